@@ -1,0 +1,45 @@
+#pragma once
+// The operators lethe::forgetting_attention and lethe::forgetting_attention_with_statistics, called from C++.
+// Linking liblethe_torch.so registers them with Torch's dispatcher; from Python, torch.ops.load_library does.
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+#include <tuple>
+
+namespace lethe {
+
+/// Forgetting Attention with Adaptive Computation Pruning, differentiable in query, key, value and log_forget.
+///
+///   c_t = Σ_{l ≤ t} log f_l,   D_ij = c_i − c_j
+///   o_i = Σ_{j ≤ i} softmax_j( scale · q_i·k_j + D_ij ) v_j
+///   a block of queries × keys is skipped where every D_ij < δ = −2U − log Tk + log ε
+///
+/// source   Forgetting Transformer, Eq. 11–13; Adaptive Computation Pruning, Eq. 3 and Appendix A
+/// reduces  log_forget = 0 → softmax attention; log_forget = −m_h → ALiBi with slope m_h
+/// reads    query [B,Tq,Hq,D]; key [B,Tk,H,D]; value [B,Tk,H,Dv], Hq a multiple of H; all of one dtype of float64, float32,
+///          bfloat16, float16. log_forget [B,Tk,Hq], natural log, ≤ 0 (−inf cuts), float32, or float64 for float64 inputs.
+///          Tq ≤ Tk: queries stand at the last Tq positions. Causal. Any strides; empty tensors work.
+///          scale: of q·k, 1/√D unless given. log_pruning_tolerance: log ε ≤ 0 switches pruning on, −inf prunes nothing.
+///          logit_bound: U ≥ max |scale·q_i·k_j|, [Hq] or [B,Hq], ≥ 0; from the norms of query and key unless given
+/// returns  values [B,Tq,Hq,Dv], dtype of query
+/// throws   c10::Error "name: expected …, found …" for a wrong rank, shape, dtype, device, layout or (on the CPU) value
+/// cost     O(B·Hq·Tq·Tk·(D+Dv)) less what is pruned; O(T·block) extra memory, forward and backward
+/// numerics sums in float32 (float64 for float64); the gate's prefix sum in two levels: a float64 base a block, a local offset
+at::Tensor forgetting_attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                                const at::Tensor& log_forget, std::optional<double> scale = std::nullopt,
+                                std::optional<double> log_pruning_tolerance = std::nullopt,
+                                const std::optional<at::Tensor>& logit_bound = std::nullopt);
+
+/// The same with what a caller may want to know of the computation.
+///
+/// returns  values as above;
+///          log_normalizer [B,Tq,Hq], log Σ_j exp(scale·q_i·k_j + D_ij) over the visited j, natural log, with D_ii = 0,
+///          float32 or float64, not differentiable;
+///          visited_pairs [B,Hq] int64, the causal pairs (i, j) inside the blocks that were computed: all of them unpruned
+std::tuple<at::Tensor, at::Tensor, at::Tensor> forgetting_attention_with_statistics(
+    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const at::Tensor& log_forget,
+    std::optional<double> scale = std::nullopt, std::optional<double> log_pruning_tolerance = std::nullopt,
+    const std::optional<at::Tensor>& logit_bound = std::nullopt);
+
+}  // namespace lethe

@@ -1,0 +1,41 @@
+# LibTorch out of a Python environment's torch wheel, through imported targets of our own: the wheel's TorchConfig wants a
+# CUDA toolkit even for programs that use none, and overrides CMAKE_CUDA_ARCHITECTURES.
+#
+# reads    LETHE_PYTHON  a python3 whose environment holds torch (default: an active environment, then .venv, then PATH)
+# defines  LibTorch::cpu   headers, libtorch, libtorch_cpu, libc10
+#          LibTorch::cuda  the same with libtorch_cuda, libc10_cuda and the CUDA runtime that the wheel brings (where it does)
+#          LibTorch_ROOT_DIR, LibTorch_VERSION, LibTorch_CUDA_RUNTIME_DIR
+if(NOT LETHE_PYTHON)
+  set(_environments ${PROJECT_SOURCE_DIR}/.venv/bin)
+  if(DEFINED ENV{VIRTUAL_ENV})
+    list(PREPEND _environments $ENV{VIRTUAL_ENV}/bin)
+  endif()
+  find_program(LETHE_PYTHON python3 HINTS ${_environments} DOC "The python3 whose environment holds torch")
+endif()
+execute_process(
+  COMMAND ${LETHE_PYTHON} -c "import importlib.util as u; s = u.find_spec('torch'); print(list(s.submodule_search_locations)[0] if s else '')"
+  OUTPUT_VARIABLE LibTorch_ROOT_DIR OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+if(LibTorch_ROOT_DIR)
+  file(STRINGS ${LibTorch_ROOT_DIR}/version.py _torch_version REGEX "^__version__")
+  string(REGEX MATCH "[0-9]+\\.[0-9]+\\.[0-9]+" LibTorch_VERSION "${_torch_version}")
+endif()
+include(FindPackageHandleStandardArgs)
+find_package_handle_standard_args(LibTorch REQUIRED_VARS LibTorch_ROOT_DIR VERSION_VAR LibTorch_VERSION
+  REASON_FAILURE_MESSAGE "LETHE_PYTHON (${LETHE_PYTHON}): expected an environment with torch, as tools/setup makes, found none")
+
+if(LibTorch_FOUND AND NOT TARGET LibTorch::cpu)
+  set(_lib ${LibTorch_ROOT_DIR}/lib)
+  add_library(LibTorch::cpu INTERFACE IMPORTED GLOBAL)
+  target_include_directories(LibTorch::cpu SYSTEM INTERFACE
+    ${LibTorch_ROOT_DIR}/include ${LibTorch_ROOT_DIR}/include/torch/csrc/api/include)
+  target_link_libraries(LibTorch::cpu INTERFACE ${_lib}/libtorch.so ${_lib}/libtorch_cpu.so ${_lib}/libc10.so)
+  # The CUDA runtime that torch itself loads, so that there is one runtime in the process.
+  file(GLOB _cudart ${LibTorch_ROOT_DIR}/../nvidia/cu*/lib/libcudart.so.* ${LibTorch_ROOT_DIR}/../nvidia/cuda_runtime/lib/libcudart.so.*)
+  if(EXISTS ${_lib}/libtorch_cuda.so AND _cudart)
+    list(GET _cudart 0 _cudart)
+    get_filename_component(_cudart ${_cudart} REALPATH)
+    get_filename_component(LibTorch_CUDA_RUNTIME_DIR ${_cudart} DIRECTORY)
+    add_library(LibTorch::cuda INTERFACE IMPORTED GLOBAL)
+    target_link_libraries(LibTorch::cuda INTERFACE LibTorch::cpu ${_lib}/libtorch_cuda.so ${_lib}/libc10_cuda.so ${_cudart})
+  endif()
+endif()

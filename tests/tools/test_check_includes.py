@@ -1,0 +1,52 @@
+"""The include checker finds each kind of violation, and none in a tree that keeps the rules."""
+
+import pathlib
+import sys
+import tempfile
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tools"))
+import check_includes  # noqa: E402
+
+
+class CheckIncludes(unittest.TestCase):
+    def found(self, path: str, line: str):
+        with tempfile.TemporaryDirectory() as folder:
+            file = pathlib.Path(folder) / path
+            file.parent.mkdir(parents=True)
+            file.write_text(line + "\n")
+            return list(check_includes.violations(pathlib.Path(folder)))
+
+    def test_each_forbidden_include_is_found(self):
+        for path, line in [
+            ("reference/a.cpp", "#include <torch/torch.h>"),
+            ("reference/a.cpp", '#include "optimized/kernels.hpp"'),
+            ("optimized/cuda/a.cu", "#include <Eigen/Core>"),
+            ("optimized/cuda/a.cu", '#include "reference/forgetting_attention.hpp"'),
+            ("optimized/torch/a.cpp", "#include <Eigen/Core>"),
+            ("optimized/torch/a.cpp", '#include "reference/head.hpp"'),
+            ("experiments/models/a.cpp", '#include "tests/support/a.hpp"'),
+            ("experiments/models/a.cpp", '#include "experiments/papers/registry.hpp"'),
+            ("optimized/torch/a.cpp", '#include "../kernels.hpp"'),
+        ]:
+            with self.subTest(path=path, line=line):
+                self.assertTrue(self.found(path, line))
+
+    def test_what_the_rules_allow_passes(self):
+        for path, line in [
+            ("reference/a.cpp", "#include <Eigen/Core>"),
+            ("optimized/cuda/a.cu", '#include "reference/problem.hpp"'),
+            ("optimized/torch/a.cpp", "#include <ATen/core/Tensor.h>"),
+            ("tests/a.cpp", '#include "experiments/papers/registry.hpp"'),
+            ("experiments/commands/a.cpp", '#include "experiments/papers/registry.hpp"'),
+        ]:
+            with self.subTest(path=path, line=line):
+                self.assertEqual(self.found(path, line), [])
+
+    def test_the_project_keeps_its_rules(self):
+        self.assertEqual(list(check_includes.violations(ROOT)), [])
+
+
+if __name__ == "__main__":
+    unittest.main()

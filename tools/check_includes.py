@@ -1,0 +1,76 @@
+#!/usr/bin/env python3
+"""Checks who includes whom (README of the project, "The house"): prints every include that its folder may not have.
+
+usage: tools/check_includes.py [root]     exit status 1 where there is one
+"""
+
+import pathlib
+import re
+import sys
+
+# folder -> (what its #include <…> may not match, which folders of ours its #include "…" may name)
+STD_ONLY = r"(torch|ATen|c10|caffe2|cuda|cuda_runtime|cuda_bf16|cuda_fp16|nlohmann|CLI|toml|libfccp|gtest|benchmark)\b.*"
+RULES = {
+    "reference": (STD_ONLY, ["reference"]),
+    "optimized/cuda": (r"(Eigen|torch|ATen|c10|nlohmann|CLI|toml|libfccp|gtest|benchmark)\b.*",
+                       ["optimized/cuda", "optimized/kernels.hpp", "reference/problem.hpp"]),
+    "optimized/torch": (r"(Eigen|nlohmann|CLI|toml|libfccp|gtest|benchmark)\b.*",
+                        ["optimized/torch", "optimized/cuda", "optimized/kernels.hpp", "reference/problem.hpp"]),
+    "optimized": (r"Eigen\b.*", ["optimized", "reference/problem.hpp"]),
+    "experiments/papers": (r"gtest\b.*", ["experiments", "optimized", "reference"]),
+    "experiments/commands": (r"gtest\b.*", ["experiments", "optimized", "reference"]),
+    "experiments/lethe.cpp": (r"gtest\b.*", ["experiments", "optimized", "reference"]),
+    "experiments": (r"gtest\b.*", ["experiments", "optimized", "reference"]),
+}
+# Nothing outside the command and the papers themselves includes experiments/papers.
+PAPERS = "experiments/papers"
+MAY_NAME_PAPERS = ("experiments/papers", "experiments/commands", "experiments/lethe.cpp", "tests")
+SUFFIXES = {".hpp", ".cpp", ".cu", ".cuh", ".h"}
+INCLUDE = re.compile(r'^\s*#\s*include\s*(?:<([^>]+)>|"([^"]+)")')
+
+
+def below(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder + "/")
+
+
+def rule_for(path: str):
+    """The rule of the longest matching folder, or None (tests may include everything)."""
+    folders = [folder for folder in RULES if below(path, folder)]
+    return RULES[max(folders, key=len)] if folders else None
+
+
+def violations(root: pathlib.Path):
+    for file in sorted(root.rglob("*")):
+        path = file.relative_to(root).as_posix()
+        if file.suffix not in SUFFIXES or path.startswith((".", "build/", "artefacts/", "results/", "carry/")):
+            continue
+        rule = rule_for(path)
+        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+            match = INCLUDE.match(line)
+            if not match:
+                continue
+            system, ours = match.groups()
+            where = f"{path}:{number}"
+            if ours and ".." in ours:
+                yield f'{where}: expected a path from the root, found "{ours}"'
+            if ours and below(ours, PAPERS) and not any(below(path, p) for p in MAY_NAME_PAPERS):
+                yield f'{where}: expected nothing to include {PAPERS}, found "{ours}"'
+            if rule is None:
+                continue
+            forbidden, allowed = rule
+            if system and re.fullmatch(forbidden, system):
+                yield f"{where}: expected no <{system}> in this folder"
+            if ours and not any(below(ours, folder) for folder in allowed):
+                yield f'{where}: expected an include of {", ".join(allowed)}, found "{ours}"'
+
+
+def main() -> int:
+    root = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else pathlib.Path(__file__).parent.parent).resolve()
+    found = list(violations(root))
+    for line in found:
+        print(line)
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

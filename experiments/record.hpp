@@ -3,6 +3,8 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <limits>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -21,8 +23,11 @@ struct Record {
 /// Writes `<base>.csv` with the header
 ///   experiment,claim,variant,implementation,device,dtype,batch,length,heads,key_dim,value_dim,seed,metric,unit,value,stddev,samples
 /// and `<base>.json`, its birth certificate: commit, dirty flag, command line, machine, compiler, Torch and library versions,
-/// time. Both are written beside their place and renamed.
-void write_records(const std::filesystem::path& base, const std::vector<Record>& records, const std::string& command_line);
+/// time, and the members of `details`. Both are written beside their place and renamed.
+///
+/// throws  std::invalid_argument for a text that would need quoting; std::runtime_error naming a file that can't be written
+void write_records(const std::filesystem::path& base, const std::vector<Record>& records, const std::string& command_line,
+                   const nlohmann::json& details = nlohmann::json::object());
 
 /// Reads such a CSV back (fccp, columns by name).
 ///
@@ -35,9 +40,27 @@ struct PaperRecord {
   std::string source;         ///< "FoX Table 3"
   std::string comparability;  ///< "exact", "trend" or "context"
 };
+
+/// Reads a claim's paper.csv: the columns of a Record, then source and comparability.
+///
+/// throws  std::runtime_error naming file, line and column, or a comparability that is none of the three
 std::vector<PaperRecord> read_paper(const std::filesystem::path& path);
 
-/// Where results of this machine go: results/<name>, the name from the processor, e.g. "amd-epyc-2-cores", or an accelerator.
+/// A point of a curve or an entry of a matrix: what a plot needs and a table doesn't.
+struct Point {
+  std::string quantity;  ///< "loss_at_position", "training_loss", "decay", …
+  std::string variant;
+  uint64_t seed = 0;
+  double x = 0;
+  double y = std::numeric_limits<double>::quiet_NaN();  ///< empty in the file for a curve
+  double value = 0;
+};
+
+/// Writes `path` with the header quantity,variant,seed,x,y,value; six digits a value. Its certificate is that of its claim.
+void write_points(const std::filesystem::path& path, const std::vector<Point>& points);
+
+/// Where results of this machine go: results/<name>, the name from the processor and the number of its cores, e.g.
+/// "amd-epyc-9b14-2-cores".
 std::string machine_name();
 
 }  // namespace lethe

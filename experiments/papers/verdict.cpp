@@ -1,0 +1,100 @@
+#include "experiments/papers/verdict.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <stdexcept>
+
+namespace lethe {
+
+std::string to_string(Verdict verdict) {
+  switch (verdict) {
+    case Verdict::kReproduced: return "reproduced";
+    case Verdict::kTrendReproduced: return "trend reproduced";
+    case Verdict::kRefuted: return "refuted";
+    case Verdict::kInconclusive: return "inconclusive at this scale";
+  }
+  throw std::invalid_argument("verdict: expected one of the four, found another value");
+}
+
+Verdict judge(const Expectation& expectation, double measured, double band) {
+  const double low = measured - band, high = measured + band;
+  if (!std::isfinite(low) || !std::isfinite(high)) return Verdict::kInconclusive;
+  const auto [range_low, range_high, direction] = expectation;
+  const bool range_stated = std::isfinite(range_low) || std::isfinite(range_high);
+  if (range_stated && low >= range_low && high <= range_high) return Verdict::kReproduced;
+  if (direction > 0 ? low > 0 : direction < 0 && high < 0) return Verdict::kTrendReproduced;
+  if (direction > 0 ? high < 0 : direction < 0 && low > 0) return Verdict::kRefuted;
+  if (direction == 0 && range_stated && (low > range_high || high < range_low)) return Verdict::kRefuted;
+  return Verdict::kInconclusive;
+}
+
+void to_json(nlohmann::json& json, const Comparison& c) {
+  const auto finite = [](double value) { return std::isfinite(value) ? nlohmann::json(value) : nlohmann::json(); };
+  json = {{"statement", c.statement},
+          {"source", c.source},
+          {"unit", c.unit},
+          {"headline", c.headline},
+          {"expected", {{"low", finite(c.expectation.low)}, {"high", finite(c.expectation.high)}, {"direction", c.expectation.direction}}},
+          {"paper", finite(c.paper)},
+          {"measured", finite(c.measured)},
+          {"band", finite(c.band)},
+          {"verdict", to_string(c.verdict())}};
+}
+
+Verdict overall(const std::vector<Comparison>& comparisons) {
+  std::array<int, 4> count{};
+  for (const Comparison& comparison : comparisons)
+    if (comparison.headline) ++count[static_cast<size_t>(comparison.verdict())];
+  const auto any = [&](Verdict verdict) { return count[static_cast<size_t>(verdict)] > 0; };
+  if (std::accumulate(count.begin(), count.end(), 0) == 0)
+    throw std::invalid_argument("comparisons: expected at least one headline, found none");
+  for (const Verdict verdict : {Verdict::kRefuted, Verdict::kInconclusive, Verdict::kTrendReproduced})
+    if (any(verdict)) return verdict;
+  return Verdict::kReproduced;
+}
+
+Noise::Noise(const std::vector<std::vector<double>>& rows) {
+  double squares = 0;
+  for (const auto& row : rows) {
+    const double centre = mean(row);
+    for (const double value : row) squares += (value - centre) * (value - centre);
+    degrees_ += static_cast<int>(row.size()) - 1;
+  }
+  deviation_ = degrees_ > 0 ? std::sqrt(squares / degrees_) : std::numeric_limits<double>::infinity();
+}
+
+double Noise::band(size_t seeds_a, size_t seeds_b) const {
+  if (degrees_ == 0) return std::numeric_limits<double>::infinity();
+  return student_t(degrees_) * deviation_ * std::sqrt(1.0 / static_cast<double>(seeds_a) + 1.0 / static_cast<double>(seeds_b));
+}
+
+double Noise::band(size_t seeds) const {
+  if (degrees_ == 0) return std::numeric_limits<double>::infinity();
+  return student_t(degrees_) * deviation_ / std::sqrt(static_cast<double>(seeds));
+}
+
+double student_t(int degrees) {
+  // 97.5 % quantiles of the standard table; few rows are run with many seeds, so larger degrees take the entry below them.
+  constexpr std::array<double, 12> table = {12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179};
+  if (degrees < 1) throw std::invalid_argument("degrees: expected at least 1, found " + std::to_string(degrees));
+  return table[std::min<size_t>(static_cast<size_t>(degrees), table.size()) - 1];
+}
+
+double mean(const std::vector<double>& values) {
+  if (values.empty()) throw std::invalid_argument("values: expected at least one, found none");
+  return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
+}
+
+double median(std::vector<double> values) {
+  if (values.empty()) throw std::invalid_argument("values: expected at least one, found none");
+  const size_t middle = values.size() / 2;
+  std::ranges::nth_element(values, values.begin() + static_cast<std::ptrdiff_t>(middle));
+  const double upper = values[middle];
+  if (values.size() % 2 == 1) return upper;
+  return 0.5 * (upper + *std::max_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(middle)));
+}
+
+}  // namespace lethe

@@ -1,0 +1,115 @@
+#pragma once
+// Barriers, fences and register budgets of one CTA: one function an instruction, all for the calling thread.
+
+#include <cstdint>
+
+namespace lethe::ptx {
+
+/// The 32-bit shared-space address that PTX instructions take.
+__device__ inline uint32_t shared_address(const void* pointer) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+// ---- mbarrier: a phase ends when all arrivals and all announced bytes are in ----
+
+__device__ inline void mbarrier_init(uint64_t* barrier, uint32_t arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
+}
+
+/// Makes freshly initialised mbarriers visible to the copy engine; a __syncthreads() must follow for the other threads.
+__device__ inline void mbarrier_init_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+
+__device__ inline void mbarrier_arrive(uint64_t* barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+
+/// One arrival that also announces `bytes` to be copied before the phase may end.
+__device__ inline void mbarrier_arrive_expect(uint64_t* barrier, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
+}
+
+/// Has the phase of this parity ended? May suspend the thread for a short while.
+__device__ inline bool mbarrier_try_wait(uint64_t* barrier, uint32_t parity) {
+  uint32_t done;
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, done;\n"
+      "}"
+      : "=r"(done)
+      : "r"(shared_address(barrier)), "r"(parity)
+      : "memory");
+  return done != 0;
+}
+
+/// Waits until the phase of this parity has ended. LETHE_SPIN_LIMIT (diagnostic builds) turns a deadlock into a trap.
+__device__ inline void mbarrier_wait(uint64_t* barrier, uint32_t parity) {
+#ifdef LETHE_SPIN_LIMIT
+  for (uint32_t spin = 0; !mbarrier_try_wait(barrier, parity); ++spin) {
+    if (spin > LETHE_SPIN_LIMIT) asm volatile("trap;");
+  }
+#else
+  while (!mbarrier_try_wait(barrier, parity)) {
+  }
+#endif
+}
+
+/// Where a ring of stages stands: `index` of the stage and the parity of its present round.
+struct RingPosition {
+  uint32_t index = 0;
+  uint32_t parity = 0;
+  __device__ void advance(uint32_t stages) {
+    if (++index == stages) {
+      index = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+// ---- named barriers: `threads` counts all that sync or arrive, a multiple of 32; id 0 is __syncthreads() ----
+
+__device__ inline void named_barrier_sync(uint32_t id, uint32_t threads) {
+  asm volatile("barrier.sync.aligned %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+__device__ inline void named_barrier_arrive(uint32_t id, uint32_t threads) {
+  asm volatile("barrier.arrive.aligned %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// ---- fences ----
+
+/// Orders this thread's ordinary writes to shared memory before later reads of it by wgmma and the copy engine.
+__device__ inline void fence_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// ---- registers of a warpgroup; the kernel needs __launch_bounds__(threads, 1) ----
+
+template <uint32_t kRegisters>
+__device__ inline void registers_grow() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+template <uint32_t kRegisters>
+__device__ inline void registers_shrink() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+/// True in exactly one lane of a converged warp.
+__device__ inline bool elect_one() {
+  uint32_t elected;
+  asm volatile(
+      "{\n"
+      ".reg .pred elected;\n"
+      "elect.sync _|elected, 0xffffffff;\n"
+      "selp.u32 %0, 1, 0, elected;\n"
+      "}"
+      : "=r"(elected));
+  return elected != 0;
+}
+
+// ---- dependent launches: a kernel that waits here may have started before its predecessor ended ----
+
+__device__ inline void wait_for_previous_kernel() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+__device__ inline void let_next_kernel_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+
+}  // namespace lethe::ptx

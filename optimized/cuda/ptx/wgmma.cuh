@@ -1,0 +1,105 @@
+#pragma once
+// wgmma: D [64, N] += A [64, 16] · B [16, N] by one warpgroup, 16-bit operands, float accumulators.
+//
+// Fragment of D (and, two n-blocks at a time, of A in registers): warp w, lane l own rows 16w + l/4 and 16w + l/4 + 8; register
+// 4j + 2h + e is row 16w + l/4 + 8h, column 8j + 2(l%4) + e. So D of one product, packed to 16 bits, is A of the next:
+// k-step s takes the packed pairs of registers 8s..8s+7, in order.
+//
+// Shared operands lie in panels of 64 elements × rows, 128-byte swizzled, 1024-byte aligned (what the copy engine's box of 64
+// elements makes). K-major: the panel's rows run along M or N; a k-step of 16 advances 32 bytes. MN-major (transposed): the
+// panel's rows run along K; a k-step advances 16 rows = 2048 bytes, and the next 64 of M or N lie one panel further.
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "optimized/cuda/ptx/barrier.cuh"
+
+namespace lethe::ptx {
+
+/// Orders register and shared-memory accesses before the wgmma that follow; needed before the first of a batch whenever
+/// registers of the batch were written.
+__device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ inline void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+
+/// Waits until at most kPending committed groups are in flight.
+template <int kPending>
+__device__ inline void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+
+/// Keeps the compiler from moving uses of these registers across this point: before a batch that reads or writes them, and
+/// after the wait that ends it.
+template <int kCount>
+__device__ inline void pin(float (&registers)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(registers[i])::"memory");
+}
+template <int kCount>
+__device__ inline void pin(uint32_t (&registers)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(registers[i])::"memory");
+}
+
+/// Descriptor of a 128-byte-swizzled operand. `panel_bytes` (rows·128, the step to the next 64 elements of M or N) matters to
+/// MN-major operands wider than 64 only. Advance by adding bytes/16.
+__device__ inline uint64_t operand_descriptor(const void* shared, uint32_t panel_bytes) {
+  constexpr uint64_t kSwizzle128 = uint64_t{1} << 62;
+  constexpr uint64_t kStrideOf8Rows = uint64_t{1024 >> 4} << 32;
+  return kSwizzle128 | kStrideOf8Rows | (uint64_t{panel_bytes >> 4} << 16) | ((shared_address(shared) & 0x3ffffu) >> 4);
+}
+
+enum class Major { kK = 0, kMN = 1 };
+
+#define LETHE_D8(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
+#define LETHE_D32(d, i) LETHE_D8(d, i), LETHE_D8(d, i + 8), LETHE_D8(d, i + 16), LETHE_D8(d, i + 24)
+#define LETHE_N32 \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define LETHE_N64 \
+  LETHE_N32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+
+// `accumulate` false starts D from zero: the scale-d predicate of the instruction.
+#define LETHE_WGMMA(ELEMENT, TYPE)                                                                                              \
+  template <Major kMajorA, Major kMajorB>                                                                                       \
+  __device__ inline void wgmma(ELEMENT, float (&d)[32], uint64_t a, uint64_t b, bool accumulate) {                              \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE "." TYPE          \
+                 " {" LETHE_N32 "}, %32, %33, p, 1, 1, %35, %36;\n}"                                                            \
+                 : LETHE_D32(d, 0)                                                                                              \
+                 : "l"(a), "l"(b), "r"(int{accumulate}), "n"(int(kMajorA)), "n"(int(kMajorB)));                                 \
+  }                                                                                                                             \
+  template <Major kMajorA, Major kMajorB>                                                                                       \
+  __device__ inline void wgmma(ELEMENT, float (&d)[64], uint64_t a, uint64_t b, bool accumulate) {                              \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\nwgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE         \
+                 " {" LETHE_N64 "}, %64, %65, p, 1, 1, %67, %68;\n}"                                                            \
+                 : LETHE_D32(d, 0), LETHE_D32(d, 32)                                                                            \
+                 : "l"(a), "l"(b), "r"(int{accumulate}), "n"(int(kMajorA)), "n"(int(kMajorB)));                                 \
+  }                                                                                                                             \
+  template <Major kMajorB>                                                                                                      \
+  __device__ inline void wgmma(ELEMENT, float (&d)[32], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint64_t b,         \
+                               bool accumulate) {                                                                               \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE "." TYPE          \
+                 " {" LETHE_N32 "}, {%32, %33, %34, %35}, %36, p, 1, 1, %38;\n}"                                                \
+                 : LETHE_D32(d, 0)                                                                                              \
+                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(int{accumulate}), "n"(int(kMajorB)));                        \
+  }                                                                                                                             \
+  template <Major kMajorB>                                                                                                      \
+  __device__ inline void wgmma(ELEMENT, float (&d)[64], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint64_t b,         \
+                               bool accumulate) {                                                                               \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\nwgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE         \
+                 " {" LETHE_N64 "}, {%64, %65, %66, %67}, %68, p, 1, 1, %70;\n}"                                                \
+                 : LETHE_D32(d, 0), LETHE_D32(d, 32)                                                                            \
+                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(int{accumulate}), "n"(int(kMajorB)));                        \
+  }
+
+// The unused first argument picks the element type: wgmma<Major::kK, Major::kK>(Element{}, d, a, b, accumulate).
+LETHE_WGMMA(__nv_bfloat16, "bf16")
+LETHE_WGMMA(__half, "f16")
+
+#undef LETHE_WGMMA
+#undef LETHE_N64
+#undef LETHE_N32
+#undef LETHE_D32
+#undef LETHE_D8
+
+}  // namespace lethe::ptx

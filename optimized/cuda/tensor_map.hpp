@@ -1,0 +1,16 @@
+#pragma once
+// Tensor maps: what the copy engine must know of a tensor to load and store boxes of it.
+
+#include <cuda.h>
+
+#include "optimized/kernels.hpp"
+
+namespace lethe {
+
+/// Map of a 16-bit tensor [B, T, H, D] in boxes of `rows` tokens × 64 of D (one batch, one head), 128-byte swizzled: coordinates
+/// (d, head, token, batch). Reads outside give zeros, writes outside are dropped.
+///
+/// throws  std::runtime_error where the driver refuses it or is missing
+CUtensorMap tensor_map(const Operand& operand, Dtype dtype, int64_t batch, int64_t length, int64_t heads, int64_t dim, int rows);
+
+}  // namespace lethe

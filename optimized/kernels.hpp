@@ -1,0 +1,96 @@
+#pragma once
+// The CUDA kernels behind the operators: argument structs and launchers. Raw device pointers, no Torch.
+//
+// Shapes: batch B, query_length Tq, key_length Tk, query_heads Hq, heads H (Hq a multiple of H), key_dim = value_dim = D. Query i
+// stands at position i + Tk − Tq. Everything below runs on the given stream, allocates nothing and never synchronises.
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "reference/problem.hpp"
+
+namespace lethe {
+
+/// Tokens in a block of the gate's prefix sum, and both sides of the blocks that pruning skips.
+inline constexpr int64_t kGateBlock = 128;
+
+/// A tensor [B, T, H, D] whose last dimension is contiguous: base and strides multiples of 16 bytes, strides in elements.
+struct Operand {
+  const void* data;
+  int64_t batch_stride, token_stride, head_stride;
+};
+
+/// What the kernels need to know of the gate, made once by launch_gate_plan and read by forward and backward. M = ⌈Tq/128⌉
+/// query blocks, N = ⌈Tk/128⌉ key blocks.
+///
+///   c_t = Σ_{l ≤ t} log f_l, in two levels: base[t / 128] (double) + a local part, rounded once to float
+///
+/// A gate below e^−10000 is a cut: it counts as 0 in the sums, and nobody behind it sees anything before it. So −inf never
+/// enters a sum, and no finite gate is drowned by a cut's magnitude.
+struct GatePlan {
+  double* base;               ///< [B, Hq, N+1]  Σ of log f before block n
+  float* bias;                ///< [B, Hq, N·128]  −log₂e · (c_j − base[j / 128]), what key j adds to a logit in log₂; 0 past Tk
+  int32_t* cut_before;        ///< [B, Hq, N·128]  the last cut at or before token t inside its block, or −1
+  int32_t* cut_after;         ///< [B, Hq, N·128]  the first cut after token t inside its block, or INT32_MAX
+  int32_t* block_cut_before;  ///< [B, Hq, N]  the last cut before block n, or 0
+  int32_t* block_cut_after;   ///< [B, Hq, N]  the first cut after block n, or INT32_MAX
+  int32_t* first_key_block;   ///< [B, Hq, M]  the first key block that query block m visits; ascends with m
+  int32_t* last_query_block;  ///< [B, Hq, N]  the last query block that visits key block n, or −1
+  float* largest_square;      ///< [2, B, Hq]  max ‖q‖², max ‖k‖² where the logits' bound is found from them
+};
+
+/// Bytes of one plan, a multiple of 256.
+size_t gate_plan_bytes(const Shape& shape);
+
+/// The plan's arrays inside `memory` (device, 256-byte aligned, gate_plan_bytes(shape) long).
+GatePlan gate_plan_in(void* memory, const Shape& shape);
+
+struct GatePlanArguments {
+  Shape shape;
+  Dtype dtype;
+  double scale;
+  Operand query, key;              ///< read only where pruning is on and logit_bound is null
+  const float* log_forget;         ///< [B, Tk, Hq] by strides in elements
+  int64_t gate_batch_stride, gate_token_stride, gate_head_stride;
+  double log_pruning_tolerance;    ///< log ε ≤ 0; −inf prunes nothing
+  const float* logit_bound;        ///< [B, Hq], U ≥ max |scale·q·k|; null: from the largest norms
+  GatePlan plan;
+  cudaStream_t stream;
+};
+
+/// Prefix sums, cuts, and the pruning boundary: a block of queries × keys is left out where every D_ij < −2U − log Tk + log ε.
+///
+/// source   Adaptive Computation Pruning, Eq. 3 and Algorithm 1, by binary search: D falls along a row of blocks
+/// cost     one read of log_forget, and of query and key where the bound comes from their norms; O(M log N) a head
+void launch_gate_plan(const GatePlanArguments& arguments);
+
+struct ForwardArguments {
+  Shape shape;
+  Dtype dtype;
+  double scale;
+  Operand query, key, value;
+  GatePlan plan;
+  void* values;            ///< [B, Tq, Hq, D] contiguous
+  float* log_normalizer;   ///< [B, Tq, Hq] contiguous, natural log, D_ii = 0
+  int64_t* visited_pairs;  ///< [B, Hq]: causal pairs inside the computed blocks, counted as they are computed
+  cudaStream_t stream;
+};
+
+/// o_i = Σ_{j ≤ i} softmax_j(scale·q_i·k_j + c_i − c_j) v_j over the plan's blocks.
+///
+/// source    Forgetting Transformer, Eq. 11–13
+/// throws    std::invalid_argument with unsupported()'s reason; std::runtime_error for a CUDA error
+/// numerics  products of 16-bit operands summed in float; weights rounded to 16 bits before they meet `value`
+/// cost      4·D flops a visited pair on the tensor cores
+void launch_forward(const ForwardArguments& arguments);
+
+/// Why these kernels can't run the problem on a device of this compute capability (90 = 9.0), or "" where they can.
+std::string unsupported(const Shape& shape, Dtype dtype, int capability);
+
+/// Compute capability of a device, major·10 + minor, asked for once per device.
+int compute_capability(int device);
+
+}  // namespace lethe

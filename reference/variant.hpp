@@ -1,0 +1,31 @@
+#pragma once
+// The table of mechanisms: one row each, over which the generic test suites run.
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "reference/head.hpp"
+
+namespace lethe::reference {
+
+/// A tensor of a head that a variant may read, and therefore has a gradient for.
+enum class Input { kQuery, kKey, kValue, kLogForget };
+
+/// One mechanism in all its forms, which compute the same function.
+struct Variant {
+  using Form = std::function<Output(const Head&)>;
+
+  std::string name;           ///< its files are reference/<name>.hpp and .cpp
+  std::vector<Input> inputs;  ///< what it reads; changing any other tensor changes nothing
+  Form recurrent;
+  Form parallel;
+  Form chunked;  ///< empty where there is none
+  std::function<Gradients(const Head&, const Matrix<double>& values_gradient)> gradients;
+};
+
+/// Every variant of the reference, from the most special to the most general of each family. A variant with a parameter
+/// stands here with one value of it: ALiBi with slope 1/4.
+const std::vector<Variant>& variants();
+
+}  // namespace lethe::reference

@@ -5,31 +5,39 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <string>
 #include <vector>
 
 namespace lethe {
 
-/// A corpus as tokens: one uint16 array a split, documents separated by the begin-of-document token.
+/// A corpus as tokens: one uint16 array a split, each document opened by the begin token.
 ///
-/// A dataset is a folder that `lethe data prepare` (tools/tokenize.py behind it) writes:
+/// A dataset is a folder that `lethe data prepare` writes (tools/tokenize_corpus.py behind it; format: README.md):
 ///   train_000.bin …, valid_000.bin, test_000.bin   uint16 shards with the 1024-byte header of llm.c (magic, version, tokens)
 ///   dataset.json   name, tokenizer, vocabulary, begin token, documents and tokens a split, sha-256 of the source and the shards
 ///   vocabulary.bin token id → bytes, for decoding by table
 class Dataset {
  public:
+  /// Reads and checks all of it: 2 bytes of memory a token, about 5 ms a million tokens (most of it the hash).
+  ///
   /// throws  std::invalid_argument "dataset: expected …, found …" where a file is absent, truncated or not what its hash says
   explicit Dataset(const std::filesystem::path& folder);
 
   const std::string& name() const { return name_; }
+  const std::string& tokenizer() const { return tokenizer_; }        ///< "bytes" or "gpt2"
   const std::string& content_hash() const { return content_hash_; }  ///< of all shards: part of every artefact's name
-  int64_t vocabulary() const { return vocabulary_; }
+  int64_t vocabulary() const { return static_cast<int64_t>(pieces_.size()); }
   int64_t begin_token() const { return begin_token_; }
-  int64_t tokens(const std::string& split) const;  ///< "train", "valid", "test"
+  /// throws  std::invalid_argument for a split other than "train", "valid", "test"
+  int64_t tokens(const std::string& split) const;
+  int64_t documents(const std::string& split) const;
 
   /// One batch of training sequences: labels are the text, tokens the same rolled by one with the begin token in front
   /// (FoX's BOS rule). Which sequences is a pure function of (seed, first_sequence): sequence n of an epoch is row
   /// permutation(seed, epoch)(n) of the split cut into pieces of `length`.
+  ///
+  /// throws  std::invalid_argument where the split is shorter than one sequence
   struct Batch {
     torch::Tensor tokens;  ///< [count, length] int64
     torch::Tensor labels;  ///< [count, length] int64
@@ -37,26 +45,56 @@ class Dataset {
   Batch training_batch(int64_t first_sequence, int64_t count, int64_t length, uint64_t seed) const;
 
   /// Evaluation sequences in text order: the split cut into pieces of `length`, pieces first .. first + count.
+  ///
+  /// throws  std::invalid_argument where the split has fewer
   Batch sequences(const std::string& split, int64_t first, int64_t count, int64_t length) const;
   int64_t sequence_count(const std::string& split, int64_t length) const { return tokens(split) / length; }
 
-  /// The bytes that tokens stand for, by table.
+  /// The bytes that tokens stand for, by table; the begin token shows as "<|endoftext|>".
+  ///
+  /// throws  std::invalid_argument for a token outside the vocabulary
   std::string decode(const std::vector<int64_t>& tokens) const;
-  /// Tokens of a text; byte-level datasets only (a BPE dataset's prompt is tokenized by tools/tokenize.py).
+  /// Tokens of a text; byte-level datasets only (tokens_of() takes any).
   std::vector<int64_t> encode_bytes(const std::string& text) const;
 
  private:
-  std::string name_, content_hash_, tokenizer_;
-  int64_t vocabulary_ = 0, begin_token_ = 0;
-  std::vector<uint16_t> train_, valid_, test_;
+  struct Split {
+    std::vector<uint16_t> tokens;
+    int64_t documents = 0;
+  };
+  const Split& split(const std::string& name) const;
+  Batch cut(const Split& split, const std::vector<int64_t>& pieces, int64_t length) const;
+
+  std::string name_, tokenizer_, content_hash_;
+  int64_t begin_token_ = 0;
+  std::map<std::string, Split> splits_;
   std::vector<std::string> pieces_;
 };
 
-/// The dataset folder for a corpus by name ("bible", "headers") or path (any folder of text), prepared on the first call by
-/// running tools/tokenize.py, found again afterwards.
+/// Row n of a random order of `count` rows: a bijection of 0 … count − 1 that needs no table.
 ///
-/// reads    corpus; tokenizer "bytes" or "gpt2"; root, where datasets live (artefacts/data)
+/// reads    0 ≤ n < count < 2^62; key, which order
+/// cost     O(1): a four-round Feistel network on the next even number of bits, walked until it lands inside
+int64_t permutation(uint64_t key, int64_t count, int64_t n);
+
+/// The dataset folder for a corpus, prepared where it isn't there yet by tools/tokenize_corpus.py (progress on standard error).
+///
+/// reads    corpus: "bible", "headers", the path of a folder of text, or that of a finished dataset; tokenizer "bytes" or
+///          "gpt2" (needs LETHE_GPT2_FILES, the folder of GPT-2's encoder.json and vocab.bpe); root, where datasets live
+///          (artefacts/data)
+/// returns  root/<corpus>-<tokenizer>; a folder of text has the start of its path's hash between the two, and is compared with
+///          its dataset on every call. The others are pinned by their packages and taken as they are.
+/// throws   std::invalid_argument for an unknown corpus or tokenizer, ProgramFailed (run_program.hpp) where preparing fails
 std::filesystem::path prepared_dataset(const std::string& corpus, const std::string& tokenizer,
                                        const std::filesystem::path& root);
+
+/// Writes the dataset of a corpus, or checks it against its source and writes it anew where that has changed.
+///
+/// reads, returns, throws   as prepared_dataset; gpt2_files, the folder of the tokenizer's files, empty: LETHE_GPT2_FILES
+std::filesystem::path prepare_dataset(const std::string& corpus, const std::string& tokenizer, const std::filesystem::path& root,
+                                      const std::string& gpt2_files = {});
+
+/// Tokens of a text in a dataset's own tokenizer; the begin token is not among them.
+std::vector<int64_t> tokens_of(const Dataset& dataset, const std::string& text);
 
 }  // namespace lethe

@@ -11,19 +11,19 @@ namespace lethe::reference::layers {
 /// h·W/H … (h+1)·W/H − 1. A component whose weights are absent is left out of the layer.
 template <typename Scalar>
 struct ForgettingLayerWeights {
-  Matrix<Scalar> query, key, value, output;              ///< [W, W]
-  std::optional<Matrix<Scalar>> key_shift, value_shift;  ///< [H, W]; absent: no shift
-  std::optional<Vector<Scalar>> query_norm, key_norm;    ///< [W], or [W/H] shared by the heads; absent: no norm
-  std::optional<Matrix<Scalar>> forget;                  ///< [H, W]; absent: a gate that the data cannot change
-  std::optional<Vector<Scalar>> forget_bias;             ///< [H]; absent, as `forget` is: no gate, f = 1
-  std::optional<Vector<Scalar>> output_norm;             ///< [W]; absent: no norm
-  std::optional<Matrix<Scalar>> output_gate;             ///< [W, W]; absent: no gate
+  Matrix<Scalar> query, key, value, output;                  ///< [W, W]
+  std::optional<Matrix<Scalar>> key_shift{}, value_shift{};  ///< [H, W]; absent: no shift
+  std::optional<Vector<Scalar>> query_norm{}, key_norm{};    ///< [W], or [W/H] shared by the heads; absent: no norm
+  std::optional<Matrix<Scalar>> forget{};                    ///< [H, W]; absent: a gate that the data cannot change
+  std::optional<Vector<Scalar>> forget_bias{};               ///< [H]; absent, as `forget` is: no gate, f = 1
+  std::optional<Vector<Scalar>> output_norm{};               ///< [W]; absent: no norm
+  std::optional<Matrix<Scalar>> output_gate{};               ///< [W, W]; absent: no gate
 };
 
 /// What the weights don't say.
 struct ForgettingLayerShape {
   Eigen::Index heads = 1;
-  std::optional<double> rope_base;  ///< absent: no RoPE
+  std::optional<double> rope_base{};  ///< absent: no RoPE
 };
 
 inline constexpr double kNormEpsilon = 1e-6;    ///< of every norm but the next

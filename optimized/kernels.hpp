@@ -35,11 +35,13 @@ struct GatePlan {
   float* bias;                ///< [B, Hq, N·128]  −log₂e · (c_j − base[j / 128]), what key j adds to a logit in log₂; 0 past Tk
   int32_t* cut_before;        ///< [B, Hq, N·128]  the last cut at or before token t inside its block, or −1
   int32_t* cut_after;         ///< [B, Hq, N·128]  the first cut after token t inside its block, or INT32_MAX
-  int32_t* block_cut_before;  ///< [B, Hq, N]  the last cut before block n, or 0
-  int32_t* block_cut_after;   ///< [B, Hq, N]  the first cut after block n, or INT32_MAX
+  int32_t* block_cut_before;  ///< [B, Hq, N+1]  the last cut before block n, or 0
+  int32_t* block_cut_after;   ///< [B, Hq, N+1]  the first cut in block n or later, or INT32_MAX
   int32_t* first_key_block;   ///< [B, Hq, M]  the first key block that query block m visits; ascends with m
   int32_t* last_query_block;  ///< [B, Hq, N]  the last query block that visits key block n, or −1
   float* largest_square;      ///< [2, B, Hq]  max ‖q‖², max ‖k‖² where the logits' bound is found from them
+  int32_t* next_tile;         ///< [2]  the forward's and the backward's counter of tiles handed out
+  char* end;                  ///< where the plan's memory ends
 };
 
 /// Bytes of one plan, a multiple of 256.
@@ -86,6 +88,37 @@ struct ForwardArguments {
 /// numerics  products of 16-bit operands summed in float; weights rounded to 16 bits before they meet `value`
 /// cost      4·D flops a visited pair on the tensor cores
 void launch_forward(const ForwardArguments& arguments);
+
+/// The gradients of launch_forward's values with respect to everything it read.
+///
+///   P_ij = exp(scale·q_i·k_j + c_i − c_j − log_normalizer_i),  dP_ij = dO_i·v_j,  dS_ij = P_ij (dP_ij − dO_i·o_i)
+///   dq_i = scale Σ_j dS_ij k_j,  dk_j = scale Σ_i dS_ij q_i,  dv_j = Σ_i P_ij dO_i
+///   d log f_l = Σ_{t ≥ l} ( Σ_j dS_tj − Σ_i dS_it )
+///
+/// source    FlashAttention-2, Algorithm 2, with Forgetting Transformer, Eq. 11–13
+/// throws    as launch_forward
+/// numerics  P and dS rounded to 16 bits before they are multiplied; the row and column sums behind the gate's gradient are both of
+///           the rounded dS, so that their rounding errors cancel in the difference, and its suffix sum is in double. dq is summed in
+///           float over key tiles: in any order, or with `deterministic` in one fixed order
+/// cost      10·D flops a visited pair on the tensor cores
+struct BackwardArguments {
+  Shape shape;
+  Dtype dtype;
+  double scale;
+  Operand query, key, value;
+  Operand values, grad_values;  ///< what launch_forward returned, and the gradient that arrives
+  const float* log_normalizer;  ///< [B, Tq, Hq] contiguous, as launch_forward left it
+  GatePlan plan;
+  void *grad_query, *grad_key, *grad_value;  ///< [B, T, heads, D] contiguous, of `dtype`
+  float* grad_log_forget;       ///< [B, Tk, Hq] contiguous
+  void* workspace;              ///< device, 256-byte aligned, backward_workspace_bytes(shape) long
+  bool deterministic;
+  cudaStream_t stream;
+};
+
+size_t backward_workspace_bytes(const Shape& shape);
+
+void launch_backward(const BackwardArguments& arguments);
 
 /// Why these kernels can't run the problem on a device of this compute capability (90 = 9.0), or "" where they can.
 std::string unsupported(const Shape& shape, Dtype dtype, int capability);

@@ -1,0 +1,66 @@
+// Launch of the main backward kernel: tensor maps, parameters, one instance a type and head dimension.
+
+#include <numbers>
+#include <stdexcept>
+
+#include "optimized/cuda/backward_kernel.cuh"
+#include "optimized/cuda/check.hpp"
+#include "optimized/cuda/tensor_map.hpp"
+
+namespace lethe {
+namespace {
+
+template <typename Element, int kDim>
+void launch(const BackwardArguments& arguments, const BackwardWorkspace& workspace) {
+  using Shared = BackwardShared<kDim>;
+  const Shape& shape = arguments.shape;
+  const auto map = [&](const Operand& operand, int64_t length, int64_t heads, int rows) {
+    return tensor_map(operand, arguments.dtype, shape.batch, length, heads, kDim, rows);
+  };
+  const auto contiguous = [&](void* data) {
+    return Operand{data, shape.key_length * shape.heads * kDim, shape.heads * kDim, kDim};
+  };
+  const int key_tiles = int((shape.key_length + kKeys - 1) / kKeys);
+  const float logit_scale = float(arguments.scale * std::numbers::log2e);
+  const BackwardParameters parameters{
+      .query = map(arguments.query, shape.query_length, shape.query_heads, Shared::kQueries),
+      .key = map(arguments.key, shape.key_length, shape.heads, kKeys),
+      .value = map(arguments.value, shape.key_length, shape.heads, kKeys),
+      .grad_output = map(arguments.grad_values, shape.query_length, shape.query_heads, Shared::kQueries),
+      .grad_key = map(contiguous(arguments.grad_key), shape.key_length, shape.heads, 64),
+      .grad_value = map(contiguous(arguments.grad_value), shape.key_length, shape.heads, 64),
+      .base = arguments.plan.base,
+      .bias = arguments.plan.bias,
+      .cut_after = arguments.plan.cut_after,
+      .block_cut_after = arguments.plan.block_cut_after,
+      .last_query_block = arguments.plan.last_query_block,
+      .workspace = workspace,
+      .query_length = int(shape.query_length),
+      .query_offset = int(shape.key_length - shape.query_length),
+      .heads = int(shape.heads),
+      .group = int(shape.query_heads / shape.heads),
+      .query_tiles = int((shape.query_length + Shared::kQueries - 1) / Shared::kQueries),
+      .key_tiles = key_tiles,
+      .padded_queries = int((shape.query_length + 127) / 128 * 128),
+      .scale = float(arguments.scale),
+      .logit_scale = logit_scale,
+      .deterministic = arguments.deterministic};
+
+  const auto kernel = backward_tiles<Element, kDim>;
+  constexpr int kSharedBytes = sizeof(Shared) + 1024;  // room to align
+  cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes), "backward: shared memory");
+  kernel<<<dim3(key_tiles, shape.heads, shape.batch), kBackwardThreads, kSharedBytes, arguments.stream>>>(parameters);
+  cuda_check(cudaGetLastError(), "backward: launch");
+}
+
+}  // namespace
+
+void launch_backward_tiles(const BackwardArguments& arguments, const BackwardWorkspace& workspace) {
+  const bool bfloat16 = arguments.dtype == Dtype::kBFloat16;
+  if (arguments.shape.key_dim == 64)
+    bfloat16 ? launch<__nv_bfloat16, 64>(arguments, workspace) : launch<__half, 64>(arguments, workspace);
+  else
+    bfloat16 ? launch<__nv_bfloat16, 128>(arguments, workspace) : launch<__half, 128>(arguments, workspace);
+}
+
+}  // namespace lethe

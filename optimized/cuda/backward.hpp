@@ -1,0 +1,33 @@
+#pragma once
+// What the kernels of the backward pass hand to one another: the workspace and its layout. Internal to optimized/cuda.
+
+#include <cuda.h>
+
+#include "optimized/kernels.hpp"
+
+namespace lethe {
+
+/// Floats of one slice of the accumulated query gradient: 64 queries × 64 of D in the order of wgmma's accumulators (float4 k of
+/// thread t at k·512 + 4t), then the 64 row sums of dS.
+inline constexpr int kSliceFloats = 64 * 64 + 64;
+
+/// Queries in one tile of the main kernel.
+constexpr int tile_queries(int64_t dim) { return dim == 64 ? 128 : 64; }
+
+/// The workspace, cut up. Tp = Tq rounded up to 128.
+struct BackwardWorkspace {
+  float* grad_query;     ///< [B·Hq, Tp/64, D/64, kSliceFloats], summed over key tiles
+  float* row_bias;       ///< [B·Hq, Tp]  (c_i − c of the tile's frame − log_normalizer) / scale; −∞/scale past Tq
+  float* negative_delta; ///< [B·Hq, Tp]  −Σ_d dO·O; 0 past Tq
+  float* column_sums;    ///< [B·Hq, N·128]  Σ_i dS_ij
+  int32_t* turns;        ///< [B·Hq, Tp/tile]  key tiles that have added to a query tile; used where the order is fixed
+};
+
+BackwardWorkspace backward_workspace_in(void* memory, const Shape& shape);
+
+/// The kernels in the order they run.
+void launch_backward_prepare(const BackwardArguments& arguments, const BackwardWorkspace& workspace);
+void launch_backward_tiles(const BackwardArguments& arguments, const BackwardWorkspace& workspace);
+void launch_backward_finish(const BackwardArguments& arguments, const BackwardWorkspace& workspace);
+
+}  // namespace lethe

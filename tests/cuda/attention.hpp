@@ -1,0 +1,104 @@
+#pragma once
+// One problem through the CUDA kernels: upload, plan, forward, download.
+
+#include <cmath>
+#include <limits>
+#include <optional>
+#include <vector>
+
+#include "optimized/kernels.hpp"
+#include "reference/problem.hpp"
+#include "tests/cuda/device.hpp"
+
+namespace lethe::testing {
+
+struct PlanOptions {
+  double log_pruning_tolerance = -std::numeric_limits<double>::infinity();
+  std::optional<std::vector<float>> logit_bound = std::nullopt;  ///< [B, Hq]
+};
+
+struct ForwardResult {
+  std::vector<double> values;          ///< [B, Tq, Hq, D]
+  std::vector<double> log_normalizer;  ///< [B, Tq, Hq]
+  std::vector<int64_t> visited_pairs;  ///< [B, Hq]
+  std::vector<int32_t> first_key_block, last_query_block;
+};
+
+/// The problem on the device, with the plan and everything the launchers read.
+template <typename Element>
+class DeviceProblem {
+ public:
+  DeviceProblem(const Problem& problem, const PlanOptions& options)
+      : problem_(problem),
+        query_(elements(problem.query)),
+        key_(elements(problem.key)),
+        value_(elements(problem.value)),
+        log_forget_(std::vector<float>(problem.log_forget.begin(), problem.log_forget.end())),
+        bound_(options.logit_bound.value_or(std::vector<float>{})),
+        plan_memory_(gate_plan_bytes(problem.shape)) {
+    const Shape& s = problem.shape;
+    plan_ = gate_plan_in(plan_memory_.data(), s);
+    launch_gate_plan({s, problem.dtype, problem.scale, query(), key(), log_forget_.data(), s.key_length * s.query_heads, s.query_heads, 1,
+                      options.log_pruning_tolerance, options.logit_bound ? bound_.data() : nullptr, plan_, nullptr});
+  }
+
+  Operand query() const { return operand(query_, problem_.shape.query_length, problem_.shape.query_heads); }
+  Operand key() const { return operand(key_, problem_.shape.key_length, problem_.shape.heads); }
+  Operand value() const { return operand(value_, problem_.shape.key_length, problem_.shape.heads); }
+  const GatePlan& plan() const { return plan_; }
+
+  ForwardResult forward() const {
+    const Shape& s = problem_.shape;
+    const int64_t rows = s.batch * s.query_heads;
+    const DeviceArray<Element> values(rows * s.query_length * s.value_dim);
+    const DeviceArray<float> log_normalizer(rows * s.query_length);
+    const DeviceArray<int64_t> visited_pairs(rows);
+    launch_forward({s, problem_.dtype, problem_.scale, query(), key(), value(), plan_, values.data(), log_normalizer.data(),
+                    visited_pairs.data(), nullptr});
+    ForwardResult result;
+    for (const Element& element : values.host()) result.values.push_back(static_cast<float>(element));
+    for (const float number : log_normalizer.host()) result.log_normalizer.push_back(number);
+    result.visited_pairs = visited_pairs.host();
+    const auto blocks = [](int64_t length) { return (length + kGateBlock - 1) / kGateBlock; };
+    result.first_key_block = download(plan_.first_key_block, rows * blocks(s.query_length));
+    result.last_query_block = download(plan_.last_query_block, rows * blocks(s.key_length));
+    return result;
+  }
+
+ private:
+  static std::vector<Element> elements(const std::vector<double>& values) {
+    return to_element<Element>(std::vector<float>(values.begin(), values.end()));
+  }
+  Operand operand(const DeviceArray<Element>& array, int64_t length, int64_t heads) const {
+    const int64_t dim = problem_.shape.key_dim;
+    return {array.data(), length * heads * dim, heads * dim, dim};
+  }
+  static std::vector<int32_t> download(const int32_t* device, size_t count) {
+    std::vector<int32_t> host(count);
+    require(cudaMemcpy(host.data(), device, count * sizeof(int32_t), cudaMemcpyDeviceToHost));
+    return host;
+  }
+
+  Problem problem_;
+  DeviceArray<Element> query_, key_, value_;
+  DeviceArray<float> log_forget_, bound_;
+  DeviceArray<char> plan_memory_;
+  GatePlan plan_;
+};
+
+inline ForwardResult run_forward(const Problem& problem, const PlanOptions& options = {}) {
+  return problem.dtype == Dtype::kBFloat16 ? DeviceProblem<__nv_bfloat16>(problem, options).forward()
+                                           : DeviceProblem<__half>(problem, options).forward();
+}
+
+/// Causal pairs of the blocks that the boundary leaves, per (batch, query head).
+inline std::vector<int64_t> boundary_pairs(const Shape& shape, const std::vector<int32_t>& first_key_block) {
+  const int64_t blocks = (shape.query_length + kGateBlock - 1) / kGateBlock;
+  std::vector<int64_t> pairs(shape.batch * shape.query_heads, 0);
+  for (size_t row = 0; row < pairs.size(); ++row)
+    for (int64_t i = 0; i < shape.query_length; ++i)
+      pairs[row] += i + shape.key_length - shape.query_length + 1 - first_key_block[row * blocks + i / kGateBlock] * kGateBlock;
+  return pairs;
+}
+
+}  // namespace lethe::testing

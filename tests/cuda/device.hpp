@@ -1,0 +1,92 @@
+#pragma once
+// Arrays on the device for tests: poisoned before use, with a canary behind the end.
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <stdexcept>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+namespace lethe::testing {
+
+inline void require(cudaError_t status) {
+  if (status != cudaSuccess) throw std::runtime_error(cudaGetErrorString(status));
+}
+
+/// Is there a Hopper GPU? Without one a test skips, but fails where the environment's LETHE_REQUIRE_GPU is 1.
+inline bool have_gpu() {
+  int major = 0;
+  if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0) == cudaSuccess && major == 9) return true;
+  (void)cudaGetLastError();
+  const char* required = std::getenv("LETHE_REQUIRE_GPU");
+  if (required && std::string(required) == "1") ADD_FAILURE() << "GPU: expected compute capability 9.0, found none";
+  return false;
+}
+
+#define LETHE_NEEDS_GPU() \
+  if (!::lethe::testing::have_gpu()) GTEST_SKIP() << "needs a GPU of compute capability 9.0"
+
+/// `size` elements of T whose bytes are all 0xff at first (NaN in every float type), followed by a canary.
+template <typename T>
+class DeviceArray {
+ public:
+  explicit DeviceArray(size_t size) : size_(size) {
+    require(cudaMalloc(&data_, bytes() + kCanary));
+    require(cudaMemset(data_, 0xff, bytes()));
+    require(cudaMemset(reinterpret_cast<char*>(data_) + bytes(), 0x5a, kCanary));
+  }
+  explicit DeviceArray(const std::vector<T>& host) : DeviceArray(host.size()) {
+    require(cudaMemcpy(data_, host.data(), bytes(), cudaMemcpyHostToDevice));
+  }
+  DeviceArray(const DeviceArray&) = delete;
+  DeviceArray& operator=(const DeviceArray&) = delete;
+  ~DeviceArray() { cudaFree(data_); }
+
+  T* data() const { return data_; }
+  size_t size() const { return size_; }
+
+  /// The contents, once the device is idle. Fails the test where the canary was overwritten.
+  std::vector<T> host() const {
+    require(cudaDeviceSynchronize());
+    std::vector<T> values(size_);
+    std::vector<unsigned char> canary(kCanary);
+    require(cudaMemcpy(values.data(), data_, bytes(), cudaMemcpyDeviceToHost));
+    require(cudaMemcpy(canary.data(), reinterpret_cast<char*>(data_) + bytes(), kCanary, cudaMemcpyDeviceToHost));
+    EXPECT_EQ(canary, std::vector<unsigned char>(kCanary, 0x5a)) << "wrote past the end";
+    return values;
+  }
+
+ private:
+  static constexpr size_t kCanary = 256;
+  size_t bytes() const { return size_ * sizeof(T); }
+  size_t size_;
+  T* data_ = nullptr;
+};
+
+/// Small integers from a fixed generator: exact in every format, sums exact in float.
+inline std::vector<float> small_integers(size_t size, uint32_t seed) {
+  std::vector<float> values(size);
+  for (auto& value : values) {
+    seed = seed * 1664525u + 1013904223u;
+    value = static_cast<float>(static_cast<int>(seed >> 24) % 15 - 7);
+  }
+  return values;
+}
+
+template <typename Element>
+std::vector<Element> to_element(const std::vector<float>& values) {
+  std::vector<Element> converted;
+  for (float value : values) {
+    if constexpr (std::is_same_v<Element, __half>) converted.push_back(__float2half(value));
+    else converted.push_back(__float2bfloat16(value));
+  }
+  return converted;
+}
+
+}  // namespace lethe::testing

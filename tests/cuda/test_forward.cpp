@@ -1,0 +1,207 @@
+// The forward kernel against the reference, per head, over every dtype, head dim and feature.
+
+#include <algorithm>
+
+#include "reference/agreement.hpp"
+#include "reference/forgetting_attention.hpp"
+#include "tests/cuda/attention.hpp"
+
+namespace lethe {
+namespace {
+
+using testing::ForwardResult;
+
+/// Column `head` of [B, T, heads, width] at `batch`, flat [T, width].
+std::vector<double> slice(const std::vector<double>& tensor, int64_t length, int64_t heads, int64_t width, int64_t batch, int64_t head) {
+  std::vector<double> result;
+  for (int64_t t = 0; t < length; ++t) {
+    const auto begin = tensor.begin() + ((batch * length + t) * heads + head) * width;
+    result.insert(result.end(), begin, begin + width);
+  }
+  return result;
+}
+
+struct WorstError {
+  double values = 0, log_normalizer = 0;
+};
+
+/// The worst head's relative error of the values, and the largest absolute error of the log normaliser.
+WorstError worst_error(const Problem& problem, const ForwardResult& result) {
+  const Shape& s = problem.shape;
+  WorstError worst;
+  for (int64_t batch = 0; batch < s.batch; ++batch)
+    for (int64_t head = 0; head < s.query_heads; ++head) {
+      const Output expected = reference::forgetting_attention::parallel(head_of(problem, batch, head));
+      const auto values = slice(result.values, s.query_length, s.query_heads, s.value_dim, batch, head);
+      const auto normalizer = slice(result.log_normalizer, s.query_length, s.query_heads, 1, batch, head);
+      worst.values = std::max(worst.values, compare(values, {expected.values.data(), values.size()}, 1).error);
+      for (size_t i = 0; i < normalizer.size(); ++i) {
+        const double error = std::fabs(normalizer[i] - expected.log_normalizer[i]);
+        worst.log_normalizer = std::isnan(error) ? INFINITY : std::max(worst.log_normalizer, error);
+      }
+    }
+  return worst;
+}
+
+void expect_agreement(const Problem& problem, const testing::PlanOptions& options = {}) {
+  const ForwardResult result = testing::run_forward(problem, options);
+  const WorstError worst = worst_error(problem, result);
+  EXPECT_LE(worst.values, budget(problem.dtype));
+  EXPECT_LE(worst.log_normalizer, 2e-4);
+  EXPECT_EQ(result.visited_pairs, testing::boundary_pairs(problem.shape, result.first_key_block));
+}
+
+std::string describe(const Shape& s, Dtype dtype, Gate gate) {
+  return dtype_name(dtype) + " " + gate_name(gate) + " B" + std::to_string(s.batch) + " Tq" + std::to_string(s.query_length) + " Tk" +
+         std::to_string(s.key_length) + " H" + std::to_string(s.heads) + "/" + std::to_string(s.query_heads) + " D" +
+         std::to_string(s.key_dim);
+}
+
+class Forward : public ::testing::TestWithParam<std::tuple<Dtype, int64_t>> {
+ protected:
+  void SetUp() override { LETHE_NEEDS_GPU(); }
+  Dtype dtype() const { return std::get<0>(GetParam()); }
+  Shape shape(int64_t batch, int64_t queries, int64_t keys, int64_t heads, int64_t query_heads) const {
+    return {batch, queries, keys, heads, query_heads, std::get<1>(GetParam()), std::get<1>(GetParam())};
+  }
+};
+
+TEST_P(Forward, EqualsTheReferenceAtEveryLengthAroundATile) {
+  for (const int64_t length : {1, 2, 17, 63, 64, 65, 127, 128, 129, 255, 257, 640}) {
+    SCOPED_TRACE(length);
+    expect_agreement(random_problem(shape(2, length, length, 3, 3), dtype(), Gate::kInitial, length));
+  }
+}
+
+TEST_P(Forward, EqualsTheReferenceForEveryGate) {
+  for (const Gate gate : {Gate::kOpen, Gate::kInitial, Gate::kStrong, Gate::kSpiky, Gate::kZero, Gate::kCutting}) {
+    const Problem problem = random_problem(shape(1, 900, 900, 2, 2), dtype(), gate, 5);
+    SCOPED_TRACE(describe(problem.shape, dtype(), gate));
+    expect_agreement(problem);
+  }
+}
+
+TEST_P(Forward, AlignsFewerQueriesAtTheEnd) {
+  for (const auto& [queries, keys] : {std::pair<int64_t, int64_t>{1, 300}, {5, 128}, {100, 700}, {130, 131}, {256, 640}, {300, 333}}) {
+    SCOPED_TRACE(std::to_string(queries) + " of " + std::to_string(keys));
+    expect_agreement(random_problem(shape(2, queries, keys, 2, 2), dtype(), Gate::kCutting, 7));
+    expect_agreement(random_problem(shape(1, queries, keys, 1, 1), dtype(), Gate::kInitial, 8));
+  }
+}
+
+TEST_P(Forward, SharesKeysAmongAGroupOfQueryHeads) {
+  expect_agreement(random_problem(shape(2, 333, 400, 2, 6), dtype(), Gate::kInitial, 9));
+}
+
+TEST_P(Forward, HoldsForManyTilesACta) {
+  expect_agreement(random_problem(shape(3, 1500, 1500, 8, 8), dtype(), Gate::kOpen, 10));
+}
+
+TEST_P(Forward, FollowsLogitsThatGrowALot) {
+  Problem problem = random_problem(shape(1, 700, 700, 1, 1), dtype(), Gate::kOpen, 11);
+  problem.scale *= 20;  // maxima tens of nats above the first block's
+  const WorstError worst = worst_error(problem, testing::run_forward(problem));
+  EXPECT_LE(worst.values, 2 * budget(dtype()));
+  EXPECT_LE(worst.log_normalizer, 2e-3);
+}
+
+TEST_P(Forward, KeepsToTheCutsWhenEarlierLogitsAreHuge) {
+  Problem problem = random_problem(shape(1, 500, 500, 1, 1), dtype(), Gate::kCutting, 12);
+  for (int64_t i = 0; i < 200 * problem.shape.key_dim; ++i) problem.key[i] = round_to(dtype(), problem.key[i] * 30);
+  const WorstError worst = worst_error(problem, testing::run_forward(problem));
+  EXPECT_LE(worst.values, budget(dtype()));
+}
+
+TEST_P(Forward, IsBitEqualWithoutATolerance) {
+  const Problem problem = random_problem(shape(2, 1000, 1000, 2, 2), dtype(), Gate::kCutting, 13);
+  const ForwardResult unpruned = testing::run_forward(problem);
+  const ForwardResult other = testing::run_forward(problem, {.logit_bound = std::vector<float>(4, 1.0f)});
+  EXPECT_EQ(unpruned.values, other.values);
+  EXPECT_EQ(unpruned.log_normalizer, other.log_normalizer);
+  EXPECT_EQ(unpruned.visited_pairs, other.visited_pairs);
+}
+
+TEST_P(Forward, PrunesOnlyBlocksWhoseWeightIsBelowTheTolerance) {
+  const Problem problem = random_problem(shape(2, 1100, 1300, 2, 4), dtype(), Gate::kInitial, 14);
+  const ForwardResult whole = testing::run_forward(problem);
+  const double log_tolerance = -10;
+  const ForwardResult pruned = testing::run_forward(problem, {.log_pruning_tolerance = log_tolerance});
+  EXPECT_EQ(pruned.visited_pairs, testing::boundary_pairs(problem.shape, pruned.first_key_block));
+  for (size_t row = 0; row < whole.visited_pairs.size(); ++row) EXPECT_LT(pruned.visited_pairs[row], whole.visited_pairs[row] / 2);
+  // What was left out of a row's sum is 1 − exp(difference of the normalisers).
+  for (size_t i = 0; i < whole.log_normalizer.size(); ++i)
+    ASSERT_LE(whole.log_normalizer[i] - pruned.log_normalizer[i], std::exp(log_tolerance) + 1e-5) << i;
+  EXPECT_LE(compare(pruned.values, whole.values, 1).error, budget(dtype()));
+}
+
+TEST_P(Forward, VisitsExactlyTheBlocksThatBruteForceKeeps) {
+  for (const Gate gate : {Gate::kInitial, Gate::kSpiky, Gate::kCutting, Gate::kOpen}) {
+    const Problem problem = random_problem(shape(1, 1100, 1300, 2, 2), dtype(), gate, 15);
+    const float bound = 3;
+    const double log_tolerance = -5;
+    const ForwardResult result =
+        testing::run_forward(problem, {.log_pruning_tolerance = log_tolerance, .logit_bound = std::vector<float>(2, bound)});
+    const double threshold = -2 * bound - std::log(1300.0) + log_tolerance;
+    const int64_t offset = 200, query_blocks = 9, key_blocks = 11;
+    for (int64_t head = 0; head < 2; ++head) {
+      const auto distance = [&](int64_t i, int64_t j) {
+        double sum = 0;
+        for (int64_t l = j + 1; l <= i; ++l) sum += problem.log_forget[l * 2 + head];
+        return sum;
+      };
+      for (int64_t m = 0; m < query_blocks; ++m) {
+        const int64_t i = m * kGateBlock + offset;
+        int64_t first = 0;
+        while (first < i / kGateBlock && distance(i, std::min<int64_t>(first * kGateBlock + kGateBlock - 1, i)) < threshold) ++first;
+        EXPECT_EQ(result.first_key_block[head * query_blocks + m], first) << gate_name(gate) << ' ' << m;
+      }
+      for (int64_t n = 0; n < key_blocks; ++n) {
+        int64_t last = -1;
+        for (int64_t m = 0; m < query_blocks; ++m)
+          if (result.first_key_block[head * query_blocks + m] <= n) last = m;
+        EXPECT_EQ(result.last_query_block[head * key_blocks + n], last) << gate_name(gate) << ' ' << n;
+      }
+    }
+  }
+}
+
+TEST_P(Forward, RefusesWhatAWrongGateWouldGive) {
+  Problem problem = random_problem(shape(1, 512, 512, 1, 1), dtype(), Gate::kInitial, 16);
+  const ForwardResult result = testing::run_forward(problem);
+  std::rotate(problem.log_forget.begin(), problem.log_forget.begin() + 1, problem.log_forget.end());  // off by one token
+  EXPECT_GT(worst_error(problem, result).values, 3 * budget(dtype()));
+  std::fill(problem.log_forget.begin(), problem.log_forget.end(), 0.0);
+  EXPECT_GT(worst_error(problem, result).values, 3 * budget(dtype()));
+}
+
+INSTANTIATE_TEST_SUITE_P(EveryKernel, Forward,
+                         ::testing::Combine(::testing::Values(Dtype::kBFloat16, Dtype::kFloat16), ::testing::Values(64, 128)),
+                         [](const auto& info) { return dtype_name(std::get<0>(info.param)) + "_" + std::to_string(std::get<1>(info.param)); });
+
+/// A long sequence on sampled rows: what the bias alone leaves of accuracy.
+TEST(ForwardPrecision, KeepsTheBiasExactAtALengthOf262144) {
+  LETHE_NEEDS_GPU();
+  const int64_t length = 262144;
+  Problem problem = random_problem({1, length, length, 1, 1, 64, 64}, Dtype::kFloat16, Gate::kOpen, 17);
+  for (auto& gate : problem.log_forget) gate *= 1e4;  // mean −1
+  const ForwardResult result = testing::run_forward(problem);
+  const Head head = head_of(problem, 0, 0);
+  for (const int64_t row : {int64_t{0}, int64_t{1000}, int64_t{131071}, int64_t{131072}, int64_t{200007}, length - 1}) {
+    const Output expected = reference::forgetting_attention::one_query(head, row);
+    EXPECT_LE(std::fabs(result.log_normalizer[row] - expected.log_normalizer[0]), 5e-4) << row;
+    const std::vector<double> values(result.values.begin() + row * 64, result.values.begin() + (row + 1) * 64);
+    EXPECT_LE(compare(values, {expected.values.data(), 64}, 1).error, budget(Dtype::kFloat16)) << row;
+  }
+}
+
+TEST(Unsupported, NamesTheReason) {
+  const Shape fine{1, 8, 8, 1, 1, 64, 64};
+  EXPECT_EQ(unsupported(fine, Dtype::kBFloat16, 90), "");
+  EXPECT_EQ(unsupported(fine, Dtype::kBFloat16, 80), "device: expected compute capability 9.0, found 8.0");
+  EXPECT_EQ(unsupported(fine, Dtype::kFloat32, 90), "dtype: expected bfloat16 or float16, found float32");
+  EXPECT_EQ(unsupported({1, 8, 8, 1, 1, 96, 96}, Dtype::kFloat16, 90), "head dim: expected 64 or 128, found 96");
+  EXPECT_EQ(unsupported({1, 8, 8, 1, 1, 64, 128}, Dtype::kFloat16, 90), "value dim: expected the head dim (64), found 128");
+}
+
+}  // namespace
+}  // namespace lethe

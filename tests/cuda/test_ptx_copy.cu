@@ -1,0 +1,232 @@
+// The wrappers of the copy engine, the barriers and the fragments, one by one.
+
+#include <cmath>
+
+#include "optimized/cuda/ptx/copy.cuh"
+#include "optimized/cuda/ptx/fragment.cuh"
+#include "optimized/cuda/tensor_map.hpp"
+#include "tests/cuda/device.hpp"
+
+namespace lethe {
+namespace {
+
+using testing::DeviceArray;
+
+constexpr int kRows = 32;
+
+// Loads the box at (d0, head, token, batch), writes it out unswizzled, and stores the same box into another tensor.
+__global__ void copy_box(const __grid_constant__ CUtensorMap from, const __grid_constant__ CUtensorMap to, __half* box, int d0, int head,
+                         int token, int batch) {
+  __shared__ alignas(1024) char tile[kRows * 128];
+  __shared__ uint64_t full;
+  if (threadIdx.x == 0) {
+    ptx::prefetch_tensor_map(&from);
+    ptx::mbarrier_init(&full, 1);
+    ptx::mbarrier_init_fence();
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    ptx::mbarrier_arrive_expect(&full, sizeof tile);
+    ptx::load_tile(tile, &from, &full, d0, head, token, batch);
+  }
+  ptx::mbarrier_wait(&full, 0);
+  for (int i = threadIdx.x; i < kRows * 64; i += blockDim.x)
+    box[i] = *reinterpret_cast<__half*>(tile + ptx::swizzled_offset(i / 64, i % 64));
+  ptx::fence_async_shared();
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    ptx::store_tile(&to, tile, d0, head, token, batch);
+    ptx::bulk_commit();
+    ptx::bulk_wait<0>();
+  }
+}
+
+TEST(TensorCopy, LoadsSwizzledBoxesWithZerosOutsideAndStoresClipped) {
+  LETHE_NEEDS_GPU();
+  constexpr int kBatch = 2, kLength = 50, kHeads = 3, kDim = 128;
+  std::vector<float> values(kBatch * kLength * kHeads * kDim);
+  for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i % 2039);
+  const auto index = [](int b, int t, int h, int d) { return ((b * kLength + t) * kHeads + h) * kDim + d; };
+  const DeviceArray<__half> source(testing::to_element<__half>(values));
+  const DeviceArray<__half> box(kRows * 64), target(values.size());
+  const auto map = [&](const __half* data) {
+    return tensor_map({data, kLength * kHeads * kDim, kHeads * kDim, kDim}, Dtype::kFloat16, kBatch, kLength, kHeads, kDim, kRows);
+  };
+  constexpr int kColumn = 64, kHead = 2, kToken = 32, kItem = 1;
+  copy_box<<<1, 128>>>(map(source.data()), map(target.data()), box.data(), kColumn, kHead, kToken, kItem);
+  const auto loaded = box.host();
+  const auto stored = target.host();
+  std::vector<bool> written(values.size(), false);
+  for (int row = 0; row < kRows; ++row)
+    for (int column = 0; column < 64; ++column) {
+      const bool inside = kToken + row < kLength;
+      const int i = inside ? index(kItem, kToken + row, kHead, kColumn + column) : 0;
+      ASSERT_EQ(__half2float(loaded[row * 64 + column]), inside ? values[i] : 0.0f) << row << ' ' << column;
+      if (inside) {
+        ASSERT_EQ(__half2float(stored[i]), values[i]);
+        written[i] = true;
+      }
+    }
+  for (size_t i = 0; i < values.size(); ++i) ASSERT_EQ(std::isnan(__half2float(stored[i])), !written[i]) << i;
+}
+
+__global__ void copy_runs(const float* source, float* copied, float* sum) {
+  __shared__ alignas(16) float run[256];
+  __shared__ uint64_t full;
+  if (threadIdx.x == 0) {
+    ptx::mbarrier_init(&full, 1);
+    ptx::mbarrier_init_fence();
+    ptx::mbarrier_arrive_expect(&full, sizeof run);
+    ptx::load_run(run, source + blockIdx.x * 256, sizeof run, &full);
+    ptx::mbarrier_wait(&full, 0);
+    ptx::store_run(copied + blockIdx.x * 256, run, sizeof run);
+    ptx::bulk_commit();
+    ptx::reduce_add_run(sum, run, sizeof run);
+    ptx::bulk_commit();
+    ptx::bulk_wait_read<0>();
+    ptx::bulk_wait<0>();
+  }
+}
+
+TEST(RunCopy, LoadsStoresAndAddsUp) {
+  LETHE_NEEDS_GPU();
+  constexpr int kBlocks = 40;
+  const auto values = testing::small_integers(kBlocks * 256, 3);
+  const DeviceArray<float> source(values), copied(values.size()), sum(std::vector<float>(256, 5.0f));
+  copy_runs<<<kBlocks, 32>>>(source.data(), copied.data(), sum.data());
+  EXPECT_EQ(copied.host(), values);
+  std::vector<float> expected(256, 5.0f);
+  for (size_t i = 0; i < values.size(); ++i) expected[i % 256] += values[i];
+  EXPECT_EQ(sum.host(), expected);
+}
+
+// Writes a 16 × 16 matrix with one stmatrix, plain or transposed, and reads it back with ldmatrix.
+__global__ void move_matrices(__half* stored, __half* stored_transposed, __half* read_back, __half* read_back_transposed) {
+  __shared__ alignas(1024) char plain[16 * 128], transposed[16 * 128];
+  const int lane = threadIdx.x;
+  uint32_t fragment[4];  // two 8-row halves × two 8-column halves of M[r][c] = 16 r + c
+  for (int matrix = 0; matrix < 4; ++matrix) {
+    const int row = matrix % 2 * 8 + lane / 4, column = matrix / 2 * 8 + lane % 4 * 2;
+    fragment[matrix] = ptx::pack<__half>(16.0f * row + column, 16.0f * row + column + 1);
+  }
+  const int matrix = lane / 8;
+  const uint32_t row = matrix % 2 * 8 + lane % 8, column = matrix / 2 * 8;
+  ptx::store_matrices(ptx::shared_address(plain) + ptx::swizzled_offset(row, column), fragment[0], fragment[1], fragment[2], fragment[3]);
+  const uint32_t transposed_row = matrix / 2 * 8 + lane % 8, transposed_column = matrix % 2 * 8;
+  ptx::store_matrices_transposed(ptx::shared_address(transposed) + ptx::swizzled_offset(transposed_row, transposed_column), fragment[0],
+                                 fragment[1], fragment[2], fragment[3]);
+  __syncwarp();
+  for (int i = lane; i < 256; i += 32) {
+    stored[i] = *reinterpret_cast<__half*>(plain + ptx::swizzled_offset(i / 16, i % 16));
+    stored_transposed[i] = *reinterpret_cast<__half*>(transposed + ptx::swizzled_offset(i / 16, i % 16));
+  }
+  uint32_t r[4], t[4];
+  ptx::load_matrices(ptx::shared_address(plain) + ptx::swizzled_offset(row, column), r[0], r[1], r[2], r[3]);
+  ptx::load_matrices_transposed(ptx::shared_address(transposed) + ptx::swizzled_offset(transposed_row, transposed_column), t[0], t[1], t[2],
+                                t[3]);
+  for (int m = 0; m < 4; ++m) {
+    const int at = (m % 2 * 8 + lane / 4) * 16 + m / 2 * 8 + lane % 4 * 2;
+    const float2 plain_pair = ptx::unpack<__half>(r[m]), transposed_pair = ptx::unpack<__half>(t[m]);
+    read_back[at] = __float2half(plain_pair.x);
+    read_back[at + 1] = __float2half(plain_pair.y);
+    read_back_transposed[at] = __float2half(transposed_pair.x);
+    read_back_transposed[at + 1] = __float2half(transposed_pair.y);
+  }
+}
+
+TEST(Fragments, StoreAndLoadMatricesPlainAndTransposed) {
+  LETHE_NEEDS_GPU();
+  const DeviceArray<__half> stored(256), stored_transposed(256), read_back(256), read_back_transposed(256);
+  move_matrices<<<1, 32>>>(stored.data(), stored_transposed.data(), read_back.data(), read_back_transposed.data());
+  const auto a = stored.host(), b = stored_transposed.host(), c = read_back.host(), d = read_back_transposed.host();
+  for (int row = 0; row < 16; ++row)
+    for (int column = 0; column < 16; ++column) {
+      const float expected = 16.0f * row + column;
+      ASSERT_EQ(__half2float(a[row * 16 + column]), expected);
+      ASSERT_EQ(__half2float(b[column * 16 + row]), expected);
+      ASSERT_EQ(__half2float(c[row * 16 + column]), expected);
+      ASSERT_EQ(__half2float(d[row * 16 + column]), expected);
+    }
+}
+
+template <typename Element>
+__global__ void round_trip(const float* values, float* returned, float* powers, float* logarithms) {
+  const int i = threadIdx.x;
+  const float2 pair = ptx::unpack<Element>(ptx::pack<Element>(values[2 * i], values[2 * i + 1]));
+  returned[2 * i] = pair.x;
+  returned[2 * i + 1] = pair.y;
+  for (int e = 0; e < 2; ++e) {
+    powers[2 * i + e] = ptx::exp2_approximate(values[2 * i + e]);
+    logarithms[2 * i + e] = ptx::log2_approximate(powers[2 * i + e]);
+  }
+}
+
+template <typename Element>
+void expect_round_trip() {
+  std::vector<float> values(64);
+  for (int i = 0; i < 64; ++i) values[i] = -40.0f + 1.2345678f * i;
+  const DeviceArray<float> source(values), returned(64), powers(64), logarithms(64);
+  round_trip<Element><<<1, 32>>>(source.data(), returned.data(), powers.data(), logarithms.data());
+  const auto rounded = testing::to_element<Element>(values);
+  const auto got = returned.host(), power = powers.host(), logarithm = logarithms.host();
+  for (int i = 0; i < 64; ++i) {
+    EXPECT_EQ(got[i], static_cast<float>(rounded[i]));
+    EXPECT_LT(std::fabs(power[i] / std::exp2(double(values[i])) - 1), 5e-7);
+    EXPECT_LT(std::fabs(logarithm[i] - values[i]), 1e-5);
+  }
+}
+
+TEST(Fragments, PackRoundsToNearestAndExponentialsAreExactToTwentyBits) {
+  LETHE_NEEDS_GPU();
+  expect_round_trip<__nv_bfloat16>();
+  expect_round_trip<__half>();
+}
+
+// A producer warpgroup hands numbers 0..kRounds-1 to a consumer through a ring of two slots; named barriers end each round.
+constexpr int kRounds = 9;
+__global__ void __launch_bounds__(256, 1) hand_over(int* received, int* elected) {
+  __shared__ uint64_t full[2], empty[2];
+  __shared__ int slot[2];
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < 2; ++i) {
+      ptx::mbarrier_init(&full[i], 1);
+      ptx::mbarrier_init(&empty[i], 128);
+    }
+    ptx::mbarrier_init_fence();
+  }
+  __syncthreads();
+  ptx::RingPosition at;
+  if (threadIdx.x < 128) {
+    ptx::registers_shrink<40>();
+    if (threadIdx.x < 32 && ptx::elect_one()) atomicAdd(elected, 1);
+    for (int round = 0; round < kRounds; ++round, at.advance(2)) {
+      if (threadIdx.x == 0) {
+        ptx::mbarrier_wait(&empty[at.index], at.parity ^ 1);  // the first pass finds both slots free
+        slot[at.index] = round;
+        ptx::mbarrier_arrive(&full[at.index]);
+      }
+      __syncwarp();
+      ptx::named_barrier_arrive(1, 256);
+    }
+  } else {
+    ptx::registers_grow<200>();
+    for (int round = 0; round < kRounds; ++round, at.advance(2)) {
+      ptx::mbarrier_wait(&full[at.index], at.parity);
+      received[round * 128 + threadIdx.x - 128] = slot[at.index];
+      ptx::mbarrier_arrive(&empty[at.index]);
+      ptx::named_barrier_sync(1, 256);
+    }
+  }
+}
+
+TEST(Barriers, HandOverThroughARingInOrder) {
+  LETHE_NEEDS_GPU();
+  const DeviceArray<int> received(kRounds * 128), elected(std::vector<int>{0});
+  hand_over<<<1, 256>>>(received.data(), elected.data());
+  const auto got = received.host();
+  for (int i = 0; i < kRounds * 128; ++i) ASSERT_EQ(got[i], i / 128);
+  EXPECT_EQ(elected.host().front(), 1);
+}
+
+}  // namespace
+}  // namespace lethe

@@ -1,0 +1,138 @@
+// Every wgmma wrapper against a product on the CPU, exactly: small integers leave no rounding.
+
+#include "optimized/cuda/ptx/fragment.cuh"
+#include "optimized/cuda/ptx/wgmma.cuh"
+#include "tests/cuda/device.hpp"
+
+namespace lethe {
+namespace {
+
+using ptx::Major;
+using testing::DeviceArray;
+
+constexpr int kM = 64;
+constexpr int kDepth = 64;
+
+// Stores the row-major [rows, columns] matrix into panels of 64 columns.
+template <typename Element>
+__device__ void fill_panels(char* panels, const Element* source, int rows, int columns) {
+  for (int i = threadIdx.x; i < rows * columns; i += blockDim.x) {
+    const int row = i / columns, column = i % columns;
+    *reinterpret_cast<Element*>(panels + (column / 64) * rows * 128 + ptx::swizzled_offset(row, column % 64)) = source[i];
+  }
+}
+
+template <int kN>
+__device__ void write_accumulators(float* d, const float (&registers)[kN / 2]) {
+  const int row = (threadIdx.x / 32) * 16 + threadIdx.x % 32 / 4, column = threadIdx.x % 4 * 2;
+  for (int j = 0; j < kN / 8; ++j)
+    for (int h = 0; h < 2; ++h)
+      for (int e = 0; e < 2; ++e) d[(row + 8 * h) * kN + 8 * j + column + e] = registers[4 * j + 2 * h + e];
+}
+
+// D = D0 + A·B with D0 = 1 where `accumulate`, else 0. K-major A is [M, K], MN-major A is [K, M]; B likewise [N, K] or [K, N].
+template <typename Element, int kN, Major kMajorA, Major kMajorB>
+__global__ void __launch_bounds__(128, 1) shared_product(const Element* a, const Element* b, float* d, bool accumulate) {
+  __shared__ alignas(1024) char a_panels[kM * kDepth * 2];
+  __shared__ alignas(1024) char b_panels[kN * kDepth * 2];
+  constexpr bool kTransposedA = kMajorA == Major::kMN, kTransposedB = kMajorB == Major::kMN;
+  fill_panels(a_panels, a, kTransposedA ? kDepth : kM, kTransposedA ? kM : kDepth);
+  fill_panels(b_panels, b, kTransposedB ? kDepth : kN, kTransposedB ? kN : kDepth);
+  ptx::fence_async_shared();
+  __syncthreads();
+  float registers[kN / 2];
+  for (float& value : registers) value = 1;
+  ptx::pin(registers);
+  ptx::wgmma_fence();
+  for (int step = 0; step < kDepth / 16; ++step) {
+    const uint64_t a_operand = ptx::operand_descriptor(a_panels, kDepth * 128) + step * ((kTransposedA ? 2048 : 32) >> 4);
+    const uint64_t b_operand = ptx::operand_descriptor(b_panels, kDepth * 128) + step * ((kTransposedB ? 2048 : 32) >> 4);
+    ptx::wgmma<kMajorA, kMajorB>(Element{}, registers, a_operand, b_operand, accumulate || step > 0);
+  }
+  ptx::wgmma_commit();
+  ptx::wgmma_wait<0>();
+  ptx::pin(registers);
+  write_accumulators<kN>(d, registers);
+}
+
+// The same with A [M, K] from registers, loaded as the fragment the header describes.
+template <typename Element, int kN, Major kMajorB>
+__global__ void __launch_bounds__(128, 1) register_product(const Element* a, const Element* b, float* d, bool accumulate) {
+  __shared__ alignas(1024) char b_panels[kN * kDepth * 2];
+  constexpr bool kTransposedB = kMajorB == Major::kMN;
+  fill_panels(b_panels, b, kTransposedB ? kDepth : kN, kTransposedB ? kN : kDepth);
+  ptx::fence_async_shared();
+  __syncthreads();
+  float registers[kN / 2];
+  for (float& value : registers) value = 1;
+  uint32_t fragment[kDepth / 4];
+  const int row = (threadIdx.x / 32) * 16 + threadIdx.x % 32 / 4, column = threadIdx.x % 4 * 2;
+  for (int j = 0; j < kDepth / 8; ++j)
+    for (int h = 0; h < 2; ++h) {
+      const Element* pair = a + (row + 8 * h) * kDepth + 8 * j + column;
+      fragment[2 * j + h] = ptx::pack<Element>(static_cast<float>(pair[0]), static_cast<float>(pair[1]));
+    }
+  ptx::pin(registers);
+  ptx::pin(fragment);
+  ptx::wgmma_fence();
+  for (int step = 0; step < kDepth / 16; ++step) {
+    const uint64_t b_operand = ptx::operand_descriptor(b_panels, kDepth * 128) + step * ((kTransposedB ? 2048 : 32) >> 4);
+    ptx::wgmma<kMajorB>(Element{}, registers, fragment[4 * step], fragment[4 * step + 1], fragment[4 * step + 2],
+                        fragment[4 * step + 3], b_operand, accumulate || step > 0);
+  }
+  ptx::wgmma_commit();
+  ptx::wgmma_wait<0>();
+  ptx::pin(registers);
+  write_accumulators<kN>(d, registers);
+}
+
+std::vector<float> transposed(const std::vector<float>& matrix, int rows, int columns) {
+  std::vector<float> result(matrix.size());
+  for (int r = 0; r < rows; ++r)
+    for (int c = 0; c < columns; ++c) result[c * rows + r] = matrix[r * columns + c];
+  return result;
+}
+
+template <typename Element, int kN, bool kTransposedA, bool kTransposedB, typename Kernel>
+void expect_product(Kernel kernel) {
+  const auto a = testing::small_integers(kM * kDepth, 1);   // [M, K]
+  const auto b = testing::small_integers(kDepth * kN, 2);   // [K, N]
+  const DeviceArray<Element> a_device(testing::to_element<Element>(kTransposedA ? transposed(a, kM, kDepth) : a));
+  const DeviceArray<Element> b_device(testing::to_element<Element>(kTransposedB ? b : transposed(b, kDepth, kN)));
+  for (const bool accumulate : {false, true}) {
+    std::vector<float> expected(kM * kN, accumulate ? 1.0f : 0.0f);
+    for (int m = 0; m < kM; ++m)
+      for (int n = 0; n < kN; ++n)
+        for (int k = 0; k < kDepth; ++k) expected[m * kN + n] += a[m * kDepth + k] * b[k * kN + n];
+    const DeviceArray<float> d(kM * kN);
+    kernel<<<1, 128>>>(a_device.data(), b_device.data(), d.data(), accumulate);
+    testing::require(cudaGetLastError());
+    EXPECT_EQ(d.host(), expected) << "N " << kN << ", A transposed " << kTransposedA << ", B transposed " << kTransposedB
+                                  << ", accumulate " << accumulate;
+  }
+}
+
+template <typename Element, int kN>
+void expect_all_products() {
+  expect_product<Element, kN, false, false>(shared_product<Element, kN, Major::kK, Major::kK>);
+  expect_product<Element, kN, false, true>(shared_product<Element, kN, Major::kK, Major::kMN>);
+  expect_product<Element, kN, true, false>(shared_product<Element, kN, Major::kMN, Major::kK>);
+  expect_product<Element, kN, true, true>(shared_product<Element, kN, Major::kMN, Major::kMN>);
+  expect_product<Element, kN, false, false>(register_product<Element, kN, Major::kK>);
+  expect_product<Element, kN, false, true>(register_product<Element, kN, Major::kMN>);
+}
+
+TEST(Wgmma, EqualsTheProductInBfloat16) {
+  LETHE_NEEDS_GPU();
+  expect_all_products<__nv_bfloat16, 64>();
+  expect_all_products<__nv_bfloat16, 128>();
+}
+
+TEST(Wgmma, EqualsTheProductInFloat16) {
+  LETHE_NEEDS_GPU();
+  expect_all_products<__half, 64>();
+  expect_all_products<__half, 128>();
+}
+
+}  // namespace
+}  // namespace lethe

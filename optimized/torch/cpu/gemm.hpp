@@ -1,0 +1,33 @@
+#pragma once
+// Row-major matrix products on the BLAS that LibTorch itself brings and exports (MKL on x86).
+
+#include <cstdint>
+
+extern "C" {
+void sgemm_(const char*, const char*, const int*, const int*, const int*, const float*, const float*, const int*,
+            const float*, const int*, const float*, float*, const int*);
+void dgemm_(const char*, const char*, const int*, const int*, const int*, const double*, const double*, const int*,
+            const double*, const int*, const double*, double*, const int*);
+}
+
+namespace lethe::cpu {
+
+enum class Transpose : char { kNo = 'N', kYes = 'T' };
+
+/// c [m,n] = alpha · op(a) [m,k] · op(b) [k,n] + beta · c, all row-major with the given distances between rows.
+template <typename Scalar>
+void multiply(Transpose op_a, Transpose op_b, int64_t m, int64_t n, int64_t k, Scalar alpha, const Scalar* a, int64_t a_stride,
+              const Scalar* b, int64_t b_stride, Scalar beta, Scalar* c, int64_t c_stride) {
+  // BLAS is column-major, where a row-major matrix reads as its transpose: cᵀ = op(b)ᵀ op(a)ᵀ.
+  const char first = static_cast<char>(op_b), second = static_cast<char>(op_a);
+  const int rows = static_cast<int>(n), columns = static_cast<int>(m), depth = static_cast<int>(k);
+  const int first_stride = static_cast<int>(b_stride), second_stride = static_cast<int>(a_stride);
+  const int result_stride = static_cast<int>(c_stride);
+  if constexpr (sizeof(Scalar) == sizeof(float)) {
+    sgemm_(&first, &second, &rows, &columns, &depth, &alpha, b, &first_stride, a, &second_stride, &beta, c, &result_stride);
+  } else {
+    dgemm_(&first, &second, &rows, &columns, &depth, &alpha, b, &first_stride, a, &second_stride, &beta, c, &result_stride);
+  }
+}
+
+}  // namespace lethe::cpu

@@ -1,0 +1,112 @@
+#pragma once
+// What forward and backward share: sizes, the gate's prefix sums, block sizes, and how tasks reach the cores.
+
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "optimized/torch/arguments.hpp"
+
+namespace lethe::cpu {
+
+inline constexpr int64_t kKeyBlock = 64;   ///< pruning is decided for tiles of kQueryRows queries and blocks of this many keys
+inline constexpr int64_t kFrameRows = 32;  ///< rows of a tile that share the float64 origin of their biases
+inline constexpr double kCut = -1e4;       ///< log f below this cuts: no logits can bring such a weight back
+
+struct Sizes {
+  int64_t batch, query_length, key_length, query_heads, heads, key_dim, value_dim;
+
+  Sizes(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value)
+      : batch(query.size(0)), query_length(query.size(1)), key_length(key.size(1)), query_heads(query.size(2)),
+        heads(key.size(2)), key_dim(query.size(3)), value_dim(value.size(3)) {}
+
+  int64_t offset() const { return key_length - query_length; }  ///< position of query row 0
+  int64_t group() const { return query_heads / heads; }         ///< query heads that read one key head
+  int64_t tiles() const { return (query_length + kQueryRows - 1) / kQueryRows; }
+};
+
+/// The gate's running sum c_t = Σ_{l ≤ t} log f_l and its cuts, for every (batch, query head).
+///
+/// A gate of zero (log f = −∞, or below kCut) cuts the past off exactly: c goes on as though log f were 0 there, so that no cut's
+/// magnitude drowns the gates after it, and first[.., t] is the first position that t still sees.
+struct GatePrefix {
+  std::vector<double> sum;     ///< [B, Hq, Tk]
+  std::vector<int64_t> first;  ///< [B, Hq, Tk]
+};
+
+/// throws  c10::Error where a log_forget is positive or NaN
+GatePrefix gate_prefix(const at::Tensor& log_forget);
+
+/// How many blocks of kKeyBlock keys each tile of kQueryRows queries skips, [B, Hq, tiles] int32.
+///
+///   skip block n where every D_ij < δ = −2U − log Tk + log ε; D is largest for the tile's first row and the block's last key
+///
+/// source   Adaptive Computation Pruning, Eq. 3 and Appendix A
+/// reads    query, key in float32 or float64; logit_bound as forgetting_attention; U from the norms where it is absent
+/// returns  zeros without a tolerance
+/// throws   c10::Error where a bound is negative or NaN
+/// cost     O(tiles · log Tk) a head by binary search (D falls with the distance), plus one pass over query and key for U
+at::Tensor pruning_boundary(const Sizes& sizes, const GatePrefix& prefix, const at::Tensor& query,
+                            const at::Tensor& key, double scale, std::optional<double> log_pruning_tolerance,
+                            const std::optional<at::Tensor>& logit_bound);
+
+/// A matrix [rows, columns] inside a tensor [B, T, H, columns]: where it begins and how far apart its rows are.
+template <typename Scalar>
+struct Rows {
+  Scalar* data;
+  int64_t stride;
+  Scalar* at(int64_t row) const { return data + row * stride; }
+};
+
+template <typename Scalar>
+Rows<Scalar> head_rows(const at::Tensor& tensor, int64_t batch, int64_t head) {
+  return {static_cast<Scalar*>(tensor.data_ptr()) + batch * tensor.stride(0) + head * tensor.stride(2), tensor.stride(1)};
+}
+
+/// `tensor` [B, T, H, D] in `dtype`, with rows that BLAS can read: copied only where it is neither.
+inline at::Tensor readable(const at::Tensor& tensor, at::ScalarType dtype) {
+  const bool rows = tensor.stride(3) == 1 && tensor.stride(1) >= tensor.size(3) && tensor.stride(1) > 0;
+  return (rows ? tensor : tensor.contiguous()).to(dtype);
+}
+
+/// Calls run(next) on every thread of Torch's pool; next() hands out 0 … count − 1, each once, first come first served, so that
+/// tasks of unequal size keep all of them busy. Scratch memory belongs at the top of run.
+template <typename Run>
+void parallel_tasks(int64_t count, const Run& run) {
+  std::atomic<int64_t> taken{0};
+  at::parallel_for(0, std::min<int64_t>(count, at::get_num_threads()), 1, [&](int64_t, int64_t) {
+    run([&]() -> std::optional<int64_t> {
+      const int64_t task = taken.fetch_add(1);
+      return task < count ? std::optional<int64_t>(task) : std::nullopt;
+    });
+  });
+}
+
+/// The biases of rows × columns of one head, see Tile, and the visible columns of each row.
+///
+/// reads  sum, first: the head's prefix; positions of the first row and of the first column
+template <typename Scalar>
+struct TileBiases {
+  std::vector<Scalar> row, column;
+  std::vector<int64_t> begin, end;
+  explicit TileBiases(int64_t columns) : row(kFrameRows), column(columns), begin(kFrameRows), end(kFrameRows) {}
+
+  void fill(const double* sum, const int64_t* first, int64_t row_position, int64_t rows, int64_t column_position,
+            int64_t columns) {
+    const double origin = sum[row_position];
+    for (int64_t i = 0; i < rows; ++i) {
+      const int64_t position = row_position + i;
+      row[i] = static_cast<Scalar>(sum[position] - origin);
+      begin[i] = std::max<int64_t>(first[position] - column_position, 0);
+      end[i] = std::min(position + 1 - column_position, columns);
+    }
+    for (int64_t j = 0; j < columns; ++j) column[j] = static_cast<Scalar>(origin - sum[column_position + j]);
+  }
+};
+
+}  // namespace lethe::cpu

@@ -1,0 +1,62 @@
+#pragma once
+// The elementwise half of the blockwise algorithm, on one tile of queries × keys that stays in cache between the matrix products.
+// Plain C++ that the compiler vectorises, compiled once for each instruction set; the processor chooses at run time.
+
+#include <cstdint>
+
+namespace lethe::cpu {
+
+/// One tile's logits: scale · product[i, j] + row_bias[i] + column_bias[j] for begin[i] ≤ j < end[i], −∞ elsewhere.
+///
+/// The two biases are c_i − F and F − c_j, each rounded to Scalar once from float64, with F the prefix sum at a row nearby:
+/// that keeps both small where the weight is not negligible, so length costs no precision.
+template <typename Scalar>
+struct Tile {
+  int64_t rows, columns;
+  Scalar scale;
+  const Scalar* row_bias;     ///< [rows]
+  const Scalar* column_bias;  ///< [columns]
+  const int64_t* begin;       ///< [rows], first visible column, 0 ≤ begin
+  const int64_t* end;         ///< [rows], ≤ columns; a row with end ≤ begin sees nothing
+};
+
+/// One step of the online softmax: products become weights exp(logit − maximum), zero where invisible.
+///
+/// reads    weights [rows, stride] holding q·k; maximum, sum [rows] of the columns before (−∞, 0 at first)
+/// writes   weights; maximum, sum including this tile; rescale [rows], what the values gathered before must be multiplied by
+template <typename Scalar>
+struct SoftmaxTile : Tile<Scalar> {
+  Scalar* weights;
+  int64_t stride;
+  Scalar* maximum;
+  Scalar* sum;
+  Scalar* rescale;
+};
+
+/// The softmax's derivative: P_ij = exp(logit_ij − log_normalizer_i), dS_ij = P_ij (dP_ij − delta_i), zero where invisible.
+///
+/// reads    weights [rows, stride] holding q·k; gradients [rows, stride] holding dP
+/// writes   weights ← P, gradients ← dS; row_sum [rows] += Σ_j dS; column_sum [columns] += Σ_i dS, of the same rounded dS
+template <typename Scalar>
+struct GradientTile : Tile<Scalar> {
+  Scalar* weights;
+  Scalar* gradients;
+  int64_t stride;
+  const Scalar* log_normalizer;
+  const Scalar* delta;
+  double* row_sum;
+  double* column_sum;
+};
+
+/// The two functions for one processor.
+template <typename Scalar>
+struct TileKernels {
+  void (*softmax)(const SoftmaxTile<Scalar>&);
+  void (*gradient)(const GradientTile<Scalar>&);
+};
+
+/// The fastest ones that this processor runs.
+template <typename Scalar>
+const TileKernels<Scalar>& tile_kernels();
+
+}  // namespace lethe::cpu

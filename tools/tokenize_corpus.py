@@ -5,165 +5,33 @@
   tokenize_corpus.py encode --tokenizer gpt2 --gpt2-files folder < prompt.txt
 
 `prepare` writes beside its place and renames, and does nothing where the folder already holds this very corpus.
-`encode` prints the tokens of standard input. Exit status: 0 done, 2 wrong call, 1 failed run (one line on standard error).
+`encode` prints the tokens of standard input.
+Exit status: 0 done, 1 failed run, 2 wrong call; what was wrong is one line on standard error.
 """
 
 import argparse
-import csv
 import hashlib
+import itertools
 import json
 import os
 import shutil
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable, Iterator, Optional
 
 import numpy as np
 
-SPLITS = ("train", "valid", "test")
+from corpora import SPLITS, Corpus, Document, WrongCall, named_corpus, sha256_of
+
 SHARD_MAGIC, SHARD_VERSION, SHARD_HEADER_INTS = 20240520, 1, 256  # llm.c's header: 1024 bytes of int32
 SHARD_TOKENS = 100_000_000
 FORMAT = 1  # of dataset.json and vocabulary.bin; a folder of another format is made anew
 
 
-class WrongCall(Exception):
-    """What the caller can mend: "name: expected …, found …"."""
-
-
-# --- corpora -----------------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Document:
-    name: str
-    size: int  # bytes
-    read: Callable[[], bytes]
-    split: str = ""
-
-
-@dataclass
-class Corpus:
-    name: str
-    documents: list[Document]
-    origin: dict = field(default_factory=dict)
-
-
-BIBLE_BYTES, BIBLE_VERSES = 4_404_412, 31_102
-# About 5 % each, a history, a prophet, a book of wisdom and a letter. Books that quote each other at length (Samuel, Kings,
-# Chronicles and Isaiah; the first three gospels; 2 Peter and Jude) all stay in train.
-BIBLE_SPLITS = {
-    "Jdgs": "valid", "Dan": "valid", "Eccl": "valid", "1Jn": "valid",
-    "Job": "test", "Est": "test", "Hos": "test", "Rom": "test",
-}  # fmt: skip
-
-
-def bible() -> Corpus:
-    """The King James Version as Debian's bible-kjv prints it: a verse a line, one document a book."""
-    if not shutil.which("bible"):
-        raise WrongCall("corpus: expected the program 'bible' of the package bible-kjv, found none (tools/setup installs it)")
-    printed = subprocess.run(["bible", "-f", "gen1:1-rev22:21"], stdin=subprocess.DEVNULL, capture_output=True, check=True).stdout
-    lines = printed.splitlines(keepends=True)
-    if (len(printed), len(lines)) != (BIBLE_BYTES, BIBLE_VERSES):
-        raise RuntimeError(f"bible: expected {BIBLE_BYTES} bytes in {BIBLE_VERSES} verses, found {len(printed)} in {len(lines)}")
-    books: dict[str, list[bytes]] = {}
-    for line in lines:
-        book = line.split(b":", 1)[0].rstrip(b"0123456789").decode()
-        books.setdefault(book, []).append(line)
-    documents = []
-    for book, verses in books.items():
-        text = b"".join(verses)
-        documents.append(Document(book, len(text), lambda text=text: text, BIBLE_SPLITS.get(book, "train")))
-    return Corpus("bible", documents, {"packages": package_versions("bible-kjv", "bible-kjv-text")})
-
-
-HEADER_FOLDERS = {
-    "libeigen3-dev": "eigen3",
-    "libgtest-dev": "gtest",
-    "libbenchmark-dev": "benchmark",
-    "nlohmann-json3-dev": "nlohmann",
-    "libcli11-dev": "CLI",
-    "libtomlplusplus-dev": "toml++",
-}
-
-
-def headers(include: Path = Path("/usr/include")) -> Corpus:
-    """The C++ headers of the packages that tools/setup installs, and the newest libstdc++: one document a file."""
-    libraries = sorted((p for p in (include / "c++").glob("[0-9]*") if p.name.isdigit()), key=lambda p: int(p.name))
-    if not libraries:
-        raise WrongCall(f"corpus: expected the headers of libstdc++ below {include}/c++, found none")
-    folders = [include / name for name in HEADER_FOLDERS.values()] + [libraries[-1]]
-    for package, folder in zip(HEADER_FOLDERS, folders):
-        if not folder.is_dir():
-            raise WrongCall(f"corpus: expected {folder} of the package {package}, found none (tools/setup installs it)")
-    files = [f for folder in folders for f in folder.rglob("*") if f.is_file() and not f.is_symlink()]
-    versions = package_versions(*HEADER_FOLDERS, f"libstdc++-{libraries[-1].name}-dev")
-    return Corpus("headers", split_by_name(file_documents(include, files)), {"packages": versions})
-
-
-def folder_of_text(folder: Path) -> Corpus:
-    """Every *.txt below a folder, one document a file; splits of INDEX.csv (columns file, split) where it is there."""
-    files = [f for f in folder.rglob("*.txt") if f.is_file()]
-    if not files:
-        raise WrongCall(f"corpus: expected 'bible', 'headers' or a folder with *.txt files, found none in {folder}")
-    documents = file_documents(folder, files)
-    index = folder / "INDEX.csv"
-    if not index.is_file():
-        return Corpus(folder.name, split_by_name(documents))
-    with index.open(newline="", encoding="utf-8") as stream:
-        rows = csv.DictReader(stream)
-        if not {"file", "split"} <= set(rows.fieldnames or []):
-            raise WrongCall(f"{index}: expected the columns file and split, found {rows.fieldnames}")
-        split_of = {row["file"]: row["split"] for row in rows}
-    for document in documents:
-        document.split = split_of.get(document.name, "")
-    kept = [d for d in documents if d.split in SPLITS]
-    # An index may list more than was unpacked, and splits of its own that are for other uses.
-    origin = {"index_sha256": sha256_of(index), "left_out": len(documents) - len(kept), "absent": len(split_of.keys() - {d.name for d in documents})}
-    return Corpus(folder.name, kept, origin)
-
-
-def file_documents(base: Path, files: list[Path]) -> list[Document]:
-    """Sorted by the path below `base`, the same on every machine; empty files are none."""
-    named = sorted((f.relative_to(base).as_posix(), f) for f in files)
-    return [Document(name, f.stat().st_size, f.read_bytes) for name, f in named if f.stat().st_size]
-
-
-def split_by_name(documents: list[Document], share: float = 0.05) -> list[Document]:
-    """Assigns about `share` of the bytes to valid and to test, whole documents only, in the order of the hash of their names.
-
-    A document larger than what is left of a split's share is passed over; where none fits, the smallest one is taken, so
-    that no split is empty. Needs three documents.
-    """
-    if len(documents) < len(SPLITS):
-        raise WrongCall(f"corpus: expected at least {len(SPLITS)} documents, one a split, found {len(documents)}")
-    budget = share * sum(d.size for d in documents)
-    free = sorted(documents, key=lambda d: hashlib.sha256(d.name.encode()).digest())
-    for split in ("valid", "test"):
-        taken, size = [], 0
-        for document in free:
-            if size + document.size <= budget:
-                taken.append(document)
-                size += document.size
-        for document in taken or [min(free, key=lambda d: (d.size, d.name))]:
-            document.split = split
-        free = [d for d in free if not d.split]
-    for document in documents:
-        document.split = document.split or "train"
-    return documents
-
-
-def package_versions(*packages: str) -> dict[str, str]:
-    """Of Debian packages; those that dpkg doesn't know are left out."""
-    if not shutil.which("dpkg-query"):
-        return {}
-    shown = subprocess.run(["dpkg-query", "-W", "-f", "${Package} ${Version}\n", *packages], capture_output=True, text=True)
-    return dict(line.split(" ", 1) for line in shown.stdout.splitlines() if not line.endswith(" "))
-
-
-# --- tokenizers --------------------------------------------------------------------------------------------------------
+# --- tokenizers ---
 
 
 @dataclass
@@ -175,6 +43,7 @@ class Tokenizer:
 
 
 BEGIN_PIECE = b"<|endoftext|>"
+GPT2_FILES = "--gpt2-files (or LETHE_GPT2_FILES)"
 
 
 def byte_tokenizer() -> Tokenizer:
@@ -184,28 +53,30 @@ def byte_tokenizer() -> Tokenizer:
 
 
 def gpt2_tokenizer(files: Optional[str]) -> Tokenizer:
-    """GPT-2's byte-pair encoding by tiktoken, from the two files that GPT-2 was published with; 50256 begins a document."""
+    """GPT-2's byte-pair encoding by tiktoken, from the two files that GPT-2 came with; 50256 begins a document."""
     import tiktoken
     from tiktoken.load import data_gym_to_mergeable_bpe_ranks
     from tiktoken_ext.openai_public import r50k_pat_str
 
     if not files:
-        raise WrongCall("--gpt2-files (or LETHE_GPT2_FILES): expected the folder of GPT-2's encoder.json and vocab.bpe, found none")
+        raise WrongCall(f"{GPT2_FILES}: expected the folder of GPT-2's encoder.json and vocab.bpe, found none")
     encoder, merges = Path(files) / "encoder.json", Path(files) / "vocab.bpe"
     for file in (encoder, merges):
         if not file.is_file():
-            raise WrongCall(f"--gpt2-files (or LETHE_GPT2_FILES): expected the file {file}, found none")
+            raise WrongCall(f"{GPT2_FILES}: expected the file {file}, found none")
     # tiktoken keeps what it reads in a cache of its own unless it is told not to.
     os.environ["TIKTOKEN_CACHE_DIR"] = ""
     ranks = data_gym_to_mergeable_bpe_ranks(vocab_bpe_file=str(merges), encoder_json_file=str(encoder))
     begin = len(ranks)
-    encoding = tiktoken.Encoding("gpt2", pat_str=r50k_pat_str, mergeable_ranks=ranks, special_tokens={BEGIN_PIECE.decode(): begin})
+    special = {BEGIN_PIECE.decode(): begin}
+    encoding = tiktoken.Encoding("gpt2", pat_str=r50k_pat_str, mergeable_ranks=ranks, special_tokens=special)
 
     def encode(text: bytes, name: str) -> np.ndarray:
         try:
             return np.array(encoding.encode_ordinary(text.decode("utf-8")), np.uint16)
         except UnicodeDecodeError as error:
-            raise RuntimeError(f"{name}: expected UTF-8, found byte {text[error.start]:#04x} at offset {error.start}") from error
+            found = f"byte {text[error.start]:#04x} at offset {error.start}"
+            raise RuntimeError(f"{name}: expected UTF-8, found {found}") from error
 
     pieces = [b""] * begin + [BEGIN_PIECE]
     for piece, token in ranks.items():
@@ -213,7 +84,7 @@ def gpt2_tokenizer(files: Optional[str]) -> Tokenizer:
     return Tokenizer("gpt2", pieces, begin, encode)
 
 
-# --- shards ------------------------------------------------------------------------------------------------------------
+# --- shards ---
 
 
 class Progress:
@@ -239,32 +110,31 @@ class Progress:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
-def write_shards(folder: Path, split: str, stream: Iterator[np.ndarray], shard_tokens: int = SHARD_TOKENS) -> list[dict]:
-    """Writes a split's tokens; a shard holds at most `shard_tokens`, documents may run on in the next. One document in memory."""
-    shards: list[dict] = []
-    file = None
-
-    def finish() -> None:
-        header = np.zeros(SHARD_HEADER_INTS, "<i4")
-        header[:3] = SHARD_MAGIC, SHARD_VERSION, shards[-1]["tokens"]
-        file.seek(0)
-        file.write(header.tobytes())
-        file.close()
-        shards[-1]["sha256"] = sha256_of(folder / shards[-1]["file"])
-
+def cut_at_shards(stream: Iterator[np.ndarray], shard_tokens: int) -> Iterator[tuple[int, np.ndarray]]:
+    """The stream in parts that lie in one shard each, with the shard's number."""
+    done = 0
     for tokens in stream:
         while tokens.size:
-            if file is None or shards[-1]["tokens"] == shard_tokens:
-                if file is not None:
-                    finish()
-                shards.append({"file": f"{split}_{len(shards):03}.bin", "tokens": 0})
-                file = (folder / shards[-1]["file"]).open("wb")
-                file.seek(SHARD_HEADER_INTS * 4)
-            part = tokens[: shard_tokens - shards[-1]["tokens"]]
-            file.write(part.astype("<u2").tobytes())
-            shards[-1]["tokens"] += int(part.size)
+            part = tokens[: shard_tokens - done % shard_tokens]
+            yield done // shard_tokens, part
+            done += part.size
             tokens = tokens[part.size :]
-    finish()
+
+
+def write_shards(folder: Path, split: str, stream: Iterator[np.ndarray], shard_tokens: int = SHARD_TOKENS) -> list:
+    """Writes a split's tokens, at most `shard_tokens` a shard; documents may run on. One document in memory."""
+    shards = []
+    for number, parts in itertools.groupby(cut_at_shards(stream, shard_tokens), key=lambda cut: cut[0]):
+        path = folder / f"{split}_{number:03}.bin"
+        with path.open("wb") as file:
+            file.seek(SHARD_HEADER_INTS * 4)
+            for _, part in parts:
+                file.write(part.astype("<u2").tobytes())
+            header = np.zeros(SHARD_HEADER_INTS, "<i4")
+            header[:3] = SHARD_MAGIC, SHARD_VERSION, file.tell() // 2 - SHARD_HEADER_INTS * 2
+            file.seek(0)
+            file.write(header.tobytes())
+        shards.append({"file": path.name, "tokens": int(header[2]), "sha256": sha256_of(path)})
     return shards
 
 
@@ -274,11 +144,6 @@ def write_vocabulary(path: Path, pieces: list[bytes]) -> None:
         file.write(len(pieces).to_bytes(4, "little"))
         for piece in pieces:
             file.write(len(piece).to_bytes(2, "little") + piece)
-
-
-def sha256_of(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def source_hash(corpus: Corpus) -> str:
@@ -322,9 +187,16 @@ def prepare(corpus: Corpus, tokenizer: Tokenizer, output: Path) -> dict:
         # As sha256sum would print it: the shards in order, then the vocabulary.
         listing = "".join(f"{s['sha256']}  {s['file']}\n" for split in SPLITS for s in splits[split]["shards"])
         listing += f"{vocabulary['sha256']}  vocabulary.bin\n"
-        dataset = {"format": FORMAT, "name": corpus.name, "tokenizer": tokenizer.name, "begin_token": tokenizer.begin_token,
-                   "vocabulary": vocabulary, "source": {"sha256": source, **corpus.origin},
-                   "content_sha256": hashlib.sha256(listing.encode()).hexdigest(), "splits": splits}  # fmt: skip
+        dataset = {
+            "format": FORMAT,
+            "name": corpus.name,
+            "tokenizer": tokenizer.name,
+            "begin_token": tokenizer.begin_token,
+            "vocabulary": vocabulary,
+            "source": {"sha256": source, **corpus.origin},
+            "content_sha256": hashlib.sha256(listing.encode()).hexdigest(),
+            "splits": splits,
+        }
         (beside / "dataset.json").write_text(json.dumps(dataset, indent=1) + "\n", encoding="utf-8")
         replace(beside, output)
         return dataset
@@ -359,17 +231,7 @@ def replace(beside: Path, output: Path) -> None:
             raise
 
 
-# --- the command -------------------------------------------------------------------------------------------------------
-
-
-def named_corpus(name: str) -> Corpus:
-    if name == "bible":
-        return bible()
-    if name == "headers":
-        return headers()
-    if not Path(name).is_dir():
-        raise WrongCall(f"corpus: expected 'bible', 'headers' or a folder of text, found {name!r}")
-    return folder_of_text(Path(name).resolve())
+# --- the command ---
 
 
 def named_tokenizer(name: str, gpt2_files: Optional[str]) -> Tokenizer:
@@ -379,13 +241,14 @@ def named_tokenizer(name: str, gpt2_files: Optional[str]) -> Tokenizer:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    for command in (commands.add_parser("prepare", help="write a corpus as token shards"),
-                    commands.add_parser("encode", help="print the tokens of standard input")):  # fmt: skip
-        command.add_argument("--tokenizer", choices=("bytes", "gpt2"), default="bytes")
-        command.add_argument("--gpt2-files", default=os.environ.get("LETHE_GPT2_FILES"),
-                             help="folder of GPT-2's encoder.json and vocab.bpe (default: LETHE_GPT2_FILES)")  # fmt: skip
-    commands.choices["prepare"].add_argument("--corpus", required=True, help="bible, headers or a folder of *.txt files")
-    commands.choices["prepare"].add_argument("--output", required=True, type=Path, help="the dataset's folder")
+    prepare_call = commands.add_parser("prepare", help="write a corpus as token shards")
+    prepare_call.add_argument("--corpus", required=True, help="bible, headers or a folder of *.txt files")
+    prepare_call.add_argument("--output", required=True, type=Path, help="the dataset's folder")
+    encode_call = commands.add_parser("encode", help="print the tokens of standard input")
+    files_help = "folder of GPT-2's encoder.json and vocab.bpe (default: LETHE_GPT2_FILES)"
+    for call in (prepare_call, encode_call):
+        call.add_argument("--tokenizer", choices=("bytes", "gpt2"), default="bytes")
+        call.add_argument("--gpt2-files", default=os.environ.get("LETHE_GPT2_FILES"), help=files_help)
     call = parser.parse_args()
     try:
         tokenizer = named_tokenizer(call.tokenizer, call.gpt2_files)
@@ -394,10 +257,10 @@ def main() -> int:
         else:
             prepare(named_corpus(call.corpus), tokenizer, call.output)
     except WrongCall as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"tokenize_corpus: {error}", file=sys.stderr)
         return 2
     except (OSError, RuntimeError, subprocess.CalledProcessError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"tokenize_corpus: {error}", file=sys.stderr)
         return 1
     return 0
 

@@ -39,11 +39,13 @@ void check_hash(const fs::path& file, const std::string& bytes, const std::strin
 void read_shard(const fs::path& file, const std::string& hash, std::vector<uint16_t>& tokens) {
   const std::string bytes = contents(file);
   std::array<int32_t, 3> header{};
-  if (bytes.size() < kHeaderBytes) fail(file.string() + " with a header of 1024 bytes", std::to_string(bytes.size()) + " bytes");
+  if (bytes.size() < kHeaderBytes)
+    fail(file.string() + " with a header of 1024 bytes", std::to_string(bytes.size()) + " bytes");
   std::memcpy(header.data(), bytes.data(), sizeof header);
   const auto [magic, version, count] = header;
   if (magic != kShardMagic || version != kShardVersion)
-    fail(file.string() + " with magic 20240520 and version 1", std::to_string(magic) + " and " + std::to_string(version));
+    fail(file.string() + " with magic 20240520 and version 1",
+         std::to_string(magic) + " and " + std::to_string(version));
   const size_t size = kHeaderBytes + sizeof(uint16_t) * static_cast<size_t>(std::max(count, 0));
   if (bytes.size() != size)
     fail(file.string() + " with " + std::to_string(size) + " bytes for its " + std::to_string(count) + " tokens",
@@ -163,8 +165,8 @@ Dataset::Batch Dataset::training_batch(int64_t first_sequence, int64_t count, in
   const Split& train = split("train");
   const auto size = static_cast<int64_t>(train.tokens.size());
   if (length < 1 || length > size)
-    throw std::invalid_argument("length: expected 1 to " + std::to_string(size) + ", the tokens of " + name_ + "'s train split, found " +
-                                std::to_string(length));
+    throw std::invalid_argument("length: expected 1 to " + std::to_string(size) + ", the tokens of " + name_ +
+                                "'s train split, found " + std::to_string(length));
   const int64_t an_epoch = size / length;
   std::vector<int64_t> pieces(count);
   for (int64_t i = 0; i < count; ++i) {
@@ -178,8 +180,8 @@ Dataset::Batch Dataset::sequences(const std::string& name, int64_t first, int64_
   const Split& chosen = split(name);
   if (length < 1) throw std::invalid_argument("length: expected at least 1, found " + std::to_string(length));
   if (const int64_t all = sequence_count(name, length); first < 0 || count < 0 || first + count > all)
-    throw std::invalid_argument("sequences: expected a range within the " + std::to_string(all) + " of " + name + ", found " +
-                                std::to_string(first) + " to " + std::to_string(first + count));
+    throw std::invalid_argument("sequences: expected a range within the " + std::to_string(all) + " of " + name +
+                                ", found " + std::to_string(first) + " to " + std::to_string(first + count));
   std::vector<int64_t> pieces(count);
   for (int64_t i = 0; i < count; ++i) pieces[i] = first + i;
   return cut(chosen, pieces, length);
@@ -189,7 +191,8 @@ std::string Dataset::decode(const std::vector<int64_t>& tokens) const {
   std::string text;
   for (int64_t token : tokens) {
     if (token < 0 || token >= vocabulary())
-      throw std::invalid_argument("tokens: expected 0 to " + std::to_string(vocabulary() - 1) + ", found " + std::to_string(token));
+      throw std::invalid_argument("tokens: expected 0 to " + std::to_string(vocabulary() - 1) + ", found " +
+                                  std::to_string(token));
     text += pieces_[token];
   }
   return text;

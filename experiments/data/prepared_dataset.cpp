@@ -32,8 +32,8 @@ fs::path prepare_dataset(const std::string& corpus, const std::string& tokenizer
                          const std::string& gpt2_files) {
   check(corpus, tokenizer);
   const fs::path output = place_of(corpus, tokenizer, root);
-  std::vector<std::string> call{LETHE_PYTHON, LETHE_TOKENIZER, "prepare",  "--corpus", corpus,
-                                "--tokenizer", tokenizer,      "--output", output.string()};
+  std::vector<std::string> call{LETHE_PYTHON,  LETHE_TOKENIZER, "prepare",  "--corpus",     corpus,
+                                "--tokenizer", tokenizer,       "--output", output.string()};
   if (!gpt2_files.empty()) call.insert(call.end(), {"--gpt2-files", gpt2_files});
   run_program(call);
   return output;
@@ -43,8 +43,8 @@ fs::path prepared_dataset(const std::string& corpus, const std::string& tokenize
   check(corpus, tokenizer);
   if (!is_named(corpus) && is_dataset(corpus)) {
     if (const auto found = Dataset(corpus).tokenizer(); found != tokenizer)
-      throw std::invalid_argument("tokenizer: expected '" + found + "', which the dataset " + corpus + " is in, found '" +
-                                  tokenizer + "'");
+      throw std::invalid_argument("tokenizer: expected '" + found + "', which the dataset " + corpus +
+                                  " is in, found '" + tokenizer + "'");
     return corpus;
   }
   const fs::path place = place_of(corpus, tokenizer, root);

@@ -31,10 +31,12 @@ struct Constants {
   }
 };
 
-void compress(std::array<uint32_t, 8>& state, const unsigned char* block, const std::array<uint32_t, kRounds>& constants) {
+void compress(std::array<uint32_t, 8>& state, const unsigned char* block,
+              const std::array<uint32_t, kRounds>& constants) {
   std::array<uint32_t, kRounds> w;
   for (int t = 0; t < kWords; ++t)
-    w[t] = uint32_t{block[4 * t]} << 24 | uint32_t{block[4 * t + 1]} << 16 | uint32_t{block[4 * t + 2]} << 8 | block[4 * t + 3];
+    w[t] = uint32_t{block[4 * t]} << 24 | uint32_t{block[4 * t + 1]} << 16 | uint32_t{block[4 * t + 2]} << 8 |
+           block[4 * t + 3];
   for (int t = kWords; t < kRounds; ++t) {
     const uint32_t s0 = std::rotr(w[t - 15], 7) ^ std::rotr(w[t - 15], 18) ^ w[t - 15] >> 3;
     const uint32_t s1 = std::rotr(w[t - 2], 17) ^ std::rotr(w[t - 2], 19) ^ w[t - 2] >> 10;

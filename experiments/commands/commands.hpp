@@ -1,0 +1,30 @@
+#pragma once
+// The subcommands of lethe: each adds itself to the command line, and does its work when that has been read.
+
+#include <CLI/CLI.hpp>
+#include <filesystem>
+#include <string>
+
+namespace lethe {
+
+/// What all subcommands share.
+struct Place {
+  std::filesystem::path root;  ///< the checkout: experiments/papers, tools, artefacts/, results/
+  std::string command_line;    ///< for the birth certificates of results
+  int threads = 0;             ///< that Torch may use; 0: its own choice
+
+  std::filesystem::path data() const { return root / "artefacts" / "data"; }
+  std::filesystem::path models() const { return root / "artefacts" / "models"; }
+};
+
+// Errors leave as exceptions, see main(): std::invalid_argument for a wrong call, any other for a failed run.
+void add_list(CLI::App& app, const Place& place);
+void add_run(CLI::App& app, const Place& place);
+void add_report(CLI::App& app, const Place& place);
+void add_train(CLI::App& app, const Place& place);
+void add_evaluate(CLI::App& app, const Place& place);
+void add_generate(CLI::App& app, const Place& place);
+void add_describe(CLI::App& app, const Place& place);
+void add_data(CLI::App& app, const Place& place);
+
+}  // namespace lethe

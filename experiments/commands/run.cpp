@@ -1,0 +1,59 @@
+#include <cstdio>
+#include <memory>
+
+#include "experiments/commands/commands.hpp"
+#include "experiments/commands/progress_line.hpp"
+#include "experiments/papers/registry.hpp"
+
+namespace lethe {
+namespace {
+
+struct Options {
+  std::vector<std::string> experiments;
+  std::string scale = "quick";
+};
+
+std::string described(const JobProgress& progress) {
+  char text[200];
+  std::snprintf(text, sizeof text, "%3.0f %%, %s left: %s", 100 * progress.share_done,
+                duration(progress.seconds_left).c_str(), progress.what.c_str());
+  std::string line = text;
+  if (progress.training.steps > 0) line += ", " + described(progress.training);
+  return line;
+}
+
+void run(const Options& options, const Place& place) {
+  const auto selected = select_experiments(options.experiments);
+  Context context;
+  context.scale = options.scale;
+  context.root = place.root;
+  context.results = results_folder(place.root, options.scale);
+  context.threads = place.threads;
+  context.command_line = place.command_line;
+  {
+    ProgressLine line;
+    context.progress = [&](const JobProgress& progress) { line.show(described(progress)); };
+    run_experiments(selected, context);
+  }
+  std::printf("%s\n", context.results.c_str());
+}
+
+}  // namespace
+
+void add_run(CLI::App& app, const Place& place) {
+  auto* command = app.add_subcommand("run", "Train what claims need, and measure them");
+  auto options = std::make_shared<Options>();
+  command->add_option("experiments", options->experiments,
+                      "paper/claim, paper or claim; none: all (lethe list shows them)");
+  command->add_option("--scale", options->scale, "quick (two cores), gpu (one GPU, a day) or paper (the paper's own)")
+      ->capture_default_str();
+  command->footer(
+      "A second call repeats nothing that is finished, and goes on where a first was stopped.\n"
+      "Examples:\n"
+      "  lethe run\n"
+      "  lethe run adaptive_computation_pruning\n"
+      "  lethe run ablations tolerance");
+  command->callback([options, &place] { run(*options, place); });
+}
+
+}  // namespace lethe

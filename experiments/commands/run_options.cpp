@@ -1,0 +1,126 @@
+#include "experiments/commands/run_options.hpp"
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <stdexcept>
+
+namespace lethe {
+namespace {
+
+using nlohmann::json;
+
+/// What a run is before anything is said: small enough for two cores, large enough that the loss falls.
+Run default_run() {
+  Run run;
+  run.model = named_architecture("fox-pro");
+  run.model.layers = 4, run.model.width = 128, run.model.heads = 4, run.model.mlp_multiple = 32;
+  run.training.context_length = 512;
+  run.training.batch_tokens = 4096;
+  run.training.total_tokens = 1 << 20;
+  run.training.warmup_tokens = 1 << 16;
+  run.training.learning_rate = 2e-3;
+  run.training.checkpoint_tokens = 1 << 18;
+  return run;
+}
+
+struct Named {
+  const char *option, *member, *description;
+};
+constexpr Named kNamed[] = {
+    {"--layers", "layers", "Layers"},
+    {"--width", "width", "Width of the residual stream"},
+    {"--heads", "heads", "Heads"},
+    {"--tokens", "total_tokens", "Tokens to train on"},
+    {"--context", "context_length", "Tokens in a training sequence"},
+    {"--batch-tokens", "batch_tokens", "Tokens in an optimizer step"},
+    {"--warmup-tokens", "warmup_tokens", "Tokens of linear warm-up"},
+    {"--learning-rate", "learning_rate", "Highest learning rate"},
+    {"--seed", "seed", "Seed of initialization and data order"},
+    {"--corpus", "corpus", "bible, headers, or the path of a folder of text"},
+    {"--tokenizer", "tokenizer", "bytes or gpt2"},
+};
+
+/// A value as JSON where it is some (numbers, true, null), else as a string.
+json value_of(const std::string& text) {
+  const json value = json::parse(text, nullptr, /*allow_exceptions=*/false);
+  return value.is_discarded() ? json(text) : value;
+}
+
+void set_member(json& model, json& training, const std::string& member, const std::string& value) {
+  for (json* config : {&model, &training})
+    if (config->contains(member)) {
+      // Words stay words: a corpus may be a folder named 1984.
+      (*config)[member] = (*config)[member].is_string() ? json(value) : value_of(value);
+      return;
+    }
+  std::string known;
+  for (const json* config : {&model, &training})
+    for (const auto& [name, _] : config->items()) known += (known.empty() ? "" : ", ") + name;
+  throw std::invalid_argument("--set: expected a member among " + known + ", found '" + member + "'");
+}
+
+Run run_of_file(const std::string& path) {
+  std::ifstream file(path);
+  if (!file) throw std::invalid_argument("run.json: expected a file, found none at " + path);
+  const json read = json::parse(file, nullptr, /*allow_exceptions=*/false);
+  if (read.is_discarded()) throw std::invalid_argument(path + ": expected JSON, found something else");
+  return read.get<Run>();
+}
+
+int64_t vocabulary_of(const std::string& tokenizer) {
+  if (tokenizer == "bytes") return 257;
+  if (tokenizer == "gpt2") return 50257;
+  throw std::invalid_argument("tokenizer: expected bytes or gpt2, found " + tokenizer);
+}
+
+}  // namespace
+
+void RunOptions::add_to(CLI::App& command) {
+  command.add_option("run.json", file_, "A run as artefacts keep it; the options below change it");
+  command.add_option("--architecture", architecture_,
+                     "fox-pro (default), fox-llama, transformer-pro or transformer-llama");
+  command.add_option("--size", size_, "A size of the papers: 125m, 360m or 760m (GPT-2 tokens)");
+  command.add_option("--label", label_, "A name for people; no part of the artefact's identity");
+  for (const auto& named : kNamed) {
+    command.add_option_function<std::string>(
+        named.option, [this, &named](const std::string& value) { members_.emplace_back(named.member, value); },
+        named.description);
+  }
+  command
+      .add_option("--set", settings_, "Any member of the configuration as key=value, e.g. rope=true or qk_norm=none")
+      ->allow_extra_args(false);
+}
+
+Run RunOptions::run() const {
+  Run run = file_.empty() ? default_run() : run_of_file(file_);
+  if (!architecture_.empty()) {
+    ModelConfig chosen = named_architecture(architecture_);
+    chosen.vocabulary = run.model.vocabulary, chosen.layers = run.model.layers, chosen.width = run.model.width;
+    chosen.heads = run.model.heads, chosen.mlp_multiple = run.model.mlp_multiple;
+    run.model = chosen;
+    run.label = architecture_;
+  }
+  if (!size_.empty()) {
+    set_size(run.model, size_);
+    run.model.mlp_multiple = ModelConfig{}.mlp_multiple;
+    run.model.vocabulary = 0;
+    run.training.tokenizer = "gpt2";
+  }
+  if (!label_.empty()) run.label = label_;
+
+  json model = run.model, training = run.training;
+  for (const auto& [member, value] : members_) set_member(model, training, member, value);
+  for (const auto& setting : settings_) {
+    const auto equals = setting.find('=');
+    if (equals == std::string::npos) throw std::invalid_argument("--set: expected key=value, found '" + setting + "'");
+    set_member(model, training, setting.substr(0, equals), setting.substr(equals + 1));
+  }
+  from_json(model, run.model);
+  from_json(training, run.training);
+  if (run.model.vocabulary == 0) run.model.vocabulary = vocabulary_of(run.training.tokenizer);
+  run.model.check();
+  run.training.check();
+  return run;
+}
+
+}  // namespace lethe

@@ -1,0 +1,30 @@
+#pragma once
+// The options that describe a run, the same for every subcommand that takes one.
+
+#include <CLI/CLI.hpp>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "experiments/training/training.hpp"
+
+namespace lethe {
+
+/// A run from a file, from a named architecture and size, and from single members set over them, in this order.
+class RunOptions {
+ public:
+  /// Adds run.json, --architecture, --size, --label, an option for each member that is set often, and --set key=value.
+  void add_to(CLI::App& command);
+
+  /// The run that the options describe; its vocabulary is that of its tokenizer unless it was set.
+  ///
+  /// throws  std::invalid_argument for an unknown name or member, a value of the wrong type, or a run that can't be
+  Run run() const;
+
+ private:
+  std::string file_, architecture_, size_, label_;
+  std::vector<std::pair<std::string, std::string>> members_;  // of the named options
+  std::vector<std::string> settings_;                         // key=value
+};
+
+}  // namespace lethe

@@ -1,0 +1,69 @@
+// The lethe command: trains, measures and reports. See README.md, or lethe --help.
+
+#include <ATen/Parallel.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <iostream>
+
+#include "experiments/commands/commands.hpp"
+#include "experiments/data/run_program.hpp"
+
+namespace {
+
+constexpr int kFailed = 1, kWrongCall = 2;
+
+int fail(int status, std::string message) {
+  std::ranges::replace(message, '\n', ' ');
+  std::cerr << "lethe: " << message << '\n';
+  return status;
+}
+
+std::string joined(int argc, char** argv) {
+  std::string line = "lethe";
+  for (int i = 1; i < argc; ++i) line += std::string(" ") + argv[i];
+  return line;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  lethe::Place place{LETHE_ROOT, joined(argc, argv)};
+  CLI::App app{"Lethe: attention that forgets, from papers to measured claims.", "lethe"};
+  app.footer(
+      "Examples:\n"
+      "  lethe list                                    what can be measured, and what it costs\n"
+      "  lethe run forgetting_transformer/ablations    train and measure one claim\n"
+      "  lethe report                                  tables, plots and the page of results\n"
+      "  lethe train --tokens 1000000                  train a small FoX (Pro) on the Bible\n"
+      "  lethe describe --size 760m                    parameters, FLOPs and memory of the papers' largest model\n"
+      "lethe COMMAND --help tells more. Exit status: 0 done, 1 failed, 2 wrong call.");
+  app.add_option("--root", place.root, "The checkout, with artefacts/ and results/ below it")
+      ->check(CLI::ExistingDirectory)
+      ->capture_default_str();
+  app.add_option("--threads", place.threads, "Threads for Torch; 0: its own choice")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  app.require_subcommand(1)->fallthrough();
+  app.parse_complete_callback([&] {
+    if (place.threads > 0) at::set_num_threads(place.threads);
+  });
+  for (auto add : {lethe::add_list, lethe::add_run, lethe::add_report, lethe::add_train, lethe::add_evaluate,
+                   lethe::add_generate, lethe::add_describe, lethe::add_data})
+    add(app, place);
+
+  try {
+    app.parse(argc, argv);
+    return 0;
+  } catch (const CLI::ParseError& error) {
+    return error.get_exit_code() == 0 ? app.exit(error) : fail(kWrongCall, error.what());
+  } catch (const lethe::ProgramFailed& error) {
+    return error.status() == kWrongCall ? kWrongCall : kFailed;
+  } catch (const std::invalid_argument& error) {
+    return fail(kWrongCall, error.what());
+  } catch (const c10::Error& error) {
+    return fail(kFailed, error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    return fail(kFailed, error.what());
+  }
+}

@@ -24,6 +24,13 @@ Eigen::Index position_of(const BasicHead<Scalar>& head, Eigen::Index row) {
   return head.key.rows() - head.query.rows() + row;
 }
 
+/// exp of every entry. Eigen's own vectorised exp stops at exp(−708), where a cut pair must weigh exactly nothing.
+template <typename Expression>
+auto exponential(const Expression& expression) {
+  using Scalar = typename Expression::Scalar;
+  return expression.unaryExpr([](Scalar x) { return std::exp(x); });
+}
+
 inline void expect_size(const char* name, const char* what, Eigen::Index expected, Eigen::Index found) {
   if (expected == found) return;
   throw std::invalid_argument(std::string(name) + ": expected " + std::to_string(expected) + " " + what + ", found " +
@@ -102,7 +109,7 @@ BasicOutput<Scalar> biased_softmax_parallel(const BasicHead<Scalar>& head, const
     logits.row(row).tail(logits.cols() - i - 1).setConstant(-std::numeric_limits<Scalar>::infinity());
   }
   const Vector<Scalar> largest = logits.rowwise().maxCoeff();
-  const Matrix<Scalar> weights = (logits.colwise() - largest).array().exp();
+  const Matrix<Scalar> weights = exponential(logits.colwise() - largest);
   const Vector<Scalar> normalizer = weights.rowwise().sum();
   BasicOutput<Scalar> output;
   output.values = normalizer.cwiseInverse().asDiagonal() * (weights * head.value);
@@ -116,7 +123,7 @@ Vector<Scalar> biased_softmax_weights(const BasicHead<Scalar>& head, const Bias&
   const Eigen::Index i = position_of(head, row);
   Vector<Scalar> logits = head.scale * head.key.topRows(i + 1) * head.query.row(row).transpose();
   for (Eigen::Index j = 0; j <= i; ++j) logits[j] += bias(i, j);
-  const Vector<Scalar> weights = (logits.array() - logits.maxCoeff()).exp();
+  const Vector<Scalar> weights = exponential((logits.array() - logits.maxCoeff()).matrix());
   return weights / weights.sum();
 }
 

@@ -87,8 +87,8 @@ Output forward(const Head& head, Blocks blocks, double threshold) {
       const Vector<double> new_largest = largest.cwiseMax(logits.rowwise().maxCoeff());
       // A query that a gate of zero cuts off from every key so far has no largest logit yet; any finite shift will do.
       const Vector<double> shift = (new_largest.array() == kMinusInfinity).select(0.0, new_largest);
-      const Vector<double> rescale = (largest - shift).array().exp();
-      const Matrix<double> weights = (logits.colwise() - shift).array().exp();
+      const Vector<double> rescale = exponential(largest - shift);
+      const Matrix<double> weights = exponential(logits.colwise() - shift);
       normalizer = rescale.cwiseProduct(normalizer) + weights.rowwise().sum();
       values = rescale.asDiagonal() * values + weights * head.value.middleRows(keys.first, keys.size);
       largest = new_largest;
@@ -120,7 +120,7 @@ Gradients backward(const Head& head, const Output& output, const Matrix<double>&
     const auto log_normalizer = output.log_normalizer.segment(queries.first, queries.size);
     for (const Range& keys : grid.keys(row)) {
       const auto key = head.key.middleRows(keys.first, keys.size);
-      const Matrix<double> weights = (grid.logits(queries, keys).colwise() - log_normalizer).array().exp();
+      const Matrix<double> weights = exponential(grid.logits(queries, keys).colwise() - log_normalizer);
       const Matrix<double> weights_gradient =
           value_gradient * head.value.middleRows(keys.first, keys.size).transpose();
       const Matrix<double> logits_gradient = weights.cwiseProduct(

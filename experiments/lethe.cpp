@@ -46,6 +46,7 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   app.require_subcommand(1)->fallthrough();
   app.parse_complete_callback([&] {
+    place.root = std::filesystem::absolute(place.root);
     if (place.threads > 0) at::set_num_threads(place.threads);
   });
   for (auto add : {lethe::add_list, lethe::add_run, lethe::add_report, lethe::add_train, lethe::add_evaluate,

@@ -12,8 +12,7 @@ namespace lethe {
 /// The finished artefacts below a folder, by name. Empty where the folder is absent.
 std::vector<Artefact> finished_artefacts(const std::filesystem::path& models);
 
-/// The artefact that `name` means: the path of its folder, its name below `models`, or a beginning of one that no other
-/// shares.
+/// The artefact that `name` means: the path of its folder, its name below `models`, or the beginning of only one.
 ///
 /// throws  std::invalid_argument where it means none, several, or one whose training is not finished
 Artefact find_artefact(const std::filesystem::path& models, const std::string& name);

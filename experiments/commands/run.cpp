@@ -30,6 +30,7 @@ void run(const Options& options, const Place& place) {
   context.results = results_folder(place.root, options.scale);
   context.threads = place.threads;
   context.command_line = place.command_line;
+  std::filesystem::current_path(place.root);  // a corpus in config.toml is a path in the checkout
   {
     ProgressLine line;
     context.progress = [&](const JobProgress& progress) { line.show(described(progress)); };

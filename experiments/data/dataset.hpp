@@ -14,15 +14,15 @@ namespace lethe {
 /// A corpus as tokens: one uint16 array a split, each document opened by the begin token.
 ///
 /// A dataset is a folder that `lethe data prepare` writes (tools/tokenize_corpus.py behind it; format: README.md):
-///   train_000.bin …, valid_000.bin, test_000.bin   uint16 shards with the 1024-byte header of llm.c (magic, version,
-///   tokens) dataset.json   name, tokenizer, vocabulary, begin token, documents and tokens a split, sha-256 of the
-///   source and the shards vocabulary.bin token id → bytes, for decoding by table
+///   train_000.bin …, valid_000.bin, test_000.bin
+///                   uint16 shards with the 1024-byte header of llm.c (magic, version, tokens)
+///   dataset.json    name, tokenizer, begin token; documents and tokens a split; SHA-256 of the source and of the files
+///   vocabulary.bin  token id → bytes, for decoding by table
 class Dataset {
  public:
   /// Reads and checks all of it: 2 bytes of memory a token, about 13 ms a million tokens (most of it the hash).
   ///
-  /// throws  std::invalid_argument "dataset: expected …, found …" where a file is absent, truncated or not what its
-  /// hash says
+  /// throws  std::invalid_argument "dataset: expected …, found …" where a file is absent, cut or not what its hash says
   explicit Dataset(const std::filesystem::path& folder);
 
   const std::string& name() const { return name_; }
@@ -78,25 +78,22 @@ class Dataset {
 /// cost     O(1): a four-round Feistel network on the next even number of bits, walked until it lands inside
 int64_t permutation(uint64_t key, int64_t count, int64_t n);
 
-/// The dataset folder for a corpus, prepared where it isn't there yet by tools/tokenize_corpus.py (progress on standard
-/// error).
+/// The dataset folder for a corpus, prepared where it isn't there yet (progress on standard error).
 ///
-/// reads    corpus: "bible", "headers", the path of a folder of text, or that of a finished dataset; tokenizer "bytes"
-/// or
-///          "gpt2" (needs LETHE_GPT2_FILES, the folder of GPT-2's encoder.json and vocab.bpe); root, where datasets
-///          live (artefacts/data)
-/// returns  root/<corpus>-<tokenizer>; a folder of text has the start of its path's hash between the two, and is
-/// compared with
-///          its dataset on every call. The others are pinned by their packages and taken as they are.
-/// throws   std::invalid_argument for an unknown corpus or tokenizer, ProgramFailed (run_program.hpp) where preparing
-/// fails
+/// reads    corpus: "bible", "headers", the path of a folder of text, or that of a finished dataset
+///          tokenizer: "bytes" or "gpt2" (needs LETHE_GPT2_FILES, the folder of GPT-2's encoder.json and vocab.bpe)
+///          root: where datasets live (artefacts/data)
+/// returns  root/<corpus>-<tokenizer>, of a folder its last name. A folder's dataset is compared with its text on every
+///          call; the named corpora are pinned by their packages and taken as they are.
+/// throws   std::invalid_argument for an unknown corpus or tokenizer; ProgramFailed (run_program.hpp) where
+///          tools/tokenize_corpus.py, which does the work, fails
 std::filesystem::path prepared_dataset(const std::string& corpus, const std::string& tokenizer,
                                        const std::filesystem::path& root);
 
 /// Writes the dataset of a corpus, or checks it against its source and writes it anew where that has changed.
 ///
-/// reads, returns, throws   as prepared_dataset; gpt2_files, the folder of the tokenizer's files, empty:
-/// LETHE_GPT2_FILES
+/// reads    as prepared_dataset; gpt2_files: the folder of the tokenizer's files, empty: LETHE_GPT2_FILES
+/// returns, throws  as prepared_dataset
 std::filesystem::path prepare_dataset(const std::string& corpus, const std::string& tokenizer,
                                       const std::filesystem::path& root, const std::string& gpt2_files = {});
 

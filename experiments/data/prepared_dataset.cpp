@@ -3,7 +3,6 @@
 
 #include "experiments/data/dataset.hpp"
 #include "experiments/data/run_program.hpp"
-#include "experiments/data/sha256.hpp"
 
 namespace lethe {
 namespace {
@@ -21,9 +20,8 @@ void check(const std::string& corpus, const std::string& tokenizer) {
 }
 
 fs::path place_of(const std::string& corpus, const std::string& tokenizer, const fs::path& root) {
-  if (is_named(corpus)) return root / (corpus + "-" + tokenizer);
-  const fs::path folder = fs::canonical(corpus);
-  return root / (folder.filename().string() + "-" + sha256(folder.string()).substr(0, 8) + "-" + tokenizer);
+  const std::string name = is_named(corpus) ? corpus : fs::canonical(corpus).filename().string();
+  return root / (name + "-" + tokenizer);
 }
 
 }  // namespace

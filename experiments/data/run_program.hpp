@@ -19,8 +19,10 @@ class ProgramFailed : public std::runtime_error {
 
 /// Runs a program without a shell and waits for it; its standard error is ours.
 ///
-/// reads    arguments, the first of them the program (found on PATH where it has no slash); standard_input, what it may
-/// read returns  what it wrote to standard output throws   ProgramFailed; std::runtime_error where it can't be started
+/// reads    arguments: the first of them is the program, found on PATH where it has no slash
+///          standard_input: what the program finds on its standard input
+/// returns  what it wrote to standard output
+/// throws   ProgramFailed; std::runtime_error where it can't be started
 std::string run_program(const std::vector<std::string>& arguments, const std::string& standard_input = {});
 
 }  // namespace lethe

@@ -1,0 +1,151 @@
+"""The lethe command as its users meet it: exit status, one line of error, a model from training to text. Run by ctest.
+
+usage: test_command.py BINARY [unittest's own arguments]
+"""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+BINARY = Path(sys.argv.pop(1)).resolve() if __name__ == "__main__" else None
+ROOT = Path(__file__).resolve().parents[2]
+
+TINY = ("--layers 1 --width 16 --heads 2 --context 32 --batch-tokens 128 --warmup-tokens 128 --tokens 512 "
+        "--set mlp_multiple=16 --set checkpoint_tokens=256").split()  # fmt: skip
+
+
+def lethe(*arguments: str) -> subprocess.CompletedProcess:
+    environment = {k: v for k, v in os.environ.items() if k != "LETHE_GPT2_FILES"}
+    # From a folder of its own: nothing may depend on where the command is called.
+    with tempfile.TemporaryDirectory() as elsewhere:
+        return subprocess.run([BINARY, "--threads", "1", *arguments], capture_output=True, text=True, cwd=elsewhere,
+                              env=environment, timeout=300)  # fmt: skip
+
+
+class CommandTest(unittest.TestCase):
+    def done(self, *arguments: str) -> str:
+        result = lethe(*arguments)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        return result.stdout
+
+    def refused(self, status: int, message: str, *arguments: str) -> None:
+        result = lethe(*arguments)
+        self.assertEqual(result.returncode, status, result.stderr)
+        self.assertIn(message, result.stderr)
+        self.assertEqual(result.stderr.count("\n"), 1, result.stderr)
+        self.assertEqual(result.stdout, "")
+
+
+class Calls(CommandTest):
+    def test_explain_themselves(self):
+        self.assertIn("Examples:", self.done("--help"))
+        for command in ("list", "run", "report", "train", "evaluate", "generate", "describe", "data"):
+            self.assertIn(f"lethe {command}", self.done(command, "--help"))
+
+    def test_that_are_wrong_end_with_2_and_one_line(self):
+        for message, *arguments in (
+            ("subcommand",),
+            ("frobnicate", "frobnicate"),
+            ("--frobnicate", "train", "--frobnicate"),
+            ("--set: expected a member among", "describe", "--set", "kv_shft=false"),
+            ("--set: expected key=value, found 'rope'", "describe", "--set", "rope"),
+            ("rope: expected true or false, found 5", "describe", "--set", "rope=5"),
+            ("architecture", "describe", "--architecture", "fox"),
+            ("size", "describe", "--size", "7b"),
+            ("corpus: expected 'bible', 'headers' or a folder of text, found 'nowhere'", "data", "show", "nowhere"),
+            ("no_such_claim", "run", "no_such_claim"),
+            ("artefact: expected the folder or name of a trained model", "generate", "no-such-model"),
+            ("--threads", "list", "--threads", "-1"),
+        ):
+            with self.subTest(arguments):
+                self.refused(2, message, *arguments)
+
+    def test_of_describe_know_the_papers_largest_model(self):
+        described = self.done("describe", "--size", "760m", "--architecture", "fox-pro", "--context", "16384",
+                              "--batch-tokens", "524288", "--set", "heads=12")  # fmt: skip
+        members = dict(line.split(maxsplit=1) for line in described.splitlines() if line.startswith("  "))
+        self.assertEqual(members["non-embedding"], "758117664")
+        self.assertEqual(members["vocabulary"], "50257")
+
+    def test_of_list_show_claims_with_their_cost_architectures_and_sizes(self):
+        listed = self.done("list")
+        for name in ("forgetting_transformer/ablations", "adaptive_computation_pruning/savings", "fox-pro", "760m"):
+            self.assertIn(name, listed)
+
+
+class Corpora(CommandTest):
+    def setUp(self):
+        temporary = tempfile.TemporaryDirectory()
+        self.addCleanup(temporary.cleanup)
+        self.root = Path(temporary.name)
+        self.texts = self.root / "texts"
+        self.texts.mkdir()
+        for name in "abc":
+            (self.texts / f"{name}.txt").write_text(f"The text of {name}. " * 200)
+
+    def test_of_a_folder_are_prepared_and_shown(self):
+        prepared = self.done("--root", str(self.root), "data", "prepare", str(self.texts))
+        for expected in ("bytes, vocabulary 257", "train       4001 tokens in 1 documents", "The text of"):
+            self.assertIn(expected, prepared)
+        self.assertEqual(self.done("--root", str(self.root), "data", "show", str(self.texts)), prepared)
+
+    def test_in_gpt2_tokens_need_its_files(self):
+        self.refused(2, "--gpt2-files", "--root", str(self.root), "data", "prepare", str(self.texts), "--tokenizer", "gpt2")
+
+
+class Models(CommandTest):
+    """One tiny model, trained once."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.temporary = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(cls.temporary.cleanup)
+        cls.root = cls.temporary.name
+        cls.training = lethe("--root", cls.root, "train", *TINY)
+        cls.folder = Path(cls.training.stdout.splitlines()[-1]) if cls.training.returncode == 0 else None
+
+    def setUp(self):
+        self.assertEqual(self.training.returncode, 0, self.training.stderr)
+
+    def test_are_found_again_by_the_same_call(self):
+        before = (self.folder / "done.json").stat().st_mtime_ns
+        self.assertEqual(self.done("--root", self.root, "train", *TINY).splitlines()[-1], str(self.folder))
+        self.assertEqual((self.folder / "done.json").stat().st_mtime_ns, before)
+        other = self.done("--root", self.root, "train", str(self.folder / "run.json"), "--seed", "1")
+        self.assertNotEqual(other.splitlines()[-1], str(self.folder))
+
+    def test_keep_the_run_that_was_asked_for(self):
+        run = json.loads((self.folder / "run.json").read_text())
+        self.assertEqual((run["model"]["width"], run["training"]["total_tokens"]), (16, 512))
+        self.assertIn("width                  16", self.done("describe", str(self.folder / "run.json")))
+
+    def test_are_evaluated_beyond_their_training_length(self):
+        table = str(Path(self.root) / "loss.csv")
+        shown = self.done("--root", self.root, "evaluate", str(self.folder), "--sequences", "2", "--csv", table)
+        self.assertIn("2 sequences of 128 tokens, trained on 32", shown)
+        with open(table, newline="") as file:
+            rows = list(csv.DictReader(file))
+        self.assertEqual([int(row["position"]) for row in rows], list(range(1, 129)))
+        self.assertTrue(all(0 < float(row["loss"]) < 12 for row in rows))
+
+    def test_continue_a_prompt_the_same_way_for_the_same_seed(self):
+        call = ("--root", self.root, "generate", self.folder.name[:8], "--prompt", "In the beginning", "--tokens", "8")
+
+        def written(*more: str) -> bytes:  # a barely trained model writes any bytes at all, so not as text
+            return subprocess.run([BINARY, *call, *more], capture_output=True, timeout=300, check=True).stdout
+
+        self.assertTrue(written().startswith(b"In the beginning"))
+        self.assertEqual(written(), written())
+        self.assertNotEqual(written(), written("--seed", "1"))
+
+    def test_need_the_vocabulary_of_their_data(self):
+        self.refused(2, "vocabulary: expected 257", "--root", self.root, "train", *TINY, "--set", "vocabulary=300")
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -12,7 +12,8 @@ namespace lethe {
 inline constexpr int kSliceFloats = 64 * 64 + 64;
 
 /// Queries in one tile of the main kernel.
-constexpr int tile_queries(int64_t dim) { return dim == 64 ? 128 : 64; }
+template <int kDim>
+inline constexpr int kTileQueries = kDim == 64 ? 128 : 64;
 
 /// The workspace, cut up. Tp = Tq rounded up to 128.
 struct BackwardWorkspace {

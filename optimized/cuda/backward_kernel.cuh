@@ -41,7 +41,7 @@ inline constexpr int kStages = 2;
 /// What one CTA holds in shared memory. Panels are [rows][64] of 16 bits, swizzled.
 template <int kDim>
 struct alignas(1024) BackwardShared {
-  static constexpr int kQueries = tile_queries(kDim);
+  static constexpr int kQueries = kTileQueries<kDim>;
   static constexpr int kPanels = kDim / 64;
   static constexpr int kQueryPanelBytes = kQueries * 128;
   static constexpr int kKeyPanelBytes = kKeys * 128;
@@ -269,9 +269,23 @@ __device__ void BackwardCta<Element, kDim>::consume(int warpgroup, int thread) {
                                        query_rows + (step / 4) * (Shared::kQueryPanelBytes / 16) + 2 * (step % 4), true);
   };
 
-  // From Sᵀ in flight to dS in registers and shared memory; dV on the way.
-  const auto weigh = [&](int stage, uint32_t parity) {
-    ptx::mbarrier_wait(&shared.output_full[stage], parity);
+  ptx::RingPosition ring;
+  bool more = at.next_head();
+  if (more) {
+    enter_head();
+    ptx::mbarrier_wait(&shared.query_full[0], 0);
+    start_scores(0);
+    issue_scores(0);
+    ptx::wgmma_commit();
+    ptx::wgmma_wait<0>();
+    ptx::pin(score);
+  }
+#pragma unroll 1
+  while (more) {
+    const int stage = ring.index;
+    const int step_head = at.head;
+
+    ptx::mbarrier_wait(&shared.output_full[stage], ring.parity);
     const uint32_t delta_address = ptx::shared_address(&shared.negative_delta[stage][column]);
 #pragma unroll
     for (int j = 0; j < kQueries / 8; ++j) {
@@ -287,8 +301,6 @@ __device__ void BackwardCta<Element, kDim>::consume(int warpgroup, int thread) {
                                        output_rows + (step / 4) * (Shared::kQueryPanelBytes / 16) + 2 * (step % 4), true);
     ptx::wgmma_commit();
 
-    ptx::wgmma_wait<1>();  // Sᵀ
-    ptx::pin(score);
     uint32_t weight[kScores / 2];  // P, 16 bits
 #pragma unroll
     for (int i = 0; i < kScores / 2; ++i) {
@@ -319,48 +331,8 @@ __device__ void BackwardCta<Element, kDim>::consume(int warpgroup, int thread) {
     for (int j = 0; j < kQueries / 16; ++j)
       ptx::store_matrices_transposed(score_address + 2048 * j, grad_score[4 * j], grad_score[4 * j + 1], grad_score[4 * j + 2], grad_score[4 * j + 3]);
     ptx::fence_async_shared();
-    ptx::wgmma_wait<0>();  // dV: nobody reads dO any more
-    ptx::pin(grad_value);
-    if (lane == 0) ptx::mbarrier_arrive(&shared.output_empty[stage]);
-  };
-  const auto hand_over_slice = [&] {
-    ptx::pin(grad_query);
-    ptx::named_barrier_sync(kSliceEmpty + warpgroup, 160);
-    float* slice = shared.grad_query[warpgroup];
-#pragma unroll
-    for (int k = 0; k < 8; ++k)
-      reinterpret_cast<float4*>(slice)[128 * k + thread] =
-          float4{grad_query[4 * k], grad_query[4 * k + 1], grad_query[4 * k + 2], grad_query[4 * k + 3]};
-    if (lane % 4 == 0) {
-      slice[64 * 64 + 16 * warp + lane / 4] = grad_query[32];
-      slice[64 * 64 + 16 * warp + lane / 4 + 8] = grad_query[34];
-    }
-    ptx::fence_async_shared();
-    ptx::named_barrier_arrive(kSliceFull + warpgroup, 160);
-  };
-  const auto store_column_sums = [&](int in_group) {
-    if (lane % 4 == 0) {
-      float* sums = p.workspace.column_sums + row_of_heads(in_group) * p.key_tiles * kKeys + key;
-      sums[0] = grad_key[kDim / 2];
-      sums[8] = grad_key[kDim / 2 + 2];
-    }
-  };
-
-  ptx::RingPosition ring;
-  bool more = at.next_head();
-  if (more) {
-    enter_head();
-    ptx::mbarrier_wait(&shared.query_full[0], 0);
-    start_scores(0);
-    issue_scores(0);
-    ptx::wgmma_commit();
-    weigh(0, 0);
-  }
-#pragma unroll 1
-  while (more) {
-    const int stage = ring.index;
-    const int step_head = at.head;
     ptx::named_barrier_sync(kScoresStored, 256);
+
     // dS's rows: at D = 64 each warpgroup takes 64 of the 128 queries, at D = 128 all 64 queries and a half of the head.
     const uint64_t score_rows = ptx::operand_descriptor(shared.grad_score[stage][0] + (kPanels == 1 ? warpgroup * 64 * 128 : 0), 0);
     ptx::pin(grad_score);
@@ -378,31 +350,46 @@ __device__ void BackwardCta<Element, kDim>::consume(int warpgroup, int thread) {
       ptx::wgmma<Major::kMN>(Element{}, grad_key, grad_score[4 * step], grad_score[4 * step + 1], grad_score[4 * step + 2],
                              grad_score[4 * step + 3], query_columns + (kPanels == 1 ? kOnesStep : 128) * step, true);
     ptx::wgmma_commit();
+    ptx::wgmma_wait<1>();  // dQ, and dV: nobody reads dO any more
+    if (lane == 0) ptx::mbarrier_arrive(&shared.output_empty[stage]);
+    ptx::pin(grad_query);
+    ptx::named_barrier_sync(kSliceEmpty + warpgroup, 160);
+    float* slice = shared.grad_query[warpgroup];
+#pragma unroll
+    for (int k = 0; k < 8; ++k)
+      reinterpret_cast<float4*>(slice)[128 * k + thread] =
+          float4{grad_query[4 * k], grad_query[4 * k + 1], grad_query[4 * k + 2], grad_query[4 * k + 3]};
+    if (lane % 4 == 0) {
+      slice[64 * 64 + 16 * warp + lane / 4] = grad_query[32];
+      slice[64 * 64 + 16 * warp + lane / 4 + 8] = grad_query[34];
+    }
+    ptx::fence_async_shared();
+    ptx::named_barrier_arrive(kSliceFull + warpgroup, 160);
 
-    more = at.next();
-    if (!more) break;
     ring.advance(kStages);
-    if (at.head != step_head) enter_head();
-    ptx::mbarrier_wait(&shared.query_full[ring.index], ring.parity);
+    more = at.next();
+    if (more) {
+      if (at.head != step_head) enter_head();
+      ptx::mbarrier_wait(&shared.query_full[ring.index], ring.parity);
+    }
     start_scores(ring.index);
-    issue_scores(ring.index);
+    issue_scores(ring.index);  // behind the last tile for nothing: a branch around it would end the pipeline
     ptx::wgmma_commit();
 
-    ptx::wgmma_wait<2>();  // dQ
-    hand_over_slice();
-    ptx::wgmma_wait<1>();  // dK: nobody reads this query tile any more
+    ptx::wgmma_wait<0>();  // dK: nobody reads this query tile any more; and the next Sᵀ
     ptx::pin(grad_key);
+    ptx::pin(score);
     if (lane == 0) ptx::mbarrier_arrive(&shared.query_empty[stage]);
-    if (at.head != step_head) store_column_sums(step_head);
+    if (at.head != step_head) {
+      if (lane % 4 == 0) {
+        float* sums = p.workspace.column_sums + row_of_heads(step_head) * p.key_tiles * kKeys + key;
+        sums[0] = grad_key[kDim / 2];
+        sums[8] = grad_key[kDim / 2 + 2];
+      }
+    }
 #pragma unroll
     for (int i = kDim / 2; i < kDim / 2 + 4; ++i) grad_key[i] = at.head != step_head ? 0 : grad_key[i];
-    weigh(ring.index, ring.parity);
   }
-  ptx::wgmma_wait<1>();
-  hand_over_slice();
-  ptx::wgmma_wait<0>();
-  ptx::pin(grad_key);
-  store_column_sums(0);
 
   // dV over V's rows, that only this warpgroup read; dK over K, that both did.
   ptx::named_barrier_sync(kScoresStored, 256);

@@ -165,12 +165,12 @@ struct Rows {
 
 // Two rows' S → 2^(x − m): adds the bias, masks, moves the maximum where it must. Returns whether O has to shrink, by `shrink`.
 template <bool kMasked, bool kFirst, int kDim>
-__device__ bool exponentiate(Rows<kDim>& rows, float scale, const float* bias, float block_bias, int first_column, float (&shrink)[2]) {
+__device__ bool exponentiate(Rows<kDim>& rows, float scale, uint32_t bias, float block_bias, int first_column, float (&shrink)[2]) {
   float (&x)[64] = rows.scores;
   const int lane_column = threadIdx.x % 4 * 2;
 #pragma unroll
   for (int j = 0; j < 16; ++j) {
-    const float2 b = *reinterpret_cast<const float2*>(bias + 8 * j + lane_column);
+    const float2 b = ptx::load_pair(bias + (8 * j + lane_column) * 4);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       x[4 * j + 2 * h] = fmaf(x[4 * j + 2 * h], scale, b.x);
@@ -199,11 +199,11 @@ __device__ bool exponentiate(Rows<kDim>& rows, float scale, const float* bias, f
     } else {
       const float maximum = largest > rows.maximum[h] + kRescaleAbove ? largest : rows.maximum[h];
       grew |= maximum != rows.maximum[h];
-      shrink[h] = ptx::exp2_approximate(rows.maximum[h] - maximum);
+      shrink[h] = kMasked && maximum == -INFINITY ? 1 : ptx::exp2_approximate(rows.maximum[h] - maximum);
       rows.sum[h] *= shrink[h];
       rows.maximum[h] = maximum;
     }
-    start[h] = block_bias - rows.maximum[h];
+    start[h] = kMasked && rows.maximum[h] == -INFINITY ? 0 : block_bias - rows.maximum[h];  // a row may see nothing yet
   }
 #pragma unroll
   for (int i = 0; i < 64; ++i) {
@@ -242,11 +242,12 @@ __device__ void issue_output(Rows<kDim>& rows, uint64_t value, bool accumulate) 
 template <typename Element, int kDim>
 __device__ void consume(const ForwardParameters& a, Shared<kDim>& shared) {
   constexpr int kStages = Shared<kDim>::kStages, kPanelBytes = kRows * 128;
-  const int warpgroup = threadIdx.x / 128 - 1, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+  const int warpgroup = ptx::uniform(threadIdx.x / 128) - 1, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
   const int offset = a.key_length - a.query_length;
   const uint64_t query_operand = ptx::operand_descriptor(shared.query + warpgroup * 64 * 128, 0);
   const auto key_operand = [&](uint32_t stage) { return ptx::operand_descriptor(shared.key[stage], 0); };
   const auto value_operand = [&](uint32_t stage) { return ptx::operand_descriptor(shared.value[stage], kPanelBytes); };
+  const auto bias_of = [&](uint32_t stage) { return ptx::shared_address(shared.bias[stage]); };
   const auto release = [&](uint64_t* barrier) {  // one arrival a warp, once all its lanes are through
     __syncwarp();
     if (lane == 0) ptx::mbarrier_arrive(barrier);
@@ -260,7 +261,7 @@ __device__ void consume(const ForwardParameters& a, Shared<kDim>& shared) {
   uint32_t query_parity = 0;
   while (true) {
     ptx::mbarrier_wait(&shared.tile_full[tile_slot.index], tile_slot.parity);
-    const int index = shared.tile[tile_slot.index], first = shared.first[tile_slot.index];
+    const int index = ptx::uniform(shared.tile[tile_slot.index]), first = ptx::uniform(shared.first[tile_slot.index]);
     release(&shared.tile_empty[tile_slot.index]);
     tile_slot.advance(kTileSlots);
     if (index < 0) break;
@@ -278,7 +279,7 @@ __device__ void consume(const ForwardParameters& a, Shared<kDim>& shared) {
     }
     // Blocks above `unmasked` hold the diagonal, blocks below `cut_block` reach behind a cut.
     const int unmasked = (tile.block * kRows + offset + 1) / kColumns - 1;
-    const int cut_block = (visible_from(last_position) + kColumns - 1) / kColumns;
+    const int cut_block = ptx::uniform((visible_from(last_position) + kColumns - 1) / kColumns);
     float shrink[2];
 
     ptx::mbarrier_wait(&shared.query_full, query_parity);
@@ -288,7 +289,7 @@ __device__ void consume(const ForwardParameters& a, Shared<kDim>& shared) {
     issue_scores<Element>(rows, query_operand, key_operand(key_at.index));
     ptx::wgmma_wait<0>();
     ptx::pin(rows.scores);
-    exponentiate<true, true>(rows, a.scale_log2, shared.bias[key_at.index], shared.block_bias[key_at.index], tile.last * kColumns, shrink);
+    exponentiate<true, true>(rows, a.scale_log2, bias_of(key_at.index), shared.block_bias[key_at.index], tile.last * kColumns, shrink);
     release(&shared.key_empty[key_at.index]);
     key_at.advance(kStages);
     pack_weights<Element>(rows);
@@ -308,9 +309,11 @@ __device__ void consume(const ForwardParameters& a, Shared<kDim>& shared) {
       ptx::named_barrier_arrive(other_turn, 256);
       ptx::wgmma_wait<1>();
       ptx::pin(rows.scores);
-      const bool grew = exponentiate<kMasked, false>(rows, a.scale_log2, shared.bias[key_at.index], shared.block_bias[key_at.index],
+      const bool grew = exponentiate<kMasked, false>(rows, a.scale_log2, bias_of(key_at.index), shared.block_bias[key_at.index],
                                                      block * kColumns, shrink);
-      release(&shared.key_empty[key_at.index]);
+      // Released under a condition that needs every exponential and always holds: so the compiler can't sink them below the wait.
+      __syncwarp();
+      if (lane == 0 && !(rows.sum[0] + rows.sum[1] < 0)) ptx::mbarrier_arrive(&shared.key_empty[key_at.index]);
       key_at.advance(kStages);
       ptx::wgmma_wait<0>();
       ptx::pin(rows.output);

@@ -182,7 +182,8 @@ TEST(Fragments, PackRoundsToNearestAndExponentialsAreExactToTwentyBits) {
   expect_round_trip<__half>();
 }
 
-// A producer warpgroup hands numbers 0..kRounds-1 to a consumer through a ring of two slots; named barriers end each round.
+// A producer warpgroup hands numbers 0..kRounds-1 to a consumer through a ring of two slots; a pair of named barriers keeps the two
+// in step, round by round.
 constexpr int kRounds = 9;
 __global__ void __launch_bounds__(256, 1) hand_over(int* received, int* elected) {
   __shared__ uint64_t full[2], empty[2];
@@ -207,6 +208,7 @@ __global__ void __launch_bounds__(256, 1) hand_over(int* received, int* elected)
       }
       __syncwarp();
       ptx::named_barrier_arrive(1, 256);
+      ptx::named_barrier_sync(2, 256);
     }
   } else {
     ptx::registers_grow<200>();
@@ -215,6 +217,7 @@ __global__ void __launch_bounds__(256, 1) hand_over(int* received, int* elected)
       received[round * 128 + threadIdx.x - 128] = slot[at.index];
       ptx::mbarrier_arrive(&empty[at.index]);
       ptx::named_barrier_sync(1, 256);
+      ptx::named_barrier_arrive(2, 256);
     }
   }
 }

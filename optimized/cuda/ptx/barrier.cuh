@@ -94,6 +94,9 @@ __device__ inline void registers_shrink() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
+/// A value that all lanes of the warp hold, so that the compiler may keep it in a uniform register.
+__device__ inline int uniform(int value) { return __shfl_sync(~0u, value, 0); }
+
 /// True in exactly one lane of a converged warp.
 __device__ inline bool elect_one() {
   uint32_t elected;

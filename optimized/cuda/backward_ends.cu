@@ -1,0 +1,262 @@
+// Before and after the main backward kernel, all bound by memory.
+//
+//   prepare   Δ_i = dO_i·o_i, the rows' bias, accumulators to zero                 reads O, dO; writes 4 bytes a query and of dq
+//   finish    dq from float slices in fragment order to 16 bits in rows            reads 4 bytes, writes 2 of each of dq
+//   gate      d log f_l = Σ_{t ≥ l} (row sum of dS at t − column sum at t)         one CTA a head, from the end, in double
+
+#include <cmath>
+#include <stdexcept>
+
+#include "optimized/cuda/backward.hpp"
+#include "optimized/cuda/check.hpp"
+#include "optimized/cuda/ptx/fragment.cuh"
+
+namespace lethe {
+namespace {
+
+constexpr int kRows = 64;  // of one slice, and of one CTA of prepare
+constexpr int kPrepareThreads = 256, kFinishThreads = 128, kGateThreads = 1024;
+constexpr int kTokensAThread = 4;
+
+int64_t padded(int64_t length) { return (length + kGateBlock - 1) / kGateBlock * kGateBlock; }
+
+struct PrepareParameters {
+  Operand values, grad_values;
+  const float* log_normalizer;
+  const double* base;
+  const float* bias;
+  BackwardWorkspace workspace;
+  double scale;
+  int query_length, query_offset, query_heads, key_blocks, padded_queries, row_blocks;
+};
+
+template <typename Element, int kDim>
+__global__ void __launch_bounds__(kPrepareThreads) prepare(const __grid_constant__ PrepareParameters p) {
+  constexpr int kLanesARow = kDim / 8;  // 16 bytes a lane
+  const int64_t row_of_heads = blockIdx.x / p.row_blocks;
+  const int first = blockIdx.x % p.row_blocks * kRows;
+  const int batch = row_of_heads / p.query_heads, head = row_of_heads % p.query_heads;
+  const int lane_of_row = threadIdx.x % kLanesARow;
+  for (int r = threadIdx.x / kLanesARow; r < kRows; r += kPrepareThreads / kLanesARow) {
+    const int query = first + r;
+    float delta = 0;
+    if (query < p.query_length) {
+      const auto load = [&](const Operand& operand) {
+        const Element* data = static_cast<const Element*>(operand.data) + batch * operand.batch_stride + query * operand.token_stride +
+                              head * operand.head_stride;
+        return reinterpret_cast<const uint4*>(data)[lane_of_row];
+      };
+      const uint4 value = load(p.values), grad = load(p.grad_values);
+      const uint32_t pairs[2][4] = {{value.x, value.y, value.z, value.w}, {grad.x, grad.y, grad.z, grad.w}};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float2 v = ptx::unpack<Element>(pairs[0][i]), g = ptx::unpack<Element>(pairs[1][i]);
+        delta += v.x * g.x + v.y * g.y;
+      }
+    }
+#pragma unroll
+    for (int offset = kLanesARow / 2; offset > 0; offset /= 2) delta += __shfl_xor_sync(~0u, delta, offset);
+    if (lane_of_row == 0) {
+      const int64_t out = row_of_heads * p.padded_queries + query;
+      const int position = query + p.query_offset;
+      constexpr int kTile = kTileQueries<kDim>;
+      const double* base = p.base + row_of_heads * (p.key_blocks + 1);
+      double bias = -INFINITY;  // past the end: weight 0
+      if (query < p.query_length)
+        bias = base[position / kGateBlock] - base[(p.query_offset + query / kTile * kTile) / kGateBlock] -
+               p.bias[row_of_heads * p.key_blocks * kGateBlock + position] * 0.6931471805599453 -
+               p.log_normalizer[(int64_t{batch} * p.query_length + query) * p.query_heads + head];
+      p.workspace.row_bias[out] = static_cast<float>(bias / p.scale);
+      p.workspace.negative_delta[out] = -delta;
+    }
+  }
+  constexpr int kFloat4s = kSliceFloats * (kDim / 64) / 4;
+  float4* slices = reinterpret_cast<float4*>(p.workspace.grad_query) + int64_t{blockIdx.x} * kFloat4s;
+  for (int i = threadIdx.x; i < kFloat4s; i += kPrepareThreads) slices[i] = float4{0, 0, 0, 0};
+}
+
+struct FinishParameters {
+  const float* slices;
+  void* grad_query;  // [B, Tq, Hq, D]
+  float scale;
+  int query_length, query_heads, slices_a_head;
+};
+
+// One CTA a slice: 64 queries × 64 of D.
+template <typename Element, int kDim>
+__global__ void __launch_bounds__(kFinishThreads) finish_query(const __grid_constant__ FinishParameters p) {
+  constexpr int kPanels = kDim / 64;
+  constexpr int kRowWords = 32 + 4;  // of shared memory, padded so that rows start in different banks
+  __shared__ alignas(16) uint32_t tile[kRows * kRowWords];
+  const float4* slice = reinterpret_cast<const float4*>(p.slices + int64_t{blockIdx.x} * kSliceFloats);
+  const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
+#pragma unroll
+  for (int k = 0; k < 8; ++k) {
+    const float4 part = slice[128 * k + threadIdx.x];
+    const int word = 4 * k + threadIdx.x % 4;
+    tile[row * kRowWords + word] = ptx::pack<Element>(part.x * p.scale, part.y * p.scale);
+    tile[(row + 8) * kRowWords + word] = ptx::pack<Element>(part.z * p.scale, part.w * p.scale);
+  }
+  __syncthreads();
+  const int row_of_heads = blockIdx.x / p.slices_a_head, slice_of_head = blockIdx.x % p.slices_a_head;
+  const int batch = row_of_heads / p.query_heads, head = row_of_heads % p.query_heads;
+  const int first = slice_of_head / kPanels * kRows, panel = slice_of_head % kPanels;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int r = threadIdx.x / 8 + 16 * i, chunk = threadIdx.x % 8;
+    if (first + r >= p.query_length) continue;
+    Element* out = static_cast<Element*>(p.grad_query) + ((int64_t{batch} * p.query_length + first + r) * p.query_heads + head) * kDim + 64 * panel;
+    reinterpret_cast<uint4*>(out)[chunk] = *reinterpret_cast<const uint4*>(&tile[r * kRowWords + 4 * chunk]);
+  }
+}
+
+struct GateParameters {
+  const float *slices, *column_sums;
+  const int32_t* cut_before;  // GatePlan
+  float* grad_log_forget;
+  int query_length, query_offset, query_heads, key_blocks, slices_a_head, panels;
+};
+
+// Entry 0 is in no logit, and a cut's own gate moves nothing: their gradients are exactly 0.
+__global__ void __launch_bounds__(kGateThreads) finish_gate(const __grid_constant__ GateParameters p) {
+  __shared__ double warp_sums[kGateThreads / 32];
+  const int64_t row_of_heads = blockIdx.x;
+  const int batch = row_of_heads / p.query_heads, head = row_of_heads % p.query_heads;
+  const int key_length = p.query_offset + p.query_length;
+  const float* slices = p.slices + row_of_heads * p.slices_a_head * kSliceFloats;
+  const int64_t row = row_of_heads * p.key_blocks * kGateBlock;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  constexpr int kChunk = kGateThreads * kTokensAThread;
+  double behind = 0;  // the sum over all later chunks
+  for (int chunk = (key_length - 1) / kChunk; chunk >= 0; --chunk) {
+    // Lower threads hold later tokens, so that a scan upwards is a suffix sum; a thread's own four run backwards.
+    const int last = chunk * kChunk + (kGateThreads - threadIdx.x) * kTokensAThread - 1;
+    double sums[kTokensAThread], sum = 0;
+#pragma unroll
+    for (int i = 0; i < kTokensAThread; ++i) {
+      const int token = last - i;
+      if (token < key_length) {
+        const int query = token - p.query_offset;
+        if (query >= 0) sum += slices[int64_t{query / kRows} * p.panels * kSliceFloats + kRows * 64 + query % kRows];
+        sum -= p.column_sums[row + token];
+      }
+      sums[i] = sum;
+    }
+    double before = sum;  // inclusive over the lanes up to this one
+#pragma unroll
+    for (int offset = 1; offset < 32; offset *= 2) {
+      const double below = __shfl_up_sync(~0u, before, offset);
+      if (lane >= offset) before += below;
+    }
+    if (lane == 31) warp_sums[warp] = before;
+    __syncthreads();
+    double total = 0;
+    before -= sum;
+    for (int w = 0; w < kGateThreads / 32; ++w) {
+      if (w < warp) before += warp_sums[w];
+      total += warp_sums[w];
+    }
+#pragma unroll
+    for (int i = 0; i < kTokensAThread; ++i) {
+      const int token = last - i;
+      if (token >= key_length) continue;
+      const bool nothing = token == 0 || p.cut_before[row + token] == token;
+      p.grad_log_forget[(int64_t{batch} * key_length + token) * p.query_heads + head] = nothing ? 0.0f : static_cast<float>(behind + before + sums[i]);
+    }
+    behind += total;
+    __syncthreads();
+  }
+}
+
+// Element type and head dimension, chosen once for a generic lambda.
+template <typename Call>
+void dispatch(const BackwardArguments& arguments, Call call) {
+  const bool bfloat16 = arguments.dtype == Dtype::kBFloat16;
+  if (arguments.shape.key_dim == 64)
+    bfloat16 ? call.template operator()<__nv_bfloat16, 64>() : call.template operator()<__half, 64>();
+  else
+    bfloat16 ? call.template operator()<__nv_bfloat16, 128>() : call.template operator()<__half, 128>();
+}
+
+int blocks_of(int64_t length) { return static_cast<int>(padded(length) / kGateBlock); }
+
+struct Layout {
+  size_t grad_query, row_bias, negative_delta, column_sums, turns, bytes;
+};
+
+Layout layout_of(const Shape& shape) {
+  const size_t rows = shape.batch * shape.query_heads, queries = padded(shape.query_length), keys = padded(shape.key_length);
+  Layout layout{};
+  size_t end = 0;
+  const auto take = [&end](size_t words) {
+    const size_t begin = end;
+    end += (4 * words + 255) / 256 * 256;
+    return begin;
+  };
+  layout.grad_query = take(rows * (queries / kRows) * (shape.key_dim / 64) * kSliceFloats);
+  layout.row_bias = take(rows * queries);
+  layout.negative_delta = take(rows * queries);
+  layout.column_sums = take(rows * keys);
+  layout.turns = take(rows * (queries / kRows));
+  layout.bytes = end;
+  return layout;
+}
+
+}  // namespace
+
+size_t backward_workspace_bytes(const Shape& shape) { return layout_of(shape).bytes; }
+
+BackwardWorkspace backward_workspace_in(void* memory, const Shape& shape) {
+  const Layout layout = layout_of(shape);
+  char* base = static_cast<char*>(memory);
+  return {reinterpret_cast<float*>(base + layout.grad_query), reinterpret_cast<float*>(base + layout.row_bias),
+          reinterpret_cast<float*>(base + layout.negative_delta), reinterpret_cast<float*>(base + layout.column_sums),
+          reinterpret_cast<int32_t*>(base + layout.turns)};
+}
+
+void launch_backward_prepare(const BackwardArguments& arguments, const BackwardWorkspace& workspace) {
+  const Shape& shape = arguments.shape;
+  const int64_t rows = shape.batch * shape.query_heads;
+  // Keys that no query of a head sees are never visited; their column sums stay 0.
+  cuda_check(cudaMemsetAsync(workspace.column_sums, 0, rows * padded(shape.key_length) * sizeof(float), arguments.stream), "backward: clear");
+  if (arguments.deterministic)
+    cuda_check(cudaMemsetAsync(workspace.turns, 0, rows * (padded(shape.query_length) / kRows) * sizeof(int32_t), arguments.stream), "backward: clear");
+  const PrepareParameters parameters{arguments.values, arguments.grad_values, arguments.log_normalizer, arguments.plan.base,
+                                     arguments.plan.bias, workspace, arguments.scale, int(shape.query_length),
+                                     int(shape.key_length - shape.query_length), int(shape.query_heads), blocks_of(shape.key_length),
+                                     int(padded(shape.query_length)),
+                                     int(padded(shape.query_length) / kRows)};
+  dispatch(arguments, [&]<typename Element, int kDim> {
+    prepare<Element, kDim><<<parameters.row_blocks * rows, kPrepareThreads, 0, arguments.stream>>>(parameters);
+  });
+  cuda_check(cudaGetLastError(), "backward: prepare");
+}
+
+void launch_backward_finish(const BackwardArguments& arguments, const BackwardWorkspace& workspace) {
+  const Shape& shape = arguments.shape;
+  const int64_t rows = shape.batch * shape.query_heads;
+  const int panels = int(shape.key_dim / 64), slices = int(padded(shape.query_length) / kRows) * panels;
+  const FinishParameters finish{workspace.grad_query, arguments.grad_query, float(arguments.scale), int(shape.query_length), int(shape.query_heads), slices};
+  dispatch(arguments, [&]<typename Element, int kDim> {
+    finish_query<Element, kDim><<<slices * rows, kFinishThreads, 0, arguments.stream>>>(finish);
+  });
+  cuda_check(cudaGetLastError(), "backward: finish");
+  const GateParameters gate{workspace.grad_query, workspace.column_sums, arguments.plan.cut_before, arguments.grad_log_forget,
+                            int(shape.query_length), int(shape.key_length - shape.query_length), int(shape.query_heads),
+                            blocks_of(shape.key_length), slices, panels};
+  finish_gate<<<rows, kGateThreads, 0, arguments.stream>>>(gate);
+  cuda_check(cudaGetLastError(), "backward: gate");
+}
+
+void launch_backward(const BackwardArguments& arguments) {
+  int device;
+  cuda_check(cudaGetDevice(&device), "backward");
+  if (const std::string reason = unsupported(arguments.shape, arguments.dtype, compute_capability(device)); !reason.empty())
+    throw std::invalid_argument(reason);
+  const BackwardWorkspace workspace = backward_workspace_in(arguments.workspace, arguments.shape);
+  launch_backward_prepare(arguments, workspace);
+  launch_backward_tiles(arguments, workspace);
+  launch_backward_finish(arguments, workspace);
+}
+
+}  // namespace lethe

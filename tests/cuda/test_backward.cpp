@@ -1,0 +1,156 @@
+// The backward kernels against the reference, per head, over every dtype, head dim and feature.
+
+#include <algorithm>
+#include <array>
+
+#include "reference/agreement.hpp"
+#include "reference/forgetting_attention.hpp"
+#include "tests/cuda/backward.hpp"
+
+namespace lethe {
+namespace {
+
+using testing::BackwardResult;
+
+std::vector<double> grad_values_of(const Problem& problem, uint64_t seed) {
+  const Shape& s = problem.shape;
+  return random_problem({s.batch, s.query_length, s.query_length, s.query_heads, s.query_heads, s.value_dim, 1}, problem.dtype,
+                        Gate::kZero, seed)
+      .query;
+}
+
+/// Column `head` of [B, T, heads, width] at `batch`, flat [T, width].
+std::vector<double> slice(const std::vector<double>& tensor, int64_t length, int64_t heads, int64_t width, int64_t batch, int64_t head) {
+  std::vector<double> result;
+  for (int64_t t = 0; t < length; ++t) {
+    const auto begin = tensor.begin() + ((batch * length + t) * heads + head) * width;
+    result.insert(result.end(), begin, begin + width);
+  }
+  return result;
+}
+
+/// The worst head's relative errors: query, key, value, log_forget.
+using Errors = std::array<double, 4>;
+
+Errors worst_errors(const Problem& problem, const std::vector<double>& grad_values, const BackwardResult& result) {
+  const Shape& s = problem.shape;
+  const int64_t group = s.query_heads / s.heads;
+  Errors worst{};
+  const auto note = [&](int which, const std::vector<double>& actual, const auto& expected, double floor) {
+    worst[which] = std::max(worst[which], compare(actual, {expected.data(), static_cast<size_t>(expected.size())}, 1, floor).error);
+  };
+  for (int64_t batch = 0; batch < s.batch; ++batch)
+    for (int64_t head = 0; head < s.heads; ++head) {
+      Matrix<double> key = Matrix<double>::Zero(s.key_length, s.key_dim), value = Matrix<double>::Zero(s.key_length, s.value_dim);
+      for (int64_t h = head * group; h < (head + 1) * group; ++h) {
+        const std::vector<double> grad = slice(grad_values, s.query_length, s.query_heads, s.value_dim, batch, h);
+        const Gradients expected = reference::forgetting_attention::gradients(
+            head_of(problem, batch, h), Eigen::Map<const Matrix<double>>(grad.data(), s.query_length, s.value_dim));
+        // Where nothing can move (one key in sight), dS is 0 and what is left is the rounding of O: measured against ‖dO‖.
+        const double floor = 1e-3 * Eigen::Map<const Vector<double>>(grad.data(), grad.size()).norm();
+        note(0, slice(result.query, s.query_length, s.query_heads, s.key_dim, batch, h), expected.query, floor);
+        note(3, slice(result.log_forget, s.key_length, s.query_heads, 1, batch, h), expected.log_forget, floor);
+        key += expected.key;
+        value += expected.value;
+      }
+      const double floor = 1e-3 * value.norm();
+      note(1, slice(result.key, s.key_length, s.heads, s.key_dim, batch, head), key, floor);
+      note(2, slice(result.value, s.key_length, s.heads, s.value_dim, batch, head), value, floor);
+    }
+  return worst;
+}
+
+Errors errors_of(const Problem& problem, const testing::PlanOptions& options = {}, bool deterministic = false) {
+  const std::vector<double> grad = grad_values_of(problem, 99);
+  return worst_errors(problem, grad, testing::run_backward(problem, grad, deterministic, options));
+}
+
+void expect_agreement(const Problem& problem, const testing::PlanOptions& options = {}, bool deterministic = false) {
+  const Errors worst = errors_of(problem, options, deterministic);
+  const char* names[] = {"query", "key", "value", "log_forget"};
+  for (int i = 0; i < 4; ++i) EXPECT_LE(worst[i], budget(problem.dtype)) << names[i];
+}
+
+class Backward : public ::testing::TestWithParam<std::tuple<Dtype, int64_t>> {
+ protected:
+  void SetUp() override { LETHE_NEEDS_GPU(); }
+  Dtype dtype() const { return std::get<0>(GetParam()); }
+  Shape shape(int64_t batch, int64_t queries, int64_t keys, int64_t heads, int64_t query_heads) const {
+    return {batch, queries, keys, heads, query_heads, std::get<1>(GetParam()), std::get<1>(GetParam())};
+  }
+};
+
+TEST_P(Backward, EqualsTheReferenceAtEveryLengthAroundATile) {
+  for (const int64_t length : {2, 17, 63, 64, 65, 127, 128, 129, 255, 257, 640}) {
+    SCOPED_TRACE(length);
+    expect_agreement(random_problem(shape(2, length, length, 3, 3), dtype(), Gate::kInitial, length));
+  }
+}
+
+TEST_P(Backward, EqualsTheReferenceForEveryGate) {
+  for (const Gate gate : {Gate::kOpen, Gate::kInitial, Gate::kStrong, Gate::kSpiky, Gate::kZero, Gate::kCutting}) {
+    SCOPED_TRACE(gate_name(gate));
+    expect_agreement(random_problem(shape(1, 900, 900, 2, 2), dtype(), gate, 5));
+  }
+}
+
+TEST_P(Backward, AlignsFewerQueriesAtTheEnd) {
+  for (const auto& [queries, keys] : {std::pair<int64_t, int64_t>{1, 300}, {5, 128}, {100, 700}, {130, 131}, {256, 640}, {300, 333}}) {
+    SCOPED_TRACE(std::to_string(queries) + " of " + std::to_string(keys));
+    expect_agreement(random_problem(shape(2, queries, keys, 2, 2), dtype(), Gate::kCutting, 7));
+    expect_agreement(random_problem(shape(1, queries, keys, 1, 1), dtype(), Gate::kInitial, 8));
+  }
+}
+
+TEST_P(Backward, SumsOverAGroupOfQueryHeads) {
+  expect_agreement(random_problem(shape(2, 333, 400, 2, 6), dtype(), Gate::kInitial, 9));
+}
+
+TEST_P(Backward, HoldsForManyTiles) {
+  expect_agreement(random_problem(shape(2, 1500, 1500, 4, 4), dtype(), Gate::kOpen, 10));
+}
+
+TEST_P(Backward, TakesANegativeScale) {
+  Problem problem = random_problem(shape(1, 300, 300, 1, 1), dtype(), Gate::kInitial, 11);
+  problem.scale = -problem.scale;
+  expect_agreement(problem);
+}
+
+TEST_P(Backward, GivesTheSameBitsTwiceInTheFixedOrder) {
+  for (const double tolerance : {-std::numeric_limits<double>::infinity(), -10.0}) {
+    const Problem problem = random_problem(shape(2, 1500, 1700, 2, 4), dtype(), Gate::kInitial, 12);
+    const testing::PlanOptions options{.log_pruning_tolerance = tolerance};
+    const std::vector<double> grad = grad_values_of(problem, 99);
+    const BackwardResult first = testing::run_backward(problem, grad, true, options), second = testing::run_backward(problem, grad, true, options);
+    EXPECT_EQ(first.query, second.query);
+    EXPECT_EQ(first.key, second.key);
+    EXPECT_EQ(first.value, second.value);
+    EXPECT_EQ(first.log_forget, second.log_forget);
+    expect_agreement(problem, options, true);
+  }
+}
+
+TEST_P(Backward, AgreesWithTheReferenceWhenPruned) {
+  for (const Gate gate : {Gate::kInitial, Gate::kSpiky, Gate::kCutting}) {
+    SCOPED_TRACE(gate_name(gate));
+    expect_agreement(random_problem(shape(1, 1100, 1300, 2, 4), dtype(), gate, 14), {.log_pruning_tolerance = -12});
+  }
+}
+
+TEST_P(Backward, RefusesWhatAWrongFormulaWouldGive) {
+  Problem problem = random_problem(shape(1, 512, 512, 1, 1), dtype(), Gate::kInitial, 16);
+  const std::vector<double> grad = grad_values_of(problem, 99);
+  const BackwardResult result = testing::run_backward(problem, grad);
+  BackwardResult without_rows = result;  // what dropping Δ or the row sums would do, in size
+  std::rotate(without_rows.log_forget.begin(), without_rows.log_forget.begin() + 1, without_rows.log_forget.end());
+  EXPECT_GT(worst_errors(problem, grad, without_rows)[3], 3 * budget(dtype()));
+  std::rotate(problem.log_forget.begin(), problem.log_forget.begin() + 1, problem.log_forget.end());  // gate off by one token
+  for (const double error : worst_errors(problem, grad, result)) EXPECT_GT(error, 3 * budget(dtype()));
+}
+
+INSTANTIATE_TEST_SUITE_P(EveryKernel, Backward,
+                         ::testing::Combine(::testing::Values(Dtype::kBFloat16, Dtype::kFloat16), ::testing::Values(64, 128)),
+                         [](const auto& info) { return dtype_name(std::get<0>(info.param)) + "_" + std::to_string(std::get<1>(info.param)); });
+
+}  // namespace
+}  // namespace lethe

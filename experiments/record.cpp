@@ -14,6 +14,7 @@
 #include <cmath>
 #include <ctime>
 #include <fstream>
+#include <sstream>
 #include <stdexcept>
 #include <thread>
 #include <tuple>
@@ -24,7 +25,8 @@ namespace lethe {
 namespace {
 
 constexpr const char* kHeader =
-    "experiment,claim,variant,implementation,device,dtype,batch,length,heads,key_dim,value_dim,seed,metric,unit,value,stddev,"
+    "experiment,claim,variant,implementation,device,dtype,batch,length,heads,key_dim,value_dim,seed,metric,unit,value,"
+    "stddev,"
     "samples";
 
 /// A text as a field of a CSV that nobody has to unquote.
@@ -37,9 +39,10 @@ const std::string& plain(const std::string& text) {
 /// The shortest digits that read back as the same number, or as many as asked for.
 std::string digits(double value, int significant = 0) {
   std::array<char, 32> text;
-  const auto end = significant == 0
-                       ? std::to_chars(text.data(), text.data() + text.size(), value).ptr
-                       : std::to_chars(text.data(), text.data() + text.size(), value, std::chars_format::general, significant).ptr;
+  const auto end =
+      significant == 0
+          ? std::to_chars(text.data(), text.data() + text.size(), value).ptr
+          : std::to_chars(text.data(), text.data() + text.size(), value, std::chars_format::general, significant).ptr;
   return std::string(text.data(), end);
 }
 
@@ -67,31 +70,6 @@ std::string processor() {
   return "unknown processor";
 }
 
-nlohmann::json certificate(const std::filesystem::path& folder, const std::string& command_line) {
-  utsname system{};
-  uname(&system);
-  std::array<char, 32> time;
-  const std::time_t now = std::chrono::system_clock::to_time_t(std::chrono::system_clock::now());
-  std::strftime(time.data(), time.size(), "%Y-%m-%dT%H:%M:%SZ", std::gmtime(&now));
-  const double memory = static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGESIZE));
-  nlohmann::json json = {
-      {"command_line", command_line},
-      {"time", time.data()},
-      {"machine",
-       {{"name", machine_name()},
-        {"processor", processor()},
-        {"cores", std::thread::hardware_concurrency()},
-        {"memory_gib", std::round(memory / (1 << 30))},
-        {"system", std::string(system.sysname) + " " + system.release + " " + system.machine}}},
-      {"versions",
-       {{"compiler", std::string("g++ ") + __VERSION__},
-        {"torch", TORCH_VERSION},
-        {"eigen", std::to_string(EIGEN_WORLD_VERSION) + "." + std::to_string(EIGEN_MAJOR_VERSION) + "." +
-                      std::to_string(EIGEN_MINOR_VERSION)}}}};
-  json.update(revision(checkout_of(folder)));
-  return json;
-}
-
 /// The number that a field spells, exactly (the CSV library's own conversion rounds at every digit).
 double number(const std::string& text, const std::string& column, const std::string& place) {
   double value = 0;
@@ -105,17 +83,20 @@ double number(const std::string& text, const std::string& column, const std::str
 ///
 /// reads    consume: called with each record and "file, line n"; extra: the texts of the further columns, refilled for each row
 template <typename Consume, typename... Name>
-void read_rows(const std::filesystem::path& path, Consume consume, std::array<std::string, sizeof...(Name)>& extra, Name... name) {
+void read_rows(const std::filesystem::path& path, Consume consume, std::array<std::string, sizeof...(Name)>& extra,
+               Name... name) {
   constexpr unsigned columns = 17 + sizeof...(Name);
   try {
     io::CSVReader<columns, io::trim_chars<' ', '\t'>, io::double_quote_escape<',', '"'>> reader(path.string());
-    reader.read_header(io::ignore_no_column, "experiment", "claim", "variant", "implementation", "device", "dtype", "batch",
-                       "length", "heads", "key_dim", "value_dim", "seed", "metric", "unit", "value", "stddev", "samples", name...);
+    reader.read_header(io::ignore_no_column, "experiment", "claim", "variant", "implementation", "device", "dtype",
+                       "batch", "length", "heads", "key_dim", "value_dim", "seed", "metric", "unit", "value", "stddev",
+                       "samples", name...);
     Record r;
     std::string value, stddev;
     const auto read = [&](auto&... more) {
-      return reader.read_row(r.experiment, r.claim, r.variant, r.implementation, r.device, r.dtype, r.batch, r.length, r.heads,
-                             r.key_dim, r.value_dim, r.seed, r.metric, r.unit, value, stddev, r.samples, more...);
+      return reader.read_row(r.experiment, r.claim, r.variant, r.implementation, r.device, r.dtype, r.batch, r.length,
+                             r.heads, r.key_dim, r.value_dim, r.seed, r.metric, r.unit, value, stddev, r.samples,
+                             more...);
     };
     while (std::apply(read, extra)) {
       const std::string place = path.string() + ", line " + std::to_string(reader.get_file_line());
@@ -140,18 +121,43 @@ void write_file(const std::filesystem::path& path, const std::string& text) {
 
 }  // namespace
 
-void write_records(const std::filesystem::path& base, const std::vector<Record>& records, const std::string& command_line,
-                   const nlohmann::json& details) {
+nlohmann::json birth_certificate(const std::filesystem::path& folder, const std::string& command_line) {
+  utsname system{};
+  uname(&system);
+  std::array<char, 32> time;
+  const std::time_t now = std::chrono::system_clock::to_time_t(std::chrono::system_clock::now());
+  std::strftime(time.data(), time.size(), "%Y-%m-%dT%H:%M:%SZ", std::gmtime(&now));
+  const double memory = static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGESIZE));
+  nlohmann::json json = {{"command_line", command_line},
+                         {"time", time.data()},
+                         {"machine",
+                          {{"name", machine_name()},
+                           {"processor", processor()},
+                           {"cores", std::thread::hardware_concurrency()},
+                           {"memory_gib", std::round(memory / (1 << 30))},
+                           {"system", std::string(system.sysname) + " " + system.release + " " + system.machine}}},
+                         {"versions",
+                          {{"compiler", std::string("g++ ") + __VERSION__},
+                           {"torch", TORCH_VERSION},
+                           {"eigen", std::to_string(EIGEN_WORLD_VERSION) + "." + std::to_string(EIGEN_MAJOR_VERSION) +
+                                         "." + std::to_string(EIGEN_MINOR_VERSION)}}}};
+  json.update(revision(checkout_of(folder)));
+  return json;
+}
+
+void write_records(const std::filesystem::path& base, const std::vector<Record>& records,
+                   const std::string& command_line, const nlohmann::json& details) {
   std::string table = std::string(kHeader) + "\n";
   for (const Record& r : records) {
     for (const std::string* text : {&r.experiment, &r.claim, &r.variant, &r.implementation, &r.device, &r.dtype})
       table += plain(*text) + ",";
-    for (const int64_t count : {r.batch, r.length, r.heads, r.key_dim, r.value_dim}) table += std::to_string(count) + ",";
+    for (const int64_t count : {r.batch, r.length, r.heads, r.key_dim, r.value_dim})
+      table += std::to_string(count) + ",";
     table += std::to_string(r.seed) + "," + plain(r.metric) + "," + plain(r.unit) + "," + digits(r.value) + "," +
              digits(r.stddev) + "," + std::to_string(r.samples) + "\n";
   }
   std::filesystem::create_directories(base.parent_path());
-  nlohmann::json json = certificate(base.parent_path(), command_line);
+  nlohmann::json json = birth_certificate(base.parent_path(), command_line);
   json.update(details);
   write_file(base.string() + ".csv", table);
   write_file(base.string() + ".json", json.dump(1) + "\n");
@@ -160,7 +166,8 @@ void write_records(const std::filesystem::path& base, const std::vector<Record>&
 std::vector<Record> read_records(const std::filesystem::path& path) {
   std::vector<Record> records;
   std::array<std::string, 0> none;
-  read_rows(path, [&](const Record& record, const std::string&) { records.push_back(record); }, none);
+  read_rows(
+      path, [&](const Record& record, const std::string&) { records.push_back(record); }, none);
   return records;
 }
 
@@ -170,7 +177,8 @@ std::vector<PaperRecord> read_paper(const std::filesystem::path& path) {
   const auto consume = [&](const Record& record, const std::string& place) {
     const auto& [source, comparability] = extra;
     if (comparability != "exact" && comparability != "trend" && comparability != "context")
-      throw std::runtime_error(place + ": comparability: expected exact, trend or context, found '" + comparability + "'");
+      throw std::runtime_error(place + ": comparability: expected exact, trend or context, found '" + comparability +
+                               "'");
     numbers.push_back({record, source, comparability});
   };
   read_rows(path, consume, extra, "source", "comparability");
@@ -187,17 +195,15 @@ void write_points(const std::filesystem::path& path, const std::vector<Point>& p
 }
 
 std::string machine_name() {
-  // The processor's name in words, without what every machine of its kind says of itself.
+  // The words of the processor's name, without those that every machine of its kind has.
+  std::string text = processor();
+  for (char& c : text)
+    c = std::isalnum(static_cast<unsigned char>(c)) ? static_cast<char>(std::tolower(static_cast<unsigned char>(c)))
+                                                    : ' ';
+  std::istringstream words(text);
   std::string name;
-  for (const char c : processor() + " ") {
-    if (std::isalnum(static_cast<unsigned char>(c))) {
-      name += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-    } else if (!name.empty() && name.back() != '-') {
-      name += '-';
-    }
-  }
-  for (const std::string noise : {"-r-", "-tm-", "-cpu-", "-processor-"})
-    for (size_t at; (at = name.find(noise)) != std::string::npos;) name.replace(at, noise.size(), "-");
+  for (std::string word; words >> word;)
+    if (word != "r" && word != "tm" && word != "cpu" && word != "processor") name += word + "-";
   return name + std::to_string(std::thread::hardware_concurrency()) + "-cores";
 }
 

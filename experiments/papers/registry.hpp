@@ -3,8 +3,6 @@
 
 #include <filesystem>
 #include <functional>
-#include <map>
-#include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -26,24 +24,12 @@ struct JobProgress {
 
 /// What a job runs with.
 struct Context {
-  std::string scale = "quick";                       ///< a table of every claim's config.toml
-  std::filesystem::path root = ".";                  ///< the checkout: experiments/papers, artefacts/
-  std::filesystem::path results;                     ///< where the claims' files go, see results_folder
-  int threads = 0;                                   ///< that Torch may use, for the certificate and the timings; 0: its own choice
-  std::string command_line;                          ///< for the certificate
+  std::string scale = "quick";       ///< a table of every claim's config.toml
+  std::filesystem::path root = ".";  ///< the checkout: experiments/papers, artefacts/
+  std::filesystem::path results;     ///< where the claims' files go, see results_folder
+  int threads = 0;                   ///< that Torch may use, for the certificate and the timings; 0: its own choice
+  std::string command_line;          ///< for the certificate
   std::function<void(const JobProgress&)> progress;  ///< may be empty
-};
-
-/// What a claim is measured with.
-struct Study {
-  std::string scale;
-  nlohmann::json settings;  ///< the scale's table of config.toml
-  const Dataset* dataset = nullptr;
-  std::vector<PaperRecord> paper;
-  std::function<Artefact(const Run&)> artefact;  ///< of a run that `runs` listed: trained by now
-  std::function<void(double)> progress;          ///< share of the measuring that is done
-
-  LanguageModel model(const Run& run) const { return load_model(artefact(run)); }
 };
 
 /// What a claim found.
@@ -53,6 +39,8 @@ struct Findings {
   std::vector<Comparison> comparisons;
 };
 
+struct Study;
+
 /// A claim: what has to be trained for it, and how it is measured.
 struct Experiment {
   std::string paper, claim, title;
@@ -60,6 +48,18 @@ struct Experiment {
   Findings (*measure)(const Study& study);
 
   std::string name() const { return paper + "/" + claim; }
+};
+
+/// What a claim is measured with.
+struct Study {
+  const Experiment& experiment;
+  const nlohmann::json& settings;  ///< the scale's table of config.toml
+  const Dataset& dataset;
+  std::vector<PaperRecord> paper;
+  std::function<Artefact(const Run&)> artefact;  ///< of a run that `runs` listed: trained by now
+  std::function<void(double)> progress;          ///< takes the share of the measuring that is done
+
+  LanguageModel model(const Run& run) const { return load_model(artefact(run)); }
 };
 
 /// All claims, in the order of the papers.
@@ -77,7 +77,8 @@ std::filesystem::path claim_folder(const std::filesystem::path& root, const Expe
 /// the same scale, over which this one is laid.
 ///
 /// throws  std::invalid_argument naming the file, and the scales that it has
-nlohmann::json claim_settings(const std::filesystem::path& root, const Experiment& experiment, const std::string& scale);
+nlohmann::json claim_settings(const std::filesystem::path& root, const Experiment& experiment,
+                              const std::string& scale);
 
 /// What the experiment costs at a scale, in words: config.toml's `cost`.
 std::string cost(const std::filesystem::path& root, const Experiment& experiment, const std::string& scale);

@@ -11,10 +11,14 @@ namespace lethe {
 
 std::string to_string(Verdict verdict) {
   switch (verdict) {
-    case Verdict::kReproduced: return "reproduced";
-    case Verdict::kTrendReproduced: return "trend reproduced";
-    case Verdict::kRefuted: return "refuted";
-    case Verdict::kInconclusive: return "inconclusive at this scale";
+    case Verdict::kReproduced:
+      return "reproduced";
+    case Verdict::kTrendReproduced:
+      return "trend reproduced";
+    case Verdict::kRefuted:
+      return "refuted";
+    case Verdict::kInconclusive:
+      return "inconclusive at this scale";
   }
   throw std::invalid_argument("verdict: expected one of the four, found another value");
 }
@@ -37,7 +41,10 @@ void to_json(nlohmann::json& json, const Comparison& c) {
           {"source", c.source},
           {"unit", c.unit},
           {"headline", c.headline},
-          {"expected", {{"low", finite(c.expectation.low)}, {"high", finite(c.expectation.high)}, {"direction", c.expectation.direction}}},
+          {"expected",
+           {{"low", finite(c.expectation.low)},
+            {"high", finite(c.expectation.high)},
+            {"direction", c.expectation.direction}}},
           {"paper", finite(c.paper)},
           {"measured", finite(c.measured)},
           {"band", finite(c.band)},
@@ -66,19 +73,14 @@ Noise::Noise(const std::vector<std::vector<double>>& rows) {
   deviation_ = degrees_ > 0 ? std::sqrt(squares / degrees_) : std::numeric_limits<double>::infinity();
 }
 
-double Noise::band(size_t seeds_a, size_t seeds_b) const {
-  if (degrees_ == 0) return std::numeric_limits<double>::infinity();
-  return student_t(degrees_) * deviation_ * std::sqrt(1.0 / static_cast<double>(seeds_a) + 1.0 / static_cast<double>(seeds_b));
-}
-
-double Noise::band(size_t seeds) const {
-  if (degrees_ == 0) return std::numeric_limits<double>::infinity();
-  return student_t(degrees_) * deviation_ / std::sqrt(static_cast<double>(seeds));
+double Noise::band(double parts) const {
+  return degrees_ > 0 ? student_t(degrees_) * deviation_ * std::sqrt(parts) : std::numeric_limits<double>::infinity();
 }
 
 double student_t(int degrees) {
   // 97.5 % quantiles of the standard table; few rows are run with many seeds, so larger degrees take the entry below them.
-  constexpr std::array<double, 12> table = {12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179};
+  constexpr std::array<double, 12> table = {12.706, 4.303, 3.182, 2.776, 2.571, 2.447,
+                                            2.365,  2.306, 2.262, 2.228, 2.201, 2.179};
   if (degrees < 1) throw std::invalid_argument("degrees: expected at least 1, found " + std::to_string(degrees));
   return table[std::min<size_t>(static_cast<size_t>(degrees), table.size()) - 1];
 }

@@ -39,11 +39,11 @@ Verdict judge(const Expectation& expectation, double measured, double band);
 
 /// One statement of a paper beside what was measured.
 struct Comparison {
-  std::string statement;  ///< a sentence of ours: "FoX (Pro) is better than Transformer (Pro)"
-  std::string source;     ///< "FoX Table 3"
-  std::string unit;       ///< of measured and band
-  bool headline = false;  ///< one of those that decide over the claim
-  Expectation expectation;
+  std::string statement = {};  ///< a sentence of ours: "FoX (Pro) is better than Transformer (Pro)"
+  std::string source = {};     ///< "FoX Table 3"
+  std::string unit = {};       ///< of measured and band
+  bool headline = false;       ///< one of those that decide over the claim
+  Expectation expectation = {};
   double paper = std::numeric_limits<double>::quiet_NaN();  ///< its own number in the same unit, where it gives one
   double measured = 0;
   double band = 0;  ///< half width of what noise explains
@@ -67,10 +67,11 @@ class Noise {
   double deviation() const { return deviation_; }  ///< pooled standard deviation; infinite where no row has two seeds
   int degrees() const { return degrees_; }         ///< of freedom
 
-  /// Half width of the 95 % interval of the difference of two means of n_a and n_b seeds: t(0.975, degrees)·s·√(1/n_a + 1/n_b).
-  double band(size_t seeds_a, size_t seeds_b) const;
-  /// The same for the mean of one row.
-  double band(size_t seeds) const;
+  /// Half width of the 95 % interval of Σ weight·(mean of a row): t(0.975, degrees) · s · √parts. Infinite where no row has two
+  /// seeds.
+  ///
+  /// reads  parts: Σ weight²/seeds, e.g. 1/n_a + 1/n_b for a difference
+  double band(double parts) const;
 
  private:
   double deviation_ = 0;

@@ -1,0 +1,114 @@
+#include "experiments/papers/adaptive_computation_pruning/heads.hpp"
+
+#include <cmath>
+#include <limits>
+
+#include "reference/computation_pruning.hpp"
+
+namespace lethe {
+namespace {
+
+namespace pruning = reference::computation_pruning;
+
+/// [T,D] of a float tensor as a matrix of doubles.
+Matrix<double> matrix_of(const torch::Tensor& rows) {
+  const torch::Tensor wide = rows.to(torch::kFloat64).contiguous();
+  return Eigen::Map<const Matrix<double>>(wide.data_ptr<double>(), wide.size(0), wide.size(1));
+}
+
+/// The share of the causal pairs of a head with D_ij < δ.
+double pruned_entries(const Head& head, double threshold) {
+  const int64_t length = head.key.rows();
+  const reference::Blocks single{1, 1};
+  const auto boundary = pruning::boundary_by_search(head.log_forget, length, single, threshold);
+  const auto pairs = static_cast<double>(length * (length + 1) / 2);
+  return 1.0 - static_cast<double>(pruning::visited_pairs(length, length, single, boundary)) / pairs;
+}
+
+}  // namespace
+
+Run pruning_run(const nlohmann::json& settings, int64_t vocabulary, int64_t context_length,
+                std::optional<double> log_tolerance) {
+  ModelConfig architecture = named_architecture("fox-pro");
+  architecture.log_pruning_tolerance = log_tolerance;
+  nlohmann::json sized = settings;
+  sized["training"]["context_length"] = context_length;
+  const char* label = log_tolerance ? "FoX (Pro) with ACP" : "FoX (Pro) without ACP";
+  return make_run(label, architecture, sized, vocabulary, 0);
+}
+
+Run studied_run(const nlohmann::json& settings, int64_t vocabulary) {
+  return pruning_run(settings, vocabulary, settings.at("context_length"), settings.at("log_tolerance").get<double>());
+}
+
+LanguageModel with_tolerance(const LanguageModel& model, std::optional<double> log_tolerance) {
+  const torch::NoGradGuard no_gradient;
+  ModelConfig config = model->config();
+  config.log_pruning_tolerance = log_tolerance;
+  LanguageModel copy(config);
+  for (const auto& parameter : model->named_parameters())
+    copy->named_parameters()[parameter.key()].copy_(parameter.value());
+  copy->eval();
+  return copy;
+}
+
+std::vector<AttentionTrace> traced(LanguageModel& model, const Dataset& dataset, int64_t length, int64_t sequence) {
+  const torch::NoGradGuard no_gradient;
+  std::vector<AttentionTrace> layers;
+  model->forward(dataset.sequences("valid", sequence, 1, length).tokens, &layers);
+  return layers;
+}
+
+Head traced_head(const AttentionTrace& layer, int64_t head) {
+  const auto of_head = [&](const torch::Tensor& tensor) { return matrix_of(tensor.select(2, head).squeeze(0)); };
+  const Matrix<double> log_forget = matrix_of(layer.log_forget.select(2, head).squeeze(0).unsqueeze(1));
+  return {.query = of_head(layer.query),
+          .key = of_head(layer.key),
+          .value = of_head(layer.value),
+          .log_forget = log_forget.col(0),
+          .scale = 1.0 / std::sqrt(static_cast<double>(layer.query.size(3)))};
+}
+
+double traced_threshold(const AttentionTrace& layer, int64_t head, double log_tolerance) {
+  return pruning::threshold(layer.logit_bound[head].item<double>(), layer.key.size(1), log_tolerance);
+}
+
+std::vector<HeadShare> head_shares(LanguageModel& model, const Dataset& dataset, int64_t length, int64_t sequences) {
+  const auto [layers, heads] = std::pair(model->config().layers, model->config().heads);
+  std::vector<HeadShare> shares(static_cast<size_t>(layers * heads));
+  for (int64_t sequence = 0; sequence < sequences; ++sequence) {
+    const auto trace = traced(model, dataset, length, sequence);
+    for (int64_t layer = 0; layer < layers; ++layer) {
+      const AttentionTrace& seen = trace[static_cast<size_t>(layer)];
+      for (int64_t head = 0; head < heads; ++head) {
+        HeadShare& share = shares[static_cast<size_t>(layer * heads + head)];
+        share.layer = layer;
+        share.head = head;
+        const double pairs = 0.5 * static_cast<double>(length) * static_cast<double>(length + 1);
+        share.blocks.push_back(1.0 - seen.visited_pairs[0][head].item<double>() / pairs);
+        const double threshold = traced_threshold(seen, head, *model->config().log_pruning_tolerance);
+        share.entries.push_back(pruned_entries(traced_head(seen, head), threshold));
+      }
+    }
+  }
+  return shares;
+}
+
+std::vector<double> over_heads(const std::vector<HeadShare>& shares, std::vector<double> HeadShare::*kind) {
+  std::vector<double> means((shares.front().*kind).size(), 0.0);
+  for (const HeadShare& share : shares)
+    for (size_t sequence = 0; sequence < means.size(); ++sequence)
+      means[sequence] += (share.*kind)[sequence] / static_cast<double>(shares.size());
+  return means;
+}
+
+double band_of_mean(const std::vector<double>& values) {
+  const auto count = static_cast<double>(values.size());
+  if (count < 2) return std::numeric_limits<double>::infinity();
+  const double centre = mean(values);
+  double squares = 0;
+  for (const double value : values) squares += (value - centre) * (value - centre);
+  return 1.96 * std::sqrt(squares / (count - 1) / count);
+}
+
+}  // namespace lethe

@@ -1,0 +1,230 @@
+// ACP Fig. 2: the share of attention that is pruned at several context lengths, and the time that this saves: of the operator
+// and of a whole training step, with and without pruning, interleaved.
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+
+#include "experiments/papers/adaptive_computation_pruning/heads.hpp"
+#include "experiments/papers/claims.hpp"
+#include "experiments/papers/forgetting_transformer/rows.hpp"
+#include "optimized/torch/forgetting_attention.hpp"
+
+namespace lethe::savings {
+namespace {
+
+/// Seconds of one call.
+template <typename Work>
+double seconds(Work& work) {
+  const auto start = std::chrono::steady_clock::now();
+  work();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+/// Two rivals, timed in turn.
+struct Duel {
+  std::vector<double> without, with;  ///< seconds
+  std::vector<double> speedup() const {
+    std::vector<double> ratios;
+    for (size_t i = 0; i < with.size(); ++i) ratios.push_back(without[i] / with[i]);
+    return ratios;
+  }
+};
+
+/// Times both in turn, the first of each pair changing sides, after one call of each that isn't counted.
+template <typename Without, typename With>
+Duel duel(int64_t repetitions, Without&& without, With&& with) {
+  Duel times;
+  without();
+  with();
+  for (int64_t i = 0; i < repetitions; ++i) {
+    if (i % 2 == 0) times.without.push_back(seconds(without));
+    times.with.push_back(seconds(with));
+    if (i % 2 == 1) times.without.push_back(seconds(without));
+  }
+  return times;
+}
+
+/// Forward and backward of all layers' attention, on what they saw of one sequence.
+void attend(const std::vector<AttentionTrace>& layers, std::optional<double> log_tolerance) {
+  for (const AttentionTrace& layer : layers) {
+    const auto input = [](const torch::Tensor& tensor) { return tensor.detach().requires_grad_(); };
+    const auto query = input(layer.query), key = input(layer.key), value = input(layer.value),
+               log_forget = input(layer.log_forget);
+    const auto values =
+        forgetting_attention(query, key, value, log_forget, std::nullopt, log_tolerance, layer.logit_bound);
+    values.sum().backward();
+  }
+}
+
+/// A training step of a model whose weights stay as they are: forward, backward, clipping and AdamW at rate 0.
+class Step {
+ public:
+  Step(LanguageModel model, Dataset::Batch batch)
+      : model_(std::move(model)),
+        batch_(std::move(batch)),
+        optimizer_(model_->parameters(), torch::optim::AdamWOptions(0.0)) {
+    model_->train();
+  }
+  void operator()() {
+    optimizer_.zero_grad();
+    model_->losses(batch_.tokens, batch_.labels).mean().backward();
+    torch::nn::utils::clip_grad_norm_(model_->parameters(), 1.0);
+    optimizer_.step();
+  }
+
+ private:
+  LanguageModel model_;
+  Dataset::Batch batch_;
+  torch::optim::AdamW optimizer_;
+};
+
+/// Half width of the 95 % interval of a median of ratios: a median scatters 1.25 times as much as a mean.
+double band_of_median(const std::vector<double>& ratios) { return 1.25 * band_of_mean(ratios); }
+
+/// What was found at one context length.
+struct AtLength {
+  int64_t length = 0;
+  std::vector<double> pruned = {};                               ///< share of the pairs with D_ij < δ, a sequence each
+  std::vector<double> operator_speedup = {}, step_speedup = {};  ///< a repetition each
+};
+
+/// The comparisons on the largest context and on the growth from the smallest to the largest.
+std::vector<Comparison> comparisons_of_lengths(const Study& study, const AtLength& shortest, const AtLength& longest) {
+  const double share = paper_value(study, "FoX (Pro) with ACP", "pruned_share");
+  const double gain_low = paper_value(study, "all", "training_step_gain_low");
+  const double gain_high = paper_value(study, "all", "training_step_gain_high");
+  const std::string at = " at a context of " + std::to_string(longest.length);
+  const auto gain = [](const std::vector<double>& speedup) { return median(speedup) - 1; };
+  const auto together = [](double a, double b) { return std::hypot(a, b); };
+  return {
+      {.statement = "About 70 % of the attention's pairs are pruned" + at,
+       .source = "ACP Fig. 2 left",
+       .unit = "share",
+       .headline = true,
+       .expectation = Expectation::between(share - 0.1, share + 0.1),
+       .paper = share,
+       .measured = mean(longest.pruned),
+       .band = band_of_mean(longest.pruned)},
+      {.statement = "A longer context is pruned more",
+       .source = "ACP Section 4.2",
+       .unit = "share",
+       .expectation = Expectation::positive(),
+       .measured = mean(longest.pruned) - mean(shortest.pruned),
+       .band = together(band_of_mean(longest.pruned), band_of_mean(shortest.pruned))},
+      {.statement = "A training step is 10 % to 35 % faster" + at,
+       .source = "ACP Fig. 2 right",
+       .unit = "gain in throughput",
+       .headline = true,
+       .expectation = Expectation::between(gain_low, gain_high),
+       .measured = gain(longest.step_speedup),
+       .band = band_of_median(longest.step_speedup)},
+      {.statement = "The training step gains more from a longer context",
+       .source = "ACP Section 4.2",
+       .unit = "gain in throughput",
+       .expectation = Expectation::positive(),
+       .measured = gain(longest.step_speedup) - gain(shortest.step_speedup),
+       .band = together(band_of_median(longest.step_speedup), band_of_median(shortest.step_speedup))},
+      {.statement = "The operator alone gains more than the training step" + at,
+       .source = "ACP Section 4.2",
+       .unit = "gain in throughput",
+       .headline = true,
+       .expectation = Expectation::positive(),
+       .measured = gain(longest.operator_speedup) - gain(longest.step_speedup),
+       .band = together(band_of_median(longest.operator_speedup), band_of_median(longest.step_speedup))},
+  };
+}
+
+/// Everything that is timed and counted at one context length, as records too.
+AtLength measure_length(const Study& study, const Run& run, std::vector<Record>& records) {
+  const nlohmann::json& evaluation = study.settings.at("evaluation");
+  const auto tolerance = run.model.log_pruning_tolerance;
+  const int64_t length = run.training.context_length, sequences = evaluation.at("sequences"),
+                repetitions = evaluation.at("repetitions");
+  LanguageModel model = study.model(run);
+  const auto add = [&](const std::string& variant, const char* metric, const char* unit,
+                       const std::vector<double>& values, double value) {
+    Record record = record_of(study.experiment, run, 1, length, metric, unit, value);
+    record.variant = variant;
+    record.stddev = band_of_mean(values) / 1.96 * std::sqrt(static_cast<double>(values.size()));
+    record.samples = static_cast<int64_t>(values.size());
+    records.push_back(record);
+  };
+
+  AtLength found{.length = length};
+  const auto shares = head_shares(model, study.dataset, length, sequences);
+  found.pruned = over_heads(shares, &HeadShare::entries);
+  const auto blocks = over_heads(shares, &HeadShare::blocks);
+  add(run.label, "pruned_share", "1", blocks, mean(blocks));
+  add(run.label, "pruned_share", "1", found.pruned, mean(found.pruned));
+  records.back().implementation = "single pairs";
+
+  const auto trace = traced(model, study.dataset, length, 0);
+  const Duel attention = duel(
+      repetitions, [&] { attend(trace, std::nullopt); }, [&] { attend(trace, tolerance); });
+  const int64_t batch = std::max<int64_t>(1, run.training.micro_batch_tokens / length);
+  Step without(with_tolerance(model, std::nullopt), study.dataset.sequences("valid", 0, batch, length));
+  Step with(with_tolerance(model, tolerance), study.dataset.sequences("valid", 0, batch, length));
+  const Duel step = duel(repetitions, without, with);
+  found.operator_speedup = attention.speedup();
+  found.step_speedup = step.speedup();
+
+  const auto add_duel = [&](const std::string& metric, const Duel& times, int64_t sequences_a_call) {
+    for (const auto& [variant, seconds] :
+         {std::pair("FoX (Pro) without ACP", times.without), std::pair("FoX (Pro) with ACP", times.with)}) {
+      add(variant, (metric + "_time").c_str(), "s", seconds, median(seconds));
+      records.back().batch = sequences_a_call;
+    }
+    add("FoX (Pro) with ACP", (metric + "_speedup").c_str(), "1", times.speedup(), median(times.speedup()));
+    records.back().batch = sequences_a_call;
+  };
+  add_duel("operator", attention, 1);
+  add_duel("training_step", step, batch);
+  return found;
+}
+
+}  // namespace
+
+std::vector<Run> runs(const nlohmann::json& settings, int64_t vocabulary) {
+  const auto lengths = settings.at("context_lengths").get<std::vector<int64_t>>();
+  std::vector<Run> runs;
+  for (const int64_t length : lengths)
+    runs.push_back(pruning_run(settings, vocabulary, length, settings.at("log_tolerance").get<double>()));
+  runs.push_back(pruning_run(settings, vocabulary, lengths.back(), std::nullopt));
+  return runs;
+}
+
+Findings measure(const Study& study) {
+  Findings findings;
+  const auto all = runs(study.settings, study.dataset.vocabulary());
+  const Run &pruned = all[all.size() - 2], &unpruned = all.back();  // the same, trained with and without pruning
+  std::vector<AtLength> lengths;
+  for (size_t r = 0; r + 1 < all.size(); ++r) {
+    lengths.push_back(measure_length(study, all[r], findings.records));
+    study.progress(static_cast<double>(r + 1) / static_cast<double>(all.size()));
+  }
+  findings.comparisons = comparisons_of_lengths(study, lengths.front(), lengths.back());
+
+  // What pruning does to the trained model: both see the same text in the same order from the same initial weights.
+  const int64_t length = pruned.training.context_length;
+  std::vector<double> losses;
+  for (const Run& run : {pruned, unpruned}) {
+    LanguageModel model = study.model(run);
+    const PerTokenLoss loss =
+        per_token_loss(model, study.dataset, "valid", length, study.settings.at("evaluation").at("sequences"));
+    losses.push_back(mean_loss(loss));
+    findings.records.push_back(record_of(study.experiment, run, 1, length, "loss", "nats", losses.back()));
+    for (auto&& points : {training_curve(run, study.artefact(run)), loss_curve(run, loss)})
+      findings.points.insert(findings.points.end(), points.begin(), points.end());
+  }
+  findings.comparisons.push_back({.statement = "Training with pruning ends at the same loss as training without",
+                                  .source = "ACP Fig. 3 left",
+                                  .unit = "nats",
+                                  .headline = true,
+                                  .expectation = Expectation::within(study.settings.at("no_effect_margin")),
+                                  .paper = 0,
+                                  .measured = losses[0] - losses[1]});
+  return findings;
+}
+
+}  // namespace lethe::savings

@@ -1,0 +1,82 @@
+// ACP Fig. 7: how much is pruned, and what the model loses, as the tolerance ε grows.
+
+#include <algorithm>
+#include <cmath>
+
+#include "experiments/evaluation/per_token_loss.hpp"
+#include "experiments/papers/adaptive_computation_pruning/heads.hpp"
+#include "experiments/papers/claims.hpp"
+
+namespace lethe::tolerance {
+namespace {
+
+/// "tolerance exp(-10)"
+std::string name_of(double log_tolerance) {
+  return "tolerance exp(" + std::to_string(static_cast<int64_t>(std::llround(log_tolerance))) + ")";
+}
+
+}  // namespace
+
+std::vector<Run> runs(const nlohmann::json& settings, int64_t vocabulary) {
+  return {studied_run(settings, vocabulary)};
+}
+
+Findings measure(const Study& study) {
+  Findings findings;
+  const Run run = studied_run(study.settings, study.dataset.vocabulary());
+  const LanguageModel trained_model = study.model(run);
+  const int64_t length = run.training.context_length;
+  const int64_t sequences = study.settings.at("evaluation").at("sequences");
+  const auto log_tolerances =
+      study.settings.at("log_tolerances").get<std::vector<double>>();  // from the largest ε down
+  const auto loss_with = [&](LanguageModel& model) {
+    return std::log(per_token_loss(model, study.dataset, "valid", length, sequences).perplexity(length));
+  };
+  const auto add = [&](const std::string& variant, const char* implementation, const char* metric, const char* unit,
+                       double value) {
+    findings.records.push_back(record_of(study.experiment, run, 1, length, metric, unit, value));
+    findings.records.back().variant = variant;
+    findings.records.back().implementation = implementation;
+    findings.records.back().samples = sequences;
+  };
+
+  LanguageModel unpruned = with_tolerance(trained_model, std::nullopt);
+  const double loss_without = loss_with(unpruned);
+  add("without pruning", "lethe", "loss", "nats", loss_without);
+  std::vector<std::vector<double>> shares;
+  double worst_loss = 0;
+  for (const double log_tolerance : log_tolerances) {
+    LanguageModel model = with_tolerance(trained_model, log_tolerance);
+    const auto heads = head_shares(model, study.dataset, length, sequences);
+    shares.push_back(over_heads(heads, &HeadShare::entries));
+    const double loss = loss_with(model);
+    worst_loss = std::max(worst_loss, std::abs(loss - loss_without));
+    add(name_of(log_tolerance), "single pairs", "pruned_share", "1", mean(shares.back()));
+    add(name_of(log_tolerance), "lethe", "pruned_share", "1", mean(over_heads(heads, &HeadShare::blocks)));
+    add(name_of(log_tolerance), "lethe", "loss", "nats", loss);
+    study.progress(static_cast<double>(shares.size()) / static_cast<double>(log_tolerances.size()));
+  }
+
+  std::vector<double> growth;  // of the pruned share from the smallest to the largest tolerance, a sequence each
+  for (size_t sequence = 0; sequence < shares.front().size(); ++sequence)
+    growth.push_back(shares.front()[sequence] - shares.back()[sequence]);
+  findings.comparisons = {
+      {.statement = "A smaller tolerance prunes less",
+       .source = "ACP Fig. 7",
+       .unit = "share",
+       .headline = true,
+       .expectation = Expectation::positive(),
+       .measured = mean(growth),
+       .band = band_of_mean(growth)},
+      {.statement = "No tolerance up to exp(-1) changes the loss",
+       .source = "ACP Section 4.3",
+       .unit = "nats",
+       .headline = true,
+       .expectation = Expectation::within(study.settings.at("no_effect_margin")),
+       .paper = 0,
+       .measured = worst_loss},
+  };
+  return findings;
+}
+
+}  // namespace lethe::tolerance

@@ -1,0 +1,87 @@
+// FoX Table 3: perplexity of every row at the training length, and what each component contributes.
+
+#include <cmath>
+
+#include "experiments/papers/claims.hpp"
+#include "experiments/papers/forgetting_transformer/rows.hpp"
+
+namespace lethe::ablations {
+namespace {
+
+/// One step of the table: the loss rises by `worse` − `better`.
+struct Step {
+  std::string statement, worse, better;
+  bool headline = false;
+  bool no_effect = false;  ///< the paper finds little or none
+};
+
+const std::vector<Step>& steps() {
+  static const std::vector<Step> table = {
+      {"Without RoPE and forget gate, Transformer (LLaMA) is worse", "Transformer (LLaMA) without RoPE",
+       "Transformer (LLaMA)", true},
+      {"A forget gate improves Transformer (LLaMA)", "Transformer (LLaMA)", "FoX (LLaMA) + RoPE"},
+      {"RoPE adds little to FoX (LLaMA)", "FoX (LLaMA)", "FoX (LLaMA) + RoPE", false, true},
+      {"FoX (LLaMA) is better than Transformer (LLaMA)", "Transformer (LLaMA)", "FoX (LLaMA)", true},
+      {"QK-norm improves FoX (LLaMA)", "FoX (LLaMA)", "FoX (LLaMA) + QK-norm"},
+      {"The output gate improves on that", "FoX (LLaMA) + QK-norm", "FoX (LLaMA) + QK-norm + output gate"},
+      {"The output norm improves on that", "FoX (LLaMA) + QK-norm + output gate", "FoX (Pro) - KV-shift"},
+      {"KV-shift improves on that", "FoX (Pro) - KV-shift", "FoX (Pro)"},
+      {"FoX (Pro) is better than FoX (LLaMA)", "FoX (LLaMA)", "FoX (Pro)", true},
+      {"FoX (Pro) needs QK-norm", "FoX (Pro) - QK-norm", "FoX (Pro)"},
+      {"FoX (Pro) needs the output gate", "FoX (Pro) - output gate", "FoX (Pro)"},
+      {"FoX (Pro) needs the output norm", "FoX (Pro) - output norm", "FoX (Pro)"},
+      {"RoPE adds nothing to FoX (Pro)", "FoX (Pro)", "FoX (Pro) + RoPE", false, true},
+      {"FoX (Pro) is better than Transformer (Pro)", "Transformer (Pro)", "FoX (Pro)", true},
+      {"Without RoPE and forget gate, Transformer (Pro) is worse", "FoX (Pro) - forget gate", "Transformer (Pro)",
+       true},
+  };
+  return table;
+}
+
+}  // namespace
+
+std::vector<Run> runs(const nlohmann::json& settings, int64_t vocabulary) {
+  std::vector<std::string> names;
+  for (const Row& row : table_3()) names.push_back(row.name);
+  return table_3_runs(names, settings, vocabulary);
+}
+
+Findings measure(const Study& study) {
+  Findings findings;
+  Measurements losses;
+  const auto all = runs(study.settings, study.dataset.vocabulary());
+  for (size_t r = 0; r < all.size(); ++r) {
+    const Run& run = all[r];
+    const Artefact artefact = study.artefact(run);
+    LanguageModel model = load_model(artefact);
+    const int64_t length = run.training.context_length;
+    const PerTokenLoss loss = evaluate(study, model, length);
+    losses.add(run.label, mean_loss(loss));
+
+    const auto record = [&](const char* metric, const char* unit, double value) {
+      findings.records.push_back(record_of(study.experiment, run, loss.sequences, length, metric, unit, value));
+      findings.records.back().samples = loss.sequences;
+    };
+    record("loss", "nats", mean_loss(loss));
+    record("perplexity", "1", loss.perplexity(length));
+    record("parameters", "1", static_cast<double>(count_parameters(run.model).non_embedding));
+    for (auto&& points : {training_curve(run, artefact), loss_curve(run, loss)})
+      findings.points.insert(findings.points.end(), points.begin(), points.end());
+    study.progress(static_cast<double>(r + 1) / static_cast<double>(all.size()));
+  }
+
+  const double margin = study.settings.at("no_effect_margin");
+  for (const Step& step : steps()) {
+    const Expectation expectation = step.no_effect ? Expectation::within(margin) : Expectation::positive();
+    Comparison comparison = losses.compare(step.statement, {{step.worse, 1}, {step.better, -1}}, expectation);
+    comparison.source = "FoX Table 3";
+    comparison.unit = "nats";
+    comparison.headline = step.headline;
+    comparison.paper =
+        std::log(paper_value(study, step.worse, "perplexity") / paper_value(study, step.better, "perplexity"));
+    findings.comparisons.push_back(comparison);
+  }
+  return findings;
+}
+
+}  // namespace lethe::ablations

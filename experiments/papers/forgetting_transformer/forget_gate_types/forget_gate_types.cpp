@@ -1,0 +1,95 @@
+// FoX Fig. 5: a forget gate that depends on the data, one that doesn't, and one that isn't trained at all (ALiBi).
+
+#include "experiments/papers/claims.hpp"
+#include "experiments/papers/forgetting_transformer/rows.hpp"
+
+namespace lethe::forget_gate_types {
+namespace {
+
+struct Architecture {
+  std::string data_dependent, data_independent, fixed;  ///< the names of its rows
+};
+
+const std::vector<Architecture>& architectures() {
+  static const std::vector<Architecture> table = {
+      {"FoX (LLaMA)", "FoX (LLaMA) with data-independent gate", "FoX (LLaMA) with fixed gate"},
+      {"FoX (Pro)", "FoX (Pro) with data-independent gate", "FoX (Pro) with fixed gate"},
+  };
+  return table;
+}
+
+/// `row` with another kind of gate, whose decay times start between settings["decay_time_min"] and settings["decay_time_max"].
+Row with_gate(const std::string& name, Row row, ForgetGate gate, const nlohmann::json& settings) {
+  row.name = name;
+  row.architecture.forget_gate = gate;
+  row.architecture.decay_time_min = settings.at("decay_time_min");
+  row.architecture.decay_time_max = settings.at("decay_time_max");
+  return row;
+}
+
+}  // namespace
+
+std::vector<Run> runs(const nlohmann::json& settings, int64_t vocabulary) {
+  // Transformer (Pro) is there for its seeds alone: the noise band rests on both rows.
+  std::vector<Run> runs = table_3_runs({"FoX (LLaMA)", "FoX (Pro)", "Transformer (Pro)"}, settings, vocabulary);
+  for (const Architecture& architecture : architectures()) {
+    const Row row = table_3_row(architecture.data_dependent);
+    for (const Row& changed : {with_gate(architecture.data_independent, row, ForgetGate::kBiasOnly, settings),
+                               with_gate(architecture.fixed, row, ForgetGate::kFixed, settings)})
+      runs.push_back(runs_of(changed, settings, vocabulary, 1).front());
+  }
+  return runs;
+}
+
+Findings measure(const Study& study) {
+  Findings findings;
+  const auto all = runs(study.settings, study.dataset.vocabulary());
+  const int64_t trained_length = all.front().training.context_length;
+  const int64_t longest = study.settings.at("evaluation").at("length_factor").get<int64_t>() * trained_length;
+  Measurements within, beyond;
+  for (size_t r = 0; r < all.size(); ++r) {
+    const Run& run = all[r];
+    LanguageModel model = study.model(run);
+    const PerTokenLoss at_length = evaluate(study, model, trained_length);
+    const PerTokenLoss at_longest = evaluate(study, model, longest);
+    const std::vector<double> later(at_longest.loss.begin() + trained_length, at_longest.loss.end());
+    within.add(run.label, mean_loss(at_length));
+    beyond.add(run.label, mean(later));
+    const auto record = [&](const PerTokenLoss& loss, int64_t length, const char* metric, double value) {
+      findings.records.push_back(record_of(study.experiment, run, loss.sequences, length, metric, "nats", value));
+    };
+    record(at_length, trained_length, "loss", mean_loss(at_length));
+    record(at_longest, longest, "loss_beyond_training_length", mean(later));
+    const auto curve = loss_curve(run, at_longest);
+    findings.points.insert(findings.points.end(), curve.begin(), curve.end());
+    study.progress(static_cast<double>(r + 1) / static_cast<double>(all.size()));
+  }
+
+  const auto positive = Expectation::positive();
+  const auto small = Expectation::within(study.settings.at("no_effect_margin"));
+  for (const auto& [data_dependent, data_independent, fixed] : architectures()) {
+    const auto add = [&](Comparison comparison, bool headline) {
+      comparison.source = "FoX Fig. 5 and Section 4.5";
+      comparison.unit = "nats";
+      comparison.headline = headline;
+      findings.comparisons.push_back(comparison);
+    };
+    add(within.compare(data_dependent + ": a fixed gate is worse than a data-dependent one within the training length",
+                       {{fixed, 1}, {data_dependent, -1}}, positive),
+        true);
+    add(beyond.compare(data_dependent + ": a fixed gate is worse than a data-dependent one beyond the training length",
+                       {{fixed, 1}, {data_dependent, -1}}, positive),
+        true);
+    add(within.compare(
+            data_dependent + ": a data-independent gate comes close to a data-dependent one within the training length",
+            {{data_independent, 1}, {data_dependent, -1}}, small),
+        false);
+    add(beyond.compare(
+            data_dependent + ": a data-independent gate is worse than a data-dependent one beyond the training length",
+            {{data_independent, 1}, {data_dependent, -1}}, positive),
+        true);
+  }
+  return findings;
+}
+
+}  // namespace lethe::forget_gate_types

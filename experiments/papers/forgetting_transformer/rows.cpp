@@ -1,0 +1,105 @@
+#include "experiments/papers/forgetting_transformer/rows.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <stdexcept>
+
+namespace lethe {
+
+std::vector<Row> table_3() {
+  const ModelConfig transformer_llama = named_architecture("transformer-llama");
+  const ModelConfig fox_llama = named_architecture("fox-llama");
+  const ModelConfig fox_pro = named_architecture("fox-pro");
+  const auto with = [](ModelConfig architecture, auto... change) {
+    (change(architecture), ...);
+    return architecture;
+  };
+  const auto rope = [](bool on) { return [on](ModelConfig& m) { m.rope = on; }; };
+  const auto qk_norm = [](QkNorm norm) { return [norm](ModelConfig& m) { m.qk_norm = norm; }; };
+  const auto output_gate = [](bool on) { return [on](ModelConfig& m) { m.output_gate = on; }; };
+  const auto output_norm = [](bool on) { return [on](ModelConfig& m) { m.output_norm = on; }; };
+  const auto kv_shift = [](bool on) { return [on](ModelConfig& m) { m.kv_shift = on; }; };
+  const auto no_forget_gate = [](ModelConfig& m) { m.forget_gate = ForgetGate::kNone; };
+
+  return {
+      {"Transformer (LLaMA) without RoPE", with(transformer_llama, rope(false))},
+      {"Transformer (LLaMA)", transformer_llama},
+      {"FoX (LLaMA) + RoPE", with(fox_llama, rope(true))},
+      {"FoX (LLaMA)", fox_llama},
+      {"FoX (LLaMA) + QK-norm", with(fox_pro, output_gate(false), output_norm(false), kv_shift(false))},
+      {"FoX (LLaMA) + QK-norm + output gate", with(fox_pro, output_norm(false), kv_shift(false))},
+      {"FoX (Pro) - KV-shift", with(fox_pro, kv_shift(false))},
+      {"FoX (Pro)", fox_pro},
+      {"FoX (Pro) - QK-norm", with(fox_pro, qk_norm(QkNorm::kNone))},
+      {"FoX (Pro) - output gate", with(fox_pro, output_gate(false))},
+      {"FoX (Pro) - output norm", with(fox_pro, output_norm(false))},
+      {"FoX (Pro) + RoPE", with(fox_pro, rope(true))},
+      {"Transformer (Pro)", named_architecture("transformer-pro")},
+      {"FoX (Pro) - forget gate", with(fox_pro, no_forget_gate)},
+  };
+}
+
+Row table_3_row(const std::string& name) {
+  for (const Row& row : table_3())
+    if (row.name == name) return row;
+  throw std::invalid_argument("row: expected one of FoX Table 3, found " + name);
+}
+
+std::vector<Run> runs_of(const Row& row, const nlohmann::json& settings, int64_t vocabulary, int64_t seeds) {
+  std::vector<Run> runs;
+  for (int64_t seed = 0; seed < seeds; ++seed)
+    runs.push_back(make_run(row.name, row.architecture, settings, vocabulary, static_cast<uint64_t>(seed)));
+  return runs;
+}
+
+std::vector<Run> table_3_runs(const std::vector<std::string>& names, const nlohmann::json& settings,
+                              int64_t vocabulary) {
+  std::vector<Run> runs;
+  for (const std::string& name : names) {
+    const int64_t seeds = std::ranges::count(kNoiseRows, name) > 0 ? settings.at("seeds").get<int64_t>() : 1;
+    std::ranges::copy(runs_of(table_3_row(name), settings, vocabulary, seeds), std::back_inserter(runs));
+  }
+  return runs;
+}
+
+const std::vector<double>& Measurements::of(const std::string& row) const {
+  const auto found = values_.find(row);
+  if (found == values_.end()) throw std::invalid_argument("row: expected a measured one, found " + row);
+  return found->second;
+}
+
+double Measurements::mean_of(const std::string& row) const { return mean(of(row)); }
+
+Comparison Measurements::compare(const std::string& statement, const std::vector<Term>& terms,
+                                 const Expectation& expectation) const {
+  std::vector<std::vector<double>> rows;
+  for (const auto& [_, values] : values_) rows.push_back(values);
+  double measured = 0, parts = 0;
+  for (const auto& [row, weight] : terms) {
+    measured += weight * mean_of(row);
+    parts += weight * weight / static_cast<double>(of(row).size());
+  }
+  return {.statement = statement, .expectation = expectation, .measured = measured, .band = Noise(rows).band(parts)};
+}
+
+PerTokenLoss evaluate(const Study& study, LanguageModel& model, int64_t length) {
+  return per_token_loss(model, study.dataset, "valid", length,
+                        study.settings.at("evaluation").at("tokens").get<int64_t>() / length);
+}
+
+double mean_loss(const PerTokenLoss& losses) {
+  return std::log(losses.perplexity(static_cast<int64_t>(losses.loss.size())));
+}
+
+std::vector<Point> loss_curve(const Run& run, const PerTokenLoss& losses) {
+  std::vector<Point> points;
+  for (size_t i = 0; i < losses.loss.size(); ++i)
+    points.push_back({.quantity = "loss_at_position",
+                      .variant = run.label,
+                      .seed = run.training.seed,
+                      .x = static_cast<double>(i + 1),
+                      .value = losses.loss[i]});
+  return points;
+}
+
+}  // namespace lethe

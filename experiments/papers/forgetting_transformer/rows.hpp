@@ -1,0 +1,67 @@
+#pragma once
+// The models of the FoX paper's tables and figures, by the names that its rows have.
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "experiments/evaluation/per_token_loss.hpp"
+#include "experiments/papers/runs.hpp"
+
+namespace lethe {
+
+/// A named architecture, at no size.
+struct Row {
+  std::string name;
+  ModelConfig architecture;
+};
+
+/// The models of FoX Table 3 from top to bottom. Its row "- KV-shift" is the row "+ output norm" of the upper half.
+std::vector<Row> table_3();
+
+/// The row of that name.
+///
+/// throws  std::invalid_argument for a name that Table 3 doesn't have
+Row table_3_row(const std::string& name);
+
+/// Runs of a row with the seeds 0 … count − 1.
+std::vector<Run> runs_of(const Row& row, const nlohmann::json& settings, int64_t vocabulary, int64_t seeds);
+
+/// The rows that are run with several seeds, so that the noise of all others is known: "FoX (Pro)" and "Transformer (Pro)".
+inline const std::vector<std::string> kNoiseRows = {"FoX (Pro)", "Transformer (Pro)"};
+
+/// Runs of Table 3's rows of these names: settings["seeds"] seeds for those of kNoiseRows, one for the others.
+std::vector<Run> table_3_runs(const std::vector<std::string>& names, const nlohmann::json& settings,
+                              int64_t vocabulary);
+
+/// One number of every run, by row, and what is compared of it.
+class Measurements {
+ public:
+  void add(const std::string& row, double value) { values_[row].push_back(value); }
+  double mean_of(const std::string& row) const;
+
+  /// A statement on Σ weight·(mean of row): its value, and its band from the scatter of the rows with several seeds,
+  /// t · s · √(Σ weight²/seeds).
+  struct Term {
+    std::string row;
+    double weight;
+  };
+  Comparison compare(const std::string& statement, const std::vector<Term>& terms,
+                     const Expectation& expectation) const;
+
+ private:
+  const std::vector<double>& of(const std::string& row) const;
+  std::map<std::string, std::vector<double>> values_;
+};
+
+/// L(i) on the first settings["evaluation"]["tokens"] tokens of the validation split, cut into pieces of `length`. The same
+/// text at every length, so that two lengths differ by the context alone.
+PerTokenLoss evaluate(const Study& study, LanguageModel& model, int64_t length);
+
+/// The mean of L(i) over all positions: log P(length).
+double mean_loss(const PerTokenLoss& losses);
+
+/// L(i) as points over i, from 1.
+std::vector<Point> loss_curve(const Run& run, const PerTokenLoss& losses);
+
+}  // namespace lethe

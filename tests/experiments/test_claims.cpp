@@ -1,0 +1,126 @@
+// The registry of claims: every claim is whole at every scale, and the smallest scale runs from text to result.
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <string>
+
+#include "experiments/papers/forgetting_transformer/rows.hpp"
+#include "experiments/papers/registry.hpp"
+
+namespace lethe {
+namespace {
+
+namespace fs = std::filesystem;
+
+const fs::path kRoot = LETHE_SOURCE;
+constexpr int64_t kBytes = 257;  // vocabulary of byte-level data
+
+TEST(Registry, HasEveryClaimOnce) {
+  std::set<std::string> claims;
+  for (const Experiment& experiment : experiments()) claims.insert(experiment.claim);
+  EXPECT_EQ(claims.size(), experiments().size());
+  EXPECT_EQ(claims.size(), 7u);
+}
+
+TEST(Registry, SelectsByPaperByClaimAndByBoth) {
+  EXPECT_EQ(select_experiments({}).size(), 7u);
+  EXPECT_EQ(select_experiments({"forgetting_transformer"}).size(), 3u);
+  EXPECT_EQ(select_experiments({"savings"}).size(), 1u);
+  EXPECT_EQ(select_experiments({"savings", "adaptive_computation_pruning/savings"}).size(), 1u);
+  EXPECT_THROW(select_experiments({"saving"}), std::invalid_argument);
+}
+
+TEST(Registry, HasADocumentedFolderAndPaperNumbersForEveryClaim) {
+  for (const Experiment& experiment : experiments()) {
+    const fs::path folder = claim_folder(kRoot, experiment);
+    EXPECT_TRUE(fs::exists(folder / "README.md")) << folder;
+    for (const PaperRecord& number : read_paper(folder / "paper.csv")) {
+      EXPECT_EQ(number.record.experiment, experiment.paper);
+      EXPECT_EQ(number.record.claim, experiment.claim);
+      EXPECT_FALSE(number.source.empty());
+    }
+  }
+}
+
+TEST(Scales, GiveSoundRunsAndTellTheirCost) {
+  for (const char* scale : {"quick", "gpu", "paper", "smoke"}) {
+    for (const Experiment& experiment : experiments()) {
+      SCOPED_TRACE(experiment.name() + " at " + scale);
+      EXPECT_FALSE(cost(kRoot, experiment, scale).empty());
+      const auto runs = experiment.runs(claim_settings(kRoot, experiment, scale), kBytes);
+      EXPECT_FALSE(runs.empty());
+      for (const Run& run : runs) {
+        EXPECT_NO_THROW(run.model.check()) << run.label;
+        EXPECT_NO_THROW(run.training.check()) << run.label;
+      }
+    }
+  }
+}
+
+TEST(Scales, ThatAreUnknownAreRefusedByThoseThatThereAre) {
+  try {
+    claim_settings(kRoot, experiments().front(), "huge");
+    FAIL() << "nothing was thrown";
+  } catch (const std::invalid_argument& error) {
+    EXPECT_NE(std::string(error.what()).find("quick"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("huge"), std::string::npos) << error.what();
+  }
+}
+
+TEST(Scales, LayAClaimsOwnSettingsOverThoseOfItsBase) {
+  const auto claim = select_experiments({"length_extrapolation"}).front();
+  const auto base = select_experiments({"ablations"}).front();
+  const auto own = claim_settings(kRoot, claim, "quick"), of_base = claim_settings(kRoot, base, "quick");
+  EXPECT_EQ(own.at("model"), of_base.at("model"));
+  EXPECT_EQ(own.at("evaluation").at("tokens"), of_base.at("evaluation").at("tokens"));
+  EXPECT_EQ(own.at("evaluation").at("length_factor"), 4);
+  EXPECT_NE(own.at("cost"), of_base.at("cost"));
+  EXPECT_FALSE(own.contains("base"));
+}
+
+/// What makes two runs the same model.
+std::string identity(const Run& run) { return nlohmann::json(run.model).dump() + nlohmann::json(run.training).dump(); }
+
+TEST(Runs, AreSharedAmongTheClaimsOfAPaperAtQuickScale) {
+  std::set<std::string> distinct;
+  size_t asked = 0;
+  for (const Experiment& experiment : select_experiments({"forgetting_transformer"}))
+    for (const Run& run : experiment.runs(claim_settings(kRoot, experiment, "quick"), kBytes)) {
+      distinct.insert(identity(run));
+      ++asked;
+    }
+  // 14 rows, two of them with two seeds more, and two further kinds of gate in two architectures.
+  EXPECT_EQ(distinct.size(), 14u + 2 * 2 + 2 * 2);
+  EXPECT_GT(asked, distinct.size());
+}
+
+TEST(Runs, OfTable3AreFourteenDifferentModels) {
+  std::set<std::string> architectures;
+  for (const Row& row : table_3()) architectures.insert(nlohmann::json(row.architecture).dump());
+  EXPECT_EQ(architectures.size(), 14u);
+}
+
+TEST(Runs, OfTable3HaveTheNumbersOfThePaper) {
+  const auto claim = select_experiments({"ablations"}).front();
+  std::set<std::string> rows;
+  for (const PaperRecord& number : read_paper(claim_folder(kRoot, claim) / "paper.csv"))
+    rows.insert(number.record.variant);
+  for (const Row& row : table_3()) EXPECT_TRUE(rows.contains(row.name)) << row.name;
+}
+
+TEST(Measurements, CompareWeightedMeansWithTheBandOfTheRowsWithSeveralSeeds) {
+  Measurements losses;
+  for (const double value : {1.0, 3.0}) losses.add("a", value);
+  losses.add("b", 5.0);
+  const Comparison comparison = losses.compare("b is worse than a", {{"b", 1}, {"a", -1}}, Expectation::positive());
+  EXPECT_DOUBLE_EQ(comparison.measured, 3.0);
+  EXPECT_DOUBLE_EQ(comparison.band, 12.706 * std::sqrt(2.0) * std::sqrt(1.0 + 0.5));
+  EXPECT_THROW(losses.compare("of nothing", {{"c", 1}}, Expectation::positive()), std::invalid_argument);
+}
+
+}  // namespace
+}  // namespace lethe

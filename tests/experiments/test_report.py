@@ -1,0 +1,166 @@
+"""Tables and checks of results: what is generated equals the data, and a table that tells something else is found out."""
+
+import json
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+SOURCE = Path(__file__).resolve().parent.parent.parent
+sys.path.insert(0, str(SOURCE / "tools"))
+
+from report.figures import FIGURES, smoothed  # noqa: E402
+from report.results import CLAIM_ORDER, COLUMNS, BadResult, load_machine, read_table  # noqa: E402
+from report.tables import UnknownTable, claim_page, comparisons_table, number, readme_table, table, with_tables  # noqa: E402
+
+CERTIFICATE = {
+    "experiment": "forgetting_transformer", "claim": "ablations", "title": "What each row loses", "scale": "quick",
+    "dataset": {"name": "bible", "content": "0123456789abcdef"}, "commit": "c" * 40, "dirty": False, "command_line": "lethe run",
+    "time": "2026-01-01T00:00:00Z", "machine": {"name": "m", "processor": "a processor", "cores": 2},
+    "versions": {"torch": "2.11.0", "compiler": "g++ 12"}, "verdict": "trend reproduced", "key": "k",
+    "comparisons": [{
+        "statement": "FoX (Pro) is better than FoX (LLaMA)", "source": "FoX Table 3", "unit": "nats", "headline": True,
+        "expected": {"low": None, "high": None, "direction": 1}, "paper": 0.08, "measured": 0.1, "band": 0.02,
+        "verdict": "trend reproduced",
+    }],
+}
+
+
+def row(variant, seed, value):
+    return f"forgetting_transformer,ablations,{variant},lethe,cpu,float32,4,256,3,32,32,{seed},perplexity,1,{value},0,4"
+
+
+class Checkout:
+    """A folder with one claim's results and README.md."""
+
+    def __init__(self, folder):
+        self.root = Path(folder)
+        self.results = self.root / "results"
+        self.machine = self.results / "m"
+        self.machine.mkdir(parents=True)
+        paper = self.root / "experiments/papers/forgetting_transformer/ablations"
+        paper.mkdir(parents=True)
+        (paper / "paper.csv").write_text((SOURCE / "experiments/papers/forgetting_transformer/ablations/paper.csv").read_text())
+        rows = [row("FoX (Pro)", 0, 8.0), row("FoX (Pro)", 1, 8.2), row("FoX (LLaMA)", 0, 9.0)]
+        (self.machine / "ablations.csv").write_text("\n".join([",".join(COLUMNS), *rows, ""]))
+        (self.machine / "ablations.json").write_text(json.dumps(CERTIFICATE))
+        (self.root / "README.md").write_text("before\n<!-- table:m/ablations -->\nold\n<!-- /table -->\nafter\n")
+
+    def run(self, tool, *arguments):
+        command = [sys.executable, str(SOURCE / "tools" / tool), "--root", str(self.root), *arguments]
+        return subprocess.run(command, capture_output=True, text=True)
+
+    def make_whole(self):
+        """What report.py writes, without its figures (for which this claim has too few rows)."""
+        from report.tables import index
+        claim = load_machine(self.root, self.machine)[0]
+        (self.machine / "ablations.md").write_text(claim_page(claim))
+        (self.results / "README.md").write_text(index(self.root, self.results))
+        self.run("report.py", "--tables")
+
+
+class WithCheckout(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.checkout = Checkout(folder.name)
+
+
+class Tables(WithCheckout):
+    def test_means_over_seeds_stand_beside_the_papers_numbers(self):
+        text = readme_table(self.checkout.root, self.checkout.results, "m", "ablations")
+        self.assertIn("| FoX (Pro) | 6.650 | 8.100 ± 0.1414 |", text)
+        self.assertIn("| FoX (LLaMA) | 7.220 | 9.000 |", text)
+
+    def test_statements_show_paper_measured_band_and_verdict(self):
+        claim = load_machine(self.checkout.root, self.checkout.machine)[0]
+        self.assertIn("| **FoX (Pro) is better than FoX (LLaMA)** | FoX Table 3 | 0.08000 | 0.1000 ± 0.02000 nats | trend reproduced |",
+                      comparisons_table(claim))
+
+    def test_only_the_text_between_the_markers_changes(self):
+        old = (self.checkout.root / "README.md").read_text()
+        new = with_tables(old, self.checkout.root, self.checkout.results)
+        self.assertTrue(new.startswith("before\n<!-- table:m/ablations -->\n|"))
+        self.assertTrue(new.endswith("|\n<!-- /table -->\nafter\n"))
+        self.assertNotIn("old", new)
+
+    def test_a_marker_for_a_result_that_is_not_there_is_an_error(self):
+        with self.assertRaises(UnknownTable):
+            with_tables("<!-- table:m/nothing -->\n<!-- /table -->\n", self.checkout.root, self.checkout.results)
+        with self.assertRaises(UnknownTable):
+            with_tables("<!-- table:elsewhere/verdicts -->\n<!-- /table -->\n", self.checkout.root, self.checkout.results)
+
+    def test_columns_without_entries_are_left_out(self):
+        self.assertEqual(table(["a", "b", "c"], [["1", "", "2"]]), "| a | c |\n|---|---|\n| 1 | 2 |\n")
+
+    def test_numbers_have_four_digits(self):
+        shown = [number(value) for value in (0.0, 6.65, 123.456, 0.0123456, 4.5e-05, float("nan"))]
+        self.assertEqual(shown, ["0", "6.650", "123.5", "0.01235", "4.5e-05", ""])
+        self.assertEqual(number(367339904, "parameters"), "367,339,904")
+
+    def test_a_number_that_is_none_is_refused_by_line_and_column(self):
+        path = self.checkout.machine / "ablations.csv"
+        path.write_text(path.read_text().replace("9.0", "nine"))
+        with self.assertRaisesRegex(BadResult, "line 4: value: .*nine"):
+            read_table(path, COLUMNS)
+
+
+class Checks(WithCheckout):
+    def faults(self):
+        result = self.checkout.run("check_results.py")
+        self.assertEqual(result.returncode, 1 if result.stdout else 0, result.stderr)
+        return result.stdout
+
+    def test_results_with_their_tables_pass(self):
+        self.checkout.make_whole()
+        self.assertEqual(self.faults(), "")
+
+    def test_a_changed_number_is_found_in_every_table(self):
+        self.checkout.make_whole()
+        path = self.checkout.machine / "ablations.csv"
+        path.write_text(path.read_text().replace("9.0", "9.1"))
+        self.assertIn("ablations.md: differs", self.faults())
+        self.assertIn("README.md: differs", self.faults())
+
+    def test_a_table_changed_by_hand_is_found(self):
+        self.checkout.make_whole()
+        path = self.checkout.root / "README.md"
+        path.write_text(path.read_text().replace("8.100", "7.100"))
+        self.assertIn("README.md: differs", self.faults())
+
+    def test_numbers_without_a_certificate_are_found(self):
+        self.checkout.make_whole()
+        (self.checkout.machine / "ablations.json").rename(self.checkout.machine / "other.json")
+        self.assertIn("expected its certificate ablations.json", self.faults())
+
+    def test_a_certificate_without_a_commit_is_found(self):
+        self.checkout.make_whole()
+        path = self.checkout.machine / "ablations.json"
+        path.write_text(json.dumps({name: value for name, value in CERTIFICATE.items() if name != "commit"}))
+        self.assertIn("expected commit", self.faults())
+
+    def test_other_columns_are_found(self):
+        self.checkout.make_whole()
+        path = self.checkout.machine / "ablations.csv"
+        path.write_text(path.read_text().replace("experiment,claim", "claim,experiment", 1))
+        self.assertIn("expected the columns", self.faults())
+
+    def test_an_empty_results_folder_passes(self):
+        for path in list(self.checkout.machine.iterdir()):
+            path.unlink()
+        (self.checkout.root / "README.md").write_text("no tables\n")
+        self.assertEqual(self.faults(), "")
+
+
+class Curves(unittest.TestCase):
+    def test_smoothing_cuts_its_window_at_the_ends(self):
+        self.assertEqual(smoothed([1.0, 2.0, 3.0, 10.0], 3), [1.5, 2.0, 5.0, 6.5])
+        self.assertEqual(smoothed([1.0, 2.0], 1), [1.0, 2.0])
+
+    def test_every_claim_has_a_figure(self):
+        self.assertEqual(set(FIGURES), set(CLAIM_ORDER))
+
+
+if __name__ == "__main__":
+    unittest.main()

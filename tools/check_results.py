@@ -1,0 +1,79 @@
+#!/usr/bin/env python3
+"""Checks that results/ is whole and that no table tells something else than the data.
+
+* every CSV has the columns of its kind and the certificate of its claim beside it, with commit, machine and versions;
+* every <claim>.md and results/README.md is what tools/report.py makes of the data now;
+* so is every table between markers in a README file.
+
+Prints a line for each fault and exits with 1 where there is one.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from report.results import COLUMNS, POINT_COLUMNS, BadResult, load_machine, machine_folders, read_table
+from report.tables import UnknownTable, claim_page, index, readmes, with_tables
+
+ROOT = Path(__file__).resolve().parent.parent
+CERTIFIED = ("commit", "dirty", "command_line", "time", "machine", "versions")
+
+
+def faults_of_files(folder):
+    """CSV files with other columns than they should have, or without their certificate."""
+    for path in sorted(folder.glob("*.csv")):
+        is_points = path.name.endswith(".points.csv")
+        try:
+            read_table(path, POINT_COLUMNS if is_points else COLUMNS)
+        except BadResult as error:
+            yield str(error)
+        certificate = path.with_name(path.name.removesuffix(".csv").removesuffix(".points") + ".json")
+        if not certificate.exists():
+            yield f"{path}: expected its certificate {certificate.name}, found none"
+            continue
+        members = json.loads(certificate.read_text())
+        for name in CERTIFIED:
+            if name not in members:
+                yield f"{certificate}: expected {name}, found none"
+
+
+def difference(path, expected):
+    """Says where a generated text isn't what the data give."""
+    if not path.exists():
+        yield f"{path}: expected it beside the data, found none; run tools/report.py"
+    elif path.read_text() != expected:
+        yield f"{path}: differs from the data; run tools/report.py"
+
+
+def faults(root, results):
+    folders = machine_folders(results)
+    of_files = [fault for folder in folders for fault in faults_of_files(folder)]
+    if of_files:  # tables of broken files say nothing more
+        yield from of_files
+        return
+    for folder in folders:
+        for claim in load_machine(root, folder):
+            yield from difference(folder / f"{claim.name}.md", claim_page(claim))
+    if folders:
+        yield from difference(results / "README.md", index(root, results))
+    for path in readmes(root):
+        try:
+            yield from difference(path, with_tables(path.read_text(), root, results))
+        except UnknownTable as error:
+            yield f"{path}: {error}"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--root", type=Path, default=ROOT, help="the checkout (default: the one that holds this script)")
+    parser.add_argument("--results", type=Path, help="the folder of results (default: results in the checkout)")
+    arguments = parser.parse_args()
+    found = list(faults(arguments.root, arguments.results or arguments.root / "results"))
+    for fault in found:
+        print(fault)
+    sys.exit(1 if found else 0)
+
+
+if __name__ == "__main__":
+    main()

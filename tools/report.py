@@ -1,0 +1,66 @@
+#!/usr/bin/env python3
+"""Makes tables, figures and pages from the results that are there.
+
+For every folder of results/: <claim>.md, <claim>.svg and report.html; for all of them results/README.md.
+With --tables, instead, it rewrites the tables between markers in README files:
+
+    <!-- table:MACHINE/NAME -->
+    <!-- /table -->
+
+MACHINE is a folder of results/; NAME is "verdicts", a claim (its numbers) or CLAIM.statements (its comparisons).
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from report.results import BadResult, load_machine, machine_folders
+from report.tables import UnknownTable, claim_page, index, readmes, with_tables
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def write(path, text):
+    """Writes beside the place and renames, and only what changed."""
+    if path.exists() and path.read_text() == text:
+        return
+    draft = path.with_name(path.name + ".new")
+    draft.write_text(text)
+    draft.replace(path)
+
+
+def make_pages(root, results):
+    from report.figures import FIGURES  # matplotlib starts slowly, and --tables doesn't need it
+    from report.page import page
+    from report.style import save
+
+    for folder in machine_folders(results):
+        claims = load_machine(root, folder)
+        for claim in claims:
+            save(FIGURES[claim.name](claim), folder / f"{claim.name}.svg")
+            write(folder / f"{claim.name}.md", claim_page(claim))
+        if claims:
+            write(folder / "report.html", page(folder.name, claims))
+            print(f"report: {folder / 'report.html'}")
+    write(results / "README.md", index(root, results))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tables", action="store_true", help="only rewrite the tables in README files")
+    parser.add_argument("--root", type=Path, default=ROOT, help="the checkout (default: the one that holds this script)")
+    parser.add_argument("--results", type=Path, help="the folder of results (default: results in the checkout)")
+    arguments = parser.parse_args()
+    results = arguments.results or arguments.root / "results"
+    try:
+        if arguments.tables:
+            for path in readmes(arguments.root):
+                write(path, with_tables(path.read_text(), arguments.root, results))
+        else:
+            make_pages(arguments.root, results)
+    except (BadResult, UnknownTable) as error:
+        sys.exit(f"report: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""The files in results/ and experiments/papers/ as Python objects."""
+
+import csv
+import json
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import mean, stdev
+
+COLUMNS = (
+    "experiment,claim,variant,implementation,device,dtype,batch,length,heads,key_dim,value_dim,seed,metric,unit,value,stddev,samples"
+).split(",")
+POINT_COLUMNS = "quantity,variant,seed,x,y,value".split(",")
+COUNTS = {"batch", "length", "heads", "key_dim", "value_dim", "seed", "samples"}
+NUMBERS = {"value", "stddev", "x", "y"}
+CLAIM_ORDER = (
+    "ablations", "forget_gate_types", "length_extrapolation", "savings", "per_head_savings", "boundaries", "tolerance",
+)
+
+
+class BadResult(Exception):
+    """A file in results/ that isn't what it should be; says which and why."""
+
+
+def read_table(path, columns):
+    """Rows of a CSV as dicts with numbers for the columns that hold them."""
+    with open(path, newline="") as file:
+        reader = csv.DictReader(file)
+        if reader.fieldnames is None or list(reader.fieldnames) != list(columns):
+            raise BadResult(f"{path}: expected the columns {','.join(columns)}, found {','.join(reader.fieldnames or [])}")
+        rows = list(reader)
+    for number, row in enumerate(rows, start=2):
+        for name, text in row.items():
+            try:
+                if name in COUNTS:
+                    row[name] = int(text or 0)
+                elif name in NUMBERS:
+                    row[name] = float(text) if text else math.nan
+            except ValueError:
+                raise BadResult(f"{path}, line {number}: {name}: expected a number, found '{text}'") from None
+    return rows
+
+
+@dataclass
+class Cell:
+    """A number of one variant: its mean over seeds, and how far they scatter."""
+
+    values: list = field(default_factory=list)
+
+    @property
+    def mean(self):
+        return mean(self.values)
+
+    @property
+    def stddev(self):
+        return stdev(self.values) if len(self.values) > 1 else math.nan
+
+
+@dataclass
+class Claim:
+    """What one run of one claim left on one machine."""
+
+    folder: Path  # results/<machine>
+    name: str
+    certificate: dict
+    records: list
+    points: list
+    paper: list
+
+    @property
+    def comparisons(self):
+        return self.certificate["comparisons"]
+
+    @property
+    def verdict(self):
+        return self.certificate["verdict"]
+
+    def variants(self):
+        """In the order in which they were measured."""
+        return list(dict.fromkeys(row["variant"] for row in self.records))
+
+    def cell(self, variant, metric, length=None, implementation="lethe"):
+        """The records of a variant over its seeds; None where there are none."""
+        values = [
+            row["value"]
+            for row in self.records
+            if row["variant"] == variant and row["metric"] == metric and row["implementation"] == implementation
+            and length in (None, row["length"])
+        ]
+        return Cell(values) if values else None
+
+    def lengths(self, metric):
+        return sorted({row["length"] for row in self.records if row["metric"] == metric})
+
+    def paper_value(self, variant, metric):
+        """What the paper gives for that variant; None where it gives nothing."""
+        for row in self.paper:
+            if row["variant"] == variant and row["metric"] == metric:
+                return row["value"]
+        return None
+
+    def curve(self, quantity, variant):
+        """x and the mean over seeds of the values, both as lists."""
+        sums = {}
+        for point in self.points:
+            if point["quantity"] == quantity and point["variant"] == variant:
+                sums.setdefault(point["x"], []).append(point["value"])
+        return list(sums), [mean(values) for values in sums.values()]
+
+
+def paper_file(root, certificate):
+    return root / "experiments" / "papers" / certificate["experiment"] / certificate["claim"] / "paper.csv"
+
+
+def load_claim(root, certificate_path):
+    """The claim whose certificate this is; None where the file is another one's."""
+    certificate = json.loads(certificate_path.read_text())
+    if "claim" not in certificate or "comparisons" not in certificate:
+        return None
+    base = certificate_path.with_suffix("")
+    points = base.with_name(base.name + ".points.csv")
+    return Claim(
+        folder=certificate_path.parent,
+        name=certificate["claim"],
+        certificate=certificate,
+        records=read_table(base.with_name(base.name + ".csv"), COLUMNS),
+        points=read_table(points, POINT_COLUMNS) if points.exists() else [],
+        paper=read_table(paper_file(root, certificate), COLUMNS + ["source", "comparability"]),
+    )
+
+
+def load_machine(root, folder):
+    """All claims of one results folder, in the order of the papers."""
+    claims = [load_claim(root, path) for path in sorted(folder.glob("*.json"))]
+    return sorted((claim for claim in claims if claim), key=lambda claim: CLAIM_ORDER.index(claim.name))
+
+
+def machine_folders(results):
+    """The folders of results/ that hold claims."""
+    return [folder for folder in sorted(results.iterdir()) if folder.is_dir() and any(folder.glob("*.csv"))]

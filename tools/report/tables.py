@@ -1,0 +1,178 @@
+"""Markdown from results: the page of a claim, the index, and the tables inside README files."""
+
+import math
+import os
+import re
+from pathlib import Path
+
+from report.results import load_machine, machine_folders
+
+MARKER = re.compile(r"(<!-- table:(?P<machine>[\w.-]+)/(?P<name>[\w.-]+) -->\n)(?P<body>.*?)(<!-- /table -->)", re.DOTALL)
+UNSEARCHED = {".git", ".venv", "build", "artefacts"}  # where no README of ours lies
+METRIC_WORDS = {
+    "loss_beyond_training_length": "loss beyond the training length",
+    "pruned_share": "pruned share",
+    "discarded_weight": "discarded weight",
+    "operator_time": "operator",
+    "operator_speedup": "operator, speed-up",
+    "training_step_time": "training step",
+    "training_step_speedup": "training step, speed-up",
+}
+
+
+class UnknownTable(Exception):
+    """A marker in a README that names a table that no result gives."""
+
+
+def number(value, metric=""):
+    """A value as a reader wants it: counts grouped, the others with four digits."""
+    if value is None or math.isnan(value):
+        return ""
+    if metric == "parameters":
+        return f"{value:,.0f}"
+    if value == 0:
+        return "0"
+    if abs(value) < 1e-3:
+        return f"{value:.1e}"
+    return f"{value:.{max(0, 3 - math.floor(math.log10(abs(value))))}f}"
+
+
+def table(header, rows):
+    """A Markdown table; columns without any entry are left out."""
+    used = [c for c in range(len(header)) if any(row[c] for row in rows)]
+    lines = ["| " + " | ".join(str(row[c]) for c in used) + " |" for row in [header, *rows]]
+    lines.insert(1, "|" + "---|" * len(used))
+    return "\n".join(lines) + "\n"
+
+
+def comparisons_table(claim):
+    def measured(comparison):
+        band = comparison["band"]
+        noise = "" if band == 0 else f" ± {number(band)}" if band is not None else " ± ?"
+        return number(comparison["measured"]) + noise + unit(comparison)
+
+    def unit(comparison):
+        return "" if comparison["unit"] in ("", "1") else f" {comparison['unit']}"
+
+    def paper(comparison):
+        value, expected = comparison["paper"], comparison["expected"]
+        if value is not None:
+            return number(value)
+        if expected["low"] is not None and expected["high"] is not None:
+            return f"{number(expected['low'])} to {number(expected['high'])}"
+        if expected["high"] is not None:
+            return f"at most {number(expected['high'])}"
+        return {1: "> 0", -1: "< 0", 0: ""}[expected["direction"]]
+
+    rows = []
+    for comparison in claim.comparisons:
+        emphasis = "**" if comparison["headline"] else ""
+        rows.append([
+            f"{emphasis}{comparison['statement']}{emphasis}", comparison["source"], paper(comparison), measured(comparison),
+            comparison["verdict"],
+        ])
+    return table(["statement", "source", "paper", "measured", "verdict"], rows)
+
+
+def numbers_table(claim):
+    """Variants × metrics: means over seeds, with the paper's own numbers beside them."""
+    columns = []
+    for row in claim.records:
+        key = (row["metric"], row["implementation"], row["length"])
+        if key not in columns:
+            columns.append(key)
+    of_paper = [metric for metric in dict.fromkeys(key[0] for key in columns) if any(row["metric"] == metric for row in claim.paper)]
+    lengths = {key[2] for key in columns}
+    units = {row["metric"]: row["unit"] for row in claim.records}
+
+    def title(key):
+        metric, implementation, length = key
+        words = METRIC_WORDS.get(metric, metric)
+        if units[metric] not in ("1", ""):
+            words += f" ({units[metric]})"
+        if implementation != "lethe":
+            words += f", {implementation}"
+        return words + (f" at {length}" if len(lengths) > 1 else "")
+
+    rows = []
+    for variant in claim.variants():
+        row = [variant] + [number(claim.paper_value(variant, metric), metric) for metric in of_paper]
+        for metric, implementation, length in columns:
+            cell = claim.cell(variant, metric, length, implementation)
+            text = "" if cell is None else number(cell.mean, metric)
+            if cell and len(cell.values) > 1 and metric != "parameters":
+                text += f" ± {number(cell.stddev)}"
+            row.append(text)
+        rows.append(row)
+    return table([""] + [f"paper: {METRIC_WORDS.get(m, m)}" for m in of_paper] + [title(key) for key in columns], rows)
+
+
+def provenance(claim):
+    c = claim.certificate
+    commit = (c["commit"] or "unknown")[:12] + (" with uncommitted changes" if c["dirty"] else "")
+    return (
+        f"Scale {c['scale']}; data {c['dataset']['name']} ({c['dataset']['content'][:12]}); commit {commit}; "
+        f"{c['machine']['processor']}, {c['machine']['cores']} cores; torch {c['versions']['torch']}, {c['versions']['compiler']}; "
+        f"{c['time']}; `{c['command_line']}`."
+    )
+
+
+def claim_page(claim):
+    return (
+        f"# {claim.certificate['title']}\n\nVerdict: **{claim.verdict}**. Headline statements are bold; "
+        "± is what the noise of the measurement explains.\n\n"
+        f"![{claim.name}]({claim.name}.svg)\n\n{comparisons_table(claim)}\n## Numbers\n\n{numbers_table(claim)}\n"
+        f"± here: standard deviation over seeds. {provenance(claim)}\n"
+    )
+
+
+def verdicts_table(claims, link=""):
+    rows = []
+    for claim in claims:
+        counts = {}
+        for comparison in claim.comparisons:
+            counts[comparison["verdict"]] = counts.get(comparison["verdict"], 0) + 1
+        detail = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+        rows.append([f"[{claim.name}]({link}{claim.name}.md)", claim.certificate["title"], f"**{claim.verdict}**", detail])
+    return table(["claim", "what it is about", "verdict", "single statements"], rows)
+
+
+def index(root, results):
+    """results/README.md: every folder's verdicts."""
+    text = "# Results\n\nGenerated by `tools/report.py` from the CSV and JSON files in these folders, as everything else here is.\n"
+    for folder in machine_folders(results):
+        claims = load_machine(root, folder)
+        if claims:
+            text += f"\n## {folder.name}\n\n{verdicts_table(claims, folder.name + '/')}"
+    return text
+
+
+def readme_table(root, results, machine, name):
+    """The table that a marker <!-- table:MACHINE/NAME --> asks for: "verdicts", or a claim's "CLAIM" or "CLAIM.statements"."""
+    claims = load_machine(root, results / machine) if (results / machine).is_dir() else []
+    by_name = {claim.name: claim for claim in claims}
+    if name == "verdicts" and claims:
+        return verdicts_table(claims, f"results/{machine}/")
+    claim = by_name.get(name.removesuffix(".statements"))
+    if claim is None:
+        raise UnknownTable(f"table:{machine}/{name}: expected verdicts or a claim of results/{machine}, found neither")
+    return comparisons_table(claim) if name.endswith(".statements") else numbers_table(claim)
+
+
+def with_tables(text, root, results):
+    """A README's text with every table between markers made anew."""
+
+    def replace(match):
+        return match[1] + readme_table(root, results, match["machine"], match["name"]) + match[5]
+
+    return MARKER.sub(replace, text)
+
+
+def readmes(root):
+    """The README files of the checkout that hold a marker."""
+    for folder, folders, files in os.walk(root):
+        folders[:] = sorted(name for name in folders if name not in UNSEARCHED)
+        for name in files:
+            path = Path(folder) / name
+            if name == "README.md" and MARKER.search(path.read_text()):
+                yield path

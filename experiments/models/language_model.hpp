@@ -3,55 +3,54 @@
 
 #include <torch/nn.h>
 
-#include <map>
-#include <string>
+#include <memory>
 #include <vector>
 
+#include "experiments/models/attention_layer.hpp"
 #include "experiments/models/config.hpp"
 
 namespace lethe {
-
-/// What one layer's attention saw in a forward call, for the claims on pruning. Only filled where asked for.
-struct AttentionTrace {
-  torch::Tensor query, key, value;  ///< [B,T,H,D] as the operator received them
-  torch::Tensor log_forget;         ///< [B,T,H]
-  torch::Tensor logit_bound;        ///< [H], or undefined where the operator takes it from the norms
-  torch::Tensor visited_pairs;      ///< [B,H]
-};
 
 /// FoX or Transformer, (LLaMA) or (Pro): embedding → layers × (attention, SwiGLU MLP), pre-norm → norm → output head.
 /// Parameter names and shapes are those of the official checkpoints.
 class LanguageModelImpl : public torch::nn::Module {
  public:
-  explicit LanguageModelImpl(const ModelConfig& config);
+  /// Made on `device` and initialized with seed 0 (on the meta device there is nothing to initialize).
+  ///
+  /// throws  std::invalid_argument where config.check() does
+  explicit LanguageModelImpl(const ModelConfig& config, torch::Device device = torch::kCPU);
 
   /// reads    tokens [B,T] int64
   /// returns  logits [B,T,vocabulary] in the compute dtype; `trace`, where given, gets one entry a layer
   torch::Tensor forward(const torch::Tensor& tokens, std::vector<AttentionTrace>* trace = nullptr);
 
-  /// Cross entropy of every position in nats, float32, never holding more than a chunk of the logits in float32.
+  /// Cross entropy of every position in nats, never holding more than a chunk of the logits.
   ///
-  /// reads    tokens, labels [B,T] int64; labels are already shifted (labels_t is the token that tokens_≤t should predict)
-  /// returns  [B,T] float32
+  /// reads    tokens, labels [B,T] int64; labels are already shifted (labels_t is the token that tokens_≤t should
+  /// predict) returns  [B,T] float32 (float64 where that is the compute dtype)
   torch::Tensor losses(const torch::Tensor& tokens, const torch::Tensor& labels);
 
-  /// Draws every parameter anew: matrices and embeddings N(0, 0.02²), norms 1, biases 0, long-init for bias-only gates.
+  /// Draws every parameter anew: matrices and embeddings N(0, 0.02²), norms 1, biases 0, long-init for bias-only and
+  /// fixed gates. The numbers are drawn on the CPU, so that a seed means the same weights on every device.
   void initialize(uint64_t seed);
 
-  /// Parameters that AdamW decays (matrices, embeddings) and those that it doesn't (norms, biases, gate biases), in a fixed order.
+  /// Parameters that AdamW decays (matrices, embeddings) and those that it doesn't (norms, biases), in a fixed order.
   std::vector<torch::Tensor> decayed_parameters();
   std::vector<torch::Tensor> undecayed_parameters();
 
   const ModelConfig& config() const { return config_; }
 
  private:
+  torch::Tensor hidden(const torch::Tensor& tokens, std::vector<AttentionTrace>* trace);
+
   struct Parts;  // the registered submodules, see language_model.cpp
   ModelConfig config_;
   std::shared_ptr<Parts> parts_;
 };
 TORCH_MODULE(LanguageModel);
 
-/// Parameters of the model, all of them, and without the input embedding ("non-embedding" of the papers, output head included).
+/// Parameters of the model, all of them, and without the input embedding ("non-embedding" of the papers, output head
+/// included).
 struct ParameterCounts {
   int64_t total = 0;
   int64_t non_embedding = 0;

@@ -1,0 +1,171 @@
+#include "experiments/models/attention_layer.hpp"
+
+#include <cmath>
+#include <limits>
+#include <tuple>
+#include <vector>
+
+#include "optimized/torch/forgetting_attention.hpp"
+
+namespace lethe {
+
+using torch::Tensor;
+
+namespace {
+
+// The module that holds the last name of a dotted path, made on the way where it is not there.
+torch::nn::Module& holder(torch::nn::Module& root, const std::string& path) {
+  torch::nn::Module* module = &root;
+  size_t begin = 0;
+  for (size_t dot; (dot = path.find('.', begin)) != std::string::npos; begin = dot + 1) {
+    const std::string name = path.substr(begin, dot - begin);
+    const auto children = module->named_children();
+    const auto* child = children.find(name);
+    module = child ? child->get() : module->register_module(name, std::make_shared<torch::nn::Module>(name)).get();
+  }
+  return *module;
+}
+
+double machine_epsilon(torch::Dtype dtype) {
+  switch (dtype) {
+    case torch::kBFloat16:
+      return std::numeric_limits<c10::BFloat16>::epsilon();
+    case torch::kFloat16:
+      return std::numeric_limits<c10::Half>::epsilon();
+    case torch::kFloat64:
+      return std::numeric_limits<double>::epsilon();
+    default:
+      return std::numeric_limits<float>::epsilon();
+  }
+}
+
+std::string last_name(const std::string& path) { return path.substr(path.rfind('.') + 1); }
+
+}  // namespace
+
+Tensor add_parameter(torch::nn::Module& root, const std::string& path, torch::IntArrayRef sizes, torch::Device device) {
+  return holder(root, path).register_parameter(last_name(path), torch::empty(sizes, device));
+}
+
+Tensor long_init(const ModelConfig& config) {
+  Tensor bias = torch::empty({config.heads});
+  for (int64_t head = 0; head < config.heads; ++head) {
+    const double share = config.heads == 1 ? 0.0 : static_cast<double>(head) / static_cast<double>(config.heads - 1);
+    const double time = config.decay_time_min * std::pow(config.decay_time_max / config.decay_time_min, share);
+    bias[head] = -std::log(std::expm1(1 / time));
+  }
+  return bias;
+}
+
+AttentionLayer::AttentionLayer(torch::nn::Module& root, const std::string& path, const ModelConfig& config,
+                               torch::Device device)
+    : config(config) {
+  const auto add = [&](const std::string& name, torch::IntArrayRef sizes) {
+    return add_parameter(root, path + "." + name, sizes, device);
+  };
+  const int64_t width = config.width, heads = config.heads;
+  const std::string inner = config.kv_shift ? ".linear.weight" : ".weight";
+  query = add("q_proj.weight", {width, width});
+  key = add("k_proj" + inner, {width, width});
+  value = add("v_proj" + inner, {width, width});
+  if (config.kv_shift) {
+    key_shift = add("k_proj.shift_proj.weight", {heads, width});
+    value_shift = add("v_proj.shift_proj.weight", {heads, width});
+  }
+  if (config.qk_norm != QkNorm::kNone) {
+    const int64_t size = config.qk_norm == QkNorm::kShared ? config.head_dim() : width;
+    query_norm = add("q_norm.weight", {size});
+    key_norm = add("k_norm.weight", {size});
+  }
+  if (config.forget_gate == ForgetGate::kFull) {
+    forget = add("fgate_proj.weight", {heads, width});
+    forget_bias = add("fgate_proj.bias", {heads});
+  } else if (config.forget_gate == ForgetGate::kBiasOnly) {
+    forget_bias = add("fgate_bias", {heads});
+  } else if (config.forget_gate == ForgetGate::kFixed) {  // no parameter, but saved with the model
+    forget_bias = holder(root, path + ".fgate_bias").register_buffer("fgate_bias", torch::empty({heads}, device));
+  }
+  if (config.output_gate) output_gate = add("ogate_proj.weight", {width, width});
+  if (config.output_norm) output_norm = add("output_norm.weight", {width});
+  output = add("o_proj.weight", {width, width});
+}
+
+Tensor AttentionLayer::logit_bound(torch::Dtype dtype) const {
+  if (config.qk_norm == QkNorm::kNone) return {};
+  const torch::NoGradGuard no_gradient;
+  const auto largest = [&](const Tensor& weight) {  // γ of every head, [H]
+    return config.qk_norm == QkNorm::kShared ? weight.abs().max().expand({config.heads})
+                                             : weight.abs().view({config.heads, config.head_dim()}).amax(-1);
+  };
+  const double roundings = 1 + 4 * machine_epsilon(dtype);
+  return largest(query_norm) * largest(key_norm) * (std::sqrt(static_cast<double>(config.head_dim())) * roundings);
+}
+
+Tensor AttentionLayer::forward(const Tensor& x, const Rotation& rotation, AttentionTrace* trace) const {
+  const int64_t batch = x.size(0), length = x.size(1), heads = config.heads, width = config.width;
+  const torch::Dtype dtype = x.scalar_type(), wide = accumulation_dtype(dtype);
+
+  // One product for everything that reads x: q | k v | shifts | gates.
+  std::vector<Tensor> weights{query, key, value};
+  std::vector<int64_t> sizes{width, 2 * width};
+  if (config.kv_shift) {
+    weights.insert(weights.end(), {key_shift, value_shift});
+    sizes.push_back(2 * heads);
+  }
+  if (config.forget_gate == ForgetGate::kFull) {
+    weights.push_back(forget);
+    sizes.push_back(heads);
+  }
+  if (config.output_gate) {
+    weights.push_back(output_gate);
+    sizes.push_back(width);
+  }
+  const auto products = torch::linear(x, torch::cat(weights).to(dtype)).split_with_sizes(sizes, -1);
+  auto next = products.begin();
+
+  Tensor q = (next++)->unflatten(-1, {heads, config.head_dim()});       // [B,T,H,D]
+  Tensor kv = (next++)->unflatten(-1, {2 * heads, config.head_dim()});  // [B,T,2H,D]
+  if (config.kv_shift) kv = shift_by_one(kv, *next++);
+  const auto k_and_v = kv.chunk(2, 2);
+  Tensor k = k_and_v[0];
+  const Tensor v = k_and_v[1];
+  if (config.qk_norm != QkNorm::kNone) {
+    const auto per_head = [&](const Tensor& weight) { return weight.view({-1, config.head_dim()}); };  // [1 or H, D]
+    q = rms_norm(q, per_head(query_norm), kQkNormEpsilon, dtype);
+    k = rms_norm(k, per_head(key_norm), kQkNormEpsilon, dtype);
+  }
+  if (config.rope) {
+    q = rotate(q, rotation);
+    k = rotate(k, rotation);
+  }
+
+  Tensor log_forget;  // [B,T,H]
+  if (config.forget_gate == ForgetGate::kNone) {
+    log_forget = torch::zeros({batch, length, heads}, x.options().dtype(wide));
+  } else if (config.forget_gate == ForgetGate::kFull) {
+    log_forget = torch::log_sigmoid((next++)->to(wide) + forget_bias.to(wide));
+  } else {
+    log_forget = torch::log_sigmoid(forget_bias.to(wide)).expand({batch, length, heads});
+  }
+
+  const auto tolerance = config.log_pruning_tolerance;
+  const Tensor bound = tolerance || trace ? logit_bound(dtype) : Tensor();
+  const auto bound_argument = bound.defined() ? std::optional<Tensor>(bound) : std::nullopt;
+  Tensor o;  // [B,T,H,D]
+  if (trace) {
+    *trace = {q.detach(), k.detach(), v.detach(), log_forget.detach(), bound, {}};
+    std::tie(o, std::ignore, trace->visited_pairs) =
+        forgetting_attention_with_statistics(q, k, v, log_forget, std::nullopt, tolerance, bound_argument);
+  } else {
+    o = forgetting_attention(q, k, v, log_forget, std::nullopt, tolerance, bound_argument);
+  }
+
+  if (config.output_norm) {
+    o = rms_norm(o, output_norm.view({heads, config.head_dim()}), kNormEpsilon, config.output_gate ? wide : dtype);
+  }
+  o = o.flatten(-2);
+  if (config.output_gate) o = (o * next->to(wide).sigmoid()).to(dtype);
+  return torch::linear(o, output.to(dtype));
+}
+
+}  // namespace lethe

@@ -1,0 +1,64 @@
+#pragma once
+// The attention half of a block: everything that FoX Table 3 switches on and off.
+
+#include <torch/nn/module.h>
+
+#include <string>
+
+#include "experiments/models/config.hpp"
+#include "experiments/models/layers.hpp"
+
+namespace lethe {
+
+/// What one layer's attention saw in a forward call, for the claims on pruning. Only filled where asked for.
+struct AttentionTrace {
+  torch::Tensor query, key, value;  ///< [B,T,H,D] as the operator received them
+  torch::Tensor log_forget;         ///< [B,T,H]
+  torch::Tensor logit_bound;        ///< [H], or undefined where the operator takes it from the norms
+  torch::Tensor visited_pairs;      ///< [B,H]
+};
+
+/// Registers a parameter under a dotted path below `root`, as checkpoints name it ("attn.q_proj.weight"), making the
+/// modules on the way.
+///
+/// returns  the parameter, uninitialized, float32
+torch::Tensor add_parameter(torch::nn::Module& root, const std::string& path, torch::IntArrayRef sizes,
+                            torch::Device device);
+
+/// Gate biases b = −log(exp(1/T) − 1), so that σ(b) = exp(−1/T): a head whose gate stays there forgets over T tokens, T
+/// log-spaced from decay_time_min to decay_time_max over the heads.
+///
+/// source   FoX §4.5, "long-init"
+/// returns  [H] float32 on the CPU
+torch::Tensor long_init(const ModelConfig& config);
+
+/// Multi-head attention with forget gates (FoX), or without (Transformer). In this order:
+///
+///   q, k, v = W x;  k, v shifted by one (Pro);  q, k normed (Pro);  q, k rotated (RoPE);  log f = logsigmoid(w·x + b)
+///   o = forgetting_attention(q, k, v, log f);  y = W_o (norm(o) ⊙ σ(W_g x))  (norm and gate: Pro)
+///
+/// source   FoX Eq. 16–24, with a sigmoid around the output gate as its Figure 1 has it
+struct AttentionLayer {
+  /// Registers the parameters of the switches that are on below `root` at `path`.
+  AttentionLayer(torch::nn::Module& root, const std::string& path, const ModelConfig& config, torch::Device device);
+
+  /// reads    x [B,T,width] in the compute dtype; rotation where the configuration has RoPE; trace, filled where given
+  /// returns  [B,T,width] in the compute dtype
+  /// cost     B·T·(4 or 5)·width² + 2·B·T²·width multiply-adds
+  torch::Tensor forward(const torch::Tensor& x, const Rotation& rotation, AttentionTrace* trace) const;
+
+  /// U = γq·γk·√D ≥ |q·k|/√D with γ = max |w| of the norms' weights, widened by four roundings of `dtype`.
+  ///
+  /// source   Adaptive Computation Pruning, Appendix A
+  /// returns  [H], or undefined without QK-norm
+  torch::Tensor logit_bound(torch::Dtype dtype) const;
+
+  ModelConfig config;
+  torch::Tensor query, key, value, output, output_gate;  // [width, width]
+  torch::Tensor key_shift, value_shift, forget;          // [H, width]
+  torch::Tensor forget_bias;                             // [H]
+  torch::Tensor query_norm, key_norm;                    // [D] shared, [width] per head
+  torch::Tensor output_norm;                             // [width]
+};
+
+}  // namespace lethe

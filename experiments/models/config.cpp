@@ -1,0 +1,123 @@
+#include "experiments/models/config.hpp"
+
+#include <cmath>
+#include <stdexcept>
+
+#include "experiments/models/json_members.hpp"
+
+namespace lethe {
+namespace {
+
+void expect(bool good, const char* name, const std::string& expected, const std::string& found) {
+  if (!good) throw std::invalid_argument(std::string(name) + ": expected " + expected + ", found " + found);
+}
+
+// Every member with its JSON key; Config is ModelConfig or const ModelConfig.
+template <class Config, class Visitor>
+void visit_members(Config& config, Visitor&& visit) {
+  visit("vocabulary", config.vocabulary);
+  visit("layers", config.layers);
+  visit("width", config.width);
+  visit("heads", config.heads);
+  visit("mlp_ratio", config.mlp_ratio);
+  visit("mlp_multiple", config.mlp_multiple);
+  visit("rope", config.rope);
+  visit("rope_base", config.rope_base);
+  visit("forget_gate", config.forget_gate);
+  visit("decay_time_min", config.decay_time_min);
+  visit("decay_time_max", config.decay_time_max);
+  visit("qk_norm", config.qk_norm);
+  visit("output_gate", config.output_gate);
+  visit("output_norm", config.output_norm);
+  visit("kv_shift", config.kv_shift);
+  visit("log_pruning_tolerance", config.log_pruning_tolerance);
+  visit("compute_dtype", config.compute_dtype);
+}
+
+}  // namespace
+
+template <>
+struct EnumNames<ForgetGate> {
+  static inline const std::vector<std::pair<ForgetGate, std::string>> names{{ForgetGate::kNone, "none"},
+                                                                            {ForgetGate::kFull, "full"},
+                                                                            {ForgetGate::kBiasOnly, "bias_only"},
+                                                                            {ForgetGate::kFixed, "fixed"}};
+};
+
+template <>
+struct EnumNames<QkNorm> {
+  static inline const std::vector<std::pair<QkNorm, std::string>> names{
+      {QkNorm::kNone, "none"}, {QkNorm::kShared, "shared"}, {QkNorm::kPerHead, "per_head"}};
+};
+
+int64_t ModelConfig::mlp_width() const {
+  const double ratio = mlp_ratio.value_or(output_gate ? 3.5 : 4.0);
+  const auto raw = static_cast<int64_t>(static_cast<double>(width) * ratio * 2 / 3);
+  return (raw + mlp_multiple - 1) / mlp_multiple * mlp_multiple;
+}
+
+void ModelConfig::check() const {
+  const auto positive = [](const char* name, int64_t value) { expect(value > 0, name, "> 0", std::to_string(value)); };
+  positive("vocabulary", vocabulary);
+  positive("layers", layers);
+  positive("width", width);
+  positive("heads", heads);
+  positive("mlp_multiple", mlp_multiple);
+  expect(width % heads == 0, "heads", "a divisor of width " + std::to_string(width), std::to_string(heads));
+  expect(!mlp_ratio || *mlp_ratio > 0, "mlp_ratio", "> 0", std::to_string(mlp_ratio.value_or(0)));
+  expect(!rope || head_dim() % 2 == 0, "rope", "an even head dim", std::to_string(head_dim()));
+  expect(rope_base > 0 && std::isfinite(rope_base), "rope_base", "> 0 and finite", std::to_string(rope_base));
+  expect(decay_time_min > 0 && decay_time_max >= decay_time_min && std::isfinite(decay_time_max), "decay_time_min",
+         "0 < decay_time_min ≤ decay_time_max < ∞",
+         std::to_string(decay_time_min) + " and " + std::to_string(decay_time_max));
+  expect(!log_pruning_tolerance || (*log_pruning_tolerance <= 0 && std::isfinite(*log_pruning_tolerance)),
+         "log_pruning_tolerance", "≤ 0 and finite, or absent", std::to_string(log_pruning_tolerance.value_or(0)));
+  expect(compute_dtype == "float32" || compute_dtype == "bfloat16" || compute_dtype == "float16" ||
+             compute_dtype == "float64",
+         "compute_dtype", "float32, bfloat16, float16 or float64", compute_dtype);
+}
+
+ModelConfig named_architecture(const std::string& name) {
+  const bool pro = name.ends_with("-pro");
+  const bool forgets = name.starts_with("fox-");
+  expect(name == "fox-pro" || name == "fox-llama" || name == "transformer-pro" || name == "transformer-llama",
+         "architecture", "fox-pro, fox-llama, transformer-pro or transformer-llama", name);
+  ModelConfig config;
+  config.forget_gate = forgets ? ForgetGate::kFull : ForgetGate::kNone;
+  config.rope = !forgets;
+  config.qk_norm = pro ? QkNorm::kShared : QkNorm::kNone;
+  config.output_gate = config.output_norm = config.kv_shift = pro;
+  return config;
+}
+
+void set_size(ModelConfig& config, const std::string& size) {
+  expect(size == "760m" || size == "360m" || size == "125m", "size", "760m, 360m or 125m", size);
+  config.vocabulary = 50257;
+  config.layers = size == "125m" ? 12 : 24;
+  config.width = size == "760m" ? 1536 : size == "360m" ? 1024 : 768;
+  if (config.heads == 0) config.heads = config.width / 64;
+}
+
+double training_flops_per_token(const ModelConfig& config, int64_t context_length) {
+  const double width = static_cast<double>(config.width), heads = static_cast<double>(config.heads);
+  const double projections = width * width * (config.output_gate ? 5 : 4) +
+                             width * heads * ((config.forget_gate == ForgetGate::kFull) + 2 * config.kv_shift);
+  const double mlp = 3 * width * static_cast<double>(config.mlp_width());
+  const double matrices =
+      static_cast<double>(config.layers) * (projections + mlp) + width * static_cast<double>(config.vocabulary);
+  const double attention = static_cast<double>(config.layers) * width * static_cast<double>(context_length);
+  return 6 * matrices + 6 * attention;
+}
+
+void to_json(nlohmann::json& json, const ModelConfig& config) {
+  json = nlohmann::json::object();
+  visit_members(config, JsonWriter{json});
+}
+
+void from_json(const nlohmann::json& json, ModelConfig& config) {
+  JsonReader reader(json, "model");
+  visit_members(config, reader);
+  reader.finish();
+}
+
+}  // namespace lethe

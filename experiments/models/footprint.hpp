@@ -1,0 +1,26 @@
+#pragma once
+// What a model costs before it is made: bytes and FLOPs, by formula.
+
+#include "experiments/models/config.hpp"
+
+namespace lethe {
+
+/// Bytes of one training step, by what holds them.
+struct Footprint {
+  int64_t parameters = 0;   ///< float32
+  int64_t gradients = 0;    ///< float32
+  int64_t optimizer = 0;    ///< AdamW's two float32 moments
+  int64_t activations = 0;  ///< kept for the backward pass, an estimate: see the block of `footprint`
+  int64_t total() const { return parameters + gradients + optimizer + activations; }
+};
+
+/// Memory of one training step with `tokens` tokens in a micro-batch.
+///
+/// The activations count the tensors that autograd keeps, without allocator overhead: a layer keeps its input and the
+/// middle of its residual stream (float32), both normed inputs, q, k, v, the attention's values, the gate and gated
+/// values, k and v before the shift (compute dtype), and the MLP's gate, up and product.
+///
+/// cost  makes the model on the meta device
+Footprint footprint(const ModelConfig& config, int64_t tokens);
+
+}  // namespace lethe

@@ -1,0 +1,116 @@
+#pragma once
+// One list of members per configuration struct, read and written by the same code: a key nobody knows, or a value of
+// the wrong type, is one clear error.
+
+#include <concepts>
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace lethe {
+
+/// Specialised for an enumeration that JSON spells with words: `static inline const std::vector<std::pair<E,
+/// std::string>> names`.
+template <class E>
+struct EnumNames;
+
+template <class T>
+struct IsOptional : std::false_type {};
+template <class T>
+struct IsOptional<std::optional<T>> : std::true_type {};
+
+/// Collects members into a JSON object: `JsonWriter writer{json}; writer("width", config.width); …`. An absent optional
+/// is null.
+struct JsonWriter {
+  nlohmann::json& object;
+
+  template <class T>
+  void operator()(const char* key, const T& value) {
+    if constexpr (IsOptional<T>::value) {
+      object[key] = value ? nlohmann::json(*value) : nlohmann::json(nullptr);
+    } else if constexpr (std::is_enum_v<T>) {
+      for (const auto& [member, name] : EnumNames<T>::names) {
+        if (member == value) object[key] = name;
+      }
+    } else {
+      object[key] = value;
+    }
+  }
+};
+
+/// Reads members out of a JSON object; what is absent keeps its value.
+///
+/// throws  std::invalid_argument "<what>.<key>: expected …, found …"; `finish` throws for keys that no member asked for
+class JsonReader {
+ public:
+  JsonReader(const nlohmann::json& object, std::string what) : object_(object), what_(std::move(what)) {
+    if (!object.is_object()) {
+      throw std::invalid_argument(what_ + ": expected a JSON object, found " + object.dump());
+    }
+  }
+
+  template <class T>
+  void operator()(const char* key, T& value) {
+    known_.insert(key);
+    if (object_.contains(key)) read(key, object_.at(key), value);
+  }
+
+  void finish() const {
+    for (const auto& [key, value] : object_.items()) {
+      if (known_.count(key)) continue;
+      std::string names;
+      for (const std::string& name : known_) names += (names.empty() ? "" : ", ") + name;
+      throw std::invalid_argument(what_ + ": expected keys among " + names + ", found " + key);
+    }
+  }
+
+ private:
+  template <class T>
+  void read(const std::string& key, const nlohmann::json& json, T& value) const {
+    const auto expect = [&](bool good, const std::string& expected) {
+      if (!good) throw std::invalid_argument(what_ + "." + key + ": expected " + expected + ", found " + json.dump());
+    };
+    if constexpr (IsOptional<T>::value) {
+      if (json.is_null()) {
+        value.reset();
+      } else {
+        read(key, json, value.emplace());
+      }
+    } else if constexpr (std::is_enum_v<T>) {
+      std::string names;
+      for (const auto& [member, name] : EnumNames<T>::names) {
+        if (json == name) return void(value = member);
+        names += (names.empty() ? "" : ", ") + name;
+      }
+      expect(false, "one of " + names);
+    } else if constexpr (std::same_as<T, bool>) {
+      expect(json.is_boolean(), "true or false");
+      value = json.get<bool>();
+    } else if constexpr (std::unsigned_integral<T>) {
+      expect(json.is_number_unsigned(), "a whole number ≥ 0");
+      value = json.get<T>();
+    } else if constexpr (std::integral<T>) {
+      expect(json.is_number_integer(), "a whole number");
+      value = json.get<T>();
+    } else if constexpr (std::floating_point<T>) {
+      expect(json.is_number(), "a number");
+      value = json.get<T>();
+    } else if constexpr (std::same_as<T, std::string>) {
+      expect(json.is_string(), "a string");
+      value = json.get<std::string>();
+    } else {
+      from_json(json, value);
+    }
+  }
+
+  const nlohmann::json& object_;
+  std::string what_;
+  std::set<std::string> known_;
+};
+
+}  // namespace lethe

@@ -69,6 +69,9 @@ struct GatePlanArguments {
 /// cost     one read of log_forget, and of query and key where the bound comes from their norms; O(M log N) a head
 void launch_gate_plan(const GatePlanArguments& arguments);
 
+/// Queries of one tile of the forward kernel. A tile visits the key blocks of the query block that its first query is in.
+constexpr int64_t forward_tile_rows(int64_t head_dim) { return head_dim == 64 ? 192 : 128; }
+
 struct ForwardArguments {
   Shape shape;
   Dtype dtype;

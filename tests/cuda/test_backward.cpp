@@ -6,6 +6,7 @@
 #include "reference/agreement.hpp"
 #include "reference/forgetting_attention.hpp"
 #include "tests/cuda/backward.hpp"
+#include "tests/cuda/gate_gradient.hpp"
 
 namespace lethe {
 namespace {
@@ -44,10 +45,10 @@ Errors worst_errors(const Problem& problem, const std::vector<double>& grad_valu
       Matrix<double> key = Matrix<double>::Zero(s.key_length, s.key_dim), value = Matrix<double>::Zero(s.key_length, s.value_dim);
       for (int64_t h = head * group; h < (head + 1) * group; ++h) {
         const std::vector<double> grad = slice(grad_values, s.query_length, s.query_heads, s.value_dim, batch, h);
-        const Gradients expected = reference::forgetting_attention::gradients(
-            head_of(problem, batch, h), Eigen::Map<const Matrix<double>>(grad.data(), s.query_length, s.value_dim));
+        const Matrix<double> grad_matrix = Eigen::Map<const Matrix<double>>(grad.data(), s.query_length, s.value_dim);
+        const Gradients expected = reference::forgetting_attention::gradients(head_of(problem, batch, h), grad_matrix);
         // Where nothing can move (one key in sight), dS is 0 and what is left is the rounding of O: measured against ‖dO‖.
-        const double floor = 1e-3 * Eigen::Map<const Vector<double>>(grad.data(), grad.size()).norm();
+        const double floor = 1e-3 * grad_matrix.norm();
         note(0, slice(result.query, s.query_length, s.query_heads, s.key_dim, batch, h), expected.query, floor);
         note(3, slice(result.log_forget, s.key_length, s.query_heads, 1, batch, h), expected.log_forget, floor);
         key += expected.key;
@@ -151,6 +152,29 @@ TEST_P(Backward, RefusesWhatAWrongFormulaWouldGive) {
 INSTANTIATE_TEST_SUITE_P(EveryKernel, Backward,
                          ::testing::Combine(::testing::Values(Dtype::kBFloat16, Dtype::kFloat16), ::testing::Values(64, 128)),
                          [](const auto& info) { return dtype_name(std::get<0>(info.param)) + "_" + std::to_string(std::get<1>(info.param)); });
+
+TEST(GateGradient, IsRightForALongSequenceOfWeakAndOfStrongGates) {
+  LETHE_NEEDS_GPU();
+  for (const double mean : {-0.5, -0.05}) {
+    SCOPED_TRACE(mean);
+    const int64_t length = 16384;
+    Problem problem = random_problem({1, length, length, 1, 1, 64, 64}, Dtype::kBFloat16, Gate::kOpen, 17);
+    for (double& gate : problem.log_forget) gate = round_to(Dtype::kFloat32, gate * mean / -1e-4);
+    const std::vector<double> grad = grad_values_of(problem, 99);
+    const std::vector<double> expected = testing::gate_gradient(problem, grad);
+    const BackwardResult result = testing::run_backward(problem, grad);
+    EXPECT_LE(compare(result.log_forget, expected, 1).error, 5e-3);
+  }
+}
+
+TEST(GateGradient, OracleEqualsTheReference) {
+  LETHE_NEEDS_GPU();
+  const Problem problem = random_problem({1, 300, 300, 1, 1, 64, 64}, Dtype::kBFloat16, Gate::kInitial, 18);
+  const std::vector<double> grad = grad_values_of(problem, 99);
+  const Matrix<double> grad_matrix = Eigen::Map<const Matrix<double>>(grad.data(), 300, 64);
+  const Gradients expected = reference::forgetting_attention::gradients(head_of(problem, 0, 0), grad_matrix);
+  EXPECT_LE(compare(testing::gate_gradient(problem, grad), {expected.log_forget.data(), 300}, 1).error, 1e-10);
+}
 
 }  // namespace
 }  // namespace lethe

@@ -152,8 +152,7 @@ BasicGradients<Scalar> biased_softmax_gradients(const BasicHead<Scalar>& head, c
     const Eigen::Index past = position_of(head, row) + 1;  // keys that this query sees
     const Vector<Scalar> weights = biased_softmax_weights(head, bias, row);
     const Vector<Scalar> weights_gradient = head.value.topRows(past) * values_gradient.row(row).transpose();
-    const Vector<Scalar> logits_gradient =
-        weights.array() * (weights_gradient.array() - weights.dot(weights_gradient));
+    const Vector<Scalar> logits_gradient = weights.array() * (weights_gradient.array() - weights.dot(weights_gradient));
     gradients.value.topRows(past) += weights * values_gradient.row(row);
     gradients.query.row(row) = head.scale * logits_gradient.transpose() * head.key.topRows(past);
     gradients.key.topRows(past) += head.scale * logits_gradient * head.query.row(row);

@@ -22,8 +22,7 @@ class Grid {
       : head_(head),
         blocks_(blocks),
         bias_(head.log_forget),
-        first_column_(
-            computation_pruning::boundary_by_search(head.log_forget, head.query.rows(), blocks, threshold)) {}
+        first_column_(computation_pruning::boundary_by_search(head.log_forget, head.query.rows(), blocks, threshold)) {}
 
   Eigen::Index rows() const { return std::ssize(first_column_); }
   Range queries(Eigen::Index row) const { return range(row, blocks_.query, head_.query.rows()); }
@@ -121,10 +120,9 @@ Gradients backward(const Head& head, const Output& output, const Matrix<double>&
     for (const Range& keys : grid.keys(row)) {
       const auto key = head.key.middleRows(keys.first, keys.size);
       const Matrix<double> weights = exponential(grid.logits(queries, keys).colwise() - log_normalizer);
-      const Matrix<double> weights_gradient =
-          value_gradient * head.value.middleRows(keys.first, keys.size).transpose();
-      const Matrix<double> logits_gradient = weights.cwiseProduct(
-          weights_gradient.colwise() - mean_gradient.segment(queries.first, queries.size));
+      const Matrix<double> weights_gradient = value_gradient * head.value.middleRows(keys.first, keys.size).transpose();
+      const Matrix<double> logits_gradient =
+          weights.cwiseProduct(weights_gradient.colwise() - mean_gradient.segment(queries.first, queries.size));
       gradients.value.middleRows(keys.first, keys.size) += weights.transpose() * value_gradient;
       gradients.query.middleRows(queries.first, queries.size) += head.scale * logits_gradient * key;
       gradients.key.middleRows(keys.first, keys.size) += head.scale * logits_gradient.transpose() * query;

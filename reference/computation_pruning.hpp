@@ -2,7 +2,6 @@
 // Adaptive Computation Pruning: which blocks of queries × keys a forget gate has made negligible.
 
 #include <cstdint>
-#include <limits>
 #include <vector>
 
 #include "reference/head.hpp"

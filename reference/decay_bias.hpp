@@ -14,8 +14,8 @@ namespace lethe::reference {
 ///
 /// A gate of zero has log f = −∞, where −∞ − (−∞) would be no number. So c sums the finite gates only, a counter the
 /// zero ones, and D_ij = −∞ where the counters of i and j differ. c grows with the length while D between neighbours
-/// stays small, so c is kept as two numbers, the sum and what its rounding dropped: D is exact to a few roundings of
-/// itself at any length.
+/// stays small, so c is kept as two numbers, the sum and what its rounding dropped: in double, D is exact to a few
+/// roundings of itself at any length, as long as |c_T| < 1e16.
 ///
 /// source  Forgetting Transformer, Eq. 11–12; positions count from 0, and log f_0 is in no D_ij
 /// cost    O(T) time and memory to build, O(1) a pair

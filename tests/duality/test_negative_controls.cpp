@@ -98,8 +98,7 @@ TEST_P(NegativeControl, ExceedsThreeTimesEveryBudgetThatItGuards) {
     for (const Head& head : random_heads(kLengths, gate)) {
       const Matrix<double> right = parallel(head).values;
       const Agreement agreement = compare(flat(mistake.values(head, right)), flat(right), allowed);
-      EXPECT_GT(agreement.share(), 3.0) << mistake.name << ", gate " << gate_name(gate) << ": "
-                                        << agreement.describe();
+      EXPECT_GT(agreement.share(), 3.0) << mistake.name << ", gate " << gate_name(gate) << ": " << agreement.describe();
     }
   }
 }

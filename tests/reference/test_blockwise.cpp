@@ -70,8 +70,7 @@ TEST(Blockwise, BackwardEqualsTheGradientsForEveryBlockSize) {
 
 // Attention in which the pruned keys do not exist: the definition for what a pruned pass computes.
 Output without_pruned_keys(const Head& head, Blocks blocks, double threshold) {
-  const auto boundary =
-      computation_pruning::boundary_by_walk(head.log_forget, head.query.rows(), blocks, threshold);
+  const auto boundary = computation_pruning::boundary_by_walk(head.log_forget, head.query.rows(), blocks, threshold);
   Output output;
   output.values.resize(head.query.rows(), head.value.cols());
   output.log_normalizer.resize(head.query.rows());

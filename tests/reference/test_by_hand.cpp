@@ -85,9 +85,9 @@ TEST(ForgettingAttention, GradientsByHand) {
   head.scale = 0.5;
   const Gradients gradients = forgetting_attention::gradients(head, Matrix<double>(vector({0, 1})));
   expect_near(gradients.value, {0.25, 0.75});
-  expect_near(gradients.query, {0, 0});                                // Σ dS k, and the keys are 0
-  expect_near(gradients.key, {-0.375 * 2 * 0.5, 0.375 * 2 * 0.5});     // dS · q · scale
-  expect_near(gradients.log_forget, {0, -0.375});                      // dS_10: the one pair that f_1 stands between
+  expect_near(gradients.query, {0, 0});                             // Σ dS k, and the keys are 0
+  expect_near(gradients.key, {-0.375 * 2 * 0.5, 0.375 * 2 * 0.5});  // dS · q · scale
+  expect_near(gradients.log_forget, {0, -0.375});                   // dS_10: the one pair that f_1 stands between
 }
 
 TEST(ForgettingAttention, AZeroGateHidesWhatCameBeforeAndNotItsOwnToken) {

@@ -19,7 +19,7 @@ struct Lengths {
 };
 
 /// Around the tiles of 16, 32 and 64 that the block algorithms use, with as many queries as keys and with fewer.
-inline constexpr Lengths kLengthsAroundTheTile[] = {{1, 1},   {2, 2},     {17, 17}, {63, 63}, {64, 64}, {65, 65},
+inline constexpr Lengths kLengthsAroundTheTile[] = {{1, 1},     {2, 2},  {17, 17}, {63, 63}, {64, 64}, {65, 65},
                                                     {257, 257}, {1, 17}, {17, 64}, {63, 65}, {64, 257}};
 
 inline std::string describe(const Lengths& lengths, Gate gate) {
@@ -65,17 +65,15 @@ inline BasicHead<float> as_float(const Head& head) {
           static_cast<float>(head.scale)};
 }
 inline Head as_double(const BasicHead<float>& head) {
-  return {head.query.cast<double>(), head.key.cast<double>(), head.value.cast<double>(),
-          head.log_forget.cast<double>(), static_cast<double>(head.scale)};
+  return {head.query.cast<double>(), head.key.cast<double>(), head.value.cast<double>(), head.log_forget.cast<double>(),
+          static_cast<double>(head.scale)};
 }
 
 /// The tensor of a head, or of its gradients, that `input` names.
 template <typename HeadOrGradients>
 auto entries(HeadOrGradients& tensors, reference::Input input) {
   using Entry = std::remove_pointer_t<decltype(tensors.query.data())>;
-  const auto view = [](auto& tensor) {
-    return std::span<Entry>(tensor.data(), static_cast<size_t>(tensor.size()));
-  };
+  const auto view = [](auto& tensor) { return std::span<Entry>(tensor.data(), static_cast<size_t>(tensor.size())); };
   switch (input) {
     case reference::Input::kQuery:
       return view(tensors.query);

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Makes tables, figures and pages from the results that are there.
 
-For every folder of results/: <claim>.md, <claim>.svg and report.html; for all of them results/README.md.
-With --tables, instead, it rewrites the tables between markers in README files:
+For every folder of results/: <claim>.md, <claim>.svg and report.html; for all of them results/README.md. And in every README
+file of the checkout the tables between markers:
 
     <!-- table:MACHINE/NAME -->
     <!-- /table -->
@@ -34,7 +34,8 @@ def make_pages(root, results):
     from report.page import page
     from report.style import save
 
-    for folder in machine_folders(results):
+    folders = machine_folders(results)
+    for folder in folders:
         claims = load_machine(root, folder)
         for claim in claims:
             save(FIGURES[claim.name](claim), folder / f"{claim.name}.svg")
@@ -42,22 +43,28 @@ def make_pages(root, results):
         if claims:
             write(folder / "report.html", page(folder.name, claims))
             print(f"report: {folder / 'report.html'}")
-    write(results / "README.md", index(root, results))
+    if folders:
+        write(results / "README.md", index(root, results))
+    else:
+        print(f"report: nothing to report, {results} is empty")
+
+
+def rewrite_tables(root, results):
+    for path in readmes(root):
+        write(path, with_tables(path.read_text(), root, results))
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tables", action="store_true", help="only rewrite the tables in README files")
+    parser.add_argument("--tables", action="store_true", help="only rewrite the tables in README files: fast, no figures")
     parser.add_argument("--root", type=Path, default=ROOT, help="the checkout (default: the one that holds this script)")
     parser.add_argument("--results", type=Path, help="the folder of results (default: results in the checkout)")
     arguments = parser.parse_args()
     results = arguments.results or arguments.root / "results"
     try:
-        if arguments.tables:
-            for path in readmes(arguments.root):
-                write(path, with_tables(path.read_text(), arguments.root, results))
-        else:
+        if not arguments.tables:
             make_pages(arguments.root, results)
+        rewrite_tables(arguments.root, results)
     except (BadResult, UnknownTable) as error:
         sys.exit(f"report: {error}")
 

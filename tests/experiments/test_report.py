@@ -70,12 +70,12 @@ class WithCheckout(unittest.TestCase):
 class Tables(WithCheckout):
     def test_means_over_seeds_stand_beside_the_papers_numbers(self):
         text = readme_table(self.checkout.root, self.checkout.results, "m", "ablations")
-        self.assertIn("| FoX (Pro) | 6.650 | 8.100 ± 0.1414 |", text)
-        self.assertIn("| FoX (LLaMA) | 7.220 | 9.000 |", text)
+        self.assertIn("| FoX (Pro) | 6.65 | 8.10 ± 0.14 |", text)
+        self.assertIn("| FoX (LLaMA) | 7.22 | 9.000 |", text)
 
     def test_statements_show_paper_measured_band_and_verdict(self):
         claim = load_machine(self.checkout.root, self.checkout.machine)[0]
-        self.assertIn("| **FoX (Pro) is better than FoX (LLaMA)** | FoX Table 3 | 0.08000 | 0.1000 ± 0.02000 nats | trend reproduced |",
+        self.assertIn("| **FoX (Pro) is better than FoX (LLaMA)** | FoX Table 3 | 0.08 | 0.100 ± 0.020 nats | trend reproduced |",
                       comparisons_table(claim))
 
     def test_only_the_text_between_the_markers_changes(self):
@@ -126,7 +126,7 @@ class Checks(WithCheckout):
     def test_a_table_changed_by_hand_is_found(self):
         self.checkout.make_whole()
         path = self.checkout.root / "README.md"
-        path.write_text(path.read_text().replace("8.100", "7.100"))
+        path.write_text(path.read_text().replace("8.10 ", "7.10 "))
         self.assertIn("README.md: differs", self.faults())
 
     def test_numbers_without_a_certificate_are_found(self):

@@ -4,7 +4,7 @@ import math
 from itertools import accumulate
 
 from report.pruning_figures import boundaries, per_head_savings, savings, tolerance
-from report.style import FAINT, GREY, OURS, PAPER, colour, mark_training_length, panels
+from report.style import FAINT, INK, OURS, PAPER, colour, count_tokens, mark_training_length, panels
 
 MAIN_ROWS = ("FoX (Pro)", "FoX (LLaMA)", "Transformer (Pro)", "Transformer (LLaMA)")
 
@@ -70,18 +70,19 @@ def ablations(claim):
         for offset, value in ((0.19, own), (-0.19, paper)):
             if value > edge:
                 bars.annotate(f"{value:.2f}", (edge, row + offset), xytext=(-3, 0), textcoords="offset points", ha="right",
-                              va="center", fontsize=7, color="white", weight="bold")
+                              va="center", fontsize=7, color=INK)
     bars.set_yticks(rows, variants)
     bars.invert_yaxis()
     bars.set_xlabel("loss above FoX (Pro) (nats = log of the perplexities' ratio)\nshaded: what seeds alone explain")
     bars.set_title("What each row of Table 3 loses")
-    bars.legend(loc="lower right")
+    bars.legend(loc="center right")
 
     for variant in variants:
         x, values = claim.curve("training_loss", variant)
         is_main = variant in MAIN_ROWS
         curves.plot(x, smoothed(values, max(1, len(values) // 25 | 1)), color=colour(variant) if is_main else FAINT,
                     label=variant if is_main else None, zorder=3 if is_main else 2, linewidth=1.6 if is_main else 1.0)
+    count_tokens(curves)
     curves.set_xlabel("training tokens")
     curves.set_ylabel("training loss (nats)")
     curves.set_title("Training (grey: the other rows)")

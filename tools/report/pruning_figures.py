@@ -4,7 +4,7 @@ import re
 
 import numpy as np
 
-from report.style import BOUNDARY, COLOURS, FAINT, GREY, OURS, PAPER, colour, panels, plt
+from report.style import BOUNDARY, COLOURS, GREY, OURS, PAPER, colour, count_tokens, panels, plt
 
 SHOWN = 512  # rows and columns of a heat map; longer sequences are thinned
 
@@ -43,6 +43,7 @@ def savings(claim):
     for variant in (with_acp, "FoX (Pro) without ACP"):
         x, values = claim.curve("training_loss", variant)
         losses.plot(x, values, color=colour(variant), label=variant, linestyle="-" if variant == with_acp else "--")
+    count_tokens(losses)
     losses.set_xlabel("training tokens")
     losses.set_ylabel("training loss (nats)")
     losses.set_title(f"Training with and without, context {lengths[-1]}")
@@ -120,21 +121,20 @@ def boundaries(claim):
 def tolerance(claim):
     figure, [[panel]] = panels(1, width=7.5, height=4.2)
     variants = [variant for variant in claim.variants() if variant.startswith("tolerance")]
-    exponents = [int(re.search(r"exp\((-?\d+)\)", variant)[1]) for variant in variants]
+    places = range(len(variants))
     for implementation, label, shade in (("single pairs", "pairs below the threshold", PAPER),
                                          ("lethe", "skipped by the operator, in blocks", OURS)):
         shares = [100 * claim.cell(variant, "pruned_share", implementation=implementation).mean for variant in variants]
-        panel.plot(exponents, shares, marker="o", color=shade, label=label)
-    for exponent, share, variant in zip(exponents, shares, variants):
-        panel.annotate(f"loss {claim.cell(variant, 'loss').mean:.5f}", (exponent, share), xytext=(0, -14),
-                       textcoords="offset points", ha="center", fontsize=7, color=GREY)
-    panel.axvline(-10, color=FAINT, zorder=1)
-    panel.annotate("the default", (-10, 1), xycoords=("data", "axes fraction"), xytext=(3, -3), textcoords="offset points", va="top",
-                   fontsize=7, color=GREY)
+        panel.plot(places, shares, marker="o", color=shade, label=label)
+    for place, share, variant in zip(places, shares, variants):
+        panel.annotate(f"{claim.cell(variant, 'loss').mean:.5f}", (place, share), xytext=(0, -14), textcoords="offset points",
+                       ha="center", fontsize=8, color=GREY)
+    exponents = [re.search(r"exp\((-?\d+)\)", variant)[1] for variant in variants]
+    panel.set_xticks(places, [f"exp({exponent})" for exponent in exponents])
     panel.set_ylim(bottom=0)
     panel.margins(x=0.08)
-    panel.set_xlabel("log of the tolerance ε")
+    panel.set_xlabel("tolerance ε (the default is exp(-10))")
     panel.set_ylabel("pruned share of the causal pairs (%)")
-    panel.set_title(f"Loss without pruning: {claim.cell('without pruning', 'loss').mean:.5f} nats")
+    panel.set_title(f"Grey: the validation loss; without pruning {claim.cell('without pruning', 'loss').mean:.5f} nats")
     panel.legend()
     return figure

@@ -137,4 +137,4 @@ def load_machine(root, folder):
 
 def machine_folders(results):
     """The folders of results/ that hold claims."""
-    return [folder for folder in sorted(results.iterdir()) if folder.is_dir() and any(folder.glob("*.csv"))]
+    return sorted({path.parent for path in results.glob("*/*.csv")})

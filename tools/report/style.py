@@ -4,6 +4,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402  (after the choice of the backend)
+from matplotlib.ticker import EngFormatter  # noqa: E402
 
 INK, GREY, FAINT = "#22303c", "#8a97a3", "#d9dfe4"
 PAPER = "#b8c1c9"  # the paper's own numbers, wherever they stand beside ours
@@ -35,6 +36,11 @@ def colour(name, position=0):
 def panels(columns, width=11.0, height=4.0, **options):
     """A figure of panels side by side."""
     return plt.subplots(1, columns, figsize=(width, height), squeeze=False, **options)
+
+
+def count_tokens(axes):
+    """Ticks of the x axis as 100k, 2M."""
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
 
 
 def mark_training_length(axes, length):

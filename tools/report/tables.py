@@ -37,6 +37,16 @@ def number(value, metric=""):
     return f"{value:.{max(0, 3 - math.floor(math.log10(abs(value))))}f}"
 
 
+def with_band(value, band):
+    """A value and what noise explains of it, both to the band's second digit; the value alone where there is no noise."""
+    if band is None:
+        return f"{number(value)} ± ?"
+    if band == 0:
+        return number(value)
+    digits = min(6, max(0, 1 - math.floor(math.log10(band))))
+    return f"{value:.{digits}f} ± {band:.{digits}f}"
+
+
 def table(header, rows):
     """A Markdown table; columns without any entry are left out."""
     used = [c for c in range(len(header)) if any(row[c] for row in rows)]
@@ -47,9 +57,7 @@ def table(header, rows):
 
 def comparisons_table(claim):
     def measured(comparison):
-        band = comparison["band"]
-        noise = "" if band == 0 else f" ± {number(band)}" if band is not None else " ± ?"
-        return number(comparison["measured"]) + noise + unit(comparison)
+        return with_band(comparison["measured"], comparison["band"]) + unit(comparison)
 
     def unit(comparison):
         return "" if comparison["unit"] in ("", "1") else f" {comparison['unit']}"
@@ -57,11 +65,11 @@ def comparisons_table(claim):
     def paper(comparison):
         value, expected = comparison["paper"], comparison["expected"]
         if value is not None:
-            return number(value)
+            return f"{value:.3g}"
         if expected["low"] is not None and expected["high"] is not None:
-            return f"{number(expected['low'])} to {number(expected['high'])}"
+            return f"{expected['low']:.3g} to {expected['high']:.3g}"
         if expected["high"] is not None:
-            return f"at most {number(expected['high'])}"
+            return f"at most {expected['high']:.3g}"
         return {1: "> 0", -1: "< 0", 0: ""}[expected["direction"]]
 
     rows = []
@@ -96,13 +104,16 @@ def numbers_table(claim):
 
     rows = []
     for variant in claim.variants():
-        row = [variant] + [number(claim.paper_value(variant, metric), metric) for metric in of_paper]
+        of_variant = [claim.paper_value(variant, metric) for metric in of_paper]
+        row = [variant] + ["" if value is None else f"{value:g}" for value in of_variant]
         for metric, implementation, length in columns:
             cell = claim.cell(variant, metric, length, implementation)
-            text = "" if cell is None else number(cell.mean, metric)
-            if cell and len(cell.values) > 1 and metric != "parameters":
-                text += f" ± {number(cell.stddev)}"
-            row.append(text)
+            if cell is None:
+                row.append("")
+            elif len(cell.values) > 1 and metric != "parameters":
+                row.append(with_band(cell.mean, cell.stddev))
+            else:
+                row.append(number(cell.mean, metric))
         rows.append(row)
     return table([""] + [f"paper: {METRIC_WORDS.get(m, m)}" for m in of_paper] + [title(key) for key in columns], rows)
 

@@ -46,8 +46,8 @@ LanguageModel with_tolerance(const LanguageModel& model, std::optional<double> l
   ModelConfig config = model->config();
   config.log_pruning_tolerance = log_tolerance;
   LanguageModel copy(config);
-  for (const auto& parameter : model->named_parameters())
-    copy->named_parameters()[parameter.key()].copy_(parameter.value());
+  auto weights = copy->named_parameters();
+  for (const auto& parameter : model->named_parameters()) weights[parameter.key()].copy_(parameter.value());
   copy->eval();
   return copy;
 }

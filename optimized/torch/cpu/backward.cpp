@@ -19,7 +19,6 @@ template <typename Scalar>
 struct Scratch {
   std::vector<Scalar> weights = std::vector<Scalar>(kQueryRows * kSegment);
   std::vector<Scalar> gradients = std::vector<Scalar>(kQueryRows * kSegment);
-  std::vector<Scalar> normalizer = std::vector<Scalar>(kQueryRows);
   TileBiases<Scalar> biases{kSegment};
 };
 
@@ -34,45 +33,80 @@ struct Backward {
   const at::Tensor& log_normalizer;                     // [B, Hq, Tq] contiguous
   at::Tensor &grad_query, &grad_key, &grad_value;       // [B, T, H, D] in Scalar
   const GatePrefix& prefix;
-  const int32_t* boundary;  // [B, Hq, tiles]
+  const int32_t* boundary;                      // [B, Hq, tiles]
   Scalar scale;
-  std::vector<Scalar>& delta;                        // [B, Hq, Tq], Σ_d ∂o · o
-  std::vector<double>&row_sum, &column_sum;          // [B, Hq, Tq], [B, Hq, Tk]: sums of dS
+  std::vector<Scalar>& delta;                   // [B, Hq, Tq], Σ_d ∂o · o = Σ_j P dP
+  std::vector<double>&row_sum, &column_sum;     // [B, Hq, Tq], [B, Hq, Tk]: sums of dS
 
-  void run_tile(int64_t batch, int64_t query_head, int64_t tile, int64_t key_segment, Scratch<Scalar>& scratch) const {
-    const int64_t head = batch * sizes.query_heads + query_head, key_head = query_head / sizes.group();
-    const int64_t row_begin = tile * kQueryRows, rows = std::min(kQueryRows, sizes.query_length - row_begin);
-    const int64_t position = sizes.offset() + row_begin;
+  // The part of a segment of keys that a tile of queries visits.
+  struct Block {
+    int64_t batch, query_head, key_head, head, row, rows, column, columns;
+  };
+
+  Block block(int64_t batch, int64_t query_head, int64_t tile, int64_t key_segment) const {
+    const int64_t head = batch * sizes.query_heads + query_head, row = tile * kQueryRows;
+    const int64_t rows = std::min(kQueryRows, sizes.query_length - row);
     const int64_t begin = std::max(key_segment * kSegment, boundary[head * sizes.tiles() + tile] * kKeyBlock);
-    const int64_t end = std::min((key_segment + 1) * kSegment, position + rows), columns = end - begin;
-    if (columns <= 0) return;
-    const auto q = head_rows<const Scalar>(query, batch, query_head), k = head_rows<const Scalar>(key, batch, key_head);
-    const auto v = head_rows<const Scalar>(value, batch, key_head), d_o = head_rows<const Scalar>(grad_values, batch, query_head);
-    const auto d_q = head_rows<Scalar>(grad_query, batch, query_head), d_k = head_rows<Scalar>(grad_key, batch, key_head);
-    const auto d_v = head_rows<Scalar>(grad_value, batch, key_head);
-    const int64_t row_index = head * sizes.query_length + row_begin;
-    const Scalar* normalizer = log_normalizer.const_data_ptr<Scalar>() + row_index;
+    const int64_t end = std::min((key_segment + 1) * kSegment, sizes.offset() + row + rows);
+    return {batch, query_head, query_head / sizes.group(), head, row, rows, begin, end - begin};
+  }
 
-    multiply(Transpose::kNo, Transpose::kYes, rows, columns, sizes.key_dim, Scalar(1), q.at(row_begin), q.stride, k.at(begin),
-             k.stride, Scalar(0), scratch.weights.data(), columns);
-    multiply(Transpose::kNo, Transpose::kYes, rows, columns, sizes.value_dim, Scalar(1), d_o.at(row_begin), d_o.stride,
-             v.at(begin), v.stride, Scalar(0), scratch.gradients.data(), columns);
-    for (int64_t i = 0; i < rows; i += kFrameRows) {
-      const int64_t frame = std::min(kFrameRows, rows - i);
-      scratch.biases.fill(prefix.sum.data() + head * sizes.key_length, prefix.first.data() + head * sizes.key_length,
-                          position + i, frame, begin, columns);
-      tile_kernels<Scalar>().gradient({{frame, columns, scale, scratch.biases.row.data(), scratch.biases.column.data(),
-                                        scratch.biases.begin.data(), scratch.biases.end.data()},
-                                       scratch.weights.data() + i * columns, scratch.gradients.data() + i * columns, columns,
-                                       normalizer + i, delta.data() + row_index + i, row_sum.data() + row_index + i,
-                                       column_sum.data() + head * sizes.key_length + begin});
+  // P and dS of one block, into scratch; adds the sums of dS to those of its rows and columns.
+  void recompute(const Block& b, const Scalar* delta_of_rows, double* sums_of_rows, double* sums_of_columns,
+                 Scratch<Scalar>& scratch) const {
+    const auto q = head_rows<const Scalar>(query, b.batch, b.query_head), k = head_rows<const Scalar>(key, b.batch, b.key_head);
+    const auto v = head_rows<const Scalar>(value, b.batch, b.key_head);
+    const auto d_o = head_rows<const Scalar>(grad_values, b.batch, b.query_head);
+    const Scalar* normalizer = log_normalizer.const_data_ptr<Scalar>() + b.head * sizes.query_length + b.row;
+    multiply(Transpose::kNo, Transpose::kYes, b.rows, b.columns, sizes.key_dim, Scalar(1), q.at(b.row), q.stride,
+             k.at(b.column), k.stride, Scalar(0), scratch.weights.data(), b.columns);
+    multiply(Transpose::kNo, Transpose::kYes, b.rows, b.columns, sizes.value_dim, Scalar(1), d_o.at(b.row), d_o.stride,
+             v.at(b.column), v.stride, Scalar(0), scratch.gradients.data(), b.columns);
+    for (int64_t i = 0; i < b.rows; i += kFrameRows) {
+      const int64_t frame = std::min(kFrameRows, b.rows - i);
+      scratch.biases.fill(prefix.sum.data() + b.head * sizes.key_length, prefix.first.data() + b.head * sizes.key_length,
+                          sizes.offset() + b.row + i, frame, b.column, b.columns);
+      tile_kernels<Scalar>().gradient({scratch.biases.tile(frame, b.columns, scale), scratch.weights.data() + i * b.columns,
+                                       scratch.gradients.data() + i * b.columns, b.columns, normalizer + i, delta_of_rows + i,
+                                       sums_of_rows + i, sums_of_columns});
     }
-    multiply(Transpose::kYes, Transpose::kNo, columns, sizes.value_dim, rows, Scalar(1), scratch.weights.data(), columns,
-             d_o.at(row_begin), d_o.stride, Scalar(1), d_v.at(begin), d_v.stride);
-    multiply(Transpose::kYes, Transpose::kNo, columns, sizes.key_dim, rows, scale, scratch.gradients.data(), columns,
-             q.at(row_begin), q.stride, Scalar(1), d_k.at(begin), d_k.stride);
-    multiply(Transpose::kNo, Transpose::kNo, rows, sizes.key_dim, columns, scale, scratch.gradients.data(), columns,
-             k.at(begin), k.stride, Scalar(1), d_q.at(row_begin), d_q.stride);
+  }
+
+  void run_block(const Block& b, Scratch<Scalar>& scratch) const {
+    const int64_t row_index = b.head * sizes.query_length + b.row;
+    recompute(b, delta.data() + row_index, row_sum.data() + row_index,
+              column_sum.data() + b.head * sizes.key_length + b.column, scratch);
+    const auto q = head_rows<const Scalar>(query, b.batch, b.query_head), k = head_rows<const Scalar>(key, b.batch, b.key_head);
+    const auto d_o = head_rows<const Scalar>(grad_values, b.batch, b.query_head);
+    const auto d_q = head_rows<Scalar>(grad_query, b.batch, b.query_head), d_k = head_rows<Scalar>(grad_key, b.batch, b.key_head);
+    const auto d_v = head_rows<Scalar>(grad_value, b.batch, b.key_head);
+    multiply(Transpose::kYes, Transpose::kNo, b.columns, sizes.value_dim, b.rows, Scalar(1), scratch.weights.data(), b.columns,
+             d_o.at(b.row), d_o.stride, Scalar(1), d_v.at(b.column), d_v.stride);
+    multiply(Transpose::kYes, Transpose::kNo, b.columns, sizes.key_dim, b.rows, scale, scratch.gradients.data(), b.columns,
+             q.at(b.row), q.stride, Scalar(1), d_k.at(b.column), d_k.stride);
+    multiply(Transpose::kNo, Transpose::kNo, b.rows, sizes.key_dim, b.columns, scale, scratch.gradients.data(), b.columns,
+             k.at(b.column), k.stride, Scalar(1), d_q.at(b.row), d_q.stride);
+  }
+
+  // delta from the weights themselves, for values that were stored in fewer bits than they were summed in: where a row's weight is
+  // nearly all on one key, P (dP − delta) is a small difference of large numbers, and a rounded value would be all that is left.
+  void recompute_delta() const {
+    const int64_t tiles = sizes.tiles(), heads = sizes.batch * sizes.query_heads;
+    parallel_tasks(heads * tiles, [&](auto next) {
+      Scratch<Scalar> scratch;
+      const std::vector<Scalar> zeros(kQueryRows);
+      std::vector<double> unused(kSegment);
+      while (const auto task = next()) {
+        const int64_t head = *task % heads, tile = *task / heads;
+        std::vector<double> sums(kQueryRows);
+        for (int64_t segment = 0; segment * kSegment < sizes.key_length; ++segment) {
+          const Block b = block(head / sizes.query_heads, head % sizes.query_heads, tile, segment);
+          if (b.columns > 0) recompute(b, zeros.data(), sums.data(), unused.data(), scratch);
+        }
+        const int64_t row = tile * kQueryRows;
+        std::copy_n(sums.begin(), std::min(kQueryRows, sizes.query_length - row), delta.begin() + head * sizes.query_length + row);
+      }
+    });
   }
 
   void run_task(const Task& task, Scratch<Scalar>& scratch) const {
@@ -80,7 +114,10 @@ struct Backward {
     const int64_t tile_begin = task.query_segment * tiles_a_segment;
     const int64_t tile_end = std::min(tile_begin + tiles_a_segment, sizes.tiles());
     for (int64_t query_head = task.head * sizes.group(); query_head < (task.head + 1) * sizes.group(); ++query_head) {
-      for (int64_t tile = tile_begin; tile < tile_end; ++tile) run_tile(task.batch, query_head, tile, task.key_segment, scratch);
+      for (int64_t tile = tile_begin; tile < tile_end; ++tile) {
+        const Block b = block(task.batch, query_head, tile, task.key_segment);
+        if (b.columns > 0) run_block(b, scratch);
+      }
     }
   }
 
@@ -138,9 +175,9 @@ at::Tensor gate_gradient(const Sizes& sizes, const std::vector<double>& row_sum,
   return gradient;
 }
 
+// delta from the values, Σ_d ∂o · o.
 template <typename Scalar>
-std::vector<Scalar> row_products(const Sizes& sizes, const at::Tensor& grad_values, const at::Tensor& values) {
-  std::vector<Scalar> delta(sizes.batch * sizes.query_heads * sizes.query_length);
+void row_products(const Sizes& sizes, const at::Tensor& grad_values, const at::Tensor& values, std::vector<Scalar>& delta) {
   at::parallel_for(0, sizes.batch * sizes.query_heads, 1, [&](int64_t begin, int64_t end) {
     for (int64_t head = begin; head < end; ++head) {
       const auto o = head_rows<const Scalar>(values, head / sizes.query_heads, head % sizes.query_heads);
@@ -152,7 +189,6 @@ std::vector<Scalar> row_products(const Sizes& sizes, const at::Tensor& grad_valu
       }
     }
   });
-  return delta;
 }
 
 template <typename Scalar>
@@ -168,12 +204,16 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> run_backward(
   at::Tensor d_v = at::zeros(value.sizes(), q.options());
   const at::Tensor first_blocks = boundary.contiguous();
   const GatePrefix prefix = gate_prefix(log_forget);
-  std::vector<Scalar> delta = row_products<Scalar>(sizes, d_o, readable(values, dtype));
-  std::vector<double> row_sum(sizes.batch * sizes.query_heads * sizes.query_length);
-  std::vector<double> column_sum(sizes.batch * sizes.query_heads * sizes.key_length);
-  Backward<Scalar>{sizes, d_o, q, k, v, normalizer, d_q, d_k, d_v, prefix, first_blocks.const_data_ptr<int32_t>(), static_cast<Scalar>(scale),
-                   delta, row_sum, column_sum}
-      .run();
+  std::vector<Scalar> delta(sizes.batch * sizes.query_heads * sizes.query_length);
+  std::vector<double> row_sum(delta.size()), column_sum(sizes.batch * sizes.query_heads * sizes.key_length);
+  const Backward<Scalar> work{sizes, d_o, q, k, v, normalizer, d_q, d_k, d_v, prefix, first_blocks.const_data_ptr<int32_t>(),
+                              static_cast<Scalar>(scale), delta, row_sum, column_sum};
+  if (stored == dtype) {
+    row_products<Scalar>(sizes, d_o, readable(values, dtype), delta);
+  } else {
+    work.recompute_delta();
+  }
+  work.run();
   return {d_q.to(stored), d_k.to(stored), d_v.to(stored), gate_gradient<Scalar>(sizes, row_sum, column_sum, log_forget)};
 }
 

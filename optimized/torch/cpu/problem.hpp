@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "optimized/torch/arguments.hpp"
+#include "optimized/torch/cpu/tile_kernels.hpp"
 
 namespace lethe::cpu {
 
@@ -106,6 +107,10 @@ struct TileBiases {
       end[i] = std::min(position + 1 - column_position, columns);
     }
     for (int64_t j = 0; j < columns; ++j) column[j] = static_cast<Scalar>(origin - sum[column_position + j]);
+  }
+
+  Tile<Scalar> tile(int64_t rows, int64_t columns, Scalar scale) const {
+    return {rows, columns, scale, row.data(), column.data(), begin.data(), end.data()};
   }
 };
 

@@ -224,12 +224,13 @@ __device__ void BackwardCta<Element, kDim>::consume(int warpgroup, int thread) {
 
   BackwardWalk at = walk();
   float key_bias[2];
-  int first_cut;  // no query at or behind it sees the tile's first key
+  int first_cut, next_cut;  // no query at or behind it sees the tile's first key; the tile's last
   const auto enter_head = [&] {
     const int64_t row = row_of_heads(at.head) * p.key_tiles + key_tile;
     key_bias[0] = p.bias[row * kKeys + key - key_tile * kKeys] / p.logit_scale;
     key_bias[1] = p.bias[row * kKeys + key - key_tile * kKeys + 8] / p.logit_scale;
-    first_cut = min(p.cut_after[row * kKeys], p.block_cut_after[row]);
+    next_cut = p.block_cut_after[row + row_of_heads(at.head) + 1];  // its rows have one entry more
+    first_cut = min(p.cut_after[row * kKeys], next_cut);
   };
   // Sᵀ's accumulators of the tile that `at` stands on.
   const auto start_scores = [&](int stage) {
@@ -249,7 +250,7 @@ __device__ void BackwardCta<Element, kDim>::consume(int warpgroup, int thread) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int from = key + 8 * half - position - column;
-        const int to = min(p.cut_after[row * kKeys + key - key_tile * kKeys + 8 * half], p.block_cut_after[row]) - position - column;
+        const int to = min(p.cut_after[row * kKeys + key - key_tile * kKeys + 8 * half], next_cut) - position - column;
 #pragma unroll
         for (int j = 0; j < kQueries / 8; ++j) {
 #pragma unroll

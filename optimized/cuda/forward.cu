@@ -30,19 +30,26 @@ using ptx::RingPosition;
 
 constexpr float kLog2E = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;
-constexpr int kRows = 128;     // of a query tile, 64 a warpgroup
 constexpr int kColumns = 128;  // of a key block
-constexpr int kConsumerWarps = 8;
-constexpr int kThreads = 384;
-constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
 constexpr int kTileSlots = 2;
 constexpr float kRescaleAbove = 8;  // log₂; 2^8 is far from any 16-bit overflow
+
+// Sizes of a kernel. At head dim 64 the exponentials take as long as the products: three warpgroups hide more latency than two.
+template <int kDim>
+struct Sizes {
+  static constexpr int kWarpgroups = kDim == 64 ? 3 : 2;
+  static constexpr int kRows = kWarpgroups * 64;
+  static constexpr int kThreads = (kWarpgroups + 1) * 128;
+  static constexpr int kProducerRegisters = kDim == 64 ? 32 : 40, kConsumerRegisters = kDim == 64 ? 160 : 232;
+  static constexpr int kStages = kDim == 64 ? 3 : 2;
+  static constexpr bool kBiasAhead = kDim == 128;  // registers for the bias while the scores are still computed
+};
 
 struct ForwardParameters {
   CUtensorMap query, key, value, output;
   GatePlan plan;
   float scale_log2;
-  int query_length, key_length, heads, query_heads, query_blocks, key_blocks, tiles;
+  int query_length, key_length, heads, query_heads, query_blocks, query_tiles, key_blocks, tiles;
   int section;  // heads whose keys and values share the L2 cache at a time
   float* log_normalizer;
   unsigned long long* visited_pairs;
@@ -50,28 +57,29 @@ struct ForwardParameters {
 };
 
 struct Tile {
-  int batch, head, row, block;  // query head; row = batch · query_heads + head; query block
+  int batch, head, row, query;  // query head; row = batch · query_heads + head; first query
   int first, last;              // key blocks, both included
 };
 
 // Longest first: sections of heads, inside a section from the last query block down, heads innermost.
+template <int kRows>
 __device__ Tile tile_at(const ForwardParameters& a, int index) {
-  const int per_section = a.section * a.query_blocks, rows = a.tiles / a.query_blocks;
+  const int per_section = a.section * a.query_tiles, rows = a.tiles / a.query_tiles;
   const int section = index / per_section, within = index % per_section;
   const int width = min(a.section, rows - section * a.section);
   Tile tile;
   tile.row = section * a.section + within % width;
-  tile.block = a.query_blocks - 1 - within / width;
+  tile.query = (a.query_tiles - 1 - within / width) * kRows;
   tile.batch = tile.row / a.query_heads;
   tile.head = tile.row % a.query_heads;
-  const int last_position = min((tile.block + 1) * kRows, a.query_length) - 1 + a.key_length - a.query_length;
+  const int last_position = min(tile.query + kRows, a.query_length) - 1 + a.key_length - a.query_length;
   tile.last = last_position / kColumns;
   return tile;
 }
 
 template <int kDim>
 struct alignas(1024) Shared {
-  static constexpr int kStages = kDim == 64 ? 3 : 2;
+  static constexpr int kStages = Sizes<kDim>::kStages, kRows = Sizes<kDim>::kRows;
   char query[kRows * kDim * 2];
   char output[kRows * kDim * 2];
   char key[kStages][kColumns * kDim * 2];
@@ -92,23 +100,23 @@ __device__ long long causal_pairs(int rows, int first_visible) {
 
 template <int kDim>
 __device__ void produce(const ForwardParameters& a, Shared<kDim>& shared) {
-  constexpr int kStages = Shared<kDim>::kStages, kPanelBytes = kColumns * 128;
+  constexpr int kStages = Sizes<kDim>::kStages, kRows = Sizes<kDim>::kRows;
   const int group = a.query_heads / a.heads, offset = a.key_length - a.query_length;
-  RingPosition key_at, value_at, tile_slot;
+  RingPosition at, previous, tile_slot;  // a block's value follows its key one step later, in the same stage of its own ring
   uint32_t query_parity = 1;
-  const auto load = [&](char* destination, const CUtensorMap& map, uint64_t* full, int head, int token, int batch) {
+  const auto load = [&](char* destination, int rows, const CUtensorMap& map, uint64_t* full, int head, int token, int batch) {
 #pragma unroll
     for (int panel = 0; panel < kDim / 64; ++panel)
-      ptx::load_tile(destination + panel * kPanelBytes, &map, full, panel * 64, head, token, batch);
+      ptx::load_tile(destination + panel * rows * 128, &map, full, panel * 64, head, token, batch);
   };
   int index = blockIdx.x;
   while (true) {
     const bool done = index >= a.tiles;
-    ptx::mbarrier_wait(&shared.tile_empty[tile_slot.index], tile_slot.parity ^ 1);
+    ptx::mbarrier_wait_patiently(&shared.tile_empty[tile_slot.index], tile_slot.parity ^ 1);
     Tile tile;
     if (!done) {
-      tile = tile_at(a, index);
-      tile.first = a.plan.first_key_block[tile.row * a.query_blocks + tile.block];
+      tile = tile_at<kRows>(a, index);
+      tile.first = a.plan.first_key_block[tile.row * a.query_blocks + tile.query / static_cast<int>(kGateBlock)];
     }
     shared.tile[tile_slot.index] = done ? -1 : index;
     shared.first[tile_slot.index] = tile.first;
@@ -119,34 +127,34 @@ __device__ void produce(const ForwardParameters& a, Shared<kDim>& shared) {
 
     const int64_t tokens = static_cast<int64_t>(tile.row) * a.key_blocks * kColumns;
     const double* base = a.plan.base + static_cast<int64_t>(tile.row) * (a.key_blocks + 1);
-    const double frame = base[(tile.block * kRows + offset) / kColumns];
+    const double frame = base[(tile.query + offset) / kColumns];
     const int key_head = tile.head / group;
-    const int rows = min(kRows, a.query_length - tile.block * kRows);
+    const int rows = min(kRows, a.query_length - tile.query);
     long long pairs = 0;
     const auto load_value = [&](int block) {
-      ptx::mbarrier_wait(&shared.value_empty[value_at.index], value_at.parity ^ 1);
-      ptx::mbarrier_arrive_expect(&shared.value_full[value_at.index], kColumns * kDim * 2);
-      load(shared.value[value_at.index], a.value, &shared.value_full[value_at.index], key_head, block * kColumns, tile.batch);
-      value_at.advance(kStages);
+      ptx::mbarrier_wait_patiently(&shared.value_empty[previous.index], previous.parity ^ 1);
+      ptx::mbarrier_arrive_expect(&shared.value_full[previous.index], kColumns * kDim * 2);
+      load(shared.value[previous.index], kColumns, a.value, &shared.value_full[previous.index], key_head, block * kColumns, tile.batch);
     };
 #pragma unroll 1
     for (int block = tile.last; block >= tile.first; --block) {
-      ptx::mbarrier_wait(&shared.key_empty[key_at.index], key_at.parity ^ 1);
-      shared.block_bias[key_at.index] = static_cast<float>((frame - base[block]) * static_cast<double>(kLog2E));
-      uint64_t* full = &shared.key_full[key_at.index];
+      ptx::mbarrier_wait_patiently(&shared.key_empty[at.index], at.parity ^ 1);
+      shared.block_bias[at.index] = static_cast<float>((frame - base[block]) * static_cast<double>(kLog2E));
+      uint64_t* full = &shared.key_full[at.index];
       ptx::mbarrier_arrive_expect(full, kColumns * kDim * 2 + kColumns * 4);
-      load(shared.key[key_at.index], a.key, full, key_head, block * kColumns, tile.batch);
-      ptx::load_run(shared.bias[key_at.index], a.plan.bias + tokens + block * kColumns, kColumns * 4, full);
-      key_at.advance(kStages);
+      load(shared.key[at.index], kColumns, a.key, full, key_head, block * kColumns, tile.batch);
+      ptx::load_run(shared.bias[at.index], a.plan.bias + tokens + block * kColumns, kColumns * 4, full);
       if (block == tile.last) {
-        ptx::mbarrier_wait(&shared.query_empty, query_parity);
+        ptx::mbarrier_wait_patiently(&shared.query_empty, query_parity);
         query_parity ^= 1;
         ptx::mbarrier_arrive_expect(&shared.query_full, kRows * kDim * 2);
-        load(shared.query, a.query, &shared.query_full, tile.head, tile.block * kRows, tile.batch);
+        load(shared.query, kRows, a.query, &shared.query_full, tile.head, tile.query, tile.batch);
       } else {
         load_value(block + 1);
       }
-      pairs += causal_pairs(rows, tile.block * kRows + offset - block * kColumns + 1);
+      previous = at;
+      at.advance(kStages);
+      pairs += causal_pairs(rows, tile.query + offset - block * kColumns + 1);
     }
     load_value(tile.first);
     atomicAdd(a.visited_pairs + tile.row, static_cast<unsigned long long>(pairs));
@@ -164,13 +172,13 @@ struct Rows {
 };
 
 // Two rows' S → 2^(x − m): adds the bias, masks, moves the maximum where it must. Returns whether O has to shrink, by `shrink`.
-template <bool kMasked, bool kFirst, int kDim>
-__device__ bool exponentiate(Rows<kDim>& rows, float scale, uint32_t bias, float block_bias, int first_column, float (&shrink)[2]) {
+template <bool kMasked, bool kFirst, int kDim, typename Bias>
+__device__ bool exponentiate(Rows<kDim>& rows, float scale, const Bias& bias, float block_bias, int first_column, float (&shrink)[2]) {
   float (&x)[64] = rows.scores;
   const int lane_column = threadIdx.x % 4 * 2;
 #pragma unroll
   for (int j = 0; j < 16; ++j) {
-    const float2 b = ptx::load_pair(bias + (8 * j + lane_column) * 4);
+    const float2 b = bias(j);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       x[4 * j + 2 * h] = fmaf(x[4 * j + 2 * h], scale, b.x);
@@ -221,11 +229,11 @@ __device__ void pack_weights(Rows<kDim>& rows) {
 
 template <typename Element, int kDim>
 __device__ void issue_scores(Rows<kDim>& rows, uint64_t query, uint64_t key) {
-  constexpr int kPanel = kRows * 128 >> 4;
 #pragma unroll
   for (int step = 0; step < kDim / 16; ++step) {
-    const int at = step / 4 * kPanel + step % 4 * (32 >> 4);
-    ptx::wgmma<Major::kK, Major::kK>(Element{}, rows.scores, query + at, key + at, step > 0);
+    const int panel = step / 4, within = step % 4 * (32 >> 4);
+    ptx::wgmma<Major::kK, Major::kK>(Element{}, rows.scores, query + panel * (Sizes<kDim>::kRows * 128 >> 4) + within,
+                                     key + panel * (kColumns * 128 >> 4) + within, step > 0);
   }
   ptx::wgmma_commit();
 }
@@ -241,23 +249,25 @@ __device__ void issue_output(Rows<kDim>& rows, uint64_t value, bool accumulate) 
 
 template <typename Element, int kDim>
 __device__ void consume(const ForwardParameters& a, Shared<kDim>& shared) {
-  constexpr int kStages = Shared<kDim>::kStages, kPanelBytes = kRows * 128;
+  constexpr int kStages = Sizes<kDim>::kStages, kRows = Sizes<kDim>::kRows, kWarpgroups = Sizes<kDim>::kWarpgroups;
   const int warpgroup = ptx::uniform(threadIdx.x / 128) - 1, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
   const int offset = a.key_length - a.query_length;
   const uint64_t query_operand = ptx::operand_descriptor(shared.query + warpgroup * 64 * 128, 0);
   const auto key_operand = [&](uint32_t stage) { return ptx::operand_descriptor(shared.key[stage], 0); };
-  const auto value_operand = [&](uint32_t stage) { return ptx::operand_descriptor(shared.value[stage], kPanelBytes); };
-  const auto bias_of = [&](uint32_t stage) { return ptx::shared_address(shared.bias[stage]); };
+  const auto value_operand = [&](uint32_t stage) { return ptx::operand_descriptor(shared.value[stage], kColumns * 128); };
+  const uint32_t bias_address = ptx::shared_address(shared.bias[0]) + lane % 4 * 8;
+  const auto load_bias = [&](uint32_t stage, int j) { return ptx::load_pair(bias_address + stage * kColumns * 4 + j * 32); };
   const auto release = [&](uint64_t* barrier) {  // one arrival a warp, once all its lanes are through
     __syncwarp();
     if (lane == 0) ptx::mbarrier_arrive(barrier);
   };
-  // Turns: warpgroup w issues its products when barrier 2 + w has heard from the other one; 0 begins.
-  const uint32_t my_turn = 2 + warpgroup, other_turn = 3 - warpgroup;
-  if (warpgroup == 1) ptx::named_barrier_arrive(other_turn, 256);
+  // Turns: warpgroup w issues its products when barrier kTurns + w has heard from the one before it; 0 begins.
+  constexpr uint32_t kTurns = 1, kStores = kTurns + kWarpgroups;
+  const uint32_t my_turn = kTurns + warpgroup, next_turn = kTurns + (warpgroup + 1) % kWarpgroups;
+  if (warpgroup == kWarpgroups - 1) ptx::named_barrier_arrive(next_turn, 256);
 
   Rows<kDim> rows;
-  RingPosition key_at, value_at, tile_slot;
+  RingPosition at, previous, tile_slot;  // of a block's key; of the block before it, whose value comes now
   uint32_t query_parity = 0;
   while (true) {
     ptx::mbarrier_wait(&shared.tile_full[tile_slot.index], tile_slot.parity);
@@ -265,67 +275,77 @@ __device__ void consume(const ForwardParameters& a, Shared<kDim>& shared) {
     release(&shared.tile_empty[tile_slot.index]);
     tile_slot.advance(kTileSlots);
     if (index < 0) break;
-    const Tile tile = tile_at(a, index);
+    const Tile tile = tile_at<kRows>(a, index);
     const int64_t tokens = static_cast<int64_t>(tile.row) * a.key_blocks * kColumns;
     const int64_t blocks = static_cast<int64_t>(tile.row) * (a.key_blocks + 1);
     const auto visible_from = [&](int position) {
       return max(a.plan.cut_before[tokens + position], a.plan.block_cut_before[blocks + position / kColumns]);
     };
-    const int last_position = min((tile.block + 1) * kRows, a.query_length) - 1 + offset;
+    const int last_position = min(tile.query + kRows, a.query_length) - 1 + offset;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      rows.position[h] = tile.block * kRows + warpgroup * 64 + warp * 16 + lane / 4 + 8 * h + offset;
+      rows.position[h] = tile.query + warpgroup * 64 + warp * 16 + lane / 4 + 8 * h + offset;
       rows.first_visible[h] = visible_from(min(rows.position[h], last_position));
     }
     // Blocks above `unmasked` hold the diagonal, blocks below `cut_block` reach behind a cut.
-    const int unmasked = (tile.block * kRows + offset + 1) / kColumns - 1;
+    const int unmasked = (tile.query + offset + 1) / kColumns - 1;
     const int cut_block = ptx::uniform((visible_from(last_position) + kColumns - 1) / kColumns);
     float shrink[2];
 
     ptx::mbarrier_wait(&shared.query_full, query_parity);
     query_parity ^= 1;
-    ptx::mbarrier_wait(&shared.key_full[key_at.index], key_at.parity);
+    ptx::mbarrier_wait(&shared.key_full[at.index], at.parity);
     ptx::wgmma_fence();
-    issue_scores<Element>(rows, query_operand, key_operand(key_at.index));
+    issue_scores<Element>(rows, query_operand, key_operand(at.index));
     ptx::wgmma_wait<0>();
     ptx::pin(rows.scores);
-    exponentiate<true, true>(rows, a.scale_log2, bias_of(key_at.index), shared.block_bias[key_at.index], tile.last * kColumns, shrink);
-    release(&shared.key_empty[key_at.index]);
-    key_at.advance(kStages);
+    exponentiate<true, true>(rows, a.scale_log2, [&](int j) { return load_bias(at.index, j); }, shared.block_bias[at.index], tile.last * kColumns, shrink);
+    release(&shared.key_empty[at.index]);
+    previous = at;
+    at.advance(kStages);
     pack_weights<Element>(rows);
 
     bool accumulate = false;
     int block = tile.last - 1;
     const auto step = [&]<bool kMasked>() {
-      ptx::mbarrier_wait(&shared.key_full[key_at.index], key_at.parity);
+      ptx::mbarrier_wait(&shared.key_full[at.index], at.parity);
+      ptx::mbarrier_wait(&shared.value_full[previous.index], previous.parity);
       ptx::named_barrier_sync(my_turn, 256);
       ptx::pin(rows.scores);
       ptx::pin(rows.output);
       ptx::pin(rows.weights);
       ptx::wgmma_fence();
-      issue_scores<Element>(rows, query_operand, key_operand(key_at.index));
-      ptx::mbarrier_wait(&shared.value_full[value_at.index], value_at.parity);
-      issue_output<Element>(rows, value_operand(value_at.index), accumulate);
-      ptx::named_barrier_arrive(other_turn, 256);
+      issue_scores<Element>(rows, query_operand, key_operand(at.index));
+      issue_output<Element>(rows, value_operand(previous.index), accumulate);
+      ptx::named_barrier_arrive(next_turn, 256);
+      [[maybe_unused]] float2 bias[16];
+      if constexpr (Sizes<kDim>::kBiasAhead) {
+#pragma unroll
+        for (int j = 0; j < 16; ++j) bias[j] = load_bias(at.index, j);
+      }
+      const float block_bias = shared.block_bias[at.index];
       ptx::wgmma_wait<1>();
       ptx::pin(rows.scores);
-      const bool grew = exponentiate<kMasked, false>(rows, a.scale_log2, bias_of(key_at.index), shared.block_bias[key_at.index],
-                                                     block * kColumns, shrink);
+      const auto bias_of = [&](int j) {
+        if constexpr (Sizes<kDim>::kBiasAhead) return bias[j];
+        else return load_bias(at.index, j);
+      };
+      const bool grew = exponentiate<kMasked, false>(rows, a.scale_log2, bias_of, block_bias, block * kColumns, shrink);
       // Released under a condition that needs every exponential and always holds: so the compiler can't sink them below the wait.
       __syncwarp();
-      if (lane == 0 && !(rows.sum[0] + rows.sum[1] < 0)) ptx::mbarrier_arrive(&shared.key_empty[key_at.index]);
-      key_at.advance(kStages);
+      if (lane == 0 && !(rows.sum[0] + rows.sum[1] < 0)) ptx::mbarrier_arrive(&shared.key_empty[at.index]);
       ptx::wgmma_wait<0>();
       ptx::pin(rows.output);
       ptx::pin(rows.weights);
-      release(&shared.value_empty[value_at.index]);
-      value_at.advance(kStages);
+      release(&shared.value_empty[previous.index]);
       if (grew) {
 #pragma unroll
         for (int i = 0; i < kDim / 2; ++i) rows.output[i] *= shrink[i / 2 % 2];
       }
       pack_weights<Element>(rows);
       accumulate = true;
+      previous = at;
+      at.advance(kStages);
       --block;
     };
     // First the diagonal's blocks and the clean ones down to the last cut; then, masked again, whatever lies behind it.
@@ -338,18 +358,17 @@ __device__ void consume(const ForwardParameters& a, Shared<kDim>& shared) {
     }
     release(&shared.query_empty);
 
-    ptx::mbarrier_wait(&shared.value_full[value_at.index], value_at.parity);
+    ptx::mbarrier_wait(&shared.value_full[previous.index], previous.parity);
     ptx::pin(rows.output);
     ptx::pin(rows.weights);
     ptx::wgmma_fence();
-    issue_output<Element>(rows, value_operand(value_at.index), accumulate);
+    issue_output<Element>(rows, value_operand(previous.index), accumulate);
     ptx::wgmma_wait<0>();
     ptx::pin(rows.output);
-    release(&shared.value_empty[value_at.index]);
-    value_at.advance(kStages);
+    release(&shared.value_empty[previous.index]);
 
     const double* base = a.plan.base + blocks;
-    const double frame = base[(tile.block * kRows + offset) / kColumns];
+    const double frame = base[(tile.query + offset) / kColumns];
     float inverse[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -366,7 +385,7 @@ __device__ void consume(const ForwardParameters& a, Shared<kDim>& shared) {
       }
     }
     if (threadIdx.x % 128 == 0) ptx::bulk_wait_read<0>();  // the previous tile's store has left the buffer
-    ptx::named_barrier_sync(4 + warpgroup, 128);
+    ptx::named_barrier_sync(kStores + warpgroup, 128);
     const uint32_t matrix = lane / 8, row = warpgroup * 64 + warp * 16 + matrix % 2 * 8 + lane % 8;
 #pragma unroll
     for (int j = 0; j < kDim / 8; j += 2) {
@@ -374,17 +393,17 @@ __device__ void consume(const ForwardParameters& a, Shared<kDim>& shared) {
       float scaled[8];
 #pragma unroll
       for (int i = 0; i < 8; ++i) scaled[i] = rows.output[4 * j + i] * inverse[i / 2 % 2];
-      ptx::store_matrices(ptx::shared_address(shared.output) + column / 64 * kPanelBytes + ptx::swizzled_offset(row, column % 64),
+      ptx::store_matrices(ptx::shared_address(shared.output) + column / 64 * kRows * 128 + ptx::swizzled_offset(row, column % 64),
                           ptx::pack<Element>(scaled[0], scaled[1]), ptx::pack<Element>(scaled[2], scaled[3]),
                           ptx::pack<Element>(scaled[4], scaled[5]), ptx::pack<Element>(scaled[6], scaled[7]));
     }
     ptx::fence_async_shared();
-    ptx::named_barrier_sync(4 + warpgroup, 128);
+    ptx::named_barrier_sync(kStores + warpgroup, 128);
     if (threadIdx.x % 128 == 0) {
 #pragma unroll
       for (int panel = 0; panel < kDim / 64; ++panel)
-        ptx::store_tile(&a.output, shared.output + panel * kPanelBytes + warpgroup * 64 * 128, panel * 64, tile.head,
-                        tile.block * kRows + warpgroup * 64, tile.batch);
+        ptx::store_tile(&a.output, shared.output + panel * kRows * 128 + warpgroup * 64 * 128, panel * 64, tile.head,
+                        tile.query + warpgroup * 64, tile.batch);
       ptx::bulk_commit();
     }
   }
@@ -392,15 +411,16 @@ __device__ void consume(const ForwardParameters& a, Shared<kDim>& shared) {
 }
 
 template <typename Element, int kDim>
-__global__ void __launch_bounds__(kThreads, 1) forward(const __grid_constant__ ForwardParameters a) {
+__global__ void __launch_bounds__(Sizes<kDim>::kThreads, 1) forward(const __grid_constant__ ForwardParameters a) {
   extern __shared__ char memory[];
   auto& shared = *reinterpret_cast<Shared<kDim>*>((reinterpret_cast<uintptr_t>(memory) + 1023) / 1024 * 1024);
-  constexpr int kStages = Shared<kDim>::kStages;
+  using Size = Sizes<kDim>;
+  constexpr int kConsumerWarps = Size::kWarpgroups * 4;
   if (threadIdx.x == 0) {
     for (const CUtensorMap* map : {&a.query, &a.key, &a.value, &a.output}) ptx::prefetch_tensor_map(map);
     ptx::mbarrier_init(&shared.query_full, 1);
     ptx::mbarrier_init(&shared.query_empty, kConsumerWarps);
-    for (int stage = 0; stage < kStages; ++stage) {
+    for (int stage = 0; stage < Size::kStages; ++stage) {
       ptx::mbarrier_init(&shared.key_full[stage], 1);
       ptx::mbarrier_init(&shared.key_empty[stage], kConsumerWarps);
       ptx::mbarrier_init(&shared.value_full[stage], 1);
@@ -414,10 +434,10 @@ __global__ void __launch_bounds__(kThreads, 1) forward(const __grid_constant__ F
   }
   __syncthreads();
   if (threadIdx.x < 128) {
-    ptx::registers_shrink<kProducerRegisters>();
+    ptx::registers_shrink<Size::kProducerRegisters>();
     if (threadIdx.x == 0) produce(a, shared);
   } else {
-    ptx::registers_grow<kConsumerRegisters>();
+    ptx::registers_grow<Size::kConsumerRegisters>();
     consume<Element>(a, shared);
   }
 }
@@ -426,7 +446,7 @@ template <typename Element, int kDim>
 void launch(const ForwardParameters& parameters, int grid, cudaStream_t stream) {
   constexpr int kBytes = sizeof(Shared<kDim>) + 1024;
   cuda_check(cudaFuncSetAttribute(forward<Element, kDim>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes), "forward");
-  forward<Element, kDim><<<grid, kThreads, kBytes, stream>>>(parameters);
+  forward<Element, kDim><<<grid, Sizes<kDim>::kThreads, kBytes, stream>>>(parameters);
 }
 
 }  // namespace
@@ -443,7 +463,8 @@ void launch_forward(const ForwardArguments& arguments) {
   };
   const int64_t width = s.query_heads * s.key_dim;
   ForwardParameters p;
-  p.query = map(arguments.query, s.query_length, s.query_heads, kRows);
+  const int tile_rows = forward_tile_rows(s.key_dim);
+  p.query = map(arguments.query, s.query_length, s.query_heads, tile_rows);
   p.key = map(arguments.key, s.key_length, s.heads, kColumns);
   p.value = map(arguments.value, s.key_length, s.heads, kColumns);
   p.output = map({arguments.values, s.query_length * width, width, s.key_dim}, s.query_length, s.query_heads, 64);
@@ -453,10 +474,11 @@ void launch_forward(const ForwardArguments& arguments) {
   p.key_length = s.key_length;
   p.heads = s.heads;
   p.query_heads = s.query_heads;
-  p.query_blocks = (s.query_length + kRows - 1) / kRows;
+  p.query_blocks = (s.query_length + kGateBlock - 1) / kGateBlock;
+  p.query_tiles = (s.query_length + tile_rows - 1) / tile_rows;
   p.key_blocks = (s.key_length + kColumns - 1) / kColumns;
   const int rows = s.batch * s.query_heads;
-  p.tiles = rows * p.query_blocks;
+  p.tiles = rows * p.query_tiles;
   constexpr int64_t kCacheBytes = 32 << 20;
   const int64_t head_bytes = s.key_length * s.key_dim * 4 * s.heads / s.query_heads;
   p.section = std::clamp<int64_t>(kCacheBytes / std::max<int64_t>(1, head_bytes), 1, rows);

@@ -91,13 +91,14 @@ inline ForwardResult run_forward(const Problem& problem, const PlanOptions& opti
                                            : DeviceProblem<__half>(problem, options).forward();
 }
 
-/// Causal pairs of the blocks that the boundary leaves, per (batch, query head).
+/// Causal pairs of the blocks that the boundary leaves to the forward kernel's tiles, per (batch, query head).
 inline std::vector<int64_t> boundary_pairs(const Shape& shape, const std::vector<int32_t>& first_key_block) {
   const int64_t blocks = (shape.query_length + kGateBlock - 1) / kGateBlock;
   std::vector<int64_t> pairs(shape.batch * shape.query_heads, 0);
+  const int64_t tile = forward_tile_rows(shape.key_dim);
   for (size_t row = 0; row < pairs.size(); ++row)
     for (int64_t i = 0; i < shape.query_length; ++i)
-      pairs[row] += i + shape.key_length - shape.query_length + 1 - first_key_block[row * blocks + i / kGateBlock] * kGateBlock;
+      pairs[row] += i + shape.key_length - shape.query_length + 1 - first_key_block[row * blocks + i / tile * tile / kGateBlock] * kGateBlock;
   return pairs;
 }
 

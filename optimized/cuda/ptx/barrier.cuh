@@ -28,7 +28,7 @@ __device__ inline void mbarrier_arrive_expect(uint64_t* barrier, uint32_t bytes)
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
 }
 
-/// Has the phase of this parity ended? May suspend the thread for a short while.
+/// Has the phase of this parity ended? Asks once; the hardware may let the thread wait a little.
 __device__ inline bool mbarrier_try_wait(uint64_t* barrier, uint32_t parity) {
   uint32_t done;
   asm volatile(
@@ -53,6 +53,11 @@ __device__ inline void mbarrier_wait(uint64_t* barrier, uint32_t parity) {
   while (!mbarrier_try_wait(barrier, parity)) {
   }
 #endif
+}
+
+/// The same for a thread that waits long and often: it sleeps between its questions and leaves the issue slots to others.
+__device__ inline void mbarrier_wait_patiently(uint64_t* barrier, uint32_t parity) {
+  while (!mbarrier_try_wait(barrier, parity)) __nanosleep(64);
 }
 
 /// Where a ring of stages stands: `index` of the stage and the parity of its present round.

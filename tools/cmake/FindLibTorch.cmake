@@ -28,7 +28,8 @@ if(LibTorch_FOUND AND NOT TARGET LibTorch::cpu)
   add_library(LibTorch::cpu INTERFACE IMPORTED GLOBAL)
   target_include_directories(LibTorch::cpu SYSTEM INTERFACE
     ${LibTorch_ROOT_DIR}/include ${LibTorch_ROOT_DIR}/include/torch/csrc/api/include)
-  target_link_libraries(LibTorch::cpu INTERFACE ${_lib}/libtorch.so ${_lib}/libtorch_cpu.so ${_lib}/libc10.so)
+  # libtorch.so exports parts of a std::filesystem of its own, and crashes in its remove_all; the real one must be found first.
+  target_link_libraries(LibTorch::cpu INTERFACE stdc++ ${_lib}/libtorch.so ${_lib}/libtorch_cpu.so ${_lib}/libc10.so)
   # The CUDA runtime that torch itself loads, so that there is one runtime in the process.
   file(GLOB _cudart ${LibTorch_ROOT_DIR}/../nvidia/cu*/lib/libcudart.so.* ${LibTorch_ROOT_DIR}/../nvidia/cuda_runtime/lib/libcudart.so.*)
   if(EXISTS ${_lib}/libtorch_cuda.so AND _cudart)

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <optional>
 #include <ostream>
 
 #include "experiments/models/language_model.hpp"

@@ -92,7 +92,7 @@ class JsonReader {
       expect(json.is_boolean(), "true or false");
       value = json.get<bool>();
     } else if constexpr (std::unsigned_integral<T>) {
-      expect(json.is_number_unsigned(), "a whole number ≥ 0");
+      expect(json.is_number_unsigned() || (json.is_number_integer() && json.get<int64_t>() >= 0), "a whole number ≥ 0");
       value = json.get<T>();
     } else if constexpr (std::integral<T>) {
       expect(json.is_number_integer(), "a whole number");

@@ -16,26 +16,36 @@ namespace lethe {
 /// How a model is trained. Everything is counted in tokens, as the papers do.
 struct TrainingConfig {
   int64_t context_length = 0;
-  int64_t batch_tokens = 0;        ///< of one optimizer step; a multiple of context_length
-  int64_t micro_batch_tokens = 0;  ///< of one forward and backward; divides batch_tokens (accumulation); 0: all of batch_tokens
-  int64_t total_tokens = 0;
-  int64_t warmup_tokens = 0;       ///< linear from 0; the rate of a step is that of the tokens seen before it, so step 0 has rate 0
+  int64_t batch_tokens = 0;  ///< of one optimizer step; a multiple of context_length
+  int64_t micro_batch_tokens =
+      0;  ///< of one forward and backward; divides batch_tokens (accumulation); 0: all of batch_tokens
+  int64_t total_tokens = 0;  ///< rounded up to whole steps
+  int64_t warmup_tokens =
+      0;  ///< linear from 0; the rate of a step is that of the tokens seen before it, so step 0 has rate 0
   double learning_rate = 1e-3;
   double final_learning_rate = 0;  ///< where the cosine ends
   double weight_decay = 0.1;
   double beta1 = 0.9, beta2 = 0.95, epsilon = 1e-8;
-  double clip_norm = 1.0;          ///< global gradient norm
-  uint64_t seed = 0;               ///< of initialization and data order
-  int64_t checkpoint_tokens = 0;   ///< between checkpoints; 0: only at the end
+  double clip_norm = 1.0;         ///< global gradient norm
+  uint64_t seed = 0;              ///< of initialization and data order
+  int64_t checkpoint_tokens = 0;  ///< between checkpoints; 0: only at the end. No part of the identity
   std::string corpus = "bible";
   std::string tokenizer = "bytes";
 
+  int64_t steps() const { return (total_tokens + batch_tokens - 1) / batch_tokens; }
+
+  /// throws  std::invalid_argument "name: expected …, found …" for a configuration that trains nothing
   void check() const;
 };
+
+// JSON with the member names as keys; unknown keys and wrong types are one clear error, absent keys take the default.
 void to_json(nlohmann::json& json, const TrainingConfig& config);
 void from_json(const nlohmann::json& json, TrainingConfig& config);
 
-/// Linear warm-up, then a cosine to the final rate.
+/// Linear warm-up from 0, then a cosine from the end of the warm-up to the final rate at total_tokens.
+///
+/// source   FoX Appendix B; the paper's runs end at a tenth of the rate, ACP's at 0
+/// reads    tokens_seen before the step
 double learning_rate_at(const TrainingConfig& config, int64_t tokens_seen);
 
 /// One model to train: what it is, how, and on what.
@@ -47,10 +57,21 @@ struct Run {
 void to_json(nlohmann::json& json, const Run& run);
 void from_json(const nlohmann::json& json, Run& run);
 
-/// The name of the artefact that a run makes: a hash of the model's and training's configuration, of the data's content and of the seed.
+/// What a trained model depends on, as canonical JSON (sorted keys): the model's and the training's configuration, seed
+/// included, and the data's content; not the label, not where the data lies, not how often a checkpoint is written.
+std::string identity(const Run& run, const Dataset& dataset);
+
+/// The name of the artefact that a run makes: the first 16 hexadecimal digits of the SHA-256 of its identity.
 std::string artefact_name(const Run& run, const Dataset& dataset);
 
-/// What a trained model leaves: artefacts/models/<name>/{run.json, log.jsonl, checkpoint.pt, done.json}.
+/// What a trained model leaves in its folder:
+///   run.json       the Run
+///   log.jsonl      a line a step: step, tokens (seen after it), loss (of its batch, nats), learning_rate,
+///   gradient_norm (before
+///                  clipping), tokens_per_second, seconds (of training, over all resumptions)
+///   checkpoint.pt  model, optimizer, steps done, identity
+///   done.json      written last: final losses, wall time, threads, data hash, identity, and the machine, commit and
+///   versions lock           held while somebody trains
 struct Artefact {
   std::filesystem::path folder;
   Run run;
@@ -62,10 +83,19 @@ struct Progress {
   double loss = 0, tokens_per_second = 0, seconds_left = 0;
 };
 
-/// The trained model of `run`: found under `root` where it is finished, resumed where it is begun, else trained now. A killed
-/// training continues at its last checkpoint, bit-identically to one that was never killed.
+/// The trained model of `run`: found under `root` where it is finished, resumed where it is begun, else trained now. A
+/// killed training continues at its last checkpoint, bit-identically to one that was never killed. Where another
+/// process trains the same run, this one waits for it and finds the result.
 ///
-/// throws  std::invalid_argument for a bad configuration; std::runtime_error where the loss is no longer finite
+/// The same run gives the same bits on the same machine with the same number of threads: sums are split over threads,
+/// and the order of a sum decides its last bit.
+///
+/// reads    root: where models live (artefacts/models), the artefact's folder is root/artefact_name; progress: called
+/// after
+///          every step, never where the artefact is found
+/// throws   std::invalid_argument for a bad configuration; std::runtime_error where the loss is no longer finite, or a
+/// file
+///          can't be written
 Artefact trained(const Run& run, const Dataset& dataset, const std::filesystem::path& root,
                  const std::function<void(const Progress&)>& progress = {});
 

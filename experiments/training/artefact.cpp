@@ -1,0 +1,152 @@
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <chrono>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <sstream>
+#include <stdexcept>
+#include <vector>
+
+#include "experiments/evaluation/per_token_loss.hpp"
+#include "experiments/record.hpp"
+#include "experiments/training/files.hpp"
+#include "experiments/training/trainer.hpp"
+#include "experiments/training/training.hpp"
+
+namespace lethe {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int64_t kValidationSequences = 64;  // at most, for the loss in done.json
+constexpr int64_t kLastSteps = 20;            // whose mean is the training loss in done.json
+
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+// log.jsonl: exactly one line for each step that the weights have seen.
+class Log {
+ public:
+  // Keeps the lines of the first `steps` steps; what a killed training wrote after its checkpoint is done again.
+  Log(const fs::path& path, int64_t steps) {
+    std::string kept;
+    if (steps > 0) {
+      std::istringstream old(read_whole(path));
+      for (std::string line; std::cmp_less(lines_.size(), steps) && std::getline(old, line);) {
+        lines_.push_back(nlohmann::json::parse(line));
+        kept += line + "\n";
+      }
+      if (!std::cmp_equal(lines_.size(), steps)) {
+        throw std::runtime_error(path.string() + ": expected the " + std::to_string(steps) +
+                                 " steps of the checkpoint, found " + std::to_string(lines_.size()));
+      }
+    }
+    write_whole(path, kept);
+    file_.open(path, std::ios::app);
+  }
+
+  void append(const nlohmann::json& line) {
+    lines_.push_back(line);
+    file_ << line.dump() << '\n' << std::flush;
+    if (!file_) throw std::runtime_error("log.jsonl: cannot be written");
+  }
+
+  double seconds() const { return lines_.empty() ? 0.0 : lines_.back().at("seconds").get<double>(); }
+
+  double last_losses() const {
+    const auto count = std::min<std::ptrdiff_t>(kLastSteps, std::ssize(lines_));
+    const auto add = [](double sum, const nlohmann::json& line) { return sum + line.at("loss").get<double>(); };
+    return std::accumulate(lines_.end() - count, lines_.end(), 0.0, add) / static_cast<double>(count);
+  }
+
+ private:
+  std::vector<nlohmann::json> lines_;
+  std::ofstream file_;
+};
+
+bool is_finished(const fs::path& folder, const std::string& identity) {
+  return fs::exists(folder / "done.json") &&
+         nlohmann::json::parse(read_whole(folder / "done.json")).value("identity", "") == identity;
+}
+
+void train(Trainer& trainer, const Run& run, const fs::path& folder, Log& log,
+           const std::function<void(const Progress&)>& progress) {
+  const TrainingConfig& config = run.training;
+  const int64_t steps = config.steps(), first = trainer.steps_done();
+  const double seconds_before = log.seconds();
+  const auto start = std::chrono::steady_clock::now();
+  while (trainer.steps_done() < steps) {
+    const auto step_start = std::chrono::steady_clock::now();
+    const Trainer::Step result = trainer.step();
+    const int64_t done = trainer.steps_done(), tokens = done * config.batch_tokens;
+    const double speed = static_cast<double>(config.batch_tokens) / seconds_since(step_start);
+    const double seconds = seconds_since(start);
+    log.append({{"step", done - 1},
+                {"tokens", tokens},
+                {"loss", result.loss},
+                {"learning_rate", result.learning_rate},
+                {"gradient_norm", result.gradient_norm},
+                {"tokens_per_second", speed},
+                {"seconds", seconds_before + seconds}});
+    const bool due = config.checkpoint_tokens > 0 &&
+                     tokens / config.checkpoint_tokens > (tokens - config.batch_tokens) / config.checkpoint_tokens;
+    if (due || done == steps) trainer.save(folder / "checkpoint.pt");
+    if (progress) {
+      const double per_step = seconds / static_cast<double>(done - first);
+      progress({done, steps, result.loss, static_cast<double>(config.batch_tokens) / per_step,
+                per_step * static_cast<double>(steps - done)});
+    }
+  }
+}
+
+// The artefact's birth certificate.
+nlohmann::json certificate(Trainer& trainer, const Run& run, const Dataset& dataset, const fs::path& folder,
+                           const Log& log) {
+  nlohmann::json validation_loss;  // null where the split is shorter than one sequence
+  if (const int64_t length = run.training.context_length; dataset.sequence_count("valid", length) > 0) {
+    validation_loss = per_token_loss(trainer.model(), dataset, "valid", length, kValidationSequences).mean();
+  }
+  nlohmann::json json = birth_certificate(folder, "");
+  json.erase("command_line");
+  json.update({{"identity", identity(run, dataset)},
+               {"data", dataset.content_hash()},
+               {"seed", run.training.seed},
+               {"steps", trainer.steps_done()},
+               {"seconds", log.seconds()},
+               {"threads", at::get_num_threads()},
+               {"training_loss", log.last_losses()},
+               {"validation_loss", validation_loss}});
+  return json;
+}
+
+}  // namespace
+
+Artefact trained(const Run& run, const Dataset& dataset, const fs::path& root,
+                 const std::function<void(const Progress&)>& progress) {
+  run.model.check();
+  run.training.check();
+  const Artefact artefact{root / artefact_name(run, dataset), run};
+  fs::create_directories(artefact.folder);
+  const FileLock lock(artefact.folder / "lock");
+  if (is_finished(artefact.folder, identity(run, dataset))) return artefact;
+
+  Trainer trainer(run, dataset);
+  write_whole(artefact.folder / "run.json", nlohmann::json(run).dump(1) + "\n");
+  trainer.resume(artefact.folder / "checkpoint.pt");
+  Log log(artefact.folder / "log.jsonl", trainer.steps_done());
+  train(trainer, run, artefact.folder, log, progress);
+  write_whole(artefact.folder / "done.json", certificate(trainer, run, dataset, artefact.folder, log).dump(1) + "\n");
+  return artefact;
+}
+
+LanguageModel load_model(const Artefact& artefact) {
+  LanguageModel model(artefact.run.model);
+  load_weights(model, artefact.folder / "checkpoint.pt");
+  model->eval();
+  return model;
+}
+
+}  // namespace lethe

@@ -1,0 +1,112 @@
+#include "experiments/training/trainer.hpp"
+
+#include <torch/nn/utils/clip_grad.h>
+#include <torch/serialize.h>
+
+#include <cmath>
+#include <sstream>
+#include <stdexcept>
+
+#include "experiments/training/files.hpp"
+
+namespace lethe {
+
+using torch::Tensor;
+
+namespace {
+
+LanguageModel fresh_model(const Run& run, const Dataset& dataset) {
+  run.training.check();
+  if (run.model.vocabulary < dataset.vocabulary()) {
+    throw std::invalid_argument("vocabulary: expected at least the " + std::to_string(dataset.vocabulary()) +
+                                " tokens of " + dataset.name() + ", found " + std::to_string(run.model.vocabulary));
+  }
+  LanguageModel model(run.model);
+  model->initialize(run.training.seed);
+  return model;
+}
+
+torch::optim::AdamW make_optimizer(LanguageModel& model, const TrainingConfig& config) {
+  const auto group = [&](std::vector<Tensor> parameters, double decay) {
+    auto options = std::make_unique<torch::optim::AdamWOptions>(config.learning_rate);
+    options->betas({config.beta1, config.beta2}).eps(config.epsilon).weight_decay(decay);
+    return torch::optim::OptimizerParamGroup(std::move(parameters), std::move(options));
+  };
+  std::vector<torch::optim::OptimizerParamGroup> groups;
+  groups.push_back(group(model->decayed_parameters(), config.weight_decay));
+  groups.push_back(group(model->undecayed_parameters(), 0));
+  return torch::optim::AdamW(std::move(groups));
+}
+
+}  // namespace
+
+Trainer::Trainer(const Run& run, const Dataset& dataset)
+    : run_(run),
+      dataset_(dataset),
+      model_(fresh_model(run, dataset)),
+      optimizer_(make_optimizer(model_, run.training)) {}
+
+Trainer::Step Trainer::step() {
+  const TrainingConfig& config = run_.training;
+  const double rate = learning_rate_at(config, steps_done_ * config.batch_tokens);
+  for (auto& group : optimizer_.param_groups()) group.options().set_lr(rate);
+  optimizer_.zero_grad();
+
+  const int64_t sequences = config.batch_tokens / config.context_length;
+  const int64_t micro_sequences =
+      config.micro_batch_tokens > 0 ? config.micro_batch_tokens / config.context_length : sequences;
+  double loss = 0;
+  for (int64_t first = 0; first < sequences; first += micro_sequences) {
+    const auto batch =
+        dataset_.training_batch(steps_done_ * sequences + first, micro_sequences, config.context_length, config.seed);
+    const Tensor share = model_->losses(batch.tokens, batch.labels).sum() / static_cast<double>(config.batch_tokens);
+    share.backward();
+    loss += share.item<double>();
+  }
+  if (!std::isfinite(loss)) {
+    throw std::runtime_error("loss: expected a finite number at step " + std::to_string(steps_done_) + ", found " +
+                             std::to_string(loss));
+  }
+  const double norm = torch::nn::utils::clip_grad_norm_(model_->parameters(), config.clip_norm);
+  optimizer_.step();
+  ++steps_done_;
+  return {loss, rate, norm};
+}
+
+void Trainer::save(const std::filesystem::path& path) {
+  torch::serialize::OutputArchive archive, model, optimizer;
+  model_->save(model);
+  optimizer_.save(optimizer);
+  archive.write("model", model);
+  archive.write("optimizer", optimizer);
+  archive.write("steps_done", c10::IValue(steps_done_));
+  archive.write("identity", c10::IValue(identity(run_, dataset_)));
+  std::ostringstream bytes;
+  archive.save_to(bytes);
+  write_whole(path, bytes.view());
+}
+
+bool Trainer::resume(const std::filesystem::path& path) {
+  if (!std::filesystem::exists(path)) return false;
+  torch::serialize::InputArchive archive, model, optimizer;
+  archive.load_from(path.string());
+  c10::IValue found, steps_done;
+  archive.read("identity", found);
+  if (found.toStringRef() != identity(run_, dataset_)) return false;
+  archive.read("steps_done", steps_done);
+  archive.read("model", model);
+  archive.read("optimizer", optimizer);
+  model_->load(model);
+  optimizer_.load(optimizer);
+  steps_done_ = steps_done.toInt();
+  return true;
+}
+
+void load_weights(LanguageModel& model, const std::filesystem::path& path) {
+  torch::serialize::InputArchive archive, weights;
+  archive.load_from(path.string());
+  archive.read("model", weights);
+  model->load(weights);
+}
+
+}  // namespace lethe

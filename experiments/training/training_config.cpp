@@ -1,0 +1,116 @@
+#include <cmath>
+#include <numbers>
+#include <stdexcept>
+
+#include "experiments/data/sha256.hpp"
+#include "experiments/models/json_members.hpp"
+#include "experiments/training/training.hpp"
+
+namespace lethe {
+namespace {
+
+void expect(bool good, const char* name, const std::string& expected, const std::string& found) {
+  if (!good) throw std::invalid_argument(std::string(name) + ": expected " + expected + ", found " + found);
+}
+
+// Every member with its JSON key; Config is TrainingConfig or const TrainingConfig.
+template <class Config, class Visitor>
+void visit_members(Config& config, Visitor&& visit) {
+  visit("context_length", config.context_length);
+  visit("batch_tokens", config.batch_tokens);
+  visit("micro_batch_tokens", config.micro_batch_tokens);
+  visit("total_tokens", config.total_tokens);
+  visit("warmup_tokens", config.warmup_tokens);
+  visit("learning_rate", config.learning_rate);
+  visit("final_learning_rate", config.final_learning_rate);
+  visit("weight_decay", config.weight_decay);
+  visit("beta1", config.beta1);
+  visit("beta2", config.beta2);
+  visit("epsilon", config.epsilon);
+  visit("clip_norm", config.clip_norm);
+  visit("seed", config.seed);
+  visit("checkpoint_tokens", config.checkpoint_tokens);
+  visit("corpus", config.corpus);
+  visit("tokenizer", config.tokenizer);
+}
+
+template <class SomeRun, class Visitor>
+void visit_run(SomeRun& run, Visitor&& visit) {
+  visit("label", run.label);
+  visit("model", run.model);
+  visit("training", run.training);
+}
+
+}  // namespace
+
+void TrainingConfig::check() const {
+  const auto whole = [](const char* name, int64_t value, int64_t least) {
+    expect(value >= least, name, "≥ " + std::to_string(least), std::to_string(value));
+  };
+  const auto number = [](const char* name, double value, const char* range, bool good) {
+    expect(good && std::isfinite(value), name, range, std::to_string(value));
+  };
+  whole("context_length", context_length, 1);
+  whole("batch_tokens", batch_tokens, 1);
+  whole("total_tokens", total_tokens, 1);
+  whole("checkpoint_tokens", checkpoint_tokens, 0);
+  expect(batch_tokens % context_length == 0, "batch_tokens",
+         "a multiple of context_length " + std::to_string(context_length), std::to_string(batch_tokens));
+  expect(micro_batch_tokens == 0 || (micro_batch_tokens > 0 && micro_batch_tokens % context_length == 0 &&
+                                     batch_tokens % micro_batch_tokens == 0),
+         "micro_batch_tokens", "0, or a multiple of context_length that divides batch_tokens",
+         std::to_string(micro_batch_tokens));
+  expect(warmup_tokens >= 0 && warmup_tokens <= total_tokens, "warmup_tokens", "0 … total_tokens",
+         std::to_string(warmup_tokens));
+  number("learning_rate", learning_rate, "> 0", learning_rate > 0);
+  number("final_learning_rate", final_learning_rate, "0 … learning_rate",
+         final_learning_rate >= 0 && final_learning_rate <= learning_rate);
+  number("weight_decay", weight_decay, "≥ 0", weight_decay >= 0);
+  number("beta1", beta1, "0 ≤ beta1 < 1", beta1 >= 0 && beta1 < 1);
+  number("beta2", beta2, "0 ≤ beta2 < 1", beta2 >= 0 && beta2 < 1);
+  number("epsilon", epsilon, "> 0", epsilon > 0);
+  number("clip_norm", clip_norm, "> 0", clip_norm > 0);
+}
+
+void to_json(nlohmann::json& json, const TrainingConfig& config) {
+  json = nlohmann::json::object();
+  visit_members(config, JsonWriter{json});
+}
+
+void from_json(const nlohmann::json& json, TrainingConfig& config) {
+  JsonReader reader(json, "training");
+  visit_members(config, reader);
+  reader.finish();
+}
+
+void to_json(nlohmann::json& json, const Run& run) {
+  json = nlohmann::json::object();
+  visit_run(run, JsonWriter{json});
+}
+
+void from_json(const nlohmann::json& json, Run& run) {
+  JsonReader reader(json, "run");
+  visit_run(run, reader);
+  reader.finish();
+}
+
+double learning_rate_at(const TrainingConfig& config, int64_t tokens_seen) {
+  const auto seen = static_cast<double>(tokens_seen), warmup = static_cast<double>(config.warmup_tokens);
+  if (seen < warmup) return config.learning_rate * seen / warmup;
+  const double total = static_cast<double>(config.total_tokens);
+  const double share = seen < total ? (seen - warmup) / (total - warmup) : 1.0;
+  return config.final_learning_rate +
+         (config.learning_rate - config.final_learning_rate) * (1 + std::cos(std::numbers::pi * share)) / 2;
+}
+
+std::string identity(const Run& run, const Dataset& dataset) {
+  nlohmann::json parts = {{"model", run.model}, {"training", run.training}, {"data", dataset.content_hash()}};
+  for (const char* name : {"checkpoint_tokens", "corpus"}) parts["training"].erase(name);
+  return parts.dump();
+}
+
+std::string artefact_name(const Run& run, const Dataset& dataset) {
+  return sha256(identity(run, dataset)).substr(0, 16);
+}
+
+}  // namespace lethe

@@ -2,7 +2,7 @@
 // time only where they share neither. Hence phases: in phase p the segment of queries m meets the segment of keys that lies p before
 // its diagonal. Distinct m, distinct keys: no locks, no copies of gradients for each thread, and one order of summation whoever runs.
 #include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 #include <torch/library.h>
 
 #include "optimized/torch/cpu/gemm.hpp"
@@ -23,15 +23,15 @@ struct Scratch {
 };
 
 struct Task {
-  int64_t batch, head, query_segment, key_segment;
+  int64_t key_head, query_segment, key_segment;
 };
 
 template <typename Scalar>
 struct Backward {
   Sizes sizes;
-  const at::Tensor &grad_values, &query, &key, &value;  // [B, T, H, D] in Scalar
+  const at::Tensor &grad_values, &query, &key, &value;  // [B, H, T, D] in Scalar
   const at::Tensor& log_normalizer;                     // [B, Hq, Tq] contiguous
-  at::Tensor &grad_query, &grad_key, &grad_value;       // [B, T, H, D] in Scalar
+  at::Tensor &grad_query, &grad_key, &grad_value;       // [B, H, T, D] in Scalar
   const GatePrefix& prefix;
   const int32_t* boundary;                      // [B, Hq, tiles]
   Scalar scale;
@@ -40,28 +40,26 @@ struct Backward {
 
   // The part of a segment of keys that a tile of queries visits.
   struct Block {
-    int64_t batch, query_head, key_head, head, row, rows, column, columns;
+    int64_t head, key_head, row, rows, column, columns;
   };
 
-  Block block(int64_t batch, int64_t query_head, int64_t tile, int64_t key_segment) const {
-    const int64_t head = batch * sizes.query_heads + query_head, row = tile * kQueryRows;
-    const int64_t rows = std::min(kQueryRows, sizes.query_length - row);
+  Block block(int64_t head, int64_t tile, int64_t key_segment) const {
+    const int64_t row = tile * kQueryRows, rows = std::min(kQueryRows, sizes.query_length - row);
     const int64_t begin = std::max(key_segment * kSegment, boundary[head * sizes.tiles() + tile] * kKeyBlock);
     const int64_t end = std::min((key_segment + 1) * kSegment, sizes.offset() + row + rows);
-    return {batch, query_head, query_head / sizes.group(), head, row, rows, begin, end - begin};
+    return {head, head / sizes.group(), row, rows, begin, end - begin};
   }
 
   // P and dS of one block, into scratch; adds the sums of dS to those of its rows and columns.
   void recompute(const Block& b, const Scalar* delta_of_rows, double* sums_of_rows, double* sums_of_columns,
                  Scratch<Scalar>& scratch) const {
-    const auto q = head_rows<const Scalar>(query, b.batch, b.query_head), k = head_rows<const Scalar>(key, b.batch, b.key_head);
-    const auto v = head_rows<const Scalar>(value, b.batch, b.key_head);
-    const auto d_o = head_rows<const Scalar>(grad_values, b.batch, b.query_head);
     const Scalar* normalizer = log_normalizer.const_data_ptr<Scalar>() + b.head * sizes.query_length + b.row;
-    multiply(Transpose::kNo, Transpose::kYes, b.rows, b.columns, sizes.key_dim, Scalar(1), q.at(b.row), q.stride,
-             k.at(b.column), k.stride, Scalar(0), scratch.weights.data(), b.columns);
-    multiply(Transpose::kNo, Transpose::kYes, b.rows, b.columns, sizes.value_dim, Scalar(1), d_o.at(b.row), d_o.stride,
-             v.at(b.column), v.stride, Scalar(0), scratch.gradients.data(), b.columns);
+    multiply(Transpose::kNo, Transpose::kYes, b.rows, b.columns, sizes.key_dim, Scalar(1),
+             head_row<const Scalar>(query, b.head, b.row), sizes.key_dim, head_row<const Scalar>(key, b.key_head, b.column),
+             sizes.key_dim, Scalar(0), scratch.weights.data(), b.columns);
+    multiply(Transpose::kNo, Transpose::kYes, b.rows, b.columns, sizes.value_dim, Scalar(1),
+             head_row<const Scalar>(grad_values, b.head, b.row), sizes.value_dim,
+             head_row<const Scalar>(value, b.key_head, b.column), sizes.value_dim, Scalar(0), scratch.gradients.data(), b.columns);
     for (int64_t i = 0; i < b.rows; i += kFrameRows) {
       const int64_t frame = std::min(kFrameRows, b.rows - i);
       scratch.biases.fill(prefix.sum.data() + b.head * sizes.key_length, prefix.first.data() + b.head * sizes.key_length,
@@ -73,25 +71,24 @@ struct Backward {
   }
 
   void run_block(const Block& b, Scratch<Scalar>& scratch) const {
-    const int64_t row_index = b.head * sizes.query_length + b.row;
+    const int64_t row_index = b.head * sizes.query_length + b.row, key_dim = sizes.key_dim, value_dim = sizes.value_dim;
     recompute(b, delta.data() + row_index, row_sum.data() + row_index,
               column_sum.data() + b.head * sizes.key_length + b.column, scratch);
-    const auto q = head_rows<const Scalar>(query, b.batch, b.query_head), k = head_rows<const Scalar>(key, b.batch, b.key_head);
-    const auto d_o = head_rows<const Scalar>(grad_values, b.batch, b.query_head);
-    const auto d_q = head_rows<Scalar>(grad_query, b.batch, b.query_head), d_k = head_rows<Scalar>(grad_key, b.batch, b.key_head);
-    const auto d_v = head_rows<Scalar>(grad_value, b.batch, b.key_head);
-    multiply(Transpose::kYes, Transpose::kNo, b.columns, sizes.value_dim, b.rows, Scalar(1), scratch.weights.data(), b.columns,
-             d_o.at(b.row), d_o.stride, Scalar(1), d_v.at(b.column), d_v.stride);
-    multiply(Transpose::kYes, Transpose::kNo, b.columns, sizes.key_dim, b.rows, scale, scratch.gradients.data(), b.columns,
-             q.at(b.row), q.stride, Scalar(1), d_k.at(b.column), d_k.stride);
-    multiply(Transpose::kNo, Transpose::kNo, b.rows, sizes.key_dim, b.columns, scale, scratch.gradients.data(), b.columns,
-             k.at(b.column), k.stride, Scalar(1), d_q.at(b.row), d_q.stride);
+    multiply(Transpose::kYes, Transpose::kNo, b.columns, value_dim, b.rows, Scalar(1), scratch.weights.data(), b.columns,
+             head_row<const Scalar>(grad_values, b.head, b.row), value_dim, Scalar(1),
+             head_row<Scalar>(grad_value, b.key_head, b.column), value_dim);
+    multiply(Transpose::kYes, Transpose::kNo, b.columns, key_dim, b.rows, scale, scratch.gradients.data(), b.columns,
+             head_row<const Scalar>(query, b.head, b.row), key_dim, Scalar(1), head_row<Scalar>(grad_key, b.key_head, b.column),
+             key_dim);
+    multiply(Transpose::kNo, Transpose::kNo, b.rows, key_dim, b.columns, scale, scratch.gradients.data(), b.columns,
+             head_row<const Scalar>(key, b.key_head, b.column), key_dim, Scalar(1), head_row<Scalar>(grad_query, b.head, b.row),
+             key_dim);
   }
 
   // delta from the weights themselves, for values that were stored in fewer bits than they were summed in: where a row's weight is
   // nearly all on one key, P (dP − delta) is a small difference of large numbers, and a rounded value would be all that is left.
   void recompute_delta() const {
-    const int64_t tiles = sizes.tiles(), heads = sizes.batch * sizes.query_heads;
+    const int64_t tiles = sizes.tiles(), heads = sizes.all_heads();
     parallel_tasks(heads * tiles, [&](auto next) {
       Scratch<Scalar> scratch;
       const std::vector<Scalar> zeros(kQueryRows);
@@ -100,7 +97,7 @@ struct Backward {
         const int64_t head = *task % heads, tile = *task / heads;
         std::vector<double> sums(kQueryRows);
         for (int64_t segment = 0; segment * kSegment < sizes.key_length; ++segment) {
-          const Block b = block(head / sizes.query_heads, head % sizes.query_heads, tile, segment);
+          const Block b = block(head, tile, segment);
           if (b.columns > 0) recompute(b, zeros.data(), sums.data(), unused.data(), scratch);
         }
         const int64_t row = tile * kQueryRows;
@@ -113,20 +110,20 @@ struct Backward {
     constexpr int64_t tiles_a_segment = kSegment / kQueryRows;
     const int64_t tile_begin = task.query_segment * tiles_a_segment;
     const int64_t tile_end = std::min(tile_begin + tiles_a_segment, sizes.tiles());
-    for (int64_t query_head = task.head * sizes.group(); query_head < (task.head + 1) * sizes.group(); ++query_head) {
+    for (int64_t head = task.key_head * sizes.group(); head < (task.key_head + 1) * sizes.group(); ++head) {
       for (int64_t tile = tile_begin; tile < tile_end; ++tile) {
-        const Block b = block(task.batch, query_head, tile, task.key_segment);
+        const Block b = block(head, tile, task.key_segment);
         if (b.columns > 0) run_block(b, scratch);
       }
     }
   }
 
-  // The first key segment that any query head of the group visits from this query segment.
-  int64_t first_segment(int64_t batch, int64_t head, int64_t query_segment) const {
+  // The first key segment that any query head of the group visits from this query segment: its first tile's, for boundaries ascend.
+  int64_t first_segment(int64_t key_head, int64_t query_segment) const {
     int64_t first = sizes.key_length;
-    for (int64_t query_head = head * sizes.group(); query_head < (head + 1) * sizes.group(); ++query_head) {
-      const int64_t tile = query_segment * (kSegment / kQueryRows);  // the boundary never falls with the tile
-      first = std::min(first, boundary[(batch * sizes.query_heads + query_head) * sizes.tiles() + tile] * kKeyBlock / kSegment);
+    for (int64_t head = key_head * sizes.group(); head < (key_head + 1) * sizes.group(); ++head) {
+      const int64_t first_block = boundary[head * sizes.tiles() + query_segment * (kSegment / kQueryRows)];
+      first = std::min(first, first_block * kKeyBlock / kSegment);
     }
     return first;
   }
@@ -140,10 +137,8 @@ struct Backward {
       for (int64_t m = query_segments - 1; m >= 0; --m) {
         const int64_t n = m + shift - phase;
         if (n < 0 || n >= key_segments) continue;
-        for (int64_t batch = 0; batch < sizes.batch; ++batch) {
-          for (int64_t head = 0; head < sizes.heads; ++head) {
-            if (n >= first_segment(batch, head, m)) tasks.push_back({batch, head, m, n});
-          }
+        for (int64_t key_head = 0; key_head < sizes.batch * sizes.heads; ++key_head) {
+          if (n >= first_segment(key_head, m)) tasks.push_back({key_head, m, n});
         }
       }
       parallel_tasks(static_cast<int64_t>(tasks.size()), [&](auto next) {
@@ -156,37 +151,37 @@ struct Backward {
 
 // ∂loss/∂log f_l = Σ_{i ≥ l} ∂loss/∂c_i with ∂loss/∂c_t = (sum of dS over row t) − (sum over column t). The row sums are zero in exact
 // arithmetic but not in this one, where they cancel the columns' rounding; both come from the same dS, and are added in float64.
+// No pair reaches across position 0 or across a cut, so there the sum is zero, and is made so.
 template <typename Scalar>
-at::Tensor gate_gradient(const Sizes& sizes, const std::vector<double>& row_sum, const std::vector<double>& column_sum,
-                         const at::Tensor& log_forget) {
-  at::Tensor gradient = at::empty({sizes.batch, sizes.key_length, sizes.query_heads}, log_forget.options());
+at::Tensor gate_gradient(const Sizes& sizes, const GatePrefix& prefix, const std::vector<double>& row_sum,
+                         const std::vector<double>& column_sum, const at::Tensor& log_forget) {
+  at::Tensor gradient = at::empty({sizes.batch, sizes.query_heads, sizes.key_length}, log_forget.options());
   Scalar* data = gradient.mutable_data_ptr<Scalar>();
-  at::parallel_for(0, sizes.batch * sizes.query_heads, 1, [&](int64_t begin, int64_t end) {
+  at::parallel_for(0, sizes.all_heads(), 1, [&](int64_t begin, int64_t end) {
     for (int64_t head = begin; head < end; ++head) {
-      Scalar* out = data + head / sizes.query_heads * sizes.key_length * sizes.query_heads + head % sizes.query_heads;
+      const int64_t keys = head * sizes.key_length, queries = head * sizes.query_length - sizes.offset();
       double sum = 0.0;
       for (int64_t t = sizes.key_length - 1; t >= 0; --t) {
-        sum -= column_sum[head * sizes.key_length + t];
-        if (t >= sizes.offset()) sum += row_sum[head * sizes.query_length + t - sizes.offset()];
-        out[t * sizes.query_heads] = static_cast<Scalar>(sum);
+        sum -= column_sum[keys + t];
+        if (t >= sizes.offset()) sum += row_sum[queries + t];
+        if (t == prefix.first[keys + t]) sum = 0.0;
+        data[keys + t] = static_cast<Scalar>(sum);
       }
     }
   });
-  return gradient;
+  return gradient.transpose(1, 2).contiguous();
 }
 
 // delta from the values, Σ_d ∂o · o.
 template <typename Scalar>
 void row_products(const Sizes& sizes, const at::Tensor& grad_values, const at::Tensor& values, std::vector<Scalar>& delta) {
-  at::parallel_for(0, sizes.batch * sizes.query_heads, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t head = begin; head < end; ++head) {
-      const auto o = head_rows<const Scalar>(values, head / sizes.query_heads, head % sizes.query_heads);
-      const auto d_o = head_rows<const Scalar>(grad_values, head / sizes.query_heads, head % sizes.query_heads);
-      for (int64_t i = 0; i < sizes.query_length; ++i) {
-        Scalar sum = 0;
-        for (int64_t d = 0; d < sizes.value_dim; ++d) sum += o.at(i)[d] * d_o.at(i)[d];
-        delta[head * sizes.query_length + i] = sum;
-      }
+  at::parallel_for(0, static_cast<int64_t>(delta.size()), kSegment, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      const Scalar* o = values.const_data_ptr<Scalar>() + row * sizes.value_dim;
+      const Scalar* d_o = grad_values.const_data_ptr<Scalar>() + row * sizes.value_dim;
+      Scalar sum = 0;
+      for (int64_t d = 0; d < sizes.value_dim; ++d) sum += o[d] * d_o[d];
+      delta[row] = sum;
     }
   });
 }
@@ -198,23 +193,23 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> run_backward(
     double scale) {
   const Sizes sizes(query, key, value);
   const at::ScalarType stored = query.scalar_type(), dtype = accumulation_dtype(stored);
-  const at::Tensor d_o = readable(grad_values, dtype), q = readable(query, dtype), k = readable(key, dtype);
-  const at::Tensor v = readable(value, dtype), normalizer = log_normalizer.transpose(1, 2).contiguous();
-  at::Tensor d_q = at::zeros(query.sizes(), q.options()), d_k = at::zeros(key.sizes(), q.options());
-  at::Tensor d_v = at::zeros(value.sizes(), q.options());
+  const at::Tensor d_o = by_head(grad_values, dtype), q = by_head(query, dtype), k = by_head(key, dtype);
+  const at::Tensor v = by_head(value, dtype), normalizer = log_normalizer.transpose(1, 2).contiguous();
+  at::Tensor d_q = at::zeros_like(q), d_k = at::zeros_like(k), d_v = at::zeros_like(v);
   const at::Tensor first_blocks = boundary.contiguous();
   const GatePrefix prefix = gate_prefix(log_forget);
-  std::vector<Scalar> delta(sizes.batch * sizes.query_heads * sizes.query_length);
-  std::vector<double> row_sum(delta.size()), column_sum(sizes.batch * sizes.query_heads * sizes.key_length);
+  std::vector<Scalar> delta(sizes.all_heads() * sizes.query_length);
+  std::vector<double> row_sum(delta.size()), column_sum(sizes.all_heads() * sizes.key_length);
   const Backward<Scalar> work{sizes, d_o, q, k, v, normalizer, d_q, d_k, d_v, prefix, first_blocks.const_data_ptr<int32_t>(),
                               static_cast<Scalar>(scale), delta, row_sum, column_sum};
   if (stored == dtype) {
-    row_products<Scalar>(sizes, d_o, readable(values, dtype), delta);
+    row_products<Scalar>(sizes, d_o, by_head(values, dtype), delta);
   } else {
     work.recompute_delta();
   }
   work.run();
-  return {d_q.to(stored), d_k.to(stored), d_v.to(stored), gate_gradient<Scalar>(sizes, row_sum, column_sum, log_forget)};
+  return {by_position(d_q, stored), by_position(d_k, stored), by_position(d_v, stored),
+          gate_gradient<Scalar>(sizes, prefix, row_sum, column_sum, log_forget)};
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> backward(

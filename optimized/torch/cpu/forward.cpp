@@ -27,29 +27,28 @@ struct Scratch {
 template <typename Scalar>
 struct Forward {
   Sizes sizes;
-  const at::Tensor &query, &key, &value;  // [B, T, H, D] in Scalar
-  at::Tensor &values, &log_normalizer;    // [B, Tq, Hq, Dv], [B, Tq, Hq]
+  const at::Tensor &query, &key, &value;  // [B, H, T, D] in Scalar
+  at::Tensor &values, &log_normalizer;    // [B, Hq, Tq, Dv], [B, Hq, Tq]
   const GatePrefix& prefix;
-  const at::Tensor& boundary;
+  const int32_t* boundary;  // [B, Hq, tiles]
   Scalar scale;
 
   void run_tile(int64_t head, int64_t tile, Scratch<Scalar>& scratch) const {
-    const int64_t batch = head / sizes.query_heads, query_head = head % sizes.query_heads;
     const int64_t row_begin = tile * kQueryRows, rows = std::min(kQueryRows, sizes.query_length - row_begin);
-    const auto q = head_rows<const Scalar>(query, batch, query_head), k = head_rows<const Scalar>(key, batch, query_head / sizes.group());
-    const auto v = head_rows<const Scalar>(value, batch, query_head / sizes.group());
-    const auto o = head_rows<Scalar>(values, batch, query_head);
+    const int64_t key_head = head / sizes.group(), key_dim = sizes.key_dim, value_dim = sizes.value_dim;
+    const Scalar* q = head_row<const Scalar>(query, head, row_begin);
+    Scalar* o = head_row<Scalar>(values, head, row_begin);
     const double* sum = prefix.sum.data() + head * sizes.key_length;
     const int64_t* first = prefix.first.data() + head * sizes.key_length;
     std::fill_n(scratch.maximum.begin(), rows, -std::numeric_limits<Scalar>::infinity());
     std::fill_n(scratch.sum.begin(), rows, Scalar(0));
 
     // From the diagonal backwards: with a forget gate the largest logits come first, and rescaling is rare afterwards.
-    const int64_t key_begin = boundary.const_data_ptr<int32_t>()[head * sizes.tiles() + tile] * kKeyBlock;
+    const int64_t key_begin = boundary[head * sizes.tiles() + tile] * kKeyBlock;
     for (int64_t end = sizes.offset() + row_begin + rows; end > key_begin;) {
       const int64_t begin = std::max(key_begin, end - kKeyColumns), columns = end - begin;
-      multiply(Transpose::kNo, Transpose::kYes, rows, columns, sizes.key_dim, Scalar(1), q.at(row_begin), q.stride,
-               k.at(begin), k.stride, Scalar(0), scratch.weights.data(), columns);
+      multiply(Transpose::kNo, Transpose::kYes, rows, columns, key_dim, Scalar(1), q, key_dim,
+               head_row<const Scalar>(key, key_head, begin), key_dim, Scalar(0), scratch.weights.data(), columns);
       for (int64_t i = 0; i < rows; i += kFrameRows) {
         const int64_t frame = std::min(kFrameRows, rows - i);
         scratch.biases.fill(sum, first, sizes.offset() + row_begin + i, frame, begin, columns);
@@ -57,26 +56,26 @@ struct Forward {
                                         columns, scratch.maximum.data() + i, scratch.sum.data() + i, scratch.rescale.data() + i});
       }
       for (int64_t i = 0; i < rows; ++i) {
-        if (scratch.rescale[i] == Scalar(1)) continue;
-        Scalar* row = o.at(row_begin + i);
-        for (int64_t d = 0; d < sizes.value_dim; ++d) row[d] *= scratch.rescale[i];
+        if (scratch.rescale[i] != Scalar(1)) scale_row(o + i * value_dim, scratch.rescale[i]);
       }
-      multiply(Transpose::kNo, Transpose::kNo, rows, sizes.value_dim, columns, Scalar(1), scratch.weights.data(), columns,
-               v.at(begin), v.stride, Scalar(1), o.at(row_begin), o.stride);
+      multiply(Transpose::kNo, Transpose::kNo, rows, value_dim, columns, Scalar(1), scratch.weights.data(), columns,
+               head_row<const Scalar>(value, key_head, begin), value_dim, Scalar(1), o, value_dim);
       end = begin;
     }
 
-    const auto normalizer = static_cast<Scalar*>(log_normalizer.data_ptr()) + (batch * sizes.query_length + row_begin) * sizes.query_heads + query_head;
+    Scalar* normalizer = static_cast<Scalar*>(log_normalizer.data_ptr()) + head * sizes.query_length + row_begin;
     for (int64_t i = 0; i < rows; ++i) {
-      normalizer[i * sizes.query_heads] = scratch.maximum[i] + std::log(scratch.sum[i]);
-      const Scalar inverse = Scalar(1) / scratch.sum[i];
-      Scalar* row = o.at(row_begin + i);
-      for (int64_t d = 0; d < sizes.value_dim; ++d) row[d] *= inverse;
+      normalizer[i] = scratch.maximum[i] + std::log(scratch.sum[i]);
+      scale_row(o + i * value_dim, Scalar(1) / scratch.sum[i]);
     }
   }
 
+  void scale_row(Scalar* row, Scalar factor) const {
+    for (int64_t d = 0; d < sizes.value_dim; ++d) row[d] *= factor;
+  }
+
   void run() const {
-    const int64_t tiles = sizes.tiles(), heads = sizes.batch * sizes.query_heads;
+    const int64_t tiles = sizes.tiles(), heads = sizes.all_heads();
     parallel_tasks(heads * tiles, [&](auto next) {
       Scratch<Scalar> scratch;
       // The longest tiles first: the short ones fill the gaps at the end.
@@ -86,12 +85,12 @@ struct Forward {
 };
 
 // Causal pairs inside the blocks that were computed, [B, Hq].
-at::Tensor count_pairs(const Sizes& sizes, const at::Tensor& boundary) {
+at::Tensor count_pairs(const Sizes& sizes, const int32_t* boundary) {
   at::Tensor pairs = at::zeros({sizes.batch, sizes.query_heads}, at::kLong);
   for (int64_t head = 0; head < pairs.numel(); ++head) {
     int64_t& count = pairs.mutable_data_ptr<int64_t>()[head];
     for (int64_t row = 0; row < sizes.query_length; ++row) {
-      count += sizes.offset() + row + 1 - boundary.const_data_ptr<int32_t>()[head * sizes.tiles() + row / kQueryRows] * kKeyBlock;
+      count += sizes.offset() + row + 1 - boundary[head * sizes.tiles() + row / kQueryRows] * kKeyBlock;
     }
   }
   return pairs;
@@ -103,17 +102,19 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> forward(
   check_forward_arguments(query, key, value, log_forget, scale, log_pruning_tolerance, logit_bound);
   const Sizes sizes(query, key, value);
   const at::ScalarType dtype = accumulation_dtype(query.scalar_type());
-  const at::Tensor q = readable(query, dtype), k = readable(key, dtype), v = readable(value, dtype);
+  const at::Tensor q = by_head(query, dtype), k = by_head(key, dtype), v = by_head(value, dtype);
   const GatePrefix prefix = gate_prefix(log_forget);
   const at::Tensor boundary = pruning_boundary(sizes, prefix, q, k, scale, log_pruning_tolerance, logit_bound);
-  at::Tensor values = at::zeros({sizes.batch, sizes.query_length, sizes.query_heads, sizes.value_dim}, q.options());
-  at::Tensor log_normalizer = at::empty({sizes.batch, sizes.query_length, sizes.query_heads}, log_forget.options());
+  const int32_t* first_blocks = boundary.const_data_ptr<int32_t>();
+  at::Tensor values = at::zeros({sizes.batch, sizes.query_heads, sizes.query_length, sizes.value_dim}, q.options());
+  at::Tensor log_normalizer = at::empty({sizes.batch, sizes.query_heads, sizes.query_length}, q.options());
   if (dtype == at::kDouble) {
-    Forward<double>{sizes, q, k, v, values, log_normalizer, prefix, boundary, scale}.run();
+    Forward<double>{sizes, q, k, v, values, log_normalizer, prefix, first_blocks, scale}.run();
   } else {
-    Forward<float>{sizes, q, k, v, values, log_normalizer, prefix, boundary, static_cast<float>(scale)}.run();
+    Forward<float>{sizes, q, k, v, values, log_normalizer, prefix, first_blocks, static_cast<float>(scale)}.run();
   }
-  return {values.to(query.scalar_type()), log_normalizer, count_pairs(sizes, boundary), boundary};
+  return {by_position(values, query.scalar_type()), log_normalizer.transpose(1, 2).contiguous(), count_pairs(sizes, first_blocks),
+          boundary};
 }
 
 }  // namespace

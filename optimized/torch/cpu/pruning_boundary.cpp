@@ -11,9 +11,9 @@
 namespace lethe::cpu {
 namespace {
 
-// max ‖row‖ over the positions, [B, H] in float64.
+// max ‖row‖ over the positions of [B, H, T, D], [B, H] in float64.
 at::Tensor largest_norm(const at::Tensor& rows) {
-  return at::amax(at::linalg_vector_norm(rows, 2.0, {3}, false, at::kDouble), {1});
+  return at::amax(at::linalg_vector_norm(rows, 2.0, {3}, false, at::kDouble), {2});
 }
 
 // U [B, Hq] in float64, contiguous.
@@ -42,7 +42,7 @@ at::Tensor pruning_boundary(const Sizes& sizes, const GatePrefix& prefix, const 
   const at::Tensor bound = resolve_bound(sizes, query, key, scale, logit_bound);
   if (!log_pruning_tolerance) return boundary;
   const double slack = *log_pruning_tolerance - std::log(static_cast<double>(sizes.key_length));
-  for (int64_t head = 0; head < sizes.batch * sizes.query_heads; ++head) {
+  for (int64_t head = 0; head < sizes.all_heads(); ++head) {
     const double threshold = slack - 2.0 * bound.const_data_ptr<double>()[head];
     const double* sum = prefix.sum.data() + head * sizes.key_length;
     const int64_t* first = prefix.first.data() + head * sizes.key_length;

@@ -41,6 +41,7 @@ struct GatePlan {
   int32_t* last_query_block;  ///< [B, Hq, N]  the last query block that visits key block n, or −1
   float* largest_square;      ///< [2, B, Hq]  max ‖q‖², max ‖k‖² where the logits' bound is found from them
   int32_t* next_tile;         ///< [2]  the forward's and the backward's counter of tiles handed out
+  int32_t* repeats;           ///< [1 + B·Hq·M]  tiles that the forward computes a second time, their count first
   char* end;                  ///< where the plan's memory ends
 };
 

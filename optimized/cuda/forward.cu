@@ -1,16 +1,21 @@
 // Forgetting Attention, forward.
 //
-//   x_ij = scale·log₂e·q_i·k_j + b_j,  b_j = −log₂e·(c_j − F);  m_i ≥ max_j x_ij − 8;  l_i = Σ_j 2^(x_ij − m_i)
+//   x_ij = scale·log₂e·q_i·k_j + b_j,  b_j = −log₂e·(c_j − F);  l_i = Σ_j 2^(x_ij − m_i)
 //   o_i = Σ_j 2^(x_ij − m_i) v_j / l_i;  log_normalizer_i = ln 2·(m_i + log₂ l_i) + c_i − F
 //
 // The gate enters as a column term only: along a row c_i is a constant that the softmax divides out. F, the prefix before the tile's
 // first row, keeps every number small; b_j is the plan's float local part plus one number a block, the difference of two doubles.
 //
-// One CTA an SM, three warpgroups. Warpgroup 0: one thread fetches tiles and feeds the copy engine (Q once a tile, K with its bias
-// and V in rings of their own). Warpgroups 1 and 2: 64 query rows each. A thread holds 2 rows × 32 columns of S, its part of O, and
-// P of the previous block as the next product's operand. Key blocks run from the diagonal down to the pruning boundary. Within a
-// warpgroup the exponentials of block n run under P·V of block n+1; between the two, a pair of named barriers makes one's products
-// run under the other's exponentials. The running maximum moves only where a row outgrew it by 2^8, so that O is rarely rescaled.
+// m_i may be any number near the row's maximum: it is found in the first blocks (the diagonal's) and then left alone. A later block
+// whose sum of exponentials comes out above 2^10 moves it, by a power of two, before the weights are rounded. So no clean block pays
+// for a maximum, nor waits for one. Only where a logit jumps by more than 2^117 within one block does the sum overflow; it stays
+// infinite, and the tile is put on a list that a second launch goes through with a maximum per block.
+//
+// One CTA an SM. Warpgroup 0: one thread hands out tiles and feeds the copy engine (Q once a tile, K with its bias and V in rings of
+// their own), up to a tile ahead. The others: 64 query rows each. A thread holds 2 rows × 32 columns of S, its part of O, and P of
+// the previous block as the next product's operand. Key blocks run from the diagonal down to the pruning boundary. Within a
+// warpgroup the exponentials of block n run under P·V of block n+1; among warpgroups, named barriers pass the turn to issue products,
+// so that one's products run under the others' exponentials.
 
 #include <algorithm>
 #include <stdexcept>
@@ -31,8 +36,9 @@ using ptx::RingPosition;
 constexpr float kLog2E = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;
 constexpr int kColumns = 128;  // of a key block
-constexpr int kTileSlots = 2;
-constexpr float kRescaleAbove = 8;  // log₂; 2^8 is far from any 16-bit overflow
+constexpr float kRescaleAbove = 8;         // log₂, where a maximum is followed
+constexpr float kLargestBlockSum = 1024;  // of a thread's 32 exponentials of a row; float16 ends at 65504
+constexpr int kTileSlots = 2;  // the next tile's queries arrive while this one is computed
 
 // Sizes of a kernel. At head dim 64 the exponentials take as long as the products: three warpgroups hide more latency than two.
 template <int kDim>
@@ -54,10 +60,11 @@ struct ForwardParameters {
   float* log_normalizer;
   unsigned long long* visited_pairs;
   int* next_tile;
+  int* repeats;  // their count, then their tiles: where a sum overflowed
 };
 
 struct Tile {
-  int batch, head, row, query;  // query head; row = batch · query_heads + head; first query
+  int batch, head, row, query;  // query head; row = batch · query_heads + head, −1 where no tile is left; first query
   int first, last;              // key blocks, both included
 };
 
@@ -72,24 +79,25 @@ __device__ Tile tile_at(const ForwardParameters& a, int index) {
   tile.query = (a.query_tiles - 1 - within / width) * kRows;
   tile.batch = tile.row / a.query_heads;
   tile.head = tile.row % a.query_heads;
-  const int last_position = min(tile.query + kRows, a.query_length) - 1 + a.key_length - a.query_length;
-  tile.last = last_position / kColumns;
+  tile.first = a.plan.first_key_block[tile.row * a.query_blocks + tile.query / static_cast<int>(kGateBlock)];
+  tile.last = (min(tile.query + kRows, a.query_length) - 1 + a.key_length - a.query_length) / kColumns;
   return tile;
 }
 
 template <int kDim>
 struct alignas(1024) Shared {
   static constexpr int kStages = Sizes<kDim>::kStages, kRows = Sizes<kDim>::kRows;
-  char query[kRows * kDim * 2];
+  char query[kTileSlots][kRows * kDim * 2];
   char output[kRows * kDim * 2];
   char key[kStages][kColumns * kDim * 2];
   char value[kStages][kColumns * kDim * 2];
   float bias[kStages][kColumns];
   float block_bias[kStages];
-  int tile[kTileSlots], first[kTileSlots];
-  uint64_t query_full, query_empty;
+  float row_gate[kRows];  // c_i − F, written and read by one thread
+  Tile tile[kTileSlots];
+  int index[kTileSlots], overflowed[kTileSlots];
+  uint64_t tile_full[kTileSlots], tile_empty[kTileSlots];  // a tile and its queries
   uint64_t key_full[kStages], key_empty[kStages], value_full[kStages], value_empty[kStages];
-  uint64_t tile_full[kTileSlots], tile_empty[kTileSlots];
 };
 
 // Causal pairs of a block: row r of `rows` sees clamp(first_visible + r, 0, 128) columns.
@@ -98,38 +106,33 @@ __device__ long long causal_pairs(int rows, int first_visible) {
   return (full - empty) * first_visible + (full * (full - 1) - empty * (empty - 1)) / 2 + (rows - full) * kColumns;
 }
 
-template <int kDim>
+template <int kDim, bool kRepeat>
 __device__ void produce(const ForwardParameters& a, Shared<kDim>& shared) {
   constexpr int kStages = Sizes<kDim>::kStages, kRows = Sizes<kDim>::kRows;
   const int group = a.query_heads / a.heads, offset = a.key_length - a.query_length;
-  RingPosition at, previous, tile_slot;  // a block's value follows its key one step later, in the same stage of its own ring
-  uint32_t query_parity = 1;
+  RingPosition at, previous, slot;  // a block's value follows its key one step later, in the same stage of its own ring
   const auto load = [&](char* destination, int rows, const CUtensorMap& map, uint64_t* full, int head, int token, int batch) {
 #pragma unroll
     for (int panel = 0; panel < kDim / 64; ++panel)
       ptx::load_tile(destination + panel * rows * 128, &map, full, panel * 64, head, token, batch);
   };
-  int index = blockIdx.x;
-  while (true) {
-    const bool done = index >= a.tiles;
-    ptx::mbarrier_wait_patiently(&shared.tile_empty[tile_slot.index], tile_slot.parity ^ 1);
-    Tile tile;
-    if (!done) {
-      tile = tile_at<kRows>(a, index);
-      tile.first = a.plan.first_key_block[tile.row * a.query_blocks + tile.query / static_cast<int>(kGateBlock)];
-    }
-    shared.tile[tile_slot.index] = done ? -1 : index;
-    shared.first[tile_slot.index] = tile.first;
-    ptx::mbarrier_arrive(&shared.tile_full[tile_slot.index]);
-    tile_slot.advance(kTileSlots);
-    if (done) break;
-    index = gridDim.x + atomicAdd(a.next_tile, 1);
+  const int tiles = kRepeat ? a.repeats[0] : a.tiles;
+  for (int turn = blockIdx.x; turn < tiles;) {
+    const int index = kRepeat ? a.repeats[1 + turn] : turn;
+    const Tile tile = tile_at<kRows>(a, index);
+    turn = gridDim.x + (kRepeat ? turn : atomicAdd(a.next_tile, 1));
+    ptx::mbarrier_wait_patiently(&shared.tile_empty[slot.index], slot.parity ^ 1);
+    shared.tile[slot.index] = tile;
+    shared.index[slot.index] = index;
+    shared.overflowed[slot.index] = false;
+    ptx::mbarrier_arrive_expect(&shared.tile_full[slot.index], kRows * kDim * 2);
+    load(shared.query[slot.index], kRows, a.query, &shared.tile_full[slot.index], tile.head, tile.query, tile.batch);
+    slot.advance(kTileSlots);
 
     const int64_t tokens = static_cast<int64_t>(tile.row) * a.key_blocks * kColumns;
     const double* base = a.plan.base + static_cast<int64_t>(tile.row) * (a.key_blocks + 1);
     const double frame = base[(tile.query + offset) / kColumns];
-    const int key_head = tile.head / group;
-    const int rows = min(kRows, a.query_length - tile.query);
+    const int key_head = tile.head / group, rows = min(kRows, a.query_length - tile.query);
     long long pairs = 0;
     const auto load_value = [&](int block) {
       ptx::mbarrier_wait_patiently(&shared.value_empty[previous.index], previous.parity ^ 1);
@@ -138,93 +141,127 @@ __device__ void produce(const ForwardParameters& a, Shared<kDim>& shared) {
     };
 #pragma unroll 1
     for (int block = tile.last; block >= tile.first; --block) {
+      const float block_bias = static_cast<float>((frame - base[block]) * static_cast<double>(kLog2E));
       ptx::mbarrier_wait_patiently(&shared.key_empty[at.index], at.parity ^ 1);
-      shared.block_bias[at.index] = static_cast<float>((frame - base[block]) * static_cast<double>(kLog2E));
+      shared.block_bias[at.index] = block_bias;
       uint64_t* full = &shared.key_full[at.index];
       ptx::mbarrier_arrive_expect(full, kColumns * kDim * 2 + kColumns * 4);
       load(shared.key[at.index], kColumns, a.key, full, key_head, block * kColumns, tile.batch);
       ptx::load_run(shared.bias[at.index], a.plan.bias + tokens + block * kColumns, kColumns * 4, full);
-      if (block == tile.last) {
-        ptx::mbarrier_wait_patiently(&shared.query_empty, query_parity);
-        query_parity ^= 1;
-        ptx::mbarrier_arrive_expect(&shared.query_full, kRows * kDim * 2);
-        load(shared.query, kRows, a.query, &shared.query_full, tile.head, tile.query, tile.batch);
-      } else {
-        load_value(block + 1);
-      }
+      if (block < tile.last) load_value(block + 1);
       previous = at;
       at.advance(kStages);
       pairs += causal_pairs(rows, tile.query + offset - block * kColumns + 1);
     }
     load_value(tile.first);
-    atomicAdd(a.visited_pairs + tile.row, static_cast<unsigned long long>(pairs));
+    if (!kRepeat) atomicAdd(a.visited_pairs + tile.row, static_cast<unsigned long long>(pairs));
   }
+  ptx::mbarrier_wait_patiently(&shared.tile_empty[slot.index], slot.parity ^ 1);
+  shared.tile[slot.index].row = -1;
+  ptx::mbarrier_arrive(&shared.tile_full[slot.index]);
 }
 
 // What a thread knows of its two rows, and its part of S, P and O.
 template <int kDim>
 struct Rows {
-  float scores[64];
+  float x[64];           // a block's logits in log₂, then their exponentials
   float output[kDim / 2];
-  uint32_t weights[32];
-  float maximum[2], sum[2];
+  uint32_t weights[32];  // the exponentials, rounded
+  float maximum[2], sum[2], shrink[2];
   int position[2], first_visible[2];  // of the row among the keys; first key after the last cut
 };
 
-// Two rows' S → 2^(x − m): adds the bias, masks, moves the maximum where it must. Returns whether O has to shrink, by `shrink`.
-template <bool kMasked, bool kFirst, int kDim, typename Bias>
-__device__ bool exponentiate(Rows<kDim>& rows, float scale, const Bias& bias, float block_bias, int first_column, float (&shrink)[2]) {
-  float (&x)[64] = rows.scores;
-  const int lane_column = threadIdx.x % 4 * 2;
+// S → x without its block's bias.
+template <int kDim, typename Bias>
+__device__ void add_bias(Rows<kDim>& rows, float scale, const Bias& bias) {
 #pragma unroll
   for (int j = 0; j < 16; ++j) {
     const float2 b = bias(j);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      x[4 * j + 2 * h] = fmaf(x[4 * j + 2 * h], scale, b.x);
-      x[4 * j + 2 * h + 1] = fmaf(x[4 * j + 2 * h + 1], scale, b.y);
+      rows.x[4 * j + 2 * h] = fmaf(rows.x[4 * j + 2 * h], scale, b.x);
+      rows.x[4 * j + 2 * h + 1] = fmaf(rows.x[4 * j + 2 * h + 1], scale, b.y);
     }
   }
-  if constexpr (kMasked) {
-#pragma unroll
-    for (int i = 0; i < 64; ++i) {
-      const int column = first_column + i / 4 * 8 + lane_column + i % 2, h = i / 2 % 2;
-      if (column > rows.position[h] || column < rows.first_visible[h]) x[i] = -INFINITY;
-    }
-  }
-  float start[2];
-  bool grew = false;
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    float largest = fmaxf(x[2 * h], x[2 * h + 1]);
-#pragma unroll
-    for (int j = 1; j < 16; ++j) largest = fmaxf(largest, fmaxf(x[4 * j + 2 * h], x[4 * j + 2 * h + 1]));
-    largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
-    largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2)) + block_bias;
-    if constexpr (kFirst) {
-      rows.maximum[h] = largest;
-      rows.sum[h] = 0;
-    } else {
-      const float maximum = largest > rows.maximum[h] + kRescaleAbove ? largest : rows.maximum[h];
-      grew |= maximum != rows.maximum[h];
-      shrink[h] = kMasked && maximum == -INFINITY ? 1 : ptx::exp2_approximate(rows.maximum[h] - maximum);
-      rows.sum[h] *= shrink[h];
-      rows.maximum[h] = maximum;
-    }
-    start[h] = kMasked && rows.maximum[h] == -INFINITY ? 0 : block_bias - rows.maximum[h];  // a row may see nothing yet
-  }
+}
+
+template <int kDim>
+__device__ void mask(Rows<kDim>& rows, int first_column) {
 #pragma unroll
   for (int i = 0; i < 64; ++i) {
-    x[i] = ptx::exp2_approximate(x[i] + start[i / 2 % 2]);
-    rows.sum[i / 2 % 2] += x[i];
+    const int column = first_column + i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2, h = i / 2 % 2;
+    if (column > rows.position[h] || column < rows.first_visible[h]) rows.x[i] = -INFINITY;
   }
-  return !kFirst && __any_sync(~0u, grew);
+}
+
+__device__ float largest_of_four(float value) {  // lanes of one row
+  value = fmaxf(value, __shfl_xor_sync(~0u, value, 1));
+  return fmaxf(value, __shfl_xor_sync(~0u, value, 2));
+}
+__device__ float sum_of_four(float value) {
+  value += __shfl_xor_sync(~0u, value, 1);
+  return value + __shfl_xor_sync(~0u, value, 2);
+}
+
+// Moves m where the block's maximum is above it by more than kRescaleAbove, and the sum with it. Returns whether a row moved.
+template <int kDim>
+__device__ bool follow_maximum(Rows<kDim>& rows, float block_bias) {
+  bool moved = false;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    float largest = fmaxf(rows.x[2 * h], rows.x[2 * h + 1]);
+#pragma unroll
+    for (int j = 1; j < 16; ++j) largest = fmaxf(largest, fmaxf(rows.x[4 * j + 2 * h], rows.x[4 * j + 2 * h + 1]));
+    largest = largest_of_four(largest) + block_bias;
+    const float maximum = largest > rows.maximum[h] + kRescaleAbove ? largest : rows.maximum[h];
+    moved |= maximum != rows.maximum[h];
+    rows.shrink[h] = maximum == -INFINITY ? 1 : ptx::exp2_approximate(rows.maximum[h] - maximum);  // a row may see nothing yet
+    rows.sum[h] *= rows.shrink[h];
+    rows.maximum[h] = maximum;
+  }
+  return moved;
+}
+
+// x → 2^(x − m). Returns whether a sum of this block came out too large.
+template <int kDim>
+__device__ bool exponentiate(Rows<kDim>& rows, float block_bias) {
+  float start[2], block_sum[2] = {0, 0};
+#pragma unroll
+  for (int h = 0; h < 2; ++h) start[h] = rows.maximum[h] == -INFINITY ? 0 : block_bias - rows.maximum[h];
+#pragma unroll
+  for (int i = 0; i < 64; ++i) {
+    rows.x[i] = ptx::exp2_approximate(rows.x[i] + start[i / 2 % 2]);
+    block_sum[i / 2 % 2] += rows.x[i];
+  }
+#pragma unroll
+  for (int h = 0; h < 2; ++h) rows.sum[h] += block_sum[h];
+  return fmaxf(block_sum[0], block_sum[1]) > kLargestBlockSum;
+}
+
+// Moves m after the fact, by the power of two that a row's largest exponential stands at.
+template <int kDim>
+__device__ void tame(Rows<kDim>& rows) {
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    float largest = 1;
+#pragma unroll
+    for (int j = 0; j < 16; ++j) largest = fmaxf(largest, fmaxf(rows.x[4 * j + 2 * h], rows.x[4 * j + 2 * h + 1]));
+    const float exponent = floorf(ptx::log2_approximate(largest_of_four(largest)));
+    rows.shrink[h] = ptx::exp2_approximate(-exponent);
+    rows.maximum[h] += exponent;
+    rows.sum[h] *= rows.shrink[h];
+#pragma unroll
+    for (int j = 0; j < 16; ++j) {
+      rows.x[4 * j + 2 * h] *= rows.shrink[h];
+      rows.x[4 * j + 2 * h + 1] *= rows.shrink[h];
+    }
+  }
 }
 
 template <typename Element, int kDim>
 __device__ void pack_weights(Rows<kDim>& rows) {
 #pragma unroll
-  for (int i = 0; i < 32; ++i) rows.weights[i] = ptx::pack<Element>(rows.scores[2 * i], rows.scores[2 * i + 1]);
+  for (int i = 0; i < 32; ++i) rows.weights[i] = ptx::pack<Element>(rows.x[2 * i], rows.x[2 * i + 1]);
 }
 
 template <typename Element, int kDim>
@@ -232,7 +269,7 @@ __device__ void issue_scores(Rows<kDim>& rows, uint64_t query, uint64_t key) {
 #pragma unroll
   for (int step = 0; step < kDim / 16; ++step) {
     const int panel = step / 4, within = step % 4 * (32 >> 4);
-    ptx::wgmma<Major::kK, Major::kK>(Element{}, rows.scores, query + panel * (Sizes<kDim>::kRows * 128 >> 4) + within,
+    ptx::wgmma<Major::kK, Major::kK>(Element{}, rows.x, query + panel * (Sizes<kDim>::kRows * 128 >> 4) + within,
                                      key + panel * (kColumns * 128 >> 4) + within, step > 0);
   }
   ptx::wgmma_commit();
@@ -247,15 +284,16 @@ __device__ void issue_output(Rows<kDim>& rows, uint64_t value, bool accumulate) 
   ptx::wgmma_commit();
 }
 
-template <typename Element, int kDim>
+template <typename Element, int kDim, bool kRepeat>
 __device__ void consume(const ForwardParameters& a, Shared<kDim>& shared) {
   constexpr int kStages = Sizes<kDim>::kStages, kRows = Sizes<kDim>::kRows, kWarpgroups = Sizes<kDim>::kWarpgroups;
   const int warpgroup = ptx::uniform(threadIdx.x / 128) - 1, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
   const int offset = a.key_length - a.query_length;
-  const uint64_t query_operand = ptx::operand_descriptor(shared.query + warpgroup * 64 * 128, 0);
+  const auto query_operand = [&](uint32_t slot) { return ptx::operand_descriptor(shared.query[slot] + warpgroup * 64 * 128, 0); };
   const auto key_operand = [&](uint32_t stage) { return ptx::operand_descriptor(shared.key[stage], 0); };
   const auto value_operand = [&](uint32_t stage) { return ptx::operand_descriptor(shared.value[stage], kColumns * 128); };
   const uint32_t bias_address = ptx::shared_address(shared.bias[0]) + lane % 4 * 8;
+  const uint32_t block_bias_address = ptx::shared_address(shared.block_bias);
   const auto load_bias = [&](uint32_t stage, int j) { return ptx::load_pair(bias_address + stage * kColumns * 4 + j * 32); };
   const auto release = [&](uint64_t* barrier) {  // one arrival a warp, once all its lanes are through
     __syncwarp();
@@ -267,39 +305,49 @@ __device__ void consume(const ForwardParameters& a, Shared<kDim>& shared) {
   if (warpgroup == kWarpgroups - 1) ptx::named_barrier_arrive(next_turn, 256);
 
   Rows<kDim> rows;
-  RingPosition at, previous, tile_slot;  // of a block's key; of the block before it, whose value comes now
-  uint32_t query_parity = 0;
+  RingPosition at, previous, slot;  // of a block's key; of the block before it, whose value comes now; of the tile
   while (true) {
-    ptx::mbarrier_wait(&shared.tile_full[tile_slot.index], tile_slot.parity);
-    const int index = ptx::uniform(shared.tile[tile_slot.index]), first = ptx::uniform(shared.first[tile_slot.index]);
-    release(&shared.tile_empty[tile_slot.index]);
-    tile_slot.advance(kTileSlots);
-    if (index < 0) break;
-    const Tile tile = tile_at<kRows>(a, index);
+    ptx::mbarrier_wait(&shared.tile_full[slot.index], slot.parity);
+    const Tile& next = shared.tile[slot.index];
+    const Tile tile{next.batch, next.head, ptx::uniform(next.row), ptx::uniform(next.query), ptx::uniform(next.first), ptx::uniform(next.last)};
+    if (tile.row < 0) break;
     const int64_t tokens = static_cast<int64_t>(tile.row) * a.key_blocks * kColumns;
     const int64_t blocks = static_cast<int64_t>(tile.row) * (a.key_blocks + 1);
     const auto visible_from = [&](int position) {
       return max(a.plan.cut_before[tokens + position], a.plan.block_cut_before[blocks + position / kColumns]);
     };
     const int last_position = min(tile.query + kRows, a.query_length) - 1 + offset;
+    const int tile_row = warpgroup * 64 + warp * 16 + lane / 4;  // the thread's first row of the tile; its second is 8 further
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      rows.position[h] = tile.query + warpgroup * 64 + warp * 16 + lane / 4 + 8 * h + offset;
-      rows.first_visible[h] = visible_from(min(rows.position[h], last_position));
+      rows.position[h] = tile.query + tile_row + 8 * h + offset;
+      const int position = min(rows.position[h], last_position);
+      rows.first_visible[h] = visible_from(position);
+      if (lane % 4 == 0) {
+        const double* base = a.plan.base + blocks;
+        const double between = base[position / kColumns] - base[(tile.query + offset) / kColumns];
+        shared.row_gate[tile_row + 8 * h] = static_cast<float>(between) - kLn2 * a.plan.bias[tokens + position];
+      }
     }
     // Blocks above `unmasked` hold the diagonal, blocks below `cut_block` reach behind a cut.
     const int unmasked = (tile.query + offset + 1) / kColumns - 1;
     const int cut_block = ptx::uniform((visible_from(last_position) + kColumns - 1) / kColumns);
-    float shrink[2];
 
-    ptx::mbarrier_wait(&shared.query_full, query_parity);
-    query_parity ^= 1;
     ptx::mbarrier_wait(&shared.key_full[at.index], at.parity);
     ptx::wgmma_fence();
-    issue_scores<Element>(rows, query_operand, key_operand(at.index));
+    issue_scores<Element>(rows, query_operand(slot.index), key_operand(at.index));
     ptx::wgmma_wait<0>();
-    ptx::pin(rows.scores);
-    exponentiate<true, true>(rows, a.scale_log2, [&](int j) { return load_bias(at.index, j); }, shared.block_bias[at.index], tile.last * kColumns, shrink);
+    ptx::pin(rows.x);
+    const float first_bias = ptx::load_float(block_bias_address + at.index * 4);
+    add_bias(rows, a.scale_log2, [&](int j) { return load_bias(at.index, j); });
+    mask(rows, tile.last * kColumns);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      rows.maximum[h] = -INFINITY;
+      rows.sum[h] = 0;
+    }
+    follow_maximum(rows, first_bias);
+    exponentiate(rows, first_bias);
     release(&shared.key_empty[at.index]);
     previous = at;
     at.advance(kStages);
@@ -310,37 +358,45 @@ __device__ void consume(const ForwardParameters& a, Shared<kDim>& shared) {
     const auto step = [&]<bool kMasked>() {
       ptx::mbarrier_wait(&shared.key_full[at.index], at.parity);
       ptx::mbarrier_wait(&shared.value_full[previous.index], previous.parity);
+      const uint32_t stage = ptx::uniform(at.index), value_stage = ptx::uniform(previous.index), query_slot = ptx::uniform(slot.index);
       ptx::named_barrier_sync(my_turn, 256);
-      ptx::pin(rows.scores);
+      ptx::pin(rows.x);
       ptx::pin(rows.output);
       ptx::pin(rows.weights);
       ptx::wgmma_fence();
-      issue_scores<Element>(rows, query_operand, key_operand(at.index));
-      issue_output<Element>(rows, value_operand(previous.index), accumulate);
+      issue_scores<Element>(rows, query_operand(query_slot), key_operand(stage));
+      issue_output<Element>(rows, value_operand(value_stage), accumulate);
       ptx::named_barrier_arrive(next_turn, 256);
       [[maybe_unused]] float2 bias[16];
       if constexpr (Sizes<kDim>::kBiasAhead) {
 #pragma unroll
-        for (int j = 0; j < 16; ++j) bias[j] = load_bias(at.index, j);
+        for (int j = 0; j < 16; ++j) bias[j] = load_bias(stage, j);
       }
-      const float block_bias = shared.block_bias[at.index];
-      ptx::wgmma_wait<1>();
-      ptx::pin(rows.scores);
       const auto bias_of = [&](int j) {
         if constexpr (Sizes<kDim>::kBiasAhead) return bias[j];
-        else return load_bias(at.index, j);
+        else return load_bias(stage, j);
       };
-      const bool grew = exponentiate<kMasked, false>(rows, a.scale_log2, bias_of, block_bias, block * kColumns, shrink);
+      const float block_bias = ptx::load_float(block_bias_address + stage * 4);
+      ptx::wgmma_wait<1>();
+      ptx::pin(rows.x);
+      add_bias(rows, a.scale_log2, bias_of);
+      if constexpr (kMasked) mask(rows, block * kColumns);
+      constexpr bool kFollow = kMasked || kRepeat;
+      bool moves = false;
+      if constexpr (kFollow) moves = follow_maximum(rows, block_bias);
+      const bool too_large = exponentiate(rows, block_bias);
+      moves = __any_sync(~0u, kFollow ? moves : too_large);
       // Released under a condition that needs every exponential and always holds: so the compiler can't sink them below the wait.
       __syncwarp();
-      if (lane == 0 && !(rows.sum[0] + rows.sum[1] < 0)) ptx::mbarrier_arrive(&shared.key_empty[at.index]);
+      if (lane == 0 && !(rows.sum[0] + rows.sum[1] < 0)) ptx::mbarrier_arrive(&shared.key_empty[stage]);
       ptx::wgmma_wait<0>();
       ptx::pin(rows.output);
       ptx::pin(rows.weights);
-      release(&shared.value_empty[previous.index]);
-      if (grew) {
+      release(&shared.value_empty[value_stage]);
+      if (moves) {
+        if constexpr (!kFollow) tame(rows);
 #pragma unroll
-        for (int i = 0; i < kDim / 2; ++i) rows.output[i] *= shrink[i / 2 % 2];
+        for (int i = 0; i < kDim / 2; ++i) rows.output[i] *= rows.shrink[i / 2 % 2];
       }
       pack_weights<Element>(rows);
       accumulate = true;
@@ -350,13 +406,17 @@ __device__ void consume(const ForwardParameters& a, Shared<kDim>& shared) {
     };
     // First the diagonal's blocks and the clean ones down to the last cut; then, masked again, whatever lies behind it.
 #pragma unroll 1
-    for (const int masked_down_to : {max(first, unmasked + 1), first}) {
+    for (const int masked_down_to : {max(tile.first, unmasked + 1), tile.first}) {
 #pragma unroll 1
       while (block >= masked_down_to) step.template operator()<true>();
 #pragma unroll 1
-      while (block >= max(first, cut_block)) step.template operator()<false>();
+      while (block >= max(tile.first, cut_block)) step.template operator()<false>();
     }
-    release(&shared.query_empty);
+    if (!kRepeat && __any_sync(~0u, !(rows.sum[0] + rows.sum[1] < INFINITY)) && lane == 0 &&
+        atomicExch(&shared.overflowed[slot.index], true) == false)
+      a.repeats[1 + atomicAdd(a.repeats, 1)] = shared.index[slot.index];
+    release(&shared.tile_empty[slot.index]);
+    slot.advance(kTileSlots);
 
     ptx::mbarrier_wait(&shared.value_full[previous.index], previous.parity);
     ptx::pin(rows.output);
@@ -367,22 +427,15 @@ __device__ void consume(const ForwardParameters& a, Shared<kDim>& shared) {
     ptx::pin(rows.output);
     release(&shared.value_empty[previous.index]);
 
-    const double* base = a.plan.base + blocks;
-    const double frame = base[(tile.query + offset) / kColumns];
     float inverse[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      float sum = rows.sum[h];
-      sum += __shfl_xor_sync(~0u, sum, 1);
-      sum += __shfl_xor_sync(~0u, sum, 2);
+      const float sum = sum_of_four(rows.sum[h]);
       inverse[h] = 1 / sum;
-      const int position = rows.position[h];
-      if (lane % 4 == 0 && position <= last_position) {
-        const double c = base[position / kColumns] - frame - static_cast<double>(a.plan.bias[tokens + position] * kLn2);
-        const int64_t token = static_cast<int64_t>(tile.batch) * a.query_length + position - offset;
-        a.log_normalizer[token * a.query_heads + tile.head] =
-            kLn2 * (rows.maximum[h] + ptx::log2_approximate(sum)) + static_cast<float>(c);
-      }
+      const int query = tile.query + tile_row + 8 * h;
+      if (lane % 4 == 0 && query < a.query_length)
+        a.log_normalizer[(static_cast<int64_t>(tile.batch) * a.query_length + query) * a.query_heads + tile.head] =
+            kLn2 * (rows.maximum[h] + ptx::log2_approximate(sum)) + shared.row_gate[tile_row + 8 * h];
     }
     if (threadIdx.x % 128 == 0) ptx::bulk_wait_read<0>();  // the previous tile's store has left the buffer
     ptx::named_barrier_sync(kStores + warpgroup, 128);
@@ -410,16 +463,15 @@ __device__ void consume(const ForwardParameters& a, Shared<kDim>& shared) {
   if (threadIdx.x % 128 == 0) ptx::bulk_wait<0>();
 }
 
-template <typename Element, int kDim>
+template <typename Element, int kDim, bool kRepeat>
 __global__ void __launch_bounds__(Sizes<kDim>::kThreads, 1) forward(const __grid_constant__ ForwardParameters a) {
+  if (kRepeat && blockIdx.x >= a.repeats[0]) return;
   extern __shared__ char memory[];
   auto& shared = *reinterpret_cast<Shared<kDim>*>((reinterpret_cast<uintptr_t>(memory) + 1023) / 1024 * 1024);
   using Size = Sizes<kDim>;
   constexpr int kConsumerWarps = Size::kWarpgroups * 4;
   if (threadIdx.x == 0) {
     for (const CUtensorMap* map : {&a.query, &a.key, &a.value, &a.output}) ptx::prefetch_tensor_map(map);
-    ptx::mbarrier_init(&shared.query_full, 1);
-    ptx::mbarrier_init(&shared.query_empty, kConsumerWarps);
     for (int stage = 0; stage < Size::kStages; ++stage) {
       ptx::mbarrier_init(&shared.key_full[stage], 1);
       ptx::mbarrier_init(&shared.key_empty[stage], kConsumerWarps);
@@ -435,18 +487,20 @@ __global__ void __launch_bounds__(Sizes<kDim>::kThreads, 1) forward(const __grid
   __syncthreads();
   if (threadIdx.x < 128) {
     ptx::registers_shrink<Size::kProducerRegisters>();
-    if (threadIdx.x == 0) produce(a, shared);
+    if (threadIdx.x == 0) produce<kDim, kRepeat>(a, shared);
   } else {
     ptx::registers_grow<Size::kConsumerRegisters>();
-    consume<Element>(a, shared);
+    consume<Element, kDim, kRepeat>(a, shared);
   }
 }
 
 template <typename Element, int kDim>
 void launch(const ForwardParameters& parameters, int grid, cudaStream_t stream) {
   constexpr int kBytes = sizeof(Shared<kDim>) + 1024;
-  cuda_check(cudaFuncSetAttribute(forward<Element, kDim>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes), "forward");
-  forward<Element, kDim><<<grid, Sizes<kDim>::kThreads, kBytes, stream>>>(parameters);
+  for (auto* kernel : {forward<Element, kDim, false>, forward<Element, kDim, true>}) {
+    cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes), "forward");
+    kernel<<<grid, Sizes<kDim>::kThreads, kBytes, stream>>>(parameters);
+  }
 }
 
 }  // namespace
@@ -485,8 +539,10 @@ void launch_forward(const ForwardArguments& arguments) {
   p.log_normalizer = arguments.log_normalizer;
   p.visited_pairs = reinterpret_cast<unsigned long long*>(arguments.visited_pairs);
   p.next_tile = arguments.plan.next_tile;
+  p.repeats = arguments.plan.repeats;
   cuda_check(cudaMemsetAsync(arguments.visited_pairs, 0, rows * sizeof(int64_t), arguments.stream), "forward");
   cuda_check(cudaMemsetAsync(p.next_tile, 0, sizeof(int), arguments.stream), "forward");
+  cuda_check(cudaMemsetAsync(p.repeats, 0, sizeof(int), arguments.stream), "forward");
   const int grid = std::min(p.tiles, multiprocessors);
   const bool bfloat16 = arguments.dtype == Dtype::kBFloat16;
   if (s.key_dim == 64) (bfloat16 ? launch<__nv_bfloat16, 64> : launch<__half, 64>)(p, grid, arguments.stream);

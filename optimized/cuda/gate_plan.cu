@@ -240,6 +240,7 @@ GatePlan gate_plan_in(void* memory, const Shape& shape) {
   take(plan.last_query_block, rows * keys);
   take(plan.largest_square, 2 * rows);
   take(plan.next_tile, 2);
+  take(plan.repeats, 1 + rows * queries);
   take(plan.end, 0);
   return plan;
 }

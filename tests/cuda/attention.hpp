@@ -22,6 +22,7 @@ struct ForwardResult {
   std::vector<double> log_normalizer;  ///< [B, Tq, Hq]
   std::vector<int64_t> visited_pairs;  ///< [B, Hq]
   std::vector<int32_t> first_key_block, last_query_block;
+  int32_t repeated_tiles;  ///< that were computed a second time, since an exponential overflowed
 };
 
 /// The problem on the device, with the plan and everything the launchers read.
@@ -62,6 +63,7 @@ class DeviceProblem {
     const auto blocks = [](int64_t length) { return (length + kGateBlock - 1) / kGateBlock; };
     result.first_key_block = download(plan_.first_key_block, rows * blocks(s.query_length));
     result.last_query_block = download(plan_.last_query_block, rows * blocks(s.key_length));
+    result.repeated_tiles = download(plan_.repeats, 1).front();
     return result;
   }
 

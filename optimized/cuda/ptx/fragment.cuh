@@ -83,6 +83,13 @@ __device__ inline void load_matrices_transposed(uint32_t address, uint32_t& r0, 
                : "memory");
 }
 
+/// A float of shared memory.
+__device__ inline float load_float(uint32_t address) {
+  float number;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(number) : "r"(address) : "memory");
+  return number;
+}
+
 /// Two neighbouring floats of shared memory.
 __device__ inline float2 load_pair(uint32_t address) {
   float2 pair;

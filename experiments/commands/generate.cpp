@@ -1,4 +1,4 @@
-#include <torch/torch.h>
+#include <ATen/CPUGeneratorImpl.h>
 
 #include <iostream>
 #include <memory>

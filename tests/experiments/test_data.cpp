@@ -1,7 +1,6 @@
 // Datasets as C++ reads them: shards written by the tokenizer, checked, cut into batches, decoded.
 
 #include <gtest/gtest.h>
-#include <torch/torch.h>
 
 #include <algorithm>
 #include <fstream>

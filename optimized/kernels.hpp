@@ -60,6 +60,7 @@ struct GatePlanArguments {
   int64_t gate_batch_stride, gate_token_stride, gate_head_stride;
   double log_pruning_tolerance;    ///< log ε ≤ 0; −inf prunes nothing
   const float* logit_bound;        ///< [B, Hq], U ≥ max |scale·q·k|; null: from the largest norms
+  bool boundary_given;             ///< plan.first_key_block is filled already: nothing is pruned anew
   GatePlan plan;
   cudaStream_t stream;
 };

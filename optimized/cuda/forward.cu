@@ -6,10 +6,10 @@
 // The gate enters as a column term only: along a row c_i is a constant that the softmax divides out. F, the prefix before the tile's
 // first row, keeps every number small; b_j is the plan's float local part plus one number a block, the difference of two doubles.
 //
-// m_i may be any number near the row's maximum: it is found in the first blocks (the diagonal's) and then left alone. A later block
-// whose sum of exponentials comes out above 2^10 moves it, by a power of two, before the weights are rounded. So no clean block pays
-// for a maximum, nor waits for one. Only where a logit jumps by more than 2^117 within one block does the sum overflow; it stays
-// infinite, and the tile is put on a list that a second launch goes through with a maximum per block.
+// m_i may be any number near the row's maximum: it is found in the first blocks (the diagonal's) and then left alone, so that no
+// clean block pays for a maximum or waits for one. Where later logits outgrow it so far that a weight might leave its 16-bit format
+// (2^120 in bfloat16, 2^23 in float16), the row's sum shows it: the tile goes on a list, and a second launch computes it again with a
+// maximum per block.
 //
 // One CTA an SM. Warpgroup 0: one thread hands out tiles and feeds the copy engine (Q once a tile, K with its bias and V in rings of
 // their own), up to a tile ahead. The others: 64 query rows each. A thread holds 2 rows × 32 columns of S, its part of O, and P of
@@ -36,9 +36,18 @@ using ptx::RingPosition;
 constexpr float kLog2E = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;
 constexpr int kColumns = 128;  // of a key block
-constexpr float kRescaleAbove = 8;         // log₂, where a maximum is followed
-constexpr float kLargestBlockSum = 1024;  // of a thread's 32 exponentials of a row; float16 ends at 65504
+constexpr float kRescaleAbove = 8;  // log₂, where the maximum is followed
 constexpr int kTileSlots = 2;  // the next tile's queries arrive while this one is computed
+
+// How far above the largest logit found m is set (log₂), and the sum of a thread's weights that none of them may reach.
+template <typename Element>
+constexpr float kHeadroom = 0;
+template <>
+constexpr float kHeadroom<__half> = 8;
+template <typename Element>
+constexpr float kLargestSum = 0x1p120f;
+template <>
+constexpr float kLargestSum<__half> = 0x1p15f;
 
 // Sizes of a kernel. At head dim 64 the exponentials take as long as the products: three warpgroups hide more latency than two.
 template <int kDim>
@@ -194,7 +203,8 @@ __device__ void mask(Rows<kDim>& rows, int first_column) {
   }
 }
 
-__device__ float largest_of_four(float value) {  // lanes of one row
+// Over the four lanes that share a row.
+__device__ float largest_of_four(float value) {
   value = fmaxf(value, __shfl_xor_sync(~0u, value, 1));
   return fmaxf(value, __shfl_xor_sync(~0u, value, 2));
 }
@@ -203,8 +213,8 @@ __device__ float sum_of_four(float value) {
   return value + __shfl_xor_sync(~0u, value, 2);
 }
 
-// Moves m where the block's maximum is above it by more than kRescaleAbove, and the sum with it. Returns whether a row moved.
-template <int kDim>
+// Moves m where the block's maximum is above it by more than kRescaleAbove, and the sum with it. Returns whether a row of the warp moved.
+template <typename Element, int kDim>
 __device__ bool follow_maximum(Rows<kDim>& rows, float block_bias) {
   bool moved = false;
 #pragma unroll
@@ -212,49 +222,26 @@ __device__ bool follow_maximum(Rows<kDim>& rows, float block_bias) {
     float largest = fmaxf(rows.x[2 * h], rows.x[2 * h + 1]);
 #pragma unroll
     for (int j = 1; j < 16; ++j) largest = fmaxf(largest, fmaxf(rows.x[4 * j + 2 * h], rows.x[4 * j + 2 * h + 1]));
-    largest = largest_of_four(largest) + block_bias;
+    largest = largest_of_four(largest) + block_bias + kHeadroom<Element>;
     const float maximum = largest > rows.maximum[h] + kRescaleAbove ? largest : rows.maximum[h];
     moved |= maximum != rows.maximum[h];
     rows.shrink[h] = maximum == -INFINITY ? 1 : ptx::exp2_approximate(rows.maximum[h] - maximum);  // a row may see nothing yet
     rows.sum[h] *= rows.shrink[h];
     rows.maximum[h] = maximum;
   }
-  return moved;
+  return __any_sync(~0u, moved);
 }
 
-// x → 2^(x − m). Returns whether a sum of this block came out too large.
+// x → 2^(x − m)
 template <int kDim>
-__device__ bool exponentiate(Rows<kDim>& rows, float block_bias) {
-  float start[2], block_sum[2] = {0, 0};
+__device__ void exponentiate(Rows<kDim>& rows, float block_bias) {
+  float start[2];
 #pragma unroll
   for (int h = 0; h < 2; ++h) start[h] = rows.maximum[h] == -INFINITY ? 0 : block_bias - rows.maximum[h];
 #pragma unroll
   for (int i = 0; i < 64; ++i) {
     rows.x[i] = ptx::exp2_approximate(rows.x[i] + start[i / 2 % 2]);
-    block_sum[i / 2 % 2] += rows.x[i];
-  }
-#pragma unroll
-  for (int h = 0; h < 2; ++h) rows.sum[h] += block_sum[h];
-  return fmaxf(block_sum[0], block_sum[1]) > kLargestBlockSum;
-}
-
-// Moves m after the fact, by the power of two that a row's largest exponential stands at.
-template <int kDim>
-__device__ void tame(Rows<kDim>& rows) {
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    float largest = 1;
-#pragma unroll
-    for (int j = 0; j < 16; ++j) largest = fmaxf(largest, fmaxf(rows.x[4 * j + 2 * h], rows.x[4 * j + 2 * h + 1]));
-    const float exponent = floorf(ptx::log2_approximate(largest_of_four(largest)));
-    rows.shrink[h] = ptx::exp2_approximate(-exponent);
-    rows.maximum[h] += exponent;
-    rows.sum[h] *= rows.shrink[h];
-#pragma unroll
-    for (int j = 0; j < 16; ++j) {
-      rows.x[4 * j + 2 * h] *= rows.shrink[h];
-      rows.x[4 * j + 2 * h + 1] *= rows.shrink[h];
-    }
+    rows.sum[i / 2 % 2] += rows.x[i];
   }
 }
 
@@ -346,7 +333,7 @@ __device__ void consume(const ForwardParameters& a, Shared<kDim>& shared) {
       rows.maximum[h] = -INFINITY;
       rows.sum[h] = 0;
     }
-    follow_maximum(rows, first_bias);
+    follow_maximum<Element>(rows, first_bias);
     exponentiate(rows, first_bias);
     release(&shared.key_empty[at.index]);
     previous = at;
@@ -381,11 +368,9 @@ __device__ void consume(const ForwardParameters& a, Shared<kDim>& shared) {
       ptx::pin(rows.x);
       add_bias(rows, a.scale_log2, bias_of);
       if constexpr (kMasked) mask(rows, block * kColumns);
-      constexpr bool kFollow = kMasked || kRepeat;
-      bool moves = false;
-      if constexpr (kFollow) moves = follow_maximum(rows, block_bias);
-      const bool too_large = exponentiate(rows, block_bias);
-      moves = __any_sync(~0u, kFollow ? moves : too_large);
+      [[maybe_unused]] bool moved;
+      if constexpr (kMasked || kRepeat) moved = follow_maximum<Element>(rows, block_bias);
+      exponentiate(rows, block_bias);
       // Released under a condition that needs every exponential and always holds: so the compiler can't sink them below the wait.
       __syncwarp();
       if (lane == 0 && !(rows.sum[0] + rows.sum[1] < 0)) ptx::mbarrier_arrive(&shared.key_empty[stage]);
@@ -393,10 +378,11 @@ __device__ void consume(const ForwardParameters& a, Shared<kDim>& shared) {
       ptx::pin(rows.output);
       ptx::pin(rows.weights);
       release(&shared.value_empty[value_stage]);
-      if (moves) {
-        if constexpr (!kFollow) tame(rows);
+      if constexpr (kMasked || kRepeat) {
+        if (moved) {
 #pragma unroll
-        for (int i = 0; i < kDim / 2; ++i) rows.output[i] *= rows.shrink[i / 2 % 2];
+          for (int i = 0; i < kDim / 2; ++i) rows.output[i] *= rows.shrink[i / 2 % 2];
+        }
       }
       pack_weights<Element>(rows);
       accumulate = true;
@@ -412,7 +398,7 @@ __device__ void consume(const ForwardParameters& a, Shared<kDim>& shared) {
 #pragma unroll 1
       while (block >= max(tile.first, cut_block)) step.template operator()<false>();
     }
-    if (!kRepeat && __any_sync(~0u, !(rows.sum[0] + rows.sum[1] < INFINITY)) && lane == 0 &&
+    if (!kRepeat && __any_sync(~0u, !(rows.sum[0] + rows.sum[1] < kLargestSum<Element>)) && lane == 0 &&
         atomicExch(&shared.overflowed[slot.index], true) == false)
       a.repeats[1 + atomicAdd(a.repeats, 1)] = shared.index[slot.index];
     release(&shared.tile_empty[slot.index]);

@@ -134,6 +134,7 @@ struct BoundArguments {
   int heads, query_heads, query_blocks, key_blocks, offset;  // offset = Tk − Tq
   double scale, log_length, log_tolerance;
   const float* logit_bound;
+  bool boundary_given;
   GatePlan plan;
 };
 
@@ -155,7 +156,7 @@ __global__ void __launch_bounds__(kScanThreads) scan_and_bound(BoundArguments a)
   scan<true>(cut_before, blocks + 1, 0, [](int x, int y) { return max(x, y); });
   scan<false>(cut_after, blocks + 1, INT_MAX, [](int x, int y) { return min(x, y); });
 
-  const bool pruning = a.log_tolerance > -DBL_MAX;
+  const bool pruning = a.log_tolerance > -DBL_MAX && !a.boundary_given;
   double threshold = 0;
   if (pruning) {
     const int pairs = gridDim.x, group = a.query_heads / a.heads, batch = row / a.query_heads, head = row % a.query_heads / group;
@@ -164,7 +165,7 @@ __global__ void __launch_bounds__(kScanThreads) scan_and_bound(BoundArguments a)
                                              sqrt(double(a.plan.largest_square[pairs + batch * a.heads + head])) * kNormSlack;
     threshold = -2 * bound - a.log_length + a.log_tolerance;
   }
-  for (int m = threadIdx.x; m < a.query_blocks; m += kScanThreads) {
+  for (int m = threadIdx.x; m < a.query_blocks && !a.boundary_given; m += kScanThreads) {
     const int position = m * kBlock + a.offset, block = position / kBlock;
     int first = 0;
     if (pruning) {
@@ -256,7 +257,7 @@ void launch_gate_plan(const GatePlanArguments& a) {
                                                                    a.gate_head_stride, int(s.key_length), int(s.query_heads), int(blocks),
                                                                    a.plan});
   const int64_t rows = s.batch * s.query_heads;
-  if (std::isfinite(a.log_pruning_tolerance) && !a.logit_bound) {
+  if (std::isfinite(a.log_pruning_tolerance) && !a.logit_bound && !a.boundary_given) {
     cuda_check(cudaMemsetAsync(a.plan.largest_square, 0, 2 * rows * sizeof(float), a.stream), "gate plan");
     const auto norms = a.dtype == Dtype::kBFloat16 ? launch_norms<__nv_bfloat16> : launch_norms<__half>;
     norms(a.query, s.batch, s.query_length, s.query_heads, s.key_dim, a.plan.largest_square, a.stream);
@@ -264,7 +265,7 @@ void launch_gate_plan(const GatePlanArguments& a) {
   }
   scan_and_bound<<<rows, kScanThreads, 0, a.stream>>>({int(s.heads), int(s.query_heads), int(blocks_of(s.query_length)), int(blocks),
                                                        int(s.key_length - s.query_length), a.scale, std::log(double(s.key_length)),
-                                                       a.log_pruning_tolerance, a.logit_bound, a.plan});
+                                                       a.log_pruning_tolerance, a.logit_bound, a.boundary_given, a.plan});
   cuda_check(cudaGetLastError(), "gate plan");
 }
 

@@ -40,7 +40,7 @@ class DeviceProblem {
     const Shape& s = problem.shape;
     plan_ = gate_plan_in(plan_memory_.data(), s);
     launch_gate_plan({s, problem.dtype, problem.scale, query(), key(), log_forget_.data(), s.key_length * s.query_heads, s.query_heads, 1,
-                      options.log_pruning_tolerance, options.logit_bound ? bound_.data() : nullptr, plan_, nullptr});
+                      options.log_pruning_tolerance, options.logit_bound ? bound_.data() : nullptr, false, plan_, nullptr});
   }
 
   Operand query() const { return operand(query_, problem_.shape.query_length, problem_.shape.query_heads); }

@@ -24,8 +24,9 @@ inline Gradients rounded_gradients(const Head& head, const Matrix<double>& grad_
       decay += head.log_forget[j];
     }
     weight = (weight.array() - weight.maxCoeff()).exp();
+    const Vector<double> values =
+        (head.value.topRows(visible).transpose() * weight.unaryExpr(round) / weight.sum()).unaryExpr(round);
     weight /= weight.sum();
-    const Vector<double> values = (head.value.topRows(visible).transpose() * weight).unaryExpr(round);
     const Vector<double> rounded = weight.unaryExpr(round);
     const Vector<double> grad_weight = head.value.topRows(visible) * grad_values.row(i).transpose();
     const Vector<double> grad_score = (rounded.array() * (grad_weight.array() - grad_values.row(i).dot(values))).unaryExpr(round);

@@ -60,7 +60,8 @@ Tensors group_gradients(const Problem& problem, const std::vector<double>& grad_
 }
 
 /// The share of what is allowed that the worst head uses, of query, key, value, log_forget. Allowed is the budget or, where that is
-/// more, twice what 16-bit storage alone costs.
+/// more, three times what 16-bit storage alone costs: its rounding errors are others than the kernel's. Gradients far below ‖dO‖ are
+/// differences of terms as large as that, and measured against a twentieth of it.
 using Shares = std::array<double, 4>;
 
 Shares worst_shares(const Problem& problem, const std::vector<double>& grad_values, const BackwardResult& result) {
@@ -72,15 +73,19 @@ Shares worst_shares(const Problem& problem, const std::vector<double>& grad_valu
       const auto gradients = [&](auto function) { return group_gradients(problem, grad_values, batch, head, function); };
       const Tensors expected = gradients([](const Head& h, const Matrix<double>& g) { return reference::forgetting_attention::gradients(h, g); });
       const Tensors rounded = gradients([&](const Head& h, const Matrix<double>& g) { return testing::rounded_gradients(h, g, problem.dtype); });
-      Tensors actual{{}, slice(result.key, s.key_length, s.heads, s.key_dim, batch, head), slice(result.value, s.key_length, s.heads, s.value_dim, batch, head), {}};
+      Tensors actual;
+      actual[1] = slice(result.key, s.key_length, s.heads, s.key_dim, batch, head);
+      actual[2] = slice(result.value, s.key_length, s.heads, s.value_dim, batch, head);
       for (int64_t h = head * group; h < (head + 1) * group; ++h) {
         for (const auto& [which, part] : {std::pair{0, slice(result.query, s.query_length, s.query_heads, s.key_dim, batch, h)},
                                           {3, slice(result.log_forget, s.key_length, s.query_heads, 1, batch, h)}})
           actual[which].insert(actual[which].end(), part.begin(), part.end());
       }
+      const std::vector<double> grad = slice(grad_values, s.query_length, s.query_heads, s.value_dim, batch, head * group);
+      const double floor = 0.05 * Eigen::Map<const Vector<double>>(grad.data(), grad.size()).norm();
       for (int i = 0; i < 4; ++i) {
-        const double allowed = std::max(budget(problem.dtype), 2 * compare(rounded[i], expected[i], 1).error);
-        worst[i] = std::max(worst[i], compare(actual[i], expected[i], allowed).share());
+        const double allowed = std::max(budget(problem.dtype), 3 * compare(rounded[i], expected[i], 1, floor).error);
+        worst[i] = std::max(worst[i], compare(actual[i], expected[i], allowed, floor).share());
       }
     }
   return worst;

@@ -1,0 +1,162 @@
+// The internal operators on CUDA: our kernels where they cover the problem, the portable implementation elsewhere.
+#include <ATen/Context.h>
+#include <ATen/cuda/CUDAContext.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <torch/library.h>
+
+#include <limits>
+
+#include "optimized/kernels.hpp"
+#include "optimized/torch/arguments.hpp"
+#include "optimized/torch/portable.hpp"
+
+namespace lethe {
+namespace {
+
+using at::Tensor;
+using Result = std::tuple<Tensor, Tensor, Tensor, Tensor>;
+
+Shape shape_of(const Tensor& query, const Tensor& key, const Tensor& value) {
+  return {query.size(0), query.size(1), key.size(1), key.size(2), query.size(2), query.size(3), value.size(3)};
+}
+
+Dtype dtype_of(const Tensor& tensor) {
+  switch (tensor.scalar_type()) {
+    case at::kDouble: return Dtype::kFloat64;
+    case at::kFloat: return Dtype::kFloat32;
+    case at::kBFloat16: return Dtype::kBFloat16;
+    default: return Dtype::kFloat16;
+  }
+}
+
+bool covered(const Tensor& query, const Tensor& key, const Tensor& value) {
+  return query.numel() > 0 && value.numel() > 0 &&
+         unsupported(shape_of(query, key, value), dtype_of(query), compute_capability(query.get_device())).empty();
+}
+
+// The tensor itself where the copy engine can address it, else a contiguous copy.
+Tensor addressable(const Tensor& tensor) {
+  constexpr int64_t kAlignment = 16;
+  const int64_t size = tensor.element_size();
+  bool fits = tensor.stride(3) == 1 && reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % kAlignment == 0;
+  for (int dim = 0; dim < 3; ++dim) fits = fits && tensor.stride(dim) > 0 && tensor.stride(dim) * size % kAlignment == 0;
+  return fits ? tensor : tensor.clone(at::MemoryFormat::Contiguous);
+}
+
+Operand operand(const Tensor& tensor) {
+  return {tensor.const_data_ptr(), tensor.stride(0), tensor.stride(1), tensor.stride(2)};
+}
+
+// A plan in memory of its own, except the boundary, which lives in a tensor that forward hands to backward.
+struct Plan {
+  Tensor memory;
+  GatePlan plan;
+
+  Plan(const Shape& shape, const Tensor& boundary)
+      : memory(at::empty({static_cast<int64_t>(gate_plan_bytes(shape))}, boundary.options().dtype(at::kByte))),
+        plan(gate_plan_in(memory.mutable_data_ptr(), shape)) {
+    plan.first_key_block = boundary.mutable_data_ptr<int32_t>();
+  }
+};
+
+GatePlanArguments plan_arguments(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& log_forget, double scale,
+                                 const GatePlan& plan, cudaStream_t stream) {
+  return {.shape = shape_of(query, key, value),
+          .dtype = dtype_of(query),
+          .scale = scale,
+          .query = operand(query),
+          .key = operand(key),
+          .log_forget = log_forget.const_data_ptr<float>(),
+          .gate_batch_stride = log_forget.stride(0),
+          .gate_token_stride = log_forget.stride(1),
+          .gate_head_stride = log_forget.stride(2),
+          .log_pruning_tolerance = -std::numeric_limits<double>::infinity(),
+          .logit_bound = nullptr,
+          .boundary_given = false,
+          .plan = plan,
+          .stream = stream};
+}
+
+Result forward(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& log_forget, double scale,
+               std::optional<double> log_pruning_tolerance, const std::optional<Tensor>& logit_bound) {
+  check_forward_arguments(query, key, value, log_forget, scale, log_pruning_tolerance, logit_bound);
+  const c10::cuda::CUDAGuard device(query.device());
+  if (!covered(query, key, value)) return portable::forward(query, key, value, log_forget, scale, log_pruning_tolerance, logit_bound);
+  const Shape shape = shape_of(query, key, value);
+  const cudaStream_t stream = at::cuda::getCurrentCUDAStream();
+  const Tensor q = addressable(query), k = addressable(key), v = addressable(value);
+  Tensor values = at::empty(query.sizes(), query.options());
+  Tensor log_normalizer = at::empty({shape.batch, shape.query_length, shape.query_heads}, log_forget.options());
+  Tensor visited_pairs = at::empty({shape.batch, shape.query_heads}, query.options().dtype(at::kLong));
+  Tensor boundary = at::empty({shape.batch, shape.query_heads, (shape.query_length + kQueryRows - 1) / kQueryRows},
+                              query.options().dtype(at::kInt));
+  const Plan plan(shape, boundary);
+  // Rounded up: a bound that float32 made smaller would be none.
+  const Tensor bound = logit_bound ? logit_bound->to(at::kDouble).mul(1 + 1e-6).to(at::kFloat).expand({shape.batch, shape.query_heads}).contiguous()
+                                   : Tensor();
+  GatePlanArguments gates = plan_arguments(q, k, v, log_forget, scale, plan.plan, stream);
+  if (log_pruning_tolerance) gates.log_pruning_tolerance = *log_pruning_tolerance;
+  if (bound.defined()) gates.logit_bound = bound.const_data_ptr<float>();
+  launch_gate_plan(gates);
+  launch_forward({.shape = shape,
+                  .dtype = dtype_of(query),
+                  .scale = scale,
+                  .query = operand(q),
+                  .key = operand(k),
+                  .value = operand(v),
+                  .plan = plan.plan,
+                  .values = values.mutable_data_ptr(),
+                  .log_normalizer = log_normalizer.mutable_data_ptr<float>(),
+                  .visited_pairs = visited_pairs.mutable_data_ptr<int64_t>(),
+                  .stream = stream});
+  return {values, log_normalizer, visited_pairs, boundary};
+}
+
+Result backward(const Tensor& grad_values, const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& log_forget,
+                const Tensor& values, const Tensor& log_normalizer, const Tensor& boundary, double scale) {
+  check_backward_arguments(grad_values, query, key, value, log_forget, values, log_normalizer, boundary, scale);
+  const c10::cuda::CUDAGuard device(query.device());
+  if (!covered(query, key, value))
+    return portable::backward(grad_values, query, key, value, log_forget, values, log_normalizer, boundary, scale);
+  const Shape shape = shape_of(query, key, value);
+  const cudaStream_t stream = at::cuda::getCurrentCUDAStream();
+  const Tensor q = addressable(query), k = addressable(key), v = addressable(value);
+  const Tensor o = addressable(values), grad_o = addressable(grad_values), normalizer = log_normalizer.contiguous();
+  const Tensor first_key_block = boundary.contiguous();
+  const Plan plan(shape, first_key_block);
+  GatePlanArguments gates = plan_arguments(q, k, v, log_forget, scale, plan.plan, stream);
+  gates.boundary_given = true;
+  launch_gate_plan(gates);
+  Tensor grad_query = at::empty(query.sizes(), query.options()), grad_key = at::empty(key.sizes(), key.options());
+  Tensor grad_value = at::empty(value.sizes(), value.options()), grad_log_forget = at::empty(log_forget.sizes(), log_forget.options());
+  const Tensor workspace = at::empty({static_cast<int64_t>(backward_workspace_bytes(shape))}, query.options().dtype(at::kByte));
+  launch_backward({.shape = shape,
+                   .dtype = dtype_of(query),
+                   .scale = scale,
+                   .query = operand(q),
+                   .key = operand(k),
+                   .value = operand(v),
+                   .values = operand(o),
+                   .grad_values = operand(grad_o),
+                   .log_normalizer = normalizer.const_data_ptr<float>(),
+                   .plan = plan.plan,
+                   .grad_query = grad_query.mutable_data_ptr(),
+                   .grad_key = grad_key.mutable_data_ptr(),
+                   .grad_value = grad_value.mutable_data_ptr(),
+                   .grad_log_forget = grad_log_forget.mutable_data_ptr<float>(),
+                   .workspace = workspace.mutable_data_ptr(),
+                   .deterministic = at::globalContext().deterministicAlgorithms(),
+                   .stream = stream});
+  return {grad_query, grad_key, grad_value, grad_log_forget};
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(lethe, CUDA, library) {
+  library.impl("_forgetting_attention_forward", forward);
+  library.impl("_forgetting_attention_backward", backward);
+}
+
+}  // namespace lethe

@@ -1,0 +1,148 @@
+#include "optimized/torch/portable.hpp"
+
+#include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "optimized/torch/arguments.hpp"
+
+namespace lethe::portable {
+namespace {
+
+using at::Tensor;
+using Result = std::tuple<Tensor, Tensor, Tensor, Tensor>;
+
+constexpr int64_t kKeyBlock = 128;
+constexpr double kCut = -1e4;  // log f below this cuts: no logits can bring such a weight back
+
+// [B, T, H, D] → [B, Hq, T, D] in the dtype of the sums; a key head is repeated for the query heads that read it.
+Tensor by_head(const Tensor& tensor, int64_t query_heads) {
+  const Tensor heads_first = tensor.to(accumulation_dtype(tensor.scalar_type())).transpose(1, 2);
+  return tensor.size(2) == query_heads ? heads_first : heads_first.repeat_interleave(query_heads / tensor.size(2), 1);
+}
+
+// c_t, in which a cut counts as 0, and the number of cuts up to t: a query sees the keys of its own number only.
+struct Gates {
+  Tensor sum, segment, is_cut;  // [B, Hq, Tk]
+
+  explicit Gates(const Tensor& log_forget) {
+    const Tensor gate = log_forget.transpose(1, 2).to(at::kDouble);
+    is_cut = gate.lt(kCut);
+    sum = gate.masked_fill(is_cut, 0).cumsum(-1);
+    segment = is_cut.to(at::kLong).cumsum(-1);
+  }
+};
+
+// One tile of queries against all keys up to its last position.
+struct Tile {
+  int64_t row, rows, keys;
+  Tensor distance;  // [B, Hq, rows, keys]  c_i − c_j, −∞ where i does not see j or the block is pruned
+  Tensor visited;   // the pairs of computed blocks, j ≤ i
+
+  Tile(const Gates& gates, const Tensor& boundary, int64_t tile, int64_t query_length) {
+    const int64_t offset = gates.sum.size(2) - query_length;
+    row = tile * kQueryRows;
+    rows = std::min(kQueryRows, query_length - row);
+    keys = offset + row + rows;
+    const auto of_rows = [&](const Tensor& tensor) { return tensor.narrow(-1, offset + row, rows).unsqueeze(-1); };
+    const auto of_keys = [&](const Tensor& tensor) { return tensor.narrow(-1, 0, keys).unsqueeze(-2); };
+    const Tensor positions = at::arange(keys, gates.segment.options());
+    const Tensor first = boundary.select(-1, tile).to(at::kLong).mul(kKeyBlock).unsqueeze(-1).unsqueeze(-1);
+    visited = positions.unsqueeze(0).le(positions.narrow(0, offset + row, rows).unsqueeze(-1)).logical_and(positions.ge(first));
+    const Tensor seen = visited.logical_and(of_rows(gates.segment).eq(of_keys(gates.segment)));
+    distance = of_rows(gates.sum).sub(of_keys(gates.sum)).masked_fill(seen.logical_not(), -std::numeric_limits<double>::infinity());
+  }
+
+  Tensor queries(const Tensor& tensor) const { return tensor.narrow(2, row, rows); }
+  Tensor up_to_here(const Tensor& tensor) const { return tensor.narrow(2, 0, keys); }
+};
+
+// Key blocks that each tile leaves out: D is largest for the tile's first query and the block's last key.
+Tensor pruning_boundary(const Gates& gates, const Tensor& q, const Tensor& k, double scale,
+                        std::optional<double> log_pruning_tolerance, const std::optional<Tensor>& logit_bound) {
+  const int64_t key_length = k.size(2), offset = key_length - q.size(2), blocks = key_length / kKeyBlock;
+  const int64_t tiles = (q.size(2) + kQueryRows - 1) / kQueryRows;
+  if (!log_pruning_tolerance || std::isinf(*log_pruning_tolerance) || blocks == 0 || q.numel() == 0)
+    return at::zeros({q.size(0), q.size(1), tiles}, q.options().dtype(at::kInt));
+  constexpr double kNormSlack = 1 + 1e-5;  // the norms' own rounding
+  const auto largest_norm = [](const Tensor& tensor) { return tensor.norm(2, -1).amax(-1).to(at::kDouble); };
+  const Tensor bound = logit_bound ? logit_bound->to(at::kDouble).expand({q.size(0), q.size(1)})
+                                   : largest_norm(q).mul(largest_norm(k)).mul(std::fabs(scale) * kNormSlack);
+  const Tensor threshold = bound.mul(-2).add(*log_pruning_tolerance - std::log(static_cast<double>(key_length)));
+  const Tensor first = at::arange(offset, key_length, kQueryRows, gates.segment.options());
+  const Tensor last = at::arange(blocks, gates.segment.options()).mul(kKeyBlock).add(kKeyBlock - 1);
+  const auto of_rows = [&](const Tensor& tensor) { return tensor.index_select(-1, first).unsqueeze(-1); };
+  const auto of_keys = [&](const Tensor& tensor) { return tensor.index_select(-1, last).unsqueeze(-2); };
+  const Tensor too_far = of_rows(gates.sum).sub(of_keys(gates.sum)).lt(threshold.unsqueeze(-1).unsqueeze(-1));
+  const Tensor cut_off = of_rows(gates.segment).gt(of_keys(gates.segment));
+  const Tensor behind = last.unsqueeze(0).lt(first.unsqueeze(-1));
+  return too_far.logical_or(cut_off).logical_and(behind).sum(-1, false, at::kInt);
+}
+
+// [B, Hq, T, D] → [B, T, H, D] of `dtype`, summed over the query heads that share a key head.
+Tensor by_position(const Tensor& tensor, int64_t heads, at::ScalarType dtype) {
+  const Tensor shared = tensor.size(1) == heads ? tensor : tensor.unflatten(1, {heads, tensor.size(1) / heads}).sum(2);
+  return shared.transpose(1, 2).to(dtype).contiguous();
+}
+
+int64_t tiles_of(const Tensor& query) { return (query.size(1) + kQueryRows - 1) / kQueryRows; }
+
+}  // namespace
+
+Result forward(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& log_forget, double scale,
+               std::optional<double> log_pruning_tolerance, const std::optional<Tensor>& logit_bound) {
+  const int64_t heads = query.size(2);
+  const Tensor q = by_head(query, heads), k = by_head(key, heads), v = by_head(value, heads);
+  const Gates gates(log_forget);
+  const Tensor boundary = pruning_boundary(gates, q, k, scale, log_pruning_tolerance, logit_bound);
+  Tensor values = at::empty({q.size(0), heads, q.size(2), v.size(3)}, q.options());
+  Tensor log_normalizer = at::empty({q.size(0), heads, q.size(2)}, q.options());
+  Tensor visited_pairs = at::zeros({q.size(0), heads}, q.options().dtype(at::kLong));
+  for (int64_t i = 0; i < tiles_of(query); ++i) {
+    const Tile tile(gates, boundary, i, q.size(2));
+    const Tensor logits =
+        tile.queries(q).matmul(tile.up_to_here(k).transpose(-1, -2)).mul(scale).add(tile.distance.to(q.scalar_type()));
+    const Tensor normalizer = logits.logsumexp({-1});
+    tile.queries(values).copy_(logits.sub(normalizer.unsqueeze(-1)).exp().matmul(tile.up_to_here(v)));
+    log_normalizer.narrow(2, tile.row, tile.rows).copy_(normalizer);
+    visited_pairs.add_(tile.visited.sum({-2, -1}));
+  }
+  return {by_position(values, heads, query.scalar_type()), log_normalizer.transpose(1, 2).contiguous(), visited_pairs, boundary};
+}
+
+Result backward(const Tensor& grad_values, const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& log_forget,
+                const Tensor& values, const Tensor& log_normalizer, const Tensor& boundary, double scale) {
+  const int64_t heads = query.size(2), offset = key.size(1) - query.size(1);
+  const Tensor q = by_head(query, heads), k = by_head(key, heads), v = by_head(value, heads);
+  const Tensor grad_o = by_head(grad_values, heads), delta = grad_o.mul(by_head(values, heads)).sum(-1, true);
+  const Tensor normalizer = log_normalizer.transpose(1, 2).unsqueeze(-1);
+  const Gates gates(log_forget);
+  Tensor grad_q = at::zeros(q.sizes(), q.options()), grad_k = at::zeros(k.sizes(), k.options());
+  Tensor grad_v = at::zeros(v.sizes(), v.options());
+  Tensor grad_sum = at::zeros(gates.sum.sizes(), gates.sum.options());  // ∂loss/∂c
+  for (int64_t i = 0; i < tiles_of(query); ++i) {
+    const Tile tile(gates, boundary, i, q.size(2));
+    const Tensor q_tile = tile.queries(q), k_tile = tile.up_to_here(k), grad_tile = tile.queries(grad_o);
+    const Tensor weights = q_tile.matmul(k_tile.transpose(-1, -2)).mul(scale).add(tile.distance.to(q.scalar_type()))
+                               .sub(tile.queries(normalizer)).exp();
+    const Tensor grad_logits =
+        grad_tile.matmul(tile.up_to_here(v).transpose(-1, -2)).sub(tile.queries(delta)).mul(weights);
+    tile.up_to_here(grad_v).add_(weights.transpose(-1, -2).matmul(grad_tile));
+    tile.queries(grad_q).copy_(grad_logits.matmul(k_tile).mul(scale));
+    tile.up_to_here(grad_k).add_(grad_logits.transpose(-1, -2).matmul(q_tile).mul(scale));
+    grad_sum.narrow(2, offset + tile.row, tile.rows).add_(grad_logits.sum(-1));
+    tile.up_to_here(grad_sum).sub_(grad_logits.sum(-2));
+  }
+  // c_t holds every gate up to t; the first gate and a cut are in no difference that anybody sees.
+  Tensor grad_gate = grad_sum.flip({-1}).cumsum(-1).flip({-1}).masked_fill(gates.is_cut, 0);
+  if (grad_gate.size(-1) > 0) grad_gate.select(-1, 0).zero_();
+  return {by_position(grad_q, heads, query.scalar_type()), by_position(grad_k, key.size(2), key.scalar_type()),
+          by_position(grad_v, value.size(2), value.scalar_type()),
+          grad_gate.transpose(1, 2).to(log_forget.scalar_type()).contiguous()};
+}
+
+}  // namespace lethe::portable

@@ -101,6 +101,7 @@ Run RunOptions::run() const {
     run.label = architecture_;
   }
   if (!size_.empty()) {
+    run.model.heads = 0;  // what set_size then fills
     set_size(run.model, size_);
     run.model.mlp_multiple = ModelConfig{}.mlp_multiple;
     run.model.vocabulary = 0;

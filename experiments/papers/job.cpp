@@ -1,5 +1,6 @@
 #include <link.h>
 
+#include <algorithm>
 #include <chrono>
 #include <fstream>
 #include <iterator>
@@ -65,7 +66,8 @@ class Clock {
     if (!report_) return;
     const double now = done_ + begun;
     const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - start_;
-    const double left = now > 0 ? passed.count() * (work_ - now) / now : std::numeric_limits<double>::quiet_NaN();
+    const double unknown = work_ > 0 ? std::numeric_limits<double>::quiet_NaN() : 0.0;
+    const double left = now > 0 ? std::max(0.0, passed.count() * (work_ - now) / now) : unknown;
     report_({what, work_ > 0 ? now / work_ : 1.0, left, training});
   }
 

@@ -33,9 +33,11 @@ def inline(markdown):
 
 def table(markdown):
     """A Markdown table of ours as HTML."""
-    rows = [[cell.strip() for cell in line.strip("| \n").split(" | ")] if " | " in line else None for line in markdown.splitlines()]
-    header, *body = [row for row in rows if row]
-    cells = lambda row, tag: "".join(f"<{tag}>{badge(c) if c in VERDICT_COLOURS else inline(c)}</{tag}>" for c in row)
+    header, _, *body = [line[2:-2].split(" | ") for line in markdown.splitlines()]
+
+    def cells(row, tag):
+        return "".join(f"<{tag}>{badge(c) if c in VERDICT_COLOURS else inline(c)}</{tag}>" for c in row)
+
     lines = "".join(f"<tr>{cells(row, 'td')}</tr>\n" for row in body)
     return f"<table><thead><tr>{cells(header, 'th')}</tr></thead><tbody>\n{lines}</tbody></table>"
 

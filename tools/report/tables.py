@@ -83,39 +83,38 @@ def comparisons_table(claim):
 
 
 def numbers_table(claim):
-    """Variants × metrics: means over seeds, with the paper's own numbers beside them."""
-    columns = []
-    for row in claim.records:
-        key = (row["metric"], row["implementation"], row["length"])
-        if key not in columns:
-            columns.append(key)
-    of_paper = [metric for metric in dict.fromkeys(key[0] for key in columns) if any(row["metric"] == metric for row in claim.paper)]
-    lengths = {key[2] for key in columns}
+    """Variants (at each length) × metrics: means over seeds, with the paper's own numbers beside them."""
     units = {row["metric"]: row["unit"] for row in claim.records}
+    columns = list(dict.fromkeys((row["metric"], row["implementation"]) for row in claim.records))
+    rows_of = sorted({(claim.variants().index(row["variant"]), row["length"]) for row in claim.records})
+    in_paper = {row["metric"] for row in claim.paper}
+    of_paper = [metric for metric in units if metric in in_paper]
 
-    def title(key):
-        metric, implementation, length = key
+    def title(metric, implementation):
         words = METRIC_WORDS.get(metric, metric)
         if units[metric] not in ("1", ""):
             words += f" ({units[metric]})"
-        if implementation != "lethe":
-            words += f", {implementation}"
-        return words + (f" at {length}" if len(lengths) > 1 else "")
+        return words if implementation == "lethe" else f"{words}, {implementation}"
+
+    def entry(variant, length, metric, implementation):
+        cell = claim.cell(variant, metric, length, implementation)
+        if cell is None:
+            return ""
+        with_seeds = len(cell.values) > 1 and metric != "parameters"
+        return with_band(cell.mean, cell.stddev) if with_seeds else number(cell.mean, metric)
 
     rows = []
-    for variant in claim.variants():
+    for place, length in rows_of:
+        variant = claim.variants()[place]
         of_variant = [claim.paper_value(variant, metric) for metric in of_paper]
-        row = [variant] + ["" if value is None else f"{value:g}" for value in of_variant]
-        for metric, implementation, length in columns:
-            cell = claim.cell(variant, metric, length, implementation)
-            if cell is None:
-                row.append("")
-            elif len(cell.values) > 1 and metric != "parameters":
-                row.append(with_band(cell.mean, cell.stddev))
-            else:
-                row.append(number(cell.mean, metric))
-        rows.append(row)
-    return table([""] + [f"paper: {METRIC_WORDS.get(m, m)}" for m in of_paper] + [title(key) for key in columns], rows)
+        rows.append([
+            variant,
+            length if len({length for _, length in rows_of}) > 1 else "",
+            *("" if value is None else f"{value:g}" for value in of_variant),
+            *(entry(variant, length, *column) for column in columns),
+        ])
+    header = ["", "length", *(f"paper: {METRIC_WORDS.get(m, m)}" for m in of_paper), *(title(*column) for column in columns)]
+    return table(header, rows)
 
 
 def provenance(claim):

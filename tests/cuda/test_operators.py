@@ -1,0 +1,122 @@
+"""The operators on a GPU: every path against the CPU implementation, and what Torch may do with them.
+
+usage: python3 tests/cuda/test_operators.py LIBRARY
+"""
+import sys
+import unittest
+
+import torch
+
+BUDGET = {torch.bfloat16: 5e-3, torch.float16: 1e-3, torch.float32: 1e-5, torch.float64: 1e-10}
+
+
+def problem(dtype, batch=2, queries=200, keys=300, query_heads=4, heads=2, dim=64, value_dim=None, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    normal = lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.float64)
+    gate = torch.nn.functional.logsigmoid(normal(batch, keys, query_heads))
+    gate[:, 77] = -torch.inf
+    return [normal(batch, queries, query_heads, dim).to(dtype), normal(batch, keys, heads, dim).to(dtype),
+            normal(batch, keys, heads, value_dim or dim).to(dtype), gate.to(torch.promote_types(dtype, torch.float32))]
+
+
+def run(inputs, device, **options):
+    """Values, log normaliser, visited pairs, and the gradients for a fixed ∂loss/∂values."""
+    inputs = [tensor.to(device).detach().requires_grad_() for tensor in inputs]
+    values, normalizer, pairs = torch.ops.lethe.forgetting_attention_with_statistics(*inputs, **options)
+    direction = torch.linspace(-1, 1, values.numel(), dtype=torch.float64).view(values.shape).sin()
+    values.backward(direction.to(values.dtype).to(device))
+    return [tensor.detach().cpu() for tensor in (values, normalizer, pairs, *(tensor.grad for tensor in inputs))]
+
+
+def error(actual, expected):
+    actual, expected = actual.double(), expected.double()
+    return float((actual - expected).norm() / expected.norm())
+
+
+class Operators(unittest.TestCase):
+    def check(self, inputs, **options):
+        expected, actual = run([tensor.double() for tensor in inputs], "cpu", **options), run(inputs, "cuda", **options)
+        budget = BUDGET[inputs[0].dtype]
+        for name, a, e in zip(("values", "normalizer", "pairs", "query", "key", "value", "log_forget"), actual, expected):
+            limit = 0 if name == "pairs" else 2 * budget if name in ("query", "key", "value", "log_forget") else budget
+            self.assertFalse(a.isnan().any(), name)
+            self.assertLessEqual(error(a, e), limit, name)
+
+    def test_kernels_equal_the_cpu(self):
+        for dtype in (torch.bfloat16, torch.float16):
+            for dim in (64, 128):
+                with self.subTest(dtype=dtype, dim=dim):
+                    self.check(problem(dtype, dim=dim))
+
+    def test_what_the_kernels_do_not_cover_equals_the_cpu(self):
+        for dtype, dim, value_dim in ((torch.float32, 64, 64), (torch.float64, 32, 48), (torch.bfloat16, 96, 96), (torch.float16, 64, 32)):
+            with self.subTest(dtype=dtype, dim=dim):
+                self.check(problem(dtype, dim=dim, value_dim=value_dim))
+
+    def test_pruning_changes_no_more_than_the_tolerance(self):
+        for dim in (64, 96):
+            inputs = problem(torch.float16, queries=1000, keys=1000, dim=dim)
+            whole, pruned = run(inputs, "cuda"), run(inputs, "cuda", log_pruning_tolerance=-10.0)
+            self.assertLess(int(pruned[2].sum()), int(whole[2].sum()))
+            for a, e in zip(pruned[:1] + pruned[3:], whole[:1] + whole[3:]):
+                self.assertLess(error(a, e), 2e-3)
+
+    def test_a_bound_of_the_logits_prunes_as_the_norms_do(self):
+        inputs = problem(torch.bfloat16, queries=600, keys=600)
+        query, key = inputs[0].double(), inputs[1].double().repeat_interleave(2, 2)
+        bound = query.norm(dim=-1).amax(1) * key.norm(dim=-1).amax(1) / 8
+        by_norms, by_bound = (run(inputs, "cuda", log_pruning_tolerance=-5.0, **extra)
+                              for extra in ({}, {"logit_bound": bound.cuda()}))
+        self.assertTrue(torch.equal(by_norms[2], by_bound[2]))
+        self.assertTrue(torch.equal(by_norms[0], by_bound[0]))
+
+    def test_strided_and_misaligned_inputs_equal_contiguous_ones(self):
+        inputs = problem(torch.bfloat16)
+        expected = run(inputs, "cuda")
+        heads_first = [tensor.transpose(1, 2).contiguous().transpose(1, 2) for tensor in inputs]
+        odd = [torch.empty(tensor.numel() + 1, dtype=tensor.dtype)[1:].view(tensor.shape).copy_(tensor) for tensor in inputs]
+        for other in (heads_first, odd):
+            for a, e in zip(run(other, "cuda")[:3], expected[:3]):
+                self.assertTrue(torch.equal(a, e))
+
+    def test_deterministic_algorithms_repeat_bit_by_bit(self):
+        inputs = problem(torch.bfloat16, queries=2000, keys=2000)
+        torch.use_deterministic_algorithms(True)
+        try:
+            first, second = run(inputs, "cuda"), run(inputs, "cuda")
+        finally:
+            torch.use_deterministic_algorithms(False)
+        for a, b in zip(first, second):
+            self.assertTrue(torch.equal(a, b))
+
+    def test_a_graph_replays_with_new_contents(self):
+        inputs = [tensor.cuda() for tensor in problem(torch.bfloat16)]
+        torch.ops.lethe.forgetting_attention(*inputs)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            values = torch.ops.lethe.forgetting_attention(*inputs)
+        for tensor, other in zip(inputs, problem(torch.bfloat16, seed=1)):
+            tensor.copy_(other)
+        graph.replay()
+        self.assertTrue(torch.equal(values, torch.ops.lethe.forgetting_attention(*inputs)))
+
+    def test_runs_on_the_current_stream(self):
+        inputs = [tensor.cuda() for tensor in problem(torch.float16)]
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(50_000_000)  # what ran on another stream would read zeros
+            late = [tensor.clone() for tensor in inputs]
+            values = torch.ops.lethe.forgetting_attention(*late)
+        stream.synchronize()
+        self.assertTrue(torch.equal(values, torch.ops.lethe.forgetting_attention(*inputs)))
+
+    def test_empty_inputs_give_empty_outputs(self):
+        for shape in ({"batch": 0}, {"queries": 0}):
+            values = torch.ops.lethe.forgetting_attention(*[tensor.cuda() for tensor in problem(torch.bfloat16, **shape)])
+            self.assertEqual(values.numel(), 0)
+
+
+if __name__ == "__main__":
+    torch.ops.load_library(sys.argv.pop(1))
+    unittest.main()

@@ -11,8 +11,11 @@ void check_rank(const char* name, const at::Tensor& tensor, int64_t rank, const 
   TORCH_CHECK(tensor.dim() == rank, name, ": expected ", rank, " dimensions ", layout, ", found ", tensor.dim());
 }
 
-void check_like(const char* name, const at::Tensor& tensor, at::ScalarType dtype, const at::Tensor& query) {
+void check_layout(const char* name, const at::Tensor& tensor) {
   TORCH_CHECK(tensor.layout() == at::kStrided, name, ": expected a strided layout, found ", tensor.layout());
+}
+
+void check_like(const char* name, const at::Tensor& tensor, at::ScalarType dtype, const at::Tensor& query) {
   TORCH_CHECK(tensor.device() == query.device(), name, ": expected device ", query.device(), " as query, found ",
               tensor.device());
   TORCH_CHECK(tensor.scalar_type() == dtype, name, ": expected dtype ", dtype, ", found ", tensor.scalar_type());
@@ -56,6 +59,15 @@ double default_scale(const at::Tensor& query) {
   const c10::SymInt key_dim = query.sym_size(3);
   TORCH_CHECK(key_dim >= 1, "query: expected a head dimension of at least 1, found ", key_dim);
   return 1.0 / std::sqrt(static_cast<double>(key_dim.guard_int(__FILE__, __LINE__)));
+}
+
+void check_layouts(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const at::Tensor& log_forget,
+                   const std::optional<at::Tensor>& logit_bound) {
+  check_layout("query", query);
+  check_layout("key", key);
+  check_layout("value", value);
+  check_layout("log_forget", log_forget);
+  if (logit_bound) check_layout("logit_bound", *logit_bound);
 }
 
 void check_forward_arguments(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,

@@ -12,7 +12,13 @@ namespace lethe {
 /// throws  c10::Error where query has not four dimensions or D < 1
 double default_scale(const at::Tensor& query);
 
-/// Ranks, shapes, dtypes, devices, layouts, and the plain numbers, of a forward call (forgetting_attention.hpp tells what
+/// That all are strided: the public operators ask first, for the dispatcher has no implementation to ask for another layout.
+///
+/// throws  c10::Error "name: expected …, found …"
+void check_layouts(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const at::Tensor& log_forget,
+                   const std::optional<at::Tensor>& logit_bound);
+
+/// Ranks, shapes, dtypes, devices, and the plain numbers, of a forward call (forgetting_attention.hpp tells what
 /// they must be). Values inside tensors are not read: a device would have to be waited for.
 ///
 /// throws  c10::Error "name: expected …, found …"

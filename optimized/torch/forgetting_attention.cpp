@@ -96,6 +96,7 @@ std::tuple<Tensor, Tensor, Tensor> forgetting_attention_with_statistics(const Te
                                                                         std::optional<double> scale,
                                                                         std::optional<double> log_pruning_tolerance,
                                                                         const OptionalTensor& logit_bound) {
+  check_layouts(query, key, value, log_forget, logit_bound);
   auto [values, log_normalizer, visited_pairs, boundary] = call_forward(
       query, key, value, log_forget, scale ? *scale : default_scale(query), log_pruning_tolerance, logit_bound);
   return {values, log_normalizer, visited_pairs};

@@ -17,8 +17,8 @@ static_assert(kSegment % kQueryRows == 0 && kSegment % kKeyBlock == 0);
 
 template <typename Scalar>
 struct Scratch {
-  std::vector<Scalar> weights = std::vector<Scalar>(kQueryRows * kSegment);
-  std::vector<Scalar> gradients = std::vector<Scalar>(kQueryRows * kSegment);
+  Buffer<Scalar> weights{kQueryRows * kSegment};
+  Buffer<Scalar> gradients{kQueryRows * kSegment};
   TileBiases<Scalar> biases{kSegment};
 };
 

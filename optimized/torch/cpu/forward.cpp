@@ -17,7 +17,7 @@ constexpr int64_t kKeyColumns = 512;  // keys whose weights exist at one time
 
 template <typename Scalar>
 struct Scratch {
-  std::vector<Scalar> weights = std::vector<Scalar>(kQueryRows * kKeyColumns);
+  Buffer<Scalar> weights{kQueryRows * kKeyColumns};
   std::vector<Scalar> maximum = std::vector<Scalar>(kQueryRows);
   std::vector<Scalar> sum = std::vector<Scalar>(kQueryRows);
   std::vector<Scalar> rescale = std::vector<Scalar>(kQueryRows);

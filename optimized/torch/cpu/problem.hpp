@@ -3,6 +3,7 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
 
 #include <algorithm>
 #include <atomic>
@@ -73,6 +74,18 @@ template <typename Scalar>
 Scalar* head_row(const at::Tensor& tensor, int64_t head, int64_t row) {
   return static_cast<Scalar*>(tensor.data_ptr()) + (head * tensor.size(2) + row) * tensor.size(3);
 }
+
+/// Scratch memory, uninitialised, on a boundary of 64 bytes: the matrix products may sum in another order elsewhere, and equal calls
+/// shall give equal bits.
+template <typename Scalar>
+class Buffer {
+ public:
+  explicit Buffer(int64_t size) : memory_(at::empty({size}, at::CppTypeToScalarType<Scalar>::value)) {}
+  Scalar* data() { return memory_.mutable_data_ptr<Scalar>(); }
+
+ private:
+  at::Tensor memory_;
+};
 
 /// Calls run(next) on every thread of Torch's pool; next() hands out 0 … count − 1, each once, first come first served, so that
 /// tasks of unequal size keep all of them busy. Scratch memory belongs at the top of run.

@@ -1,0 +1,125 @@
+// The operator computes what the reference defines: values, log_normalizer and every gradient, for every dtype and gate.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "optimized/torch/forgetting_attention.hpp"
+#include "reference/agreement.hpp"
+#include "reference/forgetting_attention.hpp"
+#include "tests/operator/operator_and_reference.hpp"
+#include "tests/support/heads.hpp"
+
+namespace lethe {
+namespace {
+
+constexpr Dtype kEveryDtype[] = {Dtype::kFloat64, Dtype::kFloat32, Dtype::kBFloat16, Dtype::kFloat16};
+
+Shape shape_of(int64_t query_length, int64_t key_length, int64_t batch, int64_t heads, int64_t query_heads, int64_t key_dim,
+               int64_t value_dim) {
+  return {.batch = batch, .query_length = query_length, .key_length = key_length, .heads = heads, .query_heads = query_heads,
+          .key_dim = key_dim, .value_dim = value_dim};
+}
+
+TEST(ForgettingAttentionOperator, EqualsTheReferenceForEveryDtypeGateAndShape) {
+  const Shape shapes[] = {shape_of(1, 1, 2, 3, 3, 8, 4),     shape_of(2, 2, 1, 1, 2, 5, 7),      shape_of(17, 17, 2, 3, 3, 16, 8),
+                          shape_of(63, 63, 1, 1, 1, 64, 64), shape_of(65, 65, 1, 2, 4, 8, 24),   shape_of(129, 129, 1, 1, 1, 64, 32),
+                          shape_of(257, 257, 1, 1, 2, 16, 16), shape_of(5, 300, 1, 3, 3, 32, 8), shape_of(140, 620, 1, 1, 3, 8, 8)};
+  uint64_t seed = 1;
+  for (const Dtype dtype : kEveryDtype) {
+    for (const Gate gate : kEveryGate) {
+      for (const Shape& shape : shapes) {
+        SCOPED_TRACE(dtype_name(dtype) + ", " + describe({shape.query_length, shape.key_length}, gate));
+        expect_equals_reference(random_problem(shape, dtype, gate, ++seed));
+      }
+    }
+  }
+}
+
+TEST(ForgettingAttentionOperator, EqualsTheReferenceAcrossManyBlocks) {
+  for (const Gate gate : kEveryGate) {
+    SCOPED_TRACE(gate_name(gate));
+    expect_equals_reference(random_problem(shape_of(1100, 1300, 1, 1, 1, 16, 16), Dtype::kFloat32, gate, 5));
+  }
+}
+
+TEST(ForgettingAttentionOperator, EqualsTheReferenceWhenItPrunesWhatIsBelowRounding) {
+  const Problem problem = random_problem(shape_of(700, 900, 1, 1, 1, 8, 8), Dtype::kFloat64, Gate::kStrong, 6);
+  const double log_tolerance = -36.0;  // ε = 2e-16
+  const ProblemTensors inputs = tensors_of(problem);
+  const auto statistics = forgetting_attention_with_statistics(inputs.query, inputs.key, inputs.value, inputs.log_forget,
+                                                               problem.scale, log_tolerance);
+  ASSERT_LT(std::get<2>(statistics).item().toLong(), 700 * 200 + 700 * 701 / 2) << "nothing was pruned";
+  expect_equals_reference(problem, log_tolerance);
+}
+
+TEST(ForgettingAttentionOperator, KeepsTheBiasExactOverAQuarterOfAMillionTokens) {
+  constexpr int64_t kLength = 262144, kQueries = 257;
+  Problem problem = random_problem(shape_of(kQueries, kLength, 1, 1, 1, 4, 4), Dtype::kFloat32, Gate::kZero, 4);
+  const Problem uniform = random_problem(shape_of(1, kLength, 1, 1, 1, 1, 1), Dtype::kFloat32, Gate::kOpen, 5);
+  for (int64_t t = 0; t < kLength; ++t) {
+    problem.log_forget[t] = round_to(Dtype::kFloat32, 1e4 * uniform.log_forget[t]);  // −U(0, 2): mean −1
+  }
+  const ProblemTensors inputs = tensors_of(problem);
+  const auto [values, log_normalizer, visited] =
+      forgetting_attention_with_statistics(inputs.query, inputs.key, inputs.value, inputs.log_forget, problem.scale);
+  const Head head = head_of(problem, 0, 0);
+  const std::vector<double> flat_values = head_of(values, 0, 0), normalizers = head_of(log_normalizer, 0, 0);
+  for (const int64_t row : {int64_t{0}, int64_t{31}, int64_t{127}, int64_t{128}, kQueries - 1}) {
+    SCOPED_TRACE("row " + std::to_string(row));
+    const Output expected = reference::forgetting_attention::one_query(head, row);
+    EXPECT_NEAR(normalizers[row], expected.log_normalizer[0], 1e-5);
+    const Agreement agreement = compare({flat_values.data() + 4 * row, 4}, flat(expected.values), 1e-5);
+    EXPECT_TRUE(agreement.passed()) << agreement.describe();
+  }
+}
+
+// Wrong formulas, as wrong calls of the right operator: each must miss the reference by more than three budgets.
+TEST(ForgettingAttentionOperator, MissesTheReferenceWhereTheFormulaIsWrong) {
+  const Problem right = random_problem(shape_of(70, 70, 1, 1, 1, 16, 16), Dtype::kBFloat16, Gate::kInitial, 8);
+  const Output expected = reference::forgetting_attention::parallel(head_of(right, 0, 0));
+  const auto share_of_budget = [&](const Problem& wrong, int64_t rows) {
+    const OperatorResult result = run_operator(wrong, random_values_gradient(wrong));
+    const Matrix<double> last_rows = expected.values.bottomRows(rows);
+    return compare(head_of(result.values, 0, 0), flat(last_rows), budget(right.dtype)).share();
+  };
+  Problem ignored_gate = right, late_gate = right, wrong_scale = right, early_mask = right;
+  std::fill(ignored_gate.log_forget.begin(), ignored_gate.log_forget.end(), 0.0);
+  std::rotate(late_gate.log_forget.begin(), late_gate.log_forget.begin() + 1, late_gate.log_forget.end());
+  wrong_scale.scale *= 1.05;
+  early_mask.shape.query_length = early_mask.shape.key_length = 69;  // query 1 stands at position 0, and so on
+  early_mask.query.erase(early_mask.query.begin(), early_mask.query.begin() + 16);
+  early_mask.key.resize(69 * 16);
+  early_mask.value.resize(69 * 16);
+  early_mask.log_forget.resize(69);
+  EXPECT_LT(share_of_budget(right, 70), 1.0);
+  EXPECT_GT(share_of_budget(ignored_gate, 70), 3.0);
+  EXPECT_GT(share_of_budget(late_gate, 70), 3.0);
+  EXPECT_GT(share_of_budget(wrong_scale, 70), 3.0);
+  EXPECT_GT(share_of_budget(early_mask, 69), 3.0);
+}
+
+TEST(ForgettingAttentionOperator, LetsNothingThroughACut) {
+  Problem problem = random_problem(shape_of(200, 200, 1, 1, 1, 8, 8), Dtype::kFloat32, Gate::kOpen, 9);
+  constexpr int64_t kCut = 140;
+  problem.log_forget[kCut] = -INFINITY;
+  at::Tensor values_gradient = random_values_gradient(problem);
+  values_gradient.narrow(1, 0, kCut).zero_();  // a loss of what comes after the cut
+  const OperatorResult result = run_operator(problem, values_gradient);
+  EXPECT_EQ(result.key.narrow(1, 0, kCut).abs().sum().item().toDouble(), 0.0);
+  EXPECT_EQ(result.value.narrow(1, 0, kCut).abs().sum().item().toDouble(), 0.0);
+  EXPECT_EQ(result.log_forget.narrow(1, 0, kCut + 1).abs().sum().item().toDouble(), 0.0);
+  EXPECT_GT(result.log_forget.narrow(1, kCut + 1, 20).abs().sum().item().toDouble(), 0.0);
+}
+
+TEST(ForgettingAttentionOperator, HidesNoNaNOfItsInputs) {
+  const Problem problem = random_problem(shape_of(140, 140, 1, 1, 1, 8, 8), Dtype::kFloat32, Gate::kInitial, 10);
+  ProblemTensors inputs = tensors_of(problem);
+  inputs.query.select(1, 135).fill_(NAN);
+  const at::Tensor values = forgetting_attention(inputs.query, inputs.key, inputs.value, inputs.log_forget);
+  EXPECT_TRUE(std::isnan(values.select(1, 135).sum().item().toDouble()));
+  EXPECT_TRUE(std::isfinite(values.narrow(1, 0, 135).sum().item().toDouble()));
+}
+
+}  // namespace
+}  // namespace lethe

@@ -47,7 +47,7 @@ void launch(const BackwardArguments& arguments, const BackwardWorkspace& workspa
       .deterministic = arguments.deterministic};
 
   const auto kernel = backward_tiles<Element, kDim>;
-  constexpr int kSharedBytes = sizeof(Shared) + 1024;  // room to align
+  constexpr int kSharedBytes = sizeof(Shared);
   cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes), "backward: shared memory");
   kernel<<<dim3(key_tiles, shape.heads, shape.batch), kBackwardThreads, kSharedBytes, arguments.stream>>>(parameters);
   cuda_check(cudaGetLastError(), "backward: launch");

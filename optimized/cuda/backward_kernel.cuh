@@ -223,6 +223,7 @@ __device__ void BackwardCta<Element, kDim>::consume(int warpgroup, int thread) {
   for (int i = 0; i < kDim / 2 + 4; ++i) grad_key[i] = 0;
 
   BackwardWalk at = walk();
+  bool more = at.next_head();
   float key_bias[2];
   int first_cut, next_cut;  // no query at or behind it sees the tile's first key; the tile's last
   const auto enter_head = [&] {
@@ -244,7 +245,7 @@ __device__ void BackwardCta<Element, kDim>::consume(int warpgroup, int thread) {
       score[4 * j + 3] = row.y + bias[1];
     }
     const int position = p.query_offset + at.tile * kQueries;
-    if (position < key_tile * kKeys + kKeys - 1 || position + kQueries > first_cut) {
+    if (more && (position < key_tile * kKeys + kKeys - 1 || position + kQueries > first_cut)) {
       const float masked = p.logit_scale > 0 ? -INFINITY : INFINITY;
       const int64_t row = row_of_heads(at.head) * p.key_tiles + key_tile;
 #pragma unroll
@@ -271,7 +272,6 @@ __device__ void BackwardCta<Element, kDim>::consume(int warpgroup, int thread) {
   };
 
   ptx::RingPosition ring;
-  bool more = at.next_head();
   if (more) {
     enter_head();
     ptx::mbarrier_wait(&shared.query_full[0], 0);
@@ -283,7 +283,7 @@ __device__ void BackwardCta<Element, kDim>::consume(int warpgroup, int thread) {
   }
 #pragma unroll 1
   while (more) {
-    const int stage = ring.index;
+    const int stage = ptx::uniform(ring.index);  // so that descriptors are made in uniform registers
     const int step_head = at.head;
 
     ptx::mbarrier_wait(&shared.output_full[stage], ring.parity);
@@ -374,7 +374,7 @@ __device__ void BackwardCta<Element, kDim>::consume(int warpgroup, int thread) {
       ptx::mbarrier_wait(&shared.query_full[ring.index], ring.parity);
     }
     start_scores(ring.index);
-    issue_scores(ring.index);  // behind the last tile for nothing: a branch around it would end the pipeline
+    issue_scores(ptx::uniform(ring.index));  // behind the last tile for nothing: a branch around it would end the pipeline
     ptx::wgmma_commit();
 
     ptx::wgmma_wait<0>();  // dK: nobody reads this query tile any more; and the next Sᵀ
@@ -429,8 +429,8 @@ __device__ void BackwardCta<Element, kDim>::consume(int warpgroup, int thread) {
 template <typename Element, int kDim>
 __global__ void __launch_bounds__(kBackwardThreads, 1) backward_tiles(const __grid_constant__ BackwardParameters p) {
   using Shared = BackwardShared<kDim>;
-  extern __shared__ uint8_t raw[];
-  Shared& shared = *reinterpret_cast<Shared*>((reinterpret_cast<uintptr_t>(raw) + 1023) & ~uintptr_t{1023});
+  extern __shared__ __align__(1024) uint8_t raw[];  // read as it is: a rounded pointer would lose its address space
+  Shared& shared = *reinterpret_cast<Shared*>(raw);
   BackwardCta<Element, kDim> cta{p, shared, int(p.deterministic ? gridDim.x - 1 - blockIdx.x : blockIdx.x), int(blockIdx.y), int(blockIdx.z)};
 
   const uint32_t one = ptx::pack<Element>(1, 1);

@@ -102,7 +102,6 @@ Findings measure(const Study& study) {
       {.statement = "The most global head has next to nothing pruned",
        .source = "ACP Fig. 6 right",
        .unit = "share",
-       .headline = true,
        .expectation = {.high = 0.05},
        .measured = most_global.entries[0]},
   };

@@ -9,17 +9,18 @@
 namespace lethe::per_head_savings {
 namespace {
 
-/// The share of heads for which `is` holds, less one half: positive where most are so. Its band is that of drawing as many heads.
+/// The share of heads for which `is` holds, as a number above `threshold`, with the band that so few heads have.
 template <typename Predicate>
-Comparison most_heads(const std::string& statement, const std::vector<double>& savings, Predicate is) {
+Comparison share_of_heads(const std::string& statement, const std::vector<double>& savings, Predicate is,
+                          double threshold) {
   const auto heads = static_cast<double>(savings.size());
   const double share = static_cast<double>(std::ranges::count_if(savings, is)) / heads;
   // Agresti and Coull: two successes and two failures are added, so that a share of 0 or 1 has a band too.
   const double centre = (share * heads + 2) / (heads + 4);
   return {.statement = statement,
-          .unit = "share of heads above one half",
+          .unit = threshold > 0 ? "share of heads above one half" : "share of heads",
           .expectation = Expectation::positive(),
-          .measured = share - 0.5,
+          .measured = share - threshold,
           .band = 1.96 * std::sqrt(centre * (1 - centre) / (heads + 4))};
 }
 
@@ -54,15 +55,17 @@ Findings measure(const Study& study) {
   }
 
   const auto is_local = [](double saving) { return saving > 0.5; };
+  const auto is_global = [](double saving) { return saving < 0.25; };
   const auto is_extreme = [](double saving) { return saving < 0.25 || saving >= 0.75; };
-  Comparison most_are_local = most_heads("Most heads are local: most of their attention is pruned", savings, is_local);
-  Comparison two_kinds = most_heads("Heads are of two kinds: less than a quarter or more than three quarters is pruned",
-                                    savings, is_extreme);
-  Comparison local_first = most_heads("The heads of the first two layers are local", first_layers, is_local);
-  most_are_local.headline = two_kinds.headline = true;
-  most_are_local.source = two_kinds.source = "ACP Fig. 4";
-  local_first.source = "ACP Fig. 5";
-  findings.comparisons = {most_are_local, two_kinds, local_first};
+  findings.comparisons = {
+      share_of_heads("Most heads are local: most of their attention is pruned", savings, is_local, 0.5),
+      share_of_heads("Some heads are global: less than a quarter of their attention is pruned", savings, is_global, 0),
+      share_of_heads("Few heads lie between a quarter and three quarters", savings, is_extreme, 0.5),
+      share_of_heads("The heads of the first two layers are local", first_layers, is_local, 0.5),
+  };
+  for (Comparison& comparison : findings.comparisons) comparison.source = "ACP Fig. 4";
+  findings.comparisons[0].headline = findings.comparisons[1].headline = true;
+  findings.comparisons.back().source = "ACP Fig. 5";
   return findings;
 }
 

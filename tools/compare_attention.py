@@ -1,0 +1,342 @@
+#!/usr/bin/env python3
+"""Times Forgetting Attention on a GPU beside other attention kernels, forward and backward, in one process.
+
+usage: tools/compare_attention.py --library build/cuda/lib/liblethe_torch.so --output results/h200 [--length T]… [--dim D]… [--gate NAME]… [--only NAME]…
+
+Every implementation is called once and held against float64 before it is timed: one whose error is over its budget is an error in the
+table, never a time. Then all run in turn, in a new random order each round, on inputs that rotate past the L2 cache; a time is the
+median between CUDA events. The TFLOP/s are "effective": 2·B·H·T²·D forward and 2.5 times that backward, whatever was pruned. What isn't
+installed is left out and named in the certificate.
+
+Writes <output>/attention_throughput.csv, and .json with where the numbers come from. experiments/throughput/report.py makes the page.
+"""
+import argparse
+import csv
+import importlib
+import json
+import math
+import os
+import platform
+import random
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Callable
+
+import torch
+
+HEADS = {64: 24, 128: 12}
+LOG_TOLERANCE = -10.0
+BLOCK = 128
+SEED = 1
+# Relative error allowed in bf16: of values twice the operators' own budget, for others round more often; of gradients more, since
+# O and dS are stored in 16 bits too; of the gate's gradient most, a sum of what nearly cancels.
+BUDGETS = {"values": 1e-2, "query": 2e-2, "key": 2e-2, "value": 1e-2, "log_forget": 3e-2}
+COLUMNS = "experiment,claim,variant,implementation,device,dtype,batch,length,heads,key_dim,value_dim,seed,metric,unit,value,stddev,samples".split(",")
+
+
+@dataclass(frozen=True)
+class Case:
+    length: int
+    dim: int
+    gate: str
+
+    @property
+    def batch(self):
+        return max(1, (65536 if self.length == 65536 else 32768) // self.length)
+
+    @property
+    def heads(self):
+        return HEADS[self.dim]
+
+    @property
+    def forward_flops(self):
+        return 2.0 * self.batch * self.heads * self.length**2 * self.dim
+
+
+@dataclass
+class Implementation:
+    name: str
+    gated: bool          # computes with the gate, and not with log f = 0
+    gate_gradient: bool  # differentiates it
+    forward: Callable    # Inputs → values [B, T, H, D]
+    prepare: Callable = lambda inputs: None  # what the user is supposed to have beforehand; not timed
+
+
+class Inputs:
+    """query, key, value, log_forget and the incoming gradient of one case; all [B, T, heads, …]."""
+
+    def __init__(self, case, seed):
+        generator = torch.Generator("cuda").manual_seed(seed)
+        shape = (case.batch, case.length, case.heads, case.dim)
+        normal = lambda: torch.randn(shape, generator=generator, device="cuda", dtype=torch.bfloat16)
+        normed = lambda: torch.nn.functional.rms_norm(normal(), (case.dim,))
+        self.case = case
+        self.query, self.key, self.value = (tensor.requires_grad_() for tensor in (normed(), normed(), normal()))
+        self.grad = normal()
+        self.log_forget = gate(case, generator).requires_grad_()
+        self.zero_gate = torch.zeros_like(self.log_forget).requires_grad_()
+        self.decay = self.log_forget.detach().double().cumsum(1).transpose(1, 2).float().contiguous()  # [B, H, T]
+        self.block_mask = None
+
+    def leaves(self, with_gate):
+        return [self.query, self.key, self.value] + ([self.log_forget] if with_gate else [])
+
+
+def gate(case, generator):
+    shape = (case.batch, case.length, case.heads)
+    if case.gate == "init":  # the logit of an untrained layer: 0 but for the scatter of its input
+        return torch.nn.functional.logsigmoid(0.78 * torch.randn(shape, generator=generator, device="cuda"))
+    mean = torch.full((case.heads,), -1e-4, device="cuda")
+    if case.gate == "bimodal":
+        mean[: round(0.7 * case.heads)] = -0.1
+    return mean * 2 * torch.rand(shape, generator=generator, device="cuda")
+
+
+def reference(inputs, gated, batch, head):
+    """Values and all gradients of one head in float64, a block of rows at a time."""
+    take = lambda tensor: tensor.detach()[batch, :, head].double()
+    query, key, value, grad = (take(t) for t in (inputs.query, inputs.key, inputs.value, inputs.grad))
+    decay = take(inputs.log_forget).cumsum(0) * float(gated)
+    scale, length = key.shape[1] ** -0.5, key.shape[0]
+    values, d_query = torch.empty_like(value), torch.empty_like(query)
+    d_key, d_value, rows_less_columns = torch.zeros_like(key), torch.zeros_like(value), torch.zeros_like(decay)
+    for begin in range(0, length, 2048):
+        rows = slice(begin, min(begin + 2048, length))
+        seen = slice(0, rows.stop)
+        logits = scale * query[rows] @ key[seen].T + decay[rows, None] - decay[None, seen]
+        logits.masked_fill_(torch.arange(rows.stop, device="cuda") > torch.arange(rows.start, rows.stop, device="cuda")[:, None], -math.inf)
+        weight = logits.softmax(-1)
+        values[rows] = weight @ value[seen]
+        d_logits = weight * (grad[rows] @ value[seen].T - (grad[rows] * values[rows]).sum(-1, keepdim=True))
+        d_query[rows] = scale * d_logits @ key[seen]
+        d_key[seen] += scale * d_logits.T @ query[rows]
+        d_value[seen] += weight.T @ grad[rows]
+        rows_less_columns[rows] += d_logits.sum(1)
+        rows_less_columns[seen] -= d_logits.sum(0)
+    d_gate = rows_less_columns.flip(0).cumsum(0).flip(0)
+    d_gate[0] = 0
+    return {"values": values, "query": d_query, "key": d_key, "value": d_value, "log_forget": d_gate}
+
+
+def check(implementation, inputs, expected):
+    """The largest share of its budget that any tensor of the sampled heads uses."""
+    leaves = inputs.leaves(implementation.gate_gradient)
+    values = implementation.forward(inputs)
+    gradients = torch.autograd.grad(values, leaves, inputs.grad)
+    actual = dict(zip(("values", "query", "key", "value", "log_forget"), (values.detach(), *gradients)))
+    worst = 0.0
+    for (batch, head), tensors in expected[implementation.gated].items():
+        for name, tensor in actual.items():
+            error = (tensor[batch, :, head].double() - tensors[name]).norm() / tensors[name].norm()
+            share = float(error) / BUDGETS[name]
+            worst = share if math.isnan(share) else max(worst, share)
+    return worst
+
+
+# ---- implementations ----
+
+
+def lethe(pruned=False, zero_gate=False):
+    options = {"log_pruning_tolerance": LOG_TOLERANCE} if pruned else {}
+    return lambda i: torch.ops.lethe.forgetting_attention(i.query, i.key, i.value, i.zero_gate if zero_gate else i.log_forget, **options)
+
+
+def by_head(tensor):
+    return tensor.transpose(1, 2)
+
+
+def sdpa(backend):
+    def forward(inputs):
+        with torch.nn.attention.sdpa_kernel(backend):
+            return by_head(torch.nn.functional.scaled_dot_product_attention(*map(by_head, inputs.leaves(False)), is_causal=True))
+
+    return forward
+
+
+def kept_blocks(inputs):
+    """[B, H, M, N]: blocks that pruning leaves, from the same bound as the operators': D of the nearest pair against 2U + log T − log ε."""
+    case = inputs.case
+    norm = lambda tensor: tensor.detach().float().norm(dim=-1).amax(1)
+    bound = case.dim**-0.5 * norm(inputs.query) * norm(inputs.key)
+    threshold = -2 * bound - math.log(case.length) + LOG_TOLERANCE
+    nearest = inputs.decay[:, :, ::BLOCK, None] - inputs.decay[:, :, None, BLOCK - 1 :: BLOCK]
+    blocks = case.length // BLOCK
+    below = torch.ones(blocks, blocks, dtype=torch.bool, device="cuda").tril(-1)
+    return (nearest >= threshold[..., None, None]) & below | torch.eye(blocks, dtype=torch.bool, device="cuda")
+
+
+def flex(pruned, backend):
+    from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+
+    compiled = torch.compile(flex_attention, dynamic=False)
+    options = {"BACKEND": backend} if backend else None
+    causal = lambda b, h, q, k: q >= k
+
+    def indices(blocks):
+        return blocks.sum(-1).int(), blocks.int().argsort(-1, descending=True, stable=True).int()
+
+    def prepare(inputs):
+        if pruned:
+            kept = kept_blocks(inputs)
+            diagonal = torch.eye(kept.shape[-1], dtype=torch.bool, device="cuda").expand_as(kept)
+            inputs.pruned_mask = BlockMask.from_kv_blocks(*indices(diagonal), *indices(kept & ~diagonal), BLOCK_SIZE=BLOCK, mask_mod=causal)
+        else:
+            inputs.block_mask = create_block_mask(causal, None, None, inputs.case.length, inputs.case.length, device="cuda")
+
+    def forward(inputs):
+        decay = inputs.decay
+        return by_head(compiled(*map(by_head, inputs.leaves(False)), score_mod=lambda s, b, h, q, k: s + decay[b, h, q] - decay[b, h, k],
+                                block_mask=inputs.pruned_mask if pruned else inputs.block_mask, kernel_options=options))
+
+    return Implementation(f"flex{'_flash' if backend else ''}{'_pruned_mask' if pruned else ''}", True, False, forward, prepare)
+
+
+def implementations(absent):
+    """All that can be imported here; what can't goes to `absent` with its reason."""
+    cudnn, flash = torch.nn.attention.SDPBackend.CUDNN_ATTENTION, torch.nn.attention.SDPBackend.FLASH_ATTENTION
+    yield Implementation("lethe", True, True, lethe())
+    yield Implementation("lethe_pruned", True, True, lethe(pruned=True))
+    yield Implementation("lethe_zero_gate", False, False, lethe(zero_gate=True))
+    yield Implementation("cudnn", False, False, sdpa(cudnn))
+    yield Implementation("flash_attention_2", False, False, sdpa(flash))
+
+    def package(name, module):
+        try:
+            return importlib.import_module(module)
+        except ImportError as error:
+            absent[name] = str(error)
+
+    cute = package("flash_attention_4", "flash_attn.cute")
+    for backend in (None, "FLASH") if cute else (None,):
+        for pruned in (False, True):
+            yield flex(pruned, backend)
+    if cute:
+        def flash_attention_4(inputs):
+            values = cute.flash_attn_func(*inputs.leaves(False), causal=True)
+            return values[0] if isinstance(values, tuple) else values
+
+        yield Implementation("flash_attention_4", False, False, flash_attention_4)
+    if official := package("official", "forgetting_transformer.ops.forgetting_attention"):
+        for name, threshold in (("official", None), ("official_pruned", "auto")):
+            yield Implementation(name, True, True, lambda i, t=threshold: official.forgetting_attention(*i.leaves(True), adaptive_threshold=t))
+    if fla := package("fla", "fla.ops.forgetting_attn"):
+        yield Implementation("fla", True, True, lambda i: fla.parallel_forgetting_attn(*i.leaves(True)))
+
+
+# ---- measuring ----
+
+
+def time_once(implementation, inputs):
+    """Milliseconds of the forward and of the backward pass."""
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(3)]
+    marks[0].record()
+    values = implementation.forward(inputs)
+    marks[1].record()
+    torch.autograd.grad(values, inputs.leaves(implementation.gate_gradient), inputs.grad)
+    marks[2].record()
+    torch.cuda.synchronize()
+    return marks[0].elapsed_time(marks[1]), marks[1].elapsed_time(marks[2])
+
+
+def measure(case, candidates, rounds, report):
+    sets = [Inputs(case, SEED + i) for i in range(2)]  # two sets of some hundred megabytes: far past L2
+    sampled = [(0, 0), (case.batch - 1, case.heads - 1)]
+    expected = {gated: {at: reference(sets[0], gated, *at) for at in sampled} for gated in (False, True)}
+    passed = []
+    for implementation in candidates:
+        try:
+            for inputs in sets:
+                implementation.prepare(inputs)
+            share = check(implementation, sets[0], expected)
+            report(case, implementation, "share_of_budget", "1", [share])
+            if share <= 1:
+                passed.append(implementation)
+            else:
+                print(f"{case} {implementation.name}: expected errors within their budgets, found {share:.2f} of one", file=sys.stderr)
+        except Exception as error:  # a rival that doesn't run is a result, and no reason to lose the others
+            print(f"{case} {implementation.name}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}", file=sys.stderr)
+            report(case, implementation, "share_of_budget", "1", [math.nan])
+    times = {implementation.name: ([], []) for implementation in passed}
+    for round_number in range(rounds + 1):
+        for implementation in random.sample(passed, len(passed)):
+            pair = time_once(implementation, sets[round_number % 2])
+            if round_number > 0:  # the first round warms up
+                for series, milliseconds in zip(times[implementation.name], pair):
+                    series.append(milliseconds)
+    for implementation in passed:
+        for direction, series, flops in zip(("forward", "backward"), times[implementation.name], (case.forward_flops, 2.5 * case.forward_flops)):
+            report(case, implementation, f"{direction}_time", "ms", series)
+            report(case, implementation, f"{direction}_speed", "TFLOP/s", [flops / milliseconds * 1e-9 for milliseconds in series])
+    pairs = torch.ops.lethe.forgetting_attention_with_statistics(*(leaf.detach() for leaf in sets[0].leaves(True)), log_pruning_tolerance=LOG_TOLERANCE)[2]
+    share = 1 - float(pairs.sum()) / (case.batch * case.heads * case.length * (case.length + 1) / 2)
+    report(case, next(c for c in candidates if c.name.startswith("lethe")), "pruned_share", "1", [share])
+
+
+def git(*arguments):
+    run = subprocess.run(["git", *arguments], cwd=Path(__file__).parent, capture_output=True, text=True)
+    return run.stdout.strip() if run.returncode == 0 else None
+
+
+def certificate(absent):
+    status = git("status", "--porcelain", "--untracked-files=no")
+    return {
+        "commit": git("rev-parse", "HEAD"),
+        "dirty": None if status is None else bool(status),
+        "command_line": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "machine": {"gpu": torch.cuda.get_device_name(), "processors": os.cpu_count(), "system": platform.system()},
+        "versions": {"torch": torch.__version__, "cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version(), "python": platform.python_version()},
+        "left_out": absent,
+    }
+
+
+def write(output, records, details):
+    output.mkdir(parents=True, exist_ok=True)
+    for name, text in (("attention_throughput.csv", None), ("attention_throughput.json", json.dumps(details, indent=2) + "\n")):
+        new = output / (name + ".new")
+        with open(new, "w", newline="") as file:
+            if text is None:
+                writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+                writer.writeheader()
+                writer.writerows(records)
+            else:
+                file.write(text)
+        new.rename(output / name)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--library", required=True, help="liblethe_torch.so of a build with preset cuda")
+    parser.add_argument("--output", required=True, type=Path)
+    parser.add_argument("--length", type=int, action="append", choices=(4096, 16384, 65536))
+    parser.add_argument("--dim", type=int, action="append", choices=tuple(HEADS))
+    parser.add_argument("--gate", action="append", choices=("open", "bimodal", "init"))
+    parser.add_argument("--only", action="append", help="implementations to time (default: all that are installed)")
+    parser.add_argument("--rounds", type=int, default=10)
+    arguments = parser.parse_args()
+    torch.ops.load_library(arguments.library)
+    random.seed(SEED)
+    absent, records = {}, []
+    candidates = [c for c in implementations(absent) if not arguments.only or c.name in arguments.only]
+
+    def report(case, implementation, metric, unit, series):
+        spread = statistics.stdev(series) if len(series) > 1 else 0.0
+        records.append(dict(zip(COLUMNS, ("throughput", "", case.gate, implementation.name, torch.cuda.get_device_name(), "bfloat16", case.batch,
+                                          case.length, case.heads, case.dim, case.dim, SEED, metric, unit,
+                                          f"{statistics.median(series):.6g}", f"{spread:.3g}", len(series)))))
+        if unit == "TFLOP/s":
+            print(f"T {case.length:6} D {case.dim:4} {case.gate:8} {implementation.name:24} {metric:15} {statistics.median(series):8.1f}", flush=True)
+
+    for length in arguments.length or (4096, 16384, 65536):
+        for dim in arguments.dim or HEADS:
+            for name in arguments.gate or ("open", "bimodal", "init"):
+                measure(Case(length, dim, name), candidates, arguments.rounds, report)
+                write(arguments.output, records, certificate(absent))  # after each case: a job that runs out of time keeps what it has
+
+
+if __name__ == "__main__":
+    main()

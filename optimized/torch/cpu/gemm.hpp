@@ -1,6 +1,7 @@
 #pragma once
 // Row-major matrix products on the BLAS that LibTorch itself brings and exports (MKL on x86).
 
+#include <algorithm>
 #include <cstdint>
 
 extern "C" {
@@ -21,8 +22,8 @@ void multiply(Transpose op_a, Transpose op_b, int64_t m, int64_t n, int64_t k, S
   // BLAS is column-major, where a row-major matrix reads as its transpose: cᵀ = op(b)ᵀ op(a)ᵀ.
   const char first = static_cast<char>(op_b), second = static_cast<char>(op_a);
   const int rows = static_cast<int>(n), columns = static_cast<int>(m), depth = static_cast<int>(k);
-  const int first_stride = static_cast<int>(b_stride), second_stride = static_cast<int>(a_stride);
-  const int result_stride = static_cast<int>(c_stride);
+  const auto stride = [](int64_t distance) { return static_cast<int>(std::max<int64_t>(distance, 1)); };  // 0 where a matrix is empty
+  const int first_stride = stride(b_stride), second_stride = stride(a_stride), result_stride = stride(c_stride);
   if constexpr (sizeof(Scalar) == sizeof(float)) {
     sgemm_(&first, &second, &rows, &columns, &depth, &alpha, b, &first_stride, a, &second_stride, &beta, c, &result_stride);
   } else {

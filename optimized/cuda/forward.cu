@@ -21,6 +21,8 @@
 #include <stdexcept>
 
 #include "optimized/cuda/check.hpp"
+#include "optimized/cuda/forward_softmax.cuh"
+#include "optimized/cuda/forward_tiles.cuh"
 #include "optimized/cuda/ptx/copy.cuh"
 #include "optimized/cuda/ptx/fragment.cuh"
 #include "optimized/cuda/ptx/wgmma.cuh"
@@ -33,223 +35,7 @@ namespace {
 using ptx::Major;
 using ptx::RingPosition;
 
-constexpr float kLog2E = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;
-constexpr int kColumns = 128;  // of a key block
-constexpr float kRescaleAbove = 8;  // log₂, where the maximum is followed
-constexpr int kTileSlots = 2;  // the next tile's queries arrive while this one is computed
-
-// How far above the largest logit found m is set (log₂), and the sum of a thread's weights that none of them may reach.
-template <typename Element>
-constexpr float kHeadroom = 0;
-template <>
-constexpr float kHeadroom<__half> = 8;
-template <typename Element>
-constexpr float kLargestSum = 0x1p120f;
-template <>
-constexpr float kLargestSum<__half> = 0x1p15f;
-
-// Sizes of a kernel. At head dim 64 the exponentials take as long as the products: three warpgroups hide more latency than two.
-template <int kDim>
-struct Sizes {
-  static constexpr int kWarpgroups = kDim == 64 ? 3 : 2;
-  static constexpr int kRows = kWarpgroups * 64;
-  static constexpr int kThreads = (kWarpgroups + 1) * 128;
-  static constexpr int kProducerRegisters = kDim == 64 ? 32 : 40, kConsumerRegisters = kDim == 64 ? 160 : 232;
-  static constexpr int kStages = kDim == 64 ? 3 : 2;
-  static constexpr bool kBiasAhead = kDim == 128;  // registers for the bias while the scores are still computed
-};
-
-struct ForwardParameters {
-  CUtensorMap query, key, value, output;
-  GatePlan plan;
-  float scale_log2;
-  int query_length, key_length, heads, query_heads, query_blocks, query_tiles, key_blocks, tiles;
-  int section;  // heads whose keys and values share the L2 cache at a time
-  float* log_normalizer;
-  unsigned long long* visited_pairs;
-  int* next_tile;
-  int* repeats;  // their count, then their tiles: where a sum overflowed
-};
-
-struct Tile {
-  int batch, head, row, query;  // query head; row = batch · query_heads + head, −1 where no tile is left; first query
-  int first, last;              // key blocks, both included
-};
-
-// Longest first: sections of heads, inside a section from the last query block down, heads innermost.
-template <int kRows>
-__device__ Tile tile_at(const ForwardParameters& a, int index) {
-  const int per_section = a.section * a.query_tiles, rows = a.tiles / a.query_tiles;
-  const int section = index / per_section, within = index % per_section;
-  const int width = min(a.section, rows - section * a.section);
-  Tile tile;
-  tile.row = section * a.section + within % width;
-  tile.query = (a.query_tiles - 1 - within / width) * kRows;
-  tile.batch = tile.row / a.query_heads;
-  tile.head = tile.row % a.query_heads;
-  tile.first = a.plan.first_key_block[tile.row * a.query_blocks + tile.query / static_cast<int>(kGateBlock)];
-  tile.last = (min(tile.query + kRows, a.query_length) - 1 + a.key_length - a.query_length) / kColumns;
-  return tile;
-}
-
-template <int kDim>
-struct alignas(1024) Shared {
-  static constexpr int kStages = Sizes<kDim>::kStages, kRows = Sizes<kDim>::kRows;
-  char query[kTileSlots][kRows * kDim * 2];
-  char output[kRows * kDim * 2];
-  char key[kStages][kColumns * kDim * 2];
-  char value[kStages][kColumns * kDim * 2];
-  float bias[kStages][kColumns];
-  float block_bias[kStages];
-  float row_gate[kRows];  // c_i − F, written and read by one thread
-  Tile tile[kTileSlots];
-  int index[kTileSlots], overflowed[kTileSlots];
-  uint64_t tile_full[kTileSlots], tile_empty[kTileSlots];  // a tile and its queries
-  uint64_t key_full[kStages], key_empty[kStages], value_full[kStages], value_empty[kStages];
-};
-
-// Causal pairs of a block: row r of `rows` sees clamp(first_visible + r, 0, 128) columns.
-__device__ long long causal_pairs(int rows, int first_visible) {
-  const long long empty = min(rows, max(0, -first_visible)), full = max(static_cast<int>(empty), min(rows, kColumns - first_visible));
-  return (full - empty) * first_visible + (full * (full - 1) - empty * (empty - 1)) / 2 + (rows - full) * kColumns;
-}
-
-template <int kDim, bool kRepeat>
-__device__ void produce(const ForwardParameters& a, Shared<kDim>& shared) {
-  constexpr int kStages = Sizes<kDim>::kStages, kRows = Sizes<kDim>::kRows;
-  const int group = a.query_heads / a.heads, offset = a.key_length - a.query_length;
-  RingPosition at, previous, slot;  // a block's value follows its key one step later, in the same stage of its own ring
-  const auto load = [&](char* destination, int rows, const CUtensorMap& map, uint64_t* full, int head, int token, int batch) {
-#pragma unroll
-    for (int panel = 0; panel < kDim / 64; ++panel)
-      ptx::load_tile(destination + panel * rows * 128, &map, full, panel * 64, head, token, batch);
-  };
-  const int tiles = kRepeat ? a.repeats[0] : a.tiles;
-  for (int turn = blockIdx.x; turn < tiles;) {
-    const int index = kRepeat ? a.repeats[1 + turn] : turn;
-    const Tile tile = tile_at<kRows>(a, index);
-    turn = gridDim.x + (kRepeat ? turn : atomicAdd(a.next_tile, 1));
-    ptx::mbarrier_wait_patiently(&shared.tile_empty[slot.index], slot.parity ^ 1);
-    shared.tile[slot.index] = tile;
-    shared.index[slot.index] = index;
-    shared.overflowed[slot.index] = false;
-    ptx::mbarrier_arrive_expect(&shared.tile_full[slot.index], kRows * kDim * 2);
-    load(shared.query[slot.index], kRows, a.query, &shared.tile_full[slot.index], tile.head, tile.query, tile.batch);
-    slot.advance(kTileSlots);
-
-    const int64_t tokens = static_cast<int64_t>(tile.row) * a.key_blocks * kColumns;
-    const double* base = a.plan.base + static_cast<int64_t>(tile.row) * (a.key_blocks + 1);
-    const double frame = base[(tile.query + offset) / kColumns];
-    const int key_head = tile.head / group, rows = min(kRows, a.query_length - tile.query);
-    long long pairs = 0;
-    const auto load_value = [&](int block) {
-      ptx::mbarrier_wait_patiently(&shared.value_empty[previous.index], previous.parity ^ 1);
-      ptx::mbarrier_arrive_expect(&shared.value_full[previous.index], kColumns * kDim * 2);
-      load(shared.value[previous.index], kColumns, a.value, &shared.value_full[previous.index], key_head, block * kColumns, tile.batch);
-    };
-#pragma unroll 1
-    for (int block = tile.last; block >= tile.first; --block) {
-      const float block_bias = static_cast<float>((frame - base[block]) * static_cast<double>(kLog2E));
-      ptx::mbarrier_wait_patiently(&shared.key_empty[at.index], at.parity ^ 1);
-      shared.block_bias[at.index] = block_bias;
-      uint64_t* full = &shared.key_full[at.index];
-      ptx::mbarrier_arrive_expect(full, kColumns * kDim * 2 + kColumns * 4);
-      load(shared.key[at.index], kColumns, a.key, full, key_head, block * kColumns, tile.batch);
-      ptx::load_run(shared.bias[at.index], a.plan.bias + tokens + block * kColumns, kColumns * 4, full);
-      if (block < tile.last) load_value(block + 1);
-      previous = at;
-      at.advance(kStages);
-      pairs += causal_pairs(rows, tile.query + offset - block * kColumns + 1);
-    }
-    load_value(tile.first);
-    if (!kRepeat) atomicAdd(a.visited_pairs + tile.row, static_cast<unsigned long long>(pairs));
-  }
-  ptx::mbarrier_wait_patiently(&shared.tile_empty[slot.index], slot.parity ^ 1);
-  shared.tile[slot.index].row = -1;
-  ptx::mbarrier_arrive(&shared.tile_full[slot.index]);
-}
-
-// What a thread knows of its two rows, and its part of S, P and O.
-template <int kDim>
-struct Rows {
-  float x[64];           // a block's logits in log₂, then their exponentials
-  float output[kDim / 2];
-  uint32_t weights[32];  // the exponentials, rounded
-  float maximum[2], sum[2], shrink[2];
-  int position[2], first_visible[2];  // of the row among the keys; first key after the last cut
-};
-
-// S → x without its block's bias.
-template <int kDim, typename Bias>
-__device__ void add_bias(Rows<kDim>& rows, float scale, const Bias& bias) {
-#pragma unroll
-  for (int j = 0; j < 16; ++j) {
-    const float2 b = bias(j);
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      rows.x[4 * j + 2 * h] = fmaf(rows.x[4 * j + 2 * h], scale, b.x);
-      rows.x[4 * j + 2 * h + 1] = fmaf(rows.x[4 * j + 2 * h + 1], scale, b.y);
-    }
-  }
-}
-
-template <int kDim>
-__device__ void mask(Rows<kDim>& rows, int first_column) {
-#pragma unroll
-  for (int i = 0; i < 64; ++i) {
-    const int column = first_column + i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2, h = i / 2 % 2;
-    if (column > rows.position[h] || column < rows.first_visible[h]) rows.x[i] = -INFINITY;
-  }
-}
-
-// Over the four lanes that share a row.
-__device__ float largest_of_four(float value) {
-  value = fmaxf(value, __shfl_xor_sync(~0u, value, 1));
-  return fmaxf(value, __shfl_xor_sync(~0u, value, 2));
-}
-__device__ float sum_of_four(float value) {
-  value += __shfl_xor_sync(~0u, value, 1);
-  return value + __shfl_xor_sync(~0u, value, 2);
-}
-
-// Moves m where the block's maximum is above it by more than kRescaleAbove, and the sum with it. Returns whether a row of the warp moved.
-template <typename Element, int kDim>
-__device__ bool follow_maximum(Rows<kDim>& rows, float block_bias) {
-  bool moved = false;
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    float largest = fmaxf(rows.x[2 * h], rows.x[2 * h + 1]);
-#pragma unroll
-    for (int j = 1; j < 16; ++j) largest = fmaxf(largest, fmaxf(rows.x[4 * j + 2 * h], rows.x[4 * j + 2 * h + 1]));
-    largest = largest_of_four(largest) + block_bias + kHeadroom<Element>;
-    const float maximum = largest > rows.maximum[h] + kRescaleAbove ? largest : rows.maximum[h];
-    moved |= maximum != rows.maximum[h];
-    rows.shrink[h] = maximum == -INFINITY ? 1 : ptx::exp2_approximate(rows.maximum[h] - maximum);  // a row may see nothing yet
-    rows.sum[h] *= rows.shrink[h];
-    rows.maximum[h] = maximum;
-  }
-  return __any_sync(~0u, moved);
-}
-
-// x → 2^(x − m)
-template <int kDim>
-__device__ void exponentiate(Rows<kDim>& rows, float block_bias) {
-  float start[2];
-#pragma unroll
-  for (int h = 0; h < 2; ++h) start[h] = rows.maximum[h] == -INFINITY ? 0 : block_bias - rows.maximum[h];
-#pragma unroll
-  for (int i = 0; i < 64; ++i) {
-    rows.x[i] = ptx::exp2_approximate(rows.x[i] + start[i / 2 % 2]);
-    rows.sum[i / 2 % 2] += rows.x[i];
-  }
-}
-
-template <typename Element, int kDim>
-__device__ void pack_weights(Rows<kDim>& rows) {
-#pragma unroll
-  for (int i = 0; i < 32; ++i) rows.weights[i] = ptx::pack<Element>(rows.x[2 * i], rows.x[2 * i + 1]);
-}
 
 template <typename Element, int kDim>
 __device__ void issue_scores(Rows<kDim>& rows, uint64_t query, uint64_t key) {
@@ -282,9 +68,9 @@ __device__ void consume(const ForwardParameters& a, Shared<kDim>& shared) {
   const uint32_t bias_address = ptx::shared_address(shared.bias[0]) + lane % 4 * 8;
   const uint32_t block_bias_address = ptx::shared_address(shared.block_bias);
   const auto load_bias = [&](uint32_t stage, int j) { return ptx::load_pair(bias_address + stage * kColumns * 4 + j * 32); };
-  const auto release = [&](uint64_t* barrier) {  // one arrival a warp, once all its lanes are through
+  const auto release = [&](uint64_t* barrier) {
     __syncwarp();
-    if (lane == 0) ptx::mbarrier_arrive(barrier);
+    if (lane < kArrivalsOfAWarp) ptx::mbarrier_arrive(barrier);
   };
   // Turns: warpgroup w issues its products when barrier kTurns + w has heard from the one before it; 0 begins.
   constexpr uint32_t kTurns = 1, kStores = kTurns + kWarpgroups;
@@ -373,7 +159,7 @@ __device__ void consume(const ForwardParameters& a, Shared<kDim>& shared) {
       exponentiate(rows, block_bias);
       // Released under a condition that needs every exponential and always holds: so the compiler can't sink them below the wait.
       __syncwarp();
-      if (lane == 0 && !(rows.sum[0] + rows.sum[1] < 0)) ptx::mbarrier_arrive(&shared.key_empty[stage]);
+      if (lane < kArrivalsOfAWarp && !(rows.sum[0] + rows.sum[1] < 0)) ptx::mbarrier_arrive(&shared.key_empty[stage]);
       ptx::wgmma_wait<0>();
       ptx::pin(rows.output);
       ptx::pin(rows.weights);
@@ -455,18 +241,18 @@ __global__ void __launch_bounds__(Sizes<kDim>::kThreads, 1) forward(const __grid
   extern __shared__ char memory[];
   auto& shared = *reinterpret_cast<Shared<kDim>*>((reinterpret_cast<uintptr_t>(memory) + 1023) / 1024 * 1024);
   using Size = Sizes<kDim>;
-  constexpr int kConsumerWarps = Size::kWarpgroups * 4;
+  constexpr int kReleases = Size::kWarpgroups * 4 * kArrivalsOfAWarp;
   if (threadIdx.x == 0) {
     for (const CUtensorMap* map : {&a.query, &a.key, &a.value, &a.output}) ptx::prefetch_tensor_map(map);
     for (int stage = 0; stage < Size::kStages; ++stage) {
       ptx::mbarrier_init(&shared.key_full[stage], 1);
-      ptx::mbarrier_init(&shared.key_empty[stage], kConsumerWarps);
+      ptx::mbarrier_init(&shared.key_empty[stage], kReleases);
       ptx::mbarrier_init(&shared.value_full[stage], 1);
-      ptx::mbarrier_init(&shared.value_empty[stage], kConsumerWarps);
+      ptx::mbarrier_init(&shared.value_empty[stage], kReleases);
     }
     for (int slot = 0; slot < kTileSlots; ++slot) {
       ptx::mbarrier_init(&shared.tile_full[slot], 1);
-      ptx::mbarrier_init(&shared.tile_empty[slot], kConsumerWarps);
+      ptx::mbarrier_init(&shared.tile_empty[slot], kReleases);
     }
     ptx::mbarrier_init_fence();
   }

@@ -7,6 +7,7 @@
 #include <torch/library.h>
 
 #include <limits>
+#include <string>
 
 #include "optimized/kernels.hpp"
 #include "optimized/torch/arguments.hpp"
@@ -31,9 +32,17 @@ Dtype dtype_of(const Tensor& tensor) {
   }
 }
 
-bool covered(const Tensor& query, const Tensor& key, const Tensor& value) {
-  return query.numel() > 0 && value.numel() > 0 &&
-         unsupported(shape_of(query, key, value), dtype_of(query), compute_capability(query.get_device())).empty();
+// Why the kernels do not take the problem, or "".
+std::string reason_against(const Tensor& query, const Tensor& key, const Tensor& value) {
+  if (query.numel() == 0 || value.numel() == 0) return "size: expected elements, found none";
+  return unsupported(shape_of(query, key, value), dtype_of(query), compute_capability(query.get_device()));
+}
+
+bool covered(const Tensor& query, const Tensor& key, const Tensor& value) { return reason_against(query, key, value).empty(); }
+
+std::string implementation(const Tensor& query, const Tensor& key, const Tensor& value) {
+  const std::string reason = reason_against(query, key, value);
+  return reason.empty() ? "sm_90a kernels" : "portable, not the sm_90a kernels: " + reason;
 }
 
 // The tensor itself where the copy engine can address it, else a contiguous copy.
@@ -157,6 +166,7 @@ Result backward(const Tensor& grad_values, const Tensor& query, const Tensor& ke
 TORCH_LIBRARY_IMPL(lethe, CUDA, library) {
   library.impl("_forgetting_attention_forward", forward);
   library.impl("_forgetting_attention_backward", backward);
+  library.impl("forgetting_attention_implementation", implementation);
 }
 
 }  // namespace lethe

@@ -103,7 +103,9 @@ TEST_P(Forward, FollowsLogitsThatGrow) {
   problem.scale *= 8;  // many a block holds exponentials far above those of the row's first
   const ForwardResult result = testing::run_forward(problem);
   const WorstError worst = worst_error(problem, result);
-  if (dtype() == Dtype::kBFloat16) EXPECT_EQ(result.repeated_tiles, 0);  // float16 may not hold weights so large
+  if (dtype() == Dtype::kBFloat16) {
+    EXPECT_EQ(result.repeated_tiles, 0);  // float16 may not hold weights so large
+  }
   EXPECT_LE(worst.values, 2 * budget(dtype()));
   EXPECT_LE(worst.log_normalizer, 1e-3);
 }

@@ -53,6 +53,13 @@ class Operators(unittest.TestCase):
             with self.subTest(dtype=dtype, dim=dim):
                 self.check(problem(dtype, dim=dim, value_dim=value_dim))
 
+    def test_the_operator_says_what_runs(self):
+        says = lambda device, **options: torch.ops.lethe.forgetting_attention_implementation(
+            *(tensor.to(device) for tensor in problem(torch.bfloat16, **options)[:3]))
+        self.assertEqual(says("cpu"), "CPU")
+        self.assertEqual(says("cuda"), "sm_90a kernels")
+        self.assertEqual(says("cuda", dim=96), "portable, not the sm_90a kernels: head dim: expected 64 or 128, found 96")
+
     def test_pruning_changes_no_more_than_the_tolerance(self):
         for dim in (64, 96):
             inputs = problem(torch.float16, queries=1000, keys=1000, dim=dim)

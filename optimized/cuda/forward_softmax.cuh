@@ -1,0 +1,113 @@
+#pragma once
+// The softmax of the forward kernel: what one thread does with its two rows of a block's logits. Internal to forward.cu.
+
+#include "optimized/cuda/ptx/fragment.cuh"
+
+namespace lethe {
+
+inline constexpr int kColumns = 128;         // of a key block
+inline constexpr float kRescaleAbove = 8;    // log₂, where the maximum is followed
+
+// How far above the largest logit found m is set (log₂), and the sum of a thread's weights that none of them may reach.
+template <typename Element>
+inline constexpr float kHeadroom = 0;
+template <>
+inline constexpr float kHeadroom<__half> = 8;
+template <typename Element>
+inline constexpr float kLargestSum = 0x1p120f;
+template <>
+inline constexpr float kLargestSum<__half> = 0x1p15f;
+
+// Sizes of a kernel. At head dim 64 the exponentials take as long as the products: three warpgroups hide more latency than two.
+template <int kDim>
+struct Sizes {
+  static constexpr int kWarpgroups = kDim == 64 ? 3 : 2;
+  static constexpr int kRows = kWarpgroups * 64;
+  static constexpr int kThreads = (kWarpgroups + 1) * 128;
+  static constexpr int kProducerRegisters = kDim == 64 ? 32 : 40, kConsumerRegisters = kDim == 64 ? 160 : 232;
+  static constexpr int kStages = kDim == 64 ? 3 : 2;
+  static constexpr bool kBiasAhead = kDim == 128;  // registers for the bias while the scores are still computed
+};
+
+// What a thread knows of its two rows, and its part of S, P and O.
+template <int kDim>
+struct Rows {
+  float x[64];           // a block's logits in log₂, then their exponentials
+  float output[kDim / 2];
+  uint32_t weights[32];  // the exponentials, rounded
+  float maximum[2], sum[2], shrink[2];
+  int position[2], first_visible[2];  // of the row among the keys; first key after the last cut
+};
+
+// S → x without its block's bias.
+template <int kDim, typename Bias>
+__device__ inline void add_bias(Rows<kDim>& rows, float scale, const Bias& bias) {
+#pragma unroll
+  for (int j = 0; j < 16; ++j) {
+    const float2 b = bias(j);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      rows.x[4 * j + 2 * h] = fmaf(rows.x[4 * j + 2 * h], scale, b.x);
+      rows.x[4 * j + 2 * h + 1] = fmaf(rows.x[4 * j + 2 * h + 1], scale, b.y);
+    }
+  }
+}
+
+template <int kDim>
+__device__ inline void mask(Rows<kDim>& rows, int first_column) {
+#pragma unroll
+  for (int i = 0; i < 64; ++i) {
+    const int column = first_column + i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2, h = i / 2 % 2;
+    if (column > rows.position[h] || column < rows.first_visible[h]) rows.x[i] = -INFINITY;
+  }
+}
+
+// Over the four lanes that share a row.
+__device__ inline float largest_of_four(float value) {
+  value = fmaxf(value, __shfl_xor_sync(~0u, value, 1));
+  return fmaxf(value, __shfl_xor_sync(~0u, value, 2));
+}
+__device__ inline float sum_of_four(float value) {
+  value += __shfl_xor_sync(~0u, value, 1);
+  return value + __shfl_xor_sync(~0u, value, 2);
+}
+
+// Moves m where the block's maximum is above it by more than kRescaleAbove, and the sum with it. Returns whether a row of the warp moved.
+template <typename Element, int kDim>
+__device__ inline bool follow_maximum(Rows<kDim>& rows, float block_bias) {
+  bool moved = false;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    float largest = fmaxf(rows.x[2 * h], rows.x[2 * h + 1]);
+#pragma unroll
+    for (int j = 1; j < 16; ++j) largest = fmaxf(largest, fmaxf(rows.x[4 * j + 2 * h], rows.x[4 * j + 2 * h + 1]));
+    largest = largest_of_four(largest) + block_bias + kHeadroom<Element>;
+    const float maximum = largest > rows.maximum[h] + kRescaleAbove ? largest : rows.maximum[h];
+    moved |= maximum != rows.maximum[h];
+    rows.shrink[h] = maximum == -INFINITY ? 1 : ptx::exp2_approximate(rows.maximum[h] - maximum);  // a row may see nothing yet
+    rows.sum[h] *= rows.shrink[h];
+    rows.maximum[h] = maximum;
+  }
+  return __any_sync(~0u, moved);
+}
+
+// x → 2^(x − m)
+template <int kDim>
+__device__ inline void exponentiate(Rows<kDim>& rows, float block_bias) {
+  float start[2];
+#pragma unroll
+  for (int h = 0; h < 2; ++h) start[h] = rows.maximum[h] == -INFINITY ? 0 : block_bias - rows.maximum[h];
+#pragma unroll
+  for (int i = 0; i < 64; ++i) {
+    rows.x[i] = ptx::exp2_approximate(rows.x[i] + start[i / 2 % 2]);
+    rows.sum[i / 2 % 2] += rows.x[i];
+  }
+}
+
+template <typename Element, int kDim>
+__device__ inline void pack_weights(Rows<kDim>& rows) {
+#pragma unroll
+  for (int i = 0; i < 32; ++i) rows.weights[i] = ptx::pack<Element>(rows.x[2 * i], rows.x[2 * i + 1]);
+}
+
+}  // namespace lethe

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Times Forgetting Attention on a GPU beside other attention kernels, forward and backward, in one process.
 
-usage: tools/compare_attention.py --library build/cuda/lib/liblethe_torch.so --output results/h200 [--length T]… [--dim D]… [--gate NAME]… [--only NAME]…
+usage: tools/compare_attention.py --library build/cuda/lib/liblethe_torch.so --output results/h200
+           [--length T]… [--dim D]… [--gate NAME]… [--only NAME]… [--rounds N] [--commit HASH]
 
 Every implementation is called once and held against float64 before it is timed: one whose error is over its budget is an error in the
 table, never a time. Then all run in turn, in a new random order each round, on inputs that rotate past the L2 cache; a time is the
@@ -177,7 +178,7 @@ def flex(pruned, backend):
     causal = lambda b, h, q, k: q >= k
 
     def indices(blocks):
-        return blocks.sum(-1).int(), blocks.int().argsort(-1, descending=True, stable=True).int()
+        return blocks.sum(-1).int(), torch.sort(blocks.int(), dim=-1, descending=True, stable=True).indices.int()
 
     def prepare(inputs):
         if pruned:
@@ -281,10 +282,10 @@ def git(*arguments):
     return run.stdout.strip() if run.returncode == 0 else None
 
 
-def certificate(absent):
+def certificate(absent, commit):
     status = git("status", "--porcelain", "--untracked-files=no")
     return {
-        "commit": git("rev-parse", "HEAD"),
+        "commit": commit or git("rev-parse", "HEAD"),
         "dirty": None if status is None else bool(status),
         "command_line": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -317,6 +318,7 @@ def main():
     parser.add_argument("--gate", action="append", choices=("open", "bimodal", "init"))
     parser.add_argument("--only", action="append", help="implementations to time (default: all that are installed)")
     parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--commit", help="what the library was built from, where this is no checkout")
     arguments = parser.parse_args()
     torch.ops.load_library(arguments.library)
     random.seed(SEED)
@@ -335,7 +337,7 @@ def main():
         for dim in arguments.dim or HEADS:
             for name in arguments.gate or ("open", "bimodal", "init"):
                 measure(Case(length, dim, name), candidates, arguments.rounds, report)
-                write(arguments.output, records, certificate(absent))  # after each case: a job that runs out of time keeps what it has
+                write(arguments.output, records, certificate(absent, arguments.commit))  # after each case: a job that runs out of time keeps what it has
 
 
 if __name__ == "__main__":

@@ -48,7 +48,8 @@ void launch(const BackwardArguments& arguments, const BackwardWorkspace& workspa
 
   const auto kernel = backward_tiles<Element, kDim>;
   constexpr int kSharedBytes = sizeof(Shared);
-  cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes), "backward: shared memory");
+  cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes),
+             "backward: shared memory");
   kernel<<<dim3(key_tiles, shape.heads, shape.batch), kBackwardThreads, kSharedBytes, arguments.stream>>>(parameters);
   cuda_check(cudaGetLastError(), "backward: launch");
 }

@@ -42,8 +42,8 @@ __global__ void __launch_bounds__(kPrepareThreads) prepare(const __grid_constant
     float delta = 0;
     if (query < p.query_length) {
       const auto load = [&](const Operand& operand) {
-        const Element* data = static_cast<const Element*>(operand.data) + batch * operand.batch_stride + query * operand.token_stride +
-                              head * operand.head_stride;
+        const Element* data = static_cast<const Element*>(operand.data) + batch * operand.batch_stride +
+                              query * operand.token_stride + head * operand.head_stride;
         return reinterpret_cast<const uint4*>(data)[lane_of_row];
       };
       const uint4 value = load(p.values), grad = load(p.grad_values);
@@ -105,7 +105,8 @@ __global__ void __launch_bounds__(kFinishThreads) finish_query(const __grid_cons
   for (int i = 0; i < 4; ++i) {
     const int r = threadIdx.x / 8 + 16 * i, chunk = threadIdx.x % 8;
     if (first + r >= p.query_length) continue;
-    Element* out = static_cast<Element*>(p.grad_query) + ((int64_t{batch} * p.query_length + first + r) * p.query_heads + head) * kDim + 64 * panel;
+    Element* out = static_cast<Element*>(p.grad_query) +
+                   ((int64_t{batch} * p.query_length + first + r) * p.query_heads + head) * kDim + 64 * panel;
     reinterpret_cast<uint4*>(out)[chunk] = *reinterpret_cast<const uint4*>(&tile[r * kRowWords + 4 * chunk]);
   }
 }
@@ -161,7 +162,8 @@ __global__ void __launch_bounds__(kGateThreads) finish_gate(const __grid_constan
       const int token = last - i;
       if (token >= key_length) continue;
       const bool nothing = token == 0 || p.cut_before[row + token] == token;
-      p.grad_log_forget[(int64_t{batch} * key_length + token) * p.query_heads + head] = nothing ? 0.0f : static_cast<float>(behind + before + sums[i]);
+      p.grad_log_forget[(int64_t{batch} * key_length + token) * p.query_heads + head] =
+          nothing ? 0.0f : static_cast<float>(behind + before + sums[i]);
     }
     behind += total;
     __syncthreads();
@@ -185,7 +187,8 @@ struct Layout {
 };
 
 Layout layout_of(const Shape& shape) {
-  const size_t rows = shape.batch * shape.query_heads, queries = padded(shape.query_length), keys = padded(shape.key_length);
+  const size_t rows = shape.batch * shape.query_heads, queries = padded(shape.query_length),
+               keys = padded(shape.key_length);
   Layout layout{};
   size_t end = 0;
   const auto take = [&end](size_t words) {
@@ -218,12 +221,24 @@ void launch_backward_prepare(const BackwardArguments& arguments, const BackwardW
   const Shape& shape = arguments.shape;
   const int64_t rows = shape.batch * shape.query_heads;
   // Keys that no query of a head sees are never visited; their column sums stay 0.
-  cuda_check(cudaMemsetAsync(workspace.column_sums, 0, rows * padded(shape.key_length) * sizeof(float), arguments.stream), "backward: clear");
+  cuda_check(
+      cudaMemsetAsync(workspace.column_sums, 0, rows * padded(shape.key_length) * sizeof(float), arguments.stream),
+      "backward: clear");
   if (arguments.deterministic)
-    cuda_check(cudaMemsetAsync(workspace.turns, 0, rows * (padded(shape.query_length) / kRows) * sizeof(int32_t), arguments.stream), "backward: clear");
-  const PrepareParameters parameters{arguments.values, arguments.grad_values, arguments.log_normalizer, arguments.plan.base,
-                                     arguments.plan.bias, workspace, arguments.scale, int(shape.query_length),
-                                     int(shape.key_length - shape.query_length), int(shape.query_heads), blocks_of(shape.key_length),
+    cuda_check(cudaMemsetAsync(workspace.turns, 0, rows * (padded(shape.query_length) / kRows) * sizeof(int32_t),
+                               arguments.stream),
+               "backward: clear");
+  const PrepareParameters parameters{arguments.values,
+                                     arguments.grad_values,
+                                     arguments.log_normalizer,
+                                     arguments.plan.base,
+                                     arguments.plan.bias,
+                                     workspace,
+                                     arguments.scale,
+                                     int(shape.query_length),
+                                     int(shape.key_length - shape.query_length),
+                                     int(shape.query_heads),
+                                     blocks_of(shape.key_length),
                                      int(padded(shape.query_length)),
                                      int(padded(shape.query_length) / kRows)};
   dispatch(arguments, [&]<typename Element, int kDim> {
@@ -236,14 +251,22 @@ void launch_backward_finish(const BackwardArguments& arguments, const BackwardWo
   const Shape& shape = arguments.shape;
   const int64_t rows = shape.batch * shape.query_heads;
   const int panels = int(shape.key_dim / 64), slices = int(padded(shape.query_length) / kRows) * panels;
-  const FinishParameters finish{workspace.grad_query, arguments.grad_query, float(arguments.scale), int(shape.query_length), int(shape.query_heads), slices};
+  const FinishParameters finish{workspace.grad_query,    arguments.grad_query,   float(arguments.scale),
+                                int(shape.query_length), int(shape.query_heads), slices};
   dispatch(arguments, [&]<typename Element, int kDim> {
     finish_query<Element, kDim><<<slices * rows, kFinishThreads, 0, arguments.stream>>>(finish);
   });
   cuda_check(cudaGetLastError(), "backward: finish");
-  const GateParameters gate{workspace.grad_query, workspace.column_sums, arguments.plan.cut_before, arguments.grad_log_forget,
-                            int(shape.query_length), int(shape.key_length - shape.query_length), int(shape.query_heads),
-                            blocks_of(shape.key_length), slices, panels};
+  const GateParameters gate{workspace.grad_query,
+                            workspace.column_sums,
+                            arguments.plan.cut_before,
+                            arguments.grad_log_forget,
+                            int(shape.query_length),
+                            int(shape.key_length - shape.query_length),
+                            int(shape.query_heads),
+                            blocks_of(shape.key_length),
+                            slices,
+                            panels};
   finish_gate<<<rows, kGateThreads, 0, arguments.stream>>>(gate);
   cuda_check(cudaGetLastError(), "backward: gate");
 }
@@ -251,7 +274,8 @@ void launch_backward_finish(const BackwardArguments& arguments, const BackwardWo
 void launch_backward(const BackwardArguments& arguments) {
   int device;
   cuda_check(cudaGetDevice(&device), "backward");
-  if (const std::string reason = unsupported(arguments.shape, arguments.dtype, compute_capability(device)); !reason.empty())
+  if (const std::string reason = unsupported(arguments.shape, arguments.dtype, compute_capability(device));
+      !reason.empty())
     throw std::invalid_argument(reason);
   const BackwardWorkspace workspace = backward_workspace_in(arguments.workspace, arguments.shape);
   launch_backward_prepare(arguments, workspace);

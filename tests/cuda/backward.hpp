@@ -11,23 +11,25 @@ struct BackwardResult {
 };
 
 template <typename Element>
-BackwardResult backward(const Problem& problem, const std::vector<double>& grad_values, bool deterministic, const PlanOptions& options) {
+BackwardResult backward(const Problem& problem, const std::vector<double>& grad_values, bool deterministic,
+                        const PlanOptions& options) {
   const Shape& s = problem.shape;
   const DeviceProblem<Element> device(problem, options);
   const int64_t rows = s.batch * s.query_heads * s.query_length, key_rows = s.batch * s.heads * s.key_length;
-  const DeviceArray<Element> values(rows * s.value_dim), grad(to_element<Element>({grad_values.begin(), grad_values.end()}));
+  const DeviceArray<Element> values(rows * s.value_dim),
+      grad(to_element<Element>({grad_values.begin(), grad_values.end()}));
   const DeviceArray<float> log_normalizer(rows), grad_log_forget(s.batch * s.key_length * s.query_heads);
   const DeviceArray<int64_t> visited_pairs(s.batch * s.query_heads);
   const DeviceArray<Element> query(rows * s.key_dim), key(key_rows * s.key_dim), value(key_rows * s.value_dim);
   const DeviceArray<char> workspace(backward_workspace_bytes(s));
-  launch_forward({s, problem.dtype, problem.scale, device.query(), device.key(), device.value(), device.plan(), values.data(),
-                  log_normalizer.data(), visited_pairs.data(), nullptr});
+  launch_forward({s, problem.dtype, problem.scale, device.query(), device.key(), device.value(), device.plan(),
+                  values.data(), log_normalizer.data(), visited_pairs.data(), nullptr});
   const auto like_query = [&](const DeviceArray<Element>& array) {
     return Operand{array.data(), s.query_length * s.query_heads * s.key_dim, s.query_heads * s.key_dim, s.key_dim};
   };
-  launch_backward({s, problem.dtype, problem.scale, device.query(), device.key(), device.value(), like_query(values), like_query(grad),
-                   log_normalizer.data(), device.plan(), query.data(), key.data(), value.data(), grad_log_forget.data(), workspace.data(),
-                   deterministic, nullptr});
+  launch_backward({s, problem.dtype, problem.scale, device.query(), device.key(), device.value(), like_query(values),
+                   like_query(grad), log_normalizer.data(), device.plan(), query.data(), key.data(), value.data(),
+                   grad_log_forget.data(), workspace.data(), deterministic, nullptr});
   const auto floats = [](const DeviceArray<Element>& array) {
     std::vector<double> numbers;
     for (const Element& element : array.host()) numbers.push_back(static_cast<float>(element));
@@ -38,8 +40,8 @@ BackwardResult backward(const Problem& problem, const std::vector<double>& grad_
   return {floats(query), floats(key), floats(value), {gate.begin(), gate.end()}};
 }
 
-inline BackwardResult run_backward(const Problem& problem, const std::vector<double>& grad_values, bool deterministic = false,
-                                   const PlanOptions& options = {}) {
+inline BackwardResult run_backward(const Problem& problem, const std::vector<double>& grad_values,
+                                   bool deterministic = false, const PlanOptions& options = {}) {
   return problem.dtype == Dtype::kBFloat16 ? backward<__nv_bfloat16>(problem, grad_values, deterministic, options)
                                            : backward<__half>(problem, grad_values, deterministic, options);
 }

@@ -20,7 +20,8 @@ __device__ double dot(const double* a, const double* b, int size) {
 }
 
 __device__ double logit(const View& v, int i, int j) {
-  return v.scale * dot(v.query + int64_t{i} * v.key_dim, v.key + int64_t{j} * v.key_dim, v.key_dim) + v.prefix[i] - v.prefix[j];
+  return v.scale * dot(v.query + int64_t{i} * v.key_dim, v.key + int64_t{j} * v.key_dim, v.key_dim) + v.prefix[i] -
+         v.prefix[j];
 }
 
 __device__ double sum_over_block(double value) {
@@ -70,9 +71,11 @@ std::vector<double> gate_gradient(const Problem& problem, const std::vector<doub
   const Shape& s = problem.shape;
   std::vector<double> prefix(problem.log_forget);
   for (size_t t = 1; t < prefix.size(); ++t) prefix[t] += prefix[t - 1];
-  const DeviceArray<double> query(problem.query), key(problem.key), value(problem.value), grad(grad_values), sums(prefix);
+  const DeviceArray<double> query(problem.query), key(problem.key), value(problem.value), grad(grad_values),
+      sums(prefix);
   const DeviceArray<double> normalizer(s.key_length), delta(s.key_length), column_sums(s.key_length);
-  const View view{query.data(), key.data(), value.data(), grad.data(), sums.data(), problem.scale, int(s.key_length), int(s.key_dim), int(s.value_dim)};
+  const View view{query.data(),  key.data(),        value.data(),   grad.data(),     sums.data(),
+                  problem.scale, int(s.key_length), int(s.key_dim), int(s.value_dim)};
   rows<<<s.key_length, kThreads>>>(view, normalizer.data(), delta.data());
   columns<<<s.key_length, kThreads>>>(view, normalizer.data(), delta.data(), column_sums.data());
   require(cudaGetLastError());

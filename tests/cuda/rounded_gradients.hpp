@@ -29,7 +29,8 @@ inline Gradients rounded_gradients(const Head& head, const Matrix<double>& grad_
     weight /= weight.sum();
     const Vector<double> rounded = weight.unaryExpr(round);
     const Vector<double> grad_weight = head.value.topRows(visible) * grad_values.row(i).transpose();
-    const Vector<double> grad_score = (rounded.array() * (grad_weight.array() - grad_values.row(i).dot(values))).unaryExpr(round);
+    const Vector<double> grad_score =
+        (rounded.array() * (grad_weight.array() - grad_values.row(i).dot(values))).unaryExpr(round);
     result.query.row(i) = head.scale * grad_score.transpose() * head.key.topRows(visible);
     result.key.topRows(visible) += head.scale * grad_score * head.query.row(i);
     result.value.topRows(visible) += rounded * grad_values.row(i);

@@ -16,13 +16,14 @@ using testing::BackwardResult;
 
 std::vector<double> grad_values_of(const Problem& problem, uint64_t seed) {
   const Shape& s = problem.shape;
-  return random_problem({s.batch, s.query_length, s.query_length, s.query_heads, s.query_heads, s.value_dim, 1}, problem.dtype,
-                        Gate::kZero, seed)
+  return random_problem({s.batch, s.query_length, s.query_length, s.query_heads, s.query_heads, s.value_dim, 1},
+                        problem.dtype, Gate::kZero, seed)
       .query;
 }
 
 /// Column `head` of [B, T, heads, width] at `batch`, flat [T, width].
-std::vector<double> slice(const std::vector<double>& tensor, int64_t length, int64_t heads, int64_t width, int64_t batch, int64_t head) {
+std::vector<double> slice(const std::vector<double>& tensor, int64_t length, int64_t heads, int64_t width,
+                          int64_t batch, int64_t head) {
   std::vector<double> result;
   for (int64_t t = 0; t < length; ++t) {
     const auto begin = tensor.begin() + ((batch * length + t) * heads + head) * width;
@@ -40,11 +41,13 @@ std::vector<double> flat(const auto& matrix) { return {matrix.data(), matrix.dat
 
 /// `gradients_of(head, grad_values)` for the heads of one group, as Tensors.
 template <typename Function>
-Tensors group_gradients(const Problem& problem, const std::vector<double>& grad_values, int64_t batch, int64_t head, Function gradients_of) {
+Tensors group_gradients(const Problem& problem, const std::vector<double>& grad_values, int64_t batch, int64_t head,
+                        Function gradients_of) {
   const Shape& s = problem.shape;
   const int64_t group = s.query_heads / s.heads;
   Tensors tensors;
-  Matrix<double> key = Matrix<double>::Zero(s.key_length, s.key_dim), value = Matrix<double>::Zero(s.key_length, s.value_dim);
+  Matrix<double> key = Matrix<double>::Zero(s.key_length, s.key_dim),
+                 value = Matrix<double>::Zero(s.key_length, s.value_dim);
   for (int64_t h = head * group; h < (head + 1) * group; ++h) {
     const std::vector<double> grad = slice(grad_values, s.query_length, s.query_heads, s.value_dim, batch, h);
     const Matrix<double> grad_matrix = Eigen::Map<const Matrix<double>>(grad.data(), s.query_length, s.value_dim);
@@ -70,18 +73,24 @@ Shares worst_shares(const Problem& problem, const std::vector<double>& grad_valu
   Shares worst{};
   for (int64_t batch = 0; batch < s.batch; ++batch)
     for (int64_t head = 0; head < s.heads; ++head) {
-      const auto gradients = [&](auto function) { return group_gradients(problem, grad_values, batch, head, function); };
-      const Tensors expected = gradients([](const Head& h, const Matrix<double>& g) { return reference::forgetting_attention::gradients(h, g); });
-      const Tensors rounded = gradients([&](const Head& h, const Matrix<double>& g) { return testing::rounded_gradients(h, g, problem.dtype); });
+      const auto gradients = [&](auto function) {
+        return group_gradients(problem, grad_values, batch, head, function);
+      };
+      const Tensors expected = gradients(
+          [](const Head& h, const Matrix<double>& g) { return reference::forgetting_attention::gradients(h, g); });
+      const Tensors rounded = gradients(
+          [&](const Head& h, const Matrix<double>& g) { return testing::rounded_gradients(h, g, problem.dtype); });
       Tensors actual;
       actual[1] = slice(result.key, s.key_length, s.heads, s.key_dim, batch, head);
       actual[2] = slice(result.value, s.key_length, s.heads, s.value_dim, batch, head);
       for (int64_t h = head * group; h < (head + 1) * group; ++h) {
-        for (const auto& [which, part] : {std::pair{0, slice(result.query, s.query_length, s.query_heads, s.key_dim, batch, h)},
-                                          {3, slice(result.log_forget, s.key_length, s.query_heads, 1, batch, h)}})
+        for (const auto& [which, part] :
+             {std::pair{0, slice(result.query, s.query_length, s.query_heads, s.key_dim, batch, h)},
+              {3, slice(result.log_forget, s.key_length, s.query_heads, 1, batch, h)}})
           actual[which].insert(actual[which].end(), part.begin(), part.end());
       }
-      const std::vector<double> grad = slice(grad_values, s.query_length, s.query_heads, s.value_dim, batch, head * group);
+      const std::vector<double> grad =
+          slice(grad_values, s.query_length, s.query_heads, s.value_dim, batch, head * group);
       const double floor = 0.05 * Eigen::Map<const Vector<double>>(grad.data(), grad.size()).norm();
       for (int i = 0; i < 4; ++i) {
         const double allowed = std::max(budget(problem.dtype), 3 * compare(rounded[i], expected[i], 1, floor).error);
@@ -125,7 +134,8 @@ TEST_P(Backward, EqualsTheReferenceForEveryGate) {
 }
 
 TEST_P(Backward, AlignsFewerQueriesAtTheEnd) {
-  for (const auto& [queries, keys] : {std::pair<int64_t, int64_t>{1, 300}, {5, 128}, {100, 700}, {130, 131}, {256, 640}, {300, 333}}) {
+  for (const auto& [queries, keys] :
+       {std::pair<int64_t, int64_t>{1, 300}, {5, 128}, {100, 700}, {130, 131}, {256, 640}, {300, 333}}) {
     SCOPED_TRACE(std::to_string(queries) + " of " + std::to_string(keys));
     expect_agreement(random_problem(shape(2, queries, keys, 2, 2), dtype(), Gate::kCutting, 7));
     expect_agreement(random_problem(shape(1, queries, keys, 1, 1), dtype(), Gate::kInitial, 8));
@@ -151,7 +161,8 @@ TEST_P(Backward, GivesTheSameBitsTwiceInTheFixedOrder) {
     const Problem problem = random_problem(shape(1, 900, 1100, 2, 4), dtype(), Gate::kInitial, 12);
     const testing::PlanOptions options{.log_pruning_tolerance = tolerance};
     const std::vector<double> grad = grad_values_of(problem, 99);
-    const BackwardResult first = testing::run_backward(problem, grad, true, options), second = testing::run_backward(problem, grad, true, options);
+    const BackwardResult first = testing::run_backward(problem, grad, true, options),
+                         second = testing::run_backward(problem, grad, true, options);
     EXPECT_EQ(first.query, second.query);
     EXPECT_EQ(first.key, second.key);
     EXPECT_EQ(first.value, second.value);
@@ -171,16 +182,21 @@ TEST_P(Backward, RefusesWhatAWrongFormulaWouldGive) {
   Problem problem = random_problem(shape(1, 512, 512, 1, 1), dtype(), Gate::kInitial, 16);
   const std::vector<double> grad = grad_values_of(problem, 99);
   BackwardResult result = testing::run_backward(problem, grad);
-  std::rotate(problem.log_forget.begin(), problem.log_forget.begin() + 1, problem.log_forget.end());  // gate off by one token
+  std::rotate(problem.log_forget.begin(), problem.log_forget.begin() + 1,
+              problem.log_forget.end());  // gate off by one token
   for (const double share : worst_shares(problem, grad, result)) EXPECT_GT(share, 3);
   std::rotate(problem.log_forget.rbegin(), problem.log_forget.rbegin() + 1, problem.log_forget.rend());
-  std::rotate(result.log_forget.begin(), result.log_forget.begin() + 1, result.log_forget.end());  // its gradient off by one
+  std::rotate(result.log_forget.begin(), result.log_forget.begin() + 1,
+              result.log_forget.end());  // its gradient off by one
   EXPECT_GT(worst_shares(problem, grad, result)[3], 3);
 }
 
 INSTANTIATE_TEST_SUITE_P(EveryKernel, Backward,
-                         ::testing::Combine(::testing::Values(Dtype::kBFloat16, Dtype::kFloat16), ::testing::Values(64, 128)),
-                         [](const auto& info) { return dtype_name(std::get<0>(info.param)) + "_" + std::to_string(std::get<1>(info.param)); });
+                         ::testing::Combine(::testing::Values(Dtype::kBFloat16, Dtype::kFloat16),
+                                            ::testing::Values(64, 128)),
+                         [](const auto& info) {
+                           return dtype_name(std::get<0>(info.param)) + "_" + std::to_string(std::get<1>(info.param));
+                         });
 
 TEST(GateGradient, IsRightForALongSequenceOfWeakAndOfStrongGates) {
   LETHE_NEEDS_GPU();

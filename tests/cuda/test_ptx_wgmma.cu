@@ -1,7 +1,7 @@
 // Every wgmma wrapper against a product on the CPU, exactly: small integers leave no rounding.
 
 #include "optimized/cuda/ptx/fragment.cuh"
-#include "optimized/cuda/ptx/wgmma.cuh"
+#include "optimized/cuda/ptx/wgmma_with_sums.cuh"
 #include "tests/cuda/device.hpp"
 
 namespace lethe {
@@ -34,7 +34,7 @@ __device__ void write_accumulators(float* d, const float (&registers)[kN / 2]) {
 template <typename Element, int kN, Major kMajorA, Major kMajorB>
 __global__ void __launch_bounds__(128, 1) shared_product(const Element* a, const Element* b, float* d, bool accumulate) {
   __shared__ alignas(1024) char a_panels[kM * kDepth * 2];
-  __shared__ alignas(1024) char b_panels[kN * kDepth * 2];
+  __shared__ alignas(1024) char b_panels[(kN + 63) / 64 * 64 * kDepth * 2];
   constexpr bool kTransposedA = kMajorA == Major::kMN, kTransposedB = kMajorB == Major::kMN;
   fill_panels(a_panels, a, kTransposedA ? kDepth : kM, kTransposedA ? kM : kDepth);
   fill_panels(b_panels, b, kTransposedB ? kDepth : kN, kTransposedB ? kN : kDepth);
@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(128, 1) shared_product(const Element* a, const
 // The same with A [M, K] from registers, loaded as the fragment the header describes.
 template <typename Element, int kN, Major kMajorB>
 __global__ void __launch_bounds__(128, 1) register_product(const Element* a, const Element* b, float* d, bool accumulate) {
-  __shared__ alignas(1024) char b_panels[kN * kDepth * 2];
+  __shared__ alignas(1024) char b_panels[(kN + 63) / 64 * 64 * kDepth * 2];
   constexpr bool kTransposedB = kMajorB == Major::kMN;
   fill_panels(b_panels, b, kTransposedB ? kDepth : kN, kTransposedB ? kN : kDepth);
   ptx::fence_async_shared();
@@ -120,6 +120,20 @@ void expect_all_products() {
   expect_product<Element, kN, true, true>(shared_product<Element, kN, Major::kMN, Major::kMN>);
   expect_product<Element, kN, false, false>(register_product<Element, kN, Major::kK>);
   expect_product<Element, kN, false, true>(register_product<Element, kN, Major::kMN>);
+}
+
+// With eight columns more: the forms that exist, B with K along the panel's rows.
+template <typename Element>
+void expect_products_with_sums() {
+  expect_product<Element, 72, false, true>(shared_product<Element, 72, Major::kK, Major::kMN>);
+  expect_product<Element, 72, false, true>(register_product<Element, 72, Major::kMN>);
+  expect_product<Element, 136, false, true>(register_product<Element, 136, Major::kMN>);
+}
+
+TEST(Wgmma, EqualsTheProductWithEightColumnsMore) {
+  LETHE_NEEDS_GPU();
+  expect_products_with_sums<__nv_bfloat16>();
+  expect_products_with_sums<__half>();
 }
 
 TEST(Wgmma, EqualsTheProductInBfloat16) {

@@ -1,0 +1,104 @@
+#pragma once
+// The producer warpgroup of the main backward kernel: one warp feeds the consumers, another adds their dQ to global memory.
+
+#include "optimized/cuda/backward_shared.cuh"
+#include "optimized/cuda/ptx/copy.cuh"
+
+namespace lethe {
+
+// A counter in global memory that hands a query tile from one CTA to the next.
+__device__ inline int32_t load_acquire(const int32_t* counter) {
+  int32_t value;
+  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(counter) : "memory");
+  return value;
+}
+__device__ inline void store_release(int32_t* counter, int32_t value) {
+  asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(counter), "r"(value) : "memory");
+}
+
+/// Keys ride on the first query tile's barrier, values on the first dO's: Sᵀ can start before the values are there.
+template <typename Element, int kDim>
+__device__ void BackwardCta<Element, kDim>::load() {
+  constexpr uint32_t kTileBytes = kPanels * Shared::kQueryPanelBytes + kQueries * sizeof(float);
+  constexpr uint32_t kKeyBytes = kPanels * Shared::kKeyPanelBytes;
+  BackwardWalk at = walk();
+  ptx::RingPosition ring;
+  bool first = true;
+#pragma unroll 1
+  for (bool more = at.next_head(); more; more = at.next(), ring.advance(kStages), first = false) {
+    const int stage = ring.index;
+    const int query_head = head * p.group + at.head;
+    const double* base = p.base + row_of_heads(at.head) * (p.key_tiles + 1);
+    const int64_t row = row_of_heads(at.head) * p.padded_queries + at.tile * kQueries;
+    const float frame = float((base[(p.query_offset + at.tile * kQueries) / kKeys] - base[key_tile]) / double{p.scale});
+
+    ptx::mbarrier_wait(&shared.query_empty[stage], ring.parity ^ 1);
+    shared.frame[stage] = frame;
+    ptx::mbarrier_arrive_expect(&shared.query_full[stage], kTileBytes + (first ? kKeyBytes : 0));
+#pragma unroll
+    for (int panel = 0; panel < kPanels; ++panel) {
+      if (first)
+        ptx::load_tile(shared.key[panel], &p.key, &shared.query_full[stage], 64 * panel, head, key_tile * kKeys, batch);
+      ptx::load_tile(shared.query[stage][panel], &p.query, &shared.query_full[stage], 64 * panel, query_head,
+                     at.tile * kQueries, batch);
+    }
+    ptx::load_run(shared.row_bias[stage], p.workspace.row_bias + row, kQueries * sizeof(float),
+                  &shared.query_full[stage]);
+
+    ptx::mbarrier_wait(&shared.output_empty[stage], ring.parity ^ 1);
+    ptx::mbarrier_arrive_expect(&shared.output_full[stage], kTileBytes + (first ? kKeyBytes : 0));
+#pragma unroll
+    for (int panel = 0; panel < kPanels; ++panel) {
+      if (first)
+        ptx::load_tile(shared.value[panel], &p.value, &shared.output_full[stage], 64 * panel, head, key_tile * kKeys,
+                       batch);
+      ptx::load_tile(shared.grad_output[stage][panel], &p.grad_output, &shared.output_full[stage], 64 * panel,
+                     query_head, at.tile * kQueries, batch);
+    }
+    ptx::load_run(shared.negative_delta[stage], p.workspace.negative_delta + row, kQueries * sizeof(float),
+                  &shared.output_full[stage]);
+  }
+}
+
+/// dQ of a step lies in two slices, one a warpgroup; in the fixed order a key tile adds to a query tile after all later key tiles.
+/// Those start their walks no later (the grid then runs backwards), so that nobody waits for a CTA that has not begun.
+template <typename Element, int kDim>
+__device__ void BackwardCta<Element, kDim>::add_slices() {
+  const bool leader = threadIdx.x % 32 == 0;
+  BackwardWalk at = walk();
+#pragma unroll 1
+  for (bool more = at.next_head(); more; more = at.next()) {
+    float* slices =
+        p.workspace.grad_query + (row_of_heads(at.head) * (p.padded_queries / kQueries) + at.tile) * 2 * kSliceFloats;
+    int32_t* turn = p.workspace.turns + row_of_heads(at.head) * (p.padded_queries / kQueries) + at.tile;
+    const int last_key_tile =
+        min(p.query_offset + at.tile * kQueries + kQueries - 1, p.query_offset + p.query_length - 1) / kKeys;
+    if (leader) ptx::bulk_wait_read<1>();
+    __syncwarp();
+    ptx::named_barrier_arrive(kSliceEmpty, 160);
+    if (leader) ptx::bulk_wait_read<0>();
+    __syncwarp();
+    ptx::named_barrier_arrive(kSliceEmpty + 1, 160);
+    if (p.deterministic && leader) {
+      while (load_acquire(turn) != last_key_tile - key_tile) {
+      }
+    }
+    __syncwarp();
+#pragma unroll
+    for (int warpgroup = 0; warpgroup < 2; ++warpgroup) {
+      ptx::named_barrier_sync(kSliceFull + warpgroup, 160);
+      if (leader) {
+        ptx::reduce_add_run(slices + warpgroup * kSliceFloats, shared.grad_query[warpgroup],
+                            sizeof shared.grad_query[0]);
+        ptx::bulk_commit();
+      }
+    }
+    if (p.deterministic && leader) {
+      ptx::bulk_wait<0>();
+      store_release(turn, last_key_tile - key_tile + 1);
+    }
+  }
+  if (leader) ptx::bulk_wait<0>();
+}
+
+}  // namespace lethe

@@ -1,0 +1,111 @@
+#pragma once
+// What the roles of the main backward kernel share: its parameters, its shared memory, and the walk over query tiles.
+
+#include "optimized/cuda/backward.hpp"
+#include "optimized/cuda/ptx/barrier.cuh"
+
+namespace lethe {
+
+struct BackwardParameters {
+  CUtensorMap query, key, value, grad_output, grad_key, grad_value;
+  const double* base;  // GatePlan's arrays
+  const float* bias;
+  const int32_t *cut_after, *block_cut_after, *last_query_block;
+  BackwardWorkspace workspace;
+  int query_length, query_offset;  // Tq, Tk − Tq
+  int heads, group;                // H, Hq / H
+  int query_tiles, key_tiles;      // ⌈Tq/tile⌉, N
+  int padded_queries;              // Tp
+  float scale, logit_scale;        // scale, a
+  bool deterministic;
+};
+
+inline constexpr int kBackwardThreads = 384;
+inline constexpr int kKeys = 128;  // a tile; 64 a warpgroup
+inline constexpr int kStages = 2;
+
+/// What one CTA holds in shared memory. Panels are [rows][64] of 16 bits, swizzled.
+template <int kDim>
+struct alignas(1024) BackwardShared {
+  static constexpr int kQueries = kTileQueries<kDim>;
+  static constexpr int kPanels = kDim / 64;
+  static constexpr int kQueryPanelBytes = kQueries * 128;
+  static constexpr int kKeyPanelBytes = kKeys * 128;
+  // Where a head has two panels the ones must lie one panel stride behind them; where it has one, anywhere behind (kOnesStep).
+  static constexpr int kQueryPanels = kPanels == 1 ? 1 : kPanels + 1;
+
+  uint8_t key[kPanels][kKeyPanelBytes];
+  uint8_t value[kPanels][kKeyPanelBytes];
+  uint8_t query[kStages][kQueryPanels][kQueryPanelBytes];
+  uint8_t grad_output[kStages][kPanels][kQueryPanelBytes];
+  uint8_t grad_score[kStages][2][kQueryPanelBytes];  // dS [query][key], one panel a warpgroup
+  uint8_t ones[16 * 128];
+  float grad_query[2][kSliceFloats];
+  float row_bias[kStages][kQueries];
+  float negative_delta[kStages][kQueries];
+  float frame[kStages];  // (c at the query tile's frame − c at the key tile's) / scale
+  uint64_t query_full[kStages], query_empty[kStages], output_full[kStages], output_empty[kStages];
+};
+
+/// The query tiles of one key tile: over the query heads of its group, and in each from the diagonal to the last that sees it.
+/// Producer, consumers and the warp that adds dQ walk in step.
+struct BackwardWalk {
+  const int32_t* last_query_block;  // of the group's first head, at this key tile
+  int key_tiles, group, query_tiles, tiles_a_block, first;
+  int head = -1, tile = 0, end = 0;
+
+  __device__ bool next_head() {
+    while (++head < group) {
+      tile = first;
+      end = min((last_query_block[int64_t{head} * key_tiles] + 1) * tiles_a_block, query_tiles);
+      if (tile < end) return true;
+    }
+    return false;
+  }
+  __device__ bool next() { return ++tile < end || next_head(); }
+};
+
+/// Two floats from shared memory, loaded anew each time: a copy between registers would be a read of an accumulator, for which
+/// ptxas ends the pipeline of products.
+__device__ inline void load_pair(uint32_t address, float& first, float& second) {
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(first), "=f"(second) : "r"(address) : "memory");
+}
+
+/// In units of a descriptor, 16 bytes: a step of 16 rows in an operand of one panel whose further columns are always the same 16
+/// rows of ones. The start moves on by 2048 bytes, and the distance from it to the ones shrinks by as much.
+inline constexpr uint64_t kOnesStep = 128 - (uint64_t{128} << 16);
+
+/// Named barriers; the last three have one for each warpgroup.
+enum BackwardBarrier : uint32_t { kScoresStored = 1, kSliceEmpty = 2, kSliceFull = 4, kWarpgroup = 6 };
+
+/// One CTA's share of the work, by role.
+template <typename Element, int kDim>
+struct BackwardCta {
+  using Shared = BackwardShared<kDim>;
+  static constexpr int kQueries = Shared::kQueries;
+  static constexpr int kPanels = Shared::kPanels;
+
+  const BackwardParameters& p;
+  Shared& shared;
+  int key_tile, head, batch;  // head: of keys
+
+  __device__ int64_t row_of_heads(int in_group) const {
+    return int64_t{batch * p.heads + head} * p.group + in_group;
+  }  // b·Hq + h
+
+  __device__ BackwardWalk walk() const {
+    const int first = max(0, key_tile * kKeys - p.query_offset) / kQueries;
+    return {p.last_query_block + row_of_heads(0) * p.key_tiles + key_tile,
+            p.key_tiles,
+            p.group,
+            p.query_tiles,
+            kKeys / kQueries,
+            first};
+  }
+
+  __device__ void load();        // one thread of the producer warp
+  __device__ void add_slices();  // the second warp
+  __device__ void consume(int warpgroup, int thread);
+};
+
+}  // namespace lethe

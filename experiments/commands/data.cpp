@@ -8,7 +8,7 @@
 namespace lethe {
 namespace {
 
-struct Options {
+struct DataOptions {
   std::string corpus = "bible", tokenizer = "bytes", gpt2_files;
 };
 
@@ -29,7 +29,7 @@ void show(const std::filesystem::path& folder) {
   std::printf("  begins      %s\n", dataset.decode({first, first + kSample}).c_str());
 }
 
-void add_corpus(CLI::App& command, Options& options) {
+void add_corpus(CLI::App& command, DataOptions& options) {
   command.add_option("corpus", options.corpus, "bible, headers, or the path of a folder of text")
       ->capture_default_str();
   command.add_option("--tokenizer", options.tokenizer, "bytes or gpt2")->capture_default_str();
@@ -48,7 +48,7 @@ void add_data(CLI::App& app, const Place& place) {
       "  lethe data prepare bible\n"
       "  lethe data prepare books --tokenizer gpt2 --gpt2-files gpt2\n"
       "  lethe data show bible");
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<DataOptions>();
 
   auto* prepare =
       command->add_subcommand("prepare", "Write the shards of a corpus, or check that they are still its own");

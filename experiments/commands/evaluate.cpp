@@ -12,7 +12,7 @@
 namespace lethe {
 namespace {
 
-struct Options {
+struct EvaluateOptions {
   std::string artefact, split = "valid", corpus, csv;
   int64_t length = 0, sequences = 64, window = 101;
 };
@@ -30,7 +30,7 @@ void write_csv(const std::string& path, const PerTokenLoss& result, const std::v
   std::filesystem::rename(beside, path);
 }
 
-void evaluate(const Options& options, const Place& place) {
+void evaluate(const EvaluateOptions& options, const Place& place) {
   const Artefact artefact = find_artefact(place.models(), options.artefact);
   const TrainingConfig& training = artefact.run.training;
   const Dataset dataset(
@@ -62,7 +62,7 @@ void evaluate(const Options& options, const Place& place) {
 void add_evaluate(CLI::App& app, const Place& place) {
   auto* command =
       app.add_subcommand("evaluate", "Loss of a trained model position by position, L(i), and perplexity P(l)");
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<EvaluateOptions>();
   command->add_option("artefact", options->artefact, "Folder, name, or the beginning of a name (lethe list shows them)")
       ->required();
   command->add_option("--split", options->split, "train, valid or test")->capture_default_str();

@@ -10,7 +10,7 @@
 namespace lethe {
 namespace {
 
-struct Options {
+struct GenerateOptions {
   std::string artefact, prompt;
   int64_t tokens = 200, top = 0;
   double temperature = 0.8;
@@ -19,7 +19,7 @@ struct Options {
 
 /// Draws the next token from the model's distribution, sharpened by the temperature and cut to the `top` likeliest
 /// tokens.
-int64_t draw(torch::Tensor logits, const Options& options, torch::Generator& generator) {
+int64_t draw(torch::Tensor logits, const GenerateOptions& options, torch::Generator& generator) {
   if (options.temperature == 0) return logits.argmax().item<int64_t>();
   logits = logits.to(torch::kFloat64) / options.temperature;
   if (options.top > 0 && options.top < logits.numel()) {
@@ -29,7 +29,7 @@ int64_t draw(torch::Tensor logits, const Options& options, torch::Generator& gen
   return torch::multinomial(logits.softmax(0), 1, false, generator).item<int64_t>();
 }
 
-void generate(const Options& options, const Place& place) {
+void generate(const GenerateOptions& options, const Place& place) {
   const Artefact artefact = find_artefact(place.models(), options.artefact);
   const TrainingConfig& training = artefact.run.training;
   const Dataset dataset(prepared_dataset(training.corpus, training.tokenizer, place.data()));
@@ -56,7 +56,7 @@ void generate(const Options& options, const Place& place) {
 
 void add_generate(CLI::App& app, const Place& place) {
   auto* command = app.add_subcommand("generate", "Let a trained model continue a text");
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<GenerateOptions>();
   command->add_option("artefact", options->artefact, "Folder, name, or the beginning of a name (lethe list shows them)")
       ->required();
   command->add_option("--prompt", options->prompt, "The text to continue; none: a document from its beginning");

@@ -8,7 +8,7 @@
 namespace lethe {
 namespace {
 
-struct Options {
+struct SuiteOptions {
   std::vector<std::string> experiments;
   std::string scale = "quick";
 };
@@ -22,7 +22,7 @@ std::string described(const JobProgress& progress) {
   return line;
 }
 
-void run(const Options& options, const Place& place) {
+void run(const SuiteOptions& options, const Place& place) {
   const auto selected = select_experiments(options.experiments);
   Context context;
   context.scale = options.scale;
@@ -43,7 +43,7 @@ void run(const Options& options, const Place& place) {
 
 void add_run(CLI::App& app, const Place& place) {
   auto* command = app.add_subcommand("run", "Train what claims need, and measure them");
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<SuiteOptions>();
   command->add_option("experiments", options->experiments,
                       "paper/claim, paper or claim; none: all (lethe list shows them)");
   command->add_option("--scale", options->scale, "quick (two cores), gpu (one GPU, a day) or paper (the paper's own)")

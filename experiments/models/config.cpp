@@ -8,13 +8,9 @@
 namespace lethe {
 namespace {
 
-void expect(bool good, const char* name, const std::string& expected, const std::string& found) {
-  if (!good) throw std::invalid_argument(std::string(name) + ": expected " + expected + ", found " + found);
-}
-
 // Every member with its JSON key; Config is ModelConfig or const ModelConfig.
 template <class Config, class Visitor>
-void visit_members(Config& config, Visitor&& visit) {
+void visit_model(Config& config, Visitor&& visit) {
   visit("vocabulary", config.vocabulary);
   visit("layers", config.layers);
   visit("width", config.width);
@@ -111,12 +107,12 @@ double training_flops_per_token(const ModelConfig& config, int64_t context_lengt
 
 void to_json(nlohmann::json& json, const ModelConfig& config) {
   json = nlohmann::json::object();
-  visit_members(config, JsonWriter{json});
+  visit_model(config, JsonWriter{json});
 }
 
 void from_json(const nlohmann::json& json, ModelConfig& config) {
   JsonReader reader(json, "model");
-  visit_members(config, reader);
+  visit_model(config, reader);
   reader.finish();
 }
 

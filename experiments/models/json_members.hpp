@@ -14,6 +14,11 @@
 
 namespace lethe {
 
+/// throws  std::invalid_argument "name: expected …, found …" unless `good`
+inline void expect(bool good, const char* name, const std::string& expected, const std::string& found) {
+  if (!good) throw std::invalid_argument(std::string(name) + ": expected " + expected + ", found " + found);
+}
+
 /// Specialised for an enumeration that JSON spells with words: `static inline const std::vector<std::pair<E,
 /// std::string>> names`.
 template <class E>

@@ -26,8 +26,8 @@ class LanguageModelImpl : public torch::nn::Module {
 
   /// Cross entropy of every position in nats, never holding more than a chunk of the logits.
   ///
-  /// reads    tokens, labels [B,T] int64; labels are already shifted (labels_t is the token that tokens_≤t should
-  /// predict) returns  [B,T] float32 (float64 where that is the compute dtype)
+  /// reads    tokens, labels [B,T] int64; labels are already shifted: labels_t is what tokens_≤t should predict
+  /// returns  [B,T] float32 (float64 where that is the compute dtype)
   torch::Tensor losses(const torch::Tensor& tokens, const torch::Tensor& labels);
 
   /// Draws every parameter anew: matrices and embeddings N(0, 0.02²), norms 1, biases 0, long-init for bias-only and

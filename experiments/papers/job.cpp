@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <fstream>
-#include <iterator>
 #include <limits>
 #include <map>
 #include <memory>
@@ -12,6 +10,7 @@
 #include "experiments/data/sha256.hpp"
 #include "experiments/models/config.hpp"
 #include "experiments/papers/registry.hpp"
+#include "experiments/training/files.hpp"
 
 namespace lethe {
 namespace {
@@ -19,19 +18,13 @@ namespace {
 /// Measuring takes about this share of the time that training takes: only the time left rests on it.
 constexpr double kMeasuringShare = 0.15;
 
-std::string contents(const std::filesystem::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) throw std::runtime_error(path.string() + ": cannot be read");
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
 /// A hash of this program and our operator library: what other code has measured is measured again.
 std::string program_fingerprint() {
   std::string hashes;
   const auto visit = [](dl_phdr_info* info, size_t, void* hashes) {
     const std::string name = info->dlpi_name;  // empty: the program itself
     if (name.empty() || name.find("liblethe") != std::string::npos)
-      *static_cast<std::string*>(hashes) += sha256(contents(name.empty() ? "/proc/self/exe" : name));
+      *static_cast<std::string*>(hashes) += sha256(read_whole(name.empty() ? "/proc/self/exe" : name));
     return 0;
   };
   dl_iterate_phdr(visit, &hashes);
@@ -98,7 +91,7 @@ bool is_trained(const std::string& name, const std::filesystem::path& models) {
 bool is_finished(const Task& task, const std::filesystem::path& base, const std::filesystem::path& models) {
   for (const char* ending : {".csv", ".json"})
     if (!std::filesystem::exists(base.string() + ending)) return false;
-  if (nlohmann::json::parse(contents(base.string() + ".json")).value("key", "") != task.key) return false;
+  if (nlohmann::json::parse(read_whole(base.string() + ".json")).value("key", "") != task.key) return false;
   for (const Run& run : task.runs)
     if (!is_trained(artefact_name(run, *task.dataset), models)) return false;
   return true;
@@ -110,7 +103,7 @@ Task make_task(const Experiment& experiment, const Context& context, Datasets& d
   const nlohmann::json& training = task.settings.at("training");
   task.dataset = &datasets.of(training.at("corpus"), training.at("tokenizer"));
   task.runs = experiment.runs(task.settings, task.dataset->vocabulary());
-  nlohmann::json inputs = {context.scale, task.settings, contents(claim_folder(context.root, experiment) / "paper.csv"),
+  nlohmann::json inputs = {context.scale, task.settings, read_whole(claim_folder(context.root, experiment) / "paper.csv"),
                            fingerprint, context.threads};
   for (const Run& run : task.runs) inputs.push_back(artefact_name(run, *task.dataset));
   task.key = sha256(inputs.dump());

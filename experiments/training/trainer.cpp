@@ -46,6 +46,12 @@ Trainer::Trainer(const Run& run, const Dataset& dataset)
       model_(fresh_model(run, dataset)),
       optimizer_(make_optimizer(model_, run.training)) {}
 
+void Trainer::expect_finite(const char* name, double value) const {
+  if (std::isfinite(value)) return;
+  throw std::runtime_error(std::string(name) + ": expected a finite number at step " + std::to_string(steps_done_) +
+                           ", found " + std::to_string(value));
+}
+
 Trainer::Step Trainer::step() {
   const TrainingConfig& config = run_.training;
   const double rate = learning_rate_at(config, steps_done_ * config.batch_tokens);
@@ -63,11 +69,9 @@ Trainer::Step Trainer::step() {
     share.backward();
     loss += share.item<double>();
   }
-  if (!std::isfinite(loss)) {
-    throw std::runtime_error("loss: expected a finite number at step " + std::to_string(steps_done_) + ", found " +
-                             std::to_string(loss));
-  }
+  expect_finite("loss", loss);
   const double norm = torch::nn::utils::clip_grad_norm_(model_->parameters(), config.clip_norm);
+  expect_finite("gradient norm", norm);
   optimizer_.step();
   ++steps_done_;
   return {loss, rate, norm};

@@ -28,7 +28,7 @@ class Trainer {
 
   /// One step: the gradient of one batch, micro-batch by micro-batch, clipped, then AdamW.
   ///
-  /// throws  std::runtime_error where the loss is not finite; the weights are then those before the step
+  /// throws  std::runtime_error where the loss or the gradient is not finite; the weights are then those before the step
   Step step();
 
   int64_t steps_done() const { return steps_done_; }
@@ -43,6 +43,8 @@ class Trainer {
   bool resume(const std::filesystem::path& path);
 
  private:
+  void expect_finite(const char* name, double value) const;
+
   Run run_;
   const Dataset& dataset_;
   LanguageModel model_;

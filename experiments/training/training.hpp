@@ -16,12 +16,10 @@ namespace lethe {
 /// How a model is trained. Everything is counted in tokens, as the papers do.
 struct TrainingConfig {
   int64_t context_length = 0;
-  int64_t batch_tokens = 0;  ///< of one optimizer step; a multiple of context_length
-  int64_t micro_batch_tokens =
-      0;  ///< of one forward and backward; divides batch_tokens (accumulation); 0: all of batch_tokens
-  int64_t total_tokens = 0;  ///< rounded up to whole steps
-  int64_t warmup_tokens =
-      0;  ///< linear from 0; the rate of a step is that of the tokens seen before it, so step 0 has rate 0
+  int64_t batch_tokens = 0;        ///< of one optimizer step; a multiple of context_length
+  int64_t micro_batch_tokens = 0;  ///< of one forward and backward (accumulation), divides batch_tokens; 0: all of it
+  int64_t total_tokens = 0;        ///< rounded up to whole steps
+  int64_t warmup_tokens = 0;       ///< linear from 0, at the tokens seen before a step: step 0 has rate 0
   double learning_rate = 1e-3;
   double final_learning_rate = 0;  ///< where the cosine ends
   double weight_decay = 0.1;
@@ -66,12 +64,11 @@ std::string artefact_name(const Run& run, const Dataset& dataset);
 
 /// What a trained model leaves in its folder:
 ///   run.json       the Run
-///   log.jsonl      a line a step: step, tokens (seen after it), loss (of its batch, nats), learning_rate,
-///   gradient_norm (before
-///                  clipping), tokens_per_second, seconds (of training, over all resumptions)
+///   log.jsonl      a line a step: step, tokens (seen after it), loss (of its batch, nats), learning_rate, gradient_norm
+///                  (before clipping), tokens_per_second, seconds (of training, over all resumptions)
 ///   checkpoint.pt  model, optimizer, steps done, identity
-///   done.json      written last: final losses, wall time, threads, data hash, identity, and the machine, commit and
-///   versions lock           held while somebody trains
+///   done.json      written last: final losses, wall time, threads, data hash, identity; machine, commit and versions
+///   lock           held while somebody trains
 struct Artefact {
   std::filesystem::path folder;
   Run run;
@@ -84,18 +81,16 @@ struct Progress {
 };
 
 /// The trained model of `run`: found under `root` where it is finished, resumed where it is begun, else trained now. A
-/// killed training continues at its last checkpoint, bit-identically to one that was never killed. Where another
-/// process trains the same run, this one waits for it and finds the result.
+/// killed training continues at its last checkpoint, bit-identically to one that was never killed. Where another process
+/// trains the same run, this one waits for it and finds the result.
 ///
-/// The same run gives the same bits on the same machine with the same number of threads: sums are split over threads,
-/// and the order of a sum decides its last bit.
+/// The same run gives the same bits on the same machine with the same number of threads: sums are split over threads, and
+/// the order of a sum decides its last bit.
 ///
 /// reads    root: where models live (artefacts/models), the artefact's folder is root/artefact_name; progress: called
-/// after
-///          every step, never where the artefact is found
-/// throws   std::invalid_argument for a bad configuration; std::runtime_error where the loss is no longer finite, or a
-/// file
-///          can't be written
+///          after every step, never where the artefact is found
+/// throws   std::invalid_argument for a bad configuration; std::runtime_error where the loss or the gradient is no longer
+///          finite, or a file can't be written
 Artefact trained(const Run& run, const Dataset& dataset, const std::filesystem::path& root,
                  const std::function<void(const Progress&)>& progress = {});
 

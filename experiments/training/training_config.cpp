@@ -9,13 +9,9 @@
 namespace lethe {
 namespace {
 
-void expect(bool good, const char* name, const std::string& expected, const std::string& found) {
-  if (!good) throw std::invalid_argument(std::string(name) + ": expected " + expected + ", found " + found);
-}
-
 // Every member with its JSON key; Config is TrainingConfig or const TrainingConfig.
 template <class Config, class Visitor>
-void visit_members(Config& config, Visitor&& visit) {
+void visit_training(Config& config, Visitor&& visit) {
   visit("context_length", config.context_length);
   visit("batch_tokens", config.batch_tokens);
   visit("micro_batch_tokens", config.micro_batch_tokens);
@@ -74,12 +70,12 @@ void TrainingConfig::check() const {
 
 void to_json(nlohmann::json& json, const TrainingConfig& config) {
   json = nlohmann::json::object();
-  visit_members(config, JsonWriter{json});
+  visit_training(config, JsonWriter{json});
 }
 
 void from_json(const nlohmann::json& json, TrainingConfig& config) {
   JsonReader reader(json, "training");
-  visit_members(config, reader);
+  visit_training(config, reader);
   reader.finish();
 }
 

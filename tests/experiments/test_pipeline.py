@@ -72,6 +72,7 @@ class Pipeline(unittest.TestCase):
             self.assertTrue((self.machine / f"{claim}.md").exists(), claim)
 
     def test_what_was_generated_passes_the_check(self):
+        self.tool("report.py")
         checked = self.tool("check_results.py")
         self.assertEqual((checked.stdout, checked.returncode), ("", 0), checked.stderr)
 

@@ -1,6 +1,9 @@
 // ACP Fig. 2: the share of attention that is pruned at several context lengths, and the time that this saves: of the operator
 // and of a whole training step, with and without pruning, interleaved.
 
+#include <torch/nn/utils/clip_grad.h>
+#include <torch/optim/adamw.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cmath>

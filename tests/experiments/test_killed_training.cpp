@@ -1,0 +1,101 @@
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <torch/nn/utils/convert_parameters.h>
+
+#include <chrono>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "tests/experiments/tiny.hpp"
+
+namespace lethe {
+namespace {
+
+namespace fs = std::filesystem;
+
+class KilledTraining : public TinyDatasetTest {
+ protected:
+  void SetUp() override {
+    run.training.total_tokens = 256 * 60;
+    run.training.checkpoint_tokens = 256 * 7;
+    std::ofstream(folder.path() / "run.json") << nlohmann::json(run);
+  }
+
+  // Begins to train in another process.
+  pid_t begin(const fs::path& root) {
+    std::array<std::string, 4> texts{LETHE_TRAIN_ONCE, (folder.path() / "run.json").string(), dataset_folder.string(),
+                                     root.string()};
+    std::array<char*, 5> arguments{texts[0].data(), texts[1].data(), texts[2].data(), texts[3].data(), nullptr};
+    pid_t child = 0;
+    EXPECT_EQ(posix_spawn(&child, arguments[0], nullptr, nullptr, arguments.data(), environ), 0);
+    return child;
+  }
+
+  static int end(pid_t child) {
+    int status = 0;
+    EXPECT_EQ(waitpid(child, &status, 0), child);
+    return status;
+  }
+
+  // The bytes of log.jsonl without what the clock says, and whether its steps are 0, 1, 2, …
+  std::string log(const fs::path& root) {
+    std::ifstream file(root / artefact_name(run, dataset) / "log.jsonl");
+    std::string text;
+    int64_t step = 0;
+    for (std::string line; std::getline(file, line); ++step) {
+      auto json = nlohmann::json::parse(line);
+      EXPECT_EQ(json.at("step"), step);
+      json.erase("seconds");
+      json.erase("tokens_per_second");
+      text += json.dump() + "\n";
+    }
+    EXPECT_EQ(step, run.training.steps());
+    return text;
+  }
+
+  torch::Tensor weights(const fs::path& root) {
+    LanguageModel model = load_model({root / artefact_name(run, dataset), run});
+    return torch::nn::utils::parameters_to_vector(model->parameters());
+  }
+
+  // Lines of a log that is being written.
+  int64_t lines(const fs::path& root) {
+    std::ifstream file(root / artefact_name(run, dataset) / "log.jsonl");
+    int64_t count = 0;
+    for (std::string line; std::getline(file, line);) ++count;
+    return count;
+  }
+
+  lethe::Run run = tiny_run();
+};
+
+TEST_F(KilledTraining, EndsWithTheBitsOfOneThatWasNot) {
+  const fs::path whole = folder.path() / "whole", killed = folder.path() / "killed";
+  ASSERT_EQ(end(begin(whole)), 0);
+  for (const int64_t step : {3, 17, 40}) {
+    const pid_t child = begin(killed);
+    while (lines(killed) < step && waitpid(child, nullptr, WNOHANG) == 0) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    ASSERT_EQ(kill(child, SIGKILL), 0);
+    ASSERT_TRUE(WIFSIGNALED(end(child))) << "the training was over before it could be killed";
+    ASSERT_FALSE(fs::exists(killed / artefact_name(run, dataset) / "done.json"));
+  }
+  ASSERT_EQ(end(begin(killed)), 0);
+  EXPECT_TRUE(weights(killed).equal(weights(whole)));
+  EXPECT_EQ(log(killed), log(whole));
+}
+
+TEST_F(KilledTraining, IsDoneOnceWhereTwoProcessesWantIt) {
+  const fs::path alone = folder.path() / "alone", shared = folder.path() / "shared";
+  const std::array children{begin(alone), begin(shared), begin(shared)};
+  for (const pid_t child : children) EXPECT_EQ(end(child), 0);
+  EXPECT_TRUE(weights(shared).equal(weights(alone)));
+  EXPECT_EQ(log(shared), log(alone));
+}
+
+}  // namespace
+}  // namespace lethe

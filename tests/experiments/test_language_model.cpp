@@ -1,0 +1,248 @@
+#include <gtest/gtest.h>
+#include <torch/nn/utils/convert_parameters.h>
+
+#include <cmath>
+#include <map>
+#include <set>
+
+#include "experiments/models/language_model.hpp"
+#include "experiments/papers/forgetting_transformer/rows.hpp"
+#include "tests/experiments/tiny.hpp"
+
+namespace lethe {
+namespace {
+
+using torch::Tensor;
+
+Tensor some_tokens(int64_t batch, int64_t length) {
+  torch::manual_seed(11);
+  return torch::randint(257, {batch, length});
+}
+
+double distance(const Tensor& a, const Tensor& b) { return (a - b).abs().max().item<double>(); }
+
+// Copies what two models have in common; the projections of keys and values change their path with the KV-shift.
+void copy_common(LanguageModel& from, LanguageModel& to) {
+  const torch::NoGradGuard no_gradient;
+  const auto plain = [](std::string name) {
+    if (const auto at = name.find(".linear."); at != std::string::npos) name.erase(at, 7);
+    return name;
+  };
+  std::map<std::string, Tensor> values;
+  for (const auto& parameter : from->named_parameters()) values[plain(parameter.key())] = parameter.value();
+  for (auto& parameter : to->named_parameters()) {
+    const auto value = values.find(plain(parameter.key()));
+    if (value != values.end()) parameter.value().copy_(value->second);
+  }
+}
+
+class EveryRow : public testing::TestWithParam<Row> {};
+
+TEST_P(EveryRow, GivesEveryParameterAGradient) {
+  LanguageModel model(tiny_model(GetParam().architecture));
+  const Tensor tokens = some_tokens(2, 16);
+  model->losses(tokens, tokens.roll(1, 1)).mean().backward();
+  for (const auto& parameter : model->named_parameters()) {
+    ASSERT_TRUE(parameter.value().grad().defined()) << parameter.key();
+    const double largest = parameter.value().grad().abs().max().item<double>();
+    EXPECT_GT(largest, 0) << parameter.key();
+    EXPECT_TRUE(std::isfinite(largest)) << parameter.key();
+  }
+}
+
+TEST_P(EveryRow, SeesNoTokenOfTheFuture) {
+  LanguageModel model(tiny_model(GetParam().architecture));
+  const torch::NoGradGuard no_gradient;
+  const Tensor tokens = some_tokens(1, 16);
+  Tensor changed = tokens.clone();
+  changed[0][9] = (tokens[0][9] + 1) % 257;
+  const Tensor before = model->forward(tokens), after = model->forward(changed);
+  EXPECT_EQ(distance(before.narrow(1, 0, 9), after.narrow(1, 0, 9)), 0);
+  EXPECT_GT(distance(before.narrow(1, 10, 6), after.narrow(1, 10, 6)), 1e-5);
+}
+
+TEST_P(EveryRow, ComputesNearlyTheSameInBfloat16) {
+  ModelConfig config = tiny_model(GetParam().architecture);
+  LanguageModel precise(config);
+  config.compute_dtype = "bfloat16";
+  LanguageModel rounded(config);
+  const torch::NoGradGuard no_gradient;
+  const Tensor tokens = some_tokens(2, 16), labels = tokens.roll(1, 1);
+  EXPECT_EQ(rounded->forward(tokens).scalar_type(), torch::kBFloat16);
+  const double difference = distance(precise->losses(tokens, labels), rounded->losses(tokens, labels));
+  EXPECT_LT(difference, 0.02);
+  EXPECT_GT(difference, 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Table3, EveryRow, testing::ValuesIn(table_3()), [](const auto& info) {
+  std::string name;
+  for (const char letter : info.param.name)
+    name += std::isalnum(letter) ? std::string(1, letter) : letter == '+' ? "With" : letter == '-' ? "Without" : "";
+  return name;
+});
+
+TEST(LanguageModel, ChangesWithEverySwitch) {
+  const Tensor tokens = some_tokens(1, 16);
+  const std::vector<std::pair<const char*, void (*)(ModelConfig&)>> switches{
+      {"rope", [](ModelConfig& c) { c.rope = true; }},
+      {"forget gate", [](ModelConfig& c) { c.forget_gate = ForgetGate::kNone; }},
+      {"QK-norm", [](ModelConfig& c) { c.qk_norm = QkNorm::kNone; }},
+      {"output gate", [](ModelConfig& c) { c.output_gate = false; }},
+      {"output norm", [](ModelConfig& c) { c.output_norm = false; }},
+      {"KV-shift", [](ModelConfig& c) { c.kv_shift = false; }}};
+  ModelConfig config = tiny_model();
+  config.mlp_ratio = 4;  // so that the output gate changes nothing else
+  LanguageModel pro(config);
+  const torch::NoGradGuard no_gradient;
+  const Tensor logits = pro->forward(tokens);
+  for (const auto& [name, change] : switches) {
+    ModelConfig changed = config;
+    change(changed);
+    LanguageModel other(changed);
+    copy_common(pro, other);
+    EXPECT_GT(distance(other->forward(tokens), logits), 1e-4) << name;
+  }
+  LanguageModel same(config);  // the negative control: with every weight copied and no switch changed, nothing changes
+  same->initialize(1);
+  EXPECT_GT(distance(same->forward(tokens), logits), 1e-4);
+  copy_common(pro, same);
+  EXPECT_EQ(distance(same->forward(tokens), logits), 0);
+}
+
+TEST(LanguageModel, PerHeadNormsOfEqualWeightsAreSharedNorms) {
+  ModelConfig config = tiny_model();
+  LanguageModel shared(config);
+  config.qk_norm = QkNorm::kPerHead;
+  LanguageModel per_head(config);
+  const torch::NoGradGuard no_gradient;
+  const Tensor tokens = some_tokens(1, 16);
+  const auto equal = [&] {
+    auto sources = shared->named_parameters(), targets = per_head->named_parameters();
+    for (const auto& source : sources) {
+      targets[source.key()].copy_(source.value().numel() < targets[source.key()].numel() ? source.value().repeat({2})
+                                                                                         : source.value());
+    }
+    return distance(per_head->forward(tokens), shared->forward(tokens));
+  };
+  for (auto& parameter : shared->named_parameters()) {
+    if (parameter.key().ends_with("q_norm.weight")) parameter.value().uniform_(0.5, 2);
+  }
+  EXPECT_LT(equal(), 1e-5);
+}
+
+TEST(LanguageModel, TrainsTheBiasOfABiasOnlyGateButNotAFixedOne) {
+  ModelConfig config = tiny_model(named_architecture("fox-llama"));
+  config.forget_gate = ForgetGate::kBiasOnly;
+  LanguageModel trained_gate(config);
+  config.forget_gate = ForgetGate::kFixed;
+  LanguageModel fixed(config);
+  const Tensor tokens = some_tokens(1, 16);
+  trained_gate->losses(tokens, tokens.roll(1, 1)).mean().backward();
+  fixed->losses(tokens, tokens.roll(1, 1)).mean().backward();
+
+  const std::string name = "model.layers.0.attn.fgate_bias";
+  EXPECT_GT(trained_gate->named_parameters()[name].grad().abs().min().item<double>(), 0);
+  EXPECT_FALSE(fixed->named_parameters().contains(name));
+  EXPECT_FALSE(fixed->named_buffers()[name].grad().defined());
+  EXPECT_EQ(distance(fixed->named_buffers()[name], trained_gate->named_parameters()[name].detach()), 0);
+}
+
+TEST(LanguageModel, StartsFromNormalMatricesNormsOfOneAndBiasesOfZero) {
+  LanguageModel model(tiny_model());
+  for (const auto& parameter : model->named_parameters()) {
+    const auto& [name, value] = parameter.pair();
+    if (value.dim() == 2) {
+      const double n = static_cast<double>(value.numel());
+      EXPECT_NEAR(value.mean().item<double>(), 0, 5 * 0.02 / std::sqrt(n)) << name;
+      EXPECT_NEAR(value.std().item<double>(), 0.02, 5 * 0.02 / std::sqrt(2 * n)) << name;
+    } else {
+      EXPECT_TRUE(value.eq(name.ends_with("bias") ? 0 : 1).all().item<bool>()) << name;
+    }
+  }
+}
+
+TEST(LanguageModel, HasTheWeightsOfItsSeed) {
+  LanguageModel first(tiny_model()), second(tiny_model());
+  const auto weights = [](LanguageModel& model) { return torch::nn::utils::parameters_to_vector(model->parameters()); };
+  second->initialize(5);
+  EXPECT_FALSE(weights(first).equal(weights(second)));
+  first->initialize(5);
+  EXPECT_TRUE(weights(first).equal(weights(second)));
+}
+
+TEST(LanguageModel, DecaysMatricesAndEmbeddingsAndNothingElse) {
+  ModelConfig config = tiny_model();
+  config.forget_gate = ForgetGate::kBiasOnly;
+  LanguageModel model(config);
+  std::set<const void*> decayed, undecayed;
+  for (const Tensor& parameter : model->decayed_parameters()) decayed.insert(parameter.const_data_ptr());
+  for (const Tensor& parameter : model->undecayed_parameters()) undecayed.insert(parameter.const_data_ptr());
+  for (const auto& parameter : model->named_parameters()) {
+    const std::string& name = parameter.key();
+    const bool spared = name.ends_with("norm.weight") || name.ends_with("bias");
+    EXPECT_EQ(decayed.count(parameter.value().const_data_ptr()), spared ? 0u : 1u) << name;
+    EXPECT_EQ(undecayed.count(parameter.value().const_data_ptr()), spared ? 1u : 0u) << name;
+  }
+}
+
+TEST(LanguageModel, ComparesTheLabelOfAPositionWithItsOwnLogits) {
+  ModelConfig config = tiny_model();
+  config.compute_dtype = "float64";
+  LanguageModel model(config);
+  const torch::NoGradGuard no_gradient;
+  const Tensor tokens = some_tokens(2, 16), labels = tokens.roll(-1, 1);
+  const Tensor expected = -model->forward(tokens).log_softmax(-1).gather(2, labels.unsqueeze(2)).squeeze(2);
+  EXPECT_LT(distance(model->losses(tokens, labels), expected), 1e-12);
+  EXPECT_GT(distance(model->losses(tokens, tokens), expected), 1e-3);
+}
+
+TEST(LanguageModel, BoundsTheLogitsByTheWeightsOfItsNorms) {
+  for (const QkNorm norm : {QkNorm::kShared, QkNorm::kPerHead}) {
+    ModelConfig config = tiny_model();
+    config.qk_norm = norm;
+    config.rope = true;
+    LanguageModel model(config);
+    const torch::NoGradGuard no_gradient;
+    torch::manual_seed(3);
+    for (auto& parameter : model->named_parameters()) {
+      if (parameter.key().ends_with("q_norm.weight") || parameter.key().ends_with("k_norm.weight")) {
+        parameter.value().uniform_(-2, 2);
+      }
+    }
+    std::vector<AttentionTrace> trace;
+    model->forward(some_tokens(2, 64), &trace);
+    ASSERT_EQ(trace.size(), 2u);
+    for (const AttentionTrace& layer : trace) {
+      const Tensor logits = torch::einsum("bihd,bjhd->bhij", {layer.query, layer.key}) / std::sqrt(16.0);
+      EXPECT_TRUE(logits.abs().amax({0, 2, 3}).le(layer.logit_bound).all().item<bool>());
+      EXPECT_TRUE(layer.logit_bound.le(2 * 2 * std::sqrt(16.0) * 1.01).all().item<bool>());
+    }
+  }
+}
+
+TEST(LanguageModel, HasTheSameLossWhenItPrunes) {
+  for (const QkNorm norm : {QkNorm::kNone, QkNorm::kShared}) {
+    ModelConfig config = tiny_model();
+    config.qk_norm = norm;
+    LanguageModel whole(config);
+    config.log_pruning_tolerance = -10;
+    LanguageModel pruning(config);
+    const torch::NoGradGuard no_gradient;
+    for (auto* model : {&whole, &pruning}) {
+      for (auto& parameter : (*model)->named_parameters()) {
+        if (parameter.key().ends_with("fgate_proj.bias")) parameter.value().fill_(-1);  // heads that forget fast
+      }
+    }
+    const Tensor tokens = some_tokens(1, 2048), labels = tokens.roll(-1, 1);
+    EXPECT_LT(distance(whole->losses(tokens, labels), pruning->losses(tokens, labels)), 1e-3);
+
+    std::vector<AttentionTrace> trace;
+    pruning->forward(tokens, &trace);
+    EXPECT_TRUE(trace[0].visited_pairs.lt(2048 * 2049 / 2).all().item<bool>()) << "nothing was pruned";
+    whole->forward(tokens, &trace);
+    EXPECT_TRUE(trace[0].visited_pairs.eq(2048 * 2049 / 2).all().item<bool>());
+  }
+}
+
+}  // namespace
+}  // namespace lethe

@@ -1,0 +1,113 @@
+#include <gtest/gtest.h>
+#include <torch/nn/module.h>
+
+#include <cmath>
+
+#include "experiments/models/attention_layer.hpp"
+#include "experiments/models/cross_entropy.hpp"
+#include "experiments/models/layers.hpp"
+
+namespace lethe {
+namespace {
+
+using torch::Tensor;
+
+constexpr auto kDouble = torch::kFloat64;
+
+Tensor random(torch::IntArrayRef sizes) { return torch::randn(sizes, kDouble); }
+double distance(const Tensor& a, const Tensor& b) { return (a - b).abs().max().item<double>(); }
+
+TEST(RmsNorm, DividesByTheRootMeanSquare) {
+  const Tensor x = torch::tensor({{3.0, 4.0}, {0.0, 0.0}}, kDouble);
+  const Tensor y = rms_norm(x, torch::tensor({1.0, 2.0}, kDouble), 0.5, kDouble);
+  const double root = std::sqrt(12.5 + 0.5);
+  EXPECT_LT(distance(y, torch::tensor({{3 / root, 8 / root}, {0.0, 0.0}}, kDouble)), 1e-15);
+}
+
+TEST(ShiftByOne, MixesEveryTokenWithTheOneBefore) {
+  const Tensor u = torch::tensor({1.0, 3.0, 7.0}, kDouble).view({1, 3, 1, 1});
+  const auto mixed = [&](double alpha) {
+    const Tensor logit = torch::full({1, 3, 1}, std::log(alpha / (1 - alpha)), kDouble);
+    return shift_by_one(u, logit).flatten();
+  };
+  EXPECT_LT(distance(mixed(0.25), torch::tensor({0.75, 2.5, 6.0}, kDouble)), 1e-12);
+  EXPECT_LT(distance(mixed(0.5), torch::tensor({0.5, 2.0, 5.0}, kDouble)), 1e-12);
+}
+
+TEST(ShiftByOne, HasItsOwnShareForEveryTokenAndHead) {
+  const Tensor u = torch::ones({1, 2, 2, 1}, kDouble);
+  const Tensor logit = torch::tensor({{{-40.0, 40.0}, {-40.0, 40.0}}}, kDouble);
+  EXPECT_LT(distance(shift_by_one(u, logit).flatten(), torch::tensor({1.0, 0.0, 1.0, 1.0}, kDouble)), 1e-12);
+}
+
+TEST(Rotate, LeavesTheFirstPositionAndEveryLength) {
+  const Tensor x = random({1, 9, 2, 6});
+  const Tensor y = rotate(x, rotation(9, 6, 10000, kDouble));
+  EXPECT_EQ(distance(y.select(1, 0), x.select(1, 0)), 0);
+  EXPECT_LT(distance(y.square().sum(-1), x.square().sum(-1)), 1e-12);
+  EXPECT_GT(distance(y.select(1, 1), x.select(1, 1)), 0.1);
+}
+
+TEST(Rotate, MakesProductsDependOnTheDistanceAlone) {
+  const Tensor q = random({8}).expand({1, 9, 1, 8}), k = random({8}).expand({1, 9, 1, 8});
+  const auto angles = rotation(9, 8, 100, kDouble);
+  const Tensor products = torch::mm(rotate(q, angles).view({9, 8}), rotate(k, angles).view({9, 8}).t());
+  for (int64_t offset = -8; offset <= 8; ++offset) {
+    const Tensor diagonal = products.diagonal(offset);
+    EXPECT_LT((diagonal - diagonal[0]).abs().max().item<double>(), 1e-12);
+  }
+}
+
+TEST(Rotate, TurnsTheHalvesOfAHeadAgainstEachOther) {
+  const Tensor x = torch::tensor({1.0, 0.0, 0.0, 0.0}, kDouble).expand({1, 2, 1, 4});
+  const Tensor y = rotate(x, rotation(2, 4, 10000, kDouble))[0][1][0];
+  EXPECT_LT(distance(y, torch::tensor({std::cos(1.0), 0.0, std::sin(1.0), 0.0}, kDouble)), 1e-12);
+}
+
+TEST(Swiglu, TakesTheGateFromTheFirstHalf) {
+  const Tensor y = swiglu(torch::tensor({2.0, 3.0}, kDouble));
+  EXPECT_NEAR(y.item<double>(), 2 / (1 + std::exp(-2.0)) * 3, 1e-12);
+}
+
+TEST(LongInit, ForgetsOverTimesThatAreLogSpacedOverTheHeads) {
+  ModelConfig config;
+  config.heads = 4;
+  config.decay_time_min = 2;
+  config.decay_time_max = 16;
+  const Tensor gate = long_init(config).sigmoid();
+  for (int64_t head = 0; head < 4; ++head) {
+    EXPECT_NEAR(gate[head].item<double>(), std::exp(-1 / std::exp2(head + 1.0)), 1e-6);
+  }
+}
+
+TEST(AddParameter, MakesTheModulesOfItsPathOnce) {
+  torch::nn::Module root;
+  add_parameter(root, "attn.k_proj.linear.weight", {2, 3}, torch::kCPU);
+  add_parameter(root, "attn.k_proj.shift_proj.weight", {1, 3}, torch::kCPU);
+  EXPECT_EQ(root.named_parameters().keys(),
+            (std::vector<std::string>{"attn.k_proj.linear.weight", "attn.k_proj.shift_proj.weight"}));
+  EXPECT_EQ(root.named_children().size(), 1u);
+}
+
+TEST(CrossEntropy, EqualsTorchsInValueAndGradientOverSeveralChunks) {
+  const int64_t rows = 7, width = 3, vocabulary = 11, chunk = 35;  // three rows a chunk
+  const Tensor labels = torch::randint(vocabulary, {rows}), upstream = random({rows});
+  const auto run = [&](auto&& loss_of) {
+    const Tensor hidden = (torch::arange(rows * width, kDouble).view({rows, width}) / 7).sin().requires_grad_();
+    const Tensor weight = torch::arange(vocabulary * width, kDouble).view({vocabulary, width}).cos().requires_grad_();
+    const Tensor loss = loss_of(hidden, weight);
+    (loss * upstream).sum().backward();
+    return std::tuple(loss.detach(), hidden.grad(), weight.grad());
+  };
+  const auto [loss, hidden_gradient, weight_gradient] =
+      run([&](const Tensor& hidden, const Tensor& weight) { return cross_entropy(hidden, weight, labels, chunk); });
+  const auto [expected, expected_hidden, expected_weight] = run([&](const Tensor& hidden, const Tensor& weight) {
+    return torch::cross_entropy_loss(torch::mm(hidden, weight.t()), labels, {}, at::Reduction::None);
+  });
+  EXPECT_LT(distance(loss, expected), 1e-12);
+  EXPECT_LT(distance(hidden_gradient, expected_hidden), 1e-12);
+  EXPECT_LT(distance(weight_gradient, expected_weight), 1e-12);
+}
+
+}  // namespace
+}  // namespace lethe

@@ -1,0 +1,80 @@
+#pragma once
+// A corpus, a model and a training small enough for a test.
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <array>
+#include <filesystem>
+#include <fstream>
+#include <random>
+#include <string>
+
+#include "experiments/data/dataset.hpp"
+#include "experiments/training/training.hpp"
+
+namespace lethe {
+
+/// A folder that is empty at the beginning and gone at the end.
+class TemporaryFolder {
+ public:
+  TemporaryFolder() {
+    std::string name = (std::filesystem::temp_directory_path() / "lethe-XXXXXX").string();
+    path_ = mkdtemp(name.data());
+  }
+  ~TemporaryFolder() { std::filesystem::remove_all(path_); }
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+};
+
+/// A data set of 24 short documents of sentences that a small model can learn.
+inline std::filesystem::path write_tiny_dataset(const std::filesystem::path& folder) {
+  constexpr std::array subjects{"the river", "an old ferryman", "a shade", "the moon"};
+  constexpr std::array verbs{"forgets", "remembers", "carries", "follows"};
+  std::mt19937 random(7);
+  std::filesystem::create_directories(folder / "text");
+  for (int document = 0; document < 24; ++document) {
+    std::ofstream file(folder / "text" / (std::to_string(document) + ".txt"));
+    for (int sentence = 0; sentence < 120; ++sentence) {
+      file << subjects[random() % 4] << ' ' << verbs[random() % 4] << ' ' << subjects[random() % 4] << ".\n";
+    }
+  }
+  return prepared_dataset((folder / "text").string(), "bytes", folder / "data");
+}
+
+inline ModelConfig tiny_model(ModelConfig architecture = named_architecture("fox-pro")) {
+  architecture.vocabulary = 257;
+  architecture.layers = 2;
+  architecture.width = 32;
+  architecture.heads = 2;
+  architecture.mlp_multiple = 16;
+  return architecture;
+}
+
+inline Run tiny_run() {
+  Run run{.label = "tiny", .model = tiny_model(), .training = {}};
+  run.training.context_length = 32;
+  run.training.batch_tokens = 256;
+  run.training.total_tokens = 256 * 30;
+  run.training.warmup_tokens = 256 * 5;
+  run.training.learning_rate = 5e-3;
+  run.training.checkpoint_tokens = 256 * 5;
+  run.training.corpus = "tiny";
+  return run;
+}
+
+/// A test with a tiny data set and a folder for what it trains.
+class TinyDatasetTest : public testing::Test {
+ protected:
+  TemporaryFolder folder;
+  std::filesystem::path dataset_folder = write_tiny_dataset(folder.path());
+  Dataset dataset{dataset_folder};
+  std::filesystem::path models = folder.path() / "models";
+};
+
+}  // namespace lethe

@@ -20,6 +20,7 @@
 #include <tuple>
 
 #include "experiments/data/run_program.hpp"
+#include "experiments/training/files.hpp"
 
 namespace lethe {
 namespace {
@@ -109,16 +110,6 @@ void read_rows(const std::filesystem::path& path, Consume consume, std::array<st
   }
 }
 
-/// Writes a file beside its place and renames it: a crash leaves the old one whole.
-void write_file(const std::filesystem::path& path, const std::string& text) {
-  const std::filesystem::path draft = path.string() + ".new";
-  std::ofstream file(draft);
-  file << text;
-  file.close();
-  if (!file) throw std::runtime_error(draft.string() + ": cannot be written");
-  std::filesystem::rename(draft, path);
-}
-
 }  // namespace
 
 nlohmann::json birth_certificate(const std::filesystem::path& folder, const std::string& command_line) {
@@ -159,8 +150,8 @@ void write_records(const std::filesystem::path& base, const std::vector<Record>&
   std::filesystem::create_directories(base.parent_path());
   nlohmann::json json = birth_certificate(base.parent_path(), command_line);
   json.update(details);
-  write_file(base.string() + ".csv", table);
-  write_file(base.string() + ".json", json.dump(1) + "\n");
+  write_whole(base.string() + ".csv", table);
+  write_whole(base.string() + ".json", json.dump(1) + "\n");
 }
 
 std::vector<Record> read_records(const std::filesystem::path& path) {
@@ -191,7 +182,7 @@ void write_points(const std::filesystem::path& path, const std::vector<Point>& p
     table += plain(p.quantity) + "," + plain(p.variant) + "," + std::to_string(p.seed) + "," + digits(p.x, 9) + "," +
              (std::isnan(p.y) ? "" : digits(p.y, 9)) + "," + digits(p.value, 6) + "\n";
   std::filesystem::create_directories(path.parent_path());
-  write_file(path, table);
+  write_whole(path, table);
 }
 
 std::string machine_name() {

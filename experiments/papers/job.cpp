@@ -1,11 +1,15 @@
+#include <ATen/Parallel.h>
 #include <link.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
+#include <exception>
 #include <limits>
 #include <map>
 #include <memory>
-#include <stdexcept>
+#include <mutex>
+#include <thread>
 
 #include "experiments/data/sha256.hpp"
 #include "experiments/models/config.hpp"
@@ -47,34 +51,49 @@ class Datasets {
   std::map<std::pair<std::string, std::string>, std::unique_ptr<Dataset>> loaded_;
 };
 
-/// The share of the work that is done, and the time left at the speed so far.
+/// The share of the work that is done, and the time left at the speed so far; told from several threads.
 class Clock {
  public:
   Clock(double work, std::function<void(const JobProgress&)> report) : work_(work), report_(std::move(report)) {}
 
-  void done(double work) { done_ += work; }
+  /// A piece of the work, known by its words, has got so far.
+  void begun(const std::string& what, double work, const Progress& training = {}) {
+    const std::scoped_lock lock(mutex_);
+    begun_[what] = work;
+    tell(what, training);
+  }
 
-  /// reads  begun: of the work since the last call of done
-  void tell(const std::string& what, double begun, const Progress& training = {}) const {
-    if (!report_) return;
-    const double now = done_ + begun;
-    const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - start_;
-    const double unknown = work_ > 0 ? std::numeric_limits<double>::quiet_NaN() : 0.0;
-    const double left = now > 0 ? std::max(0.0, passed.count() * (work_ - now) / now) : unknown;
-    report_({what, work_ > 0 ? now / work_ : 1.0, left, training});
+  /// A piece of the work is finished.
+  void done(const std::string& what, double work) {
+    const std::scoped_lock lock(mutex_);
+    begun_.erase(what);
+    done_ += work;
+    tell(what, {});
   }
 
  private:
+  void tell(const std::string& what, const Progress& training) const {
+    if (!report_) return;
+    double now = done_;
+    for (const auto& [_, work] : begun_) now += work;
+    const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - start_;
+    const double left =
+        now > 0 ? std::max(0.0, passed.count() * (work_ - now) / now) : std::numeric_limits<double>::quiet_NaN();
+    report_({what, now / work_, left, training});
+  }
+
   double work_, done_ = 0;
+  std::map<std::string, double> begun_;
   std::function<void(const JobProgress&)> report_;
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+  std::mutex mutex_;
 };
 
 /// A claim that has still to be measured, with everything that its result depends on.
 struct Task {
   Experiment experiment;
   nlohmann::json settings;
-  const Dataset* dataset;
+  const Dataset& dataset;
   std::vector<Run> runs;
   std::string key;  ///< hash of scale, settings, runs, the paper's numbers and the program
 };
@@ -82,6 +101,19 @@ struct Task {
 double training_work(const Run& run) {
   return training_flops_per_token(run.model, run.training.context_length) *
          static_cast<double>(run.training.total_tokens);
+}
+
+double training_work(const Task& task) {
+  double work = 0;
+  for (const Run& run : task.runs) work += training_work(run);
+  return work;
+}
+
+/// What a claim's measuring costs, in the units of training: models that others trained too have to be measured again.
+double measuring_work(const Task& task) { return kMeasuringShare * training_work(task); }
+
+std::filesystem::path base_of(const Task& task, const Context& context) {
+  return context.results / task.experiment.claim;
 }
 
 bool is_trained(const std::string& name, const std::filesystem::path& models) {
@@ -93,19 +125,20 @@ bool is_finished(const Task& task, const std::filesystem::path& base, const std:
     if (!std::filesystem::exists(base.string() + ending)) return false;
   if (nlohmann::json::parse(read_whole(base.string() + ".json")).value("key", "") != task.key) return false;
   for (const Run& run : task.runs)
-    if (!is_trained(artefact_name(run, *task.dataset), models)) return false;
+    if (!is_trained(artefact_name(run, task.dataset), models)) return false;
   return true;
 }
 
 Task make_task(const Experiment& experiment, const Context& context, Datasets& datasets,
                const std::string& fingerprint) {
-  Task task{experiment, claim_settings(context.root, experiment, context.scale), nullptr, {}, {}};
-  const nlohmann::json& training = task.settings.at("training");
-  task.dataset = &datasets.of(training.at("corpus"), training.at("tokenizer"));
-  task.runs = experiment.runs(task.settings, task.dataset->vocabulary());
-  nlohmann::json inputs = {context.scale, task.settings, read_whole(claim_folder(context.root, experiment) / "paper.csv"),
+  nlohmann::json settings = claim_settings(context.root, experiment, context.scale);
+  settings.erase("cost");  // words for people
+  const nlohmann::json& training = settings.at("training");
+  const Dataset& dataset = datasets.of(training.at("corpus"), training.at("tokenizer"));
+  Task task{experiment, settings, dataset, experiment.runs(settings, dataset.vocabulary()), {}};
+  nlohmann::json inputs = {context.scale, settings, read_whole(claim_folder(context.root, experiment) / "paper.csv"),
                            fingerprint, context.threads};
-  for (const Run& run : task.runs) inputs.push_back(artefact_name(run, *task.dataset));
+  for (const Run& run : task.runs) inputs.push_back(artefact_name(run, dataset));
   task.key = sha256(inputs.dump());
   return task;
 }
@@ -114,81 +147,101 @@ Task make_task(const Experiment& experiment, const Context& context, Datasets& d
 nlohmann::json details(const Task& task, const Context& context, const Findings& findings) {
   nlohmann::json runs = nlohmann::json::array();
   for (const Run& run : task.runs)
-    runs.push_back(
-        {{"label", run.label}, {"seed", run.training.seed}, {"artefact", artefact_name(run, *task.dataset)}});
+    runs.push_back({{"label", run.label}, {"seed", run.training.seed}, {"artefact", artefact_name(run, task.dataset)}});
   return {{"experiment", task.experiment.paper},
           {"claim", task.experiment.claim},
           {"title", task.experiment.title},
           {"scale", context.scale},
           {"threads", context.threads},
           {"settings", task.settings},
-          {"dataset", {{"name", task.dataset->name()}, {"content", task.dataset->content_hash()}}},
+          {"dataset", {{"name", task.dataset.name()}, {"content", task.dataset.content_hash()}}},
           {"runs", runs},
           {"comparisons", findings.comparisons},
           {"verdict", to_string(overall(findings.comparisons))},
           {"key", task.key}};
 }
 
+/// Trains the task's models that are not there yet. Where the settings say how many cores a model keeps busy, as many are
+/// trained side by side as this machine has cores for: small ones gain little from a second core.
+///
+/// throws  the first failure, after the trainings that run beside it have ended
+void train(const Task& task, const std::filesystem::path& models, Clock& clock) {
+  const int cores = at::get_num_threads();
+  const int cores_a_training = std::clamp(task.settings.value("cores_a_training", cores), 1, cores);
+  std::atomic<size_t> next = 0;
+  std::exception_ptr failure;
+  std::mutex failure_mutex;
+  const auto work = [&] {
+    at::set_num_threads(cores_a_training);
+    for (size_t r; (r = next++) < task.runs.size();) {
+      const Run& run = task.runs[r];
+      if (is_trained(artefact_name(run, task.dataset), models)) continue;
+      const std::string what = "training " + run.label + ", context " + std::to_string(run.training.context_length) +
+                               ", seed " + std::to_string(run.training.seed);
+      try {
+        trained(run, task.dataset, models, [&](const Progress& progress) {
+          const double share = static_cast<double>(progress.step) / static_cast<double>(progress.steps);
+          clock.begun(what, share * training_work(run), progress);
+        });
+        clock.done(what, training_work(run));
+      } catch (...) {
+        const std::scoped_lock lock(failure_mutex);
+        if (!failure) failure = std::current_exception();
+        next = task.runs.size();
+      }
+    }
+  };
+  {
+    std::vector<std::jthread> workers;
+    for (int w = 0; w < cores / cores_a_training; ++w) workers.emplace_back(work);
+  }
+  at::set_num_threads(cores);
+  if (failure) std::rethrow_exception(failure);
+}
+
+/// Measures a claim whose models are trained, and writes what was found.
+void measure(const Task& task, const Context& context, const std::filesystem::path& models, Clock& clock) {
+  const std::string what = "measuring " + task.experiment.name();
+  const auto tell = [&](double share) { clock.begun(what, share * measuring_work(task)); };
+  tell(0);
+  const Study study{.experiment = task.experiment,
+                    .settings = task.settings,
+                    .dataset = task.dataset,
+                    .paper = read_paper(claim_folder(context.root, task.experiment) / "paper.csv"),
+                    .artefact = [&](const Run& run) { return trained(run, task.dataset, models); },
+                    .progress = tell};
+  const Findings findings = task.experiment.measure(study);
+  const std::filesystem::path base = base_of(task, context);
+  if (!findings.points.empty()) write_points(base.string() + ".points.csv", findings.points);
+  write_records(base, findings.records, context.command_line, details(task, context, findings));
+  clock.done(what, measuring_work(task));
+}
+
 }  // namespace
 
 void run_experiments(const std::vector<Experiment>& selected, const Context& context) {
   const std::filesystem::path models = context.root / "artefacts" / "models";
-  const auto base_of = [&](const Task& task) { return context.results / task.experiment.claim; };
   Datasets datasets(context.root / "artefacts" / "data");
   const std::string fingerprint = program_fingerprint();
 
   std::vector<Task> tasks;
-  std::map<std::string, double> work_of;  // of each model that is still to be trained
-  double all_training = 0;                // of every model that the tasks read, trained or not
+  std::map<std::string, double> work;  // of what is still to be trained and measured, each once
   for (const Experiment& experiment : selected) {
     Task task = make_task(experiment, context, datasets, fingerprint);
-    if (is_finished(task, base_of(task), models)) continue;
-    for (const Run& run : task.runs) {
-      const std::string name = artefact_name(run, *task.dataset);
-      all_training += training_work(run);
-      if (!is_trained(name, models)) work_of[name] = training_work(run);
-    }
+    if (is_finished(task, base_of(task, context), models)) continue;
+    work[experiment.name()] = measuring_work(task);
+    for (const Run& run : task.runs)
+      if (const auto name = artefact_name(run, task.dataset); !is_trained(name, models))
+        work[name] = training_work(run);
     tasks.push_back(std::move(task));
   }
-  double work = kMeasuringShare * all_training;
-  for (const auto& [_, training] : work_of) work += training;
-  Clock clock(work, context.progress);
-
+  double all = 0;
+  for (const auto& [_, part] : work) all += part;
+  Clock clock(all, context.progress);
   for (const Task& task : tasks) {
-    const auto artefact = [&](const Run& run) {
-      const std::string name = artefact_name(run, *task.dataset);
-      const double training = work_of.contains(name) ? work_of[name] : 0;
-      const std::string what = "training " + run.label + ", seed " + std::to_string(run.training.seed);
-      Artefact made = trained(run, *task.dataset, models, [&](const Progress& progress) {
-        clock.tell(what, training * static_cast<double>(progress.step) / static_cast<double>(progress.steps), progress);
-      });
-      clock.done(training);
-      work_of.erase(name);
-      return made;
-    };
-    double own_training = 0;
-    for (const Run& run : task.runs) {
-      artefact(run);
-      own_training += training_work(run);
-    }
-    const double measuring = kMeasuringShare * own_training;
-    const std::string what = "measuring " + task.experiment.name();
-    const auto tell = [&](double share) { clock.tell(what, measuring * share); };
-    tell(0);
-    const Study study{.experiment = task.experiment,
-                      .settings = task.settings,
-                      .dataset = *task.dataset,
-                      .paper = read_paper(claim_folder(context.root, task.experiment) / "paper.csv"),
-                      .artefact = artefact,
-                      .progress = tell};
-    const Findings findings = task.experiment.measure(study);
-    clock.done(measuring);
-
-    const std::filesystem::path base = base_of(task);
-    if (!findings.points.empty()) write_points(base.string() + ".points.csv", findings.points);
-    write_records(base, findings.records, context.command_line, details(task, context, findings));
+    train(task, models, clock);
+    measure(task, context, models, clock);
   }
-  clock.tell("finished", 0);
 }
 
 }  // namespace lethe

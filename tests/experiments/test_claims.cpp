@@ -53,7 +53,7 @@ TEST(Scales, GiveSoundRunsAndTellTheirCost) {
       EXPECT_FALSE(cost(kRoot, experiment, scale).empty());
       const auto runs = experiment.runs(claim_settings(kRoot, experiment, scale), kBytes);
       EXPECT_FALSE(runs.empty());
-      for (const Run& run : runs) {
+      for (const lethe::Run& run : runs) {
         EXPECT_NO_THROW(run.model.check()) << run.label;
         EXPECT_NO_THROW(run.training.check()) << run.label;
       }
@@ -83,13 +83,13 @@ TEST(Scales, LayAClaimsOwnSettingsOverThoseOfItsBase) {
 }
 
 /// What makes two runs the same model.
-std::string identity(const Run& run) { return nlohmann::json(run.model).dump() + nlohmann::json(run.training).dump(); }
+std::string identity(const lethe::Run& run) { return nlohmann::json(run.model).dump() + nlohmann::json(run.training).dump(); }
 
 TEST(Runs, AreSharedAmongTheClaimsOfAPaperAtQuickScale) {
   std::set<std::string> distinct;
   size_t asked = 0;
   for (const Experiment& experiment : select_experiments({"forgetting_transformer"}))
-    for (const Run& run : experiment.runs(claim_settings(kRoot, experiment, "quick"), kBytes)) {
+    for (const lethe::Run& run : experiment.runs(claim_settings(kRoot, experiment, "quick"), kBytes)) {
       distinct.insert(identity(run));
       ++asked;
     }

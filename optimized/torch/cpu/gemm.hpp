@@ -9,9 +9,25 @@ void sgemm_(const char*, const char*, const int*, const int*, const int*, const 
             const float*, const int*, const float*, float*, const int*);
 void dgemm_(const char*, const char*, const int*, const int*, const int*, const double*, const double*, const int*,
             const double*, const int*, const double*, double*, const int*);
+int MKL_Set_Num_Threads_Local(int) __attribute__((weak));  // absent where the BLAS is not MKL
 }
 
 namespace lethe::cpu {
+
+/// While it lives, products of this thread run on this thread alone. MKL would divide even one that is called inside a parallel
+/// region as if more threads were there, and so sum in an order that depends on Torch's number of threads.
+class SingleThreadedProducts {
+ public:
+  SingleThreadedProducts() : before_(MKL_Set_Num_Threads_Local ? MKL_Set_Num_Threads_Local(1) : 0) {}
+  ~SingleThreadedProducts() {
+    if (MKL_Set_Num_Threads_Local) MKL_Set_Num_Threads_Local(before_);
+  }
+  SingleThreadedProducts(const SingleThreadedProducts&) = delete;
+  SingleThreadedProducts& operator=(const SingleThreadedProducts&) = delete;
+
+ private:
+  int before_;
+};
 
 enum class Transpose : char { kNo = 'N', kYes = 'T' };
 

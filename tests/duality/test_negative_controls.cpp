@@ -14,7 +14,7 @@ namespace {
 
 using reference::forgetting_attention::parallel;
 
-constexpr Lengths kLengths{257, 257};
+constexpr Lengths kControlLengths{257, 257};
 
 // A mistake turns a head into the values that the mistaken implementation gives; rows it can't tell keep `right`.
 struct Mistake {
@@ -95,7 +95,7 @@ TEST_P(NegativeControl, ExceedsThreeTimesEveryBudgetThatItGuards) {
     // Open gates are off by 1e-4: storage with less than float's precision hides them, and no budget can change that.
     const bool faint = mistake.of_the_gate && gate == Gate::kOpen;
     const double allowed = budget(faint ? Dtype::kFloat32 : Dtype::kBFloat16);
-    for (const Head& head : random_heads(kLengths, gate)) {
+    for (const Head& head : random_heads(kControlLengths, gate)) {
       const Matrix<double> right = parallel(head).values;
       const Agreement agreement = compare(flat(mistake.values(head, right)), flat(right), allowed);
       EXPECT_GT(agreement.share(), 3.0) << mistake.name << ", gate " << gate_name(gate) << ": " << agreement.describe();

@@ -18,48 +18,48 @@ namespace alibi = reference::alibi;
 namespace forgetting_attention = reference::forgetting_attention;
 namespace softmax_attention = reference::softmax_attention;
 
-constexpr Lengths kLengths{64, 65};
+constexpr Lengths kReductionLengths{64, 65};
 
-void expect_equal(const Output& actual, const Output& expected) {
+void expect_same(const Output& actual, const Output& expected) {
   EXPECT_TRUE(compare(flat(actual.values), flat(expected.values), budget(Dtype::kFloat64)).passed());
   EXPECT_TRUE(compare(flat(actual.log_normalizer), flat(expected.log_normalizer), budget(Dtype::kFloat64)).passed());
 }
 
-void expect_equal(const Gradients& actual, const Gradients& expected) {
+void expect_same(const Gradients& actual, const Gradients& expected) {
   EXPECT_TRUE(compare(flat(actual.query), flat(expected.query), budget(Dtype::kFloat64)).passed());
   EXPECT_TRUE(compare(flat(actual.key), flat(expected.key), budget(Dtype::kFloat64)).passed());
   EXPECT_TRUE(compare(flat(actual.value), flat(expected.value), budget(Dtype::kFloat64)).passed());
 }
 
 TEST(ForgettingAttention, EqualsSoftmaxAttentionWhenNoGateForgets) {
-  for (const Head& head : random_heads(kLengths, Gate::kZero)) {
+  for (const Head& head : random_heads(kReductionLengths, Gate::kZero)) {
     const Matrix<double> values_gradient = random_values_gradient(head);
     EXPECT_EQ(forgetting_attention::recurrent(head).values, softmax_attention::recurrent(head).values);
-    expect_equal(forgetting_attention::parallel(head), softmax_attention::parallel(head));
-    expect_equal(forgetting_attention::gradients(head, values_gradient),
+    expect_same(forgetting_attention::parallel(head), softmax_attention::parallel(head));
+    expect_same(forgetting_attention::gradients(head, values_gradient),
                  softmax_attention::gradients(head, values_gradient));
   }
 }
 
 TEST(ForgettingAttention, EqualsAlibiWhenTheGateIsConstant) {
   for (double slope : {1e-4, 0.25, 1.0 / 3.0, 7.0}) {
-    for (Head head : random_heads(kLengths, Gate::kZero)) {
+    for (Head head : random_heads(kReductionLengths, Gate::kZero)) {
       head.log_forget.setConstant(-slope);
       const Matrix<double> values_gradient = random_values_gradient(head);
-      expect_equal(forgetting_attention::recurrent(head), alibi::recurrent(head, slope));
-      expect_equal(forgetting_attention::parallel(head), alibi::parallel(head, slope));
-      expect_equal(forgetting_attention::gradients(head, values_gradient),
+      expect_same(forgetting_attention::recurrent(head), alibi::recurrent(head, slope));
+      expect_same(forgetting_attention::parallel(head), alibi::parallel(head, slope));
+      expect_same(forgetting_attention::gradients(head, values_gradient),
                    alibi::gradients(head, slope, values_gradient));
     }
   }
 }
 
 TEST(Alibi, EqualsSoftmaxAttentionWhenTheSlopeIsZero) {
-  for (const Head& head : random_heads(kLengths, Gate::kZero)) {
+  for (const Head& head : random_heads(kReductionLengths, Gate::kZero)) {
     const Matrix<double> values_gradient = random_values_gradient(head);
     EXPECT_EQ(alibi::recurrent(head, 0.0).values, softmax_attention::recurrent(head).values);
-    expect_equal(alibi::parallel(head, 0.0), softmax_attention::parallel(head));
-    expect_equal(alibi::gradients(head, 0.0, values_gradient), softmax_attention::gradients(head, values_gradient));
+    expect_same(alibi::parallel(head, 0.0), softmax_attention::parallel(head));
+    expect_same(alibi::gradients(head, 0.0, values_gradient), softmax_attention::gradients(head, values_gradient));
   }
 }
 

@@ -19,8 +19,6 @@ Tensor some_tokens(int64_t batch, int64_t length) {
   return torch::randint(257, {batch, length});
 }
 
-double distance(const Tensor& a, const Tensor& b) { return (a - b).abs().max().item<double>(); }
-
 // Copies what two models have in common; the projections of keys and values change their path with the KV-shift.
 void copy_common(LanguageModel& from, LanguageModel& to) {
   const torch::NoGradGuard no_gradient;

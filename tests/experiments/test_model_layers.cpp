@@ -15,7 +15,6 @@ using torch::Tensor;
 constexpr auto kDouble = torch::kFloat64;
 
 Tensor random(torch::IntArrayRef sizes) { return torch::randn(sizes, kDouble); }
-double distance(const Tensor& a, const Tensor& b) { return (a - b).abs().max().item<double>(); }
 
 TEST(RmsNorm, DividesByTheRootMeanSquare) {
   const Tensor x = torch::tensor({{3.0, 4.0}, {0.0, 0.0}}, kDouble);

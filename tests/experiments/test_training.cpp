@@ -1,4 +1,5 @@
 #include <gtest/gtest.h>
+#include <torch/cuda.h>
 #include <torch/nn/utils/convert_parameters.h>
 
 #include <cmath>
@@ -65,10 +66,35 @@ TEST(TrainingConfig, NamesWhatIsWrong) {
   EXPECT_NE(message([](TrainingConfig& c) { c.learning_rate = NAN; }), "no error");
   EXPECT_NE(message([](TrainingConfig& c) { c.warmup_tokens = c.total_tokens + 1; }), "no error");
   EXPECT_NE(message([](TrainingConfig& c) { c.clip_norm = 0; }), "no error");
+  EXPECT_EQ(message([](TrainingConfig& c) { c.device = "cuda:1"; }), "no error");
+  EXPECT_EQ(message([](TrainingConfig& c) { c.device = "cuda:"; }), "device: expected cpu, cuda or cuda:N, found cuda:");
   EXPECT_THROW(nlohmann::json({{"learning_rat", 1}}).get<TrainingConfig>(), std::invalid_argument);
 }
 
+TEST(Device, IsRefusedWhereTheMachineHasItNot) {
+  EXPECT_EQ(lethe::device_named("cpu"), torch::kCPU);
+  const std::string beyond = "cuda:" + std::to_string(torch::cuda::device_count());
+  EXPECT_THROW(lethe::device_named(beyond), std::invalid_argument);
+}
+
 class Training : public TinyDatasetTest {};
+
+TEST_F(Training, IsTheSameModelWhereverItIsTrained) {
+  lethe::Run run = tiny_run();
+  const std::string name = artefact_name(run, dataset);
+  run.training.device = "cuda";
+  EXPECT_EQ(artefact_name(run, dataset), name);
+}
+
+TEST_F(Training, GoesOnTheGpuAsOnTheCpu) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no GPU that this build can use";
+  lethe::Run run = tiny_run();
+  Trainer here(run, dataset);
+  run.training.device = "cuda";
+  Trainer there(run, dataset);
+  EXPECT_TRUE(there.model()->device().is_cuda());
+  for (int step = 0; step < 8; ++step) EXPECT_NEAR(there.step().loss, here.step().loss, 1e-3) << "step " << step;
+}
 
 TEST_F(Training, LeavesTheWeightsAloneInTheFirstStepWhoseRateIsZero) {
   Trainer trainer(tiny_run(), dataset);

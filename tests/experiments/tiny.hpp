@@ -15,6 +15,9 @@
 
 namespace lethe {
 
+/// The largest difference of two tensors of one shape.
+inline double distance(const torch::Tensor& a, const torch::Tensor& b) { return (a - b).abs().max().item<double>(); }
+
 /// A folder that is empty at the beginning and gone at the end.
 class TemporaryFolder {
  public:

@@ -10,8 +10,8 @@ namespace {
 namespace forgetting_attention = reference::forgetting_attention;
 namespace softmax_attention = reference::softmax_attention;
 
-constexpr Eigen::Index kLength = 12;
-constexpr Eigen::Index kLast = kLength - 1;
+constexpr Eigen::Index kTokens = 12;
+constexpr Eigen::Index kLast = kTokens - 1;
 
 // Tokens a and b change places with everything that a model computes from them.
 Head with_swapped_tokens(Head head, Eigen::Index a, Eigen::Index b) {
@@ -28,7 +28,7 @@ Head with_reversed_past(Head head) {
 }
 
 TEST(PositionalInformation, SoftmaxAttentionHasNoSenseOfRecencyAndTheGateGivesItOne) {
-  const Head head = random_head(kLength, 4, 3, Gate::kInitial, 1);
+  const Head head = random_head(kTokens, 4, 3, Gate::kInitial, 1);
   const auto change_of_last_row = [&](const auto& attention, const Head& from) {
     return relative_error(attention(with_reversed_past(from)).row(kLast), attention(from).row(kLast));
   };
@@ -42,7 +42,7 @@ TEST(PositionalInformation, SoftmaxAttentionHasNoSenseOfRecencyAndTheGateGivesIt
 }
 
 TEST(PositionalInformation, SwappingTwoEarlierTokensIsInvisibleToSoftmaxAttentionAndVisibleToTheGate) {
-  const Head head = random_head(kLength, 4, 3, Gate::kInitial, 2);
+  const Head head = random_head(kTokens, 4, 3, Gate::kInitial, 2);
   const Head swapped = with_swapped_tokens(head, 2, 7);
   EXPECT_LT(relative_error(softmax_attention::parallel(swapped).values.row(kLast),
                            softmax_attention::parallel(head).values.row(kLast)),
@@ -53,7 +53,7 @@ TEST(PositionalInformation, SwappingTwoEarlierTokensIsInvisibleToSoftmaxAttentio
 }
 
 TEST(PositionalInformation, TheCausalMaskAloneBreaksTheSymmetryOfPermutations) {
-  const Head head = random_head(kLength, 4, 3, Gate::kZero, 3);
+  const Head head = random_head(kTokens, 4, 3, Gate::kZero, 3);
   const Head swapped = with_swapped_tokens(head, 2, 7);
   const auto token_after_swap = [](const Matrix<double>& values) { return values.row(2); };
   EXPECT_GT(relative_error(token_after_swap(softmax_attention::parallel(swapped).values),
@@ -61,33 +61,33 @@ TEST(PositionalInformation, TheCausalMaskAloneBreaksTheSymmetryOfPermutations) {
             kClearlyWrong)
       << "token 7, moved to place 2, sees fewer tokens";
 
-  const Matrix<double> everything = Matrix<double>::Ones(kLength, kLength);  // no mask
+  const Matrix<double> everything = Matrix<double>::Ones(kTokens, kTokens);  // no mask
   EXPECT_LT(relative_error(token_after_swap(ratio_form(swapped, everything)), ratio_form(head, everything).row(7)),
             kExact);
 }
 
 TEST(PositionalInformation, EqualTokensLookAlikeEverywhereToBothInOneLayer) {
-  Head head = random_head(kLength, 4, 3, Gate::kInitial, 4);
-  head.query = head.query.row(0).replicate(kLength, 1).eval();
-  head.key = head.key.row(0).replicate(kLength, 1).eval();
-  head.value = head.value.row(0).replicate(kLength, 1).eval();
+  Head head = random_head(kTokens, 4, 3, Gate::kInitial, 4);
+  head.query = head.query.row(0).replicate(kTokens, 1).eval();
+  head.key = head.key.row(0).replicate(kTokens, 1).eval();
+  head.value = head.value.row(0).replicate(kTokens, 1).eval();
   EXPECT_LT(relative_error(softmax_attention::parallel(head).values, head.value), kExact);
   EXPECT_LT(relative_error(forgetting_attention::parallel(head).values, head.value), kExact);
 
   head.value.row(0) *= 2.0;  // one token that differs, such as one that begins every text, tells the places apart
   const Matrix<double> values = softmax_attention::parallel(head).values;
-  for (Eigen::Index t = 1; t < kLength; ++t) {
+  for (Eigen::Index t = 1; t < kTokens; ++t) {
     EXPECT_GT(relative_error(values.row(t), values.row(t - 1)), kClearlyWrong) << t;
   }
 }
 
 TEST(PositionalInformation, KeepMassDependsOnTheGapAndOnWhatLiesBetween) {
-  const Vector<double> log_forget = random_head(kLength, 1, 1, Gate::kInitial, 5).log_forget;
+  const Vector<double> log_forget = random_head(kTokens, 1, 1, Gate::kInitial, 5).log_forget;
   const reference::DecayBias<double> bias(log_forget);
   const auto with_token_between = [&](double forget) {  // after token 5
-    Vector<double> longer(kLength + 1);
-    longer << log_forget.head(6), std::log(forget), log_forget.tail(kLength - 6);
-    return reference::DecayBias<double>(longer)(kLength, 3);
+    Vector<double> longer(kTokens + 1);
+    longer << log_forget.head(6), std::log(forget), log_forget.tail(kTokens - 6);
+    return reference::DecayBias<double>(longer)(kTokens, 3);
   };
   EXPECT_NEAR(with_token_between(0.1) - bias(kLast, 3), std::log(0.1), kExact);
   EXPECT_NEAR(with_token_between(1.0), bias(kLast, 3), kExact) << "a longer gap, the same keep mass";

@@ -17,7 +17,7 @@ using reference::Blocks;
 using namespace reference::computation_pruning;
 
 constexpr double kMinusInfinity = -std::numeric_limits<double>::infinity();
-constexpr Blocks kBlockSizes[] = {{1, 1}, {7, 5}, {16, 16}, {16, 64}, {64, 16}, {300, 300}};
+constexpr Blocks kPruningBlocks[] = {{1, 1}, {7, 5}, {16, 16}, {16, 64}, {64, 16}, {300, 300}};
 constexpr double kThresholds[] = {0.0, -0.5, -3.0, -17.25, -200.0, -1e6, kMinusInfinity};
 
 // Gates in steps of 2⁻¹⁰, whose sums a double holds exactly in whatever order: the boundary has one right answer, also
@@ -70,7 +70,7 @@ TEST(PruningBoundary, EqualsBruteForceExactlyByWalkAndBySearch) {
   for (const Lengths& lengths : kLengthsAroundTheTile) {
     for (Gate gate : kEveryGate) {
       const Vector<double> gates = dyadic_gates(lengths.key, gate);
-      for (const Blocks& blocks : kBlockSizes) {
+      for (const Blocks& blocks : kPruningBlocks) {
         for (double threshold : kThresholds) {
           SCOPED_TRACE(describe(lengths, gate) + ", blocks of " + std::to_string(blocks.query) + " × " +
                        std::to_string(blocks.key) + ", threshold " + std::to_string(threshold));
@@ -158,7 +158,7 @@ TEST(DiscardedWeight, IsAtMostTheToleranceForEveryKindOfGate) {
   for (Gate gate : kEveryGate) {
     for (const Head& head : random_heads({257, 257}, gate)) {
       for (double log_tolerance : {-0.1, -3.0, -10.0}) {
-        for (const Blocks& blocks : kBlockSizes) {
+        for (const Blocks& blocks : kPruningBlocks) {
           const double delta = threshold(logit_bound_from_norms(head), 257, log_tolerance);
           const auto boundary = boundary_by_walk(head.log_forget, 257, blocks, delta);
           EXPECT_LE(discarded_weight(head, blocks, boundary).maxCoeff(), std::exp(log_tolerance)) << gate_name(gate);
@@ -205,7 +205,7 @@ TEST(VisitedPairs, CountTheCausalPairsOfTheBlocksThatAreLeft) {
   EXPECT_EQ(visited_pairs(2, 5, {1, 1}, {}), 4 + 5);
   for (const Lengths& lengths : kLengthsAroundTheTile) {
     const Vector<double> gates = dyadic_gates(lengths.key, Gate::kStrong);
-    for (const Blocks& blocks : kBlockSizes) {
+    for (const Blocks& blocks : kPruningBlocks) {
       const auto boundary = boundary_by_force(gates, lengths.query, blocks, -17.25);
       int64_t expected = 0;
       for (int64_t row = 0; row < lengths.query; ++row) {

@@ -16,7 +16,7 @@ constexpr int64_t kSegment = 256;  // positions of a segment of queries or keys
 static_assert(kSegment % kQueryRows == 0 && kSegment % kKeyBlock == 0);
 
 template <typename Scalar>
-struct Scratch {
+struct BackwardScratch {
   Buffer<Scalar> weights{kQueryRows * kSegment};
   Buffer<Scalar> gradients{kQueryRows * kSegment};
   TileBiases<Scalar> biases{kSegment};
@@ -52,7 +52,7 @@ struct Backward {
 
   // P and dS of one block, into scratch; adds the sums of dS to those of its rows and columns.
   void recompute(const Block& b, const Scalar* delta_of_rows, double* sums_of_rows, double* sums_of_columns,
-                 Scratch<Scalar>& scratch) const {
+                 BackwardScratch<Scalar>& scratch) const {
     const Scalar* normalizer = log_normalizer.const_data_ptr<Scalar>() + b.head * sizes.query_length + b.row;
     multiply(Transpose::kNo, Transpose::kYes, b.rows, b.columns, sizes.key_dim, Scalar(1),
              head_row<const Scalar>(query, b.head, b.row), sizes.key_dim, head_row<const Scalar>(key, b.key_head, b.column),
@@ -70,7 +70,7 @@ struct Backward {
     }
   }
 
-  void run_block(const Block& b, Scratch<Scalar>& scratch) const {
+  void run_block(const Block& b, BackwardScratch<Scalar>& scratch) const {
     const int64_t row_index = b.head * sizes.query_length + b.row, key_dim = sizes.key_dim, value_dim = sizes.value_dim;
     recompute(b, delta.data() + row_index, row_sum.data() + row_index,
               column_sum.data() + b.head * sizes.key_length + b.column, scratch);
@@ -90,7 +90,7 @@ struct Backward {
   void recompute_delta() const {
     const int64_t tiles = sizes.tiles(), heads = sizes.all_heads();
     parallel_tasks(heads * tiles, [&](auto next) {
-      Scratch<Scalar> scratch;
+      BackwardScratch<Scalar> scratch;
       const std::vector<Scalar> zeros(kQueryRows);
       std::vector<double> unused(kSegment);
       while (const auto task = next()) {
@@ -106,7 +106,7 @@ struct Backward {
     });
   }
 
-  void run_task(const Task& task, Scratch<Scalar>& scratch) const {
+  void run_task(const Task& task, BackwardScratch<Scalar>& scratch) const {
     constexpr int64_t tiles_a_segment = kSegment / kQueryRows;
     const int64_t tile_begin = task.query_segment * tiles_a_segment;
     const int64_t tile_end = std::min(tile_begin + tiles_a_segment, sizes.tiles());
@@ -142,7 +142,7 @@ struct Backward {
         }
       }
       parallel_tasks(static_cast<int64_t>(tasks.size()), [&](auto next) {
-        Scratch<Scalar> scratch;
+        BackwardScratch<Scalar> scratch;
         while (const auto task = next()) run_task(tasks[*task], scratch);
       });
     }

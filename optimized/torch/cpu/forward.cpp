@@ -16,7 +16,7 @@ namespace {
 constexpr int64_t kKeyColumns = 512;  // keys whose weights exist at one time
 
 template <typename Scalar>
-struct Scratch {
+struct ForwardScratch {
   Buffer<Scalar> weights{kQueryRows * kKeyColumns};
   std::vector<Scalar> maximum = std::vector<Scalar>(kQueryRows);
   std::vector<Scalar> sum = std::vector<Scalar>(kQueryRows);
@@ -33,7 +33,7 @@ struct Forward {
   const int32_t* boundary;  // [B, Hq, tiles]
   Scalar scale;
 
-  void run_tile(int64_t head, int64_t tile, Scratch<Scalar>& scratch) const {
+  void run_tile(int64_t head, int64_t tile, ForwardScratch<Scalar>& scratch) const {
     const int64_t row_begin = tile * kQueryRows, rows = std::min(kQueryRows, sizes.query_length - row_begin);
     const int64_t key_head = head / sizes.group(), key_dim = sizes.key_dim, value_dim = sizes.value_dim;
     const Scalar* q = head_row<const Scalar>(query, head, row_begin);
@@ -77,7 +77,7 @@ struct Forward {
   void run() const {
     const int64_t tiles = sizes.tiles(), heads = sizes.all_heads();
     parallel_tasks(heads * tiles, [&](auto next) {
-      Scratch<Scalar> scratch;
+      ForwardScratch<Scalar> scratch;
       // The longest tiles first: the short ones fill the gaps at the end.
       while (const auto task = next()) run_tile(*task % heads, tiles - 1 - *task / heads, scratch);
     });

@@ -13,7 +13,7 @@ namespace lethe {
 namespace {
 
 struct EvaluateOptions {
-  std::string artefact, split = "valid", corpus, csv;
+  std::string artefact, split = "valid", corpus, csv, device = "cpu";
   int64_t length = 0, sequences = 64, window = 101;
 };
 
@@ -39,7 +39,7 @@ void evaluate(const EvaluateOptions& options, const Place& place) {
   if (dataset.sequence_count(options.split, length) == 0)
     throw std::invalid_argument("--length: expected at most " + std::to_string(dataset.tokens(options.split)) +
                                 ", the tokens of " + options.split + ", found " + std::to_string(length));
-  LanguageModel model = load_model(artefact);
+  LanguageModel model = load_model(artefact, options.device);
   const PerTokenLoss result = per_token_loss(model, dataset, options.split, length, options.sequences);
   const auto smoothed = result.smoothed(options.window);
   if (!options.csv.empty()) write_csv(options.csv, result, smoothed);
@@ -76,6 +76,7 @@ void add_evaluate(CLI::App& app, const Place& place) {
   command->add_option("--window", options->window, "Positions that the smoothed curve averages")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
+  command->add_option("--device", options->device, "cpu, cuda or cuda:N")->capture_default_str();
   command->add_option("--csv", options->csv, "Write every position to this file");
   command->footer(
       "Examples:\n"

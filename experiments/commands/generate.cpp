@@ -11,7 +11,7 @@ namespace lethe {
 namespace {
 
 struct GenerateOptions {
-  std::string artefact, prompt;
+  std::string artefact, prompt, device = "cpu";
   int64_t tokens = 200, top = 0;
   double temperature = 0.8;
   uint64_t seed = 0;
@@ -33,7 +33,7 @@ void generate(const GenerateOptions& options, const Place& place) {
   const Artefact artefact = find_artefact(place.models(), options.artefact);
   const TrainingConfig& training = artefact.run.training;
   const Dataset dataset(prepared_dataset(training.corpus, training.tokenizer, place.data()));
-  LanguageModel model = load_model(artefact);
+  LanguageModel model = load_model(artefact, options.device);
   torch::NoGradGuard no_gradients;
   auto generator = at::detail::createCPUGenerator(options.seed);
 
@@ -44,7 +44,7 @@ void generate(const GenerateOptions& options, const Place& place) {
     // The whole window is computed anew for every token; a model sees at most what it was trained on.
     const auto seen = std::min<int64_t>(static_cast<int64_t>(text.size()), training.context_length);
     const auto window = torch::tensor(std::vector<int64_t>(text.end() - seen, text.end())).unsqueeze(0);
-    const int64_t next = draw(model->forward(window)[0][-1], options, generator);
+    const int64_t next = draw(model->forward(window.to(model->device()))[0][-1].cpu(), options, generator);
     if (next == dataset.begin_token()) break;  // the document has ended
     text.push_back(next);
     std::cout << dataset.decode({next}) << std::flush;
@@ -72,6 +72,7 @@ void add_generate(CLI::App& app, const Place& place) {
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
   command->add_option("--seed", options->seed, "Seed of the draws")->capture_default_str();
+  command->add_option("--device", options->device, "cpu, cuda or cuda:N")->capture_default_str();
   command->footer("Example:\n  lethe generate 3f2a --prompt 'In the beginning' --tokens 300");
   command->callback([options, &place] { generate(*options, place); });
 }

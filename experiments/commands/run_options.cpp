@@ -38,6 +38,7 @@ constexpr Named kNamed[] = {
     {"--seed", "seed", "Seed of initialization and data order"},
     {"--corpus", "corpus", "bible, headers, or the path of a folder of text"},
     {"--tokenizer", "tokenizer", "bytes or gpt2"},
+    {"--device", "device", "cpu, cuda or cuda:N"},
 };
 
 /// A value as JSON where it is some (numbers, true, null), else as a string.

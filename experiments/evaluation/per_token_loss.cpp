@@ -48,7 +48,8 @@ PerTokenLoss per_token_loss(LanguageModel& model, const Dataset& dataset, const 
   Tensor centre, sum = torch::zeros({length}, torch::kFloat64), squares = torch::zeros_like(sum);
   for (int64_t first = 0; first < count; first += at_once) {
     const auto batch = dataset.sequences(split, first, std::min(at_once, count - first), length);
-    const Tensor losses = model->losses(batch.tokens, batch.labels).to(torch::kFloat64);  // [n, length]
+    const Tensor tokens = batch.tokens.to(model->device()), labels = batch.labels.to(model->device());
+    const Tensor losses = model->losses(tokens, labels).to(torch::kCPU, torch::kFloat64);  // [n, length]
     if (!centre.defined()) centre = losses.mean(0);
     const Tensor deviations = losses - centre;
     sum += deviations.sum(0);

@@ -90,6 +90,8 @@ Tensor LanguageModelImpl::losses(const Tensor& tokens, const Tensor& labels) {
   return cross_entropy(rows, parts_->output.to(parts_->dtype), labels.flatten()).view(labels.sizes());
 }
 
+torch::Device LanguageModelImpl::device() const { return parts_->embeddings.device(); }
+
 void LanguageModelImpl::initialize(uint64_t seed) {
   const torch::NoGradGuard no_gradient;
   const torch::Generator generator = at::make_generator<at::CPUGeneratorImpl>(seed);

@@ -39,6 +39,7 @@ class LanguageModelImpl : public torch::nn::Module {
   std::vector<torch::Tensor> undecayed_parameters();
 
   const ModelConfig& config() const { return config_; }
+  torch::Device device() const;
 
  private:
   torch::Tensor hidden(const torch::Tensor& tokens, std::vector<AttentionTrace>* trace);

@@ -22,7 +22,7 @@ Record record_of(const Experiment& experiment, const Run& run, int64_t batch, in
           .claim = experiment.claim,
           .variant = run.label,
           .implementation = "lethe",
-          .device = "cpu",
+          .device = run.training.device,
           .dtype = run.model.compute_dtype,
           .batch = batch,
           .length = length,

@@ -117,6 +117,7 @@ nlohmann::json certificate(Trainer& trainer, const Run& run, const Dataset& data
                {"steps", trainer.steps_done()},
                {"seconds", log.seconds()},
                {"threads", at::get_num_threads()},
+               {"device", run.training.device},
                {"training_loss", log.last_losses()},
                {"validation_loss", validation_loss}});
   return json;
@@ -142,8 +143,10 @@ Artefact trained(const Run& run, const Dataset& dataset, const fs::path& root,
   return artefact;
 }
 
-LanguageModel load_model(const Artefact& artefact) {
-  LanguageModel model(artefact.run.model);
+LanguageModel load_model(const Artefact& artefact) { return load_model(artefact, artefact.run.training.device); }
+
+LanguageModel load_model(const Artefact& artefact, const std::string& device) {
+  LanguageModel model(artefact.run.model, device_named(device));
   load_weights(model, artefact.folder / "checkpoint.pt");
   model->eval();
   return model;

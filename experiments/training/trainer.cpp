@@ -21,7 +21,7 @@ LanguageModel fresh_model(const Run& run, const Dataset& dataset) {
     throw std::invalid_argument("vocabulary: expected at least the " + std::to_string(dataset.vocabulary()) +
                                 " tokens of " + dataset.name() + ", found " + std::to_string(run.model.vocabulary));
   }
-  LanguageModel model(run.model);
+  LanguageModel model(run.model, device_named(run.training.device));
   model->initialize(run.training.seed);
   return model;
 }
@@ -65,7 +65,8 @@ Trainer::Step Trainer::step() {
   for (int64_t first = 0; first < sequences; first += micro_sequences) {
     const auto batch =
         dataset_.training_batch(steps_done_ * sequences + first, micro_sequences, config.context_length, config.seed);
-    const Tensor share = model_->losses(batch.tokens, batch.labels).sum() / static_cast<double>(config.batch_tokens);
+    const Tensor tokens = batch.tokens.to(model_->device()), labels = batch.labels.to(model_->device());
+    const Tensor share = model_->losses(tokens, labels).sum() / static_cast<double>(config.batch_tokens);
     share.backward();
     loss += share.item<double>();
   }
@@ -93,7 +94,7 @@ void Trainer::save(const std::filesystem::path& path) {
 bool Trainer::resume(const std::filesystem::path& path) {
   if (!std::filesystem::exists(path)) return false;
   torch::serialize::InputArchive archive, model, optimizer;
-  archive.load_from(path.string());
+  archive.load_from(path.string(), model_->device());
   c10::IValue found, steps_done;
   archive.read("identity", found);
   if (found.toStringRef() != identity(run_, dataset_)) return false;
@@ -108,7 +109,7 @@ bool Trainer::resume(const std::filesystem::path& path) {
 
 void load_weights(LanguageModel& model, const std::filesystem::path& path) {
   torch::serialize::InputArchive archive, weights;
-  archive.load_from(path.string());
+  archive.load_from(path.string(), model->device());
   archive.read("model", weights);
   model->load(weights);
 }

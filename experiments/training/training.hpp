@@ -29,6 +29,7 @@ struct TrainingConfig {
   int64_t checkpoint_tokens = 0;  ///< between checkpoints; 0: only at the end. No part of the identity
   std::string corpus = "bible";
   std::string tokenizer = "bytes";
+  std::string device = "cpu";  ///< "cpu", "cuda" or "cuda:N": where it is trained and evaluated. No part of the identity
 
   int64_t steps() const { return (total_tokens + batch_tokens - 1) / batch_tokens; }
 
@@ -84,8 +85,9 @@ struct Progress {
 /// killed training continues at its last checkpoint, bit-identically to one that was never killed. Where another process
 /// trains the same run, this one waits for it and finds the result.
 ///
-/// The same run gives the same bits on the same machine with the same number of threads: sums are split over threads, and
-/// the order of a sum decides its last bit.
+/// On the CPU the same run gives the same bits on the same machine with the same number of threads: sums are split over
+/// threads, and the order of a sum decides its last bit. On a GPU some sums have no order of their own, so that a run goes
+/// on where it stood, but two of them differ in their last bits.
 ///
 /// reads    root: where models live (artefacts/models), the artefact's folder is root/artefact_name; progress: called
 ///          after every step, never where the artefact is found
@@ -94,7 +96,15 @@ struct Progress {
 Artefact trained(const Run& run, const Dataset& dataset, const std::filesystem::path& root,
                  const std::function<void(const Progress&)>& progress = {});
 
-/// The model of an artefact, in evaluation mode.
+/// The model of an artefact, in evaluation mode, on the device that `device` names; by default the one it was trained on.
+///
+/// throws  as device_named
 LanguageModel load_model(const Artefact& artefact);
+LanguageModel load_model(const Artefact& artefact, const std::string& device);
+
+/// The device of a name that TrainingConfig::device may have.
+///
+/// throws  std::invalid_argument for another name, and for a GPU that this build or this machine has not
+torch::Device device_named(const std::string& name);
 
 }  // namespace lethe

@@ -1,3 +1,6 @@
+#include <torch/cuda.h>
+
+#include <algorithm>
 #include <cmath>
 #include <numbers>
 #include <stdexcept>
@@ -28,6 +31,7 @@ void visit_training(Config& config, Visitor&& visit) {
   visit("checkpoint_tokens", config.checkpoint_tokens);
   visit("corpus", config.corpus);
   visit("tokenizer", config.tokenizer);
+  visit("device", config.device);
 }
 
 template <class SomeRun, class Visitor>
@@ -35,6 +39,12 @@ void visit_run(SomeRun& run, Visitor&& visit) {
   visit("label", run.label);
   visit("model", run.model);
   visit("training", run.training);
+}
+
+void expect_device_name(const std::string& name) {
+  const bool numbered = name.starts_with("cuda:") && name.size() > 5 && name.size() < 8 &&
+                        name.find_first_not_of("0123456789", 5) == std::string::npos;
+  expect(name == "cpu" || name == "cuda" || numbered, "device", "cpu, cuda or cuda:N", name);
 }
 
 }  // namespace
@@ -66,6 +76,7 @@ void TrainingConfig::check() const {
   number("beta2", beta2, "0 ≤ beta2 < 1", beta2 >= 0 && beta2 < 1);
   number("epsilon", epsilon, "> 0", epsilon > 0);
   number("clip_norm", clip_norm, "> 0", clip_norm > 0);
+  expect_device_name(device);
 }
 
 void to_json(nlohmann::json& json, const TrainingConfig& config) {
@@ -101,8 +112,17 @@ double learning_rate_at(const TrainingConfig& config, int64_t tokens_seen) {
 
 std::string identity(const Run& run, const Dataset& dataset) {
   nlohmann::json parts = {{"model", run.model}, {"training", run.training}, {"data", dataset.content_hash()}};
-  for (const char* name : {"checkpoint_tokens", "corpus"}) parts["training"].erase(name);
+  for (const char* name : {"checkpoint_tokens", "corpus", "device"}) parts["training"].erase(name);
   return parts.dump();
+}
+
+torch::Device device_named(const std::string& name) {
+  expect_device_name(name);
+  const torch::Device device(name);
+  const int64_t there = device.is_cuda() ? static_cast<int64_t>(torch::cuda::device_count()) : 1;
+  expect(std::max<int64_t>(device.index(), 0) < there, "device",
+         "cpu, or one of the " + std::to_string(there) + " CUDA devices that this build and this machine have", name);
+  return device;
 }
 
 std::string artefact_name(const Run& run, const Dataset& dataset) {

@@ -12,7 +12,7 @@ namespace pruning = reference::computation_pruning;
 
 /// [T,D] of a float tensor as a matrix of doubles.
 Matrix<double> matrix_of(const torch::Tensor& rows) {
-  const torch::Tensor wide = rows.to(torch::kFloat64).contiguous();
+  const torch::Tensor wide = rows.to(torch::kCPU, torch::kFloat64).contiguous();
   return Eigen::Map<const Matrix<double>>(wide.data_ptr<double>(), wide.size(0), wide.size(1));
 }
 
@@ -45,7 +45,7 @@ LanguageModel with_tolerance(const LanguageModel& model, std::optional<double> l
   const torch::NoGradGuard no_gradient;
   ModelConfig config = model->config();
   config.log_pruning_tolerance = log_tolerance;
-  LanguageModel copy(config);
+  LanguageModel copy(config, model->device());
   auto weights = copy->named_parameters();
   for (const auto& parameter : model->named_parameters()) weights[parameter.key()].copy_(parameter.value());
   copy->eval();
@@ -55,7 +55,7 @@ LanguageModel with_tolerance(const LanguageModel& model, std::optional<double> l
 std::vector<AttentionTrace> traced(LanguageModel& model, const Dataset& dataset, int64_t length, int64_t sequence) {
   const torch::NoGradGuard no_gradient;
   std::vector<AttentionTrace> layers;
-  model->forward(dataset.sequences("valid", sequence, 1, length).tokens, &layers);
+  model->forward(dataset.sequences("valid", sequence, 1, length).tokens.to(model->device()), &layers);
   return layers;
 }
 

@@ -1,37 +1,16 @@
 #include "optimized/torch/arguments.hpp"
 
-#include <c10/util/Exception.h>
-
 #include <cmath>
+
+#include "optimized/torch/checks.hpp"
 
 namespace lethe {
 namespace {
 
-void check_rank(const char* name, const at::Tensor& tensor, int64_t rank, const char* layout) {
-  TORCH_CHECK(tensor.dim() == rank, name, ": expected ", rank, " dimensions ", layout, ", found ", tensor.dim());
-}
-
-void check_layout(const char* name, const at::Tensor& tensor) {
-  TORCH_CHECK(tensor.layout() == at::kStrided, name, ": expected a strided layout, found ", tensor.layout());
-}
-
-void check_like(const char* name, const at::Tensor& tensor, at::ScalarType dtype, const at::Tensor& query) {
-  TORCH_CHECK(tensor.device() == query.device(), name, ": expected device ", query.device(), " as query, found ",
-              tensor.device());
-  TORCH_CHECK(tensor.scalar_type() == dtype, name, ": expected dtype ", dtype, ", found ", tensor.scalar_type());
-}
-
-void check_shape(const char* name, const at::Tensor& tensor, c10::SymIntArrayRef shape) {
-  TORCH_CHECK(tensor.sym_sizes() == shape, name, ": expected shape ", shape, ", found ", tensor.sym_sizes());
-}
-
-void check_scale(double scale) { TORCH_CHECK(std::isfinite(scale), "scale: expected a finite number, found ", scale); }
-
 // query, key, value and log_forget agree with one another.
 void check_inputs(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const at::Tensor& log_forget) {
   const at::ScalarType dtype = query.scalar_type();
-  TORCH_CHECK(dtype == at::kDouble || dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf,
-              "query: expected dtype float64, float32, bfloat16 or float16, found ", dtype);
+  check_floating("query", query);
   check_rank("query", query, 4, "[B,Tq,Hq,D]");
   check_rank("key", key, 4, "[B,Tk,H,D]");
   check_rank("value", value, 4, "[B,Tk,H,Dv]");

@@ -83,6 +83,7 @@ class Buffer {
  public:
   explicit Buffer(int64_t size) : memory_(at::empty({size}, at::CppTypeToScalarType<Scalar>::value)) {}
   Scalar* data() { return memory_.mutable_data_ptr<Scalar>(); }
+  int64_t size() const { return memory_.numel(); }
 
  private:
   at::Tensor memory_;

@@ -1,0 +1,250 @@
+// The matrix state's backward pass. States are not saved: a first pass over the tokens leaves one at the beginning of each chunk, then
+// the chunks go backwards, each running its tokens again from there. Gates of 0 rule out going back by division, and the reverse sums
+// Σ (q ∂q − k ∂k) that would give the gates' gradients without states lose every digit of a gate near 0; this way keeps them all.
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <torch/library.h>
+
+#include "optimized/torch/cpu/matrix_state.hpp"
+
+namespace lethe::cpu {
+namespace {
+
+// The gradients over a chunk's rows of the state, [tokens, stride] each, and ∂β [tokens], side by side.
+class RowGradients {
+ public:
+  RowGradients(int64_t tokens, int64_t stride, double* memory) : tokens_(tokens), stride_(stride), memory_(memory) {}
+  static int64_t size(int64_t tokens, int64_t stride) { return (3 * stride + 1) * tokens; }
+
+  double* query() const { return memory_; }
+  double* key() const { return memory_ + tokens_ * stride_; }
+  double* key_gate() const { return memory_ + 2 * tokens_ * stride_; }
+  double* strength() const { return memory_ + 3 * tokens_ * stride_; }
+  void clear() const { std::fill_n(memory_, size(tokens_, stride_), 0.0); }
+  void add(const double* other) const {
+    for (int64_t i = 0; i < size(tokens_, stride_); ++i) memory_[i] += other[i];
+  }
+
+ private:
+  int64_t tokens_, stride_;
+  double* memory_;
+};
+
+struct Gradients {
+  at::Tensor query, key, value, log_key_gate, log_value_gate, beta, state;  // contiguous, in Scalar; undefined where absent
+};
+
+template <typename Scalar, typename Read>
+struct Backward {
+  const MatrixStateProblem<Scalar>& problem;
+  const Rows<Read>& values_gradient;  // [B, T, H, columns] of Sᵀq times gradient_scale
+  double gradient_scale;
+  const at::Tensor& state_gradient;  // [B, H, K, columns] contiguous
+  const Gradients& gradients;
+
+  const int64_t chunk_length = std::min(std::max<int64_t>(32, (problem.columns + 3) / 4), problem.length);  // checkpoints: ≤ 32·T·K bytes
+  const int64_t chunks = problem.length == 0 ? 0 : (problem.length + chunk_length - 1) / chunk_length;
+  const int64_t row_stride = (problem.key_dim + state_kernels().lanes - 1) / state_kernels().lanes * state_kernels().lanes;
+  const int64_t row_gradients_size = RowGradients::size(chunk_length, row_stride);
+  const bool split = split_into_tiles(problem);
+  const int64_t tiles = static_cast<int64_t>(problem.tiles.size());
+
+  struct Scratch {
+    ChunkBuffers buffers;
+    Buffer<double> d_value, d_value_gate, d_values, decayed, residual, state, d_state, checkpoints, row_gradients;
+
+    explicit Scratch(const Backward& b)
+        : buffers(b.chunk_length, b.problem.key_dim, b.problem.greatest_width()), d_value(b.chunk_length * b.problem.greatest_width()),
+          d_value_gate(d_value.size()), d_values(d_value.size()), decayed(d_value.size() * b.problem.key_dim), residual(d_value.size()),
+          state(b.problem.state_size()), d_state(state.size()), checkpoints(b.chunks * state.size()), row_gradients(b.row_gradients_size) {}
+  };
+
+  int64_t tokens_of(int64_t chunk) const { return std::min(chunk_length, problem.length - chunk * chunk_length); }
+
+  double* state_at(Scratch& scratch, int64_t chunk, const StateTile& tile) const {
+    return scratch.checkpoints.data() + chunk * problem.state_size() + tile.offset(problem.key_dim);
+  }
+
+  void leave_checkpoints(int64_t head, int64_t tile_begin, int64_t tile_end, Scratch& scratch) const {
+    for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+      const int64_t begin = chunk * chunk_length;
+      if (chunk + 1 < chunks) problem.load_rows(head, begin, tokens_of(chunk), scratch.buffers);
+      for (int64_t i = tile_begin; i < tile_end; ++i) {
+        const StateTile& tile = problem.tiles[i];
+        if (chunk == 0) problem.load_state(head, tile, state_at(scratch, 0, tile));
+        if (chunk + 1 == chunks) continue;
+        double* next = state_at(scratch, chunk + 1, tile);
+        std::copy_n(state_at(scratch, chunk, tile), problem.key_dim * tile.width, next);
+        problem.load_columns(head, begin, tokens_of(chunk), tile, scratch.buffers);
+        problem.kernels(tile).advance(problem.chunk(tokens_of(chunk), scratch.buffers, next));
+      }
+    }
+  }
+
+  void load_gradient(int64_t head, int64_t begin, int64_t tokens, const StateTile& tile, double* to) const {
+    if (tile.columns < tile.width) std::fill_n(to, tokens * tile.width, 0.0);
+    conversions<Read>().load(tokens, tile.columns, values_gradient.at(head, begin) + tile.begin, values_gradient.token_stride(),
+                             gradient_scale, to, tile.width);
+  }
+
+  void store_columns(const at::Tensor& to, int64_t head, int64_t begin, int64_t tokens, const StateTile& tile, const double* from) const {
+    const int64_t given = std::min(tile.columns, problem.value_dim - tile.begin);  // the normaliser's ones have no gradient
+    if (given > 0) {
+      conversions<Scalar>().store(tokens, given, from, tile.width, 1.0, row_of<Scalar>(to, head, begin) + tile.begin, to.stride(1));
+    }
+  }
+
+  // Writes the tile's gradients over columns, and adds to those over rows.
+  void run_tile(int64_t head, int64_t chunk, const StateTile& tile, const RowGradients& rows, Scratch& scratch) const {
+    const int64_t begin = chunk * chunk_length, tokens = tokens_of(chunk);
+    problem.load_columns(head, begin, tokens, tile, scratch.buffers);
+    load_gradient(head, begin, tokens, tile, scratch.d_values.data());
+    StateChunk forward = problem.chunk(tokens, scratch.buffers, state_at(scratch, chunk, tile));
+    forward.decayed = scratch.decayed.data();
+    forward.residual = scratch.residual.data();
+    problem.kernels(tile).record(forward);
+    problem.kernels(tile).reverse({.forward = forward,
+                                   .values_gradient = scratch.d_values.data(),
+                                   .state_gradient = scratch.d_state.data() + tile.offset(problem.key_dim),
+                                   .row_stride = row_stride,
+                                   .query_gradient = rows.query(),
+                                   .key_gradient = rows.key(),
+                                   .key_gate_gradient = rows.key_gate(),
+                                   .value_gradient = scratch.d_value.data(),
+                                   .value_gate_gradient = scratch.d_value_gate.data(),
+                                   .strength_gradient = rows.strength()});
+    store_columns(gradients.value, head, begin, tokens, tile, scratch.d_value.data());
+    if (gradients.log_value_gate.defined()) {
+      store_columns(gradients.log_value_gate, head, begin, tokens, tile, scratch.d_value_gate.data());
+    }
+  }
+
+  void store_rows(int64_t head, int64_t chunk, const RowGradients& rows) const {
+    const int64_t begin = chunk * chunk_length, tokens = tokens_of(chunk), key_dim = problem.key_dim;
+    const auto store = [&](const at::Tensor& to, int64_t columns, const double* from, int64_t stride) {
+      conversions<Scalar>().store(tokens, columns, from, stride, 1.0, row_of<Scalar>(to, head, begin), to.stride(1));
+    };
+    store(gradients.query, key_dim, rows.query(), row_stride);
+    store(gradients.key, key_dim, rows.key(), row_stride);
+    if (gradients.beta.defined()) store(gradients.beta, 1, rows.strength(), 1);
+    if (!gradients.log_key_gate.defined()) return;
+    if (problem.one_gate_a_token()) {
+      for (int64_t t = 0; t < tokens; ++t) {
+        double* row = rows.key_gate() + t * row_stride;
+        double sum = 0.0;
+        for (int64_t i = 0; i < key_dim; ++i) sum += row[i];
+        row[0] = sum;
+      }
+    }
+    store(gradients.log_key_gate, gradients.log_key_gate.size(3), rows.key_gate(), row_stride);
+  }
+
+  void run_task(int64_t head, int64_t tile_begin, int64_t tile_end, double* shares, Scratch& scratch) const {
+    leave_checkpoints(head, tile_begin, tile_end, scratch);
+    for (int64_t i = tile_begin; i < tile_end; ++i) {
+      const StateTile& tile = problem.tiles[i];
+      double* d_state = scratch.d_state.data() + tile.offset(problem.key_dim);
+      std::fill_n(d_state, problem.key_dim * tile.width, 0.0);
+      const Scalar* from = state_gradient.const_data_ptr<Scalar>() + head * problem.key_dim * problem.columns + tile.begin;
+      conversions<Scalar>().load(problem.key_dim, tile.columns, from, problem.columns, 1.0, d_state, tile.width);
+    }
+    for (int64_t chunk = chunks - 1; chunk >= 0; --chunk) {
+      double* memory = shares == nullptr ? scratch.row_gradients.data() : shares + chunk * row_gradients_size;
+      const RowGradients rows(chunk_length, row_stride, memory);
+      rows.clear();
+      problem.load_rows(head, chunk * chunk_length, tokens_of(chunk), scratch.buffers);
+      for (int64_t i = tile_begin; i < tile_end; ++i) run_tile(head, chunk, problem.tiles[i], rows, scratch);
+      if (shares == nullptr) store_rows(head, chunk, rows);
+    }
+    if (!gradients.state.defined()) return;
+    for (int64_t i = tile_begin; i < tile_end; ++i) {
+      problem.store_state(head, problem.tiles[i], scratch.d_state.data() + problem.tiles[i].offset(problem.key_dim), gradients.state);
+    }
+  }
+
+  // Where tasks are tiles, each keeps its share of the gradients over rows; they are added in the order in which one task for all tiles
+  // adds them, so that equal calls give equal bits with any number of threads.
+  void run() const {
+    const int64_t heads = problem.all_heads, work = heads * problem.length * problem.key_dim * problem.columns;
+    const int64_t share_size = chunks * row_gradients_size;
+    Buffer<double> shares(split ? heads * tiles * share_size : 0);
+    state_tasks(heads * (split ? tiles : 1), work, [&](auto next) {
+      Scratch scratch(*this);
+      while (const auto task = next()) {
+        if (split) {
+          run_task(*task / tiles, *task % tiles, *task % tiles + 1, shares.data() + *task * share_size, scratch);
+        } else {
+          run_task(*task, 0, tiles, nullptr, scratch);
+        }
+      }
+    });
+    if (!split) return;
+    state_tasks(heads * chunks, work, [&](auto next) {
+      Buffer<double> memory(row_gradients_size);
+      const RowGradients sum(chunk_length, row_stride, memory.data());
+      while (const auto task = next()) {
+        const int64_t head = *task / chunks, chunk = *task % chunks;
+        sum.clear();
+        for (int64_t i = 0; i < tiles; ++i) sum.add(shares.data() + (head * tiles + i) * share_size + chunk * row_gradients_size);
+        store_rows(head, chunk, sum);
+      }
+    });
+  }
+};
+
+// Through the division by the normaliser: with num = Sᵀq, den = z·q, y = num / den: ∂num = ∂y / den, ∂den = −∂y·y / den.
+at::Tensor gradient_before_division(const MatrixStateInputs& in, const at::Tensor& grad_values) {
+  const at::Tensor read = std::get<0>(read_state(in, true));
+  const int64_t value_dim = in.value.size(3);
+  const at::Tensor denominator = read.narrow(3, value_dim, 1), d_numerator = grad_values.to(at::kDouble).div(denominator);
+  return at::cat({d_numerator, d_numerator.mul(read.narrow(3, 0, value_dim)).sum(3, true).div(denominator).neg()}, 3);
+}
+
+template <typename Scalar>
+void run_backward(const at::Tensor& grad_values, const at::Tensor& grad_state, const MatrixStateInputs& in, const Gradients& gradients) {
+  const MatrixStateProblem<Scalar> problem(in);
+  const at::Tensor d_state = grad_state.contiguous();
+  if (in.normalize) {
+    const Rows<double> d_read(gradient_before_division(in, grad_values));
+    Backward<Scalar, double>{problem, d_read, 1.0, d_state, gradients}.run();
+  } else {
+    Backward<Scalar, Scalar>{problem, Rows<Scalar>(grad_values), in.scale, d_state, gradients}.run();
+  }
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> backward(
+    const at::Tensor& grad_values, const at::Tensor& grad_state, const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+    const std::optional<at::Tensor>& log_key_gate, const std::optional<at::Tensor>& log_value_gate,
+    const std::optional<at::Tensor>& beta, const std::optional<at::Tensor>& state, double scale, bool normalize) {
+  const MatrixStateInputs inputs{query, key, value, log_key_gate, log_value_gate, beta, state, scale, normalize};
+  check_gradient_arguments(grad_values, grad_state, inputs);
+  const at::ScalarType stored = query.scalar_type();
+  const at::TensorOptions options = query.options().dtype(accumulation_dtype(stored));
+  const auto like = [&](const at::Tensor& tensor) {
+    return at::empty(tensor.dim() == 3 ? tensor.unsqueeze(3).sizes() : tensor.sizes(), options);
+  };
+  const auto like_given = [&](const std::optional<at::Tensor>& tensor) { return tensor ? like(*tensor) : at::Tensor(); };
+  const Gradients gradients{like(query),      like(key), like(value), like_given(log_key_gate), like_given(log_value_gate),
+                            like_given(beta), like_given(state)};
+  // Without columns nothing is read of the rows: their gradients are zero.
+  if (value.size(3) == 0 && !normalize) {
+    for (const at::Tensor& tensor : {gradients.query, gradients.key, gradients.log_key_gate, gradients.beta}) {
+      if (tensor.defined()) tensor.zero_();
+    }
+  }
+  (stored == at::kDouble ? run_backward<double> : run_backward<float>)(grad_values, grad_state, inputs, gradients);
+  const auto shaped = [&](const at::Tensor& gradient, const std::optional<at::Tensor>& tensor) {
+    return tensor ? gradient.view(tensor->sizes()) : at::empty({0}, options);
+  };
+  return {gradients.query.to(stored),         gradients.key.to(stored),
+          gradients.value.to(stored),         shaped(gradients.log_key_gate, log_key_gate),
+          shaped(gradients.log_value_gate, log_value_gate), shaped(gradients.beta, beta),
+          shaped(gradients.state, state)};
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(lethe, CPU, library) { library.impl("_matrix_state_backward", backward); }
+
+}  // namespace lethe::cpu

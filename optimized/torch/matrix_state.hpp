@@ -1,0 +1,57 @@
+#pragma once
+// The operators lethe::gated_state and lethe::delta_state, called from C++: attention whose whole past is a matrix of fixed size.
+// Linking liblethe_torch.so registers them with Torch's dispatcher; from Python, torch.ops.load_library does.
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+#include <tuple>
+
+namespace lethe {
+
+/// A matrix state that decays by a gate for each row and column and takes up a key and a value at each token: linear attention and all
+/// that differs from it by a gate. Differentiable in every tensor.
+///
+///   S_t = diag(f_t) S_{t−1} diag(g_t) + k_t v_tᵀ
+///   o_t = scale · S_tᵀ q_t
+///   normalize:  z_t = diag(f_t) z_{t−1} + k_t,   o_t = S_tᵀ q_t / (z_t·q_t)
+///
+/// source   Finetuning Pretrained Transformers into RNNs' successor T2FW, Eq. 3, 5, 7; Gated Linear Attention, Eq. 3;
+///          Forgetting Transformer, Eq. 7–10 (normalize, with a scalar gate)
+/// reduces  no gates → linear attention; f_t scalar → RetNet, Mamba-2; the calls of each are in optimized/README.md
+/// reads    query, key [B,T,H,K]; value [B,T,H,V], one dtype of float64, float32, bfloat16, float16.
+///          log_key_gate = log f [B,T,H], or [B,T,H,K]; log_value_gate = log g [B,T,H,V], not with normalize; natural logs, ≤ 0, −∞ allowed;
+///          absent = 0. state: before the first token, [B,H,K,V], with normalize [B,H,K,V+1] whose last column is z; absent = 0.
+///          Gates and state float32, or float64 for float64 inputs. scale: of Sᵀq, 1/√K unless given; it cancels under normalize.
+///          Any strides; empty tensors work
+/// returns  values [B,T,H,V], dtype of query; state behind the last token, as the given one.
+///          normalize divides by z·q as it is: where it is 0, values are NaN or infinite
+/// throws   c10::Error "name: expected …, found …" for a wrong rank, shape, dtype, device, layout or (on the CPU) value
+/// cost     O(B·H·T·K·V), forward and backward; saves its inputs for the backward and nothing else; memory O(T·(K+V))
+/// numerics gates are e^log, states and sums float64 whatever the inputs; results are rounded once
+std::tuple<at::Tensor, at::Tensor> gated_state(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                                               const std::optional<at::Tensor>& log_key_gate = std::nullopt,
+                                               const std::optional<at::Tensor>& log_value_gate = std::nullopt,
+                                               const std::optional<at::Tensor>& state = std::nullopt,
+                                               std::optional<double> scale = std::nullopt, bool normalize = false);
+
+/// A matrix state that corrects what it holds for a key towards the key's value: the delta rule, with or without a gate.
+/// Differentiable in every tensor.
+///
+///   S̄_t = diag(f_t) S_{t−1}
+///   S_t = S̄_t + β_t k_t (v_t − S̄_tᵀ k_t)ᵀ
+///   o_t = scale · S_tᵀ q_t
+///
+/// source   T2FW, Eq. 6 (Schlag et al. 2021), read after the write; with a gate Gated DeltaNet, Eq. 10
+/// reduces  β k = e_i, v = Sᵀe_i → nothing changes; keys orthonormal, β = 1 → linear attention without gates
+/// reads    as gated_state; beta = β [B,T,H], ≥ 0, float32 or float64 as the gates. The recurrence is stable for β|k|² in [0, 2]
+/// returns  values [B,T,H,V], dtype of query; state [B,H,K,V] behind the last token
+/// throws   as gated_state
+/// cost     as gated_state
+/// numerics as gated_state
+std::tuple<at::Tensor, at::Tensor> delta_state(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                                               const at::Tensor& beta, const std::optional<at::Tensor>& log_key_gate = std::nullopt,
+                                               const std::optional<at::Tensor>& state = std::nullopt,
+                                               std::optional<double> scale = std::nullopt);
+
+}  // namespace lethe

@@ -5,6 +5,32 @@
 #include "reference/variant.hpp"
 
 namespace lethe::reference {
+namespace {
+
+using Index = Eigen::Index;
+
+// The gradients of a variant without a state, as the table asks for them.
+template <typename Function>
+auto without_state(const Function& gradients) {
+  return [gradients](const Head& head, const Matrix<double>& values, const Matrix<double>&, const Vector<double>&) {
+    return gradients(head, values);
+  };
+}
+
+// The softmax family by blocks, twice as many keys as queries in each, so that blocks differ from chunks.
+Output by_blocks(const Head& head, Index chunk_length) {
+  return blockwise::forward(head, Blocks{.query = chunk_length, .key = 2 * chunk_length});
+}
+
+// The same for a member whose gate is the constant exp(−slope).
+auto by_blocks_with_slope(double slope) {
+  return [slope](Head head, Index chunk_length) {
+    head.log_forget.setConstant(head.key.rows(), -slope);
+    return by_blocks(head, chunk_length);
+  };
+}
+
+}  // namespace
 
 const std::vector<Variant>& variants() {
   constexpr double kSlope = 0.25;
@@ -14,20 +40,21 @@ const std::vector<Variant>& variants() {
        .inputs = {kQuery, kKey, kValue},
        .recurrent = softmax_attention::recurrent<double>,
        .parallel = softmax_attention::parallel<double>,
-       .chunked = {},
-       .gradients = softmax_attention::gradients<double>},
+       .chunked = by_blocks_with_slope(0.0),
+       .gradients = without_state(softmax_attention::gradients<double>)},
       {.name = "alibi",
        .inputs = {kQuery, kKey, kValue},
        .recurrent = [](const Head& head) { return alibi::recurrent(head, kSlope); },
        .parallel = [](const Head& head) { return alibi::parallel(head, kSlope); },
-       .chunked = {},
-       .gradients = [](const Head& head, const Matrix<double>& g) { return alibi::gradients(head, kSlope, g); }},
+       .chunked = by_blocks_with_slope(kSlope),
+       .gradients =
+           without_state([](const Head& h, const Matrix<double>& g) { return alibi::gradients(h, kSlope, g); })},
       {.name = "forgetting_attention",
        .inputs = {kQuery, kKey, kValue, kLogForget},
        .recurrent = forgetting_attention::recurrent<double>,
        .parallel = forgetting_attention::parallel<double>,
-       .chunked = [](const Head& head) { return blockwise::forward(head, Blocks{.query = 16, .key = 32}); },
-       .gradients = forgetting_attention::gradients<double>},
+       .chunked = by_blocks,
+       .gradients = without_state(forgetting_attention::gradients<double>)},
   };
   return rows;
 }

@@ -1,6 +1,9 @@
 #include "reference/alibi.hpp"
 #include "reference/blockwise.hpp"
+#include "reference/decay_fast_weights.hpp"
+#include "reference/delta_fast_weights.hpp"
 #include "reference/forgetting_attention.hpp"
+#include "reference/gated_delta_fast_weights.hpp"
 #include "reference/softmax_attention.hpp"
 #include "reference/variant.hpp"
 
@@ -15,6 +18,13 @@ auto without_state(const Function& gradients) {
   return [gradients](const Head& head, const Matrix<double>& values, const Matrix<double>&, const Vector<double>&) {
     return gradients(head, values);
   };
+}
+
+// The same for a variant whose state has no normaliser.
+template <typename Function>
+auto without_normalizer(const Function& gradients) {
+  return [gradients](const Head& head, const Matrix<double>& values, const Matrix<double>& state,
+                     const Vector<double>&) { return gradients(head, values, state); };
 }
 
 // The softmax family by blocks, twice as many keys as queries in each, so that blocks differ from chunks.
@@ -55,6 +65,24 @@ const std::vector<Variant>& variants() {
        .parallel = forgetting_attention::parallel<double>,
        .chunked = by_blocks,
        .gradients = without_state(forgetting_attention::gradients<double>)},
+      {.name = "decay_fast_weights",
+       .inputs = {kQuery, kKey, kValue, kLogKeyGate, kLogValueGate, kInitialState},
+       .recurrent = decay_fast_weights::recurrent<double>,
+       .parallel = decay_fast_weights::parallel<double>,
+       .chunked = decay_fast_weights::chunked<double>,
+       .gradients = without_normalizer(decay_fast_weights::gradients<double>)},
+      {.name = "delta_fast_weights",
+       .inputs = {kQuery, kKey, kValue, kWriteStrength, kInitialState},
+       .recurrent = delta_fast_weights::recurrent<double>,
+       .parallel = delta_fast_weights::parallel<double>,
+       .chunked = delta_fast_weights::chunked<double>,
+       .gradients = without_normalizer(delta_fast_weights::gradients<double>)},
+      {.name = "gated_delta_fast_weights",
+       .inputs = {kQuery, kKey, kValue, kLogForget, kLogKeyGate, kWriteStrength, kInitialState},
+       .recurrent = gated_delta_fast_weights::recurrent<double>,
+       .parallel = gated_delta_fast_weights::parallel<double>,
+       .chunked = gated_delta_fast_weights::chunked<double>,
+       .gradients = without_normalizer(gated_delta_fast_weights::gradients<double>)},
   };
   return rows;
 }

@@ -36,10 +36,10 @@ using Head = BasicHead<double>;
 /// What every form returns.
 template <typename Scalar>
 struct BasicOutput {
-  Matrix<Scalar> values;          ///< [Tq, V]
-  Matrix<Scalar> state;           ///< [K, V] after the last key; 0×0 where the whole past is needed
-  Vector<Scalar> log_normalizer;  ///< [Tq] = log Σ_j exp(logit_ij) with D_ii = 0; empty outside the softmax family
-  Vector<Scalar> normalizer{};    ///< [K] after the last key, where a variant with a state normalises; empty elsewhere
+  Matrix<Scalar> values{};          ///< [Tq, V]
+  Matrix<Scalar> state{};           ///< [K, V] after the last key; 0×0 where the whole past is needed
+  Vector<Scalar> log_normalizer{};  ///< [Tq] = log Σ_j exp(logit_ij) with D_ii = 0; empty outside the softmax family
+  Vector<Scalar> normalizer{};  ///< [K] after the last key, where a variant with a state normalises; empty elsewhere
 };
 using Output = BasicOutput<double>;
 

@@ -55,8 +55,9 @@ Rows rolled(const Rows& rows, Eigen::Index n) {
 }
 
 Vector<double> positive_sums(const Rows& features) {
-  const Vector<double> sums = features.rowwise().sum();
+  Vector<double> sums = Vector<double>::Zero(features.rows());
   for (Eigen::Index row = 0; row < sums.size(); ++row) {
+    for (double x : features.row(row)) sums[row] += x;  // Eigen's order depends on where the row lies in memory
     if (sums[row] > 0) continue;
     throw std::invalid_argument("features: expected a sum above 0 in every row, found " + std::to_string(sums[row]) +
                                 " in row " + std::to_string(row));

@@ -7,6 +7,7 @@
 #include "reference/feature_map.hpp"
 #include "reference/forgetting_attention.hpp"
 #include "reference/gated_delta_fast_weights.hpp"
+#include "reference/gated_fast_weights.hpp"
 #include "reference/gated_linear_attention.hpp"
 #include "reference/linear_attention.hpp"
 #include "reference/local_attention.hpp"
@@ -89,6 +90,29 @@ Variant gated_linear_row(std::string name, Normalized normalized) {
   return row;
 }
 
+Variant gated_fast_weights_row(std::string name, Normalized normalized) {
+  Variant row = gated_linear_row(std::move(name), normalized);
+  row.recurrent = [=](const Head& head) { return gated_fast_weights::recurrent(head, normalized); };
+  row.parallel = [=](const Head& head) { return gated_fast_weights::parallel(head, normalized); };
+  row.chunked = [=](const Head& h, Index length) { return gated_fast_weights::chunked(h, normalized, length); };
+  row.gradients = [=](const Head& head, const auto&... gradients) {
+    return gated_fast_weights::gradients(head, normalized, gradients...);
+  };
+  return row;
+}
+
+Variant delta_row(std::string name, Normalized normalized) {
+  Variant row = linear_row(std::move(name), normalized);
+  row.inputs.push_back(Input::kWriteStrength);
+  row.recurrent = [=](const Head& head) { return delta_fast_weights::recurrent(head, normalized); };
+  row.parallel = [=](const Head& head) { return delta_fast_weights::parallel(head, normalized); };
+  row.chunked = [=](const Head& h, Index length) { return delta_fast_weights::chunked(h, normalized, length); };
+  row.gradients = [=](const Head& head, const auto&... gradients) {
+    return delta_fast_weights::gradients(head, normalized, gradients...);
+  };
+  return row;
+}
+
 }  // namespace
 
 const std::vector<Variant>& variants() {
@@ -132,12 +156,12 @@ const std::vector<Variant>& variants() {
        .parallel = decay_fast_weights::parallel<double>,
        .chunked = decay_fast_weights::chunked<double>,
        .gradients = without_normalizer(decay_fast_weights::gradients<double>)},
-      {.name = "delta_fast_weights",
-       .inputs = {kQuery, kKey, kValue, kWriteStrength, kInitialState},
-       .recurrent = delta_fast_weights::recurrent<double>,
-       .parallel = delta_fast_weights::parallel<double>,
-       .chunked = delta_fast_weights::chunked<double>,
-       .gradients = without_normalizer(delta_fast_weights::gradients<double>)},
+      gated_fast_weights_row("gated_fast_weights", Normalized::kNo),
+      on_features(gated_fast_weights_row("gated_fast_weights_normalized", Normalized::kYes),
+                  feature_map::elu_plus_one()),
+      delta_row("delta_fast_weights", Normalized::kNo),
+      on_features(delta_row("delta_fast_weights_normalized", Normalized::kYes),
+                  feature_map::sum_normalized(feature_map::elu_plus_one())),
       {.name = "gated_delta_fast_weights",
        .inputs = {kQuery, kKey, kValue, kLogForget, kLogKeyGate, kWriteStrength, kInitialState},
        .recurrent = gated_delta_fast_weights::recurrent<double>,

@@ -73,8 +73,19 @@ Noise::Noise(const std::vector<std::vector<double>>& rows) {
   deviation_ = degrees_ > 0 ? std::sqrt(squares / degrees_) : std::numeric_limits<double>::infinity();
 }
 
-double Noise::band(double parts) const {
-  return degrees_ > 0 ? student_t(degrees_) * deviation_ * std::sqrt(parts) : std::numeric_limits<double>::infinity();
+double Noise::band(double parts) const { return band_of({{*this, parts}}); }
+
+double band_of(const std::vector<NoisePart>& kinds) {
+  double variance = 0, squares = 0;
+  for (const auto& [noise, parts] : kinds) {
+    if (parts == 0) continue;
+    if (noise.degrees() < 1) return std::numeric_limits<double>::infinity();
+    const double share = noise.deviation() * noise.deviation() * parts;
+    variance += share;
+    squares += share * share / noise.degrees();
+  }
+  if (variance == 0) return 0;
+  return student_t(std::max(1, static_cast<int>(variance * variance / squares * (1 + 1e-12)))) * std::sqrt(variance);
 }
 
 double student_t(int degrees) {

@@ -78,6 +78,17 @@ class Noise {
   int degrees_ = 0;
 };
 
+/// The part of a sum Σ weight·(mean of a row) whose rows share their noise.
+struct NoisePart {
+  Noise noise;
+  double parts;  ///< as Noise::band reads; 0: none of these rows is in the sum
+};
+
+/// Half width of the 95 % interval of such a sum: t(0.975, degrees) · √(Σ_k s_k²·parts_k). With several kinds of noise the degrees
+/// are (Σ_k u_k)² / Σ_k u_k²/degrees_k with u_k = s_k²·parts_k, rounded down (Welch and Satterthwaite). Infinite where no row of a
+/// kind in the sum has two seeds.
+double band_of(const std::vector<NoisePart>& kinds);
+
 /// The 97.5 % quantile of Student's t.
 double student_t(int degrees);
 

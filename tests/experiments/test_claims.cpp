@@ -93,8 +93,8 @@ TEST(Runs, AreSharedAmongTheClaimsOfAPaperAtQuickScale) {
       distinct.insert(identity(run));
       ++asked;
     }
-  // 14 rows, two of them with two seeds more, and two further kinds of gate in two architectures.
-  EXPECT_EQ(distinct.size(), 14u + 2 * 2 + 2 * 2);
+  // 14 rows, four of them with two seeds more, and two further kinds of gate in two architectures.
+  EXPECT_EQ(distinct.size(), 14u + 4 * 2 + 2 * 2);
   EXPECT_GT(asked, distinct.size());
 }
 
@@ -114,12 +114,21 @@ TEST(Runs, OfTable3HaveTheNumbersOfThePaper) {
 
 TEST(Measurements, CompareWeightedMeansWithTheBandOfTheRowsWithSeveralSeeds) {
   Measurements losses;
-  for (const double value : {1.0, 3.0}) losses.add("a", value);
-  losses.add("b", 5.0);
+  const auto run = [](const char* label, ForgetGate gate) { return lethe::Run{label, ModelConfig{.forget_gate = gate}, {}}; };
+  const lethe::Run a = run("a", ForgetGate::kFull), b = run("b", ForgetGate::kFixed), c = run("c", ForgetGate::kNone);
+  for (const double value : {1.0, 3.0}) losses.add(a, value);
+  losses.add(b, 5.0);
+  losses.add(c, 4.0);
   const Comparison comparison = losses.compare("b is worse than a", {{"b", 1}, {"a", -1}}, Expectation::positive());
   EXPECT_DOUBLE_EQ(comparison.measured, 3.0);
   EXPECT_DOUBLE_EQ(comparison.band, 12.706 * std::sqrt(2.0) * std::sqrt(1.0 + 0.5));
-  EXPECT_THROW(losses.compare("of nothing", {{"c", 1}}, Expectation::positive()), std::invalid_argument);
+  EXPECT_THROW(losses.compare("of nothing", {{"d", 1}}, Expectation::positive()), std::invalid_argument);
+
+  // Models without a gate have a noise of their own: unknown as long as none of them has a second seed.
+  const auto c_and_a = [&] { return losses.compare("c is worse than a", {{"c", 1}, {"a", -1}}, Expectation::positive()); };
+  EXPECT_EQ(c_and_a().band, std::numeric_limits<double>::infinity());
+  losses.add(c, 24.0);
+  EXPECT_GT(c_and_a().band, 12 * comparison.band / 2);
 }
 
 }  // namespace

@@ -62,24 +62,37 @@ std::vector<Run> table_3_runs(const std::vector<std::string>& names, const nlohm
   return runs;
 }
 
-const std::vector<double>& Measurements::of(const std::string& row) const {
+void Measurements::add(const Run& run, double value) {
+  Values& values = values_[run.label];
+  values.gated = run.model.forget_gate != ForgetGate::kNone;
+  values.of_seeds.push_back(value);
+}
+
+const Measurements::Values& Measurements::of(const std::string& row) const {
   const auto found = values_.find(row);
   if (found == values_.end()) throw std::invalid_argument("row: expected a measured one, found " + row);
   return found->second;
 }
 
-double Measurements::mean_of(const std::string& row) const { return mean(of(row)); }
+double Measurements::mean_of(const std::string& row) const { return mean(of(row).of_seeds); }
+
+Noise Measurements::noise(bool gated) const {
+  std::vector<std::vector<double>> rows;
+  for (const auto& [_, values] : values_)
+    if (values.gated == gated) rows.push_back(values.of_seeds);
+  return Noise(rows);
+}
 
 Comparison Measurements::compare(const std::string& statement, const std::vector<Term>& terms,
                                  const Expectation& expectation) const {
-  std::vector<std::vector<double>> rows;
-  for (const auto& [_, values] : values_) rows.push_back(values);
-  double measured = 0, parts = 0;
+  double measured = 0, gated_parts = 0, ungated_parts = 0;
   for (const auto& [row, weight] : terms) {
+    const Values& values = of(row);
     measured += weight * mean_of(row);
-    parts += weight * weight / static_cast<double>(of(row).size());
+    (values.gated ? gated_parts : ungated_parts) += weight * weight / static_cast<double>(values.of_seeds.size());
   }
-  return {.statement = statement, .expectation = expectation, .measured = measured, .band = Noise(rows).band(parts)};
+  const double band = band_of({{noise(true), gated_parts}, {noise(false), ungated_parts}});
+  return {.statement = statement, .expectation = expectation, .measured = measured, .band = band};
 }
 
 PerTokenLoss evaluate(const Study& study, LanguageModel& model, int64_t length) {

@@ -7,6 +7,7 @@
 
 #include "experiments/evaluation/per_token_loss.hpp"
 #include "experiments/papers/runs.hpp"
+#include "experiments/papers/verdict.hpp"
 
 namespace lethe {
 
@@ -27,8 +28,8 @@ Row table_3_row(const std::string& name);
 /// Runs of a row with the seeds 0 … count − 1.
 std::vector<Run> runs_of(const Row& row, const nlohmann::json& settings, int64_t vocabulary, int64_t seeds);
 
-/// The rows that are run with several seeds, so that the noise of all others is known: "FoX (Pro)" and "Transformer (Pro)".
-inline const std::vector<std::string> kNoiseRows = {"FoX (Pro)", "Transformer (Pro)"};
+/// The rows that are run with several seeds, so that the noise of all others is known: two with a forget gate, two without.
+inline const std::vector<std::string> kNoiseRows = {"FoX (LLaMA)", "Transformer (LLaMA)", "FoX (Pro)", "Transformer (Pro)"};
 
 /// Runs of Table 3's rows of these names: settings["seeds"] seeds for those of kNoiseRows, one for the others.
 std::vector<Run> table_3_runs(const std::vector<std::string>& names, const nlohmann::json& settings,
@@ -37,11 +38,11 @@ std::vector<Run> table_3_runs(const std::vector<std::string>& names, const nlohm
 /// One number of every run, by row, and what is compared of it.
 class Measurements {
  public:
-  void add(const std::string& row, double value) { values_[row].push_back(value); }
+  void add(const Run& run, double value);
   double mean_of(const std::string& row) const;
 
-  /// A statement on Σ weight·(mean of row): its value, and its band from the scatter of the rows with several seeds,
-  /// t · s · √(Σ weight²/seeds).
+  /// A statement on Σ weight·(mean of row): its value, and its band from the scatter of the rows with several seeds, pooled apart
+  /// for models with a forget gate and without: beyond the training length the latter scatter many times as much.
   struct Term {
     std::string row;
     double weight;
@@ -50,8 +51,13 @@ class Measurements {
                      const Expectation& expectation) const;
 
  private:
-  const std::vector<double>& of(const std::string& row) const;
-  std::map<std::string, std::vector<double>> values_;
+  struct Values {
+    bool gated = false;
+    std::vector<double> of_seeds = {};
+  };
+  const Values& of(const std::string& row) const;
+  Noise noise(bool gated) const;
+  std::map<std::string, Values> values_;
 };
 
 /// L(i) on the first settings["evaluation"]["tokens"] tokens of the validation split, cut into pieces of `length`. The same

@@ -56,7 +56,7 @@ Findings measure(const Study& study) {
     LanguageModel model = load_model(artefact);
     const int64_t length = run.training.context_length;
     const PerTokenLoss loss = evaluate(study, model, length);
-    losses.add(run.label, mean_loss(loss));
+    losses.add(run, mean_loss(loss));
 
     const auto record = [&](const char* metric, const char* unit, double value) {
       findings.records.push_back(record_of(study.experiment, run, loss.sequences, length, metric, unit, value));

@@ -30,8 +30,7 @@ Row with_gate(const std::string& name, Row row, ForgetGate gate, const nlohmann:
 }  // namespace
 
 std::vector<Run> runs(const nlohmann::json& settings, int64_t vocabulary) {
-  // Transformer (Pro) is there for its seeds alone: the noise band rests on both rows.
-  std::vector<Run> runs = table_3_runs({"FoX (LLaMA)", "FoX (Pro)", "Transformer (Pro)"}, settings, vocabulary);
+  std::vector<Run> runs = table_3_runs({"FoX (LLaMA)", "FoX (Pro)"}, settings, vocabulary);
   for (const Architecture& architecture : architectures()) {
     const Row row = table_3_row(architecture.data_dependent);
     for (const Row& changed : {with_gate(architecture.data_independent, row, ForgetGate::kBiasOnly, settings),
@@ -53,8 +52,8 @@ Findings measure(const Study& study) {
     const PerTokenLoss at_length = evaluate(study, model, trained_length);
     const PerTokenLoss at_longest = evaluate(study, model, longest);
     const std::vector<double> later(at_longest.loss.begin() + trained_length, at_longest.loss.end());
-    within.add(run.label, mean_loss(at_length));
-    beyond.add(run.label, mean(later));
+    within.add(run, mean_loss(at_length));
+    beyond.add(run, mean(later));
     const auto record = [&](const PerTokenLoss& loss, int64_t length, const char* metric, double value) {
       findings.records.push_back(record_of(study.experiment, run, loss.sequences, length, metric, "nats", value));
     };

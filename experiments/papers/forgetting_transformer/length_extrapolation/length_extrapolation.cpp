@@ -36,7 +36,7 @@ Findings measure(const Study& study) {
     for (int64_t length = trained_length / 2; length <= longest; length *= 2) {
       const PerTokenLoss found = evaluate(study, model, length);
       loss[length] = mean_loss(found);
-      losses[length].add(run.label, loss[length]);
+      losses[length].add(run, loss[length]);
       findings.records.push_back(
           record_of(study.experiment, run, found.sequences, length, "loss", "nats", loss[length]));
       findings.records.push_back(
@@ -46,8 +46,8 @@ Findings measure(const Study& study) {
         findings.points.insert(findings.points.end(), curve.begin(), curve.end());
       }
     }
-    gain.add(run.label, loss[trained_length / 2] - loss[trained_length]);
-    rise.add(run.label, loss[longest] - loss[trained_length]);
+    gain.add(run, loss[trained_length / 2] - loss[trained_length]);
+    rise.add(run, loss[longest] - loss[trained_length]);
     study.progress(static_cast<double>(r + 1) / static_cast<double>(all.size()));
   }
 

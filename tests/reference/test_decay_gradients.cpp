@@ -159,11 +159,13 @@ TEST(DecayGradients, AsSumsThatStartOneTokenLateOrForgetTheStateAreFarOff) {
 // What the sums cost in float: little where memory is long, most digits where gates are strong, since then the gradient is
 // small beside its terms. The stored states lose nothing.
 TEST(DecayGradients, AsSumsLoseInFloatWhatTheGatesHide) {
+  // [budgets]
   struct Row {
     Gate gate;
     double stored, sums;  // budgets: four times what was measured
   };
   const Row rows[] = {{Gate::kOpen, 1e-5, 2e-5}, {Gate::kInitial, 5e-7, 8e-5}, {Gate::kStrong, 5e-7, 3e-3}};
+  // [/budgets]
   for (const Row& row : rows) {
     const Head head = as_double(as_float(random_head({4096, 4096, 16, 32}, row.gate)));
     const LinearLoss loss(head);

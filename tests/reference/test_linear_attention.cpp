@@ -222,35 +222,6 @@ TEST(GatedLinearAttention, WithANormalizerQueriesHaveNoLengthAndTheirGradientsNo
             kExact);
 }
 
-TEST(GatedLinearAttention, WritingWhatItForgetsBreaksAStickOfLengthOne) {
-  // Keys scaled by 1 − f_j make the gated rule of Peng et al.: on features of one, w_ij = (1 − f_j) Π_{j < l ≤ i} f_l.
-  Head head = fresh(random_head({30, 30}, Gate::kInitial));
-  head.query.setOnes(30, 1);
-  head.scale = 1.0;
-  head.key = 1.0 - head.log_forget.array().exp();
-  const Matrix<double> weights = weights_of(head, Normalized::kNo);
-  double unbroken = 1.0;  // Π_{l ≤ i} f_l
-  for (Eigen::Index i = 0; i < 30; ++i) {
-    unbroken *= std::exp(head.log_forget[i]);
-    EXPECT_NEAR(weights.row(i).sum(), 1.0 - unbroken, kExact) << i;
-  }
-  head.key.setOnes();
-  EXPECT_GT(weights_of(head, Normalized::kNo).row(29).sum(), 1.0 + kClearlyWrong) << "written whole, weights add up";
-}
-
-TEST(GatedLinearAttention, AConstantWriteStrengthCancelsUnderTheNormalizerAndAVaryingOneDoesNot) {
-  Head head = fresh(positive_head({30, 30}, Gate::kInitial));
-  const auto error_of_writing_what_it_forgets = [](const Head& head) {
-    Head scaled = head;
-    scaled.key = (1.0 - head.log_forget.array().exp()).matrix().asDiagonal() * head.key;
-    return relative_error(gated_linear_attention::parallel(scaled, Normalized::kYes).values,
-                          gated_linear_attention::parallel(head, Normalized::kYes).values);
-  };
-  EXPECT_GT(error_of_writing_what_it_forgets(head), kClearlyWrong);
-  head.log_forget.setConstant(std::log(0.8));
-  EXPECT_LT(error_of_writing_what_it_forgets(head), kExact);
-}
-
 TEST(GatedLinearAttention, InFloatKeepsFloatsBudgetInEveryForm) {
   for (Gate gate : kEveryGate) {
     const BasicHead<float> single = as_float(positive_head({64, 129}, gate));

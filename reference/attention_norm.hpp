@@ -35,6 +35,32 @@ void divide_rows(Matrix<Scalar>& values, const Vector<Scalar>& weights) {
   for (Eigen::Index row = 0; row < values.rows(); ++row) values.row(row) /= expect_weight(weights[row], row);
 }
 
+/// The head whose values have one more column, of ones, and whose state has z_0 there: o = n / d with n and d side by side.
+template <typename Scalar>
+BasicHead<Scalar> with_normalizer_column(BasicHead<Scalar> head) {
+  head.scale = 1;
+  head.initial_state = state_or_zeros(head.initial_state, head);
+  head.initial_state.conservativeResize(Eigen::NoChange, head.initial_state.cols() + 1);
+  head.initial_state.rightCols(1) = initial_normalizer_of(head, Normalized::kYes);
+  head.value.conservativeResize(Eigen::NoChange, head.value.cols() + 1);
+  head.value.rightCols(1).setOnes();
+  return head;
+}
+
+/// An unnormalized form, normalized where asked: the form on the head with the column of ones, divided by what it gives
+/// there.
+template <typename Scalar, typename Form>
+BasicOutput<Scalar> normalized_form(const BasicHead<Scalar>& head, Normalized normalized, const Form& form) {
+  if (normalized == Normalized::kNo) return form(head);
+  const Eigen::Index value_dim = head.value.cols();
+  const BasicOutput<Scalar> both = form(with_normalizer_column(head));
+  BasicOutput<Scalar> output{.values = both.values.leftCols(value_dim),
+                             .state = both.state.leftCols(value_dim),
+                             .normalizer = both.state.rightCols(1)};
+  divide_rows(output.values, Vector<Scalar>(both.values.rightCols(1)));
+  return output;
+}
+
 /// `scores` [Tq,Tk] without the keys that a query does not see.
 template <typename Scalar>
 Matrix<Scalar> causal(Matrix<Scalar> scores) {

@@ -65,6 +65,7 @@ BasicOutput<Scalar> biased_softmax_one_query(const BasicHead<Scalar>& head, cons
   Scalar largest = -kInfinity;
   CompensatedSum<Scalar> decay, normalizer;
   std::vector<CompensatedSum<Scalar>> weighted(head.value.cols());
+  // [recurrent]
   for (Eigen::Index j = position_of(head, row); j >= 0; --j) {
     const Scalar logit = head.scale * head.query.row(row).dot(head.key.row(j)) + decay.value();
     if (logit > largest) {
@@ -79,6 +80,7 @@ BasicOutput<Scalar> biased_softmax_one_query(const BasicHead<Scalar>& head, cons
     if (j == 0 || step(j) == -kInfinity) break;  // a gate of zero: nothing before position j is remembered
     decay.add(step(j));
   }
+  // [/recurrent]
   BasicOutput<Scalar> output;
   output.values.resize(1, head.value.cols());
   for (Eigen::Index v = 0; v < head.value.cols(); ++v) output.values(0, v) = weighted[v].value() / normalizer.value();
@@ -102,6 +104,8 @@ BasicOutput<Scalar> biased_softmax_recurrent(const BasicHead<Scalar>& head, cons
 /// All queries at once: softmax(scale · Q Kᵀ + D) V.
 template <typename Scalar, typename Bias>
 BasicOutput<Scalar> biased_softmax_parallel(const BasicHead<Scalar>& head, const Bias& bias) {
+  BasicOutput<Scalar> output;
+  // [parallel]
   Matrix<Scalar> logits = head.scale * head.query * head.key.transpose();  // [Tq, Tk]
   for (Eigen::Index row = 0; row < logits.rows(); ++row) {
     const Eigen::Index i = position_of(head, row);
@@ -111,8 +115,8 @@ BasicOutput<Scalar> biased_softmax_parallel(const BasicHead<Scalar>& head, const
   const Vector<Scalar> largest = logits.rowwise().maxCoeff();
   const Matrix<Scalar> weights = exponential(logits.colwise() - largest);
   const Vector<Scalar> normalizer = weights.rowwise().sum();
-  BasicOutput<Scalar> output;
   output.values = normalizer.cwiseInverse().asDiagonal() * (weights * head.value);
+  // [/parallel]
   output.log_normalizer = largest.array() + normalizer.array().log();
   return output;
 }

@@ -100,10 +100,12 @@ BasicOutput<Scalar> recurrent(const BasicHead<Scalar>& head) {
   BasicOutput<Scalar> output;
   output.values.resize(head.query.rows(), head.value.cols());
   output.state = state_or_zeros(head.initial_state, head);
+  // [recurrent]
   for (Index t = 0, row = -position_of(head, 0); t < head.key.rows(); ++t, ++row) {
     output.state = gated(head, output.state, t) + head.key.row(t).transpose() * head.value.row(t);
     if (row >= 0) output.values.row(row).noalias() = head.scale * head.query.row(row) * output.state;
   }
+  // [/recurrent]
   return output;
 }
 

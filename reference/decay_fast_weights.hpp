@@ -19,6 +19,8 @@
 ///          logs, ≤ 0, −∞ forgets all, empty forgets nothing; initial_state [K,V], empty is zeros. Tq ≤ Tk, query row i
 ///          stands at position Tk − Tq + i
 /// throws   std::invalid_argument naming the input, the expected and the found shape or value
+/// rounds   everything in Scalar. The recurrent form multiplies gates, T roundings; the others take exponentials of
+///          compensated sums of logs, one rounding at any length
 namespace lethe::reference::decay_fast_weights {
 
 /// One token at a time: gate, write, read.
@@ -68,7 +70,7 @@ BasicGradients<Scalar> gradients(const BasicHead<Scalar>& head, const Matrix<Sca
 /// where it is the whole of z_t, for all columns where it is the whole of f_t. The sums cancel: what remains of the terms'
 /// rounding, some ε Σ_s |q_s dq_s|, is left in dlog f_t however small it is. The sum itself is compensated.
 ///
-/// source   derived here; Mao 2022, Section 3 keeps every state the decay being irreversible: O(Tk K V) memory
+/// source   derived here; Mao 2022, Section 3.1, stores every state, O(Tk K V) memory, since a decay can't be undone
 /// equals   gradients, up to rounding
 /// cost     O(Tk K V) time, O(Tk (K+V) + KV) memory
 template <typename Scalar>

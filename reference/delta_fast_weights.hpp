@@ -22,6 +22,8 @@
 /// returns  values [Tq,V]; state [K,V] after the last key; normalizer [K] where normalized
 /// throws   std::invalid_argument naming the input, the expected and the found shape or value; normalized also where a
 ///          query's z·q is zero
+/// rounds   everything in Scalar. Corrections build on each other: while β_t |k_t|² ≤ 2 an error never grows; beyond, errors
+///          and state grow alike
 namespace lethe::reference::delta_fast_weights {
 
 /// One token at a time: write, read.

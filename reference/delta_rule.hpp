@@ -44,6 +44,7 @@ BasicOutput<Scalar> delta_rule_recurrent(const BasicHead<Scalar>& head, const Ma
   BasicOutput<Scalar> output;
   output.values.resize(head.query.rows(), head.value.cols());
   output.state = state_or_zeros(head.initial_state, head);
+  // [recurrent]
   for (Eigen::Index t = 0, row = -position_of(head, 0); t < head.key.rows(); ++t, ++row) {
     const auto read_state = [&] {
       if (row >= 0) output.values.row(row).noalias() = head.scale * head.query.row(row) * output.state;
@@ -53,6 +54,7 @@ BasicOutput<Scalar> delta_rule_recurrent(const BasicHead<Scalar>& head, const Ma
     output.state += head.key.row(t).transpose() * correction(head, output.state, t);
     if (read == Read::kAfterTheWrite) read_state();
   }
+  // [/recurrent]
   return output;
 }
 

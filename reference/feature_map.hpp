@@ -29,6 +29,7 @@ Gradients through_features(const Head& head, const FeatureMap& map, Gradients gr
 
 /// The maps of the papers. Every one throws std::invalid_argument naming the input, the expected and the found shape where
 /// x has a number of columns that it can't read. Cost: O(T K) elementwise, O(T K M) with a matrix.
+/// Everything is rounded in double.
 namespace lethe::reference::feature_map {
 
 /// φ(x) = x. What T2FW calls φ-X, its linear map being part of the projections that make q and k.

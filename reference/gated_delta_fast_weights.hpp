@@ -16,6 +16,8 @@
 ///          [Tk,K] = log g, natural logs, ≤ 0, −∞ forgets all, empty forgets nothing; initial_state [K,V], empty is zeros.
 ///          Tq ≤ Tk, query row i stands at position Tk − Tq + i
 /// throws   std::invalid_argument naming the input, the expected and the found shape or value
+/// rounds   everything in Scalar. Corrections build on each other: while β_t |k_t|² ≤ 2 an error never grows; beyond, errors
+///          and state grow alike
 namespace lethe::reference::gated_delta_fast_weights {
 
 /// One token at a time: gates, write, read.

@@ -22,6 +22,7 @@
 /// returns  values [Tq,V]; state [K,V]; normalizer [K] where normalized
 /// throws   std::invalid_argument naming the input, the expected and the found shape or value; normalized also where a
 ///          query's z·q is zero, as happens before the first gate that is not exactly 1
+/// rounds   everything in Scalar, as gated_linear_attention
 namespace lethe::reference::gated_fast_weights {
 
 /// One token at a time: gate, write, read.

@@ -32,16 +32,38 @@ class Decay {
   DecayBias<Scalar> bias_;
 };
 
-// The unnormalized problem whose state holds the normalizer as its last column.
 template <typename Scalar>
-BasicHead<Scalar> with_normalizer_column(BasicHead<Scalar> head) {
-  head.scale = 1;
-  head.initial_state = state_or_zeros(head.initial_state, head);
-  head.initial_state.conservativeResize(Eigen::NoChange, head.initial_state.cols() + 1);
-  head.initial_state.rightCols(1) = initial_normalizer_of(head, Normalized::kYes);
-  head.value.conservativeResize(Eigen::NoChange, head.value.cols() + 1);
-  head.value.rightCols(1).setOnes();
-  return head;
+BasicOutput<Scalar> unnormalized_recurrent(const BasicHead<Scalar>& head) {
+  BasicOutput<Scalar> output;
+  output.values.resize(head.query.rows(), head.value.cols());
+  output.state = state_or_zeros(head.initial_state, head);
+  // [recurrent]
+  for (Eigen::Index t = 0; t < head.key.rows(); ++t) {
+    const Eigen::Index row = t - position_of(head, 0);  // of the query at position t; before 0 there is none
+    output.state *= std::exp(head.log_forget[t]);
+    output.state += head.key.row(t).transpose() * head.value.row(t);
+    if (row >= 0) output.values.row(row) = head.scale * head.query.row(row) * output.state;
+  }
+  // [/recurrent]
+  return output;
+}
+
+template <typename Scalar>
+BasicOutput<Scalar> unnormalized_parallel(const BasicHead<Scalar>& head) {
+  const Eigen::Index first = position_of(head, 0), last = head.key.rows() - 1;
+  const Decay<Scalar> decay(head.log_forget);
+  const Matrix<Scalar> initial_state = state_or_zeros(head.initial_state, head);
+  Matrix<Scalar> scores = causal<Scalar>(head.scale * head.query * head.key.transpose());  // [Tq,Tk]
+  Matrix<Scalar> query = head.scale * head.query, key = head.key;  // as the initial and as the last state see them
+  // [parallel]
+  for (Eigen::Index row = 0; row < scores.rows(); ++row) {
+    for (Eigen::Index j = 0; j <= first + row; ++j) scores(row, j) *= decay(first + row, j);
+    query.row(row) *= decay(first + row, -1);
+  }
+  for (Eigen::Index j = 0; j <= last; ++j) key.row(j) *= decay(last, j);
+  return {.values = scores * head.value + query * initial_state,
+          .state = decay(last, -1) * initial_state + key.transpose() * head.value};
+  // [/parallel]
 }
 
 // Every state, the initial one first. [Tk + 1] of [K,V]
@@ -99,56 +121,21 @@ BasicGradients<Scalar> unnormalized_gradients(const BasicHead<Scalar>& head, con
 template <typename Scalar>
 BasicOutput<Scalar> recurrent(const BasicHead<Scalar>& head, Normalized normalized) {
   check_gated(head, normalized);
-  const Scalar scale = normalized == Normalized::kYes ? Scalar(1) : head.scale;
-  const Eigen::Index first = position_of(head, 0);
-  Matrix<Scalar> values(head.query.rows(), head.value.cols());
-  // [recurrent]
-  Matrix<Scalar> state = state_or_zeros(head.initial_state, head);
-  Vector<Scalar> normalizer = initial_normalizer_of(head, normalized);
-  for (Eigen::Index t = 0; t < head.key.rows(); ++t) {
-    const Scalar forget = std::exp(head.log_forget[t]);
-    state = forget * state + head.key.row(t).transpose() * head.value.row(t);
-    if (normalized == Normalized::kYes) normalizer = forget * normalizer + head.key.row(t).transpose();
-    if (t < first) continue;
-    values.row(t - first) = scale * head.query.row(t - first) * state;
-    if (normalized == Normalized::kYes)
-      values.row(t - first) /= expect_weight(head.query.row(t - first).dot(normalizer), t - first);
-  }
-  // [/recurrent]
-  return {.values = values, .state = state, .normalizer = normalizer};
+  return normalized_form(head, normalized, unnormalized_recurrent<Scalar>);
 }
 
 template <typename Scalar>
 BasicOutput<Scalar> parallel(const BasicHead<Scalar>& head, Normalized normalized) {
   check_gated(head, normalized);
-  const Scalar scale = normalized == Normalized::kYes ? Scalar(1) : head.scale;
-  const Eigen::Index first = position_of(head, 0), length = head.key.rows();
-  const Decay<Scalar> decay(head.log_forget);
-  Matrix<Scalar> initial_state = state_or_zeros(head.initial_state, head);
-  BasicOutput<Scalar> output;
-  // [parallel]
-  Matrix<Scalar> scores = causal<Scalar>(scale * head.query * head.key.transpose());  // [Tq,Tk]
-  Matrix<Scalar> query = scale * head.query, key = head.key;  // as the initial and as the last state see them
-  for (Eigen::Index row = 0; row < scores.rows(); ++row) {
-    for (Eigen::Index j = 0; j <= first + row; ++j) scores(row, j) *= decay(first + row, j);
-    query.row(row) *= decay(first + row, -1);
-  }
-  for (Eigen::Index j = 0; j < length; ++j) key.row(j) *= decay(length - 1, j);
-  output.values = scores * head.value + query * initial_state;
-  output.state = decay(length - 1, -1) * initial_state + key.transpose() * head.value;
-  // [/parallel]
-  if (normalized == Normalized::kYes) {
-    const Vector<Scalar> initial_normalizer = initial_normalizer_of(head, normalized);
-    divide_rows<Scalar>(output.values, scores.rowwise().sum() + query * initial_normalizer);
-    output.normalizer = decay(length - 1, -1) * initial_normalizer + key.colwise().sum().transpose();
-  }
-  return output;
+  return normalized_form(head, normalized, unnormalized_parallel<Scalar>);
 }
 
 template <typename Scalar>
 BasicOutput<Scalar> chunked(const BasicHead<Scalar>& head, Normalized normalized, Eigen::Index chunk_length) {
   check_gated(head, normalized);
-  return in_chunks(head, chunk_length, [&](const BasicHead<Scalar>& part) { return parallel(part, normalized); });
+  return normalized_form(head, normalized, [=](const BasicHead<Scalar>& whole) {
+    return in_chunks(whole, chunk_length, unnormalized_parallel<Scalar>);
+  });
 }
 
 template <typename Scalar>

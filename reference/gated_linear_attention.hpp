@@ -20,6 +20,7 @@
 /// returns  values [Tq,V]; state [K,V]; normalizer [K] where normalized
 /// throws   std::invalid_argument naming the input, the expected and the found shape or value; normalized also where a
 ///          query's z·q is zero
+/// rounds   everything in Scalar; no exponent is above zero, and no gate is divided by
 namespace lethe::reference::gated_linear_attention {
 
 /// One token at a time: gate, write, read.

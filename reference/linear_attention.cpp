@@ -13,52 +13,53 @@ BasicHead<Scalar> with_open_gates(BasicHead<Scalar> head) {
   return head;
 }
 
+template <typename Scalar>
+BasicOutput<Scalar> unnormalized_recurrent(const BasicHead<Scalar>& head) {
+  BasicOutput<Scalar> output;
+  output.values.resize(head.query.rows(), head.value.cols());
+  output.state = state_or_zeros(head.initial_state, head);
+  // [recurrent]
+  for (Eigen::Index t = 0; t < head.key.rows(); ++t) {
+    const Eigen::Index row = t - position_of(head, 0);  // of the query at position t; before 0 there is none
+    output.state += head.key.row(t).transpose() * head.value.row(t);
+    if (row >= 0) output.values.row(row) = head.scale * head.query.row(row) * output.state;
+  }
+  // [/recurrent]
+  return output;
+}
+
+template <typename Scalar>
+BasicOutput<Scalar> unnormalized_parallel(const BasicHead<Scalar>& head) {
+  const Matrix<Scalar> initial_state = state_or_zeros(head.initial_state, head);
+  BasicOutput<Scalar> output;
+  // [parallel]
+  const Matrix<Scalar> scores = causal<Scalar>(head.scale * head.query * head.key.transpose());  // [Tq,Tk]
+  output.values = scores * head.value + head.scale * head.query * initial_state;
+  output.state = initial_state + head.key.transpose() * head.value;
+  // [/parallel]
+  return output;
+}
+
 }  // namespace
 
 template <typename Scalar>
 BasicOutput<Scalar> recurrent(const BasicHead<Scalar>& head, Normalized normalized) {
   check_linear(head, normalized);
-  const Scalar scale = normalized == Normalized::kYes ? Scalar(1) : head.scale;
-  const Eigen::Index first = position_of(head, 0);
-  Matrix<Scalar> values(head.query.rows(), head.value.cols());
-  // [recurrent]
-  Matrix<Scalar> state = state_or_zeros(head.initial_state, head);
-  Vector<Scalar> normalizer = initial_normalizer_of(head, normalized);
-  for (Eigen::Index t = 0; t < head.key.rows(); ++t) {
-    state += head.key.row(t).transpose() * head.value.row(t);
-    if (normalized == Normalized::kYes) normalizer += head.key.row(t).transpose();
-    if (t < first) continue;
-    values.row(t - first) = scale * head.query.row(t - first) * state;
-    if (normalized == Normalized::kYes)
-      values.row(t - first) /= expect_weight(head.query.row(t - first).dot(normalizer), t - first);
-  }
-  // [/recurrent]
-  return {.values = values, .state = state, .normalizer = normalizer};
+  return normalized_form(head, normalized, unnormalized_recurrent<Scalar>);
 }
 
 template <typename Scalar>
 BasicOutput<Scalar> parallel(const BasicHead<Scalar>& head, Normalized normalized) {
   check_linear(head, normalized);
-  const Scalar scale = normalized == Normalized::kYes ? Scalar(1) : head.scale;
-  const Matrix<Scalar> initial_state = state_or_zeros(head.initial_state, head);
-  BasicOutput<Scalar> output;
-  // [parallel]
-  const Matrix<Scalar> scores = causal<Scalar>(scale * head.query * head.key.transpose());
-  output.values = scores * head.value + scale * head.query * initial_state;
-  output.state = initial_state + head.key.transpose() * head.value;
-  if (normalized == Normalized::kYes) {
-    const Vector<Scalar> initial_normalizer = initial_normalizer_of(head, normalized);
-    divide_rows<Scalar>(output.values, scores.rowwise().sum() + head.query * initial_normalizer);
-    output.normalizer = initial_normalizer + head.key.colwise().sum().transpose();
-  }
-  // [/parallel]
-  return output;
+  return normalized_form(head, normalized, unnormalized_parallel<Scalar>);
 }
 
 template <typename Scalar>
 BasicOutput<Scalar> chunked(const BasicHead<Scalar>& head, Normalized normalized, Eigen::Index chunk_length) {
   check_linear(head, normalized);
-  return in_chunks(head, chunk_length, [&](const BasicHead<Scalar>& part) { return parallel(part, normalized); });
+  return normalized_form(head, normalized, [=](const BasicHead<Scalar>& whole) {
+    return in_chunks(whole, chunk_length, unnormalized_parallel<Scalar>);
+  });
 }
 
 template <typename Scalar>

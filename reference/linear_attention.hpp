@@ -26,6 +26,7 @@ enum class Normalized { kNo, kYes };
 /// returns  values [Tq,V]; state [K,V]; normalizer [K] where normalized
 /// throws   std::invalid_argument naming the input, the expected and the found shape or value; normalized also where a
 ///          query's z·q is zero
+/// rounds   everything in Scalar
 namespace lethe::reference::linear_attention {
 
 /// One token at a time.

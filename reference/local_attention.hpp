@@ -15,6 +15,7 @@
 /// reads    query [Tq,K], key [Tk,K], value [Tk,V]; log_forget is not read and may be empty; window W ≥ 1, in tokens.
 ///          Tq ≤ Tk, query row i stands at position Tk − Tq + i
 /// throws   std::invalid_argument naming the input, the expected and the found shape or value
+/// rounds   everything in Scalar; recurrent compensates its sums
 namespace lethe::reference::local_attention {
 
 /// One query at a time over the W tokens that a decoder would have kept.

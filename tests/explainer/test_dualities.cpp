@@ -7,55 +7,38 @@
 
 #include "reference/blockwise.hpp"
 #include "reference/decay_bias.hpp"
+#include "reference/feature_map.hpp"
+#include "reference/gated_linear_attention.hpp"
 #include "reference/layers/rotary_embedding.hpp"
+#include "reference/softmax_attention.hpp"
 #include "tests/explainer/by_hand.hpp"
 
 namespace lethe::explainer {
 namespace {
 
 namespace forgetting_attention = reference::forgetting_attention;
+namespace gated_linear_attention = reference::gated_linear_attention;
+namespace linear_attention = reference::linear_attention;
+using reference::Normalized;
 
-// The linear-attention recurrence with a scalar gate, on feature rows of queries and keys:
-//   S_t = f_t S_{t−1} + φ(k_t) v_tᵀ,  z_t = f_t z_{t−1} + φ(k_t),  y_t = S_tᵀ φ(q_t) / z_t·φ(q_t)
-Matrix<double> gated_recurrence(const Matrix<double>& query_features, const Matrix<double>& key_features,
-                                const Matrix<double>& value, const Vector<double>& log_forget) {
-  Matrix<double> state = Matrix<double>::Zero(key_features.cols(), value.cols());
-  Vector<double> normalizer = Vector<double>::Zero(key_features.cols());
-  Matrix<double> values(value.rows(), value.cols());
-  for (Eigen::Index t = 0; t < value.rows(); ++t) {
-    const double forget = std::exp(log_forget[t]);
-    state = forget * state + key_features.row(t).transpose() * value.row(t);
-    normalizer = forget * normalizer + key_features.row(t).transpose();
-    values.row(t) = query_features.row(t) * state / query_features.row(t).dot(normalizer);
-  }
-  return values;
+// `head` with features in the place of its queries and keys for which φ(q)·φ(k) = exp(scale q·k) exactly: the rows of a
+// root of their Gram matrix.
+Head with_gram_features(const Head& head) {
+  Matrix<double> vectors(head.query.rows() + head.key.rows(), head.query.cols());
+  vectors << head.query, head.key;
+  const Matrix<double> gram = (head.scale * vectors * vectors.transpose()).array().exp();
+  const Eigen::SelfAdjointEigenSolver<Matrix<double>> eigen(gram);
+  const Matrix<double> root = eigen.eigenvectors() * eigen.eigenvalues().cwiseMax(0.0).cwiseSqrt().asDiagonal();
+  return {root.topRows(head.query.rows()), root.bottomRows(head.key.rows()), head.value, head.log_forget, 1.0};
 }
 
-// Features with φ(q)·φ(k) = exp(scale q·k) for these queries and keys exactly: a root of their Gram matrix.
-struct GramFeatures {
-  Matrix<double> query, key;
-
-  explicit GramFeatures(const Head& head) {
-    Matrix<double> vectors(head.query.rows() + head.key.rows(), head.query.cols());
-    vectors << head.query, head.key;
-    const Matrix<double> gram = (head.scale * vectors * vectors.transpose()).array().exp();
-    const Eigen::SelfAdjointEigenSolver<Matrix<double>> eigen(gram);
-    const Matrix<double> root = eigen.eigenvectors() * eigen.eigenvalues().cwiseMax(0.0).cwiseSqrt().asDiagonal();
-    query = root.topRows(head.query.rows());
-    key = root.bottomRows(head.key.rows());
-  }
-};
-
-// Positive random features: E[φ(q)·φ(k)] = exp(scale q·k).
-double error_of_random_features(const Head& head, Eigen::Index features, uint64_t seed) {
-  const Matrix<double> directions = random_matrix(head.query.cols(), features, seed);
-  const auto features_of = [&](const Matrix<double>& rows) -> Matrix<double> {
-    const Matrix<double> scaled = std::sqrt(head.scale) * rows;
-    const Vector<double> half_norms = 0.5 * scaled.rowwise().squaredNorm();
-    return ((scaled * directions).colwise() - half_norms).array().exp();
-  };
-  return relative_error(gated_recurrence(features_of(head.query), features_of(head.key), head.value, head.log_forget),
-                        forgetting_attention::parallel(head).values);
+double error_of_random_features(Head head, Eigen::Index features, uint64_t seed) {
+  const Matrix<double> expected = forgetting_attention::parallel(head).values;
+  head.query *= std::sqrt(head.scale);
+  head.key *= std::sqrt(head.scale);
+  const auto map = reference::feature_map::positive_random(random_matrix(features, head.query.cols(), seed));
+  const Head mapped = with_features(head, map);
+  return relative_error(gated_linear_attention::recurrent(mapped, Normalized::kYes).values, expected);
 }
 
 Eigen::Index rank_of(const Matrix<double>& matrix) {
@@ -105,11 +88,25 @@ TEST(Dualities, AVectorAddedToEveryKeyChangesNothingUntilKeysAreRotated) {
 
 TEST(Dualities, OnFeaturesOfItsGramMatrixForgettingAttentionIsAGatedLinearRecurrence) {
   const Head head = random_head(12, 4, 3, Gate::kInitial, 5);
-  const GramFeatures features(head);
+  const Head features = with_gram_features(head);
   const Matrix<double> values = forgetting_attention::parallel(head).values;
-  EXPECT_LT(relative_error(gated_recurrence(features.query, features.key, head.value, head.log_forget), values), 1e-9);
-  const Vector<double> ungated = Vector<double>::Zero(12);
-  EXPECT_GT(relative_error(gated_recurrence(features.query, features.key, head.value, ungated), values), kClearlyWrong);
+  const Output recurrent = gated_linear_attention::recurrent(features, Normalized::kYes);
+  EXPECT_LT(relative_error(recurrent.values, values), 1e-9);
+  EXPECT_LT(relative_error(gated_linear_attention::chunked(features, Normalized::kYes, 5).values, values), 1e-9);
+  EXPECT_EQ(recurrent.state.rows(), 2 * 12) << "a state as large as the text: a feature a vector";
+  EXPECT_GT(relative_error(linear_attention::recurrent(features, Normalized::kYes).values, values), kClearlyWrong);
+  EXPECT_LT(relative_error(linear_attention::recurrent(features, Normalized::kYes).values,
+                           reference::softmax_attention::parallel(head).values),
+            1e-9);
+}
+
+TEST(Dualities, OnThoseFeaturesBothHaveTheSameGradientsOfValuesAndGates) {
+  const Head head = random_head(12, 4, 3, Gate::kInitial, 5);
+  const Matrix<double> values_gradient = random_matrix(12, 3, 16);
+  const Gradients of_softmax = forgetting_attention::gradients(head, values_gradient);
+  Gradients of_state = gated_linear_attention::gradients(with_gram_features(head), Normalized::kYes, values_gradient);
+  EXPECT_LT(relative_error(of_state.value, of_softmax.value), 1e-9);
+  EXPECT_LT(relative_error(of_state.log_forget, of_softmax.log_forget), 1e-9);
 }
 
 TEST(Dualities, RandomFeaturesApproachItWithTheRootOfTheirNumber) {

@@ -7,6 +7,7 @@
 
 #include "reference/decay_fast_weights.hpp"
 #include "reference/gated_delta_fast_weights.hpp"
+#include "reference/pair_decay.hpp"
 #include "tests/support/fast_weights.hpp"
 
 namespace lethe {
@@ -69,6 +70,49 @@ TEST(ChunkedNumerics, TheSameGatesKeepTheBudgetOfFloat) {
         const Matrix<double> values = rules<float>()[i].chunked(head, length).values.cast<double>();
         EXPECT_LE(relative_error(values, expected.values), budget(Dtype::kFloat32)) << rules<float>()[i].name;
       }
+    }
+  }
+}
+
+TEST(ChunkedNumerics, LongSequencesKeepTheBudgetOfDouble) {
+  for (Gate gate : {Gate::kOpen, Gate::kSpiky, Gate::kCutting}) {
+    Head head = random_head({64, 16384, 3, 2}, gate);
+    head.key.rowwise().normalize();
+    for (const auto& [name, recurrent, chunked] : rules<double>()) {
+      const Output expected = recurrent(head), output = chunked(head, 64);
+      EXPECT_LE(relative_error(output.values, expected.values), kExact) << name << ", gate " << gate_name(gate);
+      EXPECT_LE(relative_error(output.state, expected.state), kExact) << name << ", gate " << gate_name(gate);
+    }
+  }
+}
+
+TEST(PairDecay, IsTheProductOfTheGatesInBetweenFromTheInitialStateOn) {
+  const Matrix<double> log_gate = mixed_gates(29, 4, 5);
+  const reference::PairDecay<double> decay(log_gate, 4), none({}, 4);
+  for (Eigen::Index i = 0; i < 29; ++i) {
+    Eigen::Array<double, 1, Eigen::Dynamic> product = Eigen::Array<double, 1, Eigen::Dynamic>::Ones(4);
+    for (Eigen::Index j = i; j >= -1; --j) {
+      const auto actual = decay.between(i, j);
+      for (Eigen::Index d = 0; d < 4; ++d) EXPECT_NEAR(actual[d], product[d], 1e-13 * product[d]) << i << ", " << j;
+      EXPECT_TRUE((none.between(i, j) == 1).all());
+      if (j >= 0) product *= log_gate.row(j).array().exp() * (log_gate.row(j).array() != -INFINITY).cast<double>();
+    }
+  }
+}
+
+TEST(PairDecay, GivesTheSameSumsInBlocksOfAnyLengthAndForTheLastRowsAlone) {
+  const Eigen::Index keys = 37;
+  const reference::PairDecay<double> decay(mixed_gates(keys, 4, 5), 4);
+  const Matrix<double> left = random_matrix(keys, 4, 1), right = random_matrix(keys, 4, 2);
+  const Matrix<double> weights = random_matrix(keys, keys, 3);
+  const Matrix<double> products = reference::decayed_products(left, right, decay, 0, keys);
+  const Matrix<double> sums = reference::decayed_sums(weights, right, decay, 0, keys);
+  for (Eigen::Index first : {0, 1, 15, 16, 36}) {
+    const Eigen::Index rows = keys - first;
+    const Matrix<double> last = left.bottomRows(rows), last_weights = weights.bottomRows(rows);
+    for (Eigen::Index block : {1, 3, 16, 36, 37, 64}) {
+      EXPECT_LE(relative_error(decayed_products(last, right, decay, first, block), products.bottomRows(rows)), kExact);
+      EXPECT_LE(relative_error(decayed_sums(last_weights, right, decay, first, block), sums.bottomRows(rows)), kExact);
     }
   }
 }

@@ -10,6 +10,7 @@
 #include <torch/library.h>
 
 #include "optimized/torch/arguments.hpp"
+#include "optimized/torch/checks.hpp"
 #include "optimized/torch/matrix_state_arguments.hpp"
 
 namespace lethe {
@@ -101,6 +102,11 @@ BackwardResult backward_shapes(const Tensor& grad_values, const Tensor& grad_sta
           like_given(log_value_gate), like_given(beta),     like_given(state)};
 }
 
+double scale_of(const Tensor& query, std::optional<double> scale) {
+  check_rank("query", query, 4, "[B,T,H,K]");
+  return scale ? *scale : default_scale(query);
+}
+
 ForwardResult checked_forward(const MatrixStateInputs& in) {
   check_layouts(in);
   return call_forward(in.query, in.key, in.value, in.log_key_gate, in.log_value_gate, in.beta, in.state, in.scale, in.normalize);
@@ -112,15 +118,13 @@ std::tuple<Tensor, Tensor> gated_state(const Tensor& query, const Tensor& key, c
                                        const OptionalTensor& log_value_gate, const OptionalTensor& state, std::optional<double> scale,
                                        bool normalize) {
   const OptionalTensor no_beta;
-  return checked_forward(
-      {query, key, value, log_key_gate, log_value_gate, no_beta, state, scale ? *scale : default_scale(query), normalize});
+  return checked_forward({query, key, value, log_key_gate, log_value_gate, no_beta, state, scale_of(query, scale), normalize});
 }
 
 std::tuple<Tensor, Tensor> delta_state(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& beta,
                                        const OptionalTensor& log_key_gate, const OptionalTensor& state, std::optional<double> scale) {
   const OptionalTensor no_value_gate, strength(beta);
-  return checked_forward(
-      {query, key, value, log_key_gate, no_value_gate, strength, state, scale ? *scale : default_scale(query), false});
+  return checked_forward({query, key, value, log_key_gate, no_value_gate, strength, state, scale_of(query, scale), false});
 }
 
 TORCH_LIBRARY_FRAGMENT(lethe, library) {

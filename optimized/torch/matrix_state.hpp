@@ -16,7 +16,7 @@ namespace lethe {
 ///   o_t = scale · S_tᵀ q_t
 ///   normalize:  z_t = diag(f_t) z_{t−1} + k_t,   o_t = S_tᵀ q_t / (z_t·q_t)
 ///
-/// source   Finetuning Pretrained Transformers into RNNs' successor T2FW, Eq. 3, 5, 7; Gated Linear Attention, Eq. 3;
+/// source   Mao 2022, "Fine-Tuning Pre-trained Transformers into Decaying Fast Weights", Eq. 3, 5 and 7, transposed;
 ///          Forgetting Transformer, Eq. 7–10 (normalize, with a scalar gate)
 /// reduces  no gates → linear attention; f_t scalar → RetNet, Mamba-2; the calls of each are in optimized/README.md
 /// reads    query, key [B,T,H,K]; value [B,T,H,V], one dtype of float64, float32, bfloat16, float16.
@@ -42,7 +42,7 @@ std::tuple<at::Tensor, at::Tensor> gated_state(const at::Tensor& query, const at
 ///   S_t = S̄_t + β_t k_t (v_t − S̄_tᵀ k_t)ᵀ
 ///   o_t = scale · S_tᵀ q_t
 ///
-/// source   T2FW, Eq. 6 (Schlag et al. 2021), read after the write; with a gate Gated DeltaNet, Eq. 10
+/// source   Schlag 2021; Mao 2022, Eq. 6, read after the write; Yang 2024, "Gated Delta Networks", for the gate
 /// reduces  β k = e_i, v = Sᵀe_i → nothing changes; keys orthonormal, β = 1 → linear attention without gates
 /// reads    as gated_state; beta = β [B,T,H], ≥ 0, float32 or float64 as the gates. The recurrence is stable for β|k|² in [0, 2]
 /// returns  values [B,T,H,V], dtype of query; state [B,H,K,V] behind the last token

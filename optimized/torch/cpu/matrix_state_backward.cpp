@@ -1,12 +1,11 @@
 // The matrix state's backward pass. States are not saved: a first pass over the tokens leaves one at the beginning of each chunk, then
 // the chunks go backwards, each running its tokens again from there. Gates of 0 rule out going back by division, and the reverse sums
 // Σ (q ∂q − k ∂k) that would give the gates' gradients without states lose every digit of a gate near 0; this way keeps them all.
-#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
 #include "optimized/torch/cpu/matrix_state.hpp"
+#include "optimized/torch/normalized_read.hpp"
 
 namespace lethe::cpu {
 namespace {
@@ -193,20 +192,12 @@ struct Backward {
   }
 };
 
-// Through the division by the normaliser: with num = Sᵀq, den = z·q, y = num / den: ∂num = ∂y / den, ∂den = −∂y·y / den.
-at::Tensor gradient_before_division(const MatrixStateInputs& in, const at::Tensor& grad_values) {
-  const at::Tensor read = std::get<0>(read_state(in, true));
-  const int64_t value_dim = in.value.size(3);
-  const at::Tensor denominator = read.narrow(3, value_dim, 1), d_numerator = grad_values.to(at::kDouble).div(denominator);
-  return at::cat({d_numerator, d_numerator.mul(read.narrow(3, 0, value_dim)).sum(3, true).div(denominator).neg()}, 3);
-}
-
 template <typename Scalar>
 void run_backward(const at::Tensor& grad_values, const at::Tensor& grad_state, const MatrixStateInputs& in, const Gradients& gradients) {
   const MatrixStateProblem<Scalar> problem(in);
   const at::Tensor d_state = grad_state.contiguous();
   if (in.normalize) {
-    const Rows<double> d_read(gradient_before_division(in, grad_values));
+    const Rows<double> d_read(gradient_before_division(std::get<0>(read_state(in, true)), grad_values));
     Backward<Scalar, double>{problem, d_read, 1.0, d_state, gradients}.run();
   } else {
     Backward<Scalar, Scalar>{problem, Rows<Scalar>(grad_values), in.scale, d_state, gradients}.run();

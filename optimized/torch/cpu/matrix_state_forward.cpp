@@ -4,6 +4,7 @@
 #include <torch/library.h>
 
 #include "optimized/torch/cpu/matrix_state.hpp"
+#include "optimized/torch/normalized_read.hpp"
 
 namespace lethe::cpu {
 namespace {
@@ -75,8 +76,7 @@ std::tuple<at::Tensor, at::Tensor> forward(const at::Tensor& query, const at::Te
   check_arguments(inputs);
   const auto [read, last_state] = read_state(inputs, normalize);
   if (!normalize) return {read.to(query.scalar_type()), last_state};
-  const int64_t value_dim = value.size(3);
-  return {read.narrow(3, 0, value_dim).div(read.narrow(3, value_dim, 1)).to(query.scalar_type()), last_state};
+  return {divide_by_normalizer(read).to(query.scalar_type()), last_state};
 }
 
 }  // namespace

@@ -67,20 +67,33 @@ inline __attribute__((always_inline)) Lanes products(const Row<N>& a, const Row<
   return sum;
 }
 
+// For each step of sums_of, which lanes of two vectors side by side are added: every lane's own, and its partner's at the distance.
+struct Partners {
+  alignas(64) int64_t own[4][kLanes], other[4][kLanes];
+
+  constexpr Partners() : own{}, other{} {
+    for (int step = 0, distance = 1; distance < kLanes; ++step, distance *= 2) {
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const int vector = (lane & distance) != 0 ? kLanes : 0;
+        own[step][lane] = vector + lane;
+        other[step][lane] = vector + (lane ^ distance);
+      }
+    }
+  }
+};
+constexpr Partners kPartners;
+
 // Lane r of the result is the sum over lanes of rows[r]: a transposition that adds as it goes, log2(kLanes) steps for kLanes sums.
 inline __attribute__((always_inline)) Lanes sums_of(Lanes* rows) {
 #pragma GCC unroll 4
-  for (int distance = 1; distance < kLanes; distance *= 2) {
-    LaneIndices mine, partner;
-    for (int lane = 0; lane < kLanes; ++lane) {
-      const bool second = (lane & distance) != 0;
-      mine[lane] = second ? kLanes + lane : lane;
-      partner[lane] = second ? kLanes + (lane ^ distance) : (lane ^ distance);
-    }
+  for (int step = 0, distance = 1; distance < kLanes; ++step, distance *= 2) {
+    LaneIndices own, other;
+    std::memcpy(&own, kPartners.own[step], sizeof own);
+    std::memcpy(&other, kPartners.other[step], sizeof other);
 #pragma GCC unroll 8
     for (int r = 0; r < kLanes; r += 2 * distance) {
       const Lanes a = rows[r], b = rows[r + distance];
-      rows[r] = __builtin_shuffle(a, b, mine) + __builtin_shuffle(a, b, partner);
+      rows[r] = __builtin_shuffle(a, b, own) + __builtin_shuffle(a, b, other);
     }
   }
   return rows[0];

@@ -23,8 +23,8 @@ struct Operand {
   int64_t batch_stride, token_stride, head_stride;
 };
 
-/// What the kernels need to know of the gate, made once by launch_gate_plan and read by forward and backward. M = ⌈Tq/128⌉
-/// query blocks, N = ⌈Tk/128⌉ key blocks.
+/// What the kernels need to know of the gate, made by launch_gate_plan for one forward and one backward, which read it and count in
+/// it. M = ⌈Tq/128⌉ query blocks, N = ⌈Tk/128⌉ key blocks.
 ///
 ///   c_t = Σ_{l ≤ t} log f_l, in two levels: base[t / 128] (double) + a local part, rounded once to float
 ///
@@ -40,7 +40,12 @@ struct GatePlan {
   int32_t* first_key_block;   ///< [B, Hq, M]  the first key block that query block m visits; ascends with m
   int32_t* last_query_block;  ///< [B, Hq, N]  the last query block that visits key block n, or −1
   float* largest_square;      ///< [2, B, Hq]  max ‖q‖², max ‖k‖² where the logits' bound is found from them
-  int32_t* next_tile;         ///< [2]  the forward's and the backward's counter of tiles handed out
+  int32_t* head_blocks;       ///< [B, Hq]  blocks of 128 queries × 128 keys to visit
+  int32_t* head_order;        ///< [B·Hq]  (batch, query head) pairs, those with most blocks first
+  int32_t* key_head_order;    ///< [B·H]  (batch, key head) pairs, by the blocks of their groups
+  int32_t* next_tile;         ///< [1]  tiles that the forward has handed out
+  int32_t* heads_done;        ///< [1]  heads whose boundary is found
+  unsigned long long* pairs;  ///< [B, Hq]  causal pairs inside the blocks that the forward has computed
   int32_t* repeats;           ///< [1 + B·Hq·M]  tiles that the forward computes a second time, their count first
   char* end;                  ///< where the plan's memory ends
 };
@@ -65,10 +70,12 @@ struct GatePlanArguments {
   cudaStream_t stream;
 };
 
-/// Prefix sums, cuts, and the pruning boundary: a block of queries × keys is left out where every D_ij < −2U − log Tk + log ε.
+/// Prefix sums, cuts, the pruning boundary (a block of queries × keys is left out where every D_ij < −2U − log Tk + log ε), and the
+/// order of heads by what is left of them.
 ///
 /// source   Adaptive Computation Pruning, Eq. 3 and Algorithm 1, by binary search: D falls along a row of blocks
-/// cost     one read of log_forget, and of query and key where the bound comes from their norms; O(M log N) a head
+/// cost     one read of log_forget; where the bound comes from norms, of the query and key of those heads whose gates forget more
+///          than ε / Tk from first to last: no others can be pruned, whatever their norms; O(M log N) a head
 void launch_gate_plan(const GatePlanArguments& arguments);
 
 /// Queries of one tile of the forward kernel. A tile visits the key blocks of the query block that its first query is in.

@@ -9,6 +9,7 @@
 
 #include "optimized/cuda/backward.hpp"
 #include "optimized/cuda/check.hpp"
+#include "optimized/cuda/gate_switch.hpp"
 #include "optimized/cuda/ptx/fragment.cuh"
 
 namespace lethe {
@@ -62,7 +63,9 @@ __global__ void __launch_bounds__(kPrepareThreads) prepare(const __grid_constant
       constexpr int kTile = kTileQueries<kDim>;
       const double* base = p.base + row_of_heads * (p.key_blocks + 1);
       double bias = -INFINITY;  // past the end: weight 0
-      if (query < p.query_length)
+      if (query < p.query_length && !kGate)
+        bias = -p.log_normalizer[(int64_t{batch} * p.query_length + query) * p.query_heads + head];
+      else if (query < p.query_length)
         bias = base[position / kGateBlock] - base[(p.query_offset + query / kTile * kTile) / kGateBlock] -
                p.bias[row_of_heads * p.key_blocks * kGateBlock + position] * 0.6931471805599453 -
                p.log_normalizer[(int64_t{batch} * p.query_length + query) * p.query_heads + head];
@@ -257,6 +260,7 @@ void launch_backward_finish(const BackwardArguments& arguments, const BackwardWo
     finish_query<Element, kDim><<<slices * rows, kFinishThreads, 0, arguments.stream>>>(finish);
   });
   cuda_check(cudaGetLastError(), "backward: finish");
+  if constexpr (!kGate) return;
   const GateParameters gate{workspace.grad_query,
                             workspace.column_sums,
                             arguments.plan.cut_before,

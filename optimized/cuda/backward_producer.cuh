@@ -30,7 +30,8 @@ __device__ void BackwardCta<Element, kDim>::load() {
     const int query_head = head * p.group + at.head;
     const double* base = p.base + row_of_heads(at.head) * (p.key_tiles + 1);
     const int64_t row = row_of_heads(at.head) * p.padded_queries + at.tile * kQueries;
-    const float frame = float((base[(p.query_offset + at.tile * kQueries) / kKeys] - base[key_tile]) / double{p.scale});
+    const float frame =
+        kGate ? float((base[(p.query_offset + at.tile * kQueries) / kKeys] - base[key_tile]) / double{p.scale}) : 0;
 
     ptx::mbarrier_wait(&shared.query_empty[stage], ring.parity ^ 1);
     shared.frame[stage] = frame;

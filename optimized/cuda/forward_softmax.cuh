@@ -1,6 +1,7 @@
 #pragma once
 // The softmax of the forward kernel: what one thread does with its two rows of a block's logits. Internal to forward.cu.
 
+#include "optimized/cuda/gate_switch.hpp"
 #include "optimized/cuda/ptx/fragment.cuh"
 
 namespace lethe {
@@ -44,7 +45,7 @@ template <int kDim, typename Bias>
 __device__ inline void add_bias(Rows<kDim>& rows, float scale, const Bias& bias) {
 #pragma unroll
   for (int j = 0; j < 16; ++j) {
-    const float2 b = bias(j);
+    const float2 b = kGate ? bias(j) : float2{};
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       rows.x[4 * j + 2 * h] = fmaf(rows.x[4 * j + 2 * h], scale, b.x);
@@ -91,15 +92,15 @@ __device__ inline bool follow_maximum(Rows<kDim>& rows, float block_bias) {
   return __any_sync(~0u, moved);
 }
 
-// x → 2^(x − m)
+// x → 2^(scale · x − m)
 template <int kDim>
-__device__ inline void exponentiate(Rows<kDim>& rows, float block_bias) {
+__device__ inline void exponentiate(Rows<kDim>& rows, float block_bias, float scale = 1) {
   float start[2];
 #pragma unroll
   for (int h = 0; h < 2; ++h) start[h] = rows.maximum[h] == -INFINITY ? 0 : block_bias - rows.maximum[h];
 #pragma unroll
   for (int i = 0; i < 64; ++i) {
-    rows.x[i] = ptx::exp2_approximate(rows.x[i] + start[i / 2 % 2]);
+    rows.x[i] = ptx::exp2_approximate(fmaf(rows.x[i], scale, start[i / 2 % 2]));
     rows.sum[i / 2 % 2] += rows.x[i];
   }
 }

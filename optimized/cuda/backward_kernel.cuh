@@ -7,8 +7,8 @@
 //
 // Two warpgroups own 64 keys each, in the rows of Sᵀ and dPᵀ, so that P and dS are register operands of the products that give dV
 // and dK; dQ needs dS of both, from shared memory. A third warpgroup's first warp feeds them by the copy engine, its second adds dQ
-// to global memory. (R_i + b_j) / a and −Δ_i are where the accumulators of Sᵀ and dPᵀ start from, so that the gate's bias, the masks
-// and Δ cost nothing between a product and what waits for it. Sᵀ of the next tile is issued before dK of this one has ended.
+// to global memory. R_i / a and −Δ_i are where the accumulators of Sᵀ and dPᵀ start from, and b_j is one number a row of Sᵀ, the third
+// operand of a multiplication: the gate's bias, the masks and Δ cost nothing between a product and what waits for it. Sᵀ of the next tile is issued before dK of this one has ended.
 //
 // The row and column sums of dS, of which the gate's gradient is made, come from the tensor core: dQ and dK have eight columns more
 // than the head, behind them a panel of ones.
@@ -49,35 +49,28 @@ __device__ void BackwardCta<Element, kDim>::consume(int warpgroup, int thread) {
 
   BackwardWalk at = walk();
   bool more = at.next_head();
-  float key_bias[2] = {};
+  float key_bias[2] = {}, weight_bias[2] = {};  // b_j; the same from the frame of the tile that `at` stands on
   int first_cut = INT_MAX, next_cut = INT_MAX;  // no query at or behind it sees the tile's first key; the tile's last
   const auto enter_head = [&] {
     if constexpr (!kGate) return;
     const int64_t row = row_of_heads(at.head) * p.key_tiles + key_tile;
-    key_bias[0] = p.bias[row * kKeys + key - key_tile * kKeys] / p.logit_scale;
-    key_bias[1] = p.bias[row * kKeys + key - key_tile * kKeys + 8] / p.logit_scale;
+    key_bias[0] = p.bias[row * kKeys + key - key_tile * kKeys];
+    key_bias[1] = p.bias[row * kKeys + key - key_tile * kKeys + 8];
     next_cut = p.block_cut_after[row + row_of_heads(at.head) + 1];  // its rows have one entry more
     first_cut = min(p.cut_after[row * kKeys], next_cut);
   };
   // Sᵀ's accumulators of the tile that `at` stands on.
   const auto start_scores = [&](int stage) {
-    float bias[2] = {};
     if constexpr (kGate) {
-      bias[0] = key_bias[0] + shared.frame[stage];
-      bias[1] = key_bias[1] + shared.frame[stage];
+      const float frame = shared.frame[stage];
+      weight_bias[0] = key_bias[0] + frame;
+      weight_bias[1] = key_bias[1] + frame;
     }
+    const uint32_t row_address = ptx::shared_address(&shared.row_bias[stage][column]);
 #pragma unroll
     for (int j = 0; j < kQueries / 8; ++j) {
-      const float2 row = *reinterpret_cast<const float2*>(&shared.row_bias[stage][8 * j + column]);
-      if constexpr (!kGate) {
-        load_pair(ptx::shared_address(&shared.row_bias[stage][8 * j + column]), score[4 * j], score[4 * j + 1]);
-        load_pair(ptx::shared_address(&shared.row_bias[stage][8 * j + column]), score[4 * j + 2], score[4 * j + 3]);
-        continue;
-      }
-      score[4 * j] = row.x + bias[0];
-      score[4 * j + 1] = row.y + bias[0];
-      score[4 * j + 2] = row.x + bias[1];
-      score[4 * j + 3] = row.y + bias[1];
+      load_pair(row_address + 32 * j, score[4 * j], score[4 * j + 1]);
+      load_pair(row_address + 32 * j, score[4 * j + 2], score[4 * j + 3]);
     }
     const int position = p.query_offset + at.tile * kQueries;
     if (more && (position < key_tile * kKeys + kKeys - 1 || position + kQueries > first_cut)) {
@@ -143,8 +136,9 @@ __device__ void BackwardCta<Element, kDim>::consume(int warpgroup, int thread) {
     uint32_t weight[kScores / 2];  // P, 16 bits
 #pragma unroll
     for (int i = 0; i < kScores / 2; ++i) {
-      score[2 * i] = ptx::exp2_approximate(score[2 * i] * p.logit_scale);
-      score[2 * i + 1] = ptx::exp2_approximate(score[2 * i + 1] * p.logit_scale);
+      const float bias = kGate ? weight_bias[i % 2] : -0.0f;  // minus zero: what a sum may leave out
+      score[2 * i] = ptx::exp2_approximate(fmaf(score[2 * i], p.logit_scale, bias));
+      score[2 * i + 1] = ptx::exp2_approximate(fmaf(score[2 * i + 1], p.logit_scale, bias));
       weight[i] = ptx::pack<Element>(score[2 * i], score[2 * i + 1]);
     }
     const uint64_t output_columns = ptx::operand_descriptor(shared.grad_output[stage][0], Shared::kQueryPanelBytes);

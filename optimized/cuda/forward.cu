@@ -7,9 +7,10 @@
 // first row, keeps every number small; b_j is the plan's float local part plus one number a block, the difference of two doubles.
 //
 // m_i may be any number near the row's maximum: it is found in the first blocks (the diagonal's) and then left alone, so that no
-// clean block pays for a maximum or waits for one. Where later logits outgrow it so far that a weight might leave its 16-bit format
-// (2^120 in bfloat16, 2^23 in float16), the row's sum shows it: the tile goes on a list, and a second launch computes it again with a
-// maximum per block.
+// clean block pays for a maximum or waits for one. In bfloat16 it is even one number for the sixteen rows of a warp, half way between
+// their maxima, and added to the bias before that meets the logits: the gate costs no operation a pair. Where the logits leave the
+// 16-bit format or float's (weights above 2^120 or a row's sum below 2^−100 in bfloat16, 2^23 in float16), the row's sum shows it: the
+// tile goes on a list, and a second launch computes it again with a maximum a row and block.
 //
 // One CTA an SM. Warpgroup 0: one thread hands out tiles and feeds the copy engine (Q once a tile, K with its bias and V in rings of
 // their own), up to a tile ahead. The others: 64 query rows each. A thread holds 2 rows × 32 columns of S, its part of O, and P of
@@ -75,7 +76,14 @@ __device__ void consume(const ForwardParameters& a, Shared<kDim>& shared) {
   if (warpgroup == kWarpgroups - 1) ptx::named_barrier_arrive(next_turn, 256);
 
   const int tile_row = warpgroup * 64 + warp * 16 + lane / 4;  // the thread's first row of a tile; its second is 8 further
+  constexpr bool kCentre = kOneCentreAWarp<Element> && !kRepeat;
+  const uint32_t shared_bias_address = ptx::shared_address(shared.bias[0]);
+  const uint32_t own_bias_address = ptx::shared_address(shared.own_bias[Sizes<kDim>::kBiasAhead ? 0 : threadIdx.x / 32 - 4]);
   Rows<kDim> rows;
+  const auto follow = [&](float block_bias) {
+    if constexpr (kCentre) return follow_centre(rows, block_bias);
+    else return follow_maximum<Element>(rows, block_bias);
+  };
   RingPosition at, previous, slot;  // of a block's key; of the block before it, whose value comes now; of the tile
   ptx::mbarrier_wait(&shared.tile_full[0], 0);
   ptx::mbarrier_wait(&shared.key_full[0], 0);
@@ -113,8 +121,9 @@ __device__ void consume(const ForwardParameters& a, Shared<kDim>& shared) {
       rows.maximum[h] = -INFINITY;
       rows.sum[h] = 0;
     }
-    follow_maximum<Element>(rows, first_bias);
-    exponentiate(rows, first_bias);
+    rows.centre = -INFINITY;
+    follow(first_bias);
+    exponentiate(rows, {start_of<kCentre>(rows, 0, first_bias), start_of<kCentre>(rows, 1, first_bias)});
     release(&shared.key_empty[at.index], lane);
     previous = at;
     at.advance(kStages);
@@ -134,24 +143,44 @@ __device__ void consume(const ForwardParameters& a, Shared<kDim>& shared) {
       issue_scores<Element>(rows, query_operand(query_slot), key_operand(stage));
       issue_output<Element>(rows, value_operand(value_stage), accumulate);
       ptx::named_barrier_arrive(next_turn, 256);
+      constexpr bool kStarted = kGate && kCentre && !kMasked;
       [[maybe_unused]] float2 bias[16];
       if constexpr (Sizes<kDim>::kBiasAhead) {
 #pragma unroll
         for (int j = 0; j < 16; ++j) bias[j] = load_bias(stage, j);
       }
+      const float block_bias = ptx::load_float(block_bias_address + stage * 4);
+      const float start[2] = {start_of<kCentre>(rows, 0, block_bias), start_of<kCentre>(rows, 1, block_bias)};
+      if constexpr (kStarted) {
+        // A column's bias, less m, for the whole warp: added once here, and never to the logits.
+        if constexpr (Sizes<kDim>::kBiasAhead) {
+#pragma unroll
+          for (int j = 0; j < 16; ++j) bias[j] = {bias[j].x + start[0], bias[j].y + start[0]};
+        } else {
+          const float4 four = ptx::load_four(shared_bias_address + stage * kColumns * 4 + lane * 16);
+          ptx::store_four(own_bias_address + lane * 16, {four.x + start[0], four.y + start[0], four.z + start[0], four.w + start[0]});
+          __syncwarp();
+        }
+      }
       const auto bias_of = [&](int j) {
         if constexpr (Sizes<kDim>::kBiasAhead) return bias[j];
+        else if constexpr (kStarted) return ptx::load_pair(own_bias_address + lane % 4 * 8 + j * 32);
         else return load_bias(stage, j);
       };
-      const float block_bias = ptx::load_float(block_bias_address + stage * 4);
       ptx::wgmma_wait<1>();
       ptx::pin(rows.x);
       constexpr bool kScaleLater = !kGate && !kMasked && !kRepeat;
       if constexpr (!kScaleLater) add_bias(rows, a.scale_log2, bias_of);
       if constexpr (kMasked) mask(rows, block * kColumns);
       [[maybe_unused]] bool moved;
-      if constexpr (kMasked || kRepeat) moved = follow_maximum<Element>(rows, block_bias);
-      exponentiate(rows, block_bias, kScaleLater ? a.scale_log2 : 1);
+      if constexpr (kMasked || kRepeat) {
+        moved = follow(block_bias);
+        exponentiate(rows, {start_of<kCentre>(rows, 0, block_bias), start_of<kCentre>(rows, 1, block_bias)});
+      } else if constexpr (kStarted) {
+        exponentiate(rows);
+      } else {
+        exponentiate(rows, start, kScaleLater ? a.scale_log2 : 1);
+      }
       // Released under a condition that needs every exponential and always holds: so the compiler can't sink them below the wait.
       __syncwarp();
       if (lane < kArrivalsOfAWarp && !(rows.sum[0] + rows.sum[1] < 0)) ptx::mbarrier_arrive(&shared.key_empty[stage]);
@@ -179,7 +208,10 @@ __device__ void consume(const ForwardParameters& a, Shared<kDim>& shared) {
 #pragma unroll 1
       while (block >= max(first, cut_block)) step.template operator()<false>();
     }
-    if (!kRepeat && __any_sync(~0u, !(rows.sum[0] + rows.sum[1] < kLargestSum<Element>)) && lane == 0 &&
+#pragma unroll
+    for (int h = 0; h < 2; ++h) rows.sum[h] = sum_of_four(rows.sum[h]);
+    const auto fits = [&](float sum) { return sum < kLargestSum<Element> && (!kCentre || sum > kSmallestSum); };
+    if (!kRepeat && !__all_sync(~0u, fits(rows.sum[0]) && fits(rows.sum[1])) && lane == 0 &&
         atomicExch(&shared.overflowed[slot.index], true) == false)
       a.plan.repeats[1 + atomicAdd(a.plan.repeats, 1)] = shared.index[slot.index];
     release(&shared.tile_empty[slot.index], lane);
@@ -205,12 +237,11 @@ __device__ void consume(const ForwardParameters& a, Shared<kDim>& shared) {
     float inverse[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const float sum = sum_of_four(rows.sum[h]);
-      inverse[h] = 1 / sum;
+      inverse[h] = 1 / (kCentre ? rows.sum[h] - lost_by_rounding<Element>(rows, h) : rows.sum[h]);
       const int row = query + tile_row + 8 * h;
       if (lane % 4 == 0 && row < a.query_length)
         a.log_normalizer[(static_cast<int64_t>(tile_batch) * a.query_length + row) * a.query_heads + tile_head] =
-            kLn2 * (rows.maximum[h] + ptx::log2_approximate(sum)) + (kGate ? shared.row_gate[tile_row + 8 * h] : 0);
+            kLn2 * ((kCentre ? rows.centre : rows.maximum[h]) + ptx::log2_approximate(rows.sum[h])) + (kGate ? shared.row_gate[tile_row + 8 * h] : 0);
     }
     if (threadIdx.x % 128 == 0) ptx::bulk_wait_read<0>();  // the previous tile's store has left the buffer
     ptx::named_barrier_sync(kStores + warpgroup, 128);

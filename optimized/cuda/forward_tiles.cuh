@@ -81,6 +81,7 @@ struct alignas(1024) Shared {
   char key[kStages][kColumns * kDim * 2];
   char value[kStages][kColumns * kDim * 2];
   float bias[kStages][kColumns];
+  float own_bias[Sizes<kDim>::kBiasAhead ? 1 : Sizes<kDim>::kWarpgroups * 4][Sizes<kDim>::kBiasAhead ? 4 : kColumns];  // a warp's, less m
   float block_bias[kStages];
   alignas(16) float row_bias[kTileSlots][kRows + 4];  // from the last multiple of 4 before the tile's first position
   float row_gate[kRows];                  // c_i − F, written and read by one thread

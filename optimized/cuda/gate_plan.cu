@@ -208,7 +208,8 @@ __device__ void find_boundary(const BoundArguments& a, int row) {
     }
     visited += block - first + 1;
   }
-  atomicAdd(&head_blocks, visited);
+  visited = __reduce_add_sync(~0u, visited);
+  if (threadIdx.x % 32 == 0) atomicAdd(&head_blocks, visited);
   __syncthreads();
   if (threadIdx.x == 0) a.plan.head_blocks[row] = head_blocks;
   for (int n = threadIdx.x; n < a.key_blocks; n += kScanThreads)
@@ -246,6 +247,14 @@ __global__ void __launch_bounds__(kScanThreads) scan_and_bound(const __grid_cons
   if constexpr (kScan) scan_blocks(a, row);
   if constexpr (kBound) {
     find_boundary(a, row);
+    const int group = a.query_heads / a.heads;
+    if (!a.boundary_given && a.log_tolerance <= -DBL_MAX) {  // nothing is pruned: all heads are alike
+      if (threadIdx.x == 0) {
+        a.plan.head_order[row] = row;
+        if (row % group == 0) a.plan.key_head_order[row / group] = row / group;
+      }
+      return;
+    }
     __shared__ int done;
     if (threadIdx.x == 0) {
       __threadfence();
@@ -254,7 +263,7 @@ __global__ void __launch_bounds__(kScanThreads) scan_and_bound(const __grid_cons
     __syncthreads();
     if (done < gridDim.x) return;
     __threadfence();
-    const int rows = gridDim.x, group = a.query_heads / a.heads;
+    const int rows = gridDim.x;
     sort_heads(a.plan.head_order, a.plan.head_blocks, rows, 1);
     sort_heads(a.plan.key_head_order, a.plan.head_blocks, rows / group, group);
   }

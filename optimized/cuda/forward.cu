@@ -21,6 +21,7 @@
 #include <stdexcept>
 
 #include "optimized/cuda/check.hpp"
+#include "optimized/cuda/forward_output.cuh"
 #include "optimized/cuda/forward_softmax.cuh"
 #include "optimized/cuda/forward_tiles.cuh"
 #include "optimized/cuda/ptx/copy.cuh"
@@ -79,6 +80,7 @@ __device__ void consume(const ForwardParameters& a, Shared<kDim>& shared) {
 
   Rows<kDim> rows;
   RingPosition at, previous, slot;  // of a block's key; of the block before it, whose value comes now; of the tile
+  bool lent = false;  // the residual of the tile before leaves from where its queries were: they are handed back one tile late
   while (true) {
     ptx::mbarrier_wait(&shared.tile_full[slot.index], slot.parity);
     const Tile& next = shared.tile[slot.index];
@@ -122,6 +124,11 @@ __device__ void consume(const ForwardParameters& a, Shared<kDim>& shared) {
     follow_maximum<Element>(rows, first_bias);
     exponentiate(rows, first_bias);
     release(&shared.key_empty[at.index]);
+    if (lent) {
+      if (threadIdx.x % 128 == 0) ptx::bulk_wait_read<0>();
+      release(&shared.tile_empty[slot.index ^ 1]);
+    }
+    lent = a.keep_residual;
     previous = at;
     at.advance(kStages);
     pack_weights<Element>(rows);
@@ -187,7 +194,8 @@ __device__ void consume(const ForwardParameters& a, Shared<kDim>& shared) {
     if (!kRepeat && __any_sync(~0u, !(rows.sum[0] + rows.sum[1] < kLargestSum<Element>)) && lane == 0 &&
         atomicExch(&shared.overflowed[slot.index], true) == false)
       a.repeats[1 + atomicAdd(a.repeats, 1)] = shared.index[slot.index];
-    release(&shared.tile_empty[slot.index]);
+    char* query_rows = shared.query[slot.index];
+    if (!a.keep_residual) release(&shared.tile_empty[slot.index]);
     slot.advance(kTileSlots);
 
     ptx::mbarrier_wait(&shared.value_full[previous.index], previous.parity);
@@ -211,24 +219,18 @@ __device__ void consume(const ForwardParameters& a, Shared<kDim>& shared) {
     }
     if (threadIdx.x % 128 == 0) ptx::bulk_wait_read<0>();  // the previous tile's store has left the buffer
     ptx::named_barrier_sync(kStores + warpgroup, 128);
-    const uint32_t matrix = lane / 8, row = warpgroup * 64 + warp * 16 + matrix % 2 * 8 + lane % 8;
-#pragma unroll
-    for (int j = 0; j < kDim / 8; j += 2) {
-      const uint32_t column = 8 * j + matrix / 2 * 8;
-      float scaled[8];
-#pragma unroll
-      for (int i = 0; i < 8; ++i) scaled[i] = rows.output[4 * j + i] * inverse[i / 2 % 2];
-      ptx::store_matrices(ptx::shared_address(shared.output) + column / 64 * kRows * 128 + ptx::swizzled_offset(row, column % 64),
-                          ptx::pack<Element>(scaled[0], scaled[1]), ptx::pack<Element>(scaled[2], scaled[3]),
-                          ptx::pack<Element>(scaled[4], scaled[5]), ptx::pack<Element>(scaled[6], scaled[7]));
-    }
+    const int first_row = warpgroup * 64 + warp * 16;
+    stage_output<Element, false>(rows, inverse, ptx::shared_address(shared.output), kRows, first_row);
+    if (a.keep_residual) stage_output<Element, true>(rows, inverse, ptx::shared_address(query_rows), kRows, first_row);
     ptx::fence_async_shared();
     ptx::named_barrier_sync(kStores + warpgroup, 128);
     if (threadIdx.x % 128 == 0) {
 #pragma unroll
-      for (int panel = 0; panel < kDim / 64; ++panel)
-        ptx::store_tile(&a.output, shared.output + panel * kRows * 128 + warpgroup * 64 * 128, panel * 64, tile.head,
-                        tile.query + warpgroup * 64, tile.batch);
+      for (int panel = 0; panel < kDim / 64; ++panel) {
+        const int offset = panel * kRows * 128 + warpgroup * 64 * 128, query = tile.query + warpgroup * 64;
+        ptx::store_tile(&a.output, shared.output + offset, panel * 64, tile.head, query, tile.batch);
+        if (a.keep_residual) ptx::store_tile(&a.residual, query_rows + offset, panel * 64, tile.head, query, tile.batch);
+      }
       ptx::bulk_commit();
     }
   }
@@ -293,7 +295,11 @@ void launch_forward(const ForwardArguments& arguments) {
   p.query = map(arguments.query, s.query_length, s.query_heads, tile_rows);
   p.key = map(arguments.key, s.key_length, s.heads, kColumns);
   p.value = map(arguments.value, s.key_length, s.heads, kColumns);
-  p.output = map({arguments.values, s.query_length * width, width, s.key_dim}, s.query_length, s.query_heads, 64);
+  const auto output_map = [&](void* data) {
+    return map({data, s.query_length * width, width, s.key_dim}, s.query_length, s.query_heads, 64);
+  };
+  p.output = output_map(arguments.values);
+  p.residual = output_map(arguments.residual ? arguments.residual : arguments.values);
   p.plan = arguments.plan;
   p.scale_log2 = static_cast<float>(arguments.scale * 1.4426950408889634);
   p.query_length = s.query_length;
@@ -309,6 +315,7 @@ void launch_forward(const ForwardArguments& arguments) {
   const int64_t head_bytes = s.key_length * s.key_dim * 4 * s.heads / s.query_heads;
   p.section = std::clamp<int64_t>(kCacheBytes / std::max<int64_t>(1, head_bytes), 1, rows);
   p.log_normalizer = arguments.log_normalizer;
+  p.keep_residual = arguments.residual != nullptr;
   p.visited_pairs = reinterpret_cast<unsigned long long*>(arguments.visited_pairs);
   p.next_tile = arguments.plan.next_tile;
   p.repeats = arguments.plan.repeats;

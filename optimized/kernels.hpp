@@ -88,6 +88,7 @@ struct ForwardArguments {
   Operand query, key, value;
   GatePlan plan;
   void* values;            ///< [B, Tq, Hq, D] contiguous
+  void* residual;          ///< [B, Tq, Hq, D] contiguous, what rounding took from values, rounded itself; null: not wanted
   float* log_normalizer;   ///< [B, Tq, Hq] contiguous, natural log, D_ii = 0
   int64_t* visited_pairs;  ///< [B, Hq]: causal pairs inside the computed blocks, counted as they are computed
   cudaStream_t stream;
@@ -109,16 +110,17 @@ void launch_forward(const ForwardArguments& arguments);
 ///
 /// source    FlashAttention-2, Algorithm 2, with Forgetting Transformer, Eq. 11–13
 /// throws    as launch_forward
-/// numerics  P and dS rounded to 16 bits before they are multiplied; the row and column sums behind the gate's gradient are both of
-///           the rounded dS, so that their rounding errors cancel in the difference, and its suffix sum is in double. dq is summed in
-///           float over key tiles: in any order, or with `deterministic` in one fixed order
+/// numerics  P and dS rounded to 16 bits before they are multiplied; dO_i·o_i in float, of values + residual. The row and column
+///           sums behind the gate's gradient are both of the rounded dS; a row's sum, 0 in exact arithmetic, is taken back from the
+///           row's keys (backward_gate.cu); the suffix sum is in double. dq is summed in float over key tiles: in any order, or with
+///           `deterministic` in one fixed order
 /// cost      10·D flops a visited pair on the tensor cores
 struct BackwardArguments {
   Shape shape;
   Dtype dtype;
   double scale;
   Operand query, key, value;
-  Operand values, grad_values;  ///< what launch_forward returned, and the gradient that arrives
+  Operand values, residual, grad_values;  ///< what launch_forward returned (o = values + residual), and the gradient that arrives
   const float* log_normalizer;  ///< [B, Tq, Hq] contiguous, as launch_forward left it
   GatePlan plan;
   void *grad_query, *grad_key, *grad_value;  ///< [B, T, heads, D] contiguous, of `dtype`

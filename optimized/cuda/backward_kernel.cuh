@@ -8,12 +8,14 @@
 // Two warpgroups own 64 keys each, in the rows of Sᵀ and dPᵀ, so that P and dS are register operands of the products that give dV
 // and dK; dQ needs dS of both, from shared memory. A third warpgroup's first warp feeds them by the copy engine, its second adds dQ
 // to global memory. R_i / a and −Δ_i are where the accumulators of Sᵀ and dPᵀ start from, and b_j is one number a row of Sᵀ, the third
-// operand of a multiplication: the gate's bias, the masks and Δ cost nothing between a product and what waits for it. Sᵀ of the next tile is issued before dK of this one has ended.
+// operand of a multiplication: the gate's bias, the masks and Δ cost nothing between a product and what waits for it. Sᵀ of the next
+// tile is issued before dK of this one has ended.
 //
 // The row and column sums of dS, of which the gate's gradient is made, come from the tensor core: dQ and dK have eight columns more
 // than the head, behind them a panel of ones.
 
 #include <climits>
+#include <type_traits>
 
 #include "optimized/cuda/backward_producer.cuh"
 #include "optimized/cuda/ptx/copy.cuh"
@@ -26,6 +28,9 @@ template <typename Element, int kDim>
 __device__ void BackwardCta<Element, kDim>::consume(int warpgroup, int thread) {
   using ptx::Major;
   constexpr int kScores = kQueries / 2;  // accumulators of a 64 × kQueries product
+  // Pairs of weights that stay in float until dS is made of them; of the others 16 bits are read back. All, but at D = 64, where
+  // registers don't hold them beside everything else: there as many as were fastest.
+  constexpr int kFloatPairs = kDim == 128 ? kScores / 2 : std::is_same_v<Element, __nv_bfloat16> ? 8 : 16;
   const int warp = thread / 32, lane = thread % 32;
   const int column = 2 * (lane % 4);  // of the accumulators' first register: query
   const int key =
@@ -155,8 +160,7 @@ __device__ void BackwardCta<Element, kDim>::consume(int warpgroup, int thread) {
     ptx::pin(grad_weight);
 #pragma unroll
     for (int i = 0; i < kScores / 2; ++i) {
-      // At D = 64 the registers don't hold P in float beside everything else: its 16 bits are read back.
-      const float2 p_pair = kDim == 64 ? ptx::unpack<Element>(weight[i]) : float2{score[2 * i], score[2 * i + 1]};
+      const float2 p_pair = i < kFloatPairs ? float2{score[2 * i], score[2 * i + 1]} : ptx::unpack<Element>(weight[i]);
       grad_score[i] = ptx::pack<Element>(p_pair.x * grad_weight[2 * i], p_pair.y * grad_weight[2 * i + 1]);
     }
     const uint32_t score_address = ptx::shared_address(shared.grad_score[stage][0]) + score_offset;

@@ -22,6 +22,7 @@
 #include <stdexcept>
 
 #include "optimized/cuda/check.hpp"
+#include "optimized/cuda/forward_output.cuh"
 #include "optimized/cuda/forward_softmax.cuh"
 #include "optimized/cuda/forward_tiles.cuh"
 #include "optimized/cuda/launch.hpp"
@@ -91,6 +92,7 @@ __device__ void consume(const ForwardParameters& a, Shared<kDim>& shared) {
   issue_scores<Element>(rows, query_operand(0), key_operand(0));
   ptx::wgmma_wait<0>();
   ptx::pin(rows.x);
+  bool lent = false;  // the residual of the tile before leaves from where its queries were: they are handed back one tile late
   for (bool more = true; more;) {  // a tile's first scores are there
     const Tile<kRows>& held = shared.tile[slot.index];
     const int tile_batch = held.batch, tile_head = held.head, query = ptx::uniform(held.query);
@@ -125,6 +127,11 @@ __device__ void consume(const ForwardParameters& a, Shared<kDim>& shared) {
     follow(first_bias);
     exponentiate(rows, {start_of<kCentre>(rows, 0, first_bias), start_of<kCentre>(rows, 1, first_bias)});
     release(&shared.key_empty[at.index], lane);
+    if (lent) {
+      if (threadIdx.x % 128 == 0) ptx::bulk_wait_read<0>();
+      release(&shared.tile_empty[slot.index ^ 1], lane);
+    }
+    lent = a.keep_residual;
     previous = at;
     at.advance(kStages);
     pack_weights<Element>(rows);
@@ -214,7 +221,8 @@ __device__ void consume(const ForwardParameters& a, Shared<kDim>& shared) {
     if (!kRepeat && !__all_sync(~0u, fits(rows.sum[0]) && fits(rows.sum[1])) && lane == 0 &&
         atomicExch(&shared.overflowed[slot.index], true) == false)
       a.plan.repeats[1 + atomicAdd(a.plan.repeats, 1)] = shared.index[slot.index];
-    release(&shared.tile_empty[slot.index], lane);
+    char* query_rows = shared.query[slot.index];
+    if (!a.keep_residual) release(&shared.tile_empty[slot.index], lane);
     slot.advance(kTileSlots);
 
     // The last values of this tile, and the first scores of the next one, behind the last tile of nothing.
@@ -245,24 +253,18 @@ __device__ void consume(const ForwardParameters& a, Shared<kDim>& shared) {
     }
     if (threadIdx.x % 128 == 0) ptx::bulk_wait_read<0>();  // the previous tile's store has left the buffer
     ptx::named_barrier_sync(kStores + warpgroup, 128);
-    const uint32_t matrix = lane / 8, row = warpgroup * 64 + warp * 16 + matrix % 2 * 8 + lane % 8;
-#pragma unroll
-    for (int j = 0; j < kDim / 8; j += 2) {
-      const uint32_t column = 8 * j + matrix / 2 * 8;
-      float scaled[8];
-#pragma unroll
-      for (int i = 0; i < 8; ++i) scaled[i] = rows.output[4 * j + i] * inverse[i / 2 % 2];
-      ptx::store_matrices(ptx::shared_address(shared.output) + column / 64 * kRows * 128 + ptx::swizzled_offset(row, column % 64),
-                          ptx::pack<Element>(scaled[0], scaled[1]), ptx::pack<Element>(scaled[2], scaled[3]),
-                          ptx::pack<Element>(scaled[4], scaled[5]), ptx::pack<Element>(scaled[6], scaled[7]));
-    }
+    const int first_row = warpgroup * 64 + warp * 16;
+    stage_output<Element, false>(rows, inverse, ptx::shared_address(shared.output), kRows, first_row);
+    if (a.keep_residual) stage_output<Element, true>(rows, inverse, ptx::shared_address(query_rows), kRows, first_row);
     ptx::fence_async_shared();
     ptx::named_barrier_sync(kStores + warpgroup, 128);
     if (threadIdx.x % 128 == 0) {
 #pragma unroll
-      for (int panel = 0; panel < kDim / 64; ++panel)
-        ptx::store_tile(&a.output, shared.output + panel * kRows * 128 + warpgroup * 64 * 128, panel * 64, tile_head,
-                        query + warpgroup * 64, tile_batch);
+      for (int panel = 0; panel < kDim / 64; ++panel) {
+        const int bytes = panel * kRows * 128 + warpgroup * 64 * 128, first_row = query + warpgroup * 64;
+        ptx::store_tile(&a.output, shared.output + bytes, panel * 64, tile_head, first_row, tile_batch);
+        if (a.keep_residual) ptx::store_tile(&a.residual, query_rows + bytes, panel * 64, tile_head, first_row, tile_batch);
+      }
       ptx::bulk_commit();
     }
   }
@@ -335,7 +337,11 @@ void launch_forward(const ForwardArguments& arguments) {
   p.query = map(arguments.query, s.query_length, s.query_heads, tile_rows);
   p.key = map(arguments.key, s.key_length, s.heads, kColumns);
   p.value = map(arguments.value, s.key_length, s.heads, kColumns);
-  p.output = map({arguments.values, s.query_length * width, width, s.key_dim}, s.query_length, s.query_heads, 64);
+  const auto output_map = [&](void* data) {
+    return map({data, s.query_length * width, width, s.key_dim}, s.query_length, s.query_heads, 64);
+  };
+  p.output = output_map(arguments.values);
+  p.residual = output_map(arguments.residual ? arguments.residual : arguments.values);
   p.plan = arguments.plan;
   p.scale_log2 = static_cast<float>(arguments.scale * 1.4426950408889634);
   p.query_length = s.query_length;
@@ -351,6 +357,7 @@ void launch_forward(const ForwardArguments& arguments) {
   const int64_t head_bytes = s.key_length * s.key_dim * 4 * s.heads / s.query_heads;
   p.section = std::clamp<int64_t>(kCacheBytes / std::max<int64_t>(1, head_bytes), 1, rows);
   p.log_normalizer = arguments.log_normalizer;
+  p.keep_residual = arguments.residual != nullptr;
   p.visited_pairs = arguments.visited_pairs;
   const int grid = std::min(p.tiles, multiprocessors);
   const bool bfloat16 = arguments.dtype == Dtype::kBFloat16;

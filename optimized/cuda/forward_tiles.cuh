@@ -14,12 +14,13 @@ inline constexpr float kLog2E = 1.4426950408889634f;
 inline constexpr int kTileSlots = 2;  // the next tile's queries arrive while this one is computed
 
 struct ForwardParameters {
-  CUtensorMap query, key, value, output;
+  CUtensorMap query, key, value, output, residual;
   GatePlan plan;
   float scale_log2;
   int query_length, key_length, heads, query_heads, query_blocks, query_tiles, key_blocks, tiles;
   int section;  // heads whose keys and values share the L2 cache at a time
   float* log_normalizer;
+  bool keep_residual;
   int64_t* visited_pairs;
 };
 

@@ -23,7 +23,7 @@ struct lethe_problem {
 uint64_t lethe_forward_bytes(const lethe_problem* problem);
 uint64_t lethe_backward_bytes(const lethe_problem* problem);
 
-/// What the operator launches for a forward pass: the gate's plan, then the kernel. On the default stream; throws nothing: prints and aborts.
+/// What the operator launches for a forward pass that keeps no residual: the gate's plan, then the kernel. On the default stream; throws nothing: prints and aborts.
 void lethe_forward(const lethe_problem* problem);
 
 /// The same for a backward pass behind lethe_forward on the same problem.

@@ -23,8 +23,8 @@ struct Operand {
   int64_t batch_stride, token_stride, head_stride;
 };
 
-/// What the kernels need to know of the gate, made once by launch_gate_plan and read by forward and backward. M = ⌈Tq/128⌉
-/// query blocks, N = ⌈Tk/128⌉ key blocks.
+/// What the kernels need to know of the gate, made by launch_gate_plan for one forward and one backward, which read it and count in
+/// it. M = ⌈Tq/128⌉ query blocks, N = ⌈Tk/128⌉ key blocks.
 ///
 ///   c_t = Σ_{l ≤ t} log f_l, in two levels: base[t / 128] (double) + a local part, rounded once to float
 ///
@@ -40,7 +40,12 @@ struct GatePlan {
   int32_t* first_key_block;   ///< [B, Hq, M]  the first key block that query block m visits; ascends with m
   int32_t* last_query_block;  ///< [B, Hq, N]  the last query block that visits key block n, or −1
   float* largest_square;      ///< [2, B, Hq]  max ‖q‖², max ‖k‖² where the logits' bound is found from them
-  int32_t* next_tile;         ///< [2]  the forward's and the backward's counter of tiles handed out
+  int32_t* head_blocks;       ///< [B, Hq]  blocks of 128 queries × 128 keys to visit
+  int32_t* head_order;        ///< [B·Hq]  (batch, query head) pairs, those with most blocks first
+  int32_t* key_head_order;    ///< [B·H]  (batch, key head) pairs, by the blocks of their groups
+  int32_t* next_tile;         ///< [1]  tiles that the forward has handed out
+  int32_t* heads_done;        ///< [1]  heads whose boundary is found
+  unsigned long long* pairs;  ///< [B, Hq]  causal pairs inside the blocks that the forward has computed
   int32_t* repeats;           ///< [1 + B·Hq·M]  tiles that the forward computes a second time, their count first
   char* end;                  ///< where the plan's memory ends
 };
@@ -65,10 +70,12 @@ struct GatePlanArguments {
   cudaStream_t stream;
 };
 
-/// Prefix sums, cuts, and the pruning boundary: a block of queries × keys is left out where every D_ij < −2U − log Tk + log ε.
+/// Prefix sums, cuts, the pruning boundary (a block of queries × keys is left out where every D_ij < −2U − log Tk + log ε), and the
+/// order of heads by what is left of them.
 ///
 /// source   Adaptive Computation Pruning, Eq. 3 and Algorithm 1, by binary search: D falls along a row of blocks
-/// cost     one read of log_forget, and of query and key where the bound comes from their norms; O(M log N) a head
+/// cost     one read of log_forget; where the bound comes from norms, of the query and key of those heads whose gates forget more
+///          than ε / Tk from first to last: no others can be pruned, whatever their norms; O(M log N) a head
 void launch_gate_plan(const GatePlanArguments& arguments);
 
 /// Queries of one tile of the forward kernel. A tile visits the key blocks of the query block that its first query is in.
@@ -81,6 +88,7 @@ struct ForwardArguments {
   Operand query, key, value;
   GatePlan plan;
   void* values;            ///< [B, Tq, Hq, D] contiguous
+  void* residual;          ///< [B, Tq, Hq, D] contiguous, what rounding took from values, rounded itself; null: not wanted
   float* log_normalizer;   ///< [B, Tq, Hq] contiguous, natural log, D_ii = 0
   int64_t* visited_pairs;  ///< [B, Hq]: causal pairs inside the computed blocks, counted as they are computed
   cudaStream_t stream;
@@ -102,16 +110,17 @@ void launch_forward(const ForwardArguments& arguments);
 ///
 /// source    FlashAttention-2, Algorithm 2, with Forgetting Transformer, Eq. 11–13
 /// throws    as launch_forward
-/// numerics  P and dS rounded to 16 bits before they are multiplied; the row and column sums behind the gate's gradient are both of
-///           the rounded dS, so that their rounding errors cancel in the difference, and its suffix sum is in double. dq is summed in
-///           float over key tiles: in any order, or with `deterministic` in one fixed order
+/// numerics  P and dS rounded to 16 bits before they are multiplied; dO_i·o_i in float, of values + residual. The row and column
+///           sums behind the gate's gradient are both of the rounded dS; a row's sum, 0 in exact arithmetic, is taken back from the
+///           row's keys (backward_gate.cu); the suffix sum is in double. dq is summed in float over key tiles: in any order, or with
+///           `deterministic` in one fixed order
 /// cost      10·D flops a visited pair on the tensor cores
 struct BackwardArguments {
   Shape shape;
   Dtype dtype;
   double scale;
   Operand query, key, value;
-  Operand values, grad_values;  ///< what launch_forward returned, and the gradient that arrives
+  Operand values, residual, grad_values;  ///< what launch_forward returned (o = values + residual), and the gradient that arrives
   const float* log_normalizer;  ///< [B, Tq, Hq] contiguous, as launch_forward left it
   GatePlan plan;
   void *grad_query, *grad_key, *grad_value;  ///< [B, T, heads, D] contiguous, of `dtype`

@@ -1,10 +1,12 @@
 // Launch of the main backward kernel: tensor maps, parameters, one instance a type and head dimension.
 
+#include <algorithm>
 #include <numbers>
 #include <stdexcept>
 
 #include "optimized/cuda/backward_kernel.cuh"
 #include "optimized/cuda/check.hpp"
+#include "optimized/cuda/launch.hpp"
 #include "optimized/cuda/tensor_map.hpp"
 
 namespace lethe {
@@ -21,6 +23,9 @@ void launch(const BackwardArguments& arguments, const BackwardWorkspace& workspa
     return Operand{data, shape.key_length * shape.heads * kDim, shape.heads * kDim, kDim};
   };
   const int key_tiles = int((shape.key_length + kKeys - 1) / kKeys);
+  const int rows = int(shape.batch * shape.heads);
+  constexpr int64_t kCacheBytes = 32 << 20;
+  const int64_t head_bytes = shape.query_length * kDim * 8 * (shape.query_heads / shape.heads);  // Q, dO and float dQ
   const float logit_scale = float(arguments.scale * std::numbers::log2e);
   const BackwardParameters parameters{
       .query = map(arguments.query, shape.query_length, shape.query_heads, Shared::kQueries),
@@ -34,11 +39,14 @@ void launch(const BackwardArguments& arguments, const BackwardWorkspace& workspa
       .cut_after = arguments.plan.cut_after,
       .block_cut_after = arguments.plan.block_cut_after,
       .last_query_block = arguments.plan.last_query_block,
+      .head_order = arguments.plan.key_head_order,
       .workspace = workspace,
       .query_length = int(shape.query_length),
       .query_offset = int(shape.key_length - shape.query_length),
       .heads = int(shape.heads),
       .group = int(shape.query_heads / shape.heads),
+      .rows = rows,
+      .section = int(std::clamp<int64_t>(kCacheBytes / std::max<int64_t>(1, head_bytes), 1, rows)),
       .query_tiles = int((shape.query_length + Shared::kQueries - 1) / Shared::kQueries),
       .key_tiles = key_tiles,
       .padded_queries = int((shape.query_length + 127) / 128 * 128),
@@ -50,8 +58,7 @@ void launch(const BackwardArguments& arguments, const BackwardWorkspace& workspa
   constexpr int kSharedBytes = sizeof(Shared);
   cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes),
              "backward: shared memory");
-  kernel<<<dim3(key_tiles, shape.heads, shape.batch), kBackwardThreads, kSharedBytes, arguments.stream>>>(parameters);
-  cuda_check(cudaGetLastError(), "backward: launch");
+  launch_overlapping(kernel, key_tiles * rows, kBackwardThreads, kSharedBytes, arguments.stream, parameters);
 }
 
 }  // namespace

@@ -1,27 +1,26 @@
 // Before and after the main backward kernel, all bound by memory.
 //
-//   prepare   Δ_i = dO_i·o_i, the rows' bias, accumulators to zero                 reads O, dO; writes 4 bytes a query and of dq
-//   finish    dq from float slices in fragment order to 16 bits in rows            reads 4 bytes, writes 2 of each of dq
-//   gate      d log f_l = Σ_{t ≥ l} (row sum of dS at t − column sum at t)         one CTA a head, from the end, in double
+//   prepare   Δ_i = dO_i·o_i, the rows' bias, accumulators to zero     reads o in two parts, dO; writes 4 bytes a query and of dq
+//   finish    dq from float slices in fragment order to 16 bits in rows    reads 4 bytes, writes 2 of each of dq
 
 #include <cmath>
 #include <stdexcept>
 
 #include "optimized/cuda/backward.hpp"
 #include "optimized/cuda/check.hpp"
+#include "optimized/cuda/gate_switch.hpp"
 #include "optimized/cuda/ptx/fragment.cuh"
 
 namespace lethe {
 namespace {
 
 constexpr int kRows = 64;  // of one slice, and of one CTA of prepare
-constexpr int kPrepareThreads = 256, kFinishThreads = 128, kGateThreads = 1024;
-constexpr int kTokensAThread = 4;
+constexpr int kPrepareThreads = 256, kFinishThreads = 128;
 
 int64_t padded(int64_t length) { return (length + kGateBlock - 1) / kGateBlock * kGateBlock; }
 
 struct PrepareParameters {
-  Operand values, grad_values;
+  Operand values, residual, grad_values;
   const float* log_normalizer;
   const double* base;
   const float* bias;
@@ -47,11 +46,12 @@ __global__ void __launch_bounds__(kPrepareThreads) prepare(const __grid_constant
         return reinterpret_cast<const uint4*>(data)[lane_of_row];
       };
       const uint4 value = load(p.values), grad = load(p.grad_values);
-      const uint32_t pairs[2][4] = {{value.x, value.y, value.z, value.w}, {grad.x, grad.y, grad.z, grad.w}};
+      const uint4 rest = p.residual.data ? load(p.residual) : uint4{0, 0, 0, 0};
+      const uint32_t pairs[3][4] = {{value.x, value.y, value.z, value.w}, {rest.x, rest.y, rest.z, rest.w}, {grad.x, grad.y, grad.z, grad.w}};
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const float2 v = ptx::unpack<Element>(pairs[0][i]), g = ptx::unpack<Element>(pairs[1][i]);
-        delta += v.x * g.x + v.y * g.y;
+        const float2 v = ptx::unpack<Element>(pairs[0][i]), r = ptx::unpack<Element>(pairs[1][i]), g = ptx::unpack<Element>(pairs[2][i]);
+        delta += (v.x + r.x) * g.x + (v.y + r.y) * g.y;
       }
     }
 #pragma unroll
@@ -62,7 +62,9 @@ __global__ void __launch_bounds__(kPrepareThreads) prepare(const __grid_constant
       constexpr int kTile = kTileQueries<kDim>;
       const double* base = p.base + row_of_heads * (p.key_blocks + 1);
       double bias = -INFINITY;  // past the end: weight 0
-      if (query < p.query_length)
+      if (query < p.query_length && !kGate)
+        bias = -p.log_normalizer[(int64_t{batch} * p.query_length + query) * p.query_heads + head];
+      else if (query < p.query_length)
         bias = base[position / kGateBlock] - base[(p.query_offset + query / kTile * kTile) / kGateBlock] -
                p.bias[row_of_heads * p.key_blocks * kGateBlock + position] * 0.6931471805599453 -
                p.log_normalizer[(int64_t{batch} * p.query_length + query) * p.query_heads + head];
@@ -111,65 +113,6 @@ __global__ void __launch_bounds__(kFinishThreads) finish_query(const __grid_cons
   }
 }
 
-struct GateParameters {
-  const float *slices, *column_sums;
-  const int32_t* cut_before;  // GatePlan
-  float* grad_log_forget;
-  int query_length, query_offset, query_heads, key_blocks, slices_a_head, panels;
-};
-
-// Entry 0 is in no logit, and a cut's own gate moves nothing: their gradients are exactly 0.
-__global__ void __launch_bounds__(kGateThreads) finish_gate(const __grid_constant__ GateParameters p) {
-  __shared__ double warp_sums[kGateThreads / 32];
-  const int64_t row_of_heads = blockIdx.x;
-  const int batch = row_of_heads / p.query_heads, head = row_of_heads % p.query_heads;
-  const int key_length = p.query_offset + p.query_length;
-  const float* slices = p.slices + row_of_heads * p.slices_a_head * kSliceFloats;
-  const int64_t row = row_of_heads * p.key_blocks * kGateBlock;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  constexpr int kChunk = kGateThreads * kTokensAThread;
-  double behind = 0;  // the sum over all later chunks
-  for (int chunk = (key_length - 1) / kChunk; chunk >= 0; --chunk) {
-    // Lower threads hold later tokens, so that a scan upwards is a suffix sum; a thread's own four run backwards.
-    const int last = chunk * kChunk + (kGateThreads - threadIdx.x) * kTokensAThread - 1;
-    double sums[kTokensAThread], sum = 0;
-#pragma unroll
-    for (int i = 0; i < kTokensAThread; ++i) {
-      const int token = last - i;
-      if (token < key_length) {
-        const int query = token - p.query_offset;
-        if (query >= 0) sum += slices[int64_t{query / kRows} * p.panels * kSliceFloats + kRows * 64 + query % kRows];
-        sum -= p.column_sums[row + token];
-      }
-      sums[i] = sum;
-    }
-    double before = sum;  // inclusive over the lanes up to this one
-#pragma unroll
-    for (int offset = 1; offset < 32; offset *= 2) {
-      const double below = __shfl_up_sync(~0u, before, offset);
-      if (lane >= offset) before += below;
-    }
-    if (lane == 31) warp_sums[warp] = before;
-    __syncthreads();
-    double total = 0;
-    before -= sum;
-    for (int w = 0; w < kGateThreads / 32; ++w) {
-      if (w < warp) before += warp_sums[w];
-      total += warp_sums[w];
-    }
-#pragma unroll
-    for (int i = 0; i < kTokensAThread; ++i) {
-      const int token = last - i;
-      if (token >= key_length) continue;
-      const bool nothing = token == 0 || p.cut_before[row + token] == token;
-      p.grad_log_forget[(int64_t{batch} * key_length + token) * p.query_heads + head] =
-          nothing ? 0.0f : static_cast<float>(behind + before + sums[i]);
-    }
-    behind += total;
-    __syncthreads();
-  }
-}
-
 // Element type and head dimension, chosen once for a generic lambda.
 template <typename Call>
 void dispatch(const BackwardArguments& arguments, Call call) {
@@ -183,7 +126,7 @@ void dispatch(const BackwardArguments& arguments, Call call) {
 int blocks_of(int64_t length) { return static_cast<int>(padded(length) / kGateBlock); }
 
 struct Layout {
-  size_t grad_query, row_bias, negative_delta, column_sums, turns, bytes;
+  size_t grad_query, row_bias, negative_delta, column_sums, row_shares, turns, bytes;
 };
 
 Layout layout_of(const Shape& shape) {
@@ -200,6 +143,7 @@ Layout layout_of(const Shape& shape) {
   layout.row_bias = take(rows * queries);
   layout.negative_delta = take(rows * queries);
   layout.column_sums = take(rows * keys);
+  layout.row_shares = take(rows * keys);
   layout.turns = take(rows * (queries / kRows));
   layout.bytes = end;
   return layout;
@@ -214,7 +158,7 @@ BackwardWorkspace backward_workspace_in(void* memory, const Shape& shape) {
   char* base = static_cast<char*>(memory);
   return {reinterpret_cast<float*>(base + layout.grad_query), reinterpret_cast<float*>(base + layout.row_bias),
           reinterpret_cast<float*>(base + layout.negative_delta), reinterpret_cast<float*>(base + layout.column_sums),
-          reinterpret_cast<int32_t*>(base + layout.turns)};
+          reinterpret_cast<float*>(base + layout.row_shares), reinterpret_cast<int32_t*>(base + layout.turns)};
 }
 
 void launch_backward_prepare(const BackwardArguments& arguments, const BackwardWorkspace& workspace) {
@@ -229,6 +173,7 @@ void launch_backward_prepare(const BackwardArguments& arguments, const BackwardW
                                arguments.stream),
                "backward: clear");
   const PrepareParameters parameters{arguments.values,
+                                     arguments.residual,
                                      arguments.grad_values,
                                      arguments.log_normalizer,
                                      arguments.plan.base,
@@ -257,18 +202,6 @@ void launch_backward_finish(const BackwardArguments& arguments, const BackwardWo
     finish_query<Element, kDim><<<slices * rows, kFinishThreads, 0, arguments.stream>>>(finish);
   });
   cuda_check(cudaGetLastError(), "backward: finish");
-  const GateParameters gate{workspace.grad_query,
-                            workspace.column_sums,
-                            arguments.plan.cut_before,
-                            arguments.grad_log_forget,
-                            int(shape.query_length),
-                            int(shape.key_length - shape.query_length),
-                            int(shape.query_heads),
-                            blocks_of(shape.key_length),
-                            slices,
-                            panels};
-  finish_gate<<<rows, kGateThreads, 0, arguments.stream>>>(gate);
-  cuda_check(cudaGetLastError(), "backward: gate");
 }
 
 void launch_backward(const BackwardArguments& arguments) {
@@ -281,6 +214,7 @@ void launch_backward(const BackwardArguments& arguments) {
   launch_backward_prepare(arguments, workspace);
   launch_backward_tiles(arguments, workspace);
   launch_backward_finish(arguments, workspace);
+  if constexpr (kGate) launch_backward_gate(arguments, workspace);
 }
 
 }  // namespace lethe

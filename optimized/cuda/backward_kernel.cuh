@@ -7,11 +7,15 @@
 //
 // Two warpgroups own 64 keys each, in the rows of Sᵀ and dPᵀ, so that P and dS are register operands of the products that give dV
 // and dK; dQ needs dS of both, from shared memory. A third warpgroup's first warp feeds them by the copy engine, its second adds dQ
-// to global memory. (R_i + b_j) / a and −Δ_i are where the accumulators of Sᵀ and dPᵀ start from, so that the gate's bias, the masks
-// and Δ cost nothing between a product and what waits for it. Sᵀ of the next tile is issued before dK of this one has ended.
+// to global memory. R_i / a and −Δ_i are where the accumulators of Sᵀ and dPᵀ start from, and b_j is one number a row of Sᵀ, the third
+// operand of a multiplication: the gate's bias, the masks and Δ cost nothing between a product and what waits for it. Sᵀ of the next
+// tile is issued before dK of this one has ended.
 //
 // The row and column sums of dS, of which the gate's gradient is made, come from the tensor core: dQ and dK have eight columns more
 // than the head, behind them a panel of ones.
+
+#include <climits>
+#include <type_traits>
 
 #include "optimized/cuda/backward_producer.cuh"
 #include "optimized/cuda/ptx/copy.cuh"
@@ -24,6 +28,9 @@ template <typename Element, int kDim>
 __device__ void BackwardCta<Element, kDim>::consume(int warpgroup, int thread) {
   using ptx::Major;
   constexpr int kScores = kQueries / 2;  // accumulators of a 64 × kQueries product
+  // Pairs of weights that stay in float until dS is made of them; of the others 16 bits are read back. All, but at D = 64, where
+  // registers don't hold them beside everything else: there as many as were fastest.
+  constexpr int kFloatPairs = kDim == 128 ? kScores / 2 : std::is_same_v<Element, __nv_bfloat16> ? 8 : 16;
   const int warp = thread / 32, lane = thread % 32;
   const int column = 2 * (lane % 4);  // of the accumulators' first register: query
   const int key =
@@ -37,34 +44,38 @@ __device__ void BackwardCta<Element, kDim>::consume(int warpgroup, int thread) {
   const uint32_t score_offset = warpgroup * Shared::kQueryPanelBytes +
                                 ptx::swizzled_offset(8 * (lane / 16) + lane % 8, 16 * warp + 8 * (lane / 8 % 2));
 
-  float grad_value[kDim / 2], grad_key[kDim / 2 + 4], grad_query[36], score[kScores], grad_weight[kScores];
+  constexpr int kSums = kGate ? 4 : 0;  // accumulators of the columns that sum dS
+  float grad_value[kDim / 2], grad_key[kDim / 2 + kSums], grad_query[32 + kSums], score[kScores], grad_weight[kScores];
   uint32_t grad_score[kScores / 2];  // dS, 16 bits
 #pragma unroll
   for (int i = 0; i < kDim / 2; ++i) grad_value[i] = 0;
 #pragma unroll
-  for (int i = 0; i < kDim / 2 + 4; ++i) grad_key[i] = 0;
+  for (int i = 0; i < kDim / 2 + kSums; ++i) grad_key[i] = 0;
 
   BackwardWalk at = walk();
   bool more = at.next_head();
-  float key_bias[2];
-  int first_cut, next_cut;  // no query at or behind it sees the tile's first key; the tile's last
+  float key_bias[2] = {}, weight_bias[2] = {};  // b_j; the same from the frame of the tile that `at` stands on
+  int first_cut = INT_MAX, next_cut = INT_MAX;  // no query at or behind it sees the tile's first key; the tile's last
   const auto enter_head = [&] {
+    if constexpr (!kGate) return;
     const int64_t row = row_of_heads(at.head) * p.key_tiles + key_tile;
-    key_bias[0] = p.bias[row * kKeys + key - key_tile * kKeys] / p.logit_scale;
-    key_bias[1] = p.bias[row * kKeys + key - key_tile * kKeys + 8] / p.logit_scale;
+    key_bias[0] = p.bias[row * kKeys + key - key_tile * kKeys];
+    key_bias[1] = p.bias[row * kKeys + key - key_tile * kKeys + 8];
     next_cut = p.block_cut_after[row + row_of_heads(at.head) + 1];  // its rows have one entry more
     first_cut = min(p.cut_after[row * kKeys], next_cut);
   };
   // Sᵀ's accumulators of the tile that `at` stands on.
   const auto start_scores = [&](int stage) {
-    const float bias[2] = {key_bias[0] + shared.frame[stage], key_bias[1] + shared.frame[stage]};
+    if constexpr (kGate) {
+      const float frame = shared.frame[stage];
+      weight_bias[0] = key_bias[0] + frame;
+      weight_bias[1] = key_bias[1] + frame;
+    }
+    const uint32_t row_address = ptx::shared_address(&shared.row_bias[stage][column]);
 #pragma unroll
     for (int j = 0; j < kQueries / 8; ++j) {
-      const float2 row = *reinterpret_cast<const float2*>(&shared.row_bias[stage][8 * j + column]);
-      score[4 * j] = row.x + bias[0];
-      score[4 * j + 1] = row.y + bias[0];
-      score[4 * j + 2] = row.x + bias[1];
-      score[4 * j + 3] = row.y + bias[1];
+      load_pair(row_address + 32 * j, score[4 * j], score[4 * j + 1]);
+      load_pair(row_address + 32 * j, score[4 * j + 2], score[4 * j + 3]);
     }
     const int position = p.query_offset + at.tile * kQueries;
     if (more && (position < key_tile * kKeys + kKeys - 1 || position + kQueries > first_cut)) {
@@ -73,7 +84,8 @@ __device__ void BackwardCta<Element, kDim>::consume(int warpgroup, int thread) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int from = key + 8 * half - position - column;
-        const int to = min(p.cut_after[row * kKeys + key - key_tile * kKeys + 8 * half], next_cut) - position - column;
+        const int cut = kGate ? min(p.cut_after[row * kKeys + key - key_tile * kKeys + 8 * half], next_cut) : INT_MAX;
+        const int to = kGate ? cut - position - column : INT_MAX;
 #pragma unroll
         for (int j = 0; j < kQueries / 8; ++j) {
 #pragma unroll
@@ -129,8 +141,9 @@ __device__ void BackwardCta<Element, kDim>::consume(int warpgroup, int thread) {
     uint32_t weight[kScores / 2];  // P, 16 bits
 #pragma unroll
     for (int i = 0; i < kScores / 2; ++i) {
-      score[2 * i] = ptx::exp2_approximate(score[2 * i] * p.logit_scale);
-      score[2 * i + 1] = ptx::exp2_approximate(score[2 * i + 1] * p.logit_scale);
+      const float bias = kGate ? weight_bias[i % 2] : -0.0f;  // minus zero: what a sum may leave out
+      score[2 * i] = ptx::exp2_approximate(fmaf(score[2 * i], p.logit_scale, bias));
+      score[2 * i + 1] = ptx::exp2_approximate(fmaf(score[2 * i + 1], p.logit_scale, bias));
       weight[i] = ptx::pack<Element>(score[2 * i], score[2 * i + 1]);
     }
     const uint64_t output_columns = ptx::operand_descriptor(shared.grad_output[stage][0], Shared::kQueryPanelBytes);
@@ -147,8 +160,7 @@ __device__ void BackwardCta<Element, kDim>::consume(int warpgroup, int thread) {
     ptx::pin(grad_weight);
 #pragma unroll
     for (int i = 0; i < kScores / 2; ++i) {
-      // At D = 64 the registers don't hold P in float beside everything else: its 16 bits are read back.
-      const float2 p_pair = kDim == 64 ? ptx::unpack<Element>(weight[i]) : float2{score[2 * i], score[2 * i + 1]};
+      const float2 p_pair = i < kFloatPairs ? float2{score[2 * i], score[2 * i + 1]} : ptx::unpack<Element>(weight[i]);
       grad_score[i] = ptx::pack<Element>(p_pair.x * grad_weight[2 * i], p_pair.y * grad_weight[2 * i + 1]);
     }
     const uint32_t score_address = ptx::shared_address(shared.grad_score[stage][0]) + score_offset;
@@ -181,7 +193,7 @@ __device__ void BackwardCta<Element, kDim>::consume(int warpgroup, int thread) {
                              query_columns + (kPanels == 1 ? kOnesStep : 128) * step, true);
     ptx::wgmma_commit();
     ptx::wgmma_wait<1>();  // dQ, and dV: nobody reads dO any more
-    if (lane == 0) ptx::mbarrier_arrive(&shared.output_empty[stage]);
+    release(&shared.output_empty[stage], lane);
     ptx::pin(grad_query);
     ptx::named_barrier_sync(kSliceEmpty + warpgroup, 160);
     float* slice = shared.grad_query[warpgroup];
@@ -189,7 +201,7 @@ __device__ void BackwardCta<Element, kDim>::consume(int warpgroup, int thread) {
     for (int k = 0; k < 8; ++k)
       reinterpret_cast<float4*>(slice)[128 * k + thread] =
           float4{grad_query[4 * k], grad_query[4 * k + 1], grad_query[4 * k + 2], grad_query[4 * k + 3]};
-    if (lane % 4 == 0) {
+    if (kGate && lane % 4 == 0) {
       slice[64 * 64 + 16 * warp + lane / 4] = grad_query[32];
       slice[64 * 64 + 16 * warp + lane / 4 + 8] = grad_query[34];
     }
@@ -210,8 +222,8 @@ __device__ void BackwardCta<Element, kDim>::consume(int warpgroup, int thread) {
     ptx::wgmma_wait<0>();  // dK: nobody reads this query tile any more; and the next Sᵀ
     ptx::pin(grad_key);
     ptx::pin(score);
-    if (lane == 0) ptx::mbarrier_arrive(&shared.query_empty[stage]);
-    if (at.head != step_head) {
+    release(&shared.query_empty[stage], lane);
+    if (kGate && at.head != step_head) {
       if (lane % 4 == 0) {
         float* sums = p.workspace.column_sums + row_of_heads(step_head) * p.key_tiles * kKeys + key;
         sums[0] = grad_key[kDim / 2];
@@ -219,7 +231,7 @@ __device__ void BackwardCta<Element, kDim>::consume(int warpgroup, int thread) {
       }
     }
 #pragma unroll
-    for (int i = kDim / 2; i < kDim / 2 + 4; ++i) grad_key[i] = at.head != step_head ? 0 : grad_key[i];
+    for (int i = kDim / 2; i < kDim / 2 + kSums; ++i) grad_key[i] = at.head != step_head ? 0 : grad_key[i];
   }
 
   // dV over V's rows, that only this warpgroup read; dK over K, that both did.
@@ -262,8 +274,6 @@ __global__ void __launch_bounds__(kBackwardThreads, 1) backward_tiles(const __gr
   using Shared = BackwardShared<kDim>;
   extern __shared__ __align__(1024) uint8_t raw[];  // read as it is: a rounded pointer would lose its address space
   Shared& shared = *reinterpret_cast<Shared*>(raw);
-  BackwardCta<Element, kDim> cta{p, shared, int(p.deterministic ? gridDim.x - 1 - blockIdx.x : blockIdx.x),
-                                 int(blockIdx.y), int(blockIdx.z)};
 
   const uint32_t one = ptx::pack<Element>(1, 1);
   for (uint32_t i = threadIdx.x; i < sizeof shared.ones / 4; i += kBackwardThreads)
@@ -278,11 +288,14 @@ __global__ void __launch_bounds__(kBackwardThreads, 1) backward_tiles(const __gr
     for (int stage = 0; stage < kStages; ++stage) {
       ptx::mbarrier_init(&shared.query_full[stage], 1);
       ptx::mbarrier_init(&shared.output_full[stage], 1);
-      ptx::mbarrier_init(&shared.query_empty[stage], 8);  // one arrival a consumer warp
-      ptx::mbarrier_init(&shared.output_empty[stage], 8);
+      ptx::mbarrier_init(&shared.query_empty[stage], 8 * kArrivalsOfAWarp);
+      ptx::mbarrier_init(&shared.output_empty[stage], 8 * kArrivalsOfAWarp);
     }
     ptx::mbarrier_init_fence();
   }
+  ptx::wait_for_previous_kernel();
+  const BackwardTile tile = backward_tile_at(p, blockIdx.x);
+  BackwardCta<Element, kDim> cta{p, shared, tile.key_tile, tile.head, tile.batch};
   __syncthreads();
 
   const int warpgroup = threadIdx.x / 128;

@@ -1,6 +1,8 @@
 #pragma once
 // The producer warpgroup of the main backward kernel: one warp feeds the consumers, another adds their dQ to global memory.
 
+#include <numbers>
+
 #include "optimized/cuda/backward_shared.cuh"
 #include "optimized/cuda/ptx/copy.cuh"
 
@@ -30,7 +32,8 @@ __device__ void BackwardCta<Element, kDim>::load() {
     const int query_head = head * p.group + at.head;
     const double* base = p.base + row_of_heads(at.head) * (p.key_tiles + 1);
     const int64_t row = row_of_heads(at.head) * p.padded_queries + at.tile * kQueries;
-    const float frame = float((base[(p.query_offset + at.tile * kQueries) / kKeys] - base[key_tile]) / double{p.scale});
+    const float frame =
+        kGate ? float((base[(p.query_offset + at.tile * kQueries) / kKeys] - base[key_tile]) * std::numbers::log2e) : 0;
 
     ptx::mbarrier_wait(&shared.query_empty[stage], ring.parity ^ 1);
     shared.frame[stage] = frame;

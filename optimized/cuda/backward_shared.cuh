@@ -2,6 +2,8 @@
 // What the roles of the main backward kernel share: its parameters, its shared memory, and the walk over query tiles.
 
 #include "optimized/cuda/backward.hpp"
+#include "optimized/cuda/gate_switch.hpp"
+#include "optimized/cuda/handover.cuh"
 #include "optimized/cuda/ptx/barrier.cuh"
 
 namespace lethe {
@@ -10,10 +12,11 @@ struct BackwardParameters {
   CUtensorMap query, key, value, grad_output, grad_key, grad_value;
   const double* base;  // GatePlan's arrays
   const float* bias;
-  const int32_t *cut_after, *block_cut_after, *last_query_block;
+  const int32_t *cut_after, *block_cut_after, *last_query_block, *head_order;
   BackwardWorkspace workspace;
   int query_length, query_offset;  // Tq, Tk − Tq
   int heads, group;                // H, Hq / H
+  int rows, section;               // B·H; heads whose queries, gradients and dQ share the L2 cache at a time
   int query_tiles, key_tiles;      // ⌈Tq/tile⌉, N
   int padded_queries;              // Tp
   float scale, logit_scale;        // scale, a
@@ -39,11 +42,11 @@ struct alignas(1024) BackwardShared {
   uint8_t query[kStages][kQueryPanels][kQueryPanelBytes];
   uint8_t grad_output[kStages][kPanels][kQueryPanelBytes];
   uint8_t grad_score[kStages][2][kQueryPanelBytes];  // dS [query][key], one panel a warpgroup
-  uint8_t ones[16 * 128];
+  uint8_t ones[16 * 128];  // also where there is no gate: they cost nothing
   float grad_query[2][kSliceFloats];
   float row_bias[kStages][kQueries];
   float negative_delta[kStages][kQueries];
-  float frame[kStages];  // (c at the query tile's frame − c at the key tile's) / scale
+  float frame[kStages];  // log₂e (c at the query tile's frame − c at the key tile's)
   uint64_t query_full[kStages], query_empty[kStages], output_full[kStages], output_empty[kStages];
 };
 
@@ -69,6 +72,20 @@ struct BackwardWalk {
 /// ptxas ends the pipeline of products.
 __device__ inline void load_pair(uint32_t address, float& first, float& second) {
   asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(first), "=f"(second) : "r"(address) : "memory");
+}
+
+/// What a CTA computes: a tile of keys of one (batch, key head).
+struct BackwardTile {
+  int key_tile, head, batch;
+};
+
+/// Longest first: sections of heads, those with most blocks first; inside a section from the first key tile on, which most queries
+/// see, heads innermost. In the fixed order of dQ's sums from the last key tile on instead: no tile waits for one that comes later.
+__device__ inline BackwardTile backward_tile_at(const BackwardParameters& p, int index) {
+  const int per_section = p.section * p.key_tiles, section = index / per_section, within = index % per_section;
+  const int width = min(p.section, p.rows - section * p.section), tile = within / width;
+  const int row = p.head_order[section * p.section + within % width];
+  return {p.deterministic ? p.key_tiles - 1 - tile : tile, row % p.heads, row / p.heads};
 }
 
 /// In units of a descriptor, 16 bytes: a step of 16 rows in an operand of one panel whose further columns are always the same 16

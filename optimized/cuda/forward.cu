@@ -7,9 +7,10 @@
 // first row, keeps every number small; b_j is the plan's float local part plus one number a block, the difference of two doubles.
 //
 // m_i may be any number near the row's maximum: it is found in the first blocks (the diagonal's) and then left alone, so that no
-// clean block pays for a maximum or waits for one. Where later logits outgrow it so far that a weight might leave its 16-bit format
-// (2^120 in bfloat16, 2^23 in float16), the row's sum shows it: the tile goes on a list, and a second launch computes it again with a
-// maximum per block.
+// clean block pays for a maximum or waits for one. In bfloat16 it is even one number for the sixteen rows of a warp, half way between
+// their maxima, and added to the bias before that meets the logits: the gate costs no operation a pair. Where the logits leave the
+// 16-bit format or float's (weights above 2^120 or a row's sum below 2^−100 in bfloat16, 2^23 in float16), the row's sum shows it: the
+// tile goes on a list, and a second launch computes it again with a maximum a row and block.
 //
 // One CTA an SM. Warpgroup 0: one thread hands out tiles and feeds the copy engine (Q once a tile, K with its bias and V in rings of
 // their own), up to a tile ahead. The others: 64 query rows each. A thread holds 2 rows × 32 columns of S, its part of O, and P of
@@ -21,8 +22,10 @@
 #include <stdexcept>
 
 #include "optimized/cuda/check.hpp"
+#include "optimized/cuda/forward_output.cuh"
 #include "optimized/cuda/forward_softmax.cuh"
 #include "optimized/cuda/forward_tiles.cuh"
+#include "optimized/cuda/launch.hpp"
 #include "optimized/cuda/ptx/copy.cuh"
 #include "optimized/cuda/ptx/fragment.cuh"
 #include "optimized/cuda/ptx/wgmma.cuh"
@@ -68,66 +71,73 @@ __device__ void consume(const ForwardParameters& a, Shared<kDim>& shared) {
   const uint32_t bias_address = ptx::shared_address(shared.bias[0]) + lane % 4 * 8;
   const uint32_t block_bias_address = ptx::shared_address(shared.block_bias);
   const auto load_bias = [&](uint32_t stage, int j) { return ptx::load_pair(bias_address + stage * kColumns * 4 + j * 32); };
-  const auto release = [&](uint64_t* barrier) {
-    __syncwarp();
-    if (lane < kArrivalsOfAWarp) ptx::mbarrier_arrive(barrier);
-  };
   // Turns: warpgroup w issues its products when barrier kTurns + w has heard from the one before it; 0 begins.
   constexpr uint32_t kTurns = 1, kStores = kTurns + kWarpgroups;
   const uint32_t my_turn = kTurns + warpgroup, next_turn = kTurns + (warpgroup + 1) % kWarpgroups;
   if (warpgroup == kWarpgroups - 1) ptx::named_barrier_arrive(next_turn, 256);
 
+  const int tile_row = warpgroup * 64 + warp * 16 + lane / 4;  // the thread's first row of a tile; its second is 8 further
+  constexpr bool kCentre = kOneCentreAWarp<Element> && !kRepeat;
+  const uint32_t shared_bias_address = ptx::shared_address(shared.bias[0]);
+  const uint32_t own_bias_address = ptx::shared_address(shared.own_bias[Sizes<kDim>::kBiasAhead ? 0 : threadIdx.x / 32 - 4]);
   Rows<kDim> rows;
+  const auto follow = [&](float block_bias) {
+    if constexpr (kCentre) return follow_centre(rows, block_bias);
+    else return follow_maximum<Element>(rows, block_bias);
+  };
   RingPosition at, previous, slot;  // of a block's key; of the block before it, whose value comes now; of the tile
-  while (true) {
-    ptx::mbarrier_wait(&shared.tile_full[slot.index], slot.parity);
-    const Tile& next = shared.tile[slot.index];
-    const Tile tile{next.batch, next.head, ptx::uniform(next.row), ptx::uniform(next.query), ptx::uniform(next.first), ptx::uniform(next.last)};
-    if (tile.row < 0) break;
-    const int64_t tokens = static_cast<int64_t>(tile.row) * a.key_blocks * kColumns;
-    const int64_t blocks = static_cast<int64_t>(tile.row) * (a.key_blocks + 1);
-    const auto visible_from = [&](int position) {
-      return max(a.plan.cut_before[tokens + position], a.plan.block_cut_before[blocks + position / kColumns]);
-    };
-    const int last_position = min(tile.query + kRows, a.query_length) - 1 + offset;
-    const int tile_row = warpgroup * 64 + warp * 16 + lane / 4;  // the thread's first row of the tile; its second is 8 further
+  ptx::mbarrier_wait(&shared.tile_full[0], 0);
+  ptx::mbarrier_wait(&shared.key_full[0], 0);
+  ptx::wgmma_fence();
+  issue_scores<Element>(rows, query_operand(0), key_operand(0));
+  ptx::wgmma_wait<0>();
+  ptx::pin(rows.x);
+  bool lent = false;  // the residual of the tile before leaves from where its queries were: they are handed back one tile late
+  for (bool more = true; more;) {  // a tile's first scores are there
+    const Tile<kRows>& held = shared.tile[slot.index];
+    const int tile_batch = held.batch, tile_head = held.head, query = ptx::uniform(held.query);
+    const int first = ptx::uniform(held.first), last = ptx::uniform(held.last);
+    const int cut_block = ptx::uniform(held.cut_block);  // blocks below it reach behind a cut
+    const int unmasked = (query + offset + 1) / kColumns - 1;  // blocks above it hold the diagonal
+    const int last_position = min(query + kRows + offset, a.key_length) - 1;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      rows.position[h] = tile.query + tile_row + 8 * h + offset;
-      const int position = min(rows.position[h], last_position);
-      rows.first_visible[h] = visible_from(position);
-      if (lane % 4 == 0) {
-        const double* base = a.plan.base + blocks;
-        const double between = base[position / kColumns] - base[(tile.query + offset) / kColumns];
-        shared.row_gate[tile_row + 8 * h] = static_cast<float>(between) - kLn2 * a.plan.bias[tokens + position];
+      rows.position[h] = query + tile_row + 8 * h + offset;
+      rows.first_visible[h] = 0;
+      if constexpr (kGate) {
+        const int position = min(rows.position[h], last_position), in_span = position / kColumns - (query + offset) / kColumns;
+        rows.first_visible[h] = held.cut_before[in_span];
+        if (held.cut_within)
+          rows.first_visible[h] =
+              max(rows.first_visible[h], a.plan.cut_before[static_cast<int64_t>(held.row) * a.key_blocks * kColumns + position]);
+        if (lane % 4 == 0)
+          shared.row_gate[tile_row + 8 * h] =
+              held.base[in_span] - kLn2 * shared.row_bias[slot.index][position - (query + offset) / 4 * 4];
       }
     }
-    // Blocks above `unmasked` hold the diagonal, blocks below `cut_block` reach behind a cut.
-    const int unmasked = (tile.query + offset + 1) / kColumns - 1;
-    const int cut_block = ptx::uniform((visible_from(last_position) + kColumns - 1) / kColumns);
-
-    ptx::mbarrier_wait(&shared.key_full[at.index], at.parity);
-    ptx::wgmma_fence();
-    issue_scores<Element>(rows, query_operand(slot.index), key_operand(at.index));
-    ptx::wgmma_wait<0>();
-    ptx::pin(rows.x);
     const float first_bias = ptx::load_float(block_bias_address + at.index * 4);
     add_bias(rows, a.scale_log2, [&](int j) { return load_bias(at.index, j); });
-    mask(rows, tile.last * kColumns);
+    mask(rows, last * kColumns);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       rows.maximum[h] = -INFINITY;
       rows.sum[h] = 0;
     }
-    follow_maximum<Element>(rows, first_bias);
-    exponentiate(rows, first_bias);
-    release(&shared.key_empty[at.index]);
+    rows.centre = -INFINITY;
+    follow(first_bias);
+    exponentiate(rows, {start_of<kCentre>(rows, 0, first_bias), start_of<kCentre>(rows, 1, first_bias)});
+    release(&shared.key_empty[at.index], lane);
+    if (lent) {
+      if (threadIdx.x % 128 == 0) ptx::bulk_wait_read<0>();
+      release(&shared.tile_empty[slot.index ^ 1], lane);
+    }
+    lent = a.keep_residual;
     previous = at;
     at.advance(kStages);
     pack_weights<Element>(rows);
 
     bool accumulate = false;
-    int block = tile.last - 1;
+    int block = last - 1;
     const auto step = [&]<bool kMasked>() {
       ptx::mbarrier_wait(&shared.key_full[at.index], at.parity);
       ptx::mbarrier_wait(&shared.value_full[previous.index], previous.parity);
@@ -140,30 +150,51 @@ __device__ void consume(const ForwardParameters& a, Shared<kDim>& shared) {
       issue_scores<Element>(rows, query_operand(query_slot), key_operand(stage));
       issue_output<Element>(rows, value_operand(value_stage), accumulate);
       ptx::named_barrier_arrive(next_turn, 256);
+      constexpr bool kStarted = kGate && kCentre && !kMasked;
       [[maybe_unused]] float2 bias[16];
       if constexpr (Sizes<kDim>::kBiasAhead) {
 #pragma unroll
         for (int j = 0; j < 16; ++j) bias[j] = load_bias(stage, j);
       }
+      const float block_bias = ptx::load_float(block_bias_address + stage * 4);
+      const float start[2] = {start_of<kCentre>(rows, 0, block_bias), start_of<kCentre>(rows, 1, block_bias)};
+      if constexpr (kStarted) {
+        // A column's bias, less m, for the whole warp: added once here, and never to the logits.
+        if constexpr (Sizes<kDim>::kBiasAhead) {
+#pragma unroll
+          for (int j = 0; j < 16; ++j) bias[j] = {bias[j].x + start[0], bias[j].y + start[0]};
+        } else {
+          const float4 four = ptx::load_four(shared_bias_address + stage * kColumns * 4 + lane * 16);
+          ptx::store_four(own_bias_address + lane * 16, {four.x + start[0], four.y + start[0], four.z + start[0], four.w + start[0]});
+          __syncwarp();
+        }
+      }
       const auto bias_of = [&](int j) {
         if constexpr (Sizes<kDim>::kBiasAhead) return bias[j];
+        else if constexpr (kStarted) return ptx::load_pair(own_bias_address + lane % 4 * 8 + j * 32);
         else return load_bias(stage, j);
       };
-      const float block_bias = ptx::load_float(block_bias_address + stage * 4);
       ptx::wgmma_wait<1>();
       ptx::pin(rows.x);
-      add_bias(rows, a.scale_log2, bias_of);
+      constexpr bool kScaleLater = !kGate && !kMasked && !kRepeat;
+      if constexpr (!kScaleLater) add_bias(rows, a.scale_log2, bias_of);
       if constexpr (kMasked) mask(rows, block * kColumns);
       [[maybe_unused]] bool moved;
-      if constexpr (kMasked || kRepeat) moved = follow_maximum<Element>(rows, block_bias);
-      exponentiate(rows, block_bias);
+      if constexpr (kMasked || kRepeat) {
+        moved = follow(block_bias);
+        exponentiate(rows, {start_of<kCentre>(rows, 0, block_bias), start_of<kCentre>(rows, 1, block_bias)});
+      } else if constexpr (kStarted) {
+        exponentiate(rows);
+      } else {
+        exponentiate(rows, start, kScaleLater ? a.scale_log2 : 1);
+      }
       // Released under a condition that needs every exponential and always holds: so the compiler can't sink them below the wait.
       __syncwarp();
       if (lane < kArrivalsOfAWarp && !(rows.sum[0] + rows.sum[1] < 0)) ptx::mbarrier_arrive(&shared.key_empty[stage]);
       ptx::wgmma_wait<0>();
       ptx::pin(rows.output);
       ptx::pin(rows.weights);
-      release(&shared.value_empty[value_stage]);
+      release(&shared.value_empty[value_stage], lane);
       if constexpr (kMasked || kRepeat) {
         if (moved) {
 #pragma unroll
@@ -178,57 +209,62 @@ __device__ void consume(const ForwardParameters& a, Shared<kDim>& shared) {
     };
     // First the diagonal's blocks and the clean ones down to the last cut; then, masked again, whatever lies behind it.
 #pragma unroll 1
-    for (const int masked_down_to : {max(tile.first, unmasked + 1), tile.first}) {
+    for (const int masked_down_to : {max(first, unmasked + 1), first}) {
 #pragma unroll 1
       while (block >= masked_down_to) step.template operator()<true>();
 #pragma unroll 1
-      while (block >= max(tile.first, cut_block)) step.template operator()<false>();
+      while (block >= max(first, cut_block)) step.template operator()<false>();
     }
-    if (!kRepeat && __any_sync(~0u, !(rows.sum[0] + rows.sum[1] < kLargestSum<Element>)) && lane == 0 &&
+#pragma unroll
+    for (int h = 0; h < 2; ++h) rows.sum[h] = sum_of_four(rows.sum[h]);
+    const auto fits = [&](float sum) { return sum < kLargestSum<Element> && (!kCentre || sum > kSmallestSum); };
+    if (!kRepeat && !__all_sync(~0u, fits(rows.sum[0]) && fits(rows.sum[1])) && lane == 0 &&
         atomicExch(&shared.overflowed[slot.index], true) == false)
-      a.repeats[1 + atomicAdd(a.repeats, 1)] = shared.index[slot.index];
-    release(&shared.tile_empty[slot.index]);
+      a.plan.repeats[1 + atomicAdd(a.plan.repeats, 1)] = shared.index[slot.index];
+    char* query_rows = shared.query[slot.index];
+    if (!a.keep_residual) release(&shared.tile_empty[slot.index], lane);
     slot.advance(kTileSlots);
 
+    // The last values of this tile, and the first scores of the next one, behind the last tile of nothing.
+    ptx::mbarrier_wait(&shared.tile_full[slot.index], slot.parity);
+    more = ptx::uniform(shared.tile[slot.index].row) >= 0;
+    if (more) ptx::mbarrier_wait(&shared.key_full[at.index], at.parity);
     ptx::mbarrier_wait(&shared.value_full[previous.index], previous.parity);
+    const uint32_t stage = ptx::uniform(at.index), value_stage = ptx::uniform(previous.index), query_slot = ptx::uniform(slot.index);
+    ptx::pin(rows.x);
     ptx::pin(rows.output);
     ptx::pin(rows.weights);
     ptx::wgmma_fence();
-    issue_output<Element>(rows, value_operand(previous.index), accumulate);
+    issue_output<Element>(rows, value_operand(value_stage), accumulate);
+    issue_scores<Element>(rows, query_operand(query_slot), key_operand(stage));
     ptx::wgmma_wait<0>();
     ptx::pin(rows.output);
-    release(&shared.value_empty[previous.index]);
+    ptx::pin(rows.x);
+    release(&shared.value_empty[value_stage], lane);
 
     float inverse[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const float sum = sum_of_four(rows.sum[h]);
-      inverse[h] = 1 / sum;
-      const int query = tile.query + tile_row + 8 * h;
-      if (lane % 4 == 0 && query < a.query_length)
-        a.log_normalizer[(static_cast<int64_t>(tile.batch) * a.query_length + query) * a.query_heads + tile.head] =
-            kLn2 * (rows.maximum[h] + ptx::log2_approximate(sum)) + shared.row_gate[tile_row + 8 * h];
+      inverse[h] = 1 / (kCentre ? rows.sum[h] - lost_by_rounding<Element>(rows, h) : rows.sum[h]);
+      const int row = query + tile_row + 8 * h;
+      if (lane % 4 == 0 && row < a.query_length)
+        a.log_normalizer[(static_cast<int64_t>(tile_batch) * a.query_length + row) * a.query_heads + tile_head] =
+            kLn2 * ((kCentre ? rows.centre : rows.maximum[h]) + ptx::log2_approximate(rows.sum[h])) + (kGate ? shared.row_gate[tile_row + 8 * h] : 0);
     }
     if (threadIdx.x % 128 == 0) ptx::bulk_wait_read<0>();  // the previous tile's store has left the buffer
     ptx::named_barrier_sync(kStores + warpgroup, 128);
-    const uint32_t matrix = lane / 8, row = warpgroup * 64 + warp * 16 + matrix % 2 * 8 + lane % 8;
-#pragma unroll
-    for (int j = 0; j < kDim / 8; j += 2) {
-      const uint32_t column = 8 * j + matrix / 2 * 8;
-      float scaled[8];
-#pragma unroll
-      for (int i = 0; i < 8; ++i) scaled[i] = rows.output[4 * j + i] * inverse[i / 2 % 2];
-      ptx::store_matrices(ptx::shared_address(shared.output) + column / 64 * kRows * 128 + ptx::swizzled_offset(row, column % 64),
-                          ptx::pack<Element>(scaled[0], scaled[1]), ptx::pack<Element>(scaled[2], scaled[3]),
-                          ptx::pack<Element>(scaled[4], scaled[5]), ptx::pack<Element>(scaled[6], scaled[7]));
-    }
+    const int first_row = warpgroup * 64 + warp * 16;
+    stage_output<Element, false>(rows, inverse, ptx::shared_address(shared.output), kRows, first_row);
+    if (a.keep_residual) stage_output<Element, true>(rows, inverse, ptx::shared_address(query_rows), kRows, first_row);
     ptx::fence_async_shared();
     ptx::named_barrier_sync(kStores + warpgroup, 128);
     if (threadIdx.x % 128 == 0) {
 #pragma unroll
-      for (int panel = 0; panel < kDim / 64; ++panel)
-        ptx::store_tile(&a.output, shared.output + panel * kRows * 128 + warpgroup * 64 * 128, panel * 64, tile.head,
-                        tile.query + warpgroup * 64, tile.batch);
+      for (int panel = 0; panel < kDim / 64; ++panel) {
+        const int bytes = panel * kRows * 128 + warpgroup * 64 * 128, first_row = query + warpgroup * 64;
+        ptx::store_tile(&a.output, shared.output + bytes, panel * 64, tile_head, first_row, tile_batch);
+        if (a.keep_residual) ptx::store_tile(&a.residual, query_rows + bytes, panel * 64, tile_head, first_row, tile_batch);
+      }
       ptx::bulk_commit();
     }
   }
@@ -237,9 +273,15 @@ __device__ void consume(const ForwardParameters& a, Shared<kDim>& shared) {
 
 template <typename Element, int kDim, bool kRepeat>
 __global__ void __launch_bounds__(Sizes<kDim>::kThreads, 1) forward(const __grid_constant__ ForwardParameters a) {
-  if (kRepeat && blockIdx.x >= a.repeats[0]) return;
-  extern __shared__ char memory[];
-  auto& shared = *reinterpret_cast<Shared<kDim>*>((reinterpret_cast<uintptr_t>(memory) + 1023) / 1024 * 1024);
+  ptx::let_next_kernel_start();
+  if constexpr (kRepeat) {
+    ptx::wait_for_previous_kernel();
+    for (int row = blockIdx.x * Sizes<kDim>::kThreads + threadIdx.x; row < a.tiles / a.query_tiles; row += gridDim.x * Sizes<kDim>::kThreads)
+      a.visited_pairs[row] = a.plan.pairs[row];
+    if (blockIdx.x >= a.plan.repeats[0]) return;
+  }
+  extern __shared__ __align__(1024) char memory[];  // read as it is: a rounded pointer would lose its address space
+  auto& shared = *reinterpret_cast<Shared<kDim>*>(memory);
   using Size = Sizes<kDim>;
   constexpr int kReleases = Size::kWarpgroups * 4 * kArrivalsOfAWarp;
   if (threadIdx.x == 0) {
@@ -256,6 +298,7 @@ __global__ void __launch_bounds__(Sizes<kDim>::kThreads, 1) forward(const __grid
     }
     ptx::mbarrier_init_fence();
   }
+  if constexpr (!kRepeat) ptx::wait_for_previous_kernel();
   __syncthreads();
   if (threadIdx.x < 128) {
     ptx::registers_shrink<Size::kProducerRegisters>();
@@ -268,10 +311,11 @@ __global__ void __launch_bounds__(Sizes<kDim>::kThreads, 1) forward(const __grid
 
 template <typename Element, int kDim>
 void launch(const ForwardParameters& parameters, int grid, cudaStream_t stream) {
-  constexpr int kBytes = sizeof(Shared<kDim>) + 1024;
+  constexpr int kBytes = sizeof(Shared<kDim>), kLargest = 227 * 1024;
+  static_assert(kBytes <= kLargest);
   for (auto* kernel : {forward<Element, kDim, false>, forward<Element, kDim, true>}) {
     cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes), "forward");
-    kernel<<<grid, Sizes<kDim>::kThreads, kBytes, stream>>>(parameters);
+    launch_overlapping(kernel, grid, Sizes<kDim>::kThreads, kBytes, stream, parameters);
   }
 }
 
@@ -293,7 +337,11 @@ void launch_forward(const ForwardArguments& arguments) {
   p.query = map(arguments.query, s.query_length, s.query_heads, tile_rows);
   p.key = map(arguments.key, s.key_length, s.heads, kColumns);
   p.value = map(arguments.value, s.key_length, s.heads, kColumns);
-  p.output = map({arguments.values, s.query_length * width, width, s.key_dim}, s.query_length, s.query_heads, 64);
+  const auto output_map = [&](void* data) {
+    return map({data, s.query_length * width, width, s.key_dim}, s.query_length, s.query_heads, 64);
+  };
+  p.output = output_map(arguments.values);
+  p.residual = output_map(arguments.residual ? arguments.residual : arguments.values);
   p.plan = arguments.plan;
   p.scale_log2 = static_cast<float>(arguments.scale * 1.4426950408889634);
   p.query_length = s.query_length;
@@ -309,17 +357,12 @@ void launch_forward(const ForwardArguments& arguments) {
   const int64_t head_bytes = s.key_length * s.key_dim * 4 * s.heads / s.query_heads;
   p.section = std::clamp<int64_t>(kCacheBytes / std::max<int64_t>(1, head_bytes), 1, rows);
   p.log_normalizer = arguments.log_normalizer;
-  p.visited_pairs = reinterpret_cast<unsigned long long*>(arguments.visited_pairs);
-  p.next_tile = arguments.plan.next_tile;
-  p.repeats = arguments.plan.repeats;
-  cuda_check(cudaMemsetAsync(arguments.visited_pairs, 0, rows * sizeof(int64_t), arguments.stream), "forward");
-  cuda_check(cudaMemsetAsync(p.next_tile, 0, sizeof(int), arguments.stream), "forward");
-  cuda_check(cudaMemsetAsync(p.repeats, 0, sizeof(int), arguments.stream), "forward");
+  p.keep_residual = arguments.residual != nullptr;
+  p.visited_pairs = arguments.visited_pairs;
   const int grid = std::min(p.tiles, multiprocessors);
   const bool bfloat16 = arguments.dtype == Dtype::kBFloat16;
   if (s.key_dim == 64) (bfloat16 ? launch<__nv_bfloat16, 64> : launch<__half, 64>)(p, grid, arguments.stream);
   else (bfloat16 ? launch<__nv_bfloat16, 128> : launch<__half, 128>)(p, grid, arguments.stream);
-  cuda_check(cudaGetLastError(), "forward");
 }
 
 }  // namespace lethe

@@ -1,6 +1,7 @@
 #pragma once
 // The softmax of the forward kernel: what one thread does with its two rows of a block's logits. Internal to forward.cu.
 
+#include "optimized/cuda/gate_switch.hpp"
 #include "optimized/cuda/ptx/fragment.cuh"
 
 namespace lethe {
@@ -17,6 +18,14 @@ template <typename Element>
 inline constexpr float kLargestSum = 0x1p120f;
 template <>
 inline constexpr float kLargestSum<__half> = 0x1p15f;
+
+// bfloat16 has the exponents of float: m may be one number for a warp's sixteen rows, and then the gate's bias less m is one number a
+// column. In float16 each row has its own.
+template <typename Element>
+inline constexpr bool kOneCentreAWarp = true;
+template <>
+inline constexpr bool kOneCentreAWarp<__half> = false;
+inline constexpr float kSmallestSum = 0x1p-100f;  // of a row, that loses nothing by subnormal weights
 
 // Sizes of a kernel. At head dim 64 the exponentials take as long as the products: three warpgroups hide more latency than two.
 template <int kDim>
@@ -36,6 +45,7 @@ struct Rows {
   float output[kDim / 2];
   uint32_t weights[32];  // the exponentials, rounded
   float maximum[2], sum[2], shrink[2];
+  float centre;  // m, where a warp has one
   int position[2], first_visible[2];  // of the row among the keys; first key after the last cut
 };
 
@@ -44,7 +54,7 @@ template <int kDim, typename Bias>
 __device__ inline void add_bias(Rows<kDim>& rows, float scale, const Bias& bias) {
 #pragma unroll
   for (int j = 0; j < 16; ++j) {
-    const float2 b = bias(j);
+    const float2 b = kGate ? bias(j) : float2{};
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       rows.x[4 * j + 2 * h] = fmaf(rows.x[4 * j + 2 * h], scale, b.x);
@@ -53,12 +63,22 @@ __device__ inline void add_bias(Rows<kDim>& rows, float scale, const Bias& bias)
   }
 }
 
+// Of the 32 columns of a block that a thread holds in one row, those below `column`, as bits.
+__device__ inline uint32_t columns_below(int column) {
+  const int from = column - threadIdx.x % 4 * 2;  // its columns are 0, 1, 8, 9, 16, …
+  const int count = from <= 0 ? 0 : from / 8 * 2 + min(from % 8, 2);
+  return count >= 32 ? ~0u : (1u << count) - 1;
+}
+
 template <int kDim>
 __device__ inline void mask(Rows<kDim>& rows, int first_column) {
 #pragma unroll
-  for (int i = 0; i < 64; ++i) {
-    const int column = first_column + i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2, h = i / 2 % 2;
-    if (column > rows.position[h] || column < rows.first_visible[h]) rows.x[i] = -INFINITY;
+  for (int h = 0; h < 2; ++h) {
+    uint32_t visible = columns_below(rows.position[h] + 1 - first_column);
+    if constexpr (kGate) visible &= ~columns_below(rows.first_visible[h] - first_column);
+#pragma unroll
+    for (int e = 0; e < 32; ++e)
+      if (!(visible >> e & 1)) rows.x[4 * (e / 2) + 2 * h + e % 2] = -INFINITY;
   }
 }
 
@@ -91,15 +111,68 @@ __device__ inline bool follow_maximum(Rows<kDim>& rows, float block_bias) {
   return __any_sync(~0u, moved);
 }
 
-// x → 2^(x − m)
+// The same with one m a warp: half way between the largest and the smallest of its rows' maxima, which lie as far apart as the gate
+// falls over sixteen rows. A whole number, so that weights are rounded alike wherever it moves to.
 template <int kDim>
-__device__ inline void exponentiate(Rows<kDim>& rows, float block_bias) {
-  float start[2];
+__device__ inline bool follow_centre(Rows<kDim>& rows, float block_bias) {
+  float highest = -INFINITY, lowest = INFINITY;
 #pragma unroll
-  for (int h = 0; h < 2; ++h) start[h] = rows.maximum[h] == -INFINITY ? 0 : block_bias - rows.maximum[h];
+  for (int h = 0; h < 2; ++h) {
+    float largest = fmaxf(rows.x[2 * h], rows.x[2 * h + 1]);
+#pragma unroll
+    for (int j = 1; j < 16; ++j) largest = fmaxf(largest, fmaxf(rows.x[4 * j + 2 * h], rows.x[4 * j + 2 * h + 1]));
+    rows.maximum[h] = fmaxf(rows.maximum[h], largest_of_four(largest) + block_bias);
+    highest = fmaxf(highest, rows.maximum[h]);
+    if (rows.maximum[h] != -INFINITY) lowest = fminf(lowest, rows.maximum[h]);
+  }
+#pragma unroll
+  for (int lanes = 4; lanes < 32; lanes *= 2) {
+    highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, lanes));
+    lowest = fminf(lowest, __shfl_xor_sync(~0u, lowest, lanes));
+  }
+  const float centre = rintf((highest + lowest) / 2);
+  if (highest == -INFINITY || fabsf(centre - rows.centre) <= kRescaleAbove) return false;  // a warp may see nothing yet
+  const float shrink = ptx::exp2_approximate(rows.centre - centre);
+  rows.centre = centre;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    rows.shrink[h] = shrink;
+    rows.sum[h] *= shrink;
+  }
+  return true;
+}
+
+// What rounding took from the sum where a row has nearly all of its weight on its largest logit, mostly its own key's. An error common to
+// all of O would be one of dO·O, and the gradient's largest.
+template <typename Element, int kDim>
+__device__ inline float lost_by_rounding(const Rows<kDim>& rows, int h) {
+  const float largest = ptx::exp2_approximate(rows.maximum[h] - rows.centre);
+  return largest - ptx::unpack<Element>(ptx::pack<Element>(largest, largest)).x;
+}
+
+// What is to be added to a row's logits of a block: its bias less m.
+template <bool kCentre, int kDim>
+__device__ inline float start_of(const Rows<kDim>& rows, int h, float block_bias) {
+  const float m = kCentre ? rows.centre : rows.maximum[h];
+  return m == -INFINITY ? 0 : block_bias - m;
+}
+
+// x → 2^(scale · x + start)
+template <int kDim>
+__device__ inline void exponentiate(Rows<kDim>& rows, const float (&start)[2], float scale = 1) {
 #pragma unroll
   for (int i = 0; i < 64; ++i) {
-    rows.x[i] = ptx::exp2_approximate(rows.x[i] + start[i / 2 % 2]);
+    rows.x[i] = ptx::exp2_approximate(fmaf(rows.x[i], scale, start[i / 2 % 2]));
+    rows.sum[i / 2 % 2] += rows.x[i];
+  }
+}
+
+// x → 2^x
+template <int kDim>
+__device__ inline void exponentiate(Rows<kDim>& rows) {
+#pragma unroll
+  for (int i = 0; i < 64; ++i) {
+    rows.x[i] = ptx::exp2_approximate(rows.x[i]);
     rows.sum[i / 2 % 2] += rows.x[i];
   }
 }

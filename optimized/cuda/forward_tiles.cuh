@@ -3,6 +3,7 @@
 // forward.cu.
 
 #include "optimized/cuda/forward_softmax.cuh"
+#include "optimized/cuda/handover.cuh"
 #include "optimized/cuda/ptx/copy.cuh"
 #include "optimized/kernels.hpp"
 
@@ -10,45 +11,66 @@ namespace lethe {
 
 inline constexpr float kLog2E = 1.4426950408889634f;
 
-// Who arrives at a barrier that hands shared memory back: lane 0 for its warp, after all lanes. compute-sanitizer's racecheck does not
-// follow an arrival on behalf of others; the build it checks lets every lane arrive.
-#ifdef LETHE_EVERY_LANE_ARRIVES
-inline constexpr int kArrivalsOfAWarp = 32;
-#else
-inline constexpr int kArrivalsOfAWarp = 1;
-#endif
 inline constexpr int kTileSlots = 2;  // the next tile's queries arrive while this one is computed
 
 struct ForwardParameters {
-  CUtensorMap query, key, value, output;
+  CUtensorMap query, key, value, output, residual;
   GatePlan plan;
   float scale_log2;
   int query_length, key_length, heads, query_heads, query_blocks, query_tiles, key_blocks, tiles;
   int section;  // heads whose keys and values share the L2 cache at a time
   float* log_normalizer;
-  unsigned long long* visited_pairs;
-  int* next_tile;
-  int* repeats;  // their count, then their tiles: where a sum overflowed
+  bool keep_residual;
+  int64_t* visited_pairs;
 };
 
+// Positions of a tile's queries lie in at most so many key blocks.
+template <int kRows>
+inline constexpr int kSpan = (kRows + kColumns - 2) / kColumns + 1;
+
+template <int kRows>
 struct Tile {
   int batch, head, row, query;  // query head; row = batch · query_heads + head, −1 where no tile is left; first query
   int first, last;              // key blocks, both included
+  int cut_block;                // blocks below it reach behind a cut
+  // Of each block that queries stand in: c before it less F, the last cut before it. Is there a cut among the tile's positions?
+  float base[kSpan<kRows>];
+  int cut_before[kSpan<kRows>];
+  bool cut_within;
 };
 
-// Longest first: sections of heads, inside a section from the last query block down, heads innermost.
+// Longest first: sections of heads, those with most blocks first; inside a section from the last query block down, heads innermost.
 template <int kRows>
-__device__ inline Tile tile_at(const ForwardParameters& a, int index) {
+__device__ inline Tile<kRows> tile_at(const ForwardParameters& a, int index) {
   const int per_section = a.section * a.query_tiles, rows = a.tiles / a.query_tiles;
   const int section = index / per_section, within = index % per_section;
   const int width = min(a.section, rows - section * a.section);
-  Tile tile;
-  tile.row = section * a.section + within % width;
+  Tile<kRows> tile;
+  tile.row = a.plan.head_order[section * a.section + within % width];
   tile.query = (a.query_tiles - 1 - within / width) * kRows;
   tile.batch = tile.row / a.query_heads;
   tile.head = tile.row % a.query_heads;
   tile.first = a.plan.first_key_block[tile.row * a.query_blocks + tile.query / static_cast<int>(kGateBlock)];
-  tile.last = (min(tile.query + kRows, a.query_length) - 1 + a.key_length - a.query_length) / kColumns;
+  const int first_position = tile.query + a.key_length - a.query_length;
+  const int last_position = min(first_position + kRows, a.key_length) - 1;
+  tile.last = last_position / kColumns;
+  tile.cut_block = 0;
+  if constexpr (kGate) {
+    const int64_t blocks = static_cast<int64_t>(tile.row) * (a.key_blocks + 1);
+    const double* base = a.plan.base + blocks;
+    const int32_t* cuts = a.plan.block_cut_before + blocks;
+    const int first_block = first_position / kColumns;
+#pragma unroll
+    for (int i = 0; i < kSpan<kRows>; ++i) {
+      const int block = min(first_block + i, tile.last);
+      tile.base[i] = static_cast<float>(base[block] - base[first_block]);
+      tile.cut_before[i] = cuts[block];
+    }
+    tile.cut_within = cuts[tile.last + 1] > first_block * kColumns;
+    const int cut = tile.cut_within ? max(cuts[tile.last], a.plan.cut_before[static_cast<int64_t>(tile.row) * a.key_blocks * kColumns + last_position])
+                                    : cuts[tile.last];
+    tile.cut_block = (cut + kColumns - 1) / kColumns;
+  }
   return tile;
 }
 
@@ -60,9 +82,11 @@ struct alignas(1024) Shared {
   char key[kStages][kColumns * kDim * 2];
   char value[kStages][kColumns * kDim * 2];
   float bias[kStages][kColumns];
+  float own_bias[Sizes<kDim>::kBiasAhead ? 1 : Sizes<kDim>::kWarpgroups * 4][Sizes<kDim>::kBiasAhead ? 4 : kColumns];  // a warp's, less m
   float block_bias[kStages];
-  float row_gate[kRows];  // c_i − F, written and read by one thread
-  Tile tile[kTileSlots];
+  alignas(16) float row_bias[kTileSlots][kRows + 4];  // from the last multiple of 4 before the tile's first position
+  float row_gate[kRows];                  // c_i − F, written and read by one thread
+  Tile<kRows> tile[kTileSlots];
   int index[kTileSlots], overflowed[kTileSlots];
   uint64_t tile_full[kTileSlots], tile_empty[kTileSlots];  // a tile and its queries
   uint64_t key_full[kStages], key_empty[kStages], value_full[kStages], value_empty[kStages];
@@ -84,22 +108,26 @@ __device__ inline void produce(const ForwardParameters& a, Shared<kDim>& shared)
     for (int panel = 0; panel < kDim / 64; ++panel)
       ptx::load_tile(destination + panel * rows * 128, &map, full, panel * 64, head, token, batch);
   };
-  const int tiles = kRepeat ? a.repeats[0] : a.tiles;
+  const int tiles = kRepeat ? a.plan.repeats[0] : a.tiles;
   for (int turn = blockIdx.x; turn < tiles;) {
-    const int index = kRepeat ? a.repeats[1 + turn] : turn;
-    const Tile tile = tile_at<kRows>(a, index);
-    turn = gridDim.x + (kRepeat ? turn : atomicAdd(a.next_tile, 1));
+    const int index = kRepeat ? a.plan.repeats[1 + turn] : turn;
+    const Tile<kRows> tile = tile_at<kRows>(a, index);
+    turn = gridDim.x + (kRepeat ? turn : atomicAdd(a.plan.next_tile, 1));
     ptx::mbarrier_wait_patiently(&shared.tile_empty[slot.index], slot.parity ^ 1);
     shared.tile[slot.index] = tile;
     shared.index[slot.index] = index;
     shared.overflowed[slot.index] = false;
-    ptx::mbarrier_arrive_expect(&shared.tile_full[slot.index], kRows * kDim * 2);
+    const int64_t tokens = static_cast<int64_t>(tile.row) * a.key_blocks * kColumns;
+    const int bias_from = (tile.query + offset) / 4 * 4;
+    const uint32_t bias_bytes = kGate ? 4 * min(kRows + 4, a.key_blocks * kColumns - bias_from) : 0;
+    ptx::mbarrier_arrive_expect(&shared.tile_full[slot.index], kRows * kDim * 2 + bias_bytes);
     load(shared.query[slot.index], kRows, a.query, &shared.tile_full[slot.index], tile.head, tile.query, tile.batch);
+    if constexpr (kGate)
+      ptx::load_run(shared.row_bias[slot.index], a.plan.bias + tokens + bias_from, bias_bytes, &shared.tile_full[slot.index]);
     slot.advance(kTileSlots);
 
-    const int64_t tokens = static_cast<int64_t>(tile.row) * a.key_blocks * kColumns;
     const double* base = a.plan.base + static_cast<int64_t>(tile.row) * (a.key_blocks + 1);
-    const double frame = base[(tile.query + offset) / kColumns];
+    const double frame = kGate ? base[(tile.query + offset) / kColumns] : 0;
     const int key_head = tile.head / group, rows = min(kRows, a.query_length - tile.query);
     long long pairs = 0;
     const auto load_value = [&](int block) {
@@ -109,20 +137,20 @@ __device__ inline void produce(const ForwardParameters& a, Shared<kDim>& shared)
     };
 #pragma unroll 1
     for (int block = tile.last; block >= tile.first; --block) {
-      const float block_bias = static_cast<float>((frame - base[block]) * static_cast<double>(kLog2E));
+      const float block_bias = kGate ? static_cast<float>((frame - base[block]) * static_cast<double>(kLog2E)) : 0;
       ptx::mbarrier_wait_patiently(&shared.key_empty[at.index], at.parity ^ 1);
       shared.block_bias[at.index] = block_bias;
       uint64_t* full = &shared.key_full[at.index];
-      ptx::mbarrier_arrive_expect(full, kColumns * kDim * 2 + kColumns * 4);
+      ptx::mbarrier_arrive_expect(full, kColumns * kDim * 2 + (kGate ? kColumns * 4 : 0));
       load(shared.key[at.index], kColumns, a.key, full, key_head, block * kColumns, tile.batch);
-      ptx::load_run(shared.bias[at.index], a.plan.bias + tokens + block * kColumns, kColumns * 4, full);
+      if constexpr (kGate) ptx::load_run(shared.bias[at.index], a.plan.bias + tokens + block * kColumns, kColumns * 4, full);
       if (block < tile.last) load_value(block + 1);
       previous = at;
       at.advance(kStages);
       pairs += causal_pairs(rows, tile.query + offset - block * kColumns + 1);
     }
     load_value(tile.first);
-    if (!kRepeat) atomicAdd(a.visited_pairs + tile.row, static_cast<unsigned long long>(pairs));
+    if (!kRepeat) atomicAdd(a.plan.pairs + tile.row, static_cast<unsigned long long>(pairs));
   }
   ptx::mbarrier_wait_patiently(&shared.tile_empty[slot.index], slot.parity ^ 1);
   shared.tile[slot.index].row = -1;

@@ -3,16 +3,22 @@
 //   c_t = Σ_{l ≤ t} log f_l = base[t / 128] + local_t;  bias_t = −log₂e · local_t
 //   block (m, n) of queries × keys is left out where c_{first query of m} − c_{last key of n} < δ = −2U − log Tk + log ε
 //
-// Two kernels. One warp a block of 128 tokens sums in double and rounds the local part once. Then one CTA a head scans the
-// blocks' sums and finds, one thread a query block, the first key block to visit by binary search: c falls with t, so along a row
-// of blocks D only rises. The last query block of a key block is a second search, in the first one's result.
+// One warp a block of 128 tokens sums in double and rounds the local part once. Then one CTA a head scans the blocks' sums and
+// finds, one thread a query block, the first key block to visit by binary search: c falls with t, so along a row of blocks D only
+// rises. The last query block of a key block is a second search, in the first one's result. The last CTA sorts the heads. Where U
+// comes from norms they are found between scan and search, and only for heads that some U could prune. Each kernel starts under the
+// end of the one before it.
 
+#include <algorithm>
 #include <cfloat>
 #include <climits>
 #include <cmath>
 #include <stdexcept>
 
 #include "optimized/cuda/check.hpp"
+#include "optimized/cuda/gate_switch.hpp"
+#include "optimized/cuda/launch.hpp"
+#include "optimized/cuda/ptx/barrier.cuh"
 #include "optimized/cuda/ptx/fragment.cuh"
 #include "optimized/kernels.hpp"
 
@@ -42,10 +48,22 @@ struct LocalArguments {
   GatePlan plan;
 };
 
+// The plan's counters; the first kernel sets them for all that follow.
+__device__ void clear_counters(const GatePlan& plan, int batch, int heads) {
+  for (int head = threadIdx.x; head < heads; head += blockDim.x) {
+    const int row = batch * heads + head;
+    plan.pairs[row] = 0;
+    plan.largest_square[row] = plan.largest_square[gridDim.y * heads + row] = 0;
+  }
+  if (threadIdx.x == 0 && batch == 0) *plan.next_tile = *plan.heads_done = plan.repeats[0] = 0;
+}
+
 // One warp a (block, head); a lane owns four tokens. Leaves for the scan each block's own sum in base[n+1], its last cut in
 // block_cut_before[n+1] (or −1) and its first in block_cut_after[n] (or INT32_MAX).
 __global__ void __launch_bounds__(32 * kWarps) sum_blocks(LocalArguments a) {
   const int block = blockIdx.x, batch = blockIdx.y, lane = threadIdx.x % 32;
+  ptx::let_next_kernel_start();
+  if (block == 0) clear_counters(a.plan, batch, a.heads);
   const auto sum_of = [](double x, double y) { return x + y; };
   const auto largest = [](int x, int y) { return max(x, y); };
   for (int head = threadIdx.x / 32; head < a.heads; head += kWarps) {
@@ -98,22 +116,20 @@ __global__ void __launch_bounds__(32 * kWarps) sum_blocks(LocalArguments a) {
 // Inclusive scan of `values[count]` in place by the whole CTA, ascending or descending.
 template <bool kAscending, typename T, typename Combine>
 __device__ void scan(T* values, int count, T neutral, Combine combine) {
-  __shared__ T totals[kScanThreads];
-  const int thread = threadIdx.x;
+  __shared__ T totals[kScanThreads / 32];
+  const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
   const int each = (count + kScanThreads - 1) / kScanThreads;
   const auto at = [&](int i) { return kAscending ? i : count - 1 - i; };
   const int begin = min(count, thread * each), end = min(count, begin + each);
   T total = neutral;
   for (int i = begin; i < end; ++i) total = combine(total, values[at(i)]);
-  totals[thread] = total;
+  const T inclusive = scan_warp_up(total, neutral, combine);
+  if (lane == 31) totals[warp] = inclusive;
   __syncthreads();
-  for (int offset = 1; offset < kScanThreads; offset *= 2) {
-    const T below = thread >= offset ? totals[thread - offset] : neutral;
-    __syncthreads();
-    totals[thread] = combine(totals[thread], below);
-    __syncthreads();
-  }
-  T running = thread > 0 ? totals[thread - 1] : neutral;
+  T running = neutral;
+  for (int w = 0; w < warp; ++w) running = combine(running, totals[w]);
+  const T below = __shfl_up_sync(~0u, inclusive, 1);
+  if (lane > 0) running = combine(running, below);
   for (int i = begin; i < end; ++i) values[at(i)] = running = combine(running, values[at(i)]);
   __syncthreads();
 }
@@ -138,14 +154,16 @@ struct BoundArguments {
   GatePlan plan;
 };
 
-__global__ void __launch_bounds__(kScanThreads) scan_and_bound(BoundArguments a) {
-  const int row = blockIdx.x;  // batch · query_heads + query head
-  const int64_t blocks = a.key_blocks, tokens = blocks * kBlock;
+// Could a bound U of the logits, which is never negative, prune this query head?
+__device__ bool can_be_pruned(const BoundArguments& a, int64_t row) {
+  return a.plan.base[row * (a.key_blocks + 1) + a.key_blocks] < a.log_tolerance - a.log_length;
+}
+
+__device__ void scan_blocks(const BoundArguments& a, int row) {
+  const int64_t blocks = a.key_blocks;
   double* base = a.plan.base + row * (blocks + 1);
   int32_t* cut_before = a.plan.block_cut_before + row * (blocks + 1);
   int32_t* cut_after = a.plan.block_cut_after + row * (blocks + 1);
-  int32_t* first_key = a.plan.first_key_block + static_cast<int64_t>(row) * a.query_blocks;
-  int32_t* last_query = a.plan.last_query_block + row * blocks;
   if (threadIdx.x == 0) {
     base[0] = 0;
     cut_before[0] = 0;
@@ -155,68 +173,162 @@ __global__ void __launch_bounds__(kScanThreads) scan_and_bound(BoundArguments a)
   scan<true>(base, blocks + 1, 0.0, [](double x, double y) { return x + y; });
   scan<true>(cut_before, blocks + 1, 0, [](int x, int y) { return max(x, y); });
   scan<false>(cut_after, blocks + 1, INT_MAX, [](int x, int y) { return min(x, y); });
+}
 
+__device__ void find_boundary(const BoundArguments& a, int row) {
+  const int64_t blocks = a.key_blocks, tokens = blocks * kBlock;
+  const double* base = a.plan.base + row * (blocks + 1);
+  int32_t* first_key = a.plan.first_key_block + static_cast<int64_t>(row) * a.query_blocks;
+  int32_t* last_query = a.plan.last_query_block + row * blocks;
   const bool pruning = a.log_tolerance > -DBL_MAX && !a.boundary_given;
-  double threshold = 0;
-  if (pruning) {
+  double threshold = -DBL_MAX;  // but for cuts
+  if (pruning && can_be_pruned(a, row)) {
     const int pairs = gridDim.x, group = a.query_heads / a.heads, batch = row / a.query_heads, head = row % a.query_heads / group;
     const double bound = a.logit_bound ? a.logit_bound[row]
                                        : fabs(a.scale) * sqrt(double(a.plan.largest_square[row])) *
                                              sqrt(double(a.plan.largest_square[pairs + batch * a.heads + head])) * kNormSlack;
     threshold = -2 * bound - a.log_length + a.log_tolerance;
   }
-  for (int m = threadIdx.x; m < a.query_blocks && !a.boundary_given; m += kScanThreads) {
+  __shared__ int head_blocks;
+  if (threadIdx.x == 0) head_blocks = 0;
+  __syncthreads();
+  int visited = 0;
+  for (int m = threadIdx.x; m < a.query_blocks; m += kScanThreads) {
     const int position = m * kBlock + a.offset, block = position / kBlock;
     int first = 0;
-    if (pruning) {
-      const double c = base[block] - a.plan.bias[row * tokens + position] / kLog2E;
-      const int cut = max(a.plan.cut_before[row * tokens + position], cut_before[block]);
-      first = first_where(block, [&](int n) { return c - base[n + 1] >= threshold && n * kBlock + kBlock > cut; });
+    if (a.boundary_given) {
+      first = first_key[m];
+    } else {
+      if (pruning) {
+        const double c = base[block] - a.plan.bias[row * tokens + position] / kLog2E;
+        const int cut = max(a.plan.cut_before[row * tokens + position], a.plan.block_cut_before[row * (blocks + 1) + block]);
+        first = first_where(block, [&](int n) { return c - base[n + 1] >= threshold && n * kBlock + kBlock > cut; });
+      }
+      first_key[m] = first;
     }
-    first_key[m] = first;
+    visited += block - first + 1;
   }
+  visited = __reduce_add_sync(~0u, visited);
+  if (threadIdx.x % 32 == 0) atomicAdd(&head_blocks, visited);
   __syncthreads();
+  if (threadIdx.x == 0) a.plan.head_blocks[row] = head_blocks;
   for (int n = threadIdx.x; n < a.key_blocks; n += kScanThreads)
     last_query[n] = first_where(a.query_blocks, [&](int m) { return first_key[m] > n; }) - 1;
 }
 
+// order[0 … count) = heads by falling sums of `group` numbers, ties in their own order. Where heads are many any order will do.
+__device__ void sort_heads(int32_t* order, const int32_t* blocks, int count, int group) {
+  constexpr int kLargest = 2048;
+  __shared__ int work[kLargest];
+  __syncthreads();
+  if (count <= kLargest) {
+    for (int i = threadIdx.x; i < count; i += kScanThreads) {
+      work[i] = 0;
+      for (int g = 0; g < group; ++g) work[i] += __ldcg(blocks + i * group + g);
+    }
+  }
+  __syncthreads();
+  for (int i = threadIdx.x; i < count; i += kScanThreads) {
+    int rank = i;
+    if (count <= kLargest) {
+      rank = 0;
+      for (int other = 0; other < count; ++other) rank += work[other] > work[i] || (work[other] == work[i] && other < i);
+    }
+    order[rank] = i;
+  }
+}
+
+// One CTA a (batch, query head). `kScan` and `kBound` choose the halves: both at once, or one before and one behind the norms.
+template <bool kScan, bool kBound>
+__global__ void __launch_bounds__(kScanThreads) scan_and_bound(const __grid_constant__ BoundArguments a) {
+  ptx::let_next_kernel_start();
+  ptx::wait_for_previous_kernel();
+  const int row = blockIdx.x;  // batch · query_heads + query head
+  if constexpr (kScan) scan_blocks(a, row);
+  if constexpr (kBound) {
+    find_boundary(a, row);
+    const int group = a.query_heads / a.heads;
+    if (!a.boundary_given && a.log_tolerance <= -DBL_MAX) {  // nothing is pruned: all heads are alike
+      if (threadIdx.x == 0) {
+        a.plan.head_order[row] = row;
+        if (row % group == 0) a.plan.key_head_order[row / group] = row / group;
+      }
+      return;
+    }
+    __shared__ int done;
+    if (threadIdx.x == 0) {
+      __threadfence();
+      done = atomicAdd(a.plan.heads_done, 1) + 1;
+    }
+    __syncthreads();
+    if (done < gridDim.x) return;
+    __threadfence();
+    const int rows = gridDim.x;
+    sort_heads(a.plan.head_order, a.plan.head_blocks, rows, 1);
+    sort_heads(a.plan.key_head_order, a.plan.head_blocks, rows / group, group);
+  }
+}
+
 struct NormArguments {
-  Operand operand;
-  int length;
-  float* largest_square;  // [B, heads], zero before
+  Operand query, key;
+  int query_length, key_length;
+  BoundArguments bound;
 };
 
-// Largest ‖row‖² of a head: 16 bytes a lane, several rows a warp; non-negative floats compare like their bits.
+constexpr int kNormRows = 256;  // of a CTA
+
+// Largest ‖row‖² of a head: 16 bytes a lane, several rows in flight; non-negative floats compare like their bits. Neighbouring CTAs
+// read the heads of the same tokens, which lie side by side.
 template <typename Element, int kDim>
-__global__ void __launch_bounds__(32 * kWarps) find_largest_square(NormArguments a) {
-  constexpr int kLanes = kDim / 8, kRowsPerPass = 32 * kWarps / kLanes, kPasses = 8;
-  const int head = blockIdx.y, batch = blockIdx.z, lane = threadIdx.x % kLanes;
-  const Element* rows = static_cast<const Element*>(a.operand.data) + batch * a.operand.batch_stride + head * a.operand.head_stride;
-  float largest = 0;
+__global__ void __launch_bounds__(32 * kWarps) find_largest_square(const __grid_constant__ NormArguments a) {
+  constexpr int kLanes = kDim / 8, kRowsPerPass = 32 * kWarps / kLanes, kPasses = kNormRows / kRowsPerPass;
+  ptx::let_next_kernel_start();
+  ptx::wait_for_previous_kernel();
+  const BoundArguments& bound = a.bound;
+  const int column = blockIdx.x % (bound.query_heads + bound.heads), chunk = blockIdx.x / (bound.query_heads + bound.heads);
+  const bool of_query = column < bound.query_heads;
+  const int head = of_query ? column : column - bound.query_heads, batch = blockIdx.y, lane = threadIdx.x % kLanes;
+  const int group = of_query ? 1 : bound.query_heads / bound.heads, length = of_query ? a.query_length : a.key_length;
+  bool needed = false;
+  for (int g = 0; g < group; ++g) needed |= can_be_pruned(bound, int64_t{batch} * bound.query_heads + head * group + g);
+  if (!needed || chunk * kNormRows >= length) return;
+
+  const Operand& operand = of_query ? a.query : a.key;
+  const Element* rows = static_cast<const Element*>(operand.data) + batch * operand.batch_stride + head * operand.head_stride;
+  uint4 chunks[kPasses];
+#pragma unroll
   for (int pass = 0; pass < kPasses; ++pass) {
-    const int token = (blockIdx.x * kPasses + pass) * kRowsPerPass + threadIdx.x / kLanes;
+    const int token = min(chunk * kNormRows + pass * kRowsPerPass + static_cast<int>(threadIdx.x) / kLanes, length - 1);
+    chunks[pass] = *reinterpret_cast<const uint4*>(rows + token * operand.token_stride + lane * 8);
+  }
+  float largest = 0;
+#pragma unroll
+  for (int pass = 0; pass < kPasses; ++pass) {
     float square = 0;
-    if (token < a.length) {
-      const uint4 chunk = *reinterpret_cast<const uint4*>(rows + token * a.operand.token_stride + lane * 8);
-      for (const uint32_t packed : {chunk.x, chunk.y, chunk.z, chunk.w}) {
-        const float2 pair = ptx::unpack<Element>(packed);
-        square += pair.x * pair.x + pair.y * pair.y;
-      }
+    for (const uint32_t packed : {chunks[pass].x, chunks[pass].y, chunks[pass].z, chunks[pass].w}) {
+      const float2 pair = ptx::unpack<Element>(packed);
+      square += pair.x * pair.x + pair.y * pair.y;
     }
+#pragma unroll
     for (int offset = kLanes / 2; offset > 0; offset /= 2) square += __shfl_xor_sync(~0u, square, offset);
     largest = fmaxf(largest, square);
   }
-  for (int offset = 16; offset > 0; offset /= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, offset));
-  if (threadIdx.x % 32 == 0) atomicMax(reinterpret_cast<int*>(a.largest_square) + batch * gridDim.y + head, __float_as_int(largest));
+  for (int offset = 16; offset >= kLanes; offset /= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, offset));
+  float* of_operand = bound.plan.largest_square + (of_query ? 0 : gridDim.y * bound.query_heads);
+  if (threadIdx.x % 32 == 0)
+    atomicMax(reinterpret_cast<int*>(of_operand) + batch * (of_query ? bound.query_heads : bound.heads) + head, __float_as_int(largest));
 }
 
-template <typename Element>
-void launch_norms(const Operand& operand, int64_t batch, int64_t length, int64_t heads, int64_t dim, float* largest_square, cudaStream_t stream) {
-  const int rows = 32 * kWarps / (dim / 8) * 8;
-  const dim3 grid((length + rows - 1) / rows, heads, batch);
-  const NormArguments arguments{operand, static_cast<int>(length), largest_square};
-  if (dim == 64) find_largest_square<Element, 64><<<grid, 32 * kWarps, 0, stream>>>(arguments);
-  else find_largest_square<Element, 128><<<grid, 32 * kWarps, 0, stream>>>(arguments);
+// The plan where there is no gate: everything is visited.
+__global__ void __launch_bounds__(kScanThreads) open_plan(const __grid_constant__ BoundArguments a) {
+  const int row = blockIdx.x, group = a.query_heads / a.heads;
+  for (int m = threadIdx.x; m < a.query_blocks; m += kScanThreads) a.plan.first_key_block[int64_t{row} * a.query_blocks + m] = 0;
+  for (int n = threadIdx.x; n < a.key_blocks; n += kScanThreads) a.plan.last_query_block[int64_t{row} * a.key_blocks + n] = a.query_blocks - 1;
+  if (threadIdx.x > 0) return;
+  a.plan.head_order[row] = row;
+  if (row % group == 0) a.plan.key_head_order[row / group] = row / group;
+  a.plan.pairs[row] = 0;
+  if (row == 0) *a.plan.next_tile = a.plan.repeats[0] = 0;
 }
 
 int64_t blocks_of(int64_t length) { return (length + kGateBlock - 1) / kGateBlock; }
@@ -240,7 +352,12 @@ GatePlan gate_plan_in(void* memory, const Shape& shape) {
   take(plan.first_key_block, rows * queries);
   take(plan.last_query_block, rows * keys);
   take(plan.largest_square, 2 * rows);
-  take(plan.next_tile, 2);
+  take(plan.head_blocks, rows);
+  take(plan.head_order, rows);
+  take(plan.key_head_order, shape.batch * shape.heads);
+  take(plan.next_tile, 1);
+  take(plan.heads_done, 1);
+  take(plan.pairs, rows);
   take(plan.repeats, 1 + rows * queries);
   take(plan.end, 0);
   return plan;
@@ -252,21 +369,32 @@ size_t gate_plan_bytes(const Shape& shape) {
 
 void launch_gate_plan(const GatePlanArguments& a) {
   const Shape& s = a.shape;
-  const int64_t blocks = blocks_of(s.key_length);
+  const int64_t blocks = blocks_of(s.key_length), rows = s.batch * s.query_heads;
+  const BoundArguments bound{int(s.heads), int(s.query_heads), int(blocks_of(s.query_length)), int(blocks),
+                             int(s.key_length - s.query_length), a.scale, std::log(double(s.key_length)),
+                             a.log_pruning_tolerance, a.logit_bound, a.boundary_given, a.plan};
+  if constexpr (!kGate) {
+    open_plan<<<rows, kScanThreads, 0, a.stream>>>(bound);
+    cuda_check(cudaGetLastError(), "gate plan");
+    return;
+  }
   sum_blocks<<<dim3(blocks, s.batch), 32 * kWarps, 0, a.stream>>>({a.log_forget, a.gate_batch_stride, a.gate_token_stride,
                                                                    a.gate_head_stride, int(s.key_length), int(s.query_heads), int(blocks),
                                                                    a.plan});
-  const int64_t rows = s.batch * s.query_heads;
-  if (std::isfinite(a.log_pruning_tolerance) && !a.logit_bound && !a.boundary_given) {
-    cuda_check(cudaMemsetAsync(a.plan.largest_square, 0, 2 * rows * sizeof(float), a.stream), "gate plan");
-    const auto norms = a.dtype == Dtype::kBFloat16 ? launch_norms<__nv_bfloat16> : launch_norms<__half>;
-    norms(a.query, s.batch, s.query_length, s.query_heads, s.key_dim, a.plan.largest_square, a.stream);
-    norms(a.key, s.batch, s.key_length, s.heads, s.key_dim, a.plan.largest_square + rows, a.stream);
-  }
-  scan_and_bound<<<rows, kScanThreads, 0, a.stream>>>({int(s.heads), int(s.query_heads), int(blocks_of(s.query_length)), int(blocks),
-                                                       int(s.key_length - s.query_length), a.scale, std::log(double(s.key_length)),
-                                                       a.log_pruning_tolerance, a.logit_bound, a.boundary_given, a.plan});
   cuda_check(cudaGetLastError(), "gate plan");
+  const bool norms_needed = std::isfinite(a.log_pruning_tolerance) && !a.logit_bound && !a.boundary_given;
+  if (!norms_needed) {
+    launch_overlapping(scan_and_bound<true, true>, rows, kScanThreads, 0, a.stream, bound);
+    return;
+  }
+  launch_overlapping(scan_and_bound<true, false>, rows, kScanThreads, 0, a.stream, bound);
+  const bool bfloat16 = a.dtype == Dtype::kBFloat16;
+  const auto norms = s.key_dim == 64 ? (bfloat16 ? find_largest_square<__nv_bfloat16, 64> : find_largest_square<__half, 64>)
+                                     : (bfloat16 ? find_largest_square<__nv_bfloat16, 128> : find_largest_square<__half, 128>);
+  const int64_t chunks = (std::max(s.query_length, s.key_length) + kNormRows - 1) / kNormRows;
+  launch_overlapping(norms, dim3(chunks * (s.query_heads + s.heads), s.batch), 32 * kWarps, 0, a.stream,
+                     {a.query, a.key, int(s.query_length), int(s.key_length), bound});
+  launch_overlapping(scan_and_bound<false, true>, rows, kScanThreads, 0, a.stream, bound);
 }
 
 }  // namespace lethe

@@ -70,7 +70,8 @@ void check_forward_arguments(const at::Tensor& query, const at::Tensor& key, con
 
 void check_backward_arguments(const at::Tensor& grad_values, const at::Tensor& query, const at::Tensor& key,
                               const at::Tensor& value, const at::Tensor& log_forget, const at::Tensor& values,
-                              const at::Tensor& log_normalizer, const at::Tensor& boundary, double scale) {
+                              const at::Tensor& residual, const at::Tensor& log_normalizer, const at::Tensor& boundary,
+                              double scale) {
   check_inputs(query, key, value, log_forget);
   check_scale(scale);
   const at::ScalarType dtype = query.scalar_type();
@@ -79,6 +80,12 @@ void check_backward_arguments(const at::Tensor& grad_values, const at::Tensor& q
   check_shape("grad_values", grad_values, {batch, length, heads, value.sym_size(3)});
   check_like("values", values, dtype, query);
   check_shape("values", values, {batch, length, heads, value.sym_size(3)});
+  check_like("residual", residual, dtype, query);
+  if (has_residual(dtype)) {
+    check_shape("residual", residual, {batch, length, heads, value.sym_size(3)});
+  } else {
+    check_shape("residual", residual, {0});
+  }
   check_like("log_normalizer", log_normalizer, accumulation_dtype(dtype), query);
   check_shape("log_normalizer", log_normalizer, {batch, length, heads});
   check_like("boundary", boundary, at::kInt, query);

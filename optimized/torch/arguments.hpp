@@ -29,11 +29,17 @@ void check_forward_arguments(const at::Tensor& query, const at::Tensor& key, con
 /// The same for a backward call: what the forward returned must fit what it was given.
 void check_backward_arguments(const at::Tensor& grad_values, const at::Tensor& query, const at::Tensor& key,
                               const at::Tensor& value, const at::Tensor& log_forget, const at::Tensor& values,
-                              const at::Tensor& log_normalizer, const at::Tensor& boundary, double scale);
+                              const at::Tensor& residual, const at::Tensor& log_normalizer, const at::Tensor& boundary,
+                              double scale);
 
 /// Queries that share one entry of `boundary` [B, Hq, ⌈Tq / 128⌉]: as many on every device, so that shapes can be computed without
 /// one. What an entry counts (blocks of how many keys) is the implementation's own affair.
 inline constexpr int64_t kQueryRows = 128;
+
+/// Has the forward's `residual` elements, where it is asked for? values + residual [B, Tq, Hq, Dv], both of the inputs' dtype, hold
+/// what was summed with twice the digits. The backward's delta = Σ_d ∂o·o needs them: where nearly all of a row's weight is on one
+/// key, dS = P (dP − delta) is a small difference, and the rounding of values would be all that is left of it.
+inline bool has_residual(at::ScalarType dtype) { return dtype == at::kBFloat16 || dtype == at::kHalf; }
 
 /// float64 for float64, else float32: what log_forget is stored in and what sums are kept in.
 inline at::ScalarType accumulation_dtype(at::ScalarType dtype) { return dtype == at::kDouble ? at::kDouble : at::kFloat; }

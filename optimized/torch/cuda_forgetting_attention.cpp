@@ -17,7 +17,8 @@ namespace lethe {
 namespace {
 
 using at::Tensor;
-using Result = std::tuple<Tensor, Tensor, Tensor, Tensor>;
+using ForwardResult = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
+using BackwardResult = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 
 Shape shape_of(const Tensor& query, const Tensor& key, const Tensor& value) {
   return {query.size(0), query.size(1), key.size(1), key.size(2), query.size(2), query.size(3), value.size(3)};
@@ -88,15 +89,17 @@ GatePlanArguments plan_arguments(const Tensor& query, const Tensor& key, const T
           .stream = stream};
 }
 
-Result forward(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& log_forget, double scale,
-               std::optional<double> log_pruning_tolerance, const std::optional<Tensor>& logit_bound) {
+ForwardResult forward(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& log_forget, double scale,
+                      std::optional<double> log_pruning_tolerance, const std::optional<Tensor>& logit_bound, bool keep_residual) {
   check_forward_arguments(query, key, value, log_forget, scale, log_pruning_tolerance, logit_bound);
   const c10::cuda::CUDAGuard device(query.device());
-  if (!covered(query, key, value)) return portable::forward(query, key, value, log_forget, scale, log_pruning_tolerance, logit_bound);
+  if (!covered(query, key, value))
+    return portable::forward(query, key, value, log_forget, scale, log_pruning_tolerance, logit_bound, keep_residual);
   const Shape shape = shape_of(query, key, value);
   const cudaStream_t stream = at::cuda::getCurrentCUDAStream();
   const Tensor q = addressable(query), k = addressable(key), v = addressable(value);
   Tensor values = at::empty(query.sizes(), query.options());
+  Tensor residual = keep_residual ? at::empty(query.sizes(), query.options()) : at::empty({0}, query.options());
   Tensor log_normalizer = at::empty({shape.batch, shape.query_length, shape.query_heads}, log_forget.options());
   Tensor visited_pairs = at::empty({shape.batch, shape.query_heads}, query.options().dtype(at::kLong));
   Tensor boundary = at::empty({shape.batch, shape.query_heads, (shape.query_length + kQueryRows - 1) / kQueryRows},
@@ -117,22 +120,24 @@ Result forward(const Tensor& query, const Tensor& key, const Tensor& value, cons
                   .value = operand(v),
                   .plan = plan.plan,
                   .values = values.mutable_data_ptr(),
+                  .residual = keep_residual ? residual.mutable_data_ptr() : nullptr,
                   .log_normalizer = log_normalizer.mutable_data_ptr<float>(),
                   .visited_pairs = visited_pairs.mutable_data_ptr<int64_t>(),
                   .stream = stream});
-  return {values, log_normalizer, visited_pairs, boundary};
+  return {values, log_normalizer, visited_pairs, boundary, residual};
 }
 
-Result backward(const Tensor& grad_values, const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& log_forget,
-                const Tensor& values, const Tensor& log_normalizer, const Tensor& boundary, double scale) {
-  check_backward_arguments(grad_values, query, key, value, log_forget, values, log_normalizer, boundary, scale);
+BackwardResult backward(const Tensor& grad_values, const Tensor& query, const Tensor& key, const Tensor& value,
+                        const Tensor& log_forget, const Tensor& values, const Tensor& residual, const Tensor& log_normalizer,
+                        const Tensor& boundary, double scale) {
+  check_backward_arguments(grad_values, query, key, value, log_forget, values, residual, log_normalizer, boundary, scale);
   const c10::cuda::CUDAGuard device(query.device());
   if (!covered(query, key, value))
-    return portable::backward(grad_values, query, key, value, log_forget, values, log_normalizer, boundary, scale);
+    return portable::backward(grad_values, query, key, value, log_forget, values, residual, log_normalizer, boundary, scale);
   const Shape shape = shape_of(query, key, value);
   const cudaStream_t stream = at::cuda::getCurrentCUDAStream();
   const Tensor q = addressable(query), k = addressable(key), v = addressable(value);
-  const Tensor o = addressable(values), grad_o = addressable(grad_values), normalizer = log_normalizer.contiguous();
+  const Tensor o = addressable(values), rest = addressable(residual), grad_o = addressable(grad_values), normalizer = log_normalizer.contiguous();
   const Tensor first_key_block = boundary.contiguous();
   const Plan plan(shape, first_key_block);
   GatePlanArguments gates = plan_arguments(q, k, v, log_forget, scale, plan.plan, stream);
@@ -148,6 +153,7 @@ Result backward(const Tensor& grad_values, const Tensor& query, const Tensor& ke
                    .key = operand(k),
                    .value = operand(v),
                    .values = operand(o),
+                   .residual = operand(rest),
                    .grad_values = operand(grad_o),
                    .log_normalizer = normalizer.const_data_ptr<float>(),
                    .plan = plan.plan,

@@ -11,12 +11,14 @@
 #include <string>
 
 #include "optimized/torch/arguments.hpp"
+#include "optimized/torch/residual.hpp"
 
 namespace lethe::portable {
 namespace {
 
 using at::Tensor;
-using Result = std::tuple<Tensor, Tensor, Tensor, Tensor>;
+using ForwardResult = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
+using BackwardResult = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 
 constexpr int64_t kKeyBlock = 128;
 constexpr double kCut = -1e4;  // log f below this cuts: no logits can bring such a weight back
@@ -95,8 +97,8 @@ int64_t tiles_of(const Tensor& query) { return (query.size(1) + kQueryRows - 1) 
 
 }  // namespace
 
-Result forward(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& log_forget, double scale,
-               std::optional<double> log_pruning_tolerance, const std::optional<Tensor>& logit_bound) {
+ForwardResult forward(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& log_forget, double scale,
+                      std::optional<double> log_pruning_tolerance, const std::optional<Tensor>& logit_bound, bool keep_residual) {
   const int64_t heads = query.size(2);
   const Tensor q = by_head(query, heads), k = by_head(key, heads), v = by_head(value, heads);
   const Gates gates(log_forget);
@@ -113,14 +115,16 @@ Result forward(const Tensor& query, const Tensor& key, const Tensor& value, cons
     log_normalizer.narrow(2, tile.row, tile.rows).copy_(normalizer);
     visited_pairs.add_(tile.visited.sum({-2, -1}));
   }
-  return {by_position(values, heads, query.scalar_type()), log_normalizer.transpose(1, 2).contiguous(), visited_pairs, boundary};
+  const auto [stored, residual] = values_and_residual(values.transpose(1, 2), query.scalar_type(), keep_residual);
+  return {stored, log_normalizer.transpose(1, 2).contiguous(), visited_pairs, boundary, residual};
 }
 
-Result backward(const Tensor& grad_values, const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& log_forget,
-                const Tensor& values, const Tensor& log_normalizer, const Tensor& boundary, double scale) {
+BackwardResult backward(const Tensor& grad_values, const Tensor& query, const Tensor& key, const Tensor& value,
+                        const Tensor& log_forget, const Tensor& values, const Tensor& residual, const Tensor& log_normalizer,
+                        const Tensor& boundary, double scale) {
   const int64_t heads = query.size(2), offset = key.size(1) - query.size(1);
   const Tensor q = by_head(query, heads), k = by_head(key, heads), v = by_head(value, heads);
-  const Tensor grad_o = by_head(grad_values, heads), delta = grad_o.mul(by_head(values, heads)).sum(-1, true);
+  const Tensor grad_o = by_head(grad_values, heads), delta = grad_o.mul(by_head(sums_of(values, residual), heads)).sum(-1, true);
   const Tensor normalizer = log_normalizer.transpose(1, 2).unsqueeze(-1);
   const Gates gates(log_forget);
   Tensor grad_q = at::zeros(q.sizes(), q.options()), grad_k = at::zeros(k.sizes(), k.options());

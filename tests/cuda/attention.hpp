@@ -54,7 +54,7 @@ class DeviceProblem {
     const DeviceArray<Element> values(rows * s.query_length * s.value_dim);
     const DeviceArray<float> log_normalizer(rows * s.query_length);
     const DeviceArray<int64_t> visited_pairs(rows);
-    launch_forward({s, problem_.dtype, problem_.scale, query(), key(), value(), plan_, values.data(), log_normalizer.data(),
+    launch_forward({s, problem_.dtype, problem_.scale, query(), key(), value(), plan_, values.data(), nullptr, log_normalizer.data(),
                     visited_pairs.data(), nullptr});
     ForwardResult result;
     for (const Element& element : values.host()) result.values.push_back(static_cast<float>(element));

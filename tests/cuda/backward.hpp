@@ -5,7 +5,16 @@
 
 namespace lethe::testing {
 
+/// A gradient that arrives: [B, Tq, Hq, V] ~ N(0, 1), rounded to the problem's dtype.
+inline std::vector<double> grad_values_of(const Problem& problem, uint64_t seed) {
+  const Shape& s = problem.shape;
+  return random_problem({s.batch, s.query_length, s.query_length, s.query_heads, s.query_heads, s.value_dim, 1},
+                        problem.dtype, Gate::kZero, seed)
+      .query;
+}
+
 struct BackwardResult {
+  std::vector<double> values;             ///< [B, Tq, Hq, D], of the forward
   std::vector<double> query, key, value;  ///< [B, T, heads, D]
   std::vector<double> log_forget;         ///< [B, Tk, Hq]
 };
@@ -16,19 +25,20 @@ BackwardResult backward(const Problem& problem, const std::vector<double>& grad_
   const Shape& s = problem.shape;
   const DeviceProblem<Element> device(problem, options);
   const int64_t rows = s.batch * s.query_heads * s.query_length, key_rows = s.batch * s.heads * s.key_length;
-  const DeviceArray<Element> values(rows * s.value_dim),
+  const DeviceArray<Element> values(rows * s.value_dim), residual(rows * s.value_dim),
       grad(to_element<Element>({grad_values.begin(), grad_values.end()}));
   const DeviceArray<float> log_normalizer(rows), grad_log_forget(s.batch * s.key_length * s.query_heads);
   const DeviceArray<int64_t> visited_pairs(s.batch * s.query_heads);
   const DeviceArray<Element> query(rows * s.key_dim), key(key_rows * s.key_dim), value(key_rows * s.value_dim);
   const DeviceArray<char> workspace(backward_workspace_bytes(s));
   launch_forward({s, problem.dtype, problem.scale, device.query(), device.key(), device.value(), device.plan(),
-                  values.data(), log_normalizer.data(), visited_pairs.data(), nullptr});
+                  values.data(), residual.data(), log_normalizer.data(), visited_pairs.data(), nullptr});
+  residual.host();  // checks the canary
   const auto like_query = [&](const DeviceArray<Element>& array) {
     return Operand{array.data(), s.query_length * s.query_heads * s.key_dim, s.query_heads * s.key_dim, s.key_dim};
   };
   launch_backward({s, problem.dtype, problem.scale, device.query(), device.key(), device.value(), like_query(values),
-                   like_query(grad), log_normalizer.data(), device.plan(), query.data(), key.data(), value.data(),
+                   like_query(residual), like_query(grad), log_normalizer.data(), device.plan(), query.data(), key.data(), value.data(),
                    grad_log_forget.data(), workspace.data(), deterministic, nullptr});
   const auto floats = [](const DeviceArray<Element>& array) {
     std::vector<double> numbers;
@@ -37,7 +47,7 @@ BackwardResult backward(const Problem& problem, const std::vector<double>& grad_
   };
   const std::vector<float> gate = grad_log_forget.host();
   workspace.host();  // checks the canary
-  return {floats(query), floats(key), floats(value), {gate.begin(), gate.end()}};
+  return {floats(values), floats(query), floats(key), floats(value), {gate.begin(), gate.end()}};
 }
 
 inline BackwardResult run_backward(const Problem& problem, const std::vector<double>& grad_values,

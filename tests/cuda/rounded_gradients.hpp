@@ -1,7 +1,6 @@
 #pragma once
-// The backward formulas in double, but with O, P and dS stored in 16 bits, as every kernel on tensor cores has to: what the storage
-// alone costs. Where dS is a small difference (one key holds nearly all of a row's weight; a gate that hardly forgets), that is more
-// than the budget, and no kernel can do better.
+// The formulas in double, but with P and dS in 16 bits wherever a tensor core multiplies them: what that storage alone costs. Where a
+// head's gradient hangs on a few small differences dS, that can be more than the budget, and no kernel can do better.
 
 #include <cmath>
 #include <vector>
@@ -24,8 +23,7 @@ inline Gradients rounded_gradients(const Head& head, const Matrix<double>& grad_
       decay += head.log_forget[j];
     }
     weight = (weight.array() - weight.maxCoeff()).exp();
-    const Vector<double> values =
-        (head.value.topRows(visible).transpose() * weight.unaryExpr(round) / weight.sum()).unaryExpr(round);
+    const Vector<double> values = head.value.topRows(visible).transpose() * weight.unaryExpr(round) / weight.sum();
     weight /= weight.sum();
     const Vector<double> rounded = weight.unaryExpr(round);
     const Vector<double> grad_weight = head.value.topRows(visible) * grad_values.row(i).transpose();

@@ -6,20 +6,13 @@
 #include "reference/agreement.hpp"
 #include "reference/forgetting_attention.hpp"
 #include "tests/cuda/backward.hpp"
-#include "tests/cuda/gate_gradient.hpp"
 #include "tests/cuda/rounded_gradients.hpp"
 
 namespace lethe {
 namespace {
 
 using testing::BackwardResult;
-
-std::vector<double> grad_values_of(const Problem& problem, uint64_t seed) {
-  const Shape& s = problem.shape;
-  return random_problem({s.batch, s.query_length, s.query_length, s.query_heads, s.query_heads, s.value_dim, 1},
-                        problem.dtype, Gate::kZero, seed)
-      .query;
-}
+using testing::grad_values_of;
 
 /// Column `head` of [B, T, heads, width] at `batch`, flat [T, width].
 std::vector<double> slice(const std::vector<double>& tensor, int64_t length, int64_t heads, int64_t width,
@@ -62,9 +55,10 @@ Tensors group_gradients(const Problem& problem, const std::vector<double>& grad_
   return tensors;
 }
 
-/// The share of what is allowed that the worst head uses, of query, key, value, log_forget. Allowed is the budget or, where that is
-/// more, three times what 16-bit storage alone costs: its rounding errors are others than the kernel's. Gradients far below ‖dO‖ are
-/// differences of terms as large as that, and measured against a twentieth of it.
+/// The share of what is allowed that the worst head uses, of query, key, value, log_forget. Allowed is the budget. Of fewer than 64 keys
+/// a gradient may hang on a few small differences, of which 16-bit P and dS leave less: there three times what that storage alone
+/// costs is allowed where it is more, for its rounding errors are others than the kernel's. Gradients that vanish in exact arithmetic
+/// have no relative error, and are measured against a hundredth of ‖dO‖.
 using Shares = std::array<double, 4>;
 
 Shares worst_shares(const Problem& problem, const std::vector<double>& grad_values, const BackwardResult& result) {
@@ -91,9 +85,10 @@ Shares worst_shares(const Problem& problem, const std::vector<double>& grad_valu
       }
       const std::vector<double> grad =
           slice(grad_values, s.query_length, s.query_heads, s.value_dim, batch, head * group);
-      const double floor = 0.05 * Eigen::Map<const Vector<double>>(grad.data(), grad.size()).norm();
+      const double floor = 0.01 * Eigen::Map<const Vector<double>>(grad.data(), grad.size()).norm();
       for (int i = 0; i < 4; ++i) {
-        const double allowed = std::max(budget(problem.dtype), 3 * compare(rounded[i], expected[i], 1, floor).error);
+        const double storage = s.key_length < 64 ? 3 * compare(rounded[i], expected[i], 1, floor).error : 0;
+        const double allowed = std::max(budget(problem.dtype), storage);
         worst[i] = std::max(worst[i], compare(actual[i], expected[i], allowed, floor).share());
       }
     }
@@ -197,29 +192,6 @@ INSTANTIATE_TEST_SUITE_P(EveryKernel, Backward,
                          [](const auto& info) {
                            return dtype_name(std::get<0>(info.param)) + "_" + std::to_string(std::get<1>(info.param));
                          });
-
-TEST(GateGradient, IsRightForALongSequenceOfWeakAndOfStrongGates) {
-  LETHE_NEEDS_GPU();
-  for (const double mean : {-0.5, -0.05}) {
-    SCOPED_TRACE(mean);
-    const int64_t length = 16384;
-    Problem problem = random_problem({1, length, length, 1, 1, 64, 64}, Dtype::kBFloat16, Gate::kOpen, 17);
-    for (double& gate : problem.log_forget) gate = round_to(Dtype::kFloat32, gate * mean / -1e-4);
-    const std::vector<double> grad = grad_values_of(problem, 99);
-    const std::vector<double> expected = testing::gate_gradient(problem, grad);
-    const BackwardResult result = testing::run_backward(problem, grad);
-    EXPECT_LE(compare(result.log_forget, expected, 1).error, 5e-3);
-  }
-}
-
-TEST(GateGradient, OracleEqualsTheReference) {
-  LETHE_NEEDS_GPU();
-  const Problem problem = random_problem({1, 300, 300, 1, 1, 64, 64}, Dtype::kBFloat16, Gate::kInitial, 18);
-  const std::vector<double> grad = grad_values_of(problem, 99);
-  const Matrix<double> grad_matrix = Eigen::Map<const Matrix<double>>(grad.data(), 300, 64);
-  const Gradients expected = reference::forgetting_attention::gradients(head_of(problem, 0, 0), grad_matrix);
-  EXPECT_LE(compare(testing::gate_gradient(problem, grad), {expected.log_forget.data(), 300}, 1).error, 1e-10);
-}
 
 }  // namespace
 }  // namespace lethe

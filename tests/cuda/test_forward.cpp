@@ -121,6 +121,21 @@ TEST_P(Forward, RepeatsTilesWhoseExponentialsOverflow) {
   EXPECT_EQ(result.visited_pairs, testing::boundary_pairs(problem.shape, result.first_key_block));
 }
 
+TEST_P(Forward, RepeatsTilesWhoseGateFallsOutOfAFloatWithinAWarp) {
+  Problem problem = random_problem(shape(1, 700, 700, 2, 2), dtype(), Gate::kOpen, 18);
+  for (size_t i = 0; i < problem.log_forget.size(); i += 2) problem.log_forget[i] = -30;  // head 0
+  const ForwardResult result = testing::run_forward(problem);
+  const WorstError worst = worst_error(problem, result);
+  if (dtype() == Dtype::kBFloat16) {
+    EXPECT_GT(result.repeated_tiles, 0);  // all of head 0, none of head 1; in float16 each row has a maximum of its own
+  } else {
+    EXPECT_EQ(result.repeated_tiles, 0);
+  }
+  EXPECT_LE(result.repeated_tiles, (700 + forward_tile_rows(problem.shape.key_dim) - 1) / forward_tile_rows(problem.shape.key_dim));
+  EXPECT_LE(worst.values, budget(dtype()));
+  EXPECT_LE(worst.log_normalizer, 2e-3);  // a sum and a difference of numbers near 6000
+}
+
 TEST_P(Forward, KeepsToTheCutsWhenEarlierLogitsAreHuge) {
   Problem problem = random_problem(shape(1, 500, 500, 1, 1), dtype(), Gate::kCutting, 12);
   for (int64_t i = 0; i < 200 * problem.shape.key_dim; ++i) problem.key[i] = round_to(dtype(), problem.key[i] * 30);

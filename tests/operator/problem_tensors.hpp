@@ -56,13 +56,14 @@ inline std::vector<double> head_of(const at::Tensor& tensor, int64_t batch, int6
 inline std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> forward_with_boundary(
     const ProblemTensors& inputs, double scale, std::optional<double> log_pruning_tolerance,
     const std::optional<at::Tensor>& logit_bound) {
-  using Signature = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>(
+  using Signature = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>(
       const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, double, std::optional<double>,
-      const std::optional<at::Tensor>&);
-  return c10::Dispatcher::singleton()
+      const std::optional<at::Tensor>&, bool);
+  const auto [values, log_normalizer, visited_pairs, boundary, residual] = c10::Dispatcher::singleton()
       .findSchemaOrThrow("lethe::_forgetting_attention_forward", "")
       .typed<Signature>()
-      .call(inputs.query, inputs.key, inputs.value, inputs.log_forget, scale, log_pruning_tolerance, logit_bound);
+      .call(inputs.query, inputs.key, inputs.value, inputs.log_forget, scale, log_pruning_tolerance, logit_bound, false);
+  return {values, log_normalizer, visited_pairs, boundary};
 }
 
 }  // namespace lethe

@@ -65,7 +65,23 @@ class Operator(unittest.TestCase):
                     arguments = inputs(130, dtype=dtype)
                     torch.library.opcheck(torch.ops.lethe.forgetting_attention.default, arguments, options)
         torch.library.opcheck(torch.ops.lethe.forgetting_attention_with_statistics.default, inputs(9))
-        torch.library.opcheck(torch.ops.lethe._forgetting_attention_forward.default, (*inputs(9), 0.5, None, None))
+        for keep_residual in (False, True):
+            for dtype in (torch.float64, torch.bfloat16):
+                torch.library.opcheck(torch.ops.lethe._forgetting_attention_forward.default,
+                                      (*inputs(9, dtype=dtype), 0.5, None, None, keep_residual))
+
+    def test_keeps_what_rounding_takes_from_the_values_only_for_a_gradient(self):
+        forward = torch.ops.lethe._forgetting_attention_forward
+        for dtype in (torch.bfloat16, torch.float16):
+            tensors = inputs(70, dtype=dtype)
+            exact = forgetting_attention(*(tensor.double() for tensor in tensors), scale=0.5)
+            values, *_, residual = forward(*tensors, 0.5, None, None, False)
+            self.assertEqual(residual.shape, values.shape)
+            error = lambda found: float((found - exact).norm() / exact.norm())
+            self.assertLess(50 * error(values.double() + residual.double()), error(values.double()))
+            with torch.no_grad():
+                self.assertEqual(forward(*tensors, 0.5, None, None, False)[-1].numel(), 0)
+        self.assertEqual(forward(*inputs(70), 0.5, None, None, True)[-1].numel(), 0)
 
     def compiled_equals_eager(self, backend):
         def layer(query, key, value, log_forget):

@@ -8,6 +8,7 @@
 #include "optimized/torch/cpu/gemm.hpp"
 #include "optimized/torch/cpu/problem.hpp"
 #include "optimized/torch/cpu/tile_kernels.hpp"
+#include "optimized/torch/residual.hpp"
 
 namespace lethe::cpu {
 namespace {
@@ -35,7 +36,7 @@ struct Backward {
   const GatePrefix& prefix;
   const int32_t* boundary;                      // [B, Hq, tiles]
   Scalar scale;
-  std::vector<Scalar>& delta;                   // [B, Hq, Tq], Σ_d ∂o · o = Σ_j P dP
+  std::vector<Scalar>& delta;                   // [B, Hq, Tq], Σ_d ∂o · o
   std::vector<double>&row_sum, &column_sum;     // [B, Hq, Tq], [B, Hq, Tk]: sums of dS
 
   // The part of a segment of keys that a tile of queries visits.
@@ -83,27 +84,6 @@ struct Backward {
     multiply(Transpose::kNo, Transpose::kNo, b.rows, key_dim, b.columns, scale, scratch.gradients.data(), b.columns,
              head_row<const Scalar>(key, b.key_head, b.column), key_dim, Scalar(1), head_row<Scalar>(grad_query, b.head, b.row),
              key_dim);
-  }
-
-  // delta from the weights themselves, for values that were stored in fewer bits than they were summed in: where a row's weight is
-  // nearly all on one key, P (dP − delta) is a small difference of large numbers, and a rounded value would be all that is left.
-  void recompute_delta() const {
-    const int64_t tiles = sizes.tiles(), heads = sizes.all_heads();
-    parallel_tasks(heads * tiles, [&](auto next) {
-      BackwardScratch<Scalar> scratch;
-      const std::vector<Scalar> zeros(kQueryRows);
-      std::vector<double> unused(kSegment);
-      while (const auto task = next()) {
-        const int64_t head = *task % heads, tile = *task / heads;
-        std::vector<double> sums(kQueryRows);
-        for (int64_t segment = 0; segment * kSegment < sizes.key_length; ++segment) {
-          const Block b = block(head, tile, segment);
-          if (b.columns > 0) recompute(b, zeros.data(), sums.data(), unused.data(), scratch);
-        }
-        const int64_t row = tile * kQueryRows;
-        std::copy_n(sums.begin(), std::min(kQueryRows, sizes.query_length - row), delta.begin() + head * sizes.query_length + row);
-      }
-    });
   }
 
   void run_task(const Task& task, BackwardScratch<Scalar>& scratch) const {
@@ -189,8 +169,8 @@ void row_products(const Sizes& sizes, const at::Tensor& grad_values, const at::T
 template <typename Scalar>
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> run_backward(
     const at::Tensor& grad_values, const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-    const at::Tensor& log_forget, const at::Tensor& values, const at::Tensor& log_normalizer, const at::Tensor& boundary,
-    double scale) {
+    const at::Tensor& log_forget, const at::Tensor& values, const at::Tensor& residual, const at::Tensor& log_normalizer,
+    const at::Tensor& boundary, double scale) {
   const Sizes sizes(query, key, value);
   const at::ScalarType stored = query.scalar_type(), dtype = accumulation_dtype(stored);
   const at::Tensor d_o = by_head(grad_values, dtype), q = by_head(query, dtype), k = by_head(key, dtype);
@@ -202,11 +182,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> run_backward(
   std::vector<double> row_sum(delta.size()), column_sum(sizes.all_heads() * sizes.key_length);
   const Backward<Scalar> work{sizes, d_o, q, k, v, normalizer, d_q, d_k, d_v, prefix, first_blocks.const_data_ptr<int32_t>(),
                               static_cast<Scalar>(scale), delta, row_sum, column_sum};
-  if (stored == dtype) {
-    row_products<Scalar>(sizes, d_o, by_head(values, dtype), delta);
-  } else {
-    work.recompute_delta();
-  }
+  row_products<Scalar>(sizes, d_o, by_head(sums_of(values, residual), dtype), delta);
   work.run();
   return {by_position(d_q, stored), by_position(d_k, stored), by_position(d_v, stored),
           gate_gradient<Scalar>(sizes, prefix, row_sum, column_sum, log_forget)};
@@ -214,11 +190,11 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> run_backward(
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> backward(
     const at::Tensor& grad_values, const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-    const at::Tensor& log_forget, const at::Tensor& values, const at::Tensor& log_normalizer, const at::Tensor& boundary,
-    double scale) {
-  check_backward_arguments(grad_values, query, key, value, log_forget, values, log_normalizer, boundary, scale);
+    const at::Tensor& log_forget, const at::Tensor& values, const at::Tensor& residual, const at::Tensor& log_normalizer,
+    const at::Tensor& boundary, double scale) {
+  check_backward_arguments(grad_values, query, key, value, log_forget, values, residual, log_normalizer, boundary, scale);
   const auto run = query.scalar_type() == at::kDouble ? run_backward<double> : run_backward<float>;
-  return run(grad_values, query, key, value, log_forget, values, log_normalizer, boundary, scale);
+  return run(grad_values, query, key, value, log_forget, values, residual, log_normalizer, boundary, scale);
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include "optimized/torch/cpu/gemm.hpp"
 #include "optimized/torch/cpu/problem.hpp"
 #include "optimized/torch/cpu/tile_kernels.hpp"
+#include "optimized/torch/residual.hpp"
 
 namespace lethe::cpu {
 namespace {
@@ -96,9 +97,9 @@ at::Tensor count_pairs(const Sizes& sizes, const int32_t* boundary) {
   return pairs;
 }
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> forward(
+std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> forward(
     const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const at::Tensor& log_forget, double scale,
-    std::optional<double> log_pruning_tolerance, const std::optional<at::Tensor>& logit_bound) {
+    std::optional<double> log_pruning_tolerance, const std::optional<at::Tensor>& logit_bound, bool keep_residual) {
   check_forward_arguments(query, key, value, log_forget, scale, log_pruning_tolerance, logit_bound);
   const Sizes sizes(query, key, value);
   const at::ScalarType dtype = accumulation_dtype(query.scalar_type());
@@ -113,8 +114,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> forward(
   } else {
     Forward<float>{sizes, q, k, v, values, log_normalizer, prefix, first_blocks, static_cast<float>(scale)}.run();
   }
-  return {by_position(values, query.scalar_type()), log_normalizer.transpose(1, 2).contiguous(), count_pairs(sizes, first_blocks),
-          boundary};
+  const auto [stored, residual] = values_and_residual(values.transpose(1, 2), query.scalar_type(), keep_residual);
+  return {stored, log_normalizer.transpose(1, 2).contiguous(), count_pairs(sizes, first_blocks), boundary, residual};
 }
 
 }  // namespace

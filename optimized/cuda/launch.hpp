@@ -1,0 +1,26 @@
+#pragma once
+// Launches whose beginning overlaps the end of the kernel before them. Internal to optimized/cuda.
+
+#include "optimized/cuda/check.hpp"
+
+namespace lethe {
+
+/// Launches a kernel that may start before the previous one of the stream has ended: it must call ptx::wait_for_previous_kernel()
+/// before it reads or writes anything that one touches.
+template <typename... Parameters>
+void launch_overlapping(void (*kernel)(Parameters...), dim3 grid, int threads, size_t shared_bytes, cudaStream_t stream,
+                        const Parameters&... arguments) {
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = dim3(threads);
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  cuda_check(cudaLaunchKernelEx(&config, kernel, arguments...), "launch");
+}
+
+}  // namespace lethe

@@ -1,0 +1,113 @@
+// The kernels over long sequences against the definition in double on the device: outputs and all gradients within the plain budget.
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+
+#include "reference/agreement.hpp"
+#include "reference/forgetting_attention.hpp"
+#include "tests/cuda/backward.hpp"
+#include "tests/cuda/double_gradients.hpp"
+
+namespace lethe {
+namespace {
+
+using testing::BackwardResult;
+using testing::DoubleGradients;
+using testing::grad_values_of;
+
+using Errors = std::array<double, 5>;
+constexpr std::array kNames = {"values", "query", "key", "value", "log_forget"};
+
+Errors errors(const BackwardResult& actual, const DoubleGradients& expected) {
+  return {compare(actual.values, expected.values, 1).error, compare(actual.query, expected.query, 1).error,
+          compare(actual.key, expected.key, 1).error, compare(actual.value, expected.value, 1).error,
+          compare(actual.log_forget, expected.log_forget, 1).error};
+}
+
+// One head; what it measured goes to the log.
+void expect_budget(const Problem& problem, const std::string& what) {
+  const std::vector<double> grad = grad_values_of(problem, 99);
+  const Errors found = errors(testing::run_backward(problem, grad), testing::double_gradients(problem, grad));
+  std::printf("%s D%d T%d %-10s", dtype_name(problem.dtype).c_str(), int(problem.shape.key_dim), int(problem.shape.key_length), what.c_str());
+  for (size_t i = 0; i < found.size(); ++i) {
+    std::printf("  %s %.3f%%", kNames[i], 100 * found[i]);
+    EXPECT_LE(found[i], budget(problem.dtype)) << kNames[i] << ", " << what;
+  }
+  std::printf("\n");
+}
+
+Problem one_head(int64_t length, int64_t dim, Dtype dtype, Gate gate, uint64_t seed) {
+  return random_problem({1, length, length, 1, 1, dim, dim}, dtype, gate, seed);
+}
+
+class Precision : public ::testing::TestWithParam<std::tuple<Dtype, int64_t>> {
+ protected:
+  void SetUp() override { LETHE_NEEDS_GPU(); }
+};
+
+TEST_P(Precision, HoldsTheBudgetForEveryGateAtALengthOf8192) {
+  const auto [dtype, dim] = GetParam();
+  for (const Gate gate : {Gate::kOpen, Gate::kInitial, Gate::kStrong, Gate::kSpiky, Gate::kZero, Gate::kCutting})
+    expect_budget(one_head(8192, dim, dtype, gate, 20), gate_name(gate));
+}
+
+TEST_P(Precision, HoldsTheBudgetForOpenGatesWhateverTheNumbers) {
+  const auto [dtype, dim] = GetParam();
+  for (uint64_t seed = 30; seed < 36; ++seed) expect_budget(one_head(2048, dim, dtype, Gate::kZero, seed), "zero");
+}
+
+TEST_P(Precision, HoldsTheBudgetForWeakAndForStrongGatesAtALengthOf16384) {
+  const auto [dtype, dim] = GetParam();
+  for (const double mean : {-0.5, -0.05}) {
+    Problem problem = one_head(16384, dim, dtype, Gate::kOpen, 17);
+    for (double& gate : problem.log_forget) gate = round_to(Dtype::kFloat32, gate * mean / -1e-4);
+    expect_budget(problem, std::to_string(mean).substr(0, 5));
+  }
+}
+
+// Keys that hold nearly all weight of distant queries: there the gate alone, by which a row's rounding is spread, says nothing of where
+// it came from.
+TEST_P(Precision, HoldsTheBudgetWhereTheLogitsDecideAgainstTheGate) {
+  const auto [dtype, dim] = GetParam();
+  for (const int64_t period : {int64_t{64}, int64_t{512}}) {
+    Problem problem = one_head(4096, dim, dtype, Gate::kOpen, 18);
+    for (int64_t t = 0; t < 4096; ++t) {
+      if (t % period != 3) continue;
+      for (int64_t d = 0; d < dim; ++d) problem.key[t * dim + d] = round_to(dtype, problem.key[t * dim + d] * 4);
+    }
+    expect_budget(problem, "needles");
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(EveryKernel, Precision,
+                         ::testing::Combine(::testing::Values(Dtype::kBFloat16, Dtype::kFloat16), ::testing::Values(64, 128)),
+                         [](const auto& info) { return dtype_name(std::get<0>(info.param)) + "_" + std::to_string(std::get<1>(info.param)); });
+
+TEST(PrecisionOracle, EqualsTheReference) {
+  LETHE_NEEDS_GPU();
+  for (const Gate gate : {Gate::kInitial, Gate::kCutting}) {
+    const Problem problem = one_head(300, 64, Dtype::kBFloat16, gate, 18);
+    const std::vector<double> grad = grad_values_of(problem, 99);
+    const Head head = head_of(problem, 0, 0);
+    const Matrix<double> grad_matrix = Eigen::Map<const Matrix<double>>(grad.data(), 300, 64);
+    const Gradients gradients = reference::forgetting_attention::gradients(head, grad_matrix);
+    const Output output = reference::forgetting_attention::parallel(head);
+    const auto flat = [](const auto& matrix) { return std::vector<double>(matrix.data(), matrix.data() + matrix.size()); };
+    const BackwardResult reference{flat(output.values), flat(gradients.query), flat(gradients.key), flat(gradients.value),
+                                   flat(gradients.log_forget)};
+    for (const double error : errors(reference, testing::double_gradients(problem, grad))) EXPECT_LE(error, 1e-10);
+  }
+}
+
+TEST(PrecisionOracle, RefusesAGateThatIsOffByOneToken) {
+  LETHE_NEEDS_GPU();
+  Problem problem = one_head(2048, 64, Dtype::kBFloat16, Gate::kInitial, 19);
+  const std::vector<double> grad = grad_values_of(problem, 99);
+  const BackwardResult result = testing::run_backward(problem, grad);
+  std::rotate(problem.log_forget.begin(), problem.log_forget.begin() + 1, problem.log_forget.end());
+  for (const double error : errors(result, testing::double_gradients(problem, grad))) EXPECT_GT(error, 3 * budget(problem.dtype));
+}
+
+}  // namespace
+}  // namespace lethe

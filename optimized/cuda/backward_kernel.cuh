@@ -15,7 +15,6 @@
 // than the head, behind them a panel of ones.
 
 #include <climits>
-#include <type_traits>
 
 #include "optimized/cuda/backward_producer.cuh"
 #include "optimized/cuda/ptx/copy.cuh"
@@ -29,8 +28,8 @@ __device__ void BackwardCta<Element, kDim>::consume(int warpgroup, int thread) {
   using ptx::Major;
   constexpr int kScores = kQueries / 2;  // accumulators of a 64 × kQueries product
   // Pairs of weights that stay in float until dS is made of them; of the others 16 bits are read back. All, but at D = 64, where
-  // registers don't hold them beside everything else: there as many as were fastest.
-  constexpr int kFloatPairs = kDim == 128 ? kScores / 2 : std::is_same_v<Element, __nv_bfloat16> ? 8 : 16;
+  // registers don't hold them beside everything else: with half as many, bfloat16 leaves its budget where every gate is open.
+  constexpr int kFloatPairs = kDim == 128 ? kScores / 2 : 16;
   const int warp = thread / 32, lane = thread % 32;
   const int column = 2 * (lane % 4);  // of the accumulators' first register: query
   const int key =

@@ -8,8 +8,8 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <string>
 
+#include "optimized/coverage.hpp"
 #include "reference/problem.hpp"
 
 namespace lethe {
@@ -133,9 +133,6 @@ struct BackwardArguments {
 size_t backward_workspace_bytes(const Shape& shape);
 
 void launch_backward(const BackwardArguments& arguments);
-
-/// Why these kernels can't run the problem on a device of this compute capability (90 = 9.0), or "" where they can.
-std::string unsupported(const Shape& shape, Dtype dtype, int capability);
 
 /// Compute capability of a device, major·10 + minor, asked for once per device.
 int compute_capability(int device);

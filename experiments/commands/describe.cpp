@@ -6,6 +6,7 @@
 #include "experiments/commands/commands.hpp"
 #include "experiments/commands/run_options.hpp"
 #include "experiments/models/footprint.hpp"
+#include "optimized/coverage.hpp"
 
 namespace lethe {
 namespace {
@@ -17,6 +18,15 @@ void print_members(const char* title, const nlohmann::json& members) {
   for (const auto& [name, value] : members.items())
     std::printf("  %-22s %s\n", name.c_str(),
                 value.is_string() ? value.get<std::string>().c_str() : value.dump().c_str());
+}
+
+// What runs the model's attention on an H100 or H200.
+std::string attention_on_hopper(const ModelConfig& model, int64_t context_length) {
+  Dtype dtype = Dtype::kFloat32;
+  for (const Dtype candidate : {Dtype::kFloat64, Dtype::kBFloat16, Dtype::kFloat16})
+    if (dtype_name(candidate) == model.compute_dtype) dtype = candidate;
+  const Shape shape{1, context_length, context_length, model.heads, model.heads, model.head_dim(), model.head_dim()};
+  return implementation_on_cuda(unsupported(shape, dtype, 90));
 }
 
 void describe(const RunOptions& options) {
@@ -32,6 +42,7 @@ void describe(const RunOptions& options) {
   const auto line = [](const char* name, double value, const char* unit) {
     std::printf("  %-22s %.4g %s\n", name, value, unit);
   };
+  std::printf("on compute capability 9.0\n  %-22s %s\n", "attention", attention_on_hopper(run.model, training.context_length).c_str());
   std::printf("cost\n");
   std::printf("  %-22s %lld\n", "parameters", static_cast<long long>(parameters.total));
   std::printf("  %-22s %lld\n", "non-embedding", static_cast<long long>(parameters.non_embedding));

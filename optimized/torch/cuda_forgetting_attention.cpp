@@ -42,8 +42,7 @@ std::string reason_against(const Tensor& query, const Tensor& key, const Tensor&
 bool covered(const Tensor& query, const Tensor& key, const Tensor& value) { return reason_against(query, key, value).empty(); }
 
 std::string implementation(const Tensor& query, const Tensor& key, const Tensor& value) {
-  const std::string reason = reason_against(query, key, value);
-  return reason.empty() ? "sm_90a kernels" : "portable, not the sm_90a kernels: " + reason;
+  return implementation_on_cuda(reason_against(query, key, value));
 }
 
 // The tensor itself where the copy engine can address it, else a contiguous copy.

@@ -71,6 +71,18 @@ class Calls(CommandTest):
             members = dict(line.split(maxsplit=1) for line in described.splitlines() if line.startswith("  "))
             self.assertEqual((members["non-embedding"], members["vocabulary"]), (non_embedding, "50257"))
 
+    def test_of_describe_say_what_runs_attention_on_a_gpu_and_why(self):
+        for options, expected in (
+            (("--set", "compute_dtype=bfloat16"), "sm_90a kernels"),
+            (("--set", "compute_dtype=bfloat16", "--heads", "16"),
+             "portable, not the sm_90a kernels: head dim: expected 64 or 128, found 96"),
+            ((), "portable, not the sm_90a kernels: dtype: expected bfloat16 or float16, found float32"),
+        ):
+            with self.subTest(options=options):
+                members = dict(line.split(maxsplit=1)
+                               for line in self.done("describe", "--size", "760m", *options).splitlines() if line.startswith("  "))
+                self.assertEqual(members["attention"], expected)
+
     def test_of_list_show_claims_with_their_cost_architectures_and_sizes(self):
         listed = self.done("list")
         for name in ("forgetting_transformer/ablations", "adaptive_computation_pruning/savings", "fox-pro", "760m"):

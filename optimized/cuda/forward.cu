@@ -7,10 +7,10 @@
 // first row, keeps every number small; b_j is the plan's float local part plus one number a block, the difference of two doubles.
 //
 // m_i may be any number near the row's maximum: it is found in the first blocks (the diagonal's) and then left alone, so that no
-// clean block pays for a maximum or waits for one. In bfloat16 it is even one number for the sixteen rows of a warp, half way between
-// their maxima, and added to the bias before that meets the logits: the gate costs no operation a pair. Where the logits leave the
-// 16-bit format or float's (weights above 2^120 or a row's sum below 2^−100 in bfloat16, 2^23 in float16), the row's sum shows it: the
-// tile goes on a list, and a second launch computes it again with a maximum a row and block.
+// clean block pays for a maximum or waits for one. (With kOneCentreAWarp it is one number for the sixteen rows of a warp, half way
+// between their maxima, added to the bias before that meets the logits.) Where the logits leave the 16-bit format or float's (weights
+// above 2^120 in bfloat16, 2^23 in float16; or a row's sum below 2^−100), the row's sum shows it: the tile goes on a list, and a second
+// launch computes it again with a maximum a row and block.
 //
 // One CTA an SM. Warpgroup 0: one thread hands out tiles and feeds the copy engine (Q once a tile, K with its bias and V in rings of
 // their own), up to a tile ahead. The others: 64 query rows each. A thread holds 2 rows × 32 columns of S, its part of O, and P of

@@ -38,5 +38,5 @@ def generation_cost(claim):
             draw(panel, claim, edition, quantity)
             panel.set_title(f"{words} of a generated token, {name}")
     for panel in (axes[0], axes[2]):
-        panel.legend()
+        panel.legend(loc="upper left")
     return figure

@@ -20,6 +20,9 @@ namespace lethe {
 ///   vocabulary.bin  token id → bytes, for decoding by table
 class Dataset {
  public:
+  /// No text at all: what a claim gets that reads none. Its content hash is empty.
+  Dataset() = default;
+
   /// Reads and checks all of it: 2 bytes of memory a token, about 13 ms a million tokens (most of it the hash).
   ///
   /// throws  std::invalid_argument "dataset: expected …, found …" where a file is absent, cut or not what its hash says

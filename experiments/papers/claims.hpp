@@ -18,6 +18,11 @@ std::vector<Run> runs(const nlohmann::json& settings, int64_t vocabulary);
 Findings measure(const Study& study);
 }  // namespace lethe::length_extrapolation
 
+namespace lethe::duality {
+std::vector<Run> runs(const nlohmann::json& settings, int64_t vocabulary);
+Findings measure(const Study& study);
+}  // namespace lethe::duality
+
 namespace lethe::savings {
 std::vector<Run> runs(const nlohmann::json& settings, int64_t vocabulary);
 Findings measure(const Study& study);
@@ -37,3 +42,8 @@ namespace lethe::tolerance {
 std::vector<Run> runs(const nlohmann::json& settings, int64_t vocabulary);
 Findings measure(const Study& study);
 }  // namespace lethe::tolerance
+
+namespace lethe::generation_cost {
+std::vector<Run> runs(const nlohmann::json& settings, int64_t vocabulary);
+Findings measure(const Study& study);
+}  // namespace lethe::generation_cost

@@ -21,6 +21,7 @@ namespace {
 
 /// Measuring takes about this share of the time that training takes: only the time left rests on it.
 constexpr double kMeasuringShare = 0.15;
+constexpr double kMeasuringAlone = 1e12;  ///< FLOPs that stand for the measuring of a claim that trains nothing
 
 /// A hash of this program and our operator library: what other code has measured is measured again.
 std::string program_fingerprint() {
@@ -35,12 +36,14 @@ std::string program_fingerprint() {
   return sha256(hashes);
 }
 
-/// Data sets by corpus and tokenizer, each read once.
+/// Data sets by corpus and tokenizer, each read once; an empty one for a claim that reads no text.
 class Datasets {
  public:
   explicit Datasets(std::filesystem::path root) : root_(std::move(root)) {}
 
-  const Dataset& of(const std::string& corpus, const std::string& tokenizer) {
+  const Dataset& of(const nlohmann::json& settings) {
+    if (!settings.contains("training")) return none_;
+    const std::string corpus = settings["training"].at("corpus"), tokenizer = settings["training"].at("tokenizer");
     auto& dataset = loaded_[{corpus, tokenizer}];
     if (!dataset) dataset = std::make_unique<Dataset>(prepared_dataset(corpus, tokenizer, root_));
     return *dataset;
@@ -49,6 +52,7 @@ class Datasets {
  private:
   std::filesystem::path root_;
   std::map<std::pair<std::string, std::string>, std::unique_ptr<Dataset>> loaded_;
+  Dataset none_;
 };
 
 /// The share of the work that is done, and the time left at the speed so far; told from several threads.
@@ -110,7 +114,9 @@ double training_work(const Task& task) {
 }
 
 /// What a claim's measuring costs, in the units of training: models that others trained too have to be measured again.
-double measuring_work(const Task& task) { return kMeasuringShare * training_work(task); }
+double measuring_work(const Task& task) {
+  return task.runs.empty() ? kMeasuringAlone : kMeasuringShare * training_work(task);
+}
 
 std::filesystem::path base_of(const Task& task, const Context& context) {
   return context.results / task.experiment.claim;
@@ -133,8 +139,7 @@ Task make_task(const Experiment& experiment, const Context& context, Datasets& d
                const std::string& fingerprint) {
   nlohmann::json settings = claim_settings(context.root, experiment, context.scale);
   settings.erase("cost");  // words for people
-  const nlohmann::json& training = settings.at("training");
-  const Dataset& dataset = datasets.of(training.at("corpus"), training.at("tokenizer"));
+  const Dataset& dataset = datasets.of(settings);
   Task task{experiment, settings, dataset, experiment.runs(settings, dataset.vocabulary()), {}};
   nlohmann::json inputs = {context.scale, settings, read_whole(claim_folder(context.root, experiment) / "paper.csv"),
                            fingerprint, context.threads};
@@ -148,13 +153,16 @@ nlohmann::json details(const Task& task, const Context& context, const Findings&
   nlohmann::json runs = nlohmann::json::array();
   for (const Run& run : task.runs)
     runs.push_back({{"label", run.label}, {"seed", run.training.seed}, {"artefact", artefact_name(run, task.dataset)}});
+  nlohmann::json dataset;  // null for a claim that reads none
+  if (!task.dataset.content_hash().empty())
+    dataset = {{"name", task.dataset.name()}, {"content", task.dataset.content_hash()}};
   return {{"experiment", task.experiment.paper},
           {"claim", task.experiment.claim},
           {"title", task.experiment.title},
           {"scale", context.scale},
           {"threads", context.threads},
           {"settings", task.settings},
-          {"dataset", {{"name", task.dataset.name()}, {"content", task.dataset.content_hash()}}},
+          {"dataset", dataset},
           {"runs", runs},
           {"comparisons", findings.comparisons},
           {"verdict", to_string(overall(findings.comparisons))},

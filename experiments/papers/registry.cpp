@@ -49,6 +49,8 @@ const std::vector<Experiment>& experiments() {
        forget_gate_types::measure},
       {"forgetting_transformer", "length_extrapolation", "Loss within and beyond the training length (FoX Fig. 2)",
        length_extrapolation::runs, length_extrapolation::measure},
+      {"forgetting_transformer", "duality", "Recurrent, parallel and chunked forms are one function (FoX Eq. 3-13)",
+       duality::runs, duality::measure},
       {"adaptive_computation_pruning", "savings",
        "How much attention ACP prunes and how much time that saves (ACP Fig. 2)", savings::runs, savings::measure},
       {"adaptive_computation_pruning", "per_head_savings", "Local and global heads (ACP Fig. 4 and 5)",
@@ -57,6 +59,8 @@ const std::vector<Experiment>& experiments() {
        "Decay, attention and the pruning boundary of some heads (ACP Fig. 6)", boundaries::runs, boundaries::measure},
       {"adaptive_computation_pruning", "tolerance", "Pruned share and loss over the tolerance ε (ACP Fig. 7)",
        tolerance::runs, tolerance::measure},
+      {"decaying_fast_weights", "generation_cost", "Time and memory of one generated token (T2FW Fig. 1)",
+       generation_cost::runs, generation_cost::measure},
   };
   return table;
 }

@@ -44,6 +44,7 @@ struct Study;
 /// A claim: what has to be trained for it, and how it is measured.
 struct Experiment {
   std::string paper, claim, title;
+  /// None where nothing is trained; then config.toml needs neither a model nor a training, and `vocabulary` is 0.
   std::vector<Run> (*runs)(const nlohmann::json& settings, int64_t vocabulary);
   Findings (*measure)(const Study& study);
 
@@ -54,7 +55,7 @@ struct Experiment {
 struct Study {
   const Experiment& experiment;
   const nlohmann::json& settings;  ///< the scale's table of config.toml
-  const Dataset& dataset;
+  const Dataset& dataset;          ///< empty for a claim without training
   std::vector<PaperRecord> paper;
   std::function<Artefact(const Run&)> artefact;  ///< of a run that `runs` listed: trained by now
   std::function<void(double)> progress;          ///< takes the share of the measuring that is done

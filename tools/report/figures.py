@@ -3,6 +3,8 @@
 import math
 from itertools import accumulate
 
+from report.cost_figures import generation_cost
+from report.form_figures import duality
 from report.pruning_figures import boundaries, per_head_savings, savings, tolerance
 from report.style import FAINT, INK, OURS, PAPER, colour, count_tokens, mark_training_length, panels
 
@@ -127,8 +129,10 @@ FIGURES = {
     "ablations": ablations,
     "forget_gate_types": forget_gate_types,
     "length_extrapolation": length_extrapolation,
+    "duality": duality,
     "savings": savings,
     "per_head_savings": per_head_savings,
     "boundaries": boundaries,
     "tolerance": tolerance,
+    "generation_cost": generation_cost,
 }

@@ -14,7 +14,8 @@ POINT_COLUMNS = "quantity,variant,seed,x,y,value".split(",")
 COUNTS = {"batch", "length", "heads", "key_dim", "value_dim", "seed", "samples"}
 NUMBERS = {"value", "stddev", "x", "y"}
 CLAIM_ORDER = (
-    "ablations", "forget_gate_types", "length_extrapolation", "savings", "per_head_savings", "boundaries", "tolerance",
+    "ablations", "forget_gate_types", "length_extrapolation", "duality", "savings", "per_head_savings", "boundaries", "tolerance",
+    "generation_cost",
 )
 
 

@@ -17,6 +17,17 @@ METRIC_WORDS = {
     "operator_speedup": "operator, speed-up",
     "training_step_time": "training step",
     "training_step_speedup": "training step, speed-up",
+    "single_precision_difference": "difference in float32",
+    "time_growth": "growth of the time over all contexts",
+    "memory_a_token": "memory a token of context",
+    "time_crossing": "attention takes longer from",
+    "memory_crossing": "attention takes more from",
+    "scripted_time": "scripted: time",
+    "scripted_time_growth": "scripted: growth of the time over all contexts",
+    "scripted_memory": "scripted: memory",
+    "scripted_memory_a_token": "scripted: memory a token of context",
+    "scripted_time_crossing": "scripted: attention takes longer from",
+    "scripted_memory_crossing": "scripted: attention takes more from",
 }
 
 
@@ -70,6 +81,8 @@ def comparisons_table(claim):
             return f"{expected['low']:.3g} to {expected['high']:.3g}"
         if expected["high"] is not None:
             return f"at most {expected['high']:.3g}"
+        if expected["low"] is not None:
+            return f"at least {expected['low']:.3g}"
         return {1: "> 0", -1: "< 0", 0: ""}[expected["direction"]]
 
     rows = []
@@ -120,8 +133,9 @@ def numbers_table(claim):
 def provenance(claim):
     c = claim.certificate
     commit = (c["commit"] or "unknown")[:12] + (" with uncommitted changes" if c["dirty"] else "")
+    data = f"data {c['dataset']['name']} ({c['dataset']['content'][:12]})" if c["dataset"] else "no data"
     return (
-        f"Scale {c['scale']}; data {c['dataset']['name']} ({c['dataset']['content'][:12]}); commit {commit}; "
+        f"Scale {c['scale']}; {data}; commit {commit}; "
         f"{c['machine']['processor']}, {c['machine']['cores']} cores; torch {c['versions']['torch']}, {c['versions']['compiler']}; "
         f"{c['time']}; `{c['command_line']}`."
     )

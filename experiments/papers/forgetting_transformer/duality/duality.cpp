@@ -1,0 +1,101 @@
+// One function, several forms: on what a trained model's attention saw, every mechanism of the reference in all its forms.
+
+#include <algorithm>
+
+#include "experiments/papers/adaptive_computation_pruning/heads.hpp"
+#include "experiments/papers/claims.hpp"
+#include "experiments/papers/forgetting_transformer/duality/forms.hpp"
+#include "experiments/papers/forgetting_transformer/rows.hpp"
+
+namespace lethe::duality {
+namespace {
+
+/// The gates and the attention weights of the first tokens: what F, D and A are drawn from.
+void add_picture(const Head& head, int64_t tokens, const std::string& name, std::vector<Point>& points) {
+  Vector<double> decay = Vector<double>::Zero(tokens);  // c_i, D_ij = c_i − c_j
+  for (Eigen::Index i = 0; i < tokens; ++i) {
+    points.push_back({.quantity = "log_forget", .variant = name, .x = static_cast<double>(i), .value = head.log_forget[i]});
+    if (i > 0) decay[i] = decay[i - 1] + head.log_forget[i];
+    Vector<double> weights = head.scale * (head.key.topRows(i + 1) * head.query.row(i).transpose()) - decay.head(i + 1);
+    weights = (weights.array() - weights.maxCoeff()).exp();
+    weights /= weights.sum();
+    for (Eigen::Index j = 0; j <= i; ++j)
+      points.push_back({.quantity = "attention",
+                        .variant = name,
+                        .x = static_cast<double>(i),
+                        .y = static_cast<double>(j),
+                        .value = weights[j]});
+  }
+}
+
+struct TracedHead {
+  std::string name;
+  Head head;
+};
+
+std::vector<TracedHead> traced_heads(LanguageModel& model, const Dataset& dataset, int64_t length, int64_t sequence) {
+  std::vector<TracedHead> heads;
+  const auto layers = traced(model, dataset, length, sequence);
+  for (size_t layer = 0; layer < layers.size(); ++layer)
+    for (int64_t head = 0; head < model->config().heads; ++head)
+      heads.push_back({"layer " + std::to_string(layer) + " head " + std::to_string(head), traced_head(layers[layer], head)});
+  return heads;
+}
+
+}  // namespace
+
+std::vector<Run> runs(const nlohmann::json& settings, int64_t vocabulary) {
+  return runs_of(table_3_row("FoX (Pro)"), settings, vocabulary, 1);
+}
+
+Findings measure(const Study& study) {
+  const Run run = runs(study.settings, study.dataset.vocabulary()).front();
+  LanguageModel model = study.model(run);
+  const nlohmann::json& evaluation = study.settings.at("evaluation");
+  const int64_t length = evaluation.at("length"), sequences = evaluation.at("sequences"), pictured = evaluation.at("pictured");
+  const auto chunk_lengths = evaluation.at("chunk_lengths").get<std::vector<int64_t>>();
+
+  Findings findings;
+  std::map<std::string, Differences> by_row;
+  double gauge = 0, heads_compared = 0;
+  for (int64_t sequence = 0; sequence < sequences; ++sequence) {
+    auto heads = traced_heads(model, study.dataset, length, sequence);
+    for (const auto& [_, head] : heads) {
+      for (const reference::Variant& variant : reference::variants()) {
+        const Differences found = differences(variant, head, chunk_lengths);
+        const auto [place, is_new] = by_row.emplace(variant.name, found);
+        if (!is_new) place->second.merge(found);
+      }
+      gauge = std::max(gauge, gauge_difference(head));
+      study.progress(++heads_compared / static_cast<double>(sequences * static_cast<int64_t>(heads.size())));
+    }
+    if (sequence > 0) continue;
+    std::ranges::sort(heads, {}, [](const TracedHead& traced) { return traced.head.log_forget.mean(); });
+    for (const TracedHead* shown : {&heads.front(), &heads.back()})
+      add_picture(shown->head, std::min(pictured, length), shown->name, findings.points);
+  }
+
+  for (const reference::Variant& variant : reference::variants()) {
+    const auto add = [&](const std::string& form, const char* metric, double value) {
+      Record record = record_of(study.experiment, run, 1, length, metric, "1", value);
+      record.variant = variant.name;
+      record.implementation = form;
+      record.dtype = metric == std::string("difference") ? "float64" : "float32";
+      record.samples = static_cast<int64_t>(heads_compared);
+      findings.records.push_back(record);
+    };
+    const Differences& found = by_row.at(variant.name);
+    const auto add_all = [&](const std::map<std::string, double>& differences, const char* metric) {
+      add("parallel", metric, differences.at("parallel"));
+      for (const int64_t chunk : chunk_lengths)
+        if (const auto place = differences.find("chunks of " + std::to_string(chunk)); place != differences.end())
+          add(place->first, metric, place->second);
+    };
+    add_all(found.in_double, "difference");
+    if (!found.in_float.empty()) add_all(found.in_float, "single_precision_difference");
+  }
+  findings.comparisons = statements(by_row, gauge);
+  return findings;
+}
+
+}  // namespace lethe::duality

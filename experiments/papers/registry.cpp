@@ -57,6 +57,11 @@ const std::vector<Experiment>& experiments() {
        "Decay, attention and the pruning boundary of some heads (ACP Fig. 6)", boundaries::runs, boundaries::measure},
       {"adaptive_computation_pruning", "tolerance", "Pruned share and loss over the tolerance ε (ACP Fig. 7)",
        tolerance::runs, tolerance::measure},
+      {"decaying_fast_weights", "update_rules",
+       "Recurrent rules in the place of a trained model's attention, and which diverge (T2FW Table 1)",
+       update_rules::runs, update_rules::measure},
+      {"decaying_fast_weights", "state_capacity", "What a larger state is worth to the decay and the gated rule (T2FW Table 2)",
+       state_capacity::runs, state_capacity::measure},
   };
   return table;
 }

@@ -23,11 +23,11 @@ TEST(Registry, HasEveryClaimOnce) {
   std::set<std::string> claims;
   for (const Experiment& experiment : experiments()) claims.insert(experiment.claim);
   EXPECT_EQ(claims.size(), experiments().size());
-  EXPECT_EQ(claims.size(), 7u);
+  EXPECT_EQ(claims.size(), 9u);
 }
 
 TEST(Registry, SelectsByPaperByClaimAndByBoth) {
-  EXPECT_EQ(select_experiments({}).size(), 7u);
+  EXPECT_EQ(select_experiments({}).size(), 9u);
   EXPECT_EQ(select_experiments({"forgetting_transformer"}).size(), 3u);
   EXPECT_EQ(select_experiments({"savings"}).size(), 1u);
   EXPECT_EQ(select_experiments({"savings", "adaptive_computation_pruning/savings"}).size(), 1u);

@@ -11,7 +11,8 @@ import unittest
 from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parent.parent.parent
-CLAIMS = {"ablations", "forget_gate_types", "length_extrapolation", "savings", "per_head_savings", "boundaries", "tolerance"}
+CLAIMS = {"ablations", "forget_gate_types", "length_extrapolation", "savings", "per_head_savings", "boundaries", "tolerance",
+          "update_rules", "state_capacity"}
 VERDICTS = {"reproduced", "trend reproduced", "refuted", "inconclusive at this scale"}
 
 

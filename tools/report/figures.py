@@ -3,6 +3,7 @@
 import math
 from itertools import accumulate
 
+from report.conversion_figures import state_capacity, update_rules
 from report.pruning_figures import boundaries, per_head_savings, savings, tolerance
 from report.style import FAINT, INK, OURS, PAPER, colour, count_tokens, mark_training_length, panels
 
@@ -131,4 +132,6 @@ FIGURES = {
     "per_head_savings": per_head_savings,
     "boundaries": boundaries,
     "tolerance": tolerance,
+    "update_rules": update_rules,
+    "state_capacity": state_capacity,
 }

@@ -17,6 +17,9 @@ METRIC_WORDS = {
     "operator_speedup": "operator, speed-up",
     "training_step_time": "training step",
     "training_step_speedup": "training step, speed-up",
+    "loss_at_step_0": "loss right after the swap",
+    "largest_entry": "largest of |S| and |y|",
+    "would_overflow_float16": "would overflow float16",
 }
 
 
@@ -39,6 +42,8 @@ def number(value, metric=""):
 
 def with_band(value, band):
     """A value and what noise explains of it, both to the band's second digit; the value alone where there is no noise."""
+    if value is None:  # a training that diverged
+        return "none"
     if band is None:
         return f"{number(value)} ± ?"
     if band == 0:

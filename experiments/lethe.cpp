@@ -49,8 +49,8 @@ int main(int argc, char** argv) {
     place.root = std::filesystem::absolute(place.root);
     if (place.threads > 0) at::set_num_threads(place.threads);
   });
-  for (auto add : {lethe::add_list, lethe::add_run, lethe::add_report, lethe::add_train, lethe::add_evaluate,
-                   lethe::add_generate, lethe::add_describe, lethe::add_data})
+  for (auto add : {lethe::add_list, lethe::add_run, lethe::add_report, lethe::add_train, lethe::add_convert,
+                   lethe::add_evaluate, lethe::add_generate, lethe::add_describe, lethe::add_data})
     add(app, place);
 
   try {

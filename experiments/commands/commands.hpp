@@ -22,6 +22,7 @@ void add_list(CLI::App& app, const Place& place);
 void add_run(CLI::App& app, const Place& place);
 void add_report(CLI::App& app, const Place& place);
 void add_train(CLI::App& app, const Place& place);
+void add_convert(CLI::App& app, const Place& place);
 void add_evaluate(CLI::App& app, const Place& place);
 void add_generate(CLI::App& app, const Place& place);
 void add_describe(CLI::App& app, const Place& place);

@@ -76,10 +76,24 @@ int64_t vocabulary_of(const std::string& tokenizer) {
 
 }  // namespace
 
+Run with_members(Run run, const Members& members, const std::vector<std::string>& settings) {
+  json model = run.model, training = run.training;
+  for (const auto& [member, value] : members) set_member(model, training, member, value);
+  for (const auto& setting : settings) {
+    const auto equals = setting.find('=');
+    if (equals == std::string::npos) throw std::invalid_argument("--set: expected key=value, found '" + setting + "'");
+    set_member(model, training, setting.substr(0, equals), setting.substr(equals + 1));
+  }
+  from_json(model, run.model);
+  from_json(training, run.training);
+  return run;
+}
+
 void RunOptions::add_to(CLI::App& command) {
   command.add_option("run.json", file_, "A run as artefacts keep it; the options below change it");
   command.add_option("--architecture", architecture_,
-                     "fox-pro (default), fox-llama, transformer-pro or transformer-llama");
+                     "fox-pro (default), fox-llama, transformer-pro, transformer-llama, or the latter with another mixer:\n"
+                     "local, additive, gated, delta, decay");
   command.add_option("--size", size_, "A size of the papers: 125m, 360m or 760m (GPT-2 tokens)");
   command.add_option("--label", label_, "A name for people; no part of the artefact's identity");
   for (const auto& named : kNamed) {
@@ -110,15 +124,7 @@ Run RunOptions::run() const {
   }
   if (!label_.empty()) run.label = label_;
 
-  json model = run.model, training = run.training;
-  for (const auto& [member, value] : members_) set_member(model, training, member, value);
-  for (const auto& setting : settings_) {
-    const auto equals = setting.find('=');
-    if (equals == std::string::npos) throw std::invalid_argument("--set: expected key=value, found '" + setting + "'");
-    set_member(model, training, setting.substr(0, equals), setting.substr(equals + 1));
-  }
-  from_json(model, run.model);
-  from_json(training, run.training);
+  run = with_members(run, members_, settings_);
   if (run.model.vocabulary == 0) run.model.vocabulary = vocabulary_of(run.training.tokenizer);
   run.model.check();
   run.training.check();

@@ -10,6 +10,14 @@
 
 namespace lethe {
 
+/// Members of a run by name, as people type them: their name in ModelConfig or TrainingConfig, and a value.
+using Members = std::vector<std::pair<std::string, std::string>>;
+
+/// `run` with these members set, then those of `settings`, each "key=value".
+///
+/// throws  std::invalid_argument for an unknown member, or a value of the wrong type
+Run with_members(Run run, const Members& members, const std::vector<std::string>& settings);
+
 /// A run from a file, from a named architecture and size, and from single members set over them, in this order.
 class RunOptions {
  public:
@@ -23,8 +31,8 @@ class RunOptions {
 
  private:
   std::string file_, architecture_, size_, label_;
-  std::vector<std::pair<std::string, std::string>> members_;  // of the named options
-  std::vector<std::string> settings_;                         // key=value
+  Members members_;                    // of the named options
+  std::vector<std::string> settings_;  // key=value
 };
 
 }  // namespace lethe

@@ -42,6 +42,7 @@ void add_train(CLI::App& app, const Place& place) {
       "Examples:\n"
       "  lethe train --tokens 2000000 --seed 1\n"
       "  lethe train --architecture transformer-llama --layers 2 --width 64 --heads 2 --corpus headers\n"
+      "  lethe train --architecture decay --set state_size=32 --set rope=false\n"
       "  lethe train --set kv_shift=false --set output_norm=false --set log_pruning_tolerance=-10\n"
       "  lethe train artefacts/models/NAME/run.json --seed 2");
   command->callback([options, &place] { train(*options, place); });

@@ -5,6 +5,7 @@
 #include <tuple>
 #include <vector>
 
+#include "experiments/models/local_attention.hpp"
 #include "optimized/torch/forgetting_attention.hpp"
 
 namespace lethe {
@@ -45,6 +46,17 @@ std::string last_name(const std::string& path) { return path.substr(path.rfind('
 
 Tensor add_parameter(torch::nn::Module& root, const std::string& path, torch::IntArrayRef sizes, torch::Device device) {
   return holder(root, path).register_parameter(last_name(path), torch::empty(sizes, device));
+}
+
+Tensor mixed_output(Tensor o, const ModelConfig& config, const Tensor& output_norm, const Tensor& gate_logits,
+                    const Tensor& output) {
+  const torch::Dtype dtype = o.scalar_type(), wide = accumulation_dtype(dtype);
+  if (config.output_norm) {
+    o = rms_norm(o, output_norm.view({config.heads, config.head_dim()}), kNormEpsilon, config.output_gate ? wide : dtype);
+  }
+  o = o.flatten(-2);
+  if (config.output_gate) o = (o * gate_logits.to(wide).sigmoid()).to(dtype);
+  return torch::linear(o, output.to(dtype));
 }
 
 Tensor long_init(const ModelConfig& config) {
@@ -102,8 +114,8 @@ Tensor AttentionLayer::logit_bound(torch::Dtype dtype) const {
 }
 
 Tensor AttentionLayer::forward(const Tensor& x, const Rotation& rotation, AttentionTrace* trace) const {
-  const int64_t batch = x.size(0), length = x.size(1), heads = config.heads, width = config.width;
-  const torch::Dtype dtype = x.scalar_type(), wide = accumulation_dtype(dtype);
+  const int64_t heads = config.heads, width = config.width;
+  const torch::Dtype dtype = x.scalar_type();
 
   // One product for everything that reads x: q | k v | shifts | gates.
   std::vector<Tensor> weights{query, key, value};
@@ -139,11 +151,21 @@ Tensor AttentionLayer::forward(const Tensor& x, const Rotation& rotation, Attent
     k = rotate(k, rotation);
   }
 
+  const Tensor forget_logits = config.forget_gate == ForgetGate::kFull ? *next++ : Tensor();  // [B,T,H]
+  const Tensor o = config.mixer == Mixer::kLocal ? local_attention(q, k, v, config.window)
+                                                 : attention(q, k, v, forget_logits, trace);
+  return mixed_output(o, config, output_norm, config.output_gate ? *next : Tensor(), output);
+}
+
+Tensor AttentionLayer::attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& gate_logits,
+                                 AttentionTrace* trace) const {
+  const int64_t batch = q.size(0), length = q.size(1), heads = config.heads;
+  const torch::Dtype dtype = q.scalar_type(), wide = accumulation_dtype(dtype);
   Tensor log_forget;  // [B,T,H]
   if (config.forget_gate == ForgetGate::kNone) {
-    log_forget = torch::zeros({batch, length, heads}, x.options().dtype(wide));
+    log_forget = torch::zeros({batch, length, heads}, q.options().dtype(wide));
   } else if (config.forget_gate == ForgetGate::kFull) {
-    log_forget = torch::log_sigmoid((next++)->to(wide) + forget_bias.to(wide));
+    log_forget = torch::log_sigmoid(gate_logits.to(wide) + forget_bias.to(wide));
   } else {
     log_forget = torch::log_sigmoid(forget_bias.to(wide)).expand({batch, length, heads});
   }
@@ -153,19 +175,13 @@ Tensor AttentionLayer::forward(const Tensor& x, const Rotation& rotation, Attent
   const auto bound_argument = bound.defined() ? std::optional<Tensor>(bound) : std::nullopt;
   Tensor o;  // [B,T,H,D]
   if (trace) {
-    *trace = {q.detach(), k.detach(), v.detach(), log_forget.detach(), bound, {}};
+    *trace = {q.detach(), k.detach(), v.detach(), log_forget.detach(), bound, {}, {}, {}};
     std::tie(o, std::ignore, trace->visited_pairs) =
         forgetting_attention_with_statistics(q, k, v, log_forget, std::nullopt, tolerance, bound_argument);
   } else {
     o = forgetting_attention(q, k, v, log_forget, std::nullopt, tolerance, bound_argument);
   }
-
-  if (config.output_norm) {
-    o = rms_norm(o, output_norm.view({heads, config.head_dim()}), kNormEpsilon, config.output_gate ? wide : dtype);
-  }
-  o = o.flatten(-2);
-  if (config.output_gate) o = (o * next->to(wide).sigmoid()).to(dtype);
-  return torch::linear(o, output.to(dtype));
+  return o;
 }
 
 }  // namespace lethe

@@ -10,12 +10,15 @@
 
 namespace lethe {
 
-/// What one layer's attention saw in a forward call, for the claims on pruning. Only filled where asked for.
+/// What one layer's mixer saw in a forward call, for the claims on pruning and on states. Only filled where asked for, and
+/// where the mixer has it: attention all but the last two, mixers with a state those, local attention none.
 struct AttentionTrace {
   torch::Tensor query, key, value;  ///< [B,T,H,D] as the operator received them
   torch::Tensor log_forget;         ///< [B,T,H]
   torch::Tensor logit_bound;        ///< [H], or undefined where the operator takes it from the norms
   torch::Tensor visited_pairs;      ///< [B,H]
+  torch::Tensor largest_state;      ///< max |S_t| over batch, heads and 256 tokens along the text
+  torch::Tensor largest_value;      ///< max |o_t| over batch, heads and all tokens
 };
 
 /// Registers a parameter under a dotted path below `root`, as checkpoints name it ("attn.q_proj.weight"), making the
@@ -25,6 +28,15 @@ struct AttentionTrace {
 torch::Tensor add_parameter(torch::nn::Module& root, const std::string& path, torch::IntArrayRef sizes,
                             torch::Device device);
 
+/// The end of every mixer: y = W_o (norm(o) ⊙ σ(gate)).
+///
+/// source   FoX Eq. 22–24
+/// reads    o [B,T,H,D]; output_norm [width], read where config.output_norm; gate_logits [B,T,width], read where
+///          config.output_gate; output = W_o
+/// returns  [B,T,width] in the dtype of o
+torch::Tensor mixed_output(torch::Tensor o, const ModelConfig& config, const torch::Tensor& output_norm,
+                           const torch::Tensor& gate_logits, const torch::Tensor& output);
+
 /// Gate biases b = −log(exp(1/T) − 1), so that σ(b) = exp(−1/T): a head whose gate stays there forgets over T tokens, T
 /// log-spaced from decay_time_min to decay_time_max over the heads.
 ///
@@ -32,10 +44,10 @@ torch::Tensor add_parameter(torch::nn::Module& root, const std::string& path, to
 /// returns  [H] float32 on the CPU
 torch::Tensor long_init(const ModelConfig& config);
 
-/// Multi-head attention with forget gates (FoX), or without (Transformer). In this order:
+/// Multi-head attention with forget gates (FoX), or without (Transformer, local attention). In this order:
 ///
 ///   q, k, v = W x;  k, v shifted by one (Pro);  q, k normed (Pro);  q, k rotated (RoPE);  log f = logsigmoid(w·x + b)
-///   o = forgetting_attention(q, k, v, log f);  y = W_o (norm(o) ⊙ σ(W_g x))  (norm and gate: Pro)
+///   o = forgetting_attention(q, k, v, log f), or local_attention(q, k, v);  y = W_o (norm(o) ⊙ σ(W_g x))  (norm and gate: Pro)
 ///
 /// source   FoX Eq. 16–24, with a sigmoid around the output gate as its Figure 1 has it
 struct AttentionLayer {
@@ -59,6 +71,11 @@ struct AttentionLayer {
   torch::Tensor forget_bias;                             // [H]
   torch::Tensor query_norm, key_norm;                    // [D] shared, [width] per head
   torch::Tensor output_norm;                             // [width]
+
+ private:
+  /// Forgetting Attention of q, k, v [B,T,H,D]; gate_logits [B,T,H] = w·x, read where the gate depends on x.
+  torch::Tensor attention(const torch::Tensor& q, const torch::Tensor& k, const torch::Tensor& v,
+                          const torch::Tensor& gate_logits, AttentionTrace* trace) const;
 };
 
 }  // namespace lethe

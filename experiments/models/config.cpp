@@ -1,5 +1,6 @@
 #include "experiments/models/config.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <stdexcept>
 
@@ -28,6 +29,42 @@ void visit_model(Config& config, Visitor&& visit) {
   visit("kv_shift", config.kv_shift);
   visit("log_pruning_tolerance", config.log_pruning_tolerance);
   visit("compute_dtype", config.compute_dtype);
+  visit("mixer", config.mixer);
+  visit("window", config.window);
+  visit("state_size", config.state_size);
+  visit("feature_map", config.feature_map);
+  visit("attention_norm", config.attention_norm);
+  visit("sum_norm", config.sum_norm);
+  visit("norm_epsilon", config.norm_epsilon);
+  visit("gate_range", config.gate_range);
+  visit("write_bias", config.write_bias);
+}
+
+// Parts of a layer that a mixer has no place for.
+void check_mixer(const ModelConfig& config) {
+  if (config.mixer == Mixer::kAttention) return;
+  const auto without = [](bool absent, const char* name, const char* value) {
+    expect(absent, name, std::string(value) + " with a mixer other than attention", "another value");
+  };
+  without(config.forget_gate == ForgetGate::kNone, "forget_gate", "none");
+  without(!config.log_pruning_tolerance, "log_pruning_tolerance", "null");
+  expect(config.mixer != Mixer::kLocal || config.window > 0, "window", "> 0", std::to_string(config.window));
+  if (!config.has_state()) return;
+  without(config.qk_norm == QkNorm::kNone, "qk_norm", "none");
+  without(!config.kv_shift, "kv_shift", "false");
+  const bool decays = config.mixer == Mixer::kDecay;
+  // n of a head's row gates is state_size unless gate_range says otherwise, and n = 1 is no range.
+  const int64_t least = decays && !config.gate_range ? 2 : 1;
+  expect(config.state_size >= least, "state_size", "≥ " + std::to_string(least), std::to_string(config.state_size));
+  expect(!config.rope || config.query_dim() % 2 == 0, "state_size", "an even number where queries are rotated",
+         std::to_string(config.state_size));
+  expect(!config.attention_norm || !decays, "attention_norm", "false with the mixer decay", "true");
+  expect(!config.sum_norm || config.mixer == Mixer::kDelta, "sum_norm", "false with a mixer other than delta", "true");
+  expect(config.norm_epsilon >= 0 && std::isfinite(config.norm_epsilon), "norm_epsilon", "≥ 0 and finite",
+         std::to_string(config.norm_epsilon));
+  expect(!config.gate_range || (*config.gate_range >= 2 && std::isfinite(*config.gate_range)), "gate_range",
+         "≥ 2 and finite, or absent", std::to_string(config.gate_range.value_or(0)));
+  expect(std::isfinite(config.write_bias), "write_bias", "a finite number", std::to_string(config.write_bias));
 }
 
 }  // namespace
@@ -38,6 +75,19 @@ struct EnumNames<ForgetGate> {
                                                                             {ForgetGate::kFull, "full"},
                                                                             {ForgetGate::kBiasOnly, "bias_only"},
                                                                             {ForgetGate::kFixed, "fixed"}};
+};
+
+template <>
+struct EnumNames<Mixer> {
+  static inline const std::vector<std::pair<Mixer, std::string>> names{
+      {Mixer::kAttention, "attention"}, {Mixer::kLocal, "local"}, {Mixer::kAdditive, "additive"},
+      {Mixer::kGated, "gated"},         {Mixer::kDelta, "delta"}, {Mixer::kDecay, "decay"}};
+};
+
+template <>
+struct EnumNames<FeatureMap> {
+  static inline const std::vector<std::pair<FeatureMap, std::string>> names{{FeatureMap::kLinear, "linear"},
+                                                                            {FeatureMap::kRelu, "relu"}};
 };
 
 template <>
@@ -71,13 +121,23 @@ void ModelConfig::check() const {
   expect(compute_dtype == "float32" || compute_dtype == "bfloat16" || compute_dtype == "float16" ||
              compute_dtype == "float64",
          "compute_dtype", "float32, bfloat16, float16 or float64", compute_dtype);
+  check_mixer(*this);
 }
 
 ModelConfig named_architecture(const std::string& name) {
+  for (const auto& [mixer, word] : EnumNames<Mixer>::names) {
+    if (mixer == Mixer::kAttention || name != word) continue;
+    ModelConfig config = named_architecture("transformer-llama");
+    config.mixer = mixer;
+    config.feature_map = mixer == Mixer::kDelta ? FeatureMap::kRelu : FeatureMap::kLinear;
+    config.sum_norm = mixer == Mixer::kDelta;
+    return config;
+  }
   const bool pro = name.ends_with("-pro");
   const bool forgets = name.starts_with("fox-");
   expect(name == "fox-pro" || name == "fox-llama" || name == "transformer-pro" || name == "transformer-llama",
-         "architecture", "fox-pro, fox-llama, transformer-pro or transformer-llama", name);
+         "architecture",
+         "fox-pro, fox-llama, transformer-pro, transformer-llama, local, additive, gated, delta or decay", name);
   ModelConfig config;
   config.forget_gate = forgets ? ForgetGate::kFull : ForgetGate::kNone;
   config.rope = !forgets;
@@ -96,13 +156,25 @@ void set_size(ModelConfig& config, const std::string& size) {
 
 double training_flops_per_token(const ModelConfig& config, int64_t context_length) {
   const double width = static_cast<double>(config.width), heads = static_cast<double>(config.heads);
-  const double projections = width * width * (config.output_gate ? 5 : 4) +
-                             width * heads * ((config.forget_gate == ForgetGate::kFull) + 2 * config.kv_shift);
+  const double states = heads * static_cast<double>(config.state_size);  // features of all heads
+  const double queries = heads * static_cast<double>(config.query_dim());
+  const bool decays = config.mixer == Mixer::kDecay, delta = config.mixer == Mixer::kDelta;
+  const bool scalar_gate = config.mixer == Mixer::kGated || delta || config.forget_gate == ForgetGate::kFull;
+  double projections = width * 2 * queries + width * width * (config.output_gate ? 3 : 2) +
+                       width * heads * (scalar_gate + 2 * config.kv_shift);
+  if (decays) projections += width * (width + states);
+  // W_φ is read by the query and by the key.
+  if (config.has_state() && config.feature_map == FeatureMap::kRelu)
+    projections += 2 * states * static_cast<double>(config.head_dim());
   const double mlp = 3 * width * static_cast<double>(config.mlp_width());
   const double matrices =
       static_cast<double>(config.layers) * (projections + mlp) + width * static_cast<double>(config.vocabulary);
-  const double attention = static_cast<double>(config.layers) * width * static_cast<double>(context_length);
-  return 6 * matrices + 6 * attention;
+
+  int64_t seen = context_length;  // multiply-adds of the mixing, a column of the values
+  if (config.mixer == Mixer::kLocal) seen = std::min(2 * config.window, context_length);
+  if (config.has_state()) seen = config.state_size * (2 + delta + (config.mixer == Mixer::kGated) + 2 * decays);
+  const double mixing = static_cast<double>(config.layers) * width * static_cast<double>(seen);
+  return 6 * matrices + 6 * mixing;
 }
 
 void to_json(nlohmann::json& json, const ModelConfig& config) {

@@ -19,6 +19,22 @@ enum class ForgetGate {
 /// RMSNorm of queries and keys per head, with weights of size head_dim shared by the heads, or of size width.
 enum class QkNorm { kNone, kShared, kPerHead };
 
+/// How tokens are mixed: by attention over all of the past or a window of it, or through a state of fixed size.
+enum class Mixer {
+  kAttention,  ///< Forgetting Attention, of which softmax attention is the case without a gate
+  kLocal,      ///< softmax attention over the last `window` tokens, the query's own among them
+  kAdditive,   ///< S += φ(k) vᵀ                                    (T2FW, Eq. 3)
+  kGated,      ///< S = g S + (1 − g) φ(k) vᵀ, a scalar gate        (Eq. 5)
+  kDelta,      ///< S += g φ(k) (v − Sᵀφ(k))ᵀ                       (Eq. 6)
+  kDecay       ///< S = diag(f) S diag(z) + φ(k) vᵀ, a gate of rank one (Eq. 7)
+};
+
+/// φ of the mixers with a state.
+enum class FeatureMap {
+  kLinear,  ///< none beside W_q and W_k, which make state_size features a head by themselves
+  kRelu     ///< ReLU(W_φ x + b_φ) of queries and keys of head_dim, one W_φ [state_size, head_dim] a head for both
+};
+
 /// One architecture. Defaults are FoX (Pro) as the papers' runs have it, at no size.
 struct ModelConfig {
   int64_t vocabulary = 0;
@@ -41,7 +57,22 @@ struct ModelConfig {
   std::optional<double> log_pruning_tolerance;  ///< log ε of Adaptive Computation Pruning; absent: off
   std::string compute_dtype = "float32";  ///< of matrix products and attention: float32, bfloat16, float16, float64
 
+  // Mixers other than attention have no forget gate and no pruning, those with a state no QK-norm and no KV-shift either.
+  Mixer mixer = Mixer::kAttention;
+  int64_t window = 32;                           ///< of kLocal, in tokens
+  int64_t state_size = 16;                       ///< m: features a head, rows of its state
+  FeatureMap feature_map = FeatureMap::kLinear;  ///< φ
+  bool attention_norm = false;                   ///< o = Sᵀφ(q) / (z·φ(q) + ε), z the same sum as S over keys alone; not kDecay
+  bool sum_norm = false;                         ///< kDelta: φ(x) / (Σ_i φ(x)_i + ε) for queries and keys
+  double norm_epsilon = 1e-6;                    ///< ε of both: without one, features that are all zero divide zero by zero
+  /// n of Uniform Gate Initialisation, σ(b) ~ U[1/n, 1 − 1/n], of kDecay's gates; absent: a head's number of gates.
+  std::optional<double> gate_range;
+  double write_bias = -5;  ///< of kDelta's g = σ(w·x + b), at the beginning: g ≈ 0.007
+
   int64_t head_dim() const { return width / heads; }
+  bool has_state() const { return mixer != Mixer::kAttention && mixer != Mixer::kLocal; }
+  /// Columns of a head's queries and keys as W_q and W_k make them.
+  int64_t query_dim() const { return has_state() && feature_map == FeatureMap::kLinear ? state_size : head_dim(); }
   int64_t mlp_width() const;
 
   /// throws std::invalid_argument "name: expected …, found …" for a configuration that makes no model
@@ -49,7 +80,8 @@ struct ModelConfig {
 };
 
 /// The four named rows that the others are given relative to, at no size: "fox-pro", "fox-llama", "transformer-pro",
-/// "transformer-llama".
+/// "transformer-llama". Further "local", "additive", "gated", "delta" (with φ and sum norm as T2FW has them) and "decay":
+/// Transformer (LLaMA) with that mixer.
 ///
 /// throws  std::invalid_argument for another name
 ModelConfig named_architecture(const std::string& name);
@@ -61,8 +93,9 @@ void set_size(ModelConfig& config, const std::string& size);
 void to_json(nlohmann::json& json, const ModelConfig& config);
 void from_json(const nlohmann::json& json, ModelConfig& config);
 
-/// Matrix-product and attention FLOPs of one token, forward and backward (3 × forward): 6·(matrix parameters incl. the
-/// output head) + 6·layers·width·context (half of the score matrix is causal).  FoX Table 4's 8.18e9 at 760M and 16k.
+/// Matrix-product and mixing FLOPs of one token, forward and backward (3 × forward): 6·(matrix parameters incl. the output
+/// head) + 6·layers·width·n, with n = context for attention (half of the score matrix is causal), min(2·window, context) for
+/// a window, and (2 + gates + (delta: 1))·state_size for a state. FoX Table 4's 8.18e9 at 760M and 16k.
 double training_flops_per_token(const ModelConfig& config, int64_t context_length);
 
 }  // namespace lethe

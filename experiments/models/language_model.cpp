@@ -2,9 +2,10 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 
-#include <optional>
+#include <variant>
 
 #include "experiments/models/cross_entropy.hpp"
+#include "experiments/models/fast_weights_layer.hpp"
 
 namespace lethe {
 
@@ -21,24 +22,32 @@ torch::Dtype dtype_named(const std::string& name) {
   return torch::kFloat32;
 }
 
-// One pre-norm block: x + attention(norm x), then x + mlp(norm x).
+using AnyMixer = std::variant<AttentionLayer, FastWeightsLayer>;
+
+AnyMixer make_mixer(torch::nn::Module& root, const std::string& path, const ModelConfig& config, torch::Device device) {
+  if (config.has_state()) return FastWeightsLayer(root, path, config, device);
+  return AttentionLayer(root, path, config, device);
+}
+
+// One pre-norm block: x + mixer(norm x), then x + mlp(norm x).
 struct Block {
   Block(torch::nn::Module& root, const std::string& path, const ModelConfig& config, torch::Device device)
       : attention_norm(add_parameter(root, path + ".attn_norm.weight", {config.width}, device)),
-        attention(root, path + ".attn", config, device),
+        mixer(make_mixer(root, path + ".attn", config, device)),
         mlp_norm(add_parameter(root, path + ".mlp_norm.weight", {config.width}, device)),
         gate_and_up(
             add_parameter(root, path + ".mlp.gate_proj.weight", {2 * config.mlp_width(), config.width}, device)),
         down(add_parameter(root, path + ".mlp.down_proj.weight", {config.width, config.mlp_width()}, device)) {}
 
   Tensor forward(Tensor x, const Rotation& rotation, torch::Dtype dtype, AttentionTrace* trace) const {
-    x = x + attention.forward(rms_norm(x, attention_norm, kNormEpsilon, dtype), rotation, trace);
+    const Tensor normed = rms_norm(x, attention_norm, kNormEpsilon, dtype);
+    x = x + std::visit([&](const auto& layer) { return layer.forward(normed, rotation, trace); }, mixer);
     const Tensor hidden = swiglu(torch::linear(rms_norm(x, mlp_norm, kNormEpsilon, dtype), gate_and_up.to(dtype)));
     return x + torch::linear(hidden, down.to(dtype));
   }
 
   Tensor attention_norm;
-  AttentionLayer attention;
+  AnyMixer mixer;
   Tensor mlp_norm, gate_and_up, down;
 };
 
@@ -69,7 +78,7 @@ Tensor LanguageModelImpl::hidden(const Tensor& tokens, std::vector<AttentionTrac
   const torch::Dtype dtype = parts_->dtype, residual_dtype = accumulation_dtype(dtype);
   Rotation angles;
   if (config_.rope) {
-    angles = rotation(tokens.size(1), config_.head_dim(), config_.rope_base,
+    angles = rotation(tokens.size(1), config_.query_dim(), config_.rope_base,
                       parts_->embeddings.options().dtype(residual_dtype).requires_grad(false));
   }
   if (trace) trace->assign(parts_->blocks.size(), {});
@@ -100,6 +109,10 @@ void LanguageModelImpl::initialize(uint64_t seed) {
       value.fill_(1);
     } else if (name.ends_with("fgate_bias")) {
       value.copy_(long_init(config_));
+    } else if (name.ends_with(".gate_proj.bias")) {
+      value.fill_(config_.write_bias);
+    } else if (name.ends_with("key_gate_proj.bias") || name.ends_with("value_gate_proj.bias")) {
+      value.copy_(uniform_gate_bias(value.numel(), gate_range(config_, value.numel() / config_.heads), generator));
     } else if (name.ends_with("bias")) {
       value.zero_();
     } else {

@@ -47,3 +47,13 @@ namespace lethe::generation_cost {
 std::vector<Run> runs(const nlohmann::json& settings, int64_t vocabulary);
 Findings measure(const Study& study);
 }  // namespace lethe::generation_cost
+
+namespace lethe::update_rules {
+std::vector<Run> runs(const nlohmann::json& settings, int64_t vocabulary);
+Findings measure(const Study& study);
+}  // namespace lethe::update_rules
+
+namespace lethe::state_capacity {
+std::vector<Run> runs(const nlohmann::json& settings, int64_t vocabulary);
+Findings measure(const Study& study);
+}  // namespace lethe::state_capacity

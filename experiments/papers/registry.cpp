@@ -61,6 +61,11 @@ const std::vector<Experiment>& experiments() {
        tolerance::runs, tolerance::measure},
       {"decaying_fast_weights", "generation_cost", "Time and memory of one generated token (T2FW Fig. 1)",
        generation_cost::runs, generation_cost::measure},
+      {"decaying_fast_weights", "update_rules",
+       "Recurrent rules in the place of a trained model's attention, and which diverge (T2FW Table 1)",
+       update_rules::runs, update_rules::measure},
+      {"decaying_fast_weights", "state_capacity", "What a larger state is worth to the decay and the gated rule (T2FW Table 2)",
+       state_capacity::runs, state_capacity::measure},
   };
   return table;
 }

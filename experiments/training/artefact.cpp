@@ -10,10 +10,11 @@
 #include <vector>
 
 #include "experiments/evaluation/per_token_loss.hpp"
+#include "experiments/models/not_finite.hpp"
 #include "experiments/record.hpp"
+#include "experiments/training/conversion.hpp"
 #include "experiments/training/files.hpp"
 #include "experiments/training/trainer.hpp"
-#include "experiments/training/training.hpp"
 
 namespace lethe {
 namespace {
@@ -22,6 +23,7 @@ namespace fs = std::filesystem;
 
 constexpr int64_t kValidationSequences = 64;  // at most, for the loss in done.json
 constexpr int64_t kLastSteps = 20;            // whose mean is the training loss in done.json
+constexpr int64_t kProbes = 10;               // how often a training looks at the largest entries of a state
 
 double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -67,9 +69,15 @@ class Log {
   std::ofstream file_;
 };
 
-bool is_finished(const fs::path& folder, const std::string& identity) {
-  return fs::exists(folder / "done.json") &&
-         nlohmann::json::parse(read_whole(folder / "done.json")).value("identity", "") == identity;
+// done.json of the run with this identity, or null.
+nlohmann::json finished(const fs::path& folder, const std::string& identity) {
+  if (!fs::exists(folder / "done.json")) return nullptr;
+  nlohmann::json done = nlohmann::json::parse(read_whole(folder / "done.json"));
+  return done.value("identity", "") == identity ? done : nullptr;
+}
+
+nlohmann::json json_of(const Trainer::Extremes& extremes) {
+  return {{"largest_state", extremes.state}, {"largest_value", extremes.value}};
 }
 
 void train(Trainer& trainer, const Run& run, const fs::path& folder, Log& log,
@@ -79,18 +87,22 @@ void train(Trainer& trainer, const Run& run, const fs::path& folder, Log& log,
   const double seconds_before = log.seconds();
   const auto start = std::chrono::steady_clock::now();
   while (trainer.steps_done() < steps) {
+    nlohmann::json line = nlohmann::json::object();
+    if (run.model.has_state() && trainer.steps_done() % std::max<int64_t>(1, steps / kProbes) == 0)
+      line = json_of(trainer.extremes());
     const auto step_start = std::chrono::steady_clock::now();
     const Trainer::Step result = trainer.step();
     const int64_t done = trainer.steps_done(), tokens = done * config.batch_tokens;
     const double speed = static_cast<double>(config.batch_tokens) / seconds_since(step_start);
     const double seconds = seconds_since(start);
-    log.append({{"step", done - 1},
-                {"tokens", tokens},
-                {"loss", result.loss},
-                {"learning_rate", result.learning_rate},
-                {"gradient_norm", result.gradient_norm},
-                {"tokens_per_second", speed},
-                {"seconds", seconds_before + seconds}});
+    line.update({{"step", done - 1},
+                 {"tokens", tokens},
+                 {"loss", result.loss},
+                 {"learning_rate", result.learning_rate},
+                 {"gradient_norm", result.gradient_norm},
+                 {"tokens_per_second", speed},
+                 {"seconds", seconds_before + seconds}});
+    log.append(line);
     const bool due = config.checkpoint_tokens > 0 &&
                      tokens / config.checkpoint_tokens > (tokens - config.batch_tokens) / config.checkpoint_tokens;
     if (due || done == steps) trainer.save(folder / "checkpoint.pt");
@@ -102,13 +114,23 @@ void train(Trainer& trainer, const Run& run, const fs::path& folder, Log& log,
   }
 }
 
+// What the weights that training ends with give; of weights that give nothing finite, null.
+nlohmann::json measured_at_the_end(Trainer& trainer, const Run& run, const Dataset& dataset) {
+  nlohmann::json json = {{"validation_loss", nullptr}};  // also where the split is shorter than one sequence
+  try {
+    if (run.model.has_state()) json.update(json_of(trainer.extremes()));
+    if (const int64_t length = run.training.context_length; dataset.sequence_count("valid", length) > 0) {
+      json["validation_loss"] = per_token_loss(trainer.model(), dataset, "valid", length, kValidationSequences).mean();
+    }
+  } catch (const NotFinite&) {
+    if (!run.training.divergence_is_a_result) throw;
+  }
+  return json;
+}
+
 // The artefact's birth certificate.
 nlohmann::json certificate(Trainer& trainer, const Run& run, const Dataset& dataset, const fs::path& folder,
-                           const Log& log) {
-  nlohmann::json validation_loss;  // null where the split is shorter than one sequence
-  if (const int64_t length = run.training.context_length; dataset.sequence_count("valid", length) > 0) {
-    validation_loss = per_token_loss(trainer.model(), dataset, "valid", length, kValidationSequences).mean();
-  }
+                           const Log& log, const nlohmann::json& diverged) {
   nlohmann::json json = birth_certificate(folder, "");
   json.erase("command_line");
   json.update({{"identity", identity(run, dataset)},
@@ -119,7 +141,8 @@ nlohmann::json certificate(Trainer& trainer, const Run& run, const Dataset& data
                {"threads", at::get_num_threads()},
                {"device", run.training.device},
                {"training_loss", log.last_losses()},
-               {"validation_loss", validation_loss}});
+               {"diverged", diverged}});
+  json.update(measured_at_the_end(trainer, run, dataset));
   return json;
 }
 
@@ -129,17 +152,33 @@ Artefact trained(const Run& run, const Dataset& dataset, const fs::path& root,
                  const std::function<void(const Progress&)>& progress) {
   run.model.check();
   run.training.check();
+  check_conversion(run);
+  const bool divergence_is_a_result = run.training.divergence_is_a_result;
   const Artefact artefact{root / artefact_name(run, dataset), run};
   fs::create_directories(artefact.folder);
   const FileLock lock(artefact.folder / "lock");
-  if (is_finished(artefact.folder, identity(run, dataset))) return artefact;
+  if (const nlohmann::json done = finished(artefact.folder, identity(run, dataset)); !done.is_null()) {
+    if (done.contains("diverged") && !done["diverged"].is_null() && !divergence_is_a_result)
+      throw NotFinite(done["diverged"].get<std::string>());
+    return artefact;
+  }
 
-  Trainer trainer(run, dataset);
+  LanguageModel source = nullptr;
+  if (run.conversion) source = load_model(trained(run.conversion->source, dataset, root), run.training.device);
+  Trainer trainer(run, dataset, source);
   write_whole(artefact.folder / "run.json", nlohmann::json(run).dump(1) + "\n");
   trainer.resume(artefact.folder / "checkpoint.pt");
   Log log(artefact.folder / "log.jsonl", trainer.steps_done());
-  train(trainer, run, artefact.folder, log, progress);
-  write_whole(artefact.folder / "done.json", certificate(trainer, run, dataset, artefact.folder, log).dump(1) + "\n");
+  nlohmann::json diverged;
+  try {
+    train(trainer, run, artefact.folder, log, progress);
+  } catch (const NotFinite& error) {
+    if (!divergence_is_a_result) throw;
+    diverged = error.what();
+    trainer.save(artefact.folder / "checkpoint.pt");
+  }
+  const nlohmann::json done = certificate(trainer, run, dataset, artefact.folder, log, diverged);
+  write_whole(artefact.folder / "done.json", done.dump(1) + "\n");
   return artefact;
 }
 

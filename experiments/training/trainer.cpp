@@ -3,10 +3,13 @@
 #include <torch/nn/utils/clip_grad.h>
 #include <torch/serialize.h>
 
+#include <algorithm>
 #include <cmath>
 #include <sstream>
 #include <stdexcept>
 
+#include "experiments/models/not_finite.hpp"
+#include "experiments/training/conversion.hpp"
 #include "experiments/training/files.hpp"
 
 namespace lethe {
@@ -15,7 +18,9 @@ using torch::Tensor;
 
 namespace {
 
-LanguageModel fresh_model(const Run& run, const Dataset& dataset) {
+constexpr int64_t kProbedSequences = 4;  // at most, whose states and values are looked at
+
+LanguageModel fresh_model(const Run& run, const Dataset& dataset, const LanguageModel& source) {
   run.training.check();
   if (run.model.vocabulary < dataset.vocabulary()) {
     throw std::invalid_argument("vocabulary: expected at least the " + std::to_string(dataset.vocabulary()) +
@@ -23,6 +28,7 @@ LanguageModel fresh_model(const Run& run, const Dataset& dataset) {
   }
   LanguageModel model(run.model, device_named(run.training.device));
   model->initialize(run.training.seed);
+  if (source) convert_weights(run, source, model);
   return model;
 }
 
@@ -40,16 +46,39 @@ torch::optim::AdamW make_optimizer(LanguageModel& model, const TrainingConfig& c
 
 }  // namespace
 
-Trainer::Trainer(const Run& run, const Dataset& dataset)
+Trainer::Trainer(const Run& run, const Dataset& dataset, const LanguageModel& source)
     : run_(run),
       dataset_(dataset),
-      model_(fresh_model(run, dataset)),
+      model_(fresh_model(run, dataset, source)),
       optimizer_(make_optimizer(model_, run.training)) {}
 
 void Trainer::expect_finite(const char* name, double value) const {
   if (std::isfinite(value)) return;
-  throw std::runtime_error(std::string(name) + ": expected a finite number at step " + std::to_string(steps_done_) +
-                           ", found " + std::to_string(value));
+  throw NotFinite(std::string(name) + ": expected a finite number at step " + std::to_string(steps_done_) +
+                  ", found " + std::to_string(value));
+}
+
+// Sequences first … first + count of the batch that the next step takes.
+Dataset::Batch Trainer::batch(int64_t first, int64_t count) const {
+  const TrainingConfig& config = run_.training;
+  const int64_t sequences = config.batch_tokens / config.context_length;
+  const auto batch =
+      dataset_.training_batch(steps_done_ * sequences + first, count, config.context_length, config.seed);
+  return {batch.tokens.to(model_->device()), batch.labels.to(model_->device())};
+}
+
+Trainer::Extremes Trainer::extremes() {
+  if (!run_.model.has_state()) throw std::invalid_argument("mixer: expected one with a state, found another");
+  const torch::NoGradGuard no_gradient;
+  std::vector<AttentionTrace> layers;
+  model_->forward(batch(0, std::min(kProbedSequences, run_.training.batch_tokens / run_.training.context_length)).tokens,
+                  &layers);
+  Extremes extremes;
+  for (const AttentionTrace& layer : layers) {
+    extremes.state = std::max(extremes.state, layer.largest_state.item<double>());
+    extremes.value = std::max(extremes.value, layer.largest_value.item<double>());
+  }
+  return extremes;
 }
 
 Trainer::Step Trainer::step() {
@@ -63,9 +92,7 @@ Trainer::Step Trainer::step() {
       config.micro_batch_tokens > 0 ? config.micro_batch_tokens / config.context_length : sequences;
   double loss = 0;
   for (int64_t first = 0; first < sequences; first += micro_sequences) {
-    const auto batch =
-        dataset_.training_batch(steps_done_ * sequences + first, micro_sequences, config.context_length, config.seed);
-    const Tensor tokens = batch.tokens.to(model_->device()), labels = batch.labels.to(model_->device());
+    const auto [tokens, labels] = batch(first, micro_sequences);
     const Tensor share = model_->losses(tokens, labels).sum() / static_cast<double>(config.batch_tokens);
     share.backward();
     loss += share.item<double>();

@@ -16,8 +16,9 @@ class Trainer {
  public:
   /// A fresh training of `run`, at step 0.
   ///
+  /// reads   source: the trained source of run.conversion; absent where the run has none, or a checkpoint will be resumed
   /// throws  std::invalid_argument where a part of the run is bad, or the data has tokens that the model has not
-  Trainer(const Run& run, const Dataset& dataset);
+  Trainer(const Run& run, const Dataset& dataset, const LanguageModel& source = nullptr);
 
   /// What one step has seen and done.
   struct Step {
@@ -28,8 +29,18 @@ class Trainer {
 
   /// One step: the gradient of one batch, micro-batch by micro-batch, clipped, then AdamW.
   ///
-  /// throws  std::runtime_error where the loss or the gradient is not finite; the weights are then those before the step
+  /// throws  NotFinite where loss, gradient or activations are not finite; the weights are then those before the step
   Step step();
+
+  /// How large a model with a state lets it grow.
+  struct Extremes {
+    double state = 0;  ///< max |S_t| over the layers, heads and text positions of a batch
+    double value = 0;  ///< max |o_t|
+  };
+  /// Those of the next step's first micro-batch, at most four sequences of it.
+  ///
+  /// throws  NotFinite where activations are not finite; std::invalid_argument where the model has no state
+  Extremes extremes();
 
   int64_t steps_done() const { return steps_done_; }
   LanguageModel& model() { return model_; }
@@ -43,6 +54,7 @@ class Trainer {
   bool resume(const std::filesystem::path& path);
 
  private:
+  Dataset::Batch batch(int64_t first, int64_t sequences) const;
   void expect_finite(const char* name, double value) const;
 
   Run run_;

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 
@@ -29,6 +30,9 @@ struct TrainingConfig {
   int64_t checkpoint_tokens = 0;  ///< between checkpoints; 0: only at the end. No part of the identity
   std::string corpus = "bible";
   std::string tokenizer = "bytes";
+  /// A loss, gradient or activation that is not finite is a result: training ends there with the weights before that step,
+  /// where it is an error otherwise. No part of the identity.
+  bool divergence_is_a_result = false;
   std::string device = "cpu";  ///< "cpu", "cuda" or "cuda:N": where it is trained and evaluated. No part of the identity
 
   int64_t steps() const { return (total_tokens + batch_tokens - 1) / batch_tokens; }
@@ -47,17 +51,21 @@ void from_json(const nlohmann::json& json, TrainingConfig& config);
 /// reads    tokens_seen before the step
 double learning_rate_at(const TrainingConfig& config, int64_t tokens_seen);
 
+struct Conversion;  // conversion.hpp
+
 /// One model to train: what it is, how, and on what.
 struct Run {
   std::string label;  ///< for people; no part of the identity
   ModelConfig model;
   TrainingConfig training;
+  std::shared_ptr<const Conversion> conversion = {};  ///< the trained model that this one starts from; absent: from a seed
 };
 void to_json(nlohmann::json& json, const Run& run);
 void from_json(const nlohmann::json& json, Run& run);
 
 /// What a trained model depends on, as canonical JSON (sorted keys): the model's and the training's configuration, seed
-/// included, and the data's content; not the label, not where the data lies, not how often a checkpoint is written.
+/// included, the data's content, and of a converted model its source's identity and the conversion's knobs; not the label, not
+/// where the data lies, not how often a checkpoint is written, not what a mixer other than the model's would read.
 std::string identity(const Run& run, const Dataset& dataset);
 
 /// The name of the artefact that a run makes: the first 16 hexadecimal digits of the SHA-256 of its identity.
@@ -66,9 +74,11 @@ std::string artefact_name(const Run& run, const Dataset& dataset);
 /// What a trained model leaves in its folder:
 ///   run.json       the Run
 ///   log.jsonl      a line a step: step, tokens (seen after it), loss (of its batch, nats), learning_rate, gradient_norm
-///                  (before clipping), tokens_per_second, seconds (of training, over all resumptions)
+///                  (before clipping), tokens_per_second, seconds (of training, over all resumptions); every tenth of the
+///                  training, of models with a state, largest_state and largest_value on its batch before the step
 ///   checkpoint.pt  model, optimizer, steps done, identity
-///   done.json      written last: final losses, wall time, threads, data hash, identity; machine, commit and versions
+///   done.json      written last: final losses, wall time, threads, data hash, identity; machine, commit and versions;
+///                  diverged: why training ended early, or null
 ///   lock           held while somebody trains
 struct Artefact {
   std::filesystem::path folder;
@@ -89,10 +99,12 @@ struct Progress {
 /// threads, and the order of a sum decides its last bit. On a GPU some sums have no order of their own, so that a run goes
 /// on where it stood, but two of them differ in their last bits.
 ///
+/// The source of a converted model is trained first where it isn't there.
+///
 /// reads    root: where models live (artefacts/models), the artefact's folder is root/artefact_name; progress: called
 ///          after every step, never where the artefact is found
-/// throws   std::invalid_argument for a bad configuration; std::runtime_error where the loss or the gradient is no longer
-///          finite, or a file can't be written
+/// throws   std::invalid_argument for a bad configuration; std::runtime_error where a file can't be written; NotFinite, one
+///          of those, where loss, gradient or activations are no longer finite and that is no result
 Artefact trained(const Run& run, const Dataset& dataset, const std::filesystem::path& root,
                  const std::function<void(const Progress&)>& progress = {});
 

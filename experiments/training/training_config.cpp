@@ -4,10 +4,11 @@
 #include <cmath>
 #include <numbers>
 #include <stdexcept>
+#include <vector>
 
 #include "experiments/data/sha256.hpp"
 #include "experiments/models/json_members.hpp"
-#include "experiments/training/training.hpp"
+#include "experiments/training/conversion.hpp"
 
 namespace lethe {
 namespace {
@@ -31,6 +32,7 @@ void visit_training(Config& config, Visitor&& visit) {
   visit("checkpoint_tokens", config.checkpoint_tokens);
   visit("corpus", config.corpus);
   visit("tokenizer", config.tokenizer);
+  visit("divergence_is_a_result", config.divergence_is_a_result);
   visit("device", config.device);
 }
 
@@ -39,6 +41,20 @@ void visit_run(SomeRun& run, Visitor&& visit) {
   visit("label", run.label);
   visit("model", run.model);
   visit("training", run.training);
+  visit("conversion", run.conversion);
+}
+
+// The keys of a model's configuration that its mixer does not read.
+std::vector<const char*> unread_members(const ModelConfig& model) {
+  std::vector<const char*> unread;
+  if (model.mixer == Mixer::kAttention) unread.push_back("mixer");  // as before there were others
+  if (model.mixer != Mixer::kLocal) unread.push_back("window");
+  if (!model.has_state())
+    for (const char* name : {"state_size", "feature_map", "attention_norm", "norm_epsilon"}) unread.push_back(name);
+  if (model.mixer != Mixer::kDecay) unread.push_back("gate_range");
+  if (model.mixer != Mixer::kDelta)
+    for (const char* name : {"sum_norm", "write_bias"}) unread.push_back(name);
+  return unread;
 }
 
 void expect_device_name(const std::string& name) {
@@ -112,7 +128,13 @@ double learning_rate_at(const TrainingConfig& config, int64_t tokens_seen) {
 
 std::string identity(const Run& run, const Dataset& dataset) {
   nlohmann::json parts = {{"model", run.model}, {"training", run.training}, {"data", dataset.content_hash()}};
-  for (const char* name : {"checkpoint_tokens", "corpus", "device"}) parts["training"].erase(name);
+  for (const char* name : unread_members(run.model)) parts["model"].erase(name);
+  for (const char* name : {"checkpoint_tokens", "corpus", "device", "divergence_is_a_result"})
+    parts["training"].erase(name);
+  if (run.conversion) {
+    parts["conversion"] = *run.conversion;
+    parts["conversion"]["source"] = identity(run.conversion->source, dataset);
+  }
   return parts.dump();
 }
 

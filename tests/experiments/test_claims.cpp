@@ -27,7 +27,7 @@ TEST(Registry, HasEveryClaimOnce) {
 }
 
 TEST(Registry, SelectsByPaperByClaimAndByBoth) {
-  EXPECT_EQ(select_experiments({}).size(), 9u);
+  EXPECT_EQ(select_experiments({}).size(), 11u);
   EXPECT_EQ(select_experiments({"forgetting_transformer"}).size(), 4u);
   EXPECT_EQ(select_experiments({"savings"}).size(), 1u);
   EXPECT_EQ(select_experiments({"savings", "adaptive_computation_pruning/savings"}).size(), 1u);

@@ -154,6 +154,18 @@ class Models(CommandTest):
         self.assertEqual(written(), written())
         self.assertNotEqual(written(), written("--seed", "1"))
 
+    def test_are_converted_and_say_what_was_kept(self):
+        softmax = self.done("--root", self.root, "train", "--architecture", "transformer-llama", *TINY).splitlines()[-1]
+        call = ("--root", self.root, "convert", softmax, "--mixer", "decay", "--state-size", "4", "--tokens", "256")
+        shown = self.done(*call)
+        for words in ("kept, scaled:\n  model.layers.*.attn.v_proj.weight", "new:\n", "attn.key_gate_proj.bias", "largest |S|"):
+            self.assertIn(words, shown)
+        folder = Path(shown.splitlines()[-1])
+        self.assertEqual(json.loads((folder / "run.json").read_text())["conversion"]["projections"], "product")
+        self.assertEqual(self.done(*call).splitlines()[-1], str(folder))
+        self.assertNotEqual(self.done(*call, "--value-scale", "0.5").splitlines()[-1], str(folder))
+        self.refused(2, "source: expected softmax attention", "--root", self.root, "convert", str(self.folder), "--mixer", "decay")
+
     def test_need_the_vocabulary_of_their_data(self):
         self.refused(2, "vocabulary: expected 257", "--root", self.root, "train", *TINY, "--set", "vocabulary=300")
 

@@ -13,7 +13,7 @@ from pathlib import Path
 SOURCE = Path(__file__).resolve().parent.parent.parent
 CLAIMS = {
     "ablations", "forget_gate_types", "length_extrapolation", "duality", "savings", "per_head_savings", "boundaries", "tolerance",
-    "generation_cost",
+    "update_rules", "state_capacity", "generation_cost",
 }
 VERDICTS = {"reproduced", "trend reproduced", "refuted", "inconclusive at this scale"}
 

@@ -5,6 +5,7 @@ from itertools import accumulate
 
 from report.cost_figures import generation_cost
 from report.form_figures import duality
+from report.conversion_figures import state_capacity, update_rules
 from report.pruning_figures import boundaries, per_head_savings, savings, tolerance
 from report.style import FAINT, INK, OURS, PAPER, colour, count_tokens, mark_training_length, panels
 
@@ -135,4 +136,6 @@ FIGURES = {
     "boundaries": boundaries,
     "tolerance": tolerance,
     "generation_cost": generation_cost,
+    "update_rules": update_rules,
+    "state_capacity": state_capacity,
 }

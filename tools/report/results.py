@@ -15,7 +15,7 @@ COUNTS = {"batch", "length", "heads", "key_dim", "value_dim", "seed", "samples"}
 NUMBERS = {"value", "stddev", "x", "y"}
 CLAIM_ORDER = (
     "ablations", "forget_gate_types", "length_extrapolation", "duality", "savings", "per_head_savings", "boundaries", "tolerance",
-    "generation_cost",
+    "update_rules", "state_capacity", "generation_cost",
 )
 
 

@@ -28,6 +28,9 @@ METRIC_WORDS = {
     "scripted_memory_a_token": "scripted: memory a token of context",
     "scripted_time_crossing": "scripted: attention takes longer from",
     "scripted_memory_crossing": "scripted: attention takes more from",
+    "loss_at_step_0": "loss right after the swap",
+    "largest_entry": "largest of |S| and |y|",
+    "would_overflow_float16": "would overflow float16",
 }
 
 
@@ -50,6 +53,8 @@ def number(value, metric=""):
 
 def with_band(value, band):
     """A value and what noise explains of it, both to the band's second digit; the value alone where there is no noise."""
+    if value is None:  # a training that diverged
+        return "none"
     if band is None:
         return f"{number(value)} ± ?"
     if band == 0:

@@ -1,0 +1,166 @@
+#include <algorithm>
+#include <cstdio>
+#include <fstream>
+#include <iostream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <regex>
+#include <tuple>
+
+#include "experiments/commands/artefacts.hpp"
+#include "experiments/commands/commands.hpp"
+#include "experiments/commands/progress_line.hpp"
+#include "experiments/commands/run_options.hpp"
+#include "experiments/training/conversion.hpp"
+#include "experiments/training/files.hpp"
+
+namespace lethe {
+namespace {
+
+struct ConvertOptions {
+  std::string artefact, label;
+  Members members;  // of the converted run
+  std::vector<std::string> settings;
+  nlohmann::json conversion = nlohmann::json::object();  // members of Conversion but the source
+  bool no_rope = false;
+};
+
+struct Knob {
+  const char *option, *member, *description;
+};
+constexpr Knob kModelKnobs[] = {
+    {"--mixer", "mixer", "additive, gated, delta, decay, local, or attention (goes on training as it is)"},
+    {"--state-size", "state_size", "m: rows of a head's state (default 16)"},
+    {"--features", "feature_map", "linear: W_q and W_k make the features; relu: ReLU(W_φ x + b_φ) (default linear)"},
+    {"--attention-norm", "attention_norm", "true: divide by z·φ(q); not with decay (default false)"},
+    {"--sum-norm", "sum_norm", "true: features that sum to one; delta only (default false)"},
+    {"--norm-epsilon", "norm_epsilon", "Added to the denominators of both norms (default 1e-6)"},
+    {"--window", "window", "Tokens that local attention sees, the query's own among them (default 32)"},
+    {"--gate-range", "gate_range", "n of the decay rule's gates at the beginning, U[1/n, 1 - 1/n] (default: a head's gates)"},
+    {"--write-bias", "write_bias", "Bias of the delta rule's gate at the beginning (default -5: a gate of 0.007)"},
+};
+constexpr Knob kTrainingKnobs[] = {
+    {"--tokens", "total_tokens", "Tokens to train on after the swap (default: a quarter of the source's)"},
+    {"--warmup-tokens", "warmup_tokens", "Tokens of linear warm-up (default: a twentieth of those)"},
+    {"--learning-rate", "learning_rate", "Highest learning rate (default: the source's)"},
+    {"--batch-tokens", "batch_tokens", "Tokens in an optimizer step (default: the source's)"},
+    {"--seed", "seed", "Seed of what is drawn and of the data order (default: the source's)"},
+    {"--device", "device", "cpu, cuda or cuda:N (default: the source's)"},
+};
+
+Run converted_run(const ConvertOptions& options, const Artefact& source) {
+  nlohmann::json conversion = options.conversion;
+  conversion["source"] = source.run;
+  Run run{options.label, source.run.model, source.run.training,
+          std::make_shared<const Conversion>(conversion.get<Conversion>())};
+  if (options.no_rope) run.model.rope = false;
+  run.training.total_tokens = source.run.training.total_tokens / 4;
+  run.training.warmup_tokens = -1;  // known when the tokens are
+  run = with_members(run, options.members, options.settings);
+  if (run.training.warmup_tokens < 0) run.training.warmup_tokens = run.training.total_tokens / 20;
+  run.model.check();
+  run.training.check();
+  check_conversion(run);
+  return run;
+}
+
+// Every parameter by what became of it, the layers' own once.
+void print_fates(const std::vector<ConvertedParameter>& parameters) {
+  static const std::pair<ConvertedParameter::Fate, const char*> kFates[] = {
+      {ConvertedParameter::kKept, "kept"},           {ConvertedParameter::kScaled, "kept, scaled"},
+      {ConvertedParameter::kProduct, "W_φ times the source's"}, {ConvertedParameter::kNew, "new"},
+      {ConvertedParameter::kDropped, "dropped"}};
+  for (const auto& [fate, words] : kFates) {
+    std::vector<std::string> names;
+    for (const auto& parameter : parameters) {
+      const std::string name = std::regex_replace(parameter.name, std::regex("layers\\.[0-9]+"), "layers.*");
+      if (parameter.fate == fate && (names.empty() || std::ranges::find(names, name) == names.end()))
+        names.push_back(name);
+    }
+    if (names.empty()) continue;
+    std::printf("%s:\n", words);
+    for (const auto& name : names) std::printf("  %s\n", name.c_str());
+  }
+  std::fflush(stdout);
+}
+
+std::string number_of(const nlohmann::json& json, const char* key) {
+  return json.contains(key) && json[key].is_number() ? json[key].dump() : "none";
+}
+
+// What the swap did, and what training made of it.
+void print_course(const Artefact& source, const Artefact& artefact) {
+  const auto before = nlohmann::json::parse(read_whole(source.folder / "done.json"));
+  const auto after = nlohmann::json::parse(read_whole(artefact.folder / "done.json"));
+  std::ifstream log(artefact.folder / "log.jsonl");
+  std::string line;
+  const bool any = static_cast<bool>(std::getline(log, line));
+  const auto first = any ? nlohmann::json::parse(line) : nlohmann::json::object();
+  std::printf("%-28s %s\n", "loss before the swap", number_of(before, "validation_loss").c_str());
+  std::printf("%-28s %s, largest |S| %s, largest |y| %s\n", "loss at step 0", number_of(first, "loss").c_str(),
+              number_of(first, "largest_state").c_str(), number_of(first, "largest_value").c_str());
+  std::printf("%-28s %s, largest |S| %s, largest |y| %s\n", "loss after the last step",
+              number_of(after, "validation_loss").c_str(), number_of(after, "largest_state").c_str(),
+              number_of(after, "largest_value").c_str());
+  if (!after["diverged"].is_null()) std::printf("diverged: %s\n", after["diverged"].get<std::string>().c_str());
+  std::fflush(stdout);
+}
+
+void convert(const ConvertOptions& options, const Place& place) {
+  const Artefact source = find_artefact(place.models(), options.artefact);
+  const Run run = converted_run(options, source);
+  const Dataset dataset(prepared_dataset(run.training.corpus, run.training.tokenizer, place.data()));
+  LanguageModel target(run.model);
+  target->initialize(run.training.seed);
+  print_fates(convert_weights(run, load_model(source, "cpu"), target));
+  Artefact artefact;
+  {
+    ProgressLine line;
+    artefact = trained(run, dataset, place.models(), [&](const Progress& progress) { line.show(described(progress)); });
+  }
+  print_course(source, artefact);
+  std::cout << artefact.folder.string() << '\n';
+}
+
+}  // namespace
+
+void add_convert(CLI::App& app, const Place& place) {
+  auto* command =
+      app.add_subcommand("convert", "Put another mixer into a trained softmax model, and train the whole on (T2FW)");
+  auto options = std::make_shared<ConvertOptions>();
+  command->add_option("artefact", options->artefact, "Folder, name, or the beginning of a name (lethe list shows them)")
+      ->required();
+  const auto add = [&](const Knob& knob) {
+    command->add_option_function<std::string>(
+        knob.option, [&options = *options, member = knob.member](const std::string& value) {
+          options.members.emplace_back(member, value);
+        },
+        knob.description);
+  };
+  for (const Knob& knob : kModelKnobs) add(knob);
+  command->add_option_function<std::string>(
+      "--projections", [&options = *options](const std::string& word) { options.conversion["projections"] = word; },
+      "product: W_q, W_k of linear features are W_φ times the source's; fresh: new (default product)");
+  for (const auto& [option, member, description] :
+       {std::tuple{"--feature-deviation", "feature_deviation", "Standard deviation of W_φ (default 1/√head_dim)"},
+        std::tuple{"--value-scale", "value_scale",
+                   "W_v is multiplied by this, and 1 - σ(b_z) for decay (default 1; additive, linear, no norm: 1/512)"}})
+    command->add_option_function<double>(
+        option, [&options = *options, member](double value) { options.conversion[member] = value; }, description);
+  command->add_flag("--no-rope", options->no_rope, "Drop the source's rotation of queries and keys");
+  for (const Knob& knob : kTrainingKnobs) add(knob);
+  command->add_option("--label", options->label, "A name for people; no part of the artefact's identity");
+  command->add_option("--set", options->settings, "Any other member of the run as key=value")->allow_extra_args(false);
+  command->footer(
+      "The converted model is a run like any other: it has a name of its own, goes on where it was stopped, and its source\n"
+      "is part of what it is. Printed are what was kept and what is new, the loss before and right after the swap, and how\n"
+      "large states and values are. experiments/training/README.md explains the knobs.\n"
+      "Examples:\n"
+      "  lethe train --architecture transformer-llama\n"
+      "  lethe convert 3f2a --mixer decay --state-size 32\n"
+      "  lethe convert 3f2a --mixer delta --features relu --sum-norm true\n"
+      "  lethe convert 3f2a --mixer local --window 64");
+  command->callback([options, &place] { convert(*options, place); });
+}
+
+}  // namespace lethe

@@ -1,0 +1,187 @@
+#include "experiments/papers/decaying_fast_weights/conversions.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "experiments/models/not_finite.hpp"
+#include "experiments/training/conversion.hpp"
+
+namespace lethe {
+namespace {
+
+constexpr int64_t kTable1States = 4;
+const std::string kSource = "Softmax before the swap";
+
+ModelConfig rule(Mixer mixer, FeatureMap features, int64_t states) {
+  ModelConfig model = named_architecture("transformer-llama");
+  model.mixer = mixer;
+  model.feature_map = features;
+  model.state_size = states;
+  return model;
+}
+
+// "Baseline" of Table 1: ReLU features and attention norm, for the delta rule sum norm besides.
+ModelConfig baseline(Mixer mixer) {
+  ModelConfig model = rule(mixer, FeatureMap::kRelu, kTable1States);
+  model.attention_norm = mixer != Mixer::kDecay;
+  model.sum_norm = mixer == Mixer::kDelta;
+  return model;
+}
+
+ModelConfig without_norm(Mixer mixer) {
+  ModelConfig model = baseline(mixer);
+  model.attention_norm = false;
+  return model;
+}
+
+ModelConfig linear(Mixer mixer, int64_t states) { return rule(mixer, FeatureMap::kLinear, states); }
+
+double validation_loss(const Study& study, const Artefact& artefact, PerTokenLoss& losses) {
+  try {
+    LanguageModel model = load_model(artefact);
+    losses = evaluate(study, model, artefact.run.training.context_length);
+    return mean_loss(losses);
+  } catch (const NotFinite&) {
+    return std::numeric_limits<double>::quiet_NaN();
+  }
+}
+
+}  // namespace
+
+std::vector<Row> table_1() {
+  ModelConfig linear_with_norm = linear(Mixer::kAdditive, kTable1States);
+  linear_with_norm.attention_norm = true;
+  ModelConfig without_sum_norm = without_norm(Mixer::kDelta), open_gate = without_norm(Mixer::kDelta);
+  without_sum_norm.sum_norm = false;
+  open_gate.write_bias = 0;
+  return {
+      {"Additive baseline", baseline(Mixer::kAdditive)},
+      {"Additive without norm", without_norm(Mixer::kAdditive)},
+      {"Additive linear", linear(Mixer::kAdditive, kTable1States)},
+      {"Delta baseline", baseline(Mixer::kDelta)},
+      {"Delta without norm", without_norm(Mixer::kDelta)},
+      {"Delta linear", linear(Mixer::kDelta, kTable1States)},
+      {"Gated baseline", baseline(Mixer::kGated)},
+      {"Gated without norm", without_norm(Mixer::kGated)},
+      {"Gated linear", linear(Mixer::kGated, kTable1States)},
+      {"Decay without norm", without_norm(Mixer::kDecay)},
+      {"Decay linear", linear(Mixer::kDecay, kTable1States)},
+      {"Additive linear with norm", linear_with_norm},
+      {"Delta without sum norm", without_sum_norm},
+      {"Delta with an open gate", open_gate},
+  };
+}
+
+std::vector<Row> table_2(const nlohmann::json& settings) {
+  const int64_t window = settings.at("window");
+  ModelConfig local = named_architecture("local");
+  local.window = window;
+  std::vector<Row> rows = {{"Softmax trained on", named_architecture("transformer-llama")},
+                           {"Local attention", local},
+                           {"Gated m=4", linear(Mixer::kGated, kTable1States)},
+                           {"Gated m=16", linear(Mixer::kGated, 16)},
+                           {"Gated m=32", linear(Mixer::kGated, 32)},
+                           {"Decay m=4", linear(Mixer::kDecay, kTable1States)},
+                           {"Decay m=16", linear(Mixer::kDecay, 16)},
+                           {"Decay m=32", linear(Mixer::kDecay, 32)}};
+  // The paper's window is a thirty-second of GPT-2's context; at a short context such a one stands beside it.
+  const int64_t share = settings.at("training").at("context_length").get<int64_t>() / 32;
+  if (share != window && share > 0) {
+    local.window = share;
+    rows.insert(rows.begin() + 2, {"Local attention of context / 32", local});
+  }
+  return rows;
+}
+
+bool measures_noise(const Row& row) {
+  const ModelConfig& model = row.architecture;
+  return (model.mixer == Mixer::kDecay || model.mixer == Mixer::kGated) && model.feature_map == FeatureMap::kLinear &&
+         model.state_size == kTable1States && !model.attention_norm;
+}
+
+Run source_run(const nlohmann::json& settings, int64_t vocabulary) {
+  nlohmann::json own = settings;
+  own["training"].update(settings.at("source"));
+  return make_run(kSource, named_architecture("transformer-llama"), own, vocabulary, 0);
+}
+
+std::vector<Run> conversion_runs(const std::vector<Row>& rows, const nlohmann::json& settings, int64_t vocabulary) {
+  const Run source = source_run(settings, vocabulary);
+  const auto conversion = std::make_shared<const Conversion>(Conversion{source, Projections::kProduct, {}, {}});
+  std::vector<Run> runs = {source};
+  for (const Row& row : rows)
+    for (Run& run : runs_of(row, settings, vocabulary, measures_noise(row) ? settings.at("seeds").get<int64_t>() : 1)) {
+      run.conversion = conversion;
+      run.training.divergence_is_a_result = true;
+      runs.push_back(std::move(run));
+    }
+  return runs;
+}
+
+Comparison Conversions::compare(const std::string& statement, const std::vector<std::pair<std::string, double>>& terms,
+                                const Expectation& expectation) const {
+  std::vector<Seeds> rows;
+  for (const auto& [_, values] : losses) rows.push_back(values);
+  double measured = 0, parts = 0;
+  for (const auto& [row, weight] : terms) {
+    const Seeds& values = losses.at(row);
+    measured += weight * mean(values);
+    parts += weight * weight / static_cast<double>(values.size());
+  }
+  return {.statement = statement,
+          .source = {},
+          .unit = "nats",
+          .expectation = expectation,
+          .measured = measured,
+          .band = Noise(rows).band(parts)};
+}
+
+void Conversions::add_difference(const Study& study, const std::string& statement, const std::string& worse,
+                                 const std::string& better, const Expectation& expectation, bool headline) {
+  Comparison comparison = compare(statement, {{worse, 1}, {better, -1}}, expectation);
+  comparison.source = study.experiment.claim == "update_rules" ? "T2FW Table 1" : "T2FW Table 2";
+  comparison.headline = headline;
+  comparison.paper =
+      std::log(paper_value(study, worse, "perplexity") / paper_value(study, better, "perplexity"));
+  findings.comparisons.push_back(comparison);
+}
+
+Conversions measure_conversions(const Study& study, const std::vector<Row>& rows) {
+  Conversions all;
+  const auto runs = conversion_runs(rows, study.settings, study.dataset.vocabulary());
+  const Artefact source = study.artefact(runs.front());
+  for (size_t r = 0; r < runs.size(); ++r) {
+    const Run& run = runs[r];
+    const Artefact artefact = study.artefact(run);
+    const int64_t length = run.training.context_length;
+    PerTokenLoss losses;
+    double loss = validation_loss(study, artefact, losses);
+    const auto record = [&](const char* metric, const char* unit, double value) {
+      if (!std::isfinite(value)) return;  // a training that diverged has less to tell; its record "diverged" says so
+      all.findings.records.push_back(record_of(study.experiment, run, losses.sequences, length, metric, unit, value));
+      if (!run.model.has_state()) return;
+      all.findings.records.back().key_dim = run.model.state_size;
+    };
+    if (run.conversion) {
+      const Course course = course_of(artefact, source);
+      const Outcome outcome = outcome_of(course);
+      if (outcome == Outcome::kNotFinite) loss = std::numeric_limits<double>::quiet_NaN();
+      all.diverged[run.label].push_back(outcome != Outcome::kConverged);
+      record("diverged", "1", outcome != Outcome::kConverged);
+      if (outcome == Outcome::kOverflowsFloat16) record("would_overflow_float16", "1", 1);
+      if (!course.losses.empty()) record("loss_at_step_0", "nats", course.losses.front());
+      if (run.model.has_state()) record("largest_entry", "1", course.largest);
+      all.losses[run.label].push_back(loss);
+    }
+    record("loss", "nats", loss);
+    record("perplexity", "1", std::exp(loss));
+    for (Point& point : training_curve(run, artefact)) all.findings.points.push_back(std::move(point));
+    if (std::isfinite(loss))
+      for (Point& point : loss_curve(run, losses)) all.findings.points.push_back(std::move(point));
+    study.progress(static_cast<double>(r + 1) / static_cast<double>(runs.size()));
+  }
+  return all;
+}
+
+}  // namespace lethe

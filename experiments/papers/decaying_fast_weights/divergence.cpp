@@ -1,0 +1,74 @@
+#include "experiments/papers/decaying_fast_weights/divergence.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <numeric>
+
+#include "experiments/training/files.hpp"
+
+namespace lethe {
+namespace {
+
+constexpr double kLargestFloat16 = 65504;
+constexpr double kForgotten = 1;  // nats
+
+double number_or_nan(const nlohmann::json& object, const char* key) {
+  return object.contains(key) && object[key].is_number() ? object[key].get<double>()
+                                                         : std::numeric_limits<double>::quiet_NaN();
+}
+
+}  // namespace
+
+Outcome outcome_of(const Course& course) {
+  if (course.stopped || !std::isfinite(course.validation_loss)) return Outcome::kNotFinite;
+  if (course.validation_loss > std::log(static_cast<double>(course.vocabulary))) return Outcome::kWorseThanChance;
+  const auto last = std::max<std::ptrdiff_t>(1, std::ssize(course.losses) / 10);
+  const double mean = std::accumulate(course.losses.end() - std::min(last, std::ssize(course.losses)),
+                                      course.losses.end(), 0.0) /
+                      static_cast<double>(last);
+  if (mean > course.loss_before_swap + kForgotten) return Outcome::kForgotWhatItKnew;
+  return course.largest > kLargestFloat16 ? Outcome::kOverflowsFloat16 : Outcome::kConverged;
+}
+
+std::string to_string(Outcome outcome) {
+  switch (outcome) {
+    case Outcome::kNotFinite:
+      return "not finite";
+    case Outcome::kWorseThanChance:
+      return "worse than chance";
+    case Outcome::kForgotWhatItKnew:
+      return "more than 1 nat above the loss before the swap";
+    case Outcome::kOverflowsFloat16:
+      return "would overflow float16";
+    default:
+      return "converged";
+  }
+}
+
+Course course_of(const Artefact& artefact, const Artefact& source) {
+  const auto done = nlohmann::json::parse(read_whole(artefact.folder / "done.json"));
+  const auto before = nlohmann::json::parse(read_whole(source.folder / "done.json"));
+  Course course{.losses = {},
+                .stopped = done.contains("diverged") && !done["diverged"].is_null(),
+                .validation_loss = number_or_nan(done, "validation_loss"),
+                .loss_before_swap = number_or_nan(before, "validation_loss"),
+                .largest = 0,
+                .vocabulary = artefact.run.model.vocabulary};
+  const auto look = [&](const nlohmann::json& line) {
+    for (const char* key : {"largest_state", "largest_value"})
+      if (line.contains(key)) course.largest = std::fmax(course.largest, number_or_nan(line, key));
+  };
+  look(done);
+  std::ifstream log(artefact.folder / "log.jsonl");
+  for (std::string text; std::getline(log, text);) {
+    const auto line = nlohmann::json::parse(text);
+    course.losses.push_back(line.at("loss"));
+    look(line);
+  }
+  return course;
+}
+
+}  // namespace lethe

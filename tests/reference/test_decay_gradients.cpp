@@ -12,7 +12,7 @@ namespace {
 
 namespace decay = reference::decay_fast_weights;
 
-constexpr double kMinusInfinity = -std::numeric_limits<double>::infinity();
+constexpr double kClosedGate = -std::numeric_limits<double>::infinity();
 
 // A gate's gradient as a sum carries the rounding of everything it sums. Where gates of e^-5 leave 1e-4 of it, four digits
 // of sixteen go; the rest is a margin.
@@ -101,8 +101,8 @@ TEST(DecayGradients, OfTheGatesNeedNoStoredStateWithGatesFromExactlyZeroToExactl
 
 TEST(DecayGradients, OfAGateOfZeroAreExactlyZeroInBothWays) {
   Head head = random_head({65, 65, 5, 3}, Gate::kInitial);
-  head.log_key_gate(20, 2) = head.log_key_gate(41, 0) = head.log_value_gate(30, 1) = kMinusInfinity;
-  head.log_value_gate.row(50).setConstant(kMinusInfinity);  // nothing at all passes
+  head.log_key_gate(20, 2) = head.log_key_gate(41, 0) = head.log_value_gate(30, 1) = kClosedGate;
+  head.log_value_gate.row(50).setConstant(kClosedGate);  // nothing at all passes
   const LinearLoss loss(head);
   for (const Gradients& gradients : {decay::gradients(head, loss.values, loss.state),
                                      decay::gradients_without_stored_states(head, loss.values, loss.state)}) {
@@ -119,7 +119,7 @@ TEST(DecayGradients, OfAGateOfZeroAreExactlyZeroInBothWays) {
 TEST(DecayGradients, BehindACutWouldKeepTheRoundingOfEverythingAfterItWithoutANewSum) {
   Head head = random_head({200, 200, 5, 3}, Gate::kZero);
   head.value.bottomRows(100) *= 1e8;
-  head.log_key_gate.row(100).setConstant(kMinusInfinity);
+  head.log_key_gate.row(100).setConstant(kClosedGate);
   const Matrix<double> values_gradient = LinearLoss(head).values;
   const Gradients stored = decay::gradients(head, values_gradient);
   const Gradients sums = decay::gradients_without_stored_states(head, values_gradient);

@@ -17,7 +17,7 @@ namespace delta = reference::delta_fast_weights;
 namespace gated_delta = reference::gated_delta_fast_weights;
 using reference::Normalized;
 
-constexpr double kMinusInfinity = -std::numeric_limits<double>::infinity();
+constexpr double kClosedLogGate = -std::numeric_limits<double>::infinity();
 
 struct DeltaForm {
   std::string name;
@@ -43,7 +43,7 @@ std::vector<DeltaForm> gated_delta_forms() {
 }
 
 // Two tokens of two keys and one value, β = 1/2: S_1 = (2, 0)ᵀ; the second key (1, 1) finds 2 where 6 should be, so δ = 2.
-Head two_tokens() {
+Head two_written_tokens() {
   Head head;
   head.query = head.key = Matrix<double>(2, 2);
   head.query << 1, 1, 1, 1;
@@ -55,17 +55,17 @@ Head two_tokens() {
 
 TEST(DeltaFastWeights, ByHand) {
   for (const auto& [name, compute] : delta_forms()) {
-    const Output output = compute(two_tokens());
+    const Output output = compute(two_written_tokens());
     EXPECT_EQ(output.values, (Vector<double>{{2, 6}})) << name;
     EXPECT_EQ(output.state, (Vector<double>{{4, 2}})) << name;
   }
-  EXPECT_EQ(delta::recurrent_reading_first(two_tokens()).values, (Vector<double>{{0, 2}}));
+  EXPECT_EQ(delta::recurrent_reading_first(two_written_tokens()).values, (Vector<double>{{0, 2}}));
 }
 
 TEST(DeltaFastWeights, ByHandDividedByAnUngatedSumOfKeys) {
   // z_1 = (1, 0), z_2 = (2, 1): weights 1 and 3.
   for (const auto& [name, compute] : delta_forms(Normalized::kYes)) {
-    const Output output = compute(two_tokens());
+    const Output output = compute(two_written_tokens());
     EXPECT_EQ(output.values, (Vector<double>{{2, 2}})) << name;
     EXPECT_EQ(output.normalizer, (Vector<double>{{2, 1}})) << name;
   }
@@ -73,7 +73,7 @@ TEST(DeltaFastWeights, ByHandDividedByAnUngatedSumOfKeys) {
 
 TEST(GatedDeltaFastWeights, ByHand) {
   // S_1 = (2, 0)ᵀ fades by 1/2 and its first row by another 1/2: (1/2, 0). The key finds 1/2 of 6, so δ = 11/4.
-  Head head = two_tokens();
+  Head head = two_written_tokens();
   head.log_forget = Vector<double>{{0, std::log(0.5)}};
   head.log_key_gate = Matrix<double>::Zero(2, 2);
   head.log_key_gate(1, 0) = std::log(0.5);
@@ -187,7 +187,7 @@ TEST(GatedDeltaFastWeights, MultipliesItsTwoGates) {
 
 TEST(GatedDeltaFastWeights, AGateOfZeroHidesWhatCameBeforeAndNotItsOwnToken) {
   Head head = bounded({40, 40, 5, 3}, Gate::kInitial);
-  head.log_forget[15] = kMinusInfinity;
+  head.log_forget[15] = kClosedLogGate;
   Head alone = head;
   for (Matrix<double>* tensor : {&alone.query, &alone.key, &alone.value, &alone.log_key_gate}) {
     *tensor = tensor->bottomRows(25).eval();

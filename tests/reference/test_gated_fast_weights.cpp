@@ -20,7 +20,7 @@ namespace gated = reference::gated_fast_weights;
 namespace gated_linear = reference::gated_linear_attention;
 using reference::Normalized;
 
-constexpr double kMinusInfinity = -std::numeric_limits<double>::infinity();
+constexpr double kLogOfZero = -std::numeric_limits<double>::infinity();
 
 struct GatedForm {
   std::string name;
@@ -48,7 +48,7 @@ Head positive(Head head) { return reference::with_features(head, reference::feat
 Matrix<double> past(const Matrix<double>& scores) { return scores.triangularView<Eigen::Lower>(); }
 
 // Two tokens of two keys and one value.
-Head two_tokens() {
+Head two_gated_tokens() {
   Head head;
   head.query = head.key = Matrix<double>(2, 2);
   head.query << 1, 1, 2, 4;
@@ -60,15 +60,15 @@ Head two_tokens() {
 TEST(AdditiveFastWeights, ByHand) {
   // S_1 = (4, 8), z_1 = (1, 2); S_2 = (28, 16), z_2 = (4, 3).
   for (const auto& [name, compute] : additive_forms()) {
-    EXPECT_EQ(compute(two_tokens(), Normalized::kNo).values, (Vector<double>{{12, 120}})) << name;
-    EXPECT_EQ(compute(two_tokens(), Normalized::kYes).values, (Vector<double>{{12.0 / 3, 120.0 / 20}})) << name;
-    EXPECT_EQ(compute(two_tokens(), Normalized::kYes).normalizer, (Vector<double>{{4, 3}})) << name;
+    EXPECT_EQ(compute(two_gated_tokens(), Normalized::kNo).values, (Vector<double>{{12, 120}})) << name;
+    EXPECT_EQ(compute(two_gated_tokens(), Normalized::kYes).values, (Vector<double>{{12.0 / 3, 120.0 / 20}})) << name;
+    EXPECT_EQ(compute(two_gated_tokens(), Normalized::kYes).normalizer, (Vector<double>{{4, 3}})) << name;
   }
 }
 
 TEST(GatedFastWeights, ByHand) {
   // g = (1/2, 3/4): S_1 = (2, 4), z_1 = (1/2, 1); S_2 = (1.5 + 6, 3 + 2), z_2 = (3/8 + 3/4, 3/4 + 1/4).
-  Head head = two_tokens();
+  Head head = two_gated_tokens();
   head.log_forget = Vector<double>{{std::log(0.5), std::log(0.75)}};
   for (const auto& [name, compute] : gated_forms()) {
     const Output plain = compute(head, Normalized::kNo), mean = compute(head, Normalized::kYes);
@@ -81,7 +81,7 @@ TEST(GatedFastWeights, ByHand) {
 }
 
 TEST(GatedFastWeights, ByHandFromAStateThatTheFirstGateFades) {
-  Head head = two_tokens();
+  Head head = two_gated_tokens();
   head.log_forget = Vector<double>{{std::log(0.5), std::log(0.75)}};
   head.initial_state = Vector<double>{{16, 8}};
   head.initial_normalizer = Vector<double>{{4, 2}};
@@ -237,7 +237,7 @@ TEST(DecayFastWeights, EqualGatedLinearAttentionWithOneGateForAllRowsAndTheAddit
 
 TEST(GatedFastWeights, KeepATokenAloneWhereTheGateIsZeroAndIgnoreItWhereItIsOne) {
   Head head = random_head({9, 9, 5, 7}, Gate::kInitial);
-  head.log_forget[4] = kMinusInfinity;
+  head.log_forget[4] = kLogOfZero;
   head.log_forget[6] = 0;
   for (const auto& [name, compute] : gated_forms()) {
     const Matrix<double> values = compute(head, Normalized::kNo).values;

@@ -26,7 +26,7 @@ constexpr Index kWindow = 7;
 
 /// The forms of a rule that is normalised or not; where it is, on features.
 template <typename Recurrent, typename Parallel, typename Chunked>
-SingleForms forms_of(Recurrent recurrent, Parallel parallel, Chunked chunked, Normalized normalized, FeatureMap map) {
+SingleForms forms_of(Recurrent recurrent, Parallel parallel, Chunked chunked, reference::Normalized normalized, reference::FeatureMap map) {
   SingleForms forms{.features = {},
                     .recurrent = [=](const Single& head) { return recurrent(head, normalized); },
                     .parallel = [=](const Single& head) { return parallel(head, normalized); },

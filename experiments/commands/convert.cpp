@@ -58,9 +58,9 @@ Run converted_run(const ConvertOptions& options, const Artefact& source) {
   run.training.warmup_tokens = -1;  // known when the tokens are
   run = with_members(run, options.members, options.settings);
   if (run.training.warmup_tokens < 0) run.training.warmup_tokens = run.training.total_tokens / 20;
+  check_conversion(run);  // first: what is wrong with the source would otherwise be called a fault of the mixer
   run.model.check();
   run.training.check();
-  check_conversion(run);
   return run;
 }
 

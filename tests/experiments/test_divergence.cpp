@@ -2,8 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
+#include <nlohmann/json.hpp>
 #include <set>
 
 #include "experiments/papers/decaying_fast_weights/conversions.hpp"
@@ -74,9 +76,9 @@ TEST(ConversionRuns, StartFromOneSourceAndReadTheSameBatches) {
 }
 
 TEST(ConversionRuns, OfBothTablesShareTheirRowsWithTheSmallestState) {
-  const auto keys = [](const std::vector<Run>& runs) {
+  const auto keys = [](const std::vector<lethe::Run>& runs) {
     std::set<std::string> all;
-    for (Run run : runs) {
+    for (lethe::Run run : runs) {
       run.label.clear();
       all.insert(nlohmann::json(run).dump());
     }

@@ -60,5 +60,5 @@ def duality(claim):
     in_double, in_float = differences.subplots(1, 2, sharey=True)
     draw_differences(in_double, claim, "difference", 1e-12, "Double precision")
     draw_differences(in_float, claim, "single_precision_difference", 1e-5, "Single precision")
-    in_double.legend(loc="upper left", ncols=2)
+    in_double.legend(loc="center right")
     return figure

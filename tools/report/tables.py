@@ -29,7 +29,7 @@ METRIC_WORDS = {
     "scripted_time_crossing": "scripted: attention takes longer from",
     "scripted_memory_crossing": "scripted: attention takes more from",
     "loss_at_step_0": "loss right after the swap",
-    "largest_entry": "largest of |S| and |y|",
+    "largest_entry": "largest entry of S or y",
     "would_overflow_float16": "would overflow float16",
 }
 

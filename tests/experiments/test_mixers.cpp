@@ -176,7 +176,7 @@ Matrix<double> expected_values(const Layer& layer, const Matrix<double>& x, doub
     const Matrix<double> weight = layer.weight("output_norm.weight");
     for (Eigen::Index h = 0; h < model.heads; ++h)
       all.middleCols(h * d, d) = reference::layers::rms_norm<double>(
-          Matrix<double>(all.middleCols(h * d, d)), Vector<double>(weight.middleCols(h * d, d).transpose()), kNormEpsilon);
+          Matrix<double>(all.middleCols(h * d, d)), Vector<double>(weight.middleCols(h * d, d).transpose()), 1, kNormEpsilon);
   }
   if (model.output_gate)
     all.array() *= reference::layers::sigmoid<double>(x * layer.weight("ogate_proj.weight").transpose()).array();

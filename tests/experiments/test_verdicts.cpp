@@ -98,15 +98,16 @@ TEST(Noise, PoolsTheScatterOfRowsWithSeveralSeeds) {
 }
 
 TEST(Noise, OfTwoKindsHasTheDegreesOfWelchAndSatterthwaite) {
-  const Noise quiet({{1, 3}, {10, 12, 14}});          // 3 degrees, variance 10/3
-  const Noise loud({{0, 20}, {0, 20}, {0, 20}});      // 3 degrees, variance 200
+  const Noise quiet({{1, 3}, {10, 12, 14}});      // 3 degrees, variance 10/3
+  const Noise loud({{0, 20}, {0, 20}, {0, 20}});  // 3 degrees, variance 200
+  const Noise unknown({{1}, {2}});
   const double u = 10.0 / 3 / 2, w = 200.0 / 3;
   const int degrees = static_cast<int>((u + w) * (u + w) / (u * u / 3 + w * w / 3));
   EXPECT_EQ(degrees, 3);
   EXPECT_DOUBLE_EQ(band_of({{quiet, 1.0 / 2}, {loud, 1.0 / 3}}), student_t(degrees) * std::sqrt(u + w));
   EXPECT_DOUBLE_EQ(band_of({{loud, 1.0}, {loud, 1.0}}), student_t(6) * 20);  // equal parts: the degrees add up
-  EXPECT_DOUBLE_EQ(band_of({{quiet, 2.0}, {Noise({{1}}), 0.0}}), quiet.band(2.0));
-  EXPECT_EQ(band_of({{quiet, 2.0}, {Noise({{1}}), 1.0}}), kInfinity);
+  EXPECT_DOUBLE_EQ(band_of({{quiet, 2.0}, {unknown, 0.0}}), quiet.band(2.0));
+  EXPECT_EQ(band_of({{quiet, 2.0}, {unknown, 1.0}}), kInfinity);
 }
 
 TEST(Noise, IsUnknownWhereNoRowHasTwoSeeds) {

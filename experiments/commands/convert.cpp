@@ -142,7 +142,7 @@ void add_convert(CLI::App& app, const Place& place) {
       "--projections", [&options = *options](const std::string& word) { options.conversion["projections"] = word; },
       "product: W_q, W_k of linear features are W_φ times the source's; fresh: new (default product)");
   for (const auto& [option, member, description] :
-       {std::tuple{"--feature-deviation", "feature_deviation", "Standard deviation of W_φ (default 1/√head_dim)"},
+       {std::tuple{"--feature-deviation", "feature_deviation", "Standard deviation of W_φ (default 0.02)"},
         std::tuple{"--value-scale", "value_scale",
                    "W_v is multiplied by this, and 1 - σ(b_z) for decay (default 1; additive, linear, no norm: 1/512)"}})
     command->add_option_function<double>(

@@ -80,8 +80,8 @@ void check_conversion(const Run& run) {
   const TrainingConfig &ours = run.training, &theirs = conversion.source.training;
   expect(ours.corpus == theirs.corpus && ours.tokenizer == theirs.tokenizer, "corpus",
          "the source's, " + theirs.corpus + " as " + theirs.tokenizer, ours.corpus + " as " + ours.tokenizer);
-  const double deviation = conversion.feature_deviation.value_or(1), scale = conversion.value_scale.value_or(1);
-  expect(deviation > 0 && std::isfinite(deviation), "feature_deviation", "> 0 and finite, or absent",
+  const double deviation = conversion.feature_deviation, scale = conversion.value_scale.value_or(1);
+  expect(deviation > 0 && std::isfinite(deviation), "feature_deviation", "> 0 and finite",
          std::to_string(deviation));
   expect(scale > 0 && std::isfinite(scale), "value_scale", "> 0 and finite, or absent", std::to_string(scale));
 }
@@ -91,13 +91,11 @@ std::vector<ConvertedParameter> convert_weights(const Run& run, const LanguageMo
   const ModelConfig& model = run.model;
   const Conversion& conversion = *run.conversion;
   const torch::Generator generator = at::make_generator<at::CPUGeneratorImpl>(run.training.seed ^ kFeatureStream);
-  const double deviation =
-      conversion.feature_deviation.value_or(1 / std::sqrt(static_cast<double>(model.head_dim())));
   const double scale = conversion.value_scale_of(model);
   const auto theirs = source->named_parameters();
   auto ours = target->named_parameters();
   const auto matrix = [&] {  // W_φ of all heads, [H,m,D]
-    return torch::empty({model.heads, model.state_size, model.head_dim()}).normal_(0, deviation, generator);
+    return torch::empty({model.heads, model.state_size, model.head_dim()}).normal_(0, conversion.feature_deviation, generator);
   };
 
   Tensor shared;  // W_φ of the layer at hand: one for its queries and keys

@@ -19,8 +19,9 @@ enum class Projections {
 struct Conversion {
   Run source;  ///< softmax attention; the run's own model differs from it in the mixer, RoPE and compute dtype alone
   Projections projections = Projections::kProduct;
-  /// Standard deviation of W_φ, of the ReLU map and of kProduct; absent: 1/√head_dim, which keeps the size of queries.
-  std::optional<double> feature_deviation;
+  /// Standard deviation of W_φ, of the ReLU map and of kProduct. That of any new matrix: features begin small, and with them
+  /// what the layer adds; with 1/√head_dim, which keeps the size of queries, sums without a norm overwhelm the trained model.
+  double feature_deviation = 0.02;
   /// What W_v is multiplied by, the decay rule's 1 − σ(b_z) besides; absent: 1/512 for the additive rule without attention norm
   /// and ReLU, 1 otherwise.
   std::optional<double> value_scale;

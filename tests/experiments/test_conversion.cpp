@@ -112,14 +112,16 @@ TEST(Swap, ScalesTheAdditiveRulesValuesWhereNothingElseKeepsThemSmall) {
 }
 
 TEST(Swap, MultipliesQueriesAndKeysWithOneFeatureMatrixAHead) {
-  const Swap swap(converted("decay"));
+  Conversion knobs;
+  knobs.feature_deviation = 0.25;
+  const Swap swap(converted("decay", knobs));
   const auto map = [&](const std::string& name, int64_t head) {  // W_φ out of W_φ W, [m,D]
     const Tensor product = swap.ours(kLayer + name).narrow(0, head * 6, 6);
     return torch::matmul(product, at::linalg_pinv(swap.theirs(kLayer + name).narrow(0, head * 16, 16)));
   };
   for (int64_t head = 0; head < 2; ++head) {
     EXPECT_LT(distance(map("q_proj.weight", head), map("k_proj.weight", head)), 1e-4);
-    EXPECT_NEAR(map("q_proj.weight", head).std().item<double>(), 1 / std::sqrt(16.0), 0.06);
+    EXPECT_NEAR(map("q_proj.weight", head).std().item<double>(), 0.25, 0.06);
   }
   EXPECT_GT(distance(map("q_proj.weight", 0), map("q_proj.weight", 1)), 0.1);
   EXPECT_EQ(swap.fates.at(kLayer + "q_proj.weight"), ConvertedParameter::kProduct);

@@ -64,7 +64,7 @@ nlohmann::json settings_of(const char* claim) {
 TEST(ConversionRuns, StartFromOneSourceAndReadTheSameBatches) {
   const nlohmann::json settings = settings_of("update_rules");
   const auto runs = conversion_runs(table_1(), settings, 257);
-  ASSERT_EQ(runs.size(), 1 + table_1().size() + 2 * 2);
+  ASSERT_EQ(runs.size(), 1 + table_1().size() + 3 * 2);
   EXPECT_EQ(runs.front().conversion, nullptr);
   EXPECT_EQ(runs.front().training.total_tokens, settings.at("source").at("total_tokens"));
   for (size_t r = 1; r < runs.size(); ++r) {
@@ -89,6 +89,29 @@ TEST(ConversionRuns, OfBothTablesShareTheirRowsWithTheSmallestState) {
   size_t shared = 0;
   for (const auto& key : second) shared += first.contains(key);
   EXPECT_EQ(shared, 1u + 3 + 3);  // the source, three seeds of the gated and three of the decay rule
+}
+
+TEST(ConversionNoise, IsWhatSeedsDontDoToAllRowsAlike) {
+  Conversions all;
+  // Rows at 1, 2 and 4, and seeds that add 0, 10 and 20 to each.
+  all.losses = {{"a", {1, 11, 21}}, {"b", {2, 12, 22}}, {"c", {4, 14, 24}}, {"single", {7}}};
+  const Comparison exact = all.compare("b is above a", {{"b", 1}, {"a", -1}}, Expectation::positive());
+  EXPECT_NEAR(exact.measured, 1, 1e-12);
+  EXPECT_NEAR(exact.band, 0, 1e-12) << "a seed's effect on all rows is no noise";
+  const Comparison paired = all.compare("single is above a", {{"single", 1}, {"a", -1}}, Expectation::positive());
+  EXPECT_NEAR(paired.measured, 6, 1e-12) << "against the same seed of a";
+
+  all.losses["a"][0] += 0.9;  // residuals 0.4, −0.2, −0.2 of a and −0.2, 0.1, 0.1 of b and c: squares 0.36 over 4 degrees
+  EXPECT_NEAR(all.compare("", {{"single", 1}, {"b", -1}}, Expectation::positive()).band, student_t(4) * 0.3 * std::sqrt(2.0), 1e-12);
+  EXPECT_NEAR(all.compare("", {{"c", 1}, {"b", -1}}, Expectation::positive()).band, student_t(4) * 0.3 * std::sqrt(2.0 / 3), 1e-12);
+}
+
+TEST(ConversionNoise, IsUnknownWithoutTwoRowsOfSeveralSeeds) {
+  Conversions all;
+  all.losses = {{"a", {1, 2, 3}}, {"b", {2}}};
+  EXPECT_EQ(all.compare("", {{"b", 1}, {"a", -1}}, Expectation::positive()).verdict(), Verdict::kInconclusive);
+  all.losses["b"] = {2, kUndefined, 4};
+  EXPECT_EQ(all.compare("", {{"b", 1}, {"a", -1}}, Expectation::positive()).verdict(), Verdict::kInconclusive);
 }
 
 TEST(ConversionRuns, OfTable1DifferFromEachOther) {

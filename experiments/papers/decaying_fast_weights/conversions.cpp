@@ -37,6 +37,27 @@ ModelConfig without_norm(Mixer mixer) {
 
 ModelConfig linear(Mixer mixer, int64_t states) { return rule(mixer, FeatureMap::kLinear, states); }
 
+// What is left of the rows with several seeds without row and seed means: its standard deviation, infinite where nothing says how
+// large it is, and its degrees of freedom.
+std::pair<double, int> residual_noise(std::vector<std::vector<double>> rows) {
+  std::erase_if(rows, [](const auto& values) { return values.size() < 2; });
+  if (rows.size() < 2) return {std::numeric_limits<double>::infinity(), 0};
+  size_t seeds = rows.front().size();
+  for (const auto& values : rows) seeds = std::min(seeds, values.size());
+  std::vector<double> of_seed(seeds, 0.0), of_row;
+  for (auto& values : rows) {
+    values.resize(seeds);
+    of_row.push_back(mean(values));
+    for (size_t s = 0; s < seeds; ++s) of_seed[s] += values[s] / static_cast<double>(rows.size());
+  }
+  double squares = 0;
+  for (size_t r = 0; r < rows.size(); ++r)
+    for (size_t s = 0; s < seeds; ++s)
+      squares += std::pow(rows[r][s] - of_row[r] - of_seed[s] + mean(of_row), 2);
+  const auto degrees = static_cast<int>((rows.size() - 1) * (seeds - 1));
+  return {std::sqrt(squares / degrees), degrees};
+}
+
 double validation_loss(const Study& study, const Artefact& artefact, PerTokenLoss& losses) {
   try {
     LanguageModel model = load_model(artefact);
@@ -96,8 +117,9 @@ std::vector<Row> table_2(const nlohmann::json& settings) {
 
 bool measures_noise(const Row& row) {
   const ModelConfig& model = row.architecture;
-  return (model.mixer == Mixer::kDecay || model.mixer == Mixer::kGated) && model.feature_map == FeatureMap::kLinear &&
-         model.state_size == kTable1States && !model.attention_norm;
+  const bool smallest = model.state_size == kTable1States && !model.attention_norm;
+  if (model.mixer == Mixer::kGated) return smallest;
+  return model.mixer == Mixer::kDecay && model.feature_map == FeatureMap::kLinear && (smallest || model.state_size == 16);
 }
 
 Run source_run(const nlohmann::json& settings, int64_t vocabulary) {
@@ -108,7 +130,7 @@ Run source_run(const nlohmann::json& settings, int64_t vocabulary) {
 
 std::vector<Run> conversion_runs(const std::vector<Row>& rows, const nlohmann::json& settings, int64_t vocabulary) {
   const Run source = source_run(settings, vocabulary);
-  const auto conversion = std::make_shared<const Conversion>(Conversion{source, Projections::kProduct, {}, {}});
+  const auto conversion = std::make_shared<const Conversion>(Conversion{.source = source});
   std::vector<Run> runs = {source};
   for (const Row& row : rows)
     for (Run& run : runs_of(row, settings, vocabulary, measures_noise(row) ? settings.at("seeds").get<int64_t>() : 1)) {
@@ -121,20 +143,24 @@ std::vector<Run> conversion_runs(const std::vector<Row>& rows, const nlohmann::j
 
 Comparison Conversions::compare(const std::string& statement, const std::vector<std::pair<std::string, double>>& terms,
                                 const Expectation& expectation) const {
-  std::vector<Seeds> rows;
-  for (const auto& [_, values] : losses) rows.push_back(values);
-  double measured = 0, parts = 0;
+  size_t seeds = losses.at(terms.front().first).size();
+  for (const auto& [row, _] : terms) seeds = std::min(seeds, losses.at(row).size());
+  double measured = 0, squares = 0;
   for (const auto& [row, weight] : terms) {
     const Seeds& values = losses.at(row);
-    measured += weight * mean(values);
-    parts += weight * weight / static_cast<double>(values.size());
+    measured += weight * mean(Seeds(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(seeds)));
+    squares += weight * weight / static_cast<double>(seeds);
   }
-  return {.statement = statement,
-          .source = {},
-          .unit = "nats",
-          .expectation = expectation,
-          .measured = measured,
-          .band = Noise(rows).band(parts)};
+  std::vector<Seeds> rows;
+  for (const auto& [_, values] : losses) rows.push_back(values);
+  const auto [deviation, degrees] = residual_noise(rows);
+  Comparison comparison;
+  comparison.statement = statement;
+  comparison.unit = "nats";
+  comparison.expectation = expectation;
+  comparison.measured = measured;
+  comparison.band = degrees > 0 ? student_t(degrees) * deviation * std::sqrt(squares) : deviation;
+  return comparison;
 }
 
 void Conversions::add_difference(const Study& study, const std::string& statement, const std::string& worse,

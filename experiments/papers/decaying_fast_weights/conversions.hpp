@@ -18,7 +18,8 @@ std::vector<Row> table_1();
 /// Windows are settings["window"] and, where that is another, an eighth of it: the paper's share of the context.
 std::vector<Row> table_2(const nlohmann::json& settings);
 
-/// The rows that are run with several seeds: decay and gated, linear, m = 4. Both tables have them.
+/// The rows that are run with several seeds: gated and decay rule, linear, m = 4, which both tables have; with them the gated rule
+/// with ReLU features and without norm in Table 1, and the decay rule with m = 16 in Table 2.
 bool measures_noise(const Row& row);
 
 /// The softmax model that all rows start from: settings["model"], trained as settings["training"] with the members of
@@ -39,7 +40,12 @@ struct Conversions {
   /// Of how many of a row's seeds the training diverged, as a share.
   double share_diverged(const std::string& row) const { return mean(diverged.at(row)); }
 
-  /// Σ weight·(mean loss of row) in nats, with the band of the rows that are run with several seeds.
+  /// Σ weight·(mean loss of row) in nats, over the seeds that all of them have. A seed means the same batches in every row, and in
+  /// rows of one m the same W_φ: what it does to all rows cancels in differences. So the band rests on what is left of the rows with
+  /// several seeds once row and seed means are taken away: s² = Σ r²/((R − 1)(S − 1)) for R rows of S seeds, and
+  /// t(0.975)·s·√(Σ weight²/seeds).
+  ///
+  /// reads   terms whose weights add up to 0
   Comparison compare(const std::string& statement, const std::vector<std::pair<std::string, double>>& terms,
                      const Expectation& expectation) const;
 

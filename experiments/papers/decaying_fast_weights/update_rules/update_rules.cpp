@@ -18,9 +18,9 @@ const std::vector<Difference>& differences() {
   static const std::vector<Difference> table = {
       {"Linear features: the gated rule is better than the additive one", "Additive linear", "Gated linear", true},
       {"Linear features: the decay rule is better than the additive one", "Additive linear", "Decay linear", true},
-      {"The gated rule at its best is better than the delta rule at its best", "Delta without norm", "Gated linear",
+      {"The linear gated rule is better than the delta rule without attention norm", "Delta without norm", "Gated linear",
        true},
-      {"The decay rule at its best is better than the delta rule at its best", "Delta without norm", "Decay linear",
+      {"The linear decay rule is better than the delta rule without attention norm", "Delta without norm", "Decay linear",
        true},
       {"Without ReLU and norm the additive rule is better than with both", "Additive baseline", "Additive linear",
        true},

@@ -24,7 +24,7 @@ struct Conversion {
   double feature_deviation = 0.02;
   /// What W_v is multiplied by, the decay rule's 1 − σ(b_z) besides; absent: 1/512 for the additive rule without attention norm
   /// and ReLU, 1 otherwise.
-  std::optional<double> value_scale;
+  std::optional<double> value_scale = {};
 
   /// value_scale as it is where absent for `model`.
   double value_scale_of(const ModelConfig& model) const;

@@ -29,31 +29,31 @@ AnyMixer make_mixer(torch::nn::Module& root, const std::string& path, const Mode
   return AttentionLayer(root, path, config, device);
 }
 
-// One pre-norm block: x + mixer(norm x), then x + mlp(norm x).
-struct Block {
-  Block(torch::nn::Module& root, const std::string& path, const ModelConfig& config, torch::Device device)
-      : attention_norm(add_parameter(root, path + ".attn_norm.weight", {config.width}, device)),
-        mixer(make_mixer(root, path + ".attn", config, device)),
-        mlp_norm(add_parameter(root, path + ".mlp_norm.weight", {config.width}, device)),
-        gate_and_up(
-            add_parameter(root, path + ".mlp.gate_proj.weight", {2 * config.mlp_width(), config.width}, device)),
-        down(add_parameter(root, path + ".mlp.down_proj.weight", {config.width, config.mlp_width()}, device)) {}
-
-  Tensor forward(Tensor x, const Rotation& rotation, torch::Dtype dtype, AttentionTrace* trace) const {
-    const Tensor normed = rms_norm(x, attention_norm, kNormEpsilon, dtype);
-    x = x + std::visit([&](const auto& layer) { return layer.forward(normed, rotation, trace); }, mixer);
-    const Tensor hidden = swiglu(torch::linear(rms_norm(x, mlp_norm, kNormEpsilon, dtype), gate_and_up.to(dtype)));
-    return x + torch::linear(hidden, down.to(dtype));
-  }
-
-  Tensor attention_norm;
-  AnyMixer mixer;
-  Tensor mlp_norm, gate_and_up, down;
-};
-
 }  // namespace
 
 struct LanguageModelImpl::Parts {
+  // One pre-norm block: x + mixer(norm x), then x + mlp(norm x).
+  struct Block {
+    Block(torch::nn::Module& root, const std::string& path, const ModelConfig& config, torch::Device device)
+        : attention_norm(add_parameter(root, path + ".attn_norm.weight", {config.width}, device)),
+          mixer(make_mixer(root, path + ".attn", config, device)),
+          mlp_norm(add_parameter(root, path + ".mlp_norm.weight", {config.width}, device)),
+          gate_and_up(
+              add_parameter(root, path + ".mlp.gate_proj.weight", {2 * config.mlp_width(), config.width}, device)),
+          down(add_parameter(root, path + ".mlp.down_proj.weight", {config.width, config.mlp_width()}, device)) {}
+
+    Tensor forward(Tensor x, const Rotation& rotation, torch::Dtype dtype, AttentionTrace* trace) const {
+      const Tensor normed = rms_norm(x, attention_norm, kNormEpsilon, dtype);
+      x = x + std::visit([&](const auto& layer) { return layer.forward(normed, rotation, trace); }, mixer);
+      const Tensor hidden = swiglu(torch::linear(rms_norm(x, mlp_norm, kNormEpsilon, dtype), gate_and_up.to(dtype)));
+      return x + torch::linear(hidden, down.to(dtype));
+    }
+
+    Tensor attention_norm;
+    AnyMixer mixer;
+    Tensor mlp_norm, gate_and_up, down;
+  };
+
   Tensor embeddings;  // [V,width]
   std::vector<Block> blocks;
   Tensor norm;    // [width]

@@ -115,7 +115,11 @@ TEST(Runs, OfTable3HaveTheNumbersOfThePaper) {
 
 TEST(Measurements, CompareWeightedMeansWithTheBandOfTheRowsWithSeveralSeeds) {
   Measurements losses;
-  const auto run = [](const char* label, ForgetGate gate) { return lethe::Run{label, ModelConfig{.forget_gate = gate}, {}}; };
+  const auto run = [](const char* label, ForgetGate gate) {
+    ModelConfig model;
+    model.forget_gate = gate;
+    return lethe::Run{label, model, {}};
+  };
   const lethe::Run a = run("a", ForgetGate::kFull), b = run("b", ForgetGate::kFixed), c = run("c", ForgetGate::kNone);
   for (const double value : {1.0, 3.0}) losses.add(a, value);
   losses.add(b, 5.0);

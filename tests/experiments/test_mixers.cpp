@@ -277,7 +277,9 @@ TEST(FastWeightsLayer, WithAnEpsilonGivesZeroWhereNoFeatureIsThere) {
     layer.root.named_parameters()["attn.feature.bias"].fill_(-1e3);
     const Tensor values = layer.values(some_input(5));
     EXPECT_EQ(values.isnan().any().item<bool>(), epsilon == 0);
-    if (epsilon > 0) EXPECT_EQ(values.abs().max().item<double>(), 0);
+    if (epsilon > 0) {
+      EXPECT_EQ(values.abs().max().item<double>(), 0);
+    }
   }
 }
 

@@ -7,9 +7,11 @@ namespace lethe {
 std::string unsupported(const Shape& shape, Dtype dtype, int capability) {
   const std::string dim = std::to_string(shape.key_dim);
   if (capability != 90)
-    return "device: expected compute capability 9.0, found " + std::to_string(capability / 10) + "." + std::to_string(capability % 10);
+    return "device: expected compute capability 9.0, found " + std::to_string(capability / 10) + "." +
+           std::to_string(capability % 10);
   if (dtype == Dtype::kFloat32 || dtype == Dtype::kFloat64)
-    return std::string("dtype: expected bfloat16 or float16, found ") + (dtype == Dtype::kFloat32 ? "float32" : "float64");
+    return std::string("dtype: expected bfloat16 or float16, found ") +
+           (dtype == Dtype::kFloat32 ? "float32" : "float64");
   if (shape.key_dim != 64 && shape.key_dim != 128) return "head dim: expected 64 or 128, found " + dim;
   if (shape.value_dim != shape.key_dim)
     return "value dim: expected the head dim (" + dim + "), found " + std::to_string(shape.value_dim);

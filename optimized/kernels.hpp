@@ -31,8 +31,8 @@ struct Operand {
 /// A gate below e^−10000 is a cut: it counts as 0 in the sums, and nobody behind it sees anything before it. So −inf never
 /// enters a sum, and no finite gate is drowned by a cut's magnitude.
 struct GatePlan {
-  double* base;               ///< [B, Hq, N+1]  Σ of log f before block n
-  float* bias;                ///< [B, Hq, N·128]  −log₂e · (c_j − base[j / 128]), what key j adds to a logit in log₂; 0 past Tk
+  double* base;  ///< [B, Hq, N+1]  Σ of log f before block n
+  float* bias;  ///< [B, Hq, N·128]  −log₂e · (c_j − base[j / 128]), what key j adds to a logit in log₂; 0 past Tk
   int32_t* cut_before;        ///< [B, Hq, N·128]  the last cut at or before token t inside its block, or −1
   int32_t* cut_after;         ///< [B, Hq, N·128]  the first cut after token t inside its block, or INT32_MAX
   int32_t* block_cut_before;  ///< [B, Hq, N+1]  the last cut before block n, or 0
@@ -60,12 +60,12 @@ struct GatePlanArguments {
   Shape shape;
   Dtype dtype;
   double scale;
-  Operand query, key;              ///< read only where pruning is on and logit_bound is null
-  const float* log_forget;         ///< [B, Tk, Hq] by strides in elements
+  Operand query, key;       ///< read only where pruning is on and logit_bound is null
+  const float* log_forget;  ///< [B, Tk, Hq] by strides in elements
   int64_t gate_batch_stride, gate_token_stride, gate_head_stride;
-  double log_pruning_tolerance;    ///< log ε ≤ 0; −inf prunes nothing
-  const float* logit_bound;        ///< [B, Hq], U ≥ max |scale·q·k|; null: from the largest norms
-  bool boundary_given;             ///< plan.first_key_block is filled already: nothing is pruned anew
+  double log_pruning_tolerance;  ///< log ε ≤ 0; −inf prunes nothing
+  const float* logit_bound;      ///< [B, Hq], U ≥ max |scale·q·k|; null: from the largest norms
+  bool boundary_given;           ///< plan.first_key_block is filled already: nothing is pruned anew
   GatePlan plan;
   cudaStream_t stream;
 };
@@ -87,8 +87,8 @@ struct ForwardArguments {
   double scale;
   Operand query, key, value;
   GatePlan plan;
-  void* values;            ///< [B, Tq, Hq, D] contiguous
-  void* residual;          ///< [B, Tq, Hq, D] contiguous, what rounding took from values, rounded itself; null: not wanted
+  void* values;    ///< [B, Tq, Hq, D] contiguous
+  void* residual;  ///< [B, Tq, Hq, D] contiguous, what rounding took from values, rounded itself; null: not wanted
   float* log_normalizer;   ///< [B, Tq, Hq] contiguous, natural log, D_ii = 0
   int64_t* visited_pairs;  ///< [B, Hq]: causal pairs inside the computed blocks, counted as they are computed
   cudaStream_t stream;
@@ -120,12 +120,13 @@ struct BackwardArguments {
   Dtype dtype;
   double scale;
   Operand query, key, value;
-  Operand values, residual, grad_values;  ///< what launch_forward returned (o = values + residual), and the gradient that arrives
+  Operand values, residual,
+      grad_values;              ///< what launch_forward returned (o = values + residual), and the gradient that arrives
   const float* log_normalizer;  ///< [B, Tq, Hq] contiguous, as launch_forward left it
   GatePlan plan;
   void *grad_query, *grad_key, *grad_value;  ///< [B, T, heads, D] contiguous, of `dtype`
-  float* grad_log_forget;       ///< [B, Tk, Hq] contiguous
-  void* workspace;              ///< device, 256-byte aligned, backward_workspace_bytes(shape) long
+  float* grad_log_forget;                    ///< [B, Tk, Hq] contiguous
+  void* workspace;                           ///< device, 256-byte aligned, backward_workspace_bytes(shape) long
   bool deterministic;
   cudaStream_t stream;
 };

@@ -29,16 +29,13 @@ Agreement compare(std::span<const double> actual, std::span<const double> expect
 
 double budget(Dtype dtype) {
   switch (dtype) {
-    case Dtype::kFloat64:
-      return 1e-12;
-    case Dtype::kFloat32:
-      return 1e-5;
-    case Dtype::kBFloat16:
-      return 5e-3;
-    case Dtype::kFloat16:
-      return 1e-3;
+    case Dtype::kFloat64: return 1e-12;
+    case Dtype::kFloat32: return 1e-5;
+    case Dtype::kBFloat16: return 5e-3;
+    case Dtype::kFloat16: return 1e-3;
   }
-  throw std::invalid_argument("dtype: expected one of the enumeration, found " + std::to_string(static_cast<int>(dtype)));
+  throw std::invalid_argument("dtype: expected one of the enumeration, found " +
+                              std::to_string(static_cast<int>(dtype)));
 }
 
 }  // namespace lethe

@@ -10,7 +10,8 @@ namespace lethe {
 
 /// How far `actual` is from `expected`, against what is allowed.
 struct Agreement {
-  double error = 0.0;   ///< ‖actual − expected‖ / ‖expected‖; +inf where either holds a NaN or an infinity, or sizes differ
+  /// ‖actual − expected‖ / ‖expected‖; +inf where either holds a NaN or an infinity, or sizes differ
+  double error = 0.0;
   double budget = 0.0;  ///< what is allowed
   bool passed() const { return error <= budget; }
   double share() const { return error / budget; }  ///< of the budget used
@@ -22,7 +23,8 @@ struct Agreement {
 ///
 /// reads    flat tensors of equal size; an empty pair agrees
 /// returns  Agreement; never NaN
-Agreement compare(std::span<const double> actual, std::span<const double> expected, double budget, double floor = 1e-300);
+Agreement compare(std::span<const double> actual, std::span<const double> expected, double budget,
+                  double floor = 1e-300);
 
 /// The relative error that an implementation storing in `dtype` is allowed, per head.
 ///

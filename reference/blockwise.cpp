@@ -19,9 +19,7 @@ struct Range {
 class Grid {
  public:
   Grid(const Head& head, Blocks blocks, double threshold)
-      : head_(head),
-        blocks_(blocks),
-        bias_(head.log_forget),
+      : head_(head), blocks_(blocks), bias_(head.log_forget),
         first_column_(computation_pruning::boundary_by_search(head.log_forget, head.query.rows(), blocks, threshold)) {}
 
   Eigen::Index rows() const { return std::ssize(first_column_); }

@@ -12,7 +12,8 @@ Head head_of(const Problem& problem, int64_t batch, int64_t query_head) {
                             std::to_string(query_head));
   }
   const int64_t head = query_head / (s.query_heads / s.heads);
-  const auto slice = [batch](const std::vector<double>& tensor, int64_t length, int64_t heads, int64_t which, int64_t dim) {
+  const auto slice = [batch](const std::vector<double>& tensor, int64_t length, int64_t heads, int64_t which,
+                             int64_t dim) {
     using Rows = Eigen::Map<const Matrix<double>, 0, Eigen::OuterStride<>>;
     return Matrix<double>(
         Rows(tensor.data() + (batch * length * heads + which) * dim, length, dim, Eigen::OuterStride<>(heads * dim)));

@@ -36,7 +36,7 @@ class Generator {
 double round_bits(double value, int precision, int min_exponent, double maximum) {
   if (!std::isfinite(value) || value == 0.0) return value;
   int exponent = 0;
-  std::frexp(value, &exponent);                                       // value = m · 2^exponent, |m| in [0.5, 1)
+  std::frexp(value, &exponent);                                        // value = m · 2^exponent, |m| in [0.5, 1)
   const int shift = precision - std::max(exponent, min_exponent + 1);  // subnormals keep fewer bits
   const double rounded = std::ldexp(std::nearbyint(std::ldexp(value, shift)), -shift);
   return std::abs(rounded) > maximum ? std::copysign(std::numeric_limits<double>::infinity(), value) : rounded;
@@ -45,18 +45,12 @@ double round_bits(double value, int precision, int min_exponent, double maximum)
 double draw_log_forget(Generator& generator, Gate gate) {
   const double open = -1e-4 * generator.uniform(0.0, 2.0);
   switch (gate) {
-    case Gate::kOpen:
-      return open;
-    case Gate::kInitial:
-      return -std::log1p(std::exp(-0.78 * generator.normal()));
-    case Gate::kStrong:
-      return -generator.uniform(1.0, 9.0);
-    case Gate::kSpiky:
-      return generator.uniform() < 1.0 / 16 ? -generator.uniform(5.0, 40.0) : open;
-    case Gate::kZero:
-      return 0.0;
-    case Gate::kCutting:
-      return generator.uniform() < 1.0 / 16 ? -std::numeric_limits<double>::infinity() : open;
+    case Gate::kOpen: return open;
+    case Gate::kInitial: return -std::log1p(std::exp(-0.78 * generator.normal()));
+    case Gate::kStrong: return -generator.uniform(1.0, 9.0);
+    case Gate::kSpiky: return generator.uniform() < 1.0 / 16 ? -generator.uniform(5.0, 40.0) : open;
+    case Gate::kZero: return 0.0;
+    case Gate::kCutting: return generator.uniform() < 1.0 / 16 ? -std::numeric_limits<double>::infinity() : open;
   }
   throw std::invalid_argument("gate: expected one of the enumeration, found " + std::to_string(static_cast<int>(gate)));
 }
@@ -69,48 +63,36 @@ void require(bool holds, const std::string& message) {
 
 std::string dtype_name(Dtype dtype) {
   switch (dtype) {
-    case Dtype::kFloat64:
-      return "float64";
-    case Dtype::kFloat32:
-      return "float32";
-    case Dtype::kBFloat16:
-      return "bfloat16";
-    case Dtype::kFloat16:
-      return "float16";
+    case Dtype::kFloat64: return "float64";
+    case Dtype::kFloat32: return "float32";
+    case Dtype::kBFloat16: return "bfloat16";
+    case Dtype::kFloat16: return "float16";
   }
-  throw std::invalid_argument("dtype: expected one of the enumeration, found " + std::to_string(static_cast<int>(dtype)));
+  throw std::invalid_argument("dtype: expected one of the enumeration, found " +
+                              std::to_string(static_cast<int>(dtype)));
 }
 
 std::string gate_name(Gate gate) {
   switch (gate) {
-    case Gate::kOpen:
-      return "open";
-    case Gate::kInitial:
-      return "initial";
-    case Gate::kStrong:
-      return "strong";
-    case Gate::kSpiky:
-      return "spiky";
-    case Gate::kZero:
-      return "zero";
-    case Gate::kCutting:
-      return "cutting";
+    case Gate::kOpen: return "open";
+    case Gate::kInitial: return "initial";
+    case Gate::kStrong: return "strong";
+    case Gate::kSpiky: return "spiky";
+    case Gate::kZero: return "zero";
+    case Gate::kCutting: return "cutting";
   }
   throw std::invalid_argument("gate: expected one of the enumeration, found " + std::to_string(static_cast<int>(gate)));
 }
 
 double round_to(Dtype dtype, double value) {
   switch (dtype) {
-    case Dtype::kFloat64:
-      return value;
-    case Dtype::kFloat32:
-      return static_cast<double>(static_cast<float>(value));
-    case Dtype::kBFloat16:
-      return round_bits(value, 8, -126, 0x1.FEp127);
-    case Dtype::kFloat16:
-      return round_bits(value, 11, -14, 65504.0);
+    case Dtype::kFloat64: return value;
+    case Dtype::kFloat32: return static_cast<double>(static_cast<float>(value));
+    case Dtype::kBFloat16: return round_bits(value, 8, -126, 0x1.FEp127);
+    case Dtype::kFloat16: return round_bits(value, 11, -14, 65504.0);
   }
-  throw std::invalid_argument("dtype: expected one of the enumeration, found " + std::to_string(static_cast<int>(dtype)));
+  throw std::invalid_argument("dtype: expected one of the enumeration, found " +
+                              std::to_string(static_cast<int>(dtype)));
 }
 
 Problem random_problem(const Shape& shape, Dtype dtype, Gate gate, uint64_t seed) {
@@ -118,11 +100,12 @@ Problem random_problem(const Shape& shape, Dtype dtype, Gate gate, uint64_t seed
                        shape.value_dim}) {
     require(size >= 1, "shape: expected every size >= 1, found " + std::to_string(size));
   }
-  require(shape.query_heads % shape.heads == 0, "query_heads: expected a multiple of heads = " + std::to_string(shape.heads) +
-                                                    ", found " + std::to_string(shape.query_heads));
-  require(shape.query_length <= shape.key_length, "query_length: expected at most key_length = " +
-                                                      std::to_string(shape.key_length) + ", found " +
-                                                      std::to_string(shape.query_length));
+  require(shape.query_heads % shape.heads == 0,
+          "query_heads: expected a multiple of heads = " + std::to_string(shape.heads) + ", found " +
+              std::to_string(shape.query_heads));
+  require(shape.query_length <= shape.key_length,
+          "query_length: expected at most key_length = " + std::to_string(shape.key_length) + ", found " +
+              std::to_string(shape.query_length));
   Problem problem;
   problem.shape = shape;
   problem.dtype = dtype;

@@ -36,7 +36,8 @@ constexpr Knob kModelKnobs[] = {
     {"--sum-norm", "sum_norm", "true: features that sum to one; delta only (default false)"},
     {"--norm-epsilon", "norm_epsilon", "Added to the denominators of both norms (default 1e-6)"},
     {"--window", "window", "Tokens that local attention sees, the query's own among them (default 32)"},
-    {"--gate-range", "gate_range", "n of the decay rule's gates at the beginning, U[1/n, 1 - 1/n] (default: a head's gates)"},
+    {"--gate-range", "gate_range",
+     "n of the decay rule's gates at the beginning, U[1/n, 1 - 1/n] (default: a head's gates)"},
     {"--write-bias", "write_bias", "Bias of the delta rule's gate at the beginning (default -5: a gate of 0.007)"},
 };
 constexpr Knob kTrainingKnobs[] = {
@@ -67,8 +68,10 @@ Run converted_run(const ConvertOptions& options, const Artefact& source) {
 // Every parameter by what became of it, the layers' own once.
 void print_fates(const std::vector<ConvertedParameter>& parameters) {
   static const std::pair<ConvertedParameter::Fate, const char*> kFates[] = {
-      {ConvertedParameter::kKept, "kept"},           {ConvertedParameter::kScaled, "kept, scaled"},
-      {ConvertedParameter::kProduct, "W_φ times the source's"}, {ConvertedParameter::kNew, "new"},
+      {ConvertedParameter::kKept, "kept"},
+      {ConvertedParameter::kScaled, "kept, scaled"},
+      {ConvertedParameter::kProduct, "W_φ times the source's"},
+      {ConvertedParameter::kNew, "new"},
       {ConvertedParameter::kDropped, "dropped"}};
   for (const auto& [fate, words] : kFates) {
     std::vector<std::string> names;
@@ -132,7 +135,8 @@ void add_convert(CLI::App& app, const Place& place) {
       ->required();
   const auto add = [&](const Knob& knob) {
     command->add_option_function<std::string>(
-        knob.option, [&options = *options, member = knob.member](const std::string& value) {
+        knob.option,
+        [&options = *options, member = knob.member](const std::string& value) {
           options.members.emplace_back(member, value);
         },
         knob.description);
@@ -143,8 +147,9 @@ void add_convert(CLI::App& app, const Place& place) {
       "product: W_q, W_k of linear features are W_φ times the source's; fresh: new (default product)");
   for (const auto& [option, member, description] :
        {std::tuple{"--feature-deviation", "feature_deviation", "Standard deviation of W_φ (default 0.02)"},
-        std::tuple{"--value-scale", "value_scale",
-                   "W_v is multiplied by this, and 1 - σ(b_z) for decay (default 1; additive, linear, no norm: 1/512)"}})
+        std::tuple{
+            "--value-scale", "value_scale",
+            "W_v is multiplied by this, and 1 - σ(b_z) for decay (default 1; additive, linear, no norm: 1/512)"}})
     command->add_option_function<double>(
         option, [&options = *options, member](double value) { options.conversion[member] = value; }, description);
   command->add_flag("--no-rope", options->no_rope, "Drop the source's rotation of queries and keys");
@@ -152,9 +157,9 @@ void add_convert(CLI::App& app, const Place& place) {
   command->add_option("--label", options->label, "A name for people; no part of the artefact's identity");
   command->add_option("--set", options->settings, "Any other member of the run as key=value")->allow_extra_args(false);
   command->footer(
-      "The converted model is a run like any other: it has a name of its own, goes on where it was stopped, and its source\n"
-      "is part of what it is. Printed are what was kept and what is new, the loss before and right after the swap, and how\n"
-      "large states and values are. experiments/training/README.md explains the knobs.\n"
+      "The converted model is a run like any other: it has a name of its own, goes on where it was stopped, and its\n"
+      "source is part of what it is. Printed are what was kept and what is new, the loss before and right after the\n"
+      "swap, and how large states and values are. experiments/training/README.md explains the knobs.\n"
       "Examples:\n"
       "  lethe train --architecture transformer-llama\n"
       "  lethe convert 3f2a --mixer decay --state-size 32\n"

@@ -42,7 +42,8 @@ void describe(const RunOptions& options) {
   const auto line = [](const char* name, double value, const char* unit) {
     std::printf("  %-22s %.4g %s\n", name, value, unit);
   };
-  std::printf("on compute capability 9.0\n  %-22s %s\n", "attention", attention_on_hopper(run.model, training.context_length).c_str());
+  std::printf("on compute capability 9.0\n  %-22s %s\n", "attention",
+              attention_on_hopper(run.model, training.context_length).c_str());
   std::printf("cost\n");
   std::printf("  %-22s %lld\n", "parameters", static_cast<long long>(parameters.total));
   std::printf("  %-22s %lld\n", "non-embedding", static_cast<long long>(parameters.non_embedding));

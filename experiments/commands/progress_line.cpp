@@ -18,10 +18,8 @@ void ProgressLine::show(const std::string& text) {
   const auto now = std::chrono::steady_clock::now();
   if (now - shown_ < (terminal_ ? std::chrono::milliseconds(100) : std::chrono::milliseconds(5000))) return;
   shown_ = now;
-  if (terminal_)
-    std::cerr << '\r' << text << "\x1b[K" << std::flush;
-  else
-    std::cerr << text << std::endl;
+  if (terminal_) std::cerr << '\r' << text << "\x1b[K" << std::flush;
+  else std::cerr << text << std::endl;
 }
 
 std::string described(const Progress& progress) {

@@ -91,9 +91,10 @@ Run with_members(Run run, const Members& members, const std::vector<std::string>
 
 void RunOptions::add_to(CLI::App& command) {
   command.add_option("run.json", file_, "A run as artefacts keep it; the options below change it");
-  command.add_option("--architecture", architecture_,
-                     "fox-pro (default), fox-llama, transformer-pro, transformer-llama, or the latter with another mixer:\n"
-                     "local, additive, gated, delta, decay");
+  command.add_option(
+      "--architecture", architecture_,
+      "fox-pro (default), fox-llama, transformer-pro, transformer-llama, or the latter with another mixer:\n"
+      "local, additive, gated, delta, decay");
   command.add_option("--size", size_, "A size of the papers: 125m, 360m or 760m (GPT-2 tokens)");
   command.add_option("--label", label_, "A name for people; no part of the artefact's identity");
   for (const auto& named : kNamed) {

@@ -29,14 +29,10 @@ torch::nn::Module& holder(torch::nn::Module& root, const std::string& path) {
 
 double machine_epsilon(torch::Dtype dtype) {
   switch (dtype) {
-    case torch::kBFloat16:
-      return std::numeric_limits<c10::BFloat16>::epsilon();
-    case torch::kFloat16:
-      return std::numeric_limits<c10::Half>::epsilon();
-    case torch::kFloat64:
-      return std::numeric_limits<double>::epsilon();
-    default:
-      return std::numeric_limits<float>::epsilon();
+    case torch::kBFloat16: return std::numeric_limits<c10::BFloat16>::epsilon();
+    case torch::kFloat16: return std::numeric_limits<c10::Half>::epsilon();
+    case torch::kFloat64: return std::numeric_limits<double>::epsilon();
+    default: return std::numeric_limits<float>::epsilon();
   }
 }
 
@@ -52,7 +48,8 @@ Tensor mixed_output(Tensor o, const ModelConfig& config, const Tensor& output_no
                     const Tensor& output) {
   const torch::Dtype dtype = o.scalar_type(), wide = accumulation_dtype(dtype);
   if (config.output_norm) {
-    o = rms_norm(o, output_norm.view({config.heads, config.head_dim()}), kNormEpsilon, config.output_gate ? wide : dtype);
+    o = rms_norm(o, output_norm.view({config.heads, config.head_dim()}), kNormEpsilon,
+                 config.output_gate ? wide : dtype);
   }
   o = o.flatten(-2);
   if (config.output_gate) o = (o * gate_logits.to(wide).sigmoid()).to(dtype);

@@ -62,9 +62,9 @@ struct ModelConfig {
   int64_t window = 32;                           ///< of kLocal, in tokens
   int64_t state_size = 16;                       ///< m: features a head, rows of its state
   FeatureMap feature_map = FeatureMap::kLinear;  ///< φ
-  bool attention_norm = false;                   ///< o = Sᵀφ(q) / (z·φ(q) + ε), z the same sum as S over keys alone; not kDecay
-  bool sum_norm = false;                         ///< kDelta: φ(x) / (Σ_i φ(x)_i + ε) for queries and keys
-  double norm_epsilon = 1e-6;                    ///< ε of both: without one, features that are all zero divide zero by zero
+  bool attention_norm = false;  ///< o = Sᵀφ(q) / (z·φ(q) + ε), z the same sum as S over keys alone; not kDecay
+  bool sum_norm = false;        ///< kDelta: φ(x) / (Σ_i φ(x)_i + ε) for queries and keys
+  double norm_epsilon = 1e-6;   ///< ε of both: without one, features that are all zero divide zero by zero
   /// n of Uniform Gate Initialisation, σ(b) ~ U[1/n, 1 − 1/n], of kDecay's gates; absent: a head's number of gates.
   std::optional<double> gate_range;
   double write_bias = -5;  ///< of kDelta's g = σ(w·x + b), at the beginning: g ≈ 0.007

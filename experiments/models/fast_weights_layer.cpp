@@ -18,9 +18,9 @@ constexpr int64_t kTracedStates = 256;  // at most this many along a text are lo
 
 // What a rule's recurrence reads; gates as natural logs, in float32 or wider.
 struct StateInputs {
-  Tensor query, key, value;                              // [B,T,H,m], [B,T,H,m], [B,T,H,D]
-  std::optional<Tensor> log_key_gate, log_value_gate;    // [B,T,H] or [B,T,H,m], [B,T,H,D]
-  std::optional<Tensor> beta;                            // [B,T,H]: the delta rule
+  Tensor query, key, value;                            // [B,T,H,m], [B,T,H,m], [B,T,H,D]
+  std::optional<Tensor> log_key_gate, log_value_gate;  // [B,T,H] or [B,T,H,m], [B,T,H,D]
+  std::optional<Tensor> beta;                          // [B,T,H]: the delta rule
 
   StateInputs piece(int64_t begin, int64_t length) const {
     const auto cut = [&](const Tensor& x) { return x.narrow(1, begin, length); };
@@ -141,16 +141,15 @@ Tensor FastWeightsLayer::forward(const Tensor& x, const Rotation& rotation, Atte
       in.log_value_gate =
           torch::log_sigmoid((next++)->to(wide) + value_gate_bias.to(wide)).unflatten(-1, {heads, value_dim});
       break;
-    default:
-      break;
+    default: break;
   }
   // z is the column that a value of ones makes; that of the delta rule has no gate and is summed apart.
   const bool column = config.attention_norm && config.mixer != Mixer::kDelta;
   if (column) in.value = torch::cat({in.value, torch::ones_like(in.value.narrow(-1, 0, 1))}, -1);
   Tensor o = std::get<0>(run(in, std::nullopt));  // [B,T,H,D]
   if (config.attention_norm) {
-    const Tensor weight = column ? o.narrow(-1, value_dim, 1)
-                                 : (raw_key.cumsum(1) * in.query).sum(-1, true);  // z·q, [B,T,H,1]
+    // z·q, [B,T,H,1]
+    const Tensor weight = column ? o.narrow(-1, value_dim, 1) : (raw_key.cumsum(1) * in.query).sum(-1, true);
     o = (o.narrow(-1, 0, value_dim) / (weight + epsilon)).to(dtype);
   }
   if (trace) {

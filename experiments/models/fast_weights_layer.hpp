@@ -47,13 +47,13 @@ struct FastWeightsLayer {
   torch::Tensor forward(const torch::Tensor& x, const Rotation& rotation, AttentionTrace* trace) const;
 
   ModelConfig config;
-  torch::Tensor query, key;                  // [H·query_dim, width]
-  torch::Tensor value, output, output_gate;  // [width, width]
-  torch::Tensor feature, feature_bias;       // [H·m, D], [H·m]
-  torch::Tensor gate, gate_bias;             // [H, width], [H]: gated and delta
-  torch::Tensor key_gate, key_gate_bias;     // [H·m, width], [H·m]: W_f, b_f
-  torch::Tensor value_gate, value_gate_bias; // [width, width], [width]: W_z, b_z
-  torch::Tensor output_norm;                 // [width]
+  torch::Tensor query, key;                   // [H·query_dim, width]
+  torch::Tensor value, output, output_gate;   // [width, width]
+  torch::Tensor feature, feature_bias;        // [H·m, D], [H·m]
+  torch::Tensor gate, gate_bias;              // [H, width], [H]: gated and delta
+  torch::Tensor key_gate, key_gate_bias;      // [H·m, width], [H·m]: W_f, b_f
+  torch::Tensor value_gate, value_gate_bias;  // [width, width], [width]: W_z, b_z
+  torch::Tensor output_norm;                  // [width]
 };
 
 }  // namespace lethe

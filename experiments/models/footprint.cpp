@@ -10,12 +10,12 @@ Footprint footprint(const ModelConfig& config, int64_t tokens) {
   const int64_t parameters = count_parameters(config).total * float_bytes;
 
   const int64_t queries_and_keys = 2 * config.heads * config.query_dim();
-  const int64_t columns_in_compute = queries_and_keys +
-                                     config.width * (2    // normed inputs of attention and MLP
-                                                     + 1  // v
-                                                     + 1  // the mixer's values
-                                                     + 2 * config.kv_shift + 2 * (config.qk_norm != QkNorm::kNone) +
-                                                     config.output_norm + 2 * config.output_gate);
+  const int64_t columns_in_compute =
+      queries_and_keys + config.width * (2    // normed inputs of attention and MLP
+                                         + 1  // v
+                                         + 1  // the mixer's values
+                                         + 2 * config.kv_shift + 2 * (config.qk_norm != QkNorm::kNone) +
+                                         config.output_norm + 2 * config.output_gate);
   int64_t features = 0, gates = 0;  // columns
   if (config.has_state() && config.feature_map == FeatureMap::kRelu) features = 2 * config.heads * config.state_size;
   if (config.mixer == Mixer::kDecay) gates = config.width + config.heads * config.state_size;

@@ -64,8 +64,9 @@ const std::vector<Experiment>& experiments() {
       {"decaying_fast_weights", "update_rules",
        "Recurrent rules in the place of a trained model's attention, and which diverge (T2FW Table 1)",
        update_rules::runs, update_rules::measure},
-      {"decaying_fast_weights", "state_capacity", "What a larger state is worth to the decay and the gated rule (T2FW Table 2)",
-       state_capacity::runs, state_capacity::measure},
+      {"decaying_fast_weights", "state_capacity",
+       "What a larger state is worth to the decay and the gated rule (T2FW Table 2)", state_capacity::runs,
+       state_capacity::measure},
   };
   return table;
 }

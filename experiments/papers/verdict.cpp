@@ -11,14 +11,10 @@ namespace lethe {
 
 std::string to_string(Verdict verdict) {
   switch (verdict) {
-    case Verdict::kReproduced:
-      return "reproduced";
-    case Verdict::kTrendReproduced:
-      return "trend reproduced";
-    case Verdict::kRefuted:
-      return "refuted";
-    case Verdict::kInconclusive:
-      return "inconclusive at this scale";
+    case Verdict::kReproduced: return "reproduced";
+    case Verdict::kTrendReproduced: return "trend reproduced";
+    case Verdict::kRefuted: return "refuted";
+    case Verdict::kInconclusive: return "inconclusive at this scale";
   }
   throw std::invalid_argument("verdict: expected one of the four, found another value");
 }

@@ -81,8 +81,7 @@ void check_conversion(const Run& run) {
   expect(ours.corpus == theirs.corpus && ours.tokenizer == theirs.tokenizer, "corpus",
          "the source's, " + theirs.corpus + " as " + theirs.tokenizer, ours.corpus + " as " + ours.tokenizer);
   const double deviation = conversion.feature_deviation, scale = conversion.value_scale.value_or(1);
-  expect(deviation > 0 && std::isfinite(deviation), "feature_deviation", "> 0 and finite",
-         std::to_string(deviation));
+  expect(deviation > 0 && std::isfinite(deviation), "feature_deviation", "> 0 and finite", std::to_string(deviation));
   expect(scale > 0 && std::isfinite(scale), "value_scale", "> 0 and finite, or absent", std::to_string(scale));
 }
 
@@ -95,7 +94,8 @@ std::vector<ConvertedParameter> convert_weights(const Run& run, const LanguageMo
   const auto theirs = source->named_parameters();
   auto ours = target->named_parameters();
   const auto matrix = [&] {  // W_φ of all heads, [H,m,D]
-    return torch::empty({model.heads, model.state_size, model.head_dim()}).normal_(0, conversion.feature_deviation, generator);
+    return torch::empty({model.heads, model.state_size, model.head_dim()})
+        .normal_(0, conversion.feature_deviation, generator);
   };
 
   Tensor shared;  // W_φ of the layer at hand: one for its queries and keys

@@ -47,15 +47,13 @@ torch::optim::AdamW make_optimizer(LanguageModel& model, const TrainingConfig& c
 }  // namespace
 
 Trainer::Trainer(const Run& run, const Dataset& dataset, const LanguageModel& source)
-    : run_(run),
-      dataset_(dataset),
-      model_(fresh_model(run, dataset, source)),
+    : run_(run), dataset_(dataset), model_(fresh_model(run, dataset, source)),
       optimizer_(make_optimizer(model_, run.training)) {}
 
 void Trainer::expect_finite(const char* name, double value) const {
   if (std::isfinite(value)) return;
-  throw NotFinite(std::string(name) + ": expected a finite number at step " + std::to_string(steps_done_) +
-                  ", found " + std::to_string(value));
+  throw NotFinite(std::string(name) + ": expected a finite number at step " + std::to_string(steps_done_) + ", found " +
+                  std::to_string(value));
 }
 
 // Sequences first … first + count of the batch that the next step takes.
@@ -71,8 +69,8 @@ Trainer::Extremes Trainer::extremes() {
   if (!run_.model.has_state()) throw std::invalid_argument("mixer: expected one with a state, found another");
   const torch::NoGradGuard no_gradient;
   std::vector<AttentionTrace> layers;
-  model_->forward(batch(0, std::min(kProbedSequences, run_.training.batch_tokens / run_.training.context_length)).tokens,
-                  &layers);
+  model_->forward(
+      batch(0, std::min(kProbedSequences, run_.training.batch_tokens / run_.training.context_length)).tokens, &layers);
   Extremes extremes;
   for (const AttentionTrace& layer : layers) {
     extremes.state = std::max(extremes.state, layer.largest_state.item<double>());

@@ -33,7 +33,8 @@ struct TrainingConfig {
   /// A loss, gradient or activation that is not finite is a result: training ends there with the weights before that step,
   /// where it is an error otherwise. No part of the identity.
   bool divergence_is_a_result = false;
-  std::string device = "cpu";  ///< "cpu", "cuda" or "cuda:N": where it is trained and evaluated. No part of the identity
+  /// "cpu", "cuda" or "cuda:N": where it is trained and evaluated. No part of the identity
+  std::string device = "cpu";
 
   int64_t steps() const { return (total_tokens + batch_tokens - 1) / batch_tokens; }
 
@@ -58,7 +59,8 @@ struct Run {
   std::string label;  ///< for people; no part of the identity
   ModelConfig model;
   TrainingConfig training;
-  std::shared_ptr<const Conversion> conversion = {};  ///< the trained model that this one starts from; absent: from a seed
+  /// the trained model that this one starts from; absent: from a seed
+  std::shared_ptr<const Conversion> conversion = {};
 };
 void to_json(nlohmann::json& json, const Run& run);
 void from_json(const nlohmann::json& json, Run& run);

@@ -40,7 +40,8 @@ enum class Gate { kInitial, kBimodal };
 Inputs inputs_of(const Sizes& sizes, Gate gate) {
   at::manual_seed(0);
   const auto normal = [&] { return at::randn({sizes.batch, sizes.length, sizes.heads, sizes.key_dim}); };
-  Inputs inputs{normal(), normal(), normal(), at::log_sigmoid(at::randn({sizes.batch, sizes.length, sizes.heads})), normal()};
+  Inputs inputs{normal(), normal(), normal(), at::log_sigmoid(at::randn({sizes.batch, sizes.length, sizes.heads})),
+                normal()};
   if (gate == Gate::kBimodal) {
     // Queries and keys as RMSNorm makes them, so that their norms, and with these the bound, are those of a trained layer.
     for (at::Tensor* rows : {&inputs.query, &inputs.key}) *rows /= rows->square().mean({3}, true).sqrt();
@@ -52,7 +53,8 @@ Inputs inputs_of(const Sizes& sizes, Gate gate) {
 at::Tensor by_head(const at::Tensor& tensor) { return tensor.transpose(1, 2); }
 
 at::Tensor torch_attention(const Inputs& in) {
-  return by_head(at::scaled_dot_product_attention(by_head(in.query), by_head(in.key), by_head(in.value), {}, 0.0, true));
+  return by_head(
+      at::scaled_dot_product_attention(by_head(in.query), by_head(in.key), by_head(in.value), {}, 0.0, true));
 }
 
 at::Tensor torch_matrix_attention(const Inputs& in) {
@@ -82,8 +84,8 @@ double pruned_share(const Inputs& in) {
 // Relative error of the last head against the matrix form in float64.
 double error_of(const at::Tensor& values, const Inputs& in) {
   const auto last_head = [](const at::Tensor& t) { return t.slice(0, 0, 1).slice(2, t.size(2) - 1).to(at::kDouble); };
-  const at::Tensor expected =
-      torch_matrix_attention({last_head(in.query), last_head(in.key), last_head(in.value), last_head(in.log_forget), {}});
+  const at::Tensor expected = torch_matrix_attention(
+      {last_head(in.query), last_head(in.key), last_head(in.value), last_head(in.log_forget), {}});
   return ((last_head(values) - expected).norm() / expected.norm()).item().toDouble();
 }
 
@@ -145,10 +147,9 @@ void register_all(const Sizes& sizes) {
   for (const auto& row : rows) {
     for (const bool backward : {false, true}) {
       const std::string name = std::string(row.name) + (backward ? "/forward_backward" : "/forward");
-      benchmark::RegisterBenchmark(name.c_str(),
-                                   [row, backward](benchmark::State& state) {
-                                     measure(state, row.attention, row.gate, row.gated, backward);
-                                   })
+      benchmark::RegisterBenchmark(
+          name.c_str(),
+          [row, backward](benchmark::State& state) { measure(state, row.attention, row.gate, row.gated, backward); })
           ->ArgNames({"B", "H", "D", "T"})
           ->Args({sizes.batch, sizes.heads, sizes.key_dim, sizes.length})
           ->Unit(benchmark::kMillisecond)

@@ -74,8 +74,12 @@ Result loop(const Inputs& in, bool delta) {
 
 Result decay_loop(const Inputs& in) { return loop(in, false); }
 Result delta_loop(const Inputs& in) { return loop(in, true); }
-Result decay(const Inputs& in) { return lethe::gated_state(in.query, in.key, in.value, in.log_key_gate, in.log_value_gate, in.state); }
-Result delta(const Inputs& in) { return lethe::delta_state(in.query, in.key, in.value, in.beta, in.log_key_gate, in.state); }
+Result decay(const Inputs& in) {
+  return lethe::gated_state(in.query, in.key, in.value, in.log_key_gate, in.log_value_gate, in.state);
+}
+Result delta(const Inputs& in) {
+  return lethe::delta_state(in.query, in.key, in.value, in.beta, in.log_key_gate, in.state);
+}
 
 double error_of(Rule rule, Rule expected_rule, Inputs in) {
   const at::Tensor values = std::get<0>(rule(in)).to(at::kDouble);
@@ -89,7 +93,8 @@ class MemoryCount : public c10::MemoryReportingInfoBase {
  public:
   void reportMemoryUsage(void*, int64_t size, size_t, size_t, c10::Device) override {
     const int64_t now = live_ += size;
-    for (int64_t peak = peak_; peak < now && !peak_.compare_exchange_weak(peak, now);) {}
+    for (int64_t peak = peak_; peak < now && !peak_.compare_exchange_weak(peak, now);) {
+    }
   }
   bool memoryProfilingEnabled() const override { return true; }
   double live() const { return static_cast<double>(live_) / kMebibyte; }
@@ -152,12 +157,12 @@ void register_all(const Sizes& sizes, bool with_backward) {
     for (const bool operator_of_ours : {true, false}) {
       for (const bool backward : {false, true}) {
         if (backward && !with_backward) continue;
-        const std::string name = std::string(row.name) + (sizes.length == 1 ? "_decode" : "") + (operator_of_ours ? "/operator" : "/loop") +
+        const std::string name = std::string(row.name) + (sizes.length == 1 ? "_decode" : "") +
+                                 (operator_of_ours ? "/operator" : "/loop") +
                                  (backward ? "/forward_backward" : "/forward");
-        benchmark::RegisterBenchmark(name.c_str(),
-                                     [=](benchmark::State& state) {
-                                       measure(state, row, operator_of_ours ? row.rule : row.loop, backward);
-                                     })
+        benchmark::RegisterBenchmark(
+            name.c_str(),
+            [=](benchmark::State& state) { measure(state, row, operator_of_ours ? row.rule : row.loop, backward); })
             ->ArgNames({"B", "T", "H", "K", "V"})
             ->Args({sizes.batch, sizes.length, sizes.heads, sizes.key_dim, sizes.value_dim})
             ->Unit(benchmark::kMillisecond)

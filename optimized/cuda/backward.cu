@@ -67,8 +67,7 @@ void launch_backward_tiles(const BackwardArguments& arguments, const BackwardWor
   const bool bfloat16 = arguments.dtype == Dtype::kBFloat16;
   if (arguments.shape.key_dim == 64)
     bfloat16 ? launch<__nv_bfloat16, 64>(arguments, workspace) : launch<__half, 64>(arguments, workspace);
-  else
-    bfloat16 ? launch<__nv_bfloat16, 128>(arguments, workspace) : launch<__half, 128>(arguments, workspace);
+  else bfloat16 ? launch<__nv_bfloat16, 128>(arguments, workspace) : launch<__half, 128>(arguments, workspace);
 }
 
 }  // namespace lethe

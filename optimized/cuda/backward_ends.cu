@@ -47,10 +47,12 @@ __global__ void __launch_bounds__(kPrepareThreads) prepare(const __grid_constant
       };
       const uint4 value = load(p.values), grad = load(p.grad_values);
       const uint4 rest = p.residual.data ? load(p.residual) : uint4{0, 0, 0, 0};
-      const uint32_t pairs[3][4] = {{value.x, value.y, value.z, value.w}, {rest.x, rest.y, rest.z, rest.w}, {grad.x, grad.y, grad.z, grad.w}};
+      const uint32_t pairs[3][4] = {
+          {value.x, value.y, value.z, value.w}, {rest.x, rest.y, rest.z, rest.w}, {grad.x, grad.y, grad.z, grad.w}};
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const float2 v = ptx::unpack<Element>(pairs[0][i]), r = ptx::unpack<Element>(pairs[1][i]), g = ptx::unpack<Element>(pairs[2][i]);
+        const float2 v = ptx::unpack<Element>(pairs[0][i]), r = ptx::unpack<Element>(pairs[1][i]),
+                     g = ptx::unpack<Element>(pairs[2][i]);
         delta += (v.x + r.x) * g.x + (v.y + r.y) * g.y;
       }
     }
@@ -119,8 +121,7 @@ void dispatch(const BackwardArguments& arguments, Call call) {
   const bool bfloat16 = arguments.dtype == Dtype::kBFloat16;
   if (arguments.shape.key_dim == 64)
     bfloat16 ? call.template operator()<__nv_bfloat16, 64>() : call.template operator()<__half, 64>();
-  else
-    bfloat16 ? call.template operator()<__nv_bfloat16, 128>() : call.template operator()<__half, 128>();
+  else bfloat16 ? call.template operator()<__nv_bfloat16, 128>() : call.template operator()<__half, 128>();
 }
 
 int blocks_of(int64_t length) { return static_cast<int>(padded(length) / kGateBlock); }
@@ -156,9 +157,9 @@ size_t backward_workspace_bytes(const Shape& shape) { return layout_of(shape).by
 BackwardWorkspace backward_workspace_in(void* memory, const Shape& shape) {
   const Layout layout = layout_of(shape);
   char* base = static_cast<char*>(memory);
-  return {reinterpret_cast<float*>(base + layout.grad_query), reinterpret_cast<float*>(base + layout.row_bias),
+  return {reinterpret_cast<float*>(base + layout.grad_query),     reinterpret_cast<float*>(base + layout.row_bias),
           reinterpret_cast<float*>(base + layout.negative_delta), reinterpret_cast<float*>(base + layout.column_sums),
-          reinterpret_cast<float*>(base + layout.row_shares), reinterpret_cast<int32_t*>(base + layout.turns)};
+          reinterpret_cast<float*>(base + layout.row_shares),     reinterpret_cast<int32_t*>(base + layout.turns)};
 }
 
 void launch_backward_prepare(const BackwardArguments& arguments, const BackwardWorkspace& workspace) {

@@ -116,7 +116,8 @@ __global__ void __launch_bounds__(kThreads) finish_gate(const __grid_constant__ 
       sum = step[i](sum);
       const int query = first + i - p.query_offset;
       if (query >= 0 && query < p.query_length)
-        p.row_shares[row + first + i] = slices[int64_t{query / kRows} * p.panels * kSliceFloats + kRows * 64 + query % kRows] / sum;
+        p.row_shares[row + first + i] =
+            slices[int64_t{query / kRows} * p.panels * kSliceFloats + kRows * 64 + query % kRows] / sum;
     }
   }
   __syncthreads();
@@ -130,8 +131,7 @@ __global__ void __launch_bounds__(kThreads) finish_gate(const __grid_constant__ 
 #pragma unroll
     for (int i = 0; i < kTokensAThread; ++i) {
       const int token = last - i;
-      if (token < key_length)
-        step[i] = {forget(token + 1), token >= p.query_offset ? p.row_shares[row + token] : 0};
+      if (token < key_length) step[i] = {forget(token + 1), token >= p.query_offset ? p.row_shares[row + token] : 0};
       own.then(step[i]);
     }
     float share = scan(own, taken, maps_of_warps);

@@ -42,7 +42,7 @@ struct alignas(1024) BackwardShared {
   uint8_t query[kStages][kQueryPanels][kQueryPanelBytes];
   uint8_t grad_output[kStages][kPanels][kQueryPanelBytes];
   uint8_t grad_score[kStages][2][kQueryPanelBytes];  // dS [query][key], one panel a warpgroup
-  uint8_t ones[16 * 128];  // also where there is no gate: they cost nothing
+  uint8_t ones[16 * 128];                            // also where there is no gate: they cost nothing
   float grad_query[2][kSliceFloats];
   float row_bias[kStages][kQueries];
   float negative_delta[kStages][kQueries];

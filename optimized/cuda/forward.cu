@@ -55,8 +55,9 @@ template <typename Element, int kDim>
 __device__ void issue_output(Rows<kDim>& rows, uint64_t value, bool accumulate) {
 #pragma unroll
   for (int step = 0; step < kColumns / 16; ++step)
-    ptx::wgmma<Major::kMN>(Element{}, rows.output, rows.weights[4 * step], rows.weights[4 * step + 1], rows.weights[4 * step + 2],
-                           rows.weights[4 * step + 3], value + step * (2048 >> 4), accumulate || step > 0);
+    ptx::wgmma<Major::kMN>(Element{}, rows.output, rows.weights[4 * step], rows.weights[4 * step + 1],
+                           rows.weights[4 * step + 2], rows.weights[4 * step + 3], value + step * (2048 >> 4),
+                           accumulate || step > 0);
   ptx::wgmma_commit();
 }
 
@@ -65,21 +66,29 @@ __device__ void consume(const ForwardParameters& a, Shared<kDim>& shared) {
   constexpr int kStages = Sizes<kDim>::kStages, kRows = Sizes<kDim>::kRows, kWarpgroups = Sizes<kDim>::kWarpgroups;
   const int warpgroup = ptx::uniform(threadIdx.x / 128) - 1, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
   const int offset = a.key_length - a.query_length;
-  const auto query_operand = [&](uint32_t slot) { return ptx::operand_descriptor(shared.query[slot] + warpgroup * 64 * 128, 0); };
+  const auto query_operand = [&](uint32_t slot) {
+    return ptx::operand_descriptor(shared.query[slot] + warpgroup * 64 * 128, 0);
+  };
   const auto key_operand = [&](uint32_t stage) { return ptx::operand_descriptor(shared.key[stage], 0); };
-  const auto value_operand = [&](uint32_t stage) { return ptx::operand_descriptor(shared.value[stage], kColumns * 128); };
+  const auto value_operand = [&](uint32_t stage) {
+    return ptx::operand_descriptor(shared.value[stage], kColumns * 128);
+  };
   const uint32_t bias_address = ptx::shared_address(shared.bias[0]) + lane % 4 * 8;
   const uint32_t block_bias_address = ptx::shared_address(shared.block_bias);
-  const auto load_bias = [&](uint32_t stage, int j) { return ptx::load_pair(bias_address + stage * kColumns * 4 + j * 32); };
+  const auto load_bias = [&](uint32_t stage, int j) {
+    return ptx::load_pair(bias_address + stage * kColumns * 4 + j * 32);
+  };
   // Turns: warpgroup w issues its products when barrier kTurns + w has heard from the one before it; 0 begins.
   constexpr uint32_t kTurns = 1, kStores = kTurns + kWarpgroups;
   const uint32_t my_turn = kTurns + warpgroup, next_turn = kTurns + (warpgroup + 1) % kWarpgroups;
   if (warpgroup == kWarpgroups - 1) ptx::named_barrier_arrive(next_turn, 256);
 
-  const int tile_row = warpgroup * 64 + warp * 16 + lane / 4;  // the thread's first row of a tile; its second is 8 further
+  // the thread's first row of a tile; its second is 8 further
+  const int tile_row = warpgroup * 64 + warp * 16 + lane / 4;
   constexpr bool kCentre = kOneCentreAWarp<Element> && !kRepeat;
   const uint32_t shared_bias_address = ptx::shared_address(shared.bias[0]);
-  const uint32_t own_bias_address = ptx::shared_address(shared.own_bias[Sizes<kDim>::kBiasAhead ? 0 : threadIdx.x / 32 - 4]);
+  const uint32_t own_bias_address =
+      ptx::shared_address(shared.own_bias[Sizes<kDim>::kBiasAhead ? 0 : threadIdx.x / 32 - 4]);
   Rows<kDim> rows;
   const auto follow = [&](float block_bias) {
     if constexpr (kCentre) return follow_centre(rows, block_bias);
@@ -92,12 +101,13 @@ __device__ void consume(const ForwardParameters& a, Shared<kDim>& shared) {
   issue_scores<Element>(rows, query_operand(0), key_operand(0));
   ptx::wgmma_wait<0>();
   ptx::pin(rows.x);
-  bool lent = false;  // the residual of the tile before leaves from where its queries were: they are handed back one tile late
+  // the residual of the tile before leaves from where its queries were: they are handed back one tile late
+  bool lent = false;
   for (bool more = true; more;) {  // a tile's first scores are there
     const Tile<kRows>& held = shared.tile[slot.index];
     const int tile_batch = held.batch, tile_head = held.head, query = ptx::uniform(held.query);
     const int first = ptx::uniform(held.first), last = ptx::uniform(held.last);
-    const int cut_block = ptx::uniform(held.cut_block);  // blocks below it reach behind a cut
+    const int cut_block = ptx::uniform(held.cut_block);        // blocks below it reach behind a cut
     const int unmasked = (query + offset + 1) / kColumns - 1;  // blocks above it hold the diagonal
     const int last_position = min(query + kRows + offset, a.key_length) - 1;
 #pragma unroll
@@ -105,11 +115,13 @@ __device__ void consume(const ForwardParameters& a, Shared<kDim>& shared) {
       rows.position[h] = query + tile_row + 8 * h + offset;
       rows.first_visible[h] = 0;
       if constexpr (kGate) {
-        const int position = min(rows.position[h], last_position), in_span = position / kColumns - (query + offset) / kColumns;
+        const int position = min(rows.position[h], last_position),
+                  in_span = position / kColumns - (query + offset) / kColumns;
         rows.first_visible[h] = held.cut_before[in_span];
         if (held.cut_within)
           rows.first_visible[h] =
-              max(rows.first_visible[h], a.plan.cut_before[static_cast<int64_t>(held.row) * a.key_blocks * kColumns + position]);
+              max(rows.first_visible[h],
+                  a.plan.cut_before[static_cast<int64_t>(held.row) * a.key_blocks * kColumns + position]);
         if (lane % 4 == 0)
           shared.row_gate[tile_row + 8 * h] =
               held.base[in_span] - kLn2 * shared.row_bias[slot.index][position - (query + offset) / 4 * 4];
@@ -141,7 +153,8 @@ __device__ void consume(const ForwardParameters& a, Shared<kDim>& shared) {
     const auto step = [&]<bool kMasked>() {
       ptx::mbarrier_wait(&shared.key_full[at.index], at.parity);
       ptx::mbarrier_wait(&shared.value_full[previous.index], previous.parity);
-      const uint32_t stage = ptx::uniform(at.index), value_stage = ptx::uniform(previous.index), query_slot = ptx::uniform(slot.index);
+      const uint32_t stage = ptx::uniform(at.index), value_stage = ptx::uniform(previous.index),
+                     query_slot = ptx::uniform(slot.index);
       ptx::named_barrier_sync(my_turn, 256);
       ptx::pin(rows.x);
       ptx::pin(rows.output);
@@ -165,7 +178,8 @@ __device__ void consume(const ForwardParameters& a, Shared<kDim>& shared) {
           for (int j = 0; j < 16; ++j) bias[j] = {bias[j].x + start[0], bias[j].y + start[0]};
         } else {
           const float4 four = ptx::load_four(shared_bias_address + stage * kColumns * 4 + lane * 16);
-          ptx::store_four(own_bias_address + lane * 16, {four.x + start[0], four.y + start[0], four.z + start[0], four.w + start[0]});
+          ptx::store_four(own_bias_address + lane * 16,
+                          {four.x + start[0], four.y + start[0], four.z + start[0], four.w + start[0]});
           __syncwarp();
         }
       }
@@ -230,7 +244,8 @@ __device__ void consume(const ForwardParameters& a, Shared<kDim>& shared) {
     more = ptx::uniform(shared.tile[slot.index].row) >= 0;
     if (more) ptx::mbarrier_wait(&shared.key_full[at.index], at.parity);
     ptx::mbarrier_wait(&shared.value_full[previous.index], previous.parity);
-    const uint32_t stage = ptx::uniform(at.index), value_stage = ptx::uniform(previous.index), query_slot = ptx::uniform(slot.index);
+    const uint32_t stage = ptx::uniform(at.index), value_stage = ptx::uniform(previous.index),
+                   query_slot = ptx::uniform(slot.index);
     ptx::pin(rows.x);
     ptx::pin(rows.output);
     ptx::pin(rows.weights);
@@ -249,7 +264,8 @@ __device__ void consume(const ForwardParameters& a, Shared<kDim>& shared) {
       const int row = query + tile_row + 8 * h;
       if (lane % 4 == 0 && row < a.query_length)
         a.log_normalizer[(static_cast<int64_t>(tile_batch) * a.query_length + row) * a.query_heads + tile_head] =
-            kLn2 * ((kCentre ? rows.centre : rows.maximum[h]) + ptx::log2_approximate(rows.sum[h])) + (kGate ? shared.row_gate[tile_row + 8 * h] : 0);
+            kLn2 * ((kCentre ? rows.centre : rows.maximum[h]) + ptx::log2_approximate(rows.sum[h])) +
+            (kGate ? shared.row_gate[tile_row + 8 * h] : 0);
     }
     if (threadIdx.x % 128 == 0) ptx::bulk_wait_read<0>();  // the previous tile's store has left the buffer
     ptx::named_barrier_sync(kStores + warpgroup, 128);
@@ -263,7 +279,8 @@ __device__ void consume(const ForwardParameters& a, Shared<kDim>& shared) {
       for (int panel = 0; panel < kDim / 64; ++panel) {
         const int bytes = panel * kRows * 128 + warpgroup * 64 * 128, first_row = query + warpgroup * 64;
         ptx::store_tile(&a.output, shared.output + bytes, panel * 64, tile_head, first_row, tile_batch);
-        if (a.keep_residual) ptx::store_tile(&a.residual, query_rows + bytes, panel * 64, tile_head, first_row, tile_batch);
+        if (a.keep_residual)
+          ptx::store_tile(&a.residual, query_rows + bytes, panel * 64, tile_head, first_row, tile_batch);
       }
       ptx::bulk_commit();
     }
@@ -276,7 +293,8 @@ __global__ void __launch_bounds__(Sizes<kDim>::kThreads, 1) forward(const __grid
   ptx::let_next_kernel_start();
   if constexpr (kRepeat) {
     ptx::wait_for_previous_kernel();
-    for (int row = blockIdx.x * Sizes<kDim>::kThreads + threadIdx.x; row < a.tiles / a.query_tiles; row += gridDim.x * Sizes<kDim>::kThreads)
+    for (int row = blockIdx.x * Sizes<kDim>::kThreads + threadIdx.x; row < a.tiles / a.query_tiles;
+         row += gridDim.x * Sizes<kDim>::kThreads)
       a.visited_pairs[row] = a.plan.pairs[row];
     if (blockIdx.x >= a.plan.repeats[0]) return;
   }

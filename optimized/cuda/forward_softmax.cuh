@@ -6,8 +6,8 @@
 
 namespace lethe {
 
-inline constexpr int kColumns = 128;         // of a key block
-inline constexpr float kRescaleAbove = 8;    // log₂, where the maximum is followed
+inline constexpr int kColumns = 128;       // of a key block
+inline constexpr float kRescaleAbove = 8;  // log₂, where the maximum is followed
 
 // How far above the largest logit found m is set (log₂), and the sum of a thread's weights that none of them may reach.
 template <typename Element>
@@ -40,11 +40,11 @@ struct Sizes {
 // What a thread knows of its two rows, and its part of S, P and O.
 template <int kDim>
 struct Rows {
-  float x[64];           // a block's logits in log₂, then their exponentials
+  float x[64];  // a block's logits in log₂, then their exponentials
   float output[kDim / 2];
   uint32_t weights[32];  // the exponentials, rounded
   float maximum[2], sum[2], shrink[2];
-  float centre;  // m, where a warp has one
+  float centre;                       // m, where a warp has one
   int position[2], first_visible[2];  // of the row among the keys; first key after the last cut
 };
 
@@ -103,7 +103,8 @@ __device__ inline bool follow_maximum(Rows<kDim>& rows, float block_bias) {
     largest = largest_of_four(largest) + block_bias + kHeadroom<Element>;
     const float maximum = largest > rows.maximum[h] + kRescaleAbove ? largest : rows.maximum[h];
     moved |= maximum != rows.maximum[h];
-    rows.shrink[h] = maximum == -INFINITY ? 1 : ptx::exp2_approximate(rows.maximum[h] - maximum);  // a row may see nothing yet
+    // a row may see nothing yet
+    rows.shrink[h] = maximum == -INFINITY ? 1 : ptx::exp2_approximate(rows.maximum[h] - maximum);
     rows.sum[h] *= rows.shrink[h];
     rows.maximum[h] = maximum;
   }

@@ -67,8 +67,11 @@ __device__ inline Tile<kRows> tile_at(const ForwardParameters& a, int index) {
       tile.cut_before[i] = cuts[block];
     }
     tile.cut_within = cuts[tile.last + 1] > first_block * kColumns;
-    const int cut = tile.cut_within ? max(cuts[tile.last], a.plan.cut_before[static_cast<int64_t>(tile.row) * a.key_blocks * kColumns + last_position])
-                                    : cuts[tile.last];
+    const int cut =
+        tile.cut_within
+            ? max(cuts[tile.last],
+                  a.plan.cut_before[static_cast<int64_t>(tile.row) * a.key_blocks * kColumns + last_position])
+            : cuts[tile.last];
     tile.cut_block = (cut + kColumns - 1) / kColumns;
   }
   return tile;
@@ -82,10 +85,11 @@ struct alignas(1024) Shared {
   char key[kStages][kColumns * kDim * 2];
   char value[kStages][kColumns * kDim * 2];
   float bias[kStages][kColumns];
-  float own_bias[Sizes<kDim>::kBiasAhead ? 1 : Sizes<kDim>::kWarpgroups * 4][Sizes<kDim>::kBiasAhead ? 4 : kColumns];  // a warp's, less m
+  float own_bias[Sizes<kDim>::kBiasAhead ? 1 : Sizes<kDim>::kWarpgroups * 4]
+                [Sizes<kDim>::kBiasAhead ? 4 : kColumns];  // a warp's, less m
   float block_bias[kStages];
   alignas(16) float row_bias[kTileSlots][kRows + 4];  // from the last multiple of 4 before the tile's first position
-  float row_gate[kRows];                  // c_i − F, written and read by one thread
+  float row_gate[kRows];                              // c_i − F, written and read by one thread
   Tile<kRows> tile[kTileSlots];
   int index[kTileSlots], overflowed[kTileSlots];
   uint64_t tile_full[kTileSlots], tile_empty[kTileSlots];  // a tile and its queries
@@ -94,7 +98,8 @@ struct alignas(1024) Shared {
 
 // Causal pairs of a block: row r of `rows` sees clamp(first_visible + r, 0, 128) columns.
 __device__ inline long long causal_pairs(int rows, int first_visible) {
-  const long long empty = min(rows, max(0, -first_visible)), full = max(static_cast<int>(empty), min(rows, kColumns - first_visible));
+  const long long empty = min(rows, max(0, -first_visible)),
+                  full = max(static_cast<int>(empty), min(rows, kColumns - first_visible));
   return (full - empty) * first_visible + (full * (full - 1) - empty * (empty - 1)) / 2 + (rows - full) * kColumns;
 }
 
@@ -102,8 +107,10 @@ template <int kDim, bool kRepeat>
 __device__ inline void produce(const ForwardParameters& a, Shared<kDim>& shared) {
   constexpr int kStages = Sizes<kDim>::kStages, kRows = Sizes<kDim>::kRows;
   const int group = a.query_heads / a.heads, offset = a.key_length - a.query_length;
-  ptx::RingPosition at, previous, slot;  // a block's value follows its key one step later, in the same stage of its own ring
-  const auto load = [&](char* destination, int rows, const CUtensorMap& map, uint64_t* full, int head, int token, int batch) {
+  // a block's value follows its key one step later, in the same stage of its own ring
+  ptx::RingPosition at, previous, slot;
+  const auto load = [&](char* destination, int rows, const CUtensorMap& map, uint64_t* full, int head, int token,
+                        int batch) {
 #pragma unroll
     for (int panel = 0; panel < kDim / 64; ++panel)
       ptx::load_tile(destination + panel * rows * 128, &map, full, panel * 64, head, token, batch);
@@ -123,7 +130,8 @@ __device__ inline void produce(const ForwardParameters& a, Shared<kDim>& shared)
     ptx::mbarrier_arrive_expect(&shared.tile_full[slot.index], kRows * kDim * 2 + bias_bytes);
     load(shared.query[slot.index], kRows, a.query, &shared.tile_full[slot.index], tile.head, tile.query, tile.batch);
     if constexpr (kGate)
-      ptx::load_run(shared.row_bias[slot.index], a.plan.bias + tokens + bias_from, bias_bytes, &shared.tile_full[slot.index]);
+      ptx::load_run(shared.row_bias[slot.index], a.plan.bias + tokens + bias_from, bias_bytes,
+                    &shared.tile_full[slot.index]);
     slot.advance(kTileSlots);
 
     const double* base = a.plan.base + static_cast<int64_t>(tile.row) * (a.key_blocks + 1);
@@ -133,7 +141,8 @@ __device__ inline void produce(const ForwardParameters& a, Shared<kDim>& shared)
     const auto load_value = [&](int block) {
       ptx::mbarrier_wait_patiently(&shared.value_empty[previous.index], previous.parity ^ 1);
       ptx::mbarrier_arrive_expect(&shared.value_full[previous.index], kColumns * kDim * 2);
-      load(shared.value[previous.index], kColumns, a.value, &shared.value_full[previous.index], key_head, block * kColumns, tile.batch);
+      load(shared.value[previous.index], kColumns, a.value, &shared.value_full[previous.index], key_head,
+           block * kColumns, tile.batch);
     };
 #pragma unroll 1
     for (int block = tile.last; block >= tile.first; --block) {
@@ -143,7 +152,8 @@ __device__ inline void produce(const ForwardParameters& a, Shared<kDim>& shared)
       uint64_t* full = &shared.key_full[at.index];
       ptx::mbarrier_arrive_expect(full, kColumns * kDim * 2 + (kGate ? kColumns * 4 : 0));
       load(shared.key[at.index], kColumns, a.key, full, key_head, block * kColumns, tile.batch);
-      if constexpr (kGate) ptx::load_run(shared.bias[at.index], a.plan.bias + tokens + block * kColumns, kColumns * 4, full);
+      if constexpr (kGate)
+        ptx::load_run(shared.bias[at.index], a.plan.bias + tokens + block * kColumns, kColumns * 4, full);
       if (block < tile.last) load_value(block + 1);
       previous = at;
       at.advance(kStages);

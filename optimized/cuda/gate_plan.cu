@@ -183,10 +183,12 @@ __device__ void find_boundary(const BoundArguments& a, int row) {
   const bool pruning = a.log_tolerance > -DBL_MAX && !a.boundary_given;
   double threshold = -DBL_MAX;  // but for cuts
   if (pruning && can_be_pruned(a, row)) {
-    const int pairs = gridDim.x, group = a.query_heads / a.heads, batch = row / a.query_heads, head = row % a.query_heads / group;
-    const double bound = a.logit_bound ? a.logit_bound[row]
-                                       : fabs(a.scale) * sqrt(double(a.plan.largest_square[row])) *
-                                             sqrt(double(a.plan.largest_square[pairs + batch * a.heads + head])) * kNormSlack;
+    const int pairs = gridDim.x, group = a.query_heads / a.heads, batch = row / a.query_heads,
+              head = row % a.query_heads / group;
+    const double bound = a.logit_bound
+                             ? a.logit_bound[row]
+                             : fabs(a.scale) * sqrt(double(a.plan.largest_square[row])) *
+                                   sqrt(double(a.plan.largest_square[pairs + batch * a.heads + head])) * kNormSlack;
     threshold = -2 * bound - a.log_length + a.log_tolerance;
   }
   __shared__ int head_blocks;
@@ -201,7 +203,8 @@ __device__ void find_boundary(const BoundArguments& a, int row) {
     } else {
       if (pruning) {
         const double c = base[block] - a.plan.bias[row * tokens + position] / kLog2E;
-        const int cut = max(a.plan.cut_before[row * tokens + position], a.plan.block_cut_before[row * (blocks + 1) + block]);
+        const int cut =
+            max(a.plan.cut_before[row * tokens + position], a.plan.block_cut_before[row * (blocks + 1) + block]);
         first = first_where(block, [&](int n) { return c - base[n + 1] >= threshold && n * kBlock + kBlock > cut; });
       }
       first_key[m] = first;
@@ -232,7 +235,8 @@ __device__ void sort_heads(int32_t* order, const int32_t* blocks, int count, int
     int rank = i;
     if (count <= kLargest) {
       rank = 0;
-      for (int other = 0; other < count; ++other) rank += work[other] > work[i] || (work[other] == work[i] && other < i);
+      for (int other = 0; other < count; ++other)
+        rank += work[other] > work[i] || (work[other] == work[i] && other < i);
     }
     order[rank] = i;
   }
@@ -285,7 +289,8 @@ __global__ void __launch_bounds__(32 * kWarps) find_largest_square(const __grid_
   ptx::let_next_kernel_start();
   ptx::wait_for_previous_kernel();
   const BoundArguments& bound = a.bound;
-  const int column = blockIdx.x % (bound.query_heads + bound.heads), chunk = blockIdx.x / (bound.query_heads + bound.heads);
+  const int column = blockIdx.x % (bound.query_heads + bound.heads),
+            chunk = blockIdx.x / (bound.query_heads + bound.heads);
   const bool of_query = column < bound.query_heads;
   const int head = of_query ? column : column - bound.query_heads, batch = blockIdx.y, lane = threadIdx.x % kLanes;
   const int group = of_query ? 1 : bound.query_heads / bound.heads, length = of_query ? a.query_length : a.key_length;
@@ -294,7 +299,8 @@ __global__ void __launch_bounds__(32 * kWarps) find_largest_square(const __grid_
   if (!needed || chunk * kNormRows >= length) return;
 
   const Operand& operand = of_query ? a.query : a.key;
-  const Element* rows = static_cast<const Element*>(operand.data) + batch * operand.batch_stride + head * operand.head_stride;
+  const Element* rows =
+      static_cast<const Element*>(operand.data) + batch * operand.batch_stride + head * operand.head_stride;
   uint4 chunks[kPasses];
 #pragma unroll
   for (int pass = 0; pass < kPasses; ++pass) {
@@ -316,14 +322,17 @@ __global__ void __launch_bounds__(32 * kWarps) find_largest_square(const __grid_
   for (int offset = 16; offset >= kLanes; offset /= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, offset));
   float* of_operand = bound.plan.largest_square + (of_query ? 0 : gridDim.y * bound.query_heads);
   if (threadIdx.x % 32 == 0)
-    atomicMax(reinterpret_cast<int*>(of_operand) + batch * (of_query ? bound.query_heads : bound.heads) + head, __float_as_int(largest));
+    atomicMax(reinterpret_cast<int*>(of_operand) + batch * (of_query ? bound.query_heads : bound.heads) + head,
+              __float_as_int(largest));
 }
 
 // The plan where there is no gate: everything is visited.
 __global__ void __launch_bounds__(kScanThreads) open_plan(const __grid_constant__ BoundArguments a) {
   const int row = blockIdx.x, group = a.query_heads / a.heads;
-  for (int m = threadIdx.x; m < a.query_blocks; m += kScanThreads) a.plan.first_key_block[int64_t{row} * a.query_blocks + m] = 0;
-  for (int n = threadIdx.x; n < a.key_blocks; n += kScanThreads) a.plan.last_query_block[int64_t{row} * a.key_blocks + n] = a.query_blocks - 1;
+  for (int m = threadIdx.x; m < a.query_blocks; m += kScanThreads)
+    a.plan.first_key_block[int64_t{row} * a.query_blocks + m] = 0;
+  for (int n = threadIdx.x; n < a.key_blocks; n += kScanThreads)
+    a.plan.last_query_block[int64_t{row} * a.key_blocks + n] = a.query_blocks - 1;
   if (threadIdx.x > 0) return;
   a.plan.head_order[row] = row;
   if (row % group == 0) a.plan.key_head_order[row / group] = row / group;
@@ -336,7 +345,8 @@ int64_t blocks_of(int64_t length) { return (length + kGateBlock - 1) / kGateBloc
 }  // namespace
 
 GatePlan gate_plan_in(void* memory, const Shape& shape) {
-  const int64_t rows = shape.batch * shape.query_heads, keys = blocks_of(shape.key_length), queries = blocks_of(shape.query_length);
+  const int64_t rows = shape.batch * shape.query_heads, keys = blocks_of(shape.key_length),
+                queries = blocks_of(shape.query_length);
   char* next = static_cast<char*>(memory);
   const auto take = [&]<typename T>(T*& array, int64_t count) {
     array = reinterpret_cast<T*>(next);
@@ -363,24 +373,30 @@ GatePlan gate_plan_in(void* memory, const Shape& shape) {
   return plan;
 }
 
-size_t gate_plan_bytes(const Shape& shape) {
-  return reinterpret_cast<size_t>(gate_plan_in(nullptr, shape).end);
-}
+size_t gate_plan_bytes(const Shape& shape) { return reinterpret_cast<size_t>(gate_plan_in(nullptr, shape).end); }
 
 void launch_gate_plan(const GatePlanArguments& a) {
   const Shape& s = a.shape;
   const int64_t blocks = blocks_of(s.key_length), rows = s.batch * s.query_heads;
-  const BoundArguments bound{int(s.heads), int(s.query_heads), int(blocks_of(s.query_length)), int(blocks),
-                             int(s.key_length - s.query_length), a.scale, std::log(double(s.key_length)),
-                             a.log_pruning_tolerance, a.logit_bound, a.boundary_given, a.plan};
+  const BoundArguments bound{int(s.heads),
+                             int(s.query_heads),
+                             int(blocks_of(s.query_length)),
+                             int(blocks),
+                             int(s.key_length - s.query_length),
+                             a.scale,
+                             std::log(double(s.key_length)),
+                             a.log_pruning_tolerance,
+                             a.logit_bound,
+                             a.boundary_given,
+                             a.plan};
   if constexpr (!kGate) {
     open_plan<<<rows, kScanThreads, 0, a.stream>>>(bound);
     cuda_check(cudaGetLastError(), "gate plan");
     return;
   }
-  sum_blocks<<<dim3(blocks, s.batch), 32 * kWarps, 0, a.stream>>>({a.log_forget, a.gate_batch_stride, a.gate_token_stride,
-                                                                   a.gate_head_stride, int(s.key_length), int(s.query_heads), int(blocks),
-                                                                   a.plan});
+  sum_blocks<<<dim3(blocks, s.batch), 32 * kWarps, 0, a.stream>>>(
+      {a.log_forget, a.gate_batch_stride, a.gate_token_stride, a.gate_head_stride, int(s.key_length),
+       int(s.query_heads), int(blocks), a.plan});
   cuda_check(cudaGetLastError(), "gate plan");
   const bool norms_needed = std::isfinite(a.log_pruning_tolerance) && !a.logit_bound && !a.boundary_given;
   if (!norms_needed) {
@@ -389,8 +405,9 @@ void launch_gate_plan(const GatePlanArguments& a) {
   }
   launch_overlapping(scan_and_bound<true, false>, rows, kScanThreads, 0, a.stream, bound);
   const bool bfloat16 = a.dtype == Dtype::kBFloat16;
-  const auto norms = s.key_dim == 64 ? (bfloat16 ? find_largest_square<__nv_bfloat16, 64> : find_largest_square<__half, 64>)
-                                     : (bfloat16 ? find_largest_square<__nv_bfloat16, 128> : find_largest_square<__half, 128>);
+  const auto norms = s.key_dim == 64
+                         ? (bfloat16 ? find_largest_square<__nv_bfloat16, 64> : find_largest_square<__half, 64>)
+                         : (bfloat16 ? find_largest_square<__nv_bfloat16, 128> : find_largest_square<__half, 128>);
   const int64_t chunks = (std::max(s.query_length, s.key_length) + kNormRows - 1) / kNormRows;
   launch_overlapping(norms, dim3(chunks * (s.query_heads + s.heads), s.batch), 32 * kWarps, 0, a.stream,
                      {a.query, a.key, int(s.query_length), int(s.key_length), bound});

@@ -16,26 +16,30 @@ Encode driver_encode() {
   cudaDriverEntryPointQueryResult found;
   cuda_check(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found),
              "cuTensorMapEncodeTiled");
-  if (found != cudaDriverEntryPointSuccess) throw std::runtime_error("cuTensorMapEncodeTiled: expected in the driver, found none");
+  if (found != cudaDriverEntryPointSuccess)
+    throw std::runtime_error("cuTensorMapEncodeTiled: expected in the driver, found none");
   return reinterpret_cast<Encode>(function);
 }
 
 }  // namespace
 
-CUtensorMap tensor_map(const Operand& operand, Dtype dtype, int64_t batch, int64_t length, int64_t heads, int64_t dim, int rows) {
+CUtensorMap tensor_map(const Operand& operand, Dtype dtype, int64_t batch, int64_t length, int64_t heads, int64_t dim,
+                       int rows) {
   static const Encode encode = driver_encode();
   constexpr cuuint64_t kBytes = 2;
   const cuuint64_t sizes[] = {cuuint64_t(dim), cuuint64_t(heads), cuuint64_t(length), cuuint64_t(batch)};
-  const cuuint64_t strides[] = {kBytes * operand.head_stride, kBytes * operand.token_stride, kBytes * operand.batch_stride};
+  const cuuint64_t strides[] = {kBytes * operand.head_stride, kBytes * operand.token_stride,
+                                kBytes * operand.batch_stride};
   const cuuint32_t box[] = {64, 1, cuuint32_t(rows), 1};
   const cuuint32_t steps[] = {1, 1, 1, 1};
   CUtensorMap map;
-  const CUresult result = encode(
-      &map, dtype == Dtype::kBFloat16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 4,
-      const_cast<void*>(operand.data), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult result =
+      encode(&map, dtype == Dtype::kBFloat16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 4,
+             const_cast<void*>(operand.data), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+             CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS)
-    throw std::runtime_error("tensor map: expected a tensor that the copy engine can address, found driver error " + std::to_string(result));
+    throw std::runtime_error("tensor map: expected a tensor that the copy engine can address, found driver error " +
+                             std::to_string(result));
   return map;
 }
 

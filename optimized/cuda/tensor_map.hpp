@@ -11,6 +11,7 @@ namespace lethe {
 /// (d, head, token, batch). Reads outside give zeros, writes outside are dropped.
 ///
 /// throws  std::runtime_error where the driver refuses it or is missing
-CUtensorMap tensor_map(const Operand& operand, Dtype dtype, int64_t batch, int64_t length, int64_t heads, int64_t dim, int rows);
+CUtensorMap tensor_map(const Operand& operand, Dtype dtype, int64_t batch, int64_t length, int64_t heads, int64_t dim,
+                       int rows);
 
 }  // namespace lethe

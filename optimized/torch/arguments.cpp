@@ -8,7 +8,8 @@ namespace lethe {
 namespace {
 
 // query, key, value and log_forget agree with one another.
-void check_inputs(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const at::Tensor& log_forget) {
+void check_inputs(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                  const at::Tensor& log_forget) {
   const at::ScalarType dtype = query.scalar_type();
   check_floating("query", query);
   check_rank("query", query, 4, "[B,Tq,Hq,D]");
@@ -40,8 +41,8 @@ double default_scale(const at::Tensor& query) {
   return 1.0 / std::sqrt(static_cast<double>(key_dim.guard_int(__FILE__, __LINE__)));
 }
 
-void check_layouts(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const at::Tensor& log_forget,
-                   const std::optional<at::Tensor>& logit_bound) {
+void check_layouts(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                   const at::Tensor& log_forget, const std::optional<at::Tensor>& logit_bound) {
   check_layout("query", query);
   check_layout("key", key);
   check_layout("value", value);
@@ -58,7 +59,8 @@ void check_forward_arguments(const at::Tensor& query, const at::Tensor& key, con
               "log_pruning_tolerance: expected a number <= 0, found ", log_pruning_tolerance.value_or(0.0));
   if (!logit_bound) return;
   const at::ScalarType dtype = logit_bound->scalar_type();
-  TORCH_CHECK(dtype == at::kFloat || dtype == at::kDouble, "logit_bound: expected dtype float32 or float64, found ", dtype);
+  TORCH_CHECK(dtype == at::kFloat || dtype == at::kDouble, "logit_bound: expected dtype float32 or float64, found ",
+              dtype);
   check_like("logit_bound", *logit_bound, dtype, query);
   if (logit_bound->dim() == 1) {
     check_shape("logit_bound", *logit_bound, {query.sym_size(2)});

@@ -15,8 +15,8 @@ double default_scale(const at::Tensor& query);
 /// That all are strided: the public operators ask first, for the dispatcher has no implementation to ask for another layout.
 ///
 /// throws  c10::Error "name: expected …, found …"
-void check_layouts(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const at::Tensor& log_forget,
-                   const std::optional<at::Tensor>& logit_bound);
+void check_layouts(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                   const at::Tensor& log_forget, const std::optional<at::Tensor>& logit_bound);
 
 /// Ranks, shapes, dtypes, devices, and the plain numbers, of a forward call (forgetting_attention.hpp tells what
 /// they must be). Values inside tensors are not read: a device would have to be waited for.
@@ -42,6 +42,8 @@ inline constexpr int64_t kQueryRows = 128;
 inline bool has_residual(at::ScalarType dtype) { return dtype == at::kBFloat16 || dtype == at::kHalf; }
 
 /// float64 for float64, else float32: what log_forget is stored in and what sums are kept in.
-inline at::ScalarType accumulation_dtype(at::ScalarType dtype) { return dtype == at::kDouble ? at::kDouble : at::kFloat; }
+inline at::ScalarType accumulation_dtype(at::ScalarType dtype) {
+  return dtype == at::kDouble ? at::kDouble : at::kFloat;
+}
 
 }  // namespace lethe

@@ -27,7 +27,9 @@ inline void check_shape(const char* name, const at::Tensor& tensor, c10::SymIntA
   TORCH_CHECK(tensor.sym_sizes() == shape, name, ": expected shape ", shape, ", found ", tensor.sym_sizes());
 }
 
-inline void check_scale(double scale) { TORCH_CHECK(std::isfinite(scale), "scale: expected a finite number, found ", scale); }
+inline void check_scale(double scale) {
+  TORCH_CHECK(std::isfinite(scale), "scale: expected a finite number, found ", scale);
+}
 
 inline void check_floating(const char* name, const at::Tensor& tensor) {
   const at::ScalarType dtype = tensor.scalar_type();

@@ -39,7 +39,9 @@ std::string reason_against(const Tensor& query, const Tensor& key, const Tensor&
   return unsupported(shape_of(query, key, value), dtype_of(query), compute_capability(query.get_device()));
 }
 
-bool covered(const Tensor& query, const Tensor& key, const Tensor& value) { return reason_against(query, key, value).empty(); }
+bool covered(const Tensor& query, const Tensor& key, const Tensor& value) {
+  return reason_against(query, key, value).empty();
+}
 
 std::string implementation(const Tensor& query, const Tensor& key, const Tensor& value) {
   return implementation_on_cuda(reason_against(query, key, value));
@@ -50,7 +52,8 @@ Tensor addressable(const Tensor& tensor) {
   constexpr int64_t kAlignment = 16;
   const int64_t size = tensor.element_size();
   bool fits = tensor.stride(3) == 1 && reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % kAlignment == 0;
-  for (int dim = 0; dim < 3; ++dim) fits = fits && tensor.stride(dim) > 0 && tensor.stride(dim) * size % kAlignment == 0;
+  for (int dim = 0; dim < 3; ++dim)
+    fits = fits && tensor.stride(dim) > 0 && tensor.stride(dim) * size % kAlignment == 0;
   return fits ? tensor : tensor.clone(at::MemoryFormat::Contiguous);
 }
 
@@ -70,8 +73,8 @@ struct Plan {
   }
 };
 
-GatePlanArguments plan_arguments(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& log_forget, double scale,
-                                 const GatePlan& plan, cudaStream_t stream) {
+GatePlanArguments plan_arguments(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& log_forget,
+                                 double scale, const GatePlan& plan, cudaStream_t stream) {
   return {.shape = shape_of(query, key, value),
           .dtype = dtype_of(query),
           .scale = scale,
@@ -88,8 +91,9 @@ GatePlanArguments plan_arguments(const Tensor& query, const Tensor& key, const T
           .stream = stream};
 }
 
-ForwardResult forward(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& log_forget, double scale,
-                      std::optional<double> log_pruning_tolerance, const std::optional<Tensor>& logit_bound, bool keep_residual) {
+ForwardResult forward(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& log_forget,
+                      double scale, std::optional<double> log_pruning_tolerance,
+                      const std::optional<Tensor>& logit_bound, bool keep_residual) {
   check_forward_arguments(query, key, value, log_forget, scale, log_pruning_tolerance, logit_bound);
   const c10::cuda::CUDAGuard device(query.device());
   if (!covered(query, key, value))
@@ -105,7 +109,11 @@ ForwardResult forward(const Tensor& query, const Tensor& key, const Tensor& valu
                               query.options().dtype(at::kInt));
   const Plan plan(shape, boundary);
   // Rounded up: a bound that float32 made smaller would be none.
-  const Tensor bound = logit_bound ? logit_bound->to(at::kDouble).mul(1 + 1e-6).to(at::kFloat).expand({shape.batch, shape.query_heads}).contiguous()
+  const Tensor bound = logit_bound ? logit_bound->to(at::kDouble)
+                                         .mul(1 + 1e-6)
+                                         .to(at::kFloat)
+                                         .expand({shape.batch, shape.query_heads})
+                                         .contiguous()
                                    : Tensor();
   GatePlanArguments gates = plan_arguments(q, k, v, log_forget, scale, plan.plan, stream);
   if (log_pruning_tolerance) gates.log_pruning_tolerance = *log_pruning_tolerance;
@@ -127,24 +135,29 @@ ForwardResult forward(const Tensor& query, const Tensor& key, const Tensor& valu
 }
 
 BackwardResult backward(const Tensor& grad_values, const Tensor& query, const Tensor& key, const Tensor& value,
-                        const Tensor& log_forget, const Tensor& values, const Tensor& residual, const Tensor& log_normalizer,
-                        const Tensor& boundary, double scale) {
-  check_backward_arguments(grad_values, query, key, value, log_forget, values, residual, log_normalizer, boundary, scale);
+                        const Tensor& log_forget, const Tensor& values, const Tensor& residual,
+                        const Tensor& log_normalizer, const Tensor& boundary, double scale) {
+  check_backward_arguments(grad_values, query, key, value, log_forget, values, residual, log_normalizer, boundary,
+                           scale);
   const c10::cuda::CUDAGuard device(query.device());
   if (!covered(query, key, value))
-    return portable::backward(grad_values, query, key, value, log_forget, values, residual, log_normalizer, boundary, scale);
+    return portable::backward(grad_values, query, key, value, log_forget, values, residual, log_normalizer, boundary,
+                              scale);
   const Shape shape = shape_of(query, key, value);
   const cudaStream_t stream = at::cuda::getCurrentCUDAStream();
   const Tensor q = addressable(query), k = addressable(key), v = addressable(value);
-  const Tensor o = addressable(values), rest = addressable(residual), grad_o = addressable(grad_values), normalizer = log_normalizer.contiguous();
+  const Tensor o = addressable(values), rest = addressable(residual), grad_o = addressable(grad_values),
+               normalizer = log_normalizer.contiguous();
   const Tensor first_key_block = boundary.contiguous();
   const Plan plan(shape, first_key_block);
   GatePlanArguments gates = plan_arguments(q, k, v, log_forget, scale, plan.plan, stream);
   gates.boundary_given = true;
   launch_gate_plan(gates);
   Tensor grad_query = at::empty(query.sizes(), query.options()), grad_key = at::empty(key.sizes(), key.options());
-  Tensor grad_value = at::empty(value.sizes(), value.options()), grad_log_forget = at::empty(log_forget.sizes(), log_forget.options());
-  const Tensor workspace = at::empty({static_cast<int64_t>(backward_workspace_bytes(shape))}, query.options().dtype(at::kByte));
+  Tensor grad_value = at::empty(value.sizes(), value.options()),
+         grad_log_forget = at::empty(log_forget.sizes(), log_forget.options());
+  const Tensor workspace =
+      at::empty({static_cast<int64_t>(backward_workspace_bytes(shape))}, query.options().dtype(at::kByte));
   launch_backward({.shape = shape,
                    .dtype = dtype_of(query),
                    .scale = scale,

@@ -17,17 +17,17 @@ namespace {
 
 using at::Tensor;
 using OptionalTensor = std::optional<Tensor>;
-using ForwardResult = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;  // values, log_normalizer, visited_pairs, boundary, residual
-using BackwardResult = std::tuple<Tensor, Tensor, Tensor, Tensor>;         // ∂query, ∂key, ∂value, ∂log_forget
+// values, log_normalizer, visited_pairs, boundary, residual
+using ForwardResult = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
+using BackwardResult = std::tuple<Tensor, Tensor, Tensor, Tensor>;  // ∂query, ∂key, ∂value, ∂log_forget
 
 ForwardResult call_forward(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& log_forget,
                            double scale, std::optional<double> log_pruning_tolerance, const OptionalTensor& logit_bound,
                            bool keep_residual) {
-  static const auto op =
-      c10::Dispatcher::singleton()
-          .findSchemaOrThrow("lethe::_forgetting_attention_forward", "")
-          .typed<ForwardResult(const Tensor&, const Tensor&, const Tensor&, const Tensor&, double, std::optional<double>,
-                               const OptionalTensor&, bool)>();
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("lethe::_forgetting_attention_forward", "")
+                             .typed<ForwardResult(const Tensor&, const Tensor&, const Tensor&, const Tensor&, double,
+                                                  std::optional<double>, const OptionalTensor&, bool)>();
   return op.call(query, key, value, log_forget, scale, log_pruning_tolerance, logit_bound, keep_residual);
 }
 
@@ -37,8 +37,8 @@ BackwardResult call_backward(const Tensor& grad_values, const Tensor& query, con
   static const auto op =
       c10::Dispatcher::singleton()
           .findSchemaOrThrow("lethe::_forgetting_attention_backward", "")
-          .typed<BackwardResult(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
-                                const Tensor&, const Tensor&, const Tensor&, double)>();
+          .typed<BackwardResult(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                                const Tensor&, const Tensor&, const Tensor&, const Tensor&, double)>();
   return op.call(grad_values, query, key, value, log_forget, values, residual, log_normalizer, boundary, scale);
 }
 
@@ -66,9 +66,10 @@ struct Derivative : torch::autograd::Function<Derivative> {
   }
 };
 
-ForwardResult differentiable_forward(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& log_forget,
-                                     double scale, std::optional<double> log_pruning_tolerance,
-                                     const OptionalTensor& logit_bound, bool keep_residual) {
+ForwardResult differentiable_forward(const Tensor& query, const Tensor& key, const Tensor& value,
+                                     const Tensor& log_forget, double scale,
+                                     std::optional<double> log_pruning_tolerance, const OptionalTensor& logit_bound,
+                                     bool keep_residual) {
   const bool differentiated = at::GradMode::is_enabled() && (query.requires_grad() || key.requires_grad() ||
                                                              value.requires_grad() || log_forget.requires_grad());
   const auto outputs = Derivative::apply(query, key, value, log_forget, scale, log_pruning_tolerance, logit_bound,
@@ -77,23 +78,26 @@ ForwardResult differentiable_forward(const Tensor& query, const Tensor& key, con
 }
 
 ForwardResult forward_shapes(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& log_forget,
-                             double scale, std::optional<double> log_pruning_tolerance, const OptionalTensor& logit_bound,
-                             bool keep_residual) {
+                             double scale, std::optional<double> log_pruning_tolerance,
+                             const OptionalTensor& logit_bound, bool keep_residual) {
   check_forward_arguments(query, key, value, log_forget, scale, log_pruning_tolerance, logit_bound);
   const c10::SymInt batch = query.sym_size(0), length = query.sym_size(1), heads = query.sym_size(2);
   const Tensor values = at::empty_symint({batch, length, heads, value.sym_size(3)}, query.options());
-  return {values,
-          at::empty_symint({batch, length, heads}, log_forget.options()),
-          at::empty_symint({batch, heads}, query.options().dtype(at::kLong)),
-          at::empty_symint({batch, heads, (length + (kQueryRows - 1)) / kQueryRows}, query.options().dtype(at::kInt)),
-          keep_residual && has_residual(query.scalar_type()) ? at::empty_like(values) : at::empty({0}, query.options())};
+  return {
+      values, at::empty_symint({batch, length, heads}, log_forget.options()),
+      at::empty_symint({batch, heads}, query.options().dtype(at::kLong)),
+      at::empty_symint({batch, heads, (length + (kQueryRows - 1)) / kQueryRows}, query.options().dtype(at::kInt)),
+      keep_residual && has_residual(query.scalar_type()) ? at::empty_like(values) : at::empty({0}, query.options())};
 }
 
 BackwardResult backward_shapes(const Tensor& grad_values, const Tensor& query, const Tensor& key, const Tensor& value,
                                const Tensor& log_forget, const Tensor& values, const Tensor& residual,
                                const Tensor& log_normalizer, const Tensor& boundary, double scale) {
-  check_backward_arguments(grad_values, query, key, value, log_forget, values, residual, log_normalizer, boundary, scale);
-  const auto contiguous_like = [](const Tensor& tensor) { return at::empty_symint(tensor.sym_sizes(), tensor.options()); };
+  check_backward_arguments(grad_values, query, key, value, log_forget, values, residual, log_normalizer, boundary,
+                           scale);
+  const auto contiguous_like = [](const Tensor& tensor) {
+    return at::empty_symint(tensor.sym_sizes(), tensor.options());
+  };
   return {contiguous_like(query), contiguous_like(key), contiguous_like(value), contiguous_like(log_forget)};
 }
 

@@ -22,37 +22,42 @@ using ForwardResult = std::tuple<Tensor, Tensor>;  // values, state
 // ∂query, ∂key, ∂value, ∂log_key_gate, ∂log_value_gate, ∂beta, ∂state; of what is absent, an empty tensor
 using BackwardResult = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
-ForwardResult call_forward(const Tensor& query, const Tensor& key, const Tensor& value, const OptionalTensor& log_key_gate,
-                           const OptionalTensor& log_value_gate, const OptionalTensor& beta, const OptionalTensor& state, double scale,
-                           bool normalize) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("lethe::_matrix_state_forward", "")
-                             .typed<ForwardResult(const Tensor&, const Tensor&, const Tensor&, const OptionalTensor&, const OptionalTensor&,
-                                                  const OptionalTensor&, const OptionalTensor&, double, bool)>();
+ForwardResult call_forward(const Tensor& query, const Tensor& key, const Tensor& value,
+                           const OptionalTensor& log_key_gate, const OptionalTensor& log_value_gate,
+                           const OptionalTensor& beta, const OptionalTensor& state, double scale, bool normalize) {
+  static const auto op =
+      c10::Dispatcher::singleton()
+          .findSchemaOrThrow("lethe::_matrix_state_forward", "")
+          .typed<ForwardResult(const Tensor&, const Tensor&, const Tensor&, const OptionalTensor&,
+                               const OptionalTensor&, const OptionalTensor&, const OptionalTensor&, double, bool)>();
   return op.call(query, key, value, log_key_gate, log_value_gate, beta, state, scale, normalize);
 }
 
-BackwardResult call_backward(const Tensor& grad_values, const Tensor& grad_state, const Tensor& query, const Tensor& key,
-                             const Tensor& value, const OptionalTensor& log_key_gate, const OptionalTensor& log_value_gate,
-                             const OptionalTensor& beta, const OptionalTensor& state, double scale, bool normalize) {
+BackwardResult call_backward(const Tensor& grad_values, const Tensor& grad_state, const Tensor& query,
+                             const Tensor& key, const Tensor& value, const OptionalTensor& log_key_gate,
+                             const OptionalTensor& log_value_gate, const OptionalTensor& beta,
+                             const OptionalTensor& state, double scale, bool normalize) {
   static const auto op = c10::Dispatcher::singleton()
                              .findSchemaOrThrow("lethe::_matrix_state_backward", "")
-                             .typed<BackwardResult(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
-                                                   const OptionalTensor&, const OptionalTensor&, const OptionalTensor&,
-                                                   const OptionalTensor&, double, bool)>();
-  return op.call(grad_values, grad_state, query, key, value, log_key_gate, log_value_gate, beta, state, scale, normalize);
+                             .typed<BackwardResult(const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                                                   const Tensor&, const OptionalTensor&, const OptionalTensor&,
+                                                   const OptionalTensor&, const OptionalTensor&, double, bool)>();
+  return op.call(grad_values, grad_state, query, key, value, log_key_gate, log_value_gate, beta, state, scale,
+                 normalize);
 }
 
 struct MatrixStateDerivative : torch::autograd::Function<MatrixStateDerivative> {
-  static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context, const Tensor& query, const Tensor& key,
-                                                const Tensor& value, const OptionalTensor& log_key_gate,
+  static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context, const Tensor& query,
+                                                const Tensor& key, const Tensor& value,
+                                                const OptionalTensor& log_key_gate,
                                                 const OptionalTensor& log_value_gate, const OptionalTensor& beta,
                                                 const OptionalTensor& state, double scale, bool normalize) {
     at::AutoDispatchBelowADInplaceOrView below_autograd;
-    auto [values, last_state] = call_forward(query, key, value, log_key_gate, log_value_gate, beta, state, scale, normalize);
+    auto [values, last_state] =
+        call_forward(query, key, value, log_key_gate, log_value_gate, beta, state, scale, normalize);
     const auto or_undefined = [](const OptionalTensor& tensor) { return tensor.value_or(Tensor()); };
-    context->save_for_backward({query, key, value, or_undefined(log_key_gate), or_undefined(log_value_gate), or_undefined(beta),
-                                or_undefined(state)});
+    context->save_for_backward({query, key, value, or_undefined(log_key_gate), or_undefined(log_value_gate),
+                                or_undefined(beta), or_undefined(state)});
     context->saved_data["scale"] = scale;
     context->saved_data["normalize"] = normalize;
     return {values, last_state};
@@ -66,22 +71,30 @@ struct MatrixStateDerivative : torch::autograd::Function<MatrixStateDerivative> 
         call_backward(gradients[0], gradients[1], saved[0], saved[1], saved[2], given(3), given(4), given(5), given(6),
                       context->saved_data["scale"].toDouble(), context->saved_data["normalize"].toBool());
     const auto of_given = [&](size_t i, const Tensor& gradient) { return saved[i].defined() ? gradient : Tensor(); };
-    return {query, key, value, of_given(3, log_key_gate), of_given(4, log_value_gate), of_given(5, beta), of_given(6, state),
-            Tensor(), Tensor()};
+    return {query,
+            key,
+            value,
+            of_given(3, log_key_gate),
+            of_given(4, log_value_gate),
+            of_given(5, beta),
+            of_given(6, state),
+            Tensor(),
+            Tensor()};
   }
 };
 
-ForwardResult differentiable_forward(const Tensor& query, const Tensor& key, const Tensor& value, const OptionalTensor& log_key_gate,
-                                     const OptionalTensor& log_value_gate, const OptionalTensor& beta, const OptionalTensor& state,
-                                     double scale, bool normalize) {
+ForwardResult differentiable_forward(const Tensor& query, const Tensor& key, const Tensor& value,
+                                     const OptionalTensor& log_key_gate, const OptionalTensor& log_value_gate,
+                                     const OptionalTensor& beta, const OptionalTensor& state, double scale,
+                                     bool normalize) {
   const auto outputs =
       MatrixStateDerivative::apply(query, key, value, log_key_gate, log_value_gate, beta, state, scale, normalize);
   return {outputs[0], outputs[1]};
 }
 
-ForwardResult forward_shapes(const Tensor& query, const Tensor& key, const Tensor& value, const OptionalTensor& log_key_gate,
-                             const OptionalTensor& log_value_gate, const OptionalTensor& beta, const OptionalTensor& state, double scale,
-                             bool normalize) {
+ForwardResult forward_shapes(const Tensor& query, const Tensor& key, const Tensor& value,
+                             const OptionalTensor& log_key_gate, const OptionalTensor& log_value_gate,
+                             const OptionalTensor& beta, const OptionalTensor& state, double scale, bool normalize) {
   const MatrixStateInputs inputs{query, key, value, log_key_gate, log_value_gate, beta, state, scale, normalize};
   check_arguments(inputs);
   return {at::empty_symint(value.sym_sizes(), query.options()),
@@ -89,12 +102,15 @@ ForwardResult forward_shapes(const Tensor& query, const Tensor& key, const Tenso
                            query.options().dtype(accumulation_dtype(query.scalar_type())))};
 }
 
-BackwardResult backward_shapes(const Tensor& grad_values, const Tensor& grad_state, const Tensor& query, const Tensor& key,
-                               const Tensor& value, const OptionalTensor& log_key_gate, const OptionalTensor& log_value_gate,
-                               const OptionalTensor& beta, const OptionalTensor& state, double scale, bool normalize) {
+BackwardResult backward_shapes(const Tensor& grad_values, const Tensor& grad_state, const Tensor& query,
+                               const Tensor& key, const Tensor& value, const OptionalTensor& log_key_gate,
+                               const OptionalTensor& log_value_gate, const OptionalTensor& beta,
+                               const OptionalTensor& state, double scale, bool normalize) {
   check_gradient_arguments(grad_values, grad_state,
                            {query, key, value, log_key_gate, log_value_gate, beta, state, scale, normalize});
-  const auto contiguous_like = [](const Tensor& tensor) { return at::empty_symint(tensor.sym_sizes(), tensor.options()); };
+  const auto contiguous_like = [](const Tensor& tensor) {
+    return at::empty_symint(tensor.sym_sizes(), tensor.options());
+  };
   const auto like_given = [&](const OptionalTensor& tensor) {
     return tensor ? contiguous_like(*tensor) : at::empty({0}, grad_state.options());
   };
@@ -109,41 +125,45 @@ double scale_of(const Tensor& query, std::optional<double> scale) {
 
 ForwardResult checked_forward(const MatrixStateInputs& in) {
   check_layouts(in);
-  return call_forward(in.query, in.key, in.value, in.log_key_gate, in.log_value_gate, in.beta, in.state, in.scale, in.normalize);
+  return call_forward(in.query, in.key, in.value, in.log_key_gate, in.log_value_gate, in.beta, in.state, in.scale,
+                      in.normalize);
 }
 
 }  // namespace
 
-std::tuple<Tensor, Tensor> gated_state(const Tensor& query, const Tensor& key, const Tensor& value, const OptionalTensor& log_key_gate,
-                                       const OptionalTensor& log_value_gate, const OptionalTensor& state, std::optional<double> scale,
-                                       bool normalize) {
+std::tuple<Tensor, Tensor> gated_state(const Tensor& query, const Tensor& key, const Tensor& value,
+                                       const OptionalTensor& log_key_gate, const OptionalTensor& log_value_gate,
+                                       const OptionalTensor& state, std::optional<double> scale, bool normalize) {
   const OptionalTensor no_beta;
-  return checked_forward({query, key, value, log_key_gate, log_value_gate, no_beta, state, scale_of(query, scale), normalize});
+  return checked_forward(
+      {query, key, value, log_key_gate, log_value_gate, no_beta, state, scale_of(query, scale), normalize});
 }
 
 std::tuple<Tensor, Tensor> delta_state(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& beta,
-                                       const OptionalTensor& log_key_gate, const OptionalTensor& state, std::optional<double> scale) {
+                                       const OptionalTensor& log_key_gate, const OptionalTensor& state,
+                                       std::optional<double> scale) {
   const OptionalTensor no_value_gate, strength(beta);
-  return checked_forward({query, key, value, log_key_gate, no_value_gate, strength, state, scale_of(query, scale), false});
+  return checked_forward(
+      {query, key, value, log_key_gate, no_value_gate, strength, state, scale_of(query, scale), false});
 }
 
 TORCH_LIBRARY_FRAGMENT(lethe, library) {
   library.def(
-      "gated_state(Tensor query, Tensor key, Tensor value, Tensor? log_key_gate, Tensor? log_value_gate, Tensor? state=None, *, "
-      "float? scale=None, bool normalize=False) -> (Tensor values, Tensor state)",
+      "gated_state(Tensor query, Tensor key, Tensor value, Tensor? log_key_gate, Tensor? log_value_gate, Tensor? "
+      "state=None, *, float? scale=None, bool normalize=False) -> (Tensor values, Tensor state)",
       gated_state);
   library.def(
-      "delta_state(Tensor query, Tensor key, Tensor value, Tensor beta, Tensor? log_key_gate=None, Tensor? state=None, *, "
-      "float? scale=None) -> (Tensor values, Tensor state)",
+      "delta_state(Tensor query, Tensor key, Tensor value, Tensor beta, Tensor? log_key_gate=None, Tensor? "
+      "state=None, *, float? scale=None) -> (Tensor values, Tensor state)",
       delta_state);
   library.def(
-      "_matrix_state_forward(Tensor query, Tensor key, Tensor value, Tensor? log_key_gate, Tensor? log_value_gate, Tensor? beta, "
-      "Tensor? state, float scale, bool normalize) -> (Tensor values, Tensor last_state)");
+      "_matrix_state_forward(Tensor query, Tensor key, Tensor value, Tensor? log_key_gate, Tensor? log_value_gate, "
+      "Tensor? beta, Tensor? state, float scale, bool normalize) -> (Tensor values, Tensor last_state)");
   library.def(
-      "_matrix_state_backward(Tensor grad_values, Tensor grad_state, Tensor query, Tensor key, Tensor value, Tensor? log_key_gate, "
-      "Tensor? log_value_gate, Tensor? beta, Tensor? state, float scale, bool normalize) "
-      "-> (Tensor grad_query, Tensor grad_key, Tensor grad_value, Tensor grad_log_key_gate, Tensor grad_log_value_gate, "
-      "Tensor grad_beta, Tensor grad_initial_state)");
+      "_matrix_state_backward(Tensor grad_values, Tensor grad_state, Tensor query, Tensor key, Tensor value, "
+      "Tensor? log_key_gate, Tensor? log_value_gate, Tensor? beta, Tensor? state, float scale, bool normalize) -> "
+      "(Tensor grad_query, Tensor grad_key, Tensor grad_value, Tensor grad_log_key_gate, Tensor "
+      "grad_log_value_gate, Tensor grad_beta, Tensor grad_initial_state)");
 }
 
 TORCH_LIBRARY_IMPL(lethe, Autograd, library) {

@@ -50,7 +50,8 @@ std::tuple<at::Tensor, at::Tensor> gated_state(const at::Tensor& query, const at
 /// cost     as gated_state
 /// numerics as gated_state
 std::tuple<at::Tensor, at::Tensor> delta_state(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-                                               const at::Tensor& beta, const std::optional<at::Tensor>& log_key_gate = std::nullopt,
+                                               const at::Tensor& beta,
+                                               const std::optional<at::Tensor>& log_key_gate = std::nullopt,
                                                const std::optional<at::Tensor>& state = std::nullopt,
                                                std::optional<double> scale = std::nullopt);
 

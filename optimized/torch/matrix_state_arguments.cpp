@@ -24,7 +24,8 @@ void check_arguments(const MatrixStateInputs& in) {
   check_rank("value", value, 4, "[B,T,H,V]");
   check_like("key", key, dtype, query);
   check_like("value", value, dtype, query);
-  const c10::SymInt batch = query.sym_size(0), length = query.sym_size(1), heads = query.sym_size(2), key_dim = query.sym_size(3);
+  const c10::SymInt batch = query.sym_size(0), length = query.sym_size(1), heads = query.sym_size(2),
+                    key_dim = query.sym_size(3);
   TORCH_CHECK(key_dim >= 1, "query: expected a head dimension of at least 1, found ", key_dim);
   check_shape("key", key, {batch, length, heads, key_dim});
   check_shape("value", value, {batch, length, heads, value.sym_size(3)});
@@ -58,7 +59,8 @@ void check_arguments(const MatrixStateInputs& in) {
   check_scale(in.scale);
 }
 
-void check_gradient_arguments(const at::Tensor& grad_values, const at::Tensor& grad_state, const MatrixStateInputs& in) {
+void check_gradient_arguments(const at::Tensor& grad_values, const at::Tensor& grad_state,
+                              const MatrixStateInputs& in) {
   check_arguments(in);
   const at::Tensor &query = in.query, &value = in.value;
   check_like("grad_values", grad_values, query.scalar_type(), query);

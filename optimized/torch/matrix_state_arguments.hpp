@@ -30,6 +30,7 @@ void check_layouts(const MatrixStateInputs& inputs);
 void check_arguments(const MatrixStateInputs& inputs);
 
 /// The same with the gradients of values and state.
-void check_gradient_arguments(const at::Tensor& grad_values, const at::Tensor& grad_state, const MatrixStateInputs& inputs);
+void check_gradient_arguments(const at::Tensor& grad_values, const at::Tensor& grad_state,
+                              const MatrixStateInputs& inputs);
 
 }  // namespace lethe

@@ -21,7 +21,8 @@ inline at::Tensor divide_by_normalizer(const at::Tensor& read) {
 /// returns  [B,T,H,V+1], float64
 inline at::Tensor gradient_before_division(const at::Tensor& read, const at::Tensor& grad_values) {
   const int64_t value_dim = read.size(3) - 1;
-  const at::Tensor denominator = read.narrow(3, value_dim, 1), d_numerator = grad_values.to(at::kDouble).div(denominator);
+  const at::Tensor denominator = read.narrow(3, value_dim, 1),
+                   d_numerator = grad_values.to(at::kDouble).div(denominator);
   return at::cat({d_numerator, d_numerator.mul(read.narrow(3, 0, value_dim)).sum(3, true).div(denominator).neg()}, 3);
 }
 

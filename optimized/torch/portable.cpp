@@ -56,9 +56,13 @@ struct Tile {
     const auto of_keys = [&](const Tensor& tensor) { return tensor.narrow(-1, 0, keys).unsqueeze(-2); };
     const Tensor positions = at::arange(keys, gates.segment.options());
     const Tensor first = boundary.select(-1, tile).to(at::kLong).mul(kKeyBlock).unsqueeze(-1).unsqueeze(-1);
-    visited = positions.unsqueeze(0).le(positions.narrow(0, offset + row, rows).unsqueeze(-1)).logical_and(positions.ge(first));
+    visited = positions.unsqueeze(0)
+                  .le(positions.narrow(0, offset + row, rows).unsqueeze(-1))
+                  .logical_and(positions.ge(first));
     const Tensor seen = visited.logical_and(of_rows(gates.segment).eq(of_keys(gates.segment)));
-    distance = of_rows(gates.sum).sub(of_keys(gates.sum)).masked_fill(seen.logical_not(), -std::numeric_limits<double>::infinity());
+    distance = of_rows(gates.sum)
+                   .sub(of_keys(gates.sum))
+                   .masked_fill(seen.logical_not(), -std::numeric_limits<double>::infinity());
   }
 
   Tensor queries(const Tensor& tensor) const { return tensor.narrow(2, row, rows); }
@@ -97,8 +101,9 @@ int64_t tiles_of(const Tensor& query) { return (query.size(1) + kQueryRows - 1) 
 
 }  // namespace
 
-ForwardResult forward(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& log_forget, double scale,
-                      std::optional<double> log_pruning_tolerance, const std::optional<Tensor>& logit_bound, bool keep_residual) {
+ForwardResult forward(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& log_forget,
+                      double scale, std::optional<double> log_pruning_tolerance,
+                      const std::optional<Tensor>& logit_bound, bool keep_residual) {
   const int64_t heads = query.size(2);
   const Tensor q = by_head(query, heads), k = by_head(key, heads), v = by_head(value, heads);
   const Gates gates(log_forget);
@@ -120,11 +125,12 @@ ForwardResult forward(const Tensor& query, const Tensor& key, const Tensor& valu
 }
 
 BackwardResult backward(const Tensor& grad_values, const Tensor& query, const Tensor& key, const Tensor& value,
-                        const Tensor& log_forget, const Tensor& values, const Tensor& residual, const Tensor& log_normalizer,
-                        const Tensor& boundary, double scale) {
+                        const Tensor& log_forget, const Tensor& values, const Tensor& residual,
+                        const Tensor& log_normalizer, const Tensor& boundary, double scale) {
   const int64_t heads = query.size(2), offset = key.size(1) - query.size(1);
   const Tensor q = by_head(query, heads), k = by_head(key, heads), v = by_head(value, heads);
-  const Tensor grad_o = by_head(grad_values, heads), delta = grad_o.mul(by_head(sums_of(values, residual), heads)).sum(-1, true);
+  const Tensor grad_o = by_head(grad_values, heads),
+               delta = grad_o.mul(by_head(sums_of(values, residual), heads)).sum(-1, true);
   const Tensor normalizer = log_normalizer.transpose(1, 2).unsqueeze(-1);
   const Gates gates(log_forget);
   Tensor grad_q = at::zeros(q.sizes(), q.options()), grad_k = at::zeros(k.sizes(), k.options());
@@ -133,8 +139,11 @@ BackwardResult backward(const Tensor& grad_values, const Tensor& query, const Te
   for (int64_t i = 0; i < tiles_of(query); ++i) {
     const Tile tile(gates, boundary, i, q.size(2));
     const Tensor q_tile = tile.queries(q), k_tile = tile.up_to_here(k), grad_tile = tile.queries(grad_o);
-    const Tensor weights = q_tile.matmul(k_tile.transpose(-1, -2)).mul(scale).add(tile.distance.to(q.scalar_type()))
-                               .sub(tile.queries(normalizer)).exp();
+    const Tensor weights = q_tile.matmul(k_tile.transpose(-1, -2))
+                               .mul(scale)
+                               .add(tile.distance.to(q.scalar_type()))
+                               .sub(tile.queries(normalizer))
+                               .exp();
     const Tensor grad_logits =
         grad_tile.matmul(tile.up_to_here(v).transpose(-1, -2)).sub(tile.queries(delta)).mul(weights);
     tile.up_to_here(grad_v).add_(weights.transpose(-1, -2).matmul(grad_tile));

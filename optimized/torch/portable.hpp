@@ -18,10 +18,9 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> forward(
     std::optional<double> log_pruning_tolerance, const std::optional<at::Tensor>& logit_bound, bool keep_residual);
 
 /// lethe::_forgetting_attention_backward likewise: ∂query, ∂key, ∂value, ∂log_forget.
-std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> backward(const at::Tensor& grad_values, const at::Tensor& query,
-                                                                    const at::Tensor& key, const at::Tensor& value,
-                                                                    const at::Tensor& log_forget, const at::Tensor& values,
-                                                                    const at::Tensor& residual, const at::Tensor& log_normalizer,
-                                                                    const at::Tensor& boundary, double scale);
+std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> backward(
+    const at::Tensor& grad_values, const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+    const at::Tensor& log_forget, const at::Tensor& values, const at::Tensor& residual,
+    const at::Tensor& log_normalizer, const at::Tensor& boundary, double scale);
 
 }  // namespace lethe::portable

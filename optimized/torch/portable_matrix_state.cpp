@@ -29,15 +29,17 @@ Tensor over_rows(const Tensor& matrix, const Tensor& row) { return matrix.mul(as
 Tensor over_columns(const Tensor& matrix, const Tensor& column) { return matrix.mul(as_columns(column)).sum(-1); }
 
 struct Tokens {
-  Tensor query, key, value;                 // [T, B, H, K], [T, B, H, K], [T, B, H, columns]
-  Tensor key_gate, value_gate, strength;    // [T, B, H, K or 1], [T, B, H, V], [T, B, H, 1]; undefined where absent
-  Tensor initial_state;                     // [B, H, K, columns]
+  Tensor query, key, value;               // [T, B, H, K], [T, B, H, K], [T, B, H, columns]
+  Tensor key_gate, value_gate, strength;  // [T, B, H, K or 1], [T, B, H, V], [T, B, H, 1]; undefined where absent
+  Tensor initial_state;                   // [B, H, K, columns]
   int64_t length;
 
   explicit Tokens(const MatrixStateInputs& in)
       : query(by_time(in.query)), key(by_time(in.key)), value(by_time(in.value)), length(in.query.size(1)) {
-    if (in.normalize) value = at::cat({value, at::ones({value.size(0), value.size(1), value.size(2), 1}, value.options())}, 3);
-    if (in.log_key_gate) key_gate = by_time(in.log_key_gate->dim() == 3 ? in.log_key_gate->unsqueeze(3) : *in.log_key_gate).exp();
+    if (in.normalize)
+      value = at::cat({value, at::ones({value.size(0), value.size(1), value.size(2), 1}, value.options())}, 3);
+    if (in.log_key_gate)
+      key_gate = by_time(in.log_key_gate->dim() == 3 ? in.log_key_gate->unsqueeze(3) : *in.log_key_gate).exp();
     if (in.log_value_gate) value_gate = by_time(*in.log_value_gate).exp();
     if (in.beta) strength = by_time(in.beta->unsqueeze(3));
     initial_state = in.state ? in.state->to(at::kDouble)
@@ -49,8 +51,12 @@ struct Tokens {
     return value_gate.defined() ? matrix.mul(as_columns(value_gate[t])) : matrix;
   }
   Tensor residual(const Tensor& decayed, int64_t t) const { return value[t].sub(over_rows(decayed, key[t])); }
-  Tensor write(const Tensor& decayed, int64_t t) const { return strength.defined() ? residual(decayed, t).mul(strength[t]) : value[t]; }
-  Tensor written(const Tensor& decayed, int64_t t) const { return decayed.add(as_rows(key[t]).mul(as_columns(write(decayed, t)))); }
+  Tensor write(const Tensor& decayed, int64_t t) const {
+    return strength.defined() ? residual(decayed, t).mul(strength[t]) : value[t];
+  }
+  Tensor written(const Tensor& decayed, int64_t t) const {
+    return decayed.add(as_rows(key[t]).mul(as_columns(write(decayed, t))));
+  }
 };
 
 // Sᵀq of every token [B, T, H, columns], and the last state.
@@ -72,7 +78,9 @@ struct Rows {
     std::reverse(rows.begin(), rows.end());
     return at::stack(rows, 1).to(like.scalar_type()).reshape(like.sizes());
   }
-  Tensor as(const OptionalTensor& like, const at::TensorOptions& options) { return like ? as(*like) : at::empty({0}, options); }
+  Tensor as(const OptionalTensor& like, const at::TensorOptions& options) {
+    return like ? as(*like) : at::empty({0}, options);
+  }
 };
 
 }  // namespace
@@ -82,7 +90,8 @@ std::tuple<Tensor, Tensor> matrix_state_forward(const MatrixStateInputs& in) {
   const at::ScalarType dtype = in.query.scalar_type();
   const auto [read, state] = read_state(Tokens(in));
   const Tensor values = in.normalize ? divide_by_normalizer(read) : read.mul(in.scale);
-  return {values.to(dtype).contiguous(), state.to(accumulation_dtype(dtype), false, true)};  // a copy: it may be the given state
+  // a copy: it may be the given state
+  return {values.to(dtype).contiguous(), state.to(accumulation_dtype(dtype), false, true)};
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> matrix_state_backward(const Tensor& grad_values,
@@ -138,16 +147,17 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> matrix_state_
 
 namespace {
 
-std::tuple<Tensor, Tensor> forward(const Tensor& query, const Tensor& key, const Tensor& value, const OptionalTensor& log_key_gate,
-                                   const OptionalTensor& log_value_gate, const OptionalTensor& beta, const OptionalTensor& state,
-                                   double scale, bool normalize) {
+std::tuple<Tensor, Tensor> forward(const Tensor& query, const Tensor& key, const Tensor& value,
+                                   const OptionalTensor& log_key_gate, const OptionalTensor& log_value_gate,
+                                   const OptionalTensor& beta, const OptionalTensor& state, double scale,
+                                   bool normalize) {
   return matrix_state_forward({query, key, value, log_key_gate, log_value_gate, beta, state, scale, normalize});
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
     const Tensor& grad_values, const Tensor& grad_state, const Tensor& query, const Tensor& key, const Tensor& value,
-    const OptionalTensor& log_key_gate, const OptionalTensor& log_value_gate, const OptionalTensor& beta, const OptionalTensor& state,
-    double scale, bool normalize) {
+    const OptionalTensor& log_key_gate, const OptionalTensor& log_value_gate, const OptionalTensor& beta,
+    const OptionalTensor& state, double scale, bool normalize) {
   return matrix_state_backward(grad_values, grad_state,
                                {query, key, value, log_key_gate, log_value_gate, beta, state, scale, normalize});
 }

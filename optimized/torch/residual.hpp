@@ -11,9 +11,11 @@
 namespace lethe {
 
 /// values and residual of `dtype`, contiguous, from the sums [B, Tq, Hq, Dv]; the residual is empty where it is not kept or holds nothing.
-inline std::pair<at::Tensor, at::Tensor> values_and_residual(const at::Tensor& sums, at::ScalarType dtype, bool keep_residual) {
+inline std::pair<at::Tensor, at::Tensor> values_and_residual(const at::Tensor& sums, at::ScalarType dtype,
+                                                             bool keep_residual) {
   const at::Tensor values = sums.to(dtype).contiguous();
-  return {values, keep_residual && has_residual(dtype) ? sums.sub(values).to(dtype).contiguous() : at::empty({0}, values.options())};
+  return {values, keep_residual && has_residual(dtype) ? sums.sub(values).to(dtype).contiguous()
+                                                       : at::empty({0}, values.options())};
 }
 
 /// The sums again: values + residual in the dtype of sums.

@@ -30,17 +30,15 @@ template <typename Element>
 class DeviceProblem {
  public:
   DeviceProblem(const Problem& problem, const PlanOptions& options)
-      : problem_(problem),
-        query_(elements(problem.query)),
-        key_(elements(problem.key)),
+      : problem_(problem), query_(elements(problem.query)), key_(elements(problem.key)),
         value_(elements(problem.value)),
         log_forget_(std::vector<float>(problem.log_forget.begin(), problem.log_forget.end())),
-        bound_(options.logit_bound.value_or(std::vector<float>{})),
-        plan_memory_(gate_plan_bytes(problem.shape)) {
+        bound_(options.logit_bound.value_or(std::vector<float>{})), plan_memory_(gate_plan_bytes(problem.shape)) {
     const Shape& s = problem.shape;
     plan_ = gate_plan_in(plan_memory_.data(), s);
-    launch_gate_plan({s, problem.dtype, problem.scale, query(), key(), log_forget_.data(), s.key_length * s.query_heads, s.query_heads, 1,
-                      options.log_pruning_tolerance, options.logit_bound ? bound_.data() : nullptr, false, plan_, nullptr});
+    launch_gate_plan({s, problem.dtype, problem.scale, query(), key(), log_forget_.data(), s.key_length * s.query_heads,
+                      s.query_heads, 1, options.log_pruning_tolerance, options.logit_bound ? bound_.data() : nullptr,
+                      false, plan_, nullptr});
   }
 
   Operand query() const { return operand(query_, problem_.shape.query_length, problem_.shape.query_heads); }
@@ -54,8 +52,8 @@ class DeviceProblem {
     const DeviceArray<Element> values(rows * s.query_length * s.value_dim);
     const DeviceArray<float> log_normalizer(rows * s.query_length);
     const DeviceArray<int64_t> visited_pairs(rows);
-    launch_forward({s, problem_.dtype, problem_.scale, query(), key(), value(), plan_, values.data(), nullptr, log_normalizer.data(),
-                    visited_pairs.data(), nullptr});
+    launch_forward({s, problem_.dtype, problem_.scale, query(), key(), value(), plan_, values.data(), nullptr,
+                    log_normalizer.data(), visited_pairs.data(), nullptr});
     ForwardResult result;
     for (const Element& element : values.host()) result.values.push_back(static_cast<float>(element));
     for (const float number : log_normalizer.host()) result.log_normalizer.push_back(number);
@@ -100,7 +98,8 @@ inline std::vector<int64_t> boundary_pairs(const Shape& shape, const std::vector
   const int64_t tile = forward_tile_rows(shape.key_dim);
   for (size_t row = 0; row < pairs.size(); ++row)
     for (int64_t i = 0; i < shape.query_length; ++i)
-      pairs[row] += i + shape.key_length - shape.query_length + 1 - first_key_block[row * blocks + i / tile * tile / kGateBlock] * kGateBlock;
+      pairs[row] += i + shape.key_length - shape.query_length + 1 -
+                    first_key_block[row * blocks + i / tile * tile / kGateBlock] * kGateBlock;
   return pairs;
 }
 

@@ -16,8 +16,8 @@ struct View {
   const int *first, *last;                   // of the keys that a query sees; of the queries that see a key
   double scale;
   int dim;
-  double *normalizer, *delta, *column_sums;                             // [T]
-  double *values, *grad_query, *grad_key, *grad_value;                  // [T, D]
+  double *normalizer, *delta, *column_sums;             // [T]
+  double *values, *grad_query, *grad_key, *grad_value;  // [T, D]
 };
 
 __device__ double dot(const double* a, const double* b, int size) {
@@ -96,7 +96,8 @@ __global__ void rows(View v) {
 }
 
 __global__ void columns(View v) {
-  const double sum = weighted_sums(v, false, blockIdx.x, blockIdx.x, v.last[blockIdx.x] + 1, v.grad, v.query, v.grad_value, v.grad_key);
+  const double sum = weighted_sums(v, false, blockIdx.x, blockIdx.x, v.last[blockIdx.x] + 1, v.grad, v.query,
+                                   v.grad_value, v.grad_key);
   if (threadIdx.x == 0) v.column_sums[blockIdx.x] = sum;
 }
 
@@ -114,14 +115,16 @@ DoubleGradients double_gradients(const Problem& problem, const std::vector<doubl
   for (int t = length - 1; t >= 0; --t)
     last_query[t] = t + 1 == length || std::isinf(problem.log_forget[t + 1]) ? t : last_query[t + 1];
 
-  const DeviceArray<double> query(problem.query), key(problem.key), value(problem.value), grad(grad_values), prefix(sums);
+  const DeviceArray<double> query(problem.query), key(problem.key), value(problem.value), grad(grad_values),
+      prefix(sums);
   const DeviceArray<int> first(first_key), last(last_query);
   const size_t elements = size_t(length) * dim;
   const DeviceArray<double> normalizer(length), delta(length), column_sums(length);
   const DeviceArray<double> values(elements), grad_query(elements), grad_key(elements), grad_value(elements);
-  const View view{query.data(),  key.data(),       value.data(),       grad.data(),   prefix.data(),    first.data(),
-                  last.data(),   problem.scale,    dim,                normalizer.data(), delta.data(), column_sums.data(),
-                  values.data(), grad_query.data(), grad_key.data(),   grad_value.data()};
+  const View view{query.data(),  key.data(),        value.data(),    grad.data(),
+                  prefix.data(), first.data(),      last.data(),     problem.scale,
+                  dim,           normalizer.data(), delta.data(),    column_sums.data(),
+                  values.data(), grad_query.data(), grad_key.data(), grad_value.data()};
   statistics<<<length, kThreads>>>(view);
   rows<<<length, kThreads>>>(view);
   columns<<<length, kThreads>>>(view);

@@ -12,7 +12,8 @@ namespace {
 using testing::ForwardResult;
 
 /// Column `head` of [B, T, heads, width] at `batch`, flat [T, width].
-std::vector<double> slice(const std::vector<double>& tensor, int64_t length, int64_t heads, int64_t width, int64_t batch, int64_t head) {
+std::vector<double> slice(const std::vector<double>& tensor, int64_t length, int64_t heads, int64_t width,
+                          int64_t batch, int64_t head) {
   std::vector<double> result;
   for (int64_t t = 0; t < length; ++t) {
     const auto begin = tensor.begin() + ((batch * length + t) * heads + head) * width;
@@ -53,9 +54,9 @@ void expect_agreement(const Problem& problem, const testing::PlanOptions& option
 }
 
 std::string describe(const Shape& s, Dtype dtype, Gate gate) {
-  return dtype_name(dtype) + " " + gate_name(gate) + " B" + std::to_string(s.batch) + " Tq" + std::to_string(s.query_length) + " Tk" +
-         std::to_string(s.key_length) + " H" + std::to_string(s.heads) + "/" + std::to_string(s.query_heads) + " D" +
-         std::to_string(s.key_dim);
+  return dtype_name(dtype) + " " + gate_name(gate) + " B" + std::to_string(s.batch) + " Tq" +
+         std::to_string(s.query_length) + " Tk" + std::to_string(s.key_length) + " H" + std::to_string(s.heads) + "/" +
+         std::to_string(s.query_heads) + " D" + std::to_string(s.key_dim);
 }
 
 class Forward : public ::testing::TestWithParam<std::tuple<Dtype, int64_t>> {
@@ -83,7 +84,8 @@ TEST_P(Forward, EqualsTheReferenceForEveryGate) {
 }
 
 TEST_P(Forward, AlignsFewerQueriesAtTheEnd) {
-  for (const auto& [queries, keys] : {std::pair<int64_t, int64_t>{1, 300}, {5, 128}, {100, 700}, {130, 131}, {256, 640}, {300, 333}}) {
+  for (const auto& [queries, keys] :
+       {std::pair<int64_t, int64_t>{1, 300}, {5, 128}, {100, 700}, {130, 131}, {256, 640}, {300, 333}}) {
     SCOPED_TRACE(std::to_string(queries) + " of " + std::to_string(keys));
     expect_agreement(random_problem(shape(2, queries, keys, 2, 2), dtype(), Gate::kCutting, 7));
     expect_agreement(random_problem(shape(1, queries, keys, 1, 1), dtype(), Gate::kInitial, 8));
@@ -131,7 +133,8 @@ TEST_P(Forward, RepeatsTilesWhoseGateFallsOutOfAFloatWithinAWarp) {
   } else {
     EXPECT_EQ(result.repeated_tiles, 0);
   }
-  EXPECT_LE(result.repeated_tiles, (700 + forward_tile_rows(problem.shape.key_dim) - 1) / forward_tile_rows(problem.shape.key_dim));
+  EXPECT_LE(result.repeated_tiles,
+            (700 + forward_tile_rows(problem.shape.key_dim) - 1) / forward_tile_rows(problem.shape.key_dim));
   EXPECT_LE(worst.values, budget(dtype()));
   EXPECT_LE(worst.log_normalizer, 2e-3);  // a sum and a difference of numbers near 6000
 }
@@ -158,7 +161,8 @@ TEST_P(Forward, PrunesOnlyBlocksWhoseWeightIsBelowTheTolerance) {
   const double log_tolerance = -10;
   const ForwardResult pruned = testing::run_forward(problem, {.log_pruning_tolerance = log_tolerance});
   EXPECT_EQ(pruned.visited_pairs, testing::boundary_pairs(problem.shape, pruned.first_key_block));
-  for (size_t row = 0; row < whole.visited_pairs.size(); ++row) EXPECT_LT(pruned.visited_pairs[row], whole.visited_pairs[row] / 2);
+  for (size_t row = 0; row < whole.visited_pairs.size(); ++row)
+    EXPECT_LT(pruned.visited_pairs[row], whole.visited_pairs[row] / 2);
   // What was left out of a row's sum is 1 − exp(difference of the normalisers).
   for (size_t i = 0; i < whole.log_normalizer.size(); ++i)
     ASSERT_LE(whole.log_normalizer[i] - pruned.log_normalizer[i], std::exp(log_tolerance) + 1e-5) << i;
@@ -170,8 +174,8 @@ TEST_P(Forward, VisitsExactlyTheBlocksThatBruteForceKeeps) {
     const Problem problem = random_problem(shape(1, 1100, 1300, 2, 2), dtype(), gate, 15);
     const float bound = 3;
     const double log_tolerance = -5;
-    const ForwardResult result =
-        testing::run_forward(problem, {.log_pruning_tolerance = log_tolerance, .logit_bound = std::vector<float>(2, bound)});
+    const ForwardResult result = testing::run_forward(
+        problem, {.log_pruning_tolerance = log_tolerance, .logit_bound = std::vector<float>(2, bound)});
     const double threshold = -2 * bound - std::log(1300.0) + log_tolerance;
     const int64_t offset = 200, query_blocks = 9, key_blocks = 11;
     for (int64_t head = 0; head < 2; ++head) {
@@ -183,7 +187,9 @@ TEST_P(Forward, VisitsExactlyTheBlocksThatBruteForceKeeps) {
       for (int64_t m = 0; m < query_blocks; ++m) {
         const int64_t i = m * kGateBlock + offset;
         int64_t first = 0;
-        while (first < i / kGateBlock && distance(i, std::min<int64_t>(first * kGateBlock + kGateBlock - 1, i)) < threshold) ++first;
+        while (first < i / kGateBlock &&
+               distance(i, std::min<int64_t>(first * kGateBlock + kGateBlock - 1, i)) < threshold)
+          ++first;
         EXPECT_EQ(result.first_key_block[head * query_blocks + m], first) << gate_name(gate) << ' ' << m;
       }
       for (int64_t n = 0; n < key_blocks; ++n) {
@@ -199,15 +205,19 @@ TEST_P(Forward, VisitsExactlyTheBlocksThatBruteForceKeeps) {
 TEST_P(Forward, RefusesWhatAWrongGateWouldGive) {
   Problem problem = random_problem(shape(1, 512, 512, 1, 1), dtype(), Gate::kInitial, 16);
   const ForwardResult result = testing::run_forward(problem);
-  std::rotate(problem.log_forget.begin(), problem.log_forget.begin() + 1, problem.log_forget.end());  // off by one token
+  // off by one token
+  std::rotate(problem.log_forget.begin(), problem.log_forget.begin() + 1, problem.log_forget.end());
   EXPECT_GT(worst_error(problem, result).values, 3 * budget(dtype()));
   std::fill(problem.log_forget.begin(), problem.log_forget.end(), 0.0);
   EXPECT_GT(worst_error(problem, result).values, 3 * budget(dtype()));
 }
 
 INSTANTIATE_TEST_SUITE_P(EveryKernel, Forward,
-                         ::testing::Combine(::testing::Values(Dtype::kBFloat16, Dtype::kFloat16), ::testing::Values(64, 128)),
-                         [](const auto& info) { return dtype_name(std::get<0>(info.param)) + "_" + std::to_string(std::get<1>(info.param)); });
+                         ::testing::Combine(::testing::Values(Dtype::kBFloat16, Dtype::kFloat16),
+                                            ::testing::Values(64, 128)),
+                         [](const auto& info) {
+                           return dtype_name(std::get<0>(info.param)) + "_" + std::to_string(std::get<1>(info.param));
+                         });
 
 /// A long sequence on sampled rows: what the bias alone leaves of accuracy.
 TEST(ForwardPrecision, KeepsTheBiasExactAtALengthOf262144) {
@@ -231,7 +241,8 @@ TEST(Unsupported, NamesTheReason) {
   EXPECT_EQ(unsupported(fine, Dtype::kBFloat16, 80), "device: expected compute capability 9.0, found 8.0");
   EXPECT_EQ(unsupported(fine, Dtype::kFloat32, 90), "dtype: expected bfloat16 or float16, found float32");
   EXPECT_EQ(unsupported({1, 8, 8, 1, 1, 96, 96}, Dtype::kFloat16, 90), "head dim: expected 64 or 128, found 96");
-  EXPECT_EQ(unsupported({1, 8, 8, 1, 1, 64, 128}, Dtype::kFloat16, 90), "value dim: expected the head dim (64), found 128");
+  EXPECT_EQ(unsupported({1, 8, 8, 1, 1, 64, 128}, Dtype::kFloat16, 90),
+            "value dim: expected the head dim (64), found 128");
 }
 
 }  // namespace

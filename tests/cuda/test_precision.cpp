@@ -29,7 +29,8 @@ Errors errors(const BackwardResult& actual, const DoubleGradients& expected) {
 void expect_budget(const Problem& problem, const std::string& what) {
   const std::vector<double> grad = grad_values_of(problem, 99);
   const Errors found = errors(testing::run_backward(problem, grad), testing::double_gradients(problem, grad));
-  std::printf("%s D%d T%d %-10s", dtype_name(problem.dtype).c_str(), int(problem.shape.key_dim), int(problem.shape.key_length), what.c_str());
+  std::printf("%s D%d T%d %-10s", dtype_name(problem.dtype).c_str(), int(problem.shape.key_dim),
+              int(problem.shape.key_length), what.c_str());
   for (size_t i = 0; i < found.size(); ++i) {
     std::printf("  %s %.3f%%", kNames[i], 100 * found[i]);
     EXPECT_LE(found[i], budget(problem.dtype)) << kNames[i] << ", " << what;
@@ -81,8 +82,11 @@ TEST_P(Precision, HoldsTheBudgetWhereTheLogitsDecideAgainstTheGate) {
 }
 
 INSTANTIATE_TEST_SUITE_P(EveryKernel, Precision,
-                         ::testing::Combine(::testing::Values(Dtype::kBFloat16, Dtype::kFloat16), ::testing::Values(64, 128)),
-                         [](const auto& info) { return dtype_name(std::get<0>(info.param)) + "_" + std::to_string(std::get<1>(info.param)); });
+                         ::testing::Combine(::testing::Values(Dtype::kBFloat16, Dtype::kFloat16),
+                                            ::testing::Values(64, 128)),
+                         [](const auto& info) {
+                           return dtype_name(std::get<0>(info.param)) + "_" + std::to_string(std::get<1>(info.param));
+                         });
 
 TEST(PrecisionOracle, EqualsTheReference) {
   LETHE_NEEDS_GPU();
@@ -93,9 +97,11 @@ TEST(PrecisionOracle, EqualsTheReference) {
     const Matrix<double> grad_matrix = Eigen::Map<const Matrix<double>>(grad.data(), 300, 64);
     const Gradients gradients = reference::forgetting_attention::gradients(head, grad_matrix);
     const Output output = reference::forgetting_attention::parallel(head);
-    const auto flat = [](const auto& matrix) { return std::vector<double>(matrix.data(), matrix.data() + matrix.size()); };
-    const BackwardResult reference{flat(output.values), flat(gradients.query), flat(gradients.key), flat(gradients.value),
-                                   flat(gradients.log_forget)};
+    const auto flat = [](const auto& matrix) {
+      return std::vector<double>(matrix.data(), matrix.data() + matrix.size());
+    };
+    const BackwardResult reference{flat(output.values), flat(gradients.query), flat(gradients.key),
+                                   flat(gradients.value), flat(gradients.log_forget)};
     for (const double error : errors(reference, testing::double_gradients(problem, grad))) EXPECT_LE(error, 1e-10);
   }
 }
@@ -106,7 +112,8 @@ TEST(PrecisionOracle, RefusesAGateThatIsOffByOneToken) {
   const std::vector<double> grad = grad_values_of(problem, 99);
   const BackwardResult result = testing::run_backward(problem, grad);
   std::rotate(problem.log_forget.begin(), problem.log_forget.begin() + 1, problem.log_forget.end());
-  for (const double error : errors(result, testing::double_gradients(problem, grad))) EXPECT_GT(error, 3 * budget(problem.dtype));
+  for (const double error : errors(result, testing::double_gradients(problem, grad)))
+    EXPECT_GT(error, 3 * budget(problem.dtype));
 }
 
 }  // namespace

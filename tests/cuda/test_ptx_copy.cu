@@ -15,8 +15,8 @@ using testing::DeviceArray;
 constexpr int kRows = 32;
 
 // Loads the box at (d0, head, token, batch), writes it out unswizzled, and stores the same box into another tensor.
-__global__ void copy_box(const __grid_constant__ CUtensorMap from, const __grid_constant__ CUtensorMap to, __half* box, int d0, int head,
-                         int token, int batch) {
+__global__ void copy_box(const __grid_constant__ CUtensorMap from, const __grid_constant__ CUtensorMap to, __half* box,
+                         int d0, int head, int token, int batch) {
   __shared__ alignas(1024) char tile[kRows * 128];
   __shared__ uint64_t full;
   if (threadIdx.x == 0) {
@@ -50,7 +50,8 @@ TEST(TensorCopy, LoadsSwizzledBoxesWithZerosOutsideAndStoresClipped) {
   const DeviceArray<__half> source(testing::to_element<__half>(values));
   const DeviceArray<__half> box(kRows * 64), target(values.size());
   const auto map = [&](const __half* data) {
-    return tensor_map({data, kLength * kHeads * kDim, kHeads * kDim, kDim}, Dtype::kFloat16, kBatch, kLength, kHeads, kDim, kRows);
+    return tensor_map({data, kLength * kHeads * kDim, kHeads * kDim, kDim}, Dtype::kFloat16, kBatch, kLength, kHeads,
+                      kDim, kRows);
   };
   constexpr int kColumn = 64, kHead = 2, kToken = 32, kItem = 1;
   copy_box<<<1, 128>>>(map(source.data()), map(target.data()), box.data(), kColumn, kHead, kToken, kItem);
@@ -101,7 +102,8 @@ TEST(RunCopy, LoadsStoresAndAddsUp) {
 }
 
 // Writes a 16 × 16 matrix with one stmatrix, plain or transposed, and reads it back with ldmatrix.
-__global__ void move_matrices(__half* stored, __half* stored_transposed, __half* read_back, __half* read_back_transposed) {
+__global__ void move_matrices(__half* stored, __half* stored_transposed, __half* read_back,
+                              __half* read_back_transposed) {
   __shared__ alignas(1024) char plain[16 * 128], transposed[16 * 128];
   const int lane = threadIdx.x;
   uint32_t fragment[4];  // two 8-row halves × two 8-column halves of M[r][c] = 16 r + c
@@ -111,10 +113,12 @@ __global__ void move_matrices(__half* stored, __half* stored_transposed, __half*
   }
   const int matrix = lane / 8;
   const uint32_t row = matrix % 2 * 8 + lane % 8, column = matrix / 2 * 8;
-  ptx::store_matrices(ptx::shared_address(plain) + ptx::swizzled_offset(row, column), fragment[0], fragment[1], fragment[2], fragment[3]);
+  ptx::store_matrices(ptx::shared_address(plain) + ptx::swizzled_offset(row, column), fragment[0], fragment[1],
+                      fragment[2], fragment[3]);
   const uint32_t transposed_row = matrix / 2 * 8 + lane % 8, transposed_column = matrix % 2 * 8;
-  ptx::store_matrices_transposed(ptx::shared_address(transposed) + ptx::swizzled_offset(transposed_row, transposed_column), fragment[0],
-                                 fragment[1], fragment[2], fragment[3]);
+  ptx::store_matrices_transposed(
+      ptx::shared_address(transposed) + ptx::swizzled_offset(transposed_row, transposed_column), fragment[0],
+      fragment[1], fragment[2], fragment[3]);
   __syncwarp();
   for (int i = lane; i < 256; i += 32) {
     stored[i] = *reinterpret_cast<__half*>(plain + ptx::swizzled_offset(i / 16, i % 16));
@@ -122,8 +126,9 @@ __global__ void move_matrices(__half* stored, __half* stored_transposed, __half*
   }
   uint32_t r[4], t[4];
   ptx::load_matrices(ptx::shared_address(plain) + ptx::swizzled_offset(row, column), r[0], r[1], r[2], r[3]);
-  ptx::load_matrices_transposed(ptx::shared_address(transposed) + ptx::swizzled_offset(transposed_row, transposed_column), t[0], t[1], t[2],
-                                t[3]);
+  ptx::load_matrices_transposed(
+      ptx::shared_address(transposed) + ptx::swizzled_offset(transposed_row, transposed_column), t[0], t[1], t[2],
+      t[3]);
   for (int m = 0; m < 4; ++m) {
     const int at = (m % 2 * 8 + lane / 4) * 16 + m / 2 * 8 + lane % 4 * 2;
     const float2 plain_pair = ptx::unpack<__half>(r[m]), transposed_pair = ptx::unpack<__half>(t[m]);

@@ -18,7 +18,8 @@ template <typename Element>
 __device__ void fill_panels(char* panels, const Element* source, int rows, int columns) {
   for (int i = threadIdx.x; i < rows * columns; i += blockDim.x) {
     const int row = i / columns, column = i % columns;
-    *reinterpret_cast<Element*>(panels + (column / 64) * rows * 128 + ptx::swizzled_offset(row, column % 64)) = source[i];
+    *reinterpret_cast<Element*>(panels + (column / 64) * rows * 128 + ptx::swizzled_offset(row, column % 64)) =
+        source[i];
   }
 }
 
@@ -32,7 +33,8 @@ __device__ void write_accumulators(float* d, const float (&registers)[kN / 2]) {
 
 // D = D0 + A·B with D0 = 1 where `accumulate`, else 0. K-major A is [M, K], MN-major A is [K, M]; B likewise [N, K] or [K, N].
 template <typename Element, int kN, Major kMajorA, Major kMajorB>
-__global__ void __launch_bounds__(128, 1) shared_product(const Element* a, const Element* b, float* d, bool accumulate) {
+__global__ void __launch_bounds__(128, 1)
+    shared_product(const Element* a, const Element* b, float* d, bool accumulate) {
   __shared__ alignas(1024) char a_panels[kM * kDepth * 2];
   __shared__ alignas(1024) char b_panels[(kN + 63) / 64 * 64 * kDepth * 2];
   constexpr bool kTransposedA = kMajorA == Major::kMN, kTransposedB = kMajorB == Major::kMN;
@@ -45,8 +47,10 @@ __global__ void __launch_bounds__(128, 1) shared_product(const Element* a, const
   ptx::pin(registers);
   ptx::wgmma_fence();
   for (int step = 0; step < kDepth / 16; ++step) {
-    const uint64_t a_operand = ptx::operand_descriptor(a_panels, kDepth * 128) + step * ((kTransposedA ? 2048 : 32) >> 4);
-    const uint64_t b_operand = ptx::operand_descriptor(b_panels, kDepth * 128) + step * ((kTransposedB ? 2048 : 32) >> 4);
+    const uint64_t a_operand =
+        ptx::operand_descriptor(a_panels, kDepth * 128) + step * ((kTransposedA ? 2048 : 32) >> 4);
+    const uint64_t b_operand =
+        ptx::operand_descriptor(b_panels, kDepth * 128) + step * ((kTransposedB ? 2048 : 32) >> 4);
     ptx::wgmma<kMajorA, kMajorB>(Element{}, registers, a_operand, b_operand, accumulate || step > 0);
   }
   ptx::wgmma_commit();
@@ -57,7 +61,8 @@ __global__ void __launch_bounds__(128, 1) shared_product(const Element* a, const
 
 // The same with A [M, K] from registers, loaded as the fragment the header describes.
 template <typename Element, int kN, Major kMajorB>
-__global__ void __launch_bounds__(128, 1) register_product(const Element* a, const Element* b, float* d, bool accumulate) {
+__global__ void __launch_bounds__(128, 1)
+    register_product(const Element* a, const Element* b, float* d, bool accumulate) {
   __shared__ alignas(1024) char b_panels[(kN + 63) / 64 * 64 * kDepth * 2];
   constexpr bool kTransposedB = kMajorB == Major::kMN;
   fill_panels(b_panels, b, kTransposedB ? kDepth : kN, kTransposedB ? kN : kDepth);
@@ -76,7 +81,8 @@ __global__ void __launch_bounds__(128, 1) register_product(const Element* a, con
   ptx::pin(fragment);
   ptx::wgmma_fence();
   for (int step = 0; step < kDepth / 16; ++step) {
-    const uint64_t b_operand = ptx::operand_descriptor(b_panels, kDepth * 128) + step * ((kTransposedB ? 2048 : 32) >> 4);
+    const uint64_t b_operand =
+        ptx::operand_descriptor(b_panels, kDepth * 128) + step * ((kTransposedB ? 2048 : 32) >> 4);
     ptx::wgmma<kMajorB>(Element{}, registers, fragment[4 * step], fragment[4 * step + 1], fragment[4 * step + 2],
                         fragment[4 * step + 3], b_operand, accumulate || step > 0);
   }
@@ -95,8 +101,8 @@ std::vector<float> transposed(const std::vector<float>& matrix, int rows, int co
 
 template <typename Element, int kN, bool kTransposedA, bool kTransposedB, typename Kernel>
 void expect_product(Kernel kernel) {
-  const auto a = testing::small_integers(kM * kDepth, 1);   // [M, K]
-  const auto b = testing::small_integers(kDepth * kN, 2);   // [K, N]
+  const auto a = testing::small_integers(kM * kDepth, 1);  // [M, K]
+  const auto b = testing::small_integers(kDepth * kN, 2);  // [K, N]
   const DeviceArray<Element> a_device(testing::to_element<Element>(kTransposedA ? transposed(a, kM, kDepth) : a));
   const DeviceArray<Element> b_device(testing::to_element<Element>(kTransposedB ? b : transposed(b, kDepth, kN)));
   for (const bool accumulate : {false, true}) {
@@ -107,8 +113,8 @@ void expect_product(Kernel kernel) {
     const DeviceArray<float> d(kM * kN);
     kernel<<<1, 128>>>(a_device.data(), b_device.data(), d.data(), accumulate);
     testing::require(cudaGetLastError());
-    EXPECT_EQ(d.host(), expected) << "N " << kN << ", A transposed " << kTransposedA << ", B transposed " << kTransposedB
-                                  << ", accumulate " << accumulate;
+    EXPECT_EQ(d.host(), expected) << "N " << kN << ", A transposed " << kTransposedA << ", B transposed "
+                                  << kTransposedB << ", accumulate " << accumulate;
   }
 }
 

@@ -93,33 +93,15 @@ Head with_another_row(Head head, reference::Input input) {
   const auto grow = [](auto& tensor) { tensor.conservativeResize(tensor.rows() + 1, tensor.cols()); };
   using enum reference::Input;
   switch (input) {
-    case kQuery:
-      grow(head.query);
-      break;
-    case kKey:
-      grow(head.key);
-      break;
-    case kValue:
-      grow(head.value);
-      break;
-    case kLogForget:
-      grow(head.log_forget);
-      break;
-    case kLogKeyGate:
-      grow(head.log_key_gate);
-      break;
-    case kLogValueGate:
-      grow(head.log_value_gate);
-      break;
-    case kWriteStrength:
-      grow(head.write_strength);
-      break;
-    case kInitialState:
-      grow(head.initial_state);
-      break;
-    case kInitialNormalizer:
-      grow(head.initial_normalizer);
-      break;
+    case kQuery: grow(head.query); break;
+    case kKey: grow(head.key); break;
+    case kValue: grow(head.value); break;
+    case kLogForget: grow(head.log_forget); break;
+    case kLogKeyGate: grow(head.log_key_gate); break;
+    case kLogValueGate: grow(head.log_value_gate); break;
+    case kWriteStrength: grow(head.write_strength); break;
+    case kInitialState: grow(head.initial_state); break;
+    case kInitialNormalizer: grow(head.initial_normalizer); break;
   }
   return head;
 }

@@ -37,7 +37,7 @@ TEST(ForgettingAttention, EqualsSoftmaxAttentionWhenNoGateForgets) {
     EXPECT_EQ(forgetting_attention::recurrent(head).values, softmax_attention::recurrent(head).values);
     expect_same(forgetting_attention::parallel(head), softmax_attention::parallel(head));
     expect_same(forgetting_attention::gradients(head, values_gradient),
-                 softmax_attention::gradients(head, values_gradient));
+                softmax_attention::gradients(head, values_gradient));
   }
 }
 
@@ -49,7 +49,7 @@ TEST(ForgettingAttention, EqualsAlibiWhenTheGateIsConstant) {
       expect_same(forgetting_attention::recurrent(head), alibi::recurrent(head, slope));
       expect_same(forgetting_attention::parallel(head), alibi::parallel(head, slope));
       expect_same(forgetting_attention::gradients(head, values_gradient),
-                   alibi::gradients(head, slope, values_gradient));
+                  alibi::gradients(head, slope, values_gradient));
     }
   }
 }

@@ -84,7 +84,9 @@ TEST(Scales, LayAClaimsOwnSettingsOverThoseOfItsBase) {
 }
 
 /// What makes two runs the same model.
-std::string identity(const lethe::Run& run) { return nlohmann::json(run.model).dump() + nlohmann::json(run.training).dump(); }
+std::string identity(const lethe::Run& run) {
+  return nlohmann::json(run.model).dump() + nlohmann::json(run.training).dump();
+}
 
 TEST(Runs, AreSharedAmongTheClaimsOfAPaperAtQuickScale) {
   std::set<std::string> distinct;
@@ -130,10 +132,13 @@ TEST(Measurements, CompareWeightedMeansWithTheBandOfTheRowsWithSeveralSeeds) {
   EXPECT_THROW(losses.compare("of nothing", {{"d", 1}}, Expectation::positive()), std::invalid_argument);
 
   // Models without a gate have a noise of their own: unknown as long as none of them has a second seed.
-  const auto c_and_a = [&] { return losses.compare("c is worse than a", {{"c", 1}, {"a", -1}}, Expectation::positive()); };
+  const auto c_and_a = [&] {
+    return losses.compare("c is worse than a", {{"c", 1}, {"a", -1}}, Expectation::positive());
+  };
   EXPECT_EQ(c_and_a().band, std::numeric_limits<double>::infinity());
   losses.add(c, 24.0);
-  EXPECT_DOUBLE_EQ(c_and_a().band, 12.706 * std::sqrt(200.0 / 2 + 2.0 / 2));  // nearly all of it of c: one degree of freedom
+  // nearly all of it of c: one degree of freedom
+  EXPECT_DOUBLE_EQ(c_and_a().band, 12.706 * std::sqrt(200.0 / 2 + 2.0 / 2));
 }
 
 }  // namespace

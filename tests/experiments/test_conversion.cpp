@@ -1,8 +1,8 @@
 // The swap: what survives it, what it scales, and that a converted model is a run like any other.
 
+#include <ATen/ops/linalg_pinv.h>
 #include <gtest/gtest.h>
 #include <torch/nn/utils/convert_parameters.h>
-#include <ATen/ops/linalg_pinv.h>
 
 #include <cmath>
 #include <fstream>
@@ -67,8 +67,12 @@ TEST(Swap, ToAWindowThatHoldsTheTextChangesNothing) {
   lethe::Run run = converted("local");
   run.model.window = 20;
   Swap swap(run);
-  EXPECT_LT(distance(swap.source->forward(torch::arange(20).unsqueeze(0)), swap.target->forward(torch::arange(20).unsqueeze(0))), 1e-5);
-  EXPECT_GT(distance(swap.source->forward(torch::arange(60).unsqueeze(0)), swap.target->forward(torch::arange(60).unsqueeze(0))), 1e-5);
+  EXPECT_LT(distance(swap.source->forward(torch::arange(20).unsqueeze(0)),
+                     swap.target->forward(torch::arange(20).unsqueeze(0))),
+            1e-5);
+  EXPECT_GT(distance(swap.source->forward(torch::arange(60).unsqueeze(0)),
+                     swap.target->forward(torch::arange(60).unsqueeze(0))),
+            1e-5);
 }
 
 TEST(Swap, KeepsAllThatBothModelsHaveAndNamesTheRest) {
@@ -170,7 +174,8 @@ TEST(Swap, BoundsTheDecayRulesStateAtTheBeginning) {
       if (parameter.key().ends_with("gate_proj.weight")) parameter.value().zero_();
     }
     const Tensor bias = swap.ours(kLayer + "value_gate_proj.bias");
-    if (scale_of_values != 1) root.named_parameters()["attn.v_proj.weight"].div_((1 - torch::sigmoid(bias)).unsqueeze(1));
+    if (scale_of_values != 1)
+      root.named_parameters()["attn.v_proj.weight"].div_((1 - torch::sigmoid(bias)).unsqueeze(1));
     // One token again and again: the sum that grows most.
     torch::manual_seed(2);
     const Tensor x = torch::randn({1, 1, 32}).expand({1, 400, 32}).contiguous();
@@ -219,7 +224,9 @@ TEST(ConvertedRun, SaysWhySomethingCannotBeConverted) {
 
 class ConvertedTraining : public TinyDatasetTest {
  protected:
-  static Tensor weights(LanguageModel model) { return torch::nn::utils::parameters_to_vector(model->parameters()).detach(); }
+  static Tensor weights(LanguageModel model) {
+    return torch::nn::utils::parameters_to_vector(model->parameters()).detach();
+  }
 };
 
 TEST_F(ConvertedTraining, NamesAnArtefactAfterItsSourceAndItsKnobs) {
@@ -248,7 +255,8 @@ TEST_F(ConvertedTraining, NamesAnArtefactAfterItsSourceAndItsKnobs) {
 // The names of models that were trained before there were other mixers stay: nothing of a mixer is in their identity.
 TEST_F(ConvertedTraining, LeavesTheIdentityOfAttentionAsItWas) {
   const auto model = nlohmann::json::parse(identity(softmax_run(), dataset)).at("model");
-  for (const char* key : {"mixer", "window", "state_size", "feature_map", "attention_norm", "sum_norm", "norm_epsilon", "gate_range", "write_bias"})
+  for (const char* key : {"mixer", "window", "state_size", "feature_map", "attention_norm", "sum_norm", "norm_epsilon",
+                          "gate_range", "write_bias"})
     EXPECT_FALSE(model.contains(key)) << key;
   EXPECT_EQ(model.size(), 17u);
 }
@@ -271,7 +279,11 @@ TEST_F(ConvertedTraining, LooksAtItsStateAndGoesOnWhereItWasStopped) {
   run.training.checkpoint_tokens = 256 * 5;
   const Artefact whole = trained(run, dataset, folder.path() / "whole");
   struct Stop {};
-  EXPECT_THROW(trained(run, dataset, models, [](const Progress& p) { if (p.step == 13) throw Stop(); }), Stop);
+  EXPECT_THROW(trained(run, dataset, models,
+                       [](const Progress& p) {
+                         if (p.step == 13) throw Stop();
+                       }),
+               Stop);
   const Artefact stopped = trained(run, dataset, models);
   EXPECT_TRUE(weights(load_model(stopped)).equal(weights(load_model(whole))));
   std::ifstream log(stopped.folder / "log.jsonl");

@@ -30,7 +30,8 @@ Outcome outcome_with(void (*change)(Course&)) {
 
 TEST(Divergence, IsNotSeenInACourseThatFalls) {
   EXPECT_EQ(outcome_of(good_course()), Outcome::kConverged);
-  EXPECT_EQ(outcome_with([](Course& c) { c.losses.front() = 50; }), Outcome::kConverged) << "where it began does not count";
+  EXPECT_EQ(outcome_with([](Course& c) { c.losses.front() = 50; }), Outcome::kConverged)
+      << "where it began does not count";
 }
 
 TEST(Divergence, IsALossThatIsNotFinite) {
@@ -45,7 +46,8 @@ TEST(Divergence, IsALossAboveThatOfKnowingNothing) {
 }
 
 TEST(Divergence, IsALastTenthMoreThanOneNatAboveTheLossBeforeTheSwap) {
-  EXPECT_EQ(outcome_with([](Course& c) { std::fill(c.losses.end() - 10, c.losses.end(), 2.95); }), Outcome::kForgotWhatItKnew);
+  EXPECT_EQ(outcome_with([](Course& c) { std::fill(c.losses.end() - 10, c.losses.end(), 2.95); }),
+            Outcome::kForgotWhatItKnew);
   EXPECT_EQ(outcome_with([](Course& c) { std::fill(c.losses.end() - 10, c.losses.end(), 2.85); }), Outcome::kConverged);
   EXPECT_EQ(outcome_with([](Course& c) { std::fill(c.losses.begin(), c.losses.end() - 10, 5.0); }), Outcome::kConverged)
       << "the steps before the last tenth do not count";
@@ -54,7 +56,8 @@ TEST(Divergence, IsALastTenthMoreThanOneNatAboveTheLossBeforeTheSwap) {
 TEST(Divergence, IsNamedWhereOnlyFloat16WouldHaveSeenIt) {
   EXPECT_EQ(outcome_with([](Course& c) { c.largest = 65505; }), Outcome::kOverflowsFloat16);
   EXPECT_EQ(outcome_with([](Course& c) { c.largest = 65504; }), Outcome::kConverged);
-  EXPECT_EQ(outcome_with([](Course& c) { c.largest = 1e9, c.stopped = true; }), Outcome::kNotFinite) << "what was seen goes first";
+  EXPECT_EQ(outcome_with([](Course& c) { c.largest = 1e9, c.stopped = true; }), Outcome::kNotFinite)
+      << "what was seen goes first";
 }
 
 nlohmann::json settings_of(const char* claim) {
@@ -101,9 +104,12 @@ TEST(ConversionNoise, IsWhatSeedsDontDoToAllRowsAlike) {
   const Comparison paired = all.compare("single is above a", {{"single", 1}, {"a", -1}}, Expectation::positive());
   EXPECT_NEAR(paired.measured, 6, 1e-12) << "against the same seed of a";
 
-  all.losses["a"][0] += 0.9;  // residuals 0.4, −0.2, −0.2 of a and −0.2, 0.1, 0.1 of b and c: squares 0.36 over 4 degrees
-  EXPECT_NEAR(all.compare("", {{"single", 1}, {"b", -1}}, Expectation::positive()).band, student_t(4) * 0.3 * std::sqrt(2.0), 1e-12);
-  EXPECT_NEAR(all.compare("", {{"c", 1}, {"b", -1}}, Expectation::positive()).band, student_t(4) * 0.3 * std::sqrt(2.0 / 3), 1e-12);
+  // residuals 0.4, −0.2, −0.2 of a and −0.2, 0.1, 0.1 of b and c: squares 0.36 over 4 degrees
+  all.losses["a"][0] += 0.9;
+  EXPECT_NEAR(all.compare("", {{"single", 1}, {"b", -1}}, Expectation::positive()).band,
+              student_t(4) * 0.3 * std::sqrt(2.0), 1e-12);
+  EXPECT_NEAR(all.compare("", {{"c", 1}, {"b", -1}}, Expectation::positive()).band,
+              student_t(4) * 0.3 * std::sqrt(2.0 / 3), 1e-12);
 }
 
 TEST(ConversionNoise, IsUnknownWithoutTwoRowsOfSeveralSeeds) {

@@ -16,7 +16,11 @@ namespace {
 /// A head as a trace has it: no more than query, key, value, log_forget and scale.
 Head as_traced() {
   const Head random = random_head({40, 40}, Gate::kInitial);
-  return {.query = random.query, .key = random.key, .value = random.value, .log_forget = random.log_forget, .scale = random.scale};
+  return {.query = random.query,
+          .key = random.key,
+          .value = random.value,
+          .log_forget = random.log_forget,
+          .scale = random.scale};
 }
 
 const reference::Variant& row(const std::string& name) {
@@ -63,10 +67,14 @@ TEST(DualityDifferences, AreRoundingInEveryRowAndInBothPrecisions) {
 }
 
 Differences made_up(double parallel, double chunked, double off_by_one) {
-  return {.in_double = {{"parallel", parallel}, {"chunks of 3", chunked}}, .in_float = {{"parallel", 1e-7}}, .off_by_one = off_by_one};
+  return {.in_double = {{"parallel", parallel}, {"chunks of 3", chunked}},
+          .in_float = {{"parallel", 1e-7}},
+          .off_by_one = off_by_one};
 }
 
-Verdict verdict_of(const Differences& one) { return overall(statements({{"a row", made_up(1e-15, 1e-15, 1)}, {"one", one}}, 1e-15)); }
+Verdict verdict_of(const Differences& one) {
+  return overall(statements({{"a row", made_up(1e-15, 1e-15, 1)}, {"one", one}}, 1e-15));
+}
 
 TEST(DualityVerdict, IsReproducedBelowTheBudgetAndRefutedAbove) {
   EXPECT_EQ(verdict_of(made_up(1e-14, 1e-14, 0.1)), Verdict::kReproduced);

@@ -62,7 +62,8 @@ TEST(GenerationCost, IsRefutedByAttentionThatKeepsMoreOrLessThanItsCache) {
 TEST(GenerationCost, IsUndecidedWhereTheRepetitionsContradictEachOther) {
   auto series = as_the_paper_says();
   for (size_t r = 0; r < series[2].seconds.size(); ++r)
-    for (size_t c = 0; c < kContexts.size(); ++c) series[2].seconds[r][c] = 1 + 4e-4 * (static_cast<double>(r) - 4) * kContexts[c];
+    for (size_t c = 0; c < kContexts.size(); ++c)
+      series[2].seconds[r][c] = 1 + 4e-4 * (static_cast<double>(r) - 4) * kContexts[c];
   EXPECT_EQ(verdict_of(series), Verdict::kInconclusive);
 }
 
@@ -98,7 +99,11 @@ TEST(MemoryMeter, CountsTheBytesOfTensorsAliveAndTheirPeak) {
 }
 
 Sizes small(Edition edition) {
-  return {.batch = 2, .heads = edition == Edition::kScripted ? 1 : 3, .key_dim = 8, .value_dim = 5, .device = torch::kCPU,
+  return {.batch = 2,
+          .heads = edition == Edition::kScripted ? 1 : 3,
+          .key_dim = 8,
+          .value_dim = 5,
+          .device = torch::kCPU,
           .dtype = torch::kFloat32};
 }
 
@@ -111,8 +116,9 @@ TEST(Steps, OfEveryRivalGiveTheReferencesValuesCallAfterCall) {
       for (int call = 0; call < 3; ++call) {
         const Matrix<double> expected = row->recurrent(step.head()).values;
         const torch::Tensor values = step.run().detach().select(0, 0).select(1, 0).to(torch::kFloat64).contiguous();
-        const Agreement agreement = compare({values.const_data_ptr<double>(), static_cast<size_t>(values.numel())},
-                                            {expected.data(), static_cast<size_t>(expected.size())}, budget(Dtype::kFloat32));
+        const Agreement agreement =
+            compare({values.const_data_ptr<double>(), static_cast<size_t>(values.numel())},
+                    {expected.data(), static_cast<size_t>(expected.size())}, budget(Dtype::kFloat32));
         EXPECT_TRUE(agreement.passed()) << rival.name() << ": " << agreement.describe();
       }
     }
@@ -134,7 +140,8 @@ TEST(Steps, OfTheCleanEditionKeepTheCacheOrTheStateAndLittleMore) {
 }
 
 TEST(Steps, AreRefusedForARivalThatTheEditionLacks) {
-  EXPECT_THROW(make_step(Edition::kScripted, {"forgetting attention", "lethe"}, small(Edition::kScripted), 4), std::invalid_argument);
+  EXPECT_THROW(make_step(Edition::kScripted, {"forgetting attention", "lethe"}, small(Edition::kScripted), 4),
+               std::invalid_argument);
   EXPECT_THROW(rivals(Edition::kClean, {"cuda"}), std::invalid_argument);
 }
 

@@ -61,9 +61,8 @@ std::vector<MixerCase> every_state() {
   const auto norm = [](ModelConfig& m) { m.attention_norm = true; };
   const auto sum_norm = [](ModelConfig& m) { m.sum_norm = true; };
   std::vector<MixerCase> cases;
-  for (const auto& [mixer, name] :
-       {std::pair{Mixer::kAdditive, "additive"}, std::pair{Mixer::kGated, "gated"}, std::pair{Mixer::kDelta, "delta"},
-        std::pair{Mixer::kDecay, "decay"}}) {
+  for (const auto& [mixer, name] : {std::pair{Mixer::kAdditive, "additive"}, std::pair{Mixer::kGated, "gated"},
+                                    std::pair{Mixer::kDelta, "delta"}, std::pair{Mixer::kDecay, "decay"}}) {
     cases.push_back({std::string(name) + ", linear", tiny_mixer(mixer, FeatureMap::kLinear)});
     cases.push_back({std::string(name) + ", ReLU", tiny_mixer(mixer, FeatureMap::kRelu)});
     if (mixer != Mixer::kDecay)
@@ -72,8 +71,10 @@ std::vector<MixerCase> every_state() {
   const ModelConfig delta = with(tiny_mixer(Mixer::kDelta, FeatureMap::kRelu), sum_norm);
   cases.push_back({"delta, ReLU, sum norm", delta});
   cases.push_back({"delta, ReLU, both norms", with(delta, norm)});
-  cases.push_back({"decay, linear, rotated", with(tiny_mixer(Mixer::kDecay, FeatureMap::kLinear), [](auto& m) { m.rope = true; })});
-  cases.push_back({"gated, ReLU, rotated", with(tiny_mixer(Mixer::kGated, FeatureMap::kRelu), [](auto& m) { m.rope = true; })});
+  cases.push_back(
+      {"decay, linear, rotated", with(tiny_mixer(Mixer::kDecay, FeatureMap::kLinear), [](auto& m) { m.rope = true; })});
+  cases.push_back(
+      {"gated, ReLU, rotated", with(tiny_mixer(Mixer::kGated, FeatureMap::kRelu), [](auto& m) { m.rope = true; })});
   cases.push_back({"decay, linear, output gate and norm", with(tiny_mixer(Mixer::kDecay, FeatureMap::kLinear),
                                                                [](auto& m) { m.output_gate = m.output_norm = true; })});
   return cases;
@@ -81,7 +82,8 @@ std::vector<MixerCase> every_state() {
 
 Matrix<double> matrix_of(const Tensor& tensor) {
   const Tensor wide = tensor.detach().to(torch::kFloat64).contiguous();
-  return Eigen::Map<const Matrix<double>>(wide.const_data_ptr<double>(), wide.dim() == 2 ? wide.size(0) : 1, wide.size(-1));
+  return Eigen::Map<const Matrix<double>>(wide.const_data_ptr<double>(), wide.dim() == 2 ? wide.size(0) : 1,
+                                          wide.size(-1));
 }
 
 // A layer by itself, with weights that no initialisation has.
@@ -105,7 +107,8 @@ struct Layer {
     return all.middleRows(h * rows, rows);
   }
   Tensor values(const Tensor& x, AttentionTrace* trace = nullptr) const {
-    const auto angles = rotation(x.size(1), layer.config.query_dim(), layer.config.rope_base, torch::dtype(torch::kFloat64));
+    const auto angles =
+        rotation(x.size(1), layer.config.query_dim(), layer.config.rope_base, torch::dtype(torch::kFloat64));
     return layer.forward(x, angles, trace).detach();
   }
 
@@ -113,7 +116,8 @@ struct Layer {
   FastWeightsLayer layer;
 };
 
-Matrix<double> log_gate(const Layer& layer, const std::string& name, Eigen::Index h, Eigen::Index rows, const Matrix<double>& x) {
+Matrix<double> log_gate(const Layer& layer, const std::string& name, Eigen::Index h, Eigen::Index rows,
+                        const Matrix<double>& x) {
   const Matrix<double> logits = x * layer.of_head(name + ".weight", h, rows).transpose();
   return reference::layers::log_sigmoid<double>(logits.rowwise() + layer.of_head(name + ".bias", h, rows).row(0));
 }
@@ -121,14 +125,10 @@ Matrix<double> log_gate(const Layer& layer, const std::string& name, Eigen::Inde
 Output rule(const ModelConfig& model, const Head& head) {
   const Normalized normalized = model.attention_norm ? Normalized::kYes : Normalized::kNo;
   switch (model.mixer) {
-    case Mixer::kAdditive:
-      return reference::additive_fast_weights::recurrent(head, normalized);
-    case Mixer::kGated:
-      return reference::gated_fast_weights::recurrent(head, normalized);
-    case Mixer::kDelta:
-      return reference::delta_fast_weights::recurrent(head, normalized);
-    default:
-      return reference::decay_fast_weights::recurrent(head);
+    case Mixer::kAdditive: return reference::additive_fast_weights::recurrent(head, normalized);
+    case Mixer::kGated: return reference::gated_fast_weights::recurrent(head, normalized);
+    case Mixer::kDelta: return reference::delta_fast_weights::recurrent(head, normalized);
+    default: return reference::decay_fast_weights::recurrent(head);
   }
 }
 
@@ -147,17 +147,19 @@ Matrix<double> expected_values(const Layer& layer, const Matrix<double>& x, doub
       head.key = reference::layers::rotary_embedding<double>(head.key, 1, model.rope_base);
     }
     if (model.feature_map == FeatureMap::kRelu) {
-      auto map = reference::feature_map::relu(layer.of_head("feature.weight", h, m), layer.of_head("feature.bias", h, m).transpose());
+      auto map = reference::feature_map::relu(layer.of_head("feature.weight", h, m),
+                                              layer.of_head("feature.bias", h, m).transpose());
       if (model.sum_norm) map = reference::feature_map::sum_normalized(map);
       head = reference::with_features(head, map);
     }
     const auto one_a_head = [&](const Matrix<double>& logits) { return Vector<double>(logits.col(0)); };
     if (model.mixer == Mixer::kGated)
-      head.log_forget = one_a_head(reference::layers::log_sigmoid<double>(x * layer.of_head("gate_proj.weight", h, 1).transpose()));
+      head.log_forget =
+          one_a_head(reference::layers::log_sigmoid<double>(x * layer.of_head("gate_proj.weight", h, 1).transpose()));
     if (model.mixer == Mixer::kDelta) {
       const Matrix<double> logits = x * layer.of_head("gate_proj.weight", h, 1).transpose();
-      head.write_strength = one_a_head(reference::layers::sigmoid<double>(
-          (logits.array() + layer.weight("gate_proj.bias")(0, h)).matrix()));
+      head.write_strength = one_a_head(
+          reference::layers::sigmoid<double>((logits.array() + layer.weight("gate_proj.bias")(0, h)).matrix()));
     }
     if (model.mixer == Mixer::kDecay) {
       head.log_key_gate = log_gate(layer, "key_gate_proj", h, m, x);
@@ -167,7 +169,8 @@ Matrix<double> expected_values(const Layer& layer, const Matrix<double>& x, doub
     if (!largest_state) continue;
     for (Eigen::Index t = 1; t <= x.rows(); ++t) {
       Head shorter = head;
-      for (Matrix<double>* rows : {&shorter.query, &shorter.key, &shorter.value, &shorter.log_key_gate, &shorter.log_value_gate})
+      for (Matrix<double>* rows :
+           {&shorter.query, &shorter.key, &shorter.value, &shorter.log_key_gate, &shorter.log_value_gate})
         if (rows->size() > 0) *rows = Matrix<double>(rows->topRows(t));
       *largest_state = std::max(*largest_state, rule(model, shorter).state.cwiseAbs().maxCoeff());
     }
@@ -175,8 +178,9 @@ Matrix<double> expected_values(const Layer& layer, const Matrix<double>& x, doub
   if (model.output_norm) {
     const Matrix<double> weight = layer.weight("output_norm.weight");
     for (Eigen::Index h = 0; h < model.heads; ++h)
-      all.middleCols(h * d, d) = reference::layers::rms_norm<double>(
-          Matrix<double>(all.middleCols(h * d, d)), Vector<double>(weight.middleCols(h * d, d).transpose()), 1, kNormEpsilon);
+      all.middleCols(h * d, d) =
+          reference::layers::rms_norm<double>(Matrix<double>(all.middleCols(h * d, d)),
+                                              Vector<double>(weight.middleCols(h * d, d).transpose()), 1, kNormEpsilon);
   }
   if (model.output_gate)
     all.array() *= reference::layers::sigmoid<double>(x * layer.weight("ogate_proj.weight").transpose()).array();
@@ -224,7 +228,8 @@ TEST_P(EveryState, HasAGradientInEveryWeightThatIsTheCentralDifference) {
   const Layer layer(GetParam().model);
   const Tensor x = some_input(9), direction = torch::randn({2, 9, 32}, torch::kFloat64);
   const auto loss = [&] {
-    const auto angles = rotation(9, layer.layer.config.query_dim(), layer.layer.config.rope_base, torch::dtype(torch::kFloat64));
+    const auto angles =
+        rotation(9, layer.layer.config.query_dim(), layer.layer.config.rope_base, torch::dtype(torch::kFloat64));
     return (layer.layer.forward(x, angles, nullptr) * direction).sum();
   };
   loss().backward();
@@ -241,7 +246,8 @@ TEST_P(EveryState, HasAGradientInEveryWeightThatIsTheCentralDifference) {
     const double lower = loss().item<double>();
     parameter.value().copy_(before);
     const double expected = (gradient.to(torch::kFloat64) * taken).sum().item<double>();
-    EXPECT_NEAR(upper - lower, expected, 5e-3 * (std::abs(expected) + gradient.norm().item<double>() * taken.norm().item<double>()))
+    EXPECT_NEAR(upper - lower, expected,
+                5e-3 * (std::abs(expected) + gradient.norm().item<double>() * taken.norm().item<double>()))
         << parameter.key();
   }
 }
@@ -287,12 +293,14 @@ TEST(LocalAttention, EqualsTheReferenceAtEveryLengthAndWindow) {
   for (const int64_t length : {1, 2, 7, 16, 17, 33})
     for (const int64_t window : {1, 2, 5, 16, 64}) {
       torch::manual_seed(length);
-      const Tensor q = torch::randn({2, length, 3, 8}, torch::kFloat64), k = torch::randn_like(q), v = torch::randn_like(q);
+      const Tensor q = torch::randn({2, length, 3, 8}, torch::kFloat64), k = torch::randn_like(q),
+                   v = torch::randn_like(q);
       const Tensor values = local_attention(q, k, v, window);
       for (int64_t b = 0; b < 2; ++b)
         for (int64_t h = 0; h < 3; ++h) {
           const auto rows = [&](const Tensor& x) { return matrix_of(x[b].select(1, h)); };
-          const Head head{.query = rows(q), .key = rows(k), .value = rows(v), .log_forget = {}, .scale = 1 / std::sqrt(8.0)};
+          const Head head{
+              .query = rows(q), .key = rows(k), .value = rows(v), .log_forget = {}, .scale = 1 / std::sqrt(8.0)};
           const auto expected = reference::local_attention::recurrent(head, window).values;
           EXPECT_LT(relative_error(rows(values), expected), 1e-12) << length << " tokens, window " << window;
           if (length <= window + 1) continue;
@@ -342,7 +350,9 @@ TEST(MixerCosts, GrowWithTheStateAndNotWithTheContext) {
 }
 
 TEST(UniformGateInitialisation, FillsItsRange) {
-  const auto gates = [](double n) { return torch::sigmoid(uniform_gate_bias(20000, n, at::make_generator<at::CPUGeneratorImpl>(1))); };
+  const auto gates = [](double n) {
+    return torch::sigmoid(uniform_gate_bias(20000, n, at::make_generator<at::CPUGeneratorImpl>(1)));
+  };
   for (const double n : {2.5, 4.0, 32.0}) {
     const Tensor gate = gates(n);
     EXPECT_GE(gate.min().item<double>(), 1 / n - 1e-6);

@@ -67,7 +67,8 @@ TEST(TrainingConfig, NamesWhatIsWrong) {
   EXPECT_NE(message([](TrainingConfig& c) { c.warmup_tokens = c.total_tokens + 1; }), "no error");
   EXPECT_NE(message([](TrainingConfig& c) { c.clip_norm = 0; }), "no error");
   EXPECT_EQ(message([](TrainingConfig& c) { c.device = "cuda:1"; }), "no error");
-  EXPECT_EQ(message([](TrainingConfig& c) { c.device = "cuda:"; }), "device: expected cpu, cuda or cuda:N, found cuda:");
+  EXPECT_EQ(message([](TrainingConfig& c) { c.device = "cuda:"; }),
+            "device: expected cpu, cuda or cuda:N, found cuda:");
   EXPECT_THROW(nlohmann::json({{"learning_rat", 1}}).get<TrainingConfig>(), std::invalid_argument);
 }
 

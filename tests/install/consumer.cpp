@@ -10,7 +10,8 @@
 #include "reference/problem.hpp"
 
 int main() {
-  const lethe::Problem problem = lethe::random_problem({1, 5, 5, 1, 1, 4, 4}, lethe::Dtype::kFloat64, lethe::Gate::kInitial, 1);
+  const lethe::Problem problem =
+      lethe::random_problem({1, 5, 5, 1, 1, 4, 4}, lethe::Dtype::kFloat64, lethe::Gate::kInitial, 1);
   const auto tensor = [](const std::vector<double>& data, at::IntArrayRef shape) {
     return at::tensor(data, at::kDouble).view(shape);
   };

@@ -18,7 +18,9 @@ double gate_budget(Dtype dtype) { return dtype == Dtype::kFloat64 ? budget(dtype
 // ∂o·v, which the terms that cancel share. This share of ‖∂value‖ is what such zeros are measured against.
 constexpr double kFloorShare = 0.1;
 
-Vector<double> vector_of(const std::vector<double>& data) { return Eigen::Map<const Vector<double>>(data.data(), data.size()); }
+Vector<double> vector_of(const std::vector<double>& data) {
+  return Eigen::Map<const Vector<double>>(data.data(), data.size());
+}
 
 void expect_close(const char* what, const std::vector<double>& actual, std::span<const double> expected, double allowed,
                   double floor = 1e-300) {
@@ -28,14 +30,15 @@ void expect_close(const char* what, const std::vector<double>& actual, std::span
 
 }  // namespace
 
-OperatorResult run_operator(const Problem& problem, const at::Tensor& values_gradient, std::optional<double> log_pruning_tolerance) {
+OperatorResult run_operator(const Problem& problem, const at::Tensor& values_gradient,
+                            std::optional<double> log_pruning_tolerance) {
   ProblemTensors inputs = tensors_of(problem);
   for (at::Tensor* input : {&inputs.query, &inputs.key, &inputs.value, &inputs.log_forget}) input->requires_grad_();
   const auto [values, log_normalizer, visited_pairs] = forgetting_attention_with_statistics(
       inputs.query, inputs.key, inputs.value, inputs.log_forget, problem.scale, log_pruning_tolerance);
   values.backward(values_gradient);
-  return {values.detach(),    log_normalizer,     visited_pairs,      inputs.query.grad(),
-          inputs.key.grad(),  inputs.value.grad(), inputs.log_forget.grad()};
+  return {values.detach(),   log_normalizer,      visited_pairs,           inputs.query.grad(),
+          inputs.key.grad(), inputs.value.grad(), inputs.log_forget.grad()};
 }
 
 at::Tensor random_values_gradient(const Problem& problem) {
@@ -60,7 +63,8 @@ void expect_equals_reference(const Problem& problem, std::optional<double> log_p
         const Output output = reference::forgetting_attention::parallel(inputs);
         const std::vector<double> flat_gradient = head_of(values_gradient, batch, head);
         const Gradients gradients = reference::forgetting_attention::gradients(
-            inputs, Matrix<double>(Eigen::Map<const Matrix<double>>(flat_gradient.data(), shape.query_length, shape.value_dim)));
+            inputs, Matrix<double>(
+                        Eigen::Map<const Matrix<double>>(flat_gradient.data(), shape.query_length, shape.value_dim)));
         const double floor = kFloorShare * gradients.value.norm();
         expect_close("values", head_of(result.values, batch, head), flat(output.values), allowed);
         const Vector<double> normalizer = vector_of(head_of(result.log_normalizer, batch, head));
@@ -76,7 +80,8 @@ void expect_equals_reference(const Problem& problem, std::optional<double> log_p
           sum.value += gradients.value;
         }
       }
-      expect_close("key's gradient", head_of(result.key, batch, key_head), flat(sum.key), allowed, kFloorShare * sum.value.norm());
+      expect_close("key's gradient", head_of(result.key, batch, key_head), flat(sum.key), allowed,
+                   kFloorShare * sum.value.norm());
       expect_close("value's gradient", head_of(result.value, batch, key_head), flat(sum.value), allowed);
     }
   }

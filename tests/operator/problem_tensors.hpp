@@ -20,14 +20,10 @@ struct ProblemTensors {
 
 inline at::ScalarType torch_dtype(Dtype dtype) {
   switch (dtype) {
-    case Dtype::kFloat64:
-      return at::kDouble;
-    case Dtype::kFloat32:
-      return at::kFloat;
-    case Dtype::kBFloat16:
-      return at::kBFloat16;
-    case Dtype::kFloat16:
-      return at::kHalf;
+    case Dtype::kFloat64: return at::kDouble;
+    case Dtype::kFloat32: return at::kFloat;
+    case Dtype::kBFloat16: return at::kBFloat16;
+    case Dtype::kFloat16: return at::kHalf;
   }
   TORCH_CHECK(false, "dtype: expected one of the enumeration");
 }
@@ -43,7 +39,8 @@ inline ProblemTensors tensors_of(const Problem& problem) {
   return {tensor_of(problem.query, {s.batch, s.query_length, s.query_heads, s.key_dim}, dtype),
           tensor_of(problem.key, {s.batch, s.key_length, s.heads, s.key_dim}, dtype),
           tensor_of(problem.value, {s.batch, s.key_length, s.heads, s.value_dim}, dtype),
-          tensor_of(problem.log_forget, {s.batch, s.key_length, s.query_heads}, dtype == at::kDouble ? at::kDouble : at::kFloat)};
+          tensor_of(problem.log_forget, {s.batch, s.key_length, s.query_heads},
+                    dtype == at::kDouble ? at::kDouble : at::kFloat)};
 }
 
 /// One head of a tensor [B, T, H, D] or [B, T, H], flat.
@@ -59,10 +56,12 @@ inline std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> forward_with_b
   using Signature = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>(
       const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, double, std::optional<double>,
       const std::optional<at::Tensor>&, bool);
-  const auto [values, log_normalizer, visited_pairs, boundary, residual] = c10::Dispatcher::singleton()
-      .findSchemaOrThrow("lethe::_forgetting_attention_forward", "")
-      .typed<Signature>()
-      .call(inputs.query, inputs.key, inputs.value, inputs.log_forget, scale, log_pruning_tolerance, logit_bound, false);
+  const auto [values, log_normalizer, visited_pairs, boundary, residual] =
+      c10::Dispatcher::singleton()
+          .findSchemaOrThrow("lethe::_forgetting_attention_forward", "")
+          .typed<Signature>()
+          .call(inputs.query, inputs.key, inputs.value, inputs.log_forget, scale, log_pruning_tolerance, logit_bound,
+                false);
   return {values, log_normalizer, visited_pairs, boundary};
 }
 

@@ -15,9 +15,7 @@ namespace {
 
 using reference::Input;
 
-bool is_stored_wide(Input input) {
-  return input != Input::kQuery && input != Input::kKey && input != Input::kValue;
-}
+bool is_stored_wide(Input input) { return input != Input::kQuery && input != Input::kKey && input != Input::kValue; }
 
 Dtype stored_dtype(Input input, Dtype dtype) {
   return is_stored_wide(input) && dtype != Dtype::kFloat64 ? Dtype::kFloat32 : dtype;
@@ -28,19 +26,18 @@ std::vector<int64_t> columns_of(const Head& head, Input input) {
   switch (input) {
     case Input::kQuery:
     case Input::kKey:
-    case Input::kLogKeyGate:
-      return {head.key.cols()};
+    case Input::kLogKeyGate: return {head.key.cols()};
     case Input::kValue:
     case Input::kLogValueGate:
-    case Input::kInitialState:
-      return {head.value.cols()};
-    default:
-      return {};
+    case Input::kInitialState: return {head.value.cols()};
+    default: return {};
   }
 }
 
 at::Tensor positive_features(const at::Tensor& features) { return at::elu(features) + 1; }
-at::Tensor shares(const at::Tensor& features) { return positive_features(features) / positive_features(features).sum(-1, true); }
+at::Tensor shares(const at::Tensor& features) {
+  return positive_features(features) / positive_features(features).sum(-1, true);
+}
 
 // 1 − g with all digits where g is nearly one, and −g as its derivative: Torch's own for expm1 has no digits left where g is nearly zero.
 at::Tensor closing(const at::Tensor& log_gate) {
@@ -55,31 +52,35 @@ StateResult split_normalizer(const std::tuple<at::Tensor, at::Tensor>& result) {
 }
 
 // q and k as the mechanism's features, log f scalar or none.
-StateResult normalized(const StateTensors& in, const at::Tensor& query, const at::Tensor& key, const std::optional<at::Tensor>& log_gate) {
+StateResult normalized(const StateTensors& in, const at::Tensor& query, const at::Tensor& key,
+                       const std::optional<at::Tensor>& log_gate) {
   const at::Tensor state = at::cat({in.at(Input::kInitialState), in.at(Input::kInitialNormalizer).unsqueeze(3)}, 3);
-  return split_normalizer(gated_state(query, key, in.at(Input::kValue), log_gate, std::nullopt, state, std::nullopt, true));
+  return split_normalizer(
+      gated_state(query, key, in.at(Input::kValue), log_gate, std::nullopt, state, std::nullopt, true));
 }
 
 StateResult unnormalized(const StateTensors& in, const at::Tensor& key, const std::optional<at::Tensor>& log_key_gate,
                          const std::optional<at::Tensor>& log_value_gate, double scale) {
-  const auto [values, state] =
-      gated_state(in.at(Input::kQuery), key, in.at(Input::kValue), log_key_gate, log_value_gate, in.at(Input::kInitialState), scale);
+  const auto [values, state] = gated_state(in.at(Input::kQuery), key, in.at(Input::kValue), log_key_gate,
+                                           log_value_gate, in.at(Input::kInitialState), scale);
   return {values, state, {}};
 }
 
 StateResult delta(const StateTensors& in, const std::optional<at::Tensor>& log_key_gate, double scale) {
-  const auto [values, state] = delta_state(in.at(Input::kQuery), in.at(Input::kKey), in.at(Input::kValue), in.at(Input::kWriteStrength),
-                                           log_key_gate, in.at(Input::kInitialState), scale);
+  const auto [values, state] =
+      delta_state(in.at(Input::kQuery), in.at(Input::kKey), in.at(Input::kValue), in.at(Input::kWriteStrength),
+                  log_key_gate, in.at(Input::kInitialState), scale);
   return {values, state, {}};
 }
 
 // What the rule keeps, divided by what linear attention keeps of values of one.
 StateResult normalized_delta(const StateTensors& in) {
   const at::Tensor query = shares(in.at(Input::kQuery)), key = shares(in.at(Input::kKey));
-  const auto [values, state] =
-      delta_state(query, key, in.at(Input::kValue), in.at(Input::kWriteStrength), std::nullopt, in.at(Input::kInitialState), 1.0);
-  const auto [sum, normalizer] = gated_state(query, key, at::ones_like(in.at(Input::kValue).narrow(3, 0, 1)), std::nullopt, std::nullopt,
-                                             in.at(Input::kInitialNormalizer).unsqueeze(3), 1.0);
+  const auto [values, state] = delta_state(query, key, in.at(Input::kValue), in.at(Input::kWriteStrength), std::nullopt,
+                                           in.at(Input::kInitialState), 1.0);
+  const auto [sum, normalizer] =
+      gated_state(query, key, at::ones_like(in.at(Input::kValue).narrow(3, 0, 1)), std::nullopt, std::nullopt,
+                  in.at(Input::kInitialNormalizer).unsqueeze(3), 1.0);
   return {values / sum, state, normalizer.squeeze(3)};
 }
 
@@ -93,7 +94,9 @@ std::vector<GateChoice> every_gate_choice() {
   choices.push_back({"1e-4", Gate::kInitial, {small}});
   choices.push_back({"1 - 1e-7", Gate::kInitial, {nearly_one}});
   choices.push_back(
-      {"mixed", Gate::kInitial, {nearly_zero, small, nearly_one, nearly_one, 0.0, -0.5, -std::numeric_limits<double>::infinity()}});
+      {"mixed",
+       Gate::kInitial,
+       {nearly_zero, small, nearly_one, nearly_one, 0.0, -0.5, -std::numeric_limits<double>::infinity()}});
   return choices;
 }
 
@@ -133,7 +136,8 @@ StateTensors state_tensors(const std::vector<Head>& heads, int64_t batch, Dtype 
       data.insert(data.end(), of_head.begin(), of_head.end());
     }
     const Head& head = heads.front();
-    std::vector<int64_t> shape{batch, static_cast<int64_t>(heads.size()) / batch, has_positions(input) ? head.key.rows() : head.key.cols()};
+    std::vector<int64_t> shape{batch, static_cast<int64_t>(heads.size()) / batch,
+                               has_positions(input) ? head.key.rows() : head.key.cols()};
     shape.insert(shape.end(), columns.begin(), columns.end());
     const at::Tensor by_head = tensor_of(data, shape, torch_dtype(stored_dtype(input, dtype)));
     tensors[input] = has_positions(input) ? by_head.transpose(1, 2).contiguous() : by_head;
@@ -148,10 +152,13 @@ std::vector<double> state_head_of(const at::Tensor& tensor, bool has_positions, 
 const std::vector<StateCall>& state_calls() {
   static const std::vector<StateCall> calls{
       {"linear_attention_unnormalized", true,
-       [](const StateTensors& in, double scale) { return unnormalized(in, in.at(Input::kKey), std::nullopt, std::nullopt, scale); }},
+       [](const StateTensors& in, double scale) {
+         return unnormalized(in, in.at(Input::kKey), std::nullopt, std::nullopt, scale);
+       }},
       {"linear_attention", false,
        [](const StateTensors& in, double) {
-         return normalized(in, positive_features(in.at(Input::kQuery)), positive_features(in.at(Input::kKey)), std::nullopt);
+         return normalized(in, positive_features(in.at(Input::kQuery)), positive_features(in.at(Input::kKey)),
+                           std::nullopt);
        }},
       {"gated_linear_attention_unnormalized", true,
        [](const StateTensors& in, double scale) {
@@ -159,7 +166,8 @@ const std::vector<StateCall>& state_calls() {
        }},
       {"gated_linear_attention", false,
        [](const StateTensors& in, double) {
-         return normalized(in, positive_features(in.at(Input::kQuery)), positive_features(in.at(Input::kKey)), in.at(Input::kLogForget));
+         return normalized(in, positive_features(in.at(Input::kQuery)), positive_features(in.at(Input::kKey)),
+                           in.at(Input::kLogForget));
        }},
       {"decay_fast_weights", true,
        [](const StateTensors& in, double scale) {

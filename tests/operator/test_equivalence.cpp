@@ -15,16 +15,22 @@ namespace {
 
 constexpr Dtype kEveryDtype[] = {Dtype::kFloat64, Dtype::kFloat32, Dtype::kBFloat16, Dtype::kFloat16};
 
-Shape shape_of(int64_t query_length, int64_t key_length, int64_t batch, int64_t heads, int64_t query_heads, int64_t key_dim,
-               int64_t value_dim) {
-  return {.batch = batch, .query_length = query_length, .key_length = key_length, .heads = heads, .query_heads = query_heads,
-          .key_dim = key_dim, .value_dim = value_dim};
+Shape shape_of(int64_t query_length, int64_t key_length, int64_t batch, int64_t heads, int64_t query_heads,
+               int64_t key_dim, int64_t value_dim) {
+  return {.batch = batch,
+          .query_length = query_length,
+          .key_length = key_length,
+          .heads = heads,
+          .query_heads = query_heads,
+          .key_dim = key_dim,
+          .value_dim = value_dim};
 }
 
 TEST(ForgettingAttentionOperator, EqualsTheReferenceForEveryDtypeGateAndShape) {
-  const Shape shapes[] = {shape_of(1, 1, 2, 3, 3, 8, 4),     shape_of(2, 2, 1, 1, 2, 5, 7),      shape_of(17, 17, 2, 3, 3, 16, 8),
-                          shape_of(63, 63, 1, 1, 1, 64, 64), shape_of(65, 65, 1, 2, 4, 8, 24),   shape_of(129, 129, 1, 1, 1, 64, 32),
-                          shape_of(257, 257, 1, 1, 2, 16, 16), shape_of(5, 300, 1, 3, 3, 32, 8), shape_of(140, 620, 1, 1, 3, 8, 8)};
+  const Shape shapes[] = {
+      shape_of(1, 1, 2, 3, 3, 8, 4),       shape_of(2, 2, 1, 1, 2, 5, 7),    shape_of(17, 17, 2, 3, 3, 16, 8),
+      shape_of(63, 63, 1, 1, 1, 64, 64),   shape_of(65, 65, 1, 2, 4, 8, 24), shape_of(129, 129, 1, 1, 1, 64, 32),
+      shape_of(257, 257, 1, 1, 2, 16, 16), shape_of(5, 300, 1, 3, 3, 32, 8), shape_of(140, 620, 1, 1, 3, 8, 8)};
   uint64_t seed = 1;
   for (const Dtype dtype : kEveryDtype) {
     for (const Gate gate : kEveryGate) {
@@ -47,8 +53,8 @@ TEST(ForgettingAttentionOperator, EqualsTheReferenceWhenItPrunesWhatIsBelowRound
   const Problem problem = random_problem(shape_of(700, 900, 1, 1, 1, 8, 8), Dtype::kFloat64, Gate::kStrong, 6);
   const double log_tolerance = -36.0;  // ε = 2e-16
   const ProblemTensors inputs = tensors_of(problem);
-  const auto statistics = forgetting_attention_with_statistics(inputs.query, inputs.key, inputs.value, inputs.log_forget,
-                                                               problem.scale, log_tolerance);
+  const auto statistics = forgetting_attention_with_statistics(inputs.query, inputs.key, inputs.value,
+                                                               inputs.log_forget, problem.scale, log_tolerance);
   ASSERT_LT(std::get<2>(statistics).item().toLong(), 700 * 200 + 700 * 701 / 2) << "nothing was pruned";
   expect_equals_reference(problem, log_tolerance);
 }

@@ -46,48 +46,113 @@ TEST(MatrixStateArguments, AreRefusedWithTheirNameTheExpectedAndTheFound) {
       {"query: expected 4 dimensions [B,T,H,K], found 3", [](Call& c) { c.query = c.query[0]; }},
       {"key: expected 4 dimensions [B,T,H,K], found 3", [](Call& c) { c.key = c.key[0]; }},
       {"value: expected 4 dimensions [B,T,H,V], found 3", [](Call& c) { c.value = c.value[0]; }},
-      {"query: expected a head dimension of at least 1, found 0", [](Call& c) { c.query = at::ones({2, 3, 4, 0}); }},
-      {"query: expected dtype float64, float32, bfloat16 or float16, found Int", [](Call& c) { c.query = c.query.to(at::kInt); }},
-      {"key: expected shape [2, 3, 4, 8], found [2, 2, 4, 8]", [](Call& c) { c.key = at::ones({2, 2, 4, 8}); }},
-      {"value: expected shape [2, 3, 4, 6], found [2, 3, 1, 6]", [](Call& c) { c.value = at::ones({2, 3, 1, 6}); }},
+      {"query: expected a head dimension of at least 1, found 0",
+       [](Call& c) {
+         c.query = at::ones({2, 3, 4, 0});
+       }},
+      {"query: expected dtype float64, float32, bfloat16 or float16, found Int",
+       [](Call& c) { c.query = c.query.to(at::kInt); }},
+      {"key: expected shape [2, 3, 4, 8], found [2, 2, 4, 8]",
+       [](Call& c) {
+         c.key = at::ones({2, 2, 4, 8});
+       }},
+      {"value: expected shape [2, 3, 4, 6], found [2, 3, 1, 6]",
+       [](Call& c) {
+         c.value = at::ones({2, 3, 1, 6});
+       }},
       {"key: expected dtype Float, found Half", [](Call& c) { c.key = c.key.to(at::kHalf); }},
       {"value: expected a strided layout, found Sparse", [](Call& c) { c.value = c.value.to_sparse(); }},
-      {"log_key_gate: expected 4 dimensions [B,T,H,K], or 3 dimensions [B,T,H], found 2", [](Call& c) { c.log_key_gate = at::zeros({3, 4}); }},
-      {"log_key_gate: expected shape [2, 3, 4], found [2, 3, 8]", [](Call& c) { c.log_key_gate = at::zeros({2, 3, 8}); }},
-      {"log_key_gate: expected shape [2, 3, 4, 8], found [2, 3, 4, 6]", [](Call& c) { c.log_key_gate = at::zeros({2, 3, 4, 6}); }},
-      {"log_key_gate: expected dtype Float, found Double", [](Call& c) { c.log_key_gate = at::zeros({2, 3, 4}, at::kDouble); }},
+      {"log_key_gate: expected 4 dimensions [B,T,H,K], or 3 dimensions [B,T,H], found 2",
+       [](Call& c) {
+         c.log_key_gate = at::zeros({3, 4});
+       }},
+      {"log_key_gate: expected shape [2, 3, 4], found [2, 3, 8]",
+       [](Call& c) {
+         c.log_key_gate = at::zeros({2, 3, 8});
+       }},
+      {"log_key_gate: expected shape [2, 3, 4, 8], found [2, 3, 4, 6]",
+       [](Call& c) {
+         c.log_key_gate = at::zeros({2, 3, 4, 6});
+       }},
+      {"log_key_gate: expected dtype Float, found Double",
+       [](Call& c) {
+         c.log_key_gate = at::zeros({2, 3, 4}, at::kDouble);
+       }},
       {"log_key_gate: expected a natural logarithm <= 0, found 0.25 at position 2",
-       [](Call& c) { c.log_key_gate = at::zeros({2, 3, 4, 8}), (*c.log_key_gate)[1][2][3][7] = 0.25; }},
+       [](Call& c) {
+         c.log_key_gate = at::zeros({2, 3, 4, 8}), (*c.log_key_gate)[1][2][3][7] = 0.25;
+       }},
       {"log_key_gate: expected a natural logarithm <= 0, found nan at position 1",
-       [](Call& c) { c.log_key_gate = at::zeros({2, 3, 4}), (*c.log_key_gate)[1][1][0] = NAN; }},
-      {"log_value_gate: expected 4 dimensions [B,T,H,V], found 3", [](Call& c) { c.log_value_gate = at::zeros({2, 3, 4}); }},
-      {"log_value_gate: expected shape [2, 3, 4, 6], found [2, 3, 4, 8]", [](Call& c) { c.log_value_gate = at::zeros({2, 3, 4, 8}); }},
+       [](Call& c) {
+         c.log_key_gate = at::zeros({2, 3, 4}), (*c.log_key_gate)[1][1][0] = NAN;
+       }},
+      {"log_value_gate: expected 4 dimensions [B,T,H,V], found 3",
+       [](Call& c) {
+         c.log_value_gate = at::zeros({2, 3, 4});
+       }},
+      {"log_value_gate: expected shape [2, 3, 4, 6], found [2, 3, 4, 8]",
+       [](Call& c) {
+         c.log_value_gate = at::zeros({2, 3, 4, 8});
+       }},
       {"log_value_gate: expected a natural logarithm <= 0, found 1 at position 0",
-       [](Call& c) { c.log_value_gate = at::zeros({2, 3, 4, 6}), (*c.log_value_gate)[1][0][3][5] = 1.0; }},
+       [](Call& c) {
+         c.log_value_gate = at::zeros({2, 3, 4, 6}), (*c.log_value_gate)[1][0][3][5] = 1.0;
+       }},
       {"log_value_gate: expected none with normalize, found one",
-       [](Call& c) { c.log_value_gate = at::zeros({2, 3, 4, 6}), c.normalize = true; }},
-      {"state: expected 4 dimensions [B,H,K,V], found 3", [](Call& c) { c.state = at::zeros({4, 8, 6}); }},
-      {"state: expected shape [2, 4, 8, 6], found [2, 4, 6, 8]", [](Call& c) { c.state = at::zeros({2, 4, 6, 8}); }},
-      {"state: expected shape [2, 4, 8, 7], found [2, 4, 8, 6]", [](Call& c) { c.state = at::zeros({2, 4, 8, 6}), c.normalize = true; }},
-      {"state: expected dtype Float, found BFloat16", [](Call& c) { c.state = at::zeros({2, 4, 8, 6}, at::kBFloat16); }},
+       [](Call& c) {
+         c.log_value_gate = at::zeros({2, 3, 4, 6}), c.normalize = true;
+       }},
+      {"state: expected 4 dimensions [B,H,K,V], found 3",
+       [](Call& c) {
+         c.state = at::zeros({4, 8, 6});
+       }},
+      {"state: expected shape [2, 4, 8, 6], found [2, 4, 6, 8]",
+       [](Call& c) {
+         c.state = at::zeros({2, 4, 6, 8});
+       }},
+      {"state: expected shape [2, 4, 8, 7], found [2, 4, 8, 6]",
+       [](Call& c) {
+         c.state = at::zeros({2, 4, 8, 6}), c.normalize = true;
+       }},
+      {"state: expected dtype Float, found BFloat16",
+       [](Call& c) {
+         c.state = at::zeros({2, 4, 8, 6}, at::kBFloat16);
+       }},
       {"scale: expected a finite number, found inf", [](Call& c) { c.scale = INFINITY; }},
-      {"beta: expected 3 dimensions [B,T,H], found 4", [](Call& c) { c.beta = at::ones({2, 3, 4, 1}); }},
-      {"beta: expected shape [2, 3, 4], found [2, 3, 3]", [](Call& c) { c.beta = at::ones({2, 3, 3}); }},
-      {"beta: expected dtype Float, found Double", [](Call& c) { c.beta = at::ones({2, 3, 4}, at::kDouble); }},
-      {"beta: expected a number >= 0, found -1 at position 0", [](Call& c) { c.beta = -at::ones({2, 3, 4}); }},
-      {"beta: expected a number >= 0, found nan at position 2", [](Call& c) { c.beta = at::ones({2, 3, 4}), (*c.beta)[0][2][1] = NAN; }},
+      {"beta: expected 3 dimensions [B,T,H], found 4",
+       [](Call& c) {
+         c.beta = at::ones({2, 3, 4, 1});
+       }},
+      {"beta: expected shape [2, 3, 4], found [2, 3, 3]",
+       [](Call& c) {
+         c.beta = at::ones({2, 3, 3});
+       }},
+      {"beta: expected dtype Float, found Double",
+       [](Call& c) {
+         c.beta = at::ones({2, 3, 4}, at::kDouble);
+       }},
+      {"beta: expected a number >= 0, found -1 at position 0",
+       [](Call& c) {
+         c.beta = -at::ones({2, 3, 4});
+       }},
+      {"beta: expected a number >= 0, found nan at position 2",
+       [](Call& c) {
+         c.beta = at::ones({2, 3, 4}), (*c.beta)[0][2][1] = NAN;
+       }},
   };
-  for (const auto& [expected, spoil] : cases) EXPECT_EQ(message_of(spoil).substr(0, std::string(expected).size()), expected);
+  for (const auto& [expected, spoil] : cases)
+    EXPECT_EQ(message_of(spoil).substr(0, std::string(expected).size()), expected);
   EXPECT_EQ(message_of([](Call&) {}), "no error");
   EXPECT_EQ(message_of([](Call& c) { c.beta = at::ones({2, 3, 4}); }), "no error");
 }
 
 TEST(MatrixStateArguments, OnAnotherDeviceThanTheQueryAreRefused) {
-  EXPECT_EQ(message_of([](Call& c) {
-              c.query = c.query.to(at::kMeta), c.value = c.value.to(at::kMeta);
-            }),
+  EXPECT_EQ(message_of([](Call& c) { c.query = c.query.to(at::kMeta), c.value = c.value.to(at::kMeta); }),
             "key: expected device meta as query, found cpu");
-  EXPECT_EQ(message_of([](Call& c) { c.state = at::zeros({2, 4, 8, 6}, at::kMeta); }), "state: expected device cpu as query, found meta");
+  EXPECT_EQ(message_of([](Call& c) {
+              c.state = at::zeros({2, 4, 8, 6}, at::kMeta);
+            }),
+            "state: expected device cpu as query, found meta");
 }
 
 StateTensors positions(const StateTensors& inputs, int64_t begin, int64_t length) {
@@ -123,25 +188,30 @@ TEST(MatrixStateCalls, CarryTheStateOverAnySplitWithTheSameBits) {
 }
 
 TEST(MatrixStateCalls, CarryTheNormalizerWithTheState) {
-  const StateTensors in = state_tensors(state_heads({1, 50, 2, 7, 33}, Dtype::kFloat64, {"initial"}, 5), 1, Dtype::kFloat64);
-  const at::Tensor q = in.at(Input::kQuery).abs(), k = in.at(Input::kKey).abs(), v = in.at(Input::kValue), gate = in.at(Input::kLogForget);
+  const StateTensors in =
+      state_tensors(state_heads({1, 50, 2, 7, 33}, Dtype::kFloat64, {"initial"}, 5), 1, Dtype::kFloat64);
+  const at::Tensor q = in.at(Input::kQuery).abs(), k = in.at(Input::kKey).abs(), v = in.at(Input::kValue),
+                   gate = in.at(Input::kLogForget);
   const auto part = [&](int64_t begin, int64_t length, const std::optional<at::Tensor>& state) {
     const auto cut = [&](const at::Tensor& tensor) { return tensor.narrow(1, begin, length); };
     return gated_state(cut(q), cut(k), cut(v), cut(gate), std::nullopt, state, std::nullopt, true);
   };
-  const auto whole = part(0, 50, std::nullopt), first = part(0, 41, std::nullopt), second = part(41, 9, std::get<1>(first));
+  const auto whole = part(0, 50, std::nullopt), first = part(0, 41, std::nullopt),
+             second = part(41, 9, std::get<1>(first));
   EXPECT_TRUE(at::equal(at::cat({std::get<0>(first), std::get<0>(second)}, 1), std::get<0>(whole)));
   EXPECT_TRUE(at::equal(std::get<1>(second), std::get<1>(whole)));
 }
 
 TEST(MatrixStateCalls, LetNothingThroughAGateOfZero) {
   constexpr int64_t kCut = 40;
-  StateTensors inputs = state_tensors(state_heads({1, 100, 2, 5, 20}, Dtype::kFloat32, {"open", Gate::kOpen}, 6), 1, Dtype::kFloat32);
+  StateTensors inputs =
+      state_tensors(state_heads({1, 100, 2, 5, 20}, Dtype::kFloat32, {"open", Gate::kOpen}, 6), 1, Dtype::kFloat32);
   inputs[Input::kLogKeyGate].select(1, kCut).fill_(-std::numeric_limits<double>::infinity());
   for (const char* name : {"decay_fast_weights", "gated_delta_fast_weights"}) {
     SCOPED_TRACE(name);
     for (const Input input : variant_named(name).inputs) inputs[input] = inputs[input].detach().requires_grad_();
-    const StateCall& call = *std::ranges::find_if(state_calls(), [&](const StateCall& c) { return c.variant == std::string(name); });
+    const StateCall& call =
+        *std::ranges::find_if(state_calls(), [&](const StateCall& c) { return c.variant == std::string(name); });
     const StateResult result = call.call(inputs, 1.0);
     (result.values.narrow(1, kCut, 60).square().sum() + result.state.square().sum()).backward();
     for (const Input input : variant_named(name).inputs) {
@@ -165,9 +235,12 @@ TEST(MatrixStateCalls, LetNothingThroughAGateOfZero) {
 }
 
 TEST(MatrixStateCalls, TakeAGateOfOneForNoGate) {
-  const StateTensors in = state_tensors(state_heads({1, 50, 2, 7, 9}, Dtype::kFloat32, {"initial"}, 7), 1, Dtype::kFloat32);
-  const at::Tensor &q = in.at(Input::kQuery), &k = in.at(Input::kKey), &v = in.at(Input::kValue), &beta = in.at(Input::kWriteStrength);
-  const at::Tensor key_gate = at::zeros_like(in.at(Input::kLogKeyGate)), value_gate = at::zeros_like(in.at(Input::kLogValueGate));
+  const StateTensors in =
+      state_tensors(state_heads({1, 50, 2, 7, 9}, Dtype::kFloat32, {"initial"}, 7), 1, Dtype::kFloat32);
+  const at::Tensor &q = in.at(Input::kQuery), &k = in.at(Input::kKey), &v = in.at(Input::kValue),
+                   &beta = in.at(Input::kWriteStrength);
+  const at::Tensor key_gate = at::zeros_like(in.at(Input::kLogKeyGate)),
+                   value_gate = at::zeros_like(in.at(Input::kLogValueGate));
   const at::Tensor none = std::get<0>(gated_state(q, k, v)), delta = std::get<0>(delta_state(q, k, v, beta));
   EXPECT_TRUE(at::equal(std::get<0>(gated_state(q, k, v, key_gate)), none));
   EXPECT_TRUE(at::equal(std::get<0>(gated_state(q, k, v, key_gate.select(3, 0))), none));
@@ -177,10 +250,12 @@ TEST(MatrixStateCalls, TakeAGateOfOneForNoGate) {
 }
 
 std::vector<at::Tensor> values_and_gradients(const char* name, int64_t heads) {
-  StateTensors inputs = state_tensors(state_heads({1, 300, heads, 24, 70}, Dtype::kFloat32, {"initial"}, 8), 1, Dtype::kFloat32);
+  StateTensors inputs =
+      state_tensors(state_heads({1, 300, heads, 24, 70}, Dtype::kFloat32, {"initial"}, 8), 1, Dtype::kFloat32);
   const reference::Variant& variant = variant_named(name);
   for (const Input input : variant.inputs) inputs[input].requires_grad_();
-  const StateCall& call = *std::ranges::find_if(state_calls(), [&](const StateCall& c) { return c.variant == std::string(name); });
+  const StateCall& call =
+      *std::ranges::find_if(state_calls(), [&](const StateCall& c) { return c.variant == std::string(name); });
   const StateResult result = call.call(inputs, 1.0);
   (result.values.square().sum() + result.state.square().sum()).backward();
   std::vector<at::Tensor> results{result.values.detach(), result.state.detach()};
@@ -210,9 +285,11 @@ TEST(MatrixStateCalls, GiveTheSameBitsEveryTimeWhateverTheThreads) {
 
 // What runs on other devices than the CPU, here on the CPU.
 TEST(PortableMatrixState, EqualsTheKernelsForwardAndBackward) {
-  const StateTensors in = state_tensors(state_heads({2, 150, 2, 7, 9}, Dtype::kFloat64, {"initial"}, 10), 2, Dtype::kFloat64);
+  const StateTensors in =
+      state_tensors(state_heads({2, 150, 2, 7, 9}, Dtype::kFloat64, {"initial"}, 10), 2, Dtype::kFloat64);
   const auto given = [&](Input input) { return std::optional<at::Tensor>(in.at(input)); };
-  const at::Tensor normalized_state = at::cat({in.at(Input::kInitialState), in.at(Input::kInitialNormalizer).unsqueeze(3)}, 3);
+  const at::Tensor normalized_state =
+      at::cat({in.at(Input::kInitialState), in.at(Input::kInitialNormalizer).unsqueeze(3)}, 3);
   const std::optional<at::Tensor> none, key_gate = given(Input::kLogKeyGate), head_gate = given(Input::kLogForget),
                                         value_gate = given(Input::kLogValueGate), beta = given(Input::kWriteStrength),
                                         state = given(Input::kInitialState), wide_state = normalized_state;
@@ -227,8 +304,9 @@ TEST(PortableMatrixState, EqualsTheKernelsForwardAndBackward) {
     using Optional = std::optional<at::Tensor>;
     const auto forward =
         kernels("lethe::_matrix_state_forward")
-            .typed<std::tuple<at::Tensor, at::Tensor>(const at::Tensor&, const at::Tensor&, const at::Tensor&, const Optional&,
-                                                      const Optional&, const Optional&, const Optional&, double, bool)>()
+            .typed<std::tuple<at::Tensor, at::Tensor>(const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                                                      const Optional&, const Optional&, const Optional&,
+                                                      const Optional&, double, bool)>()
             .call(c.query, c.key, c.value, c.log_key_gate, c.log_value_gate, c.beta, c.state, c.scale, c.normalize);
     const auto portable_forward = portable::matrix_state_forward(c);
     EXPECT_TRUE(at::allclose(std::get<0>(portable_forward), std::get<0>(forward), 1e-11, 1e-12));
@@ -238,20 +316,23 @@ TEST(PortableMatrixState, EqualsTheKernelsForwardAndBackward) {
     using Seven = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
     const Seven backward =
         kernels("lethe::_matrix_state_backward")
-            .typed<Seven(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, const Optional&,
-                         const Optional&, const Optional&, const Optional&, double, bool)>()
-            .call(d_values, d_state, c.query, c.key, c.value, c.log_key_gate, c.log_value_gate, c.beta, c.state, c.scale, c.normalize);
+            .typed<Seven(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                         const Optional&, const Optional&, const Optional&, const Optional&, double, bool)>()
+            .call(d_values, d_state, c.query, c.key, c.value, c.log_key_gate, c.log_value_gate, c.beta, c.state,
+                  c.scale, c.normalize);
     const Seven portable_backward = portable::matrix_state_backward(d_values, d_state, c);
     const auto list = [](const Seven& seven) {
       return std::apply([](const auto&... tensors) { return std::vector<at::Tensor>{tensors...}; }, seven);
     };
     const std::vector<at::Tensor> actual = list(portable_backward), expected = list(backward);
-    for (size_t i = 0; i < actual.size(); ++i) EXPECT_TRUE(at::allclose(actual[i], expected[i], 1e-10, 1e-11)) << "gradient " << i;
+    for (size_t i = 0; i < actual.size(); ++i)
+      EXPECT_TRUE(at::allclose(actual[i], expected[i], 1e-10, 1e-11)) << "gradient " << i;
   }
 }
 
 TEST(MatrixStateCalls, HideNoNaNOfTheirInputs) {
-  const StateTensors in = state_tensors(state_heads({1, 50, 1, 7, 9}, Dtype::kFloat32, {"initial"}, 9), 1, Dtype::kFloat32);
+  const StateTensors in =
+      state_tensors(state_heads({1, 50, 1, 7, 9}, Dtype::kFloat32, {"initial"}, 9), 1, Dtype::kFloat32);
   const at::Tensor key = in.at(Input::kKey).clone();
   key.select(1, 30).fill_(NAN);
   const at::Tensor values = std::get<0>(gated_state(in.at(Input::kQuery), key, in.at(Input::kValue)));

@@ -23,8 +23,13 @@ std::vector<int64_t> boundary_of(const at::Tensor& boundary, int64_t batch, int6
 }
 
 Problem problem_of(int64_t query_length, int64_t key_length, Gate gate, uint64_t seed) {
-  const Shape shape{.batch = 2, .query_length = query_length, .key_length = key_length, .heads = 1, .query_heads = 2,
-                    .key_dim = 8, .value_dim = 8};
+  const Shape shape{.batch = 2,
+                    .query_length = query_length,
+                    .key_length = key_length,
+                    .heads = 1,
+                    .query_heads = 2,
+                    .key_dim = 8,
+                    .value_dim = 8};
   return random_problem(shape, Dtype::kFloat32, gate, seed);
 }
 
@@ -47,12 +52,14 @@ TEST(Pruning, VisitsFromTheBoundaryThatTheDefinitionGives) {
       SCOPED_TRACE(describe(lengths, gate));
       const Problem problem = problem_of(lengths.query, lengths.key, gate, 3);
       const at::Tensor bound = at::full({2}, 6.0, at::kDouble);
-      const auto [values, normalizer, visited, boundary] = forward_with_boundary(tensors_of(problem), problem.scale, -10.0, bound);
+      const auto [values, normalizer, visited, boundary] =
+          forward_with_boundary(tensors_of(problem), problem.scale, -10.0, bound);
       const double threshold = reference::computation_pruning::threshold(6.0, lengths.key, -10.0);
       for (int64_t batch = 0; batch < 2; ++batch) {
         for (int64_t head = 0; head < 2; ++head) {
           const Vector<double> log_forget = head_of(problem, batch, head).log_forget;
-          const auto expected = reference::computation_pruning::boundary_by_walk(log_forget, lengths.query, kBlocks, threshold);
+          const auto expected =
+              reference::computation_pruning::boundary_by_walk(log_forget, lengths.query, kBlocks, threshold);
           EXPECT_EQ(boundary_of(boundary, batch, head), expected);
           EXPECT_EQ(visited[batch][head].item().toLong(),
                     reference::computation_pruning::visited_pairs(lengths.query, lengths.key, kBlocks, expected));
@@ -64,7 +71,8 @@ TEST(Pruning, VisitsFromTheBoundaryThatTheDefinitionGives) {
 
 TEST(Pruning, DiscardsLessThanTheToleranceWithTheBoundFromNorms) {
   for (const double log_tolerance : {-10.0, -1.0, -0.1}) {
-    for (const Problem& problem : {problem_of(1000, 1000, Gate::kInitial, 4), problem_of(300, 1000, Gate::kSpiky, 5), adversarial_problem()}) {
+    for (const Problem& problem :
+         {problem_of(1000, 1000, Gate::kInitial, 4), problem_of(300, 1000, Gate::kSpiky, 5), adversarial_problem()}) {
       const auto [values, normalizer, visited, boundary] =
           forward_with_boundary(tensors_of(problem), problem.scale, log_tolerance, std::nullopt);
       const auto unpruned = forward_with_boundary(tensors_of(problem), problem.scale, std::nullopt, std::nullopt);
@@ -85,7 +93,8 @@ TEST(Pruning, DiscardsLessThanTheToleranceWithTheBoundFromNorms) {
 TEST(Pruning, DiscardsMoreThanTheToleranceWhereTheBoundIsNone) {
   const Problem problem = adversarial_problem();
   const at::Tensor no_bound = at::zeros({2}, at::kDouble);
-  const auto [values, normalizer, visited, boundary] = forward_with_boundary(tensors_of(problem), problem.scale, -1.0, no_bound);
+  const auto [values, normalizer, visited, boundary] =
+      forward_with_boundary(tensors_of(problem), problem.scale, -1.0, no_bound);
   const Vector<double> lost =
       reference::computation_pruning::discarded_weight(head_of(problem, 0, 0), kBlocks, boundary_of(boundary, 0, 0));
   EXPECT_GT(lost.maxCoeff(), std::exp(-1.0));
@@ -113,7 +122,8 @@ TEST(Pruning, TakesABoundForEachHeadOrForEachBatchAndHead) {
   const Problem problem = problem_of(600, 600, Gate::kInitial, 8);
   const ProblemTensors inputs = tensors_of(problem);
   const auto per_head = forward_with_boundary(inputs, problem.scale, -10.0, at::tensor({3.0, 300.0}, at::kDouble));
-  const auto per_batch = forward_with_boundary(inputs, problem.scale, -10.0, at::tensor({3.0, 300.0, 3.0, 300.0}, at::kDouble).view({2, 2}));
+  const auto per_batch = forward_with_boundary(inputs, problem.scale, -10.0,
+                                               at::tensor({3.0, 300.0, 3.0, 300.0}, at::kDouble).view({2, 2}));
   EXPECT_TRUE(at::equal(std::get<3>(per_head), std::get<3>(per_batch)));
   const at::Tensor visited = std::get<2>(per_head);
   EXPECT_LT(visited[0][0].item().toLong(), visited[0][1].item().toLong()) << "a larger bound must prune less";
@@ -127,7 +137,9 @@ TEST(Pruning, HasGradientsThatEqualThoseWithoutItUpToTheTolerance) {
     ProblemTensors inputs = tensors_of(problem);
     for (at::Tensor* input : {&inputs.query, &inputs.key, &inputs.value, &inputs.log_forget}) input->requires_grad_();
     forgetting_attention(inputs.query, inputs.key, inputs.value, inputs.log_forget, problem.scale,
-                         pruned ? std::optional<double>(-16.0) : std::nullopt).sum().backward();
+                         pruned ? std::optional<double>(-16.0) : std::nullopt)
+        .sum()
+        .backward();
     gradients[pruned] = {inputs.query.grad(), inputs.key.grad(), inputs.value.grad(), inputs.log_forget.grad()};
   }
   for (size_t i = 0; i < 4; ++i) {

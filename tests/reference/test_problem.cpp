@@ -15,8 +15,8 @@ constexpr double kInf = std::numeric_limits<double>::infinity();
 
 TEST(Rounding, BFloat16KeepsEightSignificantBits) {
   EXPECT_EQ(round_to(Dtype::kBFloat16, 1.0 + 0x1p-7), 1.0 + 0x1p-7);
-  EXPECT_EQ(round_to(Dtype::kBFloat16, 1.0 + 0x1p-8), 1.0);                    // a tie goes to even
-  EXPECT_EQ(round_to(Dtype::kBFloat16, 1.0 + 0x3p-8), 1.0 + 0x1p-6);           // and here even is above
+  EXPECT_EQ(round_to(Dtype::kBFloat16, 1.0 + 0x1p-8), 1.0);           // a tie goes to even
+  EXPECT_EQ(round_to(Dtype::kBFloat16, 1.0 + 0x3p-8), 1.0 + 0x1p-6);  // and here even is above
   EXPECT_EQ(round_to(Dtype::kBFloat16, -(1.0 + 0x1.1p-8)), -(1.0 + 0x1p-7));
 }
 
@@ -58,7 +58,8 @@ TEST(RandomProblem, EveryGateIsAtMostZeroAndInItsBand) {
   EXPECT_NEAR(mean(Gate::kInitial), -0.766, 0.03);
   EXPECT_NEAR(mean(Gate::kStrong), -5.0, 0.2);
   const Problem cutting = random_problem(shape, Dtype::kFloat32, Gate::kCutting, 3);
-  EXPECT_NEAR(static_cast<double>(std::count(cutting.log_forget.begin(), cutting.log_forget.end(), -kInf)), 256.0, 80.0);
+  EXPECT_NEAR(static_cast<double>(std::count(cutting.log_forget.begin(), cutting.log_forget.end(), -kInf)), 256.0,
+              80.0);
 }
 
 TEST(RandomProblem, NamesTheInputThatIsWrong) {

@@ -116,24 +116,15 @@ auto entries(HeadOrGradients& tensors, reference::Input input) {
   using Entry = std::remove_pointer_t<decltype(tensors.query.data())>;
   const auto view = [](auto& tensor) { return std::span<Entry>(tensor.data(), static_cast<size_t>(tensor.size())); };
   switch (input) {
-    case reference::Input::kQuery:
-      return view(tensors.query);
-    case reference::Input::kKey:
-      return view(tensors.key);
-    case reference::Input::kValue:
-      return view(tensors.value);
-    case reference::Input::kLogForget:
-      return view(tensors.log_forget);
-    case reference::Input::kLogKeyGate:
-      return view(tensors.log_key_gate);
-    case reference::Input::kLogValueGate:
-      return view(tensors.log_value_gate);
-    case reference::Input::kWriteStrength:
-      return view(tensors.write_strength);
-    case reference::Input::kInitialState:
-      return view(tensors.initial_state);
-    case reference::Input::kInitialNormalizer:
-      return view(tensors.initial_normalizer);
+    case reference::Input::kQuery: return view(tensors.query);
+    case reference::Input::kKey: return view(tensors.key);
+    case reference::Input::kValue: return view(tensors.value);
+    case reference::Input::kLogForget: return view(tensors.log_forget);
+    case reference::Input::kLogKeyGate: return view(tensors.log_key_gate);
+    case reference::Input::kLogValueGate: return view(tensors.log_value_gate);
+    case reference::Input::kWriteStrength: return view(tensors.write_strength);
+    case reference::Input::kInitialState: return view(tensors.initial_state);
+    case reference::Input::kInitialNormalizer: return view(tensors.initial_normalizer);
   }
   return std::span<Entry>();
 }

@@ -52,8 +52,7 @@ std::pair<double, int> residual_noise(std::vector<std::vector<double>> rows) {
   }
   double squares = 0;
   for (size_t r = 0; r < rows.size(); ++r)
-    for (size_t s = 0; s < seeds; ++s)
-      squares += std::pow(rows[r][s] - of_row[r] - of_seed[s] + mean(of_row), 2);
+    for (size_t s = 0; s < seeds; ++s) squares += std::pow(rows[r][s] - of_row[r] - of_seed[s] + mean(of_row), 2);
   const auto degrees = static_cast<int>((rows.size() - 1) * (seeds - 1));
   return {std::sqrt(squares / degrees), degrees};
 }
@@ -119,7 +118,8 @@ bool measures_noise(const Row& row) {
   const ModelConfig& model = row.architecture;
   const bool smallest = model.state_size == kTable1States && !model.attention_norm;
   if (model.mixer == Mixer::kGated) return smallest;
-  return model.mixer == Mixer::kDecay && model.feature_map == FeatureMap::kLinear && (smallest || model.state_size == 16);
+  return model.mixer == Mixer::kDecay && model.feature_map == FeatureMap::kLinear &&
+         (smallest || model.state_size == 16);
 }
 
 Run source_run(const nlohmann::json& settings, int64_t vocabulary) {
@@ -168,8 +168,7 @@ void Conversions::add_difference(const Study& study, const std::string& statemen
   Comparison comparison = compare(statement, {{worse, 1}, {better, -1}}, expectation);
   comparison.source = study.experiment.claim == "update_rules" ? "T2FW Table 1" : "T2FW Table 2";
   comparison.headline = headline;
-  comparison.paper =
-      std::log(paper_value(study, worse, "perplexity") / paper_value(study, better, "perplexity"));
+  comparison.paper = std::log(paper_value(study, worse, "perplexity") / paper_value(study, better, "perplexity"));
   findings.comparisons.push_back(comparison);
 }
 

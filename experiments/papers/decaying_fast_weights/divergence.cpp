@@ -26,25 +26,20 @@ Outcome outcome_of(const Course& course) {
   if (course.stopped || !std::isfinite(course.validation_loss)) return Outcome::kNotFinite;
   if (course.validation_loss > std::log(static_cast<double>(course.vocabulary))) return Outcome::kWorseThanChance;
   const auto last = std::max<std::ptrdiff_t>(1, std::ssize(course.losses) / 10);
-  const double mean = std::accumulate(course.losses.end() - std::min(last, std::ssize(course.losses)),
-                                      course.losses.end(), 0.0) /
-                      static_cast<double>(last);
+  const double mean =
+      std::accumulate(course.losses.end() - std::min(last, std::ssize(course.losses)), course.losses.end(), 0.0) /
+      static_cast<double>(last);
   if (mean > course.loss_before_swap + kForgotten) return Outcome::kForgotWhatItKnew;
   return course.largest > kLargestFloat16 ? Outcome::kOverflowsFloat16 : Outcome::kConverged;
 }
 
 std::string to_string(Outcome outcome) {
   switch (outcome) {
-    case Outcome::kNotFinite:
-      return "not finite";
-    case Outcome::kWorseThanChance:
-      return "worse than chance";
-    case Outcome::kForgotWhatItKnew:
-      return "more than 1 nat above the loss before the swap";
-    case Outcome::kOverflowsFloat16:
-      return "would overflow float16";
-    default:
-      return "converged";
+    case Outcome::kNotFinite: return "not finite";
+    case Outcome::kWorseThanChance: return "worse than chance";
+    case Outcome::kForgotWhatItKnew: return "more than 1 nat above the loss before the swap";
+    case Outcome::kOverflowsFloat16: return "would overflow float16";
+    default: return "converged";
   }
 }
 

@@ -11,19 +11,19 @@ namespace lethe {
 
 /// What is known of a training after the swap.
 struct Course {
-  std::vector<double> losses;     ///< of its batches, a step each, nats
-  bool stopped = false;           ///< by a loss, gradient or activation that was not finite
-  double validation_loss = 0;     ///< of the last weights; NaN where it is not finite
-  double loss_before_swap = 0;    ///< validation loss of the model that was converted
-  double largest = 0;             ///< max |S| and |y| over all looks that were taken
+  std::vector<double> losses;   ///< of its batches, a step each, nats
+  bool stopped = false;         ///< by a loss, gradient or activation that was not finite
+  double validation_loss = 0;   ///< of the last weights; NaN where it is not finite
+  double loss_before_swap = 0;  ///< validation loss of the model that was converted
+  double largest = 0;           ///< max |S| and |y| over all looks that were taken
   int64_t vocabulary = 0;
 };
 
 enum class Outcome {
   kConverged,
-  kNotFinite,        ///< stopped, or a loss at the end that is not finite
-  kWorseThanChance,  ///< validation loss above ln(vocabulary)
-  kForgotWhatItKnew, ///< mean loss of the last tenth of the steps more than 1 nat above that before the swap
+  kNotFinite,         ///< stopped, or a loss at the end that is not finite
+  kWorseThanChance,   ///< validation loss above ln(vocabulary)
+  kForgotWhatItKnew,  ///< mean loss of the last tenth of the steps more than 1 nat above that before the swap
   kOverflowsFloat16  ///< none of those, but |S| or |y| beyond 65504: in float16, which the paper trained in, an infinity
 };
 

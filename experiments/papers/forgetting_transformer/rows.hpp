@@ -29,7 +29,8 @@ Row table_3_row(const std::string& name);
 std::vector<Run> runs_of(const Row& row, const nlohmann::json& settings, int64_t vocabulary, int64_t seeds);
 
 /// The rows that are run with several seeds, so that the noise of all others is known: two with a forget gate, two without.
-inline const std::vector<std::string> kNoiseRows = {"FoX (LLaMA)", "Transformer (LLaMA)", "FoX (Pro)", "Transformer (Pro)"};
+inline const std::vector<std::string> kNoiseRows = {"FoX (LLaMA)", "Transformer (LLaMA)", "FoX (Pro)",
+                                                    "Transformer (Pro)"};
 
 /// Runs of Table 3's rows of these names: settings["seeds"] seeds for those of kNoiseRows, one for the others.
 std::vector<Run> table_3_runs(const std::vector<std::string>& names, const nlohmann::json& settings,

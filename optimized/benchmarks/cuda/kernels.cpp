@@ -55,7 +55,9 @@ struct Module {
       std::fprintf(stderr, "module: expected a library, found %s\n", dlerror());
       std::exit(1);
     }
-    const auto find = [&](auto& function, const char* symbol) { function = reinterpret_cast<std::decay_t<decltype(function)>>(dlsym(handle, symbol)); };
+    const auto find = [&](auto& function, const char* symbol) {
+      function = reinterpret_cast<std::decay_t<decltype(function)>>(dlsym(handle, symbol));
+    };
     find(forward_bytes, "lethe_forward_bytes");
     find(backward_bytes, "lethe_backward_bytes");
     find(forward, "lethe_forward");
@@ -77,12 +79,14 @@ std::shared_ptr<__nv_bfloat16> random_tensor(int64_t dim, bool normalised, unsig
       x = normal(generator);
       squares += x * x;
     }
-    for (int64_t i = 0; i < dim; ++i) pool[begin + i] = __float2bfloat16(normalised ? row[i] / std::sqrt(squares / dim) : row[i]);
+    for (int64_t i = 0; i < dim; ++i)
+      pool[begin + i] = __float2bfloat16(normalised ? row[i] / std::sqrt(squares / dim) : row[i]);
   }
   const int64_t size = kTokens * kWidth;
   auto tensor = device_memory<__nv_bfloat16>(size);
   for (int64_t begin = 0; begin < size; begin += kPool)
-    require(cudaMemcpy(tensor.get() + begin, pool.data(), std::min(kPool, size - begin) * sizeof(__nv_bfloat16), cudaMemcpyHostToDevice));
+    require(cudaMemcpy(tensor.get() + begin, pool.data(), std::min(kPool, size - begin) * sizeof(__nv_bfloat16),
+                       cudaMemcpyHostToDevice));
   return tensor;
 }
 
@@ -94,8 +98,10 @@ struct Tensors {
   std::shared_ptr<int64_t> visited_pairs;
 
   explicit Tensors(int64_t dim)
-      : query(random_tensor(dim, true, 1)), key(random_tensor(dim, true, 2)), value(random_tensor(dim, false, 3)), grad(random_tensor(dim, false, 4)) {
-    for (auto* tensor : {&values, &grad_query, &grad_key, &grad_value}) *tensor = device_memory<__nv_bfloat16>(kTokens * kWidth);
+      : query(random_tensor(dim, true, 1)), key(random_tensor(dim, true, 2)), value(random_tensor(dim, false, 3)),
+        grad(random_tensor(dim, false, 4)) {
+    for (auto* tensor : {&values, &grad_query, &grad_key, &grad_value})
+      *tensor = device_memory<__nv_bfloat16>(kTokens * kWidth);
     const int64_t heads = kWidth / dim, gates = kTokens * heads;
     for (auto* tensor : {&log_normalizer, &grad_log_forget}) *tensor = device_memory<float>(gates);
     visited_pairs = device_memory<int64_t>(gates);
@@ -104,7 +110,8 @@ struct Tensors {
     for (const char* name : {"open", "bimodal"}) {
       std::vector<float> host(gates);
       for (int64_t i = 0; i < gates; ++i)
-        host[i] = uniform(generator) * (std::string(name) == "bimodal" && i % heads < std::lround(0.7 * heads) ? -0.1f : -1e-4f);
+        host[i] = uniform(generator) *
+                  (std::string(name) == "bimodal" && i % heads < std::lround(0.7 * heads) ? -0.1f : -1e-4f);
       log_forget[name] = device_memory<float>(gates);
       require(cudaMemcpy(log_forget[name].get(), host.data(), gates * sizeof(float), cudaMemcpyHostToDevice));
     }
@@ -123,16 +130,33 @@ const Tensors& tensors_of(int64_t dim) {
 
 lethe_problem problem_of(const Case& c) {
   const Tensors& t = tensors_of(c.dim);
-  return {kTokens / c.length, c.length, kWidth / c.dim, c.dim, 1 / std::sqrt(double(c.dim)),
+  return {kTokens / c.length,
+          c.length,
+          kWidth / c.dim,
+          c.dim,
+          1 / std::sqrt(double(c.dim)),
           c.gate == "open" ? -std::numeric_limits<double>::infinity() : -10.0,
-          t.query.get(), t.key.get(), t.value.get(), t.grad.get(), t.log_forget.at(c.gate).get(), t.values.get(), t.log_normalizer.get(),
-          t.visited_pairs.get(), t.grad_query.get(), t.grad_key.get(), t.grad_value.get(), t.grad_log_forget.get(), nullptr, nullptr};
+          t.query.get(),
+          t.key.get(),
+          t.value.get(),
+          t.grad.get(),
+          t.log_forget.at(c.gate).get(),
+          t.values.get(),
+          t.log_normalizer.get(),
+          t.visited_pairs.get(),
+          t.grad_query.get(),
+          t.grad_key.get(),
+          t.grad_value.get(),
+          t.grad_log_forget.get(),
+          nullptr,
+          nullptr};
 }
 
 std::vector<float> sample(const void* tensor) {
   constexpr int64_t kSample = 1 << 20;
   std::vector<__nv_bfloat16> host(kSample);
-  require(cudaMemcpy(host.data(), static_cast<const __nv_bfloat16*>(tensor) + kTokens * kWidth - kSample, kSample * sizeof(__nv_bfloat16), cudaMemcpyDeviceToHost));
+  require(cudaMemcpy(host.data(), static_cast<const __nv_bfloat16*>(tensor) + kTokens * kWidth - kSample,
+                     kSample * sizeof(__nv_bfloat16), cudaMemcpyDeviceToHost));
   std::vector<float> numbers;
   for (const __nv_bfloat16 x : host) numbers.push_back(__bfloat162float(x));
   return numbers;
@@ -140,10 +164,13 @@ std::vector<float> sample(const void* tensor) {
 
 void run(benchmark::State& state, const Module& module, const Case& c) {
   lethe_problem problem = problem_of(c);
-  const auto forward_memory = device_memory<char>(module.forward_bytes(&problem)), backward_memory = device_memory<char>(module.backward_bytes(&problem));
+  const auto forward_memory = device_memory<char>(module.forward_bytes(&problem)),
+             backward_memory = device_memory<char>(module.backward_bytes(&problem));
   problem.forward_memory = forward_memory.get();
   problem.backward_memory = backward_memory.get();
-  const auto call = c.direction == "forward" ? module.forward : c.direction == "backward" ? module.backward : module.plan;
+  const auto call = c.direction == "forward"    ? module.forward
+                    : c.direction == "backward" ? module.backward
+                                                : module.plan;
   module.forward(&problem);  // what backward starts from; and warms up
   call(&problem);
   cudaEvent_t begin, end;
@@ -189,9 +216,12 @@ int main(int count, char** arguments) {
         for (const char* direction : {"forward", "backward", "plan"})
           for (const Module& module : modules) {
             const Case c{length, dim, gate, direction};
-            const std::string name = c.direction + "/D:" + std::to_string(dim) + "/T:" + std::to_string(length) + "/" + gate + "/" + module.name;
+            const std::string name = c.direction + "/D:" + std::to_string(dim) + "/T:" + std::to_string(length) + "/" +
+                                     gate + "/" + module.name;
             benchmark::RegisterBenchmark(name.c_str(), [&module, c](benchmark::State& state) { run(state, module, c); })
-                ->UseManualTime()->Iterations(1)->Unit(benchmark::kMillisecond);
+                ->UseManualTime()
+                ->Iterations(1)
+                ->Unit(benchmark::kMillisecond);
           }
   benchmark::RunSpecifiedBenchmarks();
 }

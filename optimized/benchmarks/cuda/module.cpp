@@ -11,23 +11,26 @@ namespace {
 
 lethe::Shape shape_of(const lethe_problem& p) { return {p.batch, p.length, p.length, p.heads, p.heads, p.dim, p.dim}; }
 
-lethe::Operand operand(const lethe_problem& p, const void* data) { return {data, p.length * p.heads * p.dim, p.heads * p.dim, p.dim}; }
+lethe::Operand operand(const lethe_problem& p, const void* data) {
+  return {data, p.length * p.heads * p.dim, p.heads * p.dim, p.dim};
+}
 
 void plan(const lethe_problem& p, const lethe::GatePlan& arrays, bool boundary_given) {
-  lethe::launch_gate_plan({.shape = shape_of(p),
-                           .dtype = lethe::Dtype::kBFloat16,
-                           .scale = p.scale,
-                           .query = operand(p, p.query),
-                           .key = operand(p, p.key),
-                           .log_forget = p.log_forget,
-                           .gate_batch_stride = p.length * p.heads,
-                           .gate_token_stride = p.heads,
-                           .gate_head_stride = 1,
-                           .log_pruning_tolerance = boundary_given ? -std::numeric_limits<double>::infinity() : p.log_pruning_tolerance,
-                           .logit_bound = nullptr,
-                           .boundary_given = boundary_given,
-                           .plan = arrays,
-                           .stream = nullptr});
+  lethe::launch_gate_plan(
+      {.shape = shape_of(p),
+       .dtype = lethe::Dtype::kBFloat16,
+       .scale = p.scale,
+       .query = operand(p, p.query),
+       .key = operand(p, p.key),
+       .log_forget = p.log_forget,
+       .gate_batch_stride = p.length * p.heads,
+       .gate_token_stride = p.heads,
+       .gate_head_stride = 1,
+       .log_pruning_tolerance = boundary_given ? -std::numeric_limits<double>::infinity() : p.log_pruning_tolerance,
+       .logit_bound = nullptr,
+       .boundary_given = boundary_given,
+       .plan = arrays,
+       .stream = nullptr});
 }
 
 void forward(const lethe_problem& p) {

@@ -25,7 +25,8 @@ __device__ inline void mbarrier_arrive(uint64_t* barrier) {
 
 /// One arrival that also announces `bytes` to be copied before the phase may end.
 __device__ inline void mbarrier_arrive_expect(uint64_t* barrier, uint32_t bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
+               : "memory");
 }
 
 /// Has the phase of this parity ended? Asks once; the hardware may let the thread wait a little.

@@ -13,10 +13,11 @@ __device__ inline void prefetch_tensor_map(const CUtensorMap* map) {
 
 /// global → shared: the box at (c0, c1, c2, c3), innermost first; outside the tensor it reads zeros. Counts on `barrier`
 /// the bytes of the whole box. Shared address aligned as the map's swizzle asks (1024 bytes for 128-byte rows).
-__device__ inline void load_tile(void* shared, const CUtensorMap* map, uint64_t* barrier, int c0, int c1, int c2, int c3) {
+__device__ inline void load_tile(void* shared, const CUtensorMap* map, uint64_t* barrier, int c0, int c1, int c2,
+                                 int c3) {
   asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(
-          shared_address(shared)),
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], "
+      "[%2];" ::"r"(shared_address(shared)),
       "l"(reinterpret_cast<uint64_t>(map)), "r"(shared_address(barrier)), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
       : "memory");
 }
@@ -31,7 +32,8 @@ __device__ inline void store_tile(const CUtensorMap* map, const void* shared, in
 
 /// global → shared, `bytes` of a contiguous run; both addresses and `bytes` multiples of 16.
 __device__ inline void load_run(void* shared, const void* global, uint32_t bytes, uint64_t* barrier) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared_address(shared)),
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                   shared_address(shared)),
                "l"(__cvta_generic_to_global(global)), "r"(bytes), "r"(shared_address(barrier))
                : "memory");
 }
@@ -45,7 +47,8 @@ __device__ inline void store_run(void* global, const void* shared, uint32_t byte
 
 /// global += shared, elementwise over `bytes` of floats; the order among CTAs is open.
 __device__ inline void reduce_add_run(float* global, const float* shared, uint32_t bytes) {
-  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(__cvta_generic_to_global(global)),
+  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(
+                   __cvta_generic_to_global(global)),
                "r"(shared_address(shared)), "r"(bytes)
                : "memory");
 }

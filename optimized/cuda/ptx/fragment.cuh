@@ -59,13 +59,14 @@ __device__ inline float2 unpack<__half>(uint32_t packed) {
 /// Four 8×8 matrices of 16-bit elements, one 16-byte row address a lane: lanes 8m..8m+7 address the rows of matrix m.
 /// In registers lane l holds elements 2(l%4), 2(l%4)+1 of row l/4; with `_transposed`, of column l/4.
 __device__ inline void store_matrices(uint32_t address, uint32_t r0, uint32_t r1, uint32_t r2, uint32_t r3) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r0), "r"(r1), "r"(r2), "r"(r3)
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r0), "r"(r1),
+               "r"(r2), "r"(r3)
                : "memory");
 }
 
 __device__ inline void store_matrices_transposed(uint32_t address, uint32_t r0, uint32_t r1, uint32_t r2, uint32_t r3) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r0), "r"(r1), "r"(r2),
-               "r"(r3)
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r0),
+               "r"(r1), "r"(r2), "r"(r3)
                : "memory");
 }
 
@@ -76,7 +77,8 @@ __device__ inline void load_matrices(uint32_t address, uint32_t& r0, uint32_t& r
                : "memory");
 }
 
-__device__ inline void load_matrices_transposed(uint32_t address, uint32_t& r0, uint32_t& r1, uint32_t& r2, uint32_t& r3) {
+__device__ inline void load_matrices_transposed(uint32_t address, uint32_t& r0, uint32_t& r1, uint32_t& r2,
+                                                uint32_t& r3) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r0), "=r"(r1), "=r"(r2), "=r"(r3)
                : "r"(address)
@@ -100,11 +102,16 @@ __device__ inline float2 load_pair(uint32_t address) {
 /// Four of them, 16 bytes aligned.
 __device__ inline float4 load_four(uint32_t address) {
   float4 four;
-  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(four.x), "=f"(four.y), "=f"(four.z), "=f"(four.w) : "r"(address) : "memory");
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(four.x), "=f"(four.y), "=f"(four.z), "=f"(four.w)
+               : "r"(address)
+               : "memory");
   return four;
 }
 __device__ inline void store_four(uint32_t address, float4 four) {
-  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(four.x), "f"(four.y), "f"(four.z), "f"(four.w) : "memory");
+  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(four.x), "f"(four.y), "f"(four.z),
+               "f"(four.w)
+               : "memory");
 }
 
 /// Byte offset of element (row, column) in a panel of 64 columns of 16-bit elements stored as the copy engine's 128-byte

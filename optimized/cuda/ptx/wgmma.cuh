@@ -50,6 +50,7 @@ __device__ inline uint64_t operand_descriptor(const void* shared, uint32_t panel
 
 enum class Major { kK = 0, kMN = 1 };
 
+// clang-format off
 #define LETHE_D8(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
 #define LETHE_D32(d, i) LETHE_D8(d, i), LETHE_D8(d, i + 8), LETHE_D8(d, i + 16), LETHE_D8(d, i + 24)
 #define LETHE_N32 \
@@ -101,5 +102,6 @@ LETHE_WGMMA(__half, "f16")
 #undef LETHE_N32
 #undef LETHE_D32
 #undef LETHE_D8
+// clang-format on
 
 }  // namespace lethe::ptx

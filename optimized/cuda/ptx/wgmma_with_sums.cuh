@@ -6,6 +6,7 @@
 
 namespace lethe::ptx {
 
+// clang-format off
 #define LETHE_D4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define LETHE_D32(d, i) \
   LETHE_D4(d, i), LETHE_D4(d, i + 4), LETHE_D4(d, i + 8), LETHE_D4(d, i + 12), LETHE_D4(d, i + 16), LETHE_D4(d, i + 20), \
@@ -51,5 +52,6 @@ LETHE_WGMMA_WITH_SUMS(__half, "f16")
 #undef LETHE_N36
 #undef LETHE_D32
 #undef LETHE_D4
+// clang-format on
 
 }  // namespace lethe::ptx

@@ -34,10 +34,10 @@ struct Backward {
   const at::Tensor& log_normalizer;                     // [B, Hq, Tq] contiguous
   at::Tensor &grad_query, &grad_key, &grad_value;       // [B, H, T, D] in Scalar
   const GatePrefix& prefix;
-  const int32_t* boundary;                      // [B, Hq, tiles]
+  const int32_t* boundary;  // [B, Hq, tiles]
   Scalar scale;
-  std::vector<Scalar>& delta;                   // [B, Hq, Tq], Σ_d ∂o · o
-  std::vector<double>&row_sum, &column_sum;     // [B, Hq, Tq], [B, Hq, Tk]: sums of dS
+  std::vector<Scalar>& delta;                // [B, Hq, Tq], Σ_d ∂o · o
+  std::vector<double>&row_sum, &column_sum;  // [B, Hq, Tq], [B, Hq, Tk]: sums of dS
 
   // The part of a segment of keys that a tile of queries visits.
   struct Block {
@@ -56,18 +56,22 @@ struct Backward {
                  BackwardScratch<Scalar>& scratch) const {
     const Scalar* normalizer = log_normalizer.const_data_ptr<Scalar>() + b.head * sizes.query_length + b.row;
     multiply(Transpose::kNo, Transpose::kYes, b.rows, b.columns, sizes.key_dim, Scalar(1),
-             head_row<const Scalar>(query, b.head, b.row), sizes.key_dim, head_row<const Scalar>(key, b.key_head, b.column),
-             sizes.key_dim, Scalar(0), scratch.weights.data(), b.columns);
+             head_row<const Scalar>(query, b.head, b.row), sizes.key_dim,
+             head_row<const Scalar>(key, b.key_head, b.column), sizes.key_dim, Scalar(0), scratch.weights.data(),
+             b.columns);
     multiply(Transpose::kNo, Transpose::kYes, b.rows, b.columns, sizes.value_dim, Scalar(1),
              head_row<const Scalar>(grad_values, b.head, b.row), sizes.value_dim,
-             head_row<const Scalar>(value, b.key_head, b.column), sizes.value_dim, Scalar(0), scratch.gradients.data(), b.columns);
+             head_row<const Scalar>(value, b.key_head, b.column), sizes.value_dim, Scalar(0), scratch.gradients.data(),
+             b.columns);
     for (int64_t i = 0; i < b.rows; i += kFrameRows) {
       const int64_t frame = std::min(kFrameRows, b.rows - i);
-      scratch.biases.fill(prefix.sum.data() + b.head * sizes.key_length, prefix.first.data() + b.head * sizes.key_length,
-                          sizes.offset() + b.row + i, frame, b.column, b.columns);
-      tile_kernels<Scalar>().gradient({scratch.biases.tile(frame, b.columns, scale), scratch.weights.data() + i * b.columns,
-                                       scratch.gradients.data() + i * b.columns, b.columns, normalizer + i, delta_of_rows + i,
-                                       sums_of_rows + i, sums_of_columns});
+      scratch.biases.fill(prefix.sum.data() + b.head * sizes.key_length,
+                          prefix.first.data() + b.head * sizes.key_length, sizes.offset() + b.row + i, frame, b.column,
+                          b.columns);
+      tile_kernels<Scalar>().gradient({scratch.biases.tile(frame, b.columns, scale),
+                                       scratch.weights.data() + i * b.columns, scratch.gradients.data() + i * b.columns,
+                                       b.columns, normalizer + i, delta_of_rows + i, sums_of_rows + i,
+                                       sums_of_columns});
     }
   }
 
@@ -75,15 +79,15 @@ struct Backward {
     const int64_t row_index = b.head * sizes.query_length + b.row, key_dim = sizes.key_dim, value_dim = sizes.value_dim;
     recompute(b, delta.data() + row_index, row_sum.data() + row_index,
               column_sum.data() + b.head * sizes.key_length + b.column, scratch);
-    multiply(Transpose::kYes, Transpose::kNo, b.columns, value_dim, b.rows, Scalar(1), scratch.weights.data(), b.columns,
-             head_row<const Scalar>(grad_values, b.head, b.row), value_dim, Scalar(1),
+    multiply(Transpose::kYes, Transpose::kNo, b.columns, value_dim, b.rows, Scalar(1), scratch.weights.data(),
+             b.columns, head_row<const Scalar>(grad_values, b.head, b.row), value_dim, Scalar(1),
              head_row<Scalar>(grad_value, b.key_head, b.column), value_dim);
     multiply(Transpose::kYes, Transpose::kNo, b.columns, key_dim, b.rows, scale, scratch.gradients.data(), b.columns,
-             head_row<const Scalar>(query, b.head, b.row), key_dim, Scalar(1), head_row<Scalar>(grad_key, b.key_head, b.column),
-             key_dim);
+             head_row<const Scalar>(query, b.head, b.row), key_dim, Scalar(1),
+             head_row<Scalar>(grad_key, b.key_head, b.column), key_dim);
     multiply(Transpose::kNo, Transpose::kNo, b.rows, key_dim, b.columns, scale, scratch.gradients.data(), b.columns,
-             head_row<const Scalar>(key, b.key_head, b.column), key_dim, Scalar(1), head_row<Scalar>(grad_query, b.head, b.row),
-             key_dim);
+             head_row<const Scalar>(key, b.key_head, b.column), key_dim, Scalar(1),
+             head_row<Scalar>(grad_query, b.head, b.row), key_dim);
   }
 
   void run_task(const Task& task, BackwardScratch<Scalar>& scratch) const {
@@ -111,7 +115,8 @@ struct Backward {
   void run() const {
     const int64_t query_segments = (sizes.query_length + kSegment - 1) / kSegment;
     const int64_t key_segments = (sizes.key_length + kSegment - 1) / kSegment;
-    const int64_t shift = (sizes.offset() + kSegment - 1) / kSegment;  // query segment m sees keys up to segment m + shift
+    // query segment m sees keys up to segment m + shift
+    const int64_t shift = (sizes.offset() + kSegment - 1) / kSegment;
     for (int64_t phase = 0; phase < query_segments + shift; ++phase) {
       std::vector<Task> tasks;
       for (int64_t m = query_segments - 1; m >= 0; --m) {
@@ -154,7 +159,8 @@ at::Tensor gate_gradient(const Sizes& sizes, const GatePrefix& prefix, const std
 
 // delta from the values, Σ_d ∂o · o.
 template <typename Scalar>
-void row_products(const Sizes& sizes, const at::Tensor& grad_values, const at::Tensor& values, std::vector<Scalar>& delta) {
+void row_products(const Sizes& sizes, const at::Tensor& grad_values, const at::Tensor& values,
+                  std::vector<Scalar>& delta) {
   at::parallel_for(0, static_cast<int64_t>(delta.size()), kSegment, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       const Scalar* o = values.const_data_ptr<Scalar>() + row * sizes.value_dim;
@@ -169,8 +175,8 @@ void row_products(const Sizes& sizes, const at::Tensor& grad_values, const at::T
 template <typename Scalar>
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> run_backward(
     const at::Tensor& grad_values, const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-    const at::Tensor& log_forget, const at::Tensor& values, const at::Tensor& residual, const at::Tensor& log_normalizer,
-    const at::Tensor& boundary, double scale) {
+    const at::Tensor& log_forget, const at::Tensor& values, const at::Tensor& residual,
+    const at::Tensor& log_normalizer, const at::Tensor& boundary, double scale) {
   const Sizes sizes(query, key, value);
   const at::ScalarType stored = query.scalar_type(), dtype = accumulation_dtype(stored);
   const at::Tensor d_o = by_head(grad_values, dtype), q = by_head(query, dtype), k = by_head(key, dtype);
@@ -180,8 +186,21 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> run_backward(
   const GatePrefix prefix = gate_prefix(log_forget);
   std::vector<Scalar> delta(sizes.all_heads() * sizes.query_length);
   std::vector<double> row_sum(delta.size()), column_sum(sizes.all_heads() * sizes.key_length);
-  const Backward<Scalar> work{sizes, d_o, q, k, v, normalizer, d_q, d_k, d_v, prefix, first_blocks.const_data_ptr<int32_t>(),
-                              static_cast<Scalar>(scale), delta, row_sum, column_sum};
+  const Backward<Scalar> work{sizes,
+                              d_o,
+                              q,
+                              k,
+                              v,
+                              normalizer,
+                              d_q,
+                              d_k,
+                              d_v,
+                              prefix,
+                              first_blocks.const_data_ptr<int32_t>(),
+                              static_cast<Scalar>(scale),
+                              delta,
+                              row_sum,
+                              column_sum};
   row_products<Scalar>(sizes, d_o, by_head(sums_of(values, residual), dtype), delta);
   work.run();
   return {by_position(d_q, stored), by_position(d_k, stored), by_position(d_v, stored),
@@ -190,9 +209,10 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> run_backward(
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> backward(
     const at::Tensor& grad_values, const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-    const at::Tensor& log_forget, const at::Tensor& values, const at::Tensor& residual, const at::Tensor& log_normalizer,
-    const at::Tensor& boundary, double scale) {
-  check_backward_arguments(grad_values, query, key, value, log_forget, values, residual, log_normalizer, boundary, scale);
+    const at::Tensor& log_forget, const at::Tensor& values, const at::Tensor& residual,
+    const at::Tensor& log_normalizer, const at::Tensor& boundary, double scale) {
+  check_backward_arguments(grad_values, query, key, value, log_forget, values, residual, log_normalizer, boundary,
+                           scale);
   const auto run = query.scalar_type() == at::kDouble ? run_backward<double> : run_backward<float>;
   return run(grad_values, query, key, value, log_forget, values, residual, log_normalizer, boundary, scale);
 }

@@ -53,8 +53,9 @@ struct Forward {
       for (int64_t i = 0; i < rows; i += kFrameRows) {
         const int64_t frame = std::min(kFrameRows, rows - i);
         scratch.biases.fill(sum, first, sizes.offset() + row_begin + i, frame, begin, columns);
-        tile_kernels<Scalar>().softmax({scratch.biases.tile(frame, columns, scale), scratch.weights.data() + i * columns,
-                                        columns, scratch.maximum.data() + i, scratch.sum.data() + i, scratch.rescale.data() + i});
+        tile_kernels<Scalar>().softmax({scratch.biases.tile(frame, columns, scale),
+                                        scratch.weights.data() + i * columns, columns, scratch.maximum.data() + i,
+                                        scratch.sum.data() + i, scratch.rescale.data() + i});
       }
       for (int64_t i = 0; i < rows; ++i) {
         if (scratch.rescale[i] != Scalar(1)) scale_row(o + i * value_dim, scratch.rescale[i]);

@@ -33,17 +33,21 @@ enum class Transpose : char { kNo = 'N', kYes = 'T' };
 
 /// c [m,n] = alpha · op(a) [m,k] · op(b) [k,n] + beta · c, all row-major with the given distances between rows.
 template <typename Scalar>
-void multiply(Transpose op_a, Transpose op_b, int64_t m, int64_t n, int64_t k, Scalar alpha, const Scalar* a, int64_t a_stride,
-              const Scalar* b, int64_t b_stride, Scalar beta, Scalar* c, int64_t c_stride) {
+void multiply(Transpose op_a, Transpose op_b, int64_t m, int64_t n, int64_t k, Scalar alpha, const Scalar* a,
+              int64_t a_stride, const Scalar* b, int64_t b_stride, Scalar beta, Scalar* c, int64_t c_stride) {
   // BLAS is column-major, where a row-major matrix reads as its transpose: cᵀ = op(b)ᵀ op(a)ᵀ.
   const char first = static_cast<char>(op_b), second = static_cast<char>(op_a);
   const int rows = static_cast<int>(n), columns = static_cast<int>(m), depth = static_cast<int>(k);
-  const auto stride = [](int64_t distance) { return static_cast<int>(std::max<int64_t>(distance, 1)); };  // 0 where a matrix is empty
+  const auto stride = [](int64_t distance) {
+    return static_cast<int>(std::max<int64_t>(distance, 1));
+  };  // 0 where a matrix is empty
   const int first_stride = stride(b_stride), second_stride = stride(a_stride), result_stride = stride(c_stride);
   if constexpr (sizeof(Scalar) == sizeof(float)) {
-    sgemm_(&first, &second, &rows, &columns, &depth, &alpha, b, &first_stride, a, &second_stride, &beta, c, &result_stride);
+    sgemm_(&first, &second, &rows, &columns, &depth, &alpha, b, &first_stride, a, &second_stride, &beta, c,
+           &result_stride);
   } else {
-    dgemm_(&first, &second, &rows, &columns, &depth, &alpha, b, &first_stride, a, &second_stride, &beta, c, &result_stride);
+    dgemm_(&first, &second, &rows, &columns, &depth, &alpha, b, &first_stride, a, &second_stride, &beta, c,
+           &result_stride);
   }
 }
 

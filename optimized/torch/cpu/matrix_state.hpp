@@ -48,8 +48,8 @@ class Rows {
   /// Row of token t; head counts batches and heads through.
   const Scalar* at(int64_t head, int64_t t) const {
     const int64_t heads = tensor_.size(2);
-    return static_cast<const Scalar*>(tensor_.const_data_ptr()) + head / heads * tensor_.stride(0) + t * tensor_.stride(1) +
-           head % heads * tensor_.stride(2);
+    return static_cast<const Scalar*>(tensor_.const_data_ptr()) + head / heads * tensor_.stride(0) +
+           t * tensor_.stride(1) + head % heads * tensor_.stride(2);
   }
 
  private:
@@ -60,7 +60,8 @@ class Rows {
 template <typename Scalar>
 Scalar* row_of(const at::Tensor& tensor, int64_t head, int64_t t) {
   const int64_t heads = tensor.size(2);
-  return static_cast<Scalar*>(tensor.data_ptr()) + ((head / heads * tensor.size(1) + t) * heads + head % heads) * tensor.size(3);
+  return static_cast<Scalar*>(tensor.data_ptr()) +
+         ((head / heads * tensor.size(1) + t) * heads + head % heads) * tensor.size(3);
 }
 
 template <typename Scalar>
@@ -79,8 +80,8 @@ struct ChunkBuffers {
   Buffer<double> write_strength;        ///< [tokens]
 
   ChunkBuffers(int64_t tokens, int64_t key_dim, int64_t width)
-      : query(tokens * key_dim), key(tokens * key_dim), key_gate(tokens * key_dim), value(tokens * width), value_gate(tokens * width),
-        write_strength(tokens) {}
+      : query(tokens * key_dim), key(tokens * key_dim), key_gate(tokens * key_dim), value(tokens * width),
+        value_gate(tokens * width), write_strength(tokens) {}
 };
 
 /// One call's inputs in Scalar, float or double.

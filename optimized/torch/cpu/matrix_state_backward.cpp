@@ -31,7 +31,8 @@ class RowGradients {
 };
 
 struct Gradients {
-  at::Tensor query, key, value, log_key_gate, log_value_gate, beta, state;  // contiguous, in Scalar; undefined where absent
+  // contiguous, in Scalar; undefined where absent
+  at::Tensor query, key, value, log_key_gate, log_value_gate, beta, state;
 };
 
 template <typename Scalar, typename Read>
@@ -42,9 +43,11 @@ struct Backward {
   const at::Tensor& state_gradient;  // [B, H, K, columns] contiguous
   const Gradients& gradients;
 
-  const int64_t chunk_length = std::min(std::max<int64_t>(32, (problem.columns + 3) / 4), problem.length);  // checkpoints: ≤ 32·T·K bytes
+  // checkpoints: ≤ 32·T·K bytes
+  const int64_t chunk_length = std::min(std::max<int64_t>(32, (problem.columns + 3) / 4), problem.length);
   const int64_t chunks = problem.length == 0 ? 0 : (problem.length + chunk_length - 1) / chunk_length;
-  const int64_t row_stride = (problem.key_dim + state_kernels().lanes - 1) / state_kernels().lanes * state_kernels().lanes;
+  const int64_t row_stride =
+      (problem.key_dim + state_kernels().lanes - 1) / state_kernels().lanes * state_kernels().lanes;
   const int64_t row_gradients_size = RowGradients::size(chunk_length, row_stride);
   const bool split = split_into_tiles(problem);
   const int64_t tiles = static_cast<int64_t>(problem.tiles.size());
@@ -54,9 +57,10 @@ struct Backward {
     Buffer<double> d_value, d_value_gate, d_values, decayed, residual, state, d_state, checkpoints, row_gradients;
 
     explicit Scratch(const Backward& b)
-        : buffers(b.chunk_length, b.problem.key_dim, b.problem.greatest_width()), d_value(b.chunk_length * b.problem.greatest_width()),
-          d_value_gate(d_value.size()), d_values(d_value.size()), decayed(d_value.size() * b.problem.key_dim), residual(d_value.size()),
-          state(b.problem.state_size()), d_state(state.size()), checkpoints(b.chunks * state.size()), row_gradients(b.row_gradients_size) {}
+        : buffers(b.chunk_length, b.problem.key_dim, b.problem.greatest_width()),
+          d_value(b.chunk_length * b.problem.greatest_width()), d_value_gate(d_value.size()), d_values(d_value.size()),
+          decayed(d_value.size() * b.problem.key_dim), residual(d_value.size()), state(b.problem.state_size()),
+          d_state(state.size()), checkpoints(b.chunks * state.size()), row_gradients(b.row_gradients_size) {}
   };
 
   int64_t tokens_of(int64_t chunk) const { return std::min(chunk_length, problem.length - chunk * chunk_length); }
@@ -83,14 +87,17 @@ struct Backward {
 
   void load_gradient(int64_t head, int64_t begin, int64_t tokens, const StateTile& tile, double* to) const {
     if (tile.columns < tile.width) std::fill_n(to, tokens * tile.width, 0.0);
-    conversions<Read>().load(tokens, tile.columns, values_gradient.at(head, begin) + tile.begin, values_gradient.token_stride(),
-                             gradient_scale, to, tile.width);
+    conversions<Read>().load(tokens, tile.columns, values_gradient.at(head, begin) + tile.begin,
+                             values_gradient.token_stride(), gradient_scale, to, tile.width);
   }
 
-  void store_columns(const at::Tensor& to, int64_t head, int64_t begin, int64_t tokens, const StateTile& tile, const double* from) const {
-    const int64_t given = std::min(tile.columns, problem.value_dim - tile.begin);  // the normaliser's ones have no gradient
+  void store_columns(const at::Tensor& to, int64_t head, int64_t begin, int64_t tokens, const StateTile& tile,
+                     const double* from) const {
+    // the normaliser's ones have no gradient
+    const int64_t given = std::min(tile.columns, problem.value_dim - tile.begin);
     if (given > 0) {
-      conversions<Scalar>().store(tokens, given, from, tile.width, 1.0, row_of<Scalar>(to, head, begin) + tile.begin, to.stride(1));
+      conversions<Scalar>().store(tokens, given, from, tile.width, 1.0, row_of<Scalar>(to, head, begin) + tile.begin,
+                                  to.stride(1));
     }
   }
 
@@ -145,7 +152,8 @@ struct Backward {
       const StateTile& tile = problem.tiles[i];
       double* d_state = scratch.d_state.data() + tile.offset(problem.key_dim);
       std::fill_n(d_state, problem.key_dim * tile.width, 0.0);
-      const Scalar* from = state_gradient.const_data_ptr<Scalar>() + head * problem.key_dim * problem.columns + tile.begin;
+      const Scalar* from =
+          state_gradient.const_data_ptr<Scalar>() + head * problem.key_dim * problem.columns + tile.begin;
       conversions<Scalar>().load(problem.key_dim, tile.columns, from, problem.columns, 1.0, d_state, tile.width);
     }
     for (int64_t chunk = chunks - 1; chunk >= 0; --chunk) {
@@ -158,7 +166,8 @@ struct Backward {
     }
     if (!gradients.state.defined()) return;
     for (int64_t i = tile_begin; i < tile_end; ++i) {
-      problem.store_state(head, problem.tiles[i], scratch.d_state.data() + problem.tiles[i].offset(problem.key_dim), gradients.state);
+      problem.store_state(head, problem.tiles[i], scratch.d_state.data() + problem.tiles[i].offset(problem.key_dim),
+                          gradients.state);
     }
   }
 
@@ -185,7 +194,8 @@ struct Backward {
       while (const auto task = next()) {
         const int64_t head = *task / chunks, chunk = *task % chunks;
         sum.clear();
-        for (int64_t i = 0; i < tiles; ++i) sum.add(shares.data() + (head * tiles + i) * share_size + chunk * row_gradients_size);
+        for (int64_t i = 0; i < tiles; ++i)
+          sum.add(shares.data() + (head * tiles + i) * share_size + chunk * row_gradients_size);
         store_rows(head, chunk, sum);
       }
     });
@@ -193,7 +203,8 @@ struct Backward {
 };
 
 template <typename Scalar>
-void run_backward(const at::Tensor& grad_values, const at::Tensor& grad_state, const MatrixStateInputs& in, const Gradients& gradients) {
+void run_backward(const at::Tensor& grad_values, const at::Tensor& grad_state, const MatrixStateInputs& in,
+                  const Gradients& gradients) {
   const MatrixStateProblem<Scalar> problem(in);
   const at::Tensor d_state = grad_state.contiguous();
   if (in.normalize) {
@@ -205,9 +216,10 @@ void run_backward(const at::Tensor& grad_values, const at::Tensor& grad_state, c
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> backward(
-    const at::Tensor& grad_values, const at::Tensor& grad_state, const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-    const std::optional<at::Tensor>& log_key_gate, const std::optional<at::Tensor>& log_value_gate,
-    const std::optional<at::Tensor>& beta, const std::optional<at::Tensor>& state, double scale, bool normalize) {
+    const at::Tensor& grad_values, const at::Tensor& grad_state, const at::Tensor& query, const at::Tensor& key,
+    const at::Tensor& value, const std::optional<at::Tensor>& log_key_gate,
+    const std::optional<at::Tensor>& log_value_gate, const std::optional<at::Tensor>& beta,
+    const std::optional<at::Tensor>& state, double scale, bool normalize) {
   const MatrixStateInputs inputs{query, key, value, log_key_gate, log_value_gate, beta, state, scale, normalize};
   check_gradient_arguments(grad_values, grad_state, inputs);
   const at::ScalarType stored = query.scalar_type();
@@ -215,9 +227,12 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tenso
   const auto like = [&](const at::Tensor& tensor) {
     return at::empty(tensor.dim() == 3 ? tensor.unsqueeze(3).sizes() : tensor.sizes(), options);
   };
-  const auto like_given = [&](const std::optional<at::Tensor>& tensor) { return tensor ? like(*tensor) : at::Tensor(); };
-  const Gradients gradients{like(query),      like(key), like(value), like_given(log_key_gate), like_given(log_value_gate),
-                            like_given(beta), like_given(state)};
+  const auto like_given = [&](const std::optional<at::Tensor>& tensor) {
+    return tensor ? like(*tensor) : at::Tensor();
+  };
+  const Gradients gradients{
+      like(query),      like(key),        like(value), like_given(log_key_gate), like_given(log_value_gate),
+      like_given(beta), like_given(state)};
   // Without columns nothing is read of the rows: their gradients are zero.
   if (value.size(3) == 0 && !normalize) {
     for (const at::Tensor& tensor : {gradients.query, gradients.key, gradients.log_key_gate, gradients.beta}) {
@@ -228,9 +243,12 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tenso
   const auto shaped = [&](const at::Tensor& gradient, const std::optional<at::Tensor>& tensor) {
     return tensor ? gradient.view(tensor->sizes()) : at::empty({0}, options);
   };
-  return {gradients.query.to(stored),         gradients.key.to(stored),
-          gradients.value.to(stored),         shaped(gradients.log_key_gate, log_key_gate),
-          shaped(gradients.log_value_gate, log_value_gate), shaped(gradients.beta, beta),
+  return {gradients.query.to(stored),
+          gradients.key.to(stored),
+          gradients.value.to(stored),
+          shaped(gradients.log_key_gate, log_key_gate),
+          shaped(gradients.log_value_gate, log_value_gate),
+          shaped(gradients.beta, beta),
           shaped(gradients.state, state)};
 }
 

@@ -12,7 +12,8 @@ namespace {
 constexpr int64_t kChunk = 32;  // tokens loaded at one time
 
 template <typename Scalar, typename Read>
-void run_forward(const MatrixStateProblem<Scalar>& problem, double scale, const at::Tensor& values, const at::Tensor& last_state) {
+void run_forward(const MatrixStateProblem<Scalar>& problem, double scale, const at::Tensor& values,
+                 const at::Tensor& last_state) {
   const bool split = split_into_tiles(problem);
   const int64_t tiles = static_cast<int64_t>(problem.tiles.size()), tasks = problem.all_heads * (split ? tiles : 1);
   const int64_t chunk_length = std::min(kChunk, problem.length), width = problem.greatest_width();
@@ -35,12 +36,13 @@ void run_forward(const MatrixStateProblem<Scalar>& problem, double scale, const 
           StateChunk chunk = problem.chunk(tokens, buffers, state.data() + tile.offset(problem.key_dim));
           chunk.values = read.data();
           problem.kernels(tile).forward(chunk);
-          conversions<Read>().store(tokens, tile.columns, read.data(), tile.width, scale, row_of<Read>(values, head, begin) + tile.begin,
-                                    values.stride(1));
+          conversions<Read>().store(tokens, tile.columns, read.data(), tile.width, scale,
+                                    row_of<Read>(values, head, begin) + tile.begin, values.stride(1));
         }
       }
       for (int64_t i = tile_begin; i < tile_end; ++i) {
-        problem.store_state(head, problem.tiles[i], state.data() + problem.tiles[i].offset(problem.key_dim), last_state);
+        problem.store_state(head, problem.tiles[i], state.data() + problem.tiles[i].offset(problem.key_dim),
+                            last_state);
       }
     }
   });
@@ -50,7 +52,8 @@ void run_forward(const MatrixStateProblem<Scalar>& problem, double scale, const 
 
 std::tuple<at::Tensor, at::Tensor> read_state(const MatrixStateInputs& in, bool in_double) {
   const at::ScalarType dtype = accumulation_dtype(in.query.scalar_type());
-  const int64_t batch = in.query.size(0), length = in.query.size(1), heads = in.query.size(2), key_dim = in.query.size(3);
+  const int64_t batch = in.query.size(0), length = in.query.size(1), heads = in.query.size(2),
+                key_dim = in.query.size(3);
   const int64_t columns = in.value.size(3) + (in.normalize ? 1 : 0);
   const at::TensorOptions options = in.query.options().dtype(dtype);
   at::Tensor values = at::empty({batch, length, heads, columns}, in_double ? options.dtype(at::kDouble) : options);
@@ -70,7 +73,8 @@ namespace {
 
 std::tuple<at::Tensor, at::Tensor> forward(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                                            const std::optional<at::Tensor>& log_key_gate,
-                                           const std::optional<at::Tensor>& log_value_gate, const std::optional<at::Tensor>& beta,
+                                           const std::optional<at::Tensor>& log_value_gate,
+                                           const std::optional<at::Tensor>& beta,
                                            const std::optional<at::Tensor>& state, double scale, bool normalize) {
   const MatrixStateInputs inputs{query, key, value, log_key_gate, log_value_gate, beta, state, scale, normalize};
   check_arguments(inputs);

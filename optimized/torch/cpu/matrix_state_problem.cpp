@@ -16,14 +16,15 @@ StateRule rule_of(const MatrixStateInputs& inputs) {
 }
 
 template <typename Scalar>
-void load_gates(const char* name, const Rows<Scalar>& gate, int64_t head, int64_t begin, int64_t tokens, int64_t column, int64_t columns,
-                double* to, int64_t to_stride) {
+void load_gates(const char* name, const Rows<Scalar>& gate, int64_t head, int64_t begin, int64_t tokens, int64_t column,
+                int64_t columns, double* to, int64_t to_stride) {
   const Scalar* from = gate.at(head, begin) + column;
   if (conversions<Scalar>().load_exponential(tokens, columns, from, gate.token_stride(), to, to_stride)) return;
   for (int64_t t = 0; t < tokens; ++t) {
     for (int64_t i = 0; i < columns; ++i) {
       const Scalar log_gate = from[t * gate.token_stride() + i];
-      TORCH_CHECK(log_gate <= Scalar(0), name, ": expected a natural logarithm <= 0, found ", log_gate, " at position ", begin + t);
+      TORCH_CHECK(log_gate <= Scalar(0), name, ": expected a natural logarithm <= 0, found ", log_gate, " at position ",
+                  begin + t);
     }
   }
 }
@@ -45,10 +46,11 @@ std::vector<StateTile> state_tiles(int64_t columns) {
 
 template <typename Scalar>
 MatrixStateProblem<Scalar>::MatrixStateProblem(const MatrixStateInputs& in)
-    : all_heads(in.query.size(0) * in.query.size(2)), length(in.query.size(1)), key_dim(in.query.size(3)), value_dim(in.value.size(3)),
-      columns(value_dim + (in.normalize ? 1 : 0)), rule(rule_of(in)), normalize(in.normalize), scale(in.scale),
-      tiles(state_tiles(columns)), query_(in.query), key_(in.key), value_(in.value), key_gate_(rows_of<Scalar>(in.log_key_gate)),
-      value_gate_(rows_of<Scalar>(in.log_value_gate)), beta_(rows_of<Scalar>(in.beta)) {
+    : all_heads(in.query.size(0) * in.query.size(2)), length(in.query.size(1)), key_dim(in.query.size(3)),
+      value_dim(in.value.size(3)), columns(value_dim + (in.normalize ? 1 : 0)), rule(rule_of(in)),
+      normalize(in.normalize), scale(in.scale), tiles(state_tiles(columns)), query_(in.query), key_(in.key),
+      value_(in.value), key_gate_(rows_of<Scalar>(in.log_key_gate)), value_gate_(rows_of<Scalar>(in.log_value_gate)),
+      beta_(rows_of<Scalar>(in.beta)) {
   if (in.state) state_ = in.state->contiguous();
 }
 
@@ -76,12 +78,14 @@ void MatrixStateProblem<Scalar>::load_rows(int64_t head, int64_t begin, int64_t 
 }
 
 template <typename Scalar>
-void MatrixStateProblem<Scalar>::load_columns(int64_t head, int64_t begin, int64_t tokens, const StateTile& tile, ChunkBuffers& to) const {
+void MatrixStateProblem<Scalar>::load_columns(int64_t head, int64_t begin, int64_t tokens, const StateTile& tile,
+                                              ChunkBuffers& to) const {
   const int64_t given = std::max<int64_t>(std::min(tile.columns, value_dim - tile.begin), 0);
   double* value = to.value.data();
   if (given < tile.width) std::fill_n(value, tokens * tile.width, 0.0);
   if (given > 0) {
-    conversions<Scalar>().load(tokens, given, value_.at(head, begin) + tile.begin, value_.token_stride(), 1.0, value, tile.width);
+    conversions<Scalar>().load(tokens, given, value_.at(head, begin) + tile.begin, value_.token_stride(), 1.0, value,
+                               tile.width);
   }
   if (given < tile.columns) {  // the normaliser's column
     for (int64_t t = 0; t < tokens; ++t) value[t * tile.width + given] = 1.0;
@@ -100,7 +104,8 @@ void MatrixStateProblem<Scalar>::load_state(int64_t head, const StateTile& tile,
 }
 
 template <typename Scalar>
-void MatrixStateProblem<Scalar>::store_state(int64_t head, const StateTile& tile, const double* from, const at::Tensor& to) const {
+void MatrixStateProblem<Scalar>::store_state(int64_t head, const StateTile& tile, const double* from,
+                                             const at::Tensor& to) const {
   Scalar* target = static_cast<Scalar*>(to.data_ptr()) + head * key_dim * columns + tile.begin;
   conversions<Scalar>().store(key_dim, tile.columns, from, tile.width, 1.0, target, columns);
 }

@@ -17,7 +17,8 @@
 
 namespace lethe::cpu {
 
-inline constexpr int64_t kKeyBlock = 64;   ///< pruning is decided for tiles of kQueryRows queries and blocks of this many keys
+/// pruning is decided for tiles of kQueryRows queries and blocks of this many keys
+inline constexpr int64_t kKeyBlock = 64;
 inline constexpr int64_t kFrameRows = 32;  ///< rows of a tile that share the float64 origin of their biases
 inline constexpr double kCut = -1e4;       ///< log f below this cuts: no logits can bring such a weight back
 
@@ -30,7 +31,7 @@ struct Sizes {
 
   int64_t offset() const { return key_length - query_length; }  ///< position of query row 0
   int64_t group() const { return query_heads / heads; }         ///< query heads that read one key head
-  int64_t all_heads() const { return batch * query_heads; }     ///< `head` below counts them, (batch, query head), through
+  int64_t all_heads() const { return batch * query_heads; }  ///< `head` below counts them, (batch, query head), through
   int64_t tiles() const { return (query_length + kQueryRows - 1) / kQueryRows; }
 };
 

@@ -34,8 +34,8 @@ at::Tensor resolve_bound(const Sizes& sizes, const at::Tensor& query, const at::
 
 }  // namespace
 
-at::Tensor pruning_boundary(const Sizes& sizes, const GatePrefix& prefix, const at::Tensor& query, const at::Tensor& key,
-                            double scale, std::optional<double> log_pruning_tolerance,
+at::Tensor pruning_boundary(const Sizes& sizes, const GatePrefix& prefix, const at::Tensor& query,
+                            const at::Tensor& key, double scale, std::optional<double> log_pruning_tolerance,
                             const std::optional<at::Tensor>& logit_bound) {
   at::Tensor boundary = at::zeros({sizes.batch, sizes.query_heads, sizes.tiles()}, at::kInt);
   if (boundary.numel() == 0 || (!log_pruning_tolerance && !logit_bound)) return boundary;
@@ -50,7 +50,8 @@ at::Tensor pruning_boundary(const Sizes& sizes, const GatePrefix& prefix, const 
       const int64_t position = sizes.offset() + tile * kQueryRows;
       const auto prunable = [&](int64_t block) {
         const int64_t last = (block + 1) * kKeyBlock - 1;
-        const double decay = last < first[position] ? -std::numeric_limits<double>::infinity() : sum[position] - sum[last];
+        const double decay =
+            last < first[position] ? -std::numeric_limits<double>::infinity() : sum[position] - sum[last];
         return decay < threshold;
       };
       // Among the blocks that end before the tile's first row, the prunable ones come first: D falls with the distance.

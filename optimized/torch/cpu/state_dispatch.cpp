@@ -20,7 +20,8 @@ namespace avx512 = baseline;
 #endif
 
 const StateKernels& state_kernels() {
-  static const StateKernels& chosen = choose(baseline::state_kernel_table, avx2::state_kernel_table, avx512::state_kernel_table);
+  static const StateKernels& chosen =
+      choose(baseline::state_kernel_table, avx2::state_kernel_table, avx512::state_kernel_table);
   return chosen;
 }
 

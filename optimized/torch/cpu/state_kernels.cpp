@@ -34,7 +34,7 @@ inline __attribute__((always_inline)) Row<N> load(const double* from) {
 
 template <int N>
 inline __attribute__((always_inline)) void store(const Row<N>& row, double* to) {
-  LETHE_PARTS *reinterpret_cast<Lanes*>(to + n * kLanes) = row.part[n];
+  LETHE_PARTS* reinterpret_cast<Lanes*>(to + n * kLanes) = row.part[n];
 }
 
 template <int N>
@@ -234,9 +234,11 @@ void reverse(const StateChunkGradient& chunk) {
 
 // e^x for x ≤ 0 by e^x = 2^n e^r with |r| ≤ ln 2 / 2 and Taylor's polynomial. Below −708 the result would be subnormal: 0.
 inline __attribute__((always_inline)) double exponential(double x) {
-  constexpr double kRounder = 0x1.8p52, kLowest = -708.0, kLog2High = 0x1.62e42fefap-1, kLog2Low = 0x1.cf79abc9e3b39p-40;
-  constexpr double kInverseFactorials[] = {1.0, 1.0, 1.0 / 2, 1.0 / 6, 1.0 / 24, 1.0 / 120, 1.0 / 720, 1.0 / 5040, 1.0 / 40320,
-                                           1.0 / 362880, 1.0 / 3628800, 1.0 / 39916800, 1.0 / 479001600, 1.0 / 6227020800};
+  constexpr double kRounder = 0x1.8p52, kLowest = -708.0, kLog2High = 0x1.62e42fefap-1,
+                   kLog2Low = 0x1.cf79abc9e3b39p-40;
+  constexpr double kInverseFactorials[] = {
+      1.0,        1.0,         1.0 / 2,      1.0 / 6,       1.0 / 24,       1.0 / 120,       1.0 / 720,
+      1.0 / 5040, 1.0 / 40320, 1.0 / 362880, 1.0 / 3628800, 1.0 / 39916800, 1.0 / 479001600, 1.0 / 6227020800};
   const double clamped = x < kLowest ? kLowest : x;
   const double shifted = clamped * 1.4426950408889634 + kRounder;  // its low bits hold n
   const double n = shifted - kRounder;
@@ -253,7 +255,8 @@ inline __attribute__((always_inline)) double exponential(double x) {
 }
 
 template <typename Scalar>
-void load_rows(int64_t rows, int64_t columns, const Scalar* from, int64_t from_stride, double factor, double* to, int64_t to_stride) {
+void load_rows(int64_t rows, int64_t columns, const Scalar* from, int64_t from_stride, double factor, double* to,
+               int64_t to_stride) {
   for (int64_t i = 0; i < rows; ++i) {
     const Scalar* __restrict source = from + i * from_stride;
     double* __restrict target = to + i * to_stride;
@@ -263,7 +266,8 @@ void load_rows(int64_t rows, int64_t columns, const Scalar* from, int64_t from_s
 }
 
 template <typename Scalar>
-bool load_exponential(int64_t rows, int64_t columns, const Scalar* from, int64_t from_stride, double* to, int64_t to_stride) {
+bool load_exponential(int64_t rows, int64_t columns, const Scalar* from, int64_t from_stride, double* to,
+                      int64_t to_stride) {
   for (int64_t i = 0; i < rows; ++i) {
     const Scalar* __restrict source = from + i * from_stride;
     double* __restrict target = to + i * to_stride;
@@ -278,7 +282,8 @@ bool load_exponential(int64_t rows, int64_t columns, const Scalar* from, int64_t
 }
 
 template <typename Scalar>
-void store_rows(int64_t rows, int64_t columns, const double* from, int64_t from_stride, double factor, Scalar* to, int64_t to_stride) {
+void store_rows(int64_t rows, int64_t columns, const double* from, int64_t from_stride, double factor, Scalar* to,
+                int64_t to_stride) {
   for (int64_t i = 0; i < rows; ++i) {
     const double* __restrict source = from + i * from_stride;
     Scalar* __restrict target = to + i * to_stride;
@@ -289,10 +294,12 @@ void store_rows(int64_t rows, int64_t columns, const double* from, int64_t from_
 
 template <StateRule kRule, int N>
 constexpr StateTileKernels of_width() {
-  return {step<kRule, Keep::kValues, N>, step<kRule, Keep::kNothing, N>, step<kRule, Keep::kHistory, N>, reverse<kRule, N>};
+  return {step<kRule, Keep::kValues, N>, step<kRule, Keep::kNothing, N>, step<kRule, Keep::kHistory, N>,
+          reverse<kRule, N>};
 }
 
-#define LETHE_RULE(rule) {of_width<rule, 1>(), of_width<rule, 2>(), of_width<rule, 4>()}
+#define LETHE_RULE(rule) \
+  { of_width<rule, 1>(), of_width<rule, 2>(), of_width<rule, 4>() }
 
 }  // namespace
 

@@ -4,10 +4,10 @@
 
 namespace lethe::cpu {
 
-#define LETHE_DECLARE(instruction_set)               \
-  namespace instruction_set {                        \
-  extern const TileKernels<float> float_kernels;     \
-  extern const TileKernels<double> double_kernels;   \
+#define LETHE_DECLARE(instruction_set)             \
+  namespace instruction_set {                      \
+  extern const TileKernels<float> float_kernels;   \
+  extern const TileKernels<double> double_kernels; \
   }
 LETHE_DECLARE(baseline)
 #ifdef LETHE_X86_KERNELS
@@ -27,7 +27,8 @@ const TileKernels<float>& tile_kernels<float>() {
 
 template <>
 const TileKernels<double>& tile_kernels<double>() {
-  static const TileKernels<double>& chosen = choose(baseline::double_kernels, avx2::double_kernels, avx512::double_kernels);
+  static const TileKernels<double>& chosen =
+      choose(baseline::double_kernels, avx2::double_kernels, avx512::double_kernels);
   return chosen;
 }
 

@@ -19,7 +19,8 @@ template <>
 struct Format<double> {
   using Bits = int64_t;
   static constexpr int kMantissa = 52, kTerms = 13;
-  static constexpr double kRounder = 0x1.8p52, kLowest = -708.0, kLog2High = 0x1.62e42fefap-1, kLog2Low = 0x1.cf79abc9e3b39p-40;
+  static constexpr double kRounder = 0x1.8p52, kLowest = -708.0, kLog2High = 0x1.62e42fefap-1,
+                          kLog2Low = 0x1.cf79abc9e3b39p-40;
 };
 
 template <typename Scalar>

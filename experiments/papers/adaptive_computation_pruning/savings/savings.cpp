@@ -70,8 +70,7 @@ void attend(const std::vector<AttentionTrace>& layers, std::optional<double> log
 class Step {
  public:
   Step(LanguageModel model, const Dataset::Batch& batch)
-      : model_(std::move(model)),
-        batch_{batch.tokens.to(model_->device()), batch.labels.to(model_->device())},
+      : model_(std::move(model)), batch_{batch.tokens.to(model_->device()), batch.labels.to(model_->device())},
         optimizer_(model_->parameters(), torch::optim::AdamWOptions(0.0)) {
     model_->train();
   }

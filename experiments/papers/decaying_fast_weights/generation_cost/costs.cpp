@@ -7,8 +7,8 @@
 namespace lethe::generation_cost {
 namespace {
 
-constexpr double kSteadyBytes = 1;      ///< a token: memory that grows by less doesn't grow
-constexpr double kCacheMargin = 0.01;   ///< of the cache's bytes: what a step may take besides
+constexpr double kSteadyBytes = 1;     ///< a token: memory that grows by less doesn't grow
+constexpr double kCacheMargin = 0.01;  ///< of the cache's bytes: what a step may take besides
 
 /// The first series of a rule in an edition.
 const Series& series_of(const std::vector<Series>& all, Edition edition, const std::string& rule) {
@@ -54,7 +54,8 @@ Estimate time_growth(const Series& series) {
   return {centre, 1.25 * 1.96 * 1.4826 * median(deviations) / std::sqrt(count)};
 }
 
-std::optional<double> crossing(const std::vector<double>& contexts, const std::vector<double>& a, const std::vector<double>& b) {
+std::optional<double> crossing(const std::vector<double>& contexts, const std::vector<double>& a,
+                               const std::vector<double>& b) {
   size_t first = contexts.size();  // from where on a ≥ b
   while (first > 0 && a[first - 1] >= b[first - 1]) --first;
   if (first == contexts.size()) return std::nullopt;
@@ -63,7 +64,8 @@ std::optional<double> crossing(const std::vector<double>& contexts, const std::v
   return contexts[first - 1] + (contexts[first] - contexts[first - 1]) * before / (before + after);
 }
 
-std::vector<Comparison> statements(const std::vector<Series>& series, Edition edition, double cache_bytes, double steady_margin) {
+std::vector<Comparison> statements(const std::vector<Series>& series, Edition edition, double cache_bytes,
+                                   double steady_margin) {
   const bool is_clean = edition == Edition::kClean;
   const std::string suffix = in_words(edition);
   std::vector<Comparison> all;
@@ -88,13 +90,14 @@ std::vector<Comparison> statements(const std::vector<Series>& series, Edition ed
                    .band = growth.band});
   }
   const Series& attention = series_of(series, edition, "attention");
-  all.push_back({.statement = "Attention's memory grows by the bytes of a key and a value a token (as their multiple)" + suffix,
-                 .source = "T2FW Section 3.1",
-                 .unit = "1",
-                 .headline = is_clean,
-                 .expectation = {.low = 1 - kCacheMargin, .high = 1 + kCacheMargin},
-                 .paper = 1,
-                 .measured = slope(attention.contexts, attention.bytes) / cache_bytes});
+  all.push_back(
+      {.statement = "Attention's memory grows by the bytes of a key and a value a token (as their multiple)" + suffix,
+       .source = "T2FW Section 3.1",
+       .unit = "1",
+       .headline = is_clean,
+       .expectation = {.low = 1 - kCacheMargin, .high = 1 + kCacheMargin},
+       .paper = 1,
+       .measured = slope(attention.contexts, attention.bytes) / cache_bytes});
   const Estimate growth = time_growth(attention);
   all.push_back({.statement = "Attention's step takes more time after a longer context" + suffix,
                  .source = "T2FW Fig. 1",

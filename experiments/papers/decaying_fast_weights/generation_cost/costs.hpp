@@ -36,12 +36,14 @@ Estimate time_growth(const Series& series);
 
 /// The shortest context from which on `a` never takes less than `b`, linear between the contexts that were measured; nullopt where
 /// there is none.
-std::optional<double> crossing(const std::vector<double>& contexts, const std::vector<double>& a, const std::vector<double>& b);
+std::optional<double> crossing(const std::vector<double>& contexts, const std::vector<double>& a,
+                               const std::vector<double>& b);
 
 /// The statements of one edition; those of the clean one are headlines.
 ///
 /// reads    the edition's series: attention by Torch, and of decay and delta the first implementation that there is; cache_bytes of
 ///          one token; steady_margin: a growth in time below it counts as none
-std::vector<Comparison> statements(const std::vector<Series>& series, Edition edition, double cache_bytes, double steady_margin);
+std::vector<Comparison> statements(const std::vector<Series>& series, Edition edition, double cache_bytes,
+                                   double steady_margin);
 
 }  // namespace lethe::generation_cost

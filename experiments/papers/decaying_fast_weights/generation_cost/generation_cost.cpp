@@ -51,16 +51,20 @@ Options options_of(const nlohmann::json& settings, const char* edition) {
 /// That the next call of a step gives the reference's values: what doesn't is an error and never timed.
 void check(const Step& step, const std::string& name, int64_t context, torch::Dtype dtype) {
   const Head head = step.head();
-  const torch::Tensor values = step.run().detach().select(0, 0).select(1, 0).to(torch::kCPU, torch::kFloat64).contiguous();
+  const torch::Tensor values =
+      step.run().detach().select(0, 0).select(1, 0).to(torch::kCPU, torch::kFloat64).contiguous();
   const auto row = std::ranges::find(reference::variants(), step.variant, &reference::Variant::name);
   // After no token at all attention has nothing to return; the script asks for it all the same.
-  const Matrix<double> expected = head.key.rows() == 0 ? Matrix<double>::Zero(1, head.value.cols()) : row->recurrent(head).values;
-  const auto flat = [](const double* data, int64_t size) { return std::span<const double>(data, static_cast<size_t>(size)); };
-  const Agreement agreement = compare(flat(values.const_data_ptr<double>(), values.numel()), flat(expected.data(), expected.size()),
-                                      budget(reference_dtype(dtype)));
+  const Matrix<double> expected =
+      head.key.rows() == 0 ? Matrix<double>::Zero(1, head.value.cols()) : row->recurrent(head).values;
+  const auto flat = [](const double* data, int64_t size) {
+    return std::span<const double>(data, static_cast<size_t>(size));
+  };
+  const Agreement agreement = compare(flat(values.const_data_ptr<double>(), values.numel()),
+                                      flat(expected.data(), expected.size()), budget(reference_dtype(dtype)));
   if (!agreement.passed())
-    throw std::runtime_error(name + " after " + std::to_string(context) + " tokens: expected the reference's values, found " +
-                             agreement.describe());
+    throw std::runtime_error(name + " after " + std::to_string(context) +
+                             " tokens: expected the reference's values, found " + agreement.describe());
 }
 
 /// A step that will be timed, and where its times go.
@@ -72,7 +76,8 @@ struct Cell {
 /// The buffer that is written before every timing, so that no cache holds what a step reads.
 class Flush {
  public:
-  Flush(int64_t bytes, torch::Device device) : buffer_(torch::zeros({bytes}, torch::TensorOptions().dtype(torch::kInt8).device(device))) {}
+  Flush(int64_t bytes, torch::Device device)
+      : buffer_(torch::zeros({bytes}, torch::TensorOptions().dtype(torch::kInt8).device(device))) {}
   void operator()() { buffer_.zero_(); }
 
  private:
@@ -103,8 +108,8 @@ class OneThread {
 };
 
 /// Makes every step of an edition, checks it, and counts the bytes at the peak of one call.
-void prepare(Edition edition, const Options& options, const std::vector<std::string>& implementations, int64_t flush_bytes,
-             std::vector<Series>& series, std::vector<Cell>& cells) {
+void prepare(Edition edition, const Options& options, const std::vector<std::string>& implementations,
+             int64_t flush_bytes, std::vector<Series>& series, std::vector<Cell>& cells) {
   const OneThread alone;
   for (const Rival& rival : rivals(edition, implementations)) {
     series.push_back({.edition = edition, .rival = rival});
@@ -144,7 +149,8 @@ const char* prefix(Edition edition) { return edition == Edition::kScripted ? "sc
 /// The curves for the plots: the median, and the quartiles around it.
 void add_points(const Series& one, std::vector<Point>& points) {
   const auto add = [&](const std::string& quantity, double context, double value) {
-    points.push_back({.quantity = prefix(one.edition) + quantity, .variant = one.rival.name(), .x = context, .value = value});
+    points.push_back(
+        {.quantity = prefix(one.edition) + quantity, .variant = one.rival.name(), .x = context, .value = value});
   };
   for (size_t c = 0; c < one.contexts.size(); ++c) {
     std::vector<double> column;
@@ -161,7 +167,8 @@ void add_points(const Series& one, std::vector<Point>& points) {
 /// The numbers of the table: both ends, the slopes, and where attention's cost crosses the decay rule's.
 void add_records(const Study& study, const Options& options, const std::vector<Series>& all, const Series& one,
                  std::vector<Record>& records) {
-  const auto add = [&](const std::string& metric, const std::string& unit, double context, double value, double stddev, size_t samples) {
+  const auto add = [&](const std::string& metric, const std::string& unit, double context, double value, double stddev,
+                       size_t samples) {
     records.push_back({.experiment = study.experiment.paper,
                        .claim = study.experiment.claim,
                        .variant = one.rival.name(),
@@ -190,8 +197,10 @@ void add_records(const Study& study, const Options& options, const std::vector<S
   const auto attention = std::ranges::find_if(
       all, [&](const Series& other) { return other.edition == one.edition && other.rival.rule == "attention"; });
   if (one.rival.rule == "attention") return;
-  if (const auto at = crossing(one.contexts, attention->median_seconds(), medians)) add("time_crossing", "tokens", longest, *at, 0, samples);
-  if (const auto at = crossing(one.contexts, attention->bytes, one.bytes)) add("memory_crossing", "tokens", longest, *at, 0, 1);
+  if (const auto at = crossing(one.contexts, attention->median_seconds(), medians))
+    add("time_crossing", "tokens", longest, *at, 0, samples);
+  if (const auto at = crossing(one.contexts, attention->bytes, one.bytes))
+    add("memory_crossing", "tokens", longest, *at, 0, 1);
 }
 
 }  // namespace
@@ -206,7 +215,8 @@ Findings measure(const Study& study) {
   torch::manual_seed(0);
   std::vector<Series> series;
   std::vector<Cell> cells;
-  for (const auto& [edition, options] : editions) prepare(edition, options, implementations, flush_bytes, series, cells);
+  for (const auto& [edition, options] : editions)
+    prepare(edition, options, implementations, flush_bytes, series, cells);
   Flush flush(flush_bytes, editions[0].second.sizes.device);
   time(cells, study.settings.at("repetitions"), flush, series, study.progress);
 
@@ -217,7 +227,8 @@ Findings measure(const Study& study) {
       add_points(one, findings.points);
       add_records(study, options, series, one, findings.records);
     }
-    const auto said = statements(series, edition, static_cast<double>(options.sizes.cache_bytes()), study.settings.at("steady_margin"));
+    const auto said = statements(series, edition, static_cast<double>(options.sizes.cache_bytes()),
+                                 study.settings.at("steady_margin"));
     findings.comparisons.insert(findings.comparisons.end(), said.begin(), said.end());
   }
   return findings;

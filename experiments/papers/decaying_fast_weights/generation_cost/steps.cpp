@@ -15,7 +15,8 @@ namespace {
 
 using torch::Tensor;
 
-constexpr double kOpenGate = 3.0;  ///< centre of the gates' logits: half of what is written is left after some 14 tokens
+/// centre of the gates' logits: half of what is written is left after some 14 tokens
+constexpr double kOpenGate = 3.0;
 
 /// Rows [T,D] of batch entry 0, head 0 of a tensor [B,T,H,D], or [T,1] of one [B,T,H].
 Matrix<double> first_rows(const Tensor& tensor) {
@@ -31,7 +32,8 @@ struct Token {
     const auto options = torch::TensorOptions().dtype(s.dtype).device(s.device);
     query = torch::randn({s.batch, 1, s.heads, s.key_dim}, options);
     // Of length 1, without which the delta rule's state would grow from token to token.
-    key = torch::nn::functional::normalize(torch::randn_like(query), torch::nn::functional::NormalizeFuncOptions().dim(-1));
+    key = torch::nn::functional::normalize(torch::randn_like(query),
+                                           torch::nn::functional::NormalizeFuncOptions().dim(-1));
     value = torch::randn({s.batch, 1, s.heads, s.value_dim}, options);
     const auto gate = [&](torch::IntArrayRef size) { return (torch::randn(size, options) + kOpenGate).to(gate_dtype); };
     log_key_gate = torch::log_sigmoid(gate(query.sizes()));
@@ -69,8 +71,9 @@ class Recurrence {
     const auto of_rows = [](const Tensor& tensor) { return tensor.transpose(1, 2).transpose(2, 3); };  // [B,H,K,1]
     const auto of_columns = [](const Tensor& tensor) { return tensor.transpose(1, 2); };               // [B,H,1,V]
     const Tensor k = of_rows(key), v = of_columns(value), q = of_columns(query);
-    const Tensor state = is_delta_ ? state_ + k * ((v - of_columns(key).matmul(state_)) * beta.unsqueeze(-1).transpose(1, 2))
-                                   : state_ * of_rows(log_key_gate).exp() * of_columns(log_value_gate).exp() + k * v;
+    const Tensor state = is_delta_
+                             ? state_ + k * ((v - of_columns(key).matmul(state_)) * beta.unsqueeze(-1).transpose(1, 2))
+                             : state_ * of_rows(log_key_gate).exp() * of_columns(log_value_gate).exp() + k * v;
     return {q.matmul(state).transpose(1, 2), state};
   }
 
@@ -93,7 +96,10 @@ class Recurrence {
 
  private:
   Head head() const {
-    Head head{.query = first_rows(token_.query), .key = first_rows(token_.key), .value = first_rows(token_.value), .log_forget = {}};
+    Head head{.query = first_rows(token_.query),
+              .key = first_rows(token_.key),
+              .value = first_rows(token_.value),
+              .log_forget = {}};
     if (is_delta_) {
       head.write_strength = first_rows(token_.beta).col(0);
     } else {
@@ -143,7 +149,9 @@ Step scripted_attention(const Sizes& s, int64_t context) {
     return torch::softmax(scores, -1).matmul(value).unsqueeze(2);
   };
   const auto head = [=] {
-    return Head{.query = first_rows(query.unsqueeze(2)), .key = first_rows(key.unsqueeze(2)), .value = first_rows(value.unsqueeze(2)),
+    return Head{.query = first_rows(query.unsqueeze(2)),
+                .key = first_rows(key.unsqueeze(2)),
+                .value = first_rows(value.unsqueeze(2)),
                 .log_forget = {}};
   };
   return {run, "softmax_attention", head};
@@ -163,12 +171,14 @@ Step clean_attention(const Rival& rival, const Sizes& s, int64_t context) {
     value.narrow(1, context, 1).copy_(new_value);
   };
   append();
-  Head fixed{.query = first_rows(query), .key = first_rows(key), .value = first_rows(value), .log_forget = {}, .scale = scale};
+  Head fixed{
+      .query = first_rows(query), .key = first_rows(key), .value = first_rows(value), .log_forget = {}, .scale = scale};
   if (!forgets) {
     const auto run = [=] {
       const torch::NoGradGuard no_gradient;
       append();
-      return at::scaled_dot_product_attention(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)).transpose(1, 2);
+      return at::scaled_dot_product_attention(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2))
+          .transpose(1, 2);
     };
     return {run, "softmax_attention", [fixed] { return fixed; }};
   }

@@ -30,8 +30,8 @@ Findings measure(const Study& study) {
   better("A window of attention is worse than the gated rule with m = 16", "Local attention", "Gated m=16", false);
 
   Comparison gap = all.compare("The decay rule gains on the gated one from m = 16 to 32",
-                                      {{"Gated m=32", 1}, {"Decay m=32", -1}, {"Gated m=16", -1}, {"Decay m=16", 1}},
-                                      Expectation::positive());
+                               {{"Gated m=32", 1}, {"Decay m=32", -1}, {"Gated m=16", -1}, {"Decay m=16", 1}},
+                               Expectation::positive());
   gap.source = "T2FW Table 2";
   const auto paper = [&](const char* row) { return std::log(paper_value(study, row, "perplexity")); };
   gap.paper = paper("Gated m=32") - paper("Decay m=32") - paper("Gated m=16") + paper("Decay m=16");

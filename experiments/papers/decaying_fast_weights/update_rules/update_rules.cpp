@@ -18,10 +18,10 @@ const std::vector<Difference>& differences() {
   static const std::vector<Difference> table = {
       {"Linear features: the gated rule is better than the additive one", "Additive linear", "Gated linear", true},
       {"Linear features: the decay rule is better than the additive one", "Additive linear", "Decay linear", true},
-      {"The linear gated rule is better than the delta rule without attention norm", "Delta without norm", "Gated linear",
-       true},
-      {"The linear decay rule is better than the delta rule without attention norm", "Delta without norm", "Decay linear",
-       true},
+      {"The linear gated rule is better than the delta rule without attention norm", "Delta without norm",
+       "Gated linear", true},
+      {"The linear decay rule is better than the delta rule without attention norm", "Delta without norm",
+       "Decay linear", true},
       {"Without ReLU and norm the additive rule is better than with both", "Additive baseline", "Additive linear",
        true},
       {"Without ReLU the gated rule is better", "Gated without norm", "Gated linear", true},
@@ -73,8 +73,7 @@ Findings measure(const Study& study) {
                                         .paper = paper,
                                         .measured = measured});
   };
-  for (const Divergence& d : divergences())
-    add(d.statement, d.source, all.share_diverged(d.row), {.low = 0.5}, 1);
+  for (const Divergence& d : divergences()) add(d.statement, d.source, all.share_diverged(d.row), {.low = 0.5}, 1);
   double others = 0;
   for (const Row& row : table_1()) {
     const auto is_it = [&](const Divergence& d) { return d.row == row.name; };

@@ -14,7 +14,8 @@ namespace {
 void add_picture(const Head& head, int64_t tokens, const std::string& name, std::vector<Point>& points) {
   Vector<double> decay = Vector<double>::Zero(tokens);  // c_i, D_ij = c_i − c_j
   for (Eigen::Index i = 0; i < tokens; ++i) {
-    points.push_back({.quantity = "log_forget", .variant = name, .x = static_cast<double>(i), .value = head.log_forget[i]});
+    points.push_back(
+        {.quantity = "log_forget", .variant = name, .x = static_cast<double>(i), .value = head.log_forget[i]});
     if (i > 0) decay[i] = decay[i - 1] + head.log_forget[i];
     Vector<double> weights = head.scale * (head.key.topRows(i + 1) * head.query.row(i).transpose()) - decay.head(i + 1);
     weights = (weights.array() - weights.maxCoeff()).exp();
@@ -38,7 +39,8 @@ std::vector<TracedHead> traced_heads(LanguageModel& model, const Dataset& datase
   const auto layers = traced(model, dataset, length, sequence);
   for (size_t layer = 0; layer < layers.size(); ++layer)
     for (int64_t head = 0; head < model->config().heads; ++head)
-      heads.push_back({"layer " + std::to_string(layer) + " head " + std::to_string(head), traced_head(layers[layer], head)});
+      heads.push_back(
+          {"layer " + std::to_string(layer) + " head " + std::to_string(head), traced_head(layers[layer], head)});
   return heads;
 }
 
@@ -52,7 +54,8 @@ Findings measure(const Study& study) {
   const Run run = runs(study.settings, study.dataset.vocabulary()).front();
   LanguageModel model = study.model(run);
   const nlohmann::json& evaluation = study.settings.at("evaluation");
-  const int64_t length = evaluation.at("length"), sequences = evaluation.at("sequences"), pictured = evaluation.at("pictured");
+  const int64_t length = evaluation.at("length"), sequences = evaluation.at("sequences"),
+                pictured = evaluation.at("pictured");
   const auto chunk_lengths = evaluation.at("chunk_lengths").get<std::vector<int64_t>>();
 
   Findings findings;

@@ -19,7 +19,9 @@ template <typename Tensor>
 double tensor_difference(const Tensor& actual, const Tensor& expected) {
   if (actual.size() == 0 && expected.size() == 0) return 0;
   const Matrix<double> a = actual.template cast<double>(), e = expected.template cast<double>();
-  const auto flat = [](const Matrix<double>& m) { return std::span<const double>(m.data(), static_cast<size_t>(m.size())); };
+  const auto flat = [](const Matrix<double>& m) {
+    return std::span<const double>(m.data(), static_cast<size_t>(m.size()));
+  };
   return compare(flat(a), flat(e), budget(Dtype::kFloat64)).error;
 }
 
@@ -32,7 +34,8 @@ double difference(const BasicOutput<Scalar>& actual, const BasicOutput<Scalar>& 
 
 /// The forms that there are beside the recurrent one, which each is compared with.
 template <typename Scalar, typename Forms>
-std::map<std::string, double> of_forms(const Forms& forms, const BasicHead<Scalar>& head, const std::vector<int64_t>& chunk_lengths) {
+std::map<std::string, double> of_forms(const Forms& forms, const BasicHead<Scalar>& head,
+                                       const std::vector<int64_t>& chunk_lengths) {
   const BasicOutput<Scalar> expected = forms.recurrent(head);
   std::map<std::string, double> found{{"parallel", difference(forms.parallel(head), expected)}};
   if (forms.chunked)
@@ -50,7 +53,8 @@ void keep_larger(std::map<std::string, double>& kept, const std::map<std::string
 
 const reference::Variant& row_named(const std::string& name) {
   const auto found = std::ranges::find(reference::variants(), name, &reference::Variant::name);
-  if (found == reference::variants().end()) throw std::invalid_argument("variant: expected one of the registry, found " + name);
+  if (found == reference::variants().end())
+    throw std::invalid_argument("variant: expected one of the registry, found " + name);
   return *found;
 }
 
@@ -62,9 +66,11 @@ void Differences::merge(const Differences& other) {
   off_by_one = std::min(off_by_one, other.off_by_one);
 }
 
-Differences differences(const reference::Variant& variant, const Head& traced, const std::vector<int64_t>& chunk_lengths) {
+Differences differences(const reference::Variant& variant, const Head& traced,
+                        const std::vector<int64_t>& chunk_lengths) {
   const Head head = inputs_of(variant, traced);
-  Differences found{.in_double = of_forms<double>(variant, head, chunk_lengths), .in_float = {}, .off_by_one = kInfinity};
+  Differences found{
+      .in_double = of_forms<double>(variant, head, chunk_lengths), .in_float = {}, .off_by_one = kInfinity};
   if (const auto single = single_forms(variant.name))
     found.in_float = of_forms<float>(*single, single->rounded(head), chunk_lengths);
   if (reads_a_gate(variant))
@@ -91,21 +97,30 @@ std::vector<Comparison> statements(const std::map<std::string, Differences>& by_
     control = std::min(control, found.off_by_one);
   }
   const std::string rows = "all " + std::to_string(by_row.size()) + " mechanisms";
-  const auto at_most = [](const std::string& statement, const char* source, double limit, double measured, bool headline) {
+  const auto at_most = [](const std::string& statement, const char* source, double limit, double measured,
+                          bool headline) {
     // What isn't finite can't be judged and would pass for undecided: it is a difference of everything.
     const double finite = std::isfinite(measured) ? measured : std::numeric_limits<double>::max();
-    return Comparison{.statement = statement, .source = source, .unit = "", .headline = headline, .expectation = {.high = limit},
-                      .paper = 0, .measured = finite};
+    return Comparison{.statement = statement,
+                      .source = source,
+                      .unit = "",
+                      .headline = headline,
+                      .expectation = {.high = limit},
+                      .paper = 0,
+                      .measured = finite};
   };
   return {
-      at_most("The parallel form gives what the recurrent one gives: " + rows, "FoX Eq. 3–13; T2FW Eq. 3–7", in_double, parallel, true),
-      at_most("The chunked forms give what the recurrent one gives: " + rows, "FoX Appendix D", in_double, chunked, true),
+      at_most("The parallel form gives what the recurrent one gives: " + rows, "FoX Eq. 3–13; T2FW Eq. 3–7", in_double,
+              parallel, true),
+      at_most("The chunked forms give what the recurrent one gives: " + rows, "FoX Appendix D", in_double, chunked,
+              true),
       {.statement = "A parallel form whose gates are off by one token is told apart: every gated mechanism",
        .source = "control",
        .headline = true,
        .expectation = {.low = 3 * in_double},
        .measured = control},
-      at_most("The decay rule doesn't see how a gate is split between rows and columns", "T2FW Eq. 7", in_double, gauge, false),
+      at_most("The decay rule doesn't see how a gate is split between rows and columns", "T2FW Eq. 7", in_double, gauge,
+              false),
       at_most("In single precision the forms agree to 1e-5: " + rows, "budget of float32", in_float, single, false),
   };
 }

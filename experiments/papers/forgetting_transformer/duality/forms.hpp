@@ -13,7 +13,8 @@ namespace lethe::duality {
 /// The largest relative differences of each form from the recurrent one; a form's name is "parallel" or "chunks of n".
 struct Differences {
   std::map<std::string, double> in_double, in_float;
-  double off_by_one = 0;  ///< the smallest that a parallel form with its gates off by one token has; infinite where none is read
+  /// the smallest that a parallel form with its gates off by one token has; infinite where none is read
+  double off_by_one = 0;
 
   /// Keeps the worse of both.
   void merge(const Differences& other);
@@ -21,7 +22,8 @@ struct Differences {
 
 /// The differences of one row on one traced head: the largest over values, log normaliser, state and normaliser of
 /// ‖form − recurrent‖ / ‖recurrent‖, infinite where a number isn't finite.
-Differences differences(const reference::Variant& variant, const Head& traced, const std::vector<int64_t>& chunk_lengths);
+Differences differences(const reference::Variant& variant, const Head& traced,
+                        const std::vector<int64_t>& chunk_lengths);
 
 /// How far the decay rule with √f_t on both sides of its state is from the scalar gate f_t: the same function, split otherwise.
 double gauge_difference(const Head& traced);

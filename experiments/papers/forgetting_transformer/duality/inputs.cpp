@@ -53,7 +53,8 @@ Head with_gates_off_by_one(Head head) {
 }
 
 bool reads_a_gate(const reference::Variant& variant) {
-  return reads(variant, Input::kLogForget) || reads(variant, Input::kLogKeyGate) || reads(variant, Input::kLogValueGate);
+  return reads(variant, Input::kLogForget) || reads(variant, Input::kLogKeyGate) ||
+         reads(variant, Input::kLogValueGate);
 }
 
 }  // namespace lethe::duality

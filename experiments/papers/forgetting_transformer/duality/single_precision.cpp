@@ -26,7 +26,8 @@ constexpr Index kWindow = 7;
 
 /// The forms of a rule that is normalised or not; where it is, on features.
 template <typename Recurrent, typename Parallel, typename Chunked>
-SingleForms forms_of(Recurrent recurrent, Parallel parallel, Chunked chunked, reference::Normalized normalized, reference::FeatureMap map) {
+SingleForms forms_of(Recurrent recurrent, Parallel parallel, Chunked chunked, reference::Normalized normalized,
+                     reference::FeatureMap map) {
   SingleForms forms{.features = {},
                     .recurrent = [=](const Single& head) { return recurrent(head, normalized); },
                     .parallel = [=](const Single& head) { return parallel(head, normalized); },
@@ -37,17 +38,20 @@ SingleForms forms_of(Recurrent recurrent, Parallel parallel, Chunked chunked, re
 
 SingleForms linear(Normalized normalized) {
   namespace rule = linear_attention;
-  return forms_of(rule::recurrent<float>, rule::parallel<float>, rule::chunked<float>, normalized, feature_map::elu_plus_one());
+  return forms_of(rule::recurrent<float>, rule::parallel<float>, rule::chunked<float>, normalized,
+                  feature_map::elu_plus_one());
 }
 
 SingleForms gated_linear(Normalized normalized) {
   namespace rule = gated_linear_attention;
-  return forms_of(rule::recurrent<float>, rule::parallel<float>, rule::chunked<float>, normalized, feature_map::elu_plus_one());
+  return forms_of(rule::recurrent<float>, rule::parallel<float>, rule::chunked<float>, normalized,
+                  feature_map::elu_plus_one());
 }
 
 SingleForms gated(Normalized normalized) {
   namespace rule = gated_fast_weights;
-  return forms_of(rule::recurrent<float>, rule::parallel<float>, rule::chunked<float>, normalized, feature_map::elu_plus_one());
+  return forms_of(rule::recurrent<float>, rule::parallel<float>, rule::chunked<float>, normalized,
+                  feature_map::elu_plus_one());
 }
 
 SingleForms delta(Normalized normalized) {
@@ -60,16 +64,11 @@ SingleForms delta(Normalized normalized) {
 
 BasicHead<float> SingleForms::rounded(const Head& head) const {
   const Head mapped = features ? features(head) : head;
-  return {mapped.query.cast<float>(),
-          mapped.key.cast<float>(),
-          mapped.value.cast<float>(),
-          mapped.log_forget.cast<float>(),
-          static_cast<float>(mapped.scale),
-          mapped.log_key_gate.cast<float>(),
-          mapped.log_value_gate.cast<float>(),
-          mapped.write_strength.cast<float>(),
-          mapped.initial_state.cast<float>(),
-          mapped.initial_normalizer.cast<float>()};
+  return {mapped.query.cast<float>(),          mapped.key.cast<float>(),
+          mapped.value.cast<float>(),          mapped.log_forget.cast<float>(),
+          static_cast<float>(mapped.scale),    mapped.log_key_gate.cast<float>(),
+          mapped.log_value_gate.cast<float>(), mapped.write_strength.cast<float>(),
+          mapped.initial_state.cast<float>(),  mapped.initial_normalizer.cast<float>()};
 }
 
 std::optional<SingleForms> single_forms(const std::string& variant) {
@@ -91,13 +90,18 @@ std::optional<SingleForms> single_forms(const std::string& variant) {
       {"gated_linear_attention_unnormalized", gated_linear(Normalized::kNo)},
       {"gated_linear_attention", gated_linear(Normalized::kYes)},
       {"decay_fast_weights",
-       {{}, decay_fast_weights::recurrent<float>, decay_fast_weights::parallel<float>, decay_fast_weights::chunked<float>}},
+       {{},
+        decay_fast_weights::recurrent<float>,
+        decay_fast_weights::parallel<float>,
+        decay_fast_weights::chunked<float>}},
       {"gated_fast_weights", gated(Normalized::kNo)},
       {"gated_fast_weights_normalized", gated(Normalized::kYes)},
       {"delta_fast_weights", delta(Normalized::kNo)},
       {"delta_fast_weights_normalized", delta(Normalized::kYes)},
       {"gated_delta_fast_weights",
-       {{}, gated_delta_fast_weights::recurrent<float>, gated_delta_fast_weights::parallel<float>,
+       {{},
+        gated_delta_fast_weights::recurrent<float>,
+        gated_delta_fast_weights::parallel<float>,
         gated_delta_fast_weights::chunked<float>}},
   };
   const auto found = rows.find(variant);

@@ -20,7 +20,7 @@
 #include <tuple>
 
 #include "experiments/data/run_program.hpp"
-#include "experiments/training/files.hpp"
+#include "experiments/files.hpp"
 
 namespace lethe {
 namespace {

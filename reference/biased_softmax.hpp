@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "reference/compensated_sum.hpp"
+#include "reference/expect.hpp"
 #include "reference/head.hpp"
 
 namespace lethe::reference {
@@ -29,12 +30,6 @@ template <typename Expression>
 auto exponential(const Expression& expression) {
   using Scalar = typename Expression::Scalar;
   return expression.unaryExpr([](Scalar x) { return std::exp(x); });
-}
-
-inline void expect_size(const char* name, const char* what, Eigen::Index expected, Eigen::Index found) {
-  if (expected == found) return;
-  throw std::invalid_argument(std::string(name) + ": expected " + std::to_string(expected) + " " + what + ", found " +
-                              std::to_string(found));
 }
 
 /// throws  std::invalid_argument where the shapes of query, key and value don't belong together

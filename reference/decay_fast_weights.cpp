@@ -11,9 +11,6 @@ namespace {
 
 using Eigen::Index;
 
-// Pairs up to this far apart are taken one by one inside a chunk.
-constexpr Index kExactBlock = 16;
-
 template <typename Scalar>
 void check(const BasicHead<Scalar>& head) {
   check_state_shapes(head);

@@ -56,7 +56,7 @@ BasicOutput<Scalar> chunked(const BasicHead<Scalar>& head, Normalized normalized
   expect_chunk_length(chunk_length);
   return divided(
       head, normalized,
-      [=](const auto& h) { return delta_rule_chunked(h, Matrix<Scalar>(), chunk_length, kExactBlockOfDeltaRule); },
+      [=](const auto& h) { return delta_rule_chunked(h, Matrix<Scalar>(), chunk_length, kExactBlock); },
       [=](const auto& h) { return linear_attention::chunked(h, Normalized::kNo, chunk_length); });
 }
 

@@ -97,9 +97,6 @@ BasicOutput<Scalar> delta_rule_chunked(const BasicHead<Scalar>& head, const Matr
   return output;
 }
 
-/// Pairs up to this far apart are taken one by one inside a chunk.
-inline constexpr Eigen::Index kExactBlockOfDeltaRule = 16;
-
 /// The token's steps backwards, from stored states; dS is ∂loss/∂S_t of everything from the read of t on.
 ///
 ///   dq_t = scale · S_t do_t     dδ = dSᵀ k_t     dβ_t = dδ·(v_t − S̃ᵀ k_t)     dv_t = β_t dδ     dk_t = dS δ_t − S̃ dv_t

@@ -33,7 +33,7 @@ BasicOutput<Scalar> parallel(const BasicHead<Scalar>& head) {
 template <typename Scalar>
 BasicOutput<Scalar> chunked(const BasicHead<Scalar>& head, Eigen::Index chunk_length) {
   expect_chunk_length(chunk_length);
-  return delta_rule_chunked(head, log_gate_of(head), chunk_length, kExactBlockOfDeltaRule);
+  return delta_rule_chunked(head, log_gate_of(head), chunk_length, kExactBlock);
 }
 
 template <typename Scalar>

@@ -32,6 +32,9 @@ class PairDecay {
   Eigen::Index dim_;
 };
 
+/// Pairs up to this far apart are taken one at a time inside a chunk.
+inline constexpr Eigen::Index kExactBlock = 16;
+
 /// Products of rows under the decay between their positions.
 ///
 ///   P_rs = Σ_d left_rd · right_sd · between(first + r, s)_d  for s ≤ first + r,   0 above

@@ -11,8 +11,8 @@
 #include "experiments/commands/commands.hpp"
 #include "experiments/commands/progress_line.hpp"
 #include "experiments/commands/run_options.hpp"
+#include "experiments/files.hpp"
 #include "experiments/training/conversion.hpp"
-#include "experiments/training/files.hpp"
 
 namespace lethe {
 namespace {

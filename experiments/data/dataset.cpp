@@ -4,11 +4,11 @@
 #include <array>
 #include <bit>
 #include <cstring>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
 #include "experiments/data/sha256.hpp"
+#include "experiments/files.hpp"
 
 namespace lethe {
 namespace {
@@ -24,11 +24,8 @@ static_assert(std::endian::native == std::endian::little, "shards are little-end
 }
 
 std::string contents(const fs::path& file) {
-  std::ifstream stream(file, std::ios::binary);
-  if (!stream) fail("the file " + file.string(), "none");
-  std::string bytes(fs::file_size(file), '\0');
-  stream.read(bytes.data(), static_cast<std::streamsize>(bytes.size()));
-  return bytes;
+  if (!fs::is_regular_file(file)) fail("the file " + file.string(), "none");
+  return read_whole(file);
 }
 
 void check_hash(const fs::path& file, const std::string& bytes, const std::string& hash) {

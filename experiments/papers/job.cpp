@@ -12,9 +12,9 @@
 #include <thread>
 
 #include "experiments/data/sha256.hpp"
+#include "experiments/files.hpp"
 #include "experiments/models/config.hpp"
 #include "experiments/papers/registry.hpp"
-#include "experiments/training/files.hpp"
 
 namespace lethe {
 namespace {

@@ -10,10 +10,10 @@
 #include <vector>
 
 #include "experiments/evaluation/per_token_loss.hpp"
+#include "experiments/files.hpp"
 #include "experiments/models/not_finite.hpp"
 #include "experiments/record.hpp"
 #include "experiments/training/conversion.hpp"
-#include "experiments/training/files.hpp"
 #include "experiments/training/trainer.hpp"
 
 namespace lethe {

@@ -8,9 +8,9 @@
 #include <sstream>
 #include <stdexcept>
 
+#include "experiments/files.hpp"
 #include "experiments/models/not_finite.hpp"
 #include "experiments/training/conversion.hpp"
-#include "experiments/training/files.hpp"
 
 namespace lethe {
 

@@ -2,8 +2,9 @@
 
 #include <cmath>
 
+#include "reference/expect.hpp"
 #include "reference/forgetting_attention.hpp"
-#include "reference/layers/expect.hpp"
+#include "reference/layers/head_dim.hpp"
 #include "reference/layers/kv_shift.hpp"
 #include "reference/layers/rms_norm.hpp"
 #include "reference/layers/rotary_embedding.hpp"

@@ -1,6 +1,7 @@
 #include "reference/layers/kv_shift.hpp"
 
-#include "reference/layers/expect.hpp"
+#include "reference/expect.hpp"
+#include "reference/layers/head_dim.hpp"
 
 namespace lethe::reference::layers {
 

@@ -4,7 +4,7 @@
 #include <stdexcept>
 #include <utility>
 
-#include "reference/layers/expect.hpp"
+#include "reference/expect.hpp"
 #include "reference/layers/rms_norm.hpp"
 #include "reference/layers/swiglu.hpp"
 

@@ -2,7 +2,8 @@
 
 #include <cmath>
 
-#include "reference/layers/expect.hpp"
+#include "reference/expect.hpp"
+#include "reference/layers/head_dim.hpp"
 
 namespace lethe::reference::layers {
 

@@ -1,6 +1,6 @@
 #include "reference/layers/swiglu.hpp"
 
-#include "reference/layers/expect.hpp"
+#include "reference/expect.hpp"
 #include "reference/layers/sigmoid.hpp"
 
 namespace lethe::reference::layers {

@@ -9,10 +9,10 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "experiments/files.hpp"
 #include "experiments/models/fast_weights_layer.hpp"
 #include "experiments/models/not_finite.hpp"
 #include "experiments/training/conversion.hpp"
-#include "experiments/training/files.hpp"
 #include "tests/experiments/tiny.hpp"
 
 namespace lethe {

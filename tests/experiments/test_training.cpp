@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <numbers>
 
-#include "experiments/training/files.hpp"
+#include "experiments/files.hpp"
 #include "experiments/training/trainer.hpp"
 #include "tests/experiments/tiny.hpp"
 

@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 
-#include "experiments/training/files.hpp"
+#include "experiments/files.hpp"
 
 namespace lethe {
 namespace {

@@ -1,18 +1,11 @@
 #pragma once
-// How the layers refuse a wrong input.
+// How a layer divides its width among heads.
 
 #include <Eigen/Core>
 #include <stdexcept>
 #include <string>
 
 namespace lethe::reference::layers {
-
-/// throws  std::invalid_argument "name: expected 4 columns, found 3" where the two numbers differ
-inline void expect_size(const std::string& name, const char* what, Eigen::Index expected, Eigen::Index found) {
-  if (expected == found) return;
-  throw std::invalid_argument(name + ": expected " + std::to_string(expected) + " " + what + ", found " +
-                              std::to_string(found));
-}
 
 /// `width` cut into `heads` equal parts.
 ///

@@ -1,4 +1,4 @@
-#include "experiments/training/files.hpp"
+#include "experiments/files.hpp"
 
 #include <fcntl.h>
 #include <sys/file.h>
@@ -38,7 +38,9 @@ void write_whole(const std::filesystem::path& path, std::string_view bytes) {
 std::string read_whole(const std::filesystem::path& path) {
   std::ifstream file(path, std::ios::binary);
   if (!file) fail(path, "cannot be read");
-  return {std::istreambuf_iterator<char>(file), {}};
+  std::string bytes(std::filesystem::file_size(path), '\0');
+  if (!file.read(bytes.data(), static_cast<std::streamsize>(bytes.size()))) fail(path, "cannot be read to its end");
+  return bytes;
 }
 
 FileLock::FileLock(const std::filesystem::path& path)

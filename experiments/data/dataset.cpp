@@ -19,17 +19,17 @@ constexpr int32_t kShardMagic = 20240520, kShardVersion = 1;
 constexpr size_t kHeaderBytes = 1024;  // 256 int32: magic, version, tokens, zeros
 static_assert(std::endian::native == std::endian::little, "shards are little-endian and read as they lie");
 
-[[noreturn]] void fail(const std::string& expected, const std::string& found) {
+[[noreturn]] void refuse(const std::string& expected, const std::string& found) {
   throw std::invalid_argument("dataset: expected " + expected + ", found " + found);
 }
 
 std::string contents(const fs::path& file) {
-  if (!fs::is_regular_file(file)) fail("the file " + file.string(), "none");
+  if (!fs::is_regular_file(file)) refuse("the file " + file.string(), "none");
   return read_whole(file);
 }
 
 void check_hash(const fs::path& file, const std::string& bytes, const std::string& hash) {
-  if (const auto found = sha256(bytes); found != hash) fail(file.string() + " with SHA-256 " + hash, found);
+  if (const auto found = sha256(bytes); found != hash) refuse(file.string() + " with SHA-256 " + hash, found);
 }
 
 /// Appends the tokens of one shard. Header and size come before the hash: they tell more about what is wrong.
@@ -37,15 +37,15 @@ void read_shard(const fs::path& file, const std::string& hash, std::vector<uint1
   const std::string bytes = contents(file);
   std::array<int32_t, 3> header{};
   if (bytes.size() < kHeaderBytes)
-    fail(file.string() + " with a header of 1024 bytes", std::to_string(bytes.size()) + " bytes");
+    refuse(file.string() + " with a header of 1024 bytes", std::to_string(bytes.size()) + " bytes");
   std::memcpy(header.data(), bytes.data(), sizeof header);
   const auto [magic, version, count] = header;
   if (magic != kShardMagic || version != kShardVersion)
-    fail(file.string() + " with magic 20240520 and version 1",
+    refuse(file.string() + " with magic 20240520 and version 1",
          std::to_string(magic) + " and " + std::to_string(version));
   const size_t size = kHeaderBytes + sizeof(uint16_t) * static_cast<size_t>(std::max(count, 0));
   if (bytes.size() != size)
-    fail(file.string() + " with " + std::to_string(size) + " bytes for its " + std::to_string(count) + " tokens",
+    refuse(file.string() + " with " + std::to_string(size) + " bytes for its " + std::to_string(count) + " tokens",
          std::to_string(bytes.size()));
   check_hash(file, bytes, hash);
   const size_t before = tokens.size();
@@ -59,7 +59,7 @@ std::vector<std::string> read_vocabulary(const fs::path& file, const std::string
   check_hash(file, bytes, hash);
   size_t at = 0;
   const auto take = [&](void* to, size_t size) {
-    if (at + size > bytes.size()) fail(file.string() + " to be whole", std::to_string(bytes.size()) + " bytes");
+    if (at + size > bytes.size()) refuse(file.string() + " to be whole", std::to_string(bytes.size()) + " bytes");
     std::memcpy(to, bytes.data() + at, size);
     at += size;
   };
@@ -123,16 +123,16 @@ Dataset::Dataset(const fs::path& folder) {
     pieces_ = read_vocabulary(folder / "vocabulary.bin", hash);
     listing += hash + "  vocabulary.bin\n";
     content_hash_ = json.at("content_sha256");
-    if (const auto found = sha256(listing); found != content_hash_) fail("content_sha256 " + content_hash_, found);
+    if (const auto found = sha256(listing); found != content_hash_) refuse("content_sha256 " + content_hash_, found);
   } catch (const nlohmann::json::exception& error) {
-    fail((folder / "dataset.json").string() + " as lethe data prepare writes it", error.what());
+    refuse((folder / "dataset.json").string() + " as lethe data prepare writes it", error.what());
   }
   if (begin_token_ < 0 || begin_token_ >= vocabulary())
-    fail("a begin token below " + std::to_string(vocabulary()), std::to_string(begin_token_));
+    refuse("a begin token below " + std::to_string(vocabulary()), std::to_string(begin_token_));
   for (const auto& [name, split] : splits_)
     if (const auto largest = std::ranges::max_element(split.tokens);
         largest != split.tokens.end() && *largest >= vocabulary())
-      fail("tokens below " + std::to_string(vocabulary()) + " in " + name, std::to_string(*largest));
+      refuse("tokens below " + std::to_string(vocabulary()) + " in " + name, std::to_string(*largest));
 }
 
 const Dataset::Split& Dataset::split(const std::string& name) const {

@@ -9,13 +9,10 @@
 #include <optional>
 #include <vector>
 
-#if defined(__SSE__)
-#include <xmmintrin.h>
-#endif
-
 #include "optimized/torch/arguments.hpp"
 #include "optimized/torch/cpu/problem.hpp"
 #include "optimized/torch/cpu/state_kernels.hpp"
+#include "optimized/torch/cpu/subnormals.hpp"
 #include "optimized/torch/matrix_state_arguments.hpp"
 
 namespace lethe::cpu {
@@ -125,23 +122,6 @@ class MatrixStateProblem {
 extern template class MatrixStateProblem<float>;
 extern template class MatrixStateProblem<double>;
 
-/// While it lives, results below the smallest normal number are 0 on this thread: a state that only decays would else end in
-/// subnormal numbers, with which a processor computes a hundred times slower.
-class FlushSubnormals {
- public:
-#if defined(__SSE__)
-  FlushSubnormals() : before_(_mm_getcsr()) { _mm_setcsr(before_ | _MM_FLUSH_ZERO_ON); }
-  ~FlushSubnormals() { _mm_setcsr(before_); }
-
- private:
-  unsigned before_;
-#else
-  FlushSubnormals() {}
-#endif
-  FlushSubnormals(const FlushSubnormals&) = delete;
-  FlushSubnormals& operator=(const FlushSubnormals&) = delete;
-};
-
 /// Whether a task is one tile of a head rather than a head: where the heads alone don't keep all threads busy.
 template <typename Scalar>
 bool split_into_tiles(const MatrixStateProblem<Scalar>& problem) {
@@ -153,10 +133,7 @@ template <typename Run>
 void state_tasks(int64_t count, int64_t work, const Run& run) {
   constexpr int64_t kWorthAThread = 1 << 15;
   if (work >= kWorthAThread) {
-    parallel_tasks(count, [&](auto next) {
-      const FlushSubnormals flush;
-      run(next);
-    });
+    parallel_tasks(count, run);
     return;
   }
   const FlushSubnormals flush;

@@ -13,6 +13,7 @@
 
 #include "optimized/torch/arguments.hpp"
 #include "optimized/torch/cpu/gemm.hpp"
+#include "optimized/torch/cpu/subnormals.hpp"
 #include "optimized/torch/cpu/tile_kernels.hpp"
 
 namespace lethe::cpu {
@@ -97,6 +98,7 @@ void parallel_tasks(int64_t count, const Run& run) {
   std::atomic<int64_t> taken{0};
   at::parallel_for(0, std::min<int64_t>(count, at::get_num_threads()), 1, [&](int64_t, int64_t) {
     const SingleThreadedProducts alone;
+    const FlushSubnormals flush;
     run([&]() -> std::optional<int64_t> {
       const int64_t task = taken.fetch_add(1);
       return task < count ? std::optional<int64_t>(task) : std::nullopt;

@@ -161,5 +161,15 @@ TEST(Footprint, CountsFourBytesAParameterAndTwiceThatForTheOptimizer) {
   EXPECT_EQ(footprint(config, 2048).activations, 2 * cost.activations);
 }
 
+TEST(Footprint, CountsWhatRoundingTookFromTheValuesOfAttentionIn16Bits) {
+  ModelConfig attention = named_architecture("transformer-llama"), local = named_architecture("local");
+  for (ModelConfig* config : {&attention, &local}) set_size(*config, "125m");
+  for (const auto& [dtype, bytes] : {std::pair("float32", 0), std::pair("bfloat16", 2)}) {
+    attention.compute_dtype = local.compute_dtype = dtype;
+    EXPECT_EQ(footprint(attention, 64).activations - footprint(local, 64).activations,
+              attention.layers * 64 * attention.width * bytes);
+  }
+}
+
 }  // namespace
 }  // namespace lethe

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <fstream>
 #include <functional>
+#include <limits>
 #include <string>
 
 #include "optimized/torch/forgetting_attention.hpp"
@@ -121,6 +122,15 @@ TEST(Calls, GiveTheSameBitsEveryTimeWhateverTheThreads) {
       EXPECT_TRUE(at::equal(actual[i], expected[i])) << "result " << i << ", threads " << count;
   }
   at::set_num_threads(threads);
+}
+
+TEST(Calls, LeaveTheCallersSubnormalNumbersAsTheyWere) {
+  const int threads = at::get_num_threads();
+  at::set_num_threads(1);  // every task is the caller's own
+  values_and_gradients();
+  at::set_num_threads(threads);
+  volatile float smallest = std::numeric_limits<float>::min();
+  EXPECT_GT(smallest / 2, 0.0f);
 }
 
 // The process's memory in MiB: "VmRSS" now, or "VmHWM" at its highest since the last reset.

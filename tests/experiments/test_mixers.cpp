@@ -1,16 +1,13 @@
 // The mixers beside attention, each against the reference's rule, which shares nothing with it but the weights.
 
-#include <ATen/CPUGeneratorImpl.h>
 #include <gtest/gtest.h>
 #include <torch/nn/module.h>
 
 #include <algorithm>
 #include <cmath>
-#include <nlohmann/json.hpp>
 #include <ostream>
 
 #include "experiments/models/fast_weights_layer.hpp"
-#include "experiments/models/footprint.hpp"
 #include "experiments/models/language_model.hpp"
 #include "experiments/models/local_attention.hpp"
 #include "experiments/models/not_finite.hpp"
@@ -41,17 +38,6 @@ using torch::Tensor;
 
 // One layer in double: sums of 32 terms, a state of 17 tokens, and an ε of 1e-6 that the reference's norms don't have.
 constexpr double kLayerBudget = 1e-10;
-
-ModelConfig tiny_mixer(Mixer mixer, FeatureMap features) {
-  ModelConfig model = tiny_model(named_architecture("transformer-llama"));
-  model.mixer = mixer;
-  model.feature_map = features;
-  model.state_size = 6;
-  model.rope = false;
-  model.norm_epsilon = 0;  // as the reference
-  model.compute_dtype = "float64";
-  return model;
-}
 
 std::vector<MixerCase> every_state() {
   const auto with = [](ModelConfig model, auto change) {
@@ -321,97 +307,6 @@ TEST(LocalAttention, InAModelIsAttentionWhereTheWindowHoldsTheText) {
   EXPECT_LT(distance(whole->forward(tokens), window->forward(tokens)), 1e-12);
   const Tensor longer = torch::randint(257, {1, 40});
   EXPECT_GT(distance(whole->forward(longer), window->forward(longer)), 1e-6);
-}
-
-TEST(MixerParameters, AreThoseOfTheEquations) {
-  const ModelConfig attention = tiny_model(named_architecture("transformer-llama"));
-  const int64_t W = attention.width, H = attention.heads, D = attention.head_dim(), m = 6;
-  const auto added = [&](Mixer mixer, FeatureMap features) {
-    return (count_parameters(tiny_mixer(mixer, features)).total - count_parameters(attention).total) / attention.layers;
-  };
-  const int64_t linear = 2 * W * (H * m - W), relu = H * (m * D + m);
-  EXPECT_EQ(added(Mixer::kLocal, FeatureMap::kLinear), 0);
-  EXPECT_EQ(added(Mixer::kAdditive, FeatureMap::kLinear), linear);
-  EXPECT_EQ(added(Mixer::kAdditive, FeatureMap::kRelu), relu);
-  EXPECT_EQ(added(Mixer::kGated, FeatureMap::kRelu), relu + H * W);
-  EXPECT_EQ(added(Mixer::kDelta, FeatureMap::kRelu), relu + H * (W + 1));
-  EXPECT_EQ(added(Mixer::kDecay, FeatureMap::kLinear), linear + W * (W + 1) + H * m * (W + 1));
-}
-
-TEST(MixerCosts, GrowWithTheStateAndNotWithTheContext) {
-  ModelConfig decay = tiny_mixer(Mixer::kDecay, FeatureMap::kLinear), wider = decay;
-  wider.state_size *= 2;
-  EXPECT_EQ(training_flops_per_token(decay, 256), training_flops_per_token(decay, 4096));
-  EXPECT_GT(training_flops_per_token(wider, 256), training_flops_per_token(decay, 256));
-  const ModelConfig local = tiny_mixer(Mixer::kLocal, FeatureMap::kLinear);
-  EXPECT_EQ(training_flops_per_token(local, 256), training_flops_per_token(local, 4096));
-  EXPECT_LT(training_flops_per_token(local, 32), training_flops_per_token(local, 64));
-  EXPECT_GT(footprint(wider, 1024).activations, footprint(decay, 1024).activations);
-}
-
-TEST(UniformGateInitialisation, FillsItsRange) {
-  const auto gates = [](double n) {
-    return torch::sigmoid(uniform_gate_bias(20000, n, at::make_generator<at::CPUGeneratorImpl>(1)));
-  };
-  for (const double n : {2.5, 4.0, 32.0}) {
-    const Tensor gate = gates(n);
-    EXPECT_GE(gate.min().item<double>(), 1 / n - 1e-6);
-    EXPECT_LE(gate.max().item<double>(), 1 - 1 / n + 1e-6);
-    EXPECT_LT(gate.min().item<double>(), 1 / n + 0.01 * (1 - 2 / n));
-    EXPECT_NEAR(gate.mean().item<double>(), 0.5, 0.01);
-  }
-  EXPECT_NEAR(gates(2).std().item<double>(), 0, 1e-6);
-}
-
-TEST(UniformGateInitialisation, TakesAHeadsNumberOfGatesForItsRange) {
-  LanguageModel model(tiny_mixer(Mixer::kDecay, FeatureMap::kLinear));
-  const auto parameters = model->named_parameters();
-  const auto range_of = [&](const char* name) {
-    const Tensor gate = torch::sigmoid(parameters[std::string("model.layers.1.attn.") + name]);
-    return std::pair(gate.min().item<double>(), gate.max().item<double>());
-  };
-  const auto [lowest_f, highest_f] = range_of("key_gate_proj.bias");
-  EXPECT_GE(lowest_f, 1.0 / 6 - 1e-6);
-  EXPECT_LE(highest_f, 5.0 / 6 + 1e-6);
-  const auto [lowest_z, highest_z] = range_of("value_gate_proj.bias");
-  EXPECT_GE(lowest_z, 1.0 / 16 - 1e-6);
-  EXPECT_LE(highest_z, 15.0 / 16 + 1e-6);
-  EXPECT_GT(highest_z, highest_f);
-}
-
-TEST(MixerConfig, SaysWhatAMixerHasNoPlaceFor) {
-  const auto message = [](Mixer mixer, auto change) -> std::string {
-    ModelConfig config = tiny_mixer(mixer, FeatureMap::kLinear);
-    change(config);
-    try {
-      config.check();
-    } catch (const std::invalid_argument& error) {
-      return error.what();
-    }
-    return "no error";
-  };
-  for (const Mixer mixer : {Mixer::kLocal, Mixer::kAdditive, Mixer::kGated, Mixer::kDelta, Mixer::kDecay}) {
-    EXPECT_EQ(message(mixer, [](ModelConfig&) {}), "no error");
-    EXPECT_EQ(message(mixer, [](ModelConfig& c) { c.forget_gate = ForgetGate::kFull; }),
-              "forget_gate: expected none with a mixer other than attention, found another value");
-    EXPECT_NE(message(mixer, [](ModelConfig& c) { c.log_pruning_tolerance = -10; }), "no error");
-  }
-  EXPECT_NE(message(Mixer::kDecay, [](ModelConfig& c) { c.kv_shift = true; }), "no error");
-  EXPECT_NE(message(Mixer::kDecay, [](ModelConfig& c) { c.attention_norm = true; }), "no error");
-  EXPECT_NE(message(Mixer::kGated, [](ModelConfig& c) { c.sum_norm = true; }), "no error");
-  EXPECT_EQ(message(Mixer::kGated, [](ModelConfig& c) { c.state_size = 1; }), "no error");
-  EXPECT_EQ(message(Mixer::kDecay, [](ModelConfig& c) { c.state_size = 1; }), "state_size: expected ≥ 2, found 1");
-  EXPECT_EQ(message(Mixer::kLocal, [](ModelConfig& c) { c.window = 0; }), "window: expected > 0, found 0");
-  EXPECT_NE(message(Mixer::kDecay, [](ModelConfig& c) { c.gate_range = 1.5; }), "no error");
-  EXPECT_NE(message(Mixer::kDecay, [](ModelConfig& c) { c.rope = true, c.state_size = 5; }), "no error");
-}
-
-TEST(MixerConfig, HasANamedArchitectureForEveryMixer) {
-  for (const char* name : {"local", "additive", "gated", "delta", "decay"}) {
-    ModelConfig config = tiny_model(named_architecture(name));
-    EXPECT_NO_THROW(config.check()) << name;
-    EXPECT_EQ(nlohmann::json(config).at("mixer"), name);
-  }
 }
 
 }  // namespace

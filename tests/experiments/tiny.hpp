@@ -59,6 +59,18 @@ inline ModelConfig tiny_model(ModelConfig architecture = named_architecture("fox
   return architecture;
 }
 
+/// One of a mixer other than attention, in double and with the norms of the reference.
+inline ModelConfig tiny_mixer(Mixer mixer, FeatureMap features) {
+  ModelConfig model = tiny_model(named_architecture("transformer-llama"));
+  model.mixer = mixer;
+  model.feature_map = features;
+  model.state_size = 6;
+  model.rope = false;
+  model.norm_epsilon = 0;  // as the reference
+  model.compute_dtype = "float64";
+  return model;
+}
+
 inline Run tiny_run() {
   Run run{.label = "tiny", .model = tiny_model(), .training = {}};
   run.training.context_length = 32;

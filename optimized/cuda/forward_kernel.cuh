@@ -1,0 +1,321 @@
+#pragma once
+// The forward kernel.
+//
+//   x_ij = scale·log₂e·q_i·k_j + b_j,  b_j = −log₂e·(c_j − F);  l_i = Σ_j 2^(x_ij − m_i)
+//   o_i = Σ_j 2^(x_ij − m_i) v_j / l_i;  log_normalizer_i = ln 2·(m_i + log₂ l_i) + c_i − F
+//
+// The gate enters as a column term only: along a row c_i is a constant that the softmax divides out. F, the prefix before the tile's
+// first row, keeps every number small; b_j is the plan's float local part plus one number a block, the difference of two doubles.
+//
+// m_i may be any number near the row's maximum: it is found in the first blocks (the diagonal's) and then left alone, so that no
+// clean block pays for a maximum or waits for one. (With kOneCentreAWarp it is one number for the sixteen rows of a warp, half way
+// between their maxima, added to the bias before that meets the logits.) Where the logits leave the 16-bit format or float's (weights
+// above 2^120 in bfloat16, 2^23 in float16; or a row's sum below 2^−100), the row's sum shows it: the tile goes on a list, and a second
+// launch computes it again with a maximum a row and block.
+//
+// One CTA an SM. Warpgroup 0: one thread hands out tiles and feeds the copy engine (Q once a tile, K with its bias and V in rings of
+// their own), up to a tile ahead. The others: 64 query rows each. A thread holds 2 rows × 32 columns of S, its part of O, and P of
+// the previous block as the next product's operand. Key blocks run from the diagonal down to the pruning boundary. Within a
+// warpgroup the exponentials of block n run under P·V of block n+1; among warpgroups, named barriers pass the turn to issue products,
+// so that one's products run under the others' exponentials.
+
+#include "optimized/cuda/forward_output.cuh"
+#include "optimized/cuda/forward_softmax.cuh"
+#include "optimized/cuda/forward_tiles.cuh"
+#include "optimized/cuda/ptx/copy.cuh"
+#include "optimized/cuda/ptx/fragment.cuh"
+#include "optimized/cuda/ptx/wgmma.cuh"
+
+namespace lethe {
+
+inline constexpr float kLn2 = 0.6931471805599453f;
+
+template <typename Element, int kDim>
+__device__ inline void issue_scores(Rows<kDim>& rows, uint64_t query, uint64_t key) {
+#pragma unroll
+  for (int step = 0; step < kDim / 16; ++step) {
+    const int panel = step / 4, within = step % 4 * (32 >> 4);
+    ptx::wgmma<ptx::Major::kK, ptx::Major::kK>(Element{}, rows.x,
+                                               query + panel * (Sizes<kDim>::kRows * 128 >> 4) + within,
+                                               key + panel * (kColumns * 128 >> 4) + within, step > 0);
+  }
+  ptx::wgmma_commit();
+}
+
+template <typename Element, int kDim>
+__device__ inline void issue_output(Rows<kDim>& rows, uint64_t value, bool accumulate) {
+#pragma unroll
+  for (int step = 0; step < kColumns / 16; ++step)
+    ptx::wgmma<ptx::Major::kMN>(Element{}, rows.output, rows.weights[4 * step], rows.weights[4 * step + 1],
+                                rows.weights[4 * step + 2], rows.weights[4 * step + 3], value + step * (2048 >> 4),
+                                accumulate || step > 0);
+  ptx::wgmma_commit();
+}
+
+template <typename Element, int kDim, bool kRepeat>
+__device__ inline void consume(const ForwardParameters& a, Shared<kDim>& shared) {
+  constexpr int kStages = Sizes<kDim>::kStages, kRows = Sizes<kDim>::kRows, kWarpgroups = Sizes<kDim>::kWarpgroups;
+  const int warpgroup = ptx::uniform(threadIdx.x / 128) - 1, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+  const int offset = a.key_length - a.query_length;
+  const auto query_operand = [&](uint32_t slot) {
+    return ptx::operand_descriptor(shared.query[slot] + warpgroup * 64 * 128, 0);
+  };
+  const auto key_operand = [&](uint32_t stage) { return ptx::operand_descriptor(shared.key[stage], 0); };
+  const auto value_operand = [&](uint32_t stage) {
+    return ptx::operand_descriptor(shared.value[stage], kColumns * 128);
+  };
+  const uint32_t bias_address = ptx::shared_address(shared.bias[0]) + lane % 4 * 8;
+  const uint32_t block_bias_address = ptx::shared_address(shared.block_bias);
+  const auto load_bias = [&](uint32_t stage, int j) {
+    return ptx::load_pair(bias_address + stage * kColumns * 4 + j * 32);
+  };
+  // Turns: warpgroup w issues its products when barrier kTurns + w has heard from the one before it; 0 begins.
+  constexpr uint32_t kTurns = 1, kStores = kTurns + kWarpgroups;
+  const uint32_t my_turn = kTurns + warpgroup, next_turn = kTurns + (warpgroup + 1) % kWarpgroups;
+  if (warpgroup == kWarpgroups - 1) ptx::named_barrier_arrive(next_turn, 256);
+
+  // the thread's first row of a tile; its second is 8 further
+  const int tile_row = warpgroup * 64 + warp * 16 + lane / 4;
+  constexpr bool kCentre = kOneCentreAWarp<Element> && !kRepeat;
+  const uint32_t shared_bias_address = ptx::shared_address(shared.bias[0]);
+  const uint32_t own_bias_address =
+      ptx::shared_address(shared.own_bias[Sizes<kDim>::kBiasAhead ? 0 : threadIdx.x / 32 - 4]);
+  Rows<kDim> rows;
+  const auto follow = [&](float block_bias) {
+    if constexpr (kCentre) return follow_centre(rows, block_bias);
+    else return follow_maximum<Element>(rows, block_bias);
+  };
+  ptx::RingPosition at, previous, slot;  // of a block's key; of the block before it, whose value comes now; of the tile
+  ptx::mbarrier_wait(&shared.tile_full[0], 0);
+  ptx::mbarrier_wait(&shared.key_full[0], 0);
+  ptx::wgmma_fence();
+  issue_scores<Element>(rows, query_operand(0), key_operand(0));
+  ptx::wgmma_wait<0>();
+  ptx::pin(rows.x);
+  // the residual of the tile before leaves from where its queries were: they are handed back one tile late
+  bool lent = false;
+  for (bool more = true; more;) {  // a tile's first scores are there
+    const Tile<kRows>& held = shared.tile[slot.index];
+    const int tile_batch = held.batch, tile_head = held.head, query = ptx::uniform(held.query);
+    const int first = ptx::uniform(held.first), last = ptx::uniform(held.last);
+    const int cut_block = ptx::uniform(held.cut_block);        // blocks below it reach behind a cut
+    const int unmasked = (query + offset + 1) / kColumns - 1;  // blocks above it hold the diagonal
+    const int last_position = min(query + kRows + offset, a.key_length) - 1;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      rows.position[h] = query + tile_row + 8 * h + offset;
+      rows.first_visible[h] = 0;
+      if constexpr (kGate) {
+        const int position = min(rows.position[h], last_position),
+                  in_span = position / kColumns - (query + offset) / kColumns;
+        rows.first_visible[h] = held.cut_before[in_span];
+        if (held.cut_within)
+          rows.first_visible[h] =
+              max(rows.first_visible[h],
+                  a.plan.cut_before[static_cast<int64_t>(held.row) * a.key_blocks * kColumns + position]);
+        if (lane % 4 == 0)
+          shared.row_gate[tile_row + 8 * h] =
+              held.base[in_span] - kLn2 * shared.row_bias[slot.index][position - (query + offset) / 4 * 4];
+      }
+    }
+    const float first_bias = ptx::load_float(block_bias_address + at.index * 4);
+    add_bias(rows, a.scale_log2, [&](int j) { return load_bias(at.index, j); });
+    mask(rows, last * kColumns);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      rows.maximum[h] = -INFINITY;
+      rows.sum[h] = 0;
+    }
+    rows.centre = -INFINITY;
+    follow(first_bias);
+    exponentiate(rows, {start_of<kCentre>(rows, 0, first_bias), start_of<kCentre>(rows, 1, first_bias)});
+    release(&shared.key_empty[at.index], lane);
+    if (lent) {
+      if (threadIdx.x % 128 == 0) ptx::bulk_wait_read<0>();
+      release(&shared.tile_empty[slot.index ^ 1], lane);
+    }
+    lent = a.keep_residual;
+    previous = at;
+    at.advance(kStages);
+    pack_weights<Element>(rows);
+
+    bool accumulate = false;
+    int block = last - 1;
+    const auto step = [&]<bool kMasked>() {
+      ptx::mbarrier_wait(&shared.key_full[at.index], at.parity);
+      ptx::mbarrier_wait(&shared.value_full[previous.index], previous.parity);
+      const uint32_t stage = ptx::uniform(at.index), value_stage = ptx::uniform(previous.index),
+                     query_slot = ptx::uniform(slot.index);
+      ptx::named_barrier_sync(my_turn, 256);
+      ptx::pin(rows.x);
+      ptx::pin(rows.output);
+      ptx::pin(rows.weights);
+      ptx::wgmma_fence();
+      issue_scores<Element>(rows, query_operand(query_slot), key_operand(stage));
+      issue_output<Element>(rows, value_operand(value_stage), accumulate);
+      ptx::named_barrier_arrive(next_turn, 256);
+      constexpr bool kStarted = kGate && kCentre && !kMasked;
+      [[maybe_unused]] float2 bias[16];
+      if constexpr (Sizes<kDim>::kBiasAhead) {
+#pragma unroll
+        for (int j = 0; j < 16; ++j) bias[j] = load_bias(stage, j);
+      }
+      const float block_bias = ptx::load_float(block_bias_address + stage * 4);
+      const float start[2] = {start_of<kCentre>(rows, 0, block_bias), start_of<kCentre>(rows, 1, block_bias)};
+      if constexpr (kStarted) {
+        // A column's bias, less m, for the whole warp: added once here, and never to the logits.
+        if constexpr (Sizes<kDim>::kBiasAhead) {
+#pragma unroll
+          for (int j = 0; j < 16; ++j) bias[j] = {bias[j].x + start[0], bias[j].y + start[0]};
+        } else {
+          const float4 four = ptx::load_four(shared_bias_address + stage * kColumns * 4 + lane * 16);
+          ptx::store_four(own_bias_address + lane * 16,
+                          {four.x + start[0], four.y + start[0], four.z + start[0], four.w + start[0]});
+          __syncwarp();
+        }
+      }
+      const auto bias_of = [&](int j) {
+        if constexpr (Sizes<kDim>::kBiasAhead) return bias[j];
+        else if constexpr (kStarted) return ptx::load_pair(own_bias_address + lane % 4 * 8 + j * 32);
+        else return load_bias(stage, j);
+      };
+      ptx::wgmma_wait<1>();
+      ptx::pin(rows.x);
+      constexpr bool kScaleLater = !kGate && !kMasked && !kRepeat;
+      if constexpr (!kScaleLater) add_bias(rows, a.scale_log2, bias_of);
+      if constexpr (kMasked) mask(rows, block * kColumns);
+      [[maybe_unused]] bool moved;
+      if constexpr (kMasked || kRepeat) {
+        moved = follow(block_bias);
+        exponentiate(rows, {start_of<kCentre>(rows, 0, block_bias), start_of<kCentre>(rows, 1, block_bias)});
+      } else if constexpr (kStarted) {
+        exponentiate(rows);
+      } else {
+        exponentiate(rows, start, kScaleLater ? a.scale_log2 : 1);
+      }
+      // Released under a condition that needs every exponential and always holds: so the compiler can't sink them below the wait.
+      __syncwarp();
+      if (lane < kArrivalsOfAWarp && !(rows.sum[0] + rows.sum[1] < 0)) ptx::mbarrier_arrive(&shared.key_empty[stage]);
+      ptx::wgmma_wait<0>();
+      ptx::pin(rows.output);
+      ptx::pin(rows.weights);
+      release(&shared.value_empty[value_stage], lane);
+      if constexpr (kMasked || kRepeat) {
+        if (moved) {
+#pragma unroll
+          for (int i = 0; i < kDim / 2; ++i) rows.output[i] *= rows.shrink[i / 2 % 2];
+        }
+      }
+      pack_weights<Element>(rows);
+      accumulate = true;
+      previous = at;
+      at.advance(kStages);
+      --block;
+    };
+    // First the diagonal's blocks and the clean ones down to the last cut; then, masked again, whatever lies behind it.
+#pragma unroll 1
+    for (const int masked_down_to : {max(first, unmasked + 1), first}) {
+#pragma unroll 1
+      while (block >= masked_down_to) step.template operator()<true>();
+#pragma unroll 1
+      while (block >= max(first, cut_block)) step.template operator()<false>();
+    }
+#pragma unroll
+    for (int h = 0; h < 2; ++h) rows.sum[h] = sum_of_four(rows.sum[h]);
+    const auto fits = [&](float sum) { return sum < kLargestSum<Element> && (!kCentre || sum > kSmallestSum); };
+    if (!kRepeat && !__all_sync(~0u, fits(rows.sum[0]) && fits(rows.sum[1])) && lane == 0 &&
+        atomicExch(&shared.overflowed[slot.index], true) == false)
+      a.plan.repeats[1 + atomicAdd(a.plan.repeats, 1)] = shared.index[slot.index];
+    char* query_rows = shared.query[slot.index];
+    if (!a.keep_residual) release(&shared.tile_empty[slot.index], lane);
+    slot.advance(kTileSlots);
+
+    // The last values of this tile, and the first scores of the next one, behind the last tile of nothing.
+    ptx::mbarrier_wait(&shared.tile_full[slot.index], slot.parity);
+    more = ptx::uniform(shared.tile[slot.index].row) >= 0;
+    if (more) ptx::mbarrier_wait(&shared.key_full[at.index], at.parity);
+    ptx::mbarrier_wait(&shared.value_full[previous.index], previous.parity);
+    const uint32_t stage = ptx::uniform(at.index), value_stage = ptx::uniform(previous.index),
+                   query_slot = ptx::uniform(slot.index);
+    ptx::pin(rows.x);
+    ptx::pin(rows.output);
+    ptx::pin(rows.weights);
+    ptx::wgmma_fence();
+    issue_output<Element>(rows, value_operand(value_stage), accumulate);
+    issue_scores<Element>(rows, query_operand(query_slot), key_operand(stage));
+    ptx::wgmma_wait<0>();
+    ptx::pin(rows.output);
+    ptx::pin(rows.x);
+    release(&shared.value_empty[value_stage], lane);
+
+    float inverse[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      inverse[h] = 1 / (kCentre ? rows.sum[h] - lost_by_rounding<Element>(rows, h) : rows.sum[h]);
+      const int row = query + tile_row + 8 * h;
+      if (lane % 4 == 0 && row < a.query_length)
+        a.log_normalizer[(static_cast<int64_t>(tile_batch) * a.query_length + row) * a.query_heads + tile_head] =
+            kLn2 * ((kCentre ? rows.centre : rows.maximum[h]) + ptx::log2_approximate(rows.sum[h])) +
+            (kGate ? shared.row_gate[tile_row + 8 * h] : 0);
+    }
+    if (threadIdx.x % 128 == 0) ptx::bulk_wait_read<0>();  // the previous tile's store has left the buffer
+    ptx::named_barrier_sync(kStores + warpgroup, 128);
+    const int first_row = warpgroup * 64 + warp * 16;
+    stage_output<Element, false>(rows, inverse, ptx::shared_address(shared.output), kRows, first_row);
+    if (a.keep_residual) stage_output<Element, true>(rows, inverse, ptx::shared_address(query_rows), kRows, first_row);
+    ptx::fence_async_shared();
+    ptx::named_barrier_sync(kStores + warpgroup, 128);
+    if (threadIdx.x % 128 == 0) {
+#pragma unroll
+      for (int panel = 0; panel < kDim / 64; ++panel) {
+        const int bytes = panel * kRows * 128 + warpgroup * 64 * 128, first_row = query + warpgroup * 64;
+        ptx::store_tile(&a.output, shared.output + bytes, panel * 64, tile_head, first_row, tile_batch);
+        if (a.keep_residual)
+          ptx::store_tile(&a.residual, query_rows + bytes, panel * 64, tile_head, first_row, tile_batch);
+      }
+      ptx::bulk_commit();
+    }
+  }
+  if (threadIdx.x % 128 == 0) ptx::bulk_wait<0>();
+}
+
+template <typename Element, int kDim, bool kRepeat>
+__global__ void __launch_bounds__(Sizes<kDim>::kThreads, 1) forward(const __grid_constant__ ForwardParameters a) {
+  ptx::let_next_kernel_start();
+  if constexpr (kRepeat) {
+    ptx::wait_for_previous_kernel();
+    for (int row = blockIdx.x * Sizes<kDim>::kThreads + threadIdx.x; row < a.tiles / a.query_tiles;
+         row += gridDim.x * Sizes<kDim>::kThreads)
+      a.visited_pairs[row] = a.plan.pairs[row];
+    if (blockIdx.x >= a.plan.repeats[0]) return;
+  }
+  extern __shared__ __align__(1024) char memory[];  // read as it is: a rounded pointer would lose its address space
+  auto& shared = *reinterpret_cast<Shared<kDim>*>(memory);
+  using Size = Sizes<kDim>;
+  constexpr int kReleases = Size::kWarpgroups * 4 * kArrivalsOfAWarp;
+  if (threadIdx.x == 0) {
+    for (const CUtensorMap* map : {&a.query, &a.key, &a.value, &a.output}) ptx::prefetch_tensor_map(map);
+    for (int stage = 0; stage < Size::kStages; ++stage) {
+      ptx::mbarrier_init(&shared.key_full[stage], 1);
+      ptx::mbarrier_init(&shared.key_empty[stage], kReleases);
+      ptx::mbarrier_init(&shared.value_full[stage], 1);
+      ptx::mbarrier_init(&shared.value_empty[stage], kReleases);
+    }
+    for (int slot = 0; slot < kTileSlots; ++slot) {
+      ptx::mbarrier_init(&shared.tile_full[slot], 1);
+      ptx::mbarrier_init(&shared.tile_empty[slot], kReleases);
+    }
+    ptx::mbarrier_init_fence();
+  }
+  if constexpr (!kRepeat) ptx::wait_for_previous_kernel();
+  __syncthreads();
+  if (threadIdx.x < 128) {
+    ptx::registers_shrink<Size::kProducerRegisters>();
+    if (threadIdx.x == 0) produce<kDim, kRepeat>(a, shared);
+  } else {
+    ptx::registers_grow<Size::kConsumerRegisters>();
+    consume<Element, kDim, kRepeat>(a, shared);
+  }
+}
+
+}  // namespace lethe

@@ -25,7 +25,7 @@ std::vector<double> slice(const std::vector<double>& tensor, int64_t length, int
   return result;
 }
 
-constexpr std::array kNames = {"query", "key", "value", "log_forget"};
+constexpr std::array kGradientNames = {"query", "key", "value", "log_forget"};
 
 /// Of one (batch, head of keys): the gradients of query and log_forget for each query head, of key and value summed over the group.
 using Tensors = std::array<std::vector<double>, 4>;
@@ -102,7 +102,7 @@ Shares shares_of(const Problem& problem, const testing::PlanOptions& options = {
 
 void expect_agreement(const Problem& problem, const testing::PlanOptions& options = {}, bool deterministic = false) {
   const Shares worst = shares_of(problem, options, deterministic);
-  for (int i = 0; i < 4; ++i) EXPECT_LE(worst[i], 1) << kNames[i];
+  for (int i = 0; i < 4; ++i) EXPECT_LE(worst[i], 1) << kGradientNames[i];
 }
 
 class Backward : public ::testing::TestWithParam<std::tuple<Dtype, int64_t>> {

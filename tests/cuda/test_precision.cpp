@@ -17,7 +17,7 @@ using testing::DoubleGradients;
 using testing::grad_values_of;
 
 using Errors = std::array<double, 5>;
-constexpr std::array kNames = {"values", "query", "key", "value", "log_forget"};
+constexpr std::array kResultNames = {"values", "query", "key", "value", "log_forget"};
 
 Errors errors(const BackwardResult& actual, const DoubleGradients& expected) {
   return {compare(actual.values, expected.values, 1).error, compare(actual.query, expected.query, 1).error,
@@ -32,8 +32,8 @@ void expect_budget(const Problem& problem, const std::string& what) {
   std::printf("%s D%d T%d %-10s", dtype_name(problem.dtype).c_str(), int(problem.shape.key_dim),
               int(problem.shape.key_length), what.c_str());
   for (size_t i = 0; i < found.size(); ++i) {
-    std::printf("  %s %.3f%%", kNames[i], 100 * found[i]);
-    EXPECT_LE(found[i], budget(problem.dtype)) << kNames[i] << ", " << what;
+    std::printf("  %s %.3f%%", kResultNames[i], 100 * found[i]);
+    EXPECT_LE(found[i], budget(problem.dtype)) << kResultNames[i] << ", " << what;
   }
   std::printf("\n");
 }

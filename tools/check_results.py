@@ -2,7 +2,7 @@
 """Checks that results/ is whole and that no table tells something else than the data.
 
 * every CSV has the columns of its kind and the certificate of its claim beside it, with commit, machine and versions;
-* every <claim>.md and results/README.md is what tools/report.py makes of the data now;
+* every <claim>.md, <operator>_cpu.md and results/README.md is what tools/report.py makes of the data now;
 * so is every table between markers in a README file.
 
 Prints a line for each fault and exits with 1 where there is one.
@@ -13,6 +13,7 @@ import json
 import sys
 from pathlib import Path
 
+from report.benchmarks import benchmark_files, benchmark_page
 from report.results import COLUMNS, POINT_COLUMNS, BadResult, load_machine, machine_folders, read_table
 from report.tables import UnknownTable, claim_page, index, readmes, with_tables
 
@@ -55,6 +56,8 @@ def faults(root, results):
     for folder in folders:
         for claim in load_machine(root, folder):
             yield from difference(folder / f"{claim.name}.md", claim_page(claim))
+        for path in benchmark_files(folder):
+            yield from difference(path.with_suffix(".md"), benchmark_page(path))
     if folders:
         yield from difference(results / "README.md", index(root, results))
     for path in readmes(root):

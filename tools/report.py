@@ -1,19 +1,21 @@
 #!/usr/bin/env python3
 """Makes tables, figures and pages from the results that are there.
 
-For every folder of results/: <claim>.md, <claim>.svg and report.html; for all of them results/README.md. And in every README
+For every folder of results/: <claim>.md, <claim>.svg, <operator>_cpu.md and report.html; for all of them results/README.md. And in every README
 file of the checkout the tables between markers:
 
     <!-- table:MACHINE/NAME -->
     <!-- /table -->
 
-MACHINE is a folder of results/; NAME is "verdicts", a claim (its numbers) or CLAIM.statements (its comparisons).
+MACHINE is a folder of results/; NAME is "verdicts", a claim (its numbers), CLAIM.statements (its comparisons), or a file of
+tools/benchmark, OPERATOR_cpu.
 """
 
 import argparse
 import sys
 from pathlib import Path
 
+from report.benchmarks import benchmark_files, benchmark_page
 from report.results import BadResult, load_machine, machine_folders
 from report.tables import UnknownTable, claim_page, index, readmes, with_tables
 
@@ -40,6 +42,8 @@ def make_pages(root, results):
         for claim in claims:
             save(FIGURES[claim.name](claim), folder / f"{claim.name}.svg")
             write(folder / f"{claim.name}.md", claim_page(claim))
+        for path in benchmark_files(folder):
+            write(path.with_suffix(".md"), benchmark_page(path))
         if claims:
             write(folder / "report.html", page(folder.name, claims))
             print(f"report: {folder / 'report.html'}")

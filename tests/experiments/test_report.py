@@ -10,9 +10,11 @@ from pathlib import Path
 SOURCE = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(SOURCE / "tools"))
 
+from report.benchmarks import benchmark_page  # noqa: E402
 from report.figures import FIGURES, smoothed  # noqa: E402
+from report.markdown import number, table  # noqa: E402
 from report.results import CLAIM_ORDER, COLUMNS, BadResult, load_machine, read_table  # noqa: E402
-from report.tables import UnknownTable, claim_page, comparisons_table, number, readme_table, table, with_tables  # noqa: E402
+from report.tables import UnknownTable, claim_page, comparisons_table, readme_table, with_tables  # noqa: E402
 
 CERTIFICATE = {
     "experiment": "forgetting_transformer", "claim": "ablations", "title": "What each row loses", "scale": "quick",
@@ -104,6 +106,42 @@ class Tables(WithCheckout):
         path.write_text(path.read_text().replace("9.0", "nine"))
         with self.assertRaisesRegex(BadResult, "line 4: value: .*nine"):
             read_table(path, COLUMNS)
+
+
+def timed(name, milliseconds, **counters):
+    return {"name": name, "run_type": "iteration", "real_time": milliseconds, "time_unit": "ms", **counters}
+
+
+class Benchmarks(WithCheckout):
+    SIZES = "B:1/T:64/real_time"
+
+    def write(self, runs):
+        self.path = self.checkout.machine / "operator_cpu.json"
+        self.path.write_text(json.dumps({
+            "benchmarks": runs, "context": {"commit": "d" * 40, "dirty": "no", "num_cpus": 2, "date": "today", "processor": "a processor"},
+        }))
+
+    def test_the_median_of_repetitions_stands_in_the_table(self):
+        self.write([timed(f"ours/forward/{self.SIZES}", value) for value in (3.0, 1.0, 8.0)] +
+                   [timed(f"ours/forward_backward/{self.SIZES}", 9.0, memory_mib=5.0),
+                    {**timed(f"ours/forward/{self.SIZES}_mean", 4.0), "run_type": "aggregate"}])
+        text = readme_table(self.checkout.root, self.checkout.results, "m", "operator_cpu")
+        self.assertEqual(text.splitlines()[0], "|  |  | forward (ms) | forward + backward (ms) | beyond the inputs (MiB) |")
+        self.assertEqual(text.splitlines()[2:], ["| B = 1, T = 64 | ours | 3.000 | 9.000 | 5.000 |"])
+
+    def test_one_that_failed_is_an_error(self):
+        self.write([timed(f"ours/forward/{self.SIZES}", 0.0, error_message="too far off")])
+        with self.assertRaisesRegex(BadResult, "too far off"):
+            readme_table(self.checkout.root, self.checkout.results, "m", "operator_cpu")
+
+    def test_a_page_that_tells_something_else_is_found(self):
+        self.write([timed(f"ours/forward/{self.SIZES}", 3.0)])
+        found = self.checkout.run("check_results.py").stdout
+        self.assertIn("operator_cpu.md: expected it beside the data", found)
+        self.path.with_suffix(".md").write_text(benchmark_page(self.path))
+        self.assertNotIn("operator_cpu.md", self.checkout.run("check_results.py").stdout)
+        self.path.write_text(self.path.read_text().replace("3.0", "2.0"))
+        self.assertIn("operator_cpu.md: differs", self.checkout.run("check_results.py").stdout)
 
 
 class Checks(WithCheckout):

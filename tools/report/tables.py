@@ -1,10 +1,11 @@
 """Markdown from results: the page of a claim, the index, and the tables inside README files."""
 
-import math
 import os
 import re
 from pathlib import Path
 
+from report.benchmarks import benchmark_files, benchmark_table
+from report.markdown import number, table, with_band
 from report.results import load_machine, machine_folders
 
 MARKER = re.compile(r"(<!-- table:(?P<machine>[\w.-]+)/(?P<name>[\w.-]+) -->\n)(?P<body>.*?)(<!-- /table -->)", re.DOTALL)
@@ -36,39 +37,6 @@ METRIC_WORDS = {
 
 class UnknownTable(Exception):
     """A marker in a README that names a table that no result gives."""
-
-
-def number(value, metric=""):
-    """A value as a reader wants it: counts grouped, the others with four digits."""
-    if value is None or math.isnan(value):
-        return ""
-    if metric == "parameters":
-        return f"{value:,.0f}"
-    if value == 0:
-        return "0"
-    if abs(value) < 1e-3:
-        return f"{value:.1e}"
-    return f"{value:.{max(0, 3 - math.floor(math.log10(abs(value))))}f}"
-
-
-def with_band(value, band):
-    """A value and what noise explains of it, both to the band's second digit; the value alone where there is no noise."""
-    if value is None:  # a training that diverged
-        return "none"
-    if band is None:
-        return f"{number(value)} ± ?"
-    if band == 0:
-        return number(value)
-    digits = min(6, max(0, 1 - math.floor(math.log10(band))))
-    return f"{value:.{digits}f} ± {band:.{digits}f}"
-
-
-def table(header, rows):
-    """A Markdown table; columns without any entry are left out."""
-    used = [c for c in range(len(header)) if any(row[c] for row in rows)]
-    lines = ["| " + " | ".join(str(row[c]) for c in used) + " |" for row in [header, *rows]]
-    lines.insert(1, "|" + "---|" * len(used))
-    return "\n".join(lines) + "\n"
 
 
 def comparisons_table(claim):
@@ -174,21 +142,24 @@ def index(root, results):
         text += f"\n## {folder.name}\n"
         if claims:
             text += f"\n{verdicts_table(claims, folder.name + '/')}"
-        others = sorted(path.stem for path in folder.glob("*.md") if path.stem not in {claim.name for claim in claims})
+        others = {path.stem for path in folder.glob("*.md")} | {path.stem for path in benchmark_files(folder)}
+        others = sorted(others - {claim.name for claim in claims})
         if others:
             text += "\nMeasurements: " + ", ".join(f"[{name}]({folder.name}/{name}.md)" for name in others) + ".\n"
     return text
 
 
 def readme_table(root, results, machine, name):
-    """The table that a marker <!-- table:MACHINE/NAME --> asks for: "verdicts", or a claim's "CLAIM" or "CLAIM.statements"."""
+    """The table that a marker <!-- table:MACHINE/NAME --> asks for: "verdicts", a claim's "CLAIM" or "CLAIM.statements", or a benchmark's."""
+    if (benchmark := results / machine / f"{name}.json") in benchmark_files(results / machine):
+        return benchmark_table(benchmark)
     claims = load_machine(root, results / machine) if (results / machine).is_dir() else []
     by_name = {claim.name: claim for claim in claims}
     if name == "verdicts" and claims:
         return verdicts_table(claims, f"results/{machine}/")
     claim = by_name.get(name.removesuffix(".statements"))
     if claim is None:
-        raise UnknownTable(f"table:{machine}/{name}: expected verdicts or a claim of results/{machine}, found neither")
+        raise UnknownTable(f"table:{machine}/{name}: expected verdicts, a claim or a benchmark of results/{machine}, found none of them")
     return comparisons_table(claim) if name.endswith(".statements") else numbers_table(claim)
 
 

@@ -1,0 +1,36 @@
+"""Numbers and tables as Markdown has them."""
+
+import math
+
+
+def number(value, metric=""):
+    """A value as a reader wants it: counts grouped, the others with four digits."""
+    if value is None or math.isnan(value):
+        return ""
+    if metric == "parameters":
+        return f"{value:,.0f}"
+    if value == 0:
+        return "0"
+    if abs(value) < 1e-3:
+        return f"{value:.1e}"
+    return f"{value:.{max(0, 3 - math.floor(math.log10(abs(value))))}f}"
+
+
+def with_band(value, band):
+    """A value and what noise explains of it, both to the band's second digit; the value alone where there is no noise."""
+    if value is None:  # a training that diverged
+        return "none"
+    if band is None:
+        return f"{number(value)} ± ?"
+    if band == 0:
+        return number(value)
+    digits = min(6, max(0, 1 - math.floor(math.log10(band))))
+    return f"{value:.{digits}f} ± {band:.{digits}f}"
+
+
+def table(header, rows):
+    """A Markdown table; columns without any entry are left out."""
+    used = [c for c in range(len(header)) if any(row[c] for row in rows)]
+    lines = ["| " + " | ".join(str(row[c]) for c in used) + " |" for row in [header, *rows]]
+    lines.insert(1, "|" + "---|" * len(used))
+    return "\n".join(lines) + "\n"

@@ -1,19 +1,18 @@
 #pragma once
-// Which of the compilations of a kernel file this processor runs.
+// Which of the compilations of a kernel file runs here.
+
+#include <ATen/Version.h>
+
+#include <string>
 
 namespace lethe::cpu {
 
-/// A table of kernels of each instruction set; where only the baseline was compiled, all three are that one.
+/// The table of the instruction set that Torch's own kernels use: what the processor has, or less where the environment says
+/// ATEN_CPU_CAPABILITY=avx2 or default. Where only the baseline was compiled, all three are that one.
 template <typename Table>
-const Table& choose(const Table& baseline, [[maybe_unused]] const Table& avx2, [[maybe_unused]] const Table& avx512) {
-#ifdef LETHE_X86_KERNELS
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-      __builtin_cpu_supports("avx512bw")) {
-    return avx512;
-  }
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return avx2;
-#endif
-  return baseline;
+const Table& choose(const Table& baseline, const Table& avx2, const Table& avx512) {
+  const std::string capability = at::get_cpu_capability();
+  return capability == "AVX512" ? avx512 : capability == "AVX2" ? avx2 : baseline;
 }
 
 }  // namespace lethe::cpu

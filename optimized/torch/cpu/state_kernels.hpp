@@ -78,7 +78,7 @@ struct StateKernels {
   StateConversions<double> double_conversions;
 };
 
-/// The fastest ones that this processor runs.
+/// Those of the instruction set that Torch uses, see instruction_set.hpp.
 const StateKernels& state_kernels();
 
 }  // namespace lethe::cpu

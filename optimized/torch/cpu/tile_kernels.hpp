@@ -55,7 +55,7 @@ struct TileKernels {
   void (*gradient)(const GradientTile<Scalar>&);
 };
 
-/// The fastest ones that this processor runs.
+/// Those of the instruction set that Torch uses, see instruction_set.hpp.
 template <typename Scalar>
 const TileKernels<Scalar>& tile_kernels();
 

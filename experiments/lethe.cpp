@@ -19,6 +19,21 @@ int fail(int status, std::string message) {
   return status;
 }
 
+// What is wrong with a call, in the words of every other error here; the parser's own where they name the option already.
+std::string explained(const CLI::App& app, const CLI::ParseError& error) {
+  const auto extras = app.remaining(true);
+  const auto chosen = app.get_subcommands();
+  if (chosen.empty() && dynamic_cast<const CLI::RequiredError*>(&error)) {
+    std::string names;
+    for (const CLI::App* command : app.get_subcommands(nullptr))
+      names += (names.empty() ? "" : ", ") + command->get_name();
+    return "command: expected one of " + names + ", found " + (extras.empty() ? "none" : extras.front());
+  }
+  if (!chosen.empty() && !extras.empty() && dynamic_cast<const CLI::ExtrasError*>(&error))
+    return "argument: expected what lethe " + chosen.front()->get_name() + " --help lists, found " + extras.front();
+  return error.what();
+}
+
 std::string joined(int argc, char** argv) {
   std::string line = "lethe";
   for (int i = 1; i < argc; ++i) line += std::string(" ") + argv[i];
@@ -42,7 +57,7 @@ int main(int argc, char** argv) {
       ->check(CLI::ExistingDirectory)
       ->capture_default_str();
   app.add_option("--threads", place.threads, "Threads for Torch; 0: its own choice")
-      ->check(CLI::NonNegativeNumber)
+      ->check(CLI::Range(0, 4096))
       ->capture_default_str();
   app.require_subcommand(1)->fallthrough();
   app.parse_complete_callback([&] {
@@ -57,7 +72,7 @@ int main(int argc, char** argv) {
     app.parse(argc, argv);
     return 0;
   } catch (const CLI::ParseError& error) {
-    return error.get_exit_code() == 0 ? app.exit(error) : fail(kWrongCall, error.what());
+    return error.get_exit_code() == 0 ? app.exit(error) : fail(kWrongCall, explained(app, error));
   } catch (const lethe::ProgramFailed& error) {
     return error.status() == kWrongCall ? kWrongCall : kFailed;
   } catch (const std::invalid_argument& error) {

@@ -11,14 +11,14 @@ constexpr double kQkNormEpsilon = 1e-5;  ///< of the norm of queries and keys
 
 /// y = x / √(mean_n x² + ε) · w, over the last dimension.
 ///
-/// source   FoX Eq. 17–18, 23
+/// source   FoX Eq. 16, 18 and 24
 /// reads    x [..., n]; weight, broadcastable to x: [n], or [H, n] for an x of [..., H, n]
 /// returns  like x, in `dtype`
 torch::Tensor rms_norm(const torch::Tensor& x, const torch::Tensor& weight, double epsilon, torch::Dtype dtype);
 
 /// y_t = α_t u_{t−1} + (1 − α_t) u_t with u_{−1} = 0 and α = σ(logit): a head's keys or values look one token back.
 ///
-/// source   FoX Eq. 20–21
+/// source   FoX Eq. 17–20
 /// reads    u [B,T,H,D]; logit [B,T,H]
 /// returns  like u
 torch::Tensor shift_by_one(const torch::Tensor& u, const torch::Tensor& logit);

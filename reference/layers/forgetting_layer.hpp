@@ -41,8 +41,7 @@ inline constexpr double kQkNormEpsilon = 1e-5;  ///< of query and key norm
 /// source   Forgetting Transformer, Eq. 16–24, with three differences that follow the authors' published models: the
 ///          output gate is σ(W_g x), where Eq. 22 has no σ (Figure 1 does); the logits are divided by √D; and v takes
 ///          W_v, which Eq. 19 misprints as W_k
-/// reduces  no optional weights → the attention of a Transformer without positions; forget_bias alone → ALiBi with
-/// slope
+/// reduces  no optional weights → the attention of a Transformer without positions; forget_bias alone → ALiBi with the slope
 ///          −log σ(b)
 /// reads    input x [T, W], already normed
 /// returns  y [T, W], before the residual sum

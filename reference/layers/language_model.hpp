@@ -10,8 +10,7 @@
 
 namespace lethe::reference::layers {
 
-/// Weights by their names in the published checkpoints. Matrices are [out, in]; what has one dimension is one row [1,
-/// n].
+/// Weights by their names in the published checkpoints. Matrices are [out, in]; what has one dimension is one row [1, n].
 ///
 ///   model.embeddings.weight                        [vocabulary, W]
 ///   model.layers.{i}.attn_norm.weight, .mlp_norm.weight, model.norm.weight   [1, W]

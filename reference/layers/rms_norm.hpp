@@ -11,9 +11,10 @@ namespace lethe::reference::layers {
 ///
 /// source   Zhang and Sennrich 2019; Forgetting Transformer, Eq. 16, 18 and 24
 /// reduces  heads = 1 → normalisation of the whole row
-/// reads    rows [T, W]; weight [W], or [W / heads] shared by the heads; epsilon > 0, which keeps a row of zeros at
-/// zero returns  [T, W] throws   std::invalid_argument where heads doesn't divide W or the weight has neither size cost
-/// O(T W)
+/// reads    rows [T, W]; weight [W], or [W / heads] shared by the heads; epsilon > 0, which keeps a row of zeros at zero
+/// returns  [T, W]
+/// throws   std::invalid_argument where heads doesn't divide W or the weight has neither size
+/// cost     O(T W)
 template <typename Scalar>
 Matrix<Scalar> rms_norm(const Matrix<Scalar>& rows, const Vector<Scalar>& weight, Eigen::Index heads, Scalar epsilon);
 

@@ -49,9 +49,9 @@ class Calls(CommandTest):
 
     def test_that_are_wrong_end_with_2_and_one_line(self):
         for message, *arguments in (
-            ("subcommand",),
-            ("subcommand", "frobnicate"),
-            ("--frobnicate", "train", "--frobnicate"),
+            ("command: expected one of list, run,",),
+            ("found frobnicate", "frobnicate"),
+            ("argument: expected what lethe train --help lists, found --frobnicate", "train", "--frobnicate"),
             ("--set: expected a member among", "describe", "--set", "kv_shft=false"),
             ("--set: expected key=value, found 'rope'", "describe", "--set", "rope"),
             ("rope: expected true or false, found 5", "describe", "--set", "rope=5"),

@@ -166,6 +166,8 @@ TEST_F(Data, WhatIsNotThereIsRefusedByName) {
   EXPECT_THROW(dataset.training_batch(0, 1, 0, 0), std::invalid_argument);
   EXPECT_THROW(prepared_dataset("no such folder", "bytes", home_), std::invalid_argument);
   EXPECT_THROW(prepared_dataset(source().string(), "words", home_), std::invalid_argument);
+  fs::create_directories(home_ / "bible");  // its dataset would pass for the Bible
+  EXPECT_THROW(prepared_dataset((home_ / "bible").string(), "bytes", home_), std::invalid_argument);
 }
 
 TEST_F(Data, ATruncatedShardIsRefused) {

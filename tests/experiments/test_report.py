@@ -129,6 +129,13 @@ class Benchmarks(WithCheckout):
         self.assertEqual(text.splitlines()[0], "|  |  | forward (ms) | forward + backward (ms) | beyond the inputs (MiB) |")
         self.assertEqual(text.splitlines()[2:], ["| B = 1, T = 64 | ours | 3.000 | 9.000 | 5.000 |"])
 
+    def test_ours_is_compared_with_torchs_own(self):
+        self.write([timed(f"{name}/forward/{self.SIZES}", value)
+                    for name, value in (("ours", 4.0), ("torch", 2.0), ("rule/operator", 1.0), ("rule/loop", 8.0))])
+        rows = readme_table(self.checkout.root, self.checkout.results, "m", "operator_cpu").splitlines()[2:]
+        self.assertEqual(rows, ["| B = 1, T = 64 | ours | 4.000 | 0.5000 |", "|  | rule, loop | 8.000 | 0.2500 |",
+                                "|  | rule, operator | 1.000 | 2.000 |", "|  | torch | 2.000 |  |"])
+
     def test_one_that_failed_is_an_error(self):
         self.write([timed(f"ours/forward/{self.SIZES}", 0.0, error_message="too far off")])
         with self.assertRaisesRegex(BadResult, "too far off"):

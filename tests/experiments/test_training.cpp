@@ -88,7 +88,11 @@ TEST_F(Training, IsTheSameModelWhereverItIsTrained) {
 }
 
 TEST_F(Training, GoesOnTheGpuAsOnTheCpu) {
-  if (!torch::cuda::is_available()) GTEST_SKIP() << "no GPU that this build can use";
+  if (!torch::cuda::is_available()) {
+    const char* required = std::getenv("LETHE_REQUIRE_GPU");
+    ASSERT_FALSE(required && std::string(required) == "1") << "GPU: expected one that this build can use, found none";
+    GTEST_SKIP() << "no GPU that this build can use";
+  }
   lethe::Run run = tiny_run();
   Trainer here(run, dataset);
   run.training.device = "cuda";

@@ -1,12 +1,16 @@
-// Calls the installed reference and the installed operator on one problem, and compares them.
+// Calls the installed reference and the installed operator on one problem, compares them, and asks what the kernels cover.
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 
 #include <cstdio>
+#include <string>
 #include <vector>
 
+#include "optimized/coverage.hpp"
 #include "optimized/torch/forgetting_attention.hpp"
 #include "reference/agreement.hpp"
+#include "reference/forgetting_attention.hpp"
+#include "reference/head.hpp"
 #include "reference/problem.hpp"
 
 int main() {
@@ -20,9 +24,11 @@ int main() {
       lethe::forgetting_attention(tensor(problem.query, {1, 5, 1, 4}), tensor(problem.key, {1, 5, 1, 4}), value,
                                   tensor(problem.log_forget, {1, 5, 1}), problem.scale)
           .contiguous();
-  // The first query sees only itself: its output is its value.
-  const lethe::Agreement agreement =
-      lethe::compare({values.data_ptr<double>(), 4}, {problem.value.data(), 4}, lethe::budget(problem.dtype));
-  std::printf("first row: %s\n", agreement.describe().c_str());
-  return agreement.passed() ? 0 : 1;
+  const auto expected = lethe::reference::forgetting_attention::recurrent(lethe::head_of(problem, 0, 0)).values;
+  const std::vector<double> rows(expected.data(), expected.data() + expected.size());
+  const lethe::Agreement agreement = lethe::compare({values.data_ptr<double>(), 20}, rows, lethe::budget(problem.dtype));
+  std::printf("values: %s\n", agreement.describe().c_str());
+  const std::string reason = lethe::unsupported(problem.shape, problem.dtype, 90);
+  std::printf("on compute capability 9.0: %s\n", lethe::implementation_on_cuda(reason).c_str());
+  return agreement.passed() && !reason.empty() ? 0 : 1;
 }

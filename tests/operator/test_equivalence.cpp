@@ -28,9 +28,12 @@ Shape shape_of(int64_t query_length, int64_t key_length, int64_t batch, int64_t 
 
 TEST(ForgettingAttentionOperator, EqualsTheReferenceForEveryDtypeGateAndShape) {
   const Shape shapes[] = {
-      shape_of(1, 1, 2, 3, 3, 8, 4),       shape_of(2, 2, 1, 1, 2, 5, 7),    shape_of(17, 17, 2, 3, 3, 16, 8),
-      shape_of(63, 63, 1, 1, 1, 64, 64),   shape_of(65, 65, 1, 2, 4, 8, 24), shape_of(129, 129, 1, 1, 1, 64, 32),
-      shape_of(257, 257, 1, 1, 2, 16, 16), shape_of(5, 300, 1, 3, 3, 32, 8), shape_of(140, 620, 1, 1, 3, 8, 8)};
+      shape_of(1, 1, 2, 3, 3, 8, 4), shape_of(2, 2, 1, 1, 2, 5, 7), shape_of(17, 17, 2, 3, 3, 16, 8),
+      shape_of(63, 63, 1, 1, 1, 64, 64), shape_of(65, 65, 1, 2, 4, 8, 24), shape_of(129, 129, 1, 1, 1, 64, 32),
+      shape_of(257, 257, 1, 1, 2, 16, 16), shape_of(5, 300, 1, 3, 3, 32, 8), shape_of(140, 620, 1, 1, 3, 8, 8),
+      // the tiles' own sizes, and one beside
+      shape_of(64, 64, 1, 1, 1, 8, 8), shape_of(127, 127, 1, 1, 1, 8, 8), shape_of(128, 128, 1, 1, 1, 8, 8),
+      shape_of(256, 256, 1, 1, 1, 8, 8), shape_of(512, 512, 1, 1, 1, 8, 8)};
   uint64_t seed = 1;
   for (const Dtype dtype : kEveryDtype) {
     for (const Gate gate : kEveryGate) {
@@ -46,6 +49,16 @@ TEST(ForgettingAttentionOperator, EqualsTheReferenceAcrossManyBlocks) {
   for (const Gate gate : kEveryGate) {
     SCOPED_TRACE(gate_name(gate));
     expect_equals_reference(random_problem(shape_of(1100, 1300, 1, 1, 1, 16, 16), Dtype::kFloat32, gate, 5));
+  }
+}
+
+// Two neighbours behind a gate of −9999, both far from where the sum began: their difference must not have that gate's rounding.
+TEST(ForgettingAttentionOperator, EqualsTheReferenceBehindSingleStrongGates) {
+  for (const double gate : {-10.0, -40.0, -100.0, -1000.0, -9999.0}) {
+    SCOPED_TRACE(gate);
+    Problem problem = random_problem(shape_of(300, 300, 1, 1, 1, 16, 16), Dtype::kFloat32, Gate::kOpen, 12);
+    for (const int64_t position : {37, 77, 78, 150, 288}) problem.log_forget[position] = gate - 0.3;
+    expect_equals_reference(problem);
   }
 }
 

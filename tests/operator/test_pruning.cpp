@@ -148,5 +148,32 @@ TEST(Pruning, HasGradientsThatEqualThoseWithoutItUpToTheTolerance) {
   }
 }
 
+// visited_pairs and the boundary say what should be computed; this sees what was: a pair that is touched takes part in a product.
+TEST(Pruning, ReadsNothingBeforeTheBoundary) {
+  const Problem problem = problem_of(300, 1500, Gate::kStrong, 21);
+  const at::Tensor bound = at::full({2}, 6.0, at::kDouble);
+  for (const bool pruning : {true, false}) {
+    ProblemTensors inputs = tensors_of(problem);
+    const at::Tensor boundary = std::get<3>(forward_with_boundary(inputs, problem.scale, -10.0, bound));
+    const int64_t unread =
+        boundary.min().item().toLong() * kBlocks.key;  // keys before the first block that any query visits
+    ASSERT_GT(unread, 500);
+    for (at::Tensor* rows : {&inputs.key, &inputs.value}) rows->narrow(1, 0, unread).fill_(NAN);
+    for (at::Tensor* input : {&inputs.query, &inputs.key, &inputs.value, &inputs.log_forget}) input->requires_grad_();
+    const auto tolerance = pruning ? std::optional<double>(-10.0) : std::nullopt;
+    const at::Tensor values = forgetting_attention(inputs.query, inputs.key, inputs.value, inputs.log_forget,
+                                                   problem.scale, tolerance, bound);
+    values.sum().backward();
+    EXPECT_EQ(values.isfinite().all().item().toBool(), pruning);
+    EXPECT_EQ(inputs.query.grad().isfinite().all().item().toBool(), pruning);
+    EXPECT_EQ(inputs.log_forget.grad().isfinite().all().item().toBool(), pruning);
+    if (!pruning) continue;
+    for (const at::Tensor& input : {inputs.key, inputs.value}) {
+      EXPECT_EQ(input.grad().narrow(1, 0, unread).abs().sum().item().toDouble(), 0.0);
+      EXPECT_TRUE(input.grad().isfinite().all().item().toBool());
+    }
+  }
+}
+
 }  // namespace
 }  // namespace lethe

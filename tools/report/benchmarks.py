@@ -46,21 +46,33 @@ def read_benchmarks(path):
     return dict(sorted(medians.items(), key=lambda item: (item[0][0], item[0][1]))), content["context"]
 
 
+def yardstick(medians, sizes, implementation):
+    """What an implementation is measured against: Torch's attention, or the loop over tokens of the same rule."""
+    for other in ("torch", f"{implementation.split(', ')[0]}, loop"):
+        if other != implementation and (sizes, other) in medians:
+            return medians[sizes, other]
+    return {}
+
+
 def benchmark_table(path):
-    """A row an implementation at each size; medians over repetitions."""
+    """A row an implementation at each size; medians over repetitions, and how many times as fast as Torch's own each is."""
     medians, _ = read_benchmarks(path)
-    columns = [*PASSES.values(), *COUNTERS.values()]
     rows, before = [], None
     for (sizes, implementation), cells in medians.items():
-        rows.append([sizes if sizes != before else "", implementation, *(number(cells.get(column)) for column in columns)])
+        beside = yardstick(medians, sizes, implementation)
+        row = [sizes if sizes != before else "", implementation]
+        for column in PASSES.values():
+            row += [number(cells.get(column)), number(beside[column] / cells[column]) if column in beside and column in cells else ""]
+        rows.append(row + [number(cells.get(column)) for column in COUNTERS.values()])
         before = sizes
-    return table(["", "", *columns], rows)
+    speeds = [title for column in PASSES.values() for title in (column, "times as fast")]
+    return table(["", "", *speeds, *COUNTERS.values()], rows)
 
 
 def benchmark_page(path):
     _, context = read_benchmarks(path)
     commit = context.get("commit", "unknown")[:12] + (" with uncommitted changes" if context.get("dirty") == "yes" else "")
     return (
-        f"# {path.stem}\n\n{benchmark_table(path)}\nMedians of repetitions in random order, `tools/benchmark`; commit {commit}; "
+        f"# {path.stem}\n\n{benchmark_table(path)}\n\"times as fast\" as `torch`, or as the rule's loop over tokens. Medians of repetitions in random order, `tools/benchmark`; commit {commit}; "
         f"{context.get('processor', path.parent.name)}, {context['num_cpus']} cores; {context['date']}.\n"
     )

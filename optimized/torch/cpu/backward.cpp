@@ -63,11 +63,11 @@ struct Backward {
              head_row<const Scalar>(grad_values, b.head, b.row), sizes.value_dim,
              head_row<const Scalar>(value, b.key_head, b.column), sizes.value_dim, Scalar(0), scratch.gradients.data(),
              b.columns);
-    for (int64_t i = 0; i < b.rows; i += kFrameRows) {
-      const int64_t frame = std::min(kFrameRows, b.rows - i);
-      scratch.biases.fill(prefix.sum.data() + b.head * sizes.key_length,
-                          prefix.first.data() + b.head * sizes.key_length, sizes.offset() + b.row + i, frame, b.column,
-                          b.columns);
+    const double* sum = prefix.sum.data() + b.head * sizes.key_length;
+    const int64_t* first = prefix.first.data() + b.head * sizes.key_length;
+    for (int64_t i = 0, frame; i < b.rows; i += frame) {
+      frame = frame_rows(sum, sizes.offset() + b.row + i, b.rows - i);
+      scratch.biases.fill(sum, first, sizes.offset() + b.row + i, frame, b.column, b.columns);
       tile_kernels<Scalar>().gradient({scratch.biases.tile(frame, b.columns, scale),
                                        scratch.weights.data() + i * b.columns, scratch.gradients.data() + i * b.columns,
                                        b.columns, normalizer + i, delta_of_rows + i, sums_of_rows + i,

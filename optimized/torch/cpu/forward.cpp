@@ -50,8 +50,8 @@ struct Forward {
       const int64_t begin = std::max(key_begin, end - kKeyColumns), columns = end - begin;
       multiply(Transpose::kNo, Transpose::kYes, rows, columns, key_dim, Scalar(1), q, key_dim,
                head_row<const Scalar>(key, key_head, begin), key_dim, Scalar(0), scratch.weights.data(), columns);
-      for (int64_t i = 0; i < rows; i += kFrameRows) {
-        const int64_t frame = std::min(kFrameRows, rows - i);
+      for (int64_t i = 0, frame; i < rows; i += frame) {
+        frame = frame_rows(sum, sizes.offset() + row_begin + i, rows - i);
         scratch.biases.fill(sum, first, sizes.offset() + row_begin + i, frame, begin, columns);
         tile_kernels<Scalar>().softmax({scratch.biases.tile(frame, columns, scale),
                                         scratch.weights.data() + i * columns, columns, scratch.maximum.data() + i,

@@ -18,10 +18,15 @@
 
 namespace lethe::cpu {
 
-/// pruning is decided for tiles of kQueryRows queries and blocks of this many keys
+/// Pruning is decided for tiles of kQueryRows queries and blocks of this many keys.
 inline constexpr int64_t kKeyBlock = 64;
-inline constexpr int64_t kFrameRows = 32;  ///< rows of a tile that share the float64 origin of their biases
-inline constexpr double kCut = -1e4;       ///< log f below this cuts: no logits can bring such a weight back
+
+/// Rows of a tile that share the float64 origin of their biases, at most, and what they forget, at most: no bias within a frame is a
+/// large number.
+inline constexpr int64_t kFrameRows = 32;
+inline constexpr double kFrameDecay = 32;
+
+inline constexpr double kCut = -1e4;  ///< log f below this cuts: no logits can bring such a weight back
 
 struct Sizes {
   int64_t batch, query_length, key_length, query_heads, heads, key_dim, value_dim;
@@ -104,6 +109,15 @@ void parallel_tasks(int64_t count, const Run& run) {
       return task < count ? std::optional<int64_t>(task) : std::nullopt;
     });
   });
+}
+
+/// How many of the `rows` from `position` on one origin serves. A single strong gate ends a frame: two tokens behind it may be next to
+/// each other, and the difference of their biases, each as large as that gate, would have its rounding error.
+inline int64_t frame_rows(const double* sum, int64_t position, int64_t rows) {
+  const int64_t most = std::min(rows, kFrameRows);
+  int64_t count = 1;
+  while (count < most && sum[position] - sum[position + count] <= kFrameDecay) ++count;
+  return count;
 }
 
 /// The biases of rows × columns of one head, see Tile, and the visible columns of each row.

@@ -8,8 +8,8 @@ namespace lethe::cpu {
 
 /// One tile's logits: scale · product[i, j] + row_bias[i] + column_bias[j] for begin[i] ≤ j < end[i], −∞ elsewhere.
 ///
-/// The two biases are c_i − F and F − c_j, each rounded to Scalar once from float64, with F the prefix sum at a row nearby:
-/// that keeps both small where the weight is not negligible, so length costs no precision.
+/// The two biases are c_i − F and F − c_j, each rounded to Scalar once from float64, with F the prefix sum at a row nearby
+/// (frame_rows): that keeps both small where the weight is not negligible, so neither length nor a strong gate costs precision.
 template <typename Scalar>
 struct Tile {
   int64_t rows, columns;

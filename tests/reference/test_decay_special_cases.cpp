@@ -2,7 +2,6 @@
 
 #include <gtest/gtest.h>
 
-#include <functional>
 
 #include "reference/decay_fast_weights.hpp"
 #include "reference/gated_fast_weights.hpp"

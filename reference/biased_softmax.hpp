@@ -83,6 +83,10 @@ BasicOutput<Scalar> biased_softmax_one_query(const BasicHead<Scalar>& head, cons
   return output;
 }
 
+/// Every query by biased_softmax_one_query.
+///
+/// returns  values [Tq,V]; log_normalizer [Tq]
+/// cost     O(Tq Tk (K+V)) time, O(V) extra memory
 template <typename Scalar, typename Step>
 BasicOutput<Scalar> biased_softmax_recurrent(const BasicHead<Scalar>& head, const Step& step) {
   BasicOutput<Scalar> output;

@@ -37,8 +37,9 @@ BasicOutput<Scalar> recurrent(const BasicHead<Scalar>& head);
 template <typename Scalar>
 BasicOutput<Scalar> parallel(const BasicHead<Scalar>& head);
 
-/// Parallel within chunks, recurrent from chunk to chunk. Inside a chunk, pairs up to 16 positions apart are taken one by
-/// one and the others by matrix products; no exponent is ever positive, so that gates from exactly 0 to exactly 1 are safe.
+/// Parallel within chunks, recurrent from chunk to chunk. Inside a chunk, pairs in the same block of 16 positions are taken
+/// one by one and the others by matrix products; no exponent is ever positive, so that gates from exactly 0 to exactly 1 are
+/// safe.
 ///
 /// reads    chunk_length ≥ 1
 /// returns  as recurrent

@@ -39,6 +39,11 @@ Matrix<Scalar> correction(const BasicHead<Scalar>& head, const Matrix<Scalar>& f
   return head.write_strength[t] * (head.value.row(t) - head.key.row(t) * faded_state);
 }
 
+/// One token at a time: fade, correct, write, and a read before all of it or after.
+///
+/// reads    head: as check_delta_rule has passed it; log_gate: ≤ 0
+/// returns  values [Tq,V]; state [K,V] after the last key. Carried on as initial_state, it gives the same bits as one run
+/// cost     O(Tk K V) time, O(KV) extra memory
 template <typename Scalar>
 BasicOutput<Scalar> delta_rule_recurrent(const BasicHead<Scalar>& head, const Matrix<Scalar>& log_gate, Read read) {
   BasicOutput<Scalar> output;
@@ -85,6 +90,11 @@ void delta_rule_advance(const BasicHead<Scalar>& head, const Matrix<Scalar>& log
   output.state.noalias() += decayed_to_the_end(key, decay).transpose() * corrections;
 }
 
+/// delta_rule_advance from chunk to chunk, each read after the write; one chunk of all positions is the parallel form.
+///
+/// reads    head and log_gate as delta_rule_recurrent; chunk_length ≥ 1; block ≥ 1: see decayed_products
+/// returns  as delta_rule_recurrent
+/// cost     O(Tk (chunk_length (K+V) + KV)) time, O(chunk_length² + KV) extra memory
 template <typename Scalar>
 BasicOutput<Scalar> delta_rule_chunked(const BasicHead<Scalar>& head, const Matrix<Scalar>& log_gate,
                                        Eigen::Index chunk_length, Eigen::Index block) {

@@ -31,6 +31,7 @@ void check_state_shapes(const BasicHead<Scalar>& head) {
   expect_size("initial_state", "columns, as value has", head.value.cols(), head.initial_state.cols());
 }
 
+/// throws  std::invalid_argument where chunk_length < 1: a chunk holds at least one position
 inline void expect_chunk_length(Eigen::Index chunk_length) {
   if (chunk_length >= 1) return;
   throw std::invalid_argument("chunk_length: expected >= 1, found " + std::to_string(chunk_length));

@@ -37,14 +37,12 @@ BasicOutput<Scalar> unnormalized_recurrent(const BasicHead<Scalar>& head) {
   BasicOutput<Scalar> output;
   output.values.resize(head.query.rows(), head.value.cols());
   output.state = state_or_zeros(head.initial_state, head);
-  // [recurrent]
   for (Eigen::Index t = 0; t < head.key.rows(); ++t) {
     const Eigen::Index row = t - position_of(head, 0);  // of the query at position t; before 0 there is none
     output.state *= std::exp(head.log_forget[t]);
     output.state += head.key.row(t).transpose() * head.value.row(t);
     if (row >= 0) output.values.row(row) = head.scale * head.query.row(row) * output.state;
   }
-  // [/recurrent]
   return output;
 }
 

@@ -41,7 +41,6 @@ BasicOutput<Scalar> recurrent(const BasicHead<Scalar>& head, Eigen::Index window
   BasicOutput<Scalar> output;
   output.values.resize(head.query.rows(), head.value.cols());
   output.log_normalizer.resize(head.query.rows());
-  // [recurrent]
   for (Eigen::Index row = 0; row < head.query.rows(); ++row) {
     const BasicHead<Scalar> kept = within_reach(head, window, row, 1);  // the query's token and W − 1 before it
     const BasicOutput<Scalar> one = biased_softmax_one_query(
@@ -49,7 +48,6 @@ BasicOutput<Scalar> recurrent(const BasicHead<Scalar>& head, Eigen::Index window
     output.values.row(row) = one.values.row(0);
     output.log_normalizer[row] = one.log_normalizer[0];
   }
-  // [/recurrent]
   return output;
 }
 

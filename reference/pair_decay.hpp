@@ -32,7 +32,7 @@ class PairDecay {
   Eigen::Index dim_;
 };
 
-/// Pairs up to this far apart are taken one at a time inside a chunk.
+/// Inside a chunk, the pairs within each block of this many positions are taken one at a time.
 inline constexpr Eigen::Index kExactBlock = 16;
 
 /// Products of rows under the decay between their positions.

@@ -30,7 +30,7 @@ struct Variant {
   std::vector<Input> inputs;  ///< what it reads; changing any other tensor changes nothing
   Form recurrent;
   Form parallel;
-  /// Blocks of chunk_length ≥ 1 positions, the last one as long as remains.
+  /// Blocks of chunk_length ≥ 1 positions, the last one as long as remains. Every row has this form too.
   std::function<Output(const Head&, Eigen::Index chunk_length)> chunked;
   /// Of the sum of three linear losses: on the values [Tq,V], on the state [K,V] and on the normalizer [K] that a form
   /// returns. The last two may be empty, which is zeros; the softmax family, which has no state, ignores them.

@@ -45,7 +45,7 @@ TEST_P(Continuation, OfTheRecurrentFormIsBitIdenticalWhereverTheSequenceIsCut) {
   for (Gate gate : kEveryGate) {
     const Head head = random_head({kLength, kLength}, gate);
     const Output whole = GetParam().recurrent(head);
-    for (Eigen::Index cut : {1, 2, 16, 31, 64}) {
+    for (Eigen::Index cut = 1; cut < kLength; ++cut) {
       const Output output = continued(GetParam().recurrent, head, cut);
       EXPECT_EQ(output.values, whole.values) << "cut at " << cut << ", gate " << gate_name(gate);
       EXPECT_EQ(output.state, whole.state) << "cut at " << cut << ", gate " << gate_name(gate);
@@ -59,7 +59,7 @@ TEST_P(Continuation, OfEveryOtherFormKeepsTheBudget) {
     const Head head = random_head({kLength, kLength}, gate);
     const Output whole = GetParam().recurrent(head);
     for (const auto& [name, compute] : forms(GetParam())) {
-      for (Eigen::Index cut : {1, 16, 31}) {
+      for (Eigen::Index cut = 1; cut < kLength; ++cut) {
         const Output output = continued(compute, head, cut);
         const Agreement values = compare(flat(output.values), flat(whole.values), budget(Dtype::kFloat64));
         EXPECT_TRUE(values.passed()) << name << " cut at " << cut << ", " << values.describe();
@@ -84,6 +84,28 @@ TEST_P(Continuation, WithoutTheStateExceedsThreeTimesTheBudget) {
   EXPECT_GT(compare(flat(GetParam().recurrent(rest).values), flat(expected), budget(Dtype::kFloat64)).share(), 3.0);
 }
 
+TEST_P(Continuation, ByNoTokenAtAllIsRefusedByNameInEveryForm) {
+  Head head = random_head({4, 4}, Gate::kInitial);
+  for (auto* tensor : {&head.query, &head.key, &head.value, &head.log_key_gate, &head.log_value_gate}) {
+    tensor->conservativeResize(0, Eigen::NoChange);
+  }
+  head.log_forget.resize(0);
+  head.write_strength.resize(0);
+  const auto message_of = [&](const auto& compute) -> std::string {
+    try {
+      compute();
+    } catch (const std::invalid_argument& error) {
+      return error.what();
+    }
+    return "";
+  };
+  for (const auto& [name, compute] : forms(GetParam())) {
+    EXPECT_EQ(message_of([&] { compute(head); }), "key: expected at least 1 row, found 0") << name;
+  }
+  EXPECT_EQ(message_of([&] { GetParam().gradients(head, Matrix<double>(0, 3), {}, {}); }),
+            "key: expected at least 1 row, found 0");
+}
+
 std::vector<Variant> variants_with_a_state() {
   std::vector<Variant> result;
   std::ranges::copy_if(reference::variants(), std::back_inserter(result),
@@ -93,7 +115,18 @@ std::vector<Variant> variants_with_a_state() {
 
 INSTANTIATE_TEST_SUITE_P(EveryVariant, Continuation, testing::ValuesIn(variants_with_a_state()),
                          [](const auto& info) { return info.param.name; });
-GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(Continuation);
+
+TEST(Continuations, AreTestedForEveryVariantButTheSoftmaxFamilyWhichKeepsTokens) {
+  std::vector<std::string> without;
+  for (const Variant& variant : reference::variants()) {
+    if (!reads(variant, reference::Input::kInitialState)) without.push_back(variant.name);
+    const Head head = random_head({3, 3}, Gate::kInitial);
+    EXPECT_EQ(variant.recurrent(head).state.size() > 0, reads(variant, reference::Input::kInitialState))
+        << variant.name;
+  }
+  EXPECT_EQ(without,
+            (std::vector<std::string>{"softmax_attention", "alibi", "forgetting_attention", "local_attention"}));
+}
 
 }  // namespace
 }  // namespace lethe

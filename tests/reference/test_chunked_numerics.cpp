@@ -7,6 +7,8 @@
 
 #include "reference/decay_fast_weights.hpp"
 #include "reference/gated_delta_fast_weights.hpp"
+#include "reference/gated_fast_weights.hpp"
+#include "reference/gated_linear_attention.hpp"
 #include "reference/pair_decay.hpp"
 #include "tests/support/fast_weights.hpp"
 
@@ -14,7 +16,10 @@ namespace lethe {
 namespace {
 
 namespace decay = reference::decay_fast_weights;
+namespace gated = reference::gated_fast_weights;
 namespace gated_delta = reference::gated_delta_fast_weights;
+namespace gated_linear = reference::gated_linear_attention;
+using reference::Normalized;
 
 constexpr StateShape kShape{131, 131, 7, 5};
 
@@ -42,10 +47,31 @@ struct NamedRule {
   std::function<BasicOutput<Scalar>(const BasicHead<Scalar>&)> recurrent;
   std::function<BasicOutput<Scalar>(const BasicHead<Scalar>&, Eigen::Index)> chunked;
 };
+
+// The head on positive features, which a normalizer asks for.
+template <typename Scalar>
+BasicHead<Scalar> positive(BasicHead<Scalar> head) {
+  head.query = head.query.cwiseAbs();
+  head.key = head.key.cwiseAbs();
+  return head;
+}
+
 template <typename Scalar>
 std::vector<NamedRule<Scalar>> rules() {
-  return {{"decay", decay::recurrent<Scalar>, decay::chunked<Scalar>},
-          {"gated delta", gated_delta::recurrent<Scalar>, gated_delta::chunked<Scalar>}};
+  using H = BasicHead<Scalar>;
+  constexpr Normalized kNo = Normalized::kNo, kYes = Normalized::kYes;
+  return {
+      {"decay", decay::recurrent<Scalar>, decay::chunked<Scalar>},
+      {"gated delta", gated_delta::recurrent<Scalar>, gated_delta::chunked<Scalar>},
+      {"gated linear", [](const H& head) { return gated_linear::recurrent(head, kNo); },
+       [](const H& head, Eigen::Index length) { return gated_linear::chunked(head, kNo, length); }},
+      {"gated linear, normalized", [](const H& head) { return gated_linear::recurrent(positive(head), kYes); },
+       [](const H& head, Eigen::Index length) { return gated_linear::chunked(positive(head), kYes, length); }},
+      {"gated", [](const H& head) { return gated::recurrent(head, kNo); },
+       [](const H& head, Eigen::Index length) { return gated::chunked(head, kNo, length); }},
+      {"gated, normalized", [](const H& head) { return gated::recurrent(positive(head), kYes); },
+       [](const H& head, Eigen::Index length) { return gated::chunked(positive(head), kYes, length); }},
+  };
 }
 
 TEST(ChunkedNumerics, GatesFromExactlyZeroToExactlyOneKeepTheBudgetOfDouble) {
@@ -130,8 +156,8 @@ Matrix<double> naive(const Head& head, Scalar cap) {
   return (static_cast<Scalar>(head.scale) * scores * head.value.cast<Scalar>()).template cast<double>();
 }
 
-Head one_chunk(double log_gate) {
-  Head head = random_head({64, 64, 7, 5}, Gate::kZero);
+Head one_chunk(double log_gate, int64_t length = 64) {
+  Head head = random_head({length, length, 7, 5}, Gate::kZero);
   head.log_key_gate.setConstant(log_gate);
   head.log_value_gate = head.initial_state = {};
   return head;
@@ -147,6 +173,33 @@ TEST(ChunkedNumerics, QuotientsOfWholeProductsAreRightForWeakGatesAndNoNumberFor
   for (const Head& head : {weak, strong, zero}) {
     EXPECT_LE(relative_error(decay::chunked(as_float(head), 64).values.cast<double>(), decay::recurrent(head).values),
               budget(Dtype::kFloat32));
+  }
+}
+
+// The longest chunk over which 1 / (g · … · g) is still a float, about 88 / −log g: what a chunk's length would have to
+// respect if gates were divided by. 1/768 is the smallest gate that uniform initialization draws for 768 dimensions.
+TEST(ChunkedNumerics, QuotientsOfWholeProductsEndWhereFloatDoes) {
+  struct Row {
+    double gate;
+    int64_t longest;
+  };
+  constexpr float kUncapped = std::numeric_limits<float>::infinity();
+  for (const Row& row : {Row{1.0 / 2, 127}, {1.0 / 16, 31}, {1.0 / 64, 21}, {1.0 / 768, 13}, {1e-4, 9}}) {
+    float product = 1;
+    for (int64_t t = 0; t < row.longest; ++t) product *= static_cast<float>(row.gate);
+    EXPECT_TRUE(std::isfinite(1 / product)) << row.gate;
+    EXPECT_FALSE(std::isfinite(1 / (product * static_cast<float>(row.gate)))) << row.gate;
+    const auto chunk = [&](int64_t length) {
+      Head head = one_chunk(std::log(row.gate), length);
+      head.key.rowwise().normalize();  // so that what overflows is the quotient
+      return head;
+    };
+    const Head fits = chunk(row.longest), overflows = chunk(row.longest + 2);
+    EXPECT_LE(relative_error(naive(fits, kUncapped), decay::recurrent(fits).values), budget(Dtype::kFloat32))
+        << row.gate;
+    EXPECT_FALSE(naive(overflows, kUncapped).allFinite()) << row.gate;
+    const Matrix<double> values = decay::chunked(as_float(overflows), row.longest + 2).values.cast<double>();
+    EXPECT_LE(relative_error(values, decay::recurrent(overflows).values), budget(Dtype::kFloat32)) << row.gate;
   }
 }
 

@@ -73,6 +73,14 @@ TEST(GatedDeltaFastWeights, ReturnsTheNewValueExactlyHoweverMuchHasFaded) {
   head.query = head.key;
   head.scale = 1;
   EXPECT_LE(relative_error(gated_delta::recurrent(head).values, head.value), kExact);
+  // Corrected first and faded then, a key returns only what the gates have left of its value.
+  Matrix<double> state = head.initial_state, returned(31, 5);
+  for (Eigen::Index t = 0; t < 31; ++t) {
+    state += head.key.row(t).transpose() * (head.value.row(t) - head.key.row(t) * state);
+    state = (head.log_key_gate.row(t).array() + head.log_forget[t]).exp().matrix().asDiagonal() * state;
+    returned.row(t) = head.key.row(t) * state;
+  }
+  EXPECT_GT(relative_error(returned, head.value), 3 * budget(Dtype::kBFloat16));
 }
 
 // L4: the loss of one token, ½‖Sᵀk − v‖², one step down its measured gradient.

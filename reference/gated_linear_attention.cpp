@@ -53,7 +53,6 @@ BasicOutput<Scalar> unnormalized_parallel(const BasicHead<Scalar>& head) {
   const Matrix<Scalar> initial_state = state_or_zeros(head.initial_state, head);
   Matrix<Scalar> scores = causal<Scalar>(head.scale * head.query * head.key.transpose());  // [Tq,Tk]
   Matrix<Scalar> query = head.scale * head.query, key = head.key;  // as the initial and as the last state see them
-  // [parallel]
   for (Eigen::Index row = 0; row < scores.rows(); ++row) {
     for (Eigen::Index j = 0; j <= first + row; ++j) scores(row, j) *= decay(first + row, j);
     query.row(row) *= decay(first + row, -1);
@@ -61,7 +60,6 @@ BasicOutput<Scalar> unnormalized_parallel(const BasicHead<Scalar>& head) {
   for (Eigen::Index j = 0; j <= last; ++j) key.row(j) *= decay(last, j);
   return {.values = scores * head.value + query * initial_state,
           .state = decay(last, -1) * initial_state + key.transpose() * head.value};
-  // [/parallel]
 }
 
 // Every state, the initial one first. [Tk + 1] of [K,V]

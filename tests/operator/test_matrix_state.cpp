@@ -137,8 +137,7 @@ TEST(MatrixState, RoundsFloat32OnlyOnceOver4096Tokens) {
   }
 }
 
-// What the reference's own rounding and ours add up to stays under the budget of T = 130, for every call: normalised ones and closing
-// gates too, from gates of 10⁻¹² to none.
+// Rounding does not add up: the budget of short sequences is kept, for every call, normalised ones and those whose gate closes among them.
 TEST(MatrixState, EqualsTheReferenceInFloat64Over4096Tokens) {
   uint64_t seed = 1;
   for (const StateCall& call : state_calls()) {

@@ -246,9 +246,9 @@ TEST(MatrixStateCalls, TakeAGateOfOneForNoGate) {
   EXPECT_FALSE(at::equal(std::get<0>(gated_state(q, k, v, in.at(Input::kLogKeyGate))), none));
 }
 
-std::vector<at::Tensor> values_and_gradients(const char* name, int64_t heads) {
+std::vector<at::Tensor> values_and_gradients(const char* name, const StateShape& shape) {
   StateTensors inputs =
-      state_tensors(state_heads({1, 300, heads, 24, 70}, Dtype::kFloat32, {"initial"}, 8), 1, Dtype::kFloat32);
+      state_tensors(state_heads(shape, Dtype::kFloat32, {"initial"}, 8), shape.batch, Dtype::kFloat32);
   const reference::Variant& variant = variant_named(name);
   for (const Input input : variant.inputs) inputs[input].requires_grad_();
   const StateCall& call =
@@ -260,17 +260,20 @@ std::vector<at::Tensor> values_and_gradients(const char* name, int64_t heads) {
   return results;
 }
 
-// With fewer heads than threads, a task is a part of a head's columns.
+// With fewer heads than threads, a task is a part of a head's columns: all of them over some chunks at a time, or, where one chunk of so
+// wide a state is all there is, some of them at a time. Lengths of chunks (T = 37, or V = 330) that are no multiple of a vector too.
 TEST(MatrixStateCalls, GiveTheSameBitsEveryTimeWhateverTheThreads) {
   const int threads = at::get_num_threads();
   for (const StateCall& call : state_calls()) {
-    for (const int64_t heads : {1, 3}) {
-      SCOPED_TRACE(std::string(call.variant) + ", heads " + std::to_string(heads));
+    for (const StateShape& shape : {StateShape{1, 300, 1, 24, 70}, StateShape{1, 300, 3, 24, 70},
+                                    StateShape{1, 37, 1, 24, 330}, StateShape{1, 90, 2, 5, 330}}) {
+      SCOPED_TRACE(std::string(call.variant) + ", T = " + std::to_string(shape.length) + ", heads " +
+                   std::to_string(shape.heads) + ", V = " + std::to_string(shape.value_dim));
       at::set_num_threads(1);
-      const std::vector<at::Tensor> expected = values_and_gradients(call.variant, heads);
+      const std::vector<at::Tensor> expected = values_and_gradients(call.variant, shape);
       for (const int count : {1, 2, 5}) {
         at::set_num_threads(count);
-        const std::vector<at::Tensor> actual = values_and_gradients(call.variant, heads);
+        const std::vector<at::Tensor> actual = values_and_gradients(call.variant, shape);
         for (size_t i = 0; i < expected.size(); ++i) {
           EXPECT_TRUE(at::equal(actual[i], expected[i])) << "result " << i << ", threads " << count;
         }

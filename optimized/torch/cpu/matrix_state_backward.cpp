@@ -5,30 +5,11 @@
 #include <torch/library.h>
 
 #include "optimized/torch/cpu/matrix_state.hpp"
+#include "optimized/torch/cpu/row_gradients.hpp"
 #include "optimized/torch/normalized_read.hpp"
 
 namespace lethe::cpu {
 namespace {
-
-// The gradients over a chunk's rows of the state, [tokens, stride] each, and ∂β [tokens], side by side.
-class RowGradients {
- public:
-  RowGradients(int64_t tokens, int64_t stride, double* memory) : tokens_(tokens), stride_(stride), memory_(memory) {}
-  static int64_t size(int64_t tokens, int64_t stride) { return (3 * stride + 1) * tokens; }
-
-  double* query() const { return memory_; }
-  double* key() const { return memory_ + tokens_ * stride_; }
-  double* key_gate() const { return memory_ + 2 * tokens_ * stride_; }
-  double* strength() const { return memory_ + 3 * tokens_ * stride_; }
-  void clear() const { std::fill_n(memory_, size(tokens_, stride_), 0.0); }
-  void add(const RowGradients& other) const {
-    for (int64_t i = 0; i < size(tokens_, stride_); ++i) memory_[i] += other.memory_[i];
-  }
-
- private:
-  int64_t tokens_, stride_;
-  double* memory_;
-};
 
 struct Gradients {
   // contiguous, in Scalar; undefined where absent

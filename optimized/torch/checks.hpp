@@ -1,5 +1,6 @@
 #pragma once
-// Refusals that every operator shares: "name: expected …, found …". They work on symbolic shapes too.
+// Refusals that every operator shares: "name: expected …, found …", with the argument's name as the caller knows it. They ask for what a
+// tensor is, never for its numbers, and so work on symbolic shapes and on every device, in O(1).
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/Exception.h>
@@ -8,29 +9,47 @@
 
 namespace lethe {
 
+/// That `tensor` has `rank` dimensions. Ask before check_shape.
+///
+/// reads   layout: what they are, for the message, such as "[B,T,H,K]"
+/// throws  c10::Error "name: expected <rank> dimensions <layout>, found <rank>"
 inline void check_rank(const char* name, const at::Tensor& tensor, int64_t rank, const char* layout) {
   TORCH_CHECK(tensor.dim() == rank, name, ": expected ", rank, " dimensions ", layout, ", found ", tensor.dim());
 }
 
+/// That `tensor` is strided: neither sparse nor opaque. Strides may be any.
+///
+/// throws  c10::Error "name: expected a strided layout, found <layout>"
 inline void check_layout(const char* name, const at::Tensor& tensor) {
   TORCH_CHECK(tensor.layout() == at::kStrided, name, ": expected a strided layout, found ", tensor.layout());
 }
 
-/// The device of `query`, and the given dtype.
+/// That `tensor` is on the device of `query`, and of `dtype`, which need not be query's.
+///
+/// throws  c10::Error "name: expected device <device> as query, found <device>", or "name: expected dtype <dtype>, found <dtype>"
 inline void check_like(const char* name, const at::Tensor& tensor, at::ScalarType dtype, const at::Tensor& query) {
   TORCH_CHECK(tensor.device() == query.device(), name, ": expected device ", query.device(), " as query, found ",
               tensor.device());
   TORCH_CHECK(tensor.scalar_type() == dtype, name, ": expected dtype ", dtype, ", found ", tensor.scalar_type());
 }
 
+/// That `tensor` has just this shape; nothing is broadcast.
+///
+/// throws  c10::Error "name: expected shape <shape>, found <shape>"
 inline void check_shape(const char* name, const at::Tensor& tensor, c10::SymIntArrayRef shape) {
   TORCH_CHECK(tensor.sym_sizes() == shape, name, ": expected shape ", shape, ", found ", tensor.sym_sizes());
 }
 
+/// That `scale`, of the logits or of what a state gives to read, is neither infinite nor NaN; zero and negative ones are allowed.
+///
+/// throws  c10::Error "scale: expected a finite number, found <scale>"
 inline void check_scale(double scale) {
   TORCH_CHECK(std::isfinite(scale), "scale: expected a finite number, found ", scale);
 }
 
+/// That `tensor` is of a dtype that queries, keys and values may have.
+///
+/// throws  c10::Error "name: expected dtype float64, float32, bfloat16 or float16, found <dtype>"
 inline void check_floating(const char* name, const at::Tensor& tensor) {
   const at::ScalarType dtype = tensor.scalar_type();
   TORCH_CHECK(dtype == at::kDouble || dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf, name,

@@ -27,7 +27,9 @@ namespace lethe {
 /// returns  values [B,T,H,V], dtype of query; state behind the last token, as the given one.
 ///          normalize divides by z·q as it is: where it is 0, values are NaN or infinite
 /// throws   c10::Error "name: expected …, found …" for a wrong rank, shape, dtype, device, layout or (on the CPU) value
-/// cost     O(B·H·T·K·V), forward and backward; saves its inputs for the backward and nothing else; memory O(T·(K+V))
+/// cost     O(B·H·T·K·V), forward and backward; saves its inputs for the backward and nothing else. On the CPU the backward's own memory
+///          is 32·T·K bytes for each head in work (at most one a thread; 80·T·K where threads share a head), O(K·V) a thread, and
+///          with normalize O(T·V) in float64. On other devices it keeps the state of every 64th token, T·K·V / 8 bytes a head
 /// numerics gates are e^log, states and sums float64 whatever the inputs; results are rounded once
 std::tuple<at::Tensor, at::Tensor> gated_state(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                                                const std::optional<at::Tensor>& log_key_gate = std::nullopt,
@@ -43,7 +45,7 @@ std::tuple<at::Tensor, at::Tensor> gated_state(const at::Tensor& query, const at
 ///   o_t = scale · S_tᵀ q_t
 ///
 /// source   Schlag 2021; Mao 2022, Eq. 6, read after the write; Yang 2024, "Gated Delta Networks", for the gate
-/// reduces  β k = e_i, v = Sᵀe_i → nothing changes; keys orthonormal, β = 1 → linear attention without gates
+/// reduces  v_t = S̄_tᵀ k_t → the write is zero, whatever β; no gates, no initial state, keys orthonormal, β = 1 → linear attention
 /// reads    as gated_state; beta = β [B,T,H], ≥ 0, float32 or float64 as the gates. The recurrence is stable for β|k|² in [0, 2]
 /// returns  values [B,T,H,V], dtype of query; state [B,H,K,V] behind the last token
 /// throws   as gated_state

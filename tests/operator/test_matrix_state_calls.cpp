@@ -2,16 +2,13 @@
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <functional>
 #include <limits>
-#include <tuple>
 
 #include "optimized/torch/matrix_state.hpp"
-#include "optimized/torch/portable_matrix_state.hpp"
 #include "tests/operator/state_calls.hpp"
 
 namespace lethe {
@@ -249,9 +246,9 @@ TEST(MatrixStateCalls, TakeAGateOfOneForNoGate) {
   EXPECT_FALSE(at::equal(std::get<0>(gated_state(q, k, v, in.at(Input::kLogKeyGate))), none));
 }
 
-std::vector<at::Tensor> values_and_gradients(const char* name, int64_t heads) {
+std::vector<at::Tensor> values_and_gradients(const char* name, const StateShape& shape) {
   StateTensors inputs =
-      state_tensors(state_heads({1, 300, heads, 24, 70}, Dtype::kFloat32, {"initial"}, 8), 1, Dtype::kFloat32);
+      state_tensors(state_heads(shape, Dtype::kFloat32, {"initial"}, 8), shape.batch, Dtype::kFloat32);
   const reference::Variant& variant = variant_named(name);
   for (const Input input : variant.inputs) inputs[input].requires_grad_();
   const StateCall& call =
@@ -263,17 +260,20 @@ std::vector<at::Tensor> values_and_gradients(const char* name, int64_t heads) {
   return results;
 }
 
-// With fewer heads than threads, a task is a part of a head's columns.
+// With fewer heads than threads, a task is a part of a head's columns: all of them over some chunks at a time, or, where one chunk of so
+// wide a state is all there is, some of them at a time. Lengths of chunks (T = 37, or V = 330) that are no multiple of a vector too.
 TEST(MatrixStateCalls, GiveTheSameBitsEveryTimeWhateverTheThreads) {
   const int threads = at::get_num_threads();
   for (const StateCall& call : state_calls()) {
-    for (const int64_t heads : {1, 3}) {
-      SCOPED_TRACE(std::string(call.variant) + ", heads " + std::to_string(heads));
+    for (const StateShape& shape : {StateShape{1, 300, 1, 24, 70}, StateShape{1, 300, 3, 24, 70},
+                                    StateShape{1, 37, 1, 24, 330}, StateShape{1, 90, 2, 5, 330}}) {
+      SCOPED_TRACE(std::string(call.variant) + ", T = " + std::to_string(shape.length) + ", heads " +
+                   std::to_string(shape.heads) + ", V = " + std::to_string(shape.value_dim));
       at::set_num_threads(1);
-      const std::vector<at::Tensor> expected = values_and_gradients(call.variant, heads);
+      const std::vector<at::Tensor> expected = values_and_gradients(call.variant, shape);
       for (const int count : {1, 2, 5}) {
         at::set_num_threads(count);
-        const std::vector<at::Tensor> actual = values_and_gradients(call.variant, heads);
+        const std::vector<at::Tensor> actual = values_and_gradients(call.variant, shape);
         for (size_t i = 0; i < expected.size(); ++i) {
           EXPECT_TRUE(at::equal(actual[i], expected[i])) << "result " << i << ", threads " << count;
         }
@@ -281,53 +281,6 @@ TEST(MatrixStateCalls, GiveTheSameBitsEveryTimeWhateverTheThreads) {
     }
   }
   at::set_num_threads(threads);
-}
-
-// What runs on other devices than the CPU, here on the CPU.
-TEST(PortableMatrixState, EqualsTheKernelsForwardAndBackward) {
-  const StateTensors in =
-      state_tensors(state_heads({2, 150, 2, 7, 9}, Dtype::kFloat64, {"initial"}, 10), 2, Dtype::kFloat64);
-  const auto given = [&](Input input) { return std::optional<at::Tensor>(in.at(input)); };
-  const at::Tensor normalized_state =
-      at::cat({in.at(Input::kInitialState), in.at(Input::kInitialNormalizer).unsqueeze(3)}, 3);
-  const std::optional<at::Tensor> none, key_gate = given(Input::kLogKeyGate), head_gate = given(Input::kLogForget),
-                                        value_gate = given(Input::kLogValueGate), beta = given(Input::kWriteStrength),
-                                        state = given(Input::kInitialState), wide_state = normalized_state;
-  const at::Tensor q = in.at(Input::kQuery).abs(), k = in.at(Input::kKey).abs(), v = in.at(Input::kValue);
-  const MatrixStateInputs cases[] = {{q, k, v, none, none, none, none, 0.5, false},
-                                     {q, k, v, key_gate, value_gate, none, state, 0.5, false},
-                                     {q, k, v, head_gate, none, none, wide_state, 0.5, true},
-                                     {q, k, v, none, none, beta, none, 0.5, false},
-                                     {q, k, v, key_gate, none, beta, state, 0.5, false}};
-  for (const MatrixStateInputs& c : cases) {
-    const auto kernels = [](const char* name) { return c10::Dispatcher::singleton().findSchemaOrThrow(name, ""); };
-    using Optional = std::optional<at::Tensor>;
-    const auto forward =
-        kernels("lethe::_matrix_state_forward")
-            .typed<std::tuple<at::Tensor, at::Tensor>(const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                                                      const Optional&, const Optional&, const Optional&,
-                                                      const Optional&, double, bool)>()
-            .call(c.query, c.key, c.value, c.log_key_gate, c.log_value_gate, c.beta, c.state, c.scale, c.normalize);
-    const auto portable_forward = portable::matrix_state_forward(c);
-    EXPECT_TRUE(at::allclose(std::get<0>(portable_forward), std::get<0>(forward), 1e-11, 1e-12));
-    EXPECT_TRUE(at::allclose(std::get<1>(portable_forward), std::get<1>(forward), 1e-11, 1e-12));
-    at::manual_seed(1);
-    const at::Tensor d_values = at::randn_like(std::get<0>(forward)), d_state = at::randn_like(std::get<1>(forward));
-    using Seven = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
-    const Seven backward =
-        kernels("lethe::_matrix_state_backward")
-            .typed<Seven(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                         const Optional&, const Optional&, const Optional&, const Optional&, double, bool)>()
-            .call(d_values, d_state, c.query, c.key, c.value, c.log_key_gate, c.log_value_gate, c.beta, c.state,
-                  c.scale, c.normalize);
-    const Seven portable_backward = portable::matrix_state_backward(d_values, d_state, c);
-    const auto list = [](const Seven& seven) {
-      return std::apply([](const auto&... tensors) { return std::vector<at::Tensor>{tensors...}; }, seven);
-    };
-    const std::vector<at::Tensor> actual = list(portable_backward), expected = list(backward);
-    for (size_t i = 0; i < actual.size(); ++i)
-      EXPECT_TRUE(at::allclose(actual[i], expected[i], 1e-10, 1e-11)) << "gradient " << i;
-  }
 }
 
 TEST(MatrixStateCalls, HideNoNaNOfTheirInputs) {

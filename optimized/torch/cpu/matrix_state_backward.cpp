@@ -5,30 +5,11 @@
 #include <torch/library.h>
 
 #include "optimized/torch/cpu/matrix_state.hpp"
+#include "optimized/torch/cpu/row_gradients.hpp"
 #include "optimized/torch/normalized_read.hpp"
 
 namespace lethe::cpu {
 namespace {
-
-// The gradients over a chunk's rows of the state, [tokens, stride] each, and ∂β [tokens], side by side.
-class RowGradients {
- public:
-  RowGradients(int64_t tokens, int64_t stride, double* memory) : tokens_(tokens), stride_(stride), memory_(memory) {}
-  static int64_t size(int64_t tokens, int64_t stride) { return (3 * stride + 1) * tokens; }
-
-  double* query() const { return memory_; }
-  double* key() const { return memory_ + tokens_ * stride_; }
-  double* key_gate() const { return memory_ + 2 * tokens_ * stride_; }
-  double* strength() const { return memory_ + 3 * tokens_ * stride_; }
-  void clear() const { std::fill_n(memory_, size(tokens_, stride_), 0.0); }
-  void add(const double* other) const {
-    for (int64_t i = 0; i < size(tokens_, stride_); ++i) memory_[i] += other[i];
-  }
-
- private:
-  int64_t tokens_, stride_;
-  double* memory_;
-};
 
 struct Gradients {
   // contiguous, in Scalar; undefined where absent
@@ -43,45 +24,64 @@ struct Backward {
   const at::Tensor& state_gradient;  // [B, H, K, columns] contiguous
   const Gradients& gradients;
 
-  // checkpoints: ≤ 32·T·K bytes
+  // Longer where states are wide, so that those kept between chunks are ≤ 32·T·K bytes a head, and one more.
   const int64_t chunk_length = std::min(std::max<int64_t>(32, (problem.columns + 3) / 4), problem.length);
   const int64_t chunks = problem.length == 0 ? 0 : (problem.length + chunk_length - 1) / chunk_length;
   const int64_t row_stride =
       (problem.key_dim + state_kernels().lanes - 1) / state_kernels().lanes * state_kernels().lanes;
   const int64_t row_gradients_size = RowGradients::size(chunk_length, row_stride);
-  const bool split = split_into_tiles(problem);
   const int64_t tiles = static_cast<int64_t>(problem.tiles.size());
 
+  // What a thread needs for one tile of one chunk.
   struct Scratch {
     ChunkBuffers buffers;
-    Buffer<double> d_value, d_value_gate, d_values, decayed, residual, state, d_state, checkpoints, row_gradients;
+    Buffer<double> d_value, d_value_gate, d_values, decayed, residual;
 
     explicit Scratch(const Backward& b)
         : buffers(b.chunk_length, b.problem.key_dim, b.problem.greatest_width()),
           d_value(b.chunk_length * b.problem.greatest_width()), d_value_gate(d_value.size()), d_values(d_value.size()),
-          decayed(d_value.size() * b.problem.key_dim), residual(d_value.size()), state(b.problem.state_size()),
-          d_state(state.size()), checkpoints(b.chunks * state.size()), row_gradients(b.row_gradients_size) {}
+          decayed(d_value.size() * b.problem.key_dim), residual(d_value.size()) {}
+  };
+
+  // A head's states before each chunk, and the gradient that goes back through them.
+  struct HeadStates {
+    Buffer<double> before_chunk, gradient;
+
+    explicit HeadStates(const Backward& b)
+        : before_chunk(b.chunks * b.problem.state_size()), gradient(b.problem.state_size()) {}
   };
 
   int64_t tokens_of(int64_t chunk) const { return std::min(chunk_length, problem.length - chunk * chunk_length); }
 
-  double* state_at(Scratch& scratch, int64_t chunk, const StateTile& tile) const {
-    return scratch.checkpoints.data() + chunk * problem.state_size() + tile.offset(problem.key_dim);
+  double* state_at(HeadStates& states, int64_t chunk, const StateTile& tile) const {
+    return states.before_chunk.data() + chunk * problem.state_size() + tile.offset(problem.key_dim);
+  }
+  double* state_gradient_at(HeadStates& states, const StateTile& tile) const {
+    return states.gradient.data() + tile.offset(problem.key_dim);
   }
 
-  void leave_checkpoints(int64_t head, int64_t tile_begin, int64_t tile_end, Scratch& scratch) const {
+  // Fills the tiles' columns of `states`.
+  void start(int64_t head, int64_t tile_begin, int64_t tile_end, HeadStates& states, Scratch& scratch) const {
     for (int64_t chunk = 0; chunk < chunks; ++chunk) {
       const int64_t begin = chunk * chunk_length;
       if (chunk + 1 < chunks) problem.load_rows(head, begin, tokens_of(chunk), scratch.buffers);
       for (int64_t i = tile_begin; i < tile_end; ++i) {
         const StateTile& tile = problem.tiles[i];
-        if (chunk == 0) problem.load_state(head, tile, state_at(scratch, 0, tile));
+        if (chunk == 0) problem.load_state(head, tile, state_at(states, 0, tile));
         if (chunk + 1 == chunks) continue;
-        double* next = state_at(scratch, chunk + 1, tile);
-        std::copy_n(state_at(scratch, chunk, tile), problem.key_dim * tile.width, next);
+        double* next = state_at(states, chunk + 1, tile);
+        std::copy_n(state_at(states, chunk, tile), problem.key_dim * tile.width, next);
         problem.load_columns(head, begin, tokens_of(chunk), tile, scratch.buffers);
         problem.kernels(tile).advance(problem.chunk(tokens_of(chunk), scratch.buffers, next));
       }
+    }
+    for (int64_t i = tile_begin; i < tile_end; ++i) {
+      const StateTile& tile = problem.tiles[i];
+      double* d_state = state_gradient_at(states, tile);
+      std::fill_n(d_state, problem.key_dim * tile.width, 0.0);
+      const Scalar* from =
+          state_gradient.const_data_ptr<Scalar>() + head * problem.key_dim * problem.columns + tile.begin;
+      conversions<Scalar>().load(problem.key_dim, tile.columns, from, problem.columns, 1.0, d_state, tile.width);
     }
   }
 
@@ -101,18 +101,19 @@ struct Backward {
     }
   }
 
-  // Writes the tile's gradients over columns, and adds to those over rows.
-  void run_tile(int64_t head, int64_t chunk, const StateTile& tile, const RowGradients& rows, Scratch& scratch) const {
+  // Takes the tile back over a chunk whose rows are loaded: writes its gradients over columns, and adds to those over rows.
+  void reverse_tile(int64_t head, int64_t chunk, const StateTile& tile, const RowGradients& rows, HeadStates& states,
+                    Scratch& scratch) const {
     const int64_t begin = chunk * chunk_length, tokens = tokens_of(chunk);
     problem.load_columns(head, begin, tokens, tile, scratch.buffers);
     load_gradient(head, begin, tokens, tile, scratch.d_values.data());
-    StateChunk forward = problem.chunk(tokens, scratch.buffers, state_at(scratch, chunk, tile));
+    StateChunk forward = problem.chunk(tokens, scratch.buffers, state_at(states, chunk, tile));
     forward.decayed = scratch.decayed.data();
     forward.residual = scratch.residual.data();
     problem.kernels(tile).record(forward);
     problem.kernels(tile).reverse({.forward = forward,
                                    .values_gradient = scratch.d_values.data(),
-                                   .state_gradient = scratch.d_state.data() + tile.offset(problem.key_dim),
+                                   .state_gradient = state_gradient_at(states, tile),
                                    .row_stride = row_stride,
                                    .query_gradient = rows.query(),
                                    .key_gradient = rows.key(),
@@ -146,59 +147,87 @@ struct Backward {
     store(gradients.log_key_gate, gradients.log_key_gate.size(3), rows.key_gate(), row_stride);
   }
 
-  void run_task(int64_t head, int64_t tile_begin, int64_t tile_end, double* shares, Scratch& scratch) const {
-    leave_checkpoints(head, tile_begin, tile_end, scratch);
-    for (int64_t i = tile_begin; i < tile_end; ++i) {
-      const StateTile& tile = problem.tiles[i];
-      double* d_state = scratch.d_state.data() + tile.offset(problem.key_dim);
-      std::fill_n(d_state, problem.key_dim * tile.width, 0.0);
-      const Scalar* from =
-          state_gradient.const_data_ptr<Scalar>() + head * problem.key_dim * problem.columns + tile.begin;
-      conversions<Scalar>().load(problem.key_dim, tile.columns, from, problem.columns, 1.0, d_state, tile.width);
+  void finish(int64_t head, const StateTile& tile, HeadStates& states) const {
+    if (gradients.state.defined()) problem.store_state(head, tile, state_gradient_at(states, tile), gradients.state);
+  }
+
+  // A task is a head: its tiles add to one buffer of gradients over rows.
+  void run_heads(int64_t work) const {
+    state_tasks(problem.all_heads, work, [&](auto next) {
+      Scratch scratch(*this);
+      HeadStates states(*this);
+      Buffer<double> memory(row_gradients_size);
+      const RowGradients rows(chunk_length, row_stride, memory.data());
+      while (const auto head = next()) {
+        start(*head, 0, tiles, states, scratch);
+        for (int64_t chunk = chunks - 1; chunk >= 0; --chunk) {
+          rows.clear();
+          problem.load_rows(*head, chunk * chunk_length, tokens_of(chunk), scratch.buffers);
+          for (const StateTile& tile : problem.tiles) reverse_tile(*head, chunk, tile, rows, states, scratch);
+          store_rows(*head, chunk, rows);
+        }
+        for (const StateTile& tile : problem.tiles) finish(*head, tile, states);
+      }
+    });
+  }
+
+  // A task is a tile of a head, and each needs a buffer of its own for its shares of the gradients over rows. For all tokens of all tiles
+  // that would be T·K·V numbers; so the tiles go back together over as many chunks as two such buffers hold of T tokens, and their
+  // shares are added before the next chunks: in the order of the tiles, so that the bits are those of run_heads. Where not even one
+  // chunk of all tiles fits, some tiles go after others, and the first buffer keeps the sum.
+  void run_tiles(int64_t work) const {
+    const int64_t heads = problem.all_heads, threads_a_head = at::get_num_threads() / std::max<int64_t>(heads, 1) + 1;
+    const int64_t buffers = std::max(2 * chunks, threads_a_head + 1), tiles_at_once = std::min(tiles, buffers);
+    const int64_t chunks_at_once = std::min(chunks, buffers / tiles_at_once);
+    Buffer<double> memory(heads * tiles_at_once * chunks_at_once * row_gradients_size);
+    const auto share = [&](int64_t head, int64_t index, int64_t chunk) {
+      const int64_t position = (head * tiles_at_once + index) * chunks_at_once + chunk;
+      return RowGradients(chunk_length, row_stride, memory.data() + position * row_gradients_size);
+    };
+    std::vector<HeadStates> states;
+    for (int64_t head = 0; head < heads; ++head) states.emplace_back(*this);
+    state_tasks(heads * tiles, work, [&](auto next) {
+      Scratch scratch(*this);
+      while (const auto task = next()) {
+        const int64_t head = *task / tiles, tile = *task % tiles;
+        start(head, tile, tile + 1, states[head], scratch);
+      }
+    });
+    for (int64_t end = chunks; end > 0; end -= chunks_at_once) {
+      const int64_t begin = std::max<int64_t>(end - chunks_at_once, 0);
+      for (int64_t first = 0; first < tiles;) {
+        const int64_t kept = first == 0 ? 0 : 1, count = std::min(tiles - first, tiles_at_once - kept);
+        state_tasks(heads * count, work, [&](auto next) {
+          Scratch scratch(*this);
+          while (const auto task = next()) {
+            const int64_t head = *task / count, index = *task % count;
+            for (int64_t chunk = end - 1; chunk >= begin; --chunk) {
+              const RowGradients rows = share(head, kept + index, chunk - begin);
+              rows.clear();
+              problem.load_rows(head, chunk * chunk_length, tokens_of(chunk), scratch.buffers);
+              reverse_tile(head, chunk, problem.tiles[first + index], rows, states[head], scratch);
+            }
+          }
+        });
+        first += count;
+        state_tasks(heads * (end - begin), work, [&](auto next) {
+          while (const auto task = next()) {
+            const int64_t head = *task / (end - begin), chunk = *task % (end - begin);
+            const RowGradients sum = share(head, 0, chunk);
+            for (int64_t i = 1; i < kept + count; ++i) sum.add(share(head, i, chunk));
+            if (first == tiles) store_rows(head, begin + chunk, sum);
+          }
+        });
+      }
     }
-    for (int64_t chunk = chunks - 1; chunk >= 0; --chunk) {
-      double* memory = shares == nullptr ? scratch.row_gradients.data() : shares + chunk * row_gradients_size;
-      const RowGradients rows(chunk_length, row_stride, memory);
-      rows.clear();
-      problem.load_rows(head, chunk * chunk_length, tokens_of(chunk), scratch.buffers);
-      for (int64_t i = tile_begin; i < tile_end; ++i) run_tile(head, chunk, problem.tiles[i], rows, scratch);
-      if (shares == nullptr) store_rows(head, chunk, rows);
-    }
-    if (!gradients.state.defined()) return;
-    for (int64_t i = tile_begin; i < tile_end; ++i) {
-      problem.store_state(head, problem.tiles[i], scratch.d_state.data() + problem.tiles[i].offset(problem.key_dim),
-                          gradients.state);
+    for (int64_t head = 0; head < heads; ++head) {
+      for (const StateTile& tile : problem.tiles) finish(head, tile, states[head]);
     }
   }
 
-  // Where tasks are tiles, each keeps its share of the gradients over rows; they are added in the order in which one task for all tiles
-  // adds them, so that equal calls give equal bits with any number of threads.
   void run() const {
-    const int64_t heads = problem.all_heads, work = heads * problem.length * problem.key_dim * problem.columns;
-    const int64_t share_size = chunks * row_gradients_size;
-    Buffer<double> shares(split ? heads * tiles * share_size : 0);
-    state_tasks(heads * (split ? tiles : 1), work, [&](auto next) {
-      Scratch scratch(*this);
-      while (const auto task = next()) {
-        if (split) {
-          run_task(*task / tiles, *task % tiles, *task % tiles + 1, shares.data() + *task * share_size, scratch);
-        } else {
-          run_task(*task, 0, tiles, nullptr, scratch);
-        }
-      }
-    });
-    if (!split) return;
-    state_tasks(heads * chunks, work, [&](auto next) {
-      Buffer<double> memory(row_gradients_size);
-      const RowGradients sum(chunk_length, row_stride, memory.data());
-      while (const auto task = next()) {
-        const int64_t head = *task / chunks, chunk = *task % chunks;
-        sum.clear();
-        for (int64_t i = 0; i < tiles; ++i)
-          sum.add(shares.data() + (head * tiles + i) * share_size + chunk * row_gradients_size);
-        store_rows(head, chunk, sum);
-      }
-    });
+    const int64_t work = problem.all_heads * problem.length * problem.key_dim * problem.columns;
+    split_into_tiles(problem) ? run_tiles(work) : run_heads(work);
   }
 };
 

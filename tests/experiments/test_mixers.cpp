@@ -180,6 +180,32 @@ TEST(FastWeightsLayer, TellsItsLargestStateAndValue) {
   }
 }
 
+TEST(FastWeightsLayer, InSixteenBitsIsNearThatOfThirtyTwoWithEveryMap) {
+  for (const char* architecture : {"gated_linear", "gated_delta"})
+    for (const FeatureMap map : {FeatureMap::kLinear, FeatureMap::kRelu, FeatureMap::kEluPlusOne, FeatureMap::kDpfp,
+                                 FeatureMap::kPositiveRandom, FeatureMap::kRandomFourier}) {
+      ModelConfig model = tiny_model(named_architecture(architecture));
+      model.feature_map = map;
+      // Features of both signs may sum to nothing.
+      if (map == FeatureMap::kLinear || map == FeatureMap::kRandomFourier) model.sum_norm = false;
+      if (map != FeatureMap::kEluPlusOne && map != FeatureMap::kPositiveRandom) model.attention_norm = false;
+      LanguageModel wide(model);
+      torch::manual_seed(2);
+      const Tensor tokens = torch::randint(257, {2, 24}), expected = wide->forward(tokens);
+      for (const auto& [dtype, budget] : {std::pair("bfloat16", 0.03), std::pair("float16", 0.004)}) {
+        model.compute_dtype = dtype;
+        LanguageModel narrow(model);  // seed 0, as the other
+        const Tensor logits = narrow->forward(tokens).to(torch::kFloat32);
+        const double error = ((logits - expected).norm() / expected.norm()).item<double>();
+        EXPECT_LT(error, budget) << architecture << ' ' << dtype << ' ' << static_cast<int>(map);
+        EXPECT_GT(error, 1e-6) << "the same computation";
+        narrow->losses(tokens, tokens).mean().backward();
+        for (const Tensor& parameter : narrow->parameters())
+          EXPECT_TRUE(torch::isfinite(parameter.grad()).all().item<bool>());
+      }
+    }
+}
+
 TEST(FastWeightsLayer, CallsAnInputThatIsNotFiniteADivergence) {
   const Layer layer(tiny_mixer(Mixer::kGated, FeatureMap::kLinear));
   Tensor x = some_input(3);

@@ -29,16 +29,21 @@ struct Knob {
   const char *option, *member, *description;
 };
 constexpr Knob kModelKnobs[] = {
-    {"--mixer", "mixer", "additive, gated, delta, decay, local, or attention (goes on training as it is)"},
-    {"--state-size", "state_size", "m: rows of a head's state (default 16)"},
-    {"--features", "feature_map", "linear: W_q and W_k make the features; relu: ReLU(W_φ x + b_φ) (default linear)"},
-    {"--attention-norm", "attention_norm", "true: divide by z·φ(q); not with decay (default false)"},
-    {"--sum-norm", "sum_norm", "true: features that sum to one; delta only (default false)"},
+    {"--mixer", "mixer",
+     "additive, gated, delta, decay, gated_linear, gated_delta, local, or attention (goes on training as it is)"},
+    {"--state-size", "state_size", "m: rows of a head's state, where the features leave it open (default 16)"},
+    {"--features", "feature_map",
+     "linear: W_q and W_k make the features; relu: ReLU(W_φ x + b_φ); elu_plus_one; dpfp; positive_random: FAVOR+;\n"
+     "random_fourier: RFA (default linear)"},
+    {"--dpfp-nu", "dpfp_nu", "ν of dpfp: 2·ν·head_dim features (default 3)"},
+    {"--forget-gate", "forget_gate", "of gated_linear and gated_delta: full, bias_only or fixed (default full)"},
+    {"--attention-norm", "attention_norm", "true: divide by z·φ(q); not with decay, gated_delta (default false)"},
+    {"--sum-norm", "sum_norm", "true: features that sum to one; delta, gated_delta (default false)"},
     {"--norm-epsilon", "norm_epsilon", "Added to the denominators of both norms (default 1e-6)"},
     {"--window", "window", "Tokens that local attention sees, the query's own among them (default 32)"},
     {"--gate-range", "gate_range",
      "n of the decay rule's gates at the beginning, U[1/n, 1 - 1/n] (default: a head's gates)"},
-    {"--write-bias", "write_bias", "Bias of the delta rule's gate at the beginning (default -5: a gate of 0.007)"},
+    {"--write-bias", "write_bias", "Bias of the delta rules' gate at the beginning (default -5: a gate of 0.007)"},
 };
 constexpr Knob kTrainingKnobs[] = {
     {"--tokens", "total_tokens", "Tokens to train on after the swap (default: a quarter of the source's)"},
@@ -58,6 +63,11 @@ Run converted_run(const ConvertOptions& options, const Artefact& source) {
   run.training.total_tokens = source.run.training.total_tokens / 4;
   run.training.warmup_tokens = -1;  // known when the tokens are
   run = with_members(run, options.members, options.settings);
+  const bool gate_is_said =
+      std::ranges::any_of(options.members, [](const auto& member) { return member.first == "forget_gate"; }) ||
+      std::ranges::any_of(options.settings, [](const auto& setting) { return setting.starts_with("forget_gate="); });
+  // The source has none, and these mixers must have one.
+  if (run.model.forgets_state() && !gate_is_said) run.model.forget_gate = ForgetGate::kFull;
   if (run.training.warmup_tokens < 0) run.training.warmup_tokens = run.training.total_tokens / 20;
   check_conversion(run);  // first: what is wrong with the source would otherwise be called a fault of the mixer
   run.model.check();
@@ -164,6 +174,7 @@ void add_convert(CLI::App& app, const Place& place) {
       "  lethe train --architecture transformer-llama\n"
       "  lethe convert 3f2a --mixer decay --state-size 32\n"
       "  lethe convert 3f2a --mixer delta --features relu --sum-norm true\n"
+      "  lethe convert 3f2a --mixer gated_linear --features elu_plus_one --attention-norm true\n"
       "  lethe convert 3f2a --mixer local --window 64");
   command->callback([options, &place] { convert(*options, place); });
 }

@@ -16,8 +16,8 @@ void list(const std::string& scale, const Place& place) {
                 cost(place.root, experiment, scale).c_str());
 
   std::printf("architectures\n");
-  for (const char* name :
-       {"fox-pro", "fox-llama", "transformer-pro", "transformer-llama", "local", "additive", "gated", "delta", "decay"})
+  for (const char* name : {"fox-pro", "fox-llama", "transformer-pro", "transformer-llama", "local", "additive", "gated",
+                           "delta", "decay", "gated_linear", "gated_delta"})
     std::printf("  %s\n", name);
 
   std::printf("sizes, as fox-pro: parameters in total, without the embedding\n");

@@ -94,7 +94,7 @@ void RunOptions::add_to(CLI::App& command) {
   command.add_option(
       "--architecture", architecture_,
       "fox-pro (default), fox-llama, transformer-pro, transformer-llama, or the latter with another mixer:\n"
-      "local, additive, gated, delta, decay");
+      "local, additive, gated, delta, decay; or fox-llama with a state: gated_linear, gated_delta");
   command.add_option("--size", size_, "A size of the papers: 125m, 360m or 760m (GPT-2 tokens)");
   command.add_option("--label", label_, "A name for people; no part of the artefact's identity");
   for (const auto& named : kNamed) {

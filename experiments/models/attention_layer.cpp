@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "experiments/models/local_attention.hpp"
+#include "experiments/models/parameters.hpp"
 #include "optimized/torch/forgetting_attention.hpp"
 
 namespace lethe {
@@ -13,19 +14,6 @@ namespace lethe {
 using torch::Tensor;
 
 namespace {
-
-// The module that holds the last name of a dotted path, made on the way where it is not there.
-torch::nn::Module& holder(torch::nn::Module& root, const std::string& path) {
-  torch::nn::Module* module = &root;
-  size_t begin = 0;
-  for (size_t dot; (dot = path.find('.', begin)) != std::string::npos; begin = dot + 1) {
-    const std::string name = path.substr(begin, dot - begin);
-    const auto children = module->named_children();
-    const auto* child = children.find(name);
-    module = child ? child->get() : module->register_module(name, std::make_shared<torch::nn::Module>(name)).get();
-  }
-  return *module;
-}
 
 double machine_epsilon(torch::Dtype dtype) {
   switch (dtype) {
@@ -36,13 +24,7 @@ double machine_epsilon(torch::Dtype dtype) {
   }
 }
 
-std::string last_name(const std::string& path) { return path.substr(path.rfind('.') + 1); }
-
 }  // namespace
-
-Tensor add_parameter(torch::nn::Module& root, const std::string& path, torch::IntArrayRef sizes, torch::Device device) {
-  return holder(root, path).register_parameter(last_name(path), torch::empty(sizes, device));
-}
 
 Tensor mixed_output(Tensor o, const ModelConfig& config, const Tensor& output_norm, const Tensor& gate_logits,
                     const Tensor& output) {
@@ -54,16 +36,6 @@ Tensor mixed_output(Tensor o, const ModelConfig& config, const Tensor& output_no
   o = o.flatten(-2);
   if (config.output_gate) o = (o * gate_logits.to(wide).sigmoid()).to(dtype);
   return torch::linear(o, output.to(dtype));
-}
-
-Tensor long_init(const ModelConfig& config) {
-  Tensor bias = torch::empty({config.heads});
-  for (int64_t head = 0; head < config.heads; ++head) {
-    const double share = config.heads == 1 ? 0.0 : static_cast<double>(head) / static_cast<double>(config.heads - 1);
-    const double time = config.decay_time_min * std::pow(config.decay_time_max / config.decay_time_min, share);
-    bias[head] = -std::log(std::expm1(1 / time));
-  }
-  return bias;
 }
 
 AttentionLayer::AttentionLayer(torch::nn::Module& root, const std::string& path, const ModelConfig& config,
@@ -86,14 +58,7 @@ AttentionLayer::AttentionLayer(torch::nn::Module& root, const std::string& path,
     query_norm = add("q_norm.weight", {size});
     key_norm = add("k_norm.weight", {size});
   }
-  if (config.forget_gate == ForgetGate::kFull) {
-    forget = add("fgate_proj.weight", {heads, width});
-    forget_bias = add("fgate_proj.bias", {heads});
-  } else if (config.forget_gate == ForgetGate::kBiasOnly) {
-    forget_bias = add("fgate_bias", {heads});
-  } else if (config.forget_gate == ForgetGate::kFixed) {  // no parameter, but saved with the model
-    forget_bias = holder(root, path + ".fgate_bias").register_buffer("fgate_bias", torch::empty({heads}, device));
-  }
+  forget = ForgetGateWeights(root, path, config, device);
   if (config.output_gate) output_gate = add("ogate_proj.weight", {width, width});
   if (config.output_norm) output_norm = add("output_norm.weight", {width});
   output = add("o_proj.weight", {width, width});
@@ -122,7 +87,7 @@ Tensor AttentionLayer::forward(const Tensor& x, const Rotation& rotation, Attent
     sizes.push_back(2 * heads);
   }
   if (config.forget_gate == ForgetGate::kFull) {
-    weights.push_back(forget);
+    weights.push_back(forget.weight);
     sizes.push_back(heads);
   }
   if (config.output_gate) {
@@ -156,16 +121,10 @@ Tensor AttentionLayer::forward(const Tensor& x, const Rotation& rotation, Attent
 
 Tensor AttentionLayer::attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& gate_logits,
                                  AttentionTrace* trace) const {
-  const int64_t batch = q.size(0), length = q.size(1), heads = config.heads;
   const torch::Dtype dtype = q.scalar_type(), wide = accumulation_dtype(dtype);
-  Tensor log_forget;  // [B,T,H]
-  if (config.forget_gate == ForgetGate::kNone) {
-    log_forget = torch::zeros({batch, length, heads}, q.options().dtype(wide));
-  } else if (config.forget_gate == ForgetGate::kFull) {
-    log_forget = torch::log_sigmoid(gate_logits.to(wide) + forget_bias.to(wide));
-  } else {
-    log_forget = torch::log_sigmoid(forget_bias.to(wide)).expand({batch, length, heads});
-  }
+  const Tensor log_forget = config.forget_gate == ForgetGate::kNone
+                                ? torch::zeros({q.size(0), q.size(1), config.heads}, q.options().dtype(wide))
+                                : forget.log_gate(gate_logits, q.size(0), q.size(1), wide);  // [B,T,H]
 
   const auto tolerance = config.log_pruning_tolerance;
   const Tensor bound = tolerance || trace ? logit_bound(dtype) : Tensor();

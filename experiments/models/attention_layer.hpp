@@ -6,6 +6,7 @@
 #include <string>
 
 #include "experiments/models/config.hpp"
+#include "experiments/models/forget_gate.hpp"
 #include "experiments/models/layers.hpp"
 
 namespace lethe {
@@ -21,13 +22,6 @@ struct AttentionTrace {
   torch::Tensor largest_value;      ///< max |o_t| over batch, heads and all tokens
 };
 
-/// Registers a parameter under a dotted path below `root`, as checkpoints name it ("attn.q_proj.weight"), making the
-/// modules on the way.
-///
-/// returns  the parameter, uninitialized, float32
-torch::Tensor add_parameter(torch::nn::Module& root, const std::string& path, torch::IntArrayRef sizes,
-                            torch::Device device);
-
 /// The end of every mixer: y = W_o (norm(o) ⊙ σ(gate)).
 ///
 /// source   FoX Eq. 22–24
@@ -36,13 +30,6 @@ torch::Tensor add_parameter(torch::nn::Module& root, const std::string& path, to
 /// returns  [B,T,width] in the dtype of o
 torch::Tensor mixed_output(torch::Tensor o, const ModelConfig& config, const torch::Tensor& output_norm,
                            const torch::Tensor& gate_logits, const torch::Tensor& output);
-
-/// Gate biases b = −log(exp(1/T) − 1), so that σ(b) = exp(−1/T): a head whose gate stays there forgets over T tokens, T
-/// log-spaced from decay_time_min to decay_time_max over the heads.
-///
-/// source   FoX §4.5, "long-init"
-/// returns  [H] float32 on the CPU
-torch::Tensor long_init(const ModelConfig& config);
 
 /// Multi-head attention with forget gates (FoX), or without (Transformer, local attention). In this order:
 ///
@@ -67,10 +54,10 @@ struct AttentionLayer {
 
   ModelConfig config;
   torch::Tensor query, key, value, output, output_gate;  // [width, width]
-  torch::Tensor key_shift, value_shift, forget;          // [H, width]
-  torch::Tensor forget_bias;                             // [H]
-  torch::Tensor query_norm, key_norm;                    // [D] shared, [width] per head
-  torch::Tensor output_norm;                             // [width]
+  torch::Tensor key_shift, value_shift;                  // [H, width]
+  ForgetGateWeights forget;
+  torch::Tensor query_norm, key_norm;  // [D] shared, [width] per head
+  torch::Tensor output_norm;           // [width]
 
  private:
   /// Forgetting Attention of q, k, v [B,T,H,D]; gate_logits [B,T,H] = w·x, read where the gate depends on x.

@@ -33,11 +33,27 @@ void visit_model(Config& config, Visitor&& visit) {
   visit("window", config.window);
   visit("state_size", config.state_size);
   visit("feature_map", config.feature_map);
+  visit("dpfp_nu", config.dpfp_nu);
   visit("attention_norm", config.attention_norm);
   visit("sum_norm", config.sum_norm);
   visit("norm_epsilon", config.norm_epsilon);
   visit("gate_range", config.gate_range);
   visit("write_bias", config.write_bias);
+}
+
+// Features that a head of a state can't have.
+void check_features(const ModelConfig& config) {
+  const auto found = std::to_string(config.state_size);
+  expect(config.feature_map != FeatureMap::kDpfp || (config.dpfp_nu >= 1 && config.dpfp_nu <= 2 * config.head_dim()),
+         "dpfp_nu", "1 … 2·head_dim = " + std::to_string(2 * config.head_dim()), std::to_string(config.dpfp_nu));
+  // n of a head's row gates is their number unless gate_range says otherwise, and n = 1 is no range.
+  const int64_t least = config.mixer == Mixer::kDecay && !config.gate_range ? 2 : 1;
+  expect(!config.reads_state_size() || config.state_size >= least, "state_size", "≥ " + std::to_string(least), found);
+  expect(config.reads_state_size() || config.state_rows() >= least, "heads",
+         "fewer than width " + std::to_string(config.width), std::to_string(config.heads));
+  expect(!config.rope || config.query_dim() % 2 == 0, "state_size", "an even number where queries are rotated", found);
+  expect(config.feature_map != FeatureMap::kRandomFourier || config.state_size % 2 == 0, "state_size",
+         "an even number with the feature map random_fourier, a sine and a cosine a direction", found);
 }
 
 // Parts of a layer that a mixer has no place for.
@@ -46,20 +62,20 @@ void check_mixer(const ModelConfig& config) {
   const auto without = [](bool absent, const char* name, const char* value) {
     expect(absent, name, std::string(value) + " with a mixer other than attention", "another value");
   };
-  without(config.forget_gate == ForgetGate::kNone, "forget_gate", "none");
+  const bool gated = config.forget_gate != ForgetGate::kNone;
+  if (!config.forgets_state()) without(!gated, "forget_gate", "none");
+  expect(gated || !config.forgets_state(), "forget_gate",
+         "full, bias_only or fixed with the mixer gated_linear or gated_delta", "none");
   without(!config.log_pruning_tolerance, "log_pruning_tolerance", "null");
   expect(config.mixer != Mixer::kLocal || config.window > 0, "window", "> 0", std::to_string(config.window));
   if (!config.has_state()) return;
   without(config.qk_norm == QkNorm::kNone, "qk_norm", "none");
   without(!config.kv_shift, "kv_shift", "false");
-  const bool decays = config.mixer == Mixer::kDecay;
-  // n of a head's row gates is state_size unless gate_range says otherwise, and n = 1 is no range.
-  const int64_t least = decays && !config.gate_range ? 2 : 1;
-  expect(config.state_size >= least, "state_size", "≥ " + std::to_string(least), std::to_string(config.state_size));
-  expect(!config.rope || config.query_dim() % 2 == 0, "state_size", "an even number where queries are rotated",
-         std::to_string(config.state_size));
-  expect(!config.attention_norm || !decays, "attention_norm", "false with the mixer decay", "true");
-  expect(!config.sum_norm || config.mixer == Mixer::kDelta, "sum_norm", "false with a mixer other than delta", "true");
+  check_features(config);
+  expect(!config.attention_norm || !(config.mixer == Mixer::kDecay || config.mixer == Mixer::kGatedDelta),
+         "attention_norm", "false with the mixer decay or gated_delta", "true");
+  expect(!config.sum_norm || config.corrects(), "sum_norm", "false with a mixer other than delta or gated_delta",
+         "true");
   expect(config.norm_epsilon >= 0 && std::isfinite(config.norm_epsilon), "norm_epsilon", "≥ 0 and finite",
          std::to_string(config.norm_epsilon));
   expect(!config.gate_range || (*config.gate_range >= 2 && std::isfinite(*config.gate_range)), "gate_range",
@@ -79,15 +95,25 @@ struct EnumNames<ForgetGate> {
 
 template <>
 struct EnumNames<Mixer> {
-  static inline const std::vector<std::pair<Mixer, std::string>> names{
-      {Mixer::kAttention, "attention"}, {Mixer::kLocal, "local"}, {Mixer::kAdditive, "additive"},
-      {Mixer::kGated, "gated"},         {Mixer::kDelta, "delta"}, {Mixer::kDecay, "decay"}};
+  static inline const std::vector<std::pair<Mixer, std::string>> names{{Mixer::kAttention, "attention"},
+                                                                       {Mixer::kLocal, "local"},
+                                                                       {Mixer::kAdditive, "additive"},
+                                                                       {Mixer::kGated, "gated"},
+                                                                       {Mixer::kDelta, "delta"},
+                                                                       {Mixer::kDecay, "decay"},
+                                                                       {Mixer::kGatedLinear, "gated_linear"},
+                                                                       {Mixer::kGatedDelta, "gated_delta"}};
 };
 
 template <>
 struct EnumNames<FeatureMap> {
-  static inline const std::vector<std::pair<FeatureMap, std::string>> names{{FeatureMap::kLinear, "linear"},
-                                                                            {FeatureMap::kRelu, "relu"}};
+  static inline const std::vector<std::pair<FeatureMap, std::string>> names{
+      {FeatureMap::kLinear, "linear"},
+      {FeatureMap::kRelu, "relu"},
+      {FeatureMap::kEluPlusOne, "elu_plus_one"},
+      {FeatureMap::kDpfp, "dpfp"},
+      {FeatureMap::kPositiveRandom, "positive_random"},
+      {FeatureMap::kRandomFourier, "random_fourier"}};
 };
 
 template <>
@@ -100,6 +126,11 @@ int64_t ModelConfig::mlp_width() const {
   const double ratio = mlp_ratio.value_or(output_gate ? 3.5 : 4.0);
   const auto raw = static_cast<int64_t>(static_cast<double>(width) * ratio * 2 / 3);
   return (raw + mlp_multiple - 1) / mlp_multiple * mlp_multiple;
+}
+
+int64_t ModelConfig::state_rows() const {
+  if (feature_map == FeatureMap::kEluPlusOne) return head_dim();
+  return feature_map == FeatureMap::kDpfp ? 2 * dpfp_nu * head_dim() : state_size;
 }
 
 void ModelConfig::check() const {
@@ -127,17 +158,22 @@ void ModelConfig::check() const {
 ModelConfig named_architecture(const std::string& name) {
   for (const auto& [mixer, word] : EnumNames<Mixer>::names) {
     if (mixer == Mixer::kAttention || name != word) continue;
-    ModelConfig config = named_architecture("transformer-llama");
+    const bool linear = mixer == Mixer::kGatedLinear, forgets = linear || mixer == Mixer::kGatedDelta;
+    ModelConfig config = named_architecture(forgets ? "fox-llama" : "transformer-llama");
     config.mixer = mixer;
-    config.feature_map = mixer == Mixer::kDelta ? FeatureMap::kRelu : FeatureMap::kLinear;
-    config.sum_norm = mixer == Mixer::kDelta;
+    config.feature_map = linear ? FeatureMap::kEluPlusOne : config.corrects() ? FeatureMap::kRelu : FeatureMap::kLinear;
+    config.attention_norm = linear;
+    config.sum_norm = config.corrects();
+    if (mixer == Mixer::kGatedDelta) config.write_bias = 0;  // Yang 2024 has none
     return config;
   }
   const bool pro = name.ends_with("-pro");
   const bool forgets = name.starts_with("fox-");
   expect(name == "fox-pro" || name == "fox-llama" || name == "transformer-pro" || name == "transformer-llama",
          "architecture",
-         "fox-pro, fox-llama, transformer-pro, transformer-llama, local, additive, gated, delta or decay", name);
+         "fox-pro, fox-llama, transformer-pro, transformer-llama, local, additive, gated, delta, decay, gated_linear "
+         "or gated_delta",
+         name);
   ModelConfig config;
   config.forget_gate = forgets ? ForgetGate::kFull : ForgetGate::kNone;
   config.rope = !forgets;
@@ -156,25 +192,28 @@ void set_size(ModelConfig& config, const std::string& size) {
 
 double training_flops_per_token(const ModelConfig& config, int64_t context_length) {
   const double width = static_cast<double>(config.width), heads = static_cast<double>(config.heads);
-  const double states = heads * static_cast<double>(config.state_size);  // features of all heads
+  const double head_dim = static_cast<double>(config.head_dim()), rows = static_cast<double>(config.state_rows());
   const double queries = heads * static_cast<double>(config.query_dim());
-  const bool decays = config.mixer == Mixer::kDecay, delta = config.mixer == Mixer::kDelta;
-  const bool scalar_gate = config.mixer == Mixer::kGated || delta || config.forget_gate == ForgetGate::kFull;
+  const bool decays = config.mixer == Mixer::kDecay, gated = config.mixer == Mixer::kGated;
+  const int scalar_gates = gated + config.corrects() + (config.forget_gate == ForgetGate::kFull);
   double projections = width * 2 * queries + width * width * (config.output_gate ? 3 : 2) +
-                       width * heads * (scalar_gate + 2 * config.kv_shift);
-  if (decays) projections += width * (width + states);
-  // W_φ is read by the query and by the key.
-  if (config.has_state() && config.feature_map == FeatureMap::kRelu)
-    projections += 2 * states * static_cast<double>(config.head_dim());
+                       width * heads * (scalar_gates + 2 * config.kv_shift);
+  if (decays) projections += width * (width + heads * rows);
+  // W_φ and directions are read by the query and by the key; there are as many directions as features, or half as many.
+  const bool relu = config.has_state() && config.feature_map == FeatureMap::kRelu;
+  if (relu) projections += 2 * heads * rows * head_dim;
+  double drawn = config.has_random_features() ? 2 * heads * rows * head_dim : 0;
+  if (config.feature_map == FeatureMap::kRandomFourier) drawn /= 2;
   const double mlp = 3 * width * static_cast<double>(config.mlp_width());
   const double matrices =
       static_cast<double>(config.layers) * (projections + mlp) + width * static_cast<double>(config.vocabulary);
 
   int64_t seen = context_length;  // multiply-adds of the mixing, a column of the values
   if (config.mixer == Mixer::kLocal) seen = std::min(2 * config.window, context_length);
-  if (config.has_state()) seen = config.state_size * (2 + delta + (config.mixer == Mixer::kGated) + 2 * decays);
+  if (config.has_state())
+    seen = config.state_rows() * (2 + config.corrects() + gated + config.forgets_state() + 2 * decays);
   const double mixing = static_cast<double>(config.layers) * width * static_cast<double>(seen);
-  return 6 * matrices + 6 * mixing;
+  return 6 * matrices + 4 * static_cast<double>(config.layers) * drawn + 6 * mixing;
 }
 
 void to_json(nlohmann::json& json, const ModelConfig& config) {

@@ -5,7 +5,9 @@
 #include <tuple>
 #include <vector>
 
+#include "experiments/models/features.hpp"
 #include "experiments/models/not_finite.hpp"
+#include "experiments/models/parameters.hpp"
 #include "optimized/torch/matrix_state.hpp"
 
 namespace lethe {
@@ -64,7 +66,7 @@ FastWeightsLayer::FastWeightsLayer(torch::nn::Module& root, const std::string& p
   const auto add = [&](const std::string& name, torch::IntArrayRef sizes) {
     return add_parameter(root, path + "." + name, sizes, device);
   };
-  const int64_t width = config.width, heads = config.heads, states = heads * config.state_size;
+  const int64_t width = config.width, heads = config.heads, states = heads * config.state_rows();
   query = add("q_proj.weight", {heads * config.query_dim(), width});
   key = add("k_proj.weight", {heads * config.query_dim(), width});
   value = add("v_proj.weight", {width, width});
@@ -72,8 +74,14 @@ FastWeightsLayer::FastWeightsLayer(torch::nn::Module& root, const std::string& p
     feature = add("feature.weight", {states, config.head_dim()});
     feature_bias = add("feature.bias", {states});
   }
-  if (config.mixer == Mixer::kGated || config.mixer == Mixer::kDelta) gate = add("gate_proj.weight", {heads, width});
-  if (config.mixer == Mixer::kDelta) gate_bias = add("gate_proj.bias", {heads});
+  if (config.has_random_features()) {
+    const int64_t halves = config.feature_map == FeatureMap::kRandomFourier ? 2 : 1;
+    directions =
+        add_buffer(root, path + ".feature.directions", {config.state_rows() / halves, config.head_dim()}, device);
+  }
+  if (config.mixer == Mixer::kGated || config.corrects()) gate = add("gate_proj.weight", {heads, width});
+  if (config.corrects()) gate_bias = add("gate_proj.bias", {heads});
+  forget = ForgetGateWeights(root, path, config, device);
   if (config.mixer == Mixer::kDecay) {
     key_gate = add("key_gate_proj.weight", {states, width});
     key_gate_bias = add("key_gate_proj.bias", {states});
@@ -85,8 +93,24 @@ FastWeightsLayer::FastWeightsLayer(torch::nn::Module& root, const std::string& p
   output = add("o_proj.weight", {width, width});
 }
 
+Tensor FastWeightsLayer::mapped(const Tensor& u) const {
+  const torch::Dtype dtype = u.scalar_type();
+  switch (config.feature_map) {
+    case FeatureMap::kRelu: {
+      const Tensor weight = feature.to(dtype).unflatten(0, {config.heads, config.state_size});  // [H,m,D]
+      const Tensor bias = feature_bias.to(dtype).view({config.heads, config.state_size});
+      return (torch::einsum("bthd,hmd->bthm", {u, weight}) + bias).relu();
+    }
+    case FeatureMap::kEluPlusOne: return elu_plus_one(u);
+    case FeatureMap::kDpfp: return dpfp(u, config.dpfp_nu);
+    case FeatureMap::kPositiveRandom: return positive_random(u, directions);
+    case FeatureMap::kRandomFourier: return random_fourier(u, directions);
+    default: return u;
+  }
+}
+
 Tensor FastWeightsLayer::forward(const Tensor& x, const Rotation& rotation, AttentionTrace* trace) const {
-  const int64_t heads = config.heads, states = config.state_size, value_dim = config.head_dim();
+  const int64_t heads = config.heads, states = config.state_rows(), value_dim = config.head_dim();
   const torch::Dtype dtype = x.scalar_type(), wide = accumulation_dtype(dtype);
   // The operator would refuse gates that are no numbers as a wrong call; here they are a training that has diverged.
   if (x.is_cpu() && !torch::isfinite(x).all().item<bool>()) throw NotFinite("activation: expected finite numbers");
@@ -100,29 +124,27 @@ Tensor FastWeightsLayer::forward(const Tensor& x, const Rotation& rotation, Atte
     weights.push_back(weight);
     sizes.push_back(weight.size(0));
   };
-  for (const Tensor* weight : {&gate, &key_gate, &value_gate, &output_gate}) add(*weight);
+  for (const Tensor* weight : {&gate, &forget.weight, &key_gate, &value_gate, &output_gate}) add(*weight);
   const auto products = torch::linear(x, torch::cat(weights).to(dtype)).split_with_sizes(sizes, -1);
   auto next = products.begin();
 
   const Tensor epsilon = torch::scalar_tensor(config.norm_epsilon, x.options().dtype(wide));
+  // Numerator and denominator of the attention norm are sums that only their ratio keeps small.
+  const torch::Dtype state_dtype = config.attention_norm ? wide : dtype;
   const auto features = [&](const Tensor& product) {  // φ, [B,T,H,m]
     Tensor u = product.unflatten(-1, {heads, config.query_dim()});
     if (config.rope) u = rotate(u, rotation);
-    if (config.feature_map == FeatureMap::kRelu) {
-      const Tensor weight = feature.to(dtype).unflatten(0, {heads, states});  // [H,m,D]
-      u = (torch::einsum("bthd,hmd->bthm", {u, weight}) + feature_bias.to(dtype).view({heads, states})).relu();
+    u = mapped(u);
+    if (config.sum_norm) {
+      const Tensor wide_u = u.to(wide);
+      u = (wide_u / (wide_u.sum(-1, true) + epsilon)).to(dtype);
     }
-    if (!config.sum_norm) return u;
-    const Tensor wide_u = u.to(wide);
-    return (wide_u / (wide_u.sum(-1, true) + epsilon)).to(dtype);
+    return u.to(state_dtype);
   };
   StateInputs in;
   in.query = features(*next++);
   in.key = features(*next++);
-  in.value = (next++)->unflatten(-1, {heads, value_dim});
-  if (config.attention_norm) {  // numerator and denominator are sums that only their ratio keeps small
-    in.query = in.query.to(wide), in.key = in.key.to(wide), in.value = in.value.to(wide);
-  }
+  in.value = (next++)->unflatten(-1, {heads, value_dim}).to(state_dtype);
 
   Tensor raw_key;  // of the delta rule's z, which has no gate
   switch (config.mixer) {
@@ -133,6 +155,7 @@ Tensor FastWeightsLayer::forward(const Tensor& x, const Rotation& rotation, Atte
       break;
     }
     case Mixer::kDelta:
+    case Mixer::kGatedDelta:
       in.beta = torch::sigmoid((next++)->to(wide) + gate_bias.to(wide));
       raw_key = in.key;
       break;
@@ -142,6 +165,10 @@ Tensor FastWeightsLayer::forward(const Tensor& x, const Rotation& rotation, Atte
           torch::log_sigmoid((next++)->to(wide) + value_gate_bias.to(wide)).unflatten(-1, {heads, value_dim});
       break;
     default: break;
+  }
+  if (config.forgets_state()) {
+    const Tensor logits = forget.weight.defined() ? *next++ : Tensor();  // [B,T,H]
+    in.log_key_gate = forget.log_gate(logits, x.size(0), x.size(1), wide);
   }
   // z is the column that a value of ones makes; that of the delta rule has no gate and is summed apart.
   const bool column = config.attention_norm && config.mixer != Mixer::kDelta;

@@ -18,8 +18,9 @@ Footprint footprint(const ModelConfig& config, int64_t tokens) {
                                          config.output_norm + 2 * config.output_gate);
   const int64_t residual = config.mixer == Mixer::kAttention && compute_bytes == 2 ? config.width : 0;
   int64_t features = 0, gates = 0;  // columns
-  if (config.has_state() && config.feature_map == FeatureMap::kRelu) features = 2 * config.heads * config.state_size;
-  if (config.mixer == Mixer::kDecay) gates = config.width + config.heads * config.state_size;
+  if (config.has_state() && config.feature_map != FeatureMap::kLinear)
+    features = 2 * config.heads * config.state_rows();
+  if (config.mixer == Mixer::kDecay) gates = config.width + config.heads * config.state_rows();
   const int64_t layer = tokens * ((2 * config.width + 2 * gates) * float_bytes +
                                   (columns_in_compute + residual + features + 3 * config.mlp_width()) * compute_bytes);
   return {parameters, parameters, 2 * parameters, config.layers * layer + 2 * tokens * config.width * float_bytes};

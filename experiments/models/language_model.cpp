@@ -6,6 +6,8 @@
 
 #include "experiments/models/cross_entropy.hpp"
 #include "experiments/models/fast_weights_layer.hpp"
+#include "experiments/models/forget_gate.hpp"
+#include "experiments/models/parameters.hpp"
 
 namespace lethe {
 
@@ -115,6 +117,8 @@ void LanguageModelImpl::initialize(uint64_t seed) {
       value.copy_(uniform_gate_bias(value.numel(), gate_range(config_, value.numel() / config_.heads), generator));
     } else if (name.ends_with("bias")) {
       value.zero_();
+    } else if (name.ends_with("feature.directions")) {
+      value.copy_(torch::empty(value.sizes()).normal_(0, 1, generator));
     } else {
       value.copy_(torch::empty(value.sizes()).normal_(0, kInitialDeviation, generator));
     }

@@ -11,7 +11,7 @@
 
 namespace lethe {
 
-/// FoX or Transformer, (LLaMA) or (Pro), or one of T2FW's rules in the place of attention: embedding → layers × (mixer, SwiGLU
+/// FoX or Transformer, (LLaMA) or (Pro), or a rule with a state in the place of attention: embedding → layers × (mixer, SwiGLU
 /// MLP), pre-norm → norm → output head. Parameter names and shapes are those of the official FoX checkpoints; what a mixer with
 /// a state adds is named as in FastWeightsLayer's constructor.
 class LanguageModelImpl : public torch::nn::Module {
@@ -32,7 +32,8 @@ class LanguageModelImpl : public torch::nn::Module {
   torch::Tensor losses(const torch::Tensor& tokens, const torch::Tensor& labels);
 
   /// Draws every parameter anew: matrices and embeddings N(0, 0.02²), norms 1, biases 0, long-init for bias-only and
-  /// fixed gates, Uniform Gate Initialisation for the decay rule's, write_bias for the delta rule's. The numbers are drawn on the CPU, so that a seed means the same weights on every device.
+  /// fixed gates, Uniform Gate Initialisation for the decay rule's, write_bias for the delta rules'; directions of random features
+  /// N(0, 1), after all parameters. The numbers are drawn on the CPU, so that a seed means the same weights on every device.
   void initialize(uint64_t seed);
 
   /// Parameters that AdamW decays (matrices, embeddings) and those that it doesn't (norms, biases), in a fixed order.

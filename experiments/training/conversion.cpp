@@ -75,8 +75,9 @@ void check_conversion(const Run& run) {
   same("the MLP's width", [](const ModelConfig& m) { return m.mlp_width(); });
   same("output_gate", [](const ModelConfig& m) { return m.output_gate; });
   same("output_norm", [](const ModelConfig& m) { return m.output_norm; });
-  expect(run.model.forget_gate == ForgetGate::kNone && !run.model.kv_shift && run.model.qk_norm == QkNorm::kNone,
-         "model", "no forget gate, KV-shift or QK-norm, as the source", "some of them");
+  const bool forgets = run.model.forget_gate != ForgetGate::kNone && !run.model.forgets_state();
+  expect(!forgets && !run.model.kv_shift && run.model.qk_norm == QkNorm::kNone, "model",
+         "no forget gate (but of gated_linear and gated_delta), KV-shift or QK-norm, as the source", "some of them");
   const TrainingConfig &ours = run.training, &theirs = conversion.source.training;
   expect(ours.corpus == theirs.corpus && ours.tokenizer == theirs.tokenizer, "corpus",
          "the source's, " + theirs.corpus + " as " + theirs.tokenizer, ours.corpus + " as " + ours.tokenizer);

@@ -17,7 +17,7 @@ enum class Projections {
 
 /// How a run's first weights come from another run's last ones.
 struct Conversion {
-  Run source;  ///< softmax attention; the run's own model differs from it in the mixer, RoPE and compute dtype alone
+  Run source;  ///< softmax attention; the run's own model differs from it in the mixer and its gate, RoPE and compute dtype alone
   Projections projections = Projections::kProduct;
   /// Standard deviation of W_φ, of the ReLU map and of kProduct. That of any new matrix: features begin small, and with them
   /// what the layer adds; with 1/√head_dim, which keeps the size of queries, sums without a norm overwhelm the trained model.
@@ -48,7 +48,7 @@ struct ConvertedParameter {
 
 /// Puts the source's weights into `target`, which has been initialized: what both have is kept, value projections are scaled,
 /// query and key projections with linear features are products or new, what only the target has stays as it was drawn (the
-/// ReLU map with feature_deviation), what only the source has is dropped.
+/// ReLU map with feature_deviation; random directions are no parameters, and drawn too), what only the source has is dropped.
 ///
 ///   W_v ← diag(1 − σ(b_z)) W_v for the decay rule: with gates that stay at their biases no entry of S then exceeds max |k v|
 ///

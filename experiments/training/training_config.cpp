@@ -50,9 +50,11 @@ std::vector<const char*> unread_members(const ModelConfig& model) {
   if (model.mixer == Mixer::kAttention) unread.push_back("mixer");  // as before there were others
   if (model.mixer != Mixer::kLocal) unread.push_back("window");
   if (!model.has_state())
-    for (const char* name : {"state_size", "feature_map", "attention_norm", "norm_epsilon"}) unread.push_back(name);
+    for (const char* name : {"feature_map", "attention_norm", "norm_epsilon"}) unread.push_back(name);
   if (model.mixer != Mixer::kDecay) unread.push_back("gate_range");
-  if (model.mixer != Mixer::kDelta)
+  if (!model.reads_state_size()) unread.push_back("state_size");
+  if (!model.has_state() || model.feature_map != FeatureMap::kDpfp) unread.push_back("dpfp_nu");
+  if (!model.corrects())
     for (const char* name : {"sum_norm", "write_bias"}) unread.push_back(name);
   return unread;
 }

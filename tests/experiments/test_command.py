@@ -56,6 +56,7 @@ class Calls(CommandTest):
             ("--set: expected key=value, found 'rope'", "describe", "--set", "rope"),
             ("rope: expected true or false, found 5", "describe", "--set", "rope=5"),
             ("architecture", "describe", "--architecture", "fox"),
+            ("forget_gate: expected full", "describe", "--architecture", "gated_delta", "--set", "forget_gate=none"),
             ("size", "describe", "--size", "7b"),
             ("corpus: expected 'bible', 'headers' or a folder of text, found 'nowhere'", "data", "show", "nowhere"),
             ("no_such_claim", "run", "no_such_claim"),
@@ -164,6 +165,12 @@ class Models(CommandTest):
         self.assertEqual(json.loads((folder / "run.json").read_text())["conversion"]["projections"], "product")
         self.assertEqual(self.done(*call).splitlines()[-1], str(folder))
         self.assertNotEqual(self.done(*call, "--value-scale", "0.5").splitlines()[-1], str(folder))
+        gated = ("--root", self.root, "convert", softmax, "--mixer", "gated_linear", "--tokens", "256")
+        shown = self.done(*gated, "--features", "elu_plus_one", "--attention-norm", "true")
+        self.assertIn("attn.fgate_proj.bias", shown)
+        model = json.loads((Path(shown.splitlines()[-1]) / "run.json").read_text())["model"]
+        self.assertEqual((model["forget_gate"], model["mixer"]), ("full", "gated_linear"))
+        self.refused(2, "forget_gate: expected full, bias_only or fixed", *gated, "--forget-gate", "none")
         self.refused(2, "source: expected softmax attention", "--root", self.root, "convert", str(self.folder), "--mixer", "decay")
 
     def test_need_the_vocabulary_of_their_data(self):

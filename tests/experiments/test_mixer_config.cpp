@@ -31,6 +31,11 @@ TEST(MixerParameters, AreThoseOfTheEquations) {
   EXPECT_EQ(added(Mixer::kGated, FeatureMap::kRelu), relu + H * W);
   EXPECT_EQ(added(Mixer::kDelta, FeatureMap::kRelu), relu + H * (W + 1));
   EXPECT_EQ(added(Mixer::kDecay, FeatureMap::kLinear), linear + W * (W + 1) + H * m * (W + 1));
+  EXPECT_EQ(added(Mixer::kGatedLinear, FeatureMap::kLinear), linear + H * (W + 1));
+  EXPECT_EQ(added(Mixer::kGatedLinear, FeatureMap::kEluPlusOne), H * (W + 1));
+  EXPECT_EQ(added(Mixer::kGatedLinear, FeatureMap::kDpfp), H * (W + 1));
+  EXPECT_EQ(added(Mixer::kGatedLinear, FeatureMap::kPositiveRandom), H * (W + 1)) << "directions are no parameters";
+  EXPECT_EQ(added(Mixer::kGatedDelta, FeatureMap::kRelu), relu + 2 * H * (W + 1));
 }
 
 TEST(MixerCosts, GrowWithTheStateAndNotWithTheContext) {
@@ -42,6 +47,25 @@ TEST(MixerCosts, GrowWithTheStateAndNotWithTheContext) {
   EXPECT_EQ(training_flops_per_token(local, 256), training_flops_per_token(local, 4096));
   EXPECT_LT(training_flops_per_token(local, 32), training_flops_per_token(local, 64));
   EXPECT_GT(footprint(wider, 1024).activations, footprint(decay, 1024).activations);
+}
+
+TEST(MixerCosts, AreThoseOfTheFeatures) {
+  const auto model = [](FeatureMap features) { return tiny_mixer(Mixer::kGatedLinear, features); };
+  const ModelConfig elu = model(FeatureMap::kEluPlusOne), random = model(FeatureMap::kPositiveRandom);
+  ModelConfig dpfp = model(FeatureMap::kDpfp), as_wide = random, fourier = random;
+  dpfp.dpfp_nu = 2;
+  as_wide.state_size = elu.head_dim();
+  fourier.feature_map = FeatureMap::kRandomFourier;
+  EXPECT_EQ(elu.state_rows(), 16);
+  EXPECT_EQ(dpfp.state_rows(), 64);
+  EXPECT_EQ(random.state_rows(), 6);
+  const auto flops = [](const ModelConfig& config) { return training_flops_per_token(config, 64); };
+  // Layers × width × 3 multiply-adds (gate, write, read) a row, 6 FLOPs each with the backward pass.
+  EXPECT_EQ(flops(dpfp) - flops(elu), 6 * 2 * 32 * 3 * (64 - 16));
+  // Directions of query and key, forward and back to u: 4 FLOPs an entry and head.
+  EXPECT_EQ(flops(as_wide) - flops(elu), 4 * 2 * 2 * 2 * 16 * 16);
+  EXPECT_EQ(flops(random) - flops(fourier), 4 * 2 * 2 * 2 * 3 * 16);
+  EXPECT_EQ(footprint(dpfp, 64).activations - footprint(elu, 64).activations, 2 * 64 * 2 * 2 * (64 - 16) * 8);
 }
 
 TEST(UniformGateInitialisation, FillsItsRange) {
@@ -101,8 +125,49 @@ TEST(MixerConfig, SaysWhatAMixerHasNoPlaceFor) {
   EXPECT_NE(message(Mixer::kDecay, [](ModelConfig& c) { c.rope = true, c.state_size = 5; }), "no error");
 }
 
+TEST(MixerConfig, SaysWhatAStateWithFoxsGateHasNoPlaceForAndWhichSizesFeaturesCanHave) {
+  const auto message = [](Mixer mixer, FeatureMap features, auto change) -> std::string {
+    ModelConfig config = tiny_mixer(mixer, features);
+    change(config);
+    try {
+      config.check();
+    } catch (const std::invalid_argument& error) {
+      return error.what();
+    }
+    return "no error";
+  };
+  const auto as_it_is = [](ModelConfig&) {};
+  const auto odd = [](ModelConfig& c) { c.state_size = 7; };
+  for (const Mixer mixer : {Mixer::kGatedLinear, Mixer::kGatedDelta}) {
+    for (const FeatureMap map : {FeatureMap::kLinear, FeatureMap::kRelu, FeatureMap::kEluPlusOne, FeatureMap::kDpfp,
+                                 FeatureMap::kPositiveRandom, FeatureMap::kRandomFourier})
+      EXPECT_EQ(message(mixer, map, as_it_is), "no error");
+    EXPECT_EQ(message(mixer, FeatureMap::kRelu, [](ModelConfig& c) { c.forget_gate = ForgetGate::kNone; }),
+              "forget_gate: expected full, bias_only or fixed with the mixer gated_linear or gated_delta, found none");
+    EXPECT_NE(message(mixer, FeatureMap::kRelu, [](ModelConfig& c) { c.log_pruning_tolerance = -10; }), "no error");
+    EXPECT_NE(message(mixer, FeatureMap::kRelu, [](ModelConfig& c) { c.kv_shift = true; }), "no error");
+    EXPECT_EQ(message(mixer, FeatureMap::kPositiveRandom, odd), "no error");
+    EXPECT_EQ(message(mixer, FeatureMap::kRandomFourier, odd),
+              "state_size: expected an even number with the feature map random_fourier, a sine and a cosine a "
+              "direction, found 7");
+    EXPECT_EQ(message(mixer, FeatureMap::kDpfp, [](ModelConfig& c) { c.dpfp_nu = 0; }),
+              "dpfp_nu: expected 1 … 2·head_dim = 32, found 0");
+    EXPECT_EQ(message(mixer, FeatureMap::kEluPlusOne, [](ModelConfig& c) { c.state_size = 0; }), "no error");
+    EXPECT_EQ(message(mixer, FeatureMap::kPositiveRandom, [](ModelConfig& c) { c.state_size = 0; }),
+              "state_size: expected ≥ 1, found 0");
+  }
+  const auto norm = [](ModelConfig& c) { c.attention_norm = true; };
+  EXPECT_EQ(message(Mixer::kGatedLinear, FeatureMap::kEluPlusOne, norm), "no error");
+  EXPECT_EQ(message(Mixer::kGatedDelta, FeatureMap::kEluPlusOne, norm),
+            "attention_norm: expected false with the mixer decay or gated_delta, found true");
+  const auto sum_norm = [](ModelConfig& c) { c.sum_norm = true; };
+  EXPECT_EQ(message(Mixer::kGatedDelta, FeatureMap::kEluPlusOne, sum_norm), "no error");
+  EXPECT_EQ(message(Mixer::kGatedLinear, FeatureMap::kEluPlusOne, sum_norm),
+            "sum_norm: expected false with a mixer other than delta or gated_delta, found true");
+}
+
 TEST(MixerConfig, HasANamedArchitectureForEveryMixer) {
-  for (const char* name : {"local", "additive", "gated", "delta", "decay"}) {
+  for (const char* name : {"local", "additive", "gated", "delta", "decay", "gated_linear", "gated_delta"}) {
     ModelConfig config = tiny_model(named_architecture(name));
     EXPECT_NO_THROW(config.check()) << name;
     EXPECT_EQ(nlohmann::json(config).at("mixer"), name);

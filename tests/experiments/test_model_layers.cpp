@@ -6,6 +6,7 @@
 #include "experiments/models/attention_layer.hpp"
 #include "experiments/models/cross_entropy.hpp"
 #include "experiments/models/layers.hpp"
+#include "experiments/models/parameters.hpp"
 
 namespace lethe {
 namespace {

@@ -59,11 +59,12 @@ inline ModelConfig tiny_model(ModelConfig architecture = named_architecture("fox
   return architecture;
 }
 
-/// One of a mixer other than attention, in double and with the norms of the reference.
+/// One of a mixer other than attention, in double and with the norms of the reference; where FoX's gate is read, it reads x.
 inline ModelConfig tiny_mixer(Mixer mixer, FeatureMap features) {
   ModelConfig model = tiny_model(named_architecture("transformer-llama"));
   model.mixer = mixer;
   model.feature_map = features;
+  if (model.forgets_state()) model.forget_gate = ForgetGate::kFull;
   model.state_size = 6;
   model.rope = false;
   model.norm_epsilon = 0;  // as the reference

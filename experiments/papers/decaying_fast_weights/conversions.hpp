@@ -15,7 +15,7 @@ namespace lethe {
 std::vector<Row> table_1();
 
 /// The rows of Table 2: attention that is trained on, a window, and linear features of m = 4 (of Table 1), 16 and 32.
-/// Windows are settings["window"] and, where that is another, an eighth of it: the paper's share of the context.
+/// Windows are settings["window"] and, where that is another, a thirty-second of the training's context: the paper's share.
 std::vector<Row> table_2(const nlohmann::json& settings);
 
 /// The rows that are run with several seeds: gated and decay rule, linear, m = 4, which both tables have; with them the gated rule

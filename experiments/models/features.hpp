@@ -1,0 +1,38 @@
+#pragma once
+// Feature maps of the mixers with a state that have no weights to train, in their Torch form. They are taken in float32
+// (float64 for float64 inputs) whatever the compute dtype, and returned so.
+
+#include <torch/types.h>
+
+namespace lethe {
+
+/// φ(u)_i = u_i + 1 for u_i > 0, exp(u_i) otherwise: ELU + 1, positive everywhere.
+///
+/// source   Katharopoulos et al. 2020, Eq. 7
+/// reads    u [..., D]
+/// returns  [..., D], float32 or wider
+torch::Tensor elu_plus_one(const torch::Tensor& u);
+
+/// DPFP-ν: with r = ReLU([u, −u]) of 2D entries, φ(u) holds r_i r_{i+n} for all i (cyclic) and n = 1 … ν.
+///
+/// source   Schlag et al. 2021, Section 5.3
+/// reads    u [..., D]; nu ≥ 1
+/// returns  [..., 2νD], float32 or wider
+torch::Tensor dpfp(const torch::Tensor& u, int64_t nu);
+
+/// φ(u)_m = exp(w_m·s − |s|²/2) / √M of s = u / D^¼: for w_m ~ N(0, I) the expectation of φ(q)·φ(k) is exp(q·k / √D), softmax's.
+///
+/// source   Choromanski et al. 2021 (FAVOR+), Lemma 1
+/// reads    u [..., D]; directions [M,D], whose rows are w_m
+/// returns  [..., M], float32 or wider
+torch::Tensor positive_random(const torch::Tensor& u, const torch::Tensor& directions);
+
+/// φ(u) = [sin(w_m·s), cos(w_m·s)]_m / √M of s = u / |u|: for w_m ~ N(0, I) the expectation of φ(q)·φ(k) is exp(q·k / |q||k|)
+/// but for a factor. Features have both signs, so that z·φ(q) may come near zero.
+///
+/// source   Peng et al. 2021 (RFA), Theorem 1 and Section 3.1
+/// reads    u [..., D]; directions [M,D], whose rows are w_m
+/// returns  [..., 2M], float32 or wider; of a u that is zero, [0, 1] / √M
+torch::Tensor random_fourier(const torch::Tensor& u, const torch::Tensor& directions);
+
+}  // namespace lethe

@@ -1,0 +1,174 @@
+#pragma once
+// One layer with a state, and what the reference's rule makes of its weights.
+
+#include <torch/nn/module.h>
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+#include "experiments/models/fast_weights_layer.hpp"
+#include "reference/additive_fast_weights.hpp"
+#include "reference/decay_fast_weights.hpp"
+#include "reference/delta_fast_weights.hpp"
+#include "reference/feature_map.hpp"
+#include "reference/gated_delta_fast_weights.hpp"
+#include "reference/gated_fast_weights.hpp"
+#include "reference/gated_linear_attention.hpp"
+#include "reference/layers/rms_norm.hpp"
+#include "reference/layers/rotary_embedding.hpp"
+#include "reference/layers/sigmoid.hpp"
+
+namespace lethe {
+
+inline Matrix<double> matrix_of(const torch::Tensor& tensor) {
+  const torch::Tensor wide = tensor.detach().to(torch::kFloat64).contiguous();
+  return Eigen::Map<const Matrix<double>>(wide.const_data_ptr<double>(), wide.dim() == 2 ? wide.size(0) : 1,
+                                          wide.size(-1));
+}
+
+/// A layer by itself, with weights that no initialisation has.
+struct Layer {
+  explicit Layer(const ModelConfig& model) : layer(root, "attn", model, torch::kCPU) {
+    const torch::NoGradGuard no_gradient;
+    torch::manual_seed(3);
+    for (auto& parameter : root.named_parameters()) {
+      torch::Tensor& value = parameter.value();
+      value.normal_(0, value.dim() == 2 ? 1 / std::sqrt(static_cast<double>(value.size(1))) : 0.3);
+      // Every token has a feature that isn't zero, or the norms would divide by zero.
+      if (parameter.key() == "attn.feature.bias") value.abs_().add_(1.5);
+    }
+    for (auto& buffer : root.named_buffers()) buffer.value().normal_();
+  }
+
+  bool has(const std::string& name) const {
+    return root.named_parameters().contains("attn." + name) || root.named_buffers().contains("attn." + name);
+  }
+  Matrix<double> weight(const std::string& name) const {
+    const std::string path = "attn." + name;
+    return matrix_of(root.named_parameters().contains(path) ? root.named_parameters()[path]
+                                                            : root.named_buffers()[path]);
+  }
+  // Rows of head h of a matrix with `rows` rows a head, or columns of such a vector.
+  Matrix<double> of_head(const std::string& name, Eigen::Index h, Eigen::Index rows) const {
+    const Matrix<double> all = weight(name);
+    if (all.rows() == 1) return all.middleCols(h * rows, rows);
+    return all.middleRows(h * rows, rows);
+  }
+  torch::Tensor values(const torch::Tensor& x, AttentionTrace* trace = nullptr) const {
+    const auto angles =
+        rotation(x.size(1), layer.config.query_dim(), layer.config.rope_base, torch::dtype(torch::kFloat64));
+    return layer.forward(x, angles, trace).detach();
+  }
+
+  torch::nn::Module root;
+  FastWeightsLayer layer;
+};
+
+inline Matrix<double> log_gate(const Layer& layer, const std::string& name, Eigen::Index h, Eigen::Index rows,
+                               const Matrix<double>& x) {
+  const Matrix<double> logits = x * layer.of_head(name + ".weight", h, rows).transpose();
+  return reference::layers::log_sigmoid<double>(logits.rowwise() + layer.of_head(name + ".bias", h, rows).row(0));
+}
+
+inline Output rule(const ModelConfig& model, const Head& head) {
+  using reference::Normalized;
+  const Normalized normalized = model.attention_norm ? Normalized::kYes : Normalized::kNo;
+  switch (model.mixer) {
+    case Mixer::kAdditive: return reference::additive_fast_weights::recurrent(head, normalized);
+    case Mixer::kGated: return reference::gated_fast_weights::recurrent(head, normalized);
+    case Mixer::kDelta: return reference::delta_fast_weights::recurrent(head, normalized);
+    case Mixer::kGatedLinear: return reference::gated_linear_attention::recurrent(head, normalized);
+    case Mixer::kGatedDelta: return reference::gated_delta_fast_weights::recurrent(head);
+    default: return reference::decay_fast_weights::recurrent(head);
+  }
+}
+
+inline Vector<double> log_forget(const Layer& layer, Eigen::Index h, const Matrix<double>& x) {
+  if (layer.has("fgate_proj.weight")) return log_gate(layer, "fgate_proj", h, 1, x).col(0);
+  const Matrix<double> bias = Matrix<double>::Constant(x.rows(), 1, layer.weight("fgate_bias")(0, h));
+  return reference::layers::log_sigmoid<double>(bias).col(0);
+}
+
+// `head` with the features of the layer's head h in the place of its queries and keys.
+inline Head with_reference_features(const Layer& layer, Head head, Eigen::Index h) {
+  const ModelConfig& model = layer.layer.config;
+  namespace maps = reference::feature_map;
+  reference::FeatureMap map = maps::identity();
+  switch (model.feature_map) {
+    case FeatureMap::kRelu:
+      map = maps::relu(layer.of_head("feature.weight", h, model.state_size),
+                       layer.of_head("feature.bias", h, model.state_size).transpose());
+      break;
+    case FeatureMap::kEluPlusOne: map = maps::elu_plus_one(); break;
+    case FeatureMap::kDpfp: map = maps::dpfp(model.dpfp_nu); break;
+    case FeatureMap::kPositiveRandom: {
+      map = maps::positive_random(layer.weight("feature.directions"));
+      const double root = std::pow(static_cast<double>(model.head_dim()), 0.25);
+      head.query /= root, head.key /= root;
+      break;
+    }
+    case FeatureMap::kRandomFourier:
+      map = maps::random_fourier(layer.weight("feature.directions"));
+      head.query.rowwise().normalize(), head.key.rowwise().normalize();
+      break;
+    default: break;
+  }
+  if (model.sum_norm) map = maps::sum_normalized(map);
+  return reference::with_features(head, map);
+}
+
+// What the layer should give, and the states that it went through.
+inline Matrix<double> expected_values(const Layer& layer, const Matrix<double>& x, double* largest_state = nullptr) {
+  const ModelConfig& model = layer.layer.config;
+  const Eigen::Index d = model.head_dim(), m = model.state_rows(), queries = model.query_dim();
+  Matrix<double> all(x.rows(), model.width);
+  for (Eigen::Index h = 0; h < model.heads; ++h) {
+    Head head;
+    head.query = x * layer.of_head("q_proj.weight", h, queries).transpose();
+    head.key = x * layer.of_head("k_proj.weight", h, queries).transpose();
+    head.value = x * layer.of_head("v_proj.weight", h, d).transpose();
+    if (model.rope) {
+      head.query = reference::layers::rotary_embedding<double>(head.query, 1, model.rope_base);
+      head.key = reference::layers::rotary_embedding<double>(head.key, 1, model.rope_base);
+    }
+    head = with_reference_features(layer, head, h);
+    const auto one_a_head = [&](const Matrix<double>& logits) { return Vector<double>(logits.col(0)); };
+    if (model.mixer == Mixer::kGated)
+      head.log_forget =
+          one_a_head(reference::layers::log_sigmoid<double>(x * layer.of_head("gate_proj.weight", h, 1).transpose()));
+    if (model.forgets_state()) head.log_forget = log_forget(layer, h, x);
+    if (model.corrects()) {
+      const Matrix<double> logits = x * layer.of_head("gate_proj.weight", h, 1).transpose();
+      head.write_strength = one_a_head(
+          reference::layers::sigmoid<double>((logits.array() + layer.weight("gate_proj.bias")(0, h)).matrix()));
+    }
+    if (model.mixer == Mixer::kDecay) {
+      head.log_key_gate = log_gate(layer, "key_gate_proj", h, m, x);
+      head.log_value_gate = log_gate(layer, "value_gate_proj", h, d, x);
+    }
+    all.middleCols(h * d, d) = rule(model, head).values;
+    if (!largest_state) continue;
+    for (Eigen::Index t = 1; t <= x.rows(); ++t) {
+      Head shorter = head;
+      for (Matrix<double>* rows :
+           {&shorter.query, &shorter.key, &shorter.value, &shorter.log_key_gate, &shorter.log_value_gate})
+        if (rows->size() > 0) *rows = Matrix<double>(rows->topRows(t));
+      for (Vector<double>* entries : {&shorter.log_forget, &shorter.write_strength})
+        if (entries->size() > 0) *entries = Vector<double>(entries->head(t));
+      *largest_state = std::max(*largest_state, rule(model, shorter).state.cwiseAbs().maxCoeff());
+    }
+  }
+  if (model.output_norm) {
+    const Matrix<double> weight = layer.weight("output_norm.weight");
+    for (Eigen::Index h = 0; h < model.heads; ++h)
+      all.middleCols(h * d, d) =
+          reference::layers::rms_norm<double>(Matrix<double>(all.middleCols(h * d, d)),
+                                              Vector<double>(weight.middleCols(h * d, d).transpose()), 1, kNormEpsilon);
+  }
+  if (model.output_gate)
+    all.array() *= reference::layers::sigmoid<double>(x * layer.weight("ogate_proj.weight").transpose()).array();
+  return all * layer.weight("o_proj.weight").transpose();
+}
+
+}  // namespace lethe

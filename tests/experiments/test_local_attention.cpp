@@ -1,0 +1,54 @@
+// Attention over a window, against the reference's, and in a model.
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "experiments/models/language_model.hpp"
+#include "experiments/models/local_attention.hpp"
+#include "reference/local_attention.hpp"
+#include "tests/experiments/mixer_layer.hpp"
+#include "tests/experiments/tiny.hpp"
+#include "tests/support/matrices.hpp"
+
+namespace lethe {
+namespace {
+
+using torch::Tensor;
+
+TEST(LocalAttention, EqualsTheReferenceAtEveryLengthAndWindow) {
+  for (const int64_t length : {1, 2, 7, 16, 17, 33})
+    for (const int64_t window : {1, 2, 5, 16, 64}) {
+      torch::manual_seed(length);
+      const Tensor q = torch::randn({2, length, 3, 8}, torch::kFloat64), k = torch::randn_like(q),
+                   v = torch::randn_like(q);
+      const Tensor values = local_attention(q, k, v, window);
+      for (int64_t b = 0; b < 2; ++b)
+        for (int64_t h = 0; h < 3; ++h) {
+          const auto rows = [&](const Tensor& x) { return matrix_of(x[b].select(1, h)); };
+          const Head head{
+              .query = rows(q), .key = rows(k), .value = rows(v), .log_forget = {}, .scale = 1 / std::sqrt(8.0)};
+          const auto expected = reference::local_attention::recurrent(head, window).values;
+          EXPECT_LT(relative_error(rows(values), expected), 1e-12) << length << " tokens, window " << window;
+          if (length <= window + 1) continue;
+          const auto wider = reference::local_attention::recurrent(head, window + 1).values;
+          EXPECT_GT(relative_error(rows(values), wider), kClearlyWrong);
+        }
+    }
+}
+
+TEST(LocalAttention, InAModelIsAttentionWhereTheWindowHoldsTheText) {
+  ModelConfig attention = tiny_model(named_architecture("transformer-llama")), local = attention;
+  attention.compute_dtype = local.compute_dtype = "float64";
+  local.mixer = Mixer::kLocal;
+  local.window = 24;
+  LanguageModel whole(attention), window(local);  // both initialized with seed 0
+  torch::manual_seed(1);
+  const Tensor tokens = torch::randint(257, {1, 24});
+  EXPECT_LT(distance(whole->forward(tokens), window->forward(tokens)), 1e-12);
+  const Tensor longer = torch::randint(257, {1, 40});
+  EXPECT_GT(distance(whole->forward(longer), window->forward(longer)), 1e-6);
+}
+
+}  // namespace
+}  // namespace lethe

@@ -1,0 +1,135 @@
+// Models with FoX's gate on a state, and with every feature map: trained, kept, and made of trained ones.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "experiments/training/conversion.hpp"
+#include "experiments/training/trainer.hpp"
+#include "tests/experiments/tiny.hpp"
+
+namespace lethe {
+namespace {
+
+using torch::Tensor;
+
+lethe::Run run_of(const ModelConfig& architecture) {
+  lethe::Run run = tiny_run();
+  run.model = tiny_model(architecture);
+  return run;
+}
+
+ModelConfig with_map(const char* architecture, FeatureMap map) {
+  ModelConfig model = named_architecture(architecture);
+  model.feature_map = map;
+  return model;
+}
+
+class MixerTraining : public TinyDatasetTest {
+ protected:
+  // The mean loss of the last two of 16 steps is below that of the first two by a good part of a nat.
+  void expect_learns(const ModelConfig& architecture, const std::string& name) {
+    Trainer trainer(run_of(architecture), dataset);
+    std::vector<double> losses;
+    while (losses.size() < 16) losses.push_back(trainer.step().loss);
+    EXPECT_NEAR(losses.front(), std::log(257.0), 0.2) << name;
+    EXPECT_LT(losses[14] + losses[15], losses[0] + losses[1] - 2 * 1.0) << name;
+  }
+};
+
+TEST_F(MixerTraining, LowersTheLossWithFoxsGateOnAState) {
+  for (const char* name : {"gated_linear", "gated_delta"}) {
+    ModelConfig model = named_architecture(name);
+    expect_learns(model, name);
+    for (const ForgetGate gate : {ForgetGate::kBiasOnly, ForgetGate::kFixed}) {
+      model.forget_gate = gate;
+      expect_learns(model, name + std::string(", gate without x"));
+    }
+  }
+}
+
+TEST_F(MixerTraining, LowersTheLossWithEveryFeatureMap) {
+  for (const FeatureMap map : {FeatureMap::kLinear, FeatureMap::kRelu, FeatureMap::kDpfp, FeatureMap::kPositiveRandom,
+                               FeatureMap::kRandomFourier}) {
+    ModelConfig model = with_map("gated_linear", map);
+    // Features of both signs, or small products of them, are no weights to divide by.
+    model.attention_norm = map == FeatureMap::kPositiveRandom;
+    expect_learns(model, "feature map " + std::to_string(static_cast<int>(map)));
+  }
+  expect_learns(with_map("gated_delta", FeatureMap::kDpfp), "gated_delta, DPFP");
+  expect_learns(with_map("delta", FeatureMap::kEluPlusOne), "delta, ELU + 1");
+}
+
+TEST_F(MixerTraining, DrawsDirectionsWithTheSeedKeepsThemAndNeverTrainsThem) {
+  lethe::Run run = run_of(with_map("gated_linear", FeatureMap::kPositiveRandom));
+  run.training.total_tokens = 256 * 10;
+  const auto directions = [](LanguageModel model) {
+    return model->named_buffers()["model.layers.1.attn.feature.directions"].clone();
+  };
+  LanguageModel fresh(run.model);
+  fresh->initialize(run.training.seed);
+  const Tensor drawn = directions(fresh);
+  EXPECT_EQ(drawn.sizes(), (std::vector<int64_t>{16, 16}));
+  EXPECT_NEAR(drawn.std().item<double>(), 1, 0.2);
+  EXPECT_FALSE(drawn.equal(fresh->named_buffers()["model.layers.0.attn.feature.directions"]));
+  LanguageModel loaded = load_model(trained(run, dataset, models));
+  EXPECT_TRUE(directions(loaded).equal(drawn));
+  EXPECT_FALSE(loaded->parameters().front().equal(fresh->parameters().front())) << "the others were trained";
+
+  fresh->initialize(run.training.seed + 1);
+  EXPECT_FALSE(directions(fresh).equal(drawn));
+}
+
+TEST_F(MixerTraining, LeavesTheWeightsThatASeedMeansAsTheyAreWithoutDirections) {
+  LanguageModel elu(tiny_model(with_map("gated_linear", FeatureMap::kEluPlusOne)));
+  LanguageModel random(tiny_model(with_map("gated_linear", FeatureMap::kPositiveRandom)));
+  for (const auto& parameter : elu->named_parameters())
+    EXPECT_TRUE(parameter.value().equal(random->named_parameters()[parameter.key()])) << parameter.key();
+}
+
+TEST_F(MixerTraining, BeginsWithTheGatesThatTheConfigurationSays) {
+  const auto bias = [](const char* architecture, ForgetGate gate, const std::string& name) {
+    ModelConfig model = tiny_model(named_architecture(architecture));
+    model.forget_gate = gate;
+    LanguageModel made(model);
+    const std::string path = "model.layers.0.attn." + name;
+    return gate == ForgetGate::kFixed ? made->named_buffers()[path] : made->named_parameters()[path].detach();
+  };
+  const ModelConfig model = tiny_model();
+  for (const char* name : {"gated_linear", "gated_delta"}) {
+    EXPECT_EQ(bias(name, ForgetGate::kFull, "fgate_proj.bias").abs().max().item<double>(), 0);
+    EXPECT_TRUE(bias(name, ForgetGate::kBiasOnly, "fgate_bias").equal(long_init(model)));
+    EXPECT_TRUE(bias(name, ForgetGate::kFixed, "fgate_bias").equal(long_init(model)));
+  }
+  EXPECT_EQ(bias("gated_delta", ForgetGate::kFull, "gate_proj.bias").abs().max().item<double>(), 0);
+}
+
+TEST_F(MixerTraining, GoesOnFromATrainedSoftmaxModel) {
+  lethe::Run source = run_of(named_architecture("transformer-llama"));
+  source.training.total_tokens = 256 * 8;
+  for (const char* name : {"gated_linear", "gated_delta"}) {
+    lethe::Run run = source;
+    run.model = tiny_model(named_architecture(name));
+    run.conversion = std::make_shared<const Conversion>(Conversion{source});
+    EXPECT_NO_THROW(check_conversion(run)) << name;
+    LanguageModel before(source.model), after(run.model);
+    before->initialize(7);
+    std::map<std::string, ConvertedParameter::Fate> fates;
+    for (const auto& parameter : convert_weights(run, before, after)) fates[parameter.name] = parameter.fate;
+    const std::string layer = "model.layers.1.attn.";
+    for (const char* kept : {"q_proj.weight", "k_proj.weight", "v_proj.weight", "o_proj.weight"})
+      EXPECT_EQ(fates.at(layer + kept), ConvertedParameter::kKept) << name << ' ' << kept;
+    for (const char* made : {"fgate_proj.weight", "fgate_proj.bias"})
+      EXPECT_EQ(fates.at(layer + made), ConvertedParameter::kNew) << name << ' ' << made;
+    EXPECT_TRUE(std::ranges::none_of(fates, [](const auto& f) { return f.second == ConvertedParameter::kDropped; }));
+    const Artefact artefact = trained(run, dataset, models);
+    EXPECT_TRUE(std::filesystem::exists(artefact.folder / "done.json"));
+  }
+}
+
+}  // namespace
+}  // namespace lethe

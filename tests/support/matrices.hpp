@@ -38,7 +38,7 @@ inline double relative_error(const Matrix<double>& actual, const Matrix<double>&
 /// Same shape, same bits.
 inline bool bit_equal(const Matrix<double>& a, const Matrix<double>& b) {
   return a.rows() == b.rows() && a.cols() == b.cols() &&
-         std::memcmp(a.data(), b.data(), sizeof(double) * a.size()) == 0;
+         (a.size() == 0 || std::memcmp(a.data(), b.data(), sizeof(double) * a.size()) == 0);
 }
 
 /// Rounding of a few hundred double operations.

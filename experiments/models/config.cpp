@@ -63,7 +63,8 @@ void check_mixer(const ModelConfig& config) {
     expect(absent, name, std::string(value) + " with a mixer other than attention", "another value");
   };
   const bool gated = config.forget_gate != ForgetGate::kNone;
-  if (!config.forgets_state()) without(!gated, "forget_gate", "none");
+  expect(!gated || config.forgets_state(), "forget_gate",
+         "none with a mixer other than attention, gated_linear and gated_delta", "another value");
   expect(gated || !config.forgets_state(), "forget_gate",
          "full, bias_only or fixed with the mixer gated_linear or gated_delta", "none");
   without(!config.log_pruning_tolerance, "log_pruning_tolerance", "null");

@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <fstream>
 #include <random>
+#include <stdexcept>
 #include <string>
 
 #include "experiments/data/dataset.hpp"
@@ -17,6 +18,17 @@ namespace lethe {
 
 /// The largest difference of two tensors of one shape.
 inline double distance(const torch::Tensor& a, const torch::Tensor& b) { return (a - b).abs().max().item<double>(); }
+
+/// What a configuration's check says, or "no error".
+template <typename Config>
+std::string refusal_of(const Config& config) {
+  try {
+    config.check();
+  } catch (const std::invalid_argument& error) {
+    return error.what();
+  }
+  return "no error";
+}
 
 /// A folder that is empty at the beginning and gone at the end.
 class TemporaryFolder {

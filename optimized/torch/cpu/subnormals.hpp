@@ -13,19 +13,22 @@ namespace lethe::cpu {
 /// times as long. Beside the sums of ordinary size that they enter they are nothing. Does nothing on processors other than x86.
 class FlushSubnormals {
  public:
-#if defined(__SSE__)
-  FlushSubnormals() : before_(_mm_getcsr()) { _mm_setcsr(before_ | _MM_FLUSH_ZERO_ON); }
-  ~FlushSubnormals() { _mm_setcsr(before_); }
-
- private:
-  unsigned before_;
-
- public:
-#else
-  FlushSubnormals() {}
-#endif
+  FlushSubnormals() : before_(mode()) { set_mode(before_ | kFlushResults); }
+  ~FlushSubnormals() { set_mode(before_); }
   FlushSubnormals(const FlushSubnormals&) = delete;
   FlushSubnormals& operator=(const FlushSubnormals&) = delete;
+
+ private:
+#if defined(__SSE__)
+  static constexpr unsigned kFlushResults = _MM_FLUSH_ZERO_ON;
+  static unsigned mode() { return _mm_getcsr(); }
+  static void set_mode(unsigned mode) { _mm_setcsr(mode); }
+#else
+  static constexpr unsigned kFlushResults = 0;
+  static unsigned mode() { return 0; }
+  static void set_mode(unsigned) {}
+#endif
+  unsigned before_;
 };
 
 }  // namespace lethe::cpu

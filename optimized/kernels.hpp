@@ -33,6 +33,9 @@ struct Operand {
 struct GatePlan {
   double* base;  ///< [B, Hq, N+1]  Σ of log f before block n
   float* bias;  ///< [B, Hq, N·128]  −log₂e · (c_j − base[j / 128]), what key j adds to a logit in log₂; 0 past Tk
+  float*
+      start;  ///< [B, Hq, N·128]  (base[j / 128 + 1] − c_j) / scale, what key j adds to q·k; 0 past Tk. From the block's end: the
+      ///< keys that later blocks' queries see best have the smallest numbers
   int32_t* cut_before;        ///< [B, Hq, N·128]  the last cut at or before token t inside its block, or −1
   int32_t* cut_after;         ///< [B, Hq, N·128]  the first cut after token t inside its block, or INT32_MAX
   int32_t* block_cut_before;  ///< [B, Hq, N+1]  the last cut before block n, or 0
@@ -49,6 +52,9 @@ struct GatePlan {
   int32_t* repeats;           ///< [1 + B·Hq·M]  tiles that the forward computes a second time, their count first
   char* end;                  ///< where the plan's memory ends
 };
+
+/// `scale` where a bias can be divided by it: 0 and what is nearly 0 become 2⁻⁶⁰, which leaves nothing of any logit either.
+constexpr double divisor_scale(double scale) { return scale > -0x1p-60 && scale < 0x1p-60 ? 0x1p-60 : scale; }
 
 /// Bytes of one plan, a multiple of 256.
 size_t gate_plan_bytes(const Shape& shape);

@@ -26,7 +26,7 @@ void launch(const BackwardArguments& arguments, const BackwardWorkspace& workspa
   const int rows = int(shape.batch * shape.heads);
   constexpr int64_t kCacheBytes = 32 << 20;
   const int64_t head_bytes = shape.query_length * kDim * 8 * (shape.query_heads / shape.heads);  // Q, dO and float dQ
-  const float logit_scale = float(arguments.scale * std::numbers::log2e);
+  const float logit_scale = float(divisor_scale(arguments.scale) * std::numbers::log2e);
   const BackwardParameters parameters{
       .query = map(arguments.query, shape.query_length, shape.query_heads, Shared::kQueries),
       .key = map(arguments.key, shape.key_length, shape.heads, kKeys),

@@ -9,6 +9,7 @@
 #include "optimized/cuda/backward.hpp"
 #include "optimized/cuda/check.hpp"
 #include "optimized/cuda/gate_switch.hpp"
+#include "optimized/cuda/launch.hpp"
 #include "optimized/cuda/ptx/fragment.cuh"
 
 namespace lethe {
@@ -86,7 +87,8 @@ struct FinishParameters {
   int query_length, query_heads, slices_a_head;
 };
 
-// One CTA a slice: 64 queries × 64 of D.
+// One CTA a slice: 64 queries × 64 of D. It runs beside finish_gate: one CTA a head leaves most of the device idle. Both read what was
+// there before either began; only the last CTA waits, so that whatever comes behind this kernel comes behind both.
 template <typename Element, int kDim>
 __global__ void __launch_bounds__(kFinishThreads) finish_query(const __grid_constant__ FinishParameters p) {
   constexpr int kPanels = kDim / 64;
@@ -113,6 +115,7 @@ __global__ void __launch_bounds__(kFinishThreads) finish_query(const __grid_cons
                    ((int64_t{batch} * p.query_length + first + r) * p.query_heads + head) * kDim + 64 * panel;
     reinterpret_cast<uint4*>(out)[chunk] = *reinterpret_cast<const uint4*>(&tile[r * kRowWords + 4 * chunk]);
   }
+  if (kGate && blockIdx.x + 1 == gridDim.x) ptx::wait_for_previous_kernel();
 }
 
 // Element type and head dimension, chosen once for a generic lambda.
@@ -180,7 +183,7 @@ void launch_backward_prepare(const BackwardArguments& arguments, const BackwardW
                                      arguments.plan.base,
                                      arguments.plan.bias,
                                      workspace,
-                                     arguments.scale,
+                                     divisor_scale(arguments.scale),
                                      int(shape.query_length),
                                      int(shape.key_length - shape.query_length),
                                      int(shape.query_heads),
@@ -200,9 +203,13 @@ void launch_backward_finish(const BackwardArguments& arguments, const BackwardWo
   const FinishParameters finish{workspace.grad_query,    arguments.grad_query,   float(arguments.scale),
                                 int(shape.query_length), int(shape.query_heads), slices};
   dispatch(arguments, [&]<typename Element, int kDim> {
-    finish_query<Element, kDim><<<slices * rows, kFinishThreads, 0, arguments.stream>>>(finish);
+    if constexpr (kGate) {
+      launch_overlapping(finish_query<Element, kDim>, slices * rows, kFinishThreads, 0, arguments.stream, finish);
+    } else {
+      finish_query<Element, kDim><<<slices * rows, kFinishThreads, 0, arguments.stream>>>(finish);
+      cuda_check(cudaGetLastError(), "backward: finish");
+    }
   });
-  cuda_check(cudaGetLastError(), "backward: finish");
 }
 
 void launch_backward(const BackwardArguments& arguments) {
@@ -214,8 +221,8 @@ void launch_backward(const BackwardArguments& arguments) {
   const BackwardWorkspace workspace = backward_workspace_in(arguments.workspace, arguments.shape);
   launch_backward_prepare(arguments, workspace);
   launch_backward_tiles(arguments, workspace);
-  launch_backward_finish(arguments, workspace);
   if constexpr (kGate) launch_backward_gate(arguments, workspace);
+  launch_backward_finish(arguments, workspace);
 }
 
 }  // namespace lethe

@@ -11,6 +11,7 @@
 
 #include "optimized/cuda/backward.hpp"
 #include "optimized/cuda/check.hpp"
+#include "optimized/cuda/ptx/barrier.cuh"
 
 namespace lethe {
 namespace {
@@ -84,6 +85,7 @@ __device__ double scan(double value, double& total, double (&of_warps)[kWarps]) 
 
 // Entry 0 is in no logit, and a cut's own gate moves nothing: their gradients are exactly 0.
 __global__ void __launch_bounds__(kThreads) finish_gate(const __grid_constant__ GateParameters p) {
+  ptx::let_next_kernel_start();
   __shared__ Affine maps_of_warps[kWarps];
   __shared__ double sums_of_warps[kWarps];
   const int64_t row_of_heads = blockIdx.x;

@@ -27,10 +27,6 @@ template <typename Element, int kDim>
 __device__ void BackwardCta<Element, kDim>::consume(int warpgroup, int thread) {
   using ptx::Major;
   constexpr int kScores = kQueries / 2;  // accumulators of a 64 × kQueries product
-  // Pairs of weights that stay in float until dS is made of them; of the others 16 bits are read back. All, but at D = 64, where
-  // registers don't hold them beside everything else: half of them there. In bfloat16 8 pairs are 5 % faster, but d log f of a gate
-  // that never forgets then leaves its budget in some heads.
-  constexpr int kFloatPairs = kDim == 128 ? kScores / 2 : 16;
   const int warp = thread / 32, lane = thread % 32;
   const int column = 2 * (lane % 4);  // of the accumulators' first register: query
   const int key =
@@ -55,19 +51,17 @@ __device__ void BackwardCta<Element, kDim>::consume(int warpgroup, int thread) {
   BackwardWalk at = walk();
   bool more = at.next_head();
   float key_bias[2] = {}, weight_bias[2] = {};  // b_j; the same from the frame of the tile that `at` stands on
-  int first_cut = INT_MAX, next_cut = INT_MAX;  // no query at or behind it sees the tile's first key; the tile's last
   const auto enter_head = [&] {
     if constexpr (!kGate) return;
     const int64_t row = row_of_heads(at.head) * p.key_tiles + key_tile;
     key_bias[0] = p.bias[row * kKeys + key - key_tile * kKeys];
     key_bias[1] = p.bias[row * kKeys + key - key_tile * kKeys + 8];
-    next_cut = p.block_cut_after[row + row_of_heads(at.head) + 1];  // its rows have one entry more
-    first_cut = min(p.cut_after[row * kKeys], next_cut);
   };
   // Sᵀ's accumulators of the tile that `at` stands on.
   const auto start_scores = [&](int stage) {
+    float frame, masked_tile;
+    load_pair(ptx::shared_address(&shared.frame[stage]), frame, masked_tile);
     if constexpr (kGate) {
-      const float frame = shared.frame[stage];
       weight_bias[0] = key_bias[0] + frame;
       weight_bias[1] = key_bias[1] + frame;
     }
@@ -77,10 +71,12 @@ __device__ void BackwardCta<Element, kDim>::consume(int warpgroup, int thread) {
       load_pair(row_address + 32 * j, score[4 * j], score[4 * j + 1]);
       load_pair(row_address + 32 * j, score[4 * j + 2], score[4 * j + 3]);
     }
-    const int position = p.query_offset + at.tile * kQueries;
-    if (more && (position < key_tile * kKeys + kKeys - 1 || position + kQueries > first_cut)) {
+    if (more && masked_tile != 0) {
       const float masked = p.logit_scale > 0 ? -INFINITY : INFINITY;
+      const int position = p.query_offset + at.tile * kQueries;
       const int64_t row = row_of_heads(at.head) * p.key_tiles + key_tile;
+      const int next_cut =
+          kGate ? p.block_cut_after[row + row_of_heads(at.head) + 1] : INT_MAX;  // one entry more a head
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int from = key + 8 * half - position - column;
@@ -118,7 +114,7 @@ __device__ void BackwardCta<Element, kDim>::consume(int warpgroup, int thread) {
   }
 #pragma unroll 1
   while (more) {
-    const int stage = ptx::uniform(ring.index);  // so that descriptors are made in uniform registers
+    const int stage = ptx::in_uniform_register(ring.index);  // so that descriptors are made in uniform registers
     const int step_head = at.head;
 
     ptx::mbarrier_wait(&shared.output_full[stage], ring.parity);
@@ -160,8 +156,8 @@ __device__ void BackwardCta<Element, kDim>::consume(int warpgroup, int thread) {
     ptx::pin(grad_weight);
 #pragma unroll
     for (int i = 0; i < kScores / 2; ++i) {
-      const float2 p_pair = i < kFloatPairs ? float2{score[2 * i], score[2 * i + 1]} : ptx::unpack<Element>(weight[i]);
-      grad_score[i] = ptx::pack<Element>(p_pair.x * grad_weight[2 * i], p_pair.y * grad_weight[2 * i + 1]);
+      // of the weights in float: of their 16 bits d log f would leave its budget where a gate hardly forgets
+      grad_score[i] = ptx::pack<Element>(score[2 * i] * grad_weight[2 * i], score[2 * i + 1] * grad_weight[2 * i + 1]);
     }
     const uint32_t score_address = ptx::shared_address(shared.grad_score[stage][0]) + score_offset;
 #pragma unroll
@@ -215,8 +211,8 @@ __device__ void BackwardCta<Element, kDim>::consume(int warpgroup, int thread) {
       ptx::mbarrier_wait(&shared.query_full[ring.index], ring.parity);
     }
     start_scores(ring.index);
-    issue_scores(
-        ptx::uniform(ring.index));  // behind the last tile for nothing: a branch around it would end the pipeline
+    issue_scores(ptx::in_uniform_register(
+        ring.index));  // behind the last tile for nothing: a branch around it would end the pipeline
     ptx::wgmma_commit();
 
     ptx::wgmma_wait<0>();  // dK: nobody reads this query tile any more; and the next Sᵀ
@@ -298,7 +294,7 @@ __global__ void __launch_bounds__(kBackwardThreads, 1) backward_tiles(const __gr
   BackwardCta<Element, kDim> cta{p, shared, tile.key_tile, tile.head, tile.batch};
   __syncthreads();
 
-  const int warpgroup = threadIdx.x / 128;
+  const int warpgroup = ptx::in_uniform_register(threadIdx.x / 128);
   if (warpgroup == 2) {
     ptx::registers_shrink<24>();
     if (threadIdx.x == 256) cta.load();

@@ -1,6 +1,7 @@
 #pragma once
 // The producer warpgroup of the main backward kernel: one warp feeds the consumers, another adds their dQ to global memory.
 
+#include <climits>
 #include <numbers>
 
 #include "optimized/cuda/backward_shared.cuh"
@@ -26,17 +27,31 @@ __device__ void BackwardCta<Element, kDim>::load() {
   BackwardWalk at = walk();
   ptx::RingPosition ring;
   bool first = true;
+  // What the gate says of a tile, read a tile ahead: its latency must not stand between a stage that falls free and its load.
+  double query_base = 0, key_base = 0;
+  int head_read = -1, first_cut = INT_MAX;  // no query at or behind it sees the key tile's first key
 #pragma unroll 1
   for (bool more = at.next_head(); more; more = at.next(), ring.advance(kStages), first = false) {
     const int stage = ring.index;
     const int query_head = head * p.group + at.head;
-    const double* base = p.base + row_of_heads(at.head) * (p.key_tiles + 1);
-    const int64_t row = row_of_heads(at.head) * p.padded_queries + at.tile * kQueries;
-    const float frame =
-        kGate ? float((base[(p.query_offset + at.tile * kQueries) / kKeys] - base[key_tile]) * std::numbers::log2e) : 0;
-
+    const int64_t heads = row_of_heads(at.head), row = heads * p.padded_queries + at.tile * kQueries;
+    const int position = p.query_offset + at.tile * kQueries;
+    float frame = 0;
+    if constexpr (kGate) {
+      const double* base = p.base + heads * (p.key_tiles + 1);
+      if (at.head != head_read) {
+        head_read = at.head;
+        key_base = base[key_tile];
+        query_base = base[position / kKeys];
+        first_cut = min(p.cut_after[(heads * p.key_tiles + key_tile) * kKeys],
+                        p.block_cut_after[heads * (p.key_tiles + 1) + key_tile + 1]);
+      }
+      frame = float((query_base - key_base) * std::numbers::log2e);
+      query_base = base[(position + kQueries) / kKeys];  // the last one's is the sum over all
+    }
+    const bool masked = position < key_tile * kKeys + kKeys - 1 || position + kQueries > first_cut;
     ptx::mbarrier_wait(&shared.query_empty[stage], ring.parity ^ 1);
-    shared.frame[stage] = frame;
+    shared.frame[stage] = {frame, masked ? 1.0f : 0.0f};
     ptx::mbarrier_arrive_expect(&shared.query_full[stage], kTileBytes + (first ? kKeyBytes : 0));
 #pragma unroll
     for (int panel = 0; panel < kPanels; ++panel) {

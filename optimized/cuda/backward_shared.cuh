@@ -46,7 +46,8 @@ struct alignas(1024) BackwardShared {
   float grad_query[2][kSliceFloats];
   float row_bias[kStages][kQueries];
   float negative_delta[kStages][kQueries];
-  float frame[kStages];  // log₂e (c at the query tile's frame − c at the key tile's)
+  float2 frame
+      [kStages];  // log₂e (c at the query tile's frame − c at the key tile's), and whether a pair of the tile is masked
   uint64_t query_full[kStages], query_empty[kStages], output_full[kStages], output_empty[kStages];
 };
 

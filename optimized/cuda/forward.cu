@@ -46,7 +46,7 @@ void launch_forward(const ForwardArguments& arguments) {
   p.output = output_map(arguments.values);
   p.residual = output_map(arguments.residual ? arguments.residual : arguments.values);
   p.plan = arguments.plan;
-  p.scale_log2 = static_cast<float>(arguments.scale * 1.4426950408889634);
+  p.scale_log2 = static_cast<float>(divisor_scale(arguments.scale) * 1.4426950408889634);
   p.query_length = s.query_length;
   p.key_length = s.key_length;
   p.heads = s.heads;

@@ -5,13 +5,16 @@
 //   o_i = Σ_j 2^(x_ij − m_i) v_j / l_i;  log_normalizer_i = ln 2·(m_i + log₂ l_i) + c_i − F
 //
 // The gate enters as a column term only: along a row c_i is a constant that the softmax divides out. F, the prefix before the tile's
-// first row, keeps every number small; b_j is the plan's float local part plus one number a block, the difference of two doubles.
+// first row, keeps every number small; b_j is the plan's float local part plus one number a block, the difference of two doubles. The
+// local part, divided by the scale, is what the accumulators of Q·K start from, so that nothing between that product and the
+// exponentials knows of it: m and the block's number are the third operand of the multiplication by the scale. (The tensor core sums
+// less exactly than an addition rounds. In a clean block the keys that matter have the small numbers; in masked blocks, where any key
+// may matter, the local part is added behind the product.)
 //
 // m_i may be any number near the row's maximum: it is found in the first blocks (the diagonal's) and then left alone, so that no
-// clean block pays for a maximum or waits for one. (With kOneCentreAWarp it is one number for the sixteen rows of a warp, half way
-// between their maxima, added to the bias before that meets the logits.) Where the logits leave the 16-bit format or float's (weights
-// above 2^120 in bfloat16, 2^23 in float16; or a row's sum below 2^−100), the row's sum shows it: the tile goes on a list, and a second
-// launch computes it again with a maximum a row and block.
+// clean block pays for a maximum or waits for one. Where the logits leave the 16-bit format or float's (weights above 2^120 in bfloat16,
+// 2^23 in float16), the row's sum shows it: the tile goes on a list, and a second launch computes it again with a maximum a row and
+// block.
 //
 // One CTA an SM. Warpgroup 0: one thread hands out tiles and feeds the copy engine (Q once a tile, K with its bias and V in rings of
 // their own), up to a tile ahead. The others: 64 query rows each. A thread holds 2 rows × 32 columns of S, its part of O, and P of
@@ -30,14 +33,15 @@ namespace lethe {
 
 inline constexpr float kLn2 = 0.6931471805599453f;
 
-template <typename Element, int kDim>
+// Into what rows.x holds, where kStarted, or into zeros.
+template <typename Element, bool kStarted, int kDim>
 __device__ inline void issue_scores(Rows<kDim>& rows, uint64_t query, uint64_t key) {
 #pragma unroll
   for (int step = 0; step < kDim / 16; ++step) {
     const int panel = step / 4, within = step % 4 * (32 >> 4);
     ptx::wgmma<ptx::Major::kK, ptx::Major::kK>(Element{}, rows.x,
                                                query + panel * (Sizes<kDim>::kRows * 128 >> 4) + within,
-                                               key + panel * (kColumns * 128 >> 4) + within, step > 0);
+                                               key + panel * (kColumns * 128 >> 4) + within, kStarted || step > 0);
   }
   ptx::wgmma_commit();
 }
@@ -64,10 +68,11 @@ __device__ inline void consume(const ForwardParameters& a, Shared<kDim>& shared)
   const auto value_operand = [&](uint32_t stage) {
     return ptx::operand_descriptor(shared.value[stage], kColumns * 128);
   };
-  const uint32_t bias_address = ptx::shared_address(shared.bias[0]) + lane % 4 * 8;
+  Rows<kDim> rows;
+  const uint32_t start_address = ptx::shared_address(shared.start[0]) + lane % 4 * 8;
   const uint32_t block_bias_address = ptx::shared_address(shared.block_bias);
-  const auto load_bias = [&](uint32_t stage, int j) {
-    return ptx::load_pair(bias_address + stage * kColumns * 4 + j * 32);
+  const auto load_start = [&](uint32_t stage, int j) {  // of columns 8j and 8j + 1 of the lane's
+    return ptx::load_pair(start_address + stage * kColumns * 4 + j * 32);
   };
   // Turns: warpgroup w issues its products when barrier kTurns + w has heard from the one before it; 0 begins.
   constexpr uint32_t kTurns = 1, kStores = kTurns + kWarpgroups;
@@ -76,20 +81,11 @@ __device__ inline void consume(const ForwardParameters& a, Shared<kDim>& shared)
 
   // the thread's first row of a tile; its second is 8 further
   const int tile_row = warpgroup * 64 + warp * 16 + lane / 4;
-  constexpr bool kCentre = kOneCentreAWarp<Element> && !kRepeat;
-  const uint32_t shared_bias_address = ptx::shared_address(shared.bias[0]);
-  const uint32_t own_bias_address =
-      ptx::shared_address(shared.own_bias[Sizes<kDim>::kBiasAhead ? 0 : threadIdx.x / 32 - 4]);
-  Rows<kDim> rows;
-  const auto follow = [&](float block_bias) {
-    if constexpr (kCentre) return follow_centre(rows, block_bias);
-    else return follow_maximum<Element>(rows, block_bias);
-  };
   ptx::RingPosition at, previous, slot;  // of a block's key; of the block before it, whose value comes now; of the tile
   ptx::mbarrier_wait(&shared.tile_full[0], 0);
   ptx::mbarrier_wait(&shared.key_full[0], 0);
   ptx::wgmma_fence();
-  issue_scores<Element>(rows, query_operand(0), key_operand(0));
+  issue_scores<Element, false>(rows, query_operand(0), key_operand(0));
   ptx::wgmma_wait<0>();
   ptx::pin(rows.x);
   // the residual of the tile before leaves from where its queries were: they are handed back one tile late
@@ -119,16 +115,15 @@ __device__ inline void consume(const ForwardParameters& a, Shared<kDim>& shared)
       }
     }
     const float first_bias = ptx::load_float(block_bias_address + at.index * 4);
-    add_bias(rows, a.scale_log2, [&](int j) { return load_bias(at.index, j); });
+    scale_scores(rows, a.scale_log2, [&](int j) { return load_start(at.index, j); });
     mask(rows, last * kColumns);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       rows.maximum[h] = -INFINITY;
       rows.sum[h] = 0;
     }
-    rows.centre = -INFINITY;
-    follow(first_bias);
-    exponentiate(rows, {start_of<kCentre>(rows, 0, first_bias), start_of<kCentre>(rows, 1, first_bias)});
+    follow_maximum<Element>(rows, first_bias);
+    exponentiate(rows, {offset_of(rows, 0, first_bias), offset_of(rows, 1, first_bias)});
     release(&shared.key_empty[at.index], lane);
     if (lent) {
       if (threadIdx.x % 128 == 0) ptx::bulk_wait_read<0>();
@@ -142,60 +137,47 @@ __device__ inline void consume(const ForwardParameters& a, Shared<kDim>& shared)
     bool accumulate = false;
     int block = last - 1;
     const auto step = [&]<bool kMasked>() {
+      constexpr bool kStarted = kGate && !kMasked;
       ptx::mbarrier_wait(&shared.key_full[at.index], at.parity);
-      ptx::mbarrier_wait(&shared.value_full[previous.index], previous.parity);
       const uint32_t stage = ptx::uniform(at.index), value_stage = ptx::uniform(previous.index),
                      query_slot = ptx::uniform(slot.index);
+      if constexpr (kStarted) {
+#pragma unroll
+        for (int j = 0; j < 16; ++j) {
+          const float2 pair = load_start(stage, j);
+          rows.x[4 * j] = rows.x[4 * j + 2] = pair.x;
+          rows.x[4 * j + 1] = rows.x[4 * j + 3] = pair.y;
+        }
+      }
+      ptx::mbarrier_wait(&shared.value_full[previous.index], previous.parity);
       ptx::named_barrier_sync(my_turn, 256);
       ptx::pin(rows.x);
       ptx::pin(rows.output);
       ptx::pin(rows.weights);
       ptx::wgmma_fence();
-      issue_scores<Element>(rows, query_operand(query_slot), key_operand(stage));
+      issue_scores<Element, kStarted>(rows, query_operand(query_slot), key_operand(stage));
       issue_output<Element>(rows, value_operand(value_stage), accumulate);
       ptx::named_barrier_arrive(next_turn, 256);
-      constexpr bool kStarted = kGate && kCentre && !kMasked;
-      [[maybe_unused]] float2 bias[16];
-      if constexpr (Sizes<kDim>::kBiasAhead) {
-#pragma unroll
-        for (int j = 0; j < 16; ++j) bias[j] = load_bias(stage, j);
-      }
       const float block_bias = ptx::load_float(block_bias_address + stage * 4);
-      const float start[2] = {start_of<kCentre>(rows, 0, block_bias), start_of<kCentre>(rows, 1, block_bias)};
-      if constexpr (kStarted) {
-        // A column's bias, less m, for the whole warp: added once here, and never to the logits.
-        if constexpr (Sizes<kDim>::kBiasAhead) {
-#pragma unroll
-          for (int j = 0; j < 16; ++j) bias[j] = {bias[j].x + start[0], bias[j].y + start[0]};
-        } else {
-          const float4 four = ptx::load_four(shared_bias_address + stage * kColumns * 4 + lane * 16);
-          ptx::store_four(own_bias_address + lane * 16,
-                          {four.x + start[0], four.y + start[0], four.z + start[0], four.w + start[0]});
-          __syncwarp();
-        }
-      }
-      const auto bias_of = [&](int j) {
-        if constexpr (Sizes<kDim>::kBiasAhead) return bias[j];
-        else if constexpr (kStarted) return ptx::load_pair(own_bias_address + lane % 4 * 8 + j * 32);
-        else return load_bias(stage, j);
-      };
+      const float offset[2] = {offset_of(rows, 0, block_bias), offset_of(rows, 1, block_bias)};
       ptx::wgmma_wait<1>();
       ptx::pin(rows.x);
-      constexpr bool kScaleLater = !kGate && !kMasked && !kRepeat;
-      if constexpr (!kScaleLater) add_bias(rows, a.scale_log2, bias_of);
-      if constexpr (kMasked) mask(rows, block * kColumns);
+      if constexpr (kMasked) {
+        scale_scores(rows, a.scale_log2, [&](int j) { return load_start(stage, j); });
+        mask(rows, block * kColumns);
+      } else if constexpr (kRepeat) {
+        scale_scores(rows, a.scale_log2);
+      }
+      release(&shared.key_empty[stage], lane);  // before the exponentials: the next load takes as long as they do
       [[maybe_unused]] bool moved;
       if constexpr (kMasked || kRepeat) {
-        moved = follow(block_bias);
-        exponentiate(rows, {start_of<kCentre>(rows, 0, block_bias), start_of<kCentre>(rows, 1, block_bias)});
-      } else if constexpr (kStarted) {
-        exponentiate(rows);
+        moved = follow_maximum<Element>(rows, block_bias);
+        exponentiate(rows, {offset_of(rows, 0, block_bias), offset_of(rows, 1, block_bias)});
       } else {
-        exponentiate(rows, start, kScaleLater ? a.scale_log2 : 1);
+        exponentiate(rows, offset, a.scale_log2);
       }
-      // Released under a condition that needs every exponential and always holds: so the compiler can't sink them below the wait.
-      __syncwarp();
-      if (lane < kArrivalsOfAWarp && !(rows.sum[0] + rows.sum[1] < 0)) ptx::mbarrier_arrive(&shared.key_empty[stage]);
+      // Never so, but every exponential is needed to know: the compiler can't sink them below the wait.
+      if (rows.sum[0] + rows.sum[1] < 0) ptx::mbarrier_arrive(&shared.key_empty[stage]);
       ptx::wgmma_wait<0>();
       ptx::pin(rows.output);
       ptx::pin(rows.weights);
@@ -222,9 +204,8 @@ __device__ inline void consume(const ForwardParameters& a, Shared<kDim>& shared)
     }
 #pragma unroll
     for (int h = 0; h < 2; ++h) rows.sum[h] = sum_of_four(rows.sum[h]);
-    const auto fits = [&](float sum) { return sum < kLargestSum<Element> && (!kCentre || sum > kSmallestSum); };
-    if (!kRepeat && !__all_sync(~0u, fits(rows.sum[0]) && fits(rows.sum[1])) && lane == 0 &&
-        atomicExch(&shared.overflowed[slot.index], true) == false)
+    const bool fits = rows.sum[0] < kLargestSum<Element> && rows.sum[1] < kLargestSum<Element>;
+    if (!kRepeat && !__all_sync(~0u, fits) && lane == 0 && atomicExch(&shared.overflowed[slot.index], true) == false)
       a.plan.repeats[1 + atomicAdd(a.plan.repeats, 1)] = shared.index[slot.index];
     char* query_rows = shared.query[slot.index];
     if (!a.keep_residual) release(&shared.tile_empty[slot.index], lane);
@@ -242,7 +223,7 @@ __device__ inline void consume(const ForwardParameters& a, Shared<kDim>& shared)
     ptx::pin(rows.weights);
     ptx::wgmma_fence();
     issue_output<Element>(rows, value_operand(value_stage), accumulate);
-    issue_scores<Element>(rows, query_operand(query_slot), key_operand(stage));
+    issue_scores<Element, false>(rows, query_operand(query_slot), key_operand(stage));
     ptx::wgmma_wait<0>();
     ptx::pin(rows.output);
     ptx::pin(rows.x);
@@ -251,11 +232,11 @@ __device__ inline void consume(const ForwardParameters& a, Shared<kDim>& shared)
     float inverse[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      inverse[h] = 1 / (kCentre ? rows.sum[h] - lost_by_rounding<Element>(rows, h) : rows.sum[h]);
+      inverse[h] = 1 / rows.sum[h];
       const int row = query + tile_row + 8 * h;
       if (lane % 4 == 0 && row < a.query_length)
         a.log_normalizer[(static_cast<int64_t>(tile_batch) * a.query_length + row) * a.query_heads + tile_head] =
-            kLn2 * ((kCentre ? rows.centre : rows.maximum[h]) + ptx::log2_approximate(rows.sum[h])) +
+            kLn2 * (rows.maximum[h] + ptx::log2_approximate(rows.sum[h])) +
             (kGate ? shared.row_gate[tile_row + 8 * h] : 0);
     }
     if (threadIdx.x % 128 == 0) ptx::bulk_wait_read<0>();  // the previous tile's store has left the buffer

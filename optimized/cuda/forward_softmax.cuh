@@ -19,13 +19,6 @@ inline constexpr float kLargestSum = 0x1p120f;
 template <>
 inline constexpr float kLargestSum<__half> = 0x1p15f;
 
-// bfloat16 has the exponents of float: m could be one number for a warp's sixteen rows, and then the gate's bias less m is one number a
-// column. Off, because it costs digits: where single keys hold a row's weight, ∂log f is off by 0.58 % instead of 0.41 %. It gave 8 % at
-// head dim 64 and 6 % at 128.
-template <typename Element>
-inline constexpr bool kOneCentreAWarp = false;
-inline constexpr float kSmallestSum = 0x1p-100f;  // of a row, that loses nothing by subnormal weights
-
 // Sizes of a kernel. At head dim 64 the exponentials take as long as the products: three warpgroups hide more latency than two.
 template <int kDim>
 struct Sizes {
@@ -34,7 +27,6 @@ struct Sizes {
   static constexpr int kThreads = (kWarpgroups + 1) * 128;
   static constexpr int kProducerRegisters = kDim == 64 ? 32 : 40, kConsumerRegisters = kDim == 64 ? 160 : 232;
   static constexpr int kStages = kDim == 64 ? 3 : 2;
-  static constexpr bool kBiasAhead = kDim == 128;  // registers for the bias while the scores are still computed
 };
 
 // What a thread knows of its two rows, and its part of S, P and O.
@@ -44,20 +36,26 @@ struct Rows {
   float output[kDim / 2];
   uint32_t weights[32];  // the exponentials, rounded
   float maximum[2], sum[2], shrink[2];
-  float centre;                       // m, where a warp has one
   int position[2], first_visible[2];  // of the row among the keys; first key after the last cut
 };
 
-// S → x without its block's bias.
-template <int kDim, typename Bias>
-__device__ inline void add_bias(Rows<kDim>& rows, float scale, const Bias& bias) {
+// S → x without its block's bias, where S has its columns' part of the bias already.
+template <int kDim>
+__device__ inline void scale_scores(Rows<kDim>& rows, float scale) {
+#pragma unroll
+  for (int i = 0; i < 64; ++i) rows.x[i] *= scale;
+}
+
+// The same where it has not; `start(j)` is that of columns 8j and 8j + 1 of the lane's.
+template <int kDim, typename Start>
+__device__ inline void scale_scores(Rows<kDim>& rows, float scale, const Start& start) {
 #pragma unroll
   for (int j = 0; j < 16; ++j) {
-    const float2 b = kGate ? bias(j) : float2{};
+    const float2 s = kGate ? start(j) : float2{};
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      rows.x[4 * j + 2 * h] = fmaf(rows.x[4 * j + 2 * h], scale, b.x);
-      rows.x[4 * j + 2 * h + 1] = fmaf(rows.x[4 * j + 2 * h + 1], scale, b.y);
+      rows.x[4 * j + 2 * h] = fmaf(rows.x[4 * j + 2 * h], scale, s.x * scale);
+      rows.x[4 * j + 2 * h + 1] = fmaf(rows.x[4 * j + 2 * h + 1], scale, s.y * scale);
     }
   }
 }
@@ -111,69 +109,23 @@ __device__ inline bool follow_maximum(Rows<kDim>& rows, float block_bias) {
   return __any_sync(~0u, moved);
 }
 
-// The same with one m a warp: half way between the largest and the smallest of its rows' maxima, which lie as far apart as the gate
-// falls over sixteen rows. A whole number, so that weights are rounded alike wherever it moves to.
-template <int kDim>
-__device__ inline bool follow_centre(Rows<kDim>& rows, float block_bias) {
-  float highest = -INFINITY, lowest = INFINITY;
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    float largest = fmaxf(rows.x[2 * h], rows.x[2 * h + 1]);
-#pragma unroll
-    for (int j = 1; j < 16; ++j) largest = fmaxf(largest, fmaxf(rows.x[4 * j + 2 * h], rows.x[4 * j + 2 * h + 1]));
-    rows.maximum[h] = fmaxf(rows.maximum[h], largest_of_four(largest) + block_bias);
-    highest = fmaxf(highest, rows.maximum[h]);
-    if (rows.maximum[h] != -INFINITY) lowest = fminf(lowest, rows.maximum[h]);
-  }
-#pragma unroll
-  for (int lanes = 4; lanes < 32; lanes *= 2) {
-    highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, lanes));
-    lowest = fminf(lowest, __shfl_xor_sync(~0u, lowest, lanes));
-  }
-  const float centre = rintf((highest + lowest) / 2);
-  if (highest == -INFINITY || fabsf(centre - rows.centre) <= kRescaleAbove) return false;  // a warp may see nothing yet
-  const float shrink = ptx::exp2_approximate(rows.centre - centre);
-  rows.centre = centre;
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    rows.shrink[h] = shrink;
-    rows.sum[h] *= shrink;
-  }
-  return true;
-}
-
-// What rounding took from the sum where a row has nearly all of its weight on its largest logit, mostly its own key's. An error common to
-// all of O would be one of dO·O, and the gradient's largest.
-template <typename Element, int kDim>
-__device__ inline float lost_by_rounding(const Rows<kDim>& rows, int h) {
-  const float largest = ptx::exp2_approximate(rows.maximum[h] - rows.centre);
-  return largest - ptx::unpack<Element>(ptx::pack<Element>(largest, largest)).x;
-}
-
 // What is to be added to a row's logits of a block: its bias less m.
-template <bool kCentre, int kDim>
-__device__ inline float start_of(const Rows<kDim>& rows, int h, float block_bias) {
-  const float m = kCentre ? rows.centre : rows.maximum[h];
-  return m == -INFINITY ? 0 : block_bias - m;
+template <int kDim>
+__device__ inline float offset_of(const Rows<kDim>& rows, int h, float block_bias) {
+  return rows.maximum[h] == -INFINITY ? 0 : block_bias - rows.maximum[h];
 }
 
-// x → 2^(scale · x + start)
+// x → 2^(scale · x + offset). One row after the other: an operand that many instructions in a row share is read once.
 template <int kDim>
-__device__ inline void exponentiate(Rows<kDim>& rows, const float (&start)[2], float scale = 1) {
+__device__ inline void exponentiate(Rows<kDim>& rows, const float (&offset)[2], float scale = 1) {
 #pragma unroll
-  for (int i = 0; i < 64; ++i) {
-    rows.x[i] = ptx::exp2_approximate(fmaf(rows.x[i], scale, start[i / 2 % 2]));
-    rows.sum[i / 2 % 2] += rows.x[i];
-  }
-}
-
-// x → 2^x
-template <int kDim>
-__device__ inline void exponentiate(Rows<kDim>& rows) {
+  for (int h = 0; h < 2; ++h) {
 #pragma unroll
-  for (int i = 0; i < 64; ++i) {
-    rows.x[i] = ptx::exp2_approximate(rows.x[i]);
-    rows.sum[i / 2 % 2] += rows.x[i];
+    for (int e = 0; e < 32; ++e) {
+      float& x = rows.x[4 * (e / 2) + 2 * h + e % 2];
+      x = ptx::exp2_approximate(fmaf(x, scale, offset[h]));
+      rows.sum[h] += x;
+    }
   }
 }
 

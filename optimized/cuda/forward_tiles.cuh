@@ -84,9 +84,7 @@ struct alignas(1024) Shared {
   char output[kRows * kDim * 2];
   char key[kStages][kColumns * kDim * 2];
   char value[kStages][kColumns * kDim * 2];
-  float bias[kStages][kColumns];
-  float own_bias[Sizes<kDim>::kBiasAhead ? 1 : Sizes<kDim>::kWarpgroups * 4]
-                [Sizes<kDim>::kBiasAhead ? 4 : kColumns];  // a warp's, less m
+  float start[kStages][kColumns];
   float block_bias[kStages];
   alignas(16) float row_bias[kTileSlots][kRows + 4];  // from the last multiple of 4 before the tile's first position
   float row_gate[kRows];                              // c_i − F, written and read by one thread
@@ -136,6 +134,7 @@ __device__ inline void produce(const ForwardParameters& a, Shared<kDim>& shared)
 
     const double* base = a.plan.base + static_cast<int64_t>(tile.row) * (a.key_blocks + 1);
     const double frame = kGate ? base[(tile.query + offset) / kColumns] : 0;
+    double block_end = kGate ? base[tile.last + 1] : 0;
     const int key_head = tile.head / group, rows = min(kRows, a.query_length - tile.query);
     long long pairs = 0;
     const auto load_value = [&](int block) {
@@ -146,14 +145,16 @@ __device__ inline void produce(const ForwardParameters& a, Shared<kDim>& shared)
     };
 #pragma unroll 1
     for (int block = tile.last; block >= tile.first; --block) {
-      const float block_bias = kGate ? static_cast<float>((frame - base[block]) * static_cast<double>(kLog2E)) : 0;
+      const float block_bias = kGate ? static_cast<float>((frame - block_end) * static_cast<double>(kLog2E)) : 0;
+      // read a block ahead: its latency must not stand between a stage that falls free and its load
+      if constexpr (kGate) block_end = base[block];
       ptx::mbarrier_wait_patiently(&shared.key_empty[at.index], at.parity ^ 1);
       shared.block_bias[at.index] = block_bias;
       uint64_t* full = &shared.key_full[at.index];
       ptx::mbarrier_arrive_expect(full, kColumns * kDim * 2 + (kGate ? kColumns * 4 : 0));
       load(shared.key[at.index], kColumns, a.key, full, key_head, block * kColumns, tile.batch);
       if constexpr (kGate)
-        ptx::load_run(shared.bias[at.index], a.plan.bias + tokens + block * kColumns, kColumns * 4, full);
+        ptx::load_run(shared.start[at.index], a.plan.start + tokens + block * kColumns, kColumns * 4, full);
       if (block < tile.last) load_value(block + 1);
       previous = at;
       at.advance(kStages);

@@ -1,7 +1,7 @@
 #pragma once
 // The gate's prefix sums in two levels, and where its cuts are. Included by gate_plan.cu alone.
 //
-//   c_t = Σ_{l ≤ t} log f_l = base[t / 128] + local_t;  bias_t = −log₂e · local_t
+//   c_t = Σ_{l ≤ t} log f_l = base[t / 128] + local_t;  bias_t = −log₂e · local_t;  start_t = (local_end − local_t) / scale
 //
 // One warp a block of 128 tokens sums in double and rounds the local part once; one CTA a head then scans the blocks' sums.
 
@@ -31,6 +31,7 @@ struct LocalArguments {
   const float* log_forget;
   int64_t batch_stride, token_stride, head_stride;
   int length, heads, blocks;
+  double inverse_scale;
   GatePlan plan;
 };
 
@@ -82,13 +83,17 @@ static __global__ void __launch_bounds__(32 * kWarps) sum_blocks(LocalArguments 
     }
     const int cut_above = __shfl_down_sync(~0u, cut_from_here, 1);
     const int64_t at = (row * a.blocks + block) * kBlock + lane * 4;
-    float bias[4];
+    const double block_sum = __shfl_sync(~0u, inclusive, 31);
+    float bias[4], start[4];
     for (int i = 0; i < 4; ++i) {
-      bias[i] = first + i < a.length ? static_cast<float>(-kLog2E * (inclusive - sum + local[i])) : 0.0f;
+      const double from_block = inclusive - sum + local[i];
+      bias[i] = first + i < a.length ? static_cast<float>(-kLog2E * from_block) : 0.0f;
+      start[i] = first + i < a.length ? static_cast<float>((block_sum - from_block) * a.inverse_scale) : 0.0f;
       if (before[i] < 0 && lane > 0) before[i] = cut_below;
       if (after[i] == INT_MAX && lane < 31) after[i] = cut_above;
     }
     *reinterpret_cast<float4*>(a.plan.bias + at) = make_float4(bias[0], bias[1], bias[2], bias[3]);
+    *reinterpret_cast<float4*>(a.plan.start + at) = make_float4(start[0], start[1], start[2], start[3]);
     *reinterpret_cast<int4*>(a.plan.cut_before + at) = make_int4(before[0], before[1], before[2], before[3]);
     *reinterpret_cast<int4*>(a.plan.cut_after + at) = make_int4(after[0], after[1], after[2], after[3]);
     if (lane == 31) {

@@ -145,10 +145,13 @@ TEST_P(Backward, HoldsForManyTiles) {
   expect_agreement(random_problem(shape(1, 1500, 1500, 2, 2), dtype(), Gate::kOpen, 10));
 }
 
-TEST_P(Backward, TakesANegativeScale) {
-  Problem problem = random_problem(shape(1, 300, 300, 1, 1), dtype(), Gate::kInitial, 11);
-  problem.scale = -problem.scale;
-  expect_agreement(problem);
+TEST_P(Backward, TakesAnyScale) {
+  for (const double scale : {-0.125, 0.0, 1e-30}) {  // the kernels divide the bias by it
+    SCOPED_TRACE(scale);
+    Problem problem = random_problem(shape(1, 300, 300, 1, 1), dtype(), Gate::kInitial, 11);
+    problem.scale = scale;
+    expect_agreement(problem);
+  }
 }
 
 TEST_P(Backward, GivesTheSameBitsTwiceInTheFixedOrder) {

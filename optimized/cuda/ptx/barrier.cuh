@@ -103,6 +103,12 @@ __device__ inline void registers_shrink() {
 /// A value that all lanes of the warp hold, so that the compiler may keep it in a uniform register.
 __device__ inline int uniform(int value) { return __shfl_sync(~0u, value, 0); }
 
+/// The same where the compiler can't know it by itself: a reduction's result lands in a uniform register, a shuffle's does not, and what
+/// is computed of it (descriptors, addresses of barriers) stays there. It takes longer than a shuffle.
+__device__ inline int in_uniform_register(int value) {
+  return static_cast<int>(__reduce_or_sync(~0u, static_cast<unsigned>(value)));
+}
+
 /// True in exactly one lane of a converged warp.
 __device__ inline bool elect_one() {
   uint32_t elected;

@@ -99,21 +99,6 @@ __device__ inline float2 load_pair(uint32_t address) {
   return pair;
 }
 
-/// Four of them, 16 bytes aligned.
-__device__ inline float4 load_four(uint32_t address) {
-  float4 four;
-  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(four.x), "=f"(four.y), "=f"(four.z), "=f"(four.w)
-               : "r"(address)
-               : "memory");
-  return four;
-}
-__device__ inline void store_four(uint32_t address, float4 four) {
-  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(four.x), "f"(four.y), "f"(four.z),
-               "f"(four.w)
-               : "memory");
-}
-
 /// Byte offset of element (row, column) in a panel of 64 columns of 16-bit elements stored as the copy engine's 128-byte
 /// swizzle does: rows of 128 bytes, whose 16-byte chunk c lies at c XOR (row mod 8).
 __device__ inline uint32_t swizzled_offset(uint32_t row, uint32_t column) {

@@ -115,17 +115,15 @@ __device__ inline float offset_of(const Rows<kDim>& rows, int h, float block_bia
   return rows.maximum[h] == -INFINITY ? 0 : block_bias - rows.maximum[h];
 }
 
-// x → 2^(scale · x + offset). One row after the other: an operand that many instructions in a row share is read once.
+// x → 2^(scale · x + offset). At head dim 64 one row after the other, at 128 as the registers lie: so ptxas lets most of them read the
+// shared operand from the reuse cache (4 and 2 % faster than the other way round).
 template <int kDim>
 __device__ inline void exponentiate(Rows<kDim>& rows, const float (&offset)[2], float scale = 1) {
 #pragma unroll
-  for (int h = 0; h < 2; ++h) {
-#pragma unroll
-    for (int e = 0; e < 32; ++e) {
-      float& x = rows.x[4 * (e / 2) + 2 * h + e % 2];
-      x = ptx::exp2_approximate(fmaf(x, scale, offset[h]));
-      rows.sum[h] += x;
-    }
+  for (int i = 0; i < 64; ++i) {
+    const int e = kDim == 64 ? i % 32 / 2 * 4 + i / 32 * 2 + i % 2 : i, h = e / 2 % 2;
+    rows.x[e] = ptx::exp2_approximate(fmaf(rows.x[e], scale, offset[h]));
+    rows.sum[h] += rows.x[e];
   }
 }
 

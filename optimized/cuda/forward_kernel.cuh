@@ -82,10 +82,22 @@ __device__ inline void consume(const ForwardParameters& a, Shared<kDim>& shared)
   // the thread's first row of a tile; its second is 8 further
   const int tile_row = warpgroup * 64 + warp * 16 + lane / 4;
   ptx::RingPosition at, previous, slot;  // of a block's key; of the block before it, whose value comes now; of the tile
+  // The last block that this warpgroup's rows see. One that only the others' rows see is handed back unread.
+  const auto own_last = [&](const Tile<kRows>& tile) {
+    return ptx::uniform((min(tile.query + 64 * (warpgroup + 1) + offset, a.key_length) - 1) / kColumns);
+  };
+  const auto pass_keys = [&](const Tile<kRows>& tile) {
+    for (int block = ptx::uniform(tile.last); block > own_last(tile); --block) {
+      ptx::mbarrier_wait(&shared.key_full[at.index], at.parity);
+      release(&shared.key_empty[at.index], lane);
+      at.advance(kStages);
+    }
+  };
   ptx::mbarrier_wait(&shared.tile_full[0], 0);
-  ptx::mbarrier_wait(&shared.key_full[0], 0);
+  pass_keys(shared.tile[0]);
+  ptx::mbarrier_wait(&shared.key_full[at.index], at.parity);
   ptx::wgmma_fence();
-  issue_scores<Element, false>(rows, query_operand(0), key_operand(0));
+  issue_scores<Element, false>(rows, query_operand(0), key_operand(ptx::uniform(at.index)));
   ptx::wgmma_wait<0>();
   ptx::pin(rows.x);
   // the residual of the tile before leaves from where its queries were: they are handed back one tile late
@@ -93,9 +105,9 @@ __device__ inline void consume(const ForwardParameters& a, Shared<kDim>& shared)
   for (bool more = true; more;) {  // a tile's first scores are there
     const Tile<kRows>& held = shared.tile[slot.index];
     const int tile_batch = held.batch, tile_head = held.head, query = ptx::uniform(held.query);
-    const int first = ptx::uniform(held.first), last = ptx::uniform(held.last);
-    const int cut_block = ptx::uniform(held.cut_block);        // blocks below it reach behind a cut
-    const int unmasked = (query + offset + 1) / kColumns - 1;  // blocks above it hold the diagonal
+    const int first = ptx::uniform(held.first), last = own_last(held), passed = ptx::uniform(held.last) - last;
+    const int cut_block = ptx::uniform(held.cut_block);                         // blocks below it reach behind a cut
+    const int unmasked = (query + 64 * warpgroup + offset + 1) / kColumns - 1;  // blocks above it hold the diagonal
     const int last_position = min(query + kRows + offset, a.key_length) - 1;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -130,6 +142,13 @@ __device__ inline void consume(const ForwardParameters& a, Shared<kDim>& shared)
       release(&shared.tile_empty[slot.index ^ 1], lane);
     }
     lent = a.keep_residual;
+    for (int i = 0; i < passed; ++i) {
+      ptx::mbarrier_wait(&shared.value_full[previous.index], previous.parity);
+      release(&shared.value_empty[previous.index], lane);
+      previous.advance(kStages);
+      ptx::named_barrier_sync(my_turn, 256);
+      ptx::named_barrier_arrive(next_turn, 256);
+    }
     previous = at;
     at.advance(kStages);
     pack_weights<Element>(rows);
@@ -214,7 +233,10 @@ __device__ inline void consume(const ForwardParameters& a, Shared<kDim>& shared)
     // The last values of this tile, and the first scores of the next one, behind the last tile of nothing.
     ptx::mbarrier_wait(&shared.tile_full[slot.index], slot.parity);
     more = ptx::uniform(shared.tile[slot.index].row) >= 0;
-    if (more) ptx::mbarrier_wait(&shared.key_full[at.index], at.parity);
+    if (more) {
+      pass_keys(shared.tile[slot.index]);
+      ptx::mbarrier_wait(&shared.key_full[at.index], at.parity);
+    }
     ptx::mbarrier_wait(&shared.value_full[previous.index], previous.parity);
     const uint32_t stage = ptx::uniform(at.index), value_stage = ptx::uniform(previous.index),
                    query_slot = ptx::uniform(slot.index);
@@ -228,6 +250,7 @@ __device__ inline void consume(const ForwardParameters& a, Shared<kDim>& shared)
     ptx::pin(rows.output);
     ptx::pin(rows.x);
     release(&shared.value_empty[value_stage], lane);
+    previous.advance(kStages);
 
     float inverse[2];
 #pragma unroll

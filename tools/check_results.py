@@ -2,7 +2,7 @@
 """Checks that results/ is whole and that no table tells something else than the data.
 
 * every CSV has the columns of its kind and the certificate of its claim beside it, with commit, machine and versions;
-* every <claim>.md, <operator>_cpu.md and results/README.md is what tools/report.py makes of the data now;
+* every <claim>.md, <operator>_cpu.md, <operator>_cuda.md and results/README.md is what tools/report.py makes of the data now;
 * so is every table between markers in a README file.
 
 Prints a line for each fault and exits with 1 where there is one.

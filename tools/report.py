@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 """Makes tables, figures and pages from the results that are there.
 
-For every folder of results/: <claim>.md, <claim>.svg, <operator>_cpu.md and report.html; for all of them results/README.md. And in every README
+For every folder of results/: <claim>.md, <claim>.svg, <operator>_cpu.md, <operator>_cuda.md and report.html; for all of them results/README.md. And in every README
 file of the checkout the tables between markers:
 
     <!-- table:MACHINE/NAME -->
     <!-- /table -->
 
 MACHINE is a folder of results/; NAME is "verdicts", a claim (its numbers), CLAIM.statements (its comparisons), or a file of
-tools/benchmark, OPERATOR_cpu.
+tools/benchmark, OPERATOR_cpu, or of tools/gpu_check, OPERATOR_cuda.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Tables of what tools/benchmark measures: Google Benchmark's files <operator>_cpu.json in a machine's folder."""
+"""Tables of Google Benchmark's files in a machine's folder: <operator>_cpu.json of tools/benchmark, <operator>_cuda.json of tools/gpu_check."""
 
 import json
 import statistics
@@ -19,7 +19,7 @@ MILLISECONDS = {"ns": 1e-6, "us": 1e-3, "ms": 1.0, "s": 1e3}
 
 
 def benchmark_files(folder):
-    return sorted(folder.glob("*_cpu.json"))
+    return sorted([*folder.glob("*_cpu.json"), *folder.glob("*_cuda.json")])
 
 
 def read_benchmarks(path):
@@ -55,6 +55,10 @@ def yardstick(medians, sizes, implementation):
 
 
 def benchmark_table(path):
+    return gate_cost_table(path) if path.stem.endswith("_cuda") else cpu_table(path)
+
+
+def cpu_table(path):
     """A row an implementation at each size; medians over repetitions, and how many times as fast as Torch's own each is."""
     medians, _ = read_benchmarks(path)
     rows, before = [], None
@@ -69,7 +73,36 @@ def benchmark_table(path):
     return table(["", "", *speeds, *COUNTERS.values()], rows)
 
 
+GATED, WITHOUT_GATE = "lethe_kernels", "lethe_kernels_without_gate"
+
+
+def gate_cost_table(path):
+    """A row a shape and gate; medians of the build with a gate, and how many times those of the build without one."""
+    medians, rows = {}, {}
+    for run in json.loads(path.read_text())["benchmarks"]:
+        if run.get("aggregate_name") == "median":
+            direction, dim, length, gate, module = run["name"].split("/")[:5]
+            medians[direction, dim, length, gate, module] = run["real_time"] * MILLISECONDS[run["time_unit"]]
+            rows[dim, length, gate] = None
+    cells = []
+    for shape in rows:
+        cells.append([", ".join(part.replace(":", " = ") for part in shape[:2]), "bimodal, pruned" if shape[2] == "bimodal" else shape[2]])
+        for direction in ("forward", "backward"):
+            gated, without = medians.get((direction, *shape, GATED)), medians.get((direction, *shape, WITHOUT_GATE))
+            cells[-1] += [number(gated), number(gated / without) if gated and without else ""]
+        cells[-1].append(number(medians.get(("plan", *shape, GATED))))
+    titles = ["forward (ms)", "times that without a gate", "backward (ms)", "times that without a gate", "plan alone (ms)"]
+    return table(["", "gate", *titles], sorted(cells))
+
+
 def benchmark_page(path):
+    if path.stem.endswith("_cuda"):
+        context = json.loads(path.read_text())["context"]
+        commit = context.get("commit", "unknown")[:12] + (" with uncommitted changes" if context.get("dirty") == "yes" else "")
+        return (
+            f"# {path.stem}\n\n{gate_cost_table(path)}\nThe kernels beside the same built without a gate, which prunes nothing; the plan (prefix sums, norms, boundary) is part of both directions. "
+            f"Medians of repetitions in random order, bfloat16, B·T = 32768, H·D = 1536, `tools/gpu_check`; commit {commit}; {context.get('gpu', path.parent.name)}; {context['date']}.\n"
+        )
     _, context = read_benchmarks(path)
     commit = context.get("commit", "unknown")[:12] + (" with uncommitted changes" if context.get("dirty") == "yes" else "")
     return (

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <iostream>
 
+#include "experiments/commands/checks.hpp"
 #include "experiments/commands/commands.hpp"
 #include "experiments/data/run_program.hpp"
 
@@ -19,7 +20,7 @@ int fail(int status, std::string message) {
   return status;
 }
 
-// What is wrong with a call, in the words of every other error here; the parser's own where they name the option already.
+// What is wrong with a call, in the words of every other error here.
 std::string explained(const CLI::App& app, const CLI::ParseError& error) {
   const auto extras = app.remaining(true);
   const auto chosen = app.get_subcommands();
@@ -31,7 +32,17 @@ std::string explained(const CLI::App& app, const CLI::ParseError& error) {
   }
   if (!chosen.empty() && !extras.empty() && dynamic_cast<const CLI::ExtrasError*>(&error))
     return "argument: expected what lethe " + chosen.front()->get_name() + " --help lists, found " + extras.front();
-  return error.what();
+  const std::string message = error.what();
+  const auto between = [&](const std::string& before, const std::string& after) {
+    const size_t begin = message.find(before) + before.size();
+    return message.substr(begin, message.find(after, begin) - begin);
+  };
+  if (dynamic_cast<const CLI::ConversionError*>(&error) && message.starts_with("Could not convert: "))
+    return between("Could not convert: ", " = ") + ": expected a whole number, found " + between(" = ", "\n");
+  if (dynamic_cast<const CLI::ArgumentMismatch*>(&error)) return between("", ":") + ": expected a value, found none";
+  if (dynamic_cast<const CLI::RequiredError*>(&error))
+    return between("", " is required") + ": expected a value, found none";
+  return message;  // a check's, which names the option and says it so
 }
 
 std::string joined(int argc, char** argv) {
@@ -54,10 +65,10 @@ int main(int argc, char** argv) {
       "  lethe describe --size 760m                    parameters, FLOPs and memory of the papers' largest model\n"
       "lethe COMMAND --help tells more. Exit status: 0 done, 1 failed, 2 wrong call.");
   app.add_option("--root", place.root, "The checkout, with artefacts/ and results/ below it")
-      ->check(CLI::ExistingDirectory)
+      ->check(lethe::existing_folder())
       ->capture_default_str();
   app.add_option("--threads", place.threads, "Threads for Torch; 0: its own choice")
-      ->check(CLI::Range(0, 4096))
+      ->check(lethe::number_between(0, 4096))
       ->capture_default_str();
   app.require_subcommand(1)->fallthrough();
   app.parse_complete_callback([&] {

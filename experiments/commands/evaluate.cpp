@@ -6,6 +6,7 @@
 #include <stdexcept>
 
 #include "experiments/commands/artefacts.hpp"
+#include "experiments/commands/checks.hpp"
 #include "experiments/commands/commands.hpp"
 #include "experiments/evaluation/per_token_loss.hpp"
 
@@ -68,13 +69,13 @@ void add_evaluate(CLI::App& app, const Place& place) {
   command->add_option("--split", options->split, "train, valid or test")->capture_default_str();
   command->add_option("--corpus", options->corpus, "Another corpus than the one trained on");
   command->add_option("--length", options->length, "Tokens in a sequence; 0: four times the training length")
-      ->check(CLI::NonNegativeNumber)
+      ->check(number_between(0))
       ->capture_default_str();
   command->add_option("--sequences", options->sequences, "At most this many sequences")
-      ->check(CLI::PositiveNumber)
+      ->check(number_between(1))
       ->capture_default_str();
   command->add_option("--window", options->window, "Positions that the smoothed curve averages")
-      ->check(CLI::PositiveNumber)
+      ->check(number_between(1))
       ->capture_default_str();
   command->add_option("--device", options->device, "cpu, cuda or cuda:N")->capture_default_str();
   command->add_option("--csv", options->csv, "Write every position to this file");

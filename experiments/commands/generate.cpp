@@ -5,6 +5,7 @@
 #include <stdexcept>
 
 #include "experiments/commands/artefacts.hpp"
+#include "experiments/commands/checks.hpp"
 #include "experiments/commands/commands.hpp"
 
 namespace lethe {
@@ -61,15 +62,15 @@ void add_generate(CLI::App& app, const Place& place) {
       ->required();
   command->add_option("--prompt", options->prompt, "The text to continue; none: a document from its beginning");
   command->add_option("--tokens", options->tokens, "Tokens to write at most")
-      ->check(CLI::PositiveNumber)
+      ->check(number_between(1))
       ->capture_default_str();
   command
       ->add_option("--temperature", options->temperature,
                    "0: always the likeliest token; 1: the model's own distribution")
-      ->check(CLI::NonNegativeNumber)
+      ->check(number_between(0))
       ->capture_default_str();
   command->add_option("--top", options->top, "Draw among this many likeliest tokens; 0: all")
-      ->check(CLI::NonNegativeNumber)
+      ->check(number_between(0))
       ->capture_default_str();
   command->add_option("--seed", options->seed, "Seed of the draws")->capture_default_str();
   command->add_option("--device", options->device, "cpu, cuda or cuda:N")->capture_default_str();

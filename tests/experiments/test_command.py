@@ -61,7 +61,14 @@ class Calls(CommandTest):
             ("corpus: expected 'bible', 'headers' or a folder of text, found 'nowhere'", "data", "show", "nowhere"),
             ("no_such_claim", "run", "no_such_claim"),
             ("artefact: expected the folder or name of a trained model", "generate", "no-such-model"),
-            ("--threads", "list", "--threads", "-1"),
+            ("--threads: expected a number from 0 to 4096, found -1", "list", "--threads", "-1"),
+            ("--threads: expected a number from 0 to 4096, found many", "list", "--threads", "many"),
+            ("--threads: expected a value, found none", "list", "--threads"),
+            ("--root: expected a folder, found /nowhere", "--root", "/nowhere", "list"),
+            ("--tokens: expected a number of at least 1, found 0", "generate", "some-model", "--tokens", "0"),
+            ("heads: expected a whole number, found", "describe", "--heads", "few"),
+            ("--seed: expected a whole number, found 1.5", "generate", "some-model", "--seed", "1.5"),
+            ("artefact: expected a value, found none", "generate"),
         ):
             with self.subTest(arguments):
                 self.refused(2, message, *arguments)

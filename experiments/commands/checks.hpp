@@ -1,0 +1,37 @@
+#pragma once
+// Checks of an option's value, in the words of every other error here: "--name: expected …, found …".
+
+#include <CLI/CLI.hpp>
+
+#include <limits>
+#include <string>
+
+namespace lethe {
+
+/// A number from `low` to `high`, both of which are allowed.
+inline CLI::Validator number_between(double low, double high = std::numeric_limits<double>::infinity()) {
+  const auto written = [](double bound) {
+    std::string digits = std::to_string(bound);
+    digits.erase(digits.find_last_not_of('0') + 1);
+    return digits.back() == '.' ? digits.substr(0, digits.size() - 1) : digits;
+  };
+  const bool bounded = high < std::numeric_limits<double>::infinity();
+  const std::string range = bounded ? "from " + written(low) + " to " + written(high) : "of at least " + written(low);
+  const auto wrong = [=](const std::string& text) {
+    double value;
+    const bool good = CLI::detail::lexical_cast(text, value) && value >= low && value <= high;
+    return good ? std::string() : "expected a number " + range + ", found " + text;
+  };
+  return CLI::Validator([wrong](std::string& text) { return wrong(text); }, "");
+}
+
+/// A folder that is there.
+inline CLI::Validator existing_folder() {
+  return CLI::Validator(
+      [](std::string& path) {
+        return CLI::ExistingDirectory(path).empty() ? std::string() : "expected a folder, found " + path;
+      },
+      "");
+}
+
+}  // namespace lethe

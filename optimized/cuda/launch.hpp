@@ -6,7 +6,8 @@
 namespace lethe {
 
 /// Launches a kernel that may start before the previous one of the stream has ended: it must call ptx::wait_for_previous_kernel()
-/// before it reads or writes anything that one touches.
+/// before it reads what that one writes or writes what that one touches; and somewhere before it ends, for what comes behind it waits
+/// for it alone.
 template <typename... Parameters>
 void launch_overlapping(void (*kernel)(Parameters...), dim3 grid, int threads, size_t shared_bytes, cudaStream_t stream,
                         const Parameters&... arguments) {

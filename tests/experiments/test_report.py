@@ -115,8 +115,8 @@ def timed(name, milliseconds, **counters):
 class Benchmarks(WithCheckout):
     SIZES = "B:1/T:64/real_time"
 
-    def write(self, runs):
-        self.path = self.checkout.machine / "operator_cpu.json"
+    def write(self, runs, name="operator_cpu"):
+        self.path = self.checkout.machine / f"{name}.json"
         self.path.write_text(json.dumps({
             "benchmarks": runs, "context": {"commit": "d" * 40, "dirty": "no", "num_cpus": 2, "date": "today", "processor": "a processor"},
         }))
@@ -140,6 +140,21 @@ class Benchmarks(WithCheckout):
         self.write([timed(f"ours/forward/{self.SIZES}", 0.0, error_message="too far off")])
         with self.assertRaisesRegex(BadResult, "too far off"):
             readme_table(self.checkout.root, self.checkout.results, "m", "operator_cpu")
+
+    def test_the_gates_cost_is_with_a_gate_over_without(self):
+        self.write([
+            {"name": f"{direction}/D:{dim}/T:4096/open/{module}/iterations:1/manual_time_{aggregate}", "run_type": "aggregate",
+             "aggregate_name": aggregate, "real_time": milliseconds, "time_unit": "ms"}
+            for direction, dim, module, aggregate, milliseconds in (
+                ("forward", 128, "lethe_kernels", "median", 3.0), ("forward", 128, "lethe_kernels_without_gate", "median", 2.0),
+                ("forward", 128, "lethe_kernels", "mean", 9.0), ("plan", 128, "lethe_kernels", "median", 0.5),
+                ("backward", 64, "lethe_kernels", "median", 5.0), ("backward", 64, "lethe_kernels_without_gate", "median", 4.0))
+        ], "operator_cuda")
+        rows = readme_table(self.checkout.root, self.checkout.results, "m", "operator_cuda").splitlines()[2:]
+        self.assertEqual([[cell.strip() for cell in row.strip("|").split("|")] for row in rows], [
+            ["D = 64, T = 4096", "open", "", "", "5.000", "1.250", ""],
+            ["D = 128, T = 4096", "open", "3.000", "1.500", "", "", "0.5000"],
+        ])
 
     def test_a_page_that_tells_something_else_is_found(self):
         self.write([timed(f"ours/forward/{self.SIZES}", 3.0)])

@@ -23,7 +23,7 @@ def benchmark_files(folder):
 
 
 def read_benchmarks(path):
-    """{(sizes, implementation): {column: median over repetitions}} in the file's order of sizes and of implementations, and its context."""
+    """{(sizes, implementation): {column: median over repetitions}}, by sizes and implementations."""
     content = json.loads(path.read_text())
     measured = {}
     for run in content["benchmarks"]:
@@ -43,7 +43,7 @@ def read_benchmarks(path):
             if counter in run and (which == "forward_backward" or counter == "pruned_share"):
                 cells.setdefault(title, []).append(run[counter])
     medians = {key: {title: statistics.median(values) for title, values in cells.items()} for key, cells in measured.items()}
-    return dict(sorted(medians.items(), key=lambda item: (item[0][0], item[0][1]))), content["context"]
+    return dict(sorted(medians.items(), key=lambda item: (item[0][0], item[0][1])))
 
 
 def yardstick(medians, sizes, implementation):
@@ -60,7 +60,7 @@ def benchmark_table(path):
 
 def cpu_table(path):
     """A row an implementation at each size; medians over repetitions, and how many times as fast as Torch's own each is."""
-    medians, _ = read_benchmarks(path)
+    medians = read_benchmarks(path)
     rows, before = [], None
     for (sizes, implementation), cells in medians.items():
         beside = yardstick(medians, sizes, implementation)
@@ -78,33 +78,31 @@ GATED, WITHOUT_GATE = "lethe_kernels", "lethe_kernels_without_gate"
 
 def gate_cost_table(path):
     """A row a shape and gate; medians of the build with a gate, and how many times those of the build without one."""
-    medians, rows = {}, {}
+    medians, rows = {}, set()
     for run in json.loads(path.read_text())["benchmarks"]:
         if run.get("aggregate_name") == "median":
             direction, dim, length, gate, module = run["name"].split("/")[:5]
             medians[direction, dim, length, gate, module] = run["real_time"] * MILLISECONDS[run["time_unit"]]
-            rows[dim, length, gate] = None
+            rows.add((dim, length, gate))
     cells = []
-    for shape in rows:
+    for shape in sorted(rows, key=lambda row: ([int(part.split(":")[1]) for part in row[:2]], row[2])):
         cells.append([", ".join(part.replace(":", " = ") for part in shape[:2]), "bimodal, pruned" if shape[2] == "bimodal" else shape[2]])
         for direction in ("forward", "backward"):
             gated, without = medians.get((direction, *shape, GATED)), medians.get((direction, *shape, WITHOUT_GATE))
             cells[-1] += [number(gated), number(gated / without) if gated and without else ""]
         cells[-1].append(number(medians.get(("plan", *shape, GATED))))
     titles = ["forward (ms)", "times that without a gate", "backward (ms)", "times that without a gate", "plan alone (ms)"]
-    return table(["", "gate", *titles], sorted(cells))
+    return table(["", "gate", *titles], cells)
 
 
 def benchmark_page(path):
+    context = json.loads(path.read_text())["context"]
+    commit = context.get("commit", "unknown")[:12] + (" with uncommitted changes" if context.get("dirty") == "yes" else "")
     if path.stem.endswith("_cuda"):
-        context = json.loads(path.read_text())["context"]
-        commit = context.get("commit", "unknown")[:12] + (" with uncommitted changes" if context.get("dirty") == "yes" else "")
         return (
-            f"# {path.stem}\n\n{gate_cost_table(path)}\nThe kernels beside the same built without a gate, which prunes nothing; the plan (prefix sums, norms, boundary) is part of both directions. "
+            f"# {path.stem}\n\n{benchmark_table(path)}\nThe kernels beside the same built without a gate, which prunes nothing; the plan (prefix sums, norms, boundary) is part of both directions. "
             f"Medians of repetitions in random order, bfloat16, B·T = 32768, H·D = 1536, `tools/gpu_check`; commit {commit}; {context.get('gpu', path.parent.name)}; {context['date']}.\n"
         )
-    _, context = read_benchmarks(path)
-    commit = context.get("commit", "unknown")[:12] + (" with uncommitted changes" if context.get("dirty") == "yes" else "")
     return (
         f"# {path.stem}\n\n{benchmark_table(path)}\n\"times as fast\" as `torch`, or as the rule's loop over tokens. Medians of repetitions in random order, `tools/benchmark`; commit {commit}; "
         f"{context.get('processor', path.parent.name)}, {context['num_cpus']} cores; {context['date']}.\n"

@@ -33,9 +33,9 @@ struct Operand {
 struct GatePlan {
   double* base;  ///< [B, Hq, N+1]  Σ of log f before block n
   float* bias;  ///< [B, Hq, N·128]  −log₂e · (c_j − base[j / 128]), what key j adds to a logit in log₂; 0 past Tk
-  float*
-      start;  ///< [B, Hq, N·128]  (base[j / 128 + 1] − c_j) / scale, what key j adds to q·k; 0 past Tk. From the block's end: the
-      ///< keys that later blocks' queries see best have the smallest numbers
+  /// [B, Hq, N·128]  (base[j / 128 + 1] − c_j) / scale, what key j adds to q·k; 0 past Tk. From the block's end: the keys that later
+  /// blocks' queries see best have the smallest numbers. BiasColumn (cuda/bias_step.cuh) where bias_by_product(D), else float
+  void* start;
   int32_t* cut_before;        ///< [B, Hq, N·128]  the last cut at or before token t inside its block, or −1
   int32_t* cut_after;         ///< [B, Hq, N·128]  the first cut after token t inside its block, or INT32_MAX
   int32_t* block_cut_before;  ///< [B, Hq, N+1]  the last cut before block n, or 0
@@ -52,6 +52,9 @@ struct GatePlan {
   int32_t* repeats;           ///< [1 + B·Hq·M]  tiles that the forward computes a second time, their count first
   char* end;                  ///< where the plan's memory ends
 };
+
+/// Whether the forward adds the keys' bias by a k-step of Q·K. Where it does not, shared memory is full.
+constexpr bool bias_by_product(int64_t head_dim) { return head_dim == 64; }
 
 /// `scale` where a bias can be divided by it: 0 and what is nearly 0 become 2⁻⁶⁰, which leaves nothing of any logit either.
 constexpr double divisor_scale(double scale) { return scale > -0x1p-60 && scale < 0x1p-60 ? 0x1p-60 : scale; }
@@ -71,7 +74,7 @@ struct GatePlanArguments {
   int64_t gate_batch_stride, gate_token_stride, gate_head_stride;
   double log_pruning_tolerance;  ///< log ε ≤ 0; −inf prunes nothing
   const float* logit_bound;      ///< [B, Hq], U ≥ max |scale·q·k|; null: from the largest norms
-  bool boundary_given;           ///< plan.first_key_block is filled already: nothing is pruned anew
+  bool boundary_given;           ///< for a backward: plan.first_key_block is filled, and plan.start is not wanted
   GatePlan plan;
   cudaStream_t stream;
 };

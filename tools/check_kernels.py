@@ -2,7 +2,7 @@
 """What the compiler made of the CUDA kernels, held against a written budget.
 
 usage: check_kernels.py compile COMMAND…      runs nvcc (with -Xptxas -v) and fails where ptxas spilled more registers than allowed,
-                                              or serialised wgmma (C7510, C7512, C7518)
+                                              or serialised wgmma (C7510 to C7518)
        check_kernels.py sass LIBRARY [--cuobjdump PATH]
                                               fails where a main loop has grown, or its exponentials moved out from under the product
 
@@ -21,21 +21,20 @@ SKIPPED = 77
 # Bytes a kernel may spill, by a pattern of its mangled name. The spills lie in the producer, which has 24 to 40 registers, and in
 # blocks that hold the diagonal: a few a tile.
 SPILLS = [
-    (r"7forwardI\w+Li64ELb0E", 136),
-    (r"7forwardI\w+Li64ELb1E", 88),
+    (r"7forwardI\w+Li64E", 112),
     (r"7forwardI\w+Li128E", 48),
-    (r"14backward_tilesI", 216),
+    (r"14backward_tilesI", 248),
 ]
 
 # The shortest loop of products: at most so many instructions; at least so many exponentials between the wait for the first product
 # and the wait for the second (the backward pass orders its products otherwise).
 LOOPS = [
-    (r"7forwardI13__nv_bfloat16Li64ELb0E", 385, 60),
-    (r"7forwardI6__halfLi64ELb0E", 385, 60),
+    (r"7forwardI13__nv_bfloat16Li64ELb0E", 340, 60),
+    (r"7forwardI6__halfLi64ELb0E", 340, 60),
     (r"7forwardI13__nv_bfloat16Li128ELb0E", 395, 60),
     (r"7forwardI6__halfLi128ELb0E", 395, 60),
-    (r"14backward_tilesI\w+Li64E", 975, 0),
-    (r"14backward_tilesI\w+Li128E", 670, 0),
+    (r"14backward_tilesI\w+Li64E", 815, 0),
+    (r"14backward_tilesI\w+Li128E", 585, 0),
 ]
 
 
@@ -47,7 +46,7 @@ def check_compilation(command):
     """The compiler's exit status, or 1 where its messages break the budget."""
     run = subprocess.run(command, stderr=subprocess.PIPE, text=True)
     sys.stderr.write(run.stderr)
-    complaints = re.findall(r".*\(C75(?:10|12|18)\).*", run.stderr)
+    complaints = re.findall(r".*\(C751[0-8]\).*", run.stderr)
     properties = re.findall(r"Function properties for (\S+)\n.*?(\d+) bytes spill stores", run.stderr)
     for name, stored in properties:
         limit = (allowed(SPILLS, name) or (0,))[0]

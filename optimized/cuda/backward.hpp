@@ -18,9 +18,9 @@ inline constexpr int kTileQueries = kDim == 64 ? 128 : 64;
 /// The workspace, cut up. Tp = Tq rounded up to 128.
 struct BackwardWorkspace {
   float* grad_query;  ///< [B·Hq, Tp/64, D/64, kSliceFloats], summed over key tiles
-  float* row_bias;    ///< [B·Hq, Tp]  (c_i − c of the tile's frame − log_normalizer) / scale; −∞/scale past Tq
-  float* negative_delta;  ///< [B·Hq, Tp]  −Σ_d dO·O; 0 past Tq
-  float* column_sums;     ///< [B·Hq, N·128]  Σ_i dS_ij
+  void* row_bias;  ///< [B·Hq, Tp] BiasColumn  (c_i − c of the tile's frame − log_normalizer) / scale; −∞/scale past Tq
+  void* negative_delta;  ///< [B·Hq, Tp] BiasColumn  −Σ_d dO·O; 0 past Tq
+  float* column_sums;    ///< [B·Hq, N·128]  Σ_i dS_ij
   float* row_shares;  ///< [B·Hq, N·128]  by position: what a row's sum of dS takes from each unit of its keys' weights
   int32_t* turns;     ///< [B·Hq, Tp/tile]  key tiles that have added to a query tile; used where the order is fixed
 };

@@ -1,12 +1,13 @@
 // Before and after the main backward kernel, all bound by memory.
 //
-//   prepare   Δ_i = dO_i·o_i, the rows' bias, accumulators to zero     reads o in two parts, dO; writes 4 bytes a query and of dq
+//   prepare   Δ_i = dO_i·o_i, the rows' bias, accumulators to zero     reads o in two parts, dO; writes 32 bytes a query, 4 of dq
 //   finish    dq from float slices in fragment order to 16 bits in rows    reads 4 bytes, writes 2 of each of dq
 
 #include <cmath>
 #include <stdexcept>
 
 #include "optimized/cuda/backward.hpp"
+#include "optimized/cuda/bias_step.cuh"
 #include "optimized/cuda/check.hpp"
 #include "optimized/cuda/gate_switch.hpp"
 #include "optimized/cuda/launch.hpp"
@@ -32,6 +33,7 @@ struct PrepareParameters {
 
 template <typename Element, int kDim>
 __global__ void __launch_bounds__(kPrepareThreads) prepare(const __grid_constant__ PrepareParameters p) {
+  ptx::wait_for_previous_kernel();
   constexpr int kLanesARow = kDim / 8;  // 16 bytes a lane
   const int64_t row_of_heads = blockIdx.x / p.row_blocks;
   const int first = blockIdx.x % p.row_blocks * kRows;
@@ -71,8 +73,8 @@ __global__ void __launch_bounds__(kPrepareThreads) prepare(const __grid_constant
         bias = base[position / kGateBlock] - base[(p.query_offset + query / kTile * kTile) / kGateBlock] -
                p.bias[row_of_heads * p.key_blocks * kGateBlock + position] * 0.6931471805599453 -
                p.log_normalizer[(int64_t{batch} * p.query_length + query) * p.query_heads + head];
-      p.workspace.row_bias[out] = static_cast<float>(bias / p.scale);
-      p.workspace.negative_delta[out] = -delta;
+      static_cast<BiasColumn*>(p.workspace.row_bias)[out] = bias_column(static_cast<float>(bias / p.scale));
+      static_cast<BiasColumn*>(p.workspace.negative_delta)[out] = bias_column(-delta);
     }
   }
   constexpr int kFloat4s = kSliceFloats * (kDim / 64) / 4;
@@ -144,8 +146,8 @@ Layout layout_of(const Shape& shape) {
     return begin;
   };
   layout.grad_query = take(rows * (queries / kRows) * (shape.key_dim / 64) * kSliceFloats);
-  layout.row_bias = take(rows * queries);
-  layout.negative_delta = take(rows * queries);
+  layout.row_bias = take(rows * queries * sizeof(BiasColumn) / 4);
+  layout.negative_delta = take(rows * queries * sizeof(BiasColumn) / 4);
   layout.column_sums = take(rows * keys);
   layout.row_shares = take(rows * keys);
   layout.turns = take(rows * (queries / kRows));
@@ -160,18 +162,17 @@ size_t backward_workspace_bytes(const Shape& shape) { return layout_of(shape).by
 BackwardWorkspace backward_workspace_in(void* memory, const Shape& shape) {
   const Layout layout = layout_of(shape);
   char* base = static_cast<char*>(memory);
-  return {reinterpret_cast<float*>(base + layout.grad_query),     reinterpret_cast<float*>(base + layout.row_bias),
-          reinterpret_cast<float*>(base + layout.negative_delta), reinterpret_cast<float*>(base + layout.column_sums),
-          reinterpret_cast<float*>(base + layout.row_shares),     reinterpret_cast<int32_t*>(base + layout.turns)};
+  return {reinterpret_cast<float*>(base + layout.grad_query),
+          base + layout.row_bias,
+          base + layout.negative_delta,
+          reinterpret_cast<float*>(base + layout.column_sums),
+          reinterpret_cast<float*>(base + layout.row_shares),
+          reinterpret_cast<int32_t*>(base + layout.turns)};
 }
 
 void launch_backward_prepare(const BackwardArguments& arguments, const BackwardWorkspace& workspace) {
   const Shape& shape = arguments.shape;
   const int64_t rows = shape.batch * shape.query_heads;
-  // Keys that no query of a head sees are never visited; their column sums stay 0.
-  cuda_check(
-      cudaMemsetAsync(workspace.column_sums, 0, rows * padded(shape.key_length) * sizeof(float), arguments.stream),
-      "backward: clear");
   if (arguments.deterministic)
     cuda_check(cudaMemsetAsync(workspace.turns, 0, rows * (padded(shape.query_length) / kRows) * sizeof(int32_t),
                                arguments.stream),
@@ -191,9 +192,9 @@ void launch_backward_prepare(const BackwardArguments& arguments, const BackwardW
                                      int(padded(shape.query_length)),
                                      int(padded(shape.query_length) / kRows)};
   dispatch(arguments, [&]<typename Element, int kDim> {
-    prepare<Element, kDim><<<parameters.row_blocks * rows, kPrepareThreads, 0, arguments.stream>>>(parameters);
+    launch_overlapping(prepare<Element, kDim>, parameters.row_blocks * rows, kPrepareThreads, 0, arguments.stream,
+                       parameters);
   });
-  cuda_check(cudaGetLastError(), "backward: prepare");
 }
 
 void launch_backward_finish(const BackwardArguments& arguments, const BackwardWorkspace& workspace) {

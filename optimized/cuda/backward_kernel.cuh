@@ -7,9 +7,9 @@
 //
 // Two warpgroups own 64 keys each, in the rows of Sᵀ and dPᵀ, so that P and dS are register operands of the products that give dV
 // and dK; dQ needs dS of both, from shared memory. A third warpgroup's first warp feeds them by the copy engine, its second adds dQ
-// to global memory. R_i / a and −Δ_i are where the accumulators of Sᵀ and dPᵀ start from, and b_j is one number a row of Sᵀ, the third
-// operand of a multiplication: the gate's bias, the masks and Δ cost nothing between a product and what waits for it. Sᵀ of the next
-// tile is issued before dK of this one has ended.
+// to global memory. R_i / a and −Δ_i come with the last k-step of Sᵀ and dPᵀ (bias_step.cuh), and b_j is one number a row of Sᵀ, the
+// third operand of a multiplication: the gate's bias and Δ cost nothing between a product and what waits for it. Sᵀ of the next tile
+// is issued before dK of this one has ended.
 //
 // The row and column sums of dS, of which the gate's gradient is made, come from the tensor core: dQ and dK have eight columns more
 // than the head, behind them a panel of ones.
@@ -29,13 +29,11 @@ __device__ void BackwardCta<Element, kDim>::consume(int warpgroup, int thread) {
   constexpr int kScores = kQueries / 2;  // accumulators of a 64 × kQueries product
   const int warp = thread / 32, lane = thread % 32;
   const int column = 2 * (lane % 4);  // of the accumulators' first register: query
-  const int key =
-      key_tile * kKeys + 64 * warpgroup + 16 * warp + lane / 4;  // and key; registers 2, 3 (mod 4) hold key + 8
-
   const uint64_t key_rows = ptx::operand_descriptor(shared.key[0] + warpgroup * 64 * 128, 0);      // A of Sᵀ
   const uint64_t value_rows = ptx::operand_descriptor(shared.value[0] + warpgroup * 64 * 128, 0);  // A of dPᵀ
   const uint8_t* key_panel = shared.key[kPanels == 1 ? 0 : warpgroup];                             // B of dQ
   const uint64_t key_columns = ptx::operand_descriptor(key_panel, shared.ones - key_panel);
+  const uint64_t bias_ones = ones_operand(shared.bias_ones);
   // Where this lane's rows of dS go: transposed 8×8 matrices (keys 0..7, 8..15 of the warp) × (queries 0..7, 8..15).
   const uint32_t score_offset = warpgroup * Shared::kQueryPanelBytes +
                                 ptx::swizzled_offset(8 * (lane / 16) + lane % 8, 16 * warp + 8 * (lane / 8 % 2));
@@ -48,48 +46,44 @@ __device__ void BackwardCta<Element, kDim>::consume(int warpgroup, int thread) {
 #pragma unroll
   for (int i = 0; i < kDim / 2 + kSums; ++i) grad_key[i] = 0;
 
-  BackwardWalk at = walk();
-  bool more = at.next_head();
-  float key_bias[2] = {}, weight_bias[2] = {};  // b_j; the same from the frame of the tile that `at` stands on
-  const auto enter_head = [&] {
-    if constexpr (!kGate) return;
-    const int64_t row = row_of_heads(at.head) * p.key_tiles + key_tile;
-    key_bias[0] = p.bias[row * kKeys + key - key_tile * kKeys];
-    key_bias[1] = p.bias[row * kKeys + key - key_tile * kKeys + 8];
+  // of Sᵀ's and dPᵀ's registers 0, 1 (mod 4); 2 and 3 are 8 further
+  const auto key_in_tile = [&] { return 64 * warpgroup + 16 * warp + lane / 4; };
+  // b_j of a head's keys, from where every step reads them: registers are what this kernel is short of.
+  const uint32_t key_bias_address = ptx::shared_address(&shared.key_bias[key_in_tile()]);
+  const auto enter_head = [&](int row) {
+    if (kGate && lane % 4 == 0) {
+      const float* bias = p.bias + (int64_t{row} * p.key_tiles + key_tile) * kKeys + key_in_tile();
+      shared.key_bias[key_in_tile()] = bias[0];
+      shared.key_bias[key_in_tile() + 8] = bias[8];
+    }
+    __syncwarp();
   };
-  // Sᵀ's accumulators of the tile that `at` stands on.
-  const auto start_scores = [&](int stage) {
-    float frame, masked_tile;
-    load_pair(ptx::shared_address(&shared.frame[stage]), frame, masked_tile);
-    if constexpr (kGate) {
-      weight_bias[0] = key_bias[0] + frame;
-      weight_bias[1] = key_bias[1] + frame;
-    }
-    const uint32_t row_address = ptx::shared_address(&shared.row_bias[stage][column]);
+  const auto store_sums = [&](int row, float first, float second) {
+    if (!kGate || lane % 4 != 0) return;
+    float* sums = p.workspace.column_sums + (int64_t{row} * p.key_tiles + key_tile) * kKeys + key_in_tile();
+    sums[0] = first;
+    sums[8] = second;
+  };
+  for (int in_group = 0; in_group < p.group; ++in_group)  // a head may see none of these keys
+    store_sums(row_of_heads(in_group), 0, 0);
+  float bias[2];  // what is to be added to Sᵀ's two rows of the step, and what else is to be known of it
+  uint32_t flags = 0;
+  const auto mask_scores = [&](int stage) {
+    const float masked = p.logit_scale > 0 ? -INFINITY : INFINITY;
+    const int position = shared.step[stage].position + column;
+    const auto mask_where = [&](const int(&bound)[2], auto hidden) {
 #pragma unroll
-    for (int j = 0; j < kQueries / 8; ++j) {
-      load_pair(row_address + 32 * j, score[4 * j], score[4 * j + 1]);
-      load_pair(row_address + 32 * j, score[4 * j + 2], score[4 * j + 3]);
-    }
-    if (more && masked_tile != 0) {
-      const float masked = p.logit_scale > 0 ? -INFINITY : INFINITY;
-      const int position = p.query_offset + at.tile * kQueries;
-      const int64_t row = row_of_heads(at.head) * p.key_tiles + key_tile;
-      const int next_cut =
-          kGate ? p.block_cut_after[row + row_of_heads(at.head) + 1] : INT_MAX;  // one entry more a head
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int from = key + 8 * half - position - column;
-        const int cut = kGate ? min(p.cut_after[row * kKeys + key - key_tile * kKeys + 8 * half], next_cut) : INT_MAX;
-        const int to = kGate ? cut - position - column : INT_MAX;
-#pragma unroll
-        for (int j = 0; j < kQueries / 8; ++j) {
-#pragma unroll
-          for (int e = 0; e < 2; ++e)
-            if (8 * j + e < from || 8 * j + e >= to) score[4 * j + 2 * half + e] = masked;
-        }
-      }
-    }
+      for (int i = 0; i < kScores; ++i)
+        if (hidden(i / 4 * 8 + i % 2, bound[i / 2 % 2])) score[i] = masked;
+    };
+    const int first = key_tile * kKeys + key_in_tile() - position;
+    mask_where({first, first + 8}, [](int query, int from) { return query < from; });
+    if (!kGate || !(flags & BackwardStep::kCut)) return;
+    const int64_t heads = shared.step[stage].row, row = heads * p.key_tiles + key_tile;
+    const int32_t* cut_after = p.cut_after + row * kKeys + key_in_tile();
+    const int next = p.block_cut_after[row + heads + 1];  // one entry more a head
+    mask_where({min(cut_after[0], next) - position, min(cut_after[8], next) - position},
+               [](int query, int cut) { return query >= cut; });
   };
   const auto issue_scores = [&](int stage) {
     const uint64_t query_rows = ptx::operand_descriptor(shared.query[stage][0], 0);
@@ -99,47 +93,56 @@ __device__ void BackwardCta<Element, kDim>::consume(int warpgroup, int thread) {
     for (int step = 0; step < kDim / 16; ++step)
       ptx::wgmma<Major::kK, Major::kK>(
           Element{}, score, key_rows + (step / 4) * (Shared::kKeyPanelBytes / 16) + 2 * (step % 4),
-          query_rows + (step / 4) * (Shared::kQueryPanelBytes / 16) + 2 * (step % 4), true);
+          query_rows + (step / 4) * (Shared::kQueryPanelBytes / 16) + 2 * (step % 4), step > 0);
+    issue_bias(score, bias_ones, bias_operand(shared.row_bias[stage]));
   };
 
   ptx::RingPosition ring;
+  const auto read_step = [&](int stage) {
+    const BackwardStep step = shared.step[stage];
+    flags = step.flags;
+    bias[0] = bias[1] = -0.0f;  // minus zero: what a sum may leave out
+    if constexpr (kGate) {
+      bias[0] = ptx::load_float(key_bias_address) + step.frame;
+      bias[1] = ptx::load_float(key_bias_address + 32) + step.frame;
+    }
+  };
+  BackwardWalk begin = walk();
+  bool more = begin.next_head();
   if (more) {
-    enter_head();
+    enter_head(row_of_heads(begin.head));
     ptx::mbarrier_wait(&shared.query_full[0], 0);
-    start_scores(0);
+    ptx::forget(score);
     issue_scores(0);
     ptx::wgmma_commit();
+    read_step(0);
     ptx::wgmma_wait<0>();
     ptx::pin(score);
+    if (flags & BackwardStep::kMasked) mask_scores(0);
   }
 #pragma unroll 1
   while (more) {
     const int stage = ptx::in_uniform_register(ring.index);  // so that descriptors are made in uniform registers
-    const int step_head = at.head;
+    more = !(flags & BackwardStep::kLast);
+    const bool head_ends = flags & BackwardStep::kLastOfHead;
 
     ptx::mbarrier_wait(&shared.output_full[stage], ring.parity);
-    const uint32_t delta_address = ptx::shared_address(&shared.negative_delta[stage][column]);
-#pragma unroll
-    for (int j = 0; j < kQueries / 8; ++j) {
-      load_pair(delta_address + 32 * j, grad_weight[4 * j], grad_weight[4 * j + 1]);
-      load_pair(delta_address + 32 * j, grad_weight[4 * j + 2], grad_weight[4 * j + 3]);
-    }
     const uint64_t output_rows = ptx::operand_descriptor(shared.grad_output[stage][0], 0);
-    ptx::pin(grad_weight);
+    ptx::forget(grad_weight);
     ptx::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kDim / 16; ++step)
       ptx::wgmma<Major::kK, Major::kK>(
           Element{}, grad_weight, value_rows + (step / 4) * (Shared::kKeyPanelBytes / 16) + 2 * (step % 4),
-          output_rows + (step / 4) * (Shared::kQueryPanelBytes / 16) + 2 * (step % 4), true);
+          output_rows + (step / 4) * (Shared::kQueryPanelBytes / 16) + 2 * (step % 4), step > 0);
+    issue_bias(grad_weight, bias_ones, bias_operand(shared.negative_delta[stage]));
     ptx::wgmma_commit();
 
     uint32_t weight[kScores / 2];  // P, 16 bits
 #pragma unroll
     for (int i = 0; i < kScores / 2; ++i) {
-      const float bias = kGate ? weight_bias[i % 2] : -0.0f;  // minus zero: what a sum may leave out
-      score[2 * i] = ptx::exp2_approximate(fmaf(score[2 * i], p.logit_scale, bias));
-      score[2 * i + 1] = ptx::exp2_approximate(fmaf(score[2 * i + 1], p.logit_scale, bias));
+      score[2 * i] = ptx::exp2_approximate(fmaf(score[2 * i], p.logit_scale, bias[i % 2]));
+      score[2 * i + 1] = ptx::exp2_approximate(fmaf(score[2 * i + 1], p.logit_scale, bias[i % 2]));
       weight[i] = ptx::pack<Element>(score[2 * i], score[2 * i + 1]);
     }
     const uint64_t output_columns = ptx::operand_descriptor(shared.grad_output[stage][0], Shared::kQueryPanelBytes);
@@ -204,30 +207,28 @@ __device__ void BackwardCta<Element, kDim>::consume(int warpgroup, int thread) {
     ptx::fence_async_shared();
     ptx::named_barrier_arrive(kSliceFull + warpgroup, 160);
 
+    const int row = shared.step[stage].row;
     ring.advance(kStages);
-    more = at.next();
     if (more) {
-      if (at.head != step_head) enter_head();
       ptx::mbarrier_wait(&shared.query_full[ring.index], ring.parity);
+      if (head_ends) enter_head(shared.step[ring.index].row);
     }
-    start_scores(ring.index);
+    ptx::forget(score);
     issue_scores(ptx::in_uniform_register(
         ring.index));  // behind the last tile for nothing: a branch around it would end the pipeline
     ptx::wgmma_commit();
+    read_step(ring.index);
 
     ptx::wgmma_wait<0>();  // dK: nobody reads this query tile any more; and the next Sᵀ
     ptx::pin(grad_key);
     ptx::pin(score);
     release(&shared.query_empty[stage], lane);
-    if (kGate && at.head != step_head) {
-      if (lane % 4 == 0) {
-        float* sums = p.workspace.column_sums + row_of_heads(step_head) * p.key_tiles * kKeys + key;
-        sums[0] = grad_key[kDim / 2];
-        sums[8] = grad_key[kDim / 2 + 2];
-      }
+    if constexpr (kGate) {
+      if (head_ends) store_sums(row, grad_key[kDim / 2], grad_key[kDim / 2 + 2]);
     }
 #pragma unroll
-    for (int i = kDim / 2; i < kDim / 2 + kSums; ++i) grad_key[i] = at.head != step_head ? 0 : grad_key[i];
+    for (int i = kDim / 2; i < kDim / 2 + kSums; ++i) grad_key[i] = head_ends ? 0 : grad_key[i];
+    if (more && flags & BackwardStep::kMasked) mask_scores(ring.index);
   }
 
   // dV over V's rows, that only this warpgroup read; dK over K, that both did.
@@ -279,6 +280,7 @@ __global__ void __launch_bounds__(kBackwardThreads, 1) backward_tiles(const __gr
       for (int i = threadIdx.x; i < Shared::kQueryPanelBytes / 4; i += kBackwardThreads)
         reinterpret_cast<uint32_t*>(shared.query[stage][Shared::kPanels])[i] = one;
   }
+  fill_ones(shared.bias_ones, threadIdx.x);
   ptx::fence_async_shared();
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < kStages; ++stage) {

@@ -22,7 +22,7 @@ __device__ inline void store_release(int32_t* counter, int32_t value) {
 /// Keys ride on the first query tile's barrier, values on the first dO's: Sᵀ can start before the values are there.
 template <typename Element, int kDim>
 __device__ void BackwardCta<Element, kDim>::load() {
-  constexpr uint32_t kTileBytes = kPanels * Shared::kQueryPanelBytes + kQueries * sizeof(float);
+  constexpr uint32_t kTileBytes = kPanels * Shared::kQueryPanelBytes + sizeof(Shared::row_bias[0]);
   constexpr uint32_t kKeyBytes = kPanels * Shared::kKeyPanelBytes;
   BackwardWalk at = walk();
   ptx::RingPosition ring;
@@ -31,16 +31,17 @@ __device__ void BackwardCta<Element, kDim>::load() {
   double query_base = 0, key_base = 0;
   int head_read = -1, first_cut = INT_MAX;  // no query at or behind it sees the key tile's first key
 #pragma unroll 1
-  for (bool more = at.next_head(); more; more = at.next(), ring.advance(kStages), first = false) {
-    const int stage = ring.index;
-    const int query_head = head * p.group + at.head;
-    const int64_t heads = row_of_heads(at.head), row = heads * p.padded_queries + at.tile * kQueries;
-    const int position = p.query_offset + at.tile * kQueries;
+  for (bool more = at.next_head(); more; ring.advance(kStages), first = false) {
+    const int stage = ring.index, tile = at.tile, in_group = at.head;
+    more = at.next();
+    const int query_head = head * p.group + in_group;
+    const int64_t heads = row_of_heads(in_group), row = heads * p.padded_queries + tile * kQueries;
+    const int position = p.query_offset + tile * kQueries;
     float frame = 0;
     if constexpr (kGate) {
       const double* base = p.base + heads * (p.key_tiles + 1);
-      if (at.head != head_read) {
-        head_read = at.head;
+      if (in_group != head_read) {
+        head_read = in_group;
         key_base = base[key_tile];
         query_base = base[position / kKeys];
         first_cut = min(p.cut_after[(heads * p.key_tiles + key_tile) * kKeys],
@@ -49,19 +50,23 @@ __device__ void BackwardCta<Element, kDim>::load() {
       frame = float((query_base - key_base) * std::numbers::log2e);
       query_base = base[(position + kQueries) / kKeys];  // the last one's is the sum over all
     }
-    const bool masked = position < key_tile * kKeys + kKeys - 1 || position + kQueries > first_cut;
+    uint32_t flags = 0;
+    if (position + kQueries > first_cut) flags |= BackwardStep::kMasked | BackwardStep::kCut;
+    if (position < key_tile * kKeys + kKeys - 1) flags |= BackwardStep::kMasked;
+    if (!more) flags |= BackwardStep::kLast;
+    if (!more || at.head != in_group) flags |= BackwardStep::kLastOfHead;
     ptx::mbarrier_wait(&shared.query_empty[stage], ring.parity ^ 1);
-    shared.frame[stage] = {frame, masked ? 1.0f : 0.0f};
+    shared.step[stage] = {frame, int(heads), position, flags};
     ptx::mbarrier_arrive_expect(&shared.query_full[stage], kTileBytes + (first ? kKeyBytes : 0));
 #pragma unroll
     for (int panel = 0; panel < kPanels; ++panel) {
       if (first)
         ptx::load_tile(shared.key[panel], &p.key, &shared.query_full[stage], 64 * panel, head, key_tile * kKeys, batch);
       ptx::load_tile(shared.query[stage][panel], &p.query, &shared.query_full[stage], 64 * panel, query_head,
-                     at.tile * kQueries, batch);
+                     tile * kQueries, batch);
     }
-    ptx::load_run(shared.row_bias[stage], p.workspace.row_bias + row, kQueries * sizeof(float),
-                  &shared.query_full[stage]);
+    ptx::load_run(shared.row_bias[stage], static_cast<const BiasColumn*>(p.workspace.row_bias) + row,
+                  sizeof shared.row_bias[0], &shared.query_full[stage]);
 
     ptx::mbarrier_wait(&shared.output_empty[stage], ring.parity ^ 1);
     ptx::mbarrier_arrive_expect(&shared.output_full[stage], kTileBytes + (first ? kKeyBytes : 0));
@@ -71,10 +76,10 @@ __device__ void BackwardCta<Element, kDim>::load() {
         ptx::load_tile(shared.value[panel], &p.value, &shared.output_full[stage], 64 * panel, head, key_tile * kKeys,
                        batch);
       ptx::load_tile(shared.grad_output[stage][panel], &p.grad_output, &shared.output_full[stage], 64 * panel,
-                     query_head, at.tile * kQueries, batch);
+                     query_head, tile * kQueries, batch);
     }
-    ptx::load_run(shared.negative_delta[stage], p.workspace.negative_delta + row, kQueries * sizeof(float),
-                  &shared.output_full[stage]);
+    ptx::load_run(shared.negative_delta[stage], static_cast<const BiasColumn*>(p.workspace.negative_delta) + row,
+                  sizeof shared.negative_delta[0], &shared.output_full[stage]);
   }
 }
 

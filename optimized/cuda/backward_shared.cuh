@@ -2,6 +2,7 @@
 // What the roles of the main backward kernel share: its parameters, its shared memory, and the walk over query tiles.
 
 #include "optimized/cuda/backward.hpp"
+#include "optimized/cuda/bias_step.cuh"
 #include "optimized/cuda/gate_switch.hpp"
 #include "optimized/cuda/handover.cuh"
 #include "optimized/cuda/ptx/barrier.cuh"
@@ -27,6 +28,17 @@ inline constexpr int kBackwardThreads = 384;
 inline constexpr int kKeys = 128;  // a tile; 64 a warpgroup
 inline constexpr int kStages = 2;
 
+/// What the producer says of a step, one query tile of one head, to those who compute it: they have no registers for the walk.
+struct alignas(16) BackwardStep {
+  static constexpr uint32_t kMasked = 1, kCut = 2;  // not all pairs of the tile are visible; a cut is among the reasons
+  static constexpr uint32_t kLastOfHead = 4, kLast = 8;
+
+  float frame;   // log₂e (c at the query tile's frame − c at the key tile's)
+  int row;       // b·Hq + h
+  int position;  // of its first query
+  uint32_t flags;
+};
+
 /// What one CTA holds in shared memory. Panels are [rows][64] of 16 bits, swizzled.
 template <int kDim>
 struct alignas(1024) BackwardShared {
@@ -44,10 +56,11 @@ struct alignas(1024) BackwardShared {
   uint8_t grad_score[kStages][2][kQueryPanelBytes];  // dS [query][key], one panel a warpgroup
   uint8_t ones[16 * 128];                            // also where there is no gate: they cost nothing
   float grad_query[2][kSliceFloats];
-  float row_bias[kStages][kQueries];
-  float negative_delta[kStages][kQueries];
-  float2 frame
-      [kStages];  // log₂e (c at the query tile's frame − c at the key tile's), and whether a pair of the tile is masked
+  alignas(128) BiasColumn row_bias[kStages][kQueries];
+  alignas(128) BiasColumn negative_delta[kStages][kQueries];
+  BiasOnes bias_ones;
+  BackwardStep step[kStages];
+  float key_bias[kKeys];  // b_j of the step's head, each written and read by one warp
   uint64_t query_full[kStages], query_empty[kStages], output_full[kStages], output_empty[kStages];
 };
 
@@ -68,12 +81,6 @@ struct BackwardWalk {
   }
   __device__ bool next() { return ++tile < end || next_head(); }
 };
-
-/// Two floats from shared memory, loaded anew each time: a copy between registers would be a read of an accumulator, for which
-/// ptxas ends the pipeline of products.
-__device__ inline void load_pair(uint32_t address, float& first, float& second) {
-  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(first), "=f"(second) : "r"(address) : "memory");
-}
 
 /// What a CTA computes: a tile of keys of one (batch, key head).
 struct BackwardTile {

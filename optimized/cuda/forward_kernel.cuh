@@ -6,10 +6,11 @@
 //
 // The gate enters as a column term only: along a row c_i is a constant that the softmax divides out. F, the prefix before the tile's
 // first row, keeps every number small; b_j is the plan's float local part plus one number a block, the difference of two doubles. The
-// local part, divided by the scale, is what the accumulators of Q·K start from, so that nothing between that product and the
-// exponentials knows of it: m and the block's number are the third operand of the multiplication by the scale. (The tensor core sums
-// less exactly than an addition rounds. In a clean block the keys that matter have the small numbers; in masked blocks, where any key
-// may matter, the local part is added behind the product.)
+// local part, divided by the scale, is in the accumulators when Q·K is done, so that nothing between that product and the exponentials
+// knows of it: m and the block's number are the third operand of the multiplication by the scale. At head dim 64 it comes with the
+// product's last k-step (bias_step.cuh). At 128, where shared memory has no room for that, it is what the accumulators start from.
+// (Each k-step then rounds less exactly than an addition does. In a clean block the keys that matter have the small numbers; in
+// masked blocks, where any key may matter, it is added behind the product.)
 //
 // m_i may be any number near the row's maximum: it is found in the first blocks (the diagonal's) and then left alone, so that no
 // clean block pays for a maximum or waits for one. Where the logits leave the 16-bit format or float's (weights above 2^120 in bfloat16,
@@ -33,16 +34,20 @@ namespace lethe {
 
 inline constexpr float kLn2 = 0.6931471805599453f;
 
-// Into what rows.x holds, where kStarted, or into zeros.
-template <typename Element, bool kStarted, int kDim>
-__device__ inline void issue_scores(Rows<kDim>& rows, uint64_t query, uint64_t key) {
+// How the keys' bias gets into a block's scores.
+enum class Bias { kByProduct, kInAccumulators, kAfterwards };
+
+// Into what rows.x holds, where the bias is there, or into zeros.
+template <typename Element, Bias kBias, int kDim>
+__device__ inline void issue_scores(Rows<kDim>& rows, uint64_t query, uint64_t key, uint64_t ones, uint64_t bias) {
 #pragma unroll
   for (int step = 0; step < kDim / 16; ++step) {
     const int panel = step / 4, within = step % 4 * (32 >> 4);
-    ptx::wgmma<ptx::Major::kK, ptx::Major::kK>(Element{}, rows.x,
-                                               query + panel * (Sizes<kDim>::kRows * 128 >> 4) + within,
-                                               key + panel * (kColumns * 128 >> 4) + within, kStarted || step > 0);
+    ptx::wgmma<ptx::Major::kK, ptx::Major::kK>(
+        Element{}, rows.x, query + panel * (Sizes<kDim>::kRows * 128 >> 4) + within,
+        key + panel * (kColumns * 128 >> 4) + within, kBias == Bias::kInAccumulators || step > 0);
   }
+  if constexpr (kBias == Bias::kByProduct) issue_bias(rows.x, ones, bias);
   ptx::wgmma_commit();
 }
 
@@ -69,10 +74,25 @@ __device__ inline void consume(const ForwardParameters& a, Shared<kDim>& shared)
     return ptx::operand_descriptor(shared.value[stage], kColumns * 128);
   };
   Rows<kDim> rows;
+  constexpr bool kByProduct = kGate && kBiasByProduct<kDim>;
+  constexpr Bias kMaskedBias = kByProduct ? Bias::kByProduct : Bias::kAfterwards;
+  constexpr Bias kCleanBias = kByProduct ? Bias::kByProduct : kGate ? Bias::kInAccumulators : Bias::kAfterwards;
+  const auto ones = [&]() -> uint64_t {
+    if constexpr (kByProduct) return ones_operand(shared.ones);
+    return 0;
+  };
+  const auto bias_of = [&](uint32_t stage) -> uint64_t {
+    if constexpr (kByProduct) return bias_operand(shared.start[stage]);
+    return 0;
+  };
   const uint32_t start_address = ptx::shared_address(shared.start[0]) + lane % 4 * 8;
   const uint32_t block_bias_address = ptx::shared_address(shared.block_bias);
   const auto load_start = [&](uint32_t stage, int j) {  // of columns 8j and 8j + 1 of the lane's
     return ptx::load_pair(start_address + stage * kColumns * 4 + j * 32);
+  };
+  const auto scale_masked = [&](uint32_t stage) {
+    if constexpr (kByProduct) scale_scores(rows, a.scale_log2);
+    else scale_scores(rows, a.scale_log2, [&](int j) { return load_start(stage, j); });
   };
   // Turns: warpgroup w issues its products when barrier kTurns + w has heard from the one before it; 0 begins.
   constexpr uint32_t kTurns = 1, kStores = kTurns + kWarpgroups;
@@ -97,7 +117,8 @@ __device__ inline void consume(const ForwardParameters& a, Shared<kDim>& shared)
   pass_keys(shared.tile[0]);
   ptx::mbarrier_wait(&shared.key_full[at.index], at.parity);
   ptx::wgmma_fence();
-  issue_scores<Element, false>(rows, query_operand(0), key_operand(ptx::uniform(at.index)));
+  const uint32_t first_stage = ptx::uniform(at.index);
+  issue_scores<Element, kMaskedBias>(rows, query_operand(0), key_operand(first_stage), ones(), bias_of(first_stage));
   ptx::wgmma_wait<0>();
   ptx::pin(rows.x);
   // the residual of the tile before leaves from where its queries were: they are handed back one tile late
@@ -127,7 +148,7 @@ __device__ inline void consume(const ForwardParameters& a, Shared<kDim>& shared)
       }
     }
     const float first_bias = ptx::load_float(block_bias_address + at.index * 4);
-    scale_scores(rows, a.scale_log2, [&](int j) { return load_start(at.index, j); });
+    scale_masked(at.index);
     mask(rows, last * kColumns);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -156,11 +177,11 @@ __device__ inline void consume(const ForwardParameters& a, Shared<kDim>& shared)
     bool accumulate = false;
     int block = last - 1;
     const auto step = [&]<bool kMasked>() {
-      constexpr bool kStarted = kGate && !kMasked;
+      constexpr Bias kBias = kMasked ? kMaskedBias : kCleanBias;
       ptx::mbarrier_wait(&shared.key_full[at.index], at.parity);
       const uint32_t stage = ptx::uniform(at.index), value_stage = ptx::uniform(previous.index),
                      query_slot = ptx::uniform(slot.index);
-      if constexpr (kStarted) {
+      if constexpr (kBias == Bias::kInAccumulators) {
 #pragma unroll
         for (int j = 0; j < 16; ++j) {
           const float2 pair = load_start(stage, j);
@@ -174,7 +195,7 @@ __device__ inline void consume(const ForwardParameters& a, Shared<kDim>& shared)
       ptx::pin(rows.output);
       ptx::pin(rows.weights);
       ptx::wgmma_fence();
-      issue_scores<Element, kStarted>(rows, query_operand(query_slot), key_operand(stage));
+      issue_scores<Element, kBias>(rows, query_operand(query_slot), key_operand(stage), ones(), bias_of(stage));
       issue_output<Element>(rows, value_operand(value_stage), accumulate);
       ptx::named_barrier_arrive(next_turn, 256);
       const float block_bias = ptx::load_float(block_bias_address + stage * 4);
@@ -182,7 +203,7 @@ __device__ inline void consume(const ForwardParameters& a, Shared<kDim>& shared)
       ptx::wgmma_wait<1>();
       ptx::pin(rows.x);
       if constexpr (kMasked) {
-        scale_scores(rows, a.scale_log2, [&](int j) { return load_start(stage, j); });
+        scale_masked(stage);
         mask(rows, block * kColumns);
       } else if constexpr (kRepeat) {
         scale_scores(rows, a.scale_log2);
@@ -245,7 +266,7 @@ __device__ inline void consume(const ForwardParameters& a, Shared<kDim>& shared)
     ptx::pin(rows.weights);
     ptx::wgmma_fence();
     issue_output<Element>(rows, value_operand(value_stage), accumulate);
-    issue_scores<Element, false>(rows, query_operand(query_slot), key_operand(stage));
+    issue_scores<Element, kMaskedBias>(rows, query_operand(query_slot), key_operand(stage), ones(), bias_of(stage));
     ptx::wgmma_wait<0>();
     ptx::pin(rows.output);
     ptx::pin(rows.x);
@@ -310,6 +331,10 @@ __global__ void __launch_bounds__(Sizes<kDim>::kThreads, 1) forward(const __grid
       ptx::mbarrier_init(&shared.tile_empty[slot], kReleases);
     }
     ptx::mbarrier_init_fence();
+  }
+  if constexpr (kBiasByProduct<kDim>) {
+    fill_ones(shared.ones, threadIdx.x);
+    ptx::fence_async_shared();
   }
   if constexpr (!kRepeat) ptx::wait_for_previous_kernel();
   __syncthreads();

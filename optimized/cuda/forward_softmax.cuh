@@ -3,6 +3,7 @@
 
 #include "optimized/cuda/gate_switch.hpp"
 #include "optimized/cuda/ptx/fragment.cuh"
+#include "optimized/kernels.hpp"
 
 namespace lethe {
 
@@ -28,6 +29,10 @@ struct Sizes {
   static constexpr int kProducerRegisters = kDim == 64 ? 32 : 40, kConsumerRegisters = kDim == 64 ? 160 : 232;
   static constexpr int kStages = kDim == 64 ? 3 : 2;
 };
+
+// Device code's bias_by_product.
+template <int kDim>
+inline constexpr bool kBiasByProduct = bias_by_product(kDim);
 
 // What a thread knows of its two rows, and its part of S, P and O.
 template <int kDim>

@@ -2,6 +2,9 @@
 // The tiles of the forward kernel: their order, what a CTA holds in shared memory, and the thread that fills it. Internal to
 // forward.cu.
 
+#include <type_traits>
+
+#include "optimized/cuda/bias_step.cuh"
 #include "optimized/cuda/forward_softmax.cuh"
 #include "optimized/cuda/handover.cuh"
 #include "optimized/cuda/ptx/copy.cuh"
@@ -80,11 +83,13 @@ __device__ inline Tile<kRows> tile_at(const ForwardParameters& a, int index) {
 template <int kDim>
 struct alignas(1024) Shared {
   static constexpr int kStages = Sizes<kDim>::kStages, kRows = Sizes<kDim>::kRows;
+  using Start = std::conditional_t<kBiasByProduct<kDim>, BiasColumn, float>;
   char query[kTileSlots][kRows * kDim * 2];
   char output[kRows * kDim * 2];
   char key[kStages][kColumns * kDim * 2];
   char value[kStages][kColumns * kDim * 2];
-  float start[kStages][kColumns];
+  Start start[kStages][kColumns];
+  std::conditional_t<kBiasByProduct<kDim>, BiasOnes, char> ones;
   float block_bias[kStages];
   alignas(16) float row_bias[kTileSlots][kRows + 4];  // from the last multiple of 4 before the tile's first position
   float row_gate[kRows];                              // c_i − F, written and read by one thread
@@ -145,16 +150,19 @@ __device__ inline void produce(const ForwardParameters& a, Shared<kDim>& shared)
     };
 #pragma unroll 1
     for (int block = tile.last; block >= tile.first; --block) {
-      const float block_bias = kGate ? static_cast<float>((frame - block_end) * static_cast<double>(kLog2E)) : 0;
+      float block_bias = kGate ? static_cast<float>((frame - block_end) * static_cast<double>(kLog2E)) : 0;
+      asm volatile("" : "+f"(block_bias));  // made now, not behind the wait
       // read a block ahead: its latency must not stand between a stage that falls free and its load
       if constexpr (kGate) block_end = base[block];
       ptx::mbarrier_wait_patiently(&shared.key_empty[at.index], at.parity ^ 1);
       shared.block_bias[at.index] = block_bias;
       uint64_t* full = &shared.key_full[at.index];
-      ptx::mbarrier_arrive_expect(full, kColumns * kDim * 2 + (kGate ? kColumns * 4 : 0));
+      ptx::mbarrier_arrive_expect(full, kColumns * kDim * 2 + (kGate ? sizeof shared.start[0] : 0));
       load(shared.key[at.index], kColumns, a.key, full, key_head, block * kColumns, tile.batch);
       if constexpr (kGate)
-        ptx::load_run(shared.start[at.index], a.plan.start + tokens + block * kColumns, kColumns * 4, full);
+        ptx::load_run(shared.start[at.index],
+                      static_cast<const typename Shared<kDim>::Start*>(a.plan.start) + tokens + block * kColumns,
+                      sizeof shared.start[0], full);
       if (block < tile.last) load_value(block + 1);
       previous = at;
       at.advance(kStages);

@@ -4,7 +4,8 @@
 //   block (m, n) of queries × keys is left out where c_{first query of m} − c_{last key of n} < δ = −2U − log Tk + log ε
 //
 // One thread a query block finds the first key block to visit by binary search: c falls with t, so along a row of blocks D only
-// rises. The last query block of a key block is a second search, in the first one's result. The last CTA sorts the heads.
+// rises. The last query block of a key block is a second search, in the first one's result. Both search in shared memory where a head
+// has few enough blocks: ten loads, one behind the other, are most of this kernel. The last CTA sorts the heads.
 
 #include <cfloat>
 #include <climits>
@@ -59,8 +60,16 @@ __device__ inline void scan_blocks(const BoundArguments& a, int row) {
 
 __device__ inline void find_boundary(const BoundArguments& a, int row) {
   const int64_t blocks = a.key_blocks, tokens = blocks * kBlock;
+  constexpr int kStaged = 1024;
+  __shared__ double staged_base[kStaged + 1];
+  __shared__ int32_t staged_first_key[kStaged];
+  const bool staged = blocks <= kStaged && a.query_blocks <= kStaged;
   const double* base = a.plan.base + row * (blocks + 1);
   int32_t* first_key = a.plan.first_key_block + static_cast<int64_t>(row) * a.query_blocks;
+  if (staged) {
+    for (int n = threadIdx.x; n <= blocks; n += kScanThreads) staged_base[n] = base[n];
+    base = staged_base;
+  }
   int32_t* last_query = a.plan.last_query_block + row * blocks;
   const bool pruning = a.log_tolerance > -DBL_MAX && !a.boundary_given;
   double threshold = -DBL_MAX;  // but for cuts
@@ -91,12 +100,14 @@ __device__ inline void find_boundary(const BoundArguments& a, int row) {
       }
       first_key[m] = first;
     }
+    if (staged) staged_first_key[m] = first;
     visited += block - first + 1;
   }
   visited = __reduce_add_sync(~0u, visited);
   if (threadIdx.x % 32 == 0) atomicAdd(&head_blocks, visited);
   __syncthreads();
   if (threadIdx.x == 0) a.plan.head_blocks[row] = head_blocks;
+  if (staged) first_key = staged_first_key;
   for (int n = threadIdx.x; n < a.key_blocks; n += kScanThreads)
     last_query[n] = first_where(a.query_blocks, [&](int m) { return first_key[m] > n; }) - 1;
 }

@@ -40,12 +40,25 @@ __device__ inline void pin(uint32_t (&registers)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(registers[i])::"memory");
 }
 
+/// Gives registers any value, where a batch starts from zero: nothing that they held before has to be kept for it.
+template <int kCount>
+__device__ inline void forget(float (&registers)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "=f"(registers[i])::"memory");
+}
+
 /// Descriptor of a 128-byte-swizzled operand. `panel_bytes` (rows·128, the step to the next 64 elements of M or N) matters to
 /// MN-major operands wider than 64 only. Advance by adding bytes/16.
 __device__ inline uint64_t operand_descriptor(const void* shared, uint32_t panel_bytes) {
   constexpr uint64_t kSwizzle128 = uint64_t{1} << 62;
   constexpr uint64_t kStrideOf8Rows = uint64_t{1024 >> 4} << 32;
   return kSwizzle128 | kStrideOf8Rows | (uint64_t{panel_bytes >> 4} << 16) | ((shared_address(shared) & 0x3ffffu) >> 4);
+}
+
+/// Descriptor of a K-major operand without a swizzle: 8 rows × 16 bytes lie together, 128-byte aligned. `k_bytes` lead to the same rows'
+/// other 8 of a step's 16 elements of K, `row_bytes` to the next 8 rows; either may be 0, for the same again.
+__device__ inline uint64_t unswizzled_descriptor(const void* shared, uint32_t k_bytes, uint32_t row_bytes) {
+  return (uint64_t{row_bytes >> 4} << 32) | (uint64_t{k_bytes >> 4} << 16) | ((shared_address(shared) & 0x3ffffu) >> 4);
 }
 
 enum class Major { kK = 0, kMN = 1 };

@@ -7,6 +7,8 @@
 
 namespace lethe {
 
+struct BiasColumn;  // bias_step.cuh
+
 /// Floats of one slice of the accumulated query gradient: 64 queries × 64 of D in the order of wgmma's accumulators (float4 k of
 /// thread t at k·512 + 4t), then the 64 row sums of dS.
 inline constexpr int kSliceFloats = 64 * 64 + 64;
@@ -18,9 +20,10 @@ inline constexpr int kTileQueries = kDim == 64 ? 128 : 64;
 /// The workspace, cut up. Tp = Tq rounded up to 128.
 struct BackwardWorkspace {
   float* grad_query;  ///< [B·Hq, Tp/64, D/64, kSliceFloats], summed over key tiles
-  void* row_bias;  ///< [B·Hq, Tp] BiasColumn  (c_i − c of the tile's frame − log_normalizer) / scale; −∞/scale past Tq
-  void* negative_delta;  ///< [B·Hq, Tp] BiasColumn  −Σ_d dO·O; 0 past Tq
-  float* column_sums;    ///< [B·Hq, N·128]  Σ_i dS_ij
+  BiasColumn*
+      row_bias;  ///< [B·Hq, Tp]  (c_i − c of the tile's frame − log_normalizer) / scale; past Tq what makes a weight 0
+  BiasColumn* negative_delta;  ///< [B·Hq, Tp]  −Σ_d dO·O; 0 past Tq
+  float* column_sums;          ///< [B·Hq, N·128]  Σ_i dS_ij
   float* row_shares;  ///< [B·Hq, N·128]  by position: what a row's sum of dS takes from each unit of its keys' weights
   int32_t* turns;     ///< [B·Hq, Tp/tile]  key tiles that have added to a query tile; used where the order is fixed
 };

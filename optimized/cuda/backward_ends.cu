@@ -34,7 +34,8 @@ struct PrepareParameters {
 template <typename Element, int kDim>
 __global__ void __launch_bounds__(kPrepareThreads) prepare(const __grid_constant__ PrepareParameters p) {
   ptx::wait_for_previous_kernel();
-  constexpr int kLanesARow = kDim / 8;  // 16 bytes a lane
+  if (threadIdx.x == 0) p.workspace.turns[blockIdx.x] = 0;  // one a CTA; fewer are used where tiles are larger
+  constexpr int kLanesARow = kDim / 8;                      // 16 bytes a lane
   const int64_t row_of_heads = blockIdx.x / p.row_blocks;
   const int first = blockIdx.x % p.row_blocks * kRows;
   const int batch = row_of_heads / p.query_heads, head = row_of_heads % p.query_heads;
@@ -73,8 +74,9 @@ __global__ void __launch_bounds__(kPrepareThreads) prepare(const __grid_constant
         bias = base[position / kGateBlock] - base[(p.query_offset + query / kTile * kTile) / kGateBlock] -
                p.bias[row_of_heads * p.key_blocks * kGateBlock + position] * 0.6931471805599453 -
                p.log_normalizer[(int64_t{batch} * p.query_length + query) * p.query_heads + head];
-      static_cast<BiasColumn*>(p.workspace.row_bias)[out] = bias_column(static_cast<float>(bias / p.scale));
-      static_cast<BiasColumn*>(p.workspace.negative_delta)[out] = bias_column(-delta);
+      p.workspace.row_bias[out] = bias_column(static_cast<float>(bias / p.scale));
+      p.workspace.negative_delta[out] =
+          bias_column(isinf(delta) ? NAN : -delta);  // what overflowed must not look finite
     }
   }
   constexpr int kFloat4s = kSliceFloats * (kDim / 64) / 4;
@@ -163,8 +165,8 @@ BackwardWorkspace backward_workspace_in(void* memory, const Shape& shape) {
   const Layout layout = layout_of(shape);
   char* base = static_cast<char*>(memory);
   return {reinterpret_cast<float*>(base + layout.grad_query),
-          base + layout.row_bias,
-          base + layout.negative_delta,
+          reinterpret_cast<BiasColumn*>(base + layout.row_bias),
+          reinterpret_cast<BiasColumn*>(base + layout.negative_delta),
           reinterpret_cast<float*>(base + layout.column_sums),
           reinterpret_cast<float*>(base + layout.row_shares),
           reinterpret_cast<int32_t*>(base + layout.turns)};
@@ -173,10 +175,6 @@ BackwardWorkspace backward_workspace_in(void* memory, const Shape& shape) {
 void launch_backward_prepare(const BackwardArguments& arguments, const BackwardWorkspace& workspace) {
   const Shape& shape = arguments.shape;
   const int64_t rows = shape.batch * shape.query_heads;
-  if (arguments.deterministic)
-    cuda_check(cudaMemsetAsync(workspace.turns, 0, rows * (padded(shape.query_length) / kRows) * sizeof(int32_t),
-                               arguments.stream),
-               "backward: clear");
   const PrepareParameters parameters{arguments.values,
                                      arguments.residual,
                                      arguments.grad_values,

@@ -14,8 +14,6 @@
 // The row and column sums of dS, of which the gate's gradient is made, come from the tensor core: dQ and dK have eight columns more
 // than the head, behind them a panel of ones.
 
-#include <climits>
-
 #include "optimized/cuda/backward_producer.cuh"
 #include "optimized/cuda/ptx/copy.cuh"
 #include "optimized/cuda/ptx/fragment.cuh"

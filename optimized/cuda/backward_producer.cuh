@@ -65,8 +65,8 @@ __device__ void BackwardCta<Element, kDim>::load() {
       ptx::load_tile(shared.query[stage][panel], &p.query, &shared.query_full[stage], 64 * panel, query_head,
                      tile * kQueries, batch);
     }
-    ptx::load_run(shared.row_bias[stage], static_cast<const BiasColumn*>(p.workspace.row_bias) + row,
-                  sizeof shared.row_bias[0], &shared.query_full[stage]);
+    ptx::load_run(shared.row_bias[stage], p.workspace.row_bias + row, sizeof shared.row_bias[0],
+                  &shared.query_full[stage]);
 
     ptx::mbarrier_wait(&shared.output_empty[stage], ring.parity ^ 1);
     ptx::mbarrier_arrive_expect(&shared.output_full[stage], kTileBytes + (first ? kKeyBytes : 0));
@@ -78,8 +78,8 @@ __device__ void BackwardCta<Element, kDim>::load() {
       ptx::load_tile(shared.grad_output[stage][panel], &p.grad_output, &shared.output_full[stage], 64 * panel,
                      query_head, tile * kQueries, batch);
     }
-    ptx::load_run(shared.negative_delta[stage], static_cast<const BiasColumn*>(p.workspace.negative_delta) + row,
-                  sizeof shared.negative_delta[0], &shared.output_full[stage]);
+    ptx::load_run(shared.negative_delta[stage], p.workspace.negative_delta + row, sizeof shared.negative_delta[0],
+                  &shared.output_full[stage]);
   }
 }
 

@@ -65,7 +65,7 @@ struct alignas(1024) BackwardShared {
 };
 
 /// The query tiles of one key tile: over the query heads of its group, and in each from the diagonal to the last that sees it.
-/// Producer, consumers and the warp that adds dQ walk in step.
+/// The producer and the warp that adds dQ walk in step; the consumers follow the producer's word (BackwardStep).
 struct BackwardWalk {
   const int32_t* last_query_block;  // of the group's first head, at this key tile
   int key_tiles, group, query_tiles, tiles_a_block, first;

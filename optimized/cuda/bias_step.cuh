@@ -37,7 +37,7 @@ __device__ inline BiasColumn bias_column(float x) {
   return column;
 }
 
-/// By the first 16 threads that call it; the copy engine's proxy must be fenced before the ones are read.
+/// By threads 0 to 15; a ptx::fence_async_shared() and a barrier must lie between it and the products.
 __device__ inline void fill_ones(BiasOnes& ones, int thread) {
   constexpr uint32_t kOne = 0x3f80, kTwoOnes = kOne << 16 | kOne;
   if (thread < 16) ones.row[thread] = thread < 8 ? uint4{kTwoOnes, kOne, 0, 0} : uint4{0, 0, 0, 0};

@@ -8,9 +8,9 @@
 // first row, keeps every number small; b_j is the plan's float local part plus one number a block, the difference of two doubles. The
 // local part, divided by the scale, is in the accumulators when Q·K is done, so that nothing between that product and the exponentials
 // knows of it: m and the block's number are the third operand of the multiplication by the scale. At head dim 64 it comes with the
-// product's last k-step (bias_step.cuh). At 128, where shared memory has no room for that, it is what the accumulators start from.
-// (Each k-step then rounds less exactly than an addition does. In a clean block the keys that matter have the small numbers; in
-// masked blocks, where any key may matter, it is added behind the product.)
+// product's last k-step (bias_step.cuh). At 128, where shared memory has no room for that, it is what the accumulators start from;
+// each k-step then rounds it, less exactly than an addition does. In a clean block the keys that matter have the small numbers; in
+// masked blocks, where any key may matter, it is added behind the product.
 //
 // m_i may be any number near the row's maximum: it is found in the first blocks (the diagonal's) and then left alone, so that no
 // clean block pays for a maximum or waits for one. Where the logits leave the 16-bit format or float's (weights above 2^120 in bfloat16,
@@ -332,7 +332,7 @@ __global__ void __launch_bounds__(Sizes<kDim>::kThreads, 1) forward(const __grid
     }
     ptx::mbarrier_init_fence();
   }
-  if constexpr (kBiasByProduct<kDim>) {
+  if constexpr (kGate && kBiasByProduct<kDim>) {
     fill_ones(shared.ones, threadIdx.x);
     ptx::fence_async_shared();
   }

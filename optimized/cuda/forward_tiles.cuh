@@ -88,7 +88,7 @@ struct alignas(1024) Shared {
   char output[kRows * kDim * 2];
   char key[kStages][kColumns * kDim * 2];
   char value[kStages][kColumns * kDim * 2];
-  Start start[kStages][kColumns];
+  alignas(128) Start start[kStages][kColumns];
   std::conditional_t<kBiasByProduct<kDim>, BiasOnes, char> ones;
   float block_bias[kStages];
   alignas(16) float row_bias[kTileSlots][kRows + 4];  // from the last multiple of 4 before the tile's first position

@@ -63,7 +63,7 @@ __device__ inline void find_boundary(const BoundArguments& a, int row) {
   constexpr int kStaged = 1024;
   __shared__ double staged_base[kStaged + 1];
   __shared__ int32_t staged_first_key[kStaged];
-  const bool staged = blocks <= kStaged && a.query_blocks <= kStaged;
+  const bool staged = blocks <= kStaged;  // and no more query blocks
   const double* base = a.plan.base + row * (blocks + 1);
   int32_t* first_key = a.plan.first_key_block + static_cast<int64_t>(row) * a.query_blocks;
   if (staged) {

@@ -8,6 +8,7 @@
 #include <climits>
 
 #include "optimized/cuda/bias_step.cuh"
+#include "optimized/cuda/ptx/barrier.cuh"
 #include "optimized/kernels.hpp"
 
 namespace lethe::gate {

@@ -33,12 +33,23 @@ class DeviceProblem {
       : problem_(problem), query_(elements(problem.query)), key_(elements(problem.key)),
         value_(elements(problem.value)),
         log_forget_(std::vector<float>(problem.log_forget.begin(), problem.log_forget.end())),
-        bound_(options.logit_bound.value_or(std::vector<float>{})), plan_memory_(gate_plan_bytes(problem.shape)) {
-    const Shape& s = problem.shape;
-    plan_ = gate_plan_in(plan_memory_.data(), s);
-    launch_gate_plan({s, problem.dtype, problem.scale, query(), key(), log_forget_.data(), s.key_length * s.query_heads,
-                      s.query_heads, 1, options.log_pruning_tolerance, options.logit_bound ? bound_.data() : nullptr,
-                      false, plan_, nullptr});
+        bound_(options.logit_bound.value_or(std::vector<float>{})), bound_given_(options.logit_bound),
+        plan_memory_(gate_plan_bytes(problem.shape)), backward_plan_memory_(gate_plan_bytes(problem.shape)) {
+    plan_ = gate_plan_in(plan_memory_.data(), problem.shape);
+    launch_gate_plan(plan_arguments(plan_, options.log_pruning_tolerance));
+  }
+
+  /// A second plan for the backward, as the operator makes it: of the first one it takes the boundary alone.
+  GatePlan backward_plan() const {
+    const Shape& s = problem_.shape;
+    const GatePlan plan = gate_plan_in(backward_plan_memory_.data(), s);
+    const int64_t blocks = s.batch * s.query_heads * ((s.query_length + kGateBlock - 1) / kGateBlock);
+    require(cudaMemcpyAsync(plan.first_key_block, plan_.first_key_block, blocks * sizeof(int32_t),
+                            cudaMemcpyDeviceToDevice));
+    GatePlanArguments arguments = plan_arguments(plan, -std::numeric_limits<double>::infinity());
+    arguments.boundary_given = true;
+    launch_gate_plan(arguments);
+    return plan;
   }
 
   Operand query() const { return operand(query_, problem_.shape.query_length, problem_.shape.query_heads); }
@@ -66,6 +77,23 @@ class DeviceProblem {
   }
 
  private:
+  GatePlanArguments plan_arguments(const GatePlan& plan, double log_pruning_tolerance) const {
+    const Shape& s = problem_.shape;
+    return {.shape = s,
+            .dtype = problem_.dtype,
+            .scale = problem_.scale,
+            .query = query(),
+            .key = key(),
+            .log_forget = log_forget_.data(),
+            .gate_batch_stride = s.key_length * s.query_heads,
+            .gate_token_stride = s.query_heads,
+            .gate_head_stride = 1,
+            .log_pruning_tolerance = log_pruning_tolerance,
+            .logit_bound = bound_given_ ? bound_.data() : nullptr,
+            .boundary_given = false,
+            .plan = plan,
+            .stream = nullptr};
+  }
   static std::vector<Element> elements(const std::vector<double>& values) {
     return to_element<Element>(std::vector<float>(values.begin(), values.end()));
   }
@@ -82,7 +110,8 @@ class DeviceProblem {
   Problem problem_;
   DeviceArray<Element> query_, key_, value_;
   DeviceArray<float> log_forget_, bound_;
-  DeviceArray<char> plan_memory_;
+  bool bound_given_;
+  DeviceArray<char> plan_memory_, backward_plan_memory_;
   GatePlan plan_;
 };
 

@@ -33,12 +33,11 @@ BackwardResult backward(const Problem& problem, const std::vector<double>& grad_
   const DeviceArray<char> workspace(backward_workspace_bytes(s));
   launch_forward({s, problem.dtype, problem.scale, device.query(), device.key(), device.value(), device.plan(),
                   values.data(), residual.data(), log_normalizer.data(), visited_pairs.data(), nullptr});
-  residual.host();  // checks the canary
   const auto like_query = [&](const DeviceArray<Element>& array) {
     return Operand{array.data(), s.query_length * s.query_heads * s.key_dim, s.query_heads * s.key_dim, s.key_dim};
   };
   launch_backward({s, problem.dtype, problem.scale, device.query(), device.key(), device.value(), like_query(values),
-                   like_query(residual), like_query(grad), log_normalizer.data(), device.plan(), query.data(),
+                   like_query(residual), like_query(grad), log_normalizer.data(), device.backward_plan(), query.data(),
                    key.data(), value.data(), grad_log_forget.data(), workspace.data(), deterministic, nullptr});
   const auto floats = [](const DeviceArray<Element>& array) {
     std::vector<double> numbers;
@@ -47,6 +46,7 @@ BackwardResult backward(const Problem& problem, const std::vector<double>& grad_
   };
   const std::vector<float> gate = grad_log_forget.host();
   workspace.host();  // checks the canary
+  residual.host();
   return {floats(values), floats(query), floats(key), floats(value), {gate.begin(), gate.end()}};
 }
 

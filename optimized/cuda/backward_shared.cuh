@@ -55,10 +55,10 @@ struct alignas(1024) BackwardShared {
   uint8_t grad_output[kStages][kPanels][kQueryPanelBytes];
   uint8_t grad_score[kStages][2][kQueryPanelBytes];  // dS [query][key], one panel a warpgroup
   uint8_t ones[16 * 128];                            // also where there is no gate: they cost nothing
-  float grad_query[2][kSliceFloats];
   alignas(128) BiasColumn row_bias[kStages][kQueries];
   alignas(128) BiasColumn negative_delta[kStages][kQueries];
   BiasOnes bias_ones;
+  alignas(16) float grad_query[2][kSliceFloats];
   BackwardStep step[kStages];
   float key_bias[kKeys];  // b_j of the step's head, each written and read by one warp
   uint64_t query_full[kStages], query_empty[kStages], output_full[kStages], output_empty[kStages];

@@ -8,7 +8,8 @@
 // the accumulators takes a load and a move for every pair of them, and they can't start before both have arrived.
 //
 // Operands lie without a swizzle: 16 bytes a column, the first three of eight numbers, columns behind one another. The other eight of
-// the step's sixteen k are read from the same place and meet zeros in A.
+// the step's sixteen k are read from the same place and meet zeros in A. memcheck takes an operand to be 32 bytes a row long, whatever
+// its strides: so much of shared memory should lie behind its beginning.
 
 #include "optimized/cuda/ptx/wgmma.cuh"
 

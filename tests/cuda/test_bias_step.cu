@@ -16,9 +16,13 @@ using testing::DeviceArray;
 // D [64, N] = start + 0 · 0 + bias, in the order of the fragment: d[thread][register]. The product before it in the batch is of Element.
 template <typename Element, int kN>
 __global__ void __launch_bounds__(128, 1) add_bias(const float* bias, float start, float* d) {
-  __shared__ alignas(1024) uint4 zeros[kN * 128 / sizeof(uint4)];
-  __shared__ alignas(128) BiasColumn columns[kN];
-  __shared__ BiasOnes ones;
+  struct alignas(1024) Operands {
+    BiasOnes ones;
+    BiasColumn columns[kN];
+    alignas(1024) uint4 zeros[kN * 128 / sizeof(uint4)];
+  };
+  __shared__ Operands operands;
+  auto& [ones, columns, zeros] = operands;
   for (int i = threadIdx.x; i < kN * 128 / int(sizeof(uint4)); i += 128) zeros[i] = {0, 0, 0, 0};
   if (threadIdx.x < kN) columns[threadIdx.x] = bias_column(bias[threadIdx.x]);
   fill_ones(ones, threadIdx.x);

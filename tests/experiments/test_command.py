@@ -90,6 +90,9 @@ class Calls(CommandTest):
                 members = dict(line.split(maxsplit=1)
                                for line in self.done("describe", "--size", "760m", *options).splitlines() if line.startswith("  "))
                 self.assertEqual(members["attention"], expected)
+        described = self.done("describe", "--architecture", "decay", "--set", "compute_dtype=bfloat16")
+        self.assertIn("  matrix state           portable, float64: a few PyTorch calls a token", described)
+        self.assertNotIn("  attention ", described)
 
     def test_of_list_show_claims_with_their_cost_architectures_and_sizes(self):
         listed = self.done("list")

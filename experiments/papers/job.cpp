@@ -148,11 +148,20 @@ Task make_task(const Experiment& experiment, const Context& context, Datasets& d
   return task;
 }
 
-/// The certificate's part that a claim adds to that of every record.
-nlohmann::json details(const Task& task, const Context& context, const Findings& findings) {
+/// The certificate's part that a claim adds to that of every record. A model may be older than the claim: its name says what it depends
+/// on, but not by which program it was trained, so that stands beside it.
+nlohmann::json details(const Task& task, const Context& context, const std::filesystem::path& models,
+                       const Findings& findings) {
   nlohmann::json runs = nlohmann::json::array();
-  for (const Run& run : task.runs)
-    runs.push_back({{"label", run.label}, {"seed", run.training.seed}, {"artefact", artefact_name(run, task.dataset)}});
+  for (const Run& run : task.runs) {
+    const std::string name = artefact_name(run, task.dataset);
+    const auto done = nlohmann::json::parse(read_whole(models / name / "done.json"));
+    runs.push_back({{"label", run.label},
+                    {"seed", run.training.seed},
+                    {"artefact", name},
+                    {"commit", done.at("commit")},
+                    {"dirty", done.at("dirty")}});
+  }
   nlohmann::json dataset;  // null for a claim that reads none
   if (!task.dataset.content_hash().empty())
     dataset = {{"name", task.dataset.name()}, {"content", task.dataset.content_hash()}};
@@ -221,7 +230,7 @@ void measure(const Task& task, const Context& context, const std::filesystem::pa
   const Findings findings = task.experiment.measure(study);
   const std::filesystem::path base = base_of(task, context);
   if (!findings.points.empty()) write_points(base.string() + ".points.csv", findings.points);
-  write_records(base, findings.records, context.command_line, details(task, context, findings));
+  write_records(base, findings.records, context.command_line, details(task, context, models, findings));
   clock.done(what, measuring_work(task));
 }
 

@@ -56,6 +56,9 @@ class Pipeline(unittest.TestCase):
             self.assertTrue(all(comparison["verdict"] in VERDICTS for comparison in certificate["comparisons"]))
             self.assertEqual(certificate["scale"], "smoke")
             self.assertGreater(len((self.machine / f"{claim}.csv").read_text().splitlines()), 1)
+            for run in certificate["runs"]:
+                done = json.loads((self.root / "artefacts" / "models" / run["artefact"] / "done.json").read_text())
+                self.assertEqual((run["commit"], run["dirty"]), (done["commit"], done["dirty"]))
 
     def test_a_model_that_several_claims_ask_for_is_trained_once(self):
         trained, asked = set(), 0

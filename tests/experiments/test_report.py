@@ -194,6 +194,13 @@ class Checks(WithCheckout):
         (self.checkout.machine / "ablations.json").rename(self.checkout.machine / "other.json")
         self.assertIn("expected its certificate ablations.json", self.faults())
 
+    def test_a_page_names_the_commit_that_trained_its_models_where_it_is_another(self):
+        path = self.checkout.machine / "ablations.json"
+        model = {"label": "FoX (Pro)", "seed": 0, "artefact": "0" * 16, "dirty": False}
+        for commits, expected in ((("c" * 40,), f"commit {'c' * 12};"), (("c" * 40, "e" * 40), f"commit {'c' * 12}, models trained at {'e' * 12};")):
+            path.write_text(json.dumps(CERTIFICATE | {"runs": [model | {"commit": commit} for commit in commits]}))
+            self.assertIn(expected, claim_page(load_machine(self.checkout.root, self.checkout.machine)[0]))
+
     def test_a_certificate_without_a_commit_is_found(self):
         self.checkout.make_whole()
         path = self.checkout.machine / "ablations.json"

@@ -104,8 +104,15 @@ def numbers_table(claim):
 
 
 def provenance(claim):
+    def words(commit, dirty):
+        return (commit or "unknown")[:12] + (" with uncommitted changes" if dirty else "")
+
     c = claim.certificate
-    commit = (c["commit"] or "unknown")[:12] + (" with uncommitted changes" if c["dirty"] else "")
+    commit = words(c["commit"], c["dirty"])
+    # Certificates written before models had a commit of their own there say nothing of it.
+    trained = {words(run["commit"], run["dirty"]) for run in c.get("runs", []) if "commit" in run} - {commit}
+    if trained:
+        commit += f", models trained at {', '.join(sorted(trained))}"
     data = f"data {c['dataset']['name']} ({c['dataset']['content'][:12]})" if c["dataset"] else "no data"
     return (
         f"Scale {c['scale']}; {data}; commit {commit}; "

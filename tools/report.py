@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Makes tables, figures and pages from the results that are there.
 
-For every folder of results/: <claim>.md, <claim>.svg, <operator>_cpu.md, <operator>_cuda.md and report.html; for all of them results/README.md. And in every README
-file of the checkout the tables between markers:
+For every folder of results/: <claim>.md, <claim>.svg, <operator>_cpu.md, <operator>_cuda.md and report.html; for all of them
+results/README.md. And in every README file of the checkout the tables between markers:
 
     <!-- table:MACHINE/NAME -->
     <!-- /table -->

@@ -55,8 +55,8 @@ void launch(const BackwardArguments& arguments, const BackwardWorkspace& workspa
       .deterministic = arguments.deterministic};
 
   const auto kernel = backward_tiles<Element, kDim>;
-  constexpr int kSharedBytes = sizeof(Shared), kLargest = 227 * 1024;
-  static_assert(kSharedBytes <= kLargest);
+  constexpr int kSharedBytes = sizeof(Shared);
+  static_assert(kSharedBytes <= kLargestSharedBytes);
   cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes),
              "backward: shared memory");
   launch_overlapping(kernel, key_tiles * rows, kBackwardThreads, kSharedBytes, arguments.stream, parameters);

@@ -14,8 +14,8 @@ namespace {
 
 template <typename Element, int kDim>
 void launch(const ForwardParameters& parameters, int grid, cudaStream_t stream) {
-  constexpr int kBytes = sizeof(Shared<kDim>), kLargest = 227 * 1024;
-  static_assert(kBytes <= kLargest);
+  constexpr int kBytes = sizeof(Shared<kDim>);
+  static_assert(kBytes <= kLargestSharedBytes);
   for (auto* kernel : {forward<Element, kDim, false>, forward<Element, kDim, true>}) {
     cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes), "forward");
     launch_overlapping(kernel, grid, Sizes<kDim>::kThreads, kBytes, stream, parameters);

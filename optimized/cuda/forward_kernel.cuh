@@ -34,7 +34,7 @@ namespace lethe {
 
 inline constexpr float kLn2 = 0.6931471805599453f;
 
-// How the keys' bias gets into a block's scores.
+// How the keys' bias gets into a block's scores: by the product's last k-step, as what it starts from, or behind it, if at all.
 enum class Bias { kByProduct, kInAccumulators, kAfterwards };
 
 // Into what rows.x holds, where the bias is there, or into zeros.

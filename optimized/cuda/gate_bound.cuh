@@ -5,7 +5,7 @@
 //
 // One thread a query block finds the first key block to visit by binary search: c falls with t, so along a row of blocks D only
 // rises. The last query block of a key block is a second search, in the first one's result. Both search in shared memory where a head
-// has few enough blocks: ten loads, one behind the other, are most of this kernel. The last CTA sorts the heads.
+// has few enough blocks, for each load of a search waits for the one before. The last CTA sorts the heads.
 
 #include <cfloat>
 #include <climits>

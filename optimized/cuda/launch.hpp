@@ -5,6 +5,9 @@
 
 namespace lethe {
 
+/// Shared memory that one CTA may have on compute capability 9.0.
+inline constexpr int kLargestSharedBytes = 227 * 1024;
+
 /// Launches a kernel that may start before the previous one of the stream has ended: it must call ptx::wait_for_previous_kernel()
 /// before it reads what that one writes or writes what that one touches; and somewhere before it ends, for what comes behind it waits
 /// for it alone.

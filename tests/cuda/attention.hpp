@@ -33,8 +33,8 @@ class DeviceProblem {
       : problem_(problem), query_(elements(problem.query)), key_(elements(problem.key)),
         value_(elements(problem.value)),
         log_forget_(std::vector<float>(problem.log_forget.begin(), problem.log_forget.end())),
-        bound_(options.logit_bound.value_or(std::vector<float>{})), bound_given_(options.logit_bound),
-        plan_memory_(gate_plan_bytes(problem.shape)), backward_plan_memory_(gate_plan_bytes(problem.shape)) {
+        bound_(options.logit_bound.value_or(std::vector<float>{})), plan_memory_(gate_plan_bytes(problem.shape)),
+        backward_plan_memory_(gate_plan_bytes(problem.shape)) {
     plan_ = gate_plan_in(plan_memory_.data(), problem.shape);
     launch_gate_plan(plan_arguments(plan_, options.log_pruning_tolerance));
   }
@@ -89,7 +89,7 @@ class DeviceProblem {
             .gate_token_stride = s.query_heads,
             .gate_head_stride = 1,
             .log_pruning_tolerance = log_pruning_tolerance,
-            .logit_bound = bound_given_ ? bound_.data() : nullptr,
+            .logit_bound = bound_.size() > 0 ? bound_.data() : nullptr,
             .boundary_given = false,
             .plan = plan,
             .stream = nullptr};
@@ -101,16 +101,10 @@ class DeviceProblem {
     const int64_t dim = problem_.shape.key_dim;
     return {array.data(), length * heads * dim, heads * dim, dim};
   }
-  static std::vector<int32_t> download(const int32_t* device, size_t count) {
-    std::vector<int32_t> host(count);
-    require(cudaMemcpy(host.data(), device, count * sizeof(int32_t), cudaMemcpyDeviceToHost));
-    return host;
-  }
 
   Problem problem_;
   DeviceArray<Element> query_, key_, value_;
   DeviceArray<float> log_forget_, bound_;
-  bool bound_given_;
   DeviceArray<char> plan_memory_, backward_plan_memory_;
   GatePlan plan_;
 };

@@ -69,6 +69,15 @@ class DeviceArray {
   T* data_ = nullptr;
 };
 
+/// What lies at a place on the device, once it is idle.
+template <typename T>
+std::vector<T> download(const T* device, size_t count) {
+  require(cudaDeviceSynchronize());
+  std::vector<T> host(count);
+  require(cudaMemcpy(host.data(), device, count * sizeof(T), cudaMemcpyDeviceToHost));
+  return host;
+}
+
 /// Small integers from a fixed generator: exact in every format, sums exact in float.
 inline std::vector<float> small_integers(size_t size, uint32_t seed) {
   std::vector<float> values(size);

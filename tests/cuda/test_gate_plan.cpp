@@ -1,13 +1,12 @@
-// The plan's boundary against the definition, block by block, where a head's blocks fit into shared memory and where they do not.
+// The plan's boundary against the reference's, where a head's blocks fit into shared memory and where they do not.
 
-#include <algorithm>
-#include <cmath>
 #include <limits>
 #include <random>
 #include <tuple>
 #include <vector>
 
 #include "optimized/kernels.hpp"
+#include "reference/computation_pruning.hpp"
 #include "tests/cuda/device.hpp"
 
 namespace lethe {
@@ -17,17 +16,9 @@ using testing::DeviceArray;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-std::vector<int32_t> download(const int32_t* device, size_t count) {
-  std::vector<int32_t> host(count);
-  testing::require(cudaDeviceSynchronize());
-  testing::require(cudaMemcpy(host.data(), device, count * sizeof(int32_t), cudaMemcpyDeviceToHost));
-  return host;
-}
-
 class Boundary : public ::testing::TestWithParam<std::tuple<int64_t, int64_t>> {};  // key and query length
 
-// D of a block against the threshold, from a sum in double: c at the block's last key.
-TEST_P(Boundary, IsWhereTheDefinitionPutsIt) {
+TEST_P(Boundary, IsWhereTheReferencePutsIt) {
   LETHE_NEEDS_GPU();
   const auto [keys, queries] = GetParam();
   constexpr int64_t kHeads = 2;
@@ -60,31 +51,21 @@ TEST_P(Boundary, IsWhereTheDefinitionPutsIt) {
                     .stream = nullptr});
   const int64_t key_blocks = (keys + kGateBlock - 1) / kGateBlock,
                 query_blocks = (queries + kGateBlock - 1) / kGateBlock;
-  const auto first_key = download(plan.first_key_block, kHeads * query_blocks);
-  const auto last_query = download(plan.last_query_block, kHeads * key_blocks);
+  const auto first_key = testing::download(plan.first_key_block, kHeads * query_blocks);
+  const auto last_query = testing::download(plan.last_query_block, kHeads * key_blocks);
+  namespace pruning = reference::computation_pruning;
   for (int64_t head = 0; head < kHeads; ++head) {
-    std::vector<double> sum(keys + 1, 0);   // c before each token
-    std::vector<int64_t> cut(keys + 1, 0);  // the last cut before it
-    for (int64_t t = 0; t < keys; ++t) {
-      const float log_f = log_forget[t * kHeads + head];
-      sum[t + 1] = sum[t] + (std::isinf(log_f) ? 0 : log_f);
-      cut[t + 1] = std::isinf(log_f) ? t : cut[t];
-    }
-    const double threshold = -2.0 * bound[head] - std::log(double(keys)) + kTolerance;
+    Vector<double> gates(keys);
+    for (int64_t t = 0; t < keys; ++t) gates[t] = log_forget[t * kHeads + head];
+    const double threshold = pruning::threshold(bound[head], keys, kTolerance);
+    constexpr double kRounding = 1e-4;  // of c at the query, whose local part is a float
+    const auto earliest = pruning::boundary_by_walk(gates, queries, {kGateBlock, kGateBlock}, threshold - kRounding);
+    const auto latest = pruning::boundary_by_walk(gates, queries, {kGateBlock, kGateBlock}, threshold + kRounding);
     int64_t pruned = 0;
     for (int64_t m = 0; m < query_blocks; ++m) {
-      const int64_t position = m * kGateBlock + keys - queries, own = position / kGateBlock;
-      // the boundary for a threshold moved by `slack`, which covers how c is rounded
-      const auto boundary = [&, head = head](double slack) {
-        int64_t n = 0;
-        while (n < own && (sum[position + 1] - sum[std::min((n + 1) * kGateBlock, keys)] < threshold + slack ||
-                           (n + 1) * kGateBlock <= cut[position + 1]))
-          ++n;
-        return n;
-      };
       const int64_t found = first_key[head * query_blocks + m];
-      ASSERT_GE(found, boundary(-1e-4)) << "head " << head << ", query block " << m;
-      ASSERT_LE(found, boundary(1e-4)) << "head " << head << ", query block " << m;
+      ASSERT_GE(found, earliest[m]) << "head " << head << ", query block " << m;
+      ASSERT_LE(found, latest[m]) << "head " << head << ", query block " << m;
       pruned += found;
     }
     EXPECT_GT(pruned, 0);

@@ -3,7 +3,7 @@
 import json
 import statistics
 
-from report.markdown import number, table
+from report.markdown import commit_words, number, table
 from report.results import BadResult
 
 PASSES = {"forward": "forward (ms)", "forward_backward": "forward + backward (ms)"}
@@ -97,7 +97,7 @@ def gate_cost_table(path):
 
 def benchmark_page(path):
     context = json.loads(path.read_text())["context"]
-    commit = context.get("commit", "unknown")[:12] + (" with uncommitted changes" if context.get("dirty") == "yes" else "")
+    commit = commit_words(context.get("commit"), context.get("dirty") == "yes")
     if path.stem.endswith("_cuda"):
         return (
             f"# {path.stem}\n\n{benchmark_table(path)}\nThe kernels beside the same built without a gate, which prunes nothing; the plan (prefix sums, norms, boundary) is part of both directions. "

@@ -28,6 +28,10 @@ def with_band(value, band):
     return f"{value:.{digits}f} ± {band:.{digits}f}"
 
 
+def commit_words(commit, dirty):
+    return (commit or "unknown")[:12] + (" with uncommitted changes" if dirty else "")
+
+
 def table(header, rows):
     """A Markdown table; columns without any entry are left out."""
     used = [c for c in range(len(header)) if any(row[c] for row in rows)]

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 from report.benchmarks import benchmark_files, benchmark_table
-from report.markdown import number, table, with_band
+from report.markdown import commit_words, number, table, with_band
 from report.results import load_machine, machine_folders
 
 MARKER = re.compile(r"(<!-- table:(?P<machine>[\w.-]+)/(?P<name>[\w.-]+) -->\n)(?P<body>.*?)(<!-- /table -->)", re.DOTALL)
@@ -104,13 +104,10 @@ def numbers_table(claim):
 
 
 def provenance(claim):
-    def words(commit, dirty):
-        return (commit or "unknown")[:12] + (" with uncommitted changes" if dirty else "")
-
     c = claim.certificate
-    commit = words(c["commit"], c["dirty"])
+    commit = commit_words(c["commit"], c["dirty"])
     # Certificates written before models had a commit of their own there say nothing of it.
-    trained = {words(run["commit"], run["dirty"]) for run in c.get("runs", []) if "commit" in run} - {commit}
+    trained = {commit_words(run["commit"], run["dirty"]) for run in c.get("runs", []) if "commit" in run} - {commit}
     if trained:
         commit += f", models trained at {', '.join(sorted(trained))}"
     data = f"data {c['dataset']['name']} ({c['dataset']['content'][:12]})" if c["dataset"] else "no data"

@@ -5,9 +5,10 @@
 // 4j + 2h + e is row 16w + l/4 + 8h, column 8j + 2(l%4) + e. So D of one product, packed to 16 bits, is A of the next:
 // k-step s takes the packed pairs of registers 8s..8s+7, in order.
 //
-// Shared operands, but for unswizzled_descriptor's, lie in panels of 64 elements × rows, 128-byte swizzled, 1024-byte aligned (what the copy engine's box of 64
-// elements makes). K-major: the panel's rows run along M or N; a k-step of 16 advances 32 bytes. MN-major (transposed): the
-// panel's rows run along K; a k-step advances 16 rows = 2048 bytes, and the next 64 of M or N lie one panel further.
+// Shared operands, but for unswizzled_descriptor's, lie in panels of 64 elements × rows, 128-byte swizzled, 1024-byte aligned (what
+// the copy engine's box of 64 elements makes). K-major: the panel's rows run along M or N; a k-step of 16 advances 32 bytes.
+// MN-major (transposed): the panel's rows run along K; a k-step advances 16 rows = 2048 bytes, and the next 64 of M or N lie one
+// panel further.
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>

@@ -12,7 +12,7 @@
 // is issued before dK of this one has ended.
 //
 // The row and column sums of dS, of which the gate's gradient is made, come from the tensor core: dQ and dK have eight columns more
-// than the head, behind them a panel of ones.
+// than the head, behind them a panel of ones. Where both warpgroups have the same rows of dS, one of them sums.
 
 #include "optimized/cuda/backward_producer.cuh"
 #include "optimized/cuda/ptx/copy.cuh"
@@ -22,22 +22,41 @@
 namespace lethe {
 
 template <typename Element, int kDim>
+template <bool kSumsRows>
 __device__ void BackwardCta<Element, kDim>::consume(int warpgroup, int thread) {
   using ptx::Major;
   constexpr int kScores = kQueries / 2;  // accumulators of a 64 × kQueries product
   const int warp = thread / 32, lane = thread % 32;
   const int column = 2 * (lane % 4);  // of the accumulators' first register: query
-  const uint64_t key_rows = ptx::operand_descriptor(shared.key[0] + warpgroup * 64 * 128, 0);      // A of Sᵀ
-  const uint64_t value_rows = ptx::operand_descriptor(shared.value[0] + warpgroup * 64 * 128, 0);  // A of dPᵀ
-  const uint8_t* key_panel = shared.key[kPanels == 1 ? 0 : warpgroup];                             // B of dQ
+  const auto of_warpgroup = [&](const uint8_t* rows) {
+    return ptx::advance<64 * 128>(ptx::operand_descriptor(rows, 0), warpgroup);
+  };
+  const uint64_t key_rows = ptx::keep(of_warpgroup(shared.key[0]));     // A of Sᵀ
+  const uint64_t value_rows = of_warpgroup(shared.value[0]);            // A of dPᵀ
+  const uint8_t* key_panel = shared.key[kPanels == 1 ? 0 : warpgroup];  // B of dQ
   const uint64_t key_columns = ptx::operand_descriptor(key_panel, shared.ones - key_panel);
+  // Of the first stage: B of Sᵀ, dPᵀ, dV and dK, and A of dQ, whose rows are each warpgroup's own 64 of 128 queries at D = 64, all 64
+  // at D = 128.
+  const uint64_t first_query_rows = ptx::operand_descriptor(shared.query[0][0], 0);
+  const uint64_t first_output_rows = ptx::operand_descriptor(shared.grad_output[0][0], 0);
+  const uint64_t first_output_columns = ptx::operand_descriptor(shared.grad_output[0][0], Shared::kQueryPanelBytes);
+  const uint64_t first_query_columns = ptx::operand_descriptor(
+      shared.query[0][0], kPanels == 1 ? uint32_t(shared.ones - shared.query[0][0]) : Shared::kQueryPanelBytes);
+  const uint64_t first_score_rows =
+      kPanels == 1 ? of_warpgroup(shared.grad_score[0][0]) : ptx::operand_descriptor(shared.grad_score[0][0], 0);
+  // The second stage's queries lie further on, and so much nearer to the ones.
+  constexpr int kStageBytes = sizeof shared.query[0];
+  constexpr int kQueryColumnsStride = kPanels == 1 ? kStageBytes - (kStageBytes << 16) : kStageBytes;
+  const uint64_t first_row_bias = bias_operand(shared.row_bias[0]),
+                 first_delta = bias_operand(shared.negative_delta[0]);
   const uint64_t bias_ones = ones_operand(shared.bias_ones);
   // Where this lane's rows of dS go: transposed 8×8 matrices (keys 0..7, 8..15 of the warp) × (queries 0..7, 8..15).
   const uint32_t score_offset = warpgroup * Shared::kQueryPanelBytes +
                                 ptx::swizzled_offset(8 * (lane / 16) + lane % 8, 16 * warp + 8 * (lane / 8 % 2));
 
-  constexpr int kSums = kGate ? 4 : 0;  // accumulators of the columns that sum dS
-  float grad_value[kDim / 2], grad_key[kDim / 2 + kSums], grad_query[32 + kSums], score[kScores], grad_weight[kScores];
+  constexpr int kSums = kGate ? 4 : 0, kRowSums = kSumsRows ? kSums : 0;  // accumulators of columns that sum dS
+  float grad_value[kDim / 2], grad_key[kDim / 2 + kSums], grad_query[32 + kRowSums];
+  float score[kScores], grad_weight[kScores];
   uint32_t grad_score[kScores / 2];  // dS, 16 bits
 #pragma unroll
   for (int i = 0; i < kDim / 2; ++i) grad_value[i] = 0;
@@ -84,7 +103,7 @@ __device__ void BackwardCta<Element, kDim>::consume(int warpgroup, int thread) {
                [](int query, int cut) { return query >= cut; });
   };
   const auto issue_scores = [&](int stage) {
-    const uint64_t query_rows = ptx::operand_descriptor(shared.query[stage][0], 0);
+    const uint64_t query_rows = ptx::advance<sizeof shared.query[0]>(first_query_rows, stage);
     ptx::pin(score);
     ptx::wgmma_fence();
 #pragma unroll
@@ -92,10 +111,13 @@ __device__ void BackwardCta<Element, kDim>::consume(int warpgroup, int thread) {
       ptx::wgmma<Major::kK, Major::kK>(
           Element{}, score, key_rows + (step / 4) * (Shared::kKeyPanelBytes / 16) + 2 * (step % 4),
           query_rows + (step / 4) * (Shared::kQueryPanelBytes / 16) + 2 * (step % 4), step > 0);
-    issue_bias(score, bias_ones, bias_operand(shared.row_bias[stage]));
+    issue_bias(score, bias_ones, ptx::advance<sizeof shared.row_bias[0]>(first_row_bias, stage));
   };
 
-  ptx::RingPosition ring;
+  // Two stages; in a uniform register, as what is computed of it: descriptors and addresses of barriers.
+  static_assert(kStages == 2);
+  int stage = ptx::in_uniform_register(0);
+  uint32_t parity = 0;
   const auto read_step = [&](int stage) {
     const BackwardStep step = shared.step[stage];
     flags = step.flags;
@@ -120,12 +142,11 @@ __device__ void BackwardCta<Element, kDim>::consume(int warpgroup, int thread) {
   }
 #pragma unroll 1
   while (more) {
-    const int stage = ptx::in_uniform_register(ring.index);  // so that descriptors are made in uniform registers
     more = !(flags & BackwardStep::kLast);
     const bool head_ends = flags & BackwardStep::kLastOfHead;
 
-    ptx::mbarrier_wait(&shared.output_full[stage], ring.parity);
-    const uint64_t output_rows = ptx::operand_descriptor(shared.grad_output[stage][0], 0);
+    ptx::mbarrier_wait(&shared.output_full[stage], parity);
+    const uint64_t output_rows = ptx::advance<sizeof shared.grad_output[0]>(first_output_rows, stage);
     ptx::forget(grad_weight);
     ptx::wgmma_fence();
 #pragma unroll
@@ -133,7 +154,7 @@ __device__ void BackwardCta<Element, kDim>::consume(int warpgroup, int thread) {
       ptx::wgmma<Major::kK, Major::kK>(
           Element{}, grad_weight, value_rows + (step / 4) * (Shared::kKeyPanelBytes / 16) + 2 * (step % 4),
           output_rows + (step / 4) * (Shared::kQueryPanelBytes / 16) + 2 * (step % 4), step > 0);
-    issue_bias(grad_weight, bias_ones, bias_operand(shared.negative_delta[stage]));
+    issue_bias(grad_weight, bias_ones, ptx::advance<sizeof shared.negative_delta[0]>(first_delta, stage));
     ptx::wgmma_commit();
 
     uint32_t weight[kScores / 2];  // P, 16 bits
@@ -143,7 +164,7 @@ __device__ void BackwardCta<Element, kDim>::consume(int warpgroup, int thread) {
       score[2 * i + 1] = ptx::exp2_approximate(fmaf(score[2 * i + 1], p.logit_scale, bias[i % 2]));
       weight[i] = ptx::pack<Element>(score[2 * i], score[2 * i + 1]);
     }
-    const uint64_t output_columns = ptx::operand_descriptor(shared.grad_output[stage][0], Shared::kQueryPanelBytes);
+    const uint64_t output_columns = ptx::advance<sizeof shared.grad_output[0]>(first_output_columns, stage);
     ptx::pin(weight);
     ptx::pin(grad_value);
     ptx::wgmma_fence();
@@ -168,9 +189,7 @@ __device__ void BackwardCta<Element, kDim>::consume(int warpgroup, int thread) {
     ptx::fence_async_shared();
     ptx::named_barrier_sync(kScoresStored, 256);
 
-    // dS's rows: at D = 64 each warpgroup takes 64 of the 128 queries, at D = 128 all 64 queries and a half of the head.
-    const uint64_t score_rows =
-        ptx::operand_descriptor(shared.grad_score[stage][0] + (kPanels == 1 ? warpgroup * 64 * 128 : 0), 0);
+    const uint64_t score_rows = ptx::advance<sizeof shared.grad_score[0]>(first_score_rows, stage);
     ptx::pin(grad_score);
     ptx::pin(grad_key);
     ptx::wgmma_fence();
@@ -180,9 +199,7 @@ __device__ void BackwardCta<Element, kDim>::consume(int warpgroup, int thread) {
                                         score_rows + (step / 4) * (Shared::kQueryPanelBytes / 16) + 2 * (step % 4),
                                         key_columns + kOnesStep * step, step > 0);
     ptx::wgmma_commit();
-    const uint64_t query_columns =
-        ptx::operand_descriptor(shared.query[stage][0], kPanels == 1 ? uint32_t(shared.ones - shared.query[stage][0])
-                                                                     : Shared::kQueryPanelBytes);
+    const uint64_t query_columns = ptx::advance<kQueryColumnsStride>(first_query_columns, stage);
 #pragma unroll
     for (int step = 0; step < kQueries / 16; ++step)
       ptx::wgmma<Major::kMN>(Element{}, grad_key, grad_score[4 * step], grad_score[4 * step + 1],
@@ -198,24 +215,26 @@ __device__ void BackwardCta<Element, kDim>::consume(int warpgroup, int thread) {
     for (int k = 0; k < 8; ++k)
       reinterpret_cast<float4*>(slice)[128 * k + thread] =
           float4{grad_query[4 * k], grad_query[4 * k + 1], grad_query[4 * k + 2], grad_query[4 * k + 3]};
-    if (kGate && lane % 4 == 0) {
-      slice[64 * 64 + 16 * warp + lane / 4] = grad_query[32];
-      slice[64 * 64 + 16 * warp + lane / 4 + 8] = grad_query[34];
+    if constexpr (kRowSums > 0) {
+      if (lane % 4 == 0) {
+        slice[64 * 64 + 16 * warp + lane / 4] = grad_query[32];
+        slice[64 * 64 + 16 * warp + lane / 4 + 8] = grad_query[34];
+      }
     }
     ptx::fence_async_shared();
     ptx::named_barrier_arrive(kSliceFull + warpgroup, 160);
 
     const int row = shared.step[stage].row;
-    ring.advance(kStages);
+    const int next = stage ^ 1;
+    parity ^= stage;
     if (more) {
-      ptx::mbarrier_wait(&shared.query_full[ring.index], ring.parity);
-      if (head_ends) enter_head(shared.step[ring.index].row);
+      ptx::mbarrier_wait(&shared.query_full[next], parity);
+      if (head_ends) enter_head(shared.step[next].row);
     }
     ptx::forget(score);
-    issue_scores(ptx::in_uniform_register(
-        ring.index));  // behind the last tile for nothing: a branch around it would end the pipeline
+    issue_scores(next);  // behind the last tile for nothing: a branch around it would end the pipeline
     ptx::wgmma_commit();
-    read_step(ring.index);
+    read_step(next);
 
     ptx::wgmma_wait<0>();  // dK: nobody reads this query tile any more; and the next Sᵀ
     ptx::pin(grad_key);
@@ -226,7 +245,8 @@ __device__ void BackwardCta<Element, kDim>::consume(int warpgroup, int thread) {
     }
 #pragma unroll
     for (int i = kDim / 2; i < kDim / 2 + kSums; ++i) grad_key[i] = head_ends ? 0 : grad_key[i];
-    if (more && flags & BackwardStep::kMasked) mask_scores(ring.index);
+    if (more && flags & BackwardStep::kMasked) mask_scores(next);
+    stage = next;
   }
 
   // dV over V's rows, that only this warpgroup read; dK over K, that both did.
@@ -301,7 +321,8 @@ __global__ void __launch_bounds__(kBackwardThreads, 1) backward_tiles(const __gr
     if (threadIdx.x / 32 == 9) cta.add_slices();
   } else {
     ptx::registers_grow<240>();
-    cta.consume(warpgroup, threadIdx.x % 128);
+    if (cta.kBothSumRows || warpgroup == 0) cta.template consume<true>(warpgroup, threadIdx.x % 128);
+    else cta.template consume<false>(warpgroup, threadIdx.x % 128);
   }
 }
 

@@ -109,10 +109,11 @@ __device__ void BackwardCta<Element, kDim>::add_slices() {
     __syncwarp();
 #pragma unroll
     for (int warpgroup = 0; warpgroup < 2; ++warpgroup) {
+      const bool with_sums = kGate && (kBothSumRows || warpgroup == 0);
       ptx::named_barrier_sync(kSliceFull + warpgroup, 160);
       if (leader) {
         ptx::reduce_add_run(slices + warpgroup * kSliceFloats, shared.grad_query[warpgroup],
-                            sizeof shared.grad_query[0]);
+                            sizeof(float) * (with_sums ? kSliceFloats : 64 * 64));
         ptx::bulk_commit();
       }
     }

@@ -114,6 +114,9 @@ struct BackwardCta {
   Shared& shared;
   int key_tile, head, batch;  // head: of keys
 
+  /// Does warpgroup 1 make row sums of dS? Where its rows of dQ are those of warpgroup 0, no.
+  static constexpr bool kBothSumRows = kPanels == 1;
+
   __device__ int64_t row_of_heads(int in_group) const {
     return int64_t{batch * p.heads + head} * p.group + in_group;
   }  // b·Hq + h
@@ -130,6 +133,7 @@ struct BackwardCta {
 
   __device__ void load();        // one thread of the producer warp
   __device__ void add_slices();  // the second warp
+  template <bool kSumsRows>
   __device__ void consume(int warpgroup, int thread);
 };
 

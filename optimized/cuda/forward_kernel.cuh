@@ -17,8 +17,8 @@
 // 2^23 in float16), the row's sum shows it: the tile goes on a list, and a second launch computes it again with a maximum a row and
 // block.
 //
-// One CTA an SM. Warpgroup 0: one thread hands out tiles and feeds the copy engine (Q once a tile, K with its bias and V in rings of
-// their own), up to a tile ahead. The others: 64 query rows each. A thread holds 2 rows × 32 columns of S, its part of O, and P of
+// One CTA an SM. Warpgroup 0: one thread hands out tiles, another feeds the copy engine (Q once a tile, K with its bias and V in rings
+// of their own), up to a tile ahead. The others: 64 query rows each. A thread holds 2 rows × 32 columns of S, its part of O, and P of
 // the previous block as the next product's operand. Key blocks run from the diagonal down to the pruning boundary. Within a
 // warpgroup the exponentials of block n run under P·V of block n+1; among warpgroups, named barriers pass the turn to issue products,
 // so that one's products run under the others' exponentials.
@@ -66,13 +66,13 @@ __device__ inline void consume(const ForwardParameters& a, Shared<kDim>& shared)
   constexpr int kStages = Sizes<kDim>::kStages, kRows = Sizes<kDim>::kRows, kWarpgroups = Sizes<kDim>::kWarpgroups;
   const int warpgroup = ptx::uniform(threadIdx.x / 128) - 1, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
   const int offset = a.key_length - a.query_length;
-  const auto query_operand = [&](uint32_t slot) {
-    return ptx::operand_descriptor(shared.query[slot] + warpgroup * 64 * 128, 0);
-  };
-  const auto key_operand = [&](uint32_t stage) { return ptx::operand_descriptor(shared.key[stage], 0); };
-  const auto value_operand = [&](uint32_t stage) {
-    return ptx::operand_descriptor(shared.value[stage], kColumns * 128);
-  };
+  const uint64_t first_query =
+      ptx::keep(ptx::advance<64 * 128>(ptx::operand_descriptor(shared.query[0], 0), warpgroup));
+  const uint64_t first_key = ptx::keep(ptx::operand_descriptor(shared.key[0], 0));
+  const uint64_t first_value = ptx::keep(ptx::operand_descriptor(shared.value[0], kColumns * 128));
+  const auto query_operand = [&](uint32_t slot) { return ptx::advance<sizeof shared.query[0]>(first_query, slot); };
+  const auto key_operand = [&](uint32_t stage) { return ptx::advance<sizeof shared.key[0]>(first_key, stage); };
+  const auto value_operand = [&](uint32_t stage) { return ptx::advance<sizeof shared.value[0]>(first_value, stage); };
   Rows<kDim> rows;
   constexpr bool kByProduct = kGate && kBiasByProduct<kDim>;
   constexpr Bias kMaskedBias = kByProduct ? Bias::kByProduct : Bias::kAfterwards;
@@ -82,7 +82,7 @@ __device__ inline void consume(const ForwardParameters& a, Shared<kDim>& shared)
     return 0;
   };
   const auto bias_of = [&](uint32_t stage) -> uint64_t {
-    if constexpr (kByProduct) return bias_operand(shared.start[stage]);
+    if constexpr (kByProduct) return ptx::advance<sizeof shared.start[0]>(bias_operand(shared.start[0]), stage);
     return 0;
   };
   const uint32_t start_address = ptx::shared_address(shared.start[0]) + lane % 4 * 8;
@@ -326,7 +326,9 @@ __global__ void __launch_bounds__(Sizes<kDim>::kThreads, 1) forward(const __grid
       ptx::mbarrier_init(&shared.value_full[stage], 1);
       ptx::mbarrier_init(&shared.value_empty[stage], kReleases);
     }
+    ptx::mbarrier_init(&shared.tile_wanted, 1);
     for (int slot = 0; slot < kTileSlots; ++slot) {
+      ptx::mbarrier_init(&shared.tile_known[slot], 1);
       ptx::mbarrier_init(&shared.tile_full[slot], 1);
       ptx::mbarrier_init(&shared.tile_empty[slot], kReleases);
     }
@@ -341,6 +343,7 @@ __global__ void __launch_bounds__(Sizes<kDim>::kThreads, 1) forward(const __grid
   if (threadIdx.x < 128) {
     ptx::registers_shrink<Size::kProducerRegisters>();
     if (threadIdx.x == 0) produce<kDim, kRepeat>(a, shared);
+    if (threadIdx.x == 32) schedule<kDim, kRepeat>(a, shared);
   } else {
     ptx::registers_grow<Size::kConsumerRegisters>();
     consume<Element, kDim, kRepeat>(a, shared);

@@ -1,6 +1,6 @@
 #pragma once
-// The tiles of the forward kernel: their order, what a CTA holds in shared memory, and the thread that fills it. Internal to
-// forward.cu.
+// The tiles of the forward kernel: their order, what a CTA holds in shared memory, and the threads that hand out tiles and load them.
+// Internal to forward.cu.
 
 #include <type_traits>
 
@@ -40,6 +40,7 @@ struct Tile {
   float base[kSpan<kRows>];
   int cut_before[kSpan<kRows>];
   bool cut_within;
+  double frame, end;  // c before the block of the tile's first position; c behind its last block
 };
 
 // Longest first: sections of heads, those with most blocks first; inside a section from the last query block down, heads innermost.
@@ -58,15 +59,18 @@ __device__ inline Tile<kRows> tile_at(const ForwardParameters& a, int index) {
   const int last_position = min(first_position + kRows, a.key_length) - 1;
   tile.last = last_position / kColumns;
   tile.cut_block = 0;
+  tile.frame = tile.end = 0;
   if constexpr (kGate) {
     const int64_t blocks = static_cast<int64_t>(tile.row) * (a.key_blocks + 1);
     const double* base = a.plan.base + blocks;
     const int32_t* cuts = a.plan.block_cut_before + blocks;
     const int first_block = first_position / kColumns;
+    tile.frame = base[first_block];
+    tile.end = base[tile.last + 1];
 #pragma unroll
     for (int i = 0; i < kSpan<kRows>; ++i) {
       const int block = min(first_block + i, tile.last);
-      tile.base[i] = static_cast<float>(base[block] - base[first_block]);
+      tile.base[i] = static_cast<float>(base[block] - tile.frame);
       tile.cut_before[i] = cuts[block];
     }
     tile.cut_within = cuts[tile.last + 1] > first_block * kColumns;
@@ -95,6 +99,7 @@ struct alignas(1024) Shared {
   float row_gate[kRows];                              // c_i − F, written and read by one thread
   Tile<kRows> tile[kTileSlots];
   int index[kTileSlots], overflowed[kTileSlots];
+  uint64_t tile_wanted, tile_known[kTileSlots];            // the next tile
   uint64_t tile_full[kTileSlots], tile_empty[kTileSlots];  // a tile and its queries
   uint64_t key_full[kStages], key_empty[kStages], value_full[kStages], value_empty[kStages];
 };
@@ -106,6 +111,36 @@ __device__ inline long long causal_pairs(int rows, int first_visible) {
   return (full - empty) * first_visible + (full * (full - 1) - empty * (empty - 1)) / 2 + (rows - full) * kColumns;
 }
 
+// Hands out tiles. To find out about one takes several trips to global memory, one behind the other, so it is taken before the last one's
+// blocks are all loaded, but only some blocks before: CTAs that took their last tiles early would end at very different times.
+inline constexpr int kBlocksAhead = 3;
+
+template <int kDim, bool kRepeat>
+__device__ inline void schedule(const ForwardParameters& a, Shared<kDim>& shared) {
+  constexpr int kRows = Sizes<kDim>::kRows;
+  const int tiles = kRepeat ? a.plan.repeats[0] : a.tiles;
+  uint32_t wanted = 0;  // parity
+  ptx::RingPosition slot;
+  for (int turn = blockIdx.x;; slot.advance(kTileSlots)) {
+    ptx::mbarrier_wait_patiently(&shared.tile_empty[slot.index], slot.parity ^ 1);
+    Tile<kRows>& tile = shared.tile[slot.index];
+    if (turn < tiles) {
+      const int index = kRepeat ? a.plan.repeats[1 + turn] : turn;
+      tile = tile_at<kRows>(a, index);
+      shared.index[slot.index] = index;
+      shared.overflowed[slot.index] = false;
+    } else {
+      tile.row = -1;
+    }
+    ptx::mbarrier_arrive(&shared.tile_known[slot.index]);
+    if (turn >= tiles) return;
+    ptx::mbarrier_wait_patiently(&shared.tile_wanted, wanted);
+    wanted ^= 1;
+    turn = gridDim.x + (kRepeat ? turn : atomicAdd(a.plan.next_tile, 1));
+  }
+}
+
+// Loads what the tiles need.
 template <int kDim, bool kRepeat>
 __device__ inline void produce(const ForwardParameters& a, Shared<kDim>& shared) {
   constexpr int kStages = Sizes<kDim>::kStages, kRows = Sizes<kDim>::kRows;
@@ -118,15 +153,15 @@ __device__ inline void produce(const ForwardParameters& a, Shared<kDim>& shared)
     for (int panel = 0; panel < kDim / 64; ++panel)
       ptx::load_tile(destination + panel * rows * 128, &map, full, panel * 64, head, token, batch);
   };
-  const int tiles = kRepeat ? a.plan.repeats[0] : a.tiles;
-  for (int turn = blockIdx.x; turn < tiles;) {
-    const int index = kRepeat ? a.plan.repeats[1 + turn] : turn;
-    const Tile<kRows> tile = tile_at<kRows>(a, index);
-    turn = gridDim.x + (kRepeat ? turn : atomicAdd(a.plan.next_tile, 1));
-    ptx::mbarrier_wait_patiently(&shared.tile_empty[slot.index], slot.parity ^ 1);
-    shared.tile[slot.index] = tile;
-    shared.index[slot.index] = index;
-    shared.overflowed[slot.index] = false;
+  for (;; slot.advance(kTileSlots)) {
+    ptx::mbarrier_wait(&shared.tile_known[slot.index], slot.parity);
+    const Tile<kRows>& known = shared.tile[slot.index];
+    const struct {
+      int batch, head, row, query, first, last;
+    } tile{known.batch, known.head, known.row, known.query, known.first, known.last};
+    if (tile.row < 0) break;
+    const double frame = known.frame;
+    double block_end = known.end;
     const int64_t tokens = static_cast<int64_t>(tile.row) * a.key_blocks * kColumns;
     const int bias_from = (tile.query + offset) / 4 * 4;
     const uint32_t bias_bytes = kGate ? 4 * min(kRows + 4, a.key_blocks * kColumns - bias_from) : 0;
@@ -135,11 +170,8 @@ __device__ inline void produce(const ForwardParameters& a, Shared<kDim>& shared)
     if constexpr (kGate)
       ptx::load_run(shared.row_bias[slot.index], a.plan.bias + tokens + bias_from, bias_bytes,
                     &shared.tile_full[slot.index]);
-    slot.advance(kTileSlots);
 
     const double* base = a.plan.base + static_cast<int64_t>(tile.row) * (a.key_blocks + 1);
-    const double frame = kGate ? base[(tile.query + offset) / kColumns] : 0;
-    double block_end = kGate ? base[tile.last + 1] : 0;
     const int key_head = tile.head / group, rows = min(kRows, a.query_length - tile.query);
     long long pairs = 0;
     const auto load_value = [&](int block) {
@@ -163,6 +195,7 @@ __device__ inline void produce(const ForwardParameters& a, Shared<kDim>& shared)
         ptx::load_run(shared.start[at.index],
                       static_cast<const typename Shared<kDim>::Start*>(a.plan.start) + tokens + block * kColumns,
                       sizeof shared.start[0], full);
+      if (block == min(tile.last, tile.first + kBlocksAhead)) ptx::mbarrier_arrive(&shared.tile_wanted);
       if (block < tile.last) load_value(block + 1);
       previous = at;
       at.advance(kStages);
@@ -171,8 +204,6 @@ __device__ inline void produce(const ForwardParameters& a, Shared<kDim>& shared)
     load_value(tile.first);
     if (!kRepeat) atomicAdd(a.plan.pairs + tile.row, static_cast<unsigned long long>(pairs));
   }
-  ptx::mbarrier_wait_patiently(&shared.tile_empty[slot.index], slot.parity ^ 1);
-  shared.tile[slot.index].row = -1;
   ptx::mbarrier_arrive(&shared.tile_full[slot.index]);
 }
 

@@ -53,13 +53,31 @@ __device__ inline void forget(float (&registers)[kCount]) {
 __device__ inline uint64_t operand_descriptor(const void* shared, uint32_t panel_bytes) {
   constexpr uint64_t kSwizzle128 = uint64_t{1} << 62;
   constexpr uint64_t kStrideOf8Rows = uint64_t{1024 >> 4} << 32;
-  return kSwizzle128 | kStrideOf8Rows | (uint64_t{panel_bytes >> 4} << 16) | ((shared_address(shared) & 0x3ffffu) >> 4);
+  return kSwizzle128 | kStrideOf8Rows | (uint64_t{panel_bytes >> 4} << 16) | (shared_address(shared) >> 4);
 }
 
 /// Descriptor of a K-major operand without a swizzle: 8 rows × 16 bytes lie together, 128-byte aligned. `k_bytes` lead to the same rows'
 /// other 8 of a step's 16 elements of K, `row_bytes` to the next 8 rows; either may be 0, for the same again.
 __device__ inline uint64_t unswizzled_descriptor(const void* shared, uint32_t k_bytes, uint32_t row_bytes) {
-  return (uint64_t{row_bytes >> 4} << 32) | (uint64_t{k_bytes >> 4} << 16) | ((shared_address(shared) & 0x3ffffu) >> 4);
+  return (uint64_t{row_bytes >> 4} << 32) | (uint64_t{k_bytes >> 4} << 16) | (shared_address(shared) >> 4);
+}
+
+/// The descriptor of the operand that lies `steps` times kBytes behind another's. The empty assembly hides which of its bits are zero: the
+/// compiler would make descriptors of further k-steps by two logical operations and two moves, where an addition does.
+template <int kBytes>
+__device__ inline uint64_t advance(uint64_t descriptor, uint32_t steps) {
+  const uint32_t low = static_cast<uint32_t>(descriptor) + steps * static_cast<uint32_t>(kBytes / 16);
+  uint64_t advanced = (descriptor & ~uint64_t{0xffffffff}) | low;
+  asm("" : "+l"(advanced));
+  return advanced;
+}
+
+/// The same descriptor in two uniform registers that nobody knows to be constant. ptxas else makes the operand again wherever it is
+/// used. There are 63 of these registers: for operands that every step uses.
+__device__ inline uint64_t keep(uint64_t descriptor) {
+  const uint32_t low = in_uniform_register(static_cast<int>(descriptor)),
+                 high = in_uniform_register(static_cast<int>(descriptor >> 32));
+  return uint64_t{high} << 32 | low;
 }
 
 enum class Major { kK = 0, kMN = 1 };

@@ -114,6 +114,12 @@ __device__ void BackwardCta<Element, kDim>::consume(int warpgroup, int thread) {
     issue_bias(score, bias_ones, ptx::advance<sizeof shared.row_bias[0]>(first_row_bias, stage));
   };
 
+  // Each waits at a barrier of its own: where they run different instances of this function, synccheck takes one barrier that is met in
+  // two places for divergence.
+  const auto meet_other_warpgroup = [&] {
+    ptx::named_barrier_arrive(kMet + 1 - warpgroup, 256);
+    ptx::named_barrier_sync(kMet + warpgroup, 256);
+  };
   // Two stages; in a uniform register, as what is computed of it: descriptors and addresses of barriers.
   static_assert(kStages == 2);
   int stage = ptx::in_uniform_register(0);
@@ -187,7 +193,7 @@ __device__ void BackwardCta<Element, kDim>::consume(int warpgroup, int thread) {
       ptx::store_matrices_transposed(score_address + 2048 * j, grad_score[4 * j], grad_score[4 * j + 1],
                                      grad_score[4 * j + 2], grad_score[4 * j + 3]);
     ptx::fence_async_shared();
-    ptx::named_barrier_sync(kScoresStored, 256);
+    meet_other_warpgroup();
 
     const uint64_t score_rows = ptx::advance<sizeof shared.grad_score[0]>(first_score_rows, stage);
     ptx::pin(grad_score);
@@ -250,7 +256,7 @@ __device__ void BackwardCta<Element, kDim>::consume(int warpgroup, int thread) {
   }
 
   // dV over V's rows, that only this warpgroup read; dK over K, that both did.
-  ptx::named_barrier_sync(kScoresStored, 256);
+  meet_other_warpgroup();
 #pragma unroll
   for (int panel = 0; panel < kPanels; ++panel) {
     const uint32_t offset = warpgroup * 64 * 128 + ptx::swizzled_offset(16 * warp + lane % 16, 0);

@@ -199,7 +199,6 @@ __device__ inline void consume(const ForwardParameters& a, Shared<kDim>& shared)
       issue_output<Element>(rows, value_operand(value_stage), accumulate);
       ptx::named_barrier_arrive(next_turn, 256);
       const float block_bias = ptx::load_float(block_bias_address + stage * 4);
-      const float offset[2] = {offset_of(rows, 0, block_bias), offset_of(rows, 1, block_bias)};
       ptx::wgmma_wait<1>();
       ptx::pin(rows.x);
       if constexpr (kMasked) {
@@ -214,7 +213,8 @@ __device__ inline void consume(const ForwardParameters& a, Shared<kDim>& shared)
         moved = follow_maximum<Element>(rows, block_bias);
         exponentiate(rows, {offset_of(rows, 0, block_bias), offset_of(rows, 1, block_bias)});
       } else {
-        exponentiate(rows, offset, a.scale_log2);
+        // no row is without a maximum: each has seen itself
+        exponentiate(rows, {block_bias - rows.maximum[0], block_bias - rows.maximum[1]}, a.scale_log2);
       }
       // Never so, but every exponential is needed to know: the compiler can't sink them below the wait.
       if (rows.sum[0] + rows.sum[1] < 0) ptx::mbarrier_arrive(&shared.key_empty[stage]);

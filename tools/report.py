@@ -7,8 +7,8 @@ results/README.md. And in every README file of the checkout the tables between m
     <!-- table:MACHINE/NAME -->
     <!-- /table -->
 
-MACHINE is a folder of results/; NAME is "verdicts", a claim (its numbers), CLAIM.statements (its comparisons), or a file of
-tools/benchmark, OPERATOR_cpu, or of tools/gpu_check, OPERATOR_cuda.
+MACHINE is a folder of results/; NAME is "verdicts", a claim (its numbers), CLAIM.statements (its comparisons), a file of
+tools/benchmark, OPERATOR_cpu, or of tools/gpu_check, OPERATOR_cuda, or "attention_throughput", its ratios.
 """
 
 import argparse

@@ -3,7 +3,6 @@
 
 usage: experiments/throughput/report.py RESULTS…     e.g. results/h200
 """
-import csv
 import json
 import math
 import sys
@@ -11,19 +10,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 from report.style import OURS, PAPER, panels, save  # noqa: E402
+from report.throughput import DIRECTIONS, load_throughput, ratio_table  # noqa: E402
 
 BASELINE = "cudnn"  # what attention without a gate costs
-DIRECTIONS = ("forward", "backward")
-
-
-def load(path):
-    """{(length, dim, gate): {implementation: {metric: value}}}, in the file's order."""
-    cases = {}
-    with open(path, newline="") as file:
-        for row in csv.DictReader(file):
-            case = cases.setdefault((int(row["length"]), int(row["key_dim"]), row["variant"]), {})
-            case.setdefault(row["implementation"], {})[row["metric"]] = float(row["value"])
-    return cases
 
 
 def speed_and_ratio(case, metrics, direction):
@@ -34,11 +23,12 @@ def speed_and_ratio(case, metrics, direction):
     return [f"{metrics[metric]:.0f}", "" if math.isnan(baseline) else f"{metrics[metric] / baseline:.2f}"]
 
 
-def page(cases, certificate):
+def page(cases, ratios, certificate):
     lines = ["# Attention kernels beside one another", "",
              f"Effective TFLOP/s in bf16 on one {certificate['machine']['gpu']}, and the ratio to cuDNN without a gate. What each name means: "
              "[experiments/throughput](../../experiments/throughput/README.md). Error: share of its budget.", "",
-             "![attention_throughput](attention_throughput.svg)"]
+             "![attention_throughput](attention_throughput.svg)", "",
+             "## In ratios", "", ratios.rstrip("\n")]
     for (length, dim, gate), case in cases.items():
         share = next((m["pruned_share"] for m in case.values() if "pruned_share" in m), math.nan)
         lines += ["", f"## T = {length}, D = {dim}, gate {gate}, {100 * share:.0f} % pruned", "",
@@ -72,9 +62,10 @@ def main():
     if len(sys.argv) < 2:
         sys.exit(__doc__)
     for folder in map(Path, sys.argv[1:]):
-        cases = load(folder / "attention_throughput.csv")
+        data = folder / "attention_throughput.csv"
+        cases = load_throughput(data)
         certificate = json.loads((folder / "attention_throughput.json").read_text())
-        (folder / "attention_throughput.md").write_text(page(cases, certificate))
+        (folder / "attention_throughput.md").write_text(page(cases, ratio_table(data), certificate))
         save(figure(cases), folder / "attention_throughput.svg")
 
 

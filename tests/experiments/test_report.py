@@ -156,6 +156,25 @@ class Benchmarks(WithCheckout):
             ["D = 128, T = 4096", "open", "3.000", "1.500", "", "", "0.5000"],
         ])
 
+    def test_throughput_is_told_in_ratios_to_the_fastest_of_each_kind(self):
+        speeds = {  # gate, implementation: forward, backward, pruned share
+            ("open", "lethe"): (600, 500, 0), ("open", "cudnn"): (500, 400, 0), ("bimodal", "lethe"): (800, 500, 0.6),
+            ("bimodal", "lethe_pruned"): (1800, 1000, 0.6), ("bimodal", "flex_pruned_mask"): (900, 800, 0.6),
+            ("bimodal", "flex_flash_pruned_mask"): (1200, 400, 0.6), ("bimodal", "flex"): (2000, 2000, 0.6),
+            ("bimodal", "official_pruned"): (600, 500, 0.6)}
+        lines = ["variant,implementation,length,key_dim,metric,value"]
+        for (gate, implementation), values in speeds.items():
+            lines += [f"{gate},{implementation},16384,64,{metric},{value}"
+                      for metric, value in zip(("forward_speed", "backward_speed", "pruned_share"), values)]
+        path = self.checkout.machine / "attention_throughput.csv"
+        path.write_text("\n".join(lines) + "\n")
+        row = readme_table(self.checkout.root, self.checkout.results, "m", "attention_throughput").splitlines()[2]
+        self.assertEqual([cell.strip() for cell in row.strip("|").split("|")],
+                         ["T = 16384, D = 64", "1.200", "1.250", "0.6000", "0.9000", "0.8000", "1.500", "1.250", "3.000", "2.000"])
+        path.write_text(path.read_text() + "bimodal,cudnn,16384,64,pruned_share,0.7\n")
+        with self.assertRaisesRegex(BadResult, "expected one pruned share, found"):
+            readme_table(self.checkout.root, self.checkout.results, "m", "attention_throughput")
+
     def test_a_page_that_tells_something_else_is_found(self):
         self.write([timed(f"ours/forward/{self.SIZES}", 3.0)])
         found = self.checkout.run("check_results.py").stdout

@@ -114,16 +114,17 @@ __device__ void BackwardCta<Element, kDim>::consume(int warpgroup, int thread) {
     issue_bias(score, bias_ones, ptx::advance<sizeof shared.row_bias[0]>(first_row_bias, stage));
   };
 
-  // Each waits at a barrier of its own: where they run different instances of this function, synccheck takes one barrier that is met in
-  // two places for divergence.
-  const auto meet_other_warpgroup = [&] {
-    ptx::named_barrier_arrive(kMet + 1 - warpgroup, 256);
-    ptx::named_barrier_sync(kMet + warpgroup, 256);
-  };
   // Two stages; in a uniform register, as what is computed of it: descriptors and addresses of barriers.
   static_assert(kStages == 2);
   int stage = ptx::in_uniform_register(0);
   uint32_t parity = 0;
+  // Each waits at a barrier of its own: where they run different instances of this function, synccheck takes one barrier that is met in
+  // two places for divergence. And at another one the next time, or it could hear twice from a warpgroup that is fast before it waits.
+  const auto meet_other_warpgroup = [&] {
+    const uint32_t barriers = kMet + 2 * stage;
+    ptx::named_barrier_arrive(barriers + 1 - warpgroup, 256);
+    ptx::named_barrier_sync(barriers + warpgroup, 256);
+  };
   const auto read_step = [&](int stage) {
     const BackwardStep step = shared.step[stage];
     flags = step.flags;

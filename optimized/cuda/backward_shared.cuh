@@ -100,8 +100,8 @@ __device__ inline BackwardTile backward_tile_at(const BackwardParameters& p, int
 /// rows of ones. The start moves on by 2048 bytes, and the distance from it to the ones shrinks by as much.
 inline constexpr uint64_t kOnesStep = 128 - (uint64_t{128} << 16);
 
-/// Named barriers, one for each warpgroup.
-enum BackwardBarrier : uint32_t { kMet = 1, kSliceEmpty = 3, kSliceFull = 5, kWarpgroup = 7 };
+/// Named barriers: the first of two, one for each warpgroup; of kMet two for each stage.
+enum BackwardBarrier : uint32_t { kMet = 1, kSliceEmpty = 5, kSliceFull = 7, kWarpgroup = 9 };
 
 /// One CTA's share of the work, by role.
 template <typename Element, int kDim>

@@ -127,8 +127,8 @@ __device__ inline void consume(const ForwardParameters& a, Shared<kDim>& shared)
     const Tile<kRows>& held = shared.tile[slot.index];
     const int tile_batch = held.batch, tile_head = held.head, query = ptx::uniform(held.query);
     const int first = ptx::uniform(held.first), last = own_last(held), passed = ptx::uniform(held.last) - last;
-    const int cut_block = ptx::uniform(held.cut_block);                         // blocks below it reach behind a cut
-    const int unmasked = (query + 64 * warpgroup + offset + 1) / kColumns - 1;  // blocks above it hold the diagonal
+    const int cut_block = ptx::uniform(held.cut_block);                     // blocks below it reach behind a cut
+    const int unmasked = (query + 64 * warpgroup + offset) / kColumns - 1;  // blocks above it hold the diagonal
     const int last_position = min(query + kRows + offset, a.key_length) - 1;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {

@@ -111,10 +111,12 @@ __device__ inline long long causal_pairs(int rows, int first_visible) {
   return (full - empty) * first_visible + (full * (full - 1) - empty * (empty - 1)) / 2 + (rows - full) * kColumns;
 }
 
-// Hands out tiles. To find out about one takes several trips to global memory, one behind the other, so it is taken before the last one's
-// blocks are all loaded, but only some blocks before: CTAs that took their last tiles early would end at very different times.
+// How many blocks are left to load of a tile when the next is taken.
 inline constexpr int kBlocksAhead = 3;
 
+// Hands out tiles, by one thread. To find out about one takes several trips to global memory, one behind the other, so the next is taken
+// before all blocks of this one are loaded, but only some blocks before: CTAs that take their final tiles early end at very different
+// times.
 template <int kDim, bool kRepeat>
 __device__ inline void schedule(const ForwardParameters& a, Shared<kDim>& shared) {
   constexpr int kRows = Sizes<kDim>::kRows;

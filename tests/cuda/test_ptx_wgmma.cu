@@ -46,13 +46,11 @@ __global__ void __launch_bounds__(128, 1)
   for (float& value : registers) value = 1;
   ptx::pin(registers);
   ptx::wgmma_fence();
-  for (int step = 0; step < kDepth / 16; ++step) {
-    const uint64_t a_operand =
-        ptx::operand_descriptor(a_panels, kDepth * 128) + step * ((kTransposedA ? 2048 : 32) >> 4);
-    const uint64_t b_operand =
-        ptx::operand_descriptor(b_panels, kDepth * 128) + step * ((kTransposedB ? 2048 : 32) >> 4);
-    ptx::wgmma<kMajorA, kMajorB>(Element{}, registers, a_operand, b_operand, accumulate || step > 0);
-  }
+  const uint64_t first_of_a = ptx::keep(ptx::operand_descriptor(a_panels, kDepth * 128)),
+                 first_of_b = ptx::operand_descriptor(b_panels, kDepth * 128);
+  for (int step = 0; step < kDepth / 16; ++step)
+    ptx::wgmma<kMajorA, kMajorB>(Element{}, registers, first_of_a + step * ((kTransposedA ? 2048 : 32) >> 4),
+                                 ptx::advance<(kTransposedB ? 2048 : 32)>(first_of_b, step), accumulate || step > 0);
   ptx::wgmma_commit();
   ptx::wgmma_wait<0>();
   ptx::pin(registers);

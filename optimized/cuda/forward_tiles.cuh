@@ -157,13 +157,9 @@ __device__ inline void produce(const ForwardParameters& a, Shared<kDim>& shared)
   };
   for (;; slot.advance(kTileSlots)) {
     ptx::mbarrier_wait(&shared.tile_known[slot.index], slot.parity);
-    const Tile<kRows>& known = shared.tile[slot.index];
-    const struct {
-      int batch, head, row, query, first, last;
-    } tile{known.batch, known.head, known.row, known.query, known.first, known.last};
+    const Tile<kRows> tile = shared.tile[slot.index];  // once its last value is loaded the slot may hold another
     if (tile.row < 0) break;
-    const double frame = known.frame;
-    double block_end = known.end;
+    double block_end = tile.end;
     const int64_t tokens = static_cast<int64_t>(tile.row) * a.key_blocks * kColumns;
     const int bias_from = (tile.query + offset) / 4 * 4;
     const uint32_t bias_bytes = kGate ? 4 * min(kRows + 4, a.key_blocks * kColumns - bias_from) : 0;
@@ -184,7 +180,7 @@ __device__ inline void produce(const ForwardParameters& a, Shared<kDim>& shared)
     };
 #pragma unroll 1
     for (int block = tile.last; block >= tile.first; --block) {
-      float block_bias = kGate ? static_cast<float>((frame - block_end) * static_cast<double>(kLog2E)) : 0;
+      float block_bias = kGate ? static_cast<float>((tile.frame - block_end) * static_cast<double>(kLog2E)) : 0;
       asm volatile("" : "+f"(block_bias));  // made now, not behind the wait
       // read a block ahead: its latency must not stand between a stage that falls free and its load
       if constexpr (kGate) block_end = base[block];

@@ -23,6 +23,8 @@ struct Operand {
   int64_t batch_stride, token_stride, head_stride;
 };
 
+struct BiasOfEight;  // cuda/bias_step.cuh
+
 /// What the kernels need to know of the gate, made by launch_gate_plan for one forward and one backward, which read it and count in
 /// it. M = ⌈Tq/128⌉ query blocks, N = ⌈Tk/128⌉ key blocks.
 ///
@@ -33,9 +35,9 @@ struct Operand {
 struct GatePlan {
   double* base;  ///< [B, Hq, N+1]  Σ of log f before block n
   float* bias;  ///< [B, Hq, N·128]  −log₂e · (c_j − base[j / 128]), what key j adds to a logit in log₂; 0 past Tk
-  /// [B, Hq, N·128]  (base[j / 128 + 1] − c_j) / scale, what key j adds to q·k; 0 past Tk. From the block's end: the keys that later
-  /// blocks' queries see best have the smallest numbers. BiasColumn (cuda/bias_step.cuh) where bias_by_product(D), else float
-  void* start;
+  /// [B, Hq, N·16]  (base[j / 128 + 1] − c_j) / scale, what key j adds to q·k; 0 past Tk. From the block's end: the keys that later
+  /// blocks' queries see best have the smallest numbers. No NaN: base has it
+  BiasOfEight* start;
   int32_t* cut_before;        ///< [B, Hq, N·128]  the last cut at or before token t inside its block, or −1
   int32_t* cut_after;         ///< [B, Hq, N·128]  the first cut after token t inside its block, or INT32_MAX
   int32_t* block_cut_before;  ///< [B, Hq, N+1]  the last cut before block n, or 0
@@ -52,9 +54,6 @@ struct GatePlan {
   int32_t* repeats;           ///< [1 + B·Hq·M]  tiles that the forward computes a second time, their count first
   char* end;                  ///< where the plan's memory ends
 };
-
-/// Whether the forward adds the keys' bias by a k-step of Q·K. Where it does not, shared memory is full.
-constexpr bool bias_by_product(int64_t head_dim) { return head_dim == 64; }
 
 /// `scale` where a bias can be divided by it: 0 and what is nearly 0 become 2⁻⁶⁰, which leaves nothing of any logit either.
 constexpr double divisor_scale(double scale) { return scale > -0x1p-60 && scale < 0x1p-60 ? 0x1p-60 : scale; }

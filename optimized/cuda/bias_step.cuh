@@ -5,19 +5,40 @@
 //
 // B's column n holds b_n as three bfloat16, which have the 24 bits of a float between them; A's rows are three ones. The products are
 // exact, so what is added is b_n, rounded by the tensor core as every other k-step's sum is. Registers are not touched: to load b into
-// the accumulators takes a load and a move for every pair of them, and they can't start before both have arrived.
+// the accumulators takes a load and a move for every pair of them, they can't start before both have arrived, and while products run
+// shared memory answers late.
 //
-// Operands lie without a swizzle: 16 bytes a column, the first three of eight numbers, columns behind one another. The other eight of
-// the step's sixteen k are read from the same place and meet zeros in A. memcheck takes an operand to be 32 bytes a row long, whatever
-// its strides: so much of shared memory should lie behind its beginning.
+// Operands lie without a swizzle, in one of two forms:
+//   BiasColumn   K-major, 16 bytes a column, of which six are used: what is no number stays in its own column. A in shared memory.
+//   BiasOfEight  MN-major, six bytes a column. A in registers. What lies behind eight columns' parts, 80 bytes, is read as five more parts
+//                and meets zeros in A: the next columns' parts, or anything else that is no NaN and not infinite.
+// The other eight of the step's sixteen k are read from the same place and meet zeros, too. memcheck takes an operand to be 32 bytes a
+// row long, whatever its strides: so much of shared memory should lie behind its beginning.
 
 #include "optimized/cuda/ptx/wgmma.cuh"
 
 namespace lethe {
 
+/// The three parts of a number.
+struct BiasParts {
+  __nv_bfloat16 part[3];
+};
+
 /// b_n as it lies in B: its three parts, then zeros.
 struct alignas(16) BiasColumn {
   __nv_bfloat16 part[8];
+};
+
+/// b of eight columns as they lie in B: the first parts of all, then the second, then the third.
+struct alignas(16) BiasOfEight {
+  __nv_bfloat16 part[3][8];
+};
+
+/// Shared memory for B of kStages steps. Cleared before the first of them: a stage that holds nothing yet lies behind another.
+template <int kN, int kStages>
+struct DenseBias {
+  BiasOfEight columns[kStages][kN / 8];
+  uint4 behind[5];
 };
 
 /// A of the step: 8 rows of 16 bytes, of which all 64 of the product are copies, and as many zeros for the other half of k.
@@ -25,17 +46,24 @@ struct alignas(128) BiasOnes {
   uint4 row[16];
 };
 
+/// x = part 0 + part 1 + part 2
 /// domain   infinite and what leaves bfloat16's range becomes ±3e38: infinite, it would meet the zeros of A
-/// numerics  exact above 2^−110; NaN stays NaN, in its own column
-__device__ inline BiasColumn bias_column(float x) {
+/// numerics  exact above 2^−110; NaN stays NaN
+__device__ inline BiasParts bias_parts(float x) {
   if (fabsf(x) > 3e38f) x = copysignf(3e38f, x);
-  BiasColumn column{};
+  BiasParts parts;
 #pragma unroll
   for (int i = 0; i < 3; ++i) {
-    column.part[i] = __float2bfloat16(x);
-    x -= __bfloat162float(column.part[i]);
+    parts.part[i] = __float2bfloat16(x);
+    x -= __bfloat162float(parts.part[i]);
   }
-  return column;
+  return parts;
+}
+
+/// As it lies in B.
+__device__ inline BiasColumn bias_column(float x) {
+  const BiasParts parts = bias_parts(x);
+  return {{parts.part[0], parts.part[1], parts.part[2]}};
 }
 
 /// By threads 0 to 15; a ptx::fence_async_shared() and a barrier must lie between it and the products.
@@ -44,15 +72,35 @@ __device__ inline void fill_ones(BiasOnes& ones, int thread) {
   if (thread < 16) ones.row[thread] = thread < 8 ? uint4{kTwoOnes, kOne, 0, 0} : uint4{0, 0, 0, 0};
 }
 
+/// By `threads` threads, before the same.
+template <int kN, int kStages>
+__device__ inline void clear(DenseBias<kN, kStages>& bias, int thread, int threads) {
+  auto* words = reinterpret_cast<uint4*>(&bias);
+  for (int i = thread; i < static_cast<int>(sizeof bias / sizeof *words); i += threads) words[i] = uint4{0, 0, 0, 0};
+}
+
 __device__ inline uint64_t ones_operand(const BiasOnes& ones) { return ptx::unswizzled_descriptor(ones.row, 128, 0); }
 __device__ inline uint64_t bias_operand(const BiasColumn* columns) {
   return ptx::unswizzled_descriptor(columns, 0, 128);
 }
+__device__ inline uint64_t bias_operand(const BiasOfEight* columns) {
+  return ptx::unswizzled_descriptor(columns, 0, sizeof *columns);
+}
 
-/// Adds the bias to accumulators of the batch of products that is being issued, whatever their element type.
+/// Of A with three ones a row, the first two of a lane's registers; the other two are zeros.
+__device__ inline uint32_t ones_in_registers(int lane) {
+  return lane % 4 == 0 ? 0x3f803f80 : lane % 4 == 1 ? 0x3f80 : 0;
+}
+
+/// Adds the bias to accumulators of the batch of products that is being issued, whatever their element type: that of BiasColumn,
 template <int kCount>
 __device__ inline void issue_bias(float (&d)[kCount], uint64_t ones, uint64_t bias) {
   ptx::wgmma<ptx::Major::kK, ptx::Major::kK>(__nv_bfloat16{}, d, ones, bias, true);
+}
+/// and that of BiasOfEight.
+template <int kCount>
+__device__ inline void issue_dense_bias(float (&d)[kCount], uint32_t ones, uint64_t bias) {
+  ptx::wgmma<ptx::Major::kMN>(__nv_bfloat16{}, d, ones, ones, 0, 0, bias, true);
 }
 
 }  // namespace lethe

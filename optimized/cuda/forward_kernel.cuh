@@ -6,11 +6,8 @@
 //
 // The gate enters as a column term only: along a row c_i is a constant that the softmax divides out. F, the prefix before the tile's
 // first row, keeps every number small; b_j is the plan's float local part plus one number a block, the difference of two doubles. The
-// local part, divided by the scale, is in the accumulators when Q·K is done, so that nothing between that product and the exponentials
-// knows of it: m and the block's number are the third operand of the multiplication by the scale. At head dim 64 it comes with the
-// product's last k-step (bias_step.cuh). At 128, where shared memory has no room for that, it is what the accumulators start from;
-// each k-step then rounds it, less exactly than an addition does. In a clean block the keys that matter have the small numbers; in
-// masked blocks, where any key may matter, it is added behind the product.
+// local part, divided by the scale, comes with Q·K's last k-step (bias_step.cuh), so that nothing between that product and the
+// exponentials knows of it: m and the block's number are the third operand of the multiplication by the scale.
 //
 // m_i may be any number near the row's maximum: it is found in the first blocks (the diagonal's) and then left alone, so that no
 // clean block pays for a maximum or waits for one. Where the logits leave the 16-bit format or float's (weights above 2^120 in bfloat16,
@@ -34,20 +31,16 @@ namespace lethe {
 
 inline constexpr float kLn2 = 0.6931471805599453f;
 
-// How the keys' bias gets into a block's scores: by the product's last k-step, as what it starts from, or behind it, if at all.
-enum class Bias { kByProduct, kInAccumulators, kAfterwards };
-
-// Into what rows.x holds, where the bias is there, or into zeros.
-template <typename Element, Bias kBias, int kDim>
-__device__ inline void issue_scores(Rows<kDim>& rows, uint64_t query, uint64_t key, uint64_t ones, uint64_t bias) {
+template <typename Element, int kDim>
+__device__ inline void issue_scores(Rows<kDim>& rows, uint64_t query, uint64_t key, uint32_t ones, uint64_t bias) {
 #pragma unroll
   for (int step = 0; step < kDim / 16; ++step) {
     const int panel = step / 4, within = step % 4 * (32 >> 4);
-    ptx::wgmma<ptx::Major::kK, ptx::Major::kK>(
-        Element{}, rows.x, query + panel * (Sizes<kDim>::kRows * 128 >> 4) + within,
-        key + panel * (kColumns * 128 >> 4) + within, kBias == Bias::kInAccumulators || step > 0);
+    ptx::wgmma<ptx::Major::kK, ptx::Major::kK>(Element{}, rows.x,
+                                               query + panel * (Sizes<kDim>::kRows * 128 >> 4) + within,
+                                               key + panel * (kColumns * 128 >> 4) + within, step > 0);
   }
-  if constexpr (kBias == Bias::kByProduct) issue_bias(rows.x, ones, bias);
+  if constexpr (kGate) issue_dense_bias(rows.x, ones, bias);
   ptx::wgmma_commit();
 }
 
@@ -74,26 +67,12 @@ __device__ inline void consume(const ForwardParameters& a, Shared<kDim>& shared)
   const auto key_operand = [&](uint32_t stage) { return ptx::advance<sizeof shared.key[0]>(first_key, stage); };
   const auto value_operand = [&](uint32_t stage) { return ptx::advance<sizeof shared.value[0]>(first_value, stage); };
   Rows<kDim> rows;
-  constexpr bool kByProduct = kGate && kBiasByProduct<kDim>;
-  constexpr Bias kMaskedBias = kByProduct ? Bias::kByProduct : Bias::kAfterwards;
-  constexpr Bias kCleanBias = kByProduct ? Bias::kByProduct : kGate ? Bias::kInAccumulators : Bias::kAfterwards;
-  const auto ones = [&]() -> uint64_t {
-    if constexpr (kByProduct) return ones_operand(shared.ones);
-    return 0;
+  const uint64_t first_start = bias_operand(shared.start.columns[0]);
+  const auto start_operand = [&](uint32_t stage) {
+    return ptx::advance<sizeof shared.start.columns[0]>(first_start, stage);
   };
-  const auto bias_of = [&](uint32_t stage) -> uint64_t {
-    if constexpr (kByProduct) return ptx::advance<sizeof shared.start[0]>(bias_operand(shared.start[0]), stage);
-    return 0;
-  };
-  const uint32_t start_address = ptx::shared_address(shared.start[0]) + lane % 4 * 8;
+  const uint32_t ones = ones_in_registers(lane);
   const uint32_t block_bias_address = ptx::shared_address(shared.block_bias);
-  const auto load_start = [&](uint32_t stage, int j) {  // of columns 8j and 8j + 1 of the lane's
-    return ptx::load_pair(start_address + stage * kColumns * 4 + j * 32);
-  };
-  const auto scale_masked = [&](uint32_t stage) {
-    if constexpr (kByProduct) scale_scores(rows, a.scale_log2);
-    else scale_scores(rows, a.scale_log2, [&](int j) { return load_start(stage, j); });
-  };
   // Turns: warpgroup w issues its products when barrier kTurns + w has heard from the one before it; 0 begins.
   constexpr uint32_t kTurns = 1, kStores = kTurns + kWarpgroups;
   const uint32_t my_turn = kTurns + warpgroup, next_turn = kTurns + (warpgroup + 1) % kWarpgroups;
@@ -118,7 +97,7 @@ __device__ inline void consume(const ForwardParameters& a, Shared<kDim>& shared)
   ptx::mbarrier_wait(&shared.key_full[at.index], at.parity);
   ptx::wgmma_fence();
   const uint32_t first_stage = ptx::uniform(at.index);
-  issue_scores<Element, kMaskedBias>(rows, query_operand(0), key_operand(first_stage), ones(), bias_of(first_stage));
+  issue_scores<Element>(rows, query_operand(0), key_operand(first_stage), ones, start_operand(first_stage));
   ptx::wgmma_wait<0>();
   ptx::pin(rows.x);
   // the residual of the tile before leaves from where its queries were: they are handed back one tile late
@@ -142,13 +121,10 @@ __device__ inline void consume(const ForwardParameters& a, Shared<kDim>& shared)
           rows.first_visible[h] =
               max(rows.first_visible[h],
                   a.plan.cut_before[static_cast<int64_t>(held.row) * a.key_blocks * kColumns + position]);
-        if (lane % 4 == 0)
-          shared.row_gate[tile_row + 8 * h] =
-              held.base[in_span] - kLn2 * shared.row_bias[slot.index][position - (query + offset) / 4 * 4];
       }
     }
     const float first_bias = ptx::load_float(block_bias_address + at.index * 4);
-    scale_masked(at.index);
+    scale_scores(rows, a.scale_log2);
     mask(rows, last * kColumns);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -177,36 +153,23 @@ __device__ inline void consume(const ForwardParameters& a, Shared<kDim>& shared)
     bool accumulate = false;
     int block = last - 1;
     const auto step = [&]<bool kMasked>() {
-      constexpr Bias kBias = kMasked ? kMaskedBias : kCleanBias;
       ptx::mbarrier_wait(&shared.key_full[at.index], at.parity);
       const uint32_t stage = ptx::uniform(at.index), value_stage = ptx::uniform(previous.index),
                      query_slot = ptx::uniform(slot.index);
-      if constexpr (kBias == Bias::kInAccumulators) {
-#pragma unroll
-        for (int j = 0; j < 16; ++j) {
-          const float2 pair = load_start(stage, j);
-          rows.x[4 * j] = rows.x[4 * j + 2] = pair.x;
-          rows.x[4 * j + 1] = rows.x[4 * j + 3] = pair.y;
-        }
-      }
       ptx::mbarrier_wait(&shared.value_full[previous.index], previous.parity);
       ptx::named_barrier_sync(my_turn, 256);
       ptx::pin(rows.x);
       ptx::pin(rows.output);
       ptx::pin(rows.weights);
       ptx::wgmma_fence();
-      issue_scores<Element, kBias>(rows, query_operand(query_slot), key_operand(stage), ones(), bias_of(stage));
+      issue_scores<Element>(rows, query_operand(query_slot), key_operand(stage), ones, start_operand(stage));
       issue_output<Element>(rows, value_operand(value_stage), accumulate);
       ptx::named_barrier_arrive(next_turn, 256);
       const float block_bias = ptx::load_float(block_bias_address + stage * 4);
       ptx::wgmma_wait<1>();
       ptx::pin(rows.x);
-      if constexpr (kMasked) {
-        scale_masked(stage);
-        mask(rows, block * kColumns);
-      } else if constexpr (kRepeat) {
-        scale_scores(rows, a.scale_log2);
-      }
+      if constexpr (kMasked || kRepeat) scale_scores(rows, a.scale_log2);
+      if constexpr (kMasked) mask(rows, block * kColumns);
       release(&shared.key_empty[stage], lane);  // before the exponentials: the next load takes as long as they do
       [[maybe_unused]] bool moved;
       if constexpr (kMasked || kRepeat) {
@@ -247,6 +210,19 @@ __device__ inline void consume(const ForwardParameters& a, Shared<kDim>& shared)
     const bool fits = rows.sum[0] < kLargestSum<Element> && rows.sum[1] < kLargestSum<Element>;
     if (!kRepeat && !__all_sync(~0u, fits) && lane == 0 && atomicExch(&shared.overflowed[slot.index], true) == false)
       a.plan.repeats[1 + atomicAdd(a.plan.repeats, 1)] = shared.index[slot.index];
+    // c_i − F: what it takes from global memory is wanted behind the next product.
+    float row_base[2] = {}, row_bias[2] = {};
+    if constexpr (kGate) {
+      if (lane % 4 == 0) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          const int position = min(rows.position[h], last_position);
+          row_base[h] = held.base[position / kColumns - (query + offset) / kColumns];
+          row_bias[h] =
+              ptx::load_global(a.plan.bias + static_cast<int64_t>(held.row) * a.key_blocks * kColumns + position);
+        }
+      }
+    }
     char* query_rows = shared.query[slot.index];
     if (!a.keep_residual) release(&shared.tile_empty[slot.index], lane);
     slot.advance(kTileSlots);
@@ -266,7 +242,7 @@ __device__ inline void consume(const ForwardParameters& a, Shared<kDim>& shared)
     ptx::pin(rows.weights);
     ptx::wgmma_fence();
     issue_output<Element>(rows, value_operand(value_stage), accumulate);
-    issue_scores<Element, kMaskedBias>(rows, query_operand(query_slot), key_operand(stage), ones(), bias_of(stage));
+    issue_scores<Element>(rows, query_operand(query_slot), key_operand(stage), ones, start_operand(stage));
     ptx::wgmma_wait<0>();
     ptx::pin(rows.output);
     ptx::pin(rows.x);
@@ -280,8 +256,7 @@ __device__ inline void consume(const ForwardParameters& a, Shared<kDim>& shared)
       const int row = query + tile_row + 8 * h;
       if (lane % 4 == 0 && row < a.query_length)
         a.log_normalizer[(static_cast<int64_t>(tile_batch) * a.query_length + row) * a.query_heads + tile_head] =
-            kLn2 * (rows.maximum[h] + ptx::log2_approximate(rows.sum[h])) +
-            (kGate ? shared.row_gate[tile_row + 8 * h] : 0);
+            kLn2 * (rows.maximum[h] + ptx::log2_approximate(rows.sum[h]) - row_bias[h]) + row_base[h];
     }
     if (threadIdx.x % 128 == 0) ptx::bulk_wait_read<0>();  // the previous tile's store has left the buffer
     ptx::named_barrier_sync(kStores + warpgroup, 128);
@@ -334,8 +309,8 @@ __global__ void __launch_bounds__(Sizes<kDim>::kThreads, 1) forward(const __grid
     }
     ptx::mbarrier_init_fence();
   }
-  if constexpr (kGate && kBiasByProduct<kDim>) {
-    fill_ones(shared.ones, threadIdx.x);
+  if constexpr (kGate) {
+    clear(shared.start, threadIdx.x, Size::kThreads);
     ptx::fence_async_shared();
   }
   if constexpr (!kRepeat) ptx::wait_for_previous_kernel();

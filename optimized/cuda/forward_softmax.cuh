@@ -30,10 +30,6 @@ struct Sizes {
   static constexpr int kStages = kDim == 64 ? 3 : 2;
 };
 
-// Device code's bias_by_product.
-template <int kDim>
-inline constexpr bool kBiasByProduct = bias_by_product(kDim);
-
 // What a thread knows of its two rows, and its part of S, P and O.
 template <int kDim>
 struct Rows {
@@ -44,25 +40,11 @@ struct Rows {
   int position[2], first_visible[2];  // of the row among the keys; first key after the last cut
 };
 
-// S → x without its block's bias, where S has its columns' part of the bias already.
+// S → x without its block's bias.
 template <int kDim>
 __device__ inline void scale_scores(Rows<kDim>& rows, float scale) {
 #pragma unroll
   for (int i = 0; i < 64; ++i) rows.x[i] *= scale;
-}
-
-// The same where it has not; `start(j)` is that of columns 8j and 8j + 1 of the lane's.
-template <int kDim, typename Start>
-__device__ inline void scale_scores(Rows<kDim>& rows, float scale, const Start& start) {
-#pragma unroll
-  for (int j = 0; j < 16; ++j) {
-    const float2 s = kGate ? start(j) : float2{};
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      rows.x[4 * j + 2 * h] = fmaf(rows.x[4 * j + 2 * h], scale, s.x * scale);
-      rows.x[4 * j + 2 * h + 1] = fmaf(rows.x[4 * j + 2 * h + 1], scale, s.y * scale);
-    }
-  }
 }
 
 // Of the 32 columns of a block that a thread holds in one row, those below `column`, as bits.

@@ -2,8 +2,6 @@
 // The tiles of the forward kernel: their order, what a CTA holds in shared memory, and the threads that hand out tiles and load them.
 // Internal to forward.cu.
 
-#include <type_traits>
-
 #include "optimized/cuda/bias_step.cuh"
 #include "optimized/cuda/forward_softmax.cuh"
 #include "optimized/cuda/handover.cuh"
@@ -87,21 +85,17 @@ __device__ inline Tile<kRows> tile_at(const ForwardParameters& a, int index) {
 template <int kDim>
 struct alignas(1024) Shared {
   static constexpr int kStages = Sizes<kDim>::kStages, kRows = Sizes<kDim>::kRows;
-  using Start = std::conditional_t<kBiasByProduct<kDim>, BiasColumn, float>;
-  char query[kTileSlots][kRows * kDim * 2];
-  char output[kRows * kDim * 2];
-  char key[kStages][kColumns * kDim * 2];
-  char value[kStages][kColumns * kDim * 2];
-  alignas(128) Start start[kStages][kColumns];
-  std::conditional_t<kBiasByProduct<kDim>, BiasOnes, char> ones;
+  DenseBias<kColumns, kStages> start;  // the keys' part of the bias; not at the end (bias_step.cuh)
   float block_bias[kStages];
-  alignas(16) float row_bias[kTileSlots][kRows + 4];  // from the last multiple of 4 before the tile's first position
-  float row_gate[kRows];                              // c_i − F, written and read by one thread
   Tile<kRows> tile[kTileSlots];
   int index[kTileSlots], overflowed[kTileSlots];
   uint64_t tile_wanted, tile_known[kTileSlots];            // the next tile
   uint64_t tile_full[kTileSlots], tile_empty[kTileSlots];  // a tile and its queries
   uint64_t key_full[kStages], key_empty[kStages], value_full[kStages], value_empty[kStages];
+  alignas(1024) char query[kTileSlots][kRows * kDim * 2];
+  char output[kRows * kDim * 2];
+  char key[kStages][kColumns * kDim * 2];
+  char value[kStages][kColumns * kDim * 2];
 };
 
 // Causal pairs of a block: row r of `rows` sees clamp(first_visible + r, 0, 128) columns.
@@ -161,13 +155,8 @@ __device__ inline void produce(const ForwardParameters& a, Shared<kDim>& shared)
     if (tile.row < 0) break;
     double block_end = tile.end;
     const int64_t tokens = static_cast<int64_t>(tile.row) * a.key_blocks * kColumns;
-    const int bias_from = (tile.query + offset) / 4 * 4;
-    const uint32_t bias_bytes = kGate ? 4 * min(kRows + 4, a.key_blocks * kColumns - bias_from) : 0;
-    ptx::mbarrier_arrive_expect(&shared.tile_full[slot.index], kRows * kDim * 2 + bias_bytes);
+    ptx::mbarrier_arrive_expect(&shared.tile_full[slot.index], kRows * kDim * 2);
     load(shared.query[slot.index], kRows, a.query, &shared.tile_full[slot.index], tile.head, tile.query, tile.batch);
-    if constexpr (kGate)
-      ptx::load_run(shared.row_bias[slot.index], a.plan.bias + tokens + bias_from, bias_bytes,
-                    &shared.tile_full[slot.index]);
 
     const double* base = a.plan.base + static_cast<int64_t>(tile.row) * (a.key_blocks + 1);
     const int key_head = tile.head / group, rows = min(kRows, a.query_length - tile.query);
@@ -187,12 +176,11 @@ __device__ inline void produce(const ForwardParameters& a, Shared<kDim>& shared)
       ptx::mbarrier_wait_patiently(&shared.key_empty[at.index], at.parity ^ 1);
       shared.block_bias[at.index] = block_bias;
       uint64_t* full = &shared.key_full[at.index];
-      ptx::mbarrier_arrive_expect(full, kColumns * kDim * 2 + (kGate ? sizeof shared.start[0] : 0));
+      ptx::mbarrier_arrive_expect(full, kColumns * kDim * 2 + (kGate ? sizeof shared.start.columns[0] : 0));
       load(shared.key[at.index], kColumns, a.key, full, key_head, block * kColumns, tile.batch);
       if constexpr (kGate)
-        ptx::load_run(shared.start[at.index],
-                      static_cast<const typename Shared<kDim>::Start*>(a.plan.start) + tokens + block * kColumns,
-                      sizeof shared.start[0], full);
+        ptx::load_run(shared.start.columns[at.index], a.plan.start + (tokens + block * kColumns) / 8,
+                      sizeof shared.start.columns[0], full);
       if (block == min(tile.last, tile.first + kBlocksAhead)) ptx::mbarrier_arrive(&shared.tile_wanted);
       if (block < tile.last) load_value(block + 1);
       previous = at;

@@ -45,9 +45,7 @@ GatePlan gate_plan_in(void* memory, const Shape& shape) {
   GatePlan plan;
   take(plan.base, rows * (keys + 1));
   take(plan.bias, rows * keys * kGateBlock);
-  char* start;
-  take(start, rows * keys * kGateBlock * (bias_by_product(shape.key_dim) ? sizeof(BiasColumn) : sizeof(float)));
-  plan.start = start;
+  take(plan.start, rows * keys * kGateBlock / 8);
   take(plan.cut_before, rows * keys * kGateBlock);
   take(plan.cut_after, rows * keys * kGateBlock);
   take(plan.block_cut_before, rows * (keys + 1));
@@ -89,8 +87,7 @@ void launch_gate_plan(const GatePlanArguments& a) {
   }
   sum_blocks<<<dim3(blocks, s.batch), 32 * kWarps, 0, a.stream>>>(
       {a.log_forget, a.gate_batch_stride, a.gate_token_stride, a.gate_head_stride, int(s.key_length),
-       int(s.query_heads), int(blocks), 1 / divisor_scale(a.scale), !a.boundary_given, bias_by_product(s.key_dim),
-       a.plan});
+       int(s.query_heads), int(blocks), 1 / divisor_scale(a.scale), !a.boundary_given, a.plan});
   cuda_check(cudaGetLastError(), "gate plan");
   const bool norms_needed = std::isfinite(a.log_pruning_tolerance) && !a.logit_bound && !a.boundary_given;
   if (!norms_needed) {

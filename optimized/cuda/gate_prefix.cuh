@@ -33,7 +33,7 @@ struct LocalArguments {
   int64_t batch_stride, token_stride, head_stride;
   int length, heads, blocks;
   double inverse_scale;
-  bool with_start, start_by_product;
+  bool with_start;
   GatePlan plan;
 };
 
@@ -95,18 +95,17 @@ static __global__ void __launch_bounds__(32 * kWarps) sum_blocks(LocalArguments 
       if (after[i] == INT_MAX && lane < 31) after[i] = cut_above;
     }
     *reinterpret_cast<float4*>(a.plan.bias + at) = make_float4(bias[0], bias[1], bias[2], bias[3]);
-    if (a.with_start && a.start_by_product) {
-      BiasColumn* columns = static_cast<BiasColumn*>(a.plan.start) + at - lane * 4;
-      for (int i = 0; i < 4; ++i) {  // so that lanes write side by side: key 32i + lane is the lane's 8i + lane / 4
-        float of_key = 0;
-        for (int e = 0; e < 4; ++e) {
-          const float other = __shfl_sync(~0u, start[e], 8 * i + lane / 4);
-          if (lane % 4 == e) of_key = other;
-        }
-        columns[32 * i + lane] = bias_column(of_key);
+    if (a.with_start) {
+      BiasParts of_token[4];
+      for (int i = 0; i < 4; ++i)
+        of_token[i] = bias_parts(isnan(start[i]) ? 0 : start[i]);  // the block's sum is NaN, too
+      for (int p = 0; p < 3; ++p) {
+        const auto pair = [&](int i) { return __halves2bfloat162(of_token[i].part[p], of_token[i + 1].part[p]); };
+        struct alignas(8) Four {
+          __nv_bfloat162 low, high;
+        };
+        *reinterpret_cast<Four*>(&a.plan.start[at / 8].part[p][at % 8]) = {pair(0), pair(2)};
       }
-    } else if (a.with_start) {
-      static_cast<float4*>(a.plan.start)[at / 4] = make_float4(start[0], start[1], start[2], start[3]);
     }
     *reinterpret_cast<int4*>(a.plan.cut_before + at) = make_int4(before[0], before[1], before[2], before[3]);
     *reinterpret_cast<int4*>(a.plan.cut_after + at) = make_int4(after[0], after[1], after[2], after[3]);

@@ -13,18 +13,28 @@ namespace {
 
 using testing::DeviceArray;
 
-// D [64, N] = start + 0 · 0 + bias, in the order of the fragment: d[thread][register]. The product before it in the batch is of Element.
-template <typename Element, int kN>
+// D [64, N] = start + 0 · 0 + bias, in the order of the fragment: d[thread][register]. The product before it in the batch is of Element;
+// the bias lies as BiasOfEight or as BiasColumn.
+template <typename Element, int kN, bool kDense>
 __global__ void __launch_bounds__(128, 1) add_bias(const float* bias, float start, float* d) {
   struct alignas(1024) Operands {
     BiasOnes ones;
     BiasColumn columns[kN];
+    DenseBias<kN, 2> dense;
     alignas(1024) uint4 zeros[kN * 128 / sizeof(uint4)];
   };
   __shared__ Operands operands;
-  auto& [ones, columns, zeros] = operands;
+  auto& [ones, columns, dense, zeros] = operands;
   for (int i = threadIdx.x; i < kN * 128 / int(sizeof(uint4)); i += 128) zeros[i] = {0, 0, 0, 0};
-  if (threadIdx.x < kN) columns[threadIdx.x] = bias_column(bias[threadIdx.x]);
+  for (int i = threadIdx.x; i < int(sizeof dense / 4); i += 128) reinterpret_cast<int*>(&dense)[i] = -1;  // NaN
+  __syncthreads();
+  clear(dense, threadIdx.x, 128);
+  __syncthreads();
+  if (threadIdx.x < kN) {
+    columns[threadIdx.x] = bias_column(bias[threadIdx.x]);
+    const BiasParts parts = bias_parts(bias[threadIdx.x]);
+    for (int i = 0; i < 3; ++i) dense.columns[0][threadIdx.x / 8].part[i][threadIdx.x % 8] = parts.part[i];
+  }
   fill_ones(ones, threadIdx.x);
   ptx::fence_async_shared();
   __syncthreads();
@@ -34,22 +44,24 @@ __global__ void __launch_bounds__(128, 1) add_bias(const float* bias, float star
   ptx::wgmma_fence();
   ptx::wgmma<ptx::Major::kK, ptx::Major::kK>(Element{}, registers, ptx::operand_descriptor(zeros, 0),
                                              ptx::operand_descriptor(zeros, 0), true);
-  issue_bias(registers, ones_operand(ones), bias_operand(columns));
+  if constexpr (kDense)
+    issue_dense_bias(registers, ones_in_registers(threadIdx.x % 32), bias_operand(dense.columns[0]));
+  else issue_bias(registers, ones_operand(ones), bias_operand(columns));
   ptx::wgmma_commit();
   ptx::wgmma_wait<0>();
   ptx::pin(registers);
   for (int i = 0; i < kN / 2; ++i) d[threadIdx.x * kN / 2 + i] = registers[i];
 }
 
-// Calls check(column, value) for every element of D; N is the bias's size.
-template <typename Check>
+// Calls check(column, value) for every element of D, of each element type; N is the bias's size.
+template <bool kDense, typename Check>
 void for_each_element(const std::vector<float>& bias, float start, Check check) {
   const int columns = static_cast<int>(bias.size());
   for (const bool half : {false, true}) {
     const DeviceArray<float> device(bias), d(64 * columns);
-    if (columns == 64)
-      (half ? add_bias<__half, 64> : add_bias<__nv_bfloat16, 64>)<<<1, 128>>>(device.data(), start, d.data());
-    else (half ? add_bias<__half, 128> : add_bias<__nv_bfloat16, 128>)<<<1, 128>>>(device.data(), start, d.data());
+    const auto kernel = columns == 64 ? (half ? add_bias<__half, 64, kDense> : add_bias<__nv_bfloat16, 64, kDense>)
+                                      : (half ? add_bias<__half, 128, kDense> : add_bias<__nv_bfloat16, 128, kDense>);
+    kernel<<<1, 128>>>(device.data(), start, d.data());
     testing::require(cudaGetLastError());
     const std::vector<float> values = d.host();
     for (int thread = 0; thread < 128; ++thread)
@@ -64,12 +76,15 @@ TEST(BiasStep, AddsTheNumberOfEachColumn) {
     for (int n = 0; n < columns; ++n)  // all 24 bits of a float in use, and what a bias over a tiny scale is
       bias[n] =
           (n % 2 ? 1 : -1) * std::ldexp(1 + (n * 2654435761u % (1u << 23)) * 0x1p-23f, n % 16 == 3 ? 80 : n % 40 - 20);
-    for (const float start : {0.0f, 1.0f, -300.0f})
-      for_each_element(bias, start, [&](int n, float value) {
+    for (const float start : {0.0f, 1.0f, -300.0f}) {
+      const auto check = [&](int n, float value) {
         const double expected = double{start} + bias[n];
         EXPECT_NEAR(value, expected, 0x1p-22 * std::max(std::abs(double{start}), std::abs(double{bias[n]})))
             << "column " << n << " of " << columns << ", start " << start;
-      });
+      };
+      for_each_element<false>(bias, start, check);
+      for_each_element<true>(bias, start, check);
+    }
   }
 }
 
@@ -81,11 +96,17 @@ TEST(BiasStep, KeepsWhatIsNoNumberInItsOwnColumn) {
   bias[70] = kInfinity;
   bias[71] = std::numeric_limits<float>::max();
   bias[100] = std::nanf("");
-  for_each_element(bias, 1, [&](int n, float value) {
+  const auto check = [&](int n, float value) {
     if (n == 100) EXPECT_TRUE(std::isnan(value));
     else if (n == 5) EXPECT_LT(value, -2e38f);
     else if (n == 70 || n == 71) EXPECT_GT(value, 2e38f);
     else EXPECT_EQ(value, 2.0f) << "column " << n;
+  };
+  for_each_element<false>(bias, 1, check);
+  bias[100] = 1;  // dense parts must be numbers
+  for_each_element<true>(bias, 1, [&](int n, float value) {
+    if (n == 100) EXPECT_EQ(value, 2.0f);
+    else check(n, value);
   });
 }
 

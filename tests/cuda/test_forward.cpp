@@ -1,6 +1,8 @@
 // The forward kernel against the reference, per head, over every dtype, head dim and feature.
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 
 #include "reference/agreement.hpp"
 #include "reference/forgetting_attention.hpp"
@@ -108,6 +110,27 @@ TEST_P(Forward, AlignsFewerQueriesAtTheEnd) {
 
 TEST_P(Forward, SharesKeysAmongAGroupOfQueryHeads) {
   expect_agreement(random_problem(shape(2, 333, 400, 2, 6), dtype(), Gate::kInitial, 9));
+}
+
+TEST_P(Forward, KeepsAGateThatIsNoNumberToTheQueriesThatSeeIt) {
+  constexpr int64_t kLength = 1500, kHeads = 8, kHead = 3, kToken = 700,
+                    kBlocksFirst = kToken / kGateBlock * kGateBlock;
+  Problem problem = random_problem(shape(2, kLength, kLength, kHeads, kHeads), dtype(), Gate::kInitial, 13);
+  const std::vector<double> clean = testing::run_forward(problem).values;
+  problem.log_forget[kToken * kHeads + kHead] = std::numeric_limits<double>::quiet_NaN();  // of the first batch entry
+  const std::vector<double> values = testing::run_forward(problem).values;
+  const int64_t tile = forward_tile_rows(problem.shape.key_dim);
+  for (int64_t batch = 0; batch < 2; ++batch)
+    for (int64_t head = 0; head < kHeads; ++head) {
+      const auto expected = slice(clean, kLength, kHeads, problem.shape.value_dim, batch, head),
+                 found = slice(values, kLength, kHeads, problem.shape.value_dim, batch, head);
+      for (int64_t i = 0; i < int64_t(found.size()); ++i) {
+        const int64_t query = i / problem.shape.value_dim;
+        const bool apart = batch != 0 || head != kHead || query < kBlocksFirst / tile * tile;
+        if (apart) ASSERT_EQ(found[i], expected[i]) << "batch " << batch << ", head " << head << ", query " << query;
+        else if (query >= kToken) ASSERT_TRUE(std::isnan(found[i])) << "query " << query;
+      }
+    }
 }
 
 TEST_P(Forward, HoldsForManyTilesACta) {

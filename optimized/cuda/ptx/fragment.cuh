@@ -85,18 +85,18 @@ __device__ inline void load_matrices_transposed(uint32_t address, uint32_t& r0, 
                : "memory");
 }
 
+/// A float of global memory. Asked for here, however late it is used.
+__device__ inline float load_global(const float* address) {
+  float number;
+  asm volatile("ld.global.f32 %0, [%1];" : "=f"(number) : "l"(address));
+  return number;
+}
+
 /// A float of shared memory.
 __device__ inline float load_float(uint32_t address) {
   float number;
   asm volatile("ld.shared.f32 %0, [%1];" : "=f"(number) : "r"(address) : "memory");
   return number;
-}
-
-/// Two neighbouring floats of shared memory.
-__device__ inline float2 load_pair(uint32_t address) {
-  float2 pair;
-  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(pair.x), "=f"(pair.y) : "r"(address) : "memory");
-  return pair;
 }
 
 /// Byte offset of element (row, column) in a panel of 64 columns of 16-bit elements stored as the copy engine's 128-byte

@@ -56,8 +56,9 @@ __device__ inline uint64_t operand_descriptor(const void* shared, uint32_t panel
   return kSwizzle128 | kStrideOf8Rows | (uint64_t{panel_bytes >> 4} << 16) | (shared_address(shared) >> 4);
 }
 
-/// Descriptor of a K-major operand without a swizzle: 8 rows × 16 bytes lie together, 128-byte aligned. `k_bytes` lead to the same rows'
-/// other 8 of a step's 16 elements of K, `row_bytes` to the next 8 rows; either may be 0, for the same again.
+/// Descriptor of an operand without a swizzle: 8 rows × 16 bytes lie together, 16-byte aligned; K-major, rows run along M or N, else along
+/// K. `k_bytes` lead to the other 8 of a step's 16 elements of K, `row_bytes` to the next 8 of M or N; either may be 0, for the same
+/// again, and where 8 × 16 bytes overlap with the next both read what lies there.
 __device__ inline uint64_t unswizzled_descriptor(const void* shared, uint32_t k_bytes, uint32_t row_bytes) {
   return (uint64_t{row_bytes >> 4} << 32) | (uint64_t{k_bytes >> 4} << 16) | (shared_address(shared) >> 4);
 }

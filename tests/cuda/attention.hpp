@@ -9,6 +9,7 @@
 #include "optimized/kernels.hpp"
 #include "reference/problem.hpp"
 #include "tests/cuda/device.hpp"
+#include "tests/cuda/poison.hpp"
 
 namespace lethe::testing {
 
@@ -63,6 +64,7 @@ class DeviceProblem {
     const DeviceArray<Element> values(rows * s.query_length * s.value_dim);
     const DeviceArray<float> log_normalizer(rows * s.query_length);
     const DeviceArray<int64_t> visited_pairs(rows);
+    poison_shared_memory();
     launch_forward({s, problem_.dtype, problem_.scale, query(), key(), value(), plan_, values.data(), nullptr,
                     log_normalizer.data(), visited_pairs.data(), nullptr});
     ForwardResult result;

@@ -31,11 +31,13 @@ BackwardResult backward(const Problem& problem, const std::vector<double>& grad_
   const DeviceArray<int64_t> visited_pairs(s.batch * s.query_heads);
   const DeviceArray<Element> query(rows * s.key_dim), key(key_rows * s.key_dim), value(key_rows * s.value_dim);
   const DeviceArray<char> workspace(backward_workspace_bytes(s));
+  poison_shared_memory();
   launch_forward({s, problem.dtype, problem.scale, device.query(), device.key(), device.value(), device.plan(),
                   values.data(), residual.data(), log_normalizer.data(), visited_pairs.data(), nullptr});
   const auto like_query = [&](const DeviceArray<Element>& array) {
     return Operand{array.data(), s.query_length * s.query_heads * s.key_dim, s.query_heads * s.key_dim, s.key_dim};
   };
+  poison_shared_memory();
   launch_backward({s, problem.dtype, problem.scale, device.query(), device.key(), device.value(), like_query(values),
                    like_query(residual), like_query(grad), log_normalizer.data(), device.backward_plan(), query.data(),
                    key.data(), value.data(), grad_log_forget.data(), workspace.data(), deterministic, nullptr});

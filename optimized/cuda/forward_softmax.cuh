@@ -86,7 +86,8 @@ __device__ inline bool follow_maximum(Rows<kDim>& rows, float block_bias) {
 #pragma unroll
     for (int j = 1; j < 16; ++j) largest = fmaxf(largest, fmaxf(rows.x[4 * j + 2 * h], rows.x[4 * j + 2 * h + 1]));
     largest = largest_of_four(largest) + block_bias + kHeadroom<Element>;
-    const float maximum = largest > rows.maximum[h] + kRescaleAbove ? largest : rows.maximum[h];
+    // a gate that is NaN is in the block's number, and has to get into m
+    const float maximum = !(largest <= rows.maximum[h] + kRescaleAbove) ? largest : rows.maximum[h];
     moved |= maximum != rows.maximum[h];
     // a row may see nothing yet
     rows.shrink[h] = maximum == -INFINITY ? 1 : ptx::exp2_approximate(rows.maximum[h] - maximum);

@@ -37,7 +37,7 @@ struct alignas(16) BiasOfEight {
 /// Shared memory for B of kStages steps. Cleared before the first of them: a stage that holds nothing yet lies behind another.
 template <int kN, int kStages>
 struct DenseBias {
-  BiasOfEight columns[kStages][kN / 8];
+  BiasOfEight eights[kStages][kN / 8];
   uint4 behind[5];
 };
 

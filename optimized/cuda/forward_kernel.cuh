@@ -67,9 +67,9 @@ __device__ inline void consume(const ForwardParameters& a, Shared<kDim>& shared)
   const auto key_operand = [&](uint32_t stage) { return ptx::advance<sizeof shared.key[0]>(first_key, stage); };
   const auto value_operand = [&](uint32_t stage) { return ptx::advance<sizeof shared.value[0]>(first_value, stage); };
   Rows<kDim> rows;
-  const uint64_t first_start = bias_operand(shared.start.columns[0]);
+  const uint64_t first_start = bias_operand(shared.start.eights[0]);
   const auto start_operand = [&](uint32_t stage) {
-    return ptx::advance<sizeof shared.start.columns[0]>(first_start, stage);
+    return ptx::advance<sizeof shared.start.eights[0]>(first_start, stage);
   };
   const uint32_t ones = ones_in_registers(lane);
   const uint32_t block_bias_address = ptx::shared_address(shared.block_bias);

@@ -3,7 +3,6 @@
 
 #include "optimized/cuda/gate_switch.hpp"
 #include "optimized/cuda/ptx/fragment.cuh"
-#include "optimized/kernels.hpp"
 
 namespace lethe {
 
@@ -85,8 +84,9 @@ __device__ inline bool follow_maximum(Rows<kDim>& rows, float block_bias) {
     float largest = fmaxf(rows.x[2 * h], rows.x[2 * h + 1]);
 #pragma unroll
     for (int j = 1; j < 16; ++j) largest = fmaxf(largest, fmaxf(rows.x[4 * j + 2 * h], rows.x[4 * j + 2 * h + 1]));
-    largest = largest_of_four(largest) + block_bias + kHeadroom<Element>;
-    // a gate that is NaN is in the block's number, and has to get into m
+    largest = largest_of_four(largest);
+    // A gate that is NaN is in the block's number. It has to get into m, but not of a row that sees nothing of the block.
+    if (largest != -INFINITY) largest += block_bias + kHeadroom<Element>;
     const float maximum = !(largest <= rows.maximum[h] + kRescaleAbove) ? largest : rows.maximum[h];
     moved |= maximum != rows.maximum[h];
     // a row may see nothing yet

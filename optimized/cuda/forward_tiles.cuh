@@ -176,11 +176,11 @@ __device__ inline void produce(const ForwardParameters& a, Shared<kDim>& shared)
       ptx::mbarrier_wait_patiently(&shared.key_empty[at.index], at.parity ^ 1);
       shared.block_bias[at.index] = block_bias;
       uint64_t* full = &shared.key_full[at.index];
-      ptx::mbarrier_arrive_expect(full, kColumns * kDim * 2 + (kGate ? sizeof shared.start.columns[0] : 0));
+      ptx::mbarrier_arrive_expect(full, kColumns * kDim * 2 + (kGate ? sizeof shared.start.eights[0] : 0));
       load(shared.key[at.index], kColumns, a.key, full, key_head, block * kColumns, tile.batch);
       if constexpr (kGate)
-        ptx::load_run(shared.start.columns[at.index], a.plan.start + (tokens + block * kColumns) / 8,
-                      sizeof shared.start.columns[0], full);
+        ptx::load_run(shared.start.eights[at.index], a.plan.start + (tokens + block * kColumns) / 8,
+                      sizeof shared.start.eights[0], full);
       if (block == min(tile.last, tile.first + kBlocksAhead)) ptx::mbarrier_arrive(&shared.tile_wanted);
       if (block < tile.last) load_value(block + 1);
       previous = at;

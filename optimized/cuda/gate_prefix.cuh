@@ -65,7 +65,7 @@ static __global__ void __launch_bounds__(32 * kWarps) sum_blocks(LocalArguments 
       const int token = first + i;
       const double log_forget = token < a.length ? gate[token * a.token_stride] : 0.0;
       const bool cut = log_forget < kCut;
-      sum += cut ? 0.0 : log_forget;
+      sum += cut ? 0.0 : log_forget < INFINITY ? log_forget : NAN;
       if (cut) last_cut = token;
       local[i] = sum;
       before[i] = last_cut;
@@ -97,8 +97,7 @@ static __global__ void __launch_bounds__(32 * kWarps) sum_blocks(LocalArguments 
     *reinterpret_cast<float4*>(a.plan.bias + at) = make_float4(bias[0], bias[1], bias[2], bias[3]);
     if (a.with_start) {
       BiasParts of_token[4];
-      for (int i = 0; i < 4; ++i)
-        of_token[i] = bias_parts(isnan(start[i]) ? 0 : start[i]);  // the block's sum is NaN, too
+      for (int i = 0; i < 4; ++i) of_token[i] = bias_parts(isnan(start[i]) ? 0 : start[i]);  // so is the block's sum
       for (int p = 0; p < 3; ++p) {
         const auto pair = [&](int i) { return __halves2bfloat162(of_token[i].part[p], of_token[i + 1].part[p]); };
         struct alignas(8) Four {

@@ -37,10 +37,11 @@ BackwardResult backward(const Problem& problem, const std::vector<double>& grad_
   const auto like_query = [&](const DeviceArray<Element>& array) {
     return Operand{array.data(), s.query_length * s.query_heads * s.key_dim, s.query_heads * s.key_dim, s.key_dim};
   };
+  const GatePlan plan = device.backward_plan();  // made by kernels that use shared memory themselves
   poison_shared_memory();
   launch_backward({s, problem.dtype, problem.scale, device.query(), device.key(), device.value(), like_query(values),
-                   like_query(residual), like_query(grad), log_normalizer.data(), device.backward_plan(), query.data(),
-                   key.data(), value.data(), grad_log_forget.data(), workspace.data(), deterministic, nullptr});
+                   like_query(residual), like_query(grad), log_normalizer.data(), plan, query.data(), key.data(),
+                   value.data(), grad_log_forget.data(), workspace.data(), deterministic, nullptr});
   const auto floats = [](const DeviceArray<Element>& array) {
     std::vector<double> numbers;
     for (const Element& element : array.host()) numbers.push_back(static_cast<float>(element));

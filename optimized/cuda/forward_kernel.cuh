@@ -109,18 +109,19 @@ __device__ inline void consume(const ForwardParameters& a, Shared<kDim>& shared)
     const int cut_block = ptx::uniform(held.cut_block);                     // blocks below it reach behind a cut
     const int unmasked = (query + 64 * warpgroup + offset) / kColumns - 1;  // blocks above it hold the diagonal
     const int last_position = min(query + kRows + offset, a.key_length) - 1;
+    // of the plan's numbers of a tile's blocks and of the head's tokens
+    const auto in_span = [&](int position) { return position / kColumns - (query + offset) / kColumns; };
+    const auto token = [&](int position) {
+      return static_cast<int64_t>(held.row) * a.key_blocks * kColumns + position;
+    };
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       rows.position[h] = query + tile_row + 8 * h + offset;
       rows.first_visible[h] = 0;
       if constexpr (kGate) {
-        const int position = min(rows.position[h], last_position),
-                  in_span = position / kColumns - (query + offset) / kColumns;
-        rows.first_visible[h] = held.cut_before[in_span];
-        if (held.cut_within)
-          rows.first_visible[h] =
-              max(rows.first_visible[h],
-                  a.plan.cut_before[static_cast<int64_t>(held.row) * a.key_blocks * kColumns + position]);
+        const int position = min(rows.position[h], last_position);
+        rows.first_visible[h] = held.cut_before[in_span(position)];
+        if (held.cut_within) rows.first_visible[h] = max(rows.first_visible[h], a.plan.cut_before[token(position)]);
       }
     }
     const float first_bias = ptx::load_float(block_bias_address + at.index * 4);
@@ -217,9 +218,8 @@ __device__ inline void consume(const ForwardParameters& a, Shared<kDim>& shared)
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
           const int position = min(rows.position[h], last_position);
-          row_base[h] = held.base[position / kColumns - (query + offset) / kColumns];
-          row_bias[h] =
-              ptx::load_global(a.plan.bias + static_cast<int64_t>(held.row) * a.key_blocks * kColumns + position);
+          row_base[h] = held.base[in_span(position)];
+          row_bias[h] = ptx::load_global(a.plan.bias + token(position));
         }
       }
     }

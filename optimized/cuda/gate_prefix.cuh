@@ -97,7 +97,8 @@ static __global__ void __launch_bounds__(32 * kWarps) sum_blocks(LocalArguments 
     *reinterpret_cast<float4*>(a.plan.bias + at) = make_float4(bias[0], bias[1], bias[2], bias[3]);
     if (a.with_start) {
       BiasParts of_token[4];
-      for (int i = 0; i < 4; ++i) of_token[i] = bias_parts(isnan(start[i]) ? 0 : start[i]);  // so is the block's sum
+      for (int i = 0; i < 4; ++i)
+        of_token[i] = bias_parts(isnan(start[i]) ? 0 : start[i]);  // the block's sum has NaN, too
       for (int p = 0; p < 3; ++p) {
         const auto pair = [&](int i) { return __halves2bfloat162(of_token[i].part[p], of_token[i + 1].part[p]); };
         // not by memcpy: nvcc 13.0 makes stores of bytes of it, and converts the lower one as if it were a float16

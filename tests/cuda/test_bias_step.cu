@@ -14,7 +14,7 @@ namespace {
 using testing::DeviceArray;
 
 // D [64, N] = start + 0 · 0 + bias, in the order of the fragment: d[thread][register]. The product before it in the batch is of Element;
-// the bias lies as BiasOfEight or as BiasColumn.
+// the bias lies as BiasOfEight, in the last stage, or as BiasColumn.
 template <typename Element, int kN, bool kDense>
 __global__ void __launch_bounds__(128, 1) add_bias(const float* bias, float start, float* d) {
   struct alignas(1024) Operands {
@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(128, 1) add_bias(const float* bias, float star
   if (threadIdx.x < kN) {
     columns[threadIdx.x] = bias_column(bias[threadIdx.x]);
     const BiasParts parts = bias_parts(bias[threadIdx.x]);
-    for (int i = 0; i < 3; ++i) dense.eights[0][threadIdx.x / 8].part[i][threadIdx.x % 8] = parts.part[i];
+    for (int i = 0; i < 3; ++i) dense.eights[1][threadIdx.x / 8].part[i][threadIdx.x % 8] = parts.part[i];
   }
   fill_ones(ones, threadIdx.x);
   ptx::fence_async_shared();
@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(128, 1) add_bias(const float* bias, float star
   ptx::wgmma_fence();
   ptx::wgmma<ptx::Major::kK, ptx::Major::kK>(Element{}, registers, ptx::operand_descriptor(zeros, 0),
                                              ptx::operand_descriptor(zeros, 0), true);
-  if constexpr (kDense) issue_dense_bias(registers, ones_in_registers(threadIdx.x % 32), bias_operand(dense.eights[0]));
+  if constexpr (kDense) issue_dense_bias(registers, ones_in_registers(threadIdx.x % 32), bias_operand(dense.eights[1]));
   else issue_bias(registers, ones_operand(ones), bias_operand(columns));
   ptx::wgmma_commit();
   ptx::wgmma_wait<0>();

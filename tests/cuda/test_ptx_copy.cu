@@ -1,5 +1,6 @@
 // The wrappers of the copy engine, the barriers and the fragments, one by one.
 
+#include <algorithm>
 #include <cmath>
 
 #include "optimized/cuda/ptx/copy.cuh"
@@ -99,6 +100,22 @@ TEST(RunCopy, LoadsStoresAndAddsUp) {
   std::vector<float> expected(256, 5.0f);
   for (size_t i = 0; i < values.size(); ++i) expected[i % 256] += values[i];
   EXPECT_EQ(sum.host(), expected);
+}
+
+__global__ void load_floats(const float* source, float* reversed) {
+  __shared__ float numbers[32];
+  numbers[threadIdx.x] = ptx::load_global(source + threadIdx.x);
+  __syncwarp();
+  reversed[threadIdx.x] = ptx::load_float(ptx::shared_address(&numbers[31 - threadIdx.x]));
+}
+
+TEST(Floats, AreLoadedFromGlobalAndFromSharedMemory) {
+  LETHE_NEEDS_GPU();
+  std::vector<float> values = testing::small_integers(32, 5);
+  const DeviceArray<float> source(values), reversed(values.size());
+  load_floats<<<1, 32>>>(source.data(), reversed.data());
+  std::reverse(values.begin(), values.end());
+  EXPECT_EQ(reversed.host(), values);
 }
 
 // Writes a 16 × 16 matrix with one stmatrix, plain or transposed, and reads it back with ldmatrix.

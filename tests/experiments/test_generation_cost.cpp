@@ -108,7 +108,6 @@ Sizes small(Edition edition) {
 }
 
 TEST(Steps, OfEveryRivalGiveTheReferencesValuesCallAfterCall) {
-  torch::manual_seed(0);  // of a few hundred random heads one reads next to nothing, of which float32 has fewer digits
   for (const Edition edition : {Edition::kScripted, Edition::kClean}) {
     for (const Rival& rival : rivals(edition, {"lethe", "torch"})) {
       const Step step = make_step(edition, rival, small(edition), 9);

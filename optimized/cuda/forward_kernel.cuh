@@ -14,8 +14,8 @@
 // 2^23 in float16), the row's sum shows it: the tile goes on a list, and a second launch computes it again with a maximum a row and
 // block.
 //
-// One CTA an SM. Warpgroup 0: one thread hands out tiles, another feeds the copy engine (Q once a tile, K with its bias and V in rings
-// of their own), up to a tile ahead. The others: 64 query rows each. A thread holds 2 rows × 32 columns of S, its part of O, and P of
+// One CTA an SM. Warpgroup 0: one thread hands out tiles, up to a tile ahead, two others feed the copy engine: Q once a tile and K with its
+// bias, and V, in rings of their own. The others: 64 query rows each. A thread holds 2 rows × 32 columns of S, its part of O, and P of
 // the previous block as the next product's operand. Key blocks run from the diagonal down to the pruning boundary. Within a
 // warpgroup the exponentials of block n run under P·V of block n+1; among warpgroups, named barriers pass the turn to issue products,
 // so that one's products run under the others' exponentials.
@@ -317,8 +317,9 @@ __global__ void __launch_bounds__(Sizes<kDim>::kThreads, 1) forward(const __grid
   __syncthreads();
   if (threadIdx.x < 128) {
     ptx::registers_shrink<Size::kProducerRegisters>();
-    if (threadIdx.x == 0) produce<kDim, kRepeat>(a, shared);
+    if (threadIdx.x == 0) load_keys<kDim, kRepeat>(a, shared);
     if (threadIdx.x == 32) schedule<kDim, kRepeat>(a, shared);
+    if (threadIdx.x == 64) load_values<kDim>(a, shared);
   } else {
     ptx::registers_grow<Size::kConsumerRegisters>();
     consume<Element, kDim, kRepeat>(a, shared);

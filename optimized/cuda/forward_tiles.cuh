@@ -98,13 +98,6 @@ struct alignas(1024) Shared {
   char value[kStages][kColumns * kDim * 2];
 };
 
-// Causal pairs of a block: row r of `rows` sees clamp(first_visible + r, 0, 128) columns.
-__device__ inline long long causal_pairs(int rows, int first_visible) {
-  const long long empty = min(rows, max(0, -first_visible)),
-                  full = max(static_cast<int>(empty), min(rows, kColumns - first_visible));
-  return (full - empty) * first_visible + (full * (full - 1) - empty * (empty - 1)) / 2 + (rows - full) * kColumns;
-}
-
 // How many blocks are left to load of a tile when the next is taken.
 inline constexpr int kBlocksAhead = 3;
 
@@ -136,19 +129,23 @@ __device__ inline void schedule(const ForwardParameters& a, Shared<kDim>& shared
   }
 }
 
-// Loads what the tiles need.
+// Each operand has a thread of its own, which does little else: key and value tiles come from an L2 cache that is near its limit, and whatever
+// stands between a stage that falls free and its next load is missed at the other end.
+
+template <int kDim>
+__device__ inline void load_rows(char* destination, int rows, const CUtensorMap& map, uint64_t* full, int head, int token,
+                                 int batch) {
+#pragma unroll
+  for (int panel = 0; panel < kDim / 64; ++panel)
+    ptx::load_tile(destination + panel * rows * 128, &map, full, panel * 64, head, token, batch);
+}
+
+// Loads the tiles' queries, and their keys with what the gate adds to them. Counts the pairs.
 template <int kDim, bool kRepeat>
-__device__ inline void produce(const ForwardParameters& a, Shared<kDim>& shared) {
+__device__ inline void load_keys(const ForwardParameters& a, Shared<kDim>& shared) {
   constexpr int kStages = Sizes<kDim>::kStages, kRows = Sizes<kDim>::kRows;
   const int group = a.query_heads / a.heads, offset = a.key_length - a.query_length;
-  // a block's value follows its key one step later, in the same stage of its own ring
-  ptx::RingPosition at, previous, slot;
-  const auto load = [&](char* destination, int rows, const CUtensorMap& map, uint64_t* full, int head, int token,
-                        int batch) {
-#pragma unroll
-    for (int panel = 0; panel < kDim / 64; ++panel)
-      ptx::load_tile(destination + panel * rows * 128, &map, full, panel * 64, head, token, batch);
-  };
+  ptx::RingPosition at, slot;
   for (;; slot.advance(kTileSlots)) {
     ptx::mbarrier_wait(&shared.tile_known[slot.index], slot.parity);
     const Tile<kRows> tile = shared.tile[slot.index];  // once its last value is loaded the slot may hold another
@@ -156,17 +153,11 @@ __device__ inline void produce(const ForwardParameters& a, Shared<kDim>& shared)
     double block_end = tile.end;
     const int64_t tokens = static_cast<int64_t>(tile.row) * a.key_blocks * kColumns;
     ptx::mbarrier_arrive_expect(&shared.tile_full[slot.index], kRows * kDim * 2);
-    load(shared.query[slot.index], kRows, a.query, &shared.tile_full[slot.index], tile.head, tile.query, tile.batch);
+    load_rows<kDim>(shared.query[slot.index], kRows, a.query, &shared.tile_full[slot.index], tile.head, tile.query,
+                    tile.batch);
 
     const double* base = a.plan.base + static_cast<int64_t>(tile.row) * (a.key_blocks + 1);
-    const int key_head = tile.head / group, rows = min(kRows, a.query_length - tile.query);
-    long long pairs = 0;
-    const auto load_value = [&](int block) {
-      ptx::mbarrier_wait_patiently(&shared.value_empty[previous.index], previous.parity ^ 1);
-      ptx::mbarrier_arrive_expect(&shared.value_full[previous.index], kColumns * kDim * 2);
-      load(shared.value[previous.index], kColumns, a.value, &shared.value_full[previous.index], key_head,
-           block * kColumns, tile.batch);
-    };
+    const int key_head = tile.head / group;
 #pragma unroll 1
     for (int block = tile.last; block >= tile.first; --block) {
       float block_bias = kGate ? static_cast<float>((tile.frame - block_end) * static_cast<double>(kLog2E)) : 0;
@@ -177,20 +168,43 @@ __device__ inline void produce(const ForwardParameters& a, Shared<kDim>& shared)
       shared.block_bias[at.index] = block_bias;
       uint64_t* full = &shared.key_full[at.index];
       ptx::mbarrier_arrive_expect(full, kColumns * kDim * 2 + (kGate ? sizeof shared.start.eights[0] : 0));
-      load(shared.key[at.index], kColumns, a.key, full, key_head, block * kColumns, tile.batch);
+      load_rows<kDim>(shared.key[at.index], kColumns, a.key, full, key_head, block * kColumns, tile.batch);
       if constexpr (kGate)
         ptx::load_run(shared.start.eights[at.index], a.plan.start + (tokens + block * kColumns) / 8,
                       sizeof shared.start.eights[0], full);
       if (block == min(tile.last, tile.first + kBlocksAhead)) ptx::mbarrier_arrive(&shared.tile_wanted);
-      if (block < tile.last) load_value(block + 1);
-      previous = at;
       at.advance(kStages);
-      pairs += causal_pairs(rows, tile.query + offset - block * kColumns + 1);
     }
-    load_value(tile.first);
-    if (!kRepeat) atomicAdd(a.plan.pairs + tile.row, static_cast<unsigned long long>(pairs));
+    if constexpr (!kRepeat) {
+      // row r sees first_visible + r keys of the tile's blocks
+      const long long rows = min(kRows, a.query_length - tile.query),
+                      first_visible = tile.query + offset + 1 - tile.first * kColumns;
+      atomicAdd(a.plan.pairs + tile.row,
+                static_cast<unsigned long long>(rows * first_visible + rows * (rows - 1) / 2));
+    }
   }
   ptx::mbarrier_arrive(&shared.tile_full[slot.index]);
+}
+
+// Loads the tiles' values.
+template <int kDim>
+__device__ inline void load_values(const ForwardParameters& a, Shared<kDim>& shared) {
+  const int group = a.query_heads / a.heads;
+  ptx::RingPosition at, slot;
+  for (;; slot.advance(kTileSlots)) {
+    ptx::mbarrier_wait(&shared.tile_known[slot.index], slot.parity);
+    const auto& tile = shared.tile[slot.index];  // not to be read once its last value is loaded: the slot may hold another
+    if (tile.row < 0) return;
+    const int first = tile.first, batch = tile.batch, head = tile.head / group;
+#pragma unroll 1
+    for (int block = tile.last; block >= first; --block) {
+      ptx::mbarrier_wait_patiently(&shared.value_empty[at.index], at.parity ^ 1);
+      uint64_t* full = &shared.value_full[at.index];
+      ptx::mbarrier_arrive_expect(full, kColumns * kDim * 2);
+      load_rows<kDim>(shared.value[at.index], kColumns, a.value, full, head, block * kColumns, batch);
+      at.advance(Sizes<kDim>::kStages);
+    }
+  }
 }
 
 }  // namespace lethe

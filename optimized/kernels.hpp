@@ -25,6 +25,11 @@ struct Operand {
 
 struct BiasOfEight;  // cuda/bias_step.cuh
 
+/// A number of twice a float's digits, high + low. As long as the copy engine's shortest copy.
+struct alignas(16) TwoFloats {
+  float high, low;
+};
+
 /// What the kernels need to know of the gate, made by launch_gate_plan for one forward and one backward, which read it and count in
 /// it. M = ⌈Tq/128⌉ query blocks, N = ⌈Tk/128⌉ key blocks.
 ///
@@ -33,7 +38,8 @@ struct BiasOfEight;  // cuda/bias_step.cuh
 /// A gate below e^−10000 is a cut: it counts as 0 in the sums, and nobody behind it sees anything before it. So −inf never
 /// enters a sum, and no finite gate is drowned by a cut's magnitude.
 struct GatePlan {
-  double* base;  ///< [B, Hq, N+1]  Σ of log f before block n
+  double* base;          ///< [B, Hq, N+1]  Σ of log f before block n
+  TwoFloats* base_log2;  ///< [B, Hq, N+1]  log₂e · base
   float* bias;  ///< [B, Hq, N·128]  −log₂e · (c_j − base[j / 128]), what key j adds to a logit in log₂; 0 past Tk
   /// [B, Hq, N·16]  (base[j / 128 + 1] − c_j) / scale, what key j adds to q·k; 0 past Tk. From the block's end: the keys that later
   /// blocks' queries see best have the smallest numbers. No NaN: base has it

@@ -5,8 +5,8 @@
 //   o_i = Σ_j 2^(x_ij − m_i) v_j / l_i;  log_normalizer_i = ln 2·(m_i + log₂ l_i) + c_i − F
 //
 // The gate enters as a column term only: along a row c_i is a constant that the softmax divides out. F, the prefix before the tile's
-// first row, keeps every number small; b_j is the plan's float local part plus one number a block, the difference of two doubles. The
-// local part, divided by the scale, comes with Q·K's last k-step (bias_step.cuh), so that nothing between that product and the
+// first row, keeps every number small; b_j is the plan's float local part plus one number a block, the difference of two numbers of 48
+// bits. The local part, divided by the scale, comes with Q·K's last k-step (bias_step.cuh), so that nothing between that product and the
 // exponentials knows of it: m and the block's number are the third operand of the multiplication by the scale.
 //
 // m_i may be any number near the row's maximum: it is found in the first blocks (the diagonal's) and then left alone, so that no
@@ -72,7 +72,14 @@ __device__ inline void consume(const ForwardParameters& a, Shared<kDim>& shared)
     return ptx::advance<sizeof shared.start.eights[0]>(first_start, stage);
   };
   const uint32_t ones = ones_in_registers(lane);
-  const uint32_t block_bias_address = ptx::shared_address(shared.block_bias);
+  const uint32_t first_end = ptx::shared_address(shared.block_end);
+  TwoFloats frame{};  // of the tile
+  // A block's number: log₂e·(F − c behind the block).
+  const auto block_number = [&](uint32_t stage) {
+    if constexpr (!kGate) return 0.0f;
+    const float2 end = ptx::load_pair(first_end + stage * sizeof shared.block_end[0]);
+    return (frame.high - end.x) + (frame.low - end.y);
+  };
   // Turns: warpgroup w issues its products when barrier kTurns + w has heard from the one before it; 0 begins.
   constexpr uint32_t kTurns = 1, kStores = kTurns + kWarpgroups;
   const uint32_t my_turn = kTurns + warpgroup, next_turn = kTurns + (warpgroup + 1) % kWarpgroups;
@@ -124,7 +131,8 @@ __device__ inline void consume(const ForwardParameters& a, Shared<kDim>& shared)
         if (held.cut_within) rows.first_visible[h] = max(rows.first_visible[h], a.plan.cut_before[token(position)]);
       }
     }
-    const float first_bias = ptx::load_float(block_bias_address + at.index * 4);
+    frame = held.frame;
+    const float first_bias = block_number(at.index);
     scale_scores(rows, a.scale_log2);
     mask(rows, last * kColumns);
 #pragma unroll
@@ -166,7 +174,7 @@ __device__ inline void consume(const ForwardParameters& a, Shared<kDim>& shared)
       issue_scores<Element>(rows, query_operand(query_slot), key_operand(stage), ones, start_operand(stage));
       issue_output<Element>(rows, value_operand(value_stage), accumulate);
       ptx::named_barrier_arrive(next_turn, 256);
-      const float block_bias = ptx::load_float(block_bias_address + stage * 4);
+      const float block_bias = block_number(stage);
       ptx::wgmma_wait<1>();
       ptx::pin(rows.x);
       if constexpr (kMasked || kRepeat) scale_scores(rows, a.scale_log2);

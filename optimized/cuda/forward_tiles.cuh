@@ -10,8 +10,6 @@
 
 namespace lethe {
 
-inline constexpr float kLog2E = 1.4426950408889634f;
-
 inline constexpr int kTileSlots = 2;  // the next tile's queries arrive while this one is computed
 
 struct ForwardParameters {
@@ -38,7 +36,7 @@ struct Tile {
   float base[kSpan<kRows>];
   int cut_before[kSpan<kRows>];
   bool cut_within;
-  double frame, end;  // c before the block of the tile's first position; c behind its last block
+  TwoFloats frame;  // log₂e·F; F is c before the block of the tile's first position
 };
 
 // Longest first: sections of heads, those with most blocks first; inside a section from the last query block down, heads innermost.
@@ -57,18 +55,17 @@ __device__ inline Tile<kRows> tile_at(const ForwardParameters& a, int index) {
   const int last_position = min(first_position + kRows, a.key_length) - 1;
   tile.last = last_position / kColumns;
   tile.cut_block = 0;
-  tile.frame = tile.end = 0;
+  tile.frame = {0, 0};
   if constexpr (kGate) {
     const int64_t blocks = static_cast<int64_t>(tile.row) * (a.key_blocks + 1);
     const double* base = a.plan.base + blocks;
     const int32_t* cuts = a.plan.block_cut_before + blocks;
     const int first_block = first_position / kColumns;
-    tile.frame = base[first_block];
-    tile.end = base[tile.last + 1];
+    tile.frame = a.plan.base_log2[blocks + first_block];
 #pragma unroll
     for (int i = 0; i < kSpan<kRows>; ++i) {
       const int block = min(first_block + i, tile.last);
-      tile.base[i] = static_cast<float>(base[block] - tile.frame);
+      tile.base[i] = static_cast<float>(base[block] - base[first_block]);
       tile.cut_before[i] = cuts[block];
     }
     tile.cut_within = cuts[tile.last + 1] > first_block * kColumns;
@@ -86,7 +83,7 @@ template <int kDim>
 struct alignas(1024) Shared {
   static constexpr int kStages = Sizes<kDim>::kStages, kRows = Sizes<kDim>::kRows;
   DenseBias<kColumns, kStages> start;  // the keys' part of the bias; not at the end (bias_step.cuh)
-  float block_bias[kStages];
+  TwoFloats block_end[kStages];        // log₂e·c behind the block
   Tile<kRows> tile[kTileSlots];
   int index[kTileSlots], overflowed[kTileSlots];
   uint64_t tile_wanted, tile_known[kTileSlots];            // the next tile
@@ -133,8 +130,8 @@ __device__ inline void schedule(const ForwardParameters& a, Shared<kDim>& shared
 // stands between a stage that falls free and its next load is missed at the other end.
 
 template <int kDim>
-__device__ inline void load_rows(char* destination, int rows, const CUtensorMap& map, uint64_t* full, int head, int token,
-                                 int batch) {
+__device__ inline void load_rows(char* destination, int rows, const CUtensorMap& map, uint64_t* full, int head,
+                                 int token, int batch) {
 #pragma unroll
   for (int panel = 0; panel < kDim / 64; ++panel)
     ptx::load_tile(destination + panel * rows * 128, &map, full, panel * 64, head, token, batch);
@@ -150,28 +147,25 @@ __device__ inline void load_keys(const ForwardParameters& a, Shared<kDim>& share
     ptx::mbarrier_wait(&shared.tile_known[slot.index], slot.parity);
     const Tile<kRows> tile = shared.tile[slot.index];  // once its last value is loaded the slot may hold another
     if (tile.row < 0) break;
-    double block_end = tile.end;
     const int64_t tokens = static_cast<int64_t>(tile.row) * a.key_blocks * kColumns;
     ptx::mbarrier_arrive_expect(&shared.tile_full[slot.index], kRows * kDim * 2);
     load_rows<kDim>(shared.query[slot.index], kRows, a.query, &shared.tile_full[slot.index], tile.head, tile.query,
                     tile.batch);
 
-    const double* base = a.plan.base + static_cast<int64_t>(tile.row) * (a.key_blocks + 1);
+    const TwoFloats* ends = a.plan.base_log2 + static_cast<int64_t>(tile.row) * (a.key_blocks + 1) + 1;
     const int key_head = tile.head / group;
 #pragma unroll 1
     for (int block = tile.last; block >= tile.first; --block) {
-      float block_bias = kGate ? static_cast<float>((tile.frame - block_end) * static_cast<double>(kLog2E)) : 0;
-      asm volatile("" : "+f"(block_bias));  // made now, not behind the wait
-      // read a block ahead: its latency must not stand between a stage that falls free and its load
-      if constexpr (kGate) block_end = base[block];
       ptx::mbarrier_wait_patiently(&shared.key_empty[at.index], at.parity ^ 1);
-      shared.block_bias[at.index] = block_bias;
       uint64_t* full = &shared.key_full[at.index];
-      ptx::mbarrier_arrive_expect(full, kColumns * kDim * 2 + (kGate ? sizeof shared.start.eights[0] : 0));
+      constexpr uint32_t kGateBytes = kGate ? sizeof shared.start.eights[0] + sizeof shared.block_end[0] : 0;
+      ptx::mbarrier_arrive_expect(full, kColumns * kDim * 2 + kGateBytes);
       load_rows<kDim>(shared.key[at.index], kColumns, a.key, full, key_head, block * kColumns, tile.batch);
-      if constexpr (kGate)
+      if constexpr (kGate) {
+        ptx::load_run(&shared.block_end[at.index], ends + block, sizeof shared.block_end[0], full);
         ptx::load_run(shared.start.eights[at.index], a.plan.start + (tokens + block * kColumns) / 8,
                       sizeof shared.start.eights[0], full);
+      }
       if (block == min(tile.last, tile.first + kBlocksAhead)) ptx::mbarrier_arrive(&shared.tile_wanted);
       at.advance(kStages);
     }
@@ -179,8 +173,7 @@ __device__ inline void load_keys(const ForwardParameters& a, Shared<kDim>& share
       // row r sees first_visible + r keys of the tile's blocks
       const long long rows = min(kRows, a.query_length - tile.query),
                       first_visible = tile.query + offset + 1 - tile.first * kColumns;
-      atomicAdd(a.plan.pairs + tile.row,
-                static_cast<unsigned long long>(rows * first_visible + rows * (rows - 1) / 2));
+      atomicAdd(a.plan.pairs + tile.row, static_cast<unsigned long long>(rows * first_visible + rows * (rows - 1) / 2));
     }
   }
   ptx::mbarrier_arrive(&shared.tile_full[slot.index]);
@@ -193,7 +186,8 @@ __device__ inline void load_values(const ForwardParameters& a, Shared<kDim>& sha
   ptx::RingPosition at, slot;
   for (;; slot.advance(kTileSlots)) {
     ptx::mbarrier_wait(&shared.tile_known[slot.index], slot.parity);
-    const auto& tile = shared.tile[slot.index];  // not to be read once its last value is loaded: the slot may hold another
+    const auto& tile =
+        shared.tile[slot.index];  // not to be read once its last value is loaded: the slot may hold another
     if (tile.row < 0) return;
     const int first = tile.first, batch = tile.batch, head = tile.head / group;
 #pragma unroll 1

@@ -54,6 +54,11 @@ __device__ inline void scan_blocks(const BoundArguments& a, int row) {
   }
   __syncthreads();
   scan<true>(base, blocks + 1, 0.0, [](double x, double y) { return x + y; });
+  for (int n = threadIdx.x; n <= blocks; n += kScanThreads) {
+    const double in_log2 = base[n] * kLog2E;
+    const float high = static_cast<float>(in_log2);
+    a.plan.base_log2[row * (blocks + 1) + n] = {high, static_cast<float>(in_log2 - high)};
+  }
   scan<true>(cut_before, blocks + 1, 0, [](int x, int y) { return max(x, y); });
   scan<false>(cut_after, blocks + 1, INT_MAX, [](int x, int y) { return min(x, y); });
 }

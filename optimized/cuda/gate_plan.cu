@@ -44,6 +44,7 @@ GatePlan gate_plan_in(void* memory, const Shape& shape) {
   };
   GatePlan plan;
   take(plan.base, rows * (keys + 1));
+  take(plan.base_log2, rows * (keys + 1));
   take(plan.bias, rows * keys * kGateBlock);
   take(plan.start, rows * keys * kGateBlock / 8);
   take(plan.cut_before, rows * keys * kGateBlock);
@@ -85,7 +86,8 @@ void launch_gate_plan(const GatePlanArguments& a) {
     cuda_check(cudaGetLastError(), "gate plan");
     return;
   }
-  sum_blocks<<<dim3(blocks, s.batch), 32 * kWarps, 0, a.stream>>>(
+  const int64_t head_groups = std::min<int64_t>((s.query_heads + kWarps - 1) / kWarps, 1024);
+  sum_blocks<<<dim3(blocks, s.batch, head_groups), 32 * kWarps, 0, a.stream>>>(
       {a.log_forget, a.gate_batch_stride, a.gate_token_stride, a.gate_head_stride, int(s.key_length),
        int(s.query_heads), int(blocks), 1 / divisor_scale(a.scale), !a.boundary_given, a.plan});
   cuda_check(cudaGetLastError(), "gate plan");

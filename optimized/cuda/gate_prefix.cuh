@@ -47,15 +47,15 @@ __device__ inline void clear_counters(const GatePlan& plan, int batch, int heads
   if (threadIdx.x == 0 && batch == 0) *plan.next_tile = *plan.heads_done = plan.repeats[0] = 0;
 }
 
-// One warp a (block, head); a lane owns four tokens. Leaves for the scan each block's own sum in base[n+1], its last cut in
+// One warp a (block, head), neighbouring heads in one CTA; a lane owns four tokens. Leaves for the scan each block's own sum in base[n+1], its last cut in
 // block_cut_before[n+1] (or −1) and its first in block_cut_after[n] (or INT32_MAX).
 static __global__ void __launch_bounds__(32 * kWarps) sum_blocks(LocalArguments a) {
   const int block = blockIdx.x, batch = blockIdx.y, lane = threadIdx.x % 32;
   ptx::let_next_kernel_start();
-  if (block == 0) clear_counters(a.plan, batch, a.heads);
+  if (block == 0 && blockIdx.z == 0) clear_counters(a.plan, batch, a.heads);
   const auto sum_of = [](double x, double y) { return x + y; };
   const auto largest = [](int x, int y) { return max(x, y); };
-  for (int head = threadIdx.x / 32; head < a.heads; head += kWarps) {
+  for (int head = blockIdx.z * kWarps + threadIdx.x / 32; head < a.heads; head += gridDim.z * kWarps) {
     const float* gate = a.log_forget + batch * a.batch_stride + head * a.head_stride;
     const int64_t row = static_cast<int64_t>(batch) * a.heads + head;
     const int first = block * kBlock + lane * 4;

@@ -102,18 +102,21 @@ TEST(RunCopy, LoadsStoresAndAddsUp) {
   EXPECT_EQ(sum.host(), expected);
 }
 
-__global__ void load_floats(const float* source, float* reversed) {
-  __shared__ float numbers[32];
+__global__ void load_floats(const float* source, float* reversed, float* swapped) {
+  __shared__ alignas(8) float numbers[32];
   numbers[threadIdx.x] = ptx::load_global(source + threadIdx.x);
   __syncwarp();
   reversed[threadIdx.x] = ptx::load_float(ptx::shared_address(&numbers[31 - threadIdx.x]));
+  const float2 pair = ptx::load_pair(ptx::shared_address(&numbers[threadIdx.x / 2 * 2]));
+  swapped[threadIdx.x] = threadIdx.x % 2 ? pair.x : pair.y;
 }
 
 TEST(Floats, AreLoadedFromGlobalAndFromSharedMemory) {
   LETHE_NEEDS_GPU();
   std::vector<float> values = testing::small_integers(32, 5);
-  const DeviceArray<float> source(values), reversed(values.size());
-  load_floats<<<1, 32>>>(source.data(), reversed.data());
+  const DeviceArray<float> source(values), reversed(values.size()), swapped(values.size());
+  load_floats<<<1, 32>>>(source.data(), reversed.data(), swapped.data());
+  for (size_t i = 0; i < values.size(); ++i) EXPECT_EQ(swapped.host()[i], values[i ^ 1]);
   std::reverse(values.begin(), values.end());
   EXPECT_EQ(reversed.host(), values);
 }

@@ -34,7 +34,7 @@ void launch(const BackwardArguments& arguments, const BackwardWorkspace& workspa
       .grad_output = map(arguments.grad_values, shape.query_length, shape.query_heads, Shared::kQueries),
       .grad_key = map(contiguous(arguments.grad_key), shape.key_length, shape.heads, 64),
       .grad_value = map(contiguous(arguments.grad_value), shape.key_length, shape.heads, 64),
-      .base = arguments.plan.base,
+      .base_log2 = arguments.plan.base_log2,
       .bias = arguments.plan.bias,
       .cut_after = arguments.plan.cut_after,
       .block_cut_after = arguments.plan.block_cut_after,

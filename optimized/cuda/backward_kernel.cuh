@@ -6,7 +6,7 @@
 //   a = scale·log₂e, R_i = log₂e (c_i − log_normalizer_i), b_j = −log₂e c_j, Δ_i = dO_i·o_i
 //
 // Two warpgroups own 64 keys each, in the rows of Sᵀ and dPᵀ, so that P and dS are register operands of the products that give dV
-// and dK; dQ needs dS of both, from shared memory. A third warpgroup's first warp feeds them by the copy engine, its second adds dQ
+// and dK; dQ needs dS of both, from shared memory. Of a third warpgroup two threads feed them by the copy engine, one says what the steps are, and a warp adds dQ
 // to global memory. R_i / a and −Δ_i come with the last k-step of Sᵀ and dPᵀ (bias_step.cuh), and b_j is one number a row of Sᵀ, the
 // third operand of a multiplication: the gate's bias and Δ cost nothing between a product and what waits for it. Sᵀ of the next tile
 // is issued before dK of this one has ended.
@@ -309,7 +309,7 @@ __global__ void __launch_bounds__(kBackwardThreads, 1) backward_tiles(const __gr
   ptx::fence_async_shared();
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < kStages; ++stage) {
-      ptx::mbarrier_init(&shared.query_full[stage], 1);
+      ptx::mbarrier_init(&shared.query_full[stage], 2);  // loaded and described
       ptx::mbarrier_init(&shared.output_full[stage], 1);
       ptx::mbarrier_init(&shared.query_empty[stage], 8 * kArrivalsOfAWarp);
       ptx::mbarrier_init(&shared.output_empty[stage], 8 * kArrivalsOfAWarp);
@@ -324,8 +324,10 @@ __global__ void __launch_bounds__(kBackwardThreads, 1) backward_tiles(const __gr
   const int warpgroup = ptx::in_uniform_register(threadIdx.x / 128);
   if (warpgroup == 2) {
     ptx::registers_shrink<24>();
-    if (threadIdx.x == 256) cta.load();
+    if (threadIdx.x == 256) cta.load_queries();
     if (threadIdx.x / 32 == 9) cta.add_slices();
+    if (threadIdx.x == 320) cta.load_grad_outputs();
+    if (threadIdx.x == 352) cta.describe_steps();
   } else {
     ptx::registers_grow<240>();
     if (cta.kBothSumRows || warpgroup == 0) cta.template consume<true>(warpgroup, threadIdx.x % 128);

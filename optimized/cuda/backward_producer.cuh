@@ -1,8 +1,7 @@
 #pragma once
-// The producer warpgroup of the main backward kernel: one warp feeds the consumers, another adds their dQ to global memory.
+// The producer warpgroup of the main backward kernel: three threads feed the consumers, a warp adds their dQ to global memory.
 
 #include <climits>
-#include <numbers>
 
 #include "optimized/cuda/backward_shared.cuh"
 #include "optimized/cuda/ptx/copy.cuh"
@@ -21,25 +20,71 @@ __device__ inline void store_release(int32_t* counter, int32_t value) {
 
 /// Keys ride on the first query tile's barrier, values on the first dO's: Sᵀ can start before the values are there.
 template <typename Element, int kDim>
-__device__ void BackwardCta<Element, kDim>::load() {
+__device__ void BackwardCta<Element, kDim>::load_queries() {
   constexpr uint32_t kTileBytes = kPanels * Shared::kQueryPanelBytes + sizeof(Shared::row_bias[0]);
   constexpr uint32_t kKeyBytes = kPanels * Shared::kKeyPanelBytes;
   BackwardWalk at = walk();
   ptx::RingPosition ring;
   bool first = true;
-  // What the gate says of a tile, read a tile ahead: its latency must not stand between a stage that falls free and its load.
-  double query_base = 0, key_base = 0;
+#pragma unroll 1
+  for (bool more = at.next_head(); more; more = at.next(), ring.advance(kStages), first = false) {
+    const int stage = ring.index, query_head = head * p.group + at.head;
+    const int64_t row = row_of_heads(at.head) * p.padded_queries + at.tile * kQueries;
+    ptx::mbarrier_wait_patiently(&shared.query_empty[stage], ring.parity ^ 1);
+    ptx::mbarrier_arrive_expect(&shared.query_full[stage], kTileBytes + (first ? kKeyBytes : 0));
+#pragma unroll
+    for (int panel = 0; panel < kPanels; ++panel) {
+      if (first)
+        ptx::load_tile(shared.key[panel], &p.key, &shared.query_full[stage], 64 * panel, head, key_tile * kKeys, batch);
+      ptx::load_tile(shared.query[stage][panel], &p.query, &shared.query_full[stage], 64 * panel, query_head,
+                     at.tile * kQueries, batch);
+    }
+    ptx::load_run(shared.row_bias[stage], p.workspace.row_bias + row, sizeof shared.row_bias[0],
+                  &shared.query_full[stage]);
+  }
+}
+
+template <typename Element, int kDim>
+__device__ void BackwardCta<Element, kDim>::load_grad_outputs() {
+  constexpr uint32_t kTileBytes = kPanels * Shared::kQueryPanelBytes + sizeof(Shared::negative_delta[0]);
+  constexpr uint32_t kValueBytes = kPanels * Shared::kKeyPanelBytes;
+  BackwardWalk at = walk();
+  ptx::RingPosition ring;
+  bool first = true;
+#pragma unroll 1
+  for (bool more = at.next_head(); more; more = at.next(), ring.advance(kStages), first = false) {
+    const int stage = ring.index, query_head = head * p.group + at.head;
+    const int64_t row = row_of_heads(at.head) * p.padded_queries + at.tile * kQueries;
+    ptx::mbarrier_wait_patiently(&shared.output_empty[stage], ring.parity ^ 1);
+    ptx::mbarrier_arrive_expect(&shared.output_full[stage], kTileBytes + (first ? kValueBytes : 0));
+#pragma unroll
+    for (int panel = 0; panel < kPanels; ++panel) {
+      if (first)
+        ptx::load_tile(shared.value[panel], &p.value, &shared.output_full[stage], 64 * panel, head, key_tile * kKeys,
+                       batch);
+      ptx::load_tile(shared.grad_output[stage][panel], &p.grad_output, &shared.output_full[stage], 64 * panel,
+                     query_head, at.tile * kQueries, batch);
+    }
+    ptx::load_run(shared.negative_delta[stage], p.workspace.negative_delta + row, sizeof shared.negative_delta[0],
+                  &shared.output_full[stage]);
+  }
+}
+
+template <typename Element, int kDim>
+__device__ void BackwardCta<Element, kDim>::describe_steps() {
+  BackwardWalk at = walk();
+  ptx::RingPosition ring;
+  // What the gate says of a tile, read a tile ahead: its latency must not stand between a stage that falls free and its step.
+  TwoFloats query_base{}, key_base{};
   int head_read = -1, first_cut = INT_MAX;  // no query at or behind it sees the key tile's first key
 #pragma unroll 1
-  for (bool more = at.next_head(); more; ring.advance(kStages), first = false) {
-    const int stage = ring.index, tile = at.tile, in_group = at.head;
+  for (bool more = at.next_head(); more; ring.advance(kStages)) {
+    const int stage = ring.index, in_group = at.head, position = p.query_offset + at.tile * kQueries;
+    const int64_t heads = row_of_heads(in_group);
     more = at.next();
-    const int query_head = head * p.group + in_group;
-    const int64_t heads = row_of_heads(in_group), row = heads * p.padded_queries + tile * kQueries;
-    const int position = p.query_offset + tile * kQueries;
     float frame = 0;
     if constexpr (kGate) {
-      const double* base = p.base + heads * (p.key_tiles + 1);
+      const TwoFloats* base = p.base_log2 + heads * (p.key_tiles + 1);
       if (in_group != head_read) {
         head_read = in_group;
         key_base = base[key_tile];
@@ -47,7 +92,7 @@ __device__ void BackwardCta<Element, kDim>::load() {
         first_cut = min(p.cut_after[(heads * p.key_tiles + key_tile) * kKeys],
                         p.block_cut_after[heads * (p.key_tiles + 1) + key_tile + 1]);
       }
-      frame = float((query_base - key_base) * std::numbers::log2e);
+      frame = (query_base.high - key_base.high) + (query_base.low - key_base.low);
       query_base = base[(position + kQueries) / kKeys];  // the last one's is the sum over all
     }
     uint32_t flags = 0;
@@ -55,31 +100,9 @@ __device__ void BackwardCta<Element, kDim>::load() {
     if (position < key_tile * kKeys + kKeys - 1) flags |= BackwardStep::kMasked;
     if (!more) flags |= BackwardStep::kLast;
     if (!more || at.head != in_group) flags |= BackwardStep::kLastOfHead;
-    ptx::mbarrier_wait(&shared.query_empty[stage], ring.parity ^ 1);
+    ptx::mbarrier_wait_patiently(&shared.query_empty[stage], ring.parity ^ 1);
     shared.step[stage] = {frame, int(heads), position, flags};
-    ptx::mbarrier_arrive_expect(&shared.query_full[stage], kTileBytes + (first ? kKeyBytes : 0));
-#pragma unroll
-    for (int panel = 0; panel < kPanels; ++panel) {
-      if (first)
-        ptx::load_tile(shared.key[panel], &p.key, &shared.query_full[stage], 64 * panel, head, key_tile * kKeys, batch);
-      ptx::load_tile(shared.query[stage][panel], &p.query, &shared.query_full[stage], 64 * panel, query_head,
-                     tile * kQueries, batch);
-    }
-    ptx::load_run(shared.row_bias[stage], p.workspace.row_bias + row, sizeof shared.row_bias[0],
-                  &shared.query_full[stage]);
-
-    ptx::mbarrier_wait(&shared.output_empty[stage], ring.parity ^ 1);
-    ptx::mbarrier_arrive_expect(&shared.output_full[stage], kTileBytes + (first ? kKeyBytes : 0));
-#pragma unroll
-    for (int panel = 0; panel < kPanels; ++panel) {
-      if (first)
-        ptx::load_tile(shared.value[panel], &p.value, &shared.output_full[stage], 64 * panel, head, key_tile * kKeys,
-                       batch);
-      ptx::load_tile(shared.grad_output[stage][panel], &p.grad_output, &shared.output_full[stage], 64 * panel,
-                     query_head, tile * kQueries, batch);
-    }
-    ptx::load_run(shared.negative_delta[stage], p.workspace.negative_delta + row, sizeof shared.negative_delta[0],
-                  &shared.output_full[stage]);
+    ptx::mbarrier_arrive(&shared.query_full[stage]);
   }
 }
 

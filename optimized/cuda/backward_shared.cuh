@@ -11,7 +11,7 @@ namespace lethe {
 
 struct BackwardParameters {
   CUtensorMap query, key, value, grad_output, grad_key, grad_value;
-  const double* base;  // GatePlan's arrays
+  const TwoFloats* base_log2;  // GatePlan's arrays
   const float* bias;
   const int32_t *cut_after, *block_cut_after, *last_query_block, *head_order;
   BackwardWorkspace workspace;
@@ -131,8 +131,10 @@ struct BackwardCta {
             first};
   }
 
-  __device__ void load();        // one thread of the producer warp
-  __device__ void add_slices();  // the second warp
+  __device__ void load_queries();       // one thread of the producer warpgroup, and the keys
+  __device__ void load_grad_outputs();  // another, and the values
+  __device__ void describe_steps();     // a third
+  __device__ void add_slices();         // a warp
   template <bool kSumsRows>
   __device__ void consume(int warpgroup, int thread);
 };

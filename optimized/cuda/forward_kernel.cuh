@@ -121,20 +121,18 @@ __device__ inline void consume(const ForwardParameters& a, Shared<kDim>& shared)
     const auto token = [&](int position) {
       return static_cast<int64_t>(held.row) * a.key_blocks * kColumns + position;
     };
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      rows.position[h] = query + tile_row + 8 * h + offset;
-      rows.first_visible[h] = 0;
-      if constexpr (kGate) {
-        const int position = min(rows.position[h], last_position);
-        rows.first_visible[h] = held.cut_before[in_span(position)];
-        if (held.cut_within) rows.first_visible[h] = max(rows.first_visible[h], a.plan.cut_before[token(position)]);
-      }
-    }
+    const auto position_of = [&](int h) { return min(query + tile_row + 8 * h + offset, last_position); };
+    const auto first_visible = [&](int h) {
+      const int position = position_of(h), before = held.cut_before[in_span(position)];
+      return held.cut_within ? max(before, a.plan.cut_before[token(position)]) : before;
+    };
+    const auto mask_block = [&](int block) {
+      mask(rows, block * kColumns, query + tile_row + offset, block < cut_block, first_visible);
+    };
     frame = held.frame;
     const float first_bias = block_number(at.index);
     scale_scores(rows, a.scale_log2);
-    mask(rows, last * kColumns);
+    mask_block(last);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       rows.maximum[h] = -INFINITY;
@@ -178,7 +176,7 @@ __device__ inline void consume(const ForwardParameters& a, Shared<kDim>& shared)
       ptx::wgmma_wait<1>();
       ptx::pin(rows.x);
       if constexpr (kMasked || kRepeat) scale_scores(rows, a.scale_log2);
-      if constexpr (kMasked) mask(rows, block * kColumns);
+      if constexpr (kMasked) mask_block(block);
       release(&shared.key_empty[stage], lane);  // before the exponentials: the next load takes as long as they do
       [[maybe_unused]] bool moved;
       if constexpr (kMasked || kRepeat) {
@@ -225,7 +223,7 @@ __device__ inline void consume(const ForwardParameters& a, Shared<kDim>& shared)
       if (lane % 4 == 0) {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-          const int position = min(rows.position[h], last_position);
+          const int position = position_of(h);
           row_base[h] = held.base[in_span(position)];
           row_bias[h] = ptx::load_global(a.plan.bias + token(position));
         }

@@ -36,7 +36,6 @@ struct Rows {
   float output[kDim / 2];
   uint32_t weights[32];  // the exponentials, rounded
   float maximum[2], sum[2], shrink[2];
-  int position[2], first_visible[2];  // of the row among the keys; first key after the last cut
 };
 
 // S → x without its block's bias.
@@ -53,12 +52,14 @@ __device__ inline uint32_t columns_below(int column) {
   return count >= 32 ? ~0u : (1u << count) - 1;
 }
 
-template <int kDim>
-__device__ inline void mask(Rows<kDim>& rows, int first_column) {
+// Row h stands at `position` + 8·h among the keys. Where the block reaches behind a cut, first_visible(h) is the first key that it sees.
+template <int kDim, typename FirstVisible>
+__device__ inline void mask(Rows<kDim>& rows, int first_column, int position, bool behind_a_cut,
+                            FirstVisible first_visible) {
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    uint32_t visible = columns_below(rows.position[h] + 1 - first_column);
-    if constexpr (kGate) visible &= ~columns_below(rows.first_visible[h] - first_column);
+    uint32_t visible = columns_below(position + 8 * h + 1 - first_column);
+    if (kGate && behind_a_cut) visible &= ~columns_below(first_visible(h) - first_column);
 #pragma unroll
     for (int e = 0; e < 32; ++e)
       if (!(visible >> e & 1)) rows.x[4 * (e / 2) + 2 * h + e % 2] = -INFINITY;

@@ -8,16 +8,6 @@
 
 namespace lethe {
 
-// A counter in global memory that hands a query tile from one CTA to the next.
-__device__ inline int32_t load_acquire(const int32_t* counter) {
-  int32_t value;
-  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(counter) : "memory");
-  return value;
-}
-__device__ inline void store_release(int32_t* counter, int32_t value) {
-  asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(counter), "r"(value) : "memory");
-}
-
 /// Keys ride on the first query tile's barrier, values on the first dO's: Sᵀ can start before the values are there.
 template <typename Element, int kDim>
 __device__ void BackwardCta<Element, kDim>::load_queries() {
@@ -126,7 +116,7 @@ __device__ void BackwardCta<Element, kDim>::add_slices() {
     __syncwarp();
     ptx::named_barrier_arrive(kSliceEmpty + 1, 160);
     if (p.deterministic && leader) {
-      while (load_acquire(turn) != last_key_tile - key_tile) {
+      while (ptx::load_acquire(turn) != last_key_tile - key_tile) {
       }
     }
     __syncwarp();
@@ -142,7 +132,7 @@ __device__ void BackwardCta<Element, kDim>::add_slices() {
     }
     if (p.deterministic && leader) {
       ptx::bulk_wait<0>();
-      store_release(turn, last_key_tile - key_tile + 1);
+      ptx::store_release(turn, last_key_tile - key_tile + 1);
     }
   }
   if (leader) ptx::bulk_wait<0>();

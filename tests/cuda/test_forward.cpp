@@ -206,6 +206,49 @@ TEST_P(Forward, PrunesOnlyBlocksWhoseWeightIsBelowTheTolerance) {
   EXPECT_LE(compare(pruned.values, whole.values, 1).error, budget(dtype()));
 }
 
+// Norms and the boundaries that need them are found while other heads are computed: by all CTAs where there are none, by some where all
+// but one or two are pruned, in the same group as others and not.
+TEST_P(Forward, PrunesByNormsAsByTheSameBoundsGiven) {
+  constexpr int64_t kHeads = 2, kQueryHeads = 4, kTokens = 3100;
+  for (const std::vector<int64_t>& open_heads : {std::vector<int64_t>{}, {3}, {0, 2}}) {
+    Problem problem =
+        random_problem(shape(2, kTokens - 200, kTokens, kHeads, kQueryHeads), dtype(), Gate::kInitial, 21);
+    for (int64_t token = 0; token < 2 * kTokens; ++token)
+      for (const int64_t head : open_heads) problem.log_forget[token * kQueryHeads + head] = -1e-6;
+    const int64_t dim = problem.shape.key_dim;
+    const auto largest_norm = [&](const auto& tensor, int64_t length, int64_t heads, int64_t batch, int64_t head) {
+      double largest = 0;
+      for (int64_t token = 0; token < length; ++token) {
+        double square = 0;
+        for (int64_t i = 0; i < dim; ++i) {
+          const double x = tensor[((batch * length + token) * heads + head) * dim + i];
+          square += x * x;
+        }
+        largest = std::max(largest, square);
+      }
+      return std::sqrt(largest);
+    };
+    std::vector<float> bounds;
+    for (int64_t batch = 0; batch < 2; ++batch)
+      for (int64_t head = 0; head < kQueryHeads; ++head)
+        bounds.push_back(static_cast<float>(
+            (1 + 1e-5) * problem.scale * largest_norm(problem.query, kTokens - 200, kQueryHeads, batch, head) *
+            largest_norm(problem.key, kTokens, kHeads, batch, head / (kQueryHeads / kHeads))));
+    const ForwardResult found = testing::run_forward(problem, {.log_pruning_tolerance = -10}),
+                        given = testing::run_forward(problem, {.log_pruning_tolerance = -10, .logit_bound = bounds});
+    EXPECT_EQ(found.first_key_block, given.first_key_block);
+    EXPECT_EQ(found.last_query_block, given.last_query_block);
+    EXPECT_EQ(found.visited_pairs, given.visited_pairs);
+    EXPECT_EQ(found.values, given.values);
+    EXPECT_EQ(found.log_normalizer, given.log_normalizer);
+    const ForwardResult whole = testing::run_forward(problem);
+    for (size_t row = 0; row < whole.visited_pairs.size(); ++row) {
+      const bool open = std::ranges::find(open_heads, int64_t(row) % kQueryHeads) != open_heads.end();
+      EXPECT_EQ(found.visited_pairs[row] == whole.visited_pairs[row], open) << row;
+    }
+  }
+}
+
 TEST_P(Forward, VisitsExactlyTheBlocksThatBruteForceKeeps) {
   for (const Gate gate : {Gate::kInitial, Gate::kSpiky, Gate::kCutting, Gate::kOpen}) {
     const Problem problem = random_problem(shape(1, 1100, 1300, 2, 2), dtype(), gate, 15);

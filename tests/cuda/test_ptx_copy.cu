@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "optimized/cuda/ptx/copy.cuh"
 #include "optimized/cuda/ptx/fragment.cuh"
@@ -100,6 +101,32 @@ TEST(RunCopy, LoadsStoresAndAddsUp) {
   std::vector<float> expected(256, 5.0f);
   for (size_t i = 0; i < values.size(); ++i) expected[i % 256] += values[i];
   EXPECT_EQ(sum.host(), expected);
+}
+
+// Two CTAs: what the first writes before it tells, the second reads after it has heard.
+__global__ void hand_over(int* memory, int32_t* told, int* read) {
+  if (blockIdx.x == 0) {
+    memory[threadIdx.x] = threadIdx.x + 1;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) ptx::store_release(told, 7);
+  } else {
+    read[threadIdx.x] = memory[threadIdx.x];  // so that its cache has the old ones
+    if (threadIdx.x == 0)
+      while (ptx::load_acquire(told) != 7) {
+      }
+    __syncthreads();
+    read[threadIdx.x] = memory[threadIdx.x];
+  }
+}
+
+TEST(GlobalMemory, IsHandedToAnotherCtaByOneNumber) {
+  LETHE_NEEDS_GPU();
+  const DeviceArray<int> memory(std::vector<int>(128, 0)), told(std::vector<int>(1, 0)), read(128);
+  hand_over<<<2, 128>>>(memory.data(), told.data(), read.data());
+  std::vector<int> expected(128);
+  std::iota(expected.begin(), expected.end(), 1);
+  EXPECT_EQ(read.host(), expected);
 }
 
 __global__ void load_floats(const float* source, float* reversed, float* swapped) {

@@ -127,4 +127,16 @@ __device__ inline bool elect_one() {
 __device__ inline void wait_for_previous_kernel() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 __device__ inline void let_next_kernel_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
+// ---- a number in global memory that tells another CTA of what was written before it ----
+
+__device__ inline int32_t load_acquire(const int32_t* number) {
+  int32_t value;
+  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(number) : "memory");
+  return value;
+}
+
+__device__ inline void store_release(int32_t* number, int32_t value) {
+  asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(number), "r"(value) : "memory");
+}
+
 }  // namespace lethe::ptx

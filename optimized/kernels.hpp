@@ -38,6 +38,7 @@ struct alignas(16) TwoFloats {
 /// A gate below e^−10000 is a cut: it counts as 0 in the sums, and nobody behind it sees anything before it. So −inf never
 /// enters a sum, and no finite gate is drowned by a cut's magnitude.
 struct GatePlan {
+  double* block_sum;     ///< [B, Hq, N]  Σ of log f in block n
   double* base;          ///< [B, Hq, N+1]  Σ of log f before block n
   TwoFloats* base_log2;  ///< [B, Hq, N+1]  log₂e · base
   float* bias;  ///< [B, Hq, N·128]  −log₂e · (c_j − base[j / 128]), what key j adds to a logit in log₂; 0 past Tk
@@ -55,6 +56,8 @@ struct GatePlan {
   int32_t* head_order;        ///< [B·Hq]  (batch, query head) pairs, those with most blocks first
   int32_t* key_head_order;    ///< [B·H]  (batch, key head) pairs, by the blocks of their groups
   int32_t* next_tile;         ///< [1]  tiles that the forward has handed out
+  int32_t*
+      parts_done;  ///< [B, H] (of B·Hq)  where the logits' bound comes from norms: CTAs that have done their part of a group
   int32_t* heads_done;        ///< [1]  heads whose boundary is found
   unsigned long long* pairs;  ///< [B, Hq]  causal pairs inside the blocks that the forward has computed
   int32_t* repeats;           ///< [1 + B·Hq·M]  tiles that the forward computes a second time, their count first

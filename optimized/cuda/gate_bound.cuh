@@ -6,9 +6,11 @@
 // One thread a query block finds the first key block to visit by binary search: c falls with t, so along a row of blocks D only
 // rises. The last query block of a key block is a second search, in the first one's result. Both search in shared memory where a head
 // has few enough blocks, for each load of a search waits for the one before. The last CTA sorts the heads.
+//
+// U is given or comes from norms. These are read in pieces, while other CTAs scan the blocks' sums, and only of heads that some U could
+// prune; the CTA that does the last part of a group of heads goes on to their boundaries.
 
 #include <cfloat>
-#include <climits>
 
 #include "optimized/cuda/gate_prefix.cuh"
 #include "optimized/cuda/ptx/fragment.cuh"
@@ -30,40 +32,25 @@ __device__ int first_where(int count, Predicate holds) {
 }
 
 struct BoundArguments {
-  int heads, query_heads, query_blocks, key_blocks, offset;  // offset = Tk − Tq
+  int rows, heads, query_heads, query_blocks, key_blocks, offset;  // rows = batch · query_heads; offset = Tk − Tq
   double scale, log_length, log_tolerance;
   const float* logit_bound;
   bool boundary_given;
   GatePlan plan;
 };
 
-// Could a bound U of the logits, which is never negative, prune this query head?
+// Could a bound U of the logits, which is never negative, prune this query head? By a whole warp, of the blocks' sums: the same answer in
+// every CTA, whatever has been scanned.
 __device__ inline bool can_be_pruned(const BoundArguments& a, int64_t row) {
-  return a.plan.base[row * (a.key_blocks + 1) + a.key_blocks] < a.log_tolerance - a.log_length;
-}
-
-__device__ inline void scan_blocks(const BoundArguments& a, int row) {
-  const int64_t blocks = a.key_blocks;
-  double* base = a.plan.base + row * (blocks + 1);
-  int32_t* cut_before = a.plan.block_cut_before + row * (blocks + 1);
-  int32_t* cut_after = a.plan.block_cut_after + row * (blocks + 1);
-  if (threadIdx.x == 0) {
-    base[0] = 0;
-    cut_before[0] = 0;
-    cut_after[blocks] = INT_MAX;
-  }
-  __syncthreads();
-  scan<true>(base, blocks + 1, 0.0, [](double x, double y) { return x + y; });
-  for (int n = threadIdx.x; n <= blocks; n += kScanThreads) {
-    const double in_log2 = base[n] * kLog2E;
-    const float high = static_cast<float>(in_log2);
-    a.plan.base_log2[row * (blocks + 1) + n] = {high, static_cast<float>(in_log2 - high)};
-  }
-  scan<true>(cut_before, blocks + 1, 0, [](int x, int y) { return max(x, y); });
-  scan<false>(cut_after, blocks + 1, INT_MAX, [](int x, int y) { return min(x, y); });
+  if (a.boundary_given) return false;
+  double sum = 0;
+  for (int n = threadIdx.x % 32; n < a.key_blocks; n += 32) sum += a.plan.block_sum[row * a.key_blocks + n];
+  for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(~0u, sum, offset);
+  return sum < a.log_tolerance - a.log_length;
 }
 
 __device__ inline void find_boundary(const BoundArguments& a, int row) {
+  constexpr int kBlock = kGateBlock;
   const int64_t blocks = a.key_blocks, tokens = blocks * kBlock;
   constexpr int kStaged = 1024;
   __shared__ double staged_base[kStaged + 1];
@@ -79,12 +66,12 @@ __device__ inline void find_boundary(const BoundArguments& a, int row) {
   const bool pruning = a.log_tolerance > -DBL_MAX && !a.boundary_given;
   double threshold = -DBL_MAX;  // but for cuts
   if (pruning && can_be_pruned(a, row)) {
-    const int pairs = gridDim.x, group = a.query_heads / a.heads, batch = row / a.query_heads,
-              head = row % a.query_heads / group;
+    const int group = a.query_heads / a.heads, batch = row / a.query_heads, head = row % a.query_heads / group;
+    const float* squares = a.plan.largest_square;
     const double bound = a.logit_bound
                              ? a.logit_bound[row]
-                             : fabs(a.scale) * sqrt(double(a.plan.largest_square[row])) *
-                                   sqrt(double(a.plan.largest_square[pairs + batch * a.heads + head])) * kNormSlack;
+                             : fabs(a.scale) * sqrt(double(__ldcg(squares + row))) *
+                                   sqrt(double(__ldcg(squares + a.rows + batch * a.heads + head))) * kNormSlack;
     threshold = -2 * bound - a.log_length + a.log_tolerance;
   }
   __shared__ int head_blocks;
@@ -140,63 +127,55 @@ __device__ inline void sort_heads(int32_t* order, const int32_t* blocks, int cou
   }
 }
 
-// One CTA a (batch, query head). `kScan` and `kBound` choose the halves: both at once, or one before and one behind the norms.
-template <bool kScan, bool kBound>
-__global__ void __launch_bounds__(kScanThreads) scan_and_bound(const __grid_constant__ BoundArguments a) {
+// Of `counter`, by a whole CTA that has done `parts`: are all `expected` done? Then it sees what the others wrote.
+__device__ inline bool done_last(int32_t* counter, int parts, int expected) {
+  __shared__ int done;
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) done = atomicAdd(counter, parts) + parts;
+  __syncthreads();
+  const bool last = done == expected;
+  if (last) __threadfence();
+  return last;
+}
+
+// By the CTA that has found `found` boundaries: the last of all puts the heads in order.
+__device__ inline void order_heads(const BoundArguments& a, int found) {
+  if (!done_last(a.plan.heads_done, found, a.rows)) return;
+  const int group = a.query_heads / a.heads;
+  sort_heads(a.plan.head_order, a.plan.head_blocks, a.rows, 1);
+  sort_heads(a.plan.key_head_order, a.plan.head_blocks, a.rows / group, group);
+}
+
+// One CTA a (batch, query head), where U is not needed or given.
+static __global__ void __launch_bounds__(kScanThreads) scan_and_bound(const __grid_constant__ BoundArguments a) {
   ptx::let_next_kernel_start();
   ptx::wait_for_previous_kernel();
-  const int row = blockIdx.x;  // batch · query_heads + query head
-  if constexpr (kScan) scan_blocks(a, row);
-  if constexpr (kBound) {
-    find_boundary(a, row);
-    const int group = a.query_heads / a.heads;
-    if (!a.boundary_given && a.log_tolerance <= -DBL_MAX) {  // nothing is pruned: all heads are alike
-      if (threadIdx.x == 0) {
-        a.plan.head_order[row] = row;
-        if (row % group == 0) a.plan.key_head_order[row / group] = row / group;
-      }
-      return;
-    }
-    __shared__ int done;
-    if (threadIdx.x == 0) {
-      __threadfence();
-      done = atomicAdd(a.plan.heads_done, 1) + 1;
-    }
-    __syncthreads();
-    if (done < gridDim.x) return;
-    __threadfence();
-    const int rows = gridDim.x;
-    sort_heads(a.plan.head_order, a.plan.head_blocks, rows, 1);
-    sort_heads(a.plan.key_head_order, a.plan.head_blocks, rows / group, group);
+  const int row = blockIdx.x, group = a.query_heads / a.heads;
+  scan_blocks(a.plan, row, a.key_blocks);
+  __syncthreads();
+  find_boundary(a, row);
+  if (a.boundary_given || a.log_tolerance > -DBL_MAX) {
+    order_heads(a, 1);
+  } else if (threadIdx.x == 0) {  // nothing is pruned: all heads are alike
+    a.plan.head_order[row] = row;
+    if (row % group == 0) a.plan.key_head_order[row / group] = row / group;
   }
 }
 
 struct NormArguments {
   Operand query, key;
-  int query_length, key_length;
+  int query_length, key_length, query_chunks, key_chunks;  // of kNormRows
   BoundArguments bound;
 };
 
 inline constexpr int kNormRows = 256;  // of a CTA
 
-// Largest ‖row‖² of a head: 16 bytes a lane, several rows in flight; non-negative floats compare like their bits. Neighbouring CTAs
-// read the heads of the same tokens, which lie side by side.
+// Largest ‖row‖² of a chunk of a head: 16 bytes a lane, several rows in flight; non-negative floats compare like their bits.
 template <typename Element, int kDim>
-__global__ void __launch_bounds__(32 * kWarps) find_largest_square(const __grid_constant__ NormArguments a) {
-  constexpr int kLanes = kDim / 8, kRowsPerPass = 32 * kWarps / kLanes, kPasses = kNormRows / kRowsPerPass;
-  ptx::let_next_kernel_start();
-  ptx::wait_for_previous_kernel();
-  const BoundArguments& bound = a.bound;
-  const int column = blockIdx.x % (bound.query_heads + bound.heads),
-            chunk = blockIdx.x / (bound.query_heads + bound.heads);
-  const bool of_query = column < bound.query_heads;
-  const int head = of_query ? column : column - bound.query_heads, batch = blockIdx.y, lane = threadIdx.x % kLanes;
-  const int group = of_query ? 1 : bound.query_heads / bound.heads, length = of_query ? a.query_length : a.key_length;
-  bool needed = false;
-  for (int g = 0; g < group; ++g) needed |= can_be_pruned(bound, int64_t{batch} * bound.query_heads + head * group + g);
-  if (!needed || chunk * kNormRows >= length) return;
-
-  const Operand& operand = of_query ? a.query : a.key;
+__device__ void find_largest_square(const Operand& operand, int batch, int head, int length, int chunk, float* result) {
+  constexpr int kLanes = kDim / 8, kRowsPerPass = kScanThreads / kLanes, kPasses = kNormRows / kRowsPerPass;
+  const int lane = threadIdx.x % kLanes;
   const Element* rows =
       static_cast<const Element*>(operand.data) + batch * operand.batch_stride + head * operand.head_stride;
   uint4 chunks[kPasses];
@@ -218,10 +197,56 @@ __global__ void __launch_bounds__(32 * kWarps) find_largest_square(const __grid_
     largest = fmaxf(largest, square);
   }
   for (int offset = 16; offset >= kLanes; offset /= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, offset));
-  float* of_operand = bound.plan.largest_square + (of_query ? 0 : gridDim.y * bound.query_heads);
-  if (threadIdx.x % 32 == 0)
-    atomicMax(reinterpret_cast<int*>(of_operand) + batch * (of_query ? bound.query_heads : bound.heads) + head,
-              __float_as_int(largest));
+  if (threadIdx.x % 32 == 0) atomicMax(reinterpret_cast<int*>(result), __float_as_int(largest));
+}
+
+// The first CTAs scan a (batch, query head) each. The others have a chunk of a head each, of queries or keys; neighbours read the heads of
+// the same tokens, which lie side by side.
+template <typename Element, int kDim>
+__global__ void __launch_bounds__(kScanThreads) scan_norms_and_bound(const __grid_constant__ NormArguments a) {
+  ptx::let_next_kernel_start();
+  ptx::wait_for_previous_kernel();
+  const BoundArguments& bound = a.bound;
+  const int group = bound.query_heads / bound.heads, columns = bound.query_heads + bound.heads;
+  const bool scans = blockIdx.x < bound.rows;
+  const int piece = blockIdx.x - bound.rows;  // chunk · batch · columns
+  const int column = scans ? blockIdx.x % bound.query_heads : piece % columns;
+  const int batches = bound.rows / bound.query_heads,
+            batch = scans ? blockIdx.x / bound.query_heads : piece / columns % batches,
+            chunk = scans ? 0 : piece / columns / batches;
+  const bool of_query = column < bound.query_heads;
+  const int head = of_query ? column / group : column - bound.query_heads, key_row = batch * bound.heads + head,
+            first_row = batch * bound.query_heads + head * group;
+
+  // How many heads of the group could be pruned; is this CTA's own among them?
+  __shared__ int prunable_heads, own_prunable;
+  if (threadIdx.x == 0) prunable_heads = own_prunable = 0;
+  __syncthreads();
+  for (int g = threadIdx.x / 32; g < group; g += kScanThreads / 32) {
+    if (!can_be_pruned(bound, first_row + g) || threadIdx.x % 32 > 0) continue;
+    atomicAdd(&prunable_heads, 1);
+    if (of_query && column == head * group + g) own_prunable = true;
+  }
+  __syncthreads();
+
+  if (scans) {
+    scan_blocks(bound.plan, blockIdx.x, bound.key_blocks);
+  } else {
+    if (of_query ? !own_prunable || chunk >= a.query_chunks : prunable_heads == 0 || chunk >= a.key_chunks) return;
+    if (of_query)
+      find_largest_square<Element, kDim>(a.query, batch, column, a.query_length, chunk,
+                                         bound.plan.largest_square + batch * bound.query_heads + column);
+    else
+      find_largest_square<Element, kDim>(a.key, batch, head, a.key_length, chunk,
+                                         bound.plan.largest_square + bound.rows + key_row);
+  }
+  const int parts = group + prunable_heads * a.query_chunks + (prunable_heads > 0 ? a.key_chunks : 0);
+  if (!done_last(bound.plan.parts_done + key_row, 1, parts)) return;
+  for (int g = 0; g < group; ++g) {
+    find_boundary(bound, first_row + g);
+    __syncthreads();
+  }
+  order_heads(bound, group);
 }
 
 }  // namespace lethe::gate

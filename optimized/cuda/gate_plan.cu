@@ -1,7 +1,5 @@
-// The gate's plan: prefix sums (gate_prefix.cuh), what pruning leaves out (gate_bound.cuh), and their launches.
-//
-// Where U comes from norms they are found between scan and search, and only for heads that some U could prune. Each kernel starts
-// under the end of the one before it.
+// The gate's plan: prefix sums (gate_prefix.cuh), what pruning leaves out (gate_bound.cuh), and their launches: two kernels, the second of
+// which starts under the end of the first.
 
 #include <algorithm>
 #include <cmath>
@@ -43,6 +41,7 @@ GatePlan gate_plan_in(void* memory, const Shape& shape) {
     next += (count * sizeof(T) + 255) / 256 * 256;
   };
   GatePlan plan;
+  take(plan.block_sum, rows * keys);
   take(plan.base, rows * (keys + 1));
   take(plan.base_log2, rows * (keys + 1));
   take(plan.bias, rows * keys * kGateBlock);
@@ -58,6 +57,7 @@ GatePlan gate_plan_in(void* memory, const Shape& shape) {
   take(plan.head_order, rows);
   take(plan.key_head_order, shape.batch * shape.heads);
   take(plan.next_tile, 1);
+  take(plan.parts_done, rows);
   take(plan.heads_done, 1);
   take(plan.pairs, rows);
   take(plan.repeats, 1 + rows * queries);
@@ -70,7 +70,8 @@ size_t gate_plan_bytes(const Shape& shape) { return reinterpret_cast<size_t>(gat
 void launch_gate_plan(const GatePlanArguments& a) {
   const Shape& s = a.shape;
   const int64_t blocks = blocks_of(s.key_length), rows = s.batch * s.query_heads;
-  const BoundArguments bound{int(s.heads),
+  const BoundArguments bound{int(rows),
+                             int(s.heads),
                              int(s.query_heads),
                              int(blocks_of(s.query_length)),
                              int(blocks),
@@ -93,18 +94,19 @@ void launch_gate_plan(const GatePlanArguments& a) {
   cuda_check(cudaGetLastError(), "gate plan");
   const bool norms_needed = std::isfinite(a.log_pruning_tolerance) && !a.logit_bound && !a.boundary_given;
   if (!norms_needed) {
-    launch_overlapping(scan_and_bound<true, true>, rows, kScanThreads, 0, a.stream, bound);
+    launch_overlapping(scan_and_bound, rows, kScanThreads, 0, a.stream, bound);
     return;
   }
-  launch_overlapping(scan_and_bound<true, false>, rows, kScanThreads, 0, a.stream, bound);
   const bool bfloat16 = a.dtype == Dtype::kBFloat16;
-  const auto norms = s.key_dim == 64
-                         ? (bfloat16 ? find_largest_square<__nv_bfloat16, 64> : find_largest_square<__half, 64>)
-                         : (bfloat16 ? find_largest_square<__nv_bfloat16, 128> : find_largest_square<__half, 128>);
-  const int64_t chunks = (std::max(s.query_length, s.key_length) + kNormRows - 1) / kNormRows;
-  launch_overlapping(norms, dim3(chunks * (s.query_heads + s.heads), s.batch), 32 * kWarps, 0, a.stream,
-                     {a.query, a.key, int(s.query_length), int(s.key_length), bound});
-  launch_overlapping(scan_and_bound<false, true>, rows, kScanThreads, 0, a.stream, bound);
+  const auto kernel = s.key_dim == 64
+                          ? (bfloat16 ? scan_norms_and_bound<__nv_bfloat16, 64> : scan_norms_and_bound<__half, 64>)
+                          : (bfloat16 ? scan_norms_and_bound<__nv_bfloat16, 128> : scan_norms_and_bound<__half, 128>);
+  const auto chunks_of = [](int64_t length) { return (length + kNormRows - 1) / kNormRows; };
+  const int64_t query_chunks = chunks_of(s.query_length), key_chunks = chunks_of(s.key_length),
+                pieces = std::max(query_chunks, key_chunks) * s.batch * (s.query_heads + s.heads);
+  launch_overlapping(
+      kernel, rows + pieces, kScanThreads, 0, a.stream,
+      {a.query, a.key, int(s.query_length), int(s.key_length), int(query_chunks), int(key_chunks), bound});
 }
 
 }  // namespace lethe

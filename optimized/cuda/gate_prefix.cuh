@@ -43,11 +43,12 @@ __device__ inline void clear_counters(const GatePlan& plan, int batch, int heads
     const int row = batch * heads + head;
     plan.pairs[row] = 0;
     plan.largest_square[row] = plan.largest_square[gridDim.y * heads + row] = 0;
+    plan.parts_done[row] = 0;
   }
   if (threadIdx.x == 0 && batch == 0) *plan.next_tile = *plan.heads_done = plan.repeats[0] = 0;
 }
 
-// One warp a (block, head), neighbouring heads in one CTA; a lane owns four tokens. Leaves for the scan each block's own sum in base[n+1], its last cut in
+// One warp a (block, head), neighbouring heads in one CTA; a lane owns four tokens. Leaves for the scan each block's own sum, its last cut in
 // block_cut_before[n+1] (or −1) and its first in block_cut_after[n] (or INT32_MAX).
 static __global__ void __launch_bounds__(32 * kWarps) sum_blocks(LocalArguments a) {
   const int block = blockIdx.x, batch = blockIdx.y, lane = threadIdx.x % 32;
@@ -111,23 +112,23 @@ static __global__ void __launch_bounds__(32 * kWarps) sum_blocks(LocalArguments 
     *reinterpret_cast<int4*>(a.plan.cut_before + at) = make_int4(before[0], before[1], before[2], before[3]);
     *reinterpret_cast<int4*>(a.plan.cut_after + at) = make_int4(after[0], after[1], after[2], after[3]);
     if (lane == 31) {
-      a.plan.base[row * (a.blocks + 1) + block + 1] = inclusive;
+      a.plan.block_sum[row * a.blocks + block] = inclusive;
       a.plan.block_cut_before[row * (a.blocks + 1) + block + 1] = inclusive_cut;
     }
     if (lane == 0) a.plan.block_cut_after[row * (a.blocks + 1) + block] = cut_from_here;
   }
 }
 
-// Inclusive scan of `values[count]` in place by the whole CTA, ascending or descending.
-template <bool kAscending, typename T, typename Combine>
-__device__ void scan(T* values, int count, T neutral, Combine combine) {
+// values[0 … count) = inclusive scan of what read(i) gives, by the whole CTA, ascending or descending.
+template <bool kAscending, typename T, typename Read, typename Combine>
+__device__ void scan(T* values, int count, T neutral, Read read, Combine combine) {
   __shared__ T totals[kScanThreads / 32];
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
   const int each = (count + kScanThreads - 1) / kScanThreads;
   const auto at = [&](int i) { return kAscending ? i : count - 1 - i; };
   const int begin = min(count, thread * each), end = min(count, begin + each);
   T total = neutral;
-  for (int i = begin; i < end; ++i) total = combine(total, values[at(i)]);
+  for (int i = begin; i < end; ++i) total = combine(total, read(at(i)));
   const T inclusive = scan_warp_up(total, neutral, combine);
   if (lane == 31) totals[warp] = inclusive;
   __syncthreads();
@@ -135,8 +136,33 @@ __device__ void scan(T* values, int count, T neutral, Combine combine) {
   for (int w = 0; w < warp; ++w) running = combine(running, totals[w]);
   const T below = __shfl_up_sync(~0u, inclusive, 1);
   if (lane > 0) running = combine(running, below);
-  for (int i = begin; i < end; ++i) values[at(i)] = running = combine(running, values[at(i)]);
+  for (int i = begin; i < end; ++i) {
+    running = combine(running, read(at(i)));
+    values[at(i)] = running;
+  }
   __syncthreads();
+}
+
+// By one CTA a head: what lies before each block.
+__device__ inline void scan_blocks(const GatePlan& plan, int row, int64_t blocks) {
+  const double* sums = plan.block_sum + row * blocks;
+  double* base = plan.base + row * (blocks + 1);
+  TwoFloats* base_log2 = plan.base_log2 + row * (blocks + 1);
+  int32_t* cut_before = plan.block_cut_before + row * (blocks + 1);
+  int32_t* cut_after = plan.block_cut_after + row * (blocks + 1);
+  scan<true>(
+      base, blocks + 1, 0.0, [&](int n) { return n == 0 ? 0 : sums[n - 1]; }, [](double x, double y) { return x + y; });
+  for (int n = threadIdx.x; n <= blocks; n += kScanThreads) {
+    const double in_log2 = base[n] * kLog2E;
+    const float high = static_cast<float>(in_log2);
+    base_log2[n] = {high, static_cast<float>(in_log2 - high)};
+  }
+  scan<true>(
+      cut_before, blocks + 1, 0, [&](int n) { return n == 0 ? 0 : cut_before[n]; },
+      [](int x, int y) { return max(x, y); });
+  scan<false>(
+      cut_after, blocks + 1, INT_MAX, [&](int n) { return n == blocks ? INT_MAX : cut_after[n]; },
+      [](int x, int y) { return min(x, y); });
 }
 
 }  // namespace lethe::gate

@@ -233,7 +233,8 @@ __device__ inline void consume(const ForwardParameters& a, Shared<kDim>& shared)
     if (!a.keep_residual) release(&shared.tile_empty[slot.index], lane);
     slot.advance(kTileSlots);
 
-    // The last values of this tile, and the first scores of the next one, behind the last tile of nothing.
+    // The last values of this tile, and the first scores of the next one, behind the last tile of nothing. These have the time that the
+    // output takes to leave.
     ptx::mbarrier_wait(&shared.tile_full[slot.index], slot.parity);
     more = ptx::uniform(shared.tile[slot.index].row) >= 0;
     if (more) {
@@ -249,9 +250,8 @@ __device__ inline void consume(const ForwardParameters& a, Shared<kDim>& shared)
     ptx::wgmma_fence();
     issue_output<Element>(rows, value_operand(value_stage), accumulate);
     issue_scores<Element>(rows, query_operand(query_slot), key_operand(stage), ones, start_operand(stage));
-    ptx::wgmma_wait<0>();
+    ptx::wgmma_wait<1>();
     ptx::pin(rows.output);
-    ptx::pin(rows.x);
     release(&shared.value_empty[value_stage], lane);
     previous.advance(kStages);
 
@@ -281,6 +281,8 @@ __device__ inline void consume(const ForwardParameters& a, Shared<kDim>& shared)
       }
       ptx::bulk_commit();
     }
+    ptx::wgmma_wait<0>();
+    ptx::pin(rows.x);
   }
   if (threadIdx.x % 128 == 0) ptx::bulk_wait<0>();
 }

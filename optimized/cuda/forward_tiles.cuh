@@ -55,7 +55,7 @@ __device__ inline Tile<kRows> tile_at(const ForwardParameters& a, int index) {
   const int last_position = min(first_position + kRows, a.key_length) - 1;
   tile.last = last_position / kColumns;
   tile.cut_block = 0;
-  tile.frame = {0, 0};
+  tile.frame = {};
   if constexpr (kGate) {
     const int64_t blocks = static_cast<int64_t>(tile.row) * (a.key_blocks + 1);
     const double* base = a.plan.base + blocks;
@@ -68,7 +68,8 @@ __device__ inline Tile<kRows> tile_at(const ForwardParameters& a, int index) {
       tile.base[i] = static_cast<float>(base[block] - base[first_block]);
       tile.cut_before[i] = cuts[block];
     }
-    tile.cut_within = cuts[tile.last + 1] > first_block * kColumns;
+    const int last_cut = cuts[tile.last + 1];
+    tile.cut_within = last_cut > 0 && last_cut >= first_block * kColumns;
     const int cut =
         tile.cut_within
             ? max(cuts[tile.last],
@@ -126,8 +127,8 @@ __device__ inline void schedule(const ForwardParameters& a, Shared<kDim>& shared
   }
 }
 
-// Each operand has a thread of its own, which does little else: key and value tiles come from an L2 cache that is near its limit, and whatever
-// stands between a stage that falls free and its next load is missed at the other end.
+// Each operand has a thread of its own, which does little else: key and value tiles come from an L2 cache that is near its limit, and
+// whatever stands between a stage that falls free and its next load is missed at the other end.
 
 template <int kDim>
 __device__ inline void load_rows(char* destination, int rows, const CUtensorMap& map, uint64_t* full, int head,

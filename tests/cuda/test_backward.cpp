@@ -137,6 +137,16 @@ TEST_P(Backward, AlignsFewerQueriesAtTheEnd) {
   }
 }
 
+TEST_P(Backward, KeepsToOneCutWhereverItLiesInABlock) {
+  for (const int64_t offset : {0, 100})
+    for (const int64_t cut : {1, 127, 128, 129, 256, 384}) {
+      SCOPED_TRACE(cut);
+      Problem problem = random_problem(shape(1, 640 - offset, 640, 1, 1), dtype(), Gate::kOpen, 22);
+      problem.log_forget[cut] = -INFINITY;
+      expect_agreement(problem);
+    }
+}
+
 TEST_P(Backward, SumsOverAGroupOfQueryHeads) {
   expect_agreement(random_problem(shape(2, 333, 400, 2, 6), dtype(), Gate::kInitial, 9));
 }

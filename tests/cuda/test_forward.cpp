@@ -183,6 +183,16 @@ TEST_P(Forward, KeepsToTheCutsWhenEarlierLogitsAreHuge) {
   EXPECT_LE(worst.values, budget(dtype()));
 }
 
+TEST_P(Forward, KeepsToOneCutWhereverItLiesInABlock) {
+  for (const int64_t offset : {0, 100})
+    for (const int64_t cut : {1, 127, 128, 129, 255, 256, 384, 639}) {
+      SCOPED_TRACE(cut);
+      Problem problem = random_problem(shape(1, 640 - offset, 640, 1, 1), dtype(), Gate::kOpen, 22);
+      problem.log_forget[cut] = -INFINITY;
+      expect_agreement(problem);
+    }
+}
+
 TEST_P(Forward, IsBitEqualWithoutATolerance) {
   const Problem problem = random_problem(shape(2, 1000, 1000, 2, 2), dtype(), Gate::kCutting, 13);
   const ForwardResult unpruned = testing::run_forward(problem);
@@ -206,16 +216,22 @@ TEST_P(Forward, PrunesOnlyBlocksWhoseWeightIsBelowTheTolerance) {
   EXPECT_LE(compare(pruned.values, whole.values, 1).error, budget(dtype()));
 }
 
-// Norms and the boundaries that need them are found while other heads are computed: by all CTAs where there are none, by some where all
-// but one or two are pruned, in the same group as others and not.
+// Heads that could be pruned beside heads that could not, in the same group and not. The norms decide: gates forget slowly, and each key head
+// and batch entry has its own largest norm, in the last rows.
 TEST_P(Forward, PrunesByNormsAsByTheSameBoundsGiven) {
   constexpr int64_t kHeads = 2, kQueryHeads = 4, kTokens = 3100;
-  for (const std::vector<int64_t>& open_heads : {std::vector<int64_t>{}, {3}, {0, 2}}) {
+  for (const std::vector<int64_t>& open_heads : {std::vector<int64_t>{}, {3}, {0, 2}, {2, 3}}) {
     Problem problem =
         random_problem(shape(2, kTokens - 200, kTokens, kHeads, kQueryHeads), dtype(), Gate::kInitial, 21);
-    for (int64_t token = 0; token < 2 * kTokens; ++token)
-      for (const int64_t head : open_heads) problem.log_forget[token * kQueryHeads + head] = -1e-6;
     const int64_t dim = problem.shape.key_dim;
+    for (double& gate : problem.log_forget) gate = static_cast<float>(gate / 16);
+    for (int64_t token = 0; token < 2 * kTokens; ++token)
+      for (const int64_t head : open_heads) problem.log_forget[token * kQueryHeads + head] = -1e-6f;
+    for (int64_t batch = 0; batch < 2; ++batch)
+      for (int64_t i = 0; i < kHeads * dim; ++i) {
+        double& last_key = problem.key[((batch + 1) * kTokens - 1) * kHeads * dim + i];
+        last_key = round_to(dtype(), last_key * (1.25 + 0.25 * (i / dim + 2 * batch)));
+      }
     const auto largest_norm = [&](const auto& tensor, int64_t length, int64_t heads, int64_t batch, int64_t head) {
       double largest = 0;
       for (int64_t token = 0; token < length; ++token) {

@@ -27,7 +27,7 @@ struct BiasOfEight;  // cuda/bias_step.cuh
 
 /// A number of twice a float's digits, high + low. As long as the copy engine's shortest copy.
 struct alignas(16) TwoFloats {
-  float high, low;
+  float high, low, unused[2];
 };
 
 /// What the kernels need to know of the gate, made by launch_gate_plan for one forward and one backward, which read it and count in
@@ -92,7 +92,8 @@ struct GatePlanArguments {
 ///
 /// source   Adaptive Computation Pruning, Eq. 3 and Algorithm 1, by binary search: D falls along a row of blocks
 /// cost     one read of log_forget; where the bound comes from norms, of the query and key of those heads whose gates forget more
-///          than ε / Tk from first to last: no others can be pruned, whatever their norms; O(M log N) a head
+///          than ε / Tk from first to last: no others can be pruned, whatever their norms; and for each 64 KiB of them of the group's
+///          block sums. O(M log N) a head
 void launch_gate_plan(const GatePlanArguments& arguments);
 
 /// Queries of one tile of the forward kernel. A tile visits the key blocks of the query block that its first query is in.

@@ -28,7 +28,7 @@ inline constexpr int kBackwardThreads = 384;
 inline constexpr int kKeys = 128;  // a tile; 64 a warpgroup
 inline constexpr int kStages = 2;
 
-/// What the producer says of a step, one query tile of one head, to those who compute it: they have no registers for the walk.
+/// What describe_steps says of a step, one query tile of one head, to those who compute it: they have no registers for the walk.
 struct alignas(16) BackwardStep {
   static constexpr uint32_t kMasked = 1, kCut = 2;  // not all pairs of the tile are visible; a cut is among the reasons
   static constexpr uint32_t kLastOfHead = 4, kLast = 8;
@@ -65,7 +65,7 @@ struct alignas(1024) BackwardShared {
 };
 
 /// The query tiles of one key tile: over the query heads of its group, and in each from the diagonal to the last that sees it.
-/// The producer and the warp that adds dQ walk in step; the consumers follow the producer's word (BackwardStep).
+/// Those who load, describe and add dQ walk it each; the consumers follow what is said of the steps (BackwardStep).
 struct BackwardWalk {
   const int32_t* last_query_block;  // of the group's first head, at this key tile
   int key_tiles, group, query_tiles, tiles_a_block, first;

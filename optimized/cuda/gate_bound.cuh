@@ -130,9 +130,11 @@ __device__ inline void sort_heads(int32_t* order, const int32_t* blocks, int cou
 // Of `counter`, by a whole CTA that has done `parts`: are all `expected` done? Then it sees what the others wrote.
 __device__ inline bool done_last(int32_t* counter, int parts, int expected) {
   __shared__ int done;
-  __threadfence();
   __syncthreads();
-  if (threadIdx.x == 0) done = atomicAdd(counter, parts) + parts;
+  if (threadIdx.x == 0) {
+    __threadfence();
+    done = atomicAdd(counter, parts) + parts;
+  }
   __syncthreads();
   const bool last = done == expected;
   if (last) __threadfence();
@@ -169,19 +171,22 @@ struct NormArguments {
   BoundArguments bound;
 };
 
-inline constexpr int kNormRows = 256;  // of a CTA
+// Rows of a CTA: 64 KiB, 16 loads a thread.
+template <int kDim>
+inline constexpr int kNormRows = 16 * kScanThreads * 8 / kDim;
 
 // Largest ‖row‖² of a chunk of a head: 16 bytes a lane, several rows in flight; non-negative floats compare like their bits.
 template <typename Element, int kDim>
 __device__ void find_largest_square(const Operand& operand, int batch, int head, int length, int chunk, float* result) {
-  constexpr int kLanes = kDim / 8, kRowsPerPass = kScanThreads / kLanes, kPasses = kNormRows / kRowsPerPass;
+  constexpr int kLanes = kDim / 8, kRowsPerPass = kScanThreads / kLanes, kPasses = kNormRows<kDim> / kRowsPerPass;
   const int lane = threadIdx.x % kLanes;
   const Element* rows =
       static_cast<const Element*>(operand.data) + batch * operand.batch_stride + head * operand.head_stride;
   uint4 chunks[kPasses];
 #pragma unroll
   for (int pass = 0; pass < kPasses; ++pass) {
-    const int token = min(chunk * kNormRows + pass * kRowsPerPass + static_cast<int>(threadIdx.x) / kLanes, length - 1);
+    const int token =
+        min(chunk * kNormRows<kDim> + pass * kRowsPerPass + static_cast<int>(threadIdx.x) / kLanes, length - 1);
     chunks[pass] = *reinterpret_cast<const uint4*>(rows + token * operand.token_stride + lane * 8);
   }
   float largest = 0;

@@ -101,7 +101,8 @@ void launch_gate_plan(const GatePlanArguments& a) {
   const auto kernel = s.key_dim == 64
                           ? (bfloat16 ? scan_norms_and_bound<__nv_bfloat16, 64> : scan_norms_and_bound<__half, 64>)
                           : (bfloat16 ? scan_norms_and_bound<__nv_bfloat16, 128> : scan_norms_and_bound<__half, 128>);
-  const auto chunks_of = [](int64_t length) { return (length + kNormRows - 1) / kNormRows; };
+  const int64_t chunk = s.key_dim == 64 ? kNormRows<64> : kNormRows<128>;
+  const auto chunks_of = [&](int64_t length) { return (length + chunk - 1) / chunk; };
   const int64_t query_chunks = chunks_of(s.query_length), key_chunks = chunks_of(s.key_length),
                 pieces = std::max(query_chunks, key_chunks) * s.batch * (s.query_heads + s.heads);
   launch_overlapping(

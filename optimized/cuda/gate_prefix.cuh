@@ -48,8 +48,8 @@ __device__ inline void clear_counters(const GatePlan& plan, int batch, int heads
   if (threadIdx.x == 0 && batch == 0) *plan.next_tile = *plan.heads_done = plan.repeats[0] = 0;
 }
 
-// One warp a (block, head), neighbouring heads in one CTA; a lane owns four tokens. Leaves for the scan each block's own sum, its last cut in
-// block_cut_before[n+1] (or −1) and its first in block_cut_after[n] (or INT32_MAX).
+// One warp a (block, head), neighbouring heads in one CTA; a lane owns four tokens. Leaves for the scan each block's own sum, its last
+// cut in block_cut_before[n+1] (or −1) and its first in block_cut_after[n] (or INT32_MAX).
 static __global__ void __launch_bounds__(32 * kWarps) sum_blocks(LocalArguments a) {
   const int block = blockIdx.x, batch = blockIdx.y, lane = threadIdx.x % 32;
   ptx::let_next_kernel_start();
@@ -155,7 +155,7 @@ __device__ inline void scan_blocks(const GatePlan& plan, int row, int64_t blocks
   for (int n = threadIdx.x; n <= blocks; n += kScanThreads) {
     const double in_log2 = base[n] * kLog2E;
     const float high = static_cast<float>(in_log2);
-    base_log2[n] = {high, static_cast<float>(in_log2 - high)};
+    base_log2[n] = {high, static_cast<float>(in_log2 - high), {0, 0}};
   }
   scan<true>(
       cut_before, blocks + 1, 0, [&](int n) { return n == 0 ? 0 : cut_before[n]; },

@@ -103,20 +103,28 @@ TEST(RunCopy, LoadsStoresAndAddsUp) {
   EXPECT_EQ(sum.host(), expected);
 }
 
-// Two CTAs: what the first writes before it tells, the second reads after it has heard.
-__global__ void hand_over(int* memory, int32_t* told, int* read) {
+// Two CTAs: what the first writes before it tells, the second reads after it has heard. The second has read before the first writes, so
+// that its cache holds the old numbers.
+__global__ void hand_over(volatile int* memory, int32_t* told, int* read) {
   if (blockIdx.x == 0) {
-    memory[threadIdx.x] = threadIdx.x + 1;
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) ptx::store_release(told, 7);
-  } else {
-    read[threadIdx.x] = memory[threadIdx.x];  // so that its cache has the old ones
     if (threadIdx.x == 0)
-      while (ptx::load_acquire(told) != 7) {
+      while (ptx::load_acquire(told) != 1) {
       }
     __syncthreads();
-    read[threadIdx.x] = memory[threadIdx.x];
+    memory[threadIdx.x] = threadIdx.x + 1;
+    __syncthreads();
+    if (threadIdx.x == 0) ptx::store_release(told, 2);
+  } else {
+    const int* cached = const_cast<const int*>(memory);
+    read[threadIdx.x] = cached[threadIdx.x];
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      ptx::store_release(told, 1);
+      while (ptx::load_acquire(told) != 2) {
+      }
+    }
+    __syncthreads();
+    read[threadIdx.x] += cached[threadIdx.x];
   }
 }
 

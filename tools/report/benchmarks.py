@@ -77,7 +77,7 @@ GATED, WITHOUT_GATE = "lethe_kernels", "lethe_kernels_without_gate"
 
 
 def gate_cost_table(path):
-    """A row a shape and gate; medians of the build with a gate, and how many times those of the build without one."""
+    """A row a shape and gate; medians of the build with a gate, and how many times those of the build without one, timed once a shape."""
     medians, rows = {}, set()
     for run in json.loads(path.read_text())["benchmarks"]:
         if run.get("aggregate_name") == "median":
@@ -88,7 +88,7 @@ def gate_cost_table(path):
     for shape in sorted(rows, key=lambda row: ([int(part.split(":")[1]) for part in row[:2]], row[2])):
         cells.append([", ".join(part.replace(":", " = ") for part in shape[:2]), "bimodal, pruned" if shape[2] == "bimodal" else shape[2]])
         for direction in ("forward", "backward"):
-            gated, without = medians.get((direction, *shape, GATED)), medians.get((direction, *shape, WITHOUT_GATE))
+            gated, without = medians.get((direction, *shape, GATED)), medians.get((direction, *shape[:2], "open", WITHOUT_GATE))
             cells[-1] += [number(gated), number(gated / without) if gated and without else ""]
         cells[-1].append(number(medians.get(("plan", *shape, GATED))))
     titles = ["forward (ms)", "times that without a gate", "backward (ms)", "times that without a gate", "plan alone (ms)"]

@@ -62,6 +62,17 @@ TEST(ForgettingAttentionOperator, EqualsTheReferenceBehindSingleStrongGates) {
   }
 }
 
+// One cut alone: where there are more, another in the same tile may stand in for the one that was missed.
+TEST(ForgettingAttentionOperator, EqualsTheReferenceWithOneCutWhereverItLiesInATile) {
+  for (const int64_t queries : {640, 540})
+    for (const int64_t cut : {1, 31, 32, 63, 64, 65, 127, 128, 129, 192, 255, 256, 384, 512, 639}) {
+      SCOPED_TRACE(cut);
+      Problem problem = random_problem(shape_of(queries, 640, 1, 1, 1, 16, 16), Dtype::kFloat32, Gate::kOpen, 14);
+      problem.log_forget[cut] = -INFINITY;
+      expect_equals_reference(problem);
+    }
+}
+
 TEST(ForgettingAttentionOperator, EqualsTheReferenceWhenItPrunesWhatIsBelowRounding) {
   const Problem problem = random_problem(shape_of(700, 900, 1, 1, 1, 8, 8), Dtype::kFloat64, Gate::kStrong, 6);
   const double log_tolerance = -36.0;  // ε = 2e-16

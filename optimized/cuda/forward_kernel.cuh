@@ -313,7 +313,7 @@ __global__ void __launch_bounds__(Sizes<kDim>::kThreads, 1) forward(const __grid
     for (int slot = 0; slot < kTileSlots; ++slot) {
       ptx::mbarrier_init(&shared.tile_known[slot], 1);
       ptx::mbarrier_init(&shared.tile_full[slot], 1);
-      ptx::mbarrier_init(&shared.tile_empty[slot], kReleases);
+      ptx::mbarrier_init(&shared.tile_empty[slot], kReleases + 1);  // who loads values reads the tile, too
     }
     ptx::mbarrier_init_fence();
   }

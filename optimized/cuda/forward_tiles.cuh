@@ -187,12 +187,13 @@ __device__ inline void load_values(const ForwardParameters& a, Shared<kDim>& sha
   ptx::RingPosition at, slot;
   for (;; slot.advance(kTileSlots)) {
     ptx::mbarrier_wait(&shared.tile_known[slot.index], slot.parity);
-    const auto& tile =
-        shared.tile[slot.index];  // not to be read once its last value is loaded: the slot may hold another
+    const auto& tile = shared.tile[slot.index];
     if (tile.row < 0) return;
-    const int first = tile.first, batch = tile.batch, head = tile.head / group;
+    const int first = tile.first, last = tile.last, batch = tile.batch, head = tile.head / group;
+    // the consumers hand a tile of one block back before its value is there
+    ptx::mbarrier_arrive(&shared.tile_empty[slot.index]);
 #pragma unroll 1
-    for (int block = tile.last; block >= first; --block) {
+    for (int block = last; block >= first; --block) {
       ptx::mbarrier_wait_patiently(&shared.value_empty[at.index], at.parity ^ 1);
       uint64_t* full = &shared.value_full[at.index];
       ptx::mbarrier_arrive_expect(full, kColumns * kDim * 2);

@@ -10,9 +10,8 @@
 // exponentials knows of it: m and the block's number are the third operand of the multiplication by the scale.
 //
 // m_i may be any number near the row's maximum: it is found in the first blocks (the diagonal's) and then left alone, so that no
-// clean block pays for a maximum or waits for one. Where the logits leave the 16-bit format or float's (weights above 2^120 in bfloat16,
-// 2^23 in float16), the row's sum shows it: the tile goes on a list, and a second launch computes it again with a maximum a row and
-// block.
+// clean block pays for a maximum or waits for one. Where weights leave float16, or bfloat16's sum float's range (2^16, 2^100 times the
+// weight of the largest logit found), the tile goes on a list, and a second launch computes it again with a maximum a row and block.
 //
 // One CTA an SM. Warpgroup 0: one thread hands out tiles, up to a tile ahead, two others feed the copy engine: Q once a tile and K with its
 // bias, and V, in rings of their own. The others: 64 query rows each. A thread holds 2 rows × 32 columns of S, its part of O, and P of
@@ -138,7 +137,7 @@ __device__ inline void consume(const ForwardParameters& a, Shared<kDim>& shared)
       rows.maximum[h] = -INFINITY;
       rows.sum[h] = 0;
     }
-    follow_maximum<Element>(rows, first_bias);
+    follow_maximum(rows, first_bias);
     exponentiate(rows, {offset_of(rows, 0, first_bias), offset_of(rows, 1, first_bias)});
     release(&shared.key_empty[at.index], lane);
     if (lent) {
@@ -180,7 +179,7 @@ __device__ inline void consume(const ForwardParameters& a, Shared<kDim>& shared)
       release(&shared.key_empty[stage], lane);  // before the exponentials: the next load takes as long as they do
       [[maybe_unused]] bool moved;
       if constexpr (kMasked || kRepeat) {
-        moved = follow_maximum<Element>(rows, block_bias);
+        moved = follow_maximum(rows, block_bias);
         exponentiate(rows, {offset_of(rows, 0, block_bias), offset_of(rows, 1, block_bias)});
       } else {
         // no row is without a maximum: each has seen itself
@@ -214,7 +213,7 @@ __device__ inline void consume(const ForwardParameters& a, Shared<kDim>& shared)
     }
 #pragma unroll
     for (int h = 0; h < 2; ++h) rows.sum[h] = sum_of_four(rows.sum[h]);
-    const bool fits = rows.sum[0] < kLargestSum<Element> && rows.sum[1] < kLargestSum<Element>;
+    const bool fits = weights_fit<Element>(rows, accumulate);
     if (!kRepeat && !__all_sync(~0u, fits) && lane == 0 && atomicExch(&shared.overflowed[slot.index], true) == false)
       a.plan.repeats[1 + atomicAdd(a.plan.repeats, 1)] = shared.index[slot.index];
     // c_i − F: what it takes from global memory is wanted behind the next product.

@@ -1,6 +1,8 @@
 #pragma once
 // The softmax of the forward kernel: what one thread does with its two rows of a block's logits. Internal to forward.cu.
 
+#include <type_traits>
+
 #include "optimized/cuda/gate_switch.hpp"
 #include "optimized/cuda/ptx/fragment.cuh"
 
@@ -9,15 +11,8 @@ namespace lethe {
 inline constexpr int kColumns = 128;       // of a key block
 inline constexpr float kRescaleAbove = 8;  // log₂, where the maximum is followed
 
-// How far above the largest logit found m is set (log₂), and the sum of a thread's weights that none of them may reach.
-template <typename Element>
-inline constexpr float kHeadroom = 0;
-template <>
-inline constexpr float kHeadroom<__half> = 8;
-template <typename Element>
-inline constexpr float kLargestSum = 0x1p120f;
-template <>
-inline constexpr float kLargestSum<__half> = 0x1p15f;
+// Of bfloat16 weights, in a row: what is below this can be multiplied with values below 2²⁸ and summed in float.
+inline constexpr float kLargestSum = 0x1p100f;
 
 // Sizes of a kernel. At head dim 64 the exponentials take as long as the products: three warpgroups hide more latency than two.
 template <int kDim>
@@ -77,7 +72,7 @@ __device__ inline float sum_of_four(float value) {
 }
 
 // Moves m where the block's maximum is above it by more than kRescaleAbove, and the sum with it. Returns whether a row of the warp moved.
-template <typename Element, int kDim>
+template <int kDim>
 __device__ inline bool follow_maximum(Rows<kDim>& rows, float block_bias) {
   bool moved = false;
 #pragma unroll
@@ -87,7 +82,7 @@ __device__ inline bool follow_maximum(Rows<kDim>& rows, float block_bias) {
     for (int j = 1; j < 16; ++j) largest = fmaxf(largest, fmaxf(rows.x[4 * j + 2 * h], rows.x[4 * j + 2 * h + 1]));
     largest = largest_of_four(largest);
     // A gate that is NaN is in the block's number. It has to get into m, but not of a row that sees nothing of the block.
-    if (largest != -INFINITY) largest += block_bias + kHeadroom<Element>;
+    if (largest != -INFINITY) largest += block_bias;
     const float maximum = !(largest <= rows.maximum[h] + kRescaleAbove) ? largest : rows.maximum[h];
     moved |= maximum != rows.maximum[h];
     // a row may see nothing yet
@@ -120,6 +115,22 @@ template <typename Element, int kDim>
 __device__ inline void pack_weights(Rows<kDim>& rows) {
 #pragma unroll
   for (int i = 0; i < 32; ++i) rows.weights[i] = ptx::pack<Element>(rows.x[2 * i], rows.x[2 * i + 1]);
+}
+
+// Do all of a row's weights lie within their format, and the sums of their products within float's? Before the last block's are
+// multiplied; `multiplied`: some are. A float16 that overflowed is infinite, and makes every column of O infinite or NaN: one tells.
+template <typename Element, int kDim>
+__device__ inline bool weights_fit(const Rows<kDim>& rows, bool multiplied) {
+  if constexpr (std::is_same_v<Element, __half>) {
+    __half2 largest = __float2half2_rn(0);
+#pragma unroll
+    for (const uint32_t pair : rows.weights) largest = __hmax2(largest, ptx::halves(pair));
+    const float2 both = __half22float2(largest);
+    return both.x < INFINITY && both.y < INFINITY &&
+           (!multiplied || (isfinite(rows.output[0]) && isfinite(rows.output[2])));
+  } else {
+    return rows.sum[0] < kLargestSum && rows.sum[1] < kLargestSum;
+  }
 }
 
 }  // namespace lethe

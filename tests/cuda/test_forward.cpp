@@ -155,6 +155,27 @@ TEST_P(Forward, FollowsLogitsThatGrow) {
   EXPECT_LE(worst.log_normalizer, 1e-3);
 }
 
+// Each query's own key stands 13 nats above all others, which have a few per cent of the weight between them, and a mean of their values
+// that is not 0: float16 must not lose them.
+TEST_P(Forward, CountsManySmallWeightsBesideALargeOne) {
+  constexpr int64_t kQueries = 256, kKeys = 4096;
+  Problem problem = random_problem(shape(1, kQueries, kKeys, 1, 1), dtype(), Gate::kZero, 23);
+  const int64_t dim = problem.shape.key_dim;
+  for (int64_t token = 0; token < kKeys; ++token) {
+    double square = 0;
+    for (int64_t i = 0; i < dim; ++i) square += problem.key[token * dim + i] * problem.key[token * dim + i];
+    const double factor = std::sqrt(13 / (problem.scale * square));
+    for (int64_t i = 0; i < dim; ++i) {
+      double& key = problem.key[token * dim + i];
+      double& value = problem.value[token * dim + i];
+      key = round_to(dtype(), key * factor);
+      value = round_to(dtype(), value + 1);
+      if (token >= kKeys - kQueries) problem.query[(token - kKeys + kQueries) * dim + i] = key;
+    }
+  }
+  expect_agreement(problem);
+}
+
 TEST_P(Forward, RepeatsTilesWhoseExponentialsOverflow) {
   Problem problem = random_problem(shape(1, 700, 700, 2, 2), dtype(), Gate::kOpen, 11);
   problem.scale *= 100;

@@ -49,11 +49,16 @@ __device__ inline float2 unpack<__nv_bfloat16>(uint32_t packed) {
   return {__uint_as_float(packed << 16), __uint_as_float(packed & 0xffff0000u)};
 }
 
+/// The same register as the vector type of float16 arithmetic.
+__device__ inline __half2 halves(uint32_t packed) {
+  __half2 pair;
+  memcpy(&pair, &packed, sizeof pair);
+  return pair;
+}
+
 template <>
 __device__ inline float2 unpack<__half>(uint32_t packed) {
-  __half2 halves;
-  memcpy(&halves, &packed, sizeof halves);
-  return __half22float2(halves);
+  return __half22float2(halves(packed));
 }
 
 /// Four 8×8 matrices of 16-bit elements, one 16-byte row address a lane: lanes 8m..8m+7 address the rows of matrix m.

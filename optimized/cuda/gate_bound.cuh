@@ -72,7 +72,7 @@ __device__ inline void find_boundary(const BoundArguments& a, int row) {
                              ? a.logit_bound[row]
                              : fabs(a.scale) * sqrt(double(__ldcg(squares + row))) *
                                    sqrt(double(__ldcg(squares + a.rows + batch * a.heads + head))) * kNormSlack;
-    threshold = -2 * bound - a.log_length + a.log_tolerance;
+    if (!isnan(bound)) threshold = -2 * bound - a.log_length + a.log_tolerance;  // no bound, no pruning
   }
   __shared__ int head_blocks;
   if (threadIdx.x == 0) head_blocks = 0;

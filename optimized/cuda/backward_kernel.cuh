@@ -70,8 +70,10 @@ __device__ void BackwardCta<Element, kDim>::consume(int warpgroup, int thread) {
   const auto enter_head = [&](int row) {
     if (kGate && lane % 4 == 0) {
       const float* bias = p.bias + (int64_t{row} * p.key_tiles + key_tile) * kKeys + key_in_tile();
-      shared.key_bias[key_in_tile()] = bias[0];
-      shared.key_bias[key_in_tile() + 8] = bias[8];
+      // NaN reaches the queries that see it by their own numbers; from here it would get through the mask to others, too
+      const auto number = [](float x) { return isnan(x) ? 0 : x; };
+      shared.key_bias[key_in_tile()] = number(bias[0]);
+      shared.key_bias[key_in_tile() + 8] = number(bias[8]);
     }
     __syncwarp();
   };

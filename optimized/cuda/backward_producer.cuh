@@ -83,6 +83,7 @@ __device__ void BackwardCta<Element, kDim>::describe_steps() {
                         p.block_cut_after[heads * (p.key_tiles + 1) + key_tile + 1]);
       }
       frame = (query_base.high - key_base.high) + (query_base.low - key_base.low);
+      if (isnan(frame)) frame = 0;                       // as the keys' biases
       query_base = base[(position + kQueries) / kKeys];  // the last one's is the sum over all
     }
     uint32_t flags = 0;

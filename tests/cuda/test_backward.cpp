@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
+#include <limits>
 
 #include "reference/agreement.hpp"
 #include "reference/forgetting_attention.hpp"
@@ -145,6 +147,37 @@ TEST_P(Backward, KeepsToOneCutWhereverItLiesInABlock) {
       problem.log_forget[cut] = -INFINITY;
       expect_agreement(problem);
     }
+}
+
+TEST_P(Backward, KeepsAGateThatIsNoNumberToTheQueriesThatSeeItsBlock) {
+  constexpr int64_t kKeys = 1500, kHeads = 4, kHead = 2, kToken = 700, kBlock = kToken / kGateBlock * kGateBlock;
+  for (const int64_t queries : {kKeys, kKeys - 37}) {  // then a tile's queries stand in two blocks
+    SCOPED_TRACE(queries);
+    Problem problem = random_problem(shape(2, queries, kKeys, kHeads, kHeads), dtype(), Gate::kInitial, 13);
+    const std::vector<double> grad = grad_values_of(problem, 99);
+    const BackwardResult clean = testing::run_backward(problem, grad, false, {});
+    problem.log_forget[kToken * kHeads + kHead] = std::numeric_limits<double>::quiet_NaN();  // of the first batch entry
+    const BackwardResult result = testing::run_backward(problem, grad, false, {});
+    const int64_t dim = problem.shape.key_dim;
+    for (int64_t i = 0; i < int64_t(clean.query.size()); ++i) {
+      const int64_t head = i / dim % kHeads, query = i / dim / kHeads % queries, position = query + kKeys - queries,
+                    batch = i / dim / kHeads / queries;
+      const bool of_head = batch == 0 && head == kHead;
+      if (of_head && position >= kToken) {
+        ASSERT_TRUE(std::isnan(result.query[i])) << "query " << query;
+      } else if (!of_head || position < kBlock) {
+        ASSERT_NEAR(result.query[i], clean.query[i], 0.02) << batch << ", " << head << ", " << query;
+      }
+    }
+    for (const auto& [found, expected] :
+         {std::pair{&result.key, &clean.key}, {&result.value, &clean.value}, {&result.log_forget, &clean.log_forget}}) {
+      const int64_t width = found == &result.log_forget ? 1 : dim;
+      for (int64_t i = 0; i < int64_t(found->size()); ++i) {
+        if (i / width / kHeads / kKeys == 0 && i / width % kHeads == kHead) continue;
+        ASSERT_NEAR((*found)[i], (*expected)[i], 0.05) << i;
+      }
+    }
+  }
 }
 
 TEST_P(Backward, SumsOverAGroupOfQueryHeads) {

@@ -79,13 +79,28 @@ class Operators(unittest.TestCase):
         self.assertTrue(torch.equal(by_norms[0], by_bound[0]))
 
     def test_strided_and_misaligned_inputs_equal_contiguous_ones(self):
-        inputs = problem(torch.bfloat16)
+        inputs = [tensor.cuda() for tensor in problem(torch.bfloat16)]  # a copy would be contiguous and aligned again
         expected = run(inputs, "cuda")
         heads_first = [tensor.transpose(1, 2).contiguous().transpose(1, 2) for tensor in inputs]
-        odd = [torch.empty(tensor.numel() + 1, dtype=tensor.dtype)[1:].view(tensor.shape).copy_(tensor) for tensor in inputs]
+        odd = [torch.empty(tensor.numel() + 1, dtype=tensor.dtype, device="cuda")[1:].view(tensor.shape).copy_(tensor)
+               for tensor in inputs]
+        self.assertNotEqual(odd[0].data_ptr() % 16, 0)
         for other in (heads_first, odd):
-            for a, e in zip(run(other, "cuda")[:3], expected[:3]):
+            actual = run(other, "cuda")
+            for a, e in zip(actual[:3], expected[:3]):
                 self.assertTrue(torch.equal(a, e))
+            for a, e in zip(actual[3:], expected[3:]):
+                self.assertLessEqual(error(a, e), BUDGET[torch.bfloat16])
+
+    def test_gradients_that_are_expanded_or_strided_equal_contiguous_ones(self):
+        inputs = [tensor.cuda().requires_grad_() for tensor in problem(torch.bfloat16)]
+        values = torch.ops.lethe.forgetting_attention(*inputs)
+        ones, ramp = torch.ones_like(values), torch.linspace(-1, 1, values.numel(), device="cuda", dtype=values.dtype).view_as(values)
+        strided = ramp.transpose(1, 2).contiguous().transpose(1, 2)
+        for other, contiguous in ((ones[:1, :1, :1, :1].expand_as(values), ones), (strided, ramp)):
+            actual, expected = (torch.autograd.grad(values, inputs, direction, retain_graph=True) for direction in (other, contiguous))
+            for a, e in zip(actual, expected):
+                self.assertLessEqual(error(a, e), BUDGET[torch.bfloat16])
 
     def test_deterministic_algorithms_repeat_bit_by_bit(self):
         inputs = problem(torch.bfloat16, queries=2000, keys=2000)

@@ -122,8 +122,7 @@ __device__ inline void consume(const ForwardParameters& a, Shared<kDim>& shared)
     };
     const auto position_of = [&](int h) { return min(query + tile_row + 8 * h + offset, last_position); };
     const auto first_visible = [&](int h) {
-      const int position = position_of(h), before = held.cut_before[in_span(position)];
-      return held.cut_within ? max(before, a.plan.cut_before[token(position)]) : before;
+      return first_visible_key(a, held, in_span(position_of(h)), position_of(h));
     };
     const auto mask_block = [&](int block) {
       mask(rows, block * kColumns, query + tile_row + offset, block < cut_block, first_visible);

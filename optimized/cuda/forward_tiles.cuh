@@ -41,7 +41,7 @@ struct Tile {
 
 // Longest first: sections of heads, those with most blocks first; inside a section from the last query block down, heads innermost.
 template <int kRows>
-__device__ inline Tile<kRows> tile_at(const ForwardParameters& a, int index) {
+__host__ __device__ inline Tile<kRows> tile_at(const ForwardParameters& a, int index) {
   const int per_section = a.section * a.query_tiles, rows = a.tiles / a.query_tiles;
   const int section = index / per_section, within = index % per_section;
   const int width = min(a.section, rows - section * a.section);
@@ -78,6 +78,15 @@ __device__ inline Tile<kRows> tile_at(const ForwardParameters& a, int index) {
     tile.cut_block = (cut + kColumns - 1) / kColumns;
   }
   return tile;
+}
+
+// The first key behind the last cut at or before a position of the tile, in the in_span-th block of its queries.
+template <int kRows>
+__host__ __device__ inline int first_visible_key(const ForwardParameters& a, const Tile<kRows>& tile, int in_span,
+                                                 int position) {
+  const int before = tile.cut_before[in_span];
+  const int64_t token = static_cast<int64_t>(tile.row) * a.key_blocks * kColumns + position;
+  return tile.cut_within ? max(before, a.plan.cut_before[token]) : before;
 }
 
 template <int kDim>

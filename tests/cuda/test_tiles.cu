@@ -1,0 +1,119 @@
+// The forward's tiles on the host: which keys each query sees, cell by cell, of the blocks that its warpgroup visits as it visits them.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <climits>
+#include <random>
+#include <vector>
+
+#include "optimized/cuda/forward_tiles.cuh"
+
+namespace lethe {
+namespace {
+
+// One head; `cuts` ascend. The plan as launch_gate_plan leaves it, as far as tiles read it.
+struct HostPlan {
+  std::vector<int32_t> first_key_block, cut_before, block_cut_before, head_order{0};
+  std::vector<double> base;
+  std::vector<TwoFloats> base_log2;
+  ForwardParameters parameters{};
+
+  HostPlan(int queries, int keys, int rows, const std::vector<int>& cuts, const std::vector<int32_t>& first_blocks)
+      : first_key_block(first_blocks) {
+    const int blocks = (keys + kColumns - 1) / kColumns;
+    cut_before.assign(blocks * kColumns, -1);
+    block_cut_before.assign(blocks + 1, 0);
+    base.assign(blocks + 1, 0);
+    base_log2.resize(blocks + 1);
+    for (const int cut : cuts) {
+      for (int token = cut; token < (cut / kColumns + 1) * kColumns; ++token) cut_before[token] = cut;
+      for (int block = cut / kColumns + 1; block <= blocks; ++block) block_cut_before[block] = cut;
+    }
+    parameters.query_length = queries;
+    parameters.key_length = keys;
+    parameters.heads = parameters.query_heads = parameters.section = 1;
+    parameters.query_blocks = (queries + kColumns - 1) / kColumns;
+    parameters.query_tiles = parameters.tiles = (queries + rows - 1) / rows;
+    parameters.key_blocks = blocks;
+    parameters.plan.head_order = head_order.data();
+    parameters.plan.first_key_block = first_key_block.data();
+    parameters.plan.base = base.data();
+    parameters.plan.base_log2 = base_log2.data();
+    parameters.plan.block_cut_before = block_cut_before.data();
+    parameters.plan.cut_before = cut_before.data();
+  }
+};
+
+// What the kernel's loops make of a tile: masked down from the diagonal, clean down to the last cut, masked again.
+template <int kRows>
+bool sees(const ForwardParameters& a, const Tile<kRows>& tile, int row, int key) {
+  const int offset = a.key_length - a.query_length, warpgroup = row / 64, position = tile.query + row + offset;
+  const int block = key / kColumns,
+            own_last = (std::min(tile.query + 64 * (warpgroup + 1) + offset, a.key_length) - 1) / kColumns,
+            unmasked = (tile.query + 64 * warpgroup + offset) / kColumns - 1;
+  if (block < tile.first || block > own_last) return false;
+  if (block != own_last && block <= unmasked && block >= tile.cut_block) return true;
+  const int in_span = position / kColumns - (tile.query + offset) / kColumns;
+  return key <= position && (block >= tile.cut_block || key >= first_visible_key(a, tile, in_span, position));
+}
+
+template <int kRows>
+void expect_each_query_to_see_its_keys(int queries, int keys, const std::vector<int>& cuts,
+                                       const std::vector<int32_t>& first_blocks) {
+  const HostPlan plan(queries, keys, kRows, cuts, first_blocks);
+  std::vector<int> tiles_of_a_query(queries, 0);
+  for (int index = 0; index < plan.parameters.tiles; ++index) {
+    const Tile<kRows> tile = tile_at<kRows>(plan.parameters, index);
+    for (int row = 0; row < kRows && tile.query + row < queries; ++row) {
+      const int position = tile.query + row + keys - queries;
+      ++tiles_of_a_query[tile.query + row];
+      ASSERT_LE(tile.first, first_blocks[(tile.query + row) / kColumns]);
+      const auto behind = std::upper_bound(cuts.begin(), cuts.end(), position);
+      const int cut = behind == cuts.begin() ? 0 : *(behind - 1);
+      for (int key = tile.first * kColumns; key < (tile.last + 1) * kColumns; ++key)
+        ASSERT_EQ(sees(plan.parameters, tile, row, key), key >= cut && key <= position)
+            << kRows << " rows, " << queries << " of " << keys << ", query " << tile.query + row << ", key " << key
+            << ", first cut " << (cuts.empty() ? -1 : cuts.front());
+    }
+  }
+  EXPECT_EQ(tiles_of_a_query, std::vector<int>(queries, 1));
+}
+
+void expect_each_query_to_see_its_keys(int queries, int keys, const std::vector<int>& cuts,
+                                       const std::vector<int32_t>& first_blocks) {
+  expect_each_query_to_see_its_keys<128>(queries, keys, cuts, first_blocks);
+  expect_each_query_to_see_its_keys<192>(queries, keys, cuts, first_blocks);
+}
+
+TEST(Tiles, ShowEachQueryItsKeysBehindOneCutAnywhere) {
+  for (const int offset : {0, 1, 63, 64, 100, 127, 128, 200})
+    for (const int keys : {257, 385, 512, 640})
+      for (int edge = 64; edge <= keys; edge += 64)
+        for (const int cut : {edge - 1, edge, edge + 1})
+          if (cut < keys)
+            expect_each_query_to_see_its_keys(keys - offset, keys, {cut},
+                                              std::vector<int32_t>((keys - offset + kColumns - 1) / kColumns, 0));
+}
+
+TEST(Tiles, ShowEachQueryItsKeysBehindManyCutsAndAPrunedBoundary) {
+  std::mt19937 random(1);
+  const auto up_to = [&](int largest) { return std::uniform_int_distribution<int>(0, largest)(random); };
+  for (int trial = 0; trial < 400; ++trial) {
+    const int keys = 1 + up_to(899), queries = keys - std::min(keys - 1, up_to(300));
+    std::vector<int> cuts(up_to(1) ? up_to(6) : up_to(keys));
+    for (int& cut : cuts) cut = 1 + up_to(std::max(0, keys - 2));
+    std::sort(cuts.begin(), cuts.end());
+    std::vector<int32_t> first_blocks((queries + kColumns - 1) / kColumns);
+    int first = 0;
+    for (size_t m = 0; m < first_blocks.size(); ++m) {
+      const int block = (static_cast<int>(m) * kColumns + keys - queries) / kColumns;
+      first = std::max(first, up_to(2) ? 0 : up_to(block));
+      first_blocks[m] = first;
+    }
+    expect_each_query_to_see_its_keys(queries, keys, cuts, first_blocks);
+  }
+}
+
+}  // namespace
+}  // namespace lethe

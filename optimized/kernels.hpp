@@ -56,15 +56,14 @@ struct GatePlan {
   int32_t* head_order;        ///< [B·Hq]  (batch, query head) pairs, those with most blocks first
   int32_t* key_head_order;    ///< [B·H]  (batch, key head) pairs, by the blocks of their groups
   int32_t* next_tile;         ///< [1]  tiles that the forward has handed out
-  int32_t*
-      parts_done;  ///< [B, H] (of B·Hq)  where the logits' bound comes from norms: CTAs that have done their part of a group
-  int32_t* heads_done;        ///< [1]  heads whose boundary is found
+  int32_t* parts_done;  ///< [B·Hq]  of each (batch, key head): CTAs that have done their part of its heads' bounds
+  int32_t* heads_done;  ///< [1]  heads whose boundary is found
   unsigned long long* pairs;  ///< [B, Hq]  causal pairs inside the blocks that the forward has computed
   int32_t* repeats;           ///< [1 + B·Hq·M]  tiles that the forward computes a second time, their count first
   char* end;                  ///< where the plan's memory ends
 };
 
-/// `scale` where a bias can be divided by it: 0 and what is nearly 0 become 2⁻⁶⁰, which leaves nothing of any logit either.
+/// `scale` where a bias can be divided by it: 0 and what is nearly 0 become 2⁻⁶⁰, which leaves nothing of a logit either whose q·k is far below 2⁶⁰.
 constexpr double divisor_scale(double scale) { return scale > -0x1p-60 && scale < 0x1p-60 ? 0x1p-60 : scale; }
 
 /// Bytes of one plan, a multiple of 256.
@@ -117,8 +116,7 @@ struct ForwardArguments {
 /// source    Forgetting Transformer, Eq. 11–13
 /// throws    std::invalid_argument with unsupported()'s reason; std::runtime_error for a CUDA error
 /// numerics  products of 16-bit operands summed in float; weights rounded to 16 bits before they meet `value`. log_normalizer is
-///           off by some 2⁻²³ of what the gates of a block of 128 sum up to: 2e-4 with log f = −9 throughout, 1e-2 with −1000. So a
-///           boundary between documents is −inf, not a large number
+///           off by some 2⁻²³ of what log f sums up to in a block of 128: so a boundary between documents is −inf, not a large number
 /// cost      4·D flops a visited pair on the tensor cores
 void launch_forward(const ForwardArguments& arguments);
 

@@ -10,9 +10,10 @@ namespace lethe {
 
 /// Keys ride on the first query tile's barrier, values on the first dO's: Sᵀ can start before the values are there.
 template <typename Element, int kDim>
-__device__ void BackwardCta<Element, kDim>::load_queries() {
-  constexpr uint32_t kTileBytes = kPanels * Shared::kQueryPanelBytes + sizeof(Shared::row_bias[0]);
-  constexpr uint32_t kKeyBytes = kPanels * Shared::kKeyPanelBytes;
+template <int kStagePanels>
+__device__ void BackwardCta<Element, kDim>::load(const StepOperand<kStagePanels>& operand) {
+  constexpr uint32_t kTileBytes = kPanels * Shared::kQueryPanelBytes + sizeof(operand.numbers[0]);
+  constexpr uint32_t kFixedBytes = kPanels * Shared::kKeyPanelBytes;
   BackwardWalk at = walk();
   ptx::RingPosition ring;
   bool first = true;
@@ -20,44 +21,30 @@ __device__ void BackwardCta<Element, kDim>::load_queries() {
   for (bool more = at.next_head(); more; more = at.next(), ring.advance(kStages), first = false) {
     const int stage = ring.index, query_head = head * p.group + at.head;
     const int64_t row = row_of_heads(at.head) * p.padded_queries + at.tile * kQueries;
-    ptx::mbarrier_wait_patiently(&shared.query_empty[stage], ring.parity ^ 1);
-    ptx::mbarrier_arrive_expect(&shared.query_full[stage], kTileBytes + (first ? kKeyBytes : 0));
+    uint64_t* full = &operand.full[stage];
+    ptx::mbarrier_wait_patiently(&operand.empty[stage], ring.parity ^ 1);
+    ptx::mbarrier_arrive_expect(full, kTileBytes + (first ? kFixedBytes : 0));
 #pragma unroll
     for (int panel = 0; panel < kPanels; ++panel) {
       if (first)
-        ptx::load_tile(shared.key[panel], &p.key, &shared.query_full[stage], 64 * panel, head, key_tile * kKeys, batch);
-      ptx::load_tile(shared.query[stage][panel], &p.query, &shared.query_full[stage], 64 * panel, query_head,
-                     at.tile * kQueries, batch);
+        ptx::load_tile(operand.fixed[panel], &operand.fixed_map, full, 64 * panel, head, key_tile * kKeys, batch);
+      ptx::load_tile(operand.tiles[stage][panel], &operand.map, full, 64 * panel, query_head, at.tile * kQueries,
+                     batch);
     }
-    ptx::load_run(shared.row_bias[stage], p.workspace.row_bias + row, sizeof shared.row_bias[0],
-                  &shared.query_full[stage]);
+    ptx::load_run(operand.numbers[stage], operand.all_numbers + row, sizeof operand.numbers[0], full);
   }
 }
 
 template <typename Element, int kDim>
+__device__ void BackwardCta<Element, kDim>::load_queries() {
+  load<Shared::kQueryPanels>({p.query, p.key, shared.query, shared.key, shared.row_bias, p.workspace.row_bias,
+                              shared.query_full, shared.query_empty});
+}
+
+template <typename Element, int kDim>
 __device__ void BackwardCta<Element, kDim>::load_grad_outputs() {
-  constexpr uint32_t kTileBytes = kPanels * Shared::kQueryPanelBytes + sizeof(Shared::negative_delta[0]);
-  constexpr uint32_t kValueBytes = kPanels * Shared::kKeyPanelBytes;
-  BackwardWalk at = walk();
-  ptx::RingPosition ring;
-  bool first = true;
-#pragma unroll 1
-  for (bool more = at.next_head(); more; more = at.next(), ring.advance(kStages), first = false) {
-    const int stage = ring.index, query_head = head * p.group + at.head;
-    const int64_t row = row_of_heads(at.head) * p.padded_queries + at.tile * kQueries;
-    ptx::mbarrier_wait_patiently(&shared.output_empty[stage], ring.parity ^ 1);
-    ptx::mbarrier_arrive_expect(&shared.output_full[stage], kTileBytes + (first ? kValueBytes : 0));
-#pragma unroll
-    for (int panel = 0; panel < kPanels; ++panel) {
-      if (first)
-        ptx::load_tile(shared.value[panel], &p.value, &shared.output_full[stage], 64 * panel, head, key_tile * kKeys,
-                       batch);
-      ptx::load_tile(shared.grad_output[stage][panel], &p.grad_output, &shared.output_full[stage], 64 * panel,
-                     query_head, at.tile * kQueries, batch);
-    }
-    ptx::load_run(shared.negative_delta[stage], p.workspace.negative_delta + row, sizeof shared.negative_delta[0],
-                  &shared.output_full[stage]);
-  }
+  load<kPanels>({p.grad_output, p.value, shared.grad_output, shared.value, shared.negative_delta,
+                 p.workspace.negative_delta, shared.output_full, shared.output_empty});
 }
 
 template <typename Element, int kDim>

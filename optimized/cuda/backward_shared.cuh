@@ -131,6 +131,18 @@ struct BackwardCta {
             first};
   }
 
+  /// What comes with each step, and a tile of the CTA's own that comes with the first.
+  template <int kStagePanels>
+  struct StepOperand {
+    const CUtensorMap &map, &fixed_map;
+    uint8_t (&tiles)[kStages][kStagePanels][Shared::kQueryPanelBytes];
+    uint8_t (&fixed)[kPanels][Shared::kKeyPanelBytes];
+    BiasColumn (&numbers)[kStages][kQueries];  // one a query
+    const BiasColumn* all_numbers;
+    uint64_t (&full)[kStages], (&empty)[kStages];
+  };
+  template <int kStagePanels>
+  __device__ void load(const StepOperand<kStagePanels>& operand);
   __device__ void load_queries();       // one thread of the producer warpgroup, and the keys
   __device__ void load_grad_outputs();  // another, and the values
   __device__ void describe_steps();     // a third

@@ -89,7 +89,7 @@ __device__ inline void consume(const ForwardParameters& a, Shared<kDim>& shared)
   ptx::RingPosition at, previous, slot;  // of a block's key; of the block before it, whose value comes now; of the tile
   // The last block that this warpgroup's rows see. One that only the others' rows see is handed back unread.
   const auto own_last = [&](const Tile<kRows>& tile) {
-    return ptx::uniform((min(tile.query + 64 * (warpgroup + 1) + offset, a.key_length) - 1) / kColumns);
+    return ptx::uniform(own_last_block(tile, warpgroup, offset, a.key_length));
   };
   const auto pass_keys = [&](const Tile<kRows>& tile) {
     for (int block = ptx::uniform(tile.last); block > own_last(tile); --block) {
@@ -112,8 +112,8 @@ __device__ inline void consume(const ForwardParameters& a, Shared<kDim>& shared)
     const Tile<kRows>& held = shared.tile[slot.index];
     const int tile_batch = held.batch, tile_head = held.head, query = ptx::uniform(held.query);
     const int first = ptx::uniform(held.first), last = own_last(held), passed = ptx::uniform(held.last) - last;
-    const int cut_block = ptx::uniform(held.cut_block);                     // blocks below it reach behind a cut
-    const int unmasked = (query + 64 * warpgroup + offset) / kColumns - 1;  // blocks above it hold the diagonal
+    const int cut_block = ptx::uniform(held.cut_block);  // blocks below it reach behind a cut
+    const int unmasked = block_below_diagonal(query + 64 * warpgroup + offset);
     const int last_position = min(query + kRows + offset, a.key_length) - 1;
     // of the plan's numbers of a tile's blocks and of the head's tokens
     const auto in_span = [&](int position) { return position / kColumns - (query + offset) / kColumns; };

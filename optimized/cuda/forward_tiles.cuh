@@ -80,6 +80,15 @@ __host__ __device__ inline Tile<kRows> tile_at(const ForwardParameters& a, int i
   return tile;
 }
 
+// The last block that a warpgroup's rows see; offset = Tk − Tq.
+template <int kRows>
+__host__ __device__ inline int own_last_block(const Tile<kRows>& tile, int warpgroup, int offset, int key_length) {
+  return (min(tile.query + 64 * (warpgroup + 1) + offset, key_length) - 1) / kColumns;
+}
+
+// The last block before those that hold the diagonal of rows from this position on.
+__host__ __device__ inline int block_below_diagonal(int position) { return position / kColumns - 1; }
+
 // The first key behind the last cut at or before a position of the tile, in the in_span-th block of its queries.
 template <int kRows>
 __host__ __device__ inline int first_visible_key(const ForwardParameters& a, const Tile<kRows>& tile, int in_span,

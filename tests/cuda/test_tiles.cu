@@ -49,9 +49,8 @@ struct HostPlan {
 template <int kRows>
 bool sees(const ForwardParameters& a, const Tile<kRows>& tile, int row, int key) {
   const int offset = a.key_length - a.query_length, warpgroup = row / 64, position = tile.query + row + offset;
-  const int block = key / kColumns,
-            own_last = (std::min(tile.query + 64 * (warpgroup + 1) + offset, a.key_length) - 1) / kColumns,
-            unmasked = (tile.query + 64 * warpgroup + offset) / kColumns - 1;
+  const int block = key / kColumns, own_last = own_last_block(tile, warpgroup, offset, a.key_length),
+            unmasked = block_below_diagonal(tile.query + 64 * warpgroup + offset);
   if (block < tile.first || block > own_last) return false;
   if (block != own_last && block <= unmasked && block >= tile.cut_block) return true;
   const int in_span = position / kColumns - (tile.query + offset) / kColumns;

@@ -77,21 +77,24 @@ GATED, WITHOUT_GATE = "lethe_kernels", "lethe_kernels_without_gate"
 
 
 def gate_cost_table(path):
-    """A row a shape and gate; medians of the build with a gate, and how many times those of the build without one, timed once a shape."""
-    medians, rows = {}, set()
+    """A row a shape and gate; medians of the build with a gate, how many times those of the build without one, timed once a shape, and the same by means."""
+    times, rows = {}, set()
     for run in json.loads(path.read_text())["benchmarks"]:
-        if run.get("aggregate_name") == "median":
+        if run.get("aggregate_name") in ("median", "mean"):
             direction, dim, length, gate, module = run["name"].split("/")[:5]
-            medians[direction, dim, length, gate, module] = run["real_time"] * MILLISECONDS[run["time_unit"]]
+            times[run["aggregate_name"], direction, dim, length, gate, module] = run["real_time"] * MILLISECONDS[run["time_unit"]]
             rows.add((dim, length, gate))
     cells = []
     for shape in sorted(rows, key=lambda row: ([int(part.split(":")[1]) for part in row[:2]], row[2])):
         cells.append([", ".join(part.replace(":", " = ") for part in shape[:2]), "bimodal, pruned" if shape[2] == "bimodal" else shape[2]])
         for direction in ("forward", "backward"):
-            gated, without = medians.get((direction, *shape, GATED)), medians.get((direction, *shape[:2], "open", WITHOUT_GATE))
-            cells[-1] += [number(gated), number(gated / without) if gated and without else ""]
-        cells[-1].append(number(medians.get(("plan", *shape, GATED))))
-    titles = ["forward (ms)", "times that without a gate", "backward (ms)", "times that without a gate", "plan alone (ms)"]
+            gated = {average: times.get((average, direction, *shape, GATED)) for average in ("median", "mean")}
+            without = {average: times.get((average, direction, *shape[:2], "open", WITHOUT_GATE)) for average in gated}
+            cells[-1].append(number(gated["median"]))
+            cells[-1] += [number(gated[a] / without[a]) if gated[a] and without[a] else "" for a in gated]
+        cells[-1].append(number(times.get(("median", "plan", *shape, GATED))))
+    titles = [f"{direction}{column}" for direction in ("forward", "backward") for column in (" (ms)", ", times that without a gate", ", by means")]
+    titles.append("plan alone (ms)")
     return table(["", "gate", *titles], cells)
 
 

@@ -17,6 +17,9 @@ namespace lethe {
 /// Tokens in a block of the gate's prefix sum, and both sides of the blocks that pruning skips.
 inline constexpr int64_t kGateBlock = 128;
 
+/// Of places in such a block: there is none.
+inline constexpr uint8_t kNoCut = 255;
+
 /// A tensor [B, T, H, D] whose last dimension is contiguous: base and strides multiples of 16 bytes, strides in elements.
 struct Operand {
   const void* data;
@@ -45,8 +48,8 @@ struct GatePlan {
   /// [B, Hq, N·16]  (base[j / 128 + 1] − c_j) / scale, what key j adds to q·k; 0 past Tk. From the block's end: the keys that later
   /// blocks' queries see best have the smallest numbers. No NaN: base has it
   BiasOfEight* start;
-  int32_t* cut_before;        ///< [B, Hq, N·128]  the last cut at or before token t inside its block, or −1
-  int32_t* cut_after;         ///< [B, Hq, N·128]  the first cut after token t inside its block, or INT32_MAX
+  uint8_t* cut_before;  ///< [B, Hq, N·128]  the last cut at or before token t in its block: its place there, or kNoCut
+  uint8_t* cut_after;   ///< [B, Hq, N·128]  the first cut after token t in its block, in the same way
   int32_t* block_cut_before;  ///< [B, Hq, N+1]  the last cut before block n, or 0
   int32_t* block_cut_after;   ///< [B, Hq, N+1]  the first cut in block n or later, or INT32_MAX
   int32_t* first_key_block;   ///< [B, Hq, M]  the first key block that query block m visits; ascends with m

@@ -24,7 +24,7 @@ struct GateParameters {
   float* row_shares;
   const double* base;  // GatePlan's arrays
   const float* bias;
-  const int32_t* cut_before;
+  const uint8_t* cut_before;
   float* grad_log_forget;
   int query_length, query_offset, query_heads, key_blocks, slices_a_head, panels;
 };
@@ -94,9 +94,10 @@ __global__ void __launch_bounds__(kThreads) finish_gate(const __grid_constant__ 
   const int64_t row = row_of_heads * p.key_blocks * kGateBlock;
   const float* slices = p.slices + row_of_heads * p.slices_a_head * kSliceFloats;
   const double* base = p.base + row_of_heads * (p.key_blocks + 1);
+  const auto is_cut = [&](int token) { return p.cut_before[row + token] == token % kGateBlock; };
   // f_t, the share of what t − 1 sees that t still sees.
   const auto forget = [&](int token) {
-    if (token <= 0 || token >= key_length || p.cut_before[row + token] == token) return 0.0f;
+    if (token <= 0 || token >= key_length || is_cut(token)) return 0.0f;
     const int block = token / kGateBlock, block_before = (token - 1) / kGateBlock;
     const float between = block == block_before ? 0 : float((base[block] - base[block_before]) * 1.4426950408889634);
     return exp2f(fminf(0, between + p.bias[row + token - 1] - p.bias[row + token]));
@@ -149,7 +150,7 @@ __global__ void __launch_bounds__(kThreads) finish_gate(const __grid_constant__ 
     for (int i = 0; i < kTokensAThread; ++i) {
       const int token = last - i;
       if (token >= key_length) continue;
-      const bool nothing = token == 0 || p.cut_before[row + token] == token;
+      const bool nothing = token == 0 || is_cut(token);
       p.grad_log_forget[(int64_t{batch} * key_length + token) * p.query_heads + head] =
           nothing ? 0.0f : static_cast<float>(before + sums[i]);
     }

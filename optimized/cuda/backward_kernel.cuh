@@ -99,10 +99,10 @@ __device__ void BackwardCta<Element, kDim>::consume(int warpgroup, int thread) {
     mask_where({first, first + 8}, [](int query, int from) { return query < from; });
     if (!kGate || !(flags & BackwardStep::kCut)) return;
     const int64_t heads = shared.step[stage].row, row = heads * p.key_tiles + key_tile;
-    const int32_t* cut_after = p.cut_after + row * kKeys + key_in_tile();
+    const uint8_t* cut_after = p.cut_after + row * kKeys + key_in_tile();
     const int next = p.block_cut_after[row + heads + 1];  // one entry more a head
-    mask_where({min(cut_after[0], next) - position, min(cut_after[8], next) - position},
-               [](int query, int cut) { return query >= cut; });
+    const auto bound = [&](uint8_t place) { return min(first_cut_at(place, key_tile), next) - position; };
+    mask_where({bound(cut_after[0]), bound(cut_after[8])}, [](int query, int cut) { return query >= cut; });
   };
   const auto issue_scores = [&](int stage) {
     const uint64_t query_rows = ptx::advance<sizeof shared.query[0]>(first_query_rows, stage);

@@ -66,7 +66,7 @@ __device__ void BackwardCta<Element, kDim>::describe_steps() {
         head_read = in_group;
         key_base = base[key_tile];
         query_base = base[position / kKeys];
-        first_cut = min(p.cut_after[(heads * p.key_tiles + key_tile) * kKeys],
+        first_cut = min(first_cut_at(p.cut_after[(heads * p.key_tiles + key_tile) * kKeys], key_tile),
                         p.block_cut_after[heads * (p.key_tiles + 1) + key_tile + 1]);
       }
       frame = (query_base.high - key_base.high) + (query_base.low - key_base.low);

@@ -3,6 +3,7 @@
 
 #include "optimized/cuda/backward.hpp"
 #include "optimized/cuda/bias_step.cuh"
+#include "optimized/cuda/gate_cuts.cuh"
 #include "optimized/cuda/gate_switch.hpp"
 #include "optimized/cuda/handover.cuh"
 #include "optimized/cuda/ptx/barrier.cuh"
@@ -13,7 +14,8 @@ struct BackwardParameters {
   CUtensorMap query, key, value, grad_output, grad_key, grad_value;
   const TwoFloats* base_log2;  // GatePlan's arrays
   const float* bias;
-  const int32_t *cut_after, *block_cut_after, *last_query_block, *head_order;
+  const uint8_t* cut_after;
+  const int32_t *block_cut_after, *last_query_block, *head_order;
   BackwardWorkspace workspace;
   int query_length, query_offset;  // Tq, Tk − Tq
   int heads, group;                // H, Hq / H

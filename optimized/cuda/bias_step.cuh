@@ -46,11 +46,22 @@ struct alignas(128) BiasOnes {
   uint4 row[16];
 };
 
+/// What parts can say of x: what is infinite or leaves bfloat16's range becomes ±3e38. Infinite, it would meet the zeros of A.
+__device__ inline float within_bias_parts(float x) { return fabsf(x) > 3e38f ? copysignf(3e38f, x) : x; }
+
+/// The next part of two numbers, which is taken off them.
+__device__ inline __nv_bfloat162 next_part(float& x, float& y) {
+  const __nv_bfloat162 part = __floats2bfloat162_rn(x, y);
+  x -= __low2float(part);
+  y -= __high2float(part);
+  return part;
+}
+
 /// x = part 0 + part 1 + part 2
-/// domain   infinite and what leaves bfloat16's range becomes ±3e38: infinite, it would meet the zeros of A
+/// domain   that of within_bias_parts()
 /// numerics  exact above 2^−110; NaN stays NaN
 __device__ inline BiasParts bias_parts(float x) {
-  if (fabsf(x) > 3e38f) x = copysignf(3e38f, x);
+  x = within_bias_parts(x);
   BiasParts parts;
 #pragma unroll
   for (int i = 0; i < 3; ++i) {

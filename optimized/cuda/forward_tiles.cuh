@@ -4,6 +4,7 @@
 
 #include "optimized/cuda/bias_step.cuh"
 #include "optimized/cuda/forward_softmax.cuh"
+#include "optimized/cuda/gate_cuts.cuh"
 #include "optimized/cuda/handover.cuh"
 #include "optimized/cuda/ptx/copy.cuh"
 #include "optimized/kernels.hpp"
@@ -70,11 +71,11 @@ __host__ __device__ inline Tile<kRows> tile_at(const ForwardParameters& a, int i
     }
     const int last_cut = cuts[tile.last + 1];
     tile.cut_within = last_cut > 0 && last_cut >= first_block * kColumns;
-    const int cut =
-        tile.cut_within
-            ? max(cuts[tile.last],
-                  a.plan.cut_before[static_cast<int64_t>(tile.row) * a.key_blocks * kColumns + last_position])
-            : cuts[tile.last];
+    int cut = cuts[tile.last];
+    if (tile.cut_within) {
+      const int64_t last_token = static_cast<int64_t>(tile.row) * a.key_blocks * kColumns + last_position;
+      cut = max(cut, last_cut_at(a.plan.cut_before[last_token], tile.last));
+    }
     tile.cut_block = (cut + kColumns - 1) / kColumns;
   }
   return tile;
@@ -95,7 +96,7 @@ __host__ __device__ inline int first_visible_key(const ForwardParameters& a, con
                                                  int position) {
   const int before = tile.cut_before[in_span];
   const int64_t token = static_cast<int64_t>(tile.row) * a.key_blocks * kColumns + position;
-  return tile.cut_within ? max(before, a.plan.cut_before[token]) : before;
+  return tile.cut_within ? max(before, last_cut_at(a.plan.cut_before[token], position / kColumns)) : before;
 }
 
 template <int kDim>

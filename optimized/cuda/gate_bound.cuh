@@ -12,6 +12,7 @@
 
 #include <cfloat>
 
+#include "optimized/cuda/gate_cuts.cuh"
 #include "optimized/cuda/gate_prefix.cuh"
 #include "optimized/cuda/ptx/fragment.cuh"
 
@@ -86,8 +87,8 @@ __device__ inline void find_boundary(const BoundArguments& a, int row) {
     } else {
       if (pruning) {
         const double c = base[block] - a.plan.bias[row * tokens + position] / kLog2E;
-        const int cut =
-            max(a.plan.cut_before[row * tokens + position], a.plan.block_cut_before[row * (blocks + 1) + block]);
+        const int cut = max(last_cut_at(a.plan.cut_before[row * tokens + position], block),
+                            a.plan.block_cut_before[row * (blocks + 1) + block]);
         first = first_where(block, [&](int n) { return c - base[n + 1] >= threshold && n * kBlock + kBlock > cut; });
       }
       first_key[m] = first;

@@ -13,7 +13,7 @@
 
 namespace lethe::gate {
 
-inline constexpr double kCut = -10000.0;  // a gate below this is a cut
+inline constexpr float kCut = -10000.0f;  // a gate below this is a cut
 inline constexpr double kLog2E = 1.4426950408889634;
 inline constexpr int kBlock = kGateBlock;
 inline constexpr int kWarps = 8;
@@ -48,74 +48,110 @@ __device__ inline void clear_counters(const GatePlan& plan, int batch, int heads
   if (threadIdx.x == 0 && batch == 0) *plan.next_tile = *plan.heads_done = plan.repeats[0] = 0;
 }
 
-// One warp a (block, head), neighbouring heads in one CTA; a lane owns four tokens. Leaves for the scan each block's own sum, its last
-// cut in block_cut_before[n+1] (or −1) and its first in block_cut_after[n] (or INT32_MAX).
+// The last cut at or before each token of a lane and the first behind it, inside the block.
+struct LaneCuts {
+  int before[4], after[4];
+};
+
+// Completes what a lane knows by itself. Returns the block's last cut, or −1, and its first, or INT32_MAX.
+__device__ inline int2 join_cuts(LaneCuts& cuts, int last, int first) {
+  if (!__any_sync(~0u, last >= 0)) return {-1, INT_MAX};  // cuts are rare
+  const int lane = threadIdx.x % 32;
+  const int up_to_here = scan_warp_up(last, -1, [](int x, int y) { return max(x, y); });
+  int from_here = first;
+  for (int offset = 1; offset < 32; offset *= 2) {
+    const int above = __shfl_down_sync(~0u, from_here, offset);
+    if (lane + offset < 32) from_here = min(from_here, above);
+  }
+  const int below = __shfl_up_sync(~0u, up_to_here, 1), above = __shfl_down_sync(~0u, from_here, 1);
+  for (int i = 0; i < 4; ++i) {
+    if (cuts.before[i] < 0 && lane > 0) cuts.before[i] = below;
+    if (cuts.after[i] == INT_MAX && lane < 31) cuts.after[i] = above;
+  }
+  return {__shfl_sync(~0u, up_to_here, 31), __shfl_sync(~0u, from_here, 0)};
+}
+
+// start_t of a lane's tokens, as k-steps read them.
+__device__ inline void store_start(BiasOfEight* start, int64_t token, const float (&number)[4]) {
+  float rest[4];
+  for (int i = 0; i < 4; ++i)
+    rest[i] = isnan(number[i]) ? 0 : within_bias_parts(number[i]);  // the block's sum has NaN, too
+  for (int part = 0; part < 3; ++part) {
+    // not by memcpy: nvcc 13.0 makes stores of bytes of it, and converts the lower one as if it were a float16
+    struct alignas(8) Four {
+      __nv_bfloat162 low, high;
+    };
+    const Four four = {next_part(rest[0], rest[1]), next_part(rest[2], rest[3])};
+    *reinterpret_cast<Four*>(&start[token / 8].part[part][token % 8]) = four;
+  }
+}
+
+// One warp a (block, head); a lane owns four tokens. Eight heads in one CTA: their gates lie side by side and are read so. Leaves for the
+// scan each block's own sum, its last cut in block_cut_before[n+1] (or −1) and its first in block_cut_after[n] (or INT32_MAX).
 static __global__ void __launch_bounds__(32 * kWarps) sum_blocks(LocalArguments a) {
-  const int block = blockIdx.x, batch = blockIdx.y, lane = threadIdx.x % 32;
+  const int block = blockIdx.x, batch = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   ptx::let_next_kernel_start();
   if (block == 0 && blockIdx.z == 0) clear_counters(a.plan, batch, a.heads);
-  const auto sum_of = [](double x, double y) { return x + y; };
-  const auto largest = [](int x, int y) { return max(x, y); };
-  for (int head = blockIdx.z * kWarps + threadIdx.x / 32; head < a.heads; head += gridDim.z * kWarps) {
-    const float* gate = a.log_forget + batch * a.batch_stride + head * a.head_stride;
+  __shared__ __align__(16) float gates[kWarps][kBlock + 4];  // four more: a warp's stores meet in no bank
+  for (int first_head = blockIdx.z * kWarps; first_head < a.heads; first_head += gridDim.z * kWarps) {
+    constexpr int kLoads = kBlock / 32;
+    float loaded[kLoads];
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      const int token = block * kBlock + 32 * i + threadIdx.x / kWarps, head = first_head + threadIdx.x % kWarps;
+      loaded[i] = token < a.length && head < a.heads
+                      ? a.log_forget[batch * a.batch_stride + token * a.token_stride + head * a.head_stride]
+                      : 0;
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) gates[threadIdx.x % kWarps][32 * i + threadIdx.x / kWarps] = loaded[i];
+    __syncthreads();
+    const int head = first_head + warp;
+    if (head >= a.heads) continue;
     const int64_t row = static_cast<int64_t>(batch) * a.heads + head;
     const int first = block * kBlock + lane * 4;
+    const float4 four = *reinterpret_cast<const float4*>(&gates[warp][lane * 4]);
+    const float gate[4] = {four.x, four.y, four.z, four.w};
+    LaneCuts cuts;
     double local[4], sum = 0;
-    int before[4], after[4], last_cut = -1, first_cut = INT_MAX;
+    int last_cut = -1, first_cut = INT_MAX;
     for (int i = 0; i < 4; ++i) {
-      const int token = first + i;
-      const double log_forget = token < a.length ? gate[token * a.token_stride] : 0.0;
-      const bool cut = log_forget < kCut;
-      sum += cut ? 0.0 : log_forget < INFINITY ? log_forget : NAN;
-      if (cut) last_cut = token;
+      const bool cut = gate[i] < kCut;
+      sum += cut ? 0.0f : gate[i] < INFINITY ? gate[i] : NAN;
+      if (cut) last_cut = first + i;
       local[i] = sum;
-      before[i] = last_cut;
+      cuts.before[i] = last_cut;
     }
     for (int i = 3; i >= 0; --i) {
-      const bool cut = before[i] == first + i;
-      after[i] = first_cut;
-      if (cut) first_cut = first + i;
+      cuts.after[i] = first_cut;
+      if (cuts.before[i] == first + i) first_cut = first + i;
     }
-    const double inclusive = scan_warp_up(sum, 0.0, sum_of);
-    const int inclusive_cut = scan_warp_up(last_cut, -1, largest);
-    const int cut_below = __shfl_up_sync(~0u, inclusive_cut, 1);
-    int cut_from_here = first_cut;  // inclusive scan towards lower lanes: the first cut in this lane or above
-    for (int offset = 1; offset < 32; offset *= 2) {
-      const int above = __shfl_down_sync(~0u, cut_from_here, offset);
-      if (lane + offset < 32) cut_from_here = min(cut_from_here, above);
-    }
-    const int cut_above = __shfl_down_sync(~0u, cut_from_here, 1);
-    const int64_t at = (row * a.blocks + block) * kBlock + lane * 4;
+    const double inclusive = scan_warp_up(sum, 0.0, [](double x, double y) { return x + y; });
     const double block_sum = __shfl_sync(~0u, inclusive, 31);
+    const int2 block_cuts = join_cuts(cuts, last_cut, first_cut);
+    const int64_t at = (row * a.blocks + block) * kBlock + lane * 4;
     float bias[4], start[4];
     for (int i = 0; i < 4; ++i) {
       const double from_block = inclusive - sum + local[i];
       bias[i] = first + i < a.length ? static_cast<float>(-kLog2E * from_block) : 0.0f;
       start[i] = first + i < a.length ? static_cast<float>((block_sum - from_block) * a.inverse_scale) : 0.0f;
-      if (before[i] < 0 && lane > 0) before[i] = cut_below;
-      if (after[i] == INT_MAX && lane < 31) after[i] = cut_above;
     }
     *reinterpret_cast<float4*>(a.plan.bias + at) = make_float4(bias[0], bias[1], bias[2], bias[3]);
-    if (a.with_start) {
-      BiasParts of_token[4];
-      for (int i = 0; i < 4; ++i)
-        of_token[i] = bias_parts(isnan(start[i]) ? 0 : start[i]);  // the block's sum has NaN, too
-      for (int p = 0; p < 3; ++p) {
-        const auto pair = [&](int i) { return __halves2bfloat162(of_token[i].part[p], of_token[i + 1].part[p]); };
-        // not by memcpy: nvcc 13.0 makes stores of bytes of it, and converts the lower one as if it were a float16
-        struct alignas(8) Four {
-          __nv_bfloat162 low, high;
-        };
-        *reinterpret_cast<Four*>(&a.plan.start[at / 8].part[p][at % 8]) = {pair(0), pair(2)};
-      }
+    if (a.with_start) store_start(a.plan.start, at, start);
+    const auto places = [](const int(&token)[4]) {
+      const auto place = [&](int i) -> uint8_t {
+        return token[i] < 0 || token[i] == INT_MAX ? kNoCut : token[i] % kBlock;
+      };
+      return make_uchar4(place(0), place(1), place(2), place(3));
+    };
+    *reinterpret_cast<uchar4*>(a.plan.cut_before + at) = places(cuts.before);
+    *reinterpret_cast<uchar4*>(a.plan.cut_after + at) = places(cuts.after);
+    if (lane == 0) {
+      a.plan.block_sum[row * a.blocks + block] = block_sum;
+      a.plan.block_cut_before[row * (a.blocks + 1) + block + 1] = block_cuts.x;
+      a.plan.block_cut_after[row * (a.blocks + 1) + block] = block_cuts.y;
     }
-    *reinterpret_cast<int4*>(a.plan.cut_before + at) = make_int4(before[0], before[1], before[2], before[3]);
-    *reinterpret_cast<int4*>(a.plan.cut_after + at) = make_int4(after[0], after[1], after[2], after[3]);
-    if (lane == 31) {
-      a.plan.block_sum[row * a.blocks + block] = inclusive;
-      a.plan.block_cut_before[row * (a.blocks + 1) + block + 1] = inclusive_cut;
-    }
-    if (lane == 0) a.plan.block_cut_after[row * (a.blocks + 1) + block] = cut_from_here;
   }
 }
 

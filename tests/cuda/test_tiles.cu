@@ -14,7 +14,8 @@ namespace {
 
 // One head; `cuts` ascend. The plan as launch_gate_plan leaves it, as far as tiles read it.
 struct HostPlan {
-  std::vector<int32_t> first_key_block, cut_before, block_cut_before, head_order{0};
+  std::vector<int32_t> first_key_block, block_cut_before, head_order{0};
+  std::vector<uint8_t> cut_before;
   std::vector<double> base;
   std::vector<TwoFloats> base_log2;
   ForwardParameters parameters{};
@@ -22,12 +23,12 @@ struct HostPlan {
   HostPlan(int queries, int keys, int rows, const std::vector<int>& cuts, const std::vector<int32_t>& first_blocks)
       : first_key_block(first_blocks) {
     const int blocks = (keys + kColumns - 1) / kColumns;
-    cut_before.assign(blocks * kColumns, -1);
+    cut_before.assign(blocks * kColumns, kNoCut);
     block_cut_before.assign(blocks + 1, 0);
     base.assign(blocks + 1, 0);
     base_log2.resize(blocks + 1);
     for (const int cut : cuts) {
-      for (int token = cut; token < (cut / kColumns + 1) * kColumns; ++token) cut_before[token] = cut;
+      for (int token = cut; token < (cut / kColumns + 1) * kColumns; ++token) cut_before[token] = cut % kColumns;
       for (int block = cut / kColumns + 1; block <= blocks; ++block) block_cut_before[block] = cut;
     }
     parameters.query_length = queries;

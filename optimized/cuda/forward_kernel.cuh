@@ -30,16 +30,20 @@ namespace lethe {
 
 inline constexpr float kLn2 = 0.6931471805599453f;
 
-template <typename Element, int kDim>
+// S = Q·Kᵀ + the keys' bias. What follows the bias is added to a float of its size. Of a clean block, which lies before all of the queries,
+// the keys with a small bias have weight, so it may come early, where it is fastest; elsewhere it comes last.
+template <typename Element, bool kClean, int kDim>
 __device__ inline void issue_scores(Rows<kDim>& rows, uint64_t query, uint64_t key, uint32_t ones, uint64_t bias) {
+  constexpr int kSteps = kDim / 16, kBiasStep = !kGate ? -1 : kClean ? Sizes<kDim>::kBiasStep : kSteps;
 #pragma unroll
-  for (int step = 0; step < kDim / 16; ++step) {
+  for (int step = 0; step < kSteps; ++step) {
+    if (step == kBiasStep) issue_dense_bias(rows.x, ones, bias, step > 0);
     const int panel = step / 4, within = step % 4 * (32 >> 4);
-    ptx::wgmma<ptx::Major::kK, ptx::Major::kK>(Element{}, rows.x,
-                                               query + panel * (Sizes<kDim>::kRows * 128 >> 4) + within,
-                                               key + panel * (kColumns * 128 >> 4) + within, step > 0);
+    ptx::wgmma<ptx::Major::kK, ptx::Major::kK>(
+        Element{}, rows.x, query + panel * (Sizes<kDim>::kRows * 128 >> 4) + within,
+        key + panel * (kColumns * 128 >> 4) + within, step > 0 || kBiasStep == 0);
   }
-  if constexpr (kGate) issue_dense_bias(rows.x, ones, bias);
+  if constexpr (kBiasStep == kSteps) issue_dense_bias(rows.x, ones, bias);
   ptx::wgmma_commit();
 }
 
@@ -103,7 +107,7 @@ __device__ inline void consume(const ForwardParameters& a, Shared<kDim>& shared)
   ptx::mbarrier_wait(&shared.key_full[at.index], at.parity);
   ptx::wgmma_fence();
   const uint32_t first_stage = ptx::uniform(at.index);
-  issue_scores<Element>(rows, query_operand(0), key_operand(first_stage), ones, start_operand(first_stage));
+  issue_scores<Element, false>(rows, query_operand(0), key_operand(first_stage), ones, start_operand(first_stage));
   ptx::wgmma_wait<0>();
   ptx::pin(rows.x);
   // the residual of the tile before leaves from where its queries were: they are handed back one tile late
@@ -167,7 +171,7 @@ __device__ inline void consume(const ForwardParameters& a, Shared<kDim>& shared)
       ptx::pin(rows.output);
       ptx::pin(rows.weights);
       ptx::wgmma_fence();
-      issue_scores<Element>(rows, query_operand(query_slot), key_operand(stage), ones, start_operand(stage));
+      issue_scores<Element, !kMasked>(rows, query_operand(query_slot), key_operand(stage), ones, start_operand(stage));
       issue_output<Element>(rows, value_operand(value_stage), accumulate);
       ptx::named_barrier_arrive(next_turn, 256);
       const float block_bias = block_number(stage);
@@ -247,7 +251,7 @@ __device__ inline void consume(const ForwardParameters& a, Shared<kDim>& shared)
     ptx::pin(rows.weights);
     ptx::wgmma_fence();
     issue_output<Element>(rows, value_operand(value_stage), accumulate);
-    issue_scores<Element>(rows, query_operand(query_slot), key_operand(stage), ones, start_operand(stage));
+    issue_scores<Element, false>(rows, query_operand(query_slot), key_operand(stage), ones, start_operand(stage));
     ptx::wgmma_wait<1>();
     ptx::pin(rows.output);
     release(&shared.value_empty[value_stage], lane);

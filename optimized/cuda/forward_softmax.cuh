@@ -22,6 +22,7 @@ struct Sizes {
   static constexpr int kThreads = (kWarpgroups + 1) * 128;
   static constexpr int kProducerRegisters = kDim == 64 ? 32 : 40, kConsumerRegisters = kDim == 64 ? 160 : 232;
   static constexpr int kStages = kDim == 64 ? 3 : 2;
+  static constexpr int kBiasStep = kDim == 64 ? 0 : 6;  // before which k-step of Q·K a clean block's bias is added
 };
 
 // What a thread knows of its two rows, and its part of S, P and O.

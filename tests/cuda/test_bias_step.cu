@@ -13,9 +13,9 @@ namespace {
 
 using testing::DeviceArray;
 
-// D [64, N] = start + 0 · 0 + bias, in the order of the fragment: d[thread][register]. The product before it in the batch is of Element;
-// the bias lies as BiasOfEight, in the last stage, or as BiasColumn.
-template <typename Element, int kN, bool kDense>
+// D [64, N] = start + 0 · 0 + bias, in the order of the fragment: d[thread][register]. The other product of the batch is of Element, and comes
+// before the bias or, where D starts from this, behind; the bias lies as BiasOfEight, in the last stage, or as BiasColumn.
+template <typename Element, int kN, bool kDense, bool kFirst>
 __global__ void __launch_bounds__(128, 1) add_bias(const float* bias, float start, float* d) {
   struct alignas(1024) Operands {
     BiasOnes ones;
@@ -42,10 +42,12 @@ __global__ void __launch_bounds__(128, 1) add_bias(const float* bias, float star
   for (float& value : registers) value = start;
   ptx::pin(registers);
   ptx::wgmma_fence();
-  ptx::wgmma<ptx::Major::kK, ptx::Major::kK>(Element{}, registers, ptx::operand_descriptor(zeros, 0),
-                                             ptx::operand_descriptor(zeros, 0), true);
-  if constexpr (kDense) issue_dense_bias(registers, ones_in_registers(threadIdx.x % 32), bias_operand(dense.eights[1]));
-  else issue_bias(registers, ones_operand(ones), bias_operand(columns));
+  const uint64_t nothing = ptx::operand_descriptor(zeros, 0);
+  if constexpr (!kFirst) ptx::wgmma<ptx::Major::kK, ptx::Major::kK>(Element{}, registers, nothing, nothing, true);
+  const uint32_t ones_of_lane = ones_in_registers(threadIdx.x % 32);
+  if constexpr (kDense) issue_dense_bias(registers, ones_of_lane, bias_operand(dense.eights[1]), !kFirst);
+  else issue_bias(registers, ones_operand(ones), bias_operand(columns), !kFirst);
+  if constexpr (kFirst) ptx::wgmma<ptx::Major::kK, ptx::Major::kK>(Element{}, registers, nothing, nothing, true);
   ptx::wgmma_commit();
   ptx::wgmma_wait<0>();
   ptx::pin(registers);
@@ -53,13 +55,14 @@ __global__ void __launch_bounds__(128, 1) add_bias(const float* bias, float star
 }
 
 // Calls check(column, value) for every element of D, of each element type; N is the bias's size.
-template <bool kDense, typename Check>
+template <bool kDense, bool kFirst = false, typename Check>
 void for_each_element(const std::vector<float>& bias, float start, Check check) {
   const int columns = static_cast<int>(bias.size());
   for (const bool half : {false, true}) {
     const DeviceArray<float> device(bias), d(64 * columns);
-    const auto kernel = columns == 64 ? (half ? add_bias<__half, 64, kDense> : add_bias<__nv_bfloat16, 64, kDense>)
-                                      : (half ? add_bias<__half, 128, kDense> : add_bias<__nv_bfloat16, 128, kDense>);
+    const auto kernel =
+        columns == 64 ? (half ? add_bias<__half, 64, kDense, kFirst> : add_bias<__nv_bfloat16, 64, kDense, kFirst>)
+                      : (half ? add_bias<__half, 128, kDense, kFirst> : add_bias<__nv_bfloat16, 128, kDense, kFirst>);
     kernel<<<1, 128>>>(device.data(), start, d.data());
     testing::require(cudaGetLastError());
     const std::vector<float> values = d.host();
@@ -85,6 +88,15 @@ TEST(BiasStep, AddsTheNumberOfEachColumn) {
       for_each_element<true>(bias, start, check);
     }
   }
+}
+
+TEST(BiasStep, StartsFromTheNumberOfEachColumn) {
+  LETHE_NEEDS_GPU();
+  std::vector<float> bias(128);
+  for (int n = 0; n < 128; ++n) bias[n] = n - 63.5f;
+  const auto check = [&](int n, float value) { EXPECT_EQ(value, bias[n]) << "column " << n; };
+  for_each_element<false, true>(bias, 1000, check);  // of which nothing is left
+  for_each_element<true, true>(bias, 1000, check);
 }
 
 TEST(BiasStep, KeepsWhatIsNoNumberInItsOwnColumn) {

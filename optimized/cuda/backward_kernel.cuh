@@ -54,6 +54,7 @@ __device__ void BackwardCta<Element, kDim>::consume(int warpgroup, int thread) {
   const uint32_t score_offset = warpgroup * Shared::kQueryPanelBytes +
                                 ptx::swizzled_offset(8 * (lane / 16) + lane % 8, 16 * warp + 8 * (lane / 8 % 2));
 
+  constexpr int kDeltaStep = kDim == 64 ? 3 : 6;  // before which k-step of dPᵀ Δ is taken off: the fastest places
   constexpr int kSums = kGate ? 4 : 0, kRowSums = kSumsRows ? kSums : 0;  // accumulators of columns that sum dS
   float grad_value[kDim / 2], grad_key[kDim / 2 + kSums], grad_query[32 + kRowSums];
   float score[kScores], grad_weight[kScores];
@@ -159,11 +160,13 @@ __device__ void BackwardCta<Element, kDim>::consume(int warpgroup, int thread) {
     ptx::forget(grad_weight);
     ptx::wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < kDim / 16; ++step)
+    for (int step = 0; step < kDim / 16; ++step) {
+      if (step == kDeltaStep)
+        issue_bias(grad_weight, bias_ones, ptx::advance<sizeof shared.negative_delta[0]>(first_delta, stage));
       ptx::wgmma<Major::kK, Major::kK>(
           Element{}, grad_weight, value_rows + (step / 4) * (Shared::kKeyPanelBytes / 16) + 2 * (step % 4),
           output_rows + (step / 4) * (Shared::kQueryPanelBytes / 16) + 2 * (step % 4), step > 0);
-    issue_bias(grad_weight, bias_ones, ptx::advance<sizeof shared.negative_delta[0]>(first_delta, stage));
+    }
     ptx::wgmma_commit();
 
     uint32_t weight[kScores / 2];  // P, 16 bits

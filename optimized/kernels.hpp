@@ -17,7 +17,7 @@ namespace lethe {
 /// Tokens in a block of the gate's prefix sum, and both sides of the blocks that pruning skips.
 inline constexpr int64_t kGateBlock = 128;
 
-/// Of places in such a block: there is none.
+/// Stands for a cut's place in such a block where there is no cut.
 inline constexpr uint8_t kNoCut = 255;
 
 /// A tensor [B, T, H, D] whose last dimension is contiguous: base and strides multiples of 16 bytes, strides in elements.

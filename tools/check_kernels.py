@@ -19,7 +19,7 @@ import sys
 SKIPPED = 77
 
 # Bytes a kernel may spill, by a pattern of its mangled name. The spills lie in the warps that load and hand out tiles, which have 24 to
-# 40 registers, and in blocks that hold the diagonal: a few a tile; at head dim 64 the forward reads one or two numbers a block from there.
+# 40 registers, and in blocks that hold the diagonal or a cut: a few a tile.
 SPILLS = [
     (r"7forwardI\w+Li64E", 152),
     (r"7forwardI\w+Li128E", 88),

@@ -7,7 +7,7 @@
 //
 // Two warpgroups own 64 keys each, in the rows of Sᵀ and dPᵀ, so that P and dS are register operands of the products that give dV
 // and dK; dQ needs dS of both, from shared memory. Of a third warpgroup two threads feed them by the copy engine, one says what the
-// steps are, and a warp adds dQ to global memory. R_i / a and −Δ_i come with the last k-step of Sᵀ and dPᵀ (bias_step.cuh), and b_j is
+// steps are, and a warp adds dQ to global memory. R_i / a and −Δ_i come with one more k-step of Sᵀ and dPᵀ (bias_step.cuh), and b_j is
 // one number a row of Sᵀ, the third operand of a multiplication: the gate's bias and Δ cost nothing between a product and what waits for
 // it. Sᵀ of the next tile is issued before dK of this one has ended.
 //

@@ -106,6 +106,7 @@ __device__ void BackwardCta<Element, kDim>::add_slices() {
     if (p.deterministic && leader) {
       while (ptx::load_acquire(turn) != last_key_tile - key_tile) {
       }
+      ptx::fence_async_global();
     }
     __syncwarp();
 #pragma unroll

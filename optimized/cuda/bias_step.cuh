@@ -103,13 +103,12 @@ __device__ inline uint32_t ones_in_registers(int lane) {
   return lane % 4 == 0 ? 0x3f803f80 : lane % 4 == 1 ? 0x3f80 : 0;
 }
 
-/// Adds the bias to accumulators of the batch of products that is being issued, whatever their element type, or starts them from it: that
-/// of BiasColumn,
+/// Adds the bias to accumulators of the batch of products that is being issued, whatever their element type: that of BiasColumn,
 template <int kCount>
-__device__ inline void issue_bias(float (&d)[kCount], uint64_t ones, uint64_t bias, bool accumulate = true) {
-  ptx::wgmma<ptx::Major::kK, ptx::Major::kK>(__nv_bfloat16{}, d, ones, bias, accumulate);
+__device__ inline void issue_bias(float (&d)[kCount], uint64_t ones, uint64_t bias) {
+  ptx::wgmma<ptx::Major::kK, ptx::Major::kK>(__nv_bfloat16{}, d, ones, bias, true);
 }
-/// and that of BiasOfEight.
+/// and that of BiasOfEight, from which they may also start.
 template <int kCount>
 __device__ inline void issue_dense_bias(float (&d)[kCount], uint32_t ones, uint64_t bias, bool accumulate = true) {
   ptx::wgmma<ptx::Major::kMN>(__nv_bfloat16{}, d, ones, ones, 0, 0, bias, accumulate);

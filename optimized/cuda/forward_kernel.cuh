@@ -6,7 +6,7 @@
 //
 // The gate enters as a column term only: along a row c_i is a constant that the softmax divides out. F, the prefix before the tile's
 // first row, keeps every number small; b_j is the plan's float local part plus one number a block, the difference of two numbers of 48
-// bits. The local part, divided by the scale, comes with Q·K's last k-step (bias_step.cuh), so that nothing between that product and the
+// bits. The local part, divided by the scale, comes with one more k-step of Q·K (bias_step.cuh), so that nothing between that product and the
 // exponentials knows of it: m and the block's number are the third operand of the multiplication by the scale.
 //
 // m_i may be any number near the row's maximum: it is found in the first blocks (the diagonal's) and then left alone, so that no
@@ -30,8 +30,8 @@ namespace lethe {
 
 inline constexpr float kLn2 = 0.6931471805599453f;
 
-// S = Q·Kᵀ + the keys' bias. What follows the bias is added to a float of its size. Of a clean block, which lies before all of the queries,
-// the keys with a small bias have weight, so it may come early, where it is fastest; elsewhere it comes last.
+// S = Q·Kᵀ + the keys' bias. What follows the bias is added to a float of its size. In a clean block, which lies before all of the
+// warpgroup's queries, the keys with a small bias have weight, so it may come early, where it is fastest; elsewhere it comes last.
 template <typename Element, bool kClean, int kDim>
 __device__ inline void issue_scores(Rows<kDim>& rows, uint64_t query, uint64_t key, uint32_t ones, uint64_t bias) {
   constexpr int kSteps = kDim / 16, kBiasStep = !kGate ? -1 : kClean ? Sizes<kDim>::kBiasStep : kSteps;

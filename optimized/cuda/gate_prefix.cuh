@@ -19,10 +19,15 @@ inline constexpr int kBlock = kGateBlock;
 inline constexpr int kWarps = 8;
 inline constexpr int kScanThreads = 256;
 
+template <typename T>
+__device__ T shuffle_up(T value, int offset) {
+  return __shfl_up_sync(~0u, value, offset);
+}
+
 template <typename T, typename Combine>
 __device__ T scan_warp_up(T value, T neutral, Combine combine) {  // inclusive, towards higher lanes
   for (int offset = 1; offset < 32; offset *= 2) {
-    const T below = __shfl_up_sync(~0u, value, offset);
+    const T below = shuffle_up(value, offset);
     value = combine(value, threadIdx.x % 32 >= offset ? below : neutral);
   }
   return value;
@@ -86,13 +91,13 @@ __device__ inline void store_start(BiasOfEight* start, int64_t token, const floa
   }
 }
 
-// One warp a (block, head); a lane owns four tokens. Eight heads in one CTA: their gates lie side by side and are read so. Leaves for the
-// scan each block's own sum, its last cut in block_cut_before[n+1] (or −1) and its first in block_cut_after[n] (or INT32_MAX).
+// One warp a (block, head); a lane owns four tokens. Eight heads in one CTA: their gates mostly lie side by side and are read so. Leaves
+// for the scan each block's own sum, its last cut in block_cut_before[n+1] (or −1) and its first in block_cut_after[n] (or INT32_MAX).
 static __global__ void __launch_bounds__(32 * kWarps) sum_blocks(LocalArguments a) {
   const int block = blockIdx.x, batch = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   ptx::let_next_kernel_start();
   if (block == 0 && blockIdx.z == 0) clear_counters(a.plan, batch, a.heads);
-  __shared__ __align__(16) float gates[kWarps][kBlock + 4];  // four more: a warp's stores meet in no bank
+  __shared__ __align__(16) float gates[kWarps][kBlock + 4];  // four more: no two of a warp's stores meet in a bank
   for (int first_head = blockIdx.z * kWarps; first_head < a.heads; first_head += gridDim.z * kWarps) {
     constexpr int kLoads = kBlock / 32;
     float loaded[kLoads];
@@ -155,50 +160,60 @@ static __global__ void __launch_bounds__(32 * kWarps) sum_blocks(LocalArguments 
   }
 }
 
-// values[0 … count) = inclusive scan of what read(i) gives, by the whole CTA, ascending or descending.
-template <bool kAscending, typename T, typename Read, typename Combine>
-__device__ void scan(T* values, int count, T neutral, Read read, Combine combine) {
+// What lies before block n, and the first cut in it or later, from the end: n counts both ways.
+struct OfBlocks {
+  double sum;
+  int last_cut, first_cut;
+};
+
+__device__ inline OfBlocks shuffle_up(OfBlocks value, int offset) {
+  return {shuffle_up(value.sum, offset), shuffle_up(value.last_cut, offset), shuffle_up(value.first_cut, offset)};
+}
+
+// Inclusive: write(i, combination of read(0) … read(i)), by a whole CTA. A number may be written where it was read.
+template <typename T, typename Read, typename Combine, typename Write>
+__device__ void scan(int count, T neutral, Read read, Combine combine, Write write) {
   __shared__ T totals[kScanThreads / 32];
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
   const int each = (count + kScanThreads - 1) / kScanThreads;
-  const auto at = [&](int i) { return kAscending ? i : count - 1 - i; };
   const int begin = min(count, thread * each), end = min(count, begin + each);
   T total = neutral;
-  for (int i = begin; i < end; ++i) total = combine(total, read(at(i)));
+  for (int i = begin; i < end; ++i) total = combine(total, read(i));
   const T inclusive = scan_warp_up(total, neutral, combine);
   if (lane == 31) totals[warp] = inclusive;
   __syncthreads();
   T running = neutral;
   for (int w = 0; w < warp; ++w) running = combine(running, totals[w]);
-  const T below = __shfl_up_sync(~0u, inclusive, 1);
+  const T below = shuffle_up(inclusive, 1);
   if (lane > 0) running = combine(running, below);
   for (int i = begin; i < end; ++i) {
-    running = combine(running, read(at(i)));
-    values[at(i)] = running;
+    running = combine(running, read(i));
+    write(i, running);
   }
   __syncthreads();
 }
 
-// By one CTA a head: what lies before each block.
-__device__ inline void scan_blocks(const GatePlan& plan, int row, int64_t blocks) {
-  const double* sums = plan.block_sum + row * blocks;
-  double* base = plan.base + row * (blocks + 1);
-  TwoFloats* base_log2 = plan.base_log2 + row * (blocks + 1);
-  int32_t* cut_before = plan.block_cut_before + row * (blocks + 1);
-  int32_t* cut_after = plan.block_cut_after + row * (blocks + 1);
-  scan<true>(
-      base, blocks + 1, 0.0, [&](int n) { return n == 0 ? 0 : sums[n - 1]; }, [](double x, double y) { return x + y; });
-  for (int n = threadIdx.x; n <= blocks; n += kScanThreads) {
-    const double in_log2 = base[n] * kLog2E;
-    const float high = static_cast<float>(in_log2);
-    base_log2[n] = {high, static_cast<float>(in_log2 - high), {0, 0}};
-  }
-  scan<true>(
-      cut_before, blocks + 1, 0, [&](int n) { return n == 0 ? 0 : cut_before[n]; },
-      [](int x, int y) { return max(x, y); });
-  scan<false>(
-      cut_after, blocks + 1, INT_MAX, [&](int n) { return n == blocks ? INT_MAX : cut_after[n]; },
-      [](int x, int y) { return min(x, y); });
+// By one CTA a head: what lies before each block. Its three scans are one, and what they read is fetched at once.
+__device__ inline void scan_blocks(const GatePlan& plan, int row, int blocks) {
+  const int64_t first = row * int64_t{blocks + 1};
+  const double* sums = plan.block_sum + row * int64_t{blocks};
+  int32_t *cut_before = plan.block_cut_before + first, *cut_after = plan.block_cut_after + first;
+  scan<OfBlocks>(
+      blocks + 1, {0, 0, INT_MAX},
+      [&](int n) {
+        return n == 0 ? OfBlocks{0, 0, INT_MAX} : OfBlocks{sums[n - 1], cut_before[n], cut_after[blocks - n]};
+      },
+      [](const OfBlocks& x, const OfBlocks& y) {
+        return OfBlocks{x.sum + y.sum, max(x.last_cut, y.last_cut), min(x.first_cut, y.first_cut)};
+      },
+      [&](int n, const OfBlocks& value) {
+        const double in_log2 = value.sum * kLog2E;
+        const float high = static_cast<float>(in_log2);
+        plan.base[first + n] = value.sum;
+        plan.base_log2[first + n] = {high, static_cast<float>(in_log2 - high), {0, 0}};
+        cut_before[n] = value.last_cut;
+        cut_after[blocks - n] = value.first_cut;
+      });
 }
 
 }  // namespace lethe::gate

@@ -1,5 +1,10 @@
-// The plan's boundary against the reference's, where a head's blocks fit into shared memory and where they do not.
+// The plan's sums and cuts, of few heads and of many, against sums in double; and its boundary against the reference's, where a head's
+// blocks fit into shared memory and where they do not.
 
+#include <algorithm>
+#include <climits>
+#include <cmath>
+#include <cstring>
 #include <limits>
 #include <random>
 #include <tuple>
@@ -15,6 +20,112 @@ namespace {
 using testing::DeviceArray;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+class Prefix : public ::testing::TestWithParam<std::tuple<int64_t, int64_t, bool>> {
+};  // length, heads, heads side by side
+
+TEST_P(Prefix, IsThatOfEveryHead) {
+  LETHE_NEEDS_GPU();
+  const auto [length, heads, side_by_side] = GetParam();
+  constexpr int64_t kBatch = 2;
+  constexpr double kScale = 0.125, kLog2E = 1.4426950408889634;
+  const int64_t token_stride = side_by_side ? heads : 1, head_stride = side_by_side ? 1 : length,
+                blocks = (length + kGateBlock - 1) / kGateBlock, rows = kBatch * heads;
+  std::mt19937 generator(7);
+  std::uniform_real_distribution<float> uniform(-2, 0);
+  std::vector<float> log_forget(rows * length);
+  for (float& gate : log_forget) gate = generator() % 64 == 0 ? -kInfinity : uniform(generator);
+  const auto gate_at = [&](int64_t row, int64_t t) -> float& {
+    return log_forget[row / heads * length * heads + t * token_stride + row % heads * head_stride];
+  };
+  for (int64_t row = 0; row < rows; ++row) {
+    if (row % 3 == 0)  // none
+      for (int64_t t = 0; t < length; ++t) gate_at(row, t) = std::max(gate_at(row, t), -1.0f);
+    if (row % 3 == 1)  // on the edges
+      for (const int64_t t : {int64_t{0}, kGateBlock - 1, kGateBlock, length - 1}) gate_at(row, t) = -kInfinity;
+  }
+  const DeviceArray<float> gate(log_forget);
+  const Shape shape{kBatch, length, length, heads, heads, 64, 64};
+  const DeviceArray<char> memory(gate_plan_bytes(shape));
+  const GatePlan plan = gate_plan_in(memory.data(), shape);
+  launch_gate_plan({.shape = shape,
+                    .dtype = Dtype::kBFloat16,
+                    .scale = kScale,
+                    .query = {},
+                    .key = {},
+                    .log_forget = gate.data(),
+                    .gate_batch_stride = length * heads,
+                    .gate_token_stride = token_stride,
+                    .gate_head_stride = head_stride,
+                    .log_pruning_tolerance = -kInfinity,
+                    .logit_bound = nullptr,
+                    .boundary_given = false,
+                    .plan = plan,
+                    .stream = nullptr});
+  const auto bias = testing::download(plan.bias, rows * blocks * kGateBlock);
+  const auto start = testing::download(reinterpret_cast<const uint16_t*>(plan.start), rows * blocks * kGateBlock * 3);
+  const auto cut_before = testing::download(plan.cut_before, rows * blocks * kGateBlock);
+  const auto cut_after = testing::download(plan.cut_after, rows * blocks * kGateBlock);
+  const auto base = testing::download(plan.base, rows * (blocks + 1));
+  const auto base_log2 = testing::download(plan.base_log2, rows * (blocks + 1));
+  const auto block_cut_before = testing::download(plan.block_cut_before, rows * (blocks + 1));
+  const auto block_cut_after = testing::download(plan.block_cut_after, rows * (blocks + 1));
+  const auto part_of_start = [&](int64_t token, int part) {
+    const uint32_t bits = uint32_t{start[token / 8 * 24 + part * 8 + token % 8]} << 16;  // of a bfloat16
+    float number;
+    std::memcpy(&number, &bits, sizeof number);
+    return double{number};
+  };
+  for (int64_t row = 0; row < rows; ++row) {
+    const auto is_cut = [&](int64_t t) { return gate_at(row, t) == -kInfinity; };
+    int last_cut = 0;  // before the block
+    double before = 0;
+    for (int64_t block = 0; block < blocks; ++block) {
+      const int64_t first = block * kGateBlock, count = std::min(kGateBlock, length - first),
+                    entry = row * (blocks + 1) + block;
+      SCOPED_TRACE(::testing::Message() << "row " << row << ", block " << block);
+      ASSERT_NEAR(base[entry], before, 1e-12 * (1 - before));
+      ASSERT_NEAR(double{base_log2[entry].high} + base_log2[entry].low, before * kLog2E, 1e-13 * (1 - before));
+      ASSERT_EQ(block_cut_before[entry], last_cut);
+      std::vector<double> local(count);  // up to each token
+      double sum = 0;
+      for (int64_t i = 0; i < count; ++i) local[i] = sum += is_cut(first + i) ? 0 : gate_at(row, first + i);
+      int place = kNoCut;
+      for (int64_t i = 0; i < count; ++i) {
+        const int64_t at = (row * blocks + block) * kGateBlock + i;
+        if (is_cut(first + i)) place = i;
+        ASSERT_EQ(cut_before[at], place) << "token " << i;
+        ASSERT_NEAR(bias[at], -kLog2E * local[i], 1e-7 * (1 - kLog2E * local[i])) << "token " << i;
+        const double expected = (sum - local[i]) / kScale;
+        ASSERT_NEAR(part_of_start(at, 0) + part_of_start(at, 1) + part_of_start(at, 2), expected, 1e-7 * (1 - expected))
+            << "token " << i;
+      }
+      if (place != kNoCut) last_cut = first + place;
+      int behind = kNoCut;
+      for (int64_t i = count - 1; i >= 0; --i) {
+        ASSERT_EQ(cut_after[(row * blocks + block) * kGateBlock + i], behind) << "token " << i;
+        if (is_cut(first + i)) behind = i;
+      }
+      before += sum;
+    }
+    const int64_t end = row * (blocks + 1) + blocks;
+    ASSERT_NEAR(base[end], before, 1e-12 * (1 - before)) << "row " << row;
+    ASSERT_EQ(block_cut_before[end], last_cut) << "row " << row;
+    ASSERT_EQ(block_cut_after[end], INT_MAX) << "row " << row;
+    int next_cut = INT_MAX;
+    for (int64_t t = blocks * kGateBlock - 1; t >= 0; --t) {
+      if (t < length && is_cut(t)) next_cut = t;
+      if (t % kGateBlock == 0) {
+        ASSERT_EQ(block_cut_after[row * (blocks + 1) + t / kGateBlock], next_cut) << "row " << row << ", token " << t;
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Heads, Prefix,
+                         ::testing::Values(std::tuple{300, 1, true}, std::tuple{300, 8, true},
+                                           std::tuple{1024, 17, true}, std::tuple{300, 17, false},
+                                           std::tuple{40000, 2, true}, std::tuple{130, 8200, true}));
 
 class Boundary : public ::testing::TestWithParam<std::tuple<int64_t, int64_t>> {};  // key and query length
 

@@ -87,6 +87,8 @@ __device__ inline void named_barrier_arrive(uint32_t id, uint32_t threads) {
 
 /// Orders this thread's ordinary writes to shared memory before later reads of it by wgmma and the copy engine.
 __device__ inline void fence_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+/// The same for global memory: behind an acquire, before the copy engine goes on with what others have written.
+__device__ inline void fence_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
 // ---- registers of a warpgroup; the kernel needs __launch_bounds__(threads, 1) ----
 

@@ -228,7 +228,8 @@ def implementations(absent):
         for name, threshold in (("official", None), ("official_pruned", "auto")):
             yield Implementation(name, True, True, lambda i, t=threshold: official.forgetting_attention(*i.leaves(True), adaptive_threshold=t))
     if fla := package("fla", "fla.ops.forgetting_attn"):
-        yield Implementation("fla", True, True, lambda i: fla.parallel_forgetting_attn(*i.leaves(True)))
+        # at one length: it tunes itself for each, for half a minute
+        yield Implementation("fla", True, True, lambda i: fla.parallel_forgetting_attn(*i.leaves(True)), lengths=(16384,))
 
 
 # ---- measuring ----

@@ -13,8 +13,8 @@
 // clean block pays for a maximum or waits for one. Where weights leave float16, or bfloat16's sum float's range (2^16, 2^100 times the
 // weight of the largest logit found), the tile goes on a list, and a second launch computes it again with a maximum a row and block.
 //
-// One CTA an SM. Warpgroup 0: one thread hands out tiles, up to a tile ahead, two others feed the copy engine: Q once a tile and K with its
-// bias, and V, in rings of their own. The others: 64 query rows each. A thread holds 2 rows × 32 columns of S, its part of O, and P of
+// One CTA an SM. Warpgroup 0: one thread hands out tiles, up to a tile ahead; three others feed the copy engine: one Q, once a tile, and K,
+// one what the gate adds to K, one V. K and its bias share a ring, V has its own. The other warpgroups: 64 query rows each. A thread holds 2 rows × 32 columns of S, its part of O, and P of
 // the previous block as the next product's operand. Key blocks run from the diagonal down to the pruning boundary. Within a
 // warpgroup the exponentials of block n run under P·V of block n+1; among warpgroups, named barriers pass the turn to issue products,
 // so that one's products run under the others' exponentials.
@@ -306,7 +306,7 @@ __global__ void __launch_bounds__(Sizes<kDim>::kThreads, 1) forward(const __grid
   if (threadIdx.x == 0) {
     for (const CUtensorMap* map : {&a.query, &a.key, &a.value, &a.output}) ptx::prefetch_tensor_map(map);
     for (int stage = 0; stage < Size::kStages; ++stage) {
-      ptx::mbarrier_init(&shared.key_full[stage], 1);
+      ptx::mbarrier_init(&shared.key_full[stage], kGate ? 2 : 1);  // keys, and what the gate adds to them
       ptx::mbarrier_init(&shared.key_empty[stage], kReleases);
       ptx::mbarrier_init(&shared.value_full[stage], 1);
       ptx::mbarrier_init(&shared.value_empty[stage], kReleases);
@@ -315,7 +315,9 @@ __global__ void __launch_bounds__(Sizes<kDim>::kThreads, 1) forward(const __grid
     for (int slot = 0; slot < kTileSlots; ++slot) {
       ptx::mbarrier_init(&shared.tile_known[slot], 1);
       ptx::mbarrier_init(&shared.tile_full[slot], 1);
-      ptx::mbarrier_init(&shared.tile_empty[slot], kReleases + 1);  // who loads values reads the tile, too
+      // Who loads values arrives, too: the consumers may be done with a tile before it has read it. Who loads what the gate adds arrives
+      // for itself, though key_full already orders it.
+      ptx::mbarrier_init(&shared.tile_empty[slot], kReleases + (kGate ? 2 : 1));
     }
     ptx::mbarrier_init_fence();
   }
@@ -330,6 +332,9 @@ __global__ void __launch_bounds__(Sizes<kDim>::kThreads, 1) forward(const __grid
     if (threadIdx.x == 0) load_keys<kDim, kRepeat>(a, shared);
     if (threadIdx.x == 32) schedule<kDim, kRepeat>(a, shared);
     if (threadIdx.x == 64) load_values<kDim>(a, shared);
+    if constexpr (kGate) {
+      if (threadIdx.x == 96) load_gate<kDim>(a, shared);
+    }
   } else {
     ptx::registers_grow<Size::kConsumerRegisters>();
     consume<Element, kDim, kRepeat>(a, shared);

@@ -146,7 +146,7 @@ __device__ inline void schedule(const ForwardParameters& a, Shared<kDim>& shared
   }
 }
 
-// Each operand has a thread of its own, which does little else: key and value tiles come from an L2 cache that is near its limit, and
+// Keys, what the gate adds to them, and values have a thread each, which does little else: key and value tiles come from an L2 cache that is near its limit, and
 // whatever stands between a stage that falls free and its next load is missed at the other end.
 
 template <int kDim>
@@ -157,7 +157,7 @@ __device__ inline void load_rows(char* destination, int rows, const CUtensorMap&
     ptx::load_tile(destination + panel * rows * 128, &map, full, panel * 64, head, token, batch);
 }
 
-// Loads the tiles' queries, and their keys with what the gate adds to them. Counts the pairs.
+// Loads the tiles' queries and keys. Counts the pairs.
 template <int kDim, bool kRepeat>
 __device__ inline void load_keys(const ForwardParameters& a, Shared<kDim>& shared) {
   constexpr int kStages = Sizes<kDim>::kStages, kRows = Sizes<kDim>::kRows;
@@ -165,27 +165,19 @@ __device__ inline void load_keys(const ForwardParameters& a, Shared<kDim>& share
   ptx::RingPosition at, slot;
   for (;; slot.advance(kTileSlots)) {
     ptx::mbarrier_wait(&shared.tile_known[slot.index], slot.parity);
-    const Tile<kRows> tile = shared.tile[slot.index];  // once its last value is loaded the slot may hold another
+    const Tile<kRows> tile =
+        shared.tile[slot.index];  // a copy, for registers; the slot stays until the tile after the next is wanted
     if (tile.row < 0) break;
-    const int64_t tokens = static_cast<int64_t>(tile.row) * a.key_blocks * kColumns;
     ptx::mbarrier_arrive_expect(&shared.tile_full[slot.index], kRows * kDim * 2);
     load_rows<kDim>(shared.query[slot.index], kRows, a.query, &shared.tile_full[slot.index], tile.head, tile.query,
                     tile.batch);
-
-    const TwoFloats* ends = a.plan.base_log2 + static_cast<int64_t>(tile.row) * (a.key_blocks + 1) + 1;
     const int key_head = tile.head / group;
 #pragma unroll 1
     for (int block = tile.last; block >= tile.first; --block) {
       ptx::mbarrier_wait_patiently(&shared.key_empty[at.index], at.parity ^ 1);
       uint64_t* full = &shared.key_full[at.index];
-      constexpr uint32_t kGateBytes = kGate ? sizeof shared.start.eights[0] + sizeof shared.block_end[0] : 0;
-      ptx::mbarrier_arrive_expect(full, kColumns * kDim * 2 + kGateBytes);
+      ptx::mbarrier_arrive_expect(full, kColumns * kDim * 2);
       load_rows<kDim>(shared.key[at.index], kColumns, a.key, full, key_head, block * kColumns, tile.batch);
-      if constexpr (kGate) {
-        ptx::load_run(&shared.block_end[at.index], ends + block, sizeof shared.block_end[0], full);
-        ptx::load_run(shared.start.eights[at.index], a.plan.start + (tokens + block * kColumns) / 8,
-                      sizeof shared.start.eights[0], full);
-      }
       if (block == min(tile.last, tile.first + kBlocksAhead)) ptx::mbarrier_arrive(&shared.tile_wanted);
       at.advance(kStages);
     }
@@ -197,6 +189,32 @@ __device__ inline void load_keys(const ForwardParameters& a, Shared<kDim>& share
     }
   }
   ptx::mbarrier_arrive(&shared.tile_full[slot.index]);
+}
+
+// Loads what the gate adds to the keys, into the keys' ring: half of the arrivals at key_full; waits for what load_keys waits for.
+template <int kDim>
+__device__ inline void load_gate(const ForwardParameters& a, Shared<kDim>& shared) {
+  ptx::RingPosition at, slot;
+  for (;; slot.advance(kTileSlots)) {
+    ptx::mbarrier_wait(&shared.tile_known[slot.index], slot.parity);
+    const auto& tile = shared.tile[slot.index];
+    if (tile.row < 0) return;
+    const int first = tile.first, last = tile.last;  // copied: behind the last load the slot may hold another tile
+    const int64_t row = tile.row;
+    ptx::mbarrier_arrive(&shared.tile_empty[slot.index]);
+    const BiasOfEight* starts = a.plan.start + row * a.key_blocks * (kColumns / 8);
+    const TwoFloats* ends = a.plan.base_log2 + row * (a.key_blocks + 1) + 1;
+#pragma unroll 1
+    for (int block = last; block >= first; --block) {
+      constexpr uint32_t kStartBytes = sizeof shared.start.eights[0], kEndBytes = sizeof shared.block_end[0];
+      ptx::mbarrier_wait_patiently(&shared.key_empty[at.index], at.parity ^ 1);
+      uint64_t* full = &shared.key_full[at.index];
+      ptx::mbarrier_arrive_expect(full, kStartBytes + kEndBytes);
+      ptx::load_run(&shared.block_end[at.index], ends + block, kEndBytes, full);
+      ptx::load_run(shared.start.eights[at.index], starts + block * (kColumns / 8), kStartBytes, full);
+      at.advance(Sizes<kDim>::kStages);
+    }
+  }
 }
 
 // Loads the tiles' values.

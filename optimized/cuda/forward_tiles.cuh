@@ -146,8 +146,8 @@ __device__ inline void schedule(const ForwardParameters& a, Shared<kDim>& shared
   }
 }
 
-// Keys, what the gate adds to them, and values have a thread each, which does little else: key and value tiles come from an L2 cache that is near its limit, and
-// whatever stands between a stage that falls free and its next load is missed at the other end.
+// Keys, what the gate adds to them, and values have a thread each, which does little else: key and value tiles come from an L2 cache that
+// is near its limit, and whatever stands between a stage that falls free and its next load is missed at the other end.
 
 template <int kDim>
 __device__ inline void load_rows(char* destination, int rows, const CUtensorMap& map, uint64_t* full, int head,
@@ -165,8 +165,7 @@ __device__ inline void load_keys(const ForwardParameters& a, Shared<kDim>& share
   ptx::RingPosition at, slot;
   for (;; slot.advance(kTileSlots)) {
     ptx::mbarrier_wait(&shared.tile_known[slot.index], slot.parity);
-    const Tile<kRows> tile =
-        shared.tile[slot.index];  // a copy, for registers; the slot stays until the tile after the next is wanted
+    const Tile<kRows> tile = shared.tile[slot.index];  // a copy, for registers: the slot holds it longer than it is needed
     if (tile.row < 0) break;
     ptx::mbarrier_arrive_expect(&shared.tile_full[slot.index], kRows * kDim * 2);
     load_rows<kDim>(shared.query[slot.index], kRows, a.query, &shared.tile_full[slot.index], tile.head, tile.query,

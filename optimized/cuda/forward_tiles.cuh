@@ -165,7 +165,7 @@ __device__ inline void load_keys(const ForwardParameters& a, Shared<kDim>& share
   ptx::RingPosition at, slot;
   for (;; slot.advance(kTileSlots)) {
     ptx::mbarrier_wait(&shared.tile_known[slot.index], slot.parity);
-    const Tile<kRows> tile = shared.tile[slot.index];  // a copy, for registers: the slot holds it longer than it is needed
+    const Tile<kRows> tile = shared.tile[slot.index];  // a copy, for registers; the slot holds it long enough
     if (tile.row < 0) break;
     ptx::mbarrier_arrive_expect(&shared.tile_full[slot.index], kRows * kDim * 2);
     load_rows<kDim>(shared.query[slot.index], kRows, a.query, &shared.tile_full[slot.index], tile.head, tile.query,

@@ -315,8 +315,7 @@ __global__ void __launch_bounds__(Sizes<kDim>::kThreads, 1) forward(const __grid
     for (int slot = 0; slot < kTileSlots; ++slot) {
       ptx::mbarrier_init(&shared.tile_known[slot], 1);
       ptx::mbarrier_init(&shared.tile_full[slot], 1);
-      // Who loads values arrives, too: the consumers may be done with a tile before it has read it. Who loads what the gate adds arrives
-      // for itself, though key_full already orders it.
+      // and load_blocks' threads: for values, for what the gate adds
       ptx::mbarrier_init(&shared.tile_empty[slot], kReleases + (kGate ? 2 : 1));
     }
     ptx::mbarrier_init_fence();

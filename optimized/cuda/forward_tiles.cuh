@@ -190,53 +190,58 @@ __device__ inline void load_keys(const ForwardParameters& a, Shared<kDim>& share
   ptx::mbarrier_arrive(&shared.tile_full[slot.index]);
 }
 
-// Loads what the gate adds to the keys, into the keys' ring: half of the arrivals at key_full; waits for what load_keys waits for.
-template <int kDim>
-__device__ inline void load_gate(const ForwardParameters& a, Shared<kDim>& shared) {
+// Loads each block of each tile when the stage of its ring is free: load(tile) gives what loads a (block, stage). Of a tile there is only
+// what is copied here: the consumers may be done with it before its last block is loaded.
+template <int kDim, typename Load>
+__device__ inline void load_blocks(Shared<kDim>& shared, uint64_t (&empty)[Sizes<kDim>::kStages], Load load) {
+  struct BlocksOfTile {
+    int batch, head, row, first, last;
+  };
   ptx::RingPosition at, slot;
   for (;; slot.advance(kTileSlots)) {
     ptx::mbarrier_wait(&shared.tile_known[slot.index], slot.parity);
-    const auto& tile = shared.tile[slot.index];
-    if (tile.row < 0) return;
-    const int first = tile.first, last = tile.last;  // copied: behind the last load the slot may hold another tile
-    const int64_t row = tile.row;
+    const auto& held = shared.tile[slot.index];
+    if (held.row < 0) return;
+    const BlocksOfTile tile{held.batch, held.head, held.row, held.first, held.last};
     ptx::mbarrier_arrive(&shared.tile_empty[slot.index]);
-    const BiasOfEight* starts = a.plan.start + row * a.key_blocks * (kColumns / 8);
-    const TwoFloats* ends = a.plan.base_log2 + row * (a.key_blocks + 1) + 1;
+    const auto load_block = load(tile);
 #pragma unroll 1
-    for (int block = last; block >= first; --block) {
-      constexpr uint32_t kStartBytes = sizeof shared.start.eights[0], kEndBytes = sizeof shared.block_end[0];
-      ptx::mbarrier_wait_patiently(&shared.key_empty[at.index], at.parity ^ 1);
-      uint64_t* full = &shared.key_full[at.index];
-      ptx::mbarrier_arrive_expect(full, kStartBytes + kEndBytes);
-      ptx::load_run(&shared.block_end[at.index], ends + block, kEndBytes, full);
-      ptx::load_run(shared.start.eights[at.index], starts + block * (kColumns / 8), kStartBytes, full);
+    for (int block = tile.last; block >= tile.first; --block) {
+      ptx::mbarrier_wait_patiently(&empty[at.index], at.parity ^ 1);
+      load_block(block, at.index);
       at.advance(Sizes<kDim>::kStages);
     }
   }
+}
+
+// Loads what the gate adds to the keys, into the keys' ring: half of the arrivals at key_full.
+template <int kDim>
+__device__ inline void load_gate(const ForwardParameters& a, Shared<kDim>& shared) {
+  load_blocks(shared, shared.key_empty, [&](const auto& tile) {
+    const int64_t row = tile.row;
+    const BiasOfEight* starts = a.plan.start + row * a.key_blocks * (kColumns / 8);
+    const TwoFloats* ends = a.plan.base_log2 + row * (a.key_blocks + 1) + 1;
+    return [=, &shared](int block, int stage) {
+      constexpr uint32_t kStartBytes = sizeof shared.start.eights[0], kEndBytes = sizeof shared.block_end[0];
+      uint64_t* full = &shared.key_full[stage];
+      ptx::mbarrier_arrive_expect(full, kStartBytes + kEndBytes);
+      ptx::load_run(&shared.block_end[stage], ends + block, kEndBytes, full);
+      ptx::load_run(shared.start.eights[stage], starts + block * (kColumns / 8), kStartBytes, full);
+    };
+  });
 }
 
 // Loads the tiles' values.
 template <int kDim>
 __device__ inline void load_values(const ForwardParameters& a, Shared<kDim>& shared) {
   const int group = a.query_heads / a.heads;
-  ptx::RingPosition at, slot;
-  for (;; slot.advance(kTileSlots)) {
-    ptx::mbarrier_wait(&shared.tile_known[slot.index], slot.parity);
-    const auto& tile = shared.tile[slot.index];
-    if (tile.row < 0) return;
-    const int first = tile.first, last = tile.last, batch = tile.batch, head = tile.head / group;
-    // the consumers hand a tile of one block back before its value is there
-    ptx::mbarrier_arrive(&shared.tile_empty[slot.index]);
-#pragma unroll 1
-    for (int block = last; block >= first; --block) {
-      ptx::mbarrier_wait_patiently(&shared.value_empty[at.index], at.parity ^ 1);
-      uint64_t* full = &shared.value_full[at.index];
+  load_blocks(shared, shared.value_empty, [&](const auto& tile) {
+    return [&, head = tile.head / group](int block, int stage) {
+      uint64_t* full = &shared.value_full[stage];
       ptx::mbarrier_arrive_expect(full, kColumns * kDim * 2);
-      load_rows<kDim>(shared.value[at.index], kColumns, a.value, full, head, block * kColumns, batch);
-      at.advance(Sizes<kDim>::kStages);
-    }
-  }
+      load_rows<kDim>(shared.value[stage], kColumns, a.value, full, head, block * kColumns, tile.batch);
+    };
+  });
 }
 
 }  // namespace lethe

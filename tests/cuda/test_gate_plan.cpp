@@ -21,8 +21,7 @@ using testing::DeviceArray;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-class Prefix : public ::testing::TestWithParam<std::tuple<int64_t, int64_t, bool>> {
-};  // length, heads, heads side by side
+class Prefix : public ::testing::TestWithParam<std::tuple<int64_t, int64_t, bool>> {};  // length, heads, side by side
 
 TEST_P(Prefix, IsThatOfEveryHead) {
   LETHE_NEEDS_GPU();

@@ -24,6 +24,7 @@ __device__ void BackwardCta<Element, kDim>::load(const StepOperand<kStagePanels>
     uint64_t* full = &operand.full[stage];
     ptx::mbarrier_wait_patiently(&operand.empty[stage], ring.parity ^ 1);
     ptx::mbarrier_arrive_expect(full, kTileBytes + (first ? kFixedBytes : 0));
+    ptx::load_run(operand.numbers[stage], operand.all_numbers + row, sizeof operand.numbers[0], full);
 #pragma unroll
     for (int panel = 0; panel < kPanels; ++panel) {
       if (first)
@@ -31,7 +32,6 @@ __device__ void BackwardCta<Element, kDim>::load(const StepOperand<kStagePanels>
       ptx::load_tile(operand.tiles[stage][panel], &operand.map, full, 64 * panel, query_head, at.tile * kQueries,
                      batch);
     }
-    ptx::load_run(operand.numbers[stage], operand.all_numbers + row, sizeof operand.numbers[0], full);
   }
 }
 

@@ -1,8 +1,8 @@
-// The wrappers of the copy engine, the barriers and the fragments, one by one.
+// The wrappers of the copy engine and the fragments, one by one.
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
+#include <limits>
 
 #include "optimized/cuda/ptx/copy.cuh"
 #include "optimized/cuda/ptx/fragment.cuh"
@@ -79,19 +79,22 @@ __global__ void copy_runs(const float* source, float* copied, float* sum) {
   if (threadIdx.x == 0) {
     ptx::mbarrier_init(&full, 1);
     ptx::mbarrier_init_fence();
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) {
     ptx::mbarrier_arrive_expect(&full, sizeof run);
     ptx::load_run(run, source + blockIdx.x * 256, sizeof run, &full);
-    ptx::mbarrier_wait(&full, 0);
-    ptx::store_run(copied + blockIdx.x * 256, run, sizeof run);
-    ptx::bulk_commit();
+  }
+  ptx::mbarrier_wait(&full, 0);
+  for (int i = threadIdx.x; i < 256; i += blockDim.x) copied[blockIdx.x * 256 + i] = run[i];
+  if (threadIdx.x == 0) {
     ptx::reduce_add_run(sum, run, sizeof run);
     ptx::bulk_commit();
-    ptx::bulk_wait_read<0>();
     ptx::bulk_wait<0>();
   }
 }
 
-TEST(RunCopy, LoadsStoresAndAddsUp) {
+TEST(RunCopy, LoadsAndAddsUp) {
   LETHE_NEEDS_GPU();
   constexpr int kBlocks = 40;
   const auto values = testing::small_integers(kBlocks * 256, 3);
@@ -103,38 +106,53 @@ TEST(RunCopy, LoadsStoresAndAddsUp) {
   EXPECT_EQ(sum.host(), expected);
 }
 
-// Two CTAs: what the first writes before it tells, the second reads after it has heard. The second has read before the first writes, so
-// that its cache holds the old numbers.
-__global__ void hand_over(volatile int* memory, int32_t* told, int* read) {
-  if (blockIdx.x == 0) {
-    if (threadIdx.x == 0)
-      while (ptx::load_acquire(told) != 1) {
-      }
-    __syncthreads();
-    memory[threadIdx.x] = threadIdx.x + 1;
-    __syncthreads();
-    if (threadIdx.x == 0) ptx::store_release(told, 2);
-  } else {
-    const int* cached = const_cast<const int*>(memory);
-    read[threadIdx.x] = cached[threadIdx.x];
-    __syncthreads();
-    if (threadIdx.x == 0) {
-      ptx::store_release(told, 1);
-      while (ptx::load_acquire(told) != 2) {
-      }
-    }
-    __syncthreads();
-    read[threadIdx.x] += cached[threadIdx.x];
+// Adds two buffers to kCopies places each, and one of them to one place more in between, in three groups; whatever has been read is
+// overwritten at once, its end first.
+constexpr int kCopies = 8, kBufferFloats = 8192;
+__global__ void overwrite_what_was_read(float* sums) {
+  extern __shared__ __align__(128) float first[];
+  float* second = first + kBufferFloats;
+  float* sum = sums + size_t{blockIdx.x} * (2 * kCopies + 1) * kBufferFloats;
+  for (int i = threadIdx.x; i < kBufferFloats; i += blockDim.x) {
+    first[i] = static_cast<float>(i + 1);
+    second[i] = static_cast<float>(2 * i + 1);
   }
+  ptx::fence_async_shared();
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    for (int copy = 0; copy < kCopies; ++copy)
+      ptx::reduce_add_run(sum + copy * kBufferFloats, first, kBufferFloats * sizeof *first);
+    ptx::bulk_commit();
+    ptx::reduce_add_run(sum + kCopies * kBufferFloats, second, kBufferFloats * sizeof *second);
+    ptx::bulk_commit();
+    ptx::bulk_wait_read<1>();
+  }
+  __syncthreads();
+  for (int i = kBufferFloats - 1 - threadIdx.x; i >= 0; i -= blockDim.x) first[i] = -1;
+  if (threadIdx.x == 0) {
+    for (int copy = kCopies + 1; copy <= 2 * kCopies; ++copy)
+      ptx::reduce_add_run(sum + copy * kBufferFloats, second, kBufferFloats * sizeof *second);
+    ptx::bulk_commit();
+    ptx::bulk_wait_read<0>();
+  }
+  __syncthreads();
+  for (int i = kBufferFloats - 1 - threadIdx.x; i >= 0; i -= blockDim.x) second[i] = -1;
+  if (threadIdx.x == 0) ptx::bulk_wait<0>();
 }
 
-TEST(GlobalMemory, IsHandedToAnotherCtaByOneNumber) {
+TEST(RunCopy, LeavesABufferThatHasBeenReadToBeOverwritten) {
   LETHE_NEEDS_GPU();
-  const DeviceArray<int> memory(std::vector<int>(128, 0)), told(std::vector<int>(1, 0)), read(128);
-  hand_over<<<2, 128>>>(memory.data(), told.data(), read.data());
-  std::vector<int> expected(128);
-  std::iota(expected.begin(), expected.end(), 1);
-  EXPECT_EQ(read.host(), expected);
+  constexpr int kBlocks = 16, kSharedBytes = 2 * kBufferFloats * sizeof(float), kPlaces = 2 * kCopies + 1;
+  const DeviceArray<float> sums(std::vector<float>(size_t{kBlocks} * kPlaces * kBufferFloats, 0.0f));
+  testing::require(
+      cudaFuncSetAttribute(overwrite_what_was_read, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));
+  overwrite_what_was_read<<<kBlocks, 256, kSharedBytes>>>(sums.data());
+  testing::require(cudaGetLastError());
+  const auto got = sums.host();
+  for (int place = 0; place < kBlocks * kPlaces; ++place)
+    for (int i = 0; i < kBufferFloats; ++i)
+      ASSERT_EQ(got[size_t(place) * kBufferFloats + i], place % kPlaces < kCopies ? i + 1 : 2 * i + 1)
+          << "CTA " << place / kPlaces << ", place " << place % kPlaces << ", number " << i;
 }
 
 __global__ void load_floats(const float* source, float* reversed, float* swapped) {
@@ -156,9 +174,8 @@ TEST(Floats, AreLoadedFromGlobalAndFromSharedMemory) {
   EXPECT_EQ(reversed.host(), values);
 }
 
-// Writes a 16 × 16 matrix with one stmatrix, plain or transposed, and reads it back with ldmatrix.
-__global__ void move_matrices(__half* stored, __half* stored_transposed, __half* read_back,
-                              __half* read_back_transposed) {
+// Writes a 16 × 16 matrix with one stmatrix, plain or transposed.
+__global__ void store_matrices(__half* stored, __half* stored_transposed) {
   __shared__ alignas(1024) char plain[16 * 128], transposed[16 * 128];
   const int lane = threadIdx.x;
   uint32_t fragment[4];  // two 8-row halves × two 8-column halves of M[r][c] = 16 r + c
@@ -179,33 +196,18 @@ __global__ void move_matrices(__half* stored, __half* stored_transposed, __half*
     stored[i] = *reinterpret_cast<__half*>(plain + ptx::swizzled_offset(i / 16, i % 16));
     stored_transposed[i] = *reinterpret_cast<__half*>(transposed + ptx::swizzled_offset(i / 16, i % 16));
   }
-  uint32_t r[4], t[4];
-  ptx::load_matrices(ptx::shared_address(plain) + ptx::swizzled_offset(row, column), r[0], r[1], r[2], r[3]);
-  ptx::load_matrices_transposed(
-      ptx::shared_address(transposed) + ptx::swizzled_offset(transposed_row, transposed_column), t[0], t[1], t[2],
-      t[3]);
-  for (int m = 0; m < 4; ++m) {
-    const int at = (m % 2 * 8 + lane / 4) * 16 + m / 2 * 8 + lane % 4 * 2;
-    const float2 plain_pair = ptx::unpack<__half>(r[m]), transposed_pair = ptx::unpack<__half>(t[m]);
-    read_back[at] = __float2half(plain_pair.x);
-    read_back[at + 1] = __float2half(plain_pair.y);
-    read_back_transposed[at] = __float2half(transposed_pair.x);
-    read_back_transposed[at + 1] = __float2half(transposed_pair.y);
-  }
 }
 
-TEST(Fragments, StoreAndLoadMatricesPlainAndTransposed) {
+TEST(Fragments, StoreMatricesPlainAndTransposed) {
   LETHE_NEEDS_GPU();
-  const DeviceArray<__half> stored(256), stored_transposed(256), read_back(256), read_back_transposed(256);
-  move_matrices<<<1, 32>>>(stored.data(), stored_transposed.data(), read_back.data(), read_back_transposed.data());
-  const auto a = stored.host(), b = stored_transposed.host(), c = read_back.host(), d = read_back_transposed.host();
+  const DeviceArray<__half> stored(256), stored_transposed(256);
+  store_matrices<<<1, 32>>>(stored.data(), stored_transposed.data());
+  const auto a = stored.host(), b = stored_transposed.host();
   for (int row = 0; row < 16; ++row)
     for (int column = 0; column < 16; ++column) {
       const float expected = 16.0f * row + column;
       ASSERT_EQ(__half2float(a[row * 16 + column]), expected);
       ASSERT_EQ(__half2float(b[column * 16 + row]), expected);
-      ASSERT_EQ(__half2float(c[row * 16 + column]), expected);
-      ASSERT_EQ(__half2float(d[row * 16 + column]), expected);
     }
 }
 
@@ -242,53 +244,23 @@ TEST(Fragments, PackRoundsToNearestAndExponentialsAreExactToTwentyBits) {
   expect_round_trip<__half>();
 }
 
-// A producer warpgroup hands numbers 0..kRounds-1 to a consumer through a ring of two slots; a pair of named barriers keeps the two
-// in step, round by round.
-constexpr int kRounds = 9;
-__global__ void __launch_bounds__(256, 1) hand_over(int* received, int* elected) {
-  __shared__ uint64_t full[2], empty[2];
-  __shared__ int slot[2];
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < 2; ++i) {
-      ptx::mbarrier_init(&full[i], 1);
-      ptx::mbarrier_init(&empty[i], 128);
-    }
-    ptx::mbarrier_init_fence();
-  }
-  __syncthreads();
-  ptx::RingPosition at;
-  if (threadIdx.x < 128) {
-    ptx::registers_shrink<40>();
-    if (threadIdx.x < 32 && ptx::elect_one()) atomicAdd(elected, 1);
-    for (int round = 0; round < kRounds; ++round, at.advance(2)) {
-      if (threadIdx.x == 0) {
-        ptx::mbarrier_wait(&empty[at.index], at.parity ^ 1);  // the first pass finds both slots free
-        slot[at.index] = round;
-        ptx::mbarrier_arrive(&full[at.index]);
-      }
-      __syncwarp();
-      ptx::named_barrier_arrive(1, 256);
-      ptx::named_barrier_sync(2, 256);
-    }
-  } else {
-    ptx::registers_grow<200>();
-    for (int round = 0; round < kRounds; ++round, at.advance(2)) {
-      ptx::mbarrier_wait(&full[at.index], at.parity);
-      received[round * 128 + threadIdx.x - 128] = slot[at.index];
-      ptx::mbarrier_arrive(&empty[at.index]);
-      ptx::named_barrier_sync(1, 256);
-      ptx::named_barrier_arrive(2, 256);
-    }
-  }
+__global__ void exponentials(const float* values, float* powers, float* logarithms) {
+  powers[threadIdx.x] = ptx::exp2_approximate(values[threadIdx.x]);
+  logarithms[threadIdx.x] = ptx::log2_approximate(values[threadIdx.x]);
 }
 
-TEST(Barriers, HandOverThroughARingInOrder) {
+TEST(Fragments, ExponentialsEndInZeroAndLogarithmsInMinusInfinity) {
   LETHE_NEEDS_GPU();
-  const DeviceArray<int> received(kRounds * 128), elected(std::vector<int>{0});
-  hand_over<<<1, 256>>>(received.data(), elected.data());
-  const auto got = received.host();
-  for (int i = 0; i < kRounds * 128; ++i) ASSERT_EQ(got[i], i / 128);
-  EXPECT_EQ(elected.host().front(), 1);
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  const std::vector<float> values{-kInfinity, -1000, -140, -126.5f, -125, 0};
+  const DeviceArray<float> source(values), powers(values.size()), logarithms(values.size());
+  exponentials<<<1, static_cast<unsigned>(values.size())>>>(source.data(), powers.data(), logarithms.data());
+  const auto power = powers.host();
+  for (int i = 0; i < 4; ++i)
+    EXPECT_EQ(power[i], 0.0f) << "2^" << values[i];  // also where a subnormal number is nearer
+  EXPECT_FLOAT_EQ(power[4], 0x1p-125f);
+  EXPECT_EQ(power[5], 1.0f);
+  EXPECT_EQ(logarithms.host()[5], -kInfinity);
 }
 
 }  // namespace

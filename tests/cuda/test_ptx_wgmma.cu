@@ -1,5 +1,7 @@
 // Every wgmma wrapper against a product on the CPU, exactly: small integers leave no rounding.
 
+#include <cmath>
+
 #include "optimized/cuda/ptx/fragment.cuh"
 #include "optimized/cuda/ptx/wgmma_with_sums.cuh"
 #include "tests/cuda/device.hpp"
@@ -90,10 +92,129 @@ __global__ void __launch_bounds__(128, 1)
   write_accumulators<kN>(d, registers);
 }
 
+// One k-step without a swizzle: 8 × 8 elements of A and of B lie together, one such matrix k_bytes behind the other of the same rows and
+// row_bytes behind that of the eight rows before. Between them lies what is no number.
+struct Strides {
+  uint32_t k_bytes, row_bytes;
+};
+
+template <Major kMajor, typename Element>
+__device__ void fill_matrices(char* operand, const Element* source, int rows, Strides strides) {
+  for (int i = threadIdx.x; i < rows * 16; i += blockDim.x) {
+    const int row = i / 16, k = i % 16;
+    const int within = kMajor == Major::kK ? row % 8 * 16 + k % 8 * 2 : k % 8 * 16 + row % 8 * 2;
+    *reinterpret_cast<Element*>(operand + row / 8 * strides.row_bytes + k / 8 * strides.k_bytes + within) = source[i];
+  }
+}
+
+template <typename Element, int kN, Major kMajorA, Major kMajorB>
+__global__ void __launch_bounds__(128, 1)
+    unswizzled_product(const Element* a, const Element* b, Strides strides_of_a, Strides strides_of_b, float* d) {
+  __shared__ alignas(16) char a_matrices[5120], b_matrices[5120];
+  for (int i = threadIdx.x; i < 5120; i += blockDim.x) a_matrices[i] = b_matrices[i] = -1;
+  __syncthreads();
+  fill_matrices<kMajorA>(a_matrices, a, kM, strides_of_a);
+  fill_matrices<kMajorB>(b_matrices, b, kN, strides_of_b);
+  ptx::fence_async_shared();
+  __syncthreads();
+  float registers[kN / 2];
+  ptx::forget(registers);
+  ptx::wgmma_fence();
+  ptx::wgmma<kMajorA, kMajorB>(
+      Element{}, registers, ptx::unswizzled_descriptor(a_matrices, strides_of_a.k_bytes, strides_of_a.row_bytes),
+      ptx::unswizzled_descriptor(b_matrices, strides_of_b.k_bytes, strides_of_b.row_bytes), false);
+  ptx::wgmma_commit();
+  ptx::wgmma_wait<0>();
+  ptx::pin(registers);
+  write_accumulators<kN>(d, registers);
+}
+
+// D = A·B in accumulators that held `before` and were forgotten.
+template <typename Element>
+__global__ void __launch_bounds__(128, 1)
+    product_of_forgotten(const Element* a, const Element* b, float before, float* d) {
+  __shared__ alignas(1024) char a_panels[kM * kDepth * 2], b_panels[64 * kDepth * 2];
+  fill_panels(a_panels, a, kM, kDepth);
+  fill_panels(b_panels, b, 64, kDepth);
+  ptx::fence_async_shared();
+  __syncthreads();
+  float registers[32];
+  for (float& value : registers) value = before;
+  ptx::pin(registers);
+  for (int round = 0; round < 3; ++round) {
+    ptx::forget(registers);
+    ptx::wgmma_fence();
+    for (int step = 0; step < kDepth / 16; ++step)
+      ptx::wgmma<Major::kK, Major::kK>(Element{}, registers,
+                                       ptx::advance<32>(ptx::operand_descriptor(a_panels, 0), step),
+                                       ptx::advance<32>(ptx::operand_descriptor(b_panels, 0), step), step > 0);
+    ptx::wgmma_commit();
+    ptx::wgmma_wait<0>();
+    ptx::pin(registers);
+  }
+  write_accumulators<64>(d, registers);
+}
+
+// Two products in flight, of the same A with 128 columns of B, kTimes over, and with 64 more. When at most the second still runs, the
+// first one's accumulators are taken, or its columns overwritten: where that comes too early ptxas mends the one, but can't see the other.
+constexpr int kTimes = 16;
+template <bool kOverwrite, typename Element>
+__global__ void __launch_bounds__(128, 1)
+    two_products(const Element* a, const Element* b, const Element* c, float* d, float* e) {
+  __shared__ alignas(1024) char a_panel[kM * 128], b_panel[128 * 128], c_panel[64 * 128];
+  fill_panels(a_panel, a, kM, kDepth);
+  fill_panels(b_panel, b, 128, kDepth);
+  fill_panels(c_panel, c, 64, kDepth);
+  ptx::fence_async_shared();
+  __syncthreads();
+  float first[64], second[32];
+  ptx::forget(first);
+  ptx::forget(second);
+  const uint64_t a_operand = ptx::operand_descriptor(a_panel, 0);
+  ptx::wgmma_fence();
+#pragma unroll
+  for (int step = 0; step < kTimes * kDepth / 16; ++step)
+    ptx::wgmma<Major::kK, Major::kK>(Element{}, first, ptx::advance<32>(a_operand, step % 4),
+                                     ptx::advance<32>(ptx::operand_descriptor(b_panel, 0), step % 4), step > 0);
+  ptx::wgmma_commit();
+#pragma unroll
+  for (int step = 0; step < kDepth / 16; ++step)
+    ptx::wgmma<Major::kK, Major::kK>(Element{}, second, ptx::advance<32>(a_operand, step),
+                                     ptx::advance<32>(ptx::operand_descriptor(c_panel, 0), step), step > 0);
+  ptx::wgmma_commit();
+  ptx::wgmma_wait<1>();
+  if constexpr (kOverwrite) {
+    __syncthreads();
+#pragma unroll
+    for (int column = kDepth - 8; column >= 0; column -= 8)  // what is read last is overwritten first
+      *reinterpret_cast<uint4*>(b_panel + ptx::swizzled_offset(threadIdx.x, column)) = {~0u, ~0u, ~0u, ~0u};
+  } else {
+    ptx::pin(first);
+    write_accumulators<128>(d, first);
+  }
+  ptx::wgmma_wait<0>();
+  ptx::pin(second);
+  write_accumulators<64>(e, second);
+  if constexpr (kOverwrite) {
+    ptx::pin(first);
+    write_accumulators<128>(d, first);
+  }
+}
+
 std::vector<float> transposed(const std::vector<float>& matrix, int rows, int columns) {
   std::vector<float> result(matrix.size());
   for (int r = 0; r < rows; ++r)
     for (int c = 0; c < columns; ++c) result[c * rows + r] = matrix[r * columns + c];
+  return result;
+}
+
+// start + A·B of A [M, depth] and B [depth, columns].
+std::vector<float> product(const std::vector<float>& a, const std::vector<float>& b, int columns, float start = 0) {
+  const int depth = static_cast<int>(a.size()) / kM;
+  std::vector<float> result(kM * columns, start);
+  for (int m = 0; m < kM; ++m)
+    for (int n = 0; n < columns; ++n)
+      for (int k = 0; k < depth; ++k) result[m * columns + n] += a[m * depth + k] * b[k * columns + n];
   return result;
 }
 
@@ -104,15 +225,12 @@ void expect_product(Kernel kernel) {
   const DeviceArray<Element> a_device(testing::to_element<Element>(kTransposedA ? transposed(a, kM, kDepth) : a));
   const DeviceArray<Element> b_device(testing::to_element<Element>(kTransposedB ? b : transposed(b, kDepth, kN)));
   for (const bool accumulate : {false, true}) {
-    std::vector<float> expected(kM * kN, accumulate ? 1.0f : 0.0f);
-    for (int m = 0; m < kM; ++m)
-      for (int n = 0; n < kN; ++n)
-        for (int k = 0; k < kDepth; ++k) expected[m * kN + n] += a[m * kDepth + k] * b[k * kN + n];
     const DeviceArray<float> d(kM * kN);
     kernel<<<1, 128>>>(a_device.data(), b_device.data(), d.data(), accumulate);
     testing::require(cudaGetLastError());
-    EXPECT_EQ(d.host(), expected) << "N " << kN << ", A transposed " << kTransposedA << ", B transposed "
-                                  << kTransposedB << ", accumulate " << accumulate;
+    EXPECT_EQ(d.host(), product(a, b, kN, accumulate ? 1.0f : 0.0f))
+        << "N " << kN << ", A transposed " << kTransposedA << ", B transposed " << kTransposedB << ", accumulate "
+        << accumulate;
   }
 }
 
@@ -150,6 +268,80 @@ TEST(Wgmma, EqualsTheProductInFloat16) {
   LETHE_NEEDS_GPU();
   expect_all_products<__half, 64>();
   expect_all_products<__half, 128>();
+}
+
+template <typename Element, int kN, Major kMajorA, Major kMajorB>
+void expect_unswizzled_product() {
+  const auto a = testing::small_integers(kM * 16, 3), b = testing::small_integers(16 * kN, 4);
+  const DeviceArray<Element> a_device(testing::to_element<Element>(a));
+  const DeviceArray<Element> b_device(testing::to_element<Element>(transposed(b, 16, kN)));
+  constexpr Strides kRowAfterRow{144, 304};  // both matrices of eight rows, then the next rows
+  constexpr Strides kHalfAfterHalf{144 * ((kN + 63) / 64 * 8) + 16,
+                                   144};  // all rows' first eight of k, then the others
+  for (const bool swapped : {false, true}) {
+    const DeviceArray<float> d(kM * kN);
+    unswizzled_product<Element, kN, kMajorA, kMajorB><<<1, 128>>>(a_device.data(), b_device.data(),
+                                                                  swapped ? kHalfAfterHalf : kRowAfterRow,
+                                                                  swapped ? kRowAfterRow : kHalfAfterHalf, d.data());
+    testing::require(cudaGetLastError());
+    EXPECT_EQ(d.host(), product(a, b, kN))
+        << "N " << kN << ", A transposed " << (kMajorA == Major::kMN) << ", B transposed " << (kMajorB == Major::kMN)
+        << ", strides swapped " << swapped;
+  }
+}
+
+template <typename Element, int kN>
+void expect_unswizzled_products() {
+  expect_unswizzled_product<Element, kN, Major::kK, Major::kK>();
+  expect_unswizzled_product<Element, kN, Major::kK, Major::kMN>();
+  expect_unswizzled_product<Element, kN, Major::kMN, Major::kK>();
+  expect_unswizzled_product<Element, kN, Major::kMN, Major::kMN>();
+}
+
+TEST(Wgmma, ReadsOperandsWithoutASwizzleByTheirTwoStrides) {
+  LETHE_NEEDS_GPU();
+  expect_unswizzled_products<__nv_bfloat16, 64>();
+  expect_unswizzled_products<__nv_bfloat16, 128>();
+  expect_unswizzled_products<__half, 64>();
+}
+
+TEST(Wgmma, StartsForgottenAccumulatorsFromZero) {
+  LETHE_NEEDS_GPU();
+  const auto a = testing::small_integers(kM * kDepth, 5), b = testing::small_integers(kDepth * 64, 6);
+  const DeviceArray<__half> a_device(testing::to_element<__half>(a));
+  const DeviceArray<__half> b_device(testing::to_element<__half>(transposed(b, kDepth, 64)));
+  for (const float before : {7.0f, std::nanf("")}) {
+    const DeviceArray<float> d(kM * 64);
+    product_of_forgotten<<<1, 128>>>(a_device.data(), b_device.data(), before, d.data());
+    testing::require(cudaGetLastError());
+    EXPECT_EQ(d.host(), product(a, b, 64)) << "before: " << before;
+  }
+}
+
+template <bool kOverwrite>
+void expect_two_products() {
+  const auto a = testing::small_integers(kM * kDepth, 7);
+  const auto b = testing::small_integers(kDepth * 128, 8), c = testing::small_integers(kDepth * 64, 9);
+  const DeviceArray<__half> a_device(testing::to_element<__half>(a));
+  const DeviceArray<__half> b_device(testing::to_element<__half>(transposed(b, kDepth, 128)));
+  const DeviceArray<__half> c_device(testing::to_element<__half>(transposed(c, kDepth, 64)));
+  const DeviceArray<float> d(kM * 128), e(kM * 64);
+  two_products<kOverwrite><<<1, 128>>>(a_device.data(), b_device.data(), c_device.data(), d.data(), e.data());
+  testing::require(cudaGetLastError());
+  auto expected = product(a, b, 128);
+  for (float& value : expected) value *= kTimes;
+  EXPECT_EQ(d.host(), expected);
+  EXPECT_EQ(e.host(), product(a, c, 64));
+}
+
+TEST(Wgmma, GivesTheAccumulatorsOfTheFirstGroupWhileTheSecondRuns) {
+  LETHE_NEEDS_GPU();
+  expect_two_products<false>();
+}
+
+TEST(Wgmma, LeavesTheOperandsOfTheFirstGroupWhileTheSecondRuns) {
+  LETHE_NEEDS_GPU();
+  expect_two_products<true>();
 }
 
 }  // namespace

@@ -44,16 +44,10 @@ __device__ inline bool mbarrier_try_wait(uint64_t* barrier, uint32_t parity) {
   return done != 0;
 }
 
-/// Waits until the phase of this parity has ended. LETHE_SPIN_LIMIT (diagnostic builds) turns a deadlock into a trap.
+/// Waits until the phase of this parity has ended.
 __device__ inline void mbarrier_wait(uint64_t* barrier, uint32_t parity) {
-#ifdef LETHE_SPIN_LIMIT
-  for (uint32_t spin = 0; !mbarrier_try_wait(barrier, parity); ++spin) {
-    if (spin > LETHE_SPIN_LIMIT) asm volatile("trap;");
-  }
-#else
   while (!mbarrier_try_wait(barrier, parity)) {
   }
-#endif
 }
 
 /// The same for a thread that waits long and often: it sleeps between its questions and leaves the issue slots to others.
@@ -102,26 +96,13 @@ __device__ inline void registers_shrink() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
-/// A value that all lanes of the warp hold, so that the compiler may keep it in a uniform register.
+/// A value that all lanes of the warp hold (lane 0's is taken), so that the compiler may keep it in a uniform register.
 __device__ inline int uniform(int value) { return __shfl_sync(~0u, value, 0); }
 
 /// The same where the compiler can't know it by itself: a reduction's result lands in a uniform register, a shuffle's does not, and what
 /// is computed of it (descriptors, addresses of barriers) stays there. It takes longer than a shuffle.
 __device__ inline int in_uniform_register(int value) {
   return static_cast<int>(__reduce_or_sync(~0u, static_cast<unsigned>(value)));
-}
-
-/// True in exactly one lane of a converged warp.
-__device__ inline bool elect_one() {
-  uint32_t elected;
-  asm volatile(
-      "{\n"
-      ".reg .pred elected;\n"
-      "elect.sync _|elected, 0xffffffff;\n"
-      "selp.u32 %0, 1, 0, elected;\n"
-      "}"
-      : "=r"(elected));
-  return elected != 0;
 }
 
 // ---- dependent launches: a kernel that waits here may have started before its predecessor ended ----

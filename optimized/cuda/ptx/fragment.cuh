@@ -1,5 +1,5 @@
 #pragma once
-// Register fragments: 8×8 matrices between registers and shared memory, conversion to 16 bits, exp2 and log2.
+// Register fragments: 8×8 matrices from registers to shared memory, conversion to 16 bits, exp2 and log2.
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -72,21 +72,6 @@ __device__ inline void store_matrices(uint32_t address, uint32_t r0, uint32_t r1
 __device__ inline void store_matrices_transposed(uint32_t address, uint32_t r0, uint32_t r1, uint32_t r2, uint32_t r3) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r0),
                "r"(r1), "r"(r2), "r"(r3)
-               : "memory");
-}
-
-__device__ inline void load_matrices(uint32_t address, uint32_t& r0, uint32_t& r1, uint32_t& r2, uint32_t& r3) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(r0), "=r"(r1), "=r"(r2), "=r"(r3)
-               : "r"(address)
-               : "memory");
-}
-
-__device__ inline void load_matrices_transposed(uint32_t address, uint32_t& r0, uint32_t& r1, uint32_t& r2,
-                                                uint32_t& r3) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(r0), "=r"(r1), "=r"(r2), "=r"(r3)
-               : "r"(address)
                : "memory");
 }
 

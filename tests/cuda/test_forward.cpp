@@ -139,6 +139,24 @@ TEST_P(Forward, KeepsAGateThatIsNoNumberToTheQueriesThatSeeItsBlock) {
     }
 }
 
+// What a CTA's ring of keys still holds of them must not reach tiles that it computes afterwards.
+TEST_P(Forward, KeepsGatesThatAreNoNumbersFromTheTilesBehindThem) {
+  constexpr int64_t kTokens = 1500, kHeads = 24, kToken = 1400, kBlock = kToken / kGateBlock * kGateBlock;
+  Problem problem = random_problem(shape(2, kTokens, kTokens, kHeads, kHeads), dtype(), Gate::kInitial, 25);
+  const ForwardResult clean = testing::run_forward(problem);
+  for (int64_t head = 0; head < kHeads; ++head)  // of the first batch entry
+    problem.log_forget[kToken * kHeads + head] = std::numeric_limits<double>::quiet_NaN();
+  const ForwardResult result = testing::run_forward(problem);
+  const int64_t dim = problem.shape.value_dim;
+  for (int64_t i = 0; i < int64_t(clean.values.size()); ++i) {
+    const int64_t token = i / dim / kHeads % kTokens, batch = i / dim / kHeads / kTokens;
+    if (batch == 0 && token >= kBlock) continue;
+    if (!(std::fabs(result.values[i] - clean.values[i]) <= 0.02))  // a million numbers: no macro for each
+      FAIL() << "batch " << batch << ", token " << token << ": expected " << clean.values[i] << ", found "
+             << result.values[i];
+  }
+}
+
 TEST_P(Forward, HoldsForManyTilesACta) {
   expect_agreement(random_problem(shape(3, 1500, 1500, 8, 8), dtype(), Gate::kOpen, 10));
 }
@@ -185,6 +203,21 @@ TEST_P(Forward, RepeatsTilesWhoseExponentialsOverflow) {
   EXPECT_LE(worst.values, 2 * budget(dtype()));
   EXPECT_LE(worst.log_normalizer, 1e-2);
   EXPECT_EQ(result.visited_pairs, testing::boundary_pairs(problem.shape, result.first_key_block));
+}
+
+TEST_P(Forward, RepeatsATileOfWhichOneRowOverflows) {
+  for (const int64_t row : {592, 600}) {  // the first and the second row of a thread
+    SCOPED_TRACE(row);
+    Problem problem = random_problem(shape(1, 700, 700, 1, 1), dtype(), Gate::kOpen, 26);
+    const int64_t dim = problem.shape.key_dim;
+    double square = 0;
+    for (int64_t i = 0; i < dim; ++i) square += problem.key[5 * dim + i] * problem.key[5 * dim + i];
+    for (int64_t i = 0; i < dim; ++i)
+      problem.query[row * dim + i] = round_to(dtype(), problem.key[5 * dim + i] * 250 / (problem.scale * square));
+    const ForwardResult result = testing::run_forward(problem);
+    EXPECT_EQ(result.repeated_tiles, 1);
+    EXPECT_LE(worst_error(problem, result).values, budget(dtype()));
+  }
 }
 
 TEST_P(Forward, RepeatsNoTileWhoseGateFallsOutOfAFloatWithinAWarp) {  // each row has an m of its own

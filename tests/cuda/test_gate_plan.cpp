@@ -131,16 +131,19 @@ class Boundary : public ::testing::TestWithParam<std::tuple<int64_t, int64_t>> {
 TEST_P(Boundary, IsWhereTheReferencePutsIt) {
   LETHE_NEEDS_GPU();
   const auto [keys, queries] = GetParam();
-  constexpr int64_t kHeads = 2;
+  constexpr int64_t kHeads = 3;
   constexpr double kTolerance = -10;
   std::mt19937 generator(1);
   std::uniform_real_distribution<float> uniform(0, 2);
   std::vector<float> log_forget(keys * kHeads);
   for (int64_t t = 0; t < keys; ++t) {
-    log_forget[t * kHeads] = -0.01f * uniform(generator);                                      // forgets 20 blocks away
-    log_forget[t * kHeads + 1] = t % 50000 == 777 ? -kInfinity : -1e-6f * uniform(generator);  // by cuts alone
+    log_forget[t * kHeads] = -0.01f * uniform(generator);  // forgets 20 blocks away
+    // by cuts alone: within a block, on its first token, on its last
+    const bool cut = t % 50000 == 777 || t % 50000 == 2560 || t % 50000 == 3839;
+    log_forget[t * kHeads + 1] = cut ? -kInfinity : -1e-6f * uniform(generator);
+    log_forget[t * kHeads + 2] = -0.005f * uniform(generator);  // of 5000 tokens, a little more than its bound wants
   }
-  const std::vector<float> bound = {3, 5};
+  const std::vector<float> bound = {3, 5, 0};
   const DeviceArray<float> gate(log_forget), bound_on_device(bound);
   const Shape shape{1, queries, keys, kHeads, kHeads, 64, 64};
   const DeviceArray<char> memory(gate_plan_bytes(shape));

@@ -74,6 +74,7 @@ def cpu_table(path):
 
 
 GATED, WITHOUT_GATE = "lethe_kernels", "lethe_kernels_without_gate"
+DIRECTIONS = ("inference", "forward", "backward")
 
 
 def gate_cost_table(path):
@@ -87,13 +88,13 @@ def gate_cost_table(path):
     cells = []
     for shape in sorted(rows, key=lambda row: ([int(part.split(":")[1]) for part in row[:2]], row[2])):
         cells.append([", ".join(part.replace(":", " = ") for part in shape[:2]), "bimodal, pruned" if shape[2] == "bimodal" else shape[2]])
-        for direction in ("forward", "backward"):
+        for direction in DIRECTIONS:
             gated = {average: times.get((average, direction, *shape, GATED)) for average in ("median", "mean")}
             without = {average: times.get((average, direction, *shape[:2], "open", WITHOUT_GATE)) for average in gated}
             cells[-1].append(number(gated["median"]))
             cells[-1] += [number(gated[a] / without[a]) if gated[a] and without[a] else "" for a in gated]
         cells[-1].append(number(times.get(("median", "plan", *shape, GATED))))
-    titles = [f"{direction}{column}" for direction in ("forward", "backward") for column in (" (ms)", ", times that without a gate", ", by means")]
+    titles = [f"{direction}{column}" for direction in DIRECTIONS for column in (" (ms)", ", times that without a gate", ", by means")]
     titles.append("plan alone (ms)")
     return table(["", "gate", *titles], cells)
 
@@ -103,7 +104,8 @@ def benchmark_page(path):
     commit = commit_words(context.get("commit"), context.get("dirty") == "yes")
     if path.stem.endswith("_cuda"):
         return (
-            f"# {path.stem}\n\n{benchmark_table(path)}\nThe kernels beside the same built without a gate, which prunes nothing; the plan (prefix sums, norms, boundary) is part of both directions. "
+            f"# {path.stem}\n\n{benchmark_table(path)}\nThe kernels beside the same built without a gate, which prunes nothing; the plan (prefix sums, norms, boundary) is part of each direction. "
+            "`forward` keeps the residual of the values that the backward wants, with a gate and without; `inference` is a forward that keeps none. "
             f"Medians of repetitions in random order, bfloat16, B·T = 32768, H·D = 1536, `tools/gpu_check`; commit {commit}; {context.get('gpu', path.parent.name)}; {context['date']}.\n"
         )
     return (

@@ -4,7 +4,8 @@
 //
 // A time is that of one call between CUDA events, all kernels that the operator launches included, averaged over some 20 ms of calls in a
 // row behind as many that are not timed. TFLOP/s are effective: 2·B·H·T²·D forward, 2.5 times that backward, whatever was pruned.
-// `difference` is the relative difference of the values (forward) or of the query's gradient (backward) to the first module's.
+// `difference` is the relative difference of the values or of the query's gradient (backward) to the first module's.
+// `forward` and `backward` are those of training: the residual of the values is kept and read. `inference` is a forward that keeps none.
 // B·T = 32768, H·D = 1536, bfloat16, queries and keys RMS-normalised; gates `open` (mean log f = −1e-4) and `bimodal` (−0.1 in 70 % of
 // the heads), the latter pruned.
 
@@ -96,7 +97,7 @@ std::shared_ptr<__nv_bfloat16> random_tensor(int64_t dim, bool normalised, unsig
 
 // Inputs of one head dimension, and outputs and workspaces that every problem shares.
 struct Tensors {
-  std::shared_ptr<__nv_bfloat16> query, key, value, grad, values, grad_query, grad_key, grad_value;
+  std::shared_ptr<__nv_bfloat16> query, key, value, grad, values, residual, grad_query, grad_key, grad_value;
   std::map<std::string, std::shared_ptr<float>> log_forget;
   std::shared_ptr<float> log_normalizer, grad_log_forget;
   std::shared_ptr<int64_t> visited_pairs;
@@ -104,7 +105,7 @@ struct Tensors {
   explicit Tensors(int64_t dim)
       : query(random_tensor(dim, true, 1)), key(random_tensor(dim, true, 2)), value(random_tensor(dim, false, 3)),
         grad(random_tensor(dim, false, 4)) {
-    for (auto* tensor : {&values, &grad_query, &grad_key, &grad_value})
+    for (auto* tensor : {&values, &residual, &grad_query, &grad_key, &grad_value})
       *tensor = device_memory<__nv_bfloat16>(kTokens * kWidth);
     const int64_t heads = kWidth / dim, gates = kTokens * heads;
     for (auto* tensor : {&log_normalizer, &grad_log_forget}) *tensor = device_memory<float>(gates);
@@ -146,6 +147,7 @@ lethe_problem problem_of(const Case& c) {
           t.grad.get(),
           t.log_forget.at(c.gate).get(),
           t.values.get(),
+          c.direction == "inference" ? nullptr : t.residual.get(),
           t.log_normalizer.get(),
           t.visited_pairs.get(),
           t.grad_query.get(),
@@ -172,9 +174,7 @@ void run(benchmark::State& state, const Module& module, const Case& c) {
              backward_memory = device_memory<char>(module.backward_bytes(&problem));
   problem.forward_memory = forward_memory.get();
   problem.backward_memory = backward_memory.get();
-  const auto call = c.direction == "forward"    ? module.forward
-                    : c.direction == "backward" ? module.backward
-                                                : module.plan;
+  const auto call = c.direction == "backward" ? module.backward : c.direction == "plan" ? module.plan : module.forward;
   module.forward(&problem);  // what backward starts from; and warms up
   call(&problem);
   cudaEvent_t begin, end;
@@ -200,7 +200,7 @@ void run(benchmark::State& state, const Module& module, const Case& c) {
   const double flops = 2.0 * kTokens * c.length * kWidth * (c.direction == "backward" ? 2.5 : 1);
   state.counters["TFLOP/s"] = benchmark::Counter(flops * 1e-12 * state.iterations(), benchmark::Counter::kIsRate);
   static std::map<std::tuple<int64_t, int64_t, std::string, std::string>, std::vector<float>> firsts;
-  const std::vector<float> numbers = sample(c.direction == "forward" ? problem.values : problem.grad_query);
+  const std::vector<float> numbers = sample(c.direction == "backward" ? problem.grad_query : problem.values);
   const std::vector<float>& first = firsts.try_emplace({c.length, c.dim, c.gate, c.direction}, numbers).first->second;
   double squares = 0, differences = 0;
   for (size_t i = 0; i < numbers.size(); ++i) {
@@ -222,7 +222,7 @@ int main(int count, char** arguments) {
   for (const int64_t dim : {64, 128})
     for (const int64_t length : {4096, 16384})
       for (const char* gate : {"open", "bimodal"})
-        for (const char* direction : {"forward", "backward", "plan"})
+        for (const char* direction : {"inference", "forward", "backward", "plan"})
           for (const Module& module : modules) {
             const Case c{length, dim, gate, direction};
             const std::string name = c.direction + "/D:" + std::to_string(dim) + "/T:" + std::to_string(length) + "/" +

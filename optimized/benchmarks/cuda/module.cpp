@@ -45,6 +45,7 @@ void forward(const lethe_problem& p) {
   arguments.value = operand(p, p.value);
   arguments.plan = arrays;
   arguments.values = p.values;
+  arguments.residual = p.residual;
   arguments.log_normalizer = p.log_normalizer;
   arguments.visited_pairs = p.visited_pairs;
   lethe::launch_forward(arguments);
@@ -63,6 +64,7 @@ void backward(const lethe_problem& p) {
   arguments.key = operand(p, p.key);
   arguments.value = operand(p, p.value);
   arguments.values = operand(p, p.values);
+  arguments.residual = operand(p, p.residual);
   arguments.grad_values = operand(p, p.grad_values);
   arguments.log_normalizer = p.log_normalizer;
   arguments.plan = arrays;

@@ -93,9 +93,9 @@ struct GatePlanArguments {
 /// order of heads by what is left of them.
 ///
 /// source   Adaptive Computation Pruning, Eq. 3 and Algorithm 1, by binary search: D falls along a row of blocks
-/// cost     one read of log_forget; where the bound comes from norms, of the query and key of those heads whose gates forget more
-///          than ε / Tk from first to last: no others can be pruned, whatever their norms; and for each 64 KiB of them of the group's
-///          block sums. O(M log N) a head
+/// domain   log f ≤ 0; below −10⁴ it is a cut: nobody at or behind it sees what lies before
+/// cost     one read of log_forget. Where the bound comes from norms, one of query and key too, of those heads whose gates forget more
+///          than ε / Tk from first to last (no others can be pruned, whatever their norms). O(M log N) a head
 void launch_gate_plan(const GatePlanArguments& arguments);
 
 /// Queries of one tile of the forward kernel. A tile visits the key blocks of the query block that its first query is in.

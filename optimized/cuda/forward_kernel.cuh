@@ -4,20 +4,20 @@
 //   x_ij = scale·log₂e·q_i·k_j + b_j,  b_j = −log₂e·(c_j − F);  l_i = Σ_j 2^(x_ij − m_i)
 //   o_i = Σ_j 2^(x_ij − m_i) v_j / l_i;  log_normalizer_i = ln 2·(m_i + log₂ l_i) + c_i − F
 //
-// The gate enters as a column term only: along a row c_i is a constant that the softmax divides out. F, the prefix before the tile's
-// first row, keeps every number small; b_j is the plan's float local part plus one number a block, the difference of two numbers of 48
-// bits. The local part, divided by the scale, comes with one more k-step of Q·K (bias_step.cuh), so that nothing between that product and the
-// exponentials knows of it: m and the block's number are the third operand of the multiplication by the scale.
+// The gate enters as a column term only: along a row c_i is a constant that the softmax divides out. F, the prefix before the block of the
+// tile's first row, keeps every number small; b_j is the plan's float local part plus one number a block, the difference of two numbers
+// of 48 bits. The local part, divided by the scale, comes with one more k-step of Q·K (bias_step.cuh), so that nothing between that product
+// and the exponentials knows of it: m and the block's number are the third operand of the multiplication by the scale.
 //
 // m_i may be any number near the row's maximum: it is found in the first blocks (the diagonal's) and then left alone, so that no
 // clean block pays for a maximum or waits for one. Where weights leave float16, or bfloat16's sum float's range (2^16, 2^100 times the
 // weight of the largest logit found), the tile goes on a list, and a second launch computes it again with a maximum a row and block.
 //
 // One CTA an SM. Warpgroup 0: one thread hands out tiles, up to a tile ahead; three others feed the copy engine: one Q, once a tile, and K,
-// one what the gate adds to K, one V. K and its bias share a ring, V has its own. The other warpgroups: 64 query rows each. A thread holds 2 rows × 32 columns of S, its part of O, and P of
-// the previous block as the next product's operand. Key blocks run from the diagonal down to the pruning boundary. Within a
-// warpgroup the exponentials of block n run under P·V of block n+1; among warpgroups, named barriers pass the turn to issue products,
-// so that one's products run under the others' exponentials.
+// one what the gate adds to K, one V. K and its bias share a ring, V has its own. The other warpgroups: 64 query rows each. A thread holds
+// 2 rows × 32 columns of S, its part of O, and P of the previous block as the next product's operand. Key blocks run from the diagonal
+// down to the pruning boundary. Within a warpgroup the exponentials of block n run under P·V of block n+1; among warpgroups, named
+// barriers pass the turn to issue products, so that one's products run under the others' exponentials.
 
 #include "optimized/cuda/forward_output.cuh"
 #include "optimized/cuda/forward_softmax.cuh"

@@ -119,7 +119,8 @@ struct ForwardArguments {
 /// source    Forgetting Transformer, Eq. 11–13
 /// throws    std::invalid_argument with unsupported()'s reason; std::runtime_error for a CUDA error
 /// numerics  products of 16-bit operands summed in float; weights rounded to 16 bits before they meet `value`. log_normalizer is
-///           off by some 2⁻²³ of what log f sums up to in a block of 128: so a boundary between documents is −inf, not a large number
+///           off by some 2⁻²³ of what log f sums up to over a tile's queries and the block of 128 that they begin in: so a boundary
+///           between documents is −inf, not a large number
 /// cost      4·D flops a visited pair on the tensor cores
 void launch_forward(const ForwardArguments& arguments);
 

@@ -10,7 +10,8 @@ median between CUDA events, on a GPU that is kept busy until forward and backwar
 that launches them. FlexAttention is compiled anew for every shape and takes no part at T = 65536, unless --only names it. The TFLOP/s are "effective": 2·B·H·T²·D forward and 2.5 times that backward, whatever was pruned. What isn't
 installed is left out and named in the certificate.
 
-Writes <output>/attention_throughput.csv, and .json with where the numbers come from. experiments/throughput/report.py makes the page.
+Writes <output>/attention_throughput.csv, and .json with where each case's numbers come from. Cases that are there already and not
+measured now stay: the whole may be the work of several jobs. experiments/throughput/report.py makes the page.
 """
 import argparse
 import csv
@@ -31,6 +32,7 @@ from typing import Callable
 import torch
 
 HEADS = {64: 24, 128: 12}
+GATES = ("open", "bimodal", "init")
 LOG_TOLERANCE = -10.0
 BLOCK = 128
 BUSY_CYCLES = 4_000_000  # of the GPU, some 2 ms: longer than the CPU takes to queue a forward and a backward pass
@@ -176,6 +178,7 @@ def kept_blocks(inputs):
 def flex(pruned, backend):
     from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
+    torch._dynamo.config.recompile_limit = 64  # for all shapes and masks together; beyond it flex_attention would run as it stands
     compiled = torch.compile(flex_attention, dynamic=False)
     options = {"BACKEND": backend} if backend else None
     causal = lambda b, h, q, k: q >= k
@@ -300,6 +303,27 @@ def certificate(absent, commit):
     }
 
 
+def case_of(row):
+    return int(row["length"]), int(row["key_dim"]), row["variant"]
+
+
+def joined(output, records, details, cases):
+    """Records and certificate of this run's cases and of those that earlier runs have left in `output`: (length, dim, gate) each."""
+    where = {case: {"commit": details["commit"], "time": details["time"]} for case in cases if case in map(case_of, records)}
+    if (output / "attention_throughput.csv").exists():
+        with open(output / "attention_throughput.csv", newline="") as file:
+            earlier = [row for row in csv.DictReader(file) if case_of(row) not in cases]
+        before = json.loads((output / "attention_throughput.json").read_text())
+        of_all = {"commit": before["commit"], "time": before["time"]}
+        known = {(c["length"], c["dim"], c["gate"]): {"commit": c["commit"], "time": c["time"]} for c in before.get("cases", [])}
+        where |= {case: known.get(case, of_all) for case in map(case_of, earlier)}
+        records = earlier + records
+    position = {gate: i for i, gate in enumerate(GATES)}
+    order = lambda case: (case[0], case[1], position[case[2]])
+    listed = [dict(zip(("length", "dim", "gate"), case)) | where[case] for case in sorted(where, key=order)]
+    return sorted(records, key=lambda row: order(case_of(row))), details | {"cases": listed}
+
+
 def write(output, records, details):
     output.mkdir(parents=True, exist_ok=True)
     for name, text in (("attention_throughput.csv", None), ("attention_throughput.json", json.dumps(details, indent=2) + "\n")):
@@ -320,7 +344,7 @@ def main():
     parser.add_argument("--output", required=True, type=Path)
     parser.add_argument("--length", type=int, action="append", choices=(4096, 16384, 65536))
     parser.add_argument("--dim", type=int, action="append", choices=tuple(HEADS))
-    parser.add_argument("--gate", action="append", choices=("open", "bimodal", "init"))
+    parser.add_argument("--gate", action="append", choices=GATES)
     parser.add_argument("--only", action="append", help="implementations to time (default: all that are installed)")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--commit", help="what the library was built from, where this is no checkout")
@@ -339,14 +363,17 @@ def main():
         if unit == "TFLOP/s":
             print(f"T {case.length:6} D {case.dim:4} {case.gate:8} {implementation.name:24} {metric:15} {statistics.median(series):8.1f}", flush=True)
 
+    measured = set()
     for length in arguments.length or (4096, 16384, 65536):
         for dim in arguments.dim or HEADS:
-            for name in arguments.gate or ("open", "bimodal", "init"):
+            for name in arguments.gate or GATES:
                 taking_part = [c for c in candidates if length in c.lengths or arguments.only]
                 rounds = arguments.rounds if length < 65536 else max(3, arguments.rounds // 3)  # calls of 0.1 s need no more
                 measure(Case(length, dim, name), taking_part, rounds, report)
                 print(f"{time.monotonic() - begin:6.0f} s", flush=True)
-                write(arguments.output, records, certificate(absent, arguments.commit))  # after each case: a job that runs out of time keeps what it has
+                measured.add((length, dim, name))
+                # after each case: a job that runs out of time keeps what it has
+                write(arguments.output, *joined(arguments.output, records, certificate(absent, arguments.commit), measured))
 
 
 if __name__ == "__main__":

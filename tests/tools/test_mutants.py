@@ -1,15 +1,20 @@
-"""Each mutant of the CUDA kernels changes what it says it changes: the list keeps up with the kernels."""
+"""The mutants of the CUDA kernels keep up with the kernels, and tools/gpu_mutants tells what became of each. No GPU: programs of a shell."""
 
+import os
 import pathlib
+import subprocess
 import sys
+import tempfile
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests/cuda"))
 from mutants import FILTERS, MUTANTS, PROGRAMS, Mutant  # noqa: E402
 
+PASSES, FAILS = "exit 0", "echo '[  FAILED  ] Suite.FindsItOut/0, where'; exit 1"
 
-class Mutants(unittest.TestCase):
+
+class List(unittest.TestCase):
     def test_each_finds_what_it_replaces(self):
         for mutant in MUTANTS:
             with self.subTest(mutant.name):
@@ -24,6 +29,60 @@ class Mutants(unittest.TestCase):
     def test_a_change_that_fits_elsewhere_too_is_refused(self):
         with self.assertRaisesRegex(ValueError, "expected 1 of what it replaces in file, found 2"):
             Mutant("name", "ptx", "file", "old", "new").apply("old, old")
+
+
+class Run(unittest.TestCase):
+    NAME = next(mutant.name for mutant in MUTANTS if mutant.suite == "ptx")
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+        self.script("bin/nvidia-smi", "echo a GPU")
+
+    def script(self, path, text):
+        file = self.folder / path
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(f"#!/bin/sh\n{text}\n")
+        file.chmod(0o755)
+
+    def run_with(self, **programs):
+        """Exit status, last section of the log and standard error of a run where these programs were built."""
+        for name, text in programs.items():
+            self.script(f"{name}/program", text)
+            (self.folder / name / "commit").write_text("abc")
+        run = subprocess.run([sys.executable, ROOT / "tools/gpu_mutants", "run", "--only", self.NAME, self.folder], capture_output=True, text=True,
+                             env=os.environ | {"PATH": f"{self.folder}/bin:{os.environ['PATH']}"})
+        return run.returncode, (self.folder / "mutants.log").read_text().split("gpu  ")[-1], run.stderr
+
+    def test_a_test_that_fails_kills(self):
+        status, log, _ = self.run_with(**{"unchanged_ptx": PASSES, self.NAME: FAILS})
+        self.assertEqual(status, 0)
+        self.assertRegex(log, rf"{self.NAME} .* killed +Suite.FindsItOut/0\n")
+        self.assertIn("commit  abc\n", log)
+        self.assertIn("mutants 1, killed 1\n", log)
+
+    def test_one_that_passes_all_survives(self):
+        status, log, complaint = self.run_with(**{"unchanged_ptx": PASSES, self.NAME: PASSES})
+        self.assertEqual(status, 1)
+        self.assertRegex(log, rf"{self.NAME} .* SURVIVED\n")
+        self.assertIn(self.NAME, complaint)
+
+    def test_kernels_as_they_are_must_pass(self):
+        status, log, complaint = self.run_with(**{"unchanged_ptx": FAILS, self.NAME: FAILS})
+        self.assertEqual(status, 1)
+        self.assertRegex(log, r"unchanged_ptx .* FAILED +Suite.FindsItOut/0\n")
+        self.assertIn("unchanged_ptx", complaint)
+
+    def test_one_that_was_not_built_is_no_success(self):
+        status, log, _ = self.run_with(unchanged_ptx=PASSES)
+        self.assertEqual(status, 1)
+        self.assertRegex(log, rf"{self.NAME} .* NOT BUILT\n")
+
+    def test_a_second_run_leaves_what_the_first_said(self):
+        self.run_with(**{"unchanged_ptx": PASSES, self.NAME: PASSES})
+        self.run_with(**{self.NAME: FAILS})
+        self.assertRegex((self.folder / "mutants.log").read_text(), r"(?s)SURVIVED.*killed")
 
 
 if __name__ == "__main__":

@@ -7,11 +7,13 @@ usage: tools/compare_attention.py --library build/cuda/lib/liblethe_torch.so --o
 Every implementation is called once and held against float64 before it is timed: one whose error is over its budget is an error in the
 table, never a time. Then all run in turn, in a new random order each round, on inputs that rotate past the L2 cache; a time is the
 median between CUDA events, on a GPU that is kept busy until forward and backward are queued: what the kernels take, without the CPU
-that launches them. FlexAttention is compiled anew for every shape and takes no part at T = 65536, unless --only names it. The TFLOP/s are "effective": 2·B·H·T²·D forward and 2.5 times that backward, whatever was pruned. What isn't
-installed is left out and named in the certificate.
+that launches them. FlexAttention is compiled anew for every shape and takes no part at T = 65536, unless --only names it. The TFLOP/s are
+"effective": 2·B·H·T²·D forward and 2.5 times that backward, whatever was pruned. What isn't installed is left out and named in the
+certificate.
 
-Writes <output>/attention_throughput.csv, and .json with where each case's numbers come from. Cases that are there already and not
-measured now stay: the whole may be the work of several jobs. experiments/throughput/report.py makes the page.
+Writes <output>/attention_throughput.csv, and .json with where the numbers come from. The whole may be the work of several jobs: a case
+(length, head dim, gate) that is there already stays until it is measured again, as a whole, and its run's certificate with it.
+experiments/throughput/report.py makes the page.
 """
 import argparse
 import csv
@@ -178,7 +180,9 @@ def kept_blocks(inputs):
 def flex(pruned, backend):
     from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
-    torch._dynamo.config.recompile_limit = 64  # for all shapes and masks together; beyond it flex_attention would run as it stands
+    # All shapes and masks count together; beyond the limit flex_attention would run uncompiled, and be timed so.
+    torch._dynamo.config.recompile_limit = 64
+    torch._dynamo.config.fail_on_recompile_limit_hit = True
     compiled = torch.compile(flex_attention, dynamic=False)
     options = {"BACKEND": backend} if backend else None
     causal = lambda b, h, q, k: q >= k
@@ -298,7 +302,8 @@ def certificate(absent, commit):
         "command_line": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "machine": {"gpu": torch.cuda.get_device_name(), "processors": os.cpu_count(), "system": platform.system()},
-        "versions": {"torch": torch.__version__, "cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version(), "python": platform.python_version()},
+        "versions": {"torch": torch.__version__, "cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version(),
+                     "python": platform.python_version()},
         "left_out": absent,
     }
 
@@ -307,35 +312,46 @@ def case_of(row):
     return int(row["length"]), int(row["key_dim"]), row["variant"]
 
 
-def joined(output, records, details, cases):
-    """Records and certificate of this run's cases and of those that earlier runs have left in `output`: (length, dim, gate) each."""
-    where = {case: {"commit": details["commit"], "time": details["time"]} for case in cases if case in map(case_of, records)}
-    if (output / "attention_throughput.csv").exists():
-        with open(output / "attention_throughput.csv", newline="") as file:
-            earlier = [row for row in csv.DictReader(file) if case_of(row) not in cases]
-        before = json.loads((output / "attention_throughput.json").read_text())
-        of_all = {"commit": before["commit"], "time": before["time"]}
-        known = {(c["length"], c["dim"], c["gate"]): {"commit": c["commit"], "time": c["time"]} for c in before.get("cases", [])}
-        where |= {case: known.get(case, of_all) for case in map(case_of, earlier)}
-        records = earlier + records
-    position = {gate: i for i, gate in enumerate(GATES)}
-    order = lambda case: (case[0], case[1], position[case[2]])
-    listed = [dict(zip(("length", "dim", "gate"), case)) | where[case] for case in sorted(where, key=order)]
-    return sorted(records, key=lambda row: order(case_of(row))), details | {"cases": listed}
+def of_case(case):
+    return case[0], case[1], GATES.index(case[2])
+
+
+def earlier_runs(output, gpu):
+    """What is in `output`: rows, and the certificates of the runs they are of, the newest first."""
+    csv_path, json_path = output / "attention_throughput.csv", output / "attention_throughput.json"
+    if not csv_path.exists() and not json_path.exists():
+        return [], []
+    if not (csv_path.exists() and json_path.exists()):
+        sys.exit(f"output: expected {csv_path.name} and {json_path.name} in {output} or neither, found one")
+    with open(csv_path, newline="") as file:
+        rows = list(csv.DictReader(file))
+    newest = json.loads(json_path.read_text())
+    newest.setdefault("cases", sorted(set(map(case_of, rows)), key=of_case))
+    runs = [newest, *newest.pop("earlier", [])]
+    for run in runs:
+        if run["machine"]["gpu"] != gpu:
+            sys.exit(f"output: expected results of {gpu} in {output}, found some of {run['machine']['gpu']}")
+    return rows, runs
+
+
+def joined(before, records, details, cases):
+    """Rows and certificate of this run's cases and of those of earlier runs that it has not measured."""
+    rows, runs = before
+    rows = [row for row in rows if case_of(row) not in cases] + records
+    of_runs = [run | {"cases": [case for case in run["cases"] if tuple(case) not in cases]} for run in runs]
+    details = details | {"cases": sorted(cases, key=of_case), "earlier": [run for run in of_runs if run["cases"]]}
+    return sorted(rows, key=lambda row: of_case(case_of(row))), details
 
 
 def write(output, records, details):
     output.mkdir(parents=True, exist_ok=True)
-    for name, text in (("attention_throughput.csv", None), ("attention_throughput.json", json.dumps(details, indent=2) + "\n")):
-        new = output / (name + ".new")
-        with open(new, "w", newline="") as file:
-            if text is None:
-                writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-                writer.writeheader()
-                writer.writerows(records)
-            else:
-                file.write(text)
-        new.rename(output / name)
+    with open(output / "attention_throughput.csv.new", "w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(records)
+    (output / "attention_throughput.json.new").write_text(json.dumps(details, indent=2) + "\n")
+    for name in ("attention_throughput.json", "attention_throughput.csv"):
+        (output / f"{name}.new").rename(output / name)
 
 
 def main():
@@ -349,6 +365,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--commit", help="what the library was built from, where this is no checkout")
     arguments = parser.parse_args()
+    before = earlier_runs(arguments.output, torch.cuda.get_device_name())
     torch.ops.load_library(arguments.library)
     random.seed(SEED)
     begin = time.monotonic()
@@ -373,7 +390,7 @@ def main():
                 print(f"{time.monotonic() - begin:6.0f} s", flush=True)
                 measured.add((length, dim, name))
                 # after each case: a job that runs out of time keeps what it has
-                write(arguments.output, *joined(arguments.output, records, certificate(absent, arguments.commit), measured))
+                write(arguments.output, *joined(before, records, certificate(absent, arguments.commit), measured))
 
 
 if __name__ == "__main__":

@@ -9,9 +9,8 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
-from report.markdown import commit_words  # noqa: E402
 from report.style import OURS, PAPER, panels, save  # noqa: E402
-from report.throughput import DIRECTIONS, load_throughput, ratio_table  # noqa: E402
+from report.throughput import DIRECTIONS, load_throughput, of_runs, ratio_table  # noqa: E402
 
 BASELINE = "cudnn"  # what attention without a gate costs
 
@@ -22,15 +21,6 @@ def speed_and_ratio(case, metrics, direction):
         return ["error", ""]
     baseline = case.get(BASELINE, {}).get(metric, math.nan)
     return [f"{metrics[metric]:.0f}", "" if math.isnan(baseline) else f"{metrics[metric] / baseline:.2f}"]
-
-
-def of_other_runs(certificate):
-    """{commit: its lengths}, where not all cases were measured by one commit."""
-    lengths = {}
-    for case in certificate.get("cases", []):
-        if case["commit"] != certificate["commit"]:
-            lengths.setdefault(case["commit"], {})[case["length"]] = None
-    return {commit: "T = " + ", ".join(map(str, of_commit)) for commit, of_commit in lengths.items()}
 
 
 def page(cases, ratios, certificate):
@@ -46,10 +36,7 @@ def page(cases, ratios, certificate):
         for name, metrics in case.items():
             cells = [cell for direction in DIRECTIONS for cell in speed_and_ratio(case, metrics, direction)]
             lines.append(f"| {name} | " + " | ".join(cells) + f" | {metrics['share_of_budget']:.2f} |")
-    versions = ", ".join(f"{name} {version}" for name, version in certificate["versions"].items())
-    commit = commit_words(certificate["commit"], certificate["dirty"])
-    lines += ["", f"Commit {commit}; {certificate['time']}; {versions}. Not installed: {', '.join(certificate['left_out']) or 'nothing'}."]
-    lines += [f"{cases}: commit {commit_words(commit, False)}." for commit, cases in of_other_runs(certificate).items()] + [""]
+    lines += ["", *"\n\n".join(of_runs(certificate, list(cases))).split("\n"), ""]
     return "\n".join(lines)
 
 

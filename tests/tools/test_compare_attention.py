@@ -8,18 +8,26 @@ import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
-from compare_attention import COLUMNS, joined, write  # noqa: E402
+from compare_attention import COLUMNS, earlier_runs, joined, write  # noqa: E402
+from report.throughput import of_runs  # noqa: E402
+
+GPU = "a GPU"
 
 
 def row(length, dim, gate, value):
     return dict.fromkeys(COLUMNS, "") | {"length": length, "key_dim": dim, "variant": gate, "value": value}
 
 
+def certificate(commit):
+    return {"commit": commit, "dirty": None, "time": f"time of {commit}", "machine": {"gpu": GPU}, "versions": {"torch": "2"}, "left_out": {}}
+
+
 def run(folder, commit, rows):
-    """As a run of this commit that measures these cases leaves the folder."""
+    """As a run of this commit that measures these cases leaves the folder: the values, and the certificate."""
     cases = {(r["length"], r["key_dim"], r["variant"]) for r in rows}
-    write(folder, *joined(folder, rows, {"commit": commit, "time": f"of {commit}"}, cases))
-    return (folder / "attention_throughput.csv").read_text().splitlines()[1:], json.loads((folder / "attention_throughput.json").read_text())
+    write(folder, *joined(earlier_runs(folder, GPU), rows, certificate(commit), cases))
+    lines = (folder / "attention_throughput.csv").read_text().splitlines()[1:]
+    return [line.split(",")[COLUMNS.index("value")] for line in lines], json.loads((folder / "attention_throughput.json").read_text())
 
 
 class Joined(unittest.TestCase):
@@ -28,26 +36,30 @@ class Joined(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.folder = pathlib.Path(folder.name)
 
-    def values(self, lines):
-        return [line.split(",")[COLUMNS.index("value")] for line in lines]
-
-    def test_cases_that_are_not_measured_stay_and_say_whose_they_are(self):
+    def test_cases_that_are_not_measured_stay_with_their_runs_certificate(self):
         run(self.folder, "first", [row(16384, 64, "open", "1"), row(16384, 64, "init", "2"), row(65536, 64, "open", "3")])
-        lines, certificate = run(self.folder, "second", [row(4096, 128, "open", "4"), row(16384, 64, "open", "5")])
-        self.assertEqual(self.values(lines), ["4", "5", "2", "3"])
-        self.assertEqual(certificate["commit"], "second")
-        self.assertEqual([(c["length"], c["gate"], c["commit"], c["time"]) for c in certificate["cases"]],
-                         [(4096, "open", "second", "of second"), (16384, "open", "second", "of second"), (16384, "init", "first", "of first"),
-                          (65536, "open", "first", "of first")])
-        lines, certificate = run(self.folder, "third", [row(4096, 128, "open", "6")])
-        self.assertEqual(self.values(lines), ["6", "5", "2", "3"])
-        self.assertEqual([c["commit"] for c in certificate["cases"]], ["third", "second", "first", "first"])
+        values, second = run(self.folder, "second", [row(4096, 128, "open", "4"), row(16384, 64, "open", "5")])
+        self.assertEqual(values, ["4", "5", "2", "3"])
+        self.assertEqual((second["commit"], second["cases"]), ("second", [[4096, 128, "open"], [16384, 64, "open"]]))
+        self.assertEqual([(r["time"], r["cases"]) for r in second["earlier"]], [("time of first", [[16384, 64, "init"], [65536, 64, "open"]])])
+        measured = [(4096, 128, "open"), (16384, 64, "open"), (16384, 64, "init"), (65536, 64, "open")]
+        self.assertEqual([line.split(";", 2)[0] for line in of_runs(second, measured)],
+                         ["T = 4096", "T = 16384, D = 64, init"])
+        values, third = run(self.folder, "third", [row(16384, 64, "init", "6"), row(65536, 64, "open", "7")])
+        self.assertEqual(values, ["4", "5", "6", "7"])
+        self.assertEqual([r["commit"] for r in third["earlier"]], ["second"])
 
-    def test_results_from_before_cases_were_listed_are_of_their_commit(self):
-        run(self.folder, "first", [row(16384, 64, "open", "1")])
-        (self.folder / "attention_throughput.json").write_text('{"commit": "first", "time": "then"}')
-        _, certificate = run(self.folder, "second", [row(4096, 64, "open", "2")])
-        self.assertEqual([(c["commit"], c["time"]) for c in certificate["cases"]], [("second", "of second"), ("first", "then")])
+    def test_a_case_is_measured_again_as_a_whole(self):
+        run(self.folder, "first", [row(4096, 64, "open", "1"), row(4096, 64, "open", "2")])
+        self.assertEqual(run(self.folder, "second", [row(4096, 64, "open", "3")])[0], ["3"])
+
+    def test_what_does_not_belong_together_is_refused(self):
+        run(self.folder, "first", [row(4096, 64, "open", "1")])
+        with self.assertRaisesRegex(SystemExit, "expected results of another GPU in .*, found some of a GPU"):
+            earlier_runs(self.folder, "another GPU")
+        (self.folder / "attention_throughput.json").unlink()
+        with self.assertRaisesRegex(SystemExit, "or neither, found one"):
+            earlier_runs(self.folder, GPU)
 
 
 if __name__ == "__main__":

@@ -104,9 +104,10 @@ def benchmark_page(path):
     commit = commit_words(context.get("commit"), context.get("dirty") == "yes")
     if path.stem.endswith("_cuda"):
         return (
-            f"# {path.stem}\n\n{benchmark_table(path)}\nThe kernels beside the same built without a gate, which prunes nothing; the plan (prefix sums, norms, boundary) is part of each direction. "
-            "`forward` keeps the residual of the values that the backward wants, with a gate and without; `inference` is a forward that keeps none. "
-            f"Medians of repetitions in random order, bfloat16, B·T = 32768, H·D = 1536, `tools/gpu_check`; commit {commit}; {context.get('gpu', path.parent.name)}; {context['date']}.\n"
+            f"# {path.stem}\n\n{benchmark_table(path)}\nThe kernels beside the same built without a gate, which prunes nothing; the plan (prefix sums, norms, "
+            "boundary) is part of each direction. `forward` keeps the residual of the values that the backward wants, with a gate and without; "
+            "`inference` is a forward that keeps none. Medians of repetitions in random order, bfloat16, B·T = 32768, H·D = 1536, `tools/gpu_check`; "
+            f"commit {commit}; {context.get('gpu', path.parent.name)}; {context['date']}.\n"
         )
     return (
         f"# {path.stem}\n\n{benchmark_table(path)}\n\"times as fast\" as `torch`, or as the rule's loop over tokens. Medians of repetitions in random order, `tools/benchmark`; commit {commit}; "

@@ -2,7 +2,7 @@
 
 import csv
 
-from report.markdown import number, table
+from report.markdown import commit_words, number, table
 from report.results import BadResult
 
 DIRECTIONS = ("forward", "backward")
@@ -20,6 +20,24 @@ def load_throughput(path):
     return cases
 
 
+def of_runs(certificate, measured):
+    """A line for each run that cases are of: which they are, where not all, and of what."""
+    lines = []
+    for run in [certificate, *certificate.get("earlier", [])]:
+        cases = {tuple(case) for case in run.get("cases", measured)}
+        names = []
+        for length in dict.fromkeys(length for length, _, _ in measured):
+            of_length = [case for case in measured if case[0] == length]
+            if cases.issuperset(of_length):
+                names.append(f"T = {length}")
+            else:
+                names += [f"T = {length}, D = {dim}, {gate}" for length, dim, gate in of_length if (length, dim, gate) in cases]
+        versions = ", ".join(f"{name} {version}" for name, version in run["versions"].items())
+        lines.append(f"{'; '.join(names)}: commit {commit_words(run['commit'], run['dirty'])}; {run['time']}; {versions}. "
+                     f"Not installed: {', '.join(run['left_out']) or 'nothing'}.")
+    return lines
+
+
 def ratio(case, ours, rivals, direction, factor=1.0):
     """Ours over the fastest rival that was timed; None where either is missing."""
     metric = f"{direction}_speed"
@@ -29,7 +47,7 @@ def ratio(case, ours, rivals, direction, factor=1.0):
 
 
 def ratio_table(path):
-    """A row a shape: with an open gate beside the fastest without one; with the bimodal gate, pruned, beside ourselves and those who prune too."""
+    """A row a shape: with an open gate beside those without one; with the bimodal gate, pruned, beside ourselves and those who prune too."""
     cases = load_throughput(path)
     rows = []
     for length, dim in dict.fromkeys((length, dim) for length, dim, _ in cases):
@@ -39,8 +57,8 @@ def ratio_table(path):
             raise BadResult(f"{path}: T = {length}, D = {dim}: expected one pruned share, found {sorted(shares)}")
         share = next(iter(shares), None)
         flex = [name for name in bimodal if name.startswith("flex") and name.endswith("_pruned_mask")]
-        row = [f"T = {length}, D = {dim}", *(number(ratio(opened, "lethe", [rival], direction)) for rival in WITHOUT_GATE for direction in DIRECTIONS),
-               number(share)]
+        beside_those = [number(ratio(opened, "lethe", [rival], direction)) for rival in WITHOUT_GATE for direction in DIRECTIONS]
+        row = [f"T = {length}, D = {dim}", *beside_those, number(share)]
         for rivals, factor in ((["lethe"], None if share is None else 1 - share), (flex, 1.0), (["official_pruned"], 1.0)):
             row += [number(ratio(bimodal, "lethe_pruned", rivals, direction, factor) if factor is not None else None) for direction in DIRECTIONS]
         rows.append(row)

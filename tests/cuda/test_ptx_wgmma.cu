@@ -156,9 +156,9 @@ __global__ void __launch_bounds__(128, 1)
 }
 
 // Two products in flight, of the same A with 128 columns of B, kTimes over, and with 64 more. When at most the second still runs, the
-// first one's accumulators are taken, or its columns overwritten: where that comes too early ptxas mends the one, but can't see the other.
+// first one's accumulators are taken.
 constexpr int kTimes = 16;
-template <bool kOverwrite, typename Element>
+template <typename Element>
 __global__ void __launch_bounds__(128, 1)
     two_products(const Element* a, const Element* b, const Element* c, float* d, float* e) {
   __shared__ alignas(1024) char a_panel[kM * 128], b_panel[128 * 128], c_panel[64 * 128];
@@ -183,22 +183,11 @@ __global__ void __launch_bounds__(128, 1)
                                      ptx::advance<32>(ptx::operand_descriptor(c_panel, 0), step), step > 0);
   ptx::wgmma_commit();
   ptx::wgmma_wait<1>();
-  if constexpr (kOverwrite) {
-    __syncthreads();
-#pragma unroll
-    for (int column = kDepth - 8; column >= 0; column -= 8)  // what is read last is overwritten first
-      *reinterpret_cast<uint4*>(b_panel + ptx::swizzled_offset(threadIdx.x, column)) = {~0u, ~0u, ~0u, ~0u};
-  } else {
-    ptx::pin(first);
-    write_accumulators<128>(d, first);
-  }
+  ptx::pin(first);
+  write_accumulators<128>(d, first);
   ptx::wgmma_wait<0>();
   ptx::pin(second);
   write_accumulators<64>(e, second);
-  if constexpr (kOverwrite) {
-    ptx::pin(first);
-    write_accumulators<128>(d, first);
-  }
 }
 
 std::vector<float> transposed(const std::vector<float>& matrix, int rows, int columns) {
@@ -318,30 +307,20 @@ TEST(Wgmma, StartsForgottenAccumulatorsFromZero) {
   }
 }
 
-template <bool kOverwrite>
-void expect_two_products() {
+TEST(Wgmma, GivesTheAccumulatorsOfTheFirstGroupWhileTheSecondRuns) {
+  LETHE_NEEDS_GPU();
   const auto a = testing::small_integers(kM * kDepth, 7);
   const auto b = testing::small_integers(kDepth * 128, 8), c = testing::small_integers(kDepth * 64, 9);
   const DeviceArray<__half> a_device(testing::to_element<__half>(a));
   const DeviceArray<__half> b_device(testing::to_element<__half>(transposed(b, kDepth, 128)));
   const DeviceArray<__half> c_device(testing::to_element<__half>(transposed(c, kDepth, 64)));
   const DeviceArray<float> d(kM * 128), e(kM * 64);
-  two_products<kOverwrite><<<1, 128>>>(a_device.data(), b_device.data(), c_device.data(), d.data(), e.data());
+  two_products<<<1, 128>>>(a_device.data(), b_device.data(), c_device.data(), d.data(), e.data());
   testing::require(cudaGetLastError());
   auto expected = product(a, b, 128);
   for (float& value : expected) value *= kTimes;
   EXPECT_EQ(d.host(), expected);
   EXPECT_EQ(e.host(), product(a, c, 64));
-}
-
-TEST(Wgmma, GivesTheAccumulatorsOfTheFirstGroupWhileTheSecondRuns) {
-  LETHE_NEEDS_GPU();
-  expect_two_products<false>();
-}
-
-TEST(Wgmma, LeavesTheOperandsOfTheFirstGroupWhileTheSecondRuns) {
-  LETHE_NEEDS_GPU();
-  expect_two_products<true>();
 }
 
 }  // namespace

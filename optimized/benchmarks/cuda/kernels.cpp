@@ -147,7 +147,6 @@ lethe_problem problem_of(const Case& c) {
           t.grad.get(),
           t.log_forget.at(c.gate).get(),
           t.values.get(),
-          c.direction == "inference" ? nullptr : t.residual.get(),
           t.log_normalizer.get(),
           t.visited_pairs.get(),
           t.grad_query.get(),
@@ -155,7 +154,8 @@ lethe_problem problem_of(const Case& c) {
           t.grad_value.get(),
           t.grad_log_forget.get(),
           nullptr,
-          nullptr};
+          nullptr,
+          c.direction == "inference" ? nullptr : t.residual.get()};
 }
 
 std::vector<float> sample(const void* tensor) {

@@ -13,18 +13,20 @@ struct lethe_problem {
   const void *query, *key, *value, *grad_values;
   const float* log_forget;
   void* values;
-  void* residual;  ///< what the forward keeps for the backward of it; null: nothing
   float* log_normalizer;
   int64_t* visited_pairs;
   void *grad_query, *grad_key, *grad_value;
   float* grad_log_forget;
   void *forward_memory, *backward_memory;  ///< lethe_forward_bytes and lethe_backward_bytes long, 256-byte aligned
+  void*
+      residual;  ///< of the values, that the forward keeps for the backward; null: none. Last, so that older modules keep none
 };
 
 uint64_t lethe_forward_bytes(const lethe_problem* problem);
 uint64_t lethe_backward_bytes(const lethe_problem* problem);
 
-/// What the operator launches for a forward pass: the gate's plan, then the kernel. On the default stream; throws nothing: prints and aborts.
+/// What the operator launches for a forward pass: the gate's plan, then the kernel. On the default stream; throws nothing: prints and
+/// aborts.
 void lethe_forward(const lethe_problem* problem);
 
 /// The same for a backward pass behind lethe_forward on the same problem.

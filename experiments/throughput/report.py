@@ -36,7 +36,9 @@ def page(cases, ratios, certificate):
         for name, metrics in case.items():
             cells = [cell for direction in DIRECTIONS for cell in speed_and_ratio(case, metrics, direction)]
             lines.append(f"| {name} | " + " | ".join(cells) + f" | {metrics['share_of_budget']:.2f} |")
-    lines += ["", *"\n\n".join(of_runs(certificate, list(cases))).split("\n"), ""]
+    for run in of_runs(certificate, list(cases)):
+        lines += ["", run]
+    lines.append("")
     return "\n".join(lines)
 
 

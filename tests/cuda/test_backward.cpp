@@ -10,6 +10,7 @@
 #include "reference/agreement.hpp"
 #include "reference/forgetting_attention.hpp"
 #include "tests/cuda/backward.hpp"
+#include "tests/cuda/every_kernel.hpp"
 #include "tests/cuda/rounded_gradients.hpp"
 
 namespace lethe {
@@ -18,17 +19,7 @@ namespace {
 using testing::BackwardResult;
 using testing::DeviceArray;
 using testing::grad_values_of;
-
-/// Column `head` of [B, T, heads, width] at `batch`, flat [T, width].
-std::vector<double> slice(const std::vector<double>& tensor, int64_t length, int64_t heads, int64_t width,
-                          int64_t batch, int64_t head) {
-  std::vector<double> result;
-  for (int64_t t = 0; t < length; ++t) {
-    const auto begin = tensor.begin() + ((batch * length + t) * heads + head) * width;
-    result.insert(result.end(), begin, begin + width);
-  }
-  return result;
-}
+using testing::slice;
 
 constexpr std::array kGradientNames = {"query", "key", "value", "log_forget"};
 
@@ -180,14 +171,7 @@ std::vector<double> expected_gate_gradient(const Problem& problem, const GateSum
   return gradient;
 }
 
-class Backward : public ::testing::TestWithParam<std::tuple<Dtype, int64_t>> {
- protected:
-  void SetUp() override { LETHE_NEEDS_GPU(); }
-  Dtype dtype() const { return std::get<0>(GetParam()); }
-  Shape shape(int64_t batch, int64_t queries, int64_t keys, int64_t heads, int64_t query_heads) const {
-    return {batch, queries, keys, heads, query_heads, std::get<1>(GetParam()), std::get<1>(GetParam())};
-  }
-};
+class Backward : public testing::EveryKernel {};
 
 TEST_P(Backward, EqualsTheReferenceAtEveryLengthAroundATile) {
   for (const int64_t length : {1, 2, 17, 63, 64, 65, 127, 128, 129, 255, 257, 640}) {
@@ -355,12 +339,7 @@ TEST_P(Backward, MakesTheGatesGradientOfTheSums) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(EveryKernel, Backward,
-                         ::testing::Combine(::testing::Values(Dtype::kBFloat16, Dtype::kFloat16),
-                                            ::testing::Values(64, 128)),
-                         [](const auto& info) {
-                           return dtype_name(std::get<0>(info.param)) + "_" + std::to_string(std::get<1>(info.param));
-                         });
+INSTANTIATE_TEST_SUITE_P(EveryKernel, Backward, testing::all_instances(), testing::name_of_instance);
 
 }  // namespace
 }  // namespace lethe

@@ -7,22 +7,13 @@
 #include "reference/agreement.hpp"
 #include "reference/forgetting_attention.hpp"
 #include "tests/cuda/attention.hpp"
+#include "tests/cuda/every_kernel.hpp"
 
 namespace lethe {
 namespace {
 
 using testing::ForwardResult;
-
-/// Column `head` of [B, T, heads, width] at `batch`, flat [T, width].
-std::vector<double> slice(const std::vector<double>& tensor, int64_t length, int64_t heads, int64_t width,
-                          int64_t batch, int64_t head) {
-  std::vector<double> result;
-  for (int64_t t = 0; t < length; ++t) {
-    const auto begin = tensor.begin() + ((batch * length + t) * heads + head) * width;
-    result.insert(result.end(), begin, begin + width);
-  }
-  return result;
-}
+using testing::slice;
 
 struct WorstError {
   double values = 0, log_normalizer = 0;
@@ -61,14 +52,7 @@ std::string describe(const Shape& s, Dtype dtype, Gate gate) {
          std::to_string(s.query_heads) + " D" + std::to_string(s.key_dim);
 }
 
-class Forward : public ::testing::TestWithParam<std::tuple<Dtype, int64_t>> {
- protected:
-  void SetUp() override { LETHE_NEEDS_GPU(); }
-  Dtype dtype() const { return std::get<0>(GetParam()); }
-  Shape shape(int64_t batch, int64_t queries, int64_t keys, int64_t heads, int64_t query_heads) const {
-    return {batch, queries, keys, heads, query_heads, std::get<1>(GetParam()), std::get<1>(GetParam())};
-  }
-};
+class Forward : public testing::EveryKernel {};
 
 TEST_P(Forward, EqualsTheReferenceAtEveryLengthAroundATile) {
   for (const int64_t length : {1, 2, 17, 63, 64, 65, 127, 128, 129, 255, 257, 640}) {
@@ -251,133 +235,6 @@ TEST_P(Forward, KeepsToOneCutWhereverItLiesInABlock) {
     }
 }
 
-TEST_P(Forward, IsBitEqualWithoutATolerance) {
-  const Problem problem = random_problem(shape(2, 1000, 1000, 2, 2), dtype(), Gate::kCutting, 13);
-  const ForwardResult unpruned = testing::run_forward(problem);
-  const ForwardResult other = testing::run_forward(problem, {.logit_bound = std::vector<float>(4, 1.0f)});
-  EXPECT_EQ(unpruned.values, other.values);
-  EXPECT_EQ(unpruned.log_normalizer, other.log_normalizer);
-  EXPECT_EQ(unpruned.visited_pairs, other.visited_pairs);
-}
-
-TEST_P(Forward, PrunesOnlyBlocksWhoseWeightIsBelowTheTolerance) {
-  const Problem problem = random_problem(shape(2, 1100, 1300, 2, 4), dtype(), Gate::kInitial, 14);
-  const ForwardResult whole = testing::run_forward(problem);
-  const double log_tolerance = -10;
-  const ForwardResult pruned = testing::run_forward(problem, {.log_pruning_tolerance = log_tolerance});
-  EXPECT_EQ(pruned.visited_pairs, testing::boundary_pairs(problem.shape, pruned.first_key_block));
-  for (size_t row = 0; row < whole.visited_pairs.size(); ++row)
-    EXPECT_LT(pruned.visited_pairs[row], whole.visited_pairs[row] / 2);
-  // What was left out of a row's sum is 1 − exp(difference of the normalisers).
-  for (size_t i = 0; i < whole.log_normalizer.size(); ++i)
-    ASSERT_LE(whole.log_normalizer[i] - pruned.log_normalizer[i], std::exp(log_tolerance) + 1e-5) << i;
-  EXPECT_LE(compare(pruned.values, whole.values, 1).error, budget(dtype()));
-}
-
-// The worst that can be pruned: every logit is U but the query's own key's, which is −U, and one gate puts all other keys as far.
-TEST_P(Forward, LosesTheToleranceAtMostWhereLogitsReachTheirBound) {
-  constexpr int64_t kKeys = 1500, kPruned = (kKeys - 1) / kGateBlock * kGateBlock;
-  constexpr double kLogTolerance = -5;
-  Problem problem = random_problem(shape(1, 1, kKeys, 1, 1), dtype(), Gate::kZero, 30);
-  const int64_t dim = problem.shape.key_dim;
-  const double bound = problem.scale * dim / 4, threshold = -2 * bound - std::log(double(kKeys)) + kLogTolerance;
-  std::fill(problem.query.begin(), problem.query.end(), 0.5);
-  std::fill(problem.key.begin(), problem.key.end(), 0.5);
-  std::fill(problem.key.end() - dim, problem.key.end(), -0.5);
-  for (const double slack : {-0.05, 0.05}) {
-    SCOPED_TRACE(slack);
-    problem.log_forget.back() = static_cast<float>(threshold + slack);
-    const ForwardResult whole = testing::run_forward(problem),
-                        pruned = testing::run_forward(problem, {.log_pruning_tolerance = kLogTolerance});
-    const double lost = 1 - std::exp(pruned.log_normalizer[0] - whole.log_normalizer[0]);
-    EXPECT_EQ(pruned.visited_pairs[0], slack < 0 ? kKeys - kPruned : kKeys);
-    EXPECT_LE(lost, std::exp(kLogTolerance));
-    EXPECT_GE(lost, slack < 0 ? 0.8 * std::exp(kLogTolerance) : 0);
-  }
-}
-
-// Heads that could be pruned beside heads that could not, in the same group and not. The norms decide: gates forget slowly, and each key head
-// and batch entry has its own largest norm, in the last rows.
-TEST_P(Forward, PrunesByNormsAsByTheSameBoundsGiven) {
-  constexpr int64_t kHeads = 2, kQueryHeads = 4, kTokens = 3100;
-  for (const std::vector<int64_t>& open_heads : {std::vector<int64_t>{}, {3}, {0, 2}, {2, 3}}) {
-    Problem problem =
-        random_problem(shape(2, kTokens - 200, kTokens, kHeads, kQueryHeads), dtype(), Gate::kInitial, 21);
-    const int64_t dim = problem.shape.key_dim;
-    for (double& gate : problem.log_forget) gate = static_cast<float>(gate / 16);
-    for (int64_t token = 0; token < 2 * kTokens; ++token)
-      for (const int64_t head : open_heads) problem.log_forget[token * kQueryHeads + head] = -1e-6f;
-    for (int64_t batch = 0; batch < 2; ++batch)
-      for (int64_t i = 0; i < kHeads * dim; ++i) {
-        double& last_key = problem.key[((batch + 1) * kTokens - 1) * kHeads * dim + i];
-        last_key = round_to(dtype(), last_key * (1.25 + 0.25 * (i / dim + 2 * batch)));
-      }
-    const auto largest_norm = [&](const auto& tensor, int64_t length, int64_t heads, int64_t batch, int64_t head) {
-      double largest = 0;
-      for (int64_t token = 0; token < length; ++token) {
-        double square = 0;
-        for (int64_t i = 0; i < dim; ++i) {
-          const double x = tensor[((batch * length + token) * heads + head) * dim + i];
-          square += x * x;
-        }
-        largest = std::max(largest, square);
-      }
-      return std::sqrt(largest);
-    };
-    std::vector<float> bounds;
-    for (int64_t batch = 0; batch < 2; ++batch)
-      for (int64_t head = 0; head < kQueryHeads; ++head)
-        bounds.push_back(static_cast<float>(
-            (1 + 1e-5) * problem.scale * largest_norm(problem.query, kTokens - 200, kQueryHeads, batch, head) *
-            largest_norm(problem.key, kTokens, kHeads, batch, head / (kQueryHeads / kHeads))));
-    const ForwardResult found = testing::run_forward(problem, {.log_pruning_tolerance = -10}),
-                        given = testing::run_forward(problem, {.log_pruning_tolerance = -10, .logit_bound = bounds});
-    EXPECT_EQ(found.first_key_block, given.first_key_block);
-    EXPECT_EQ(found.last_query_block, given.last_query_block);
-    EXPECT_EQ(found.visited_pairs, given.visited_pairs);
-    EXPECT_EQ(found.values, given.values);
-    EXPECT_EQ(found.log_normalizer, given.log_normalizer);
-    const ForwardResult whole = testing::run_forward(problem);
-    for (size_t row = 0; row < whole.visited_pairs.size(); ++row) {
-      const bool open = std::ranges::find(open_heads, int64_t(row) % kQueryHeads) != open_heads.end();
-      EXPECT_EQ(found.visited_pairs[row] == whole.visited_pairs[row], open) << row;
-    }
-  }
-}
-
-TEST_P(Forward, VisitsExactlyTheBlocksThatBruteForceKeeps) {
-  for (const Gate gate : {Gate::kInitial, Gate::kSpiky, Gate::kCutting, Gate::kOpen}) {
-    const Problem problem = random_problem(shape(1, 1100, 1300, 2, 2), dtype(), gate, 15);
-    const float bound = 3;
-    const double log_tolerance = -5;
-    const ForwardResult result = testing::run_forward(
-        problem, {.log_pruning_tolerance = log_tolerance, .logit_bound = std::vector<float>(2, bound)});
-    const double threshold = -2 * bound - std::log(1300.0) + log_tolerance;
-    const int64_t offset = 200, query_blocks = 9, key_blocks = 11;
-    for (int64_t head = 0; head < 2; ++head) {
-      const auto distance = [&](int64_t i, int64_t j) {
-        double sum = 0;
-        for (int64_t l = j + 1; l <= i; ++l) sum += problem.log_forget[l * 2 + head];
-        return sum;
-      };
-      for (int64_t m = 0; m < query_blocks; ++m) {
-        const int64_t i = m * kGateBlock + offset;
-        int64_t first = 0;
-        while (first < i / kGateBlock &&
-               distance(i, std::min<int64_t>(first * kGateBlock + kGateBlock - 1, i)) < threshold)
-          ++first;
-        EXPECT_EQ(result.first_key_block[head * query_blocks + m], first) << gate_name(gate) << ' ' << m;
-      }
-      for (int64_t n = 0; n < key_blocks; ++n) {
-        int64_t last = -1;
-        for (int64_t m = 0; m < query_blocks; ++m)
-          if (result.first_key_block[head * query_blocks + m] <= n) last = m;
-        EXPECT_EQ(result.last_query_block[head * key_blocks + n], last) << gate_name(gate) << ' ' << n;
-      }
-    }
-  }
-}
-
 TEST_P(Forward, RefusesWhatAWrongGateWouldGive) {
   Problem problem = random_problem(shape(1, 512, 512, 1, 1), dtype(), Gate::kInitial, 16);
   const ForwardResult result = testing::run_forward(problem);
@@ -388,12 +245,7 @@ TEST_P(Forward, RefusesWhatAWrongGateWouldGive) {
   EXPECT_GT(worst_error(problem, result).values, 3 * budget(dtype()));
 }
 
-INSTANTIATE_TEST_SUITE_P(EveryKernel, Forward,
-                         ::testing::Combine(::testing::Values(Dtype::kBFloat16, Dtype::kFloat16),
-                                            ::testing::Values(64, 128)),
-                         [](const auto& info) {
-                           return dtype_name(std::get<0>(info.param)) + "_" + std::to_string(std::get<1>(info.param));
-                         });
+INSTANTIATE_TEST_SUITE_P(EveryKernel, Forward, testing::all_instances(), testing::name_of_instance);
 
 /// A long sequence on sampled rows: what the bias alone leaves of accuracy.
 TEST(ForwardPrecision, KeepsTheBiasExactAtALengthOf262144) {

@@ -8,6 +8,7 @@
 #include "reference/forgetting_attention.hpp"
 #include "tests/cuda/backward.hpp"
 #include "tests/cuda/double_gradients.hpp"
+#include "tests/cuda/every_kernel.hpp"
 
 namespace lethe {
 namespace {
@@ -42,10 +43,7 @@ Problem one_head(int64_t length, int64_t dim, Dtype dtype, Gate gate, uint64_t s
   return random_problem({1, length, length, 1, 1, dim, dim}, dtype, gate, seed);
 }
 
-class Precision : public ::testing::TestWithParam<std::tuple<Dtype, int64_t>> {
- protected:
-  void SetUp() override { LETHE_NEEDS_GPU(); }
-};
+class Precision : public testing::EveryKernel {};
 
 TEST_P(Precision, HoldsTheBudgetForEveryGateAtALengthOf8192) {
   const auto [dtype, dim] = GetParam();
@@ -81,12 +79,7 @@ TEST_P(Precision, HoldsTheBudgetWhereTheLogitsDecideAgainstTheGate) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(EveryKernel, Precision,
-                         ::testing::Combine(::testing::Values(Dtype::kBFloat16, Dtype::kFloat16),
-                                            ::testing::Values(64, 128)),
-                         [](const auto& info) {
-                           return dtype_name(std::get<0>(info.param)) + "_" + std::to_string(std::get<1>(info.param));
-                         });
+INSTANTIATE_TEST_SUITE_P(EveryKernel, Precision, testing::all_instances(), testing::name_of_instance);
 
 TEST(PrecisionOracle, EqualsTheReference) {
   LETHE_NEEDS_GPU();

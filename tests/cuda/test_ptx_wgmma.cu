@@ -155,41 +155,6 @@ __global__ void __launch_bounds__(128, 1)
   write_accumulators<64>(d, registers);
 }
 
-// Two products in flight, of the same A with 128 columns of B, kTimes over, and with 64 more. When at most the second still runs, the
-// first one's accumulators are taken.
-constexpr int kTimes = 16;
-template <typename Element>
-__global__ void __launch_bounds__(128, 1)
-    two_products(const Element* a, const Element* b, const Element* c, float* d, float* e) {
-  __shared__ alignas(1024) char a_panel[kM * 128], b_panel[128 * 128], c_panel[64 * 128];
-  fill_panels(a_panel, a, kM, kDepth);
-  fill_panels(b_panel, b, 128, kDepth);
-  fill_panels(c_panel, c, 64, kDepth);
-  ptx::fence_async_shared();
-  __syncthreads();
-  float first[64], second[32];
-  ptx::forget(first);
-  ptx::forget(second);
-  const uint64_t a_operand = ptx::operand_descriptor(a_panel, 0);
-  ptx::wgmma_fence();
-#pragma unroll
-  for (int step = 0; step < kTimes * kDepth / 16; ++step)
-    ptx::wgmma<Major::kK, Major::kK>(Element{}, first, ptx::advance<32>(a_operand, step % 4),
-                                     ptx::advance<32>(ptx::operand_descriptor(b_panel, 0), step % 4), step > 0);
-  ptx::wgmma_commit();
-#pragma unroll
-  for (int step = 0; step < kDepth / 16; ++step)
-    ptx::wgmma<Major::kK, Major::kK>(Element{}, second, ptx::advance<32>(a_operand, step),
-                                     ptx::advance<32>(ptx::operand_descriptor(c_panel, 0), step), step > 0);
-  ptx::wgmma_commit();
-  ptx::wgmma_wait<1>();
-  ptx::pin(first);
-  write_accumulators<128>(d, first);
-  ptx::wgmma_wait<0>();
-  ptx::pin(second);
-  write_accumulators<64>(e, second);
-}
-
 std::vector<float> transposed(const std::vector<float>& matrix, int rows, int columns) {
   std::vector<float> result(matrix.size());
   for (int r = 0; r < rows; ++r)
@@ -305,22 +270,6 @@ TEST(Wgmma, StartsForgottenAccumulatorsFromZero) {
     testing::require(cudaGetLastError());
     EXPECT_EQ(d.host(), product(a, b, 64)) << "before: " << before;
   }
-}
-
-TEST(Wgmma, GivesTheAccumulatorsOfTheFirstGroupWhileTheSecondRuns) {
-  LETHE_NEEDS_GPU();
-  const auto a = testing::small_integers(kM * kDepth, 7);
-  const auto b = testing::small_integers(kDepth * 128, 8), c = testing::small_integers(kDepth * 64, 9);
-  const DeviceArray<__half> a_device(testing::to_element<__half>(a));
-  const DeviceArray<__half> b_device(testing::to_element<__half>(transposed(b, kDepth, 128)));
-  const DeviceArray<__half> c_device(testing::to_element<__half>(transposed(c, kDepth, 64)));
-  const DeviceArray<float> d(kM * 128), e(kM * 64);
-  two_products<<<1, 128>>>(a_device.data(), b_device.data(), c_device.data(), d.data(), e.data());
-  testing::require(cudaGetLastError());
-  auto expected = product(a, b, 128);
-  for (float& value : expected) value *= kTimes;
-  EXPECT_EQ(d.host(), expected);
-  EXPECT_EQ(e.host(), product(a, c, 64));
 }
 
 }  // namespace

@@ -21,7 +21,7 @@ def load_throughput(path):
 
 
 def of_runs(certificate, measured):
-    """A line for each run that cases are of: which they are, where not all, and of what."""
+    """A line for each run: which of the cases it measured, of what commit, when, and with what versions."""
     lines = []
     for run in [certificate, *certificate.get("earlier", [])]:
         cases = {tuple(case) for case in run.get("cases", measured)}

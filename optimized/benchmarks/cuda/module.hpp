@@ -18,8 +18,7 @@ struct lethe_problem {
   void *grad_query, *grad_key, *grad_value;
   float* grad_log_forget;
   void *forward_memory, *backward_memory;  ///< lethe_forward_bytes and lethe_backward_bytes long, 256-byte aligned
-  void*
-      residual;  ///< of the values, that the forward keeps for the backward; null: none. Last, so that older modules keep none
+  void* residual;  ///< of the values, kept for the backward; null: none. Older modules know no more
 };
 
 uint64_t lethe_forward_bytes(const lethe_problem* problem);

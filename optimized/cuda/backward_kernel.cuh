@@ -55,6 +55,8 @@ __device__ void BackwardCta<Element, kDim>::consume(int warpgroup, int thread) {
                                 ptx::swizzled_offset(8 * (lane / 16) + lane % 8, 16 * warp + 8 * (lane / 8 % 2));
 
   constexpr int kDeltaStep = kDim == 64 ? 3 : 6;  // before which k-step of dPᵀ Δ is taken off: the fastest places
+  constexpr int kKeySteps = kQueries / 16;        // of dK
+  constexpr int kAhead = kDim == 64 ? 4 : 0;  // those of them issued while dQ has to wait for the other warpgroup's dS
   constexpr int kSums = kGate ? 4 : 0, kRowSums = kSumsRows ? kSums : 0;  // accumulators of columns that sum dS
   float grad_value[kDim / 2], grad_key[kDim / 2 + kSums], grad_query[32 + kRowSums];
   float score[kScores], grad_weight[kScores];
@@ -123,9 +125,10 @@ __device__ void BackwardCta<Element, kDim>::consume(int warpgroup, int thread) {
   uint32_t parity = 0;
   // Each waits at a barrier of its own: where they run different instances of this function, synccheck takes one barrier that is met in
   // two places for divergence. And at another one the next time, or it could hear twice from a warpgroup that is fast before it waits.
-  const auto meet_other_warpgroup = [&] {
+  const auto meet_other_warpgroup = [&](auto meanwhile) {
     const uint32_t barriers = kMet + 2 * stage;
     ptx::named_barrier_arrive(barriers + 1 - warpgroup, 256);
+    meanwhile();
     ptx::named_barrier_sync(barriers + warpgroup, 256);
   };
   const auto read_step = [&](int stage) {
@@ -199,24 +202,34 @@ __device__ void BackwardCta<Element, kDim>::consume(int warpgroup, int thread) {
       ptx::store_matrices_transposed(score_address + 2048 * j, grad_score[4 * j], grad_score[4 * j + 1],
                                      grad_score[4 * j + 2], grad_score[4 * j + 3]);
     ptx::fence_async_shared();
-    meet_other_warpgroup();
-
+    const uint64_t query_columns = ptx::advance<kQueryColumnsStride>(first_query_columns, stage);
+    const auto begin_products = [&] {
+      ptx::pin(grad_score);
+      ptx::pin(grad_key);
+      ptx::wgmma_fence();
+    };
+    const auto issue_keys = [&]<int kFrom, int kTo>() {
+#pragma unroll
+      for (int step = kFrom; step < kTo; ++step)
+        ptx::wgmma<Major::kMN>(Element{}, grad_key, grad_score[4 * step], grad_score[4 * step + 1],
+                               grad_score[4 * step + 2], grad_score[4 * step + 3],
+                               query_columns + (kPanels == 1 ? kOnesStep : 128) * step, true);
+    };
+    meet_other_warpgroup([&] {
+      if constexpr (kAhead > 0) {
+        begin_products();
+        issue_keys.template operator()<0, kAhead>();
+      }
+    });
+    if constexpr (kAhead == 0) begin_products();
     const uint64_t score_rows = ptx::advance<sizeof shared.grad_score[0]>(first_score_rows, stage);
-    ptx::pin(grad_score);
-    ptx::pin(grad_key);
-    ptx::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kKeys / 16; ++step)
       ptx::wgmma<Major::kK, Major::kMN>(Element{}, grad_query,
                                         score_rows + (step / 4) * (Shared::kQueryPanelBytes / 16) + 2 * (step % 4),
                                         key_columns + kOnesStep * step, step > 0);
     ptx::wgmma_commit();
-    const uint64_t query_columns = ptx::advance<kQueryColumnsStride>(first_query_columns, stage);
-#pragma unroll
-    for (int step = 0; step < kQueries / 16; ++step)
-      ptx::wgmma<Major::kMN>(Element{}, grad_key, grad_score[4 * step], grad_score[4 * step + 1],
-                             grad_score[4 * step + 2], grad_score[4 * step + 3],
-                             query_columns + (kPanels == 1 ? kOnesStep : 128) * step, true);
+    issue_keys.template operator()<kAhead, kKeySteps>();
     ptx::wgmma_commit();
     ptx::wgmma_wait<1>();  // dQ, and dV: nobody reads dO any more
     release(&shared.output_empty[stage], lane);
@@ -262,7 +275,7 @@ __device__ void BackwardCta<Element, kDim>::consume(int warpgroup, int thread) {
   }
 
   // dV over V's rows, that only this warpgroup read; dK over K, that both did.
-  meet_other_warpgroup();
+  meet_other_warpgroup([] {});
 #pragma unroll
   for (int panel = 0; panel < kPanels; ++panel) {
     const uint32_t offset = warpgroup * 64 * 128 + ptx::swizzled_offset(16 * warp + lane % 16, 0);

@@ -32,12 +32,16 @@ inline constexpr float kLn2 = 0.6931471805599453f;
 
 // S = Q·Kᵀ + the keys' bias. What follows the bias is added to a float of its size. In a clean block, which lies before all of the
 // warpgroup's queries, the keys with a small bias have weight, so it may come early, where it is fastest; elsewhere it comes last.
-template <typename Element, bool kClean, int kDim>
-__device__ inline void issue_scores(Rows<kDim>& rows, uint64_t query, uint64_t key, uint32_t ones, uint64_t bias) {
+// begin() waits for the warpgroup's turn; a bias that comes first needs none, and fills the tensor core while the turn is passed on.
+template <typename Element, bool kClean, int kDim, typename Begin>
+__device__ inline void issue_scores(Rows<kDim>& rows, uint64_t query, uint64_t key, uint32_t ones, uint64_t bias,
+                                    Begin begin) {
   constexpr int kSteps = kDim / 16, kBiasStep = !kGate ? -1 : kClean ? Sizes<kDim>::kBiasStep : kSteps;
+  if (kBiasStep != 0) begin();
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     if (step == kBiasStep) issue_dense_bias(rows.x, ones, bias, step > 0);
+    if (step == 0 && kBiasStep == 0) begin();
     const int panel = step / 4, within = step % 4 * (32 >> 4);
     ptx::wgmma<ptx::Major::kK, ptx::Major::kK>(
         Element{}, rows.x, query + panel * (Sizes<kDim>::kRows * 128 >> 4) + within,
@@ -47,13 +51,19 @@ __device__ inline void issue_scores(Rows<kDim>& rows, uint64_t query, uint64_t k
   ptx::wgmma_commit();
 }
 
-template <typename Element, int kDim>
-__device__ inline void issue_output(Rows<kDim>& rows, uint64_t value, bool accumulate) {
+// O += P·V. pass() gives the turn to the next warpgroup: where the tensor core is short, before the last k-step, so that it always has
+// something to do.
+template <typename Element, int kDim, typename Pass>
+__device__ inline void issue_output(Rows<kDim>& rows, uint64_t value, bool accumulate, Pass pass) {
+  constexpr int kSteps = kColumns / 16;
 #pragma unroll
-  for (int step = 0; step < kColumns / 16; ++step)
+  for (int step = 0; step < kSteps; ++step) {
+    if (step == Sizes<kDim>::kPassBefore) pass();
     ptx::wgmma<ptx::Major::kMN>(Element{}, rows.output, rows.weights[4 * step], rows.weights[4 * step + 1],
                                 rows.weights[4 * step + 2], rows.weights[4 * step + 3], value + step * (2048 >> 4),
                                 accumulate || step > 0);
+  }
+  if (Sizes<kDim>::kPassBefore == kSteps) pass();
   ptx::wgmma_commit();
 }
 
@@ -86,7 +96,9 @@ __device__ inline void consume(const ForwardParameters& a, Shared<kDim>& shared)
   // Turns: warpgroup w issues its products when barrier kTurns + w has heard from the one before it; 0 begins.
   constexpr uint32_t kTurns = 1, kStores = kTurns + kWarpgroups;
   const uint32_t my_turn = kTurns + warpgroup, next_turn = kTurns + (warpgroup + 1) % kWarpgroups;
-  if (warpgroup == kWarpgroups - 1) ptx::named_barrier_arrive(next_turn, 256);
+  const auto await_turn = [&] { ptx::named_barrier_sync(my_turn, 256); };
+  const auto pass_turn = [&] { ptx::named_barrier_arrive(next_turn, 256); };
+  if (warpgroup == kWarpgroups - 1) pass_turn();
 
   // the thread's first row of a tile; its second is 8 further
   const int tile_row = warpgroup * 64 + warp * 16 + lane / 4;
@@ -107,7 +119,9 @@ __device__ inline void consume(const ForwardParameters& a, Shared<kDim>& shared)
   ptx::mbarrier_wait(&shared.key_full[at.index], at.parity);
   ptx::wgmma_fence();
   const uint32_t first_stage = ptx::uniform(at.index);
-  issue_scores<Element, false>(rows, query_operand(0), key_operand(first_stage), ones, start_operand(first_stage));
+  const auto at_once = [] {};
+  issue_scores<Element, false>(rows, query_operand(0), key_operand(first_stage), ones, start_operand(first_stage),
+                               at_once);
   ptx::wgmma_wait<0>();
   ptx::pin(rows.x);
   // the residual of the tile before leaves from where its queries were: they are handed back one tile late
@@ -152,8 +166,8 @@ __device__ inline void consume(const ForwardParameters& a, Shared<kDim>& shared)
       ptx::mbarrier_wait(&shared.value_full[previous.index], previous.parity);
       release(&shared.value_empty[previous.index], lane);
       previous.advance(kStages);
-      ptx::named_barrier_sync(my_turn, 256);
-      ptx::named_barrier_arrive(next_turn, 256);
+      await_turn();
+      pass_turn();
     }
     previous = at;
     at.advance(kStages);
@@ -166,14 +180,13 @@ __device__ inline void consume(const ForwardParameters& a, Shared<kDim>& shared)
       const uint32_t stage = ptx::uniform(at.index), value_stage = ptx::uniform(previous.index),
                      query_slot = ptx::uniform(slot.index);
       ptx::mbarrier_wait(&shared.value_full[previous.index], previous.parity);
-      ptx::named_barrier_sync(my_turn, 256);
       ptx::pin(rows.x);
       ptx::pin(rows.output);
       ptx::pin(rows.weights);
       ptx::wgmma_fence();
-      issue_scores<Element, !kMasked>(rows, query_operand(query_slot), key_operand(stage), ones, start_operand(stage));
-      issue_output<Element>(rows, value_operand(value_stage), accumulate);
-      ptx::named_barrier_arrive(next_turn, 256);
+      issue_scores<Element, !kMasked>(rows, query_operand(query_slot), key_operand(stage), ones, start_operand(stage),
+                                      await_turn);
+      issue_output<Element>(rows, value_operand(value_stage), accumulate, pass_turn);
       const float block_bias = block_number(stage);
       ptx::wgmma_wait<1>();
       ptx::pin(rows.x);
@@ -250,8 +263,9 @@ __device__ inline void consume(const ForwardParameters& a, Shared<kDim>& shared)
     ptx::pin(rows.output);
     ptx::pin(rows.weights);
     ptx::wgmma_fence();
-    issue_output<Element>(rows, value_operand(value_stage), accumulate);
-    issue_scores<Element, false>(rows, query_operand(query_slot), key_operand(stage), ones, start_operand(stage));
+    issue_output<Element>(rows, value_operand(value_stage), accumulate, at_once);
+    issue_scores<Element, false>(rows, query_operand(query_slot), key_operand(stage), ones, start_operand(stage),
+                                 at_once);
     ptx::wgmma_wait<1>();
     ptx::pin(rows.output);
     release(&shared.value_empty[value_stage], lane);

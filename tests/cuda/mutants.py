@@ -163,6 +163,8 @@ MUTANTS = [
     Mutant("backward_no_row_bias", "backward", "backward_kernel.cuh",
            "issue_bias(score, bias_ones, ptx::advance<sizeof shared.row_bias[0]>(first_row_bias, stage));",
            ""),
+    Mutant("backward_first_key_step", "backward", "backward_kernel.cuh", "operator()<0, kAhead>()", "operator()<1, kAhead>()"),
+    Mutant("backward_last_key_step", "backward", "backward_kernel.cuh", "operator()<kAhead, kKeySteps>()", "operator()<kAhead, kKeySteps - 1>()"),
     Mutant("backward_no_delta", "backward", "backward_kernel.cuh", "if (step == kDeltaStep)", "if (step == 99)"),
     Mutant("backward_mask_one_more", "backward", "backward_kernel.cuh", "{ return query < from; }", "{ return query <= from; }"),
     Mutant("backward_mask_one_less", "backward", "backward_kernel.cuh", "{ return query < from; }", "{ return query + 1 < from; }"),

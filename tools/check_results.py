@@ -57,13 +57,16 @@ def faults(root, results):
         for claim in load_machine(root, folder):
             yield from difference(folder / f"{claim.name}.md", claim_page(claim))
         for path in benchmark_files(folder):
-            yield from difference(path.with_suffix(".md"), benchmark_page(path))
+            try:
+                yield from difference(path.with_suffix(".md"), benchmark_page(path))
+            except BadResult as error:
+                yield str(error)
     if folders:
         yield from difference(results / "README.md", index(root, results))
     for path in readmes(root):
         try:
             yield from difference(path, with_tables(path.read_text(), root, results))
-        except UnknownTable as error:
+        except (UnknownTable, BadResult) as error:
             yield f"{path}: {error}"
 
 

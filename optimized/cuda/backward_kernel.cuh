@@ -203,11 +203,6 @@ __device__ void BackwardCta<Element, kDim>::consume(int warpgroup, int thread) {
                                      grad_score[4 * j + 2], grad_score[4 * j + 3]);
     ptx::fence_async_shared();
     const uint64_t query_columns = ptx::advance<kQueryColumnsStride>(first_query_columns, stage);
-    const auto begin_products = [&] {
-      ptx::pin(grad_score);
-      ptx::pin(grad_key);
-      ptx::wgmma_fence();
-    };
     const auto issue_keys = [&]<int kFrom, int kTo>() {
 #pragma unroll
       for (int step = kFrom; step < kTo; ++step)
@@ -216,12 +211,11 @@ __device__ void BackwardCta<Element, kDim>::consume(int warpgroup, int thread) {
                                query_columns + (kPanels == 1 ? kOnesStep : 128) * step, true);
     };
     meet_other_warpgroup([&] {
-      if constexpr (kAhead > 0) {
-        begin_products();
-        issue_keys.template operator()<0, kAhead>();
-      }
+      ptx::pin(grad_score);
+      ptx::pin(grad_key);
+      ptx::wgmma_fence();  // of this thread's registers; dS is another matter, of which the meeting tells
+      issue_keys.template operator()<0, kAhead>();
     });
-    if constexpr (kAhead == 0) begin_products();
     const uint64_t score_rows = ptx::advance<sizeof shared.grad_score[0]>(first_score_rows, stage);
 #pragma unroll
     for (int step = 0; step < kKeys / 16; ++step)

@@ -110,7 +110,7 @@ __device__ inline void issue_bias(float (&d)[kCount], uint64_t ones, uint64_t bi
 }
 /// and that of BiasOfEight, from which they may also start.
 template <int kCount>
-__device__ inline void issue_dense_bias(float (&d)[kCount], uint32_t ones, uint64_t bias, bool accumulate = true) {
+__device__ inline void issue_dense_bias(float (&d)[kCount], uint32_t ones, uint64_t bias, bool accumulate) {
   ptx::wgmma<ptx::Major::kMN>(__nv_bfloat16{}, d, ones, ones, 0, 0, bias, accumulate);
 }
 

@@ -30,40 +30,38 @@ namespace lethe {
 
 inline constexpr float kLn2 = 0.6931471805599453f;
 
-// S = Q·Kᵀ + the keys' bias. What follows the bias is added to a float of its size. In a clean block, which lies before all of the
-// warpgroup's queries, the keys with a small bias have weight, so it may come early, where it is fastest; elsewhere it comes last.
-// begin() waits for the warpgroup's turn; a bias that comes first needs none, and fills the tensor core while the turn is passed on.
-template <typename Element, bool kClean, int kDim, typename Begin>
+// S = Q·Kᵀ + the keys' bias. What follows the bias is added to a float of its size. A clean block lies before all of the warpgroup's
+// queries: its keys with a small bias have weight, so the bias may come first, and then needs no turn: it fills the tensor core while the
+// turn is passed on. Elsewhere it comes last.
+template <typename Element, bool kClean, int kDim, typename AwaitTurn>
 __device__ inline void issue_scores(Rows<kDim>& rows, uint64_t query, uint64_t key, uint32_t ones, uint64_t bias,
-                                    Begin begin) {
-  constexpr int kSteps = kDim / 16, kBiasStep = !kGate ? -1 : kClean ? Sizes<kDim>::kBiasStep : kSteps;
-  if (kBiasStep != 0) begin();
+                                    AwaitTurn await_turn) {
+  constexpr bool kBiasFirst = kGate && kClean && Sizes<kDim>::kBiasFirst;
+  if constexpr (kBiasFirst) issue_dense_bias(rows.x, ones, bias, false);
+  await_turn();
 #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    if (step == kBiasStep) issue_dense_bias(rows.x, ones, bias, step > 0);
-    if (step == 0 && kBiasStep == 0) begin();
+  for (int step = 0; step < kDim / 16; ++step) {
     const int panel = step / 4, within = step % 4 * (32 >> 4);
-    ptx::wgmma<ptx::Major::kK, ptx::Major::kK>(
-        Element{}, rows.x, query + panel * (Sizes<kDim>::kRows * 128 >> 4) + within,
-        key + panel * (kColumns * 128 >> 4) + within, step > 0 || kBiasStep == 0);
+    ptx::wgmma<ptx::Major::kK, ptx::Major::kK>(Element{}, rows.x,
+                                               query + panel * (Sizes<kDim>::kRows * 128 >> 4) + within,
+                                               key + panel * (kColumns * 128 >> 4) + within, step > 0 || kBiasFirst);
   }
-  if constexpr (kBiasStep == kSteps) issue_dense_bias(rows.x, ones, bias);
+  if constexpr (kGate && !kBiasFirst) issue_dense_bias(rows.x, ones, bias, true);
   ptx::wgmma_commit();
 }
 
-// O += P·V. pass() gives the turn to the next warpgroup: where the tensor core is short, before the last k-step, so that it always has
-// something to do.
-template <typename Element, int kDim, typename Pass>
-__device__ inline void issue_output(Rows<kDim>& rows, uint64_t value, bool accumulate, Pass pass) {
+// O += P·V
+template <typename Element, int kDim, typename PassTurn>
+__device__ inline void issue_output(Rows<kDim>& rows, uint64_t value, bool accumulate, PassTurn pass_turn) {
   constexpr int kSteps = kColumns / 16;
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    if (step == Sizes<kDim>::kPassBefore) pass();
+    if (Sizes<kDim>::kPassEarly && step == kSteps - 1) pass_turn();
     ptx::wgmma<ptx::Major::kMN>(Element{}, rows.output, rows.weights[4 * step], rows.weights[4 * step + 1],
                                 rows.weights[4 * step + 2], rows.weights[4 * step + 3], value + step * (2048 >> 4),
                                 accumulate || step > 0);
   }
-  if (Sizes<kDim>::kPassBefore == kSteps) pass();
+  if constexpr (!Sizes<kDim>::kPassEarly) pass_turn();
   ptx::wgmma_commit();
 }
 
@@ -93,7 +91,8 @@ __device__ inline void consume(const ForwardParameters& a, Shared<kDim>& shared)
     const float2 end = ptx::load_pair(first_end + stage * sizeof shared.block_end[0]);
     return (frame.high - end.x) + (frame.low - end.y);
   };
-  // Turns: warpgroup w issues its products when barrier kTurns + w has heard from the one before it; 0 begins.
+  // Turns: warpgroup w issues its products (but for a bias that comes first) when barrier kTurns + w has heard from the one before it; 0
+  // begins.
   constexpr uint32_t kTurns = 1, kStores = kTurns + kWarpgroups;
   const uint32_t my_turn = kTurns + warpgroup, next_turn = kTurns + (warpgroup + 1) % kWarpgroups;
   const auto await_turn = [&] { ptx::named_barrier_sync(my_turn, 256); };
@@ -119,9 +118,9 @@ __device__ inline void consume(const ForwardParameters& a, Shared<kDim>& shared)
   ptx::mbarrier_wait(&shared.key_full[at.index], at.parity);
   ptx::wgmma_fence();
   const uint32_t first_stage = ptx::uniform(at.index);
-  const auto at_once = [] {};
+  const auto no_turn = [] {};
   issue_scores<Element, false>(rows, query_operand(0), key_operand(first_stage), ones, start_operand(first_stage),
-                               at_once);
+                               no_turn);
   ptx::wgmma_wait<0>();
   ptx::pin(rows.x);
   // the residual of the tile before leaves from where its queries were: they are handed back one tile late
@@ -263,9 +262,9 @@ __device__ inline void consume(const ForwardParameters& a, Shared<kDim>& shared)
     ptx::pin(rows.output);
     ptx::pin(rows.weights);
     ptx::wgmma_fence();
-    issue_output<Element>(rows, value_operand(value_stage), accumulate, at_once);
+    issue_output<Element>(rows, value_operand(value_stage), accumulate, no_turn);
     issue_scores<Element, false>(rows, query_operand(query_slot), key_operand(stage), ones, start_operand(stage),
-                                 at_once);
+                                 no_turn);
     ptx::wgmma_wait<1>();
     ptx::pin(rows.output);
     release(&shared.value_empty[value_stage], lane);

@@ -22,8 +22,8 @@ struct Sizes {
   static constexpr int kThreads = (kWarpgroups + 1) * 128;
   static constexpr int kProducerRegisters = kDim == 64 ? 32 : 40, kConsumerRegisters = kDim == 64 ? 160 : 232;
   static constexpr int kStages = kDim == 64 ? 3 : 2;
-  static constexpr int kBiasStep = kDim == 64 ? 0 : 8;    // a clean block's bias: before which k-step of Q·K, of kDim / 16
-  static constexpr int kPassBefore = kDim == 64 ? 8 : 7;  // the turn is passed: before which k-step of P·V, of eight
+  static constexpr bool kBiasFirst = kDim == 64;   // of a clean block: before Q·K and before the warpgroup's turn
+  static constexpr bool kPassEarly = kDim == 128;  // the turn, before the last k-step of P·V
 };
 
 // What a thread knows of its two rows, and its part of S, P and O.

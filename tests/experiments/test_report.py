@@ -118,7 +118,8 @@ class Benchmarks(WithCheckout):
     def write(self, runs, name="operator_cpu"):
         self.path = self.checkout.machine / f"{name}.json"
         self.path.write_text(json.dumps({
-            "benchmarks": runs, "context": {"commit": "d" * 40, "dirty": "no", "num_cpus": 2, "date": "today", "processor": "a processor"},
+            "benchmarks": runs, "context": {"commit": "d" * 40, "dirty": "no", "num_cpus": 2, "date": "today", "processor": "a processor",
+                                              "milliseconds": "10"},
         }))
 
     def test_the_median_of_repetitions_stands_in_the_table(self):
@@ -143,22 +144,30 @@ class Benchmarks(WithCheckout):
 
     def test_the_gates_cost_is_with_a_gate_over_without(self):
         self.write([
-            {"name": f"{direction}/D:{dim}/T:4096/{gate}/{module}/iterations:1/manual_time_{aggregate}", "run_type": "aggregate",
-             "aggregate_name": aggregate, "real_time": milliseconds, "time_unit": "ms"}
-            for direction, dim, gate, module, aggregate, milliseconds in (
-                ("forward", 128, "open", "lethe_kernels", "median", 3.0), ("forward", 128, "open", "lethe_kernels_without_gate", "median", 2.0),
-                ("forward", 128, "open", "lethe_kernels", "mean", 9.0), ("forward", 128, "open", "lethe_kernels_without_gate", "mean", 5.0),
-                ("inference", 128, "open", "lethe_kernels", "median", 2.5), ("inference", 128, "open", "lethe_kernels_without_gate", "median", 2.0),
-                ("plan", 128, "open", "lethe_kernels", "median", 0.5),
-                ("forward", 128, "bimodal", "lethe_kernels", "median", 1.0),
-                ("backward", 64, "open", "lethe_kernels", "median", 5.0), ("backward", 64, "open", "lethe_kernels_without_gate", "median", 4.0))
+            {"name": f"{direction}/D:{dim}/T:4096/{gate}/iterations:1/manual_time_{aggregate}", "run_type": "aggregate", "repetitions": 25,
+             "aggregate_name": aggregate, "ms/lethe_kernels": milliseconds[i], "ratio_to/lethe_kernels_without_gate": ratio[i]}
+            for direction, dim, gate, milliseconds, ratio in (
+                ("forward", 128, "open", (3.0, 0.5, 2.0), (1.5, 0.02, 7.0)), ("inference", 128, "open", (2.5, 0.5, 2.0), (1.25, 0.1, 7.0)),
+                ("plan", 128, "open", (0.5, 0.25, 0.75), (4.0, 0.5, 7.0)), ("forward", 128, "bimodal", (1.0, 1.0, 2.0), (0.5, 0.0, 7.0)),
+                ("backward", 64, "open", (5.0, 1.0, 2.0), (1.125, 0.05, 7.0)))
+            for i, aggregate in enumerate(("mean", "stddev", "median"))
         ], "operator_cuda")
         rows = readme_table(self.checkout.root, self.checkout.results, "m", "operator_cuda").splitlines()[2:]
         self.assertEqual([[cell.strip() for cell in row.strip("|").split("|")] for row in rows], [
-            ["D = 64, T = 4096", "open", "", "", "", "", "", "5.000", "1.250", ""],
-            ["D = 128, T = 4096", "bimodal, pruned", "", "", "1.000", "0.5000", "", "", "", ""],
-            ["D = 128, T = 4096", "open", "2.500", "1.250", "3.000", "1.500", "1.800", "", "", "0.5000"],
+            ["D = 64, T = 4096", "open", "", "", "", "", "5.000", "1.125 ± 0.010", ""],
+            ["D = 128, T = 4096", "bimodal, pruned", "", "", "1.000", "0.5000", "", "", ""],
+            ["D = 128, T = 4096", "open", "2.500", "1.250 ± 0.020", "3.000", "1.5000 ± 0.0040", "", "", "0.5000"],
         ])
+        page = benchmark_page(self.path)
+        self.assertIn("10 ms at a time", page)
+        self.assertIn("25 repetitions", page)
+
+    def test_a_gates_cost_told_otherwise_is_an_error(self):
+        run = {"name": "forward/D:64/T:4096/open/lethe_kernels/manual_time_mean", "aggregate_name": "mean", "repetitions": 3, "real_time": 1.0}
+        self.write([run], "operator_cuda")
+        with self.assertRaisesRegex(BadResult, "expected ms/lethe_kernels, found none"):
+            benchmark_page(self.path)
+        self.assertIn("expected ms/lethe_kernels, found none", self.checkout.run("check_results.py").stdout)
 
     def test_throughput_is_told_in_ratios_to_the_fastest_of_each_kind(self):
         speeds = {  # gate, implementation: forward, backward, pruned share

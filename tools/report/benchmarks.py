@@ -1,9 +1,10 @@
 """Tables of Google Benchmark's files in a machine's folder: <operator>_cpu.json of tools/benchmark, <operator>_cuda.json of tools/gpu_check."""
 
 import json
+import math
 import statistics
 
-from report.markdown import commit_words, number, table
+from report.markdown import commit_words, number, table, with_band
 from report.results import BadResult
 
 PASSES = {"forward": "forward (ms)", "forward_backward": "forward + backward (ms)"}
@@ -77,37 +78,52 @@ GATED, WITHOUT_GATE = "lethe_kernels", "lethe_kernels_without_gate"
 DIRECTIONS = ("inference", "forward", "backward")
 
 
-def gate_cost_table(path):
-    """A row a shape and gate; medians of the build with a gate, how many times those of the build without one, timed once a shape, and the same by means."""
-    times, rows = {}, set()
+def gate_costs(path):
+    """{(dim, length, gate): {direction: (mean, standard deviation)}}, each Google Benchmark's entry of an aggregate."""
+    shapes = {}
     for run in json.loads(path.read_text())["benchmarks"]:
-        if run.get("aggregate_name") in ("median", "mean"):
-            direction, dim, length, gate, module = run["name"].split("/")[:5]
-            times[run["aggregate_name"], direction, dim, length, gate, module] = run["real_time"] * MILLISECONDS[run["time_unit"]]
-            rows.add((dim, length, gate))
-    cells = []
-    for shape in sorted(rows, key=lambda row: ([int(part.split(":")[1]) for part in row[:2]], row[2])):
+        if run.get("aggregate_name") not in ("mean", "stddev"):
+            continue
+        for counter in (f"ms/{GATED}", f"ratio_to/{WITHOUT_GATE}"):
+            if counter not in run:
+                raise BadResult(f"{path}: {run['name']}: expected {counter}, found none")
+        direction, *shape = run["name"].split("/")[:4]
+        shapes.setdefault(tuple(shape), {}).setdefault(direction, {})[run["aggregate_name"]] = run
+    return {shape: {direction: (runs["mean"], runs["stddev"]) for direction, runs in of.items()} for shape, of in shapes.items()}
+
+
+def gate_cost_table(path):
+    """A row a shape and gate: times of the build with a gate, and how many times those of the build without one, which ran in turn with it."""
+    cells, costs = [], gate_costs(path)
+    for shape in sorted(costs, key=lambda row: ([int(part.split(":")[1]) for part in row[:2]], row[2])):
         cells.append([", ".join(part.replace(":", " = ") for part in shape[:2]), "bimodal, pruned" if shape[2] == "bimodal" else shape[2]])
-        for direction in DIRECTIONS:
-            gated = {average: times.get((average, direction, *shape, GATED)) for average in ("median", "mean")}
-            without = {average: times.get((average, direction, *shape[:2], "open", WITHOUT_GATE)) for average in gated}
-            cells[-1].append(number(gated["median"]))
-            cells[-1] += [number(gated[a] / without[a]) if gated[a] and without[a] else "" for a in gated]
-        cells[-1].append(number(times.get(("median", "plan", *shape, GATED))))
-    titles = [f"{direction}{column}" for direction in DIRECTIONS for column in (" (ms)", ", times that without a gate", ", by means")]
-    titles.append("plan alone (ms)")
-    return table(["", "gate", *titles], cells)
+        for direction in (*DIRECTIONS, "plan"):
+            if direction not in costs[shape]:
+                cells[-1] += ["", ""]
+                continue
+            mean, deviation = costs[shape][direction]
+            error = deviation[f"ratio_to/{WITHOUT_GATE}"] / math.sqrt(mean["repetitions"])
+            cells[-1] += [number(mean[f"ms/{GATED}"]), with_band(mean[f"ratio_to/{WITHOUT_GATE}"], error)]
+        cells[-1].pop()  # of the plan
+    titles = [f"{direction}{column}" for direction in DIRECTIONS for column in (" (ms)", ", times that without a gate")]
+    return table(["", "gate", *titles, "plan alone (ms)"], cells)
 
 
 def benchmark_page(path):
     context = json.loads(path.read_text())["context"]
     commit = commit_words(context.get("commit"), context.get("dirty") == "yes")
     if path.stem.endswith("_cuda"):
+        if "milliseconds" not in context:
+            raise BadResult(f"{path}: context: expected milliseconds, found none")
+        (repetitions,) = {mean["repetitions"] for of in gate_costs(path).values() for mean, _ in of.values()}
         return (
             f"# {path.stem}\n\n{benchmark_table(path)}\nThe kernels beside the same built without a gate, which prunes nothing; the plan (prefix sums, norms, "
             "boundary) is part of each direction. `forward` keeps the residual of the values that the backward wants, with a gate and without; "
-            "`inference` is a forward that keeps none. Medians of repetitions in random order, bfloat16, B·T = 32768, H·D = 1536, `tools/gpu_check`; "
-            f"commit {commit}; {context.get('gpu', path.parent.name)}; {context['date']}.\n"
+            f"`inference` is a forward that keeps none. Both builds ran in turn, for {context['milliseconds']} ms at a time. At the power limit, where these kernels "
+            "run, the clock goes up and down with a period of about a second: stretches of some milliseconds all meet the same clock, and tell a ratio of cycles; "
+            "with a second or more each build runs at the clock that its own power allows. "
+            f"Means of {repetitions} repetitions; ± is their standard deviation over √{repetitions}, in this one run. "
+            f"bfloat16, B·T = 32768, H·D = 1536, `tools/gpu_check`; commit {commit}; {context.get('gpu', path.parent.name)}; {context['date']}.\n"
         )
     return (
         f"# {path.stem}\n\n{benchmark_table(path)}\n\"times as fast\" as `torch`, or as the rule's loop over tokens. Medians of repetitions in random order, `tools/benchmark`; commit {commit}; "

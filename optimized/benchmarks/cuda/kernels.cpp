@@ -1,11 +1,18 @@
 // Times builds of the CUDA kernels in one process, in turn: the shipped one beside one without a gate, or beside another commit's.
 //
-// usage: benchmark_cuda_kernels MODULE.so… [Google Benchmark's arguments…]
+// usage: benchmark_cuda_kernels MODULE.so… [--milliseconds=N] [Google Benchmark's arguments…]
 //
-// A time is that of one call between CUDA events, all kernels that the operator launches included, averaged over some 20 ms of calls in a
-// row behind as many that are not timed. TFLOP/s are effective: 2·B·H·T²·D forward, 2.5 times that backward, whatever was pruned.
-// `difference` is the relative difference of the values or of the query's gradient (backward) to the first module's.
-// `forward` and `backward` are those of training: the residual of the values is kept and read. `inference` is a forward that keeps none.
+// One benchmark is one problem, timed on all modules. In each round every module has two stretches of calls in a row, about N milliseconds
+// long (default 10), the first in the order of the modules, the second in the reverse. A repetition has as many rounds as take 0.2 s, at
+// least one. A time is that of one call between CUDA events, all kernels that the operator launches included; the benchmark's own is the
+// first module's. `ms/MODULE` is each one's, `ratio_to/MODULE` the first module's over that, `difference/MODULE` the relative difference of
+// its values, or of the query's gradient, from the first one's. The report wants the build with a gate first.
+//
+// These kernels run at the power limit, where the clock goes up and down by some per cent with a period of about a second. Short stretches
+// all meet the same clock: their ratio is that of cycles. With a second or more each module runs at the clock that its own power allows.
+//
+// `forward` and `backward` are those of training: the residual of the values is kept and read. `inference` is a forward that keeps none;
+// `plan` is the forward's plan alone. TFLOP/s are effective: 2·B·H·T²·D forward, 2.5 times that backward, whatever was pruned.
 // B·T = 32768, H·D = 1536, bfloat16, queries and keys RMS-normalised; gates `open` (mean log f = −1e-4) and `bimodal` (−0.1 in 70 % of
 // the heads), the latter pruned.
 
@@ -24,17 +31,17 @@
 #include <memory>
 #include <random>
 #include <string>
-#include <tuple>
+#include <string_view>
 #include <vector>
 
 #include "optimized/benchmarks/cuda/module.hpp"
 
 namespace {
 
-constexpr int64_t kTokens = 32768, kWidth = 1536;
-// Of calls in a row before a time is taken, and of those that it is taken of: these kernels run at the power limit, and a device that has
-// rested or done something else runs at another clock for a while.
-constexpr float kMilliseconds = 20;
+constexpr int64_t kTokens = 32768, kWidth = 1536, kMostHeads = kWidth / 64;
+constexpr std::string_view kStretchOption = "--milliseconds=";
+// Milliseconds: of a repetition's rounds; and of calls before them, at least, for a device that has rested runs at another clock.
+constexpr float kRepetition = 200, kLeadIn = 50;
 
 void require(cudaError_t status) {
   if (status == cudaSuccess) return;
@@ -62,6 +69,10 @@ struct Module {
     }
     const auto find = [&](auto& function, const char* symbol) {
       function = reinterpret_cast<std::decay_t<decltype(function)>>(dlsym(handle, symbol));
+      if (!function) {
+        std::fprintf(stderr, "module: expected %s in %s, found none\n", symbol, path.c_str());
+        std::exit(1);
+      }
     };
     find(forward_bytes, "lethe_forward_bytes");
     find(backward_bytes, "lethe_backward_bytes");
@@ -95,21 +106,15 @@ std::shared_ptr<__nv_bfloat16> random_tensor(int64_t dim, bool normalised, unsig
   return tensor;
 }
 
-// Inputs of one head dimension, and outputs and workspaces that every problem shares.
-struct Tensors {
-  std::shared_ptr<__nv_bfloat16> query, key, value, grad, values, residual, grad_query, grad_key, grad_value;
+// Inputs of one head dimension.
+struct Inputs {
+  std::shared_ptr<__nv_bfloat16> query, key, value, grad;
   std::map<std::string, std::shared_ptr<float>> log_forget;
-  std::shared_ptr<float> log_normalizer, grad_log_forget;
-  std::shared_ptr<int64_t> visited_pairs;
 
-  explicit Tensors(int64_t dim)
+  explicit Inputs(int64_t dim)
       : query(random_tensor(dim, true, 1)), key(random_tensor(dim, true, 2)), value(random_tensor(dim, false, 3)),
         grad(random_tensor(dim, false, 4)) {
-    for (auto* tensor : {&values, &residual, &grad_query, &grad_key, &grad_value})
-      *tensor = device_memory<__nv_bfloat16>(kTokens * kWidth);
     const int64_t heads = kWidth / dim, gates = kTokens * heads;
-    for (auto* tensor : {&log_normalizer, &grad_log_forget}) *tensor = device_memory<float>(gates);
-    visited_pairs = device_memory<int64_t>(gates);
     std::mt19937 generator(5);
     std::uniform_real_distribution<float> uniform(0, 2);
     for (const char* name : {"open", "bimodal"}) {
@@ -123,39 +128,53 @@ struct Tensors {
   }
 };
 
+// One set a module, which its problems use one after the other: a backward reads what the same module's forward has left.
+struct Outputs {
+  std::shared_ptr<__nv_bfloat16> values, residual, grad_query, grad_key, grad_value;
+  std::shared_ptr<float> log_normalizer, grad_log_forget;
+  std::shared_ptr<int64_t> visited_pairs;
+
+  Outputs() {
+    for (auto* tensor : {&values, &residual, &grad_query, &grad_key, &grad_value})
+      *tensor = device_memory<__nv_bfloat16>(kTokens * kWidth);
+    for (auto* tensor : {&log_normalizer, &grad_log_forget}) *tensor = device_memory<float>(kTokens * kMostHeads);
+    visited_pairs = device_memory<int64_t>(kTokens * kMostHeads);
+  }
+};
+
 struct Case {
   int64_t length, dim;
   std::string gate, direction;
 };
 
-const Tensors& tensors_of(int64_t dim) {
-  static std::map<int64_t, Tensors> all;
+const Inputs& inputs_of(int64_t dim) {
+  static std::map<int64_t, Inputs> all;
   return all.try_emplace(dim, dim).first->second;
 }
 
-lethe_problem problem_of(const Case& c) {
-  const Tensors& t = tensors_of(c.dim);
+lethe_problem problem_of(const Case& c, const Outputs& outputs) {
+  const Inputs& inputs = inputs_of(c.dim);
   return {kTokens / c.length,
           c.length,
           kWidth / c.dim,
           c.dim,
           1 / std::sqrt(double(c.dim)),
           c.gate == "open" ? -std::numeric_limits<double>::infinity() : -10.0,
-          t.query.get(),
-          t.key.get(),
-          t.value.get(),
-          t.grad.get(),
-          t.log_forget.at(c.gate).get(),
-          t.values.get(),
-          t.log_normalizer.get(),
-          t.visited_pairs.get(),
-          t.grad_query.get(),
-          t.grad_key.get(),
-          t.grad_value.get(),
-          t.grad_log_forget.get(),
+          inputs.query.get(),
+          inputs.key.get(),
+          inputs.value.get(),
+          inputs.grad.get(),
+          inputs.log_forget.at(c.gate).get(),
+          outputs.values.get(),
+          outputs.log_normalizer.get(),
+          outputs.visited_pairs.get(),
+          outputs.grad_query.get(),
+          outputs.grad_key.get(),
+          outputs.grad_value.get(),
+          outputs.grad_log_forget.get(),
           nullptr,
           nullptr,
-          c.direction == "inference" ? nullptr : t.residual.get()};
+          c.direction == "inference" ? nullptr : outputs.residual.get()};
 }
 
 std::vector<float> sample(const void* tensor) {
@@ -168,69 +187,135 @@ std::vector<float> sample(const void* tensor) {
   return numbers;
 }
 
-void run(benchmark::State& state, const Module& module, const Case& c) {
-  lethe_problem problem = problem_of(c);
-  const auto forward_memory = device_memory<char>(module.forward_bytes(&problem)),
-             backward_memory = device_memory<char>(module.backward_bytes(&problem));
-  problem.forward_memory = forward_memory.get();
-  problem.backward_memory = backward_memory.get();
-  const auto call = c.direction == "backward" ? module.backward : c.direction == "plan" ? module.plan : module.forward;
-  module.forward(&problem);  // what backward starts from; and warms up
-  call(&problem);
-  cudaEvent_t begin, end;
-  require(cudaEventCreate(&begin));
-  require(cudaEventCreate(&end));
-  const auto milliseconds_of = [&](int calls) {
-    require(cudaEventRecord(begin));
-    for (int i = 0; i < calls; ++i) call(&problem);
-    require(cudaEventRecord(end));
-    require(cudaEventSynchronize(end));
-    float milliseconds;
-    require(cudaEventElapsedTime(&milliseconds, begin, end));
-    return milliseconds;
-  };
-  const int calls = static_cast<int>(std::clamp(kMilliseconds / milliseconds_of(1), 4.0f, 1000.0f));
-  for (auto iteration : state) {
-    milliseconds_of(calls);
-    state.SetIterationTime(milliseconds_of(calls) * 1e-3 / calls);
-  }
-  require(cudaEventDestroy(begin));
-  require(cudaEventDestroy(end));
-  if (c.direction == "plan") return;
-  const double flops = 2.0 * kTokens * c.length * kWidth * (c.direction == "backward" ? 2.5 : 1);
-  state.counters["TFLOP/s"] = benchmark::Counter(flops * 1e-12 * state.iterations(), benchmark::Counter::kIsRate);
-  static std::map<std::tuple<int64_t, int64_t, std::string, std::string>, std::vector<float>> firsts;
-  const std::vector<float> numbers = sample(c.direction == "backward" ? problem.grad_query : problem.values);
-  const std::vector<float>& first = firsts.try_emplace({c.length, c.dim, c.gate, c.direction}, numbers).first->second;
+double relative_difference(const std::vector<float>& numbers, const std::vector<float>& expected) {
   double squares = 0, differences = 0;
   for (size_t i = 0; i < numbers.size(); ++i) {
-    squares += double{first[i]} * first[i];
-    differences += (double{numbers[i]} - first[i]) * (double{numbers[i]} - first[i]);
+    squares += double{expected[i]} * expected[i];
+    differences += (double{numbers[i]} - expected[i]) * (double{numbers[i]} - expected[i]);
   }
-  state.counters["difference"] = std::sqrt(differences / squares);
+  return std::sqrt(differences / squares);
+}
+
+// A module with what it is to compute.
+struct Runner {
+  const Module& module;
+  lethe_problem problem;
+  std::shared_ptr<char> forward_memory, backward_memory;
+  decltype(Module::forward) call;
+  int calls = 1;  // of a stretch
+  double milliseconds = 0;
+
+  Runner(const Module& m, const Case& c, const Outputs& outputs, float stretch_milliseconds)
+      : module(m), problem(problem_of(c, outputs)), forward_memory(device_memory<char>(m.forward_bytes(&problem))),
+        backward_memory(device_memory<char>(m.backward_bytes(&problem))), call(c.direction == "backward" ? m.backward
+                                                                               : c.direction == "plan"   ? m.plan
+                                                                                                         : m.forward) {
+    problem.forward_memory = forward_memory.get();
+    problem.backward_memory = backward_memory.get();
+    m.forward(&problem);  // what backward starts from
+    call(&problem);
+    calls = static_cast<int>(std::clamp(stretch_milliseconds / time_of(1), 1.0f, 1e6f));
+  }
+
+  // Milliseconds a call, of so many in a row.
+  float time_of(int count) const {
+    static cudaEvent_t begin = nullptr, end = nullptr;
+    if (!begin) {
+      require(cudaEventCreate(&begin));
+      require(cudaEventCreate(&end));
+    }
+    require(cudaEventRecord(begin));
+    for (int i = 0; i < count; ++i) call(&problem);
+    require(cudaEventRecord(end));
+    require(cudaEventSynchronize(end));
+    float sum;
+    require(cudaEventElapsedTime(&sum, begin, end));
+    return sum / count;
+  }
+
+  // The same of a stretch, behind calls that are not timed: those find the other module's data in L2, and its clock.
+  float time_of_stretch() const {
+    time_of((calls + 3) / 4);
+    return time_of(calls);
+  }
+};
+
+void run(benchmark::State& state, const std::vector<Module>& modules, const Case& c, float stretch) {
+  static std::map<const Module*, Outputs> outputs;
+  std::vector<Runner> runners;
+  for (const Module& module : modules) runners.emplace_back(module, c, outputs[&module], stretch);
+  const int rounds = std::max(1, static_cast<int>(kRepetition / (2 * stretch * modules.size())));
+  for (auto iteration : state) {
+    runners.back().time_of(static_cast<int>(std::ceil(runners.back().calls * std::max(1.0f, kLeadIn / stretch))));
+    for (Runner& runner : runners) runner.milliseconds = 0;
+    for (int round = 0; round < rounds; ++round) {
+      for (Runner& runner : runners) runner.milliseconds += runner.time_of_stretch() / (2 * rounds);
+      for (auto runner = runners.rbegin(); runner != runners.rend(); ++runner)
+        runner->milliseconds += runner->time_of_stretch() / (2 * rounds);
+    }
+    state.SetIterationTime(runners[0].milliseconds * 1e-3);
+  }
+  const double first = runners[0].milliseconds;
+  for (const Runner& runner : runners) state.counters["ms/" + runner.module.name] = runner.milliseconds;
+  for (size_t i = 1; i < runners.size(); ++i)
+    state.counters["ratio_to/" + runners[i].module.name] = first / runners[i].milliseconds;
+  if (c.direction == "plan") return;
+  const double flops = 2.0 * kTokens * c.length * kWidth * (c.direction == "backward" ? 2.5 : 1);
+  state.counters["TFLOP/s"] = flops * 1e-9 / first;
+  const auto result = [&](const Runner& runner) {
+    return sample(c.direction == "backward" ? runner.problem.grad_query : runner.problem.values);
+  };
+  const std::vector<float> expected = runners.size() > 1 ? result(runners[0]) : std::vector<float>{};
+  for (size_t i = 1; i < runners.size(); ++i)
+    state.counters["difference/" + runners[i].module.name] = relative_difference(result(runners[i]), expected);
 }
 
 }  // namespace
 
 int main(int count, char** arguments) {
   benchmark::Initialize(&count, arguments);
-  std::vector<Module> modules(arguments + 1, arguments + count);
-  if (modules.empty()) {
-    std::fprintf(stderr, "usage: benchmark_cuda_kernels MODULE.so… [Google Benchmark's arguments…]\n");
+  std::string milliseconds = "10";
+  std::vector<Module> modules;
+  for (int i = 1; i < count; ++i) {
+    const std::string_view argument = arguments[i];
+    if (argument.starts_with(kStretchOption)) {
+      milliseconds = argument.substr(kStretchOption.size());
+      continue;
+    }
+    if (argument.starts_with("--")) {
+      std::fprintf(stderr, "argument: expected a module or %sN, found %s\n", kStretchOption.data(), arguments[i]);
+      return 2;
+    }
+    modules.emplace_back(argument);
+    if (std::ranges::count(modules, modules.back().name, &Module::name) > 1) {
+      std::fprintf(stderr, "module: expected one of each name, found another %s\n", modules.back().name.c_str());
+      return 2;
+    }
+  }
+  char* behind = nullptr;
+  const float stretch = std::strtof(milliseconds.c_str(), &behind);
+  if (milliseconds.empty() || *behind || !std::isfinite(stretch) || stretch <= 0) {
+    std::fprintf(stderr, "milliseconds: expected a number above 0, found %s\n", milliseconds.c_str());
     return 2;
   }
+  if (modules.empty()) {
+    std::fprintf(stderr,
+                 "usage: benchmark_cuda_kernels MODULE.so… [--milliseconds=N] [Google Benchmark's arguments…]\n");
+    return 2;
+  }
+  benchmark::AddCustomContext("milliseconds", milliseconds);
   for (const int64_t dim : {64, 128})
     for (const int64_t length : {4096, 16384})
       for (const char* gate : {"open", "bimodal"})
-        for (const char* direction : {"inference", "forward", "backward", "plan"})
-          for (const Module& module : modules) {
-            const Case c{length, dim, gate, direction};
-            const std::string name = c.direction + "/D:" + std::to_string(dim) + "/T:" + std::to_string(length) + "/" +
-                                     gate + "/" + module.name;
-            benchmark::RegisterBenchmark(name.c_str(), [&module, c](benchmark::State& state) { run(state, module, c); })
-                ->UseManualTime()
-                ->Iterations(1)
-                ->Unit(benchmark::kMillisecond);
-          }
+        for (const char* direction : {"inference", "forward", "backward", "plan"}) {
+          const Case c{length, dim, gate, direction};
+          const std::string name =
+              c.direction + "/D:" + std::to_string(dim) + "/T:" + std::to_string(length) + "/" + gate;
+          benchmark::RegisterBenchmark(
+              name.c_str(), [&modules, c, stretch](benchmark::State& state) { run(state, modules, c, stretch); })
+              ->UseManualTime()
+              ->Iterations(1)
+              ->Unit(benchmark::kMillisecond);
+        }
   benchmark::RunSpecifiedBenchmarks();
 }

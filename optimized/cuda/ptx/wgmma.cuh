@@ -17,8 +17,8 @@
 
 namespace lethe::ptx {
 
-/// Orders register and shared-memory accesses before the wgmma that follow; needed before the first of a batch whenever
-/// registers of the batch were written.
+/// Orders accesses to registers before the wgmma that follow; needed before the first of a batch whenever registers of the batch were
+/// touched. What threads wrote to shared memory needs fence_async_shared().
 __device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ inline void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 

@@ -5,14 +5,14 @@ accumulators are read too early ptxas puts the wait back: wgmma_wait has no test
 """
 from dataclasses import dataclass
 
-# Of each suite the program, and its tests, those first that are likely to fail. The long sequences of Precision are left to
+# Of each suite the program, and its tests, those first that are likely to fail. The longest sequences, of Precision, are left to
 # tools/gpu_check.
 PROGRAMS = {"ptx": "test_ptx", "forward": "test_cuda_forward", "plan": "test_cuda_forward", "backward": "test_cuda_backward"}
 FILTERS = {
     "ptx": ["*"],
     "forward": ["*Forward.*", "*ForwardPruning.*", "*ForwardPrecision.*"],
     "plan": ["*Prefix.*:*Boundary.*", "*ForwardPruning.*", "*Forward.*"],
-    "backward": ["*Backward.*"],
+    "backward": ["*Backward.*", "*Precision.HoldsTheBudgetForOpenGatesWhateverTheNumbers*"],
 }
 
 
@@ -186,7 +186,8 @@ MUTANTS = [
     Mutant("backward_row_sum_of_row_0", "backward", "backward_kernel.cuh", "lane / 4 + 8] = grad_query[34];", "lane / 4 + 8] = grad_query[32];"),
     Mutant("backward_weights_in_16_bits", "backward", "backward_kernel.cuh",
            "weight[i] = ptx::pack<Element>(score[2 * i], score[2 * i + 1]);",
-           "weight[i] = ptx::pack<Element>(score[2 * i], score[2 * i + 1]), score[2 * i] = ptx::unpack<Element>(weight[i]).x;"),
+           "weight[i] = ptx::pack<Element>(score[2 * i], score[2 * i + 1]);\n"
+           "const float2 both = ptx::unpack<Element>(weight[i]);\nscore[2 * i] = both.x, score[2 * i + 1] = both.y;"),
     Mutant("backward_nan_keys", "backward", "backward_kernel.cuh", "{ return isnan(x) ? 0 : x; }", "{ return x; }"),
     Mutant("backward_negative_scale", "backward", "backward_kernel.cuh", "p.logit_scale > 0 ? -INFINITY : INFINITY", "-INFINITY"),
     # backward_producer.cuh

@@ -2,7 +2,8 @@
 """Checks that results/ is whole and that no table tells something else than the data.
 
 * every CSV has the columns of its kind and the certificate of its claim beside it, with commit, machine and versions;
-* every <claim>.md, <operator>_cpu.md, <operator>_cuda.md and results/README.md is what tools/report.py makes of the data now;
+* every <claim>.md, <operator>_cpu.md, <operator>_cuda.md, attention_throughput.md and results/README.md is what tools/report.py makes of
+  the data now;
 * so is every table between markers in a README file.
 
 Prints a line for each fault and exits with 1 where there is one.
@@ -16,6 +17,7 @@ from pathlib import Path
 from report.benchmarks import benchmark_files, benchmark_page
 from report.results import COLUMNS, POINT_COLUMNS, BadResult, load_machine, machine_folders, read_table
 from report.tables import UnknownTable, claim_page, index, readmes, with_tables
+from report.throughput import throughput_data, throughput_page
 
 ROOT = Path(__file__).resolve().parent.parent
 CERTIFIED = ("commit", "dirty", "command_line", "time", "machine", "versions")
@@ -61,6 +63,8 @@ def faults(root, results):
                 yield from difference(path.with_suffix(".md"), benchmark_page(path))
             except BadResult as error:
                 yield str(error)
+        for path in throughput_data(folder):
+            yield from difference(path.with_suffix(".md"), throughput_page(path))
     if folders:
         yield from difference(results / "README.md", index(root, results))
     for path in readmes(root):

@@ -13,7 +13,7 @@ certificate.
 
 Writes <output>/attention_throughput.csv, and .json with where the numbers come from. The whole may be the work of several jobs: a case
 (length, head dim, gate) that is there already stays until it is measured again, as a whole, and its run's certificate with it.
-experiments/throughput/report.py makes the page.
+tools/report.py makes page and figures.
 """
 import argparse
 import csv

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Makes tables, figures and pages from the results that are there.
 
-For every folder of results/: <claim>.md, <claim>.svg, <operator>_cpu.md, <operator>_cuda.md and report.html; for all of them
-results/README.md. And in every README file of the checkout the tables between markers:
+For every folder of results/: <claim>.md, <claim>.svg, <operator>_cpu.md, <operator>_cuda.md, attention_throughput.md with a figure a
+length, and report.html; for all of them results/README.md. And in every README file of the checkout the tables between markers:
 
     <!-- table:MACHINE/NAME -->
     <!-- /table -->
@@ -18,6 +18,7 @@ from pathlib import Path
 from report.benchmarks import benchmark_files, benchmark_page
 from report.results import BadResult, load_machine, machine_folders
 from report.tables import UnknownTable, claim_page, index, readmes, with_tables
+from report.throughput import figure_name, throughput_data, throughput_page
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -35,6 +36,7 @@ def make_pages(root, results):
     from report.figures import FIGURES  # matplotlib starts slowly, and --tables doesn't need it
     from report.page import page
     from report.style import save
+    from report.throughput_figures import throughput_figures
 
     folders = machine_folders(results)
     for folder in folders:
@@ -44,6 +46,10 @@ def make_pages(root, results):
             write(folder / f"{claim.name}.md", claim_page(claim))
         for path in benchmark_files(folder):
             write(path.with_suffix(".md"), benchmark_page(path))
+        for path in throughput_data(folder):
+            for length, figure in throughput_figures(path).items():
+                save(figure, folder / figure_name(length))
+            write(path.with_suffix(".md"), throughput_page(path))
         if claims:
             write(folder / "report.html", page(folder.name, claims))
             print(f"report: {folder / 'report.html'}")

@@ -15,6 +15,8 @@ from report.figures import FIGURES, smoothed  # noqa: E402
 from report.markdown import number, table  # noqa: E402
 from report.results import CLAIM_ORDER, COLUMNS, BadResult, load_machine, read_table  # noqa: E402
 from report.tables import UnknownTable, claim_page, comparisons_table, readme_table, with_tables  # noqa: E402
+from report.throughput import throughput_page  # noqa: E402
+from report.throughput_figures import throughput_figures  # noqa: E402
 
 CERTIFICATE = {
     "experiment": "forgetting_transformer", "claim": "ablations", "title": "What each row loses", "scale": "quick",
@@ -197,6 +199,41 @@ class Benchmarks(WithCheckout):
         self.assertNotIn("operator_cpu.md", self.checkout.run("check_results.py").stdout)
         self.path.write_text(self.path.read_text().replace("3.0", "2.0"))
         self.assertIn("operator_cpu.md: differs", self.checkout.run("check_results.py").stdout)
+
+
+class Throughput(WithCheckout):
+    CERTIFICATE = {"commit": "e" * 40, "dirty": False, "command_line": "compare", "time": "now", "machine": {"gpu": "a GPU"},
+                   "versions": {"torch": "2.11.0"}, "left_out": {}}
+
+    def setUp(self):
+        super().setUp()
+        lines = [",".join(COLUMNS)]
+        for length, dim, gate in ((4096, 64, "open"), (16384, 64, "open"), (16384, 128, "open"), (16384, 128, "init")):
+            for implementation, speed in (("lethe", 600), ("cudnn", 500)):
+                for metric, value in (("forward_speed", speed), ("backward_speed", speed - 100), ("share_of_budget", 0.25)):
+                    lines.append(f"throughput,,{gate},{implementation},cuda,bfloat16,2,{length},24,{dim},{dim},1,{metric},1,{value},0,9")
+        self.path = self.checkout.machine / "attention_throughput.csv"
+        self.path.write_text("\n".join(lines) + "\n")
+        self.path.with_suffix(".json").write_text(json.dumps(self.CERTIFICATE))
+
+    def test_a_page_has_its_figures_and_every_case(self):
+        page = throughput_page(self.path)
+        figures = throughput_figures(self.path)
+        self.assertEqual(list(figures), [4096, 16384])
+        self.assertEqual([len(figure.axes) for figure in figures.values()], [1, 4])
+        self.assertEqual([axis.get_title("left") for axis in figures[16384].axes],
+                         ["T = 16384, D = 64, open", "", "T = 16384, D = 128, open", "T = 16384, D = 128, init"])
+        for length in figures:
+            self.assertIn(f"(attention_throughput_{length}.svg)", page)
+        self.assertEqual(page.count("| lethe | 600 | 1.20 | 500 | 1.25 | 0.25 |"), 4)
+        self.assertIn("commit eeeeeeeeeeee; now; torch 2.11.0. Not installed: nothing.", page)
+
+    def test_a_page_that_tells_something_else_is_found(self):
+        self.assertIn("attention_throughput.md: expected it beside the data", self.checkout.run("check_results.py").stdout)
+        self.path.with_suffix(".md").write_text(throughput_page(self.path))
+        self.assertNotIn("attention_throughput.md", self.checkout.run("check_results.py").stdout)
+        self.path.write_text(self.path.read_text().replace("600", "700"))
+        self.assertIn("attention_throughput.md: differs", self.checkout.run("check_results.py").stdout)
 
 
 class Checks(WithCheckout):

@@ -1,6 +1,8 @@
-"""<machine>/attention_throughput.csv of tools/compare_attention.py: what is in it, and how ours does in ratios."""
+"""<machine>/attention_throughput.csv of tools/compare_attention.py: what is in it, how ours does in ratios, and its page."""
 
 import csv
+import json
+import math
 
 from report.markdown import commit_words, number, table
 from report.results import BadResult
@@ -8,6 +10,13 @@ from report.results import BadResult
 DIRECTIONS = ("forward", "backward")
 OPEN, BIMODAL = "open", "bimodal"
 WITHOUT_GATE = ("cudnn", "flash_attention_4")
+BASELINE = "cudnn"  # what attention without a gate costs
+THROUGHPUT = "attention_throughput"
+
+
+def throughput_data(folder):
+    """The folder's file, where it has one: a list of one or none."""
+    return [path] if (path := folder / f"{THROUGHPUT}.csv").exists() else []
 
 
 def load_throughput(path):
@@ -65,3 +74,36 @@ def ratio_table(path):
     titles = ["open: × cuDNN", "backward", "× FlashAttention-4", "backward", "bimodal: pruned share p", "× unpruned · (1 − p)", "backward",
               "× FlexAttention, pruned mask", "backward", "× official, pruned", "backward"]
     return table(["", *titles], rows)
+
+
+def speed_and_ratio(case, metrics, direction):
+    metric = f"{direction}_speed"
+    if metric not in metrics:
+        return ["error", ""]
+    baseline = case.get(BASELINE, {}).get(metric, math.nan)
+    return [f"{metrics[metric]:.0f}", "" if math.isnan(baseline) else f"{metrics[metric] / baseline:.2f}"]
+
+
+def throughput_page(path):
+    """Figures, ratios, and a table of each case with every implementation."""
+    cases, certificate = load_throughput(path), json.loads(path.with_suffix(".json").read_text())
+    lines = ["# Attention kernels beside one another", "",
+             f"Effective TFLOP/s in bf16 on one {certificate['machine']['gpu']}, and the ratio to cuDNN without a gate. What each name means: "
+             "[experiments/throughput](../../experiments/throughput/README.md). Error: share of its budget.", ""]
+    for length in dict.fromkeys(length for length, _, _ in cases):
+        lines += [f"![T = {length}]({figure_name(length)})", ""]
+    lines += ["## In ratios", "", "Ours over theirs, forward, then backward; of FlexAttention the faster backend.", "", ratio_table(path).rstrip("\n")]
+    for (length, dim, gate), case in cases.items():
+        share = next((m["pruned_share"] for m in case.values() if "pruned_share" in m), math.nan)
+        lines += ["", f"## T = {length}, D = {dim}, gate {gate}, {100 * share:.0f} % pruned", "",
+                  "| | forward | × cuDNN | backward | × cuDNN | error |", "|---|---|---|---|---|---|"]
+        for name, metrics in case.items():
+            cells = [cell for direction in DIRECTIONS for cell in speed_and_ratio(case, metrics, direction)]
+            lines.append(f"| {name} | " + " | ".join(cells) + f" | {metrics['share_of_budget']:.2f} |")
+    for run in of_runs(certificate, list(cases)):
+        lines += ["", run]
+    return "\n".join([*lines, ""])
+
+
+def figure_name(length):
+    return f"{THROUGHPUT}_{length}.svg"

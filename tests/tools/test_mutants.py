@@ -62,6 +62,16 @@ class Run(unittest.TestCase):
         self.assertIn("commit  abc\n", log)
         self.assertIn("mutants 1, killed 1\n", log)
 
+    def test_of_a_test_of_every_kernel_all_that_fail_are_named(self):
+        fails = """case "$*" in
+*--gtest_fail_fast*) echo '[  FAILED  ] Every/Suite.FindsItOut/bfloat16_64, where' ;;
+*'--gtest_filter=Every/Suite.FindsItOut/*')
+  for kernel in bfloat16_64 float16_128 float16_128; do echo "[  FAILED  ] Every/Suite.FindsItOut/$kernel, where"; done ;;
+esac
+exit 1"""
+        _, log, _ = self.run_with(**{"unchanged_ptx": PASSES, self.NAME: fails})
+        self.assertRegex(log, rf"{self.NAME} .* killed +Every/Suite.FindsItOut/bfloat16_64 float16_128\n")
+
     def test_one_that_passes_all_survives(self):
         status, log, complaint = self.run_with(**{"unchanged_ptx": PASSES, self.NAME: PASSES})
         self.assertEqual(status, 1)

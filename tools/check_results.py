@@ -58,13 +58,12 @@ def faults(root, results):
     for folder in folders:
         for claim in load_machine(root, folder):
             yield from difference(folder / f"{claim.name}.md", claim_page(claim))
-        for path in benchmark_files(folder):
-            try:
-                yield from difference(path.with_suffix(".md"), benchmark_page(path))
-            except BadResult as error:
-                yield str(error)
-        for path in throughput_data(folder):
-            yield from difference(path.with_suffix(".md"), throughput_page(path))
+        for files, page in ((benchmark_files(folder), benchmark_page), (throughput_data(folder), throughput_page)):
+            for path in files:
+                try:
+                    yield from difference(path.with_suffix(".md"), page(path))
+                except BadResult as error:
+                    yield str(error)
     if folders:
         yield from difference(results / "README.md", index(root, results))
     for path in readmes(root):

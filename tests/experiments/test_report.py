@@ -235,6 +235,11 @@ class Throughput(WithCheckout):
         self.path.write_text(self.path.read_text().replace("600", "700"))
         self.assertIn("attention_throughput.md: differs", self.checkout.run("check_results.py").stdout)
 
+    def test_a_page_wants_its_certificate(self):
+        self.path.with_suffix(".json").unlink()
+        with self.assertRaisesRegex(BadResult, "expected its certificate attention_throughput.json"):
+            throughput_page(self.path)
+
 
 class Checks(WithCheckout):
     def faults(self):

@@ -86,6 +86,8 @@ def speed_and_ratio(case, metrics, direction):
 
 def throughput_page(path):
     """Figures, ratios, and a table of each case with every implementation."""
+    if not path.with_suffix(".json").exists():
+        raise BadResult(f"{path}: expected its certificate {path.stem}.json, found none")
     cases, certificate = load_throughput(path), json.loads(path.with_suffix(".json").read_text())
     lines = ["# Attention kernels beside one another", "",
              f"Effective TFLOP/s in bf16 on one {certificate['machine']['gpu']}, and the ratio to cuDNN without a gate. What each name means: "

@@ -299,7 +299,7 @@ def certificate(absent, commit):
     return {
         "commit": commit or git("rev-parse", "HEAD"),
         "dirty": None if status is None else bool(status),
-        "command_line": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command_line": " ".join(Path(word).name if word.startswith("/") else word for word in sys.argv),
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "machine": {"gpu": torch.cuda.get_device_name(), "processors": os.cpu_count(), "system": platform.system()},
         "versions": {"torch": torch.__version__, "cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version(),

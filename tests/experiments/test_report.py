@@ -170,6 +170,9 @@ class Benchmarks(WithCheckout):
         with self.assertRaisesRegex(BadResult, "expected ms/lethe_kernels, found none"):
             benchmark_page(self.path)
         self.assertIn("expected ms/lethe_kernels, found none", self.checkout.run("check_results.py").stdout)
+        self.write([run | {"aggregate_name": "cv"}], "operator_cuda")
+        with self.assertRaisesRegex(BadResult, "expected means over repetitions, found none"):
+            benchmark_page(self.path)
 
     def test_throughput_is_told_in_ratios_to_the_fastest_of_each_kind(self):
         speeds = {  # gate, implementation: forward, backward, pruned share

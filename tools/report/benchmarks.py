@@ -89,6 +89,8 @@ def gate_costs(path):
                 raise BadResult(f"{path}: {run['name']}: expected {counter}, found none")
         direction, *shape = run["name"].split("/")[:4]
         shapes.setdefault(tuple(shape), {}).setdefault(direction, {})[run["aggregate_name"]] = run
+    if not shapes:
+        raise BadResult(f"{path}: expected means over repetitions, found none")
     return {shape: {direction: (runs["mean"], runs["stddev"]) for direction, runs in of.items()} for shape, of in shapes.items()}
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from report.benchmarks import benchmark_files, benchmark_table
 from report.markdown import commit_words, number, table, with_band
 from report.results import load_machine, machine_folders
-from report.throughput import ratio_table
+from report.throughput import ratio_table, throughput_data
 
 MARKER = re.compile(r"(<!-- table:(?P<machine>[\w.-]+)/(?P<name>[\w.-]+) -->\n)(?P<body>.*?)(<!-- /table -->)", re.DOTALL)
 UNSEARCHED = {".git", ".venv", "build", "artefacts"}  # where no README of ours lies
@@ -158,8 +158,9 @@ def readme_table(root, results, machine, name):
     """The table that a marker <!-- table:MACHINE/NAME --> asks for: "verdicts", a claim's "CLAIM" or "CLAIM.statements", or a benchmark's."""
     if (benchmark := results / machine / f"{name}.json") in benchmark_files(results / machine):
         return benchmark_table(benchmark)
-    if name == "attention_throughput" and (data := results / machine / f"{name}.csv").exists():
-        return ratio_table(data)
+    for data in throughput_data(results / machine):
+        if name == data.stem:
+            return ratio_table(data)
     claims = load_machine(root, results / machine) if (results / machine).is_dir() else []
     by_name = {claim.name: claim for claim in claims}
     if name == "verdicts" and claims:

@@ -273,6 +273,8 @@ void run(benchmark::State& state, const std::vector<Module>& modules, const Case
 }  // namespace
 
 int main(int count, char** arguments) {
+  std::string program = std::filesystem::path(arguments[0]).filename();  // the results name it, and not where it lies
+  arguments[0] = program.data();
   benchmark::Initialize(&count, arguments);
   std::string milliseconds = "10";
   std::vector<Module> modules;

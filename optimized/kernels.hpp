@@ -45,6 +45,7 @@ struct GatePlan {
   double* base;          ///< [B, Hq, N+1]  Σ of log f before block n
   TwoFloats* base_log2;  ///< [B, Hq, N+1]  log₂e · base
   float* bias;  ///< [B, Hq, N·128]  −log₂e · (c_j − base[j / 128]), what key j adds to a logit in log₂; 0 past Tk
+  float* bias_rest;  ///< [B, Hq, N·128]  what rounding took from it; only in strong blocks (cuda/strong_gates.cuh)
   /// [B, Hq, N·16]  (base[j / 128 + 1] − c_j) / scale, what key j adds to q·k; 0 past Tk. From the block's end: the keys that later
   /// blocks' queries see best have the smallest numbers. No NaN: base has it
   BiasOfEight* start;
@@ -53,14 +54,15 @@ struct GatePlan {
   int32_t* block_cut_before;  ///< [B, Hq, N+1]  the last cut before block n, or 0
   int32_t* block_cut_after;   ///< [B, Hq, N+1]  the first cut in block n or later, or INT32_MAX
   int32_t* first_key_block;   ///< [B, Hq, M]  the first key block that query block m visits; ascends with m
-  int32_t* last_query_block;  ///< [B, Hq, N]  the last query block that visits key block n, or −1
-  float* largest_square;      ///< [2, B, Hq]  max ‖q‖², max ‖k‖² where the logits' bound is found from them
-  int32_t* head_blocks;       ///< [B, Hq]  blocks of 128 queries × 128 keys to visit
-  int32_t* head_order;        ///< [B·Hq]  (batch, query head) pairs, those with most blocks first
-  int32_t* key_head_order;    ///< [B·H]  (batch, key head) pairs, by the blocks of their groups
-  int32_t* next_tile;         ///< [1]  tiles that the forward has handed out
-  int32_t* parts_done;  ///< [B·Hq]  of each (batch, key head): CTAs that have done their part of its heads' bounds
-  int32_t* heads_done;  ///< [1]  heads whose boundary is found
+  /// [B, Hq, N]  the last query block that visits key block n, or −1; for a backward marked near strong gates (cuda/strong_gates.cuh)
+  int32_t* last_query_block;
+  float* largest_square;    ///< [2, B, Hq]  max ‖q‖², max ‖k‖² where the logits' bound is found from them
+  int32_t* head_blocks;     ///< [B, Hq]  blocks of 128 queries × 128 keys to visit
+  int32_t* head_order;      ///< [B·Hq]  (batch, query head) pairs, those with most blocks first
+  int32_t* key_head_order;  ///< [B·H]  (batch, key head) pairs, by the blocks of their groups
+  int32_t* next_tile;       ///< [1]  tiles that the forward has handed out
+  int32_t* parts_done;      ///< [B·Hq]  of each (batch, key head): CTAs that have done their part of its heads' bounds
+  int32_t* heads_done;      ///< [1]  heads whose boundary is found
   unsigned long long* pairs;  ///< [B, Hq]  causal pairs inside the blocks that the forward has computed
   int32_t* repeats;           ///< [1 + B·Hq·M]  tiles that the forward computes a second time, their count first
   char* end;                  ///< where the plan's memory ends
@@ -119,9 +121,9 @@ struct ForwardArguments {
 /// source    Forgetting Transformer, Eq. 11–13
 /// throws    std::invalid_argument with unsupported()'s reason; std::runtime_error for a CUDA error
 /// numerics  products of 16-bit operands summed in float; weights rounded to 16 bits before they meet `value`. log_normalizer is
-///           off by some 2⁻²³ of what log f sums up to over a tile's queries and the block of 128 that they begin in: so a boundary
-///           between documents is −inf, not a large number
-/// cost      4·D flops a visited pair on the tensor cores
+///           off by some 2⁻²³ of what log f sums up to over the blocks of 128 tokens that a tile's queries stand in, and no block
+///           of theirs sums to less than −1024 where that counts: near stronger gates a tile is computed again, with prefixes in double
+/// cost      4·D flops a visited pair on the tensor cores, near strong gates twice that
 void launch_forward(const ForwardArguments& arguments);
 
 /// The gradients of launch_forward's values with respect to everything it read.

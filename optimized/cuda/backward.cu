@@ -34,12 +34,7 @@ void launch(const BackwardArguments& arguments, const BackwardWorkspace& workspa
       .grad_output = map(arguments.grad_values, shape.query_length, shape.query_heads, Shared::kQueries),
       .grad_key = map(contiguous(arguments.grad_key), shape.key_length, shape.heads, 64),
       .grad_value = map(contiguous(arguments.grad_value), shape.key_length, shape.heads, 64),
-      .base_log2 = arguments.plan.base_log2,
-      .bias = arguments.plan.bias,
-      .cut_after = arguments.plan.cut_after,
-      .block_cut_after = arguments.plan.block_cut_after,
-      .last_query_block = arguments.plan.last_query_block,
-      .head_order = arguments.plan.key_head_order,
+      .plan = arguments.plan,
       .workspace = workspace,
       .query_length = int(shape.query_length),
       .query_offset = int(shape.key_length - shape.query_length),
@@ -52,6 +47,7 @@ void launch(const BackwardArguments& arguments, const BackwardWorkspace& workspa
       .padded_queries = int((shape.query_length + 127) / 128 * 128),
       .scale = float(arguments.scale),
       .logit_scale = logit_scale,
+      .inverse_scale = 1 / divisor_scale(arguments.scale),
       .deterministic = arguments.deterministic};
 
   const auto kernel = backward_tiles<Element, kDim>;

@@ -12,6 +12,7 @@
 #include "optimized/cuda/gate_switch.hpp"
 #include "optimized/cuda/launch.hpp"
 #include "optimized/cuda/ptx/fragment.cuh"
+#include "optimized/cuda/strong_gates.cuh"
 
 namespace lethe {
 namespace {
@@ -24,10 +25,9 @@ int64_t padded(int64_t length) { return (length + kGateBlock - 1) / kGateBlock *
 struct PrepareParameters {
   Operand values, residual, grad_values;
   const float* log_normalizer;
-  const double* base;
-  const float* bias;
+  GatePlan plan;
   BackwardWorkspace workspace;
-  double scale;
+  double inverse_scale;
   int query_length, query_offset, query_heads, key_blocks, padded_queries, row_blocks;
 };
 
@@ -35,7 +35,8 @@ template <typename Element, int kDim>
 __global__ void __launch_bounds__(kPrepareThreads) prepare(const __grid_constant__ PrepareParameters p) {
   ptx::wait_for_previous_kernel();
   if (threadIdx.x == 0) p.workspace.turns[blockIdx.x] = 0;  // one a CTA; fewer are used where tiles are larger
-  constexpr int kLanesARow = kDim / 8;                      // 16 bytes a lane
+  if (blockIdx.x == 0 && threadIdx.x < kGateBlock) p.workspace.zeros[threadIdx.x] = {};
+  constexpr int kLanesARow = kDim / 8;  // 16 bytes a lane
   const int64_t row_of_heads = blockIdx.x / p.row_blocks;
   const int first = blockIdx.x % p.row_blocks * kRows;
   const int batch = row_of_heads / p.query_heads, head = row_of_heads % p.query_heads;
@@ -66,15 +67,18 @@ __global__ void __launch_bounds__(kPrepareThreads) prepare(const __grid_constant
       const int64_t out = row_of_heads * p.padded_queries + query;
       const int position = query + p.query_offset;
       constexpr int kTile = kTileQueries<kDim>;
-      const double* base = p.base + row_of_heads * (p.key_blocks + 1);
-      double bias = -INFINITY;  // past the end: weight 0
-      if (query < p.query_length && !kGate)
+      double bias = -INFINITY, frame = 0;  // past the end: weight 0
+      if (query < p.query_length) {
         bias = -p.log_normalizer[(int64_t{batch} * p.query_length + query) * p.query_heads + head];
-      else if (query < p.query_length)
-        bias = base[position / kGateBlock] - base[(p.query_offset + query / kTile * kTile) / kGateBlock] -
-               p.bias[row_of_heads * p.key_blocks * kGateBlock + position] * 0.6931471805599453 -
-               p.log_normalizer[(int64_t{batch} * p.query_length + query) * p.query_heads + head];
-      p.workspace.row_bias[out] = bias_column(static_cast<float>(bias / p.scale));
+        if constexpr (kGate) {
+          frame =
+              p.plan.base[row_of_heads * (p.key_blocks + 1) + (p.query_offset + query / kTile * kTile) / kGateBlock];
+          bias += prefix_at(p.plan, row_of_heads, p.key_blocks, position);
+        }
+      }
+      if constexpr (kGate) p.workspace.row_number[out] = bias * p.inverse_scale;
+      bias -= frame;
+      p.workspace.row_bias[out] = bias_column(static_cast<float>(bias * p.inverse_scale));
       p.workspace.negative_delta[out] =
           bias_column(isinf(delta) ? NAN : -delta);  // what overflowed must not look finite
     }
@@ -134,7 +138,7 @@ void dispatch(const BackwardArguments& arguments, Call call) {
 int blocks_of(int64_t length) { return static_cast<int>(padded(length) / kGateBlock); }
 
 struct Layout {
-  size_t grad_query, row_bias, negative_delta, column_sums, row_shares, turns, bytes;
+  size_t grad_query, row_bias, zeros, row_number, negative_delta, column_sums, row_shares, turns, bytes;
 };
 
 Layout layout_of(const Shape& shape) {
@@ -149,6 +153,8 @@ Layout layout_of(const Shape& shape) {
   };
   layout.grad_query = take(rows * (queries / kRows) * (shape.key_dim / 64) * kSliceFloats);
   layout.row_bias = take(rows * queries * sizeof(BiasColumn) / 4);
+  layout.zeros = take(kGateBlock * sizeof(BiasColumn) / 4);
+  layout.row_number = take(rows * queries * sizeof(double) / 4);
   layout.negative_delta = take(rows * queries * sizeof(BiasColumn) / 4);
   layout.column_sums = take(rows * keys);
   layout.row_shares = take(rows * keys);
@@ -166,6 +172,8 @@ BackwardWorkspace backward_workspace_in(void* memory, const Shape& shape) {
   char* base = static_cast<char*>(memory);
   return {reinterpret_cast<float*>(base + layout.grad_query),
           reinterpret_cast<BiasColumn*>(base + layout.row_bias),
+          reinterpret_cast<BiasColumn*>(base + layout.zeros),
+          reinterpret_cast<double*>(base + layout.row_number),
           reinterpret_cast<BiasColumn*>(base + layout.negative_delta),
           reinterpret_cast<float*>(base + layout.column_sums),
           reinterpret_cast<float*>(base + layout.row_shares),
@@ -179,10 +187,9 @@ void launch_backward_prepare(const BackwardArguments& arguments, const BackwardW
                                      arguments.residual,
                                      arguments.grad_values,
                                      arguments.log_normalizer,
-                                     arguments.plan.base,
-                                     arguments.plan.bias,
+                                     arguments.plan,
                                      workspace,
-                                     divisor_scale(arguments.scale),
+                                     1 / divisor_scale(arguments.scale),
                                      int(shape.query_length),
                                      int(shape.key_length - shape.query_length),
                                      int(shape.query_heads),

@@ -14,6 +14,8 @@
 // The row and column sums of dS, of which the gate's gradient is made, come from the tensor core: dQ and dK have eight columns more
 // than the head, behind them a panel of ones. Where both warpgroups have the same rows of dS, one of them sums.
 
+#include <numbers>
+
 #include "optimized/cuda/backward_producer.cuh"
 #include "optimized/cuda/ptx/copy.cuh"
 #include "optimized/cuda/ptx/fragment.cuh"
@@ -68,15 +70,22 @@ __device__ void BackwardCta<Element, kDim>::consume(int warpgroup, int thread) {
 
   // of Sᵀ's and dPᵀ's registers 0, 1 (mod 4); 2 and 3 are 8 further
   const auto key_in_tile = [&] { return 64 * warpgroup + 16 * warp + lane / 4; };
+  const auto prefix_of_key = [&](int row, int further) {
+    return prefix_at(p.plan, row, p.key_tiles, key_tile * kKeys + key_in_tile() + further);
+  };
   // b_j of a head's keys, from where every step reads them: registers are what this kernel is short of.
   const uint32_t key_bias_address = ptx::shared_address(&shared.key_bias[key_in_tile()]);
   const auto enter_head = [&](int row) {
     if (kGate && lane % 4 == 0) {
-      const float* bias = p.bias + (int64_t{row} * p.key_tiles + key_tile) * kKeys + key_in_tile();
+      const float* bias = p.plan.bias + (int64_t{row} * p.key_tiles + key_tile) * kKeys + key_in_tile();
+      float numbers[2] = {bias[0], bias[8]};  // since before the tile
+      if (near_strong_gates()) {              // to behind it: keys near its end have weight
+        const double end = p.plan.base[int64_t{row} * (p.key_tiles + 1) + key_tile + 1];
+        for (int h = 0; h < 2; ++h)
+          numbers[h] = static_cast<float>((end - prefix_of_key(row, 8 * h)) * std::numbers::log2e);
+      }
       // NaN reaches the queries that see it by their own numbers; from here it would get through the mask to others, too
-      const auto number = [](float x) { return isnan(x) ? 0 : x; };
-      shared.key_bias[key_in_tile()] = number(bias[0]);
-      shared.key_bias[key_in_tile() + 8] = number(bias[8]);
+      for (int h = 0; h < 2; ++h) shared.key_bias[key_in_tile() + 8 * h] = isnan(numbers[h]) ? 0 : numbers[h];
     }
     __syncwarp();
   };
@@ -90,7 +99,19 @@ __device__ void BackwardCta<Element, kDim>::consume(int warpgroup, int thread) {
     store_sums(row_of_heads(in_group), 0, 0);
   float bias[2];  // what is to be added to Sᵀ's two rows of the step, and what else is to be known of it
   uint32_t flags = 0;
+  // Of a step on the diagonal near strong gates, whose k-step added nothing: all of R_i / a + b_j / a.
+  const auto add_decay = [&](int stage) {
+    bias[0] = bias[1] = -0.0f;
+    const int64_t row = shared.step[stage].row;
+    const double* of_queries =
+        p.workspace.row_number + row * p.padded_queries + shared.step[stage].position - p.query_offset + column;
+    const double of_keys[2] = {prefix_of_key(row, 0) * p.inverse_scale, prefix_of_key(row, 8) * p.inverse_scale};
+#pragma unroll
+    for (int i = 0; i < kScores; ++i)
+      score[i] += static_cast<float>(of_queries[i / 4 * 8 + i % 2] - of_keys[i / 2 % 2]);
+  };
   const auto mask_scores = [&](int stage) {
+    if (kGate && flags & BackwardStep::kDiagonal) add_decay(stage);
     const float masked = p.logit_scale > 0 ? -INFINITY : INFINITY;
     const int position = shared.step[stage].position + column;
     const auto mask_where = [&](const int(&bound)[2], auto hidden) {
@@ -102,8 +123,8 @@ __device__ void BackwardCta<Element, kDim>::consume(int warpgroup, int thread) {
     mask_where({first, first + 8}, [](int query, int from) { return query < from; });
     if (!kGate || !(flags & BackwardStep::kCut)) return;
     const int64_t heads = shared.step[stage].row, row = heads * p.key_tiles + key_tile;
-    const uint8_t* cut_after = p.cut_after + row * kKeys + key_in_tile();
-    const int next = p.block_cut_after[row + heads + 1];  // one entry more a head
+    const uint8_t* cut_after = p.plan.cut_after + row * kKeys + key_in_tile();
+    const int next = p.plan.block_cut_after[row + heads + 1];  // one entry more a head
     const auto bound = [&](uint8_t place) { return min(first_cut_at(place, key_tile), next) - position; };
     mask_where({bound(cut_after[0]), bound(cut_after[8])}, [](int query, int cut) { return query >= cut; });
   };

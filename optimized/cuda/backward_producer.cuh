@@ -20,11 +20,14 @@ __device__ void BackwardCta<Element, kDim>::load(const StepOperand<kStagePanels>
 #pragma unroll 1
   for (bool more = at.next_head(); more; more = at.next(), ring.advance(kStages), first = false) {
     const int stage = ring.index, query_head = head * p.group + at.head;
-    const int64_t row = row_of_heads(at.head) * p.padded_queries + at.tile * kQueries;
+    const BiasColumn* numbers =
+        p.query_offset + at.tile * kQueries < operand.zeros_end
+            ? p.workspace.zeros
+            : operand.all_numbers + row_of_heads(at.head) * p.padded_queries + at.tile * kQueries;
     uint64_t* full = &operand.full[stage];
     ptx::mbarrier_wait_patiently(&operand.empty[stage], ring.parity ^ 1);
     ptx::mbarrier_arrive_expect(full, kTileBytes + (first ? kFixedBytes : 0));
-    ptx::load_run(operand.numbers[stage], operand.all_numbers + row, sizeof operand.numbers[0], full);
+    ptx::load_run(operand.numbers[stage], numbers, sizeof operand.numbers[0], full);
 #pragma unroll
     for (int panel = 0; panel < kPanels; ++panel) {
       if (first)
@@ -38,13 +41,13 @@ __device__ void BackwardCta<Element, kDim>::load(const StepOperand<kStagePanels>
 template <typename Element, int kDim>
 __device__ void BackwardCta<Element, kDim>::load_queries() {
   load<Shared::kQueryPanels>({p.query, p.key, shared.query, shared.key, shared.row_bias, p.workspace.row_bias,
-                              shared.query_full, shared.query_empty});
+                              exact_end(), shared.query_full, shared.query_empty});
 }
 
 template <typename Element, int kDim>
 __device__ void BackwardCta<Element, kDim>::load_grad_outputs() {
   load<kPanels>({p.grad_output, p.value, shared.grad_output, shared.value, shared.negative_delta,
-                 p.workspace.negative_delta, shared.output_full, shared.output_empty});
+                 p.workspace.negative_delta, 0, shared.output_full, shared.output_empty});
 }
 
 template <typename Element, int kDim>
@@ -53,6 +56,7 @@ __device__ void BackwardCta<Element, kDim>::describe_steps() {
   ptx::RingPosition ring;
   // What the gate says of a tile, read a tile ahead: its latency must not stand between a stage that falls free and its step.
   TwoFloats query_base{}, key_base{};
+  shared.exact_end = exact_end();
   int head_read = -1, first_cut = INT_MAX;  // no query at or behind it sees the key tile's first key
 #pragma unroll 1
   for (bool more = at.next_head(); more; ring.advance(kStages)) {
@@ -61,13 +65,13 @@ __device__ void BackwardCta<Element, kDim>::describe_steps() {
     more = at.next();
     float frame = 0;
     if constexpr (kGate) {
-      const TwoFloats* base = p.base_log2 + heads * (p.key_tiles + 1);
+      const TwoFloats* base = p.plan.base_log2 + heads * (p.key_tiles + 1);
       if (in_group != head_read) {
         head_read = in_group;
-        key_base = base[key_tile];
+        key_base = base[key_tile + (shared.exact_end > 0)];  // as the keys' biases
         query_base = base[position / kKeys];
-        first_cut = min(first_cut_at(p.cut_after[(heads * p.key_tiles + key_tile) * kKeys], key_tile),
-                        p.block_cut_after[heads * (p.key_tiles + 1) + key_tile + 1]);
+        first_cut = min(first_cut_at(p.plan.cut_after[(heads * p.key_tiles + key_tile) * kKeys], key_tile),
+                        p.plan.block_cut_after[heads * (p.key_tiles + 1) + key_tile + 1]);
       }
       frame = (query_base.high - key_base.high) + (query_base.low - key_base.low);
       if (isnan(frame)) frame = 0;                       // as the keys' biases
@@ -76,6 +80,7 @@ __device__ void BackwardCta<Element, kDim>::describe_steps() {
     uint32_t flags = 0;
     if (position + kQueries > first_cut) flags |= BackwardStep::kMasked | BackwardStep::kCut;
     if (position < key_tile * kKeys + kKeys - 1) flags |= BackwardStep::kMasked;
+    if (position < shared.exact_end) flags |= BackwardStep::kMasked | BackwardStep::kDiagonal;
     if (!more) flags |= BackwardStep::kLast;
     if (!more || at.head != in_group) flags |= BackwardStep::kLastOfHead;
     ptx::mbarrier_wait_patiently(&shared.query_empty[stage], ring.parity ^ 1);

@@ -7,15 +7,13 @@
 #include "optimized/cuda/gate_switch.hpp"
 #include "optimized/cuda/handover.cuh"
 #include "optimized/cuda/ptx/barrier.cuh"
+#include "optimized/cuda/strong_gates.cuh"
 
 namespace lethe {
 
 struct BackwardParameters {
   CUtensorMap query, key, value, grad_output, grad_key, grad_value;
-  const TwoFloats* base_log2;  // GatePlan's arrays
-  const float* bias;
-  const uint8_t* cut_after;
-  const int32_t *block_cut_after, *last_query_block, *head_order;
+  GatePlan plan;
   BackwardWorkspace workspace;
   int query_length, query_offset;  // Tq, Tk − Tq
   int heads, group;                // H, Hq / H
@@ -23,6 +21,7 @@ struct BackwardParameters {
   int query_tiles, key_tiles;      // ⌈Tq/tile⌉, N
   int padded_queries;              // Tp
   float scale, logit_scale;        // scale, a
+  double inverse_scale;            // 1 / scale
   bool deterministic;
 };
 
@@ -34,6 +33,7 @@ inline constexpr int kStages = 2;
 struct alignas(16) BackwardStep {
   static constexpr uint32_t kMasked = 1, kCut = 2;  // not all pairs of the tile are visible; a cut is among the reasons
   static constexpr uint32_t kLastOfHead = 4, kLast = 8;
+  static constexpr uint32_t kDiagonal = 16;  // queries stand among the keys; said near strong gates alone
 
   float frame;   // log₂e (c at the query tile's frame − c at the key tile's)
   int row;       // b·Hq + h
@@ -63,6 +63,7 @@ struct alignas(1024) BackwardShared {
   alignas(16) float grad_query[2][kSliceFloats];
   BackwardStep step[kStages];
   float key_bias[kKeys];  // b_j of the step's head, each written and read by one warp
+  int exact_end;          // kept for itself by the thread that describes the steps, which is short of registers
   uint64_t query_full[kStages], query_empty[kStages], output_full[kStages], output_empty[kStages];
 };
 
@@ -76,7 +77,8 @@ struct BackwardWalk {
   __device__ bool next_head() {
     while (++head < group) {
       tile = first;
-      end = min((last_query_block[int64_t{head} * key_tiles] + 1) * tiles_a_block, query_tiles);
+      const int last = last_query_block_of(last_query_block[int64_t{head} * key_tiles]);
+      end = min((last + 1) * tiles_a_block, query_tiles);
       if (tile < end) return true;
     }
     return false;
@@ -94,7 +96,7 @@ struct BackwardTile {
 __device__ inline BackwardTile backward_tile_at(const BackwardParameters& p, int index) {
   const int per_section = p.section * p.key_tiles, section = index / per_section, within = index % per_section;
   const int width = min(p.section, p.rows - section * p.section), tile = within / width;
-  const int row = p.head_order[section * p.section + within % width];
+  const int row = p.plan.key_head_order[section * p.section + within % width];
   return {p.deterministic ? p.key_tiles - 1 - tile : tile, row % p.heads, row / p.heads};
 }
 
@@ -125,13 +127,24 @@ struct BackwardCta {
 
   __device__ BackwardWalk walk() const {
     const int first = max(0, key_tile * kKeys - p.query_offset) / kQueries;
-    return {p.last_query_block + row_of_heads(0) * p.key_tiles + key_tile,
+    return {p.plan.last_query_block + row_of_heads(0) * p.key_tiles + key_tile,
             p.key_tiles,
             p.group,
             p.query_tiles,
             kKeys / kQueries,
             first};
   }
+
+  __device__ bool near_strong_gates() const {
+    bool marked = false;
+    for (int in_group = 0; kGate && in_group < p.group && !marked; ++in_group)
+      marked = is_marked_strong(p.plan.last_query_block[row_of_heads(in_group) * p.key_tiles + key_tile]);
+    return marked;
+  }
+
+  /// Query tiles that begin before this position have queries among the tile's keys, and get c_i − c_j logit by logit; 0 where no strong
+  /// gate is near.
+  __device__ int exact_end() const { return near_strong_gates() ? (key_tile + 1) * kKeys : 0; }
 
   /// What comes with each step, and a tile of the CTA's own that comes with the first.
   template <int kStagePanels>
@@ -141,6 +154,7 @@ struct BackwardCta {
     uint8_t (&fixed)[kPanels][Shared::kKeyPanelBytes];
     BiasColumn (&numbers)[kStages][kQueries];  // one a query
     const BiasColumn* all_numbers;
+    int zeros_end;  // zeros for tiles that begin before this position
     uint64_t (&full)[kStages], (&empty)[kStages];
   };
   template <int kStagePanels>

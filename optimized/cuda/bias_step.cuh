@@ -34,10 +34,11 @@ struct alignas(16) BiasOfEight {
   __nv_bfloat16 part[3][8];
 };
 
-/// Shared memory for B of kStages steps. Cleared before the first of them: a stage that holds nothing yet lies behind another.
+/// Shared memory for B of kStages steps, and zeros. Cleared before the first of them: a stage that holds nothing yet lies behind another.
 template <int kN, int kStages>
 struct DenseBias {
   BiasOfEight eights[kStages][kN / 8];
+  BiasOfEight none;
   uint4 behind[5];
 };
 
@@ -96,6 +97,12 @@ __device__ inline uint64_t bias_operand(const BiasColumn* columns) {
 }
 __device__ inline uint64_t bias_operand(const BiasOfEight* columns) {
   return ptx::unswizzled_descriptor(columns, 0, sizeof *columns);
+}
+
+/// B of a step that adds nothing: all columns are the same eight.
+template <int kN, int kStages>
+__device__ inline uint64_t no_bias_operand(const DenseBias<kN, kStages>& bias) {
+  return ptx::unswizzled_descriptor(&bias.none, 0, 0);
 }
 
 /// Of A with three ones a row, the first two of a lane's registers; the other two are zeros.

@@ -11,13 +11,17 @@
 //
 // m_i may be any number near the row's maximum: it is found in the first blocks (the diagonal's) and then left alone, so that no
 // clean block pays for a maximum or waits for one. Where weights leave float16, or bfloat16's sum float's range (2^16, 2^100 times the
-// weight of the largest logit found), the tile goes on a list, and a second launch computes it again with a maximum a row and block.
+// weight of the largest logit found), the tile goes on a list, and a second launch computes it again with a maximum a row and block. So
+// does a tile whose queries stand in a strong block (strong_gates.cuh): the second launch takes c_i for F, row by row, and adds c_i − c_j
+// to each logit of the diagonal.
 //
 // One CTA an SM. Warpgroup 0: one thread hands out tiles, up to a tile ahead; three others feed the copy engine: one Q, once a tile, and K,
 // one what the gate adds to K, one V. K and its bias share a ring, V has its own. The other warpgroups: 64 query rows each. A thread holds
 // 2 rows × 32 columns of S, its part of O, and P of the previous block as the next product's operand. Key blocks run from the diagonal
 // down to the pruning boundary. Within a warpgroup the exponentials of block n run under P·V of block n+1; among warpgroups, named
 // barriers pass the turn to issue products, so that one's products run under the others' exponentials.
+
+#include <numbers>
 
 #include "optimized/cuda/forward_output.cuh"
 #include "optimized/cuda/forward_softmax.cuh"
@@ -79,17 +83,21 @@ __device__ inline void consume(const ForwardParameters& a, Shared<kDim>& shared)
   const auto value_operand = [&](uint32_t stage) { return ptx::advance<sizeof shared.value[0]>(first_value, stage); };
   Rows<kDim> rows;
   const uint64_t first_start = bias_operand(shared.start.eights[0]);
-  const auto start_operand = [&](uint32_t stage) {
+  // Of a block whose logits get c_i − c_j later: zeros.
+  const auto start_unless = [&](bool exact, uint32_t stage) {
+    if (kRepeat && kGate && exact) return no_bias_operand(shared.start);
     return ptx::advance<sizeof shared.start.eights[0]>(first_start, stage);
   };
   const uint32_t ones = ones_in_registers(lane);
   const uint32_t first_end = ptx::shared_address(shared.block_end);
-  TwoFloats frame{};  // of the tile
-  // A block's number: log₂e·(F − c behind the block).
+  TwoFloats frame{};                    // log₂e·F, of the tile
+  [[maybe_unused]] OfRows row_frame{};  // log₂e·(c_i − F), where the tile is computed again
+  // A block's number: log₂e·(F − c behind the block), and then with c_i for F.
   const auto block_number = [&](uint32_t stage) {
-    if constexpr (!kGate) return 0.0f;
+    if constexpr (!kGate) return OfRows{0, 0};
     const float2 end = ptx::load_pair(first_end + stage * sizeof shared.block_end[0]);
-    return (frame.high - end.x) + (frame.low - end.y);
+    const float number = (frame.high - end.x) + (frame.low - end.y);
+    return kRepeat ? OfRows{number + row_frame.row[0], number + row_frame.row[1]} : OfRows{number, number};
   };
   // Turns: warpgroup w issues its products (but for a bias that comes first) when barrier kTurns + w has heard from the one before it; 0
   // begins.
@@ -119,8 +127,8 @@ __device__ inline void consume(const ForwardParameters& a, Shared<kDim>& shared)
   ptx::wgmma_fence();
   const uint32_t first_stage = ptx::uniform(at.index);
   const auto no_turn = [] {};
-  issue_scores<Element, false>(rows, query_operand(0), key_operand(first_stage), ones, start_operand(first_stage),
-                               no_turn);
+  issue_scores<Element, false>(rows, query_operand(0), key_operand(first_stage), ones,
+                               start_unless(shared.tile[0].strong, first_stage), no_turn);
   ptx::wgmma_wait<0>();
   ptx::pin(rows.x);
   // the residual of the tile before leaves from where its queries were: they are handed back one tile late
@@ -141,13 +149,34 @@ __device__ inline void consume(const ForwardParameters& a, Shared<kDim>& shared)
     const auto first_visible = [&](int h) {
       return first_visible_key(a, held, in_span(position_of(h)), position_of(h));
     };
-    const auto mask_block = [&](int block) {
-      mask(rows, block * kColumns, query + tile_row + offset, block < cut_block, first_visible);
+    // log₂e·(c_i − c before a block) of row h.
+    const auto decay_since = [&](int h, int block) {
+      const double before = a.plan.base[int64_t{held.row} * (a.key_blocks + 1) + block];
+      return two_floats((prefix_at(a.plan, held.row, a.key_blocks, position_of(h)) - before) * std::numbers::log2e);
     };
     frame = held.frame;
-    const float first_bias = block_number(at.index);
+    if constexpr (kRepeat && kGate) {
+      // F of the warpgroup's own: of what it sees clean nothing lies behind F, so that no sum of large numbers is small
+      const int first_own = min(unmasked + 1, last);
+      frame = a.plan.base_log2[int64_t{held.row} * (a.key_blocks + 1) + first_own];
+      row_frame = {decay_since(0, first_own).high, decay_since(1, first_own).high};
+    }
+    const auto is_exact = [&](int block) { return kRepeat && held.strong && block > unmasked; };
+    const auto mask_block = [&](int block, OfRows& bias) {
+      if constexpr (kRepeat && kGate) {
+        if (is_exact(block)) {
+          const bool strong = a.plan.block_sum[int64_t{held.row} * a.key_blocks + block] < kStrongSum;
+          const int64_t first_token = token(block * kColumns);
+          add_decay(rows, {decay_since(0, block), decay_since(1, block)}, a.plan.bias + first_token,
+                    strong ? a.plan.bias_rest + first_token : nullptr);
+          bias = {0, 0};
+        }
+      }
+      mask(rows, block * kColumns, query + tile_row + offset, block < cut_block, first_visible);
+    };
+    OfRows first_bias = block_number(at.index);
     scale_scores(rows, a.scale_log2);
-    mask_block(last);
+    mask_block(last, first_bias);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       rows.maximum[h] = -INFINITY;
@@ -183,14 +212,14 @@ __device__ inline void consume(const ForwardParameters& a, Shared<kDim>& shared)
       ptx::pin(rows.output);
       ptx::pin(rows.weights);
       ptx::wgmma_fence();
-      issue_scores<Element, !kMasked>(rows, query_operand(query_slot), key_operand(stage), ones, start_operand(stage),
-                                      await_turn);
+      issue_scores<Element, !kMasked>(rows, query_operand(query_slot), key_operand(stage), ones,
+                                      start_unless(kMasked && is_exact(block), stage), await_turn);
       issue_output<Element>(rows, value_operand(value_stage), accumulate, pass_turn);
-      const float block_bias = block_number(stage);
+      OfRows block_bias = block_number(stage);
       ptx::wgmma_wait<1>();
       ptx::pin(rows.x);
       if constexpr (kMasked || kRepeat) scale_scores(rows, a.scale_log2);
-      if constexpr (kMasked) mask_block(block);
+      if constexpr (kMasked) mask_block(block, block_bias);
       release(&shared.key_empty[stage], lane);  // before the exponentials: the next load takes as long as they do
       [[maybe_unused]] bool moved;
       if constexpr (kMasked || kRepeat) {
@@ -198,7 +227,7 @@ __device__ inline void consume(const ForwardParameters& a, Shared<kDim>& shared)
         exponentiate(rows, {offset_of(rows, 0, block_bias), offset_of(rows, 1, block_bias)});
       } else {
         // no row is without a maximum: each has seen itself
-        exponentiate(rows, {block_bias - rows.maximum[0], block_bias - rows.maximum[1]}, a.scale_log2);
+        exponentiate(rows, {block_bias.row[0] - rows.maximum[0], block_bias.row[1] - rows.maximum[1]}, a.scale_log2);
       }
       // Never so, but every exponential is needed to know: the compiler can't sink them below the wait.
       if (rows.sum[0] + rows.sum[1] < 0) ptx::mbarrier_arrive(&shared.key_empty[stage]);
@@ -228,12 +257,12 @@ __device__ inline void consume(const ForwardParameters& a, Shared<kDim>& shared)
     }
 #pragma unroll
     for (int h = 0; h < 2; ++h) rows.sum[h] = sum_of_four(rows.sum[h]);
-    const bool fits = weights_fit<Element>(rows, accumulate);
+    const bool fits = weights_fit<Element>(rows, accumulate) && !held.strong;
     if (!kRepeat && !__all_sync(~0u, fits) && lane == 0 && atomicExch(&shared.overflowed[slot.index], true) == false)
       a.plan.repeats[1 + atomicAdd(a.plan.repeats, 1)] = shared.index[slot.index];
     // c_i − F: what it takes from global memory is wanted behind the next product.
     float row_base[2] = {}, row_bias[2] = {};
-    if constexpr (kGate) {
+    if constexpr (kGate && !kRepeat) {
       if (lane % 4 == 0) {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
@@ -263,8 +292,8 @@ __device__ inline void consume(const ForwardParameters& a, Shared<kDim>& shared)
     ptx::pin(rows.weights);
     ptx::wgmma_fence();
     issue_output<Element>(rows, value_operand(value_stage), accumulate, no_turn);
-    issue_scores<Element, false>(rows, query_operand(query_slot), key_operand(stage), ones, start_operand(stage),
-                                 no_turn);
+    issue_scores<Element, false>(rows, query_operand(query_slot), key_operand(stage), ones,
+                                 start_unless(shared.tile[slot.index].strong, stage), no_turn);
     ptx::wgmma_wait<1>();
     ptx::pin(rows.output);
     release(&shared.value_empty[value_stage], lane);

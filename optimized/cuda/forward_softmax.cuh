@@ -5,6 +5,7 @@
 
 #include "optimized/cuda/gate_switch.hpp"
 #include "optimized/cuda/ptx/fragment.cuh"
+#include "optimized/kernels.hpp"
 
 namespace lethe {
 
@@ -35,11 +36,28 @@ struct Rows {
   float maximum[2], sum[2], shrink[2];
 };
 
+// A number for each of a thread's two rows.
+struct OfRows {
+  float row[2];
+};
+
 // S → x without its block's bias.
 template <int kDim>
 __device__ inline void scale_scores(Rows<kDim>& rows, float scale) {
 #pragma unroll
   for (int i = 0; i < 64; ++i) rows.x[i] *= scale;
+}
+
+// x_ij += log₂e·(c_i − c_j): decay[h] is that between a row and what lies before the block, bias and bias_rest are the block's.
+template <int kDim>
+__device__ inline void add_decay(Rows<kDim>& rows, const TwoFloats (&decay)[2], const float* bias, const float* rest) {
+#pragma unroll
+  for (int e = 0; e < 32; ++e) {
+    const int column = e / 2 * 8 + threadIdx.x % 4 * 2 + e % 2;
+    const float high = ptx::load_global(bias + column), low = rest ? ptx::load_global(rest + column) : 0;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) rows.x[4 * (e / 2) + 2 * h + e % 2] += (decay[h].high + high) + (decay[h].low + low);
+  }
 }
 
 // Of the 32 columns of a block that a thread holds in one row, those below `column`, as bits.
@@ -75,7 +93,7 @@ __device__ inline float sum_of_four(float value) {
 
 // Moves m where the block's maximum is above it by more than kRescaleAbove, and the sum with it. Returns whether a row of the warp moved.
 template <int kDim>
-__device__ inline bool follow_maximum(Rows<kDim>& rows, float block_bias) {
+__device__ inline bool follow_maximum(Rows<kDim>& rows, const OfRows& block_bias) {
   bool moved = false;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
@@ -84,7 +102,7 @@ __device__ inline bool follow_maximum(Rows<kDim>& rows, float block_bias) {
     for (int j = 1; j < 16; ++j) largest = fmaxf(largest, fmaxf(rows.x[4 * j + 2 * h], rows.x[4 * j + 2 * h + 1]));
     largest = largest_of_four(largest);
     // A gate that is NaN is in the block's number. It has to get into m, but not of a row that sees nothing of the block.
-    if (largest != -INFINITY) largest += block_bias;
+    if (largest != -INFINITY) largest += block_bias.row[h];
     const float maximum = !(largest <= rows.maximum[h] + kRescaleAbove) ? largest : rows.maximum[h];
     moved |= maximum != rows.maximum[h];
     // a row may see nothing yet
@@ -97,8 +115,8 @@ __device__ inline bool follow_maximum(Rows<kDim>& rows, float block_bias) {
 
 // What is to be added to a row's logits of a block: its bias less m.
 template <int kDim>
-__device__ inline float offset_of(const Rows<kDim>& rows, int h, float block_bias) {
-  return rows.maximum[h] == -INFINITY ? 0 : block_bias - rows.maximum[h];
+__device__ inline float offset_of(const Rows<kDim>& rows, int h, const OfRows& block_bias) {
+  return rows.maximum[h] == -INFINITY ? 0 : block_bias.row[h] - rows.maximum[h];
 }
 
 // x → 2^(scale · x + offset). At head dim 64 one row after the other, at 128 as the registers lie: so ptxas lets most of them read the

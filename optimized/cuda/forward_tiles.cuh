@@ -7,6 +7,7 @@
 #include "optimized/cuda/gate_cuts.cuh"
 #include "optimized/cuda/handover.cuh"
 #include "optimized/cuda/ptx/copy.cuh"
+#include "optimized/cuda/strong_gates.cuh"
 #include "optimized/kernels.hpp"
 
 namespace lethe {
@@ -33,10 +34,11 @@ struct Tile {
   int batch, head, row, query;  // query head; row = batch · query_heads + head, −1 where no tile is left; first query
   int first, last;              // key blocks, both included
   int cut_block;                // blocks below it reach behind a cut
-  // Of each block that queries stand in: c before it less F, the last cut before it. Is there a cut among the tile's positions?
+  // Of each block that queries stand in: c before it less F, the last cut before it. Is there a cut among the tile's positions? Is one of
+  // the blocks strong?
   float base[kSpan<kRows>];
   int cut_before[kSpan<kRows>];
-  bool cut_within;
+  bool cut_within, strong;
   TwoFloats frame;  // log₂e·F; F is c before the block of the tile's first position
 };
 
@@ -57,6 +59,7 @@ __host__ __device__ inline Tile<kRows> tile_at(const ForwardParameters& a, int i
   tile.last = last_position / kColumns;
   tile.cut_block = 0;
   tile.frame = {};
+  tile.strong = false;
   if constexpr (kGate) {
     const int64_t blocks = static_cast<int64_t>(tile.row) * (a.key_blocks + 1);
     const double* base = a.plan.base + blocks;
@@ -67,6 +70,7 @@ __host__ __device__ inline Tile<kRows> tile_at(const ForwardParameters& a, int i
     for (int i = 0; i < kSpan<kRows>; ++i) {
       const int block = min(first_block + i, tile.last);
       tile.base[i] = static_cast<float>(base[block] - base[first_block]);
+      tile.strong |= base[block + 1] - base[block] < kStrongSum;
       tile.cut_before[i] = cuts[block];
     }
     const int last_cut = cuts[tile.last + 1];

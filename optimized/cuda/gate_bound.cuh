@@ -101,8 +101,12 @@ __device__ inline void find_boundary(const BoundArguments& a, int row) {
   __syncthreads();
   if (threadIdx.x == 0) a.plan.head_blocks[row] = head_blocks;
   if (staged) first_key = staged_first_key;
-  for (int n = threadIdx.x; n < a.key_blocks; n += kScanThreads)
-    last_query[n] = first_where(a.query_blocks, [&](int m) { return first_key[m] > n; }) - 1;
+  for (int n = threadIdx.x; n < a.key_blocks; n += kScanThreads) {
+    const double* sums = a.plan.block_sum + row * blocks;
+    const bool strong = a.boundary_given && fmin(sums[n], sums[max(n - 1, 0)]) < kStrongSum;
+    const int last = first_where(a.query_blocks, [&](int m) { return first_key[m] > n; }) - 1;
+    last_query[n] = strong ? marked_strong(last) : last;
+  }
 }
 
 // order[0 … count) = heads by falling sums of `group` numbers, ties in their own order. Where heads are many any order will do.

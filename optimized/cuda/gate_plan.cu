@@ -45,6 +45,7 @@ GatePlan gate_plan_in(void* memory, const Shape& shape) {
   take(plan.base, rows * (keys + 1));
   take(plan.base_log2, rows * (keys + 1));
   take(plan.bias, rows * keys * kGateBlock);
+  take(plan.bias_rest, rows * keys * kGateBlock);
   take(plan.start, rows * keys * kGateBlock / 8);
   take(plan.cut_before, rows * keys * kGateBlock);
   take(plan.cut_after, rows * keys * kGateBlock);

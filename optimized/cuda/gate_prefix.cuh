@@ -9,6 +9,7 @@
 
 #include "optimized/cuda/bias_step.cuh"
 #include "optimized/cuda/ptx/barrier.cuh"
+#include "optimized/cuda/strong_gates.cuh"
 #include "optimized/kernels.hpp"
 
 namespace lethe::gate {
@@ -136,13 +137,17 @@ static __global__ void __launch_bounds__(32 * kWarps) sum_blocks(LocalArguments 
     const double block_sum = __shfl_sync(~0u, inclusive, 31);
     const int2 block_cuts = join_cuts(cuts, last_cut, first_cut);
     const int64_t at = (row * a.blocks + block) * kBlock + lane * 4;
-    float bias[4], start[4];
+    float bias[4], rest[4], start[4];
     for (int i = 0; i < 4; ++i) {
       const double from_block = inclusive - sum + local[i];
-      bias[i] = first + i < a.length ? static_cast<float>(-kLog2E * from_block) : 0.0f;
+      const double exact = first + i < a.length ? -kLog2E * from_block : 0;
+      bias[i] = static_cast<float>(exact);
+      rest[i] = static_cast<float>(exact - bias[i]);
       start[i] = first + i < a.length ? static_cast<float>((block_sum - from_block) * a.inverse_scale) : 0.0f;
     }
     *reinterpret_cast<float4*>(a.plan.bias + at) = make_float4(bias[0], bias[1], bias[2], bias[3]);
+    if (block_sum < kStrongSum)
+      *reinterpret_cast<float4*>(a.plan.bias_rest + at) = make_float4(rest[0], rest[1], rest[2], rest[3]);
     if (a.with_start) store_start(a.plan.start, at, start);
     const auto places = [](const int(&token)[4]) {
       const auto place = [&](int i) -> uint8_t {
@@ -207,10 +212,8 @@ __device__ inline void scan_blocks(const GatePlan& plan, int row, int blocks) {
         return OfBlocks{x.sum + y.sum, max(x.last_cut, y.last_cut), min(x.first_cut, y.first_cut)};
       },
       [&](int n, const OfBlocks& value) {
-        const double in_log2 = value.sum * kLog2E;
-        const float high = static_cast<float>(in_log2);
         plan.base[first + n] = value.sum;
-        plan.base_log2[first + n] = {high, static_cast<float>(in_log2 - high), {0, 0}};
+        plan.base_log2[first + n] = two_floats(value.sum * kLog2E);
         cut_before[n] = value.last_cut;
         cut_after[blocks - n] = value.first_cut;
       });

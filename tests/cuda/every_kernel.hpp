@@ -5,8 +5,10 @@
 
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
+#include "optimized/kernels.hpp"
 #include "reference/problem.hpp"
 #include "tests/cuda/device.hpp"
 
@@ -28,6 +30,31 @@ inline auto all_instances() {
 
 inline std::string name_of_instance(const ::testing::TestParamInfo<std::tuple<Dtype, int64_t>>& info) {
   return dtype_name(std::get<0>(info.param)) + "_" + std::to_string(std::get<1>(info.param));
+}
+
+/// Finite gates that sum to so much within a tile that floats of that size do not tell its pairs apart: for each name gates by token, of
+/// the last query head alone.
+inline std::vector<std::pair<std::string, Problem>> with_strong_gates(const Problem& problem) {
+  std::vector<std::pair<std::string, Problem>> problems;
+  const auto add = [&](const std::string& name, auto gate_at) {
+    Problem& strong = problems.emplace_back(name, problem).second;
+    for (int64_t t = 0; t < problem.shape.key_length; ++t)
+      for (int64_t batch = 0; batch < problem.shape.batch; ++batch) {
+        double& gate = strong.log_forget[(batch * problem.shape.key_length + t + 1) * problem.shape.query_heads - 1];
+        gate = round_to(Dtype::kFloat32, gate_at(t, gate));
+      }
+  };
+  for (const double mean : {-10.0, -40.0, -100.0, -1000.0, -9000.0})
+    add("throughout " + std::to_string(mean),
+        [=](int64_t t, double) { return mean * (0.9 + 0.2 * (t * 7 % 16) / 16); });
+  // A few tokens see one another, and nobody else.
+  add("every fifth", [](int64_t t, double open) { return t % 5 == 3 ? -9000 : open; });
+  const int64_t end = (problem.shape.key_length - 1) / kGateBlock * kGateBlock;
+  add("one block's last", [=](int64_t t, double open) { return t >= end - 66 && t < end ? -9000 : open; });
+  add("nine in a row", [](int64_t t, double open) { return t % 150 > 140 ? -9000 : open; });
+  add("all but a block's first", [](int64_t t, double open) { return t % kGateBlock >= 28 ? -1000 : open; });
+  add("all but a block's last", [](int64_t t, double open) { return t % kGateBlock < 100 ? -1000 : open; });
+  return problems;
 }
 
 /// Column `head` of [B, T, heads, width] at `batch`, flat [T, width].

@@ -4,6 +4,7 @@
 #include <numeric>
 #include <string>
 
+#include "optimized/cuda/handover.cuh"
 #include "optimized/cuda/launch.hpp"
 #include "optimized/cuda/ptx/copy.cuh"
 #include "tests/cuda/device.hpp"
@@ -28,6 +29,103 @@ __device__ bool comes_to(const int32_t* number, int32_t value, long long cycles 
   while (ptx::load_acquire(number) != value)
     if (clock64() - begin > cycles) return false;
   return true;
+}
+
+// The tests that come first fail where a barrier is broken; at such a barrier those behind would wait forever.
+
+// Has the phase of either parity ended? Asked before each arrival of two phases and behind the last.
+constexpr uint32_t kArrivals = 3;
+__global__ void ask_between_arrivals(int* ended) {
+  __shared__ uint64_t barrier;
+  ptx::mbarrier_init(&barrier, kArrivals);
+  for (uint32_t i = 0; i <= 2 * kArrivals; ++i) {
+    for (uint32_t parity = 0; parity < 2; ++parity) ended[2 * i + parity] = ptx::mbarrier_try_wait(&barrier, parity);
+    ptx::mbarrier_arrive(&barrier);
+  }
+}
+
+TEST(Barriers, EndAPhaseWithItsLastArrival) {
+  LETHE_NEEDS_GPU();
+  const DeviceArray<int> ended(2 * (2 * kArrivals + 1));
+  ask_between_arrivals<<<1, 1>>>(ended.data());
+  const auto got = ended.host();
+  for (uint32_t i = 0; i <= 2 * kArrivals; ++i)
+    for (uint32_t parity = 0; parity < 2; ++parity)
+      EXPECT_EQ(got[2 * i + parity], (i / kArrivals + parity) % 2) << i << " arrivals, parity " << parity;
+}
+
+// The same before the copy that has been announced, and long after its beginning.
+__global__ void ask_around_a_copy(const float* source, int* ended) {
+  __shared__ alignas(16) float run[4];
+  __shared__ uint64_t barrier;
+  ptx::mbarrier_init(&barrier, 1);
+  ptx::mbarrier_init_fence();
+  ptx::mbarrier_arrive_expect(&barrier, sizeof run);
+  ended[0] = ptx::mbarrier_try_wait(&barrier, 0);
+  ptx::load_run(run, source, sizeof run, &barrier);
+  let_pass(kCyclesOfAMillisecond);
+  ended[1] = ptx::mbarrier_try_wait(&barrier, 0);
+}
+
+TEST(Barriers, EndAPhaseWithItsLastByte) {
+  LETHE_NEEDS_GPU();
+  const DeviceArray<float> source(4);
+  const DeviceArray<int> ended(2);
+  ask_around_a_copy<<<1, 1>>>(source.data(), ended.data());
+  EXPECT_EQ(ended.host(), (std::vector<int>{0, 1}));
+}
+
+// Two warps release one after the other. Has the phase ended behind each?
+__global__ void ask_between_warps(int* ended) {
+  __shared__ uint64_t barrier;
+  if (threadIdx.x == 0) ptx::mbarrier_init(&barrier, 2 * kArrivalsOfAWarp);
+  __syncthreads();
+  for (uint32_t warp = 0; warp < 2; ++warp) {
+    if (threadIdx.x / 32 == warp) release(&barrier, threadIdx.x % 32);
+    __syncthreads();
+    if (threadIdx.x == 0) ended[warp] = ptx::mbarrier_try_wait(&barrier, 0);
+    __syncthreads();
+  }
+}
+
+TEST(Barriers, AreReleasedOnceByEachWarp) {
+  LETHE_NEEDS_GPU();
+  const DeviceArray<int> ended(2);
+  ask_between_warps<<<1, 64>>>(ended.data());
+  EXPECT_EQ(ended.host(), (std::vector<int>{0, 1}));
+}
+
+// The first warp arrives at one barrier and goes on, of which the second hears before it comes there itself. At another
+// barrier the second waits for what the first, a millisecond late, writes before it arrives.
+__global__ void meet(int32_t* gone_on, int* heard, int* read) {
+  __shared__ int number;
+  if (threadIdx.x == 0) number = 0;
+  __syncthreads();
+  if (threadIdx.x < 32) {
+    ptx::named_barrier_arrive(1, 64);
+    if (threadIdx.x == 0) {
+      ptx::store_release(gone_on, 1);
+      let_pass(kCyclesOfAMillisecond);
+      number = 1;
+    }
+    __syncwarp();
+    ptx::named_barrier_arrive(2, 64);
+  } else {
+    if (threadIdx.x == 32) *heard = comes_to(gone_on, 1);
+    __syncwarp();
+    ptx::named_barrier_sync(1, 64);
+    ptx::named_barrier_sync(2, 64);
+    read[threadIdx.x - 32] = number;
+  }
+}
+
+TEST(Barriers, HoldUpWhoSyncsAndNotWhoArrives) {
+  LETHE_NEEDS_GPU();
+  const DeviceArray<int32_t> gone_on(std::vector<int32_t>{0});
+  const DeviceArray<int> heard(1), read(32);
+  meet<<<1, 64>>>(gone_on.data(), heard.data(), read.data());
+  EXPECT_EQ(heard.host(), std::vector<int>(1, 1));
+  EXPECT_EQ(read.host(), std::vector<int>(32, 1));
 }
 
 // A producer warpgroup hands numbers 0..kRounds-1 to a consumer through a ring of two slots; a pair of named barriers keeps the two
@@ -80,7 +178,12 @@ TEST(Barriers, HandOverThroughARingInOrder) {
 // The same from one thread to a warp, in step by the ring alone. The producer is slow at first, later the consumer is: who does not wait
 // reads what is not written yet, or writes over what is not read yet. Once each is slower than the hardware lets a question wait.
 constexpr int kSlowRounds = 6;
+template <bool kPatiently>
 __global__ void hand_over_slowly(int* received) {
+  const auto wait = [](uint64_t* barrier, uint32_t parity) {
+    if constexpr (kPatiently) ptx::mbarrier_wait_patiently(barrier, parity);
+    else ptx::mbarrier_wait(barrier, parity);
+  };
   __shared__ uint64_t full[2], empty[2];
   __shared__ int slot[2];
   if (threadIdx.x == 0) {
@@ -94,14 +197,14 @@ __global__ void hand_over_slowly(int* received) {
   ptx::RingPosition at;
   if (threadIdx.x == 0) {
     for (int round = 0; round < 2 * kSlowRounds; ++round, at.advance(2)) {
-      ptx::mbarrier_wait_patiently(&empty[at.index], at.parity ^ 1);
+      wait(&empty[at.index], at.parity ^ 1);
       if (round < kSlowRounds) let_pass((round == 0 ? 100 : 1) * kCyclesOfAMillisecond);
       slot[at.index] = round;
       ptx::mbarrier_arrive(&full[at.index]);
     }
   } else if (threadIdx.x >= 32) {
     for (int round = 0; round < 2 * kSlowRounds; ++round, at.advance(2)) {
-      ptx::mbarrier_wait_patiently(&full[at.index], at.parity);
+      wait(&full[at.index], at.parity);
       if (round >= kSlowRounds) let_pass((round == kSlowRounds ? 100 : 1) * kCyclesOfAMillisecond);
       received[round * 32 + threadIdx.x - 32] = slot[at.index];
       ptx::mbarrier_arrive(&empty[at.index]);
@@ -109,12 +212,14 @@ __global__ void hand_over_slowly(int* received) {
   }
 }
 
-TEST(Barriers, WaitPatientlyForWhoeverIsSlow) {
+TEST(Barriers, WaitForWhoeverIsSlow) {
   LETHE_NEEDS_GPU();
-  const DeviceArray<int> received(2 * kSlowRounds * 32);
-  hand_over_slowly<<<1, 64>>>(received.data());
-  const auto got = received.host();
-  for (int i = 0; i < 2 * kSlowRounds * 32; ++i) ASSERT_EQ(got[i], i / 32);
+  for (const auto kernel : {hand_over_slowly<false>, hand_over_slowly<true>}) {
+    const DeviceArray<int> received(2 * kSlowRounds * 32);
+    kernel<<<1, 64>>>(received.data());
+    const auto got = received.host();
+    for (int i = 0; i < 2 * kSlowRounds * 32; ++i) ASSERT_EQ(got[i], i / 32);
+  }
 }
 
 __global__ void take_from_warp(const int* values, int* of_first_lane, int* of_all_lanes) {

@@ -155,6 +155,27 @@ TEST(RunCopy, LeavesABufferThatHasBeenReadToBeOverwritten) {
           << "CTA " << place / kPlaces << ", place " << place % kPlaces << ", number " << i;
 }
 
+// Adds a buffer to one place many times, 2 MiB in all, and reads the last sum as soon as that is said to be complete.
+constexpr int kAdditions = 64;
+__global__ void read_what_was_added(float* sum, float* last) {
+  __shared__ alignas(16) float numbers[kBufferFloats];
+  for (int i = threadIdx.x; i < kBufferFloats; i += blockDim.x) numbers[i] = static_cast<float>(i);
+  ptx::fence_async_shared();
+  __syncthreads();
+  if (threadIdx.x > 0) return;
+  for (int i = 0; i < kAdditions; ++i) ptx::reduce_add_run(sum, numbers, sizeof numbers);
+  ptx::bulk_commit();
+  ptx::bulk_wait<0>();
+  *last = sum[kBufferFloats - 1];
+}
+
+TEST(RunCopy, IsCompleteOnceItHasBeenWaitedFor) {
+  LETHE_NEEDS_GPU();
+  const DeviceArray<float> sum(std::vector<float>(kBufferFloats, 0.0f)), last(1);
+  read_what_was_added<<<1, 256>>>(sum.data(), last.data());
+  EXPECT_EQ(last.host().front(), kAdditions * (kBufferFloats - 1));
+}
+
 __global__ void load_floats(const float* source, float* reversed, float* swapped) {
   __shared__ alignas(8) float numbers[32];
   numbers[threadIdx.x] = ptx::load_global(source + threadIdx.x);

@@ -2,14 +2,18 @@
 
 import os
 import pathlib
+import re
+import runpy
 import subprocess
 import sys
 import tempfile
 import unittest
+import unittest.mock
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests/cuda"))
-from mutants import FILTERS, MUTANTS, PROGRAMS, Mutant  # noqa: E402
+import mutants  # noqa: E402
+from mutants import FILTERS, MUTANTS, PROGRAMS, SECONDS, Mutant  # noqa: E402
 
 PASSES, FAILS = "exit 0", "echo '[  FAILED  ] Suite.FindsItOut/0, where'; exit 1"
 
@@ -24,7 +28,17 @@ class List(unittest.TestCase):
     def test_each_has_a_name_of_its_own_and_a_suite(self):
         self.assertEqual(len({mutant.name for mutant in MUTANTS}), len(MUTANTS))
         self.assertEqual(PROGRAMS.keys(), FILTERS.keys())
+        self.assertEqual(PROGRAMS.keys(), SECONDS.keys())
         self.assertLessEqual({mutant.suite for mutant in MUTANTS}, PROGRAMS.keys())
+
+    def test_each_wrapper_has_one_or_is_said_to_have_none(self):
+        for path in [*(ROOT / "optimized/cuda/ptx").glob("*.cuh"), ROOT / "optimized/cuda/handover.cuh"]:
+            file, text = str(path.relative_to(ROOT / "optimized/cuda")), path.read_text()
+            places = {text.find(mutant.old) for mutant in MUTANTS if (mutant.suite, mutant.file) == ("ptx", file)}
+            for function in re.finditer(r"__device__ (?:inline )?\w+ (\w+)[^{;]*\{.*?(?=\n *__device__|\n\n|\Z)", text, re.S):
+                with self.subTest(file=file, function=function[0].split("{")[0].strip()):
+                    changed = any(function.start() <= place < function.end() for place in places)
+                    self.assertTrue(changed or re.search(rf"\b{function[1]}\b", mutants.__doc__))
 
     def test_a_change_that_fits_elsewhere_too_is_refused(self):
         with self.assertRaisesRegex(ValueError, "expected 1 of what it replaces in file, found 2"):
@@ -77,6 +91,13 @@ exit 1"""
         self.assertEqual(status, 1)
         self.assertRegex(log, rf"{self.NAME} .* SURVIVED\n")
         self.assertIn(self.NAME, complaint)
+
+    def test_one_that_hangs_is_found_out(self):
+        self.script(f"{self.NAME}/program", "exec sleep 60")
+        mutant = next(mutant for mutant in MUTANTS if mutant.name == self.NAME)
+        tool = runpy.run_path(str(ROOT / "tools/gpu_mutants"))
+        with unittest.mock.patch.dict(SECONDS, ptx=1):
+            self.assertEqual(tool["verdict"](self.folder, mutant), ("killed", "no end within 1 s", True))
 
     def test_kernels_as_they_are_must_pass(self):
         status, log, complaint = self.run_with(**{"unchanged_ptx": FAILS, self.NAME: FAILS})

@@ -1,0 +1,40 @@
+#pragma once
+// Gates so strong that a float says too little of a prefix inside a block of 128 tokens.
+//
+// The kernels add c_i − c_j to a logit as the sum of two floats, each relative to a number that a tile has in common. Where keys and queries
+// of one tile see each other those may be large and their sum small, and what is left of it is off by 2⁻²⁴ of what log f sum up to. So
+// tiles with a strong block are computed again by the forward's second launch, and left by the backward's to another instance of the
+// kernel: both add c_i − c_j, from prefixes in double, to each logit of the diagonal.
+
+#include <numbers>
+
+#include "optimized/kernels.hpp"
+
+namespace lethe {
+
+/// A block is strong where its log f, cuts apart, sum to less than this. Three blocks in a tile, none of them strong, leave errors of up to
+/// 4e-4 in a weight.
+inline constexpr double kStrongSum = -1024;
+
+/// c of a token: to a double's digits where its block is strong, elsewhere to 2⁻²⁴ of what the block's log f sum to.
+/// shapes   row = b·Hq + h; key_blocks = N
+__device__ inline double prefix_at(const GatePlan& plan, int64_t row, int key_blocks, int token) {
+  constexpr int kBlock = kGateBlock;
+  const int64_t block = row * key_blocks + token / kBlock, at = row * key_blocks * kBlock + token;
+  double local = plan.bias[at];
+  if (plan.block_sum[block] < kStrongSum) local += plan.bias_rest[at];
+  return plan.base[row + block] - local * std::numbers::ln2;  // one entry more a head
+}
+
+/// A number of a double's size in two floats.
+__host__ __device__ inline TwoFloats two_floats(double number) {
+  const float high = static_cast<float>(number);
+  return {high, static_cast<float>(number - high), {0, 0}};
+}
+
+/// An entry of GatePlan::last_query_block where the key block, or the one before it, is strong. −1, nobody, stays as it is.
+__host__ __device__ inline int marked_strong(int last_query_block) { return -2 - last_query_block; }
+__host__ __device__ inline bool is_marked_strong(int entry) { return entry < -1; }
+__host__ __device__ inline int last_query_block_of(int entry) { return is_marked_strong(entry) ? -2 - entry : entry; }
+
+}  // namespace lethe

@@ -36,7 +36,8 @@ struct alignas(16) TwoFloats {
 /// What the kernels need to know of the gate, made by launch_gate_plan for one forward and one backward, which read it and count in
 /// it. M = ⌈Tq/128⌉ query blocks, N = ⌈Tk/128⌉ key blocks.
 ///
-///   c_t = Σ_{l ≤ t} log f_l, in two levels: base[t / 128] (double) + a local part, rounded once to float
+///   c_t = Σ_{l ≤ t} log f_l, in two levels: base[t / 128] (double) + a local part, rounded once to float, in strong
+///   blocks to two
 ///
 /// A gate below e^−10000 is a cut: it counts as 0 in the sums, and nobody behind it sees anything before it. So −inf never
 /// enters a sum, and no finite gate is drowned by a cut's magnitude.
@@ -54,7 +55,7 @@ struct GatePlan {
   int32_t* block_cut_before;  ///< [B, Hq, N+1]  the last cut before block n, or 0
   int32_t* block_cut_after;   ///< [B, Hq, N+1]  the first cut in block n or later, or INT32_MAX
   int32_t* first_key_block;   ///< [B, Hq, M]  the first key block that query block m visits; ascends with m
-  /// [B, Hq, N]  the last query block that visits key block n, or −1; for a backward marked near strong gates (cuda/strong_gates.cuh)
+  /// [B, Hq, N]  the last query block that visits key block n, or −1; marked near strong gates (cuda/strong_gates.cuh)
   int32_t* last_query_block;
   float* largest_square;    ///< [2, B, Hq]  max ‖q‖², max ‖k‖² where the logits' bound is found from them
   int32_t* head_blocks;     ///< [B, Hq]  blocks of 128 queries × 128 keys to visit

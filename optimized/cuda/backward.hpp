@@ -22,8 +22,8 @@ struct BackwardWorkspace {
   float* grad_query;  ///< [B·Hq, Tp/64, D/64, kSliceFloats], summed over key tiles
   BiasColumn*
       row_bias;  ///< [B·Hq, Tp]  (c_i − c of the tile's frame − log_normalizer) / scale; past Tq what makes a weight 0
-  BiasColumn* zeros;           ///< [tile]
-  double* row_number;          ///< [B·Hq, Tp]  (c_i − log_normalizer_i) / scale; −inf · scale past Tq
+  BiasColumn* zeros;           ///< [128]  for row_bias in steps on the diagonal near strong gates
+  double* row_number;          ///< [B·Hq, Tp]  (c_i − log_normalizer_i) / scale; −inf / scale past Tq
   BiasColumn* negative_delta;  ///< [B·Hq, Tp]  −Σ_d dO·O; 0 past Tq
   float* column_sums;          ///< [B·Hq, N·128]  Σ_i dS_ij
   float* row_shares;  ///< [B·Hq, N·128]  by position: what a row's sum of dS takes from each unit of its keys' weights

@@ -1,6 +1,6 @@
 // Before and after the main backward kernel, all bound by memory.
 //
-//   prepare   Δ_i = dO_i·o_i, the rows' bias, accumulators to zero     reads o in two parts, dO; writes 32 bytes a query, 4 of dq
+//   prepare   Δ_i = dO_i·o_i, the rows' bias, accumulators to zero     reads o in two parts, dO; writes 40 bytes a query, 4 of dq
 //   finish    dq from float slices in fragment order to 16 bits in rows    reads 4 bytes, writes 2 of each of dq
 
 #include <cmath>

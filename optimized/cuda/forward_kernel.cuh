@@ -258,7 +258,7 @@ __device__ inline void consume(const ForwardParameters& a, Shared<kDim>& shared)
 #pragma unroll
     for (int h = 0; h < 2; ++h) rows.sum[h] = sum_of_four(rows.sum[h]);
     const bool fits = weights_fit<Element>(rows, accumulate) && !held.strong;
-    if (!kRepeat && !__all_sync(~0u, fits) && lane == 0 && atomicExch(&shared.overflowed[slot.index], true) == false)
+    if (!kRepeat && !__all_sync(~0u, fits) && lane == 0 && atomicExch(&shared.listed[slot.index], true) == false)
       a.plan.repeats[1 + atomicAdd(a.plan.repeats, 1)] = shared.index[slot.index];
     // c_i − F: what it takes from global memory is wanted behind the next product.
     float row_base[2] = {}, row_bias[2] = {};

@@ -109,7 +109,7 @@ struct alignas(1024) Shared {
   DenseBias<kColumns, kStages> start;  // the keys' part of the bias; not at the end (bias_step.cuh)
   TwoFloats block_end[kStages];        // log₂e·c behind the block
   Tile<kRows> tile[kTileSlots];
-  int index[kTileSlots], overflowed[kTileSlots];
+  int index[kTileSlots], listed[kTileSlots];
   uint64_t tile_wanted, tile_known[kTileSlots];            // the next tile
   uint64_t tile_full[kTileSlots], tile_empty[kTileSlots];  // a tile and its queries
   uint64_t key_full[kStages], key_empty[kStages], value_full[kStages], value_empty[kStages];
@@ -138,7 +138,7 @@ __device__ inline void schedule(const ForwardParameters& a, Shared<kDim>& shared
       const int index = kRepeat ? a.plan.repeats[1 + turn] : turn;
       tile = tile_at<kRows>(a, index);
       shared.index[slot.index] = index;
-      shared.overflowed[slot.index] = false;
+      shared.listed[slot.index] = false;
     } else {
       tile.row = -1;
     }

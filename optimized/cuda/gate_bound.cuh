@@ -86,7 +86,7 @@ __device__ inline void find_boundary(const BoundArguments& a, int row) {
       first = first_key[m];
     } else {
       if (pruning) {
-        const double c = base[block] - a.plan.bias[row * tokens + position] / kLog2E;
+        const double c = prefix_at(a.plan, row, a.key_blocks, position);
         const int cut = max(last_cut_at(a.plan.cut_before[row * tokens + position], block),
                             a.plan.block_cut_before[row * (blocks + 1) + block]);
         first = first_where(block, [&](int n) { return c - base[n + 1] >= threshold && n * kBlock + kBlock > cut; });
@@ -103,7 +103,7 @@ __device__ inline void find_boundary(const BoundArguments& a, int row) {
   if (staged) first_key = staged_first_key;
   for (int n = threadIdx.x; n < a.key_blocks; n += kScanThreads) {
     const double* sums = a.plan.block_sum + row * blocks;
-    const bool strong = a.boundary_given && fmin(sums[n], sums[max(n - 1, 0)]) < kStrongSum;
+    const bool strong = fmin(sums[n], sums[max(n - 1, 0)]) < kStrongSum;
     const int last = first_where(a.query_blocks, [&](int m) { return first_key[m] > n; }) - 1;
     last_query[n] = strong ? marked_strong(last) : last;
   }

@@ -3,7 +3,7 @@
 //
 //   c_t = Σ_{l ≤ t} log f_l = base[t / 128] + local_t;  bias_t = −log₂e · local_t;  start_t = (local_end − local_t) / scale
 //
-// One warp a block of 128 tokens sums in double and rounds the local part once; one CTA a head then scans the blocks' sums.
+// One warp a block of 128 tokens sums in double and rounds the local part once, or where the block is strong keeps the rest; one CTA a head then scans the blocks' sums.
 
 #include <climits>
 

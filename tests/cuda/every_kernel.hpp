@@ -57,6 +57,17 @@ inline std::vector<std::pair<std::string, Problem>> with_strong_gates(const Prob
   return problems;
 }
 
+/// Finite gates that no block of is quite so strong: of all heads.
+inline std::vector<Problem> with_almost_strong_gates(const Problem& problem) {
+  std::vector<Problem> problems(2, problem);
+  for (size_t i = 0; i < problem.log_forget.size(); ++i) {
+    problems[0].log_forget[i] = round_to(Dtype::kFloat32, -7.99);
+    const bool first = i / problem.shape.query_heads % problem.shape.key_length % kGateBlock == 0;
+    problems[1].log_forget[i] = round_to(Dtype::kFloat32, first ? -1020.3 : 0.01 * problem.log_forget[i]);
+  }
+  return problems;
+}
+
 /// Column `head` of [B, T, heads, width] at `batch`, flat [T, width].
 inline std::vector<double> slice(const std::vector<double>& tensor, int64_t length, int64_t heads, int64_t width,
                                  int64_t batch, int64_t head) {

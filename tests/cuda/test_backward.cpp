@@ -208,9 +208,12 @@ TEST_P(Backward, KeepsToOneCutWhereverItLiesInABlock) {
 
 TEST_P(Backward, KeepsAGateThatIsNoNumberToTheQueriesThatSeeItsBlock) {
   constexpr int64_t kKeys = 1500, kHeads = 4, kHead = 2, kToken = 700, kBlock = kToken / kGateBlock * kGateBlock;
-  for (const int64_t queries : {kKeys, kKeys - 37}) {  // then a tile's queries stand in two blocks
-    SCOPED_TRACE(queries);
+  for (const auto& [queries, strong] :  // 37: a tile's queries stand in two blocks
+       {std::pair{kKeys, false}, {kKeys - 37, false}, {kKeys - 37, true}}) {
+    SCOPED_TRACE(std::to_string(queries) + (strong ? ", strong" : ""));
     Problem problem = random_problem(shape(2, queries, kKeys, kHeads, kHeads), dtype(), Gate::kInitial, 13);
+    if (strong)
+      for (int64_t t = 3; t < kKeys; t += 5) problem.log_forget[t * kHeads + kHead] = -1000;
     const std::vector<double> grad = grad_values_of(problem, 99);
     const BackwardResult clean = testing::run_backward(problem, grad, false, {});
     problem.log_forget[kToken * kHeads + kHead] = std::numeric_limits<double>::quiet_NaN();  // of the first batch entry
@@ -251,7 +254,8 @@ TEST_P(Backward, GivesTheFirstGateAndCutsNoGradientAtAll) {
 }
 
 TEST_P(Backward, TellsPairsApartNearStrongGates) {
-  for (const auto& [queries, keys] : {std::pair<int64_t, int64_t>{600, 600}, {503, 540}})
+  // 127: a tile's first query stands on a block's last key
+  for (const auto& [queries, keys] : {std::pair<int64_t, int64_t>{600, 600}, {503, 540}, {413, 540}})
     for (const auto& [name, problem] :
          testing::with_strong_gates(random_problem(shape(1, queries, keys, 1, 2), dtype(), Gate::kInitial, 19))) {
       SCOPED_TRACE(name + ", " + std::to_string(queries) + " of " + std::to_string(keys));
@@ -260,10 +264,35 @@ TEST_P(Backward, TellsPairsApartNearStrongGates) {
     }
 }
 
+TEST_P(Backward, TellsPairsApartNearStrongGatesOfAFewTokensInTheFixedOrder) {
+  const auto problems =
+      testing::with_strong_gates(random_problem(shape(1, 150, 200, 1, 2), dtype(), Gate::kInitial, 21));
+  expect_agreement(problems.back().second, {}, true);
+}
+
 TEST_P(Backward, TellsPairsApartWhereGatesAreAlmostStrong) {
-  Problem problem = random_problem(shape(1, 603, 640, 1, 2), dtype(), Gate::kInitial, 19);
-  for (size_t i = 0; i < problem.log_forget.size(); i += 2) problem.log_forget[i] = round_to(Dtype::kFloat32, -7.9);
-  expect_agreement(problem);
+  for (const auto& problem :
+       testing::with_almost_strong_gates(random_problem(shape(1, 603, 640, 1, 2), dtype(), Gate::kInitial, 19)))
+    expect_agreement(problem);
+}
+
+TEST_P(Backward, TellsPairsApartNearStrongGatesAndCuts) {
+  for (auto [name, problem] :
+       testing::with_strong_gates(random_problem(shape(1, 503, 540, 1, 2), dtype(), Gate::kOpen, 20))) {
+    SCOPED_TRACE(name);
+    for (const int64_t cut : {1, 64, 65, 300, 511}) problem.log_forget[2 * cut + 1] = -INFINITY;
+    expect_agreement(problem);
+  }
+}
+
+TEST_P(Backward, TellsPairsApartNearStrongGatesWithAnyScale) {
+  for (const double scale : {-0.125, 0.0, 1e-30}) {
+    SCOPED_TRACE(scale);
+    Problem problem = random_problem(shape(1, 300, 300, 1, 1), dtype(), Gate::kInitial, 11);
+    for (int64_t t = 0; t < 300; t += 3) problem.log_forget[t] = -1000;
+    problem.scale = scale;
+    expect_agreement(problem);
+  }
 }
 
 // Behind them the gate's sums are of the size of 400 000, where a float has steps of 1/32; what counts are their differences.

@@ -99,10 +99,13 @@ TEST_P(Forward, SharesKeysAmongAGroupOfQueryHeads) {
 
 TEST_P(Forward, KeepsAGateThatIsNoNumberToTheQueriesThatSeeItsBlock) {
   constexpr int64_t kKeys = 1500, kHeads = 8, kHead = 3, kToken = 700, kBlock = kToken / kGateBlock * kGateBlock;
+  constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
   for (const int64_t queries : {kKeys, kKeys - 37})  // then a warpgroup's rows stand in two blocks
-    for (const double gate : {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {
-      SCOPED_TRACE(std::to_string(queries) + " queries, log f = " + std::to_string(gate));
+    for (const auto& [gate, strong] : {std::pair{kNan, false}, {double{INFINITY}, false}, {kNan, true}}) {
+      SCOPED_TRACE(std::to_string(queries) + " queries, log f = " + std::to_string(gate) + (strong ? ", strong" : ""));
       Problem problem = random_problem(shape(2, queries, kKeys, kHeads, kHeads), dtype(), Gate::kInitial, 13);
+      if (strong)
+        for (int64_t t = 3; t < kKeys; t += 5) problem.log_forget[t * kHeads + kHead] = -1000;
       const ForwardResult clean = testing::run_forward(problem);
       problem.log_forget[kToken * kHeads + kHead] = gate;  // of the first batch entry
       const ForwardResult result = testing::run_forward(problem);
@@ -211,7 +214,8 @@ TEST_P(Forward, RepeatsATileOfWhichOneRowOverflows) {
 
 TEST_P(Forward, RepeatsNoTileWhoseGateFallsOutOfAFloatWithinAWarp) {  // each row has an m of its own
   Problem problem = random_problem(shape(1, 700, 700, 2, 2), dtype(), Gate::kOpen, 18);
-  for (size_t i = 0; i < problem.log_forget.size(); i += 2) problem.log_forget[i] = -7.9;  // head 0
+  for (size_t i = 0; i < problem.log_forget.size(); i += 2)
+    problem.log_forget[i] = round_to(Dtype::kFloat32, -7.9);  // head 0
   const ForwardResult result = testing::run_forward(problem);
   const WorstError worst = worst_error(problem, result);
   EXPECT_EQ(result.repeated_tiles, 0);
@@ -229,11 +233,47 @@ TEST_P(Forward, TellsPairsApartNearStrongGates) {
     }
 }
 
+TEST_P(Forward, TellsPairsApartWhereGatesAreAlmostStrong) {
+  for (const auto& [queries, keys] :
+       {std::pair<int64_t, int64_t>{700, 700}, {603, 640}})  // tiles of two and three blocks
+    for (const auto& problem : testing::with_almost_strong_gates(
+             random_problem(shape(1, queries, keys, 1, 2), dtype(), Gate::kInitial, 19))) {
+      const ForwardResult result = testing::run_forward(problem);
+      const WorstError worst = worst_error(problem, result);
+      EXPECT_EQ(result.repeated_tiles, 0);
+      EXPECT_LE(worst.values, budget(dtype()));
+      EXPECT_LE(worst.log_normalizer, 7e-4);  // of sums of up to 3072
+    }
+}
+
+TEST_P(Forward, TellsPairsApartNearStrongGatesInMoreTilesThanCtas) {
+  Problem problem = random_problem(shape(3, 1500, 1500, 8, 8), dtype(), Gate::kOpen, 10);
+  for (size_t i = 0; i < problem.log_forget.size(); ++i)
+    if (i / 8 % 5 == 3) problem.log_forget[i] = -9000;
+  expect_agreement(problem, {}, true);
+}
+
+TEST_P(Forward, TellsPairsApartNearStrongGatesWithAnyScale) {
+  for (const double scale : {-0.125, 0.0, 1e-30}) {
+    SCOPED_TRACE(scale);
+    Problem problem = random_problem(shape(1, 300, 300, 1, 1), dtype(), Gate::kInitial, 11);
+    for (int64_t t = 0; t < 300; t += 3) problem.log_forget[t] = -1000;
+    problem.scale = scale;
+    expect_agreement(problem, {}, true);
+  }
+}
+
+TEST_P(Forward, TellsPairsApartNearStrongGatesOfAFewTokens) {
+  const auto problems =
+      testing::with_strong_gates(random_problem(shape(1, 150, 200, 1, 2), dtype(), Gate::kInitial, 21));
+  expect_agreement(problems.back().second, {}, true);
+}
+
 TEST_P(Forward, TellsPairsApartNearStrongGatesAndCuts) {
   for (auto [name, problem] :
        testing::with_strong_gates(random_problem(shape(1, 700, 740, 1, 2), dtype(), Gate::kOpen, 20))) {
     SCOPED_TRACE(name);
-    for (const int64_t cut : {1, 64, 65, 300, 511, 650}) problem.log_forget[2 * cut] = -INFINITY;
+    for (const int64_t cut : {1, 64, 65, 300, 511, 650}) problem.log_forget[2 * cut + 1] = -INFINITY;
     expect_agreement(problem, {}, true);
   }
 }

@@ -17,6 +17,9 @@ namespace lethe {
 /// Tokens in a block of the gate's prefix sum, and both sides of the blocks that pruning skips.
 inline constexpr int64_t kGateBlock = 128;
 
+/// A block of the gate's prefix sum is strong where its log f, cuts apart, sum to less than this: there the kernels use more than floats.
+inline constexpr double kStrongSum = -512;
+
 /// Stands for a cut's place in such a block where there is no cut.
 inline constexpr uint8_t kNoCut = 255;
 
@@ -123,8 +126,8 @@ struct ForwardArguments {
 /// throws    std::invalid_argument with unsupported()'s reason; std::runtime_error for a CUDA error
 /// numerics  products of 16-bit operands summed in float; weights rounded to 16 bits before they meet `value`. log_normalizer is
 ///           off by some 2⁻²³ of what log f sums up to over the blocks of 128 tokens that a tile's queries stand in, and no block
-///           of theirs sums to less than −1024 where that counts: near stronger gates a tile is computed again, with prefixes in double
-/// cost      4·D flops a visited pair on the tensor cores, near strong gates twice that
+///           of theirs is strong: tiles with strong blocks are computed by a second launch, with prefixes in double
+/// cost      4·D flops a visited pair on the tensor cores
 void launch_forward(const ForwardArguments& arguments);
 
 /// The gradients of launch_forward's values with respect to everything it read.

@@ -22,8 +22,8 @@ SKIPPED = 77
 # 40 registers, and in blocks that hold the diagonal or a cut: a few a tile. Lb1E are those that compute tiles again.
 SPILLS = [
     (r"7forwardI\w+Lb1E", 288),
-    (r"7forwardI\w+Li64E", 168),
-    (r"7forwardI\w+Li128E", 88),
+    (r"7forwardI\w+Li64E", 184),
+    (r"7forwardI\w+Li128E", 112),
     (r"14backward_tilesI\w+Li64E", 104),
     (r"14backward_tilesI\w+Li128E", 184),
 ]

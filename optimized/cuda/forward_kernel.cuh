@@ -11,9 +11,9 @@
 //
 // m_i may be any number near the row's maximum: it is found in the first blocks (the diagonal's) and then left alone, so that no
 // clean block pays for a maximum or waits for one. Where weights leave float16, or bfloat16's sum float's range (2^16, 2^100 times the
-// weight of the largest logit found), the tile goes on a list, and a second launch computes it again with a maximum a row and block. So
-// does a tile whose queries stand in a strong block (strong_gates.cuh): the second launch takes c_i for F, row by row, and adds c_i − c_j
-// to each logit of the diagonal.
+// weight of the largest logit found), the tile goes on a list, and a second launch computes it again with a maximum a row and block. On
+// it, and nowhere else computed, are tiles whose queries stand in a strong block (strong_gates.cuh): the second launch takes c_i for F, row by
+// row, and adds c_i − c_j to each logit of the diagonal.
 //
 // One CTA an SM. Warpgroup 0: one thread hands out tiles, up to a tile ahead; three others feed the copy engine: one Q, once a tile, and K,
 // one what the gate adds to K, one V. K and its bias share a ring, V has its own. The other warpgroups: 64 query rows each. A thread holds
@@ -122,6 +122,7 @@ __device__ inline void consume(const ForwardParameters& a, Shared<kDim>& shared)
     }
   };
   ptx::mbarrier_wait(&shared.tile_full[0], 0);
+  if (shared.tile[0].row < 0) return;  // all are left to the second launch
   pass_keys(shared.tile[0]);
   ptx::mbarrier_wait(&shared.key_full[at.index], at.parity);
   ptx::wgmma_fence();
@@ -257,9 +258,9 @@ __device__ inline void consume(const ForwardParameters& a, Shared<kDim>& shared)
     }
 #pragma unroll
     for (int h = 0; h < 2; ++h) rows.sum[h] = sum_of_four(rows.sum[h]);
-    const bool fits = weights_fit<Element>(rows, accumulate) && !held.strong;
+    const bool fits = weights_fit<Element>(rows, accumulate);
     if (!kRepeat && !__all_sync(~0u, fits) && lane == 0 && atomicExch(&shared.listed[slot.index], true) == false)
-      a.plan.repeats[1 + atomicAdd(a.plan.repeats, 1)] = shared.index[slot.index];
+      list_tile(a, shared.index[slot.index]);
     // c_i − F: what it takes from global memory is wanted behind the next product.
     float row_base[2] = {}, row_bias[2] = {};
     if constexpr (kGate && !kRepeat) {

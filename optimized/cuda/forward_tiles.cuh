@@ -122,31 +122,48 @@ struct alignas(1024) Shared {
 // How many blocks are left to load of a tile when the next is taken.
 inline constexpr int kBlocksAhead = 3;
 
-// Hands out tiles, by one thread. To find out about one takes several trips to global memory, one behind the other, so the next is taken
-// before all blocks of this one are loaded, but only some blocks before: CTAs that take their final tiles early end at very different
-// times.
+// Adds up the causal pairs inside a tile's blocks: row r sees first_visible + r keys.
+template <int kRows>
+__device__ inline void count_pairs(const ForwardParameters& a, const Tile<kRows>& tile) {
+  const long long rows = min(kRows, a.query_length - tile.query),
+                  first_visible = tile.query + a.key_length - a.query_length + 1 - tile.first * kColumns;
+  atomicAdd(a.plan.pairs + tile.row, static_cast<unsigned long long>(rows * first_visible + rows * (rows - 1) / 2));
+}
+
+// For the second launch.
+__device__ inline void list_tile(const ForwardParameters& a, int index) {
+  a.plan.repeats[1 + atomicAdd(a.plan.repeats, 1)] = index;
+}
+
+// Hands out tiles, by one thread; those with strong gates it leaves to the second launch. To find out about one takes several trips to
+// global memory, one behind the other, so the next is taken before all blocks of this one are loaded, but only some blocks before: CTAs
+// that take their final tiles early end at very different times.
 template <int kDim, bool kRepeat>
 __device__ inline void schedule(const ForwardParameters& a, Shared<kDim>& shared) {
   constexpr int kRows = Sizes<kDim>::kRows;
   const int tiles = kRepeat ? a.plan.repeats[0] : a.tiles;
   uint32_t wanted = 0;  // parity
   ptx::RingPosition slot;
-  for (int turn = blockIdx.x;; slot.advance(kTileSlots)) {
+  int turn = blockIdx.x;
+  const auto take_next = [&] { turn = gridDim.x + (kRepeat ? turn : atomicAdd(a.plan.next_tile, 1)); };
+  for (;; slot.advance(kTileSlots)) {
     ptx::mbarrier_wait_patiently(&shared.tile_empty[slot.index], slot.parity ^ 1);
     Tile<kRows>& tile = shared.tile[slot.index];
-    if (turn < tiles) {
+    for (; turn < tiles; take_next()) {
       const int index = kRepeat ? a.plan.repeats[1 + turn] : turn;
       tile = tile_at<kRows>(a, index);
       shared.index[slot.index] = index;
       shared.listed[slot.index] = false;
-    } else {
-      tile.row = -1;
+      if (kRepeat || !tile.strong) break;
+      count_pairs(a, tile);
+      list_tile(a, index);
     }
+    if (turn >= tiles) tile.row = -1;
     ptx::mbarrier_arrive(&shared.tile_known[slot.index]);
     if (turn >= tiles) return;
     ptx::mbarrier_wait_patiently(&shared.tile_wanted, wanted);
     wanted ^= 1;
-    turn = gridDim.x + (kRepeat ? turn : atomicAdd(a.plan.next_tile, 1));
+    take_next();
   }
 }
 
@@ -165,7 +182,7 @@ __device__ inline void load_rows(char* destination, int rows, const CUtensorMap&
 template <int kDim, bool kRepeat>
 __device__ inline void load_keys(const ForwardParameters& a, Shared<kDim>& shared) {
   constexpr int kStages = Sizes<kDim>::kStages, kRows = Sizes<kDim>::kRows;
-  const int group = a.query_heads / a.heads, offset = a.key_length - a.query_length;
+  const int group = a.query_heads / a.heads;
   ptx::RingPosition at, slot;
   for (;; slot.advance(kTileSlots)) {
     ptx::mbarrier_wait(&shared.tile_known[slot.index], slot.parity);
@@ -184,12 +201,7 @@ __device__ inline void load_keys(const ForwardParameters& a, Shared<kDim>& share
       if (block == min(tile.last, tile.first + kBlocksAhead)) ptx::mbarrier_arrive(&shared.tile_wanted);
       at.advance(kStages);
     }
-    if constexpr (!kRepeat) {
-      // row r sees first_visible + r keys of the tile's blocks
-      const long long rows = min(kRows, a.query_length - tile.query),
-                      first_visible = tile.query + offset + 1 - tile.first * kColumns;
-      atomicAdd(a.plan.pairs + tile.row, static_cast<unsigned long long>(rows * first_visible + rows * (rows - 1) / 2));
-    }
+    if constexpr (!kRepeat) count_pairs(a, tile);
   }
   ptx::mbarrier_arrive(&shared.tile_full[slot.index]);
 }

@@ -2,19 +2,16 @@
 // Gates so strong that a float says too little of a prefix inside a block of 128 tokens.
 //
 // The kernels add c_i − c_j to a logit as the sum of two floats, each relative to a number that a tile has in common. Where keys and queries
-// of one tile see each other those may be large and their sum small, and what is left of it is off by 2⁻²⁴ of what log f sum up to. So the
-// forward's second launch computes tiles with a strong block again, and the backward, where one is near, takes more care of the diagonal:
-// both add c_i − c_j there to each logit, from prefixes of more than a float's digits.
+// of one tile see each other those may be large and their sum small, and what is left of it is off by 2⁻²⁴ of what log f sum up to. In dq
+// and dk that counts for more: where a query's own key has nearly all weight, dS are small differences of numbers that have it. So the
+// forward leaves tiles with a strong block (kStrongSum) to its second launch, and the backward, where one is near, takes more care of the
+// diagonal: both add c_i − c_j there to each logit, from prefixes of more than a float's digits.
 
 #include <numbers>
 
 #include "optimized/kernels.hpp"
 
 namespace lethe {
-
-/// A block is strong where its log f, cuts apart, sum to less than this. Three blocks in a tile, each just not strong, leave single weights
-/// up to 7e-4 off, and all in the mean square 1.3e-4 (an emulation in double).
-inline constexpr double kStrongSum = -1024;
 
 /// c of a token: to a double's digits where its block is strong, elsewhere to 2⁻²⁴ of what the block's log f sum to.
 /// shapes   row = b·Hq + h; key_blocks = N

@@ -1,6 +1,7 @@
 #pragma once
 // One problem through the CUDA kernels: upload, plan, forward, download.
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <optional>
@@ -110,6 +111,22 @@ class DeviceProblem {
   DeviceArray<char> plan_memory_, backward_plan_memory_;
   GatePlan plan_;
 };
+
+/// Is a block strong that queries stand in?
+inline bool has_strong_block(const Problem& problem) {
+  const Shape& s = problem.shape;
+  for (int64_t batch = 0; batch < s.batch; ++batch)
+    for (int64_t head = 0; head < s.query_heads; ++head)
+      for (int64_t block = (s.key_length - s.query_length) / kGateBlock; block * kGateBlock < s.key_length; ++block) {
+        double sum = 0;
+        for (int64_t t = block * kGateBlock; t < std::min((block + 1) * kGateBlock, s.key_length); ++t) {
+          const double gate = problem.log_forget[(batch * s.key_length + t) * s.query_heads + head];
+          if (gate >= -1e4) sum += gate;
+        }
+        if (sum < kStrongSum) return true;
+      }
+  return false;
+}
 
 inline ForwardResult run_forward(const Problem& problem, const PlanOptions& options = {}) {
   return problem.dtype == Dtype::kBFloat16 ? DeviceProblem<__nv_bfloat16>(problem, options).forward()

@@ -61,9 +61,9 @@ inline std::vector<std::pair<std::string, Problem>> with_strong_gates(const Prob
 inline std::vector<Problem> with_almost_strong_gates(const Problem& problem) {
   std::vector<Problem> problems(2, problem);
   for (size_t i = 0; i < problem.log_forget.size(); ++i) {
-    problems[0].log_forget[i] = round_to(Dtype::kFloat32, -7.99);
+    problems[0].log_forget[i] = round_to(Dtype::kFloat32, -3.99);
     const bool first = i / problem.shape.query_heads % problem.shape.key_length % kGateBlock == 0;
-    problems[1].log_forget[i] = round_to(Dtype::kFloat32, first ? -1020.3 : 0.01 * problem.log_forget[i]);
+    problems[1].log_forget[i] = round_to(Dtype::kFloat32, first ? -508.3 : 0.01 * problem.log_forget[i]);
   }
   return problems;
 }

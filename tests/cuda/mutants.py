@@ -62,9 +62,6 @@ MUTANTS = [
     Mutant("forward_span_of_query", "forward", "forward_kernel.cuh", "return position / kColumns - (query + offset) / kColumns;", "return 0;"),
     Mutant("forward_log_normalizer_base2", "forward", "forward_kernel.cuh", "kLn2 * (rows.maximum[h]", "(rows.maximum[h]"),
     Mutant("forward_inverse_of_row_0", "forward", "forward_kernel.cuh", "inverse[h] = 1 / rows.sum[h];", "inverse[h] = 1 / rows.sum[0];"),
-    Mutant("forward_strong_once", "forward", "forward_kernel.cuh",
-           "weights_fit<Element>(rows, accumulate) && !held.strong;",
-           "weights_fit<Element>(rows, accumulate);"),
     Mutant("forward_strong_start", "forward", "forward_kernel.cuh", "if (kRepeat && kGate && exact) return", "if (false && exact) return"),
     Mutant("forward_strong_start_of_next", "forward", "forward_kernel.cuh",
            "start_unless(shared.tile[slot.index].strong, stage)",
@@ -113,6 +110,10 @@ MUTANTS = [
     Mutant("forward_max_of_two_lanes", "forward", "forward_softmax.cuh", "value = fmaxf(value, __shfl_xor_sync(~0u, value, 1));\n  return", "return"),
     # forward_tiles.cuh
     Mutant("forward_repeats_one_a_cta", "forward", "forward_tiles.cuh", "turn = gridDim.x + (kRepeat ? turn", "turn = gridDim.x + (kRepeat ? tiles"),
+    Mutant("forward_strong_never", "forward", "forward_tiles.cuh",
+           "base[block + 1] - base[block] < kStrongSum",
+           "base[block + 1] - base[block] < 1e9 * kStrongSum"),
+    Mutant("forward_strong_pairs", "forward", "forward_tiles.cuh", "      count_pairs(a, tile);\n      list_tile", "      list_tile"),
     Mutant("forward_strong_last_block", "forward", "forward_tiles.cuh", "tile.strong |= base", "tile.strong = base"),
     Mutant("forward_own_head_of_keys", "forward", "forward_tiles.cuh",
            "const int key_head = tile.head / group;",
@@ -167,6 +168,7 @@ MUTANTS = [
     Mutant("plan_pairs_kept", "plan", "gate_prefix.cuh", "plan.pairs[row] = 0;", ""),
     Mutant("plan_no_rest", "forward", "gate_prefix.cuh", "rest[i] = static_cast<float>(exact - bias[i]);", "rest[i] = 0;"),
     # gate_bound.cuh
+    Mutant("plan_strong_never", "backward", "gate_bound.cuh", "sums[max(n - 1, 0)]) < kStrongSum", "sums[max(n - 1, 0)]) < 1e9 * kStrongSum"),
     Mutant("plan_strong_alone", "backward", "gate_bound.cuh", "fmin(sums[n], sums[max(n - 1, 0)])", "sums[n]"),
     Mutant("plan_strong_before", "backward", "gate_bound.cuh", "fmin(sums[n], sums[max(n - 1, 0)])", "sums[max(n - 1, 0)]"),
     Mutant("plan_half_bound", "plan", "gate_bound.cuh", "threshold = -2 * bound", "threshold = -1 * bound"),
@@ -192,8 +194,6 @@ MUTANTS = [
            "return sum < 2 * (a.log_tolerance - a.log_length);"),
     Mutant("plan_no_query_offset", "plan", "gate_bound.cuh", "const int position = m * kBlock + a.offset,", "const int position = m * kBlock,"),
     # strong_gates.cuh
-    Mutant("strong_sum", "forward", "strong_gates.cuh", "kStrongSum = -1024;", "kStrongSum = -1e9;"),
-    Mutant("strong_sum_backward", "backward", "strong_gates.cuh", "kStrongSum = -1024;", "kStrongSum = -1e9;"),
     Mutant("strong_prefix", "backward", "strong_gates.cuh", "local += plan.bias_rest[at];", ";"),
     Mutant("strong_mark_kept", "backward", "strong_gates.cuh", "return is_marked_strong(entry) ? -2 - entry : entry;", "return entry;"),
     # backward_kernel.cuh

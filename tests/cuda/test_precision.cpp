@@ -69,6 +69,16 @@ TEST_P(Precision, HoldsTheBudgetForOpenGatesWhateverTheNumbers) {
   }
 }
 
+// The stronger they are, the nearer a query's weight is to all on its own key, and the smaller are dS beside the numbers they are made of.
+TEST_P(Precision, HoldsTheBudgetForEvenGates) {
+  const auto [dtype, dim] = GetParam();
+  for (const double gate : {-1.0, -1.99, -3.0, -5.0, -7.99}) {
+    Problem problem = one_head(2048, dim, dtype, Gate::kZero, 21);
+    for (double& log_forget : problem.log_forget) log_forget = round_to(Dtype::kFloat32, gate);
+    expect_budget(problem, "even " + std::to_string(gate).substr(0, 5));
+  }
+}
+
 TEST_P(Precision, HoldsTheBudgetForWeakAndForStrongGatesAtALengthOf16384) {
   const auto [dtype, dim] = GetParam();
   for (const double mean : {-0.5, -0.05}) {

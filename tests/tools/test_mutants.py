@@ -1,5 +1,6 @@
 """The mutants of the CUDA kernels keep up with the kernels, and tools/gpu_mutants tells what became of each. No GPU: programs of a shell."""
 
+import dataclasses
 import os
 import pathlib
 import re
@@ -92,12 +93,24 @@ exit 1"""
         self.assertRegex(log, rf"{self.NAME} .* SURVIVED\n")
         self.assertIn(self.NAME, complaint)
 
-    def test_one_that_hangs_is_found_out(self):
-        self.script(f"{self.NAME}/program", "exec sleep 60")
+    def verdict_of(self, **changes):
         mutant = next(mutant for mutant in MUTANTS if mutant.name == self.NAME)
-        tool = runpy.run_path(str(ROOT / "tools/gpu_mutants"))
+        return runpy.run_path(str(ROOT / "tools/gpu_mutants"))["verdict"](self.folder, dataclasses.replace(mutant, **changes))
+
+    def test_one_that_takes_too_long_is_found_out_only_if_it_is_known_to_hang(self):
+        self.script(f"{self.NAME}/program", "exec sleep 60")
         with unittest.mock.patch.dict(SECONDS, ptx=1):
-            self.assertEqual(tool["verdict"](self.folder, mutant), ("killed", "no end within 1 s", True))
+            self.assertEqual(self.verdict_of(), ("TOO LONG", "no end within 1 s", False))
+            self.assertEqual(self.verdict_of(hangs=True), ("killed", "no end within 1 s", True))
+
+    def test_of_quick_tests_all_are_run_once(self):
+        self.script(f"{self.NAME}/program", """echo "$*" >>"$0.calls"
+for kernel in bfloat16_64 bfloat16_128; do echo "[  FAILED  ] Every/Suite.IsQuick/$kernel, where"; done
+exit 1""")
+        self.assertEqual(self.verdict_of(suite="forward"), ("killed", "Every/Suite.IsQuick/bfloat16_64 bfloat16_128", True))
+        calls = (self.folder / self.NAME / "program.calls").read_text().splitlines()
+        self.assertEqual(len(calls), 1)
+        self.assertNotIn("fail_fast", calls[0])
 
     def test_kernels_as_they_are_must_pass(self):
         status, log, complaint = self.run_with(**{"unchanged_ptx": FAILS, self.NAME: FAILS})

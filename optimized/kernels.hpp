@@ -68,8 +68,9 @@ struct GatePlan {
   int32_t* parts_done;      ///< [B·Hq]  of each (batch, key head): CTAs that have done their part of its heads' bounds
   int32_t* heads_done;      ///< [1]  heads whose boundary is found
   unsigned long long* pairs;  ///< [B, Hq]  causal pairs inside the blocks that the forward has computed
-  int32_t* repeats;           ///< [1 + B·Hq·M]  tiles that the forward computes a second time, their count first
-  char* end;                  ///< where the plan's memory ends
+  int32_t* repeats;  ///< [1 + B·Hq·M]  tiles that the forward's second launch computes, their count first: again what
+                     ///< overflowed, for the first time what has strong gates
+  char* end;         ///< where the plan's memory ends
 };
 
 /// `scale` where a bias can be divided by it: 0 and what is nearly 0 become 2⁻⁶⁰, which leaves nothing of a logit either whose q·k is far below 2⁶⁰.
@@ -125,8 +126,8 @@ struct ForwardArguments {
 /// source    Forgetting Transformer, Eq. 11–13
 /// throws    std::invalid_argument with unsupported()'s reason; std::runtime_error for a CUDA error
 /// numerics  products of 16-bit operands summed in float; weights rounded to 16 bits before they meet `value`. log_normalizer is
-///           off by some 2⁻²³ of what log f sums up to over the blocks of 128 tokens that a tile's queries stand in, and no block
-///           of theirs is strong: tiles with strong blocks are computed by a second launch, with prefixes in double
+///           off by some 2⁻²³ of what log f sums up to over the blocks of 128 tokens that a tile's queries stand in, none of
+///           which is strong: tiles whose queries stand in a strong one are computed by a second launch, with prefixes in two floats
 /// cost      4·D flops a visited pair on the tensor cores
 void launch_forward(const ForwardArguments& arguments);
 

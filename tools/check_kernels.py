@@ -19,7 +19,7 @@ import sys
 SKIPPED = 77
 
 # Bytes a kernel may spill, by a pattern of its mangled name. The spills lie in the warps that load and hand out tiles, which have 24 to
-# 40 registers, and in blocks that hold the diagonal or a cut: a few a tile. Lb1E are those that compute tiles again.
+# 40 registers, and in blocks that hold the diagonal or a cut: a few a tile. Lb1E is the forward's second launch.
 SPILLS = [
     (r"7forwardI\w+Lb1E", 288),
     (r"7forwardI\w+Li64E", 184),
@@ -34,15 +34,16 @@ UNDER_OUTPUT = 1  # forward: P·V of the block before, behind the wait for S, un
 
 # The main loops: the innermost that hold products. A kernel has as many as it has budgets here, both in order of size: at most so many
 # instructions (what a step may skip included, the code behind the kernel's end where a wait spins not), at least so many exponentials
-# under the product, which is all that a thread has. Counted with nvcc 13.0, and one per cent more allowed. Not here: forward's Lb1E, which computes
-# tiles again that overflowed or have strong gates.
+# under the product, which is all that a thread has. Counted with nvcc 13.0, and one per cent more allowed. Not here: forward's Lb1E, the second
+# launch, for tiles that overflowed or have strong gates.
 LOOPS = [
     # a block that all rows see whole; one that is masked, with two exponentials more where the maximum moves
     (r"7forwardI13__nv_bfloat16Li64ELb0E", UNDER_OUTPUT, [(319, 64), (703, 66)]),
     (r"7forwardI6__halfLi64ELb0E", UNDER_OUTPUT, [(319, 64), (701, 66)]),
     (r"7forwardI13__nv_bfloat16Li128ELb0E", UNDER_OUTPUT, [(332, 64), (740, 66)]),
     (r"7forwardI6__halfLi128ELb0E", UNDER_OUTPUT, [(332, 64), (730, 66)]),
-    # a third of what these hold is for strong gates, on the diagonal alone; at 64 one loop for both warpgroups; at 128 that of the one that does not sum the rows of dS, and of the one that does
+    # a third of what these hold is for strong gates, on the diagonal alone; at 64 one loop for both warpgroups; at 128 that of the one that does
+    # not sum the rows of dS, and of the one that does
     (r"14backward_tilesI\w+Li64E", UNDER_GRAD_WEIGHT, [(1198, 64)]),
     (r"14backward_tilesI\w+Li128E", UNDER_GRAD_WEIGHT, [(829, 32), (848, 32)]),
 ]

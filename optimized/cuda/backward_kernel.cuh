@@ -9,7 +9,7 @@
 // and dK; dQ needs dS of both, from shared memory. Of a third warpgroup two threads feed them by the copy engine, one says what the
 // steps are, and a warp adds dQ to global memory. R_i / a and −Δ_i come with one more k-step of Sᵀ and dPᵀ (bias_step.cuh), and b_j is
 // one number a row of Sᵀ, the third operand of a multiplication: the gate's bias and Δ cost nothing between a product and what waits for
-// it. Sᵀ of the next tile is issued before dK of this one has ended. Near strong gates (strong_gates.cuh) that k-step adds zeros on the
+// it. Sᵀ of the next tile is issued before dK of this one has ended. Near strong gates (strong_gates.cuh) R's k-step adds zeros on the
 // diagonal, where R_i + b_j comes in double, and elsewhere b_j is counted from behind the tile.
 //
 // The row and column sums of dS, of which the gate's gradient is made, come from the tensor core: dQ and dK have eight columns more

@@ -1,5 +1,5 @@
-// Launch of the forward kernel: tensor maps, parameters, one instance a type and head dimension, and the second launch that computes
-// again what left the range or has strong gates.
+// Launch of the forward kernel: tensor maps, parameters, one instance a type and head dimension, and the second launch for
+// what left the range or has strong gates.
 
 #include <algorithm>
 #include <stdexcept>

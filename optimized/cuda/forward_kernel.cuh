@@ -11,9 +11,9 @@
 //
 // m_i may be any number near the row's maximum: it is found in the first blocks (the diagonal's) and then left alone, so that no
 // clean block pays for a maximum or waits for one. Where weights leave float16, or bfloat16's sum float's range (2^16, 2^100 times the
-// weight of the largest logit found), the tile goes on a list, and a second launch computes it again with a maximum a row and block. On
-// it, and nowhere else computed, are tiles whose queries stand in a strong block (strong_gates.cuh): the second launch takes c_i for F, row by
-// row, and adds c_i − c_j to each logit of the diagonal.
+// weight of the largest logit found), the tile goes on a list, and a second launch computes it again with a maximum a row and block. Tiles
+// whose queries stand in a strong block (strong_gates.cuh) go on that list at once, and only the second launch computes them: it takes c_i for
+// F, row by row, and adds c_i − c_j to each logit of the diagonal.
 //
 // One CTA an SM. Warpgroup 0: one thread hands out tiles, up to a tile ahead; three others feed the copy engine: one Q, once a tile, and K,
 // one what the gate adds to K, one V. K and its bias share a ring, V has its own. The other warpgroups: 64 query rows each. A thread holds
@@ -91,7 +91,7 @@ __device__ inline void consume(const ForwardParameters& a, Shared<kDim>& shared)
   const uint32_t ones = ones_in_registers(lane);
   const uint32_t first_end = ptx::shared_address(shared.block_end);
   TwoFloats frame{};                    // log₂e·F, of the tile
-  [[maybe_unused]] OfRows row_frame{};  // log₂e·(c_i − F), where the tile is computed again
+  [[maybe_unused]] OfRows row_frame{};  // log₂e·(c_i − F), in the second launch
   // A block's number: log₂e·(F − c behind the block), and then with c_i for F.
   const auto block_number = [&](uint32_t stage) {
     if constexpr (!kGate) return OfRows{0, 0};

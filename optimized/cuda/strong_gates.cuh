@@ -3,9 +3,9 @@
 //
 // The kernels add c_i − c_j to a logit as the sum of two floats, each relative to a number that a tile has in common. Where keys and queries
 // of one tile see each other those may be large and their sum small, and what is left of it is off by 2⁻²⁴ of what log f sum up to. In dq
-// and dk that counts for more: where a query's own key has nearly all weight, dS are small differences of numbers that have it. So the
-// forward leaves tiles with a strong block (kStrongSum) to its second launch, and the backward, where one is near, takes more care of the
-// diagonal: both add c_i − c_j there to each logit, from prefixes of more than a float's digits.
+// and dk that counts for more: where a query's own key has nearly all weight, dS is a small difference of numbers that are not small, and
+// keeps their error. So the forward leaves tiles whose queries stand in a strong block (kStrongSum) to its second launch, and the backward,
+// where one is near, takes more care of the diagonal: both add c_i − c_j there to each logit, from prefixes of more than a float's digits.
 
 #include <numbers>
 
@@ -13,7 +13,7 @@
 
 namespace lethe {
 
-/// c of a token: to a double's digits where its block is strong, elsewhere to 2⁻²⁴ of what the block's log f sum to.
+/// c of a token: within its block to two floats' digits where that is strong, elsewhere to 2⁻²⁴ of what the block's log f sum to.
 /// shapes   row = b·Hq + h; key_blocks = N
 __device__ inline double prefix_at(const GatePlan& plan, int64_t row, int key_blocks, int token) {
   constexpr int kBlock = kGateBlock;
@@ -23,7 +23,7 @@ __device__ inline double prefix_at(const GatePlan& plan, int64_t row, int key_bl
   return plan.base[row + block] - local * std::numbers::ln2;  // one entry more a head
 }
 
-/// A number of a double's size in two floats.
+/// A double as the sum of two floats.
 __host__ __device__ inline TwoFloats two_floats(double number) {
   const float high = static_cast<float>(number);
   return {high, static_cast<float>(number - high), {0, 0}};

@@ -24,7 +24,7 @@ struct ForwardResult {
   std::vector<double> log_normalizer;  ///< [B, Tq, Hq]
   std::vector<int64_t> visited_pairs;  ///< [B, Hq]
   std::vector<int32_t> first_key_block, last_query_block;
-  int32_t repeated_tiles;  ///< that were computed a second time: an exponential overflowed, or a strong gate is near
+  int32_t repeated_tiles;  ///< that the second launch computed: an exponential overflowed, or a strong gate is near
 };
 
 /// The problem on the device, with the plan and everything the launchers read.

@@ -3,8 +3,7 @@
 One change of one place (or of `count` places alike) of a file of optimized/cuda. Changes that change no promised result are not here, nor those
 that make a kernel slower alone. So some wrappers have none: what wgmma_fence, wgmma_commit and wgmma_wait do for accumulators ptxas puts back;
 the order of mbarrier_init_fence, fence_async_shared and fence_async_global this GPU keeps without being told; pin and forget steer the compiler
-alone; registers_grow and registers_shrink change who has registers, not what is in them; prefetch_tensor_map fetches what is fetched anyway;
-mbarrier_invalidate comes before an initialisation that needs nothing of it.
+alone; registers_grow and registers_shrink change who has registers, not what is in them; prefetch_tensor_map fetches what is fetched anyway.
 """
 from dataclasses import dataclass
 

@@ -23,7 +23,7 @@ class List(unittest.TestCase):
     def test_each_finds_what_it_replaces(self):
         for mutant in MUTANTS:
             with self.subTest(mutant.name):
-                text = (ROOT / "optimized/cuda" / mutant.file).read_text()
+                text = (ROOT / "optimized" / mutant.file).read_text()
                 self.assertNotEqual(mutant.apply(text), text)
 
     def test_each_has_a_name_of_its_own_and_a_suite(self):
@@ -34,7 +34,7 @@ class List(unittest.TestCase):
 
     def test_each_wrapper_has_one_or_is_said_to_have_none(self):
         for path in [*(ROOT / "optimized/cuda/ptx").glob("*.cuh"), ROOT / "optimized/cuda/handover.cuh"]:
-            file, text = str(path.relative_to(ROOT / "optimized/cuda")), path.read_text()
+            file, text = str(path.relative_to(ROOT / "optimized")), path.read_text()
             places = {text.find(mutant.old) for mutant in MUTANTS if (mutant.suite, mutant.file) == ("ptx", file)}
             for function in re.finditer(r"__device__ (?:inline )?\w+ (\w+)[^{;]*\{.*?(?=\n *__device__|\n\n|\Z)", text, re.S):
                 with self.subTest(file=file, function=function[0].split("{")[0].strip()):
@@ -48,6 +48,7 @@ class List(unittest.TestCase):
 
 class Run(unittest.TestCase):
     NAME = next(mutant.name for mutant in MUTANTS if mutant.suite == "ptx")
+    TOOL = runpy.run_path(str(ROOT / "tools/gpu_mutants"))
 
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
@@ -95,7 +96,7 @@ exit 1"""
 
     def verdict_of(self, **changes):
         mutant = next(mutant for mutant in MUTANTS if mutant.name == self.NAME)
-        return runpy.run_path(str(ROOT / "tools/gpu_mutants"))["verdict"](self.folder, dataclasses.replace(mutant, **changes))
+        return self.TOOL["verdict"](self.folder, dataclasses.replace(mutant, **changes), ["0"])
 
     def test_one_that_takes_too_long_is_found_out_only_if_it_is_known_to_hang(self):
         self.script(f"{self.NAME}/program", "exec sleep 60")
@@ -111,6 +112,22 @@ exit 1""")
         calls = (self.folder / self.NAME / "program.calls").read_text().splitlines()
         self.assertEqual(len(calls), 1)
         self.assertNotIn("fail_fast", calls[0])
+
+    def test_one_that_needs_more_gpus_is_not_run_and_said_to_be(self):
+        self.script(f"{self.NAME}/program", FAILS)
+        self.assertEqual(self.verdict_of(gpus=2), ("not run", "needs 2 GPUs", True))
+
+    def test_failures_of_a_python_test_are_read(self):
+        says = "echo 'FAIL: test_first (module.Class.test_first) [where]'; echo 'ERROR: test_second (module)'"
+        self.assertEqual(self.TOOL["failing"](["sh", "-c", f"({says}) >&2; exit 1"], 5), ["test_first", "test_second"])
+
+    def test_what_holds_a_file_is_compiled_anew(self):
+        objects_of = self.TOOL["objects_of"]
+        self.assertEqual(objects_of("torch/cuda_forgetting_attention.cpp"),
+                         ["optimized/torch/CMakeFiles/lethe_torch.dir/cuda_forgetting_attention.cpp.o"])
+        self.assertEqual(objects_of("cuda/tensor_map.cpp"), ["optimized/cuda/CMakeFiles/lethe_cuda.dir/tensor_map.cpp.o"])
+        of_softmax = objects_of("cuda/forward_softmax.cuh")
+        self.assertEqual(of_softmax, ["optimized/cuda/CMakeFiles/lethe_cuda.dir/forward.cu.o"])
 
     def test_kernels_as_they_are_must_pass(self):
         status, log, complaint = self.run_with(**{"unchanged_ptx": FAILS, self.NAME: FAILS})

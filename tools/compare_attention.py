@@ -2,14 +2,14 @@
 """Times Forgetting Attention on a GPU beside other attention kernels, forward and backward, in one process.
 
 usage: tools/compare_attention.py --library build/cuda/lib/liblethe_torch.so --output results/h200
-           [--length T]… [--dim D]… [--gate NAME]… [--only NAME]… [--rounds N] [--commit HASH]
+           [--length T]… [--dim D]… [--gate NAME]… [--only NAME]… [--all] [--rounds N] [--commit HASH]
 
 Every implementation is called once and held against float64 before it is timed: one whose error is over its budget is an error in the
 table, never a time. Then all run in turn, in a new random order each round, on inputs that rotate past the L2 cache; a time is the
 median between CUDA events, on a GPU that is kept busy until forward and backward are queued: what the kernels take, without the CPU
-that launches them. FlexAttention is compiled anew for every shape and takes no part at T = 65536, unless --only names it. The TFLOP/s are
-"effective": 2·B·H·T²·D forward and 2.5 times that backward, whatever was pruned. What isn't installed is left out and named in the
-certificate.
+that launches them. FlexAttention is compiled anew for every shape and FLA tunes itself for each: they take part at T = 65536, and FLA at
+4096, only if named or with --all. The TFLOP/s are "effective": 2·B·H·T²·D forward and 2.5 times that backward, whatever was pruned. What
+isn't installed is left out and named in the certificate.
 
 Writes <output>/attention_throughput.csv, and .json with where the numbers come from. The whole may be the work of several jobs: a case
 (length, head dim, gate) that is there already stays until it is measured again, as a whole, and its run's certificate with it.
@@ -362,6 +362,7 @@ def main():
     parser.add_argument("--dim", type=int, action="append", choices=tuple(HEADS))
     parser.add_argument("--gate", action="append", choices=GATES)
     parser.add_argument("--only", action="append", help="implementations to time (default: all that are installed)")
+    parser.add_argument("--all", action="store_true", help="at every length also those that a length costs much time")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--commit", help="what the library was built from, where this is no checkout")
     arguments = parser.parse_args()
@@ -384,7 +385,7 @@ def main():
     for length in arguments.length or (4096, 16384, 65536):
         for dim in arguments.dim or HEADS:
             for name in arguments.gate or GATES:
-                taking_part = [c for c in candidates if length in c.lengths or arguments.only]
+                taking_part = [c for c in candidates if length in c.lengths or arguments.only or arguments.all]
                 rounds = arguments.rounds if length < 65536 else max(3, arguments.rounds // 3)  # calls of 0.1 s need no more
                 measure(Case(length, dim, name), taking_part, rounds, report)
                 print(f"{time.monotonic() - begin:6.0f} s", flush=True)

@@ -13,8 +13,8 @@
 //
 // `forward` and `backward` are those of training: the residual of the values is kept and read. `inference` is a forward that keeps none;
 // `plan` is the forward's plan alone. TFLOP/s are effective: 2·B·H·T²·D forward, 2.5 times that backward, whatever was pruned.
-// B·T = 32768, H·D = 1536, bfloat16, queries and keys RMS-normalised; gates `open` (mean log f = −1e-4) and `bimodal` (−0.1 in 70 % of
-// the heads), the latter pruned.
+// B·T = 32768, H·D = 1536, bfloat16, queries and keys RMS-normalised; gates `open` (mean log f = −1e-4), `bimodal` (−0.1 in 70 % of the
+// heads), which alone is pruned, and `strong` (−8: every block is strong, kernels.hpp).
 
 #include <benchmark/benchmark.h>
 #include <cuda_bf16.h>
@@ -39,6 +39,7 @@
 namespace {
 
 constexpr int64_t kTokens = 32768, kWidth = 1536, kMostHeads = kWidth / 64;
+constexpr const char* kGates[] = {"open", "bimodal", "strong"};
 constexpr std::string_view kStretchOption = "--milliseconds=";
 // Milliseconds: of a repetition's rounds; and of calls before them, at least, for a device that has rested runs at another clock.
 constexpr float kRepetition = 200, kLeadIn = 50;
@@ -117,11 +118,13 @@ struct Inputs {
     const int64_t heads = kWidth / dim, gates = kTokens * heads;
     std::mt19937 generator(5);
     std::uniform_real_distribution<float> uniform(0, 2);
-    for (const char* name : {"open", "bimodal"}) {
+    const int64_t local_heads = std::lround(0.7 * heads);
+    for (const std::string name : kGates) {
       std::vector<float> host(gates);
-      for (int64_t i = 0; i < gates; ++i)
-        host[i] = uniform(generator) *
-                  (std::string(name) == "bimodal" && i % heads < std::lround(0.7 * heads) ? -0.1f : -1e-4f);
+      for (int64_t i = 0; i < gates; ++i) {
+        const bool local = name == "bimodal" && i % heads < local_heads;
+        host[i] = uniform(generator) * (name == "strong" ? -8 : local ? -0.1f : -1e-4f);
+      }
       log_forget[name] = device_memory<float>(gates);
       require(cudaMemcpy(log_forget[name].get(), host.data(), gates * sizeof(float), cudaMemcpyHostToDevice));
     }
@@ -159,7 +162,7 @@ lethe_problem problem_of(const Case& c, const Outputs& outputs) {
           kWidth / c.dim,
           c.dim,
           1 / std::sqrt(double(c.dim)),
-          c.gate == "open" ? -std::numeric_limits<double>::infinity() : -10.0,
+          c.gate == "bimodal" ? -10.0 : -std::numeric_limits<double>::infinity(),
           inputs.query.get(),
           inputs.key.get(),
           inputs.value.get(),
@@ -308,8 +311,9 @@ int main(int count, char** arguments) {
   benchmark::AddCustomContext("milliseconds", milliseconds);
   for (const int64_t dim : {64, 128})
     for (const int64_t length : {4096, 16384})
-      for (const char* gate : {"open", "bimodal"})
+      for (const char* gate : kGates)
         for (const char* direction : {"inference", "forward", "backward", "plan"}) {
+          if (std::string_view(gate) == "strong" && length < 16384) continue;
           const Case c{length, dim, gate, direction};
           const std::string name =
               c.direction + "/D:" + std::to_string(dim) + "/T:" + std::to_string(length) + "/" + gate;

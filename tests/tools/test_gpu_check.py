@@ -1,0 +1,94 @@
+"""What tools/gpu_check says of its steps. No GPU: programs of a shell stand for what it runs."""
+
+import os
+import pathlib
+import subprocess
+import tempfile
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PROGRAMS = ("test_ptx", "test_cuda_forward", "test_cuda_backward", "test_cuda_forward_racecheck", "test_cuda_backward_racecheck",
+            "benchmark_cuda_kernels", "liblethe_torch.so", "lethe_kernels.so", "lethe_kernels_without_gate.so")
+
+
+class Steps(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+        for name in PROGRAMS:
+            self.script(f"build/{name}", f"echo {name} ran")
+        self.script("bin/nvidia-smi", "echo 'NVIDIA G1'")
+        self.script("bin/python3", 'case "$1" in -c) echo nowhere ;; *) echo "python ran $(basename "$1")" ;; esac')
+        self.script("bin/compute-sanitizer", 'echo "checked $2"')
+
+    def script(self, path, text):
+        file = self.folder / path
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(f"#!/bin/sh\n{text}\n")
+        file.chmod(0o755)
+
+    def check(self, *arguments):
+        """Exit status, lines of the summary, standard error."""
+        environment = os.environ | {"PATH": f"{self.folder}/bin:{os.environ['PATH']}", "OUT": f"{self.folder}/out", "LETHE_COMMIT": "abc"}
+        run = subprocess.run([ROOT / "tools/gpu_check", *arguments, self.folder / "build"], capture_output=True, text=True, env=environment)
+        return run.returncode, run.stdout.splitlines(), run.stderr
+
+    def log(self, name):
+        return (self.folder / "out" / name).read_text()
+
+    def files(self):
+        return sorted(path.name for path in (self.folder / "out").iterdir())
+
+    def test_all_steps_that_pass_are_in_the_summary_and_their_output_in_the_logs(self):
+        status, summary, _ = self.check()
+        self.assertEqual(status, 0)
+        self.assertEqual(len(summary), 4 + 4 * 3 + 3)
+        for line in summary:
+            self.assertRegex(line, r"^.+ passed +\d+ s$")
+            self.assertIn(line, self.log("check.log"))
+        self.assertEqual(self.files(), ["benchmark.log", "check.log", "sanitizer.log"])
+        places = [self.log("check.log").index(what) for what in ("abc", "test_ptx ran", "test_cuda_forward ran", "test_cuda_backward ran")]
+        self.assertEqual(places, sorted(places))
+        self.assertEqual(self.log("check.log").count("test_cuda_backward ran"), 8)  # processes
+        for tool in ("memcheck", "racecheck", "initcheck", "synccheck"):
+            self.assertEqual(self.log("sanitizer.log").count(f"checked {tool}"), 3)
+
+    def test_one_that_fails_fails_the_check_and_keeps_nothing_else_from_running(self):
+        for name in ("test_cuda_forward", "benchmark_cuda_kernels"):
+            with self.subTest(name):
+                self.script(f"build/{name}", "echo no good; exit 1")
+                status, summary, complaint = self.check()
+                self.assertEqual(status, 1)
+                self.assertTrue(any("FAILED" in line for line in summary))
+                self.assertIn("python ran compare_attention.py", self.log("benchmark.log"))
+                self.assertIn("check.log", complaint)
+                self.assertNotIn("check.summary", self.files())
+
+    def test_a_step_that_somebody_ends_is_a_failure(self):
+        self.script("bin/python3", 'case "$1 $2" in -c*) echo nowhere ;; *test_operators*) kill -9 $(cut -d" " -f4 /proc/$PPID/stat) ;; esac')
+        status, summary, _ = self.check("--without-benchmarks")
+        self.assertEqual(status, 1)
+        self.assertTrue(any("FAILED  to end by itself" in line for line in summary))
+
+    def test_what_a_sanitizer_finds_fails_the_check(self):
+        self.script("bin/compute-sanitizer", "exit 1")
+        self.assertEqual(self.check("--without-benchmarks")[0], 1)
+
+    def test_the_operators_alone_leave_other_logs_alone(self):
+        self.check()
+        before = self.log("check.log"), self.log("benchmark.log")
+        status, summary, _ = self.check("--only-operators")
+        self.assertEqual((status, len(summary)), (0, 1))
+        self.assertEqual((self.log("check.log"), self.log("benchmark.log")), before)
+        self.assertIn("python ran test_operators.py", self.log("operators.log"))
+
+    def test_a_program_that_is_not_built_is_named(self):
+        (self.folder / "build/test_ptx").unlink()
+        status, _, complaint = self.check()
+        self.assertEqual(status, 1)
+        self.assertIn("expected test_ptx in", complaint)
+
+
+if __name__ == "__main__":
+    unittest.main()

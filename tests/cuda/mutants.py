@@ -15,7 +15,7 @@ FILTERS = {
     "ptx": ["*"],
     "forward": ["*OfAFewTokens*:*SharesKeysAmongAGroup*:*PrunesOnlyBlocks*", "*Forward.*", "*ForwardPruning.*", "*ForwardPrecision.*"],
     "plan": ["*OfAFewTokens*:*SharesKeysAmongAGroup*", "*Prefix.*:*Boundary.*", "*ForwardPruning.*", "*Forward.*"],
-    "backward": ["*OfAFewTokens*:*SumsOverAGroup*:*MakesTheGatesGradient*", "*Backward.*",
+    "backward": ["*OfAFewTokens*:*SumsOverAGroup*:*MakesTheGatesGradient*", "*InTheFixedOrder*", "*Backward.*",
                  "*Precision.HoldsTheBudgetForOpenGatesWhateverTheNumbers*"],
     "operators": ["Operators"],
 }

@@ -120,7 +120,7 @@ class Operators(unittest.TestCase):
         self.assertTrue(torch.equal(by_norms[0], by_bound[0]))
 
     def test_a_bound_for_each_head_is_that_of_every_batch_entry(self):
-        inputs, bound = problem(torch.bfloat16, queries=600, keys=600), torch.tensor([0.0, 40.0, 1.0, 4.0], device="cuda")
+        inputs, bound = problem(torch.bfloat16, queries=600, keys=600), torch.tensor([0.0, 400.0, 1.0, 4.0], device="cuda")
         of_heads, of_all = (run(inputs, "cuda", log_pruning_tolerance=-5.0, logit_bound=bounds)[2] for bounds in (bound, bound.repeat(2, 1)))
         self.assertTrue(torch.equal(of_heads, of_all))
         self.assertLess(int(of_heads[1, 0]), int(of_heads[1, 1]))

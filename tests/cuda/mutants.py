@@ -4,6 +4,7 @@ One change of one place (or of `count` places alike) of a file of optimized. Cha
 that make a kernel slower alone. So some wrappers have none: what wgmma_fence, wgmma_commit and wgmma_wait do for accumulators ptxas puts back;
 the order of mbarrier_init_fence, fence_async_shared and fence_async_global this GPU keeps without being told; pin and forget steer the compiler
 alone; registers_grow and registers_shrink change who has registers, not what is in them; prefetch_tensor_map fetches what is fetched anyway.
+Nor are those here that leave the device with random numbers of tiles to walk: a main kernel on a stream that its plan is not on may never end.
 """
 from dataclasses import dataclass
 
@@ -324,7 +325,7 @@ MUTANTS = [
     Mutant("gate_exclusive", "backward", "cuda/backward_gate.cu",
            "static_cast<float>(before + sums[i])",
            "static_cast<float>(before + (i > 0 ? sums[i - 1] : 0))"),
-    # launches: forward.cu, backward.cu, backward_ends.cu, gate_plan.cu, launch.hpp, tensor_map.cpp, dispatch.cpp
+    # launches: forward.cu, backward.cu, backward_ends.cu, backward_gate.cu, gate_plan.cu, tensor_map.cpp, dispatch.cpp
     Mutant("launch_forward_whole_tiles", "forward", "cuda/forward.cu", "(s.query_length + tile_rows - 1) / tile_rows", "s.query_length / tile_rows"),
     Mutant("launch_forward_any_scale", "forward", "cuda/forward.cu", "divisor_scale(arguments.scale) * 1.44", "arguments.scale * 1.44"),
     Mutant("launch_forward_batch_of_keys", "forward", "cuda/forward.cu", "s.query_length * width, width", "s.key_length * width, width"),
@@ -343,7 +344,10 @@ MUTANTS = [
     Mutant("launch_plan_no_norms", "plan", "cuda/gate_plan.cu",
            "std::isfinite(a.log_pruning_tolerance) && !a.logit_bound", "false && !a.logit_bound"),
     Mutant("launch_plan_key_norms", "plan", "cuda/gate_plan.cu", "key_chunks = chunks_of(s.key_length)", "key_chunks = chunks_of(s.query_length)"),
-    Mutant("launch_stream", "operators", "cuda/launch.hpp", "config.stream = stream;", "config.stream = nullptr;"),
+    Mutant("launch_prepare_stream", "operators", "cuda/backward_ends.cu", "kPrepareThreads, 0, arguments.stream,", "kPrepareThreads, 0, nullptr,"),
+    Mutant("launch_finish_stream", "operators", "cuda/backward_ends.cu",
+           "(finish_query<Element, kDim>, slices * rows, kFinishThreads, 0, arguments.stream",
+           "(finish_query<Element, kDim>, slices * rows, kFinishThreads, 0, nullptr"),
     Mutant("launch_plan_stream", "operators", "cuda/gate_plan.cu", "32 * kWarps, 0, a.stream>>>", "32 * kWarps, 0, nullptr>>>"),
     Mutant("launch_gate_stream", "operators", "cuda/backward_gate.cu", "kThreads, 0, arguments.stream>>>", "kThreads, 0, nullptr>>>"),
     Mutant("map_strides", "forward", "cuda/tensor_map.cpp", "{kBytes * operand.head_stride, kBytes * operand.token_stride,",

@@ -235,8 +235,13 @@ def implementations(absent):
         for name, threshold in (("official", None), ("official_pruned", "auto")):
             yield Implementation(name, True, True, lambda i, t=threshold: official.forgetting_attention(*i.leaves(True), adaptive_threshold=t))
     if fla := package("fla", "fla.ops.forgetting_attn"):
-        # at one length: it tunes itself for each, for half a minute
+        # unasked at one length: it tunes itself for each, for half a minute
         yield Implementation("fla", True, True, lambda i: fla.parallel_forgetting_attn(*i.leaves(True)), lengths=(16384,))
+
+
+def those_at(length, candidates, asked):
+    """Who takes part at a length: unasked not those whom it costs much time."""
+    return [candidate for candidate in candidates if asked or length in candidate.lengths]
 
 
 # ---- measuring ----
@@ -385,7 +390,7 @@ def main():
     for length in arguments.length or (4096, 16384, 65536):
         for dim in arguments.dim or HEADS:
             for name in arguments.gate or GATES:
-                taking_part = [c for c in candidates if length in c.lengths or arguments.only or arguments.all]
+                taking_part = those_at(length, candidates, arguments.only or arguments.all)
                 rounds = arguments.rounds if length < 65536 else max(3, arguments.rounds // 3)  # calls of 0.1 s need no more
                 measure(Case(length, dim, name), taking_part, rounds, report)
                 print(f"{time.monotonic() - begin:6.0f} s", flush=True)

@@ -246,7 +246,10 @@ class Operators(unittest.TestCase):
 
     @unittest.skipUnless(importlib.util.find_spec("triton"), "needs Triton, which torch.compile writes kernels for")
     def test_compiled_into_graphs_equals_eager(self):
+        counters = torch._dynamo.utils.counters["inductor"]
+        counters.clear()
         self.check_compiled({"mode": "reduce-overhead"}, ((torch.float16, 64), (torch.bfloat16, 128)))
+        self.assertEqual(counters["cudagraph_skips"], 0)
 
     @unittest.skipUnless(torch.cuda.device_count() > 1, "needs a second GPU")
     def test_runs_on_the_device_of_its_inputs(self):

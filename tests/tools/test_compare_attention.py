@@ -8,7 +8,7 @@ import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
-from compare_attention import COLUMNS, earlier_runs, joined, write  # noqa: E402
+from compare_attention import COLUMNS, Implementation, earlier_runs, joined, those_at, write  # noqa: E402
 from report.throughput import of_runs  # noqa: E402
 
 GPU = "a GPU"
@@ -28,6 +28,14 @@ def run(folder, commit, rows):
     write(folder, *joined(earlier_runs(folder, GPU), rows, certificate(commit), cases))
     lines = (folder / "attention_throughput.csv").read_text().splitlines()[1:]
     return [line.split(",")[COLUMNS.index("value")] for line in lines], json.loads((folder / "attention_throughput.json").read_text())
+
+
+class Candidates(unittest.TestCase):
+    def test_whom_a_length_costs_much_takes_part_if_asked(self):
+        everywhere, tuned = (Implementation(name, True, True, None, **options) for name, options in (("all", {}), ("tuned", {"lengths": (4096,)})))
+        self.assertEqual(those_at(4096, [everywhere, tuned], False), [everywhere, tuned])
+        self.assertEqual(those_at(65536, [everywhere, tuned], False), [everywhere])
+        self.assertEqual(those_at(65536, [everywhere, tuned], True), [everywhere, tuned])
 
 
 class Joined(unittest.TestCase):

@@ -4,11 +4,20 @@ import os
 import pathlib
 import subprocess
 import tempfile
+import time
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PROGRAMS = ("test_ptx", "test_cuda_forward", "test_cuda_backward", "test_cuda_forward_racecheck", "test_cuda_backward_racecheck",
             "benchmark_cuda_kernels", "liblethe_torch.so", "lethe_kernels.so", "lethe_kernels_without_gate.so")
+
+
+def eventually(holds):
+    end = time.monotonic() + 10
+    while not holds():
+        if time.monotonic() > end:
+            raise AssertionError("expected it within ten seconds")
+        time.sleep(0.02)
 
 
 class Steps(unittest.TestCase):
@@ -28,10 +37,12 @@ class Steps(unittest.TestCase):
         file.write_text(f"#!/bin/sh\n{text}\n")
         file.chmod(0o755)
 
+    def environment(self):
+        return os.environ | {"PATH": f"{self.folder}/bin:{os.environ['PATH']}", "OUT": f"{self.folder}/out", "LETHE_COMMIT": "abc"}
+
     def check(self, *arguments):
         """Exit status, lines of the summary, standard error."""
-        environment = os.environ | {"PATH": f"{self.folder}/bin:{os.environ['PATH']}", "OUT": f"{self.folder}/out", "LETHE_COMMIT": "abc"}
-        run = subprocess.run([ROOT / "tools/gpu_check", *arguments, self.folder / "build"], capture_output=True, text=True, env=environment)
+        run = subprocess.run([ROOT / "tools/gpu_check", *arguments, self.folder / "build"], capture_output=True, text=True, env=self.environment())
         return run.returncode, run.stdout.splitlines(), run.stderr
 
     def log(self, name):
@@ -75,13 +86,34 @@ class Steps(unittest.TestCase):
         self.script("bin/compute-sanitizer", "exit 1")
         self.assertEqual(self.check("--without-benchmarks")[0], 1)
 
-    def test_the_operators_alone_leave_other_logs_alone(self):
+    def test_the_long_sequences_are_a_job_of_their_own(self):
+        self.script("bin/python3", 'case "$1" in -c) echo nowhere ;; *) echo "python ran $*" ;; esac')
         self.check()
         before = self.log("check.log"), self.log("benchmark.log")
-        status, summary, _ = self.check("--only-operators")
+        self.assertIn("--length 4096 --length 16384\n", before[1])
+        status, summary, _ = self.check("--only-long")
         self.assertEqual((status, len(summary)), (0, 1))
         self.assertEqual((self.log("check.log"), self.log("benchmark.log")), before)
-        self.assertIn("python ran test_operators.py", self.log("operators.log"))
+        self.assertIn("--length 65536 --all", self.log("long.log"))
+
+    def test_what_an_earlier_check_has_left_is_not_taken_for_this_ones(self):
+        self.script("out/check.log.forward", "of another check")
+        self.check("--without-benchmarks")
+        self.assertNotIn("of another check", self.log("check.log"))
+
+    def test_who_ends_it_ends_what_it_runs(self):
+        for name in ("test_ptx", "test_cuda_backward"):  # in the foreground, in the background
+            with self.subTest(name):
+                self.script(f"build/{name}", f"echo $$ >{self.folder}/{name}.process; exec sleep 60")
+                check = subprocess.Popen([ROOT / "tools/gpu_check", self.folder / "build"], stdout=subprocess.DEVNULL, env=self.environment())
+                process = self.folder / f"{name}.process"
+                eventually(lambda: process.exists() and process.read_text().strip())
+                check.terminate()
+                self.assertEqual(check.wait(10), 143)
+                status = pathlib.Path(f"/proc/{process.read_text().strip()}/status")
+                eventually(lambda: not status.exists() or "State:\tZ" in status.read_text())
+                self.assertFalse([name for name in self.files() if name.startswith("check.") and name != "check.log"])
+                self.script(f"build/{name}", "true")
 
     def test_a_program_that_is_not_built_is_named(self):
         (self.folder / "build/test_ptx").unlink()

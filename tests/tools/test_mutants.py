@@ -1,6 +1,7 @@
 """The mutants of the CUDA kernels keep up with the kernels, and tools/gpu_mutants tells what became of each. No GPU: programs of a shell."""
 
 import dataclasses
+import fnmatch
 import os
 import pathlib
 import re
@@ -31,6 +32,18 @@ class List(unittest.TestCase):
         self.assertEqual(PROGRAMS.keys(), FILTERS.keys())
         self.assertEqual(PROGRAMS.keys(), SECONDS.keys())
         self.assertLessEqual({mutant.suite for mutant in MUTANTS}, PROGRAMS.keys())
+
+    def test_filters_name_tests(self):
+        texts = "".join(path.read_text() for path in (ROOT / "tests/cuda").glob("test_*.c*"))
+        of_kernels = {".".join(names) for names in re.findall(r"TEST(?:_[PF])?\((\w+), (\w+)\)", texts)}
+        of_operators = {f"Operators.{name}" for name in re.findall(r"def (test_\w+)", (ROOT / "tests/cuda/test_operators.py").read_text())}
+        for suite, filters in FILTERS.items():
+            for pattern in ":".join(filters).split(":"):
+                with self.subTest(suite, pattern=pattern):
+                    if suite == "operators":
+                        self.assertIn(pattern, of_operators | {"Operators"})
+                    else:
+                        self.assertTrue(any(fnmatch.fnmatchcase(name, pattern) for name in of_kernels))
 
     def test_each_wrapper_has_one_or_is_said_to_have_none(self):
         for path in [*(ROOT / "optimized/cuda/ptx").glob("*.cuh"), ROOT / "optimized/cuda/handover.cuh"]:

@@ -3,9 +3,10 @@
 import os
 import pathlib
 import subprocess
-import tempfile
 import time
 import unittest
+
+from shell_programs import ShellPrograms
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PROGRAMS = ("test_ptx", "test_cuda_forward", "test_cuda_backward", "test_cuda_forward_racecheck", "test_cuda_backward_racecheck",
@@ -20,22 +21,14 @@ def eventually(holds):
         time.sleep(0.02)
 
 
-class Steps(unittest.TestCase):
+class Steps(ShellPrograms):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = pathlib.Path(folder.name)
+        super().setUp()
         for name in PROGRAMS:
             self.script(f"build/{name}", f"echo {name} ran")
         self.script("bin/nvidia-smi", "echo 'NVIDIA G1'")
         self.script("bin/python3", 'case "$1" in -c) echo nowhere ;; *) echo "python ran $(basename "$1")" ;; esac')
         self.script("bin/compute-sanitizer", 'echo "checked $2"')
-
-    def script(self, path, text):
-        file = self.folder / path
-        file.parent.mkdir(exist_ok=True)
-        file.write_text(f"#!/bin/sh\n{text}\n")
-        file.chmod(0o755)
 
     def environment(self):
         return os.environ | {"PATH": f"{self.folder}/bin:{os.environ['PATH']}", "OUT": f"{self.folder}/out", "LETHE_COMMIT": "abc"}
@@ -54,7 +47,7 @@ class Steps(unittest.TestCase):
     def test_all_steps_that_pass_are_in_the_summary_and_their_output_in_the_logs(self):
         status, summary, _ = self.check()
         self.assertEqual(status, 0)
-        self.assertEqual(len(summary), 4 + 4 * 3 + 3)
+        self.assertEqual(len(summary), 5 + 4 * 3 + 3)
         for line in summary:
             self.assertRegex(line, r"^.+ passed +\d+ s$")
             self.assertIn(line, self.log("check.log"))

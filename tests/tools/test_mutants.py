@@ -8,9 +8,10 @@ import re
 import runpy
 import subprocess
 import sys
-import tempfile
 import unittest
 import unittest.mock
+
+from shell_programs import ShellPrograms
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests/cuda"))
@@ -59,21 +60,13 @@ class List(unittest.TestCase):
             Mutant("name", "ptx", "file", "old", "new").apply("old, old")
 
 
-class Run(unittest.TestCase):
+class Run(ShellPrograms):
     NAME = next(mutant.name for mutant in MUTANTS if mutant.suite == "ptx")
     TOOL = runpy.run_path(str(ROOT / "tools/gpu_mutants"))
 
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = pathlib.Path(folder.name)
+        super().setUp()
         self.script("bin/nvidia-smi", "echo a GPU")
-
-    def script(self, path, text):
-        file = self.folder / path
-        file.parent.mkdir(exist_ok=True)
-        file.write_text(f"#!/bin/sh\n{text}\n")
-        file.chmod(0o755)
 
     def run_with(self, **programs):
         """Exit status, last section of the log and standard error of a run where these programs were built."""

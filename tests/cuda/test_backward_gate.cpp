@@ -1,0 +1,111 @@
+// The backward's last kernel, which makes the gate's gradient of row and column sums of dS: on sums that a test gives it.
+
+#include <algorithm>
+#include <cmath>
+#include <random>
+
+#include "optimized/cuda/backward.hpp"
+#include "reference/agreement.hpp"
+#include "tests/cuda/backward.hpp"
+#include "tests/cuda/every_kernel.hpp"
+
+namespace lethe {
+namespace {
+
+using testing::DeviceArray;
+using testing::slice;
+
+/// Sums of dS as the main kernel leaves them.
+struct GateSums {
+  std::vector<float> of_rows;     ///< [B·Hq, Tq]
+  std::vector<float> of_columns;  ///< [B·Hq, Tk]
+};
+
+GateSums random_sums(const Shape& s) {
+  std::mt19937 generator(29);
+  std::normal_distribution<float> normal;
+  GateSums sums{std::vector<float>(s.batch * s.query_heads * s.query_length),
+                std::vector<float>(s.batch * s.query_heads * s.key_length)};
+  for (auto* tensor : {&sums.of_rows, &sums.of_columns})
+    for (float& number : *tensor) number = normal(generator);
+  return sums;
+}
+
+/// What the last kernel makes of them: [B, Tk, Hq].
+template <typename Element>
+std::vector<double> gate_gradient(const Problem& problem, const GateSums& sums) {
+  const Shape& s = problem.shape;
+  const testing::DeviceProblem<Element> device(problem, {});
+  const DeviceArray<char> memory(backward_workspace_bytes(s));
+  const BackwardWorkspace workspace = backward_workspace_in(memory.data(), s);
+  const auto padded = [](int64_t length) { return (length + kGateBlock - 1) / kGateBlock * kGateBlock; };
+  const auto put = [](float* to, const float* from, int64_t count) {
+    testing::require(cudaMemcpy(to, from, count * sizeof(float), cudaMemcpyHostToDevice));
+  };
+  const int64_t panels = s.key_dim / 64;
+  for (int64_t row = 0; row < s.batch * s.query_heads; ++row) {
+    put(workspace.column_sums + row * padded(s.key_length), &sums.of_columns[row * s.key_length], s.key_length);
+    for (int64_t query = 0; query < s.query_length; query += 64)
+      put(workspace.grad_query + (row * padded(s.query_length) + query) / 64 * panels * kSliceFloats + 64 * 64,
+          &sums.of_rows[row * s.query_length + query], std::min<int64_t>(64, s.query_length - query));
+  }
+  const DeviceArray<float> gradient(s.batch * s.key_length * s.query_heads);
+  BackwardArguments arguments{};
+  arguments.shape = s;
+  arguments.dtype = problem.dtype;
+  arguments.scale = problem.scale;
+  arguments.plan = device.plan();
+  arguments.grad_log_forget = gradient.data();
+  launch_backward_gate(arguments, workspace);
+  const std::vector<float> host = gradient.host();
+  return {host.begin(), host.end()};
+}
+
+/// The same of one head in double, by the definition: each row's sum taken from its keys in proportion to what the gate leaves of them.
+std::vector<double> expected_gate_gradient(const Problem& problem, const GateSums& sums, int64_t row) {
+  const Shape& s = problem.shape;
+  const auto gate = [&](int64_t token) {
+    return problem.log_forget[(row / s.query_heads * s.key_length + token) * s.query_heads + row % s.query_heads];
+  };
+  std::vector<double> of_keys(s.key_length), gradient(s.key_length);
+  for (int64_t key = 0; key < s.key_length; ++key) of_keys[key] = -sums.of_columns[row * s.key_length + key];
+  for (int64_t query = 0; query < s.query_length; ++query) {
+    std::vector<double> left;  // of the query's keys, from its own backwards
+    double log_left = 0, all = 0;
+    for (int64_t key = query + s.key_length - s.query_length; key >= 0 && log_left > -60; log_left += gate(key--))
+      all += left.emplace_back(std::exp(log_left));
+    for (size_t i = 0; i < left.size(); ++i)
+      of_keys[query + s.key_length - s.query_length - i] += sums.of_rows[row * s.query_length + query] * left[i] / all;
+  }
+  double behind = 0;
+  for (int64_t token = s.key_length - 1; token > 0; --token) {
+    behind += of_keys[token];
+    gradient[token] = gate(token) == -INFINITY ? 0 : behind;
+  }
+  return gradient;
+}
+
+class BackwardGate : public testing::EveryKernel {};
+
+// Of sums that are no rounding errors but numbers of their own, with cuts and with fewer queries than keys.
+TEST_P(BackwardGate, MakesTheGatesGradientOfTheSums) {
+  for (const auto& [queries, keys] : {std::pair<int64_t, int64_t>{300, 300}, {333, 700}, {4500, 5000}}) {
+    SCOPED_TRACE(std::to_string(queries) + " of " + std::to_string(keys));
+    Problem problem = random_problem(shape(2, queries, keys, 2, 2), dtype(), Gate::kInitial, 28);
+    for (double& gate : problem.log_forget) gate = static_cast<float>(gate / 16);
+    for (const int64_t cut : {50, 128, 255}) problem.log_forget[2 * cut] = -INFINITY;  // of one head
+    const GateSums sums = random_sums(problem.shape);
+    const std::vector<double> found = problem.dtype == Dtype::kBFloat16 ? gate_gradient<__nv_bfloat16>(problem, sums)
+                                                                        : gate_gradient<__half>(problem, sums);
+    for (int64_t row = 0; row < 4; ++row) {
+      const std::vector<double> expected = expected_gate_gradient(problem, sums, row),
+                                actual = slice(found, keys, 2, 1, row / 2, row % 2);
+      EXPECT_LE(compare(actual, expected, 1).error, 1e-5);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(EveryKernel, BackwardGate, testing::all_instances(), testing::name_of_instance);
+
+}  // namespace
+}  // namespace lethe

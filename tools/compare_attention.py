@@ -96,8 +96,8 @@ class Inputs:
 
 def gate(case, generator):
     shape = (case.batch, case.length, case.heads)
-    if case.gate == "init":  # the logit of an untrained layer: 0 but for the scatter of its input
-        return torch.nn.functional.logsigmoid(0.78 * torch.randn(shape, generator=generator, device="cuda"))
+    if case.gate == "init":  # log σ(0)
+        return torch.full(shape, -math.log(2), device="cuda")
     mean = torch.full((case.heads,), -1e-4, device="cuda")
     if case.gate == "bimodal":
         mean[: round(0.7 * case.heads)] = -0.1

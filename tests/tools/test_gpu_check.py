@@ -79,15 +79,15 @@ class Steps(ShellPrograms):
         self.script("bin/compute-sanitizer", "exit 1")
         self.assertEqual(self.check("--without-benchmarks")[0], 1)
 
-    def test_the_long_sequences_are_a_job_of_their_own(self):
+    def test_the_comparison_with_all_rivals_is_a_job_of_its_own(self):
         self.script("bin/python3", 'case "$1" in -c) echo nowhere ;; *) echo "python ran $*" ;; esac')
         self.check()
         before = self.log("check.log"), self.log("benchmark.log")
         self.assertIn("--length 4096 --length 16384\n", before[1])
-        status, summary, _ = self.check("--only-long")
+        status, summary, _ = self.check("--all-rivals")
         self.assertEqual((status, len(summary)), (0, 1))
         self.assertEqual((self.log("check.log"), self.log("benchmark.log")), before)
-        self.assertIn("--length 65536 --all", self.log("long.log"))
+        self.assertIn("--length 4096 --length 65536 --all", self.log("all_rivals.log"))
 
     def test_what_an_earlier_check_has_left_is_not_taken_for_this_ones(self):
         self.script("out/check.log.forward", "of another check")

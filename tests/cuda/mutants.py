@@ -26,7 +26,7 @@ FILTERS = {
         "the_residual_gives_the_values_twice_the_digits", "empty_inputs_give_empty_outputs", "the_operator_says_what_runs",
         "strided_and_misaligned_inputs_equal_contiguous_ones", "kernels_equal_the_cpu")), "Operators"],
 }
-SECONDS = {"ptx": 30, "forward": 240, "plan": 240, "backward": 120, "operators": 120}  # that tests may take
+SECONDS = {"ptx": 60, "forward": 240, "plan": 240, "backward": 120, "operators": 120}  # that tests may take
 
 
 @dataclass(frozen=True)

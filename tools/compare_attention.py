@@ -9,7 +9,7 @@ table, never a time. Then all run in turn, in a new random order each round, on 
 median between CUDA events, on a GPU that is kept busy until forward and backward are queued: what the kernels take, without the CPU
 that launches them. FlexAttention is compiled anew for every shape and FLA tunes itself for each: they take part at T = 65536, and FLA at
 4096, only if named or with --all. The TFLOP/s are "effective": 2·B·H·T²·D forward and 2.5 times that backward, whatever was pruned. What
-isn't installed is left out and named in the certificate.
+isn't installed is left out and named in the certificate. A rival that fails or misses a budget is a result; one of ours makes the exit status 1.
 
 Writes <output>/attention_throughput.csv, and .json with where the numbers come from. The whole may be the work of several jobs: a case
 (length, head dim, gate) that is there already stays until it is measured again, as a whole, and its run's certificate with it.
@@ -270,14 +270,14 @@ def measure(case, candidates, rounds, report):
             for inputs in sets:
                 implementation.prepare(inputs)
             share = check(implementation, sets[0], expected)
-            report(case, implementation, "share_of_budget", "1", [share])
+            report(case, implementation.name, "share_of_budget", "1", [share])
             if share <= 1:
                 passed.append(implementation)
             else:
                 print(f"{case} {implementation.name}: expected errors within their budgets, found {share:.2f} of one", file=sys.stderr)
         except Exception as error:  # a rival that doesn't run is a result, and no reason to lose the others
             print(f"{case} {implementation.name}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}", file=sys.stderr)
-            report(case, implementation, "share_of_budget", "1", [math.nan])
+            report(case, implementation.name, "share_of_budget", "1", [math.nan])
     times = {implementation.name: ([], []) for implementation in passed}
     for round_number in range(rounds + 1):
         for implementation in random.sample(passed, len(passed)):
@@ -287,11 +287,17 @@ def measure(case, candidates, rounds, report):
                     series.append(milliseconds)
     for implementation in passed:
         for direction, series, flops in zip(("forward", "backward"), times[implementation.name], (case.forward_flops, 2.5 * case.forward_flops)):
-            report(case, implementation, f"{direction}_time", "ms", series)
-            report(case, implementation, f"{direction}_speed", "TFLOP/s", [flops / milliseconds * 1e-9 for milliseconds in series])
+            report(case, implementation.name, f"{direction}_time", "ms", series)
+            report(case, implementation.name, f"{direction}_speed", "TFLOP/s", [flops / milliseconds * 1e-9 for milliseconds in series])
     pairs = torch.ops.lethe.forgetting_attention_with_statistics(*(leaf.detach() for leaf in sets[0].leaves(True)), log_pruning_tolerance=LOG_TOLERANCE)[2]
     share = 1 - float(pairs.sum()) / (case.batch * case.heads * case.length * (case.length + 1) / 2)
-    report(case, next(c for c in candidates if c.name.startswith("lethe")), "pruned_share", "1", [share])
+    report(case, "lethe", "pruned_share", "1", [share])
+
+
+def ours_that_failed(records):
+    """Cases and names of our own that missed a budget or did not run."""
+    return [(case_of(row), row["implementation"]) for row in records
+            if row["implementation"].startswith("lethe") and row["metric"] == "share_of_budget" and not float(row["value"]) <= 1]
 
 
 def git(*arguments):
@@ -378,13 +384,13 @@ def main():
     absent, records = {}, []
     candidates = [c for c in implementations(absent) if not arguments.only or c.name in arguments.only]
 
-    def report(case, implementation, metric, unit, series):
+    def report(case, name, metric, unit, series):
         spread = statistics.stdev(series) if len(series) > 1 else 0.0
-        records.append(dict(zip(COLUMNS, ("throughput", "", case.gate, implementation.name, torch.cuda.get_device_name(), "bfloat16", case.batch,
+        records.append(dict(zip(COLUMNS, ("throughput", "", case.gate, name, torch.cuda.get_device_name(), "bfloat16", case.batch,
                                           case.length, case.heads, case.dim, case.dim, SEED, metric, unit,
                                           f"{statistics.median(series):.6g}", f"{spread:.3g}", len(series)))))
         if unit == "TFLOP/s":
-            print(f"T {case.length:6} D {case.dim:4} {case.gate:8} {implementation.name:24} {metric:15} {statistics.median(series):8.1f}", flush=True)
+            print(f"T {case.length:6} D {case.dim:4} {case.gate:8} {name:24} {metric:15} {statistics.median(series):8.1f}", flush=True)
 
     measured = set()
     for length in arguments.length or (4096, 16384, 65536):
@@ -397,6 +403,8 @@ def main():
                 measured.add((length, dim, name))
                 # after each case: a job that runs out of time keeps what it has
                 write(arguments.output, *joined(before, records, certificate(absent, arguments.commit), measured))
+    if failed := ours_that_failed(records):
+        sys.exit(f"compare_attention: expected our own within their budgets, found otherwise: {failed}")
 
 
 if __name__ == "__main__":

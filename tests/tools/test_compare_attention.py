@@ -8,7 +8,7 @@ import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
-from compare_attention import COLUMNS, Implementation, earlier_runs, joined, those_at, write  # noqa: E402
+from compare_attention import COLUMNS, Implementation, earlier_runs, joined, ours_that_failed, those_at, write  # noqa: E402
 from report.throughput import of_runs  # noqa: E402
 
 GPU = "a GPU"
@@ -36,6 +36,18 @@ class Candidates(unittest.TestCase):
         self.assertEqual(those_at(4096, [everywhere, tuned], False), [everywhere, tuned])
         self.assertEqual(those_at(65536, [everywhere, tuned], False), [everywhere])
         self.assertEqual(those_at(65536, [everywhere, tuned], True), [everywhere, tuned])
+
+
+class Failures(unittest.TestCase):
+    def test_ours_fail_a_run_by_a_budget_that_is_missed_and_by_not_running_and_rivals_never(self):
+        def share(name, value):
+            return row("4096", "64", "open", value) | {"implementation": name, "metric": "share_of_budget"}
+
+        time = row("4096", "64", "open", "7") | {"implementation": "lethe", "metric": "forward_time"}
+        fine = [share("lethe", "1"), share("lethe_pruned", "0.2"), share("fla", "1.5"), share("flex", "nan"), time]
+        self.assertEqual(ours_that_failed(fine), [])
+        self.assertEqual(ours_that_failed([*fine, share("lethe_pruned", "1.01"), share("lethe_zero_gate", "nan")]),
+                         [((4096, 64, "open"), "lethe_pruned"), ((4096, 64, "open"), "lethe_zero_gate")])
 
 
 class Joined(unittest.TestCase):

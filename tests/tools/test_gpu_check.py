@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import re
 import subprocess
 import time
 import unittest
@@ -107,6 +108,13 @@ class Steps(ShellPrograms):
                 eventually(lambda: not status.exists() or "State:\tZ" in status.read_text())
                 self.assertFalse([name for name in self.files() if name.startswith("check.") and name != "check.log"])
                 self.script(f"build/{name}", "true")
+
+    def test_who_asks_for_what_there_is_not_hears_what_there_is(self):
+        status, _, complaint = self.check("--only-long")
+        self.assertEqual(status, 2)
+        text = (ROOT / "tools/gpu_check").read_text()
+        for option in re.findall(r"^#   (--[\w-]+)|\[(--[\w-]+) \|", text, re.M):
+            self.assertIn("".join(option), complaint)
 
     def test_a_program_that_is_not_built_is_named(self):
         (self.folder / "build/test_ptx").unlink()

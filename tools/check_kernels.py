@@ -3,10 +3,11 @@
 
 usage: check_kernels.py compile COMMAND…      runs nvcc (with -Xptxas -v) and fails where ptxas spilled more registers than allowed,
                                               or serialised wgmma (C7510 to C7518)
-       check_kernels.py sass LIBRARY [--cuobjdump PATH]
+       check_kernels.py sass LIBRARY [--cuobjdump PATH] [--in-build]
                                               fails where a main loop has grown, or its exponentials moved out from under the product
 
-Without cuobjdump the second exits with 77, which ctest counts as skipped.
+Without cuobjdump the second exits with 77, which ctest counts as skipped; as a step of the build it says so and passes, lists only what is
+over budget, and removes the library that is. The budgets are those of one nvcc: with another, -DLETHE_KERNEL_BUDGETS=OFF builds without both.
 """
 import argparse
 import os
@@ -34,14 +35,18 @@ UNDER_OUTPUT = 1  # forward: P·V of the block before, behind the wait for S, un
 
 # The main loops: the innermost that hold products. A kernel has as many as it has budgets here, both in order of size: at most so many
 # instructions (what a step may skip included, the code behind the kernel's end where a wait spins not), at least so many exponentials
-# under the product, which is all that a thread has. Counted with nvcc 13.0, and one per cent more allowed. Not here: forward's Lb1E, the second
-# launch, for tiles that overflowed or have strong gates.
+# under the product, which is all that a thread has. Counted with nvcc 13.0, and one per cent more allowed.
 LOOPS = [
     # a block that all rows see whole; one that is masked, with two exponentials more where the maximum moves
     (r"7forwardI13__nv_bfloat16Li64ELb0E", UNDER_OUTPUT, [(319, 64), (703, 66)]),
     (r"7forwardI6__halfLi64ELb0E", UNDER_OUTPUT, [(319, 64), (701, 66)]),
     (r"7forwardI13__nv_bfloat16Li128ELb0E", UNDER_OUTPUT, [(332, 64), (740, 66)]),
     (r"7forwardI6__halfLi128ELb0E", UNDER_OUTPUT, [(332, 64), (730, 66)]),
+    # the second launch, for tiles that overflowed or have strong gates: the maximum may move in every block
+    (r"7forwardI13__nv_bfloat16Li64ELb1E", UNDER_OUTPUT, [(518, 66), (1493, 66)]),
+    (r"7forwardI6__halfLi64ELb1E", UNDER_OUTPUT, [(518, 66), (1473, 66)]),
+    (r"7forwardI13__nv_bfloat16Li128ELb1E", UNDER_OUTPUT, [(559, 66), (1436, 66)]),
+    (r"7forwardI6__halfLi128ELb1E", UNDER_OUTPUT, [(559, 66), (1410, 66)]),
     # a third of what these hold is for strong gates, on the diagonal alone; at 64 one loop for both warpgroups; at 128 that of the one that does
     # not sum the rows of dS, and of the one that does
     (r"14backward_tilesI\w+Li64E", UNDER_GRAD_WEIGHT, [(1198, 64)]),
@@ -107,8 +112,9 @@ def exponentials_under_product(body, waits):
     return count if passed > waits else 0
 
 
-def keeps_budgets(kernels, table):
-    """Whether each kernel of the table is there and has the loops that it may have; says of each loop what was found."""
+def keeps_budgets(kernels, table, say_all=True):
+    """Whether each kernel of the table is there and has the loops that it may have; says of each loop, or of those that have not, what was
+    found."""
     good = True
     for row in table:
         if not any(re.search(row[0], name) for name in kernels):
@@ -126,15 +132,21 @@ def keeps_budgets(kernels, table):
         for body, (most, least) in zip(loops, budgets):
             slots, under = len(body), exponentials_under_product(body, waits)
             kept = slots <= most and under >= least
-            print(f"{name}: {slots} instructions a block (at most {most}), {under} exponentials under the product (at least {least})"
-                  f"{'' if kept else '  OVER BUDGET'}")
+            if say_all or not kept:
+                print(f"{name}: {slots} instructions a block (at most {most}), {under} exponentials under the product (at least {least})"
+                      f"{'' if kept else '  OVER BUDGET'}")
             good &= kept
     return good
 
 
-def check_sass(library, cuobjdump):
+def check_sass(library, cuobjdump, in_build):
     dump = subprocess.run([cuobjdump, "--dump-sass", library], capture_output=True, text=True, check=True).stdout
-    return int(not keeps_budgets(instructions_of(dump), LOOPS))
+    if keeps_budgets(instructions_of(dump), LOOPS, say_all=not in_build):
+        return 0
+    if in_build:
+        pathlib.Path(library).unlink()  # or the next build would find it made
+        print("check_kernels: expected loops within tools/check_kernels.py's budgets, which are of nvcc 13.0 (-DLETHE_KERNEL_BUDGETS=OFF: no matter)")
+    return 1
 
 
 def find_cuobjdump(given):
@@ -150,12 +162,13 @@ def main():
     parser.add_argument("mode", choices=["sass"])
     parser.add_argument("library")
     parser.add_argument("--cuobjdump")
+    parser.add_argument("--in-build", action="store_true")
     arguments = parser.parse_args()
     cuobjdump = find_cuobjdump(arguments.cuobjdump)
     if cuobjdump is None:
-        print("cuobjdump: expected on the path, in the CUDA toolkit or beside Triton, found none")
-        return SKIPPED
-    return check_sass(arguments.library, cuobjdump)
+        print("cuobjdump: expected on the path, in the CUDA toolkit or beside Triton, found none; the kernels' loops were not counted")
+        return 0 if arguments.in_build else SKIPPED
+    return check_sass(arguments.library, cuobjdump, arguments.in_build)
 
 
 if __name__ == "__main__":

@@ -289,7 +289,8 @@ def measure(case, candidates, rounds, report):
         for direction, series, flops in zip(("forward", "backward"), times[implementation.name], (case.forward_flops, 2.5 * case.forward_flops)):
             report(case, implementation.name, f"{direction}_time", "ms", series)
             report(case, implementation.name, f"{direction}_speed", "TFLOP/s", [flops / milliseconds * 1e-9 for milliseconds in series])
-    pairs = torch.ops.lethe.forgetting_attention_with_statistics(*(leaf.detach() for leaf in sets[0].leaves(True)), log_pruning_tolerance=LOG_TOLERANCE)[2]
+    inputs = (leaf.detach() for leaf in sets[0].leaves(True))
+    pairs = torch.ops.lethe.forgetting_attention_with_statistics(*inputs, log_pruning_tolerance=LOG_TOLERANCE)[2]
     share = 1 - float(pairs.sum()) / (case.batch * case.heads * case.length * (case.length + 1) / 2)
     report(case, "lethe", "pruned_share", "1", [share])
 

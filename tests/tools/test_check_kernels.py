@@ -1,10 +1,14 @@
-"""The kernels' budget: which loops it holds, and that a loop that breaks it is found out. Of machine code written by hand."""
+"""The kernels' budgets: what breaks them is found out, in the compiler's messages and in its machine code. Both written by hand."""
 
 import contextlib
 import io
 import pathlib
+import subprocess
 import sys
 import unittest
+import unittest.mock
+
+from shell_programs import ShellPrograms
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
@@ -15,8 +19,8 @@ FORWARD = [PRODUCT, PRODUCT, WAIT, EXPONENTIAL, EXPONENTIAL, WAIT]
 BACKWARD = [PRODUCT, EXPONENTIAL, PRODUCT, EXPONENTIAL, WAIT, PRODUCT, WAIT]
 
 
-def kernel(*parts):
-    """As cuobjdump writes it. A part is an instruction, or the body of a loop: a list, that a branch back to its begin follows."""
+def dump(*parts):
+    """As cuobjdump writes a kernel. A part is an instruction, or the body of a loop: a list, that a branch back to its begin follows."""
     lines = []
 
     def add(part):
@@ -31,7 +35,11 @@ def kernel(*parts):
     for part in parts:
         add(part)
     code = "".join(f"        /*{16 * i:04x}*/    {text} ;   /* 0x0000000000007918 */\n" for i, text in enumerate(lines))
-    return check_kernels.instructions_of("\tFunction : kernel\n" + code)
+    return "\tFunction : kernel\n" + code
+
+
+def kernel(*parts):
+    return check_kernels.instructions_of(dump(*parts))
 
 
 class CheckKernels(unittest.TestCase):
@@ -75,6 +83,71 @@ class CheckKernels(unittest.TestCase):
         self.assertIn("expected 1 innermost loops of products, found 2, of [7, 7] instructions", said)
         self.assertIn("found 0", self.broken(kernel("EXIT"), check_kernels.UNDER_OUTPUT, [(7, 2)]))
         self.assertIn("expected a kernel of this name", self.broken(kernel(FORWARD), check_kernels.UNDER_OUTPUT, [(7, 2)], pattern="other"))
+
+
+class Compilation(ShellPrograms):
+    SPILLING = "backward_tilesI6__halfLi64E"
+    LIMIT = next(limit for pattern, limit in check_kernels.SPILLS if "backward" in pattern and "Li64E" in pattern)
+
+    def compiled(self, messages, status=0):
+        """Exit status and standard error of a build whose compiler says this."""
+        self.script("compiler", f"cat >&2 <<'END'\n{messages}\nEND\nexit {status}")
+        run = subprocess.run([sys.executable, ROOT / "tools/check_kernels.py", "compile", self.folder / "compiler"], capture_output=True, text=True)
+        self.assertTrue(run.stderr.startswith(messages))
+        return run.returncode, run.stderr.removeprefix(messages).strip()
+
+    def properties(self, name, stored):
+        return (f"ptxas info    : Function properties for _ZN5lethe14{name}EvNS_18BackwardParametersE\n"
+                f"    192 bytes stack frame, {stored} bytes spill stores, 4 bytes spill loads")
+
+    def test_spills_that_are_allowed_pass(self):
+        self.assertEqual(self.compiled(self.properties(self.SPILLING, self.LIMIT)), (0, ""))
+        self.assertEqual(self.compiled(self.properties("another", 0)), (0, ""))
+
+    def test_more_spills_than_are_allowed_fail(self):
+        for name, limit in ((self.SPILLING, self.LIMIT), ("another", 0)):
+            status, said = self.compiled(self.properties(name, limit + 4))
+            self.assertEqual(status, 1)
+            self.assertIn(f"expected at most {limit} bytes of spills, found {limit + 4}", said)
+
+    def test_products_that_ptxas_serialised_fail(self):
+        for code in ("C7510", "C7512", "C7518"):
+            status, said = self.compiled(f"ptxas info    : ({code}) Potential Performance Loss: wgmma.mma_async instructions are serialized")
+            self.assertEqual(status, 1)
+            self.assertIn(code, said)
+
+    def test_the_compilers_own_failure_stays_one(self):
+        self.assertEqual(self.compiled("error", 3), (3, ""))
+
+
+class InTheBuild(ShellPrograms):
+    def outcome(self, budgets, *arguments, cuobjdump=None):
+        """Exit status and what is said of a library with one kernel, in the build unless the arguments are others."""
+        self.script("cuobjdump", f"cat <<'END'\n{dump(FORWARD)}END")
+        self.script("library", "")
+        found = unittest.mock.patch.object(check_kernels, "find_cuobjdump", lambda given: cuobjdump)
+        with found, unittest.mock.patch.object(check_kernels, "LOOPS", [("kernel", check_kernels.UNDER_OUTPUT, budgets)]), \
+                unittest.mock.patch.object(sys, "argv", ["check_kernels.py", "sass", str(self.folder / "library"), *arguments]), \
+                contextlib.redirect_stdout(io.StringIO()) as said:
+            return check_kernels.main(), said.getvalue()
+
+    def test_a_loop_that_has_grown_fails_it_and_the_next_one_and_nothing_else_is_said(self):
+        cuobjdump = str(self.folder / "cuobjdump")
+        self.assertEqual(self.outcome([(7, 2)], "--in-build", cuobjdump=cuobjdump), (0, ""))
+        self.assertTrue((self.folder / "library").exists())
+        status, said = self.outcome([(6, 2)], "--in-build", cuobjdump=cuobjdump)
+        self.assertEqual(status, 1)
+        self.assertIn("OVER BUDGET", said)
+        self.assertIn("LETHE_KERNEL_BUDGETS=OFF", said)
+        self.assertFalse((self.folder / "library").exists())
+        self.assertEqual(self.outcome([(6, 2)], cuobjdump=cuobjdump)[0], 1)
+        self.assertTrue((self.folder / "library").exists())
+
+    def test_without_cuobjdump_a_build_passes_and_a_test_is_skipped(self):
+        for arguments, expected in ((["--in-build"], 0), ([], 77)):
+            status, said = self.outcome([(6, 2)], *arguments)
+            self.assertEqual(status, expected)
+            self.assertIn("found none", said)
 
 
 if __name__ == "__main__":

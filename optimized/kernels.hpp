@@ -36,7 +36,7 @@ struct alignas(16) TwoFloats {
   float high, low, unused[2];
 };
 
-/// What the kernels need to know of the gate, made by launch_gate_plan for one forward and one backward, which read it and count in
+/// What the kernels need to know of the gate, made by launch_gate_plan for one forward or one backward, which reads it and counts in
 /// it. M = ⌈Tq/128⌉ query blocks, N = ⌈Tk/128⌉ key blocks.
 ///
 ///   c_t = Σ_{l ≤ t} log f_l, in two levels: base[t / 128] (double) + a local part, rounded once to float, in strong
@@ -117,7 +117,7 @@ struct ForwardArguments {
   void* values;    ///< [B, Tq, Hq, D] contiguous
   void* residual;  ///< [B, Tq, Hq, D] contiguous, what rounding took from values, rounded itself; null: not wanted
   float* log_normalizer;   ///< [B, Tq, Hq] contiguous, natural log, D_ii = 0
-  int64_t* visited_pairs;  ///< [B, Hq]: causal pairs inside the computed blocks, counted as they are computed
+  int64_t* visited_pairs;  ///< [B, Hq]: causal pairs inside the blocks of each tile, added up by who loads them
   cudaStream_t stream;
 };
 

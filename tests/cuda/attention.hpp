@@ -17,6 +17,7 @@ namespace lethe::testing {
 struct PlanOptions {
   double log_pruning_tolerance = -std::numeric_limits<double>::infinity();
   std::optional<std::vector<float>> logit_bound = std::nullopt;  ///< [B, Hq]
+  int64_t poisoned_keys = 0;  ///< so many of the first keys and values become NaN once the boundary is found
 };
 
 struct ForwardResult {
@@ -39,6 +40,7 @@ class DeviceProblem {
         backward_plan_memory_(gate_plan_bytes(problem.shape)) {
     plan_ = gate_plan_in(plan_memory_.data(), problem.shape);
     launch_gate_plan(plan_arguments(plan_, options.log_pruning_tolerance));
+    if (options.poisoned_keys > 0) poison(options.poisoned_keys);
   }
 
   /// A second plan for the backward, as the operator makes it: of the first one it takes the boundary alone.
@@ -80,6 +82,15 @@ class DeviceProblem {
   }
 
  private:
+  void poison(int64_t tokens) const {
+    const Shape& s = problem_.shape;
+    require(cudaDeviceSynchronize());
+    for (const auto* array : {&key_, &value_})
+      for (int64_t batch = 0; batch < s.batch; ++batch) {
+        const int64_t token = s.heads * s.key_dim;
+        require(cudaMemset(array->data() + batch * s.key_length * token, 0xff, tokens * token * sizeof(Element)));
+      }
+  }
   GatePlanArguments plan_arguments(const GatePlan& plan, double log_pruning_tolerance) const {
     const Shape& s = problem_.shape;
     return {.shape = s,

@@ -9,7 +9,7 @@ Nor are those here that leave the device with random numbers of tiles to walk: a
 from dataclasses import dataclass
 
 # Of each suite what the build makes for it, and its tests: where there are several filters first what is quick and likely to fail, in all
-# kernels. The longest sequences, of Precision, are left to tools/gpu_check. `operators` are in Python (test_operators.py): a library. The
+# kernels. The longest sequences are left to tools/gpu_check. `operators` are in Python (test_operators.py): a library. The
 # capture of a graph may wait for ever for kernels on another stream, and a compiler takes long: those tests come last.
 PROGRAMS = {"ptx": "bin/test_ptx", "forward": "bin/test_cuda_forward", "plan": "bin/test_cuda_forward", "backward": "bin/test_cuda_backward",
             "operators": "lib/liblethe_torch.so"}
@@ -26,6 +26,8 @@ FILTERS = {
         "the_residual_gives_the_values_twice_the_digits", "empty_inputs_give_empty_outputs", "the_operator_says_what_runs",
         "strided_and_misaligned_inputs_equal_contiguous_ones", "kernels_equal_the_cpu")), "Operators"],
 }
+KERNELS = ("bfloat16_64", "bfloat16_128", "float16_64", "float16_128")  # as tests of each name them
+LONG = "*HoldsTheBudget*AtALengthOf*"  # never run of a mutant
 SECONDS = {"ptx": 60, "forward": 240, "plan": 240, "backward": 120, "operators": 120}  # that tests may take
 
 
@@ -286,6 +288,8 @@ MUTANTS = [
     Mutant("backward_walk_one_less", "backward", "cuda/backward_shared.cuh",
            "end = min((last + 1) * tiles_a_block, query_tiles);",
            "end = min((last + 1) * tiles_a_block, query_tiles - (query_tiles > first + 1));"),
+    Mutant("backward_walk_one_more", "backward", "cuda/backward_shared.cuh",
+           "end = min((last + 1) * tiles_a_block, query_tiles);", "end = min((last + 2) * tiles_a_block, query_tiles);"),
     Mutant("backward_first_tile", "backward", "cuda/backward_shared.cuh",
            "const int first = max(0, key_tile * kKeys - p.query_offset) / kQueries;",
            "const int first = (max(0, key_tile * kKeys - p.query_offset) + kQueries - 1) / kQueries;", hangs=True),

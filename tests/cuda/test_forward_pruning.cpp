@@ -37,6 +37,18 @@ TEST_P(ForwardPruning, PrunesOnlyBlocksWhoseWeightIsBelowTheTolerance) {
   EXPECT_LE(compare(pruned.values, whole.values, 1).error, budget(dtype()));
 }
 
+// What no query may see is NaN once the boundary is found: a kernel that read more than it counts would show it.
+TEST_P(ForwardPruning, ReadsNothingOfWhatIsPruned) {
+  const Problem problem = random_problem(shape(2, 200, 2000, 2, 4), dtype(), Gate::kInitial, 33);
+  testing::PlanOptions options{.log_pruning_tolerance = -10};
+  const ForwardResult clean = testing::run_forward(problem, options);
+  options.poisoned_keys = kGateBlock * *std::ranges::min_element(clean.first_key_block);
+  EXPECT_GE(options.poisoned_keys, 8 * kGateBlock);
+  const ForwardResult poisoned = testing::run_forward(problem, options);
+  EXPECT_EQ(poisoned.values, clean.values);
+  EXPECT_EQ(poisoned.log_normalizer, clean.log_normalizer);
+}
+
 // The worst that can be pruned: every logit is U but the query's own key's, which is −U, and one gate puts all other keys as far.
 TEST_P(ForwardPruning, LosesTheToleranceAtMostWhereLogitsReachTheirBound) {
   constexpr int64_t kKeys = 1500, kPruned = (kKeys - 1) / kGateBlock * kGateBlock;

@@ -45,6 +45,7 @@ class List(unittest.TestCase):
                         self.assertIn(pattern, of_operators | {"Operators"})
                     else:
                         self.assertTrue(any(fnmatch.fnmatchcase(name, pattern) for name in of_kernels))
+        self.assertTrue(any(fnmatch.fnmatchcase(name, mutants.LONG) for name in of_kernels))
 
     def test_each_wrapper_has_one_or_is_said_to_have_none(self):
         for path in [*(ROOT / "optimized/cuda/ptx").glob("*.cuh"), ROOT / "optimized/cuda/handover.cuh"]:
@@ -92,7 +93,20 @@ class Run(ShellPrograms):
 esac
 exit 1"""
         _, log, _ = self.run_with(**{"unchanged_ptx": PASSES, self.NAME: fails})
-        self.assertRegex(log, rf"{self.NAME} .* killed +Every/Suite.FindsItOut/bfloat16_64 float16_128\n")
+        self.assertRegex(log, rf"{self.NAME} .* killed +Every/Suite.FindsItOut/bfloat16_64 float16_128, ")
+
+    def test_for_kernels_that_the_first_test_says_nothing_of_another_one_is_looked_for(self):
+        fails = """case "$*" in
+*--gtest_filter=\\*/bfloat16_128-*) exit 0 ;;
+*--gtest_filter=\\*/float16_64-*) echo '[  FAILED  ] Every/Suite.FindsAnother/float16_64, where' ;;
+*--gtest_filter=\\*/float16_128-*) exec sleep 60 ;;
+*) echo '[  FAILED  ] Every/Suite.FindsItOut/bfloat16_64, where' ;;
+esac
+exit 1"""
+        self.script(f"{self.NAME}/program", fails)
+        with unittest.mock.patch.dict(SECONDS, ptx=1):
+            self.assertEqual(self.verdict_of()[1], "Every/Suite.FindsItOut/bfloat16_64, nothing for bfloat16_128, "
+                                                   "Every/Suite.FindsAnother/float16_64, no end for float16_128")
 
     def test_one_that_passes_all_survives(self):
         status, log, complaint = self.run_with(**{"unchanged_ptx": PASSES, self.NAME: PASSES})
@@ -112,9 +126,11 @@ exit 1"""
 
     def test_of_quick_tests_all_are_run_once(self):
         self.script(f"{self.NAME}/program", """echo "$*" >>"$0.calls"
-for kernel in bfloat16_64 bfloat16_128; do echo "[  FAILED  ] Every/Suite.IsQuick/$kernel, where"; done
+for kernel in bfloat16_64 bfloat16_128 float16_64; do echo "[  FAILED  ] Every/Suite.IsQuick/$kernel, where"; done
+echo "[  FAILED  ] Every/Suite.IsQuickToo/float16_128, where"
 exit 1""")
-        self.assertEqual(self.verdict_of(suite="forward"), ("killed", "Every/Suite.IsQuick/bfloat16_64 bfloat16_128", True))
+        self.assertEqual(self.verdict_of(suite="forward"),
+                         ("killed", "Every/Suite.IsQuick/bfloat16_64 bfloat16_128 float16_64, Every/Suite.IsQuickToo/float16_128", True))
         calls = (self.folder / self.NAME / "program.calls").read_text().splitlines()
         self.assertEqual(len(calls), 1)
         self.assertNotIn("fail_fast", calls[0])

@@ -6,7 +6,11 @@
 // long (default 10), the first in the order of the modules, the second in the reverse. A repetition has as many rounds as take 0.2 s, at
 // least one. A time is that of one call between CUDA events, all kernels that the operator launches included; the benchmark's own is the
 // first module's. `ms/MODULE` is each one's, `ratio_to/MODULE` the first module's over that, `difference/MODULE` the relative difference of
-// its values, or of the query's gradient, from the first one's. The report wants the build with a gate first.
+// its values, or of the query's gradient, from the first one's: where a gate forgets, a build without one computes something else. The report
+// wants the build with a gate first.
+//
+// Where log f = 0 all must compute the same. So that a build is not fast because it is wrong, this is looked at before anything is timed, values
+// and all gradients but the gate's, and where they differ by more than 1 % nothing is.
 //
 // These kernels run at the power limit, where the clock goes up and down by some per cent with a period of about a second. Short stretches
 // all meet the same clock: their ratio is that of cycles. With a second or more each module runs at the clock that its own power allows.
@@ -40,6 +44,8 @@ namespace {
 
 constexpr int64_t kTokens = 32768, kWidth = 1536, kMostHeads = kWidth / 64;
 constexpr const char* kGates[] = {"open", "bimodal", "strong"};
+constexpr const char* kNoGate = "none";
+constexpr double kAgreement = 0.01;  // two results in bfloat16, each off by some 0.3 %
 constexpr std::string_view kStretchOption = "--milliseconds=";
 // Milliseconds: of a repetition's rounds; and of calls before them, at least, for a device that has rested runs at another clock.
 constexpr float kRepetition = 200, kLeadIn = 50;
@@ -119,11 +125,13 @@ struct Inputs {
     std::mt19937 generator(5);
     std::uniform_real_distribution<float> uniform(0, 2);
     const int64_t local_heads = std::lround(0.7 * heads);
-    for (const std::string name : kGates) {
+    std::vector<std::string> names(std::begin(kGates), std::end(kGates));
+    names.push_back(kNoGate);
+    for (const std::string& name : names) {
       std::vector<float> host(gates);
       for (int64_t i = 0; i < gates; ++i) {
         const bool local = name == "bimodal" && i % heads < local_heads;
-        host[i] = uniform(generator) * (name == "strong" ? -8 : local ? -0.1f : -1e-4f);
+        host[i] = name == kNoGate ? 0 : uniform(generator) * (name == "strong" ? -8 : local ? -0.1f : -1e-4f);
       }
       log_forget[name] = device_memory<float>(gates);
       require(cudaMemcpy(log_forget[name].get(), host.data(), gates * sizeof(float), cudaMemcpyHostToDevice));
@@ -243,6 +251,34 @@ struct Runner {
   }
 };
 
+// Whether all modules compute the same of a problem without a gate; says where they don't.
+bool agree(const std::vector<Module>& modules, int64_t dim) {
+  bool good = true;
+  std::vector<std::vector<float>> expected;
+  for (const Module& module : modules) {
+    const Outputs outputs;
+    const Runner runner(module, {4096, dim, kNoGate, "backward"}, outputs, 1);
+    size_t number = 0;
+    for (const auto& [name, tensor] : {std::pair{"values", &outputs.values},
+                                       {"the query's gradient", &outputs.grad_query},
+                                       {"the key's gradient", &outputs.grad_key},
+                                       {"the value's gradient", &outputs.grad_value}}) {
+      std::vector<float> numbers = sample(tensor->get());
+      if (&module == &modules.front()) {
+        expected.push_back(std::move(numbers));
+        continue;
+      }
+      const double difference = relative_difference(numbers, expected[number++]);
+      if (difference <= kAgreement) continue;
+      std::fprintf(stderr, "%s: expected %s of %s within %g where log f = 0, head dim %d, found them %g apart\n",
+                   module.name.c_str(), name, modules.front().name.c_str(), kAgreement, static_cast<int>(dim),
+                   difference);
+      good = false;
+    }
+  }
+  return good;
+}
+
 void run(benchmark::State& state, const std::vector<Module>& modules, const Case& c, float stretch) {
   static std::map<const Module*, Outputs> outputs;
   std::vector<Runner> runners;
@@ -308,6 +344,8 @@ int main(int count, char** arguments) {
                  "usage: benchmark_cuda_kernels MODULE.so… [--milliseconds=N] [Google Benchmark's arguments…]\n");
     return 2;
   }
+  for (const int64_t dim : {64, 128})
+    if (!agree(modules, dim)) return 1;
   benchmark::AddCustomContext("milliseconds", milliseconds);
   for (const int64_t dim : {64, 128})
     for (const int64_t length : {4096, 16384})

@@ -117,7 +117,7 @@ struct ForwardArguments {
   void* values;    ///< [B, Tq, Hq, D] contiguous
   void* residual;  ///< [B, Tq, Hq, D] contiguous, what rounding took from values, rounded itself; null: not wanted
   float* log_normalizer;   ///< [B, Tq, Hq] contiguous, natural log, D_ii = 0
-  int64_t* visited_pairs;  ///< [B, Hq]: causal pairs inside the blocks of each tile, added up by who loads them
+  int64_t* visited_pairs;  ///< [B, Hq]: causal pairs inside the blocks of the tiles, counted once a tile
   cudaStream_t stream;
 };
 

@@ -79,14 +79,16 @@ Shares worst_shares(const Problem& problem, const std::vector<double>& grad_valu
       const std::vector<Part> actual = parts_of_group(result, s, batch, head);
       const std::vector<Part> expected = parts(
           [](const Head& h, const Matrix<double>& g) { return reference::forgetting_attention::gradients(h, g); });
-      const std::vector<Part> rounded = parts(
-          [&](const Head& h, const Matrix<double>& g) { return testing::rounded_gradients(h, g, problem.dtype); });
+      std::vector<Part> rounded;
+      if (s.key_length < 64)
+        rounded = parts(
+            [&](const Head& h, const Matrix<double>& g) { return testing::rounded_gradients(h, g, problem.dtype); });
       const std::vector<double> grad =
           slice(grad_values, s.query_length, s.query_heads, s.value_dim, batch, head * s.query_heads / s.heads);
       const double floor = 0.01 * Eigen::Map<const Vector<double>>(grad.data(), grad.size()).norm();
       for (size_t i = 0; i < actual.size(); ++i) {
         const auto error = [&](const Part& part) { return compare(part.numbers, expected[i].numbers, 1, floor).error; };
-        const double storage = s.key_length < 64 ? 3 * error(rounded[i]) : 0;
+        const double storage = rounded.empty() ? 0 : 3 * error(rounded[i]);
         double& share = worst[actual[i].which];
         share = std::max(share, error(actual[i]) / std::max(budget(problem.dtype), storage));
       }

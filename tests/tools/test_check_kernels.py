@@ -109,6 +109,7 @@ class Compilation(ShellPrograms):
             status, said = self.compiled(self.properties(name, limit + 4))
             self.assertEqual(status, 1)
             self.assertIn(f"expected at most {limit} bytes of spills, found {limit + 4}", said)
+            self.assertIn("LETHE_KERNEL_BUDGETS=OFF", said)
 
     def test_products_that_ptxas_serialised_fail(self):
         for code in ("C7510", "C7512", "C7518"):
@@ -142,6 +143,13 @@ class InTheBuild(ShellPrograms):
         self.assertFalse((self.folder / "library").exists())
         self.assertEqual(self.outcome([(6, 2)], cuobjdump=cuobjdump)[0], 1)
         self.assertTrue((self.folder / "library").exists())
+
+    def test_a_cuobjdump_that_fails_is_no_budget_broken(self):
+        self.script("broken", "echo no good >&2; exit 255")
+        for arguments, expected in ((["--in-build"], 0), ([], 1)):
+            status, said = self.outcome([(7, 2)], *arguments, cuobjdump=str(self.folder / "broken"))
+            self.assertEqual(status, expected)
+            self.assertIn("no good", said)
 
     def test_without_cuobjdump_a_build_passes_and_a_test_is_skipped(self):
         for arguments, expected in ((["--in-build"], 0), ([], 77)):

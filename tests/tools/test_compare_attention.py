@@ -9,7 +9,7 @@ import unittest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 from compare_attention import COLUMNS, Implementation, earlier_runs, joined, ours_that_failed, those_at, write  # noqa: E402
-from report.throughput import of_runs  # noqa: E402
+from report.throughput import of_runs, throughput_page  # noqa: E402
 
 GPU = "a GPU"
 
@@ -68,6 +68,17 @@ class Joined(unittest.TestCase):
         values, third = run(self.folder, "third", [row(16384, 64, "init", "6"), row(65536, 64, "open", "7")])
         self.assertEqual(values, ["4", "5", "6", "7"])
         self.assertEqual([r["commit"] for r in third["earlier"]], ["second"])
+
+    def test_a_page_of_rivals_alone_has_their_lines_and_the_share_that_is_pruned(self):
+        of = {"unit": "1", "stddev": "0", "samples": "5"}
+        measured = [("cudnn", "share_of_budget", "0.25"), ("cudnn", "forward_speed", "440"), ("cudnn", "backward_speed", "390"),
+                    ("lethe", "pruned_share", "0.5")]
+        run(self.folder, "first", [row(4096, 64, "bimodal", value) | of | {"implementation": name, "metric": metric}
+                                   for name, metric, value in measured])
+        page = throughput_page(self.folder / "attention_throughput.csv")
+        self.assertIn("gate bimodal, 50 % pruned", page)
+        self.assertIn("| cudnn | 440 |", page)
+        self.assertNotIn("| lethe |", page)
 
     def test_a_case_is_measured_again_as_a_whole(self):
         run(self.folder, "first", [row(4096, 64, "open", "1"), row(4096, 64, "open", "2")])

@@ -188,11 +188,14 @@ lethe_problem problem_of(const Case& c, const Outputs& outputs) {
           c.direction == "inference" ? nullptr : outputs.residual.get()};
 }
 
+// Of the first tokens of all, and of the last: the first keys are seen by all queries, the last queries see all keys.
 std::vector<float> sample(const void* tensor) {
-  constexpr int64_t kSample = 1 << 20;
-  std::vector<__nv_bfloat16> host(kSample);
-  require(cudaMemcpy(host.data(), static_cast<const __nv_bfloat16*>(tensor) + kTokens * kWidth - kSample,
-                     kSample * sizeof(__nv_bfloat16), cudaMemcpyDeviceToHost));
+  constexpr int64_t kSample = 1 << 19, kEnd = kTokens * kWidth;
+  std::vector<__nv_bfloat16> host(2 * kSample);
+  for (const int64_t part : {0, 1})
+    require(cudaMemcpy(host.data() + part * kSample,
+                       static_cast<const __nv_bfloat16*>(tensor) + part * (kEnd - kSample),
+                       kSample * sizeof(__nv_bfloat16), cudaMemcpyDeviceToHost));
   std::vector<float> numbers;
   for (const __nv_bfloat16 x : host) numbers.push_back(__bfloat162float(x));
   return numbers;
@@ -252,12 +255,12 @@ struct Runner {
 };
 
 // Whether all modules compute the same of a problem without a gate; says where they don't.
-bool agree(const std::vector<Module>& modules, int64_t dim) {
+bool agree(const std::vector<Module>& modules, int64_t dim, int64_t length) {
   bool good = true;
   std::vector<std::vector<float>> expected;
   for (const Module& module : modules) {
     const Outputs outputs;
-    const Runner runner(module, {4096, dim, kNoGate, "backward"}, outputs, 1);
+    const Runner runner(module, {length, dim, kNoGate, "backward"}, outputs, 1);
     size_t number = 0;
     for (const auto& [name, tensor] : {std::pair{"values", &outputs.values},
                                        {"the query's gradient", &outputs.grad_query},
@@ -270,9 +273,10 @@ bool agree(const std::vector<Module>& modules, int64_t dim) {
       }
       const double difference = relative_difference(numbers, expected[number++]);
       if (difference <= kAgreement) continue;
-      std::fprintf(stderr, "%s: expected %s of %s within %g where log f = 0, head dim %d, found them %g apart\n",
+      std::fprintf(stderr,
+                   "%s: expected %s of %s within %g where log f = 0, head dim %d, T = %d, found them %g apart\n",
                    module.name.c_str(), name, modules.front().name.c_str(), kAgreement, static_cast<int>(dim),
-                   difference);
+                   static_cast<int>(length), difference);
       good = false;
     }
   }
@@ -345,7 +349,8 @@ int main(int count, char** arguments) {
     return 2;
   }
   for (const int64_t dim : {64, 128})
-    if (!agree(modules, dim)) return 1;
+    for (const int64_t length : {4096, 16384})
+      if (!agree(modules, dim, length)) return 1;
   benchmark::AddCustomContext("milliseconds", milliseconds);
   for (const int64_t dim : {64, 128})
     for (const int64_t length : {4096, 16384})

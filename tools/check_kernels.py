@@ -6,8 +6,9 @@ usage: check_kernels.py compile COMMAND…      runs nvcc (with -Xptxas -v) and 
        check_kernels.py sass LIBRARY [--cuobjdump PATH] [--in-build]
                                               fails where a main loop has grown, or its exponentials moved out from under the product
 
-Without cuobjdump the second exits with 77, which ctest counts as skipped; as a step of the build it says so and passes (where cuobjdump fails, too), lists only what is
-over budget, and removes the library that is. The budgets are those of one nvcc: with another, -DLETHE_KERNEL_BUDGETS=OFF builds without both.
+Without cuobjdump the second exits with 77, which ctest counts as skipped; as a step of the build it says so and passes (where cuobjdump
+fails, too), lists only what is over budget, and removes the library that is. The budgets are those of one nvcc: with another,
+-DLETHE_KERNEL_BUDGETS=OFF builds without both.
 """
 import argparse
 import os

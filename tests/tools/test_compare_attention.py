@@ -8,8 +8,9 @@ import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
-from compare_attention import COLUMNS, Implementation, earlier_runs, joined, ours_that_failed, those_at, write  # noqa: E402
+from compare_attention import Implementation, ours_that_failed, those_at  # noqa: E402
 from report.throughput import of_runs, throughput_page  # noqa: E402
+from throughput_results import COLUMNS, earlier_runs, joined, write  # noqa: E402
 
 GPU = "a GPU"
 

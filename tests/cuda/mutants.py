@@ -199,7 +199,7 @@ MUTANTS = [
     Mutant("plan_prune_one_less", "plan", "cuda/gate_bound.cuh", "c - base[n + 1] >= threshold", "c - base[min(n + 2, block)] >= threshold"),
     Mutant("plan_cut_prunes_one_more", "plan", "cuda/gate_bound.cuh", "n * kBlock + kBlock > cut;", "n * kBlock + kBlock > cut + 1;"),
     Mutant("plan_cut_prunes_none", "plan", "cuda/gate_bound.cuh", "&& n * kBlock + kBlock > cut;", ";"),
-    Mutant("plan_last_query_one_less", "backward", "cuda/gate_bound.cuh", "{ return first_key[m] > n; }) - 1;", "{ return first_key[m] > n; }) - 2;"),
+    Mutant("plan_last_query_one_less", "plan", "cuda/gate_bound.cuh", "{ return first_key[m] > n; }) - 1;", "{ return first_key[m] > n; }) - 2;"),
     Mutant("plan_last_query_all", "plan", "cuda/gate_bound.cuh",
            "[&](int m) { return first_key[m] > n; }) - 1;", "[&](int m) { return false; }) - 1;"),
     Mutant("plan_norm_first_chunk", "plan", "cuda/gate_bound.cuh",

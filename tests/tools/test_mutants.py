@@ -69,12 +69,13 @@ class Run(ShellPrograms):
         super().setUp()
         self.script("bin/nvidia-smi", "echo a GPU")
 
-    def run_with(self, **programs):
-        """Exit status, last section of the log and standard error of a run where these programs were built."""
+    def run_with(self, also=(), **programs):
+        """Exit status, last section of the log and standard error of a run where these programs were built; of more mutants than one too."""
         for name, text in programs.items():
             self.script(f"{name}/program", text)
             (self.folder / name / "commit").write_text("abc")
-        run = subprocess.run([sys.executable, ROOT / "tools/gpu_mutants", "run", "--only", self.NAME, self.folder], capture_output=True, text=True,
+        run = subprocess.run([sys.executable, ROOT / "tools/gpu_mutants", "run", "--jobs", "4",
+                              *(word for name in (self.NAME, *also) for word in ("--only", name)), self.folder], capture_output=True, text=True,
                              env=os.environ | {"PATH": f"{self.folder}/bin:{os.environ['PATH']}"})
         return run.returncode, (self.folder / "mutants.log").read_text().split("gpu  ")[-1], run.stderr
 
@@ -123,6 +124,14 @@ exit 1"""
         with unittest.mock.patch.dict(SECONDS, ptx=1):
             self.assertEqual(self.verdict_of(), ("TOO LONG", "no end within 1 s", False))
             self.assertEqual(self.verdict_of(hangs=True), ("killed", "no end within 1 s", True))
+
+    def test_one_that_is_known_to_hang_runs_alone_behind_the_others(self):
+        hanging = next(mutant.name for mutant in MUTANTS if mutant.hangs)
+        status, log, _ = self.run_with([hanging], **{
+            "unchanged_ptx": PASSES, "unchanged_backward": PASSES, self.NAME: f"sleep 1; touch '{self.folder}/ended'; {FAILS}",
+            hanging: f"[ -e '{self.folder}/ended' ] && {FAILS}; echo '[  FAILED  ] Suite.RanBeside, where'; exit 1"})
+        self.assertEqual(status, 0)
+        self.assertRegex(log, rf"{hanging} .* killed +Suite.FindsItOut/0\n")
 
     def test_of_quick_tests_all_are_run_once(self):
         self.script(f"{self.NAME}/program", """echo "$*" >>"$0.calls"

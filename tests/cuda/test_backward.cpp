@@ -65,7 +65,7 @@ std::vector<Part> parts_of_group(const BackwardResult& result, const Shape& s, i
 }
 
 /// The share of what is allowed that the worst head uses, of query, key, value, log_forget. Allowed is the budget. Of fewer than 64 keys
-/// a gradient may hang on a few small differences, of which 16-bit P and dS leave less: there three times what that storage alone
+/// a gradient may hang on a few small differences, of which 16-bit P and dS leave less: there twice what that storage alone
 /// costs is allowed where it is more, for its rounding errors are others than the kernel's. Gradients that vanish in exact arithmetic
 /// have no relative error, and are measured against a thousandth of one head's ‖dO‖. In float16 that allows 10⁻⁶ ‖dO‖, some ten
 /// steps of a float of that size.
@@ -89,7 +89,7 @@ Shares worst_shares(const Problem& problem, const std::vector<double>& grad_valu
       const double floor = 0.001 * Eigen::Map<const Vector<double>>(grad.data(), grad.size()).norm();
       for (size_t i = 0; i < actual.size(); ++i) {
         const auto error = [&](const Part& part) { return compare(part.numbers, expected[i].numbers, 1, floor).error; };
-        const double storage = rounded.empty() ? 0 : 3 * error(rounded[i]);
+        const double storage = rounded.empty() ? 0 : 2 * error(rounded[i]);
         double& share = worst[actual[i].which];
         share = std::max(share, error(actual[i]) / std::max(budget(problem.dtype), storage));
       }

@@ -29,6 +29,7 @@ FILTERS = {
 KERNELS = ("bfloat16_64", "bfloat16_128", "float16_64", "float16_128")  # as tests of each name them
 LONG = "*HoldsTheBudget*AtALengthOf*"  # never run of a mutant
 SECONDS = {"ptx": 60, "forward": 240, "plan": 240, "backward": 120, "operators": 120}  # that tests may take
+HANGING_SECONDS = 60  # of one that is known to hang, which is run alone
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Mutant:
     old: str = ""
     new: str = ""
     count: int = 1
-    hangs: bool = False  # tests of it do not end, which finds it out
+    hangs: bool = False  # tests of it do not end, which finds it out where none fails before
     gpus: int = 1  # that its tests need
 
     def apply(self, text):
@@ -199,7 +200,8 @@ MUTANTS = [
     Mutant("plan_prune_one_less", "plan", "cuda/gate_bound.cuh", "c - base[n + 1] >= threshold", "c - base[min(n + 2, block)] >= threshold"),
     Mutant("plan_cut_prunes_one_more", "plan", "cuda/gate_bound.cuh", "n * kBlock + kBlock > cut;", "n * kBlock + kBlock > cut + 1;"),
     Mutant("plan_cut_prunes_none", "plan", "cuda/gate_bound.cuh", "&& n * kBlock + kBlock > cut;", ";"),
-    Mutant("plan_last_query_one_less", "plan", "cuda/gate_bound.cuh", "{ return first_key[m] > n; }) - 1;", "{ return first_key[m] > n; }) - 2;"),
+    Mutant("plan_last_query_one_less", "backward", "cuda/gate_bound.cuh",
+           "{ return first_key[m] > n; }) - 1;", "{ return first_key[m] > n; }) - 2;", hangs=True),
     Mutant("plan_last_query_all", "plan", "cuda/gate_bound.cuh",
            "[&](int m) { return first_key[m] > n; }) - 1;", "[&](int m) { return false; }) - 1;"),
     Mutant("plan_norm_first_chunk", "plan", "cuda/gate_bound.cuh",

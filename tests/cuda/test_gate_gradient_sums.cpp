@@ -1,12 +1,14 @@
-// What d log f loses to the sums it is made of, in double with the kernels' roundings switched on: to sums of dS in 16 bits, each row's and
-// each column's by the tensor core, as in the kernels; and to sums of dS in float, for which a kernel would have time if it added up sixteen
-// rows in one. On the host.
+// What d log f loses to the sums it is made of, in double with the 16-bit roundings of P and dS switched on: to sums of dS in 16 bits, each
+// row's and each column's by the tensor core, as in the kernels; and to sums of dS in float, each column's, and of rows a few in one, which takes
+// less time than each row's. On the host.
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <cmath>
+#include <array>
 #include <cstdio>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "reference/agreement.hpp"
 #include "reference/forgetting_attention.hpp"
@@ -52,8 +54,11 @@ std::vector<double> grad_log_forget(const Matrix<double>& shares, const Vector<d
   return grad;
 }
 
+constexpr std::array<Eigen::Index, 3> kRows = {4, 8, 16};
+
 struct Errors {
-  double in_16_bits = 0, of_sixteen_rows = 0;
+  double in_16_bits;
+  std::array<double, kRows.size()> in_float;  // of so many rows in one
 };
 
 Errors errors_of(double mean_log_forget, uint64_t seed) {
@@ -68,43 +73,46 @@ Errors errors_of(double mean_log_forget, uint64_t seed) {
   const Vector<double> delta = grad_values.cwiseProduct(values).rowwise().sum();
   const Matrix<double> grad_logits =
       weights.normalized().cwiseProduct((grad_values * head.value.transpose()).colwise() - delta);
-  const Matrix<double> in_16_bits = rounded(grad_logits);
   const Matrix<double> shares = Weights(Matrix<double>::Zero(kLength, kLength), head.log_forget).normalized();
-  Vector<double> of_sixteen = grad_logits.rowwise().sum();
-  for (Eigen::Index first = 0; first < kLength; first += 16)
-    of_sixteen.segment(first, 16).setConstant(of_sixteen.segment(first, 16).mean());
 
   const Vector<double> exact = reference::forgetting_attention::gradients(head, grad_values).log_forget;
   const std::vector<double> expected(exact.data(), exact.data() + kLength);
   const auto error = [&](const Vector<double>& rows, const Matrix<double>& of) {
     return compare(grad_log_forget(shares, rows, of.colwise().sum().transpose()), expected, 1).error;
   };
-  return {error(in_16_bits.rowwise().sum(), in_16_bits), error(of_sixteen, grad_logits)};
-}
-
-// The worst of three heads; what it finds goes to the log.
-Errors worst_errors(double mean_log_forget) {
-  Errors worst;
-  for (uint64_t seed = 1; seed <= 3; ++seed) {
-    const Errors found = errors_of(mean_log_forget, seed);
-    worst = {std::max(worst.in_16_bits, found.in_16_bits), std::max(worst.of_sixteen_rows, found.of_sixteen_rows)};
+  const Matrix<double> in_16_bits = rounded(grad_logits);
+  Errors errors{error(in_16_bits.rowwise().sum(), in_16_bits), {}};
+  std::string log;
+  for (size_t i = 0; i < kRows.size(); ++i) {
+    Vector<double> rows = grad_logits.rowwise().sum();
+    for (Eigen::Index first = 0; first < kLength; first += kRows[i])
+      rows.segment(first, kRows[i]).setConstant(rows.segment(first, kRows[i]).mean());
+    errors.in_float[i] = error(rows, grad_logits);
+    log += ", " + std::to_string(kRows[i]) + " rows in float " + std::to_string(100 * errors.in_float[i]) + "%";
   }
-  std::printf("mean log f %g: rows of 16 bits %.3f%%, sixteen rows in float %.3f%%\n", mean_log_forget,
-              100 * worst.in_16_bits, 100 * worst.of_sixteen_rows);
-  return worst;
+  std::printf("mean log f %g, head %d: rows in 16 bits %f%%%s\n", mean_log_forget, int(seed), 100 * errors.in_16_bits,
+              log.c_str());
+  return errors;
 }
 
-TEST(GateGradientSums, OfSixteenRowsAreMoreExactWithAnOpenGate) {
-  const Errors errors = worst_errors(-1e-4);
-  EXPECT_LE(errors.in_16_bits, 0.8 * budget(kDtype));
-  EXPECT_LE(5 * errors.of_sixteen_rows, errors.in_16_bits);
+TEST(GateGradientSums, KeepTheBudgetInSixteenBits) {
+  for (uint64_t seed = 1; seed <= 3; ++seed) EXPECT_LE(errors_of(-0.5, seed).in_16_bits, budget(kDtype)) << seed;
 }
 
-TEST(GateGradientSums, OfEachRowInSixteenBitsAreMoreExactWithStrongGates) {
-  for (const double mean : {-0.5, -2.0}) {
-    const Errors errors = worst_errors(mean);
-    EXPECT_LE(errors.in_16_bits, 0.5 * budget(kDtype));
-    EXPECT_GT(errors.of_sixteen_rows, errors.in_16_bits);
+TEST(GateGradientSums, OfManyRowsInFloatAreMoreExactWithAnOpenGate) {
+  for (uint64_t seed = 1; seed <= 3; ++seed) {
+    const Errors errors = errors_of(-1e-4, seed);
+    EXPECT_LE(errors.in_16_bits, budget(kDtype)) << seed;
+    EXPECT_LE(5 * errors.in_float[2], errors.in_16_bits) << seed;  // over twelve heads 11 to 18 times
+  }
+}
+
+TEST(GateGradientSums, OfManyRowsInFloatAreLessExactWithStrongGates) {
+  for (uint64_t seed = 1; seed <= 3; ++seed) {
+    const Errors errors = errors_of(-2, seed);
+    EXPECT_LE(errors.in_16_bits, budget(kDtype)) << seed;
+    EXPECT_LT(errors.in_float[0], errors.in_16_bits) << seed;
+    EXPECT_GT(errors.in_float[2], errors.in_16_bits) << seed;
   }
 }
 

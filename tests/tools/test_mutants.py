@@ -70,7 +70,7 @@ class Run(ShellPrograms):
         self.script("bin/nvidia-smi", "echo a GPU")
 
     def run_with(self, also=(), **programs):
-        """Exit status, last section of the log and standard error of a run where these programs were built; of more mutants than one too."""
+        """Exit status, last section of the log and standard error of a run where these programs were built. `also`: mutants to run beside NAME."""
         for name, text in programs.items():
             self.script(f"{name}/program", text)
             (self.folder / name / "commit").write_text("abc")
@@ -125,13 +125,19 @@ exit 1"""
             self.assertEqual(self.verdict_of(), ("TOO LONG", "no end within 1 s", False))
             self.assertEqual(self.verdict_of(hangs=True), ("killed", "no end within 1 s", True))
 
+    def test_what_failed_before_a_limit_is_known(self):
+        self.script(f"{self.NAME}/program", f"{FAILS.removesuffix('; exit 1')}; exec sleep 60")
+        with unittest.mock.patch.dict(SECONDS, ptx=1):
+            self.assertEqual(self.verdict_of(), ("killed", "Suite.FindsItOut/0", True))
+
     def test_one_that_is_known_to_hang_runs_alone_behind_the_others(self):
         hanging = next(mutant.name for mutant in MUTANTS if mutant.hangs)
         status, log, _ = self.run_with([hanging], **{
             "unchanged_ptx": PASSES, "unchanged_backward": PASSES, self.NAME: f"sleep 1; touch '{self.folder}/ended'; {FAILS}",
-            hanging: f"[ -e '{self.folder}/ended' ] && {FAILS}; echo '[  FAILED  ] Suite.RanBeside, where'; exit 1"})
+            hanging: f"if [ -e '{self.folder}/ended' ]; then {FAILS}; fi; echo '[  FAILED  ] Suite.RanBeside, where'; exit 1"})
         self.assertEqual(status, 0)
         self.assertRegex(log, rf"{hanging} .* killed +Suite.FindsItOut/0\n")
+        self.assertNotIn("RanBeside", log)
 
     def test_of_quick_tests_all_are_run_once(self):
         self.script(f"{self.NAME}/program", """echo "$*" >>"$0.calls"

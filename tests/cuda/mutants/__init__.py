@@ -1,0 +1,36 @@
+"""Ways to break the CUDA kernels and what launches them, each of which a device test must find out: tools/gpu_mutants.
+
+One change of one place (or of `count` places alike) of a file of optimized. Changes that change no promised result are not here, nor those
+that make a kernel slower alone. So some wrappers have none: what wgmma_fence, wgmma_commit and wgmma_wait do for accumulators ptxas puts back;
+the order of mbarrier_init_fence, fence_async_shared and fence_async_global this GPU keeps without being told; pin and forget steer the compiler
+alone; registers_grow and registers_shrink change who has registers, not what is in them; prefetch_tensor_map fetches what is fetched anyway.
+Nor are those here that leave the device with random numbers of tiles to walk: a main kernel on a stream that its plan is not on may never end.
+"""
+
+from . import backward, forward, launches, plan, wrappers
+from .mutant import Mutant as Mutant
+
+# Of each suite what the build makes for it, and its tests: where there are several filters first what is quick and likely to fail, in all
+# kernels. The longest sequences are left to tools/gpu_check. `operators` are in Python (test_operators.py): a library. The
+# capture of a graph may wait for ever for kernels on another stream, and a compiler takes long: those tests come last.
+PROGRAMS = {"ptx": "bin/test_ptx", "forward": "bin/test_cuda_forward", "plan": "bin/test_cuda_forward", "backward": "bin/test_cuda_backward",
+            "operators": "lib/liblethe_torch.so"}
+FILTERS = {
+    "ptx": ["*"],
+    "forward": ["*OfAFewTokens*:*SharesKeysAmongAGroup*:*PrunesOnlyBlocks*", "*Forward.*", "*ForwardPruning.*", "*ForwardPrecision.*"],
+    "plan": ["*OfAFewTokens*:*SharesKeysAmongAGroup*", "*Prefix.*:*Boundary.*", "*ForwardPruning.*", "*Forward.*"],
+    "backward": ["*OfAFewTokens*:*SumsOverAGroup*:*MakesTheGatesGradient*:*ReadsNothing*", "*ThatItHasAlone*", "*InTheFixedOrder*", "*Backward.*",
+                 "*Precision.HoldsTheBudgetForOpenGatesWhateverTheNumbers*"],
+    "operators": [":".join(f"Operators.test_{name}" for name in (
+        "runs_on_the_current_stream", "deterministic_algorithms_repeat_bit_by_bit", "runs_on_the_device_of_its_inputs",
+        "backward_keeps_to_the_boundary_that_forward_has_found", "a_bound_for_each_head_is_that_of_every_batch_entry",
+        "a_threshold_of_minus_infinity_is_bit_equal_to_no_pruning", "pruning_changes_no_more_than_the_tolerance",
+        "the_residual_gives_the_values_twice_the_digits", "empty_inputs_give_empty_outputs", "the_operator_says_what_runs",
+        "strided_and_misaligned_inputs_equal_contiguous_ones", "kernels_equal_the_cpu")), "Operators"],
+}
+KERNELS = ("bfloat16_64", "bfloat16_128", "float16_64", "float16_128")  # as tests of each name them
+LONG = "*HoldsTheBudget*AtALengthOf*"  # never run of a mutant
+SECONDS = {"ptx": 60, "forward": 240, "plan": 240, "backward": 120, "operators": 120}  # that tests may take
+HANGING_SECONDS = 60  # of one that is known to hang, which is run alone
+
+MUTANTS = [mutant for part in (forward, plan, backward, launches, wrappers) for mutant in part.MUTANTS]

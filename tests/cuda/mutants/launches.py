@@ -1,0 +1,61 @@
+"""Of what launches the kernels, and of Torch's binding."""
+
+from .mutant import Mutant
+
+MUTANTS = [
+    # launches: forward.cu, backward.cu, backward_ends.cu, backward_gate.cu, gate_plan.cu, tensor_map.cpp, dispatch.cpp
+    Mutant("launch_forward_whole_tiles", "forward", "cuda/forward.cu", "(s.query_length + tile_rows - 1) / tile_rows", "s.query_length / tile_rows"),
+    Mutant("launch_forward_any_scale", "forward", "cuda/forward.cu", "divisor_scale(arguments.scale) * 1.44", "arguments.scale * 1.44"),
+    Mutant("launch_forward_batch_of_keys", "forward", "cuda/forward.cu", "s.query_length * width, width", "s.key_length * width, width"),
+    Mutant("launch_forward_residual", "forward", "cuda/forward.cu", "arguments.residual != nullptr;", "true;"),
+    Mutant("launch_forward_once", "forward", "cuda/forward.cu", "{forward<Element, kDim, false>, forward<Element, kDim, true>}",
+           "{forward<Element, kDim, false>}"),
+    Mutant("launch_backward_offset", "backward", "cuda/backward.cu", "int(shape.key_length - shape.query_length)", "0"),
+    Mutant("launch_backward_group", "backward", "cuda/backward.cu", "int(shape.query_heads / shape.heads)", "1"),
+    Mutant("launch_backward_any_scale", "backward", "cuda/backward.cu", "1 / divisor_scale(arguments.scale)", "1 / arguments.scale"),
+    Mutant("launch_backward_key_heads", "backward", "cuda/backward.cu", "shape.key_length * shape.heads * kDim, shape.heads * kDim",
+           "shape.key_length * shape.query_heads * kDim, shape.query_heads * kDim"),
+    Mutant("launch_backward_any_order", "backward", "cuda/backward.cu", ".deterministic = arguments.deterministic", ".deterministic = false"),
+    Mutant("launch_backward_unscaled", "backward", "cuda/backward_ends.cu", "float(arguments.scale)", "1"),
+    Mutant("launch_backward_no_gate", "backward", "cuda/backward_ends.cu", "launch_backward_gate(arguments, workspace);", "{}"),
+    Mutant("launch_plan_length", "plan", "cuda/gate_plan.cu", "std::log(double(s.key_length))", "0"),
+    Mutant("launch_plan_no_norms", "plan", "cuda/gate_plan.cu",
+           "std::isfinite(a.log_pruning_tolerance) && !a.logit_bound", "false && !a.logit_bound"),
+    Mutant("launch_plan_key_norms", "plan", "cuda/gate_plan.cu", "key_chunks = chunks_of(s.key_length)", "key_chunks = chunks_of(s.query_length)"),
+    Mutant("launch_prepare_stream", "operators", "cuda/backward_ends.cu", "kPrepareThreads, 0, arguments.stream,", "kPrepareThreads, 0, nullptr,"),
+    Mutant("launch_finish_stream", "operators", "cuda/backward_ends.cu",
+           "(finish_query<Element, kDim>, slices * rows, kFinishThreads, 0, arguments.stream",
+           "(finish_query<Element, kDim>, slices * rows, kFinishThreads, 0, nullptr"),
+    Mutant("launch_plan_stream", "operators", "cuda/gate_plan.cu", "32 * kWarps, 0, a.stream>>>", "32 * kWarps, 0, nullptr>>>"),
+    Mutant("launch_gate_stream", "operators", "cuda/backward_gate.cu", "kThreads, 0, arguments.stream>>>", "kThreads, 0, nullptr>>>"),
+    Mutant("map_strides", "forward", "cuda/tensor_map.cpp", "{kBytes * operand.head_stride, kBytes * operand.token_stride,",
+           "{kBytes * operand.token_stride, kBytes * operand.head_stride,"),
+    Mutant("map_unswizzled", "forward", "cuda/tensor_map.cpp", "CU_TENSOR_MAP_SWIZZLE_128B", "CU_TENSOR_MAP_SWIZZLE_NONE"),
+    Mutant("map_past_the_end", "forward", "cuda/tensor_map.cpp", "FLOAT_OOB_FILL_NONE", "FLOAT_OOB_FILL_NAN_REQUEST_ZERO_FMA"),
+    Mutant("dispatch_second_call", "operators", "cuda/dispatch.cpp", "known[device] = major * 10 + minor;", "known[device] = major;"),
+    # torch/cuda_forgetting_attention.cpp
+    *(Mutant(f"torch_{name}", "operators", "torch/cuda_forgetting_attention.cpp", old, new, **options) for name, old, new, options in (
+        ("half_as_bfloat16", "default: return Dtype::kFloat16;", "default: return Dtype::kBFloat16;", {}),
+        ("heads", "key.size(2), query.size(2),", "query.size(2), query.size(2),", {}),
+        ("empty", "if (query.numel() == 0 || value.numel() == 0)", "if (false)", {}),
+        ("misaligned", "reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % kAlignment == 0", "true", {}),
+        ("any_stride", " && tensor.stride(dim) * size % kAlignment == 0", "", {}),
+        ("contiguous", "tensor.stride(0), tensor.stride(1), tensor.stride(2)};",
+         "tensor.size(1) * tensor.size(2) * tensor.size(3), tensor.size(2) * tensor.size(3), tensor.size(3)};", {}),
+        ("gate_of_one_head", ".gate_head_stride = log_forget.stride(2)", ".gate_head_stride = 0", {}),
+        ("no_tolerance", "if (log_pruning_tolerance) gates", "if (false) gates", {}),
+        ("no_bound", "if (bound.defined()) gates", "if (false) gates", {}),
+        ("one_bound", ".expand({shape.batch, shape.query_heads})\n                                         .contiguous()",
+         ".expand({shape.batch, shape.query_heads})", {}),
+        ("residual", ".residual = keep_residual ? residual.mutable_data_ptr() : nullptr", ".residual = nullptr", {}),
+        ("boundary_anew", "gates.boundary_given = true;", "", {}),
+        ("any_order", "at::globalContext().deterministicAlgorithms()", "false", {}),
+        ("forward_stream", "at::cuda::getCurrentCUDAStream();\n  const Tensor q = addressable(query), k = addressable(key), v = addressable(value);"
+         "\n  Tensor values", "nullptr;\n  const Tensor q = addressable(query), k = addressable(key), v = addressable(value);\n  Tensor values", {}),
+        ("backward_stream", "at::cuda::getCurrentCUDAStream();\n  const Tensor q = addressable(query), k = addressable(key), v = addressable(value);"
+         "\n  const", "nullptr;\n  const Tensor q = addressable(query), k = addressable(key), v = addressable(value);\n  const", {}),
+        ("forward_device", "const c10::cuda::CUDAGuard device(query.device());\n  if (!covered(query, key, value))\n    return portable::forward",
+         "if (!covered(query, key, value))\n    return portable::forward", {"gpus": 2}),
+        ("backward_device", "const c10::cuda::CUDAGuard device(query.device());\n  if (!covered(query, key, value))\n    return portable::backward",
+         "if (!covered(query, key, value))\n    return portable::backward", {"gpus": 2}))),
+]

@@ -3,42 +3,61 @@
 // head's gradient hangs on a few small differences dS, that can be more than the budget, and no kernel can do better.
 
 #include <cmath>
-#include <vector>
 
 #include "reference/head.hpp"
 
 namespace lethe::testing {
 
-inline Gradients rounded_gradients(const Head& head, const Matrix<double>& grad_values, Dtype dtype) {
-  const Eigen::Index queries = head.query.rows(), keys = head.key.rows(), offset = keys - queries;
-  const auto round = [dtype](double value) { return round_to(dtype, value); };
-  Gradients result{Matrix<double>::Zero(queries, head.query.cols()), Matrix<double>::Zero(keys, head.key.cols()),
-                   Matrix<double>::Zero(keys, head.value.cols()), Vector<double>::Zero(keys)};
-  for (Eigen::Index i = 0; i < queries; ++i) {
-    const Eigen::Index visible = offset + i + 1;
-    Vector<double> weight = head.scale * (head.key.topRows(visible) * head.query.row(i).transpose());
-    double decay = 0;
-    for (Eigen::Index j = visible - 1; j >= 0; --j) {
-      weight[j] += decay;
-      decay += head.log_forget[j];
+/// Row i: e^{logit_ij − max_j logit_ij} of the keys it sees, 0 of the others, and their sum. logit_ij = scale·q_i·k_j + Σ_{j < l ≤ i} log f_l.
+struct Exponentials {
+  Matrix<double> of_logits;  ///< [Tq, Tk]
+  Vector<double> sums;       ///< [Tq]
+
+  explicit Exponentials(const Head& head)
+      : of_logits(head.scale * head.query * head.key.transpose()), sums(head.query.rows()) {
+    const Eigen::Index keys = head.key.rows(), offset = keys - head.query.rows();
+    for (Eigen::Index i = 0; i < sums.size(); ++i) {
+      const Eigen::Index visible = offset + i + 1;
+      double decay = 0;
+      for (Eigen::Index j = visible - 1; j >= 0; --j) {
+        of_logits(i, j) += decay;
+        decay += head.log_forget[j];
+      }
+      auto row = of_logits.row(i).head(visible);
+      row = (row.array() - row.maxCoeff()).exp();
+      of_logits.row(i).tail(keys - visible).setZero();
+      sums[i] = row.sum();
     }
-    weight = (weight.array() - weight.maxCoeff()).exp();
-    const Vector<double> values = head.value.topRows(visible).transpose() * weight.unaryExpr(round) / weight.sum();
-    weight /= weight.sum();
-    const Vector<double> rounded = weight.unaryExpr(round);
-    const Vector<double> grad_weight = head.value.topRows(visible) * grad_values.row(i).transpose();
-    const Vector<double> grad_score =
-        (rounded.array() * (grad_weight.array() - grad_values.row(i).dot(values))).unaryExpr(round);
-    result.query.row(i) = head.scale * grad_score.transpose() * head.key.topRows(visible);
-    result.key.topRows(visible) += head.scale * grad_score * head.query.row(i);
-    result.value.topRows(visible) += rounded * grad_values.row(i);
-    result.log_forget[offset + i] += grad_score.sum();
-    result.log_forget.head(visible) -= grad_score;
   }
-  for (Eigen::Index l = keys - 1; l-- > 0;) result.log_forget[l] += result.log_forget[l + 1];
+  Matrix<double> weights() const { return sums.cwiseInverse().asDiagonal() * of_logits; }
+};
+
+inline Matrix<double> rounded(const Matrix<double>& numbers, Dtype dtype) {
+  return numbers.unaryExpr([dtype](double number) { return round_to(dtype, number); });
+}
+
+/// dP − Δ [Tq, Tk], Δ_i = dO_i·o_i of values whose exponentials were rounded: dS is P times it.
+inline Matrix<double> grad_weights(const Head& head, const Matrix<double>& grad_values,
+                                   const Exponentials& exponentials, Dtype dtype) {
+  const Matrix<double> values =
+      exponentials.sums.cwiseInverse().asDiagonal() * (rounded(exponentials.of_logits, dtype) * head.value);
+  const Vector<double> delta = grad_values.cwiseProduct(values).rowwise().sum();
+  return (grad_values * head.value.transpose()).colwise() - delta;
+}
+
+inline Gradients rounded_gradients(const Head& head, const Matrix<double>& grad_values, Dtype dtype) {
+  const Eigen::Index queries = head.query.rows(), keys = head.key.rows();
+  const Exponentials exponentials(head);
+  const Matrix<double> weights = rounded(exponentials.weights(), dtype);
+  const Matrix<double> grad_logits =
+      rounded(weights.cwiseProduct(grad_weights(head, grad_values, exponentials, dtype)), dtype);
+  Vector<double> log_forget = -grad_logits.colwise().sum().transpose();
+  log_forget.tail(queries) += grad_logits.rowwise().sum();
+  for (Eigen::Index l = keys - 1; l-- > 0;) log_forget[l] += log_forget[l + 1];
   for (Eigen::Index l = 0; l < keys; ++l)
-    if (l == 0 || std::isinf(head.log_forget[l])) result.log_forget[l] = 0;
-  return result;
+    if (l == 0 || std::isinf(head.log_forget[l])) log_forget[l] = 0;
+  return {head.scale * grad_logits * head.key, head.scale * grad_logits.transpose() * head.query,
+          weights.transpose() * grad_values, log_forget};
 }
 
 }  // namespace lethe::testing

@@ -7,42 +7,17 @@
 #include <array>
 #include <cstdio>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "reference/agreement.hpp"
 #include "reference/forgetting_attention.hpp"
+#include "tests/cuda/rounded_gradients.hpp"
 
 namespace lethe {
 namespace {
 
 constexpr Dtype kDtype = Dtype::kBFloat16;
 constexpr Eigen::Index kLength = 2048, kDim = 64;
-
-Matrix<double> rounded(const Matrix<double>& numbers) {
-  return numbers.unaryExpr([](double number) { return round_to(kDtype, number); });
-}
-
-// Row i is softmax_j(logits_ij + Σ_{j < l ≤ i} log f_l) over j ≤ i; exponentials and what they sum to, apart.
-struct Weights {
-  Matrix<double> exponentials;
-  Vector<double> sums;
-
-  Weights(Matrix<double> logits, const Vector<double>& log_forget) : exponentials(std::move(logits)), sums(kLength) {
-    for (Eigen::Index i = 0; i < kLength; ++i) {
-      double decay = 0;
-      for (Eigen::Index j = i; j >= 0; --j) {
-        exponentials(i, j) += decay;
-        decay += log_forget[j];
-      }
-      auto row = exponentials.row(i);
-      row.head(i + 1) = (row.head(i + 1).array() - row.head(i + 1).maxCoeff()).exp();
-      row.tail(kLength - i - 1).setZero();
-      sums[i] = row.sum();
-    }
-  }
-  Matrix<double> normalized() const { return sums.cwiseInverse().asDiagonal() * exponentials; }
-};
 
 // d log f_l = Σ_{t ≥ l} (u_t − columns_t), with rows taken from their keys as the gate alone would share them out (backward_gate.cu).
 std::vector<double> grad_log_forget(const Matrix<double>& shares, const Vector<double>& rows,
@@ -68,19 +43,19 @@ Errors errors_of(double mean_log_forget, uint64_t seed) {
   const Problem other = random_problem(problem.shape, kDtype, Gate::kOpen, seed + 1000);
   const Matrix<double> grad_values = head_of(other, 0, 0).value;
 
-  const Weights weights(head.scale * head.query * head.key.transpose(), head.log_forget);
-  const Matrix<double> values = weights.sums.cwiseInverse().asDiagonal() * (rounded(weights.exponentials) * head.value);
-  const Vector<double> delta = grad_values.cwiseProduct(values).rowwise().sum();
+  const testing::Exponentials exponentials(head);
   const Matrix<double> grad_logits =
-      weights.normalized().cwiseProduct((grad_values * head.value.transpose()).colwise() - delta);
-  const Matrix<double> shares = Weights(Matrix<double>::Zero(kLength, kLength), head.log_forget).normalized();
+      exponentials.weights().cwiseProduct(testing::grad_weights(head, grad_values, exponentials, kDtype));
+  Head of_gate_alone = head;
+  of_gate_alone.scale = 0;
+  const Matrix<double> shares = testing::Exponentials(of_gate_alone).weights();
 
   const Vector<double> exact = reference::forgetting_attention::gradients(head, grad_values).log_forget;
   const std::vector<double> expected(exact.data(), exact.data() + kLength);
   const auto error = [&](const Vector<double>& rows, const Matrix<double>& of) {
     return compare(grad_log_forget(shares, rows, of.colwise().sum().transpose()), expected, 1).error;
   };
-  const Matrix<double> in_16_bits = rounded(grad_logits);
+  const Matrix<double> in_16_bits = testing::rounded(grad_logits, kDtype);
   Errors errors{error(in_16_bits.rowwise().sum(), in_16_bits), {}};
   std::string log;
   for (size_t i = 0; i < kRows.size(); ++i) {

@@ -180,7 +180,8 @@ class Benchmarks(WithCheckout):
             ("bimodal", "lethe"): (800, 500, 0.6),
             ("bimodal", "lethe_pruned"): (1800, 1000, 0.6), ("bimodal", "flex_pruned_mask"): (900, 800, 0.6),
             ("bimodal", "flex_flash_pruned_mask"): (1200, 400, 0.6), ("bimodal", "flex"): (2000, 2000, 0.6),
-            ("bimodal", "official_pruned"): (600, 500, 0.6)}
+            ("bimodal", "official_pruned"): (600, 500, 0.6),
+            ("init", "lethe_pruned"): (1800, 1000, 0.9), ("init", "flex_pruned_mask"): (2000, 800, 0.9)}
         lines = ["variant,implementation,length,key_dim,metric,value"]
         for (gate, implementation), values in speeds.items():
             lines += [f"{gate},{implementation},16384,64,{metric},{value}"
@@ -189,7 +190,8 @@ class Benchmarks(WithCheckout):
         path.write_text("\n".join(lines) + "\n")
         row = readme_table(self.checkout.root, self.checkout.results, "m", "attention_throughput").splitlines()[2]
         self.assertEqual([cell.strip() for cell in row.strip("|").split("|")],
-                         ["T = 16384, D = 64", "1.200", "1.250", "1.250", "0.8000", "0.6000", "0.9000", "0.8000", "1.500", "1.250", "3.000", "2.000"])
+                         ["T = 16384, D = 64", "1.200", "1.250", "1.250", "0.8000", "0.6000", "0.9000", "0.8000", "1.500", "1.250", "3.000", "2.000",
+                          "0.9000", "1.250"])
         path.write_text(path.read_text() + "bimodal,cudnn,16384,64,pruned_share,0.7\n")
         with self.assertRaisesRegex(BadResult, "expected one pruned share, found"):
             readme_table(self.checkout.root, self.checkout.results, "m", "attention_throughput")

@@ -8,8 +8,9 @@ from report.markdown import commit_words, number, table
 from report.results import BadResult
 
 DIRECTIONS = ("forward", "backward")
-OPEN, BIMODAL = "open", "bimodal"
+OPEN, BIMODAL, INIT = "open", "bimodal", "init"
 WITHOUT_GATE = ("cudnn", "flash_attention_4")
+FLEX_PRUNED = ("flex_pruned_mask", "flex_flash_pruned_mask")
 BASELINE = "cudnn"  # what attention without a gate costs
 THROUGHPUT = "attention_throughput"
 
@@ -56,23 +57,25 @@ def ratio(case, ours, rivals, direction, factor=1.0):
 
 
 def ratio_table(path):
-    """A row a shape: with an open gate beside those without one; with the bimodal gate, pruned, beside ourselves and those who prune too."""
+    """A row a shape: with an open gate beside those without one; with the bimodal gate, pruned, beside ourselves and those who prune too;
+    with that of an untrained layer, which prunes nearly all, beside the fastest of those.
+    """
     cases = load_throughput(path)
     rows = []
     for length, dim in dict.fromkeys((length, dim) for length, dim, _ in cases):
-        opened, bimodal = cases.get((length, dim, OPEN), {}), cases.get((length, dim, BIMODAL), {})
+        opened, bimodal, init = (cases.get((length, dim, gate), {}) for gate in (OPEN, BIMODAL, INIT))
         shares = {metrics["pruned_share"] for metrics in bimodal.values() if "pruned_share" in metrics}
         if len(shares) > 1:
             raise BadResult(f"{path}: T = {length}, D = {dim}: expected one pruned share, found {sorted(shares)}")
         share = next(iter(shares), None)
-        flex = [name for name in bimodal if name.startswith("flex") and name.endswith("_pruned_mask")]
         beside_those = [number(ratio(opened, "lethe", [rival], direction)) for rival in WITHOUT_GATE for direction in DIRECTIONS]
         row = [f"T = {length}, D = {dim}", *beside_those, number(share)]
-        for rivals, factor in ((["lethe"], None if share is None else 1 - share), (flex, 1.0), (["official_pruned"], 1.0)):
-            row += [number(ratio(bimodal, "lethe_pruned", rivals, direction, factor) if factor is not None else None) for direction in DIRECTIONS]
+        for case, rivals, factor in ((bimodal, ["lethe"], None if share is None else 1 - share), (bimodal, FLEX_PRUNED, 1.0),
+                                     (bimodal, ["official_pruned"], 1.0), (init, FLEX_PRUNED, 1.0)):
+            row += [number(ratio(case, "lethe_pruned", rivals, direction, factor) if factor is not None else None) for direction in DIRECTIONS]
         rows.append(row)
     titles = ["open: × cuDNN", "backward", "× FlashAttention-4", "backward", "bimodal: pruned share p", "× unpruned · (1 − p)", "backward",
-              "× FlexAttention, pruned mask", "backward", "× official, pruned", "backward"]
+              "× FlexAttention, pruned mask", "backward", "× official, pruned", "backward", "init: × FlexAttention, pruned mask", "backward"]
     return table(["", *titles], rows)
 
 

@@ -1,7 +1,10 @@
 """The mutants of the CUDA kernels keep up with the kernels, and tools/gpu_mutants tells what became of each. No GPU: programs of a shell."""
 
+import argparse
+import contextlib
 import dataclasses
 import fnmatch
+import io
 import os
 import pathlib
 import re
@@ -138,6 +141,16 @@ exit 1"""
         self.assertEqual(status, 0)
         self.assertRegex(log, rf"{hanging} .* killed +Suite.FindsItOut/0\n")
         self.assertNotIn("RanBeside", log)
+
+    def test_one_that_took_too_long_beside_others_is_run_again_alone(self):
+        self.script("unchanged_ptx/program", PASSES)
+        self.script(f"{self.NAME}/program", f"if [ ! -e '{self.folder}/ran' ]; then touch '{self.folder}/ran'; exec sleep 60; fi; {FAILS}")
+        arguments = argparse.Namespace(folder=self.folder, only=[self.NAME], jobs=4, output=None)
+        with unittest.mock.patch.dict(SECONDS, ptx=1), contextlib.redirect_stdout(io.StringIO()) as said, \
+                unittest.mock.patch.dict(os.environ, PATH=f"{self.folder}/bin:{os.environ['PATH']}"):
+            self.assertEqual(self.TOOL["run"](arguments), 0)
+        self.assertRegex(said.getvalue(), rf"{self.NAME} .* TOO LONG +no end within 1 s, again alone\n")
+        self.assertRegex(said.getvalue(), rf"{self.NAME} .* killed +Suite.FindsItOut/0\n\nmutants 1, killed 1\n")
 
     def test_of_quick_tests_all_are_run_once(self):
         self.script(f"{self.NAME}/program", """echo "$*" >>"$0.calls"

@@ -128,6 +128,11 @@ exit 1"""
             self.assertEqual(self.verdict_of(), ("TOO LONG", "no end within 1 s", False))
             self.assertEqual(self.verdict_of(hangs=True), ("killed", "no end within 1 s", True))
 
+    def test_of_one_that_takes_too_long_the_test_is_named(self):
+        self.script(f"{self.NAME}/program", "for test in Ends DoesNot; do echo \"[ RUN      ] Suite.$test\"; done; exec sleep 60")
+        with unittest.mock.patch.dict(SECONDS, ptx=1):
+            self.assertEqual(self.verdict_of(), ("TOO LONG", "no end of Suite.DoesNot within 1 s", False))
+
     def test_what_failed_before_a_limit_is_known(self):
         self.script(f"{self.NAME}/program", f"{FAILS.removesuffix('; exit 1')}; exec sleep 60")
         with unittest.mock.patch.dict(SECONDS, ptx=1):

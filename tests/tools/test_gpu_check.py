@@ -3,6 +3,7 @@
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import time
 import unittest
@@ -115,6 +116,21 @@ class Steps(ShellPrograms):
         text = (ROOT / "tools/gpu_check").read_text()
         for option in re.findall(r"^#   (--[\w-]+)|\[(--[\w-]+) \|", text, re.M):
             self.assertIn("".join(option), complaint)
+
+    def test_where_there_is_no_build_it_makes_one(self):
+        self.script("tools/environment", "enter_environment() { lethe_python=a_python; }")
+        shutil.copy(ROOT / "tools/gpu_check", self.folder / "tools")
+        self.script("bin/cmake", 'echo "$*" >>calls; case "$1" in --build) mkdir build/cuda && cp build/* build/cuda/ 2>/dev/null ;; esac; true')
+        for _ in range(2):  # the second finds one
+            run = subprocess.run([self.folder / "tools/gpu_check", "--without-benchmarks"], capture_output=True, text=True, env=self.environment())
+            self.assertEqual(run.returncode, 0, run.stderr)
+        self.assertEqual((self.folder / "calls").read_text().splitlines(),
+                         ["--preset cuda -DLETHE_PYTHON=a_python", "--build --preset cuda --target gpu_check_programs"])
+        shutil.rmtree(self.folder / "build/cuda")
+        self.script("bin/cmake", "exit 1")
+        run = subprocess.run([self.folder / "tools/gpu_check"], capture_output=True, text=True, env=self.environment())
+        self.assertEqual(run.returncode, 1)
+        self.assertIn("expected a build", run.stderr)
 
     def test_a_program_that_is_not_built_is_named(self):
         (self.folder / "build/test_ptx").unlink()

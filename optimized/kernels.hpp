@@ -82,6 +82,7 @@ size_t gate_plan_bytes(const Shape& shape);
 /// The plan's arrays inside `memory` (device, 256-byte aligned, gate_plan_bytes(shape) long).
 GatePlan gate_plan_in(void* memory, const Shape& shape);
 
+/// What launch_gate_plan reads, and where it writes. N = ⌈Tk / 128⌉, M = ⌈Tq / 128⌉.
 struct GatePlanArguments {
   Shape shape;
   Dtype dtype;
@@ -108,6 +109,7 @@ void launch_gate_plan(const GatePlanArguments& arguments);
 /// Queries of one tile of the forward kernel. A tile visits the key blocks of the query block that its first query is in.
 constexpr int64_t forward_tile_rows(int64_t head_dim) { return head_dim == 64 ? 192 : 128; }
 
+/// What launch_forward reads, and where it writes. `plan` is launch_gate_plan's of the same inputs.
 struct ForwardArguments {
   Shape shape;
   Dtype dtype;
@@ -131,20 +133,7 @@ struct ForwardArguments {
 /// cost      4·D flops a visited pair on the tensor cores
 void launch_forward(const ForwardArguments& arguments);
 
-/// The gradients of launch_forward's values with respect to everything it read.
-///
-///   P_ij = exp(scale·q_i·k_j + c_i − c_j − log_normalizer_i),  dP_ij = dO_i·v_j,  dS_ij = P_ij (dP_ij − dO_i·o_i)
-///   dq_i = scale Σ_j dS_ij k_j,  dk_j = scale Σ_i dS_ij q_i,  dv_j = Σ_i P_ij dO_i
-///   d log f_l = Σ_{t ≥ l} ( Σ_j dS_tj − Σ_i dS_it )
-///
-/// source    FlashAttention-2, Algorithm 2, with Forgetting Transformer, Eq. 11–13
-/// throws    as launch_forward
-/// numerics  P and dS rounded to 16 bits before they are multiplied: in float16 what is below 2⁻²⁵ is lost, so a loss wants scaling
-///           there. P has log_normalizer's error as a factor. dO_i·o_i in float, of values + residual. The row and column
-///           sums behind the gate's gradient are both of the rounded dS; a row's sum, 0 in exact arithmetic, is taken back from the
-///           row's keys (backward_gate.cu); the suffix sum is in double. dq is summed in float over key tiles: in any order, or with
-///           `deterministic` in one fixed order
-/// cost      10·D flops a visited pair on the tensor cores
+/// What launch_backward reads, and where it writes. `plan` is launch_gate_plan's with the forward's boundary given.
 struct BackwardArguments {
   Shape shape;
   Dtype dtype;
@@ -161,8 +150,23 @@ struct BackwardArguments {
   cudaStream_t stream;
 };
 
+/// Bytes of a backward's workspace: 4.06·D + 40 a query and head, and 8 a key and head.
 size_t backward_workspace_bytes(const Shape& shape);
 
+/// The gradients of launch_forward's values with respect to everything it read.
+///
+///   P_ij = exp(scale·q_i·k_j + c_i − c_j − log_normalizer_i),  dP_ij = dO_i·v_j,  dS_ij = P_ij (dP_ij − dO_i·o_i)
+///   dq_i = scale Σ_j dS_ij k_j,  dk_j = scale Σ_i dS_ij q_i,  dv_j = Σ_i P_ij dO_i
+///   d log f_l = Σ_{t ≥ l} ( Σ_j dS_tj − Σ_i dS_it )
+///
+/// source    FlashAttention-2, Algorithm 2, with Forgetting Transformer, Eq. 11–13
+/// throws    as launch_forward
+/// numerics  P and dS rounded to 16 bits before they are multiplied: in float16 what is below 2⁻²⁵ is lost, so a loss wants scaling
+///           there. P has log_normalizer's error as a factor. dO_i·o_i in float, of values + residual. The row and column
+///           sums behind the gate's gradient are both of the rounded dS; a row's sum, 0 in exact arithmetic, is taken back from the
+///           row's keys (backward_gate.cu); the suffix sum is in double. dq is summed in float over key tiles: in any order, or with
+///           `deterministic` in one fixed order
+/// cost      10·D flops a visited pair on the tensor cores
 void launch_backward(const BackwardArguments& arguments);
 
 /// Compute capability of a device, major·10 + minor, asked for once per device.

@@ -30,12 +30,18 @@ struct BackwardWorkspace {
   int32_t* turns;     ///< [B·Hq, Tp/tile]  key tiles that have added to a query tile; used where the order is fixed
 };
 
+/// The workspace's arrays inside `memory` (device, 256-byte aligned, backward_workspace_bytes(shape) long).
 BackwardWorkspace backward_workspace_in(void* memory, const Shape& shape);
 
-/// The kernels in the order they run.
+// launch_backward()'s kernels, in the order they run; each throws std::runtime_error for a CUDA error.
+
+/// Δ_i = dO_i·o_i, the rows' bias and numbers; dQ and the turns to zero. One pass over o, its residual and dO.
 void launch_backward_prepare(const BackwardArguments& arguments, const BackwardWorkspace& workspace);
+/// dK and dV; the float dQ, and the row and column sums of dS. All of the products: backward_kernel.cuh.
 void launch_backward_tiles(const BackwardArguments& arguments, const BackwardWorkspace& workspace);
-void launch_backward_finish(const BackwardArguments& arguments, const BackwardWorkspace& workspace);
+/// d log f from the sums: backward_gate.cu.
 void launch_backward_gate(const BackwardArguments& arguments, const BackwardWorkspace& workspace);
+/// dQ in 16 bits from the float one. One pass over it.
+void launch_backward_finish(const BackwardArguments& arguments, const BackwardWorkspace& workspace);
 
 }  // namespace lethe

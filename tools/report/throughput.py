@@ -11,6 +11,7 @@ DIRECTIONS = ("forward", "backward")
 OPEN, BIMODAL, INIT = "open", "bimodal", "init"
 WITHOUT_GATE = ("cudnn", "flash_attention_4")
 FLEX_PRUNED = ("flex_pruned_mask", "flex_flash_pruned_mask")
+OFFICIAL_PRUNED = ("official_pruned",)
 BASELINE = "cudnn"  # what attention without a gate costs
 THROUGHPUT = "attention_throughput"
 
@@ -58,7 +59,7 @@ def ratio(case, ours, rivals, direction, factor=1.0):
 
 def ratio_table(path):
     """A row a shape: with an open gate beside those without one; with the bimodal gate, pruned, beside ourselves and those who prune too;
-    with that of an untrained layer, which prunes nearly all, beside the fastest of those.
+    with that of an untrained layer, which prunes nearly all, beside those who prune.
     """
     cases = load_throughput(path)
     rows = []
@@ -71,11 +72,12 @@ def ratio_table(path):
         beside_those = [number(ratio(opened, "lethe", [rival], direction)) for rival in WITHOUT_GATE for direction in DIRECTIONS]
         row = [f"T = {length}, D = {dim}", *beside_those, number(share)]
         for case, rivals, factor in ((bimodal, ["lethe"], None if share is None else 1 - share), (bimodal, FLEX_PRUNED, 1.0),
-                                     (bimodal, ["official_pruned"], 1.0), (init, FLEX_PRUNED, 1.0)):
+                                     (bimodal, OFFICIAL_PRUNED, 1.0), (init, FLEX_PRUNED, 1.0), (init, OFFICIAL_PRUNED, 1.0)):
             row += [number(ratio(case, "lethe_pruned", rivals, direction, factor) if factor is not None else None) for direction in DIRECTIONS]
         rows.append(row)
     titles = ["open: × cuDNN", "backward", "× FlashAttention-4", "backward", "bimodal: pruned share p", "× unpruned · (1 − p)", "backward",
-              "× FlexAttention, pruned mask", "backward", "× official, pruned", "backward", "init: × FlexAttention, pruned mask", "backward"]
+              "× FlexAttention, pruned mask", "backward", "× official, pruned", "backward",
+              "init: × FlexAttention, pruned mask", "backward", "× official, pruned", "backward"]
     return table(["", *titles], rows)
 
 

@@ -21,22 +21,51 @@ using testing::DeviceArray;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-class Prefix : public ::testing::TestWithParam<std::tuple<int64_t, int64_t, bool>> {};  // length, heads, side by side
+constexpr int64_t kBatch = 2;
+constexpr double kScale = 0.125;
+
+class Prefix : public ::testing::TestWithParam<std::tuple<int64_t, int64_t, bool>> {  // length, heads, side by side
+ protected:
+  const int64_t length = std::get<0>(GetParam()), heads = std::get<1>(GetParam());
+  const bool side_by_side = std::get<2>(GetParam());
+  const int64_t token_stride = side_by_side ? heads : 1, head_stride = side_by_side ? 1 : length,
+                blocks = (length + kGateBlock - 1) / kGateBlock, rows = kBatch * heads;
+  const Shape shape{kBatch, length, length, heads, heads, 64, 64};
+
+  int64_t place_of(int64_t row, int64_t t) const {
+    return row / heads * length * heads + t * token_stride + row % heads * head_stride;
+  }
+  GatePlan plan_in(const DeviceArray<char>& memory, const DeviceArray<float>& gate) const {
+    const GatePlan plan = gate_plan_in(memory.data(), shape);
+    launch_gate_plan({.shape = shape,
+                      .dtype = Dtype::kBFloat16,
+                      .scale = kScale,
+                      .query = {},
+                      .key = {},
+                      .log_forget = gate.data(),
+                      .gate_batch_stride = length * heads,
+                      .gate_token_stride = token_stride,
+                      .gate_head_stride = head_stride,
+                      .log_pruning_tolerance = -kInfinity,
+                      .logit_bound = nullptr,
+                      .boundary_given = false,
+                      .plan = plan,
+                      .stream = nullptr});
+    return plan;
+  }
+  std::vector<uint16_t> start_of(const GatePlan& plan) const {  // bits of bfloat16, eight tokens' three parts at a time
+    return testing::download(reinterpret_cast<const uint16_t*>(plan.start), rows * blocks * kGateBlock * 3);
+  }
+};
 
 TEST_P(Prefix, IsThatOfEveryHead) {
   LETHE_NEEDS_GPU();
-  const auto [length, heads, side_by_side] = GetParam();
-  constexpr int64_t kBatch = 2;
-  constexpr double kScale = 0.125, kLog2E = 1.4426950408889634;
-  const int64_t token_stride = side_by_side ? heads : 1, head_stride = side_by_side ? 1 : length,
-                blocks = (length + kGateBlock - 1) / kGateBlock, rows = kBatch * heads;
+  constexpr double kLog2E = 1.4426950408889634;
   std::mt19937 generator(7);
   std::uniform_real_distribution<float> uniform(-2, 0);
   std::vector<float> log_forget(rows * length);
   for (float& gate : log_forget) gate = generator() % 64 == 0 ? -kInfinity : uniform(generator);
-  const auto gate_at = [&](int64_t row, int64_t t) -> float& {
-    return log_forget[row / heads * length * heads + t * token_stride + row % heads * head_stride];
-  };
+  const auto gate_at = [&](int64_t row, int64_t t) -> float& { return log_forget[place_of(row, t)]; };
   for (int64_t row = 0; row < rows; ++row) {
     if (row % 3 == 0)  // none
       for (int64_t t = 0; t < length; ++t) gate_at(row, t) = std::max(gate_at(row, t), -1.0f);
@@ -44,25 +73,10 @@ TEST_P(Prefix, IsThatOfEveryHead) {
       for (const int64_t t : {int64_t{0}, kGateBlock - 1, kGateBlock, length - 1}) gate_at(row, t) = -kInfinity;
   }
   const DeviceArray<float> gate(log_forget);
-  const Shape shape{kBatch, length, length, heads, heads, 64, 64};
   const DeviceArray<char> memory(gate_plan_bytes(shape));
-  const GatePlan plan = gate_plan_in(memory.data(), shape);
-  launch_gate_plan({.shape = shape,
-                    .dtype = Dtype::kBFloat16,
-                    .scale = kScale,
-                    .query = {},
-                    .key = {},
-                    .log_forget = gate.data(),
-                    .gate_batch_stride = length * heads,
-                    .gate_token_stride = token_stride,
-                    .gate_head_stride = head_stride,
-                    .log_pruning_tolerance = -kInfinity,
-                    .logit_bound = nullptr,
-                    .boundary_given = false,
-                    .plan = plan,
-                    .stream = nullptr});
+  const GatePlan plan = plan_in(memory, gate);
   const auto bias = testing::download(plan.bias, rows * blocks * kGateBlock);
-  const auto start = testing::download(reinterpret_cast<const uint16_t*>(plan.start), rows * blocks * kGateBlock * 3);
+  const auto start = start_of(plan);
   const auto cut_before = testing::download(plan.cut_before, rows * blocks * kGateBlock);
   const auto cut_after = testing::download(plan.cut_after, rows * blocks * kGateBlock);
   const auto base = testing::download(plan.base, rows * (blocks + 1));
@@ -119,6 +133,19 @@ TEST_P(Prefix, IsThatOfEveryHead) {
       }
     }
   }
+}
+
+// A k-step reads some of a block beside another's and multiplies it by zeros, which no NaN would leave zeros.
+TEST_P(Prefix, LeavesNoNaNToKStepsWhereAGateIsNoNumber) {
+  LETHE_NEEDS_GPU();
+  std::vector<float> log_forget(rows * length, -0.5f);
+  for (int64_t row = 0; row < rows; ++row) log_forget[place_of(row, row * 37 % length)] = std::nanf("");
+  const DeviceArray<float> gate(log_forget);
+  const DeviceArray<char> memory(gate_plan_bytes(shape));
+  const auto start = start_of(plan_in(memory, gate));
+  constexpr uint16_t kExponent = 0x7f80;
+  for (size_t i = 0; i < start.size(); ++i)
+    ASSERT_NE(start[i] & kExponent, kExponent) << "token " << i / 24 * 8 + i % 8 << " of all heads' blocks";
 }
 
 INSTANTIATE_TEST_SUITE_P(Heads, Prefix,

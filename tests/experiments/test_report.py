@@ -233,6 +233,11 @@ class Throughput(WithCheckout):
         self.assertEqual(page.count("| lethe | 600 | 1.20 | 500 | 1.25 | 0.25 |"), 4)
         self.assertIn("commit eeeeeeeeeeee; now; torch 2.11.0. Not installed: nothing.", page)
 
+    def test_a_commit_that_was_told_is_said_to_be(self):
+        for dirty, words in ((None, " (as told)"), (True, " with uncommitted changes")):
+            self.path.with_suffix(".json").write_text(json.dumps(self.CERTIFICATE | {"dirty": dirty}))
+            self.assertIn(f"commit eeeeeeeeeeee{words}; now", throughput_page(self.path))
+
     def test_a_page_that_tells_something_else_is_found(self):
         self.assertIn("attention_throughput.md: expected it beside the data", self.checkout.run("check_results.py").stdout)
         self.path.with_suffix(".md").write_text(throughput_page(self.path))

@@ -113,7 +113,7 @@ def gate_cost_table(path):
 
 def benchmark_page(path):
     context = json.loads(path.read_text())["context"]
-    commit = commit_words(context.get("commit"), context.get("dirty") == "yes")
+    commit = commit_words(context.get("commit"), {"yes": True, "no": False}.get(context.get("dirty")))
     if path.stem.endswith("_cuda"):
         if "milliseconds" not in context:
             raise BadResult(f"{path}: context: expected milliseconds, found none")

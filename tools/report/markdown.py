@@ -29,7 +29,10 @@ def with_band(value, band):
 
 
 def commit_words(commit, dirty):
-    return (commit or "unknown")[:12] + (" with uncommitted changes" if dirty else "")
+    """`dirty` None: of a tree that is no checkout, whose commit somebody has told."""
+    if not commit:
+        return "unknown"
+    return commit[:12] + (" (as told)" if dirty is None else " with uncommitted changes" if dirty else "")
 
 
 def table(header, rows):

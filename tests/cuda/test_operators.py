@@ -12,6 +12,9 @@ import torch
 
 BUDGET = {torch.bfloat16: 5e-3, torch.float16: 1e-3, torch.float32: 1e-5, torch.float64: 1e-10}
 
+GRAPHS = [(dtype, dim, options) for dtype in (torch.bfloat16, torch.float16) for dim in (64, 128)
+          for options in ({}, {"log_pruning_tolerance": -5.0})]
+
 
 def problem(dtype, batch=2, queries=200, keys=300, query_heads=4, heads=2, dim=64, value_dim=None, seed=0):
     generator = torch.Generator().manual_seed(seed)
@@ -172,15 +175,15 @@ class Operators(unittest.TestCase):
                     self.assertTrue(torch.equal(a, b), dim)
 
     def test_a_graph_replays_with_new_contents(self):
-        for options in ({}, {"log_pruning_tolerance": -5.0}):
-            with self.subTest(**options):
+        for dtype, dim, options in GRAPHS:
+            with self.subTest(dtype=dtype, dim=dim, **options):
                 operator = lambda tensors: torch.ops.lethe.forgetting_attention_with_statistics(*tensors, **options)
-                inputs = [tensor.cuda() for tensor in problem(torch.bfloat16, queries=700, keys=800)]
+                inputs = [tensor.cuda() for tensor in problem(dtype, queries=700, keys=800, dim=dim)]
                 pairs = operator(inputs)[2]
                 graph = torch.cuda.CUDAGraph()
                 with torch.cuda.graph(graph):
                     replayed = operator(inputs)
-                other = problem(torch.bfloat16, queries=700, keys=800, seed=1)
+                other = problem(dtype, queries=700, keys=800, dim=dim, seed=1)
                 other[3] /= 10  # another boundary
                 for tensor, new in zip(inputs, other):
                     tensor.copy_(new)
@@ -190,36 +193,36 @@ class Operators(unittest.TestCase):
                     self.assertTrue(torch.equal(a, e))
 
     def test_a_graph_of_forward_and_backward_replays_with_new_contents(self):
-        for options in ({}, {"log_pruning_tolerance": -5.0}):
-            with self.subTest(**options):
-                self.check_graph_of_gradients(options)
+        torch.use_deterministic_algorithms(True)  # else dq's order of summation differs
+        try:
+            for dtype, dim, options in GRAPHS:
+                with self.subTest(dtype=dtype, dim=dim, **options):
+                    self.check_graph_of_gradients(dtype, dim, options)
+        finally:
+            torch.use_deterministic_algorithms(False)
 
-    def check_graph_of_gradients(self, options):
+    def check_graph_of_gradients(self, dtype, dim, options):
         def gradients(tensors, direction):
             return torch.autograd.grad(torch.ops.lethe.forgetting_attention(*tensors, **options), tensors, direction)
 
-        inputs = [tensor.cuda().requires_grad_() for tensor in problem(torch.bfloat16, queries=700, keys=800)]
+        inputs = [tensor.cuda().requires_grad_() for tensor in problem(dtype, queries=700, keys=800, dim=dim)]
         direction = torch.ones_like(inputs[0])
-        torch.use_deterministic_algorithms(True)  # else dq's order of summation differs
-        try:
-            side = torch.cuda.Stream()
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                gradients(inputs, direction)
-            torch.cuda.current_stream().wait_stream(side)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                replayed = gradients(inputs, direction)
-            other = problem(torch.bfloat16, queries=700, keys=800, seed=1)
-            other[3] /= 10  # another boundary
-            with torch.no_grad():
-                for tensor, new in zip(inputs, other):
-                    tensor.copy_(new)
-            graph.replay()
-            for a, e in zip(replayed, gradients(inputs, direction)):
-                self.assertTrue(torch.equal(a, e))
-        finally:
-            torch.use_deterministic_algorithms(False)
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            gradients(inputs, direction)
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            replayed = gradients(inputs, direction)
+        other = problem(dtype, queries=700, keys=800, dim=dim, seed=1)
+        other[3] /= 10  # another boundary
+        with torch.no_grad():
+            for tensor, new in zip(inputs, other):
+                tensor.copy_(new)
+        graph.replay()
+        for a, e in zip(replayed, gradients(inputs, direction)):
+            self.assertTrue(torch.equal(a, e))
 
     def check_compiled(self, compiler, cases):
         """forward and backward of a layer, several times over, as `torch.compile(**compiler)` makes them, against the layer itself."""

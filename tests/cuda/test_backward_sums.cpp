@@ -1,0 +1,117 @@
+// Row and column sums of dS as the backward's main kernel leaves them, each by itself: what is made of them is a sum over many, in which one
+// that stands in another's place may go unseen.
+
+#include <cmath>
+
+#include "optimized/cuda/backward.hpp"
+#include "tests/cuda/backward.hpp"
+#include "tests/cuda/every_kernel.hpp"
+#include "tests/cuda/rounded_gradients.hpp"
+
+namespace lethe {
+namespace {
+
+using testing::DeviceArray;
+using testing::slice;
+
+struct Sums {
+  std::vector<float> of_rows;     ///< [B·Hq, Tq]
+  std::vector<float> of_columns;  ///< [B·Hq, Tk]
+};
+
+/// Of dS_ij = P_ij dP_ij: the main kernel is told that o = 0, and so Δ. With it a row's sum would be 0, but for rounding.
+template <typename Element>
+Sums sums_without_delta(const Problem& problem, const std::vector<double>& grad_values) {
+  const Shape& s = problem.shape;
+  const testing::DeviceProblem<Element> device(problem, {});
+  const int64_t rows = s.batch * s.query_heads;
+  const std::vector<float> log_normalizer = [&] {
+    const std::vector<double> numbers = device.forward().log_normalizer;
+    return std::vector<float>(numbers.begin(), numbers.end());
+  }();
+  const DeviceArray<float> normalizer(log_normalizer);
+  const DeviceArray<Element> zeros(testing::to_element<Element>(std::vector<float>(grad_values.size()))),
+      grad(testing::to_element<Element>({grad_values.begin(), grad_values.end()}));
+  const DeviceArray<Element> key(s.batch * s.heads * s.key_length * s.key_dim), value(key.size());
+  const DeviceArray<char> memory(backward_workspace_bytes(s));
+  const auto like_query = [&](const DeviceArray<Element>& array) {
+    return Operand{array.data(), s.query_length * s.query_heads * s.key_dim, s.query_heads * s.key_dim, s.key_dim};
+  };
+  BackwardArguments arguments{};
+  arguments.shape = s;
+  arguments.dtype = problem.dtype;
+  arguments.scale = problem.scale;
+  arguments.query = device.query();
+  arguments.key = device.key();
+  arguments.value = device.value();
+  arguments.values = arguments.residual = like_query(zeros);
+  arguments.grad_values = like_query(grad);
+  arguments.log_normalizer = normalizer.data();
+  arguments.plan = device.backward_plan();
+  arguments.grad_key = key.data();
+  arguments.grad_value = value.data();
+  const BackwardWorkspace workspace = backward_workspace_in(memory.data(), s);
+  launch_backward_prepare(arguments, workspace);
+  testing::poison_shared_memory();
+  launch_backward_tiles(arguments, workspace);
+
+  const auto padded = [](int64_t length) { return (length + kGateBlock - 1) / kGateBlock * kGateBlock; };
+  const int64_t panels = s.key_dim / 64;
+  const std::vector<float> slices =
+      testing::download(workspace.grad_query, rows * padded(s.query_length) / 64 * panels * kSliceFloats);
+  const std::vector<float> columns = testing::download(workspace.column_sums, rows * padded(s.key_length));
+  Sums sums;
+  for (int64_t row = 0; row < rows; ++row) {
+    for (int64_t query = 0; query < s.query_length; ++query)
+      sums.of_rows.push_back(
+          slices[(row * padded(s.query_length) + query) / 64 * panels * kSliceFloats + 64 * 64 + query % 64]);
+    const auto first = columns.begin() + row * padded(s.key_length);
+    sums.of_columns.insert(sums.of_columns.end(), first, first + s.key_length);
+  }
+  return sums;
+}
+
+class BackwardSums : public testing::EveryKernel {};
+
+// They are sums of numbers rounded to 16 bits: off by at most 2⁻⁸ (bfloat16) or 2⁻¹¹ (float16) of what those come to.
+TEST_P(BackwardSums, OfEachRowAndColumnAreOfItsOwnNumbers) {
+  Problem problem = random_problem(shape(2, 333, 333, 1, 2), dtype(), Gate::kInitial, 31);
+  for (double& gate : problem.log_forget) gate = static_cast<float>(gate / 16);  // no weight is near the least float
+  const Shape& s = problem.shape;
+  const std::vector<double> grad_values = testing::grad_values_of(problem, 32);
+  const Sums sums = problem.dtype == Dtype::kBFloat16 ? sums_without_delta<__nv_bfloat16>(problem, grad_values)
+                                                      : sums_without_delta<__half>(problem, grad_values);
+  const double rounding = problem.dtype == Dtype::kBFloat16 ? 1 / 256. : 1 / 2048.,
+               allowed = rounding + 3e-5;  // and a float's error
+  double worst = 0;
+  for (int64_t row = 0; row < s.batch * s.query_heads; ++row) {
+    const int64_t batch = row / s.query_heads, query_head = row % s.query_heads;
+    const Head head = head_of(problem, batch, query_head);
+    const std::vector<double> grad = slice(grad_values, s.query_length, s.query_heads, s.value_dim, batch, query_head);
+    const Matrix<double> weights = testing::Exponentials(head).weights();
+    const Matrix<double> grad_weights =
+        Eigen::Map<const Matrix<double>>(grad.data(), s.query_length, s.value_dim) * head.value.transpose();
+    const Matrix<double> grad_logits = weights.cwiseProduct(grad_weights);
+    // a dP may be a small difference of large products, which are exact to a float's error of theirs alone
+    const Matrix<double> magnitudes = weights.cwiseProduct(grad_weights.cwiseAbs().cwiseMax(1));
+    const auto error = [&](float sum, double expected, double magnitude) {
+      const double error = std::abs(sum - expected) / magnitude;
+      worst = error <= worst ? worst : error;  // NaN, too
+      return error;
+    };
+    for (int64_t i = 0; i < s.query_length; ++i)
+      EXPECT_LE(error(sums.of_rows[row * s.query_length + i], grad_logits.row(i).sum(), magnitudes.row(i).sum()),
+                allowed)
+          << "head " << row << ", row " << i;
+    for (int64_t j = 0; j < s.key_length; ++j)
+      EXPECT_LE(error(sums.of_columns[row * s.key_length + j], grad_logits.col(j).sum(), magnitudes.col(j).sum()),
+                allowed)
+          << "head " << row << ", column " << j;
+  }
+  std::printf("sums of dS: off by at most %.2g of what rounding may take from their terms\n", worst / rounding);
+}
+
+INSTANTIATE_TEST_SUITE_P(EveryKernel, BackwardSums, testing::all_instances(), testing::name_of_instance);
+
+}  // namespace
+}  // namespace lethe

@@ -223,7 +223,7 @@ __device__ void BackwardCta<Element, kDim>::consume(int warpgroup, int thread) {
     for (int j = 0; j < kQueries / 16; ++j)
       ptx::store_matrices_transposed(score_address + 2048 * j, grad_score[4 * j], grad_score[4 * j + 1],
                                      grad_score[4 * j + 2], grad_score[4 * j + 3]);
-    ptx::fence_async_shared();
+    if constexpr (!kReadersFence) ptx::fence_async_shared();
     const uint64_t query_columns = ptx::advance<kQueryColumnsStride>(first_query_columns, stage);
     const auto issue_keys = [&]<int kFrom, int kTo>() {
 #pragma unroll
@@ -238,6 +238,7 @@ __device__ void BackwardCta<Element, kDim>::consume(int warpgroup, int thread) {
       ptx::wgmma_fence();  // of this thread's registers; dS is another matter, of which the meeting tells
       issue_keys.template operator()<0, kAhead>();
     });
+    if constexpr (kReadersFence) ptx::fence_async_shared();
     const uint64_t score_rows = ptx::advance<sizeof shared.grad_score[0]>(first_score_rows, stage);
 #pragma unroll
     for (int step = 0; step < kKeys / 16; ++step)
@@ -262,7 +263,7 @@ __device__ void BackwardCta<Element, kDim>::consume(int warpgroup, int thread) {
         slice[64 * 64 + 16 * warp + lane / 4 + 8] = grad_query[34];
       }
     }
-    ptx::fence_async_shared();
+    if constexpr (!kReadersFence) ptx::fence_async_shared();
     ptx::named_barrier_arrive(kSliceFull + warpgroup, 160);
 
     const int row = shared.step[stage].row;

@@ -2,7 +2,7 @@
 """What the compiler made of the CUDA kernels, held against a written budget.
 
 usage: check_kernels.py compile COMMAND…      runs nvcc (with -Xptxas -v) and fails where ptxas spilled more registers than allowed,
-                                              or serialised wgmma (C7510 to C7518)
+                                              or serialised wgmma (C7510 to C7518), or said of no kernel how it is
        check_kernels.py sass LIBRARY [--cuobjdump PATH] [--in-build]
                                               fails where a main loop has grown, or its exponentials moved out from under the product
 
@@ -70,6 +70,8 @@ def check_compilation(command):
         limit = (allowed(SPILLS, name) or (0,))[0]
         if int(stored) > limit:
             complaints.append(f"{name}: expected at most {limit} bytes of spills, found {stored}")
+    if not run.returncode and not properties:
+        complaints.append("ptxas: expected its word on each kernel (-Xptxas -v), found none")
     for complaint in complaints:
         print(f"check_kernels: {complaint}", file=sys.stderr)
     if complaints:

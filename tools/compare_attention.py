@@ -17,6 +17,7 @@ tools/report.py makes page and figures.
 """
 import argparse
 import importlib
+import importlib.metadata
 import math
 import os
 import platform
@@ -36,6 +37,7 @@ from throughput_results import COLUMNS, GATES, case_of, earlier_runs, joined, wr
 HEADS = {64: 24, 128: 12}
 LOG_TOLERANCE = -10.0
 BLOCK = 128
+RIVAL_PACKAGES = ("triton", "flash_attn", "forgetting_transformer", "fla")
 BUSY_CYCLES = 4_000_000  # of the GPU, some 2 ms: longer than the CPU takes to queue a forward and a backward pass
 SEED = 1
 # Relative error allowed in bf16: of values twice the operators' own budget, for others round more often; of gradients more, since
@@ -304,6 +306,12 @@ def git(*arguments):
     return run.stdout.strip() if run.returncode == 0 else None
 
 
+def versions_of(packages):
+    """Version by package, of those that have been imported; None for one that was on the path without being installed."""
+    distributions = importlib.metadata.packages_distributions()
+    return {package: next(map(importlib.metadata.version, distributions.get(package, ())), None) for package in packages if package in sys.modules}
+
+
 def certificate(absent, commit):
     status = None if commit else git("status", "--porcelain", "--untracked-files=no")  # whoever tells the commit knows better
     return {
@@ -313,7 +321,7 @@ def certificate(absent, commit):
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "machine": {"gpu": torch.cuda.get_device_name(), "processors": os.cpu_count(), "system": platform.system()},
         "versions": {"torch": torch.__version__, "cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version(),
-                     "python": platform.python_version()},
+                     "python": platform.python_version(), **versions_of(RIVAL_PACKAGES)},
         "left_out": absent,
     }
 

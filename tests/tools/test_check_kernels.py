@@ -117,6 +117,12 @@ class Compilation(ShellPrograms):
             self.assertEqual(status, 1)
             self.assertIn(code, said)
 
+    def test_a_compiler_that_says_nothing_of_any_kernel_fails(self):
+        for messages in ("", "ptxas info    : 0 bytes gmem"):
+            status, said = self.compiled(messages)
+            self.assertEqual(status, 1)
+            self.assertIn("expected its word on each kernel", said)
+
     def test_the_compilers_own_failure_stays_one(self):
         self.assertEqual(self.compiled("error", 3), (3, ""))
 

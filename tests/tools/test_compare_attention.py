@@ -1,5 +1,7 @@
 """What tools/compare_attention.py writes where an earlier run has left results. No GPU."""
 
+import importlib
+import importlib.metadata
 import json
 import pathlib
 import sys
@@ -8,7 +10,7 @@ import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
-from compare_attention import Implementation, ours_that_failed, those_at  # noqa: E402
+from compare_attention import Implementation, ours_that_failed, those_at, versions_of  # noqa: E402
 from report.throughput import of_runs, throughput_page  # noqa: E402
 from throughput_results import COLUMNS, earlier_runs, joined, write  # noqa: E402
 
@@ -84,6 +86,15 @@ class Joined(unittest.TestCase):
     def test_a_case_is_measured_again_as_a_whole(self):
         run(self.folder, "first", [row(4096, 64, "open", "1"), row(4096, 64, "open", "2")])
         self.assertEqual(run(self.folder, "second", [row(4096, 64, "open", "3")])[0], ["3"])
+
+    def test_the_certificate_has_the_versions_of_what_was_imported(self):
+        (self.folder / "from_a_path.py").write_text("")
+        sys.path.insert(0, str(self.folder))
+        self.addCleanup(sys.path.remove, str(self.folder))
+        self.addCleanup(sys.modules.pop, "from_a_path", None)
+        importlib.import_module("from_a_path")
+        expected = {"numpy": importlib.metadata.version("numpy"), "from_a_path": None}
+        self.assertEqual(versions_of(("numpy", "from_a_path", "not_imported")), expected)
 
     def test_what_does_not_belong_together_is_refused(self):
         run(self.folder, "first", [row(4096, 64, "open", "1")])

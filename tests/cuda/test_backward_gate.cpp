@@ -4,22 +4,17 @@
 #include <cmath>
 #include <random>
 
-#include "optimized/cuda/backward.hpp"
 #include "reference/agreement.hpp"
 #include "tests/cuda/backward.hpp"
 #include "tests/cuda/every_kernel.hpp"
+#include "tests/cuda/gate_sums.hpp"
 
 namespace lethe {
 namespace {
 
 using testing::DeviceArray;
+using testing::GateSums;
 using testing::slice;
-
-/// Sums of dS as the main kernel leaves them.
-struct GateSums {
-  std::vector<float> of_rows;     ///< [B·Hq, Tq]
-  std::vector<float> of_columns;  ///< [B·Hq, Tk]
-};
 
 GateSums random_sums(const Shape& s) {
   std::mt19937 generator(29);
@@ -38,16 +33,14 @@ std::vector<double> gate_gradient(const Problem& problem, const GateSums& sums) 
   const testing::DeviceProblem<Element> device(problem, {});
   const DeviceArray<char> memory(backward_workspace_bytes(s));
   const BackwardWorkspace workspace = backward_workspace_in(memory.data(), s);
-  const auto padded = [](int64_t length) { return (length + kGateBlock - 1) / kGateBlock * kGateBlock; };
   const auto put = [](float* to, const float* from, int64_t count) {
     testing::require(cudaMemcpy(to, from, count * sizeof(float), cudaMemcpyHostToDevice));
   };
-  const int64_t panels = s.key_dim / 64;
   for (int64_t row = 0; row < s.batch * s.query_heads; ++row) {
-    put(workspace.column_sums + row * padded(s.key_length), &sums.of_columns[row * s.key_length], s.key_length);
+    put(workspace.column_sums + testing::column_sum_at(s, row, 0), &sums.of_columns[row * s.key_length], s.key_length);
     for (int64_t query = 0; query < s.query_length; query += 64)
-      put(workspace.grad_query + (row * padded(s.query_length) + query) / 64 * panels * kSliceFloats + 64 * 64,
-          &sums.of_rows[row * s.query_length + query], std::min<int64_t>(64, s.query_length - query));
+      put(workspace.grad_query + testing::row_sum_at(s, row, query), &sums.of_rows[row * s.query_length + query],
+          std::min<int64_t>(64, s.query_length - query));
   }
   const DeviceArray<float> gradient(s.batch * s.key_length * s.query_heads);
   BackwardArguments arguments{};

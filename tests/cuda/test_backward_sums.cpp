@@ -2,26 +2,23 @@
 // that stands in another's place may go unseen.
 
 #include <cmath>
+#include <cstdio>
 
-#include "optimized/cuda/backward.hpp"
 #include "tests/cuda/backward.hpp"
 #include "tests/cuda/every_kernel.hpp"
+#include "tests/cuda/gate_sums.hpp"
 #include "tests/cuda/rounded_gradients.hpp"
 
 namespace lethe {
 namespace {
 
 using testing::DeviceArray;
+using testing::GateSums;
 using testing::slice;
-
-struct Sums {
-  std::vector<float> of_rows;     ///< [B·Hq, Tq]
-  std::vector<float> of_columns;  ///< [B·Hq, Tk]
-};
 
 /// Of dS_ij = P_ij dP_ij: the main kernel is told that o = 0, and so Δ. With it a row's sum would be 0, but for rounding.
 template <typename Element>
-Sums sums_without_delta(const Problem& problem, const std::vector<double>& grad_values) {
+GateSums sums_without_delta(const Problem& problem, const std::vector<double>& grad_values) {
   const Shape& s = problem.shape;
   const testing::DeviceProblem<Element> device(problem, {});
   const int64_t rows = s.batch * s.query_heads;
@@ -55,17 +52,13 @@ Sums sums_without_delta(const Problem& problem, const std::vector<double>& grad_
   testing::poison_shared_memory();
   launch_backward_tiles(arguments, workspace);
 
-  const auto padded = [](int64_t length) { return (length + kGateBlock - 1) / kGateBlock * kGateBlock; };
-  const int64_t panels = s.key_dim / 64;
-  const std::vector<float> slices =
-      testing::download(workspace.grad_query, rows * padded(s.query_length) / 64 * panels * kSliceFloats);
-  const std::vector<float> columns = testing::download(workspace.column_sums, rows * padded(s.key_length));
-  Sums sums;
+  const std::vector<float> slices = testing::download(workspace.grad_query, testing::slice_of(s, rows, 0));
+  const std::vector<float> columns = testing::download(workspace.column_sums, testing::column_sum_at(s, rows, 0));
+  GateSums sums;
   for (int64_t row = 0; row < rows; ++row) {
     for (int64_t query = 0; query < s.query_length; ++query)
-      sums.of_rows.push_back(
-          slices[(row * padded(s.query_length) + query) / 64 * panels * kSliceFloats + 64 * 64 + query % 64]);
-    const auto first = columns.begin() + row * padded(s.key_length);
+      sums.of_rows.push_back(slices[testing::row_sum_at(s, row, query)]);
+    const auto first = columns.begin() + testing::column_sum_at(s, row, 0);
     sums.of_columns.insert(sums.of_columns.end(), first, first + s.key_length);
   }
   return sums;
@@ -79,8 +72,8 @@ TEST_P(BackwardSums, OfEachRowAndColumnAreOfItsOwnNumbers) {
   for (double& gate : problem.log_forget) gate = static_cast<float>(gate / 16);  // no weight is near the least float
   const Shape& s = problem.shape;
   const std::vector<double> grad_values = testing::grad_values_of(problem, 32);
-  const Sums sums = problem.dtype == Dtype::kBFloat16 ? sums_without_delta<__nv_bfloat16>(problem, grad_values)
-                                                      : sums_without_delta<__half>(problem, grad_values);
+  const GateSums sums = problem.dtype == Dtype::kBFloat16 ? sums_without_delta<__nv_bfloat16>(problem, grad_values)
+                                                          : sums_without_delta<__half>(problem, grad_values);
   const double rounding = problem.dtype == Dtype::kBFloat16 ? 1 / 256. : 1 / 2048.,
                allowed = rounding + 3e-5;  // and a float's error
   double worst = 0;

@@ -155,15 +155,14 @@ TEST(RunCopy, LeavesABufferThatHasBeenReadToBeOverwritten) {
           << "CTA " << place / kPlaces << ", place " << place % kPlaces << ", number " << i;
 }
 
-// Adds a buffer to one place many times, 2 MiB in all, and reads the last sum as soon as that is said to be complete. What all threads wrote
-// is fenced off by the one that has it copied.
+// Adds a buffer to one place many times, 2 MiB in all, and reads the last sum as soon as that is said to be complete.
 constexpr int kAdditions = 64;
 __global__ void read_what_was_added(float* sum, float* last) {
   __shared__ alignas(16) float numbers[kBufferFloats];
   for (int i = threadIdx.x; i < kBufferFloats; i += blockDim.x) numbers[i] = static_cast<float>(i);
+  ptx::fence_async_shared();
   __syncthreads();
   if (threadIdx.x > 0) return;
-  ptx::fence_async_shared();
   for (int i = 0; i < kAdditions; ++i) ptx::reduce_add_run(sum, numbers, sizeof numbers);
   ptx::bulk_commit();
   ptx::bulk_wait<0>();

@@ -59,15 +59,15 @@ __global__ void __launch_bounds__(128, 1)
   write_accumulators<kN>(d, registers);
 }
 
-// The same with A [M, K] from registers, loaded as the fragment the header describes; and B fenced off behind the barrier.
+// The same with A [M, K] from registers, loaded as the fragment the header describes.
 template <typename Element, int kN, Major kMajorB>
 __global__ void __launch_bounds__(128, 1)
     register_product(const Element* a, const Element* b, float* d, bool accumulate) {
   __shared__ alignas(1024) char b_panels[(kN + 63) / 64 * 64 * kDepth * 2];
   constexpr bool kTransposedB = kMajorB == Major::kMN;
   fill_panels(b_panels, b, kTransposedB ? kDepth : kN, kTransposedB ? kN : kDepth);
-  __syncthreads();
   ptx::fence_async_shared();
+  __syncthreads();
   float registers[kN / 2];
   for (float& value : registers) value = 1;
   uint32_t fragment[kDepth / 4];

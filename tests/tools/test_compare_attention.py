@@ -1,4 +1,4 @@
-"""What tools/compare_attention.py writes where an earlier run has left results. No GPU."""
+"""What tools/compare_attention.py writes where an earlier run has left results, and of what it ran beside. No GPU."""
 
 import importlib
 import importlib.metadata
@@ -7,6 +7,7 @@ import pathlib
 import sys
 import tempfile
 import unittest
+import unittest.mock
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
@@ -87,15 +88,6 @@ class Joined(unittest.TestCase):
         run(self.folder, "first", [row(4096, 64, "open", "1"), row(4096, 64, "open", "2")])
         self.assertEqual(run(self.folder, "second", [row(4096, 64, "open", "3")])[0], ["3"])
 
-    def test_the_certificate_has_the_versions_of_what_was_imported(self):
-        (self.folder / "from_a_path.py").write_text("")
-        sys.path.insert(0, str(self.folder))
-        self.addCleanup(sys.path.remove, str(self.folder))
-        self.addCleanup(sys.modules.pop, "from_a_path", None)
-        importlib.import_module("from_a_path")
-        expected = {"numpy": importlib.metadata.version("numpy"), "from_a_path": None}
-        self.assertEqual(versions_of(("numpy", "from_a_path", "not_imported")), expected)
-
     def test_what_does_not_belong_together_is_refused(self):
         run(self.folder, "first", [row(4096, 64, "open", "1")])
         with self.assertRaisesRegex(SystemExit, "expected results of another GPU in .*, found some of a GPU"):
@@ -103,6 +95,15 @@ class Joined(unittest.TestCase):
         (self.folder / "attention_throughput.json").unlink()
         with self.assertRaisesRegex(SystemExit, "or neither, found one"):
             earlier_runs(self.folder, GPU)
+
+
+class Certificate(unittest.TestCase):
+    def test_it_has_the_versions_of_what_was_imported(self):
+        with tempfile.TemporaryDirectory() as folder, unittest.mock.patch.dict(sys.modules), unittest.mock.patch.object(sys, "path", [folder, *sys.path]):
+            (pathlib.Path(folder) / "from_a_path.py").write_text("")
+            importlib.import_module("from_a_path")
+            expected = {"torch": importlib.metadata.version("torch"), "from_a_path": None}
+            self.assertEqual(versions_of(("torch", "from_a_path", "not_imported")), expected)
 
 
 if __name__ == "__main__":

@@ -79,9 +79,9 @@ __device__ inline void named_barrier_arrive(uint32_t id, uint32_t threads) {
 
 // ---- fences ----
 
-/// Orders ordinary writes to shared memory, this thread's and those that a barrier has told it of, before later reads by wgmma and the copy
-/// engine. So between a write and such a read it may stand before the barrier or behind it (of proxies in general: Lustig et al.,
-/// Mixed-Proxy Extensions for the NVIDIA PTX Memory Consistency Model, ISCA 2022). It waits until this thread's writes have arrived.
+/// Orders ordinary writes to shared memory before later reads of it by wgmma and the copy engine: this thread's own, and those of others that
+/// a barrier has told it of. So it may stand before that barrier or behind it. PTX's memory model has no rule for this proxy; of others it
+/// asks for a fence on the path from write to read (ISA 8.9.5). It waits until this thread's writes have arrived.
 __device__ inline void fence_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 /// The same for global memory: behind an acquire, before the copy engine goes on with what others have written.
 __device__ inline void fence_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }

@@ -146,7 +146,8 @@ struct BackwardArguments {
   void *grad_query, *grad_key, *grad_value;  ///< [B, T, heads, D] contiguous, of `dtype`
   float* grad_log_forget;                    ///< [B, Tk, Hq] contiguous
   void* workspace;                           ///< device, 256-byte aligned, backward_workspace_bytes(shape) long
-  bool deterministic;
+  bool deterministic;                        ///< dq is summed in one fixed order
+  bool float_sums;  ///< sums of dS behind grad_log_forget: of floats, not of what those are rounded to
   cudaStream_t stream;
 };
 
@@ -163,9 +164,9 @@ size_t backward_workspace_bytes(const Shape& shape);
 /// throws    as launch_forward
 /// numerics  P and dS rounded to 16 bits before they are multiplied: in float16 what is below 2⁻²⁵ is lost, so a loss wants scaling
 ///           there. P has log_normalizer's error as a factor. dO_i·o_i in float, of values + residual. The row and column
-///           sums behind the gate's gradient are both of the rounded dS; a row's sum, 0 in exact arithmetic, is taken back from the
-///           row's keys (backward_gate.cu); the suffix sum is in double. dq is summed in float over key tiles: in any order, or with
-///           `deterministic` in one fixed order
+///           sums behind the gate's gradient are both of the same rounded dS, or with `float_sums` of the same dS in float; a row's
+///           sum, 0 in exact arithmetic, is taken back from the row's keys (backward_gate.cu); the suffix sum is in double. dq is summed
+///           in float over key tiles: in any order, or with `deterministic` in one fixed order
 /// cost      10·D flops a visited pair on the tensor cores
 void launch_backward(const BackwardArguments& arguments);
 

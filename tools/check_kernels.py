@@ -22,7 +22,7 @@ SKIPPED = 77
 WAY_OUT = "the budgets are those of nvcc 13.0 (-DLETHE_KERNEL_BUDGETS=OFF builds without)"
 
 # Bytes a kernel may spill, by a pattern of its mangled name. The spills lie in the warps that load and hand out tiles, which have 24 to
-# 40 registers, and in blocks that hold the diagonal or a cut: a few a tile. Lb1E is the forward's second launch.
+# 40 registers, and in blocks that hold the diagonal or a cut: a few a tile. Lb1E is a forward's second launch.
 SPILLS = [
     (r"7forwardI\w+Lb1E", 288),
     (r"7forwardI\w+Li64E", 184),
@@ -51,8 +51,11 @@ LOOPS = [
     (r"7forwardI6__halfLi128ELb1E", UNDER_OUTPUT, [(559, 66), (1410, 66)]),
     # a third of what these hold is for strong gates, on the diagonal alone; at 64 one loop for both warpgroups; at 128 that of the one that does
     # not sum the rows of dS, and of the one that does
-    (r"14backward_tilesI\w+Li64E", UNDER_GRAD_WEIGHT, [(1198, 64)]),
-    (r"14backward_tilesI\w+Li128E", UNDER_GRAD_WEIGHT, [(829, 32), (848, 32)]),
+    (r"14backward_tilesI\w+Li64ELb0E", UNDER_GRAD_WEIGHT, [(1198, 64)]),
+    (r"14backward_tilesI\w+Li128ELb0E", UNDER_GRAD_WEIGHT, [(829, 32), (848, 32)]),
+    # with sums of dS in float, one loop for both warpgroups
+    (r"14backward_tilesI\w+Li64ELb1E", UNDER_GRAD_WEIGHT, [(1441, 64)]),
+    (r"14backward_tilesI\w+Li128ELb1E", UNDER_GRAD_WEIGHT, [(984, 32)]),
 ]
 
 

@@ -1,4 +1,4 @@
-// Launch of the main backward kernel: tensor maps, parameters, one instance a type and head dimension.
+// Launch of the main backward kernel: tensor maps, parameters, one instance a type, head dimension and kind of sums.
 
 #include <algorithm>
 #include <numbers>
@@ -50,7 +50,8 @@ void launch(const BackwardArguments& arguments, const BackwardWorkspace& workspa
       .inverse_scale = 1 / divisor_scale(arguments.scale),
       .deterministic = arguments.deterministic};
 
-  const auto kernel = backward_tiles<Element, kDim>;
+  const auto kernel =
+      arguments.float_sums ? backward_tiles<Element, kDim, kGate> : backward_tiles<Element, kDim, false>;
   constexpr int kSharedBytes = sizeof(Shared);
   static_assert(kSharedBytes <= kLargestSharedBytes);
   cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes),

@@ -2,10 +2,10 @@
 //
 //   d log f_l = Σ_{t ≥ l} (u_t − Σ_i dS_it),   u_j = Σ_{i ≥ j} r_i e^{c_i − c_j} / Z_i,   Z_i = Σ_{j ≤ i} e^{c_i − c_j},   r_i = Σ_j dS_ij
 //
-// A row of dS sums to 0 in exact arithmetic: r_i is what the rounding of P, dS and o has left in that row's keys. It is taken from them
-// again in the proportions of a row whose logits are all equal, of which the gate alone decides. Taken from the diagonal instead
-// (d log f_l = Σ r_t − column sums), the errors of all rows behind l add up in d log f_l. Z and u are first-order recurrences,
-// Z_i = 1 + f_i Z_{i−1} and u_j = r_j / Z_j + f_{j+1} u_{j+1}: scans of affine maps.
+// A row of dS sums to 0 in exact arithmetic: r_i is what the rounding of P and o, and of dS where it is summed in 16 bits, has left in that
+// row's keys. It is taken from them again in the proportions of a row whose logits are all equal, of which the gate alone decides. Taken
+// from the diagonal instead (d log f_l = Σ r_t − column sums), the errors of all rows behind l add up in d log f_l. Z and u are first-order
+// recurrences, Z_i = 1 + f_i Z_{i−1} and u_j = r_j / Z_j + f_{j+1} u_{j+1}: scans of affine maps.
 //
 // One CTA a head, O(Tk): forwards for Z, then backwards for u and the sum. Bound by latency, some microseconds for 4096 tokens.
 

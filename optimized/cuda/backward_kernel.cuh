@@ -12,8 +12,14 @@
 // it. Sᵀ of the next tile is issued before dK of this one has ended. Near strong gates (strong_gates.cuh) R's k-step adds zeros on the
 // diagonal, where R_i + b_j comes in double, and elsewhere b_j is counted from behind the tile.
 //
-// The row and column sums of dS, of which the gate's gradient is made, come from the tensor core: dQ and dK have eight columns more
-// than the head, behind them a panel of ones. Where both warpgroups have the same rows of dS, one of them sums.
+// The row and column sums of dS, of which the gate's gradient is made, come in one of two ways, an instance of the kernel each:
+//
+//   of dS in 16 bits   from the tensor core: dQ and dK have eight columns more than the head, behind them a panel of ones. Where both
+//                      warpgroups have the same rows of dS, one of them sums.
+//   of dS in float     before it is rounded. A thread has two keys' rows of dSᵀ: their queries it adds up in two registers over the head,
+//                      the two keys of each query while dQ has to wait for the other warpgroup's dS. What its warp's 16 keys make of a
+//                      query is exchanged among lanes (row_sums.cuh), and the warp that adds dQ to global memory adds up the eight warps'.
+//                      So the sums stand where there is mostly something to wait for anyway.
 
 #include <numbers>
 
@@ -21,12 +27,13 @@
 #include "optimized/cuda/ptx/copy.cuh"
 #include "optimized/cuda/ptx/fragment.cuh"
 #include "optimized/cuda/ptx/wgmma_with_sums.cuh"
+#include "optimized/cuda/row_sums.cuh"
 
 namespace lethe {
 
-template <typename Element, int kDim>
+template <typename Element, int kDim, bool kFloatSums>
 template <bool kSumsRows>
-__device__ void BackwardCta<Element, kDim>::consume(int warpgroup, int thread) {
+__device__ void BackwardCta<Element, kDim, kFloatSums>::consume(int warpgroup, int thread) {
   using ptx::Major;
   constexpr int kScores = kQueries / 2;  // accumulators of a 64 × kQueries product
   const int warp = thread / 32, lane = thread % 32;
@@ -60,7 +67,10 @@ __device__ void BackwardCta<Element, kDim>::consume(int warpgroup, int thread) {
   constexpr int kDeltaStep = kDim == 64 ? 3 : 6;  // before which k-step of dPᵀ Δ is taken off: the fastest places
   constexpr int kKeySteps = kQueries / 16;        // of dK
   constexpr int kAhead = kDim == 64 ? 4 : 0;  // those of them issued while dQ has to wait for the other warpgroup's dS
-  constexpr int kSums = kGate ? 4 : 0, kRowSums = kSumsRows ? kSums : 0;  // accumulators of columns that sum dS
+  constexpr bool kExchangeEarly =
+      kDim == 64;  // are sums in float exchanged before those, or under dQ? The faster places
+  constexpr int kSums = kGate && !kFloatSums ? 4 : 0,
+                kRowSums = kSumsRows ? kSums : 0;  // accumulators of columns that sum dS
   float grad_value[kDim / 2], grad_key[kDim / 2 + kSums], grad_query[32 + kRowSums];
   float score[kScores], grad_weight[kScores];
   uint32_t grad_score[kScores / 2];  // dS, 16 bits
@@ -68,6 +78,7 @@ __device__ void BackwardCta<Element, kDim>::consume(int warpgroup, int thread) {
   for (int i = 0; i < kDim / 2; ++i) grad_value[i] = 0;
 #pragma unroll
   for (int i = 0; i < kDim / 2 + kSums; ++i) grad_key[i] = 0;
+  float column_sums[2] = {0, 0};  // of dS in float, of this thread's two keys over its queries of the head
 
   // of Sᵀ's and dPᵀ's registers 0, 1 (mod 4); 2 and 3 are 8 further
   const auto key_in_tile = [&] { return 64 * warpgroup + 16 * warp + lane / 4; };
@@ -216,8 +227,32 @@ __device__ void BackwardCta<Element, kDim>::consume(int warpgroup, int thread) {
 #pragma unroll
     for (int i = 0; i < kScores / 2; ++i) {
       // of the weights in float: of their 16 bits d log f would leave its budget where a gate hardly forgets
-      grad_score[i] = ptx::pack<Element>(score[2 * i] * grad_weight[2 * i], score[2 * i + 1] * grad_weight[2 * i + 1]);
+      grad_weight[2 * i] *= score[2 * i], grad_weight[2 * i + 1] *= score[2 * i + 1];
+      grad_score[i] = ptx::pack<Element>(grad_weight[2 * i], grad_weight[2 * i + 1]);
     }
+    // What a thread can add up of dS alone: of its two keys, and of the two of each query; then what a warp can add up of its rows. ptxas
+    // must keep that where it is called, or it stands before what others wait for.
+    float row_sums[kScores / 2];
+    const auto add_grad_scores = [&] {
+      ptx::pin(grad_weight);
+      ptx::keep_order<0>(flags);
+#pragma unroll
+      for (int i = 0; i < kScores; ++i) {
+        column_sums[i / 2 % 2] += grad_weight[i];
+        if (i % 4 < 2) row_sums[i / 4 * 2 + i % 2] = grad_weight[i] + grad_weight[i + 2];
+      }
+      ptx::pin(column_sums);
+      ptx::pin(row_sums);
+      ptx::keep_order<1>(flags);
+    };
+    const auto exchange_row_sums = [&] {
+      ptx::pin(row_sums);
+      ptx::keep_order<2>(flags);
+      float2* sums = reinterpret_cast<float2*>(shared.row_sums[stage][4 * warpgroup + warp]);
+#pragma unroll
+      for (int i = 0; i < kQueries / 64; ++i) sums[32 * i + lane] = sums_of_rows(row_sums + 16 * i, lane);
+      ptx::keep_order<3>(flags);
+    };
     const uint32_t score_address = ptx::shared_address(shared.grad_score[stage][0]) + score_offset;
 #pragma unroll
     for (int j = 0; j < kQueries / 16; ++j)
@@ -233,6 +268,10 @@ __device__ void BackwardCta<Element, kDim>::consume(int warpgroup, int thread) {
                                query_columns + (kPanels == 1 ? kOnesStep : 128) * step, true);
     };
     meet_other_warpgroup([&] {
+      if constexpr (kFloatSums) {
+        add_grad_scores();
+        if constexpr (kExchangeEarly) exchange_row_sums();
+      }
       ptx::pin(grad_score);
       ptx::pin(grad_key);
       ptx::wgmma_fence();  // of this thread's registers; dS is another matter, of which the meeting tells
@@ -248,6 +287,7 @@ __device__ void BackwardCta<Element, kDim>::consume(int warpgroup, int thread) {
     ptx::wgmma_commit();
     issue_keys.template operator()<kAhead, kKeySteps>();
     ptx::wgmma_commit();
+    if constexpr (kFloatSums && !kExchangeEarly) exchange_row_sums();
     ptx::wgmma_wait<1>();  // dQ, and dV: nobody reads dO any more
     release(&shared.output_empty[stage], lane);
     ptx::pin(grad_query);
@@ -282,7 +322,12 @@ __device__ void BackwardCta<Element, kDim>::consume(int warpgroup, int thread) {
     ptx::pin(grad_key);
     ptx::pin(score);
     release(&shared.query_empty[stage], lane);
-    if constexpr (kGate) {
+    if constexpr (kFloatSums) {
+      if (head_ends) {
+        store_sums(row, sum_of_column(column_sums[0]), sum_of_column(column_sums[1]));
+        column_sums[0] = column_sums[1] = 0;
+      }
+    } else if constexpr (kGate) {
       if (head_ends) store_sums(row, grad_key[kDim / 2], grad_key[kDim / 2 + 2]);
     }
 #pragma unroll
@@ -326,7 +371,7 @@ __device__ void BackwardCta<Element, kDim>::consume(int warpgroup, int thread) {
   }
 }
 
-template <typename Element, int kDim>
+template <typename Element, int kDim, bool kFloatSums>
 __global__ void __launch_bounds__(kBackwardThreads, 1) backward_tiles(const __grid_constant__ BackwardParameters p) {
   using Shared = BackwardShared<kDim>;
   extern __shared__ __align__(1024) uint8_t raw[];  // read as it is: a rounded pointer would lose its address space
@@ -353,7 +398,7 @@ __global__ void __launch_bounds__(kBackwardThreads, 1) backward_tiles(const __gr
   }
   ptx::wait_for_previous_kernel();
   const BackwardTile tile = backward_tile_at(p, blockIdx.x);
-  BackwardCta<Element, kDim> cta{p, shared, tile.key_tile, tile.head, tile.batch};
+  BackwardCta<Element, kDim, kFloatSums> cta{p, shared, tile.key_tile, tile.head, tile.batch};
   __syncthreads();
 
   const int warpgroup = ptx::in_uniform_register(threadIdx.x / 128);
@@ -365,7 +410,7 @@ __global__ void __launch_bounds__(kBackwardThreads, 1) backward_tiles(const __gr
     if (threadIdx.x == 352) cta.describe_steps();
   } else {
     ptx::registers_grow<240>();
-    if (cta.kBothSumRows || warpgroup == 0) cta.template consume<true>(warpgroup, threadIdx.x % 128);
+    if (cta.kOneInstance || warpgroup == 0) cta.template consume<true>(warpgroup, threadIdx.x % 128);
     else cta.template consume<false>(warpgroup, threadIdx.x % 128);
   }
 }

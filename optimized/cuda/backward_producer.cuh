@@ -9,9 +9,9 @@
 namespace lethe {
 
 /// Keys ride on the first query tile's barrier, values on the first dO's: Sᵀ can start before the values are there.
-template <typename Element, int kDim>
+template <typename Element, int kDim, bool kFloatSums>
 template <int kStagePanels>
-__device__ void BackwardCta<Element, kDim>::load(const StepOperand<kStagePanels>& operand) {
+__device__ void BackwardCta<Element, kDim, kFloatSums>::load(const StepOperand<kStagePanels>& operand) {
   constexpr uint32_t kTileBytes = kPanels * Shared::kQueryPanelBytes + sizeof(operand.numbers[0]);
   constexpr uint32_t kFixedBytes = kPanels * Shared::kKeyPanelBytes;
   BackwardWalk at = walk();
@@ -38,20 +38,20 @@ __device__ void BackwardCta<Element, kDim>::load(const StepOperand<kStagePanels>
   }
 }
 
-template <typename Element, int kDim>
-__device__ void BackwardCta<Element, kDim>::load_queries() {
+template <typename Element, int kDim, bool kFloatSums>
+__device__ void BackwardCta<Element, kDim, kFloatSums>::load_queries() {
   load<Shared::kQueryPanels>({p.query, p.key, shared.query, shared.key, shared.row_bias, p.workspace.row_bias,
                               exact_end(), shared.query_full, shared.query_empty});
 }
 
-template <typename Element, int kDim>
-__device__ void BackwardCta<Element, kDim>::load_grad_outputs() {
+template <typename Element, int kDim, bool kFloatSums>
+__device__ void BackwardCta<Element, kDim, kFloatSums>::load_grad_outputs() {
   load<kPanels>({p.grad_output, p.value, shared.grad_output, shared.value, shared.negative_delta,
                  p.workspace.negative_delta, 0, shared.output_full, shared.output_empty});
 }
 
-template <typename Element, int kDim>
-__device__ void BackwardCta<Element, kDim>::describe_steps() {
+template <typename Element, int kDim, bool kFloatSums>
+__device__ void BackwardCta<Element, kDim, kFloatSums>::describe_steps() {
   BackwardWalk at = walk();
   ptx::RingPosition ring;
   // What the gate says of a tile, read a tile ahead: its latency must not stand between a stage that falls free and its step.
@@ -89,14 +89,38 @@ __device__ void BackwardCta<Element, kDim>::describe_steps() {
   }
 }
 
+/// The eight warps' row sums of a step make one for each query, which goes where dQ of the query's first 64 columns goes, behind it.
+template <typename Element, int kDim, bool kFloatSums>
+__device__ void BackwardCta<Element, kDim, kFloatSums>::add_row_sums(float* slices, int stage) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int slice = 0; slice < kQueries / 64; ++slice) {
+    float2 sum = {0, 0};  // of two queries
+#pragma unroll
+    for (int warp = 0; warp < 8; ++warp) {
+      const float2 part = reinterpret_cast<const float2*>(shared.row_sums[stage][warp] + 64 * slice)[lane];
+      sum.x += part.x, sum.y += part.y;
+    }
+    reinterpret_cast<float2*>(shared.grad_query[slice] + 64 * 64)[lane] = sum;
+  }
+  ptx::fence_async_shared();
+  __syncwarp();
+#pragma unroll
+  for (int slice = 0; slice < kQueries / 64; ++slice)
+    if (lane == 0)
+      ptx::reduce_add_run(slices + slice * kSliceFloats + 64 * 64, shared.grad_query[slice] + 64 * 64,
+                          64 * sizeof(float));
+}
+
 /// dQ of a step lies in two slices, one a warpgroup; in the fixed order a key tile adds to a query tile after all later key tiles.
 /// Those start their walks no later (the grid then runs backwards), so that nobody waits for a CTA that has not begun.
-template <typename Element, int kDim>
-__device__ void BackwardCta<Element, kDim>::add_slices() {
+template <typename Element, int kDim, bool kFloatSums>
+__device__ void BackwardCta<Element, kDim, kFloatSums>::add_slices() {
   const bool leader = threadIdx.x % 32 == 0;
   BackwardWalk at = walk();
+  int stage = 0;
 #pragma unroll 1
-  for (bool more = at.next_head(); more; more = at.next()) {
+  for (bool more = at.next_head(); more; more = at.next(), stage ^= 1) {
     float* slices =
         p.workspace.grad_query + (row_of_heads(at.head) * (p.padded_queries / kQueries) + at.tile) * 2 * kSliceFloats;
     int32_t* turn = p.workspace.turns + row_of_heads(at.head) * (p.padded_queries / kQueries) + at.tile;
@@ -116,14 +140,17 @@ __device__ void BackwardCta<Element, kDim>::add_slices() {
     __syncwarp();
 #pragma unroll
     for (int warpgroup = 0; warpgroup < 2; ++warpgroup) {
-      const bool with_sums = kGate && (kBothSumRows || warpgroup == 0);
+      const bool with_sums = kGate && !kFloatSums && (kOneInstance || warpgroup == 0);
       ptx::named_barrier_sync(kSliceFull + warpgroup, 160);
       if constexpr (kReadersFence) ptx::fence_async_shared();
       if (leader) {
         ptx::reduce_add_run(slices + warpgroup * kSliceFloats, shared.grad_query[warpgroup],
                             sizeof(float) * (with_sums ? kSliceFloats : 64 * 64));
-        ptx::bulk_commit();
       }
+      if constexpr (kFloatSums) {
+        if (warpgroup == 1) add_row_sums(slices, stage);
+      }
+      if (leader) ptx::bulk_commit();
     }
     if (p.deterministic && leader) {
       ptx::bulk_wait<0>();

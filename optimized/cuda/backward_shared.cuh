@@ -65,6 +65,8 @@ struct alignas(1024) BackwardShared {
   float key_bias[kKeys];  // b_j of the step's head, each written and read by one warp
   int exact_end;          // kept for itself by the thread that describes the steps, which is short of registers
   uint64_t query_full[kStages], query_empty[kStages], output_full[kStages], output_empty[kStages];
+  float row_sums[kStages][8]
+                [kQueries];  // of dS in float, each consumer warp's over its 16 keys; idle in other instances
 };
 
 /// The query tiles of one key tile: over the query heads of its group, and in each from the diagonal to the last that sees it.
@@ -108,21 +110,25 @@ inline constexpr uint64_t kOnesStep = 128 - (uint64_t{128} << 16);
 enum BackwardBarrier : uint32_t { kMet = 1, kSliceEmpty = 5, kSliceFull = 7, kWarpgroup = 9 };
 
 /// One CTA's share of the work, by role.
-template <typename Element, int kDim>
+/// `kFloatSums`: the sums of dS are of floats, not of what is rounded to 16 bits.
+template <typename Element, int kDim, bool kFloatSums>
 struct BackwardCta {
+  static_assert(kGate || !kFloatSums);
   using Shared = BackwardShared<kDim>;
   static constexpr int kQueries = Shared::kQueries;
   static constexpr int kPanels = Shared::kPanels;
   // Who fences dS and the slices of dQ off for wgmma and the copy engine: those who have them read, behind the barrier, or those who wrote
-  // them, before it, where a thread waits until all that it wrote has arrived. At D = 128 the latter is faster by one per cent.
-  static constexpr bool kReadersFence = kDim == 64;
+  // them, before it, where a thread waits until all that it wrote has arrived. The latter is faster by one per cent at D = 128 with sums of
+  // 16 bits, and slower elsewhere.
+  static constexpr bool kReadersFence = kDim == 64 || kFloatSums;
 
   const BackwardParameters& p;
   Shared& shared;
   int key_tile, head, batch;  // head: of keys
 
-  /// Does warpgroup 1 make row sums of dS? Where its rows of dQ are those of warpgroup 0, no.
-  static constexpr bool kBothSumRows = kPanels == 1;
+  /// Do both warpgroups run the same instance of consume()? Not where columns of ones would sum rows of dS that both have: there
+  /// warpgroup 0 alone does.
+  static constexpr bool kOneInstance = kFloatSums || kPanels == 1;
 
   __device__ int64_t row_of_heads(int in_group) const {
     return int64_t{batch * p.heads + head} * p.group + in_group;
@@ -162,10 +168,11 @@ struct BackwardCta {
   };
   template <int kStagePanels>
   __device__ void load(const StepOperand<kStagePanels>& operand);
-  __device__ void load_queries();       // one thread of the producer warpgroup, and the keys
-  __device__ void load_grad_outputs();  // another, and the values
-  __device__ void describe_steps();     // a third
-  __device__ void add_slices();         // a warp
+  __device__ void load_queries();                          // one thread of the producer warpgroup, and the keys
+  __device__ void load_grad_outputs();                     // another, and the values
+  __device__ void describe_steps();                        // a third
+  __device__ void add_slices();                            // a warp
+  __device__ void add_row_sums(float* slices, int stage);  // its part in sums of floats
   template <bool kSumsRows>
   __device__ void consume(int warpgroup, int thread);
 };

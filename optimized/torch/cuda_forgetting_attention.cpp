@@ -134,6 +134,13 @@ ForwardResult forward(const Tensor& query, const Tensor& key, const Tensor& valu
   return {values, log_normalizer, visited_pairs, boundary, residual};
 }
 
+// Torch's own switch, torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction or ….allow_fp16_…: on unless it is turned off.
+bool reduced_precision_allowed(at::ScalarType type) {
+  const auto allowed = type == at::kBFloat16 ? at::globalContext().allowBF16ReductionCuBLAS()
+                                             : at::globalContext().allowFP16ReductionCuBLAS();
+  return allowed == at::CuBLASReductionOption::AllowReducedPrecisionWithSplitK;
+}
+
 BackwardResult backward(const Tensor& grad_values, const Tensor& query, const Tensor& key, const Tensor& value,
                         const Tensor& log_forget, const Tensor& values, const Tensor& residual,
                         const Tensor& log_normalizer, const Tensor& boundary, double scale) {
@@ -175,6 +182,7 @@ BackwardResult backward(const Tensor& grad_values, const Tensor& query, const Te
                    .grad_log_forget = grad_log_forget.mutable_data_ptr<float>(),
                    .workspace = workspace.mutable_data_ptr(),
                    .deterministic = at::globalContext().deterministicAlgorithms(),
+                   .float_sums = !reduced_precision_allowed(query.scalar_type()),
                    .stream = stream});
   return {grad_query, grad_key, grad_value, grad_log_forget};
 }

@@ -19,8 +19,13 @@ struct BackwardResult {
   std::vector<double> log_forget;         ///< [B, Tk, Hq]
 };
 
+/// How a backward runs, its plan apart.
+struct BackwardOptions {
+  bool deterministic = false, float_sums = false;
+};
+
 template <typename Element>
-BackwardResult backward(const Problem& problem, const std::vector<double>& grad_values, bool deterministic,
+BackwardResult backward(const Problem& problem, const std::vector<double>& grad_values, const BackwardOptions& how,
                         const PlanOptions& options) {
   const Shape& s = problem.shape;
   const DeviceProblem<Element> device(problem, options);
@@ -41,7 +46,7 @@ BackwardResult backward(const Problem& problem, const std::vector<double>& grad_
   poison_shared_memory();
   launch_backward({s, problem.dtype, problem.scale, device.query(), device.key(), device.value(), like_query(values),
                    like_query(residual), like_query(grad), log_normalizer.data(), plan, query.data(), key.data(),
-                   value.data(), grad_log_forget.data(), workspace.data(), deterministic, nullptr});
+                   value.data(), grad_log_forget.data(), workspace.data(), how.deterministic, how.float_sums, nullptr});
   const auto floats = [](const DeviceArray<Element>& array) {
     std::vector<double> numbers;
     for (const Element& element : array.host()) numbers.push_back(static_cast<float>(element));
@@ -54,9 +59,9 @@ BackwardResult backward(const Problem& problem, const std::vector<double>& grad_
 }
 
 inline BackwardResult run_backward(const Problem& problem, const std::vector<double>& grad_values,
-                                   bool deterministic = false, const PlanOptions& options = {}) {
-  return problem.dtype == Dtype::kBFloat16 ? backward<__nv_bfloat16>(problem, grad_values, deterministic, options)
-                                           : backward<__half>(problem, grad_values, deterministic, options);
+                                   const BackwardOptions& how = {}, const PlanOptions& options = {}) {
+  return problem.dtype == Dtype::kBFloat16 ? backward<__nv_bfloat16>(problem, grad_values, how, options)
+                                           : backward<__half>(problem, grad_values, how, options);
 }
 
 }  // namespace lethe::testing

@@ -14,6 +14,7 @@
 namespace lethe {
 namespace {
 
+using testing::BackwardOptions;
 using testing::BackwardResult;
 using testing::grad_values_of;
 using testing::slice;
@@ -64,20 +65,20 @@ std::vector<Part> parts_of_group(const BackwardResult& result, const Shape& s, i
   return parts;
 }
 
-/// The share of what is allowed that the worst head uses, of query, key, value, log_forget. Allowed is the budget. Of fewer than 64 keys
-/// a gradient may hang on a few small differences, of which 16-bit P and dS leave less: there twice what that storage alone
-/// costs is allowed where it is more, for its rounding errors are others than the kernel's. Gradients that vanish in exact arithmetic
-/// have no relative error, and are measured against a thousandth of one head's ‖dO‖. In float16 that allows 10⁻⁶ ‖dO‖, some ten
-/// steps of a float of that size.
+/// The share of what is allowed that the worst head of all results uses, of query, key, value, log_forget. Allowed is the budget. Of fewer
+/// than 64 keys a gradient may hang on a few small differences, of which 16-bit P and dS leave less: there twice what that storage alone
+/// costs is allowed where it is more, for its rounding errors are others than the kernel's. Gradients that vanish in exact arithmetic have no
+/// relative error, and are measured against a thousandth of one head's ‖dO‖. In float16 that allows 10⁻⁶ ‖dO‖, some ten steps of a float of
+/// that size.
 using Shares = std::array<double, 4>;
 
-Shares worst_shares(const Problem& problem, const std::vector<double>& grad_values, const BackwardResult& result) {
+Shares worst_shares(const Problem& problem, const std::vector<double>& grad_values,
+                    const std::vector<BackwardResult>& results) {
   const Shape& s = problem.shape;
   Shares worst{};
   for (int64_t batch = 0; batch < s.batch; ++batch)
     for (int64_t head = 0; head < s.heads; ++head) {
       const auto parts = [&](auto function) { return parts_of_group(problem, grad_values, batch, head, function); };
-      const std::vector<Part> actual = parts_of_group(result, s, batch, head);
       const std::vector<Part> expected = parts(
           [](const Head& h, const Matrix<double>& g) { return reference::forgetting_attention::gradients(h, g); });
       std::vector<Part> rounded;
@@ -87,23 +88,33 @@ Shares worst_shares(const Problem& problem, const std::vector<double>& grad_valu
       const std::vector<double> grad =
           slice(grad_values, s.query_length, s.query_heads, s.value_dim, batch, head * s.query_heads / s.heads);
       const double floor = 0.001 * Eigen::Map<const Vector<double>>(grad.data(), grad.size()).norm();
-      for (size_t i = 0; i < actual.size(); ++i) {
-        const auto error = [&](const Part& part) { return compare(part.numbers, expected[i].numbers, 1, floor).error; };
-        const double storage = rounded.empty() ? 0 : 2 * error(rounded[i]);
-        double& share = worst[actual[i].which];
-        share = std::max(share, error(actual[i]) / std::max(budget(problem.dtype), storage));
+      for (const BackwardResult& result : results) {
+        const std::vector<Part> actual = parts_of_group(result, s, batch, head);
+        for (size_t i = 0; i < actual.size(); ++i) {
+          const auto error = [&](const Part& part) {
+            return compare(part.numbers, expected[i].numbers, 1, floor).error;
+          };
+          const double storage = rounded.empty() ? 0 : 2 * error(rounded[i]);
+          double& share = worst[actual[i].which];
+          share = std::max(share, error(actual[i]) / std::max(budget(problem.dtype), storage));
+        }
       }
     }
   return worst;
 }
 
-Shares shares_of(const Problem& problem, const testing::PlanOptions& options = {}, bool deterministic = false) {
-  const std::vector<double> grad = grad_values_of(problem, 99);
-  return worst_shares(problem, grad, testing::run_backward(problem, grad, deterministic, options));
+/// Of sums of dS in 16 bits and in float: they are instances of the kernel, and whatever holds of one has to hold of both.
+std::vector<BackwardResult> of_both_sums(const Problem& problem, const std::vector<double>& grad_values,
+                                         const testing::PlanOptions& options = {}, bool deterministic = false) {
+  std::vector<BackwardResult> results;
+  for (const bool float_sums : {false, true})
+    results.push_back(testing::run_backward(problem, grad_values, {deterministic, float_sums}, options));
+  return results;
 }
 
 void expect_agreement(const Problem& problem, const testing::PlanOptions& options = {}, bool deterministic = false) {
-  const Shares worst = shares_of(problem, options, deterministic);
+  const std::vector<double> grad = grad_values_of(problem, 99);
+  const Shares worst = worst_shares(problem, grad, of_both_sums(problem, grad, options, deterministic));
   for (int i = 0; i < 4; ++i) EXPECT_LE(worst[i], 1) << kGradientNames[i];
 }
 
@@ -151,26 +162,28 @@ TEST_P(Backward, KeepsAGateThatIsNoNumberToTheQueriesThatSeeItsBlock) {
     if (strong)
       for (int64_t t = 3; t < kKeys; t += 5) problem.log_forget[t * kHeads + kHead] = -1000;
     const std::vector<double> grad = grad_values_of(problem, 99);
-    const BackwardResult clean = testing::run_backward(problem, grad, false, {});
+    const BackwardResult clean = testing::run_backward(problem, grad);
     problem.log_forget[kToken * kHeads + kHead] = std::numeric_limits<double>::quiet_NaN();  // of the first batch entry
-    const BackwardResult result = testing::run_backward(problem, grad, false, {});
     const int64_t dim = problem.shape.key_dim;
-    for (int64_t i = 0; i < int64_t(clean.query.size()); ++i) {
-      const int64_t head = i / dim % kHeads, query = i / dim / kHeads % queries, position = query + kKeys - queries,
-                    batch = i / dim / kHeads / queries;
-      const bool of_head = batch == 0 && head == kHead;
-      if (of_head && position >= kToken) {
-        ASSERT_TRUE(std::isnan(result.query[i])) << "query " << query;
-      } else if (!of_head || position < kBlock) {
-        ASSERT_NEAR(result.query[i], clean.query[i], 0.02) << batch << ", " << head << ", " << query;
+    for (const BackwardResult& result : of_both_sums(problem, grad)) {
+      for (int64_t i = 0; i < int64_t(clean.query.size()); ++i) {
+        const int64_t head = i / dim % kHeads, query = i / dim / kHeads % queries, position = query + kKeys - queries,
+                      batch = i / dim / kHeads / queries;
+        const bool of_head = batch == 0 && head == kHead;
+        if (of_head && position >= kToken) {
+          ASSERT_TRUE(std::isnan(result.query[i])) << "query " << query;
+        } else if (!of_head || position < kBlock) {
+          ASSERT_NEAR(result.query[i], clean.query[i], 0.02) << batch << ", " << head << ", " << query;
+        }
       }
-    }
-    for (const auto& [found, expected] :
-         {std::pair{&result.key, &clean.key}, {&result.value, &clean.value}, {&result.log_forget, &clean.log_forget}}) {
-      const int64_t width = found == &result.log_forget ? 1 : dim;
-      for (int64_t i = 0; i < int64_t(found->size()); ++i) {
-        if (i / width / kHeads / kKeys == 0 && i / width % kHeads == kHead) continue;
-        ASSERT_NEAR((*found)[i], (*expected)[i], 0.05) << i;
+      for (const auto& [found, expected] : {std::pair{&result.key, &clean.key},
+                                            {&result.value, &clean.value},
+                                            {&result.log_forget, &clean.log_forget}}) {
+        const int64_t width = found == &result.log_forget ? 1 : dim;
+        for (int64_t i = 0; i < int64_t(found->size()); ++i) {
+          if (i / width / kHeads / kKeys == 0 && i / width % kHeads == kHead) continue;
+          ASSERT_NEAR((*found)[i], (*expected)[i], 0.05) << i;
+        }
       }
     }
   }
@@ -179,14 +192,15 @@ TEST_P(Backward, KeepsAGateThatIsNoNumberToTheQueriesThatSeeItsBlock) {
 // Entry 0 is in no logit, and behind a cut nothing depends on how much it forgets.
 TEST_P(Backward, GivesTheFirstGateAndCutsNoGradientAtAll) {
   const Problem problem = random_problem(shape(2, 700, 700, 2, 2), dtype(), Gate::kCutting, 24);
-  const BackwardResult result = testing::run_backward(problem, grad_values_of(problem, 99));
-  int64_t zeros = 0;
-  for (size_t i = 0; i < result.log_forget.size(); ++i) {
-    if (problem.log_forget[i] > -INFINITY && i / 2 % 700 > 0) continue;
-    EXPECT_EQ(result.log_forget[i], 0) << i;
-    ++zeros;
+  for (const BackwardResult& result : of_both_sums(problem, grad_values_of(problem, 99))) {
+    int64_t zeros = 0;
+    for (size_t i = 0; i < result.log_forget.size(); ++i) {
+      if (problem.log_forget[i] > -INFINITY && i / 2 % 700 > 0) continue;
+      EXPECT_EQ(result.log_forget[i], 0) << i;
+      ++zeros;
+    }
+    EXPECT_GT(zeros, 8);
   }
-  EXPECT_GT(zeros, 8);
 }
 
 TEST_P(Backward, TellsPairsApartNearStrongGates) {
@@ -262,12 +276,18 @@ TEST_P(Backward, GivesTheSameBitsTwiceInTheFixedOrder) {
     const Problem problem = random_problem(shape(1, 900, 1100, 2, 4), dtype(), Gate::kInitial, 12);
     const testing::PlanOptions options{.log_pruning_tolerance = tolerance};
     const std::vector<double> grad = grad_values_of(problem, 99);
-    const BackwardResult first = testing::run_backward(problem, grad, true, options),
-                         second = testing::run_backward(problem, grad, true, options);
-    EXPECT_EQ(first.query, second.query);
-    EXPECT_EQ(first.key, second.key);
-    EXPECT_EQ(first.value, second.value);
-    EXPECT_EQ(first.log_forget, second.log_forget);
+    const std::vector<BackwardResult> firsts = of_both_sums(problem, grad, options, true),
+                                      seconds = of_both_sums(problem, grad, options, true);
+    for (size_t i = 0; i < firsts.size(); ++i) {
+      EXPECT_EQ(firsts[i].query, seconds[i].query);
+      EXPECT_EQ(firsts[i].key, seconds[i].key);
+      EXPECT_EQ(firsts[i].value, seconds[i].value);
+      EXPECT_EQ(firsts[i].log_forget, seconds[i].log_forget);
+    }
+    // How dS is summed is nothing to the other gradients.
+    EXPECT_EQ(firsts[0].query, firsts[1].query);
+    EXPECT_EQ(firsts[0].key, firsts[1].key);
+    EXPECT_EQ(firsts[0].value, firsts[1].value);
     expect_agreement(problem, options, true);
   }
 }
@@ -276,8 +296,14 @@ TEST_P(Backward, GivesTheSameBitsTwiceInTheFixedOrder) {
 TEST_P(Backward, GivesTheSameBitsInTheFixedOrderWhoeverComesFirst) {
   const Problem problem = random_problem(shape(1, 4096, 4096, 12, 12), dtype(), Gate::kOpen, 31);
   const std::vector<double> grad = grad_values_of(problem, 99);
-  const BackwardResult first = testing::run_backward(problem, grad, true);
-  for (int again = 0; again < 3; ++again) EXPECT_EQ(first.query, testing::run_backward(problem, grad, true).query);
+  const std::vector<BackwardResult> firsts = of_both_sums(problem, grad, {}, true);
+  for (int again = 0; again < 3; ++again) {
+    const std::vector<BackwardResult> others = of_both_sums(problem, grad, {}, true);
+    for (size_t i = 0; i < firsts.size(); ++i) {
+      EXPECT_EQ(firsts[i].query, others[i].query);
+      EXPECT_EQ(firsts[i].log_forget, others[i].log_forget);
+    }
+  }
 }
 
 // A group's first head is cut in the middle. So the key tiles before the cut are done with it early, and come to the second head before
@@ -296,8 +322,9 @@ TEST_P(Backward, GivesAHeadTheBitsInTheFixedOrderThatItHasAlone) {
   alone.log_forget = of_second(both.log_forget, 1);
   // What is behind a cut is skipped, and nothing else.
   const testing::PlanOptions options{.log_pruning_tolerance = -30};
-  const BackwardResult of_both = testing::run_backward(both, grad, true, options),
-                       of_one = testing::run_backward(alone, of_second(grad, dim), true, options);
+  constexpr BackwardOptions kInOrder = {.deterministic = true};
+  const BackwardResult of_both = testing::run_backward(both, grad, kInOrder, options),
+                       of_one = testing::run_backward(alone, of_second(grad, dim), kInOrder, options);
   EXPECT_EQ(of_second(of_both.query, dim), of_one.query);
 }
 
@@ -313,15 +340,17 @@ TEST_P(Backward, ReadsNothingOfWhatIsPruned) {
   const Problem problem = random_problem(shape(2, 200, 2000, 2, 4), dtype(), Gate::kInitial, 33);
   const std::vector<double> grad = grad_values_of(problem, 99);
   testing::PlanOptions options{.log_pruning_tolerance = -10};
-  const BackwardResult clean = testing::run_backward(problem, grad, true, options);
+  const std::vector<BackwardResult> clean = of_both_sums(problem, grad, options, true);
   const testing::ForwardResult forward = testing::run_forward(problem, options);
   options.poisoned_keys = kGateBlock * *std::ranges::min_element(forward.first_key_block);
   EXPECT_GE(options.poisoned_keys, 8 * kGateBlock);
-  const BackwardResult poisoned = testing::run_backward(problem, grad, true, options);
-  EXPECT_EQ(poisoned.query, clean.query);
-  EXPECT_EQ(poisoned.key, clean.key);
-  EXPECT_EQ(poisoned.value, clean.value);
-  EXPECT_EQ(poisoned.log_forget, clean.log_forget);
+  const std::vector<BackwardResult> poisoned = of_both_sums(problem, grad, options, true);
+  for (size_t i = 0; i < clean.size(); ++i) {
+    EXPECT_EQ(poisoned[i].query, clean[i].query);
+    EXPECT_EQ(poisoned[i].key, clean[i].key);
+    EXPECT_EQ(poisoned[i].value, clean[i].value);
+    EXPECT_EQ(poisoned[i].log_forget, clean[i].log_forget);
+  }
 }
 
 TEST_P(Backward, RefusesWhatAWrongFormulaWouldGive) {
@@ -330,11 +359,11 @@ TEST_P(Backward, RefusesWhatAWrongFormulaWouldGive) {
   BackwardResult result = testing::run_backward(problem, grad);
   std::rotate(problem.log_forget.begin(), problem.log_forget.begin() + 1,
               problem.log_forget.end());  // gate off by one token
-  for (const double share : worst_shares(problem, grad, result)) EXPECT_GT(share, 3);
+  for (const double share : worst_shares(problem, grad, {result})) EXPECT_GT(share, 3);
   std::rotate(problem.log_forget.rbegin(), problem.log_forget.rbegin() + 1, problem.log_forget.rend());
   std::rotate(result.log_forget.begin(), result.log_forget.begin() + 1,
               result.log_forget.end());  // its gradient off by one
-  EXPECT_GT(worst_shares(problem, grad, result)[3], 3);
+  EXPECT_GT(worst_shares(problem, grad, {result})[3], 3);
 }
 
 INSTANTIATE_TEST_SUITE_P(EveryKernel, Backward, testing::all_instances(), testing::name_of_instance);

@@ -1,6 +1,6 @@
 // What d log f loses to the sums it is made of, in double with the 16-bit roundings of P and dS switched on: to sums of dS in 16 bits, each
-// row's and each column's by the tensor core, as in the kernels; and to sums of dS in float, each column's, and of rows a few in one, which takes
-// less time than each row's. On the host.
+// row's and each column's by the tensor core; to sums of dS in float, each row's, the kernels' other kind; and to those of rows a few in one,
+// which take less time. On the host.
 
 #include <gtest/gtest.h>
 
@@ -29,7 +29,7 @@ std::vector<double> grad_log_forget(const Matrix<double>& shares, const Vector<d
   return grad;
 }
 
-constexpr std::array<Eigen::Index, 3> kRows = {4, 8, 16};
+constexpr std::array<Eigen::Index, 4> kRows = {1, 4, 8, 16};
 
 struct Errors {
   double in_16_bits;
@@ -63,31 +63,39 @@ Errors errors_of(double mean_log_forget, uint64_t seed) {
     for (Eigen::Index first = 0; first < kLength; first += kRows[i])
       rows.segment(first, kRows[i]).setConstant(rows.segment(first, kRows[i]).mean());
     errors.in_float[i] = error(rows, grad_logits);
-    log += ", " + std::to_string(kRows[i]) + " rows in float " + std::to_string(100 * errors.in_float[i]) + "%";
+    log += ", " + std::to_string(kRows[i]) + (i == 0 ? " row" : " rows") + " in float " +
+           std::to_string(100 * errors.in_float[i]) + "%";
   }
   std::printf("mean log f %g, head %d: rows in 16 bits %f%%%s\n", mean_log_forget, int(seed), 100 * errors.in_16_bits,
               log.c_str());
   return errors;
 }
 
-TEST(GateGradientSums, KeepTheBudgetInSixteenBits) {
-  for (uint64_t seed = 1; seed <= 3; ++seed) EXPECT_LE(errors_of(-0.5, seed).in_16_bits, budget(kDtype)) << seed;
-}
-
-TEST(GateGradientSums, OfManyRowsInFloatAreMoreExactWithAnOpenGate) {
+// Of heads 1 to 3. Whatever the gate forgets, sums of each row in float are more exact than in 16 bits (here 3 to 20 times), and those in 16
+// bits keep the budget.
+std::vector<Errors> errors_of_heads(double mean_log_forget) {
+  std::vector<Errors> all;
   for (uint64_t seed = 1; seed <= 3; ++seed) {
-    const Errors errors = errors_of(-1e-4, seed);
+    const Errors& errors = all.emplace_back(errors_of(mean_log_forget, seed));
     EXPECT_LE(errors.in_16_bits, budget(kDtype)) << seed;
-    EXPECT_LE(5 * errors.in_float[2], errors.in_16_bits) << seed;  // over twelve heads 11 to 18 times
+    EXPECT_LE(2 * errors.in_float[0], errors.in_16_bits) << seed;
   }
+  return all;
 }
 
-TEST(GateGradientSums, OfManyRowsInFloatAreLessExactWithStrongGates) {
-  for (uint64_t seed = 1; seed <= 3; ++seed) {
-    const Errors errors = errors_of(-2, seed);
-    EXPECT_LE(errors.in_16_bits, budget(kDtype)) << seed;
-    EXPECT_LT(errors.in_float[0], errors.in_16_bits) << seed;
-    EXPECT_GT(errors.in_float[2], errors.in_16_bits) << seed;
+TEST(GateGradientSums, OfManyRowsInFloatAreMoreExactThanInSixteenBitsWithAnOpenGate) {
+  for (const Errors& errors : errors_of_heads(-1e-4))
+    EXPECT_LE(5 * errors.in_float[3], errors.in_16_bits);  // over twelve heads 11 to 18 times
+}
+
+TEST(GateGradientSums, OfEachRowInFloatAreMoreExactThanOfFourInOne) {
+  for (const Errors& errors : errors_of_heads(-0.5)) EXPECT_LT(errors.in_float[0], errors.in_float[1]);
+}
+
+TEST(GateGradientSums, OfManyRowsInFloatAreLessExactThanInSixteenBitsWithStrongGates) {
+  for (const Errors& errors : errors_of_heads(-2)) {
+    EXPECT_LT(errors.in_float[1], errors.in_16_bits);
+    EXPECT_GT(errors.in_float[3], errors.in_16_bits);
   }
 }
 

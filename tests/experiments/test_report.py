@@ -206,6 +206,25 @@ class Benchmarks(WithCheckout):
         self.assertIn("operator_cpu.md: differs", self.checkout.run("check_results.py").stdout)
 
 
+class Precision(WithCheckout):
+    LINE = "{} D{} T8192 open        values 0.2%  query 0.1%  key 0.3%  value 0.1%  log_forget {}%, of float sums {}%\n"
+
+    def table(self, lines):
+        (self.checkout.machine / "check.log").write_text("gpu     NVIDIA H200\n" + lines + "[  PASSED  ] 14 tests.\n")
+        return readme_table(self.checkout.root, self.checkout.results, "m", "precision").splitlines()[2:]
+
+    def test_the_largest_error_over_head_dims_and_seeds_stands_in_the_table(self):
+        kernels = [(dtype, dim) for dtype in ("bfloat16", "float16") for dim in (64, 128)]
+        lines = "".join(self.LINE.format(*kernel, error, 0.01) for kernel in kernels for error in (0.1, kernel[1] / 1000))
+        self.assertEqual(self.table(lines), ["| T = 8192, open | 0.300 | 0.128 | 0.010 | 0.300 | 0.128 | 0.010 |"])
+
+    def test_a_log_without_every_kernel_is_an_error(self):
+        with self.assertRaisesRegex(BadResult, "T = 8192, open: expected errors of every kernel"):
+            self.table(self.LINE.format("bfloat16", 64, 0.1, 0.01))
+        with self.assertRaisesRegex(BadResult, "expected lines of errors"):
+            self.table("")
+
+
 class Throughput(WithCheckout):
     CERTIFICATE = {"commit": "e" * 40, "dirty": False, "command_line": "compare", "time": "now", "machine": {"gpu": "a GPU"},
                    "versions": {"torch": "2.11.0"}, "left_out": {}}

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from report.benchmarks import benchmark_files, benchmark_table
 from report.markdown import commit_words, number, table, with_band
+from report.precision import PRECISION, precision_log, precision_table
 from report.results import load_machine, machine_folders
 from report.throughput import ratio_table, throughput_data
 
@@ -155,12 +156,15 @@ def index(root, results):
 
 
 def readme_table(root, results, machine, name):
-    """The table that a marker <!-- table:MACHINE/NAME --> asks for: "verdicts", a claim's "CLAIM" or "CLAIM.statements", or a benchmark's."""
+    """The table that a marker <!-- table:MACHINE/NAME --> asks for: "verdicts", a claim's "CLAIM" or "CLAIM.statements", a benchmark's, or
+    "precision"."""
     if (benchmark := results / machine / f"{name}.json") in benchmark_files(results / machine):
         return benchmark_table(benchmark)
     for data in throughput_data(results / machine):
         if name == data.stem:
             return ratio_table(data)
+    if name == PRECISION and (log := precision_log(results / machine)).exists():
+        return precision_table(log)
     claims = load_machine(root, results / machine) if (results / machine).is_dir() else []
     by_name = {claim.name: claim for claim in claims}
     if name == "verdicts" and claims:

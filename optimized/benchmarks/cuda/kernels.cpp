@@ -16,7 +16,9 @@
 // all meet the same clock: their ratio is that of cycles. With a second or more each module runs at the clock that its own power allows.
 //
 // `forward` and `backward` are those of training: the residual of the values is kept and read. `inference` is a forward that keeps none;
-// `plan` is the forward's plan alone. TFLOP/s are effective: 2·B·H·T²·D forward, 2.5 times that backward, whatever was pruned.
+// `backward_float_sums`, with open gates alone, a backward whose sums behind the gate's gradient are of floats (kernels.hpp: float_sums; a
+// module from before it runs `backward` again); `plan` the forward's plan alone. TFLOP/s are effective: 2·B·H·T²·D forward, 2.5 times that
+// backward, whatever was pruned.
 // B·T = 32768, H·D = 1536, bfloat16, queries and keys RMS-normalised; gates `open` (mean log f = −1e-4), `bimodal` (−0.1 in 70 % of the
 // heads), which alone is pruned, and at T = 16384 `strong` (−8: every block is strong, kernels.hpp).
 
@@ -45,6 +47,7 @@ namespace {
 constexpr int64_t kTokens = 32768, kWidth = 1536, kMostHeads = kWidth / 64;
 constexpr const char* kGates[] = {"open", "bimodal", "strong"};
 constexpr const char* kNoGate = "none";
+constexpr const char* kBackwardFloatSums = "backward_float_sums";
 constexpr double kAgreement = 0.01;  // two results in bfloat16, each off by some 0.3 %
 constexpr std::string_view kStretchOption = "--milliseconds=";
 // Milliseconds: of a repetition's rounds; and of calls before them, at least, for a device that has rested runs at another clock.
@@ -158,6 +161,8 @@ struct Case {
   std::string gate, direction;
 };
 
+bool is_backward(const std::string& direction) { return direction == "backward" || direction == kBackwardFloatSums; }
+
 const Inputs& inputs_of(int64_t dim) {
   static std::map<int64_t, Inputs> all;
   return all.try_emplace(dim, dim).first->second;
@@ -185,7 +190,8 @@ lethe_problem problem_of(const Case& c, const Outputs& outputs) {
           outputs.grad_log_forget.get(),
           nullptr,
           nullptr,
-          c.direction == "inference" ? nullptr : outputs.residual.get()};
+          c.direction == "inference" ? nullptr : outputs.residual.get(),
+          c.direction == kBackwardFloatSums};
 }
 
 // Of the first tokens of all, and of the last: the first keys are seen by all queries, the last queries see all keys.
@@ -221,9 +227,9 @@ struct Runner {
 
   Runner(const Module& m, const Case& c, const Outputs& outputs, float stretch_milliseconds)
       : module(m), problem(problem_of(c, outputs)), forward_memory(device_memory<char>(m.forward_bytes(&problem))),
-        backward_memory(device_memory<char>(m.backward_bytes(&problem))), call(c.direction == "backward" ? m.backward
-                                                                               : c.direction == "plan"   ? m.plan
-                                                                                                         : m.forward) {
+        backward_memory(device_memory<char>(m.backward_bytes(&problem))), call(is_backward(c.direction) ? m.backward
+                                                                               : c.direction == "plan"  ? m.plan
+                                                                                                        : m.forward) {
     problem.forward_memory = forward_memory.get();
     problem.backward_memory = backward_memory.get();
     m.forward(&problem);  // what backward starts from
@@ -255,12 +261,12 @@ struct Runner {
 };
 
 // Whether all modules compute the same of a problem without a gate; says where they don't.
-bool agree(const std::vector<Module>& modules, int64_t dim, int64_t length) {
+bool agree(const std::vector<Module>& modules, int64_t dim, int64_t length, const std::string& direction) {
   bool good = true;
   std::vector<std::vector<float>> expected;
   for (const Module& module : modules) {
     const Outputs outputs;
-    const Runner runner(module, {length, dim, kNoGate, "backward"}, outputs, 1);
+    const Runner runner(module, {length, dim, kNoGate, direction}, outputs, 1);
     size_t number = 0;
     for (const auto& [name, tensor] : {std::pair{"values", &outputs.values},
                                        {"the query's gradient", &outputs.grad_query},
@@ -274,9 +280,9 @@ bool agree(const std::vector<Module>& modules, int64_t dim, int64_t length) {
       const double difference = relative_difference(numbers, expected[number++]);
       if (difference <= kAgreement) continue;
       std::fprintf(stderr,
-                   "%s: expected %s of %s within %g where log f = 0, head dim %d, T = %d, found them %g apart\n",
-                   module.name.c_str(), name, modules.front().name.c_str(), kAgreement, static_cast<int>(dim),
-                   static_cast<int>(length), difference);
+                   "%s: expected %s of %s within %g where log f = 0, %s, head dim %d, T = %d, found them %g apart\n",
+                   module.name.c_str(), name, modules.front().name.c_str(), kAgreement, direction.c_str(),
+                   static_cast<int>(dim), static_cast<int>(length), difference);
       good = false;
     }
   }
@@ -303,10 +309,10 @@ void run(benchmark::State& state, const std::vector<Module>& modules, const Case
   for (size_t i = 1; i < runners.size(); ++i)
     state.counters["ratio_to/" + runners[i].module.name] = first / runners[i].milliseconds;
   if (c.direction == "plan") return;
-  const double flops = 2.0 * kTokens * c.length * kWidth * (c.direction == "backward" ? 2.5 : 1);
+  const double flops = 2.0 * kTokens * c.length * kWidth * (is_backward(c.direction) ? 2.5 : 1);
   state.counters["TFLOP/s"] = flops * 1e-9 / first;
   const auto result = [&](const Runner& runner) {
-    return sample(c.direction == "backward" ? runner.problem.grad_query : runner.problem.values);
+    return sample(is_backward(c.direction) ? runner.problem.grad_query : runner.problem.values);
   };
   const std::vector<float> expected = runners.size() > 1 ? result(runners[0]) : std::vector<float>{};
   for (size_t i = 1; i < runners.size(); ++i)
@@ -350,13 +356,15 @@ int main(int count, char** arguments) {
   }
   for (const int64_t dim : {64, 128})
     for (const int64_t length : {4096, 16384})
-      if (!agree(modules, dim, length)) return 1;
+      for (const char* direction : {"backward", kBackwardFloatSums})
+        if (!agree(modules, dim, length, direction)) return 1;
   benchmark::AddCustomContext("milliseconds", milliseconds);
   for (const int64_t dim : {64, 128})
     for (const int64_t length : {4096, 16384})
       for (const char* gate : kGates)
-        for (const char* direction : {"inference", "forward", "backward", "plan"}) {
+        for (const char* direction : {"inference", "forward", "backward", kBackwardFloatSums, "plan"}) {
           if (std::string_view(gate) == "strong" && length < 16384) continue;
+          if (std::string_view(direction) == kBackwardFloatSums && std::string_view(gate) != "open") continue;
           const Case c{length, dim, gate, direction};
           const std::string name =
               c.direction + "/D:" + std::to_string(dim) + "/T:" + std::to_string(length) + "/" + gate;

@@ -73,6 +73,7 @@ void backward(const lethe_problem& p) {
   arguments.grad_value = p.grad_value;
   arguments.grad_log_forget = p.grad_log_forget;
   arguments.workspace = static_cast<char*>(p.backward_memory) + lethe::gate_plan_bytes(shape);
+  arguments.float_sums = p.float_sums != 0;
   lethe::launch_backward(arguments);
 }
 

@@ -18,7 +18,9 @@ struct lethe_problem {
   void *grad_query, *grad_key, *grad_value;
   float* grad_log_forget;
   void *forward_memory, *backward_memory;  ///< lethe_forward_bytes and lethe_backward_bytes long, 256-byte aligned
-  void* residual;  ///< of the values, kept for the backward; null: none. Older modules know no more
+  void* residual;                          ///< of the values, kept for the backward; null: none
+  /// 1: the backward's sums of dS are of floats. Modules from before it know of none and sum in 16 bits
+  int32_t float_sums;
 };
 
 uint64_t lethe_forward_bytes(const lethe_problem* problem);

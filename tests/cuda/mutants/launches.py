@@ -16,6 +16,9 @@ MUTANTS = [
     Mutant("launch_backward_key_heads", "backward", "cuda/backward.cu", "shape.key_length * shape.heads * kDim, shape.heads * kDim",
            "shape.key_length * shape.query_heads * kDim, shape.query_heads * kDim"),
     Mutant("launch_backward_any_order", "backward", "cuda/backward.cu", ".deterministic = arguments.deterministic", ".deterministic = false"),
+    Mutant("launch_backward_rounded_sums", "backward", "cuda/backward.cu", "arguments.float_sums ?", "false ?"),
+    Mutant("launch_backward_float_sums", "backward", "cuda/backward.cu",
+           "backward_tiles<Element, kDim, false>;", "backward_tiles<Element, kDim, kGate>;"),
     Mutant("launch_backward_unscaled", "backward", "cuda/backward_ends.cu", "float(arguments.scale)", "1"),
     Mutant("launch_backward_no_gate", "backward", "cuda/backward_ends.cu", "launch_backward_gate(arguments, workspace);", "{}"),
     Mutant("launch_plan_length", "plan", "cuda/gate_plan.cu", "std::log(double(s.key_length))", "0"),
@@ -50,6 +53,9 @@ MUTANTS = [
         ("residual", ".residual = keep_residual ? residual.mutable_data_ptr() : nullptr", ".residual = nullptr", {}),
         ("boundary_anew", "gates.boundary_given = true;", "", {}),
         ("any_order", "at::globalContext().deterministicAlgorithms()", "false", {}),
+        ("rounded_sums", ".float_sums = !reduced_precision_allowed(query.scalar_type())", ".float_sums = false", {}),
+        ("float_sums_of_others", "type == at::kBFloat16 ? at::globalContext().allowBF16",
+         "type != at::kBFloat16 ? at::globalContext().allowBF16", {}),
         ("forward_stream", "at::cuda::getCurrentCUDAStream();\n  const Tensor q = addressable(query), k = addressable(key), v = addressable(value);"
          "\n  Tensor values", "nullptr;\n  const Tensor q = addressable(query), k = addressable(key), v = addressable(value);\n  Tensor values", {}),
         ("backward_stream", "at::cuda::getCurrentCUDAStream();\n  const Tensor q = addressable(query), k = addressable(key), v = addressable(value);"

@@ -98,6 +98,11 @@ MUTANTS = [
     Mutant("barrier_release_byte", "ptx", "cuda/ptx/barrier.cuh", "st.release.gpu.global.s32", "st.release.gpu.global.u8"),
     # handover.cuh
     Mutant("handover_two_lanes", "ptx", "cuda/handover.cuh", "if (lane < kArrivalsOfAWarp)", "if (lane <= kArrivalsOfAWarp)"),
+    # row_sums.cuh
+    Mutant("row_sums_keep_what_they_give", "ptx", "cuda/row_sums.cuh", "(upper ? second : first) + __shfl", "(upper ? first : second) + __shfl"),
+    Mutant("row_sums_two_steps", "ptx", "cuda/row_sums.cuh", "if constexpr (kLanes > 4)", "if constexpr (kLanes > 8)"),
+    Mutant("row_sums_of_another_lane", "ptx", "cuda/row_sums.cuh", "upper ? first : second, kLanes)", "upper ? first : second, kLanes / 2)"),
+    Mutant("row_sums_half_a_column", "ptx", "cuda/row_sums.cuh", "x += __shfl_xor_sync(~0u, x, 1);\n", ""),
     # bias_step.cuh
     Mutant("bias_two_parts", "plan", "cuda/bias_step.cuh",
            "const __nv_bfloat162 part = __floats2bfloat162_rn(x, y);",

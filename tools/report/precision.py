@@ -1,0 +1,37 @@
+"""What check.log of tools/gpu_check says of the kernels' errors over long sequences, as a table."""
+
+import re
+
+from report.markdown import table
+from report.results import BadResult
+
+PRECISION = "precision"
+LINE = re.compile(r"^(?P<dtype>\w+) D(?P<dim>\d+) T(?P<length>\d+) (?P<case>.*?) +(?P<errors>values .*%), of float sums (?P<float_sums>[\d.]+)%$",
+                  re.MULTILINE)
+DTYPES, DIMS = ("bfloat16", "float16"), (64, 128)
+
+
+def precision_log(folder):
+    """Where the folder's is, if there is one."""
+    return folder / "check.log"
+
+
+def precision_table(path):
+    """A row a length and gate, %: the largest error over head dims, seeds, and values and gradients but the gate's; then that of d log f."""
+    worst = {}  # (length, case): {dtype: [values, dq, dk and dv; d log f; d log f by float sums]}
+    kernels = {}  # (length, case): (dtype, dim) that were seen
+    for line in LINE.finditer(path.read_text()):
+        *others, gate = (float(x) for x in re.findall(r"([\d.]+)%", line["errors"]))
+        case = int(line["length"]), line["case"]
+        kernels.setdefault(case, set()).add((line["dtype"], int(line["dim"])))
+        of_dtype = worst.setdefault(case, {}).setdefault(line["dtype"], [0.0] * 3)
+        for i, value in enumerate((max(others), gate, float(line["float_sums"]))):
+            of_dtype[i] = max(of_dtype[i], value)
+    if not worst:
+        raise BadResult(f"{path}: expected lines of errors over long sequences, found none")
+    for (length, case), found in kernels.items():
+        if missing := {(dtype, dim) for dtype in DTYPES for dim in DIMS} - found:
+            raise BadResult(f"{path}: T = {length}, {case}: expected errors of every kernel, found none of {sorted(missing)}")
+    rows = [[f"T = {length}, {case}", *(f"{value:.3f}" for dtype in DTYPES for value in of_dtypes[dtype])]
+            for (length, case), of_dtypes in sorted(worst.items())]
+    return table(["%", *(f"{dtype}: {what}" for dtype in DTYPES for what in ("o, dq, dk, dv", "d log f", "d log f, float sums"))], rows)

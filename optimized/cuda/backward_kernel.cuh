@@ -14,12 +14,12 @@
 //
 // The row and column sums of dS, of which the gate's gradient is made, come in one of two ways, an instance of the kernel each:
 //
-//   of dS in 16 bits   from the tensor core: dQ and dK have eight columns more than the head, behind them a panel of ones. Where both
-//                      warpgroups have the same rows of dS, one of them sums.
-//   of dS in float     before it is rounded. A thread has two keys' rows of dSᵀ: their queries it adds up in two registers over the head,
-//                      the two keys of each query while dQ has to wait for the other warpgroup's dS. What its warp's 16 keys make of a
-//                      query is exchanged among lanes (row_sums.cuh), and the warp that adds dQ to global memory adds up the eight warps'.
-//                      So the sums stand where there is mostly something to wait for anyway.
+//   16-bit sums   of dS as it is rounded, from the tensor core: dQ and dK have eight columns more than the head, behind them a panel of ones.
+//                 Where both warpgroups have the same rows of dS, one of them sums.
+//   float sums    of dS before it is rounded. A thread has two keys' rows of dSᵀ. While dQ has to wait for the other warpgroup's dS it adds
+//                 up the queries of each key, in two registers over the head, and the two keys of each query. What its warp's 16 keys make
+//                 of a query is exchanged among lanes (row_sums.cuh), and the warp that adds dQ to global memory adds up the eight warps'.
+//                 So the sums stand where there is mostly something to wait for anyway.
 
 #include <numbers>
 

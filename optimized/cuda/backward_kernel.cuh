@@ -67,8 +67,8 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::consume(int warpgroup, i
   constexpr int kDeltaStep = kDim == 64 ? 3 : 6;  // before which k-step of dPᵀ Δ is taken off: the fastest places
   constexpr int kKeySteps = kQueries / 16;        // of dK
   constexpr int kAhead = kDim == 64 ? 4 : 0;  // those of them issued while dQ has to wait for the other warpgroup's dS
-  constexpr bool kExchangeEarly =
-      kDim == 64;  // are sums in float exchanged before those, or under dQ? The faster places
+  // Are sums in float exchanged before those, or under dQ? Is what a step is read before its Sᵀ is issued, or under it? The faster places.
+  constexpr bool kExchangeEarly = kDim == 64, kReadFirst = kDim == 128;
   constexpr int kSums = kGate && !kFloatSums ? 4 : 0,
                 kRowSums = kSumsRows ? kSums : 0;  // accumulators of columns that sum dS
   float grad_value[kDim / 2], grad_key[kDim / 2 + kSums], grad_query[32 + kRowSums];
@@ -258,7 +258,6 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::consume(int warpgroup, i
     for (int j = 0; j < kQueries / 16; ++j)
       ptx::store_matrices_transposed(score_address + 2048 * j, grad_score[4 * j], grad_score[4 * j + 1],
                                      grad_score[4 * j + 2], grad_score[4 * j + 3]);
-    if constexpr (!kReadersFence) ptx::fence_async_shared();
     const uint64_t query_columns = ptx::advance<kQueryColumnsStride>(first_query_columns, stage);
     const auto issue_keys = [&]<int kFrom, int kTo>() {
 #pragma unroll
@@ -277,7 +276,9 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::consume(int warpgroup, i
       ptx::wgmma_fence();  // of this thread's registers; dS is another matter, of which the meeting tells
       issue_keys.template operator()<0, kAhead>();
     });
-    if constexpr (kReadersFence) ptx::fence_async_shared();
+    // Those fence dS off for wgmma who have it read, as add_slices does with dQ's slices for the copy engine: where a thread fences off what
+    // it wrote it waits until all of it has arrived.
+    ptx::fence_async_shared();
     const uint64_t score_rows = ptx::advance<sizeof shared.grad_score[0]>(first_score_rows, stage);
 #pragma unroll
     for (int step = 0; step < kKeys / 16; ++step)
@@ -303,7 +304,6 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::consume(int warpgroup, i
         slice[64 * 64 + 16 * warp + lane / 4 + 8] = grad_query[34];
       }
     }
-    if constexpr (!kReadersFence) ptx::fence_async_shared();
     ptx::named_barrier_arrive(kSliceFull + warpgroup, 160);
 
     const int row = shared.step[stage].row;
@@ -313,10 +313,11 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::consume(int warpgroup, i
       ptx::mbarrier_wait(&shared.query_full[next], parity);
       if (head_ends) enter_head(shared.step[next].row);
     }
+    if constexpr (kReadFirst) read_step(next);
     ptx::forget(score);
     issue_scores(next);  // behind the last tile for nothing: a branch around it would end the pipeline
     ptx::wgmma_commit();
-    read_step(next);
+    if constexpr (!kReadFirst) read_step(next);
 
     ptx::wgmma_wait<0>();  // dK: nobody reads this query tile any more; and the next Sᵀ
     ptx::pin(grad_key);

@@ -142,7 +142,7 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::add_slices() {
     for (int warpgroup = 0; warpgroup < 2; ++warpgroup) {
       const bool with_sums = kGate && !kFloatSums && (kOneInstance || warpgroup == 0);
       ptx::named_barrier_sync(kSliceFull + warpgroup, 160);
-      if constexpr (kReadersFence) ptx::fence_async_shared();
+      ptx::fence_async_shared();
       if (leader) {
         ptx::reduce_add_run(slices + warpgroup * kSliceFloats, shared.grad_query[warpgroup],
                             sizeof(float) * (with_sums ? kSliceFloats : 64 * 64));

@@ -117,10 +117,6 @@ struct BackwardCta {
   using Shared = BackwardShared<kDim>;
   static constexpr int kQueries = Shared::kQueries;
   static constexpr int kPanels = Shared::kPanels;
-  // Who fences dS and the slices of dQ off for wgmma and the copy engine: those who have them read, behind the barrier, or those who wrote
-  // them, before it, where a thread waits until all that it wrote has arrived. The latter is faster by one per cent at D = 128 with sums of
-  // 16 bits, and slower elsewhere.
-  static constexpr bool kReadersFence = kDim == 64 || kFloatSums;
 
   const BackwardParameters& p;
   Shared& shared;

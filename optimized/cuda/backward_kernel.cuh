@@ -9,22 +9,23 @@
 // and dK; dQ needs dS of both, from shared memory. Of a third warpgroup two threads feed them by the copy engine, one says what the
 // steps are, and a warp adds dQ to global memory. R_i / a and −Δ_i come with one more k-step of Sᵀ and dPᵀ (bias_step.cuh), and b_j is
 // one number a row of Sᵀ, the third operand of a multiplication: the gate's bias and Δ cost nothing between a product and what waits for
-// it. Sᵀ of the next tile is issued before dK of this one has ended. Near strong gates (strong_gates.cuh) R's k-step adds zeros on the
-// diagonal, where R_i + b_j comes in double, and elsewhere b_j is counted from behind the tile.
+// it. A step multiplies the dQ of the step before, for which the other warpgroup's dS has long been there: so neither waits for the other
+// unless it is a whole step ahead, and one computes exponentials while the other's products run. Sᵀ of the next tile is issued before dK of
+// this one has ended, and at D = 64, where there are registers for it, before dQ has. Near strong gates (strong_gates.cuh) R's k-step adds
+// zeros on the diagonal, where R_i + b_j comes in double, and elsewhere b_j is counted from behind the tile.
 //
 // The row and column sums of dS, of which the gate's gradient is made, come in one of two ways, an instance of the kernel each:
 //
 //   16-bit sums   of dS as it is rounded, from the tensor core: dQ and dK have eight columns more than the head, behind them a panel of ones.
 //                 Where both warpgroups have the same rows of dS, one of them sums.
-//   float sums    of dS before it is rounded. A thread has two keys' rows of dSᵀ. While dQ has to wait for the other warpgroup's dS it adds
-//                 up the queries of each key, in two registers over the head, and the two keys of each query. What its warp's 16 keys make
-//                 of a query is exchanged among lanes (row_sums.cuh), and the warp that adds dQ to global memory adds up the eight warps'.
-//                 So the sums stand where there is mostly something to wait for anyway.
+//   float sums    of dS before it is rounded. A thread has two keys' rows of dSᵀ. It adds up the queries of each key, in two registers
+//                 over the head, and the two keys of each query. What its warp's 16 keys make of a query is exchanged among lanes
+//                 (row_sums.cuh), and the warp that adds dQ to global memory adds up the eight warps'.
 
 #include <numbers>
 
+#include "optimized/cuda/backward_output.cuh"
 #include "optimized/cuda/backward_producer.cuh"
-#include "optimized/cuda/ptx/copy.cuh"
 #include "optimized/cuda/ptx/fragment.cuh"
 #include "optimized/cuda/ptx/wgmma_with_sums.cuh"
 #include "optimized/cuda/row_sums.cuh"
@@ -65,10 +66,9 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::consume(int warpgroup, i
                                 ptx::swizzled_offset(8 * (lane / 16) + lane % 8, 16 * warp + 8 * (lane / 8 % 2));
 
   constexpr int kDeltaStep = kDim == 64 ? 3 : 6;  // before which k-step of dPᵀ Δ is taken off: the fastest places
-  constexpr int kKeySteps = kQueries / 16;        // of dK
-  constexpr int kAhead = kDim == 64 ? 4 : 0;  // those of them issued while dQ has to wait for the other warpgroup's dS
-  // Are sums in float exchanged before those, or under dQ? Is what a step is read before its Sᵀ is issued, or under it? The faster places.
-  constexpr bool kExchangeEarly = kDim == 64, kReadFirst = kDim == 128;
+  // Is dV waited for before dQ and dK are issued, so that its operand's registers are free and Sᵀ can follow them at once? Then sums in
+  // float stand before those products, not under them. And is dS stored before them, or behind them? The faster places.
+  constexpr bool kScoresFollow = kDim == 64, kStoreFirst = kDim == 128 || kFloatSums;
   constexpr int kSums = kGate && !kFloatSums ? 4 : 0,
                 kRowSums = kSumsRows ? kSums : 0;  // accumulators of columns that sum dS
   float grad_value[kDim / 2], grad_key[kDim / 2 + kSums], grad_query[32 + kRowSums];
@@ -158,11 +158,36 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::consume(int warpgroup, i
   uint32_t parity = 0;
   // Each waits at a barrier of its own: where they run different instances of this function, synccheck takes one barrier that is met in
   // two places for divergence. And at another one the next time, or it could hear twice from a warpgroup that is fast before it waits.
-  const auto meet_other_warpgroup = [&](auto meanwhile) {
-    const uint32_t barriers = kMet + 2 * stage;
-    ptx::named_barrier_arrive(barriers + 1 - warpgroup, 256);
-    meanwhile();
-    ptx::named_barrier_sync(barriers + warpgroup, 256);
+  const auto tell_other_warpgroup = [&](int stage) {
+    ptx::named_barrier_arrive(kMet + 2 * stage + 1 - warpgroup, 256);
+  };
+  const auto hear_other_warpgroup = [&](int stage) { ptx::named_barrier_sync(kMet + 2 * stage + warpgroup, 256); };
+  // dQ of the step whose dS lies in a stage; of both warpgroups, so it is heard beforehand that they have stored it. Those fence dS off for
+  // wgmma who have it read, as add_slices does with dQ's slices for the copy engine: where a thread fences off what it has just written it
+  // waits until all of that has arrived.
+  const auto issue_queries = [&](int stage) {
+    const uint64_t score_rows = ptx::advance<sizeof shared.grad_score[0]>(first_score_rows, stage);
+#pragma unroll
+    for (int step = 0; step < kKeys / 16; ++step)
+      ptx::wgmma<Major::kK, Major::kMN>(Element{}, grad_query,
+                                        score_rows + (step / 4) * (Shared::kQueryPanelBytes / 16) + 2 * (step % 4),
+                                        key_columns + kOnesStep * step, step > 0);
+  };
+  const auto write_slice = [&] {
+    ptx::pin(grad_query);
+    ptx::named_barrier_sync(kSliceEmpty + warpgroup, 160);
+    float* slice = shared.grad_query[warpgroup];
+#pragma unroll
+    for (int k = 0; k < 8; ++k)
+      reinterpret_cast<float4*>(slice)[128 * k + thread] =
+          float4{grad_query[4 * k], grad_query[4 * k + 1], grad_query[4 * k + 2], grad_query[4 * k + 3]};
+    if constexpr (kRowSums > 0) {
+      if (lane % 4 == 0) {
+        slice[64 * 64 + 16 * warp + lane / 4] = grad_query[32];
+        slice[64 * 64 + 16 * warp + lane / 4 + 8] = grad_query[34];
+      }
+    }
+    ptx::named_barrier_arrive(kSliceFull + warpgroup, 160);
   };
   const auto read_step = [&](int stage) {
     const BackwardStep step = shared.step[stage];
@@ -174,8 +199,9 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::consume(int warpgroup, i
     }
   };
   BackwardWalk begin = walk();
-  bool more = begin.next_head();
-  if (more) {
+  const bool any = begin.next_head();
+  bool more = any;
+  if (any) {
     enter_head(row_of_heads(begin.head));
     ptx::mbarrier_wait(&shared.query_full[0], 0);
     ptx::forget(score);
@@ -185,6 +211,7 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::consume(int warpgroup, i
     ptx::wgmma_wait<0>();
     ptx::pin(score);
     if (flags & BackwardStep::kMasked) mask_scores(0);
+    tell_other_warpgroup(1);  // the first step's dQ is of no step, and nobody reads what it is made of
   }
 #pragma unroll 1
   while (more) {
@@ -248,63 +275,56 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::consume(int warpgroup, i
     const auto exchange_row_sums = [&] {
       ptx::pin(row_sums);
       ptx::keep_order<2>(flags);
-      float2* sums = reinterpret_cast<float2*>(shared.row_sums[stage][4 * warpgroup + warp]);
+      float2* sums = reinterpret_cast<float2*>(shared.row_sums[stage + kStages * parity][4 * warpgroup + warp]);
 #pragma unroll
       for (int i = 0; i < kQueries / 64; ++i) sums[32 * i + lane] = sums_of_rows(row_sums + 16 * i, lane);
       ptx::keep_order<3>(flags);
     };
-    const uint32_t score_address = ptx::shared_address(shared.grad_score[stage][0]) + score_offset;
+    const auto store_grad_scores = [&] {
+      const uint32_t score_address = ptx::shared_address(shared.grad_score[stage][0]) + score_offset;
 #pragma unroll
-    for (int j = 0; j < kQueries / 16; ++j)
-      ptx::store_matrices_transposed(score_address + 2048 * j, grad_score[4 * j], grad_score[4 * j + 1],
-                                     grad_score[4 * j + 2], grad_score[4 * j + 3]);
-    const uint64_t query_columns = ptx::advance<kQueryColumnsStride>(first_query_columns, stage);
-    const auto issue_keys = [&]<int kFrom, int kTo>() {
-#pragma unroll
-      for (int step = kFrom; step < kTo; ++step)
-        ptx::wgmma<Major::kMN>(Element{}, grad_key, grad_score[4 * step], grad_score[4 * step + 1],
-                               grad_score[4 * step + 2], grad_score[4 * step + 3],
-                               query_columns + (kPanels == 1 ? kOnesStep : 128) * step, true);
+      for (int j = 0; j < kQueries / 16; ++j)
+        ptx::store_matrices_transposed(score_address + 2048 * j, grad_score[4 * j], grad_score[4 * j + 1],
+                                       grad_score[4 * j + 2], grad_score[4 * j + 3]);
     };
-    meet_other_warpgroup([&] {
+    const auto release_output = [&] { release(&shared.output_empty[stage], lane); };
+    const auto sum_grad_scores = [&] {
       if constexpr (kFloatSums) {
         add_grad_scores();
-        if constexpr (kExchangeEarly) exchange_row_sums();
+        exchange_row_sums();
       }
-      ptx::pin(grad_score);
-      ptx::pin(grad_key);
-      ptx::wgmma_fence();  // of this thread's registers; dS is another matter, of which the meeting tells
-      issue_keys.template operator()<0, kAhead>();
-    });
-    // Those fence dS off for wgmma who have it read, as add_slices does with dQ's slices for the copy engine: where a thread fences off what
-    // it wrote it waits until all of it has arrived.
+    };
+
+    // The other's dS of the step before is there, and it has done with that of the step before that, over which this one's goes.
+    hear_other_warpgroup(stage ^ 1);
     ptx::fence_async_shared();
-    const uint64_t score_rows = ptx::advance<sizeof shared.grad_score[0]>(first_score_rows, stage);
-#pragma unroll
-    for (int step = 0; step < kKeys / 16; ++step)
-      ptx::wgmma<Major::kK, Major::kMN>(Element{}, grad_query,
-                                        score_rows + (step / 4) * (Shared::kQueryPanelBytes / 16) + 2 * (step % 4),
-                                        key_columns + kOnesStep * step, step > 0);
-    ptx::wgmma_commit();
-    issue_keys.template operator()<kAhead, kKeySteps>();
-    ptx::wgmma_commit();
-    if constexpr (kFloatSums && !kExchangeEarly) exchange_row_sums();
-    ptx::wgmma_wait<1>();  // dQ, and dV: nobody reads dO any more
-    release(&shared.output_empty[stage], lane);
-    ptx::pin(grad_query);
-    ptx::named_barrier_sync(kSliceEmpty + warpgroup, 160);
-    float* slice = shared.grad_query[warpgroup];
-#pragma unroll
-    for (int k = 0; k < 8; ++k)
-      reinterpret_cast<float4*>(slice)[128 * k + thread] =
-          float4{grad_query[4 * k], grad_query[4 * k + 1], grad_query[4 * k + 2], grad_query[4 * k + 3]};
-    if constexpr (kRowSums > 0) {
-      if (lane % 4 == 0) {
-        slice[64 * 64 + 16 * warp + lane / 4] = grad_query[32];
-        slice[64 * 64 + 16 * warp + lane / 4 + 8] = grad_query[34];
-      }
+    if constexpr (kStoreFirst) store_grad_scores();
+    if constexpr (kScoresFollow) {
+      ptx::wgmma_wait<0>();  // dV
+      ptx::pin(grad_value);
+      release_output();
+      sum_grad_scores();
     }
-    ptx::named_barrier_arrive(kSliceFull + warpgroup, 160);
+    ptx::pin(grad_score);
+    ptx::pin(grad_key);
+    ptx::wgmma_fence();
+    issue_queries(stage ^ 1);
+    ptx::wgmma_commit();
+    const uint64_t query_columns = ptx::advance<kQueryColumnsStride>(first_query_columns, stage);
+#pragma unroll
+    for (int step = 0; step < kQueries / 16; ++step)
+      ptx::wgmma<Major::kMN>(Element{}, grad_key, grad_score[4 * step], grad_score[4 * step + 1],
+                             grad_score[4 * step + 2], grad_score[4 * step + 3],
+                             query_columns + (kPanels == 1 ? kOnesStep : 128) * step, true);
+    ptx::wgmma_commit();
+    if constexpr (!kStoreFirst) store_grad_scores();
+    if constexpr (!kScoresFollow) {
+      sum_grad_scores();
+      ptx::wgmma_wait<1>();  // dQ, and dV
+      release_output();
+      tell_other_warpgroup(stage);
+      write_slice();
+    }
 
     const int row = shared.step[stage].row;
     const int next = stage ^ 1;
@@ -313,11 +333,15 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::consume(int warpgroup, i
       ptx::mbarrier_wait(&shared.query_full[next], parity);
       if (head_ends) enter_head(shared.step[next].row);
     }
-    if constexpr (kReadFirst) read_step(next);
+    read_step(next);
     ptx::forget(score);
     issue_scores(next);  // behind the last tile for nothing: a branch around it would end the pipeline
     ptx::wgmma_commit();
-    if constexpr (!kReadFirst) read_step(next);
+    if constexpr (kScoresFollow) {
+      ptx::wgmma_wait<2>();  // dQ
+      tell_other_warpgroup(stage);
+      write_slice();
+    }
 
     ptx::wgmma_wait<0>();  // dK: nobody reads this query tile any more; and the next Sᵀ
     ptx::pin(grad_key);
@@ -337,39 +361,20 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::consume(int warpgroup, i
     stage = next;
   }
 
+  if (any) {  // dQ of the last step
+    hear_other_warpgroup(stage ^ 1);
+    ptx::fence_async_shared();
+    ptx::wgmma_fence();
+    issue_queries(stage ^ 1);
+    ptx::wgmma_commit();
+    ptx::wgmma_wait<0>();
+    write_slice();
+  }
+
   // dV over V's rows, that only this warpgroup read; dK over K, that both did.
-  meet_other_warpgroup([] {});
-#pragma unroll
-  for (int panel = 0; panel < kPanels; ++panel) {
-    const uint32_t offset = warpgroup * 64 * 128 + ptx::swizzled_offset(16 * warp + lane % 16, 0);
-    const uint32_t value_address = ptx::shared_address(shared.value[panel]) + offset;
-    const uint32_t key_address = ptx::shared_address(shared.key[panel]) + offset;
-#pragma unroll
-    for (int j = 0; j < 8; j += 2) {
-      const int i = 32 * panel + 4 * j;
-      const uint32_t chunk = (j + lane / 16) << 4;  // 16-byte chunk of the row, before the swizzle
-      ptx::store_matrices(value_address ^ chunk, ptx::pack<Element>(grad_value[i], grad_value[i + 1]),
-                          ptx::pack<Element>(grad_value[i + 2], grad_value[i + 3]),
-                          ptx::pack<Element>(grad_value[i + 4], grad_value[i + 5]),
-                          ptx::pack<Element>(grad_value[i + 6], grad_value[i + 7]));
-      ptx::store_matrices(key_address ^ chunk, ptx::pack<Element>(grad_key[i] * p.scale, grad_key[i + 1] * p.scale),
-                          ptx::pack<Element>(grad_key[i + 2] * p.scale, grad_key[i + 3] * p.scale),
-                          ptx::pack<Element>(grad_key[i + 4] * p.scale, grad_key[i + 5] * p.scale),
-                          ptx::pack<Element>(grad_key[i + 6] * p.scale, grad_key[i + 7] * p.scale));
-    }
-  }
-  ptx::fence_async_shared();
-  ptx::named_barrier_sync(kWarpgroup + warpgroup, 128);
-  if (thread == 0) {
-#pragma unroll
-    for (int panel = 0; panel < kPanels; ++panel) {
-      const int token = key_tile * kKeys + 64 * warpgroup;
-      ptx::store_tile(&p.grad_value, shared.value[panel] + warpgroup * 64 * 128, 64 * panel, head, token, batch);
-      ptx::store_tile(&p.grad_key, shared.key[panel] + warpgroup * 64 * 128, 64 * panel, head, token, batch);
-    }
-    ptx::bulk_commit();
-    ptx::bulk_wait_read<0>();
-  }
+  tell_other_warpgroup(stage);
+  hear_other_warpgroup(stage);
+  store_gradients(warpgroup, thread, grad_value, grad_key);
 }
 
 }  // namespace lethe

@@ -91,14 +91,15 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::describe_steps() {
 
 /// The eight warps' row sums of a step make one for each query, which goes where dQ of the query's first 64 columns goes, behind it.
 template <typename Element, int kDim, bool kFloatSums>
-__device__ void BackwardCta<Element, kDim, kFloatSums>::add_row_sums(float* slices, int stage) {
+__device__ void BackwardCta<Element, kDim, kFloatSums>::add_row_sums(float* slices, int step) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int slice = 0; slice < kQueries / 64; ++slice) {
     float2 sum = {0, 0};  // of two queries
 #pragma unroll
     for (int warp = 0; warp < 8; ++warp) {
-      const float2 part = reinterpret_cast<const float2*>(shared.row_sums[stage][warp] + 64 * slice)[lane];
+      const float2 part =
+          reinterpret_cast<const float2*>(shared.row_sums[step % (2 * kStages)][warp] + 64 * slice)[lane];
       sum.x += part.x, sum.y += part.y;
     }
     reinterpret_cast<float2*>(shared.grad_query[slice] + 64 * 64)[lane] = sum;
@@ -118,9 +119,14 @@ template <typename Element, int kDim, bool kFloatSums>
 __device__ void BackwardCta<Element, kDim, kFloatSums>::add_slices() {
   const bool leader = threadIdx.x % 32 == 0;
   BackwardWalk at = walk();
-  int stage = 0;
+  int step = 0;
+  bool more = at.next_head();
+  if (more) {  // what the warpgroups write in their first step is of no step (backward_kernel.cuh)
+    for (int warpgroup = 0; warpgroup < 2; ++warpgroup) ptx::named_barrier_arrive(kSliceEmpty + warpgroup, 160);
+    for (int warpgroup = 0; warpgroup < 2; ++warpgroup) ptx::named_barrier_sync(kSliceFull + warpgroup, 160);
+  }
 #pragma unroll 1
-  for (bool more = at.next_head(); more; more = at.next(), stage ^= 1) {
+  for (; more; more = at.next(), ++step) {
     float* slices =
         p.workspace.grad_query + (row_of_heads(at.head) * (p.padded_queries / kQueries) + at.tile) * 2 * kSliceFloats;
     int32_t* turn = p.workspace.turns + row_of_heads(at.head) * (p.padded_queries / kQueries) + at.tile;
@@ -148,7 +154,7 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::add_slices() {
                             sizeof(float) * (with_sums ? kSliceFloats : 64 * 64));
       }
       if constexpr (kFloatSums) {
-        if (warpgroup == 1) add_row_sums(slices, stage);
+        if (warpgroup == 1) add_row_sums(slices, step);
       }
       if (leader) ptx::bulk_commit();
     }

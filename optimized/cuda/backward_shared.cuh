@@ -65,8 +65,8 @@ struct alignas(1024) BackwardShared {
   float key_bias[kKeys];  // b_j of the step's head, each written and read by one warp
   int exact_end;          // kept for itself by the thread that describes the steps, which is short of registers
   uint64_t query_full[kStages], query_empty[kStages], output_full[kStages], output_empty[kStages];
-  float row_sums[kStages][8]
-                [kQueries];  // of dS in float, each consumer warp's over its 16 keys; idle in other instances
+  // Of dS in float, each consumer warp's over its 16 keys; idle in other instances. Read a step later, with dQ.
+  float row_sums[2 * kStages][8][kQueries];
 };
 
 /// The query tiles of one key tile: over the query heads of its group, and in each from the diagonal to the last that sees it.
@@ -164,13 +164,16 @@ struct BackwardCta {
   };
   template <int kStagePanels>
   __device__ void load(const StepOperand<kStagePanels>& operand);
-  __device__ void load_queries();                          // one thread of the producer warpgroup, and the keys
-  __device__ void load_grad_outputs();                     // another, and the values
-  __device__ void describe_steps();                        // a third
-  __device__ void add_slices();                            // a warp
-  __device__ void add_row_sums(float* slices, int stage);  // its part in sums of floats
+  __device__ void load_queries();                         // one thread of the producer warpgroup, and the keys
+  __device__ void load_grad_outputs();                    // another, and the values
+  __device__ void describe_steps();                       // a third
+  __device__ void add_slices();                           // a warp
+  __device__ void add_row_sums(float* slices, int step);  // its part in sums of floats
   template <bool kSumsRows>
   __device__ void consume(int warpgroup, int thread);
+  template <int kCount>
+  __device__ void store_gradients(int warpgroup, int thread, const float (&grad_value)[kDim / 2],
+                                  const float (&grad_key)[kCount]);  // its end
 };
 
 }  // namespace lethe

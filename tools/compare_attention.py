@@ -72,6 +72,7 @@ class Implementation:
     forward: Callable    # Inputs → values [B, T, H, D]
     prepare: Callable = lambda inputs: None  # what the user is supposed to have beforehand; not timed
     lengths: tuple = (4096, 16384, 65536)    # where it takes part unasked
+    sums_in_16_bits: bool = False            # ours: makes the gate's gradient of dS as it is rounded
 
 
 class Inputs:
@@ -130,11 +131,19 @@ def reference(inputs, gated, batch, head):
     return {"values": values, "query": d_query, "key": d_key, "value": d_value, "log_forget": d_gate}
 
 
+def backward(implementation, values, inputs):
+    """The gradients of what it differentiates."""
+    allow_sums_in_16_bits = torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp
+    allow_sums_in_16_bits(implementation.sums_in_16_bits)
+    gradients = torch.autograd.grad(values, inputs.leaves(implementation.gate_gradient), inputs.grad)
+    allow_sums_in_16_bits(False)
+    return gradients
+
+
 def check(implementation, inputs, expected):
     """The largest share of its budget that any tensor of the sampled heads uses."""
-    leaves = inputs.leaves(implementation.gate_gradient)
     values = implementation.forward(inputs)
-    gradients = torch.autograd.grad(values, leaves, inputs.grad)
+    gradients = backward(implementation, values, inputs)
     actual = dict(zip(("values", "query", "key", "value", "log_forget"), (values.detach(), *gradients)))
     worst = 0.0
     for (batch, head), tensors in expected[implementation.gated].items():
@@ -210,6 +219,7 @@ def implementations(absent):
     """All that can be imported here; what can't goes to `absent` with its reason."""
     cudnn, flash = torch.nn.attention.SDPBackend.CUDNN_ATTENTION, torch.nn.attention.SDPBackend.FLASH_ATTENTION
     yield Implementation("lethe", True, True, lethe())
+    yield Implementation("lethe_16_bit_sums", True, True, lethe(), sums_in_16_bits=True)
     yield Implementation("lethe_pruned", True, True, lethe(pruned=True))
     yield Implementation("lethe_zero_gate", False, False, lethe(zero_gate=True))
     yield Implementation("cudnn", False, False, sdpa(cudnn))
@@ -254,7 +264,7 @@ def time_once(implementation, inputs):
     marks[0].record()
     values = implementation.forward(inputs)
     marks[1].record()
-    torch.autograd.grad(values, inputs.leaves(implementation.gate_gradient), inputs.grad)
+    backward(implementation, values, inputs)
     marks[2].record()
     torch.cuda.synchronize()
     return marks[0].elapsed_time(marks[1]), marks[1].elapsed_time(marks[2])

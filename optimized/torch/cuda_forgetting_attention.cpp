@@ -134,12 +134,9 @@ ForwardResult forward(const Tensor& query, const Tensor& key, const Tensor& valu
   return {values, log_normalizer, visited_pairs, boundary, residual};
 }
 
-// Torch's own switch, torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction or ….allow_fp16_…: on unless it is turned off.
-bool reduced_precision_allowed(at::ScalarType type) {
-  const auto allowed = type == at::kBFloat16 ? at::globalContext().allowBF16ReductionCuBLAS()
-                                             : at::globalContext().allowFP16ReductionCuBLAS();
-  return allowed == at::CuBLASReductionOption::AllowReducedPrecisionWithSplitK;
-}
+// Torch's switch for attention that may add up in 16 bits, torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True): off unless it is
+// turned on.
+bool sums_in_16_bits_allowed() { return at::globalContext().allowFP16BF16ReductionMathSDP(); }
 
 BackwardResult backward(const Tensor& grad_values, const Tensor& query, const Tensor& key, const Tensor& value,
                         const Tensor& log_forget, const Tensor& values, const Tensor& residual,
@@ -182,7 +179,7 @@ BackwardResult backward(const Tensor& grad_values, const Tensor& query, const Te
                    .grad_log_forget = grad_log_forget.mutable_data_ptr<float>(),
                    .workspace = workspace.mutable_data_ptr(),
                    .deterministic = at::globalContext().deterministicAlgorithms(),
-                   .float_sums = !reduced_precision_allowed(query.scalar_type()),
+                   .float_sums = !sums_in_16_bits_allowed(),
                    .stream = stream});
   return {grad_query, grad_key, grad_value, grad_log_forget};
 }

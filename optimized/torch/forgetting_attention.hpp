@@ -26,10 +26,10 @@ namespace lethe {
 /// throws   c10::Error "name: expected …, found …" for a wrong rank, shape, dtype, device, layout or (on the CPU) value
 /// cost     O(B·Hq·Tq·Tk·(D+Dv)) less what is pruned; O(T·block) extra memory, forward and backward
 /// numerics sums in float32 (float64 for float64); the gate's prefix sum in two levels: a float64 base a block, a local offset.
-///          The Hopper kernels (bfloat16 and float16 at head dims 64 and 128) make the gate's gradient of 16-bit sums: of dS as it is
-///          rounded to 16 bits, added in float32; or, where torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
-///          (…allow_fp16… for float16) is False when the backward runs, of float sums: of dS before that, slower and, unless logits
-///          decide against the gate, more exact. Torch's own matrix products heed that switch, too
+///          The Hopper kernels (bfloat16 and float16 at head dims 64 and 128) make the gate's gradient of row and column sums of the
+///          same float32 dS; or, where torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True) allows that when the backward
+///          runs, of dS as it is rounded to 16 bits, added in float32: faster and, unless logits decide against the gate, less exact.
+///          Torch's own attention in its math backend heeds that switch, too
 at::Tensor forgetting_attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                                 const at::Tensor& log_forget, std::optional<double> scale = std::nullopt,
                                 std::optional<double> log_pruning_tolerance = std::nullopt,

@@ -174,37 +174,33 @@ class Operators(unittest.TestCase):
                 for a, b in zip(first, other):
                     self.assertTrue(torch.equal(a, b), dim)
 
-    def test_the_gates_gradient_is_of_unrounded_numbers_where_torch_is_told_so(self):
+    def test_the_gates_gradient_is_of_float_sums_unless_torch_allows_16_bits(self):
+        allowed = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed
+        self.assertFalse(allowed())  # unless somebody allows it
         torch.use_deterministic_algorithms(True)
-        switches = {torch.bfloat16: "allow_bf16_reduced_precision_reduction", torch.float16: "allow_fp16_reduced_precision_reduction"}
-        before = {switch: getattr(torch.backends.cuda.matmul, switch) for switch in switches.values()}
         try:
-            for dtype in switches:
+            for dtype in (torch.bfloat16, torch.float16):
                 for dim in (64, 128):
                     inputs = problem(dtype, dim=dim, queries=700, keys=700)
                     direction = torch.randn(inputs[0].shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(dtype)
 
-                    def gradient(tensors, device):
+                    def gradients(tensors, device):
                         tensors = [tensor.to(device).requires_grad_() for tensor in tensors]
                         values = torch.ops.lethe.forgetting_attention(*tensors)
-                        return torch.autograd.grad(values, tensors[3], direction.to(values))[0].cpu()
+                        return [gradient.cpu() for gradient in torch.autograd.grad(values, tensors, direction.to(values))]
 
-                    expected = gradient([tensor.double() for tensor in inputs], "cpu")
-                    gradients = {"all": gradient(inputs, "cuda")}
-                    for other in switches:
-                        setattr(torch.backends.cuda.matmul, switches[other], False)
-                        gradients[other] = gradient(inputs, "cuda")
-                        setattr(torch.backends.cuda.matmul, switches[other], True)
-                    for other in switches:
-                        with self.subTest(dtype=dtype, dim=dim, switch=switches[other]):
-                            if other == dtype:
-                                self.assertLess(2 * error(gradients[other], expected), error(gradients["all"], expected))
-                            else:
-                                self.assertTrue(torch.equal(gradients[other], gradients["all"]))
+                    expected = gradients([tensor.double() for tensor in inputs], "cpu")
+                    of_float_sums = gradients(inputs, "cuda")
+                    torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)
+                    of_16_bit_sums = gradients(inputs, "cuda")
+                    torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(False)
+                    with self.subTest(dtype=dtype, dim=dim):
+                        self.assertLess(2 * error(of_float_sums[3], expected[3]), error(of_16_bit_sums[3], expected[3]))
+                        for one, other in zip(of_float_sums[:3], of_16_bit_sums[:3]):
+                            self.assertTrue(torch.equal(one, other))
         finally:
             torch.use_deterministic_algorithms(False)
-            for switch, allowed in before.items():
-                setattr(torch.backends.cuda.matmul, switch, allowed)
+            torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(False)
 
     def test_a_graph_replays_with_new_contents(self):
         for dtype, dim, options in GRAPHS:

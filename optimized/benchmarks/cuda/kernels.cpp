@@ -16,9 +16,9 @@
 // all meet the same clock: their ratio is that of cycles. With a second or more each module runs at the clock that its own power allows.
 //
 // `forward` and `backward` are those of training: the residual of the values is kept and read. `inference` is a forward that keeps none;
-// `backward_float_sums`, with open gates alone, a backward whose sums behind the gate's gradient are of floats (kernels.hpp: float_sums; a
-// module from before it runs `backward` again); `plan` the forward's plan alone. TFLOP/s are effective: 2·B·H·T²·D forward, 2.5 times that
-// backward, whatever was pruned.
+// `backward_16_bit_sums`, with open gates alone, a backward whose sums behind the gate's gradient are of what is rounded to 16 bits, not of
+// floats (kernels.hpp: float_sums; a module from before it makes 16-bit sums in both, one without a gate none); `plan` the forward's plan
+// alone. TFLOP/s are effective: 2·B·H·T²·D forward, 2.5 times that backward, whatever was pruned.
 // B·T = 32768, H·D = 1536, bfloat16, queries and keys RMS-normalised; gates `open` (mean log f = −1e-4), `bimodal` (−0.1 in 70 % of the
 // heads), which alone is pruned, and at T = 16384 `strong` (−8: every block is strong, kernels.hpp).
 
@@ -47,7 +47,7 @@ namespace {
 constexpr int64_t kTokens = 32768, kWidth = 1536, kMostHeads = kWidth / 64;
 constexpr const char* kGates[] = {"open", "bimodal", "strong"};
 constexpr const char* kNoGate = "none";
-constexpr const char* kBackwardFloatSums = "backward_float_sums";
+constexpr const char* kBackward16BitSums = "backward_16_bit_sums";
 constexpr double kAgreement = 0.01;  // two results in bfloat16, each off by some 0.3 %
 constexpr std::string_view kStretchOption = "--milliseconds=";
 // Milliseconds: of a repetition's rounds; and of calls before them, at least, for a device that has rested runs at another clock.
@@ -161,7 +161,7 @@ struct Case {
   std::string gate, direction;
 };
 
-bool is_backward(const std::string& direction) { return direction == "backward" || direction == kBackwardFloatSums; }
+bool is_backward(const std::string& direction) { return direction == "backward" || direction == kBackward16BitSums; }
 
 const Inputs& inputs_of(int64_t dim) {
   static std::map<int64_t, Inputs> all;
@@ -191,7 +191,7 @@ lethe_problem problem_of(const Case& c, const Outputs& outputs) {
           nullptr,
           nullptr,
           c.direction == "inference" ? nullptr : outputs.residual.get(),
-          c.direction == kBackwardFloatSums};
+          c.direction == "backward"};
 }
 
 // Of the first tokens of all, and of the last: the first keys are seen by all queries, the last queries see all keys.
@@ -356,15 +356,15 @@ int main(int count, char** arguments) {
   }
   for (const int64_t dim : {64, 128})
     for (const int64_t length : {4096, 16384})
-      for (const char* direction : {"backward", kBackwardFloatSums})
+      for (const char* direction : {"backward", kBackward16BitSums})
         if (!agree(modules, dim, length, direction)) return 1;
   benchmark::AddCustomContext("milliseconds", milliseconds);
   for (const int64_t dim : {64, 128})
     for (const int64_t length : {4096, 16384})
       for (const char* gate : kGates)
-        for (const char* direction : {"inference", "forward", "backward", kBackwardFloatSums, "plan"}) {
+        for (const char* direction : {"inference", "forward", "backward", kBackward16BitSums, "plan"}) {
           if (std::string_view(gate) == "strong" && length < 16384) continue;
-          if (std::string_view(direction) == kBackwardFloatSums && std::string_view(gate) != "open") continue;
+          if (std::string_view(direction) == kBackward16BitSums && std::string_view(gate) != "open") continue;
           const Case c{length, dim, gate, direction};
           const std::string name =
               c.direction + "/D:" + std::to_string(dim) + "/T:" + std::to_string(length) + "/" + gate;

@@ -53,9 +53,8 @@ MUTANTS = [
         ("residual", ".residual = keep_residual ? residual.mutable_data_ptr() : nullptr", ".residual = nullptr", {}),
         ("boundary_anew", "gates.boundary_given = true;", "", {}),
         ("any_order", "at::globalContext().deterministicAlgorithms()", "false", {}),
-        ("rounded_sums", ".float_sums = !reduced_precision_allowed(query.scalar_type())", ".float_sums = false", {}),
-        ("float_sums_of_others", "type == at::kBFloat16 ? at::globalContext().allowBF16",
-         "type != at::kBFloat16 ? at::globalContext().allowBF16", {}),
+        ("rounded_sums", ".float_sums = !sums_in_16_bits_allowed()", ".float_sums = false", {}),
+        ("float_sums", ".float_sums = !sums_in_16_bits_allowed()", ".float_sums = true", {}),
         ("forward_stream", "at::cuda::getCurrentCUDAStream();\n  const Tensor q = addressable(query), k = addressable(key), v = addressable(value);"
          "\n  Tensor values", "nullptr;\n  const Tensor q = addressable(query), k = addressable(key), v = addressable(value);\n  Tensor values", {}),
         ("backward_stream", "at::cuda::getCurrentCUDAStream();\n  const Tensor q = addressable(query), k = addressable(key), v = addressable(value);"

@@ -8,7 +8,8 @@ length, and report.html; for all of them results/README.md. And in every README 
     <!-- /table -->
 
 MACHINE is a folder of results/; NAME is "verdicts", a claim (its numbers), CLAIM.statements (its comparisons), a file of
-tools/benchmark, OPERATOR_cpu, or of tools/gpu_check, OPERATOR_cuda, "attention_throughput", its ratios, or "precision", errors in its log.
+tools/benchmark, OPERATOR_cpu, or of tools/gpu_check, OPERATOR_cuda, "attention_throughput", its ratios, "precision", errors in its log,
+or of tools/gpu_profile, "backward_profile".
 """
 
 import argparse

@@ -177,6 +177,7 @@ class Benchmarks(WithCheckout):
     def test_throughput_is_told_in_ratios_to_the_fastest_of_each_kind(self):
         speeds = {  # gate, implementation: forward, backward, pruned share
             ("open", "lethe"): (600, 500, 0), ("open", "cudnn"): (500, 400, 0), ("open", "flash_attention_4"): (480, 625, 0),
+            ("open", "lethe_16_bit_sums"): (600, 550, 0),
             ("bimodal", "lethe"): (800, 500, 0.6),
             ("bimodal", "lethe_pruned"): (1800, 1000, 0.6), ("bimodal", "flex_pruned_mask"): (900, 800, 0.6),
             ("bimodal", "flex_flash_pruned_mask"): (1200, 400, 0.6), ("bimodal", "flex"): (2000, 2000, 0.6),
@@ -190,7 +191,7 @@ class Benchmarks(WithCheckout):
         path.write_text("\n".join(lines) + "\n")
         row = readme_table(self.checkout.root, self.checkout.results, "m", "attention_throughput").splitlines()[2]
         self.assertEqual([cell.strip() for cell in row.strip("|").split("|")],
-                         ["T = 16384, D = 64", "1.200", "1.250", "1.250", "0.8000", "0.6000", "0.9000", "0.8000", "1.500", "1.250", "3.000", "2.000",
+                         ["T = 16384, D = 64", "1.200", "1.250", "1.250", "0.8000", "1.375", "0.8800", "0.6000", "0.9000", "0.8000", "1.500", "1.250", "3.000", "2.000",
                           "0.9000", "1.250"])
         path.write_text(path.read_text() + "bimodal,cudnn,16384,64,pruned_share,0.7\n")
         with self.assertRaisesRegex(BadResult, "expected one pruned share, found"):
@@ -216,13 +217,33 @@ class Precision(WithCheckout):
     def test_the_largest_error_over_head_dims_and_seeds_stands_in_the_table(self):
         kernels = [(dtype, dim) for dtype in ("bfloat16", "float16") for dim in (64, 128)]
         lines = "".join(self.LINE.format(*kernel, error, 0.01) for kernel in kernels for error in (0.1, kernel[1] / 1000))
-        self.assertEqual(self.table(lines), ["| T = 8192, open | 0.300 | 0.128 | 0.010 | 0.300 | 0.128 | 0.010 |"])
+        self.assertEqual(self.table(lines), ["| T = 8192, open | 0.300 | 0.010 | 0.128 | 0.300 | 0.010 | 0.128 |"])
 
     def test_a_log_without_every_kernel_is_an_error(self):
         with self.assertRaisesRegex(BadResult, "T = 8192, open: expected errors of every kernel"):
             self.table(self.LINE.format("bfloat16", 64, 0.1, 0.01))
         with self.assertRaisesRegex(BadResult, "expected lines of errors"):
             self.table("")
+
+
+class Profile(WithCheckout):
+    METRICS = {"gpc__cycles_elapsed.avg": [12.5e6, "cycle"], "smsp__inst_executed.sum": [2e9, "inst"],
+               **{f"{unit}.avg.pct_of_peak_sustained_elapsed": [share, "%"] for unit, share in (
+                   ("sm__pipe_tensor_cycles_active", 68), ("l1tex__data_pipe_lsu_wavefronts", 70), ("sm__issue_active", 37),
+                   ("sm__inst_executed_pipe_xu", 24), ("sm__pipe_alu_cycles_active", 18), ("sm__pipe_fma_cycles_active", 14))}}
+
+    def table(self, metrics):
+        kernels = [{"head_dim": 64, "kernel": "float sums", "metrics": metrics}]
+        (self.checkout.machine / "backward_profile.json").write_text(json.dumps({"kernels": kernels}))
+        return readme_table(self.checkout.root, self.checkout.results, "m", "backward_profile").splitlines()[2:]
+
+    def test_a_row_a_kernel(self):
+        self.assertEqual(self.table(self.METRICS | {"another": [1, ""]}),
+                         ["| D = 64, float sums | 12.50 | 2000 | 68.00 | 70.00 | 37.00 | 24.00 | 18.00 | 14.00 |"])
+
+    def test_a_metric_that_is_missing_is_an_error(self):
+        with self.assertRaisesRegex(BadResult, "D = 64, float sums: expected gpc__cycles_elapsed.avg, found none"):
+            self.table({})
 
 
 class Throughput(WithCheckout):

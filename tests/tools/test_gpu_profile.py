@@ -9,7 +9,8 @@ import unittest
 from shell_programs import ShellPrograms
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-CSV = '"ID","Kernel Name","sm__cycles.avg","issue.pct"\\n"","","cycle","%%"\\n"0","backward","1,234.5","40"\\n'
+CSV = ('"ID","Kernel Name","sm__cycles.avg","sm__cycles.max","issue.sum","issue.sum.pct","device__attribute_x"\\n"","","cycle","cycle","%%","",""\\n'
+       '"0","backward","1,234.5","2","40","3","4"\\n')
 NCU = f"""case "$1" in --version) printf 'NVIDIA\\nVersion 1\\n'; exit ;; esac
 while [ $# -gt 0 ]; do case "$1" in --log-file) log=$2 ;; regex:*) kernel=$1 ;; *.so) module=$(basename $1) ;; esac; shift; done
 echo "$kernel $module" >>"$(dirname "$0")/called"
@@ -36,7 +37,7 @@ class Profile(ShellPrograms):
         self.assertEqual([(k["head_dim"], k["kernel"]) for k in content["kernels"]],
                          [(dim, kernel) for dim in (64, 128) for kernel in ("float sums", "16-bit sums", "no gate")])
         for kernel in content["kernels"]:
-            self.assertEqual(kernel["metrics"], {"ID": [0.0, ""], "sm__cycles.avg": [1234.5, "cycle"], "issue.pct": [40.0, "%"]})
+            self.assertEqual(kernel["metrics"], {"ID": [0.0, ""], "sm__cycles.avg": [1234.5, "cycle"], "issue.sum": [40.0, "%"]})
         called = (self.folder / "bin/called").read_text().splitlines()
         self.assertEqual(called[:3], ["regex:14backward_tilesI13__nv_bfloat16Li64ELb1E lethe_kernels.so",
                                       "regex:14backward_tilesI13__nv_bfloat16Li64ELb0E lethe_kernels.so",

@@ -75,7 +75,7 @@ def cpu_table(path):
 
 
 GATED, WITHOUT_GATE = "lethe_kernels", "lethe_kernels_without_gate"
-DIRECTIONS = {"inference": "inference", "forward": "forward", "backward": "backward", "backward_float_sums": "backward, float sums"}
+DIRECTIONS = {"inference": "inference", "forward": "forward", "backward": "backward", "backward_16_bit_sums": "backward, 16-bit sums"}
 
 
 def gate_costs(path):
@@ -122,7 +122,7 @@ def benchmark_page(path):
             f"# {path.stem}\n\n{benchmark_table(path)}\nThe kernels beside the same built without a gate, which prunes nothing; each direction with its "
             "plan: prefix sums and the order of heads, and before a forward norms and boundary (`plan alone` is a forward's). `forward` keeps the "
             "residual of the values that the backward wants, with a gate and without; "
-            f"`inference` is a forward that keeps none, `float sums` a backward whose sums of dS behind the gate's gradient are of floats, with open gates alone. Both builds ran in turn, for {context['milliseconds']} ms at a time. At the power limit, where these kernels "
+            f"`inference` is a forward that keeps none, `16-bit sums` a backward whose sums of dS behind the gate's gradient are of what is rounded to 16 bits, with open gates alone. Both builds ran in turn, for {context['milliseconds']} ms at a time. At the power limit, where these kernels "
             "run, the clock goes up and down with a period of about a second: stretches of some milliseconds all meet the same clock, and tell a ratio of cycles; "
             "with a second or more each build runs at the clock that its own power allows. "
             f"Means of {repetitions} repetitions; ± is their standard deviation over √{repetitions}, in this one run. "

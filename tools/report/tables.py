@@ -7,6 +7,7 @@ from pathlib import Path
 from report.benchmarks import benchmark_files, benchmark_table
 from report.markdown import commit_words, number, table, with_band
 from report.precision import PRECISION, precision_log, precision_table
+from report.profile import PROFILE, profile_data, profile_table
 from report.results import load_machine, machine_folders
 from report.throughput import ratio_table, throughput_data
 
@@ -156,8 +157,8 @@ def index(root, results):
 
 
 def readme_table(root, results, machine, name):
-    """The table that a marker <!-- table:MACHINE/NAME --> asks for: "verdicts", a claim's "CLAIM" or "CLAIM.statements", a benchmark's, or
-    "precision"."""
+    """The table that a marker <!-- table:MACHINE/NAME --> asks for: "verdicts", a claim's "CLAIM" or "CLAIM.statements", a benchmark's, 
+    "precision" or "backward_profile"."""
     if (benchmark := results / machine / f"{name}.json") in benchmark_files(results / machine):
         return benchmark_table(benchmark)
     for data in throughput_data(results / machine):
@@ -165,6 +166,8 @@ def readme_table(root, results, machine, name):
             return ratio_table(data)
     if name == PRECISION and (log := precision_log(results / machine)).exists():
         return precision_table(log)
+    if name == PROFILE and (data := profile_data(results / machine)).exists():
+        return profile_table(data)
     claims = load_machine(root, results / machine) if (results / machine).is_dir() else []
     by_name = {claim.name: claim for claim in claims}
     if name == "verdicts" and claims:

@@ -70,12 +70,14 @@ def ratio_table(path):
             raise BadResult(f"{path}: T = {length}, D = {dim}: expected one pruned share, found {sorted(shares)}")
         share = next(iter(shares), None)
         beside_those = [number(ratio(opened, "lethe", [rival], direction)) for rival in WITHOUT_GATE for direction in DIRECTIONS]
+        beside_those += [number(ratio(opened, "lethe_16_bit_sums", [rival], "backward")) for rival in WITHOUT_GATE]
         row = [f"T = {length}, D = {dim}", *beside_those, number(share)]
         for case, rivals, factor in ((bimodal, ["lethe"], None if share is None else 1 - share), (bimodal, FLEX_PRUNED, 1.0),
                                      (bimodal, OFFICIAL_PRUNED, 1.0), (init, FLEX_PRUNED, 1.0), (init, OFFICIAL_PRUNED, 1.0)):
             row += [number(ratio(case, "lethe_pruned", rivals, direction, factor) if factor is not None else None) for direction in DIRECTIONS]
         rows.append(row)
-    titles = ["open: × cuDNN", "backward", "× FlashAttention-4", "backward", "bimodal: pruned share p", "× unpruned · (1 − p)", "backward",
+    titles = ["open: × cuDNN", "backward", "× FlashAttention-4", "backward", "backward with 16-bit sums: × cuDNN", "× FlashAttention-4",
+              "bimodal: pruned share p", "× unpruned · (1 − p)", "backward",
               "× FlexAttention, pruned mask", "backward", "× official, pruned", "backward",
               "init: × FlexAttention, pruned mask", "backward", "× official, pruned", "backward"]
     return table(["", *titles], rows)

@@ -133,11 +133,12 @@ def reference(inputs, gated, batch, head):
 
 def backward(implementation, values, inputs):
     """The gradients of what it differentiates."""
-    allow_sums_in_16_bits = torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp
-    allow_sums_in_16_bits(implementation.sums_in_16_bits)
-    gradients = torch.autograd.grad(values, inputs.leaves(implementation.gate_gradient), inputs.grad)
-    allow_sums_in_16_bits(False)
-    return gradients
+    before = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()
+    torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(implementation.sums_in_16_bits)
+    try:
+        return torch.autograd.grad(values, inputs.leaves(implementation.gate_gradient), inputs.grad)
+    finally:
+        torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(before)
 
 
 def check(implementation, inputs, expected):

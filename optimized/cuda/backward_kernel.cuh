@@ -10,7 +10,7 @@
 // steps are, and a warp adds dQ to global memory. R_i / a and −Δ_i come with one more k-step of Sᵀ and dPᵀ (bias_step.cuh), and b_j is
 // one number a row of Sᵀ, the third operand of a multiplication: the gate's bias and Δ cost nothing between a product and what waits for
 // it. A step multiplies the dQ of the step before, for which the other warpgroup's dS has long been there: so neither waits for the other
-// unless it is a whole step ahead, and one computes exponentials while the other's products run. Sᵀ of the next tile is issued before dK of
+// unless it is about half a step ahead, and one computes exponentials while the other's products run. Sᵀ of the next tile is issued before dK of
 // this one has ended, and at D = 64, where there are registers for it, before dQ has. Near strong gates (strong_gates.cuh) R's k-step adds
 // zeros on the diagonal, where R_i + b_j comes in double, and elsewhere b_j is counted from behind the tile.
 //
@@ -159,13 +159,13 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::consume(int warpgroup, i
   // Each waits at a barrier of its own: where they run different instances of this function, synccheck takes one barrier that is met in
   // two places for divergence. And at another one the next time, or it could hear twice from a warpgroup that is fast before it waits.
   const auto tell_other_warpgroup = [&](int stage) {
-    ptx::named_barrier_arrive(kMet + 2 * stage + 1 - warpgroup, 256);
+    ptx::named_barrier_arrive(kTold + 2 * stage + 1 - warpgroup, 256);
   };
-  const auto hear_other_warpgroup = [&](int stage) { ptx::named_barrier_sync(kMet + 2 * stage + warpgroup, 256); };
+  const auto hear_other_warpgroup = [&](int stage) { ptx::named_barrier_sync(kTold + 2 * stage + warpgroup, 256); };
   // dQ of the step whose dS lies in a stage; of both warpgroups, so it is heard beforehand that they have stored it. Those fence dS off for
   // wgmma who have it read, as add_slices does with dQ's slices for the copy engine: where a thread fences off what it has just written it
   // waits until all of that has arrived.
-  const auto issue_queries = [&](int stage) {
+  const auto issue_grad_query = [&](int stage) {
     const uint64_t score_rows = ptx::advance<sizeof shared.grad_score[0]>(first_score_rows, stage);
 #pragma unroll
     for (int step = 0; step < kKeys / 16; ++step)
@@ -199,9 +199,9 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::consume(int warpgroup, i
     }
   };
   BackwardWalk begin = walk();
-  const bool any = begin.next_head();
-  bool more = any;
-  if (any) {
+  const bool has_steps = begin.next_head();
+  bool more = has_steps;
+  if (has_steps) {
     enter_head(row_of_heads(begin.head));
     ptx::mbarrier_wait(&shared.query_full[0], 0);
     ptx::forget(score);
@@ -211,7 +211,7 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::consume(int warpgroup, i
     ptx::wgmma_wait<0>();
     ptx::pin(score);
     if (flags & BackwardStep::kMasked) mask_scores(0);
-    tell_other_warpgroup(1);  // the first step's dQ is of no step, and nobody reads what it is made of
+    tell_other_warpgroup(1);  // the first step's dQ is of no step: made of whatever lies there, and added to nothing
   }
 #pragma unroll 1
   while (more) {
@@ -308,7 +308,7 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::consume(int warpgroup, i
     ptx::pin(grad_score);
     ptx::pin(grad_key);
     ptx::wgmma_fence();
-    issue_queries(stage ^ 1);
+    issue_grad_query(stage ^ 1);
     ptx::wgmma_commit();
     const uint64_t query_columns = ptx::advance<kQueryColumnsStride>(first_query_columns, stage);
 #pragma unroll
@@ -317,6 +317,8 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::consume(int warpgroup, i
                              grad_score[4 * step + 2], grad_score[4 * step + 3],
                              query_columns + (kPanels == 1 ? kOnesStep : 128) * step, true);
     ptx::wgmma_commit();
+    // Of registers that dK's products still read. PTX leaves open what any access to them does before the wait; these are reads alone, which
+    // nvcc neither serialises nor moves.
     if constexpr (!kStoreFirst) store_grad_scores();
     if constexpr (!kScoresFollow) {
       sum_grad_scores();
@@ -361,11 +363,11 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::consume(int warpgroup, i
     stage = next;
   }
 
-  if (any) {  // dQ of the last step
+  if (has_steps) {  // dQ of the last step
     hear_other_warpgroup(stage ^ 1);
     ptx::fence_async_shared();
     ptx::wgmma_fence();
-    issue_queries(stage ^ 1);
+    issue_grad_query(stage ^ 1);
     ptx::wgmma_commit();
     ptx::wgmma_wait<0>();
     write_slice();

@@ -65,7 +65,8 @@ struct alignas(1024) BackwardShared {
   float key_bias[kKeys];  // b_j of the step's head, each written and read by one warp
   int exact_end;          // kept for itself by the thread that describes the steps, which is short of registers
   uint64_t query_full[kStages], query_empty[kStages], output_full[kStages], output_empty[kStages];
-  // Of dS in float, each consumer warp's over its 16 keys; idle in other instances. Read a step later, with dQ.
+  // Of dS in float, each consumer warp's over its 16 keys; idle in other instances. Read a step later, with dQ, by a warp
+  // that may then be another step behind: three are needed, and four are easily counted.
   float row_sums[2 * kStages][8][kQueries];
 };
 
@@ -106,8 +107,8 @@ __device__ inline BackwardTile backward_tile_at(const BackwardParameters& p, int
 /// rows of ones. The start moves on by 2048 bytes, and the distance from it to the ones shrinks by as much.
 inline constexpr uint64_t kOnesStep = 128 - (uint64_t{128} << 16);
 
-/// Named barriers: the first of two, one for each warpgroup; of kMet two for each stage.
-enum BackwardBarrier : uint32_t { kMet = 1, kSliceEmpty = 5, kSliceFull = 7, kWarpgroup = 9 };
+/// Named barriers: the first of two, one for each warpgroup; of kTold two for each stage.
+enum BackwardBarrier : uint32_t { kTold = 1, kSliceEmpty = 5, kSliceFull = 7, kWarpgroup = 9 };
 
 /// One CTA's share of the work, by role.
 /// `kFloatSums`: the sums of dS are of floats, not of what is rounded to 16 bits.

@@ -19,9 +19,9 @@ struct BackwardResult {
   std::vector<double> log_forget;         ///< [B, Tk, Hq]
 };
 
-/// How a backward runs, its plan apart.
+/// How a backward runs, its plan apart; unless told otherwise as the operator's.
 struct BackwardOptions {
-  bool deterministic = false, float_sums = false;
+  bool deterministic = false, float_sums = true;
 };
 
 template <typename Element>

@@ -117,12 +117,13 @@ def benchmark_page(path):
     if path.stem.endswith("_cuda"):
         if "milliseconds" not in context:
             raise BadResult(f"{path}: context: expected milliseconds, found none")
+        inference = "`inference` is a forward that keeps none; " if any("inference" in of for of in gate_costs(path).values()) else ""
         (repetitions,) = {mean["repetitions"] for of in gate_costs(path).values() for mean, _ in of.values()}
         return (
             f"# {path.stem}\n\n{benchmark_table(path)}\nThe kernels beside the same built without a gate, which prunes nothing; each direction with its "
             "plan: prefix sums and the order of heads, and before a forward norms and boundary (`plan alone` is a forward's). `forward` keeps the "
             "residual of the values that the backward wants, with a gate and without; "
-            f"`inference` is a forward that keeps none, `16-bit sums` a backward whose sums of dS behind the gate's gradient are of what is rounded to 16 bits, with open gates alone. Both builds ran in turn, for {context['milliseconds']} ms at a time. At the power limit, where these kernels "
+            f"{inference}`16-bit sums` is a backward whose sums of dS behind the gate's gradient are of what is rounded to 16 bits, with open gates alone. Both builds ran in turn, for {context['milliseconds']} ms at a time. At the power limit, where these kernels "
             "run, the clock goes up and down with a period of about a second: stretches of some milliseconds all meet the same clock, and tell a ratio of cycles; "
             "with a second or more each build runs at the clock that its own power allows. "
             f"Means of {repetitions} repetitions; ± is their standard deviation over √{repetitions}, in this one run. "

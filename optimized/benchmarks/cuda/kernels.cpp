@@ -232,7 +232,7 @@ struct Runner {
                                                                                                         : m.forward) {
     problem.forward_memory = forward_memory.get();
     problem.backward_memory = backward_memory.get();
-    m.forward(&problem);  // what backward starts from
+    m.forward(&problem);  // what backward starts from; then two calls: tools/gpu_profile counts them
     call(&problem);
     calls = static_cast<int>(std::clamp(stretch_milliseconds / time_of(1), 1.0f, 1e6f));
   }

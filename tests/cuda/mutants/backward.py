@@ -21,13 +21,27 @@ MUTANTS = [
     Mutant("backward_last_key_step", "backward", "cuda/backward_kernel.cuh",
            "step < kQueries / 16; ++step)\n      ptx::wgmma<Major::kMN>(Element{}, grad_key",
            "step < kQueries / 16 - 1; ++step)\n      ptx::wgmma<Major::kMN>(Element{}, grad_key"),
-    Mutant("backward_no_meeting", "backward", "cuda/backward_kernel.cuh", "ptx::named_barrier_sync(kMet + 2 * stage + warpgroup, 256);", ""),
+    # one warpgroup late, and the other doesn't wait for it: before it multiplies dS, stores its own over it, and stores dK over K
+    Mutant("backward_not_heard", "backward", "cuda/backward_kernel.cuh",
+           "ptx::named_barrier_sync(kTold + 2 * stage + warpgroup, 256);",
+           "if (warpgroup) __nanosleep(20000);"),
+    Mutant("backward_scores_stored_unheard", "backward", "cuda/backward_kernel.cuh",
+           "hear_other_warpgroup(stage ^ 1);\n    ptx::fence_async_shared();\n    if constexpr (kStoreFirst)",
+           "store_grad_scores();\n    hear_other_warpgroup(stage ^ 1);\n    if (warpgroup) __nanosleep(20000);\n"
+           "    ptx::fence_async_shared();\n    if constexpr (false)"),
+    Mutant("backward_keys_overwritten", "backward", "cuda/backward_kernel.cuh",
+           "    hear_other_warpgroup(stage ^ 1);\n    ptx::fence_async_shared();\n    ptx::wgmma_fence();\n    issue_grad_query(stage ^ 1);\n"
+           "    ptx::wgmma_commit();\n    ptx::wgmma_wait<0>();\n    write_slice();\n  }\n\n"
+           "  // dV over V's rows, that only this warpgroup read; dK over K, that both did.\n"
+           "  tell_other_warpgroup(stage);\n  hear_other_warpgroup(stage);\n",
+           "    hear_other_warpgroup(stage ^ 1);\n    if (warpgroup) __nanosleep(20000);\n    ptx::fence_async_shared();\n"
+           "    ptx::wgmma_fence();\n    issue_grad_query(stage ^ 1);\n    ptx::wgmma_commit();\n    ptx::wgmma_wait<0>();\n    write_slice();\n  }\n"),
     Mutant("backward_query_step_too_early", "backward", "cuda/backward_kernel.cuh",
-           "issue_queries(stage ^ 1);\n    ptx::wgmma_commit();\n    const",
-           "issue_queries(stage);\n    ptx::wgmma_commit();\n    const"),
+           "issue_grad_query(stage ^ 1);\n    ptx::wgmma_commit();\n    const",
+           "issue_grad_query(stage);\n    ptx::wgmma_commit();\n    const"),
     Mutant("backward_last_query_step_again", "backward", "cuda/backward_kernel.cuh",
-           "issue_queries(stage ^ 1);\n    ptx::wgmma_commit();\n    ptx::wgmma_wait<0>();",
-           "issue_queries(stage);\n    ptx::wgmma_commit();\n    ptx::wgmma_wait<0>();"),
+           "issue_grad_query(stage ^ 1);\n    ptx::wgmma_commit();\n    ptx::wgmma_wait<0>();",
+           "issue_grad_query(stage);\n    ptx::wgmma_commit();\n    ptx::wgmma_wait<0>();"),
     Mutant("backward_scores_in_one_stage", "backward", "cuda/backward_kernel.cuh",
            "ptx::shared_address(shared.grad_score[stage][0])",
            "ptx::shared_address(shared.grad_score[0][0])"),

@@ -10,9 +10,9 @@
 // steps are, and a warp adds dQ to global memory. R_i / a and −Δ_i come with one more k-step of Sᵀ and dPᵀ (bias_step.cuh), and b_j is
 // one number a row of Sᵀ, the third operand of a multiplication: the gate's bias and Δ cost nothing between a product and what waits for
 // it. A step multiplies the dQ of the step before, for which the other warpgroup's dS has long been there: so neither waits for the other
-// unless it is about half a step ahead, and one computes exponentials while the other's products run. Sᵀ of the next tile is issued before dK of
-// this one has ended, and at D = 64, where there are registers for it, before dQ has. Near strong gates (strong_gates.cuh) R's k-step adds
-// zeros on the diagonal, where R_i + b_j comes in double, and elsewhere b_j is counted from behind the tile.
+// unless it is about half a step ahead, and one computes exponentials while the other's products run. Sᵀ of the next tile is issued before
+// dK of this one has ended, and at D = 64, where there are registers for it, before dQ has. Near strong gates (strong_gates.cuh) R's k-step
+// adds zeros on the diagonal, where R_i + b_j comes in double, and elsewhere b_j is counted from behind the tile.
 //
 // The row and column sums of dS, of which the gate's gradient is made, come in one of two ways, an instance of the kernel each:
 //

@@ -65,8 +65,8 @@ struct alignas(1024) BackwardShared {
   float key_bias[kKeys];  // b_j of the step's head, each written and read by one warp
   int exact_end;          // kept for itself by the thread that describes the steps, which is short of registers
   uint64_t query_full[kStages], query_empty[kStages], output_full[kStages], output_empty[kStages];
-  // Of dS in float, each consumer warp's over its 16 keys; idle in other instances. Read a step later, with dQ, by a warp
-  // that may then be another step behind: three are needed, and four are easily counted.
+  // Of dS in float, each consumer warp's over its 16 keys; idle in other instances. Those of the CTA's nth step are number n mod 4. They are
+  // read a step later, with dQ, by a warp that may then be another step behind: three are needed, and four are easily counted.
   float row_sums[2 * kStages][8][kQueries];
 };
 

@@ -17,7 +17,9 @@ def precision_log(folder):
 
 
 def precision_table(path):
-    """A row a length and gate, %: the largest error over head dims, seeds, and values and gradients but the gate's; then that of d log f, by sums of floats and by sums of what those are rounded to."""
+    """A row a length and gate, %: the largest error over head dims, seeds, and values and gradients but the gate's; then that of d log f,
+    by sums of floats and by sums of what those are rounded to.
+    """
     worst = {}  # (length, case): {dtype: [values, dq, dk and dv; d log f by float sums; by 16-bit sums]}
     kernels = {}  # (length, case): (dtype, dim) that were seen
     for line in LINE.finditer(path.read_text()):

@@ -157,7 +157,7 @@ def index(root, results):
 
 
 def readme_table(root, results, machine, name):
-    """The table that a marker <!-- table:MACHINE/NAME --> asks for: "verdicts", a claim's "CLAIM" or "CLAIM.statements", a benchmark's, 
+    """The table that a marker <!-- table:MACHINE/NAME --> asks for: "verdicts", a claim's "CLAIM" or "CLAIM.statements", a benchmark's,
     "precision" or "backward_profile"."""
     if (benchmark := results / machine / f"{name}.json") in benchmark_files(results / machine):
         return benchmark_table(benchmark)

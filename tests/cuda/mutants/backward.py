@@ -34,8 +34,8 @@ MUTANTS = [
            "    ptx::wgmma_commit();\n    ptx::wgmma_wait<0>();\n    write_slice();\n  }\n\n"
            "  // dV over V's rows, that only this warpgroup read; dK over K, that both did.\n"
            "  tell_other_warpgroup(stage);\n  hear_other_warpgroup(stage);\n",
-           "    hear_other_warpgroup(stage ^ 1);\n    if (warpgroup) __nanosleep(20000);\n    ptx::fence_async_shared();\n"
-           "    ptx::wgmma_fence();\n    issue_grad_query(stage ^ 1);\n    ptx::wgmma_commit();\n    ptx::wgmma_wait<0>();\n    write_slice();\n  }\n"),
+           "    hear_other_warpgroup(stage ^ 1);\n    if (warpgroup) __nanosleep(20000);\n    ptx::fence_async_shared();\n    ptx::wgmma_fence();\n"
+           "    issue_grad_query(stage ^ 1);\n    ptx::wgmma_commit();\n    ptx::wgmma_wait<0>();\n    write_slice();\n  }\n"),
     Mutant("backward_query_step_too_early", "backward", "cuda/backward_kernel.cuh",
            "issue_grad_query(stage ^ 1);\n    ptx::wgmma_commit();\n    const",
            "issue_grad_query(stage);\n    ptx::wgmma_commit();\n    const"),

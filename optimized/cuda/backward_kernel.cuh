@@ -67,8 +67,8 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::consume(int warpgroup, i
 
   constexpr int kDeltaStep = kDim == 64 ? 3 : 6;  // before which k-step of dPᵀ Δ is taken off: the fastest places
   // Is dV waited for before dQ and dK are issued, so that its operand's registers are free and Sᵀ can follow them at once? Then sums in
-  // float stand before those products, not under them. And is dS stored before them, or behind them? The faster places.
-  constexpr bool kScoresFollow = kDim == 64, kStoreFirst = kDim == 128 || kFloatSums;
+  // float stand before those products, not under them. The faster places.
+  constexpr bool kScoresFollow = kDim == 64;
   constexpr int kSums = kGate && !kFloatSums ? 4 : 0,
                 kRowSums = kSumsRows ? kSums : 0;  // accumulators of columns that sum dS
   float grad_value[kDim / 2], grad_key[kDim / 2 + kSums], grad_query[32 + kRowSums];
@@ -280,13 +280,6 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::consume(int warpgroup, i
       for (int i = 0; i < kQueries / 64; ++i) sums[32 * i + lane] = sums_of_rows(row_sums + 16 * i, lane);
       ptx::keep_order<3>(flags);
     };
-    const auto store_grad_scores = [&] {
-      const uint32_t score_address = ptx::shared_address(shared.grad_score[stage][0]) + score_offset;
-#pragma unroll
-      for (int j = 0; j < kQueries / 16; ++j)
-        ptx::store_matrices_transposed(score_address + 2048 * j, grad_score[4 * j], grad_score[4 * j + 1],
-                                       grad_score[4 * j + 2], grad_score[4 * j + 3]);
-    };
     const auto release_output = [&] { release(&shared.output_empty[stage], lane); };
     const auto sum_grad_scores = [&] {
       if constexpr (kFloatSums) {
@@ -298,7 +291,11 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::consume(int warpgroup, i
     // The other's dS of the step before is there, and it has done with that of the step before that, over which this one's goes.
     hear_other_warpgroup(stage ^ 1);
     ptx::fence_async_shared();
-    if constexpr (kStoreFirst) store_grad_scores();
+    const uint32_t score_address = ptx::shared_address(shared.grad_score[stage][0]) + score_offset;
+#pragma unroll
+    for (int j = 0; j < kQueries / 16; ++j)  // before dK's products, to which these registers then belong
+      ptx::store_matrices_transposed(score_address + 2048 * j, grad_score[4 * j], grad_score[4 * j + 1],
+                                     grad_score[4 * j + 2], grad_score[4 * j + 3]);
     if constexpr (kScoresFollow) {
       ptx::wgmma_wait<0>();  // dV
       ptx::pin(grad_value);
@@ -317,12 +314,10 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::consume(int warpgroup, i
                              grad_score[4 * step + 2], grad_score[4 * step + 3],
                              query_columns + (kPanels == 1 ? kOnesStep : 128) * step, true);
     ptx::wgmma_commit();
-    // Of registers that dK's products still read. PTX leaves open what any access to them does before the wait; these are reads alone, which
-    // nvcc neither serialises nor moves.
-    if constexpr (!kStoreFirst) store_grad_scores();
     if constexpr (!kScoresFollow) {
       sum_grad_scores();
       ptx::wgmma_wait<1>();  // dQ, and dV
+      ptx::pin(grad_value);
       release_output();
       tell_other_warpgroup(stage);
       write_slice();

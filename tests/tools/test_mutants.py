@@ -190,6 +190,19 @@ exit 1""")
         self.assertRegex(log, r"unchanged_ptx .* FAILED +Suite.FindsItOut/0\n")
         self.assertIn("unchanged_ptx", complaint)
 
+    def test_a_delay_must_pass_all(self):
+        late = next(mutant.name for mutant in MUTANTS if not mutant.breaks and mutant.suite == "backward")
+        programs = {"unchanged_ptx": PASSES, "unchanged_backward": PASSES, self.NAME: FAILS}
+        status, log, _ = self.run_with([late], **programs, **{late: PASSES})
+        self.assertEqual(status, 0)
+        self.assertRegex(log, rf"{late} .* passed\n")
+        self.assertIn("mutants 1, killed 1; delays 1, passed 1\n", log)
+        status, log, complaint = self.run_with([late], **programs, **{late: FAILS})
+        self.assertEqual(status, 1)
+        self.assertRegex(log, rf"{late} .* FAILED +Suite.FindsItOut/0\n")
+        self.assertIn("delays 1, passed 0\n", log)
+        self.assertIn(late, complaint)
+
     def test_one_that_was_not_built_is_no_success(self):
         status, log, _ = self.run_with(unchanged_ptx=PASSES)
         self.assertEqual(status, 1)

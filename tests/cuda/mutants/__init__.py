@@ -1,4 +1,5 @@
-"""Ways to break the CUDA kernels and what launches them, each of which a device test must find out: tools/gpu_mutants.
+"""Ways to break the CUDA kernels and what launches them, each of which a device test must find out, and to delay them (delays.py), which no
+test may notice: tools/gpu_mutants.
 
 One change of one place (or of `count` places alike) of a file of optimized. Changes that change no promised result are not here, nor those
 that make a kernel slower alone. So some wrappers have none: what wgmma_fence, wgmma_commit and wgmma_wait do for accumulators ptxas puts back;
@@ -8,7 +9,7 @@ what is fetched anyway.
 Nor are those here that leave the device with random numbers of tiles to walk: a main kernel on a stream that its plan is not on may never end.
 """
 
-from . import backward, forward, launches, plan, wrappers
+from . import backward, delays, forward, launches, plan, wrappers
 from .mutant import Mutant as Mutant
 
 # Of each suite what the build makes for it, and its tests: where there are several filters first what is quick and likely to fail, in all
@@ -35,4 +36,4 @@ LONG = "*HoldsTheBudget*AtALengthOf*"  # never run of a mutant
 SECONDS = {"ptx": 60, "forward": 240, "plan": 240, "backward": 120, "operators": 120}  # that tests may take
 HANGING_SECONDS = 60  # of one that is known to hang, which is run alone
 
-MUTANTS = [mutant for part in (forward, plan, backward, launches, wrappers) for mutant in part.MUTANTS]
+MUTANTS = [mutant for part in (forward, plan, backward, launches, wrappers, delays) for mutant in part.MUTANTS]

@@ -26,9 +26,16 @@ MUTANTS = [
            "ptx::named_barrier_sync(kTold + 2 * stage + warpgroup, 256);",
            "if (warpgroup) __nanosleep(20000);"),
     Mutant("backward_scores_stored_unheard", "backward", "cuda/backward_kernel.cuh",
-           "hear_other_warpgroup(stage ^ 1);\n    ptx::fence_async_shared();\n    if constexpr (kStoreFirst)",
-           "store_grad_scores();\n    hear_other_warpgroup(stage ^ 1);\n    if (warpgroup) __nanosleep(20000);\n"
-           "    ptx::fence_async_shared();\n    if constexpr (false)"),
+           "    hear_other_warpgroup(stage ^ 1);\n    ptx::fence_async_shared();\n"
+           "    const uint32_t score_address = ptx::shared_address(shared.grad_score[stage][0]) + score_offset;\n#pragma unroll\n"
+           "    for (int j = 0; j < kQueries / 16; ++j)  // before dK's products, to which these registers then belong\n"
+           "      ptx::store_matrices_transposed(score_address + 2048 * j, grad_score[4 * j], grad_score[4 * j + 1],\n"
+           "                                     grad_score[4 * j + 2], grad_score[4 * j + 3]);\n",
+           "    const uint32_t score_address = ptx::shared_address(shared.grad_score[stage][0]) + score_offset;\n#pragma unroll\n"
+           "    for (int j = 0; j < kQueries / 16; ++j)  // before dK's products, to which these registers then belong\n"
+           "      ptx::store_matrices_transposed(score_address + 2048 * j, grad_score[4 * j], grad_score[4 * j + 1],\n"
+           "                                     grad_score[4 * j + 2], grad_score[4 * j + 3]);\n    hear_other_warpgroup(stage ^ 1);\n"
+           "    if (warpgroup) __nanosleep(20000);\n    ptx::fence_async_shared();\n"),
     Mutant("backward_keys_overwritten", "backward", "cuda/backward_kernel.cuh",
            "    hear_other_warpgroup(stage ^ 1);\n    ptx::fence_async_shared();\n    ptx::wgmma_fence();\n    issue_grad_query(stage ^ 1);\n"
            "    ptx::wgmma_commit();\n    ptx::wgmma_wait<0>();\n    write_slice();\n  }\n\n"

@@ -99,7 +99,8 @@ class Steps(ShellPrograms):
     def test_who_ends_it_ends_what_it_runs(self):
         for name in ("test_ptx", "test_cuda_backward"):  # in the foreground, in the background
             with self.subTest(name):
-                self.script(f"build/{name}", f"echo $$ >{self.folder}/{name}.process; exec sleep 60")
+                # not at once: older timeouts that are ended before they know of their child leave it
+                self.script(f"build/{name}", f"sleep 0.2; echo $$ >{self.folder}/{name}.process; exec sleep 60")
                 check = subprocess.Popen([ROOT / "tools/gpu_check", self.folder / "build"], stdout=subprocess.DEVNULL, env=self.environment())
                 process = self.folder / f"{name}.process"
                 eventually(lambda: process.exists() and process.read_text().strip())

@@ -203,6 +203,11 @@ exit 1""")
         self.assertIn("delays 1, passed 0\n", log)
         self.assertIn(late, complaint)
 
+    def test_a_delay_that_takes_too_long_has_not_failed(self):
+        self.script(f"{self.NAME}/program", "exec sleep 60")
+        with unittest.mock.patch.dict(SECONDS, ptx=0.5):
+            self.assertEqual(self.verdict_of(breaks=False), ("TOO LONG", "no end", False))
+
     def test_one_that_was_not_built_is_no_success(self):
         status, log, _ = self.run_with(unchanged_ptx=PASSES)
         self.assertEqual(status, 1)

@@ -1,8 +1,10 @@
-"""Of the kernels: threads late, now and then, wherever one waits for another or tells it something. They break nothing, and all tests must pass."""
+"""Of the main kernels: warps late, now and then, where one waits for another, meets others or hands back what it has read. They break nothing: the
+suite's tests must pass. Not delayed: who arrives at a named barrier and goes on, the loading threads' own arrivals, the turns of the fixed order.
+"""
 
 from .mutant import Mutant
 
-SLEEP = "if (clock() / 32 % 4 == 0) __nanosleep(3000);"  # of whole warps, one time in four: by turns all run ahead of one another
+SLEEP = "if (clock() / 32 % 4 == 0) __nanosleep(3000);"  # of whole warps, one time in four
 PLACES = [
     # behind a wait for the copy engine, for stages that fall free, for what is said of a step or a tile
     ("wait", "cuda/ptx/barrier.cuh", "return done != 0;", f"if (done) {{\n    {SLEEP}\n  }}\n  return done != 0;"),

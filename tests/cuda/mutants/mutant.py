@@ -13,7 +13,7 @@ class Mutant:
     count: int = 1
     hangs: bool = False  # tests of it do not end, which finds it out where none fails before
     gpus: int = 1  # that its tests need
-    breaks: bool = True  # or it makes threads late, which all tests must bear
+    breaks: bool = True  # or it makes warps late, which its suite's tests must bear
 
     def apply(self, text):
         """The file's text, changed."""

@@ -64,9 +64,9 @@ struct GatePlan {
   int32_t* head_blocks;     ///< [B, Hq]  blocks of 128 queries × 128 keys to visit
   int32_t* head_order;      ///< [B·Hq]  (batch, query head) pairs, those with most blocks first
   int32_t* key_head_order;  ///< [B·H]  (batch, key head) pairs, by the blocks of their groups
-  int32_t* next_tile;       ///< [1]  tiles that the forward has handed out
-  int32_t* parts_done;      ///< [B·Hq]  of each (batch, key head): CTAs that have done their part of its heads' bounds
-  int32_t* heads_done;      ///< [1]  heads whose boundary is found
+  int32_t* next_tile;   ///< [1]  tiles that the forward, or the backward, has handed out; each plan serves one forward
+  int32_t* parts_done;  ///< [B·Hq]  of each (batch, key head): CTAs that have done their part of its heads' bounds
+  int32_t* heads_done;  ///< [1]  heads whose boundary is found
   unsigned long long* pairs;  ///< [B, Hq]  causal pairs inside the blocks that the forward has computed
   int32_t* repeats;  ///< [1 + B·Hq·M]  tiles that the forward's second launch computes, their count first: again what
                      ///< overflowed, for the first time what has strong gates
@@ -133,7 +133,8 @@ struct ForwardArguments {
 /// cost      4·D flops a visited pair on the tensor cores
 void launch_forward(const ForwardArguments& arguments);
 
-/// What launch_backward reads, and where it writes. `plan` is launch_gate_plan's with the forward's boundary given.
+/// What launch_backward reads, and where it writes. `plan` is launch_gate_plan's with the forward's boundary given, put on the same stream
+/// behind whatever wrote the rest.
 struct BackwardArguments {
   Shape shape;
   Dtype dtype;

@@ -31,19 +31,24 @@ struct PrepareParameters {
   int query_length, query_offset, query_heads, key_blocks, padded_queries, row_blocks;
 };
 
+// What asks nothing of the gate's plan comes first, under the plan's own kernels. Whatever ran before those has ended, as the first of them
+// waited for it.
 template <typename Element, int kDim>
 __global__ void __launch_bounds__(kPrepareThreads) prepare(const __grid_constant__ PrepareParameters p) {
-  ptx::wait_for_previous_kernel();
+  ptx::let_next_kernel_start();
   if (threadIdx.x == 0) p.workspace.turns[blockIdx.x] = 0;  // one a CTA; fewer are used where tiles are larger
   if (blockIdx.x == 0 && threadIdx.x < kGateBlock) p.workspace.zeros[threadIdx.x] = {};
   constexpr int kLanesARow = kDim / 8;  // 16 bytes a lane
+  constexpr int kRowsAtOnce = kPrepareThreads / kLanesARow, kRounds = kRows / kRowsAtOnce;
   const int64_t row_of_heads = blockIdx.x / p.row_blocks;
-  const int first = blockIdx.x % p.row_blocks * kRows;
+  const int first = blockIdx.x % p.row_blocks * kRows + threadIdx.x / kLanesARow;
   const int batch = row_of_heads / p.query_heads, head = row_of_heads % p.query_heads;
   const int lane_of_row = threadIdx.x % kLanesARow;
-  for (int r = threadIdx.x / kLanesARow; r < kRows; r += kPrepareThreads / kLanesARow) {
-    const int query = first + r;
-    float delta = 0;
+  float delta[kRounds];
+#pragma unroll
+  for (int round = 0; round < kRounds; ++round) {
+    const int query = first + round * kRowsAtOnce;
+    delta[round] = 0;
     if (query < p.query_length) {
       const auto load = [&](const Operand& operand) {
         const Element* data = static_cast<const Element*>(operand.data) + batch * operand.batch_stride +
@@ -58,34 +63,39 @@ __global__ void __launch_bounds__(kPrepareThreads) prepare(const __grid_constant
       for (int i = 0; i < 4; ++i) {
         const float2 v = ptx::unpack<Element>(pairs[0][i]), r = ptx::unpack<Element>(pairs[1][i]),
                      g = ptx::unpack<Element>(pairs[2][i]);
-        delta += (v.x + r.x) * g.x + (v.y + r.y) * g.y;
+        delta[round] += (v.x + r.x) * g.x + (v.y + r.y) * g.y;
       }
     }
 #pragma unroll
-    for (int offset = kLanesARow / 2; offset > 0; offset /= 2) delta += __shfl_xor_sync(~0u, delta, offset);
-    if (lane_of_row == 0) {
-      const int64_t out = row_of_heads * p.padded_queries + query;
-      const int position = query + p.query_offset;
-      constexpr int kTile = kTileQueries<kDim>;
-      double bias = -INFINITY, frame = 0;  // past the end: weight 0
-      if (query < p.query_length) {
-        bias = -p.log_normalizer[(int64_t{batch} * p.query_length + query) * p.query_heads + head];
-        if constexpr (kGate) {
-          frame =
-              p.plan.base[row_of_heads * (p.key_blocks + 1) + (p.query_offset + query / kTile * kTile) / kGateBlock];
-          bias += prefix_at(p.plan, row_of_heads, p.key_blocks, position);
-        }
-      }
-      if constexpr (kGate) p.workspace.row_number[out] = bias * p.inverse_scale;
-      bias -= frame;
-      p.workspace.row_bias[out] = bias_column(static_cast<float>(bias * p.inverse_scale));
-      p.workspace.negative_delta[out] =
-          bias_column(isinf(delta) ? NAN : -delta);  // what overflowed must not look finite
-    }
+    for (int offset = kLanesARow / 2; offset > 0; offset /= 2)
+      delta[round] += __shfl_xor_sync(~0u, delta[round], offset);
   }
   constexpr int kFloat4s = kSliceFloats * (kDim / 64) / 4;
   float4* slices = reinterpret_cast<float4*>(p.workspace.grad_query) + int64_t{blockIdx.x} * kFloat4s;
   for (int i = threadIdx.x; i < kFloat4s; i += kPrepareThreads) slices[i] = float4{0, 0, 0, 0};
+
+  ptx::wait_for_previous_kernel();
+  if (blockIdx.x == 0 && threadIdx.x == 0) *p.plan.next_tile = 0;
+  if (lane_of_row > 0) return;
+#pragma unroll
+  for (int round = 0; round < kRounds; ++round) {
+    const int query = first + round * kRowsAtOnce, position = query + p.query_offset;
+    const int64_t out = row_of_heads * p.padded_queries + query;
+    constexpr int kTile = kTileQueries<kDim>;
+    double bias = -INFINITY, frame = 0;  // past the end: weight 0
+    if (query < p.query_length) {
+      bias = -p.log_normalizer[(int64_t{batch} * p.query_length + query) * p.query_heads + head];
+      if constexpr (kGate) {
+        frame = p.plan.base[row_of_heads * (p.key_blocks + 1) + (p.query_offset + query / kTile * kTile) / kGateBlock];
+        bias += prefix_at(p.plan, row_of_heads, p.key_blocks, position);
+      }
+    }
+    if constexpr (kGate) p.workspace.row_number[out] = bias * p.inverse_scale;
+    bias -= frame;
+    p.workspace.row_bias[out] = bias_column(static_cast<float>(bias * p.inverse_scale));
+    p.workspace.negative_delta[out] =
+        bias_column(isinf(delta[round]) ? NAN : -delta[round]);  // what overflowed must not look finite
+  }
 }
 
 struct FinishParameters {

@@ -154,8 +154,8 @@ MUTANTS = [
            "const int first = (max(0, key_tile * kKeys - p.query_offset) + kQueries - 1) / kQueries;", hangs=True),
     # backward_ends.cu
     Mutant("ends_no_residual", "backward", "cuda/backward_ends.cu",
-           "delta += (v.x + r.x) * g.x + (v.y + r.y) * g.y;",
-           "delta += (v.x + 0 * r.x) * g.x + (v.y + 0 * r.y) * g.y;"),
+           "delta[round] += (v.x + r.x) * g.x + (v.y + r.y) * g.y;",
+           "delta[round] += (v.x + 0 * r.x) * g.x + (v.y + 0 * r.y) * g.y;"),
     Mutant("ends_bias_without_base", "backward", "cuda/backward_ends.cu",
            "bias -= frame;",
            ""),

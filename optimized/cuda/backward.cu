@@ -35,11 +35,17 @@ __global__ void __launch_bounds__(kBackwardThreads, 1) backward_tiles(const __gr
       ptx::mbarrier_init(&shared.query_empty[stage], 8 * kArrivalsOfAWarp);
       ptx::mbarrier_init(&shared.output_empty[stage], 8 * kArrivalsOfAWarp);
     }
+    for (int slot = 0; slot < kTileSlots; ++slot) {
+      ptx::mbarrier_init(&shared.tile_full[slot], 1);
+      ptx::mbarrier_init(&shared.tile_empty[slot], 9 * kArrivalsOfAWarp + 2);  // all roles but the one that hands out
+      ptx::mbarrier_init(&shared.keys_free[slot], 2);
+      ptx::mbarrier_init(&shared.values_free[slot], 2);
+    }
     ptx::mbarrier_init_fence();
   }
   ptx::wait_for_previous_kernel();
-  const BackwardTile tile = backward_tile_at(p, blockIdx.x);
-  BackwardCta<Element, kDim, kFloatSums> cta{p, shared, tile.key_tile, tile.head, tile.batch};
+  BackwardCta<Element, kDim, kFloatSums> cta{p, shared};
+  if constexpr (!cta.kManyTiles) cta.only = backward_tile_at(p, blockIdx.x);
   __syncthreads();
 
   const int warpgroup = ptx::in_uniform_register(threadIdx.x / 128);
@@ -68,6 +74,9 @@ void launch(const BackwardArguments& arguments, const BackwardWorkspace& workspa
   const auto contiguous = [&](void* data) {
     return Operand{data, shape.key_length * shape.heads * kDim, shape.heads * kDim, kDim};
   };
+  int device, multiprocessors;
+  cuda_check(cudaGetDevice(&device), "backward");
+  cuda_check(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device), "backward");
   const int key_tiles = int((shape.key_length + kKeys - 1) / kKeys);
   const int rows = int(shape.batch * shape.heads);
   constexpr int64_t kCacheBytes = 32 << 20;
@@ -96,13 +105,17 @@ void launch(const BackwardArguments& arguments, const BackwardWorkspace& workspa
       .inverse_scale = 1 / divisor_scale(arguments.scale),
       .deterministic = arguments.deterministic};
 
-  const auto kernel =
-      arguments.float_sums ? backward_tiles<Element, kDim, kGate> : backward_tiles<Element, kDim, false>;
-  constexpr int kSharedBytes = sizeof(Shared);
-  static_assert(kSharedBytes <= kLargestSharedBytes);
-  cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes),
-             "backward: shared memory");
-  launch_overlapping(kernel, key_tiles * rows, kBackwardThreads, kSharedBytes, arguments.stream, parameters);
+  const auto start = [&]<bool kFloatSums> {
+    const auto kernel = backward_tiles<Element, kDim, kFloatSums>;
+    constexpr int kSharedBytes = sizeof(Shared);
+    static_assert(kSharedBytes <= kLargestSharedBytes);
+    cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes),
+               "backward: shared memory");
+    const int tiles = key_tiles * rows;
+    const int grid = BackwardCta<Element, kDim, kFloatSums>::kManyTiles ? std::min(tiles, multiprocessors) : tiles;
+    launch_overlapping(kernel, grid, kBackwardThreads, kSharedBytes, arguments.stream, parameters);
+  };
+  arguments.float_sums ? start.template operator()<kGate>() : start.template operator()<false>();
 }
 
 }  // namespace

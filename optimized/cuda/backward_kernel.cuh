@@ -1,5 +1,6 @@
 #pragma once
-// What the main kernel of the backward pass computes: one CTA a tile of 128 keys, which walks over the query tiles that see it.
+// What the main kernel of the backward pass computes: each CTA one tile of 128 keys after the other, which walks over the query tiles that
+// see it.
 //
 //   Sᵀ = K Qᵀ        P = exp2(a·S + R_i + b_j)          dV += Pᵀ dO
 //   dPᵀ = V dOᵀ      dS = P (dP − Δ_i)                  dK += dSᵀ Q,   dQ += dS K
@@ -7,12 +8,13 @@
 //
 // Two warpgroups own 64 keys each, in the rows of Sᵀ and dPᵀ, so that P and dS are register operands of the products that give dV
 // and dK; dQ needs dS of both, from shared memory. Of a third warpgroup two threads feed them by the copy engine, one says what the
-// steps are, and a warp adds dQ to global memory. R_i / a and −Δ_i come with one more k-step of Sᵀ and dPᵀ (bias_step.cuh), and b_j is
-// one number a row of Sᵀ, the third operand of a multiplication: the gate's bias and Δ cost nothing between a product and what waits for
-// it. A step multiplies the dQ of the step before, for which the other warpgroup's dS has long been there: so neither waits for the other
-// unless it is about half a step ahead, and one computes exponentials while the other's products run. Sᵀ of the next tile is issued before
-// dK of this one has ended, and at D = 64, where there are registers for it, before dQ has. Near strong gates (strong_gates.cuh) R's k-step
-// adds zeros on the diagonal, where R_i + b_j comes in double, and elsewhere b_j is counted from behind the tile.
+// steps are, and a warp adds dQ to global memory; these are at the next tile while the two end one. R_i / a and −Δ_i come with one more
+// k-step of Sᵀ and dPᵀ (bias_step.cuh), and b_j is one number a row of Sᵀ, the third operand of a multiplication: the gate's bias and Δ
+// cost nothing between a product and what waits for it. A step multiplies the dQ of the step before, for which the other warpgroup's dS has
+// long been there: so neither waits for the other unless it is about half a step ahead, and one computes exponentials while the other's
+// products run. Sᵀ of the next tile is issued before dK of this one has ended, and at D = 64, where there are registers for it, before dQ
+// has. Near strong gates (strong_gates.cuh) R's k-step adds zeros on the diagonal, where R_i + b_j comes in double, and elsewhere b_j is
+// counted from behind the tile.
 //
 // The row and column sums of dS, of which the gate's gradient is made, come in one of two ways, an instance of the kernel each:
 //
@@ -74,25 +76,28 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::consume(int warpgroup, i
   float grad_value[kDim / 2], grad_key[kDim / 2 + kSums], grad_query[32 + kRowSums];
   float score[kScores], grad_weight[kScores];
   uint32_t grad_score[kScores / 2];  // dS, 16 bits
-#pragma unroll
-  for (int i = 0; i < kDim / 2; ++i) grad_value[i] = 0;
-#pragma unroll
-  for (int i = 0; i < kDim / 2 + kSums; ++i) grad_key[i] = 0;
-  float column_sums[2] = {0, 0};  // of dS in float, of this thread's two keys over its queries of the head
+  float column_sums[2] = {0, 0};     // of dS in float, of this thread's two keys over its queries of the head
 
   // of Sᵀ's and dPᵀ's registers 0, 1 (mod 4); 2 and 3 are 8 further
   const auto key_in_tile = [&] { return 64 * warpgroup + 16 * warp + lane / 4; };
   const auto prefix_of_key = [&](int row, int further) {
-    return prefix_at(p.plan, row, p.key_tiles, key_tile * kKeys + key_in_tile() + further);
+    return prefix_at(p.plan, row, p.key_tiles, tile().key_tile * kKeys + key_in_tile() + further);
   };
   // b_j of a head's keys, from where every step reads them: registers are what this kernel is short of.
   const uint32_t key_bias_address = ptx::shared_address(&shared.key_bias[key_in_tile()]);
-  const auto enter_head = [&](int row) {
+  // `meanwhile` runs while they come from global memory.
+  const auto enter_head = [&](int row, auto meanwhile) {
+    float numbers[2];  // since before the tile
+    bool near = false;
+    if constexpr (kGate) {
+      const float* bias = p.plan.bias + (int64_t{row} * p.key_tiles + tile().key_tile) * kKeys + key_in_tile();
+      numbers[0] = bias[0], numbers[1] = bias[8];
+      near = near_strong_gates();
+    }
+    meanwhile();
     if (kGate && lane % 4 == 0) {
-      const float* bias = p.plan.bias + (int64_t{row} * p.key_tiles + key_tile) * kKeys + key_in_tile();
-      float numbers[2] = {bias[0], bias[8]};  // since before the tile
-      if (near_strong_gates()) {              // to behind it: keys near its end have weight
-        const double end = p.plan.base[int64_t{row} * (p.key_tiles + 1) + key_tile + 1];
+      if (near) {  // to behind it: keys near its end have weight
+        const double end = p.plan.base[int64_t{row} * (p.key_tiles + 1) + tile().key_tile + 1];
         for (int h = 0; h < 2; ++h)
           numbers[h] = static_cast<float>((end - prefix_of_key(row, 8 * h)) * std::numbers::log2e);
       }
@@ -103,12 +108,10 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::consume(int warpgroup, i
   };
   const auto store_sums = [&](int row, float first, float second) {
     if (!kGate || lane % 4 != 0) return;
-    float* sums = p.workspace.column_sums + (int64_t{row} * p.key_tiles + key_tile) * kKeys + key_in_tile();
+    float* sums = p.workspace.column_sums + (int64_t{row} * p.key_tiles + tile().key_tile) * kKeys + key_in_tile();
     sums[0] = first;
     sums[8] = second;
   };
-  for (int in_group = 0; in_group < p.group; ++in_group)  // a head may see none of these keys
-    store_sums(row_of_heads(in_group), 0, 0);
   float bias[2];  // what is to be added to Sᵀ's two rows of the step, and what else is to be known of it
   uint32_t flags = 0;
   // Of a step on the diagonal near strong gates, whose k-step added nothing: all of R_i / a + b_j / a.
@@ -131,7 +134,7 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::consume(int warpgroup, i
       for (int i = 0; i < kScores; ++i)
         if (hidden(i / 4 * 8 + i % 2, bound[i / 2 % 2])) score[i] = masked;
     };
-    const int first = key_tile * kKeys + key_in_tile() - position;
+    const int key_tile = tile().key_tile, first = key_tile * kKeys + key_in_tile() - position;
     mask_where({first, first + 8}, [](int query, int from) { return query < from; });
     if (!kGate || !(flags & BackwardStep::kCut)) return;
     const int64_t heads = shared.step[stage].row, row = heads * p.key_tiles + key_tile;
@@ -198,180 +201,209 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::consume(int warpgroup, i
       bias[1] = ptx::load_float(key_bias_address + 32) + step.frame;
     }
   };
-  BackwardWalk begin = walk();
-  const bool has_steps = begin.next_head();
-  bool more = has_steps;
-  if (has_steps) {
-    enter_head(row_of_heads(begin.head));
-    ptx::mbarrier_wait(&shared.query_full[0], 0);
-    ptx::forget(score);
-    issue_scores(0);
-    ptx::wgmma_commit();
-    read_step(0);
-    ptx::wgmma_wait<0>();
-    ptx::pin(score);
-    if (flags & BackwardStep::kMasked) mask_scores(0);
-    tell_other_warpgroup(1);  // the first step's dQ is of no step: made of whatever lies there, and added to nothing
-  }
 #pragma unroll 1
-  while (more) {
-    more = !(flags & BackwardStep::kLast);
-    const bool head_ends = flags & BackwardStep::kLastOfHead;
-
-    ptx::mbarrier_wait(&shared.output_full[stage], parity);
-    const uint64_t output_rows = ptx::advance<sizeof shared.grad_output[0]>(first_output_rows, stage);
-    ptx::forget(grad_weight);
-    ptx::wgmma_fence();
+  for (bool any = enter_tile(); any; any = next_tile(lane)) {
+    const auto let_key_gradient_go = [&] {  // of the tile before
+      if (thread == 0) ptx::bulk_wait_read<0>();
+      __syncwarp();
+    };
 #pragma unroll
-    for (int step = 0; step < kDim / 16; ++step) {
-      if (step == kDeltaStep)
-        issue_bias(grad_weight, bias_ones, ptx::advance<sizeof shared.negative_delta[0]>(first_delta, stage));
-      ptx::wgmma<Major::kK, Major::kK>(
-          Element{}, grad_weight, value_rows + (step / 4) * (Shared::kKeyPanelBytes / 16) + 2 * (step % 4),
-          output_rows + (step / 4) * (Shared::kQueryPanelBytes / 16) + 2 * (step % 4), step > 0);
+    for (int i = 0; i < kDim / 2; ++i) grad_value[i] = 0;
+#pragma unroll
+    for (int i = 0; i < kDim / 2 + kSums; ++i) grad_key[i] = 0;
+    for (int in_group = 0; in_group < p.group; ++in_group)  // a head may see none of these keys
+      store_sums(row_of_heads(in_group), 0, 0);
+    const int first = first_in_group();
+    const bool has_steps = first >= 0;
+    bool more = has_steps;
+    if (has_steps) {
+      enter_head(row_of_heads(first), [&] {
+        ptx::mbarrier_wait(&shared.query_full[stage], parity);
+        ptx::forget(score);
+        issue_scores(stage);
+        ptx::wgmma_commit();
+      });
+      read_step(stage);
+      ptx::wgmma_wait<0>();
+      ptx::pin(score);
+      if (flags & BackwardStep::kMasked) mask_scores(stage);
+      let_key_gradient_go();  // where it lies dS goes, which both warpgroups store once they have heard from both
+      // The first step's dQ is of no step: made of whatever lies there, and added to nothing.
+      tell_other_warpgroup(stage ^ 1);
     }
-    ptx::wgmma_commit();
+#pragma unroll 1
+    while (more) {
+      more = !(flags & BackwardStep::kLast);
+      const bool head_ends = flags & BackwardStep::kLastOfHead;
 
-    uint32_t weight[kScores / 2];  // P, 16 bits
+      ptx::mbarrier_wait(&shared.output_full[stage], parity);
+      const uint64_t output_rows = ptx::advance<sizeof shared.grad_output[0]>(first_output_rows, stage);
+      ptx::forget(grad_weight);
+      ptx::wgmma_fence();
 #pragma unroll
-    for (int i = 0; i < kScores / 2; ++i) {
-      score[2 * i] = ptx::exp2_approximate(fmaf(score[2 * i], p.logit_scale, bias[i % 2]));
-      score[2 * i + 1] = ptx::exp2_approximate(fmaf(score[2 * i + 1], p.logit_scale, bias[i % 2]));
-      weight[i] = ptx::pack<Element>(score[2 * i], score[2 * i + 1]);
-    }
-    const uint64_t output_columns = ptx::advance<sizeof shared.grad_output[0]>(first_output_columns, stage);
-    ptx::pin(weight);
-    ptx::pin(grad_value);
-    ptx::wgmma_fence();
-#pragma unroll
-    for (int step = 0; step < kQueries / 16; ++step)
-      ptx::wgmma<Major::kMN>(Element{}, grad_value, weight[4 * step], weight[4 * step + 1], weight[4 * step + 2],
-                             weight[4 * step + 3], output_columns + 128 * step, true);
-    ptx::wgmma_commit();
+      for (int step = 0; step < kDim / 16; ++step) {
+        if (step == kDeltaStep)
+          issue_bias(grad_weight, bias_ones, ptx::advance<sizeof shared.negative_delta[0]>(first_delta, stage));
+        ptx::wgmma<Major::kK, Major::kK>(
+            Element{}, grad_weight, value_rows + (step / 4) * (Shared::kKeyPanelBytes / 16) + 2 * (step % 4),
+            output_rows + (step / 4) * (Shared::kQueryPanelBytes / 16) + 2 * (step % 4), step > 0);
+      }
+      ptx::wgmma_commit();
 
-    ptx::wgmma_wait<1>();  // dPᵀ
-    ptx::pin(grad_weight);
+      uint32_t weight[kScores / 2];  // P, 16 bits
 #pragma unroll
-    for (int i = 0; i < kScores / 2; ++i) {
-      // of the weights in float: of their 16 bits d log f would leave its budget where a gate hardly forgets
-      grad_weight[2 * i] *= score[2 * i], grad_weight[2 * i + 1] *= score[2 * i + 1];
-      grad_score[i] = ptx::pack<Element>(grad_weight[2 * i], grad_weight[2 * i + 1]);
-    }
-    // What a thread can add up of dS alone: of its two keys, and of the two of each query; then what a warp can add up of its rows. ptxas
-    // must keep that where it is called, or it stands before what others wait for.
-    float row_sums[kScores / 2];
-    const auto add_grad_scores = [&] {
+      for (int i = 0; i < kScores / 2; ++i) {
+        score[2 * i] = ptx::exp2_approximate(fmaf(score[2 * i], p.logit_scale, bias[i % 2]));
+        score[2 * i + 1] = ptx::exp2_approximate(fmaf(score[2 * i + 1], p.logit_scale, bias[i % 2]));
+        weight[i] = ptx::pack<Element>(score[2 * i], score[2 * i + 1]);
+      }
+      const uint64_t output_columns = ptx::advance<sizeof shared.grad_output[0]>(first_output_columns, stage);
+      ptx::pin(weight);
+      ptx::pin(grad_value);
+      ptx::wgmma_fence();
+#pragma unroll
+      for (int step = 0; step < kQueries / 16; ++step)
+        ptx::wgmma<Major::kMN>(Element{}, grad_value, weight[4 * step], weight[4 * step + 1], weight[4 * step + 2],
+                               weight[4 * step + 3], output_columns + 128 * step, true);
+      ptx::wgmma_commit();
+
+      ptx::wgmma_wait<1>();  // dPᵀ
       ptx::pin(grad_weight);
-      ptx::keep_order<0>(flags);
 #pragma unroll
-      for (int i = 0; i < kScores; ++i) {
-        column_sums[i / 2 % 2] += grad_weight[i];
-        if (i % 4 < 2) row_sums[i / 4 * 2 + i % 2] = grad_weight[i] + grad_weight[i + 2];
+      for (int i = 0; i < kScores / 2; ++i) {
+        // of the weights in float: of their 16 bits d log f would leave its budget where a gate hardly forgets
+        grad_weight[2 * i] *= score[2 * i], grad_weight[2 * i + 1] *= score[2 * i + 1];
+        grad_score[i] = ptx::pack<Element>(grad_weight[2 * i], grad_weight[2 * i + 1]);
       }
-      ptx::pin(column_sums);
-      ptx::pin(row_sums);
-      ptx::keep_order<1>(flags);
-    };
-    const auto exchange_row_sums = [&] {
-      ptx::pin(row_sums);
-      ptx::keep_order<2>(flags);
-      float2* sums = reinterpret_cast<float2*>(shared.row_sums[stage + kStages * parity][4 * warpgroup + warp]);
+      // What a thread can add up of dS alone: of its two keys, and of the two of each query; then what a warp can add up of its rows. ptxas
+      // must keep that where it is called, or it stands before what others wait for.
+      float row_sums[kScores / 2];
+      const auto add_grad_scores = [&] {
+        ptx::pin(grad_weight);
+        ptx::keep_order<0>(flags);
 #pragma unroll
-      for (int i = 0; i < kQueries / 64; ++i) sums[32 * i + lane] = sums_of_rows(row_sums + 16 * i, lane);
-      ptx::keep_order<3>(flags);
-    };
-    const auto release_output = [&] { release(&shared.output_empty[stage], lane); };
-    const auto sum_grad_scores = [&] {
+        for (int i = 0; i < kScores; ++i) {
+          column_sums[i / 2 % 2] += grad_weight[i];
+          if (i % 4 < 2) row_sums[i / 4 * 2 + i % 2] = grad_weight[i] + grad_weight[i + 2];
+        }
+        ptx::pin(column_sums);
+        ptx::pin(row_sums);
+        ptx::keep_order<1>(flags);
+      };
+      const auto exchange_row_sums = [&] {
+        ptx::pin(row_sums);
+        ptx::keep_order<2>(flags);
+        float2* sums = reinterpret_cast<float2*>(shared.row_sums[stage + kStages * parity][4 * warpgroup + warp]);
+#pragma unroll
+        for (int i = 0; i < kQueries / 64; ++i) sums[32 * i + lane] = sums_of_rows(row_sums + 16 * i, lane);
+        ptx::keep_order<3>(flags);
+      };
+      const auto release_output = [&] { release(&shared.output_empty[stage], lane); };
+      const auto sum_grad_scores = [&] {
+        if constexpr (kFloatSums) {
+          add_grad_scores();
+          exchange_row_sums();
+        }
+      };
+
+      // The other's dS of the step before is there, and it has done with that of the step before that, over which this one's goes.
+      hear_other_warpgroup(stage ^ 1);
+      ptx::fence_async_shared();
+      const uint32_t score_address = ptx::shared_address(shared.grad_score[stage][0]) + score_offset;
+#pragma unroll
+      for (int j = 0; j < kQueries / 16; ++j)  // before dK's products, to which these registers then belong
+        ptx::store_matrices_transposed(score_address + 2048 * j, grad_score[4 * j], grad_score[4 * j + 1],
+                                       grad_score[4 * j + 2], grad_score[4 * j + 3]);
+      if constexpr (kScoresFollow) {
+        ptx::wgmma_wait<0>();  // dV
+        ptx::pin(grad_value);
+        release_output();
+        sum_grad_scores();
+      }
+      ptx::pin(grad_score);
+      ptx::pin(grad_key);
+      ptx::wgmma_fence();
+      issue_grad_query(stage ^ 1);
+      ptx::wgmma_commit();
+      const uint64_t query_columns = ptx::advance<kQueryColumnsStride>(first_query_columns, stage);
+#pragma unroll
+      for (int step = 0; step < kQueries / 16; ++step)
+        ptx::wgmma<Major::kMN>(Element{}, grad_key, grad_score[4 * step], grad_score[4 * step + 1],
+                               grad_score[4 * step + 2], grad_score[4 * step + 3],
+                               query_columns + (kPanels == 1 ? kOnesStep : 128) * step, true);
+      ptx::wgmma_commit();
+      if constexpr (!kScoresFollow) {
+        sum_grad_scores();
+        ptx::wgmma_wait<1>();  // dQ, and dV
+        ptx::pin(grad_value);
+        release_output();
+        tell_other_warpgroup(stage);
+        write_slice();
+      }
+
+      const int row = shared.step[stage].row;
+      const int next = stage ^ 1;
+      parity ^= stage;
+      if (more) {
+        ptx::mbarrier_wait(&shared.query_full[next], parity);
+        if (head_ends) enter_head(shared.step[next].row, [] {});
+      }
+      read_step(next);
+      ptx::forget(score);
+      issue_scores(next);  // behind the last tile for nothing: a branch around it would end the pipeline
+      ptx::wgmma_commit();
+      if constexpr (kScoresFollow) {
+        ptx::wgmma_wait<2>();  // dQ
+        tell_other_warpgroup(stage);
+        write_slice();
+      }
+
+      ptx::wgmma_wait<0>();  // dK: nobody reads this query tile any more; and the next Sᵀ
+      ptx::pin(grad_key);
+      ptx::pin(score);
+      release(&shared.query_empty[stage], lane);
       if constexpr (kFloatSums) {
-        add_grad_scores();
-        exchange_row_sums();
+        if (head_ends) {
+          store_sums(row, sum_of_column(column_sums[0]), sum_of_column(column_sums[1]));
+          column_sums[0] = column_sums[1] = 0;
+        }
+      } else if constexpr (kGate) {
+        if (head_ends) store_sums(row, grad_key[kDim / 2], grad_key[kDim / 2 + 2]);
       }
+#pragma unroll
+      for (int i = kDim / 2; i < kDim / 2 + kSums; ++i) grad_key[i] = head_ends ? 0 : grad_key[i];
+      if (more && flags & BackwardStep::kMasked) mask_scores(next);
+      stage = next;
+    }
+
+    const auto store_values = [&] {  // where only this warpgroup reads, and has read
+      store_gradient(p.grad_value, shared.value[0], warpgroup, ptx::anew(thread), 1, grad_value);
     };
-
-    // The other's dS of the step before is there, and it has done with that of the step before that, over which this one's goes.
-    hear_other_warpgroup(stage ^ 1);
-    ptx::fence_async_shared();
-    const uint32_t score_address = ptx::shared_address(shared.grad_score[stage][0]) + score_offset;
-#pragma unroll
-    for (int j = 0; j < kQueries / 16; ++j)  // before dK's products, to which these registers then belong
-      ptx::store_matrices_transposed(score_address + 2048 * j, grad_score[4 * j], grad_score[4 * j + 1],
-                                     grad_score[4 * j + 2], grad_score[4 * j + 3]);
-    if constexpr (kScoresFollow) {
-      ptx::wgmma_wait<0>();  // dV
-      ptx::pin(grad_value);
-      release_output();
-      sum_grad_scores();
-    }
-    ptx::pin(grad_score);
-    ptx::pin(grad_key);
-    ptx::wgmma_fence();
-    issue_grad_query(stage ^ 1);
-    ptx::wgmma_commit();
-    const uint64_t query_columns = ptx::advance<kQueryColumnsStride>(first_query_columns, stage);
-#pragma unroll
-    for (int step = 0; step < kQueries / 16; ++step)
-      ptx::wgmma<Major::kMN>(Element{}, grad_key, grad_score[4 * step], grad_score[4 * step + 1],
-                             grad_score[4 * step + 2], grad_score[4 * step + 3],
-                             query_columns + (kPanels == 1 ? kOnesStep : 128) * step, true);
-    ptx::wgmma_commit();
-    if constexpr (!kScoresFollow) {
-      sum_grad_scores();
-      ptx::wgmma_wait<1>();  // dQ, and dV
-      ptx::pin(grad_value);
-      release_output();
-      tell_other_warpgroup(stage);
+    if (has_steps) {  // dQ of the last step
+      hear_other_warpgroup(stage ^ 1);
+      ptx::fence_async_shared();
+      ptx::wgmma_fence();
+      issue_grad_query(stage ^ 1);
+      ptx::wgmma_commit();
+      store_values();
+      ptx::wgmma_wait<0>();
       write_slice();
-    }
-
-    const int row = shared.step[stage].row;
-    const int next = stage ^ 1;
-    parity ^= stage;
-    if (more) {
-      ptx::mbarrier_wait(&shared.query_full[next], parity);
-      if (head_ends) enter_head(shared.step[next].row);
-    }
-    read_step(next);
-    ptx::forget(score);
-    issue_scores(next);  // behind the last tile for nothing: a branch around it would end the pipeline
-    ptx::wgmma_commit();
-    if constexpr (kScoresFollow) {
-      ptx::wgmma_wait<2>();  // dQ
+      // Neither warpgroup then reads K or dS any more.
       tell_other_warpgroup(stage);
-      write_slice();
+      hear_other_warpgroup(stage);
+    } else {
+      let_key_gradient_go();
+      store_values();
     }
-
-    ptx::wgmma_wait<0>();  // dK: nobody reads this query tile any more; and the next Sᵀ
-    ptx::pin(grad_key);
-    ptx::pin(score);
-    release(&shared.query_empty[stage], lane);
-    if constexpr (kFloatSums) {
-      if (head_ends) {
-        store_sums(row, sum_of_column(column_sums[0]), sum_of_column(column_sums[1]));
-        column_sums[0] = column_sums[1] = 0;
-      }
-    } else if constexpr (kGate) {
-      if (head_ends) store_sums(row, grad_key[kDim / 2], grad_key[kDim / 2 + 2]);
+    if (thread == 0) {
+      ptx::mbarrier_arrive(&shared.keys_free[tiles % kTileSlots]);
+      ptx::bulk_wait_read<0>();
+      ptx::mbarrier_arrive(&shared.values_free[tiles % kTileSlots]);
     }
-#pragma unroll
-    for (int i = kDim / 2; i < kDim / 2 + kSums; ++i) grad_key[i] = head_ends ? 0 : grad_key[i];
-    if (more && flags & BackwardStep::kMasked) mask_scores(next);
-    stage = next;
+    __syncwarp();
+    store_gradient(p.grad_key, shared.grad_score[0][0], warpgroup, ptx::anew(thread), p.scale, grad_key);
   }
-
-  if (has_steps) {  // dQ of the last step
-    hear_other_warpgroup(stage ^ 1);
-    ptx::fence_async_shared();
-    ptx::wgmma_fence();
-    issue_grad_query(stage ^ 1);
-    ptx::wgmma_commit();
-    ptx::wgmma_wait<0>();
-    write_slice();
-  }
-
-  // dV over V's rows, that only this warpgroup read; dK over K, that both did.
-  tell_other_warpgroup(stage);
-  hear_other_warpgroup(stage);
-  store_gradients(warpgroup, thread, grad_value, grad_key);
+  if (thread == 0) ptx::bulk_wait_read<0>();
 }
 
 }  // namespace lethe

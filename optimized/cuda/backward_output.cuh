@@ -7,31 +7,25 @@
 
 namespace lethe {
 
-/// A warpgroup's 64 keys, from its accumulators: dV over V, and scale · dK over K, by way of the copy engine. Further accumulators of dK hold
-/// sums of dS, which are not stored here. Nobody reads those rows of K and V any more.
+/// A warpgroup's 64 keys of dV or dK, times `factor`, from its accumulators, by way of the copy engine and of `tile`, [panel][key][64] of 16
+/// bits, of which it takes its own rows. Thread 0 commits the copy, and must see to it that it has been read before others write there.
+/// Further accumulators of dK hold sums of dS, which are not stored here.
 template <typename Element, int kDim, bool kFloatSums>
 template <int kCount>
-__device__ void BackwardCta<Element, kDim, kFloatSums>::store_gradients(int warpgroup, int thread,
-                                                                        const float (&grad_value)[kDim / 2],
-                                                                        const float (&grad_key)[kCount]) {
+__device__ void BackwardCta<Element, kDim, kFloatSums>::store_gradient(const CUtensorMap& map, uint8_t* tile_of_cta,
+                                                                       int warpgroup, int thread, float factor,
+                                                                       const float (&grad)[kCount]) {
   const int warp = thread / 32, lane = thread % 32;
+  const auto rows = [&](int panel) { return tile_of_cta + panel * Shared::kKeyPanelBytes + warpgroup * 64 * 128; };
+  const auto pair = [&](int i) { return ptx::pack<Element>(grad[i] * factor, grad[i + 1] * factor); };
 #pragma unroll
   for (int panel = 0; panel < kPanels; ++panel) {
-    const uint32_t offset = warpgroup * 64 * 128 + ptx::swizzled_offset(16 * warp + lane % 16, 0);
-    const uint32_t value_address = ptx::shared_address(shared.value[panel]) + offset;
-    const uint32_t key_address = ptx::shared_address(shared.key[panel]) + offset;
+    const uint32_t address = ptx::shared_address(rows(panel)) + ptx::swizzled_offset(16 * warp + lane % 16, 0);
 #pragma unroll
     for (int j = 0; j < 8; j += 2) {
       const int i = 32 * panel + 4 * j;
       const uint32_t chunk = (j + lane / 16) << 4;  // 16-byte chunk of the row, before the swizzle
-      ptx::store_matrices(value_address ^ chunk, ptx::pack<Element>(grad_value[i], grad_value[i + 1]),
-                          ptx::pack<Element>(grad_value[i + 2], grad_value[i + 3]),
-                          ptx::pack<Element>(grad_value[i + 4], grad_value[i + 5]),
-                          ptx::pack<Element>(grad_value[i + 6], grad_value[i + 7]));
-      ptx::store_matrices(key_address ^ chunk, ptx::pack<Element>(grad_key[i] * p.scale, grad_key[i + 1] * p.scale),
-                          ptx::pack<Element>(grad_key[i + 2] * p.scale, grad_key[i + 3] * p.scale),
-                          ptx::pack<Element>(grad_key[i + 4] * p.scale, grad_key[i + 5] * p.scale),
-                          ptx::pack<Element>(grad_key[i + 6] * p.scale, grad_key[i + 7] * p.scale));
+      ptx::store_matrices(address ^ chunk, pair(i), pair(i + 2), pair(i + 4), pair(i + 6));
     }
   }
   ptx::fence_async_shared();
@@ -39,12 +33,10 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::store_gradients(int warp
   if (thread == 0) {
 #pragma unroll
     for (int panel = 0; panel < kPanels; ++panel) {
-      const int token = key_tile * kKeys + 64 * warpgroup;
-      ptx::store_tile(&p.grad_value, shared.value[panel] + warpgroup * 64 * 128, 64 * panel, head, token, batch);
-      ptx::store_tile(&p.grad_key, shared.key[panel] + warpgroup * 64 * 128, 64 * panel, head, token, batch);
+      const BackwardTile at = tile();
+      ptx::store_tile(&map, rows(panel), 64 * panel, at.head, at.key_tile * kKeys + 64 * warpgroup, at.batch);
     }
     ptx::bulk_commit();
-    ptx::bulk_wait_read<0>();
   }
 }
 

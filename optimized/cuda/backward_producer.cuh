@@ -8,18 +8,19 @@
 
 namespace lethe {
 
-/// Keys ride on the first query tile's barrier, values on the first dO's: Sᵀ can start before the values are there.
+/// A tile's. Keys ride on the first query tile's barrier, values on the first dO's: Sᵀ can start before the values are there. They come last:
+/// where they go the tile before may still be at work.
 template <typename Element, int kDim, bool kFloatSums>
 template <int kStagePanels>
-__device__ void BackwardCta<Element, kDim, kFloatSums>::load(const StepOperand<kStagePanels>& operand) {
+__device__ void BackwardCta<Element, kDim, kFloatSums>::load(const StepOperand<kStagePanels>& operand,
+                                                             ptx::RingPosition& ring) {
   constexpr uint32_t kTileBytes = kPanels * Shared::kQueryPanelBytes + sizeof(operand.numbers[0]);
   constexpr uint32_t kFixedBytes = kPanels * Shared::kKeyPanelBytes;
-  BackwardWalk at = walk();
-  ptx::RingPosition ring;
+  BackwardWalk at = walk(tile());
   bool first = true;
 #pragma unroll 1
   for (bool more = at.next_head(); more; more = at.next(), ring.advance(kStages), first = false) {
-    const int stage = ring.index, query_head = head * p.group + at.head;
+    const int stage = ring.index;
     const BiasColumn* numbers =
         p.query_offset + at.tile * kQueries < operand.zeros_end
             ? p.workspace.zeros
@@ -29,63 +30,104 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::load(const StepOperand<k
     ptx::mbarrier_arrive_expect(full, kTileBytes + (first ? kFixedBytes : 0));
     ptx::load_run(operand.numbers[stage], numbers, sizeof operand.numbers[0], full);
 #pragma unroll
-    for (int panel = 0; panel < kPanels; ++panel) {
-      if (first)
-        ptx::load_tile(operand.fixed[panel], &operand.fixed_map, full, 64 * panel, head, key_tile * kKeys, batch);
-      ptx::load_tile(operand.tiles[stage][panel], &operand.map, full, 64 * panel, query_head, at.tile * kQueries,
-                     batch);
-    }
+    for (int panel = 0; panel < kPanels; ++panel)
+      ptx::load_tile(operand.tiles[stage][panel], &operand.map, full, 64 * panel, tile().head * p.group + at.head,
+                     at.tile * kQueries, tile().batch);
+    if (!first) continue;
+    if (tiles > 0)
+      ptx::mbarrier_wait_patiently(&operand.fixed_free[(tiles - 1) % kTileSlots], (tiles - 1) / kTileSlots % 2);
+#pragma unroll
+    for (int panel = 0; panel < kPanels; ++panel)
+      ptx::load_tile(operand.fixed[panel], &operand.fixed_map, full, 64 * panel, tile().head, tile().key_tile * kKeys,
+                     tile().batch);
   }
 }
 
 template <typename Element, int kDim, bool kFloatSums>
+__device__ BackwardTile BackwardCta<Element, kDim, kFloatSums>::tile_of(int index) const {
+  if (index >= p.key_tiles * p.rows) return {.key_tile = -1};
+  BackwardTile tile = backward_tile_at(p, index);
+  BackwardWalk at = walk(tile);
+  if (at.next_head()) tile.first_in_group = at.head;
+  return tile;
+}
+
+/// Tells all roles which is the CTA's next tile. Is there one?
+template <typename Element, int kDim, bool kFloatSums>
+__device__ bool BackwardCta<Element, kDim, kFloatSums>::hand_out(int index) {
+  const int slot = tiles % kTileSlots;
+  const BackwardTile tile = tile_of(index);
+  ptx::mbarrier_wait_patiently(&shared.tile_empty[slot], tiles / kTileSlots % 2 ^ 1);
+  shared.tile[slot] = tile;
+  ptx::mbarrier_arrive(&shared.tile_full[slot]);
+  return tile.key_tile >= 0;
+}
+
+/// The next tile is looked for, which takes some trips to global memory, as soon as all queries of this one are on their way.
+template <typename Element, int kDim, bool kFloatSums>
 __device__ void BackwardCta<Element, kDim, kFloatSums>::load_queries() {
-  load<Shared::kQueryPanels>({p.query, p.key, shared.query, shared.key, shared.row_bias, p.workspace.row_bias,
-                              exact_end(), shared.query_full, shared.query_empty});
+  ptx::RingPosition ring;
+  bool any = !kManyTiles || hand_out(blockIdx.x);
+#pragma unroll 1
+  while (any) {
+    load<Shared::kQueryPanels>({p.query, p.key, shared.query, shared.key, shared.row_bias, p.workspace.row_bias,
+                                exact_end(), shared.query_full, shared.query_empty, shared.keys_free},
+                               ring);
+    ++tiles;
+    any = kManyTiles && hand_out(gridDim.x + atomicAdd(p.plan.next_tile, 1));
+  }
 }
 
 template <typename Element, int kDim, bool kFloatSums>
 __device__ void BackwardCta<Element, kDim, kFloatSums>::load_grad_outputs() {
-  load<kPanels>({p.grad_output, p.value, shared.grad_output, shared.value, shared.negative_delta,
-                 p.workspace.negative_delta, 0, shared.output_full, shared.output_empty});
+  ptx::RingPosition ring;
+#pragma unroll 1
+  for (bool any = enter_tile(); any; any = next_tile())
+    load<kPanels>({p.grad_output, p.value, shared.grad_output, shared.value, shared.negative_delta,
+                   p.workspace.negative_delta, 0, shared.output_full, shared.output_empty, shared.values_free},
+                  ring);
 }
 
 template <typename Element, int kDim, bool kFloatSums>
 __device__ void BackwardCta<Element, kDim, kFloatSums>::describe_steps() {
-  BackwardWalk at = walk();
   ptx::RingPosition ring;
-  // What the gate says of a tile, read a tile ahead: its latency must not stand between a stage that falls free and its step.
-  TwoFloats query_base{}, key_base{};
-  shared.exact_end = exact_end();
-  int head_read = -1, first_cut = INT_MAX;  // no query at or behind it sees the key tile's first key
 #pragma unroll 1
-  for (bool more = at.next_head(); more; ring.advance(kStages)) {
-    const int stage = ring.index, in_group = at.head, position = p.query_offset + at.tile * kQueries;
-    const int64_t heads = row_of_heads(in_group);
-    more = at.next();
-    float frame = 0;
-    if constexpr (kGate) {
-      const TwoFloats* base = p.plan.base_log2 + heads * (p.key_tiles + 1);
-      if (in_group != head_read) {
-        head_read = in_group;
-        key_base = base[key_tile + (shared.exact_end > 0)];  // as the keys' biases
-        query_base = base[position / kKeys];
-        first_cut = min(first_cut_at(p.plan.cut_after[(heads * p.key_tiles + key_tile) * kKeys], key_tile),
-                        p.plan.block_cut_after[heads * (p.key_tiles + 1) + key_tile + 1]);
+  for (bool any = enter_tile(); any; any = next_tile()) {
+    const int key_tile = tile().key_tile;
+    BackwardWalk at = walk(tile());
+    // What the gate says of a tile, read a tile ahead: its latency must not stand between a stage that falls free and its step.
+    TwoFloats query_base{}, key_base{};
+    shared.exact_end = exact_end();
+    int head_read = -1, first_cut = INT_MAX;  // no query at or behind it sees the key tile's first key
+#pragma unroll 1
+    for (bool more = at.next_head(); more; ring.advance(kStages)) {
+      const int stage = ring.index, in_group = at.head, position = p.query_offset + at.tile * kQueries;
+      const int64_t heads = row_of_heads(in_group);
+      more = at.next();
+      float frame = 0;
+      if constexpr (kGate) {
+        const TwoFloats* base = p.plan.base_log2 + heads * (p.key_tiles + 1);
+        if (in_group != head_read) {
+          head_read = in_group;
+          key_base = base[key_tile + (shared.exact_end > 0)];  // as the keys' biases
+          query_base = base[position / kKeys];
+          first_cut = min(first_cut_at(p.plan.cut_after[(heads * p.key_tiles + key_tile) * kKeys], key_tile),
+                          p.plan.block_cut_after[heads * (p.key_tiles + 1) + key_tile + 1]);
+        }
+        frame = (query_base.high - key_base.high) + (query_base.low - key_base.low);
+        if (isnan(frame)) frame = 0;                       // as the keys' biases
+        query_base = base[(position + kQueries) / kKeys];  // the last one's is the sum over all
       }
-      frame = (query_base.high - key_base.high) + (query_base.low - key_base.low);
-      if (isnan(frame)) frame = 0;                       // as the keys' biases
-      query_base = base[(position + kQueries) / kKeys];  // the last one's is the sum over all
+      uint32_t flags = 0;
+      if (position + kQueries > first_cut) flags |= BackwardStep::kMasked | BackwardStep::kCut;
+      if (position < key_tile * kKeys + kKeys - 1) flags |= BackwardStep::kMasked;
+      if (position < shared.exact_end) flags |= BackwardStep::kMasked | BackwardStep::kDiagonal;
+      if (!more) flags |= BackwardStep::kLast;
+      if (!more || at.head != in_group) flags |= BackwardStep::kLastOfHead;
+      ptx::mbarrier_wait_patiently(&shared.query_empty[stage], ring.parity ^ 1);
+      shared.step[stage] = {frame, int(heads), position, flags};
+      ptx::mbarrier_arrive(&shared.query_full[stage]);
     }
-    uint32_t flags = 0;
-    if (position + kQueries > first_cut) flags |= BackwardStep::kMasked | BackwardStep::kCut;
-    if (position < key_tile * kKeys + kKeys - 1) flags |= BackwardStep::kMasked;
-    if (position < shared.exact_end) flags |= BackwardStep::kMasked | BackwardStep::kDiagonal;
-    if (!more) flags |= BackwardStep::kLast;
-    if (!more || at.head != in_group) flags |= BackwardStep::kLastOfHead;
-    ptx::mbarrier_wait_patiently(&shared.query_empty[stage], ring.parity ^ 1);
-    shared.step[stage] = {frame, int(heads), position, flags};
-    ptx::mbarrier_arrive(&shared.query_full[stage]);
   }
 }
 
@@ -113,54 +155,61 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::add_row_sums(float* slic
                           64 * sizeof(float));
 }
 
-/// dQ of a step lies in two slices, one a warpgroup; in the fixed order a key tile adds to a query tile after all later key tiles.
-/// Those start their walks no later (the grid then runs backwards), so that nobody waits for a CTA that has not begun.
+/// dQ of a step lies in two slices, one a warpgroup; in the fixed order a key tile adds to a query tile after all later key tiles. Those are
+/// handed out before it, and a CTA computes its tiles in the order in which it got them: so the first of all that are unfinished waits for none.
 template <typename Element, int kDim, bool kFloatSums>
 __device__ void BackwardCta<Element, kDim, kFloatSums>::add_slices() {
-  const bool leader = threadIdx.x % 32 == 0;
-  BackwardWalk at = walk();
+  const int lane = threadIdx.x % 32;
+  const bool leader = lane == 0;
   int step = 0;
-  bool more = at.next_head();
-  if (more) {  // what the warpgroups write in their first step is of no step (backward_kernel.cuh)
-    for (int warpgroup = 0; warpgroup < 2; ++warpgroup) ptx::named_barrier_arrive(kSliceEmpty + warpgroup, 160);
-    for (int warpgroup = 0; warpgroup < 2; ++warpgroup) ptx::named_barrier_sync(kSliceFull + warpgroup, 160);
-  }
 #pragma unroll 1
-  for (; more; more = at.next(), ++step) {
-    float* slices =
-        p.workspace.grad_query + (row_of_heads(at.head) * (p.padded_queries / kQueries) + at.tile) * 2 * kSliceFloats;
-    int32_t* turn = p.workspace.turns + row_of_heads(at.head) * (p.padded_queries / kQueries) + at.tile;
-    const int last_key_tile =
-        min(p.query_offset + at.tile * kQueries + kQueries - 1, p.query_offset + p.query_length - 1) / kKeys;
-    if (leader) ptx::bulk_wait_read<1>();
-    __syncwarp();
-    ptx::named_barrier_arrive(kSliceEmpty, 160);
-    if (leader) ptx::bulk_wait_read<0>();
-    __syncwarp();
-    ptx::named_barrier_arrive(kSliceEmpty + 1, 160);
-    if (p.deterministic && leader) {
-      while (ptx::load_acquire(turn) != last_key_tile - key_tile) {
-      }
-      ptx::fence_async_global();
+  for (bool any = enter_tile(); any; any = next_tile(lane)) {
+    const int key_tile = tile().key_tile;
+    BackwardWalk at = walk(tile());
+    bool more = at.next_head();
+    if (more) {  // what the warpgroups write in their first step is of no step (backward_kernel.cuh)
+      if (leader) ptx::bulk_wait_read<0>();
+      __syncwarp();
+      for (int warpgroup = 0; warpgroup < 2; ++warpgroup) ptx::named_barrier_arrive(kSliceEmpty + warpgroup, 160);
+      for (int warpgroup = 0; warpgroup < 2; ++warpgroup) ptx::named_barrier_sync(kSliceFull + warpgroup, 160);
     }
-    __syncwarp();
+#pragma unroll 1
+    for (; more; more = at.next(), ++step) {
+      float* slices =
+          p.workspace.grad_query + (row_of_heads(at.head) * (p.padded_queries / kQueries) + at.tile) * 2 * kSliceFloats;
+      int32_t* turn = p.workspace.turns + row_of_heads(at.head) * (p.padded_queries / kQueries) + at.tile;
+      const int last_key_tile =
+          min(p.query_offset + at.tile * kQueries + kQueries - 1, p.query_offset + p.query_length - 1) / kKeys;
+      if (leader) ptx::bulk_wait_read<1>();
+      __syncwarp();
+      ptx::named_barrier_arrive(kSliceEmpty, 160);
+      if (leader) ptx::bulk_wait_read<0>();
+      __syncwarp();
+      ptx::named_barrier_arrive(kSliceEmpty + 1, 160);
+      if (p.deterministic && leader) {
+        while (ptx::load_acquire(turn) != last_key_tile - key_tile) {
+        }
+        ptx::fence_async_global();
+      }
+      __syncwarp();
 #pragma unroll
-    for (int warpgroup = 0; warpgroup < 2; ++warpgroup) {
-      const bool with_sums = kGate && !kFloatSums && (kOneInstance || warpgroup == 0);
-      ptx::named_barrier_sync(kSliceFull + warpgroup, 160);
-      ptx::fence_async_shared();
-      if (leader) {
-        ptx::reduce_add_run(slices + warpgroup * kSliceFloats, shared.grad_query[warpgroup],
-                            sizeof(float) * (with_sums ? kSliceFloats : 64 * 64));
+      for (int warpgroup = 0; warpgroup < 2; ++warpgroup) {
+        const bool with_sums = kGate && !kFloatSums && (kOneInstance || warpgroup == 0);
+        ptx::named_barrier_sync(kSliceFull + warpgroup, 160);
+        ptx::fence_async_shared();
+        if (leader) {
+          ptx::reduce_add_run(slices + warpgroup * kSliceFloats, shared.grad_query[warpgroup],
+                              sizeof(float) * (with_sums ? kSliceFloats : 64 * 64));
+        }
+        if constexpr (kFloatSums) {
+          if (warpgroup == 1) add_row_sums(slices, step);
+        }
+        if (leader) ptx::bulk_commit();
       }
-      if constexpr (kFloatSums) {
-        if (warpgroup == 1) add_row_sums(slices, step);
+      if (p.deterministic && leader) {
+        ptx::bulk_wait<0>();
+        ptx::store_release(turn, last_key_tile - key_tile + 1);
       }
-      if (leader) ptx::bulk_commit();
-    }
-    if (p.deterministic && leader) {
-      ptx::bulk_wait<0>();
-      ptx::store_release(turn, last_key_tile - key_tile + 1);
     }
   }
   if (leader) ptx::bulk_wait<0>();

@@ -28,6 +28,7 @@ struct BackwardParameters {
 inline constexpr int kBackwardThreads = 384;
 inline constexpr int kKeys = 128;  // a tile; 64 a warpgroup
 inline constexpr int kStages = 2;
+inline constexpr int kTileSlots = 4;  // tiles that a CTA knows of: some roles are further than others
 
 /// What describe_steps says of a step, one query tile of one head, to those who compute it: they have no registers for the walk.
 struct alignas(16) BackwardStep {
@@ -39,6 +40,12 @@ struct alignas(16) BackwardStep {
   int row;       // b·Hq + h
   int position;  // of its first query
   uint32_t flags;
+};
+
+/// What a CTA computes: a tile of keys of one (batch, key head). key_tile −1: nothing more.
+struct BackwardTile {
+  int key_tile, head, batch;
+  int first_in_group = -1;  // the first of the group's query heads that sees the keys, or −1
 };
 
 /// What one CTA holds in shared memory. Panels are [rows][64] of 16 bits, swizzled.
@@ -55,15 +62,18 @@ struct alignas(1024) BackwardShared {
   uint8_t value[kPanels][kKeyPanelBytes];
   uint8_t query[kStages][kQueryPanels][kQueryPanelBytes];
   uint8_t grad_output[kStages][kPanels][kQueryPanelBytes];
-  uint8_t grad_score[kStages][2][kQueryPanelBytes];  // dS [query][key], one panel a warpgroup
+  uint8_t grad_score[kStages][2][kQueryPanelBytes];  // dS [query][key], one panel a warpgroup; behind a tile's last, dK
   uint8_t ones[16 * 128];                            // also where there is no gate: they cost nothing
   alignas(128) BiasColumn row_bias[kStages][kQueries];
   alignas(128) BiasColumn negative_delta[kStages][kQueries];
   BiasOnes bias_ones;
   alignas(16) float grad_query[2][kSliceFloats];
   BackwardStep step[kStages];
+  BackwardTile tile[kTileSlots];
   float key_bias[kKeys];  // b_j of the step's head, each written and read by one warp
   int exact_end;          // kept for itself by the thread that describes the steps, which is short of registers
+  uint64_t tile_full[kTileSlots], tile_empty[kTileSlots];
+  uint64_t keys_free[kTileSlots], values_free[kTileSlots];  // a tile's are read no more, nor what went over them
   uint64_t query_full[kStages], query_empty[kStages], output_full[kStages], output_empty[kStages];
   // Of dS in float, each consumer warp's over its 16 keys; idle in other instances. Those of the CTA's nth step are number n mod 4. They are
   // read a step later, with dQ, by a warp that may then be another step behind: three are needed, and four are easily counted.
@@ -87,11 +97,6 @@ struct BackwardWalk {
     return false;
   }
   __device__ bool next() { return ++tile < end || next_head(); }
-};
-
-/// What a CTA computes: a tile of keys of one (batch, key head).
-struct BackwardTile {
-  int key_tile, head, batch;
 };
 
 /// Longest first: sections of heads, those with most blocks first; inside a section from the first key tile on, which most queries
@@ -118,22 +123,44 @@ struct BackwardCta {
   using Shared = BackwardShared<kDim>;
   static constexpr int kQueries = Shared::kQueries;
   static constexpr int kPanels = Shared::kPanels;
-
-  const BackwardParameters& p;
-  Shared& shared;
-  int key_tile, head, batch;  // head: of keys
+  static_assert(sizeof(Shared::grad_score) >= kPanels * Shared::kKeyPanelBytes);  // which dK leaves from
 
   /// Do both warpgroups run the same instance of consume()? Not where columns of ones would sum rows of dS that both have: there
   /// warpgroup 0 alone does.
   static constexpr bool kOneInstance = kFloatSums || kPanels == 1;
+  /// Does a CTA compute one tile after the other? There are no registers for that where a head has two panels and dK sums in 16 bits.
+  static constexpr bool kManyTiles = !kGate || kFloatSums || kPanels == 1;
+
+  const BackwardParameters& p;
+  Shared& shared;
+  BackwardTile only = {};  // where there is but one
+  int tiles = 0;           // that this role has left behind
+
+  /// The tile that this role is at.
+  __device__ BackwardTile tile() const { return kManyTiles ? shared.tile[tiles % kTileSlots] : only; }
+  /// Waits until it is known. Is there one?
+  __device__ bool enter_tile() const {
+    if constexpr (kManyTiles) ptx::mbarrier_wait(&shared.tile_full[tiles % kTileSlots], tiles / kTileSlots % 2);
+    return tile().key_tile >= 0;
+  }
+  /// The same of the next, when a thread, or a warp, has done with its tile.
+  __device__ bool next_tile() {
+    if constexpr (kManyTiles) ptx::mbarrier_arrive(&shared.tile_empty[tiles++ % kTileSlots]);
+    return kManyTiles && enter_tile();
+  }
+  __device__ bool next_tile(int lane) {
+    if constexpr (kManyTiles) release(&shared.tile_empty[tiles++ % kTileSlots], lane);
+    return kManyTiles && enter_tile();
+  }
 
   __device__ int64_t row_of_heads(int in_group) const {
-    return int64_t{batch * p.heads + head} * p.group + in_group;
+    return int64_t{tile().batch * p.heads + tile().head} * p.group + in_group;
   }  // b·Hq + h
 
-  __device__ BackwardWalk walk() const {
-    const int first = max(0, key_tile * kKeys - p.query_offset) / kQueries;
-    return {p.plan.last_query_block + row_of_heads(0) * p.key_tiles + key_tile,
+  __device__ BackwardWalk walk(const BackwardTile& tile) const {
+    const int first = max(0, tile.key_tile * kKeys - p.query_offset) / kQueries;
+    const int64_t row = int64_t{tile.batch * p.heads + tile.head} * p.group;
+    return {p.plan.last_query_block + row * p.key_tiles + tile.key_tile,
             p.key_tiles,
             p.group,
             p.query_tiles,
@@ -141,16 +168,23 @@ struct BackwardCta {
             first};
   }
 
+  /// The first of the group's query heads that sees the tile's keys, or −1.
+  __device__ int first_in_group() const {
+    if constexpr (kManyTiles) return tile().first_in_group;
+    BackwardWalk at = walk(tile());
+    return at.next_head() ? at.head : -1;
+  }
+
   __device__ bool near_strong_gates() const {
     bool marked = false;
     for (int in_group = 0; kGate && in_group < p.group && !marked; ++in_group)
-      marked = is_marked_strong(p.plan.last_query_block[row_of_heads(in_group) * p.key_tiles + key_tile]);
+      marked = is_marked_strong(p.plan.last_query_block[row_of_heads(in_group) * p.key_tiles + tile().key_tile]);
     return marked;
   }
 
   /// Query tiles that begin before this position have queries among the tile's keys, and get c_i − c_j logit by logit; 0 where no strong
   /// gate is near.
-  __device__ int exact_end() const { return near_strong_gates() ? (key_tile + 1) * kKeys : 0; }
+  __device__ int exact_end() const { return near_strong_gates() ? (tile().key_tile + 1) * kKeys : 0; }
 
   /// What comes with each step, and a tile of the CTA's own that comes with the first.
   template <int kStagePanels>
@@ -161,20 +195,22 @@ struct BackwardCta {
     BiasColumn (&numbers)[kStages][kQueries];  // one a query
     const BiasColumn* all_numbers;
     int zeros_end;  // zeros for tiles that begin before this position
-    uint64_t (&full)[kStages], (&empty)[kStages];
+    uint64_t (&full)[kStages], (&empty)[kStages], (&fixed_free)[kTileSlots];
   };
   template <int kStagePanels>
-  __device__ void load(const StepOperand<kStagePanels>& operand);
-  __device__ void load_queries();                         // one thread of the producer warpgroup, and the keys
-  __device__ void load_grad_outputs();                    // another, and the values
-  __device__ void describe_steps();                       // a third
-  __device__ void add_slices();                           // a warp
+  __device__ void load(const StepOperand<kStagePanels>& operand, ptx::RingPosition& ring);
+  __device__ BackwardTile tile_of(int index) const;
+  __device__ bool hand_out(int index);
+  __device__ void load_queries();       // one thread of the producer warpgroup, and the keys; hands out tiles
+  __device__ void load_grad_outputs();  // another, and the values
+  __device__ void describe_steps();     // a third
+  __device__ void add_slices();         // a warp
   __device__ void add_row_sums(float* slices, int step);  // its part in sums of floats
   template <bool kSumsRows>
   __device__ void consume(int warpgroup, int thread);
   template <int kCount>
-  __device__ void store_gradients(int warpgroup, int thread, const float (&grad_value)[kDim / 2],
-                                  const float (&grad_key)[kCount]);  // its end
+  __device__ void store_gradient(const CUtensorMap& map, uint8_t* tile_of_cta, int warpgroup, int thread, float factor,
+                                 const float (&grad)[kCount]);  // its end
 };
 
 }  // namespace lethe

@@ -328,6 +328,37 @@ TEST_P(Backward, GivesAHeadTheBitsInTheFixedOrderThatItHasAlone) {
   EXPECT_EQ(of_second(of_both.query, dim), of_one.query);
 }
 
+// A CTA computes several tiles, one after the other; of some of these keys no query is left to see any.
+TEST_P(Backward, GivesATileWhatItHasAlone) {
+  constexpr int64_t kBatch = 80;
+  Problem many = random_problem(shape(kBatch, 200, 333, 2, 4), dtype(), Gate::kCutting, 35);
+  const auto entry = [](const std::vector<double>& tensor, int64_t batch) {
+    const int64_t size = tensor.size() / kBatch;
+    return std::vector<double>(tensor.begin() + batch * size, tensor.begin() + (batch + 1) * size);
+  };
+  for (size_t i = 0; i < many.log_forget.size(); i += 3 * many.log_forget.size() / kBatch)
+    many.log_forget[i + 400] = -9000;  // strong gates in every third
+  const std::vector<double> grad = grad_values_of(many, 99);
+  const testing::PlanOptions options{.log_pruning_tolerance = -10};
+  const std::vector<BackwardResult> of_many = of_both_sums(many, grad, options, true);
+  for (const int64_t batch : {0, 1, 2, 38, 39, 78, 79}) {
+    SCOPED_TRACE(batch);
+    Problem alone = many;
+    alone.shape.batch = 1;
+    alone.query = entry(many.query, batch);
+    alone.key = entry(many.key, batch);
+    alone.value = entry(many.value, batch);
+    alone.log_forget = entry(many.log_forget, batch);
+    const std::vector<BackwardResult> of_one = of_both_sums(alone, entry(grad, batch), options, true);
+    for (size_t i = 0; i < of_one.size(); ++i) {
+      EXPECT_EQ(entry(of_many[i].query, batch), of_one[i].query);
+      EXPECT_EQ(entry(of_many[i].key, batch), of_one[i].key);
+      EXPECT_EQ(entry(of_many[i].value, batch), of_one[i].value);
+      EXPECT_EQ(entry(of_many[i].log_forget, batch), of_one[i].log_forget);
+    }
+  }
+}
+
 TEST_P(Backward, AgreesWithTheReferenceWhenPruned) {
   for (const Gate gate : {Gate::kInitial, Gate::kSpiky, Gate::kCutting}) {
     SCOPED_TRACE(gate_name(gate));

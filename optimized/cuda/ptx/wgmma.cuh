@@ -48,6 +48,12 @@ __device__ inline void forget(float (&registers)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "=f"(registers[i])::"memory");
 }
 
+/// The value, of which the compiler knows no more: what is computed of it behind this point does not stand in registers before it.
+__device__ inline int anew(int value) {
+  asm volatile("" : "+r"(value));
+  return value;
+}
+
 /// Keeps ptxas from moving instructions across this point, which pin() does not: a loop that is never entered, at which its blocks end.
 /// What is to run while something is waited for would else wander before its issue. Two instructions. `number` is below 2¹⁶, or the thread
 /// waits for ever, and not known to the compiler; two places of a function that have the same kPlace are one to ptxas.

@@ -4,7 +4,7 @@ test may notice: tools/gpu_mutants.
 One change of one place (or of `count` places alike) of a file of optimized. Of those that break, changes that change no promised result are
 not here, nor those that make a kernel slower alone. So some wrappers have none: what wgmma_fence, wgmma_commit and wgmma_wait do for
 accumulators ptxas puts back; the order of mbarrier_init_fence, fence_async_shared and fence_async_global this GPU keeps without being told;
-pin, forget and keep_order steer the compiler alone; registers_grow and registers_shrink change who has registers, not what is in them;
+pin, forget, anew and keep_order steer the compiler alone; registers_grow and registers_shrink change who has registers, not what is in them;
 prefetch_tensor_map fetches what is fetched anyway.
 Nor are those here that leave the device with random numbers of tiles to walk: a main kernel on a stream that its plan is not on may never end.
 """

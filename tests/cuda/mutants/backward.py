@@ -11,44 +11,59 @@ MUTANTS = [
     Mutant("backward_decay_of_key_0", "backward", "cuda/backward_kernel.cuh",
            "prefix_of_key(row, 8) * p.inverse_scale",
            "prefix_of_key(row, 0) * p.inverse_scale"),
-    Mutant("backward_key_bias_from_before", "backward", "cuda/backward_kernel.cuh", "if (near_strong_gates()) {", "if (false) {"),
+    Mutant("backward_key_bias_from_before", "backward", "cuda/backward_kernel.cuh", "if (near) {", "if (false) {"),
     Mutant("backward_no_row_bias", "backward", "cuda/backward_kernel.cuh",
            "issue_bias(score, bias_ones, ptx::advance<sizeof shared.row_bias[0]>(first_row_bias, stage));",
            ""),
     Mutant("backward_first_key_step", "backward", "cuda/backward_kernel.cuh",
-           "step = 0; step < kQueries / 16; ++step)\n      ptx::wgmma<Major::kMN>(Element{}, grad_key",
-           "step = 1; step < kQueries / 16; ++step)\n      ptx::wgmma<Major::kMN>(Element{}, grad_key"),
+           "step = 0; step < kQueries / 16; ++step)\n        ptx::wgmma<Major::kMN>(Element{}, grad_key",
+           "step = 1; step < kQueries / 16; ++step)\n        ptx::wgmma<Major::kMN>(Element{}, grad_key"),
     Mutant("backward_last_key_step", "backward", "cuda/backward_kernel.cuh",
-           "step < kQueries / 16; ++step)\n      ptx::wgmma<Major::kMN>(Element{}, grad_key",
-           "step < kQueries / 16 - 1; ++step)\n      ptx::wgmma<Major::kMN>(Element{}, grad_key"),
-    # one warpgroup late, and the other doesn't wait for it: before it multiplies dS, stores its own over it, and stores dK over K
+           "step < kQueries / 16; ++step)\n        ptx::wgmma<Major::kMN>(Element{}, grad_key",
+           "step < kQueries / 16 - 1; ++step)\n        ptx::wgmma<Major::kMN>(Element{}, grad_key"),
+    # one warpgroup late, and the other doesn't wait for it: before it multiplies dS, stores its own over it, and stores dK over dS
     Mutant("backward_not_heard", "backward", "cuda/backward_kernel.cuh",
            "ptx::named_barrier_sync(kTold + 2 * stage + warpgroup, 256);",
            "if (warpgroup) __nanosleep(20000);"),
     Mutant("backward_scores_stored_unheard", "backward", "cuda/backward_kernel.cuh",
-           "    hear_other_warpgroup(stage ^ 1);\n    ptx::fence_async_shared();\n"
-           "    const uint32_t score_address = ptx::shared_address(shared.grad_score[stage][0]) + score_offset;\n#pragma unroll\n"
-           "    for (int j = 0; j < kQueries / 16; ++j)  // before dK's products, to which these registers then belong\n"
-           "      ptx::store_matrices_transposed(score_address + 2048 * j, grad_score[4 * j], grad_score[4 * j + 1],\n"
-           "                                     grad_score[4 * j + 2], grad_score[4 * j + 3]);\n",
-           "    const uint32_t score_address = ptx::shared_address(shared.grad_score[stage][0]) + score_offset;\n#pragma unroll\n"
-           "    for (int j = 0; j < kQueries / 16; ++j)  // before dK's products, to which these registers then belong\n"
-           "      ptx::store_matrices_transposed(score_address + 2048 * j, grad_score[4 * j], grad_score[4 * j + 1],\n"
-           "                                     grad_score[4 * j + 2], grad_score[4 * j + 3]);\n    hear_other_warpgroup(stage ^ 1);\n"
-           "    if (warpgroup) __nanosleep(20000);\n    ptx::fence_async_shared();\n"),
+           "      hear_other_warpgroup(stage ^ 1);\n      ptx::fence_async_shared();\n"
+           "      const uint32_t score_address = ptx::shared_address(shared.grad_score[stage][0]) + score_offset;\n#pragma unroll\n"
+           "      for (int j = 0; j < kQueries / 16; ++j)  // before dK's products, to which these registers then belong\n"
+           "        ptx::store_matrices_transposed(score_address + 2048 * j, grad_score[4 * j], grad_score[4 * j + 1],\n"
+           "                                       grad_score[4 * j + 2], grad_score[4 * j + 3]);\n",
+           "      const uint32_t score_address = ptx::shared_address(shared.grad_score[stage][0]) + score_offset;\n#pragma unroll\n"
+           "      for (int j = 0; j < kQueries / 16; ++j)  // before dK's products, to which these registers then belong\n"
+           "        ptx::store_matrices_transposed(score_address + 2048 * j, grad_score[4 * j], grad_score[4 * j + 1],\n"
+           "                                       grad_score[4 * j + 2], grad_score[4 * j + 3]);\n      hear_other_warpgroup(stage ^ 1);\n"
+           "      if (warpgroup) __nanosleep(20000);\n      ptx::fence_async_shared();\n"),
     Mutant("backward_keys_overwritten", "backward", "cuda/backward_kernel.cuh",
-           "    hear_other_warpgroup(stage ^ 1);\n    ptx::fence_async_shared();\n    ptx::wgmma_fence();\n    issue_grad_query(stage ^ 1);\n"
-           "    ptx::wgmma_commit();\n    ptx::wgmma_wait<0>();\n    write_slice();\n  }\n\n"
-           "  // dV over V's rows, that only this warpgroup read; dK over K, that both did.\n"
-           "  tell_other_warpgroup(stage);\n  hear_other_warpgroup(stage);\n",
-           "    hear_other_warpgroup(stage ^ 1);\n    if (warpgroup) __nanosleep(20000);\n    ptx::fence_async_shared();\n    ptx::wgmma_fence();\n"
-           "    issue_grad_query(stage ^ 1);\n    ptx::wgmma_commit();\n    ptx::wgmma_wait<0>();\n    write_slice();\n  }\n"),
+           "      ptx::fence_async_shared();\n      ptx::wgmma_fence();\n      issue_grad_query(stage ^ 1);\n      ptx::wgmma_commit();\n"
+           "      store_values();\n      ptx::wgmma_wait<0>();\n      write_slice();\n"
+           "      // Neither warpgroup then reads K or dS any more.\n      tell_other_warpgroup(stage);\n      hear_other_warpgroup(stage);\n",
+           "      if (warpgroup) __nanosleep(20000);\n"
+           "      ptx::fence_async_shared();\n      ptx::wgmma_fence();\n      issue_grad_query(stage ^ 1);\n      ptx::wgmma_commit();\n"
+           "      store_values();\n      ptx::wgmma_wait<0>();\n      write_slice();\n"),
     Mutant("backward_query_step_too_early", "backward", "cuda/backward_kernel.cuh",
-           "issue_grad_query(stage ^ 1);\n    ptx::wgmma_commit();\n    const",
-           "issue_grad_query(stage);\n    ptx::wgmma_commit();\n    const"),
+           "issue_grad_query(stage ^ 1);\n      ptx::wgmma_commit();\n      const",
+           "issue_grad_query(stage);\n      ptx::wgmma_commit();\n      const"),
     Mutant("backward_last_query_step_again", "backward", "cuda/backward_kernel.cuh",
-           "issue_grad_query(stage ^ 1);\n    ptx::wgmma_commit();\n    ptx::wgmma_wait<0>();",
-           "issue_grad_query(stage);\n    ptx::wgmma_commit();\n    ptx::wgmma_wait<0>();"),
+           "issue_grad_query(stage ^ 1);\n      ptx::wgmma_commit();\n      store_values();",
+           "issue_grad_query(stage);\n      ptx::wgmma_commit();\n      store_values();"),
+    # one tile after the other
+    Mutant("backward_values_of_tile_before", "backward", "cuda/backward_kernel.cuh",
+           "for (int i = 0; i < kDim / 2; ++i) grad_value[i] = 0;",
+           "for (int i = 0; i < kDim / 2; ++i) grad_value[i] = tiles ? grad_value[i] : 0;"),
+    Mutant("backward_keys_of_tile_before", "backward", "cuda/backward_kernel.cuh",
+           "for (int i = 0; i < kDim / 2 + kSums; ++i) grad_key[i] = 0;",
+           "for (int i = 0; i < kDim / 2 + kSums; ++i) grad_key[i] = tiles ? grad_key[i] : 0;"),
+    Mutant("backward_stage_of_first_tile", "backward", "cuda/backward_kernel.cuh", "issue_scores(stage);", "issue_scores(0);"),
+    Mutant("backward_head_of_group", "backward", "cuda/backward_producer.cuh",
+           "if (at.next_head()) tile.first_in_group = at.head;",
+           "if (at.next_head()) tile.first_in_group = 0;"),
+    Mutant("backward_last_tile_left_out", "backward", "cuda/backward_producer.cuh",
+           "if (index >= p.key_tiles * p.rows)", "if (index >= p.key_tiles * p.rows - (index > int(gridDim.x)))"),
+    Mutant("backward_keys_loaded_early", "backward", "cuda/backward_producer.cuh", "    if (tiles > 0)\n",
+           "    if (tiles < 0)\n"),
     Mutant("backward_scores_in_one_stage", "backward", "cuda/backward_kernel.cuh",
            "ptx::shared_address(shared.grad_score[stage][0])",
            "ptx::shared_address(shared.grad_score[0][0])"),
@@ -57,13 +72,10 @@ MUTANTS = [
     Mutant("backward_mask_one_less", "backward", "cuda/backward_kernel.cuh", "{ return query < from; }", "{ return query + 1 < from; }"),
     Mutant("backward_no_cut_mask", "backward", "cuda/backward_kernel.cuh", "if (!kGate || !(flags & BackwardStep::kCut)) return;", "return;"),
     Mutant("backward_cut_mask_one_less", "backward", "cuda/backward_kernel.cuh", "{ return query >= cut; }", "{ return query > cut; }"),
-    Mutant("backward_key_bias_of_first_head", "backward", "cuda/backward_kernel.cuh", "if (head_ends) enter_head(shared.step[next].row);", ""),
+    Mutant("backward_key_bias_of_first_head", "backward", "cuda/backward_kernel.cuh", "if (head_ends) enter_head(shared.step[next].row, [] {});", ""),
     Mutant("backward_second_key_bias", "backward", "cuda/backward_kernel.cuh",
-           "float numbers[2] = {bias[0], bias[8]};",
-           "float numbers[2] = {bias[0], bias[0]};"),
-    Mutant("backward_key_scale", "backward", "cuda/backward_output.cuh",
-           "ptx::pack<Element>(grad_key[i] * p.scale, grad_key[i + 1] * p.scale)",
-           "ptx::pack<Element>(grad_key[i], grad_key[i + 1])"),
+           "numbers[1] = bias[8];", "numbers[1] = bias[0];"),
+    Mutant("backward_key_scale", "backward", "cuda/backward_kernel.cuh", "p.scale, grad_key);", "1, grad_key);"),
     Mutant("backward_sums_not_reset", "backward", "cuda/backward_kernel.cuh", "grad_key[i] = head_ends ? 0 : grad_key[i];", "{}"),
     Mutant("backward_column_sum_of_row_0", "backward", "cuda/backward_kernel.cuh",
            "store_sums(row, grad_key[kDim / 2], grad_key[kDim / 2 + 2]);",
@@ -142,16 +154,16 @@ MUTANTS = [
            "in_group < p.group && !marked; ++in_group",
            "in_group < 1 && !marked; ++in_group"),
     Mutant("backward_exact_tiles", "backward", "cuda/backward_shared.cuh",
-           "near_strong_gates() ? (key_tile + 1) * kKeys : 0",
-           "near_strong_gates() ? key_tile * kKeys + 1 : 0"),
+           "near_strong_gates() ? (tile().key_tile + 1) * kKeys : 0",
+           "near_strong_gates() ? tile().key_tile * kKeys + 1 : 0"),
     Mutant("backward_walk_one_less", "backward", "cuda/backward_shared.cuh",
            "end = min((last + 1) * tiles_a_block, query_tiles);",
            "end = min((last + 1) * tiles_a_block, query_tiles - (query_tiles > first + 1));"),
     Mutant("backward_walk_one_more", "backward", "cuda/backward_shared.cuh",
            "end = min((last + 1) * tiles_a_block, query_tiles);", "end = min((last + 2) * tiles_a_block, query_tiles);"),
     Mutant("backward_first_tile", "backward", "cuda/backward_shared.cuh",
-           "const int first = max(0, key_tile * kKeys - p.query_offset) / kQueries;",
-           "const int first = (max(0, key_tile * kKeys - p.query_offset) + kQueries - 1) / kQueries;", hangs=True),
+           "const int first = max(0, tile.key_tile * kKeys - p.query_offset) / kQueries;",
+           "const int first = (max(0, tile.key_tile * kKeys - p.query_offset) + kQueries - 1) / kQueries;", hangs=True),
     # backward_ends.cu
     Mutant("ends_no_residual", "backward", "cuda/backward_ends.cu",
            "delta[round] += (v.x + r.x) * g.x + (v.y + r.y) * g.y;",

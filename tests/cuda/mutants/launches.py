@@ -18,7 +18,7 @@ MUTANTS = [
     Mutant("launch_backward_any_order", "backward", "cuda/backward.cu", ".deterministic = arguments.deterministic", ".deterministic = false"),
     Mutant("launch_backward_rounded_sums", "backward", "cuda/backward.cu", "arguments.float_sums ?", "false ?"),
     Mutant("launch_backward_float_sums", "backward", "cuda/backward.cu",
-           "backward_tiles<Element, kDim, false>;", "backward_tiles<Element, kDim, kGate>;"),
+           "start.template operator()<false>();", "start.template operator()<kGate>();"),
     Mutant("launch_backward_unscaled", "backward", "cuda/backward_ends.cu", "float(arguments.scale)", "1"),
     Mutant("launch_backward_no_gate", "backward", "cuda/backward_ends.cu", "launch_backward_gate(arguments, workspace);", "{}"),
     Mutant("launch_plan_length", "plan", "cuda/gate_plan.cu", "std::log(double(s.key_length))", "0"),

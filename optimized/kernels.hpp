@@ -64,7 +64,8 @@ struct GatePlan {
   int32_t* head_blocks;     ///< [B, Hq]  blocks of 128 queries × 128 keys to visit
   int32_t* head_order;      ///< [B·Hq]  (batch, query head) pairs, those with most blocks first
   int32_t* key_head_order;  ///< [B·H]  (batch, key head) pairs, by the blocks of their groups
-  int32_t* next_tile;   ///< [1]  tiles that the forward, or the backward, has handed out; each plan serves one forward
+  /// [1]  tiles that a forward's CTAs have asked for, each beyond its first, or a backward's; a plan serves one forward, or backwards
+  int32_t* next_tile;
   int32_t* parts_done;  ///< [B·Hq]  of each (batch, key head): CTAs that have done their part of its heads' bounds
   int32_t* heads_done;  ///< [1]  heads whose boundary is found
   unsigned long long* pairs;  ///< [B, Hq]  causal pairs inside the blocks that the forward has computed
@@ -134,7 +135,7 @@ struct ForwardArguments {
 void launch_forward(const ForwardArguments& arguments);
 
 /// What launch_backward reads, and where it writes. `plan` is launch_gate_plan's with the forward's boundary given, put on the same stream
-/// behind whatever wrote the rest.
+/// behind whatever wrote the rest, and behind whatever last wrote to the workspace or read it.
 struct BackwardArguments {
   Shape shape;
   Dtype dtype;

@@ -4,7 +4,8 @@
 usage: check_kernels.py compile COMMAND…      runs nvcc (with -Xptxas -v) and fails where ptxas spilled more registers than allowed,
                                               or serialised wgmma (C7510 to C7518), or said of no kernel how it is
        check_kernels.py sass LIBRARY [--cuobjdump PATH] [--in-build]
-                                              fails where a main loop has grown, or its exponentials moved out from under the product
+                                              fails where a main loop has grown, moves more into uniform registers, or has its
+                                              exponentials moved out from under the product
 
 Without cuobjdump the second exits with 77, which ctest counts as skipped; as a step of the build it says so and passes (where cuobjdump
 fails, too), lists only what is over budget, and removes the library that is. The budgets are those of one nvcc: with another,

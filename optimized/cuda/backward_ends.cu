@@ -32,7 +32,7 @@ struct PrepareParameters {
 };
 
 // What asks nothing of the gate's plan comes first, under the plan's own kernels. Whatever ran before those has ended, as the first of them
-// waited for it.
+// is launched without overlap; and what ran before on the same plan, a backward, as its last kernel ends behind all of it.
 template <typename Element, int kDim>
 __global__ void __launch_bounds__(kPrepareThreads) prepare(const __grid_constant__ PrepareParameters p) {
   ptx::let_next_kernel_start();

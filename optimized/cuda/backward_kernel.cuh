@@ -350,7 +350,8 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::consume(int warpgroup, i
       }
       read_step(next);
       ptx::forget(score);
-      issue_scores(next);  // behind the last tile for nothing: a branch around it would end the pipeline
+      // Behind the last step both are for nothing, of what may be on its way for the next key tile: a branch around them would end the pipeline.
+      issue_scores(next);
       ptx::wgmma_commit();
       if constexpr (kScoresFollow) {
         ptx::wgmma_wait<2>();  // dQ

@@ -7,16 +7,16 @@
 
 namespace lethe {
 
-/// A warpgroup's 64 keys of dV or dK, times `factor`, from its accumulators, by way of the copy engine and of `tile`, [panel][key][64] of 16
+/// A warpgroup's 64 keys of dV or dK, times `factor`, from its accumulators, by way of the copy engine and of `panels`, [panel][key][64] of 16
 /// bits, of which it takes its own rows. Thread 0 commits the copy, and must see to it that it has been read before others write there.
 /// Further accumulators of dK hold sums of dS, which are not stored here.
 template <typename Element, int kDim, bool kFloatSums>
 template <int kCount>
-__device__ void BackwardCta<Element, kDim, kFloatSums>::store_gradient(const CUtensorMap& map, uint8_t* tile_of_cta,
+__device__ void BackwardCta<Element, kDim, kFloatSums>::store_gradient(const CUtensorMap& map, uint8_t* panels,
                                                                        int warpgroup, int thread, float factor,
                                                                        const float (&grad)[kCount]) {
   const int warp = thread / 32, lane = thread % 32;
-  const auto rows = [&](int panel) { return tile_of_cta + panel * Shared::kKeyPanelBytes + warpgroup * 64 * 128; };
+  const auto rows = [&](int panel) { return panels + panel * Shared::kKeyPanelBytes + warpgroup * 64 * 128; };
   const auto pair = [&](int i) { return ptx::pack<Element>(grad[i] * factor, grad[i + 1] * factor); };
 #pragma unroll
   for (int panel = 0; panel < kPanels; ++panel) {

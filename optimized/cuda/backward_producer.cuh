@@ -8,8 +8,8 @@
 
 namespace lethe {
 
-/// A tile's. Keys ride on the first query tile's barrier, values on the first dO's: Sᵀ can start before the values are there. They come last:
-/// where they go the tile before may still be at work.
+/// What the steps of a key tile need, and its K or V: K rides on the first Q's barrier, V on the first dO's, so that Sᵀ can start before V is
+/// there. Either comes behind all else that the first step needs, for where it goes the key tile before may still be at work.
 template <typename Element, int kDim, bool kFloatSums>
 template <int kStagePanels>
 __device__ void BackwardCta<Element, kDim, kFloatSums>::load(const StepOperand<kStagePanels>& operand,
@@ -43,6 +43,7 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::load(const StepOperand<k
   }
 }
 
+/// The tile of an index, none behind the last.
 template <typename Element, int kDim, bool kFloatSums>
 __device__ BackwardTile BackwardCta<Element, kDim, kFloatSums>::tile_of(int index) const {
   if (index >= p.key_tiles * p.rows) return {.key_tile = -1};
@@ -52,11 +53,12 @@ __device__ BackwardTile BackwardCta<Element, kDim, kFloatSums>::tile_of(int inde
   return tile;
 }
 
-/// Tells all roles which is the CTA's next tile. Is there one?
+/// Tells all roles which is the CTA's next tile, the first of those that no CTA has yet. Is there one? A CTA has no first tile before it asks:
+/// while it has not begun nobody waits for it.
 template <typename Element, int kDim, bool kFloatSums>
-__device__ bool BackwardCta<Element, kDim, kFloatSums>::hand_out(int index) {
+__device__ bool BackwardCta<Element, kDim, kFloatSums>::hand_out() {
   const int slot = tiles % kTileSlots;
-  const BackwardTile tile = tile_of(index);
+  const BackwardTile tile = tile_of(atomicAdd(p.plan.next_tile, 1));
   ptx::mbarrier_wait_patiently(&shared.tile_empty[slot], tiles / kTileSlots % 2 ^ 1);
   shared.tile[slot] = tile;
   ptx::mbarrier_arrive(&shared.tile_full[slot]);
@@ -67,14 +69,14 @@ __device__ bool BackwardCta<Element, kDim, kFloatSums>::hand_out(int index) {
 template <typename Element, int kDim, bool kFloatSums>
 __device__ void BackwardCta<Element, kDim, kFloatSums>::load_queries() {
   ptx::RingPosition ring;
-  bool any = !kManyTiles || hand_out(blockIdx.x);
+  bool any = !kManyTiles || hand_out();
 #pragma unroll 1
   while (any) {
     load<Shared::kQueryPanels>({p.query, p.key, shared.query, shared.key, shared.row_bias, p.workspace.row_bias,
                                 exact_end(), shared.query_full, shared.query_empty, shared.keys_free},
                                ring);
     ++tiles;
-    any = kManyTiles && hand_out(gridDim.x + atomicAdd(p.plan.next_tile, 1));
+    any = kManyTiles && hand_out();
   }
 }
 

@@ -143,7 +143,7 @@ struct BackwardCta {
     if constexpr (kManyTiles) ptx::mbarrier_wait(&shared.tile_full[tiles % kTileSlots], tiles / kTileSlots % 2);
     return tile().key_tile >= 0;
   }
-  /// The same of the next, when a thread, or a warp, has done with its tile.
+  /// The same of the next, when the role has done with its tile: one that is a thread; one that is a warp, or all warps of a warpgroup.
   __device__ bool next_tile() {
     if constexpr (kManyTiles) ptx::mbarrier_arrive(&shared.tile_empty[tiles++ % kTileSlots]);
     return kManyTiles && enter_tile();
@@ -186,7 +186,7 @@ struct BackwardCta {
   /// gate is near.
   __device__ int exact_end() const { return near_strong_gates() ? (tile().key_tile + 1) * kKeys : 0; }
 
-  /// What comes with each step, and a tile of the CTA's own that comes with the first.
+  /// What comes with each step, and what stays for all of a key tile's: its K or V, which comes with the first.
   template <int kStagePanels>
   struct StepOperand {
     const CUtensorMap &map, &fixed_map;
@@ -200,7 +200,7 @@ struct BackwardCta {
   template <int kStagePanels>
   __device__ void load(const StepOperand<kStagePanels>& operand, ptx::RingPosition& ring);
   __device__ BackwardTile tile_of(int index) const;
-  __device__ bool hand_out(int index);
+  __device__ bool hand_out();
   __device__ void load_queries();       // one thread of the producer warpgroup, and the keys; hands out tiles
   __device__ void load_grad_outputs();  // another, and the values
   __device__ void describe_steps();     // a third
@@ -209,8 +209,8 @@ struct BackwardCta {
   template <bool kSumsRows>
   __device__ void consume(int warpgroup, int thread);
   template <int kCount>
-  __device__ void store_gradient(const CUtensorMap& map, uint8_t* tile_of_cta, int warpgroup, int thread, float factor,
-                                 const float (&grad)[kCount]);  // its end
+  __device__ void store_gradient(const CUtensorMap& map, uint8_t* panels, int warpgroup, int thread, float factor,
+                                 const float (&grad)[kCount]);
 };
 
 }  // namespace lethe

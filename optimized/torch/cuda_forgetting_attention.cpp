@@ -154,14 +154,15 @@ BackwardResult backward(const Tensor& grad_values, const Tensor& query, const Te
                normalizer = log_normalizer.contiguous();
   const Tensor first_key_block = boundary.contiguous();
   const Plan plan(shape, first_key_block);
-  GatePlanArguments gates = plan_arguments(q, k, v, log_forget, scale, plan.plan, stream);
-  gates.boundary_given = true;
-  launch_gate_plan(gates);
+  // Before the plan is made: under deterministic algorithms Torch fills new tensors, and the backward begins beside the plan's kernels.
   Tensor grad_query = at::empty(query.sizes(), query.options()), grad_key = at::empty(key.sizes(), key.options());
   Tensor grad_value = at::empty(value.sizes(), value.options()),
          grad_log_forget = at::empty(log_forget.sizes(), log_forget.options());
   const Tensor workspace =
       at::empty({static_cast<int64_t>(backward_workspace_bytes(shape))}, query.options().dtype(at::kByte));
+  GatePlanArguments gates = plan_arguments(q, k, v, log_forget, scale, plan.plan, stream);
+  gates.boundary_given = true;
+  launch_gate_plan(gates);
   launch_backward({.shape = shape,
                    .dtype = dtype_of(query),
                    .scale = scale,

@@ -1,6 +1,8 @@
 #pragma once
 // One problem through the CUDA kernels, forward and backward.
 
+#include <functional>
+
 #include "tests/cuda/attention.hpp"
 
 namespace lethe::testing {
@@ -22,6 +24,9 @@ struct BackwardResult {
 /// How a backward runs, its plan apart; unless told otherwise as the operator's.
 struct BackwardOptions {
   bool deterministic = false, float_sums = true;
+  bool behind_plan = false;  ///< may it begin under the plan's kernels, with nothing between, as the operator's does?
+  int times = 1;             ///< on one plan
+  std::function<void()> before = [] {}, after = [] {};  ///< its launch; `after` when it has ended on the default stream
 };
 
 template <typename Element>
@@ -43,10 +48,15 @@ BackwardResult backward(const Problem& problem, const std::vector<double>& grad_
     return Operand{array.data(), s.query_length * s.query_heads * s.key_dim, s.query_heads * s.key_dim, s.key_dim};
   };
   const GatePlan plan = device.backward_plan();  // made by kernels that use shared memory themselves
-  poison_shared_memory();
-  launch_backward({s, problem.dtype, problem.scale, device.query(), device.key(), device.value(), like_query(values),
-                   like_query(residual), like_query(grad), log_normalizer.data(), plan, query.data(), key.data(),
-                   value.data(), grad_log_forget.data(), workspace.data(), how.deterministic, how.float_sums, nullptr});
+  if (!how.behind_plan) poison_shared_memory();
+  how.before();
+  for (int time = 0; time < how.times; ++time)
+    launch_backward({s, problem.dtype, problem.scale, device.query(), device.key(), device.value(), like_query(values),
+                     like_query(residual), like_query(grad), log_normalizer.data(), plan, query.data(), key.data(),
+                     value.data(), grad_log_forget.data(), workspace.data(), how.deterministic, how.float_sums,
+                     nullptr});
+  require(cudaStreamSynchronize(nullptr));
+  how.after();
   const auto floats = [](const DeviceArray<Element>& array) {
     std::vector<double> numbers;
     for (const Element& element : array.host()) numbers.push_back(static_cast<float>(element));

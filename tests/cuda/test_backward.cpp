@@ -4,11 +4,13 @@
 #include <array>
 #include <cmath>
 #include <limits>
+#include <optional>
 
 #include "reference/agreement.hpp"
 #include "reference/forgetting_attention.hpp"
 #include "tests/cuda/backward.hpp"
 #include "tests/cuda/every_kernel.hpp"
+#include "tests/cuda/held.hpp"
 #include "tests/cuda/rounded_gradients.hpp"
 
 namespace lethe {
@@ -322,39 +324,117 @@ TEST_P(Backward, GivesAHeadTheBitsInTheFixedOrderThatItHasAlone) {
   alone.log_forget = of_second(both.log_forget, 1);
   // What is behind a cut is skipped, and nothing else.
   const testing::PlanOptions options{.log_pruning_tolerance = -30};
-  constexpr BackwardOptions kInOrder = {.deterministic = true};
-  const BackwardResult of_both = testing::run_backward(both, grad, kInOrder, options),
-                       of_one = testing::run_backward(alone, of_second(grad, dim), kInOrder, options);
+  const BackwardOptions in_order{.deterministic = true};
+  const BackwardResult of_both = testing::run_backward(both, grad, in_order, options),
+                       of_one = testing::run_backward(alone, of_second(grad, dim), in_order, options);
   EXPECT_EQ(of_second(of_both.query, dim), of_one.query);
 }
 
-// A CTA computes several tiles, one after the other; of some of these keys no query is left to see any.
-TEST_P(Backward, GivesATileWhatItHasAlone) {
-  constexpr int64_t kBatch = 80;
-  Problem many = random_problem(shape(kBatch, 200, 333, 2, 4), dtype(), Gate::kCutting, 35);
-  const auto entry = [](const std::vector<double>& tensor, int64_t batch) {
-    const int64_t size = tensor.size() / kBatch;
-    return std::vector<double>(tensor.begin() + batch * size, tensor.begin() + (batch + 1) * size);
-  };
-  for (size_t i = 0; i < many.log_forget.size(); i += 3 * many.log_forget.size() / kBatch)
-    many.log_forget[i + 400] = -9000;  // strong gates in every third
+// `entries` batch entries of a problem, from `first` on.
+Problem entries_of(const Problem& problem, int64_t first, int64_t entries) {
+  Problem part = problem;
+  part.shape.batch = entries;
+  for (const auto tensor : {&Problem::query, &Problem::key, &Problem::value, &Problem::log_forget}) {
+    const auto begin = (problem.*tensor).begin();
+    const int64_t size = (problem.*tensor).size() / problem.shape.batch;
+    (part.*tensor).assign(begin + first * size, begin + (first + entries) * size);
+  }
+  return part;
+}
+
+// Key tiles that nobody sees: no head of their group.
+int64_t empty_tiles(const Problem& problem, const testing::PlanOptions& options) {
+  const Shape& s = problem.shape;
+  const std::vector<int32_t> first = testing::run_forward(problem, options).first_key_block;
+  const int64_t group = s.query_heads / s.heads, blocks = first.size() / (s.batch * s.query_heads);
+  int64_t empty = 0;
+  for (int64_t row = 0; row < s.batch * s.heads; ++row)  // (batch, key head)
+    empty += *std::min_element(first.begin() + row * group * blocks, first.begin() + (row + 1) * group * blocks);
+  return empty;
+}
+
+// What a problem's batch entries get is what `entries` of them at a time get, for whom there are CTAs enough that each computes one key tile:
+// bit by bit, and in any order but for dQ and what its sums of rows are for.
+void expect_what_parts_get(const Problem& many, int64_t entries, const testing::PlanOptions& options) {
   const std::vector<double> grad = grad_values_of(many, 99);
+  const std::vector<BackwardResult> in_order = of_both_sums(many, grad, options, true),
+                                    in_any = of_both_sums(many, grad, options, false);
+  for (size_t i = 0; i < in_order.size(); ++i) {
+    EXPECT_EQ(in_any[i].key, in_order[i].key);
+    EXPECT_EQ(in_any[i].value, in_order[i].value);
+    EXPECT_LE(compare(in_any[i].query, in_order[i].query, 1).error, budget(many.dtype));
+    EXPECT_LE(compare(in_any[i].log_forget, in_order[i].log_forget, 1).error, budget(many.dtype));
+  }
+  const int64_t parts = many.shape.batch / entries;
+  for (int64_t part = 0; part < parts; ++part) {
+    SCOPED_TRACE(part);
+    const auto of_part = [&](const std::vector<double>& tensor) {
+      return std::vector<double>(tensor.begin() + part * tensor.size() / parts,
+                                 tensor.begin() + (part + 1) * tensor.size() / parts);
+    };
+    const std::vector<BackwardResult> alone =
+        of_both_sums(entries_of(many, part * entries, entries), of_part(grad), options, true);
+    for (size_t i = 0; i < alone.size(); ++i) {
+      EXPECT_EQ(of_part(in_order[i].query), alone[i].query);
+      EXPECT_EQ(of_part(in_order[i].key), alone[i].key);
+      EXPECT_EQ(of_part(in_order[i].value), alone[i].value);
+      EXPECT_EQ(of_part(in_order[i].log_forget), alone[i].log_forget);
+    }
+  }
+}
+
+// A CTA computes several tiles, one after the other.
+TEST_P(Backward, GivesATileWhatItHasAlone) {
+  Problem many = random_problem(shape(80, 200, 333, 2, 4), dtype(), Gate::kCutting, 35);
+  for (size_t i = 0; i < many.log_forget.size(); i += 3 * many.log_forget.size() / many.shape.batch)
+    many.log_forget[i + 400] = -9000;  // strong gates in every third
   const testing::PlanOptions options{.log_pruning_tolerance = -10};
-  const std::vector<BackwardResult> of_many = of_both_sums(many, grad, options, true);
-  for (const int64_t batch : {0, 1, 2, 38, 39, 78, 79}) {
-    SCOPED_TRACE(batch);
-    Problem alone = many;
-    alone.shape.batch = 1;
-    alone.query = entry(many.query, batch);
-    alone.key = entry(many.key, batch);
-    alone.value = entry(many.value, batch);
-    alone.log_forget = entry(many.log_forget, batch);
-    const std::vector<BackwardResult> of_one = of_both_sums(alone, entry(grad, batch), options, true);
-    for (size_t i = 0; i < of_one.size(); ++i) {
-      EXPECT_EQ(entry(of_many[i].query, batch), of_one[i].query);
-      EXPECT_EQ(entry(of_many[i].key, batch), of_one[i].key);
-      EXPECT_EQ(entry(of_many[i].value, batch), of_one[i].value);
-      EXPECT_EQ(entry(of_many[i].log_forget, batch), of_one[i].log_forget);
+  EXPECT_GT(empty_tiles(many, options), 0);
+  expect_what_parts_get(many, 8, options);
+}
+
+// It computes eleven on an average, of which a good deal, many in a row, have nobody who sees them.
+TEST_P(Backward, GivesATileBehindEmptyOnesWhatItHasAlone) {
+  constexpr int64_t kBatch = 128, kQueries = 130, kKeys = 1300;
+  Problem many = random_problem(shape(kBatch, kQueries, kKeys, 1, 1), dtype(), Gate::kOpen, 36);
+  for (int64_t batch = 0; batch < kBatch; batch += 2) many.log_forget[batch * kKeys + kKeys - kQueries] = -INFINITY;
+  const testing::PlanOptions options{.log_pruning_tolerance = -10};
+  EXPECT_EQ(empty_tiles(many, options), kBatch / 2 * ((kKeys - kQueries) / kGateBlock));
+  expect_what_parts_get(many, 8, options);
+}
+
+// A CTA that has not begun has no tile, so that in the fixed order nobody waits for one that comes when those who wait have gone.
+TEST_P(Backward, WaitsForNoMultiprocessorThatOthersHold) {
+  const Problem problem = random_problem(shape(1, 2048, 2048, 12, 12), dtype(), Gate::kOpen, 37);
+  const std::vector<double> grad = grad_values_of(problem, 99);
+  for (const bool float_sums : {false, true}) {
+    BackwardOptions how{.deterministic = true, .float_sums = float_sums};
+    // This also loads the kernels, which waits for all that run.
+    const BackwardResult expected = testing::run_backward(problem, grad, how);
+    std::optional<testing::HeldMultiprocessors> held;
+    how.before = [&] { held.emplace(32); };
+    how.after = [&] { EXPECT_TRUE(held->release()); };
+    const BackwardResult result = testing::run_backward(problem, grad, how);
+    EXPECT_EQ(result.query, expected.query);
+    EXPECT_EQ(result.log_forget, expected.log_forget);
+  }
+}
+
+// It begins before the plan is made, and counts its tiles anew each time.
+TEST_P(Backward, MayBeginUnderThePlanAndServesItTwice) {
+  const Problem problem = random_problem(shape(1, 16384, 16384, 1, 1), dtype(), Gate::kOpen, 38);
+  const std::vector<double> grad = grad_values_of(problem, 99);
+  for (const bool float_sums : {false, true}) {
+    BackwardOptions how{.deterministic = true, .float_sums = float_sums};
+    const BackwardResult expected = testing::run_backward(problem, grad, how);
+    how.behind_plan = true;
+    for (how.times = 1; how.times <= 2; ++how.times) {
+      SCOPED_TRACE(how.times);
+      const BackwardResult result = testing::run_backward(problem, grad, how);
+      EXPECT_EQ(result.query, expected.query);
+      EXPECT_EQ(result.key, expected.key);
+      EXPECT_EQ(result.value, expected.value);
+      EXPECT_EQ(result.log_forget, expected.log_forget);
     }
   }
 }

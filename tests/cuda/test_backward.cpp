@@ -330,16 +330,14 @@ TEST_P(Backward, GivesAHeadTheBitsInTheFixedOrderThatItHasAlone) {
   EXPECT_EQ(of_second(of_both.query, dim), of_one.query);
 }
 
-// `entries` batch entries of a problem, from `first` on.
-Problem entries_of(const Problem& problem, int64_t first, int64_t entries) {
-  Problem part = problem;
-  part.shape.batch = entries;
-  for (const auto tensor : {&Problem::query, &Problem::key, &Problem::value, &Problem::log_forget}) {
-    const auto begin = (problem.*tensor).begin();
-    const int64_t size = (problem.*tensor).size() / problem.shape.batch;
-    (part.*tensor).assign(begin + first * size, begin + (first + entries) * size);
-  }
-  return part;
+// Its batch entries, so many times.
+Problem repeated(const Problem& problem, int64_t times) {
+  Problem result = problem;
+  result.shape.batch *= times;
+  for (const auto tensor : {&Problem::query, &Problem::key, &Problem::value, &Problem::log_forget})
+    for (int64_t time = 1; time < times; ++time)
+      (result.*tensor).insert((result.*tensor).end(), (problem.*tensor).begin(), (problem.*tensor).end());
+  return result;
 }
 
 // Key tiles that nobody sees: no head of their group.
@@ -353,58 +351,57 @@ int64_t empty_tiles(const Problem& problem, const testing::PlanOptions& options)
   return empty;
 }
 
-// What a problem's batch entries get is what `entries` of them at a time get, for whom there are CTAs enough that each computes one key tile:
-// bit by bit, and in any order but for dQ and what its sums of rows are for.
-void expect_what_parts_get(const Problem& many, int64_t entries, const testing::PlanOptions& options) {
-  const std::vector<double> grad = grad_values_of(many, 99);
-  const std::vector<BackwardResult> in_order = of_both_sums(many, grad, options, true),
-                                    in_any = of_both_sums(many, grad, options, false);
-  for (size_t i = 0; i < in_order.size(); ++i) {
-    EXPECT_EQ(in_any[i].key, in_order[i].key);
-    EXPECT_EQ(in_any[i].value, in_order[i].value);
-    EXPECT_LE(compare(in_any[i].query, in_order[i].query, 1).error, budget(many.dtype));
-    EXPECT_LE(compare(in_any[i].log_forget, in_order[i].log_forget, 1).error, budget(many.dtype));
-  }
-  const int64_t parts = many.shape.batch / entries;
-  for (int64_t part = 0; part < parts; ++part) {
-    SCOPED_TRACE(part);
-    const auto of_part = [&](const std::vector<double>& tensor) {
-      return std::vector<double>(tensor.begin() + part * tensor.size() / parts,
-                                 tensor.begin() + (part + 1) * tensor.size() / parts);
+// A problem's batch entries get what they get so many times over, when each CTA has many tiles; once it has one. Bit by bit, and in any order
+// but for dQ and what its sums of rows are for.
+void expect_the_same_in_many_tiles(const Problem& problem, int64_t times, const testing::PlanOptions& options) {
+  const Problem many = repeated(problem, times);
+  const std::vector<double> grad = grad_values_of(problem, 99);
+  std::vector<double> grads;
+  for (int64_t time = 0; time < times; ++time) grads.insert(grads.end(), grad.begin(), grad.end());
+  const std::vector<BackwardResult> alone = of_both_sums(problem, grad, options, true),
+                                    in_order = of_both_sums(many, grads, options, true),
+                                    in_any = of_both_sums(many, grads, options, false);
+  for (int64_t time = 0; time < times; ++time) {
+    SCOPED_TRACE(time);
+    const auto here = [&](const std::vector<double>& tensor) {
+      const auto begin = tensor.begin() + time * tensor.size() / times;
+      return std::vector<double>(begin, begin + tensor.size() / times);
     };
-    const std::vector<BackwardResult> alone =
-        of_both_sums(entries_of(many, part * entries, entries), of_part(grad), options, true);
     for (size_t i = 0; i < alone.size(); ++i) {
-      EXPECT_EQ(of_part(in_order[i].query), alone[i].query);
-      EXPECT_EQ(of_part(in_order[i].key), alone[i].key);
-      EXPECT_EQ(of_part(in_order[i].value), alone[i].value);
-      EXPECT_EQ(of_part(in_order[i].log_forget), alone[i].log_forget);
+      EXPECT_EQ(here(in_order[i].query), alone[i].query);
+      EXPECT_EQ(here(in_order[i].key), alone[i].key);
+      EXPECT_EQ(here(in_order[i].value), alone[i].value);
+      EXPECT_EQ(here(in_order[i].log_forget), alone[i].log_forget);
+      EXPECT_EQ(here(in_any[i].key), alone[i].key);
+      EXPECT_EQ(here(in_any[i].value), alone[i].value);
+      EXPECT_LE(compare(here(in_any[i].query), alone[i].query, 1).error, budget(problem.dtype));
+      EXPECT_LE(compare(here(in_any[i].log_forget), alone[i].log_forget, 1).error, budget(problem.dtype));
     }
   }
 }
 
-// A CTA computes several tiles, one after the other.
+// A CTA computes several tiles, one after the other: on most GPUs four.
 TEST_P(Backward, GivesATileWhatItHasAlone) {
-  Problem many = random_problem(shape(80, 200, 333, 2, 4), dtype(), Gate::kCutting, 35);
-  for (size_t i = 0; i < many.log_forget.size(); i += 3 * many.log_forget.size() / many.shape.batch)
-    many.log_forget[i + 400] = -9000;  // strong gates in every third
+  Problem problem = random_problem(shape(8, 200, 333, 2, 4), dtype(), Gate::kCutting, 35);
+  for (size_t i = 0; i < problem.log_forget.size(); i += 3 * problem.log_forget.size() / problem.shape.batch)
+    problem.log_forget[i + 400] = -9000;  // strong gates in every third
   const testing::PlanOptions options{.log_pruning_tolerance = -10};
-  EXPECT_GT(empty_tiles(many, options), 0);
-  expect_what_parts_get(many, 8, options);
+  EXPECT_GT(empty_tiles(problem, options), 0);
+  expect_the_same_in_many_tiles(problem, 10, options);
 }
 
-// It computes eleven on an average, of which a good deal, many in a row, have nobody who sees them.
+// Eight on an average, of which a good deal, many in a row, have nobody who sees them.
 TEST_P(Backward, GivesATileBehindEmptyOnesWhatItHasAlone) {
-  constexpr int64_t kBatch = 128, kQueries = 130, kKeys = 1300;
-  Problem many = random_problem(shape(kBatch, kQueries, kKeys, 1, 1), dtype(), Gate::kOpen, 36);
-  for (int64_t batch = 0; batch < kBatch; batch += 2) many.log_forget[batch * kKeys + kKeys - kQueries] = -INFINITY;
+  constexpr int64_t kBatch = 8, kQueries = 130, kKeys = 1300;
+  Problem problem = random_problem(shape(kBatch, kQueries, kKeys, 1, 1), dtype(), Gate::kOpen, 36);
+  for (int64_t batch = 0; batch < kBatch; batch += 2) problem.log_forget[batch * kKeys + kKeys - kQueries] = -INFINITY;
   const testing::PlanOptions options{.log_pruning_tolerance = -10};
-  EXPECT_EQ(empty_tiles(many, options), kBatch / 2 * ((kKeys - kQueries) / kGateBlock));
-  expect_what_parts_get(many, 8, options);
+  EXPECT_EQ(empty_tiles(problem, options), kBatch / 2 * ((kKeys - kQueries) / kGateBlock));
+  expect_the_same_in_many_tiles(problem, 12, options);
 }
 
-// A CTA that has not begun has no tile, so that in the fixed order nobody waits for one that comes when those who wait have gone.
-TEST_P(Backward, WaitsForNoMultiprocessorThatOthersHold) {
+// A CTA that has not begun has no tile. If it had one, those who hold a multiprocessor would wait for it, and none would leave.
+TEST_P(Backward, WaitsInTheFixedOrderForNobodyWhoHasNotBegun) {
   const Problem problem = random_problem(shape(1, 2048, 2048, 12, 12), dtype(), Gate::kOpen, 37);
   const std::vector<double> grad = grad_values_of(problem, 99);
   for (const bool float_sums : {false, true}) {

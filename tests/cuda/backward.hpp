@@ -74,4 +74,13 @@ inline BackwardResult run_backward(const Problem& problem, const std::vector<dou
                                            : backward<__half>(problem, grad_values, how, options);
 }
 
+/// Of sums of dS in 16 bits and in float: they are instances of the kernel, and whatever holds of one has to hold of both.
+inline std::vector<BackwardResult> of_both_sums(const Problem& problem, const std::vector<double>& grad_values,
+                                                const PlanOptions& options = {}, bool deterministic = false) {
+  std::vector<BackwardResult> results;
+  for (const bool float_sums : {false, true})
+    results.push_back(run_backward(problem, grad_values, {deterministic, float_sums}, options));
+  return results;
+}
+
 }  // namespace lethe::testing

@@ -74,9 +74,6 @@ void launch(const BackwardArguments& arguments, const BackwardWorkspace& workspa
   const auto contiguous = [&](void* data) {
     return Operand{data, shape.key_length * shape.heads * kDim, shape.heads * kDim, kDim};
   };
-  int device, multiprocessors;
-  cuda_check(cudaGetDevice(&device), "backward");
-  cuda_check(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device), "backward");
   const int key_tiles = int((shape.key_length + kKeys - 1) / kKeys);
   const int rows = int(shape.batch * shape.heads);
   constexpr int64_t kCacheBytes = 32 << 20;
@@ -112,7 +109,7 @@ void launch(const BackwardArguments& arguments, const BackwardWorkspace& workspa
     cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes),
                "backward: shared memory");
     const int tiles = key_tiles * rows;
-    const int grid = BackwardCta<Element, kDim, kFloatSums>::kManyTiles ? std::min(tiles, multiprocessors) : tiles;
+    const int grid = BackwardCta<Element, kDim, kFloatSums>::kManyTiles ? std::min(tiles, multiprocessors()) : tiles;
     launch_overlapping(kernel, grid, kBackwardThreads, kSharedBytes, arguments.stream, parameters);
   };
   arguments.float_sums ? start.template operator()<kGate>() : start.template operator()<false>();

@@ -35,7 +35,8 @@ BackwardWorkspace backward_workspace_in(void* memory, const Shape& shape);
 
 // launch_backward()'s kernels, in the order they run; each throws std::runtime_error for a CUDA error.
 
-/// Δ_i = dO_i·o_i, the rows' bias and numbers; dQ, the turns, the zeros and the plan's count of tiles to zero. One pass over o, its residual and dO.
+/// Δ_i = dO_i·o_i, the rows' bias and numbers; dQ, the turns, the zeros and the plan's count of tiles to zero. One pass over o, its residual
+/// and dO.
 void launch_backward_prepare(const BackwardArguments& arguments, const BackwardWorkspace& workspace);
 /// dK and dV; the float dQ, and the row and column sums of dS. All of the products: backward_kernel.cuh.
 void launch_backward_tiles(const BackwardArguments& arguments, const BackwardWorkspace& workspace);

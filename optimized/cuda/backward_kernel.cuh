@@ -1,6 +1,6 @@
 #pragma once
-// What the main kernel of the backward pass computes: each CTA one tile of 128 keys after the other, which walks over the query tiles that
-// see it.
+// What the main kernel of the backward pass computes: a CTA takes one tile of 128 keys after the other, and with each walks over the query
+// tiles that see it.
 //
 //   Sᵀ = K Qᵀ        P = exp2(a·S + R_i + b_j)          dV += Pᵀ dO
 //   dPᵀ = V dOᵀ      dS = P (dP − Δ_i)                  dK += dSᵀ Q,   dQ += dS K

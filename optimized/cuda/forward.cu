@@ -26,11 +26,10 @@ void launch(const ForwardParameters& parameters, int grid, cudaStream_t stream) 
 
 void launch_forward(const ForwardArguments& arguments) {
   const Shape& s = arguments.shape;
-  int device, multiprocessors;
+  int device;
   cuda_check(cudaGetDevice(&device), "forward");
   if (const std::string reason = unsupported(s, arguments.dtype, compute_capability(device)); !reason.empty())
     throw std::invalid_argument(reason);
-  cuda_check(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device), "forward");
   const auto map = [&](const Operand& operand, int64_t length, int64_t heads, int rows) {
     return tensor_map(operand, arguments.dtype, s.batch, length, heads, s.key_dim, rows);
   };
@@ -62,7 +61,7 @@ void launch_forward(const ForwardArguments& arguments) {
   p.log_normalizer = arguments.log_normalizer;
   p.keep_residual = arguments.residual != nullptr;
   p.visited_pairs = arguments.visited_pairs;
-  const int grid = std::min(p.tiles, multiprocessors);
+  const int grid = std::min(p.tiles, multiprocessors());
   const bool bfloat16 = arguments.dtype == Dtype::kBFloat16;
   if (s.key_dim == 64) (bfloat16 ? launch<__nv_bfloat16, 64> : launch<__half, 64>)(p, grid, arguments.stream);
   else (bfloat16 ? launch<__nv_bfloat16, 128> : launch<__half, 128>)(p, grid, arguments.stream);

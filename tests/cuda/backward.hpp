@@ -21,6 +21,14 @@ struct BackwardResult {
   std::vector<double> log_forget;         ///< [B, Tk, Hq]
 };
 
+/// Are all gradients the same, bit by bit?
+inline void expect_same_gradients(const BackwardResult& actual, const BackwardResult& expected) {
+  EXPECT_EQ(actual.query, expected.query);
+  EXPECT_EQ(actual.key, expected.key);
+  EXPECT_EQ(actual.value, expected.value);
+  EXPECT_EQ(actual.log_forget, expected.log_forget);
+}
+
 /// How a backward runs, its plan apart; unless told otherwise as the operator's.
 struct BackwardOptions {
   bool deterministic = false, float_sums = true;

@@ -32,6 +32,14 @@ inline bool have_gpu() {
 #define LETHE_NEEDS_GPU() \
   if (!::lethe::testing::have_gpu()) GTEST_SKIP() << "needs a GPU of compute capability 9.0"
 
+/// Of the current device.
+inline int attribute(cudaDeviceAttr which) {
+  int device, value;
+  require(cudaGetDevice(&device));
+  require(cudaDeviceGetAttribute(&value, which, device));
+  return value;
+}
+
 /// `size` elements of T whose bytes are all 0xff at first (NaN in every float type), followed by a canary.
 template <typename T>
 class DeviceArray {

@@ -25,12 +25,9 @@ __global__ void hold(volatile int* flags) {
 }  // namespace
 
 HeldMultiprocessors::HeldMultiprocessors(int left_free) {
-  int device, multiprocessors, bytes;
-  require(cudaGetDevice(&device));
-  require(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
-  require(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+  const int bytes = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
   require(cudaFuncSetAttribute(hold, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-  held_ = multiprocessors - left_free;
+  held_ = attribute(cudaDevAttrMultiProcessorCount) - left_free;
   void* flags;
   require(cudaMallocHost(&flags, (1 + 2 * held_) * sizeof(int)));
   std::memset(flags, 0, (1 + 2 * held_) * sizeof(int));

@@ -15,10 +15,8 @@ __global__ void fill_shared_memory(int bytes) {
 }  // namespace
 
 void poison_shared_memory() {
-  int device, multiprocessors, bytes;
-  require(cudaGetDevice(&device));
-  require(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
-  require(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+  const int multiprocessors = attribute(cudaDevAttrMultiProcessorCount);
+  const int bytes = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
   require(cudaFuncSetAttribute(fill_shared_memory, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
   fill_shared_memory<<<2 * multiprocessors, 1024, bytes>>>(bytes);  // one CTA's on each at a time
   require(cudaGetLastError());

@@ -15,6 +15,7 @@ namespace lethe {
 namespace {
 
 using testing::BackwardResult;
+using testing::expect_same_gradients;
 using testing::grad_values_of;
 using testing::of_both_sums;
 using testing::slice;
@@ -269,12 +270,7 @@ TEST_P(Backward, GivesTheSameBitsTwiceInTheFixedOrder) {
     const std::vector<double> grad = grad_values_of(problem, 99);
     const std::vector<BackwardResult> firsts = of_both_sums(problem, grad, options, true),
                                       seconds = of_both_sums(problem, grad, options, true);
-    for (size_t i = 0; i < firsts.size(); ++i) {
-      EXPECT_EQ(firsts[i].query, seconds[i].query);
-      EXPECT_EQ(firsts[i].key, seconds[i].key);
-      EXPECT_EQ(firsts[i].value, seconds[i].value);
-      EXPECT_EQ(firsts[i].log_forget, seconds[i].log_forget);
-    }
+    for (size_t i = 0; i < firsts.size(); ++i) expect_same_gradients(firsts[i], seconds[i]);
     // How dS is summed is nothing to the other gradients.
     EXPECT_EQ(firsts[0].query, firsts[1].query);
     EXPECT_EQ(firsts[0].key, firsts[1].key);
@@ -300,12 +296,7 @@ TEST_P(Backward, ReadsNothingOfWhatIsPruned) {
   options.poisoned_keys = kGateBlock * *std::ranges::min_element(forward.first_key_block);
   EXPECT_GE(options.poisoned_keys, 8 * kGateBlock);
   const std::vector<BackwardResult> poisoned = of_both_sums(problem, grad, options, true);
-  for (size_t i = 0; i < clean.size(); ++i) {
-    EXPECT_EQ(poisoned[i].query, clean[i].query);
-    EXPECT_EQ(poisoned[i].key, clean[i].key);
-    EXPECT_EQ(poisoned[i].value, clean[i].value);
-    EXPECT_EQ(poisoned[i].log_forget, clean[i].log_forget);
-  }
+  for (size_t i = 0; i < clean.size(); ++i) expect_same_gradients(poisoned[i], clean[i]);
 }
 
 TEST_P(Backward, RefusesWhatAWrongFormulaWouldGive) {

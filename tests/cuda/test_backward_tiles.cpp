@@ -14,6 +14,7 @@ namespace {
 
 using testing::BackwardOptions;
 using testing::BackwardResult;
+using testing::expect_same_gradients;
 using testing::grad_values_of;
 using testing::of_both_sums;
 using testing::slice;
@@ -27,10 +28,7 @@ TEST_P(BackwardTiles, GivesTheSameBitsInTheFixedOrderWhoeverComesFirst) {
   const std::vector<BackwardResult> firsts = of_both_sums(problem, grad, {}, true);
   for (int again = 0; again < 3; ++again) {
     const std::vector<BackwardResult> others = of_both_sums(problem, grad, {}, true);
-    for (size_t i = 0; i < firsts.size(); ++i) {
-      EXPECT_EQ(firsts[i].query, others[i].query);
-      EXPECT_EQ(firsts[i].log_forget, others[i].log_forget);
-    }
+    for (size_t i = 0; i < firsts.size(); ++i) expect_same_gradients(others[i], firsts[i]);
   }
 }
 
@@ -89,19 +87,21 @@ void expect_the_same_in_many_tiles(const Problem& problem, int64_t times, const 
                                     in_any = of_both_sums(many, grads, options, false);
   for (int64_t time = 0; time < times; ++time) {
     SCOPED_TRACE(time);
-    const auto here = [&](const std::vector<double>& tensor) {
+    const auto part = [&](const std::vector<double>& tensor) {
       const auto begin = tensor.begin() + time * tensor.size() / times;
       return std::vector<double>(begin, begin + tensor.size() / times);
     };
+    const auto here = [&](const BackwardResult& of_all) {
+      return BackwardResult{part(of_all.values), part(of_all.query), part(of_all.key), part(of_all.value),
+                            part(of_all.log_forget)};
+    };
     for (size_t i = 0; i < alone.size(); ++i) {
-      EXPECT_EQ(here(in_order[i].query), alone[i].query);
-      EXPECT_EQ(here(in_order[i].key), alone[i].key);
-      EXPECT_EQ(here(in_order[i].value), alone[i].value);
-      EXPECT_EQ(here(in_order[i].log_forget), alone[i].log_forget);
-      EXPECT_EQ(here(in_any[i].key), alone[i].key);
-      EXPECT_EQ(here(in_any[i].value), alone[i].value);
-      EXPECT_LE(compare(here(in_any[i].query), alone[i].query, 1).error, budget(problem.dtype));
-      EXPECT_LE(compare(here(in_any[i].log_forget), alone[i].log_forget, 1).error, budget(problem.dtype));
+      expect_same_gradients(here(in_order[i]), alone[i]);
+      const BackwardResult any = here(in_any[i]);
+      EXPECT_EQ(any.key, alone[i].key);
+      EXPECT_EQ(any.value, alone[i].value);
+      EXPECT_LE(compare(any.query, alone[i].query, 1).error, budget(problem.dtype));
+      EXPECT_LE(compare(any.log_forget, alone[i].log_forget, 1).error, budget(problem.dtype));
     }
   }
 }
@@ -126,7 +126,8 @@ TEST_P(BackwardTiles, GivesATileBehindEmptyOnesWhatItHasAlone) {
   expect_the_same_in_many_tiles(problem, 12, options);
 }
 
-// A CTA that has not begun has no tile. If it had one, those who hold a multiprocessor would wait for it, and none would leave.
+// A CTA that has not begun has no tile. If each had its first from the beginning, the tiles behind those, here more than the free
+// multiprocessors, would wait for tiles of CTAs that have not begun, and none would leave.
 TEST_P(BackwardTiles, WaitsInTheFixedOrderForNobodyWhoHasNotBegun) {
   const Problem problem = random_problem(shape(1, 2048, 2048, 12, 12), dtype(), Gate::kOpen, 37);
   const std::vector<double> grad = grad_values_of(problem, 99);
@@ -137,9 +138,7 @@ TEST_P(BackwardTiles, WaitsInTheFixedOrderForNobodyWhoHasNotBegun) {
     std::optional<testing::HeldMultiprocessors> held;
     how.before = [&] { held.emplace(32); };
     how.after = [&] { EXPECT_TRUE(held->release()); };
-    const BackwardResult result = testing::run_backward(problem, grad, how);
-    EXPECT_EQ(result.query, expected.query);
-    EXPECT_EQ(result.log_forget, expected.log_forget);
+    expect_same_gradients(testing::run_backward(problem, grad, how), expected);
   }
 }
 
@@ -153,11 +152,7 @@ TEST_P(BackwardTiles, MayBeginUnderThePlanAndServesItTwice) {
     how.behind_plan = true;
     for (how.times = 1; how.times <= 2; ++how.times) {
       SCOPED_TRACE(how.times);
-      const BackwardResult result = testing::run_backward(problem, grad, how);
-      EXPECT_EQ(result.query, expected.query);
-      EXPECT_EQ(result.key, expected.key);
-      EXPECT_EQ(result.value, expected.value);
-      EXPECT_EQ(result.log_forget, expected.log_forget);
+      expect_same_gradients(testing::run_backward(problem, grad, how), expected);
     }
   }
 }

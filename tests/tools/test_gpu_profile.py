@@ -14,6 +14,7 @@ CSV = ('"ID","Kernel Name","sm__cycles.avg","sm__cycles.max","issue.sum","issue.
 NCU = f"""case "$1" in --version) printf 'NVIDIA\\nVersion 1\\n'; exit ;; esac
 while [ $# -gt 0 ]; do case "$1" in --log-file) log=$2 ;; regex:*) kernel=$1 ;; *.so) module=$(basename $1) ;; esac; shift; done
 echo "$kernel $module" >>"$(dirname "$0")/called"
+echo "$LD_LIBRARY_PATH" >"$(dirname "$0")/libraries"
 printf '==PROF== attached\\n{CSV}' >"$log\""""
 
 
@@ -42,6 +43,10 @@ class Profile(ShellPrograms):
         self.assertEqual(called[:3], ["regex:14backward_tilesI13__nv_bfloat16Li64ELb1E lethe_kernels.so",
                                       "regex:14backward_tilesI13__nv_bfloat16Li64ELb0E lethe_kernels.so",
                                       "regex:14backward_tilesI13__nv_bfloat16Li64ELb0E lethe_kernels_without_gate.so"])
+
+    def test_libraries_beside_the_programs_are_found(self):
+        self.profile()
+        self.assertEqual((self.folder / "bin/libraries").read_text().split(":")[0].strip(), str((self.folder / "build").resolve()))
 
     def test_a_kernel_that_was_not_found_is_an_error_and_leaves_nothing(self):
         self.script("bin/ncu", NCU.replace(CSV, "no kernels were profiled"))

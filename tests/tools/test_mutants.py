@@ -72,12 +72,12 @@ class Run(ShellPrograms):
         super().setUp()
         self.script("bin/nvidia-smi", "echo a GPU")
 
-    def run_with(self, also=(), **programs):
+    def run_with(self, also=(), options=(), commit="abc", **programs):
         """Exit status, last section of the log and standard error of a run where these programs were built. `also`: mutants to run beside NAME."""
         for name, text in programs.items():
             self.script(f"{name}/program", text)
-            (self.folder / name / "commit").write_text("abc")
-        run = subprocess.run([sys.executable, ROOT / "tools/gpu_mutants", "run", "--jobs", "4",
+            (self.folder / name / "commit").write_text(commit)
+        run = subprocess.run([sys.executable, ROOT / "tools/gpu_mutants", "run", "--jobs", "4", *options,
                               *(word for name in (self.NAME, *also) for word in ("--only", name)), self.folder], capture_output=True, text=True,
                              env=os.environ | {"PATH": f"{self.folder}/bin:{os.environ['PATH']}"})
         return run.returncode, (self.folder / "mutants.log").read_text().split("gpu  ")[-1], run.stderr
@@ -150,7 +150,7 @@ exit 1"""
     def test_one_that_took_too_long_beside_others_is_run_again_alone(self):
         self.script("unchanged_ptx/program", PASSES)
         self.script(f"{self.NAME}/program", f"if [ ! -e '{self.folder}/ran' ]; then touch '{self.folder}/ran'; exec sleep 60; fi; {FAILS}")
-        arguments = argparse.Namespace(folder=self.folder, only=[self.NAME], jobs=4, output=None)
+        arguments = argparse.Namespace(folder=self.folder, only=[self.NAME], jobs=4, output=None, continued=False)
         with unittest.mock.patch.dict(SECONDS, ptx=1), contextlib.redirect_stdout(io.StringIO()) as said, \
                 unittest.mock.patch.dict(os.environ, PATH=f"{self.folder}/bin:{os.environ['PATH']}"):
             self.assertEqual(self.TOOL["run"](arguments), 0)
@@ -217,6 +217,29 @@ exit 1""")
         self.run_with(**{"unchanged_ptx": PASSES, self.NAME: PASSES})
         self.run_with(**{self.NAME: FAILS})
         self.assertRegex((self.folder / "mutants.log").read_text(), r"(?s)SURVIVED.*killed")
+
+    def test_one_that_continues_runs_what_was_not_decided(self):
+        late = next(mutant.name for mutant in MUTANTS if not mutant.breaks and mutant.suite == "backward")
+        unchanged = {"unchanged_ptx": PASSES, "unchanged_backward": PASSES}
+        self.run_with([late], **unchanged, **{self.NAME: FAILS, late: FAILS})
+        status, log, _ = self.run_with([late], ["--continue"], **{self.NAME: PASSES, late: PASSES})
+        self.assertEqual(status, 0)
+        self.assertRegex(log, rf"{late} .* passed\n\nmutants 1, killed 1; delays 1, passed 1 \(1 of them in sections above\)\n")
+        self.assertNotRegex(log, f"{self.NAME}|unchanged")
+
+    def test_one_that_continues_takes_nothing_from_other_programs_or_gpus(self):
+        self.run_with(**{"unchanged_ptx": PASSES, self.NAME: FAILS})
+        _, log, _ = self.run_with((), ["--continue"], "abd", **{"unchanged_ptx": PASSES, self.NAME: PASSES})
+        self.assertRegex(log, rf"{self.NAME} .* SURVIVED\n")
+        self.script("bin/nvidia-smi", "echo another GPU")
+        _, log, _ = self.run_with((), ["--continue"], **{"unchanged_ptx": PASSES, self.NAME: PASSES})
+        self.assertRegex(log, rf"{self.NAME} .* SURVIVED\n")
+
+    def test_one_of_programs_that_nobody_knows_again_does_not_continue(self):
+        (self.folder / "mutants.log").touch()
+        status, _, complaint = self.run_with((), ["--continue"], "abc, changed", **{"unchanged_ptx": PASSES, self.NAME: FAILS})
+        self.assertEqual(status, 1)
+        self.assertEqual(complaint, "--continue: expected programs of one commit as it is, found abc, changed\n")
 
 
 if __name__ == "__main__":

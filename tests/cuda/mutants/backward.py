@@ -64,7 +64,7 @@ MUTANTS = [
            "if (index >= p.key_tiles * p.rows)", "if (index >= p.key_tiles * p.rows - (index > int(gridDim.x)))"),
     Mutant("backward_keys_loaded_early", "backward", "cuda/backward_producer.cuh", "    if (tiles > 0)\n",
            "    if (tiles < 0)\n"),
-    Mutant("backward_keys_free_once", "backward", "cuda/backward_producer.cuh", "(tiles - 1) / kTileSlots % 2);", "0);"),
+    Mutant("backward_keys_free_once", "backward", "cuda/backward_producer.cuh", "if (tiles > 0)", "if (tiles == 1)"),
     Mutant("backward_slot_in_use", "backward", "cuda/backward_producer.cuh",
            "ptx::mbarrier_wait_patiently(&shared.tile_empty[slot], tiles / kTileSlots % 2 ^ 1);", ""),
     Mutant("backward_first_tile_by_place", "backward", "cuda/backward_producer.cuh",

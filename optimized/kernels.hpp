@@ -31,9 +31,10 @@ struct Operand {
 
 struct BiasOfEight;  // cuda/bias_step.cuh
 
-/// A number of twice a float's digits, high + low. As long as the copy engine's shortest copy.
+/// A number of twice a float's digits, high + low. As long as the copy engine's shortest copy, and so with room for something else.
 struct alignas(16) TwoFloats {
-  float high, low, unused[2];
+  float high, low;
+  uint32_t decays, rows_apart;
 };
 
 /// What the kernels need to know of the gate, made by launch_gate_plan for one forward or one backward, which reads it and counts in
@@ -47,7 +48,7 @@ struct alignas(16) TwoFloats {
 struct GatePlan {
   double* block_sum;     ///< [B, Hq, N]  Σ of log f in block n
   double* base;          ///< [B, Hq, N+1]  Σ of log f before block n
-  TwoFloats* base_log2;  ///< [B, Hq, N+1]  log₂e · base
+  TwoFloats* base_log2;  ///< [B, Hq, N+1]  log₂e · base; what cuda/row_groups.cuh says of block n, 0 or 1
   float* bias;  ///< [B, Hq, N·128]  −log₂e · (c_j − base[j / 128]), what key j adds to a logit in log₂; 0 past Tk
   float* bias_rest;  ///< [B, Hq, N·128]  what rounding took from it; only in strong blocks (cuda/strong_gates.cuh)
   /// [B, Hq, N·16]  (base[j / 128 + 1] − c_j) / scale, what key j adds to q·k; 0 past Tk. From the block's end: the keys that later

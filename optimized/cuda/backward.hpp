@@ -10,8 +10,9 @@ namespace lethe {
 struct BiasColumn;  // bias_step.cuh
 
 /// Floats of one slice of the accumulated query gradient: 64 queries × 64 of D in the order of wgmma's accumulators (float4 k of
-/// thread t at k·512 + 4t), then the 64 row sums of dS.
-inline constexpr int kSliceFloats = 64 * 64 + 64;
+/// thread t at k·512 + 4t), then 64 row sums of dS or, where rows are summed in groups, what the threads of the warpgroup that wrote this have
+/// of the sums of its tile's groups.
+inline constexpr int kSliceFloats = 64 * 64 + 128;
 
 /// Queries in one tile of the main kernel.
 template <int kDim>

@@ -5,13 +5,15 @@
 // A row of dS sums to 0 in exact arithmetic: r_i is what the rounding of P and o, and of dS where it is summed in 16 bits, has left in that
 // row's keys. It is taken from them again in the proportions of a row whose logits are all equal, of which the gate alone decides. Taken
 // from the diagonal instead (d log f_l = Σ r_t − column sums), the errors of all rows behind l add up in d log f_l. Z and u are first-order
-// recurrences, Z_i = 1 + f_i Z_{i−1} and u_j = r_j / Z_j + f_{j+1} u_{j+1}: scans of affine maps.
+// recurrences, Z_i = 1 + f_i Z_{i−1} and u_j = r_j / Z_j + f_{j+1} u_{j+1}: scans of affine maps. Of rows that share a float sum
+// (row_groups.cuh) each has the mean: first a warp a group adds up the parts that the main kernel's threads had of it.
 //
 // One CTA a head, O(Tk): forwards for Z, then backwards for u and the sum. Bound by latency, some microseconds for 4096 tokens.
 
 #include "optimized/cuda/backward.hpp"
 #include "optimized/cuda/check.hpp"
 #include "optimized/cuda/ptx/barrier.cuh"
+#include "optimized/cuda/row_groups.cuh"
 
 namespace lethe {
 namespace {
@@ -20,13 +22,16 @@ constexpr int kThreads = 1024, kWarps = kThreads / 32, kTokensAThread = 4, kChun
 constexpr int kRows = 64;  // of a slice
 
 struct GateParameters {
-  const float *slices, *column_sums;
+  float* slices;
+  const float* column_sums;
   float* row_shares;
   const double* base;  // GatePlan's arrays
   const float* bias;
   const uint8_t* cut_before;
   float* grad_log_forget;
-  int query_length, query_offset, query_heads, key_blocks, slices_a_head, panels;
+  const TwoFloats* base_log2;
+  bool float_sums;
+  int query_length, query_offset, query_heads, key_blocks, slices_a_head, tile_rows;
 };
 
 // x → factor·x + offset
@@ -92,7 +97,6 @@ __global__ void __launch_bounds__(kThreads) finish_gate(const __grid_constant__ 
   const int batch = row_of_heads / p.query_heads, head = row_of_heads % p.query_heads;
   const int key_length = p.query_offset + p.query_length;
   const int64_t row = row_of_heads * p.key_blocks * kGateBlock;
-  const float* slices = p.slices + row_of_heads * p.slices_a_head * kSliceFloats;
   const double* base = p.base + row_of_heads * (p.key_blocks + 1);
   const auto is_cut = [&](int token) { return p.cut_before[row + token] == token % kGateBlock; };
   // f_t, the share of what t − 1 sees that t still sees.
@@ -102,6 +106,31 @@ __global__ void __launch_bounds__(kThreads) finish_gate(const __grid_constant__ 
     const float between = block == block_before ? 0 : float((base[block] - base[block_before]) * 1.4426950408889634);
     return exp2f(fminf(0, between + p.bias[row + token - 1] - p.bias[row + token]));
   };
+
+  // A group's parts make one mean over its rows, which goes where the first part was.
+  float* slices = p.slices + row_of_heads * p.slices_a_head * kSliceFloats;
+  const int lane = threadIdx.x % 32, lanes_of_group = p.tile_rows == kGroupRows ? 32 : 16;
+  const auto is_apart = [&](int query) {
+    return !p.float_sums ||
+           rows_are_apart(p.base_log2 + row_of_heads * (p.key_blocks + 1),
+                          p.query_offset + query / p.tile_rows * p.tile_rows, p.tile_rows, p.query_offset);
+  };
+  const auto sum_of = [&](int query) {  // of a row, or the first part of its group
+    float* of_tile = slices + int64_t{query / p.tile_rows} * 2 * kSliceFloats + kRows * 64;
+    const int row = query % p.tile_rows;
+    return is_apart(query) ? of_tile + row / kRows * kSliceFloats + row % kRows
+                           : of_tile + row / kGroupRows * lanes_of_group;
+  };
+  for (int query = threadIdx.x / 32 * kGroupRows; query < p.query_length; query += kWarps * kGroupRows) {
+    if (is_apart(query)) continue;
+    float* parts = sum_of(query);
+    float sum = 0;
+    if (lane < lanes_of_group)
+      for (int warp = 0; warp < 8; ++warp) sum += parts[warp / 4 * kSliceFloats + warp % 4 * 32 + lane];
+    for (int lanes = 16; lanes > 0; lanes /= 2) sum += __shfl_xor_sync(~0u, sum, lanes);
+    if (lane == 0) *parts = sum / min(kGroupRows, p.query_length - query);
+  }
+  __syncthreads();
 
   const int chunks = (key_length + kChunk - 1) / kChunk;
   float seen = 0;  // Z of the last token before the chunk
@@ -118,9 +147,7 @@ __global__ void __launch_bounds__(kThreads) finish_gate(const __grid_constant__ 
     for (int i = 0; i < kTokensAThread; ++i) {
       sum = step[i](sum);
       const int query = first + i - p.query_offset;
-      if (query >= 0 && query < p.query_length)
-        p.row_shares[row + first + i] =
-            slices[int64_t{query / kRows} * p.panels * kSliceFloats + kRows * 64 + query % kRows] / sum;
+      if (query >= 0 && query < p.query_length) p.row_shares[row + first + i] = *sum_of(query) / sum;
     }
   }
   __syncthreads();
@@ -170,12 +197,14 @@ void launch_backward_gate(const BackwardArguments& arguments, const BackwardWork
       .bias = arguments.plan.bias,
       .cut_before = arguments.plan.cut_before,
       .grad_log_forget = arguments.grad_log_forget,
+      .base_log2 = arguments.plan.base_log2,
+      .float_sums = arguments.float_sums,
       .query_length = int(shape.query_length),
       .query_offset = int(shape.key_length - shape.query_length),
       .query_heads = int(shape.query_heads),
       .key_blocks = int((shape.key_length + kGateBlock - 1) / kGateBlock),
       .slices_a_head = int((shape.query_length + kGateBlock - 1) / kGateBlock * kGateBlock / kRows) * panels,
-      .panels = panels};
+      .tile_rows = shape.key_dim == 64 ? kTileQueries<64> : kTileQueries<128>};
   finish_gate<<<shape.batch * shape.query_heads, kThreads, 0, arguments.stream>>>(parameters);
   cuda_check(cudaGetLastError(), "backward: gate");
 }

@@ -21,7 +21,9 @@
 //   16-bit sums   of dS as it is rounded, from the tensor core: dQ and dK have eight columns more than the head, behind them a panel of ones.
 //                 Where both warpgroups have the same rows of dS, one of them sums.
 //   float sums    of dS before it is rounded. A thread has two keys' rows of dSᵀ. It adds up the queries of each key, in two registers
-//                 over the head, and the two keys of each query. What its warp's 16 keys make of a query is exchanged among lanes
+//                 over the head. Of rows it makes one of two things, as the step says (row_groups.cuh). Where the gate hardly decays, one sum
+//                 of 64 rows: what it has of that leaves with dQ of the step, behind it, and is added up at the very end. Where it does, a sum
+//                 of each row: it adds up the two keys of each query, what its warp's 16 keys make of a query is exchanged among lanes
 //                 (row_sums.cuh), and the warp that adds dQ to global memory adds up the eight warps'.
 
 #include <numbers>
@@ -77,6 +79,7 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::consume(int warpgroup, i
   float score[kScores], grad_weight[kScores];
   uint32_t grad_score[kScores / 2];  // dS, 16 bits
   float column_sums[2] = {0, 0};     // of dS in float, of this thread's two keys over its queries of the head
+  float group_part[2] = {0, 0};  // of a group of rows, this step's and that of the step before; 0 where rows are apart
 
   // of Sᵀ's and dPᵀ's registers 0, 1 (mod 4); 2 and 3 are 8 further
   const auto key_in_tile = [&] { return 64 * warpgroup + 16 * warp + lane / 4; };
@@ -190,6 +193,7 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::consume(int warpgroup, i
         slice[64 * 64 + 16 * warp + lane / 4 + 8] = grad_query[34];
       }
     }
+    if constexpr (kFloatSums) slice[64 * 64 + thread] = group_part[1];
     ptx::named_barrier_arrive(kSliceFull + warpgroup, 160);
   };
   const auto read_step = [&](int stage) {
@@ -275,10 +279,10 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::consume(int warpgroup, i
         grad_weight[2 * i] *= score[2 * i], grad_weight[2 * i + 1] *= score[2 * i + 1];
         grad_score[i] = ptx::pack<Element>(grad_weight[2 * i], grad_weight[2 * i + 1]);
       }
-      // What a thread can add up of dS alone: of its two keys, and of the two of each query; then what a warp can add up of its rows. ptxas
-      // must keep that where it is called, or it stands before what others wait for.
-      float row_sums[kScores / 2];
-      const auto add_grad_scores = [&] {
+      // What a thread can add up of dS alone: of its two keys, and of the two of each query or of groups of queries; then what a warp can add up of
+      // its rows. ptxas must keep that where it is called, or it stands before what others wait for.
+      const auto sum_rows_apart = [&] {
+        float row_sums[kScores / 2];
         ptx::pin(grad_weight);
         ptx::keep_order<0>(flags);
 #pragma unroll
@@ -289,20 +293,39 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::consume(int warpgroup, i
         ptx::pin(column_sums);
         ptx::pin(row_sums);
         ptx::keep_order<1>(flags);
-      };
-      const auto exchange_row_sums = [&] {
-        ptx::pin(row_sums);
-        ptx::keep_order<2>(flags);
         float2* sums = reinterpret_cast<float2*>(shared.row_sums[stage + kStages * parity][4 * warpgroup + warp]);
 #pragma unroll
         for (int i = 0; i < kQueries / 64; ++i) sums[32 * i + lane] = sums_of_rows(row_sums + 16 * i, lane);
+        ptx::keep_order<2>(flags);
+      };
+      const auto sum_row_groups = [&] {
+        float group_sums[kGroups];
+        ptx::pin(grad_weight);
         ptx::keep_order<3>(flags);
+#pragma unroll
+        for (int group = 0; group < kGroups; ++group) {
+          const float* grad = grad_weight + kGroupRows / 2 * group;
+          float of_key[2] = {grad[0], grad[2]};
+#pragma unroll
+          for (int i = 1; i < kGroupRows / 2; ++i)
+            if (i != 2) of_key[i / 2 % 2] += grad[i];
+          group_sums[group] = of_key[0] + of_key[1];
+          column_sums[0] += of_key[0], column_sums[1] += of_key[1];
+        }
+        ptx::pin(column_sums);
+        ptx::pin(group_sums);
+        ptx::keep_order<4>(flags);
+        group_part[0] = group_sums[0];
+        if constexpr (kGroups == 2) group_part[0] = part_of_group(group_sums[0], group_sums[1], lane);
+        ptx::keep_order<5>(flags);
       };
       const auto release_output = [&] { release(&shared.output_empty[stage], lane); };
       const auto sum_grad_scores = [&] {
         if constexpr (kFloatSums) {
-          add_grad_scores();
-          exchange_row_sums();
+          group_part[1] = group_part[0];
+          group_part[0] = 0;
+          if (flags & BackwardStep::kRowsApart) sum_rows_apart();
+          else sum_row_groups();
         }
       };
 
@@ -388,6 +411,7 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::consume(int warpgroup, i
       ptx::wgmma_commit();
       store_values();
       ptx::wgmma_wait<0>();
+      group_part[1] = group_part[0];
       write_slice();
       // Neither warpgroup then reads K or dS any more.
       tell_other_warpgroup(stage);

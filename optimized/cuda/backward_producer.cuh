@@ -107,6 +107,7 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::describe_steps() {
       const int64_t heads = row_of_heads(in_group);
       more = at.next();
       float frame = 0;
+      uint32_t rows_apart = 0;
       if constexpr (kGate) {
         const TwoFloats* base = p.plan.base_log2 + heads * (p.key_tiles + 1);
         if (in_group != head_read) {
@@ -117,10 +118,14 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::describe_steps() {
                           p.plan.block_cut_after[heads * (p.key_tiles + 1) + key_tile + 1]);
         }
         frame = (query_base.high - key_base.high) + (query_base.low - key_base.low);
-        if (isnan(frame)) frame = 0;                       // as the keys' biases
+        if (isnan(frame)) frame = 0;  // as the keys' biases
+        rows_apart = query_base.rows_apart;
         query_base = base[(position + kQueries) / kKeys];  // the last one's is the sum over all
+        // as in row_groups.cuh
+        if (p.query_offset % kKeys != 0) rows_apart |= query_base.rows_apart;
       }
       uint32_t flags = 0;
+      if (kFloatSums && rows_apart) flags |= BackwardStep::kRowsApart;
       if (position + kQueries > first_cut) flags |= BackwardStep::kMasked | BackwardStep::kCut;
       if (position < key_tile * kKeys + kKeys - 1) flags |= BackwardStep::kMasked;
       if (position < shared.exact_end) flags |= BackwardStep::kMasked | BackwardStep::kDiagonal;
@@ -128,45 +133,53 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::describe_steps() {
       if (!more || at.head != in_group) flags |= BackwardStep::kLastOfHead;
       ptx::mbarrier_wait_patiently(&shared.query_empty[stage], ring.parity ^ 1);
       shared.step[stage] = {frame, int(heads), position, flags};
+      if constexpr (kFloatSums) shared.rows_apart[stage + kStages * ring.parity] = rows_apart;
       ptx::mbarrier_arrive(&shared.query_full[stage]);
     }
   }
 }
 
-/// The eight warps' row sums of a step make one for each query, which goes where dQ of the query's first 64 columns goes, behind it.
+/// The eight warps' row sums of a step make one for each query, in the place of the first's, and go where dQ of the query's first 64 columns
+/// goes, behind it.
 template <typename Element, int kDim, bool kFloatSums>
 __device__ void BackwardCta<Element, kDim, kFloatSums>::add_row_sums(float* slices, int step) {
   const int lane = threadIdx.x % 32;
+  float(&sums)[8][kQueries] = shared.row_sums[step % (2 * kStages)];
 #pragma unroll
   for (int slice = 0; slice < kQueries / 64; ++slice) {
     float2 sum = {0, 0};  // of two queries
 #pragma unroll
     for (int warp = 0; warp < 8; ++warp) {
-      const float2 part =
-          reinterpret_cast<const float2*>(shared.row_sums[step % (2 * kStages)][warp] + 64 * slice)[lane];
+      const float2 part = reinterpret_cast<const float2*>(sums[warp] + 64 * slice)[lane];
       sum.x += part.x, sum.y += part.y;
     }
-    reinterpret_cast<float2*>(shared.grad_query[slice] + 64 * 64)[lane] = sum;
+    reinterpret_cast<float2*>(sums[0] + 64 * slice)[lane] = sum;
   }
   ptx::fence_async_shared();
   __syncwarp();
 #pragma unroll
   for (int slice = 0; slice < kQueries / 64; ++slice)
     if (lane == 0)
-      ptx::reduce_add_run(slices + slice * kSliceFloats + 64 * 64, shared.grad_query[slice] + 64 * 64,
-                          64 * sizeof(float));
+      ptx::reduce_add_run(slices + slice * kSliceFloats + 64 * 64, sums[0] + 64 * slice, 64 * sizeof(float));
 }
 
 /// dQ of a step lies in two slices, one a warpgroup; in the fixed order a key tile adds to a query tile after all later key tiles. Those are
 /// handed out before it, and a CTA computes its tiles in the order in which it got them: so the first of all that are unfinished waits for none.
+/// Float sums of rows apart are added when both slices can be written again, but in the fixed order, where they belong to the tile's turn.
 template <typename Element, int kDim, bool kFloatSums>
 __device__ void BackwardCta<Element, kDim, kFloatSums>::add_slices() {
   const int lane = threadIdx.x % 32;
   const bool leader = lane == 0;
-  int step = 0;
+  int step = 0, head = -1;
+  float* slices = nullptr;
+  float* slices_before = nullptr;  // of the step before, where its row sums are still to be added
+  const auto add_row_sums_before = [&] {
+    if (!kFloatSums || !slices_before) return;
+    add_row_sums(slices_before, step - 1);
+    if (leader) ptx::bulk_commit();
+  };
 #pragma unroll 1
-  for (bool any = enter_tile(); any; any = next_tile(lane)) {
-    const int key_tile = tile().key_tile;
+  for (bool any = enter_tile(); any; any = next_tile(lane), head = -1) {
     BackwardWalk at = walk(tile());
     bool more = at.next_head();
     if (more) {  // what the warpgroups write in their first step is of no step (backward_kernel.cuh)
@@ -176,44 +189,57 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::add_slices() {
       for (int warpgroup = 0; warpgroup < 2; ++warpgroup) ptx::named_barrier_sync(kSliceFull + warpgroup, 160);
     }
 #pragma unroll 1
-    for (; more; more = at.next(), ++step) {
-      float* slices =
-          p.workspace.grad_query + (row_of_heads(at.head) * (p.padded_queries / kQueries) + at.tile) * 2 * kSliceFloats;
-      int32_t* turn = p.workspace.turns + row_of_heads(at.head) * (p.padded_queries / kQueries) + at.tile;
-      const int last_key_tile =
-          min(p.query_offset + at.tile * kQueries + kQueries - 1, p.query_offset + p.query_length - 1) / kKeys;
+    for (; more; more = at.next(), ++step, slices += 2 * kSliceFloats) {
+      const auto query_tile = [&] { return row_of_heads(at.head) * (p.padded_queries / kQueries) + at.tile; };
+      const auto turn = [&] { return p.workspace.turns + query_tile(); };
+      const auto tiles_before = [&] {  // in the fixed order
+        const int last = min(at.tile * kQueries + kQueries, p.query_length) - 1;
+        return (p.query_offset + last) / kKeys - tile().key_tile;
+      };
+      if (at.head != head) {
+        head = at.head;
+        slices = p.workspace.grad_query + query_tile() * 2 * kSliceFloats;
+      }
       if (leader) ptx::bulk_wait_read<1>();
       __syncwarp();
       ptx::named_barrier_arrive(kSliceEmpty, 160);
       if (leader) ptx::bulk_wait_read<0>();
       __syncwarp();
       ptx::named_barrier_arrive(kSliceEmpty + 1, 160);
+      add_row_sums_before();
       if (p.deterministic && leader) {
-        while (ptx::load_acquire(turn) != last_key_tile - key_tile) {
+        while (ptx::load_acquire(turn()) != tiles_before()) {
         }
         ptx::fence_async_global();
       }
       __syncwarp();
 #pragma unroll
       for (int warpgroup = 0; warpgroup < 2; ++warpgroup) {
-        const bool with_sums = kGate && !kFloatSums && (kOneInstance || warpgroup == 0);
+        // Where rows are apart the parts of groups are zeros.
+        constexpr int kSums = !kGate ? 0 : kFloatSums ? 128 : 64;
+        const bool with_sums = kOneInstance || warpgroup == 0;
         ptx::named_barrier_sync(kSliceFull + warpgroup, 160);
         ptx::fence_async_shared();
         if (leader) {
           ptx::reduce_add_run(slices + warpgroup * kSliceFloats, shared.grad_query[warpgroup],
-                              sizeof(float) * (with_sums ? kSliceFloats : 64 * 64));
+                              sizeof(float) * (64 * 64 + (with_sums ? kSums : 0)));
         }
         if constexpr (kFloatSums) {
-          if (warpgroup == 1) add_row_sums(slices, step);
+          if (warpgroup == 1) {
+            const bool apart = shared.rows_apart[step % (2 * kStages)];
+            if (apart && p.deterministic) add_row_sums(slices, step);
+            slices_before = apart && !p.deterministic ? slices : nullptr;
+          }
         }
         if (leader) ptx::bulk_commit();
       }
       if (p.deterministic && leader) {
         ptx::bulk_wait<0>();
-        ptx::store_release(turn, last_key_tile - key_tile + 1);
+        ptx::store_release(turn(), tiles_before() + 1);
       }
     }
   }
+  add_row_sums_before();
   if (leader) ptx::bulk_wait<0>();
 }
 

@@ -7,6 +7,7 @@
 #include "optimized/cuda/gate_switch.hpp"
 #include "optimized/cuda/handover.cuh"
 #include "optimized/cuda/ptx/barrier.cuh"
+#include "optimized/cuda/row_groups.cuh"
 #include "optimized/cuda/strong_gates.cuh"
 
 namespace lethe {
@@ -34,7 +35,8 @@ inline constexpr int kTileSlots = 4;  // tiles that a CTA knows of: some roles a
 struct alignas(16) BackwardStep {
   static constexpr uint32_t kMasked = 1, kCut = 2;  // not all pairs of the tile are visible; a cut is among the reasons
   static constexpr uint32_t kLastOfHead = 4, kLast = 8;
-  static constexpr uint32_t kDiagonal = 16;  // queries stand among the keys; said near strong gates alone
+  static constexpr uint32_t kDiagonal = 16;   // queries stand among the keys; said near strong gates alone
+  static constexpr uint32_t kRowsApart = 32;  // float sums are of each row of dS, not of groups of them
 
   float frame;   // log₂e (c at the query tile's frame − c at the key tile's)
   int row;       // b·Hq + h
@@ -75,9 +77,10 @@ struct alignas(1024) BackwardShared {
   uint64_t tile_full[kTileSlots], tile_empty[kTileSlots];
   uint64_t keys_free[kTileSlots], values_free[kTileSlots];  // a tile's are read no more, nor what went over them
   uint64_t query_full[kStages], query_empty[kStages], output_full[kStages], output_empty[kStages];
-  // Of dS in float, each consumer warp's over its 16 keys; idle in other instances. Those of the CTA's nth step are number n mod 4. They are
-  // read a step later, with dQ, by a warp that may then be another step behind: three are needed, and four are easily counted.
-  float row_sums[2 * kStages][8][kQueries];
+  // Of dS in float, each consumer warp's over its 16 keys, where rows are summed apart, and whether they are. Those of the CTA's nth step are
+  // number n mod 4. They are read behind dQ, by a warp that then holds up nobody, so that consumers may store those of the third step behind.
+  alignas(16) float row_sums[2 * kStages][8][kQueries];
+  uint32_t rows_apart[2 * kStages];
 };
 
 /// The query tiles of one key tile: over the query heads of its group, and in each from the diagonal to the last that sees it.
@@ -123,6 +126,7 @@ struct BackwardCta {
   using Shared = BackwardShared<kDim>;
   static constexpr int kQueries = Shared::kQueries;
   static constexpr int kPanels = Shared::kPanels;
+  static constexpr int kGroups = kQueries / kGroupRows;
   static_assert(sizeof(Shared::grad_score) >= kPanels * Shared::kKeyPanelBytes);  // which dK leaves from
 
   /// Do both warpgroups run the same instance of consume()? Not where columns of ones would sum rows of dS that both have: there
@@ -205,7 +209,7 @@ struct BackwardCta {
   __device__ void load_grad_outputs();  // another, and the values
   __device__ void describe_steps();     // a third
   __device__ void add_slices();         // a warp
-  __device__ void add_row_sums(float* slices, int step);  // its part in sums of floats
+  __device__ void add_row_sums(float* slices, int step);  // its part in sums of floats, of rows apart
   template <bool kSumsRows>
   __device__ void consume(int warpgroup, int thread);
   template <int kCount>

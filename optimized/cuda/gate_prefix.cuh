@@ -9,6 +9,7 @@
 
 #include "optimized/cuda/bias_step.cuh"
 #include "optimized/cuda/ptx/barrier.cuh"
+#include "optimized/cuda/row_groups.cuh"
 #include "optimized/cuda/strong_gates.cuh"
 #include "optimized/kernels.hpp"
 
@@ -159,6 +160,7 @@ static __global__ void __launch_bounds__(32 * kWarps) sum_blocks(LocalArguments 
     *reinterpret_cast<uchar4*>(a.plan.cut_after + at) = places(cuts.after);
     if (lane == 0) {
       a.plan.block_sum[row * a.blocks + block] = block_sum;
+      a.plan.base_log2[row * (a.blocks + 1) + block].decays = gate_decays(block_sum, block_cuts.x >= 0);
       a.plan.block_cut_before[row * (a.blocks + 1) + block + 1] = block_cuts.x;
       a.plan.block_cut_after[row * (a.blocks + 1) + block] = block_cuts.y;
     }
@@ -213,7 +215,11 @@ __device__ inline void scan_blocks(const GatePlan& plan, int row, int blocks) {
       },
       [&](int n, const OfBlocks& value) {
         plan.base[first + n] = value.sum;
-        plan.base_log2[first + n] = two_floats(value.sum * kLog2E);
+        const TwoFloats base_log2 = two_floats(value.sum * kLog2E);
+        TwoFloats* entry = plan.base_log2 + first + n;
+        entry->high = base_log2.high;
+        entry->low = base_log2.low;
+        entry->rows_apart = n < blocks && (entry->decays || (n > 0 && entry[-1].decays));
         cut_before[n] = value.last_cut;
         cut_after[blocks - n] = value.first_cut;
       });

@@ -21,6 +21,12 @@ __device__ inline float2 sums_of_rows(float* sums, int lane) {
   else return {sums[0], sums[1]};
 }
 
+/// Of a lane's part of the sums of two groups of rows: what it and the lane 16 from it have of one, the first below lane 16.
+__device__ inline float part_of_group(float first, float second, int lane) {
+  const bool upper = lane & 16;
+  return (upper ? second : first) + __shfl_xor_sync(~0u, upper ? first : second, 16);
+}
+
 /// x added up over the four lanes that have a column of such a tile.
 __device__ inline float sum_of_column(float x) {
   x += __shfl_xor_sync(~0u, x, 1);

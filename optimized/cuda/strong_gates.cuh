@@ -26,7 +26,7 @@ __device__ inline double prefix_at(const GatePlan& plan, int64_t row, int key_bl
 /// A double as the sum of two floats.
 __host__ __device__ inline TwoFloats two_floats(double number) {
   const float high = static_cast<float>(number);
-  return {high, static_cast<float>(number - high), {0, 0}};
+  return {high, static_cast<float>(number - high), 0, 0};
 }
 
 /// An entry of GatePlan::last_query_block where the key block, or the one before it, is strong. −1, nobody, stays as it is.

@@ -1,10 +1,13 @@
 #pragma once
 // Row and column sums of dS, which the backward's main kernel hands to its last one, and where they lie.
 
+#include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <vector>
 
 #include "optimized/cuda/backward.hpp"
+#include "reference/problem.hpp"
 
 namespace lethe::testing {
 
@@ -28,5 +31,36 @@ inline int64_t row_sum_at(const Shape& s, int64_t row, int64_t query) {
 
 /// Index of a key's sum in BackwardWorkspace::column_sums; a head's are neighbours.
 inline int64_t column_sum_at(const Shape& s, int64_t row, int64_t key) { return row * padded(s.key_length) + key; }
+
+/// Rows that share a float sum of dS where any do.
+inline constexpr int64_t kRowsOfGroup = 64;
+
+inline int64_t rows_of_tile(const Shape& s) { return s.key_dim == 64 ? kTileQueries<64> : kTileQueries<128>; }
+
+/// Does each row of a query's tile have a float sum of its own? Not if the gate neither cuts nor decays to e⁻¹ in a block of 128 positions that the
+/// tile has queries in, nor in the one before; where tiles don't begin with blocks, nor in the one behind the tile.
+inline bool rows_apart(const Problem& problem, int64_t row, int64_t query) {
+  const Shape& s = problem.shape;
+  const int64_t offset = s.key_length - s.query_length, first = offset + query / rows_of_tile(s) * rows_of_tile(s),
+                last = offset % kGateBlock == 0 ? first : first + rows_of_tile(s);
+  for (int64_t block = std::max(first / kGateBlock - 1, int64_t{0}); block <= last / kGateBlock; ++block) {
+    double sum = 0;
+    for (int64_t token = block * kGateBlock; token < std::min((block + 1) * kGateBlock, s.key_length); ++token)
+      sum += problem.log_forget[(row / s.query_heads * s.key_length + token) * s.query_heads + row % s.query_heads];
+    if (!(sum > -1)) return true;  // a cut is −inf
+  }
+  return false;
+}
+
+/// Indices of the parts of which the float sum of a query's group is made: of eight warps, which have their tile's two groups in a half each.
+inline std::vector<int64_t> parts_at(const Shape& s, int64_t row, int64_t query) {
+  const int64_t tile = rows_of_tile(s), lanes = 32 * kRowsOfGroup / tile;
+  const int64_t slice = slice_of(s, row, query / tile * tile) + 64 * 64 + query % tile / kRowsOfGroup * lanes;
+  std::vector<int64_t> parts;
+  for (int64_t warp = 0; warp < 8; ++warp)
+    for (int64_t lane = 0; lane < lanes; ++lane)
+      parts.push_back(slice + warp / 4 * kSliceFloats + warp % 4 * 32 + lane);
+  return parts;
+}
 
 }  // namespace lethe::testing

@@ -26,9 +26,10 @@ GateSums random_sums(const Shape& s) {
   return sums;
 }
 
-/// What the last kernel makes of them: [B, Tk, Hq].
+/// What the last kernel makes of them: [B, Tk, Hq]. Of float sums it has one for a group of rows where the gate hardly decays, in parts: then
+/// `sums` is left with the group's mean in each of its rows.
 template <typename Element>
-std::vector<double> gate_gradient(const Problem& problem, const GateSums& sums) {
+std::vector<double> gate_gradient(const Problem& problem, GateSums& sums, bool float_sums) {
   const Shape& s = problem.shape;
   const testing::DeviceProblem<Element> device(problem, {});
   const DeviceArray<char> memory(backward_workspace_bytes(s));
@@ -36,11 +37,29 @@ std::vector<double> gate_gradient(const Problem& problem, const GateSums& sums) 
   const auto put = [](float* to, const float* from, int64_t count) {
     testing::require(cudaMemcpy(to, from, count * sizeof(float), cudaMemcpyHostToDevice));
   };
+  const auto put_parts = [&](int64_t row, int64_t first) {
+    const int64_t count = std::min(testing::kRowsOfGroup, s.query_length - first);
+    const auto rows = sums.of_rows.begin() + row * s.query_length + first;
+    double sum = 0;
+    int i = 0;
+    for (const int64_t at : testing::parts_at(s, row, first)) {
+      const float part = (i % 2 == 0 ? 3.0f : -1.0f) * rows[i % count];
+      ++i;
+      put(workspace.grad_query + at, &part, 1);
+      sum += part;
+    }
+    std::fill_n(rows, count, static_cast<float>(sum / count));
+  };
   for (int64_t row = 0; row < s.batch * s.query_heads; ++row) {
     put(workspace.column_sums + testing::column_sum_at(s, row, 0), &sums.of_columns[row * s.key_length], s.key_length);
-    for (int64_t query = 0; query < s.query_length; query += 64)
-      put(workspace.grad_query + testing::row_sum_at(s, row, query), &sums.of_rows[row * s.query_length + query],
-          std::min<int64_t>(64, s.query_length - query));
+    for (int64_t query = 0; query < s.query_length; query += 64) {
+      if (float_sums && !testing::rows_apart(problem, row, query)) {
+        put_parts(row, query);
+      } else {
+        put(workspace.grad_query + testing::row_sum_at(s, row, query), &sums.of_rows[row * s.query_length + query],
+            std::min<int64_t>(64, s.query_length - query));
+      }
+    }
   }
   const DeviceArray<float> gradient(s.batch * s.key_length * s.query_heads);
   BackwardArguments arguments{};
@@ -49,6 +68,7 @@ std::vector<double> gate_gradient(const Problem& problem, const GateSums& sums) 
   arguments.scale = problem.scale;
   arguments.plan = device.plan();
   arguments.grad_log_forget = gradient.data();
+  arguments.float_sums = float_sums;
   launch_backward_gate(arguments, workspace);
   const std::vector<float> host = gradient.host();
   return {host.begin(), host.end()};
@@ -78,24 +98,43 @@ std::vector<double> expected_gate_gradient(const Problem& problem, const GateSum
   return gradient;
 }
 
-class BackwardGate : public testing::EveryKernel {};
-
-// Of sums that are no rounding errors but numbers of their own, with cuts and with fewer queries than keys.
-TEST_P(BackwardGate, MakesTheGatesGradientOfTheSums) {
-  for (const auto& [queries, keys] : {std::pair<int64_t, int64_t>{300, 300}, {333, 700}, {4500, 5000}}) {
-    SCOPED_TRACE(std::to_string(queries) + " of " + std::to_string(keys));
-    Problem problem = random_problem(shape(2, queries, keys, 2, 2), dtype(), Gate::kInitial, 28);
-    for (double& gate : problem.log_forget) gate = static_cast<float>(gate / 16);
-    for (const int64_t cut : {50, 128, 255}) problem.log_forget[2 * cut] = -INFINITY;  // of one head
-    const GateSums sums = random_sums(problem.shape);
-    const std::vector<double> found = problem.dtype == Dtype::kBFloat16 ? gate_gradient<__nv_bfloat16>(problem, sums)
-                                                                        : gate_gradient<__half>(problem, sums);
-    for (int64_t row = 0; row < 4; ++row) {
-      const std::vector<double> expected = expected_gate_gradient(problem, sums, row),
-                                actual = slice(found, keys, 2, 1, row / 2, row % 2);
-      EXPECT_LE(compare(actual, expected, 1).error, 1e-5);
+class BackwardGate : public testing::EveryKernel {
+ protected:
+  // Of sums that are no rounding errors but numbers of their own, with cuts and with fewer queries than keys; with gates a 16th of an untrained
+  // head's, and of as many blocks as are weak, a 1000th.
+  void expect_gradient(bool float_sums, bool (*is_weak)(int64_t block)) {
+    for (const auto& [queries, keys] : {std::pair<int64_t, int64_t>{300, 300}, {333, 700}, {4500, 5000}}) {
+      SCOPED_TRACE(std::to_string(queries) + " of " + std::to_string(keys));
+      Problem problem = random_problem(shape(2, queries, keys, 2, 2), dtype(), Gate::kInitial, 28);
+      for (size_t i = 0; i < problem.log_forget.size(); ++i) {
+        const int64_t token = int64_t(i) / 2 % keys;
+        problem.log_forget[i] = static_cast<float>(problem.log_forget[i] / (is_weak(token / kGateBlock) ? 1000 : 16));
+      }
+      for (const int64_t cut : {50, 128, 255}) problem.log_forget[2 * cut] = -INFINITY;  // of one head
+      GateSums sums = random_sums(problem.shape);
+      const std::vector<double> found = problem.dtype == Dtype::kBFloat16
+                                            ? gate_gradient<__nv_bfloat16>(problem, sums, float_sums)
+                                            : gate_gradient<__half>(problem, sums, float_sums);
+      for (int64_t row = 0; row < 4; ++row) {
+        const std::vector<double> expected = expected_gate_gradient(problem, sums, row),
+                                  actual = slice(found, keys, 2, 1, row / 2, row % 2);
+        EXPECT_LE(compare(actual, expected, 1).error, 1e-5);
+      }
     }
   }
+};
+
+TEST_P(BackwardGate, MakesTheGatesGradientOfTheSums) {
+  for (const bool float_sums : {false, true}) expect_gradient(float_sums, [](int64_t) { return false; });
+}
+
+TEST_P(BackwardGate, GivesEachRowTheMeanOfItsGroup) {
+  expect_gradient(true, [](int64_t) { return true; });
+  expect_gradient(true, [](int64_t block) { return block % 3 != 1; });
+}
+
+TEST_P(BackwardGate, TakesSumsOf16BitsOfEachRowWhateverTheGate) {
+  expect_gradient(false, [](int64_t) { return true; });
 }
 
 INSTANTIATE_TEST_SUITE_P(EveryKernel, BackwardGate, testing::all_instances(), testing::name_of_instance);

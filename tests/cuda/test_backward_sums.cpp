@@ -1,6 +1,7 @@
 // Row and column sums of dS as the backward's main kernel leaves them, each by itself: what is made of them is a sum over many, in which one
 // that stands in another's place may go unseen.
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 
@@ -18,7 +19,8 @@ using testing::slice;
 
 /// Of dS_ij = P_ij dP_ij: the main kernel is told that o = 0, and so Δ. With it a row's sum would be 0, but for rounding.
 template <typename Element>
-GateSums sums_without_delta(const Problem& problem, const std::vector<double>& grad_values, bool float_sums) {
+GateSums sums_without_delta(const Problem& problem, const std::vector<double>& grad_values, bool float_sums,
+                            bool deterministic) {
   const Shape& s = problem.shape;
   const testing::DeviceProblem<Element> device(problem, {});
   const int64_t rows = s.batch * s.query_heads;
@@ -48,6 +50,7 @@ GateSums sums_without_delta(const Problem& problem, const std::vector<double>& g
   arguments.grad_key = key.data();
   arguments.grad_value = value.data();
   arguments.float_sums = float_sums;
+  arguments.deterministic = deterministic;
   const BackwardWorkspace workspace = backward_workspace_in(memory.data(), s);
   launch_backward_prepare(arguments, workspace);
   testing::poison_shared_memory();
@@ -57,22 +60,39 @@ GateSums sums_without_delta(const Problem& problem, const std::vector<double>& g
   const std::vector<float> columns = testing::download(workspace.column_sums, testing::column_sum_at(s, rows, 0));
   GateSums sums;
   for (int64_t row = 0; row < rows; ++row) {
-    for (int64_t query = 0; query < s.query_length; ++query)
-      sums.of_rows.push_back(slices[testing::row_sum_at(s, row, query)]);
+    for (int64_t query = 0; query < s.query_length; ++query) {
+      if (!float_sums || testing::rows_apart(problem, row, query)) {
+        sums.of_rows.push_back(slices[testing::row_sum_at(s, row, query)]);
+      } else {
+        double sum = 0;
+        for (const int64_t part : testing::parts_at(s, row, query)) sum += slices[part];
+        sums.of_rows.push_back(sum);
+      }
+    }
     const auto first = columns.begin() + testing::column_sum_at(s, row, 0);
     sums.of_columns.insert(sums.of_columns.end(), first, first + s.key_length);
   }
   return sums;
 }
 
-// Their largest error, relative to what their terms come to.
-double error_of_sums(Dtype dtype, const Shape& shape, bool float_sums) {
+// In a block of 128 tokens log f come to −5 where the gate is strong, and where it is weak to −0.1: rows of dS are summed apart, or 64 in one.
+Problem problem_of(Dtype dtype, const Shape& shape, bool (*is_strong)(int64_t block)) {
   Problem problem = random_problem(shape, dtype, Gate::kInitial, 31);
-  for (double& gate : problem.log_forget) gate = static_cast<float>(gate / 16);  // no weight is near the least float
+  const auto token_of = [&](size_t i) { return int64_t(i) / shape.query_heads % shape.key_length; };
+  for (size_t i = 0; i < problem.log_forget.size(); ++i)  // no weight is near the least float
+    problem.log_forget[i] =
+        static_cast<float>(problem.log_forget[i] / (is_strong(token_of(i) / kGateBlock) ? 16 : 1000));
+  return problem;
+}
+
+// Their largest error, relative to what their terms come to.
+double error_of_sums(const Problem& problem, bool float_sums, bool deterministic) {
+  const Dtype dtype = problem.dtype;
   const Shape& s = problem.shape;
   const std::vector<double> grad_values = testing::grad_values_of(problem, 32);
-  const GateSums sums = dtype == Dtype::kBFloat16 ? sums_without_delta<__nv_bfloat16>(problem, grad_values, float_sums)
-                                                  : sums_without_delta<__half>(problem, grad_values, float_sums);
+  const GateSums sums = dtype == Dtype::kBFloat16
+                            ? sums_without_delta<__nv_bfloat16>(problem, grad_values, float_sums, deterministic)
+                            : sums_without_delta<__half>(problem, grad_values, float_sums, deterministic);
   double worst = 0;
   for (int64_t row = 0; row < s.batch * s.query_heads; ++row) {
     const int64_t batch = row / s.query_heads, query_head = row % s.query_heads;
@@ -88,8 +108,15 @@ double error_of_sums(Dtype dtype, const Shape& shape, bool float_sums) {
       const double error = std::abs(sum - expected) / magnitude;
       worst = error <= worst ? worst : error;  // NaN, too
     };
-    for (int64_t i = 0; i < s.query_length; ++i)
-      note(sums.of_rows[row * s.query_length + i], grad_logits.row(i).sum(), magnitudes.row(i).sum());
+    for (int64_t i = 0; i < s.query_length; ++i) {
+      int64_t first = i, count = 1;
+      if (float_sums && !testing::rows_apart(problem, row, i)) {
+        first = i / testing::kRowsOfGroup * testing::kRowsOfGroup;
+        count = std::min(testing::kRowsOfGroup, s.query_length - first);
+      }
+      note(sums.of_rows[row * s.query_length + i], grad_logits.middleRows(first, count).sum(),
+           magnitudes.middleRows(first, count).sum());
+    }
     for (int64_t j = 0; j < s.key_length; ++j)
       note(sums.of_columns[row * s.key_length + j], grad_logits.col(j).sum(), magnitudes.col(j).sum());
   }
@@ -99,9 +126,16 @@ double error_of_sums(Dtype dtype, const Shape& shape, bool float_sums) {
 
 constexpr double kFloatError = 3e-5;
 
+bool everywhere(int64_t) { return true; }
+bool nowhere(int64_t) { return false; }
+bool in_every_fourth_block(int64_t block) { return block % 4 == 1; }
+
 class BackwardSums : public testing::EveryKernel {
  protected:
-  double error(bool float_sums) { return error_of_sums(dtype(), shape(2, 333, 333, 1, 2), float_sums); }
+  double error(bool float_sums, bool (*is_strong)(int64_t) = everywhere, int64_t queries = 333, int64_t keys = 333) {
+    const Problem problem = problem_of(dtype(), shape(2, queries, keys, 1, 2), is_strong);
+    return std::max(error_of_sums(problem, float_sums, false), error_of_sums(problem, float_sums, true));
+  }
 };
 
 // Sums of numbers rounded to 16 bits are off by at most 2⁻⁸ (bfloat16) or 2⁻¹¹ (float16) of what those come to.
@@ -111,6 +145,17 @@ TEST_P(BackwardSums, OfEachRowAndColumnAreOfItsOwnNumbers) {
 
 // The first row and the last column have one term, of which rounding may take 2⁻⁸ or 2⁻¹¹: far more than is allowed here.
 TEST_P(BackwardSums, InFloatAreOfNumbersThatAreNotRounded) { EXPECT_LE(error(true), kFloatError); }
+
+TEST_P(BackwardSums, InFloatAreOfGroupsOfRowsWhereTheGateHardlyDecays) { EXPECT_LE(error(true, nowhere), kFloatError); }
+
+// Tiles of either kind follow one another, where they begin with blocks and where they don't.
+TEST_P(BackwardSums, InFloatAreOfEachRowInTheTilesWhereTheGateDecays) {
+  EXPECT_LE(error(true, in_every_fourth_block, 700, 700), kFloatError);
+  EXPECT_LE(error(true, in_every_fourth_block, 700, 740), kFloatError);
+  EXPECT_LE(error(
+                true, [](int64_t block) { return block == 3; }, 700, 740),
+            kFloatError);
+}
 
 INSTANTIATE_TEST_SUITE_P(EveryKernel, BackwardSums, testing::all_instances(), testing::name_of_instance);
 

@@ -1,6 +1,6 @@
 // What d log f loses to the sums it is made of, in double with the 16-bit roundings of P and dS switched on: to sums of dS in 16 bits, each
-// row's and each column's by the tensor core; to sums of dS in float, each row's, the kernels' other kind; and to those of rows a few in one,
-// which take less time. On the host.
+// row's and each column's by the tensor core; to sums of dS in float, each row's, the kernels' other kind; and to those of 64 rows in one, which take
+// less time, and which they have where the gate hardly decays. On the host.
 
 #include <gtest/gtest.h>
 
@@ -29,7 +29,7 @@ std::vector<double> grad_log_forget(const Matrix<double>& shares, const Vector<d
   return grad;
 }
 
-constexpr std::array<Eigen::Index, 4> kRows = {1, 4, 8, 16};
+constexpr std::array<Eigen::Index, 4> kRows = {1, 4, 16, 64};
 
 struct Errors {
   double in_16_bits;
@@ -83,19 +83,23 @@ std::vector<Errors> errors_of_heads(double mean_log_forget) {
   return all;
 }
 
+// Down to where 128 tokens decay to e⁻¹, from which on the kernels have a sum of each row.
 TEST(GateGradientSums, OfManyRowsInFloatAreMoreExactThanInSixteenBitsWithAnOpenGate) {
-  for (const Errors& errors : errors_of_heads(-1e-4))
-    EXPECT_LE(5 * errors.in_float[3], errors.in_16_bits);  // over twelve heads 11 to 18 times
+  for (const double mean_log_forget : {-1e-4, -1e-3, -1 / 128.})
+    for (const Errors& errors : errors_of_heads(mean_log_forget)) EXPECT_LE(3 * errors.in_float[3], errors.in_16_bits);
 }
 
 TEST(GateGradientSums, OfEachRowInFloatAreMoreExactThanOfFourInOne) {
-  for (const Errors& errors : errors_of_heads(-0.5)) EXPECT_LT(errors.in_float[0], errors.in_float[1]);
+  for (const Errors& errors : errors_of_heads(-0.5)) {
+    EXPECT_LT(errors.in_float[0], errors.in_float[1]);
+    EXPECT_GT(errors.in_float[3], errors.in_16_bits);
+  }
 }
 
 TEST(GateGradientSums, OfManyRowsInFloatAreLessExactThanInSixteenBitsWithStrongGates) {
   for (const Errors& errors : errors_of_heads(-2)) {
     EXPECT_LT(errors.in_float[1], errors.in_16_bits);
-    EXPECT_GT(errors.in_float[3], errors.in_16_bits);
+    EXPECT_GT(errors.in_float[2], errors.in_16_bits);
   }
 }
 

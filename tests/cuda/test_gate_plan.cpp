@@ -67,7 +67,9 @@ TEST_P(Prefix, IsThatOfEveryHead) {
   for (float& gate : log_forget) gate = generator() % 64 == 0 ? -kInfinity : uniform(generator);
   const auto gate_at = [&](int64_t row, int64_t t) -> float& { return log_forget[place_of(row, t)]; };
   for (int64_t row = 0; row < rows; ++row) {
-    if (row % 3 == 0)  // none
+    for (int64_t t = 0; row % 2 == 1 && t < length; ++t)
+      if (t / kGateBlock % 4 < 2) gate_at(row, t) *= 0.0078f;  // a block's sum is above −1 or below
+    if (row % 3 == 0)                                          // none
       for (int64_t t = 0; t < length; ++t) gate_at(row, t) = std::max(gate_at(row, t), -1.0f);
     if (row % 3 == 1)  // on the edges
       for (const int64_t t : {int64_t{0}, kGateBlock - 1, kGateBlock, length - 1}) gate_at(row, t) = -kInfinity;
@@ -93,6 +95,7 @@ TEST_P(Prefix, IsThatOfEveryHead) {
     const auto is_cut = [&](int64_t t) { return gate_at(row, t) == -kInfinity; };
     int last_cut = 0;  // before the block
     double before = 0;
+    bool decayed = false;  // in the block before
     for (int64_t block = 0; block < blocks; ++block) {
       const int64_t first = block * kGateBlock, count = std::min(kGateBlock, length - first),
                     entry = row * (blocks + 1) + block;
@@ -102,7 +105,12 @@ TEST_P(Prefix, IsThatOfEveryHead) {
       ASSERT_EQ(block_cut_before[entry], last_cut);
       std::vector<double> local(count);  // up to each token
       double sum = 0;
+      bool has_cut = false;
+      for (int64_t i = 0; i < count; ++i) has_cut = has_cut || is_cut(first + i);
       for (int64_t i = 0; i < count; ++i) local[i] = sum += is_cut(first + i) ? 0 : gate_at(row, first + i);
+      const bool decays = has_cut || sum <= -1;
+      ASSERT_EQ(base_log2[entry].rows_apart, decays || decayed);
+      decayed = decays;
       int place = kNoCut;
       for (int64_t i = 0; i < count; ++i) {
         const int64_t at = (row * blocks + block) * kGateBlock + i;
@@ -123,6 +131,7 @@ TEST_P(Prefix, IsThatOfEveryHead) {
     }
     const int64_t end = row * (blocks + 1) + blocks;
     ASSERT_NEAR(base[end], before, 1e-12 * (1 - before)) << "row " << row;
+    ASSERT_EQ(base_log2[end].rows_apart, 0) << "row " << row;
     ASSERT_EQ(block_cut_before[end], last_cut) << "row " << row;
     ASSERT_EQ(block_cut_after[end], INT_MAX) << "row " << row;
     int next_cut = INT_MAX;
@@ -138,14 +147,21 @@ TEST_P(Prefix, IsThatOfEveryHead) {
 // A k-step reads some of a block beside another's and multiplies it by zeros, which no NaN would leave zeros.
 TEST_P(Prefix, LeavesNoNaNToKStepsWhereAGateIsNoNumber) {
   LETHE_NEEDS_GPU();
-  std::vector<float> log_forget(rows * length, -0.5f);
+  std::vector<float> log_forget(rows * length, -0.001f);
   for (int64_t row = 0; row < rows; ++row) log_forget[place_of(row, row * 37 % length)] = std::nanf("");
   const DeviceArray<float> gate(log_forget);
   const DeviceArray<char> memory(gate_plan_bytes(shape));
-  const auto start = start_of(plan_in(memory, gate));
+  const GatePlan plan = plan_in(memory, gate);
+  const auto start = start_of(plan);
   constexpr uint16_t kExponent = 0x7f80;
   for (size_t i = 0; i < start.size(); ++i)
     ASSERT_NE(start[i] & kExponent, kExponent) << "token " << i / 24 * 8 + i % 8 << " of all heads' blocks";
+  const auto base_log2 = testing::download(plan.base_log2, rows * (blocks + 1));
+  for (int64_t row = 0; row < rows; ++row)  // nor to other rows of its block, or the next, by a sum that they share
+    for (int64_t block = 0; block < blocks; ++block) {
+      const int64_t behind = block - row * 37 % length / kGateBlock;
+      ASSERT_EQ(base_log2[row * (blocks + 1) + block].rows_apart, behind == 0 || behind == 1) << "row " << row;
+    }
 }
 
 INSTANTIATE_TEST_SUITE_P(Heads, Prefix,

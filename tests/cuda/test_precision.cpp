@@ -76,7 +76,7 @@ TEST_P(Precision, HoldsTheBudgetForOpenGatesWhateverTheNumbers) {
   const auto [dtype, dim] = GetParam();
   for (uint64_t seed = 30; seed < 36; ++seed) {
     const Found found = expect_budget(one_head(2048, dim, dtype, Gate::kZero, seed), "zero");
-    expect_float_sums_to_be_more_exact(found, 5);
+    expect_float_sums_to_be_more_exact(found, 3);
     // dS is rounded, and what is made of it, and nothing else: of P in 16 bits dS would be made by three roundings, 22 % more.
     const double two_roundings = std::sqrt(2) * error_of_rounding(dtype);
     for (const size_t i : {1, 2})
@@ -100,6 +100,19 @@ TEST_P(Precision, HoldsTheBudgetForWeakAndForStrongGatesAtALengthOf16384) {
     Problem problem = one_head(16384, dim, dtype, Gate::kOpen, 17);
     for (double& gate : problem.log_forget) gate = round_to(Dtype::kFloat32, gate * mean / -1e-4);
     expect_float_sums_to_be_more_exact(expect_budget(problem, "mean " + std::to_string(mean).substr(0, 5)), 2);
+  }
+}
+
+// Rows share a float sum where the gates of a block of 128 tokens and of the one before come to more than −1: everywhere, nowhere, and in every
+// third block.
+TEST_P(Precision, HoldsTheBudgetWhereRowsShareSumsAndWhereTheyDoNot) {
+  const auto [dtype, dim] = GetParam();
+  for (const auto& [weak, strong, what] :
+       {std::tuple{-0.0078, -0.0078, "sum -0.998"}, {-0.0079, -0.0079, "sum -1.011"}, {-1e-4, -0.5, "patchy"}}) {
+    Problem problem = one_head(4096, dim, dtype, Gate::kZero, 22);
+    for (int64_t t = 0; t < 4096; ++t)
+      problem.log_forget[t] = round_to(Dtype::kFloat32, t / kGateBlock % 3 == 0 ? strong : weak);
+    expect_float_sums_to_be_more_exact(expect_budget(problem, what), 2);
   }
 }
 

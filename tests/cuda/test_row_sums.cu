@@ -29,6 +29,11 @@ __global__ void add_columns(const float* tile, float* sums_of_column) {
   sums_of_column[threadIdx.x] = sum_of_column(sum);
 }
 
+// `of_lanes` is [group][lane].
+__global__ void add_groups(const float* of_lanes, float* parts) {
+  parts[threadIdx.x] = part_of_group(of_lanes[threadIdx.x], of_lanes[32 + threadIdx.x], threadIdx.x);
+}
+
 TEST(RowSums, AreOfEachRowOverTheColumnsOfAWarp) {
   LETHE_NEEDS_GPU();
   const auto tile = testing::small_integers(kTileColumns * kTileRows, 11);
@@ -64,6 +69,20 @@ TEST(RowSums, AColumnsIsInEachOfItsLanes) {
   add_columns<<<1, 32>>>(tile_device.data(), sums.data());
   testing::require(cudaGetLastError());
   EXPECT_EQ(sums.host(), expected);
+}
+
+TEST(RowSums, OfTwoGroupsAreInEitherHalfOfAWarp) {
+  LETHE_NEEDS_GPU();
+  const auto of_lanes = testing::small_integers(64, 13);
+  std::vector<float> expected(32);
+  for (int lane = 0; lane < 32; ++lane) {
+    const float* group = of_lanes.data() + lane / 16 * 32;
+    expected[lane] = group[lane % 16] + group[lane % 16 + 16];
+  }
+  const DeviceArray<float> of_lanes_device(of_lanes), parts(32);
+  add_groups<<<1, 32>>>(of_lanes_device.data(), parts.data());
+  testing::require(cudaGetLastError());
+  EXPECT_EQ(parts.host(), expected);
 }
 
 }  // namespace

@@ -99,9 +99,12 @@ MUTANTS = [
     # handover.cuh
     Mutant("handover_two_lanes", "ptx", "cuda/handover.cuh", "if (lane < kArrivalsOfAWarp)", "if (lane <= kArrivalsOfAWarp)"),
     # row_sums.cuh
-    Mutant("row_sums_keep_what_they_give", "ptx", "cuda/row_sums.cuh", "(upper ? second : first) + __shfl", "(upper ? first : second) + __shfl"),
+    Mutant("row_sums_keep_what_they_give", "ptx", "cuda/row_sums.cuh", "sums[i] = (upper ? second : first) + __shfl", "sums[i] = (upper ? first : second) + __shfl"),
     Mutant("row_sums_two_steps", "ptx", "cuda/row_sums.cuh", "if constexpr (kLanes > 4)", "if constexpr (kLanes > 8)"),
     Mutant("row_sums_of_another_lane", "ptx", "cuda/row_sums.cuh", "upper ? first : second, kLanes)", "upper ? first : second, kLanes / 2)"),
+    Mutant("row_sums_other_group", "ptx", "cuda/row_sums.cuh", "(upper ? second : first) + __shfl_xor_sync(~0u, upper ? first : second, 16)",
+           "(upper ? first : second) + __shfl_xor_sync(~0u, upper ? second : first, 16)"),
+    Mutant("row_sums_part_of_a_lane", "ptx", "cuda/row_sums.cuh", " + __shfl_xor_sync(~0u, upper ? first : second, 16)", ""),
     Mutant("row_sums_half_a_column", "ptx", "cuda/row_sums.cuh", "x += __shfl_xor_sync(~0u, x, 1);\n", ""),
     # bias_step.cuh
     Mutant("bias_two_parts", "plan", "cuda/bias_step.cuh",

@@ -28,7 +28,7 @@ SPILLS = [
     (r"7forwardI\w+Lb1E", 288),
     (r"7forwardI\w+Li64E", 184),
     (r"7forwardI\w+Li128E", 112),
-    (r"14backward_tilesI\w+Li64E", 240),
+    (r"14backward_tilesI\w+Li64E", 256),
     (r"14backward_tilesI\w+Li128E", 272),
 ]
 

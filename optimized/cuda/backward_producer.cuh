@@ -133,7 +133,6 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::describe_steps() {
       if (!more || at.head != in_group) flags |= BackwardStep::kLastOfHead;
       ptx::mbarrier_wait_patiently(&shared.query_empty[stage], ring.parity ^ 1);
       shared.step[stage] = {frame, int(heads), position, flags};
-      if constexpr (kFloatSums) shared.rows_apart[stage + kStages * ring.parity] = rows_apart;
       ptx::mbarrier_arrive(&shared.query_full[stage]);
     }
   }
@@ -172,7 +171,8 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::add_slices() {
   const bool leader = lane == 0;
   int step = 0, head = -1;
   float* slices = nullptr;
-  float* slices_before = nullptr;  // of the step before, where its row sums are still to be added
+  const TwoFloats* base_log2 = nullptr;  // of the head
+  float* slices_before = nullptr;        // of the step before, where its row sums are still to be added
   const auto add_row_sums_before = [&] {
     if (!kFloatSums || !slices_before) return;
     add_row_sums(slices_before, step - 1);
@@ -199,6 +199,7 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::add_slices() {
       if (at.head != head) {
         head = at.head;
         slices = p.workspace.grad_query + query_tile() * 2 * kSliceFloats;
+        base_log2 = p.plan.base_log2 + row_of_heads(head) * (p.key_tiles + 1);
       }
       if (leader) ptx::bulk_wait_read<1>();
       __syncwarp();
@@ -226,7 +227,7 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::add_slices() {
         }
         if constexpr (kFloatSums) {
           if (warpgroup == 1) {
-            const bool apart = shared.rows_apart[step % (2 * kStages)];
+            const bool apart = rows_are_apart(base_log2, p.query_offset + at.tile * kQueries, kQueries, p.query_offset);
             if (apart && p.deterministic) add_row_sums(slices, step);
             slices_before = apart && !p.deterministic ? slices : nullptr;
           }

@@ -157,9 +157,10 @@ MUTANTS = [
     Mutant("float_groups_of_half_a_warpgroup", "backward", "cuda/backward_producer.cuh", "kFloatSums ? 128 : 64;", "64;"),
     Mutant("rows_apart_of_first_block", "backward", "cuda/backward_producer.cuh",
            "if (p.query_offset % kKeys != 0) rows_apart |= query_base.rows_apart;", ""),
-    Mutant("rows_apart_in_two_places", "backward", "cuda/backward_producer.cuh", "shared.rows_apart[stage + kStages * ring.parity]", "shared.rows_apart[stage]"),
-    Mutant("rows_apart_of_two_places", "backward", "cuda/backward_producer.cuh",
-           "shared.rows_apart[step % (2 * kStages)]", "shared.rows_apart[step % kStages]"),
+    Mutant("rows_apart_of_head_0", "backward", "cuda/backward_producer.cuh",
+           "base_log2 = p.plan.base_log2 + row_of_heads(head) *", "base_log2 = p.plan.base_log2 + 0 *"),
+    Mutant("rows_apart_of_first_tile", "backward", "cuda/backward_producer.cuh",
+           "p.query_offset + at.tile * kQueries, kQueries, p.query_offset)", "p.query_offset, kQueries, p.query_offset)"),
     Mutant("backward_weights_in_16_bits", "backward", "cuda/backward_kernel.cuh",
            "weight[i] = ptx::pack<Element>(score[2 * i], score[2 * i + 1]);",
            "weight[i] = ptx::pack<Element>(score[2 * i], score[2 * i + 1]);\n"

@@ -150,11 +150,11 @@ struct BackwardArguments {
   float* grad_log_forget;                    ///< [B, Tk, Hq] contiguous
   void* workspace;                           ///< device, 256-byte aligned, backward_workspace_bytes(shape) long
   bool deterministic;                        ///< dq is summed in one fixed order
-  bool float_sums;  ///< sums of dS behind grad_log_forget: of floats, not of what those are rounded to
+  bool float_sums;  ///< sums of dS behind grad_log_forget: of floats, 64 rows in one where the gate hardly decays; not of 16 bits
   cudaStream_t stream;
 };
 
-/// Bytes of a backward's workspace: 4.06·D + 40 a query and head, and 8 a key and head.
+/// Bytes of a backward's workspace: 4.125·D + 40 a query and head, and 8 a key and head.
 size_t backward_workspace_bytes(const Shape& shape);
 
 /// The gradients of launch_forward's values with respect to everything it read.
@@ -168,8 +168,10 @@ size_t backward_workspace_bytes(const Shape& shape);
 /// numerics  P and dS rounded to 16 bits before they are multiplied: in float16 what is below 2⁻²⁵ is lost, so a loss wants scaling
 ///           there. P has log_normalizer's error as a factor. dO_i·o_i in float, of values + residual. The row and column
 ///           sums behind the gate's gradient are both of the same rounded dS, or with `float_sums` of the same dS in float; a row's
-///           sum, 0 in exact arithmetic, is taken back from the row's keys (backward_gate.cu); the suffix sum is in double. dq is summed
-///           in float over key tiles: in any order, or with `deterministic` in one fixed order
+///           sum, 0 in exact arithmetic, is taken back from the row's keys (backward_gate.cu). With `float_sums` 64 rows share one, and
+///           each has the mean, unless log f sum to −1 or less in a block of 128 tokens that their tile has queries in, or in the one before,
+///           or there is a cut (cuda/row_groups.cuh). The suffix sum is in double. dq is summed in float over key tiles: in any order, or
+///           with `deterministic` in one fixed order
 /// cost      10·D flops a visited pair on the tensor cores
 void launch_backward(const BackwardArguments& arguments);
 

@@ -27,9 +27,10 @@ namespace lethe {
 /// cost     O(B·Hq·Tq·Tk·(D+Dv)) less what is pruned; O(T·block) extra memory, forward and backward
 /// numerics sums in float32 (float64 for float64); the gate's prefix sum in two levels: a float64 base a block, a local offset.
 ///          The Hopper kernels (bfloat16 and float16 at head dims 64 and 128) make the gate's gradient of row and column sums of the
-///          same float32 dS; or, where torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True) allows that when the backward
-///          runs, of dS as it is rounded to 16 bits, added in float32: faster and, unless logits decide against the gate, less exact.
-///          Torch's own attention in its math backend heeds that switch, too
+///          same float32 dS, of each row or, where the gate hardly decays, of 64 rows in one; or, where
+///          torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True) allows that when the backward runs, of dS as it is rounded to
+///          16 bits, added in float32: faster where the gate decays and, unless logits decide against it, less exact. Torch's own
+///          attention in its math backend heeds that switch, too
 at::Tensor forgetting_attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                                 const at::Tensor& log_forget, std::optional<double> scale = std::nullopt,
                                 std::optional<double> log_pruning_tolerance = std::nullopt,

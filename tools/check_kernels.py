@@ -28,8 +28,8 @@ SPILLS = [
     (r"7forwardI\w+Lb1E", 288),
     (r"7forwardI\w+Li64E", 184),
     (r"7forwardI\w+Li128E", 112),
-    (r"14backward_tilesI\w+Li64E", 256),
-    (r"14backward_tilesI\w+Li128E", 272),
+    (r"14backward_tilesI\w+Li64E", 216),
+    (r"14backward_tilesI\w+Li128E", 264),
 ]
 
 # Under which product a step's exponentials run, told by how many of the loop's waits for products lie before them.
@@ -51,13 +51,12 @@ LOOPS = [
     (r"7forwardI6__halfLi64ELb1E", UNDER_OUTPUT, [(518, 66, 1), (1473, 66, 4)]),
     (r"7forwardI13__nv_bfloat16Li128ELb1E", UNDER_OUTPUT, [(559, 66, 1), (1436, 66, 4)]),
     (r"7forwardI6__halfLi128ELb1E", UNDER_OUTPUT, [(559, 66, 1), (1410, 66, 4)]),
-    # a third of what these hold is for strong gates, on the diagonal alone; at 64 one loop for both warpgroups; at 128 that of the one that does
-    # not sum the rows of dS, and of the one that does
-    (r"14backward_tilesI\w+Li64ELb0E", UNDER_GRAD_WEIGHT, [(1193, 64, 0)]),
-    (r"14backward_tilesI\w+Li128ELb0E", UNDER_GRAD_WEIGHT, [(831, 32, 0), (842, 32, 0)]),
+    # at 64 one loop for both warpgroups; at 128 that of the one that does not sum the rows of dS, and of the one that does
+    (r"14backward_tilesI\w+Li64ELb0E", UNDER_GRAD_WEIGHT, [(450, 64, 0)]),
+    (r"14backward_tilesI\w+Li128ELb0E", UNDER_GRAD_WEIGHT, [(334, 32, 0), (342, 32, 0)]),
     # with sums of dS in float, one loop for both warpgroups; a step takes one of two ways, for rows apart or in groups
-    (r"14backward_tilesI\w+Li64ELb1E", UNDER_GRAD_WEIGHT, [(1545, 64, 0)]),
-    (r"14backward_tilesI\w+Li128ELb1E", UNDER_GRAD_WEIGHT, [(1024, 32, 0)]),
+    (r"14backward_tilesI\w+Li64ELb1E", UNDER_GRAD_WEIGHT, [(777, 64, 0)]),
+    (r"14backward_tilesI\w+Li128ELb1E", UNDER_GRAD_WEIGHT, [(493, 32, 0)]),
 ]
 
 

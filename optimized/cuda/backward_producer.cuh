@@ -162,9 +162,9 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::add_row_sums(float* slic
       ptx::reduce_add_run(slices + slice * kSliceFloats + 64 * 64, sums[0] + 64 * slice, 64 * sizeof(float));
 }
 
-/// dQ of a step lies in two slices, one a warpgroup; in the fixed order a key tile adds to a query tile after all later key tiles. Those are
+/// dQ of a step lies in two slices, one a warpgroup. In the fixed order a key tile adds to a query tile after all later key tiles. Those are
 /// handed out before it, and a CTA computes its tiles in the order in which it got them: so the first of all that are unfinished waits for none.
-/// Float sums of rows apart are added when both slices can be written again, but in the fixed order, where they belong to the tile's turn.
+/// Float sums of rows apart are added when both slices can be written again.
 template <typename Element, int kDim, bool kFloatSums>
 __device__ void BackwardCta<Element, kDim, kFloatSums>::add_slices() {
   const int lane = threadIdx.x % 32;
@@ -172,21 +172,25 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::add_slices() {
   int step = 0, head = -1;
   float* slices = nullptr;
   const TwoFloats* base_log2 = nullptr;  // of the head
-  float* slices_before = nullptr;        // of the step before, where its row sums are still to be added
-  const auto add_row_sums_before = [&] {
-    if (!kFloatSums || !slices_before) return;
-    add_row_sums(slices_before, step - 1);
-    if (leader) ptx::bulk_commit();
+  // As soon as the copy engine has read it, or when both are on their way? The faster ways.
+  constexpr bool kHandBackAtOnce = kPanels == 1;
+  const auto hand_back = [&]<int kPending>(int warpgroup) {
+    if (leader) ptx::bulk_wait_read<kPending>();
+    __syncwarp();
+    ptx::named_barrier_arrive(kSliceEmpty + warpgroup, 160);
   };
+  const auto hand_back_both = [&] {
+    hand_back.template operator()<1>(0);
+    hand_back.template operator()<0>(1);
+  };
+  hand_back_both();
 #pragma unroll 1
   for (bool any = enter_tile(); any; any = next_tile(lane), head = -1) {
     BackwardWalk at = walk(tile());
     bool more = at.next_head();
     if (more) {  // what the warpgroups write in their first step is of no step (backward_kernel.cuh)
-      if (leader) ptx::bulk_wait_read<0>();
-      __syncwarp();
-      for (int warpgroup = 0; warpgroup < 2; ++warpgroup) ptx::named_barrier_arrive(kSliceEmpty + warpgroup, 160);
       for (int warpgroup = 0; warpgroup < 2; ++warpgroup) ptx::named_barrier_sync(kSliceFull + warpgroup, 160);
+      for (int warpgroup = 0; warpgroup < 2; ++warpgroup) ptx::named_barrier_arrive(kSliceEmpty + warpgroup, 160);
     }
 #pragma unroll 1
     for (; more; more = at.next(), ++step, slices += 2 * kSliceFloats) {
@@ -201,13 +205,6 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::add_slices() {
         slices = p.workspace.grad_query + query_tile() * 2 * kSliceFloats;
         base_log2 = p.plan.base_log2 + row_of_heads(head) * (p.key_tiles + 1);
       }
-      if (leader) ptx::bulk_wait_read<1>();
-      __syncwarp();
-      ptx::named_barrier_arrive(kSliceEmpty, 160);
-      if (leader) ptx::bulk_wait_read<0>();
-      __syncwarp();
-      ptx::named_barrier_arrive(kSliceEmpty + 1, 160);
-      add_row_sums_before();
       if (p.deterministic && leader) {
         while (ptx::load_acquire(turn()) != tiles_before()) {
         }
@@ -224,14 +221,13 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::add_slices() {
         if (leader) {
           ptx::reduce_add_run(slices + warpgroup * kSliceFloats, shared.grad_query[warpgroup],
                               sizeof(float) * (64 * 64 + (with_sums ? kSums : 0)));
+          ptx::bulk_commit();
         }
-        if constexpr (kFloatSums) {
-          if (warpgroup == 1) {
-            const bool apart = rows_are_apart(base_log2, p.query_offset + at.tile * kQueries, kQueries, p.query_offset);
-            if (apart && p.deterministic) add_row_sums(slices, step);
-            slices_before = apart && !p.deterministic ? slices : nullptr;
-          }
-        }
+        if constexpr (kHandBackAtOnce) hand_back.template operator()<0>(warpgroup);
+      }
+      if constexpr (!kHandBackAtOnce) hand_back_both();
+      if (kFloatSums && rows_are_apart(base_log2, p.query_offset + at.tile * kQueries, kQueries, p.query_offset)) {
+        add_row_sums(slices, step);
         if (leader) ptx::bulk_commit();
       }
       if (p.deterministic && leader) {
@@ -240,7 +236,6 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::add_slices() {
       }
     }
   }
-  add_row_sums_before();
   if (leader) ptx::bulk_wait<0>();
 }
 

@@ -16,26 +16,26 @@ MUTANTS = [
            "issue_bias(score, bias_ones, ptx::advance<sizeof shared.row_bias[0]>(first_row_bias, stage));",
            ""),
     Mutant("backward_first_key_step", "backward", "cuda/backward_kernel.cuh",
-           "step = 0; step < kQueries / 16; ++step)\n        ptx::wgmma<Major::kMN>(Element{}, grad_key",
-           "step = 1; step < kQueries / 16; ++step)\n        ptx::wgmma<Major::kMN>(Element{}, grad_key"),
+           "step = 0; step < kQueries / 16; ++step)\n          ptx::wgmma<Major::kMN>(Element{}, grad_key",
+           "step = 1; step < kQueries / 16; ++step)\n          ptx::wgmma<Major::kMN>(Element{}, grad_key"),
     Mutant("backward_last_key_step", "backward", "cuda/backward_kernel.cuh",
-           "step < kQueries / 16; ++step)\n        ptx::wgmma<Major::kMN>(Element{}, grad_key",
-           "step < kQueries / 16 - 1; ++step)\n        ptx::wgmma<Major::kMN>(Element{}, grad_key"),
+           "step < kQueries / 16; ++step)\n          ptx::wgmma<Major::kMN>(Element{}, grad_key",
+           "step < kQueries / 16 - 1; ++step)\n          ptx::wgmma<Major::kMN>(Element{}, grad_key"),
     # one warpgroup late, and the other doesn't wait for it: before it multiplies dS, stores its own over it, and stores dK over dS
     Mutant("backward_not_heard", "backward", "cuda/backward_kernel.cuh",
            "ptx::named_barrier_sync(kTold + 2 * stage + warpgroup, 256);",
            "if (warpgroup) __nanosleep(20000);"),
     Mutant("backward_scores_stored_unheard", "backward", "cuda/backward_kernel.cuh",
-           "      hear_other_warpgroup(stage ^ 1);\n      ptx::fence_async_shared();\n"
-           "      const uint32_t score_address = ptx::shared_address(shared.grad_score[stage][0]) + score_offset;\n#pragma unroll\n"
-           "      for (int j = 0; j < kQueries / 16; ++j)  // before dK's products, to which these registers then belong\n"
-           "        ptx::store_matrices_transposed(score_address + 2048 * j, grad_score[4 * j], grad_score[4 * j + 1],\n"
-           "                                       grad_score[4 * j + 2], grad_score[4 * j + 3]);\n",
-           "      const uint32_t score_address = ptx::shared_address(shared.grad_score[stage][0]) + score_offset;\n#pragma unroll\n"
-           "      for (int j = 0; j < kQueries / 16; ++j)  // before dK's products, to which these registers then belong\n"
-           "        ptx::store_matrices_transposed(score_address + 2048 * j, grad_score[4 * j], grad_score[4 * j + 1],\n"
-           "                                       grad_score[4 * j + 2], grad_score[4 * j + 3]);\n      hear_other_warpgroup(stage ^ 1);\n"
-           "      if (warpgroup) __nanosleep(20000);\n      ptx::fence_async_shared();\n"),
+           "        hear_other_warpgroup(stage ^ 1);\n        ptx::fence_async_shared();\n"
+           "        const uint32_t score_address = ptx::shared_address(shared.grad_score[stage][0]) + score_offset;\n#pragma unroll\n"
+           "        for (int j = 0; j < kQueries / 16; ++j)  // before dK's products, to which these registers then belong\n"
+           "          ptx::store_matrices_transposed(score_address + 2048 * j, grad_score[4 * j], grad_score[4 * j + 1],\n"
+           "                                         grad_score[4 * j + 2], grad_score[4 * j + 3]);\n",
+           "        const uint32_t score_address = ptx::shared_address(shared.grad_score[stage][0]) + score_offset;\n#pragma unroll\n"
+           "        for (int j = 0; j < kQueries / 16; ++j)  // before dK's products, to which these registers then belong\n"
+           "          ptx::store_matrices_transposed(score_address + 2048 * j, grad_score[4 * j], grad_score[4 * j + 1],\n"
+           "                                         grad_score[4 * j + 2], grad_score[4 * j + 3]);\n        hear_other_warpgroup(stage ^ 1);\n"
+           "      if (warpgroup) __nanosleep(20000);\n        ptx::fence_async_shared();\n"),
     Mutant("backward_keys_overwritten", "backward", "cuda/backward_kernel.cuh",
            "      ptx::fence_async_shared();\n      ptx::wgmma_fence();\n      issue_grad_query(stage ^ 1);\n      ptx::wgmma_commit();\n"
            "      store_values();\n      ptx::wgmma_wait<0>();\n      group_part[1] = group_part[0];\n      write_slice();\n"
@@ -44,8 +44,8 @@ MUTANTS = [
            "      ptx::fence_async_shared();\n      ptx::wgmma_fence();\n      issue_grad_query(stage ^ 1);\n      ptx::wgmma_commit();\n"
            "      store_values();\n      ptx::wgmma_wait<0>();\n      group_part[1] = group_part[0];\n      write_slice();\n"),
     Mutant("backward_query_step_too_early", "backward", "cuda/backward_kernel.cuh",
-           "issue_grad_query(stage ^ 1);\n      ptx::wgmma_commit();\n      const",
-           "issue_grad_query(stage);\n      ptx::wgmma_commit();\n      const"),
+           "issue_grad_query(stage ^ 1);\n        ptx::wgmma_commit();\n        const",
+           "issue_grad_query(stage);\n        ptx::wgmma_commit();\n        const"),
     Mutant("backward_last_query_step_again", "backward", "cuda/backward_kernel.cuh",
            "issue_grad_query(stage ^ 1);\n      ptx::wgmma_commit();\n      store_values();",
            "issue_grad_query(stage);\n      ptx::wgmma_commit();\n      store_values();"),
@@ -77,7 +77,12 @@ MUTANTS = [
     Mutant("backward_mask_one_less", "backward", "cuda/backward_kernel.cuh", "{ return query < from; }", "{ return query + 1 < from; }"),
     Mutant("backward_no_cut_mask", "backward", "cuda/backward_kernel.cuh", "if (!kGate || !(flags & BackwardStep::kCut)) return;", "return;"),
     Mutant("backward_cut_mask_one_less", "backward", "cuda/backward_kernel.cuh", "{ return query >= cut; }", "{ return query > cut; }"),
-    Mutant("backward_key_bias_of_first_head", "backward", "cuda/backward_kernel.cuh", "if (head_ends) enter_head(shared.step[next].row, [] {});", ""),
+    Mutant("backward_key_bias_of_first_head", "backward", "cuda/backward_kernel.cuh", "        enter_head(shared.step[stage].row, [] {});\n", ""),
+    Mutant("backward_step_of_head_before", "backward", "cuda/backward_kernel.cuh", "        read_step(stage);\n", ""),
+    Mutant("backward_masked_in_the_loop", "backward", "cuda/backward_kernel.cuh",
+           "while (!head_ends && !(flags & BackwardStep::kMasked));", "while (!head_ends);"),
+    Mutant("backward_heads_without_end", "backward", "cuda/backward_kernel.cuh",
+           "while (!head_ends && !(flags & BackwardStep::kMasked));", "while (more && !(flags & BackwardStep::kMasked));"),
     Mutant("backward_second_key_bias", "backward", "cuda/backward_kernel.cuh",
            "numbers[1] = bias[8];", "numbers[1] = bias[0];"),
     Mutant("backward_key_scale", "backward", "cuda/backward_kernel.cuh", "p.scale, grad_key);", "1, grad_key);"),
@@ -120,13 +125,14 @@ MUTANTS = [
     Mutant("float_sums_rows_in_two_places", "backward", "cuda/backward_kernel.cuh",
            "shared.row_sums[stage + kStages * parity][4 * warpgroup + warp]",
            "shared.row_sums[stage][4 * warpgroup + warp]"),
-    Mutant("float_sums_no_rows", "backward", "cuda/backward_producer.cuh", "    add_row_sums(slices_before, step - 1);\n", ""),
-    Mutant("float_sums_no_rows_in_order", "backward", "cuda/backward_producer.cuh", "if (apart && p.deterministic) add_row_sums(slices, step);", ""),
-    Mutant("float_sums_rows_twice_in_order", "backward", "cuda/backward_producer.cuh",
-           "slices_before = apart && !p.deterministic ? slices : nullptr;",
-           "slices_before = apart ? slices : nullptr;"),
-    Mutant("float_sums_no_last_rows", "backward", "cuda/backward_producer.cuh", "  add_row_sums_before();\n  if (leader)", "  if (leader)"),
-    Mutant("float_sums_rows_of_this_step", "backward", "cuda/backward_producer.cuh", "add_row_sums(slices_before, step - 1)", "add_row_sums(slices_before, step)"),
+    Mutant("float_sums_no_rows", "backward", "cuda/backward_producer.cuh", "        add_row_sums(slices, step);\n", ""),
+    Mutant("float_sums_no_rows_in_order", "backward", "cuda/backward_producer.cuh",
+           "        add_row_sums(slices, step);\n", "        if (!p.deterministic) add_row_sums(slices, step);\n"),
+    Mutant("float_sums_no_last_rows", "backward", "cuda/backward_producer.cuh",
+           "        add_row_sums(slices, step);\n", "        if (at.tile + 1 < at.end) add_row_sums(slices, step);\n"),
+    Mutant("float_sums_rows_of_step_before", "backward", "cuda/backward_producer.cuh", "add_row_sums(slices, step);", "add_row_sums(slices, step + 3);"),
+    # a slice handed back before the copy engine has read it, as the first and as the second of two
+    Mutant("backward_slice_handed_back_unread", "backward", "cuda/backward_producer.cuh", "    if (leader) ptx::bulk_wait_read<kPending>();\n", ""),
     Mutant("float_sums_rows_of_first_slice", "backward", "cuda/backward_producer.cuh", "if (lane == 0)\n", "if (lane == 0 && slice == 0)\n"),
     Mutant("float_sums_rows_of_first_half", "backward", "cuda/backward_producer.cuh",
            "reinterpret_cast<const float2*>(sums[warp] + 64 * slice)",
@@ -149,10 +155,10 @@ MUTANTS = [
            "column_sums[0] += of_key[0], column_sums[1] += of_key[0];"),
     Mutant("float_groups_first_alone", "backward", "cuda/backward_kernel.cuh", "if constexpr (kGroups == 2) group_part", "if constexpr (kGroups > 2) group_part"),
     Mutant("float_groups_of_no_step", "backward", "cuda/backward_kernel.cuh",
-           "          group_part[1] = group_part[0];\n          group_part[0] = 0;\n", "          group_part[0] = 0;\n"),
+           "            group_part[1] = group_part[0];\n            group_part[0] = 0;\n", "            group_part[0] = 0;\n"),
     Mutant("float_groups_of_last_step", "backward", "cuda/backward_kernel.cuh",
            "      group_part[1] = group_part[0];\n      write_slice();\n", "      write_slice();\n"),
-    Mutant("float_groups_kept", "backward", "cuda/backward_kernel.cuh", "          group_part[0] = 0;\n", ""),
+    Mutant("float_groups_kept", "backward", "cuda/backward_kernel.cuh", "            group_part[0] = 0;\n", ""),
     Mutant("float_groups_in_one_place", "backward", "cuda/backward_kernel.cuh", "slice[64 * 64 + thread] = group_part[1];", "slice[64 * 64 + lane] = group_part[1];"),
     Mutant("float_groups_of_half_a_warpgroup", "backward", "cuda/backward_producer.cuh", "kFloatSums ? 128 : 64;", "64;"),
     Mutant("rows_apart_of_first_block", "backward", "cuda/backward_producer.cuh",

@@ -28,8 +28,8 @@ SPILLS = [
     (r"7forwardI\w+Lb1E", 288),
     (r"7forwardI\w+Li64E", 184),
     (r"7forwardI\w+Li128E", 112),
-    (r"14backward_tilesI\w+Li64E", 216),
-    (r"14backward_tilesI\w+Li128E", 264),
+    (r"14backward_tilesI\w+Li64E", 224),
+    (r"14backward_tilesI\w+Li128E", 272),
 ]
 
 # Under which product a step's exponentials run, told by how many of the loop's waits for products lie before them.

@@ -171,7 +171,8 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::add_slices() {
   const bool leader = lane == 0;
   int step = 0, head = -1;
   float* slices = nullptr;
-  const TwoFloats* base_log2 = nullptr;  // of the head
+  uint32_t rows_apart = 0;  // a bit a query tile, from the step's on: asked for 32 at a time, for the answer takes long
+  int rows_apart_end = 0;   // the first tile of which it says nothing
   // As soon as the copy engine has read it, or when both are on their way? The faster ways.
   constexpr bool kHandBackAtOnce = kPanels == 1;
   const auto hand_back = [&]<int kPending>(int warpgroup) {
@@ -203,7 +204,15 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::add_slices() {
       if (at.head != head) {
         head = at.head;
         slices = p.workspace.grad_query + query_tile() * 2 * kSliceFloats;
-        base_log2 = p.plan.base_log2 + row_of_heads(head) * (p.key_tiles + 1);
+        rows_apart_end = 0;
+      }
+      if (kFloatSums && at.tile >= rows_apart_end) {
+        const TwoFloats* base_log2 = p.plan.base_log2 + row_of_heads(head) * (p.key_tiles + 1);
+        const int query_tile = at.tile + lane;
+        rows_apart = __ballot_sync(
+            ~0u, query_tile < p.query_tiles &&
+                     rows_are_apart(base_log2, p.query_offset + query_tile * kQueries, kQueries, p.query_offset));
+        rows_apart_end = at.tile + 32;
       }
       if (p.deterministic && leader) {
         while (ptx::load_acquire(turn()) != tiles_before()) {
@@ -226,10 +235,11 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::add_slices() {
         if constexpr (kHandBackAtOnce) hand_back.template operator()<0>(warpgroup);
       }
       if constexpr (!kHandBackAtOnce) hand_back_both();
-      if (kFloatSums && rows_are_apart(base_log2, p.query_offset + at.tile * kQueries, kQueries, p.query_offset)) {
+      if (kFloatSums && rows_apart & 1) {
         add_row_sums(slices, step);
         if (leader) ptx::bulk_commit();
       }
+      rows_apart >>= 1;
       if (p.deterministic && leader) {
         ptx::bulk_wait<0>();
         ptx::store_release(turn(), tiles_before() + 1);

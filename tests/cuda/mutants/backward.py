@@ -131,6 +131,9 @@ MUTANTS = [
     Mutant("float_sums_no_last_rows", "backward", "cuda/backward_producer.cuh",
            "        add_row_sums(slices, step);\n", "        if (at.tile + 1 < at.end) add_row_sums(slices, step);\n"),
     Mutant("float_sums_rows_of_step_before", "backward", "cuda/backward_producer.cuh", "add_row_sums(slices, step);", "add_row_sums(slices, step + 3);"),
+    Mutant("float_sums_rows_apart_of_head_before", "backward", "cuda/backward_producer.cuh", "        rows_apart_end = 0;\n", ""),
+    Mutant("float_sums_rows_apart_of_32_tiles", "backward", "cuda/backward_producer.cuh", "rows_apart_end = at.tile + 32;", "rows_apart_end = INT_MAX;"),
+    Mutant("float_sums_rows_apart_of_first_tile", "backward", "cuda/backward_producer.cuh", "      rows_apart >>= 1;\n", ""),
     # a slice handed back before the copy engine has read it, as the first and as the second of two
     Mutant("backward_slice_handed_back_unread", "backward", "cuda/backward_producer.cuh", "    if (leader) ptx::bulk_wait_read<kPending>();\n", ""),
     Mutant("float_sums_rows_of_first_slice", "backward", "cuda/backward_producer.cuh", "if (lane == 0)\n", "if (lane == 0 && slice == 0)\n"),
@@ -166,7 +169,7 @@ MUTANTS = [
     Mutant("rows_apart_of_head_0", "backward", "cuda/backward_producer.cuh",
            "base_log2 = p.plan.base_log2 + row_of_heads(head) *", "base_log2 = p.plan.base_log2 + 0 *"),
     Mutant("rows_apart_of_first_tile", "backward", "cuda/backward_producer.cuh",
-           "p.query_offset + at.tile * kQueries, kQueries, p.query_offset)", "p.query_offset, kQueries, p.query_offset)"),
+           "p.query_offset + query_tile * kQueries, kQueries", "p.query_offset, kQueries"),
     Mutant("backward_weights_in_16_bits", "backward", "cuda/backward_kernel.cuh",
            "weight[i] = ptx::pack<Element>(score[2 * i], score[2 * i + 1]);",
            "weight[i] = ptx::pack<Element>(score[2 * i], score[2 * i + 1]);\n"

@@ -164,7 +164,7 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::add_row_sums(float* slic
 
 /// dQ of a step lies in two slices, one a warpgroup. In the fixed order a key tile adds to a query tile after all later key tiles. Those are
 /// handed out before it, and a CTA computes its tiles in the order in which it got them: so the first of all that are unfinished waits for none.
-/// Float sums of rows apart are added when both slices can be written again.
+/// Float sums of rows apart are added up while the copy engine reads the slices: in such steps this warp is what the others wait for.
 template <typename Element, int kDim, bool kFloatSums>
 __device__ void BackwardCta<Element, kDim, kFloatSums>::add_slices() {
   const int lane = threadIdx.x % 32;
@@ -173,7 +173,7 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::add_slices() {
   float* slices = nullptr;
   uint32_t rows_apart = 0;  // a bit a query tile, from the step's on: asked for 32 at a time, for the answer takes long
   int rows_apart_end = 0;   // the first tile of which it says nothing
-  // As soon as the copy engine has read it, or when both are on their way? The faster ways.
+  // A slice is handed back as soon as the copy engine has read it, or when both are on their way: the faster ways.
   constexpr bool kHandBackAtOnce = kPanels == 1;
   const auto hand_back = [&]<int kPending>(int warpgroup) {
     if (leader) ptx::bulk_wait_read<kPending>();
@@ -220,6 +220,7 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::add_slices() {
         ptx::fence_async_global();
       }
       __syncwarp();
+      const bool apart = kFloatSums && rows_apart & 1, at_once = kHandBackAtOnce && !apart;
 #pragma unroll
       for (int warpgroup = 0; warpgroup < 2; ++warpgroup) {
         // Where rows are apart the parts of groups are zeros.
@@ -232,13 +233,11 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::add_slices() {
                               sizeof(float) * (64 * 64 + (with_sums ? kSums : 0)));
           ptx::bulk_commit();
         }
-        if constexpr (kHandBackAtOnce) hand_back.template operator()<0>(warpgroup);
+        if (at_once) hand_back.template operator()<0>(warpgroup);
       }
-      if constexpr (!kHandBackAtOnce) hand_back_both();
-      if (kFloatSums && rows_apart & 1) {
-        add_row_sums(slices, step);
-        if (leader) ptx::bulk_commit();
-      }
+      if (apart) add_row_sums(slices, step);
+      if (!at_once) hand_back_both();
+      if (apart && leader) ptx::bulk_commit();  // behind the slices, which wait for no more than themselves
       rows_apart >>= 1;
       if (p.deterministic && leader) {
         ptx::bulk_wait<0>();

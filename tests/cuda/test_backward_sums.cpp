@@ -132,7 +132,8 @@ bool in_every_fourth_block(int64_t block) { return block % 4 == 1; }
 
 class BackwardSums : public testing::EveryKernel {
  protected:
-  double error(bool float_sums, bool (*is_strong)(int64_t) = everywhere, int64_t queries = 333, int64_t keys = 333) {
+  double error(bool float_sums, bool (*is_strong)(int64_t) = everywhere, int64_t queries = 333,
+               int64_t keys = 333) const {
     const Problem problem = problem_of(dtype(), shape(2, queries, keys, 1, 2), is_strong);
     return std::max(error_of_sums(problem, float_sums, false), error_of_sums(problem, float_sums, true));
   }
@@ -155,6 +156,14 @@ TEST_P(BackwardSums, InFloatAreOfEachRowInTheTilesWhereTheGateDecays) {
   EXPECT_LE(error(
                 true, [](int64_t block) { return block == 3; }, 700, 740),
             kFloatError);
+}
+
+// The warp that adds rows' sums asks of 32 query tiles at a time whether rows are apart.
+TEST_P(BackwardSums, InFloatAreOfEachRowInTilesBehind32Others) {
+  const int64_t length = 32 * testing::rows_of_tile(shape(1, 1, 1, 1, 1)) + 2 * kGateBlock;
+  const Problem problem = problem_of(dtype(), shape(1, length, length, 1, 1), in_every_fourth_block);
+  ASSERT_TRUE(testing::rows_apart(problem, 0, length - 1));
+  EXPECT_LE(error_of_sums(problem, true, false), kFloatError);
 }
 
 INSTANTIATE_TEST_SUITE_P(EveryKernel, BackwardSums, testing::all_instances(), testing::name_of_instance);

@@ -66,7 +66,7 @@ MUTANTS = [
            "    if (tiles < 0)\n"),
     Mutant("backward_keys_free_once", "backward", "cuda/backward_producer.cuh", "if (tiles > 0)", "if (tiles == 1)"),
     Mutant("backward_slot_in_use", "backward", "cuda/backward_producer.cuh",
-           "ptx::mbarrier_wait_patiently(&shared.tile_empty[slot], tiles / kTileSlots % 2 ^ 1);", ""),
+           "ptx::mbarrier_wait_patiently(&shared.tile_empty[slot], tiles / kTileSlots % 2 ^ 1);", "", hangs=True),
     Mutant("backward_first_tile_by_place", "backward", "cuda/backward_producer.cuh",
            "atomicAdd(p.plan.next_tile, 1)", "tiles ? int(gridDim.x) + atomicAdd(p.plan.next_tile, 1) : int(blockIdx.x)"),
     Mutant("backward_scores_in_one_stage", "backward", "cuda/backward_kernel.cuh",

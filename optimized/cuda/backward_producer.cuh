@@ -139,7 +139,7 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::describe_steps() {
 }
 
 /// The eight warps' row sums of a step make one for each query, in the place of the first's, and go where dQ of the query's first 64 columns
-/// goes, behind it.
+/// goes, behind it, in a bulk group that is left open.
 template <typename Element, int kDim, bool kFloatSums>
 __device__ void BackwardCta<Element, kDim, kFloatSums>::add_row_sums(float* slices, int step) {
   const int lane = threadIdx.x % 32;

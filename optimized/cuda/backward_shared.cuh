@@ -77,8 +77,9 @@ struct alignas(1024) BackwardShared {
   uint64_t tile_full[kTileSlots], tile_empty[kTileSlots];
   uint64_t keys_free[kTileSlots], values_free[kTileSlots];  // a tile's are read no more, nor what went over them
   uint64_t query_full[kStages], query_empty[kStages], output_full[kStages], output_empty[kStages];
-  // Of dS in float, each consumer warp's over its 16 keys, where rows are summed apart. Those of the CTA's nth step are number n mod 4. They
-  // are read behind dQ, by a warp that then holds up nobody, so that consumers may store those of the third step behind.
+  // Of dS in float, each consumer warp's over its 16 keys, where rows are summed apart. Those of the CTA's nth step are number n mod 4: what
+  // is made of them lies there until the slices of step n + 1 are handed back, and over those goes dQ of step n + 2, which consumers write in
+  // step n + 3.
   alignas(16) float row_sums[2 * kStages][8][kQueries];
 };
 

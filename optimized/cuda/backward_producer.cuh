@@ -164,6 +164,7 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::add_row_sums(float* slic
 
 /// dQ of a step lies in two slices, one a warpgroup. In the fixed order a key tile adds to a query tile after all later key tiles. Those are
 /// handed out before it, and a CTA computes its tiles in the order in which it got them: so the first of all that are unfinished waits for none.
+/// (Where each tile has a CTA they begin in the order of their indices, which this GPU keeps and CUDA does not promise.)
 /// Float sums of rows apart are added up while the copy engine reads the slices: in such steps this warp is what the others wait for.
 template <typename Element, int kDim, bool kFloatSums>
 __device__ void BackwardCta<Element, kDim, kFloatSums>::add_slices() {

@@ -55,19 +55,24 @@ class CheckKernels(unittest.TestCase):
         self.assertEqual([len(body) for body in check_kernels.innermost_loops(instructions)], [7, 8])
 
     def test_a_budget_that_is_just_kept_passes(self):
-        self.assertIsNone(self.broken(kernel(FORWARD), check_kernels.UNDER_OUTPUT, [(7, 2, 0)]))
-        self.assertIsNone(self.broken(kernel(BACKWARD), check_kernels.UNDER_GRAD_WEIGHT, [(8, 2, 0)]))
+        self.assertIsNone(self.broken(kernel(FORWARD), check_kernels.UNDER_OUTPUT, [(7, 2, 0, 0)]))
+        self.assertIsNone(self.broken(kernel(BACKWARD), check_kernels.UNDER_GRAD_WEIGHT, [(8, 2, 0, 0)]))
 
     def test_each_loop_may_have_grown(self):
         loops = kernel([*FORWARD, "NOP"], FORWARD)
-        self.assertIsNone(self.broken(loops, check_kernels.UNDER_OUTPUT, [(7, 2, 0), (8, 2, 0)]))
-        self.assertIn("7 instructions a block (at most 6)", self.broken(loops, check_kernels.UNDER_OUTPUT, [(6, 2, 0), (8, 2, 0)]))
-        self.assertIn("8 instructions a block (at most 7)", self.broken(loops, check_kernels.UNDER_OUTPUT, [(7, 2, 0), (7, 2, 0)]))
+        self.assertIsNone(self.broken(loops, check_kernels.UNDER_OUTPUT, [(7, 2, 0, 0), (8, 2, 0, 0)]))
+        self.assertIn("7 instructions a block (at most 6)", self.broken(loops, check_kernels.UNDER_OUTPUT, [(6, 2, 0, 0), (8, 2, 0, 0)]))
+        self.assertIn("8 instructions a block (at most 7)", self.broken(loops, check_kernels.UNDER_OUTPUT, [(7, 2, 0, 0), (7, 2, 0, 0)]))
 
     def test_moves_into_uniform_registers_are_counted(self):
         loop = kernel(["R2UR UR4, R7", *FORWARD])
-        self.assertIsNone(self.broken(loop, check_kernels.UNDER_OUTPUT, [(8, 2, 1)]))
-        self.assertIn("1 moves into uniform registers (at most 0)", self.broken(loop, check_kernels.UNDER_OUTPUT, [(8, 2, 0)]))
+        self.assertIsNone(self.broken(loop, check_kernels.UNDER_OUTPUT, [(8, 2, 1, 0)]))
+        self.assertIn("1 moves into uniform registers (at most 0)", self.broken(loop, check_kernels.UNDER_OUTPUT, [(8, 2, 0, 0)]))
+
+    def test_accesses_of_local_memory_are_counted(self):
+        loop = kernel(["LDL.LU R2, [R1+0xc]", "@!P0 STL.64 [R1], R2", *FORWARD])
+        self.assertIsNone(self.broken(loop, check_kernels.UNDER_OUTPUT, [(9, 2, 0, 2)]))
+        self.assertIn("2 accesses of local memory (at most 1)", self.broken(loop, check_kernels.UNDER_OUTPUT, [(9, 2, 0, 1)]))
 
     def test_an_exponential_elsewhere_is_missed_under_the_product(self):
         for body, waits in [
@@ -77,17 +82,17 @@ class CheckKernels(unittest.TestCase):
             ([PRODUCT, EXPONENTIAL, PRODUCT, WAIT, EXPONENTIAL, WAIT], check_kernels.UNDER_GRAD_WEIGHT),
         ]:
             with self.subTest(body=body, waits=waits):
-                self.assertIn("1 exponentials under the product (at least 2)", self.broken(kernel(body), waits, [(7, 2, 0)]))
+                self.assertIn("1 exponentials under the product (at least 2)", self.broken(kernel(body), waits, [(7, 2, 0, 0)]))
 
     def test_exponentials_that_no_wait_follows_are_under_no_product(self):
         body = [PRODUCT, EXPONENTIAL, EXPONENTIAL]
-        self.assertIn("0 exponentials", self.broken(kernel(body), check_kernels.UNDER_GRAD_WEIGHT, [(4, 2, 0)]))
+        self.assertIn("0 exponentials", self.broken(kernel(body), check_kernels.UNDER_GRAD_WEIGHT, [(4, 2, 0, 0)]))
 
     def test_a_loop_or_a_kernel_too_few_or_too_many_is_found(self):
-        said = self.broken(kernel(FORWARD, FORWARD), check_kernels.UNDER_OUTPUT, [(7, 2, 0)])
+        said = self.broken(kernel(FORWARD, FORWARD), check_kernels.UNDER_OUTPUT, [(7, 2, 0, 0)])
         self.assertIn("expected 1 innermost loops of products, found 2, of [7, 7] instructions", said)
-        self.assertIn("found 0", self.broken(kernel("EXIT"), check_kernels.UNDER_OUTPUT, [(7, 2, 0)]))
-        self.assertIn("expected a kernel of this name", self.broken(kernel(FORWARD), check_kernels.UNDER_OUTPUT, [(7, 2, 0)], pattern="other"))
+        self.assertIn("found 0", self.broken(kernel("EXIT"), check_kernels.UNDER_OUTPUT, [(7, 2, 0, 0)]))
+        self.assertIn("expected a kernel of this name", self.broken(kernel(FORWARD), check_kernels.UNDER_OUTPUT, [(7, 2, 0, 0)], pattern="other"))
 
 
 class Compilation(ShellPrograms):
@@ -145,26 +150,26 @@ class InTheBuild(ShellPrograms):
 
     def test_a_loop_that_has_grown_fails_it_and_the_next_one_and_nothing_else_is_said(self):
         cuobjdump = str(self.folder / "cuobjdump")
-        self.assertEqual(self.outcome([(7, 2, 0)], "--in-build", cuobjdump=cuobjdump), (0, ""))
+        self.assertEqual(self.outcome([(7, 2, 0, 0)], "--in-build", cuobjdump=cuobjdump), (0, ""))
         self.assertTrue((self.folder / "library").exists())
-        status, said = self.outcome([(6, 2, 0)], "--in-build", cuobjdump=cuobjdump)
+        status, said = self.outcome([(6, 2, 0, 0)], "--in-build", cuobjdump=cuobjdump)
         self.assertEqual(status, 1)
         self.assertIn("OVER BUDGET", said)
         self.assertIn("LETHE_KERNEL_BUDGETS=OFF", said)
         self.assertFalse((self.folder / "library").exists())
-        self.assertEqual(self.outcome([(6, 2, 0)], cuobjdump=cuobjdump)[0], 1)
+        self.assertEqual(self.outcome([(6, 2, 0, 0)], cuobjdump=cuobjdump)[0], 1)
         self.assertTrue((self.folder / "library").exists())
 
     def test_a_cuobjdump_that_fails_is_no_budget_broken(self):
         self.script("broken", "echo no good >&2; exit 255")
         for arguments, expected in ((["--in-build"], 0), ([], 1)):
-            status, said = self.outcome([(7, 2, 0)], *arguments, cuobjdump=str(self.folder / "broken"))
+            status, said = self.outcome([(7, 2, 0, 0)], *arguments, cuobjdump=str(self.folder / "broken"))
             self.assertEqual(status, expected)
             self.assertIn("no good", said)
 
     def test_without_cuobjdump_a_build_passes_and_a_test_is_skipped(self):
         for arguments, expected in ((["--in-build"], 0), ([], 77)):
-            status, said = self.outcome([(6, 2, 0)], *arguments)
+            status, said = self.outcome([(6, 2, 0, 0)], *arguments)
             self.assertEqual(status, expected)
             self.assertIn("found none", said)
 

@@ -22,7 +22,7 @@ FILTERS = {
     "forward": ["*OfAFewTokens*:*SharesKeysAmongAGroup*:*PrunesOnlyBlocks*", "*Forward.*", "*ForwardPruning.*", "*ForwardPrecision.*"],
     "plan": ["*OfAFewTokens*:*SharesKeysAmongAGroup*", "*Prefix.*:*Boundary.*", "*ForwardPruning.*", "*Forward.*"],
     "backward": ["*OfAFewTokens*:*SumsOverAGroup*:*MakesTheGatesGradient*:*BackwardSums.*:*ReadsNothing*-*Behind32*",
-                 "*ItHasAlone*:*ServesItTwice*:*Behind32*", "*InTheFixedOrder*", "*Precision.HoldsTheBudgetForOpenGatesWhateverTheNumbers*",
+                 "*BackwardGate.*:*ItHasAlone*:*ServesItTwice*:*Behind32*", "*InTheFixedOrder*", "*Precision.HoldsTheBudgetForOpenGatesWhateverTheNumbers*",
                  "*Backward.*:*BackwardTiles.*"],
     "operators": [":".join(f"Operators.test_{name}" for name in (
         "runs_on_the_current_stream", "deterministic_algorithms_repeat_bit_by_bit",

@@ -53,11 +53,13 @@ struct Derivative : torch::autograd::Function<Derivative> {
     context->save_for_backward({query, key, value, log_forget, values, residual, log_normalizer, boundary});
     context->saved_data["scale"] = scale;
     context->mark_non_differentiable({log_normalizer, visited_pairs, boundary, residual});
+    context->set_materialize_grads(false);  // else zeros for those, some as large as the values
     return {values, log_normalizer, visited_pairs, boundary, residual};
   }
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  const torch::autograd::variable_list& gradients) {
+    if (!gradients[0].defined()) return torch::autograd::variable_list(8);  // as many as apply() takes
     const auto saved = context->get_saved_variables();
     auto [query, key, value, log_forget] =
         call_backward(gradients[0], saved[0], saved[1], saved[2], saved[3], saved[4], saved[5], saved[6], saved[7],

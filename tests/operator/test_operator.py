@@ -11,6 +11,7 @@ import unittest
 from pathlib import Path
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 forgetting_attention = None  # torch.ops.lethe.forgetting_attention, once the library is loaded
 
@@ -43,6 +44,30 @@ def dense(query, key, value, log_forget):
     logits = logits + prefix[:, :, offset:, None] - prefix[:, :, None, :]
     visible = torch.ones(query.shape[1], key.shape[1], dtype=torch.bool).tril(offset)
     return torch.einsum("bhij,bjhd->bihd", logits.masked_fill(~visible, -math.inf).softmax(-1), value)
+
+
+class Calls(TorchDispatchMode):
+    """Names of the operators that are called below autograd."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names.append(function.name())
+        return function(*args, **kwargs or {})
+
+
+class WithoutGradient(torch.autograd.Function):
+    """The same values, of which nothing arrives that was differentiated."""
+
+    @staticmethod
+    def forward(context, values):
+        return values.clone()
+
+    @staticmethod
+    def backward(context, gradient):
+        return None
 
 
 class Operator(unittest.TestCase):
@@ -131,6 +156,20 @@ class Operator(unittest.TestCase):
         query, key, value, log_forget = inputs(4)
         self.assertEqual(forgetting_attention(query[:, :0], key, value, log_forget).shape, (2, 0, 2, 4))
         self.assertEqual(forgetting_attention(query[:, :0], key[:, :0], value[:, :0], log_forget[:, :0]).shape, (2, 0, 2, 4))
+
+    def test_makes_no_gradients_of_outputs_that_have_none(self):  # of the residual: as large as the values
+        for dtype in (torch.float64, torch.bfloat16):
+            tensors = inputs(70, dtype=dtype)
+            values = forgetting_attention(*tensors)
+            with Calls() as calls:
+                torch.autograd.grad(values, tensors, torch.ones_like(values))
+            self.assertEqual(calls.names[-1:], ["lethe::_forgetting_attention_backward"])
+            self.assertEqual([name for name in calls.names if "zeros" in name or "fill" in name], [])
+
+    def test_has_no_gradients_where_none_arrives(self):
+        tensors = inputs(5)
+        values = WithoutGradient.apply(forgetting_attention(*tensors))
+        self.assertEqual(torch.autograd.grad(values, tensors, torch.ones_like(values), allow_unused=True), (None,) * 4)
 
     def test_refuses_a_second_derivative_by_name(self):
         tensors = inputs(5)

@@ -247,10 +247,9 @@ TEST_P(Backward, TellsGatesBehindStrongOnesApart) {
 }
 
 TEST_P(Backward, SumsOverAGroupOfQueryHeads) {
-  for (const Gate gate : {Gate::kInitial, Gate::kOpen}) {  // which leaves more than the nearest keys
-    SCOPED_TRACE(gate_name(gate));
-    expect_agreement(random_problem(shape(2, 333, 500, 2, 6), dtype(), gate, 9));
-  }
+  expect_agreement(random_problem(shape(2, 333, 400, 2, 6), dtype(), Gate::kInitial, 9));
+  // keys before the first query, of which the gate leaves something: a group's heads follow one another there without a diagonal between
+  expect_agreement(random_problem(shape(1, 333, 500, 1, 3), dtype(), Gate::kOpen, 9));
 }
 
 TEST_P(Backward, HoldsForManyTiles) {

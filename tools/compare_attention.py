@@ -89,6 +89,8 @@ class Inputs:
         self.log_forget = gate(case, generator).requires_grad_()
         self.zero_gate = torch.zeros_like(self.log_forget).requires_grad_()
         self.decay = self.log_forget.detach().double().cumsum(1).transpose(1, 2).float().contiguous()  # [B, H, T]
+        # scale·|q|·|k| of normalised queries and keys, with what 16 bits round up: what a layer with such norms knows beforehand
+        self.logit_bound = torch.full((case.heads,), 1.01 * math.sqrt(case.dim), device="cuda")
         self.block_mask = None
 
     def leaves(self, with_gate):
@@ -158,9 +160,15 @@ def check(implementation, inputs, expected):
 # ---- implementations ----
 
 
-def lethe(pruned=False, zero_gate=False):
-    options = {"log_pruning_tolerance": LOG_TOLERANCE} if pruned else {}
-    return lambda i: torch.ops.lethe.forgetting_attention(i.query, i.key, i.value, i.zero_gate if zero_gate else i.log_forget, **options)
+def lethe(pruned=False, zero_gate=False, given_bound=False):
+    def forward(inputs):
+        options = {"log_pruning_tolerance": LOG_TOLERANCE} if pruned else {}
+        if given_bound:
+            options["logit_bound"] = inputs.logit_bound
+        gate = inputs.zero_gate if zero_gate else inputs.log_forget
+        return torch.ops.lethe.forgetting_attention(inputs.query, inputs.key, inputs.value, gate, **options)
+
+    return forward
 
 
 def by_head(tensor):
@@ -222,6 +230,7 @@ def implementations(absent):
     yield Implementation("lethe", True, True, lethe())
     yield Implementation("lethe_16_bit_sums", True, True, lethe(), sums_in_16_bits=True)
     yield Implementation("lethe_pruned", True, True, lethe(pruned=True))
+    yield Implementation("lethe_pruned_given_bound", True, True, lethe(pruned=True, given_bound=True))
     yield Implementation("lethe_zero_gate", False, False, lethe(zero_gate=True))
     yield Implementation("cudnn", False, False, sdpa(cudnn))
     yield Implementation("flash_attention_2", False, False, sdpa(flash))

@@ -21,7 +21,8 @@ namespace lethe {
 ///          bfloat16, float16. log_forget [B,Tk,Hq], natural log, ≤ 0 (−inf cuts), float32, or float64 for float64 inputs.
 ///          Tq ≤ Tk: queries stand at the last Tq positions. Causal. Any strides; empty tensors work.
 ///          scale: of q·k, 1/√D unless given. log_pruning_tolerance: log ε ≤ 0 switches pruning on, −inf prunes nothing.
-///          logit_bound: U ≥ max |scale·q_i·k_j|, [Hq] or [B,Hq], ≥ 0; from the norms of query and key unless given
+///          logit_bound: U ≥ max |scale·q_i·k_j|, [Hq] or [B,Hq], ≥ 0; from the norms of query and key unless given, for which
+///          both are read once more
 /// returns  values [B,Tq,Hq,Dv], dtype of query
 /// throws   c10::Error "name: expected …, found …" for a wrong rank, shape, dtype, device, layout or (on the CPU) value
 /// cost     O(B·Hq·Tq·Tk·(D+Dv)) less what is pruned; O(T·block) extra memory, forward and backward

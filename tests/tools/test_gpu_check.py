@@ -101,7 +101,7 @@ class Steps(ShellPrograms):
         for name in ("test_ptx", "test_cuda_backward"):  # in the foreground, in the background
             with self.subTest(name):
                 # not at once: older timeouts that are ended before they know of their child leave it
-                self.script(f"build/{name}", f"sleep 0.2; echo $$ >{self.folder}/{name}.process; exec sleep 60")
+                self.script(f"build/{name}", f"echo {name} has begun; sleep 0.2; echo $$ >{self.folder}/{name}.process; exec sleep 60")
                 check = subprocess.Popen([ROOT / "tools/gpu_check", self.folder / "build"], stdout=subprocess.DEVNULL, env=self.environment())
                 process = self.folder / f"{name}.process"
                 eventually(lambda: process.exists() and process.read_text().strip())
@@ -110,6 +110,8 @@ class Steps(ShellPrograms):
                 status = pathlib.Path(f"/proc/{process.read_text().strip()}/status")
                 eventually(lambda: not status.exists() or "State:\tZ" in status.read_text())
                 self.assertFalse([name for name in self.files() if name.startswith("check.") and name != "check.log"])
+                self.assertIn(f"{name} has begun", self.log("check.log"))
+                self.assertEqual(bool(re.search(r"^instruction wrappers +passed", self.log("check.log"), re.M)), name != "test_ptx")
                 self.script(f"build/{name}", "true")
 
     def test_who_asks_for_what_there_is_not_hears_what_there_is(self):

@@ -25,7 +25,9 @@ import random
 import statistics
 import subprocess
 import sys
+import threading
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable
@@ -267,6 +269,25 @@ def those_at(length, candidates, asked):
 # ---- measuring ----
 
 
+@contextmanager
+def telling_what_is_long(what, seconds=60):
+    """Says on stderr, whenever so many seconds have passed, what has not ended: a job that meets its limit then has told where."""
+    ended = threading.Event()
+
+    def tell():
+        while not ended.wait(seconds):
+            print(f"{what}: no end within {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
+
+    begin = time.monotonic()
+    teller = threading.Thread(target=tell, daemon=True)
+    teller.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        teller.join()
+
+
 def time_once(implementation, inputs):
     """Milliseconds of the forward and of the backward pass."""
     marks = [torch.cuda.Event(enable_timing=True) for _ in range(3)]
@@ -287,9 +308,10 @@ def measure(case, candidates, rounds, report):
     passed = []
     for implementation in candidates:
         try:
-            for inputs in sets:
-                implementation.prepare(inputs)
-            share = check(implementation, sets[0], expected)
+            with telling_what_is_long(f"{case} {implementation.name}, the check"):
+                for inputs in sets:
+                    implementation.prepare(inputs)
+                share = check(implementation, sets[0], expected)
             report(case, implementation.name, "share_of_budget", "1", [share])
             if share <= 1:
                 passed.append(implementation)
@@ -301,7 +323,8 @@ def measure(case, candidates, rounds, report):
     times = {implementation.name: ([], []) for implementation in passed}
     for round_number in range(rounds + 1):
         for implementation in random.sample(passed, len(passed)):
-            pair = time_once(implementation, sets[round_number % 2])
+            with telling_what_is_long(f"{case} {implementation.name}, a timed call"):
+                pair = time_once(implementation, sets[round_number % 2])
             if round_number > 0:  # the first round warms up
                 for series, milliseconds in zip(times[implementation.name], pair):
                     series.append(milliseconds)

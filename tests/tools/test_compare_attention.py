@@ -2,16 +2,18 @@
 
 import importlib
 import importlib.metadata
+import io
 import json
 import pathlib
 import sys
 import tempfile
+import time
 import unittest
 import unittest.mock
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
-from compare_attention import Implementation, ours_that_failed, those_at, versions_of  # noqa: E402
+from compare_attention import Implementation, ours_that_failed, telling_what_is_long, those_at, versions_of  # noqa: E402
 from report.throughput import of_runs, throughput_page  # noqa: E402
 from throughput_results import COLUMNS, earlier_runs, joined, write  # noqa: E402
 
@@ -52,6 +54,22 @@ class Failures(unittest.TestCase):
         self.assertEqual(ours_that_failed(fine), [])
         self.assertEqual(ours_that_failed([*fine, share("lethe_pruned", "1.01"), share("lethe_zero_gate", "nan")]),
                          [((4096, 64, "open"), "lethe_pruned"), ((4096, 64, "open"), "lethe_zero_gate")])
+
+
+class Progress(unittest.TestCase):
+    def test_what_is_long_is_named_until_it_ends_and_what_is_not_never(self):
+        with unittest.mock.patch.object(sys, "stderr", io.StringIO()) as said:
+            with telling_what_is_long("short", seconds=60):
+                pass
+            self.assertEqual(said.getvalue(), "")
+            with telling_what_is_long("long", seconds=0.01):
+                deadline = time.monotonic() + 60
+                while said.getvalue().count("\n") < 2 and time.monotonic() < deadline:
+                    time.sleep(0.01)
+            self.assertRegex(said.getvalue(), r"\A(long: no end within 0 s\n){2,}\Z")
+            told = said.getvalue()
+            time.sleep(0.05)
+            self.assertEqual(said.getvalue(), told)
 
 
 class Joined(unittest.TestCase):

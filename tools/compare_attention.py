@@ -401,8 +401,7 @@ def main():
         for dim in arguments.dim or HEADS:
             for name in arguments.gate or GATES:
                 taking_part = those_at(length, candidates, arguments.only or arguments.all)
-                rounds = arguments.rounds if length < 65536 else max(3, arguments.rounds // 3)  # calls of 0.1 s need no more
-                measure(Case(length, dim, name), taking_part, rounds, report)
+                measure(Case(length, dim, name), taking_part, arguments.rounds, report)
                 print(f"{time.monotonic() - begin:6.0f} s", flush=True)
                 measured.add((length, dim, name))
                 # after each case: a job that runs out of time keeps what it has

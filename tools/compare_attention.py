@@ -304,7 +304,9 @@ def time_once(implementation, inputs):
 def measure(case, candidates, rounds, report):
     sets = [Inputs(case, SEED + i) for i in range(2)]  # two sets of some hundred megabytes: far past L2
     sampled = [(0, 0), (case.batch - 1, case.heads - 1)]
-    expected = {gated: {at: reference(sets[0], gated, *at) for at in sampled} for gated in (False, True)}
+    with telling_what_is_long(f"{case}, the reference"):
+        expected = {gated: {at: reference(sets[0], gated, *at) for at in sampled} for gated in (False, True)}
+        torch.cuda.synchronize()
     passed = []
     for implementation in candidates:
         try:
@@ -333,8 +335,9 @@ def measure(case, candidates, rounds, report):
             report(case, implementation.name, f"{direction}_time", "ms", series)
             report(case, implementation.name, f"{direction}_speed", "TFLOP/s", [flops / milliseconds * 1e-9 for milliseconds in series])
     inputs = (leaf.detach() for leaf in sets[0].leaves(True))
-    pairs = torch.ops.lethe.forgetting_attention_with_statistics(*inputs, log_pruning_tolerance=LOG_TOLERANCE)[2]
-    share = 1 - float(pairs.sum()) / (case.batch * case.heads * case.length * (case.length + 1) / 2)
+    with telling_what_is_long(f"{case}, the pruned share"):
+        pairs = torch.ops.lethe.forgetting_attention_with_statistics(*inputs, log_pruning_tolerance=LOG_TOLERANCE)[2].sum()
+        share = 1 - float(pairs) / (case.batch * case.heads * case.length * (case.length + 1) / 2)
     report(case, "lethe", "pruned_share", "1", [share])
 
 

@@ -90,7 +90,14 @@ class Steps(ShellPrograms):
         status, summary, _ = self.check("--all-rivals")
         self.assertEqual((status, len(summary)), (0, 2))
         self.assertEqual((self.log("check.log"), self.log("benchmark.log")), before)
-        self.assertRegex(self.log("all_rivals.log"), r"(?s)python ran .* --length 4096 --all .*python ran .* --length 65536 --all ")
+        ran = re.findall(r"python ran .* (--length .*)", self.log("all_rivals.log"))
+        self.assertEqual(ran, ["--length 4096 --all --rounds 15", "--length 65536 --all --rounds 15"])
+
+    def test_a_length_that_all_rivals_fail_at_keeps_the_other_from_nothing(self):
+        self.script("bin/python3", 'case "$1 $*" in -c*) echo nowhere ;; *"--length 4096"*) exit 1 ;; *) echo "python ran $*" ;; esac')
+        status, summary, _ = self.check("--all-rivals")
+        self.assertEqual((status, [("FAILED" in line, "passed" in line) for line in summary]), (1, [(True, False), (False, True)]))
+        self.assertIn("--length 65536", self.log("all_rivals.log"))
 
     def test_what_an_earlier_check_has_left_is_not_taken_for_this_ones(self):
         self.script("out/check.log.forward", "of another check")

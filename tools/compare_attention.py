@@ -145,9 +145,6 @@ def check(implementation, inputs, expected):
     return worst
 
 
-# ---- measuring ----
-
-
 @contextmanager
 def telling_what_is_long(what, seconds=60):
     """Says on stderr, whenever so many seconds have passed, what has not ended: a job that meets its limit then has told where."""

@@ -2,7 +2,7 @@
 #include <atomic>
 
 #include "optimized/cuda/check.hpp"
-#include "optimized/kernels.hpp"
+#include "optimized/cuda/attention.hpp"
 
 namespace lethe {
 

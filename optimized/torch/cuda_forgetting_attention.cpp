@@ -9,7 +9,7 @@
 #include <limits>
 #include <string>
 
-#include "optimized/kernels.hpp"
+#include "optimized/cuda/attention.hpp"
 #include "optimized/torch/arguments.hpp"
 #include "optimized/torch/portable.hpp"
 

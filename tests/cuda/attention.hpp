@@ -7,7 +7,7 @@
 #include <optional>
 #include <vector>
 
-#include "optimized/kernels.hpp"
+#include "optimized/cuda/attention.hpp"
 #include "reference/problem.hpp"
 #include "tests/cuda/device.hpp"
 #include "tests/cuda/poison.hpp"

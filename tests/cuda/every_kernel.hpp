@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "optimized/kernels.hpp"
+#include "optimized/cuda/attention.hpp"
 #include "reference/problem.hpp"
 #include "tests/cuda/device.hpp"
 

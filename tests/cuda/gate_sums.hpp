@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "optimized/cuda/backward.hpp"
+#include "optimized/cuda/hopper/backward.hpp"
 #include "reference/problem.hpp"
 
 namespace lethe::testing {

@@ -5,7 +5,7 @@
 #include <limits>
 #include <vector>
 
-#include "optimized/cuda/bias_step.cuh"
+#include "optimized/cuda/hopper/bias_step.cuh"
 #include "tests/cuda/device.hpp"
 
 namespace lethe {

@@ -10,7 +10,7 @@
 #include <tuple>
 #include <vector>
 
-#include "optimized/kernels.hpp"
+#include "optimized/cuda/attention.hpp"
 #include "reference/computation_pruning.hpp"
 #include "tests/cuda/device.hpp"
 

@@ -4,9 +4,9 @@
 #include <numeric>
 #include <string>
 
-#include "optimized/cuda/handover.cuh"
+#include "optimized/cuda/hopper/handover.cuh"
 #include "optimized/cuda/launch.hpp"
-#include "optimized/cuda/ptx/copy.cuh"
+#include "optimized/cuda/hopper/ptx/copy.cuh"
 #include "tests/cuda/device.hpp"
 
 namespace lethe {

@@ -4,9 +4,9 @@
 #include <cmath>
 #include <limits>
 
-#include "optimized/cuda/ptx/copy.cuh"
-#include "optimized/cuda/ptx/fragment.cuh"
-#include "optimized/cuda/tensor_map.hpp"
+#include "optimized/cuda/hopper/ptx/copy.cuh"
+#include "optimized/cuda/hopper/ptx/fragment.cuh"
+#include "optimized/cuda/hopper/tensor_map.hpp"
 #include "tests/cuda/device.hpp"
 
 namespace lethe {

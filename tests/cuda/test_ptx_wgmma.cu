@@ -2,8 +2,8 @@
 
 #include <cmath>
 
-#include "optimized/cuda/ptx/fragment.cuh"
-#include "optimized/cuda/ptx/wgmma_with_sums.cuh"
+#include "optimized/cuda/hopper/ptx/fragment.cuh"
+#include "optimized/cuda/hopper/ptx/wgmma_with_sums.cuh"
 #include "tests/cuda/device.hpp"
 
 namespace lethe {

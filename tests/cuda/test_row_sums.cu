@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "optimized/cuda/row_sums.cuh"
+#include "optimized/cuda/tile/row_sums.cuh"
 #include "tests/cuda/device.hpp"
 
 namespace lethe {

@@ -7,7 +7,7 @@
 #include <random>
 #include <vector>
 
-#include "optimized/cuda/forward_tiles.cuh"
+#include "optimized/cuda/hopper/forward_tiles.cuh"
 
 namespace lethe {
 namespace {

@@ -23,7 +23,7 @@ class CheckIncludes(unittest.TestCase):
             ("reference/a.cpp", "#include <torch/torch.h>"),
             ("reference/a.cpp", "#include <thread>"),
             ("reference/a.cpp", "#include <omp.h>"),
-            ("reference/a.cpp", '#include "optimized/kernels.hpp"'),
+            ("reference/a.cpp", '#include "optimized/cuda/attention.hpp"'),
             ("optimized/cuda/a.cu", "#include <Eigen/Core>"),
             ("optimized/cuda/a.cu", '#include "reference/forgetting_attention.hpp"'),
             ("optimized/torch/a.cpp", "#include <Eigen/Core>"),

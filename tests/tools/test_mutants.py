@@ -64,7 +64,7 @@ class List(unittest.TestCase):
                     self.assertTrue(run or name.startswith(not_run))
 
     def test_each_wrapper_has_one_or_is_said_to_have_none(self):
-        for path in [*(ROOT / "optimized/cuda/ptx").glob("*.cuh"), ROOT / "optimized/cuda/handover.cuh"]:
+        for path in [*(ROOT / "optimized/cuda/hopper/ptx").glob("*.cuh"), ROOT / "optimized/cuda/hopper/handover.cuh"]:
             file, text = str(path.relative_to(ROOT / "optimized")), path.read_text()
             places = {text.find(mutant.old) for mutant in MUTANTS if (mutant.suite, mutant.file) == ("ptx", file)}
             for function in re.finditer(r"__device__ (?:inline )?\w+ (\w+)[^{;]*\{.*?(?=\n *__device__|\n\n|\Z)", text, re.S):
@@ -193,9 +193,9 @@ exit 1""")
         objects_of = self.TOOL["objects_of"]
         self.assertEqual(objects_of("torch/cuda_forgetting_attention.cpp"),
                          ["optimized/torch/CMakeFiles/lethe_torch.dir/cuda_forgetting_attention.cpp.o"])
-        self.assertEqual(objects_of("cuda/tensor_map.cpp"), ["optimized/cuda/CMakeFiles/lethe_cuda.dir/tensor_map.cpp.o"])
-        of_softmax = objects_of("cuda/forward_softmax.cuh")
-        self.assertEqual(of_softmax, ["optimized/cuda/CMakeFiles/lethe_cuda.dir/forward.cu.o"])
+        self.assertEqual(objects_of("cuda/hopper/tensor_map.cpp"), ["optimized/cuda/CMakeFiles/lethe_cuda.dir/hopper/tensor_map.cpp.o"])
+        of_softmax = objects_of("cuda/tile/softmax.cuh")
+        self.assertEqual(of_softmax, ["optimized/cuda/CMakeFiles/lethe_cuda.dir/hopper/forward.cu.o"])
 
     def test_kernels_as_they_are_must_pass(self):
         status, log, complaint = self.run_with(**{"unchanged_ptx": FAILS, self.NAME: FAILS})

@@ -5,7 +5,7 @@
 #include <exception>
 #include <limits>
 
-#include "optimized/kernels.hpp"
+#include "optimized/cuda/attention.hpp"
 
 namespace {
 

@@ -6,7 +6,7 @@
 
 extern "C" {
 
-/// One problem, all pointers on the device. Layouts as in optimized/kernels.hpp, everything contiguous, bfloat16; Tq = Tk, Hq = H.
+/// One problem, all pointers on the device. Layouts as in optimized/cuda/attention.hpp, everything contiguous, bfloat16; Tq = Tk, Hq = H.
 struct lethe_problem {
   int64_t batch, length, heads, dim;
   double scale, log_pruning_tolerance;

@@ -3,8 +3,8 @@
 
 #include <climits>
 
-#include "optimized/cuda/backward_shared.cuh"
-#include "optimized/cuda/ptx/copy.cuh"
+#include "optimized/cuda/hopper/backward_shared.cuh"
+#include "optimized/cuda/hopper/ptx/copy.cuh"
 
 namespace lethe {
 
@@ -121,7 +121,7 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::describe_steps() {
         if (isnan(frame)) frame = 0;  // as the keys' biases
         rows_apart = query_base.rows_apart;
         query_base = base[(position + kQueries) / kKeys];  // the last one's is the sum over all
-        // as in row_groups.cuh
+        // as in gate/row_groups.cuh
         if (p.query_offset % kKeys != 0) rows_apart |= query_base.rows_apart;
       }
       uint32_t flags = 0;

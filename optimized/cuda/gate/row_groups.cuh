@@ -2,14 +2,14 @@
 // Which rows of dS share a float sum, in the backward.
 //
 // A row of dS sums to 0 but for rounding, and what it sums to is taken back from the row's keys, where the gate alone would put them
-// (backward_gate.cu). Rows that follow one another while the gate hardly decays take it back from nearly the same keys: so it matters little
+// (gate/gradient.cu). Rows that follow one another while the gate hardly decays take it back from nearly the same keys: so it matters little
 // which of them an error was of, and one sum of 64 rows will do. It is a tile's row sums that take long to make, not its columns': their elements
 // lie in eight lanes of eight warps. Where the gate decays in a block of 128 tokens to e⁻¹ or less, or cuts, each row has a sum of its own, and in
 // the block behind it as well, whose first rows see few keys but those between them.
 //
 // All key tiles must make the same of a query tile: what is left of sums of all of a row's elements is small, and of a part of them is not.
 
-#include "optimized/kernels.hpp"
+#include "optimized/cuda/attention.hpp"
 
 namespace lethe {
 

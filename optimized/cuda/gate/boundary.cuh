@@ -1,5 +1,5 @@
 #pragma once
-// What pruning leaves out of each head, and the order of heads by the work that is left. Included by gate_plan.cu alone.
+// What pruning leaves out of each head, and the order of heads by the work that is left. Included by gate/plan.cu alone.
 //
 //   block (m, n) of queries × keys is left out where c_{first query of m} − c_{last key of n} < δ = −2U − log Tk + log ε
 //
@@ -12,9 +12,9 @@
 
 #include <cfloat>
 
-#include "optimized/cuda/gate_cuts.cuh"
-#include "optimized/cuda/gate_prefix.cuh"
-#include "optimized/cuda/ptx/fragment.cuh"
+#include "optimized/cuda/gate/cuts.cuh"
+#include "optimized/cuda/gate/prefix.cuh"
+#include "optimized/cuda/hopper/ptx/fragment.cuh"
 
 namespace lethe::gate {
 

@@ -9,7 +9,7 @@
 
 #include <numbers>
 
-#include "optimized/kernels.hpp"
+#include "optimized/cuda/attention.hpp"
 
 namespace lethe {
 

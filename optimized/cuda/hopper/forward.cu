@@ -5,9 +5,9 @@
 #include <stdexcept>
 
 #include "optimized/cuda/check.hpp"
-#include "optimized/cuda/forward_kernel.cuh"
+#include "optimized/cuda/hopper/forward_kernel.cuh"
 #include "optimized/cuda/launch.hpp"
-#include "optimized/cuda/tensor_map.hpp"
+#include "optimized/cuda/hopper/tensor_map.hpp"
 
 namespace lethe {
 namespace {

@@ -5,10 +5,10 @@
 #include <numbers>
 #include <stdexcept>
 
-#include "optimized/cuda/backward_kernel.cuh"
+#include "optimized/cuda/hopper/backward_kernel.cuh"
 #include "optimized/cuda/check.hpp"
 #include "optimized/cuda/launch.hpp"
-#include "optimized/cuda/tensor_map.hpp"
+#include "optimized/cuda/hopper/tensor_map.hpp"
 
 namespace lethe {
 

@@ -1,7 +1,7 @@
 #pragma once
 // How consumer warps hand shared memory back to whoever fills it. Internal to optimized/cuda.
 
-#include "optimized/cuda/ptx/barrier.cuh"
+#include "optimized/cuda/hopper/ptx/barrier.cuh"
 
 namespace lethe {
 

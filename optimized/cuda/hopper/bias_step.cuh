@@ -15,7 +15,7 @@
 // The other eight of the step's sixteen k are read from the same place and meet zeros, too. memcheck takes an operand to be 32 bytes a
 // row long, whatever its strides: so much of shared memory should lie behind its beginning.
 
-#include "optimized/cuda/ptx/wgmma.cuh"
+#include "optimized/cuda/hopper/ptx/wgmma.cuh"
 
 namespace lethe {
 

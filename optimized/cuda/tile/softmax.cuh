@@ -3,9 +3,9 @@
 
 #include <type_traits>
 
-#include "optimized/cuda/gate_switch.hpp"
-#include "optimized/cuda/ptx/fragment.cuh"
-#include "optimized/kernels.hpp"
+#include "optimized/cuda/gate/switch.hpp"
+#include "optimized/cuda/hopper/ptx/fragment.cuh"
+#include "optimized/cuda/attention.hpp"
 
 namespace lethe {
 

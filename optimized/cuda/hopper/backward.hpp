@@ -3,7 +3,7 @@
 
 #include <cuda.h>
 
-#include "optimized/kernels.hpp"
+#include "optimized/cuda/attention.hpp"
 
 namespace lethe {
 
@@ -41,7 +41,7 @@ BackwardWorkspace backward_workspace_in(void* memory, const Shape& shape);
 void launch_backward_prepare(const BackwardArguments& arguments, const BackwardWorkspace& workspace);
 /// dK and dV; the float dQ, and the row and column sums of dS. All of the products: backward_kernel.cuh.
 void launch_backward_tiles(const BackwardArguments& arguments, const BackwardWorkspace& workspace);
-/// d log f from the sums: backward_gate.cu.
+/// d log f from the sums: gate/gradient.cu.
 void launch_backward_gate(const BackwardArguments& arguments, const BackwardWorkspace& workspace);
 /// dQ in 16 bits from the float one. One pass over it.
 void launch_backward_finish(const BackwardArguments& arguments, const BackwardWorkspace& workspace);

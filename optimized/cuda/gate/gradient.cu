@@ -6,14 +6,14 @@
 // row's keys. It is taken from them again in the proportions of a row whose logits are all equal, of which the gate alone decides. Taken
 // from the diagonal instead (d log f_l = Σ r_t − column sums), the errors of all rows behind l add up in d log f_l. Z and u are first-order
 // recurrences, Z_i = 1 + f_i Z_{i−1} and u_j = r_j / Z_j + f_{j+1} u_{j+1}: scans of affine maps. Of rows that share a float sum
-// (row_groups.cuh) each has the mean: first a warp a group adds up the parts that the main kernel's threads had of it.
+// (gate/row_groups.cuh) each has the mean: first a warp a group adds up the parts that the main kernel's threads had of it.
 //
 // One CTA a head, O(Tk): forwards for Z, then backwards for u and the sum. Bound by latency, some microseconds for 4096 tokens.
 
-#include "optimized/cuda/backward.hpp"
+#include "optimized/cuda/hopper/backward.hpp"
 #include "optimized/cuda/check.hpp"
-#include "optimized/cuda/ptx/barrier.cuh"
-#include "optimized/cuda/row_groups.cuh"
+#include "optimized/cuda/hopper/ptx/barrier.cuh"
+#include "optimized/cuda/gate/row_groups.cuh"
 
 namespace lethe {
 namespace {

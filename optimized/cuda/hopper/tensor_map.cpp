@@ -1,4 +1,4 @@
-#include "optimized/cuda/tensor_map.hpp"
+#include "optimized/cuda/hopper/tensor_map.hpp"
 
 #include <stdexcept>
 #include <string>

@@ -1,14 +1,14 @@
 #pragma once
 // What the roles of the main backward kernel share: its parameters, its shared memory, and the walk over query tiles.
 
-#include "optimized/cuda/backward.hpp"
-#include "optimized/cuda/bias_step.cuh"
-#include "optimized/cuda/gate_cuts.cuh"
-#include "optimized/cuda/gate_switch.hpp"
-#include "optimized/cuda/handover.cuh"
-#include "optimized/cuda/ptx/barrier.cuh"
-#include "optimized/cuda/row_groups.cuh"
-#include "optimized/cuda/strong_gates.cuh"
+#include "optimized/cuda/hopper/backward.hpp"
+#include "optimized/cuda/hopper/bias_step.cuh"
+#include "optimized/cuda/gate/cuts.cuh"
+#include "optimized/cuda/gate/switch.hpp"
+#include "optimized/cuda/hopper/handover.cuh"
+#include "optimized/cuda/hopper/ptx/barrier.cuh"
+#include "optimized/cuda/gate/row_groups.cuh"
+#include "optimized/cuda/gate/strong_gates.cuh"
 
 namespace lethe {
 

@@ -12,7 +12,7 @@
 // m_i may be any number near the row's maximum: it is found in the first blocks (the diagonal's) and then left alone, so that no
 // clean block pays for a maximum or waits for one. Where weights leave float16, or bfloat16's sum float's range (2^16, 2^100 times the
 // weight of the largest logit found), the tile goes on a list, and a second launch computes it again with a maximum a row and block. Tiles
-// whose queries stand in a strong block (strong_gates.cuh) go on that list at once, and only the second launch computes them: it takes c_i for
+// whose queries stand in a strong block (gate/strong_gates.cuh) go on that list at once, and only the second launch computes them: it takes c_i for
 // F, row by row, and adds c_i − c_j to each logit of the diagonal.
 //
 // One CTA an SM. Warpgroup 0: one thread hands out tiles, up to a tile ahead; three others feed the copy engine: one Q, once a tile, and K,
@@ -23,12 +23,12 @@
 
 #include <numbers>
 
-#include "optimized/cuda/forward_output.cuh"
-#include "optimized/cuda/forward_softmax.cuh"
-#include "optimized/cuda/forward_tiles.cuh"
-#include "optimized/cuda/ptx/copy.cuh"
-#include "optimized/cuda/ptx/fragment.cuh"
-#include "optimized/cuda/ptx/wgmma.cuh"
+#include "optimized/cuda/hopper/forward_output.cuh"
+#include "optimized/cuda/tile/softmax.cuh"
+#include "optimized/cuda/hopper/forward_tiles.cuh"
+#include "optimized/cuda/hopper/ptx/copy.cuh"
+#include "optimized/cuda/hopper/ptx/fragment.cuh"
+#include "optimized/cuda/hopper/ptx/wgmma.cuh"
 
 namespace lethe {
 

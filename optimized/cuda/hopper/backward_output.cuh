@@ -1,9 +1,9 @@
 #pragma once
 // How dV and dK of a key tile leave the main kernel of the backward pass.
 
-#include "optimized/cuda/backward_shared.cuh"
-#include "optimized/cuda/ptx/copy.cuh"
-#include "optimized/cuda/ptx/fragment.cuh"
+#include "optimized/cuda/hopper/backward_shared.cuh"
+#include "optimized/cuda/hopper/ptx/copy.cuh"
+#include "optimized/cuda/hopper/ptx/fragment.cuh"
 
 namespace lethe {
 

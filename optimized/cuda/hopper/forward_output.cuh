@@ -1,7 +1,7 @@
 #pragma once
 // From the forward kernel's accumulators to shared memory. Internal to forward.cu.
 
-#include "optimized/cuda/forward_softmax.cuh"
+#include "optimized/cuda/tile/softmax.cuh"
 
 namespace lethe {
 

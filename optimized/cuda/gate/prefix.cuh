@@ -1,5 +1,5 @@
 #pragma once
-// The gate's prefix sums in two levels, and where its cuts are. Included by gate_plan.cu alone.
+// The gate's prefix sums in two levels, and where its cuts are. Included by gate/plan.cu alone.
 //
 //   c_t = Σ_{l ≤ t} log f_l = base[t / 128] + local_t;  bias_t = −log₂e · local_t;  start_t = (local_end − local_t) / scale
 //
@@ -7,11 +7,11 @@
 
 #include <climits>
 
-#include "optimized/cuda/bias_step.cuh"
-#include "optimized/cuda/ptx/barrier.cuh"
-#include "optimized/cuda/row_groups.cuh"
-#include "optimized/cuda/strong_gates.cuh"
-#include "optimized/kernels.hpp"
+#include "optimized/cuda/hopper/bias_step.cuh"
+#include "optimized/cuda/hopper/ptx/barrier.cuh"
+#include "optimized/cuda/gate/row_groups.cuh"
+#include "optimized/cuda/gate/strong_gates.cuh"
+#include "optimized/cuda/attention.hpp"
 
 namespace lethe::gate {
 

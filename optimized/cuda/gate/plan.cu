@@ -1,12 +1,12 @@
-// The gate's plan: prefix sums (gate_prefix.cuh), what pruning leaves out (gate_bound.cuh), and their launches: two kernels, the second of
+// The gate's plan: prefix sums (prefix.cuh), what pruning leaves out (boundary.cuh), and their launches: two kernels, the second of
 // which starts under the end of the first.
 
 #include <algorithm>
 #include <cmath>
 
 #include "optimized/cuda/check.hpp"
-#include "optimized/cuda/gate_bound.cuh"
-#include "optimized/cuda/gate_switch.hpp"
+#include "optimized/cuda/gate/boundary.cuh"
+#include "optimized/cuda/gate/switch.hpp"
 #include "optimized/cuda/launch.hpp"
 
 namespace lethe {

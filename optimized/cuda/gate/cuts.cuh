@@ -3,7 +3,7 @@
 
 #include <climits>
 
-#include "optimized/kernels.hpp"
+#include "optimized/cuda/attention.hpp"
 
 namespace lethe {
 

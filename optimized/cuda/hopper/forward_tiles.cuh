@@ -2,13 +2,13 @@
 // The tiles of the forward kernel: their order, what a CTA holds in shared memory, and the threads that hand out tiles and load them.
 // Internal to forward.cu.
 
-#include "optimized/cuda/bias_step.cuh"
-#include "optimized/cuda/forward_softmax.cuh"
-#include "optimized/cuda/gate_cuts.cuh"
-#include "optimized/cuda/handover.cuh"
-#include "optimized/cuda/ptx/copy.cuh"
-#include "optimized/cuda/strong_gates.cuh"
-#include "optimized/kernels.hpp"
+#include "optimized/cuda/hopper/bias_step.cuh"
+#include "optimized/cuda/tile/softmax.cuh"
+#include "optimized/cuda/gate/cuts.cuh"
+#include "optimized/cuda/hopper/handover.cuh"
+#include "optimized/cuda/hopper/ptx/copy.cuh"
+#include "optimized/cuda/gate/strong_gates.cuh"
+#include "optimized/cuda/attention.hpp"
 
 namespace lethe {
 

@@ -3,7 +3,7 @@
 
 #include <cuda.h>
 
-#include "optimized/cuda/ptx/barrier.cuh"
+#include "optimized/cuda/hopper/ptx/barrier.cuh"
 
 namespace lethe::ptx {
 

@@ -29,7 +29,7 @@ struct Operand {
   int64_t batch_stride, token_stride, head_stride;
 };
 
-struct BiasOfEight;  // cuda/bias_step.cuh
+struct BiasOfEight;  // cuda/hopper/bias_step.cuh
 
 /// A number of twice a float's digits, high + low. As long as the copy engine's shortest copy, and so with room for something else.
 struct alignas(16) TwoFloats {
@@ -48,9 +48,9 @@ struct alignas(16) TwoFloats {
 struct GatePlan {
   double* block_sum;     ///< [B, Hq, N]  Σ of log f in block n
   double* base;          ///< [B, Hq, N+1]  Σ of log f before block n
-  TwoFloats* base_log2;  ///< [B, Hq, N+1]  log₂e · base; what cuda/row_groups.cuh says of block n, 0 or 1
+  TwoFloats* base_log2;  ///< [B, Hq, N+1]  log₂e · base; what cuda/gate/row_groups.cuh says of block n, 0 or 1
   float* bias;  ///< [B, Hq, N·128]  −log₂e · (c_j − base[j / 128]), what key j adds to a logit in log₂; 0 past Tk
-  float* bias_rest;  ///< [B, Hq, N·128]  what rounding took from it; only in strong blocks (cuda/strong_gates.cuh)
+  float* bias_rest;  ///< [B, Hq, N·128]  what rounding took from it; only in strong blocks (cuda/gate/strong_gates.cuh)
   /// [B, Hq, N·16]  (base[j / 128 + 1] − c_j) / scale, what key j adds to q·k; 0 past Tk. From the block's end: the keys that later
   /// blocks' queries see best have the smallest numbers. No NaN: base has it
   BiasOfEight* start;
@@ -59,7 +59,7 @@ struct GatePlan {
   int32_t* block_cut_before;  ///< [B, Hq, N+1]  the last cut before block n, or 0
   int32_t* block_cut_after;   ///< [B, Hq, N+1]  the first cut in block n or later, or INT32_MAX
   int32_t* first_key_block;   ///< [B, Hq, M]  the first key block that query block m visits; ascends with m
-  /// [B, Hq, N]  the last query block that visits key block n, or −1; marked near strong gates (cuda/strong_gates.cuh)
+  /// [B, Hq, N]  the last query block that visits key block n, or −1; marked near strong gates (cuda/gate/strong_gates.cuh)
   int32_t* last_query_block;
   float* largest_square;    ///< [2, B, Hq]  max ‖q‖², max ‖k‖² where the logits' bound is found from them
   int32_t* head_blocks;     ///< [B, Hq]  blocks of 128 queries × 128 keys to visit
@@ -168,9 +168,9 @@ size_t backward_workspace_bytes(const Shape& shape);
 /// numerics  P and dS rounded to 16 bits before they are multiplied: in float16 what is below 2⁻²⁵ is lost, so a loss wants scaling
 ///           there. P has log_normalizer's error as a factor. dO_i·o_i in float, of values + residual. The row and column
 ///           sums behind the gate's gradient are both of the same rounded dS, or with `float_sums` of the same dS in float; a row's
-///           sum, 0 in exact arithmetic, is taken back from the row's keys (backward_gate.cu). With `float_sums` 64 rows share one, and
+///           sum, 0 in exact arithmetic, is taken back from the row's keys (gate/gradient.cu). With `float_sums` 64 rows share one, and
 ///           each has the mean, unless log f sum to −1 or less in a block of 128 tokens that their tile has queries in, or in the one before,
-///           or there is a cut (cuda/row_groups.cuh). The suffix sum is in double. dq is summed in float over key tiles: in any order, or
+///           or there is a cut (cuda/gate/row_groups.cuh). The suffix sum is in double. dq is summed in float over key tiles: in any order, or
 ///           with `deterministic` in one fixed order
 /// cost      10·D flops a visited pair on the tensor cores
 void launch_backward(const BackwardArguments& arguments);

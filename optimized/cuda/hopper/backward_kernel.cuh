@@ -13,7 +13,7 @@
 // cost nothing between a product and what waits for it. A step multiplies the dQ of the step before, for which the other warpgroup's dS has
 // long been there: so neither waits for the other unless it is about half a step ahead, and one computes exponentials while the other's
 // products run. Sᵀ of the next tile is issued before dK of this one has ended, and at D = 64, where there are registers for it, before dQ
-// has. Near strong gates (strong_gates.cuh) R's k-step adds zeros on the diagonal, where R_i + b_j comes in double, and elsewhere b_j is
+// has. Near strong gates (gate/strong_gates.cuh) R's k-step adds zeros on the diagonal, where R_i + b_j comes in double, and elsewhere b_j is
 // counted from behind the tile.
 //
 // The row and column sums of dS, of which the gate's gradient is made, come in one of two ways, an instance of the kernel each:
@@ -21,18 +21,18 @@
 //   16-bit sums   of dS as it is rounded, from the tensor core: dQ and dK have eight columns more than the head, behind them a panel of ones.
 //                 Where both warpgroups have the same rows of dS, one of them sums.
 //   float sums    of dS before it is rounded. A thread has two keys' rows of dSᵀ. It adds up the queries of each key, in two registers
-//                 over the head. Of rows it makes one of two things, as the step says (row_groups.cuh). Where the gate hardly decays, one sum
+//                 over the head. Of rows it makes one of two things, as the step says (gate/row_groups.cuh). Where the gate hardly decays, one sum
 //                 of 64 rows: what it has of that leaves with dQ of the step, behind it, and is added up at the very end. Where it does, a sum
 //                 of each row: it adds up the two keys of each query, what its warp's 16 keys make of a query is exchanged among lanes
-//                 (row_sums.cuh), and the warp that adds dQ to global memory adds up the eight warps'.
+//                 (tile/row_sums.cuh), and the warp that adds dQ to global memory adds up the eight warps'.
 
 #include <numbers>
 
-#include "optimized/cuda/backward_output.cuh"
-#include "optimized/cuda/backward_producer.cuh"
-#include "optimized/cuda/ptx/fragment.cuh"
-#include "optimized/cuda/ptx/wgmma_with_sums.cuh"
-#include "optimized/cuda/row_sums.cuh"
+#include "optimized/cuda/hopper/backward_output.cuh"
+#include "optimized/cuda/hopper/backward_producer.cuh"
+#include "optimized/cuda/hopper/ptx/fragment.cuh"
+#include "optimized/cuda/hopper/ptx/wgmma_with_sums.cuh"
+#include "optimized/cuda/tile/row_sums.cuh"
 
 namespace lethe {
 

@@ -6,13 +6,13 @@
 #include <cmath>
 #include <stdexcept>
 
-#include "optimized/cuda/backward.hpp"
-#include "optimized/cuda/bias_step.cuh"
+#include "optimized/cuda/hopper/backward.hpp"
+#include "optimized/cuda/hopper/bias_step.cuh"
 #include "optimized/cuda/check.hpp"
-#include "optimized/cuda/gate_switch.hpp"
+#include "optimized/cuda/gate/switch.hpp"
 #include "optimized/cuda/launch.hpp"
-#include "optimized/cuda/ptx/fragment.cuh"
-#include "optimized/cuda/strong_gates.cuh"
+#include "optimized/cuda/hopper/ptx/fragment.cuh"
+#include "optimized/cuda/gate/strong_gates.cuh"
 
 namespace lethe {
 namespace {

@@ -4,7 +4,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include "optimized/cuda/ptx/barrier.cuh"
+#include "optimized/cuda/hopper/ptx/barrier.cuh"
 
 namespace lethe::ptx {
 

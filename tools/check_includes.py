@@ -16,7 +16,9 @@ RULES = {
     "optimized/cuda": (r"(Eigen|torch|ATen|c10|nlohmann|CLI|toml|libfccp|gtest|benchmark)\b.*",
                        ["optimized/cuda", "optimized/coverage.hpp", "reference/problem.hpp"]),
     "optimized/torch": (r"(Eigen|nlohmann|CLI|toml|libfccp|gtest|benchmark)\b.*",
-                        ["optimized/torch", "optimized/cuda", "reference/problem.hpp"]),
+                        ["optimized/torch", "optimized/cpu", "optimized/cuda", "reference/problem.hpp"]),
+    "optimized/cpu": (r"(Eigen|nlohmann|CLI|toml|libfccp|gtest|benchmark)\b.*",
+                      ["optimized/cpu", "optimized/torch", "reference/problem.hpp"]),
     "optimized": (r"Eigen\b.*", ["optimized", "reference/problem.hpp"]),
     "experiments": (r"gtest\b.*", ["experiments", "optimized", "reference"]),
 }

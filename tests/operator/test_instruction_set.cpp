@@ -3,7 +3,7 @@
 #include <ATen/Version.h>
 #include <gtest/gtest.h>
 
-#include "optimized/torch/cpu/state_kernels.hpp"
+#include "optimized/cpu/state_kernels.hpp"
 
 namespace lethe::cpu {
 namespace {

@@ -3,7 +3,7 @@
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
-#include "optimized/torch/cpu/matrix_state.hpp"
+#include "optimized/cpu/matrix_state.hpp"
 #include "optimized/torch/normalized_read.hpp"
 
 namespace lethe::cpu {

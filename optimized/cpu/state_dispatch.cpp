@@ -1,6 +1,6 @@
 // Which compilation of state_kernels.cpp this processor runs.
-#include "optimized/torch/cpu/instruction_set.hpp"
-#include "optimized/torch/cpu/state_kernels.hpp"
+#include "optimized/cpu/instruction_set.hpp"
+#include "optimized/cpu/state_kernels.hpp"
 
 namespace lethe::cpu {
 

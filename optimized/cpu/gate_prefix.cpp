@@ -1,6 +1,6 @@
 #include <c10/util/Exception.h>
 
-#include "optimized/torch/cpu/problem.hpp"
+#include "optimized/cpu/problem.hpp"
 
 namespace lethe::cpu {
 namespace {

@@ -1,6 +1,6 @@
 // Compiled once for each instruction set, with LETHE_INSTRUCTION_SET naming the namespace. Nothing here may be shared between those
 // compilations: no standard library, everything local but the one table, or the linker could hand AVX-512 code to a processor without.
-#include "optimized/torch/cpu/state_kernels.hpp"
+#include "optimized/cpu/state_kernels.hpp"
 
 #include <cstring>
 

@@ -6,7 +6,7 @@
 #include <cmath>
 #include <limits>
 
-#include "optimized/torch/cpu/problem.hpp"
+#include "optimized/cpu/problem.hpp"
 
 namespace lethe::cpu {
 namespace {

@@ -1,7 +1,7 @@
 // The inputs of a matrix state operator, loaded a chunk of tokens at a time.
 #include <c10/util/Exception.h>
 
-#include "optimized/torch/cpu/matrix_state.hpp"
+#include "optimized/cpu/matrix_state.hpp"
 
 namespace lethe::cpu {
 namespace {

@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "optimized/torch/arguments.hpp"
-#include "optimized/torch/cpu/problem.hpp"
-#include "optimized/torch/cpu/state_kernels.hpp"
-#include "optimized/torch/cpu/subnormals.hpp"
+#include "optimized/cpu/problem.hpp"
+#include "optimized/cpu/state_kernels.hpp"
+#include "optimized/cpu/subnormals.hpp"
 #include "optimized/torch/matrix_state_arguments.hpp"
 
 namespace lethe::cpu {

@@ -4,8 +4,8 @@
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
-#include "optimized/torch/cpu/matrix_state.hpp"
-#include "optimized/torch/cpu/row_gradients.hpp"
+#include "optimized/cpu/matrix_state.hpp"
+#include "optimized/cpu/row_gradients.hpp"
 #include "optimized/torch/normalized_read.hpp"
 
 namespace lethe::cpu {

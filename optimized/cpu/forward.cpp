@@ -6,9 +6,9 @@
 #include <cmath>
 #include <limits>
 
-#include "optimized/torch/cpu/gemm.hpp"
-#include "optimized/torch/cpu/problem.hpp"
-#include "optimized/torch/cpu/tile_kernels.hpp"
+#include "optimized/cpu/gemm.hpp"
+#include "optimized/cpu/problem.hpp"
+#include "optimized/cpu/tile_kernels.hpp"
 #include "optimized/torch/residual.hpp"
 
 namespace lethe::cpu {

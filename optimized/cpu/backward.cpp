@@ -5,9 +5,9 @@
 #include <ATen/ops/zeros_like.h>
 #include <torch/library.h>
 
-#include "optimized/torch/cpu/gemm.hpp"
-#include "optimized/torch/cpu/problem.hpp"
-#include "optimized/torch/cpu/tile_kernels.hpp"
+#include "optimized/cpu/gemm.hpp"
+#include "optimized/cpu/problem.hpp"
+#include "optimized/cpu/tile_kernels.hpp"
 #include "optimized/torch/residual.hpp"
 
 namespace lethe::cpu {

@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "optimized/torch/arguments.hpp"
-#include "optimized/torch/cpu/gemm.hpp"
-#include "optimized/torch/cpu/subnormals.hpp"
-#include "optimized/torch/cpu/tile_kernels.hpp"
+#include "optimized/cpu/gemm.hpp"
+#include "optimized/cpu/subnormals.hpp"
+#include "optimized/cpu/tile_kernels.hpp"
 
 namespace lethe::cpu {
 

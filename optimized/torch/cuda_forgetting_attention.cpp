@@ -43,6 +43,11 @@ bool covered(const Tensor& query, const Tensor& key, const Tensor& value) {
   return reason_against(query, key, value).empty();
 }
 
+// Of a call that is covered.
+const AttentionFamily& family_for(const Tensor& query, const Tensor& key, const Tensor& value) {
+  return *attention_family(shape_of(query, key, value), dtype_of(query), compute_capability(query.get_device()));
+}
+
 std::string implementation(const Tensor& query, const Tensor& key, const Tensor& value) {
   return implementation_on_cuda(reason_against(query, key, value));
 }
@@ -61,34 +66,12 @@ Operand operand(const Tensor& tensor) {
   return {tensor.const_data_ptr(), tensor.stride(0), tensor.stride(1), tensor.stride(2)};
 }
 
-// A plan in memory of its own, except the boundary, which lives in a tensor that forward hands to backward.
-struct Plan {
-  Tensor memory;
-  GatePlan plan;
+Gates gates_of(const Tensor& log_forget) {
+  return {log_forget.const_data_ptr<float>(), log_forget.stride(0), log_forget.stride(1), log_forget.stride(2)};
+}
 
-  Plan(const Shape& shape, const Tensor& boundary)
-      : memory(at::empty({static_cast<int64_t>(gate_plan_bytes(shape))}, boundary.options().dtype(at::kByte))),
-        plan(gate_plan_in(memory.mutable_data_ptr(), shape)) {
-    plan.first_key_block = boundary.mutable_data_ptr<int32_t>();
-  }
-};
-
-GatePlanArguments plan_arguments(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& log_forget,
-                                 double scale, const GatePlan& plan, cudaStream_t stream) {
-  return {.shape = shape_of(query, key, value),
-          .dtype = dtype_of(query),
-          .scale = scale,
-          .query = operand(query),
-          .key = operand(key),
-          .log_forget = log_forget.const_data_ptr<float>(),
-          .gate_batch_stride = log_forget.stride(0),
-          .gate_token_stride = log_forget.stride(1),
-          .gate_head_stride = log_forget.stride(2),
-          .log_pruning_tolerance = -std::numeric_limits<double>::infinity(),
-          .logit_bound = nullptr,
-          .boundary_given = false,
-          .plan = plan,
-          .stream = stream};
+Tensor workspace_of(size_t bytes, const Tensor& like) {
+  return at::empty({static_cast<int64_t>(bytes)}, like.options().dtype(at::kByte));
 }
 
 ForwardResult forward(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& log_forget,
@@ -107,7 +90,6 @@ ForwardResult forward(const Tensor& query, const Tensor& key, const Tensor& valu
   Tensor visited_pairs = at::empty({shape.batch, shape.query_heads}, query.options().dtype(at::kLong));
   Tensor boundary = at::empty({shape.batch, shape.query_heads, (shape.query_length + kQueryRows - 1) / kQueryRows},
                               query.options().dtype(at::kInt));
-  const Plan plan(shape, boundary);
   // Rounded up: a bound that float32 made smaller would be none.
   const Tensor bound = logit_bound ? logit_bound->to(at::kDouble)
                                          .mul(1 + 1e-6)
@@ -115,21 +97,23 @@ ForwardResult forward(const Tensor& query, const Tensor& key, const Tensor& valu
                                          .expand({shape.batch, shape.query_heads})
                                          .contiguous()
                                    : Tensor();
-  GatePlanArguments gates = plan_arguments(q, k, v, log_forget, scale, plan.plan, stream);
-  if (log_pruning_tolerance) gates.log_pruning_tolerance = *log_pruning_tolerance;
-  if (bound.defined()) gates.logit_bound = bound.const_data_ptr<float>();
-  launch_gate_plan(gates);
-  launch_forward({.shape = shape,
+  const AttentionFamily& family = family_for(query, key, value);
+  const Tensor workspace = workspace_of(family.forward_workspace_bytes(shape), query);
+  family.forward({.shape = shape,
                   .dtype = dtype_of(query),
                   .scale = scale,
                   .query = operand(q),
                   .key = operand(k),
                   .value = operand(v),
-                  .plan = plan.plan,
+                  .gates = gates_of(log_forget),
+                  .log_pruning_tolerance = log_pruning_tolerance.value_or(-std::numeric_limits<double>::infinity()),
+                  .logit_bound = bound.defined() ? bound.const_data_ptr<float>() : nullptr,
                   .values = values.mutable_data_ptr(),
                   .residual = keep_residual ? residual.mutable_data_ptr() : nullptr,
                   .log_normalizer = log_normalizer.mutable_data_ptr<float>(),
                   .visited_pairs = visited_pairs.mutable_data_ptr<int64_t>(),
+                  .first_key_block = boundary.mutable_data_ptr<int32_t>(),
+                  .workspace = workspace.mutable_data_ptr(),
                   .stream = stream});
   return {values, log_normalizer, visited_pairs, boundary, residual};
 }
@@ -153,27 +137,24 @@ BackwardResult backward(const Tensor& grad_values, const Tensor& query, const Te
   const Tensor o = addressable(values), rest = addressable(residual), grad_o = addressable(grad_values),
                normalizer = log_normalizer.contiguous();
   const Tensor first_key_block = boundary.contiguous();
-  const Plan plan(shape, first_key_block);
-  // Before the plan is made: under deterministic algorithms Torch fills new tensors, and the backward begins beside the plan's kernels.
+  // Before the first kernel: under deterministic algorithms Torch fills new tensors.
   Tensor grad_query = at::empty(query.sizes(), query.options()), grad_key = at::empty(key.sizes(), key.options());
   Tensor grad_value = at::empty(value.sizes(), value.options()),
          grad_log_forget = at::empty(log_forget.sizes(), log_forget.options());
-  const Tensor workspace =
-      at::empty({static_cast<int64_t>(backward_workspace_bytes(shape))}, query.options().dtype(at::kByte));
-  GatePlanArguments gates = plan_arguments(q, k, v, log_forget, scale, plan.plan, stream);
-  gates.boundary_given = true;
-  launch_gate_plan(gates);
-  launch_backward({.shape = shape,
+  const AttentionFamily& family = family_for(query, key, value);
+  const Tensor workspace = workspace_of(family.backward_workspace_bytes(shape), query);
+  family.backward({.shape = shape,
                    .dtype = dtype_of(query),
                    .scale = scale,
                    .query = operand(q),
                    .key = operand(k),
                    .value = operand(v),
+                   .gates = gates_of(log_forget),
                    .values = operand(o),
                    .residual = operand(rest),
                    .grad_values = operand(grad_o),
                    .log_normalizer = normalizer.const_data_ptr<float>(),
-                   .plan = plan.plan,
+                   .first_key_block = first_key_block.const_data_ptr<int32_t>(),
                    .grad_query = grad_query.mutable_data_ptr(),
                    .grad_key = grad_key.mutable_data_ptr(),
                    .grad_value = grad_value.mutable_data_ptr(),

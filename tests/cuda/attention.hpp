@@ -7,7 +7,8 @@
 #include <optional>
 #include <vector>
 
-#include "optimized/cuda/attention.hpp"
+#include "optimized/cuda/hopper/attention.hpp"
+#include "optimized/cuda/hopper/forward.hpp"
 #include "reference/problem.hpp"
 #include "tests/cuda/device.hpp"
 #include "tests/cuda/poison.hpp"
@@ -36,30 +37,31 @@ class DeviceProblem {
       : problem_(problem), query_(elements(problem.query)), key_(elements(problem.key)),
         value_(elements(problem.value)),
         log_forget_(std::vector<float>(problem.log_forget.begin(), problem.log_forget.end())),
-        bound_(options.logit_bound.value_or(std::vector<float>{})), plan_memory_(gate_plan_bytes(problem.shape)),
-        backward_plan_memory_(gate_plan_bytes(problem.shape)) {
-    plan_ = gate_plan_in(plan_memory_.data(), problem.shape);
-    launch_gate_plan(plan_arguments(plan_, options.log_pruning_tolerance));
+        bound_(options.logit_bound.value_or(std::vector<float>{})),
+        plan_memory_(hopper::forward_workspace_bytes(problem.shape)),
+        backward_plan_memory_(hopper::forward_workspace_bytes(problem.shape)),
+        boundary_(problem.shape.batch * problem.shape.query_heads * gate_blocks(problem.shape.query_length)),
+        plan_(plan_in(plan_memory_)) {
+    launch_plan(gate_inputs(options.log_pruning_tolerance, false), plan_);
     if (options.poisoned_keys > 0) poison(options.poisoned_keys);
   }
 
-  /// A second plan for the backward, as the operator makes it: of the first one it takes the boundary alone.
-  GatePlan backward_plan() const {
-    const Shape& s = problem_.shape;
-    const GatePlan plan = gate_plan_in(backward_plan_memory_.data(), s);
-    const int64_t blocks = s.batch * s.query_heads * ((s.query_length + kGateBlock - 1) / kGateBlock);
-    require(cudaMemcpyAsync(plan.first_key_block, plan_.first_key_block, blocks * sizeof(int32_t),
-                            cudaMemcpyDeviceToDevice));
-    GatePlanArguments arguments = plan_arguments(plan, -std::numeric_limits<double>::infinity());
-    arguments.boundary_given = true;
-    launch_gate_plan(arguments);
+  /// A second plan for the backward, as the family makes it: of the first one it takes the boundary alone.
+  Plan backward_plan() const {
+    const Plan plan = plan_in(backward_plan_memory_);
+    launch_plan(gate_inputs(-std::numeric_limits<double>::infinity(), true), plan);
     return plan;
   }
 
+  Gates gates() const {
+    const Shape& s = problem_.shape;
+    return {log_forget_.data(), s.key_length * s.query_heads, s.query_heads, 1};
+  }
+  int32_t* first_key_block() const { return boundary_.data(); }
   Operand query() const { return operand(query_, problem_.shape.query_length, problem_.shape.query_heads); }
   Operand key() const { return operand(key_, problem_.shape.key_length, problem_.shape.heads); }
   Operand value() const { return operand(value_, problem_.shape.key_length, problem_.shape.heads); }
-  const GatePlan& plan() const { return plan_; }
+  const Plan& plan() const { return plan_; }
 
   ForwardResult forward() const {
     const Shape& s = problem_.shape;
@@ -68,17 +70,36 @@ class DeviceProblem {
     const DeviceArray<float> log_normalizer(rows * s.query_length);
     const DeviceArray<int64_t> visited_pairs(rows);
     poison_shared_memory();
-    launch_forward({s, problem_.dtype, problem_.scale, query(), key(), value(), plan_, values.data(), nullptr,
-                    log_normalizer.data(), visited_pairs.data(), nullptr});
+    launch_forward_tiles(forward_arguments(values.data(), nullptr, log_normalizer.data(), visited_pairs.data()), plan_);
     ForwardResult result;
     for (const Element& element : values.host()) result.values.push_back(static_cast<float>(element));
     for (const float number : log_normalizer.host()) result.log_normalizer.push_back(number);
     result.visited_pairs = visited_pairs.host();
-    const auto blocks = [](int64_t length) { return (length + kGateBlock - 1) / kGateBlock; };
-    result.first_key_block = download(plan_.first_key_block, rows * blocks(s.query_length));
-    result.last_query_block = download(plan_.last_query_block, rows * blocks(s.key_length));
-    result.repeated_tiles = download(plan_.repeats, 1).front();
+    result.first_key_block = boundary_.host();
+    result.last_query_block = download(plan_.boundary.last_query_block, rows * gate_blocks(s.key_length));
+    result.repeated_tiles = download(plan_.scratch.repeats, 1).front();
     return result;
+  }
+
+  /// All that a forward reads but its workspace.
+  ForwardArguments forward_arguments(void* values, void* residual, float* log_normalizer,
+                                     int64_t* visited_pairs) const {
+    return {.shape = problem_.shape,
+            .dtype = problem_.dtype,
+            .scale = problem_.scale,
+            .query = query(),
+            .key = key(),
+            .value = value(),
+            .gates = gates(),
+            .log_pruning_tolerance = -std::numeric_limits<double>::infinity(),
+            .logit_bound = nullptr,
+            .values = values,
+            .residual = residual,
+            .log_normalizer = log_normalizer,
+            .visited_pairs = visited_pairs,
+            .first_key_block = first_key_block(),
+            .workspace = nullptr,
+            .stream = nullptr};
   }
 
  private:
@@ -91,21 +112,20 @@ class DeviceProblem {
         require(cudaMemset(array->data() + batch * s.key_length * token, 0xff, tokens * token * sizeof(Element)));
       }
   }
-  GatePlanArguments plan_arguments(const GatePlan& plan, double log_pruning_tolerance) const {
-    const Shape& s = problem_.shape;
-    return {.shape = s,
+  Plan plan_in(const DeviceArray<char>& memory) const {
+    Workspace workspace(memory.data());
+    return lethe::plan_in(workspace, problem_.shape, boundary_.data());
+  }
+  GateInputs gate_inputs(double log_pruning_tolerance, bool boundary_given) const {
+    return {.shape = problem_.shape,
             .dtype = problem_.dtype,
             .scale = problem_.scale,
             .query = query(),
             .key = key(),
-            .log_forget = log_forget_.data(),
-            .gate_batch_stride = s.key_length * s.query_heads,
-            .gate_token_stride = s.query_heads,
-            .gate_head_stride = 1,
+            .gates = gates(),
             .log_pruning_tolerance = log_pruning_tolerance,
             .logit_bound = bound_.size() > 0 ? bound_.data() : nullptr,
-            .boundary_given = false,
-            .plan = plan,
+            .boundary_given = boundary_given,
             .stream = nullptr};
   }
   static std::vector<Element> elements(const std::vector<double>& values) {
@@ -120,7 +140,8 @@ class DeviceProblem {
   DeviceArray<Element> query_, key_, value_;
   DeviceArray<float> log_forget_, bound_;
   DeviceArray<char> plan_memory_, backward_plan_memory_;
-  GatePlan plan_;
+  DeviceArray<int32_t> boundary_;
+  Plan plan_;
 };
 
 /// Is a block strong that queries stand in?

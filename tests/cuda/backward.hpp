@@ -3,6 +3,7 @@
 
 #include <functional>
 
+#include "optimized/cuda/hopper/backward.hpp"
 #include "tests/cuda/attention.hpp"
 
 namespace lethe::testing {
@@ -37,6 +38,13 @@ struct BackwardOptions {
   std::function<void()> before = [] {}, after = [] {};  ///< its launch; `after` when it has ended on the default stream
 };
 
+/// Bytes of a backward's workspace without its plan.
+inline size_t backward_passes_bytes(const Shape& shape) {
+  Workspace workspace(nullptr);
+  backward_workspace_in(workspace, shape);
+  return workspace.bytes();
+}
+
 template <typename Element>
 BackwardResult backward(const Problem& problem, const std::vector<double>& grad_values, const BackwardOptions& how,
                         const PlanOptions& options) {
@@ -48,21 +56,41 @@ BackwardResult backward(const Problem& problem, const std::vector<double>& grad_
   const DeviceArray<float> log_normalizer(rows), grad_log_forget(s.batch * s.key_length * s.query_heads);
   const DeviceArray<int64_t> visited_pairs(s.batch * s.query_heads);
   const DeviceArray<Element> query(rows * s.key_dim), key(key_rows * s.key_dim), value(key_rows * s.value_dim);
-  const DeviceArray<char> workspace(backward_workspace_bytes(s));
+  const DeviceArray<char> memory(backward_passes_bytes(s));
   poison_shared_memory();
-  launch_forward({s, problem.dtype, problem.scale, device.query(), device.key(), device.value(), device.plan(),
-                  values.data(), residual.data(), log_normalizer.data(), visited_pairs.data(), nullptr});
+  launch_forward_tiles(
+      device.forward_arguments(values.data(), residual.data(), log_normalizer.data(), visited_pairs.data()),
+      device.plan());
   const auto like_query = [&](const DeviceArray<Element>& array) {
     return Operand{array.data(), s.query_length * s.query_heads * s.key_dim, s.query_heads * s.key_dim, s.key_dim};
   };
-  const GatePlan plan = device.backward_plan();  // made by kernels that use shared memory themselves
+  const Plan plan = device.backward_plan();  // made by kernels that use shared memory themselves
   if (!how.behind_plan) poison_shared_memory();
   how.before();
+  Workspace workspace(memory.data());
+  const BackwardWorkspace arrays = backward_workspace_in(workspace, s);
   for (int time = 0; time < how.times; ++time)
-    launch_backward({s, problem.dtype, problem.scale, device.query(), device.key(), device.value(), like_query(values),
-                     like_query(residual), like_query(grad), log_normalizer.data(), plan, query.data(), key.data(),
-                     value.data(), grad_log_forget.data(), workspace.data(), how.deterministic, how.float_sums,
-                     nullptr});
+    launch_backward_passes({.shape = s,
+                            .dtype = problem.dtype,
+                            .scale = problem.scale,
+                            .query = device.query(),
+                            .key = device.key(),
+                            .value = device.value(),
+                            .gates = device.gates(),
+                            .values = like_query(values),
+                            .residual = like_query(residual),
+                            .grad_values = like_query(grad),
+                            .log_normalizer = log_normalizer.data(),
+                            .first_key_block = device.first_key_block(),
+                            .grad_query = query.data(),
+                            .grad_key = key.data(),
+                            .grad_value = value.data(),
+                            .grad_log_forget = grad_log_forget.data(),
+                            .workspace = nullptr,
+                            .deterministic = how.deterministic,
+                            .float_sums = how.float_sums,
+                            .stream = nullptr},
+                           arrays, plan);
   require(cudaStreamSynchronize(nullptr));
   how.after();
   const auto floats = [](const DeviceArray<Element>& array) {
@@ -71,7 +99,7 @@ BackwardResult backward(const Problem& problem, const std::vector<double>& grad_
     return numbers;
   };
   const std::vector<float> gate = grad_log_forget.host();
-  workspace.host();  // checks the canary
+  memory.host();  // checks the canary
   residual.host();
   return {floats(values), floats(query), floats(key), floats(value), {gate.begin(), gate.end()}};
 }

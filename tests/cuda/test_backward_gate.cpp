@@ -32,8 +32,9 @@ template <typename Element>
 std::vector<double> gate_gradient(const Problem& problem, GateSums& sums, bool float_sums) {
   const Shape& s = problem.shape;
   const testing::DeviceProblem<Element> device(problem, {});
-  const DeviceArray<char> memory(backward_workspace_bytes(s));
-  const BackwardWorkspace workspace = backward_workspace_in(memory.data(), s);
+  const DeviceArray<char> memory(testing::backward_passes_bytes(s));
+  Workspace cut(memory.data());
+  const BackwardWorkspace workspace = backward_workspace_in(cut, s);
   const auto put = [](float* to, const float* from, int64_t count) {
     testing::require(cudaMemcpy(to, from, count * sizeof(float), cudaMemcpyHostToDevice));
   };
@@ -66,10 +67,9 @@ std::vector<double> gate_gradient(const Problem& problem, GateSums& sums, bool f
   arguments.shape = s;
   arguments.dtype = problem.dtype;
   arguments.scale = problem.scale;
-  arguments.plan = device.plan();
   arguments.grad_log_forget = gradient.data();
   arguments.float_sums = float_sums;
-  launch_backward_gate(arguments, workspace);
+  launch_backward_gate(arguments, workspace, device.plan());
   const std::vector<float> host = gradient.host();
   return {host.begin(), host.end()};
 }

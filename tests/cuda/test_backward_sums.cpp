@@ -33,7 +33,7 @@ GateSums sums_without_delta(const Problem& problem, const std::vector<double>& g
   const DeviceArray<Element> zeros(testing::to_element<Element>(std::vector<float>(grad_values.size()))),
       grad(testing::to_element<Element>({grad_values.begin(), grad_values.end()}));
   const DeviceArray<Element> key(s.batch * s.heads * s.key_length * s.key_dim), value(key.size());
-  const DeviceArray<char> memory(backward_workspace_bytes(s));
+  const DeviceArray<char> memory(testing::backward_passes_bytes(s));
   const auto like_query = [&](const DeviceArray<Element>& array) {
     return Operand{array.data(), s.query_length * s.query_heads * s.key_dim, s.query_heads * s.key_dim, s.key_dim};
   };
@@ -47,15 +47,16 @@ GateSums sums_without_delta(const Problem& problem, const std::vector<double>& g
   arguments.values = arguments.residual = like_query(zeros);
   arguments.grad_values = like_query(grad);
   arguments.log_normalizer = normalizer.data();
-  arguments.plan = device.backward_plan();
+  const Plan plan = device.backward_plan();
   arguments.grad_key = key.data();
   arguments.grad_value = value.data();
   arguments.float_sums = float_sums;
   arguments.deterministic = deterministic;
-  const BackwardWorkspace workspace = backward_workspace_in(memory.data(), s);
-  launch_backward_prepare(arguments, workspace);
+  Workspace cut(memory.data());
+  const BackwardWorkspace workspace = backward_workspace_in(cut, s);
+  launch_backward_prepare(arguments, workspace, plan);
   testing::poison_shared_memory();
-  launch_backward_tiles(arguments, workspace);
+  launch_backward_tiles(arguments, workspace, plan);
 
   const std::vector<float> slices = testing::download(workspace.grad_query, testing::slice_of(s, rows, 0));
   const std::vector<float> columns = testing::download(workspace.column_sums, testing::column_sum_at(s, rows, 0));

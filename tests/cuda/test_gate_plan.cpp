@@ -10,7 +10,8 @@
 #include <tuple>
 #include <vector>
 
-#include "optimized/cuda/attention.hpp"
+#include "optimized/cuda/hopper/attention.hpp"
+#include "optimized/cuda/hopper/plan.hpp"
 #include "reference/computation_pruning.hpp"
 #include "tests/cuda/device.hpp"
 
@@ -35,26 +36,27 @@ class Prefix : public ::testing::TestWithParam<std::tuple<int64_t, int64_t, bool
   int64_t place_of(int64_t row, int64_t t) const {
     return row / heads * length * heads + t * token_stride + row % heads * head_stride;
   }
-  GatePlan plan_in(const DeviceArray<char>& memory, const DeviceArray<float>& gate) const {
-    const GatePlan plan = gate_plan_in(memory.data(), shape);
-    launch_gate_plan({.shape = shape,
-                      .dtype = Dtype::kBFloat16,
-                      .scale = kScale,
-                      .query = {},
-                      .key = {},
-                      .log_forget = gate.data(),
-                      .gate_batch_stride = length * heads,
-                      .gate_token_stride = token_stride,
-                      .gate_head_stride = head_stride,
-                      .log_pruning_tolerance = -kInfinity,
-                      .logit_bound = nullptr,
-                      .boundary_given = false,
-                      .plan = plan,
-                      .stream = nullptr});
+  const DeviceArray<char> memory{hopper::forward_workspace_bytes(shape)};
+  const DeviceArray<int32_t> boundary{static_cast<size_t>(rows * blocks)};
+
+  Plan plan_of(const DeviceArray<float>& gate) const {
+    Workspace workspace(memory.data());
+    const Plan plan = plan_in(workspace, shape, boundary.data());
+    launch_plan({.shape = shape,
+                 .dtype = Dtype::kBFloat16,
+                 .scale = kScale,
+                 .query = {},
+                 .key = {},
+                 .gates = {gate.data(), length * heads, token_stride, head_stride},
+                 .log_pruning_tolerance = -kInfinity,
+                 .logit_bound = nullptr,
+                 .boundary_given = false,
+                 .stream = nullptr},
+                plan);
     return plan;
   }
-  std::vector<uint16_t> start_of(const GatePlan& plan) const {  // bits of bfloat16, eight tokens' three parts at a time
-    return testing::download(reinterpret_cast<const uint16_t*>(plan.start), rows * blocks * kGateBlock * 3);
+  std::vector<uint16_t> start_of(const Plan& plan) const {  // bits of bfloat16, eight tokens' three parts at a time
+    return testing::download(reinterpret_cast<const uint16_t*>(plan.scratch.start), rows * blocks * kGateBlock * 3);
   }
 };
 
@@ -75,16 +77,16 @@ TEST_P(Prefix, IsThatOfEveryHead) {
       for (const int64_t t : {int64_t{0}, kGateBlock - 1, kGateBlock, length - 1}) gate_at(row, t) = -kInfinity;
   }
   const DeviceArray<float> gate(log_forget);
-  const DeviceArray<char> memory(gate_plan_bytes(shape));
-  const GatePlan plan = plan_in(memory, gate);
-  const auto bias = testing::download(plan.bias, rows * blocks * kGateBlock);
+  const Plan plan = plan_of(gate);
+  const auto bias = testing::download(plan.prefix.bias, rows * blocks * kGateBlock);
   const auto start = start_of(plan);
-  const auto cut_before = testing::download(plan.cut_before, rows * blocks * kGateBlock);
-  const auto cut_after = testing::download(plan.cut_after, rows * blocks * kGateBlock);
-  const auto base = testing::download(plan.base, rows * (blocks + 1));
-  const auto base_log2 = testing::download(plan.base_log2, rows * (blocks + 1));
-  const auto block_cut_before = testing::download(plan.block_cut_before, rows * (blocks + 1));
-  const auto block_cut_after = testing::download(plan.block_cut_after, rows * (blocks + 1));
+  const auto cut_before = testing::download(plan.prefix.cut_before, rows * blocks * kGateBlock);
+  const auto cut_after = testing::download(plan.prefix.cut_after, rows * blocks * kGateBlock);
+  const auto base = testing::download(plan.prefix.base, rows * (blocks + 1));
+  const auto base_log2 = testing::download(plan.scratch.base_log2, rows * (blocks + 1));
+  const auto separate_rows = testing::download(plan.prefix.separate_rows, rows * (blocks + 1));
+  const auto block_cut_before = testing::download(plan.prefix.block_cut_before, rows * (blocks + 1));
+  const auto block_cut_after = testing::download(plan.prefix.block_cut_after, rows * (blocks + 1));
   const auto part_of_start = [&](int64_t token, int part) {
     const uint32_t bits = uint32_t{start[token / 8 * 24 + part * 8 + token % 8]} << 16;  // of a bfloat16
     float number;
@@ -109,7 +111,7 @@ TEST_P(Prefix, IsThatOfEveryHead) {
       for (int64_t i = 0; i < count; ++i) has_cut = has_cut || is_cut(first + i);
       for (int64_t i = 0; i < count; ++i) local[i] = sum += is_cut(first + i) ? 0 : gate_at(row, first + i);
       const bool decays = has_cut || sum <= -1;
-      ASSERT_EQ(base_log2[entry].rows_apart, decays || decayed);
+      ASSERT_EQ(separate_rows[entry], decays || decayed);
       decayed = decays;
       int place = kNoCut;
       for (int64_t i = 0; i < count; ++i) {
@@ -131,7 +133,7 @@ TEST_P(Prefix, IsThatOfEveryHead) {
     }
     const int64_t end = row * (blocks + 1) + blocks;
     ASSERT_NEAR(base[end], before, 1e-12 * (1 - before)) << "row " << row;
-    ASSERT_EQ(base_log2[end].rows_apart, 0) << "row " << row;
+    ASSERT_EQ(separate_rows[end], 0) << "row " << row;
     ASSERT_EQ(block_cut_before[end], last_cut) << "row " << row;
     ASSERT_EQ(block_cut_after[end], INT_MAX) << "row " << row;
     int next_cut = INT_MAX;
@@ -150,17 +152,16 @@ TEST_P(Prefix, LeavesNoNaNToKStepsWhereAGateIsNoNumber) {
   std::vector<float> log_forget(rows * length, -0.001f);
   for (int64_t row = 0; row < rows; ++row) log_forget[place_of(row, row * 37 % length)] = std::nanf("");
   const DeviceArray<float> gate(log_forget);
-  const DeviceArray<char> memory(gate_plan_bytes(shape));
-  const GatePlan plan = plan_in(memory, gate);
+  const Plan plan = plan_of(gate);
   const auto start = start_of(plan);
   constexpr uint16_t kExponent = 0x7f80;
   for (size_t i = 0; i < start.size(); ++i)
     ASSERT_NE(start[i] & kExponent, kExponent) << "token " << i / 24 * 8 + i % 8 << " of all heads' blocks";
-  const auto base_log2 = testing::download(plan.base_log2, rows * (blocks + 1));
+  const auto separate_rows = testing::download(plan.prefix.separate_rows, rows * (blocks + 1));
   for (int64_t row = 0; row < rows; ++row)  // nor to other rows of its block, or the next, by a sum that they share
     for (int64_t block = 0; block < blocks; ++block) {
       const int64_t behind = block - row * 37 % length / kGateBlock;
-      ASSERT_EQ(base_log2[row * (blocks + 1) + block].rows_apart, behind == 0 || behind == 1) << "row " << row;
+      ASSERT_EQ(separate_rows[row * (blocks + 1) + block], behind == 0 || behind == 1) << "row " << row;
     }
 }
 
@@ -169,9 +170,9 @@ INSTANTIATE_TEST_SUITE_P(Heads, Prefix,
                                            std::tuple{1024, 17, true}, std::tuple{300, 17, false},
                                            std::tuple{40000, 2, true}, std::tuple{130, 8200, true}));
 
-class Boundary : public ::testing::TestWithParam<std::tuple<int64_t, int64_t>> {};  // key and query length
+class PruningBoundary : public ::testing::TestWithParam<std::tuple<int64_t, int64_t>> {};  // key and query length
 
-TEST_P(Boundary, IsWhereTheReferencePutsIt) {
+TEST_P(PruningBoundary, IsWhereTheReferencePutsIt) {
   LETHE_NEEDS_GPU();
   const auto [keys, queries] = GetParam();
   constexpr int64_t kHeads = 3;
@@ -189,26 +190,24 @@ TEST_P(Boundary, IsWhereTheReferencePutsIt) {
   const std::vector<float> bound = {3, 5, 0};
   const DeviceArray<float> gate(log_forget), bound_on_device(bound);
   const Shape shape{1, queries, keys, kHeads, kHeads, 64, 64};
-  const DeviceArray<char> memory(gate_plan_bytes(shape));
-  const GatePlan plan = gate_plan_in(memory.data(), shape);
-  launch_gate_plan({.shape = shape,
-                    .dtype = Dtype::kBFloat16,
-                    .scale = 0.125,
-                    .query = {},
-                    .key = {},
-                    .log_forget = gate.data(),
-                    .gate_batch_stride = keys * kHeads,
-                    .gate_token_stride = kHeads,
-                    .gate_head_stride = 1,
-                    .log_pruning_tolerance = kTolerance,
-                    .logit_bound = bound_on_device.data(),
-                    .boundary_given = false,
-                    .plan = plan,
-                    .stream = nullptr});
-  const int64_t key_blocks = (keys + kGateBlock - 1) / kGateBlock,
-                query_blocks = (queries + kGateBlock - 1) / kGateBlock;
-  const auto first_key = testing::download(plan.first_key_block, kHeads * query_blocks);
-  const auto last_query = testing::download(plan.last_query_block, kHeads * key_blocks);
+  const DeviceArray<char> memory(hopper::forward_workspace_bytes(shape));
+  const DeviceArray<int32_t> boundary(kHeads * gate_blocks(queries));
+  Workspace workspace(memory.data());
+  const Plan plan = plan_in(workspace, shape, boundary.data());
+  launch_plan({.shape = shape,
+               .dtype = Dtype::kBFloat16,
+               .scale = 0.125,
+               .query = {},
+               .key = {},
+               .gates = {gate.data(), keys * kHeads, kHeads, 1},
+               .log_pruning_tolerance = kTolerance,
+               .logit_bound = bound_on_device.data(),
+               .boundary_given = false,
+               .stream = nullptr},
+              plan);
+  const int64_t key_blocks = gate_blocks(keys), query_blocks = gate_blocks(queries);
+  const auto first_key = testing::download(plan.boundary.first_key_block, kHeads * query_blocks);
+  const auto last_query = testing::download(plan.boundary.last_query_block, kHeads * key_blocks);
   namespace pruning = reference::computation_pruning;
   for (int64_t head = 0; head < kHeads; ++head) {
     Vector<double> gates(keys);
@@ -233,7 +232,7 @@ TEST_P(Boundary, IsWhereTheReferencePutsIt) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Lengths, Boundary,
+INSTANTIATE_TEST_SUITE_P(Lengths, PruningBoundary,
                          ::testing::Values(std::tuple{5000, 5000}, std::tuple{1024 * 128, 1024 * 128},
                                            std::tuple{1024 * 128 + 1, 1024 * 128 + 1},
                                            std::tuple{1030 * 128, 1000 * 128 - 7}));

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "optimized/cuda/hopper/handover.cuh"
-#include "optimized/cuda/launch.hpp"
+#include "optimized/cuda/launch.cuh"
 #include "optimized/cuda/hopper/ptx/copy.cuh"
 #include "tests/cuda/device.hpp"
 
@@ -332,7 +332,7 @@ TEST(GlobalMemory, IsHandedToAnotherCtasCopyEngineAndBack) {
 
 // A kernel that lets the next one start waits until that one has, if it does, and a millisecond more before it writes.
 __global__ void write_late(int32_t* next_started, int32_t* seen, int* numbers, long long patience) {
-  ptx::let_next_kernel_start();
+  let_next_kernel_start();
   if (threadIdx.x == 0) {
     *seen = comes_to(next_started, 1, patience);
     let_pass(kCyclesOfAMillisecond);
@@ -343,7 +343,7 @@ __global__ void write_late(int32_t* next_started, int32_t* seen, int* numbers, l
 
 __global__ void read_late(int32_t* started, int* numbers, int* read) {
   if (threadIdx.x == 0) ptx::store_release(started, 1);
-  ptx::wait_for_previous_kernel();
+  wait_for_previous_kernel();
   read[threadIdx.x] = numbers[threadIdx.x];
 }
 

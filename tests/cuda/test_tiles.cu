@@ -12,7 +12,7 @@
 namespace lethe {
 namespace {
 
-// One head; `cuts` ascend. The plan as launch_gate_plan leaves it, as far as tiles read it.
+// One head; `cuts` ascend. The plan as launch_plan leaves it, as far as tiles read it.
 struct HostPlan {
   std::vector<int32_t> first_key_block, block_cut_before, head_order{0};
   std::vector<uint8_t> cut_before;
@@ -37,12 +37,12 @@ struct HostPlan {
     parameters.query_blocks = (queries + kColumns - 1) / kColumns;
     parameters.query_tiles = parameters.tiles = (queries + rows - 1) / rows;
     parameters.key_blocks = blocks;
-    parameters.plan.head_order = head_order.data();
-    parameters.plan.first_key_block = first_key_block.data();
-    parameters.plan.base = base.data();
-    parameters.plan.base_log2 = base_log2.data();
-    parameters.plan.block_cut_before = block_cut_before.data();
-    parameters.plan.cut_before = cut_before.data();
+    parameters.plan.order.head_order = head_order.data();
+    parameters.plan.boundary.first_key_block = first_key_block.data();
+    parameters.plan.prefix.base = base.data();
+    parameters.plan.scratch.base_log2 = base_log2.data();
+    parameters.plan.prefix.block_cut_before = block_cut_before.data();
+    parameters.plan.prefix.cut_before = cut_before.data();
   }
 };
 

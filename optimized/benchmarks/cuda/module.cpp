@@ -3,9 +3,9 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
-#include <limits>
 
-#include "optimized/cuda/attention.hpp"
+#include "optimized/cuda/hopper/attention.hpp"
+#include "optimized/cuda/hopper/plan.hpp"
 
 namespace {
 
@@ -15,66 +15,69 @@ lethe::Operand operand(const lethe_problem& p, const void* data) {
   return {data, p.length * p.heads * p.dim, p.heads * p.dim, p.dim};
 }
 
-void plan(const lethe_problem& p, const lethe::GatePlan& arrays, bool boundary_given) {
-  lethe::launch_gate_plan(
-      {.shape = shape_of(p),
-       .dtype = lethe::Dtype::kBFloat16,
-       .scale = p.scale,
-       .query = operand(p, p.query),
-       .key = operand(p, p.key),
-       .log_forget = p.log_forget,
-       .gate_batch_stride = p.length * p.heads,
-       .gate_token_stride = p.heads,
-       .gate_head_stride = 1,
-       .log_pruning_tolerance = boundary_given ? -std::numeric_limits<double>::infinity() : p.log_pruning_tolerance,
-       .logit_bound = nullptr,
-       .boundary_given = boundary_given,
-       .plan = arrays,
-       .stream = nullptr});
+// Of a forward: its workspace, and behind it the boundary that its backward reads.
+int32_t* boundary(const lethe_problem& p) {
+  return reinterpret_cast<int32_t*>(static_cast<char*>(p.forward_memory) +
+                                    lethe::hopper::forward_workspace_bytes(shape_of(p)));
+}
+
+lethe::Gates gates(const lethe_problem& p) { return {p.log_forget, p.length * p.heads, p.heads, 1}; }
+
+void plan(const lethe_problem& p) {
+  lethe::Workspace workspace(p.forward_memory);
+  lethe::launch_plan({.shape = shape_of(p),
+                      .dtype = lethe::Dtype::kBFloat16,
+                      .scale = p.scale,
+                      .query = operand(p, p.query),
+                      .key = operand(p, p.key),
+                      .gates = gates(p),
+                      .log_pruning_tolerance = p.log_pruning_tolerance,
+                      .logit_bound = nullptr,
+                      .boundary_given = false,
+                      .stream = nullptr},
+                     lethe::plan_in(workspace, shape_of(p), boundary(p)));
 }
 
 void forward(const lethe_problem& p) {
-  const lethe::GatePlan arrays = lethe::gate_plan_in(p.forward_memory, shape_of(p));
-  plan(p, arrays, false);
-  lethe::ForwardArguments arguments{};
-  arguments.shape = shape_of(p);
-  arguments.dtype = lethe::Dtype::kBFloat16;
-  arguments.scale = p.scale;
-  arguments.query = operand(p, p.query);
-  arguments.key = operand(p, p.key);
-  arguments.value = operand(p, p.value);
-  arguments.plan = arrays;
-  arguments.values = p.values;
-  arguments.residual = p.residual;
-  arguments.log_normalizer = p.log_normalizer;
-  arguments.visited_pairs = p.visited_pairs;
-  lethe::launch_forward(arguments);
+  lethe::hopper::forward({.shape = shape_of(p),
+                          .dtype = lethe::Dtype::kBFloat16,
+                          .scale = p.scale,
+                          .query = operand(p, p.query),
+                          .key = operand(p, p.key),
+                          .value = operand(p, p.value),
+                          .gates = gates(p),
+                          .log_pruning_tolerance = p.log_pruning_tolerance,
+                          .logit_bound = nullptr,
+                          .values = p.values,
+                          .residual = p.residual,
+                          .log_normalizer = p.log_normalizer,
+                          .visited_pairs = p.visited_pairs,
+                          .first_key_block = boundary(p),
+                          .workspace = p.forward_memory,
+                          .stream = nullptr});
 }
 
 void backward(const lethe_problem& p) {
-  const lethe::Shape shape = shape_of(p);
-  lethe::GatePlan arrays = lethe::gate_plan_in(p.backward_memory, shape);
-  arrays.first_key_block = lethe::gate_plan_in(p.forward_memory, shape).first_key_block;
-  plan(p, arrays, true);
-  lethe::BackwardArguments arguments{};
-  arguments.shape = shape;
-  arguments.dtype = lethe::Dtype::kBFloat16;
-  arguments.scale = p.scale;
-  arguments.query = operand(p, p.query);
-  arguments.key = operand(p, p.key);
-  arguments.value = operand(p, p.value);
-  arguments.values = operand(p, p.values);
-  arguments.residual = operand(p, p.residual);
-  arguments.grad_values = operand(p, p.grad_values);
-  arguments.log_normalizer = p.log_normalizer;
-  arguments.plan = arrays;
-  arguments.grad_query = p.grad_query;
-  arguments.grad_key = p.grad_key;
-  arguments.grad_value = p.grad_value;
-  arguments.grad_log_forget = p.grad_log_forget;
-  arguments.workspace = static_cast<char*>(p.backward_memory) + lethe::gate_plan_bytes(shape);
-  arguments.float_sums = p.float_sums != 0;
-  lethe::launch_backward(arguments);
+  lethe::hopper::backward({.shape = shape_of(p),
+                           .dtype = lethe::Dtype::kBFloat16,
+                           .scale = p.scale,
+                           .query = operand(p, p.query),
+                           .key = operand(p, p.key),
+                           .value = operand(p, p.value),
+                           .gates = gates(p),
+                           .values = operand(p, p.values),
+                           .residual = operand(p, p.residual),
+                           .grad_values = operand(p, p.grad_values),
+                           .log_normalizer = p.log_normalizer,
+                           .first_key_block = boundary(p),
+                           .grad_query = p.grad_query,
+                           .grad_key = p.grad_key,
+                           .grad_value = p.grad_value,
+                           .grad_log_forget = p.grad_log_forget,
+                           .workspace = p.backward_memory,
+                           .deterministic = false,
+                           .float_sums = p.float_sums != 0,
+                           .stream = nullptr});
 }
 
 template <typename Call>
@@ -89,10 +92,14 @@ void aborting(Call call) {
 
 }  // namespace
 
-uint64_t lethe_forward_bytes(const lethe_problem* problem) { return lethe::gate_plan_bytes(shape_of(*problem)); }
+uint64_t lethe_forward_bytes(const lethe_problem* problem) {
+  const lethe::Shape shape = shape_of(*problem);
+  return lethe::hopper::forward_workspace_bytes(shape) +
+         shape.batch * shape.query_heads * lethe::gate_blocks(shape.query_length) * sizeof(int32_t);
+}
 
 uint64_t lethe_backward_bytes(const lethe_problem* problem) {
-  return lethe::gate_plan_bytes(shape_of(*problem)) + lethe::backward_workspace_bytes(shape_of(*problem));
+  return lethe::hopper::backward_workspace_bytes(shape_of(*problem));
 }
 
 void lethe_forward(const lethe_problem* problem) {
@@ -104,5 +111,5 @@ void lethe_backward(const lethe_problem* problem) {
 }
 
 void lethe_plan(const lethe_problem* problem) {
-  aborting([&] { plan(*problem, lethe::gate_plan_in(problem->forward_memory, shape_of(*problem)), false); });
+  aborting([&] { plan(*problem); });
 }

@@ -1,5 +1,5 @@
 #pragma once
-// What pruning leaves out of each head, and the order of heads by the work that is left. Included by gate/plan.cu alone.
+// What pruning leaves out of each head, and the order of heads by the work that is left.
 //
 //   block (m, n) of queries × keys is left out where c_{first query of m} − c_{last key of n} < δ = −2U − log Tk + log ε
 //
@@ -12,9 +12,13 @@
 
 #include <cfloat>
 
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
 #include "optimized/cuda/gate/cuts.cuh"
 #include "optimized/cuda/gate/prefix.cuh"
-#include "optimized/cuda/hopper/ptx/fragment.cuh"
+#include "optimized/cuda/gate/row_groups.cuh"
+#include "optimized/cuda/gate/strong_gates.cuh"
 
 namespace lethe::gate {
 
@@ -32,12 +36,21 @@ __device__ int first_where(int count, Predicate holds) {
   return low;
 }
 
+// Two packed 16-bit elements as floats, exactly.
+template <typename Element>
+__device__ inline float2 to_floats(uint32_t packed) {
+  if constexpr (std::is_same_v<Element, __half>) return __half22float2(*reinterpret_cast<const __half2*>(&packed));
+  else return {__uint_as_float(packed << 16), __uint_as_float(packed & 0xffff0000u)};
+}
+
 struct BoundArguments {
   int rows, heads, query_heads, query_blocks, key_blocks, offset;  // rows = batch · query_heads; offset = Tk − Tq
   double scale, log_length, log_tolerance;
   const float* logit_bound;
   bool boundary_given;
-  GatePlan plan;
+  GatePrefix prefix;
+  Boundary boundary;
+  WorkOrder order;
 };
 
 // Could a bound U of the logits, which is never negative, prune this query head? By a whole warp, of the blocks' sums: the same answer in
@@ -45,7 +58,7 @@ struct BoundArguments {
 __device__ inline bool can_be_pruned(const BoundArguments& a, int64_t row) {
   if (a.boundary_given) return false;
   double sum = 0;
-  for (int n = threadIdx.x % 32; n < a.key_blocks; n += 32) sum += a.plan.block_sum[row * a.key_blocks + n];
+  for (int n = threadIdx.x % 32; n < a.key_blocks; n += 32) sum += a.prefix.block_sum[row * a.key_blocks + n];
   for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(~0u, sum, offset);
   return sum < a.log_tolerance - a.log_length;
 }
@@ -57,18 +70,18 @@ __device__ inline void find_boundary(const BoundArguments& a, int row) {
   __shared__ double staged_base[kStaged + 1];
   __shared__ int32_t staged_first_key[kStaged];
   const bool staged = blocks <= kStaged;  // and no more query blocks
-  const double* base = a.plan.base + row * (blocks + 1);
-  int32_t* first_key = a.plan.first_key_block + static_cast<int64_t>(row) * a.query_blocks;
+  const double* base = a.prefix.base + row * (blocks + 1);
+  const bool has_cuts = a.prefix.block_cut_before[row * (blocks + 1) + blocks] > 0;
+  int32_t* first_key = a.boundary.first_key_block + static_cast<int64_t>(row) * a.query_blocks;
   if (staged) {
     for (int n = threadIdx.x; n <= blocks; n += kScanThreads) staged_base[n] = base[n];
     base = staged_base;
   }
-  int32_t* last_query = a.plan.last_query_block + row * blocks;
   const bool pruning = a.log_tolerance > -DBL_MAX && !a.boundary_given;
   double threshold = -DBL_MAX;  // but for cuts
   if (pruning && can_be_pruned(a, row)) {
     const int group = a.query_heads / a.heads, batch = row / a.query_heads, head = row % a.query_heads / group;
-    const float* squares = a.plan.largest_square;
+    const float* squares = a.order.largest_square;
     const double bound = a.logit_bound
                              ? a.logit_bound[row]
                              : fabs(a.scale) * sqrt(double(__ldcg(squares + row))) *
@@ -85,11 +98,14 @@ __device__ inline void find_boundary(const BoundArguments& a, int row) {
     if (a.boundary_given) {
       first = first_key[m];
     } else {
+      if (has_cuts) {  // blocks before a cut are never visited
+        const int cut = max(last_cut_at(a.prefix.cut_before[row * tokens + position], block),
+                            a.prefix.block_cut_before[row * (blocks + 1) + block]);
+        first = cut / kBlock;
+      }
       if (pruning) {
-        const double c = prefix_at(a.plan, row, a.key_blocks, position);
-        const int cut = max(last_cut_at(a.plan.cut_before[row * tokens + position], block),
-                            a.plan.block_cut_before[row * (blocks + 1) + block]);
-        first = first_where(block, [&](int n) { return c - base[n + 1] >= threshold && n * kBlock + kBlock > cut; });
+        const double c = prefix_at(a.prefix, row, a.key_blocks, position);
+        first += first_where(block - first, [&](int n) { return c - base[first + n + 1] >= threshold; });
       }
       first_key[m] = first;
     }
@@ -99,14 +115,19 @@ __device__ inline void find_boundary(const BoundArguments& a, int row) {
   visited = __reduce_add_sync(~0u, visited);
   if (threadIdx.x % 32 == 0) atomicAdd(&head_blocks, visited);
   __syncthreads();
-  if (threadIdx.x == 0) a.plan.head_blocks[row] = head_blocks;
+  if (threadIdx.x == 0) a.order.head_blocks[row] = head_blocks;
   if (staged) first_key = staged_first_key;
+  const double* sums = a.prefix.block_sum + row * blocks;
+  const int32_t* cuts = a.prefix.block_cut_after + row * (blocks + 1);
+  const auto decays = [&](int n) { return gate_decays(sums[n], cuts[n] < (n + 1) * kBlock); };
   for (int n = threadIdx.x; n < a.key_blocks; n += kScanThreads) {
-    const double* sums = a.plan.block_sum + row * blocks;
-    const bool strong = fmin(sums[n], sums[max(n - 1, 0)]) < kStrongSum;
-    const int last = first_where(a.query_blocks, [&](int m) { return first_key[m] > n; }) - 1;
-    last_query[n] = strong ? marked_strong(last) : last;
+    const int before = max(n - 1, 0);
+    a.boundary.last_query_block[row * blocks + n] =
+        first_where(a.query_blocks, [&](int m) { return first_key[m] > n; }) - 1;
+    a.boundary.near_strong[row * blocks + n] = fmin(sums[n], sums[before]) < kStrongSum;
+    a.prefix.separate_rows[row * (blocks + 1) + n] = decays(n) || decays(before);
   }
+  if (threadIdx.x == 0) a.prefix.separate_rows[row * (blocks + 1) + blocks] = 0;
 }
 
 // order[0 … count) = heads by falling sums of `group` numbers, ties in their own order. Where heads are many any order will do.
@@ -148,25 +169,28 @@ __device__ inline bool done_last(int32_t* counter, int parts, int expected) {
 
 // By the CTA that has found `found` boundaries: the last of all puts the heads in order.
 __device__ inline void order_heads(const BoundArguments& a, int found) {
-  if (!done_last(a.plan.heads_done, found, a.rows)) return;
+  if (!done_last(a.order.heads_done, found, a.rows)) return;
   const int group = a.query_heads / a.heads;
-  sort_heads(a.plan.head_order, a.plan.head_blocks, a.rows, 1);
-  sort_heads(a.plan.key_head_order, a.plan.head_blocks, a.rows / group, group);
+  sort_heads(a.order.head_order, a.order.head_blocks, a.rows, 1);
+  sort_heads(a.order.key_head_order, a.order.head_blocks, a.rows / group, group);
 }
 
 // One CTA a (batch, query head), where U is not needed or given.
-static __global__ void __launch_bounds__(kScanThreads) scan_and_bound(const __grid_constant__ BoundArguments a) {
-  ptx::let_next_kernel_start();
-  ptx::wait_for_previous_kernel();
-  const int row = blockIdx.x, group = a.query_heads / a.heads;
-  scan_blocks(a.plan, row, a.key_blocks);
+template <typename Derived>
+__global__ void __launch_bounds__(kScanThreads)
+    scan_and_bound(const __grid_constant__ BoundArguments a, Derived derived) {
+  let_next_kernel_start();
+  wait_for_previous_kernel();
+  const int row = blockIdx.x;
+  scan_blocks(a.prefix, derived, row, a.key_blocks);
   __syncthreads();
   find_boundary(a, row);
   if (a.boundary_given || a.log_tolerance > -DBL_MAX) {
     order_heads(a, 1);
-  } else if (threadIdx.x == 0) {  // nothing is pruned: all heads are alike
-    a.plan.head_order[row] = row;
-    if (row % group == 0) a.plan.key_head_order[row / group] = row / group;
+  } else if (threadIdx.x == 0) {  // nothing is pruned: heads are alike, but for cuts
+    const int group = a.query_heads / a.heads;
+    a.order.head_order[row] = row;
+    if (row % group == 0) a.order.key_head_order[row / group] = row / group;
   }
 }
 
@@ -199,7 +223,7 @@ __device__ void find_largest_square(const Operand& operand, int batch, int head,
   for (int pass = 0; pass < kPasses; ++pass) {
     float square = 0;
     for (const uint32_t packed : {chunks[pass].x, chunks[pass].y, chunks[pass].z, chunks[pass].w}) {
-      const float2 pair = ptx::unpack<Element>(packed);
+      const float2 pair = to_floats<Element>(packed);
       square += pair.x * pair.x + pair.y * pair.y;
     }
 #pragma unroll
@@ -212,10 +236,11 @@ __device__ void find_largest_square(const Operand& operand, int batch, int head,
 
 // The first CTAs scan a (batch, query head) each. The others have a chunk of a head each, of queries or keys; neighbours read the heads of
 // the same tokens, which lie side by side.
-template <typename Element, int kDim>
-__global__ void __launch_bounds__(kScanThreads) scan_norms_and_bound(const __grid_constant__ NormArguments a) {
-  ptx::let_next_kernel_start();
-  ptx::wait_for_previous_kernel();
+template <typename Element, int kDim, typename Derived>
+__global__ void __launch_bounds__(kScanThreads)
+    scan_norms_and_bound(const __grid_constant__ NormArguments a, Derived derived) {
+  let_next_kernel_start();
+  wait_for_previous_kernel();
   const BoundArguments& bound = a.bound;
   const int group = bound.query_heads / bound.heads, columns = bound.query_heads + bound.heads;
   const bool scans = blockIdx.x < bound.rows;
@@ -240,18 +265,18 @@ __global__ void __launch_bounds__(kScanThreads) scan_norms_and_bound(const __gri
   __syncthreads();
 
   if (scans) {
-    scan_blocks(bound.plan, blockIdx.x, bound.key_blocks);
+    scan_blocks(bound.prefix, derived, blockIdx.x, bound.key_blocks);
   } else {
     if (of_query ? !own_prunable || chunk >= a.query_chunks : prunable_heads == 0 || chunk >= a.key_chunks) return;
     if (of_query)
       find_largest_square<Element, kDim>(a.query, batch, column, a.query_length, chunk,
-                                         bound.plan.largest_square + batch * bound.query_heads + column);
+                                         bound.order.largest_square + batch * bound.query_heads + column);
     else
       find_largest_square<Element, kDim>(a.key, batch, head, a.key_length, chunk,
-                                         bound.plan.largest_square + bound.rows + key_row);
+                                         bound.order.largest_square + bound.rows + key_row);
   }
   const int parts = group + prunable_heads * a.query_chunks + (prunable_heads > 0 ? a.key_chunks : 0);
-  if (!done_last(bound.plan.parts_done + key_row, 1, parts)) return;
+  if (!done_last(bound.order.parts_done + key_row, 1, parts)) return;
   for (int g = 0; g < group; ++g) {
     find_boundary(bound, first_row + g);
     __syncthreads();

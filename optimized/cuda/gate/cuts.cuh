@@ -3,7 +3,7 @@
 
 #include <climits>
 
-#include "optimized/cuda/attention.hpp"
+#include "optimized/cuda/gate/plan.hpp"
 
 namespace lethe {
 

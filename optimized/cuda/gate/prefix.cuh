@@ -1,22 +1,23 @@
 #pragma once
-// The gate's prefix sums in two levels, and where its cuts are. Included by gate/plan.cu alone.
+// The gate's prefix sums in two levels, and where its cuts are.
 //
-//   c_t = Σ_{l ≤ t} log f_l = base[t / 128] + local_t;  bias_t = −log₂e · local_t;  start_t = (local_end − local_t) / scale
+//   c_t = Σ_{l ≤ t} log f_l = base[t / 128] + local_t;  bias_t = −log₂e · local_t
 //
-// One warp a block of 128 tokens sums in double and rounds the local part once, or where the block is strong keeps the rest; one CTA a head then scans the blocks' sums.
+// One warp a block of 128 tokens sums in double and rounds the local part once; in a strong block it keeps the rounding error. One CTA a
+// head then scans the blocks' sums. A kernel family derives its own operands on the way: `Derived` is a device functor with
+//   clear(row)                     sets the counters of (batch, query head) `row`
+//   store_tokens(token, to_end)    of four tokens, c at their block's end − c_t; 0 past Tk
+//   store_base(entry, base)        of GatePrefix::base
 
 #include <climits>
+#include <numbers>
 
-#include "optimized/cuda/hopper/bias_step.cuh"
-#include "optimized/cuda/hopper/ptx/barrier.cuh"
-#include "optimized/cuda/gate/row_groups.cuh"
-#include "optimized/cuda/gate/strong_gates.cuh"
-#include "optimized/cuda/attention.hpp"
+#include "optimized/cuda/gate/plan.hpp"
+#include "optimized/cuda/launch.cuh"
 
 namespace lethe::gate {
 
 inline constexpr float kCut = -10000.0f;  // a gate below this is a cut
-inline constexpr double kLog2E = 1.4426950408889634;
 inline constexpr int kBlock = kGateBlock;
 inline constexpr int kWarps = 8;
 inline constexpr int kScanThreads = 256;
@@ -39,20 +40,20 @@ struct LocalArguments {
   const float* log_forget;
   int64_t batch_stride, token_stride, head_stride;
   int length, heads, blocks;
-  double inverse_scale;
-  bool with_start;
-  GatePlan plan;
+  GatePrefix prefix;
+  WorkOrder order;
 };
 
-// The plan's counters; the first kernel sets them for all that follow.
-__device__ inline void clear_counters(const GatePlan& plan, int batch, int heads) {
+// The first kernel sets the counters for all that follow.
+template <typename Derived>
+__device__ void clear_counters(const WorkOrder& order, const Derived& derived, int batch, int heads) {
   for (int head = threadIdx.x; head < heads; head += blockDim.x) {
     const int row = batch * heads + head;
-    plan.pairs[row] = 0;
-    plan.largest_square[row] = plan.largest_square[gridDim.y * heads + row] = 0;
-    plan.parts_done[row] = 0;
+    order.largest_square[row] = order.largest_square[gridDim.y * heads + row] = 0;
+    order.parts_done[row] = 0;
+    if (row == 0) *order.heads_done = 0;
+    derived.clear(row);
   }
-  if (threadIdx.x == 0 && batch == 0) *plan.next_tile = *plan.heads_done = plan.repeats[0] = 0;
 }
 
 // The last cut at or before each token of a lane and the first behind it, inside the block.
@@ -78,27 +79,13 @@ __device__ inline int2 join_cuts(LaneCuts& cuts, int last, int first) {
   return {__shfl_sync(~0u, up_to_here, 31), __shfl_sync(~0u, from_here, 0)};
 }
 
-// start_t of a lane's tokens, as k-steps read them.
-__device__ inline void store_start(BiasOfEight* start, int64_t token, const float (&number)[4]) {
-  float rest[4];
-  for (int i = 0; i < 4; ++i)
-    rest[i] = isnan(number[i]) ? 0 : within_bias_parts(number[i]);  // the block's sum has NaN, too
-  for (int part = 0; part < 3; ++part) {
-    // not by memcpy: nvcc 13.0 makes stores of bytes of it, and converts the lower one as if it were a float16
-    struct alignas(8) Four {
-      __nv_bfloat162 low, high;
-    };
-    const Four four = {next_part(rest[0], rest[1]), next_part(rest[2], rest[3])};
-    *reinterpret_cast<Four*>(&start[token / 8].part[part][token % 8]) = four;
-  }
-}
-
 // One warp a (block, head); a lane owns four tokens. Eight heads in one CTA: their gates mostly lie side by side and are read so. Leaves
 // for the scan each block's own sum, its last cut in block_cut_before[n+1] (or −1) and its first in block_cut_after[n] (or INT32_MAX).
-static __global__ void __launch_bounds__(32 * kWarps) sum_blocks(LocalArguments a) {
+template <typename Derived>
+__global__ void __launch_bounds__(32 * kWarps) sum_blocks(LocalArguments a, Derived derived) {
   const int block = blockIdx.x, batch = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  ptx::let_next_kernel_start();
-  if (block == 0 && blockIdx.z == 0) clear_counters(a.plan, batch, a.heads);
+  let_next_kernel_start();
+  if (block == 0 && blockIdx.z == 0) clear_counters(a.order, derived, batch, a.heads);
   __shared__ __align__(16) float gates[kWarps][kBlock + 4];  // four more: no two of a warp's stores meet in a bank
   for (int first_head = blockIdx.z * kWarps; first_head < a.heads; first_head += gridDim.z * kWarps) {
     constexpr int kLoads = kBlock / 32;
@@ -138,31 +125,31 @@ static __global__ void __launch_bounds__(32 * kWarps) sum_blocks(LocalArguments 
     const double block_sum = __shfl_sync(~0u, inclusive, 31);
     const int2 block_cuts = join_cuts(cuts, last_cut, first_cut);
     const int64_t at = (row * a.blocks + block) * kBlock + lane * 4;
-    float bias[4], rest[4], start[4];
+    float bias[4], rest[4];
+    double to_end[4];
     for (int i = 0; i < 4; ++i) {
       const double from_block = inclusive - sum + local[i];
-      const double exact = first + i < a.length ? -kLog2E * from_block : 0;
+      const double exact = first + i < a.length ? -std::numbers::log2e * from_block : 0;
       bias[i] = static_cast<float>(exact);
       rest[i] = static_cast<float>(exact - bias[i]);
-      start[i] = first + i < a.length ? static_cast<float>((block_sum - from_block) * a.inverse_scale) : 0.0f;
+      to_end[i] = first + i < a.length ? block_sum - from_block : 0;
     }
-    *reinterpret_cast<float4*>(a.plan.bias + at) = make_float4(bias[0], bias[1], bias[2], bias[3]);
+    *reinterpret_cast<float4*>(a.prefix.bias + at) = make_float4(bias[0], bias[1], bias[2], bias[3]);
     if (block_sum < kStrongSum)
-      *reinterpret_cast<float4*>(a.plan.bias_rest + at) = make_float4(rest[0], rest[1], rest[2], rest[3]);
-    if (a.with_start) store_start(a.plan.start, at, start);
+      *reinterpret_cast<float4*>(a.prefix.bias_rest + at) = make_float4(rest[0], rest[1], rest[2], rest[3]);
+    derived.store_tokens(at, to_end);
     const auto places = [](const int(&token)[4]) {
       const auto place = [&](int i) -> uint8_t {
         return token[i] < 0 || token[i] == INT_MAX ? kNoCut : token[i] % kBlock;
       };
       return make_uchar4(place(0), place(1), place(2), place(3));
     };
-    *reinterpret_cast<uchar4*>(a.plan.cut_before + at) = places(cuts.before);
-    *reinterpret_cast<uchar4*>(a.plan.cut_after + at) = places(cuts.after);
+    *reinterpret_cast<uchar4*>(a.prefix.cut_before + at) = places(cuts.before);
+    *reinterpret_cast<uchar4*>(a.prefix.cut_after + at) = places(cuts.after);
     if (lane == 0) {
-      a.plan.block_sum[row * a.blocks + block] = block_sum;
-      a.plan.base_log2[row * (a.blocks + 1) + block].decays = gate_decays(block_sum, block_cuts.x >= 0);
-      a.plan.block_cut_before[row * (a.blocks + 1) + block + 1] = block_cuts.x;
-      a.plan.block_cut_after[row * (a.blocks + 1) + block] = block_cuts.y;
+      a.prefix.block_sum[row * a.blocks + block] = block_sum;
+      a.prefix.block_cut_before[row * (a.blocks + 1) + block + 1] = block_cuts.x;
+      a.prefix.block_cut_after[row * (a.blocks + 1) + block] = block_cuts.y;
     }
   }
 }
@@ -201,10 +188,11 @@ __device__ void scan(int count, T neutral, Read read, Combine combine, Write wri
 }
 
 // By one CTA a head: what lies before each block. Its three scans are one, and what they read is fetched at once.
-__device__ inline void scan_blocks(const GatePlan& plan, int row, int blocks) {
+template <typename Derived>
+__device__ void scan_blocks(const GatePrefix& prefix, const Derived& derived, int row, int blocks) {
   const int64_t first = row * int64_t{blocks + 1};
-  const double* sums = plan.block_sum + row * int64_t{blocks};
-  int32_t *cut_before = plan.block_cut_before + first, *cut_after = plan.block_cut_after + first;
+  const double* sums = prefix.block_sum + row * int64_t{blocks};
+  int32_t *cut_before = prefix.block_cut_before + first, *cut_after = prefix.block_cut_after + first;
   scan<OfBlocks>(
       blocks + 1, {0, 0, INT_MAX},
       [&](int n) {
@@ -214,12 +202,8 @@ __device__ inline void scan_blocks(const GatePlan& plan, int row, int blocks) {
         return OfBlocks{x.sum + y.sum, max(x.last_cut, y.last_cut), min(x.first_cut, y.first_cut)};
       },
       [&](int n, const OfBlocks& value) {
-        plan.base[first + n] = value.sum;
-        const TwoFloats base_log2 = two_floats(value.sum * kLog2E);
-        TwoFloats* entry = plan.base_log2 + first + n;
-        entry->high = base_log2.high;
-        entry->low = base_log2.low;
-        entry->rows_apart = n < blocks && (entry->decays || (n > 0 && entry[-1].decays));
+        prefix.base[first + n] = value.sum;
+        derived.store_base(first + n, value.sum);
         cut_before[n] = value.last_cut;
         cut_after[blocks - n] = value.first_cut;
       });

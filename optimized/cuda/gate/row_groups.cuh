@@ -9,7 +9,7 @@
 //
 // All key tiles must make the same of a query tile: what is left of sums of all of a row's elements is small, and of a part of them is not.
 
-#include "optimized/cuda/attention.hpp"
+#include "optimized/cuda/gate/plan.hpp"
 
 namespace lethe {
 
@@ -19,13 +19,12 @@ inline constexpr int kGroupRows = 64;
 /// Whether the gate decays much in a block of this sum of log f, in which cuts are not. NaN: it does.
 __host__ __device__ inline bool gate_decays(double block_sum, bool has_cut) { return has_cut || !(block_sum > -1); }
 
-/// Whether the rows of the query tile at `position` stay apart: those of any block that it has queries of. Where tiles don't begin with
-/// blocks, a tile that ends with one counts the next as well.
-/// shapes   base_log2: a head's, [N+1]
-__device__ inline bool rows_are_apart(const TwoFloats* base_log2, int position, int tile_queries, int query_offset) {
+/// Whether the rows of the query tile at `position` keep separate sums: those of any block that it has queries of. Where tiles don't begin
+/// with blocks, a tile that ends with one counts the next as well.
+/// shapes   separate: a head's GatePrefix::separate_rows, [N+1]
+__device__ inline bool rows_are_separate(const uint8_t* separate, int position, int tile_queries, int query_offset) {
   constexpr int kBlock = kGateBlock;
-  return base_log2[position / kBlock].rows_apart ||
-         (query_offset % kBlock != 0 && base_log2[(position + tile_queries) / kBlock].rows_apart);
+  return separate[position / kBlock] || (query_offset % kBlock != 0 && separate[(position + tile_queries) / kBlock]);
 }
 
 }  // namespace lethe

@@ -9,29 +9,29 @@
 
 #include <numbers>
 
-#include "optimized/cuda/attention.hpp"
+#include "optimized/cuda/gate/plan.hpp"
 
 namespace lethe {
 
 /// c of a token: within its block to two floats' digits where that is strong, elsewhere to 2⁻²⁴ of what the block's log f sum to.
 /// shapes   row = b·Hq + h; key_blocks = N
-__device__ inline double prefix_at(const GatePlan& plan, int64_t row, int key_blocks, int token) {
+__device__ inline double prefix_at(const GatePrefix& prefix, int64_t row, int key_blocks, int token) {
   constexpr int kBlock = kGateBlock;
   const int64_t block = row * key_blocks + token / kBlock, at = row * key_blocks * kBlock + token;
-  double local = plan.bias[at];
-  if (plan.block_sum[block] < kStrongSum) local += plan.bias_rest[at];
-  return plan.base[row + block] - local * std::numbers::ln2;  // one entry more a head
+  double local = prefix.bias[at];
+  if (prefix.block_sum[block] < kStrongSum) local += prefix.bias_rest[at];
+  return prefix.base[row + block] - local * std::numbers::ln2;  // one entry more a head
 }
+
+/// A number of twice a float's digits, high + low. 16 bytes, the copy engine's shortest copy.
+struct alignas(16) TwoFloats {
+  float high, low;
+};
 
 /// A double as the sum of two floats.
 __host__ __device__ inline TwoFloats two_floats(double number) {
   const float high = static_cast<float>(number);
-  return {high, static_cast<float>(number - high), 0, 0};
+  return {high, static_cast<float>(number - high)};
 }
-
-/// An entry of GatePlan::last_query_block where the key block, or the one before it, is strong. −1, nobody, stays as it is.
-__host__ __device__ inline int marked_strong(int last_query_block) { return -2 - last_query_block; }
-__host__ __device__ inline bool is_marked_strong(int entry) { return entry < -1; }
-__host__ __device__ inline int last_query_block_of(int entry) { return is_marked_strong(entry) ? -2 - entry : entry; }
 
 }  // namespace lethe

@@ -3,12 +3,11 @@
 
 #include <algorithm>
 #include <numbers>
-#include <stdexcept>
 
-#include "optimized/cuda/hopper/backward_kernel.cuh"
 #include "optimized/cuda/check.hpp"
-#include "optimized/cuda/launch.hpp"
+#include "optimized/cuda/hopper/backward_kernel.cuh"
 #include "optimized/cuda/hopper/tensor_map.hpp"
+#include "optimized/cuda/launch.cuh"
 
 namespace lethe {
 
@@ -43,7 +42,7 @@ __global__ void __launch_bounds__(kBackwardThreads, 1) backward_tiles(const __gr
     }
     ptx::mbarrier_init_fence();
   }
-  ptx::wait_for_previous_kernel();
+  wait_for_previous_kernel();
   BackwardCta<Element, kDim, kFloatSums> cta{p, shared};
   if constexpr (!cta.kManyTiles) cta.only = backward_tile_at(p, blockIdx.x);
   __syncthreads();
@@ -65,7 +64,7 @@ __global__ void __launch_bounds__(kBackwardThreads, 1) backward_tiles(const __gr
 namespace {
 
 template <typename Element, int kDim>
-void launch(const BackwardArguments& arguments, const BackwardWorkspace& workspace) {
+void launch(const BackwardArguments& arguments, const BackwardWorkspace& workspace, const Plan& plan) {
   using Shared = BackwardShared<kDim>;
   const Shape& shape = arguments.shape;
   const auto map = [&](const Operand& operand, int64_t length, int64_t heads, int rows) {
@@ -74,9 +73,8 @@ void launch(const BackwardArguments& arguments, const BackwardWorkspace& workspa
   const auto contiguous = [&](void* data) {
     return Operand{data, shape.key_length * shape.heads * kDim, shape.heads * kDim, kDim};
   };
-  const int key_tiles = int((shape.key_length + kKeys - 1) / kKeys);
+  const int key_tiles = int(gate_blocks(shape.key_length));
   const int rows = int(shape.batch * shape.heads);
-  constexpr int64_t kCacheBytes = 32 << 20;
   const int64_t head_bytes = shape.query_length * kDim * 8 * (shape.query_heads / shape.heads);  // Q, dO and float dQ
   const float logit_scale = float(divisor_scale(arguments.scale) * std::numbers::log2e);
   const BackwardParameters parameters{
@@ -86,17 +84,17 @@ void launch(const BackwardArguments& arguments, const BackwardWorkspace& workspa
       .grad_output = map(arguments.grad_values, shape.query_length, shape.query_heads, Shared::kQueries),
       .grad_key = map(contiguous(arguments.grad_key), shape.key_length, shape.heads, 64),
       .grad_value = map(contiguous(arguments.grad_value), shape.key_length, shape.heads, 64),
-      .plan = arguments.plan,
+      .plan = plan,
       .workspace = workspace,
       .query_length = int(shape.query_length),
       .query_offset = int(shape.key_length - shape.query_length),
       .heads = int(shape.heads),
       .group = int(shape.query_heads / shape.heads),
       .rows = rows,
-      .section = int(std::clamp<int64_t>(kCacheBytes / std::max<int64_t>(1, head_bytes), 1, rows)),
+      .section = heads_in_cache(head_bytes, rows),
       .query_tiles = int((shape.query_length + Shared::kQueries - 1) / Shared::kQueries),
       .key_tiles = key_tiles,
-      .padded_queries = int((shape.query_length + 127) / 128 * 128),
+      .padded_queries = int(whole_blocks(shape.query_length)),
       .scale = float(arguments.scale),
       .logit_scale = logit_scale,
       .inverse_scale = 1 / divisor_scale(arguments.scale),
@@ -117,11 +115,12 @@ void launch(const BackwardArguments& arguments, const BackwardWorkspace& workspa
 
 }  // namespace
 
-void launch_backward_tiles(const BackwardArguments& arguments, const BackwardWorkspace& workspace) {
+void launch_backward_tiles(const BackwardArguments& arguments, const BackwardWorkspace& workspace, const Plan& plan) {
   const bool bfloat16 = arguments.dtype == Dtype::kBFloat16;
   if (arguments.shape.key_dim == 64)
-    bfloat16 ? launch<__nv_bfloat16, 64>(arguments, workspace) : launch<__half, 64>(arguments, workspace);
-  else bfloat16 ? launch<__nv_bfloat16, 128>(arguments, workspace) : launch<__half, 128>(arguments, workspace);
+    bfloat16 ? launch<__nv_bfloat16, 64>(arguments, workspace, plan) : launch<__half, 64>(arguments, workspace, plan);
+  else
+    bfloat16 ? launch<__nv_bfloat16, 128>(arguments, workspace, plan) : launch<__half, 128>(arguments, workspace, plan);
 }
 
 }  // namespace lethe

@@ -3,7 +3,7 @@
 
 #include <cuda.h>
 
-#include "optimized/cuda/attention.hpp"
+#include "optimized/cuda/hopper/plan.hpp"
 
 namespace lethe {
 
@@ -21,8 +21,8 @@ inline constexpr int kTileQueries = kDim == 64 ? 128 : 64;
 /// The workspace, cut up. Tp = Tq rounded up to 128.
 struct BackwardWorkspace {
   float* grad_query;  ///< [B·Hq, Tp/64, D/64, kSliceFloats], summed over key tiles
-  BiasColumn*
-      row_bias;  ///< [B·Hq, Tp]  (c_i − c of the tile's frame − log_normalizer) / scale; past Tq what makes a weight 0
+  /// [B·Hq, Tp]  (c_i − c of the tile's frame − log_normalizer) / scale; past Tq what makes a weight 0
+  BiasColumn* row_bias;
   BiasColumn* zeros;           ///< [128]  for row_bias in steps on the diagonal near strong gates
   double* row_number;          ///< [B·Hq, Tp]  (c_i − log_normalizer_i) / scale; −inf / scale past Tq
   BiasColumn* negative_delta;  ///< [B·Hq, Tp]  −Σ_d dO·O; 0 past Tq
@@ -31,18 +31,20 @@ struct BackwardWorkspace {
   int32_t* turns;     ///< [B·Hq, Tp/tile]  key tiles that have added to a query tile; used where the order is fixed
 };
 
-/// The workspace's arrays inside `memory` (device, 256-byte aligned, backward_workspace_bytes(shape) long).
-BackwardWorkspace backward_workspace_in(void* memory, const Shape& shape);
+/// The arrays of a backward's workspace, after those of its plan.
+BackwardWorkspace backward_workspace_in(Workspace& workspace, const Shape& shape);
 
-// launch_backward()'s kernels, in the order they run; each throws std::runtime_error for a CUDA error.
+/// The gradients of a backward whose plan has been launched on the same stream, by the four passes below in their order; each throws
+/// std::runtime_error for a CUDA error.
+void launch_backward_passes(const BackwardArguments& arguments, const BackwardWorkspace& workspace, const Plan& plan);
 
-/// Δ_i = dO_i·o_i, the rows' bias and numbers; dQ, the turns, the zeros and the plan's count of tiles to zero. One pass over o, its residual
-/// and dO.
-void launch_backward_prepare(const BackwardArguments& arguments, const BackwardWorkspace& workspace);
+/// Δ_i = dO_i·o_i, the rows' bias and numbers; sets dQ, the turns, the zeros and the plan's count of tiles to zero. One pass over o, its
+/// residual and dO.
+void launch_backward_prepare(const BackwardArguments& arguments, const BackwardWorkspace& workspace, const Plan& plan);
 /// dK and dV; the float dQ, and the row and column sums of dS. All of the products: backward_kernel.cuh.
-void launch_backward_tiles(const BackwardArguments& arguments, const BackwardWorkspace& workspace);
-/// d log f from the sums: gate/gradient.cu.
-void launch_backward_gate(const BackwardArguments& arguments, const BackwardWorkspace& workspace);
+void launch_backward_tiles(const BackwardArguments& arguments, const BackwardWorkspace& workspace, const Plan& plan);
+/// d log f from the sums: gate/gradient.cuh.
+void launch_backward_gate(const BackwardArguments& arguments, const BackwardWorkspace& workspace, const Plan& plan);
 /// dQ in 16 bits from the float one. One pass over it.
 void launch_backward_finish(const BackwardArguments& arguments, const BackwardWorkspace& workspace);
 

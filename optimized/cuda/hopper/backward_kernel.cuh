@@ -84,7 +84,7 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::consume(int warpgroup, i
   // of Sᵀ's and dPᵀ's registers 0, 1 (mod 4); 2 and 3 are 8 further
   const auto key_in_tile = [&] { return 64 * warpgroup + 16 * warp + lane / 4; };
   const auto prefix_of_key = [&](int row, int further) {
-    return prefix_at(p.plan, row, p.key_tiles, tile().key_tile * kKeys + key_in_tile() + further);
+    return prefix_at(p.plan.prefix, row, p.key_tiles, tile().key_tile * kKeys + key_in_tile() + further);
   };
   // b_j of a head's keys, from where every step reads them: registers are what this kernel is short of.
   const uint32_t key_bias_address = ptx::shared_address(&shared.key_bias[key_in_tile()]);
@@ -93,14 +93,14 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::consume(int warpgroup, i
     float numbers[2];  // since before the tile
     bool near = false;
     if constexpr (kGate) {
-      const float* bias = p.plan.bias + (int64_t{row} * p.key_tiles + tile().key_tile) * kKeys + key_in_tile();
+      const float* bias = p.plan.prefix.bias + (int64_t{row} * p.key_tiles + tile().key_tile) * kKeys + key_in_tile();
       numbers[0] = bias[0], numbers[1] = bias[8];
       near = near_strong_gates();
     }
     meanwhile();
     if (kGate && lane % 4 == 0) {
       if (near) {  // to behind it: keys near its end have weight
-        const double end = p.plan.base[int64_t{row} * (p.key_tiles + 1) + tile().key_tile + 1];
+        const double end = p.plan.prefix.base[int64_t{row} * (p.key_tiles + 1) + tile().key_tile + 1];
         for (int h = 0; h < 2; ++h)
           numbers[h] = static_cast<float>((end - prefix_of_key(row, 8 * h)) * std::numbers::log2e);
       }
@@ -141,8 +141,8 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::consume(int warpgroup, i
     mask_where({first, first + 8}, [](int query, int from) { return query < from; });
     if (!kGate || !(flags & BackwardStep::kCut)) return;
     const int64_t heads = shared.step[stage].row, row = heads * p.key_tiles + key_tile;
-    const uint8_t* cut_after = p.plan.cut_after + row * kKeys + key_in_tile();
-    const int next = p.plan.block_cut_after[row + heads + 1];  // one entry more a head
+    const uint8_t* cut_after = p.plan.prefix.cut_after + row * kKeys + key_in_tile();
+    const int next = p.plan.prefix.block_cut_after[row + heads + 1];  // one entry more a head
     const auto bound = [&](uint8_t place) { return min(first_cut_at(place, key_tile), next) - position; };
     mask_where({bound(cut_after[0]), bound(cut_after[8])}, [](int query, int cut) { return query >= cut; });
   };

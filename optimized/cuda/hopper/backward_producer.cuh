@@ -58,7 +58,7 @@ __device__ BackwardTile BackwardCta<Element, kDim, kFloatSums>::tile_of(int inde
 template <typename Element, int kDim, bool kFloatSums>
 __device__ bool BackwardCta<Element, kDim, kFloatSums>::hand_out() {
   const int slot = tiles % kTileSlots;
-  const BackwardTile tile = tile_of(atomicAdd(p.plan.next_tile, 1));
+  const BackwardTile tile = tile_of(atomicAdd(p.plan.scratch.next_tile, 1));
   ptx::mbarrier_wait_patiently(&shared.tile_empty[slot], tiles / kTileSlots % 2 ^ 1);
   shared.tile[slot] = tile;
   ptx::mbarrier_arrive(&shared.tile_full[slot]);
@@ -99,6 +99,7 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::describe_steps() {
     BackwardWalk at = walk(tile());
     // What the gate says of a tile, read a tile ahead: its latency must not stand between a stage that falls free and its step.
     TwoFloats query_base{}, key_base{};
+    bool query_separate = false;
     shared.exact_end = exact_end();
     int head_read = -1, first_cut = INT_MAX;  // no query at or behind it sees the key tile's first key
 #pragma unroll 1
@@ -107,25 +108,27 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::describe_steps() {
       const int64_t heads = row_of_heads(in_group);
       more = at.next();
       float frame = 0;
-      uint32_t rows_apart = 0;
+      bool separate_rows = false;
       if constexpr (kGate) {
-        const TwoFloats* base = p.plan.base_log2 + heads * (p.key_tiles + 1);
+        const TwoFloats* base = p.plan.scratch.base_log2 + heads * (p.key_tiles + 1);
+        const uint8_t* separate = p.plan.prefix.separate_rows + heads * (p.key_tiles + 1);
         if (in_group != head_read) {
           head_read = in_group;
           key_base = base[key_tile + (shared.exact_end > 0)];  // as the keys' biases
           query_base = base[position / kKeys];
-          first_cut = min(first_cut_at(p.plan.cut_after[(heads * p.key_tiles + key_tile) * kKeys], key_tile),
-                          p.plan.block_cut_after[heads * (p.key_tiles + 1) + key_tile + 1]);
+          query_separate = separate[position / kKeys];
+          first_cut = min(first_cut_at(p.plan.prefix.cut_after[(heads * p.key_tiles + key_tile) * kKeys], key_tile),
+                          p.plan.prefix.block_cut_after[heads * (p.key_tiles + 1) + key_tile + 1]);
         }
         frame = (query_base.high - key_base.high) + (query_base.low - key_base.low);
         if (isnan(frame)) frame = 0;  // as the keys' biases
-        rows_apart = query_base.rows_apart;
+        separate_rows = query_separate;
         query_base = base[(position + kQueries) / kKeys];  // the last one's is the sum over all
-        // as in gate/row_groups.cuh
-        if (p.query_offset % kKeys != 0) rows_apart |= query_base.rows_apart;
+        query_separate = separate[(position + kQueries) / kKeys];
+        if (p.query_offset % kKeys != 0) separate_rows |= query_separate;  // as in gate/row_groups.cuh
       }
       uint32_t flags = 0;
-      if (kFloatSums && rows_apart) flags |= BackwardStep::kRowsApart;
+      if (kFloatSums && separate_rows) flags |= BackwardStep::kRowsApart;
       if (position + kQueries > first_cut) flags |= BackwardStep::kMasked | BackwardStep::kCut;
       if (position < key_tile * kKeys + kKeys - 1) flags |= BackwardStep::kMasked;
       if (position < shared.exact_end) flags |= BackwardStep::kMasked | BackwardStep::kDiagonal;
@@ -208,11 +211,11 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::add_slices() {
         rows_apart_end = 0;
       }
       if (kFloatSums && at.tile >= rows_apart_end) {
-        const TwoFloats* base_log2 = p.plan.base_log2 + row_of_heads(head) * (p.key_tiles + 1);
+        const uint8_t* separate = p.plan.prefix.separate_rows + row_of_heads(head) * (p.key_tiles + 1);
         const int query_tile = at.tile + lane;
         rows_apart = __ballot_sync(
             ~0u, query_tile < p.query_tiles &&
-                     rows_are_apart(base_log2, p.query_offset + query_tile * kQueries, kQueries, p.query_offset));
+                     rows_are_separate(separate, p.query_offset + query_tile * kQueries, kQueries, p.query_offset));
         rows_apart_end = at.tile + 32;
       }
       if (p.deterministic && leader) {

@@ -14,7 +14,7 @@ namespace lethe {
 
 struct BackwardParameters {
   CUtensorMap query, key, value, grad_output, grad_key, grad_value;
-  GatePlan plan;
+  Plan plan;
   BackwardWorkspace workspace;
   int query_length, query_offset;  // Tq, Tk − Tq
   int heads, group;                // H, Hq / H
@@ -93,7 +93,7 @@ struct BackwardWalk {
   __device__ bool next_head() {
     while (++head < group) {
       tile = first;
-      const int last = last_query_block_of(last_query_block[int64_t{head} * key_tiles]);
+      const int last = last_query_block[int64_t{head} * key_tiles];
       end = min((last + 1) * tiles_a_block, query_tiles);
       if (tile < end) return true;
     }
@@ -107,7 +107,7 @@ struct BackwardWalk {
 __device__ inline BackwardTile backward_tile_at(const BackwardParameters& p, int index) {
   const int per_section = p.section * p.key_tiles, section = index / per_section, within = index % per_section;
   const int width = min(p.section, p.rows - section * p.section), tile = within / width;
-  const int row = p.plan.key_head_order[section * p.section + within % width];
+  const int row = p.plan.order.key_head_order[section * p.section + within % width];
   return {p.deterministic ? p.key_tiles - 1 - tile : tile, row % p.heads, row / p.heads};
 }
 
@@ -164,7 +164,7 @@ struct BackwardCta {
   __device__ BackwardWalk walk(const BackwardTile& tile) const {
     const int first = max(0, tile.key_tile * kKeys - p.query_offset) / kQueries;
     const int64_t row = int64_t{tile.batch * p.heads + tile.head} * p.group;
-    return {p.plan.last_query_block + row * p.key_tiles + tile.key_tile,
+    return {p.plan.boundary.last_query_block + row * p.key_tiles + tile.key_tile,
             p.key_tiles,
             p.group,
             p.query_tiles,
@@ -182,7 +182,7 @@ struct BackwardCta {
   __device__ bool near_strong_gates() const {
     bool marked = false;
     for (int in_group = 0; kGate && in_group < p.group && !marked; ++in_group)
-      marked = is_marked_strong(p.plan.last_query_block[row_of_heads(in_group) * p.key_tiles + tile().key_tile]);
+      marked = p.plan.boundary.near_strong[row_of_heads(in_group) * p.key_tiles + tile().key_tile];
     return marked;
   }
 

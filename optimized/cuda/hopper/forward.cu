@@ -2,12 +2,13 @@
 // what left the range or has strong gates.
 
 #include <algorithm>
-#include <stdexcept>
+#include <numbers>
 
 #include "optimized/cuda/check.hpp"
+#include "optimized/cuda/hopper/forward.hpp"
 #include "optimized/cuda/hopper/forward_kernel.cuh"
-#include "optimized/cuda/launch.hpp"
 #include "optimized/cuda/hopper/tensor_map.hpp"
+#include "optimized/cuda/launch.cuh"
 
 namespace lethe {
 namespace {
@@ -24,12 +25,8 @@ void launch(const ForwardParameters& parameters, int grid, cudaStream_t stream) 
 
 }  // namespace
 
-void launch_forward(const ForwardArguments& arguments) {
+void launch_forward_tiles(const ForwardArguments& arguments, const Plan& plan) {
   const Shape& s = arguments.shape;
-  int device;
-  cuda_check(cudaGetDevice(&device), "forward");
-  if (const std::string reason = unsupported(s, arguments.dtype, compute_capability(device)); !reason.empty())
-    throw std::invalid_argument(reason);
   const auto map = [&](const Operand& operand, int64_t length, int64_t heads, int rows) {
     return tensor_map(operand, arguments.dtype, s.batch, length, heads, s.key_dim, rows);
   };
@@ -44,20 +41,18 @@ void launch_forward(const ForwardArguments& arguments) {
   };
   p.output = output_map(arguments.values);
   p.residual = output_map(arguments.residual ? arguments.residual : arguments.values);
-  p.plan = arguments.plan;
-  p.scale_log2 = static_cast<float>(divisor_scale(arguments.scale) * 1.4426950408889634);
+  p.plan = plan;
+  p.scale_log2 = static_cast<float>(divisor_scale(arguments.scale) * std::numbers::log2e);
   p.query_length = s.query_length;
   p.key_length = s.key_length;
   p.heads = s.heads;
   p.query_heads = s.query_heads;
-  p.query_blocks = (s.query_length + kGateBlock - 1) / kGateBlock;
+  p.query_blocks = gate_blocks(s.query_length);
   p.query_tiles = (s.query_length + tile_rows - 1) / tile_rows;
-  p.key_blocks = (s.key_length + kColumns - 1) / kColumns;
+  p.key_blocks = gate_blocks(s.key_length);
   const int rows = s.batch * s.query_heads;
   p.tiles = rows * p.query_tiles;
-  constexpr int64_t kCacheBytes = 32 << 20;
-  const int64_t head_bytes = s.key_length * s.key_dim * 4 * s.heads / s.query_heads;
-  p.section = std::clamp<int64_t>(kCacheBytes / std::max<int64_t>(1, head_bytes), 1, rows);
+  p.section = heads_in_cache(s.key_length * s.key_dim * 4 * s.heads / s.query_heads, rows);
   p.log_normalizer = arguments.log_normalizer;
   p.keep_residual = arguments.residual != nullptr;
   p.visited_pairs = arguments.visited_pairs;

@@ -152,24 +152,24 @@ __device__ inline void consume(const ForwardParameters& a, Shared<kDim>& shared)
     };
     // log₂e·(c_i − c before a block) of row h.
     const auto decay_since = [&](int h, int block) {
-      const double before = a.plan.base[int64_t{held.row} * (a.key_blocks + 1) + block];
-      return two_floats((prefix_at(a.plan, held.row, a.key_blocks, position_of(h)) - before) * std::numbers::log2e);
+      const double before = a.plan.prefix.base[int64_t{held.row} * (a.key_blocks + 1) + block];
+      return two_floats((prefix_at(a.plan.prefix, held.row, a.key_blocks, position_of(h)) - before) * std::numbers::log2e);
     };
     frame = held.frame;
     if constexpr (kRepeat && kGate) {
       // F of the warpgroup's own: of what it sees clean nothing lies behind F, so that no sum of large numbers is small
       const int first_own = min(unmasked + 1, last);
-      frame = a.plan.base_log2[int64_t{held.row} * (a.key_blocks + 1) + first_own];
+      frame = a.plan.scratch.base_log2[int64_t{held.row} * (a.key_blocks + 1) + first_own];
       row_frame = {decay_since(0, first_own).high, decay_since(1, first_own).high};
     }
     const auto is_exact = [&](int block) { return kRepeat && held.strong && block > unmasked; };
     const auto mask_block = [&](int block, OfRows& bias) {
       if constexpr (kRepeat && kGate) {
         if (is_exact(block)) {
-          const bool strong = a.plan.block_sum[int64_t{held.row} * a.key_blocks + block] < kStrongSum;
+          const bool strong = a.plan.prefix.block_sum[int64_t{held.row} * a.key_blocks + block] < kStrongSum;
           const int64_t first_token = token(block * kColumns);
-          add_decay(rows, {decay_since(0, block), decay_since(1, block)}, a.plan.bias + first_token,
-                    strong ? a.plan.bias_rest + first_token : nullptr);
+          add_decay(rows, {decay_since(0, block), decay_since(1, block)}, a.plan.prefix.bias + first_token,
+                    strong ? a.plan.prefix.bias_rest + first_token : nullptr);
           bias = {0, 0};
         }
       }
@@ -269,7 +269,7 @@ __device__ inline void consume(const ForwardParameters& a, Shared<kDim>& shared)
         for (int h = 0; h < 2; ++h) {
           const int position = position_of(h);
           row_base[h] = held.base[in_span(position)];
-          row_bias[h] = ptx::load_global(a.plan.bias + token(position));
+          row_bias[h] = ptx::load_global(a.plan.prefix.bias + token(position));
         }
       }
     }
@@ -334,13 +334,13 @@ __device__ inline void consume(const ForwardParameters& a, Shared<kDim>& shared)
 
 template <typename Element, int kDim, bool kRepeat>
 __global__ void __launch_bounds__(Sizes<kDim>::kThreads, 1) forward(const __grid_constant__ ForwardParameters a) {
-  ptx::let_next_kernel_start();
+  let_next_kernel_start();
   if constexpr (kRepeat) {
-    ptx::wait_for_previous_kernel();
+    wait_for_previous_kernel();
     for (int row = blockIdx.x * Sizes<kDim>::kThreads + threadIdx.x; row < a.tiles / a.query_tiles;
          row += gridDim.x * Sizes<kDim>::kThreads)
-      a.visited_pairs[row] = a.plan.pairs[row];
-    if (blockIdx.x >= a.plan.repeats[0]) return;
+      a.visited_pairs[row] = a.plan.scratch.pairs[row];
+    if (blockIdx.x >= a.plan.scratch.repeats[0]) return;
   }
   extern __shared__ __align__(1024) char memory[];  // read as it is: a rounded pointer would lose its address space
   auto& shared = *reinterpret_cast<Shared<kDim>*>(memory);
@@ -367,7 +367,7 @@ __global__ void __launch_bounds__(Sizes<kDim>::kThreads, 1) forward(const __grid
     clear(shared.start, threadIdx.x, Size::kThreads);
     ptx::fence_async_shared();
   }
-  if constexpr (!kRepeat) ptx::wait_for_previous_kernel();
+  if constexpr (!kRepeat) wait_for_previous_kernel();
   __syncthreads();
   if (threadIdx.x < 128) {
     ptx::registers_shrink<Size::kProducerRegisters>();

@@ -8,7 +8,8 @@
 #include "optimized/cuda/hopper/handover.cuh"
 #include "optimized/cuda/hopper/ptx/copy.cuh"
 #include "optimized/cuda/gate/strong_gates.cuh"
-#include "optimized/cuda/attention.hpp"
+#include "optimized/cuda/hopper/forward.hpp"
+#include "optimized/cuda/launch.cuh"
 
 namespace lethe {
 
@@ -16,7 +17,7 @@ inline constexpr int kTileSlots = 2;  // the next tile's queries arrive while th
 
 struct ForwardParameters {
   CUtensorMap query, key, value, output, residual;
-  GatePlan plan;
+  Plan plan;
   float scale_log2;
   int query_length, key_length, heads, query_heads, query_blocks, query_tiles, key_blocks, tiles;
   int section;  // heads whose keys and values share the L2 cache at a time
@@ -49,11 +50,11 @@ __host__ __device__ inline Tile<kRows> tile_at(const ForwardParameters& a, int i
   const int section = index / per_section, within = index % per_section;
   const int width = min(a.section, rows - section * a.section);
   Tile<kRows> tile;
-  tile.row = a.plan.head_order[section * a.section + within % width];
+  tile.row = a.plan.order.head_order[section * a.section + within % width];
   tile.query = (a.query_tiles - 1 - within / width) * kRows;
   tile.batch = tile.row / a.query_heads;
   tile.head = tile.row % a.query_heads;
-  tile.first = a.plan.first_key_block[tile.row * a.query_blocks + tile.query / static_cast<int>(kGateBlock)];
+  tile.first = a.plan.boundary.first_key_block[tile.row * a.query_blocks + tile.query / static_cast<int>(kGateBlock)];
   const int first_position = tile.query + a.key_length - a.query_length;
   const int last_position = min(first_position + kRows, a.key_length) - 1;
   tile.last = last_position / kColumns;
@@ -62,10 +63,10 @@ __host__ __device__ inline Tile<kRows> tile_at(const ForwardParameters& a, int i
   tile.strong = false;
   if constexpr (kGate) {
     const int64_t blocks = static_cast<int64_t>(tile.row) * (a.key_blocks + 1);
-    const double* base = a.plan.base + blocks;
-    const int32_t* cuts = a.plan.block_cut_before + blocks;
+    const double* base = a.plan.prefix.base + blocks;
+    const int32_t* cuts = a.plan.prefix.block_cut_before + blocks;
     const int first_block = first_position / kColumns;
-    tile.frame = a.plan.base_log2[blocks + first_block];
+    tile.frame = a.plan.scratch.base_log2[blocks + first_block];
 #pragma unroll
     for (int i = 0; i < kSpan<kRows>; ++i) {
       const int block = min(first_block + i, tile.last);
@@ -78,7 +79,7 @@ __host__ __device__ inline Tile<kRows> tile_at(const ForwardParameters& a, int i
     int cut = cuts[tile.last];
     if (tile.cut_within) {
       const int64_t last_token = static_cast<int64_t>(tile.row) * a.key_blocks * kColumns + last_position;
-      cut = max(cut, last_cut_at(a.plan.cut_before[last_token], tile.last));
+      cut = max(cut, last_cut_at(a.plan.prefix.cut_before[last_token], tile.last));
     }
     tile.cut_block = (cut + kColumns - 1) / kColumns;
   }
@@ -100,7 +101,7 @@ __host__ __device__ inline int first_visible_key(const ForwardParameters& a, con
                                                  int position) {
   const int before = tile.cut_before[in_span];
   const int64_t token = static_cast<int64_t>(tile.row) * a.key_blocks * kColumns + position;
-  return tile.cut_within ? max(before, last_cut_at(a.plan.cut_before[token], position / kColumns)) : before;
+  return tile.cut_within ? max(before, last_cut_at(a.plan.prefix.cut_before[token], position / kColumns)) : before;
 }
 
 template <int kDim>
@@ -127,12 +128,12 @@ template <int kRows>
 __device__ inline void count_pairs(const ForwardParameters& a, const Tile<kRows>& tile) {
   const long long rows = min(kRows, a.query_length - tile.query),
                   first_visible = tile.query + a.key_length - a.query_length + 1 - tile.first * kColumns;
-  atomicAdd(a.plan.pairs + tile.row, static_cast<unsigned long long>(rows * first_visible + rows * (rows - 1) / 2));
+  atomicAdd(a.plan.scratch.pairs + tile.row, static_cast<unsigned long long>(rows * first_visible + rows * (rows - 1) / 2));
 }
 
 // For the second launch.
 __device__ inline void list_tile(const ForwardParameters& a, int index) {
-  a.plan.repeats[1 + atomicAdd(a.plan.repeats, 1)] = index;
+  a.plan.scratch.repeats[1 + atomicAdd(a.plan.scratch.repeats, 1)] = index;
 }
 
 // Hands out tiles, by one thread; those with strong gates it leaves to the second launch. To find out about one takes several trips to
@@ -141,16 +142,16 @@ __device__ inline void list_tile(const ForwardParameters& a, int index) {
 template <int kDim, bool kRepeat>
 __device__ inline void schedule(const ForwardParameters& a, Shared<kDim>& shared) {
   constexpr int kRows = Sizes<kDim>::kRows;
-  const int tiles = kRepeat ? a.plan.repeats[0] : a.tiles;
+  const int tiles = kRepeat ? a.plan.scratch.repeats[0] : a.tiles;
   uint32_t wanted = 0;  // parity
   ptx::RingPosition slot;
   int turn = blockIdx.x;
-  const auto take_next = [&] { turn = gridDim.x + (kRepeat ? turn : atomicAdd(a.plan.next_tile, 1)); };
+  const auto take_next = [&] { turn = gridDim.x + (kRepeat ? turn : atomicAdd(a.plan.scratch.next_tile, 1)); };
   for (;; slot.advance(kTileSlots)) {
     ptx::mbarrier_wait_patiently(&shared.tile_empty[slot.index], slot.parity ^ 1);
     Tile<kRows>& tile = shared.tile[slot.index];
     for (; turn < tiles; take_next()) {
-      const int index = kRepeat ? a.plan.repeats[1 + turn] : turn;
+      const int index = kRepeat ? a.plan.scratch.repeats[1 + turn] : turn;
       tile = tile_at<kRows>(a, index);
       shared.index[slot.index] = index;
       shared.listed[slot.index] = false;
@@ -235,8 +236,8 @@ template <int kDim>
 __device__ inline void load_gate(const ForwardParameters& a, Shared<kDim>& shared) {
   load_blocks(shared, shared.key_empty, [&](const auto& tile) {
     const int64_t row = tile.row;
-    const BiasOfEight* starts = a.plan.start + row * a.key_blocks * (kColumns / 8);
-    const TwoFloats* ends = a.plan.base_log2 + row * (a.key_blocks + 1) + 1;
+    const BiasOfEight* starts = a.plan.scratch.start + row * a.key_blocks * (kColumns / 8);
+    const TwoFloats* ends = a.plan.scratch.base_log2 + row * (a.key_blocks + 1) + 1;
     return [=, &shared](int block, int stage) {
       constexpr uint32_t kStartBytes = sizeof shared.start.eights[0], kEndBytes = sizeof shared.block_end[0];
       uint64_t* full = &shared.key_full[stage];

@@ -7,6 +7,9 @@
 
 namespace lethe {
 
+/// Shared memory that one CTA may have on compute capability 9.0.
+inline constexpr int kLargestSharedBytes = 227 * 1024;
+
 /// Map of a 16-bit tensor [B, T, H, D] in boxes of `rows` tokens × 64 of D (one batch, one head), 128-byte swizzled: coordinates
 /// (d, head, token, batch). Reads outside give zeros, writes outside are dropped.
 ///

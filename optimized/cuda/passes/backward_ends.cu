@@ -4,15 +4,14 @@
 //   finish    dq from float slices in fragment order to 16 bits in rows    reads 4 bytes, writes 2 of each of dq
 
 #include <cmath>
-#include <stdexcept>
 
+#include "optimized/cuda/check.hpp"
+#include "optimized/cuda/gate/strong_gates.cuh"
+#include "optimized/cuda/gate/switch.hpp"
 #include "optimized/cuda/hopper/backward.hpp"
 #include "optimized/cuda/hopper/bias_step.cuh"
-#include "optimized/cuda/check.hpp"
-#include "optimized/cuda/gate/switch.hpp"
-#include "optimized/cuda/launch.hpp"
 #include "optimized/cuda/hopper/ptx/fragment.cuh"
-#include "optimized/cuda/gate/strong_gates.cuh"
+#include "optimized/cuda/launch.cuh"
 
 namespace lethe {
 namespace {
@@ -20,12 +19,10 @@ namespace {
 constexpr int kRows = 64;  // of one slice, and of one CTA of prepare
 constexpr int kPrepareThreads = 256, kFinishThreads = 128;
 
-int64_t padded(int64_t length) { return (length + kGateBlock - 1) / kGateBlock * kGateBlock; }
-
 struct PrepareParameters {
   Operand values, residual, grad_values;
   const float* log_normalizer;
-  GatePlan plan;
+  Plan plan;
   BackwardWorkspace workspace;
   double inverse_scale;
   int query_length, query_offset, query_heads, key_blocks, padded_queries, row_blocks;
@@ -35,7 +32,7 @@ struct PrepareParameters {
 // is launched without overlap; and what ran before on the same plan, a backward, as its last kernel ends behind all of it.
 template <typename Element, int kDim>
 __global__ void __launch_bounds__(kPrepareThreads) prepare(const __grid_constant__ PrepareParameters p) {
-  ptx::let_next_kernel_start();
+  let_next_kernel_start();
   if (threadIdx.x == 0) p.workspace.turns[blockIdx.x] = 0;  // one a CTA; fewer are used where tiles are larger
   if (blockIdx.x == 0 && threadIdx.x < kGateBlock) p.workspace.zeros[threadIdx.x] = {};
   constexpr int kLanesARow = kDim / 8;  // 16 bytes a lane
@@ -74,8 +71,8 @@ __global__ void __launch_bounds__(kPrepareThreads) prepare(const __grid_constant
   float4* slices = reinterpret_cast<float4*>(p.workspace.grad_query) + int64_t{blockIdx.x} * kFloat4s;
   for (int i = threadIdx.x; i < kFloat4s; i += kPrepareThreads) slices[i] = float4{0, 0, 0, 0};
 
-  ptx::wait_for_previous_kernel();
-  if (blockIdx.x == 0 && threadIdx.x == 0) *p.plan.next_tile = 0;
+  wait_for_previous_kernel();
+  if (blockIdx.x == 0 && threadIdx.x == 0) *p.plan.scratch.next_tile = 0;
   if (lane_of_row > 0) return;
 #pragma unroll
   for (int round = 0; round < kRounds; ++round) {
@@ -86,8 +83,9 @@ __global__ void __launch_bounds__(kPrepareThreads) prepare(const __grid_constant
     if (query < p.query_length) {
       bias = -p.log_normalizer[(int64_t{batch} * p.query_length + query) * p.query_heads + head];
       if constexpr (kGate) {
-        frame = p.plan.base[row_of_heads * (p.key_blocks + 1) + (p.query_offset + query / kTile * kTile) / kGateBlock];
-        bias += prefix_at(p.plan, row_of_heads, p.key_blocks, position);
+        frame = p.plan.prefix
+                    .base[row_of_heads * (p.key_blocks + 1) + (p.query_offset + query / kTile * kTile) / kGateBlock];
+        bias += prefix_at(p.plan.prefix, row_of_heads, p.key_blocks, position);
       }
     }
     if constexpr (kGate) p.workspace.row_number[out] = bias * p.inverse_scale;
@@ -133,7 +131,7 @@ __global__ void __launch_bounds__(kFinishThreads) finish_query(const __grid_cons
                    ((int64_t{batch} * p.query_length + first + r) * p.query_heads + head) * kDim + 64 * panel;
     reinterpret_cast<uint4*>(out)[chunk] = *reinterpret_cast<const uint4*>(&tile[r * kRowWords + 4 * chunk]);
   }
-  if (kGate && blockIdx.x + 1 == gridDim.x) ptx::wait_for_previous_kernel();
+  if (kGate && blockIdx.x + 1 == gridDim.x) wait_for_previous_kernel();
 }
 
 // Element type and head dimension, chosen once for a generic lambda.
@@ -145,67 +143,37 @@ void dispatch(const BackwardArguments& arguments, Call call) {
   else bfloat16 ? call.template operator()<__nv_bfloat16, 128>() : call.template operator()<__half, 128>();
 }
 
-int blocks_of(int64_t length) { return static_cast<int>(padded(length) / kGateBlock); }
-
-struct Layout {
-  size_t grad_query, row_bias, zeros, row_number, negative_delta, column_sums, row_shares, turns, bytes;
-};
-
-Layout layout_of(const Shape& shape) {
-  const size_t rows = shape.batch * shape.query_heads, queries = padded(shape.query_length),
-               keys = padded(shape.key_length);
-  Layout layout{};
-  size_t end = 0;
-  const auto take = [&end](size_t words) {
-    const size_t begin = end;
-    end += (4 * words + 255) / 256 * 256;
-    return begin;
-  };
-  layout.grad_query = take(rows * (queries / kRows) * (shape.key_dim / 64) * kSliceFloats);
-  layout.row_bias = take(rows * queries * sizeof(BiasColumn) / 4);
-  layout.zeros = take(kGateBlock * sizeof(BiasColumn) / 4);
-  layout.row_number = take(rows * queries * sizeof(double) / 4);
-  layout.negative_delta = take(rows * queries * sizeof(BiasColumn) / 4);
-  layout.column_sums = take(rows * keys);
-  layout.row_shares = take(rows * keys);
-  layout.turns = take(rows * (queries / kRows));
-  layout.bytes = end;
-  return layout;
-}
-
 }  // namespace
 
-size_t backward_workspace_bytes(const Shape& shape) { return layout_of(shape).bytes; }
-
-BackwardWorkspace backward_workspace_in(void* memory, const Shape& shape) {
-  const Layout layout = layout_of(shape);
-  char* base = static_cast<char*>(memory);
-  return {reinterpret_cast<float*>(base + layout.grad_query),
-          reinterpret_cast<BiasColumn*>(base + layout.row_bias),
-          reinterpret_cast<BiasColumn*>(base + layout.zeros),
-          reinterpret_cast<double*>(base + layout.row_number),
-          reinterpret_cast<BiasColumn*>(base + layout.negative_delta),
-          reinterpret_cast<float*>(base + layout.column_sums),
-          reinterpret_cast<float*>(base + layout.row_shares),
-          reinterpret_cast<int32_t*>(base + layout.turns)};
+BackwardWorkspace backward_workspace_in(Workspace& workspace, const Shape& shape) {
+  const int64_t rows = shape.batch * shape.query_heads, queries = whole_blocks(shape.query_length),
+                keys = whole_blocks(shape.key_length);
+  return {.grad_query = workspace.take<float>(rows * (queries / kRows) * (shape.key_dim / 64) * kSliceFloats),
+          .row_bias = workspace.take<BiasColumn>(rows * queries),
+          .zeros = workspace.take<BiasColumn>(kGateBlock),
+          .row_number = workspace.take<double>(rows * queries),
+          .negative_delta = workspace.take<BiasColumn>(rows * queries),
+          .column_sums = workspace.take<float>(rows * keys),
+          .row_shares = workspace.take<float>(rows * keys),
+          .turns = workspace.take<int32_t>(rows * (queries / kRows))};
 }
 
-void launch_backward_prepare(const BackwardArguments& arguments, const BackwardWorkspace& workspace) {
+void launch_backward_prepare(const BackwardArguments& arguments, const BackwardWorkspace& workspace, const Plan& plan) {
   const Shape& shape = arguments.shape;
   const int64_t rows = shape.batch * shape.query_heads;
   const PrepareParameters parameters{arguments.values,
                                      arguments.residual,
                                      arguments.grad_values,
                                      arguments.log_normalizer,
-                                     arguments.plan,
+                                     plan,
                                      workspace,
                                      1 / divisor_scale(arguments.scale),
                                      int(shape.query_length),
                                      int(shape.key_length - shape.query_length),
                                      int(shape.query_heads),
-                                     blocks_of(shape.key_length),
-                                     int(padded(shape.query_length)),
-                                     int(padded(shape.query_length) / kRows)};
+                                     int(gate_blocks(shape.key_length)),
+                                     int(whole_blocks(shape.query_length)),
+                                     int(whole_blocks(shape.query_length) / kRows)};
   dispatch(arguments, [&]<typename Element, int kDim> {
     launch_overlapping(prepare<Element, kDim>, parameters.row_blocks * rows, kPrepareThreads, 0, arguments.stream,
                        parameters);
@@ -215,7 +183,7 @@ void launch_backward_prepare(const BackwardArguments& arguments, const BackwardW
 void launch_backward_finish(const BackwardArguments& arguments, const BackwardWorkspace& workspace) {
   const Shape& shape = arguments.shape;
   const int64_t rows = shape.batch * shape.query_heads;
-  const int panels = int(shape.key_dim / 64), slices = int(padded(shape.query_length) / kRows) * panels;
+  const int panels = int(shape.key_dim / 64), slices = int(whole_blocks(shape.query_length) / kRows) * panels;
   const FinishParameters finish{workspace.grad_query,    arguments.grad_query,   float(arguments.scale),
                                 int(shape.query_length), int(shape.query_heads), slices};
   dispatch(arguments, [&]<typename Element, int kDim> {
@@ -226,19 +194,6 @@ void launch_backward_finish(const BackwardArguments& arguments, const BackwardWo
       cuda_check(cudaGetLastError(), "backward: finish");
     }
   });
-}
-
-void launch_backward(const BackwardArguments& arguments) {
-  int device;
-  cuda_check(cudaGetDevice(&device), "backward");
-  if (const std::string reason = unsupported(arguments.shape, arguments.dtype, compute_capability(device));
-      !reason.empty())
-    throw std::invalid_argument(reason);
-  const BackwardWorkspace workspace = backward_workspace_in(arguments.workspace, arguments.shape);
-  launch_backward_prepare(arguments, workspace);
-  launch_backward_tiles(arguments, workspace);
-  if constexpr (kGate) launch_backward_gate(arguments, workspace);
-  launch_backward_finish(arguments, workspace);
 }
 
 }  // namespace lethe

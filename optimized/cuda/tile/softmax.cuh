@@ -5,7 +5,7 @@
 
 #include "optimized/cuda/gate/switch.hpp"
 #include "optimized/cuda/hopper/ptx/fragment.cuh"
-#include "optimized/cuda/attention.hpp"
+#include "optimized/cuda/gate/strong_gates.cuh"
 
 namespace lethe {
 

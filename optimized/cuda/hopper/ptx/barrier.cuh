@@ -107,11 +107,6 @@ __device__ inline int in_uniform_register(int value) {
   return static_cast<int>(__reduce_or_sync(~0u, static_cast<unsigned>(value)));
 }
 
-// ---- dependent launches: a kernel that waits here may have started before its predecessor ended ----
-
-__device__ inline void wait_for_previous_kernel() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-__device__ inline void let_next_kernel_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
-
 // ---- a number in global memory that tells another CTA of what was written before it ----
 
 __device__ inline int32_t load_acquire(const int32_t* number) {

@@ -1,0 +1,36 @@
+// The kernel families of Forgetting Attention on CUDA. The first row that supports a call runs it.
+#include <array>
+#include <atomic>
+
+#include "optimized/cuda/attention.hpp"
+#include "optimized/cuda/check.hpp"
+#include "optimized/cuda/hopper/attention.hpp"
+
+namespace lethe {
+
+std::span<const AttentionFamily> attention_families() {
+  static constexpr AttentionFamily kFamilies[] = {
+      {"sm_90a kernels", unsupported, hopper::forward, hopper::backward, hopper::forward_workspace_bytes,
+       hopper::backward_workspace_bytes},
+  };
+  return kFamilies;
+}
+
+const AttentionFamily* attention_family(const Shape& shape, Dtype dtype, int capability) {
+  for (const AttentionFamily& family : attention_families())
+    if (family.unsupported(shape, dtype, capability).empty()) return &family;
+  return nullptr;
+}
+
+int compute_capability(int device) {
+  constexpr int kDevices = 64;
+  static std::array<std::atomic<int>, kDevices> known{};
+  if (device < kDevices && known[device] != 0) return known[device];
+  int major, minor;
+  cuda_check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "compute capability");
+  cuda_check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "compute capability");
+  if (device < kDevices) known[device] = major * 10 + minor;
+  return major * 10 + minor;
+}
+
+}  // namespace lethe

@@ -1,0 +1,90 @@
+#pragma once
+// Launches of the gate's kernels: prefix sums (prefix.cuh), then the boundary and the order of heads (boundary.cuh). Two kernels, the
+// second of which starts under the end of the first.
+
+#include <algorithm>
+#include <cmath>
+
+#include "optimized/cuda/gate/boundary.cuh"
+#include "optimized/cuda/gate/switch.hpp"
+
+namespace lethe {
+namespace gate {
+
+// Boundary and order where there is no gate: everything is visited.
+template <typename Derived>
+__global__ void __launch_bounds__(kScanThreads)
+    visit_everything(const __grid_constant__ BoundArguments a, Derived derived) {
+  const int row = blockIdx.x, group = a.query_heads / a.heads;
+  for (int m = threadIdx.x; m < a.query_blocks; m += kScanThreads)
+    a.boundary.first_key_block[int64_t{row} * a.query_blocks + m] = 0;
+  for (int n = threadIdx.x; n < a.key_blocks; n += kScanThreads)
+    a.boundary.last_query_block[int64_t{row} * a.key_blocks + n] = a.query_blocks - 1;
+  if (threadIdx.x > 0) return;
+  a.order.head_order[row] = row;
+  if (row % group == 0) a.order.key_head_order[row / group] = row / group;
+  derived.clear(row);
+}
+
+}  // namespace gate
+
+/// Prefix sums, cuts, the pruning boundary (a block of queries × keys is left out where every D_ij < −2U − log Tk + log ε, or where a cut
+/// lies between), and the order of heads by the blocks that are left.
+///
+/// source   Adaptive Computation Pruning, Eq. 3 and Algorithm 1, by binary search: D falls along a row of blocks
+/// reads    derived: what a kernel family computes from the prefix on the way (prefix.cuh)
+/// cost     one read of log_forget. Where the bound comes from norms, one of query and key too, of the heads whose gates forget more than
+///          ε / Tk from first to last (no others can be pruned, whatever their norms). O(M log N) a head
+template <typename Derived>
+void launch_gate(const GateInputs& a, const GatePrefix& prefix, const Boundary& boundary, const WorkOrder& order,
+                 const Derived& derived) {
+  using namespace gate;
+  const Shape& s = a.shape;
+  const int64_t blocks = gate_blocks(s.key_length), rows = s.batch * s.query_heads;
+  const BoundArguments bound{.rows = int(rows),
+                             .heads = int(s.heads),
+                             .query_heads = int(s.query_heads),
+                             .query_blocks = int(gate_blocks(s.query_length)),
+                             .key_blocks = int(blocks),
+                             .offset = int(s.key_length - s.query_length),
+                             .scale = a.scale,
+                             .log_length = std::log(double(s.key_length)),
+                             .log_tolerance = a.log_pruning_tolerance,
+                             .logit_bound = a.logit_bound,
+                             .boundary_given = a.boundary_given,
+                             .prefix = prefix,
+                             .boundary = boundary,
+                             .order = order};
+  if constexpr (!kGate) {
+    visit_everything<<<rows, kScanThreads, 0, a.stream>>>(bound, derived);
+    cuda_check(cudaGetLastError(), "gate");
+    return;
+  }
+  const int64_t head_groups = std::min<int64_t>((s.query_heads + kWarps - 1) / kWarps, 1024);
+  sum_blocks<<<dim3(blocks, s.batch, head_groups), 32 * kWarps, 0, a.stream>>>(
+      {a.gates.log_forget, a.gates.batch_stride, a.gates.token_stride, a.gates.head_stride, int(s.key_length),
+       int(s.query_heads), int(blocks), prefix, order},
+      derived);
+  cuda_check(cudaGetLastError(), "gate");
+  const bool norms_needed = std::isfinite(a.log_pruning_tolerance) && !a.logit_bound && !a.boundary_given;
+  if (!norms_needed) {
+    launch_overlapping(scan_and_bound<Derived>, rows, kScanThreads, 0, a.stream, bound, derived);
+    return;
+  }
+  const auto launch_norms = [&]<typename Element, int kDim> {
+    constexpr int64_t kChunk = kNormRows<kDim>;
+    const int query_chunks = int((s.query_length + kChunk - 1) / kChunk),
+              key_chunks = int((s.key_length + kChunk - 1) / kChunk);
+    const int64_t pieces = std::max(query_chunks, key_chunks) * s.batch * (s.query_heads + s.heads);
+    const NormArguments norms{a.query, a.key, int(s.query_length), int(s.key_length), query_chunks, key_chunks, bound};
+    launch_overlapping(scan_norms_and_bound<Element, kDim, Derived>, rows + pieces, kScanThreads, 0, a.stream, norms,
+                       derived);
+  };
+  const bool bfloat16 = a.dtype == Dtype::kBFloat16;
+  if (s.key_dim == 64)
+    bfloat16 ? launch_norms.template operator()<__nv_bfloat16, 64>() : launch_norms.template operator()<__half, 64>();
+  else
+    bfloat16 ? launch_norms.template operator()<__nv_bfloat16, 128>() : launch_norms.template operator()<__half, 128>();
+}
+
+}  // namespace lethe

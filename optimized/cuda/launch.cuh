@@ -1,0 +1,59 @@
+#pragma once
+// Dependent launches: a kernel whose beginning overlaps the end of the kernel before it on the same stream. Internal to optimized/cuda.
+
+#include <algorithm>
+#include <cstdint>
+
+#include "optimized/cuda/check.hpp"
+
+namespace lethe {
+
+/// Multiprocessors of the current device.
+inline int multiprocessors() {
+  int device, count;
+  cuda_check(cudaGetDevice(&device), "multiprocessors");
+  cuda_check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device), "multiprocessors");
+  return count;
+}
+
+/// Heads, at least one and at most `heads`, whose `head_bytes` each share the L2 cache: what a section of tiles is ordered by.
+inline int heads_in_cache(int64_t head_bytes, int64_t heads) {
+  constexpr int64_t kCacheBytes = 32 << 20;  // of 50 MB on a Hopper GPU
+  return static_cast<int>(std::clamp<int64_t>(kCacheBytes / std::max<int64_t>(1, head_bytes), 1, heads));
+}
+
+/// Launches a kernel that may start before the previous one of the stream has ended. The kernel calls wait_for_previous_kernel() before
+/// it reads what that one writes or writes what that one touches, and in any case before it ends: the next kernel waits for this one alone.
+template <typename... Parameters>
+void launch_overlapping(void (*kernel)(Parameters...), dim3 grid, int threads, size_t shared_bytes, cudaStream_t stream,
+                        const Parameters&... arguments) {
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = dim3(threads);
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  cuda_check(cudaLaunchKernelEx(&config, kernel, arguments...), "launch");
+}
+
+#ifdef __CUDACC__
+/// Waits until the previous kernel of the stream has ended. Below compute capability 9.0 launches don't overlap: nothing to wait for.
+__device__ inline void wait_for_previous_kernel() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+/// Lets the next kernel of the stream start as soon as all CTAs of this one have called this or ended.
+__device__ inline void let_next_kernel_start() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+#endif
+
+}  // namespace lethe

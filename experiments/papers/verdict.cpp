@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <boost/math/distributions/students_t.hpp>
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <numeric>
@@ -85,11 +86,8 @@ double band_of(const std::vector<NoisePart>& kinds) {
 }
 
 double student_t(int degrees) {
-  // 97.5 % quantiles of the standard table; few rows are run with many seeds, so larger degrees take the entry below them.
-  constexpr std::array<double, 12> table = {12.706, 4.303, 3.182, 2.776, 2.571, 2.447,
-                                            2.365,  2.306, 2.262, 2.228, 2.201, 2.179};
   if (degrees < 1) throw std::invalid_argument("degrees: expected at least 1, found " + std::to_string(degrees));
-  return table[std::min<size_t>(static_cast<size_t>(degrees), table.size()) - 1];
+  return boost::math::quantile(boost::math::students_t(degrees), 0.975);
 }
 
 double mean(const std::vector<double>& values) {

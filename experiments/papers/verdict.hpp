@@ -90,6 +90,10 @@ struct NoisePart {
 double band_of(const std::vector<NoisePart>& kinds);
 
 /// The 97.5 % quantile of Student's t.
+///
+/// throws     std::invalid_argument for degrees < 1
+/// cost       some microseconds
+/// precision  that of Boost.Math: the last few bits of a double
 double student_t(int degrees);
 
 double mean(const std::vector<double>& values);

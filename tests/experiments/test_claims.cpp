@@ -128,7 +128,7 @@ TEST(Measurements, CompareWeightedMeansWithTheBandOfTheRowsWithSeveralSeeds) {
   losses.add(c, 4.0);
   const Comparison comparison = losses.compare("b is worse than a", {{"b", 1}, {"a", -1}}, Expectation::positive());
   EXPECT_DOUBLE_EQ(comparison.measured, 3.0);
-  EXPECT_DOUBLE_EQ(comparison.band, 12.706 * std::sqrt(2.0) * std::sqrt(1.0 + 0.5));
+  EXPECT_DOUBLE_EQ(comparison.band, student_t(1) * std::sqrt(2.0) * std::sqrt(1.0 + 0.5));
   EXPECT_THROW(losses.compare("of nothing", {{"d", 1}}, Expectation::positive()), std::invalid_argument);
 
   // Models without a gate have a noise of their own: unknown as long as none of them has a second seed.
@@ -138,7 +138,7 @@ TEST(Measurements, CompareWeightedMeansWithTheBandOfTheRowsWithSeveralSeeds) {
   EXPECT_EQ(c_and_a().band, std::numeric_limits<double>::infinity());
   losses.add(c, 24.0);
   // nearly all of it of c: one degree of freedom
-  EXPECT_DOUBLE_EQ(c_and_a().band, 12.706 * std::sqrt(200.0 / 2 + 2.0 / 2));
+  EXPECT_DOUBLE_EQ(c_and_a().band, student_t(1) * std::sqrt(200.0 / 2 + 2.0 / 2));
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 """Tables and checks of results: what is generated equals the data, and a table that tells something else is found out."""
 
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -13,6 +14,7 @@ sys.path.insert(0, str(SOURCE / "tools"))
 from report.benchmarks import benchmark_page  # noqa: E402
 from report.figures import FIGURES, smoothed  # noqa: E402
 from report.markdown import number, table  # noqa: E402
+from report.page import page  # noqa: E402
 from report.results import CLAIM_ORDER, COLUMNS, BadResult, load_machine, read_table  # noqa: E402
 from report.tables import UnknownTable, claim_page, comparisons_table, readme_table, with_tables  # noqa: E402
 from report.throughput import throughput_page  # noqa: E402
@@ -108,6 +110,33 @@ class Tables(WithCheckout):
         path.write_text(path.read_text().replace("9.0", "nine"))
         with self.assertRaisesRegex(BadResult, "line 4: value: .*nine"):
             read_table(path, COLUMNS)
+
+
+class Page(WithCheckout):
+    def page(self, **certificate):
+        (self.checkout.machine / "ablations.json").write_text(json.dumps(CERTIFICATE | certificate))
+        (self.checkout.machine / "ablations.svg").write_text('<?xml version="1.0"?>\n<svg><path id="a"/><use href="#a"/></svg>\n')
+        return page("m", load_machine(self.checkout.root, self.checkout.machine))
+
+    def test_every_link_leads_to_an_identifier_of_the_page(self):
+        text = self.page()
+        self.assertEqual(re.findall(r' id="(.*?)"', text), ["ablations", "ablations-a"])
+        self.assertEqual(re.findall(r'href="(.*?)"', text), ["#ablations", "#ablations-a"])
+
+    def test_tables_are_rendered_with_verdicts_as_badges(self):
+        text = self.page()
+        self.assertIn("<td><strong>FoX (Pro) is better than FoX (LLaMA)</strong></td>", text)
+        self.assertIn("<td>8.10 ± 0.14</td>", text)
+        self.assertIn("<code>lethe run</code>", text)
+        self.assertEqual(len(re.findall(r'<span class="verdict" style="background:#\w{6}">trend reproduced</span>', text)), 3)
+        self.assertNotRegex(text, r"\*\*|\| |<\?xml|&lt;")
+
+    def test_texts_are_escaped(self):
+        comparison = CERTIFICATE["comparisons"][0] | {"statement": "<script>a & b"}
+        text = self.page(title="<script>", scale="<script>", comparisons=[comparison])
+        self.assertNotIn("<script>", text)
+        self.assertIn("<strong>&lt;script&gt;a &amp; b</strong>", text)
+        self.assertIn("<h2>&lt;script&gt;</h2>", text)
 
 
 def timed(name, milliseconds, **counters):

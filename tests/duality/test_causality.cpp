@@ -1,4 +1,4 @@
-// What a token can reach: the present and the future, never the past.
+// Causality: a token affects its own row and later ones, never earlier ones.
 
 #include <gtest/gtest.h>
 
@@ -15,8 +15,8 @@ constexpr Lengths kLengths{40, 49};
 
 class Causality : public testing::TestWithParam<Variant> {};
 
-// Another legal value: gates stay below one, strengths above zero. Each entry by its own step, since a feature map may not
-// see one step for all (exponentials under a sum norm).
+// Another legal value: gates stay below one, strengths above zero. Each entry has its own step, since a feature map may be
+// invariant to a common one (exponentials under a sum norm).
 void change(std::span<double> tensor, Input input) {
   double step = 1.5;
   for (double& x : tensor) x = input == Input::kWriteStrength ? x / 2 : x - (step += 0.1);
@@ -31,7 +31,7 @@ Head changed(Head head, Input input, Eigen::Index row) {
   return head;
 }
 
-TEST_P(Causality, ChangingATokenLeavesEveryEarlierRowBitIdenticalAndChangesItsOwn) {
+TEST_P(Causality, ChangingATokenLeavesEveryEarlierRowBitIdentical) {
   const Head head = random_head(kLengths, Gate::kInitial);
   const Eigen::Index before = kLengths.key - kLengths.query;  // positions in front of the first query
   for (const auto& [name, compute] : forms(GetParam())) {
@@ -62,7 +62,7 @@ TEST_P(Causality, AQueryReachesItsOwnRowAlone) {
   }
 }
 
-// In the softmax family the first gate has nothing before it to forget; elsewhere it fades the initial state.
+// In the softmax family the first gate acts on nothing; elsewhere it fades the initial state.
 TEST_P(Causality, TheFirstGateActsWhereThereIsAnInitialStateToFade) {
   const Head head = random_head({17, 17}, Gate::kInitial);
   for (Input input : GetParam().inputs) {

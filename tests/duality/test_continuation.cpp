@@ -1,4 +1,4 @@
-// A state is all that the past leaves behind: a sequence may be cut anywhere and continued from it.
+// A sequence may be cut anywhere and continued from its state.
 
 #include <gtest/gtest.h>
 
@@ -28,7 +28,7 @@ Head part(const Head& head, Eigen::Index first, Eigen::Index length) {
   return result;
 }
 
-// The second part after the first, from the state that the first leaves.
+// The second part after the first, from the first one's state.
 Output continued(const Variant::Form& form, const Head& head, Eigen::Index cut) {
   const Output before = form(part(head, 0, cut));
   Head rest = part(head, cut, head.key.rows() - cut);
@@ -70,7 +70,7 @@ TEST_P(Continuation, OfEveryOtherFormKeepsTheBudget) {
   }
 }
 
-// The control: a state that is not carried, or carried with the normalizer left behind, must show.
+// The control: a state that is not carried, or carried without its normalizer, exceeds the budget.
 TEST_P(Continuation, WithoutTheStateExceedsThreeTimesTheBudget) {
   const Head head = random_head({kLength, kLength}, Gate::kInitial);
   const Output whole = GetParam().recurrent(head);
@@ -84,7 +84,7 @@ TEST_P(Continuation, WithoutTheStateExceedsThreeTimesTheBudget) {
   EXPECT_GT(compare(flat(GetParam().recurrent(rest).values), flat(expected), budget(Dtype::kFloat64)).share(), 3.0);
 }
 
-TEST_P(Continuation, ByNoTokenAtAllIsRefusedByNameInEveryForm) {
+TEST_P(Continuation, ByNoTokenIsRefusedByName) {
   Head head = random_head({4, 4}, Gate::kInitial);
   for (auto* tensor : {&head.query, &head.key, &head.value, &head.log_key_gate, &head.log_value_gate}) {
     tensor->conservativeResize(0, Eigen::NoChange);
@@ -116,7 +116,7 @@ std::vector<Variant> variants_with_a_state() {
 INSTANTIATE_TEST_SUITE_P(EveryVariant, Continuation, testing::ValuesIn(variants_with_a_state()),
                          [](const auto& info) { return info.param.name; });
 
-TEST(Continuations, AreTestedForEveryVariantButTheSoftmaxFamilyWhichKeepsTokens) {
+TEST(Continuations, AreTestedForEveryVariantWithAState) {
   std::vector<std::string> without;
   for (const Variant& variant : reference::variants()) {
     if (!reads(variant, reference::Input::kInitialState)) without.push_back(variant.name);

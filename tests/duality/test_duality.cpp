@@ -1,4 +1,4 @@
-// The lesson of the reference: every mechanism is one function in several forms.
+// Every mechanism is one function in several forms.
 
 #include <gtest/gtest.h>
 
@@ -75,7 +75,7 @@ TEST_P(Duality, TheLastQueriesAloneGetTheSameValuesAsAmongAllQueries) {
   }
 }
 
-TEST_P(Duality, WhatAHeadLeavesOutIsReadAsZeros) {
+TEST_P(Duality, AnAbsentInputIsReadAsZeros) {
   Head without = random_head({20, 20}, Gate::kInitial);
   Head zeros = without;
   without.initial_state.resize(0, 0);
@@ -106,7 +106,7 @@ Head with_another_row(Head head, reference::Input input) {
   return head;
 }
 
-TEST_P(Duality, EveryFormRefusesShapesThatDoNotBelongTogether) {
+TEST_P(Duality, EveryFormRefusesShapesThatDoNotMatch) {
   const Head right = random_head({4, 4}, Gate::kInitial);
   std::vector<Head> wrong(1, right);
   wrong[0].key = Matrix<double>::Zero(4, right.key.cols() + 1);

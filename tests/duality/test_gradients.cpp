@@ -20,8 +20,8 @@ using reference::Variant;
 // be a hundred times smaller than itself.
 constexpr double kBudget = 1e-9;
 
-// Rounding leaves some 1e-12 of the loss, which is of order ten, in each entry: below this norm of one entry a difference
-// measures itself. The errors of n entries add up to √n of it.
+// Each entry has about 1e-12 of the loss, which is of order ten, as rounding: below this norm of one entry a difference
+// measures rounding alone. The errors of n entries add up to √n of it.
 constexpr double kFloor = 1e-2;
 
 class GradientsOf : public testing::TestWithParam<Variant> {};
@@ -46,7 +46,7 @@ struct Loss {
   }
 };
 
-// Feature maps bend at zero, and a difference taken across the bend says nothing of either side.
+// Feature maps have a kink at zero; a difference across it approximates neither derivative.
 Head away_from_bends(Head head) {
   for (Matrix<double>* tensor : {&head.query, &head.key}) {
     for (double& x : tensor->reshaped()) x += std::abs(x) < 0.01 ? 0.02 : 0.0;
@@ -113,7 +113,7 @@ TEST_P(GradientsOf, AreLinearInTheGradientsOfWhatAFormReturns) {
   }
 }
 
-// A budget is worth what it rejects: the gradients of a slightly wrong formula must exceed three times of it.
+// Negative control: the gradients of a slightly wrong formula exceed three times the budget.
 TEST_P(GradientsOf, OfASlightlyWrongFormulaExceedThreeTimesTheBudget) {
   Head head = away_from_bends(random_head({7, 17}, Gate::kInitial));
   const Loss loss(GetParam(), head);

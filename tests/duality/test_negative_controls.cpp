@@ -1,5 +1,5 @@
-// A budget is worth what it rejects. Every mistake below is one that an implementation makes easily; each must miss the
-// right values by more than three times the widest budget that any storage type is given.
+// Negative controls: every plausible mistake below differs from the
+// right values by more than three times the widest budget of any storage type.
 
 #include <gtest/gtest.h>
 
@@ -20,12 +20,12 @@ using reference::Variant;
 
 constexpr Lengths kControlLengths{257, 257};
 
-// A mistake turns a head into the values that the mistaken implementation gives; rows it can't tell keep `right`.
+// A mistake maps a head to the values of the mistaken implementation; rows that it does not affect keep `right`.
 struct Mistake {
   std::string name;
   std::function<Matrix<double>(const Variant&, Head, const Matrix<double>& right)> values;
   std::function<bool(const Variant&)> can_be_made;
-  bool of_the_gate;  // a gate that hardly forgets shows it less
+  bool of_the_gate;  // fainter under a gate that hardly forgets
 };
 
 bool always(const Variant&) { return true; }
@@ -112,7 +112,7 @@ const std::vector<Mistake>& mistakes() {
        has_a_scale, false},
       // A query sees the token after it.
       {"mask_one_wide",
-       [](const Variant& variant, Head head, const Right& right) {  // without the last query, each stands one further
+       [](const Variant& variant, Head head, const Right& right) {  // without the last query, each moves one further
          head.query.conservativeResize(head.query.rows() - 1, Eigen::NoChange);
          Matrix<double> values = right;
          values.topRows(head.query.rows()) = variant.parallel(head).values;
@@ -153,9 +153,9 @@ class NegativeControl : public testing::TestWithParam<Control> {};
 TEST_P(NegativeControl, ExceedsThreeTimesEveryBudgetThatItGuards) {
   const auto& [variant, mistake] = GetParam();
   for (Gate gate : {Gate::kOpen, Gate::kInitial, Gate::kStrong, Gate::kSpiky}) {
-    // At the ends of the gates' range some mistakes are fainter than storage with less than float's precision shows, and
-    // no budget can change that: gates of 1 − 1e-4 are hardly there, a rule that writes 1 − f then hardly writes, and of a
-    // state that two gates of e^−5 shrink little is left to be wrong.
+    // At the ends of the gates' range some mistakes are below the precision of 16-bit storage, so
+    // no budget finds them: gates of 1 − 1e-4 hardly fade, a rule that writes 1 − f then hardly writes, and a
+    // state that two gates of e^−5 fade is too small to matter.
     const bool open = gate == Gate::kOpen, strong = gate == Gate::kStrong;
     const bool faint =
         (mistake.of_the_gate && open) || (has_a_state(variant) && has_a_gate(variant) && (open || strong));

@@ -1,4 +1,4 @@
-// Few kernels, many variants: what each general member becomes in a special case.
+// The special cases of each family's general member.
 
 #include <gtest/gtest.h>
 

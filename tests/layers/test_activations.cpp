@@ -26,7 +26,7 @@ TEST(Sigmoid, IsOneHalfAtZeroAndSymmetric) {
   EXPECT_LT(relative_error(sigmoid<double>(-logits), 1.0 - sigmoid<double>(logits).array()), kExact);
 }
 
-TEST(LogSigmoid, StaysExactWhereTheSigmoidItselfHasLostEverything) {
+TEST(LogSigmoid, StaysExactWhereTheSigmoidUnderflows) {
   const Matrix<double> logits{{-1000.0, -100.0, 0.0, 40.0}};
   const Matrix<double> expected{{-1000.0, -100.0, -std::log(2.0), -std::exp(-40.0)}};
   const Matrix<double> found = log_sigmoid<double>(logits);

@@ -33,7 +33,7 @@ std::vector<double> normed(std::vector<double> x, const Vector<double>& weight, 
   return x;
 }
 
-// Equations 16–24 for one head at one time step, a number at a time, with nothing of the library.
+// Equations 16–24 for one head at one time step, a number at a time, without the library.
 struct EquationsOfOneHead {
   const Matrix<double>& x;
   const Weights& w;
@@ -138,7 +138,7 @@ TEST(ForgettingLayer, WithABiasAsItsWholeGateIsAlibi) {
 }
 
 TEST(ForgettingLayer, NormsQueriesAndKeysBeforeItRotatesThem) {
-  // Rotation keeps lengths, so the order shows only where a norm's weights differ.
+  // Rotation keeps lengths, so the order matters only where a norm's weights differ.
   const Matrix<double> x = random_matrix(6, 4, 7);
   const Matrix<double> identity = Matrix<double>::Identity(4, 4);
   const Vector<double> unequal{{1, 2, 3, 4}};

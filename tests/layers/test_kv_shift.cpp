@@ -43,11 +43,11 @@ TEST(KvShift, ContinuesAnywhereFromTheLastUnmixedRow) {
     EXPECT_GT(relative_error(continued_from(whole.row(split - 1)), whole.bottomRows(7 - split)), kClearlyWrong)
         << "the mixed row in the place of the unmixed one";
     EXPECT_GT(relative_error(continued_from(Vector<double>::Zero(4)), whole.bottomRows(7 - split)), kClearlyWrong)
-        << "a cache that starts anew";
+        << "a cache that starts from zero";
   }
 }
 
-TEST(KvShift, RefusesShapesThatDoNotBelongTogether) {
+TEST(KvShift, RefusesShapesThatDoNotMatch) {
   const Matrix<double> projected = Matrix<double>::Ones(3, 4);
   EXPECT_THROW(kv_shift<double>(projected, Matrix<double>::Zero(2, 2), Vector<double>::Zero(4)), std::invalid_argument);
   EXPECT_THROW(kv_shift<double>(projected, Matrix<double>::Zero(3, 3), Vector<double>::Zero(4)), std::invalid_argument);

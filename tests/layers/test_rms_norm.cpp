@@ -12,7 +12,7 @@ TEST(RmsNorm, DividesByTheRootMeanSquareThenMultipliesByTheWeight) {
   EXPECT_EQ(rms_norm<double>(row, Vector<double>{{1.0, 2.0}}, 1, 3.5), (Matrix<double>{{0.75, 2.0}}));
 }
 
-TEST(RmsNorm, IsBlindToTheScaleOfItsInputUpToEpsilon) {
+TEST(RmsNorm, IgnoresTheScaleOfItsInputUpToEpsilon) {
   const Matrix<double> rows = random_matrix(5, 12, 1);
   const Vector<double> weight = random_matrix(12, 1, 2);
   const Matrix<double> normed = rms_norm<double>(rows, weight, 1, kTinyEpsilon);

@@ -8,7 +8,7 @@
 namespace lethe {
 namespace {
 
-TEST(Agreement, EqualTensorsUseNothingOfTheBudget) {
+TEST(Agreement, EqualTensorsHaveAnErrorOfZero) {
   const std::vector<double> x{1.0, -2.0, 3.0};
   EXPECT_EQ(compare(x, x, 1e-12).error, 0.0);
   EXPECT_TRUE(compare(x, x, 1e-12).passed());

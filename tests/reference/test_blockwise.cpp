@@ -155,7 +155,7 @@ TEST(Blockwise, AThresholdThatPrunesNothingIsBitIdenticalToNone) {
   }
 }
 
-TEST(Blockwise, NamesWhatDoesNotFit) {
+TEST(Blockwise, RefusesWrongArgumentsByName) {
   const Head head = random_head({8, 8}, Gate::kInitial);
   const Output output = blockwise::forward(head, {4, 4});
   EXPECT_THROW(blockwise::forward(head, {0, 4}), std::invalid_argument);

@@ -1,4 +1,4 @@
-// Chunked forms with gates from exactly zero to exactly one, and what happens to those who divide by products of gates.
+// Chunked forms with gates from exactly zero to exactly one, and how division by products of gates fails.
 
 #include <gtest/gtest.h>
 
@@ -36,7 +36,7 @@ std::vector<Head> extreme_heads() {
     head.log_key_gate = gates(kShape.key_dim, 1);
     head.log_value_gate = gates(kShape.value_dim, 2);
     head.log_forget = gates(1, 3);
-    head.key.rowwise().normalize();  // what the delta rule needs to stay bounded
+    head.key.rowwise().normalize();  // keeps the delta rule bounded
   }
   return heads;
 }
@@ -48,7 +48,7 @@ struct NamedRule {
   std::function<BasicOutput<Scalar>(const BasicHead<Scalar>&, Eigen::Index)> chunked;
 };
 
-// The head on positive features, which a normalizer asks for.
+// The head on positive features, which a normalizer needs.
 template <typename Scalar>
 BasicHead<Scalar> positive(BasicHead<Scalar> head) {
   head.query = head.query.cwiseAbs();
@@ -143,7 +143,7 @@ TEST(PairDecay, GivesTheSameSumsInBlocksOfAnyLengthAndForTheLastRowsAlone) {
   }
 }
 
-// (q_i e^{c_i})·(k_j e^{−c_j}) over a whole chunk, as the equations tempt one to write it; exponents above `cap` are cut.
+// (q_i e^{c_i})·(k_j e^{−c_j}) over a whole chunk, as the equations suggest; exponents above `cap` are cut.
 template <typename Scalar>
 Matrix<double> naive(const Head& head, Scalar cap) {
   Matrix<Scalar> sums = head.log_key_gate.cast<Scalar>();
@@ -163,21 +163,21 @@ Head one_chunk(double log_gate, int64_t length = 64) {
   return head;
 }
 
-TEST(ChunkedNumerics, QuotientsOfWholeProductsAreRightForWeakGatesAndNoNumberForStrongOnes) {
+TEST(ChunkedNumerics, QuotientsOfProductsAreRightForWeakGatesAndNaNForStrongOnes) {
   constexpr float kUncapped = std::numeric_limits<float>::infinity();
   const Head weak = one_chunk(-0.1), strong = one_chunk(std::log(1.0 / 64)), zero = one_chunk(kExtremeGates[0]);
   EXPECT_LE(relative_error(naive(weak, kUncapped), decay::recurrent(weak).values), budget(Dtype::kFloat32));
   EXPECT_FALSE(naive(strong, kUncapped).allFinite());
   EXPECT_FALSE(naive(zero, kUncapped).allFinite());
-  EXPECT_FALSE(naive(zero, std::numeric_limits<double>::infinity()).allFinite());  // double is no cure
+  EXPECT_FALSE(naive(zero, std::numeric_limits<double>::infinity()).allFinite());  // nor in double
   for (const Head& head : {weak, strong, zero}) {
     EXPECT_LE(relative_error(decay::chunked(as_float(head), 64).values.cast<double>(), decay::recurrent(head).values),
               budget(Dtype::kFloat32));
   }
 }
 
-// The longest chunk over which 1 / (g · … · g) is still a float, about 88 / −log g: what a chunk's length would have to
-// respect if gates were divided by. 1/768 is the smallest gate that uniform initialization draws for 768 dimensions.
+// The longest chunk over which 1 / (f · … · f) is finite in float, about 88 / −log f: the limit of a chunk's length if
+// gates were divided by. 1/768 is the smallest gate that uniform initialization draws for 768 dimensions.
 TEST(ChunkedNumerics, QuotientsOfWholeProductsEndWhereFloatDoes) {
   struct Row {
     double gate;
@@ -191,7 +191,7 @@ TEST(ChunkedNumerics, QuotientsOfWholeProductsEndWhereFloatDoes) {
     EXPECT_FALSE(std::isfinite(1 / (product * static_cast<float>(row.gate)))) << row.gate;
     const auto chunk = [&](int64_t length) {
       Head head = one_chunk(std::log(row.gate), length);
-      head.key.rowwise().normalize();  // so that what overflows is the quotient
+      head.key.rowwise().normalize();  // so that only the quotient overflows
       return head;
     };
     const Head fits = chunk(row.longest), overflows = chunk(row.longest + 2);

@@ -1,4 +1,4 @@
-// Adaptive Computation Pruning on what it claims: where the boundary runs, and how much weight it costs.
+// Adaptive Computation Pruning: where the boundary is, and how much weight pruning discards.
 
 #include <gtest/gtest.h>
 
@@ -85,7 +85,7 @@ TEST(PruningBoundary, EqualsBruteForceExactlyByWalkAndBySearch) {
   EXPECT_GT(pruned_rows, 1000);
 }
 
-TEST(PruningBoundary, KeepsAPairThatLiesExactlyAtTheThreshold) {
+TEST(PruningBoundary, KeepsAPairExactlyAtTheThreshold) {
   Vector<double> gates = Vector<double>::Zero(4);
   gates[2] = -3.0;
   EXPECT_EQ(boundary_by_walk(gates, 4, {1, 1}, -3.0), (std::vector<int64_t>{0, 0, 0, 0}));
@@ -104,7 +104,7 @@ TEST(PruningBoundary, AlgorithmOneAsPrintedSkipsTheDiagonal) {
   for (int64_t& column : printed) --column;  // counted from 0
   const auto right = boundary_by_force(gates, gates.size(), kBlocks, kThreshold);
   EXPECT_EQ(right.front(), 0);
-  EXPECT_EQ(printed.front(), 1) << "the first row of blocks has nothing but its diagonal block, and it is skipped";
+  EXPECT_EQ(printed.front(), 1) << "the only block of the first row, on the diagonal, is skipped";
   for (size_t row = 0; row < right.size(); ++row) EXPECT_GT(printed[row], right[row]) << row;
 }
 
@@ -170,8 +170,8 @@ TEST(DiscardedWeight, IsAtMostTheToleranceForEveryKindOfGate) {
   EXPECT_GT(pruned, 0);
 }
 
-// The worst head there is: the last query stands opposite to its own key (logit −U) and along every older one (+U), and
-// one gate in front of it puts them all a hair below the threshold.
+// The worst head: the last query is opposite to its own key (logit −U) and along every older one (+U), and
+// one gate before it moves all older pairs just below the threshold.
 Head adversary(int64_t length, double bound, double delta) {
   Head head;
   head.query = Matrix<double>::Constant(length, 1, 1.0);
@@ -183,7 +183,7 @@ Head adversary(int64_t length, double bound, double delta) {
   return head;
 }
 
-TEST(DiscardedWeight, OfTheWorstHeadIsJustBelowTheToleranceAndAboveItForALooserThreshold) {
+TEST(DiscardedWeight, OfTheWorstHeadIsJustBelowTheTolerance) {
   constexpr int64_t kLength = 129;
   constexpr double kBound = 4.0, kLogTolerance = -10.0;
   const auto discarded = [&](double delta, Blocks blocks) {

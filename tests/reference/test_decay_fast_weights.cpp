@@ -1,4 +1,4 @@
-// The decay rule: what it is, what it becomes, and what must not pass for it. Its gate gradients are in a file of their own.
+// The decay rule: by hand, its special cases, and negative controls. Its gradients have a file of their own.
 
 #include <gtest/gtest.h>
 
@@ -81,8 +81,8 @@ TEST(DecayFastWeights, FormsAgreeForEveryShapeOfTheState) {
   }
 }
 
-// D1: with A_t and B_t the products of all gates up to t, quotients of them are the decays. Gates near one only.
-TEST(DecayFastWeights, EqualsTheTwoSidedMaskedProductOfQuotientsWhileTheseCanBeTaken) {
+// With A_t and B_t the products of all gates up to t, quotients of them are the decays. Gates near one only.
+TEST(DecayFastWeights, EqualsTheProductOfQuotientsWhileTheseAreFinite) {
   Head head = random_head({23, 23, 5, 3}, Gate::kOpen);
   head.log_key_gate = -0.1 * random_matrix(23, 5, 1).array().abs();
   head.log_value_gate = -0.1 * random_matrix(23, 3, 2).array().abs();
@@ -102,7 +102,7 @@ TEST(DecayFastWeights, EqualsTheTwoSidedMaskedProductOfQuotientsWhileTheseCanBeT
   EXPECT_LE(relative_error(decay::chunked(head, 8).state, state), kExact);
 }
 
-// D2: the rules that it contains, each written out by itself.
+// The rules that it contains, each written out.
 TEST(DecayFastWeights, WithoutGatesAddsUpOuterProducts) {
   for (bool absent : {true, false}) {
     Head head = random_head({19, 19, 4, 6}, Gate::kZero);
@@ -159,8 +159,7 @@ TEST(DecayFastWeights, TransposedIsItself) {
   EXPECT_LE(relative_error(decay::recurrent(transposed).state, state.transpose()), kExact);
 }
 
-// D3
-TEST(DecayFastWeights, IsTheSameForEveryWayToShareAScalarBetweenTheTwoGates) {
+TEST(DecayFastWeights, IsTheSameHoweverAScalarIsSharedBetweenTheTwoGates) {
   const Head head = random_head({33, 33, 5, 3}, Gate::kStrong);
   Head shared = head;
   const Vector<double> share = 0.3 * random_matrix(33, 1, 5).cwiseAbs();
@@ -171,8 +170,8 @@ TEST(DecayFastWeights, IsTheSameForEveryWayToShareAScalarBetweenTheTwoGates) {
   }
 }
 
-// D5: constant gates s_z, s_f gain at most (1 − s_z)/(1 − s_z s_f) ≤ 1 once the values are scaled by 1 − s_z.
-TEST(DecayFastWeights, StaysBoundedByTheLargestWriteWhenValuesAreScaledByTheOpenPartOfTheirGate) {
+// Constant gates s_z, s_f gain at most (1 − s_z)/(1 − s_z s_f) ≤ 1 once the values are scaled by 1 − s_z.
+TEST(DecayFastWeights, IsBoundedByTheLargestWriteWhenValuesAreScaledByOneMinusB) {
   const double key_gates[] = {1.0 / 64, 0.5, 1 - 1.0 / 64}, value_gates[] = {1.0 / 64, 0.7, 1 - 1.0 / 64};
   Head head = random_head({1, 2000, 3, 3}, Gate::kZero);
   head.key.setOnes();  // the worst case: all writes have the same sign
@@ -222,7 +221,7 @@ TEST(DecayFastWeights, InFloatKeepsFloatsBudgetInEveryForm) {
   }
 }
 
-// Mistakes that an implementation makes easily, as a token's step on the state.
+// Plausible mistakes, as a token's step on the state.
 struct DecayMistake {
   const char* name;
   bool gate_after_write, read_before_write, no_key_gate, no_value_gate;
@@ -259,7 +258,7 @@ TEST(DecayFastWeights, MistakesExceedThreeTimesTheWidestBudget) {
   }
 }
 
-TEST(DecayFastWeights, RefusesGatesThatDoNotFitAndSaysWhich) {
+TEST(DecayFastWeights, RefusesGatesOfAWrongShapeOrSignByName) {
   const auto message_of = [](const Head& head) -> std::string {
     try {
       decay::recurrent(head);

@@ -1,4 +1,4 @@
-// The gradients of the decay rule: what they satisfy, and those of the gates without a stored state.
+// The gradients of the decay rule: identities, and the gates' gradients without stored states.
 
 #include <gtest/gtest.h>
 
@@ -14,8 +14,8 @@ namespace decay = reference::decay_fast_weights;
 
 constexpr double kClosedGate = -std::numeric_limits<double>::infinity();
 
-// A gate's gradient as a sum carries the rounding of everything it sums. Where gates of e^-5 leave 1e-4 of it, four digits
-// of sixteen go; the rest is a margin.
+// A gate's gradient as a sum has the rounding of all its terms. Under gates of e^-5 the result is 1e-4 of them: four digits
+// of sixteen are lost; the rest is a margin.
 constexpr double kBudgetOfSums = 1e-11;
 
 Matrix<double> both(const Matrix<double>& left, const Matrix<double>& right) {
@@ -25,7 +25,7 @@ Matrix<double> both(const Matrix<double>& left, const Matrix<double>& right) {
 }
 Matrix<double> gates_of(const Gradients& gradients) { return both(gradients.log_key_gate, gradients.log_value_gate); }
 
-// D3: a scalar may move from one gate to the other, so the two gradients have one sum.
+// A scalar may move from one gate to the other, so the two gradients have one sum.
 TEST(DecayGradients, OfBothGatesHaveTheSameSumAtEveryPosition) {
   for (const StateShape& shape : kStateShapes) {
     for (Gate gate : kEveryGate) {
@@ -39,7 +39,7 @@ TEST(DecayGradients, OfBothGatesHaveTheSameSumAtEveryPosition) {
   }
 }
 
-// D4: the output is linear in (value, S_0), in (key, S_0) and in the query.
+// The output is linear in (value, S_0), in (key, S_0) and in the query.
 TEST(DecayGradients, AreTheAdjointOfALinearMap) {
   for (Gate gate : kEveryGate) {
     const Head head = random_head({23, 41, 7, 5}, gate);
@@ -54,7 +54,6 @@ TEST(DecayGradients, AreTheAdjointOfALinearMap) {
   }
 }
 
-// D7
 TEST(DecayGradients, OfTheFirstGateAreWhatTheInitialStateIsWorth) {
   Head head = random_head({19, 19, 4, 6}, Gate::kInitial);
   const LinearLoss loss(head);
@@ -68,8 +67,7 @@ TEST(DecayGradients, OfTheFirstGateAreWhatTheInitialStateIsWorth) {
   EXPECT_EQ(gradients.log_value_gate.row(0).norm(), 0.0);
 }
 
-// D8
-TEST(DecayGradients, OfTheGatesNeedNoStoredState) {
+TEST(DecayGradients, NeedNoStoredState) {
   for (const StateShape& shape : kStateShapes) {
     for (Gate gate : kEveryGate) {
       const Head head = random_head(shape, gate);
@@ -87,7 +85,7 @@ TEST(DecayGradients, OfTheGatesNeedNoStoredState) {
   }
 }
 
-TEST(DecayGradients, OfTheGatesNeedNoStoredStateWithGatesFromExactlyZeroToExactlyOne) {
+TEST(DecayGradients, NeedNoStoredStateForGatesFromExactlyZeroToExactlyOne) {
   for (const StateShape& shape : kStateShapes) {
     Head head = random_head(shape, Gate::kZero);
     head.log_key_gate = mixed_gates(shape.keys, shape.key_dim, 3);
@@ -102,7 +100,7 @@ TEST(DecayGradients, OfTheGatesNeedNoStoredStateWithGatesFromExactlyZeroToExactl
 TEST(DecayGradients, OfAGateOfZeroAreExactlyZeroInBothWays) {
   Head head = random_head({65, 65, 5, 3}, Gate::kInitial);
   head.log_key_gate(20, 2) = head.log_key_gate(41, 0) = head.log_value_gate(30, 1) = kClosedGate;
-  head.log_value_gate.row(50).setConstant(kClosedGate);  // nothing at all passes
+  head.log_value_gate.row(50).setConstant(kClosedGate);  // nothing passes
   const LinearLoss loss(head);
   for (const Gradients& gradients : {decay::gradients(head, loss.values, loss.state),
                                      decay::gradients_without_stored_states(head, loss.values, loss.state)}) {
@@ -115,8 +113,8 @@ TEST(DecayGradients, OfAGateOfZeroAreExactlyZeroInBothWays) {
   }
 }
 
-// Why the sums start anew: what rounding has left behind a cut would otherwise stand in every gate before it.
-TEST(DecayGradients, BehindACutWouldKeepTheRoundingOfEverythingAfterItWithoutANewSum) {
+// The sums restart at a cut: otherwise the rounding of everything after it would remain in every gate before it.
+TEST(DecayGradients, BeforeACutKeepNoRoundingFromAfterIt) {
   Head head = random_head({200, 200, 5, 3}, Gate::kZero);
   head.value.bottomRows(100) *= 1e8;
   head.log_key_gate.row(100).setConstant(kClosedGate);
@@ -130,7 +128,7 @@ TEST(DecayGradients, BehindACutWouldKeepTheRoundingOfEverythingAfterItWithoutANe
   EXPECT_GT(relative_error(terms.topRows(100), expected), 3 * kBudgetOfSums);
 }
 
-// Corollary of D8: from zeros to zeros, each component's sums are equal.
+// From zeros to zeros, each component's sums are equal.
 TEST(DecayGradients, SumOutputsAndValuesAlikeAndQueriesAndKeysAlike) {
   for (Gate gate : kEveryGate) {
     Head head = random_head({65, 65, 7, 5}, gate);
@@ -156,9 +154,9 @@ TEST(DecayGradients, AsSumsThatStartOneTokenLateOrForgetTheStateAreFarOff) {
   EXPECT_GT(relative_error(sums.log_key_gate.rowwise() - end.col(0).transpose(), right), kClearlyWrong);
 }
 
-// What the sums cost in float: little where memory is long, most digits where gates are strong, since then the gradient is
-// small beside its terms. The stored states lose nothing.
-TEST(DecayGradients, AsSumsLoseInFloatWhatTheGatesHide) {
+// Precision of the sums in float: good where memory is long, poor where gates are strong, since then the gradient is small
+// beside its terms. Stored states lose nothing.
+TEST(DecayGradients, AsSumsLosePrecisionInFloatUnderStrongGates) {
   // [budgets]
   struct Row {
     Gate gate;

@@ -1,5 +1,5 @@
-// What the two ways to the decay rule's gradients hold in memory. Linked with --wrap, so that every allocation of the
-// reference, which Eigen makes by malloc, is counted here; what libstdc++ allocates inside itself is not.
+// Memory of both ways to compute the decay rule's gradients. Linked with --wrap, so that every allocation of the
+// reference, which Eigen makes by malloc, is counted; allocations inside libstdc++ are not.
 
 #include <gtest/gtest.h>
 #include <malloc.h>
@@ -48,7 +48,7 @@ namespace {
 
 namespace decay = reference::decay_fast_weights;
 
-// The most that was held at a time beyond what was there before, in MiB; the result is held too.
+// Peak of the memory held beyond that held before, in MiB, the result included.
 template <typename Function>
 double peak_of(const Function& function) {
   const int64_t before = most = held;
@@ -56,7 +56,7 @@ double peak_of(const Function& function) {
   return static_cast<double>(most - before) / (1 << 20);
 }
 
-TEST(DecayGradients, WithoutStoredStatesHoldAnEighthOfWhatTheOthersHold) {
+TEST(DecayGradients, WithoutStoredStatesTakeAnEighthOfTheMemory) {
   // [memory]
   constexpr int64_t kTokens = 4096, kKeyDim = 32, kValueDim = 64;
   constexpr double kStoredMiB = 71.1, kSumsMiB = 9.1;  // in double, beyond the inputs; measured, and held to 2 %
@@ -75,7 +75,7 @@ TEST(DecayGradients, WithoutStoredStatesHoldAnEighthOfWhatTheOthersHold) {
   EXPECT_GT(sums, 8.0 * kTokens * (3 * kKeyDim + 2 * kValueDim) / (1 << 20));
 }
 
-TEST(DecayGradients, GrowByAStateATokenWhereStatesAreStoredAndByRowsAloneWhereNot) {
+TEST(DecayGradients, GrowByAStateATokenOnlyWhereStatesAreStored) {
   const auto grown = [](const auto& gradients) {
     const auto peak = [&](int64_t tokens) {
       const Head head = random_head({tokens, tokens, 32, 64}, Gate::kInitial);

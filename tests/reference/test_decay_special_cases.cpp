@@ -1,7 +1,6 @@
-// What the decay rule becomes where its gates are less than general: GLA, HGRN2, and the corners of its own parameters.
+// Special cases of the decay rule: GLA, HGRN2, and the limits of its own parameters.
 
 #include <gtest/gtest.h>
-
 
 #include "reference/decay_fast_weights.hpp"
 #include "reference/gated_fast_weights.hpp"
@@ -27,7 +26,7 @@ std::vector<NamedForm> forms_of_decay() {
   return forms(variant);
 }
 
-// D2: GLA. A pair weighs Σ_d q_d k_d Π a_d, each product taken by itself.
+// GLA: a pair has the weight Σ_d q_d k_d Π a_d, each product computed by itself.
 TEST(DecayFastWeights, WithoutAValueGateIsGlaWhoseKeyDimensionsFadeEachAtItsOwnPace) {
   for (Gate gate : {Gate::kInitial, Gate::kSpiky, Gate::kCutting}) {
     Head head = random_head({29, 29, 4, 6}, gate);
@@ -51,8 +50,8 @@ TEST(DecayFastWeights, WithoutAValueGateIsGlaWhoseKeyDimensionsFadeEachAtItsOwnP
   }
 }
 
-// D2: HGRN2 writes what its gates leave, k = 1 − a, so that each row of the state is a running mean of the values.
-TEST(DecayFastWeights, WithTheClosedPartOfTheirGatesAsKeysAreHgrn2WhoseRowsAreRunningMeans) {
+// HGRN2: k = 1 − a, so that each row of the state is a running mean of the values.
+TEST(DecayFastWeights, WithKeysOneMinusAAreHgrn2WhoseRowsAreRunningMeans) {
   for (Gate gate : {Gate::kInitial, Gate::kStrong, Gate::kCutting}) {
     Head head = random_head({41, 41, 4, 6}, gate);
     head.log_value_gate = {};
@@ -95,9 +94,9 @@ Head with_gates(Head head, const Matrix<double>& x, const GateParameters& p) {
   return head;
 }
 
-// D2: W_z = 0 and b_z → ∞, all rows of W_f and b_f equal: one gate σ(w·x + b), that of the gated rule, whose write factor
-// the values then have to bring along.
-TEST(DecayFastWeights, WithEqualGateRowsAndAnOpenValueGateAreTheGatedRuleWithItsWriteFactorInTheValues) {
+// W_z = 0 and b_z → ∞, all rows of W_f and b_f equal: one gate σ(w·x + b), that of the gated rule, whose write factor
+// is then applied to the values.
+TEST(DecayFastWeights, WithOneKeyGateEqualTheGatedRuleOnValuesTimesOneMinusF) {
   const Matrix<double> x = random_matrix(37, 8, 20);
   const Head head = random_head({37, 37, 5, 7}, Gate::kZero);
   GateParameters parameters = random_parameters(5, 7, 8);
@@ -121,7 +120,7 @@ TEST(DecayFastWeights, WithEqualGateRowsAndAnOpenValueGateAreTheGatedRuleWithIts
   EXPECT_GT(error(1, 4), kClearlyWrong);
 }
 
-// W_f = 0: the row gates no longer see the token, σ(b_f) for all of them, and a pair fades by their power.
+// W_f = 0: the row gates are the constant σ(b_f), and a pair decays by their power.
 TEST(DecayFastWeights, WithoutAGateWeightHaveOneConstantGateARow) {
   Head head = random_head({23, 23, 5, 7}, Gate::kZero);
   head.initial_state = {};

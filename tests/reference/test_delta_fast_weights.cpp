@@ -112,7 +112,7 @@ TEST(DeltaFastWeights, FormsAgreeForEveryShapeOfTheState) {
   }
 }
 
-// L1, with an inverse that no form computes.
+// With an explicit inverse, which no form computes.
 TEST(DeltaFastWeights, IsASumOfCorrectionsThatSolveOneTriangularSystem) {
   const Head head = bounded({37, 37, 5, 7}, Gate::kInitial);
   const auto strength = head.write_strength.asDiagonal();
@@ -136,8 +136,7 @@ Matrix<double> corrections_of(const Head& head) {
   return corrections;
 }
 
-// L2
-TEST(DeltaFastWeights, ReadAfterTheWriteExceedsTheReadBeforeItByQKTimesTheCorrection) {
+TEST(DeltaFastWeights, ReadsAfterAndBeforeTheWriteDifferByQKTimesTheCorrection) {
   const Head head = bounded({37, 37, 5, 7}, Gate::kInitial);
   const Output after = delta::recurrent(head, Normalized::kNo), before = delta::recurrent_reading_first(head);
   const Vector<double> products = head.scale * head.query.cwiseProduct(head.key).rowwise().sum();
@@ -145,7 +144,7 @@ TEST(DeltaFastWeights, ReadAfterTheWriteExceedsTheReadBeforeItByQKTimesTheCorrec
   EXPECT_TRUE(bit_equal(after.state, before.state));
 }
 
-// L3: where a strength of one is all that there is, √β on key and value stands for β, and nothing less does.
+// Where a strength of one is all that there is, √β on key and value stands for β, and nothing less does.
 TEST(DeltaFastWeights, AbsorbsItsStrengthAsARootInBothKeyAndValueOnly) {
   const Head head = bounded({37, 37, 5, 7}, Gate::kInitial);
   const Matrix<double> right = delta::recurrent(head, Normalized::kNo).values;
@@ -200,7 +199,7 @@ TEST(GatedDeltaFastWeights, AGateOfZeroHidesWhatCameBeforeAndNotItsOwnToken) {
   }
 }
 
-// Mistakes that an implementation makes easily, as a token's step on the state.
+// Plausible mistakes, as a token's step on the state.
 struct DeltaMistake {
   const char* name;
   bool gate_after_write, read_before_write, no_strength, no_gates, correct_before_gate;
@@ -244,7 +243,7 @@ TEST(GatedDeltaFastWeights, MistakesExceedThreeTimesTheWidestBudget) {
   }
 }
 
-TEST(DeltaFastWeights, RefusesStrengthsThatDoNotFitAndSaysWhy) {
+TEST(DeltaFastWeights, RefusesStrengthsOfAWrongShapeOrSign) {
   const auto message_of = [](const Head& head) -> std::string {
     try {
       delta::recurrent(head, Normalized::kNo);

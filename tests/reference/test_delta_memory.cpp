@@ -46,8 +46,7 @@ Head rewriting(Head head, Eigen::Index again) {
   return head;
 }
 
-// L5
-TEST(DeltaFastWeights, HoldsAsManyOrthonormalKeysAsDimensionsAndEqualsTheAdditiveRuleOnThem) {
+TEST(DeltaFastWeights, EqualsTheAdditiveRuleOnOrthonormalKeys) {
   const Head head = orthonormal_keys(7, 5);
   const Output output = delta::recurrent(head, Normalized::kNo);
   EXPECT_LE(relative_error(head.key * output.state, head.value), kExact);
@@ -55,7 +54,7 @@ TEST(DeltaFastWeights, HoldsAsManyOrthonormalKeysAsDimensionsAndEqualsTheAdditiv
   EXPECT_LE(relative_error(output.state, additive::recurrent(head, Normalized::kNo).state), kExact);
 }
 
-TEST(DeltaFastWeights, OverwritesOneKeyAndLeavesTheOthersWhereTheAdditiveRuleAddsUp) {
+TEST(DeltaFastWeights, OverwritesOneKeyWhereTheAdditiveRuleAddsUp) {
   const Head first = orthonormal_keys(7, 5), head = rewriting(first, 2);
   const Matrix<double> state = delta::chunked(head, Normalized::kNo, 3).state;
   const Matrix<double> added = additive::recurrent(head, Normalized::kNo).state;
@@ -66,7 +65,7 @@ TEST(DeltaFastWeights, OverwritesOneKeyAndLeavesTheOthersWhereTheAdditiveRuleAdd
   EXPECT_LE(relative_error(first.key.row(2) * added, head.value.row(2) + head.value.row(7)), kExact);
 }
 
-TEST(GatedDeltaFastWeights, ReturnsTheNewValueExactlyHoweverMuchHasFaded) {
+TEST(GatedDeltaFastWeights, ReturnsTheNewValueExactlyAfterAnyFading) {
   Head head = random_head({31, 31, 6, 5}, Gate::kInitial);
   head.key.rowwise().normalize();
   head.write_strength.setOnes();
@@ -83,7 +82,7 @@ TEST(GatedDeltaFastWeights, ReturnsTheNewValueExactlyHoweverMuchHasFaded) {
   EXPECT_GT(relative_error(returned, head.value), 3 * budget(Dtype::kBFloat16));
 }
 
-// L4: the loss of one token, ½‖Sᵀk − v‖², one step down its measured gradient.
+// The loss of one token, ½‖Sᵀk − v‖², one step down its measured gradient.
 TEST(DeltaFastWeights, IsOneStepOfGradientDescentOnTheErrorOfItsKey) {
   Head head = random_head({1, 1, 5, 3}, Gate::kZero);
   Matrix<double> state = head.initial_state;
@@ -107,8 +106,7 @@ double gain(double strength, double length) {
   return Eigen::JacobiSVD<Eigen::MatrixXd>(state).singularValues()[0];
 }
 
-// L6
-TEST(DeltaFastWeights, GrowsBeyondAStrengthTimesSquaredKeyOfTwoAndNotUpToIt) {
+TEST(DeltaFastWeights, GrowsBeyondAStrengthTimesSquaredKeyOfTwo) {
   for (double length : {0.5, 1.0, 3.0}) {
     const double square = length * length;
     for (double product : {0.0, 0.3, 1.0, 1.7, 2.0}) EXPECT_NEAR(gain(product / square, length), 1.0, 1e-12) << product;
@@ -140,7 +138,7 @@ TEST(DeltaFastWeights, NeverGrowsOnKeysUnderASumNorm) {
   EXPECT_LE(squares.maxCoeff(), 1.0);
 }
 
-// L7: S_{t−1} = S_t − k δᵀ. Each step back rounds once, and nothing decays that could magnify it.
+// S_{t−1} = S_t − k δᵀ. Each step back rounds once, and nothing decays that could magnify it.
 template <typename Scalar>
 double error_of_going_back(Eigen::Index length) {
   Head wide = random_head({length, length, 8, 8}, Gate::kInitial);
@@ -169,7 +167,7 @@ TEST(DeltaFastWeights, CanBeRunBackwardsFromItsLastState) {
   }
 }
 
-// L8, for the read that the registry's rows don't have.
+// For the read before the write, which no row of the registry has.
 TEST(DeltaGradients, OfTheReadBeforeTheWriteEqualFiniteDifferences) {
   for (const StateShape& shape : {StateShape{1, 1, 4, 3}, StateShape{13, 13, 3, 5}, StateShape{7, 17, 5, 3}}) {
     Head head = random_head(shape, Gate::kInitial);
@@ -204,7 +202,7 @@ TEST(DeltaGradients, AreTheAdjointOfALinearMapOfValueAndInitialState) {
   }
 }
 
-// S5: a normalized output does not change with the length of its query.
+// A normalized output does not change with the length of its query.
 TEST(DeltaGradients, OfANormalizedQueryAreOrthogonalToIt) {
   Head head = random_head({23, 41, 7, 5}, Gate::kInitial);
   head = reference::with_features(head, reference::feature_map::sum_normalized(reference::feature_map::elu_plus_one()));

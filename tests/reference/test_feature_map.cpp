@@ -1,4 +1,4 @@
-// Feature maps: by hand, against differences, and against the kernels that they stand for.
+// Feature maps: by hand, against finite differences, and against the kernels that they approximate.
 
 #include "reference/feature_map.hpp"
 
@@ -21,7 +21,7 @@ using reference::Normalized;
 
 constexpr Eigen::Index kDim = 5;
 
-// Every map on vectors of kDim entries. Those whose features may all be zero get no sum norm.
+// Every map on vectors of kDim entries; no sum norm for those whose features may all be zero.
 std::vector<FeatureMap> every_map() {
   const auto relu = [](double bias) {
     return feature_map::relu(random_matrix(7, kDim, 1), Vector<double>::Constant(7, bias));
@@ -38,7 +38,7 @@ std::vector<FeatureMap> every_map() {
           feature_map::sum_normalized(feature_map::dpfp(3))};
 }
 
-// No entry so near zero that a difference would be taken across a bend.
+// No entry is so near zero that a difference crosses the kink of a ReLU.
 Matrix<double> inputs(Eigen::Index rows, uint64_t seed) {
   return random_matrix(rows, kDim, seed).unaryExpr([](double x) { return x + std::copysign(0.01, x); });
 }
@@ -86,7 +86,7 @@ TEST(FeatureMap, GradientsOfTheLearnedParametersEqualFiniteDifferences) {
   EXPECT_TRUE(compare(flat(gradients.bias), of_bias, 1e-9).passed());
 }
 
-TEST(FeatureMap, LinearAttentionOnEachOfThemIsOneFunctionWithGradientsThroughTheMap) {
+TEST(FeatureMap, EachGivesLinearAttentionItsFormsAndGradients) {
   for (const FeatureMap& map : every_map()) {
     Head head = random_head({6, 9}, Gate::kInitial);
     head.query = inputs(6, 10);
@@ -108,7 +108,7 @@ TEST(FeatureMap, LinearAttentionOnEachOfThemIsOneFunctionWithGradientsThroughThe
   }
 }
 
-TEST(FeatureMap, DpfpHasTwiceNuTimesAsManyFeaturesNoneNegativeAndMostOfThemZero) {
+TEST(FeatureMap, DpfpHasTwoNuTimesKFeaturesNoneNegativeAndMostZero) {
   const Matrix<double> x = inputs(100, 12);
   for (Eigen::Index nu : {1, 2, 3}) {
     const Matrix<double> features = feature_map::dpfp(nu).features(x);
@@ -121,7 +121,7 @@ TEST(FeatureMap, DpfpHasTwiceNuTimesAsManyFeaturesNoneNegativeAndMostOfThemZero)
   }
 }
 
-TEST(FeatureMap, PositiveRandomFeaturesHaveTheExponentialOfTheProductAsTheirMean) {
+TEST(FeatureMap, PositiveRandomFeaturesHaveTheExponentialKernelAsMean) {
   constexpr Eigen::Index kDirections = 200000;
   const FeatureMap map = feature_map::positive_random(random_matrix(kDirections, kDim, 13));
   const Matrix<double> q = 0.5 * random_matrix(6, kDim, 14), k = 0.5 * random_matrix(6, kDim, 15);
@@ -133,11 +133,11 @@ TEST(FeatureMap, PositiveRandomFeaturesHaveTheExponentialOfTheProductAsTheirMean
     const double kernel = std::exp(q.row(i).dot(k.row(i)));
     EXPECT_NEAR(terms.mean(), kernel, 4.5 * deviation);
     const double without_the_norms = terms.mean() * std::exp(0.5 * (q.row(i).squaredNorm() + k.row(i).squaredNorm()));
-    EXPECT_GT(std::abs(without_the_norms - kernel), 13.5 * deviation) << "the control must be told apart";
+    EXPECT_GT(std::abs(without_the_norms - kernel), 13.5 * deviation) << "expected the control to differ";
   }
 }
 
-TEST(FeatureMap, RandomFourierFeaturesHaveTheGaussianKernelAsTheirMeanAndLengthOne) {
+TEST(FeatureMap, RandomFourierFeaturesHaveLengthOneAndTheGaussianKernelAsMean) {
   constexpr Eigen::Index kDirections = 200000;
   for (double sigma : {0.7, 1.5}) {
     const FeatureMap map = feature_map::random_fourier(random_matrix(kDirections, kDim, 16) / sigma);
@@ -161,12 +161,12 @@ TEST(FeatureMap, SumNormBoundsTheLengthOfNonnegativeFeaturesFromBothSides) {
   }
 }
 
-TEST(FeatureMap, FourReluFeaturesAreAllZeroForOneInputInSixteenAndANormalizerThenHasNothingToDivideBy) {
+TEST(FeatureMap, OneInputInSixteenHasNoPositiveFeatureAmongFourRelus) {
   // Where T2FW's gated rule with a normalizer has states of zero, its output is 0/0 at this share of the tokens.
   const Matrix<double> weight = random_matrix(4, 64, 20), x = random_matrix(20000, 64, 21);
   const Matrix<double> features = feature_map::relu(weight, Vector<double>::Zero(4)).features(x);
   const double share = (features.rowwise().sum().array() == 0).cast<double>().mean();
-  EXPECT_NEAR(share, 1 / 16.0, 0.02);  // the four directions aren't quite orthogonal
+  EXPECT_NEAR(share, 1 / 16.0, 0.02);  // the four directions are nearly orthogonal
 
   Head head = random_head({3, 3}, Gate::kInitial);
   head.initial_state.resize(0, 0);
@@ -177,7 +177,7 @@ TEST(FeatureMap, FourReluFeaturesAreAllZeroForOneInputInSixteenAndANormalizerThe
   EXPECT_NO_THROW(linear_attention::recurrent(with_features(head, map), Normalized::kNo));
 }
 
-TEST(FeatureMap, RefusesWhatItCannotRead) {
+TEST(FeatureMap, RefusesInputsOfAWrongShape) {
   const Matrix<double> x = inputs(2, 22), wider = random_matrix(2, kDim + 1, 23);
   EXPECT_THROW(feature_map::relu(Matrix<double>::Zero(7, kDim), Vector<double>::Zero(6)), std::invalid_argument);
   EXPECT_THROW(feature_map::relu(Matrix<double>::Zero(7, kDim), Vector<double>::Zero(7)).features(wider),

@@ -1,4 +1,4 @@
-// What the generic suites don't ask: single queries, long sequences, float, gates of zero.
+// Cases that the generic suites leave out: single queries, long sequences, float, gates of zero.
 
 #include <gtest/gtest.h>
 
@@ -36,7 +36,7 @@ TEST(OneQuery, RefusesARowThatIsNotThere) {
   for (Eigen::Index row : {-1, 2}) EXPECT_THROW(forgetting_attention::one_query(head, row), std::invalid_argument);
 }
 
-// The definition once more, in x87's 64-bit significand and with D summed towards the past.
+// The definition in x87's 64-bit significand, with D summed towards the past.
 Output in_extended_precision(const Head& head, Eigen::Index position) {
   std::vector<long double> values(static_cast<size_t>(head.value.cols()), 0.0L);
   long double decay = 0.0L, normalizer = 0.0L;
@@ -58,7 +58,7 @@ Output in_extended_precision(const Head& head, Eigen::Index position) {
   return output;
 }
 
-TEST(OneQuery, IsExactToTheFourteenthDigitAfter262144TokensForEveryKindOfGate) {
+TEST(OneQuery, IsExactTo14DigitsAfter262144TokensForEveryKindOfGate) {
   static_assert(std::numeric_limits<long double>::digits >= 64, "the expected values need more than double precision");
   constexpr int64_t kLength = 262144;
   for (Gate gate : {Gate::kOpen, Gate::kInitial, Gate::kStrong, Gate::kSpiky, Gate::kZero}) {
@@ -113,7 +113,7 @@ TEST(ForgettingAttention, GradientOfTheFirstGateAndOfGatesOfZeroIsExactlyZero) {
   }
 }
 
-TEST(ForgettingAttention, GradientOfKeysBehindAGateOfZeroIsExactlyZero) {
+TEST(ForgettingAttention, GradientOfKeysBeforeAGateOfZeroIsExactlyZero) {
   Head head = random_head({10, 30}, Gate::kInitial);
   head.log_forget[20] = -std::numeric_limits<double>::infinity();  // where the first query stands
   const Gradients gradients = forgetting_attention::gradients(head, random_values_gradient(head));

@@ -42,7 +42,7 @@ std::vector<GatedForm> additive_forms() {
   return forms_of(additive::recurrent<double>, additive::parallel<double>, additive::chunked<double>);
 }
 
-// Positive features, as a normalizer asks for.
+// Positive features, which a normalizer needs.
 Head positive(Head head) { return reference::with_features(head, reference::feature_map::elu_plus_one()); }
 
 Matrix<double> past(const Matrix<double>& scores) { return scores.triangularView<Eigen::Lower>(); }
@@ -67,7 +67,7 @@ TEST(AdditiveFastWeights, ByHand) {
 }
 
 TEST(GatedFastWeights, ByHand) {
-  // g = (1/2, 3/4): S_1 = (2, 4), z_1 = (1/2, 1); S_2 = (1.5 + 6, 3 + 2), z_2 = (3/8 + 3/4, 3/4 + 1/4).
+  // f = (1/2, 3/4): S_1 = (2, 4), z_1 = (1/2, 1); S_2 = (1.5 + 6, 3 + 2), z_2 = (3/8 + 3/4, 3/4 + 1/4).
   Head head = two_gated_tokens();
   head.log_forget = Vector<double>{{std::log(0.5), std::log(0.75)}};
   for (const auto& [name, compute] : gated_forms()) {
@@ -108,7 +108,6 @@ TEST(GatedFastWeights, FormsAgreeForEveryShapeOfTheState) {
   }
 }
 
-// A1, A2
 TEST(AdditiveFastWeights, AreAttentionWithoutASoftmaxAndTheirNormalizerItsRowSums) {
   const Head head = positive(random_head({37, 37, 5, 7}, Gate::kZero));
   const Matrix<double> scores = past(head.query * head.key.transpose());
@@ -138,7 +137,7 @@ TEST(GatedFastWeights, NormalizedOnPositiveFeaturesStayBetweenTheValuesTheyHaveS
   }
 }
 
-// w_tj = (1 − g_j) Π_{j < l ≤ t} g_l, each product taken by itself. [T,T]
+// w_tj = (1 − f_j) Π_{j < l ≤ t} f_l, each product computed by itself. [T,T]
 Matrix<double> weights_of(const Vector<double>& log_gate) {
   Matrix<double> weights = Matrix<double>::Zero(log_gate.size(), log_gate.size());
   for (Eigen::Index t = 0; t < log_gate.size(); ++t) {
@@ -150,8 +149,8 @@ Matrix<double> weights_of(const Vector<double>& log_gate) {
   return weights;
 }
 
-// G1: read off the rule itself, with a single key of one and the tokens' numbers as values.
-TEST(GatedFastWeights, BreakAStickOfLengthOneAgainWithEveryToken) {
+// Read off the rule itself, with a single key of one and the tokens' numbers as values.
+TEST(GatedFastWeights, WeightsOfAllTokensSumToOneMinusTheProductOfGates) {
   for (Gate gate : {Gate::kOpen, Gate::kInitial, Gate::kStrong, Gate::kCutting}) {
     Head head = random_head({37, 37, 1, 37}, gate);
     head.query.setOnes();
@@ -161,7 +160,7 @@ TEST(GatedFastWeights, BreakAStickOfLengthOneAgainWithEveryToken) {
     head.initial_state = {};
     for (const auto& [name, compute] : gated_forms()) {
       const Matrix<double> weights = compute(head, Normalized::kNo).values;
-      EXPECT_LE(relative_error(weights, weights_of(head.log_forget)), 1e-11) << name;  // 1 − g of open gates: 1e-4 left
+      EXPECT_LE(relative_error(weights, weights_of(head.log_forget)), 1e-11) << name;  // 1 − f of open gates: 1e-4 left
       double open = 1;
       for (Eigen::Index t = 0; t < 37; ++t) {
         open *= std::exp(head.log_forget[t]);
@@ -171,7 +170,6 @@ TEST(GatedFastWeights, BreakAStickOfLengthOneAgainWithEveryToken) {
   }
 }
 
-// G2
 TEST(GatedFastWeights, NormalizedAreTheMeanUnderTheStickAndTheFeatures) {
   for (Gate gate : {Gate::kInitial, Gate::kStrong}) {
     Head head = positive(random_head({37, 37, 5, 7}, gate));
@@ -185,8 +183,7 @@ TEST(GatedFastWeights, NormalizedAreTheMeanUnderTheStickAndTheFeatures) {
   }
 }
 
-// G3
-TEST(GatedFastWeights, NormalizedLoseTheirWriteFactorWhereTheGateIsConstantAndNowhereElse) {
+TEST(GatedFastWeights, NormalizedIgnoreTheWriteFactorOfAConstantGateOnly) {
   Head head = positive(random_head({37, 37, 5, 7}, Gate::kInitial));
   head.initial_state = {};
   head.initial_normalizer = {};
@@ -200,8 +197,7 @@ TEST(GatedFastWeights, NormalizedLoseTheirWriteFactorWhereTheGateIsConstantAndNo
   EXPECT_GT(error(head), 3 * budget(Dtype::kBFloat16));
 }
 
-// D2
-TEST(GatedFastWeights, EqualTheDecayRuleWithTheGateOnOneSideOrItsRootOnBothAndFadedValues) {
+TEST(GatedFastWeights, EqualTheDecayRuleWithTheGateOnEitherSideOrItsRootOnBoth) {
   for (Gate gate : {Gate::kInitial, Gate::kStrong, Gate::kCutting}) {
     const Head head = random_head({37, 37, 5, 7}, gate);
     Head rows = head, both = head;
@@ -217,7 +213,7 @@ TEST(GatedFastWeights, EqualTheDecayRuleWithTheGateOnOneSideOrItsRootOnBothAndFa
   }
 }
 
-TEST(DecayFastWeights, EqualGatedLinearAttentionWithOneGateForAllRowsAndTheAdditiveRuleWithoutAny) {
+TEST(DecayFastWeights, EqualGatedLinearAttentionWithOneGateForAllRows) {
   for (Gate gate : kEveryGate) {
     Head head = random_head({19, 37, 5, 7}, gate);
     head.log_key_gate = head.log_forget.replicate(1, 5);
@@ -249,8 +245,8 @@ TEST(GatedFastWeights, KeepATokenAloneWhereTheGateIsZeroAndIgnoreItWhereItIsOne)
   }
 }
 
-TEST(GatedFastWeights, KeepTheDigitsOfAWriteFactorNextToNothing) {
-  // 1 − exp(log g) of log g = −1e-12 would keep four digits.
+TEST(GatedFastWeights, KeepTheDigitsOfAWriteFactorNearZero) {
+  // 1 − exp(log f) of log f = −1e-12 would keep four digits.
   Head head = random_head({1, 1, 3, 2}, Gate::kZero);
   head.log_forget[0] = -1e-12;
   head.initial_state = {};
@@ -259,7 +255,7 @@ TEST(GatedFastWeights, KeepTheDigitsOfAWriteFactorNextToNothing) {
   EXPECT_GT(std::abs((1 - std::exp(-1e-12)) / 1e-12 - 1), 3 * kExact);
 }
 
-// Mistakes that an implementation makes easily.
+// Plausible mistakes.
 TEST(GatedFastWeights, MistakesExceedThreeTimesTheWidestBudget) {
   const double allowed = 3 * budget(Dtype::kBFloat16);
   for (Gate gate : {Gate::kInitial, Gate::kStrong}) {
@@ -271,7 +267,7 @@ TEST(GatedFastWeights, MistakesExceedThreeTimesTheWidestBudget) {
       EXPECT_GT(error(additive::recurrent(head, normalized).values), allowed) << "gate and write factor forgotten";
       Head closed = head;
       closed.key = head.log_forget.array().exp().matrix().asDiagonal() * head.key;
-      EXPECT_GT(error(gated_linear::recurrent(closed, normalized).values), allowed) << "write factor g for 1 − g";
+      EXPECT_GT(error(gated_linear::recurrent(closed, normalized).values), allowed) << "write factor f for 1 − f";
       Head late = head;
       late.log_forget.tail(64) = head.log_forget.head(64).eval();
       EXPECT_GT(error(gated::recurrent(late, normalized).values), allowed) << "gate one token late";

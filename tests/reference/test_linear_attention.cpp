@@ -41,12 +41,12 @@ std::vector<NamedForm> gated_forms(Normalized normalized) {
   return forms(variant);
 }
 
-// A random head of positive features, whose normalizers are therefore safe to divide by.
+// A random head of positive features, so that its normalizers are positive.
 Head positive_head(const Lengths& lengths, Gate gate) {
   return with_features(random_head(lengths, gate), reference::feature_map::elu_plus_one());
 }
 
-// The same from nothing.
+// The same without an initial state.
 Head fresh(Head head) {
   head.initial_state.resize(0, 0);
   head.initial_normalizer.resize(0);
@@ -202,7 +202,7 @@ TEST(GatedLinearAttention, AZeroGateClearsTheStateAndNotItsOwnToken) {
   }
 }
 
-TEST(GatedLinearAttention, WithANormalizerQueriesHaveNoLengthAndTheirGradientsNoComponentAlongThem) {
+TEST(GatedLinearAttention, NormalizedIgnoresTheLengthOfAQuery) {
   const Head head = positive_head({17, 33}, Gate::kInitial);
   const Matrix<double> values_gradient = random_values_gradient(head);
   const auto along_the_query = [&](Normalized normalized) -> Vector<double> {

@@ -1,4 +1,4 @@
-// Local attention: by hand, at the ends of its range, and what must not pass for it.
+// Local attention: by hand, at the limits of its window, and negative controls.
 
 #include "reference/local_attention.hpp"
 
@@ -72,7 +72,7 @@ TEST(LocalAttention, WithAWindowOfOneReturnsTheTokensOwnValue) {
   for (const auto& [name, compute] : local_forms(1)) EXPECT_EQ(compute(head).values, head.value) << name;
 }
 
-TEST(LocalAttention, NothingOlderThanTheWindowReachesAQueryAndTheOldestWithinItDoes) {
+TEST(LocalAttention, AQueryReachesTheOldestTokenOfItsWindowAndNoOlderOne) {
   constexpr Eigen::Index kWindow = 7, kRow = 30;
   const Head head = random_head({40, 40}, Gate::kZero);
   Matrix<double> values_gradient = Matrix<double>::Zero(40, 3);
@@ -96,7 +96,7 @@ TEST(LocalAttention, AWindowOffByOneExceedsThreeTimesTheWidestBudget) {
   }
 }
 
-TEST(LocalAttention, RefusesAWindowThatHoldsNothing) {
+TEST(LocalAttention, RefusesAnEmptyWindow) {
   const Head head = random_head({4, 4}, Gate::kZero);
   for (Eigen::Index window : {0, -1}) {
     for (const auto& [name, compute] : local_forms(window)) EXPECT_THROW(compute(head), std::invalid_argument) << name;

@@ -62,8 +62,8 @@ TEST(FastWeights, TheTwoTokensOfTheLessonByHandInEveryForm) {
   }
 }
 
-// What the table above shows at k_1, for any number of keys.
-TEST(AdditiveFastWeights, ReturnForAKeyItsValueTimesItsSquareAndTheCrosstalkOfAllOthers) {
+// The table's k_1, for any number of keys.
+TEST(AdditiveFastWeights, ReturnTheKeysValueTimesItsSquareAndTheCrosstalk) {
   Head head = random_head({1, 9, 5, 3}, Gate::kZero);
   head.initial_state = {};
   const Matrix<double> returned = head.key * additive::recurrent(head, Normalized::kNo).state;
@@ -76,12 +76,12 @@ TEST(AdditiveFastWeights, ReturnForAKeyItsValueTimesItsSquareAndTheCrosstalkOfAl
   }
 }
 
-// More keys than dimensions can't be orthogonal: no choice of keys keeps the additive rule from mixing them.
+// More keys than dimensions cannot be orthogonal, so the additive rule mixes them for every choice of keys.
 TEST(AdditiveFastWeights, HoldKValuesOnOrthonormalKeysAndNotOneMore) {
   Head head = random_head({1, 5, 4, 4}, Gate::kZero);
   head.initial_state = {};
   head.key = Matrix<double>::Identity(5, 4);
-  head.key.row(4).setConstant(0.5);  // of length one, and as far from all the others as can be
+  head.key.row(4).setConstant(0.5);  // of length one, with the smallest overlap with all others
   head.value = random_matrix(5, 4, 6);
   const auto error = [&](Eigen::Index tokens) {
     Head first = head;
@@ -94,8 +94,8 @@ TEST(AdditiveFastWeights, HoldKValuesOnOrthonormalKeysAndNotOneMore) {
   EXPECT_GT(error(5), kClearlyWrong);
 }
 
-// The normalizer of the delta rule counts keys that no strength has weighed, so that no column of its state can hold it.
-TEST(DeltaFastWeights, HaveANormalizerThatIsNoColumnOfTheirState) {
+// The normalizer of the delta rule sums keys without strengths, so it is no column of the state.
+TEST(DeltaFastWeights, HaveANormalizerOutsideTheirState) {
   Head head = random_head({1, 9, 5, 3}, Gate::kInitial);
   head.query = head.query.cwiseAbs();
   head.key = head.key.cwiseAbs().rowwise().normalized();

@@ -32,7 +32,7 @@ inline Head random_head(const StateShape& shape, Gate gate, uint64_t seed = 7) {
   return head;
 }
 
-/// Log gates that a form may trip over: zero, one, and what lies next to them, alone and mixed.
+/// Difficult log gates: zero, one and their neighbours, alone and mixed.
 inline constexpr double kExtremeGates[] = {
     -std::numeric_limits<double>::infinity(), -27.631021115928547 /* log 1e-12 */,
     -9.210340371976182 /* log 1e-4 */,        -2.5,

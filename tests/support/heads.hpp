@@ -1,5 +1,5 @@
 #pragma once
-// Heads to test on, and ways to look at them.
+// Heads to test on, and access to their tensors.
 
 #include <algorithm>
 #include <span>
@@ -19,7 +19,7 @@ struct Lengths {
   int64_t query, key;
 };
 
-/// Around the tiles of 16, 32 and 64 that the block algorithms use, with as many queries as keys and with fewer.
+/// Lengths around the tiles of 16, 32 and 64 of the block algorithms, with as many queries as keys and with fewer.
 inline constexpr Lengths kLengthsAroundTheTile[] = {{1, 1},     {2, 2},  {17, 17}, {63, 63}, {64, 64}, {65, 65},
                                                     {257, 257}, {1, 17}, {17, 64}, {63, 65}, {64, 257}};
 
@@ -28,7 +28,7 @@ inline std::string describe(const Lengths& lengths, Gate gate) {
          gate_name(gate);
 }
 
-/// Random values for what a problem does not hold: gates of the same kind, write strengths in (0, 1], an initial state
+/// Random values for the inputs that a problem lacks: gates of the same kind, write strengths in (0, 1], an initial state
 /// and an initial normalizer above zero, as positive features add up to.
 inline void fill_linear_inputs(Head& head, Gate gate, uint64_t seed) {
   const Eigen::Index keys = head.key.rows(), key_dim = head.key.cols(), value_dim = head.value.cols();
@@ -93,7 +93,7 @@ std::span<const double> flat(const Tensor& tensor) {
   return {tensor.data(), static_cast<size_t>(tensor.size())};
 }
 
-/// The same head in another precision. Inputs in float are rounded, so compare against the head that as_double gives back.
+/// The same head in another precision. Inputs in float are rounded, so compare against the head from as_double.
 template <typename To, typename From>
 BasicHead<To> head_as(const BasicHead<From>& head) {
   return {head.query.template cast<To>(),

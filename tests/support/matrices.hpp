@@ -44,7 +44,7 @@ inline bool bit_equal(const Matrix<double>& a, const Matrix<double>& b) {
 /// Rounding of a few hundred double operations.
 inline constexpr double kExact = 1e-12;
 
-/// What a formula that should be wrong must at least be off by, so that a control can't pass through rounding.
+/// The least error of a formula that should be wrong, so that a control cannot pass by rounding.
 inline constexpr double kClearlyWrong = 1e-3;
 
 }  // namespace lethe

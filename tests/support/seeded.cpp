@@ -1,4 +1,4 @@
-// Every test starts from the same random numbers of Torch's, whatever ran before it. By itself Torch seeds them anew in each process.
+// Seeds Torch's random numbers before every test; by default each process has another seed.
 
 #include <ATen/Context.h>
 #include <gtest/gtest.h>

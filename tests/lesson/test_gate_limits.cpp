@@ -1,12 +1,12 @@
-// What becomes of Forgetting Attention when its gates are open, closed, constant, or closed once.
+// Forgetting Attention with gates that are open, closed, constant, or closed once.
 
 #include "reference/alibi.hpp"
 #include "reference/decay_bias.hpp"
 #include "reference/layers/sigmoid.hpp"
 #include "reference/softmax_attention.hpp"
-#include "tests/explainer/by_hand.hpp"
+#include "tests/lesson/by_hand.hpp"
 
-namespace lethe::explainer {
+namespace lethe::lesson {
 namespace {
 
 namespace alibi = reference::alibi;
@@ -43,7 +43,7 @@ TEST(GateLimits, AConstantGateIsAlibiWithTheSlopeMinusLogF) {
   EXPECT_NEAR(-std::log(0.9), 0.10536, 5e-6);
 }
 
-TEST(GateLimits, NearlyOpenGatesDifferFromSoftmaxAttentionInProportionToOneMinusF) {
+TEST(GateLimits, NearlyOpenGatesDifferFromSoftmaxInProportionToOneMinusF) {
   Head head = random_head(32, 4, 3, Gate::kZero, 3);
   const Matrix<double> open = forgetting_attention::parallel(head).values;
   const auto difference = [&](double epsilon) {
@@ -123,10 +123,10 @@ TEST(GateLimits, OpenGatesLearnInProportionToOneMinusF) {
   const auto per_openness = [&](double bias) { return bias_gradient(bias) * (1 + std::exp(bias)); };
   EXPECT_GT(std::abs(per_openness(18.0)), 1e-2) << "the gate's logarithm has a gradient";
   EXPECT_NEAR(per_openness(12.0) / per_openness(18.0), 1.0, 1e-3);
-  EXPECT_LT(std::abs(bias_gradient(18.0)), 1e-2 * std::abs(bias_gradient(12.0))) << "the gate's bias hardly any";
+  EXPECT_LT(std::abs(bias_gradient(18.0)), 1e-2 * std::abs(bias_gradient(12.0))) << "the gate's bias has almost none";
 }
 
-TEST(GateLimits, ABiasOfZeroRemembersTwoTokensAndABiasOfFiveAHundredAndFifty) {
+TEST(GateLimits, ABiasOfZeroRemembersTwoTokensAndABiasOfFive150) {
   EXPECT_NEAR(effective_context(0.0), 2.0, 1e-9);
   EXPECT_NEAR(effective_context(5.0), 1 + std::exp(5.0), 1e-6);
   EXPECT_NEAR(effective_context(5.0), 149.4, 0.05);
@@ -146,4 +146,4 @@ TEST(GateLimits, LongInitForgetsToOneEthInTheAskedTimeAndSpansAlibisSlopes) {
 }
 
 }  // namespace
-}  // namespace lethe::explainer
+}  // namespace lethe::lesson

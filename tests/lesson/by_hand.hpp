@@ -1,5 +1,5 @@
 #pragma once
-// Attention as the explainer page writes it: plain sums over plain numbers, to hold the reference against.
+// Attention as the lesson writes it, in plain sums over plain numbers: what the reference is compared with.
 
 #include <cmath>
 #include <limits>
@@ -7,7 +7,7 @@
 #include "reference/forgetting_attention.hpp"
 #include "tests/support/matrices.hpp"
 
-namespace lethe::explainer {
+namespace lethe::lesson {
 
 inline constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
@@ -43,4 +43,4 @@ inline Head head_of_logits(const Matrix<double>& logits, const Vector<double>& l
   return {identity, logits.transpose(), identity, log_forget, 1.0};
 }
 
-}  // namespace lethe::explainer
+}  // namespace lethe::lesson

@@ -1,11 +1,11 @@
-// What the gradients of softmax attention and of its gate must satisfy, whatever the input.
+// Identities of the gradients of softmax attention and of its gate, for any input.
 
 #include "reference/layers/sigmoid.hpp"
 #include "reference/softmax_attention.hpp"
-#include "tests/explainer/by_hand.hpp"
+#include "tests/lesson/by_hand.hpp"
 #include "tests/support/finite_differences.hpp"
 
-namespace lethe::explainer {
+namespace lethe::lesson {
 namespace {
 
 namespace forgetting_attention = reference::forgetting_attention;
@@ -64,7 +64,7 @@ TEST(GradientIdentities, TheGatesGradientIsASumOfColumnSumsAlone) {
   EXPECT_LT(relative_error(by_pairs, found), kExact);
 }
 
-TEST(GradientIdentities, AnUnchangedSoftmaxBackwardYieldsTheGatesGradientThroughOneMoreKeyDimension) {
+TEST(GradientIdentities, ASoftmaxBackwardWithOneMoreKeyDimensionGivesTheGates) {
   const Head head = random_head(kLength, 4, 3, Gate::kInitial, 5);
   const Matrix<double> values_gradient = random_matrix(kLength, 3, 6);
   Head augmented = head;
@@ -79,7 +79,7 @@ TEST(GradientIdentities, AnUnchangedSoftmaxBackwardYieldsTheGatesGradientThrough
   EXPECT_LT(relative_error(found.query.leftCols(4), expected.query), kExact);
   EXPECT_LT(relative_error(found.key.leftCols(4), expected.key), kExact);
   EXPECT_LT(relative_error(found.value, expected.value), kExact);
-  // The kernel serves forward; for the gate somebody must still take these column sums.
+  // The kernel serves the forward; the gate's gradient still needs these column sums.
   Vector<double> log_forget = Vector<double>::Zero(kLength);
   for (Eigen::Index l = 1; l < kLength; ++l) log_forget[l] = -found.key.col(4).tail(kLength - l).sum();
   EXPECT_LT(relative_error(log_forget, expected.log_forget), kExact);
@@ -89,7 +89,8 @@ TEST(GradientIdentities, KeyGradientsSumToZeroAndValueGradientsToTheOutputs) {
   const Head head = random_head(kLength, 4, 3, Gate::kInitial, 7);
   const Matrix<double> values_gradient = random_matrix(kLength, 3, 8);
   const Gradients gradients = forgetting_attention::gradients(head, values_gradient);
-  EXPECT_LT(cancellation(gradients.key.colwise().sum(), gradients.key), kExact) << "a bias of keys learns nothing";
+  EXPECT_LT(cancellation(gradients.key.colwise().sum(), gradients.key), kExact)
+      << "a common bias of all keys has no gradient";
   EXPECT_GT(cancellation(gradients.query.colwise().sum(), gradients.query), kClearlyWrong);
   EXPECT_LT(relative_error(gradients.value.colwise().sum(), values_gradient.colwise().sum()), kExact);
   const double along_query = (gradients.query.array() * head.query.array()).sum();
@@ -116,4 +117,4 @@ TEST(GradientIdentities, TheGatesLogitHasTheGradientOfItsLogarithmTimesOneMinusF
 }
 
 }  // namespace
-}  // namespace lethe::explainer
+}  // namespace lethe::lesson

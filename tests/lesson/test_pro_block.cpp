@@ -1,11 +1,11 @@
-// The parts of the Pro block, and what the gate is not part of.
+// The components of the Pro block, and where the gate does not act.
 
 #include "reference/layers/kv_shift.hpp"
 #include "reference/layers/rms_norm.hpp"
-#include "tests/explainer/by_hand.hpp"
+#include "tests/lesson/by_hand.hpp"
 #include "tests/support/random_weights.hpp"
 
-namespace lethe::explainer {
+namespace lethe::lesson {
 namespace {
 
 using reference::layers::forgetting_layer;
@@ -56,10 +56,10 @@ TEST(ProBlock, AnOutputGateOfOneIsNoGateAndOneOfAHalfHalvesTheOutput) {
   EXPECT_GT(relative_error(gated, ungated), kClearlyWrong);
 }
 
-TEST(ProBlock, OutputNormMakesTheLayerBlindToTheScaleOfItsValues) {
+TEST(ProBlock, OutputNormMakesTheLayerIgnoreTheScaleOfValues) {
   const Matrix<double> x = random_matrix(10, kWidth, 6);
   Weights large = random_layer(kWidth, kHeads, 7);
-  large.value *= 1e4;  // so that the norm's ε is nothing beside the values
+  large.value *= 1e4;  // so that the norm's ε is negligible
   Weights larger = large;
   larger.value *= 10.0;
   EXPECT_LT(relative_error(layer_of(x, larger), layer_of(x, large)), kExact);
@@ -68,7 +68,7 @@ TEST(ProBlock, OutputNormMakesTheLayerBlindToTheScaleOfItsValues) {
   EXPECT_LT(relative_error(layer_of(x, larger), 10.0 * layer_of(x, large)), kExact);
 }
 
-TEST(ProBlock, QkNormMakesTheLayerBlindToTheScaleOfQueriesAndKeys) {
+TEST(ProBlock, QkNormMakesTheLayerIgnoreTheScaleOfQueriesAndKeys) {
   const Matrix<double> x = random_matrix(10, kWidth, 8);
   Weights large = random_layer(kWidth, kHeads, 9);
   large.query *= 1e4;
@@ -134,4 +134,4 @@ TEST(ProBlock, TheForgetGateActsThroughAttentionAndLeavesTheMlpAlone) {
 }
 
 }  // namespace
-}  // namespace lethe::explainer
+}  // namespace lethe::lesson

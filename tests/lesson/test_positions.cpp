@@ -1,10 +1,10 @@
-// What attention knows of positions without position embeddings, and what the gate adds.
+// Positional information in attention without position embeddings, with and without the gate.
 
 #include "reference/decay_bias.hpp"
 #include "reference/softmax_attention.hpp"
-#include "tests/explainer/by_hand.hpp"
+#include "tests/lesson/by_hand.hpp"
 
-namespace lethe::explainer {
+namespace lethe::lesson {
 namespace {
 
 namespace forgetting_attention = reference::forgetting_attention;
@@ -13,7 +13,7 @@ namespace softmax_attention = reference::softmax_attention;
 constexpr Eigen::Index kTokens = 12;
 constexpr Eigen::Index kLast = kTokens - 1;
 
-// Tokens a and b change places with everything that a model computes from them.
+// Swaps tokens a and b with everything that a model computes from them.
 Head with_swapped_tokens(Head head, Eigen::Index a, Eigen::Index b) {
   for (Matrix<double>* rows : {&head.query, &head.key, &head.value}) rows->row(a).swap(rows->row(b));
   std::swap(head.log_forget[a], head.log_forget[b]);
@@ -27,7 +27,7 @@ Head with_reversed_past(Head head) {
   return head;
 }
 
-TEST(PositionalInformation, SoftmaxAttentionHasNoSenseOfRecencyAndTheGateGivesItOne) {
+TEST(PositionalInformation, TheGateAddsRecencyToSoftmaxAttention) {
   const Head head = random_head(kTokens, 4, 3, Gate::kInitial, 1);
   const auto change_of_last_row = [&](const auto& attention, const Head& from) {
     return relative_error(attention(with_reversed_past(from)).row(kLast), attention(from).row(kLast));
@@ -41,7 +41,7 @@ TEST(PositionalInformation, SoftmaxAttentionHasNoSenseOfRecencyAndTheGateGivesIt
   EXPECT_LT(change_of_last_row(forgetting, open), kExact) << "the invariance returns with f = 1";
 }
 
-TEST(PositionalInformation, SwappingTwoEarlierTokensIsInvisibleToSoftmaxAttentionAndVisibleToTheGate) {
+TEST(PositionalInformation, OnlyTheGateTellsTwoSwappedEarlierTokensApart) {
   const Head head = random_head(kTokens, 4, 3, Gate::kInitial, 2);
   const Head swapped = with_swapped_tokens(head, 2, 7);
   EXPECT_LT(relative_error(softmax_attention::parallel(swapped).values.row(kLast),
@@ -66,7 +66,7 @@ TEST(PositionalInformation, TheCausalMaskAloneBreaksTheSymmetryOfPermutations) {
             kExact);
 }
 
-TEST(PositionalInformation, EqualTokensLookAlikeEverywhereToBothInOneLayer) {
+TEST(PositionalInformation, OneLayerTellsNoPositionsApartAmongEqualTokens) {
   Head head = random_head(kTokens, 4, 3, Gate::kInitial, 4);
   head.query = head.query.row(0).replicate(kTokens, 1).eval();
   head.key = head.key.row(0).replicate(kTokens, 1).eval();
@@ -74,14 +74,14 @@ TEST(PositionalInformation, EqualTokensLookAlikeEverywhereToBothInOneLayer) {
   EXPECT_LT(relative_error(softmax_attention::parallel(head).values, head.value), kExact);
   EXPECT_LT(relative_error(forgetting_attention::parallel(head).values, head.value), kExact);
 
-  head.value.row(0) *= 2.0;  // one token that differs, such as one that begins every text, tells the places apart
+  head.value.row(0) *= 2.0;  // one different token, such as a begin-of-text token, makes positions distinguishable
   const Matrix<double> values = softmax_attention::parallel(head).values;
   for (Eigen::Index t = 1; t < kTokens; ++t) {
     EXPECT_GT(relative_error(values.row(t), values.row(t - 1)), kClearlyWrong) << t;
   }
 }
 
-TEST(PositionalInformation, KeepMassDependsOnTheGapAndOnWhatLiesBetween) {
+TEST(PositionalInformation, KeepMassDependsOnTheGatesInBetween) {
   const Vector<double> log_forget = random_head(kTokens, 1, 1, Gate::kInitial, 5).log_forget;
   const reference::DecayBias<double> bias(log_forget);
   const auto with_token_between = [&](double forget) {  // after token 5
@@ -96,4 +96,4 @@ TEST(PositionalInformation, KeepMassDependsOnTheGapAndOnWhatLiesBetween) {
 }
 
 }  // namespace
-}  // namespace lethe::explainer
+}  // namespace lethe::lesson

@@ -1,4 +1,4 @@
-// Forgetting Attention as something else: a decoder with a cache, blocks, a recurrence on features; and what it is not.
+// Forgetting Attention as a decoder with a cache, in blocks, as a recurrence on features; and what it does not equal.
 
 #include <Eigen/Eigenvalues>
 #include <Eigen/LU>
@@ -11,9 +11,9 @@
 #include "reference/gated_linear_attention.hpp"
 #include "reference/layers/rotary_embedding.hpp"
 #include "reference/softmax_attention.hpp"
-#include "tests/explainer/by_hand.hpp"
+#include "tests/lesson/by_hand.hpp"
 
-namespace lethe::explainer {
+namespace lethe::lesson {
 namespace {
 
 namespace forgetting_attention = reference::forgetting_attention;
@@ -86,14 +86,14 @@ TEST(Dualities, AVectorAddedToEveryKeyChangesNothingUntilKeysAreRotated) {
             kClearlyWrong);
 }
 
-TEST(Dualities, OnFeaturesOfItsGramMatrixForgettingAttentionIsAGatedLinearRecurrence) {
+TEST(Dualities, ForgettingAttentionIsGatedLinearAttentionOnGramFeatures) {
   const Head head = random_head(12, 4, 3, Gate::kInitial, 5);
   const Head features = with_gram_features(head);
   const Matrix<double> values = forgetting_attention::parallel(head).values;
   const Output recurrent = gated_linear_attention::recurrent(features, Normalized::kYes);
   EXPECT_LT(relative_error(recurrent.values, values), 1e-9);
   EXPECT_LT(relative_error(gated_linear_attention::chunked(features, Normalized::kYes, 5).values, values), 1e-9);
-  EXPECT_EQ(recurrent.state.rows(), 2 * 12) << "a state as large as the text: a feature a vector";
+  EXPECT_EQ(recurrent.state.rows(), 2 * 12) << "one feature for each vector of the text";
   EXPECT_GT(relative_error(linear_attention::recurrent(features, Normalized::kYes).values, values), kClearlyWrong);
   EXPECT_LT(relative_error(linear_attention::recurrent(features, Normalized::kYes).values,
                            reference::softmax_attention::parallel(head).values),
@@ -159,7 +159,7 @@ TEST(Dualities, NoGatesMakeASlidingWindowLongerThanOneToken) {
   EXPECT_EQ(gates_that_make(kTokens), 1) << "all open";
 }
 
-TEST(Dualities, AClosedGateMakesAPlainPrefixSumNaNAndLeavesTheReferenceFinite) {
+TEST(Dualities, AClosedGateMakesAPlainPrefixSumNaNAndNotTheReference) {
   Head head = random_head(20, 4, 3, Gate::kInitial, 10);
   head.log_forget[8] = -kInfinity;
   double prefix_at_ten = 0, prefix_at_fifteen = 0;
@@ -191,8 +191,8 @@ TEST(Dualities, APlainFloatPrefixSumLosesTheBiasOfNeighboursFarDownTheText) {
   EXPECT_LT(error, 1e-5);
 }
 
-TEST(Dualities, SoftmaxScoresHaveNoRankThatAFixedStateCouldHold) {
-  // What later queries can learn of earlier keys passes through this block. Its rank is the least state that would do.
+TEST(Dualities, SoftmaxScoresHaveNoFixedRank) {
+  // Later queries depend on earlier keys through this block only. Its rank is the size of the smallest sufficient state.
   constexpr Eigen::Index kHalf = 12, kDim = 2;
   const Matrix<double> queries = 2.0 * random_matrix(kHalf, kDim, 12), keys = 2.0 * random_matrix(kHalf, kDim, 13);
   const Matrix<double> logits = queries * keys.transpose();
@@ -208,7 +208,7 @@ TEST(Dualities, SoftmaxScoresHaveNoRankThatAFixedStateCouldHold) {
 TEST(Dualities, EveryPastTokenStaysReachableSoTheCacheGrowsWithTheText) {
   const Head head = random_head(64, 4, 3, Gate::kInitial, 15);
   const Output output = forgetting_attention::parallel(head);
-  EXPECT_EQ(output.state.size(), 0) << "no state of fixed size stands for the past";
+  EXPECT_EQ(output.state.size(), 0) << "expected no state of fixed size";
   Matrix<double> last_query_only = Matrix<double>::Zero(64, 3);
   last_query_only.row(63).setOnes();
   const Gradients gradients = forgetting_attention::gradients(head, last_query_only);
@@ -221,4 +221,4 @@ TEST(Dualities, EveryPastTokenStaysReachableSoTheCacheGrowsWithTheText) {
 }
 
 }  // namespace
-}  // namespace lethe::explainer
+}  // namespace lethe::lesson

@@ -1,12 +1,12 @@
-// The recency bias: its bound, where the bound is worth nothing, and how it fails.
+// The recency bias: its bound, where the bound is void, and how it fails.
 
 #include <algorithm>
 
 #include "reference/computation_pruning.hpp"
 #include "reference/layers/rms_norm.hpp"
-#include "tests/explainer/by_hand.hpp"
+#include "tests/lesson/by_hand.hpp"
 
-namespace lethe::explainer {
+namespace lethe::lesson {
 namespace {
 
 namespace computation_pruning = reference::computation_pruning;
@@ -47,7 +47,7 @@ TEST(RecencyBias, BoundedLogitsAndGatesBoundEveryWeightByAGeometricDecay) {
   RecordProperty("largest_share_of_bound", std::to_string(largest_share));
 }
 
-TEST(RecencyBias, TwoTokensNearlyReachTheBoundSoThatAHalfOfItsExponentWouldBeWrong) {
+TEST(RecencyBias, TwoTokensNearlyReachTheBound) {
   const double bound = 2.0, log_largest_gate = std::log(1e-4);
   const Matrix<double> logits{{0, 0}, {bound, -bound}};
   const Head head = head_of_logits(logits, Vector<double>{{0.0, log_largest_gate}});
@@ -85,7 +85,7 @@ TEST(RecencyBias, QkNormBoundsTheLogitsByItsLearnedGainsAlone) {
   }
 }
 
-TEST(RecencyBias, AtHeadDim64AndGatesOfNineTenthsTheBoundSaysNothingWithin151Tokens) {
+TEST(RecencyBias, AtHeadDim64AndGatesOfNineTenthsTheBoundIsVoidFor151Tokens) {
   const Vector<double> gains = Vector<double>::Ones(64);
   const double bound = computation_pruning::logit_bound_from_gains(gains, gains, 1 / 8.0);
   EXPECT_EQ(bound, 8.0);
@@ -93,7 +93,7 @@ TEST(RecencyBias, AtHeadDim64AndGatesOfNineTenthsTheBoundSaysNothingWithin151Tok
   EXPECT_GT(bound_on_weight(151), 1.0);
   EXPECT_LT(bound_on_weight(152), 1.0);
 
-  // Nor could it: logits within the bound put nearly the whole weight 100 tokens back.
+  // No bound could: such logits put nearly the whole weight 100 tokens back.
   Matrix<double> logits = Matrix<double>::Constant(101, 101, -bound);
   logits(100, 0) = bound;
   const Vector<double> log_forget = Vector<double>::Constant(101, std::log(0.9));
@@ -120,4 +120,4 @@ TEST(RecencyBias, AClosedGateAtOrBeforeTheNeedleKeepsIt) {
 }
 
 }  // namespace
-}  // namespace lethe::explainer
+}  // namespace lethe::lesson

@@ -1,11 +1,11 @@
-// What the forget gate is: a product, a sum of logarithms, a bias on the logits, one number a key.
+// The forget gate as a product, a sum of logarithms, a bias on the logits, one number a key.
 
 #include "reference/decay_bias.hpp"
 #include "reference/layers/sigmoid.hpp"
 #include "reference/softmax_attention.hpp"
-#include "tests/explainer/by_hand.hpp"
+#include "tests/lesson/by_hand.hpp"
 
-namespace lethe::explainer {
+namespace lethe::lesson {
 namespace {
 
 namespace forgetting_attention = reference::forgetting_attention;
@@ -52,7 +52,7 @@ TEST(GateAlgebra, TheRatioFormAndTheLogitFormAreOneFunction) {
   EXPECT_GT(relative_error(ratio_form(head, keep_masses(one_late)), values), kClearlyWrong);
 }
 
-TEST(GateAlgebra, ThreeTokensWorkedByHandGiveOneAndNineFifthsAndFortyOneThirteenths) {
+TEST(GateAlgebra, ThreeTokensByHandGiveOneNineFifthsAndFortyOneThirteenths) {
   const double log2 = std::log(2.0);
   const Head head{Matrix<double>{{1}, {1}, {1}}, Matrix<double>{{0}, {log2}, {0}}, Matrix<double>{{1}, {2}, {4}},
                   Vector<double>{{0, -log2, -2 * log2}}, 1.0};
@@ -108,7 +108,7 @@ TEST(GateAlgebra, TheUnscaledLogitsOfThePageAreTheCaseOfScaleOne) {
   EXPECT_LT(relative_error(forgetting_attention::parallel(page).values, scaled), kExact);
 }
 
-TEST(GateAlgebra, TheGateLiesBetweenZeroAndOneAndItsLogarithmOutlivesItsUnderflow) {
+TEST(GateAlgebra, TheLogGateStaysFiniteWhereTheGateUnderflows) {
   const Matrix<double> logits{{-700.0, -5.0, 0.0, 5.0, 30.0}};
   const Matrix<double> gates = reference::layers::sigmoid(logits);
   EXPECT_TRUE((gates.array() > 0.0).all());
@@ -130,14 +130,14 @@ TEST(GateAlgebra, AllDimensionsOfAValueShareOneGate) {
   const Matrix<double> values = forgetting_attention::parallel(head).values;
   EXPECT_TRUE(bit_equal(values.col(0), values.col(1)));
 
-  // A gate a dimension would tell equal columns apart: it is no bias on shared logits.
+  // A gate for each dimension would give equal columns different results: it is no bias on shared logits.
   Head other_gate = head;
   other_gate.log_forget *= 3.0;
   EXPECT_GT(relative_error(forgetting_attention::parallel(other_gate).values.col(1), values.col(0)), kClearlyWrong);
 }
 
 TEST(GateAlgebra, NoBiasOnTheLogitsDoesWhatAGateOnTheOutputDoes) {
-  // Attention averages: what all values agree on passes any gate in the logits, and no gate on an output.
+  // Attention averages: a common value is unchanged by any gate in the logits, and changed by a gate on the output.
   Head head = random_head(16, 4, 2, Gate::kStrong, 8);
   head.value.setOnes();
   const Matrix<double> values = forgetting_attention::parallel(head).values;
@@ -147,4 +147,4 @@ TEST(GateAlgebra, NoBiasOnTheLogitsDoesWhatAGateOnTheOutputDoes) {
 }
 
 }  // namespace
-}  // namespace lethe::explainer
+}  // namespace lethe::lesson

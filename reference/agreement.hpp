@@ -8,7 +8,7 @@
 
 namespace lethe {
 
-/// How far `actual` is from `expected`, against what is allowed.
+/// The error of `actual` against `expected`, and its budget.
 struct Agreement {
   /// ‖actual − expected‖ / ‖expected‖; +inf where either holds a NaN or an infinity, or sizes differ
   double error = 0.0;

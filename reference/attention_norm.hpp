@@ -1,5 +1,5 @@
 #pragma once
-// What linear attention with and without a gate ask of a normalizer. Included by their .cpp files alone.
+// The normalizer of linear attention, with and without a gate. Included by their .cpp files alone.
 
 #include "reference/fast_weights_input.hpp"
 #include "reference/linear_attention.hpp"
@@ -21,7 +21,7 @@ Vector<Scalar> initial_normalizer_of(const BasicHead<Scalar>& head, Normalized n
   return head.initial_normalizer.size() == 0 ? Vector<Scalar>::Zero(head.key.cols()) : head.initial_normalizer;
 }
 
-/// throws  std::invalid_argument where no weight at all lies on the past of query row `row`
+/// throws  std::invalid_argument where the weights of query row `row` sum to zero
 template <typename Scalar>
 Scalar expect_weight(Scalar weight, Eigen::Index row) {
   if (weight != 0) return weight;
@@ -47,8 +47,7 @@ BasicHead<Scalar> with_normalizer_column(BasicHead<Scalar> head) {
   return head;
 }
 
-/// An unnormalized form, normalized where asked: the form on the head with the column of ones, divided by what it gives
-/// there.
+/// A form, normalized where asked: the unnormalized form on the head with the column of ones, divided by that column.
 template <typename Scalar, typename Form>
 BasicOutput<Scalar> normalized_form(const BasicHead<Scalar>& head, Normalized normalized, const Form& form) {
   if (normalized == Normalized::kNo) return form(head);
@@ -61,7 +60,7 @@ BasicOutput<Scalar> normalized_form(const BasicHead<Scalar>& head, Normalized no
   return output;
 }
 
-/// `scores` [Tq,Tk] without the keys that a query does not see.
+/// `scores` [Tq,Tk] with zeros at the keys that a query does not see.
 template <typename Scalar>
 Matrix<Scalar> causal(Matrix<Scalar> scores) {
   const Eigen::Index before = scores.cols() - scores.rows();  // positions without a query

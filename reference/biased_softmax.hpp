@@ -1,6 +1,6 @@
 #pragma once
 // What the softmax family shares: attention whose logits carry a bias that depends on the two positions. Each member
-// says only what its bias is. Included by the family's .cpp files alone; the members' headers are the interface.
+// defines its bias and nothing else. Included by the family's .cpp files alone; the members' headers are the interface.
 //
 //   S_ij = scale · q_i·k_j + D_ij,  j ≤ i        P_ij = exp(S_ij) / Σ_j exp(S_ij)        o_i = Σ_j P_ij v_j
 //
@@ -8,6 +8,7 @@
 // every member of the family.
 
 #include <cmath>
+#include <cstddef>
 #include <limits>
 #include <stdexcept>
 #include <string>
@@ -32,7 +33,7 @@ auto exponential(const Expression& expression) {
   return expression.unaryExpr([](Scalar x) { return std::exp(x); });
 }
 
-/// throws  std::invalid_argument where the shapes of query, key and value don't belong together
+/// throws  std::invalid_argument where the shapes of query, key and value don't match
 template <typename Scalar>
 void check_shapes(const BasicHead<Scalar>& head) {
   expect_size("key", "columns, as query has", head.query.cols(), head.key.cols());
@@ -43,9 +44,41 @@ void check_shapes(const BasicHead<Scalar>& head) {
   }
 }
 
-/// One query, its keys taken one at a time from its own position back to the first: an online softmax that carries the
-/// largest logit, the sum of the weights, the weighted sum of the values, and the decay. Every sum is compensated, so
-/// that the result is exact to about 1e-14 at any length.
+/// A softmax-weighted average of rows that arrive one at a time. It keeps the largest logit so far and rescales its sums
+/// where a larger one arrives, so that nothing overflows. Every sum is compensated: exact to about 1e-14 at any length.
+template <typename Scalar>
+class OnlineSoftmax {
+ public:
+  explicit OnlineSoftmax(Eigen::Index columns) : weighted_(columns) {}
+
+  template <typename Row>
+  void add(Scalar logit, const Row& row) {
+    if (logit > largest_) {
+      const Scalar rescale = std::exp(largest_ - logit);
+      normalizer_.scale(rescale);
+      for (auto& sum : weighted_) sum.scale(rescale);
+      largest_ = logit;
+    }
+    const Scalar weight = std::exp(logit - largest_);
+    normalizer_.add(weight);
+    for (std::size_t column = 0; column < weighted_.size(); ++column) weighted_[column].add(weight * row(column));
+  }
+
+  Matrix<Scalar> average() const {  // [1, columns]
+    Matrix<Scalar> row(1, weighted_.size());
+    for (std::size_t column = 0; column < weighted_.size(); ++column)
+      row(0, column) = weighted_[column].value() / normalizer_.value();
+    return row;
+  }
+  Scalar log_normalizer() const { return largest_ + std::log(normalizer_.value()); }
+
+ private:
+  Scalar largest_ = -std::numeric_limits<Scalar>::infinity();
+  CompensatedSum<Scalar> normalizer_;
+  std::vector<CompensatedSum<Scalar>> weighted_;
+};
+
+/// One query: its keys are taken one at a time, from its own position back to the first.
 ///
 /// reads    row: of head.query
 /// returns  one row of values, one log_normalizer
@@ -57,29 +90,18 @@ BasicOutput<Scalar> biased_softmax_one_query(const BasicHead<Scalar>& head, cons
     throw std::invalid_argument("row: expected 0 <= row < " + std::to_string(head.query.rows()) + ", found " +
                                 std::to_string(row));
   }
-  Scalar largest = -kInfinity;
-  CompensatedSum<Scalar> decay, normalizer;
-  std::vector<CompensatedSum<Scalar>> weighted(head.value.cols());
+  OnlineSoftmax<Scalar> softmax(head.value.cols());
+  CompensatedSum<Scalar> decay;
   // [recurrent]
   for (Eigen::Index j = position_of(head, row); j >= 0; --j) {
     const Scalar logit = head.scale * head.query.row(row).dot(head.key.row(j)) + decay.value();
-    if (logit > largest) {
-      const Scalar rescale = std::exp(largest - logit);
-      normalizer.scale(rescale);
-      for (auto& sum : weighted) sum.scale(rescale);
-      largest = logit;
-    }
-    const Scalar weight = std::exp(logit - largest);
-    normalizer.add(weight);
-    for (Eigen::Index v = 0; v < head.value.cols(); ++v) weighted[v].add(weight * head.value(j, v));
+    softmax.add(logit, head.value.row(j));
     if (j == 0 || step(j) == -kInfinity) break;  // a gate of zero: nothing before position j is remembered
     decay.add(step(j));
   }
   // [/recurrent]
-  BasicOutput<Scalar> output;
-  output.values.resize(1, head.value.cols());
-  for (Eigen::Index v = 0; v < head.value.cols(); ++v) output.values(0, v) = weighted[v].value() / normalizer.value();
-  output.log_normalizer.setConstant(1, largest + std::log(normalizer.value()));
+  BasicOutput<Scalar> output{.values = softmax.average()};
+  output.log_normalizer.setConstant(1, softmax.log_normalizer());
   return output;
 }
 
@@ -136,10 +158,10 @@ Vector<Scalar> biased_softmax_weights(const BasicHead<Scalar>& head, const Bias&
 ///   dv_j = Σ_i P_ij do_i    dq_i = scale Σ_j dS_ij k_j    dk_j = scale Σ_i dS_ij q_i
 ///   dlog f_l = Σ_{i ≥ l > j} dS_ij,  which is 0 for l = 0
 ///
-/// A row's dS sums to zero, so the inner sum is taken from the oldest key on: there the terms are small and of like
+/// A row's dS sums to zero, so Σ_{j < l} is accumulated from the oldest key on: there the terms are small and of similar
 /// size, and nothing large has to cancel.
 ///
-/// returns  log_forget as if D were a forget gate's; a member without one drops it
+/// returns  log_forget as if D came from a forget gate; a member without one drops it
 /// cost     O(T²(K+V)) time, O(T) extra memory
 template <typename Scalar, typename Bias>
 BasicGradients<Scalar> biased_softmax_gradients(const BasicHead<Scalar>& head, const Bias& bias,

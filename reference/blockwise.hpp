@@ -1,5 +1,5 @@
 #pragma once
-// Forgetting Attention a block of queries × keys at a time, as the papers' kernels go.
+// Forgetting Attention a block of queries × keys at a time, in the order of the papers' kernels.
 
 #include <limits>
 

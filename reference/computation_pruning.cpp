@@ -18,7 +18,7 @@ void require(bool holds, const std::string& expected, double found) {
 
 int64_t ceil_divide(int64_t size, int64_t block) { return (size + block - 1) / block; }
 
-// The grid of blocks and the one question that both searches ask of it.
+// The grid of blocks, with the predicate that both searches evaluate.
 class Grid {
  public:
   Grid(const Vector<double>& log_forget, int64_t query_length, Blocks blocks, double threshold)
@@ -34,7 +34,7 @@ class Grid {
   int64_t rows() const { return ceil_divide(queries_, blocks_.query); }
   int64_t columns() const { return ceil_divide(keys_, blocks_.key); }
 
-  // Whether every pair of the block lies below the threshold: whether its nearest pair does.
+  // Every pair of the block is below the threshold if its nearest pair is.
   bool pruned(int64_t row, int64_t column) const {
     const int64_t first_query = keys_ - queries_ + row * blocks_.query;
     const int64_t last_key = std::min((column + 1) * blocks_.key, keys_) - 1;

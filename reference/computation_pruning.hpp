@@ -1,5 +1,5 @@
 #pragma once
-// Adaptive Computation Pruning: which blocks of queries × keys a forget gate has made negligible.
+// Adaptive Computation Pruning: which blocks of queries × keys are negligible under a forget gate.
 
 #include <cstdint>
 #include <vector>
@@ -16,7 +16,7 @@ struct Blocks {
 
 }  // namespace lethe::reference
 
-/// Computation pruning skips a block where every logit is so far decayed that what it adds is within a tolerance ε.
+/// Computation pruning skips the blocks whose weights sum to less than a tolerance ε in every row.
 ///
 ///   δ = −2U − log T + log ε,  U ≥ max_ij |scale · q_i·k_j|
 ///   D_ij < δ  ⇒  P_ij ≤ exp(s_ij − s_ii + D_ij) ≤ exp(2U + D_ij) < ε/T  ⇒  a query loses less than ε in all
@@ -58,7 +58,7 @@ double logit_bound_from_gains(const Vector<double>& query_gain, const Vector<dou
 std::vector<int64_t> boundary_by_walk(const Vector<double>& log_forget, int64_t query_length, Blocks blocks,
                                       double threshold);
 
-/// The same, each row by itself: what a kernel does whose rows start in parallel.
+/// The same, a binary search for each row: for kernels whose rows start in parallel.
 ///
 /// cost     O(rows · log columns) of blocks, O(Tk) for the prefix sum
 std::vector<int64_t> boundary_by_search(const Vector<double>& log_forget, int64_t query_length, Blocks blocks,

@@ -12,8 +12,8 @@ namespace lethe::reference {
 ///
 ///   c_t = Σ_{1 ≤ l ≤ t} log f_l        D_ij = Σ_{j < l ≤ i} log f_l = c_i − c_j
 ///
-/// A gate of zero has log f = −∞, where −∞ − (−∞) would be no number. So c sums the finite gates only, a counter the
-/// zero ones, and D_ij = −∞ where the counters of i and j differ. c grows with the length while D between neighbours
+/// A gate of zero has log f = −∞, and −∞ − (−∞) is NaN. So c sums the finite gates only, a counter counts the zero ones,
+/// and D_ij = −∞ where the counters of i and j differ. c grows with the length while D between neighbours
 /// stays small, so c is kept as two numbers, the sum and what its rounding dropped: in double, D is exact to a few
 /// roundings of itself at any length, as long as |c_T| < 1e16.
 ///

@@ -18,7 +18,7 @@ void check(const BasicHead<Scalar>& head) {
   expect_log_gate("log_value_gate", head.log_value_gate, head.key.rows(), head.value.cols());
 }
 
-// diag(f_t) S diag(z_t)
+// diag(a_t) S diag(b_t)
 template <typename Scalar>
 Matrix<Scalar> gated(const BasicHead<Scalar>& head, const Matrix<Scalar>& state, Index t) {
   const auto key_gate = gate_at(head.log_key_gate, t, state.rows());
@@ -60,7 +60,7 @@ BasicGradients<Scalar> zero_gradients(const BasicHead<Scalar>& head) {
   return gradients;
 }
 
-// Σ over the positions that are behind, one a dimension.
+// Running sums, one a dimension.
 template <typename Scalar>
 using Sums = std::vector<CompensatedSum<Scalar>>;
 

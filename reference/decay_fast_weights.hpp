@@ -6,16 +6,17 @@
 /// Fast weights that decay: a linear state in which every entry has a gate of its own, the product of one gate of its row
 /// and one of its column.
 ///
-///   S_t = diag(f_t) S_{t−1} diag(z_t) + k_t v_tᵀ          o_t = scale · S_tᵀ q_t
-///   o_t = scale · z_{1…t} ⊙ S_0ᵀ (f_{1…t} ⊙ q_t) + scale · Σ_{s ≤ t} ((f_{s+1…t} ⊙ q_t)·k_s) (z_{s+1…t} ⊙ v_s)
+///   S_t = diag(a_t) S_{t−1} diag(b_t) + k_t v_tᵀ          o_t = scale · S_tᵀ q_t
+///   o_t = scale · b_{1…t} ⊙ S_0ᵀ (a_{1…t} ⊙ q_t) + scale · Σ_{s ≤ t} ((a_{s+1…t} ⊙ q_t)·k_s) (b_{s+1…t} ⊙ v_s)
 ///
 /// The paper writes the transposed state, [V,K]; here it is [K,V] in every variant. The gate has rank one: rows and columns
 /// of the state never mix, which is why a parallel form exists at all.
 ///
-/// source   Mao 2022, "Fine-Tuning Pre-trained Transformers into Decaying Fast Weights", Eq. 7
-/// reduces  z ≡ f ≡ 1 → additive_fast_weights; z ≡ 1, all f_t equal → a scalar gate, and gated_fast_weights with (1 − f_t) v_t
-///          for v_t; z ≡ 1 → gated linear attention. (a_t z_t, f_t / a_t) is the same function for every scalar a_t
-/// reads    query [Tq,K], key [Tk,K], value [Tk,V]; log_key_gate [Tk,K] = log f and log_value_gate [Tk,V] = log z, natural
+/// source   Mao 2022, "Fine-Tuning Pre-trained Transformers into Decaying Fast Weights", Eq. 7, where
+///          the row gate is f and the column gate z
+/// reduces  a ≡ b ≡ 1 → additive_fast_weights; b ≡ 1, all a_t equal → a scalar gate, and gated_fast_weights with (1 − a_t) v_t
+///          for v_t; b ≡ 1 → gated linear attention. (a_t / c_t, c_t b_t) is the same function for every scalar c_t
+/// reads    query [Tq,K], key [Tk,K], value [Tk,V]; log_key_gate [Tk,K] = log a and log_value_gate [Tk,V] = log b, natural
 ///          logs, ≤ 0, −∞ forgets all, empty forgets nothing; initial_state [K,V], empty is zeros. Tq ≤ Tk, query row i
 ///          stands at position Tk − Tq + i
 /// throws   std::invalid_argument naming the input, the expected and the found shape or value
@@ -49,9 +50,9 @@ BasicOutput<Scalar> chunked(const BasicHead<Scalar>& head, Eigen::Index chunk_le
 
 /// ∂loss/∂input of every input, from stored states.
 ///
-///   dS_t = scale · q_t do_tᵀ + diag(f_{t+1}) dS_{t+1} diag(z_{t+1})          dS_T takes state_gradient besides
-///   dq_t = scale · S_t do_t     dk_t = dS_t v_t     dv_t = dS_tᵀ k_t     dS_0 = diag(f_1) dS_1 diag(z_1)
-///   dlog f_t = Σ_v ( diag(f_t) S_{t−1} diag(z_t) ⊙ dS_t )     dlog z_t = Σ_k of the same
+///   dS_t = scale · q_t do_tᵀ + diag(a_{t+1}) dS_{t+1} diag(b_{t+1})          dS_T also has state_gradient
+///   dq_t = scale · S_t do_t     dk_t = dS_t v_t     dv_t = dS_tᵀ k_t     dS_0 = diag(a_1) dS_1 diag(b_1)
+///   dlog a_t = Σ_v ( diag(a_t) S_{t−1} diag(b_t) ⊙ dS_t )     dlog b_t = Σ_k of the same
 ///
 /// reads    values_gradient [Tq,V]; state_gradient [K,V], empty is zeros
 /// returns  all but log_forget, write_strength and initial_normalizer; a gate that the head lacks has an empty one
@@ -60,16 +61,16 @@ template <typename Scalar>
 BasicGradients<Scalar> gradients(const BasicHead<Scalar>& head, const Matrix<Scalar>& values_gradient,
                                  const Matrix<Scalar>& state_gradient = {});
 
-/// The same gradients, without a single stored state: one scan forwards gives dq, one backwards dk and dv, and those of the
-/// gates are sums of what is then at hand.
+/// The same gradients without stored states: a forward scan gives dq, a backward scan dk and dv, and the gates' gradients are
+/// running sums of these.
 ///
-///   dlog f_t = dlog f_{t+1} + q_t ⊙ dq_t − k_t ⊙ dk_t          dlog f_{T+1} = Σ_v S_T ⊙ state_gradient
-///   dlog z_t = dlog z_{t+1} + o_t ⊙ do_t − v_t ⊙ dv_t          dlog z_{T+1} = Σ_k S_T ⊙ state_gradient
+///   dlog a_t = dlog a_{t+1} + q_t ⊙ dq_t − k_t ⊙ dk_t          dlog a_{T+1} = Σ_v S_T ⊙ state_gradient
+///   dlog b_t = dlog b_{t+1} + o_t ⊙ do_t − v_t ⊙ dv_t          dlog b_{T+1} = Σ_k S_T ⊙ state_gradient
 ///
-/// Because Σ_v S_t ⊙ dS_t is k_t ⊙ dk_t + dlog f_t when S_t is taken apart, and q_t ⊙ dq_t + dlog f_{t+1} when dS_t is. A
+/// Because Σ_v S_t ⊙ dS_t is k_t ⊙ dk_t + dlog a_t by the recurrence of S_t, and q_t ⊙ dq_t + dlog a_{t+1} by that of dS_t. A
 /// gate of exactly 0 hides everything before it: its gradient is set to 0 and the sum starts anew from there, for all rows
-/// where it is the whole of z_t, for all columns where it is the whole of f_t. The sums cancel: what remains of the terms'
-/// rounding, some ε Σ_s |q_s dq_s|, is left in dlog f_t however small it is. The sum itself is compensated.
+/// where it is the whole of b_t, for all columns where it is the whole of a_t. The sums cancel: the terms' rounding,
+/// about ε Σ_s |q_s dq_s|, stays in dlog a_t however small that is. The sum itself is compensated.
 ///
 /// source   derived here; Mao 2022, Section 3.1, stores every state, O(Tk K V) memory, since a decay can't be undone
 /// equals   gradients, up to rounding

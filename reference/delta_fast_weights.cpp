@@ -39,7 +39,7 @@ BasicOutput<Scalar> divided(BasicHead<Scalar> head, Normalized normalized, const
 template <typename Scalar>
 BasicOutput<Scalar> recurrent(const BasicHead<Scalar>& head, Normalized normalized) {
   return divided(
-      head, normalized, [](const auto& h) { return delta_rule_recurrent(h, Matrix<Scalar>(), Read::kAfterTheWrite); },
+      head, normalized, [](const auto& h) { return delta_rule_recurrent(h, Matrix<Scalar>()); },
       [](const auto& h) { return linear_attention::recurrent(h, Normalized::kNo); });
 }
 
@@ -92,7 +92,14 @@ BasicGradients<Scalar> gradients(const BasicHead<Scalar>& head, Normalized norma
 template <typename Scalar>
 BasicOutput<Scalar> recurrent_reading_first(const BasicHead<Scalar>& head) {
   check_delta_rule(head);
-  return delta_rule_recurrent(head, Matrix<Scalar>(), Read::kBeforeTheToken);
+  BasicOutput<Scalar> output;
+  output.values.resize(head.query.rows(), head.value.cols());
+  output.state = state_or_zeros(head.initial_state, head);
+  for (Eigen::Index t = 0, row = -position_of(head, 0); t < head.key.rows(); ++t, ++row) {
+    if (row >= 0) output.values.row(row).noalias() = head.scale * head.query.row(row) * output.state;
+    output.state += head.key.row(t).transpose() * correction(head, output.state, t);
+  }
+  return output;
 }
 
 template <typename Scalar>

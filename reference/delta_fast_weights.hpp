@@ -3,15 +3,15 @@
 
 #include "reference/linear_attention.hpp"
 
-/// Fast weights by the delta rule: what the state returns for the key is compared with the value, and only the difference is
-/// written. It can overwrite one key and leave the others, where a gate can but forget all.
+/// Fast weights by the delta rule: only the difference between the value and what the state returns for the key is written.
+/// It can overwrite one key and leave the others, where a gate fades all of them.
 ///
 ///   δ_t = β_t (v_t − S_{t−1}ᵀ k_t)          S_t = S_{t−1} + k_t δ_tᵀ
 ///   o_t = scale · S_tᵀ q_t                                             (Normalized::kNo)
 ///   o_t = S_tᵀ q_t / z_t·q_t with z_t = z_{t−1} + k_t, which no β gates   (Normalized::kYes: any scale cancels)
 ///
-/// One step of gradient descent on ½‖Sᵀk_t − v_t‖² with learning rate β_t. S_t = (I − β_t k_t k_tᵀ) S_{t−1} + β_t k_t v_tᵀ, so
-/// that nothing grows as long as β_t |k_t|² ≤ 2; beyond it, the state can diverge.
+/// One step of gradient descent on ½‖Sᵀk_t − v_t‖² with learning rate β_t. S_t = (I − β_t k_t k_tᵀ) S_{t−1} + β_t k_t v_tᵀ, whose
+/// matrix has the eigenvalue 1 − β_t |k_t|² along k_t: nothing grows while β_t |k_t|² ≤ 2; beyond, the state can diverge.
 ///
 /// source   Schlag 2021; Mao 2022, Eq. 6, with the gate g as β and the read after the write, and its Eq. 3 for z. Keys and
 ///          queries are meant to be divided by their sum first (feature_map::sum_normalized)

@@ -1,9 +1,9 @@
 #pragma once
 // What the two delta rules share. Included by their .cpp files alone; their headers are the interface.
 //
-//   S̃_t = diag(g_t) S_{t−1}       δ_t = β_t (v_t − S̃_tᵀ k_t)       S_t = S̃_t + k_t δ_tᵀ       o_t = scale · S_tᵀ q_t
+//   S̃_t = diag(a_t) S_{t−1}       δ_t = β_t (v_t − S̃_tᵀ k_t)       S_t = S̃_t + k_t δ_tᵀ       o_t = scale · S_tᵀ q_t
 //
-// `log_gate` is log g [T,K], or 0×0 where nothing is forgotten.
+// `log_gate` is log a [T,K], a scalar gate included; 0×0 where nothing is forgotten.
 
 #include <algorithm>
 #include <vector>
@@ -13,10 +13,10 @@
 
 namespace lethe::reference {
 
-/// Which state a token reads: the one that it leaves behind, or the one that it found.
+/// Which state a token reads: the one after its own write, as in the paper, or the one before, as in its authors' code.
 enum class Read { kAfterTheWrite, kBeforeTheToken };
 
-/// throws  std::invalid_argument where shapes don't belong together, or a strength is negative or NaN
+/// throws  std::invalid_argument where shapes don't match, or a strength is negative or NaN
 template <typename Scalar>
 void check_delta_rule(const BasicHead<Scalar>& head) {
   check_state_shapes(head);
@@ -39,35 +39,31 @@ Matrix<Scalar> correction(const BasicHead<Scalar>& head, const Matrix<Scalar>& f
   return head.write_strength[t] * (head.value.row(t) - head.key.row(t) * faded_state);
 }
 
-/// One token at a time: fade, correct, write, and a read before all of it or after.
+/// One token at a time: fade, correct, write, read.
 ///
 /// reads    head: as check_delta_rule has passed it; log_gate: ≤ 0
 /// returns  values [Tq,V]; state [K,V] after the last key. Carried on as initial_state, it gives the same bits as one run
 /// cost     O(Tk K V) time, O(KV) extra memory
 template <typename Scalar>
-BasicOutput<Scalar> delta_rule_recurrent(const BasicHead<Scalar>& head, const Matrix<Scalar>& log_gate, Read read) {
+BasicOutput<Scalar> delta_rule_recurrent(const BasicHead<Scalar>& head, const Matrix<Scalar>& log_gate) {
   BasicOutput<Scalar> output;
   output.values.resize(head.query.rows(), head.value.cols());
   output.state = state_or_zeros(head.initial_state, head);
   // [recurrent]
   for (Eigen::Index t = 0, row = -position_of(head, 0); t < head.key.rows(); ++t, ++row) {
-    const auto read_state = [&] {
-      if (row >= 0) output.values.row(row).noalias() = head.scale * head.query.row(row) * output.state;
-    };
-    if (read == Read::kBeforeTheToken) read_state();
     output.state = faded(log_gate, output.state, t);
     output.state += head.key.row(t).transpose() * correction(head, output.state, t);
-    if (read == Read::kAfterTheWrite) read_state();
+    if (row >= 0) output.values.row(row).noalias() = head.scale * head.query.row(row) * output.state;
   }
   // [/recurrent]
   return output;
 }
 
-/// A chunk at once. Written out, δ_t still contains every earlier δ_s of the chunk, with P the decayed products of keys:
+/// A chunk at once. Written out, δ_t contains every earlier δ_s of the chunk; with P the decayed products of keys,
 ///
-///   δ_t + β_t Σ_{s<t} P_ts δ_s = β_t (v_t − (g_{1…t} ⊙ k_t)·S_0)      that is      (I + strictlower(diag(β) P)) Δ = right side
+///   δ_t + β_t Σ_{s<t} P_ts δ_s = β_t (v_t − (a_{1…t} ⊙ k_t)·S_0)      that is      (I + strictlower(diag(β) P)) Δ = right side
 ///
-/// a unit triangular system that one forward substitution solves. Thereafter the chunk is an ordinary sum of writes k δᵀ.
+/// which is a unit triangular system: one forward substitution solves it. The chunk then is an ordinary sum of writes k δᵀ.
 ///
 /// reads    output.state: before the chunk; block: see decayed_products
 /// returns  in output: the rows of values that stand in the chunk, and the state after it
@@ -107,10 +103,10 @@ BasicOutput<Scalar> delta_rule_chunked(const BasicHead<Scalar>& head, const Matr
   return output;
 }
 
-/// The token's steps backwards, from stored states; dS is ∂loss/∂S_t of everything from the read of t on.
+/// The recurrence backwards, from stored states. dS is ∂loss/∂S_t through the read of t and everything after it.
 ///
 ///   dq_t = scale · S_t do_t     dδ = dSᵀ k_t     dβ_t = dδ·(v_t − S̃ᵀ k_t)     dv_t = β_t dδ     dk_t = dS δ_t − S̃ dv_t
-///   dS̃ = dS − k_t dv_tᵀ         dlog g_t = Σ_v S̃ ⊙ dS̃             dS_{t−1} = diag(g_t) dS̃
+///   dS̃ = dS − k_t dv_tᵀ         dlog a_t = Σ_v S̃ ⊙ dS̃             dS_{t−1} = diag(a_t) dS̃
 ///
 /// A read before the token takes S_{t−1} for S_t in dq_t and adds scale · q_t do_tᵀ to dS_{t−1} instead of dS_t.
 ///

@@ -1,5 +1,5 @@
 #pragma once
-// How the reference refuses an input of a wrong size.
+// The error for an input of a wrong size.
 
 #include <Eigen/Core>
 #include <stdexcept>

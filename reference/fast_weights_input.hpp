@@ -1,5 +1,5 @@
 #pragma once
-// What the fast-weight rules ask of a head. Included by the rules' .cpp files alone.
+// Checks and access that the fast-weight rules share. Included by the rules' .cpp files alone.
 
 #include <algorithm>
 #include <stdexcept>
@@ -21,7 +21,7 @@ void expect_log_gate(const char* name, const Gate& gate, Eigen::Index rows, Eige
   }
 }
 
-/// throws  std::invalid_argument where query, key, value and initial_state don't belong together, or there is no key
+/// throws  std::invalid_argument where query, key, value and initial_state don't match, or there is no key
 template <typename Scalar>
 void check_state_shapes(const BasicHead<Scalar>& head) {
   check_shapes(head);
@@ -62,7 +62,8 @@ Eigen::Array<Scalar, 1, Eigen::Dynamic> gate_at(const Matrix<Scalar>& log_gate, 
   return exponential(log_gate.row(t)).array();
 }
 
-/// The rows of query that stand in the `length` positions from `start` on, and the position of the first among them.
+/// The queries at the `length` positions from `start` on: their first row, their number, and the first one's place in the
+/// chunk.
 struct QueryRows {
   Eigen::Index row, rows, first;
 };

@@ -1,5 +1,5 @@
 #pragma once
-// Feature maps: what a linear variant puts in the place of queries and keys, so that φ(q)·φ(k) stands for exp(q·k).
+// Feature maps: applied to queries and keys, so that φ(q)·φ(k) replaces exp(q·k).
 
 #include <functional>
 #include <string>
@@ -28,7 +28,7 @@ Gradients through_features(const Head& head, const FeatureMap& map, Gradients gr
 }  // namespace lethe::reference
 
 /// The maps of the papers. Every one throws std::invalid_argument naming the input, the expected and the found shape where
-/// x has a number of columns that it can't read. Cost: O(T K) elementwise, O(T K M) with a matrix.
+/// x has a number of columns that it does not accept. Cost: O(T K) elementwise, O(T K M) with a matrix.
 /// Everything is rounded in double.
 namespace lethe::reference::feature_map {
 

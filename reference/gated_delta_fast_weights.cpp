@@ -5,7 +5,7 @@
 namespace lethe::reference::gated_delta_fast_weights {
 namespace {
 
-// log f + log g, checked.
+// log f + log a, checked.
 template <typename Scalar>
 Matrix<Scalar> log_gate_of(const BasicHead<Scalar>& head) {
   check_delta_rule(head);
@@ -22,7 +22,7 @@ Matrix<Scalar> log_gate_of(const BasicHead<Scalar>& head) {
 
 template <typename Scalar>
 BasicOutput<Scalar> recurrent(const BasicHead<Scalar>& head) {
-  return delta_rule_recurrent(head, log_gate_of(head), Read::kAfterTheWrite);
+  return delta_rule_recurrent(head, log_gate_of(head));
 }
 
 template <typename Scalar>

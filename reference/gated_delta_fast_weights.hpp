@@ -5,15 +5,15 @@
 
 /// Fast weights that forget and overwrite: the state fades, then the delta rule corrects what is left of it.
 ///
-///   S̃_t = f_t diag(g_t) S_{t−1}     δ_t = β_t (v_t − S̃_tᵀ k_t)     S_t = S̃_t + k_t δ_tᵀ     o_t = scale · S_tᵀ q_t
+///   S̃_t = f_t diag(a_t) S_{t−1}     δ_t = β_t (v_t − S̃_tᵀ k_t)     S_t = S̃_t + k_t δ_tᵀ     o_t = scale · S_tᵀ q_t
 ///
 /// The order matters: the correction sees what the gates have left, so that after a write with β_t |k_t|² = 1 the key returns
 /// its value exactly.
 ///
 /// source   Yang 2024, "Gated Delta Networks", for the scalar gate; Kimi Delta Attention (2025) for the one of each row
-/// reduces  f ≡ g ≡ 1 → delta_fast_weights
+/// reduces  f ≡ a ≡ 1 → delta_fast_weights
 /// reads    query [Tq,K], key [Tk,K], value [Tk,V]; write_strength [Tk] = β ≥ 0; log_forget [Tk] = log f and log_key_gate
-///          [Tk,K] = log g, natural logs, ≤ 0, −∞ forgets all, empty forgets nothing; initial_state [K,V], empty is zeros.
+///          [Tk,K] = log a, natural logs, ≤ 0, −∞ forgets all, empty forgets nothing; initial_state [K,V], empty is zeros.
 ///          Tq ≤ Tk, query row i stands at position Tk − Tq + i
 /// throws   std::invalid_argument naming the input, the expected and the found shape or value
 /// rounds   everything in Scalar. Corrections build on each other: while β_t |k_t|² ≤ 2 an error never grows; beyond, errors
@@ -27,7 +27,7 @@ namespace lethe::reference::gated_delta_fast_weights {
 template <typename Scalar>
 BasicOutput<Scalar> recurrent(const BasicHead<Scalar>& head);
 
-/// All tokens at once, as delta_fast_weights with the decay f_{s+1…t} g_{s+1…t} inside every product of position t with
+/// All tokens at once, as delta_fast_weights with the decay f_{s+1…t} a_{s+1…t} inside every product of position t with
 /// position s; S_0 stands before position 0.
 ///
 /// returns  as recurrent
@@ -45,7 +45,7 @@ BasicOutput<Scalar> chunked(const BasicHead<Scalar>& head, Eigen::Index chunk_le
 
 /// ∂loss/∂input of every input: those of delta_fast_weights with S̃_t for S_{t−1}, and
 ///
-///   dS̃ = dS − k_t dv_tᵀ     dlog g_t = Σ_v S̃_t ⊙ dS̃     dlog f_t = Σ_k dlog g_t     dS_{t−1} = f_t diag(g_t) dS̃
+///   dS̃ = dS − k_t dv_tᵀ     dlog a_t = Σ_v S̃_t ⊙ dS̃     dlog f_t = Σ_k dlog a_t     dS_{t−1} = f_t diag(a_t) dS̃
 ///
 /// reads    values_gradient [Tq,V]; state_gradient [K,V], empty is zeros
 /// returns  query, key, value, write_strength, initial_state, and of each gate that the head has

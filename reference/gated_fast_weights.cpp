@@ -8,7 +8,7 @@
 namespace lethe::reference::gated_fast_weights {
 namespace {
 
-// The head whose gated_linear_attention this is: keys times the write factor 1 − g.
+// The head whose gated_linear_attention this is: keys times the write factor 1 − f.
 template <typename Scalar>
 BasicHead<Scalar> with_write_factor(BasicHead<Scalar> head) {
   expect_size("log_forget", "entries, one a key", head.key.rows(), head.log_forget.size());

@@ -5,18 +5,18 @@
 
 /// Gated fast weights: the state is a running mean, in which a scalar gate decides how much a new token counts.
 ///
-///   S_t = g_t S_{t−1} + (1 − g_t) k_t v_tᵀ,   z_t = g_t z_{t−1} + (1 − g_t) k_t
+///   S_t = f_t S_{t−1} + (1 − f_t) k_t v_tᵀ,   z_t = f_t z_{t−1} + (1 − f_t) k_t
 ///   o_t = scale · S_tᵀ q_t                       (Normalized::kNo)
 ///   o_t = S_tᵀ q_t / z_t·q_t                     (Normalized::kYes: any scale cancels)
 ///
-/// Token j weighs w_tj = (1 − g_j) g_{j+1} … g_t at position t, and Σ_j w_tj = 1 − g_1 … g_t: a stick that is broken again
-/// with every token. It is gated_linear_attention on (1 − g_t) k_t, which is how it is computed; 1 − g = −expm1(log g) keeps
-/// its digits where g is nearly one.
+/// Token j has the weight w_tj = (1 − f_j) f_{j+1} … f_t at position t, and Σ_j w_tj = 1 − f_1 … f_t: what is missing to
+/// one is the initial state's. The rule is computed as gated_linear_attention on (1 − f_t) k_t; 1 − f = −expm1(log f)
+/// keeps its digits where f is nearly one.
 ///
-/// source   Peng 2021 (RFA-Gate); Mao 2022, Eq. 5
+/// source   Peng 2021 (RFA-Gate); Mao 2022, Eq. 5, where the gate is g
 /// reduces  to nothing simpler: the write factor closes as the gate opens. A constant gate and a normalizer, from a state of
-///          zeros, are gated_linear_attention, since 1 − g cancels
-/// reads    query [Tq,K], key [Tk,K], value [Tk,V]; log_forget [Tk] = log g, natural log, ≤ 0, −∞ keeps the token alone;
+///          zeros, are gated_linear_attention, since 1 − f cancels
+/// reads    query [Tq,K], key [Tk,K], value [Tk,V]; log_forget [Tk] = log f, natural log, ≤ 0, −∞ keeps the token alone;
 ///          initial_state [K,V] or empty; where normalized initial_normalizer [K] or empty. Tq ≤ Tk, Tk ≥ 1, query row i
 ///          stands at position Tk − Tq + i
 /// returns  values [Tq,V]; state [K,V]; normalizer [K] where normalized
@@ -44,9 +44,9 @@ template <typename Scalar>
 BasicOutput<Scalar> chunked(const BasicHead<Scalar>& head, Normalized normalized, Eigen::Index chunk_length);
 
 /// ∂loss/∂(query, key, value, log_forget, initial_state, and where normalized initial_normalizer). Those of
-/// gated_linear_attention on k' = (1 − g) k, and through it
+/// gated_linear_attention on k' = (1 − f) k, and through it
 ///
-///   dk_t = (1 − g_t) dk'_t          dlog g_t takes −g_t k_t·dk'_t besides
+///   dk_t = (1 − f_t) dk'_t          dlog f_t has the additional term −f_t k_t·dk'_t
 ///
 /// reads    ∂loss/∂values [Tq,V], ∂loss/∂state [K,V], ∂loss/∂normalizer [K]; the last two may be empty, which is zeros
 /// cost     O(Tk K V) time and memory

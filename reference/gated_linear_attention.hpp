@@ -3,7 +3,7 @@
 
 #include "reference/linear_attention.hpp"
 
-/// Linear attention with a forget gate: before a token is written, all that was written earlier fades by one factor.
+/// Linear attention with a forget gate: before a token is written, the whole state fades by one factor.
 ///
 ///   S_t = f_t S_{t−1} + k_t v_tᵀ,   z_t = f_t z_{t−1} + k_t
 ///   o_t = scale · S_tᵀ q_t                       (Normalized::kNo)

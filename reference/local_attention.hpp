@@ -7,10 +7,10 @@
 ///
 ///   o_i = Σ_{i − W < j ≤ i} softmax_j( scale · q_i·k_j ) v_j
 ///
-/// A window is the one member of the family that no forget gate makes: to hide the token W back, a gate between would have
-/// to be zero, and it would hide younger ones too (except for W = 1 and W ≥ Tk).
+/// No forget gate equals a window: to hide the token at distance W, a gate after it has to be zero, which hides every token
+/// before that gate too (except for W = 1 and W ≥ Tk).
 ///
-/// source   T2FW, Table 2, "local attention"; whether its 32 tokens include the query's own it doesn't say: here they do
+/// source   T2FW, Table 2, "local attention"; it leaves open whether its 32 tokens include the query's own; here they do
 /// reduces  W ≥ Tk → softmax_attention; W = 1 → o_i = v_i
 /// reads    query [Tq,K], key [Tk,K], value [Tk,V]; log_forget is not read and may be empty; window W ≥ 1, in tokens.
 ///          Tq ≤ Tk, query row i stands at position Tk − Tq + i
@@ -20,7 +20,7 @@ namespace lethe::reference::local_attention {
 
 /// One query at a time over the W tokens that a decoder would have kept.
 ///
-/// returns  values [Tq,V]; state 0×0: what is kept are the W tokens themselves; log_normalizer [Tq]
+/// returns  values [Tq,V]; state 0×0: the W tokens themselves are kept; log_normalizer [Tq]
 /// cost     O(Tq W (K+V)) time, O(W (K+V)) extra memory
 template <typename Scalar>
 BasicOutput<Scalar> recurrent(const BasicHead<Scalar>& head, Eigen::Index window);

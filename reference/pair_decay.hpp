@@ -1,5 +1,5 @@
 #pragma once
-// What a gate on every dimension does between two positions, and the sums over pairs that carry it.
+// The decay between two positions under a gate for every dimension, and sums over pairs weighted by it.
 
 #include <vector>
 
@@ -10,11 +10,11 @@ namespace lethe::reference {
 
 /// The product of the gates between any two positions, one a dimension.
 ///
-///   between(i, j)_d = Π_{j < l ≤ i} g_ld,  −1 ≤ j ≤ i < T;   between(i, i) = 1;   j = −1 is where the initial state stands
+///   between(i, j)_d = Π_{j < l ≤ i} g_ld,  −1 ≤ j ≤ i < T;   between(i, i) = 1;   j = −1 is the initial state's position
 ///
-/// A DecayBias a dimension: the exponent is a sum of log gates and never positive, so nothing overflows, a gate of exactly
-/// zero gives exactly 0 and a gate of exactly one is exactly 1. Quotients of whole products would be 0/0 there, and
-/// overflow long before (float: 13 gates of 1/768).
+/// One DecayBias a dimension. The exponent is a sum of log gates and never positive, so nothing overflows, a gate of zero
+/// gives exactly 0 and a gate of one exactly 1. Quotients of whole products would be 0/0 there, and overflow much earlier
+/// (float: 13 gates of 1/768).
 ///
 /// cost  O(TD) time and memory to build, O(D) exponentials a pair
 template <typename Scalar>
@@ -61,7 +61,7 @@ template <typename Scalar>
 Matrix<Scalar> decayed_sums(const Matrix<Scalar>& weights, const Matrix<Scalar>& value, const PairDecay<Scalar>& decay,
                             Eigen::Index first, Eigen::Index block);
 
-/// Each row of `rows` [T,D] times the decay from its position to the last one: what of it is left there.
+/// Each row of `rows` [T,D] times the decay from its position to the last one.
 template <typename Scalar>
 Matrix<Scalar> decayed_to_the_end(const Matrix<Scalar>& rows, const PairDecay<Scalar>& decay);
 

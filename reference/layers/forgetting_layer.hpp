@@ -20,7 +20,7 @@ struct ForgettingLayerWeights {
   std::optional<Matrix<Scalar>> output_gate{};               ///< [W, W]; absent: no gate
 };
 
-/// What the weights don't say.
+/// What the weights do not define.
 struct ForgettingLayerShape {
   Eigen::Index heads = 1;
   std::optional<double> rope_base{};  ///< absent: no RoPE

@@ -1,5 +1,5 @@
 #pragma once
-// KV-shift: keys and values look one token back, as far as the data says.
+// KV-shift: keys and values mix in the token before, by a share that the data choose.
 
 #include "reference/head.hpp"
 
@@ -9,7 +9,7 @@ namespace lethe::reference::layers {
 ///
 ///   y_t = α_t u_{t−1} + (1 − α_t) u_t,   one α a token and head
 ///
-/// Continuing a sequence needs nothing but the last u: the unmixed one, before any norm.
+/// To continue a sequence only the last unmixed u is needed, before any norm.
 ///
 /// source   Forgetting Transformer, Eq. 17–20, which set u_{−1} = 0 silently
 /// reduces  α ≡ 0 → the identity

@@ -11,7 +11,7 @@
 namespace lethe::reference::layers {
 namespace {
 
-// Each weight is taken out where it is used, so what is left at the end had no place in the model.
+// Each weight is removed where it is used; a weight that remains has no place in the model.
 template <typename Scalar>
 std::optional<Matrix<Scalar>> take_if_there(NamedWeights<Scalar>& weights, const std::string& name) {
   auto node = weights.extract(name);

@@ -24,8 +24,8 @@ namespace lethe::reference::layers {
 template <typename Scalar>
 using NamedWeights = std::map<std::string, Matrix<Scalar>>;
 
-/// A decoder-only language model, every row of FoX Table 3. Which components a layer has is said by the weights that
-/// are there: no attn.ogate_proj.weight, no output gate.
+/// A decoder-only language model, every row of FoX Table 3. The weights that are present define the
+/// components of a layer: without attn.ogate_proj.weight there is no output gate.
 ///
 ///   x ← embedding;  in each block: x ← x + attention(RMSNorm(x)), x ← x + W_down swiglu(W_gate RMSNorm(x))
 ///   logits = W_head RMSNorm(x)

@@ -7,8 +7,8 @@ length, and report.html; for all of them results/README.md. And in every README 
     <!-- table:MACHINE/NAME -->
     <!-- /table -->
 
-MACHINE is a folder of results/; NAME is "verdicts", a claim (its numbers), CLAIM.statements (its comparisons), a file of
-tools/benchmark, OPERATOR_cpu, or of tools/gpu_check, OPERATOR_cuda, "attention_throughput", its ratios, "precision", errors in its log,
+MACHINE is a folder of results/; NAME is "verdicts", "papers" (a line each), a claim (its numbers), CLAIM.statements (its comparisons), a file of
+tools/benchmark, OPERATOR_cpu, or of tools/gpu_check, OPERATOR_cuda, "attention_throughput" (".short"), its ratios, "precision", errors in its log,
 or of tools/gpu_profile, "backward_profile".
 """
 

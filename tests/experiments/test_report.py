@@ -84,6 +84,10 @@ class Tables(WithCheckout):
         self.assertIn("| **FoX (Pro) is better than FoX (LLaMA)** | FoX Table 3 | 0.08 | 0.100 ± 0.020 nats | trend reproduced |",
                       comparisons_table(claim))
 
+    def test_a_paper_is_one_line_of_its_claims_and_statements(self):
+        row = readme_table(self.checkout.root, self.checkout.results, "m", "papers").splitlines()[2]
+        self.assertEqual(row, "| forgetting transformer | **trend reproduced**: [ablations](results/m/ablations.md) | 1 trend reproduced |")
+
     def test_only_the_text_between_the_markers_changes(self):
         old = (self.checkout.root / "README.md").read_text()
         new = with_tables(old, self.checkout.root, self.checkout.results)
@@ -222,6 +226,8 @@ class Benchmarks(WithCheckout):
         self.assertEqual([cell.strip() for cell in row.strip("|").split("|")],
                          ["T = 16384, D = 64", "1.200", "1.250", "1.250", "0.8000", "1.375", "0.8800", "0.6000", "0.9000", "0.8000", "1.500", "1.250", "3.000", "2.000",
                           "0.9000", "1.250"])
+        short = readme_table(self.checkout.root, self.checkout.results, "m", "attention_throughput.short").splitlines()[2]
+        self.assertEqual([cell.strip() for cell in short.strip("|").split("|")], ["T = 16384, D = 64", "1.200", "1.250", "3.000", "2.000"])
         path.write_text(path.read_text() + "bimodal,cudnn,16384,64,pruned_share,0.7\n")
         with self.assertRaisesRegex(BadResult, "expected one pruned share, found"):
             readme_table(self.checkout.root, self.checkout.results, "m", "attention_throughput")

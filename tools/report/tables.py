@@ -9,7 +9,7 @@ from report.markdown import commit_words, number, table, with_band
 from report.precision import PRECISION, precision_log, precision_table
 from report.profile import PROFILE, profile_data, profile_table
 from report.results import load_machine, machine_folders
-from report.throughput import ratio_table, throughput_data
+from report.throughput import ratio_table, short_ratio_table, throughput_data
 
 MARKER = re.compile(r"(<!-- table:(?P<machine>[\w.-]+)/(?P<name>[\w.-]+) -->\n)(?P<body>.*?)(<!-- /table -->)", re.DOTALL)
 UNSEARCHED = {".git", ".venv", "build", "artefacts"}  # where no README of ours lies
@@ -141,6 +141,21 @@ def verdicts_table(claims, link=""):
     return table(["claim", "what it is about", "verdict", "single statements"], rows)
 
 
+def papers_table(claims, link=""):
+    """One line a paper: its claims by their verdicts, and its statements' verdicts counted."""
+    rows = []
+    for experiment in dict.fromkeys(claim.certificate["experiment"] for claim in claims):
+        of_paper = [claim for claim in claims if claim.certificate["experiment"] == experiment]
+        links, counts = {}, {}
+        for claim in of_paper:
+            links.setdefault(claim.verdict, []).append(f"[{claim.name}]({link}{claim.name}.md)")
+            for comparison in claim.comparisons:
+                counts[comparison["verdict"]] = counts.get(comparison["verdict"], 0) + 1
+        rows.append([experiment.replace("_", " "), "; ".join(f"**{verdict}**: {', '.join(names)}" for verdict, names in links.items()),
+                     ", ".join(f"{count} {verdict}" for verdict, count in counts.items())])
+    return table(["paper", "claims", "single statements"], rows)
+
+
 def index(root, results):
     """results/README.md: every folder's verdicts, and its other measurements."""
     text = "# Results\n\nPages, figures and this list: by `tools/report.py` from the CSV and JSON files of these folders. Those, and logs, come from the commands\nthat each page names.\n"
@@ -157,21 +172,23 @@ def index(root, results):
 
 
 def readme_table(root, results, machine, name):
-    """The table that a marker <!-- table:MACHINE/NAME --> asks for: "verdicts", a claim's "CLAIM" or "CLAIM.statements", a benchmark's,
+    """The table that a marker <!-- table:MACHINE/NAME --> asks for: "verdicts", "papers", a claim's "CLAIM" or "CLAIM.statements", a benchmark's,
     "precision" or "backward_profile"."""
     if (benchmark := results / machine / f"{name}.json") in benchmark_files(results / machine):
         return benchmark_table(benchmark)
     for data in throughput_data(results / machine):
         if name == data.stem:
             return ratio_table(data)
+        if name == f"{data.stem}.short":
+            return short_ratio_table(data)
     if name == PRECISION and (log := precision_log(results / machine)).exists():
         return precision_table(log)
     if name == PROFILE and (data := profile_data(results / machine)).exists():
         return profile_table(data)
     claims = load_machine(root, results / machine) if (results / machine).is_dir() else []
     by_name = {claim.name: claim for claim in claims}
-    if name == "verdicts" and claims:
-        return verdicts_table(claims, f"results/{machine}/")
+    if name in ("verdicts", "papers") and claims:
+        return (verdicts_table if name == "verdicts" else papers_table)(claims, f"results/{machine}/")
     claim = by_name.get(name.removesuffix(".statements"))
     if claim is None:
         raise UnknownTable(f"table:{machine}/{name}: expected verdicts, a claim or a benchmark of results/{machine}, found none of them")

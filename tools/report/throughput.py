@@ -83,6 +83,18 @@ def ratio_table(path):
     return table(["", *titles], rows)
 
 
+def short_ratio_table(path):
+    """A row a shape in four ratios: with an open gate over cuDNN without one; with the bimodal gate, pruned, over the official kernel."""
+    cases = load_throughput(path)
+    rows = []
+    for length, dim in dict.fromkeys((length, dim) for length, dim, _ in cases):
+        ratios = [ratio(cases.get((length, dim, gate), {}), ours, rivals, direction)
+                  for gate, ours, rivals in ((OPEN, "lethe", [BASELINE]), (BIMODAL, "lethe_pruned", OFFICIAL_PRUNED))
+                  for direction in DIRECTIONS]
+        rows.append([f"T = {length}, D = {dim}", *map(number, ratios)])
+    return table(["shape", "open gate: forward × cuDNN", "backward × cuDNN", "bimodal, pruned: forward × official", "backward × official"], rows)
+
+
 def speed_and_ratio(case, metrics, direction):
     metric = f"{direction}_speed"
     if metric not in metrics:

@@ -10,7 +10,7 @@
 /// source   Press et al. 2022; Forgetting Transformer, "Connection to ALiBi"
 /// reduces  m = 0 → softmax_attention
 /// reads    query [Tq,K], key [Tk,K], value [Tk,V]; log_forget is not read and may be empty; slope m ≥ 0, in nats a
-///          position. Tq ≤ Tk, query row i stands at position Tk − Tq + i
+///          position. Tq ≤ Tk, query row i is at position Tk − Tq + i
 /// throws   std::invalid_argument naming the input, the expected and the found shape or value
 namespace lethe::reference::alibi {
 

@@ -20,7 +20,7 @@
 
 namespace lethe::reference {
 
-/// Position of query row `row`: queries stand at the end of the keys.
+/// Position of query row `row`: queries are at the end of the keys.
 template <typename Scalar>
 Eigen::Index position_of(const BasicHead<Scalar>& head, Eigen::Index row) {
   return head.key.rows() - head.query.rows() + row;

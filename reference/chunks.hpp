@@ -7,7 +7,7 @@
 
 namespace lethe::reference {
 
-/// Positions start … start + length − 1 of a head, with the queries that stand there, from a given state on.
+/// Positions start … start + length − 1 of a head, with the queries at them, from a given state on.
 template <typename Scalar>
 BasicHead<Scalar> part_of(const BasicHead<Scalar>& head, Eigen::Index start, Eigen::Index length,
                           const Matrix<Scalar>& state) {

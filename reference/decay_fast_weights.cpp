@@ -80,7 +80,7 @@ void add_difference(Sums<Scalar>& sums, const A& a, const B& b, const C& c, cons
   }
 }
 
-// Row t of a gate's gradient from its sums; where nothing passes the gate, the sums start anew.
+// Row t of a gate's gradient from its sums; where nothing passes the gate, the sums restart.
 template <typename Scalar, typename Gate, typename Gradient>
 void close_sums(Sums<Scalar>& sums, const Gate& gate, bool nothing_passes, Gradient&& gradient) {
   for (size_t d = 0; d < sums.size(); ++d) {

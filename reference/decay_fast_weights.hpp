@@ -18,7 +18,7 @@
 ///          for v_t; b ≡ 1 → gated linear attention. (a_t / c_t, c_t b_t) is the same function for every scalar c_t
 /// reads    query [Tq,K], key [Tk,K], value [Tk,V]; log_key_gate [Tk,K] = log a and log_value_gate [Tk,V] = log b, natural
 ///          logs, ≤ 0, −∞ forgets all, empty forgets nothing; initial_state [K,V], empty is zeros. Tq ≤ Tk, query row i
-///          stands at position Tk − Tq + i
+///          is at position Tk − Tq + i
 /// throws   std::invalid_argument naming the input, the expected and the found shape or value
 /// rounds   everything in Scalar. The recurrent form multiplies gates, T roundings; the others take exponentials of
 ///          compensated sums of logs, one rounding at any length
@@ -68,7 +68,7 @@ BasicGradients<Scalar> gradients(const BasicHead<Scalar>& head, const Matrix<Sca
 ///   dlog b_t = dlog b_{t+1} + o_t ⊙ do_t − v_t ⊙ dv_t          dlog b_{T+1} = Σ_k S_T ⊙ state_gradient
 ///
 /// Because Σ_v S_t ⊙ dS_t is k_t ⊙ dk_t + dlog a_t by the recurrence of S_t, and q_t ⊙ dq_t + dlog a_{t+1} by that of dS_t. A
-/// gate of exactly 0 hides everything before it: its gradient is set to 0 and the sum starts anew from there, for all rows
+/// gate of exactly 0 hides everything before it: its gradient is set to 0 and the sum restarts there, for all rows
 /// where it is the whole of b_t, for all columns where it is the whole of a_t. The sums cancel: the terms' rounding,
 /// about ε Σ_s |q_s dq_s|, stays in dlog a_t however small that is. The sum itself is compensated.
 ///

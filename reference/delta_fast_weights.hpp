@@ -17,7 +17,7 @@
 ///          queries are meant to be divided by their sum first (feature_map::sum_normalized)
 /// reduces  keys orthonormal, β ≡ 1, S_0 = 0 → additive_fast_weights
 /// reads    query [Tq,K], key [Tk,K], value [Tk,V]; write_strength [Tk] = β ≥ 0; initial_state [K,V] or empty; where
-///          normalized initial_normalizer [K] or empty. Tq ≤ Tk, Tk ≥ 1, query row i stands at position Tk − Tq + i. Gates
+///          normalized initial_normalizer [K] or empty. Tq ≤ Tk, Tk ≥ 1, query row i is at position Tk − Tq + i. Gates
 ///          are not read: gated_delta_fast_weights has them
 /// returns  values [Tq,V]; state [K,V] after the last key; normalizer [K] where normalized
 /// throws   std::invalid_argument naming the input, the expected and the found shape or value; normalized also where a
@@ -64,7 +64,7 @@ BasicGradients<Scalar> gradients(const BasicHead<Scalar>& head, Normalized norma
                                  const Vector<Scalar>& normalizer_gradient = {});
 
 /// The rule as the authors' code of Mao 2022 runs it: each token reads the state that it finds, o_t = scale · S_{t−1}ᵀ q_t,
-/// where the paper's equations read what it leaves behind. The two differ by scale · (q_t·k_t) δ_t. Not normalized.
+/// where the paper's equations read the one after its write. The two differ by scale · (q_t·k_t) δ_t. Not normalized.
 ///
 /// returns  values [Tq,V]; state [K,V], that of recurrent
 /// cost     as recurrent

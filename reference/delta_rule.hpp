@@ -66,7 +66,7 @@ BasicOutput<Scalar> delta_rule_recurrent(const BasicHead<Scalar>& head, const Ma
 /// which is a unit triangular system: one forward substitution solves it. The chunk then is an ordinary sum of writes k δᵀ.
 ///
 /// reads    output.state: before the chunk; block: see decayed_products
-/// returns  in output: the rows of values that stand in the chunk, and the state after it
+/// returns  in output: the rows of values in the chunk, and the state after it
 template <typename Scalar>
 void delta_rule_advance(const BasicHead<Scalar>& head, const Matrix<Scalar>& log_gate, Eigen::Index start,
                         Eigen::Index length, Eigen::Index block, BasicOutput<Scalar>& output) {

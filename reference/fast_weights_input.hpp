@@ -38,7 +38,7 @@ inline void expect_chunk_length(Eigen::Index chunk_length) {
 }
 
 /// throws  std::invalid_argument where the gradients don't have the shapes of what a form returns; an empty
-///         state_gradient stands for zeros
+///         state_gradient is zeros
 template <typename Scalar>
 void check_output_gradients(const BasicHead<Scalar>& head, const Matrix<Scalar>& values_gradient,
                             const Matrix<Scalar>& state_gradient) {

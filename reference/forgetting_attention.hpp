@@ -11,7 +11,7 @@
 /// source   Forgetting Transformer, Eq. 11–13
 /// reduces  log f ≡ 0 → softmax_attention; log f ≡ −m → alibi with slope m
 /// reads    query [Tq,K], key [Tk,K], value [Tk,V], log_forget [Tk], natural log, ≤ 0; −∞ cuts: no later query sees
-///          a key before that position. Tq ≤ Tk, query row i stands at position Tk − Tq + i. Entry 0 of log_forget is
+///          a key before that position. Tq ≤ Tk, query row i is at position Tk − Tq + i. Entry 0 of log_forget is
 ///          in no D_ij
 /// throws   std::invalid_argument naming the input, the expected and the found shape or value
 namespace lethe::reference::forgetting_attention {

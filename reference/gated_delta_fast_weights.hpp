@@ -14,7 +14,7 @@
 /// reduces  f ≡ a ≡ 1 → delta_fast_weights
 /// reads    query [Tq,K], key [Tk,K], value [Tk,V]; write_strength [Tk] = β ≥ 0; log_forget [Tk] = log f and log_key_gate
 ///          [Tk,K] = log a, natural logs, ≤ 0, −∞ forgets all, empty forgets nothing; initial_state [K,V], empty is zeros.
-///          Tq ≤ Tk, query row i stands at position Tk − Tq + i
+///          Tq ≤ Tk, query row i is at position Tk − Tq + i
 /// throws   std::invalid_argument naming the input, the expected and the found shape or value
 /// rounds   everything in Scalar. Corrections build on each other: while β_t |k_t|² ≤ 2 an error never grows; beyond, errors
 ///          and state grow alike
@@ -28,7 +28,7 @@ template <typename Scalar>
 BasicOutput<Scalar> recurrent(const BasicHead<Scalar>& head);
 
 /// All tokens at once, as delta_fast_weights with the decay f_{s+1…t} a_{s+1…t} inside every product of position t with
-/// position s; S_0 stands before position 0.
+/// position s; S_0 is before position 0.
 ///
 /// returns  as recurrent
 /// cost     O(Tk² (K+V)) time, O(Tk²) extra memory

@@ -18,7 +18,7 @@
 ///          zeros, are gated_linear_attention, since 1 − f cancels
 /// reads    query [Tq,K], key [Tk,K], value [Tk,V]; log_forget [Tk] = log f, natural log, ≤ 0, −∞ keeps the token alone;
 ///          initial_state [K,V] or empty; where normalized initial_normalizer [K] or empty. Tq ≤ Tk, Tk ≥ 1, query row i
-///          stands at position Tk − Tq + i
+///          is at position Tk − Tq + i
 /// returns  values [Tq,V]; state [K,V]; normalizer [K] where normalized
 /// throws   std::invalid_argument naming the input, the expected and the found shape or value; normalized also where a
 ///          query's z·q is zero, as happens before the first gate that is not exactly 1

@@ -9,13 +9,13 @@
 ///   o_t = scale · S_tᵀ q_t                       (Normalized::kNo)
 ///   o_t = S_tᵀ q_t / z_t·q_t                     (Normalized::kYes: any scale cancels)
 ///
-/// In parallel, F_ij = Π_{j < l ≤ i} f_l multiplies the product q_i·k_j. Query and key stand for their features.
+/// In parallel, F_ij = Π_{j < l ≤ i} f_l multiplies the product q_i·k_j. Query and key are features here.
 ///
 /// source   Forgetting Transformer, Eq. 7–9 (recurrent) and 10 (parallel; the lower limit of its product is j + 1).
 ///          Without the normalizer it is Mamba-2's recurrence, "simple GLA"
 /// reduces  log f ≡ 0 → linear_attention; features with φ(q)·φ(k) = exp(scale · q·k) → forgetting_attention
 /// reads    query [Tq,K], key [Tk,K], value [Tk,V]; log_forget [Tk], natural log, ≤ 0, −∞ clears the state; initial_state
-///          [K,V] or empty; where normalized initial_normalizer [K] or empty. Tq ≤ Tk, Tk ≥ 1, query row i stands at
+///          [K,V] or empty; where normalized initial_normalizer [K] or empty. Tq ≤ Tk, Tk ≥ 1, query row i is at
 ///          position Tk − Tq + i
 /// returns  values [Tq,V]; state [K,V]; normalizer [K] where normalized
 /// throws   std::invalid_argument naming the input, the expected and the found shape or value; normalized also where a

@@ -12,7 +12,7 @@ using Matrix = Eigen::Matrix<Scalar, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowM
 template <typename Scalar>
 using Vector = Eigen::Matrix<Scalar, Eigen::Dynamic, 1>;
 
-/// One head's input; a variant says what it reads, and what is not read may be empty. Rows of `query` stand at the last
+/// One head's input; each variant lists what it reads, and the rest may be empty. Rows of `query` are at the last
 /// query.rows() positions of the keys, so with P = key.rows() − query.rows(), query row i is position P + i.
 ///
 /// The gates of position t act on the state before position t is written: gate, write, read. The softmax family has no

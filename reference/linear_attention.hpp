@@ -17,12 +17,12 @@ enum class Normalized { kNo, kYes };
 ///   o_t = scale · S_tᵀ q_t                       (Normalized::kNo)
 ///   o_t = S_tᵀ q_t / z_t·q_t                     (Normalized::kYes: any scale cancels)
 ///
-/// The state is [K,V], the transpose of the papers'. Query and key stand for their features φ(q), φ(k); feature_map.hpp
+/// The state is [K,V], the transpose of the papers'. Query and key are features φ(q), φ(k) here; feature_map.hpp
 /// has maps to apply first.
 ///
 /// source   Forgetting Transformer, Eq. 3 (parallel) and 4–6 (recurrent); Katharopoulos et al. 2020
 /// reads    query [Tq,K], key [Tk,K], value [Tk,V]; initial_state [K,V] or empty; where normalized initial_normalizer [K]
-///          or empty. Tq ≤ Tk, Tk ≥ 1, query row i stands at position Tk − Tq + i
+///          or empty. Tq ≤ Tk, Tk ≥ 1, query row i is at position Tk − Tq + i
 /// returns  values [Tq,V]; state [K,V]; normalizer [K] where normalized
 /// throws   std::invalid_argument naming the input, the expected and the found shape or value; normalized also where a
 ///          query's z·q is zero

@@ -13,7 +13,7 @@
 /// source   T2FW, Table 2, "local attention"; it leaves open whether its 32 tokens include the query's own; here they do
 /// reduces  W ≥ Tk → softmax_attention; W = 1 → o_i = v_i
 /// reads    query [Tq,K], key [Tk,K], value [Tk,V]; log_forget is not read and may be empty; window W ≥ 1, in tokens.
-///          Tq ≤ Tk, query row i stands at position Tk − Tq + i
+///          Tq ≤ Tk, query row i is at position Tk − Tq + i
 /// throws   std::invalid_argument naming the input, the expected and the found shape or value
 /// rounds   everything in Scalar; recurrent compensates its sums
 namespace lethe::reference::local_attention {

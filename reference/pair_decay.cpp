@@ -28,7 +28,7 @@ Matrix<Scalar> decayed_products(const Matrix<Scalar>& left, const Matrix<Scalar>
                                 Eigen::Index first, Eigen::Index block) {
   Matrix<Scalar> products = Matrix<Scalar>::Zero(left.rows(), right.rows());
   for (Eigen::Index row = 0; row < left.rows();) {
-    const Eigen::Index begin = (first + row) / block * block;  // of the block that the row stands in
+    const Eigen::Index begin = (first + row) / block * block;  // of the row's block
     const Eigen::Index rows = std::min(left.rows(), begin + block - first) - row;
     Matrix<Scalar> query = left.middleRows(row, rows), key = right.topRows(begin);
     for (Eigen::Index r = 0; r < rows && begin > 0; ++r) {

@@ -43,7 +43,7 @@ inline constexpr Eigen::Index kExactBlock = 16;
 /// brought to the last position before the query's block: between(t, s) = between(t, b − 1) · between(b − 1, s), two
 /// factors ≤ 1, so that a matrix product does the work and still no exponent is positive.
 ///
-/// reads    left [R,D]: row r stands at position first + r; right [S,D], S ≥ first + R; block ≥ 1
+/// reads    left [R,D]: row r is at position first + r; right [S,D], S ≥ first + R; block ≥ 1
 /// returns  [R,S]
 /// cost     O(RSD) time, of exponentials O(R·block·D + RSD/block); O(RS) memory
 template <typename Scalar>
@@ -54,7 +54,7 @@ Matrix<Scalar> decayed_products(const Matrix<Scalar>& left, const Matrix<Scalar>
 ///
 ///   O_rd = Σ_{s ≤ first + r} weights_rs · between(first + r, s)_d · value_sd
 ///
-/// reads    weights [R,S]: row r stands at position first + r, and nothing right of it is read; value [S,D]; block ≥ 1
+/// reads    weights [R,S]: row r is at position first + r, and nothing right of it is read; value [S,D]; block ≥ 1
 /// returns  [R,D]
 /// cost     as decayed_products
 template <typename Scalar>

@@ -10,7 +10,7 @@ namespace lethe {
 /// Sizes of one problem. key, value have `heads` heads; query and log_forget have `query_heads`, a multiple of it.
 struct Shape {
   int64_t batch = 1;
-  int64_t query_length = 1;  ///< queries stand at the last query_length positions of the keys
+  int64_t query_length = 1;  ///< queries are at the last query_length positions of the keys
   int64_t key_length = 1;    ///< query_length <= key_length
   int64_t heads = 1;
   int64_t query_heads = 1;

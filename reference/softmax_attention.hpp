@@ -8,7 +8,7 @@
 ///   o_i = Σ_{j ≤ i} softmax_j( scale · q_i·k_j ) v_j
 ///
 /// source  Forgetting Transformer, Eq. 1–2
-/// reads   query [Tq,K], key [Tk,K], value [Tk,V]; log_forget is not read and may be empty. Tq ≤ Tk, query row i stands
+/// reads   query [Tq,K], key [Tk,K], value [Tk,V]; log_forget is not read and may be empty. Tq ≤ Tk, query row i is
 ///         at position Tk − Tq + i
 /// throws  std::invalid_argument naming the input, the expected and the found shape
 namespace lethe::reference::softmax_attention {

@@ -26,7 +26,7 @@ enum class Input {
 struct Variant {
   using Form = std::function<Output(const Head&)>;
 
-  std::string name;           ///< its files are reference/<name>.hpp and .cpp, less an ending that tells a parameter
+  std::string name;           ///< its files are reference/<name>.hpp and .cpp, less an ending for a parameter
   std::vector<Input> inputs;  ///< what it reads; changing any other tensor changes nothing
   Form recurrent;
   Form parallel;
@@ -39,9 +39,9 @@ struct Variant {
       gradients;
 };
 
-/// Every variant of the reference, from the most special to the most general of each family. A variant with a parameter
-/// stands here with one value of it: ALiBi with slope 1/4, local attention with a window of 7. Linear attention stands
-/// here normalized, on the features ELU + 1, and unnormalized, on queries and keys as they are.
+/// Every variant of the reference, from the most special to the most general of each family. A variant with a parameter has
+/// one value of it: ALiBi a slope of 1/4, local attention a window of 7. Linear attention has two rows: normalized, on the
+/// features ELU + 1, and unnormalized, on queries and keys as they are.
 const std::vector<Variant>& variants();
 
 }  // namespace lethe::reference

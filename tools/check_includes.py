@@ -22,6 +22,10 @@ RULES = {
     "optimized": (r"Eigen\b.*", ["optimized", "reference/problem.hpp"]),
     "experiments": (r"gtest\b.*", ["experiments", "optimized", "reference"]),
 }
+# What every kernel family shares names no family's instructions: folder -> what its #include "…" may not name.
+SHARED = {
+    "optimized/cuda/gate": ["optimized/cuda/hopper"],
+}
 # Nothing outside the command and the papers themselves includes experiments/papers.
 PAPERS = "experiments/papers"
 MAY_NAME_PAPERS = ("experiments/papers", "experiments/commands", "experiments/lethe.cpp", "tests")
@@ -55,6 +59,9 @@ def violations(root: pathlib.Path):
                 yield f'{where}: expected a path from the root, found "{ours}"'
             if ours and below(ours, PAPERS) and not any(below(path, p) for p in MAY_NAME_PAPERS):
                 yield f'{where}: expected nothing to include {PAPERS}, found "{ours}"'
+            for shared, families in SHARED.items():
+                if ours and below(path, shared) and any(below(ours, family) for family in families):
+                    yield f'{where}: expected nothing of a kernel family in {shared}, found "{ours}"'
             if rule is None:
                 continue
             forbidden, allowed = rule

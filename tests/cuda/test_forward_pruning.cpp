@@ -153,6 +153,20 @@ TEST_P(ForwardPruning, VisitsExactlyTheBlocksThatBruteForceKeeps) {
   }
 }
 
+TEST_P(ForwardPruning, VisitsNoBlockBeforeACutWithoutATolerance) {
+  constexpr int64_t kQueryBlocks = 9, kOffset = 200;
+  Problem problem = random_problem(shape(1, 1100, 1100 + kOffset, 1, 2), dtype(), Gate::kOpen, 16);
+  const std::vector<int64_t> cuts = {0, 128, 500, 900};  // of the second head; at 0 a cut cuts nothing off
+  for (const int64_t cut : cuts) problem.log_forget[2 * cut + 1] = -INFINITY;
+  const ForwardResult result = testing::run_forward(problem);
+  for (int64_t m = 0; m < kQueryBlocks; ++m) {
+    const int64_t cut = *(std::ranges::upper_bound(cuts, m * kGateBlock + kOffset) - 1);
+    EXPECT_EQ(result.first_key_block[m], 0) << m;
+    EXPECT_EQ(result.first_key_block[kQueryBlocks + m], cut / kGateBlock) << m;
+  }
+  EXPECT_EQ(result.visited_pairs, testing::boundary_pairs(problem.shape, result.first_key_block));
+}
+
 INSTANTIATE_TEST_SUITE_P(EveryKernel, ForwardPruning, testing::all_instances(), testing::name_of_instance);
 
 }  // namespace

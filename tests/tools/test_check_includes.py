@@ -26,6 +26,8 @@ class CheckIncludes(unittest.TestCase):
             ("reference/a.cpp", '#include "optimized/cuda/attention.hpp"'),
             ("optimized/cuda/a.cu", "#include <Eigen/Core>"),
             ("optimized/cuda/a.cu", '#include "reference/forgetting_attention.hpp"'),
+            ("optimized/cuda/gate/a.cuh", '#include "optimized/cuda/hopper/bias_step.cuh"'),
+            ("optimized/cuda/gate/a.cuh", '#include "optimized/cuda/hopper/ptx/barrier.cuh"'),
             ("optimized/torch/a.cpp", "#include <Eigen/Core>"),
             ("optimized/torch/a.cpp", '#include "reference/head.hpp"'),
             ("experiments/models/a.cpp", '#include "tests/support/a.hpp"'),

@@ -1,4 +1,4 @@
-"""The mutants of the CUDA kernels keep up with the kernels, and tools/gpu_mutants tells what became of each. No GPU: programs of a shell."""
+"""Each mutant of the CUDA kernels finds its place in them, and tools/gpu_mutants reports what became of each. No GPU: shell programs."""
 
 import argparse
 import contextlib
@@ -19,23 +19,43 @@ from shell_programs import ShellPrograms
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests/cuda"))
 import mutants  # noqa: E402
-from mutants import FILTERS, MUTANTS, PROGRAMS, SECONDS, Mutant  # noqa: E402
+from mutants import FILTERS, MUTANTS, PROGRAMS, SECONDS, Mutant, mutant, places  # noqa: E402
 
 PASSES, FAILS = "exit 0", "echo '[  FAILED  ] Suite.FindsItOut/0, where'; exit 1"
 
 
 class List(unittest.TestCase):
-    def test_each_finds_what_it_replaces(self):
+    def test_each_finds_its_place_and_changes_the_text_as_no_other_does(self):
+        texts = {}
         for mutant in MUTANTS:
             with self.subTest(mutant.name):
-                text = (ROOT / "optimized" / mutant.file).read_text()
-                self.assertNotEqual(mutant.apply(text), text)
+                file, text = mutant.changed
+                self.assertNotEqual(places.without_comments(text), places.without_comments((ROOT / "optimized" / file).read_text()))
+                self.assertNotIn((file, text, mutant.suite), texts)
+                texts[file, text, mutant.suite] = mutant.name
+        self.assertGreater(len(texts), 0)
 
-    def test_each_has_a_name_of_its_own_and_a_suite(self):
+    def test_they_are_few_and_each_has_a_name_of_its_own_and_a_suite(self):
+        self.assertLessEqual(len(MUTANTS), 150)
         self.assertEqual(len({mutant.name for mutant in MUTANTS}), len(MUTANTS))
         self.assertEqual(PROGRAMS.keys(), FILTERS.keys())
         self.assertEqual(PROGRAMS.keys(), SECONDS.keys())
         self.assertLessEqual({mutant.suite for mutant in MUTANTS}, PROGRAMS.keys())
+
+    def test_each_of_the_log_is_kept_or_of_the_same_formula_as_one_that_is(self):
+        logged = dict(re.findall(r"^(\w+) +\w+/\S+ +(?:killed|passed) *(.*)", (ROOT / "results/h200/mutants.log").read_text(), re.M))
+        readme = re.split(r"\n\|---.*\n", (ROOT / "tests/cuda/mutants/README.md").read_text())[1]
+        same = dict(re.findall(r"^\| (\w+) \|.*\| (.*) \|$", readme, re.M))
+        gone = [name for names in same.values() for name in names.split(", ")]
+        kept = {mutant.name for mutant in MUTANTS}
+        self.assertLessEqual(same.keys(), kept)
+        self.assertFalse(kept & set(gone))
+        self.assertEqual(len(gone), len(set(gone)))
+        self.assertLessEqual(logged.keys(), set(gone) | kept)
+        logged = {name: re.sub(r"no end of \S+", "", tests) for name, tests in logged.items()}
+        tests_of = lambda names: {test for name in names for test in re.findall(r"\w+\.\w+|\btest_\w+", logged.get(name, ""))}
+        self.assertGreater(len(tests_of(logged)), 70)
+        self.assertEqual(tests_of(logged), tests_of(kept))
 
     def test_filters_name_tests(self):
         texts = "".join(path.read_text() for path in (ROOT / "tests/cuda").glob("test_*.c*"))
@@ -64,17 +84,67 @@ class List(unittest.TestCase):
                     self.assertTrue(run or name.startswith(not_run))
 
     def test_each_wrapper_has_one_or_is_said_to_have_none(self):
-        for path in [*(ROOT / "optimized/cuda/hopper/ptx").glob("*.cuh"), ROOT / "optimized/cuda/hopper/handover.cuh"]:
-            file, text = str(path.relative_to(ROOT / "optimized")), path.read_text()
-            places = {text.find(mutant.old) for mutant in MUTANTS if (mutant.suite, mutant.file) == ("ptx", file)}
-            for function in re.finditer(r"__device__ (?:inline )?\w+ (\w+)[^{;]*\{.*?(?=\n *__device__|\n\n|\Z)", text, re.S):
-                with self.subTest(file=file, function=function[0].split("{")[0].strip()):
-                    changed = any(function.start() <= place < function.end() for place in places)
-                    self.assertTrue(changed or re.search(rf"\b{function[1]}\b", mutants.__doc__))
+        changed = {part for mutant in MUTANTS if mutant.suite == "ptx" for part in mutant.function.split("::")}
+        wrappers = [name for path in (ROOT / "optimized/cuda").rglob("*.cuh") if path.parent.name == "ptx" or path.stem == "handover"
+                    for name in re.findall(r"__device__ (?:inline )?\w+ (\w+)(?:<\w+>)?\(", path.read_text())]
+        self.assertGreater(len(wrappers), 40)
+        for name in wrappers:
+            with self.subTest(name):
+                self.assertTrue(name in changed or re.search(rf"\b{name}\b", mutants.__doc__))
 
-    def test_a_change_that_fits_elsewhere_too_is_refused(self):
-        with self.assertRaisesRegex(ValueError, "expected 1 of what it replaces in file, found 2"):
-            Mutant("name", "ptx", "file", "old", "new").apply("old, old")
+
+SOURCE = """// sum() adds: x += 1;
+struct Ring {
+  int advance(int stages) const { return stages + 1; }
+};
+template <>
+float sum<int>(const char* text) {
+  const auto step = [&](int i) { /* x += 1; */ if (text[i] == '}') x  +=
+      1;  // once
+  };
+  x += 2;
+  return total(x += 3);
+}
+int other() { return sum("{"), x += 1; }
+"""
+
+
+class Places(unittest.TestCase):
+    def setUp(self):
+        mock = unittest.mock.patch.object(places, "sources", lambda: [("file.cu", SOURCE)])
+        mock.start()
+        self.addCleanup(mock.stop)
+        self.addCleanup(places.find.cache_clear)
+        places.find.cache_clear()
+
+    def changed(self, function, statement, **options):
+        return Mutant("name", "ptx", function, statement, "NEW", **options).changed[1]
+
+    def test_a_statement_is_found_in_its_function_however_it_is_spaced(self):
+        self.assertEqual(self.changed("sum", "x += 1;"), SOURCE.replace("x  +=\n      1;", "NEW"))
+        self.assertEqual(self.changed("sum::step", "x+=1"), SOURCE.replace("x  +=\n      1", "NEW"))
+        self.assertEqual(self.changed("other", "x += 1"), SOURCE.replace(", x += 1", ", NEW"))
+        self.assertEqual(self.changed("Ring::advance", "stages + 1"), SOURCE.replace("stages + 1", "NEW"))
+        self.assertEqual(self.changed("sum", "x += 2;", more=(("return", "throw"),)), SOURCE.replace("x += 2;\n  return", "NEW\n  throw"))
+
+    def test_a_function_or_a_statement_that_is_missing_or_ambiguous_is_named(self):
+        for function, statement, complaint in (
+                ("missing", "x += 1", "name: expected a function missing in optimized/cuda or optimized/torch, found none"),
+                ("total", "x += 1", "name: expected a function total in optimized/cuda or optimized/torch, found none"),
+                ("Ring::sum", "x += 1", "name: expected a function Ring::sum in optimized/cuda or optimized/torch, found none"),
+                ("sum", "x += 4", "name: expected 1 of `x += 4` in sum, found 0"),
+                ("sum", "x +=", "name: expected 1 of `x +=` in sum, found 3 in file.cu")):
+            with self.subTest(function, statement=statement), self.assertRaisesRegex(ValueError, f"^{re.escape(complaint)}$"):
+                self.changed(function, statement)
+
+    def test_kinds_change_what_they_name(self):
+        for kind, statement, expected in (
+                (mutant.dropped, "x = 1;", "{}"), (mutant.swapped("row[1]", "row[0]"), "row[1] + 1", "row[0] + 1"),
+                (mutant.one_more("bound"), "i < bound", "i < bound + 1"), (mutant.never("near"), "if (near) f();", "if (false) f();"),
+                (mutant.inclusive, "i < n", "i <= n"), (mutant.inclusive, "i >= n", "i > n")):
+            self.assertEqual(kind(statement), expected)
+        with self.assertRaisesRegex(ValueError, "`i \\+ i`: expected 1 of `i`, found 2"):
+            mutant.swapped("i", "j")("i + i")
 
 
 class Run(ShellPrograms):
@@ -125,33 +195,33 @@ exit 1"""
             self.assertEqual(self.verdict_of()[1], "Every/Suite.FindsItOut/bfloat16_64, nothing for bfloat16_128, "
                                                    "Every/Suite.FindsAnother/float16_64, no end for float16_128")
 
-    def test_one_that_passes_all_survives(self):
-        status, log, complaint = self.run_with(**{"unchanged_ptx": PASSES, self.NAME: PASSES})
-        self.assertEqual(status, 1)
-        self.assertRegex(log, rf"{self.NAME} .* SURVIVED\n")
-        self.assertIn(self.NAME, complaint)
+    def test_a_mutant_that_survives_or_is_not_built_and_kernels_that_fail_fail_the_run(self):
+        for programs, name, verdict in (({"unchanged_ptx": PASSES}, self.NAME, "NOT BUILT"), ({self.NAME: PASSES}, self.NAME, "SURVIVED"),
+                                        ({"unchanged_ptx": FAILS, self.NAME: FAILS}, "unchanged_ptx", "FAILED +Suite.FindsItOut/0")):
+            with self.subTest(verdict):
+                status, log, complaint = self.run_with(**programs)
+                self.assertEqual(status, 1)
+                self.assertRegex(log, rf"{name} .* {verdict}\n")
+                self.assertIn(name, complaint)
+        self.assertRegex((self.folder / "mutants.log").read_text(), "(?s)NOT BUILT.*SURVIVED.*FAILED")  # a run leaves what others said
 
     def verdict_of(self, **changes):
         mutant = next(mutant for mutant in MUTANTS if mutant.name == self.NAME)
         return self.TOOL["verdict"](self.folder, dataclasses.replace(mutant, **changes), ["0"])
 
-    def test_one_that_takes_too_long_is_found_out_only_if_it_is_known_to_hang(self):
-        self.script(f"{self.NAME}/program", "exec sleep 60")
-        with unittest.mock.patch.dict(SECONDS, ptx=1):
-            self.assertEqual(self.verdict_of(), ("TOO LONG", "no end within 1 s", False))
-            self.assertEqual(self.verdict_of(hangs=True), ("killed", "no end within 1 s", True))
+    def test_one_that_takes_too_long_is_detected_only_by_a_failure_before_or_if_it_is_known_to_hang(self):
+        begun = 'for test in Ends DoesNot; do echo "[ RUN      ] Suite.$test"; done; exec sleep 60'
+        for program, changes, expected in (
+                ("exec sleep 60", {}, ("TOO LONG", "no end within 1 s", False)),
+                ("exec sleep 60", {"hangs": True}, ("killed", "no end within 1 s", True)),
+                (begun, {}, ("TOO LONG", "no end of Suite.DoesNot within 1 s", False)),
+                (f"{FAILS.removesuffix('; exit 1')}; exec sleep 60", {}, ("killed", "Suite.FindsItOut/0", True)),
+                ("exec sleep 60", {"breaks": False}, ("TOO LONG", "no end", False))):
+            with self.subTest(program, **changes), unittest.mock.patch.dict(SECONDS, ptx=1):
+                self.script(f"{self.NAME}/program", program)
+                self.assertEqual(self.verdict_of(**changes), expected)
 
-    def test_of_one_that_takes_too_long_the_test_is_named(self):
-        self.script(f"{self.NAME}/program", "for test in Ends DoesNot; do echo \"[ RUN      ] Suite.$test\"; done; exec sleep 60")
-        with unittest.mock.patch.dict(SECONDS, ptx=1):
-            self.assertEqual(self.verdict_of(), ("TOO LONG", "no end of Suite.DoesNot within 1 s", False))
-
-    def test_what_failed_before_a_limit_is_known(self):
-        self.script(f"{self.NAME}/program", f"{FAILS.removesuffix('; exit 1')}; exec sleep 60")
-        with unittest.mock.patch.dict(SECONDS, ptx=1):
-            self.assertEqual(self.verdict_of(), ("killed", "Suite.FindsItOut/0", True))
-
-    def test_one_that_is_known_to_hang_runs_alone_behind_the_others(self):
+    def test_one_that_is_known_to_hang_runs_alone_after_the_others(self):
         hanging = next(mutant.name for mutant in MUTANTS if mutant.hangs)
         status, log, _ = self.run_with([hanging], **{
             "unchanged_ptx": PASSES, "unchanged_backward": PASSES, self.NAME: f"sleep 1; touch '{self.folder}/ended'; {FAILS}",
@@ -189,19 +259,12 @@ exit 1""")
         says = "echo 'FAIL: test_first (module.Class.test_first) [where]'; echo 'ERROR: test_second (module)'"
         self.assertEqual(self.TOOL["failing"](["sh", "-c", f"({says}) >&2; exit 1"], 5), ["test_first", "test_second"])
 
-    def test_what_holds_a_file_is_compiled_anew(self):
+    def test_what_includes_a_file_is_compiled_anew(self):
         objects_of = self.TOOL["objects_of"]
-        self.assertEqual(objects_of("torch/cuda_forgetting_attention.cpp"),
-                         ["optimized/torch/CMakeFiles/lethe_torch.dir/cuda_forgetting_attention.cpp.o"])
-        self.assertEqual(objects_of("cuda/hopper/tensor_map.cpp"), ["optimized/cuda/CMakeFiles/lethe_cuda.dir/hopper/tensor_map.cpp.o"])
-        of_softmax = objects_of("cuda/tile/softmax.cuh")
-        self.assertEqual(of_softmax, ["optimized/cuda/CMakeFiles/lethe_cuda.dir/hopper/forward.cu.o"])
-
-    def test_kernels_as_they_are_must_pass(self):
-        status, log, complaint = self.run_with(**{"unchanged_ptx": FAILS, self.NAME: FAILS})
-        self.assertEqual(status, 1)
-        self.assertRegex(log, r"unchanged_ptx .* FAILED +Suite.FindsItOut/0\n")
-        self.assertIn("unchanged_ptx", complaint)
+        softmax, maps = (next(mutant.file for mutant in MUTANTS if mutant.name == name) for name in ("forward_no_decay", "map_strides"))
+        self.assertEqual(objects_of(maps), [f"optimized/cuda/CMakeFiles/lethe_cuda.dir/{maps.removeprefix('cuda/')}.o"])
+        self.assertEqual([pathlib.Path(target).name for target in objects_of(softmax)], ["forward.cu.o"])
+        self.assertIn("optimized/torch/CMakeFiles/lethe_torch.dir/portable.cpp.o", objects_of("torch/portable.hpp"))
 
     def test_a_delay_must_pass_all(self):
         late = next(mutant.name for mutant in MUTANTS if not mutant.breaks and mutant.suite == "backward")
@@ -215,21 +278,6 @@ exit 1""")
         self.assertRegex(log, rf"{late} .* FAILED +Suite.FindsItOut/0\n")
         self.assertIn("delays 1, passed 0\n", log)
         self.assertIn(late, complaint)
-
-    def test_a_delay_that_takes_too_long_has_not_failed(self):
-        self.script(f"{self.NAME}/program", "exec sleep 60")
-        with unittest.mock.patch.dict(SECONDS, ptx=0.5):
-            self.assertEqual(self.verdict_of(breaks=False), ("TOO LONG", "no end", False))
-
-    def test_one_that_was_not_built_is_no_success(self):
-        status, log, _ = self.run_with(unchanged_ptx=PASSES)
-        self.assertEqual(status, 1)
-        self.assertRegex(log, rf"{self.NAME} .* NOT BUILT\n")
-
-    def test_a_second_run_leaves_what_the_first_said(self):
-        self.run_with(**{"unchanged_ptx": PASSES, self.NAME: PASSES})
-        self.run_with(**{self.NAME: FAILS})
-        self.assertRegex((self.folder / "mutants.log").read_text(), r"(?s)SURVIVED.*killed")
 
     def test_one_that_continues_runs_what_was_not_decided(self):
         late = next(mutant.name for mutant in MUTANTS if not mutant.breaks and mutant.suite == "backward")
@@ -248,7 +296,7 @@ exit 1""")
         _, log, _ = self.run_with((), ["--continue"], **{"unchanged_ptx": PASSES, self.NAME: PASSES})
         self.assertRegex(log, rf"{self.NAME} .* SURVIVED\n")
 
-    def test_one_of_programs_that_nobody_knows_again_does_not_continue(self):
+    def test_programs_of_a_changed_commit_are_not_continued(self):
         (self.folder / "mutants.log").touch()
         status, _, complaint = self.run_with((), ["--continue"], "abc, changed", **{"unchanged_ptx": PASSES, self.NAME: FAILS})
         self.assertEqual(status, 1)

@@ -25,6 +25,7 @@ RULES = {
 # What every kernel family shares names no family's instructions: folder -> what its #include "…" may not name.
 SHARED = {
     "optimized/cuda/gate": ["optimized/cuda/hopper"],
+    "optimized/cuda/tile": ["optimized/cuda/hopper"],
 }
 # Nothing outside the command and the papers themselves includes experiments/papers.
 PAPERS = "experiments/papers"

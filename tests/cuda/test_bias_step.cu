@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(128, 1) add_bias(const float* bias, float star
   __syncthreads();
   float registers[kN / 2];
   for (float& value : registers) value = start;
-  ptx::pin(registers);
+  ptx::fence_registers(registers);
   ptx::wgmma_fence();
   const uint64_t nothing = ptx::operand_descriptor(zeros, 0);
   if constexpr (!kFirst) ptx::wgmma<ptx::Major::kK, ptx::Major::kK>(Element{}, registers, nothing, nothing, true);
@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(128, 1) add_bias(const float* bias, float star
   if constexpr (kFirst) ptx::wgmma<ptx::Major::kK, ptx::Major::kK>(Element{}, registers, nothing, nothing, true);
   ptx::wgmma_commit();
   ptx::wgmma_wait<0>();
-  ptx::pin(registers);
+  ptx::fence_registers(registers);
   for (int i = 0; i < kN / 2; ++i) d[threadIdx.x * kN / 2 + i] = registers[i];
 }
 

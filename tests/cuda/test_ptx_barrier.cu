@@ -5,8 +5,8 @@
 #include <string>
 
 #include "optimized/cuda/hopper/handover.cuh"
-#include "optimized/cuda/launch.cuh"
 #include "optimized/cuda/hopper/ptx/copy.cuh"
+#include "optimized/cuda/launch.cuh"
 #include "tests/cuda/device.hpp"
 
 namespace lethe {
@@ -78,10 +78,10 @@ TEST(Barriers, EndAPhaseWithItsLastByte) {
 // Two warps release one after the other. Has the phase ended behind each?
 __global__ void ask_between_warps(int* ended) {
   __shared__ uint64_t barrier;
-  if (threadIdx.x == 0) ptx::mbarrier_init(&barrier, 2 * kArrivalsOfAWarp);
+  if (threadIdx.x == 0) ptx::mbarrier_init(&barrier, 2 * hopper::kArrivalsOfAWarp);
   __syncthreads();
   for (uint32_t warp = 0; warp < 2; ++warp) {
-    if (threadIdx.x / 32 == warp) release(&barrier, threadIdx.x % 32);
+    if (threadIdx.x / 32 == warp) hopper::release(&barrier, threadIdx.x % 32);
     __syncthreads();
     if (threadIdx.x == 0) ended[warp] = ptx::mbarrier_try_wait(&barrier, 0);
     __syncthreads();
@@ -223,7 +223,7 @@ TEST(Barriers, WaitForWhoeverIsSlow) {
 }
 
 __global__ void take_from_warp(const int* values, int* of_first_lane, int* of_all_lanes) {
-  of_first_lane[threadIdx.x] = ptx::uniform(values[threadIdx.x]);
+  of_first_lane[threadIdx.x] = ptx::broadcast(values[threadIdx.x]);
   of_all_lanes[threadIdx.x] = ptx::in_uniform_register(values[threadIdx.x / 32 * 32]);
 }
 

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "optimized/cuda/arithmetic.cuh"
 #include "optimized/cuda/hopper/ptx/copy.cuh"
 #include "optimized/cuda/hopper/ptx/fragment.cuh"
 #include "optimized/cuda/hopper/tensor_map.hpp"
@@ -178,7 +179,7 @@ TEST(RunCopy, IsCompleteOnceItHasBeenWaitedFor) {
 
 __global__ void load_floats(const float* source, float* reversed, float* swapped) {
   __shared__ alignas(8) float numbers[32];
-  numbers[threadIdx.x] = ptx::load_global(source + threadIdx.x);
+  numbers[threadIdx.x] = load_global(source + threadIdx.x);
   __syncwarp();
   reversed[threadIdx.x] = ptx::load_float(ptx::shared_address(&numbers[31 - threadIdx.x]));
   const float2 pair = ptx::load_pair(ptx::shared_address(&numbers[threadIdx.x / 2 * 2]));
@@ -202,7 +203,7 @@ __global__ void store_matrices(__half* stored, __half* stored_transposed) {
   uint32_t fragment[4];  // two 8-row halves × two 8-column halves of M[r][c] = 16 r + c
   for (int matrix = 0; matrix < 4; ++matrix) {
     const int row = matrix % 2 * 8 + lane / 4, column = matrix / 2 * 8 + lane % 4 * 2;
-    fragment[matrix] = ptx::pack<__half>(16.0f * row + column, 16.0f * row + column + 1);
+    fragment[matrix] = pack<__half>(16.0f * row + column, 16.0f * row + column + 1);
   }
   const int matrix = lane / 8;
   const uint32_t row = matrix % 2 * 8 + lane % 8, column = matrix / 2 * 8;
@@ -235,12 +236,12 @@ TEST(Fragments, StoreMatricesPlainAndTransposed) {
 template <typename Element>
 __global__ void round_trip(const float* values, float* returned, float* powers, float* logarithms) {
   const int i = threadIdx.x;
-  const float2 pair = ptx::unpack<Element>(ptx::pack<Element>(values[2 * i], values[2 * i + 1]));
+  const float2 pair = unpack<Element>(pack<Element>(values[2 * i], values[2 * i + 1]));
   returned[2 * i] = pair.x;
   returned[2 * i + 1] = pair.y;
   for (int e = 0; e < 2; ++e) {
-    powers[2 * i + e] = ptx::exp2_approximate(values[2 * i + e]);
-    logarithms[2 * i + e] = ptx::log2_approximate(powers[2 * i + e]);
+    powers[2 * i + e] = exp2_approximate(values[2 * i + e]);
+    logarithms[2 * i + e] = log2_approximate(powers[2 * i + e]);
   }
 }
 
@@ -266,8 +267,8 @@ TEST(Fragments, PackRoundsToNearestAndExponentialsAreExactToTwentyBits) {
 }
 
 __global__ void exponentials(const float* values, float* powers, float* logarithms) {
-  powers[threadIdx.x] = ptx::exp2_approximate(values[threadIdx.x]);
-  logarithms[threadIdx.x] = ptx::log2_approximate(values[threadIdx.x]);
+  powers[threadIdx.x] = exp2_approximate(values[threadIdx.x]);
+  logarithms[threadIdx.x] = log2_approximate(values[threadIdx.x]);
 }
 
 TEST(Fragments, ExponentialsEndInZeroAndLogarithmsInMinusInfinity) {

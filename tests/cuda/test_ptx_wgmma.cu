@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "optimized/cuda/arithmetic.cuh"
 #include "optimized/cuda/hopper/ptx/fragment.cuh"
 #include "optimized/cuda/hopper/ptx/wgmma_with_sums.cuh"
 #include "tests/cuda/device.hpp"
@@ -46,16 +47,16 @@ __global__ void __launch_bounds__(128, 1)
   __syncthreads();
   float registers[kN / 2];
   for (float& value : registers) value = 1;
-  ptx::pin(registers);
+  ptx::fence_registers(registers);
   ptx::wgmma_fence();
-  const uint64_t first_of_a = ptx::keep(ptx::operand_descriptor(a_panels, kDepth * 128)),
+  const uint64_t first_of_a = ptx::pin_uniform(ptx::operand_descriptor(a_panels, kDepth * 128)),
                  first_of_b = ptx::operand_descriptor(b_panels, kDepth * 128);
   for (int step = 0; step < kDepth / 16; ++step)
     ptx::wgmma<kMajorA, kMajorB>(Element{}, registers, first_of_a + step * ((kTransposedA ? 2048 : 32) >> 4),
                                  ptx::advance<(kTransposedB ? 2048 : 32)>(first_of_b, step), accumulate || step > 0);
   ptx::wgmma_commit();
   ptx::wgmma_wait<0>();
-  ptx::pin(registers);
+  ptx::fence_registers(registers);
   write_accumulators<kN>(d, registers);
 }
 
@@ -75,10 +76,10 @@ __global__ void __launch_bounds__(128, 1)
   for (int j = 0; j < kDepth / 8; ++j)
     for (int h = 0; h < 2; ++h) {
       const Element* pair = a + (row + 8 * h) * kDepth + 8 * j + column;
-      fragment[2 * j + h] = ptx::pack<Element>(static_cast<float>(pair[0]), static_cast<float>(pair[1]));
+      fragment[2 * j + h] = pack<Element>(static_cast<float>(pair[0]), static_cast<float>(pair[1]));
     }
-  ptx::pin(registers);
-  ptx::pin(fragment);
+  ptx::fence_registers(registers);
+  ptx::fence_registers(fragment);
   ptx::wgmma_fence();
   for (int step = 0; step < kDepth / 16; ++step) {
     const uint64_t b_operand =
@@ -88,7 +89,7 @@ __global__ void __launch_bounds__(128, 1)
   }
   ptx::wgmma_commit();
   ptx::wgmma_wait<0>();
-  ptx::pin(registers);
+  ptx::fence_registers(registers);
   write_accumulators<kN>(d, registers);
 }
 
@@ -118,14 +119,14 @@ __global__ void __launch_bounds__(128, 1)
   ptx::fence_async_shared();
   __syncthreads();
   float registers[kN / 2];
-  ptx::forget(registers);
+  ptx::undefined(registers);
   ptx::wgmma_fence();
   ptx::wgmma<kMajorA, kMajorB>(
       Element{}, registers, ptx::unswizzled_descriptor(a_matrices, strides_of_a.k_bytes, strides_of_a.row_bytes),
       ptx::unswizzled_descriptor(b_matrices, strides_of_b.k_bytes, strides_of_b.row_bytes), false);
   ptx::wgmma_commit();
   ptx::wgmma_wait<0>();
-  ptx::pin(registers);
+  ptx::fence_registers(registers);
   write_accumulators<kN>(d, registers);
 }
 
@@ -140,9 +141,9 @@ __global__ void __launch_bounds__(128, 1)
   __syncthreads();
   float registers[32];
   for (float& value : registers) value = before;
-  ptx::pin(registers);
+  ptx::fence_registers(registers);
   for (int round = 0; round < 3; ++round) {
-    ptx::forget(registers);
+    ptx::undefined(registers);
     ptx::wgmma_fence();
     for (int step = 0; step < kDepth / 16; ++step)
       ptx::wgmma<Major::kK, Major::kK>(Element{}, registers,
@@ -150,7 +151,7 @@ __global__ void __launch_bounds__(128, 1)
                                        ptx::advance<32>(ptx::operand_descriptor(b_panels, 0), step), step > 0);
     ptx::wgmma_commit();
     ptx::wgmma_wait<0>();
-    ptx::pin(registers);
+    ptx::fence_registers(registers);
   }
   write_accumulators<64>(d, registers);
 }

@@ -19,19 +19,19 @@ __global__ void add_rows(const float* tile, float* sums_of_row) {
   float sums[kTileRows / 4];
   for (int j = 0; j < 8; ++j)
     for (int e = 0; e < 2; ++e) sums[2 * j + e] = tile[lane / 4 * kTileRows + 8 * j + 2 * (lane % 4) + e];
-  reinterpret_cast<float2*>(sums_of_row)[threadIdx.x] = sums_of_rows(sums, lane);
+  reinterpret_cast<float2*>(sums_of_row)[threadIdx.x] = tile::sums_of_rows(sums, lane);
 }
 
 __global__ void add_columns(const float* tile, float* sums_of_column) {
   const int lane = threadIdx.x % 32;
   float sum = 0;
   for (int row = lane % 4; row < kTileRows; row += 4) sum += tile[lane / 4 * kTileRows + row];
-  sums_of_column[threadIdx.x] = sum_of_column(sum);
+  sums_of_column[threadIdx.x] = tile::sum_of_column(sum);
 }
 
 // `of_lanes` is [group][lane].
 __global__ void add_groups(const float* of_lanes, float* parts) {
-  parts[threadIdx.x] = part_of_group(of_lanes[threadIdx.x], of_lanes[32 + threadIdx.x], threadIdx.x);
+  parts[threadIdx.x] = tile::part_of_group(of_lanes[threadIdx.x], of_lanes[32 + threadIdx.x], threadIdx.x);
 }
 
 TEST(RowSums, AreOfEachRowOverTheColumnsOfAWarp) {

@@ -7,9 +7,9 @@
 #include <random>
 #include <vector>
 
-#include "optimized/cuda/hopper/forward_tiles.cuh"
+#include "optimized/cuda/tile/order.cuh"
 
-namespace lethe {
+namespace lethe::tile {
 namespace {
 
 // One head; `cuts` ascend. The plan as launch_plan leaves it, as far as tiles read it.
@@ -18,7 +18,7 @@ struct HostPlan {
   std::vector<uint8_t> cut_before;
   std::vector<double> base;
   std::vector<TwoFloats> base_log2;
-  ForwardParameters parameters{};
+  ForwardShape parameters{};
 
   HostPlan(int queries, int keys, int rows, const std::vector<int>& cuts, const std::vector<int32_t>& first_blocks)
       : first_key_block(first_blocks) {
@@ -37,25 +37,24 @@ struct HostPlan {
     parameters.query_blocks = (queries + kColumns - 1) / kColumns;
     parameters.query_tiles = parameters.tiles = (queries + rows - 1) / rows;
     parameters.key_blocks = blocks;
-    parameters.plan.order.head_order = head_order.data();
-    parameters.plan.boundary.first_key_block = first_key_block.data();
-    parameters.plan.prefix.base = base.data();
-    parameters.plan.scratch.base_log2 = base_log2.data();
-    parameters.plan.prefix.block_cut_before = block_cut_before.data();
-    parameters.plan.prefix.cut_before = cut_before.data();
+    parameters.order.head_order = head_order.data();
+    parameters.boundary.first_key_block = first_key_block.data();
+    parameters.prefix.base = base.data();
+    parameters.prefix.block_cut_before = block_cut_before.data();
+    parameters.prefix.cut_before = cut_before.data();
   }
 };
 
-// What the kernel's loops make of a tile: masked down from the diagonal, clean down to the last cut, masked again.
+// Which keys the kernel's loops over a tile leave: masked down from the diagonal, clean down to the last cut, masked again.
 template <int kRows>
-bool sees(const ForwardParameters& a, const Tile<kRows>& tile, int row, int key) {
+bool sees(const ForwardShape& a, const Tile<kRows>& tile, int row, int key) {
   const int offset = a.key_length - a.query_length, warpgroup = row / 64, position = tile.query + row + offset;
   const int block = key / kColumns, own_last = own_last_block(tile, warpgroup, offset, a.key_length),
             unmasked = block_below_diagonal(tile.query + 64 * warpgroup + offset);
   if (block < tile.first || block > own_last) return false;
   if (block != own_last && block <= unmasked && block >= tile.cut_block) return true;
-  const int in_span = position / kColumns - (tile.query + offset) / kColumns;
-  return key <= position && (block >= tile.cut_block || key >= first_visible_key(a, tile, in_span, position));
+  const auto visibility = visibility_of(a, tile, (tile.query + offset) / kColumns);
+  return key <= visibility.last_key(position) && (block >= tile.cut_block || key >= visibility.first_key(position));
 }
 
 template <int kRows>
@@ -116,4 +115,4 @@ TEST(Tiles, ShowEachQueryItsKeysBehindManyCutsAndAPrunedBoundary) {
 }
 
 }  // namespace
-}  // namespace lethe
+}  // namespace lethe::tile

@@ -28,6 +28,7 @@ class CheckIncludes(unittest.TestCase):
             ("optimized/cuda/a.cu", '#include "reference/forgetting_attention.hpp"'),
             ("optimized/cuda/gate/a.cuh", '#include "optimized/cuda/hopper/bias_step.cuh"'),
             ("optimized/cuda/gate/a.cuh", '#include "optimized/cuda/hopper/ptx/barrier.cuh"'),
+            ("optimized/cuda/tile/a.cuh", '#include "optimized/cuda/hopper/ptx/fragment.cuh"'),
             ("optimized/torch/a.cpp", "#include <Eigen/Core>"),
             ("optimized/torch/a.cpp", '#include "reference/head.hpp"'),
             ("experiments/models/a.cpp", '#include "tests/support/a.hpp"'),

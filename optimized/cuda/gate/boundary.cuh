@@ -12,9 +12,7 @@
 
 #include <cfloat>
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
+#include "optimized/cuda/arithmetic.cuh"
 #include "optimized/cuda/gate/cuts.cuh"
 #include "optimized/cuda/gate/prefix.cuh"
 #include "optimized/cuda/gate/row_groups.cuh"
@@ -34,13 +32,6 @@ __device__ int first_where(int count, Predicate holds) {
     else low = middle + 1;
   }
   return low;
-}
-
-// Two packed 16-bit elements as floats, exactly.
-template <typename Element>
-__device__ inline float2 to_floats(uint32_t packed) {
-  if constexpr (std::is_same_v<Element, __half>) return __half22float2(*reinterpret_cast<const __half2*>(&packed));
-  else return {__uint_as_float(packed << 16), __uint_as_float(packed & 0xffff0000u)};
 }
 
 struct BoundArguments {
@@ -99,9 +90,7 @@ __device__ inline void find_boundary(const BoundArguments& a, int row) {
       first = first_key[m];
     } else {
       if (has_cuts) {  // blocks before a cut are never visited
-        const int cut = max(last_cut_at(a.prefix.cut_before[row * tokens + position], block),
-                            a.prefix.block_cut_before[row * (blocks + 1) + block]);
-        first = cut / kBlock;
+        first = visibility_of_queries(a.prefix, row, a.key_blocks).first_key(position) / kBlock;
       }
       if (pruning) {
         const double c = prefix_at(a.prefix, row, a.key_blocks, position);
@@ -223,7 +212,7 @@ __device__ void find_largest_square(const Operand& operand, int batch, int head,
   for (int pass = 0; pass < kPasses; ++pass) {
     float square = 0;
     for (const uint32_t packed : {chunks[pass].x, chunks[pass].y, chunks[pass].z, chunks[pass].w}) {
-      const float2 pair = to_floats<Element>(packed);
+      const float2 pair = unpack<Element>(packed);
       square += pair.x * pair.x + pair.y * pair.y;
     }
 #pragma unroll

@@ -1,5 +1,4 @@
-// The main backward kernel and its launch: who of a CTA does what (backward_kernel.cuh, backward_producer.cuh); tensor maps, parameters, one
-// instance a type, head dimension and kind of sums.
+// The launch of the main backward kernel: tensor maps, parameters, one instance a type, head dimension and kind of sums.
 
 #include <algorithm>
 #include <numbers>
@@ -10,56 +9,7 @@
 #include "optimized/cuda/launch.cuh"
 
 namespace lethe {
-
-template <typename Element, int kDim, bool kFloatSums>
-__global__ void __launch_bounds__(kBackwardThreads, 1) backward_tiles(const __grid_constant__ BackwardParameters p) {
-  using Shared = BackwardShared<kDim>;
-  extern __shared__ __align__(1024) uint8_t raw[];  // read as it is: a rounded pointer would lose its address space
-  Shared& shared = *reinterpret_cast<Shared*>(raw);
-
-  const uint32_t one = ptx::pack<Element>(1, 1);
-  for (uint32_t i = threadIdx.x; i < sizeof shared.ones / 4; i += kBackwardThreads)
-    reinterpret_cast<uint32_t*>(shared.ones)[i] = one;
-  if constexpr (Shared::kPanels > 1) {
-    for (int stage = 0; stage < kStages; ++stage)
-      for (int i = threadIdx.x; i < Shared::kQueryPanelBytes / 4; i += kBackwardThreads)
-        reinterpret_cast<uint32_t*>(shared.query[stage][Shared::kPanels])[i] = one;
-  }
-  fill_ones(shared.bias_ones, threadIdx.x);
-  ptx::fence_async_shared();
-  if (threadIdx.x == 0) {
-    for (int stage = 0; stage < kStages; ++stage) {
-      ptx::mbarrier_init(&shared.query_full[stage], 2);  // loaded and described
-      ptx::mbarrier_init(&shared.output_full[stage], 1);
-      ptx::mbarrier_init(&shared.query_empty[stage], 8 * kArrivalsOfAWarp);
-      ptx::mbarrier_init(&shared.output_empty[stage], 8 * kArrivalsOfAWarp);
-    }
-    for (int slot = 0; slot < kTileSlots; ++slot) {
-      ptx::mbarrier_init(&shared.tile_full[slot], 1);
-      ptx::mbarrier_init(&shared.tile_empty[slot], 9 * kArrivalsOfAWarp + 2);  // all roles but the one that hands out
-      ptx::mbarrier_init(&shared.keys_free[slot], 2);
-      ptx::mbarrier_init(&shared.values_free[slot], 2);
-    }
-    ptx::mbarrier_init_fence();
-  }
-  wait_for_previous_kernel();
-  BackwardCta<Element, kDim, kFloatSums> cta{p, shared};
-  if constexpr (!cta.kManyTiles) cta.only = backward_tile_at(p, blockIdx.x);
-  __syncthreads();
-
-  const int warpgroup = ptx::in_uniform_register(threadIdx.x / 128);
-  if (warpgroup == 2) {
-    ptx::registers_shrink<24>();
-    if (threadIdx.x == 256) cta.load_queries();
-    if (threadIdx.x / 32 == 9) cta.add_slices();
-    if (threadIdx.x == 320) cta.load_grad_outputs();
-    if (threadIdx.x == 352) cta.describe_steps();
-  } else {
-    ptx::registers_grow<240>();
-    if (cta.kOneInstance || warpgroup == 0) cta.template consume<true>(warpgroup, threadIdx.x % 128);
-    else cta.template consume<false>(warpgroup, threadIdx.x % 128);
-  }
-}
+namespace hopper::backward_pass {
 
 namespace {
 
@@ -114,8 +64,10 @@ void launch(const BackwardArguments& arguments, const BackwardWorkspace& workspa
 }
 
 }  // namespace
+}  // namespace hopper::backward_pass
 
 void launch_backward_tiles(const BackwardArguments& arguments, const BackwardWorkspace& workspace, const Plan& plan) {
+  using namespace hopper::backward_pass;
   const bool bfloat16 = arguments.dtype == Dtype::kBFloat16;
   if (arguments.shape.key_dim == 64)
     bfloat16 ? launch<__nv_bfloat16, 64>(arguments, workspace, plan) : launch<__half, 64>(arguments, workspace, plan);

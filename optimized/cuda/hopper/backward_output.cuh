@@ -1,15 +1,16 @@
 #pragma once
 // How dV and dK of a key tile leave the main kernel of the backward pass.
 
+#include "optimized/cuda/arithmetic.cuh"
 #include "optimized/cuda/hopper/backward_shared.cuh"
 #include "optimized/cuda/hopper/ptx/copy.cuh"
 #include "optimized/cuda/hopper/ptx/fragment.cuh"
 
-namespace lethe {
+namespace lethe::hopper::backward_pass {
 
-/// A warpgroup's 64 keys of dV or dK, times `factor`, from its accumulators, by way of the copy engine and of `panels`, [panel][key][64] of 16
-/// bits, of which it takes its own rows. Thread 0 commits the copy, and must see to it that it has been read before others write there.
-/// Further accumulators of dK hold sums of dS, which are not stored here.
+/// Stores a warpgroup's 64 keys of dV or dK, times `factor`, from its accumulators through its own rows of `panels`, [panel][key][64] of 16 bits,
+/// by the copy engine. Thread 0 commits the copy, and must wait for its reads before others write there. Further accumulators of dK hold sums
+/// of dS, which are not stored here.
 template <typename Element, int kDim, bool kFloatSums>
 template <int kCount>
 __device__ void BackwardCta<Element, kDim, kFloatSums>::store_gradient(const CUtensorMap& map, uint8_t* panels,
@@ -17,7 +18,7 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::store_gradient(const CUt
                                                                        const float (&grad)[kCount]) {
   const int warp = thread / 32, lane = thread % 32;
   const auto rows = [&](int panel) { return panels + panel * Shared::kKeyPanelBytes + warpgroup * 64 * 128; };
-  const auto pair = [&](int i) { return ptx::pack<Element>(grad[i] * factor, grad[i + 1] * factor); };
+  const auto pair = [&](int i) { return pack<Element>(grad[i] * factor, grad[i + 1] * factor); };
 #pragma unroll
   for (int panel = 0; panel < kPanels; ++panel) {
     const uint32_t address = ptx::shared_address(rows(panel)) + ptx::swizzled_offset(16 * warp + lane % 16, 0);
@@ -40,4 +41,4 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::store_gradient(const CUt
   }
 }
 
-}  // namespace lethe
+}  // namespace lethe::hopper::backward_pass

@@ -6,10 +6,10 @@
 #include "optimized/cuda/hopper/backward_shared.cuh"
 #include "optimized/cuda/hopper/ptx/copy.cuh"
 
-namespace lethe {
+namespace lethe::hopper::backward_pass {
 
-/// What the steps of a key tile need, and its K or V: K rides on the first Q's barrier, V on the first dO's, so that Sᵀ can start before V is
-/// there. Either comes behind all else that the first step needs, for where it goes the key tile before may still be at work.
+/// Loads the steps of a key tile, and its K or V: K arrives at the first Q's barrier, V at the first dO's, so that Sᵀ can start before V has
+/// arrived. Either is issued after all else that the first step needs, for the key tile before may still be using its place.
 template <typename Element, int kDim, bool kFloatSums>
 template <int kStagePanels>
 __device__ void BackwardCta<Element, kDim, kFloatSums>::load(const StepOperand<kStagePanels>& operand,
@@ -43,7 +43,7 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::load(const StepOperand<k
   }
 }
 
-/// The tile of an index, none behind the last.
+/// The tile of an index; none after the last.
 template <typename Element, int kDim, bool kFloatSums>
 __device__ BackwardTile BackwardCta<Element, kDim, kFloatSums>::tile_of(int index) const {
   if (index >= p.key_tiles * p.rows) return {.key_tile = -1};
@@ -53,10 +53,10 @@ __device__ BackwardTile BackwardCta<Element, kDim, kFloatSums>::tile_of(int inde
   return tile;
 }
 
-/// Tells all roles which is the CTA's next tile, the first of those that no CTA has yet. Is there one? A CTA has no first tile before it asks:
-/// while it has not begun nobody waits for it.
+/// Publishes the CTA's next tile, the first that no CTA has taken; returns false after the last. A CTA takes even its first tile here: no other
+/// CTA waits for one that has not begun.
 template <typename Element, int kDim, bool kFloatSums>
-__device__ bool BackwardCta<Element, kDim, kFloatSums>::hand_out() {
+__device__ bool BackwardCta<Element, kDim, kFloatSums>::publish_tile() {
   const int slot = tiles % kTileSlots;
   const BackwardTile tile = tile_of(atomicAdd(p.plan.scratch.next_tile, 1));
   ptx::mbarrier_wait_patiently(&shared.tile_empty[slot], tiles / kTileSlots % 2 ^ 1);
@@ -65,18 +65,18 @@ __device__ bool BackwardCta<Element, kDim, kFloatSums>::hand_out() {
   return tile.key_tile >= 0;
 }
 
-/// The next tile is looked for, which takes some trips to global memory, as soon as all queries of this one are on their way.
+/// The next tile is taken, which is some trips to global memory, as soon as all loads of this one's queries are issued.
 template <typename Element, int kDim, bool kFloatSums>
 __device__ void BackwardCta<Element, kDim, kFloatSums>::load_queries() {
   ptx::RingPosition ring;
-  bool any = !kManyTiles || hand_out();
+  bool any = !kManyTiles || publish_tile();
 #pragma unroll 1
   while (any) {
     load<Shared::kQueryPanels>({p.query, p.key, shared.query, shared.key, shared.row_bias, p.workspace.row_bias,
                                 exact_end(), shared.query_full, shared.query_empty, shared.keys_free},
                                ring);
     ++tiles;
-    any = kManyTiles && hand_out();
+    any = kManyTiles && publish_tile();
   }
 }
 
@@ -97,11 +97,12 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::describe_steps() {
   for (bool any = enter_tile(); any; any = next_tile()) {
     const int key_tile = tile().key_tile;
     BackwardWalk at = walk(tile());
-    // What the gate says of a tile, read a tile ahead: its latency must not stand between a stage that falls free and its step.
+    // The gate's numbers of a tile are read a tile ahead: their latency must not come between the release of a stage and its step.
     TwoFloats query_base{}, key_base{};
     bool query_separate = false;
     shared.exact_end = exact_end();
-    int head_read = -1, first_cut = INT_MAX;  // no query at or behind it sees the key tile's first key
+    using Visible = Visibility<KeyBlockCuts>;
+    int head_read = -1, end_query = INT_MAX;  // end_query: of the key tile's first key
 #pragma unroll 1
     for (bool more = at.next_head(); more; ring.advance(kStages)) {
       const int stage = ring.index, in_group = at.head, position = p.query_offset + at.tile * kQueries;
@@ -117,8 +118,7 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::describe_steps() {
           key_base = base[key_tile + (shared.exact_end > 0)];  // as the keys' biases
           query_base = base[position / kKeys];
           query_separate = separate[position / kKeys];
-          first_cut = min(first_cut_at(p.plan.prefix.cut_after[(heads * p.key_tiles + key_tile) * kKeys], key_tile),
-                          p.plan.prefix.block_cut_after[heads * (p.key_tiles + 1) + key_tile + 1]);
+          end_query = visibility_of_keys(p.plan.prefix, heads, p.key_tiles, key_tile).end_query(key_tile * kKeys);
         }
         frame = (query_base.high - key_base.high) + (query_base.low - key_base.low);
         if (isnan(frame)) frame = 0;  // as the keys' biases
@@ -128,9 +128,9 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::describe_steps() {
         if (p.query_offset % kKeys != 0) separate_rows |= query_separate;  // as in gate/row_groups.cuh
       }
       uint32_t flags = 0;
-      if (kFloatSums && separate_rows) flags |= BackwardStep::kRowsApart;
-      if (position + kQueries > first_cut) flags |= BackwardStep::kMasked | BackwardStep::kCut;
-      if (position < key_tile * kKeys + kKeys - 1) flags |= BackwardStep::kMasked;
+      if (kFloatSums && separate_rows) flags |= BackwardStep::kSeparateRows;
+      if (position + kQueries > end_query) flags |= BackwardStep::kMasked | BackwardStep::kCut;
+      if (Visible::masks_last_key(position, key_tile * kKeys + kKeys - 1)) flags |= BackwardStep::kMasked;
       if (position < shared.exact_end) flags |= BackwardStep::kMasked | BackwardStep::kDiagonal;
       if (!more) flags |= BackwardStep::kLast;
       if (!more || at.head != in_group) flags |= BackwardStep::kLastOfHead;
@@ -141,8 +141,8 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::describe_steps() {
   }
 }
 
-/// The eight warps' row sums of a step make one for each query, in the place of the first's, and go where dQ of the query's first 64 columns
-/// goes, behind it, in a bulk group that is left open.
+/// Adds the eight warps' row sums of a step, in the place of the first's, and issues their addition to global memory, after dQ of the query's
+/// first 64 columns, in a bulk group that stays open.
 template <typename Element, int kDim, bool kFloatSums>
 __device__ void BackwardCta<Element, kDim, kFloatSums>::add_row_sums(float* slices, int step) {
   const int lane = threadIdx.x % 32;
@@ -165,19 +165,19 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::add_row_sums(float* slic
       ptx::reduce_add_run(slices + slice * kSliceFloats + 64 * 64, sums[0] + 64 * slice, 64 * sizeof(float));
 }
 
-/// dQ of a step lies in two slices, one a warpgroup. In the fixed order a key tile adds to a query tile after all later key tiles. Those are
-/// handed out before it, and a CTA computes its tiles in the order in which it got them: so the first of all that are unfinished waits for none.
+/// dQ of a step is in two slices, one a warpgroup. In the fixed order a key tile adds to a query tile after all later key tiles. Those are
+/// taken before it, and a CTA computes its tiles in the order in which it took them: so the first of all unfinished tiles waits for none.
 /// (Where each tile has a CTA they begin in the order of their indices, which this GPU keeps and CUDA does not promise.)
-/// Float sums of rows apart are added up while the copy engine reads the slices: in such steps this warp is what the others wait for.
+/// Float sums of separate rows are added while the copy engine reads the slices: in such steps the others wait for this warp.
 template <typename Element, int kDim, bool kFloatSums>
 __device__ void BackwardCta<Element, kDim, kFloatSums>::add_slices() {
   const int lane = threadIdx.x % 32;
   const bool leader = lane == 0;
   int step = 0, head = -1;
   float* slices = nullptr;
-  uint32_t rows_apart = 0;  // a bit a query tile, from the step's on: asked for 32 at a time, for the answer takes long
-  int rows_apart_end = 0;   // the first tile of which it says nothing
-  // A slice is handed back as soon as the copy engine has read it, or when both are on their way: the faster ways.
+  uint32_t separate_rows = 0;  // a bit a query tile, from the step's on: read for 32 at a time, for the read takes long
+  int separate_rows_end = 0;   // the first tile that has no bit
+  // A slice is handed back as soon as the copy engine has read it, or after both have been issued: the faster ways.
   constexpr bool kHandBackAtOnce = kPanels == 1;
   const auto hand_back = [&]<int kPending>(int warpgroup) {
     if (leader) ptx::bulk_wait_read<kPending>();
@@ -193,7 +193,7 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::add_slices() {
   for (bool any = enter_tile(); any; any = next_tile(lane), head = -1) {
     BackwardWalk at = walk(tile());
     bool more = at.next_head();
-    if (more) {  // what the warpgroups write in their first step is of no step (backward_kernel.cuh)
+    if (more) {  // the slices of the warpgroups' first step are of no step (backward_consumer.cuh)
       for (int warpgroup = 0; warpgroup < 2; ++warpgroup) ptx::named_barrier_sync(kSliceFull + warpgroup, 160);
       for (int warpgroup = 0; warpgroup < 2; ++warpgroup) ptx::named_barrier_arrive(kSliceEmpty + warpgroup, 160);
     }
@@ -208,15 +208,15 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::add_slices() {
       if (at.head != head) {
         head = at.head;
         slices = p.workspace.grad_query + query_tile() * 2 * kSliceFloats;
-        rows_apart_end = 0;
+        separate_rows_end = 0;
       }
-      if (kFloatSums && at.tile >= rows_apart_end) {
+      if (kFloatSums && at.tile >= separate_rows_end) {
         const uint8_t* separate = p.plan.prefix.separate_rows + row_of_heads(head) * (p.key_tiles + 1);
         const int query_tile = at.tile + lane;
-        rows_apart = __ballot_sync(
+        separate_rows = __ballot_sync(
             ~0u, query_tile < p.query_tiles &&
                      rows_are_separate(separate, p.query_offset + query_tile * kQueries, kQueries, p.query_offset));
-        rows_apart_end = at.tile + 32;
+        separate_rows_end = at.tile + 32;
       }
       if (p.deterministic && leader) {
         while (ptx::load_acquire(turn()) != tiles_before()) {
@@ -224,10 +224,10 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::add_slices() {
         ptx::fence_async_global();
       }
       __syncwarp();
-      const bool apart = kFloatSums && rows_apart & 1, at_once = kHandBackAtOnce && !apart;
+      const bool separate = kFloatSums && separate_rows & 1, at_once = kHandBackAtOnce && !separate;
 #pragma unroll
       for (int warpgroup = 0; warpgroup < 2; ++warpgroup) {
-        // Where rows are apart the parts of groups are zeros.
+        // Where rows are separate the parts of groups are zeros.
         constexpr int kSums = !kGate ? 0 : kFloatSums ? 128 : 64;
         const bool with_sums = kOneInstance || warpgroup == 0;
         ptx::named_barrier_sync(kSliceFull + warpgroup, 160);
@@ -239,10 +239,10 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::add_slices() {
         }
         if (at_once) hand_back.template operator()<0>(warpgroup);
       }
-      if (apart) add_row_sums(slices, step);
+      if (separate) add_row_sums(slices, step);
       if (!at_once) hand_back_both();
-      if (apart && leader) ptx::bulk_commit();  // behind the slices, which wait for no more than themselves
-      rows_apart >>= 1;
+      if (separate && leader) ptx::bulk_commit();  // after the slices, which wait for themselves alone
+      separate_rows >>= 1;
       if (p.deterministic && leader) {
         ptx::bulk_wait<0>();
         ptx::store_release(turn(), tiles_before() + 1);
@@ -252,4 +252,4 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::add_slices() {
   if (leader) ptx::bulk_wait<0>();
 }
 
-}  // namespace lethe
+}  // namespace lethe::hopper::backward_pass

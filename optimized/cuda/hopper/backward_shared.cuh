@@ -1,16 +1,16 @@
 #pragma once
-// What the roles of the main backward kernel share: its parameters, its shared memory, and the walk over query tiles.
+// What the roles of the main backward kernel share: parameters, shared memory, and the walk over query tiles.
 
-#include "optimized/cuda/hopper/backward.hpp"
-#include "optimized/cuda/hopper/bias_step.cuh"
 #include "optimized/cuda/gate/cuts.cuh"
-#include "optimized/cuda/gate/switch.hpp"
-#include "optimized/cuda/hopper/handover.cuh"
-#include "optimized/cuda/hopper/ptx/barrier.cuh"
 #include "optimized/cuda/gate/row_groups.cuh"
 #include "optimized/cuda/gate/strong_gates.cuh"
+#include "optimized/cuda/gate/switch.hpp"
+#include "optimized/cuda/hopper/backward.hpp"
+#include "optimized/cuda/hopper/bias_step.cuh"
+#include "optimized/cuda/hopper/handover.cuh"
+#include "optimized/cuda/hopper/ptx/barrier.cuh"
 
-namespace lethe {
+namespace lethe::hopper::backward_pass {
 
 struct BackwardParameters {
   CUtensorMap query, key, value, grad_output, grad_key, grad_value;
@@ -29,14 +29,14 @@ struct BackwardParameters {
 inline constexpr int kBackwardThreads = 384;
 inline constexpr int kKeys = 128;  // a tile; 64 a warpgroup
 inline constexpr int kStages = 2;
-inline constexpr int kTileSlots = 4;  // tiles that a CTA knows of: some roles are further than others
+inline constexpr int kTileSlots = 4;  // tiles published at a time: some roles are a tile ahead
 
-/// What describe_steps says of a step, one query tile of one head, to those who compute it: they have no registers for the walk.
+/// A step, one query tile of one head, as describe_steps publishes it to the consumers, which have no registers for the walk.
 struct alignas(16) BackwardStep {
   static constexpr uint32_t kMasked = 1, kCut = 2;  // not all pairs of the tile are visible; a cut is among the reasons
   static constexpr uint32_t kLastOfHead = 4, kLast = 8;
-  static constexpr uint32_t kDiagonal = 16;   // queries stand among the keys; said near strong gates alone
-  static constexpr uint32_t kRowsApart = 32;  // float sums are of each row of dS, not of groups of them
+  static constexpr uint32_t kDiagonal = 16;      // queries are among the keys; set near strong gates alone
+  static constexpr uint32_t kSeparateRows = 32;  // float sums are of each row of dS, not of groups of them
 
   float frame;   // log₂e (c at the query tile's frame − c at the key tile's)
   int row;       // b·Hq + h
@@ -44,7 +44,7 @@ struct alignas(16) BackwardStep {
   uint32_t flags;
 };
 
-/// What a CTA computes: a tile of keys of one (batch, key head). key_tile −1: nothing more.
+/// What a CTA computes: a tile of keys of one (batch, key head). key_tile −1: there is none left.
 struct BackwardTile {
   int key_tile, head, batch;
   int first_in_group = -1;  // the first of the group's query heads that sees the keys, or −1
@@ -57,14 +57,14 @@ struct alignas(1024) BackwardShared {
   static constexpr int kPanels = kDim / 64;
   static constexpr int kQueryPanelBytes = kQueries * 128;
   static constexpr int kKeyPanelBytes = kKeys * 128;
-  // Where a head has two panels the ones must lie one panel stride behind them; where it has one, anywhere behind (kOnesStep).
+  // The ones come one panel stride after a head's two panels, and anywhere after its only one (kOnesStep).
   static constexpr int kQueryPanels = kPanels == 1 ? 1 : kPanels + 1;
 
   uint8_t key[kPanels][kKeyPanelBytes];
   uint8_t value[kPanels][kKeyPanelBytes];
   uint8_t query[kStages][kQueryPanels][kQueryPanelBytes];
   uint8_t grad_output[kStages][kPanels][kQueryPanelBytes];
-  uint8_t grad_score[kStages][2][kQueryPanelBytes];  // dS [query][key], one panel a warpgroup; behind a tile's last, dK
+  uint8_t grad_score[kStages][2][kQueryPanelBytes];  // dS [query][key], one panel a warpgroup; after a tile's last, dK
   uint8_t ones[16 * 128];                            // also where there is no gate: they cost nothing
   alignas(128) BiasColumn row_bias[kStages][kQueries];
   alignas(128) BiasColumn negative_delta[kStages][kQueries];
@@ -73,18 +73,18 @@ struct alignas(1024) BackwardShared {
   BackwardStep step[kStages];
   BackwardTile tile[kTileSlots];
   float key_bias[kKeys];  // b_j of the step's head, each written and read by one warp
-  int exact_end;          // kept for itself by the thread that describes the steps, which is short of registers
+  int exact_end;          // a register of describe_steps' thread, spilled by hand
   uint64_t tile_full[kTileSlots], tile_empty[kTileSlots];
-  uint64_t keys_free[kTileSlots], values_free[kTileSlots];  // a tile's are read no more, nor what went over them
+  uint64_t keys_free[kTileSlots],
+      values_free[kTileSlots];  // K and V: neither the operands nor the staged dV are still being read
   uint64_t query_full[kStages], query_empty[kStages], output_full[kStages], output_empty[kStages];
-  // Of dS in float, each consumer warp's over its 16 keys, where rows are summed apart. Those of the CTA's nth step are number n mod 4: what
-  // is made of them lies there until the slices of step n + 1 are handed back, and over those goes dQ of step n + 2, which consumers write in
-  // step n + 3.
+  // Float sums of dS, each consumer warp's over its 16 keys, where each row has a sum. Those of the CTA's nth step are number n mod 4: their
+  // total stays there until the slices of step n + 1 are handed back, which dQ of step n + 2 overwrites, written in step n + 3.
   alignas(16) float row_sums[2 * kStages][8][kQueries];
 };
 
 /// The query tiles of one key tile: over the query heads of its group, and in each from the diagonal to the last that sees it.
-/// Those who load, describe and add dQ walk it each; the consumers follow what is said of the steps (BackwardStep).
+/// The roles that load, describe and add dQ walk it each; the consumers follow BackwardStep.
 struct BackwardWalk {
   const int32_t* last_query_block;  // of the group's first head, at this key tile
   int key_tiles, group, query_tiles, tiles_a_block, first;
@@ -103,7 +103,7 @@ struct BackwardWalk {
 };
 
 /// Longest first: sections of heads, those with most blocks first; inside a section from the first key tile on, which most queries
-/// see, heads innermost. In the fixed order of dQ's sums from the last key tile on instead: no tile waits for one that comes later.
+/// see, heads innermost. In the fixed order of dQ's sums from the last key tile on instead: no tile waits for a later one.
 __device__ inline BackwardTile backward_tile_at(const BackwardParameters& p, int index) {
   const int per_section = p.section * p.key_tiles, section = index / per_section, within = index % per_section;
   const int width = min(p.section, p.rows - section * p.section), tile = within / width;
@@ -115,8 +115,8 @@ __device__ inline BackwardTile backward_tile_at(const BackwardParameters& p, int
 /// rows of ones. The start moves on by 2048 bytes, and the distance from it to the ones shrinks by as much.
 inline constexpr uint64_t kOnesStep = 128 - (uint64_t{128} << 16);
 
-/// Named barriers: the first of two, one for each warpgroup; of kTold two for each stage.
-enum BackwardBarrier : uint32_t { kTold = 1, kSliceEmpty = 5, kSliceFull = 7, kWarpgroup = 9 };
+/// Named barriers (backward_kernel.cuh): the first of two, one for each warpgroup; of kScoresReady two for each stage.
+enum BackwardBarrier : uint32_t { kScoresReady = 1, kSliceEmpty = 5, kSliceFull = 7, kWarpgroup = 9 };
 
 /// One CTA's share of the work, by role.
 /// `kFloatSums`: the sums of dS are of floats, not of what is rounded to 16 bits.
@@ -129,25 +129,25 @@ struct BackwardCta {
   static constexpr int kGroups = kQueries / kGroupRows;
   static_assert(sizeof(Shared::grad_score) >= kPanels * Shared::kKeyPanelBytes);  // which dK leaves from
 
-  /// Do both warpgroups run the same instance of consume()? Not where columns of ones would sum rows of dS that both have: there
-  /// warpgroup 0 alone does.
+  /// Whether both warpgroups run the same instance of BackwardConsumer. Not where columns of ones would sum rows of dS that both have: there
+  /// warpgroup 0 alone sums.
   static constexpr bool kOneInstance = kFloatSums || kPanels == 1;
-  /// Does a CTA compute one tile after the other? There are no registers for that where a head has two panels and dK sums in 16 bits.
+  /// Whether a CTA computes one tile after the other. There are no registers for that where a head has two panels and dK sums in 16 bits.
   static constexpr bool kManyTiles = !kGate || kFloatSums || kPanels == 1;
 
   const BackwardParameters& p;
   Shared& shared;
-  BackwardTile only = {};  // where there is but one
-  int tiles = 0;           // that this role has left behind
+  BackwardTile only = {};  // where there is one a CTA
+  int tiles = 0;           // that this role has finished
 
   /// The tile that this role is at.
   __device__ BackwardTile tile() const { return kManyTiles ? shared.tile[tiles % kTileSlots] : only; }
-  /// Waits until it is known. Is there one?
+  /// Waits until it is published; false after the last.
   __device__ bool enter_tile() const {
     if constexpr (kManyTiles) ptx::mbarrier_wait(&shared.tile_full[tiles % kTileSlots], tiles / kTileSlots % 2);
     return tile().key_tile >= 0;
   }
-  /// The same of the next, when the role has done with its tile: one that is a thread; one that is a warp, or all warps of a warpgroup.
+  /// The same for the next, after the role has finished its tile: a role that is a thread; one that is a warp, or all warps of a warpgroup.
   __device__ bool next_tile() {
     if constexpr (kManyTiles) ptx::mbarrier_arrive(&shared.tile_empty[tiles++ % kTileSlots]);
     return kManyTiles && enter_tile();
@@ -186,11 +186,11 @@ struct BackwardCta {
     return marked;
   }
 
-  /// Query tiles that begin before this position have queries among the tile's keys, and get c_i − c_j logit by logit; 0 where no strong
-  /// gate is near.
+  /// Query tiles that begin before this position have queries among the tile's keys, and add c_i − c_j to each logit; 0 where no strong gate
+  /// is near.
   __device__ int exact_end() const { return near_strong_gates() ? (tile().key_tile + 1) * kKeys : 0; }
 
-  /// What comes with each step, and what stays for all of a key tile's: its K or V, which comes with the first.
+  /// What is loaded with each step, and the K or V of the key tile, which is loaded with the first.
   template <int kStagePanels>
   struct StepOperand {
     const CUtensorMap &map, &fixed_map;
@@ -204,17 +204,15 @@ struct BackwardCta {
   template <int kStagePanels>
   __device__ void load(const StepOperand<kStagePanels>& operand, ptx::RingPosition& ring);
   __device__ BackwardTile tile_of(int index) const;
-  __device__ bool hand_out();
-  __device__ void load_queries();       // one thread of the producer warpgroup, and the keys; hands out tiles
+  __device__ bool publish_tile();
+  __device__ void load_queries();       // one thread of the producer warpgroup, and the keys; publishes tiles
   __device__ void load_grad_outputs();  // another, and the values
   __device__ void describe_steps();     // a third
   __device__ void add_slices();         // a warp
-  __device__ void add_row_sums(float* slices, int step);  // its part in sums of floats, of rows apart
-  template <bool kSumsRows>
-  __device__ void consume(int warpgroup, int thread);
+  __device__ void add_row_sums(float* slices, int step);  // its part of float sums of separate rows
   template <int kCount>
   __device__ void store_gradient(const CUtensorMap& map, uint8_t* panels, int warpgroup, int thread, float factor,
                                  const float (&grad)[kCount]);
 };
 
-}  // namespace lethe
+}  // namespace lethe::hopper::backward_pass

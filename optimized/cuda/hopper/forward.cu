@@ -11,6 +11,7 @@
 #include "optimized/cuda/launch.cuh"
 
 namespace lethe {
+namespace hopper::forward_pass {
 namespace {
 
 template <typename Element, int kDim>
@@ -24,8 +25,10 @@ void launch(const ForwardParameters& parameters, int grid, cudaStream_t stream) 
 }
 
 }  // namespace
+}  // namespace hopper::forward_pass
 
 void launch_forward_tiles(const ForwardArguments& arguments, const Plan& plan) {
+  using namespace hopper::forward_pass;
   const Shape& s = arguments.shape;
   const auto map = [&](const Operand& operand, int64_t length, int64_t heads, int rows) {
     return tensor_map(operand, arguments.dtype, s.batch, length, heads, s.key_dim, rows);
@@ -41,7 +44,10 @@ void launch_forward_tiles(const ForwardArguments& arguments, const Plan& plan) {
   };
   p.output = output_map(arguments.values);
   p.residual = output_map(arguments.residual ? arguments.residual : arguments.values);
-  p.plan = plan;
+  p.prefix = plan.prefix;
+  p.boundary = plan.boundary;
+  p.order = plan.order;
+  p.scratch = plan.scratch;
   p.scale_log2 = static_cast<float>(divisor_scale(arguments.scale) * std::numbers::log2e);
   p.query_length = s.query_length;
   p.key_length = s.key_length;

@@ -1,114 +1,53 @@
 #pragma once
-// The tiles of the forward kernel: their order, what a CTA holds in shared memory, and the threads that hand out tiles and load them.
-// Internal to forward.cu.
+// The forward kernel's parameters, what a CTA holds in shared memory, and the threads that hand out tiles and load them.
 
 #include "optimized/cuda/hopper/bias_step.cuh"
-#include "optimized/cuda/tile/softmax.cuh"
-#include "optimized/cuda/gate/cuts.cuh"
+#include "optimized/cuda/hopper/forward.hpp"
 #include "optimized/cuda/hopper/handover.cuh"
 #include "optimized/cuda/hopper/ptx/copy.cuh"
-#include "optimized/cuda/gate/strong_gates.cuh"
-#include "optimized/cuda/hopper/forward.hpp"
 #include "optimized/cuda/launch.cuh"
+#include "optimized/cuda/tile/order.cuh"
 
-namespace lethe {
+namespace lethe::hopper::forward_pass {
+
+using namespace tile;
 
 inline constexpr int kTileSlots = 2;  // the next tile's queries arrive while this one is computed
 
-struct ForwardParameters {
+/// Sizes of a kernel. At head dim 64 the exponentials take as long as the products: three warpgroups hide more latency than two.
+template <int kDim>
+struct Sizes {
+  static constexpr int kWarpgroups = kDim == 64 ? 3 : 2;
+  static constexpr int kRows = kWarpgroups * 64;
+  static constexpr int kThreads = (kWarpgroups + 1) * 128;
+  static constexpr int kProducerRegisters = kDim == 64 ? 32 : 40, kConsumerRegisters = kDim == 64 ? 160 : 232;
+  static constexpr int kStages = kDim == 64 ? 3 : 2;
+  static constexpr bool kBiasFirst = kDim == 64;   // of a clean block: before Q·K and before the warpgroup's turn
+  static constexpr bool kPassEarly = kDim == 128;  // the turn, before the last k-step of P·V
+};
+
+/// Named barriers (forward_kernel.cuh): the first of one for each warpgroup.
+inline constexpr uint32_t kTurns = 1;
+template <int kWarpgroups>
+inline constexpr uint32_t kStores = kTurns + kWarpgroups;
+
+struct ForwardMaps {
   CUtensorMap query, key, value, output, residual;
-  Plan plan;
+};
+
+struct ForwardParameters : ForwardMaps, ForwardShape {
+  Scratch scratch;
   float scale_log2;
-  int query_length, key_length, heads, query_heads, query_blocks, query_tiles, key_blocks, tiles;
-  int section;  // heads whose keys and values share the L2 cache at a time
   float* log_normalizer;
   bool keep_residual;
   int64_t* visited_pairs;
 };
 
-// Positions of a tile's queries lie in at most so many key blocks.
-template <int kRows>
-inline constexpr int kSpan = (kRows + kColumns - 2) / kColumns + 1;
-
-template <int kRows>
-struct Tile {
-  int batch, head, row, query;  // query head; row = batch · query_heads + head, −1 where no tile is left; first query
-  int first, last;              // key blocks, both included
-  int cut_block;                // blocks below it reach behind a cut
-  // Of each block that queries stand in: c before it less F, the last cut before it. Is there a cut among the tile's positions? Is one of
-  // the blocks strong?
-  float base[kSpan<kRows>];
-  int cut_before[kSpan<kRows>];
-  bool cut_within, strong;
-  TwoFloats frame;  // log₂e·F; F is c before the block of the tile's first position
-};
-
-// Longest first: sections of heads, those with most blocks first; inside a section from the last query block down, heads innermost.
-template <int kRows>
-__host__ __device__ inline Tile<kRows> tile_at(const ForwardParameters& a, int index) {
-  const int per_section = a.section * a.query_tiles, rows = a.tiles / a.query_tiles;
-  const int section = index / per_section, within = index % per_section;
-  const int width = min(a.section, rows - section * a.section);
-  Tile<kRows> tile;
-  tile.row = a.plan.order.head_order[section * a.section + within % width];
-  tile.query = (a.query_tiles - 1 - within / width) * kRows;
-  tile.batch = tile.row / a.query_heads;
-  tile.head = tile.row % a.query_heads;
-  tile.first = a.plan.boundary.first_key_block[tile.row * a.query_blocks + tile.query / static_cast<int>(kGateBlock)];
-  const int first_position = tile.query + a.key_length - a.query_length;
-  const int last_position = min(first_position + kRows, a.key_length) - 1;
-  tile.last = last_position / kColumns;
-  tile.cut_block = 0;
-  tile.frame = {};
-  tile.strong = false;
-  if constexpr (kGate) {
-    const int64_t blocks = static_cast<int64_t>(tile.row) * (a.key_blocks + 1);
-    const double* base = a.plan.prefix.base + blocks;
-    const int32_t* cuts = a.plan.prefix.block_cut_before + blocks;
-    const int first_block = first_position / kColumns;
-    tile.frame = a.plan.scratch.base_log2[blocks + first_block];
-#pragma unroll
-    for (int i = 0; i < kSpan<kRows>; ++i) {
-      const int block = min(first_block + i, tile.last);
-      tile.base[i] = static_cast<float>(base[block] - base[first_block]);
-      tile.strong |= base[block + 1] - base[block] < kStrongSum;
-      tile.cut_before[i] = cuts[block];
-    }
-    const int last_cut = cuts[tile.last + 1];
-    tile.cut_within = last_cut > 0 && last_cut >= first_block * kColumns;
-    int cut = cuts[tile.last];
-    if (tile.cut_within) {
-      const int64_t last_token = static_cast<int64_t>(tile.row) * a.key_blocks * kColumns + last_position;
-      cut = max(cut, last_cut_at(a.plan.prefix.cut_before[last_token], tile.last));
-    }
-    tile.cut_block = (cut + kColumns - 1) / kColumns;
-  }
-  return tile;
-}
-
-// The last block that a warpgroup's rows see; offset = Tk − Tq.
-template <int kRows>
-__host__ __device__ inline int own_last_block(const Tile<kRows>& tile, int warpgroup, int offset, int key_length) {
-  return (min(tile.query + 64 * (warpgroup + 1) + offset, key_length) - 1) / kColumns;
-}
-
-// The last block before those that hold the diagonal of rows from this position on.
-__host__ __device__ inline int block_below_diagonal(int position) { return position / kColumns - 1; }
-
-// The first key behind the last cut at or before a position of the tile, in the in_span-th block of its queries.
-template <int kRows>
-__host__ __device__ inline int first_visible_key(const ForwardParameters& a, const Tile<kRows>& tile, int in_span,
-                                                 int position) {
-  const int before = tile.cut_before[in_span];
-  const int64_t token = static_cast<int64_t>(tile.row) * a.key_blocks * kColumns + position;
-  return tile.cut_within ? max(before, last_cut_at(a.plan.prefix.cut_before[token], position / kColumns)) : before;
-}
-
 template <int kDim>
 struct alignas(1024) Shared {
   static constexpr int kStages = Sizes<kDim>::kStages, kRows = Sizes<kDim>::kRows;
   DenseBias<kColumns, kStages> start;  // the keys' part of the bias; not at the end (bias_step.cuh)
-  TwoFloats block_end[kStages];        // log₂e·c behind the block
+  TwoFloats block_end[kStages];        // log₂e·c after the block
   Tile<kRows> tile[kTileSlots];
   int index[kTileSlots], listed[kTileSlots];
   uint64_t tile_wanted, tile_known[kTileSlots];            // the next tile
@@ -120,38 +59,38 @@ struct alignas(1024) Shared {
   char value[kStages][kColumns * kDim * 2];
 };
 
-// How many blocks are left to load of a tile when the next is taken.
+// Blocks of a tile that are left to load when the next tile is taken.
 inline constexpr int kBlocksAhead = 3;
 
-// Adds up the causal pairs inside a tile's blocks: row r sees first_visible + r keys.
+// Sums the causal pairs inside a tile's blocks: row r sees first_visible + r keys.
 template <int kRows>
 __device__ inline void count_pairs(const ForwardParameters& a, const Tile<kRows>& tile) {
   const long long rows = min(kRows, a.query_length - tile.query),
                   first_visible = tile.query + a.key_length - a.query_length + 1 - tile.first * kColumns;
-  atomicAdd(a.plan.scratch.pairs + tile.row, static_cast<unsigned long long>(rows * first_visible + rows * (rows - 1) / 2));
+  atomicAdd(a.scratch.pairs + tile.row, static_cast<unsigned long long>(rows * first_visible + rows * (rows - 1) / 2));
 }
 
-// For the second launch.
+// Puts a tile on the second launch's list.
 __device__ inline void list_tile(const ForwardParameters& a, int index) {
-  a.plan.scratch.repeats[1 + atomicAdd(a.plan.scratch.repeats, 1)] = index;
+  a.scratch.repeats[1 + atomicAdd(a.scratch.repeats, 1)] = index;
 }
 
-// Hands out tiles, by one thread; those with strong gates it leaves to the second launch. To find out about one takes several trips to
-// global memory, one behind the other, so the next is taken before all blocks of this one are loaded, but only some blocks before: CTAs
-// that take their final tiles early end at very different times.
+// Publishes tiles, by one thread; those with strong gates go to the second launch. Reading a tile's numbers takes several dependent trips to
+// global memory, so the next is taken before all blocks of this one are loaded, but only some blocks before: CTAs that take their final tiles
+// early end at very different times.
 template <int kDim, bool kRepeat>
 __device__ inline void schedule(const ForwardParameters& a, Shared<kDim>& shared) {
   constexpr int kRows = Sizes<kDim>::kRows;
-  const int tiles = kRepeat ? a.plan.scratch.repeats[0] : a.tiles;
+  const int tiles = kRepeat ? a.scratch.repeats[0] : a.tiles;
   uint32_t wanted = 0;  // parity
   ptx::RingPosition slot;
   int turn = blockIdx.x;
-  const auto take_next = [&] { turn = gridDim.x + (kRepeat ? turn : atomicAdd(a.plan.scratch.next_tile, 1)); };
+  const auto take_next = [&] { turn = gridDim.x + (kRepeat ? turn : atomicAdd(a.scratch.next_tile, 1)); };
   for (;; slot.advance(kTileSlots)) {
     ptx::mbarrier_wait_patiently(&shared.tile_empty[slot.index], slot.parity ^ 1);
     Tile<kRows>& tile = shared.tile[slot.index];
     for (; turn < tiles; take_next()) {
-      const int index = kRepeat ? a.plan.scratch.repeats[1 + turn] : turn;
+      const int index = kRepeat ? a.scratch.repeats[1 + turn] : turn;
       tile = tile_at<kRows>(a, index);
       shared.index[slot.index] = index;
       shared.listed[slot.index] = false;
@@ -168,8 +107,8 @@ __device__ inline void schedule(const ForwardParameters& a, Shared<kDim>& shared
   }
 }
 
-// Keys, what the gate adds to them, and values have a thread each, which does little else: key and value tiles come from an L2 cache that
-// is near its limit, and whatever stands between a stage that falls free and its next load is missed at the other end.
+// Keys, the gate's bias of the keys, and values have a thread each, which does little else: key and value tiles come from an L2 cache near its
+// limit, and time between the release of a stage and its next load is lost.
 
 template <int kDim>
 __device__ inline void load_rows(char* destination, int rows, const CUtensorMap& map, uint64_t* full, int head,
@@ -207,8 +146,8 @@ __device__ inline void load_keys(const ForwardParameters& a, Shared<kDim>& share
   ptx::mbarrier_arrive(&shared.tile_full[slot.index]);
 }
 
-// Loads each block of each tile when the stage of its ring is free: load(tile) gives what loads a (block, stage). Of a tile there is only
-// what is copied here: the consumers may be done with it before its last block is loaded.
+// Loads each block of each tile when the stage of its ring is free: load(tile) returns the function that loads a (block, stage). A tile's
+// numbers are copied: the consumers may release it before its last block is loaded.
 template <int kDim, typename Load>
 __device__ inline void load_blocks(Shared<kDim>& shared, uint64_t (&empty)[Sizes<kDim>::kStages], Load load) {
   struct BlocksOfTile {
@@ -231,13 +170,13 @@ __device__ inline void load_blocks(Shared<kDim>& shared, uint64_t (&empty)[Sizes
   }
 }
 
-// Loads what the gate adds to the keys, into the keys' ring: half of the arrivals at key_full.
+// Loads the gate's bias of the keys into the keys' ring: half of the arrivals at key_full.
 template <int kDim>
 __device__ inline void load_gate(const ForwardParameters& a, Shared<kDim>& shared) {
   load_blocks(shared, shared.key_empty, [&](const auto& tile) {
     const int64_t row = tile.row;
-    const BiasOfEight* starts = a.plan.scratch.start + row * a.key_blocks * (kColumns / 8);
-    const TwoFloats* ends = a.plan.scratch.base_log2 + row * (a.key_blocks + 1) + 1;
+    const BiasOfEight* starts = a.scratch.start + row * a.key_blocks * (kColumns / 8);
+    const TwoFloats* ends = a.scratch.base_log2 + row * (a.key_blocks + 1) + 1;
     return [=, &shared](int block, int stage) {
       constexpr uint32_t kStartBytes = sizeof shared.start.eights[0], kEndBytes = sizeof shared.block_end[0];
       uint64_t* full = &shared.key_full[stage];
@@ -261,4 +200,4 @@ __device__ inline void load_values(const ForwardParameters& a, Shared<kDim>& sha
   });
 }
 
-}  // namespace lethe
+}  // namespace lethe::hopper::forward_pass

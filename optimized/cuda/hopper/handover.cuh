@@ -1,12 +1,12 @@
 #pragma once
-// How consumer warps hand shared memory back to whoever fills it. Internal to optimized/cuda.
+// How consumer warps hand shared memory back to the thread that fills it.
 
 #include "optimized/cuda/hopper/ptx/barrier.cuh"
 
-namespace lethe {
+namespace lethe::hopper {
 
-// Who arrives at a barrier that hands shared memory back: lane 0 for its warp, after all lanes. compute-sanitizer's racecheck does not
-// follow an arrival on behalf of others; the build it checks lets every lane arrive.
+// Lane 0 arrives for its warp, after all lanes. compute-sanitizer's racecheck does not follow an arrival on behalf of other lanes: in the build
+// that it checks every lane arrives.
 #ifdef LETHE_EVERY_LANE_ARRIVES
 inline constexpr int kArrivalsOfAWarp = 32;
 #else
@@ -19,4 +19,4 @@ __device__ inline void release(uint64_t* barrier, int lane) {
   if (lane < kArrivalsOfAWarp) ptx::mbarrier_arrive(barrier);
 }
 
-}  // namespace lethe
+}  // namespace lethe::hopper

@@ -5,12 +5,12 @@
 
 #include <cmath>
 
+#include "optimized/cuda/arithmetic.cuh"
 #include "optimized/cuda/check.hpp"
 #include "optimized/cuda/gate/strong_gates.cuh"
 #include "optimized/cuda/gate/switch.hpp"
 #include "optimized/cuda/hopper/backward.hpp"
 #include "optimized/cuda/hopper/bias_step.cuh"
-#include "optimized/cuda/hopper/ptx/fragment.cuh"
 #include "optimized/cuda/launch.cuh"
 
 namespace lethe {
@@ -58,8 +58,8 @@ __global__ void __launch_bounds__(kPrepareThreads) prepare(const __grid_constant
           {value.x, value.y, value.z, value.w}, {rest.x, rest.y, rest.z, rest.w}, {grad.x, grad.y, grad.z, grad.w}};
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const float2 v = ptx::unpack<Element>(pairs[0][i]), r = ptx::unpack<Element>(pairs[1][i]),
-                     g = ptx::unpack<Element>(pairs[2][i]);
+        const float2 v = unpack<Element>(pairs[0][i]), r = unpack<Element>(pairs[1][i]),
+                     g = unpack<Element>(pairs[2][i]);
         delta[round] += (v.x + r.x) * g.x + (v.y + r.y) * g.y;
       }
     }
@@ -116,8 +116,8 @@ __global__ void __launch_bounds__(kFinishThreads) finish_query(const __grid_cons
   for (int k = 0; k < 8; ++k) {
     const float4 part = slice[128 * k + threadIdx.x];
     const int word = 4 * k + threadIdx.x % 4;
-    tile[row * kRowWords + word] = ptx::pack<Element>(part.x * p.scale, part.y * p.scale);
-    tile[(row + 8) * kRowWords + word] = ptx::pack<Element>(part.z * p.scale, part.w * p.scale);
+    tile[row * kRowWords + word] = pack<Element>(part.x * p.scale, part.y * p.scale);
+    tile[(row + 8) * kRowWords + word] = pack<Element>(part.z * p.scale, part.w * p.scale);
   }
   __syncthreads();
   const int row_of_heads = blockIdx.x / p.slices_a_head, slice_of_head = blockIdx.x % p.slices_a_head;

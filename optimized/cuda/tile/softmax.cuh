@@ -1,31 +1,19 @@
 #pragma once
-// The softmax of the forward kernel: what one thread does with its two rows of a block's logits. Internal to forward.cu.
+// The forward's softmax: what one thread computes of its two rows of a block's logits, in the order of mma's accumulators.
 
 #include <type_traits>
 
-#include "optimized/cuda/gate/switch.hpp"
-#include "optimized/cuda/hopper/ptx/fragment.cuh"
+#include "optimized/cuda/arithmetic.cuh"
 #include "optimized/cuda/gate/strong_gates.cuh"
+#include "optimized/cuda/gate/switch.hpp"
+#include "optimized/cuda/gate/visibility.hpp"
 
-namespace lethe {
+namespace lethe::tile {
 
-inline constexpr int kColumns = 128;       // of a key block
 inline constexpr float kRescaleAbove = 8;  // log₂, where the maximum is followed
 
 // Of bfloat16 weights, in a row: what is below this can be multiplied with values below 2²⁸ and summed in float.
 inline constexpr float kLargestSum = 0x1p100f;
-
-// Sizes of a kernel. At head dim 64 the exponentials take as long as the products: three warpgroups hide more latency than two.
-template <int kDim>
-struct Sizes {
-  static constexpr int kWarpgroups = kDim == 64 ? 3 : 2;
-  static constexpr int kRows = kWarpgroups * 64;
-  static constexpr int kThreads = (kWarpgroups + 1) * 128;
-  static constexpr int kProducerRegisters = kDim == 64 ? 32 : 40, kConsumerRegisters = kDim == 64 ? 160 : 232;
-  static constexpr int kStages = kDim == 64 ? 3 : 2;
-  static constexpr bool kBiasFirst = kDim == 64;   // of a clean block: before Q·K and before the warpgroup's turn
-  static constexpr bool kPassEarly = kDim == 128;  // the turn, before the last k-step of P·V
-};
 
 // What a thread knows of its two rows, and its part of S, P and O.
 template <int kDim>
@@ -48,13 +36,13 @@ __device__ inline void scale_scores(Rows<kDim>& rows, float scale) {
   for (int i = 0; i < 64; ++i) rows.x[i] *= scale;
 }
 
-// x_ij += log₂e·(c_i − c_j): decay[h] is that between a row and what lies before the block, bias and bias_rest are the block's.
+// x_ij += log₂e·(c_i − c_j): decay[h] is that from before the block to a row, bias and rest are the block's.
 template <int kDim>
 __device__ inline void add_decay(Rows<kDim>& rows, const TwoFloats (&decay)[2], const float* bias, const float* rest) {
 #pragma unroll
   for (int e = 0; e < 32; ++e) {
     const int column = e / 2 * 8 + threadIdx.x % 4 * 2 + e % 2;
-    const float high = ptx::load_global(bias + column), low = rest ? ptx::load_global(rest + column) : 0;
+    const float high = load_global(bias + column), low = rest ? load_global(rest + column) : 0;
 #pragma unroll
     for (int h = 0; h < 2; ++h) rows.x[4 * (e / 2) + 2 * h + e % 2] += (decay[h].high + high) + (decay[h].low + low);
   }
@@ -67,14 +55,15 @@ __device__ inline uint32_t columns_below(int column) {
   return count >= 32 ? ~0u : (1u << count) - 1;
 }
 
-// Row h stands at `position` + 8·h among the keys. Where the block reaches behind a cut, first_visible(h) is the first key that it sees.
-template <int kDim, typename FirstVisible>
-__device__ inline void mask(Rows<kDim>& rows, int first_column, int position, bool behind_a_cut,
-                            FirstVisible first_visible) {
+/// Row h is at `position` + 8·h among the keys, `at(h)` its position where rows past the last query count as the last. A block that reaches
+/// `across_a_cut` hides keys before a row's first.
+template <int kDim, typename Cuts, typename PositionOf>
+__device__ inline void mask(Rows<kDim>& rows, int first_column, int position, bool across_a_cut,
+                            const Visibility<Cuts>& visibility, PositionOf at) {
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    uint32_t visible = columns_below(position + 8 * h + 1 - first_column);
-    if (kGate && behind_a_cut) visible &= ~columns_below(first_visible(h) - first_column);
+    uint32_t visible = columns_below(visibility.last_key(position + 8 * h) + 1 - first_column);
+    if (kGate && across_a_cut) visible &= ~columns_below(visibility.first_key(at(h)) - first_column);
 #pragma unroll
     for (int e = 0; e < 32; ++e)
       if (!(visible >> e & 1)) rows.x[4 * (e / 2) + 2 * h + e % 2] = -INFINITY;
@@ -101,12 +90,12 @@ __device__ inline bool follow_maximum(Rows<kDim>& rows, const OfRows& block_bias
 #pragma unroll
     for (int j = 1; j < 16; ++j) largest = fmaxf(largest, fmaxf(rows.x[4 * j + 2 * h], rows.x[4 * j + 2 * h + 1]));
     largest = largest_of_four(largest);
-    // A gate that is NaN is in the block's number. It has to get into m, but not of a row that sees nothing of the block.
+    // A NaN gate, which is in the block's number, must reach m, except of a row that is masked in the whole block.
     if (largest != -INFINITY) largest += block_bias.row[h];
     const float maximum = !(largest <= rows.maximum[h] + kRescaleAbove) ? largest : rows.maximum[h];
     moved |= maximum != rows.maximum[h];
     // a row may see nothing yet
-    rows.shrink[h] = maximum == -INFINITY ? 1 : ptx::exp2_approximate(rows.maximum[h] - maximum);
+    rows.shrink[h] = maximum == -INFINITY ? 1 : exp2_approximate(rows.maximum[h] - maximum);
     rows.sum[h] *= rows.shrink[h];
     rows.maximum[h] = maximum;
   }
@@ -126,7 +115,7 @@ __device__ inline void exponentiate(Rows<kDim>& rows, const float (&offset)[2], 
 #pragma unroll
   for (int i = 0; i < 64; ++i) {
     const int e = kDim == 64 ? i % 32 / 2 * 4 + i / 32 * 2 + i % 2 : i, h = e / 2 % 2;
-    rows.x[e] = ptx::exp2_approximate(fmaf(rows.x[e], scale, offset[h]));
+    rows.x[e] = exp2_approximate(fmaf(rows.x[e], scale, offset[h]));
     rows.sum[h] += rows.x[e];
   }
 }
@@ -134,17 +123,17 @@ __device__ inline void exponentiate(Rows<kDim>& rows, const float (&offset)[2], 
 template <typename Element, int kDim>
 __device__ inline void pack_weights(Rows<kDim>& rows) {
 #pragma unroll
-  for (int i = 0; i < 32; ++i) rows.weights[i] = ptx::pack<Element>(rows.x[2 * i], rows.x[2 * i + 1]);
+  for (int i = 0; i < 32; ++i) rows.weights[i] = pack<Element>(rows.x[2 * i], rows.x[2 * i + 1]);
 }
 
-// Do all of a row's weights lie within their format, and the sums of their products within float's? Before the last block's are
-// multiplied; `multiplied`: some are. A float16 that overflowed is infinite, and makes every column of O infinite or NaN: one tells.
+// Whether a row's weights are within their format, and the sums of their products within float's. Before the last block's are multiplied;
+// `multiplied`: some are. A float16 that overflowed is infinite, and with it every column of O infinite or NaN: one is tested.
 template <typename Element, int kDim>
 __device__ inline bool weights_fit(const Rows<kDim>& rows, bool multiplied) {
   if constexpr (std::is_same_v<Element, __half>) {
     __half2 largest = __float2half2_rn(0);
 #pragma unroll
-    for (const uint32_t pair : rows.weights) largest = __hmax2(largest, ptx::halves(pair));
+    for (const uint32_t pair : rows.weights) largest = __hmax2(largest, halves(pair));
     const float2 both = __half22float2(largest);
     return both.x < INFINITY && both.y < INFINITY &&
            (!multiplied || (isfinite(rows.output[0]) && isfinite(rows.output[2])));
@@ -153,4 +142,4 @@ __device__ inline bool weights_fit(const Rows<kDim>& rows, bool multiplied) {
   }
 }
 
-}  // namespace lethe
+}  // namespace lethe::tile

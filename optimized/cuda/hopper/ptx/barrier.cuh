@@ -99,7 +99,7 @@ __device__ inline void registers_shrink() {
 }
 
 /// A value that all lanes of the warp hold (lane 0's is taken), so that the compiler may keep it in a uniform register.
-__device__ inline int uniform(int value) { return __shfl_sync(~0u, value, 0); }
+__device__ inline int broadcast(int value) { return __shfl_sync(~0u, value, 0); }
 
 /// The same where the compiler can't know it by itself: a reduction's result lands in a uniform register, a shuffle's does not, and what
 /// is computed of it (descriptors, addresses of barriers) stays there. It takes longer than a shuffle.

@@ -31,30 +31,30 @@ __device__ inline void wgmma_wait() {
 /// Keeps the compiler from moving uses of these registers across this point: before a batch that reads or writes them, and
 /// after the wait that ends it.
 template <int kCount>
-__device__ inline void pin(float (&registers)[kCount]) {
+__device__ inline void fence_registers(float (&registers)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(registers[i])::"memory");
 }
 template <int kCount>
-__device__ inline void pin(uint32_t (&registers)[kCount]) {
+__device__ inline void fence_registers(uint32_t (&registers)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(registers[i])::"memory");
 }
 
 /// Gives registers any value, where a batch starts from zero: nothing that they held before has to be kept for it.
 template <int kCount>
-__device__ inline void forget(float (&registers)[kCount]) {
+__device__ inline void undefined(float (&registers)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "=f"(registers[i])::"memory");
 }
 
 /// The value, of which the compiler knows no more: what is computed of it behind this point does not stand in registers before it.
-__device__ inline int anew(int value) {
+__device__ inline int opaque(int value) {
   asm volatile("" : "+r"(value));
   return value;
 }
 
-/// Keeps ptxas from moving instructions across this point, which pin() does not: a loop that is never entered, at which its blocks end.
+/// Keeps ptxas from moving instructions across this point, which fence_registers() does not: a loop that is never entered, at which its blocks end.
 /// What is to run while something is waited for would else wander before its issue. Two instructions. `number` is below 2¹⁶, or the thread
 /// waits for ever, and not known to the compiler; two places of a function that have the same kPlace are one to ptxas.
 template <int kPlace>
@@ -93,7 +93,7 @@ __device__ inline uint64_t advance(uint64_t descriptor, uint32_t steps) {
 
 /// The same descriptor in two uniform registers that nobody knows to be constant. ptxas else makes the operand again wherever it is
 /// used. There are 63 of these registers: for operands that every step uses.
-__device__ inline uint64_t keep(uint64_t descriptor) {
+__device__ inline uint64_t pin_uniform(uint64_t descriptor) {
   const uint32_t low = in_uniform_register(static_cast<int>(descriptor)),
                  high = in_uniform_register(static_cast<int>(descriptor >> 32));
   return uint64_t{high} << 32 | low;

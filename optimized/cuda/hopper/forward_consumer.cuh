@@ -1,0 +1,394 @@
+#pragma once
+// What a consumer warpgroup of the forward kernel computes: 64 query rows of each of the CTA's tiles. forward_kernel.cuh has the equations
+// and the barriers.
+
+#include <numbers>
+
+#include "optimized/cuda/hopper/forward_output.cuh"
+#include "optimized/cuda/hopper/forward_tiles.cuh"
+#include "optimized/cuda/hopper/ptx/wgmma.cuh"
+#include "optimized/cuda/tile/softmax.cuh"
+
+namespace lethe::hopper::forward_pass {
+
+inline constexpr float kLn2 = 0.6931471805599453f;
+
+/// `rows`: arrays in registers, an object apart: the compiler keeps a struct in memory until the last loop over its arrays is unrolled, and
+/// until then it can hoist nothing that comes from the struct. All methods are for all threads of the warpgroup.
+template <typename Element, int kDim, bool kRepeat>
+struct ForwardConsumer {
+  using Size = Sizes<kDim>;
+  static constexpr int kStages = Size::kStages, kRows = Size::kRows, kWarpgroups = Size::kWarpgroups;
+
+  const ForwardParameters& a;
+  Shared<kDim>& shared;
+  Rows<kDim>& rows;
+  const int warpgroup, warp, lane, offset;  // offset = Tk − Tq
+  const int tile_row;                       // the thread's first row of a tile; its second is 8 further
+  const uint64_t first_query, first_key, first_value, first_start;  // descriptors of the first slot and stage
+  const uint32_t ones, first_end;
+  const uint32_t my_turn, next_turn;
+  ptx::RingPosition at, previous, slot;  // of a block's key; of the block before it, whose value comes now; of the tile
+  // The residual of the tile before leaves from where its queries were: they are handed back one tile late.
+  bool query_buffer_holds_residual = false;
+
+  // Of the tile.
+  TwoFloats frame{};                    // log₂e·F
+  [[maybe_unused]] OfRows row_frame{};  // log₂e·(c_i − F), in the second launch
+  int batch, head, query;               // query: the first
+  int first, last, skipped_blocks;      // last: of the blocks that the warpgroup's rows see; those after it are skipped
+  int cut_block;                        // blocks below it reach across a cut
+  int unmasked, last_position;          // blocks up to it lie before the diagonal
+  // Of the steps.
+  int block;
+  bool accumulate;
+
+  __device__ __forceinline__ ForwardConsumer(const ForwardParameters& a, Shared<kDim>& shared, Rows<kDim>& rows)
+      : a(a), shared(shared), rows(rows), warpgroup(ptx::broadcast(threadIdx.x / 128) - 1), warp(threadIdx.x / 32 % 4),
+        lane(threadIdx.x % 32), offset(a.key_length - a.query_length), tile_row(warpgroup * 64 + warp * 16 + lane / 4),
+        first_query(ptx::pin_uniform(ptx::advance<64 * 128>(ptx::operand_descriptor(shared.query[0], 0), warpgroup))),
+        first_key(ptx::pin_uniform(ptx::operand_descriptor(shared.key[0], 0))),
+        first_value(ptx::pin_uniform(ptx::operand_descriptor(shared.value[0], kColumns * 128))),
+        first_start(bias_operand(shared.start.eights[0])), ones(ones_in_registers(lane)),
+        first_end(ptx::shared_address(shared.block_end)), my_turn(kTurns + warpgroup),
+        next_turn(kTurns + (warpgroup + 1) % kWarpgroups) {}
+
+  __device__ __forceinline__ const Tile<kRows>& tile() const { return shared.tile[slot.index]; }
+
+  // ---- operands ----
+
+  __device__ __forceinline__ uint64_t query_operand(uint32_t slot) const {
+    return ptx::advance<sizeof shared.query[0]>(first_query, slot);
+  }
+  __device__ __forceinline__ uint64_t key_operand(uint32_t stage) const {
+    return ptx::advance<sizeof shared.key[0]>(first_key, stage);
+  }
+  __device__ __forceinline__ uint64_t value_operand(uint32_t stage) const {
+    return ptx::advance<sizeof shared.value[0]>(first_value, stage);
+  }
+  /// Of a block whose logits get c_i − c_j later: zeros.
+  __device__ __forceinline__ uint64_t start_unless(bool exact, uint32_t stage) const {
+    if (kRepeat && kGate && exact) return no_bias_operand(shared.start);
+    return ptx::advance<sizeof shared.start.eights[0]>(first_start, stage);
+  }
+  /// A block's number: log₂e·(F − c after the block), and then with c_i for F.
+  __device__ __forceinline__ OfRows block_number(uint32_t stage) const {
+    if constexpr (!kGate) return OfRows{0, 0};
+    const float2 end = ptx::load_pair(first_end + stage * sizeof shared.block_end[0]);
+    const float number = (frame.high - end.x) + (frame.low - end.y);
+    return kRepeat ? OfRows{number + row_frame.row[0], number + row_frame.row[1]} : OfRows{number, number};
+  }
+
+  // ---- products ----
+
+  // Turns: warpgroup w issues its products (but for a bias that comes first) when barrier kTurns + w has heard from the one before it; 0
+  // begins.
+  __device__ __forceinline__ void await_turn() const { ptx::named_barrier_sync(my_turn, 256); }
+  __device__ __forceinline__ void pass_turn() const { ptx::named_barrier_arrive(next_turn, 256); }
+
+  /// S = Q·Kᵀ + the keys' bias. What follows the bias is added to a float of its size. A clean block lies before all of the warpgroup's
+  /// queries: its keys with a small bias have weight, so the bias may come first, and then needs no turn: it fills the tensor core while the
+  /// turn is passed on. Elsewhere it comes last.
+  template <bool kClean, bool kInTurn>
+  __device__ __forceinline__ void issue_scores(uint64_t query, uint64_t key, uint64_t bias) {
+    constexpr bool kBiasFirst = kGate && kClean && Size::kBiasFirst;
+    if constexpr (kBiasFirst) issue_dense_bias(rows.x, ones, bias, false);
+    if constexpr (kInTurn) await_turn();
+#pragma unroll
+    for (int step = 0; step < kDim / 16; ++step) {
+      const int panel = step / 4, within = step % 4 * (32 >> 4);
+      ptx::wgmma<ptx::Major::kK, ptx::Major::kK>(Element{}, rows.x, query + panel * (kRows * 128 >> 4) + within,
+                                                 key + panel * (kColumns * 128 >> 4) + within, step > 0 || kBiasFirst);
+    }
+    if constexpr (kGate && !kBiasFirst) issue_dense_bias(rows.x, ones, bias, true);
+    ptx::wgmma_commit();
+  }
+
+  /// O += P·V
+  template <bool kInTurn>
+  __device__ __forceinline__ void issue_output(uint64_t value) {
+    constexpr int kSteps = kColumns / 16;
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      if (kInTurn && Size::kPassEarly && step == kSteps - 1) pass_turn();
+      ptx::wgmma<ptx::Major::kMN>(Element{}, rows.output, rows.weights[4 * step], rows.weights[4 * step + 1],
+                                  rows.weights[4 * step + 2], rows.weights[4 * step + 3], value + step * (2048 >> 4),
+                                  accumulate || step > 0);
+    }
+    if constexpr (kInTurn && !Size::kPassEarly) pass_turn();
+    ptx::wgmma_commit();
+  }
+
+  __device__ __forceinline__ void pin_rows() {
+    ptx::fence_registers(rows.x);
+    ptx::fence_registers(rows.output);
+    ptx::fence_registers(rows.weights);
+  }
+
+  // ---- where the tile's queries are ----
+
+  /// The last block that this warpgroup's rows see. One that only the others' rows see is handed back unread.
+  __device__ __forceinline__ int own_last(const Tile<kRows>& tile) const {
+    return ptx::broadcast(own_last_block(tile, warpgroup, offset, a.key_length));
+  }
+  __device__ __forceinline__ void skip_keys(const Tile<kRows>& tile) {
+    for (int block = ptx::broadcast(tile.last); block > own_last(tile); --block) {
+      ptx::mbarrier_wait(&shared.key_full[at.index], at.parity);
+      release(&shared.key_empty[at.index], lane);
+      at.advance(kStages);
+    }
+  }
+  __device__ __forceinline__ void skip_values() {
+    for (int i = 0; i < skipped_blocks; ++i) {
+      ptx::mbarrier_wait(&shared.value_full[previous.index], previous.parity);
+      release(&shared.value_empty[previous.index], lane);
+      previous.advance(kStages);
+      await_turn();
+      pass_turn();
+    }
+  }
+
+  __device__ __forceinline__ int in_span(int position) const {  // of the tile's numbers of blocks
+    return position / kColumns - (query + offset) / kColumns;
+  }
+  __device__ __forceinline__ int64_t token(int position) const {
+    return static_cast<int64_t>(tile().row) * a.key_blocks * kColumns + position;
+  }
+  __device__ __forceinline__ int position_of(int h) const {
+    return min(query + tile_row + 8 * h + offset, last_position);
+  }
+  /// log₂e·(c_i − c before a block) of row h.
+  __device__ __forceinline__ TwoFloats decay_since(int h, int block) const {
+    const double before = a.prefix.base[int64_t{tile().row} * (a.key_blocks + 1) + block];
+    return two_floats((prefix_at(a.prefix, tile().row, a.key_blocks, position_of(h)) - before) * std::numbers::log2e);
+  }
+  __device__ __forceinline__ bool is_exact(int block) const { return kRepeat && tile().strong && block > unmasked; }
+
+  __device__ __forceinline__ void mask_block(int block, OfRows& bias) {
+    if constexpr (kRepeat && kGate) {
+      if (is_exact(block)) {
+        const bool strong = a.prefix.block_sum[int64_t{tile().row} * a.key_blocks + block] < kStrongSum;
+        const int64_t first_token = token(block * kColumns);
+        add_decay(rows, {decay_since(0, block), decay_since(1, block)}, a.prefix.bias + first_token,
+                  strong ? a.prefix.bias_rest + first_token : nullptr);
+        bias = {0, 0};
+      }
+    }
+    mask(rows, block * kColumns, query + tile_row + offset, block < cut_block,
+         visibility_of(a, tile(), (query + offset) / kColumns), [&](int h) { return position_of(h); });
+  }
+
+  // ---- a tile ----
+
+  __device__ __forceinline__ void enter_tile() {
+    const Tile<kRows>& held = tile();
+    batch = held.batch, head = held.head, query = ptx::broadcast(held.query);
+    first = ptx::broadcast(held.first), last = own_last(held), skipped_blocks = ptx::broadcast(held.last) - last;
+    cut_block = ptx::broadcast(held.cut_block);
+    unmasked = block_below_diagonal(query + 64 * warpgroup + offset);
+    last_position = min(query + kRows + offset, a.key_length) - 1;
+    frame = held.frame;
+    if constexpr (kRepeat && kGate) {
+      // F of the warpgroup's own: of what it sees clean nothing comes after F, so that no sum of large numbers is small
+      const int first_own = min(unmasked + 1, last);
+      frame = a.scratch.base_log2[int64_t{held.row} * (a.key_blocks + 1) + first_own];
+      row_frame = {decay_since(0, first_own).high, decay_since(1, first_own).high};
+    }
+  }
+
+  /// The softmax of the tile's first scores. What the tile before left is handed back.
+  __device__ __forceinline__ void start_rows() {
+    OfRows first_bias = block_number(at.index);
+    scale_scores(rows, a.scale_log2);
+    mask_block(last, first_bias);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      rows.maximum[h] = -INFINITY;
+      rows.sum[h] = 0;
+    }
+    follow_maximum(rows, first_bias);
+    exponentiate(rows, {offset_of(rows, 0, first_bias), offset_of(rows, 1, first_bias)});
+    release(&shared.key_empty[at.index], lane);
+    if (query_buffer_holds_residual) {
+      if (threadIdx.x % 128 == 0) ptx::bulk_wait_read<0>();
+      release(&shared.tile_empty[slot.index ^ 1], lane);
+    }
+    query_buffer_holds_residual = a.keep_residual;
+    skip_values();
+    previous = at;
+    at.advance(kStages);
+    pack_weights<Element>(rows);
+    accumulate = false;
+    block = last - 1;
+  }
+
+  template <bool kMasked>
+  __device__ __forceinline__ void step() {
+    ptx::mbarrier_wait(&shared.key_full[at.index], at.parity);
+    const uint32_t stage = ptx::broadcast(at.index), value_stage = ptx::broadcast(previous.index),
+                   query_slot = ptx::broadcast(slot.index);
+    ptx::mbarrier_wait(&shared.value_full[previous.index], previous.parity);
+    pin_rows();
+    ptx::wgmma_fence();
+    issue_scores<!kMasked, true>(query_operand(query_slot), key_operand(stage),
+                                 start_unless(kMasked && is_exact(block), stage));
+    issue_output<true>(value_operand(value_stage));
+    OfRows block_bias = block_number(stage);
+    ptx::wgmma_wait<1>();
+    ptx::fence_registers(rows.x);
+    if constexpr (kMasked || kRepeat) scale_scores(rows, a.scale_log2);
+    if constexpr (kMasked) mask_block(block, block_bias);
+    release(&shared.key_empty[stage], lane);  // before the exponentials: the next load takes as long as they do
+    [[maybe_unused]] bool moved;
+    if constexpr (kMasked || kRepeat) {
+      moved = follow_maximum(rows, block_bias);
+      exponentiate(rows, {offset_of(rows, 0, block_bias), offset_of(rows, 1, block_bias)});
+    } else {
+      // no row is without a maximum: each has seen itself
+      exponentiate(rows, {block_bias.row[0] - rows.maximum[0], block_bias.row[1] - rows.maximum[1]}, a.scale_log2);
+    }
+    // Never so, but every exponential is needed to know: the compiler can't sink them below the wait.
+    if (rows.sum[0] + rows.sum[1] < 0) ptx::mbarrier_arrive(&shared.key_empty[stage]);
+    ptx::wgmma_wait<0>();
+    ptx::fence_registers(rows.output);
+    ptx::fence_registers(rows.weights);
+    release(&shared.value_empty[value_stage], lane);
+    if constexpr (kMasked || kRepeat) {
+      if (moved) {
+#pragma unroll
+        for (int i = 0; i < kDim / 2; ++i) rows.output[i] *= rows.shrink[i / 2 % 2];
+      }
+    }
+    pack_weights<Element>(rows);
+    accumulate = true;
+    previous = at;
+    at.advance(kStages);
+    --block;
+  }
+
+  /// First the diagonal's blocks and the clean ones down to the last cut; then, masked again, those across it.
+  __device__ __forceinline__ void steps() {
+#pragma unroll 1
+    for (const int masked_down_to : {max(first, unmasked + 1), first}) {
+#pragma unroll 1
+      while (block >= masked_down_to) step<true>();
+#pragma unroll 1
+      while (block >= max(first, cut_block)) step<false>();
+    }
+  }
+
+  /// A tile with a weight that its format can't hold goes on the second launch's list.
+  __device__ __forceinline__ void finish_sums() {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) rows.sum[h] = sum_of_four(rows.sum[h]);
+    const bool fits = weights_fit<Element>(rows, accumulate);
+    if (!kRepeat && !__all_sync(~0u, fits) && lane == 0 && atomicExch(&shared.listed[slot.index], true) == false)
+      list_tile(a, shared.index[slot.index]);
+  }
+
+  /// c_i − F, in two parts: what it takes from global memory is wanted after the next product.
+  __device__ __forceinline__ void load_row_numbers(float (&row_base)[2], float (&row_bias)[2]) const {
+    if constexpr (kGate && !kRepeat) {
+      if (lane % 4 == 0) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          const int position = position_of(h);
+          row_base[h] = tile().base[in_span(position)];
+          row_bias[h] = load_global(a.prefix.bias + token(position));
+        }
+      }
+    }
+  }
+
+  /// Last P·V of this tile and first Q·Kᵀ of the next, of nothing after the last tile; overlaps the output's store. Is there a next tile?
+  __device__ __forceinline__ bool change_tile() {
+    if (!a.keep_residual) release(&shared.tile_empty[slot.index], lane);
+    slot.advance(kTileSlots);
+    ptx::mbarrier_wait(&shared.tile_full[slot.index], slot.parity);
+    const bool more = ptx::broadcast(tile().row) >= 0;
+    if (more) {
+      skip_keys(tile());
+      ptx::mbarrier_wait(&shared.key_full[at.index], at.parity);
+    }
+    ptx::mbarrier_wait(&shared.value_full[previous.index], previous.parity);
+    const uint32_t stage = ptx::broadcast(at.index), value_stage = ptx::broadcast(previous.index),
+                   query_slot = ptx::broadcast(slot.index);
+    pin_rows();
+    ptx::wgmma_fence();
+    issue_output<false>(value_operand(value_stage));
+    issue_scores<false, false>(query_operand(query_slot), key_operand(stage), start_unless(tile().strong, stage));
+    ptx::wgmma_wait<1>();
+    ptx::fence_registers(rows.output);
+    release(&shared.value_empty[value_stage], lane);
+    previous.advance(kStages);
+    return more;
+  }
+
+  /// Of the tile whose last product change_tile() issued, as is what follows.
+  __device__ __forceinline__ void store_log_normalizer(const float (&row_base)[2], const float (&row_bias)[2],
+                                                       float (&inverse)[2]) const {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      inverse[h] = 1 / rows.sum[h];
+      const int row = query + tile_row + 8 * h;
+      if (lane % 4 == 0 && row < a.query_length)
+        a.log_normalizer[(static_cast<int64_t>(batch) * a.query_length + row) * a.query_heads + head] =
+            kLn2 * (rows.maximum[h] + log2_approximate(rows.sum[h]) - row_bias[h]) + row_base[h];
+    }
+  }
+
+  __device__ __forceinline__ void store_output(const float (&inverse)[2], char* query_rows) {
+    if (threadIdx.x % 128 == 0) ptx::bulk_wait_read<0>();  // the previous tile's store has left the buffer
+    ptx::named_barrier_sync(kStores<kWarpgroups> + warpgroup, 128);
+    const int first_row = warpgroup * 64 + warp * 16;
+    stage_output<Element, false>(rows, inverse, ptx::shared_address(shared.output), kRows, first_row);
+    if (a.keep_residual) stage_output<Element, true>(rows, inverse, ptx::shared_address(query_rows), kRows, first_row);
+    ptx::fence_async_shared();
+    ptx::named_barrier_sync(kStores<kWarpgroups> + warpgroup, 128);
+    if (threadIdx.x % 128 != 0) return;
+#pragma unroll
+    for (int panel = 0; panel < kDim / 64; ++panel) {
+      const int bytes = panel * kRows * 128 + warpgroup * 64 * 128, first_row = query + warpgroup * 64;
+      ptx::store_tile(&a.output, shared.output + bytes, panel * 64, head, first_row, batch);
+      if (a.keep_residual) ptx::store_tile(&a.residual, query_rows + bytes, panel * 64, head, first_row, batch);
+    }
+    ptx::bulk_commit();
+  }
+
+  /// The first tile's first scores. Is there a tile?
+  __device__ __forceinline__ bool prologue() {
+    if (warpgroup == kWarpgroups - 1) pass_turn();
+    ptx::mbarrier_wait(&shared.tile_full[0], 0);
+    if (shared.tile[0].row < 0) return false;  // all are left to the second launch
+    skip_keys(shared.tile[0]);
+    ptx::mbarrier_wait(&shared.key_full[at.index], at.parity);
+    ptx::wgmma_fence();
+    const uint32_t first_stage = ptx::broadcast(at.index);
+    issue_scores<false, false>(query_operand(0), key_operand(first_stage),
+                               start_unless(shared.tile[0].strong, first_stage));
+    ptx::wgmma_wait<0>();
+    ptx::fence_registers(rows.x);
+    return true;
+  }
+
+  __device__ __forceinline__ void consume() {
+    if (!prologue()) return;
+    for (bool more = true; more;) {  // a tile's first scores have arrived
+      enter_tile();
+      start_rows();
+      steps();
+      finish_sums();
+      float row_base[2] = {}, row_bias[2] = {}, inverse[2];
+      load_row_numbers(row_base, row_bias);
+      char* query_rows = shared.query[slot.index];
+      more = change_tile();
+      store_log_normalizer(row_base, row_bias, inverse);
+      store_output(inverse, query_rows);
+      ptx::wgmma_wait<0>();
+      ptx::fence_registers(rows.x);
+    }
+    if (threadIdx.x % 128 == 0) ptx::bulk_wait<0>();
+  }
+};
+
+}  // namespace lethe::hopper::forward_pass

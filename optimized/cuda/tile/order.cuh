@@ -1,0 +1,112 @@
+#pragma once
+// The order of a forward's tiles, and which key blocks and keys the queries of each see.
+
+#include <numbers>
+
+#include "optimized/cuda/gate/cuts.cuh"
+#include "optimized/cuda/gate/strong_gates.cuh"
+#include "optimized/cuda/gate/switch.hpp"
+
+namespace lethe::tile {
+
+inline constexpr int kColumns = 128;  // of a key block
+
+/// What the tiles are computed from.
+struct ForwardShape {
+  GatePrefix prefix;
+  Boundary boundary;
+  WorkOrder order;
+  int query_length, key_length, heads, query_heads, query_blocks, query_tiles, key_blocks, tiles;
+  int section;  // heads whose keys and values share the L2 cache at a time
+};
+
+/// Key blocks that the positions of a tile's queries lie in, at most.
+template <int kRows>
+inline constexpr int kSpan = (kRows + kColumns - 2) / kColumns + 1;
+
+template <int kRows>
+struct Tile {
+  int batch, head, row, query;  // query head; row = batch · query_heads + head, −1 where no tile is left; first query
+  int first, last;              // key blocks, both included
+  int cut_block;                // blocks below it reach across a cut
+  // Of each block that queries are in: c before it less F, the last cut before it. Whether a cut is among the tile's positions; whether one of
+  // the blocks is strong.
+  float base[kSpan<kRows>];
+  int cut_before[kSpan<kRows>];
+  bool cut_within, strong;
+  TwoFloats frame;  // log₂e·F; F is c before the block of the tile's first position
+};
+
+/// Longest first: sections of heads, those with most blocks first; inside a section from the last query block down, heads innermost.
+template <int kRows>
+__host__ __device__ inline Tile<kRows> tile_at(const ForwardShape& a, int index) {
+  const int per_section = a.section * a.query_tiles, rows = a.tiles / a.query_tiles;
+  const int section = index / per_section, within = index % per_section;
+  const int width = min(a.section, rows - section * a.section);
+  Tile<kRows> tile;
+  tile.row = a.order.head_order[section * a.section + within % width];
+  tile.query = (a.query_tiles - 1 - within / width) * kRows;
+  tile.batch = tile.row / a.query_heads;
+  tile.head = tile.row % a.query_heads;
+  tile.first = a.boundary.first_key_block[tile.row * a.query_blocks + tile.query / static_cast<int>(kGateBlock)];
+  const int first_position = tile.query + a.key_length - a.query_length;
+  const int last_position = min(first_position + kRows, a.key_length) - 1;
+  tile.last = last_position / kColumns;
+  tile.cut_block = 0;
+  tile.frame = {};
+  tile.strong = false;
+  if constexpr (kGate) {
+    const int64_t blocks = static_cast<int64_t>(tile.row) * (a.key_blocks + 1);
+    const double* base = a.prefix.base + blocks;
+    const int32_t* cuts = a.prefix.block_cut_before + blocks;
+    const int first_block = first_position / kColumns;
+    tile.frame = two_floats(base[first_block] * std::numbers::log2e);
+#pragma unroll
+    for (int i = 0; i < kSpan<kRows>; ++i) {
+      const int block = min(first_block + i, tile.last);
+      tile.base[i] = static_cast<float>(base[block] - base[first_block]);
+      tile.strong |= base[block + 1] - base[block] < kStrongSum;
+      tile.cut_before[i] = cuts[block];
+    }
+    const int last_cut = cuts[tile.last + 1];
+    tile.cut_within = last_cut > 0 && last_cut >= first_block * kColumns;
+    int cut = cuts[tile.last];
+    if (tile.cut_within) {
+      const int64_t last_token = static_cast<int64_t>(tile.row) * a.key_blocks * kColumns + last_position;
+      cut = max(cut, last_cut_at(a.prefix.cut_before[last_token], tile.last));
+    }
+    tile.cut_block = (cut + kColumns - 1) / kColumns;
+  }
+  return tile;
+}
+
+/// The last block that a warpgroup's rows see; offset = Tk − Tq.
+template <int kRows>
+__host__ __device__ inline int own_last_block(const Tile<kRows>& tile, int warpgroup, int offset, int key_length) {
+  return (min(tile.query + 64 * (warpgroup + 1) + offset, key_length) - 1) / kColumns;
+}
+
+/// The last block before the diagonal of rows from this position on.
+__host__ __device__ inline int block_below_diagonal(int position) { return position / kColumns - 1; }
+
+/// The cuts of a tile's queries, for Visibility.
+template <int kRows>
+struct TileCuts {
+  const ForwardShape& a;
+  const Tile<kRows>& tile;
+  int first_block;  // that the first query is in
+
+  __host__ __device__ int last_cut(int position) const {
+    const int before = tile.cut_before[position / kColumns - first_block];
+    const int64_t token = static_cast<int64_t>(tile.row) * a.key_blocks * kColumns + position;
+    return tile.cut_within ? max(before, last_cut_at(a.prefix.cut_before[token], position / kColumns)) : before;
+  }
+};
+
+template <int kRows>
+__host__ __device__ inline Visibility<TileCuts<kRows>> visibility_of(const ForwardShape& a, const Tile<kRows>& tile,
+                                                                     int first_block) {
+  return {{a, tile, first_block}};
+}
+
+}  // namespace lethe::tile

@@ -12,6 +12,17 @@ namespace fs = std::filesystem;
 
 bool is_finished(const fs::path& folder) { return fs::exists(folder / "done.json"); }
 
+}  // namespace
+
+std::vector<fs::path> finished_artefacts(const fs::path& models) {
+  std::vector<fs::path> found;
+  if (!fs::is_directory(models)) return found;
+  for (const auto& entry : fs::directory_iterator(models))
+    if (is_finished(entry.path())) found.push_back(entry.path());
+  std::ranges::sort(found);
+  return found;
+}
+
 Artefact read_artefact(const fs::path& folder) {
   std::ifstream file(folder / "run.json");
   try {
@@ -21,26 +32,15 @@ Artefact read_artefact(const fs::path& folder) {
   }
 }
 
-}  // namespace
-
-std::vector<Artefact> finished_artefacts(const fs::path& models) {
-  std::vector<Artefact> found;
-  if (!fs::is_directory(models)) return found;
-  for (const auto& entry : fs::directory_iterator(models))
-    if (is_finished(entry.path())) found.push_back(read_artefact(entry.path()));
-  std::ranges::sort(found, {}, &Artefact::folder);
-  return found;
-}
-
 Artefact find_artefact(const fs::path& models, const std::string& name) {
   if (is_finished(name)) return read_artefact(name);
   std::string names;
-  std::vector<Artefact> matching;
-  for (const auto& artefact : finished_artefacts(models)) {
-    const std::string candidate = artefact.folder.filename();
-    if (candidate == name) return artefact;
+  std::vector<fs::path> matching;
+  for (const fs::path& folder : finished_artefacts(models)) {
+    const std::string candidate = folder.filename();
+    if (candidate == name) return read_artefact(folder);
     if (candidate.starts_with(name)) {
-      matching.push_back(artefact);
+      matching.push_back(folder);
       names += (names.empty() ? "" : ", ") + candidate;
     }
   }
@@ -48,7 +48,7 @@ Artefact find_artefact(const fs::path& models, const std::string& name) {
     throw std::invalid_argument(
         "artefact: expected the folder or name of a trained model (lethe list shows them), found '" + name +
         (names.empty() ? "'" : "', which begins " + names));
-  return matching.front();
+  return read_artefact(matching.front());
 }
 
 }  // namespace lethe

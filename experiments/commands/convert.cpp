@@ -18,7 +18,7 @@ namespace lethe {
 namespace {
 
 struct ConvertOptions {
-  std::string artefact, label;
+  std::string artefact, label, mixer;
   Members members;  // of the converted run
   std::vector<std::string> settings;
   nlohmann::json conversion = nlohmann::json::object();  // members of Conversion but the source
@@ -28,17 +28,15 @@ struct ConvertOptions {
 struct Knob {
   const char *option, *member, *description;
 };
-constexpr Knob kModelKnobs[] = {
-    {"--mixer", "mixer",
-     "additive, gated, delta, decay, gated_linear, gated_delta, local, or attention (goes on training as it is)"},
+constexpr Knob kMixerKnobs[] = {
     {"--state-size", "state_size", "m: rows of a head's state, where the features leave it open (default 16)"},
     {"--features", "feature_map",
      "linear: W_q and W_k make the features; relu: ReLU(W_φ x + b_φ); elu_plus_one; dpfp; positive_random: FAVOR+;\n"
      "random_fourier: RFA (default linear)"},
     {"--dpfp-nu", "dpfp_nu", "ν of dpfp: 2·ν·head_dim features (default 3)"},
-    {"--forget-gate", "forget_gate", "of gated_linear and gated_delta: full, bias_only or fixed (default full)"},
-    {"--attention-norm", "attention_norm", "true: divide by z·φ(q); not with decay, gated_delta (default false)"},
-    {"--sum-norm", "sum_norm", "true: features that sum to one; delta, gated_delta (default false)"},
+    {"--forget-gate", "forget_gate", "FoX's gate: full, bias_only or fixed (default full)"},
+    {"--attention-norm", "attention_norm", "true: divide by z·φ(q) (default false)"},
+    {"--sum-norm", "sum_norm", "true: features that sum to one (default false)"},
     {"--norm-epsilon", "norm_epsilon", "Added to the denominators of both norms (default 1e-6)"},
     {"--window", "window", "Tokens that local attention sees, the query's own among them (default 32)"},
     {"--gate-range", "gate_range",
@@ -54,20 +52,26 @@ constexpr Knob kTrainingKnobs[] = {
     {"--device", "device", "cpu, cuda or cuda:N (default: the source's)"},
 };
 
+// The mixer `name` with the options that softmax attention has too as the source has them, but for the gate, which it lacks.
+MixerConfig in_the_place_of(const MixerConfig& source, const std::string& name, bool no_rope) {
+  const nlohmann::json theirs = source;
+  nlohmann::json ours = MixerConfig(name.empty() ? source.row().name : name);
+  for (const auto& [key, value] : theirs.items())
+    if (ours.contains(key) && key != "name" && (key != "forget_gate" || ours["name"] == theirs["name"]))
+      ours[key] = value;
+  if (no_rope && ours.contains("rope")) ours["rope"] = false;
+  return ours.get<MixerConfig>();
+}
+
 Run converted_run(const ConvertOptions& options, const Artefact& source) {
   nlohmann::json conversion = options.conversion;
   conversion["source"] = source.run;
   Run run{options.label, source.run.model, source.run.training,
           std::make_shared<const Conversion>(conversion.get<Conversion>())};
-  if (options.no_rope) run.model.rope = false;
+  run.model.mixer = in_the_place_of(source.run.model.mixer.all().front(), options.mixer, options.no_rope);
   run.training.total_tokens = source.run.training.total_tokens / 4;
   run.training.warmup_tokens = -1;  // known when the tokens are
   run = with_members(run, options.members, options.settings);
-  const bool gate_is_said =
-      std::ranges::any_of(options.members, [](const auto& member) { return member.first == "forget_gate"; }) ||
-      std::ranges::any_of(options.settings, [](const auto& setting) { return setting.starts_with("forget_gate="); });
-  // The source has none, and these mixers must have one.
-  if (run.model.forgets_state() && !gate_is_said) run.model.forget_gate = ForgetGate::kFull;
   if (run.training.warmup_tokens < 0) run.training.warmup_tokens = run.training.total_tokens / 20;
   check_conversion(run);  // first: what is wrong with the source would otherwise be called a fault of the mixer
   run.model.check();
@@ -151,7 +155,10 @@ void add_convert(CLI::App& app, const Place& place) {
         },
         knob.description);
   };
-  for (const Knob& knob : kModelKnobs) add(knob);
+  std::string names;
+  for (const Mixer& row : mixers()) names += (names.empty() ? "" : ", ") + row.name;
+  command->add_option("--mixer", options->mixer, "One of " + names + " (default: as it is)");
+  for (const Knob& knob : kMixerKnobs) add(knob);
   command->add_option_function<std::string>(
       "--projections", [&options = *options](const std::string& word) { options.conversion["projections"] = word; },
       "product: W_q, W_k of linear features are W_φ times the source's; fresh: new (default product)");

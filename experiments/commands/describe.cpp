@@ -6,7 +6,6 @@
 #include "experiments/commands/commands.hpp"
 #include "experiments/commands/run_options.hpp"
 #include "experiments/models/footprint.hpp"
-#include "optimized/coverage.hpp"
 
 namespace lethe {
 namespace {
@@ -20,21 +19,13 @@ void print_members(const char* title, const nlohmann::json& members) {
                 value.is_string() ? value.get<std::string>().c_str() : value.dump().c_str());
 }
 
-// What runs the model's mixer on an H100 or H200.
-std::string mixer_on_hopper(const ModelConfig& model, int64_t context_length) {
-  if (model.has_state()) return "portable, float64: a few PyTorch calls a token";
-  if (model.mixer == Mixer::kLocal) return "portable: a few PyTorch calls a sequence";
-  Dtype dtype = Dtype::kFloat32;
-  for (const Dtype candidate : {Dtype::kFloat64, Dtype::kBFloat16, Dtype::kFloat16})
-    if (dtype_name(candidate) == model.compute_dtype) dtype = candidate;
-  const Shape shape{1, context_length, context_length, model.heads, model.heads, model.head_dim(), model.head_dim()};
-  return implementation_on_cuda(unsupported(shape, dtype, 90));
-}
-
 void describe(const RunOptions& options) {
   const Run run = options.run();
   const TrainingConfig& training = run.training;
-  print_members("model", run.model);
+  nlohmann::json model = run.model;
+  model.erase("mixer");
+  print_members("model", model);
+  for (const MixerConfig& mixer : run.model.mixer.all()) print_members("mixer", mixer);
   print_members("training", training);
 
   const ParameterCounts parameters = count_parameters(run.model);
@@ -44,8 +35,10 @@ void describe(const RunOptions& options) {
   const auto line = [](const char* name, double value, const char* unit) {
     std::printf("  %-22s %.4g %s\n", name, value, unit);
   };
-  std::printf("on compute capability 9.0\n  %-22s %s\n", run.model.has_state() ? "matrix state" : "attention",
-              mixer_on_hopper(run.model, training.context_length).c_str());
+  std::printf("on compute capability 9.0\n");
+  for (const MixerConfig& mixer : run.model.mixer.all())
+    std::printf("  %-22s %s\n", mixer.row().name.c_str(),
+                mixer.row().on_hopper(run.model, mixer.options(), training.context_length).c_str());
   std::printf("cost\n");
   std::printf("  %-22s %lld\n", "parameters", static_cast<long long>(parameters.total));
   std::printf("  %-22s %lld\n", "non-embedding", static_cast<long long>(parameters.non_embedding));

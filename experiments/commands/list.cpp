@@ -1,5 +1,6 @@
 #include <cstdio>
 #include <memory>
+#include <stdexcept>
 
 #include "experiments/commands/artefacts.hpp"
 #include "experiments/commands/commands.hpp"
@@ -16,9 +17,7 @@ void list(const std::string& scale, const Place& place) {
                 cost(place.root, experiment, scale).c_str());
 
   std::printf("architectures\n");
-  for (const char* name : {"fox-pro", "fox-llama", "transformer-pro", "transformer-llama", "local", "additive", "gated",
-                           "delta", "decay", "gated_linear", "gated_delta"})
-    std::printf("  %s\n", name);
+  for (const Architecture& architecture : architectures()) std::printf("  %s\n", architecture.name.c_str());
 
   std::printf("sizes, as fox-pro: parameters in total, without the embedding\n");
   for (const char* size : {"125m", "360m", "760m"}) {
@@ -31,10 +30,17 @@ void list(const std::string& scale, const Place& place) {
   }
 
   std::printf("trained models\n");
-  for (const Artefact& artefact : finished_artefacts(place.models()))
-    std::printf("  %s  %s, %lld tokens of %s, seed %llu\n", artefact.folder.filename().c_str(),
-                artefact.run.label.c_str(), static_cast<long long>(artefact.run.training.total_tokens),
-                artefact.run.training.corpus.c_str(), static_cast<unsigned long long>(artefact.run.training.seed));
+  for (const auto& folder : finished_artefacts(place.models())) {
+    const std::string name = folder.filename();
+    try {
+      const Run run = read_artefact(folder).run;
+      std::printf("  %s  %s, %lld tokens of %s, seed %llu\n", name.c_str(), run.label.c_str(),
+                  static_cast<long long>(run.training.total_tokens), run.training.corpus.c_str(),
+                  static_cast<unsigned long long>(run.training.seed));
+    } catch (const std::invalid_argument& error) {
+      std::printf("  %s  %s\n", name.c_str(), error.what());
+    }
+  }
 }
 
 }  // namespace

@@ -48,16 +48,22 @@ json value_of(const std::string& text) {
 }
 
 void set_member(json& model, json& training, const std::string& member, const std::string& value) {
-  for (json* config : {&model, &training})
-    if (config->contains(member)) {
-      // Words stay words: a corpus may be a folder named 1984.
-      (*config)[member] = (*config)[member].is_string() ? json(value) : value_of(value);
-      return;
-    }
+  std::vector<json*> configs{&model};
+  if (json& mixer = model["mixer"]; mixer.is_array())
+    for (json& one : mixer) configs.push_back(&one);
+  else configs.push_back(&mixer);
+  configs.push_back(&training);
+  bool found = false;
   std::string known;
-  for (const json* config : {&model, &training})
+  for (json* config : configs) {
     for (const auto& [name, _] : config->items()) known += (known.empty() ? "" : ", ") + name;
-  throw std::invalid_argument("--set: expected a member among " + known + ", found '" + member + "'");
+    if (!config->contains(member) || (found && config == &training)) continue;
+    // Words stay words: a corpus may be a folder named 1984.
+    (*config)[member] = (*config)[member].is_string() ? json(value) : value_of(value);
+    found = true;
+    if (config == &model) break;
+  }
+  if (!found) throw std::invalid_argument("--set: expected a member among " + known + ", found '" + member + "'");
 }
 
 Run run_of_file(const std::string& path) {
@@ -91,10 +97,7 @@ Run with_members(Run run, const Members& members, const std::vector<std::string>
 
 void RunOptions::add_to(CLI::App& command) {
   command.add_option("run.json", file_, "A run as artefacts keep it; the options below change it");
-  command.add_option(
-      "--architecture", architecture_,
-      "fox-pro (default), fox-llama, transformer-pro, transformer-llama, or the latter with another mixer:\n"
-      "local, additive, gated, delta, decay; or fox-llama with a state: gated_linear, gated_delta");
+  command.add_option("--architecture", architecture_, "One of " + architecture_names() + " (default fox-pro)");
   command.add_option("--size", size_, "A size of the papers: 125m, 360m or 760m (GPT-2 tokens)");
   command.add_option("--label", label_, "A name for people; no part of the artefact's identity");
   for (const auto& named : kNamed) {
@@ -103,7 +106,8 @@ void RunOptions::add_to(CLI::App& command) {
         named.description);
   }
   command
-      .add_option("--set", settings_, "Any member of the configuration as key=value, e.g. rope=true or qk_norm=none")
+      .add_option("--set", settings_,
+                  "Any member of the configuration as key=value, of the mixers' too, e.g. rope=true or qk_norm=none")
       ->allow_extra_args(false);
 }
 

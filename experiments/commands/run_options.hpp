@@ -10,7 +10,8 @@
 
 namespace lethe {
 
-/// Members of a run by name, as people type them: their name in ModelConfig or TrainingConfig, and a value.
+/// Members of a run by name, as people type them: their name in ModelConfig, in the options of its mixers, where each that has
+/// it takes it, or in TrainingConfig, and a value.
 using Members = std::vector<std::pair<std::string, std::string>>;
 
 /// `run` with these members set, then those of `settings`, each "key=value".

@@ -17,9 +17,8 @@ struct Footprint {
 /// Memory of one training step with `tokens` tokens in a micro-batch.
 ///
 /// The activations count the tensors that autograd keeps, without allocator overhead: a layer keeps its input and the
-/// middle of its residual stream (float32), both normed inputs, q, k, v, the attention's values, the gate and gated
-/// values, k and v before the shift, the features of queries and keys (compute dtype), the decay rule's gates before and after
-/// the sigmoid (float32), and the MLP's gate, up and product; Forgetting Attention in 16 bits what rounding took from its values.
+/// middle of its residual stream (float32), both normed inputs and the MLP's gate, up and product (compute dtype), and what
+/// its mixer's row says: queries, keys, values, features, gates and what else it has.
 ///
 /// cost  makes the model on the meta device
 Footprint footprint(const ModelConfig& config, int64_t tokens);

@@ -3,17 +3,17 @@
 
 #include <torch/nn.h>
 
+#include <any>
 #include <memory>
 #include <vector>
 
-#include "experiments/models/attention_layer.hpp"
 #include "experiments/models/config.hpp"
 
 namespace lethe {
 
-/// FoX or Transformer, (LLaMA) or (Pro), or a rule with a state in the place of attention: embedding → layers × (mixer, SwiGLU
-/// MLP), pre-norm → norm → output head. Parameter names and shapes are those of the official FoX checkpoints; what a mixer with
-/// a state adds is named as in FastWeightsLayer's constructor.
+/// FoX or Transformer, (LLaMA) or (Pro), or with other mixers in some or all layers: embedding → layers × (mixer, SwiGLU MLP),
+/// pre-norm → norm → output head. Parameter names and shapes are those of the official FoX checkpoints; what a mixer adds is
+/// named where it is registered.
 class LanguageModelImpl : public torch::nn::Module {
  public:
   /// Made on `device` and initialized with seed 0 (on the meta device there is nothing to initialize).
@@ -22,8 +22,8 @@ class LanguageModelImpl : public torch::nn::Module {
   explicit LanguageModelImpl(const ModelConfig& config, torch::Device device = torch::kCPU);
 
   /// reads    tokens [B,T] int64
-  /// returns  logits [B,T,vocabulary] in the compute dtype; `trace`, where given, gets one entry a layer
-  torch::Tensor forward(const torch::Tensor& tokens, std::vector<AttentionTrace>* trace = nullptr);
+  /// returns  logits [B,T,vocabulary] in the compute dtype; `trace`, where given, gets one entry a layer: what its mixer keeps
+  torch::Tensor forward(const torch::Tensor& tokens, std::vector<std::any>* trace = nullptr);
 
   /// Cross entropy of every position in nats, never holding more than a chunk of the logits.
   ///
@@ -31,9 +31,7 @@ class LanguageModelImpl : public torch::nn::Module {
   /// returns  [B,T] float32 (float64 where that is the compute dtype)
   torch::Tensor losses(const torch::Tensor& tokens, const torch::Tensor& labels);
 
-  /// Draws every parameter anew: matrices and embeddings N(0, 0.02²), norms 1, biases 0, long-init for bias-only and
-  /// fixed gates, Uniform Gate Initialisation for the decay rule's, write_bias for the delta rules'; directions of random features
-  /// N(0, 1), after all parameters. The numbers are drawn on the CPU, so that a seed means the same weights on every device.
+  /// Draws every parameter anew: matrices and embeddings N(0, 0.02²), norms 1, those of mixers as they say.
   void initialize(uint64_t seed);
 
   /// Parameters that AdamW decays (matrices, embeddings) and those that it doesn't (norms, biases), in a fixed order.
@@ -44,7 +42,7 @@ class LanguageModelImpl : public torch::nn::Module {
   torch::Device device() const;
 
  private:
-  torch::Tensor hidden(const torch::Tensor& tokens, std::vector<AttentionTrace>* trace);
+  torch::Tensor hidden(const torch::Tensor& tokens, std::vector<std::any>* trace);
 
   struct Parts;  // the registered submodules, see language_model.cpp
   ModelConfig config_;

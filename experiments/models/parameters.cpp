@@ -1,6 +1,8 @@
 #include "experiments/models/parameters.hpp"
 
-#include <memory>
+#include <ATen/CPUGeneratorImpl.h>
+
+#include <utility>
 
 namespace lethe {
 
@@ -25,12 +27,42 @@ std::string last_name(const std::string& path) { return path.substr(path.rfind('
 
 }  // namespace
 
-Tensor add_parameter(torch::nn::Module& root, const std::string& path, torch::IntArrayRef sizes, torch::Device device) {
-  return holder(root, path).register_parameter(last_name(path), torch::empty(sizes, device));
+Initial constant(double value) {
+  return [value](Tensor& tensor, const torch::Generator&) { tensor.fill_(value); };
 }
 
-Tensor add_buffer(torch::nn::Module& root, const std::string& path, torch::IntArrayRef sizes, torch::Device device) {
-  return holder(root, path).register_buffer(last_name(path), torch::empty(sizes, device));
+Initial normal(double deviation) {
+  return [deviation](Tensor& tensor, const torch::Generator& generator) {
+    tensor.copy_(torch::empty(tensor.sizes()).normal_(0, deviation, generator));
+  };
+}
+
+Weights::Weights(torch::nn::Module& root, torch::Device device)
+    : root_(&root), device_(device), initial_(std::make_shared<std::map<std::string, Initial>>()) {}
+
+Weights Weights::below(const std::string& path) const {
+  Weights weights = *this;
+  weights.prefix_ += path + ".";
+  return weights;
+}
+
+Tensor Weights::parameter(const std::string& path, torch::IntArrayRef sizes, Initial initial) const {
+  const std::string whole = prefix_ + path;
+  (*initial_)[whole] = std::move(initial);
+  return holder(*root_, whole).register_parameter(last_name(whole), torch::empty(sizes, device_));
+}
+
+Tensor Weights::buffer(const std::string& path, torch::IntArrayRef sizes, Initial initial) const {
+  const std::string whole = prefix_ + path;
+  (*initial_)[whole] = std::move(initial);
+  return holder(*root_, whole).register_buffer(last_name(whole), torch::empty(sizes, device_));
+}
+
+void Weights::initialize(uint64_t seed) const {
+  const torch::NoGradGuard no_gradient;
+  const torch::Generator generator = at::make_generator<at::CPUGeneratorImpl>(seed);
+  for (auto& parameter : root_->named_parameters()) initial_->at(parameter.key())(parameter.value(), generator);
+  for (auto& buffer : root_->named_buffers()) initial_->at(buffer.key())(buffer.value(), generator);
 }
 
 }  // namespace lethe

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "experiments/models/json_members.hpp"
+#include "experiments/models/mixers/attention.hpp"
 
 namespace lethe {
 
@@ -29,14 +30,19 @@ void visit_conversion(Some& conversion, Visitor&& visit) {
 
 constexpr uint64_t kFeatureStream = 0x9e3779b97f4a7c15;  // apart from the draws of initialize() with the same seed
 
-bool is_linear(const ModelConfig& model) { return model.has_state() && model.feature_map == FeatureMap::kLinear; }
+std::optional<Swap> swap_of(const ModelConfig& model, const MixerConfig& mixer) {
+  return mixer.row().swap(model, mixer.options());
+}
+
+// The layer of a parameter and its name below that layer's mixer; of the trunk's parameters, no name.
+std::pair<int64_t, std::string> layer_and_name(const std::string& path) {
+  const std::string layers = "model.layers.", mixer = ".attn.";
+  const size_t at = path.find(mixer);
+  if (!path.starts_with(layers) || at == std::string::npos) return {0, ""};
+  return {std::stoll(path.substr(layers.size(), at - layers.size())), path.substr(at + mixer.size())};
+}
 
 }  // namespace
-
-double Conversion::value_scale_of(const ModelConfig& model) const {
-  const bool additive = model.mixer == Mixer::kAdditive && !model.attention_norm && is_linear(model);
-  return value_scale.value_or(additive ? 1.0 / 512 : 1.0);
-}
 
 void to_json(nlohmann::json& json, const Conversion& conversion) {
   json = nlohmann::json::object();
@@ -61,9 +67,9 @@ void check_conversion(const Run& run) {
   if (!run.conversion) return;
   const Conversion& conversion = *run.conversion;
   const ModelConfig& from = conversion.source.model;
-  expect(from.mixer == Mixer::kAttention && from.forget_gate == ForgetGate::kNone && !from.kv_shift &&
-             from.qk_norm == QkNorm::kNone,
-         "source", "softmax attention without forget gate, KV-shift and QK-norm", "another model");
+  const auto* attention = from.mixer.all().size() == 1 ? from.mixer.all().front().if_own<AttentionConfig>() : nullptr;
+  expect(attention != nullptr && attention->is_softmax(), "source",
+         "softmax attention without forget gate, KV-shift and QK-norm", "another model");
   const auto same = [&](const char* name, auto member) {
     expect(member(run.model) == member(from), name, "the source's, " + std::to_string(member(from)),
            std::to_string(member(run.model)));
@@ -75,9 +81,10 @@ void check_conversion(const Run& run) {
   same("the MLP's width", [](const ModelConfig& m) { return m.mlp_width(); });
   same("output_gate", [](const ModelConfig& m) { return m.output_gate; });
   same("output_norm", [](const ModelConfig& m) { return m.output_norm; });
-  const bool forgets = run.model.forget_gate != ForgetGate::kNone && !run.model.forgets_state();
-  expect(!forgets && !run.model.kv_shift && run.model.qk_norm == QkNorm::kNone, "model",
-         "no forget gate (but of gated_linear and gated_delta), KV-shift or QK-norm, as the source", "some of them");
+  for (const MixerConfig& mixer : run.model.mixer.all())
+    expect(swap_of(run.model, mixer).has_value(), "mixer",
+           "one that softmax attention can become: with no KV-shift or QK-norm, and attention with no forget gate",
+           mixer.row().name);
   const TrainingConfig &ours = run.training, &theirs = conversion.source.training;
   expect(ours.corpus == theirs.corpus && ours.tokenizer == theirs.tokenizer, "corpus",
          "the source's, " + theirs.corpus + " as " + theirs.tokenizer, ours.corpus + " as " + ours.tokenizer);
@@ -91,44 +98,46 @@ std::vector<ConvertedParameter> convert_weights(const Run& run, const LanguageMo
   const ModelConfig& model = run.model;
   const Conversion& conversion = *run.conversion;
   const torch::Generator generator = at::make_generator<at::CPUGeneratorImpl>(run.training.seed ^ kFeatureStream);
-  const double scale = conversion.value_scale_of(model);
   const auto theirs = source->named_parameters();
   auto ours = target->named_parameters();
-  const auto matrix = [&] {  // W_φ of all heads, [H,m,D]
-    return torch::empty({model.heads, model.state_size, model.head_dim()})
-        .normal_(0, conversion.feature_deviation, generator);
-  };
 
   Tensor shared;  // W_φ of the layer at hand: one for its queries and keys
   std::vector<ConvertedParameter> report;
   for (auto& item : ours) {
-    const std::string& name = item.key();
+    const std::string& path = item.key();
     Tensor& value = item.value();
-    const bool query = name.ends_with("q_proj.weight");
-    if (is_linear(model) && (query || name.ends_with("k_proj.weight"))) {
+    const auto [layer, name] = layer_and_name(path);
+    const MixerConfig& mixer = model.mixer.of(layer);
+    const Swap swap = swap_of(model, mixer).value();
+    const double scale = conversion.value_scale.value_or(swap.value_scale);
+    const auto matrix = [&] {  // W_φ of all heads, [H,m,D]
+      const int64_t rows = mixer.row().state_rows(model, mixer.options());
+      return torch::empty({model.heads, rows, model.head_dim()}).normal_(0, conversion.feature_deviation, generator);
+    };
+    const bool query = name == "q_proj.weight";
+    if (swap.product && (query || name == "k_proj.weight")) {
       if (conversion.projections == Projections::kFresh) {
-        report.push_back({name, ConvertedParameter::kNew});
+        report.push_back({path, ConvertedParameter::kNew});
         continue;
       }
       if (query) shared = matrix();  // a layer registers its queries first
-      const Tensor heads = theirs[name].unflatten(0, {model.heads, model.head_dim()}).to(torch::kCPU);  // [H,D,width]
+      const Tensor heads = theirs[path].unflatten(0, {model.heads, model.head_dim()}).to(torch::kCPU);  // [H,D,width]
       value.copy_(torch::matmul(shared, heads).flatten(0, 1));
-      report.push_back({name, ConvertedParameter::kProduct});
-    } else if (!theirs.contains(name)) {
-      if (name.ends_with("feature.weight")) value.copy_(matrix().flatten(0, 1));
-      report.push_back({name, ConvertedParameter::kNew});
-    } else if (name.ends_with("v_proj.weight") && (model.mixer == Mixer::kDecay || scale != 1)) {
-      Tensor rows = theirs[name] * scale;
-      if (model.mixer == Mixer::kDecay) {
-        std::string bias = name;
-        bias.replace(bias.size() - std::string("v_proj.weight").size(), std::string::npos, "value_gate_proj.bias");
+      report.push_back({path, ConvertedParameter::kProduct});
+    } else if (!theirs.contains(path)) {
+      if (!name.empty() && name == swap.feature_map) value.copy_(matrix().flatten(0, 1));
+      report.push_back({path, ConvertedParameter::kNew});
+    } else if (name == "v_proj.weight" && (!swap.value_gate.empty() || scale != 1)) {
+      Tensor rows = theirs[path] * scale;
+      if (!swap.value_gate.empty()) {
+        const std::string bias = path.substr(0, path.size() - name.size()) + swap.value_gate;
         rows *= torch::sigmoid(-ours[bias]).unsqueeze(1);  // 1 − σ(b_z)
       }
       value.copy_(rows);
-      report.push_back({name, ConvertedParameter::kScaled});
+      report.push_back({path, ConvertedParameter::kScaled});
     } else {
-      value.copy_(theirs[name]);
-      report.push_back({name, ConvertedParameter::kKept});
+      value.copy_(theirs[path]);
+      report.push_back({path, ConvertedParameter::kKept});
     }
   }
   for (const auto& item : theirs)

@@ -17,17 +17,14 @@ enum class Projections {
 
 /// How a run's first weights come from another run's last ones.
 struct Conversion {
-  Run source;  ///< softmax attention; the run's own model differs from it in the mixer and its gate, RoPE and compute dtype alone
+  Run source;  ///< softmax attention; the run's own model differs from it in mixers and compute dtype alone
   Projections projections = Projections::kProduct;
   /// Standard deviation of W_φ, of the ReLU map and of kProduct. That of any new matrix: features begin small, and with them
   /// what the layer adds; with 1/√head_dim, which keeps the size of queries, sums without a norm overwhelm the trained model.
   double feature_deviation = 0.02;
-  /// What W_v is multiplied by, the decay rule's 1 − σ(b_z) besides; absent: 1/512 for the additive rule without attention norm
-  /// and ReLU, 1 otherwise.
+  /// What W_v is multiplied by, the decay rule's 1 − σ(b_z) besides; absent: what the mixer's row says, 1/512 for the additive
+  /// rule without attention norm and ReLU, 1 otherwise.
   std::optional<double> value_scale = {};
-
-  /// value_scale as it is where absent for `model`.
-  double value_scale_of(const ModelConfig& model) const;
 };
 
 // JSON with the member names as keys; unknown keys and wrong types are one clear error. null is no conversion.
@@ -36,8 +33,8 @@ void from_json(const nlohmann::json& json, Conversion& conversion);
 void to_json(nlohmann::json& json, const std::shared_ptr<const Conversion>& conversion);
 void from_json(const nlohmann::json& json, std::shared_ptr<const Conversion>& conversion);
 
-/// throws  std::invalid_argument where the source is no softmax attention, the models have parts of other sizes, or are trained
-///         on other data; nothing where run.conversion is absent
+/// throws  std::invalid_argument where the source is no softmax attention or a mixer can't take its place, the models have parts
+///         of other sizes, or are trained on other data; nothing where run.conversion is absent
 void check_conversion(const Run& run);
 
 /// What became of one parameter.

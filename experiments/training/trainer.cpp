@@ -4,11 +4,13 @@
 #include <torch/serialize.h>
 
 #include <algorithm>
+#include <any>
 #include <cmath>
 #include <sstream>
 #include <stdexcept>
 
 #include "experiments/files.hpp"
+#include "experiments/models/mixers/parts/state.hpp"
 #include "experiments/models/not_finite.hpp"
 #include "experiments/training/conversion.hpp"
 
@@ -68,13 +70,15 @@ Dataset::Batch Trainer::batch(int64_t first, int64_t count) const {
 Trainer::Extremes Trainer::extremes() {
   if (!run_.model.has_state()) throw std::invalid_argument("mixer: expected one with a state, found another");
   const torch::NoGradGuard no_gradient;
-  std::vector<AttentionTrace> layers;
+  std::vector<std::any> layers;
   model_->forward(
       batch(0, std::min(kProbedSequences, run_.training.batch_tokens / run_.training.context_length)).tokens, &layers);
   Extremes extremes;
-  for (const AttentionTrace& layer : layers) {
-    extremes.state = std::max(extremes.state, layer.largest_state.item<double>());
-    extremes.value = std::max(extremes.value, layer.largest_value.item<double>());
+  for (const std::any& layer : layers) {
+    const auto* trace = std::any_cast<StateTrace>(&layer);
+    if (trace == nullptr) continue;
+    extremes.state = std::max(extremes.state, trace->largest_state.item<double>());
+    extremes.value = std::max(extremes.value, trace->largest_value.item<double>());
   }
   return extremes;
 }

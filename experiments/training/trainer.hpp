@@ -37,7 +37,7 @@ class Trainer {
     double state = 0;  ///< max |S_t| over the layers, heads and text positions of a batch
     double value = 0;  ///< max |o_t|
   };
-  /// Those of the next step's first micro-batch, at most four sequences of it.
+  /// Those of the next step's first micro-batch, at most four sequences of it, over the layers with a state.
   ///
   /// throws  NotFinite where activations are not finite; std::invalid_argument where the model has no state
   Extremes extremes();

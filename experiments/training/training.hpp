@@ -62,12 +62,14 @@ struct Run {
   /// the trained model that this one starts from; absent: from a seed
   std::shared_ptr<const Conversion> conversion = {};
 };
+
+// JSON with the member names as keys, and the format: a run of another format is refused.
 void to_json(nlohmann::json& json, const Run& run);
 void from_json(const nlohmann::json& json, Run& run);
 
-/// What a trained model depends on, as canonical JSON (sorted keys): the model's and the training's configuration, seed
-/// included, the data's content, and of a converted model its source's identity and the conversion's knobs; not the label, not
-/// where the data lies, not how often a checkpoint is written, not what a mixer other than the model's would read.
+/// What a trained model depends on, as canonical JSON (sorted keys): the format, the model's and the training's configuration,
+/// seed included, the data's content, and of a converted model its source's identity and the conversion's knobs; not the label,
+/// not where the data lies, not how often a checkpoint is written.
 std::string identity(const Run& run, const Dataset& dataset);
 
 /// The name of the artefact that a run makes: the first 16 hexadecimal digits of the SHA-256 of its identity.

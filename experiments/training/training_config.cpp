@@ -36,27 +36,15 @@ void visit_training(Config& config, Visitor&& visit) {
   visit("device", config.device);
 }
 
+// Of runs as artefacts keep them: 1 had the options of all mixers in the model, 2 has them in the mixer.
+constexpr int64_t kFormat = 2;
+
 template <class SomeRun, class Visitor>
 void visit_run(SomeRun& run, Visitor&& visit) {
   visit("label", run.label);
   visit("model", run.model);
   visit("training", run.training);
   visit("conversion", run.conversion);
-}
-
-// The keys of a model's configuration that its mixer does not read.
-std::vector<const char*> unread_members(const ModelConfig& model) {
-  std::vector<const char*> unread;
-  if (model.mixer == Mixer::kAttention) unread.push_back("mixer");  // as before there were others
-  if (model.mixer != Mixer::kLocal) unread.push_back("window");
-  if (!model.has_state())
-    for (const char* name : {"feature_map", "attention_norm", "norm_epsilon"}) unread.push_back(name);
-  if (model.mixer != Mixer::kDecay) unread.push_back("gate_range");
-  if (!model.reads_state_size()) unread.push_back("state_size");
-  if (!model.has_state() || model.feature_map != FeatureMap::kDpfp) unread.push_back("dpfp_nu");
-  if (!model.corrects())
-    for (const char* name : {"sum_norm", "write_bias"}) unread.push_back(name);
-  return unread;
 }
 
 void expect_device_name(const std::string& name) {
@@ -109,12 +97,15 @@ void from_json(const nlohmann::json& json, TrainingConfig& config) {
 }
 
 void to_json(nlohmann::json& json, const Run& run) {
-  json = nlohmann::json::object();
+  json = {{"format", kFormat}};
   visit_run(run, JsonWriter{json});
 }
 
 void from_json(const nlohmann::json& json, Run& run) {
   JsonReader reader(json, "run");
+  int64_t format = 1;
+  reader("format", format);
+  expect(format == kFormat, "run.format", std::to_string(kFormat) + " (train the model anew)", std::to_string(format));
   visit_run(run, reader);
   reader.finish();
 }
@@ -129,8 +120,8 @@ double learning_rate_at(const TrainingConfig& config, int64_t tokens_seen) {
 }
 
 std::string identity(const Run& run, const Dataset& dataset) {
-  nlohmann::json parts = {{"model", run.model}, {"training", run.training}, {"data", dataset.content_hash()}};
-  for (const char* name : unread_members(run.model)) parts["model"].erase(name);
+  nlohmann::json parts = {
+      {"format", kFormat}, {"model", run.model}, {"training", run.training}, {"data", dataset.content_hash()}};
   for (const char* name : {"checkpoint_tokens", "corpus", "device", "divergence_is_a_result"})
     parts["training"].erase(name);
   if (run.conversion) {

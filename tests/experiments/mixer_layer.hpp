@@ -4,10 +4,16 @@
 #include <torch/nn/module.h>
 
 #include <algorithm>
+#include <any>
 #include <cmath>
+#include <map>
+#include <nlohmann/json.hpp>
 #include <string>
 
-#include "experiments/models/fast_weights_layer.hpp"
+#include "experiments/models/config.hpp"
+#include "experiments/models/layers.hpp"
+#include "experiments/models/mixers/parts/rotations.hpp"
+#include "experiments/models/parameters.hpp"
 #include "reference/additive_fast_weights.hpp"
 #include "reference/decay_fast_weights.hpp"
 #include "reference/delta_fast_weights.hpp"
@@ -27,9 +33,10 @@ inline Matrix<double> matrix_of(const torch::Tensor& tensor) {
                                           wide.size(-1));
 }
 
-/// A layer by itself, with weights that no initialisation has.
+/// A model's mixer by itself, with weights that no initialisation has.
 struct Layer {
-  explicit Layer(const ModelConfig& model) : layer(root, "attn", model, torch::kCPU) {
+  explicit Layer(const ModelConfig& model)
+      : model(model), options(model.mixer), layer(made(model, Weights(root, torch::kCPU).below("attn"))) {
     const torch::NoGradGuard no_gradient;
     torch::manual_seed(3);
     for (auto& parameter : root.named_parameters()) {
@@ -55,14 +62,21 @@ struct Layer {
     if (all.rows() == 1) return all.middleCols(h * rows, rows);
     return all.middleRows(h * rows, rows);
   }
-  torch::Tensor values(const torch::Tensor& x, AttentionTrace* trace = nullptr) const {
-    const auto angles =
-        rotation(x.size(1), layer.config.query_dim(), layer.config.rope_base, torch::dtype(torch::kFloat64));
-    return layer.forward(x, angles, trace).detach();
+  torch::Tensor forward(const torch::Tensor& x, std::any* trace = nullptr) const {
+    Rotations rotations;
+    return layer(x, rotations, trace);
+  }
+  torch::Tensor values(const torch::Tensor& x, std::any* trace = nullptr) const { return forward(x, trace).detach(); }
+
+  static MixerLayer made(const ModelConfig& model, const Weights& weights) {
+    const MixerConfig& mixer = model.mixer.of(0);
+    return mixer.row().make(model, mixer.options(), weights);
   }
 
+  ModelConfig model;
+  nlohmann::json options;  // of its mixer
   torch::nn::Module root;
-  FastWeightsLayer layer;
+  MixerLayer layer;
 };
 
 inline Matrix<double> log_gate(const Layer& layer, const std::string& name, Eigen::Index h, Eigen::Index rows,
@@ -71,17 +85,27 @@ inline Matrix<double> log_gate(const Layer& layer, const std::string& name, Eige
   return reference::layers::log_sigmoid<double>(logits.rowwise() + layer.of_head(name + ".bias", h, rows).row(0));
 }
 
-inline Output rule(const ModelConfig& model, const Head& head) {
+/// The rules of the reference, by the names of the mixers that are theirs; one without an attention norm ignores it.
+using Rule = Output (*)(const Head&, reference::Normalized);
+inline const std::map<std::string, Rule>& reference_rules() {
   using reference::Normalized;
-  const Normalized normalized = model.attention_norm ? Normalized::kYes : Normalized::kNo;
-  switch (model.mixer) {
-    case Mixer::kAdditive: return reference::additive_fast_weights::recurrent(head, normalized);
-    case Mixer::kGated: return reference::gated_fast_weights::recurrent(head, normalized);
-    case Mixer::kDelta: return reference::delta_fast_weights::recurrent(head, normalized);
-    case Mixer::kGatedLinear: return reference::gated_linear_attention::recurrent(head, normalized);
-    case Mixer::kGatedDelta: return reference::gated_delta_fast_weights::recurrent(head);
-    default: return reference::decay_fast_weights::recurrent(head);
-  }
+  namespace r = reference;
+  static const std::map<std::string, Rule> rules = {
+      {"additive", [](const Head& head, Normalized norm) { return r::additive_fast_weights::recurrent(head, norm); }},
+      {"gated", [](const Head& head, Normalized norm) { return r::gated_fast_weights::recurrent(head, norm); }},
+      {"delta", [](const Head& head, Normalized norm) { return r::delta_fast_weights::recurrent(head, norm); }},
+      {"decay", [](const Head& head, Normalized) { return r::decay_fast_weights::recurrent(head); }},
+      {"gated_linear",
+       [](const Head& head, Normalized norm) { return r::gated_linear_attention::recurrent(head, norm); }},
+      {"gated_delta", [](const Head& head, Normalized) { return r::gated_delta_fast_weights::recurrent(head); }},
+  };
+  return rules;
+}
+
+inline Output rule(const Layer& layer, const Head& head) {
+  using reference::Normalized;
+  const bool normalized = layer.options.value("attention_norm", false);
+  return reference_rules().at(layer.options.at("name"))(head, normalized ? Normalized::kYes : Normalized::kNo);
 }
 
 inline Vector<double> log_forget(const Layer& layer, Eigen::Index h, const Matrix<double>& x) {
@@ -92,62 +116,60 @@ inline Vector<double> log_forget(const Layer& layer, Eigen::Index h, const Matri
 
 // `head` with the features of the layer's head h in the place of its queries and keys.
 inline Head with_reference_features(const Layer& layer, Head head, Eigen::Index h) {
-  const ModelConfig& model = layer.layer.config;
   namespace maps = reference::feature_map;
+  const std::string name = layer.options.at("feature_map");
   reference::FeatureMap map = maps::identity();
-  switch (model.feature_map) {
-    case FeatureMap::kRelu:
-      map = maps::relu(layer.of_head("feature.weight", h, model.state_size),
-                       layer.of_head("feature.bias", h, model.state_size).transpose());
-      break;
-    case FeatureMap::kEluPlusOne: map = maps::elu_plus_one(); break;
-    case FeatureMap::kDpfp: map = maps::dpfp(model.dpfp_nu); break;
-    case FeatureMap::kPositiveRandom: {
-      map = maps::positive_random(layer.weight("feature.directions"));
-      const double root = std::pow(static_cast<double>(model.head_dim()), 0.25);
-      head.query /= root, head.key /= root;
-      break;
-    }
-    case FeatureMap::kRandomFourier:
-      map = maps::random_fourier(layer.weight("feature.directions"));
-      head.query.rowwise().normalize(), head.key.rowwise().normalize();
-      break;
-    default: break;
+  if (name == "relu") {
+    const int64_t rows = layer.options.at("state_size");
+    map = maps::relu(layer.of_head("feature.weight", h, rows), layer.of_head("feature.bias", h, rows).transpose());
+  } else if (name == "elu_plus_one") {
+    map = maps::elu_plus_one();
+  } else if (name == "dpfp") {
+    map = maps::dpfp(layer.options.at("dpfp_nu"));
+  } else if (name == "positive_random") {
+    map = maps::positive_random(layer.weight("feature.directions"));
+    const double root = std::pow(static_cast<double>(layer.model.head_dim()), 0.25);
+    head.query /= root, head.key /= root;
+  } else if (name == "random_fourier") {
+    map = maps::random_fourier(layer.weight("feature.directions"));
+    head.query.rowwise().normalize(), head.key.rowwise().normalize();
   }
-  if (model.sum_norm) map = maps::sum_normalized(map);
+  if (layer.options.value("sum_norm", false)) map = maps::sum_normalized(map);
   return reference::with_features(head, map);
 }
 
 // What the layer should give, and the states that it went through.
 inline Matrix<double> expected_values(const Layer& layer, const Matrix<double>& x, double* largest_state = nullptr) {
-  const ModelConfig& model = layer.layer.config;
-  const Eigen::Index d = model.head_dim(), m = model.state_rows(), queries = model.query_dim();
+  const ModelConfig& model = layer.model;
+  const Eigen::Index d = model.head_dim();
   Matrix<double> all(x.rows(), model.width);
   for (Eigen::Index h = 0; h < model.heads; ++h) {
     Head head;
+    const Eigen::Index queries = layer.weight("q_proj.weight").rows() / model.heads;
     head.query = x * layer.of_head("q_proj.weight", h, queries).transpose();
     head.key = x * layer.of_head("k_proj.weight", h, queries).transpose();
     head.value = x * layer.of_head("v_proj.weight", h, d).transpose();
-    if (model.rope) {
-      head.query = reference::layers::rotary_embedding<double>(head.query, 1, model.rope_base);
-      head.key = reference::layers::rotary_embedding<double>(head.key, 1, model.rope_base);
+    if (layer.options.at("rope")) {
+      const double base = layer.options.at("rope_base");
+      head.query = reference::layers::rotary_embedding<double>(head.query, 1, base);
+      head.key = reference::layers::rotary_embedding<double>(head.key, 1, base);
     }
     head = with_reference_features(layer, head, h);
     const auto one_a_head = [&](const Matrix<double>& logits) { return Vector<double>(logits.col(0)); };
-    if (model.mixer == Mixer::kGated)
+    if (layer.has("gate_proj.weight") && !layer.has("gate_proj.bias"))
       head.log_forget =
           one_a_head(reference::layers::log_sigmoid<double>(x * layer.of_head("gate_proj.weight", h, 1).transpose()));
-    if (model.forgets_state()) head.log_forget = log_forget(layer, h, x);
-    if (model.corrects()) {
+    if (layer.options.contains("forget_gate")) head.log_forget = log_forget(layer, h, x);
+    if (layer.has("gate_proj.bias")) {
       const Matrix<double> logits = x * layer.of_head("gate_proj.weight", h, 1).transpose();
       head.write_strength = one_a_head(
           reference::layers::sigmoid<double>((logits.array() + layer.weight("gate_proj.bias")(0, h)).matrix()));
     }
-    if (model.mixer == Mixer::kDecay) {
-      head.log_key_gate = log_gate(layer, "key_gate_proj", h, m, x);
+    if (layer.has("key_gate_proj.weight")) {
+      head.log_key_gate = log_gate(layer, "key_gate_proj", h, head.key.cols(), x);
       head.log_value_gate = log_gate(layer, "value_gate_proj", h, d, x);
     }
-    all.middleCols(h * d, d) = rule(model, head).values;
+    all.middleCols(h * d, d) = rule(layer, head).values;
     if (!largest_state) continue;
     for (Eigen::Index t = 1; t <= x.rows(); ++t) {
       Head shorter = head;
@@ -156,7 +178,7 @@ inline Matrix<double> expected_values(const Layer& layer, const Matrix<double>& 
         if (rows->size() > 0) *rows = Matrix<double>(rows->topRows(t));
       for (Vector<double>* entries : {&shorter.log_forget, &shorter.write_strength})
         if (entries->size() > 0) *entries = Vector<double>(entries->head(t));
-      *largest_state = std::max(*largest_state, rule(model, shorter).state.cwiseAbs().maxCoeff());
+      *largest_state = std::max(*largest_state, rule(layer, shorter).state.cwiseAbs().maxCoeff());
     }
   }
   if (model.output_norm) {

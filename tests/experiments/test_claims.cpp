@@ -119,7 +119,7 @@ TEST(Measurements, CompareWeightedMeansWithTheBandOfTheRowsWithSeveralSeeds) {
   Measurements losses;
   const auto run = [](const char* label, ForgetGate gate) {
     ModelConfig model;
-    model.forget_gate = gate;
+    model.mixer.only<AttentionConfig>().forget_gate = gate;
     return lethe::Run{label, model, {}};
   };
   const lethe::Run a = run("a", ForgetGate::kFull), b = run("b", ForgetGate::kFixed), c = run("c", ForgetGate::kNone);

@@ -91,8 +91,16 @@ class Calls(CommandTest):
                                for line in self.done("describe", "--size", "760m", *options).splitlines() if line.startswith("  "))
                 self.assertEqual(members["attention"], expected)
         described = self.done("describe", "--architecture", "decay", "--set", "compute_dtype=bfloat16")
-        self.assertIn("  matrix state           portable, float64: a few PyTorch calls a token", described)
+        self.assertIn("  decay                  portable, float64: a few PyTorch calls a token", described)
         self.assertNotIn("  attention ", described)
+
+    def test_of_describe_take_a_mixer_a_layer(self):
+        mixers = '[{"name": "local", "window": 8}, {"name": "gated_delta", "state_size": 4}]'
+        described = self.done("describe", "--set", f"mixer={mixers}", "--set", "qk_norm=none")
+        for line in ("  window                 8", "  state_size             4", "  qk_norm                none",
+                     "  local                  portable", "  gated_delta            portable"):
+            self.assertIn(line, described)
+        self.refused(2, "expected a member among", "describe", "--set", f"mixer={mixers}", "--set", "forget_gat=full")
 
     def test_of_list_show_claims_with_their_cost_architectures_and_sizes(self):
         listed = self.done("list")
@@ -179,9 +187,22 @@ class Models(CommandTest):
         shown = self.done(*gated, "--features", "elu_plus_one", "--attention-norm", "true")
         self.assertIn("attn.fgate_proj.bias", shown)
         model = json.loads((Path(shown.splitlines()[-1]) / "run.json").read_text())["model"]
-        self.assertEqual((model["forget_gate"], model["mixer"]), ("full", "gated_linear"))
+        self.assertEqual((model["mixer"]["forget_gate"], model["mixer"]["name"]), ("full", "gated_linear"))
         self.refused(2, "forget_gate: expected full, bias_only or fixed", *gated, "--forget-gate", "none")
         self.refused(2, "source: expected softmax attention", "--root", self.root, "convert", str(self.folder), "--mixer", "decay")
+
+    def test_of_another_format_are_refused_in_one_line(self):
+        with tempfile.TemporaryDirectory() as root:
+            old = Path(root) / "artefacts/models/0123456789abcdef"
+            old.mkdir(parents=True)
+            (Path(root) / "experiments").symlink_to(ROOT / "experiments")  # the claims that the list begins with
+            run = json.loads((self.folder / "run.json").read_text())
+            del run["format"]
+            (old / "run.json").write_text(json.dumps(run))
+            (old / "done.json").write_text("{}")
+            refusal = "run.format: expected 2 (train the model anew), found 1"
+            self.refused(2, refusal, "--root", root, "evaluate", "0123")
+            self.assertIn(f"  0123456789abcdef  {refusal}", self.done("--root", root, "list"))
 
     def test_need_the_vocabulary_of_their_data(self):
         self.refused(2, "vocabulary: expected 257", "--root", self.root, "train", *TINY, "--set", "vocabulary=300")

@@ -10,9 +10,10 @@
 #include <nlohmann/json.hpp>
 
 #include "experiments/files.hpp"
-#include "experiments/models/fast_weights_layer.hpp"
+#include "experiments/models/mixers/parts/state.hpp"
 #include "experiments/models/not_finite.hpp"
 #include "experiments/training/conversion.hpp"
+#include "tests/experiments/mixer_layer.hpp"
 #include "tests/experiments/tiny.hpp"
 
 namespace lethe {
@@ -33,7 +34,7 @@ lethe::Run converted(const std::string& architecture, const Conversion& knobs = 
   run.label = architecture;
   const std::string base = architecture == "attention" ? "transformer-llama" : architecture;
   run.model = tiny_model(named_architecture(base));
-  run.model.state_size = 6;
+  if (nlohmann::json(run.model.mixer).contains("state_size")) set(run.model, {{"state_size", 6}});
   Conversion conversion = knobs;
   conversion.source = softmax_run();
   run.conversion = std::make_shared<const Conversion>(conversion);
@@ -65,7 +66,7 @@ TEST(Swap, KeepsAModelThatStaysAttention) {
 
 TEST(Swap, ToAWindowThatHoldsTheTextChangesNothing) {
   lethe::Run run = converted("local");
-  run.model.window = 20;
+  set(run.model, {{"window", 20}});
   Swap swap(run);
   EXPECT_LT(distance(swap.source->forward(torch::arange(20).unsqueeze(0)),
                      swap.target->forward(torch::arange(20).unsqueeze(0))),
@@ -111,9 +112,9 @@ TEST(Swap, ScalesTheAdditiveRulesValuesWhereNothingElseKeepsThemSmall) {
   };
   lethe::Run run = converted("additive");
   EXPECT_NEAR(factor(run), 1.0 / 512, 1e-7);
-  run.model.attention_norm = true;
+  set(run.model, {{"attention_norm", true}});
   EXPECT_NEAR(factor(run), 1, 1e-6);
-  run.model.attention_norm = false, run.model.feature_map = FeatureMap::kRelu;
+  set(run.model, {{"attention_norm", false}, {"feature_map", "relu"}});
   EXPECT_NEAR(factor(run), 1, 1e-6);
   EXPECT_NEAR(factor(converted("gated")), 1, 1e-6);
   Conversion knobs;
@@ -141,7 +142,7 @@ TEST(Swap, DrawsProjectionsAnewWhereItIsToldTo) {
   Conversion knobs;
   knobs.projections = Projections::kFresh;
   lethe::Run run = converted("decay", knobs);
-  run.model.state_size = 16;  // the shape of the source's: still another thing
+  set(run.model, {{"state_size", 16}});  // the shape of the source's: still another thing
   const Swap swap(run);
   EXPECT_EQ(swap.fates.at(kLayer + "q_proj.weight"), ConvertedParameter::kNew);
   LanguageModel fresh(run.model);
@@ -153,7 +154,7 @@ TEST(Swap, KeepsQueriesAndKeysUnderAReluMap) {
   Conversion knobs;
   knobs.feature_deviation = 0.5;
   lethe::Run run = converted("gated", knobs);
-  run.model.feature_map = FeatureMap::kRelu;
+  set(run.model, {{"feature_map", "relu"}});
   const Swap swap(run);
   EXPECT_EQ(swap.fates.at(kLayer + "q_proj.weight"), ConvertedParameter::kKept);
   EXPECT_NEAR(swap.ours(kLayer + "feature.weight").std().item<double>(), 0.5, 0.1);
@@ -163,11 +164,11 @@ TEST(Swap, KeepsQueriesAndKeysUnderAReluMap) {
 // With gates at their biases, the scaled rows keep every entry of the state below the largest product of a key and an unscaled value.
 TEST(Swap, BoundsTheDecayRulesStateAtTheBeginning) {
   lethe::Run run = converted("decay");
-  run.model.rope = false;
+  set(run.model, {{"rope", false}});
   const Swap swap(run);
   const auto largest_state = [&](double scale_of_values) {
-    torch::nn::Module root;
-    const FastWeightsLayer layer(root, "attn", run.model, torch::kCPU);
+    const Layer layer(run.model);
+    const torch::nn::Module& root = layer.root;
     const torch::NoGradGuard no_gradient;
     for (auto& parameter : root.named_parameters()) {
       parameter.value().copy_(swap.ours("model.layers.1." + parameter.key()));
@@ -179,12 +180,12 @@ TEST(Swap, BoundsTheDecayRulesStateAtTheBeginning) {
     // One token again and again: the sum that grows most.
     torch::manual_seed(2);
     const Tensor x = torch::randn({1, 1, 32}).expand({1, 400, 32}).contiguous();
-    AttentionTrace trace;
-    layer.forward(x, {}, &trace);
+    std::any kept;
+    layer.forward(x, &kept);
     const Tensor key = torch::matmul(root.named_parameters()["attn.k_proj.weight"], x[0][0]).view({2, 6});
     const Tensor value = torch::matmul(swap.theirs(kLayer + "v_proj.weight"), x[0][0]).view({2, 16});
     const double bound = (key.abs().amax(1) * value.abs().amax(1)).max().item<double>();
-    return trace.largest_state.item<double>() / bound;
+    return std::any_cast<const StateTrace&>(kept).largest_state.item<double>() / bound;
   };
   EXPECT_LE(largest_state(1), 1);
   EXPECT_GT(largest_state(0), 1) << "unscaled values exceed the bound";
@@ -217,6 +218,9 @@ TEST(ConvertedRun, SaysWhySomethingCannotBeConverted) {
   EXPECT_EQ(message([](Run&, Conversion&) {}), "no error");
   EXPECT_EQ(message([](Run& run, Conversion&) { run.model.layers = 3; }), "layers: expected the source's, 2, found 3");
   EXPECT_NE(message([](Run&, Conversion& c) { c.source.model = tiny_model(); }), "no error");
+  EXPECT_EQ(message([](Run& run, Conversion&) { run.model.mixer = MixerConfig("local"); }),
+            "mixer: expected one that softmax attention can become: with no KV-shift or QK-norm, and attention with no "
+            "forget gate, found local");
   EXPECT_NE(message([](Run& run, Conversion&) { run.training.corpus = "headers"; }), "no error");
   EXPECT_NE(message([](Run&, Conversion& c) { c.value_scale = 0; }), "no error");
   EXPECT_NE(message([](Run&, Conversion& c) { c.feature_deviation = -1; }), "no error");
@@ -241,24 +245,14 @@ TEST_F(ConvertedTraining, NamesAnArtefactAfterItsSourceAndItsKnobs) {
   };
   EXPECT_FALSE(other([](lethe::Run&, Conversion& c) { c.source.label = "another"; }));
   EXPECT_FALSE(other([](lethe::Run& r, Conversion&) { r.training.divergence_is_a_result = true; }));
-  EXPECT_FALSE(other([](lethe::Run& r, Conversion&) { r.model.window = 8; })) << "the decay rule has no window";
   EXPECT_TRUE(other([](lethe::Run&, Conversion& c) { c.source.training.seed = 1; }));
   EXPECT_TRUE(other([](lethe::Run&, Conversion& c) { c.projections = Projections::kFresh; }));
   EXPECT_TRUE(other([](lethe::Run&, Conversion& c) { c.feature_deviation = 0.1; }));
-  EXPECT_TRUE(other([](lethe::Run& r, Conversion&) { r.model.gate_range = 8; }));
-  EXPECT_TRUE(other([](lethe::Run& r, Conversion&) { r.model.state_size = 8; }));
+  EXPECT_TRUE(other([](lethe::Run& r, Conversion&) { set(r.model, {{"gate_range", 8}}); }));
+  EXPECT_TRUE(other([](lethe::Run& r, Conversion&) { set(r.model, {{"state_size", 8}}); }));
   lethe::Run from_a_seed = run;
   from_a_seed.conversion.reset();
   EXPECT_NE(artefact_name(from_a_seed, dataset), name);
-}
-
-// The names of models that were trained before there were other mixers stay: nothing of a mixer is in their identity.
-TEST_F(ConvertedTraining, LeavesTheIdentityOfAttentionAsItWas) {
-  const auto model = nlohmann::json::parse(identity(softmax_run(), dataset)).at("model");
-  for (const char* key : {"mixer", "window", "state_size", "feature_map", "attention_norm", "sum_norm", "norm_epsilon",
-                          "gate_range", "write_bias"})
-    EXPECT_FALSE(model.contains(key)) << key;
-  EXPECT_EQ(model.size(), 17u);
 }
 
 TEST_F(ConvertedTraining, TrainsItsSourceWhereItIsMissingAndStartsFromIt) {

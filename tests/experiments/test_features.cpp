@@ -6,7 +6,7 @@
 #include <functional>
 #include <limits>
 
-#include "experiments/models/features.hpp"
+#include "experiments/models/mixers/parts/features.hpp"
 #include "reference/feature_map.hpp"
 #include "tests/experiments/mixer_layer.hpp"
 #include "tests/experiments/tiny.hpp"

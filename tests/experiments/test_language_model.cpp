@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 #include <torch/nn/utils/convert_parameters.h>
 
+#include <any>
 #include <cmath>
 #include <map>
 #include <set>
@@ -13,11 +14,6 @@ namespace lethe {
 namespace {
 
 using torch::Tensor;
-
-Tensor some_tokens(int64_t batch, int64_t length) {
-  torch::manual_seed(11);
-  return torch::randint(257, {batch, length});
-}
 
 // Copies what two models have in common; the projections of keys and values change their path with the KV-shift.
 void copy_common(LanguageModel& from, LanguageModel& to) {
@@ -38,14 +34,7 @@ class EveryRow : public testing::TestWithParam<Row> {};
 
 TEST_P(EveryRow, GivesEveryParameterAGradient) {
   LanguageModel model(tiny_model(GetParam().architecture));
-  const Tensor tokens = some_tokens(2, 16);
-  model->losses(tokens, tokens.roll(1, 1)).mean().backward();
-  for (const auto& parameter : model->named_parameters()) {
-    ASSERT_TRUE(parameter.value().grad().defined()) << parameter.key();
-    const double largest = parameter.value().grad().abs().max().item<double>();
-    EXPECT_GT(largest, 0) << parameter.key();
-    EXPECT_TRUE(std::isfinite(largest)) << parameter.key();
-  }
+  expect_gradients(model);
 }
 
 TEST_P(EveryRow, SeesNoTokenOfTheFuture) {
@@ -82,12 +71,12 @@ INSTANTIATE_TEST_SUITE_P(Table3, EveryRow, testing::ValuesIn(table_3()), [](cons
 TEST(LanguageModel, ChangesWithEverySwitch) {
   const Tensor tokens = some_tokens(1, 16);
   const std::vector<std::pair<const char*, void (*)(ModelConfig&)>> switches{
-      {"rope", [](ModelConfig& c) { c.rope = true; }},
-      {"forget gate", [](ModelConfig& c) { c.forget_gate = ForgetGate::kNone; }},
-      {"QK-norm", [](ModelConfig& c) { c.qk_norm = QkNorm::kNone; }},
+      {"rope", [](ModelConfig& c) { c.mixer.only<AttentionConfig>().rope = true; }},
+      {"forget gate", [](ModelConfig& c) { c.mixer.only<AttentionConfig>().forget_gate = ForgetGate::kNone; }},
+      {"QK-norm", [](ModelConfig& c) { c.mixer.only<AttentionConfig>().qk_norm = QkNorm::kNone; }},
       {"output gate", [](ModelConfig& c) { c.output_gate = false; }},
       {"output norm", [](ModelConfig& c) { c.output_norm = false; }},
-      {"KV-shift", [](ModelConfig& c) { c.kv_shift = false; }}};
+      {"KV-shift", [](ModelConfig& c) { c.mixer.only<AttentionConfig>().kv_shift = false; }}};
   ModelConfig config = tiny_model();
   config.mlp_ratio = 4;  // so that the output gate changes nothing else
   LanguageModel pro(config);
@@ -110,7 +99,7 @@ TEST(LanguageModel, ChangesWithEverySwitch) {
 TEST(LanguageModel, PerHeadNormsOfEqualWeightsAreSharedNorms) {
   ModelConfig config = tiny_model();
   LanguageModel shared(config);
-  config.qk_norm = QkNorm::kPerHead;
+  config.mixer.only<AttentionConfig>().qk_norm = QkNorm::kPerHead;
   LanguageModel per_head(config);
   const torch::NoGradGuard no_gradient;
   const Tensor tokens = some_tokens(1, 16);
@@ -130,9 +119,9 @@ TEST(LanguageModel, PerHeadNormsOfEqualWeightsAreSharedNorms) {
 
 TEST(LanguageModel, TrainsTheBiasOfABiasOnlyGateButNotAFixedOne) {
   ModelConfig config = tiny_model(named_architecture("fox-llama"));
-  config.forget_gate = ForgetGate::kBiasOnly;
+  config.mixer.only<AttentionConfig>().forget_gate = ForgetGate::kBiasOnly;
   LanguageModel trained_gate(config);
-  config.forget_gate = ForgetGate::kFixed;
+  config.mixer.only<AttentionConfig>().forget_gate = ForgetGate::kFixed;
   LanguageModel fixed(config);
   const Tensor tokens = some_tokens(1, 16);
   trained_gate->losses(tokens, tokens.roll(1, 1)).mean().backward();
@@ -170,7 +159,7 @@ TEST(LanguageModel, HasTheWeightsOfItsSeed) {
 
 TEST(LanguageModel, DecaysMatricesAndEmbeddingsAndNothingElse) {
   ModelConfig config = tiny_model();
-  config.forget_gate = ForgetGate::kBiasOnly;
+  config.mixer.only<AttentionConfig>().forget_gate = ForgetGate::kBiasOnly;
   LanguageModel model(config);
   std::set<const void*> decayed, undecayed;
   for (const Tensor& parameter : model->decayed_parameters()) decayed.insert(parameter.const_data_ptr());
@@ -197,8 +186,8 @@ TEST(LanguageModel, ComparesTheLabelOfAPositionWithItsOwnLogits) {
 TEST(LanguageModel, BoundsTheLogitsByTheWeightsOfItsNorms) {
   for (const QkNorm norm : {QkNorm::kShared, QkNorm::kPerHead}) {
     ModelConfig config = tiny_model();
-    config.qk_norm = norm;
-    config.rope = true;
+    config.mixer.only<AttentionConfig>().qk_norm = norm;
+    config.mixer.only<AttentionConfig>().rope = true;
     LanguageModel model(config);
     const torch::NoGradGuard no_gradient;
     torch::manual_seed(3);
@@ -207,10 +196,11 @@ TEST(LanguageModel, BoundsTheLogitsByTheWeightsOfItsNorms) {
         parameter.value().uniform_(-2, 2);
       }
     }
-    std::vector<AttentionTrace> trace;
+    std::vector<std::any> trace;
     model->forward(some_tokens(2, 64), &trace);
     ASSERT_EQ(trace.size(), 2u);
-    for (const AttentionTrace& layer : trace) {
+    for (const std::any& kept : trace) {
+      const auto& layer = std::any_cast<const AttentionTrace&>(kept);
       const Tensor logits = torch::einsum("bihd,bjhd->bhij", {layer.query, layer.key}) / std::sqrt(16.0);
       EXPECT_TRUE(logits.abs().amax({0, 2, 3}).le(layer.logit_bound).all().item<bool>());
       EXPECT_TRUE(layer.logit_bound.le(2 * 2 * std::sqrt(16.0) * 1.01).all().item<bool>());
@@ -221,9 +211,9 @@ TEST(LanguageModel, BoundsTheLogitsByTheWeightsOfItsNorms) {
 TEST(LanguageModel, HasTheSameLossWhenItPrunes) {
   for (const QkNorm norm : {QkNorm::kNone, QkNorm::kShared}) {
     ModelConfig config = tiny_model();
-    config.qk_norm = norm;
+    config.mixer.only<AttentionConfig>().qk_norm = norm;
     LanguageModel whole(config);
-    config.log_pruning_tolerance = -10;
+    config.mixer.only<AttentionConfig>().log_pruning_tolerance = -10;
     LanguageModel pruning(config);
     const torch::NoGradGuard no_gradient;
     for (auto* model : {&whole, &pruning}) {
@@ -234,11 +224,12 @@ TEST(LanguageModel, HasTheSameLossWhenItPrunes) {
     const Tensor tokens = some_tokens(1, 2048), labels = tokens.roll(-1, 1);
     EXPECT_LT(distance(whole->losses(tokens, labels), pruning->losses(tokens, labels)), 1e-3);
 
-    std::vector<AttentionTrace> trace;
+    std::vector<std::any> trace;
+    const auto visited_pairs = [&] { return std::any_cast<const AttentionTrace&>(trace[0]).visited_pairs; };
     pruning->forward(tokens, &trace);
-    EXPECT_TRUE(trace[0].visited_pairs.lt(2048 * 2049 / 2).all().item<bool>()) << "nothing was pruned";
+    EXPECT_TRUE(visited_pairs().lt(2048 * 2049 / 2).all().item<bool>()) << "nothing was pruned";
     whole->forward(tokens, &trace);
-    EXPECT_TRUE(trace[0].visited_pairs.eq(2048 * 2049 / 2).all().item<bool>());
+    EXPECT_TRUE(visited_pairs().eq(2048 * 2049 / 2).all().item<bool>());
   }
 }
 

@@ -5,7 +5,7 @@
 #include <cmath>
 
 #include "experiments/models/language_model.hpp"
-#include "experiments/models/local_attention.hpp"
+#include "experiments/models/mixers/local.hpp"
 #include "reference/local_attention.hpp"
 #include "tests/experiments/mixer_layer.hpp"
 #include "tests/experiments/tiny.hpp"
@@ -38,10 +38,10 @@ TEST(LocalAttention, EqualsTheReferenceAtEveryLengthAndWindow) {
 }
 
 TEST(LocalAttention, InAModelIsAttentionWhereTheWindowHoldsTheText) {
-  ModelConfig attention = tiny_model(named_architecture("transformer-llama")), local = attention;
+  ModelConfig attention = tiny_model(named_architecture("transformer-llama"));
+  ModelConfig local = tiny_model(named_architecture("local"));
   attention.compute_dtype = local.compute_dtype = "float64";
-  local.mixer = Mixer::kLocal;
-  local.window = 24;
+  set(local, {{"window", 24}});
   LanguageModel whole(attention), window(local);  // both initialized with seed 0
   torch::manual_seed(1);
   const Tensor tokens = torch::randint(257, {1, 24});

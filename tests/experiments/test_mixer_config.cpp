@@ -8,57 +8,62 @@
 #include <string>
 #include <utility>
 
-#include "experiments/models/fast_weights_layer.hpp"
 #include "experiments/models/footprint.hpp"
 #include "experiments/models/language_model.hpp"
+#include "experiments/models/mixers/decay.hpp"
 #include "tests/experiments/tiny.hpp"
 
 namespace lethe {
 namespace {
 
+using nlohmann::json;
 using torch::Tensor;
 
 TEST(MixerParameters, AreThoseOfTheEquations) {
   const ModelConfig attention = tiny_model(named_architecture("transformer-llama"));
   const int64_t W = attention.width, H = attention.heads, D = attention.head_dim(), m = 6;
-  const auto added = [&](Mixer mixer, FeatureMap features) {
-    return (count_parameters(tiny_mixer(mixer, features)).total - count_parameters(attention).total) / attention.layers;
+  const auto added = [&](const char* mixer, const json& options = json::object()) {
+    return (count_parameters(tiny_mixer(mixer, options)).total - count_parameters(attention).total) / attention.layers;
   };
+  const auto map = [](const char* name) { return json{{"feature_map", name}}; };
   const int64_t linear = 2 * W * (H * m - W), relu = H * (m * D + m);
-  EXPECT_EQ(added(Mixer::kLocal, FeatureMap::kLinear), 0);
-  EXPECT_EQ(added(Mixer::kAdditive, FeatureMap::kLinear), linear);
-  EXPECT_EQ(added(Mixer::kAdditive, FeatureMap::kRelu), relu);
-  EXPECT_EQ(added(Mixer::kGated, FeatureMap::kRelu), relu + H * W);
-  EXPECT_EQ(added(Mixer::kDelta, FeatureMap::kRelu), relu + H * (W + 1));
-  EXPECT_EQ(added(Mixer::kDecay, FeatureMap::kLinear), linear + W * (W + 1) + H * m * (W + 1));
-  EXPECT_EQ(added(Mixer::kGatedLinear, FeatureMap::kLinear), linear + H * (W + 1));
-  EXPECT_EQ(added(Mixer::kGatedLinear, FeatureMap::kEluPlusOne), H * (W + 1));
-  EXPECT_EQ(added(Mixer::kGatedLinear, FeatureMap::kDpfp), H * (W + 1));
-  EXPECT_EQ(added(Mixer::kGatedLinear, FeatureMap::kPositiveRandom), H * (W + 1)) << "directions are no parameters";
-  EXPECT_EQ(added(Mixer::kGatedDelta, FeatureMap::kRelu), relu + 2 * H * (W + 1));
+  EXPECT_EQ(added("local"), 0);
+  EXPECT_EQ(added("additive"), linear);
+  EXPECT_EQ(added("additive", map("relu")), relu);
+  EXPECT_EQ(added("gated", map("relu")), relu + H * W);
+  EXPECT_EQ(added("delta", map("relu")), relu + H * (W + 1));
+  EXPECT_EQ(added("decay"), linear + W * (W + 1) + H * m * (W + 1));
+  EXPECT_EQ(added("gated_linear"), linear + H * (W + 1));
+  EXPECT_EQ(added("gated_linear", map("elu_plus_one")), H * (W + 1));
+  EXPECT_EQ(added("gated_linear", map("dpfp")), H * (W + 1));
+  EXPECT_EQ(added("gated_linear", map("positive_random")), H * (W + 1)) << "directions are no parameters";
+  EXPECT_EQ(added("gated_delta", map("relu")), relu + 2 * H * (W + 1));
 }
 
 TEST(MixerCosts, GrowWithTheStateAndNotWithTheContext) {
-  ModelConfig decay = tiny_mixer(Mixer::kDecay, FeatureMap::kLinear), wider = decay;
-  wider.state_size *= 2;
+  const ModelConfig decay = tiny_mixer("decay"), wider = tiny_mixer("decay", {{"state_size", 12}});
   EXPECT_EQ(training_flops_per_token(decay, 256), training_flops_per_token(decay, 4096));
   EXPECT_GT(training_flops_per_token(wider, 256), training_flops_per_token(decay, 256));
-  const ModelConfig local = tiny_mixer(Mixer::kLocal, FeatureMap::kLinear);
+  const ModelConfig local = tiny_mixer("local");
   EXPECT_EQ(training_flops_per_token(local, 256), training_flops_per_token(local, 4096));
   EXPECT_LT(training_flops_per_token(local, 32), training_flops_per_token(local, 64));
   EXPECT_GT(footprint(wider, 1024).activations, footprint(decay, 1024).activations);
 }
 
 TEST(MixerCosts, AreThoseOfTheFeatures) {
-  const auto model = [](FeatureMap features) { return tiny_mixer(Mixer::kGatedLinear, features); };
-  const ModelConfig elu = model(FeatureMap::kEluPlusOne), random = model(FeatureMap::kPositiveRandom);
-  ModelConfig dpfp = model(FeatureMap::kDpfp), as_wide = random, fourier = random;
-  dpfp.dpfp_nu = 2;
-  as_wide.state_size = elu.head_dim();
-  fourier.feature_map = FeatureMap::kRandomFourier;
-  EXPECT_EQ(elu.state_rows(), 16);
-  EXPECT_EQ(dpfp.state_rows(), 64);
-  EXPECT_EQ(random.state_rows(), 6);
+  const auto model = [](const json& options) { return tiny_mixer("gated_linear", options); };
+  const ModelConfig elu = model({{"feature_map", "elu_plus_one"}}),
+                    random = model({{"feature_map", "positive_random"}});
+  const ModelConfig dpfp = model({{"feature_map", "dpfp"}, {"dpfp_nu", 2}});
+  const ModelConfig as_wide = model({{"feature_map", "positive_random"}, {"state_size", elu.head_dim()}});
+  const ModelConfig fourier = model({{"feature_map", "random_fourier"}});
+  const auto rows = [](const ModelConfig& config) {
+    const MixerConfig& mixer = config.mixer.of(0);
+    return mixer.row().state_rows(config, mixer.options());
+  };
+  EXPECT_EQ(rows(elu), 16);
+  EXPECT_EQ(rows(dpfp), 64);
+  EXPECT_EQ(rows(random), 6);
   const auto flops = [](const ModelConfig& config) { return training_flops_per_token(config, 64); };
   // Layers × width × 3 multiply-adds (gate, write, read) a row, 6 FLOPs each with the backward pass.
   EXPECT_EQ(flops(dpfp) - flops(elu), 6 * 2 * 32 * 3 * (64 - 16));
@@ -83,7 +88,7 @@ TEST(UniformGateInitialisation, FillsItsRange) {
 }
 
 TEST(UniformGateInitialisation, TakesAHeadsNumberOfGatesForItsRange) {
-  LanguageModel model(tiny_mixer(Mixer::kDecay, FeatureMap::kLinear));
+  LanguageModel model(tiny_mixer("decay"));
   const auto parameters = model->named_parameters();
   const auto range_of = [&](const char* name) {
     const Tensor gate = torch::sigmoid(parameters[std::string("model.layers.1.attn.") + name]);
@@ -98,70 +103,52 @@ TEST(UniformGateInitialisation, TakesAHeadsNumberOfGatesForItsRange) {
   EXPECT_GT(highest_z, highest_f);
 }
 
-TEST(MixerConfig, SaysWhatAMixerHasNoPlaceFor) {
-  const auto message = [](Mixer mixer, auto change) -> std::string {
-    ModelConfig config = tiny_mixer(mixer, FeatureMap::kLinear);
-    change(config);
-    return refusal_of(config);
-  };
-  for (const Mixer mixer : {Mixer::kLocal, Mixer::kAdditive, Mixer::kGated, Mixer::kDelta, Mixer::kDecay}) {
-    EXPECT_EQ(message(mixer, [](ModelConfig&) {}), "no error");
-    EXPECT_EQ(message(mixer, [](ModelConfig& c) { c.forget_gate = ForgetGate::kFull; }),
-              "forget_gate: expected none with a mixer other than attention, gated_linear and gated_delta, found "
-              "another value");
-    EXPECT_NE(message(mixer, [](ModelConfig& c) { c.log_pruning_tolerance = -10; }), "no error");
+// What is wrong with a mixer's options, or "no error".
+std::string refusal(const char* mixer, const json& options) {
+  try {
+    return refusal_of(tiny_mixer(mixer, options));
+  } catch (const std::invalid_argument& error) {
+    return error.what();
   }
-  EXPECT_NE(message(Mixer::kDecay, [](ModelConfig& c) { c.kv_shift = true; }), "no error");
-  EXPECT_NE(message(Mixer::kDecay, [](ModelConfig& c) { c.attention_norm = true; }), "no error");
-  EXPECT_NE(message(Mixer::kGated, [](ModelConfig& c) { c.sum_norm = true; }), "no error");
-  EXPECT_EQ(message(Mixer::kGated, [](ModelConfig& c) { c.state_size = 1; }), "no error");
-  EXPECT_EQ(message(Mixer::kDecay, [](ModelConfig& c) { c.state_size = 1; }), "state_size: expected ≥ 2, found 1");
-  EXPECT_EQ(message(Mixer::kLocal, [](ModelConfig& c) { c.window = 0; }), "window: expected > 0, found 0");
-  EXPECT_NE(message(Mixer::kDecay, [](ModelConfig& c) { c.gate_range = 1.5; }), "no error");
-  EXPECT_NE(message(Mixer::kDecay, [](ModelConfig& c) { c.rope = true, c.state_size = 5; }), "no error");
 }
 
-TEST(MixerConfig, SaysWhatAStateWithFoxsGateHasNoPlaceForAndWhichSizesFeaturesCanHave) {
-  const auto message = [](Mixer mixer, FeatureMap features, auto change) -> std::string {
-    ModelConfig config = tiny_mixer(mixer, features);
-    change(config);
-    return refusal_of(config);
+TEST(MixerConfig, RefusesOptionsOfOtherMixers) {
+  const auto refuses = [](const char* mixer, const json& options) {
+    const std::string message = refusal(mixer, options);
+    EXPECT_EQ(message.find("mixer: expected keys among "), 0u) << message;
+    EXPECT_TRUE(message.ends_with(", found " + options.begin().key())) << message;
   };
-  const auto as_it_is = [](ModelConfig&) {};
-  const auto odd = [](ModelConfig& c) { c.state_size = 7; };
-  for (const Mixer mixer : {Mixer::kGatedLinear, Mixer::kGatedDelta}) {
-    for (const FeatureMap map : {FeatureMap::kLinear, FeatureMap::kRelu, FeatureMap::kEluPlusOne, FeatureMap::kDpfp,
-                                 FeatureMap::kPositiveRandom, FeatureMap::kRandomFourier})
-      EXPECT_EQ(message(mixer, map, as_it_is), "no error");
-    EXPECT_EQ(message(mixer, FeatureMap::kRelu, [](ModelConfig& c) { c.forget_gate = ForgetGate::kNone; }),
-              "forget_gate: expected full, bias_only or fixed with the mixer gated_linear or gated_delta, found none");
-    EXPECT_NE(message(mixer, FeatureMap::kRelu, [](ModelConfig& c) { c.log_pruning_tolerance = -10; }), "no error");
-    EXPECT_NE(message(mixer, FeatureMap::kRelu, [](ModelConfig& c) { c.kv_shift = true; }), "no error");
-    EXPECT_EQ(message(mixer, FeatureMap::kPositiveRandom, odd), "no error");
-    EXPECT_EQ(message(mixer, FeatureMap::kRandomFourier, odd),
+  for (const char* mixer : {"local", "additive", "gated", "delta", "decay"}) refuses(mixer, {{"forget_gate", "full"}});
+  for (const char* mixer : {"local", "decay", "gated_linear", "gated_delta"})
+    refuses(mixer, {{"log_pruning_tolerance", -10}});
+  for (const char* mixer : {"decay", "gated_linear", "gated_delta"}) refuses(mixer, {{"kv_shift", true}});
+  for (const char* mixer : {"decay", "gated_delta"}) refuses(mixer, {{"attention_norm", true}});
+  for (const char* mixer : {"gated", "gated_linear"}) refuses(mixer, {{"sum_norm", true}});
+}
+
+TEST(MixerConfig, RefusesSizesThatFeaturesCannotHave) {
+  EXPECT_EQ(refusal("gated", {{"state_size", 1}}), "no error");
+  EXPECT_EQ(refusal("decay", {{"state_size", 1}}), "state_size: expected ≥ 2, found 1");
+  EXPECT_EQ(refusal("local", {{"window", 0}}), "window: expected > 0, found 0");
+  EXPECT_EQ(refusal("decay", {{"gate_range", 1.5}}), "gate_range: expected ≥ 2 and finite, or absent, found 1.500000");
+  EXPECT_EQ(refusal("decay", {{"rope", true}, {"state_size", 5}}),
+            "state_size: expected an even number where queries are rotated, found 5");
+  for (const char* mixer : {"gated_linear", "gated_delta"}) {
+    const auto with = [&](const char* map, const json& options = json::object()) {
+      json all = options;
+      all["feature_map"] = map;
+      return refusal(mixer, all);
+    };
+    for (const auto& [_, map] : EnumNames<FeatureMap>::names) EXPECT_EQ(with(map.c_str()), "no error");
+    EXPECT_EQ(with("relu", {{"forget_gate", "none"}}),
+              "forget_gate: expected full, bias_only or fixed with a state, found none");
+    EXPECT_EQ(with("positive_random", {{"state_size", 7}}), "no error");
+    EXPECT_EQ(with("random_fourier", {{"state_size", 7}}),
               "state_size: expected an even number with the feature map random_fourier, a sine and a cosine a "
               "direction, found 7");
-    EXPECT_EQ(message(mixer, FeatureMap::kDpfp, [](ModelConfig& c) { c.dpfp_nu = 0; }),
-              "dpfp_nu: expected 1 … 2·head_dim = 32, found 0");
-    EXPECT_EQ(message(mixer, FeatureMap::kEluPlusOne, [](ModelConfig& c) { c.state_size = 0; }), "no error");
-    EXPECT_EQ(message(mixer, FeatureMap::kPositiveRandom, [](ModelConfig& c) { c.state_size = 0; }),
-              "state_size: expected ≥ 1, found 0");
-  }
-  const auto norm = [](ModelConfig& c) { c.attention_norm = true; };
-  EXPECT_EQ(message(Mixer::kGatedLinear, FeatureMap::kEluPlusOne, norm), "no error");
-  EXPECT_EQ(message(Mixer::kGatedDelta, FeatureMap::kEluPlusOne, norm),
-            "attention_norm: expected false with the mixer decay or gated_delta, found true");
-  const auto sum_norm = [](ModelConfig& c) { c.sum_norm = true; };
-  EXPECT_EQ(message(Mixer::kGatedDelta, FeatureMap::kEluPlusOne, sum_norm), "no error");
-  EXPECT_EQ(message(Mixer::kGatedLinear, FeatureMap::kEluPlusOne, sum_norm),
-            "sum_norm: expected false with a mixer other than delta or gated_delta, found true");
-}
-
-TEST(MixerConfig, HasANamedArchitectureForEveryMixer) {
-  for (const char* name : {"local", "additive", "gated", "delta", "decay", "gated_linear", "gated_delta"}) {
-    ModelConfig config = tiny_model(named_architecture(name));
-    EXPECT_NO_THROW(config.check()) << name;
-    EXPECT_EQ(nlohmann::json(config).at("mixer"), name);
+    EXPECT_EQ(with("dpfp", {{"dpfp_nu", 0}}), "dpfp_nu: expected 1 … 2·head_dim = 32, found 0");
+    EXPECT_EQ(with("elu_plus_one", {{"state_size", 0}}), "no error");
+    EXPECT_EQ(with("positive_random", {{"state_size", 0}}), "state_size: expected ≥ 1, found 0");
   }
 }
 

@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "experiments/models/mixers/parts/forget_gate.hpp"
+#include "experiments/models/mixers/parts/state.hpp"
 #include "experiments/training/conversion.hpp"
 #include "experiments/training/trainer.hpp"
 #include "tests/experiments/tiny.hpp"
@@ -23,10 +25,14 @@ lethe::Run run_of(const ModelConfig& architecture) {
   return run;
 }
 
-ModelConfig with_map(const char* architecture, FeatureMap map) {
+ModelConfig with(const char* architecture, const nlohmann::json& options) {
   ModelConfig model = named_architecture(architecture);
-  model.feature_map = map;
+  set(model, options);
   return model;
+}
+
+ModelConfig with_map(const char* architecture, const std::string& map) {
+  return with(architecture, {{"feature_map", map}});
 }
 
 class MixerTraining : public TinyDatasetTest {
@@ -43,29 +49,33 @@ class MixerTraining : public TinyDatasetTest {
 
 TEST_F(MixerTraining, LowersTheLossWithFoxsGateOnAState) {
   for (const char* name : {"gated_linear", "gated_delta"}) {
-    ModelConfig model = named_architecture(name);
-    expect_learns(model, name);
-    for (const ForgetGate gate : {ForgetGate::kBiasOnly, ForgetGate::kFixed}) {
-      model.forget_gate = gate;
-      expect_learns(model, name + std::string(", gate without x"));
-    }
+    expect_learns(named_architecture(name), name);
+    for (const char* gate : {"bias_only", "fixed"})
+      expect_learns(with(name, {{"forget_gate", gate}}), name + std::string(", gate without x"));
   }
 }
 
 TEST_F(MixerTraining, LowersTheLossWithEveryFeatureMap) {
-  for (const FeatureMap map : {FeatureMap::kLinear, FeatureMap::kRelu, FeatureMap::kDpfp, FeatureMap::kPositiveRandom,
-                               FeatureMap::kRandomFourier}) {
-    ModelConfig model = with_map("gated_linear", map);
+  for (const std::string map : {"linear", "relu", "dpfp", "positive_random", "random_fourier"}) {
     // Features of both signs, or small products of them, are no weights to divide by.
-    model.attention_norm = map == FeatureMap::kPositiveRandom;
-    expect_learns(model, "feature map " + std::to_string(static_cast<int>(map)));
+    const bool norm = map == "positive_random";
+    expect_learns(with("gated_linear", {{"feature_map", map}, {"attention_norm", norm}}), "feature map " + map);
   }
-  expect_learns(with_map("gated_delta", FeatureMap::kDpfp), "gated_delta, DPFP");
-  expect_learns(with_map("delta", FeatureMap::kEluPlusOne), "delta, ELU + 1");
+  expect_learns(with_map("gated_delta", "dpfp"), "gated_delta, DPFP");
+  expect_learns(with_map("delta", "elu_plus_one"), "delta, ELU + 1");
+}
+
+TEST_F(MixerTraining, LowersTheLossOfAHybridAndLooksAtItsState) {
+  ModelConfig hybrid = named_architecture("local");
+  hybrid.mixer = std::vector{named_architecture("local").mixer.of(0), named_architecture("gated_delta").mixer.of(0)};
+  expect_learns(hybrid, "local, gated_delta");
+  Trainer alone(run_of(named_architecture("gated_delta")), dataset), both(run_of(hybrid), dataset);
+  EXPECT_GT(both.extremes().state, 0);
+  EXPECT_NE(both.extremes().state, alone.extremes().state);
 }
 
 TEST_F(MixerTraining, DrawsDirectionsWithTheSeedKeepsThemAndNeverTrainsThem) {
-  lethe::Run run = run_of(with_map("gated_linear", FeatureMap::kPositiveRandom));
+  lethe::Run run = run_of(with_map("gated_linear", "positive_random"));
   run.training.total_tokens = 256 * 10;
   const auto directions = [](LanguageModel model) {
     return model->named_buffers()["model.layers.1.attn.feature.directions"].clone();
@@ -85,27 +95,25 @@ TEST_F(MixerTraining, DrawsDirectionsWithTheSeedKeepsThemAndNeverTrainsThem) {
 }
 
 TEST_F(MixerTraining, LeavesTheWeightsThatASeedMeansAsTheyAreWithoutDirections) {
-  LanguageModel elu(tiny_model(with_map("gated_linear", FeatureMap::kEluPlusOne)));
-  LanguageModel random(tiny_model(with_map("gated_linear", FeatureMap::kPositiveRandom)));
+  LanguageModel elu(tiny_model(with_map("gated_linear", "elu_plus_one")));
+  LanguageModel random(tiny_model(with_map("gated_linear", "positive_random")));
   for (const auto& parameter : elu->named_parameters())
     EXPECT_TRUE(parameter.value().equal(random->named_parameters()[parameter.key()])) << parameter.key();
 }
 
 TEST_F(MixerTraining, BeginsWithTheGatesThatTheConfigurationSays) {
-  const auto bias = [](const char* architecture, ForgetGate gate, const std::string& name) {
-    ModelConfig model = tiny_model(named_architecture(architecture));
-    model.forget_gate = gate;
-    LanguageModel made(model);
+  const auto bias = [](const char* architecture, const std::string& gate, const std::string& name) {
+    LanguageModel made(tiny_model(with(architecture, {{"forget_gate", gate}})));
     const std::string path = "model.layers.0.attn." + name;
-    return gate == ForgetGate::kFixed ? made->named_buffers()[path] : made->named_parameters()[path].detach();
+    return gate == "fixed" ? made->named_buffers()[path] : made->named_parameters()[path].detach();
   };
-  const ModelConfig model = tiny_model();
+  const Tensor times = long_init(ForgetGateConfig{}, tiny_model().heads);
   for (const char* name : {"gated_linear", "gated_delta"}) {
-    EXPECT_EQ(bias(name, ForgetGate::kFull, "fgate_proj.bias").abs().max().item<double>(), 0);
-    EXPECT_TRUE(bias(name, ForgetGate::kBiasOnly, "fgate_bias").equal(long_init(model)));
-    EXPECT_TRUE(bias(name, ForgetGate::kFixed, "fgate_bias").equal(long_init(model)));
+    EXPECT_EQ(bias(name, "full", "fgate_proj.bias").abs().max().item<double>(), 0);
+    EXPECT_TRUE(bias(name, "bias_only", "fgate_bias").equal(times));
+    EXPECT_TRUE(bias(name, "fixed", "fgate_bias").equal(times));
   }
-  EXPECT_EQ(bias("gated_delta", ForgetGate::kFull, "gate_proj.bias").abs().max().item<double>(), 0);
+  EXPECT_EQ(bias("gated_delta", "full", "gate_proj.bias").abs().max().item<double>(), 0);
 }
 
 TEST_F(MixerTraining, GoesOnFromATrainedSoftmaxModel) {

@@ -1,4 +1,4 @@
-// The mixers beside attention, each against the reference's rule, which shares nothing with it but the weights.
+// The mixers with a state, each against the reference's rule, which shares nothing with it but the weights.
 
 #include <gtest/gtest.h>
 #include <torch/nn/module.h>
@@ -7,8 +7,8 @@
 #include <cmath>
 #include <ostream>
 
-#include "experiments/models/fast_weights_layer.hpp"
 #include "experiments/models/language_model.hpp"
+#include "experiments/models/mixers/parts/state.hpp"
 #include "experiments/models/not_finite.hpp"
 #include "tests/experiments/mixer_layer.hpp"
 #include "tests/experiments/tiny.hpp"
@@ -29,67 +29,54 @@ using torch::Tensor;
 // One layer in double: sums of 32 terms, a state of 17 tokens, and an ε of 1e-6 that the reference's norms don't have.
 constexpr double kLayerBudget = 1e-10;
 
-ModelConfig with(ModelConfig model, auto... changes) {
-  (changes(model), ...);
-  return model;
-}
-constexpr auto norm = [](ModelConfig& m) { m.attention_norm = true; };
-constexpr auto sum_norm = [](ModelConfig& m) { m.sum_norm = true; };
-constexpr auto rotated = [](ModelConfig& m) { m.rope = true; };
-
-std::vector<MixerCase> every_state() {
+// Every rule of the reference with its default options, and with each norm and map that it may have.
+std::vector<MixerCase> every_rule() {
   std::vector<MixerCase> cases;
-  for (const auto& [mixer, name] :
-       {std::pair{Mixer::kAdditive, "additive"}, std::pair{Mixer::kGated, "gated"}, std::pair{Mixer::kDelta, "delta"},
-        std::pair{Mixer::kDecay, "decay"}, std::pair{Mixer::kGatedLinear, "gated_linear"},
-        std::pair{Mixer::kGatedDelta, "gated_delta"}}) {
-    cases.push_back({std::string(name) + ", linear", tiny_mixer(mixer, FeatureMap::kLinear)});
-    cases.push_back({std::string(name) + ", ReLU", tiny_mixer(mixer, FeatureMap::kRelu)});
-    if (mixer != Mixer::kDecay && mixer != Mixer::kGatedDelta)
-      cases.push_back({std::string(name) + ", ReLU, attention norm", with(tiny_mixer(mixer, FeatureMap::kRelu), norm)});
+  for (const auto& [name, _] : reference_rules()) {
+    cases.push_back({name + ", linear", tiny_mixer(name)});
+    cases.push_back({name + ", ReLU", tiny_mixer(name, {{"feature_map", "relu"}})});
+    for (const char* norm : {"attention_norm", "sum_norm"})
+      if (nlohmann::json(MixerConfig(name)).contains(norm))
+        cases.push_back({name + ", ReLU, " + norm, tiny_mixer(name, {{"feature_map", "relu"}, {norm, true}})});
   }
-  const auto add = [&](const char* name, Mixer mixer, FeatureMap features, auto... changes) {
-    cases.push_back({name, with(tiny_mixer(mixer, features), changes...)});
-  };
-  add("delta, ReLU, sum norm", Mixer::kDelta, FeatureMap::kRelu, sum_norm);
-  add("delta, ReLU, both norms", Mixer::kDelta, FeatureMap::kRelu, sum_norm, norm);
-  add("gated_delta, ReLU, sum norm", Mixer::kGatedDelta, FeatureMap::kRelu, sum_norm);
-  add("decay, linear, rotated", Mixer::kDecay, FeatureMap::kLinear, rotated);
-  add("gated, ReLU, rotated", Mixer::kGated, FeatureMap::kRelu, rotated);
-  add("decay, linear, output gate and norm", Mixer::kDecay, FeatureMap::kLinear,
-      [](auto& m) { m.output_gate = m.output_norm = true; });
   return cases;
 }
 
-// What FoX's gate and the maps without weights add to that.
+// What rotations, FoX's gate, the maps without weights and the end of the layer add to that.
 std::vector<MixerCase> every_map_and_gate() {
-  std::vector<MixerCase> cases;
-  const auto add = [&](const char* name, Mixer mixer, FeatureMap features, auto... changes) {
-    cases.push_back({name, with(tiny_mixer(mixer, features), changes...)});
+  const std::pair<const char*, const char*> kCases[] = {
+      {"delta", R"({"feature_map": "relu", "sum_norm": true, "attention_norm": true})"},
+      {"decay", R"({"rope": true})"},
+      {"gated", R"({"feature_map": "relu", "rope": true})"},
+      {"gated_linear", R"({"feature_map": "elu_plus_one", "attention_norm": true})"},
+      {"gated_linear", R"({"feature_map": "elu_plus_one"})"},
+      {"gated_linear", R"({"feature_map": "elu_plus_one", "attention_norm": true, "forget_gate": "bias_only"})"},
+      {"gated_linear", R"({"rope": true, "forget_gate": "fixed"})"},
+      {"gated_linear", R"({"feature_map": "dpfp", "dpfp_nu": 2})"},
+      {"gated_linear", R"({"feature_map": "positive_random", "attention_norm": true})"},
+      {"gated_linear", R"({"feature_map": "random_fourier"})"},
+      {"gated_delta", R"({"feature_map": "relu", "sum_norm": true, "forget_gate": "bias_only"})"},
+      {"gated_delta", R"({"feature_map": "relu", "sum_norm": true, "forget_gate": "fixed"})"},
+      {"gated_delta", R"({"feature_map": "dpfp", "dpfp_nu": 1, "sum_norm": true})"},
+      {"additive", R"({"feature_map": "elu_plus_one", "attention_norm": true})"},
+      {"additive", R"({"feature_map": "positive_random", "attention_norm": true, "rope": true})"},
+      {"additive", R"({"feature_map": "random_fourier", "attention_norm": true})"},
+      {"gated", R"({"feature_map": "elu_plus_one", "attention_norm": true})"},
+      {"delta", R"({"feature_map": "dpfp", "dpfp_nu": 3, "sum_norm": true})"},
+      {"decay", R"({"feature_map": "elu_plus_one"})"},
+      {"decay", R"({"feature_map": "dpfp", "dpfp_nu": 1})"},
   };
-  const auto gate = [](ForgetGate kind) { return [kind](ModelConfig& m) { m.forget_gate = kind; }; };
-  const auto nu = [](int64_t n) { return [n](ModelConfig& m) { m.dpfp_nu = n; }; };
-  const auto both_outputs = [](auto& m) { m.output_gate = m.output_norm = true; };
-  add("gated_linear, ELU + 1, norm", Mixer::kGatedLinear, FeatureMap::kEluPlusOne, norm);
-  add("gated_linear, ELU + 1", Mixer::kGatedLinear, FeatureMap::kEluPlusOne);
-  add("gated_linear, bias alone", Mixer::kGatedLinear, FeatureMap::kEluPlusOne, norm, gate(ForgetGate::kBiasOnly));
-  add("gated_linear, fixed, rotated", Mixer::kGatedLinear, FeatureMap::kLinear, rotated, gate(ForgetGate::kFixed));
-  add("gated_linear, output gate and norm", Mixer::kGatedLinear, FeatureMap::kEluPlusOne, norm, both_outputs);
-  add("gated_linear, DPFP-2", Mixer::kGatedLinear, FeatureMap::kDpfp, nu(2));
-  add("gated_linear, FAVOR+, norm", Mixer::kGatedLinear, FeatureMap::kPositiveRandom, norm);
-  add("gated_linear, RFA", Mixer::kGatedLinear, FeatureMap::kRandomFourier);
-  add("gated_delta, bias alone", Mixer::kGatedDelta, FeatureMap::kRelu, sum_norm, gate(ForgetGate::kBiasOnly));
-  add("gated_delta, fixed", Mixer::kGatedDelta, FeatureMap::kRelu, sum_norm, gate(ForgetGate::kFixed));
-  add("gated_delta, DPFP-1, sum norm", Mixer::kGatedDelta, FeatureMap::kDpfp, nu(1), sum_norm);
-  add("gated_delta, ELU + 1, output gate and norm", Mixer::kGatedDelta, FeatureMap::kEluPlusOne, sum_norm,
-      both_outputs);
-  add("additive, ELU + 1, norm", Mixer::kAdditive, FeatureMap::kEluPlusOne, norm);
-  add("additive, FAVOR+, norm, rotated", Mixer::kAdditive, FeatureMap::kPositiveRandom, norm, rotated);
-  add("additive, RFA, norm", Mixer::kAdditive, FeatureMap::kRandomFourier, norm);
-  add("gated, ELU + 1, norm", Mixer::kGated, FeatureMap::kEluPlusOne, norm);
-  add("delta, DPFP-3, sum norm", Mixer::kDelta, FeatureMap::kDpfp, nu(3), sum_norm);
-  add("decay, ELU + 1", Mixer::kDecay, FeatureMap::kEluPlusOne);
-  add("decay, DPFP-1", Mixer::kDecay, FeatureMap::kDpfp, nu(1));
+  std::vector<MixerCase> cases;
+  for (const auto& [name, options] : kCases)
+    cases.push_back({name + std::string(options), tiny_mixer(name, nlohmann::json::parse(options))});
+  for (const auto& [name, options] :
+       {std::pair("decay", R"({})"),
+        std::pair("gated_linear", R"({"feature_map": "elu_plus_one", "attention_norm": true})"),
+        std::pair("gated_delta", R"({"feature_map": "elu_plus_one", "sum_norm": true})")}) {
+    ModelConfig model = tiny_mixer(name, nlohmann::json::parse(options));
+    model.output_gate = model.output_norm = true;
+    cases.push_back({name + std::string(options) + ", output gate and norm", model});
+  }
   return cases;
 }
 
@@ -135,11 +122,7 @@ TEST_P(EveryState, NeverLooksAhead) {
 TEST_P(EveryState, HasAGradientInEveryWeightThatIsTheCentralDifference) {
   const Layer layer(GetParam().model);
   const Tensor x = some_input(9), direction = torch::randn({2, 9, 32}, torch::kFloat64);
-  const auto loss = [&] {
-    const auto angles =
-        rotation(9, layer.layer.config.query_dim(), layer.layer.config.rope_base, torch::dtype(torch::kFloat64));
-    return (layer.layer.forward(x, angles, nullptr) * direction).sum();
-  };
+  const auto loss = [&] { return (layer.forward(x) * direction).sum(); };
   loss().backward();
   const torch::NoGradGuard no_gradient;
   // Short, for maps with corners and normalizers near zero. Weights are float32, but what is taken is their exact difference.
@@ -161,17 +144,18 @@ TEST_P(EveryState, HasAGradientInEveryWeightThatIsTheCentralDifference) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Mixers, EveryState, testing::ValuesIn(every_state()));
+INSTANTIATE_TEST_SUITE_P(Rules, EveryState, testing::ValuesIn(every_rule()));
 INSTANTIATE_TEST_SUITE_P(MapsAndGates, EveryState, testing::ValuesIn(every_map_and_gate()));
 
-TEST(FastWeightsLayer, TellsItsLargestStateAndValue) {
+TEST(StateLayer, ReturnsItsLargestStateAndValue) {
   for (const ModelConfig& model :
-       {tiny_mixer(Mixer::kDecay, FeatureMap::kLinear), tiny_mixer(Mixer::kGatedDelta, FeatureMap::kLinear),
-        with(tiny_mixer(Mixer::kGatedLinear, FeatureMap::kEluPlusOne), norm)}) {
+       {tiny_mixer("decay"), tiny_mixer("gated_delta"),
+        tiny_mixer("gated_linear", {{"feature_map", "elu_plus_one"}, {"attention_norm", true}})}) {
     const Layer layer(model);
     const Tensor x = some_input(17).narrow(0, 0, 1);
-    AttentionTrace trace;
-    const Tensor with_trace = layer.values(x, &trace);
+    std::any kept;
+    const Tensor with_trace = layer.values(x, &kept);
+    const auto& trace = std::any_cast<const StateTrace&>(kept);
     EXPECT_TRUE(with_trace.equal(layer.values(x)));
     double largest = 0;
     expected_values(layer, matrix_of(x[0]), &largest);
@@ -180,15 +164,17 @@ TEST(FastWeightsLayer, TellsItsLargestStateAndValue) {
   }
 }
 
-TEST(FastWeightsLayer, InSixteenBitsIsNearThatOfThirtyTwoWithEveryMap) {
+TEST(StateLayer, InSixteenBitsIsNearThatOfThirtyTwoWithEveryMap) {
   for (const char* architecture : {"gated_linear", "gated_delta"})
-    for (const FeatureMap map : {FeatureMap::kLinear, FeatureMap::kRelu, FeatureMap::kEluPlusOne, FeatureMap::kDpfp,
-                                 FeatureMap::kPositiveRandom, FeatureMap::kRandomFourier}) {
+    for (const auto& [_, map] : EnumNames<FeatureMap>::names) {
       ModelConfig model = tiny_model(named_architecture(architecture));
-      model.feature_map = map;
+      set(model, {{"feature_map", map}});
+      const nlohmann::json options = model.mixer;
       // Features of both signs may sum to nothing.
-      if (map == FeatureMap::kLinear || map == FeatureMap::kRandomFourier) model.sum_norm = false;
-      if (map != FeatureMap::kEluPlusOne && map != FeatureMap::kPositiveRandom) model.attention_norm = false;
+      if (options.contains("sum_norm") && (map == "linear" || map == "random_fourier"))
+        set(model, {{"sum_norm", false}});
+      if (options.contains("attention_norm") && map != "elu_plus_one" && map != "positive_random")
+        set(model, {{"attention_norm", false}});
       LanguageModel wide(model);
       torch::manual_seed(2);
       const Tensor tokens = torch::randint(257, {2, 24}), expected = wide->forward(tokens);
@@ -197,7 +183,7 @@ TEST(FastWeightsLayer, InSixteenBitsIsNearThatOfThirtyTwoWithEveryMap) {
         LanguageModel narrow(model);  // seed 0, as the other
         const Tensor logits = narrow->forward(tokens).to(torch::kFloat32);
         const double error = ((logits - expected).norm() / expected.norm()).item<double>();
-        EXPECT_LT(error, budget) << architecture << ' ' << dtype << ' ' << static_cast<int>(map);
+        EXPECT_LT(error, budget) << architecture << ' ' << dtype << ' ' << map;
         EXPECT_GT(error, 1e-6) << "the same computation";
         narrow->losses(tokens, tokens).mean().backward();
         for (const Tensor& parameter : narrow->parameters())
@@ -206,19 +192,17 @@ TEST(FastWeightsLayer, InSixteenBitsIsNearThatOfThirtyTwoWithEveryMap) {
     }
 }
 
-TEST(FastWeightsLayer, CallsAnInputThatIsNotFiniteADivergence) {
-  const Layer layer(tiny_mixer(Mixer::kGated, FeatureMap::kLinear));
+TEST(StateLayer, CallsAnInputThatIsNotFiniteADivergence) {
+  const Layer layer(tiny_mixer("gated"));
   Tensor x = some_input(3);
   x[0][1][2] = NAN;
   EXPECT_THROW(layer.values(x), NotFinite);
 }
 
-TEST(FastWeightsLayer, WithAnEpsilonGivesZeroWhereNoFeatureIsThere) {
-  ModelConfig model = tiny_mixer(Mixer::kAdditive, FeatureMap::kRelu);
-  model.attention_norm = true;
+TEST(StateLayer, WithAnEpsilonGivesZeroWhereNoFeatureIsThere) {
   for (const double epsilon : {0.0, 1e-6}) {
-    model.norm_epsilon = epsilon;
-    const Layer layer(model);
+    const Layer layer(
+        tiny_mixer("additive", {{"feature_map", "relu"}, {"attention_norm", true}, {"norm_epsilon", epsilon}}));
     const torch::NoGradGuard no_gradient;
     layer.root.named_parameters()["attn.feature.bias"].fill_(-1e3);
     const Tensor values = layer.values(some_input(5));

@@ -5,6 +5,7 @@
 #include "experiments/models/config.hpp"
 #include "experiments/models/footprint.hpp"
 #include "experiments/models/language_model.hpp"
+#include "experiments/models/mixers/attention.hpp"
 #include "tests/experiments/tiny.hpp"
 
 namespace lethe {
@@ -34,7 +35,7 @@ TEST_P(ParameterCount, IsThatOfTheOfficialCheckpoints) {
   ModelConfig config = named_architecture(row.architecture);
   config.heads = row.heads;
   set_size(config, row.size);
-  if (config.qk_norm != QkNorm::kNone) config.qk_norm = row.qk_norm;
+  config.mixer.only<AttentionConfig>().qk_norm = row.qk_norm;
   const ParameterCounts counts = count_parameters(config);
   EXPECT_EQ(counts.non_embedding, row.non_embedding);
   EXPECT_EQ(counts.total, row.non_embedding + config.vocabulary * config.width);
@@ -91,13 +92,14 @@ TEST(ModelConfig, MakesTheMlpNarrowerWhereAnOutputGatePaysForIt) {
 
 TEST(ModelConfig, IsTheSameAfterATripThroughJson) {
   ModelConfig config = tiny_model(named_architecture("transformer-pro"));
-  config.qk_norm = QkNorm::kPerHead;
-  config.forget_gate = ForgetGate::kBiasOnly;
-  config.log_pruning_tolerance = -10;
+  auto& attention = config.mixer.only<AttentionConfig>();
+  attention.qk_norm = QkNorm::kPerHead;
+  attention.forget_gate = ForgetGate::kBiasOnly;
+  attention.log_pruning_tolerance = -10;
   config.compute_dtype = "bfloat16";
   const nlohmann::json json = config;
   EXPECT_EQ(nlohmann::json(json.get<ModelConfig>()), json);
-  EXPECT_EQ(json.at("qk_norm"), "per_head");
+  EXPECT_EQ(json.at("mixer").at("qk_norm"), "per_head");
   EXPECT_TRUE(json.at("mlp_ratio").is_null());
 }
 
@@ -116,13 +118,13 @@ TEST(ModelConfig, NamesTheValueOfAWrongType) {
             }),
             "model.width: expected a whole number, found 64.5");
   EXPECT_EQ(error_of([] {
-              nlohmann::json{{"rope", 1}}.get<ModelConfig>();
+              nlohmann::json{{"output_gate", 1}}.get<ModelConfig>();
             }),
-            "model.rope: expected true or false, found 1");
+            "model.output_gate: expected true or false, found 1");
   EXPECT_EQ(error_of([] {
-              nlohmann::json{{"forget_gate", "open"}}.get<ModelConfig>();
+              nlohmann::json{{"mixer", {{"name", "attention"}, {"forget_gate", "open"}}}}.get<ModelConfig>();
             }),
-            "model.forget_gate: expected one of none, full, bias_only, fixed, found \"open\"");
+            "mixer.forget_gate: expected one of none, full, bias_only, fixed, found \"open\"");
 }
 
 TEST(ModelConfig, RefusesWhatMakesNoModel) {
@@ -136,8 +138,8 @@ TEST(ModelConfig, RefusesWhatMakesNoModel) {
   EXPECT_EQ(refused([](ModelConfig& c) { c.heads = 3; }), "heads: expected a divisor of width 32, found 3");
   EXPECT_EQ(refused([](ModelConfig& c) { c.compute_dtype = "int8"; }),
             "compute_dtype: expected float32, bfloat16, float16 or float64, found int8");
-  EXPECT_NE(refused([](ModelConfig& c) { c.log_pruning_tolerance = 1; }), "no error");
-  EXPECT_NE(refused([](ModelConfig& c) { c.decay_time_max = 1; }), "no error");
+  EXPECT_NE(refused([](ModelConfig& c) { c.mixer.only<AttentionConfig>().log_pruning_tolerance = 1; }), "no error");
+  EXPECT_NE(refused([](ModelConfig& c) { c.mixer.only<AttentionConfig>().decay_time_max = 1; }), "no error");
   EXPECT_NE(error_of([] { named_architecture("fox"); }), "no error");
   EXPECT_NE(error_of([] {
               ModelConfig c;

@@ -3,9 +3,9 @@
 
 #include <cmath>
 
-#include "experiments/models/attention_layer.hpp"
 #include "experiments/models/cross_entropy.hpp"
 #include "experiments/models/layers.hpp"
+#include "experiments/models/mixers/parts/forget_gate.hpp"
 #include "experiments/models/parameters.hpp"
 
 namespace lethe {
@@ -70,23 +70,38 @@ TEST(Swiglu, TakesTheGateFromTheFirstHalf) {
 }
 
 TEST(LongInit, ForgetsOverTimesThatAreLogSpacedOverTheHeads) {
-  ModelConfig config;
-  config.heads = 4;
+  ForgetGateConfig config;
   config.decay_time_min = 2;
   config.decay_time_max = 16;
-  const Tensor gate = long_init(config).sigmoid();
+  const Tensor gate = long_init(config, 4).sigmoid();
   for (int64_t head = 0; head < 4; ++head) {
     EXPECT_NEAR(gate[head].item<double>(), std::exp(-1 / std::exp2(head + 1.0)), 1e-6);
   }
 }
 
-TEST(AddParameter, MakesTheModulesOfItsPathOnce) {
+TEST(Weights, MakeTheModulesOfAPathOnce) {
   torch::nn::Module root;
-  add_parameter(root, "attn.k_proj.linear.weight", {2, 3}, torch::kCPU);
-  add_parameter(root, "attn.k_proj.shift_proj.weight", {1, 3}, torch::kCPU);
+  const Weights weights = Weights(root, torch::kCPU).below("attn");
+  weights.parameter("k_proj.linear.weight", {2, 3}, normal());
+  weights.parameter("k_proj.shift_proj.weight", {1, 3}, normal());
   EXPECT_EQ(root.named_parameters().keys(),
             (std::vector<std::string>{"attn.k_proj.linear.weight", "attn.k_proj.shift_proj.weight"}));
   EXPECT_EQ(root.named_children().size(), 1u);
+}
+
+TEST(Weights, BeginAsTheyWereRegistered) {
+  torch::nn::Module root;
+  const Weights weights(root, torch::kCPU);
+  const Tensor bias = weights.parameter("bias", {8}, constant(3));
+  const Tensor drawn = weights.parameter("weight", {100, 100}, normal(0.5));
+  weights.initialize(1);
+  EXPECT_TRUE(bias.eq(3).all().item<bool>());
+  EXPECT_NEAR(drawn.std().item<double>(), 0.5, 0.02);
+  const Tensor before = drawn.detach().clone();
+  weights.initialize(2);
+  EXPECT_FALSE(drawn.equal(before));
+  weights.initialize(1);
+  EXPECT_TRUE(drawn.equal(before));
 }
 
 TEST(CrossEntropy, EqualsTorchsInValueAndGradientOverSeveralChunks) {

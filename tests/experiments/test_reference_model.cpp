@@ -31,13 +31,13 @@ std::vector<Row> every_architecture() {
   std::vector<Row> rows = table_3();
   for (const char* base : {"fox-pro", "fox-llama"}) {
     ModelConfig bias_only = named_architecture(base), fixed = bias_only;
-    bias_only.forget_gate = ForgetGate::kBiasOnly;
-    fixed.forget_gate = ForgetGate::kFixed;
+    bias_only.mixer.only<AttentionConfig>().forget_gate = ForgetGate::kBiasOnly;
+    fixed.mixer.only<AttentionConfig>().forget_gate = ForgetGate::kFixed;
     rows.push_back({std::string(base) + ", bias-only gate", bias_only});
     rows.push_back({std::string(base) + ", fixed gate", fixed});
   }
   ModelConfig per_head = named_architecture("fox-pro");
-  per_head.qk_norm = QkNorm::kPerHead;
+  per_head.mixer.only<AttentionConfig>().qk_norm = QkNorm::kPerHead;
   rows.push_back({"fox-pro, a QK-norm a head", per_head});
   return rows;
 }
@@ -73,7 +73,8 @@ NamedWeights<double> weights_of(const LanguageModel& model) {
 }
 
 ForgettingLayerShape shape_of(const ModelConfig& config) {
-  return {.heads = config.heads, .rope_base = config.rope ? std::optional(config.rope_base) : std::nullopt};
+  const auto& attention = config.mixer.only<AttentionConfig>();
+  return {.heads = config.heads, .rope_base = attention.rope ? std::optional(attention.rope_base) : std::nullopt};
 }
 
 const std::vector<int64_t> kTokens{84, 104, 101, 32, 114, 105, 118, 101, 114, 32, 102, 111, 114, 103, 101, 116, 115};
@@ -133,7 +134,7 @@ TEST(ReferenceModel, RotatesWhereAndOnlyWhereTheTorchModelDoes) {
 
 TEST(ForgetGateParameters, AreOneWeightVectorAndOneBiasAHeadInEveryLayer) {
   ModelConfig with_gate = tiny_model(), without_gate = with_gate;
-  without_gate.forget_gate = ForgetGate::kNone;
+  without_gate.mixer.only<AttentionConfig>().forget_gate = ForgetGate::kNone;
   EXPECT_EQ(count_parameters(with_gate).total - count_parameters(without_gate).total,
             with_gate.layers * with_gate.heads * (with_gate.width + 1));
 }

@@ -8,6 +8,7 @@
 #include <numbers>
 
 #include "experiments/files.hpp"
+#include "experiments/models/mixers/attention.hpp"
 #include "experiments/training/trainer.hpp"
 #include "tests/experiments/tiny.hpp"
 
@@ -190,8 +191,8 @@ TEST_F(Training, NamesAnArtefactAfterAllThatItDependsOn) {
   EXPECT_FALSE(other([](lethe::Run& run) { run.label = "another"; }));
   EXPECT_FALSE(other([](lethe::Run& run) { run.training.checkpoint_tokens = 0; }));
   EXPECT_FALSE(other([](lethe::Run& run) { run.training.corpus = "another place"; }));
-  EXPECT_TRUE(other([](lethe::Run& run) { run.model.rope = true; }));
-  EXPECT_TRUE(other([](lethe::Run& run) { run.model.log_pruning_tolerance = -10; }));
+  EXPECT_TRUE(other([](lethe::Run& run) { run.model.mixer.only<AttentionConfig>().rope = true; }));
+  EXPECT_TRUE(other([](lethe::Run& run) { run.model.mixer.only<AttentionConfig>().log_pruning_tolerance = -10; }));
   EXPECT_TRUE(other([](lethe::Run& run) { run.training.seed = 1; }));
   EXPECT_TRUE(other([](lethe::Run& run) { run.training.learning_rate *= 1 + 1e-15; }));
 

@@ -5,8 +5,10 @@
 #include <unistd.h>
 
 #include <array>
+#include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <nlohmann/json.hpp>
 #include <random>
 #include <stdexcept>
 #include <string>
@@ -71,17 +73,40 @@ inline ModelConfig tiny_model(ModelConfig architecture = named_architecture("fox
   return architecture;
 }
 
-/// One of a mixer other than attention, in double and with the norms of the reference; where FoX's gate is read, it reads x.
-inline ModelConfig tiny_mixer(Mixer mixer, FeatureMap features) {
-  ModelConfig model = tiny_model(named_architecture("transformer-llama"));
-  model.mixer = mixer;
-  model.feature_map = features;
-  if (model.forgets_state()) model.forget_gate = ForgetGate::kFull;
-  model.state_size = 6;
-  model.rope = false;
-  model.norm_epsilon = 0;  // as the reference
+/// Sets options of the model's only mixer.
+inline void set(ModelConfig& model, const nlohmann::json& options) {
+  nlohmann::json mixer = model.mixer;
+  mixer.update(options);
+  model.mixer = mixer.get<MixerStack>();
+}
+
+/// A (LLaMA) model with that mixer in double, with few state rows and the norms of the reference, and these options over it.
+inline ModelConfig tiny_mixer(const std::string& mixer, const nlohmann::json& options = nlohmann::json::object()) {
+  ModelConfig model = tiny_model(llama(MixerConfig(mixer)));
   model.compute_dtype = "float64";
+  const nlohmann::json has = model.mixer;
+  const nlohmann::json ours = {{"state_size", 6}, {"norm_epsilon", 0}, {"qk_norm", "none"}, {"kv_shift", false}};
+  for (const auto& [name, value] : ours.items())
+    if (has.contains(name)) set(model, {{name, value}});
+  set(model, options);
   return model;
+}
+
+inline torch::Tensor some_tokens(int64_t batch, int64_t length) {
+  torch::manual_seed(11);
+  return torch::randint(257, {batch, length});
+}
+
+/// Expects a gradient in every parameter that is finite and not zero.
+inline void expect_gradients(LanguageModel& model) {
+  const torch::Tensor tokens = some_tokens(2, 16);
+  model->losses(tokens, tokens.roll(1, 1)).mean().backward();
+  for (const auto& parameter : model->named_parameters()) {
+    ASSERT_TRUE(parameter.value().grad().defined()) << parameter.key();
+    const double largest = parameter.value().grad().abs().max().item<double>();
+    EXPECT_GT(largest, 0) << parameter.key();
+    EXPECT_TRUE(std::isfinite(largest)) << parameter.key();
+  }
 }
 
 inline Run tiny_run() {

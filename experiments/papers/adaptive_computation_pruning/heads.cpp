@@ -1,5 +1,6 @@
 #include "experiments/papers/adaptive_computation_pruning/heads.hpp"
 
+#include <any>
 #include <cmath>
 #include <limits>
 
@@ -30,7 +31,7 @@ double pruned_entries(const Head& head, double threshold) {
 Run pruning_run(const nlohmann::json& settings, int64_t vocabulary, int64_t context_length,
                 std::optional<double> log_tolerance) {
   ModelConfig architecture = named_architecture("fox-pro");
-  architecture.log_pruning_tolerance = log_tolerance;
+  architecture.mixer.only<AttentionConfig>().log_pruning_tolerance = log_tolerance;
   nlohmann::json sized = settings;
   sized["training"]["context_length"] = context_length;
   const char* label = log_tolerance ? "FoX (Pro) with ACP" : "FoX (Pro) without ACP";
@@ -44,7 +45,7 @@ Run studied_run(const nlohmann::json& settings, int64_t vocabulary) {
 LanguageModel with_tolerance(const LanguageModel& model, std::optional<double> log_tolerance) {
   const torch::NoGradGuard no_gradient;
   ModelConfig config = model->config();
-  config.log_pruning_tolerance = log_tolerance;
+  config.mixer.only<AttentionConfig>().log_pruning_tolerance = log_tolerance;
   LanguageModel copy(config, model->device());
   auto weights = copy->named_parameters();
   for (const auto& parameter : model->named_parameters()) weights[parameter.key()].copy_(parameter.value());
@@ -54,9 +55,11 @@ LanguageModel with_tolerance(const LanguageModel& model, std::optional<double> l
 
 std::vector<AttentionTrace> traced(LanguageModel& model, const Dataset& dataset, int64_t length, int64_t sequence) {
   const torch::NoGradGuard no_gradient;
-  std::vector<AttentionTrace> layers;
+  std::vector<std::any> layers;
   model->forward(dataset.sequences("valid", sequence, 1, length).tokens.to(model->device()), &layers);
-  return layers;
+  std::vector<AttentionTrace> traces;
+  for (const std::any& layer : layers) traces.push_back(std::any_cast<const AttentionTrace&>(layer));
+  return traces;
 }
 
 Head traced_head(const AttentionTrace& layer, int64_t head) {
@@ -86,7 +89,8 @@ std::vector<HeadShare> head_shares(LanguageModel& model, const Dataset& dataset,
         share.head = head;
         const double pairs = 0.5 * static_cast<double>(length) * static_cast<double>(length + 1);
         share.blocks.push_back(1.0 - seen.visited_pairs[0][head].item<double>() / pairs);
-        const double threshold = traced_threshold(seen, head, *model->config().log_pruning_tolerance);
+        const double threshold =
+            traced_threshold(seen, head, *model->config().mixer.only<AttentionConfig>().log_pruning_tolerance);
         share.entries.push_back(pruned_entries(traced_head(seen, head), threshold));
       }
     }

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "experiments/models/mixers/attention.hpp"
 #include "experiments/papers/runs.hpp"
 #include "reference/head.hpp"
 

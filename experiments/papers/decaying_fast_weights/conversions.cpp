@@ -4,6 +4,11 @@
 #include <cmath>
 #include <limits>
 
+#include "experiments/models/mixers/additive.hpp"
+#include "experiments/models/mixers/decay.hpp"
+#include "experiments/models/mixers/delta.hpp"
+#include "experiments/models/mixers/gated.hpp"
+#include "experiments/models/mixers/local.hpp"
 #include "experiments/models/not_finite.hpp"
 #include "experiments/training/conversion.hpp"
 
@@ -13,29 +18,36 @@ namespace {
 constexpr int64_t kTable1States = 4;
 const std::string kSource = "Softmax before the swap";
 
-ModelConfig rule(Mixer mixer, FeatureMap features, int64_t states) {
-  ModelConfig model = named_architecture("transformer-llama");
-  model.mixer = mixer;
-  model.feature_map = features;
-  model.state_size = states;
-  return model;
+// Transformer (LLaMA) with another mixer in the place of attention, whose rotation it keeps.
+template <class Own>
+ModelConfig rule(FeatureMap features, int64_t states) {
+  Own own;
+  own.rope = true;
+  own.feature_map = features;
+  own.state_size = states;
+  return llama(own);
 }
 
 // "Baseline" of Table 1: ReLU features and attention norm, for the delta rule sum norm besides.
-ModelConfig baseline(Mixer mixer) {
-  ModelConfig model = rule(mixer, FeatureMap::kRelu, kTable1States);
-  model.attention_norm = mixer != Mixer::kDecay;
-  model.sum_norm = mixer == Mixer::kDelta;
+template <class Own>
+ModelConfig baseline() {
+  ModelConfig model = rule<Own>(FeatureMap::kRelu, kTable1States);
+  if constexpr (requires(Own own) { own.attention_norm; }) model.mixer.only<Own>().attention_norm = true;
+  if constexpr (requires(Own own) { own.sum_norm; }) model.mixer.only<Own>().sum_norm = true;
   return model;
 }
 
-ModelConfig without_norm(Mixer mixer) {
-  ModelConfig model = baseline(mixer);
-  model.attention_norm = false;
+template <class Own>
+ModelConfig without_norm() {
+  ModelConfig model = baseline<Own>();
+  if constexpr (requires(Own own) { own.attention_norm; }) model.mixer.only<Own>().attention_norm = false;
   return model;
 }
 
-ModelConfig linear(Mixer mixer, int64_t states) { return rule(mixer, FeatureMap::kLinear, states); }
+template <class Own>
+ModelConfig linear(int64_t states) {
+  return rule<Own>(FeatureMap::kLinear, states);
+}
 
 // What is left of the rows with several seeds without row and seed means: its standard deviation, infinite where nothing says how
 // large it is, and its degrees of freedom.
@@ -70,23 +82,23 @@ double validation_loss(const Study& study, const Artefact& artefact, PerTokenLos
 }  // namespace
 
 std::vector<Row> table_1() {
-  ModelConfig linear_with_norm = linear(Mixer::kAdditive, kTable1States);
-  linear_with_norm.attention_norm = true;
-  ModelConfig without_sum_norm = without_norm(Mixer::kDelta), open_gate = without_norm(Mixer::kDelta);
-  without_sum_norm.sum_norm = false;
-  open_gate.write_bias = 0;
+  ModelConfig linear_with_norm = linear<AdditiveConfig>(kTable1States);
+  linear_with_norm.mixer.only<AdditiveConfig>().attention_norm = true;
+  ModelConfig without_sum_norm = without_norm<DeltaConfig>(), open_gate = without_norm<DeltaConfig>();
+  without_sum_norm.mixer.only<DeltaConfig>().sum_norm = false;
+  open_gate.mixer.only<DeltaConfig>().write_bias = 0;
   return {
-      {"Additive baseline", baseline(Mixer::kAdditive)},
-      {"Additive without norm", without_norm(Mixer::kAdditive)},
-      {"Additive linear", linear(Mixer::kAdditive, kTable1States)},
-      {"Delta baseline", baseline(Mixer::kDelta)},
-      {"Delta without norm", without_norm(Mixer::kDelta)},
-      {"Delta linear", linear(Mixer::kDelta, kTable1States)},
-      {"Gated baseline", baseline(Mixer::kGated)},
-      {"Gated without norm", without_norm(Mixer::kGated)},
-      {"Gated linear", linear(Mixer::kGated, kTable1States)},
-      {"Decay without norm", without_norm(Mixer::kDecay)},
-      {"Decay linear", linear(Mixer::kDecay, kTable1States)},
+      {"Additive baseline", baseline<AdditiveConfig>()},
+      {"Additive without norm", without_norm<AdditiveConfig>()},
+      {"Additive linear", linear<AdditiveConfig>(kTable1States)},
+      {"Delta baseline", baseline<DeltaConfig>()},
+      {"Delta without norm", without_norm<DeltaConfig>()},
+      {"Delta linear", linear<DeltaConfig>(kTable1States)},
+      {"Gated baseline", baseline<GatedConfig>()},
+      {"Gated without norm", without_norm<GatedConfig>()},
+      {"Gated linear", linear<GatedConfig>(kTable1States)},
+      {"Decay without norm", without_norm<DecayConfig>()},
+      {"Decay linear", linear<DecayConfig>(kTable1States)},
       {"Additive linear with norm", linear_with_norm},
       {"Delta without sum norm", without_sum_norm},
       {"Delta with an open gate", open_gate},
@@ -96,30 +108,31 @@ std::vector<Row> table_1() {
 std::vector<Row> table_2(const nlohmann::json& settings) {
   const int64_t window = settings.at("window");
   ModelConfig local = named_architecture("local");
-  local.window = window;
+  local.mixer.only<LocalConfig>().window = window;
   std::vector<Row> rows = {{"Softmax trained on", named_architecture("transformer-llama")},
                            {"Local attention", local},
-                           {"Gated m=4", linear(Mixer::kGated, kTable1States)},
-                           {"Gated m=16", linear(Mixer::kGated, 16)},
-                           {"Gated m=32", linear(Mixer::kGated, 32)},
-                           {"Decay m=4", linear(Mixer::kDecay, kTable1States)},
-                           {"Decay m=16", linear(Mixer::kDecay, 16)},
-                           {"Decay m=32", linear(Mixer::kDecay, 32)}};
+                           {"Gated m=4", linear<GatedConfig>(kTable1States)},
+                           {"Gated m=16", linear<GatedConfig>(16)},
+                           {"Gated m=32", linear<GatedConfig>(32)},
+                           {"Decay m=4", linear<DecayConfig>(kTable1States)},
+                           {"Decay m=16", linear<DecayConfig>(16)},
+                           {"Decay m=32", linear<DecayConfig>(32)}};
   // The paper's window is a thirty-second of GPT-2's context; at a short context such a one stands beside it.
   const int64_t share = settings.at("training").at("context_length").get<int64_t>() / 32;
   if (share != window && share > 0) {
-    local.window = share;
+    local.mixer.only<LocalConfig>().window = share;
     rows.insert(rows.begin() + 2, {"Local attention of context / 32", local});
   }
   return rows;
 }
 
 bool measures_noise(const Row& row) {
-  const ModelConfig& model = row.architecture;
-  const bool smallest = model.state_size == kTable1States && !model.attention_norm;
-  if (model.mixer == Mixer::kGated) return smallest;
-  return model.mixer == Mixer::kDecay && model.feature_map == FeatureMap::kLinear &&
-         (smallest || model.state_size == 16);
+  const MixerConfig& mixer = row.architecture.mixer.all().front();
+  if (const auto* gated = mixer.if_own<GatedConfig>())
+    return gated->state_size == kTable1States && !gated->attention_norm;
+  const auto* decay = mixer.if_own<DecayConfig>();
+  return decay != nullptr && decay->feature_map == FeatureMap::kLinear &&
+         (decay->state_size == kTable1States || decay->state_size == 16);
 }
 
 Run source_run(const nlohmann::json& settings, int64_t vocabulary) {
@@ -185,8 +198,9 @@ Conversions measure_conversions(const Study& study, const std::vector<Row>& rows
     const auto record = [&](const char* metric, const char* unit, double value) {
       if (!std::isfinite(value)) return;  // a training that diverged has less to tell; its record "diverged" says so
       all.findings.records.push_back(record_of(study.experiment, run, losses.sequences, length, metric, unit, value));
-      if (!run.model.has_state()) return;
-      all.findings.records.back().key_dim = run.model.state_size;
+      const MixerConfig& mixer = run.model.mixer.all().front();
+      if (const int64_t rows = mixer.row().state_rows(run.model, mixer.options()); rows > 0)
+        all.findings.records.back().key_dim = rows;
     };
     if (run.conversion) {
       const Course course = course_of(artefact, source);

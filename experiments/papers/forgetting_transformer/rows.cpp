@@ -14,12 +14,13 @@ std::vector<Row> table_3() {
     (change(architecture), ...);
     return architecture;
   };
-  const auto rope = [](bool on) { return [on](ModelConfig& m) { m.rope = on; }; };
-  const auto qk_norm = [](QkNorm norm) { return [norm](ModelConfig& m) { m.qk_norm = norm; }; };
+  const auto attention = [](ModelConfig& m) -> AttentionConfig& { return m.mixer.only<AttentionConfig>(); };
+  const auto rope = [&](bool on) { return [=](ModelConfig& m) { attention(m).rope = on; }; };
+  const auto qk_norm = [&](QkNorm norm) { return [=](ModelConfig& m) { attention(m).qk_norm = norm; }; };
   const auto output_gate = [](bool on) { return [on](ModelConfig& m) { m.output_gate = on; }; };
   const auto output_norm = [](bool on) { return [on](ModelConfig& m) { m.output_norm = on; }; };
-  const auto kv_shift = [](bool on) { return [on](ModelConfig& m) { m.kv_shift = on; }; };
-  const auto no_forget_gate = [](ModelConfig& m) { m.forget_gate = ForgetGate::kNone; };
+  const auto kv_shift = [&](bool on) { return [=](ModelConfig& m) { attention(m).kv_shift = on; }; };
+  const auto no_forget_gate = [&](ModelConfig& m) { attention(m).forget_gate = ForgetGate::kNone; };
 
   return {
       {"Transformer (LLaMA) without RoPE", with(transformer_llama, rope(false))},
@@ -64,7 +65,7 @@ std::vector<Run> table_3_runs(const std::vector<std::string>& names, const nlohm
 
 void Measurements::add(const Run& run, double value) {
   Values& values = values_[run.label];
-  values.gated = run.model.forget_gate != ForgetGate::kNone;
+  values.gated = run.model.mixer.only<AttentionConfig>().forget_gate != ForgetGate::kNone;
   values.of_seeds.push_back(value);
 }
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "experiments/evaluation/per_token_loss.hpp"
+#include "experiments/models/mixers/attention.hpp"
 #include "experiments/papers/runs.hpp"
 #include "experiments/papers/verdict.hpp"
 

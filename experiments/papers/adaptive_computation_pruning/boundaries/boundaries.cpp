@@ -49,7 +49,7 @@ Findings measure(const Study& study) {
   const Run run = studied_run(study.settings, study.dataset.vocabulary());
   LanguageModel model = study.model(run);
   const int64_t length = run.training.context_length;
-  const double log_tolerance = *run.model.log_pruning_tolerance;
+  const double log_tolerance = *run.model.mixer.only<AttentionConfig>().log_pruning_tolerance;
 
   const auto shares = head_shares(model, study.dataset, length, 1);
   const auto trace = traced(model, study.dataset, length, 0);

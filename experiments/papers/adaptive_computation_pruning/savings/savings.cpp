@@ -146,7 +146,7 @@ std::vector<Comparison> comparisons_of_lengths(const Study& study, const AtLengt
 /// Everything that is timed and counted at one context length, as records too.
 AtLength measure_length(const Study& study, const Run& run, std::vector<Record>& records) {
   const nlohmann::json& evaluation = study.settings.at("evaluation");
-  const auto tolerance = run.model.log_pruning_tolerance;
+  const auto tolerance = run.model.mixer.only<AttentionConfig>().log_pruning_tolerance;
   const int64_t length = run.training.context_length, sequences = evaluation.at("sequences"),
                 repetitions = evaluation.at("repetitions");
   LanguageModel model = study.model(run);

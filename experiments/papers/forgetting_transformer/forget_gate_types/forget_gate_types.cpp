@@ -21,9 +21,10 @@ const std::vector<Architecture>& architectures() {
 /// `row` with another kind of gate, whose decay times start between settings["decay_time_min"] and settings["decay_time_max"].
 Row with_gate(const std::string& name, Row row, ForgetGate gate, const nlohmann::json& settings) {
   row.name = name;
-  row.architecture.forget_gate = gate;
-  row.architecture.decay_time_min = settings.at("decay_time_min");
-  row.architecture.decay_time_max = settings.at("decay_time_max");
+  AttentionConfig& attention = row.architecture.mixer.only<AttentionConfig>();
+  attention.forget_gate = gate;
+  attention.decay_time_min = settings.at("decay_time_min");
+  attention.decay_time_max = settings.at("decay_time_max");
   return row;
 }
 

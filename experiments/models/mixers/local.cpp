@@ -1,4 +1,4 @@
-#include "experiments/models/local_attention.hpp"
+#include "experiments/models/mixers/local.hpp"
 
 #include <torch/types.h>
 
@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "experiments/models/layers.hpp"
+#include "experiments/models/mixers/parts/output_end.hpp"
 
 namespace lethe {
 
@@ -42,6 +43,60 @@ Tensor local_attention(const Tensor& query, const Tensor& key, const Tensor& val
   const Tensor logits = torch::matmul(q, k.transpose(-1, -2)).to(accumulation_dtype(query.scalar_type())) * scale;
   const Tensor weights = logits.masked_fill(hidden, -std::numeric_limits<double>::infinity()).softmax(-1);
   return torch::matmul(weights.to(query.scalar_type()), v).flatten(2, 3).narrow(2, 0, length).transpose(1, 2);
+}
+
+namespace {
+
+void check_local(const ModelConfig& model, const LocalConfig& own) {
+  own.check(model.head_dim());
+  expect(own.window > 0, "window", "> 0", std::to_string(own.window));
+}
+
+MixerLayer make_local(const ModelConfig& model, const LocalConfig& own, const Weights& weights) {
+  const QueryKeyValue inputs(weights, model, own);
+  const OutputEnd end(weights, model);
+  const int64_t window = own.window;
+  return [=](const Tensor& x, Rotations& rotations, std::any*) {
+    const auto product =
+        products(x, {{inputs.query}, {inputs.key, inputs.value}, {inputs.key_shift, inputs.value_shift}, {end.gate}});
+    const auto [q, k, v] = inputs.heads_of(x, product[0], product[1], product[2], rotations);
+    return end(local_attention(q, k, v, window), product[3]);
+  };
+}
+
+double local_flops(const ModelConfig& model, const LocalConfig& own, int64_t context_length) {
+  const int64_t seen = std::min(2 * own.window, context_length);
+  return 6 * (QueryKeyValue::multiply_adds(model, own) + OutputEnd::multiply_adds(model) +
+              static_cast<double>(model.width * seen));
+}
+
+int64_t local_bytes(const ModelConfig& model, const LocalConfig& own) {
+  return (QueryKeyValue::columns(model, own) + OutputEnd::columns(model)) * model.compute_bytes();
+}
+
+std::optional<Swap> local_swap(const ModelConfig&, const LocalConfig& own) {
+  return !own.kv_shift && own.qk_norm == QkNorm::kNone ? std::optional(Swap{}) : std::nullopt;
+}
+
+std::vector<Architecture> local_architectures() {
+  LocalConfig own;
+  own.rope = true;
+  own.qk_norm = QkNorm::kNone;
+  own.kv_shift = false;
+  return {{own.kName, llama(own)}};
+}
+
+}  // namespace
+
+Mixer local_mixer() {
+  Mixer row = row_of<LocalConfig>();
+  row.check = typed<LocalConfig>(check_local);
+  row.make = typed<LocalConfig>(make_local);
+  row.flops = typed<LocalConfig>(local_flops);
+  row.activation_bytes = typed<LocalConfig>(local_bytes);
+  row.architectures = local_architectures;
+  row.swap = typed<LocalConfig>(local_swap);
+  return row;
 }
 
 }  // namespace lethe

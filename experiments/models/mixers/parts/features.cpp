@@ -1,4 +1,4 @@
-#include "experiments/models/features.hpp"
+#include "experiments/models/mixers/parts/features.hpp"
 
 #include <cmath>
 #include <vector>

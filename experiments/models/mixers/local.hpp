@@ -3,7 +3,21 @@
 
 #include <torch/types.h>
 
+#include "experiments/models/mixers/mixer.hpp"
+#include "experiments/models/mixers/parts/projections.hpp"
+
 namespace lethe {
+
+struct LocalConfig : ProjectionConfig {
+  static constexpr const char* kName = "local";
+  int64_t window = 32;  ///< in tokens, the query's own among them
+
+  template <class Self, class Visitor>
+  static void members(Self& self, Visitor&& visit) {
+    ProjectionConfig::members(self, visit);
+    visit("window", self.window);
+  }
+};
 
 /// Local attention: a query sees the last W tokens, its own among them, and nothing older.
 ///
@@ -18,5 +32,10 @@ namespace lethe {
 /// numerics logits and weights in float32, or float64 for float64 inputs
 torch::Tensor local_attention(const torch::Tensor& query, const torch::Tensor& key, const torch::Tensor& value,
                               int64_t window);
+
+/// q, k, v of QueryKeyValue;  o = local_attention(q, k, v);  y = W_o (norm(o) ⊙ σ(W_g x)), norm and gate: Pro.
+///
+/// trace    none
+Mixer local_mixer();
 
 }  // namespace lethe

@@ -1,10 +1,33 @@
 #pragma once
-// Feature maps of the mixers with a state that have no weights to train, in their Torch form. They are taken in float32
+// Feature maps of the mixers with a state, and those that have no weights to train in their Torch form: taken in float32
 // (float64 for float64 inputs) whatever the compute dtype, and returned so.
 
 #include <torch/types.h>
 
+#include "experiments/models/json_members.hpp"
+
 namespace lethe {
+
+/// φ of the mixers with a state.
+enum class FeatureMap {
+  kLinear,  ///< none beside W_q and W_k, which make state_size features a head by themselves
+  kRelu,    ///< ReLU(W_φ x + b_φ) of queries and keys of head_dim, one W_φ [state_size, head_dim] a head for both
+  kEluPlusOne,      ///< ELU + 1 of queries and keys of head_dim, which are its features
+  kDpfp,            ///< DPFP-ν of queries and keys of head_dim, 2·ν·head_dim features
+  kPositiveRandom,  ///< FAVOR+: exp(w·x − |x|²/2) for state_size random directions w a layer, never trained
+  kRandomFourier    ///< RFA: sin(w·x) and cos(w·x) of unit vectors for state_size / 2 random directions
+};
+
+template <>
+struct EnumNames<FeatureMap> {
+  static inline const std::vector<std::pair<FeatureMap, std::string>> names{
+      {FeatureMap::kLinear, "linear"},
+      {FeatureMap::kRelu, "relu"},
+      {FeatureMap::kEluPlusOne, "elu_plus_one"},
+      {FeatureMap::kDpfp, "dpfp"},
+      {FeatureMap::kPositiveRandom, "positive_random"},
+      {FeatureMap::kRandomFourier, "random_fourier"}};
+};
 
 /// φ(u)_i = u_i + 1 for u_i > 0, exp(u_i) otherwise: ELU + 1, positive everywhere.
 ///

@@ -1,0 +1,109 @@
+#include "experiments/models/mixers/attention.hpp"
+
+#include <cmath>
+#include <tuple>
+#include <vector>
+
+#include "experiments/models/layers.hpp"
+#include "experiments/models/mixers/parts/output_end.hpp"
+#include "optimized/coverage.hpp"
+#include "optimized/torch/forgetting_attention.hpp"
+
+namespace lethe {
+
+using torch::Tensor;
+
+namespace {
+
+void check_attention(const ModelConfig& model, const AttentionConfig& own) {
+  const auto& tolerance = own.log_pruning_tolerance;
+  own.ProjectionConfig::check(model.head_dim());
+  own.ForgetGateConfig::check();
+  expect(!tolerance || (*tolerance <= 0 && std::isfinite(*tolerance)), "log_pruning_tolerance",
+         "≤ 0 and finite, or absent", std::to_string(tolerance.value_or(0)));
+}
+
+MixerLayer make_attention(const ModelConfig& model, const AttentionConfig& own, const Weights& weights) {
+  const QueryKeyValue inputs(weights, model, own);
+  const ForgetGateWeights forget(weights, model, own);
+  const OutputEnd end(weights, model);
+  const auto tolerance = own.log_pruning_tolerance;
+  const bool forgets = own.forget_gate != ForgetGate::kNone;
+  return [=](const Tensor& x, Rotations& rotations, std::any* trace) {
+    const auto product = products(x, {{inputs.query},
+                                      {inputs.key, inputs.value},
+                                      {inputs.key_shift, inputs.value_shift},
+                                      {forget.weight},
+                                      {end.gate}});
+    const auto [q, k, v] = inputs.heads_of(x, product[0], product[1], product[2], rotations);
+    const torch::Dtype wide = accumulation_dtype(x.scalar_type());
+    const Tensor log_forget = forgets ? forget.log_gate(product[3], x.size(0), x.size(1), wide)  // [B,T,H]
+                                      : torch::zeros({x.size(0), x.size(1), end.heads}, x.options().dtype(wide));
+    const Tensor bound = tolerance || trace ? inputs.logit_bound(x.scalar_type()) : Tensor();
+    const auto bound_argument = bound.defined() ? std::optional<Tensor>(bound) : std::nullopt;
+    if (!trace) {
+      return end(forgetting_attention(q, k, v, log_forget, std::nullopt, tolerance, bound_argument), product[4]);
+    }
+    Tensor o, visited_pairs;
+    std::tie(o, std::ignore, visited_pairs) =
+        forgetting_attention_with_statistics(q, k, v, log_forget, std::nullopt, tolerance, bound_argument);
+    *trace = AttentionTrace{q.detach(), k.detach(), v.detach(), log_forget.detach(), bound, visited_pairs};
+    return end(o, product[4]);
+  };
+}
+
+double attention_flops(const ModelConfig& model, const AttentionConfig& own, int64_t context_length) {
+  // n = context: half of the score matrix is causal.
+  return 6 * (QueryKeyValue::multiply_adds(model, own) + ForgetGateWeights::multiply_adds(model, own) +
+              OutputEnd::multiply_adds(model) + static_cast<double>(model.width * context_length));
+}
+
+int64_t attention_bytes(const ModelConfig& model, const AttentionConfig& own) {
+  const int64_t residual = model.compute_bytes() == 2 ? model.width : 0;  // what rounding took from the values
+  return (QueryKeyValue::columns(model, own) + OutputEnd::columns(model) + residual) * model.compute_bytes();
+}
+
+std::string attention_on_hopper(const ModelConfig& model, const AttentionConfig&, int64_t context_length) {
+  Dtype dtype = Dtype::kFloat32;
+  for (const Dtype candidate : {Dtype::kFloat64, Dtype::kBFloat16, Dtype::kFloat16})
+    if (dtype_name(candidate) == model.compute_dtype) dtype = candidate;
+  const Shape shape{1, context_length, context_length, model.heads, model.heads, model.head_dim(), model.head_dim()};
+  return implementation_on_cuda(unsupported(shape, dtype, 90));
+}
+
+std::optional<Swap> attention_swap(const ModelConfig&, const AttentionConfig& own) {
+  return own.is_softmax() ? std::optional(Swap{}) : std::nullopt;
+}
+
+// The four named rows that the others are given relative to.
+std::vector<Architecture> attention_architectures() {
+  std::vector<Architecture> rows;
+  for (const bool forgets : {true, false})
+    for (const bool pro : {true, false}) {
+      AttentionConfig own;
+      own.forget_gate = forgets ? ForgetGate::kFull : ForgetGate::kNone;
+      own.rope = !forgets;
+      own.qk_norm = pro ? QkNorm::kShared : QkNorm::kNone;
+      own.kv_shift = pro;
+      ModelConfig model = llama(own);
+      model.output_gate = model.output_norm = pro;
+      rows.push_back({std::string(forgets ? "fox" : "transformer") + (pro ? "-pro" : "-llama"), model});
+    }
+  return rows;
+}
+
+}  // namespace
+
+Mixer attention_mixer() {
+  Mixer row = row_of<AttentionConfig>();
+  row.check = typed<AttentionConfig>(check_attention);
+  row.make = typed<AttentionConfig>(make_attention);
+  row.flops = typed<AttentionConfig>(attention_flops);
+  row.activation_bytes = typed<AttentionConfig>(attention_bytes);
+  row.architectures = attention_architectures;
+  row.on_hopper = typed<AttentionConfig>(attention_on_hopper);
+  row.swap = typed<AttentionConfig>(attention_swap);
+  return row;
+}
+
+}  // namespace lethe

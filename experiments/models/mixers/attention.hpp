@@ -1,0 +1,48 @@
+#pragma once
+// Forgetting Attention, of which softmax attention is the case without a gate: everything that FoX Table 3 switches on and off.
+
+#include <torch/types.h>
+
+#include <optional>
+
+#include "experiments/models/mixers/mixer.hpp"
+#include "experiments/models/mixers/parts/forget_gate.hpp"
+#include "experiments/models/mixers/parts/projections.hpp"
+
+namespace lethe {
+
+/// Defaults are those of FoX (Pro).
+struct AttentionConfig : ProjectionConfig, ForgetGateConfig {
+  static constexpr const char* kName = "attention";
+  std::optional<double> log_pruning_tolerance;  ///< log ε of Adaptive Computation Pruning; absent: off
+
+  template <class Self, class Visitor>
+  static void members(Self& self, Visitor&& visit) {
+    ProjectionConfig::members(self, visit);
+    ForgetGateConfig::members(self, visit);
+    visit("log_pruning_tolerance", self.log_pruning_tolerance);
+  }
+
+  /// Whether it is softmax attention, without gate, KV-shift and QK-norm.
+  bool is_softmax() const { return forget_gate == ForgetGate::kNone && !kv_shift && qk_norm == QkNorm::kNone; }
+};
+
+/// What attention saw in a forward pass, for the claims on pruning.
+struct AttentionTrace {
+  torch::Tensor query, key, value;  ///< [B,T,H,D] as the operator received them
+  torch::Tensor log_forget;         ///< [B,T,H]
+  torch::Tensor logit_bound;        ///< [H], or undefined where the operator takes it from the norms
+  torch::Tensor visited_pairs;      ///< [B,H]
+};
+
+/// Multi-head attention with forget gates (FoX), or without (Transformer). In this order:
+///
+///   q, k, v of QueryKeyValue;  log f = logsigmoid(w·x + b)
+///   o = forgetting_attention(q, k, v, log f);  y = W_o (norm(o) ⊙ σ(W_g x))   norm and gate: Pro
+///
+/// source   FoX Eq. 16–24
+/// trace    an AttentionTrace
+/// cost     B·T·(4 or 5)·width² + 2·B·T²·width multiply-adds
+Mixer attention_mixer();
+
+}  // namespace lethe

@@ -1,0 +1,91 @@
+#include "experiments/models/mixers/decay.hpp"
+
+#include <cmath>
+
+#include "experiments/models/layers.hpp"
+
+namespace lethe {
+
+using torch::Tensor;
+
+namespace {
+
+// Of W_f and W_z.
+int64_t gate_columns(const ModelConfig& model, const DecayConfig& own) {
+  return model.heads * own.state_rows(model) + model.width;
+}
+
+void check_decay(const ModelConfig& model, const DecayConfig& own) {
+  // n of a head's row gates is their number unless gate_range says otherwise, and n = 1 is no range.
+  own.check(model, own.gate_range ? 1 : 2);
+  expect(!own.gate_range || (*own.gate_range >= 2 && std::isfinite(*own.gate_range)), "gate_range",
+         "≥ 2 and finite, or absent", std::to_string(own.gate_range.value_or(0)));
+}
+
+MixerLayer make_decay(const ModelConfig& model, const DecayConfig& own, const Weights& weights) {
+  const StateProjections projections(weights, model, own);
+  const int64_t width = model.width, heads = model.heads, rows = own.state_rows(model);
+  const auto uniform = [&](int64_t gates) -> Initial {
+    const double n = own.gate_range.value_or(static_cast<double>(gates));  // of a head
+    return [n](Tensor& value, const torch::Generator& generator) {
+      value.copy_(uniform_gate_bias(value.numel(), n, generator));
+    };
+  };
+  const Tensor key_gate = weights.parameter("key_gate_proj.weight", {heads * rows, width}, normal());
+  const Tensor key_bias = weights.parameter("key_gate_proj.bias", {heads * rows}, uniform(rows));
+  const Tensor value_gate = weights.parameter("value_gate_proj.weight", {width, width}, normal());
+  const Tensor value_bias = weights.parameter("value_gate_proj.bias", {width}, uniform(model.head_dim()));
+  const OutputEnd end(weights, model);
+  StateRule rule;
+  rule.weights = {key_gate, value_gate};
+  rule.gates = [=](StateInputs& in, const std::vector<Tensor>& products) {
+    const auto log_gate = [&](const Tensor& product, const Tensor& bias) {
+      const torch::Dtype wide = accumulation_dtype(product.scalar_type());
+      return torch::log_sigmoid(product.to(wide) + bias.to(wide)).unflatten(-1, {heads, -1});
+    };
+    in.log_key_gate = log_gate(products[0], key_bias);
+    in.log_value_gate = log_gate(products[1], value_bias);
+  };
+  return state_layer(projections, rule, end);
+}
+
+double decay_flops(const ModelConfig& model, const DecayConfig& own, int64_t) {
+  const double gates = static_cast<double>(model.width * gate_columns(model, own));
+  return state_flops(model, own, gates, 4);
+}
+
+int64_t decay_bytes(const ModelConfig& model, const DecayConfig& own) {
+  return state_activation_bytes(model, own, gate_columns(model, own));
+}
+
+Swap decay_swap(const ModelConfig& model, const DecayConfig& own) {
+  Swap swap = state_swap(model, own);
+  swap.value_gate = "value_gate_proj.bias";
+  return swap;
+}
+
+std::vector<Architecture> decay_architectures() {
+  DecayConfig own;
+  own.rope = true;
+  return {{own.kName, llama(own)}};
+}
+
+}  // namespace
+
+Tensor uniform_gate_bias(int64_t size, double n, torch::Generator generator) {
+  const Tensor share = torch::rand({size}, generator, torch::dtype(torch::kFloat64)) * (1 - 2 / n) + 1 / n;
+  return share.logit().to(torch::kFloat32);
+}
+
+Mixer decay_mixer() {
+  Mixer row = state_row<DecayConfig>();
+  row.check = typed<DecayConfig>(check_decay);
+  row.make = typed<DecayConfig>(make_decay);
+  row.flops = typed<DecayConfig>(decay_flops);
+  row.activation_bytes = typed<DecayConfig>(decay_bytes);
+  row.architectures = decay_architectures;
+  row.swap = typed<DecayConfig>(decay_swap);
+  return row;
+}
+
+}  // namespace lethe

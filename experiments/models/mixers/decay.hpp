@@ -1,0 +1,39 @@
+#pragma once
+// The decay rule: a gate of rank one.
+
+#include <torch/types.h>
+
+#include <optional>
+
+#include "experiments/models/mixers/mixer.hpp"
+#include "experiments/models/mixers/parts/state.hpp"
+
+namespace lethe {
+
+struct DecayConfig : StateConfig {
+  static constexpr const char* kName = "decay";
+  /// n of Uniform Gate Initialisation, σ(b) ~ U[1/n, 1 − 1/n]; absent: a head's number of gates.
+  std::optional<double> gate_range;
+
+  template <class Self, class Visitor>
+  static void members(Self& self, Visitor&& visit) {
+    StateConfig::members(self, visit);
+    visit("gate_range", self.gate_range);
+  }
+};
+
+/// Biases b with σ(b) ~ U[1/n, 1 − 1/n] (Uniform Gate Initialisation): gates from forgetting almost at once to hardly at all.
+///
+/// source   Gu et al. 2020; T2FW, Section 3
+/// reads    size of the bias vector; n ≥ 2, 2 makes all gates 1/2
+/// returns  [size] float32 on the CPU
+torch::Tensor uniform_gate_bias(int64_t size, double n, torch::Generator generator);
+
+/// A state_layer with a gate a row and a gate a column:
+///
+///   S_t = diag(f_t) S_{t−1} diag(z_t) + k_t v_tᵀ,  f = σ(W_f x + b_f), z = σ(W_z x + b_z)
+///
+/// source   T2FW, Eq. 7
+Mixer decay_mixer();
+
+}  // namespace lethe

@@ -1,0 +1,50 @@
+#include "experiments/models/mixers/mixer.hpp"
+
+#include <nlohmann/json.hpp>
+
+namespace lethe {
+namespace {
+
+const Mixer& mixer_named(const std::string& name) {
+  std::string names;
+  for (const Mixer& row : mixers()) {
+    if (row.name == name) return row;
+    names += (names.empty() ? "" : ", ") + row.name;
+  }
+  throw std::invalid_argument("mixer.name: expected one of " + names + ", found " + name);
+}
+
+}  // namespace
+
+MixerConfig::MixerConfig(const std::string& name) : row_(&mixer_named(name)), options_(row_->defaults) {}
+
+void to_json(nlohmann::json& json, const MixerConfig& config) {
+  json = {{"name", config.row().name}};
+  config.row().write(json, config.options());
+}
+
+void from_json(const nlohmann::json& json, MixerConfig& config) {
+  JsonReader reader(json, "mixer");
+  std::string name = "none";
+  reader("name", name);
+  config = MixerConfig(name);
+  config.row_->read(reader, config.options_);
+  reader.finish();
+}
+
+void MixerStack::expect_only(const std::string& name) const {
+  std::string found;
+  for (const MixerConfig& mixer : mixers_) found += (found.empty() ? "" : ", ") + mixer.row().name;
+  expect(found == name, "mixer", name + " in every layer", found);
+}
+
+void to_json(nlohmann::json& json, const MixerStack& stack) {
+  json = stack.all().size() == 1 ? nlohmann::json(stack.all().front()) : nlohmann::json(stack.all());
+}
+
+void from_json(const nlohmann::json& json, MixerStack& stack) {
+  expect(json.is_object() || (json.is_array() && !json.empty()), "mixer", "an object, or a list of some", json.dump());
+  stack = json.is_object() ? MixerStack(json.get<MixerConfig>()) : MixerStack(json.get<std::vector<MixerConfig>>());
+}
+
+}  // namespace lethe

@@ -1,0 +1,169 @@
+#pragma once
+// The table of mixers. To add one:
+//   1. copy delta.hpp and delta.cpp to NAME.hpp and NAME.cpp: options with their JSON keys, and the row at the end;
+//   2. add NAME to the list in CMakeLists.txt, from which the table is made;
+//   3. `make` registers each parameter with how it begins and returns the forward pass; parts/ has what mixers share;
+//   4. check, FLOPs and bytes say what the options may be and what a layer costs; architectures are what users call by name;
+//   5. the tests of all rows run over it; add its reference, where there is one, to tests/experiments/test_mixers.cpp.
+
+#include <torch/types.h>
+
+#include <any>
+#include <cstdint>
+#include <functional>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "experiments/models/json_members.hpp"
+
+namespace lethe {
+
+struct Architecture;
+struct Mixer;
+struct ModelConfig;
+class Rotations;
+class Weights;
+
+/// A mixer of the table and its options.
+class MixerConfig {
+ public:
+  /// The mixer of that name with default options.
+  ///
+  /// throws  std::invalid_argument for a name that the table does not have
+  explicit MixerConfig(const std::string& name = "attention");
+
+  /// The mixer whose options are `Own`.
+  template <class Own>
+  requires requires { Own::kName; }
+  MixerConfig(Own own) : MixerConfig(std::string(Own::kName)) { options_ = std::move(own); }
+
+  const Mixer& row() const { return *row_; }
+  const std::any& options() const { return options_; }
+
+  /// The options, or null where the mixer is another.
+  template <class Own>
+  const Own* if_own() const {
+    return std::any_cast<Own>(&options_);
+  }
+
+ private:
+  friend void from_json(const nlohmann::json& json, MixerConfig& config);
+  friend class MixerStack;
+
+  const Mixer* row_;
+  std::any options_;  // of the type that the row's functions expect
+};
+
+// {"name": …, the options' members}; unknown keys and wrong types are one clear error, absent options take the default.
+void to_json(nlohmann::json& json, const MixerConfig& config);
+void from_json(const nlohmann::json& json, MixerConfig& config);
+
+/// The mixers of a model from its first layer on; where there are more layers, they repeat from the first.
+class MixerStack {
+ public:
+  MixerStack() : mixers_(1) {}
+  MixerStack(MixerConfig mixer) : mixers_{std::move(mixer)} {}
+  MixerStack(std::vector<MixerConfig> mixers) : mixers_(std::move(mixers)) {}
+  template <class Own>
+  requires requires { Own::kName; }
+  MixerStack(Own own) : mixers_{MixerConfig(std::move(own))} {}
+
+  const std::vector<MixerConfig>& all() const { return mixers_; }
+  const MixerConfig& of(int64_t layer) const { return mixers_[static_cast<size_t>(layer) % mixers_.size()]; }
+
+  /// The options of the only mixer.
+  ///
+  /// throws  std::invalid_argument where there are several, or it is another
+  template <class Own>
+  Own& only() {
+    expect_only(Own::kName);
+    return *std::any_cast<Own>(&mixers_.front().options_);
+  }
+  template <class Own>
+  const Own& only() const {
+    expect_only(Own::kName);
+    return *mixers_.front().if_own<Own>();
+  }
+
+ private:
+  void expect_only(const std::string& name) const;
+  std::vector<MixerConfig> mixers_;
+};
+
+// The only mixer's object, or a list of several.
+void to_json(nlohmann::json& json, const MixerStack& stack);
+void from_json(const nlohmann::json& json, MixerStack& stack);
+
+/// One layer's mixer, made.
+///
+/// reads    x [B,T,width] in the compute dtype, normed; rotations of this forward pass; trace, which where given takes
+///          what the mixer keeps of it for claims (AttentionTrace, StateTrace), if anything
+/// returns  [B,T,width] in the compute dtype
+using MixerLayer = std::function<torch::Tensor(const torch::Tensor& x, Rotations& rotations, std::any* trace)>;
+
+/// How a mixer takes the place of trained softmax attention: what becomes of the source's parameters beside being kept.
+struct Swap {
+  bool product = false;          ///< q_proj and k_proj make features: they become W_φ times the source's, or are drawn
+  std::string feature_map = {};  ///< the parameter that is drawn as W_φ is
+  double value_scale = 1;        ///< what v_proj is multiplied by where the conversion does not say it
+  std::string value_gate = {};   ///< the bias b_z whose 1 − σ(b_z) multiplies the rows of v_proj
+};
+
+/// A row. Functions read the model's trunk and the mixer's options; `typed` below gives them the options' type.
+struct Mixer {
+  std::string name;
+
+  std::any defaults;
+  std::function<void(nlohmann::json& json, const std::any& options)> write;
+  std::function<void(JsonReader& reader, std::any& options)> read;
+
+  /// throws  std::invalid_argument "name: expected …, found …" for options that make no layer
+  std::function<void(const ModelConfig&, const std::any& options)> check;
+  /// Registers the layer's parameters, each with how it begins.
+  std::function<MixerLayer(const ModelConfig&, const std::any& options, const Weights&)> make;
+  /// Of one layer and token, forward and backward: 6 a multiply-add with a gradient on both sides.
+  std::function<double(const ModelConfig&, const std::any& options, int64_t context_length)> flops;
+  /// That autograd keeps of one layer and token, from the normed input, without it, to the output.
+  std::function<int64_t(const ModelConfig&, const std::any& options)> activation_bytes;
+  /// The named architectures with this mixer, at no size.
+  std::function<std::vector<Architecture>()> architectures;
+
+  // What a mixer may leave out.
+  /// What runs it on compute capability 9.0.
+  std::function<std::string(const ModelConfig&, const std::any& options, int64_t context_length)> on_hopper =
+      [](const ModelConfig&, const std::any&, int64_t) { return "portable: a few PyTorch calls a sequence"; };
+  /// Rows of a head's state, 0 where all of the past is kept. A mixer with a state leaves a StateTrace.
+  std::function<int64_t(const ModelConfig&, const std::any& options)> state_rows = [](const ModelConfig&,
+                                                                                      const std::any&) { return 0; };
+  /// nullopt: it can't take the place of trained softmax attention.
+  std::function<std::optional<Swap>(const ModelConfig&, const std::any& options)> swap =
+      [](const ModelConfig&, const std::any&) { return std::nullopt; };
+};
+
+/// The rows, in the order of CMakeLists.txt.
+const std::vector<Mixer>& mixers();
+
+/// A row with the name and the JSON of options `Own`: a struct with kName and members(self, visit).
+template <class Own>
+Mixer row_of() {
+  Mixer row;
+  row.name = Own::kName;
+  row.defaults = Own{};
+  row.write = [](nlohmann::json& json, const std::any& options) {
+    Own::members(*std::any_cast<Own>(&options), JsonWriter{json});
+  };
+  row.read = [](JsonReader& reader, std::any& options) { Own::members(*std::any_cast<Own>(&options), reader); };
+  return row;
+}
+
+/// A row's function out of one that takes the options as `Own`.
+template <class Own>
+inline constexpr auto typed = [](auto function) {
+  return [function](const ModelConfig& model, const std::any& options, const auto&... rest) {
+    return function(model, *std::any_cast<Own>(&options), rest...);
+  };
+};
+
+}  // namespace lethe

@@ -1,0 +1,73 @@
+#pragma once
+// The forget gate of a head, of attention and of the mixers with a state that forget as FoX does.
+
+#include <torch/types.h>
+
+#include "experiments/models/config.hpp"
+#include "experiments/models/json_members.hpp"
+#include "experiments/models/parameters.hpp"
+
+namespace lethe {
+
+/// How a head's forget gate f comes about (FoX §4.5).
+enum class ForgetGate {
+  kNone,      ///< f = 1: a Transformer
+  kFull,      ///< f_t = σ(w·x_t + b), bias starting at 0
+  kBiasOnly,  ///< f = σ(b), b trained, long-init
+  kFixed      ///< f = σ(b), b fixed, long-init: ALiBi
+};
+
+template <>
+struct EnumNames<ForgetGate> {
+  static inline const std::vector<std::pair<ForgetGate, std::string>> names{{ForgetGate::kNone, "none"},
+                                                                            {ForgetGate::kFull, "full"},
+                                                                            {ForgetGate::kBiasOnly, "bias_only"},
+                                                                            {ForgetGate::kFixed, "fixed"}};
+};
+
+struct ForgetGateConfig {
+  ForgetGate forget_gate = ForgetGate::kFull;
+  double decay_time_min = 2.0;  ///< long-init of kBiasOnly and kFixed: T(b) from min to max, log-spaced over the heads
+  double decay_time_max = 256.0;
+
+  template <class Self, class Visitor>
+  static void members(Self& self, Visitor&& visit) {
+    visit("forget_gate", self.forget_gate);
+    visit("decay_time_min", self.decay_time_min);
+    visit("decay_time_max", self.decay_time_max);
+  }
+
+  /// throws  std::invalid_argument for decay times that are none
+  void check() const;
+
+  /// The same for a mixer with a state, which has no way without a gate.
+  void check_of_state() const;
+};
+
+/// Gate biases b = −log(exp(1/T) − 1), so that σ(b) = exp(−1/T): a head whose gate stays there forgets over T tokens, T
+/// log-spaced from decay_time_min to decay_time_max over the heads.
+///
+/// source   FoX §4.5, "long-init"
+/// returns  [H] float32 on the CPU
+torch::Tensor long_init(const ForgetGateConfig& own, int64_t heads);
+
+/// One gate a head and token, as forget_gate says: f_t = σ(w·x_t + b), or σ(b).
+///
+/// source   FoX Eq. 3 and §4.5
+struct ForgetGateWeights {
+  /// Registers fgate_proj.weight and fgate_proj.bias, or fgate_bias (a buffer where it is fixed); nothing for
+  /// ForgetGate::kNone.
+  ForgetGateWeights(const Weights& weights, const ModelConfig& model, const ForgetGateConfig& own);
+
+  /// reads    logits [B,T,H] = w·x, where there is a weight, else unread; batch = B, length = T; dtype of the result
+  /// returns  log f [B,T,H]; not to be called for ForgetGate::kNone
+  torch::Tensor log_gate(const torch::Tensor& logits, int64_t batch, int64_t length, torch::Dtype dtype) const;
+
+  /// Multiply-adds of a token.
+  static double multiply_adds(const ModelConfig& model, const ForgetGateConfig& own);
+
+  torch::Tensor weight;  // [H,width], undefined where the gate doesn't read x
+  torch::Tensor bias;    // [H]
+};
+
+}  // namespace lethe

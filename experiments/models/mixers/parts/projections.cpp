@@ -1,0 +1,87 @@
+#include "experiments/models/mixers/parts/projections.hpp"
+
+#include <cmath>
+#include <limits>
+
+#include "experiments/models/layers.hpp"
+
+namespace lethe {
+
+using torch::Tensor;
+
+namespace {
+
+double machine_epsilon(torch::Dtype dtype) {
+  switch (dtype) {
+    case torch::kBFloat16: return std::numeric_limits<c10::BFloat16>::epsilon();
+    case torch::kFloat16: return std::numeric_limits<c10::Half>::epsilon();
+    case torch::kFloat64: return std::numeric_limits<double>::epsilon();
+    default: return std::numeric_limits<float>::epsilon();
+  }
+}
+
+}  // namespace
+
+void ProjectionConfig::check(int64_t head_dim) const {
+  RotationConfig::check();
+  expect(!rope || head_dim % 2 == 0, "rope", "an even head dim", std::to_string(head_dim));
+}
+
+QueryKeyValue::QueryKeyValue(const Weights& weights, const ModelConfig& model, const ProjectionConfig& own)
+    : own(own), heads(model.heads), head_dim(model.head_dim()) {
+  const int64_t width = model.width;
+  const std::string inner = own.kv_shift ? ".linear.weight" : ".weight";
+  query = weights.parameter("q_proj.weight", {width, width}, normal());
+  key = weights.parameter("k_proj" + inner, {width, width}, normal());
+  value = weights.parameter("v_proj" + inner, {width, width}, normal());
+  if (own.kv_shift) {
+    key_shift = weights.parameter("k_proj.shift_proj.weight", {heads, width}, normal());
+    value_shift = weights.parameter("v_proj.shift_proj.weight", {heads, width}, normal());
+  }
+  if (own.qk_norm != QkNorm::kNone) {
+    const int64_t size = own.qk_norm == QkNorm::kShared ? head_dim : width;
+    query_norm = weights.parameter("q_norm.weight", {size}, constant(1));
+    key_norm = weights.parameter("k_norm.weight", {size}, constant(1));
+  }
+}
+
+QueryKeyValue::Heads QueryKeyValue::heads_of(const Tensor& x, const Tensor& queries, const Tensor& keys_and_values,
+                                             const Tensor& shifts, Rotations& rotations) const {
+  Tensor q = queries.unflatten(-1, {heads, head_dim});               // [B,T,H,D]
+  Tensor kv = keys_and_values.unflatten(-1, {2 * heads, head_dim});  // [B,T,2H,D]
+  if (own.kv_shift) kv = shift_by_one(kv, shifts);
+  const auto k_and_v = kv.chunk(2, 2);
+  Tensor k = k_and_v[0];
+  if (own.qk_norm != QkNorm::kNone) {
+    const auto per_head = [&](const Tensor& weight) { return weight.view({-1, head_dim}); };  // [1 or H, D]
+    q = rms_norm(q, per_head(query_norm), kQkNormEpsilon, x.scalar_type());
+    k = rms_norm(k, per_head(key_norm), kQkNormEpsilon, x.scalar_type());
+  }
+  if (own.rope) {
+    const Rotation& rotation = rotations.of(x, head_dim, own.rope_base);
+    q = rotate(q, rotation);
+    k = rotate(k, rotation);
+  }
+  return {q, k, k_and_v[1]};
+}
+
+Tensor QueryKeyValue::logit_bound(torch::Dtype dtype) const {
+  if (own.qk_norm == QkNorm::kNone) return {};
+  const torch::NoGradGuard no_gradient;
+  const auto largest = [&](const Tensor& weight) {  // γ of every head, [H]
+    return own.qk_norm == QkNorm::kShared ? weight.abs().max().expand({heads})
+                                          : weight.abs().view({heads, head_dim}).amax(-1);
+  };
+  const double roundings = 1 + 4 * machine_epsilon(dtype);
+  return largest(query_norm) * largest(key_norm) * (std::sqrt(static_cast<double>(head_dim)) * roundings);
+}
+
+double QueryKeyValue::multiply_adds(const ModelConfig& model, const ProjectionConfig& own) {
+  return static_cast<double>(model.width * (3 * model.width + 2 * own.kv_shift * model.heads));
+}
+
+int64_t QueryKeyValue::columns(const ModelConfig& model, const ProjectionConfig& own) {
+  return model.width * (3 + 2 * own.kv_shift + 2 * (own.qk_norm != QkNorm::kNone));
+}
+
+}  // namespace lethe

@@ -1,0 +1,68 @@
+#pragma once
+// Queries, keys and values of the mixers that are attention.
+
+#include <torch/types.h>
+
+#include "experiments/models/config.hpp"
+#include "experiments/models/mixers/parts/rotations.hpp"
+#include "experiments/models/parameters.hpp"
+
+namespace lethe {
+
+/// RMSNorm of queries and keys per head, with weights of size head_dim shared by the heads, or of size width.
+enum class QkNorm { kNone, kShared, kPerHead };
+
+template <>
+struct EnumNames<QkNorm> {
+  static inline const std::vector<std::pair<QkNorm, std::string>> names{
+      {QkNorm::kNone, "none"}, {QkNorm::kShared, "shared"}, {QkNorm::kPerHead, "per_head"}};
+};
+
+/// What happens to queries, keys and values before attention reads them.
+struct ProjectionConfig : RotationConfig {
+  QkNorm qk_norm = QkNorm::kShared;
+  bool kv_shift = true;
+
+  template <class Self, class Visitor>
+  static void members(Self& self, Visitor&& visit) {
+    RotationConfig::members(self, visit);
+    visit("qk_norm", self.qk_norm);
+    visit("kv_shift", self.kv_shift);
+  }
+
+  /// throws  std::invalid_argument for a rotation that heads of this size can't have
+  void check(int64_t head_dim) const;
+};
+
+/// q, k, v = W x;  k, v shifted by one (Pro);  q, k normed (Pro);  q, k rotated (RoPE), in this order.
+///
+/// source   FoX Eq. 16–20
+struct QueryKeyValue {
+  /// Registers the parameters of the switches that are on.
+  QueryKeyValue(const Weights& weights, const ModelConfig& model, const ProjectionConfig& own);
+
+  struct Heads {
+    torch::Tensor query, key, value;  // [B,T,H,D]
+  };
+  /// reads  x [B,T,width]; products with x of {query}, {key, value} and {key_shift, value_shift}
+  Heads heads_of(const torch::Tensor& x, const torch::Tensor& queries, const torch::Tensor& keys_and_values,
+                 const torch::Tensor& shifts, Rotations& rotations) const;
+
+  /// U = γq·γk·√D ≥ |q·k|/√D with γ = max |w| of the norms' weights, widened by four roundings of `dtype`.
+  ///
+  /// source   Adaptive Computation Pruning, Appendix A
+  /// returns  [H], or undefined without QK-norm
+  torch::Tensor logit_bound(torch::Dtype dtype) const;
+
+  /// Multiply-adds of a token, and the columns in the compute dtype that autograd keeps of it.
+  static double multiply_adds(const ModelConfig& model, const ProjectionConfig& own);
+  static int64_t columns(const ModelConfig& model, const ProjectionConfig& own);
+
+  ProjectionConfig own;
+  int64_t heads, head_dim;
+  torch::Tensor query, key, value;       // [width,width]
+  torch::Tensor key_shift, value_shift;  // [H,width]
+  torch::Tensor query_norm, key_norm;    // [D] shared, [width] per head
+};
+
+}  // namespace lethe

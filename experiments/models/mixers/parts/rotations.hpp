@@ -1,0 +1,41 @@
+#pragma once
+// RoPE as an option of a mixer.
+
+#include <torch/types.h>
+
+#include <map>
+#include <utility>
+
+#include "experiments/models/json_members.hpp"
+#include "experiments/models/layers.hpp"
+
+namespace lethe {
+
+/// Whether queries and keys are rotated, and by what.
+struct RotationConfig {
+  bool rope = false;
+  double rope_base = 500000.0;
+
+  template <class Self, class Visitor>
+  static void members(Self& self, Visitor&& visit) {
+    visit("rope", self.rope);
+    visit("rope_base", self.rope_base);
+  }
+
+  /// throws  std::invalid_argument for a base that is none
+  void check() const;
+};
+
+/// The rotations of one forward pass: layers with the same dimension and base share one.
+class Rotations {
+ public:
+  /// The rotation of x's tokens in x's accumulation dtype.
+  ///
+  /// reads  x [B,T,...]; dim, of queries and keys, even
+  const Rotation& of(const torch::Tensor& x, int64_t dim, double base);
+
+ private:
+  std::map<std::pair<int64_t, double>, Rotation> made_;
+};
+
+}  // namespace lethe

@@ -27,9 +27,10 @@ SHARED = {
     "optimized/cuda/gate": ["optimized/cuda/hopper"],
     "optimized/cuda/tile": ["optimized/cuda/hopper"],
 }
-# Nothing outside the command and the papers themselves includes experiments/papers.
+# A paper's folder is included by itself and the tests; what all claims share, by papers and command.
 PAPERS = "experiments/papers"
-MAY_NAME_PAPERS = ("experiments/papers", "experiments/commands", "experiments/lethe.cpp", "tests")
+CLAIMS = "experiments/claims"
+MAY_NAME_CLAIMS = (CLAIMS, PAPERS, "experiments/commands", "experiments/lethe.cpp", "tests")
 SUFFIXES = {".hpp", ".cpp", ".cu", ".cuh", ".h"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*(?:<([^>]+)>|"([^"]+)")')
 
@@ -42,6 +43,11 @@ def rule_for(path: str):
     """The rule of the longest matching folder, or None (tests may include everything)."""
     folders = [folder for folder in RULES if below(path, folder)]
     return RULES[max(folders, key=len)] if folders else None
+
+
+def paper_of(path: str) -> str:
+    """experiments/papers/PAPER of a path below it."""
+    return "/".join(path.split("/")[:3])
 
 
 def violations(root: pathlib.Path):
@@ -58,8 +64,10 @@ def violations(root: pathlib.Path):
             where = f"{path}:{number}"
             if ours and ".." in ours:
                 yield f'{where}: expected a path from the root, found "{ours}"'
-            if ours and below(ours, PAPERS) and not any(below(path, p) for p in MAY_NAME_PAPERS):
-                yield f'{where}: expected nothing to include {PAPERS}, found "{ours}"'
+            if ours and below(ours, PAPERS) and not (below(path, paper_of(ours)) or below(path, "tests")):
+                yield f'{where}: expected only {paper_of(ours)} to include it, found "{ours}"'
+            if ours and below(ours, CLAIMS) and not any(below(path, folder) for folder in MAY_NAME_CLAIMS):
+                yield f'{where}: expected only papers and commands to include {CLAIMS}, found "{ours}"'
             for shared, families in SHARED.items():
                 if ours and below(path, shared) and any(below(ours, family) for family in families):
                     yield f'{where}: expected nothing of a kernel family in {shared}, found "{ours}"'

@@ -34,16 +34,15 @@ def write(path, text):
 
 
 def make_pages(root, results):
-    from report.figures import FIGURES  # matplotlib starts slowly, and --tables doesn't need it
     from report.page import page
-    from report.style import save
+    from report.style import save  # matplotlib starts slowly, and --tables doesn't need it
     from report.throughput_figures import throughput_figures
 
     folders = machine_folders(results)
     for folder in folders:
         claims = load_machine(root, folder)
         for claim in claims:
-            save(FIGURES[claim.name](claim), folder / f"{claim.name}.svg")
+            save(claim.figure(), folder / f"{claim.name}.svg")
             write(folder / f"{claim.name}.md", claim_page(claim))
         for path in benchmark_files(folder):
             write(path.with_suffix(".md"), benchmark_page(path))

@@ -2,10 +2,12 @@
 #include <memory>
 #include <stdexcept>
 
+#include "experiments/claims/registry.hpp"
+#include "experiments/claims/settings.hpp"
 #include "experiments/commands/artefacts.hpp"
 #include "experiments/commands/commands.hpp"
+#include "experiments/evaluation/evaluation.hpp"
 #include "experiments/models/language_model.hpp"
-#include "experiments/papers/registry.hpp"
 
 namespace lethe {
 namespace {
@@ -13,8 +15,12 @@ namespace {
 void list(const std::string& scale, const Place& place) {
   std::printf("claims, with their cost at scale %s\n", scale.c_str());
   for (const Experiment& experiment : experiments())
-    std::printf("  %s\n    %s\n    %s\n", experiment.name().c_str(), experiment.title.c_str(),
+    std::printf("  %s\n    %s\n    %s\n", experiment.name().c_str(), claim_title(place.root, experiment).c_str(),
                 cost(place.root, experiment, scale).c_str());
+
+  std::printf("evaluations\n");
+  for (const Evaluation& evaluation : evaluations())
+    std::printf("  %s  %s\n", evaluation.name.c_str(), evaluation.title.c_str());
 
   std::printf("architectures\n");
   for (const Architecture& architecture : architectures()) std::printf("  %s\n", architecture.name.c_str());
@@ -46,7 +52,8 @@ void list(const std::string& scale, const Place& place) {
 }  // namespace
 
 void add_list(CLI::App& app, const Place& place) {
-  auto* command = app.add_subcommand("list", "Claims and what they cost, architectures, sizes, trained models");
+  auto* command =
+      app.add_subcommand("list", "Claims and what they cost, evaluations, architectures, sizes, trained models");
   auto scale = std::make_shared<std::string>("quick");
   command->add_option("--scale", *scale, "quick (two cores), gpu (one GPU, a day) or paper (the paper's own)")
       ->capture_default_str();

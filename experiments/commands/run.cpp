@@ -1,9 +1,10 @@
 #include <cstdio>
 #include <memory>
 
+#include "experiments/claims/job.hpp"
+#include "experiments/claims/registry.hpp"
 #include "experiments/commands/commands.hpp"
 #include "experiments/commands/progress_line.hpp"
-#include "experiments/papers/registry.hpp"
 
 namespace lethe {
 namespace {

@@ -4,6 +4,8 @@
 #include <numeric>
 #include <stdexcept>
 
+#include "experiments/evaluation/evaluation.hpp"
+
 namespace lethe {
 
 using torch::Tensor;
@@ -33,14 +35,9 @@ std::vector<double> PerTokenLoss::smoothed(int64_t window) const {
 }
 
 PerTokenLoss per_token_loss(LanguageModel& model, const Dataset& dataset, const std::string& split, int64_t length,
-                            int64_t sequences) {
+                            int64_t sequences, const std::function<void(double)>& progress) {
   const torch::NoGradGuard no_gradient;
-  const int64_t count = std::min(sequences, dataset.sequence_count(split, length));
-  if (length < 1 || count < 1) {
-    throw std::invalid_argument("length: expected at least one sequence in " + split + ", found " +
-                                std::to_string(dataset.tokens(split)) + " tokens for a length of " +
-                                std::to_string(length));
-  }
+  const int64_t count = Pieces{split, length, sequences}.count(dataset);
   const bool was_training = model->is_training();
   model->eval();
   const int64_t at_once = std::max<int64_t>(1, kEvaluationTokens / length);
@@ -54,6 +51,7 @@ PerTokenLoss per_token_loss(LanguageModel& model, const Dataset& dataset, const 
     const Tensor deviations = losses - centre;
     sum += deviations.sum(0);
     squares += deviations.square().sum(0);
+    if (progress) progress(static_cast<double>(std::min(count, first + at_once)) / static_cast<double>(count));
   }
   model->train(was_training);
 
@@ -64,6 +62,37 @@ PerTokenLoss per_token_loss(LanguageModel& model, const Dataset& dataset, const 
     return std::vector<double>(tensor.const_data_ptr<double>(), tensor.const_data_ptr<double>() + tensor.numel());
   };
   return {values(mean), values(error), count};
+}
+
+Evaluation per_token_loss_evaluation() {
+  const auto run = [](LanguageModel& model, const Dataset& dataset, const nlohmann::json& settings,
+                      const std::function<void(double)>& progress) {
+    Pieces pieces;
+    int64_t window = 101;
+    JsonReader reader(settings, "per_token_loss");
+    pieces.read(reader);
+    reader("window", window);
+    reader.finish();
+    const PerTokenLoss found = per_token_loss(model, dataset, pieces.split, pieces.length, pieces.sequences, progress);
+    const auto smoothed = found.smoothed(window);
+    const auto record = [&](const char* metric, const char* unit, double value) {
+      return record_of_model(model, found.sequences, pieces.length, metric, unit, value);
+    };
+    Evaluated result{{record("loss", "nats", found.mean()), record("perplexity", "1", found.perplexity(pieces.length))},
+                     {}};
+    const auto add = [&](const char* quantity, auto value_at) {
+      for (int64_t i = 1; i <= pieces.length; ++i)
+        result.points.push_back({.quantity = quantity, .x = static_cast<double>(i), .value = value_at(i)});
+    };
+    add("loss_at_position", [&](int64_t i) { return found.loss[i - 1]; });
+    add("standard_error_at_position", [&](int64_t i) { return found.standard_error[i - 1]; });
+    add("loss_smoothed_at_position", [&](int64_t i) { return smoothed[i - 1]; });
+    double sum = 0;
+    add("perplexity_at_position",
+        [&](int64_t i) { return std::exp((sum += found.loss[i - 1]) / static_cast<double>(i)); });
+    return result;
+  };
+  return {"per_token_loss", "L(i), the mean loss of each position in nats, and the perplexity P(l) up to each", run};
 }
 
 }  // namespace lethe

@@ -2,6 +2,7 @@
 // FoX §4.2: how well a model uses its context, position by position.
 
 #include <cmath>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -34,7 +35,7 @@ struct PerTokenLoss {
 /// throws  std::invalid_argument where the split is shorter than one piece
 /// memory  at most kEvaluationTokens tokens in a forward call, or one sequence where that is longer
 PerTokenLoss per_token_loss(LanguageModel& model, const Dataset& dataset, const std::string& split, int64_t length,
-                            int64_t sequences);
+                            int64_t sequences, const std::function<void(double)>& progress = {});
 
 constexpr int64_t kEvaluationTokens = 8192;
 

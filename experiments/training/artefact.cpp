@@ -9,10 +9,10 @@
 #include <stdexcept>
 #include <vector>
 
+#include "experiments/certificate.hpp"
 #include "experiments/evaluation/per_token_loss.hpp"
 #include "experiments/files.hpp"
 #include "experiments/models/not_finite.hpp"
-#include "experiments/record.hpp"
 #include "experiments/training/conversion.hpp"
 #include "experiments/training/trainer.hpp"
 

@@ -32,7 +32,11 @@ class CheckIncludes(unittest.TestCase):
             ("optimized/torch/a.cpp", "#include <Eigen/Core>"),
             ("optimized/torch/a.cpp", '#include "reference/head.hpp"'),
             ("experiments/models/a.cpp", '#include "tests/support/a.hpp"'),
-            ("experiments/models/a.cpp", '#include "experiments/papers/registry.hpp"'),
+            ("experiments/evaluation/a.cpp", '#include "experiments/claims/verdict.hpp"'),
+            ("experiments/commands/a.cpp", '#include "experiments/papers/forgetting_transformer/rows.hpp"'),
+            ("experiments/claims/a.cpp", '#include "experiments/papers/forgetting_transformer/rows.hpp"'),
+            ("experiments/papers/throughput/a.cpp", '#include "experiments/papers/forgetting_transformer/rows.hpp"'),
+            ("experiments/papers/forgetting/a.cpp", '#include "experiments/papers/forgetting_transformer/rows.hpp"'),
             ("optimized/torch/a.cpp", '#include "../kernels.hpp"'),
         ]:
             with self.subTest(path=path, line=line):
@@ -44,8 +48,10 @@ class CheckIncludes(unittest.TestCase):
             ("reference/a.cpp", "#include <vector>"),
             ("optimized/cuda/a.cu", '#include "reference/problem.hpp"'),
             ("optimized/torch/a.cpp", "#include <ATen/core/Tensor.h>"),
-            ("tests/a.cpp", '#include "experiments/papers/registry.hpp"'),
-            ("experiments/commands/a.cpp", '#include "experiments/papers/registry.hpp"'),
+            ("tests/a.cpp", '#include "experiments/papers/throughput/a.hpp"'),
+            ("experiments/papers/throughput/b/b.cpp", '#include "experiments/papers/throughput/a.hpp"'),
+            ("experiments/papers/throughput/a.cpp", '#include "experiments/claims/claim.hpp"'),
+            ("experiments/commands/a.cpp", '#include "experiments/claims/registry.hpp"'),
         ]:
             with self.subTest(path=path, line=line):
                 self.assertEqual(self.found(path, line), [])

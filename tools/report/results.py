@@ -1,8 +1,10 @@
 """The files in results/ and experiments/papers/ as Python objects."""
 
 import csv
+import importlib.util
 import json
 import math
+import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean, stdev
@@ -13,10 +15,6 @@ COLUMNS = (
 POINT_COLUMNS = "quantity,variant,seed,x,y,value".split(",")
 COUNTS = {"batch", "length", "heads", "key_dim", "value_dim", "seed", "samples"}
 NUMBERS = {"value", "stddev", "x", "y"}
-CLAIM_ORDER = (
-    "ablations", "forget_gate_types", "length_extrapolation", "duality", "savings", "per_head_savings", "boundaries", "tolerance",
-    "update_rules", "state_capacity", "generation_cost",
-)
 
 
 class BadResult(Exception):
@@ -62,7 +60,9 @@ class Claim:
     """What one run of one claim left on one machine."""
 
     folder: Path  # results/<machine>
+    home: Path  # experiments/papers/<paper>/<claim>
     name: str
+    about: dict  # the table [claim] of config.toml: title, order, words
     certificate: dict
     records: list
     points: list
@@ -75,6 +75,17 @@ class Claim:
     @property
     def verdict(self):
         return self.certificate["verdict"]
+
+    def words(self, metric):
+        """What tables call a metric."""
+        return self.about.get("words", {}).get(metric, metric.replace("_", " "))
+
+    def figure(self):
+        """What figure(claim) of the folder's figure.py draws."""
+        spec = importlib.util.spec_from_file_location(f"figure_of_{self.name}", self.home / "figure.py")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module.figure(self)
 
     def variants(self):
         """In the order in which they were measured."""
@@ -109,8 +120,8 @@ class Claim:
         return list(sums), [mean(values) for values in sums.values()]
 
 
-def paper_file(root, certificate):
-    return root / "experiments" / "papers" / certificate["experiment"] / certificate["claim"] / "paper.csv"
+def claim_folder(root, certificate):
+    return root / "experiments" / "papers" / certificate["experiment"] / certificate["claim"]
 
 
 def load_claim(root, certificate_path):
@@ -118,22 +129,27 @@ def load_claim(root, certificate_path):
     certificate = json.loads(certificate_path.read_text())
     if "claim" not in certificate or "comparisons" not in certificate:
         return None
+    home = claim_folder(root, certificate)
+    if not home.is_dir():
+        raise BadResult(f"{certificate_path}: expected the claim's folder {home}, found none")
     base = certificate_path.with_suffix("")
     points = base.with_name(base.name + ".points.csv")
     return Claim(
         folder=certificate_path.parent,
+        home=home,
         name=certificate["claim"],
+        about=tomllib.loads((home / "config.toml").read_text())["claim"],
         certificate=certificate,
         records=read_table(base.with_name(base.name + ".csv"), COLUMNS),
         points=read_table(points, POINT_COLUMNS) if points.exists() else [],
-        paper=read_table(paper_file(root, certificate), COLUMNS + ["source", "comparability"]),
+        paper=read_table(home / "paper.csv", COLUMNS + ["source", "comparability"]),
     )
 
 
 def load_machine(root, folder):
-    """All claims of one results folder, in the order of the papers."""
+    """All claims of one results folder, in the order that their folders give."""
     claims = [load_claim(root, path) for path in sorted(folder.glob("*.json"))]
-    return sorted((claim for claim in claims if claim), key=lambda claim: CLAIM_ORDER.index(claim.name))
+    return sorted((claim for claim in claims if claim), key=lambda claim: (claim.about["order"], claim.name))
 
 
 def machine_folders(results):

@@ -13,29 +13,6 @@ from report.throughput import ratio_table, short_ratio_table, throughput_data
 
 MARKER = re.compile(r"(<!-- table:(?P<machine>[\w.-]+)/(?P<name>[\w.-]+) -->\n)(?P<body>.*?)(<!-- /table -->)", re.DOTALL)
 UNSEARCHED = {".git", ".venv", "build", "artefacts"}  # where no README of ours lies
-METRIC_WORDS = {
-    "loss_beyond_training_length": "loss beyond the training length",
-    "pruned_share": "pruned share",
-    "discarded_weight": "discarded weight",
-    "operator_time": "operator",
-    "operator_speedup": "operator, speed-up",
-    "training_step_time": "training step",
-    "training_step_speedup": "training step, speed-up",
-    "single_precision_difference": "difference in float32",
-    "time_growth": "growth of the time over all contexts",
-    "memory_a_token": "memory a token of context",
-    "time_crossing": "attention takes longer from",
-    "memory_crossing": "attention takes more from",
-    "scripted_time": "scripted: time",
-    "scripted_time_growth": "scripted: growth of the time over all contexts",
-    "scripted_memory": "scripted: memory",
-    "scripted_memory_a_token": "scripted: memory a token of context",
-    "scripted_time_crossing": "scripted: attention takes longer from",
-    "scripted_memory_crossing": "scripted: attention takes more from",
-    "loss_at_step_0": "loss right after the swap",
-    "largest_entry": "largest entry of S or y",
-    "would_overflow_float16": "would overflow float16",
-}
 
 
 class UnknownTable(Exception):
@@ -80,7 +57,7 @@ def numbers_table(claim):
     of_paper = [metric for metric in units if metric in in_paper]
 
     def title(metric, implementation):
-        words = METRIC_WORDS.get(metric, metric)
+        words = claim.words(metric)
         if units[metric] not in ("1", ""):
             words += f" ({units[metric]})"
         return words if implementation == "lethe" else f"{words}, {implementation}"
@@ -102,7 +79,7 @@ def numbers_table(claim):
             *("" if value is None else f"{value:g}" for value in of_variant),
             *(entry(variant, length, *column) for column in columns),
         ])
-    header = ["", "length", *(f"paper: {METRIC_WORDS.get(m, m)}" for m in of_paper), *(title(*column) for column in columns)]
+    header = ["", "length", *(f"paper: {claim.words(m)}" for m in of_paper), *(title(*column) for column in columns)]
     return table(header, rows)
 
 

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "experiments/claims/measures.hpp"
 #include "experiments/models/mixers/additive.hpp"
 #include "experiments/models/mixers/decay.hpp"
 #include "experiments/models/mixers/delta.hpp"
@@ -69,11 +70,11 @@ std::pair<double, int> residual_noise(std::vector<std::vector<double>> rows) {
   return {std::sqrt(squares / degrees), degrees};
 }
 
-double validation_loss(const Study& study, const Artefact& artefact, PerTokenLoss& losses) {
+double validation_loss(const Study& study, const Artefact& artefact, Evaluated& found) {
   try {
     LanguageModel model = load_model(artefact);
-    losses = evaluate(study, model, artefact.run.training.context_length);
-    return mean_loss(losses);
+    found = evaluate(study, model, artefact.run.training.context_length);
+    return found.value("loss");
   } catch (const NotFinite&) {
     return std::numeric_limits<double>::quiet_NaN();
   }
@@ -185,19 +186,19 @@ void Conversions::add_difference(const Study& study, const std::string& statemen
   findings.comparisons.push_back(comparison);
 }
 
-Conversions measure_conversions(const Study& study, const std::vector<Row>& rows) {
+Conversions measure_conversions(const Study& study) {
   Conversions all;
-  const auto runs = conversion_runs(rows, study.settings, study.dataset.vocabulary());
-  const Artefact source = study.artefact(runs.front());
-  for (size_t r = 0; r < runs.size(); ++r) {
-    const Run& run = runs[r];
-    const Artefact artefact = study.artefact(run);
+  const Artefact source = study.labelled(kSource).front();
+  for (size_t r = 0; r < study.trained.size(); ++r) {
+    const Artefact& artefact = study.trained[r];
+    const Run& run = artefact.run;
     const int64_t length = run.training.context_length;
-    PerTokenLoss losses;
-    double loss = validation_loss(study, artefact, losses);
+    Evaluated found;
+    double loss = validation_loss(study, artefact, found);
+    const int64_t sequences = found.records.empty() ? 0 : found.records.front().batch;
     const auto record = [&](const char* metric, const char* unit, double value) {
       if (!std::isfinite(value)) return;  // a training that diverged has less to tell; its record "diverged" says so
-      all.findings.records.push_back(record_of(study.experiment, run, losses.sequences, length, metric, unit, value));
+      all.findings.records.push_back(record_of(study.experiment, run, sequences, length, metric, unit, value));
       const MixerConfig& mixer = run.model.mixer.all().front();
       if (const int64_t rows = mixer.row().state_rows(run.model, mixer.options()); rows > 0)
         all.findings.records.back().key_dim = rows;
@@ -217,8 +218,8 @@ Conversions measure_conversions(const Study& study, const std::vector<Row>& rows
     record("perplexity", "1", std::exp(loss));
     for (Point& point : training_curve(run, artefact)) all.findings.points.push_back(std::move(point));
     if (std::isfinite(loss))
-      for (Point& point : loss_curve(run, losses)) all.findings.points.push_back(std::move(point));
-    study.progress(static_cast<double>(r + 1) / static_cast<double>(runs.size()));
+      for (Point& point : loss_curve(run, found)) all.findings.points.push_back(std::move(point));
+    study.progress(static_cast<double>(r + 1) / static_cast<double>(study.trained.size()));
   }
   return all;
 }

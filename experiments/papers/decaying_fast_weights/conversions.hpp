@@ -6,8 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include "experiments/claims/runs.hpp"
 #include "experiments/papers/decaying_fast_weights/divergence.hpp"
-#include "experiments/papers/forgetting_transformer/rows.hpp"
 
 namespace lethe {
 
@@ -54,7 +54,7 @@ struct Conversions {
                       const std::string& better, const Expectation& expectation, bool headline);
 };
 
-/// Evaluates every run of conversion_runs(rows).
-Conversions measure_conversions(const Study& study, const std::vector<Row>& rows);
+/// Evaluates every model of a claim whose runs are those of conversion_runs.
+Conversions measure_conversions(const Study& study);
 
 }  // namespace lethe

@@ -1,7 +1,6 @@
 #include "experiments/papers/forgetting_transformer/rows.hpp"
 
 #include <algorithm>
-#include <cmath>
 #include <stdexcept>
 
 namespace lethe {
@@ -46,13 +45,6 @@ Row table_3_row(const std::string& name) {
   throw std::invalid_argument("row: expected one of FoX Table 3, found " + name);
 }
 
-std::vector<Run> runs_of(const Row& row, const nlohmann::json& settings, int64_t vocabulary, int64_t seeds) {
-  std::vector<Run> runs;
-  for (int64_t seed = 0; seed < seeds; ++seed)
-    runs.push_back(make_run(row.name, row.architecture, settings, vocabulary, static_cast<uint64_t>(seed)));
-  return runs;
-}
-
 std::vector<Run> table_3_runs(const std::vector<std::string>& names, const nlohmann::json& settings,
                               int64_t vocabulary) {
   std::vector<Run> runs;
@@ -94,26 +86,6 @@ Comparison Measurements::compare(const std::string& statement, const std::vector
   }
   const double band = band_of({{noise(true), gated_parts}, {noise(false), ungated_parts}});
   return {.statement = statement, .expectation = expectation, .measured = measured, .band = band};
-}
-
-PerTokenLoss evaluate(const Study& study, LanguageModel& model, int64_t length) {
-  return per_token_loss(model, study.dataset, "valid", length,
-                        study.settings.at("evaluation").at("tokens").get<int64_t>() / length);
-}
-
-double mean_loss(const PerTokenLoss& losses) {
-  return std::log(losses.perplexity(static_cast<int64_t>(losses.loss.size())));
-}
-
-std::vector<Point> loss_curve(const Run& run, const PerTokenLoss& losses) {
-  std::vector<Point> points;
-  for (size_t i = 0; i < losses.loss.size(); ++i)
-    points.push_back({.quantity = "loss_at_position",
-                      .variant = run.label,
-                      .seed = run.training.seed,
-                      .x = static_cast<double>(i + 1),
-                      .value = losses.loss[i]});
-  return points;
 }
 
 }  // namespace lethe

@@ -5,18 +5,10 @@
 #include <string>
 #include <vector>
 
-#include "experiments/evaluation/per_token_loss.hpp"
+#include "experiments/claims/runs.hpp"
 #include "experiments/models/mixers/attention.hpp"
-#include "experiments/papers/runs.hpp"
-#include "experiments/papers/verdict.hpp"
 
 namespace lethe {
-
-/// A named architecture, at no size.
-struct Row {
-  std::string name;
-  ModelConfig architecture;
-};
 
 /// The models of FoX Table 3 from top to bottom. Its row "- KV-shift" is the row "+ output norm" of the upper half.
 std::vector<Row> table_3();
@@ -25,9 +17,6 @@ std::vector<Row> table_3();
 ///
 /// throws  std::invalid_argument for a name that Table 3 doesn't have
 Row table_3_row(const std::string& name);
-
-/// Runs of a row with the seeds 0 … count − 1.
-std::vector<Run> runs_of(const Row& row, const nlohmann::json& settings, int64_t vocabulary, int64_t seeds);
 
 /// The rows that are run with several seeds, so that the noise of all others is known: two with a forget gate, two without.
 inline const std::vector<std::string> kNoiseRows = {"FoX (LLaMA)", "Transformer (LLaMA)", "FoX (Pro)",
@@ -61,15 +50,5 @@ class Measurements {
   Noise noise(bool gated) const;
   std::map<std::string, Values> values_;
 };
-
-/// L(i) on the first settings["evaluation"]["tokens"] tokens of the validation split, cut into pieces of `length`. The same
-/// text at every length, so that two lengths differ by the context alone.
-PerTokenLoss evaluate(const Study& study, LanguageModel& model, int64_t length);
-
-/// The mean of L(i) over all positions: log P(length).
-double mean_loss(const PerTokenLoss& losses);
-
-/// L(i) as points over i, from 1.
-std::vector<Point> loss_curve(const Run& run, const PerTokenLoss& losses);
 
 }  // namespace lethe

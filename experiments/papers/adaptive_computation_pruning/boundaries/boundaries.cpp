@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "experiments/papers/adaptive_computation_pruning/heads.hpp"
-#include "experiments/papers/claims.hpp"
+#include "experiments/evaluation/pruned_share.hpp"
+#include "experiments/papers/adaptive_computation_pruning/runs.hpp"
 #include "reference/computation_pruning.hpp"
 
 namespace lethe::boundaries {
@@ -46,8 +46,8 @@ std::vector<Run> runs(const nlohmann::json& settings, int64_t vocabulary) {
 
 Findings measure(const Study& study) {
   Findings findings;
-  const Run run = studied_run(study.settings, study.dataset.vocabulary());
-  LanguageModel model = study.model(run);
+  const Run& run = study.trained.front().run;
+  LanguageModel model = load_model(study.trained.front());
   const int64_t length = run.training.context_length;
   const double log_tolerance = *run.model.mixer.only<AttentionConfig>().log_pruning_tolerance;
 

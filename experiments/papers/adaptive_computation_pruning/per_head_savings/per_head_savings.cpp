@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "experiments/papers/adaptive_computation_pruning/heads.hpp"
-#include "experiments/papers/claims.hpp"
+#include "experiments/claims/measures.hpp"
+#include "experiments/papers/adaptive_computation_pruning/runs.hpp"
 
 namespace lethe::per_head_savings {
 namespace {
@@ -32,27 +32,20 @@ std::vector<Run> runs(const nlohmann::json& settings, int64_t vocabulary) {
 
 Findings measure(const Study& study) {
   Findings findings;
-  const Run run = studied_run(study.settings, study.dataset.vocabulary());
-  LanguageModel model = study.model(run);
-  const int64_t length = run.training.context_length;
-  const int64_t sequences = study.settings.at("evaluation").at("sequences");
-  const auto shares = head_shares(model, study.dataset, length, sequences);
+  const Run& run = study.trained.front().run;
+  LanguageModel model = load_model(study.trained.front());
+  findings.records = records_of(study, run,
+                                evaluation_named("pruned_share")
+                                    .run(model, study.dataset,
+                                         {{"length", run.training.context_length},
+                                          {"sequences", study.settings.at("evaluation").at("sequences")}},
+                                         study.progress));
 
-  std::vector<double> savings;       // of every head: the mean share of pairs with D_ij < δ
-  std::vector<double> first_layers;  // of the heads of the first two layers
-  for (const HeadShare& share : shares) {
-    for (const auto& [implementation, values] :
-         {std::pair("lethe", share.blocks), std::pair("single pairs", share.entries)}) {
-      Record record = record_of(study.experiment, run, 1, length, "pruned_share", "1", mean(values));
-      record.variant = share.name();
-      record.implementation = implementation;
-      record.stddev = band_of_mean(values) / 1.96 * std::sqrt(static_cast<double>(values.size()));
-      record.samples = static_cast<int64_t>(values.size());
-      findings.records.push_back(record);
-    }
-    savings.push_back(mean(share.entries));
-    if (share.layer < 2) first_layers.push_back(savings.back());
-  }
+  std::vector<double> savings;  // of every head, layer by layer: the mean share of pairs with D_ij < δ
+  for (const Record& record : findings.records)
+    if (record.implementation == "single pairs") savings.push_back(record.value);
+  const std::vector<double> first_layers(
+      savings.begin(), savings.begin() + std::min<ptrdiff_t>(2 * run.model.heads, std::ssize(savings)));
 
   const auto is_local = [](double saving) { return saving > 0.5; };
   const auto is_global = [](double saving) { return saving < 0.25; };

@@ -9,9 +9,9 @@
 #include <chrono>
 #include <cmath>
 
-#include "experiments/papers/adaptive_computation_pruning/heads.hpp"
-#include "experiments/papers/claims.hpp"
-#include "experiments/papers/forgetting_transformer/rows.hpp"
+#include "experiments/claims/measures.hpp"
+#include "experiments/evaluation/pruned_share.hpp"
+#include "experiments/papers/adaptive_computation_pruning/runs.hpp"
 #include "optimized/torch/forgetting_attention.hpp"
 
 namespace lethe::savings {
@@ -144,12 +144,13 @@ std::vector<Comparison> comparisons_of_lengths(const Study& study, const AtLengt
 }
 
 /// Everything that is timed and counted at one context length, as records too.
-AtLength measure_length(const Study& study, const Run& run, std::vector<Record>& records) {
+AtLength measure_length(const Study& study, const Artefact& trained, std::vector<Record>& records) {
   const nlohmann::json& evaluation = study.settings.at("evaluation");
+  const Run& run = trained.run;
   const auto tolerance = run.model.mixer.only<AttentionConfig>().log_pruning_tolerance;
   const int64_t length = run.training.context_length, sequences = evaluation.at("sequences"),
                 repetitions = evaluation.at("repetitions");
-  LanguageModel model = study.model(run);
+  LanguageModel model = load_model(trained);
   const auto add = [&](const std::string& variant, const char* metric, const char* unit,
                        const std::vector<double>& values, double value) {
     Record record = record_of(study.experiment, run, 1, length, metric, unit, value);
@@ -204,25 +205,24 @@ std::vector<Run> runs(const nlohmann::json& settings, int64_t vocabulary) {
 
 Findings measure(const Study& study) {
   Findings findings;
-  const auto all = runs(study.settings, study.dataset.vocabulary());
-  const Run &pruned = all[all.size() - 2], &unpruned = all.back();  // the same, trained with and without pruning
+  const auto with_pruning = study.labelled("FoX (Pro) with ACP"), without = study.labelled("FoX (Pro) without ACP");
   std::vector<AtLength> lengths;
-  for (size_t r = 0; r + 1 < all.size(); ++r) {
-    lengths.push_back(measure_length(study, all[r], findings.records));
-    study.progress(static_cast<double>(r + 1) / static_cast<double>(all.size()));
+  for (const Artefact& trained : with_pruning) {
+    lengths.push_back(measure_length(study, trained, findings.records));
+    study.progress(static_cast<double>(lengths.size()) / static_cast<double>(study.trained.size()));
   }
   findings.comparisons = comparisons_of_lengths(study, lengths.front(), lengths.back());
 
   // What pruning does to the trained model: both see the same text in the same order from the same initial weights.
-  const int64_t length = pruned.training.context_length;
   std::vector<double> losses;
-  for (const Run& run : {pruned, unpruned}) {
-    LanguageModel model = study.model(run);
-    const PerTokenLoss loss =
-        per_token_loss(model, study.dataset, "valid", length, study.settings.at("evaluation").at("sequences"));
-    losses.push_back(mean_loss(loss));
+  for (const Artefact& trained : {with_pruning.back(), without.back()}) {
+    const Run& run = trained.run;
+    const int64_t length = run.training.context_length;
+    LanguageModel model = load_model(trained);
+    const Evaluated found = evaluate(study, model, length, study.settings.at("evaluation").at("sequences"));
+    losses.push_back(found.value("loss"));
     findings.records.push_back(record_of(study.experiment, run, 1, length, "loss", "nats", losses.back()));
-    for (auto&& points : {training_curve(run, study.artefact(run)), loss_curve(run, loss)})
+    for (auto&& points : {training_curve(run, trained), loss_curve(run, found)})
       findings.points.insert(findings.points.end(), points.begin(), points.end());
   }
   findings.comparisons.push_back({.statement = "Training with pruning ends at the same loss as training without",

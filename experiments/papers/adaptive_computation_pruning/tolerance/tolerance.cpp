@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <cmath>
 
-#include "experiments/evaluation/per_token_loss.hpp"
-#include "experiments/papers/adaptive_computation_pruning/heads.hpp"
-#include "experiments/papers/claims.hpp"
+#include "experiments/claims/measures.hpp"
+#include "experiments/evaluation/pruned_share.hpp"
+#include "experiments/papers/adaptive_computation_pruning/runs.hpp"
 
 namespace lethe::tolerance {
 namespace {
@@ -23,15 +23,13 @@ std::vector<Run> runs(const nlohmann::json& settings, int64_t vocabulary) {
 
 Findings measure(const Study& study) {
   Findings findings;
-  const Run run = studied_run(study.settings, study.dataset.vocabulary());
-  const LanguageModel trained_model = study.model(run);
+  const Run& run = study.trained.front().run;
+  const LanguageModel trained_model = load_model(study.trained.front());
   const int64_t length = run.training.context_length;
   const int64_t sequences = study.settings.at("evaluation").at("sequences");
   const auto log_tolerances =
       study.settings.at("log_tolerances").get<std::vector<double>>();  // from the largest ε down
-  const auto loss_with = [&](LanguageModel& model) {
-    return std::log(per_token_loss(model, study.dataset, "valid", length, sequences).perplexity(length));
-  };
+  const auto loss_with = [&](LanguageModel& model) { return evaluate(study, model, length, sequences).value("loss"); };
   const auto add = [&](const std::string& variant, const char* implementation, const char* metric, const char* unit,
                        double value) {
     findings.records.push_back(record_of(study.experiment, run, 1, length, metric, unit, value));

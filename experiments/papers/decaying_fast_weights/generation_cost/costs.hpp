@@ -4,8 +4,8 @@
 #include <optional>
 #include <vector>
 
+#include "experiments/claims/verdict.hpp"
 #include "experiments/papers/decaying_fast_weights/generation_cost/steps.hpp"
-#include "experiments/papers/verdict.hpp"
 
 namespace lethe::generation_cost {
 

@@ -12,7 +12,7 @@
 #include <span>
 #include <stdexcept>
 
-#include "experiments/papers/claims.hpp"
+#include "experiments/claims/claim.hpp"
 #include "experiments/papers/decaying_fast_weights/generation_cost/costs.hpp"
 #include "experiments/papers/decaying_fast_weights/generation_cost/memory_meter.hpp"
 #include "reference/agreement.hpp"

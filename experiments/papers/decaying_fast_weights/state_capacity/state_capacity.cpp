@@ -2,7 +2,6 @@
 
 #include <cmath>
 
-#include "experiments/papers/claims.hpp"
 #include "experiments/papers/decaying_fast_weights/conversions.hpp"
 
 namespace lethe::state_capacity {
@@ -12,7 +11,7 @@ std::vector<Run> runs(const nlohmann::json& settings, int64_t vocabulary) {
 }
 
 Findings measure(const Study& study) {
-  Conversions all = measure_conversions(study, table_2(study.settings));
+  Conversions all = measure_conversions(study);
   const auto better = [&](const std::string& statement, const std::string& worse, const std::string& good,
                           bool headline) {
     all.add_difference(study, statement, worse, good, Expectation::positive(), headline);

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "experiments/papers/claims.hpp"
 #include "experiments/papers/decaying_fast_weights/conversions.hpp"
 
 namespace lethe::update_rules {
@@ -56,7 +55,7 @@ std::vector<Run> runs(const nlohmann::json& settings, int64_t vocabulary) {
 }
 
 Findings measure(const Study& study) {
-  Conversions all = measure_conversions(study, table_1());
+  Conversions all = measure_conversions(study);
   for (const Difference& d : differences())
     all.add_difference(study, d.statement, d.worse, d.better, Expectation::positive(), d.headline);
   const double margin = study.settings.at("no_effect_margin");

@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "experiments/papers/claims.hpp"
+#include "experiments/claims/measures.hpp"
 #include "experiments/papers/forgetting_transformer/rows.hpp"
 
 namespace lethe::ablations {
@@ -49,25 +49,22 @@ std::vector<Run> runs(const nlohmann::json& settings, int64_t vocabulary) {
 Findings measure(const Study& study) {
   Findings findings;
   Measurements losses;
-  const auto all = runs(study.settings, study.dataset.vocabulary());
-  for (size_t r = 0; r < all.size(); ++r) {
-    const Run& run = all[r];
-    const Artefact artefact = study.artefact(run);
+  for (size_t r = 0; r < study.trained.size(); ++r) {
+    const Artefact& artefact = study.trained[r];
+    const Run& run = artefact.run;
     LanguageModel model = load_model(artefact);
     const int64_t length = run.training.context_length;
-    const PerTokenLoss loss = evaluate(study, model, length);
-    losses.add(run, mean_loss(loss));
+    const Evaluated found = evaluate(study, model, length);
+    losses.add(run, found.value("loss"));
 
-    const auto record = [&](const char* metric, const char* unit, double value) {
-      findings.records.push_back(record_of(study.experiment, run, loss.sequences, length, metric, unit, value));
-      findings.records.back().samples = loss.sequences;
-    };
-    record("loss", "nats", mean_loss(loss));
-    record("perplexity", "1", loss.perplexity(length));
-    record("parameters", "1", static_cast<double>(count_parameters(run.model).non_embedding));
-    for (auto&& points : {training_curve(run, artefact), loss_curve(run, loss)})
+    for (Record& record : records_of(study, run, found)) findings.records.push_back(std::move(record));
+    const auto [batch, samples] = std::pair(findings.records.back().batch, findings.records.back().samples);
+    findings.records.push_back(record_of(study.experiment, run, batch, length, "parameters", "1",
+                                         static_cast<double>(count_parameters(run.model).non_embedding)));
+    findings.records.back().samples = samples;
+    for (auto&& points : {training_curve(run, artefact), loss_curve(run, found)})
       findings.points.insert(findings.points.end(), points.begin(), points.end());
-    study.progress(static_cast<double>(r + 1) / static_cast<double>(all.size()));
+    study.progress(static_cast<double>(r + 1) / static_cast<double>(study.trained.size()));
   }
 
   const double margin = study.settings.at("no_effect_margin");

@@ -2,8 +2,7 @@
 
 #include <algorithm>
 
-#include "experiments/papers/adaptive_computation_pruning/heads.hpp"
-#include "experiments/papers/claims.hpp"
+#include "experiments/evaluation/pruned_share.hpp"
 #include "experiments/papers/forgetting_transformer/duality/forms.hpp"
 #include "experiments/papers/forgetting_transformer/rows.hpp"
 
@@ -51,8 +50,8 @@ std::vector<Run> runs(const nlohmann::json& settings, int64_t vocabulary) {
 }
 
 Findings measure(const Study& study) {
-  const Run run = runs(study.settings, study.dataset.vocabulary()).front();
-  LanguageModel model = study.model(run);
+  const Run& run = study.trained.front().run;
+  LanguageModel model = load_model(study.trained.front());
   const nlohmann::json& evaluation = study.settings.at("evaluation");
   const int64_t length = evaluation.at("length"), sequences = evaluation.at("sequences"),
                 pictured = evaluation.at("pictured");

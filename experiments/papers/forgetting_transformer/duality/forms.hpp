@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "experiments/papers/verdict.hpp"
+#include "experiments/claims/verdict.hpp"
 #include "reference/variant.hpp"
 
 namespace lethe::duality {

@@ -1,6 +1,6 @@
 // FoX Fig. 5: a forget gate that depends on the data, one that doesn't, and one that isn't trained at all (ALiBi).
 
-#include "experiments/papers/claims.hpp"
+#include "experiments/claims/measures.hpp"
 #include "experiments/papers/forgetting_transformer/rows.hpp"
 
 namespace lethe::forget_gate_types {
@@ -43,26 +43,27 @@ std::vector<Run> runs(const nlohmann::json& settings, int64_t vocabulary) {
 
 Findings measure(const Study& study) {
   Findings findings;
-  const auto all = runs(study.settings, study.dataset.vocabulary());
-  const int64_t trained_length = all.front().training.context_length;
+  const int64_t trained_length = study.settings.at("training").at("context_length");
   const int64_t longest = study.settings.at("evaluation").at("length_factor").get<int64_t>() * trained_length;
   Measurements within, beyond;
-  for (size_t r = 0; r < all.size(); ++r) {
-    const Run& run = all[r];
-    LanguageModel model = study.model(run);
-    const PerTokenLoss at_length = evaluate(study, model, trained_length);
-    const PerTokenLoss at_longest = evaluate(study, model, longest);
-    const std::vector<double> later(at_longest.loss.begin() + trained_length, at_longest.loss.end());
-    within.add(run, mean_loss(at_length));
+  for (size_t r = 0; r < study.trained.size(); ++r) {
+    const Run& run = study.trained[r].run;
+    LanguageModel model = load_model(study.trained[r]);
+    const Evaluated at_length = evaluate(study, model, trained_length);
+    const Evaluated at_longest = evaluate(study, model, longest);
+    std::vector<double> later = at_longest.curve("loss_at_position");
+    later.erase(later.begin(), later.begin() + trained_length);
+    within.add(run, at_length.value("loss"));
     beyond.add(run, mean(later));
-    const auto record = [&](const PerTokenLoss& loss, int64_t length, const char* metric, double value) {
-      findings.records.push_back(record_of(study.experiment, run, loss.sequences, length, metric, "nats", value));
+    const auto record = [&](const Evaluated& found, const char* metric, double value) {
+      const auto [sequences, length] = std::pair(found.records.front().batch, found.records.front().length);
+      findings.records.push_back(record_of(study.experiment, run, sequences, length, metric, "nats", value));
     };
-    record(at_length, trained_length, "loss", mean_loss(at_length));
-    record(at_longest, longest, "loss_beyond_training_length", mean(later));
+    record(at_length, "loss", at_length.value("loss"));
+    record(at_longest, "loss_beyond_training_length", mean(later));
     const auto curve = loss_curve(run, at_longest);
     findings.points.insert(findings.points.end(), curve.begin(), curve.end());
-    study.progress(static_cast<double>(r + 1) / static_cast<double>(all.size()));
+    study.progress(static_cast<double>(r + 1) / static_cast<double>(study.trained.size()));
   }
 
   const auto positive = Expectation::positive();

@@ -1,6 +1,6 @@
 // FoX Fig. 2: per-token loss L(i) and perplexity P(l) within and beyond the training length.
 
-#include "experiments/papers/claims.hpp"
+#include "experiments/claims/measures.hpp"
 #include "experiments/papers/forgetting_transformer/rows.hpp"
 
 namespace lethe::length_extrapolation {
@@ -21,26 +21,24 @@ std::vector<Run> runs(const nlohmann::json& settings, int64_t vocabulary) {
 
 Findings measure(const Study& study) {
   Findings findings;
-  const auto all = runs(study.settings, study.dataset.vocabulary());
-  const int64_t trained_length = all.front().training.context_length;
+  const int64_t trained_length = study.settings.at("training").at("context_length");
   const auto factor = study.settings.at("evaluation").at("length_factor").get<int64_t>();
   const int64_t longest = factor * trained_length;
   std::map<int64_t, Measurements> losses;  // by the length of the pieces that the text is cut into
   Measurements gain;                       // of the training length over half of it
   Measurements rise;                       // of the longest length over the training length
 
-  for (size_t r = 0; r < all.size(); ++r) {
-    const Run& run = all[r];
-    LanguageModel model = study.model(run);
+  for (size_t r = 0; r < study.trained.size(); ++r) {
+    const Run& run = study.trained[r].run;
+    LanguageModel model = load_model(study.trained[r]);
     std::map<int64_t, double> loss;
     for (int64_t length = trained_length / 2; length <= longest; length *= 2) {
-      const PerTokenLoss found = evaluate(study, model, length);
-      loss[length] = mean_loss(found);
+      const Evaluated found = evaluate(study, model, length);
+      loss[length] = found.value("loss");
       losses[length].add(run, loss[length]);
-      findings.records.push_back(
-          record_of(study.experiment, run, found.sequences, length, "loss", "nats", loss[length]));
-      findings.records.push_back(
-          record_of(study.experiment, run, found.sequences, length, "perplexity", "1", found.perplexity(length)));
+      for (const auto& [metric, unit] : {std::pair("loss", "nats"), std::pair("perplexity", "1")})
+        findings.records.push_back(
+            record_of(study.experiment, run, found.records.front().batch, length, metric, unit, found.value(metric)));
       if (length == longest) {
         const auto curve = loss_curve(run, found);
         findings.points.insert(findings.points.end(), curve.begin(), curve.end());
@@ -48,7 +46,7 @@ Findings measure(const Study& study) {
     }
     gain.add(run, loss[trained_length / 2] - loss[trained_length]);
     rise.add(run, loss[longest] - loss[trained_length]);
-    study.progress(static_cast<double>(r + 1) / static_cast<double>(all.size()));
+    study.progress(static_cast<double>(r + 1) / static_cast<double>(study.trained.size()));
   }
 
   const Measurements& within = losses.at(trained_length);

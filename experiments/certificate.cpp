@@ -1,0 +1,87 @@
+#include "experiments/certificate.hpp"
+
+#include <sys/utsname.h>
+#include <torch/version.h>
+#include <unistd.h>
+
+#include <Eigen/Core>
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <chrono>
+#include <cmath>
+#include <ctime>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <thread>
+
+#include "experiments/data/run_program.hpp"
+
+namespace lethe {
+namespace {
+
+/// The checkout that a folder lies in; empty where it lies in none.
+std::filesystem::path checkout_of(const std::filesystem::path& folder) {
+  for (std::filesystem::path at = std::filesystem::absolute(folder); at != at.root_path(); at = at.parent_path())
+    if (std::filesystem::exists(at / ".git")) return at;
+  return {};
+}
+
+/// Commit and dirty flag of a checkout, null outside of one. What the runs themselves write doesn't make it dirty.
+nlohmann::json revision(const std::filesystem::path& checkout) {
+  if (checkout.empty()) return {{"commit", nullptr}, {"dirty", nullptr}};
+  std::string commit = run_program({"git", "-C", checkout.string(), "rev-parse", "HEAD"});
+  commit.resize(std::min(commit.size(), commit.find('\n')));
+  const bool dirty =
+      !run_program({"git", "-C", checkout.string(), "status", "--porcelain", "--", ".", ":(exclude)results"}).empty();
+  return {{"commit", commit}, {"dirty", dirty}};
+}
+
+std::string processor() {
+  std::ifstream info("/proc/cpuinfo");
+  for (std::string line; std::getline(info, line);)
+    if (line.starts_with("model name")) return line.substr(line.find(':') + 2);
+  return "unknown processor";
+}
+
+}  // namespace
+
+nlohmann::json birth_certificate(const std::filesystem::path& folder, const std::string& command_line) {
+  utsname system{};
+  uname(&system);
+  std::array<char, 32> time;
+  const std::time_t now = std::chrono::system_clock::to_time_t(std::chrono::system_clock::now());
+  std::strftime(time.data(), time.size(), "%Y-%m-%dT%H:%M:%SZ", std::gmtime(&now));
+  const double memory = static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGESIZE));
+  nlohmann::json json = {{"command_line", command_line},
+                         {"time", time.data()},
+                         {"machine",
+                          {{"name", machine_name()},
+                           {"processor", processor()},
+                           {"cores", std::thread::hardware_concurrency()},
+                           {"memory_gib", std::round(memory / (1 << 30))},
+                           {"system", std::string(system.sysname) + " " + system.release + " " + system.machine}}},
+                         {"versions",
+                          {{"compiler", std::string("g++ ") + __VERSION__},
+                           {"torch", TORCH_VERSION},
+                           {"eigen", std::to_string(EIGEN_WORLD_VERSION) + "." + std::to_string(EIGEN_MAJOR_VERSION) +
+                                         "." + std::to_string(EIGEN_MINOR_VERSION)}}}};
+  json.update(revision(checkout_of(folder)));
+  return json;
+}
+
+std::string machine_name() {
+  // The words of the processor's name, without those that every machine of its kind has.
+  std::string text = processor();
+  for (char& c : text)
+    c = std::isalnum(static_cast<unsigned char>(c)) ? static_cast<char>(std::tolower(static_cast<unsigned char>(c)))
+                                                    : ' ';
+  std::istringstream words(text);
+  std::string name;
+  for (std::string word; words >> word;)
+    if (word != "r" && word != "tm" && word != "cpu" && word != "processor") name += word + "-";
+  return name + std::to_string(std::thread::hardware_concurrency()) + "-cores";
+}
+
+}  // namespace lethe

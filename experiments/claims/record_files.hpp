@@ -1,0 +1,42 @@
+#pragma once
+// The tidy CSV files of records and points, and the paper's own numbers.
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "experiments/record.hpp"
+
+namespace lethe {
+
+/// Writes `<base>.csv` with the header
+///   experiment,claim,variant,implementation,device,dtype,batch,length,heads,key_dim,value_dim,seed,metric,unit,value,stddev,samples
+/// and `<base>.json`, its birth certificate: commit, dirty flag, command line, machine, compiler, Torch and library versions,
+/// time, and the members of `details`. Both are written beside their place and renamed.
+///
+/// throws  std::invalid_argument for a text that would need quoting; std::runtime_error naming a file that can't be written
+void write_records(const std::filesystem::path& base, const std::vector<Record>& records,
+                   const std::string& command_line, const nlohmann::json& details = nlohmann::json::object());
+
+/// Reads such a CSV back (fccp, columns by name).
+///
+/// throws  std::runtime_error naming file, line and column
+std::vector<Record> read_records(const std::filesystem::path& path);
+
+/// One of the paper's own numbers: the keys of a Record, where it stands, and what we claim of it.
+struct PaperRecord {
+  Record record;
+  std::string source;         ///< "FoX Table 3"
+  std::string comparability;  ///< "exact", "trend" or "context"
+};
+
+/// Reads a claim's paper.csv: the columns of a Record, then source and comparability.
+///
+/// throws  std::runtime_error naming file, line and column, or a comparability that is none of the three
+std::vector<PaperRecord> read_paper(const std::filesystem::path& path);
+
+/// Writes `path` with the header quantity,variant,seed,x,y,value; six digits a value. Its certificate is that of its claim.
+void write_points(const std::filesystem::path& path, const std::vector<Point>& points);
+
+}  // namespace lethe

@@ -1,0 +1,78 @@
+#include "experiments/claims/runs.hpp"
+
+#include <algorithm>
+#include <fstream>
+#include <stdexcept>
+
+namespace lethe {
+
+Run make_run(const std::string& label, const ModelConfig& architecture, const nlohmann::json& settings,
+             int64_t vocabulary, uint64_t seed) {
+  nlohmann::json model = architecture;
+  model.update(settings.at("model"));
+  model["vocabulary"] = vocabulary;
+  Run run{label, model.get<ModelConfig>(), settings.at("training").get<TrainingConfig>()};
+  run.training.seed = seed;
+  return run;
+}
+
+std::vector<Run> runs_of(const Row& row, const nlohmann::json& settings, int64_t vocabulary, int64_t seeds) {
+  std::vector<Run> runs;
+  for (int64_t seed = 0; seed < seeds; ++seed)
+    runs.push_back(make_run(row.name, row.architecture, settings, vocabulary, static_cast<uint64_t>(seed)));
+  return runs;
+}
+
+Record record_of(const Experiment& experiment, const Run& run, int64_t batch, int64_t length, const std::string& metric,
+                 const std::string& unit, double value) {
+  return {.experiment = experiment.paper,
+          .claim = experiment.claim,
+          .variant = run.label,
+          .implementation = "lethe",
+          .device = run.training.device,
+          .dtype = run.model.compute_dtype,
+          .batch = batch,
+          .length = length,
+          .heads = run.model.heads,
+          .key_dim = run.model.head_dim(),
+          .value_dim = run.model.head_dim(),
+          .seed = run.training.seed,
+          .metric = metric,
+          .unit = unit,
+          .value = value};
+}
+
+std::vector<Point> training_curve(const Run& run, const Artefact& artefact) {
+  std::ifstream log(artefact.folder / "log.jsonl");
+  std::vector<Point> points;
+  for (std::string line; std::getline(log, line);) {
+    const nlohmann::json step = nlohmann::json::parse(line);
+    points.push_back({.quantity = "training_loss",
+                      .variant = run.label,
+                      .seed = run.training.seed,
+                      .x = step.at("tokens"),
+                      .value = step.at("loss")});
+  }
+  return points;
+}
+
+std::vector<Artefact> Study::labelled(const std::string& label) const {
+  std::vector<Artefact> found;
+  for (const Artefact& artefact : trained)
+    if (artefact.run.label == label) found.push_back(artefact);
+  if (found.empty())
+    throw std::invalid_argument("run: expected one that " + experiment.name() + " asks for, found " + label);
+  return found;
+}
+
+double paper_value(const Study& study, const std::string& variant, const std::string& metric) {
+  const auto is_it = [&](const PaperRecord& number) {
+    return number.record.variant == variant && number.record.metric == metric;
+  };
+  if (const auto found = std::ranges::count_if(study.paper, is_it); found != 1)
+    throw std::invalid_argument("paper.csv of " + study.experiment.name() + ": expected one " + metric + " of " +
+                                variant + ", found " + std::to_string(found));
+  return std::ranges::find_if(study.paper, is_it)->record.value;
+}
+
+}  // namespace lethe

@@ -1,0 +1,38 @@
+#pragma once
+// From a claim's settings to the runs that it needs, and from a run to the columns of a record.
+
+#include <string>
+#include <vector>
+
+#include "experiments/claims/claim.hpp"
+
+namespace lethe {
+
+/// One run of a scale: the switches of `architecture`, sized by settings["model"], trained as settings["training"] says.
+///
+/// reads   settings: members of ModelConfig under "model", of TrainingConfig under "training"; vocabulary, of the data set
+Run make_run(const std::string& label, const ModelConfig& architecture, const nlohmann::json& settings,
+             int64_t vocabulary, uint64_t seed);
+
+/// A named architecture, at no size: a row of a paper's table.
+struct Row {
+  std::string name;
+  ModelConfig architecture;
+};
+
+/// Runs of a row with the seeds 0 … count − 1.
+std::vector<Run> runs_of(const Row& row, const nlohmann::json& settings, int64_t vocabulary, int64_t seeds);
+
+/// A record of a run with its key columns filled: batch and length of the measurement, heads and dimensions of the model.
+Record record_of(const Experiment& experiment, const Run& run, int64_t batch, int64_t length, const std::string& metric,
+                 const std::string& unit, double value);
+
+/// The loss after every step of a run's training, as points over tokens.
+std::vector<Point> training_curve(const Run& run, const Artefact& artefact);
+
+/// The paper's own number of a row.
+///
+/// throws  std::invalid_argument where paper.csv has none or several of that variant and metric
+double paper_value(const Study& study, const std::string& variant, const std::string& metric);
+
+}  // namespace lethe

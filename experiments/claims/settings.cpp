@@ -1,0 +1,61 @@
+#include "experiments/claims/settings.hpp"
+
+#include <toml++/toml.h>
+#include <sstream>
+#include <stdexcept>
+
+namespace lethe {
+namespace {
+
+toml::table read_toml(const std::filesystem::path& path) {
+  try {
+    return toml::parse_file(path.string());
+  } catch (const toml::parse_error& error) {
+    std::ostringstream text;
+    text << path.string() << ": " << error.description() << " at " << error.source().begin;
+    throw std::invalid_argument(text.str());
+  }
+}
+
+nlohmann::json scale_table(const std::filesystem::path& path, const std::string& scale) {
+  toml::table file = read_toml(path);
+  file.erase("claim");
+  const toml::table* table = file[scale].as_table();
+  if (table == nullptr) {
+    std::string known;
+    for (const auto& [name, _] : file) known += (known.empty() ? "" : ", ") + std::string(name.str());
+    throw std::invalid_argument("scale: expected one of " + known + " of " + path.string() + ", found " + scale);
+  }
+  std::ostringstream text;
+  text << toml::json_formatter{*table};
+  nlohmann::json settings = nlohmann::json::parse(text.str());
+  if (!settings.contains("base")) return settings;
+  nlohmann::json base = scale_table(path.parent_path() / settings["base"].get<std::string>(), scale);
+  settings.erase("base");
+  base.merge_patch(settings);
+  return base;
+}
+
+}  // namespace
+
+std::filesystem::path claim_folder(const std::filesystem::path& root, const Experiment& experiment) {
+  return root / "experiments" / "papers" / experiment.paper / experiment.claim;
+}
+
+nlohmann::json claim_settings(const std::filesystem::path& root, const Experiment& experiment,
+                              const std::string& scale) {
+  return scale_table(claim_folder(root, experiment) / "config.toml", scale);
+}
+
+std::string claim_title(const std::filesystem::path& root, const Experiment& experiment) {
+  const std::filesystem::path path = claim_folder(root, experiment) / "config.toml";
+  const auto title = read_toml(path)["claim"]["title"].value<std::string>();
+  if (!title) throw std::invalid_argument(path.string() + ": claim.title: expected a text, found none");
+  return *title;
+}
+
+std::string cost(const std::filesystem::path& root, const Experiment& experiment, const std::string& scale) {
+  return claim_settings(root, experiment, scale).at("cost").get<std::string>();
+}
+
+}  // namespace lethe

@@ -1,0 +1,74 @@
+#pragma once
+// What can be measured of a trained model on a data set: one row each, called by `lethe evaluate` and by the claims alike.
+
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "experiments/data/dataset.hpp"
+#include "experiments/models/json_members.hpp"
+#include "experiments/models/language_model.hpp"
+#include "experiments/record.hpp"
+
+namespace lethe {
+
+/// What an evaluation found, in the columns of every record; experiment, claim and seed are its caller's.
+struct Evaluated {
+  std::vector<Record> records;
+  /// Curves. A quantity "loss_at_position" is the loss over the position; quantities of one x have the same x.
+  std::vector<Point> points;
+
+  /// The value of a metric that has one record.
+  ///
+  /// throws  std::invalid_argument where no record or several have it
+  double value(const std::string& metric) const;
+  /// The values of a quantity in the order of its points.
+  std::vector<double> curve(const std::string& quantity) const;
+};
+
+/// A row: how a model is measured.
+struct Evaluation {
+  std::string name;   ///< "per_token_loss"
+  std::string title;  ///< "L(i), the loss of each position"
+
+  /// Measures `model` on `dataset`, without gradients and in evaluation mode; the model's mode is put back.
+  ///
+  /// reads   settings: the members that the row knows, Pieces among them; progress: called with the share that is done, may be empty
+  /// throws  std::invalid_argument "name: expected …, found …" for a key that the row doesn't know, a value of another type, a split
+  ///         without one piece of that length, or a model that the row can't measure
+  Evaluated (*run)(LanguageModel& model, const Dataset& dataset, const nlohmann::json& settings,
+                   const std::function<void(double)>& progress);
+};
+
+/// All evaluations, in the order of the CMake file.
+const std::vector<Evaluation>& evaluations();
+
+/// The row of that name.
+///
+/// throws  std::invalid_argument naming those that there are
+const Evaluation& evaluation_named(const std::string& name);
+
+/// The text that an evaluation reads: the first `sequences` pieces of `length` tokens of a split.
+struct Pieces {
+  std::string split = "valid";
+  int64_t length = 0;
+  int64_t sequences = 64;  ///< at most
+
+  void read(JsonReader& reader) {
+    reader("split", split);
+    reader("length", length);
+    reader("sequences", sequences);
+  }
+
+  /// How many of them the data set has.
+  ///
+  /// throws  std::invalid_argument where that is none
+  int64_t count(const Dataset& dataset) const;
+};
+
+/// A record of `sequences` pieces of `length` tokens with the model's columns filled.
+Record record_of_model(const LanguageModel& model, int64_t sequences, int64_t length, const std::string& metric,
+                       const std::string& unit, double value);
+
+}  // namespace lethe

@@ -1,0 +1,35 @@
+"""Histograms of the heads' pruned shares, of all and of each layer."""
+
+import re
+
+import numpy as np
+
+from report.style import GREY, OURS, panels
+
+
+def heads_of(claim, metric="pruned_share"):
+    """{layer: [value of each head]}"""
+    layers = {}
+    for variant in claim.variants():
+        layer, _ = map(int, re.fullmatch(r"layer (\d+) head (\d+)", variant).groups())
+        layers.setdefault(layer, []).append(claim.cell(variant, metric, implementation="single pairs").mean)
+    return layers
+
+
+def figure(claim):
+    layers = heads_of(claim)
+    bins = np.linspace(0, 1, 21)
+    figure, [axes] = panels(1 + len(layers), width=4.5 + 1.6 * len(layers), height=4.0, sharey=True,
+                            width_ratios=[2.6] + [1] * len(layers))
+    everything = np.concatenate([np.array(heads) for heads in layers.values()])
+    for panel, heads, title in zip(axes, [everything, *layers.values()], ["All heads", *(f"Layer {layer}" for layer in layers)]):
+        share, _ = np.histogram(heads, bins)
+        panel.barh(100 * (bins[:-1] + 0.025), 100 * share / len(heads), height=4.4, color=OURS)
+        panel.set_xlim(0, 100)
+        panel.set_title(title)
+        panel.set_xlabel("heads (%)")
+    axes[0].set_ylabel("pruned share of a head's pairs (%)")
+    axes[0].set_ylim(0, 100)
+    axes[0].annotate("local heads", (98, 97), ha="right", va="top", color=GREY)
+    axes[0].annotate("global heads", (98, 3), ha="right", va="bottom", color=GREY)
+    return figure

@@ -1,0 +1,108 @@
+"""From text to report at a scale that means nothing: every claim is trained, measured, judged and drawn, and nothing is done twice.
+
+usage: test_pipeline.py LETHE [unittest arguments]
+"""
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+SOURCE = Path(__file__).resolve().parents[3]
+VERDICTS = {"reproduced", "trend reproduced", "refuted", "inconclusive at this scale"}
+
+
+class Pipeline(unittest.TestCase):
+    """One job, made once; the tests look at what it left."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = tempfile.TemporaryDirectory()
+        cls.root = Path(cls.folder.name)
+        (cls.root / "experiments").symlink_to(SOURCE / "experiments")
+        cls.claims = set(re.findall(r"^  \w+/(\w+)$", cls.lethe("list", "--scale", "smoke").stdout, re.MULTILINE))
+        cls.log = cls.lethe("run", "--scale", "smoke").stderr
+        cls.machine = next((cls.root / "results").iterdir())
+        cls.report = cls.tool("report.py")
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.folder.cleanup()
+
+    @classmethod
+    def lethe(cls, *arguments):
+        return subprocess.run([LETHE, "--root", str(cls.root), *arguments], check=True, capture_output=True, text=True)
+
+    @classmethod
+    def tool(cls, name):
+        command = [sys.executable, str(SOURCE / "tools" / name), "--root", str(cls.root)]
+        return subprocess.run(command, capture_output=True, text=True)
+
+    def times(self):
+        """When each claim was measured, and each model trained."""
+        files = [*self.machine.glob("*.json"), *self.root.glob("artefacts/models/*/done.json")]
+        return {path: path.stat().st_mtime_ns for path in files}
+
+    def test_every_claim_has_numbers_and_a_verdict_with_its_certificate(self):
+        self.assertEqual({path.stem for path in self.machine.glob("*.json")}, self.claims)
+        self.assertEqual({path.parent.name for path in SOURCE.glob("experiments/papers/*/*/paper.csv")}, self.claims)
+        for claim in self.claims:
+            certificate = json.loads((self.machine / f"{claim}.json").read_text())
+            self.assertIn(certificate["verdict"], VERDICTS)
+            self.assertTrue(all(comparison["verdict"] in VERDICTS for comparison in certificate["comparisons"]))
+            self.assertEqual(certificate["scale"], "smoke")
+            self.assertGreater(len((self.machine / f"{claim}.csv").read_text().splitlines()), 1)
+
+    def test_a_model_that_several_claims_ask_for_is_trained_once(self):
+        trained, asked = set(), 0
+        for claim in self.claims:
+            runs = json.loads((self.machine / f"{claim}.json").read_text())["runs"]
+            asked += len(runs)
+            trained |= {run["artefact"] for run in runs}
+        self.assertEqual({path.parent.name for path in self.root.glob("artefacts/models/*/done.json")}, trained)
+        self.assertGreater(asked, len(trained))
+
+    def test_the_report_has_a_figure_of_every_claim_and_needs_no_other_file(self):
+        self.assertEqual(self.report.returncode, 0, self.report.stderr)
+        page = (self.machine / "report.html").read_text()
+        self.assertEqual(page.count("<svg"), len(self.claims))
+        self.assertNotRegex(page, r'(src|href)="(?!#|data:)')
+        for claim in self.claims:
+            self.assertTrue((self.machine / f"{claim}.md").exists(), claim)
+
+    def test_what_was_generated_passes_the_check(self):
+        self.tool("report.py")
+        checked = self.tool("check_results.py")
+        self.assertEqual((checked.stdout, checked.returncode), ("", 0), checked.stderr)
+
+    def test_a_second_call_repeats_nothing(self):
+        before = self.times()
+        self.lethe("run", "--scale", "smoke")
+        self.assertEqual(self.times(), before)
+
+    def test_a_claim_that_is_lost_is_measured_again_without_any_training(self):
+        before = self.times()
+        (self.machine / "boundaries.csv").unlink()
+        self.lethe("run", "--scale", "smoke")
+        changed = {path.name for path, time in self.times().items() if time != before[path]}
+        self.assertEqual(changed, {"boundaries.json"})
+
+    def test_a_certificate_names_the_commit_that_trained_each_model(self):
+        path = self.machine / "boundaries.json"
+        done = self.root / "artefacts/models" / json.loads(path.read_text())["runs"][0]["artefact"] / "done.json"
+        original = done.read_text()
+        self.addCleanup(done.write_text, original)
+        done.write_text(json.dumps(json.loads(original) | {"commit": "a" * 40, "dirty": True}))
+        (self.machine / "boundaries.csv").unlink()
+        self.lethe("run", "--scale", "smoke")
+        certificate = json.loads(path.read_text())
+        self.assertEqual((certificate["runs"][0]["commit"], certificate["runs"][0]["dirty"]), ("a" * 40, True))
+        self.assertNotEqual(certificate["commit"], "a" * 40)
+
+
+if __name__ == "__main__":
+    LETHE = sys.argv.pop(1)
+    unittest.main()

@@ -4,12 +4,14 @@
 * every CSV has the columns of its kind and the certificate of its claim beside it, with commit, machine and versions;
 * every <claim>.md, <operator>_cpu.md, <operator>_cuda.md, attention_throughput.md and results/README.md is what tools/report.py makes of
   the data now;
-* so is every table between markers in a README file.
+* so is every table between markers in a README file;
+* a claim that judges a file of measurements has judged the file that is there.
 
 Prints a line for each fault and exits with 1 where there is one.
 """
 
 import argparse
+import hashlib
 import json
 import sys
 from pathlib import Path
@@ -41,6 +43,13 @@ def faults_of_files(folder):
                 yield f"{certificate}: expected {name}, found none"
 
 
+def stale_data(root, claim):
+    """A claim that judged another file of measurements than there is now."""
+    name = claim.certificate.get("settings", {}).get("data")
+    if name and hashlib.sha256((root / name).read_bytes()).hexdigest() != claim.certificate["dataset"]["content"]:
+        yield f"{claim.folder / claim.name}.json: judges another {name} than there is; run lethe run {claim.name}"
+
+
 def difference(path, expected):
     """Says where a generated text isn't what the data give."""
     if not path.exists():
@@ -58,6 +67,7 @@ def faults(root, results):
     for folder in folders:
         for claim in load_machine(root, folder):
             yield from difference(folder / f"{claim.name}.md", claim_page(claim))
+            yield from stale_data(root, claim)
         for files, page in ((benchmark_files(folder), benchmark_page), (throughput_data(folder), throughput_page)):
             for path in files:
                 try:

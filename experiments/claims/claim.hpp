@@ -39,6 +39,7 @@ struct Study {
   const Experiment& experiment;
   const nlohmann::json& settings;  ///< the scale's table of config.toml
   const Dataset& dataset;          ///< empty for a claim without training
+  std::filesystem::path data;      ///< settings["data"]: a file of measurements to be judged; empty where there is none
   std::vector<PaperRecord> paper;
   std::vector<Artefact> trained;         ///< the models of the runs that `runs` listed, in its order
   std::function<void(double)> progress;  ///< takes the share of the measuring that is done

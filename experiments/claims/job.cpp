@@ -101,8 +101,9 @@ struct Task {
   Experiment experiment;
   nlohmann::json settings;
   const Dataset& dataset;
+  std::filesystem::path data;  ///< settings["data"] in the checkout; empty where the claim measures by itself
   std::vector<Run> runs;
-  std::string key;  ///< hash of scale, settings, runs, the paper's numbers and the program
+  std::string key;  ///< hash of scale, settings, runs, data, the paper's numbers and the program
 };
 
 double training_work(const Run& run) {
@@ -143,10 +144,14 @@ Task make_task(const Experiment& experiment, const Context& context, Datasets& d
   nlohmann::json settings = claim_settings(context.root, experiment, context.scale);
   settings.erase("cost");  // words for people
   const Dataset& dataset = datasets.of(settings);
-  Task task{experiment, settings, dataset, experiment.runs(settings, dataset.vocabulary()), {}};
+  Task task{experiment, settings, dataset, {}, experiment.runs(settings, dataset.vocabulary()), {}};
   nlohmann::json inputs = {context.scale, settings, read_whole(claim_folder(context.root, experiment) / "paper.csv"),
                            fingerprint, context.threads};
   for (const Run& run : task.runs) inputs.push_back(artefact_name(run, dataset));
+  if (settings.contains("data")) {
+    task.data = context.root / settings["data"].get<std::string>();
+    inputs.push_back(sha256(read_whole(task.data)));
+  }
   task.key = sha256(inputs.dump());
   return task;
 }
@@ -166,7 +171,8 @@ nlohmann::json details(const Task& task, const Context& context, const std::file
                     {"dirty", done.at("dirty")}});
   }
   nlohmann::json dataset;  // null for a claim that reads none
-  if (!task.dataset.content_hash().empty())
+  if (!task.data.empty()) dataset = {{"name", task.settings.at("data")}, {"content", sha256(read_whole(task.data))}};
+  else if (!task.dataset.content_hash().empty())
     dataset = {{"name", task.dataset.name()}, {"content", task.dataset.content_hash()}};
   return {{"experiment", task.experiment.paper},
           {"claim", task.experiment.claim},
@@ -227,6 +233,7 @@ void measure(const Task& task, const Context& context, const std::filesystem::pa
   Study study{.experiment = task.experiment,
               .settings = task.settings,
               .dataset = task.dataset,
+              .data = task.data,
               .paper = read_paper(claim_folder(context.root, task.experiment) / "paper.csv"),
               .trained = {},
               .progress = tell};

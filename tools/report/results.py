@@ -62,7 +62,7 @@ class Claim:
     folder: Path  # results/<machine>
     home: Path  # experiments/papers/<paper>/<claim>
     name: str
-    about: dict  # the table [claim] of config.toml: title, order, words
+    about: dict  # the table [claim] of config.toml: title, order, words, stated_by
     certificate: dict
     records: list
     points: list
@@ -75,6 +75,11 @@ class Claim:
     @property
     def verdict(self):
         return self.certificate["verdict"]
+
+    @property
+    def stated_by(self):
+        """Who says what should be measured: "paper" or "goal"."""
+        return self.about.get("stated_by", "paper")
 
     def words(self, metric):
         """What tables call a metric."""

@@ -45,7 +45,7 @@ def comparisons_table(claim):
             f"{emphasis}{comparison['statement']}{emphasis}", comparison["source"], paper(comparison), measured(comparison),
             comparison["verdict"],
         ])
-    return table(["statement", "source", "paper", "measured", "verdict"], rows)
+    return table(["statement", "source", claim.stated_by, "measured", "verdict"], rows)
 
 
 def numbers_table(claim):
@@ -79,7 +79,7 @@ def numbers_table(claim):
             *("" if value is None else f"{value:g}" for value in of_variant),
             *(entry(variant, length, *column) for column in columns),
         ])
-    header = ["", "length", *(f"paper: {claim.words(m)}" for m in of_paper), *(title(*column) for column in columns)]
+    header = ["", "length", *(f"{claim.stated_by}: {claim.words(m)}" for m in of_paper), *(title(*column) for column in columns)]
     return table(header, rows)
 
 

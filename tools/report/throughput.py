@@ -110,7 +110,7 @@ def throughput_page(path):
     cases, certificate = load_throughput(path), json.loads(path.with_suffix(".json").read_text())
     lines = ["# Attention kernels beside one another", "",
              f"Effective TFLOP/s in bf16 on one {certificate['machine']['gpu']}, and the ratio to cuDNN without a gate. What each name means: "
-             "[experiments/throughput](../../experiments/throughput/README.md). Error: share of its budget.", ""]
+             "[experiments/papers/throughput](../../experiments/papers/throughput/README.md). Error: share of its budget.", ""]
     for length in dict.fromkeys(length for length, _, _ in cases):
         lines += [f"![T = {length}]({figure_name(length)})", ""]
     lines += ["## In ratios", "", "Ours over theirs, forward, then backward; of FlexAttention the faster backend.", "", ratio_table(path).rstrip("\n")]

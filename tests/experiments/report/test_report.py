@@ -1,5 +1,6 @@
 """Tables and checks of results: what is generated equals the data, and a table that tells something else is found out."""
 
+import hashlib
 import json
 import re
 import subprocess
@@ -94,9 +95,9 @@ class Tables(WithCheckout):
         path = self.checkout.root / "experiments/papers/forgetting_transformer/ablations/config.toml"
         claim = load_machine(self.checkout.root, self.checkout.machine)[0]
         self.assertEqual(claim.words("training_loss"), "training loss")
-        path.write_text(path.read_text().replace("[claim]\n", '[claim]\nwords.perplexity = "exp of the loss"\n'))
+        path.write_text(path.read_text().replace("[claim]\n", '[claim]\nstated_by = "goal"\nwords.perplexity = "exp of the loss"\n'))
         table = readme_table(self.checkout.root, self.checkout.results, "m", "ablations")
-        self.assertTrue(table.startswith("|  | paper: exp of the loss | exp of the loss |"), table)
+        self.assertTrue(table.startswith("|  | goal: exp of the loss | exp of the loss |"), table)
 
     def test_claims_stand_in_the_order_of_their_folders(self):
         first = self.checkout.root / "experiments/papers/forgetting_transformer/another"
@@ -385,6 +386,17 @@ class Checks(WithCheckout):
         for commits, expected in ((("c" * 40,), f"commit {'c' * 12};"), (("c" * 40, "e" * 40), f"commit {'c' * 12}, models trained at {'e' * 12};")):
             path.write_text(json.dumps(CERTIFICATE | {"runs": [model | {"commit": commit} for commit in commits]}))
             self.assertIn(expected, claim_page(load_machine(self.checkout.root, self.checkout.machine)[0]))
+
+    def test_a_verdict_on_data_that_have_changed_is_found(self):
+        data = self.checkout.root / "data.csv"
+        data.write_text("1\n")
+        path = self.checkout.machine / "ablations.json"
+        of_data = {"name": "data.csv", "content": hashlib.sha256(b"1\n").hexdigest()}
+        path.write_text(json.dumps(CERTIFICATE | {"settings": {"data": "data.csv"}, "dataset": of_data}))
+        self.checkout.make_whole()
+        self.assertEqual(self.faults(), "")
+        data.write_text("2\n")
+        self.assertIn("ablations.json: judges another data.csv than there is; run lethe run ablations", self.faults())
 
     def test_a_certificate_without_a_commit_is_found(self):
         self.checkout.make_whole()

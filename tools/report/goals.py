@@ -18,5 +18,5 @@ def draw_goals(claim, metrics):
     axes[0].set_yticks(range(len(variants)), variants)
     axes[0].invert_yaxis()
     axes[0].plot([], [], color=BOUNDARY, linewidth=2, label="goal")
-    axes[0].legend(loc="lower right")
+    figure.legend(loc="outside upper right")
     return figure

@@ -104,7 +104,7 @@ class Calls(CommandTest):
 
     def test_of_list_show_claims_with_their_cost_architectures_and_sizes(self):
         listed = self.done("list")
-        for name in ("forgetting_transformer/ablations", "adaptive_computation_pruning/savings", "fox-pro", "760m"):
+        for name in ("forgetting_transformer/ablations", "adaptive_computation_pruning/savings", "per_token_loss", "fox-pro", "760m"):
             self.assertIn(name, listed)
 
 
@@ -162,6 +162,15 @@ class Models(CommandTest):
             rows = list(csv.DictReader(file))
         self.assertEqual([int(row["position"]) for row in rows], list(range(1, 129)))
         self.assertTrue(all(0 < float(row["loss"]) < 12 for row in rows))
+
+    def test_are_evaluated_by_any_row_of_the_table(self):
+        evaluate = ("--root", self.root, "evaluate", str(self.folder))
+        self.assertIn("loss (lethe): ", self.done(*evaluate, "--what", "per_token_loss", "--settings", '{"length": 32, "sequences": 1}'))
+        self.refused(2, "evaluation: expected one of per_token_loss, pruned_share", *evaluate, "--what", "needles")
+        self.refused(2, "log_pruning_tolerance: expected a model that prunes, found none", *evaluate, "--what", "pruned_share")
+        self.refused(2, "pruned_share: expected keys among length, sequences, split, found window", *evaluate, "--what", "pruned_share",
+                     "--window", "11")
+        self.refused(2, "--settings: expected a JSON object, found 64", *evaluate, "--settings", "64")
 
     def test_continue_a_prompt_the_same_way_for_the_same_seed(self):
         call = ("--root", self.root, "generate", self.folder.name[:8], "--prompt", "In the beginning", "--tokens", "8")

@@ -17,7 +17,6 @@ struct HostPlan {
   std::vector<int32_t> first_key_block, block_cut_before, head_order{0};
   std::vector<uint8_t> cut_before;
   std::vector<double> base;
-  std::vector<TwoFloats> base_log2;
   ForwardShape parameters{};
 
   HostPlan(int queries, int keys, int rows, const std::vector<int>& cuts, const std::vector<int32_t>& first_blocks)
@@ -26,7 +25,6 @@ struct HostPlan {
     cut_before.assign(blocks * kColumns, kNoCut);
     block_cut_before.assign(blocks + 1, 0);
     base.assign(blocks + 1, 0);
-    base_log2.resize(blocks + 1);
     for (const int cut : cuts) {
       for (int token = cut; token < (cut / kColumns + 1) * kColumns; ++token) cut_before[token] = cut % kColumns;
       for (int block = cut / kColumns + 1; block <= blocks; ++block) block_cut_before[block] = cut;

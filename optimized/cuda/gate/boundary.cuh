@@ -56,7 +56,7 @@ __device__ inline bool can_be_pruned(const BoundArguments& a, int64_t row) {
 
 __device__ inline void find_boundary(const BoundArguments& a, int row) {
   constexpr int kBlock = kGateBlock;
-  const int64_t blocks = a.key_blocks, tokens = blocks * kBlock;
+  const int64_t blocks = a.key_blocks;
   constexpr int kStaged = 1024;
   __shared__ double staged_base[kStaged + 1];
   __shared__ int32_t staged_first_key[kStaged];

@@ -131,7 +131,7 @@ struct BackwardCta {
 
   /// Whether both warpgroups run the same instance of BackwardConsumer. Not where columns of ones would sum rows of dS that both have: there
   /// warpgroup 0 alone sums.
-  static constexpr bool kOneInstance = kFloatSums || kPanels == 1;
+  static constexpr bool kOneInstance = !kGate || kFloatSums || kPanels == 1;
   /// Whether a CTA computes one tile after the other. There are no registers for that where a head has two panels and dK sums in 16 bits.
   static constexpr bool kManyTiles = !kGate || kFloatSums || kPanels == 1;
 

@@ -17,7 +17,9 @@ MUTANTS = generated(
     ("plan_no_query_offset", "find_boundary", "m * kBlock + a.offset", swapped("+ a.offset", "")),
     ("plan_half_bound", "find_boundary", "threshold = -2 * bound", swapped("2", "1")),
     ("plan_prune_one_more", "find_boundary", "c - base[first + n + 1] >= threshold", swapped("+ 1", "")),
-    ("plan_cut_prunes_one_more", "find_boundary", "first = cut / kBlock;", swapped("cut", "(cut + 1)")),
+    ("plan_cut_prunes_one_more", "find_boundary", "visibility_of_queries(a.prefix, row, a.key_blocks).first_key(position) / kBlock;",
+     swapped("visibility_of_queries(a.prefix, row, a.key_blocks).first_key(position)",
+             "(visibility_of_queries(a.prefix, row, a.key_blocks).first_key(position) + 1)")),
     ("plan_norm_of_key_head_0", "find_boundary", "batch * a.heads + head", swapped("+ head", "")),
     ("plan_norm_half_row", "find_largest_square", "chunks[pass].z, chunks[pass].w}", swapped(", chunks[pass].w", "")),
 ) + generated(

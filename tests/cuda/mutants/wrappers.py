@@ -25,7 +25,7 @@ MUTANTS = generated(
     ("fragment_load_global", "load_global", '"l"(address)', one_more("address")),
     ("barrier_no_wait_for_kernel", "wait_for_previous_kernel", 'asm volatile("griddepcontrol.wait;" ::: "memory");', dropped),
     ("barrier_no_early_kernel", "let_next_kernel_start", 'asm volatile("griddepcontrol.launch_dependents;" ::: "memory");', dropped),
-    ("barrier_uniform", "uniform", "__shfl_sync(~0u, value, 0)", swapped("value, 0", "value, 1")),
+    ("barrier_uniform", "broadcast", "__shfl_sync(~0u, value, 0)", swapped("value, 0", "value, 1")),
     ("barrier_ring", "RingPosition::advance", "parity ^= 1;", swapped("1", "0")),
     ("barrier_shared_address", "shared_address", "__cvta_generic_to_shared(pointer))", swapped("pointer))", "pointer)) + (1 << 20)")),
     ("barrier_expects_nothing", "mbarrier_arrive_expect", '"r"(bytes)', swapped("bytes", "0 * bytes")),

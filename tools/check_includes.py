@@ -14,11 +14,11 @@ NOT_STD_OR_EIGEN = r"(?!Eigen/).*[/.].*|thread|mutex|shared_mutex|atomic|future|
 RULES = {
     "reference": (NOT_STD_OR_EIGEN, ["reference"]),
     "optimized/cuda": (r"(Eigen|torch|ATen|c10|nlohmann|CLI|toml|libfccp|gtest|benchmark)\b.*",
-                       ["optimized/cuda", "optimized/coverage.hpp", "reference/problem.hpp"]),
+                       ["optimized/cuda", "optimized/coverage.hpp", "optimized/gate.hpp", "reference/problem.hpp"]),
     "optimized/torch": (r"(Eigen|nlohmann|CLI|toml|libfccp|gtest|benchmark)\b.*",
                         ["optimized/torch", "optimized/cpu", "optimized/cuda", "reference/problem.hpp"]),
     "optimized/cpu": (r"(Eigen|nlohmann|CLI|toml|libfccp|gtest|benchmark)\b.*",
-                      ["optimized/cpu", "optimized/torch", "reference/problem.hpp"]),
+                      ["optimized/cpu", "optimized/torch", "optimized/gate.hpp", "reference/problem.hpp"]),
     "optimized": (r"Eigen\b.*", ["optimized", "reference/problem.hpp"]),
     "experiments": (r"gtest\b.*", ["experiments", "optimized", "reference"]),
 }

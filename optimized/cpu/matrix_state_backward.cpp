@@ -72,7 +72,8 @@ struct Backward {
         double* next = state_at(states, chunk + 1, tile);
         std::copy_n(state_at(states, chunk, tile), problem.key_dim * tile.width, next);
         problem.load_columns(head, begin, tokens_of(chunk), tile, scratch.buffers);
-        problem.kernels(tile).advance(problem.chunk(tokens_of(chunk), scratch.buffers, next));
+        run_tokens(problem.kernels(tile).advance, problem.chunk(tokens_of(chunk), scratch.buffers, next),
+                   scratch.buffers, tile.width);
       }
     }
     for (int64_t i = tile_begin; i < tile_end; ++i) {
@@ -110,17 +111,19 @@ struct Backward {
     StateChunk forward = problem.chunk(tokens, scratch.buffers, state_at(states, chunk, tile));
     forward.decayed = scratch.decayed.data();
     forward.residual = scratch.residual.data();
-    problem.kernels(tile).record(forward);
-    problem.kernels(tile).reverse({.forward = forward,
-                                   .values_gradient = scratch.d_values.data(),
-                                   .state_gradient = state_gradient_at(states, tile),
-                                   .row_stride = row_stride,
-                                   .query_gradient = rows.query(),
-                                   .key_gradient = rows.key(),
-                                   .key_gate_gradient = rows.key_gate(),
-                                   .value_gradient = scratch.d_value.data(),
-                                   .value_gate_gradient = scratch.d_value_gate.data(),
-                                   .strength_gradient = rows.strength()});
+    run_tokens(problem.kernels(tile).record, forward, scratch.buffers, tile.width);
+    reverse_tokens(problem.kernels(tile).reverse,
+                   {.forward = forward,
+                    .values_gradient = scratch.d_values.data(),
+                    .state_gradient = state_gradient_at(states, tile),
+                    .row_stride = row_stride,
+                    .query_gradient = rows.query(),
+                    .key_gradient = rows.key(),
+                    .key_gate_gradient = rows.key_gate(),
+                    .value_gradient = scratch.d_value.data(),
+                    .value_gate_gradient = scratch.d_value_gate.data(),
+                    .strength_gradient = rows.strength()},
+                   scratch.buffers, tile.width);
     store_columns(gradients.value, head, begin, tokens, tile, scratch.d_value.data());
     if (gradients.log_value_gate.defined()) {
       store_columns(gradients.log_value_gate, head, begin, tokens, tile, scratch.d_value_gate.data());

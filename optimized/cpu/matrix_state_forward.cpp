@@ -35,7 +35,7 @@ void run_forward(const MatrixStateProblem<Scalar>& problem, double scale, const 
           problem.load_columns(head, begin, tokens, tile, buffers);
           StateChunk chunk = problem.chunk(tokens, buffers, state.data() + tile.offset(problem.key_dim));
           chunk.values = read.data();
-          problem.kernels(tile).forward(chunk);
+          run_tokens(problem.kernels(tile).forward, chunk, buffers, tile.width);
           conversions<Read>().store(tokens, tile.columns, read.data(), tile.width, scale,
                                     row_of<Read>(values, head, begin) + tile.begin, values.stride(1));
         }

@@ -1,7 +1,9 @@
 #include "optimized/torch/portable.hpp"
 
 #include <ATen/ops/arange.h>
+#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
@@ -21,7 +23,7 @@ using ForwardResult = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
 using BackwardResult = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 
 constexpr int64_t kKeyBlock = 128;
-constexpr double kCut = -1e4;  // log f below this cuts: no logits can bring such a weight back
+constexpr double kMinusInfinity = -std::numeric_limits<double>::infinity();
 
 // [B, T, H, D] → [B, Hq, T, D] in the dtype of the sums; a key head is repeated for the query heads that read it.
 Tensor by_head(const Tensor& tensor, int64_t query_heads) {
@@ -29,66 +31,63 @@ Tensor by_head(const Tensor& tensor, int64_t query_heads) {
   return tensor.size(2) == query_heads ? heads_first : heads_first.repeat_interleave(query_heads / tensor.size(2), 1);
 }
 
-// c_t, in which a cut counts as 0, and the number of cuts up to t: a query sees the keys of its own number only.
-struct Gates {
-  Tensor sum, segment, is_cut;  // [B, Hq, Tk]
-
-  explicit Gates(const Tensor& log_forget) {
-    const Tensor gate = log_forget.transpose(1, 2).to(at::kDouble);
-    is_cut = gate.lt(kCut);
-    sum = gate.masked_fill(is_cut, 0).cumsum(-1);
-    segment = is_cut.to(at::kLong).cumsum(-1);
-  }
-};
+// [B, Hq, Tk] in float64.
+Tensor gates_of(const Tensor& log_forget) { return log_forget.transpose(1, 2).to(at::kDouble); }
 
 // One tile of queries against all keys up to its last position.
 struct Tile {
   int64_t row, rows, keys;
-  Tensor distance;  // [B, Hq, rows, keys]  c_i − c_j, −∞ where i does not see j or the block is pruned
-  Tensor visited;   // the pairs of computed blocks, j ≤ i
+  Tensor causal;    // [rows, keys]             j ≤ i
+  Tensor distance;  // [B, Hq, rows, keys]  D_ij, −∞ where i does not see j
 
-  Tile(const Gates& gates, const Tensor& boundary, int64_t tile, int64_t query_length) {
-    const int64_t offset = gates.sum.size(2) - query_length;
+  Tile(const Tensor& gates, int64_t tile, int64_t query_length) {
+    const int64_t offset = gates.size(2) - query_length;
     row = tile * kQueryRows;
     rows = std::min(kQueryRows, query_length - row);
     keys = offset + row + rows;
-    const auto of_rows = [&](const Tensor& tensor) { return tensor.narrow(-1, offset + row, rows).unsqueeze(-1); };
-    const auto of_keys = [&](const Tensor& tensor) { return tensor.narrow(-1, 0, keys).unsqueeze(-2); };
-    const Tensor positions = at::arange(keys, gates.segment.options());
-    const Tensor first = boundary.select(-1, tile).to(at::kLong).mul(kKeyBlock).unsqueeze(-1).unsqueeze(-1);
-    visited = positions.unsqueeze(0)
-                  .le(positions.narrow(0, offset + row, rows).unsqueeze(-1))
-                  .logical_and(positions.ge(first));
-    const Tensor seen = visited.logical_and(of_rows(gates.segment).eq(of_keys(gates.segment)));
-    distance = of_rows(gates.sum)
-                   .sub(of_keys(gates.sum))
-                   .masked_fill(seen.logical_not(), -std::numeric_limits<double>::infinity());
+    const Tensor positions = at::arange(keys, gates.options().dtype(at::kLong));
+    causal = positions.unsqueeze(0).le(positions.narrow(0, offset + row, rows).unsqueeze(-1));
+    // Σ log f_l over j < l ≤ i, added from i back: terms of one sign, so that D keeps its relative accuracy whatever gates are in it.
+    const Tensor later = gates.narrow(-1, 0, keys).unsqueeze(-2).masked_fill(causal.logical_not(), 0);
+    distance = at::constant_pad_nd(later.narrow(-1, 1, keys - 1), {0, 1})
+                   .flip({-1})
+                   .cumsum(-1)
+                   .flip({-1})
+                   .masked_fill(causal.logical_not(), kMinusInfinity);
+  }
+
+  // How many blocks of keys to skip, [B, Hq]: D is largest for the tile's first query and the block's last key.
+  Tensor skipped_blocks(const Tensor& threshold) const {
+    const int64_t blocks = (keys - rows) / kKeyBlock;  // those that end before the tile's first row
+    if (blocks == 0) return at::zeros(threshold.sizes(), threshold.options().dtype(at::kInt));
+    const Tensor last = at::arange(blocks, threshold.options().dtype(at::kLong)).mul(kKeyBlock).add(kKeyBlock - 1);
+    const Tensor nearest = distance.select(-2, 0).index_select(-1, last);
+    return nearest.lt(threshold.unsqueeze(-1)).logical_or(nearest.eq(kMinusInfinity)).sum(-1, false, at::kInt);
+  }
+
+  // The pairs of computed blocks [B, Hq, rows, keys]; the others are at distance −∞ afterwards.
+  Tensor visit(const Tensor& skipped_blocks) {
+    const Tensor first = skipped_blocks.to(at::kLong).mul(kKeyBlock).unsqueeze(-1).unsqueeze(-1);
+    const Tensor visited = at::arange(keys, first.options()).ge(first).logical_and(causal);
+    distance = distance.masked_fill(visited.logical_not(), kMinusInfinity);
+    return visited;
   }
 
   Tensor queries(const Tensor& tensor) const { return tensor.narrow(2, row, rows); }
   Tensor up_to_here(const Tensor& tensor) const { return tensor.narrow(2, 0, keys); }
 };
 
-// Key blocks that each tile leaves out: D is largest for the tile's first query and the block's last key.
-Tensor pruning_boundary(const Gates& gates, const Tensor& q, const Tensor& k, double scale,
-                        std::optional<double> log_pruning_tolerance, const std::optional<Tensor>& logit_bound) {
-  const int64_t key_length = k.size(2), offset = key_length - q.size(2), blocks = key_length / kKeyBlock;
-  const int64_t tiles = (q.size(2) + kQueryRows - 1) / kQueryRows;
-  if (!log_pruning_tolerance || std::isinf(*log_pruning_tolerance) || blocks == 0 || q.numel() == 0)
-    return at::zeros({q.size(0), q.size(1), tiles}, q.options().dtype(at::kInt));
+// δ = −2U − log Tk + log ε, [B, Hq]; −∞ without a tolerance.
+Tensor pruning_threshold(const Tensor& q, const Tensor& k, double scale, std::optional<double> log_pruning_tolerance,
+                         const std::optional<Tensor>& logit_bound) {
+  const at::TensorOptions wide = q.options().dtype(at::kDouble);
+  if (!log_pruning_tolerance || std::isinf(*log_pruning_tolerance) || q.numel() == 0)
+    return at::full({q.size(0), q.size(1)}, kMinusInfinity, wide);
   constexpr double kNormSlack = 1 + 1e-5;  // the norms' own rounding
   const auto largest_norm = [](const Tensor& tensor) { return tensor.norm(2, -1).amax(-1).to(at::kDouble); };
   const Tensor bound = logit_bound ? logit_bound->to(at::kDouble).expand({q.size(0), q.size(1)})
                                    : largest_norm(q).mul(largest_norm(k)).mul(std::fabs(scale) * kNormSlack);
-  const Tensor threshold = bound.mul(-2).add(*log_pruning_tolerance - std::log(static_cast<double>(key_length)));
-  const Tensor first = at::arange(offset, key_length, kQueryRows, gates.segment.options());
-  const Tensor last = at::arange(blocks, gates.segment.options()).mul(kKeyBlock).add(kKeyBlock - 1);
-  const auto of_rows = [&](const Tensor& tensor) { return tensor.index_select(-1, first).unsqueeze(-1); };
-  const auto of_keys = [&](const Tensor& tensor) { return tensor.index_select(-1, last).unsqueeze(-2); };
-  const Tensor too_far = of_rows(gates.sum).sub(of_keys(gates.sum)).lt(threshold.unsqueeze(-1).unsqueeze(-1));
-  const Tensor cut_off = of_rows(gates.segment).gt(of_keys(gates.segment));
-  const Tensor behind = last.unsqueeze(0).lt(first.unsqueeze(-1));
-  return too_far.logical_or(cut_off).logical_and(behind).sum(-1, false, at::kInt);
+  return bound.mul(-2).add(*log_pruning_tolerance - std::log(static_cast<double>(k.size(2))));
 }
 
 // [B, Hq, T, D] → [B, T, H, D] of `dtype`, summed over the query heads that share a key head.
@@ -106,19 +105,21 @@ ForwardResult forward(const Tensor& query, const Tensor& key, const Tensor& valu
                       const std::optional<Tensor>& logit_bound, bool keep_residual) {
   const int64_t heads = query.size(2);
   const Tensor q = by_head(query, heads), k = by_head(key, heads), v = by_head(value, heads);
-  const Gates gates(log_forget);
-  const Tensor boundary = pruning_boundary(gates, q, k, scale, log_pruning_tolerance, logit_bound);
+  const Tensor gates = gates_of(log_forget);
+  const Tensor threshold = pruning_threshold(q, k, scale, log_pruning_tolerance, logit_bound);
+  Tensor boundary = at::empty({q.size(0), heads, tiles_of(query)}, q.options().dtype(at::kInt));
   Tensor values = at::empty({q.size(0), heads, q.size(2), v.size(3)}, q.options());
   Tensor log_normalizer = at::empty({q.size(0), heads, q.size(2)}, q.options());
   Tensor visited_pairs = at::zeros({q.size(0), heads}, q.options().dtype(at::kLong));
   for (int64_t i = 0; i < tiles_of(query); ++i) {
-    const Tile tile(gates, boundary, i, q.size(2));
+    Tile tile(gates, i, q.size(2));
+    boundary.select(-1, i).copy_(tile.skipped_blocks(threshold));
+    visited_pairs.add_(tile.visit(boundary.select(-1, i)).sum({-2, -1}));
     const Tensor logits =
         tile.queries(q).matmul(tile.up_to_here(k).transpose(-1, -2)).mul(scale).add(tile.distance.to(q.scalar_type()));
     const Tensor normalizer = logits.logsumexp({-1});
     tile.queries(values).copy_(logits.sub(normalizer.unsqueeze(-1)).exp().matmul(tile.up_to_here(v)));
     log_normalizer.narrow(2, tile.row, tile.rows).copy_(normalizer);
-    visited_pairs.add_(tile.visited.sum({-2, -1}));
   }
   const auto [stored, residual] = values_and_residual(values.transpose(1, 2), query.scalar_type(), keep_residual);
   return {stored, log_normalizer.transpose(1, 2).contiguous(), visited_pairs, boundary, residual};
@@ -132,12 +133,13 @@ BackwardResult backward(const Tensor& grad_values, const Tensor& query, const Te
   const Tensor grad_o = by_head(grad_values, heads),
                delta = grad_o.mul(by_head(sums_of(values, residual), heads)).sum(-1, true);
   const Tensor normalizer = log_normalizer.transpose(1, 2).unsqueeze(-1);
-  const Gates gates(log_forget);
+  const Tensor gates = gates_of(log_forget);
   Tensor grad_q = at::zeros(q.sizes(), q.options()), grad_k = at::zeros(k.sizes(), k.options());
   Tensor grad_v = at::zeros(v.sizes(), v.options());
-  Tensor grad_sum = at::zeros(gates.sum.sizes(), gates.sum.options());  // ∂loss/∂c
+  Tensor grad_sum = at::zeros(gates.sizes(), gates.options());  // ∂loss/∂c
   for (int64_t i = 0; i < tiles_of(query); ++i) {
-    const Tile tile(gates, boundary, i, q.size(2));
+    Tile tile(gates, i, q.size(2));
+    tile.visit(boundary.select(-1, i));
     const Tensor q_tile = tile.queries(q), k_tile = tile.up_to_here(k), grad_tile = tile.queries(grad_o);
     const Tensor weights = q_tile.matmul(k_tile.transpose(-1, -2))
                                .mul(scale)
@@ -153,7 +155,7 @@ BackwardResult backward(const Tensor& grad_values, const Tensor& query, const Te
     tile.up_to_here(grad_sum).sub_(grad_logits.sum(-2));
   }
   // c_t holds every gate up to t; the first gate and a cut are in no difference that anybody sees.
-  Tensor grad_gate = grad_sum.flip({-1}).cumsum(-1).flip({-1}).masked_fill(gates.is_cut, 0);
+  Tensor grad_gate = grad_sum.flip({-1}).cumsum(-1).flip({-1}).masked_fill(gates.eq(kMinusInfinity), 0);
   if (grad_gate.size(-1) > 0) grad_gate.select(-1, 0).zero_();
   return {by_position(grad_q, heads, query.scalar_type()), by_position(grad_k, key.size(2), key.scalar_type()),
           by_position(grad_v, value.size(2), value.scalar_type()),

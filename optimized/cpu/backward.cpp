@@ -3,12 +3,12 @@
 // its diagonal. Distinct m, distinct keys: no locks, no copies of gradients for each thread, and one order of summation whoever runs.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros_like.h>
-#include <torch/library.h>
 
 #include "optimized/cpu/gemm.hpp"
+#include "optimized/cpu/operators.hpp"
 #include "optimized/cpu/problem.hpp"
 #include "optimized/cpu/tile_kernels.hpp"
-#include "optimized/torch/residual.hpp"
+#include "optimized/operators/residual.hpp"
 
 namespace lethe::cpu {
 namespace {
@@ -173,16 +173,15 @@ void row_products(const Sizes& sizes, const at::Tensor& grad_values, const at::T
 }
 
 template <typename Scalar>
-std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> run_backward(
-    const at::Tensor& grad_values, const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-    const at::Tensor& log_forget, const at::Tensor& values, const at::Tensor& residual,
-    const at::Tensor& log_normalizer, const at::Tensor& boundary, double scale) {
+AttentionGradients run_backward(const at::Tensor& grad_values, const AttentionInputs& in,
+                                const AttentionOutputs& outputs) {
+  const at::Tensor &query = in.query, &key = in.key, &value = in.value, &log_forget = in.log_forget;
   const Sizes sizes(query, key, value);
   const at::ScalarType stored = query.scalar_type(), dtype = accumulation_dtype(stored);
   const at::Tensor d_o = by_head(grad_values, dtype), q = by_head(query, dtype), k = by_head(key, dtype);
-  const at::Tensor v = by_head(value, dtype), normalizer = log_normalizer.transpose(1, 2).contiguous();
+  const at::Tensor v = by_head(value, dtype), normalizer = outputs.log_normalizer.transpose(1, 2).contiguous();
   at::Tensor d_q = at::zeros_like(q), d_k = at::zeros_like(k), d_v = at::zeros_like(v);
-  const at::Tensor first_blocks = boundary.contiguous();
+  const at::Tensor first_blocks = outputs.boundary.contiguous();
   const GatePrefix prefix = gate_prefix(log_forget);
   std::vector<Scalar> delta(sizes.all_heads() * sizes.query_length);
   std::vector<double> row_sum(delta.size()), column_sum(sizes.all_heads() * sizes.key_length);
@@ -197,28 +196,22 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> run_backward(
                               d_v,
                               prefix,
                               first_blocks.const_data_ptr<int32_t>(),
-                              static_cast<Scalar>(scale),
+                              static_cast<Scalar>(in.scale),
                               delta,
                               row_sum,
                               column_sum};
-  row_products<Scalar>(sizes, d_o, by_head(sums_of(values, residual), dtype), delta);
+  row_products<Scalar>(sizes, d_o, by_head(sums_of(outputs.values, outputs.residual), dtype), delta);
   work.run();
   return {by_position(d_q, stored), by_position(d_k, stored), by_position(d_v, stored),
           gate_gradient<Scalar>(sizes, prefix, row_sum, column_sum, log_forget)};
 }
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> backward(
-    const at::Tensor& grad_values, const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-    const at::Tensor& log_forget, const at::Tensor& values, const at::Tensor& residual,
-    const at::Tensor& log_normalizer, const at::Tensor& boundary, double scale) {
-  check_backward_arguments(grad_values, query, key, value, log_forget, values, residual, log_normalizer, boundary,
-                           scale);
-  const auto run = query.scalar_type() == at::kDouble ? run_backward<double> : run_backward<float>;
-  return run(grad_values, query, key, value, log_forget, values, residual, log_normalizer, boundary, scale);
-}
-
 }  // namespace
 
-TORCH_LIBRARY_IMPL(lethe, CPU, library) { library.impl("_forgetting_attention_backward", backward); }
+AttentionGradients forgetting_attention_backward(const at::Tensor& grad_values, const AttentionInputs& in,
+                                                 const AttentionOutputs& outputs) {
+  const auto run = in.query.scalar_type() == at::kDouble ? run_backward<double> : run_backward<float>;
+  return run(grad_values, in, outputs);
+}
 
 }  // namespace lethe::cpu

@@ -1,15 +1,15 @@
 // The forward pass: online softmax over tiles of queries × chunks of keys. A task is one tile of one head, so memory is a tile's.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
-#include <torch/library.h>
 
 #include <cmath>
 #include <limits>
 
 #include "optimized/cpu/gemm.hpp"
+#include "optimized/cpu/operators.hpp"
 #include "optimized/cpu/problem.hpp"
 #include "optimized/cpu/tile_kernels.hpp"
-#include "optimized/torch/residual.hpp"
+#include "optimized/operators/residual.hpp"
 
 namespace lethe::cpu {
 namespace {
@@ -98,15 +98,16 @@ at::Tensor count_pairs(const Sizes& sizes, const int32_t* boundary) {
   return pairs;
 }
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> forward(
-    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const at::Tensor& log_forget, double scale,
-    std::optional<double> log_pruning_tolerance, const std::optional<at::Tensor>& logit_bound, bool keep_residual) {
-  check_forward_arguments(query, key, value, log_forget, scale, log_pruning_tolerance, logit_bound);
+}  // namespace
+
+AttentionOutputs forgetting_attention_forward(const AttentionInputs& in) {
+  const at::Tensor &query = in.query, &key = in.key, &value = in.value;
+  const double scale = in.scale;
   const Sizes sizes(query, key, value);
   const at::ScalarType dtype = accumulation_dtype(query.scalar_type());
   const at::Tensor q = by_head(query, dtype), k = by_head(key, dtype), v = by_head(value, dtype);
-  const GatePrefix prefix = gate_prefix(log_forget);
-  const at::Tensor boundary = pruning_boundary(sizes, prefix, q, k, scale, log_pruning_tolerance, logit_bound);
+  const GatePrefix prefix = gate_prefix(in.log_forget);
+  const at::Tensor boundary = pruning_boundary(sizes, prefix, q, k, scale, in.log_pruning_tolerance, in.logit_bound);
   const int32_t* first_blocks = boundary.const_data_ptr<int32_t>();
   at::Tensor values = at::zeros({sizes.batch, sizes.query_heads, sizes.query_length, sizes.value_dim}, q.options());
   at::Tensor log_normalizer = at::empty({sizes.batch, sizes.query_heads, sizes.query_length}, q.options());
@@ -115,12 +116,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> forward(
   } else {
     Forward<float>{sizes, q, k, v, values, log_normalizer, prefix, first_blocks, static_cast<float>(scale)}.run();
   }
-  const auto [stored, residual] = values_and_residual(values.transpose(1, 2), query.scalar_type(), keep_residual);
+  const auto [stored, residual] = values_and_residual(values.transpose(1, 2), query.scalar_type(), in.keep_residual);
   return {stored, log_normalizer.transpose(1, 2).contiguous(), count_pairs(sizes, first_blocks), boundary, residual};
 }
-
-}  // namespace
-
-TORCH_LIBRARY_IMPL(lethe, CPU, library) { library.impl("_forgetting_attention_forward", forward); }
 
 }  // namespace lethe::cpu

@@ -11,10 +11,10 @@
 #include <optional>
 #include <vector>
 
-#include "optimized/torch/arguments.hpp"
 #include "optimized/cpu/gemm.hpp"
 #include "optimized/cpu/subnormals.hpp"
 #include "optimized/cpu/tile_kernels.hpp"
+#include "optimized/operators/attention.hpp"
 
 namespace lethe::cpu {
 

@@ -23,8 +23,4 @@ std::string unsupported(const Shape& shape, Dtype dtype, int capability) {
   return "";
 }
 
-std::string implementation_on_cuda(const std::string& reason) {
-  return reason.empty() ? "sm_90a kernels" : "portable, not the sm_90a kernels: " + reason;
-}
-
 }  // namespace lethe

@@ -6,7 +6,7 @@
 #include "experiments/commands/commands.hpp"
 #include "experiments/commands/run_options.hpp"
 #include "experiments/models/footprint.hpp"
-#include "optimized/coverage.hpp"
+#include "optimized/torch/implementations.hpp"
 
 namespace lethe {
 namespace {
@@ -22,13 +22,15 @@ void print_members(const char* title, const nlohmann::json& members) {
 
 // What runs the model's mixer on an H100 or H200.
 std::string mixer_on_hopper(const ModelConfig& model, int64_t context_length) {
-  if (model.has_state()) return "portable, float64: a few PyTorch calls a token";
   if (model.mixer == Mixer::kLocal) return "portable: a few PyTorch calls a sequence";
   Dtype dtype = Dtype::kFloat32;
   for (const Dtype candidate : {Dtype::kFloat64, Dtype::kBFloat16, Dtype::kFloat16})
     if (dtype_name(candidate) == model.compute_dtype) dtype = candidate;
   const Shape shape{1, context_length, context_length, model.heads, model.heads, model.head_dim(), model.head_dim()};
-  return implementation_on_cuda(unsupported(shape, dtype, 90));
+  const Call call{.shape = shape, .dtype = dtype, .device = at::kCUDA, .compute_capability = 90};
+  if (model.has_state())
+    return implementation_name(matrix_state_implementations(), call) + ", float64: a few PyTorch calls a token";
+  return implementation_name(attention_implementations(), call);
 }
 
 void describe(const RunOptions& options) {

@@ -3,17 +3,17 @@
 // its diagonal. Distinct m, distinct keys: no locks, no copies of gradients for each thread, and one order of summation whoever runs.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
-#include <torch/library.h>
 
 #include <cmath>
 #include <limits>
 
 #include "optimized/cpu/gates.hpp"
 #include "optimized/cpu/gemm.hpp"
+#include "optimized/cpu/operators.hpp"
 #include "optimized/cpu/problem.hpp"
 #include "optimized/cpu/seen_product.hpp"
 #include "optimized/cpu/tile_kernels.hpp"
-#include "optimized/torch/residual.hpp"
+#include "optimized/operators/residual.hpp"
 
 namespace lethe::cpu {
 namespace {
@@ -215,13 +215,12 @@ at::Tensor gradient_of(const at::Tensor& input, const at::Tensor& sums, int64_t 
 }
 
 template <typename Scalar>
-std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> run_backward(
-    const at::Tensor& grad_values, const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-    const at::Tensor& log_forget, const at::Tensor& values, const at::Tensor& residual,
-    const at::Tensor& log_normalizer, const at::Tensor& boundary, double scale) {
+AttentionGradients run_backward(const at::Tensor& grad_values, const AttentionInputs& in,
+                                const AttentionOutputs& outputs) {
+  const at::Tensor &query = in.query, &key = in.key, &value = in.value, &log_forget = in.log_forget;
   const Sizes sizes(query, key, value);
   const at::ScalarType dtype = at::CppTypeToScalarType<Scalar>::value;
-  const at::Tensor first_blocks = boundary.contiguous();
+  const at::Tensor first_blocks = outputs.boundary.contiguous();
   const int32_t* first_block = first_blocks.const_data_ptr<int32_t>();
   std::vector<int64_t> first_visited(sizes.all_heads(), sizes.key_length);
   for (int64_t head = 0; sizes.tiles() > 0 && head < sizes.all_heads(); ++head)
@@ -236,8 +235,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> run_backward(
   };
   const at::Tensor d_o = readable(grad_values), q = readable(query), k = visited(key), v = visited(value);
   const at::Tensor d_q = sums_like(q, copies), d_k = sums_like(k, copies), d_v = sums_like(v, copies);
-  const RowStatistics<Scalar> rows =
-      row_statistics<Scalar>(sizes, d_o, with_readable_rows(sums_of(values, residual), dtype), log_normalizer);
+  const RowStatistics<Scalar> rows = row_statistics<Scalar>(
+      sizes, d_o, with_readable_rows(sums_of(outputs.values, outputs.residual), dtype), outputs.log_normalizer);
   const bool finite =
       all_finite<Scalar>(d_o) && all_finite<Scalar>(q) && all_finite<Scalar>(k) && all_finite<Scalar>(v);
   std::vector<double> row_sum(rows.delta.size()), column_sum(sizes.all_heads() * sizes.key_length);
@@ -251,7 +250,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> run_backward(
                               HeadRows<Scalar>(d_v, first),
                               prefix,
                               first_block,
-                              static_cast<Scalar>(scale),
+                              static_cast<Scalar>(in.scale),
                               finite,
                               rows.delta,
                               rows.log_normalizer,
@@ -262,18 +261,12 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> run_backward(
           gate_gradient<Scalar>(sizes, prefix, row_sum, column_sum, log_forget)};
 }
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> backward(
-    const at::Tensor& grad_values, const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-    const at::Tensor& log_forget, const at::Tensor& values, const at::Tensor& residual,
-    const at::Tensor& log_normalizer, const at::Tensor& boundary, double scale) {
-  check_backward_arguments(grad_values, query, key, value, log_forget, values, residual, log_normalizer, boundary,
-                           scale);
-  const auto run = query.scalar_type() == at::kDouble ? run_backward<double> : run_backward<float>;
-  return run(grad_values, query, key, value, log_forget, values, residual, log_normalizer, boundary, scale);
-}
-
 }  // namespace
 
-TORCH_LIBRARY_IMPL(lethe, CPU, library) { library.impl("_forgetting_attention_backward", backward); }
+AttentionGradients forgetting_attention_backward(const at::Tensor& grad_values, const AttentionInputs& in,
+                                                 const AttentionOutputs& outputs) {
+  const auto run = in.query.scalar_type() == at::kDouble ? run_backward<double> : run_backward<float>;
+  return run(grad_values, in, outputs);
+}
 
 }  // namespace lethe::cpu

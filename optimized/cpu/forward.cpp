@@ -1,18 +1,18 @@
 // The forward pass: online softmax over tiles of queries × chunks of keys. A task is one tile of one head, so memory is a tile's.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
-#include <torch/library.h>
 
 #include <cmath>
 #include <limits>
 
 #include "optimized/cpu/gates.hpp"
 #include "optimized/cpu/gemm.hpp"
+#include "optimized/cpu/operators.hpp"
 #include "optimized/cpu/problem.hpp"
 #include "optimized/cpu/pruning.hpp"
 #include "optimized/cpu/seen_product.hpp"
 #include "optimized/cpu/tile_kernels.hpp"
-#include "optimized/torch/residual.hpp"
+#include "optimized/operators/residual.hpp"
 
 namespace lethe::cpu {
 namespace {
@@ -108,16 +108,15 @@ at::Tensor count_pairs(const Sizes& sizes, const int32_t* boundary) {
 }
 
 template <typename Scalar>
-std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> run_forward(
-    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const at::Tensor& log_forget, double scale,
-    std::optional<double> log_pruning_tolerance, const std::optional<at::Tensor>& logit_bound, bool keep_residual) {
+AttentionOutputs run_forward(const AttentionInputs& in) {
+  const at::Tensor &query = in.query, &key = in.key, &value = in.value;
   const Sizes sizes(query, key, value);
   const at::ScalarType dtype = at::CppTypeToScalarType<Scalar>::value;
   const at::Tensor q = with_readable_rows(query, dtype);
-  const at::Tensor all_keys = log_pruning_tolerance && !logit_bound ? with_readable_rows(key, dtype) : key;
+  const at::Tensor all_keys = in.log_pruning_tolerance && !in.logit_bound ? with_readable_rows(key, dtype) : key;
   const std::vector<double> thresholds =
-      pruning_thresholds(sizes, q, all_keys, scale, log_pruning_tolerance, logit_bound);
-  const GatePrefix prefix(log_forget, first_visited(sizes, log_forget, thresholds));
+      pruning_thresholds(sizes, q, all_keys, in.scale, in.log_pruning_tolerance, in.logit_bound);
+  const GatePrefix prefix(in.log_forget, first_visited(sizes, in.log_forget, thresholds));
   const at::Tensor boundary = pruning_boundary(sizes, prefix, thresholds);
   const int32_t* first_blocks = boundary.const_data_ptr<int32_t>();
   const int64_t first = prefix.first_visited();
@@ -136,23 +135,17 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> run_forwa
                   static_cast<Scalar*>(log_normalizer.data_ptr()),
                   prefix,
                   first_blocks,
-                  static_cast<Scalar>(scale),
+                  static_cast<Scalar>(in.scale),
                   copies && all_finite<Scalar>(v)}
       .run();
-  const auto [values, residual] = values_and_residual(sums, query.scalar_type(), keep_residual);
+  const auto [values, residual] = values_and_residual(sums, query.scalar_type(), in.keep_residual);
   return {values, log_normalizer, count_pairs(sizes, first_blocks), boundary, residual};
-}
-
-std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> forward(
-    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const at::Tensor& log_forget, double scale,
-    std::optional<double> log_pruning_tolerance, const std::optional<at::Tensor>& logit_bound, bool keep_residual) {
-  check_forward_arguments(query, key, value, log_forget, scale, log_pruning_tolerance, logit_bound);
-  const auto run = query.scalar_type() == at::kDouble ? run_forward<double> : run_forward<float>;
-  return run(query, key, value, log_forget, scale, log_pruning_tolerance, logit_bound, keep_residual);
 }
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(lethe, CPU, library) { library.impl("_forgetting_attention_forward", forward); }
+AttentionOutputs forgetting_attention_forward(const AttentionInputs& in) {
+  return in.query.scalar_type() == at::kDouble ? run_forward<double>(in) : run_forward<float>(in);
+}
 
 }  // namespace lethe::cpu

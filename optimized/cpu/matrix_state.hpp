@@ -13,8 +13,8 @@
 #include "optimized/cpu/problem.hpp"
 #include "optimized/cpu/state_kernels.hpp"
 #include "optimized/cpu/subnormals.hpp"
-#include "optimized/torch/arguments.hpp"
-#include "optimized/torch/matrix_state_arguments.hpp"
+#include "optimized/operators/attention.hpp"
+#include "optimized/operators/matrix_state.hpp"
 
 namespace lethe::cpu {
 

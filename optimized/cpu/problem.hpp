@@ -14,7 +14,7 @@
 
 #include "optimized/cpu/gemm.hpp"
 #include "optimized/cpu/subnormals.hpp"
-#include "optimized/torch/arguments.hpp"
+#include "optimized/operators/attention.hpp"
 
 namespace lethe::cpu {
 

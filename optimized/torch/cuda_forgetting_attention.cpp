@@ -1,50 +1,26 @@
-// The internal operators on CUDA: our kernels where they cover the problem, the portable implementation elsewhere.
+#include "optimized/torch/cuda_forgetting_attention.hpp"
+
 #include <ATen/Context.h>
 #include <ATen/cuda/CUDAContext.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <c10/cuda/CUDAGuard.h>
-#include <torch/library.h>
 
 #include <limits>
-#include <string>
 
 #include "optimized/cuda/attention.hpp"
-#include "optimized/torch/arguments.hpp"
-#include "optimized/torch/portable.hpp"
 
-namespace lethe {
+namespace lethe::cuda {
 namespace {
 
 using at::Tensor;
-using ForwardResult = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
-using BackwardResult = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 
 Shape shape_of(const Tensor& query, const Tensor& key, const Tensor& value) {
   return {query.size(0), query.size(1), key.size(1), key.size(2), query.size(2), query.size(3), value.size(3)};
 }
 
 Dtype dtype_of(const Tensor& tensor) {
-  switch (tensor.scalar_type()) {
-    case at::kDouble: return Dtype::kFloat64;
-    case at::kFloat: return Dtype::kFloat32;
-    case at::kBFloat16: return Dtype::kBFloat16;
-    default: return Dtype::kFloat16;
-  }
-}
-
-// Why the kernels do not take the problem, or "".
-std::string reason_against(const Tensor& query, const Tensor& key, const Tensor& value) {
-  if (query.numel() == 0 || value.numel() == 0) return "size: expected elements, found none";
-  return unsupported(shape_of(query, key, value), dtype_of(query), compute_capability(query.get_device()));
-}
-
-bool covered(const Tensor& query, const Tensor& key, const Tensor& value) {
-  return reason_against(query, key, value).empty();
-}
-
-std::string implementation(const Tensor& query, const Tensor& key, const Tensor& value) {
-  return implementation_on_cuda(reason_against(query, key, value));
+  return tensor.scalar_type() == at::kBFloat16 ? Dtype::kBFloat16 : Dtype::kFloat16;
 }
 
 // The tensor itself where the copy engine can address it, else a contiguous copy.
@@ -91,13 +67,17 @@ GatePlanArguments plan_arguments(const Tensor& query, const Tensor& key, const T
           .stream = stream};
 }
 
-ForwardResult forward(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& log_forget,
-                      double scale, std::optional<double> log_pruning_tolerance,
-                      const std::optional<Tensor>& logit_bound, bool keep_residual) {
-  check_forward_arguments(query, key, value, log_forget, scale, log_pruning_tolerance, logit_bound);
+// Torch's switch for attention that may add up in 16 bits, torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True): off unless it is
+// turned on.
+bool sums_in_16_bits_allowed() { return at::globalContext().allowFP16BF16ReductionMathSDP(); }
+
+}  // namespace
+
+AttentionOutputs forgetting_attention_forward(const AttentionInputs& in) {
+  const Tensor &query = in.query, &key = in.key, &value = in.value, &log_forget = in.log_forget;
+  const double scale = in.scale;
+  const bool keep_residual = in.keep_residual;
   const c10::cuda::CUDAGuard device(query.device());
-  if (!covered(query, key, value))
-    return portable::forward(query, key, value, log_forget, scale, log_pruning_tolerance, logit_bound, keep_residual);
   const Shape shape = shape_of(query, key, value);
   const cudaStream_t stream = at::cuda::getCurrentCUDAStream();
   const Tensor q = addressable(query), k = addressable(key), v = addressable(value);
@@ -109,14 +89,14 @@ ForwardResult forward(const Tensor& query, const Tensor& key, const Tensor& valu
                               query.options().dtype(at::kInt));
   const Plan plan(shape, boundary);
   // Rounded up: a bound that float32 made smaller would be none.
-  const Tensor bound = logit_bound ? logit_bound->to(at::kDouble)
-                                         .mul(1 + 1e-6)
-                                         .to(at::kFloat)
-                                         .expand({shape.batch, shape.query_heads})
-                                         .contiguous()
-                                   : Tensor();
+  const Tensor bound = in.logit_bound ? in.logit_bound->to(at::kDouble)
+                                            .mul(1 + 1e-6)
+                                            .to(at::kFloat)
+                                            .expand({shape.batch, shape.query_heads})
+                                            .contiguous()
+                                      : Tensor();
   GatePlanArguments gates = plan_arguments(q, k, v, log_forget, scale, plan.plan, stream);
-  if (log_pruning_tolerance) gates.log_pruning_tolerance = *log_pruning_tolerance;
+  if (in.log_pruning_tolerance) gates.log_pruning_tolerance = *in.log_pruning_tolerance;
   if (bound.defined()) gates.logit_bound = bound.const_data_ptr<float>();
   launch_gate_plan(gates);
   launch_forward({.shape = shape,
@@ -134,25 +114,17 @@ ForwardResult forward(const Tensor& query, const Tensor& key, const Tensor& valu
   return {values, log_normalizer, visited_pairs, boundary, residual};
 }
 
-// Torch's switch for attention that may add up in 16 bits, torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True): off unless it is
-// turned on.
-bool sums_in_16_bits_allowed() { return at::globalContext().allowFP16BF16ReductionMathSDP(); }
-
-BackwardResult backward(const Tensor& grad_values, const Tensor& query, const Tensor& key, const Tensor& value,
-                        const Tensor& log_forget, const Tensor& values, const Tensor& residual,
-                        const Tensor& log_normalizer, const Tensor& boundary, double scale) {
-  check_backward_arguments(grad_values, query, key, value, log_forget, values, residual, log_normalizer, boundary,
-                           scale);
+AttentionGradients forgetting_attention_backward(const Tensor& grad_values, const AttentionInputs& in,
+                                                 const AttentionOutputs& out) {
+  const Tensor &query = in.query, &key = in.key, &value = in.value, &log_forget = in.log_forget;
+  const double scale = in.scale;
   const c10::cuda::CUDAGuard device(query.device());
-  if (!covered(query, key, value))
-    return portable::backward(grad_values, query, key, value, log_forget, values, residual, log_normalizer, boundary,
-                              scale);
   const Shape shape = shape_of(query, key, value);
   const cudaStream_t stream = at::cuda::getCurrentCUDAStream();
   const Tensor q = addressable(query), k = addressable(key), v = addressable(value);
-  const Tensor o = addressable(values), rest = addressable(residual), grad_o = addressable(grad_values),
-               normalizer = log_normalizer.contiguous();
-  const Tensor first_key_block = boundary.contiguous();
+  const Tensor o = addressable(out.values), rest = addressable(out.residual), grad_o = addressable(grad_values),
+               normalizer = out.log_normalizer.contiguous();
+  const Tensor first_key_block = out.boundary.contiguous();
   const Plan plan(shape, first_key_block);
   // Before the plan is made: under deterministic algorithms Torch fills new tensors, and the backward begins beside the plan's kernels.
   Tensor grad_query = at::empty(query.sizes(), query.options()), grad_key = at::empty(key.sizes(), key.options());
@@ -185,12 +157,4 @@ BackwardResult backward(const Tensor& grad_values, const Tensor& query, const Te
   return {grad_query, grad_key, grad_value, grad_log_forget};
 }
 
-}  // namespace
-
-TORCH_LIBRARY_IMPL(lethe, CUDA, library) {
-  library.impl("_forgetting_attention_forward", forward);
-  library.impl("_forgetting_attention_backward", backward);
-  library.impl("forgetting_attention_implementation", implementation);
-}
-
-}  // namespace lethe
+}  // namespace lethe::cuda

@@ -9,7 +9,8 @@
 
 namespace lethe {
 
-/// Forgetting Attention with Adaptive Computation Pruning, differentiable in query, key, value and log_forget.
+/// Forgetting Attention with Adaptive Computation Pruning, differentiable in query, key, value and log_forget: by backward(), torch.func.grad,
+/// vjp and jacrev, under vmap and compiled autograd; not in forward mode, and once.
 ///
 ///   c_t = Σ_{l ≤ t} log f_l,   D_ij = c_i − c_j
 ///   o_i = Σ_{j ≤ i} softmax_j( scale · q_i·k_j + D_ij ) v_j
@@ -20,9 +21,11 @@ namespace lethe {
 /// reads    query [B,Tq,Hq,D]; key [B,Tk,H,D]; value [B,Tk,H,Dv], Hq a multiple of H; all of one dtype of float64, float32,
 ///          bfloat16, float16. log_forget [B,Tk,Hq], natural log, ≤ 0, −inf allowed, float32, or float64 for float64 inputs.
 ///          Tq ≤ Tk: queries stand at the last Tq positions. Causal. Any strides; empty tensors work.
-///          scale: of q·k, 1/√D unless given. log_pruning_tolerance: log ε ≤ 0 switches pruning on, −inf prunes nothing.
+///          scale: of q·k, 1/√D unless given, finite in the dtype of the sums.
+///          log_pruning_tolerance: log ε ≤ 0 switches pruning on, −inf prunes nothing.
 ///          logit_bound: U ≥ max |scale·q_i·k_j|, [Hq] or [B,Hq], ≥ 0; from the norms of query and key unless given, for which
-///          both are read once more. Before the first visited block the CPU reads no key, value or gate
+///          both are read once more. Before the first visited block the CPU reads no key, value or gate.
+///          Under autocast query, key and value become the autocast type, and all else float32; float64 stays.
 /// returns  values [B,Tq,Hq,Dv], dtype of query
 /// throws   c10::Error "name: expected …, found …" for a wrong rank, shape, dtype, device, layout or (on the CPU) value
 /// cost     O(B·Hq·Tq·Tk·(D+Dv)) less what is skipped; O(T·block) extra memory, forward and backward

@@ -5,8 +5,8 @@
 #include <cmath>
 #include <limits>
 
+#include "optimized/portable/operators.hpp"
 #include "optimized/torch/forgetting_attention.hpp"
-#include "optimized/torch/portable.hpp"
 #include "reference/computation_pruning.hpp"
 #include "tests/operator/problem_tensors.hpp"
 #include "tests/support/heads.hpp"
@@ -28,12 +28,12 @@ struct PortableResult {
 };
 
 PortableResult portably(const ProblemTensors& in, double scale, std::optional<double> tolerance) {
-  const auto [values, log_normalizer, visited, boundary, residual] =
-      portable::forward(in.query, in.key, in.value, in.log_forget, scale, tolerance, std::nullopt, true);
+  const std::optional<at::Tensor> no_bound;
+  const AttentionInputs inputs{in.query, in.key, in.value, in.log_forget, scale, tolerance, no_bound, true};
+  const AttentionOutputs out = portable::forgetting_attention_forward(inputs);
   const auto [query, key, value, log_forget] =
-      portable::backward(at::ones_like(values), in.query, in.key, in.value, in.log_forget, values, residual,
-                         log_normalizer, boundary, scale);
-  return {values, log_normalizer, visited, boundary, {query, key, value, log_forget}};
+      portable::forgetting_attention_backward(at::ones_like(out.values), inputs, out);
+  return {out.values, out.log_normalizer, out.visited_pairs, out.boundary, {query, key, value, log_forget}};
 }
 
 void expect_equal_to_the_kernels(const Problem& problem) {

@@ -1,26 +1,20 @@
-#include "optimized/torch/portable.hpp"
-
 #include <ATen/ops/arange.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
-#include <torch/library.h>
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <string>
 
-#include "optimized/torch/arguments.hpp"
-#include "optimized/torch/residual.hpp"
+#include "optimized/operators/residual.hpp"
+#include "optimized/portable/operators.hpp"
 
 namespace lethe::portable {
 namespace {
 
 using at::Tensor;
-using ForwardResult = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
-using BackwardResult = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 
 constexpr int64_t kKeyBlock = 128;
 constexpr double kMinusInfinity = -std::numeric_limits<double>::infinity();
@@ -100,40 +94,41 @@ int64_t tiles_of(const Tensor& query) { return (query.size(1) + kQueryRows - 1) 
 
 }  // namespace
 
-ForwardResult forward(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& log_forget,
-                      double scale, std::optional<double> log_pruning_tolerance,
-                      const std::optional<Tensor>& logit_bound, bool keep_residual) {
-  const int64_t heads = query.size(2);
-  const Tensor q = by_head(query, heads), k = by_head(key, heads), v = by_head(value, heads);
-  const Tensor gates = gates_of(log_forget);
-  const Tensor threshold = pruning_threshold(q, k, scale, log_pruning_tolerance, logit_bound);
-  Tensor boundary = at::empty({q.size(0), heads, tiles_of(query)}, q.options().dtype(at::kInt));
+AttentionOutputs forgetting_attention_forward(const AttentionInputs& in) {
+  const int64_t heads = in.query.size(2);
+  const Tensor q = by_head(in.query, heads), k = by_head(in.key, heads), v = by_head(in.value, heads);
+  const Tensor gates = gates_of(in.log_forget);
+  const Tensor threshold = pruning_threshold(q, k, in.scale, in.log_pruning_tolerance, in.logit_bound);
+  Tensor boundary = at::empty({q.size(0), heads, tiles_of(in.query)}, q.options().dtype(at::kInt));
   Tensor values = at::empty({q.size(0), heads, q.size(2), v.size(3)}, q.options());
   Tensor log_normalizer = at::empty({q.size(0), heads, q.size(2)}, q.options());
   Tensor visited_pairs = at::zeros({q.size(0), heads}, q.options().dtype(at::kLong));
-  for (int64_t i = 0; i < tiles_of(query); ++i) {
+  for (int64_t i = 0; i < tiles_of(in.query); ++i) {
     Tile tile(gates, i, q.size(2));
     boundary.select(-1, i).copy_(tile.skipped_blocks(threshold));
     visited_pairs.add_(tile.visit(boundary.select(-1, i)).sum({-2, -1}));
-    const Tensor logits =
-        tile.queries(q).matmul(tile.up_to_here(k).transpose(-1, -2)).mul(scale).add(tile.distance.to(q.scalar_type()));
+    const Tensor logits = tile.queries(q)
+                              .matmul(tile.up_to_here(k).transpose(-1, -2))
+                              .mul(in.scale)
+                              .add(tile.distance.to(q.scalar_type()));
     const Tensor normalizer = logits.logsumexp({-1});
     tile.queries(values).copy_(logits.sub(normalizer.unsqueeze(-1)).exp().matmul(tile.up_to_here(v)));
     log_normalizer.narrow(2, tile.row, tile.rows).copy_(normalizer);
   }
-  const auto [stored, residual] = values_and_residual(values.transpose(1, 2), query.scalar_type(), keep_residual);
+  const auto [stored, residual] = values_and_residual(values.transpose(1, 2), in.query.scalar_type(), in.keep_residual);
   return {stored, log_normalizer.transpose(1, 2).contiguous(), visited_pairs, boundary, residual};
 }
 
-BackwardResult backward(const Tensor& grad_values, const Tensor& query, const Tensor& key, const Tensor& value,
-                        const Tensor& log_forget, const Tensor& values, const Tensor& residual,
-                        const Tensor& log_normalizer, const Tensor& boundary, double scale) {
+AttentionGradients forgetting_attention_backward(const Tensor& grad_values, const AttentionInputs& in,
+                                                 const AttentionOutputs& out) {
+  const Tensor &query = in.query, &key = in.key, &value = in.value, &boundary = out.boundary;
+  const double scale = in.scale;
   const int64_t heads = query.size(2), offset = key.size(1) - query.size(1);
   const Tensor q = by_head(query, heads), k = by_head(key, heads), v = by_head(value, heads);
   const Tensor grad_o = by_head(grad_values, heads),
-               delta = grad_o.mul(by_head(sums_of(values, residual), heads)).sum(-1, true);
-  const Tensor normalizer = log_normalizer.transpose(1, 2).unsqueeze(-1);
-  const Tensor gates = gates_of(log_forget);
+               delta = grad_o.mul(by_head(sums_of(out.values, out.residual), heads)).sum(-1, true);
+  const Tensor normalizer = out.log_normalizer.transpose(1, 2).unsqueeze(-1);
+  const Tensor gates = gates_of(in.log_forget);
   Tensor grad_q = at::zeros(q.sizes(), q.options()), grad_k = at::zeros(k.sizes(), k.options());
   Tensor grad_v = at::zeros(v.sizes(), v.options());
   Tensor grad_sum = at::zeros(gates.sizes(), gates.options());  // ∂loss/∂c
@@ -159,16 +154,7 @@ BackwardResult backward(const Tensor& grad_values, const Tensor& query, const Te
   if (grad_gate.size(-1) > 0) grad_gate.select(-1, 0).zero_();
   return {by_position(grad_q, heads, query.scalar_type()), by_position(grad_k, key.size(2), key.scalar_type()),
           by_position(grad_v, value.size(2), value.scalar_type()),
-          grad_gate.transpose(1, 2).to(log_forget.scalar_type()).contiguous()};
-}
-
-// What runs for these inputs, in words: so that nobody takes one implementation's speed for another's.
-TORCH_LIBRARY_FRAGMENT(lethe, library) {
-  library.def("forgetting_attention_implementation(Tensor query, Tensor key, Tensor value) -> str");
-}
-TORCH_LIBRARY_IMPL(lethe, CPU, library) {
-  library.impl("forgetting_attention_implementation",
-               [](const Tensor&, const Tensor&, const Tensor&) -> std::string { return "CPU"; });
+          grad_gate.transpose(1, 2).to(in.log_forget.scalar_type()).contiguous()};
 }
 
 }  // namespace lethe::portable

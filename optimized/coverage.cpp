@@ -2,6 +2,8 @@
 
 #include <climits>
 
+#include "optimized/gate.hpp"
+
 namespace lethe {
 
 std::string unsupported(const Shape& shape, Dtype dtype, int capability) {
@@ -16,15 +18,11 @@ std::string unsupported(const Shape& shape, Dtype dtype, int capability) {
   if (shape.value_dim != shape.key_dim)
     return "value dim: expected the head dim (" + dim + "), found " + std::to_string(shape.value_dim);
   // Positions and tile numbers are 32-bit integers; batch and heads are dimensions of a grid.
-  constexpr int64_t kLongest = int64_t{1} << 30, kGrid = 65535, kBlock = 128;
+  constexpr int64_t kLongest = int64_t{1} << 30, kGrid = 65535;
   if (shape.key_length > kLongest || shape.batch > kGrid || shape.query_heads > kGrid ||
-      shape.batch * shape.query_heads > INT_MAX / ((shape.key_length + kBlock - 1) / kBlock))
+      shape.batch * shape.query_heads > INT_MAX / gate_blocks(shape.key_length))
     return "size: expected a length up to 2^30, batch and heads below 2^16 and fewer than 2^31 tiles, found more";
   return "";
-}
-
-std::string implementation_on_cuda(const std::string& reason) {
-  return reason.empty() ? "sm_90a kernels" : "portable, not the sm_90a kernels: " + reason;
 }
 
 }  // namespace lethe

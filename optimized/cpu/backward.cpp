@@ -2,19 +2,28 @@
 // time only where they share neither. Hence phases: in phase p the segment of queries m meets the segment of keys that lies p before
 // its diagonal. Distinct m, distinct keys: no locks, no copies of gradients for each thread, and one order of summation whoever runs.
 #include <ATen/ops/empty.h>
-#include <ATen/ops/zeros_like.h>
-#include <torch/library.h>
+#include <ATen/ops/zeros.h>
 
+#include <cmath>
+#include <limits>
+
+#include "optimized/cpu/gates.hpp"
 #include "optimized/cpu/gemm.hpp"
+#include "optimized/cpu/operators.hpp"
 #include "optimized/cpu/problem.hpp"
+#include "optimized/cpu/seen_product.hpp"
 #include "optimized/cpu/tile_kernels.hpp"
-#include "optimized/torch/residual.hpp"
+#include "optimized/operators/residual.hpp"
 
 namespace lethe::cpu {
 namespace {
 
 constexpr int64_t kSegment = 256;  // positions of a segment of queries or keys
 static_assert(kSegment % kQueryRows == 0 && kSegment % kKeyBlock == 0);
+
+// The log-normaliser of a row that takes no part in the backward pass.
+template <typename Scalar>
+constexpr Scalar kNothingSeen = std::numeric_limits<Scalar>::infinity();
 
 template <typename Scalar>
 struct BackwardScratch {
@@ -30,14 +39,14 @@ struct Task {
 template <typename Scalar>
 struct Backward {
   Sizes sizes;
-  const at::Tensor &grad_values, &query, &key, &value;  // [B, H, T, D] in Scalar
-  const at::Tensor& log_normalizer;                     // [B, Hq, Tq] contiguous
-  at::Tensor &grad_query, &grad_key, &grad_value;       // [B, H, T, D] in Scalar
+  HeadRows<const Scalar> grad_values, query, key, value;
+  HeadRows<Scalar> grad_query, grad_key, grad_value;
   const GatePrefix& prefix;
   const int32_t* boundary;  // [B, Hq, tiles]
   Scalar scale;
-  std::vector<Scalar>& delta;                // [B, Hq, Tq], Σ_d ∂o · o
-  std::vector<double>&row_sum, &column_sum;  // [B, Hq, Tq], [B, Hq, Tk]: sums of dS
+  bool finite;                                       // all inputs are
+  const std::vector<Scalar>&delta, &log_normalizer;  // [B, Hq, Tq], see row_statistics
+  std::vector<double>&row_sum, &column_sum;          // [B, Hq, Tq], [B, Hq, Tk]: sums of dS
 
   // The part of a segment of keys that a tile of queries visits.
   struct Block {
@@ -52,42 +61,40 @@ struct Backward {
   }
 
   // P and dS of one block, into scratch; adds the sums of dS to those of its rows and columns.
-  void recompute(const Block& b, const Scalar* delta_of_rows, double* sums_of_rows, double* sums_of_columns,
-                 BackwardScratch<Scalar>& scratch) const {
-    const Scalar* normalizer = log_normalizer.const_data_ptr<Scalar>() + b.head * sizes.query_length + b.row;
-    multiply(Transpose::kNo, Transpose::kYes, b.rows, b.columns, sizes.key_dim, Scalar(1),
-             head_row<const Scalar>(query, b.head, b.row), sizes.key_dim,
-             head_row<const Scalar>(key, b.key_head, b.column), sizes.key_dim, Scalar(0), scratch.weights.data(),
-             b.columns);
+  void recompute(const Block& b, BackwardScratch<Scalar>& scratch) const {
+    const int64_t row_index = b.head * sizes.query_length + b.row;
+    multiply(Transpose::kNo, Transpose::kYes, b.rows, b.columns, sizes.key_dim, Scalar(1), query.at(b.head, b.row),
+             query.stride(), key.at(b.key_head, b.column), key.stride(), Scalar(0), scratch.weights.data(), b.columns);
+    // A row that sees a value which is not finite has no finite delta; to any other that value is nothing.
+    const FinitePart<Scalar> v(b.columns, sizes.value_dim, value.at(b.key_head, b.column), value.stride(), finite);
     multiply(Transpose::kNo, Transpose::kYes, b.rows, b.columns, sizes.value_dim, Scalar(1),
-             head_row<const Scalar>(grad_values, b.head, b.row), sizes.value_dim,
-             head_row<const Scalar>(value, b.key_head, b.column), sizes.value_dim, Scalar(0), scratch.gradients.data(),
-             b.columns);
-    const double* sum = prefix.sum.data() + b.head * sizes.key_length;
-    const int64_t* first = prefix.first.data() + b.head * sizes.key_length;
+             grad_values.at(b.head, b.row), grad_values.stride(), v.data(), v.stride(), Scalar(0),
+             scratch.gradients.data(), b.columns);
+    const HeadGates gates = prefix.head(b.head);
     for (int64_t i = 0, frame; i < b.rows; i += frame) {
-      frame = frame_rows(sum, sizes.offset() + b.row + i, b.rows - i);
-      scratch.biases.fill(sum, first, sizes.offset() + b.row + i, frame, b.column, b.columns);
+      const int64_t row = row_index + i, position = sizes.offset() + b.row + i;
+      frame = frame_rows(gates, position, b.rows - i);
+      scratch.biases.fill(gates, position, frame, b.column, b.columns);
+      for (int64_t r = 0; r < frame; ++r)
+        if (log_normalizer[row + r] == kNothingSeen<Scalar>) scratch.biases.end[r] = 0;
       tile_kernels<Scalar>().gradient({scratch.biases.tile(frame, b.columns, scale),
                                        scratch.weights.data() + i * b.columns, scratch.gradients.data() + i * b.columns,
-                                       b.columns, normalizer + i, delta_of_rows + i, sums_of_rows + i,
-                                       sums_of_columns});
+                                       b.columns, log_normalizer.data() + row, delta.data() + row, row_sum.data() + row,
+                                       column_sum.data() + b.head * sizes.key_length + b.column});
     }
   }
 
   void run_block(const Block& b, BackwardScratch<Scalar>& scratch) const {
-    const int64_t row_index = b.head * sizes.query_length + b.row, key_dim = sizes.key_dim, value_dim = sizes.value_dim;
-    recompute(b, delta.data() + row_index, row_sum.data() + row_index,
-              column_sum.data() + b.head * sizes.key_length + b.column, scratch);
-    multiply(Transpose::kYes, Transpose::kNo, b.columns, value_dim, b.rows, Scalar(1), scratch.weights.data(),
-             b.columns, head_row<const Scalar>(grad_values, b.head, b.row), value_dim, Scalar(1),
-             head_row<Scalar>(grad_value, b.key_head, b.column), value_dim);
-    multiply(Transpose::kYes, Transpose::kNo, b.columns, key_dim, b.rows, scale, scratch.gradients.data(), b.columns,
-             head_row<const Scalar>(query, b.head, b.row), key_dim, Scalar(1),
-             head_row<Scalar>(grad_key, b.key_head, b.column), key_dim);
-    multiply(Transpose::kNo, Transpose::kNo, b.rows, key_dim, b.columns, scale, scratch.gradients.data(), b.columns,
-             head_row<const Scalar>(key, b.key_head, b.column), key_dim, Scalar(1),
-             head_row<Scalar>(grad_query, b.head, b.row), key_dim);
+    recompute(b, scratch);
+    add_seen_product(Transpose::kYes, b.columns, sizes.value_dim, b.rows, Scalar(1), scratch.weights.data(), b.columns,
+                     grad_values.at(b.head, b.row), grad_values.stride(), finite, grad_value.at(b.key_head, b.column),
+                     grad_value.stride());
+    add_seen_product(Transpose::kYes, b.columns, sizes.key_dim, b.rows, scale, scratch.gradients.data(), b.columns,
+                     query.at(b.head, b.row), query.stride(), finite, grad_key.at(b.key_head, b.column),
+                     grad_key.stride());
+    add_seen_product(Transpose::kNo, b.rows, sizes.key_dim, b.columns, scale, scratch.gradients.data(), b.columns,
+                     key.at(b.key_head, b.column), key.stride(), finite, grad_query.at(b.head, b.row),
+                     grad_query.stride());
   }
 
   void run_task(const Task& task, BackwardScratch<Scalar>& scratch) const {
@@ -136,89 +143,130 @@ struct Backward {
 
 // ∂loss/∂log f_l = Σ_{i ≥ l} ∂loss/∂c_i with ∂loss/∂c_t = (sum of dS over row t) − (sum over column t). The row sums are zero in exact
 // arithmetic but not in this one, where they cancel the columns' rounding; both come from the same dS, and are added in float64.
-// No pair reaches across position 0 or across a cut, so there the sum is zero, and is made so.
+// No pair reaches across the first visited position or across a cut, so there the sum is zero, and is made so.
 template <typename Scalar>
 at::Tensor gate_gradient(const Sizes& sizes, const GatePrefix& prefix, const std::vector<double>& row_sum,
                          const std::vector<double>& column_sum, const at::Tensor& log_forget) {
-  at::Tensor gradient = at::empty({sizes.batch, sizes.query_heads, sizes.key_length}, log_forget.options());
-  Scalar* data = gradient.mutable_data_ptr<Scalar>();
+  at::Tensor gradient = at::zeros({sizes.batch, sizes.key_length, sizes.query_heads}, log_forget.options());
   at::parallel_for(0, sizes.all_heads(), 1, [&](int64_t begin, int64_t end) {
     for (int64_t head = begin; head < end; ++head) {
       const int64_t keys = head * sizes.key_length, queries = head * sizes.query_length - sizes.offset();
+      Scalar* of_head = gradient.mutable_data_ptr<Scalar>() +
+                        head / sizes.query_heads * sizes.key_length * sizes.query_heads + head % sizes.query_heads;
+      const HeadGates gates = prefix.head(head);
+      auto strong = gates.strong.rbegin();
       double sum = 0.0;
-      for (int64_t t = sizes.key_length - 1; t >= 0; --t) {
+      for (int64_t t = sizes.key_length - 1; t > gates.begin; --t) {
         sum -= column_sum[keys + t];
         if (t >= sizes.offset()) sum += row_sum[queries + t];
-        if (t == prefix.first[keys + t]) sum = 0.0;
-        data[keys + t] = static_cast<Scalar>(sum);
+        if (strong != gates.strong.rend() && strong->position == t && std::isinf((strong++)->log_forget)) sum = 0.0;
+        of_head[t * sizes.query_heads] = static_cast<Scalar>(sum);
       }
     }
   });
-  return gradient.transpose(1, 2).contiguous();
+  return gradient;
 }
 
-// delta from the values, Σ_d ∂o · o.
+// What the backward pass needs of each row, [B, Hq, Tq].
 template <typename Scalar>
-void row_products(const Sizes& sizes, const at::Tensor& grad_values, const at::Tensor& values,
-                  std::vector<Scalar>& delta) {
-  at::parallel_for(0, static_cast<int64_t>(delta.size()), kSegment, [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) {
-      const Scalar* o = values.const_data_ptr<Scalar>() + row * sizes.value_dim;
-      const Scalar* d_o = grad_values.const_data_ptr<Scalar>() + row * sizes.value_dim;
+struct RowStatistics {
+  std::vector<Scalar> delta;           // Σ_d ∂o · o
+  std::vector<Scalar> log_normalizer;  // kNothingSeen where ∂o is zero and o is not finite: their product would be NaN
+};
+
+template <typename Scalar>
+RowStatistics<Scalar> row_statistics(const Sizes& sizes, const at::Tensor& grad_values, const at::Tensor& values,
+                                     const at::Tensor& log_normalizer) {
+  const int64_t length = sizes.query_length, heads = sizes.query_heads;
+  const HeadRows<const Scalar> rows_of_gradient(grad_values), rows_of_values(values);
+  const at::Tensor normalizers = log_normalizer.contiguous();
+  RowStatistics<Scalar> rows{std::vector<Scalar>(sizes.all_heads() * length),
+                             std::vector<Scalar>(sizes.all_heads() * length)};
+  at::parallel_for(0, sizes.all_heads() * length, kSegment, [&](int64_t begin, int64_t end) {
+    for (int64_t index = begin; index < end; ++index) {
+      const int64_t head = index / length, row = index % length;
+      const Scalar *o = rows_of_values.at(head, row), *d_o = rows_of_gradient.at(head, row);
       Scalar sum = 0;
       for (int64_t d = 0; d < sizes.value_dim; ++d) sum += o[d] * d_o[d];
-      delta[row] = sum;
+      const bool no_gradient =
+          !std::isfinite(sum) && std::all_of(d_o, d_o + sizes.value_dim, [](Scalar x) { return x == 0; });
+      rows.delta[index] = sum;
+      rows.log_normalizer[index] =
+          no_gradient ? kNothingSeen<Scalar>
+                      : normalizers.const_data_ptr<Scalar>()[(head / heads * length + row) * heads + head % heads];
     }
   });
+  return rows;
+}
+
+// Zeros for the gradient of `operand` [B, T, H, D], packed as it is.
+at::Tensor sums_like(const at::Tensor& operand, bool is_packed) {
+  const auto sizes = operand.sizes();
+  if (!is_packed) return at::zeros(sizes, operand.options());
+  return at::zeros({sizes[0], sizes[2], sizes[1], sizes[3]}, operand.options()).transpose(1, 2);
+}
+
+// The gradient of `input` [B, T, H, D] in its dtype, zero before position `first`, where the sums begin.
+at::Tensor gradient_of(const at::Tensor& input, const at::Tensor& sums, int64_t first) {
+  if (first == 0) return sums.to(input.scalar_type()).contiguous();
+  at::Tensor gradient = at::zeros(input.sizes(), input.options());
+  gradient.narrow(1, first, sums.size(1)).copy_(sums);
+  return gradient;
 }
 
 template <typename Scalar>
-std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> run_backward(
-    const at::Tensor& grad_values, const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-    const at::Tensor& log_forget, const at::Tensor& values, const at::Tensor& residual,
-    const at::Tensor& log_normalizer, const at::Tensor& boundary, double scale) {
+AttentionGradients run_backward(const at::Tensor& grad_values, const AttentionInputs& in,
+                                const AttentionOutputs& outputs) {
+  const at::Tensor &query = in.query, &key = in.key, &value = in.value, &log_forget = in.log_forget;
   const Sizes sizes(query, key, value);
-  const at::ScalarType stored = query.scalar_type(), dtype = accumulation_dtype(stored);
-  const at::Tensor d_o = by_head(grad_values, dtype), q = by_head(query, dtype), k = by_head(key, dtype);
-  const at::Tensor v = by_head(value, dtype), normalizer = log_normalizer.transpose(1, 2).contiguous();
-  at::Tensor d_q = at::zeros_like(q), d_k = at::zeros_like(k), d_v = at::zeros_like(v);
-  const at::Tensor first_blocks = boundary.contiguous();
-  const GatePrefix prefix = gate_prefix(log_forget);
-  std::vector<Scalar> delta(sizes.all_heads() * sizes.query_length);
-  std::vector<double> row_sum(delta.size()), column_sum(sizes.all_heads() * sizes.key_length);
+  const at::ScalarType dtype = at::CppTypeToScalarType<Scalar>::value;
+  const at::Tensor first_blocks = outputs.boundary.contiguous();
+  const int32_t* first_block = first_blocks.const_data_ptr<int32_t>();
+  std::vector<int64_t> first_visited(sizes.all_heads(), sizes.key_length);
+  for (int64_t head = 0; sizes.tiles() > 0 && head < sizes.all_heads(); ++head)
+    first_visited[head] = first_block[head * sizes.tiles()] * kKeyBlock;
+  const GatePrefix prefix(log_forget, std::move(first_visited));
+  const int64_t first = prefix.first_visited();
+
+  const bool copies = copy_pays(sizes, first, first_block);
+  const auto readable = [&](const at::Tensor& tensor) { return rows_of(tensor, dtype, copies); };
+  const auto visited = [&](const at::Tensor& tensor) {
+    return readable(tensor.narrow(1, first, sizes.key_length - first));
+  };
+  const at::Tensor d_o = readable(grad_values), q = readable(query), k = visited(key), v = visited(value);
+  const at::Tensor d_q = sums_like(q, copies), d_k = sums_like(k, copies), d_v = sums_like(v, copies);
+  const RowStatistics<Scalar> rows = row_statistics<Scalar>(
+      sizes, d_o, with_readable_rows(sums_of(outputs.values, outputs.residual), dtype), outputs.log_normalizer);
+  const bool finite =
+      all_finite<Scalar>(d_o) && all_finite<Scalar>(q) && all_finite<Scalar>(k) && all_finite<Scalar>(v);
+  std::vector<double> row_sum(rows.delta.size()), column_sum(sizes.all_heads() * sizes.key_length);
   const Backward<Scalar> work{sizes,
-                              d_o,
-                              q,
-                              k,
-                              v,
-                              normalizer,
-                              d_q,
-                              d_k,
-                              d_v,
+                              HeadRows<const Scalar>(d_o),
+                              HeadRows<const Scalar>(q),
+                              HeadRows<const Scalar>(k, first),
+                              HeadRows<const Scalar>(v, first),
+                              HeadRows<Scalar>(d_q),
+                              HeadRows<Scalar>(d_k, first),
+                              HeadRows<Scalar>(d_v, first),
                               prefix,
-                              first_blocks.const_data_ptr<int32_t>(),
-                              static_cast<Scalar>(scale),
-                              delta,
+                              first_block,
+                              static_cast<Scalar>(in.scale),
+                              finite,
+                              rows.delta,
+                              rows.log_normalizer,
                               row_sum,
                               column_sum};
-  row_products<Scalar>(sizes, d_o, by_head(sums_of(values, residual), dtype), delta);
   work.run();
-  return {by_position(d_q, stored), by_position(d_k, stored), by_position(d_v, stored),
+  return {gradient_of(query, d_q, 0), gradient_of(key, d_k, first), gradient_of(value, d_v, first),
           gate_gradient<Scalar>(sizes, prefix, row_sum, column_sum, log_forget)};
-}
-
-std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> backward(
-    const at::Tensor& grad_values, const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-    const at::Tensor& log_forget, const at::Tensor& values, const at::Tensor& residual,
-    const at::Tensor& log_normalizer, const at::Tensor& boundary, double scale) {
-  check_backward_arguments(grad_values, query, key, value, log_forget, values, residual, log_normalizer, boundary,
-                           scale);
-  const auto run = query.scalar_type() == at::kDouble ? run_backward<double> : run_backward<float>;
-  return run(grad_values, query, key, value, log_forget, values, residual, log_normalizer, boundary, scale);
 }
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(lethe, CPU, library) { library.impl("_forgetting_attention_backward", backward); }
+AttentionGradients forgetting_attention_backward(const at::Tensor& grad_values, const AttentionInputs& in,
+                                                 const AttentionOutputs& outputs) {
+  const auto run = in.query.scalar_type() == at::kDouble ? run_backward<double> : run_backward<float>;
+  return run(grad_values, in, outputs);
+}
 
 }  // namespace lethe::cpu

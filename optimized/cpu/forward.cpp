@@ -1,15 +1,18 @@
 // The forward pass: online softmax over tiles of queries × chunks of keys. A task is one tile of one head, so memory is a tile's.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
-#include <torch/library.h>
 
 #include <cmath>
 #include <limits>
 
+#include "optimized/cpu/gates.hpp"
 #include "optimized/cpu/gemm.hpp"
+#include "optimized/cpu/operators.hpp"
 #include "optimized/cpu/problem.hpp"
+#include "optimized/cpu/pruning.hpp"
+#include "optimized/cpu/seen_product.hpp"
 #include "optimized/cpu/tile_kernels.hpp"
-#include "optimized/torch/residual.hpp"
+#include "optimized/operators/residual.hpp"
 
 namespace lethe::cpu {
 namespace {
@@ -18,68 +21,74 @@ constexpr int64_t kKeyColumns = 512;  // keys whose weights exist at one time
 
 template <typename Scalar>
 struct ForwardScratch {
+  Buffer<Scalar> values;  // of a tile
   Buffer<Scalar> weights{kQueryRows * kKeyColumns};
   std::vector<Scalar> maximum = std::vector<Scalar>(kQueryRows);
   std::vector<Scalar> sum = std::vector<Scalar>(kQueryRows);
   std::vector<Scalar> rescale = std::vector<Scalar>(kQueryRows);
   TileBiases<Scalar> biases{kKeyColumns};
+
+  explicit ForwardScratch(const Sizes& sizes) : values(kQueryRows * sizes.value_dim) {}
 };
 
 template <typename Scalar>
 struct Forward {
   Sizes sizes;
-  const at::Tensor &query, &key, &value;  // [B, H, T, D] in Scalar
-  at::Tensor &values, &log_normalizer;    // [B, Hq, Tq, Dv], [B, Hq, Tq]
+  HeadRows<const Scalar> query, key, value;
+  HeadRows<Scalar> values;
+  Scalar* log_normalizer;  // [B, Tq, Hq]
   const GatePrefix& prefix;
   const int32_t* boundary;  // [B, Hq, tiles]
   Scalar scale;
+  bool finite_values;  // known to be
 
   void run_tile(int64_t head, int64_t tile, ForwardScratch<Scalar>& scratch) const {
     const int64_t row_begin = tile * kQueryRows, rows = std::min(kQueryRows, sizes.query_length - row_begin);
     const int64_t key_head = head / sizes.group(), key_dim = sizes.key_dim, value_dim = sizes.value_dim;
-    const Scalar* q = head_row<const Scalar>(query, head, row_begin);
-    Scalar* o = head_row<Scalar>(values, head, row_begin);
-    const double* sum = prefix.sum.data() + head * sizes.key_length;
-    const int64_t* first = prefix.first.data() + head * sizes.key_length;
+    const Scalar* q = query.at(head, row_begin);
+    Scalar* o = scratch.values.data();
+    std::fill_n(o, rows * value_dim, Scalar(0));
     std::fill_n(scratch.maximum.begin(), rows, -std::numeric_limits<Scalar>::infinity());
     std::fill_n(scratch.sum.begin(), rows, Scalar(0));
+    const HeadGates gates = prefix.head(head);
 
     // From the diagonal backwards: with a forget gate the largest logits come first, and rescaling is rare afterwards.
     const int64_t key_begin = boundary[head * sizes.tiles() + tile] * kKeyBlock;
     for (int64_t end = sizes.offset() + row_begin + rows; end > key_begin;) {
       const int64_t begin = std::max(key_begin, end - kKeyColumns), columns = end - begin;
-      multiply(Transpose::kNo, Transpose::kYes, rows, columns, key_dim, Scalar(1), q, key_dim,
-               head_row<const Scalar>(key, key_head, begin), key_dim, Scalar(0), scratch.weights.data(), columns);
+      multiply(Transpose::kNo, Transpose::kYes, rows, columns, key_dim, Scalar(1), q, query.stride(),
+               key.at(key_head, begin), key.stride(), Scalar(0), scratch.weights.data(), columns);
       for (int64_t i = 0, frame; i < rows; i += frame) {
-        frame = frame_rows(sum, sizes.offset() + row_begin + i, rows - i);
-        scratch.biases.fill(sum, first, sizes.offset() + row_begin + i, frame, begin, columns);
+        frame = frame_rows(gates, sizes.offset() + row_begin + i, rows - i);
+        scratch.biases.fill(gates, sizes.offset() + row_begin + i, frame, begin, columns);
         tile_kernels<Scalar>().softmax({scratch.biases.tile(frame, columns, scale),
                                         scratch.weights.data() + i * columns, columns, scratch.maximum.data() + i,
                                         scratch.sum.data() + i, scratch.rescale.data() + i});
       }
       for (int64_t i = 0; i < rows; ++i) {
-        if (scratch.rescale[i] != Scalar(1)) scale_row(o + i * value_dim, scratch.rescale[i]);
+        if (scratch.rescale[i] != Scalar(1)) scale_row(o + i * value_dim, scratch.rescale[i], o + i * value_dim);
       }
-      multiply(Transpose::kNo, Transpose::kNo, rows, value_dim, columns, Scalar(1), scratch.weights.data(), columns,
-               head_row<const Scalar>(value, key_head, begin), value_dim, Scalar(1), o, value_dim);
+      add_seen_product(Transpose::kNo, rows, value_dim, columns, Scalar(1), scratch.weights.data(), columns,
+                       value.at(key_head, begin), value.stride(), finite_values, o, value_dim);
       end = begin;
     }
 
-    Scalar* normalizer = static_cast<Scalar*>(log_normalizer.data_ptr()) + head * sizes.query_length + row_begin;
+    const int64_t batch = head / sizes.query_heads, heads = sizes.query_heads;
+    Scalar* normalizer = log_normalizer + (batch * sizes.query_length + row_begin) * heads + head % heads;
     for (int64_t i = 0; i < rows; ++i) {
-      normalizer[i] = scratch.maximum[i] + std::log(scratch.sum[i]);
-      scale_row(o + i * value_dim, Scalar(1) / scratch.sum[i]);
+      normalizer[i * heads] = scratch.maximum[i] + std::log(scratch.sum[i]);
+      scale_row(o + i * value_dim, Scalar(1) / scratch.sum[i], values.at(head, row_begin + i));
     }
   }
 
-  void scale_row(Scalar* row, Scalar factor) const {
-    for (int64_t d = 0; d < sizes.value_dim; ++d) row[d] *= factor;
+  void scale_row(const Scalar* row, Scalar factor, Scalar* to) const {
+    for (int64_t d = 0; d < sizes.value_dim; ++d) to[d] = factor * row[d];
   }
 
   void run() const {
     const int64_t tiles = sizes.tiles(), heads = sizes.all_heads();
     parallel_tasks(heads * tiles, [&](auto next) {
-      ForwardScratch<Scalar> scratch;
+      ForwardScratch<Scalar> scratch(sizes);
       // The longest tiles first: the short ones fill the gaps at the end.
       while (const auto task = next()) run_tile(*task % heads, tiles - 1 - *task / heads, scratch);
     });
@@ -98,29 +107,45 @@ at::Tensor count_pairs(const Sizes& sizes, const int32_t* boundary) {
   return pairs;
 }
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> forward(
-    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const at::Tensor& log_forget, double scale,
-    std::optional<double> log_pruning_tolerance, const std::optional<at::Tensor>& logit_bound, bool keep_residual) {
-  check_forward_arguments(query, key, value, log_forget, scale, log_pruning_tolerance, logit_bound);
+template <typename Scalar>
+AttentionOutputs run_forward(const AttentionInputs& in) {
+  const at::Tensor &query = in.query, &key = in.key, &value = in.value;
   const Sizes sizes(query, key, value);
-  const at::ScalarType dtype = accumulation_dtype(query.scalar_type());
-  const at::Tensor q = by_head(query, dtype), k = by_head(key, dtype), v = by_head(value, dtype);
-  const GatePrefix prefix = gate_prefix(log_forget);
-  const at::Tensor boundary = pruning_boundary(sizes, prefix, q, k, scale, log_pruning_tolerance, logit_bound);
+  const at::ScalarType dtype = at::CppTypeToScalarType<Scalar>::value;
+  const at::Tensor q = with_readable_rows(query, dtype);
+  const at::Tensor all_keys = in.log_pruning_tolerance && !in.logit_bound ? with_readable_rows(key, dtype) : key;
+  const std::vector<double> thresholds =
+      pruning_thresholds(sizes, q, all_keys, in.scale, in.log_pruning_tolerance, in.logit_bound);
+  const GatePrefix prefix(in.log_forget, first_visited(sizes, in.log_forget, thresholds));
+  const at::Tensor boundary = pruning_boundary(sizes, prefix, thresholds);
   const int32_t* first_blocks = boundary.const_data_ptr<int32_t>();
-  at::Tensor values = at::zeros({sizes.batch, sizes.query_heads, sizes.query_length, sizes.value_dim}, q.options());
-  at::Tensor log_normalizer = at::empty({sizes.batch, sizes.query_heads, sizes.query_length}, q.options());
-  if (dtype == at::kDouble) {
-    Forward<double>{sizes, q, k, v, values, log_normalizer, prefix, first_blocks, scale}.run();
-  } else {
-    Forward<float>{sizes, q, k, v, values, log_normalizer, prefix, first_blocks, static_cast<float>(scale)}.run();
-  }
-  const auto [stored, residual] = values_and_residual(values.transpose(1, 2), query.scalar_type(), keep_residual);
-  return {stored, log_normalizer.transpose(1, 2).contiguous(), count_pairs(sizes, first_blocks), boundary, residual};
+  const int64_t first = prefix.first_visited();
+  const bool copies = copy_pays(sizes, first, first_blocks);
+  const auto visited = [&](const at::Tensor& tensor) {
+    return rows_of(tensor.narrow(1, first, sizes.key_length - first), dtype, copies);
+  };
+  const at::Tensor k = visited(all_keys), v = visited(value);
+  const at::Tensor sums = at::empty({sizes.batch, sizes.query_length, sizes.query_heads, sizes.value_dim}, q.options());
+  const at::Tensor log_normalizer = at::empty({sizes.batch, sizes.query_length, sizes.query_heads}, q.options());
+  Forward<Scalar>{sizes,
+                  HeadRows<const Scalar>(q),
+                  HeadRows<const Scalar>(k, first),
+                  HeadRows<const Scalar>(v, first),
+                  HeadRows<Scalar>(sums),
+                  static_cast<Scalar*>(log_normalizer.data_ptr()),
+                  prefix,
+                  first_blocks,
+                  static_cast<Scalar>(in.scale),
+                  copies && all_finite<Scalar>(v)}
+      .run();
+  const auto [values, residual] = values_and_residual(sums, query.scalar_type(), in.keep_residual);
+  return {values, log_normalizer, count_pairs(sizes, first_blocks), boundary, residual};
 }
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(lethe, CPU, library) { library.impl("_forgetting_attention_forward", forward); }
+AttentionOutputs forgetting_attention_forward(const AttentionInputs& in) {
+  return in.query.scalar_type() == at::kDouble ? run_forward<double>(in) : run_forward<float>(in);
+}
 
 }  // namespace lethe::cpu

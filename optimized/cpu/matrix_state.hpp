@@ -6,14 +6,15 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <vector>
 
-#include "optimized/torch/arguments.hpp"
 #include "optimized/cpu/problem.hpp"
 #include "optimized/cpu/state_kernels.hpp"
 #include "optimized/cpu/subnormals.hpp"
-#include "optimized/torch/matrix_state_arguments.hpp"
+#include "optimized/operators/attention.hpp"
+#include "optimized/operators/matrix_state.hpp"
 
 namespace lethe::cpu {
 
@@ -75,10 +76,15 @@ struct ChunkBuffers {
   Buffer<double> query, key, key_gate;  ///< [tokens, K]
   Buffer<double> value, value_gate;     ///< [tokens, width]
   Buffer<double> write_strength;        ///< [tokens]
+  /// [tokens], whether a gate of the token is 0
+  std::unique_ptr<bool[]> zero_key_gate, zero_value_gate;
 
   ChunkBuffers(int64_t tokens, int64_t key_dim, int64_t width)
       : query(tokens * key_dim), key(tokens * key_dim), key_gate(tokens * key_dim), value(tokens * width),
-        value_gate(tokens * width), write_strength(tokens) {}
+        value_gate(tokens * width), write_strength(tokens), zero_key_gate(new bool[tokens]()),
+        zero_value_gate(new bool[tokens]()) {}
+
+  bool erases(int64_t token) const { return zero_key_gate[token] || zero_value_gate[token]; }
 };
 
 /// One call's inputs in Scalar, float or double.
@@ -121,6 +127,16 @@ class MatrixStateProblem {
 
 extern template class MatrixStateProblem<float>;
 extern template class MatrixStateProblem<double>;
+
+/// A kernel over a tile's chunk, where a gate of 0 erases what the state holds, NaN and ∞ included: the kernel runs from one such token to
+/// the next, and in between zeros are written instead of a product with 0.
+///
+/// reads  buffers: what the chunk was loaded into; width: of the tile
+void run_tokens(void (*kernel)(const StateChunk&), const StateChunk& chunk, const ChunkBuffers& buffers, int64_t width);
+
+/// The same for `reverse`: what comes back to a gate of 0 ends there, and that gate's gradient is 0.
+void reverse_tokens(void (*kernel)(const StateChunkGradient&), const StateChunkGradient& chunk,
+                    const ChunkBuffers& buffers, int64_t width);
 
 /// Whether a task is one tile of a head rather than a head: where the heads alone don't keep all threads busy.
 template <typename Scalar>

@@ -2,27 +2,22 @@
 // the chunks go backwards, each running its tokens again from there. Gates of 0 rule out going back by division, and the reverse sums
 // Σ (q ∂q − k ∂k) that would give the gates' gradients without states lose every digit of a gate near 0; this way keeps them all.
 #include <ATen/ops/empty.h>
-#include <torch/library.h>
 
 #include "optimized/cpu/matrix_state.hpp"
+#include "optimized/cpu/operators.hpp"
 #include "optimized/cpu/row_gradients.hpp"
-#include "optimized/torch/normalized_read.hpp"
+#include "optimized/operators/normalized_read.hpp"
 
 namespace lethe::cpu {
 namespace {
-
-struct Gradients {
-  // contiguous, in Scalar; undefined where absent
-  at::Tensor query, key, value, log_key_gate, log_value_gate, beta, state;
-};
 
 template <typename Scalar, typename Read>
 struct Backward {
   const MatrixStateProblem<Scalar>& problem;
   const Rows<Read>& values_gradient;  // [B, T, H, columns] of Sᵀq times gradient_scale
   double gradient_scale;
-  const at::Tensor& state_gradient;  // [B, H, K, columns] contiguous
-  const Gradients& gradients;
+  const at::Tensor& state_gradient;       // [B, H, K, columns] contiguous
+  const MatrixStateGradients& gradients;  // contiguous, in Scalar; undefined where absent
 
   // Longer where states are wide, so that those kept between chunks are ≤ 32·T·K bytes a head, and one more.
   const int64_t chunk_length = std::min(std::max<int64_t>(32, (problem.columns + 3) / 4), problem.length);
@@ -72,7 +67,8 @@ struct Backward {
         double* next = state_at(states, chunk + 1, tile);
         std::copy_n(state_at(states, chunk, tile), problem.key_dim * tile.width, next);
         problem.load_columns(head, begin, tokens_of(chunk), tile, scratch.buffers);
-        problem.kernels(tile).advance(problem.chunk(tokens_of(chunk), scratch.buffers, next));
+        run_tokens(problem.kernels(tile).advance, problem.chunk(tokens_of(chunk), scratch.buffers, next),
+                   scratch.buffers, tile.width);
       }
     }
     for (int64_t i = tile_begin; i < tile_end; ++i) {
@@ -110,17 +106,19 @@ struct Backward {
     StateChunk forward = problem.chunk(tokens, scratch.buffers, state_at(states, chunk, tile));
     forward.decayed = scratch.decayed.data();
     forward.residual = scratch.residual.data();
-    problem.kernels(tile).record(forward);
-    problem.kernels(tile).reverse({.forward = forward,
-                                   .values_gradient = scratch.d_values.data(),
-                                   .state_gradient = state_gradient_at(states, tile),
-                                   .row_stride = row_stride,
-                                   .query_gradient = rows.query(),
-                                   .key_gradient = rows.key(),
-                                   .key_gate_gradient = rows.key_gate(),
-                                   .value_gradient = scratch.d_value.data(),
-                                   .value_gate_gradient = scratch.d_value_gate.data(),
-                                   .strength_gradient = rows.strength()});
+    run_tokens(problem.kernels(tile).record, forward, scratch.buffers, tile.width);
+    reverse_tokens(problem.kernels(tile).reverse,
+                   {.forward = forward,
+                    .values_gradient = scratch.d_values.data(),
+                    .state_gradient = state_gradient_at(states, tile),
+                    .row_stride = row_stride,
+                    .query_gradient = rows.query(),
+                    .key_gradient = rows.key(),
+                    .key_gate_gradient = rows.key_gate(),
+                    .value_gradient = scratch.d_value.data(),
+                    .value_gate_gradient = scratch.d_value_gate.data(),
+                    .strength_gradient = rows.strength()},
+                   scratch.buffers, tile.width);
     store_columns(gradients.value, head, begin, tokens, tile, scratch.d_value.data());
     if (gradients.log_value_gate.defined()) {
       store_columns(gradients.log_value_gate, head, begin, tokens, tile, scratch.d_value_gate.data());
@@ -233,7 +231,7 @@ struct Backward {
 
 template <typename Scalar>
 void run_backward(const at::Tensor& grad_values, const at::Tensor& grad_state, const MatrixStateInputs& in,
-                  const Gradients& gradients) {
+                  const MatrixStateGradients& gradients) {
   const MatrixStateProblem<Scalar> problem(in);
   const at::Tensor d_state = grad_state.contiguous();
   if (in.normalize) {
@@ -244,45 +242,42 @@ void run_backward(const at::Tensor& grad_values, const at::Tensor& grad_state, c
   }
 }
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> backward(
-    const at::Tensor& grad_values, const at::Tensor& grad_state, const at::Tensor& query, const at::Tensor& key,
-    const at::Tensor& value, const std::optional<at::Tensor>& log_key_gate,
-    const std::optional<at::Tensor>& log_value_gate, const std::optional<at::Tensor>& beta,
-    const std::optional<at::Tensor>& state, double scale, bool normalize) {
-  const MatrixStateInputs inputs{query, key, value, log_key_gate, log_value_gate, beta, state, scale, normalize};
-  check_gradient_arguments(grad_values, grad_state, inputs);
-  const at::ScalarType stored = query.scalar_type();
-  const at::TensorOptions options = query.options().dtype(accumulation_dtype(stored));
+}  // namespace
+
+MatrixStateGradients matrix_state_backward(const at::Tensor& grad_values, const at::Tensor& grad_state,
+                                           const MatrixStateInputs& in) {
+  const at::ScalarType stored = in.query.scalar_type();
+  const at::TensorOptions options = in.query.options().dtype(accumulation_dtype(stored));
   const auto like = [&](const at::Tensor& tensor) {
     return at::empty(tensor.dim() == 3 ? tensor.unsqueeze(3).sizes() : tensor.sizes(), options);
   };
   const auto like_given = [&](const std::optional<at::Tensor>& tensor) {
     return tensor ? like(*tensor) : at::Tensor();
   };
-  const Gradients gradients{
-      like(query),      like(key),        like(value), like_given(log_key_gate), like_given(log_value_gate),
-      like_given(beta), like_given(state)};
+  const MatrixStateGradients gradients{like(in.query),
+                                       like(in.key),
+                                       like(in.value),
+                                       like_given(in.log_key_gate),
+                                       like_given(in.log_value_gate),
+                                       like_given(in.beta),
+                                       like_given(in.state)};
   // Without columns nothing is read of the rows: their gradients are zero.
-  if (value.size(3) == 0 && !normalize) {
+  if (in.value.size(3) == 0 && !in.normalize) {
     for (const at::Tensor& tensor : {gradients.query, gradients.key, gradients.log_key_gate, gradients.beta}) {
       if (tensor.defined()) tensor.zero_();
     }
   }
-  (stored == at::kDouble ? run_backward<double> : run_backward<float>)(grad_values, grad_state, inputs, gradients);
+  (stored == at::kDouble ? run_backward<double> : run_backward<float>)(grad_values, grad_state, in, gradients);
   const auto shaped = [&](const at::Tensor& gradient, const std::optional<at::Tensor>& tensor) {
     return tensor ? gradient.view(tensor->sizes()) : at::empty({0}, options);
   };
   return {gradients.query.to(stored),
           gradients.key.to(stored),
           gradients.value.to(stored),
-          shaped(gradients.log_key_gate, log_key_gate),
-          shaped(gradients.log_value_gate, log_value_gate),
-          shaped(gradients.beta, beta),
-          shaped(gradients.state, state)};
+          shaped(gradients.log_key_gate, in.log_key_gate),
+          shaped(gradients.log_value_gate, in.log_value_gate),
+          shaped(gradients.beta, in.beta),
+          shaped(gradients.state, in.state)};
 }
-
-}  // namespace
-
-TORCH_LIBRARY_IMPL(lethe, CPU, library) { library.impl("_matrix_state_backward", backward); }
 
 }  // namespace lethe::cpu

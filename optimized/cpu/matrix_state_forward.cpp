@@ -1,10 +1,10 @@
 // The matrix state's forward pass: the recurrence itself, in float64, with the state in the first cache. A task is a head, or a tile of
 // a head's columns where there are fewer heads than threads.
 #include <ATen/ops/empty.h>
-#include <torch/library.h>
 
 #include "optimized/cpu/matrix_state.hpp"
-#include "optimized/torch/normalized_read.hpp"
+#include "optimized/cpu/operators.hpp"
+#include "optimized/operators/normalized_read.hpp"
 
 namespace lethe::cpu {
 namespace {
@@ -35,7 +35,7 @@ void run_forward(const MatrixStateProblem<Scalar>& problem, double scale, const 
           problem.load_columns(head, begin, tokens, tile, buffers);
           StateChunk chunk = problem.chunk(tokens, buffers, state.data() + tile.offset(problem.key_dim));
           chunk.values = read.data();
-          problem.kernels(tile).forward(chunk);
+          run_tokens(problem.kernels(tile).forward, chunk, buffers, tile.width);
           conversions<Read>().store(tokens, tile.columns, read.data(), tile.width, scale,
                                     row_of<Read>(values, head, begin) + tile.begin, values.stride(1));
         }
@@ -69,22 +69,9 @@ std::tuple<at::Tensor, at::Tensor> read_state(const MatrixStateInputs& in, bool 
   return {values, last_state};
 }
 
-namespace {
-
-std::tuple<at::Tensor, at::Tensor> forward(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-                                           const std::optional<at::Tensor>& log_key_gate,
-                                           const std::optional<at::Tensor>& log_value_gate,
-                                           const std::optional<at::Tensor>& beta,
-                                           const std::optional<at::Tensor>& state, double scale, bool normalize) {
-  const MatrixStateInputs inputs{query, key, value, log_key_gate, log_value_gate, beta, state, scale, normalize};
-  check_arguments(inputs);
-  const auto [read, last_state] = read_state(inputs, normalize);
-  if (!normalize) return {read.to(query.scalar_type()), last_state};
-  return {divide_by_normalizer(read).to(query.scalar_type()), last_state};
+MatrixStateOutputs matrix_state_forward(const MatrixStateInputs& in) {
+  const auto [read, last_state] = read_state(in, in.normalize);
+  return {(in.normalize ? divide_by_normalizer(read) : read).to(in.query.scalar_type()), last_state};
 }
-
-}  // namespace
-
-TORCH_LIBRARY_IMPL(lethe, CPU, library) { library.impl("_matrix_state_forward", forward); }
 
 }  // namespace lethe::cpu

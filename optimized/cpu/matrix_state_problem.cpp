@@ -17,9 +17,10 @@ StateRule rule_of(const MatrixStateInputs& inputs) {
 
 template <typename Scalar>
 void load_gates(const char* name, const Rows<Scalar>& gate, int64_t head, int64_t begin, int64_t tokens, int64_t column,
-                int64_t columns, double* to, int64_t to_stride) {
+                int64_t columns, double* to, int64_t to_stride, bool* has_zero) {
   const Scalar* from = gate.at(head, begin) + column;
-  if (conversions<Scalar>().load_exponential(tokens, columns, from, gate.token_stride(), to, to_stride)) return;
+  if (conversions<Scalar>().load_exponential(tokens, columns, from, gate.token_stride(), to, to_stride, has_zero))
+    return;
   for (int64_t t = 0; t < tokens; ++t) {
     for (int64_t i = 0; i < columns; ++i) {
       const Scalar log_gate = from[t * gate.token_stride() + i];
@@ -64,10 +65,10 @@ void MatrixStateProblem<Scalar>::load_rows(int64_t head, int64_t begin, int64_t 
     std::fill_n(gate, tokens * key_dim, 1.0);
   } else if (one_gate_a_token()) {
     // Into the first entry of each row, and from there over the row.
-    load_gates("log_key_gate", *key_gate_, head, begin, tokens, 0, 1, gate, key_dim);
+    load_gates("log_key_gate", *key_gate_, head, begin, tokens, 0, 1, gate, key_dim, to.zero_key_gate.get());
     for (int64_t t = 0; t < tokens; ++t) std::fill_n(gate + t * key_dim, key_dim, gate[t * key_dim]);
   } else {
-    load_gates("log_key_gate", *key_gate_, head, begin, tokens, 0, key_dim, gate, key_dim);
+    load_gates("log_key_gate", *key_gate_, head, begin, tokens, 0, key_dim, gate, key_dim, to.zero_key_gate.get());
   }
   if (!beta_) return;
   double* strength = to.write_strength.data();
@@ -92,7 +93,8 @@ void MatrixStateProblem<Scalar>::load_columns(int64_t head, int64_t begin, int64
   }
   if (!value_gate_) return;
   if (given < tile.width) std::fill_n(to.value_gate.data(), tokens * tile.width, 1.0);
-  load_gates("log_value_gate", *value_gate_, head, begin, tokens, tile.begin, given, to.value_gate.data(), tile.width);
+  load_gates("log_value_gate", *value_gate_, head, begin, tokens, tile.begin, given, to.value_gate.data(), tile.width,
+             to.zero_value_gate.get());
 }
 
 template <typename Scalar>
@@ -124,6 +126,66 @@ StateChunk MatrixStateProblem<Scalar>::chunk(int64_t tokens, ChunkBuffers& buffe
           .values = nullptr,
           .decayed = nullptr,
           .residual = nullptr};
+}
+
+namespace {
+
+// The tokens begin … begin + tokens − 1 of a chunk.
+StateChunk part_of(StateChunk chunk, int64_t begin, int64_t tokens, int64_t width) {
+  const auto advance = [](auto& rows, int64_t by) { rows = rows ? rows + by : rows; };
+  for (const double** rows : {&chunk.query, &chunk.key, &chunk.key_gate}) advance(*rows, begin * chunk.key_dim);
+  for (const double** rows : {&chunk.value, &chunk.value_gate}) advance(*rows, begin * width);
+  advance(chunk.write_strength, begin);
+  for (double** rows : {&chunk.values, &chunk.residual}) advance(*rows, begin * width);
+  advance(chunk.decayed, begin * chunk.key_dim * width);
+  chunk.tokens = tokens;
+  return chunk;
+}
+
+// Where a gate is 0 at the chunk's token t: zeros in matrix [K, width], of whatever was there.
+void erase(const StateChunk& chunk, const ChunkBuffers& buffers, int64_t t, int64_t width, double* matrix) {
+  const double *f = chunk.key_gate + t * chunk.key_dim, *g = chunk.value_gate + t * width;
+  for (int64_t i = 0; i < chunk.key_dim; ++i) {
+    for (int64_t j = 0; j < width; ++j) {
+      if (f[i] == 0.0 || (buffers.zero_value_gate[t] && g[j] == 0.0)) matrix[i * width + j] = 0.0;
+    }
+  }
+}
+
+}  // namespace
+
+void run_tokens(void (*kernel)(const StateChunk&), const StateChunk& chunk, const ChunkBuffers& buffers,
+                int64_t width) {
+  for (int64_t begin = 0, end; begin < chunk.tokens; begin = end) {
+    if (buffers.erases(begin)) erase(chunk, buffers, begin, width, chunk.state);
+    end = begin + 1;
+    while (end < chunk.tokens && !buffers.erases(end)) ++end;
+    kernel(part_of(chunk, begin, end - begin, width));
+  }
+}
+
+void reverse_tokens(void (*kernel)(const StateChunkGradient&), const StateChunkGradient& chunk,
+                    const ChunkBuffers& buffers, int64_t width) {
+  const StateChunk& forward = chunk.forward;
+  for (int64_t end = forward.tokens, begin; end > 0; end = begin) {
+    begin = end - 1;
+    while (begin > 0 && !buffers.erases(begin)) --begin;
+    StateChunkGradient part = chunk;
+    part.forward = part_of(forward, begin, end - begin, width);
+    part.values_gradient += begin * width;
+    for (double** rows : {&part.query_gradient, &part.key_gradient, &part.key_gate_gradient})
+      *rows += begin * chunk.row_stride;
+    part.value_gradient += begin * width;
+    part.value_gate_gradient += begin * width;
+    part.strength_gradient += begin;
+    kernel(part);
+    if (!buffers.erases(begin)) continue;
+    erase(forward, buffers, begin, width, chunk.state_gradient);
+    for (int64_t i = 0; i < forward.key_dim; ++i)
+      if (part.forward.key_gate[i] == 0.0) part.key_gate_gradient[i] = 0.0;
+    for (int64_t j = 0; buffers.zero_value_gate[begin] && j < width; ++j)
+      if (part.forward.value_gate[j] == 0.0) part.value_gate_gradient[j] = 0.0;
+  }
 }
 
 template class MatrixStateProblem<float>;

@@ -1,5 +1,5 @@
 #pragma once
-// What forward and backward share: sizes, the gate's prefix sums, block sizes, and how tasks reach the cores.
+// What forward and backward share: sizes, block sizes, where the rows of a head lie, and how tasks reach the cores.
 
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
@@ -8,25 +8,18 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <vector>
 
-#include "optimized/torch/arguments.hpp"
 #include "optimized/cpu/gemm.hpp"
 #include "optimized/cpu/subnormals.hpp"
-#include "optimized/cpu/tile_kernels.hpp"
+#include "optimized/operators/attention.hpp"
 
 namespace lethe::cpu {
 
 /// Pruning is decided for tiles of kQueryRows queries and blocks of this many keys.
 inline constexpr int64_t kKeyBlock = 64;
-
-/// Rows of a tile that share the float64 origin of their biases, at most, and what they forget, at most: no bias within a frame is a
-/// large number.
-inline constexpr int64_t kFrameRows = 32;
-inline constexpr double kFrameDecay = 32;
-
-inline constexpr double kCut = -1e4;  ///< log f below this cuts: no logits can bring such a weight back
 
 struct Sizes {
   int64_t batch, query_length, key_length, query_heads, heads, key_dim, value_dim;
@@ -41,47 +34,55 @@ struct Sizes {
   int64_t tiles() const { return (query_length + kQueryRows - 1) / kQueryRows; }
 };
 
-/// The gate's running sum c_t = Σ_{l ≤ t} log f_l and its cuts, for every (batch, query head).
-///
-/// A gate of zero (log f = −∞, or below kCut) cuts the past off exactly: c goes on as though log f were 0 there, so that no cut's
-/// magnitude drowns the gates after it, and first[.., t] is the first position that t still sees.
-struct GatePrefix {
-  std::vector<double> sum;     ///< [B, Hq, Tk]
-  std::vector<int64_t> first;  ///< [B, Hq, Tk]
-};
-
-/// throws  c10::Error where a log_forget is positive or NaN
-GatePrefix gate_prefix(const at::Tensor& log_forget);
-
-/// How many blocks of kKeyBlock keys each tile of kQueryRows queries skips, [B, Hq, tiles] int32.
-///
-///   skip block n where every D_ij < δ = −2U − log Tk + log ε; D is largest for the tile's first row and the block's last key
-///
-/// source   Adaptive Computation Pruning, Eq. 3 and Appendix A
-/// reads    query, key [B, H, T, D] in float32 or float64; logit_bound as forgetting_attention; U from the norms where it is absent
-/// returns  zeros without a tolerance
-/// throws   c10::Error where a bound is negative or NaN
-/// cost     O(tiles · log Tk) a head by binary search (D falls with the distance), plus one pass over query and key for U
-at::Tensor pruning_boundary(const Sizes& sizes, const GatePrefix& prefix, const at::Tensor& query,
-                            const at::Tensor& key, double scale, std::optional<double> log_pruning_tolerance,
-                            const std::optional<at::Tensor>& logit_bound);
-
-/// `tensor` [B, T, H, D] as [B, H, T, D] in `dtype`, contiguous. The copy pays: with the rows of all heads interleaved, a tile's rows
-/// lie a power of two apart and share a few sets of the cache, which took a quarter of the speed.
-inline at::Tensor by_head(const at::Tensor& tensor, at::ScalarType dtype) {
-  return tensor.transpose(1, 2).contiguous().to(dtype);
+/// `tensor` [B, T, H, D] in `dtype` and with rows that a matrix product can read where they lie; copied only where they are not.
+inline at::Tensor with_readable_rows(const at::Tensor& tensor, at::ScalarType dtype) {
+  const at::Tensor rows = tensor.to(dtype);
+  const bool readable = (rows.stride(3) == 1 || rows.size(3) == 1) && rows.stride(1) >= rows.size(3) &&
+                        rows.stride(1) <= std::numeric_limits<int>::max();
+  return readable ? rows : rows.contiguous();
 }
 
-/// The way back, for a result.
-inline at::Tensor by_position(const at::Tensor& tensor, at::ScalarType dtype) {
-  return tensor.to(dtype).transpose(1, 2).contiguous();
+/// The same [B, T, H, D] with each head's rows side by side in memory.
+inline at::Tensor packed(const at::Tensor& tensor) { return tensor.transpose(1, 2).contiguous().transpose(1, 2); }
+
+/// How often a key must be read before a copy of its head pays: with the rows of all heads interleaved, those of one lie a power of
+/// two apart and share a few sets of the cache.
+inline constexpr int64_t kReadsThatPayACopy = 8;
+
+/// Whether the tiles' queries read the keys from position `first` on so often.
+///
+/// reads  boundary [B, Hq, tiles]
+inline bool copy_pays(const Sizes& sizes, int64_t first, const int32_t* boundary) {
+  int64_t reads = 0;
+  for (int64_t i = 0; i < sizes.all_heads() * sizes.tiles(); ++i)
+    reads += sizes.offset() + i % sizes.tiles() * kQueryRows - boundary[i] * kKeyBlock;
+  return reads >= kReadsThatPayACopy * sizes.batch * sizes.heads * (sizes.key_length - first);
 }
 
-/// Row `row` of one (batch, head) of a contiguous tensor [B, H, T, D]; head counts batches and heads through.
+/// `tensor` [B, T, H, D] for HeadRows, in `dtype`; packed where asked.
+inline at::Tensor rows_of(const at::Tensor& tensor, at::ScalarType dtype, bool is_packed) {
+  return is_packed ? packed(tensor).to(dtype) : with_readable_rows(tensor, dtype);
+}
+
+/// The rows of every (batch, head) of a tensor [B, T, H, D] that with_readable_rows or packed returned. `head` counts batches and heads
+/// through; row 0 of the tensor stands at `first_position`.
 template <typename Scalar>
-Scalar* head_row(const at::Tensor& tensor, int64_t head, int64_t row) {
-  return static_cast<Scalar*>(tensor.data_ptr()) + (head * tensor.size(2) + row) * tensor.size(3);
-}
+class HeadRows {
+ public:
+  explicit HeadRows(const at::Tensor& tensor, int64_t first_position = 0)
+      : data_(static_cast<Scalar*>(tensor.data_ptr())), heads_(tensor.size(2)), batch_stride_(tensor.stride(0)),
+        head_stride_(tensor.stride(2)), stride_(tensor.stride(1)), first_position_(first_position) {}
+
+  Scalar* at(int64_t head, int64_t position) const {
+    return data_ + head / heads_ * batch_stride_ + head % heads_ * head_stride_ +
+           (position - first_position_) * stride_;
+  }
+  int64_t stride() const { return stride_; }
+
+ private:
+  Scalar* data_;
+  int64_t heads_, batch_stride_, head_stride_, stride_, first_position_;
+};
 
 /// Scratch memory, uninitialised, on a boundary of 64 bytes: the matrix products may sum in another order elsewhere, and equal calls
 /// shall give equal bits.
@@ -90,6 +91,7 @@ class Buffer {
  public:
   explicit Buffer(int64_t size) : memory_(at::empty({size}, at::CppTypeToScalarType<Scalar>::value)) {}
   Scalar* data() { return memory_.mutable_data_ptr<Scalar>(); }
+  const Scalar* const_data() const { return memory_.const_data_ptr<Scalar>(); }
   int64_t size() const { return memory_.numel(); }
 
  private:
@@ -110,40 +112,5 @@ void parallel_tasks(int64_t count, const Run& run) {
     });
   });
 }
-
-/// How many of the `rows` from `position` on one origin serves. A single strong gate ends a frame: two tokens behind it may be next to
-/// each other, and the difference of their biases, each as large as that gate, would have its rounding error.
-inline int64_t frame_rows(const double* sum, int64_t position, int64_t rows) {
-  const int64_t most = std::min(rows, kFrameRows);
-  int64_t count = 1;
-  while (count < most && sum[position] - sum[position + count] <= kFrameDecay) ++count;
-  return count;
-}
-
-/// The biases of rows × columns of one head, see Tile, and the visible columns of each row.
-///
-/// reads  sum, first: the head's prefix; positions of the first row and of the first column
-template <typename Scalar>
-struct TileBiases {
-  std::vector<Scalar> row, column;
-  std::vector<int64_t> begin, end;
-  explicit TileBiases(int64_t columns) : row(kFrameRows), column(columns), begin(kFrameRows), end(kFrameRows) {}
-
-  void fill(const double* sum, const int64_t* first, int64_t row_position, int64_t rows, int64_t column_position,
-            int64_t columns) {
-    const double origin = sum[row_position];
-    for (int64_t i = 0; i < rows; ++i) {
-      const int64_t position = row_position + i;
-      row[i] = static_cast<Scalar>(sum[position] - origin);
-      begin[i] = std::max<int64_t>(first[position] - column_position, 0);
-      end[i] = std::min(position + 1 - column_position, columns);
-    }
-    for (int64_t j = 0; j < columns; ++j) column[j] = static_cast<Scalar>(origin - sum[column_position + j]);
-  }
-
-  Tile<Scalar> tile(int64_t rows, int64_t columns, Scalar scale) const {
-    return {rows, columns, scale, row.data(), column.data(), begin.data(), end.data()};
-  }
-};
 
 }  // namespace lethe::cpu

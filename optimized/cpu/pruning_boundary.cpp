@@ -1,70 +1,113 @@
-#include <ATen/ops/amax.h>
-#include <ATen/ops/linalg_vector_norm.h>
-#include <ATen/ops/zeros.h>
+#include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 
 #include <cmath>
 #include <limits>
 
-#include "optimized/cpu/problem.hpp"
+#include "optimized/cpu/pruning.hpp"
+#include "optimized/cpu/tile_kernels.hpp"
+#include "optimized/gate.hpp"
 
 namespace lethe::cpu {
 namespace {
 
-// max ‖row‖ over the positions of [B, H, T, D], [B, H] in float64.
-at::Tensor largest_norm(const at::Tensor& rows) {
-  return at::amax(at::linalg_vector_norm(rows, 2.0, {3}, false, at::kDouble), {2});
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+// max ‖row‖² over the positions of [B, T, H, D], for every (batch, head).
+template <typename Scalar>
+std::vector<double> largest_squares(const at::Tensor& tensor) {
+  const HeadRows<const Scalar> rows(tensor);
+  std::vector<double> squares(tensor.size(0) * tensor.size(2));
+  at::parallel_for(0, static_cast<int64_t>(squares.size()), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t head = begin; head < end; ++head)
+      squares[head] =
+          tile_kernels<Scalar>().largest_square(tensor.size(1), tensor.size(3), rows.at(head, 0), rows.stride());
+  });
+  return squares;
 }
 
-// U [B, Hq] in float64, contiguous.
-at::Tensor resolve_bound(const Sizes& sizes, const at::Tensor& query, const at::Tensor& key, double scale,
-                         const std::optional<at::Tensor>& logit_bound) {
+// U of every (batch, query head).
+std::vector<double> resolve_bound(const Sizes& sizes, const at::Tensor& query, const at::Tensor& key, double scale,
+                                  const std::optional<at::Tensor>& logit_bound) {
+  std::vector<double> bound(sizes.all_heads());
   if (!logit_bound) {
     // Rounded up by more than the float32 products that are compared with it can exceed it.
-    const double margin = std::abs(scale) * (1.0 + 1e-5);
-    return largest_norm(query).mul(largest_norm(key).repeat_interleave(sizes.group(), 1)).mul(margin).contiguous();
+    const double margin = std::abs(scale) * kNormSlack;
+    const auto squares = query.scalar_type() == at::kDouble ? largest_squares<double> : largest_squares<float>;
+    const std::vector<double> of_query = squares(query), of_key = squares(key);
+    for (int64_t head = 0; head < sizes.all_heads(); ++head)
+      bound[head] = margin * std::sqrt(of_query[head]) * std::sqrt(of_key[head / sizes.group()]);
+    return bound;
   }
-  const at::Tensor bound = logit_bound->to(at::kDouble).expand({sizes.batch, sizes.query_heads}).contiguous();
-  for (int64_t i = 0; i < bound.numel(); ++i) {
-    const double found = bound.const_data_ptr<double>()[i];
-    TORCH_CHECK(found >= 0.0, "logit_bound: expected numbers >= 0, found ", found);
+  const at::Tensor given = logit_bound->to(at::kDouble).expand({sizes.batch, sizes.query_heads}).contiguous();
+  for (int64_t head = 0; head < sizes.all_heads(); ++head) {
+    bound[head] = given.const_data_ptr<double>()[head];
+    TORCH_CHECK(bound[head] >= 0.0, "logit_bound: expected numbers >= 0, found ", bound[head]);
   }
   return bound;
 }
 
+// Where the blocks end that the query at `position` sees no pair of, or only pairs below the threshold.
+template <typename Scalar>
+int64_t end_of_unseen(const Scalar* gate, int64_t stride, int64_t position, double threshold) {
+  double decay = 0.0;
+  int64_t t = position;
+  for (int64_t block = position / kKeyBlock; block > 0; --block) {
+    for (; t >= block * kKeyBlock; --t) decay += gate[t * stride];
+    if (decay < threshold || decay == -kInfinity) return block * kKeyBlock;
+  }
+  return 0;
+}
+
 }  // namespace
 
-at::Tensor pruning_boundary(const Sizes& sizes, const GatePrefix& prefix, const at::Tensor& query,
-                            const at::Tensor& key, double scale, std::optional<double> log_pruning_tolerance,
-                            const std::optional<at::Tensor>& logit_bound) {
-  at::Tensor boundary = at::zeros({sizes.batch, sizes.query_heads, sizes.tiles()}, at::kInt);
-  if (boundary.numel() == 0 || (!log_pruning_tolerance && !logit_bound)) return boundary;
-  const at::Tensor bound = resolve_bound(sizes, query, key, scale, logit_bound);
-  if (!log_pruning_tolerance) return boundary;
-  const double slack = *log_pruning_tolerance - std::log(static_cast<double>(sizes.key_length));
+std::vector<double> pruning_thresholds(const Sizes& sizes, const at::Tensor& query, const at::Tensor& key, double scale,
+                                       std::optional<double> log_pruning_tolerance,
+                                       const std::optional<at::Tensor>& logit_bound) {
+  const double tolerance = log_pruning_tolerance.value_or(-kInfinity);
+  if (!logit_bound && std::isinf(tolerance)) return std::vector<double>(sizes.all_heads(), -kInfinity);
+  std::vector<double> thresholds = resolve_bound(sizes, query, key, scale, logit_bound);
+  for (double& bound : thresholds) bound = tolerance - std::log(static_cast<double>(sizes.key_length)) - 2.0 * bound;
+  return thresholds;
+}
+
+std::vector<int64_t> first_visited(const Sizes& sizes, const at::Tensor& log_forget,
+                                   const std::vector<double>& thresholds) {
+  std::vector<int64_t> first(sizes.all_heads(), 0);
+  if (sizes.tiles() == 0) return std::vector<int64_t>(sizes.all_heads(), sizes.key_length);
+  at::parallel_for(0, sizes.all_heads(), 64, [&](int64_t begin, int64_t end) {
+    for (int64_t head = begin; head < end; ++head) {
+      const int64_t start =
+          head / sizes.query_heads * log_forget.stride(0) + head % sizes.query_heads * log_forget.stride(2);
+      const auto walk = [&](const auto* gates) {
+        return end_of_unseen(gates + start, log_forget.stride(1), sizes.offset(), thresholds[head]);
+      };
+      first[head] = log_forget.scalar_type() == at::kDouble ? walk(log_forget.const_data_ptr<double>())
+                                                            : walk(log_forget.const_data_ptr<float>());
+    }
+  });
+  return first;
+}
+
+at::Tensor pruning_boundary(const Sizes& sizes, const GatePrefix& prefix, const std::vector<double>& thresholds) {
+  at::Tensor boundary = at::empty({sizes.batch, sizes.query_heads, sizes.tiles()}, at::TensorOptions().dtype(at::kInt));
+  int32_t* skipped = boundary.mutable_data_ptr<int32_t>();
   for (int64_t head = 0; head < sizes.all_heads(); ++head) {
-    const double threshold = slack - 2.0 * bound.const_data_ptr<double>()[head];
-    const double* sum = prefix.sum.data() + head * sizes.key_length;
-    const int64_t* first = prefix.first.data() + head * sizes.key_length;
+    const HeadGates gates = prefix.head(head);
+    int32_t low = static_cast<int32_t>(gates.begin / kKeyBlock);  // from one tile to the next the boundary never falls
     for (int64_t tile = 0; tile < sizes.tiles(); ++tile) {
       const int64_t position = sizes.offset() + tile * kQueryRows;
-      const auto prunable = [&](int64_t block) {
-        const int64_t last = (block + 1) * kKeyBlock - 1;
-        const double decay =
-            last < first[position] ? -std::numeric_limits<double>::infinity() : sum[position] - sum[last];
-        return decay < threshold;
-      };
-      // Among the blocks that end before the tile's first row, the prunable ones come first: D falls with the distance.
-      int32_t low = 0, high = static_cast<int32_t>(position / kKeyBlock);
+      // Among the blocks that end before the tile's first row, those to skip come first.
+      int32_t high = static_cast<int32_t>(position / kKeyBlock);
       while (low < high) {
         const int32_t middle = low + (high - low) / 2;
-        if (prunable(middle)) {
+        if (gates.is_below(position, (middle + 1) * kKeyBlock - 1, thresholds[head])) {
           low = middle + 1;
         } else {
           high = middle;
         }
       }
-      boundary.mutable_data_ptr<int32_t>()[head * sizes.tiles() + tile] = low;
+      *skipped++ = low;
     }
   }
   return boundary;

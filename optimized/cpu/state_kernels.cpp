@@ -3,6 +3,7 @@
 #include "optimized/cpu/state_kernels.hpp"
 
 #include <cstring>
+#include <numbers>
 
 namespace lethe::cpu::LETHE_INSTRUCTION_SET {
 namespace {
@@ -232,15 +233,16 @@ void reverse(const StateChunkGradient& chunk) {
   }
 }
 
-// e^x for x ≤ 0 by e^x = 2^n e^r with |r| ≤ ln 2 / 2 and Taylor's polynomial. Below −708 the result would be subnormal: 0.
+constexpr double kLowest = -708.0;
+
+// e^x for x ≤ 0 by e^x = 2^n e^r with |r| ≤ ln 2 / 2 and Taylor's polynomial. Below kLowest the result would be subnormal: 0.
 inline __attribute__((always_inline)) double exponential(double x) {
-  constexpr double kRounder = 0x1.8p52, kLowest = -708.0, kLog2High = 0x1.62e42fefap-1,
-                   kLog2Low = 0x1.cf79abc9e3b39p-40;
+  constexpr double kRounder = 0x1.8p52, kLog2High = 0x1.62e42fefap-1, kLog2Low = 0x1.cf79abc9e3b39p-40;
   constexpr double kInverseFactorials[] = {
       1.0,        1.0,         1.0 / 2,      1.0 / 6,       1.0 / 24,       1.0 / 120,       1.0 / 720,
       1.0 / 5040, 1.0 / 40320, 1.0 / 362880, 1.0 / 3628800, 1.0 / 39916800, 1.0 / 479001600, 1.0 / 6227020800};
   const double clamped = x < kLowest ? kLowest : x;
-  const double shifted = clamped * 1.4426950408889634 + kRounder;  // its low bits hold n
+  const double shifted = clamped * std::numbers::log2e + kRounder;  // its low bits hold n
   const double n = shifted - kRounder;
   const double r = (clamped - n * kLog2High) - n * kLog2Low;
   double polynomial = kInverseFactorials[13];
@@ -267,16 +269,29 @@ void load_rows(int64_t rows, int64_t columns, const Scalar* from, int64_t from_s
 
 template <typename Scalar>
 bool load_exponential(int64_t rows, int64_t columns, const Scalar* from, int64_t from_stride, double* to,
-                      int64_t to_stride) {
+                      int64_t to_stride, bool* has_zero) {
+  if (columns == 1) {  // a vector of each row would hold one number
+    for (int64_t i = 0; i < rows; ++i) {
+      const Scalar log_gate = from[i * from_stride];
+      if (!(log_gate <= Scalar(0))) return false;
+      const double gate = exponential(static_cast<double>(log_gate));
+      to[i * to_stride] = gate;
+      has_zero[i] = gate == 0.0;
+    }
+    return true;
+  }
+  constexpr int64_t kOutside = int64_t{1} << 32;  // counted beside the zeros, in one sum
   for (int64_t i = 0; i < rows; ++i) {
     const Scalar* __restrict source = from + i * from_stride;
     double* __restrict target = to + i * to_stride;
-    int64_t outside = 0;
-#pragma omp simd reduction(+ : outside)
-    for (int64_t j = 0; j < columns; ++j) outside += source[j] <= Scalar(0) ? 0 : 1;
-    if (outside > 0) return false;
+    int64_t count = 0;
+#pragma omp simd reduction(+ : count)
+    for (int64_t j = 0; j < columns; ++j)
+      count += source[j] <= Scalar(0) ? (source[j] < Scalar(kLowest) ? 1 : 0) : kOutside;
+    if (count >= kOutside) return false;
 #pragma omp simd
     for (int64_t j = 0; j < columns; ++j) target[j] = exponential(static_cast<double>(source[j]));
+    has_zero[i] = count > 0;
   }
   return true;
 }

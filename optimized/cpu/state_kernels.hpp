@@ -61,9 +61,10 @@ template <typename Scalar>
 struct StateConversions {
   void (*load)(int64_t rows, int64_t columns, const Scalar* from, int64_t from_stride, double factor, double* to,
                int64_t to_stride);
-  /// to ← e^from, exactly 0 for −∞ and exactly 1 for 0. False where an entry is positive or NaN: such a row is left unwritten.
+  /// to ← e^from, exactly 0 for −∞ and exactly 1 for 0; has_zero[row] where the row holds a 0. False where an entry is positive or NaN:
+  /// such a row is left unwritten.
   bool (*load_exponential)(int64_t rows, int64_t columns, const Scalar* from, int64_t from_stride, double* to,
-                           int64_t to_stride);
+                           int64_t to_stride, bool* has_zero);
   void (*store)(int64_t rows, int64_t columns, const double* from, int64_t from_stride, double factor, Scalar* to,
                 int64_t to_stride);
 };

@@ -3,6 +3,7 @@
 #include "optimized/cpu/tile_kernels.hpp"
 
 #include <cstring>
+#include <numbers>
 
 namespace lethe::cpu::LETHE_INSTRUCTION_SET {
 namespace {
@@ -13,13 +14,13 @@ template <>
 struct Format<float> {
   using Bits = int32_t;
   static constexpr int kMantissa = 23, kTerms = 7;
-  static constexpr float kRounder = 0x1.8p23f, kLowest = -87.0f, kLog2High = 0x1.62e4p-1f, kLog2Low = 0x1.7f7d1cp-20f;
+  static constexpr float kRounder = 0x1.8p23f, kLowest = -88.0f, kLog2High = 0x1.62e4p-1f, kLog2Low = 0x1.7f7d1cp-20f;
 };
 template <>
 struct Format<double> {
   using Bits = int64_t;
   static constexpr int kMantissa = 52, kTerms = 13;
-  static constexpr double kRounder = 0x1.8p52, kLowest = -708.0, kLog2High = 0x1.62e42fefap-1,
+  static constexpr double kRounder = 0x1.8p52, kLowest = -709.0, kLog2High = 0x1.62e42fefap-1,
                           kLog2Low = 0x1.cf79abc9e3b39p-40;
 };
 
@@ -30,15 +31,14 @@ constexpr Scalar inverse_factorial(int n) {
   return static_cast<Scalar>(1.0 / factorial);
 }
 
-// e^x for x ≤ 0 and not much above, by e^x = 2^n e^r with |r| ≤ ln 2 / 2 and Taylor's polynomial; NaN stays NaN. Below kLowest the
-// result would be subnormal, which costs a hundred times more to compute with: such weights become e^kLowest, nothing beside
-// the softmax's sum ≥ 1.
+// e^x for x ≤ 0 and not much above, by e^x = 2^n e^r with |r| ≤ ln 2 / 2 and Taylor's polynomial; NaN stays NaN. At kLowest
+// and below, where the result would be subnormal, which costs a hundred times more to compute with, it is 0: the bits of 2^n are then 0.
 template <typename Scalar>
 inline __attribute__((always_inline)) Scalar exponential(Scalar x) {
   using F = Format<Scalar>;
   using Bits = typename F::Bits;
   x = x < F::kLowest ? F::kLowest : x;
-  const Scalar shifted = x * static_cast<Scalar>(1.4426950408889634) + F::kRounder;  // its low bits hold n
+  const Scalar shifted = x * std::numbers::log2e_v<Scalar> + F::kRounder;  // its low bits hold n
   const Scalar n = shifted - F::kRounder;
   const Scalar r = (x - n * F::kLog2High) - n * F::kLog2Low;
   Scalar polynomial = inverse_factorial<Scalar>(F::kTerms);
@@ -60,33 +60,84 @@ void zero(Scalar* row, int64_t begin, int64_t end) {
   for (int64_t j = begin; j < end; ++j) row[j] = 0;
 }
 
+#if defined(__AVX512F__)
+constexpr int kBytes = 64;
+#elif defined(__AVX__)
+constexpr int kBytes = 32;
+#else
+constexpr int kBytes = 16;
+#endif
+template <typename Scalar>
+constexpr int64_t kLanes = kBytes / sizeof(Scalar);
+
+// The last columns of a row, less than a vector of them, as a whole vector: a short sequence has little else.
+template <typename Scalar>
+inline __attribute__((always_inline)) void load_tail(const Scalar* __restrict from, int64_t count, Scalar rest,
+                                                     Scalar* __restrict tail) {
+#pragma omp simd
+  for (int64_t j = 0; j < kLanes<Scalar>; ++j) tail[j] = j < count ? from[j] : rest;
+}
+
+template <typename Scalar>
+inline __attribute__((always_inline)) void store_tail(const Scalar* __restrict tail, int64_t count,
+                                                      Scalar* __restrict to) {
+#pragma omp simd
+  for (int64_t j = 0; j < kLanes<Scalar>; ++j)
+    if (j < count) to[j] = tail[j];
+}
+
+template <typename Scalar>
+constexpr Scalar kNoWeight = -__builtin_inf();  // as a bias
+
+template <typename Scalar>
+inline __attribute__((always_inline)) Scalar make_logits(Scalar* __restrict row, const Scalar* __restrict column_bias,
+                                                         int64_t count, Scalar scale, Scalar row_bias, Scalar maximum) {
+#pragma omp simd reduction(max : maximum)
+  for (int64_t j = 0; j < count; ++j) {
+    const Scalar logit = scale * row[j] + (row_bias + column_bias[j]);
+    row[j] = logit;
+    maximum = maximum < logit ? logit : maximum;
+  }
+  return maximum;
+}
+
+template <typename Scalar>
+inline __attribute__((always_inline)) Scalar make_weights(Scalar* __restrict row, int64_t count, Scalar maximum) {
+  Scalar sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t j = 0; j < count; ++j) {
+    const Scalar weight = exponential(row[j] - maximum);
+    row[j] = weight;
+    sum += weight;
+  }
+  return sum;
+}
+
 template <typename Scalar>
 void softmax(const SoftmaxTile<Scalar>& tile) {
-  const Scalar scale = tile.scale;
-  const Scalar* __restrict column_bias = tile.column_bias;
   for (int64_t i = 0; i < tile.rows; ++i) {
-    Scalar* __restrict row = tile.weights + i * tile.stride;
+    Scalar* row = tile.weights + i * tile.stride;
     const int64_t begin = tile.begin[i], end = tile.end[i];
     tile.rescale[i] = 1;
     if (end <= begin) {
       zero(row, 0, tile.columns);
       continue;
     }
+    const int64_t rest = (end - begin) % kLanes<Scalar>, tail_begin = end - rest;
     const Scalar row_bias = tile.row_bias[i];
     const Scalar before = tile.maximum[i];
-    Scalar maximum = before;
-#pragma omp simd reduction(max : maximum)
-    for (int64_t j = begin; j < end; ++j) {
-      const Scalar logit = scale * row[j] + (row_bias + column_bias[j]);
-      row[j] = logit;
-      maximum = maximum < logit ? logit : maximum;
+    Scalar maximum =
+        make_logits(row + begin, tile.column_bias + begin, tail_begin - begin, tile.scale, row_bias, before);
+    Scalar tail[kLanes<Scalar>], tail_bias[kLanes<Scalar>];
+    if (rest > 0) {
+      load_tail(row + tail_begin, rest, Scalar(0), tail);
+      load_tail(tile.column_bias + tail_begin, rest, kNoWeight<Scalar>, tail_bias);
+      maximum = make_logits(tail, tail_bias, kLanes<Scalar>, tile.scale, row_bias, maximum);
     }
-    Scalar sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int64_t j = begin; j < end; ++j) {
-      const Scalar weight = exponential(row[j] - maximum);
-      row[j] = weight;
-      sum += weight;
+    Scalar sum = make_weights(row + begin, tail_begin - begin, maximum);
+    if (rest > 0) {
+      sum += make_weights(tail, kLanes<Scalar>, maximum);
+      store_tail(tail, rest, row + tail_begin);
     }
     zero(row, 0, begin);
     zero(row, end, tile.columns);
@@ -99,25 +150,49 @@ void softmax(const SoftmaxTile<Scalar>& tile) {
 }
 
 template <typename Scalar>
+struct GradientRow {
+  Scalar scale, row_bias, log_normalizer, delta;
+};
+
+// P and dS of `count` columns; returns the sum of dS.
+template <typename Scalar>
+inline __attribute__((always_inline)) Scalar make_gradients(Scalar* __restrict weights, Scalar* __restrict gradients,
+                                                            const Scalar* __restrict column_bias,
+                                                            double* __restrict column_sum, int64_t count,
+                                                            const GradientRow<Scalar>& row) {
+  Scalar sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t j = 0; j < count; ++j) {
+    const Scalar weight = exponential(row.scale * weights[j] + (row.row_bias + column_bias[j]) - row.log_normalizer);
+    const Scalar derivative = weight * (gradients[j] - row.delta);
+    weights[j] = weight;
+    gradients[j] = derivative;
+    column_sum[j] += derivative;
+    sum += derivative;
+  }
+  return sum;
+}
+
+template <typename Scalar>
 void gradient(const GradientTile<Scalar>& tile) {
-  const Scalar scale = tile.scale;
-  const Scalar* __restrict column_bias = tile.column_bias;
-  double* __restrict column_sum = tile.column_sum;
   for (int64_t i = 0; i < tile.rows; ++i) {
-    Scalar* __restrict weights = tile.weights + i * tile.stride;
-    Scalar* __restrict gradients = tile.gradients + i * tile.stride;
+    Scalar *weights = tile.weights + i * tile.stride, *gradients = tile.gradients + i * tile.stride;
     const int64_t begin = tile.begin[i], end = tile.end[i];
     const int64_t visible_begin = end <= begin ? 0 : begin, visible_end = end <= begin ? 0 : end;
-    const Scalar row_bias = tile.row_bias[i], log_normalizer = tile.log_normalizer[i], delta = tile.delta[i];
-    Scalar sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int64_t j = visible_begin; j < visible_end; ++j) {
-      const Scalar weight = exponential(scale * weights[j] + (row_bias + column_bias[j]) - log_normalizer);
-      const Scalar derivative = weight * (gradients[j] - delta);
-      weights[j] = weight;
-      gradients[j] = derivative;
-      column_sum[j] += derivative;
-      sum += derivative;
+    const int64_t rest = (visible_end - visible_begin) % kLanes<Scalar>, tail_begin = visible_end - rest;
+    const GradientRow<Scalar> row{tile.scale, tile.row_bias[i], tile.log_normalizer[i], tile.delta[i]};
+    Scalar sum = make_gradients(weights + visible_begin, gradients + visible_begin, tile.column_bias + visible_begin,
+                                tile.column_sum + visible_begin, tail_begin - visible_begin, row);
+    if (rest > 0) {
+      Scalar tail_weights[kLanes<Scalar>], tail_gradients[kLanes<Scalar>], tail_bias[kLanes<Scalar>];
+      double tail_sums[kLanes<Scalar>] = {};
+      load_tail(weights + tail_begin, rest, Scalar(0), tail_weights);
+      load_tail(gradients + tail_begin, rest, Scalar(0), tail_gradients);
+      load_tail(tile.column_bias + tail_begin, rest, kNoWeight<Scalar>, tail_bias);
+      sum += make_gradients(tail_weights, tail_gradients, tail_bias, tail_sums, kLanes<Scalar>, row);
+      store_tail(tail_weights, rest, weights + tail_begin);
+      store_tail(tail_gradients, rest, gradients + tail_begin);
+      for (int64_t j = 0; j < rest; ++j) tile.column_sum[tail_begin + j] += tail_sums[j];
     }
     tile.row_sum[i] += sum;
     zero(weights, 0, visible_begin);
@@ -127,11 +202,42 @@ void gradient(const GradientTile<Scalar>& tile) {
   }
 }
 
+template <typename Scalar>
+bool all_finite(int64_t rows, int64_t columns, const Scalar* matrix, int64_t stride) {
+  typedef Scalar Vector __attribute__((vector_size(kBytes), aligned(alignof(Scalar)), may_alias));
+  Vector zeros{};
+  Scalar zero = 0;
+  for (int64_t i = 0; i < rows; ++i) {
+    const Scalar* row = matrix + i * stride;
+    int64_t j = 0;
+    for (; j + kLanes<Scalar> <= columns; j += kLanes<Scalar>) {
+      const Vector numbers = *reinterpret_cast<const Vector*>(row + j);
+      zeros += numbers - numbers;  // NaN for NaN and ∞
+    }
+    for (; j < columns; ++j) zero += row[j] - row[j];
+  }
+  for (int64_t lane = 0; lane < kLanes<Scalar>; ++lane) zero += zeros[lane];
+  return zero == 0;
+}
+
+template <typename Scalar>
+double largest_square(int64_t rows, int64_t columns, const Scalar* matrix, int64_t stride) {
+  double largest = 0;
+  for (int64_t i = 0; i < rows; ++i) {
+    const Scalar* __restrict row = matrix + i * stride;
+    double square = 0;
+#pragma omp simd reduction(+ : square)
+    for (int64_t j = 0; j < columns; ++j) square += static_cast<double>(row[j]) * static_cast<double>(row[j]);
+    if (!(square <= largest) && all_finite(1, columns, row, stride)) largest = square;
+  }
+  return largest;
+}
+
 }  // namespace
 
 extern const TileKernels<float> float_kernels;
 extern const TileKernels<double> double_kernels;
-const TileKernels<float> float_kernels{softmax<float>, gradient<float>};
-const TileKernels<double> double_kernels{softmax<double>, gradient<double>};
+const TileKernels<float> float_kernels{softmax<float>, gradient<float>, all_finite<float>, largest_square<float>};
+const TileKernels<double> double_kernels{softmax<double>, gradient<double>, all_finite<double>, largest_square<double>};
 
 }  // namespace lethe::cpu::LETHE_INSTRUCTION_SET

@@ -20,7 +20,8 @@ struct Tile {
   const int64_t* end;         ///< [rows], ≤ columns; a row with end ≤ begin sees nothing
 };
 
-/// One step of the online softmax: products become weights exp(logit − maximum), zero where invisible.
+/// One step of the online softmax: products become weights exp(logit − maximum), zero where invisible or below the smallest normal
+/// number.
 ///
 /// reads    weights [rows, stride] holding q·k; maximum, sum [rows] of the columns before (−∞, 0 at first)
 /// writes   weights; maximum, sum including this tile; rescale [rows], what the values gathered before must be multiplied by
@@ -48,11 +49,15 @@ struct GradientTile : Tile<Scalar> {
   double* column_sum;
 };
 
-/// The two functions for one processor.
+/// The functions for one processor.
 template <typename Scalar>
 struct TileKernels {
   void (*softmax)(const SoftmaxTile<Scalar>&);
   void (*gradient)(const GradientTile<Scalar>&);
+  /// Whether rows × columns numbers hold neither NaN nor ∞.
+  bool (*all_finite)(int64_t rows, int64_t columns, const Scalar* matrix, int64_t stride);
+  /// max Σ_j matrix[i, j]² over the rows that all_finite, summed in float64; 0 where there are none.
+  double (*largest_square)(int64_t rows, int64_t columns, const Scalar* matrix, int64_t stride);
 };
 
 /// Those of the instruction set that Torch uses, see instruction_set.hpp.

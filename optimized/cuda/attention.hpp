@@ -12,16 +12,10 @@
 #include <string>
 
 #include "optimized/coverage.hpp"
+#include "optimized/gate.hpp"
 #include "reference/problem.hpp"
 
 namespace lethe {
-
-/// Tokens in a block of the gate's prefix sum, and both sides of the blocks that pruning skips.
-inline constexpr int64_t kGateBlock = 128;
-
-/// Blocks of a sequence; tokens of so many whole blocks.
-constexpr int64_t gate_blocks(int64_t length) { return (length + kGateBlock - 1) / kGateBlock; }
-constexpr int64_t whole_blocks(int64_t length) { return gate_blocks(length) * kGateBlock; }
 
 /// A tensor [B, T, H, D] whose last dimension is contiguous: base and strides multiples of 16 bytes, strides in elements.
 struct Operand {

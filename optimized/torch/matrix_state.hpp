@@ -10,7 +10,7 @@
 namespace lethe {
 
 /// A matrix state that decays by a gate for each row and column and takes up a key and a value at each token: linear attention and all
-/// that differs from it by a gate. Differentiable in every tensor.
+/// that differs from it by a gate. Differentiable in every tensor, as forgetting_attention is.
 ///
 ///   S_t = diag(f_t) S_{t−1} diag(g_t) + k_t v_tᵀ
 ///   o_t = scale · S_tᵀ q_t
@@ -23,14 +23,16 @@ namespace lethe {
 ///          log_key_gate = log f [B,T,H], or [B,T,H,K]; log_value_gate = log g [B,T,H,V], not with normalize; natural logs, ≤ 0, −∞ allowed;
 ///          absent = 0. state: before the first token, [B,H,K,V], with normalize [B,H,K,V+1] whose last column is z; absent = 0.
 ///          Gates and state float32, or float64 for float64 inputs. scale: of Sᵀq, 1/√K unless given; it cancels under normalize.
-///          Any strides; empty tensors work
-/// returns  values [B,T,H,V], dtype of query; state behind the last token, as the given one.
+///          Any strides; empty tensors work. Autocast as in forgetting_attention
+/// returns  values [B,T,H,V], dtype of query; state after the last token, as the given one.
 ///          normalize divides by z·q as it is: where it is 0, values are NaN or infinite
 /// throws   c10::Error "name: expected …, found …" for a wrong rank, shape, dtype, device, layout or (on the CPU) value
 /// cost     O(B·H·T·K·V), forward and backward; saves its inputs for the backward and nothing else. On the CPU the backward's own memory
 ///          is 32·T·K bytes for each head in work (at most one a thread; 80·T·K where threads share a head), O(K·V) a thread, and
 ///          with normalize O(T·V) in float64. On other devices it keeps the state of every 64th token, T·K·V / 8 bytes a head
-/// numerics gates are e^log, states and sums float64 whatever the inputs; results are rounded once
+/// numerics gates are e^log, states and sums float64 whatever the inputs; results are rounded once. On the CPU a gate of 0 (−∞, or below −708)
+///          erases its row or column of the state even where that is NaN or ∞, and ends the gradient that comes back, with a gradient of 0
+///          itself: the tokens from there on have the values and gradients of a state that held zeros. On other devices 0·∞ is NaN
 std::tuple<at::Tensor, at::Tensor> gated_state(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                                                const std::optional<at::Tensor>& log_key_gate = std::nullopt,
                                                const std::optional<at::Tensor>& log_value_gate = std::nullopt,
@@ -38,7 +40,7 @@ std::tuple<at::Tensor, at::Tensor> gated_state(const at::Tensor& query, const at
                                                std::optional<double> scale = std::nullopt, bool normalize = false);
 
 /// A matrix state that corrects what it holds for a key towards the key's value: the delta rule, with or without a gate.
-/// Differentiable in every tensor.
+/// Differentiable in every tensor, as forgetting_attention is.
 ///
 ///   S̄_t = diag(f_t) S_{t−1}
 ///   S_t = S̄_t + β_t k_t (v_t − S̄_tᵀ k_t)ᵀ
@@ -46,8 +48,8 @@ std::tuple<at::Tensor, at::Tensor> gated_state(const at::Tensor& query, const at
 ///
 /// source   Schlag 2021; Mao 2022, Eq. 6, read after the write; Yang 2024, "Gated Delta Networks", for the gate
 /// reduces  v_t = S̄_tᵀ k_t → the write is zero, whatever β; no gates, no initial state, keys orthonormal, β = 1 → linear attention
-/// reads    as gated_state; beta = β [B,T,H], ≥ 0, float32 or float64 as the gates. The recurrence is stable for β|k|² in [0, 2]
-/// returns  values [B,T,H,V], dtype of query; state [B,H,K,V] behind the last token
+/// reads    as gated_state; beta = β [B,T,H], ≥ 0, float32 or float64 as the gates, or query's dtype. The recurrence is stable for β|k|² in [0, 2]
+/// returns  values [B,T,H,V], dtype of query; state [B,H,K,V] after the last token
 /// throws   as gated_state
 /// cost     as gated_state
 /// numerics as gated_state

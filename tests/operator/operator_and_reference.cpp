@@ -2,6 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <string>
+#include <utility>
+#include <vector>
+
 #include "optimized/torch/forgetting_attention.hpp"
 #include "reference/agreement.hpp"
 #include "reference/forgetting_attention.hpp"
@@ -41,6 +45,36 @@ OperatorResult run_operator(const Problem& problem, const at::Tensor& values_gra
           inputs.key.grad(), inputs.value.grad(), inputs.log_forget.grad()};
 }
 
+namespace {
+
+// One implementation, called without dispatch and autograd.
+OperatorResult run_implementation(const AttentionImplementation& row, const Problem& problem,
+                                  const at::Tensor& values_gradient, std::optional<double> log_pruning_tolerance) {
+  const ProblemTensors in = tensors_of(problem);
+  const std::optional<at::Tensor> no_bound;
+  const AttentionInputs inputs{in.query, in.key, in.value, in.log_forget, problem.scale, log_pruning_tolerance,
+                               no_bound, true};
+  const AttentionOutputs out = row.forward(inputs);
+  const AttentionGradients gradients = row.backward(values_gradient, inputs, out);
+  return {out.values,    out.log_normalizer, out.visited_pairs,   gradients.query,
+          gradients.key, gradients.value,    gradients.log_forget};
+}
+
+// By name, the operator as Torch runs it for the row that dispatch chooses.
+std::vector<std::pair<std::string, OperatorResult>> run_every_implementation(
+    const Problem& problem, const at::Tensor& values_gradient, std::optional<double> log_pruning_tolerance) {
+  std::vector<std::pair<std::string, OperatorResult>> results;
+  for (const AttentionImplementation& row : attention_implementations()) {
+    if (!is_for(row, at::kCPU)) continue;
+    results.emplace_back(row.name, results.empty()
+                                       ? run_operator(problem, values_gradient, log_pruning_tolerance)
+                                       : run_implementation(row, problem, values_gradient, log_pruning_tolerance));
+  }
+  return results;
+}
+
+}  // namespace
+
 at::Tensor random_values_gradient(const Problem& problem) {
   Shape shape = problem.shape;
   shape.key_dim = shape.value_dim;
@@ -51,7 +85,7 @@ at::Tensor random_values_gradient(const Problem& problem) {
 void expect_equals_reference(const Problem& problem, std::optional<double> log_pruning_tolerance) {
   const Shape& shape = problem.shape;
   const at::Tensor values_gradient = random_values_gradient(problem);
-  const OperatorResult result = run_operator(problem, values_gradient, log_pruning_tolerance);
+  const auto results = run_every_implementation(problem, values_gradient, log_pruning_tolerance);
   const double allowed = budget(problem.dtype);
   const int64_t group = shape.query_heads / shape.heads;
   for (int64_t batch = 0; batch < shape.batch; ++batch) {
@@ -66,13 +100,16 @@ void expect_equals_reference(const Problem& problem, std::optional<double> log_p
             inputs, Matrix<double>(
                         Eigen::Map<const Matrix<double>>(flat_gradient.data(), shape.query_length, shape.value_dim)));
         const double floor = kFloorShare * gradients.value.norm();
-        expect_close("values", head_of(result.values, batch, head), flat(output.values), allowed);
-        const Vector<double> normalizer = vector_of(head_of(result.log_normalizer, batch, head));
-        const double sums = problem.dtype == Dtype::kFloat64 ? 1e-11 : 1e-4;  // absolute: what the bias is allowed
-        EXPECT_LE((normalizer - output.log_normalizer).cwiseAbs().maxCoeff(), sums);
-        expect_close("query's gradient", head_of(result.query, batch, head), flat(gradients.query), allowed, floor);
-        expect_close("log_forget's gradient", head_of(result.log_forget, batch, head), flat(gradients.log_forget),
-                     gate_budget(problem.dtype), floor);
+        for (const auto& [name, result] : results) {
+          SCOPED_TRACE(name);
+          expect_close("values", head_of(result.values, batch, head), flat(output.values), allowed);
+          const Vector<double> normalizer = vector_of(head_of(result.log_normalizer, batch, head));
+          const double sums = problem.dtype == Dtype::kFloat64 ? 1e-11 : 1e-4;  // absolute: what the bias is allowed
+          EXPECT_LE((normalizer - output.log_normalizer).cwiseAbs().maxCoeff(), sums);
+          expect_close("query's gradient", head_of(result.query, batch, head), flat(gradients.query), allowed, floor);
+          expect_close("log_forget's gradient", head_of(result.log_forget, batch, head), flat(gradients.log_forget),
+                       gate_budget(problem.dtype), floor);
+        }
         if (head == key_head * group) {
           sum = gradients;
         } else {
@@ -80,9 +117,12 @@ void expect_equals_reference(const Problem& problem, std::optional<double> log_p
           sum.value += gradients.value;
         }
       }
-      expect_close("key's gradient", head_of(result.key, batch, key_head), flat(sum.key), allowed,
-                   kFloorShare * sum.value.norm());
-      expect_close("value's gradient", head_of(result.value, batch, key_head), flat(sum.value), allowed);
+      for (const auto& [name, result] : results) {
+        SCOPED_TRACE(name);
+        expect_close("key's gradient", head_of(result.key, batch, key_head), flat(sum.key), allowed,
+                     kFloorShare * sum.value.norm());
+        expect_close("value's gradient", head_of(result.value, batch, key_head), flat(sum.value), allowed);
+      }
     }
   }
 }

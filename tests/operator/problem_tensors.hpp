@@ -1,14 +1,15 @@
 #pragma once
-// A problem as Torch tensors, a head of a tensor as the reference sees it, and calls of the internal operators.
+// A problem as Torch tensors, a head of a tensor as the reference sees it, and calls of one implementation.
 
 #include <ATen/core/Tensor.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/tensor.h>
 
 #include <optional>
 #include <tuple>
 #include <vector>
 
+#include "optimized/operators/attention.hpp"
+#include "optimized/torch/implementations.hpp"
 #include "reference/head.hpp"
 #include "reference/problem.hpp"
 
@@ -49,20 +50,14 @@ inline std::vector<double> head_of(const at::Tensor& tensor, int64_t batch, int6
   return {slice.const_data_ptr<double>(), slice.const_data_ptr<double>() + slice.numel()};
 }
 
-/// values, log_normalizer, visited_pairs and boundary: the first key block that each block of queries visits.
+/// values, log_normalizer, visited_pairs and boundary, the first key block that each block of queries visits, of one implementation.
 inline std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> forward_with_boundary(
     const ProblemTensors& inputs, double scale, std::optional<double> log_pruning_tolerance,
-    const std::optional<at::Tensor>& logit_bound) {
-  using Signature = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>(
-      const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, double, std::optional<double>,
-      const std::optional<at::Tensor>&, bool);
-  const auto [values, log_normalizer, visited_pairs, boundary, residual] =
-      c10::Dispatcher::singleton()
-          .findSchemaOrThrow("lethe::_forgetting_attention_forward", "")
-          .typed<Signature>()
-          .call(inputs.query, inputs.key, inputs.value, inputs.log_forget, scale, log_pruning_tolerance, logit_bound,
-                false);
-  return {values, log_normalizer, visited_pairs, boundary};
+    const std::optional<at::Tensor>& logit_bound,
+    const AttentionImplementation& implementation = attention_implementations().front()) {
+  const AttentionOutputs out = implementation.forward(
+      {inputs.query, inputs.key, inputs.value, inputs.log_forget, scale, log_pruning_tolerance, logit_bound, false});
+  return {out.values, out.log_normalizer, out.visited_pairs, out.boundary};
 }
 
 }  // namespace lethe

@@ -62,6 +62,67 @@ TEST(ForgettingAttentionOperator, EqualsTheReferenceBehindSingleStrongGates) {
   }
 }
 
+// Before the n-th gate of −2^17 the first component adds n·2^17 to the logits: what the gates take is there again, and every weight
+// counts. Queries, keys and gates are multiples of 1/8, so that float32 holds every logit exactly. (The normaliser, as large as the logits, it does not:
+// gradients only in float64.)
+TEST(ForgettingAttentionOperator, EqualsTheReferenceWhereLogitsMakeUpForHugeFiniteGates) {
+  constexpr double kHuge = 131072.0;
+  for (const Dtype dtype : {Dtype::kFloat64, Dtype::kFloat32}) {
+    for (const int64_t queries : {300, 40}) {
+      SCOPED_TRACE(dtype_name(dtype) + ", queries " + std::to_string(queries));
+      Problem problem = random_problem(shape_of(queries, 300, 1, 1, 1, 4, 16), dtype, Gate::kOpen, 13);
+      problem.scale = 1.0;
+      const auto in_eighths = [](double number) { return std::round(8.0 * number) / 8.0; };
+      for (double& q : problem.query) q = std::round(q);
+      for (double& k : problem.key) k = in_eighths(k);
+      for (double& log_f : problem.log_forget) log_f = in_eighths(100.0 * log_f);
+      for (int64_t i = 0; i < queries; ++i) problem.query[4 * i] = 1.0;
+      int64_t left = 0;
+      for (int64_t t = 299; t >= 0; --t) {
+        problem.key[4 * t] = static_cast<double>(left) * kHuge;
+        if (t != 20 && t != 63 && t != 64 && t != 200 && t != 280) continue;
+        problem.log_forget[t] = -kHuge;
+        ++left;
+      }
+      const Head head = head_of(problem, 0, 0);
+      const at::Tensor values_gradient = random_values_gradient(problem);
+      const OperatorResult result = run_operator(problem, values_gradient);
+      const Agreement values = compare(head_of(result.values, 0, 0),
+                                       flat(reference::forgetting_attention::parallel(head).values), budget(dtype));
+      EXPECT_TRUE(values.passed()) << values.describe();
+      if (dtype != Dtype::kFloat64) continue;
+      const std::vector<double> flat_gradient = head_of(values_gradient, 0, 0);
+      const Gradients expected = reference::forgetting_attention::gradients(
+          head, Matrix<double>(Eigen::Map<const Matrix<double>>(flat_gradient.data(), queries, 16)));
+      const Agreement gates = compare(head_of(result.log_forget, 0, 0), flat(expected.log_forget), 1e-10);
+      EXPECT_TRUE(gates.passed()) << gates.describe();
+    }
+  }
+}
+
+// Gates that no logit makes up for are as good as cuts, and those next to them keep their digits.
+TEST(ForgettingAttentionOperator, KeepsTheDigitsOfGatesNextToAGateOfAnySize) {
+  for (const double huge : {-1e5, -1e6, -1e30, -3.4e38}) {
+    SCOPED_TRACE(huge);
+    Problem problem = random_problem(shape_of(300, 300, 1, 1, 1, 16, 16), Dtype::kFloat32, Gate::kInitial, 15);
+    Problem cut = problem;
+    for (int64_t t = 0; t < 300; ++t) {
+      if (t != 37 && t != 150 && t / 40 != 5) continue;  // alone, and forty in a row
+      problem.log_forget[t] = round_to(Dtype::kFloat32, huge);
+      cut.log_forget[t] = -INFINITY;
+    }
+    const at::Tensor values_gradient = random_values_gradient(problem);
+    const OperatorResult actual = run_operator(problem, values_gradient), expected = run_operator(cut, values_gradient);
+    EXPECT_GT(actual.visited_pairs.item().toLong(), expected.visited_pairs.item().toLong());
+    EXPECT_TRUE(at::allclose(actual.values, expected.values, 1e-5, 1e-6));
+    EXPECT_TRUE(at::allclose(actual.log_normalizer, expected.log_normalizer, 1e-5, 1e-5));
+    EXPECT_TRUE(at::allclose(actual.query, expected.query, 1e-5, 1e-6));
+    EXPECT_TRUE(at::allclose(actual.key, expected.key, 1e-5, 1e-6));
+    EXPECT_TRUE(at::allclose(actual.value, expected.value, 1e-5, 1e-6));
+    EXPECT_TRUE(at::allclose(actual.log_forget, expected.log_forget, 1e-4, 1e-5));
+  }
+}
+
 // One cut alone: where there are more, another in the same tile may stand in for the one that was missed.
 TEST(ForgettingAttentionOperator, EqualsTheReferenceWithOneCutWhereverItLiesInATile) {
   for (const int64_t queries : {640, 540})

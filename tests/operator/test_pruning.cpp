@@ -112,6 +112,28 @@ TEST(Pruning, WithAToleranceOfMinusInfinityIsBitEqualToNone) {
   }
 }
 
+TEST(Pruning, SkipsTheBlocksBeforeACutWhateverTheTolerance) {
+  const double none = -std::numeric_limits<double>::infinity();
+  for (const Lengths lengths : {Lengths{1000, 1000}, Lengths{1, 900}, Lengths{257, 300}}) {
+    const Problem problem = problem_of(lengths.query, lengths.key, Gate::kCutting, 23);
+    for (const std::optional<double> tolerance : {std::optional<double>(), std::optional(none), std::optional(-1e30)}) {
+      SCOPED_TRACE(describe(lengths, Gate::kCutting) + ", tolerance " + std::to_string(tolerance.value_or(0.0)));
+      const auto [values, normalizer, visited, boundary] =
+          forward_with_boundary(tensors_of(problem), problem.scale, tolerance, std::nullopt);
+      for (int64_t batch = 0; batch < 2; ++batch) {
+        for (int64_t head = 0; head < 2; ++head) {
+          const auto expected = reference::computation_pruning::boundary_by_walk(
+              head_of(problem, batch, head).log_forget, lengths.query, kBlocks, std::numeric_limits<double>::lowest());
+          EXPECT_GT(expected.back(), 0) << "no block is before a cut";
+          EXPECT_EQ(boundary_of(boundary, batch, head), expected);
+          EXPECT_EQ(visited[batch][head].item().toLong(),
+                    reference::computation_pruning::visited_pairs(lengths.query, lengths.key, kBlocks, expected));
+        }
+      }
+    }
+  }
+}
+
 TEST(Pruning, CountsEveryCausalPairWhereItIsOff) {
   const Problem problem = problem_of(70, 200, Gate::kStrong, 7);
   const auto result = forward_with_boundary(tensors_of(problem), problem.scale, std::nullopt, std::nullopt);

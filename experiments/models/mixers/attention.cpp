@@ -6,8 +6,8 @@
 
 #include "experiments/models/layers.hpp"
 #include "experiments/models/mixers/parts/output_end.hpp"
-#include "optimized/coverage.hpp"
 #include "optimized/torch/forgetting_attention.hpp"
+#include "optimized/torch/implementations.hpp"
 
 namespace lethe {
 
@@ -68,7 +68,8 @@ std::string attention_on_hopper(const ModelConfig& model, const AttentionConfig&
   for (const Dtype candidate : {Dtype::kFloat64, Dtype::kBFloat16, Dtype::kFloat16})
     if (dtype_name(candidate) == model.compute_dtype) dtype = candidate;
   const Shape shape{1, context_length, context_length, model.heads, model.heads, model.head_dim(), model.head_dim()};
-  return implementation_on_cuda(unsupported(shape, dtype, 90));
+  const Call call{.shape = shape, .dtype = dtype, .device = at::kCUDA, .compute_capability = 90};
+  return implementation_name(attention_implementations(), call);
 }
 
 std::optional<Swap> attention_swap(const ModelConfig&, const AttentionConfig& own) {

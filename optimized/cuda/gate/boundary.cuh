@@ -20,8 +20,6 @@
 
 namespace lethe::gate {
 
-inline constexpr double kNormSlack = 1 + 1e-5;  // the norms' own rounding
-
 // The first of [0, count) for which `holds`, which stays true once it is; count where none does.
 template <typename Predicate>
 __device__ int first_where(int count, Predicate holds) {

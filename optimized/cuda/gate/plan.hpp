@@ -17,7 +17,7 @@ inline constexpr uint8_t kNoCut = 255;
 ///
 ///   c_t = Σ_{l ≤ t} log f_l, in two levels: base[t / 128] (double) + a local part, rounded once to float, in strong blocks to two
 ///
-/// A gate below kCut (prefix.cuh) is a cut: it counts as 0 in the sums, and no later query attends across it. So −inf never enters a sum.
+/// A gate below kStrongGate (optimized/gate.hpp) is a cut: it counts as 0 in the sums, and no later query attends across it. So −inf never enters a sum.
 struct GatePrefix {
   double* block_sum;  ///< [B, Hq, N]  Σ of log f in block n
   double* base;       ///< [B, Hq, N+1]  Σ of log f before block n

@@ -14,10 +14,10 @@
 
 #include "optimized/cuda/gate/plan.hpp"
 #include "optimized/cuda/launch.cuh"
+#include "optimized/gate.hpp"
 
 namespace lethe::gate {
 
-inline constexpr float kCut = -10000.0f;  // a gate below this is a cut
 inline constexpr int kBlock = kGateBlock;
 inline constexpr int kWarps = 8;
 inline constexpr int kScanThreads = 256;
@@ -111,7 +111,7 @@ __global__ void __launch_bounds__(32 * kWarps) sum_blocks(LocalArguments a, Deri
     double local[4], sum = 0;
     int last_cut = -1, first_cut = INT_MAX;
     for (int i = 0; i < 4; ++i) {
-      const bool cut = gate[i] < kCut;
+      const bool cut = gate[i] < static_cast<float>(kStrongGate);
       sum += cut ? 0.0f : gate[i] < INFINITY ? gate[i] : NAN;
       if (cut) last_cut = first + i;
       local[i] = sum;

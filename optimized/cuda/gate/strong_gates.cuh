@@ -1,11 +1,11 @@
 #pragma once
-// Gates so strong that a float says too little of a prefix inside a block of 128 tokens.
+// Gates so strong that a float32 prefix loses the differences inside a block of 128 tokens.
 //
-// The kernels add c_i − c_j to a logit as the sum of two floats, each relative to a number that a tile has in common. Where keys and queries
-// of one tile see each other those may be large and their sum small, and what is left of it is off by 2⁻²⁴ of what log f sum up to. In dq
-// and dk that counts for more: where a query's own key has nearly all weight, dS is a small difference of numbers that are not small, and
-// keeps their error. So the forward leaves tiles whose queries stand in a strong block (kStrongSum) to its second launch, and the backward,
-// where one is near, takes more care of the diagonal: both add c_i − c_j there to each logit, from prefixes of more than a float's digits.
+// The kernels add c_i − c_j to a logit as the sum of two floats, each relative to a number that the tile shares. Where keys and queries of one
+// tile see each other these floats may be large and their sum small, with an error of 2⁻²⁴ of the sum of log f. In dq and dk it counts for
+// more: where a query's own key has nearly all weight, dS is a small difference of large numbers, and keeps their error. So the forward leaves
+// tiles whose queries stand in a strong block (kStrongSum) to its second launch, and the backward computes the diagonal near one apart: both
+// add c_i − c_j there to each logit, from prefixes of more than a float's digits.
 
 #include <numbers>
 
@@ -13,7 +13,7 @@
 
 namespace lethe {
 
-/// c of a token: within its block to two floats' digits where that is strong, elsewhere to 2⁻²⁴ of what the block's log f sum to.
+/// c of a token: to two floats' digits where its block is strong, elsewhere to 2⁻²⁴ of the sum of the block's log f.
 /// shapes   row = b·Hq + h; key_blocks = N
 __device__ inline double prefix_at(const GatePrefix& prefix, int64_t row, int key_blocks, int token) {
   constexpr int kBlock = kGateBlock;

@@ -11,8 +11,6 @@
 
 namespace lethe::hopper::forward_pass {
 
-inline constexpr float kLn2 = 0.6931471805599453f;
-
 /// `rows`: arrays in registers, an object apart: the compiler keeps a struct in memory until the last loop over its arrays is unrolled, and
 /// until then it can hoist nothing that comes from the struct. All methods are for all threads of the warpgroup.
 template <typename Element, int kDim, bool kRepeat>
@@ -333,7 +331,7 @@ struct ForwardConsumer {
       const int row = query + tile_row + 8 * h;
       if (lane % 4 == 0 && row < a.query_length)
         a.log_normalizer[(static_cast<int64_t>(batch) * a.query_length + row) * a.query_heads + head] =
-            kLn2 * (rows.maximum[h] + log2_approximate(rows.sum[h]) - row_bias[h]) + row_base[h];
+            std::numbers::ln2_v<float> * (rows.maximum[h] + log2_approximate(rows.sum[h]) - row_bias[h]) + row_base[h];
     }
   }
 

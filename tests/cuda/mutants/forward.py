@@ -8,7 +8,7 @@ MUTANTS = generated(
     ("forward_no_bias_first", "issue_scores", "issue_dense_bias(rows.x, ones, bias, false)", swapped("ones", "0")),
     ("forward_output_not_rescaled", "ForwardConsumer::step", "if (moved) {", swapped("moved", "false && moved")),
     ("forward_row_bias_sign", "store_log_normalizer", "log2_approximate(rows.sum[h]) - row_bias[h]", swapped("-", "+")),
-    ("forward_log_normalizer_base2", "store_log_normalizer", "kLn2 * (rows.maximum[h]", swapped("kLn2 *", "")),
+    ("forward_log_normalizer_base2", "store_log_normalizer", "std::numbers::ln2_v<float> * (rows.maximum[h]", swapped("std::numbers::ln2_v<float> *", "")),
     ("forward_position_of_first_row", "ForwardConsumer::position_of", "tile_row + 8 * h + offset", swapped("8 * h +", "")),
     ("forward_frame_high_only", "ForwardConsumer::block_number", "(frame.high - end.x) + (frame.low - end.y)", swapped("+ (frame.low - end.y)", "")),
     ("forward_strong_frame_of_row_0", "ForwardConsumer::block_number", "number + row_frame.row[1]", swapped("1", "0")),

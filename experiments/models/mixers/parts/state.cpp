@@ -6,6 +6,7 @@
 
 #include "experiments/models/layers.hpp"
 #include "experiments/models/not_finite.hpp"
+#include "optimized/torch/implementations.hpp"
 #include "optimized/torch/matrix_state.hpp"
 
 namespace lethe {
@@ -166,8 +167,13 @@ int64_t state_activation_bytes(const ModelConfig& model, const StateConfig& own,
   return columns * model.compute_bytes() + 2 * gates * 4;
 }
 
-std::string state_on_hopper(const ModelConfig&, const StateConfig&, int64_t) {
-  return "portable, float64: a few PyTorch calls a token";
+std::string state_on_hopper(const ModelConfig& model, const StateConfig&, int64_t context_length) {
+  const int64_t length = context_length, heads = model.heads, dim = model.head_dim();
+  const Call call{.shape = {1, length, length, heads, heads, dim, dim},
+                  .dtype = Dtype::kFloat32,
+                  .device = at::kCUDA,
+                  .compute_capability = 90};
+  return implementation_name(matrix_state_implementations(), call) + ", float64: a few PyTorch calls a token";
 }
 
 Swap state_swap(const ModelConfig&, const StateConfig& own) {

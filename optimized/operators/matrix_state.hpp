@@ -1,9 +1,12 @@
 #pragma once
-// What a call of the matrix state operators reads, and what is refused, whatever the device. Works on symbolic shapes too.
+// What the matrix state operators read and return, whoever computes them, and what is refused whatever the device. Works on symbolic
+// shapes too.
 
 #include <ATen/core/Tensor.h>
 
 #include <optional>
+
+#include "optimized/operators/checks.hpp"
 
 namespace lethe {
 
@@ -18,13 +21,18 @@ struct MatrixStateInputs {
   c10::SymInt state_columns() const { return value.sym_size(3) + (normalize ? 1 : 0); }
 };
 
-/// That all are strided: the public operators ask first, for the dispatcher has no implementation to ask for another layout.
-///
-/// throws  c10::Error "name: expected …, found …"
-void check_layouts(const MatrixStateInputs& inputs);
+struct MatrixStateOutputs {
+  at::Tensor values;  ///< [B,T,H,V], dtype of query
+  at::Tensor state;   ///< [B,H,K,state_columns], float32, or float64 for float64: after the last token
+};
 
-/// Ranks, shapes, dtypes, devices and scale (matrix_state.hpp tells what they must be). Values inside tensors are not read: a device
-/// would have to be waited for.
+/// Of what is absent, an empty tensor.
+struct MatrixStateGradients {
+  at::Tensor query, key, value, log_key_gate, log_value_gate, beta, state;
+};
+
+/// Ranks, shapes, dtypes, devices and scale (optimized/torch/matrix_state.hpp has what they must be). Values inside tensors are not read:
+/// that would wait for the device.
 ///
 /// throws  c10::Error "name: expected …, found …"
 void check_arguments(const MatrixStateInputs& inputs);

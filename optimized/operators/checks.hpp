@@ -6,6 +6,7 @@
 #include <c10/util/Exception.h>
 
 #include <cmath>
+#include <limits>
 
 namespace lethe {
 
@@ -17,10 +18,18 @@ inline void check_rank(const char* name, const at::Tensor& tensor, int64_t rank,
   TORCH_CHECK(tensor.dim() == rank, name, ": expected ", rank, " dimensions ", layout, ", found ", tensor.dim());
 }
 
-/// That `tensor` is strided: neither sparse nor opaque. Strides may be any.
+/// float64 for float64, else float32: what gates and states are stored in and what sums are kept in.
+inline at::ScalarType accumulation_dtype(at::ScalarType dtype) {
+  return dtype == at::kDouble ? at::kDouble : at::kFloat;
+}
+
+/// That `tensor` is one, and strided: neither nested, sparse nor opaque. Strides may be any. The public operators ask before the
+/// dispatcher does, which would answer with an error of its own.
 ///
-/// throws  c10::Error "name: expected a strided layout, found <layout>"
+/// throws  c10::Error "name: expected a tensor, found none", or "name: expected a strided layout, found <layout>"
 inline void check_layout(const char* name, const at::Tensor& tensor) {
+  TORCH_CHECK(tensor.defined(), name, ": expected a tensor, found none");
+  TORCH_CHECK(!tensor.is_nested(), name, ": expected a strided, not nested tensor, found a nested one");
   TORCH_CHECK(tensor.layout() == at::kStrided, name, ": expected a strided layout, found ", tensor.layout());
 }
 
@@ -40,11 +49,14 @@ inline void check_shape(const char* name, const at::Tensor& tensor, c10::SymIntA
   TORCH_CHECK(tensor.sym_sizes() == shape, name, ": expected shape ", shape, ", found ", tensor.sym_sizes());
 }
 
-/// That `scale`, of the logits or of what a state gives to read, is neither infinite nor NaN; zero and negative ones are allowed.
+/// That `scale`, of the logits or of what is read from a state, is neither infinite nor NaN in `dtype`, in which it multiplies; zero and
+/// negative ones are allowed.
 ///
-/// throws  c10::Error "scale: expected a finite number, found <scale>"
-inline void check_scale(double scale) {
+/// throws  c10::Error "scale: expected a finite number, found <scale>", or "… a finite number in float32, …"
+inline void check_scale(double scale, at::ScalarType dtype) {
   TORCH_CHECK(std::isfinite(scale), "scale: expected a finite number, found ", scale);
+  TORCH_CHECK(dtype == at::kDouble || std::abs(scale) <= std::numeric_limits<float>::max(),
+              "scale: expected a finite number in float32, found ", scale);
 }
 
 /// That `tensor` is of a dtype that queries, keys and values may have.

@@ -1,16 +1,15 @@
-// What runs on other devices than the CPU, here on the CPU: the same as the kernels for every dtype and gate. Both add in float64 and round
+// Every implementation of the matrix state that runs on the CPU equals the first, for every dtype and gate. All add in float64 and round
 // once, so what remains are roundings that fall to the other side.
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <string>
-#include <tuple>
 #include <vector>
 
-#include "optimized/torch/portable_matrix_state.hpp"
+#include "optimized/operators/matrix_state.hpp"
+#include "optimized/torch/implementations.hpp"
 #include "tests/operator/state_calls.hpp"
 
 namespace lethe {
@@ -18,8 +17,6 @@ namespace {
 
 using reference::Input;
 using OptionalTensor = std::optional<at::Tensor>;
-using TwoTensors = std::tuple<at::Tensor, at::Tensor>;
-using SevenTensors = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 
 constexpr const char* kResults[] = {"values",
                                     "last state",
@@ -33,31 +30,24 @@ constexpr const char* kResults[] = {"values",
 
 constexpr size_t kValueGradient = 4;
 
-std::vector<at::Tensor> list_of(const TwoTensors& forward, const SevenTensors& backward) {
-  return std::apply([](const auto&... tensors) { return std::vector<at::Tensor>{tensors...}; },
-                    std::tuple_cat(forward, backward));
+std::vector<at::Tensor> results_of(const MatrixStateImplementation& row, const MatrixStateInputs& in,
+                                   const at::Tensor& d_values, const at::Tensor& d_state) {
+  const MatrixStateOutputs out = row.forward(in);
+  const MatrixStateGradients gradients = row.backward(d_values, d_state, in);
+  return {out.values,
+          out.state,
+          gradients.query,
+          gradients.key,
+          gradients.value,
+          gradients.log_key_gate,
+          gradients.log_value_gate,
+          gradients.beta,
+          gradients.state};
 }
 
-std::vector<at::Tensor> by_kernels(const MatrixStateInputs& in, const at::Tensor& d_values, const at::Tensor& d_state) {
-  const auto kernel = [](const char* name) { return c10::Dispatcher::singleton().findSchemaOrThrow(name, ""); };
-  const auto forward =
-      kernel("lethe::_matrix_state_forward")
-          .typed<TwoTensors(const at::Tensor&, const at::Tensor&, const at::Tensor&, const OptionalTensor&,
-                            const OptionalTensor&, const OptionalTensor&, const OptionalTensor&, double, bool)>();
-  const auto backward =
-      kernel("lethe::_matrix_state_backward")
-          .typed<SevenTensors(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                              const at::Tensor&, const OptionalTensor&, const OptionalTensor&, const OptionalTensor&,
-                              const OptionalTensor&, double, bool)>();
-  return list_of(forward.call(in.query, in.key, in.value, in.log_key_gate, in.log_value_gate, in.beta, in.state,
-                              in.scale, in.normalize),
-                 backward.call(d_values, d_state, in.query, in.key, in.value, in.log_key_gate, in.log_value_gate,
-                               in.beta, in.state, in.scale, in.normalize));
-}
-
-std::vector<at::Tensor> portably(const MatrixStateInputs& in, const at::Tensor& d_values, const at::Tensor& d_state) {
-  return list_of(portable::matrix_state_forward(in), portable::matrix_state_backward(d_values, d_state, in));
-}
+// The row that the operators run here, and one that runs on any device.
+const MatrixStateImplementation& first() { return matrix_state_implementations().front(); }
+const MatrixStateImplementation& last() { return matrix_state_implementations().back(); }
 
 // ‖actual − expected‖ of ‖expected‖, or of `floor` where that is more.
 double difference(const at::Tensor& actual, const at::Tensor& expected, double floor = 1e-300) {
@@ -97,34 +87,38 @@ void for_every_case(Dtype dtype, const GateChoice& gate, const Function& functio
   }
 }
 
-TEST(PortableMatrixState, EqualsTheKernelsForEveryDtypeAndGate) {
+TEST(MatrixStateImplementations, EqualTheFirstForEveryDtypeAndGate) {
   const std::pair<Dtype, double> allowed[] = {
       {Dtype::kFloat64, 1e-12}, {Dtype::kFloat32, 1e-7}, {Dtype::kBFloat16, 5e-4}};
   for (const auto& [dtype, share] : allowed) {
     for (const GateChoice& gate : every_gate_choice()) {
       for_every_case(
           dtype, gate, [share = share](const auto& in, const at::Tensor& d_values, const at::Tensor& d_state) {
-            const std::vector<at::Tensor> actual = portably(in, d_values, d_state),
-                                          expected = by_kernels(in, d_values, d_state);
+            const std::vector<at::Tensor> expected = results_of(first(), in, d_values, d_state);
             // A token that sees itself alone has a normalised value that its query doesn't change: a gradient of zero, rounded.
             const double floor =
                 in.normalize ? 1e-2 * expected[kValueGradient].to(at::kDouble).norm().item().toDouble() : 1e-300;
-            for (size_t i = 0; i < expected.size(); ++i) {
-              EXPECT_EQ(actual[i].scalar_type(), expected[i].scalar_type()) << kResults[i];
-              EXPECT_LE(difference(actual[i], expected[i], floor), share) << kResults[i];
+            for (const MatrixStateImplementation& row : matrix_state_implementations().subspan(1)) {
+              if (!is_for(row, at::kCPU)) continue;
+              SCOPED_TRACE(row.name);
+              const std::vector<at::Tensor> actual = results_of(row, in, d_values, d_state);
+              for (size_t i = 0; i < expected.size(); ++i) {
+                EXPECT_EQ(actual[i].scalar_type(), expected[i].scalar_type()) << kResults[i];
+                EXPECT_LE(difference(actual[i], expected[i], floor), share) << kResults[i];
+              }
             }
           });
     }
   }
 }
 
-TEST(PortableMatrixState, MissesTheKernelsWhereAnInputIsATokenLate) {
+TEST(MatrixStateImplementations, MissTheFirstWhereAnInputIsATokenLate) {
   for_every_case(
       Dtype::kBFloat16, {"initial"},
       [](const MatrixStateInputs& in, const at::Tensor& d_values, const at::Tensor& d_state) {
-        const std::vector<at::Tensor> expected = by_kernels(in, d_values, d_state);
+        const std::vector<at::Tensor> expected = results_of(first(), in, d_values, d_state);
         const auto misses = [&](const MatrixStateInputs& spoilt) {
-          EXPECT_GT(difference(portably(spoilt, d_values, d_state).front(), expected.front()), 1e-2);
+          EXPECT_GT(difference(results_of(last(), spoilt, d_values, d_state).front(), expected.front()), 1e-2);
         };
         const auto late = [](const at::Tensor& tensor) { return tensor.roll({1}, {1}); };
         const auto late_if_given = [&](const OptionalTensor& tensor) {

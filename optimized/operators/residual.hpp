@@ -1,12 +1,12 @@
 #pragma once
-// What rounding takes from the forward's values, kept for the backward: has_residual() in arguments.hpp says why.
+// What rounding takes from the forward's values, kept for the backward: has_residual() in attention.hpp has the reason.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 
 #include <utility>
 
-#include "optimized/torch/arguments.hpp"
+#include "optimized/operators/attention.hpp"
 
 namespace lethe {
 

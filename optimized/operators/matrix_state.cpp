@@ -1,19 +1,6 @@
-#include "optimized/torch/matrix_state_arguments.hpp"
-
-#include "optimized/torch/arguments.hpp"
-#include "optimized/torch/checks.hpp"
+#include "optimized/operators/matrix_state.hpp"
 
 namespace lethe {
-
-void check_layouts(const MatrixStateInputs& in) {
-  check_layout("query", in.query);
-  check_layout("key", in.key);
-  check_layout("value", in.value);
-  if (in.log_key_gate) check_layout("log_key_gate", *in.log_key_gate);
-  if (in.log_value_gate) check_layout("log_value_gate", *in.log_value_gate);
-  if (in.beta) check_layout("beta", *in.beta);
-  if (in.state) check_layout("state", *in.state);
-}
 
 void check_arguments(const MatrixStateInputs& in) {
   const at::Tensor &query = in.query, &key = in.key, &value = in.value;
@@ -56,7 +43,7 @@ void check_arguments(const MatrixStateInputs& in) {
     check_rank("state", *in.state, 4, in.normalize ? "[B,H,K,V+1]" : "[B,H,K,V]");
     check_shape("state", *in.state, {batch, heads, key_dim, in.state_columns()});
   }
-  check_scale(in.scale);
+  check_scale(in.scale, at::kDouble);
 }
 
 void check_gradient_arguments(const at::Tensor& grad_values, const at::Tensor& grad_state,

@@ -1,16 +1,13 @@
-#include "optimized/torch/portable_matrix_state.hpp"
-
 #include <ATen/ops/empty.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
-#include <torch/library.h>
 
 #include <algorithm>
 #include <vector>
 
-#include "optimized/torch/arguments.hpp"
-#include "optimized/torch/normalized_read.hpp"
+#include "optimized/operators/normalized_read.hpp"
+#include "optimized/portable/operators.hpp"
 
 namespace lethe::portable {
 namespace {
@@ -85,8 +82,7 @@ struct Rows {
 
 }  // namespace
 
-std::tuple<Tensor, Tensor> matrix_state_forward(const MatrixStateInputs& in) {
-  check_arguments(in);
+MatrixStateOutputs matrix_state_forward(const MatrixStateInputs& in) {
   const at::ScalarType dtype = in.query.scalar_type();
   const auto [read, state] = read_state(Tokens(in));
   const Tensor values = in.normalize ? divide_by_normalizer(read) : read.mul(in.scale);
@@ -94,10 +90,8 @@ std::tuple<Tensor, Tensor> matrix_state_forward(const MatrixStateInputs& in) {
   return {values.to(dtype).contiguous(), state.to(accumulation_dtype(dtype), false, true)};
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> matrix_state_backward(const Tensor& grad_values,
-                                                                                         const Tensor& grad_state,
-                                                                                         const MatrixStateInputs& in) {
-  check_gradient_arguments(grad_values, grad_state, in);
+MatrixStateGradients matrix_state_backward(const Tensor& grad_values, const Tensor& grad_state,
+                                           const MatrixStateInputs& in) {
   const Tokens tokens(in);
   const Tensor d_read = by_time(in.normalize ? gradient_before_division(std::get<0>(read_state(tokens)), grad_values)
                                              : grad_values.to(at::kDouble).mul(in.scale));
@@ -143,30 +137,6 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> matrix_state_
           d_value_gate.as(in.log_value_gate, wide),
           d_strength.as(in.beta, wide),
           in.state ? d_state.to(in.state->scalar_type(), false, true) : at::empty({0}, wide)};
-}
-
-namespace {
-
-std::tuple<Tensor, Tensor> forward(const Tensor& query, const Tensor& key, const Tensor& value,
-                                   const OptionalTensor& log_key_gate, const OptionalTensor& log_value_gate,
-                                   const OptionalTensor& beta, const OptionalTensor& state, double scale,
-                                   bool normalize) {
-  return matrix_state_forward({query, key, value, log_key_gate, log_value_gate, beta, state, scale, normalize});
-}
-
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
-    const Tensor& grad_values, const Tensor& grad_state, const Tensor& query, const Tensor& key, const Tensor& value,
-    const OptionalTensor& log_key_gate, const OptionalTensor& log_value_gate, const OptionalTensor& beta,
-    const OptionalTensor& state, double scale, bool normalize) {
-  return matrix_state_backward(grad_values, grad_state,
-                               {query, key, value, log_key_gate, log_value_gate, beta, state, scale, normalize});
-}
-
-}  // namespace
-
-TORCH_LIBRARY_IMPL(lethe, CUDA, library) {
-  library.impl("_matrix_state_forward", forward);
-  library.impl("_matrix_state_backward", backward);
 }
 
 }  // namespace lethe::portable

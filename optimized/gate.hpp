@@ -1,0 +1,22 @@
+#pragma once
+// What every implementation must agree on about a gate.
+
+#include <cstdint>
+
+namespace lethe {
+
+/// Gates with log f below this stay out of prefix sums: beside one of them, a difference of float64 sums would have no digits left
+/// for the gates next to it.
+inline constexpr double kStrongGate = -1e4;
+
+/// The bound |scale|·max ‖q‖·max ‖k‖ of the logits is rounded up by this factor: by more than the rounding of norms and products.
+inline constexpr double kNormSlack = 1 + 1e-5;
+
+/// Tokens in a block of the CUDA kernels' prefix sums, and both sides of the blocks that pruning skips on a GPU.
+inline constexpr int64_t kGateBlock = 128;
+
+/// Blocks of a sequence; tokens of so many whole blocks.
+constexpr int64_t gate_blocks(int64_t length) { return (length + kGateBlock - 1) / kGateBlock; }
+constexpr int64_t whole_blocks(int64_t length) { return gate_blocks(length) * kGateBlock; }
+
+}  // namespace lethe

@@ -1,0 +1,81 @@
+#pragma once
+// Who computes an operator: a table for each, read by dispatch, by lethe::forgetting_attention_implementation, by `lethe describe` and by
+// the tests. The first row that supports a call runs it.
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+#include <span>
+#include <string>
+
+#include "reference/problem.hpp"
+
+namespace lethe {
+
+struct AttentionInputs;  // optimized/operators/attention.hpp
+struct AttentionOutputs;
+struct AttentionGradients;
+struct MatrixStateInputs;  // optimized/operators/matrix_state.hpp
+struct MatrixStateOutputs;
+struct MatrixStateGradients;
+
+/// What decides which row runs a call.
+struct Call {
+  Shape shape;  ///< of a matrix state: query_length = key_length = T, query_heads = heads
+  Dtype dtype;
+  at::DeviceType device;
+  int compute_capability;  ///< of a CUDA device, 90 = 9.0; 0 in a build without CUDA kernels
+};
+
+Call call_of(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value);
+
+/// A row. Arguments are checked before it is called.
+template <typename Forward, typename Backward>
+struct Implementation {
+  const char* name;
+  std::optional<at::DeviceType> device;     ///< whose tensors it reads; absent: any device's
+  std::string (*unsupported)(const Call&);  ///< why it can't run a call on that device, "" where it can
+  Forward* forward;
+  Backward* backward;
+};
+using AttentionImplementation =
+    Implementation<AttentionOutputs(const AttentionInputs&),
+                   AttentionGradients(const at::Tensor& grad_values, const AttentionInputs&, const AttentionOutputs&)>;
+using MatrixStateImplementation =
+    Implementation<MatrixStateOutputs(const MatrixStateInputs&),
+                   MatrixStateGradients(const at::Tensor& grad_values, const at::Tensor& grad_state,
+                                        const MatrixStateInputs&)>;
+
+std::span<const AttentionImplementation> attention_implementations();
+std::span<const MatrixStateImplementation> matrix_state_implementations();
+
+/// Whether a row reads tensors of this device at all.
+template <typename Row>
+bool is_for(const Row& row, at::DeviceType device) {
+  return !row.device || *row.device == device;
+}
+
+/// The first row that supports the call; the last row supports every call.
+template <typename Row>
+const Row& implementation_of(std::span<const Row> rows, const Call& call) {
+  for (const Row& row : rows) {
+    if (is_for(row, call.device) && row.unsupported(call).empty()) return row;
+  }
+  return rows.back();
+}
+
+/// Its name, and why the rows before it were passed over, so that no implementation's speed is taken for another's.
+///
+/// returns  such as "sm_90a kernels", or "portable, not the sm_90a kernels: head dim: expected 64 or 128, found 96"
+template <typename Row>
+std::string implementation_name(std::span<const Row> rows, const Call& call) {
+  const Row& chosen = implementation_of(rows, call);
+  std::string name = chosen.name;
+  for (const Row& row : rows) {
+    if (&row == &chosen) break;
+    if (is_for(row, call.device)) name += std::string(", not the ") + row.name + ": " + row.unsupported(call);
+  }
+  return name;
+}
+
+}  // namespace lethe

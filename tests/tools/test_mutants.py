@@ -264,7 +264,7 @@ exit 1""")
         softmax, maps = (next(mutant.file for mutant in MUTANTS if mutant.name == name) for name in ("forward_no_decay", "map_strides"))
         self.assertEqual(objects_of(maps), [f"optimized/cuda/CMakeFiles/lethe_cuda.dir/{maps.removeprefix('cuda/')}.o"])
         self.assertEqual([pathlib.Path(target).name for target in objects_of(softmax)], ["forward.cu.o"])
-        self.assertIn("optimized/torch/CMakeFiles/lethe_torch.dir/portable.cpp.o", objects_of("torch/portable.hpp"))
+        self.assertIn("optimized/torch/CMakeFiles/lethe_torch.dir/autocast_rule.cpp.o", objects_of("torch/rules.hpp"))
 
     def test_a_delay_must_pass_all(self):
         late = next(mutant.name for mutant in MUTANTS if not mutant.breaks and mutant.suite == "backward")

@@ -92,6 +92,9 @@ __device__ inline void schedule(const ForwardParameters& a, Shared<kDim>& shared
     for (; turn < tiles; take_next()) {
       const int index = kRepeat ? a.scratch.repeats[1 + turn] : turn;
       tile = tile_at<kRows>(a, index);
+      if constexpr (kGate)
+        tile.frame = a.scratch.base_log2[static_cast<int64_t>(tile.row) * (a.key_blocks + 1) +
+                                         (tile.query + a.key_length - a.query_length) / kColumns];
       shared.index[slot.index] = index;
       shared.listed[slot.index] = false;
       if (kRepeat || !tile.strong) break;

@@ -1,8 +1,6 @@
 #pragma once
 // The order of a forward's tiles, and which key blocks and keys the queries of each see.
 
-#include <numbers>
-
 #include "optimized/cuda/gate/cuts.cuh"
 #include "optimized/cuda/gate/strong_gates.cuh"
 #include "optimized/cuda/gate/switch.hpp"
@@ -34,7 +32,7 @@ struct Tile {
   float base[kSpan<kRows>];
   int cut_before[kSpan<kRows>];
   bool cut_within, strong;
-  TwoFloats frame;  // log₂e·F; F is c before the block of the tile's first position
+  TwoFloats frame;  // log₂e·F, set by the kernel; F is c before the block of the tile's first position
 };
 
 /// Longest first: sections of heads, those with most blocks first; inside a section from the last query block down, heads innermost.
@@ -60,7 +58,6 @@ __host__ __device__ inline Tile<kRows> tile_at(const ForwardShape& a, int index)
     const double* base = a.prefix.base + blocks;
     const int32_t* cuts = a.prefix.block_cut_before + blocks;
     const int first_block = first_position / kColumns;
-    tile.frame = two_floats(base[first_block] * std::numbers::log2e);
 #pragma unroll
     for (int i = 0; i < kSpan<kRows>; ++i) {
       const int block = min(first_block + i, tile.last);

@@ -4,7 +4,7 @@
 //   2. add NAME to the list in CMakeLists.txt, from which the table is made;
 //   3. `make` registers each parameter with how it begins and returns the forward pass; parts/ has what mixers share;
 //   4. check, FLOPs and bytes say what the options may be and what a layer costs; architectures are what users call by name;
-//   5. the tests of all rows run over it; add its reference, where there is one, to tests/experiments/test_mixers.cpp.
+//   5. the tests of all rows run over it; compare it with its equation in tests/experiments/test_mixers.cpp.
 
 #include <torch/types.h>
 

@@ -61,7 +61,10 @@ void set_member(json& model, json& training, const std::string& member, const st
     // Words stay words: a corpus may be a folder named 1984.
     (*config)[member] = (*config)[member].is_string() ? json(value) : value_of(value);
     found = true;
-    if (config == &model) break;
+    if (config != &model) continue;
+    if (member == "mixer")
+      model["mixer"] = model["mixer"].get<MixerStack>();  // with every option, so that any can be set next
+    break;
   }
   if (!found) throw std::invalid_argument("--set: expected a member among " + known + ", found '" + member + "'");
 }

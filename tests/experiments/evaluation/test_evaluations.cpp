@@ -6,6 +6,7 @@
 #include <set>
 
 #include "experiments/evaluation/evaluation.hpp"
+#include "experiments/models/mixers/attention.hpp"
 #include "tests/experiments/tiny.hpp"
 
 namespace lethe {
@@ -14,7 +15,7 @@ namespace {
 /// A tiny FoX (Pro) that prunes: a model that every row can measure.
 ModelConfig pruning_model() {
   ModelConfig model = tiny_model();
-  model.log_pruning_tolerance = -10.0;
+  model.mixer.only<AttentionConfig>().log_pruning_tolerance = -10.0;
   return model;
 }
 

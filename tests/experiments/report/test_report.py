@@ -3,77 +3,18 @@
 import hashlib
 import json
 import re
-import subprocess
-import sys
-import tempfile
 import tomllib
 import unittest
-from pathlib import Path
 
-SOURCE = Path(__file__).resolve().parents[3]
-sys.path.insert(0, str(SOURCE / "tools"))
-
-from report.benchmarks import benchmark_page  # noqa: E402
-from report.curves import smoothed  # noqa: E402
-from report.markdown import number, table  # noqa: E402
-from report.page import page  # noqa: E402
-from report.results import COLUMNS, BadResult, load_machine, read_table  # noqa: E402
-from report.tables import UnknownTable, claim_page, comparisons_table, readme_table, with_tables  # noqa: E402
-from report.throughput import throughput_page  # noqa: E402
-from report.throughput_figures import throughput_figures  # noqa: E402
-
-CERTIFICATE = {
-    "experiment": "forgetting_transformer", "claim": "ablations", "title": "What each row loses", "scale": "quick",
-    "dataset": {"name": "bible", "content": "0123456789abcdef"}, "commit": "c" * 40, "dirty": False, "command_line": "lethe run",
-    "time": "2026-01-01T00:00:00Z", "machine": {"name": "m", "processor": "a processor", "cores": 2},
-    "versions": {"torch": "2.11.0", "compiler": "g++ 12"}, "verdict": "trend reproduced", "key": "k",
-    "comparisons": [{
-        "statement": "FoX (Pro) is better than FoX (LLaMA)", "source": "FoX Table 3", "unit": "nats", "headline": True,
-        "expected": {"low": None, "high": None, "direction": 1}, "paper": 0.08, "measured": 0.1, "band": 0.02,
-        "verdict": "trend reproduced",
-    }],
-}
-
-
-def row(variant, seed, value):
-    return f"forgetting_transformer,ablations,{variant},lethe,cpu,float32,4,256,3,32,32,{seed},perplexity,1,{value},0,4"
-
-
-class Checkout:
-    """A folder with one claim's results and README.md."""
-
-    def __init__(self, folder):
-        self.root = Path(folder)
-        self.results = self.root / "results"
-        self.machine = self.results / "m"
-        self.machine.mkdir(parents=True)
-        paper = self.root / "experiments/papers/forgetting_transformer/ablations"
-        paper.mkdir(parents=True)
-        for name in ("paper.csv", "config.toml"):
-            (paper / name).write_text((SOURCE / "experiments/papers/forgetting_transformer/ablations" / name).read_text())
-        rows = [row("FoX (Pro)", 0, 8.0), row("FoX (Pro)", 1, 8.2), row("FoX (LLaMA)", 0, 9.0)]
-        (self.machine / "ablations.csv").write_text("\n".join([",".join(COLUMNS), *rows, ""]))
-        (self.machine / "ablations.json").write_text(json.dumps(CERTIFICATE))
-        (self.root / "README.md").write_text("before\n<!-- table:m/ablations -->\nold\n<!-- /table -->\nafter\n")
-
-    def run(self, tool, *arguments):
-        command = [sys.executable, str(SOURCE / "tools" / tool), "--root", str(self.root), *arguments]
-        return subprocess.run(command, capture_output=True, text=True)
-
-    def make_whole(self):
-        """What report.py writes, without its figures (for which this claim has too few rows)."""
-        from report.tables import index
-        claim = load_machine(self.root, self.machine)[0]
-        (self.machine / "ablations.md").write_text(claim_page(claim))
-        (self.results / "README.md").write_text(index(self.root, self.results))
-        self.run("report.py", "--tables")
-
-
-class WithCheckout(unittest.TestCase):
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.checkout = Checkout(folder.name)
+from checkout import CERTIFICATE, SOURCE, WithCheckout  # first: it finds tools/report
+from report.benchmarks import benchmark_page
+from report.curves import smoothed
+from report.markdown import number, table
+from report.page import page
+from report.results import COLUMNS, BadResult, load_machine, read_table
+from report.tables import UnknownTable, claim_page, comparisons_table, readme_table, with_tables
+from report.throughput import throughput_page
+from report.throughput_figures import throughput_figures
 
 
 class Tables(WithCheckout):
@@ -86,10 +27,6 @@ class Tables(WithCheckout):
         claim = load_machine(self.checkout.root, self.checkout.machine)[0]
         self.assertIn("| **FoX (Pro) is better than FoX (LLaMA)** | FoX Table 3 | 0.08 | 0.100 ± 0.020 nats | trend reproduced |",
                       comparisons_table(claim))
-
-    def test_a_paper_is_one_line_of_its_claims_and_statements(self):
-        row = readme_table(self.checkout.root, self.checkout.results, "m", "papers").splitlines()[2]
-        self.assertEqual(row, "| forgetting transformer | **trend reproduced**: [ablations](results/m/ablations.md) | 1 trend reproduced |")
 
     def test_a_metric_is_called_as_its_claim_says_or_as_it_is_spelled(self):
         path = self.checkout.root / "experiments/papers/forgetting_transformer/ablations/config.toml"
@@ -113,6 +50,10 @@ class Tables(WithCheckout):
         (self.checkout.machine / "ablations.json").write_text(json.dumps(CERTIFICATE | {"claim": "forgotten"}))
         with self.assertRaisesRegex(BadResult, "expected the claim's folder .*forgotten, found none"):
             load_machine(self.checkout.root, self.checkout.machine)
+
+    def test_a_paper_is_one_line_of_its_claims_and_statements(self):
+        row = readme_table(self.checkout.root, self.checkout.results, "m", "papers").splitlines()[2]
+        self.assertEqual(row, "| forgetting transformer | **trend reproduced**: [ablations](results/m/ablations.md) | 1 trend reproduced |")
 
     def test_only_the_text_between_the_markers_changes(self):
         old = (self.checkout.root / "README.md").read_text()
@@ -426,14 +367,10 @@ class Curves(unittest.TestCase):
 class Folders(unittest.TestCase):
     def test_every_claims_folder_has_its_title_place_words_and_figure(self):
         folders = [path.parent for path in SOURCE.glob("experiments/papers/*/*/paper.csv")]
-        orders = set()
-        for folder in folders:
-            with self.subTest(folder.name):
-                about = tomllib.loads((folder / "config.toml").read_text())["claim"]
-                self.assertTrue(about["title"])
-                self.assertIn("def figure(claim):", (folder / "figure.py").read_text())
-                orders.add(about["order"])
-        self.assertEqual(len(orders), len(folders))
+        abouts = [tomllib.loads((folder / "config.toml").read_text())["claim"] for folder in folders]
+        self.assertTrue(all(about["title"] for about in abouts))
+        self.assertEqual(len({about["order"] for about in abouts}), len(folders))
+        self.assertTrue(all("def figure(claim):" in (folder / "figure.py").read_text() for folder in folders))
 
 
 if __name__ == "__main__":

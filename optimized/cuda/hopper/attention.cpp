@@ -22,7 +22,9 @@ size_t backward_workspace_bytes(const Shape& shape) {
   return workspace.bytes();
 }
 
-void forward(const ForwardArguments& a) {
+namespace {
+
+Plan plan_of(const ForwardArguments& a) {
   Workspace workspace(a.workspace);
   const Plan plan = plan_in(workspace, a.shape, a.first_key_block);
   launch_plan({.shape = a.shape,
@@ -36,8 +38,14 @@ void forward(const ForwardArguments& a) {
                .boundary_given = false,
                .stream = a.stream},
               plan);
-  launch_forward_tiles(a, plan);
+  return plan;
 }
+
+}  // namespace
+
+void forward(const ForwardArguments& a) { launch_forward_tiles(a, plan_of(a)); }
+
+void forward_gate_alone(const ForwardArguments& a) { plan_of(a); }
 
 void backward(const BackwardArguments& a) {
   Workspace memory(a.workspace);

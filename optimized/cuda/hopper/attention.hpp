@@ -16,6 +16,9 @@ size_t backward_workspace_bytes(const Shape& shape);
 ///           strong: tiles with queries in a strong block are computed by a second launch, with prefixes in two floats
 void forward(const ForwardArguments& arguments);
 
+/// The gate's kernels that a forward launches before its main kernel, alone: to be timed.
+void forward_gate_alone(const ForwardArguments& arguments);
+
 /// AttentionFamily::backward. May be put on the stream right after what wrote its inputs: it waits for that itself.
 ///
 /// numerics  P and dS rounded to 16 bits before they are multiplied: in float16 what is below 2⁻²⁵ is lost, so a loss wants scaling

@@ -19,7 +19,7 @@ namespace {
 constexpr Dtype kDtype = Dtype::kBFloat16;
 constexpr Eigen::Index kLength = 2048, kDim = 64;
 
-// d log f_l = Σ_{t ≥ l} (u_t − columns_t), with rows taken from their keys as the gate alone would share them out (gate/gradient.cu).
+// d log f_l = Σ_{t ≥ l} (u_t − columns_t), with rows taken from their keys as the gate alone would share them out (gate/gradient.cuh).
 std::vector<double> grad_log_forget(const Matrix<double>& shares, const Vector<double>& rows,
                                     const Vector<double>& columns) {
   const Vector<double> taken = shares.transpose() * rows - columns;

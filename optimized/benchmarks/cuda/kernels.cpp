@@ -17,10 +17,10 @@
 //
 // `forward` and `backward` are those of training: the residual of the values is kept and read. `inference` is a forward that keeps none;
 // `backward_16_bit_sums`, with open gates alone, a backward whose sums behind the gate's gradient are of what is rounded to 16 bits, not of
-// floats (kernels.hpp: float_sums; a module from before it makes 16-bit sums in both, one without a gate none); `plan` the forward's plan
+// floats (BackwardArguments::float_sums; a module from before it makes 16-bit sums in both, one without a gate none); `plan` the forward's plan
 // alone. TFLOP/s are effective: 2·B·H·T²·D forward, 2.5 times that backward, whatever was pruned.
 // B·T = 32768, H·D = 1536, bfloat16, queries and keys RMS-normalised; gates `open` (mean log f = −1e-4), `bimodal` (−0.1 in 70 % of the
-// heads), which alone is pruned, and at T = 16384 `strong` (−8: every block is strong, kernels.hpp).
+// heads), which alone is pruned, and at T = 16384 `strong` (−8: every block is strong, kStrongSum).
 
 #include <benchmark/benchmark.h>
 #include <cuda_bf16.h>

@@ -6,7 +6,7 @@
 namespace lethe {
 
 /// Gates with log f below this stay out of prefix sums: beside one of them, a difference of float64 sums would have no digits left
-/// for the gates next to it.
+/// for the gates next to it. The CPU adds such gates one by one; the CUDA kernels take them for cuts.
 inline constexpr double kStrongGate = -1e4;
 
 /// The bound |scale|·max ‖q‖·max ‖k‖ of the logits is rounded up by this factor: by more than the rounding of norms and products.

@@ -21,14 +21,14 @@
 namespace lethe {
 namespace {
 
-/// The checkout that a folder lies in; empty where it lies in none.
+/// The checkout around a folder; empty outside of one.
 std::filesystem::path checkout_of(const std::filesystem::path& folder) {
   for (std::filesystem::path at = std::filesystem::absolute(folder); at != at.root_path(); at = at.parent_path())
     if (std::filesystem::exists(at / ".git")) return at;
   return {};
 }
 
-/// Commit and dirty flag of a checkout, null outside of one. What the runs themselves write doesn't make it dirty.
+/// Commit and dirty flag of a checkout, null outside of one. The outputs of runs don't set the flag.
 nlohmann::json revision(const std::filesystem::path& checkout) {
   if (checkout.empty()) return {{"commit", nullptr}, {"dirty", nullptr}};
   std::string commit = run_program({"git", "-C", checkout.string(), "rev-parse", "HEAD"});
@@ -72,7 +72,7 @@ nlohmann::json birth_certificate(const std::filesystem::path& folder, const std:
 }
 
 std::string machine_name() {
-  // The words of the processor's name, without those that every machine of its kind has.
+  // The words of the processor's name, without those common to all processors of its kind.
   std::string text = processor();
   for (char& c : text)
     c = std::isalnum(static_cast<unsigned char>(c)) ? static_cast<char>(std::tolower(static_cast<unsigned char>(c)))

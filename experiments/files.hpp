@@ -1,5 +1,5 @@
 #pragma once
-// Files that a crash leaves whole, and a lock that a crash gives back.
+// Files that a crash leaves whole, and a lock that a crash releases.
 
 #include <filesystem>
 #include <string>
@@ -7,8 +7,7 @@
 
 namespace lethe {
 
-/// Writes `bytes` beside `path`, waits for the disk, and renames: at every moment `path` is the old file or the new
-/// one.
+/// Writes `bytes` to a temporary file beside `path`, waits for the disk, and renames: `path` is always the old or the new file.
 ///
 /// throws  std::runtime_error naming the file
 void write_whole(const std::filesystem::path& path, std::string_view bytes);
@@ -18,10 +17,10 @@ void write_whole(const std::filesystem::path& path, std::string_view bytes);
 /// throws  std::runtime_error naming the file
 std::string read_whole(const std::filesystem::path& path);
 
-/// Holds a lock file until it goes out of scope or its process ends, however that ends.
+/// Holds a lock file until the object is destroyed or its process ends, even by a crash.
 class FileLock {
  public:
-  /// Waits until nobody else holds it.
+  /// Waits until no other process or object holds it.
   explicit FileLock(const std::filesystem::path& path);
   ~FileLock();
   FileLock(const FileLock&) = delete;

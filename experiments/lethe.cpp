@@ -20,7 +20,7 @@ int fail(int status, std::string message) {
   return status;
 }
 
-// What is wrong with a call, in the words of every other error here.
+// The error of a wrong call, in the format of all errors: "name: expected …, found …".
 std::string explained(const CLI::App& app, const CLI::ParseError& error) {
   const auto extras = app.remaining(true);
   const auto chosen = app.get_subcommands();
@@ -42,7 +42,7 @@ std::string explained(const CLI::App& app, const CLI::ParseError& error) {
   if (dynamic_cast<const CLI::ArgumentMismatch*>(&error)) return between("", ":") + ": expected a value, found none";
   if (dynamic_cast<const CLI::RequiredError*>(&error))
     return between("", " is required") + ": expected a value, found none";
-  return message;  // a check's, which names the option and says it so
+  return message;  // a check's message, already in this format
 }
 
 std::string joined(int argc, char** argv) {

@@ -17,7 +17,7 @@ struct Record {
   int64_t samples = 1;
 };
 
-/// A point of a curve or an entry of a matrix: what a plot needs and a table doesn't.
+/// A point of a curve or an entry of a matrix: plots read it, tables don't.
 struct Point {
   std::string quantity = {};  ///< "loss_at_position", "training_loss", "decay", …
   std::string variant = {};

@@ -1,5 +1,5 @@
 #pragma once
-// What a claim is: a row of the registry, and what it is measured with and to.
+// A claim: a row of the registry, the inputs of its measurement, and its findings.
 
 #include <filesystem>
 #include <functional>
@@ -14,7 +14,7 @@
 
 namespace lethe {
 
-/// What a claim found.
+/// The findings of a claim.
 struct Findings {
   std::vector<Record> records;
   std::vector<Point> points;  ///< curves and matrices for the plots
@@ -23,30 +23,30 @@ struct Findings {
 
 struct Study;
 
-/// A claim: what has to be trained for it, and how it is measured. Its folder is experiments/papers/<paper>/<claim>, whose program
-/// defines `runs` and `measure` in the namespace lethe::<claim>.
+/// A claim: the runs that it trains, and its measurement. The program in its folder, experiments/papers/<paper>/<claim>, defines
+/// `runs` and `measure` in the namespace lethe::<claim>.
 struct Experiment {
   std::string paper, claim;
-  /// None where nothing is trained; then config.toml needs neither a model nor a training, and `vocabulary` is 0.
+  /// Empty where nothing is trained; then config.toml needs neither a model nor a training, and `vocabulary` is 0.
   std::vector<Run> (*runs)(const nlohmann::json& settings, int64_t vocabulary);
   Findings (*measure)(const Study& study);
 
   std::string name() const { return paper + "/" + claim; }
 };
 
-/// What a claim is measured with.
+/// The inputs of a claim's measurement.
 struct Study {
   const Experiment& experiment;
   const nlohmann::json& settings;  ///< the scale's table of config.toml
   const Dataset& dataset;          ///< empty for a claim without training
-  std::filesystem::path data;      ///< settings["data"]: a file of measurements to be judged; empty where there is none
+  std::filesystem::path data;      ///< settings["data"]: the file of measurements to be judged; empty where absent
   std::vector<PaperRecord> paper;
   std::vector<Artefact> trained;         ///< the models of the runs that `runs` listed, in its order
-  std::function<void(double)> progress;  ///< takes the share of the measuring that is done
+  std::function<void(double)> progress;  ///< called with the share of the measurement that is done
 
   /// The trained models of the runs of that label, in their order.
   ///
-  /// throws  std::invalid_argument where there is none
+  /// throws  std::invalid_argument where no run has that label
   std::vector<Artefact> labelled(const std::string& label) const;
 };
 

@@ -22,11 +22,11 @@
 namespace lethe {
 namespace {
 
-/// Measuring takes about this share of the time that training takes: only the time left rests on it.
+/// The estimated time of measuring as a share of the training's, used only for the time left.
 constexpr double kMeasuringShare = 0.15;
-constexpr double kMeasuringAlone = 1e12;  ///< FLOPs that stand for the measuring of a claim that trains nothing
+constexpr double kMeasuringAlone = 1e12;  ///< FLOPs counted for the measuring of a claim that trains nothing
 
-/// A hash of this program and our operator library: another program measures again what this one has measured.
+/// A hash of this program and our operator library: with another hash every claim is measured again.
 std::string program_fingerprint() {
   std::string hashes;
   const auto visit = [](dl_phdr_info* info, size_t, void* hashes) {
@@ -39,7 +39,7 @@ std::string program_fingerprint() {
   return sha256(hashes);
 }
 
-/// Data sets by corpus and tokenizer, each read once; an empty one for a claim that reads no text.
+/// Data sets by corpus and tokenizer, each read once; an empty data set for a claim that reads no text.
 class Datasets {
  public:
   explicit Datasets(std::filesystem::path root) : root_(std::move(root)) {}
@@ -58,7 +58,7 @@ class Datasets {
   Dataset none_;
 };
 
-/// The share of the work that is done, and the time left at the speed so far; reported by several threads.
+/// The share of the work that is done, and the time left at the mean speed; reported by several threads.
 class Clock {
  public:
   Clock(double work, std::function<void(const JobProgress&)> report) : work_(work), report_(std::move(report)) {}
@@ -96,12 +96,12 @@ class Clock {
   std::mutex mutex_;
 };
 
-/// A claim that has still to be measured, with everything that its result depends on.
+/// A claim to be measured, with all inputs of its result.
 struct Task {
   Experiment experiment;
   nlohmann::json settings;
   const Dataset& dataset;
-  std::filesystem::path data;  ///< settings["data"] in the checkout; empty where the claim measures by itself
+  std::filesystem::path data;  ///< settings["data"] in the checkout; empty for a claim without such a file
   std::vector<Run> runs;
   std::string key;  ///< hash of scale, settings, runs, data, the paper's numbers and the program
 };
@@ -117,7 +117,7 @@ double training_work(const Task& task) {
   return work;
 }
 
-/// What a claim's measuring costs, in the units of training: models that others trained too have to be measured again.
+/// The cost of a claim's measuring, in the units of training: a model shared by several claims is measured for each of them.
 double measuring_work(const Task& task) {
   return task.runs.empty() ? kMeasuringAlone : kMeasuringShare * training_work(task);
 }
@@ -156,8 +156,8 @@ Task make_task(const Experiment& experiment, const Context& context, Datasets& d
   return task;
 }
 
-/// The certificate's part that a claim adds to that of every record. A model may be older than the claim: its name says what it depends
-/// on, but not by which program it was trained, so that stands beside it.
+/// The members that a claim adds to the certificate of its records. A model may be older than the claim, and its name is no hash of the
+/// program that trained it, so the certificate holds the training's commit.
 nlohmann::json details(const Task& task, const Context& context, const std::filesystem::path& models,
                        const Findings& findings) {
   nlohmann::json runs = nlohmann::json::array();
@@ -187,10 +187,10 @@ nlohmann::json details(const Task& task, const Context& context, const std::file
           {"key", task.key}};
 }
 
-/// Trains the task's models that are not there yet. Where the settings say how many cores a model keeps busy, as many are
-/// trained side by side as this machine has cores for: small ones gain little from a second core.
+/// Trains the task's absent models. Where the settings give the number of cores of a training, as many trainings run in
+/// parallel as fit this machine's cores: small models gain little from a second core.
 ///
-/// throws  the first failure, after the trainings that run beside it have ended
+/// throws  the first failure, after the parallel trainings have ended
 void train(const Task& task, const std::filesystem::path& models, Clock& clock) {
   const int cores = at::get_num_threads();
   const int cores_a_training = std::clamp(task.settings.value("cores_a_training", cores), 1, cores);
@@ -225,7 +225,7 @@ void train(const Task& task, const std::filesystem::path& models, Clock& clock) 
   if (failure) std::rethrow_exception(failure);
 }
 
-/// Measures a claim whose models are trained, and writes what was found.
+/// Measures a claim after the training of its models, and writes its findings.
 void measure(const Task& task, const Context& context, const std::filesystem::path& models, Clock& clock) {
   const std::string what = "measuring " + task.experiment.name();
   const auto tell = [&](double share) { clock.begun(what, share * measuring_work(task)); };
@@ -257,7 +257,7 @@ void run_experiments(const std::vector<Experiment>& selected, const Context& con
   const std::string fingerprint = program_fingerprint();
 
   std::vector<Task> tasks;
-  std::map<std::string, double> work;  // of what is still to be trained and measured, each once
+  std::map<std::string, double> work;  // remaining trainings and measurements, each counted once
   for (const Experiment& experiment : selected) {
     Task task = make_task(experiment, context, datasets, fingerprint);
     if (is_finished(task, base_of(task, context), models)) continue;

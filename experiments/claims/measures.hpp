@@ -1,5 +1,5 @@
 #pragma once
-// What several claims measure of a trained model, all of it by the rows of evaluations().
+// Measurements of a trained model that several claims share, all of them by the rows of evaluations().
 
 #include <string>
 #include <vector>
@@ -10,9 +10,9 @@
 namespace lethe {
 
 /// L(i) and perplexity on the first settings["evaluation"]["tokens"] tokens of the validation split, cut into pieces of `length`. The
-/// same text at every length, so that two lengths differ by the context alone.
+/// text is the same at every length, so two lengths differ by the context alone.
 ///
-/// returns  what the evaluation per_token_loss returns
+/// returns  the measurements of the evaluation per_token_loss
 Evaluated evaluate(const Study& study, LanguageModel& model, int64_t length);
 
 /// The same on the first `sequences` pieces of `length` tokens.
@@ -21,7 +21,7 @@ Evaluated evaluate(const Study& study, LanguageModel& model, int64_t length, int
 /// L(i) of such an evaluation as points of a run over i, from 1.
 std::vector<Point> loss_curve(const Run& run, const Evaluated& found);
 
-/// The records of an evaluation with the columns that are the claim's and the run's.
+/// The records of an evaluation with the columns of the claim and the run filled.
 std::vector<Record> records_of(const Study& study, const Run& run, const Evaluated& found);
 
 }  // namespace lethe

@@ -19,14 +19,14 @@ constexpr const char* kHeader =
     "stddev,"
     "samples";
 
-/// A text that needs no quotes as a field of a CSV.
+/// A text that is a CSV field without quotes.
 const std::string& plain(const std::string& text) {
   if (text.find_first_of(",\"\n\r") != std::string::npos)
     throw std::invalid_argument("record: expected a text without comma, quote and line break, found " + text);
   return text;
 }
 
-/// The shortest digits that read back as the same number, or as many as asked for.
+/// The shortest digits that read back as the same number, or the given number of digits.
 std::string digits(double value, int significant = 0) {
   std::array<char, 32> text;
   const auto end =
@@ -36,7 +36,7 @@ std::string digits(double value, int significant = 0) {
   return std::string(text.data(), end);
 }
 
-/// The number that a field spells, exactly (the CSV library's own conversion rounds at every digit).
+/// The number of a field, exactly (the CSV library's own conversion rounds at every digit).
 double number(const std::string& text, const std::string& column, const std::string& place) {
   double value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
@@ -45,9 +45,9 @@ double number(const std::string& text, const std::string& column, const std::str
   return value;
 }
 
-/// Reads the columns of a Record and those named besides, row after row.
+/// Reads the columns of a Record and the further named columns, row by row.
 ///
-/// reads    consume: called with each record and "file, line n"; extra: the texts of the further columns, refilled for each row
+/// reads    consume: called with each record and "file, line n"; extra: the texts of the further columns, overwritten for each row
 template <typename Consume, typename... Name>
 void read_rows(const std::filesystem::path& path, Consume consume, std::array<std::string, sizeof...(Name)>& extra,
                Name... name) {

@@ -13,7 +13,7 @@ namespace lethe {
 /// Writes `<base>.csv` with the header
 ///   experiment,claim,variant,implementation,device,dtype,batch,length,heads,key_dim,value_dim,seed,metric,unit,value,stddev,samples
 /// and `<base>.json`, its birth certificate: commit, dirty flag, command line, machine, compiler, Torch and library versions,
-/// time, and the members of `details`. Both are written beside their place and renamed.
+/// time, and the members of `details`. Both are written to temporary files and renamed.
 ///
 /// throws  std::invalid_argument for a text that would need quoting; std::runtime_error naming a file that can't be written
 void write_records(const std::filesystem::path& base, const std::vector<Record>& records,
@@ -24,7 +24,7 @@ void write_records(const std::filesystem::path& base, const std::vector<Record>&
 /// throws  std::runtime_error naming file, line and column
 std::vector<Record> read_records(const std::filesystem::path& path);
 
-/// One of the paper's own numbers: the keys of a Record, where it stands, and what we claim of it.
+/// One of the paper's own numbers: the keys of a Record, its source, and its comparability with ours.
 struct PaperRecord {
   Record record;
   std::string source;         ///< "FoX Table 3"
@@ -33,7 +33,7 @@ struct PaperRecord {
 
 /// Reads a claim's paper.csv: the columns of a Record, then source and comparability.
 ///
-/// throws  std::runtime_error naming file, line and column, or a comparability that is none of the three
+/// throws  std::runtime_error naming file, line and column; also for a comparability other than those three
 std::vector<PaperRecord> read_paper(const std::filesystem::path& path);
 
 /// Writes `path` with the header quantity,variant,seed,x,y,value; six digits a value. Its certificate is that of its claim.

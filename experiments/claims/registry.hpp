@@ -11,7 +11,7 @@ namespace lethe {
 /// All claims, in the order of the CMake file.
 const std::vector<Experiment>& experiments();
 
-/// The experiments that names select: "paper/claim", "paper", "claim"; all of them where names is empty.
+/// The claims selected by `names`, each "paper/claim", "paper" or "claim"; all claims where `names` is empty.
 ///
 /// throws  std::invalid_argument naming the word that selects nothing
 std::vector<Experiment> select_experiments(const std::vector<std::string>& names);

@@ -1,5 +1,5 @@
 #pragma once
-// From a claim's settings to the runs that it needs, and from a run to the columns of a record.
+// The runs of a claim, computed from its settings, and the columns of a record, filled from a run.
 
 #include <string>
 #include <vector>
@@ -8,13 +8,13 @@
 
 namespace lethe {
 
-/// One run of a scale: the switches of `architecture`, sized by settings["model"], trained as settings["training"] says.
+/// One run of a scale: the switches of `architecture`, sized by settings["model"], trained by settings["training"].
 ///
 /// reads   settings: members of ModelConfig under "model", of TrainingConfig under "training"; vocabulary, of the data set
 Run make_run(const std::string& label, const ModelConfig& architecture, const nlohmann::json& settings,
              int64_t vocabulary, uint64_t seed);
 
-/// A named architecture, at no size: a row of a paper's table.
+/// A named architecture without a size: a row of a paper's table.
 struct Row {
   std::string name;
   ModelConfig architecture;

@@ -1,5 +1,5 @@
 #pragma once
-// What a measurement says about a paper's statement: rules written before the run.
+// The verdict of a measurement on a paper's statement: rules written before the run.
 
 #include <limits>
 #include <nlohmann/json_fwd.hpp>
@@ -13,11 +13,11 @@ enum class Verdict { kReproduced, kTrendReproduced, kRefuted, kInconclusive };
 /// "reproduced", "trend reproduced", "refuted", "inconclusive at this scale"
 std::string to_string(Verdict verdict);
 
-/// What a paper states of one number.
+/// A paper's statement on one number.
 ///
-/// A range says how large it is; an infinite end says that the paper gives none. A direction says which side of zero it is on
-/// where the range alone isn't comparable with ours (another data set, another size). A range around zero without a direction
-/// is the statement that there is no effect beyond that margin.
+/// The range bounds the number; an infinite end is a bound that the paper doesn't give. The direction is the number's side of zero,
+/// for numbers whose size isn't comparable with ours (another data set, another size). A range around zero without a direction
+/// states that there is no effect beyond that margin.
 struct Expectation {
   double low = -std::numeric_limits<double>::infinity();
   double high = std::numeric_limits<double>::infinity();
@@ -29,24 +29,24 @@ struct Expectation {
   static Expectation between(double low, double high) { return {low, high, low > 0 ? 1 : high < 0 ? -1 : 0}; }
 };
 
-/// Judges `measured`, known to ± band:
+/// Judges `measured`, a value with the half width `band`:
 ///   reproduced        the range is stated and the whole of measured ± band lies in it
 ///   trend reproduced  else, a direction is stated and the whole of measured ± band lies on that side of zero
 ///   refuted           else, the whole of measured ± band contradicts: it lies on the other side of zero or, where no direction
 ///                     is stated, outside the range
-///   inconclusive      else: the difference drowns in the noise. So does anything that is NaN, or a band that is infinite
+///   inconclusive      else: the band is too wide for a verdict; also for a value that is NaN and for an infinite band
 Verdict judge(const Expectation& expectation, double measured, double band);
 
-/// One statement of a paper beside what was measured.
+/// One statement of a paper, and its measurement.
 struct Comparison {
-  std::string statement = {};  ///< a sentence of ours: "FoX (Pro) is better than Transformer (Pro)"
+  std::string statement = {};  ///< in our words: "FoX (Pro) is better than Transformer (Pro)"
   std::string source = {};     ///< "FoX Table 3"
   std::string unit = {};       ///< of measured and band
-  bool headline = false;       ///< one of those that decide over the claim
+  bool headline = false;       ///< the verdict on the claim depends on it
   Expectation expectation = {};
-  double paper = std::numeric_limits<double>::quiet_NaN();  ///< its own number in the same unit, where it gives one
+  double paper = std::numeric_limits<double>::quiet_NaN();  ///< in the same unit; NaN where the paper gives none
   double measured = 0;
-  double band = 0;  ///< half width of what noise explains
+  double band = 0;  ///< half width of the noise
 
   Verdict verdict() const { return judge(expectation, measured, band); }
 };
@@ -58,10 +58,10 @@ void to_json(nlohmann::json& json, const Comparison& comparison);
 /// throws  std::invalid_argument where no comparison is a headline
 Verdict overall(const std::vector<Comparison>& comparisons);
 
-/// How much a number scatters from seed to seed, pooled over rows that were run with several seeds.
+/// The scatter of a number from seed to seed, pooled over rows that were run with several seeds.
 class Noise {
  public:
-  /// reads  one list of values a row; rows with a single value say nothing about noise and are passed over
+  /// reads  one list of values a row; rows with a single value are skipped, since they hold no noise estimate
   explicit Noise(const std::vector<std::vector<double>>& rows);
 
   double deviation() const { return deviation_; }  ///< pooled standard deviation; infinite where no row has two seeds

@@ -1,5 +1,5 @@
 #pragma once
-// Trained models by the names that people type.
+// Trained models by the names that users type.
 
 #include <filesystem>
 #include <string>
@@ -14,12 +14,12 @@ std::vector<std::filesystem::path> finished_artefacts(const std::filesystem::pat
 
 /// The artefact in a folder.
 ///
-/// throws  std::invalid_argument where its run.json is none, or one of another format
+/// throws  std::invalid_argument where its run.json is no run, or a run of another format
 Artefact read_artefact(const std::filesystem::path& folder);
 
-/// The artefact that `name` means: the path of its folder, its name below `models`, or the beginning of only one.
+/// The artefact of `name`: the path of its folder, its name below `models`, or a beginning that only one name has.
 ///
-/// throws  std::invalid_argument where it means none, several, or one whose training is not finished
+/// throws  std::invalid_argument where no artefact or several match, or the training of the match is not finished
 Artefact find_artefact(const std::filesystem::path& models, const std::string& name);
 
 }  // namespace lethe

@@ -1,5 +1,5 @@
 #pragma once
-// Checks of an option's value, in the words of every other error here: "--name: expected …, found …".
+// Checks of an option's value, with the message of all errors: "--name: expected …, found …".
 
 #include <CLI/CLI.hpp>
 
@@ -8,7 +8,7 @@
 
 namespace lethe {
 
-/// A number from `low` to `high`, both of which are allowed.
+/// A number from `low` to `high`, both included.
 inline CLI::Validator number_between(double low, double high = std::numeric_limits<double>::infinity()) {
   const auto written = [](double bound) {
     std::string digits = std::to_string(bound);
@@ -25,7 +25,7 @@ inline CLI::Validator number_between(double low, double high = std::numeric_limi
   return CLI::Validator([wrong](std::string& text) { return wrong(text); }, "");
 }
 
-/// A folder that is there.
+/// An existing folder.
 inline CLI::Validator existing_folder() {
   return CLI::Validator(
       [](std::string& path) {

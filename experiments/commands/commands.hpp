@@ -1,5 +1,5 @@
 #pragma once
-// The subcommands of lethe: each adds itself to the command line, and does its work when that has been read.
+// The subcommands of lethe: each adds itself to the command line, and runs after the command line has been parsed.
 
 #include <CLI/CLI.hpp>
 #include <filesystem>
@@ -7,17 +7,17 @@
 
 namespace lethe {
 
-/// What all subcommands share.
+/// Options that all subcommands share.
 struct Place {
   std::filesystem::path root;  ///< the checkout: experiments/papers, tools, artefacts/, results/
   std::string command_line;    ///< for the birth certificates of results
-  int threads = 0;             ///< that Torch may use; 0: its own choice
+  int threads = 0;             ///< Torch's limit; 0: Torch's own choice
 
   std::filesystem::path data() const { return root / "artefacts" / "data"; }
   std::filesystem::path models() const { return root / "artefacts" / "models"; }
 };
 
-// Errors leave as exceptions, see main(): std::invalid_argument for a wrong call, any other for a failed run.
+// Errors are thrown, see main(): std::invalid_argument for a wrong call, any other exception for a failed run.
 void add_list(CLI::App& app, const Place& place);
 void add_run(CLI::App& app, const Place& place);
 void add_report(CLI::App& app, const Place& place);

@@ -52,7 +52,7 @@ constexpr Knob kTrainingKnobs[] = {
     {"--device", "device", "cpu, cuda or cuda:N (default: the source's)"},
 };
 
-// The mixer `name` with the options that softmax attention has too as the source has them, but for the gate, which it lacks.
+// The mixer `name`: options that it shares with softmax attention have the source's values, except for the gate.
 MixerConfig in_the_place_of(const MixerConfig& source, const std::string& name, bool no_rope) {
   const nlohmann::json theirs = source;
   nlohmann::json ours = MixerConfig(name.empty() ? source.row().name : name);
@@ -70,16 +70,16 @@ Run converted_run(const ConvertOptions& options, const Artefact& source) {
           std::make_shared<const Conversion>(conversion.get<Conversion>())};
   run.model.mixer = in_the_place_of(source.run.model.mixer.all().front(), options.mixer, options.no_rope);
   run.training.total_tokens = source.run.training.total_tokens / 4;
-  run.training.warmup_tokens = -1;  // known when the tokens are
+  run.training.warmup_tokens = -1;  // set after the number of tokens
   run = with_members(run, options.members, options.settings);
   if (run.training.warmup_tokens < 0) run.training.warmup_tokens = run.training.total_tokens / 20;
-  check_conversion(run);  // first: what is wrong with the source would otherwise be called a fault of the mixer
+  check_conversion(run);  // first: an invalid source would otherwise be reported as an error of the mixer
   run.model.check();
   run.training.check();
   return run;
 }
 
-// Every parameter by what became of it, the layers' own once.
+// All parameters, grouped by their change; those of the layers are listed once.
 void print_fates(const std::vector<ConvertedParameter>& parameters) {
   static const std::pair<ConvertedParameter::Fate, const char*> kFates[] = {
       {ConvertedParameter::kKept, "kept"},
@@ -105,7 +105,7 @@ std::string number_of(const nlohmann::json& json, const char* key) {
   return json.contains(key) && json[key].is_number() ? json[key].dump() : "none";
 }
 
-// What the swap did, and what training made of it.
+// The changes of the swap, and the results of the training.
 void print_course(const Artefact& source, const Artefact& artefact) {
   const auto before = nlohmann::json::parse(read_whole(source.folder / "done.json"));
   const auto after = nlohmann::json::parse(read_whole(artefact.folder / "done.json"));

@@ -19,10 +19,10 @@ using nlohmann::json;
 
 struct EvaluateOptions {
   std::string artefact, what = "per_token_loss", corpus, csv, device = "cpu", table = "{}";
-  json given = json::object();  ///< settings that have an option of their own
+  json given = json::object();  ///< settings with their own option
 };
 
-/// Curves side by side: a column a quantity, a row an x. A quantity "loss_at_position" is the column "loss" over "position".
+/// A table of curves: one column per quantity, one row per x. A quantity "loss_at_position" is the column "loss" over "position".
 struct CurveTable {
   std::string x_name;
   std::vector<std::string> columns;
@@ -56,7 +56,7 @@ void write_csv(const std::string& path, const CurveTable& curves) {
   write_whole(path, text + "\n");
 }
 
-/// Doubling x show a curve's shape; the training length and the end are where it is compared.
+/// Prints the rows at doubling x, for the curve's shape, and at the training length and the end, for comparisons.
 void print(const CurveTable& curves, int64_t training_length) {
   if (curves.rows.empty()) return;
   const double last = curves.rows.rbegin()->first;

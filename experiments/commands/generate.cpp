@@ -42,7 +42,7 @@ void generate(const GenerateOptions& options, const Place& place) {
   for (int64_t token : tokens_of(dataset, options.prompt)) text.push_back(token);
   std::cout << options.prompt << std::flush;
   for (int64_t i = 0; i < options.tokens; ++i) {
-    // The whole window is computed anew for every token; a model sees at most what it was trained on.
+    // The whole window is computed anew for every token; it is at most as long as the training's context.
     const auto seen = std::min<int64_t>(static_cast<int64_t>(text.size()), training.context_length);
     const auto window = torch::tensor(std::vector<int64_t>(text.end() - seen, text.end())).unsqueeze(0);
     const int64_t next = draw(model->forward(window.to(model->device()))[0][-1].cpu(), options, generator);

@@ -1,5 +1,5 @@
 #pragma once
-// The line that tells how far a long command is.
+// The progress line of a long command.
 
 #include <chrono>
 #include <string>
@@ -9,7 +9,7 @@
 namespace lethe {
 
 /// On a terminal one line that is rewritten in place, at most ten times a second; elsewhere (a log) a plain line every
-/// five seconds. Written to standard error, so that standard output holds results alone.
+/// five seconds. It is written to standard error, so that standard output holds results alone.
 class ProgressLine {
  public:
   ProgressLine();
@@ -27,7 +27,7 @@ class ProgressLine {
 /// "step 12 of 256, loss 2.1034, 41000 tokens/s, 3 min 20 s left".
 std::string described(const Progress& progress);
 
-/// "42 s", "3 min 20 s", "5 h 12 min"; "?" for what is not finite.
+/// "42 s", "3 min 20 s", "5 h 12 min"; "?" for a value that is not finite.
 std::string duration(double seconds);
 
 }  // namespace lethe

@@ -9,7 +9,7 @@ namespace {
 
 using nlohmann::json;
 
-/// What a run is before anything is said: small enough for two cores, large enough that the loss falls.
+/// The default run: small enough for two cores, large enough that the loss falls.
 Run default_run() {
   Run run;
   run.model = named_architecture("fox-pro");
@@ -41,7 +41,7 @@ constexpr Named kNamed[] = {
     {"--device", "device", "cpu, cuda or cuda:N"},
 };
 
-/// A value as JSON where it is some (numbers, true, null), else as a string.
+/// A value as JSON where it is valid JSON (numbers, true, null), else as a string.
 json value_of(const std::string& text) {
   const json value = json::parse(text, nullptr, /*allow_exceptions=*/false);
   return value.is_discarded() ? json(text) : value;
@@ -58,7 +58,7 @@ void set_member(json& model, json& training, const std::string& member, const st
   for (json* config : configs) {
     for (const auto& [name, _] : config->items()) known += (known.empty() ? "" : ", ") + name;
     if (!config->contains(member) || (found && config == &training)) continue;
-    // Words stay words: a corpus may be a folder named 1984.
+    // String members stay strings: a corpus may be a folder named 1984.
     (*config)[member] = (*config)[member].is_string() ? json(value) : value_of(value);
     found = true;
     if (config != &model) continue;
@@ -124,7 +124,7 @@ Run RunOptions::run() const {
     run.label = architecture_;
   }
   if (!size_.empty()) {
-    run.model.heads = 0;  // what set_size then fills
+    run.model.heads = 0;  // set_size fills it
     set_size(run.model, size_);
     run.model.mlp_multiple = ModelConfig{}.mlp_multiple;
     run.model.vocabulary = 0;

@@ -1,5 +1,5 @@
 #pragma once
-// The options that describe a run, the same for every subcommand that takes one.
+// The options of a run, the same for every subcommand that reads one.
 
 #include <CLI/CLI.hpp>
 #include <string>
@@ -10,8 +10,8 @@
 
 namespace lethe {
 
-/// Members of a run by name, as people type them: their name in ModelConfig, in the options of its mixers, where each that has
-/// it takes it, or in TrainingConfig, and a value.
+/// Members of a run by name, as users type them: a name in ModelConfig, in the options of its mixers (every mixer with that option
+/// is set) or in TrainingConfig, and a value.
 using Members = std::vector<std::pair<std::string, std::string>>;
 
 /// `run` with these members set, then those of `settings`, each "key=value".
@@ -22,17 +22,17 @@ Run with_members(Run run, const Members& members, const std::vector<std::string>
 /// A run from a file, from a named architecture and size, and from single members set over them, in this order.
 class RunOptions {
  public:
-  /// Adds run.json, --architecture, --size, --label, an option for each member that is set often, and --set key=value.
+  /// Adds run.json, --architecture, --size, --label, options for the members that are set often, and --set key=value.
   void add_to(CLI::App& command);
 
-  /// The run that the options describe; its vocabulary is that of its tokenizer unless it was set.
+  /// The run of the options; its vocabulary is that of its tokenizer unless it was set.
   ///
-  /// throws  std::invalid_argument for an unknown name or member, a value of the wrong type, or a run that can't be
+  /// throws  std::invalid_argument for an unknown name or member, a value of the wrong type, or an invalid run
   Run run() const;
 
  private:
   std::string file_, architecture_, size_, label_;
-  Members members_;                    // of the named options
+  Members members_;                    // set by the named options
   std::vector<std::string> settings_;  // key=value
 };
 

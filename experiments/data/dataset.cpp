@@ -32,7 +32,7 @@ void check_hash(const fs::path& file, const std::string& bytes, const std::strin
   if (const auto found = sha256(bytes); found != hash) refuse(file.string() + " with SHA-256 " + hash, found);
 }
 
-/// Appends the tokens of one shard. Header and size come before the hash: they tell more about what is wrong.
+/// Appends the tokens of one shard. Header and size are checked before the hash: their errors are more specific.
 void read_shard(const fs::path& file, const std::string& hash, std::vector<uint16_t>& tokens) {
   const std::string bytes = contents(file);
   std::array<int32_t, 3> header{};
@@ -107,7 +107,7 @@ Dataset::Dataset(const fs::path& folder) {
     name_ = json.at("name");
     tokenizer_ = json.at("tokenizer");
     begin_token_ = json.at("begin_token");
-    std::string listing;  // what content_sha256 is the hash of
+    std::string listing;  // the input of content_sha256
     for (const std::string name : {"train", "valid", "test"}) {
       const auto& entry = json.at("splits").at(name);
       Split& split = splits_[name];

@@ -11,21 +11,21 @@
 
 namespace lethe {
 
-/// A corpus as tokens: one uint16 array a split, each document opened by the begin token.
+/// A corpus as tokens: one uint16 array a split; each document starts with the begin token.
 ///
-/// A dataset is a folder that `lethe data prepare` writes (tools/tokenize_corpus.py behind it; format: README.md):
+/// A dataset is a folder that `lethe data prepare` writes through tools/tokenize_corpus.py (format: README.md):
 ///   train_000.bin …, valid_000.bin, test_000.bin
 ///                   uint16 shards with the 1024-byte header of llm.c (magic, version, tokens)
 ///   dataset.json    name, tokenizer, begin token; documents and tokens a split; SHA-256 of the source and of the files
 ///   vocabulary.bin  token id → bytes, for decoding by table
 class Dataset {
  public:
-  /// No text at all: what a claim gets that reads none. Its content hash is empty.
+  /// An empty dataset, for claims that read no text. Its content hash is empty.
   Dataset() = default;
 
-  /// Reads and checks all of it: 2 bytes of memory a token, about 13 ms a million tokens (most of it the hash).
+  /// Reads and checks a dataset folder: 2 bytes of memory a token, about 13 ms a million tokens (mostly the hash).
   ///
-  /// throws  std::invalid_argument "dataset: expected …, found …" where a file is absent, cut or not what its hash says
+  /// throws  std::invalid_argument "dataset: expected …, found …" where a file is absent, cut short or differs from its hash
   explicit Dataset(const std::filesystem::path& folder);
 
   const std::string& name() const { return name_; }
@@ -38,7 +38,7 @@ class Dataset {
   int64_t documents(const std::string& split) const;
 
   /// One batch of training sequences: labels are the text, tokens the same rolled by one with the begin token in front
-  /// (FoX's BOS rule). Which sequences is a pure function of (seed, first_sequence): sequence n of an epoch is row
+  /// (FoX's BOS rule). The sequences are a pure function of (seed, first_sequence): sequence n of an epoch is row
   /// permutation(seed, epoch)(n) of the split cut into pieces of `length`.
   ///
   /// throws  std::invalid_argument where the split is shorter than one sequence
@@ -50,15 +50,15 @@ class Dataset {
 
   /// Evaluation sequences in text order: the split cut into pieces of `length`, pieces first .. first + count.
   ///
-  /// throws  std::invalid_argument where the split has fewer
+  /// throws  std::invalid_argument where the split has fewer pieces
   Batch sequences(const std::string& split, int64_t first, int64_t count, int64_t length) const;
   int64_t sequence_count(const std::string& split, int64_t length) const { return tokens(split) / length; }
 
-  /// The bytes that tokens stand for, by table; the begin token shows as "<|endoftext|>".
+  /// The bytes of tokens, by table; the begin token is written as "<|endoftext|>".
   ///
   /// throws  std::invalid_argument for a token outside the vocabulary
   std::string decode(const std::vector<int64_t>& tokens) const;
-  /// Tokens of a text; byte-level datasets only (tokens_of() takes any).
+  /// Tokens of a text; byte-level datasets only (tokens_of() accepts any).
   std::vector<int64_t> encode_bytes(const std::string& text) const;
 
  private:
@@ -77,30 +77,30 @@ class Dataset {
 
 /// Row n of a random order of `count` rows: a bijection of 0 … count − 1 that needs no table.
 ///
-/// reads    0 ≤ n < count < 2^62; key, which order
-/// cost     O(1): a four-round Feistel network on the next even number of bits, walked until it lands inside
+/// reads    0 ≤ n < count < 2^62; key selects the order
+/// cost     O(1): a four-round Feistel network on the next even number of bits, repeated until the result is below count
 int64_t permutation(uint64_t key, int64_t count, int64_t n);
 
-/// The dataset folder for a corpus, prepared where it isn't there yet (progress on standard error).
+/// The dataset folder for a corpus, prepared on the first call (progress on standard error).
 ///
 /// reads    corpus: "bible", "headers", the path of a folder of text, or that of a finished dataset
 ///          tokenizer: "bytes" or "gpt2" (needs LETHE_GPT2_FILES, the folder of GPT-2's encoder.json and vocab.bpe)
-///          root: where datasets live (artefacts/data)
-/// returns  root/<corpus>-<tokenizer>, of a folder its last name. A folder's dataset is compared with its text on every
-///          call; the named corpora are pinned by their packages and taken as they are.
+///          root: the folder of the datasets (artefacts/data)
+/// returns  root/<corpus>-<tokenizer>; for a folder, <corpus> is its last name. A folder's dataset is compared with its text on
+///          every call; the named corpora are pinned by their packages and not compared.
 /// throws   std::invalid_argument for an unknown corpus or tokenizer; ProgramFailed (run_program.hpp) where
-///          tools/tokenize_corpus.py, which does the work, fails
+///          tools/tokenize_corpus.py, which writes the dataset, fails
 std::filesystem::path prepared_dataset(const std::string& corpus, const std::string& tokenizer,
                                        const std::filesystem::path& root);
 
-/// Writes the dataset of a corpus, or checks it against its source and writes it anew where that has changed.
+/// Writes the dataset of a corpus; an existing dataset is checked against its source and written anew where the source changed.
 ///
 /// reads    as prepared_dataset; gpt2_files: the folder of the tokenizer's files, empty: LETHE_GPT2_FILES
 /// returns, throws  as prepared_dataset
 std::filesystem::path prepare_dataset(const std::string& corpus, const std::string& tokenizer,
                                       const std::filesystem::path& root, const std::string& gpt2_files = {});
 
-/// Tokens of a text in a dataset's own tokenizer; the begin token is not among them.
+/// Tokens of a text in a dataset's own tokenizer, without the begin token.
 std::vector<int64_t> tokens_of(const Dataset& dataset, const std::string& text);
 
 }  // namespace lethe

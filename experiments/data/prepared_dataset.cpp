@@ -17,7 +17,7 @@ void check(const std::string& corpus, const std::string& tokenizer) {
     throw std::invalid_argument("tokenizer: expected 'bytes' or 'gpt2', found '" + tokenizer + "'");
   if (!is_named(corpus) && !fs::is_directory(corpus))
     throw std::invalid_argument("corpus: expected 'bible', 'headers' or a folder of text, found '" + corpus + "'");
-  // What is prepared from it would lie where the corpus of that name does, and be taken for it.
+  // Its dataset would have the path of the named corpus, and be read in its place.
   if (!is_named(corpus) && is_named(fs::canonical(corpus).filename()))
     throw std::invalid_argument("corpus: expected a folder with a name other than 'bible' and 'headers', found '" + corpus + "'");
 }

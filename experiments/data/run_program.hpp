@@ -1,5 +1,5 @@
 #pragma once
-// Other programs: the tools of this project that are written in Python.
+// Other programs: the Python tools of this project.
 
 #include <stdexcept>
 #include <string>
@@ -7,21 +7,21 @@
 
 namespace lethe {
 
-/// A program that ended with another status than 0. It has told why on standard error, so nobody has to say it again.
+/// A program ended with a status other than 0. The program has written the reason to standard error: callers don't repeat it.
 class ProgramFailed : public std::runtime_error {
  public:
   ProgramFailed(const std::string& program, int status);
-  int status() const { return status_; }  ///< what it exited with, 128 + the signal where one ended it
+  int status() const { return status_; }  ///< the exit status; 128 + the signal where a signal ended it
 
  private:
   int status_;
 };
 
-/// Runs a program without a shell and waits for it; its standard error is ours.
+/// Runs a program without a shell and waits for it; it inherits our standard error.
 ///
 /// reads    arguments: the first of them is the program, found on PATH where it has no slash
-///          standard_input: what the program finds on its standard input
-/// returns  what it wrote to standard output
+///          standard_input: the program's standard input
+/// returns  the program's standard output
 /// throws   ProgramFailed; std::runtime_error where it can't be started
 std::string run_program(const std::vector<std::string>& arguments, const std::string& standard_input = {});
 

@@ -8,7 +8,7 @@ namespace lethe {
 
 /// SHA-256 (FIPS 180-4) of bytes, as 64 lower-case hexadecimal digits.
 ///
-/// throws   std::runtime_error where OpenSSL refuses, as one without SHA-256 does
+/// throws   std::runtime_error where OpenSSL fails, e.g. a build without SHA-256
 /// cost     one pass, with the processor's SHA instructions where it has them
 std::string sha256(std::string_view bytes);
 

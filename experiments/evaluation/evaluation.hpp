@@ -1,5 +1,5 @@
 #pragma once
-// What can be measured of a trained model on a data set: one row each, called by `lethe evaluate` and by the claims alike.
+// The table of measurements of a trained model on a data set: one row each, called by `lethe evaluate` and by the claims.
 
 #include <functional>
 #include <nlohmann/json.hpp>
@@ -13,7 +13,7 @@
 
 namespace lethe {
 
-/// What an evaluation found, in the columns of every record; experiment, claim and seed are its caller's.
+/// The findings of an evaluation, in the columns of every record; the caller fills experiment, claim and seed.
 struct Evaluated {
   std::vector<Record> records;
   /// Curves. A quantity "loss_at_position" is the loss over the position; quantities of one x have the same x.
@@ -21,21 +21,21 @@ struct Evaluated {
 
   /// The value of a metric that has one record.
   ///
-  /// throws  std::invalid_argument where no record or several have it
+  /// throws  std::invalid_argument where no record or several have that metric
   double value(const std::string& metric) const;
   /// The values of a quantity in the order of its points.
   std::vector<double> curve(const std::string& quantity) const;
 };
 
-/// A row: how a model is measured.
+/// A row: one measurement of a model.
 struct Evaluation {
   std::string name;   ///< "per_token_loss"
   std::string title;  ///< "L(i), the loss of each position"
 
-  /// Measures `model` on `dataset`, without gradients and in evaluation mode; the model's mode is put back.
+  /// Measures `model` on `dataset`, without gradients and in evaluation mode; the model's mode is restored.
   ///
-  /// reads   settings: the members that the row knows, Pieces among them; progress: called with the share that is done, may be empty
-  /// throws  std::invalid_argument "name: expected …, found …" for a key that the row doesn't know, a value of another type, a split
+  /// reads   settings: the row's members, Pieces among them; progress: called with the share that is done, may be empty
+  /// throws  std::invalid_argument "name: expected …, found …" for a key that the row doesn't read, a value of another type, a split
   ///         without one piece of that length, or a model that the row can't measure
   Evaluated (*run)(LanguageModel& model, const Dataset& dataset, const nlohmann::json& settings,
                    const std::function<void(double)>& progress);
@@ -46,10 +46,10 @@ const std::vector<Evaluation>& evaluations();
 
 /// The row of that name.
 ///
-/// throws  std::invalid_argument naming those that there are
+/// throws  std::invalid_argument naming the existing rows
 const Evaluation& evaluation_named(const std::string& name);
 
-/// The text that an evaluation reads: the first `sequences` pieces of `length` tokens of a split.
+/// The text of an evaluation: the first `sequences` pieces of `length` tokens of a split.
 struct Pieces {
   std::string split = "valid";
   int64_t length = 0;
@@ -61,9 +61,9 @@ struct Pieces {
     reader("sequences", sequences);
   }
 
-  /// How many of them the data set has.
+  /// The number of these pieces in the data set, at most `sequences`.
   ///
-  /// throws  std::invalid_argument where that is none
+  /// throws  std::invalid_argument where it has none
   int64_t count(const Dataset& dataset) const;
 };
 

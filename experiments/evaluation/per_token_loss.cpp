@@ -41,7 +41,7 @@ PerTokenLoss per_token_loss(LanguageModel& model, const Dataset& dataset, const 
   const bool was_training = model->is_training();
   model->eval();
   const int64_t at_once = std::max<int64_t>(1, kEvaluationTokens / length);
-  // Sums of deviations from the first batch's mean, so that squares lose no digits.
+  // Sums of deviations from the first batch's mean, so that squares lose no digits to cancellation.
   Tensor centre, sum = torch::zeros({length}, torch::kFloat64), squares = torch::zeros_like(sum);
   for (int64_t first = 0; first < count; first += at_once) {
     const auto batch = dataset.sequences(split, first, std::min(at_once, count - first), length);

@@ -1,5 +1,5 @@
 #pragma once
-// FoX §4.2: how well a model uses its context, position by position.
+// FoX §4.2: a model's use of its context, position by position.
 
 #include <cmath>
 #include <functional>
@@ -11,7 +11,7 @@
 
 namespace lethe {
 
-/// L(i), the mean loss of position i over sequences, and what is derived from it.
+/// L(i), the mean loss of position i over sequences, and quantities derived from it.
 struct PerTokenLoss {
   std::vector<double> loss;            ///< [length], nats: L(i), i counted from 1 in the paper, loss[i-1] here
   std::vector<double> standard_error;  ///< [length] of each mean, over sequences; NaN for a single sequence
@@ -30,7 +30,7 @@ struct PerTokenLoss {
 };
 
 /// Evaluates `model` on the first `sequences` pieces of `length` tokens of a split (fewer where the split is shorter),
-/// sums in double; length may exceed the training length. Without gradients, in evaluation mode; the mode is put back.
+/// sums in double; length may exceed the training length. Without gradients, in evaluation mode; the mode is restored.
 ///
 /// throws  std::invalid_argument where the split is shorter than one piece
 /// memory  at most kEvaluationTokens tokens in a forward call, or one sequence where that is longer

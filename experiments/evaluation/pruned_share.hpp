@@ -1,5 +1,5 @@
 #pragma once
-// What Adaptive Computation Pruning does to the heads of a trained model.
+// The effect of Adaptive Computation Pruning on the heads of a trained model.
 
 #include <functional>
 #include <optional>
@@ -13,25 +13,24 @@
 
 namespace lethe {
 
-/// A copy of a model with another tolerance: the same weights, computed with more or less pruning.
+/// A copy of a model with the same weights and another pruning tolerance.
 LanguageModel with_tolerance(const LanguageModel& model, std::optional<double> log_tolerance);
 
-/// What every layer's attention saw of sequence `sequence` of `length` tokens of a split, alone in its batch.
+/// The attention inputs of every layer on sequence `sequence` of `length` tokens of a split, alone in its batch.
 std::vector<AttentionTrace> traced(LanguageModel& model, const Dataset& dataset, int64_t length, int64_t sequence,
                                    const std::string& split = "valid");
 
-/// One head of a trace, in double, as the reference reads it.
+/// One head of a trace, in double: an input of the reference.
 Head traced_head(const AttentionTrace& layer, int64_t head);
 
-/// δ of one head of a trace: from the logit bound that the operator was given.
+/// δ of one head of a trace, computed from the operator's logit bound.
 double traced_threshold(const AttentionTrace& layer, int64_t head, double log_tolerance);
 
 /// Shares of the causal pairs that pruning skips in one head, a sequence each.
 struct HeadShare {
   int64_t layer = 0, head = 0;
-  std::vector<double> blocks;  ///< what the operator skipped, in its blocks
-  std::vector<double>
-      entries;  ///< the pairs with D_ij < δ: what blocks of a single pair would skip, whatever the kernel
+  std::vector<double> blocks;   ///< skipped by the operator, in its blocks
+  std::vector<double> entries;  ///< pairs with D_ij < δ: skipped by blocks of a single pair, whatever the kernel
 
   std::string name() const { return "layer " + std::to_string(layer) + " head " + std::to_string(head); }
 };

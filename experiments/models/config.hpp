@@ -1,5 +1,5 @@
 #pragma once
-// What a language model of the papers is made of: a trunk, and a mixer in every layer.
+// The configuration of the papers' language models: a trunk, and a mixer in every layer.
 
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
@@ -11,14 +11,14 @@
 
 namespace lethe {
 
-/// One architecture. Defaults are FoX (Pro) as the papers' runs have it, at no size.
+/// One architecture. Defaults are FoX (Pro) of the papers' runs, without a size.
 struct ModelConfig {
   int64_t vocabulary = 0;
   int64_t layers = 0;
   int64_t width = 0;
   int64_t heads = 0;  ///< head_dim = width / heads
-  /// MLP width = 256·⌈⌊width·ratio·2/3⌋/256⌉ with mlp_multiple = 256; ratio 4, or 3.5 where there is an output gate,
-  /// which pays for the gate's width² parameters (FoX footnote 2). nullopt: that rule.
+  /// MLP width = 256·⌈⌊width·ratio·2/3⌋/256⌉ with mlp_multiple = 256. nullopt: ratio 4, or 3.5 with an output gate, to offset
+  /// the gate's width² parameters (FoX footnote 2).
   std::optional<double> mlp_ratio;
   int64_t mlp_multiple = 256;
   bool output_gate = true;
@@ -33,11 +33,11 @@ struct ModelConfig {
   /// Whether a layer's past is a state of fixed size.
   bool has_state() const;
 
-  /// throws std::invalid_argument "name: expected …, found …" for a configuration that makes no model
+  /// throws std::invalid_argument "name: expected …, found …" for a configuration without a valid model
   void check() const;
 };
 
-/// A model by its name, at no size.
+/// A model by its name, without a size.
 struct Architecture {
   std::string name;
   ModelConfig model;
@@ -47,7 +47,7 @@ struct Architecture {
 std::vector<Architecture> architectures();
 
 /// The architecture of that name: "fox-pro", "fox-llama", "transformer-pro", "transformer-llama", or a mixer's name:
-/// Transformer (LLaMA) with that mixer, FoX (LLaMA) where the gate takes the place of RoPE.
+/// Transformer (LLaMA) with that mixer, or FoX (LLaMA) where the gate replaces RoPE.
 ///
 /// throws  std::invalid_argument for another name
 ModelConfig named_architecture(const std::string& name);
@@ -55,18 +55,18 @@ ModelConfig named_architecture(const std::string& name);
 /// The names of architectures(), separated by commas.
 std::string architecture_names();
 
-/// The trunk of the (LLaMA) architectures, without output gate and norm, at no size.
+/// The trunk of the (LLaMA) architectures, without output gate, norm and size.
 ModelConfig llama(MixerStack mixer);
 
-/// The papers' sizes "760m", "360m", "125m" (head dim 64 unless `heads` says otherwise), GPT-2 vocabulary.
+/// The papers' sizes "760m", "360m", "125m" (head dim 64 unless `heads` is given), GPT-2 vocabulary.
 void set_size(ModelConfig& config, const std::string& size);
 
-// JSON with the member names as keys; unknown keys and wrong types are one clear error, absent keys take the default.
+// JSON with the member names as keys; unknown keys and wrong types are one clear error, absent members have their defaults.
 void to_json(nlohmann::json& json, const ModelConfig& config);
 void from_json(const nlohmann::json& json, ModelConfig& config);
 
 /// Matrix-product and mixing FLOPs of one token, forward and backward (3 × forward): 6 a multiply-add of the MLPs and the
-/// output head, and what the mixers' rows say. FoX Table 4's 8.18e9 at 760M and 16k.
+/// output head, plus the FLOPs of the mixers' rows. FoX Table 4's 8.18e9 at 760M and 16k.
 double training_flops_per_token(const ModelConfig& config, int64_t context_length);
 
 }  // namespace lethe

@@ -8,7 +8,7 @@ namespace lethe {
 constexpr int64_t kCrossEntropyChunk = int64_t{1} << 23;
 
 /// loss_n = log Σ_v exp(w_v·h_n) − w_{label_n}·h_n, in nats, chunk by chunk of rows: forward and backward hold at most
-/// `chunk` logits at a time (or one row of them), and the backward pass computes them again.
+/// `chunk` logits at a time (at least one row), and the backward pass computes them again.
 ///
 /// reads    hidden [N,d]; weight [V,d] of the same dtype; labels [N] int64
 /// returns  [N] float32 (float64 for float64); differentiable once in hidden and weight

@@ -7,7 +7,7 @@ namespace lethe {
 Footprint footprint(const ModelConfig& config, int64_t tokens) {
   const int64_t float_bytes = 4;
   const int64_t parameters = count_parameters(config).total * float_bytes;
-  // The input and the middle of the residual stream; the normed inputs of mixer and MLP, and the MLP's own.
+  // The input and the middle of the residual stream; the normed inputs of mixer and MLP, and the MLP's own tensors.
   const int64_t block =
       2 * config.width * float_bytes + (2 * config.width + 3 * config.mlp_width()) * config.compute_bytes();
   int64_t token = 2 * config.width * float_bytes;

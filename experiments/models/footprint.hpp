@@ -1,11 +1,11 @@
 #pragma once
-// What a model costs before it is made: bytes and FLOPs, by formula.
+// The cost of a model before its construction: bytes and FLOPs, by formula.
 
 #include "experiments/models/config.hpp"
 
 namespace lethe {
 
-/// Bytes of one training step, by what holds them.
+/// Bytes of one training step, by holder.
 struct Footprint {
   int64_t parameters = 0;   ///< float32
   int64_t gradients = 0;    ///< float32
@@ -17,10 +17,10 @@ struct Footprint {
 /// Memory of one training step with `tokens` tokens in a micro-batch.
 ///
 /// The activations count the tensors that autograd keeps, without allocator overhead: a layer keeps its input and the
-/// middle of its residual stream (float32), both normed inputs and the MLP's gate, up and product (compute dtype), and what
-/// its mixer's row says: queries, keys, values, features, gates and what else it has.
+/// middle of its residual stream (float32), both normed inputs and the MLP's gate, up and product (compute dtype), and the
+/// tensors of its mixer's row: queries, keys, values, features, gates and others.
 ///
-/// cost  makes the model on the meta device
+/// cost  constructs the model on the meta device
 Footprint footprint(const ModelConfig& config, int64_t tokens);
 
 }  // namespace lethe

@@ -1,6 +1,6 @@
 #pragma once
-// One list of members per configuration struct, read and written by the same code: a key nobody knows, or a value of
-// the wrong type, is one clear error.
+// One list of members per configuration struct, read and written by the same code: an unknown key, or a value of the wrong
+// type, is one clear error.
 
 #include <concepts>
 #include <cstdint>
@@ -19,8 +19,8 @@ inline void expect(bool good, const char* name, const std::string& expected, con
   if (!good) throw std::invalid_argument(std::string(name) + ": expected " + expected + ", found " + found);
 }
 
-/// Specialised for an enumeration that JSON spells with words: `static inline const std::vector<std::pair<E,
-/// std::string>> names`.
+/// Specialised for an enumeration that JSON writes as strings:
+/// `static inline const std::vector<std::pair<E, std::string>> names`.
 template <class E>
 struct EnumNames;
 
@@ -48,9 +48,9 @@ struct JsonWriter {
   }
 };
 
-/// Reads members out of a JSON object; what is absent keeps its value.
+/// Reads members from a JSON object; absent members keep their values.
 ///
-/// throws  std::invalid_argument "<what>.<key>: expected …, found …"; `finish` throws for keys that no member asked for
+/// throws  std::invalid_argument "<what>.<key>: expected …, found …"; `finish` throws for keys that no member read
 class JsonReader {
  public:
   JsonReader(const nlohmann::json& object, std::string what) : object_(object), what_(std::move(what)) {

@@ -67,7 +67,7 @@ Tensor LanguageModelImpl::hidden(const Tensor& tokens, std::vector<std::any>* tr
   Rotations rotations;
   if (trace) trace->assign(parts_->blocks.size(), {});
 
-  // The residual stream stays wide.
+  // The residual stream stays in float32 or wider.
   Tensor x = torch::embedding(parts_->embeddings.to(accumulation_dtype(dtype)), tokens);
   for (size_t layer = 0; layer < parts_->blocks.size(); ++layer) {
     x = parts_->blocks[layer].forward(x, rotations, dtype, trace ? &(*trace)[layer] : nullptr);

@@ -12,29 +12,29 @@
 namespace lethe {
 
 /// FoX or Transformer, (LLaMA) or (Pro), or with other mixers in some or all layers: embedding → layers × (mixer, SwiGLU MLP),
-/// pre-norm → norm → output head. Parameter names and shapes are those of the official FoX checkpoints; what a mixer adds is
-/// named where it is registered.
+/// pre-norm → norm → output head. Parameter names and shapes are those of the official FoX checkpoints; a mixer's additional
+/// parameters are named where they are registered.
 class LanguageModelImpl : public torch::nn::Module {
  public:
-  /// Made on `device` and initialized with seed 0 (on the meta device there is nothing to initialize).
+  /// Constructed on `device` and initialized with seed 0 (on the meta device nothing is initialized).
   ///
   /// throws  std::invalid_argument where config.check() does
   explicit LanguageModelImpl(const ModelConfig& config, torch::Device device = torch::kCPU);
 
   /// reads    tokens [B,T] int64
-  /// returns  logits [B,T,vocabulary] in the compute dtype; `trace`, where given, gets one entry a layer: what its mixer keeps
+  /// returns  logits [B,T,vocabulary] in the compute dtype; `trace`, where given, receives one entry a layer, its mixer's trace
   torch::Tensor forward(const torch::Tensor& tokens, std::vector<std::any>* trace = nullptr);
 
   /// Cross entropy of every position in nats, never holding more than a chunk of the logits.
   ///
-  /// reads    tokens, labels [B,T] int64; labels are already shifted: labels_t is what tokens_≤t should predict
+  /// reads    tokens, labels [B,T] int64; labels are already shifted: labels_t is the target of tokens_≤t
   /// returns  [B,T] float32 (float64 where that is the compute dtype)
   torch::Tensor losses(const torch::Tensor& tokens, const torch::Tensor& labels);
 
-  /// Draws every parameter anew: matrices and embeddings N(0, 0.02²), norms 1, those of mixers as they say.
+  /// Draws every parameter anew: matrices and embeddings N(0, 0.02²), norms 1, the mixers' parameters by their own initializers.
   void initialize(uint64_t seed);
 
-  /// Parameters that AdamW decays (matrices, embeddings) and those that it doesn't (norms, biases), in a fixed order.
+  /// Parameters with weight decay (matrices, embeddings) and without (norms, biases), in a fixed order.
   std::vector<torch::Tensor> decayed_parameters();
   std::vector<torch::Tensor> undecayed_parameters();
 
@@ -57,7 +57,7 @@ struct ParameterCounts {
   int64_t non_embedding = 0;
 };
 
-/// Counted on a model made on the meta device: no memory is taken.
+/// Counted on a model on the meta device: no memory is allocated.
 ParameterCounts count_parameters(const ModelConfig& config);
 
 }  // namespace lethe

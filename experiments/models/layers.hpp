@@ -1,5 +1,5 @@
 #pragma once
-// The small layers of the model, in their Torch form. Statistics and mixtures are taken in float32 (float64 for float64
+// The small layers of the model, in their Torch form. Statistics and mixtures are computed in float32 (float64 for float64
 // inputs) whatever the compute dtype, and rounded once at the end.
 
 #include <torch/types.h>
@@ -16,7 +16,7 @@ constexpr double kQkNormEpsilon = 1e-5;  ///< of the norm of queries and keys
 /// returns  like x, in `dtype`
 torch::Tensor rms_norm(const torch::Tensor& x, const torch::Tensor& weight, double epsilon, torch::Dtype dtype);
 
-/// y_t = α_t u_{t−1} + (1 − α_t) u_t with u_{−1} = 0 and α = σ(logit): a head's keys or values look one token back.
+/// y_t = α_t u_{t−1} + (1 − α_t) u_t with u_{−1} = 0 and α = σ(logit): a head's keys or values mix with the previous token's.
 ///
 /// source   FoX Eq. 17–20
 /// reads    u [B,T,H,D]; logit [B,T,H]
@@ -26,7 +26,7 @@ torch::Tensor shift_by_one(const torch::Tensor& u, const torch::Tensor& logit);
 /// Cosine and sine of the angles t·base^(−2i/D), [T,1,D/2] each in the dtype and on the device of `options`; the angles
 /// are float64.
 ///
-/// source   RoPE, in the layout that rotates the halves of a head against each other (NeoX)
+/// source   RoPE, in the NeoX layout: entry i of a head is paired with entry i + D/2
 struct Rotation {
   torch::Tensor cosine, sine;
 };
@@ -44,7 +44,7 @@ torch::Tensor rotate(const torch::Tensor& x, const Rotation& rotation);
 /// returns  [..., I], the input's dtype
 torch::Tensor swiglu(const torch::Tensor& gate_and_up);
 
-/// The dtype in which `dtype` is summed: float64 for float64, float32 for all others.
+/// The dtype of sums over `dtype`: float64 for float64, float32 for all others.
 inline torch::Dtype accumulation_dtype(torch::Dtype dtype) {
   return dtype == torch::kFloat64 ? torch::kFloat64 : torch::kFloat32;
 }

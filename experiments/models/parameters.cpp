@@ -10,7 +10,7 @@ using torch::Tensor;
 
 namespace {
 
-// The module that holds the last name of a dotted path, made on the way where it is not there.
+// The module that holds the last name of a dotted path; absent modules along the path are created.
 torch::nn::Module& holder(torch::nn::Module& root, const std::string& path) {
   torch::nn::Module* module = &root;
   size_t begin = 0;

@@ -1,5 +1,5 @@
 #pragma once
-// Parameters and buffers of a module by the dotted names that checkpoints give them, each with how it begins.
+// Parameters and buffers of a module by the dotted names of the checkpoints, each with its initializer.
 
 #include <torch/nn/module.h>
 
@@ -10,15 +10,15 @@
 
 namespace lethe {
 
-/// How a parameter begins: fills `value`, with numbers drawn on the CPU where it is random.
+/// An initializer of a parameter: fills `value`; random numbers are drawn on the CPU.
 using Initial = std::function<void(torch::Tensor& value, const torch::Generator& generator)>;
 
 Initial constant(double value);
 
-/// N(0, deviation²); the default is that of every trained matrix.
+/// N(0, deviation²); the default deviation is that of every trained matrix.
 Initial normal(double deviation = 0.02);
 
-/// Where a layer registers its parameters. Copies and those `below` a path share the module and what is registered.
+/// The register of a layer's parameters. Copies, and the registers that `below` returns, share the module and its entries.
 class Weights {
  public:
   Weights(torch::nn::Module& root, torch::Device device);
@@ -26,7 +26,7 @@ class Weights {
   /// The same with `path` and a dot before every name.
   Weights below(const std::string& path) const;
 
-  /// Registers a parameter under a dotted path, as checkpoints name it ("q_proj.weight"), making the modules on the way.
+  /// Registers a parameter under a dotted path, as checkpoints name it ("q_proj.weight"), with the modules along the path.
   ///
   /// returns  the parameter, uninitialized, float32
   torch::Tensor parameter(const std::string& path, torch::IntArrayRef sizes, Initial initial) const;
@@ -35,7 +35,7 @@ class Weights {
   torch::Tensor buffer(const std::string& path, torch::IntArrayRef sizes, Initial initial) const;
 
   /// Draws everything anew from `seed`: all parameters in the order of the module tree, then all buffers. The numbers are
-  /// drawn on the CPU, so that a seed means the same weights on every device.
+  /// drawn on the CPU, so that a seed gives the same weights on every device.
   void initialize(uint64_t seed) const;
 
  private:

@@ -22,8 +22,8 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int64_t kValidationSequences = 64;  // at most, for the loss in done.json
-constexpr int64_t kLastSteps = 20;            // whose mean is the training loss in done.json
-constexpr int64_t kProbes = 10;               // how often a training looks at the largest entries of a state
+constexpr int64_t kLastSteps = 20;            // their mean is the training loss in done.json
+constexpr int64_t kProbes = 10;               // measurements of a state's largest entries per training
 
 double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -32,7 +32,7 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
 // log.jsonl: exactly one line for each step that the weights have seen.
 class Log {
  public:
-  // Keeps the lines of the first `steps` steps; what a killed training wrote after its checkpoint is done again.
+  // Keeps the lines of the first `steps` steps; steps of a killed training after its checkpoint are repeated.
   Log(const fs::path& path, int64_t steps) {
     std::string kept;
     if (steps > 0) {
@@ -114,7 +114,7 @@ void train(Trainer& trainer, const Run& run, const fs::path& folder, Log& log,
   }
 }
 
-// What the weights that training ends with give; of weights that give nothing finite, null.
+// Validation loss and largest entries of the final weights; null or absent where they are not finite.
 nlohmann::json measured_at_the_end(Trainer& trainer, const Run& run, const Dataset& dataset) {
   nlohmann::json json = {{"validation_loss", nullptr}};  // also where the split is shorter than one sequence
   try {

@@ -28,13 +28,13 @@ void visit_conversion(Some& conversion, Visitor&& visit) {
   visit("value_scale", conversion.value_scale);
 }
 
-constexpr uint64_t kFeatureStream = 0x9e3779b97f4a7c15;  // apart from the draws of initialize() with the same seed
+constexpr uint64_t kFeatureStream = 0x9e3779b97f4a7c15;  // separate from the draws of initialize() with the same seed
 
 std::optional<Swap> swap_of(const ModelConfig& model, const MixerConfig& mixer) {
   return mixer.row().swap(model, mixer.options());
 }
 
-// The layer of a parameter and its name below that layer's mixer; of the trunk's parameters, no name.
+// The layer of a parameter and its name below that layer's mixer; the name is empty for the trunk's parameters.
 std::pair<int64_t, std::string> layer_and_name(const std::string& path) {
   const std::string layers = "model.layers.", mixer = ".attn.";
   const size_t at = path.find(mixer);
@@ -101,7 +101,7 @@ std::vector<ConvertedParameter> convert_weights(const Run& run, const LanguageMo
   const auto theirs = source->named_parameters();
   auto ours = target->named_parameters();
 
-  Tensor shared;  // W_φ of the layer at hand: one for its queries and keys
+  Tensor shared;  // W_φ of the current layer, shared by its queries and keys
   std::vector<ConvertedParameter> report;
   for (auto& item : ours) {
     const std::string& path = item.key();

@@ -20,7 +20,7 @@ using torch::Tensor;
 
 namespace {
 
-constexpr int64_t kProbedSequences = 4;  // at most, whose states and values are looked at
+constexpr int64_t kProbedSequences = 4;  // at most, for the largest states and values
 
 LanguageModel fresh_model(const Run& run, const Dataset& dataset, const LanguageModel& source) {
   run.training.check();
@@ -58,7 +58,7 @@ void Trainer::expect_finite(const char* name, double value) const {
                   std::to_string(value));
 }
 
-// Sequences first … first + count of the batch that the next step takes.
+// Sequences first … first + count of the next step's batch.
 Dataset::Batch Trainer::batch(int64_t first, int64_t count) const {
   const TrainingConfig& config = run_.training;
   const int64_t sequences = config.batch_tokens / config.context_length;

@@ -1,5 +1,5 @@
 #pragma once
-// A training under way: model, optimizer, and the place in the stream of sequences.
+// A training in progress: model, optimizer, and the position in the stream of sequences.
 
 #include <torch/optim/adamw.h>
 
@@ -10,17 +10,17 @@
 
 namespace lethe {
 
-/// Takes optimizer steps one by one. All of its state is the weights, the optimizer's moments and the number of steps
-/// done: the batches are a function of that number, so a checkpoint is enough to go on bit-identically.
+/// Takes optimizer steps one by one. Its whole state is the weights, the optimizer's moments and the number of steps done:
+/// the batches are a function of that number, so a checkpoint is enough to continue bit-identically.
 class Trainer {
  public:
-  /// A fresh training of `run`, at step 0.
+  /// Starts a training of `run` at step 0.
   ///
   /// reads   source: the trained source of run.conversion; absent where the run has none, or a checkpoint will be resumed
-  /// throws  std::invalid_argument where a part of the run is bad, or the data has tokens that the model has not
+  /// throws  std::invalid_argument where a part of the run is invalid, or the data has tokens outside the model's vocabulary
   Trainer(const Run& run, const Dataset& dataset, const LanguageModel& source = nullptr);
 
-  /// What one step has seen and done.
+  /// The figures of one step.
   struct Step {
     double loss;           ///< mean over the batch, nats, before the update
     double learning_rate;  ///< of the update
@@ -32,12 +32,12 @@ class Trainer {
   /// throws  NotFinite where loss, gradient or activations are not finite; the weights are then those before the step
   Step step();
 
-  /// How large a model with a state lets it grow.
+  /// The largest entries of a model with a state.
   struct Extremes {
     double state = 0;  ///< max |S_t| over the layers, heads and text positions of a batch
     double value = 0;  ///< max |o_t|
   };
-  /// Those of the next step's first micro-batch, at most four sequences of it, over the layers with a state.
+  /// The largest entries on the next step's first micro-batch, at most four sequences of it, over the layers with a state.
   ///
   /// throws  NotFinite where activations are not finite; std::invalid_argument where the model has no state
   Extremes extremes();
@@ -45,12 +45,12 @@ class Trainer {
   int64_t steps_done() const { return steps_done_; }
   LanguageModel& model() { return model_; }
 
-  /// Writes everything to `path`: beside it first, to the disk, then renamed.
+  /// Writes a checkpoint to a temporary file, waits for the disk, and renames it to `path`.
   void save(const std::filesystem::path& path);
 
-  /// Goes on where the checkpoint at `path` stood.
+  /// Resumes from the checkpoint at `path`.
   ///
-  /// returns  false, with the trainer as it was, where there is none or it is one of another run
+  /// returns  false, with the trainer unchanged, where there is no checkpoint or it is another run's
   bool resume(const std::filesystem::path& path);
 
  private:

@@ -14,35 +14,35 @@
 
 namespace lethe {
 
-/// How a model is trained. Everything is counted in tokens, as the papers do.
+/// The configuration of a training. All durations are in tokens, as in the papers.
 struct TrainingConfig {
   int64_t context_length = 0;
-  int64_t batch_tokens = 0;        ///< of one optimizer step; a multiple of context_length
-  int64_t micro_batch_tokens = 0;  ///< of one forward and backward (accumulation), divides batch_tokens; 0: all of it
+  int64_t batch_tokens = 0;        ///< per optimizer step; a multiple of context_length
+  int64_t micro_batch_tokens = 0;  ///< per forward and backward (accumulation), divides batch_tokens; 0: all of it
   int64_t total_tokens = 0;        ///< rounded up to whole steps
   int64_t warmup_tokens = 0;       ///< linear from 0, at the tokens seen before a step: step 0 has rate 0
   double learning_rate = 1e-3;
-  double final_learning_rate = 0;  ///< where the cosine ends
+  double final_learning_rate = 0;  ///< at the end of the cosine
   double weight_decay = 0.1;
   double beta1 = 0.9, beta2 = 0.95, epsilon = 1e-8;
   double clip_norm = 1.0;         ///< global gradient norm
   uint64_t seed = 0;              ///< of initialization and data order
-  int64_t checkpoint_tokens = 0;  ///< between checkpoints; 0: only at the end. No part of the identity
+  int64_t checkpoint_tokens = 0;  ///< between checkpoints; 0: only at the end. Not part of the identity
   std::string corpus = "bible";
   std::string tokenizer = "bytes";
-  /// A loss, gradient or activation that is not finite is a result: training ends there with the weights before that step,
-  /// where it is an error otherwise. No part of the identity.
+  /// Whether a loss, gradient or activation that is not finite is a result: training then ends with the weights before that step.
+  /// Otherwise it is an error. Not part of the identity.
   bool divergence_is_a_result = false;
-  /// "cpu", "cuda" or "cuda:N": where it is trained and evaluated. No part of the identity
+  /// "cpu", "cuda" or "cuda:N": the device of training and evaluation. Not part of the identity
   std::string device = "cpu";
 
   int64_t steps() const { return (total_tokens + batch_tokens - 1) / batch_tokens; }
 
-  /// throws  std::invalid_argument "name: expected …, found …" for a configuration that trains nothing
+  /// throws  std::invalid_argument "name: expected …, found …" for an invalid configuration
   void check() const;
 };
 
-// JSON with the member names as keys; unknown keys and wrong types are one clear error, absent keys take the default.
+// JSON with the member names as keys; unknown keys and wrong types are one clear error, absent members have their defaults.
 void to_json(nlohmann::json& json, const TrainingConfig& config);
 void from_json(const nlohmann::json& json, TrainingConfig& config);
 
@@ -54,9 +54,9 @@ double learning_rate_at(const TrainingConfig& config, int64_t tokens_seen);
 
 struct Conversion;  // conversion.hpp
 
-/// One model to train: what it is, how, and on what.
+/// One model to train: its configuration, its training and its data.
 struct Run {
-  std::string label;  ///< for people; no part of the identity
+  std::string label;  ///< for users; not part of the identity
   ModelConfig model;
   TrainingConfig training;
   /// the trained model that this one starts from; absent: from a seed
@@ -67,60 +67,60 @@ struct Run {
 void to_json(nlohmann::json& json, const Run& run);
 void from_json(const nlohmann::json& json, Run& run);
 
-/// What a trained model depends on, as canonical JSON (sorted keys): the format, the model's and the training's configuration,
-/// seed included, the data's content, and of a converted model its source's identity and the conversion's knobs; not the label,
-/// not where the data lies, not how often a checkpoint is written.
+/// The identity of a trained model, as canonical JSON (sorted keys): the format, the configurations of model and training with
+/// the seed, the data's content and, for a converted model, its source's identity and the conversion's options; not the label,
+/// the data's path or the interval of checkpoints.
 std::string identity(const Run& run, const Dataset& dataset);
 
-/// The name of the artefact that a run makes: the first 16 hexadecimal digits of the SHA-256 of its identity.
+/// The name of a run's artefact: the first 16 hexadecimal digits of the SHA-256 of its identity.
 std::string artefact_name(const Run& run, const Dataset& dataset);
 
-/// What a trained model leaves in its folder:
+/// The files of a trained model's folder:
 ///   run.json       the Run
 ///   log.jsonl      a line a step: step, tokens (seen after it), loss (of its batch, nats), learning_rate, gradient_norm
-///                  (before clipping), tokens_per_second, seconds (of training, over all resumptions); every tenth of the
-///                  training, of models with a state, largest_state and largest_value on its batch before the step
+///                  (before clipping), tokens_per_second, seconds (of training, over all resumptions); for models with a
+///                  state, at every tenth of the training, largest_state and largest_value on its batch before the step
 ///   checkpoint.pt  model, optimizer, steps done, identity
 ///   done.json      written last: final losses, wall time, threads, data hash, identity; machine, commit and versions;
-///                  diverged: why training ended early, or null
-///   lock           held while somebody trains
+///                  diverged: the reason for an early end of the training, or null
+///   lock           held during training
 struct Artefact {
   std::filesystem::path folder;
   Run run;
 };
 
-/// What the progress line shows, a step at a time.
+/// The contents of the progress line, one step at a time.
 struct Progress {
   int64_t step = 0, steps = 0;
   double loss = 0, tokens_per_second = 0, seconds_left = 0;
 };
 
-/// The trained model of `run`: found under `root` where it is finished, resumed where it is begun, else trained now. A
-/// killed training continues at its last checkpoint, bit-identically to one that was never killed. Where another process
-/// trains the same run, this one waits for it and finds the result.
+/// The trained model of `run`: read from `root` where it is finished, resumed where it has begun, else trained now. A killed
+/// training continues at its last checkpoint, bit-identically to one that was never killed. Where another process trains the
+/// same run, this one waits for it and reads the result.
 ///
 /// On the CPU the same run gives the same bits on the same machine with the same number of threads: sums are split over
-/// threads, and the order of a sum decides its last bit. On a GPU some sums have no order of their own, so that a run goes
-/// on where it stood, but two of them differ in their last bits.
+/// threads, and the order of a sum decides its last bit. On a GPU some sums have no fixed order: a run still resumes at its
+/// last checkpoint, but two runs differ in their last bits.
 ///
-/// The source of a converted model is trained first where it isn't there.
+/// The source of a converted model is trained first where it is absent.
 ///
-/// reads    root: where models live (artefacts/models), the artefact's folder is root/artefact_name; progress: called
-///          after every step, never where the artefact is found
-/// throws   std::invalid_argument for a bad configuration; std::runtime_error where a file can't be written; NotFinite, one
-///          of those, where loss, gradient or activations are no longer finite and that is no result
+/// reads    root: the folder of the models (artefacts/models), the artefact's folder is root/artefact_name; progress: called
+///          after every step, never for a finished artefact
+/// throws   std::invalid_argument for an invalid configuration; std::runtime_error where a file can't be written; NotFinite, a
+///          std::runtime_error, where loss, gradient or activations are not finite and the configuration makes that an error
 Artefact trained(const Run& run, const Dataset& dataset, const std::filesystem::path& root,
                  const std::function<void(const Progress&)>& progress = {});
 
-/// The model of an artefact, in evaluation mode, on the device that `device` names; by default the one it was trained on.
+/// The model of an artefact, in evaluation mode, on the device named `device`; by default the device of its training.
 ///
 /// throws  as device_named
 LanguageModel load_model(const Artefact& artefact);
 LanguageModel load_model(const Artefact& artefact, const std::string& device);
 
-/// The device of a name that TrainingConfig::device may have.
+/// The device of a name in the format of TrainingConfig::device.
 ///
-/// throws  std::invalid_argument for another name, and for a GPU that this build or this machine has not
+/// throws  std::invalid_argument for another name, and for a GPU that is absent from this build or machine
 torch::Device device_named(const std::string& name);
 
 }  // namespace lethe

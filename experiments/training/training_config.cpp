@@ -36,7 +36,7 @@ void visit_training(Config& config, Visitor&& visit) {
   visit("device", config.device);
 }
 
-// Of runs as artefacts keep them: 1 had the options of all mixers in the model, 2 has them in the mixer.
+// The format of stored runs: 1 had the options of all mixers in the model, 2 has them in the mixer.
 constexpr int64_t kFormat = 2;
 
 template <class SomeRun, class Visitor>

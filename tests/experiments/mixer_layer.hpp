@@ -1,5 +1,5 @@
 #pragma once
-// One layer with a state, and what the reference's rule makes of its weights.
+// One layer with a state, and the output of the reference's rule for its weights.
 
 #include <torch/nn/module.h>
 
@@ -33,7 +33,7 @@ inline Matrix<double> matrix_of(const torch::Tensor& tensor) {
                                           wide.size(-1));
 }
 
-/// A model's mixer by itself, with weights that no initialisation has.
+/// A model's mixer by itself, with weights unlike any initialization.
 struct Layer {
   explicit Layer(const ModelConfig& model)
       : model(model), options(model.mixer), layer(made(model, Weights(root, torch::kCPU).below("attn"))) {
@@ -42,7 +42,7 @@ struct Layer {
     for (auto& parameter : root.named_parameters()) {
       torch::Tensor& value = parameter.value();
       value.normal_(0, value.dim() == 2 ? 1 / std::sqrt(static_cast<double>(value.size(1))) : 0.3);
-      // Every token has a feature that isn't zero, or the norms would divide by zero.
+      // Every token has a nonzero feature: otherwise the norms would divide by zero.
       if (parameter.key() == "attn.feature.bias") value.abs_().add_(1.5);
     }
     for (auto& buffer : root.named_buffers()) buffer.value().normal_();
@@ -56,7 +56,7 @@ struct Layer {
     return matrix_of(root.named_parameters().contains(path) ? root.named_parameters()[path]
                                                             : root.named_buffers()[path]);
   }
-  // Rows of head h of a matrix with `rows` rows a head, or columns of such a vector.
+  // Rows of head h of a matrix with `rows` rows a head, or entries of head h of a vector.
   Matrix<double> of_head(const std::string& name, Eigen::Index h, Eigen::Index rows) const {
     const Matrix<double> all = weight(name);
     if (all.rows() == 1) return all.middleCols(h * rows, rows);
@@ -74,7 +74,7 @@ struct Layer {
   }
 
   ModelConfig model;
-  nlohmann::json options;  // of its mixer
+  nlohmann::json options;  // the mixer's
   torch::nn::Module root;
   MixerLayer layer;
 };
@@ -85,7 +85,7 @@ inline Matrix<double> log_gate(const Layer& layer, const std::string& name, Eige
   return reference::layers::log_sigmoid<double>(logits.rowwise() + layer.of_head(name + ".bias", h, rows).row(0));
 }
 
-/// The rules of the reference, by the names of the mixers that are theirs; one without an attention norm ignores it.
+/// The rules of the reference, by the names of their mixers; a rule without an attention norm ignores `attention_norm`.
 using Rule = Output (*)(const Head&, reference::Normalized);
 inline const std::map<std::string, Rule>& reference_rules() {
   using reference::Normalized;
@@ -114,7 +114,7 @@ inline Vector<double> log_forget(const Layer& layer, Eigen::Index h, const Matri
   return reference::layers::log_sigmoid<double>(bias).col(0);
 }
 
-// `head` with the features of the layer's head h in the place of its queries and keys.
+// `head` with the features of the layer's head h in place of its queries and keys.
 inline Head with_reference_features(const Layer& layer, Head head, Eigen::Index h) {
   namespace maps = reference::feature_map;
   const std::string name = layer.options.at("feature_map");
@@ -138,7 +138,7 @@ inline Head with_reference_features(const Layer& layer, Head head, Eigen::Index 
   return reference::with_features(head, map);
 }
 
-// What the layer should give, and the states that it went through.
+// The expected output of the layer, and its states.
 inline Matrix<double> expected_values(const Layer& layer, const Matrix<double>& x, double* largest_state = nullptr) {
   const ModelConfig& model = layer.model;
   const Eigen::Index d = model.head_dim();

@@ -1,4 +1,4 @@
-"""The lethe command as its users meet it: exit status, one line of error, a model from training to text. Run by ctest.
+"""The lethe command from the outside: exit status, one line of error, a model from training to text. Run by ctest.
 
 usage: test_command.py BINARY [unittest's own arguments]
 """
@@ -21,7 +21,7 @@ TINY = ("--layers 1 --width 16 --heads 2 --context 32 --batch-tokens 128 --warmu
 
 def lethe(*arguments: str) -> subprocess.CompletedProcess:
     environment = {k: v for k, v in os.environ.items() if k != "LETHE_GPT2_FILES"}
-    # From a folder of its own: nothing may depend on where the command is called.
+    # Runs in a separate folder: no result may depend on the working directory.
     with tempfile.TemporaryDirectory() as elsewhere:
         return subprocess.run([BINARY, "--threads", "1", *arguments], capture_output=True, text=True, cwd=elsewhere,
                               env=environment, timeout=300)  # fmt: skip
@@ -175,7 +175,7 @@ class Models(CommandTest):
     def test_continue_a_prompt_the_same_way_for_the_same_seed(self):
         call = ("--root", self.root, "generate", self.folder.name[:8], "--prompt", "In the beginning", "--tokens", "8")
 
-        def written(*more: str) -> bytes:  # a barely trained model writes any bytes at all, so not as text
+        def written(*more: str) -> bytes:  # a barely trained model writes arbitrary bytes, so not decoded
             return subprocess.run([BINARY, *call, *more], capture_output=True, timeout=300, check=True).stdout
 
         self.assertTrue(written().startswith(b"In the beginning"))
@@ -204,7 +204,7 @@ class Models(CommandTest):
         with tempfile.TemporaryDirectory() as root:
             old = Path(root) / "artefacts/models/0123456789abcdef"
             old.mkdir(parents=True)
-            (Path(root) / "experiments").symlink_to(ROOT / "experiments")  # the claims that the list begins with
+            (Path(root) / "experiments").symlink_to(ROOT / "experiments")  # the claims at the beginning of the list
             run = json.loads((self.folder / "run.json").read_text())
             del run["format"]
             (old / "run.json").write_text(json.dumps(run))

@@ -24,7 +24,7 @@ struct MappedRows {
   MappedRows() {
     torch::manual_seed(5);
     rows = torch::randn({5, 3, 8}, torch::kFloat64);
-    rows[0][0][0] = 0;  // where ELU + 1 and ReLU have their corners
+    rows[0][0][0] = 0;  // the corner of ELU + 1 and ReLU
     directions = torch::randn({6, 8}, torch::kFloat64);
   }
   Matrix<double> matrix() const { return matrix_of(rows.flatten(0, 1)); }

@@ -15,7 +15,7 @@ namespace {
 
 using torch::Tensor;
 
-// Copies what two models have in common; the projections of keys and values change their path with the KV-shift.
+// Copies the parameters that two models share; the projections of keys and values change their path with the KV-shift.
 void copy_common(LanguageModel& from, LanguageModel& to) {
   const torch::NoGradGuard no_gradient;
   const auto plain = [](std::string name) {
@@ -89,7 +89,7 @@ TEST(LanguageModel, ChangesWithEverySwitch) {
     copy_common(pro, other);
     EXPECT_GT(distance(other->forward(tokens), logits), 1e-4) << name;
   }
-  LanguageModel same(config);  // the negative control: with every weight copied and no switch changed, nothing changes
+  LanguageModel same(config);  // the negative control: with equal weights and equal switches the output is equal
   same->initialize(1);
   EXPECT_GT(distance(same->forward(tokens), logits), 1e-4);
   copy_common(pro, same);

@@ -1,4 +1,4 @@
-// What a mixer costs, how it begins, and what its configuration refuses.
+// A mixer's cost, its initialization, and the checks of its configuration.
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <gtest/gtest.h>
@@ -67,7 +67,7 @@ TEST(MixerCosts, AreThoseOfTheFeatures) {
   const auto flops = [](const ModelConfig& config) { return training_flops_per_token(config, 64); };
   // Layers × width × 3 multiply-adds (gate, write, read) a row, 6 FLOPs each with the backward pass.
   EXPECT_EQ(flops(dpfp) - flops(elu), 6 * 2 * 32 * 3 * (64 - 16));
-  // Directions of query and key, forward and back to u: 4 FLOPs an entry and head.
+  // Directions for query and key, forward and backward to u: 4 FLOPs an entry and head.
   EXPECT_EQ(flops(as_wide) - flops(elu), 4 * 2 * 2 * 2 * 16 * 16);
   EXPECT_EQ(flops(random) - flops(fourier), 4 * 2 * 2 * 2 * 3 * 16);
   EXPECT_EQ(footprint(dpfp, 64).activations - footprint(elu, 64).activations, 2 * 64 * 2 * 2 * (64 - 16) * 8);
@@ -103,7 +103,7 @@ TEST(UniformGateInitialisation, TakesAHeadsNumberOfGatesForItsRange) {
   EXPECT_GT(highest_z, highest_f);
 }
 
-// What is wrong with a mixer's options, or "no error".
+// The error of a mixer's options, or "no error".
 std::string refusal(const char* mixer, const json& options) {
   try {
     return refusal_of(tiny_mixer(mixer, options));

@@ -1,4 +1,4 @@
-// What holds for every row of the table of mixers, and for stacks of several.
+// Properties of every row of the table of mixers, and of stacks of several mixers.
 
 #include <gtest/gtest.h>
 

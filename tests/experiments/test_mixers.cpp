@@ -1,4 +1,4 @@
-// The mixers with a state, each against the reference's rule, which shares nothing with it but the weights.
+// The mixers with a state, each against the reference's rule, which shares only the weights with it.
 
 #include <gtest/gtest.h>
 #include <torch/nn/module.h>
@@ -26,10 +26,10 @@ namespace {
 
 using torch::Tensor;
 
-// One layer in double: sums of 32 terms, a state of 17 tokens, and an ε of 1e-6 that the reference's norms don't have.
+// One layer in double: sums of 32 terms, a state of 17 tokens, and an ε of 1e-6 that is absent from the reference's norms.
 constexpr double kLayerBudget = 1e-10;
 
-// Every rule of the reference with its default options, and with each norm and map that it may have.
+// Every rule of the reference with its default options, and with each of its norms and maps.
 std::vector<MixerCase> every_rule() {
   std::vector<MixerCase> cases;
   for (const auto& [name, _] : reference_rules()) {
@@ -42,7 +42,7 @@ std::vector<MixerCase> every_rule() {
   return cases;
 }
 
-// What rotations, FoX's gate, the maps without weights and the end of the layer add to that.
+// The same with rotations, FoX's gate, the maps without weights and the end of the layer.
 std::vector<MixerCase> every_map_and_gate() {
   const std::pair<const char*, const char*> kCases[] = {
       {"delta", R"({"feature_map": "relu", "sum_norm": true, "attention_norm": true})"},
@@ -125,7 +125,7 @@ TEST_P(EveryState, HasAGradientInEveryWeightThatIsTheCentralDifference) {
   const auto loss = [&] { return (layer.forward(x) * direction).sum(); };
   loss().backward();
   const torch::NoGradGuard no_gradient;
-  // Short, for maps with corners and normalizers near zero. Weights are float32, but what is taken is their exact difference.
+  // A short step, for maps with corners and normalizers near zero. Weights are float32, but their difference is exact.
   constexpr double kStep = 1e-5;
   for (auto& parameter : layer.root.named_parameters()) {
     const Tensor gradient = parameter.value().grad(), along = torch::randn_like(gradient);
@@ -170,7 +170,7 @@ TEST(StateLayer, InSixteenBitsIsNearThatOfThirtyTwoWithEveryMap) {
       ModelConfig model = tiny_model(named_architecture(architecture));
       set(model, {{"feature_map", map}});
       const nlohmann::json options = model.mixer;
-      // Features of both signs may sum to nothing.
+      // Features of both signs may sum to zero.
       if (options.contains("sum_norm") && (map == "linear" || map == "random_fourier"))
         set(model, {{"sum_norm", false}});
       if (options.contains("attention_norm") && map != "elu_plus_one" && map != "positive_random")
@@ -180,7 +180,7 @@ TEST(StateLayer, InSixteenBitsIsNearThatOfThirtyTwoWithEveryMap) {
       const Tensor tokens = torch::randint(257, {2, 24}), expected = wide->forward(tokens);
       for (const auto& [dtype, budget] : {std::pair("bfloat16", 0.03), std::pair("float16", 0.004)}) {
         model.compute_dtype = dtype;
-        LanguageModel narrow(model);  // seed 0, as the other
+        LanguageModel narrow(model);  // seed 0, like the other
         const Tensor logits = narrow->forward(tokens).to(torch::kFloat32);
         const double error = ((logits - expected).norm() / expected.norm()).item<double>();
         EXPECT_LT(error, budget) << architecture << ' ' << dtype << ' ' << map;

@@ -1,4 +1,4 @@
-// The Torch model of every architecture against the reference's, which shares nothing with it but the weights.
+// The Torch model of every architecture against the reference's, which shares only the weights with it.
 
 #include <gtest/gtest.h>
 
@@ -48,7 +48,7 @@ LanguageModel model_of(const Row& row, const std::string& dtype) {
   return LanguageModel(config);
 }
 
-// Weights as no initialisation has them: norms that are not 1, biases that are not 0, logits of order 1.
+// Weights unlike any initialization: norms that are not 1, biases that are not 0, logits of order 1.
 void randomize(LanguageModel& model) {
   const torch::NoGradGuard no_gradient;
   torch::manual_seed(5);
@@ -81,7 +81,7 @@ const std::vector<int64_t> kTokens{84, 104, 101, 32, 114, 105, 118, 101, 114, 32
 
 Matrix<double> torch_logits(LanguageModel& model) {
   const torch::NoGradGuard no_gradient;
-  // In a batch of two, whose other text must not matter.
+  // A batch of two: the other text must not change the result.
   const Tensor tokens = torch::tensor(kTokens).unsqueeze(0);
   const Tensor logits = model->forward(torch::cat({tokens, tokens.flip(1)}))[0].to(torch::kFloat64).contiguous();
   return Eigen::Map<const Matrix<double>>(logits.const_data_ptr<double>(), logits.size(0), logits.size(1));

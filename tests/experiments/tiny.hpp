@@ -21,7 +21,7 @@ namespace lethe {
 /// The largest difference of two tensors of one shape.
 inline double distance(const torch::Tensor& a, const torch::Tensor& b) { return (a - b).abs().max().item<double>(); }
 
-/// What a configuration's check says, or "no error".
+/// The message of a configuration's check, or "no error".
 template <typename Config>
 std::string refusal_of(const Config& config) {
   try {
@@ -32,7 +32,7 @@ std::string refusal_of(const Config& config) {
   return "no error";
 }
 
-/// A folder that is empty at the beginning and gone at the end.
+/// A folder, created empty and removed at the end.
 class TemporaryFolder {
  public:
   TemporaryFolder() {
@@ -80,7 +80,7 @@ inline void set(ModelConfig& model, const nlohmann::json& options) {
   model.mixer = mixer.get<MixerStack>();
 }
 
-/// A (LLaMA) model with that mixer in double, with few state rows and the norms of the reference, and these options over it.
+/// A (LLaMA) model in double with that mixer, few state rows, the norms of the reference, and these options set over them.
 inline ModelConfig tiny_mixer(const std::string& mixer, const nlohmann::json& options = nlohmann::json::object()) {
   ModelConfig model = tiny_model(llama(MixerConfig(mixer)));
   model.compute_dtype = "float64";
@@ -97,7 +97,7 @@ inline torch::Tensor some_tokens(int64_t batch, int64_t length) {
   return torch::randint(257, {batch, length});
 }
 
-/// Expects a gradient in every parameter that is finite and not zero.
+/// Expects a finite, nonzero gradient in every parameter.
 inline void expect_gradients(LanguageModel& model) {
   const torch::Tensor tokens = some_tokens(2, 16);
   model->losses(tokens, tokens.roll(1, 1)).mean().backward();
@@ -121,7 +121,7 @@ inline Run tiny_run() {
   return run;
 }
 
-/// A test with a tiny data set and a folder for what it trains.
+/// A test with a tiny data set and a folder for its trained models.
 class TinyDatasetTest : public testing::Test {
  protected:
   TemporaryFolder folder;

@@ -29,7 +29,7 @@ int64_t additive_bytes(const ModelConfig& model, const AdditiveConfig& own) {
   return state_activation_bytes(model, own);
 }
 
-// Sums that nothing divides or keeps small begin small.
+// Sums without a norm or a ReLU map begin small.
 Swap additive_swap(const ModelConfig& model, const AdditiveConfig& own) {
   Swap swap = state_swap(model, own);
   if (swap.product && !own.attention_norm) swap.value_scale = 1.0 / 512;

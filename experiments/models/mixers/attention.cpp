@@ -59,7 +59,7 @@ double attention_flops(const ModelConfig& model, const AttentionConfig& own, int
 }
 
 int64_t attention_bytes(const ModelConfig& model, const AttentionConfig& own) {
-  const int64_t residual = model.compute_bytes() == 2 ? model.width : 0;  // what rounding took from the values
+  const int64_t residual = model.compute_bytes() == 2 ? model.width : 0;  // the rounding errors of the values
   return (QueryKeyValue::columns(model, own) + OutputEnd::columns(model) + residual) * model.compute_bytes();
 }
 
@@ -76,7 +76,7 @@ std::optional<Swap> attention_swap(const ModelConfig&, const AttentionConfig& ow
   return own.is_softmax() ? std::optional(Swap{}) : std::nullopt;
 }
 
-// The four named rows that the others are given relative to.
+// The four named rows from which the other rows are derived.
 std::vector<Architecture> attention_architectures() {
   std::vector<Architecture> rows;
   for (const bool forgets : {true, false})

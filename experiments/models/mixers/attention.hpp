@@ -1,5 +1,5 @@
 #pragma once
-// Forgetting Attention, of which softmax attention is the case without a gate: everything that FoX Table 3 switches on and off.
+// Forgetting Attention with all switches of FoX Table 3; softmax attention is the case without a gate.
 
 #include <torch/types.h>
 
@@ -11,7 +11,7 @@
 
 namespace lethe {
 
-/// Defaults are those of FoX (Pro).
+/// The options of FoX (Pro) are the defaults.
 struct AttentionConfig : ProjectionConfig, ForgetGateConfig {
   static constexpr const char* kName = "attention";
   std::optional<double> log_pruning_tolerance;  ///< log ε of Adaptive Computation Pruning; absent: off
@@ -23,15 +23,15 @@ struct AttentionConfig : ProjectionConfig, ForgetGateConfig {
     visit("log_pruning_tolerance", self.log_pruning_tolerance);
   }
 
-  /// Whether it is softmax attention, without gate, KV-shift and QK-norm.
+  /// Whether this is softmax attention, without gate, KV-shift and QK-norm.
   bool is_softmax() const { return forget_gate == ForgetGate::kNone && !kv_shift && qk_norm == QkNorm::kNone; }
 };
 
-/// What attention saw in a forward pass, for the claims on pruning.
+/// The inputs of attention in a forward pass, for the claims on pruning.
 struct AttentionTrace {
-  torch::Tensor query, key, value;  ///< [B,T,H,D] as the operator received them
+  torch::Tensor query, key, value;  ///< [B,T,H,D], the operator's inputs
   torch::Tensor log_forget;         ///< [B,T,H]
-  torch::Tensor logit_bound;        ///< [H], or undefined where the operator takes it from the norms
+  torch::Tensor logit_bound;        ///< [H], or undefined where the operator computes it from the norms
   torch::Tensor visited_pairs;      ///< [B,H]
 };
 

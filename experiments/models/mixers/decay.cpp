@@ -10,13 +10,13 @@ using torch::Tensor;
 
 namespace {
 
-// Of W_f and W_z.
+// Outputs of W_f and W_z for one token.
 int64_t gate_columns(const ModelConfig& model, const DecayConfig& own) {
   return model.heads * own.state_rows(model) + model.width;
 }
 
 void check_decay(const ModelConfig& model, const DecayConfig& own) {
-  // n of a head's row gates is their number unless gate_range says otherwise, and n = 1 is no range.
+  // n of a head's row gates is their number unless gate_range is set, and n = 1 is an empty range.
   own.check(model, own.gate_range ? 1 : 2);
   expect(!own.gate_range || (*own.gate_range >= 2 && std::isfinite(*own.gate_range)), "gate_range",
          "≥ 2 and finite, or absent", std::to_string(own.gate_range.value_or(0)));

@@ -22,14 +22,14 @@ struct DecayConfig : StateConfig {
   }
 };
 
-/// Biases b with σ(b) ~ U[1/n, 1 − 1/n] (Uniform Gate Initialisation): gates from forgetting almost at once to hardly at all.
+/// Biases b with σ(b) ~ U[1/n, 1 − 1/n] (Uniform Gate Initialisation): gates from almost immediate to almost no forgetting.
 ///
 /// source   Gu et al. 2020; T2FW, Section 3
-/// reads    size of the bias vector; n ≥ 2, 2 makes all gates 1/2
+/// reads    size of the bias vector; n ≥ 2, with n = 2 all gates are 1/2
 /// returns  [size] float32 on the CPU
 torch::Tensor uniform_gate_bias(int64_t size, double n, torch::Generator generator);
 
-/// A state_layer with a gate a row and a gate a column:
+/// A state_layer with one gate per row and one per column:
 ///
 ///   S_t = diag(f_t) S_{t−1} diag(z_t) + k_t v_tᵀ,  f = σ(W_f x + b_f), z = σ(W_z x + b_z)
 ///

@@ -1,5 +1,5 @@
 #pragma once
-// The delta rule: what is written is the correction of what the state holds.
+// The delta rule: each write corrects the state's value for the key.
 
 #include "experiments/models/mixers/mixer.hpp"
 #include "experiments/models/mixers/parts/state.hpp"
@@ -11,7 +11,7 @@ struct DeltaConfig : StateConfig {
   bool attention_norm = false;  ///< o = Sᵀφ(q) / (z·φ(q) + ε), z the same sum as S over keys alone
   bool sum_norm = false;        ///< φ(x) / (Σ_i φ(x)_i + ε) for queries and keys
   double norm_epsilon = 1e-6;   ///< ε of both
-  double write_bias = -5;       ///< b at the beginning: g ≈ 0.007
+  double write_bias = -5;       ///< initial b: g ≈ 0.007
 
   template <class Self, class Visitor>
   static void members(Self& self, Visitor&& visit) {
@@ -23,7 +23,7 @@ struct DeltaConfig : StateConfig {
   }
 };
 
-/// A state_layer that writes with strength g; z of its attention norm has no gate:
+/// A state_layer with write strength g; z of its attention norm has no gate:
 ///
 ///   S_t = S_{t−1} + g_t k_t (v_t − S_{t−1}ᵀ k_t)ᵀ,  g = σ(w·x + b)
 ///

@@ -1,5 +1,5 @@
 #pragma once
-// The gated rule: a scalar gate a head and token.
+// The gated rule: one scalar gate per head and token.
 
 #include "experiments/models/mixers/mixer.hpp"
 #include "experiments/models/mixers/parts/state.hpp"
@@ -19,7 +19,7 @@ struct GatedConfig : StateConfig {
   }
 };
 
-/// A state_layer with a gate without a bias:
+/// A state_layer with a scalar gate without a bias:
 ///
 ///   S_t = g_t S_{t−1} + (1 − g_t) k_t v_tᵀ,  g = σ(w·x)
 ///

@@ -48,7 +48,7 @@ std::vector<Architecture> gated_delta_architectures() {
   GatedDeltaConfig own;
   own.feature_map = FeatureMap::kRelu;
   own.sum_norm = true;
-  own.write_bias = 0;  // Yang 2024 has none
+  own.write_bias = 0;  // Yang 2024 has no bias
   return {{own.kName, llama(own)}};
 }
 

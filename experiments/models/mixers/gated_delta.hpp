@@ -11,7 +11,7 @@ struct GatedDeltaConfig : StateConfig, ForgetGateConfig {
   static constexpr const char* kName = "gated_delta";
   bool sum_norm = false;       ///< φ(x) / (Σ_i φ(x)_i + ε) for queries and keys
   double norm_epsilon = 1e-6;  ///< ε of it
-  double write_bias = -5;      ///< b at the beginning: g ≈ 0.007
+  double write_bias = -5;      ///< initial b: g ≈ 0.007
 
   template <class Self, class Visitor>
   static void members(Self& self, Visitor&& visit) {
@@ -23,9 +23,9 @@ struct GatedDeltaConfig : StateConfig, ForgetGateConfig {
   }
 };
 
-/// A state_layer with FoX's gate that writes with strength g:
+/// A state_layer with FoX's gate and write strength g:
 ///
-///   S̄_t = f_t S_{t−1},  S_t = S̄_t + g_t k_t (v_t − S̄_tᵀ k_t)ᵀ,  f as forget_gate says, g = σ(w·x + b)
+///   S̄_t = f_t S_{t−1},  S_t = S̄_t + g_t k_t (v_t − S̄_tᵀ k_t)ᵀ,  f by forget_gate, g = σ(w·x + b)
 ///
 /// source   Yang 2024, "Gated Delta Networks"
 Mixer gated_delta_mixer();

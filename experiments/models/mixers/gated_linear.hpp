@@ -23,7 +23,7 @@ struct GatedLinearConfig : StateConfig, ForgetGateConfig {
 
 /// A state_layer with FoX's gate:
 ///
-///   S_t = f_t S_{t−1} + k_t v_tᵀ,  f as forget_gate says
+///   S_t = f_t S_{t−1} + k_t v_tᵀ,  f by forget_gate
 ///
 /// source   FoX, Eq. 7–10
 Mixer gated_linear_mixer();

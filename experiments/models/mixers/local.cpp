@@ -18,7 +18,7 @@ Tensor local_attention(const Tensor& query, const Tensor& key, const Tensor& val
   const int64_t block = std::min(window, length), blocks = (length + block - 1) / block;
   const int64_t before = blocks > 1 ? block : 0;  // keys of the block before, where there is one
 
-  // [B,H,N,block,D]; the last block is filled up with tokens that no query of the text sees.
+  // [B,H,N,block,D]; the last block is padded with tokens that no query of the text sees.
   const auto in_blocks = [&](const Tensor& x) {
     return torch::constant_pad_nd(x.transpose(1, 2), {0, 0, 0, blocks * block - length}).unflatten(2, {blocks, block});
   };
@@ -30,7 +30,7 @@ Tensor local_attention(const Tensor& query, const Tensor& key, const Tensor& val
     return torch::cat({shifted, own}, 3);
   };
 
-  // Column c of a block is position c − before of it; the first block has nothing before.
+  // Column c of a block is its position c − before; the first block has no keys before it.
   const auto options = query.options().dtype(torch::kInt64);
   const Tensor row = torch::arange(block, options).unsqueeze(1);
   const Tensor column = torch::arange(before + block, options).unsqueeze(0) - before;

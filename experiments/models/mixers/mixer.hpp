@@ -2,9 +2,9 @@
 // The table of mixers. To add one:
 //   1. copy delta.hpp and delta.cpp to NAME.hpp and NAME.cpp: options with their JSON keys, and the row at the end;
 //   2. add NAME to the list in CMakeLists.txt, from which the table is made;
-//   3. `make` registers each parameter with how it begins and returns the forward pass; parts/ has what mixers share;
-//   4. check, FLOPs and bytes say what the options may be and what a layer costs; architectures are what users call by name;
-//   5. the tests of all rows run over it; compare it with its equation in tests/experiments/test_mixers.cpp.
+//   3. `make` registers each parameter with its initializer and returns the forward pass; parts/ holds the code that mixers share;
+//   4. check defines the valid options, FLOPs and bytes the cost of a layer, architectures the names for users;
+//   5. the tests of all rows cover it; compare it with its equation in tests/experiments/test_mixers.cpp.
 
 #include <torch/types.h>
 
@@ -56,7 +56,7 @@ class MixerConfig {
   std::any options_;  // of the type that the row's functions expect
 };
 
-// {"name": …, the options' members}; unknown keys and wrong types are one clear error, absent options take the default.
+// {"name": …, the options' members}; unknown keys and wrong types are one clear error, absent options have their defaults.
 void to_json(nlohmann::json& json, const MixerConfig& config);
 void from_json(const nlohmann::json& json, MixerConfig& config);
 
@@ -96,22 +96,22 @@ class MixerStack {
 void to_json(nlohmann::json& json, const MixerStack& stack);
 void from_json(const nlohmann::json& json, MixerStack& stack);
 
-/// One layer's mixer, made.
+/// One layer's mixer, constructed.
 ///
-/// reads    x [B,T,width] in the compute dtype, normed; rotations of this forward pass; trace, which where given takes
-///          what the mixer keeps of it for claims (AttentionTrace, StateTrace), if anything
+/// reads    x [B,T,width] in the compute dtype, normed; rotations of this forward pass; trace: where given, receives the
+///          mixer's trace for the claims (AttentionTrace, StateTrace), where the mixer has one
 /// returns  [B,T,width] in the compute dtype
 using MixerLayer = std::function<torch::Tensor(const torch::Tensor& x, Rotations& rotations, std::any* trace)>;
 
-/// How a mixer takes the place of trained softmax attention: what becomes of the source's parameters beside being kept.
+/// The conversion of trained softmax attention to a mixer: the changes to the source's parameters, where they are not kept.
 struct Swap {
-  bool product = false;          ///< q_proj and k_proj make features: they become W_φ times the source's, or are drawn
-  std::string feature_map = {};  ///< the parameter that is drawn as W_φ is
-  double value_scale = 1;        ///< what v_proj is multiplied by where the conversion does not say it
+  bool product = false;          ///< q_proj and k_proj return features: W_φ times the source's, or drawn
+  std::string feature_map = {};  ///< the parameter that is drawn like W_φ
+  double value_scale = 1;        ///< factor of v_proj where the conversion doesn't set one
   std::string value_gate = {};   ///< the bias b_z whose 1 − σ(b_z) multiplies the rows of v_proj
 };
 
-/// A row. Functions read the model's trunk and the mixer's options; `typed` below gives them the options' type.
+/// A row. Functions read the model's trunk and the mixer's options; `typed` below supplies the options' type.
 struct Mixer {
   std::string name;
 
@@ -119,25 +119,25 @@ struct Mixer {
   std::function<void(nlohmann::json& json, const std::any& options)> write;
   std::function<void(JsonReader& reader, std::any& options)> read;
 
-  /// throws  std::invalid_argument "name: expected …, found …" for options that make no layer
+  /// throws  std::invalid_argument "name: expected …, found …" for options without a valid layer
   std::function<void(const ModelConfig&, const std::any& options)> check;
-  /// Registers the layer's parameters, each with how it begins.
+  /// Registers the layer's parameters, each with its initializer.
   std::function<MixerLayer(const ModelConfig&, const std::any& options, const Weights&)> make;
-  /// Of one layer and token, forward and backward: 6 a multiply-add with a gradient on both sides.
+  /// FLOPs of one layer and token, forward and backward: 6 a multiply-add with a gradient on both sides.
   std::function<double(const ModelConfig&, const std::any& options, int64_t context_length)> flops;
-  /// That autograd keeps of one layer and token, from the normed input, without it, to the output.
+  /// Bytes that autograd keeps of one layer and token, from the normed input (excluded) to the output.
   std::function<int64_t(const ModelConfig&, const std::any& options)> activation_bytes;
-  /// The named architectures with this mixer, at no size.
+  /// The named architectures with this mixer, without a size.
   std::function<std::vector<Architecture>()> architectures;
 
-  // What a mixer may leave out.
-  /// What runs it on compute capability 9.0.
+  // Optional members.
+  /// The implementation on compute capability 9.0.
   std::function<std::string(const ModelConfig&, const std::any& options, int64_t context_length)> on_hopper =
       [](const ModelConfig&, const std::any&, int64_t) { return "portable: a few PyTorch calls a sequence"; };
-  /// Rows of a head's state, 0 where all of the past is kept. A mixer with a state leaves a StateTrace.
+  /// Rows of a head's state, 0 where the whole past is kept. A mixer with a state writes a StateTrace.
   std::function<int64_t(const ModelConfig&, const std::any& options)> state_rows = [](const ModelConfig&,
                                                                                       const std::any&) { return 0; };
-  /// nullopt: it can't take the place of trained softmax attention.
+  /// nullopt: the mixer can't replace trained softmax attention.
   std::function<std::optional<Swap>(const ModelConfig&, const std::any& options)> swap =
       [](const ModelConfig&, const std::any&) { return std::nullopt; };
 };
@@ -158,7 +158,7 @@ Mixer row_of() {
   return row;
 }
 
-/// A row's function out of one that takes the options as `Own`.
+/// A row's function from one whose options have the type `Own`.
 template <class Own>
 inline constexpr auto typed = [](auto function) {
   return [function](const ModelConfig& model, const std::any& options, const auto&... rest) {

@@ -1,5 +1,5 @@
 #pragma once
-// The models that the claims on pruning train.
+// The models of the claims on pruning.
 
 #include <optional>
 
@@ -11,7 +11,7 @@ namespace lethe {
 Run pruning_run(const nlohmann::json& settings, int64_t vocabulary, int64_t context_length,
                 std::optional<double> log_tolerance);
 
-/// The run that the claims on single heads look at: settings["context_length"] and settings["log_tolerance"].
+/// The run of the claims on single heads: settings["context_length"] and settings["log_tolerance"].
 Run studied_run(const nlohmann::json& settings, int64_t vocabulary);
 
 }  // namespace lethe

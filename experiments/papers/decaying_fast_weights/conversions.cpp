@@ -19,7 +19,7 @@ namespace {
 constexpr int64_t kTable1States = 4;
 const std::string kSource = "Softmax before the swap";
 
-// Transformer (LLaMA) with another mixer in the place of attention, whose rotation it keeps.
+// Transformer (LLaMA) with another mixer in place of attention and the same rotation.
 template <class Own>
 ModelConfig rule(FeatureMap features, int64_t states) {
   Own own;
@@ -29,7 +29,7 @@ ModelConfig rule(FeatureMap features, int64_t states) {
   return llama(own);
 }
 
-// "Baseline" of Table 1: ReLU features and attention norm, for the delta rule sum norm besides.
+// "Baseline" of Table 1: ReLU features and attention norm, and sum norm for the delta rule.
 template <class Own>
 ModelConfig baseline() {
   ModelConfig model = rule<Own>(FeatureMap::kRelu, kTable1States);
@@ -50,8 +50,8 @@ ModelConfig linear(int64_t states) {
   return rule<Own>(FeatureMap::kLinear, states);
 }
 
-// What is left of the rows with several seeds without row and seed means: its standard deviation, infinite where nothing says how
-// large it is, and its degrees of freedom.
+// The residuals of the rows with several seeds after subtraction of row and seed means: their standard deviation, infinite without
+// degrees of freedom, and their degrees of freedom.
 std::pair<double, int> residual_noise(std::vector<std::vector<double>> rows) {
   std::erase_if(rows, [](const auto& values) { return values.size() < 2; });
   if (rows.size() < 2) return {std::numeric_limits<double>::infinity(), 0};
@@ -118,7 +118,7 @@ std::vector<Row> table_2(const nlohmann::json& settings) {
                            {"Decay m=4", linear<DecayConfig>(kTable1States)},
                            {"Decay m=16", linear<DecayConfig>(16)},
                            {"Decay m=32", linear<DecayConfig>(32)}};
-  // The paper's window is a thirty-second of GPT-2's context; at a short context such a one stands beside it.
+  // The paper's window is a thirty-second of GPT-2's context; at a short context a window of that share is added.
   const int64_t share = settings.at("training").at("context_length").get<int64_t>() / 32;
   if (share != window && share > 0) {
     local.mixer.only<LocalConfig>().window = share;
@@ -197,7 +197,7 @@ Conversions measure_conversions(const Study& study) {
     double loss = validation_loss(study, artefact, found);
     const int64_t sequences = found.records.empty() ? 0 : found.records.front().batch;
     const auto record = [&](const char* metric, const char* unit, double value) {
-      if (!std::isfinite(value)) return;  // a training that diverged has less to tell; its record "diverged" says so
+      if (!std::isfinite(value)) return;  // absent after a divergence, which the record "diverged" reports
       all.findings.records.push_back(record_of(study.experiment, run, sequences, length, metric, unit, value));
       const MixerConfig& mixer = run.model.mixer.all().front();
       if (const int64_t rows = mixer.row().state_rows(run.model, mixer.options()); rows > 0)

@@ -1,5 +1,5 @@
 #pragma once
-// When a training counts as diverged: a rule written before any was run.
+// The rule for a diverged training, written before the first run.
 
 #include <cstdint>
 #include <string>
@@ -9,13 +9,13 @@
 
 namespace lethe {
 
-/// What is known of a training after the swap.
+/// The figures of a training after the swap.
 struct Course {
-  std::vector<double> losses;   ///< of its batches, a step each, nats
+  std::vector<double> losses;   ///< one per step's batch, nats
   bool stopped = false;         ///< by a loss, gradient or activation that was not finite
-  double validation_loss = 0;   ///< of the last weights; NaN where it is not finite
+  double validation_loss = 0;   ///< of the final weights; NaN where not finite
   double loss_before_swap = 0;  ///< validation loss of the model that was converted
-  double largest = 0;           ///< max |S| and |y| over all looks that were taken
+  double largest = 0;           ///< max |S| and |y| over all probes of the training
   int64_t vocabulary = 0;
 };
 
@@ -24,7 +24,7 @@ enum class Outcome {
   kNotFinite,         ///< stopped, or a loss at the end that is not finite
   kWorseThanChance,   ///< validation loss above ln(vocabulary)
   kForgotWhatItKnew,  ///< mean loss of the last tenth of the steps more than 1 nat above that before the swap
-  kOverflowsFloat16  ///< none of those, but |S| or |y| beyond 65504: in float16, which the paper trained in, an infinity
+  kOverflowsFloat16   ///< none of those, but |S| or |y| above 65504, infinite in the paper's float16
 };
 
 /// The first of the outcomes above that holds, kNotFinite first.

@@ -8,7 +8,7 @@
 namespace lethe {
 namespace {
 
-/// The half width of a median's 95 % interval, as a share of it.
+/// The half width of a median's 95 % interval, as a share of the median.
 double relative_band(const Record& speed) {
   return 1.25 * 1.96 * speed.stddev / (speed.value * std::sqrt(static_cast<double>(speed.samples)));
 }

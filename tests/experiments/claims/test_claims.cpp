@@ -1,4 +1,4 @@
-// The registry of claims: every claim is whole at every scale, and the smallest scale runs from text to result.
+// The registry of claims: every claim is complete at every scale, and the smallest scale runs from text to result.
 
 #include <gtest/gtest.h>
 
@@ -97,7 +97,7 @@ TEST(Scales, LayAClaimsOwnSettingsOverThoseOfItsBase) {
   EXPECT_FALSE(own.contains("base"));
 }
 
-/// What makes two runs the same model.
+/// The identity of a run's model.
 std::string identity(const lethe::Run& run) {
   return nlohmann::json(run.model).dump() + nlohmann::json(run.training).dump();
 }
@@ -110,7 +110,7 @@ TEST(Runs, AreSharedAmongTheClaimsOfAPaperAtQuickScale) {
       distinct.insert(identity(run));
       ++asked;
     }
-  // 14 rows, four of them with two seeds more, and two further kinds of gate in two architectures.
+  // 14 rows, four of them with two more seeds, and two further kinds of gate in two architectures.
   EXPECT_EQ(distinct.size(), 14u + 4 * 2 + 2 * 2);
   EXPECT_GT(asked, distinct.size());
 }
@@ -145,13 +145,13 @@ TEST(Measurements, CompareWeightedMeansWithTheBandOfTheRowsWithSeveralSeeds) {
   EXPECT_DOUBLE_EQ(comparison.band, student_t(1) * std::sqrt(2.0) * std::sqrt(1.0 + 0.5));
   EXPECT_THROW(losses.compare("of nothing", {{"d", 1}}, Expectation::positive()), std::invalid_argument);
 
-  // Models without a gate have a noise of their own: unknown as long as none of them has a second seed.
+  // The noise of models without a gate is pooled separately: it is unknown until one of them has a second seed.
   const auto c_and_a = [&] {
     return losses.compare("c is worse than a", {{"c", 1}, {"a", -1}}, Expectation::positive());
   };
   EXPECT_EQ(c_and_a().band, std::numeric_limits<double>::infinity());
   losses.add(c, 24.0);
-  // nearly all of it of c: one degree of freedom
+  // nearly all of it is c's: one degree of freedom
   EXPECT_DOUBLE_EQ(c_and_a().band, student_t(1) * std::sqrt(200.0 / 2 + 2.0 / 2));
 }
 

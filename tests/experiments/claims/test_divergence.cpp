@@ -1,4 +1,4 @@
-// When a training counts as diverged: the rule on courses made by hand.
+// The rule for a diverged training, on hand-written courses.
 
 #include <gtest/gtest.h>
 
@@ -17,7 +17,7 @@ namespace {
 
 constexpr double kUndefined = std::numeric_limits<double>::quiet_NaN();
 
-// A hundred steps from 5 nats down to 2, of a model that had 1.9 before the swap.
+// A hundred steps from 5 nats down to 2, for a model with 1.9 before the swap.
 Course good_course() {
   Course course{.losses = {}, .validation_loss = 2.1, .loss_before_swap = 1.9, .largest = 30, .vocabulary = 257};
   for (int step = 0; step < 100; ++step) course.losses.push_back(2 + 3 * std::exp(-step / 10.0));
@@ -98,7 +98,7 @@ TEST(ConversionRuns, OfBothTablesShareTheirRowsWithTheSmallestState) {
 
 TEST(ConversionNoise, IsWhatSeedsDontDoToAllRowsAlike) {
   Conversions all;
-  // Rows at 1, 2 and 4, and seeds that add 0, 10 and 20 to each.
+  // Rows at 1, 2 and 4, plus 0, 10 and 20 by seed.
   all.losses = {{"a", {1, 11, 21}}, {"b", {2, 12, 22}}, {"c", {4, 14, 24}}, {"single", {7}}};
   const Comparison exact = all.compare("b is above a", {{"b", 1}, {"a", -1}}, Expectation::positive());
   EXPECT_NEAR(exact.measured, 1, 1e-12);

@@ -1,4 +1,4 @@
-// The claim on forms: what a traced head becomes for each row, what is told apart, and the verdicts on made-up differences.
+// The claim on forms: inputs from a traced head for each row, detection of shifted gates, and verdicts on hand-written differences.
 
 #include <gtest/gtest.h>
 
@@ -13,7 +13,7 @@
 namespace lethe::duality {
 namespace {
 
-/// A head as a trace has it: no more than query, key, value, log_forget and scale.
+/// A traced head: only query, key, value, log_forget and scale.
 Head as_traced() {
   const Head random = random_head({40, 40}, Gate::kInitial);
   return {.query = random.query,
@@ -56,7 +56,7 @@ TEST(DualityDifferences, AreRoundingInEveryRowAndInBothPrecisions) {
     for (const auto& [form, value] : found.in_double) EXPECT_LE(value, 1e-12) << variant.name << ", " << form;
     EXPECT_FALSE(found.in_float.empty()) << variant.name << " has no forms in single precision";
     for (const auto& [form, value] : found.in_float) EXPECT_LE(value, 1e-5) << variant.name << ", " << form;
-    // Rounding in float is far above that in double: were it not, float would not be what was measured.
+    // Rounding in float is far above rounding in double: otherwise the measured forms would not be in float.
     double worst = 0;
     for (const auto& [form, value] : found.in_float) worst = std::max(worst, value);
     EXPECT_GT(worst, 1e-9) << variant.name;

@@ -1,4 +1,4 @@
-// What a generated token costs: the verdicts on made-up times and bytes, the meter, and the steps against the reference.
+// The cost of a generated token: verdicts on hand-written times and bytes, the meter, and the steps against the reference.
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -18,14 +18,14 @@ namespace {
 constexpr double kCacheBytes = 1000;
 const std::vector<double> kContexts{100, 200, 300, 400};
 
-/// A rival whose bytes and seconds are straight lines over the context, with a stray in each repetition.
+/// A rival with bytes and seconds linear in the context, and one outlier per repetition.
 Series straight(const std::string& rule, double bytes_a_token, double seconds_a_token) {
   Series series{.edition = Edition::kClean, .rival = {rule, "torch"}, .contexts = kContexts};
   for (const double context : kContexts) series.bytes.push_back(5000 + bytes_a_token * context);
   for (size_t repetition = 0; repetition < 9; ++repetition) {
     std::vector<double> seconds;
     for (const double context : kContexts) seconds.push_back(1 + seconds_a_token * context);
-    seconds[repetition % 4] *= repetition % 3 == 0 ? 50 : 1.001;  // somebody else had the core
+    seconds[repetition % 4] *= repetition % 3 == 0 ? 50 : 1.001;  // another process had the core
     series.seconds.push_back(seconds);
   }
   return series;
@@ -40,7 +40,7 @@ Verdict verdict_of(const std::vector<Series>& series) {
 }
 
 TEST(GenerationCost, IsReproducedWhereTheRulesAreFlatAndAttentionGrowsByItsCache) {
-  EXPECT_EQ(verdict_of(as_the_paper_says()), Verdict::kTrendReproduced);  // a time that grows has no stated size
+  EXPECT_EQ(verdict_of(as_the_paper_says()), Verdict::kTrendReproduced);  // a growing time has no stated size
 }
 
 TEST(GenerationCost, IsRefutedByARuleWhoseMemoryOrTimeGrows) {

@@ -1,4 +1,4 @@
-// Records: what is written is read back, with a certificate beside it, and what isn't one is refused by file, line and column.
+// Records: they are read back as written, with a certificate, and an invalid record is refused by file, line and column.
 
 #include <gtest/gtest.h>
 
@@ -48,7 +48,7 @@ Record example() {
           32,      64,      7,           "loss",  "nats", 0.1,       1e-300, 5};
 }
 
-/// What reading a text as records throws.
+/// The error of reading a text as records.
 template <typename Read>
 std::string error_of(Read read) {
   try {

@@ -1,4 +1,4 @@
-// The claims that judge measurements of the GPU's kernels: ratios, their bands and the verdicts on made-up speeds.
+// The claims that judge measurements of the GPU's kernels: ratios, their bands and the verdicts on hand-written speeds.
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-// The rules that say what a measurement means, written before anything is measured.
+// The rules for the verdict of a measurement, written before the first measurement.
 
 #include <gtest/gtest.h>
 

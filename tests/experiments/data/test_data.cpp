@@ -1,4 +1,4 @@
-// Datasets as C++ reads them: shards written by the tokenizer, checked, cut into batches, decoded.
+// Datasets read in C++: shards written by the tokenizer, checked, cut into batches, decoded.
 
 #include <gtest/gtest.h>
 
@@ -25,7 +25,7 @@ std::string read(const fs::path& file) {
 
 void write(const fs::path& file, const std::string& bytes) { std::ofstream(file, std::ios::binary) << bytes; }
 
-/// What calling `act` says went wrong.
+/// The error message of a call of `act`.
 template <class Error, class Act>
 std::string message_of(Act act) {
   try {
@@ -36,7 +36,7 @@ std::string message_of(Act act) {
   return "nothing";
 }
 
-/// Twelve documents of arbitrary bytes, so that text is no special case, prepared once for all tests.
+/// Twelve documents of arbitrary bytes, not only text, prepared once for all tests.
 class Data : public testing::Test {
  protected:
   static void SetUpTestSuite() {
@@ -166,7 +166,7 @@ TEST_F(Data, WhatIsNotThereIsRefusedByName) {
   EXPECT_THROW(dataset.training_batch(0, 1, 0, 0), std::invalid_argument);
   EXPECT_THROW(prepared_dataset("no such folder", "bytes", home_), std::invalid_argument);
   EXPECT_THROW(prepared_dataset(source().string(), "words", home_), std::invalid_argument);
-  fs::create_directories(home_ / "bible");  // its dataset would pass for the Bible
+  fs::create_directories(home_ / "bible");  // its dataset would be read as the Bible
   EXPECT_THROW(prepared_dataset((home_ / "bible").string(), "bytes", home_), std::invalid_argument);
 }
 
@@ -248,7 +248,7 @@ TEST(Permutation, IsABijectionForEveryCount) {
 }
 
 TEST(Permutation, SpreadsNeighboursAndDiffersBetweenKeys) {
-  // Of a random order of 1000, two neighbours stay neighbours about twice, and two orders agree about once.
+  // In a random order of 1000, about two pairs of neighbours stay neighbours, and two orders agree in about one place.
   int neighbours = 0, agreements = 0;
   for (int64_t n = 0; n + 1 < 1000; ++n) {
     neighbours += std::abs(permutation(1, 1000, n) - permutation(1, 1000, n + 1)) == 1;
@@ -258,7 +258,7 @@ TEST(Permutation, SpreadsNeighboursAndDiffersBetweenKeys) {
   EXPECT_LT(agreements, 12);
 }
 
-// The examples that come with the standard, and a message of 56 bytes, whose padding needs a block of its own.
+// The examples of the standard, and a message of 56 bytes, whose padding needs its own block.
 TEST(Sha256, EqualsTheStandardsExamples) {
   EXPECT_EQ(sha256(""), "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
   EXPECT_EQ(sha256("abc"), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");

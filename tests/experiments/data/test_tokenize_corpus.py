@@ -18,7 +18,7 @@ import tokenize_corpus as subject
 
 
 def tokens_of(folder: Path, split: str) -> list[int]:
-    """What another reader of the format would see: headers skipped, shards in order."""
+    """The tokens in the files, read independently: headers skipped, shards in order."""
     tokens = []
     for shard in sorted(folder.glob(f"{split}_*.bin")):
         content = shard.read_bytes()
@@ -169,11 +169,11 @@ class Datasets(InAFolder):
 
 
 class BytePairs(InAFolder):
-    """GPT-2's format with four merges in place of its 50 000."""
+    """GPT-2's format with four merges instead of 50 000."""
 
     def setUp(self):
         super().setUp()
-        # The visible characters stand for themselves, the other bytes for characters from 256 on (GPT-2's encoder.py).
+        # Visible characters are written as themselves, other bytes as characters from 256 on (GPT-2's encoder.py).
         visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
         character = {b: chr(b) for b in visible}
         for b in range(256):

@@ -1,4 +1,4 @@
-// The table of evaluations: what holds for every row, whatever it measures.
+// The table of evaluations: properties of every row.
 
 #include <gtest/gtest.h>
 
@@ -12,14 +12,14 @@
 namespace lethe {
 namespace {
 
-/// A tiny FoX (Pro) that prunes: a model that every row can measure.
+/// A tiny FoX (Pro) with pruning: every row can measure it.
 ModelConfig pruning_model() {
   ModelConfig model = tiny_model();
   model.mixer.only<AttentionConfig>().log_pruning_tolerance = -10.0;
   return model;
 }
 
-/// One data set for all tests: none of them changes it.
+/// One data set for all tests: no test changes it.
 const Dataset& tiny_dataset() {
   static const TemporaryFolder folder;
   static const Dataset dataset(write_tiny_dataset(folder.path()));

@@ -52,7 +52,7 @@ class Checkout:
         return subprocess.run(command, capture_output=True, text=True)
 
     def make_whole(self):
-        """What report.py writes, without its figures (for which this claim has too few rows)."""
+        """The output of report.py without its figures (this claim has too few rows for them)."""
         from report.tables import index
         claim = load_machine(self.root, self.machine)[0]
         (self.machine / "ablations.md").write_text(claim_page(claim))

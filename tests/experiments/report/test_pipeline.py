@@ -1,4 +1,4 @@
-"""From text to report at a scale that means nothing: every claim is trained, measured, judged and drawn, and nothing is done twice.
+"""The path from text to report at a scale without meaning: every claim is trained, measured, judged and drawn, each step once.
 
 usage: test_pipeline.py LETHE [unittest arguments]
 """
@@ -13,12 +13,12 @@ import unittest
 from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parents[3]
-JUDGED = ("attention_throughput.csv", "attention_throughput.json", "forgetting_attention_cuda.json")  # what claims judge, of results/h200
+JUDGED = ("attention_throughput.csv", "attention_throughput.json", "forgetting_attention_cuda.json")  # files of results/h200 that claims judge
 VERDICTS = {"reproduced", "trend reproduced", "refuted", "inconclusive at this scale"}
 
 
 class Pipeline(unittest.TestCase):
-    """One job, made once; the tests look at what it left."""
+    """One job, run once; the tests read its files."""
 
     @classmethod
     def setUpClass(cls):
@@ -48,7 +48,7 @@ class Pipeline(unittest.TestCase):
         return subprocess.run(command, capture_output=True, text=True)
 
     def times(self):
-        """When each claim was measured, and each model trained."""
+        """The times of each claim's measurement and each model's training."""
         files = [*self.machine.glob("*.json"), *self.root.glob("artefacts/models/*/done.json")]
         return {path: path.stat().st_mtime_ns for path in files}
 

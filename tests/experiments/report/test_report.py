@@ -1,4 +1,4 @@
-"""Tables and checks of results: what is generated equals the data, and a table that tells something else is found out."""
+"""Tables and checks of results: generated text equals the data, and a table with other values is detected."""
 
 import hashlib
 import json

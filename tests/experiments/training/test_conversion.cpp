@@ -1,4 +1,4 @@
-// The swap: what survives it, what it scales, and that a converted model is a run like any other.
+// The swap: the parameters that it keeps and scales, and the converted model as a run like any other.
 
 #include <ATen/ops/linalg_pinv.h>
 #include <gtest/gtest.h>
@@ -126,7 +126,7 @@ TEST(Swap, MultipliesQueriesAndKeysWithOneFeatureMatrixAHead) {
   Conversion knobs;
   knobs.feature_deviation = 0.25;
   const Swap swap(converted("decay", knobs));
-  const auto map = [&](const std::string& name, int64_t head) {  // W_φ out of W_φ W, [m,D]
+  const auto map = [&](const std::string& name, int64_t head) {  // W_φ from W_φ W, [m,D]
     const Tensor product = swap.ours(kLayer + name).narrow(0, head * 6, 6);
     return torch::matmul(product, at::linalg_pinv(swap.theirs(kLayer + name).narrow(0, head * 16, 16)));
   };
@@ -142,7 +142,7 @@ TEST(Swap, DrawsProjectionsAnewWhereItIsToldTo) {
   Conversion knobs;
   knobs.projections = Projections::kFresh;
   lethe::Run run = converted("decay", knobs);
-  set(run.model, {{"state_size", 16}});  // the shape of the source's: still another thing
+  set(run.model, {{"state_size", 16}});  // the source's shape, but new weights
   const Swap swap(run);
   EXPECT_EQ(swap.fates.at(kLayer + "q_proj.weight"), ConvertedParameter::kNew);
   LanguageModel fresh(run.model);
@@ -161,7 +161,7 @@ TEST(Swap, KeepsQueriesAndKeysUnderAReluMap) {
   EXPECT_EQ(swap.ours(kLayer + "feature.bias").abs().max().item<double>(), 0);
 }
 
-// With gates at their biases, the scaled rows keep every entry of the state below the largest product of a key and an unscaled value.
+// With gates at their biases and scaled rows every entry of the state is below the largest product of a key and an unscaled value.
 TEST(Swap, BoundsTheDecayRulesStateAtTheBeginning) {
   lethe::Run run = converted("decay");
   set(run.model, {{"rope", false}});
@@ -177,7 +177,7 @@ TEST(Swap, BoundsTheDecayRulesStateAtTheBeginning) {
     const Tensor bias = swap.ours(kLayer + "value_gate_proj.bias");
     if (scale_of_values != 1)
       root.named_parameters()["attn.v_proj.weight"].div_((1 - torch::sigmoid(bias)).unsqueeze(1));
-    // One token again and again: the sum that grows most.
+    // A single repeated token: its sum grows fastest.
     torch::manual_seed(2);
     const Tensor x = torch::randn({1, 1, 32}).expand({1, 400, 32}).contiguous();
     std::any kept;

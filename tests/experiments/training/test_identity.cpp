@@ -1,4 +1,4 @@
-// What the name of a trained model depends on.
+// The inputs of a trained model's name.
 
 #include <gtest/gtest.h>
 
@@ -47,7 +47,7 @@ TEST_F(Identity, HasTheOrderOfMixers) {
   EXPECT_EQ(names.size(), 4u);
 }
 
-// A run as it was kept when a model had the options of all mixers.
+// A stored run of the format in which the model had the options of all mixers.
 TEST_F(Identity, OfAnotherFormatIsRefusedInOneLine) {
   nlohmann::json old = tiny_run();
   EXPECT_EQ(nlohmann::json(old.get<lethe::Run>()), old);

@@ -24,7 +24,7 @@ class KilledTraining : public TinyDatasetTest {
     std::ofstream(folder.path() / "run.json") << nlohmann::json(run);
   }
 
-  // Begins to train in another process.
+  // Starts a training in another process.
   pid_t begin(const fs::path& root) {
     std::array<std::string, 4> texts{LETHE_TRAIN_ONCE, (folder.path() / "run.json").string(), dataset_folder.string(),
                                      root.string()};
@@ -40,7 +40,7 @@ class KilledTraining : public TinyDatasetTest {
     return status;
   }
 
-  // The bytes of log.jsonl without what the clock says, and whether its steps are 0, 1, 2, …
+  // The bytes of log.jsonl without its times, and whether its steps are 0, 1, 2, …
   std::string log(const fs::path& root) {
     std::ifstream file(root / artefact_name(run, dataset) / "log.jsonl");
     std::string text;
@@ -61,7 +61,7 @@ class KilledTraining : public TinyDatasetTest {
     return torch::nn::utils::parameters_to_vector(model->parameters());
   }
 
-  // Lines of a log that is being written.
+  // The number of lines of a log that is being written.
   int64_t lines(const fs::path& root) {
     std::ifstream file(root / artefact_name(run, dataset) / "log.jsonl");
     int64_t count = 0;

@@ -1,4 +1,4 @@
-// Models with FoX's gate on a state, and with every feature map: trained, kept, and made of trained ones.
+// Models with FoX's gate on a state, and with every feature map: trained, stored, and converted from trained ones.
 
 #include <gtest/gtest.h>
 
@@ -37,7 +37,7 @@ ModelConfig with_map(const char* architecture, const std::string& map) {
 
 class MixerTraining : public TinyDatasetTest {
  protected:
-  // The mean loss of the last two of 16 steps is below that of the first two by a good part of a nat.
+  // The mean loss of the last two of 16 steps is more than 1 nat below that of the first two.
   void expect_learns(const ModelConfig& architecture, const std::string& name) {
     Trainer trainer(run_of(architecture), dataset);
     std::vector<double> losses;
@@ -57,7 +57,7 @@ TEST_F(MixerTraining, LowersTheLossWithFoxsGateOnAState) {
 
 TEST_F(MixerTraining, LowersTheLossWithEveryFeatureMap) {
   for (const std::string map : {"linear", "relu", "dpfp", "positive_random", "random_fourier"}) {
-    // Features of both signs, or small products of them, are no weights to divide by.
+    // Sums of features of both signs, or of small products, are too near zero for a division.
     const bool norm = map == "positive_random";
     expect_learns(with("gated_linear", {{"feature_map", map}, {"attention_norm", norm}}), "feature map " + map);
   }

@@ -19,7 +19,7 @@ double root_of_count(const Tensor& directions) { return std::sqrt(static_cast<do
 
 Tensor elu_plus_one(const Tensor& u) {
   const Tensor wide = widened(u);
-  return wide.relu() + wide.clamp_max(0).exp();  // one of them is constant on either side of zero
+  return wide.relu() + wide.clamp_max(0).exp();  // one term is constant on either side of zero
 }
 
 Tensor dpfp(const Tensor& u, int64_t nu) {
@@ -36,7 +36,7 @@ Tensor positive_random(const Tensor& u, const Tensor& directions) {
 }
 
 Tensor random_fourier(const Tensor& u, const Tensor& directions) {
-  constexpr double kLeastSquare = 1e-20;  // in the place of a zero's
+  constexpr double kLeastSquare = 1e-20;  // added to |u|², against a division by zero
   const Tensor wide = widened(u), s = wide * (wide.square().sum(-1, true) + kLeastSquare).rsqrt();
   const Tensor angles = torch::linear(s, directions.to(s.dtype()));
   return torch::cat({angles.sin(), angles.cos()}, -1) / root_of_count(directions);

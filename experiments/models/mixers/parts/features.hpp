@@ -1,6 +1,6 @@
 #pragma once
-// Feature maps of the mixers with a state, and those that have no weights to train in their Torch form: taken in float32
-// (float64 for float64 inputs) whatever the compute dtype, and returned so.
+// Feature maps of the mixers with a state; the maps without trained weights in their Torch form, computed and returned in
+// float32 (float64 for float64 inputs) whatever the compute dtype.
 
 #include <torch/types.h>
 
@@ -10,9 +10,9 @@ namespace lethe {
 
 /// φ of the mixers with a state.
 enum class FeatureMap {
-  kLinear,  ///< none beside W_q and W_k, which make state_size features a head by themselves
+  kLinear,  ///< no further map: W_q and W_k themselves return state_size features a head
   kRelu,    ///< ReLU(W_φ x + b_φ) of queries and keys of head_dim, one W_φ [state_size, head_dim] a head for both
-  kEluPlusOne,      ///< ELU + 1 of queries and keys of head_dim, which are its features
+  kEluPlusOne,      ///< ELU + 1 of queries and keys, head_dim features
   kDpfp,            ///< DPFP-ν of queries and keys of head_dim, 2·ν·head_dim features
   kPositiveRandom,  ///< FAVOR+: exp(w·x − |x|²/2) for state_size random directions w a layer, never trained
   kRandomFourier    ///< RFA: sin(w·x) and cos(w·x) of unit vectors for state_size / 2 random directions
@@ -51,11 +51,11 @@ torch::Tensor dpfp(const torch::Tensor& u, int64_t nu);
 torch::Tensor positive_random(const torch::Tensor& u, const torch::Tensor& directions);
 
 /// φ(u) = [sin(w_m·s), cos(w_m·s)]_m / √M of s = u / |u|: for w_m ~ N(0, I) the expectation of φ(q)·φ(k) is exp(q·k / |q||k|)
-/// but for a factor. Features have both signs, so that z·φ(q) may come near zero.
+/// up to a factor. Features have both signs, so z·φ(q) may be near zero.
 ///
 /// source   Peng et al. 2021 (RFA), Theorem 1 and Section 3.1
 /// reads    u [..., D]; directions [M,D], whose rows are w_m
-/// returns  [..., 2M], float32 or wider; of a u that is zero, [0, 1] / √M
+/// returns  [..., 2M], float32 or wider; [0, 1] / √M for u = 0
 torch::Tensor random_fourier(const torch::Tensor& u, const torch::Tensor& directions);
 
 }  // namespace lethe

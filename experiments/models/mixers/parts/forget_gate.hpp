@@ -1,5 +1,5 @@
 #pragma once
-// The forget gate of a head, of attention and of the mixers with a state that forget as FoX does.
+// The forget gate of a head, for attention and for the mixers with a state and FoX's gate.
 
 #include <torch/types.h>
 
@@ -9,7 +9,7 @@
 
 namespace lethe {
 
-/// How a head's forget gate f comes about (FoX §4.5).
+/// The kind of a head's forget gate f (FoX §4.5).
 enum class ForgetGate {
   kNone,      ///< f = 1: a Transformer
   kFull,      ///< f_t = σ(w·x_t + b), bias starting at 0
@@ -37,21 +37,21 @@ struct ForgetGateConfig {
     visit("decay_time_max", self.decay_time_max);
   }
 
-  /// throws  std::invalid_argument for decay times that are none
+  /// throws  std::invalid_argument for invalid decay times
   void check() const;
 
-  /// The same for a mixer with a state, which has no way without a gate.
+  /// The same for a mixer with a state, where a gate is required.
   void check_of_state() const;
 };
 
-/// Gate biases b = −log(exp(1/T) − 1), so that σ(b) = exp(−1/T): a head whose gate stays there forgets over T tokens, T
-/// log-spaced from decay_time_min to decay_time_max over the heads.
+/// Gate biases b = −log(exp(1/T) − 1), so that σ(b) = exp(−1/T): with that gate a head forgets over T tokens, T log-spaced
+/// from decay_time_min to decay_time_max over the heads.
 ///
 /// source   FoX §4.5, "long-init"
 /// returns  [H] float32 on the CPU
 torch::Tensor long_init(const ForgetGateConfig& own, int64_t heads);
 
-/// One gate a head and token, as forget_gate says: f_t = σ(w·x_t + b), or σ(b).
+/// One gate per head and token, of the kind forget_gate: f_t = σ(w·x_t + b), or σ(b).
 ///
 /// source   FoX Eq. 3 and §4.5
 struct ForgetGateWeights {
@@ -66,7 +66,7 @@ struct ForgetGateWeights {
   /// Multiply-adds of a token.
   static double multiply_adds(const ModelConfig& model, const ForgetGateConfig& own);
 
-  torch::Tensor weight;  // [H,width], undefined where the gate doesn't read x
+  torch::Tensor weight;  // [H,width], undefined for a gate that doesn't read x
   torch::Tensor bias;    // [H]
 };
 

@@ -1,5 +1,5 @@
 #pragma once
-// What most mixers share: one product with the input, and the end of the layer.
+// Code that most mixers share: one product with the input, and the end of the layer.
 
 #include <torch/types.h>
 
@@ -18,7 +18,7 @@ std::vector<torch::Tensor> products(const torch::Tensor& x, const std::vector<st
 
 /// The end of a mixer: y = W_o (norm(o) ⊙ σ(gate)), norm and gate where the model has them.
 ///
-/// source   FoX Eq. 22–24, with a sigmoid around the output gate as its Figure 1 has it
+/// source   FoX Eq. 22–24, with the sigmoid around the output gate of its Figure 1
 struct OutputEnd {
   /// Registers ogate_proj.weight, output_norm.weight and o_proj.weight, the first two where the model has them.
   OutputEnd(const Weights& weights, const ModelConfig& model);

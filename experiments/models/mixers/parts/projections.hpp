@@ -1,5 +1,5 @@
 #pragma once
-// Queries, keys and values of the mixers that are attention.
+// Queries, keys and values of the attention mixers.
 
 #include <torch/types.h>
 
@@ -18,7 +18,7 @@ struct EnumNames<QkNorm> {
       {QkNorm::kNone, "none"}, {QkNorm::kShared, "shared"}, {QkNorm::kPerHead, "per_head"}};
 };
 
-/// What happens to queries, keys and values before attention reads them.
+/// The transformations of queries, keys and values before attention reads them.
 struct ProjectionConfig : RotationConfig {
   QkNorm qk_norm = QkNorm::kShared;
   bool kv_shift = true;
@@ -30,7 +30,7 @@ struct ProjectionConfig : RotationConfig {
     visit("kv_shift", self.kv_shift);
   }
 
-  /// throws  std::invalid_argument for a rotation that heads of this size can't have
+  /// throws  std::invalid_argument for a rotation that is invalid for heads of this size
   void check(int64_t head_dim) const;
 };
 

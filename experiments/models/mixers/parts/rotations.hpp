@@ -11,7 +11,7 @@
 
 namespace lethe {
 
-/// Whether queries and keys are rotated, and by what.
+/// The rotation of queries and keys, and its base.
 struct RotationConfig {
   bool rope = false;
   double rope_base = 500000.0;
@@ -22,7 +22,7 @@ struct RotationConfig {
     visit("rope_base", self.rope_base);
   }
 
-  /// throws  std::invalid_argument for a base that is none
+  /// throws  std::invalid_argument for an invalid base
   void check() const;
 };
 

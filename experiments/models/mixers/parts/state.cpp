@@ -15,7 +15,7 @@ using torch::Tensor;
 
 namespace {
 
-constexpr int64_t kTracedStates = 256;  // at most this many along a text are looked at for the largest
+constexpr int64_t kTracedStates = 256;  // at most this many along a text are read for the maximum
 
 StateInputs piece(const StateInputs& in, int64_t begin, int64_t length) {
   const auto cut = [&](const Tensor& x) { return x.narrow(1, begin, length); };
@@ -42,8 +42,8 @@ Tensor largest_state(const StateInputs& inputs, int64_t columns) {
   return largest;
 }
 
-// What the rule's recurrence reads. Numerator and denominator of the attention norm are sums that only their ratio keeps small, so
-// they are wide.
+// The inputs of the rule's recurrence. Numerator and denominator of the attention norm are unbounded sums, only their ratio is
+// bounded, so they are wide.
 StateInputs inputs_of(const StateProjections& projections, const StateRule& rule, const std::vector<Tensor>& product,
                       Rotations& rotations) {
   const torch::Dtype dtype = product[0].scalar_type(), wide = accumulation_dtype(dtype);
@@ -127,7 +127,7 @@ MixerLayer state_layer(const StateProjections& projections, const StateRule& rul
   for (const Tensor& weight : rule.weights) groups.push_back({weight});
   groups.push_back({end.gate});
   return [=](const Tensor& x, Rotations& rotations, std::any* trace) {
-    // The operator would refuse gates that are no numbers as a wrong call; here they are a training that has diverged.
+    // The operator would reject NaN gates as a wrong call; here they mean that the training has diverged.
     if (x.is_cpu() && !torch::isfinite(x).all().item<bool>()) throw NotFinite("activation: expected finite numbers");
     const std::vector<Tensor> product = products(x, groups);
     StateInputs in = inputs_of(projections, rule, product, rotations);
@@ -135,7 +135,7 @@ MixerLayer state_layer(const StateProjections& projections, const StateRule& rul
     const Tensor keys = in.key;
     rule.gates(in, {product.begin() + 3, product.end() - 1});
 
-    // z is the column that a value of ones makes, or summed apart.
+    // z is the state's column of a value of ones, or a separate sum.
     const bool column = rule.attention_norm && !rule.sums_keys;
     if (column) in.value = torch::cat({in.value, torch::ones_like(in.value.narrow(-1, 0, 1))}, -1);
     Tensor o = std::get<0>(run(in, std::nullopt));  // [B,T,H,D]
@@ -153,7 +153,7 @@ double state_flops(const ModelConfig& model, const StateConfig& own, double gate
   const double width = static_cast<double>(model.width), heads = static_cast<double>(model.heads);
   const double rows = static_cast<double>(own.state_rows(model)), head_dim = static_cast<double>(model.head_dim());
   const double projections = width * (2 * heads * static_cast<double>(own.query_dim(model)) + width);
-  // W_φ and directions are read by the query and by the key; there are as many directions as features, or half as many.
+  // Query and key both read W_φ or the directions; there are as many directions as features, or half as many.
   const double maps = 2 * heads * rows * head_dim;
   const double trained = own.feature_map == FeatureMap::kRelu ? maps : 0;
   double drawn = own.has_random_features() ? maps : 0;

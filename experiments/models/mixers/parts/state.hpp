@@ -1,5 +1,5 @@
 #pragma once
-// What the mixers with a state of fixed size share: projections, features, norms, and the run of their recurrence.
+// Code that the mixers with a state of fixed size share: projections, features, norms, and the run of their recurrence.
 
 #include <torch/types.h>
 
@@ -22,7 +22,7 @@ namespace lethe {
 ///   φ linear: W_q, W_k are [H·m, width];  φ ReLU: ReLU(W_φ u + b_φ) of u = W_q x, W_k x [D]
 ///   other φ: features.hpp of u = W_q x, W_k x [D]
 struct StateConfig : RotationConfig {
-  int64_t state_size = 16;  ///< m: features a head, rows of its state, where the feature map leaves it open
+  int64_t state_size = 16;  ///< m: features a head, rows of its state, where the feature map doesn't fix it
   FeatureMap feature_map = FeatureMap::kLinear;  ///< φ
   int64_t dpfp_nu = 3;                           ///< ν of kDpfp
 
@@ -34,36 +34,36 @@ struct StateConfig : RotationConfig {
     visit("dpfp_nu", self.dpfp_nu);
   }
 
-  /// throws  std::invalid_argument for features that a head of this model can't have; `least` of them are needed
+  /// throws  std::invalid_argument for features that are invalid for a head of this model, or fewer than `least`
   void check(const ModelConfig& model, int64_t least = 1) const;
 
-  /// Whether state_size says how many features there are; else head_dim does.
+  /// Whether state_size sets the number of features; else head_dim does.
   bool reads_state_size() const { return feature_map != FeatureMap::kEluPlusOne && feature_map != FeatureMap::kDpfp; }
-  /// Whether φ has directions that are drawn and never trained.
+  /// Whether φ has random directions, which are never trained.
   bool has_random_features() const {
     return feature_map == FeatureMap::kPositiveRandom || feature_map == FeatureMap::kRandomFourier;
   }
   /// Rows of a head's state: its features.
   int64_t state_rows(const ModelConfig& model) const;
-  /// Columns of a head's queries and keys as W_q and W_k make them.
+  /// Columns of a head's queries and keys, the products with W_q and W_k.
   int64_t query_dim(const ModelConfig& model) const {
     return feature_map == FeatureMap::kLinear ? state_size : model.head_dim();
   }
 };
 
-/// ε of the norms of a state: without one, features that are all zero divide zero by zero.
+/// Checks ε of the norms of a state: with ε = 0, features that are all zero divide zero by zero.
 ///
 /// throws  std::invalid_argument where it is negative or not finite
 void check_norm_epsilon(double epsilon);
 
-/// What a recurrence reads; gates as natural logs, in float32 or wider.
+/// The inputs of a recurrence; gates as natural logs, in float32 or wider.
 struct StateInputs {
   torch::Tensor query, key, value;                            // [B,T,H,m], [B,T,H,m], [B,T,H,D]
   std::optional<torch::Tensor> log_key_gate, log_value_gate;  // [B,T,H] or [B,T,H,m], [B,T,H,D]
   std::optional<torch::Tensor> beta;                          // [B,T,H]: the delta rules
 };
 
-/// What a mixer with a state saw in a forward pass.
+/// The largest numbers of a mixer with a state in a forward pass.
 struct StateTrace {
   torch::Tensor largest_state;  ///< max |S_t| over batch, heads and 256 tokens along the text
   torch::Tensor largest_value;  ///< max |o_t| over batch, heads and all tokens
@@ -86,10 +86,10 @@ struct StateProjections {
   torch::Tensor directions;             // [m or m/2,D]: a buffer, of all heads
 };
 
-/// What one rule adds to queries, keys and values.
+/// The parts of one rule beside queries, keys and values.
 struct StateRule {
-  std::vector<torch::Tensor> weights = {};  ///< of its gates, [n,width]; some may be undefined
-  /// Sets gates and β, and may change keys. products: x Wᵀ of `weights`, undefined where those are.
+  std::vector<torch::Tensor> weights = {};  ///< of the rule's gates, [n,width]; some may be undefined
+  /// Sets gates and β, and may change keys. products: x Wᵀ of `weights`, undefined where the weights are.
   std::function<void(StateInputs& in, const std::vector<torch::Tensor>& products)> gates =
       [](StateInputs&, const std::vector<torch::Tensor>&) {};
   bool attention_norm = false;
@@ -99,15 +99,15 @@ struct StateRule {
   double norm_epsilon = 0;
 };
 
-/// A layer whose past is a state S [m,D] a head. In this order, after the projections:
+/// A layer with a state S [m,D] a head as its past. In this order, after the projections:
 ///
 ///   sum norm: q, k ← q / (Σ q + ε), k / (Σ k + ε);  the rule's gates, then its recurrence
 ///   o_t = S_tᵀ q_t;  attention norm: o_t / (z_t·q_t + ε), z_t the sum of keys with the gates of S, or without
 ///   y = W_o (norm(o) ⊙ σ(W_g x))   norm and gate where the model has them
 ///
-/// reads    as MixerLayer; trace takes a StateTrace
-/// throws   NotFinite where x isn't finite (on the CPU: elsewhere the loss tells)
-/// cost     B·T·width·(2·width + 2·H·query_dim) multiply-adds, W_φ and gates besides, and B·T·width·m times 2 to 4 for the
+/// reads    as MixerLayer; trace receives a StateTrace
+/// throws   NotFinite where x isn't finite (on the CPU only: elsewhere the loss is checked)
+/// cost     B·T·width·(2·width + 2·H·query_dim) multiply-adds, plus W_φ and gates, and B·T·width·m times 2 to 4 for the
 ///          state; independent of the past
 MixerLayer state_layer(const StateProjections& projections, const StateRule& rule, const OutputEnd& end);
 
@@ -116,15 +116,15 @@ MixerLayer state_layer(const StateProjections& projections, const StateRule& rul
 /// count 2 × forward.
 double state_flops(const ModelConfig& model, const StateConfig& own, double gates, int passes);
 
-/// Bytes that autograd keeps of a token; gates: columns before and after the sigmoid, in float32.
+/// Bytes that autograd keeps of one token; gates: columns before and after the sigmoid, in float32.
 int64_t state_activation_bytes(const ModelConfig& model, const StateConfig& own, int64_t gates = 0);
 
 std::string state_on_hopper(const ModelConfig& model, const StateConfig& own, int64_t context_length);
 
-/// Of T2FW's swap: linear features are products with the source's projections, a ReLU map is new.
+/// The conversion of T2FW's swap: linear features are products with the source's projections, a ReLU map is new.
 Swap state_swap(const ModelConfig& model, const StateConfig& own);
 
-/// A row with what all rules have alike; `Own` is a StateConfig.
+/// A row with the members that all rules share; `Own` is a StateConfig.
 template <class Own>
 Mixer state_row() {
   Mixer row = row_of<Own>();

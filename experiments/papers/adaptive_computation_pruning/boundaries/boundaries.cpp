@@ -1,5 +1,5 @@
 // ACP Fig. 6: the decay D, the attention A and the pruning boundary of three heads, from the most local to the most global;
-// and the bound that pruning rests on, checked on every head.
+// and the bound of the pruning criterion, checked on every head.
 
 #include <algorithm>
 #include <cmath>
@@ -15,7 +15,7 @@ namespace pruning = reference::computation_pruning;
 
 constexpr double kShownWeight = 0.1;  ///< ACP Fig. 6 shows the entries of A above it
 
-/// c, from which D_ij = c_i − c_j; the first key that each query visits; the entries of A that the figure shows.
+/// c, with D_ij = c_i − c_j; the first key that each query visits; the entries of A in the figure.
 std::vector<Point> pictures(const Head& head, const std::vector<int64_t>& boundary, const std::string& name) {
   std::vector<Point> points;
   const auto add = [&](const char* quantity, int64_t x, double y, double value) {

@@ -1,4 +1,4 @@
-// ACP Fig. 4 and 5: how the savings distribute over the heads of a model, and over those of each layer.
+// ACP Fig. 4 and 5: the distribution of the savings over the heads of a model, and over the heads of each layer.
 
 #include <algorithm>
 #include <cmath>
@@ -9,7 +9,7 @@
 namespace lethe::per_head_savings {
 namespace {
 
-/// The share of heads for which `is` holds, as a number above `threshold`, with the band that so few heads have.
+/// The share of heads for which `is` holds, expected above `threshold`, with the band of a share of few heads.
 template <typename Predicate>
 Comparison share_of_heads(const std::string& statement, const std::vector<double>& savings, Predicate is,
                           double threshold) {
@@ -41,7 +41,7 @@ Findings measure(const Study& study) {
                                           {"sequences", study.settings.at("evaluation").at("sequences")}},
                                          study.progress));
 
-  std::vector<double> savings;  // of every head, layer by layer: the mean share of pairs with D_ij < δ
+  std::vector<double> savings;  // the mean share of pairs with D_ij < δ, by head, layer by layer
   for (const Record& record : findings.records)
     if (record.implementation == "single pairs") savings.push_back(record.value);
   const std::vector<double> first_layers(

@@ -1,5 +1,5 @@
-// ACP Fig. 2: the share of attention that is pruned at several context lengths, and the time that this saves: of the operator
-// and of a whole training step, with and without pruning, interleaved.
+// ACP Fig. 2: the pruned share of attention at several context lengths, and the time that it saves in the operator and in a
+// whole training step, timed with and without pruning in alternation.
 
 #include <torch/cuda.h>
 #include <torch/nn/utils/clip_grad.h>
@@ -17,7 +17,7 @@
 namespace lethe::savings {
 namespace {
 
-/// Seconds of one call, all that it set going on GPUs included.
+/// Seconds of one call, including the work that it launched on GPUs.
 template <typename Work>
 double seconds(Work& work) {
   const auto wait = [] {
@@ -40,7 +40,7 @@ struct Duel {
   }
 };
 
-/// Times both in turn, the first of each pair changing sides, after one call of each that isn't counted.
+/// Times both in turn, with the first of each pair alternating, after one call of each that isn't counted.
 template <typename Without, typename With>
 Duel duel(int64_t repetitions, Without&& without, With&& with) {
   Duel times;
@@ -54,7 +54,7 @@ Duel duel(int64_t repetitions, Without&& without, With&& with) {
   return times;
 }
 
-/// Forward and backward of all layers' attention, on what they saw of one sequence.
+/// Forward and backward of all layers' attention, on their traced inputs of one sequence.
 void attend(const std::vector<AttentionTrace>& layers, std::optional<double> log_tolerance) {
   for (const AttentionTrace& layer : layers) {
     const auto input = [](const torch::Tensor& tensor) { return tensor.detach().requires_grad_(); };
@@ -66,7 +66,7 @@ void attend(const std::vector<AttentionTrace>& layers, std::optional<double> log
   }
 }
 
-/// A training step of a model whose weights stay as they are: forward, backward, clipping and AdamW at rate 0.
+/// A training step that leaves the weights unchanged: forward, backward, clipping and AdamW at rate 0.
 class Step {
  public:
   Step(LanguageModel model, const Dataset::Batch& batch)
@@ -90,11 +90,11 @@ class Step {
 /// Half width of the 95 % interval of a median of ratios: a median scatters 1.25 times as much as a mean.
 double band_of_median(const std::vector<double>& ratios) { return 1.25 * band_of_mean(ratios); }
 
-/// What was found at one context length.
+/// The findings at one context length.
 struct AtLength {
   int64_t length = 0;
-  std::vector<double> pruned = {};                               ///< share of the pairs with D_ij < δ, a sequence each
-  std::vector<double> operator_speedup = {}, step_speedup = {};  ///< a repetition each
+  std::vector<double> pruned = {};                               ///< share of the pairs with D_ij < δ, by sequence
+  std::vector<double> operator_speedup = {}, step_speedup = {};  ///< by repetition
 };
 
 /// The comparisons on the largest context and on the growth from the smallest to the largest.
@@ -143,7 +143,7 @@ std::vector<Comparison> comparisons_of_lengths(const Study& study, const AtLengt
   };
 }
 
-/// Everything that is timed and counted at one context length, as records too.
+/// Times and counts at one context length, added to the records too.
 AtLength measure_length(const Study& study, const Artefact& trained, std::vector<Record>& records) {
   const nlohmann::json& evaluation = study.settings.at("evaluation");
   const Run& run = trained.run;
@@ -213,7 +213,7 @@ Findings measure(const Study& study) {
   }
   findings.comparisons = comparisons_of_lengths(study, lengths.front(), lengths.back());
 
-  // What pruning does to the trained model: both see the same text in the same order from the same initial weights.
+  // The effect of pruning on the trained model: both train on the same text in the same order from the same initial weights.
   std::vector<double> losses;
   for (const Artefact& trained : {with_pruning.back(), without.back()}) {
     const Run& run = trained.run;

@@ -1,4 +1,4 @@
-// ACP Fig. 7: how much is pruned, and what the model loses, as the tolerance ε grows.
+// ACP Fig. 7: the pruned share and the rise of the loss over the tolerance ε.
 
 #include <algorithm>
 #include <cmath>
@@ -55,7 +55,7 @@ Findings measure(const Study& study) {
     study.progress(static_cast<double>(shares.size()) / static_cast<double>(log_tolerances.size()));
   }
 
-  std::vector<double> growth;  // of the pruned share from the smallest to the largest tolerance, a sequence each
+  std::vector<double> growth;  // the pruned share's, from the smallest to the largest tolerance, by sequence
   for (size_t sequence = 0; sequence < shares.front().size(); ++sequence)
     growth.push_back(shares.front()[sequence] - shares.back()[sequence]);
   findings.comparisons = {

@@ -7,8 +7,8 @@
 namespace lethe::generation_cost {
 namespace {
 
-constexpr double kSteadyBytes = 1;     ///< a token: memory that grows by less doesn't grow
-constexpr double kCacheMargin = 0.01;  ///< of the cache's bytes: what a step may take besides
+constexpr double kSteadyBytes = 1;     ///< a token: a growth below it counts as none
+constexpr double kCacheMargin = 0.01;  ///< a share of the cache's bytes: the margin for other tensors
 
 /// The first series of a rule in an edition.
 const Series& series_of(const std::vector<Series>& all, Edition edition, const std::string& rule) {
@@ -50,13 +50,13 @@ Estimate time_growth(const Series& series) {
   const double centre = median(growths), count = static_cast<double>(growths.size());
   std::vector<double> deviations;
   for (const double growth : growths) deviations.push_back(std::abs(growth - centre));
-  // 1.4826 median deviations are a standard deviation of normal values; a median scatters 1.25 times as much as a mean.
+  // For normal values 1.4826 median deviations are one standard deviation, and a median scatters 1.25 times as much as a mean.
   return {centre, 1.25 * 1.96 * 1.4826 * median(deviations) / std::sqrt(count)};
 }
 
 std::optional<double> crossing(const std::vector<double>& contexts, const std::vector<double>& a,
                                const std::vector<double>& b) {
-  size_t first = contexts.size();  // from where on a ≥ b
+  size_t first = contexts.size();  // a ≥ b from here on
   while (first > 0 && a[first - 1] >= b[first - 1]) --first;
   if (first == contexts.size()) return std::nullopt;
   if (first == 0) return contexts.front();

@@ -1,5 +1,5 @@
 // T2FW Fig. 1: time and memory of one generated token over the length of the context, for the decay rule, the delta rule and
-// attention; as the paper's script measures them, and with what generation needs alone.
+// attention; as the paper's script measures them, and with only the tensors that generation needs.
 
 #include <ATen/Parallel.h>
 #include <torch/cuda.h>
@@ -48,13 +48,13 @@ Options options_of(const nlohmann::json& settings, const char* edition) {
           .contexts = table.at("contexts")};
 }
 
-/// That the next call of a step gives the reference's values: what doesn't is an error and never timed.
+/// Checks the values of a step's next call against the reference: a step with other values is an error and never timed.
 void check(const Step& step, const std::string& name, int64_t context, torch::Dtype dtype) {
   const Head head = step.head();
   const torch::Tensor values =
       step.run().detach().select(0, 0).select(1, 0).to(torch::kCPU, torch::kFloat64).contiguous();
   const auto row = std::ranges::find(reference::variants(), step.variant, &reference::Variant::name);
-  // After no token at all attention has nothing to return; the script asks for it all the same.
+  // With zero tokens of context attention has no value to return, but the script calls it.
   const Matrix<double> expected =
       head.key.rows() == 0 ? Matrix<double>::Zero(1, head.value.cols()) : row->recurrent(head).values;
   const auto flat = [](const double* data, int64_t size) {
@@ -67,13 +67,13 @@ void check(const Step& step, const std::string& name, int64_t context, torch::Dt
                              " tokens: expected the reference's values, found " + agreement.describe());
 }
 
-/// A step that will be timed, and where its times go.
+/// A step to be timed, and the place of its times.
 struct Cell {
   Step step;
   size_t series, context;
 };
 
-/// The buffer that is written before every timing, so that no cache holds what a step reads.
+/// The buffer that is written before every timing, so that no cache holds a step's inputs.
 class Flush {
  public:
   Flush(int64_t bytes, torch::Device device)
@@ -95,7 +95,7 @@ double seconds(const Step& step) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-/// Holds Torch to this thread, the one that a meter sees.
+/// Limits Torch to this thread, the only one that a meter counts.
 class OneThread {
  public:
   OneThread() { at::set_num_threads(1); }
@@ -107,7 +107,7 @@ class OneThread {
   int before_ = at::get_num_threads();
 };
 
-/// Makes every step of an edition, checks it, and counts the bytes at the peak of one call.
+/// Constructs every step of an edition, checks it, and counts the bytes at the peak of one call.
 void prepare(Edition edition, const Options& options, const std::vector<std::string>& implementations,
              int64_t flush_bytes, std::vector<Series>& series, std::vector<Cell>& cells) {
   const OneThread alone;
@@ -115,7 +115,7 @@ void prepare(Edition edition, const Options& options, const std::vector<std::str
     series.push_back({.edition = edition, .rival = rival});
     for (const int64_t context : options.contexts) {
       MemoryMeter meter;
-      // The script's buffer against caches is part of the peak that it reports.
+      // The peak that the script reports includes its buffer against caches.
       const auto bytes = torch::TensorOptions().dtype(torch::kInt8).device(options.sizes.device);
       const torch::Tensor scripts_flush = torch::empty({edition == Edition::kScripted ? flush_bytes : 0}, bytes);
       Step step = make_step(edition, rival, options.sizes, context);
@@ -164,7 +164,7 @@ void add_points(const Series& one, std::vector<Point>& points) {
   }
 }
 
-/// The numbers of the table: both ends, the slopes, and where attention's cost crosses the decay rule's.
+/// The numbers of the table: both ends, the slopes, and the crossing of attention's cost with the decay rule's.
 void add_records(const Study& study, const Options& options, const std::vector<Series>& all, const Series& one,
                  std::vector<Record>& records) {
   const auto add = [&](const std::string& metric, const std::string& unit, double context, double value, double stddev,

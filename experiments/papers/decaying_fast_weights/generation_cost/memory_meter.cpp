@@ -9,7 +9,7 @@ namespace lethe::generation_cost {
 class MemoryMeter::Counter : public c10::MemoryReportingInfoBase {
  public:
   void reportMemoryUsage(void*, int64_t bytes, size_t, size_t, c10::Device) override {
-    live += bytes;  // below zero for memory that goes back
+    live += bytes;  // negative for a release
     peak = std::max(peak, live);
   }
   bool memoryProfilingEnabled() const override { return true; }

@@ -1,5 +1,5 @@
 #pragma once
-// How many bytes of tensors are alive, as Torch's allocators tell it.
+// A meter of the bytes of live tensors, as Torch's allocators report them.
 
 #include <c10/util/ThreadLocalDebugInfo.h>
 
@@ -8,15 +8,15 @@
 
 namespace lethe::generation_cost {
 
-/// Counts what Torch's allocators hand out and take back in this thread while the meter lives, on the CPU and on a GPU: from
-/// the hook that Torch's own profiler uses. What was made before isn't counted, what other threads make neither: hold Torch
-/// to one thread meanwhile where an operator has scratch memory for each.
+/// Counts the allocations and releases of Torch's allocators in this thread during the meter's lifetime, on the CPU and on a GPU,
+/// through the hook of Torch's profiler. Earlier allocations and those of other threads aren't counted: limit Torch to one thread
+/// where an operator has scratch memory per thread.
 class MemoryMeter {
  public:
   MemoryMeter();
 
   int64_t live() const;  ///< bytes of the tensors alive
-  int64_t peak() const;  ///< the most that `live` has been since the beginning, or since restart_peak()
+  int64_t peak() const;  ///< the maximum of `live` since construction or the last restart_peak()
   void restart_peak();
 
  private:

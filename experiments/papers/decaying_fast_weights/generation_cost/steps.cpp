@@ -15,7 +15,7 @@ namespace {
 
 using torch::Tensor;
 
-/// centre of the gates' logits: half of what is written is left after some 14 tokens
+/// centre of the gates' logits: half of a write is left after about 14 tokens
 constexpr double kOpenGate = 3.0;
 
 /// Rows [T,D] of batch entry 0, head 0 of a tensor [B,T,H,D], or [T,1] of one [B,T,H].
@@ -24,14 +24,14 @@ Matrix<double> first_rows(const Tensor& tensor) {
   return Eigen::Map<const Matrix<double>>(rows.data_ptr<double>(), rows.size(0), rows.dim() == 2 ? rows.size(1) : 1);
 }
 
-/// What one token brings along: [B,1,H,K], [B,1,H,V], [B,1,H].
+/// The inputs of one token: [B,1,H,K], [B,1,H,V], [B,1,H].
 struct Token {
   Tensor query, key, value, log_key_gate, log_value_gate, beta;
 
   Token(const Sizes& s, torch::Dtype gate_dtype) {
     const auto options = torch::TensorOptions().dtype(s.dtype).device(s.device);
     query = torch::randn({s.batch, 1, s.heads, s.key_dim}, options);
-    // Of length 1, without which the delta rule's state would grow from token to token.
+    // Keys have length 1: with longer ones the delta rule's state would grow from token to token.
     key = torch::nn::functional::normalize(torch::randn_like(query),
                                            torch::nn::functional::NormalizeFuncOptions().dim(-1));
     value = torch::randn({s.batch, 1, s.heads, s.value_dim}, options);
@@ -42,12 +42,12 @@ struct Token {
   }
 };
 
-/// A state [B,H,K,V] and the rule that moves it on.
+/// A state [B,H,K,V] and the rule that updates it.
 class Recurrence {
  public:
   Recurrence(const Rival& rival, const Sizes& sizes)
       : is_delta_(rival.rule == "delta"), by_lethe_(rival.implementation == "lethe"), sizes_(sizes),
-        // Our operators keep gates and state in single precision at least.
+        // Our operators keep gates and state in at least single precision.
         wide_(by_lethe_ && sizes.dtype != torch::kFloat64 ? torch::kFloat32 : sizes.dtype), token_(sizes, wide_),
         state_(torch::zeros({sizes.batch, sizes.heads, sizes.key_dim, sizes.value_dim},
                             torch::TensorOptions().dtype(wide_).device(sizes.device))) {}
@@ -59,7 +59,7 @@ class Recurrence {
       tensor->requires_grad_();
   }
 
-  /// Values [B,1,H,V] of the token; the new state beside them.
+  /// Values [B,1,H,V] of the token, and the new state.
   std::pair<Tensor, Tensor> step() const {
     const auto& [query, key, value, log_key_gate, log_value_gate, beta] = token_;
     if (by_lethe_) {
@@ -83,7 +83,7 @@ class Recurrence {
     return values;
   }
 
-  /// Another token for the next step, with nothing that the rule doesn't read.
+  /// Draws another token for the next step, with only the tensors that the rule reads.
   void draw() {
     token_ = Token(sizes_, wide_);
     if (is_delta_) token_.log_key_gate = token_.log_value_gate = Tensor();
@@ -141,7 +141,7 @@ Step scripted_attention(const Sizes& s, int64_t context) {
   const auto made = [&](torch::IntArrayRef size) { return torch::randn(size, options).requires_grad_(); };
   const Tensor query = made({s.batch, 1, s.key_dim});
   const Tensor key = made({s.batch, context, s.key_dim}), value = made({s.batch, context, s.value_dim});
-  // What the script makes for the other rules and attention never reads: two gates, a gradient and a state.
+  // The script's tensors for the other rules, which attention never reads: two gates, a gradient and a state.
   const std::vector<Tensor> unread = {made(value.sizes()), made(key.sizes()), torch::randn_like(value).detach(),
                                       made({s.batch, s.value_dim, s.key_dim})};
   const auto run = [=, alive = unread] {

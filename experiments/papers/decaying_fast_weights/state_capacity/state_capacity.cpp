@@ -1,4 +1,4 @@
-// T2FW Table 2: the gated and the decay rule as their state grows, beside attention and a window of it.
+// T2FW Table 2: the gated and the decay rule over the size of their state, against attention and local attention.
 
 #include <cmath>
 

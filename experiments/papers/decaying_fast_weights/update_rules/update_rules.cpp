@@ -12,7 +12,7 @@ struct Difference {
   bool headline = false;
 };
 
-// What the paper's gaps are wide enough to assert; additive linear and delta without norm (20.0, 20.1) are a tie.
+// The paper's differences that are wide enough to assert; additive linear and delta without norm (20.0, 20.1) are a tie.
 const std::vector<Difference>& differences() {
   static const std::vector<Difference> table = {
       {"Linear features: the gated rule is better than the additive one", "Additive linear", "Gated linear", true},
@@ -62,7 +62,7 @@ Findings measure(const Study& study) {
   all.add_difference(study, "Linear features and m = 4: gated and decay rule are alike", "Gated linear", "Decay linear",
                      Expectation::within(margin), false);
 
-  // 1 where a training diverged; half is in between, so that neither answer is a matter of taste.
+  // The share of diverged trainings, 0 to 1, is judged against one half.
   const auto add = [&](const std::string& statement, const std::string& source, double measured,
                        const Expectation& expectation, double paper) {
     all.findings.comparisons.push_back({.statement = statement,

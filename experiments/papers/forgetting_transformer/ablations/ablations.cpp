@@ -1,4 +1,4 @@
-// FoX Table 3: perplexity of every row at the training length, and what each component contributes.
+// FoX Table 3: perplexity of every row at the training length, and the contribution of each component.
 
 #include <cmath>
 

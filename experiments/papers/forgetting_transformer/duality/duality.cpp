@@ -1,4 +1,4 @@
-// One function, several forms: on what a trained model's attention saw, every mechanism of the reference in all its forms.
+// One function, several forms: every mechanism of the reference in all its forms, on the traced attention of a trained model.
 
 #include <algorithm>
 
@@ -9,7 +9,7 @@
 namespace lethe::duality {
 namespace {
 
-/// The gates and the attention weights of the first tokens: what F, D and A are drawn from.
+/// The gates and the attention weights of the first tokens, for the plots of F, D and A.
 void add_picture(const Head& head, int64_t tokens, const std::string& name, std::vector<Point>& points) {
   Vector<double> decay = Vector<double>::Zero(tokens);  // c_i, D_ij = c_i − c_j
   for (Eigen::Index i = 0; i < tokens; ++i) {

@@ -32,7 +32,7 @@ double difference(const BasicOutput<Scalar>& actual, const BasicOutput<Scalar>& 
                    tensor_difference(actual.normalizer, expected.normalizer)});
 }
 
-/// The forms that there are beside the recurrent one, which each is compared with.
+/// All forms other than the recurrent one; each is compared with the recurrent one.
 template <typename Scalar, typename Forms>
 std::map<std::string, double> of_forms(const Forms& forms, const BasicHead<Scalar>& head,
                                        const std::vector<int64_t>& chunk_lengths) {
@@ -99,7 +99,7 @@ std::vector<Comparison> statements(const std::map<std::string, Differences>& by_
   const std::string rows = "all " + std::to_string(by_row.size()) + " mechanisms";
   const auto at_most = [](const std::string& statement, const char* source, double limit, double measured,
                           bool headline) {
-    // What isn't finite can't be judged and would pass for undecided: it is a difference of everything.
+    // The verdict on a NaN or infinite value would be inconclusive, so the largest finite difference replaces it.
     const double finite = std::isfinite(measured) ? measured : std::numeric_limits<double>::max();
     return Comparison{.statement = statement,
                       .source = source,

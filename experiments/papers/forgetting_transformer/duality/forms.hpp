@@ -1,5 +1,5 @@
 #pragma once
-// How far the forms of a mechanism are apart, and what that says.
+// Differences between the forms of a mechanism, and the statements on them.
 
 #include <map>
 #include <string>
@@ -13,10 +13,10 @@ namespace lethe::duality {
 /// The largest relative differences of each form from the recurrent one; a form's name is "parallel" or "chunks of n".
 struct Differences {
   std::map<std::string, double> in_double, in_float;
-  /// the smallest that a parallel form with its gates off by one token has; infinite where none is read
+  /// the smallest difference of a parallel form with its gates off by one token; infinite where no gate is read
   double off_by_one = 0;
 
-  /// Keeps the worse of both.
+  /// Keeps the worse of each pair.
   void merge(const Differences& other);
 };
 
@@ -25,12 +25,12 @@ struct Differences {
 Differences differences(const reference::Variant& variant, const Head& traced,
                         const std::vector<int64_t>& chunk_lengths);
 
-/// How far the decay rule with √f_t on both sides of its state is from the scalar gate f_t: the same function, split otherwise.
+/// The difference of the decay rule with √f_t on both sides of its state from the scalar gate f_t, which is the same function.
 double gauge_difference(const Head& traced);
 
 /// The statements on all rows.
 ///
-/// reads  by_row: of each row the differences over all heads; gauge: the largest gauge_difference
+/// reads  by_row: each row's differences over all heads; gauge: the largest gauge_difference
 std::vector<Comparison> statements(const std::map<std::string, Differences>& by_row, double gauge);
 
 }  // namespace lethe::duality

@@ -9,7 +9,7 @@ using reference::Input;
 
 bool reads(const reference::Variant& variant, Input input) { return std::ranges::count(variant.inputs, input) > 0; }
 
-/// Column i of `columns` keeps (2i + 1)/columns of the gate's logarithm, times `share`: that much on average. [T, columns]
+/// [T, columns]: column i holds (2i + 1)/columns of the gate's logarithm times `share`; the columns' mean is `share` of it.
 Matrix<double> spread(const Vector<double>& log_forget, Eigen::Index columns, double share) {
   const auto count = static_cast<double>(columns);
   const Vector<double> shares = share / count * Vector<double>::LinSpaced(columns, 1.0, 2.0 * count - 1.0);
@@ -30,7 +30,7 @@ Head inputs_of(const reference::Variant& variant, const Head& traced) {
   Head head{.query = traced.query, .key = traced.key, .value = traced.value, .log_forget = {}, .scale = traced.scale};
   const bool rows = reads(variant, Input::kLogKeyGate), columns = reads(variant, Input::kLogValueGate),
              whole = reads(variant, Input::kLogForget), writes = reads(variant, Input::kWriteStrength);
-  const double share = rows + columns + whole > 1 ? 0.5 : 1.0;  // of two gates in one state
+  const double share = rows + columns + whole > 1 ? 0.5 : 1.0;  // per gate, where one state has two
   if (whole) head.log_forget = (rows ? share : 1.0) * traced.log_forget;
   if (rows) head.log_key_gate = spread(traced.log_forget, traced.key.cols(), share);
   if (columns) head.log_value_gate = spread(traced.log_forget, traced.value.cols(), share);

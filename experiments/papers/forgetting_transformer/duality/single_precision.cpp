@@ -21,10 +21,10 @@ using namespace reference;
 using Index = Eigen::Index;
 using Single = BasicHead<float>;
 
-constexpr float kSlope = 0.25F;  // as the registry's rows have them
+constexpr float kSlope = 0.25F;  // the value of the registry's rows
 constexpr Index kWindow = 7;
 
-/// The forms of a rule that is normalised or not; where it is, on features.
+/// The forms of a rule with or without normaliser; with one, on features.
 template <typename Recurrent, typename Parallel, typename Chunked>
 SingleForms forms_of(Recurrent recurrent, Parallel parallel, Chunked chunked, reference::Normalized normalized,
                      reference::FeatureMap map) {

@@ -1,4 +1,4 @@
-// FoX Fig. 5: a forget gate that depends on the data, one that doesn't, and one that isn't trained at all (ALiBi).
+// FoX Fig. 5: a data-dependent forget gate, a data-independent one, and a fixed one (ALiBi).
 
 #include "experiments/claims/measures.hpp"
 #include "experiments/papers/forgetting_transformer/rows.hpp"
@@ -18,7 +18,7 @@ const std::vector<Architecture>& architectures() {
   return table;
 }
 
-/// `row` with another kind of gate, whose decay times start between settings["decay_time_min"] and settings["decay_time_max"].
+/// `row` with another kind of gate and initial decay times from settings["decay_time_min"] to settings["decay_time_max"].
 Row with_gate(const std::string& name, Row row, ForgetGate gate, const nlohmann::json& settings) {
   row.name = name;
   AttentionConfig& attention = row.architecture.mixer.only<AttentionConfig>();

@@ -24,7 +24,7 @@ Findings measure(const Study& study) {
   const int64_t trained_length = study.settings.at("training").at("context_length");
   const auto factor = study.settings.at("evaluation").at("length_factor").get<int64_t>();
   const int64_t longest = factor * trained_length;
-  std::map<int64_t, Measurements> losses;  // by the length of the pieces that the text is cut into
+  std::map<int64_t, Measurements> losses;  // by the length of the text's pieces
   Measurements gain;                       // of the training length over half of it
   Measurements rise;                       // of the longest length over the training length
 

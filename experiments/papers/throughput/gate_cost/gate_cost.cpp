@@ -1,4 +1,4 @@
-// What the gate itself costs: the kernels' times over those of the same kernels built without one.
+// The cost of the gate: the kernels' times over those of the same kernels built without a gate.
 
 #include <cmath>
 #include <map>

@@ -1,4 +1,4 @@
-// Speed with a gate that prunes nothing, beside attention without a gate.
+// Speed with a gate that prunes nothing, against attention without a gate.
 
 #include "experiments/papers/throughput/kernel_speeds.hpp"
 

@@ -1,4 +1,4 @@
-// What pruning gives back in time, beside our own speed without it and beside others that prune.
+// The speed with pruning, against our own speed without pruning and against other pruning kernels.
 
 #include "experiments/papers/throughput/kernel_speeds.hpp"
 

@@ -1,5 +1,5 @@
 #pragma once
-// What the CUDA kernels cover: host code that needs neither CUDA nor a device, so that everybody can be told.
+// The problems that the CUDA kernels cover: host code that needs neither CUDA nor a device, so every build can answer.
 
 #include <string>
 

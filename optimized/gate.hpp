@@ -1,12 +1,12 @@
 #pragma once
-// What every implementation must agree on about a gate.
+// The gate's constants that all implementations share.
 
 #include <cstdint>
 
 namespace lethe {
 
-/// Gates with log f below this stay out of prefix sums: beside one of them, a difference of float64 sums would have no digits left
-/// for the gates next to it. The CPU adds such gates one by one; the CUDA kernels take them for cuts.
+/// Gates with log f below this stay out of prefix sums: next to one of them a difference of float64 sums would have no digits left for its
+/// neighbours. The CPU adds such gates one by one; the CUDA kernels take them for cuts.
 inline constexpr double kStrongGate = -1e4;
 
 /// The bound |scale|·max ‖q‖·max ‖k‖ of the logits is rounded up by this factor: by more than the rounding of norms and products.

@@ -18,9 +18,9 @@ class Implementation:
     gated: bool          # computes with the gate, and not with log f = 0
     gate_gradient: bool  # differentiates it
     forward: Callable    # Inputs → values [B, T, H, D]
-    prepare: Callable = lambda inputs: None  # what the user is supposed to have beforehand; not timed
+    prepare: Callable = lambda inputs: None  # the user's own preparation; not timed
     lengths: tuple = (4096, 16384, 65536)    # where it takes part unasked
-    sums_in_16_bits: bool = False            # ours: makes the gate's gradient of dS as it is rounded
+    sums_in_16_bits: bool = False            # ours: the gate's gradient from dS rounded to 16 bits
 
 
 def lethe(pruned=False, zero_gate=False, given_bound=False):
@@ -61,7 +61,7 @@ def kept_blocks(inputs):
 def flex(pruned, backend):
     from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
-    # All shapes and masks count together; beyond the limit flex_attention would run uncompiled, and be timed so.
+    # All shapes and masks count together; beyond the limit flex_attention would run, and be timed, uncompiled.
     torch._dynamo.config.recompile_limit = 64
     torch._dynamo.config.fail_on_recompile_limit_hit = True
     compiled = torch.compile(flex_attention, dynamic=False)

@@ -8,8 +8,8 @@ import pathlib
 import re
 import sys
 
-# folder -> (what its #include <…> may not match, which folders of ours its #include "…" may name)
-# Of the standard library nothing that runs in parallel; whatever has a slash or a dot in its name is of another library.
+# folder -> (a pattern that its #include <…> may not match, the folders of ours that its #include "…" may name). Of the standard library nothing that
+# runs in parallel; a name with a slash or a dot is of another library.
 NOT_STD_OR_EIGEN = r"(?!Eigen/).*[/.].*|thread|mutex|shared_mutex|atomic|future|condition_variable|semaphore|barrier|latch|execution"
 RULES = {
     "reference": (NOT_STD_OR_EIGEN, ["reference"]),
@@ -25,12 +25,12 @@ RULES = {
     "optimized": (r"Eigen\b.*", ["optimized", "reference/problem.hpp"]),
     "experiments": (r"gtest\b.*", ["experiments", "optimized", "reference"]),
 }
-# What every kernel family shares names no family's instructions: folder -> what its #include "…" may not name.
+# The folders that all kernel families share name no family's instructions: folder -> the folders that its #include "…" may not name.
 SHARED = {
     "optimized/cuda/gate": ["optimized/cuda/hopper"],
     "optimized/cuda/tile": ["optimized/cuda/hopper"],
 }
-# A paper's folder is included by itself and the tests; what all claims share, by papers and command.
+# A paper's folder is included only by itself and the tests; the code that all claims share, by papers and commands.
 PAPERS = "experiments/papers"
 CLAIMS = "experiments/claims"
 MAY_NAME_CLAIMS = (CLAIMS, PAPERS, "experiments/commands", "experiments/lethe.cpp", "tests")

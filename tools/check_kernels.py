@@ -17,11 +17,11 @@ import subprocess
 import sys
 
 SKIPPED = 77
-NVCC = "13.0"  # whose budgets these are
+NVCC = "13.0"  # the compiler of these budgets
 
-# Bytes that a kernel's stores to local memory write, each counted once, by a pattern of its mangled name: ptxas' spill stores, and eight bytes of
-# the forward's own. They are in the warps that load and hand out tiles, which have 24 to 40 registers, and where LOOPS allows accesses of local
-# memory. Lb1E is a forward's second launch.
+# Bytes that a kernel's stores to local memory write, each counted once, by a pattern of its mangled name: ptxas' spill stores, and eight bytes of the
+# forward's own. They are in the warps that load and distribute tiles, which have 24 to 40 registers, and where LOOPS allows accesses of local memory.
+# Lb1E is a forward's second launch.
 SPILLS = [
     (r"7forwardI\w+Lb1E", 296),
     (r"7forwardI\w+Li64E", 192),
@@ -31,15 +31,15 @@ SPILLS = [
 ]
 STORED = {None: 4, "U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16}  # bytes of an STL
 
-# Under which product a step's exponentials run, told by how many of the loop's waits for products lie before them.
+# The product under which a step's exponentials run, by the number of the loop's waits for products before them.
 UNDER_GRAD_WEIGHT = 0  # backward: dPᵀ, the loop's first product, until the first wait, which is for it
-UNDER_OUTPUT = 1  # forward: P·V of the block before, behind the wait for S, until the next, which is for P·V
+UNDER_OUTPUT = 1  # forward: P·V of the block before, after the wait for S, until the next, which is for P·V
 
-# The main loops: the innermost that hold products. A kernel has as many as it has budgets here, both in order of size: at most so many
-# instructions (what a step may skip included, the code behind the kernel's end where a wait spins not), at least so many exponentials
-# under the product, which is all that a thread has, at most so many moves into uniform registers, which a product's descriptors must
-# lie in: with nine the backward took 1.07 as long; and at most so many accesses of local memory: with some of both it took 1.03 to 1.06 as
-# long. One per cent more instructions are allowed than were counted.
+# The main loops: the innermost that hold products. A kernel has as many as it has budgets here, both in order of size. A budget is: at most so many
+# instructions (including those that a step may skip, excluding the code behind the kernel's end where a wait spins); at least so many exponentials
+# under the product, which is all that a thread has; at most so many moves into uniform registers, which must hold a product's descriptors: with nine
+# the backward took 1.07 as long; and at most so many accesses of local memory: with some of both it took 1.03 to 1.06 as long. One per cent more
+# instructions are allowed than were counted.
 LOOPS = [
     # a block that all rows see whole; one that is masked, with two exponentials more where the maximum moves
     (r"7forwardI13__nv_bfloat16Li64ELb0E", UNDER_OUTPUT, [(319, 64, 1, 0), (703, 66, 1, 17)]),

@@ -39,8 +39,8 @@ HEADS = {64: 24, 128: 12}
 RIVAL_PACKAGES = ("triton", "flash_attn", "forgetting_transformer", "fla")
 BUSY_CYCLES = 4_000_000  # of the GPU, some 2 ms: longer than the CPU takes to queue a forward and a backward pass
 SEED = 1
-# Relative error allowed in bf16: of values twice the operators' own budget, for others round more often; of gradients more, since
-# O and dS are stored in 16 bits too; of the gate's gradient most, a sum of what nearly cancels.
+# Relative error allowed in bf16: of values twice the operators' own budget, since others round more often; of gradients more, since O and dS are
+# stored in 16 bits too; of the gate's gradient most, a sum of terms that nearly cancel.
 BUDGETS = {"values": 1e-2, "query": 2e-2, "key": 2e-2, "value": 1e-2, "log_forget": 3e-2}
 
 
@@ -77,7 +77,7 @@ class Inputs:
         self.log_forget = gate(case, generator).requires_grad_()
         self.zero_gate = torch.zeros_like(self.log_forget).requires_grad_()
         self.decay = self.log_forget.detach().double().cumsum(1).transpose(1, 2).float().contiguous()  # [B, H, T]
-        # scale·|q|·|k| of normalised queries and keys, with what 16 bits round up: what a layer with such norms knows beforehand
+        # scale·|q|·|k| of normalised queries and keys, with the rounding up of 16 bits: a layer with such norms has it beforehand
         self.logit_bound = torch.full((case.heads,), 1.01 * math.sqrt(case.dim), device="cuda")
         self.block_mask = None
 
@@ -195,7 +195,7 @@ def measure(case, candidates, rounds, report):
                 passed.append(implementation)
             else:
                 print(f"{case} {implementation.name}: expected errors within their budgets, found {share:.2f} of one", file=sys.stderr)
-        except Exception as error:  # a rival that doesn't run is a result, and no reason to lose the others
+        except Exception as error:  # a rival's failure is a result, and no reason to lose the others
             print(f"{case} {implementation.name}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}", file=sys.stderr)
             report(case, implementation.name, "share_of_budget", "1", [math.nan])
     times = {implementation.name: ([], []) for implementation in passed}
@@ -235,7 +235,7 @@ def versions_of(packages):
 
 
 def certificate(absent, commit):
-    status = None if commit else git("status", "--porcelain", "--untracked-files=no")  # whoever tells the commit knows better
+    status = None if commit else git("status", "--porcelain", "--untracked-files=no")  # unknown where the commit is given
     return {
         "commit": commit or git("rev-parse", "HEAD"),
         "dirty": None if status is None else bool(status),

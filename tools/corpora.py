@@ -101,7 +101,7 @@ def folder_of_text(folder: Path) -> Corpus:
     for document in documents:
         document.split = split_of.get(document.name, "")
     kept = [d for d in documents if d.split in SPLITS]
-    # An index may list more than was unpacked, and splits of its own that are for other uses.
+    # An index may list more files than were unpacked, and splits of its own for other uses.
     left_out, absent = len(documents) - len(kept), len(split_of.keys() - {d.name for d in documents})
     return Corpus(folder.name, kept, {"index_sha256": sha256_of(index), "left_out": left_out, "absent": absent})
 

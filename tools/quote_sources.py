@@ -19,7 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 MARKER = re.compile(r"(<!-- code:(?P<file>[\w./-]+):(?P<part>\w+) -->\n)(?P<body>.*?)(<!-- /code -->)", re.DOTALL)
-UNSEARCHED = {".git", ".venv", "build", "artefacts"}  # where no README of ours lies
+UNSEARCHED = {".git", ".venv", "build", "artefacts"}  # folders without a README of ours
 LANGUAGES = {".cpp": "cpp", ".hpp": "cpp", ".cu": "cpp", ".cuh": "cpp", ".py": "python"}
 
 

@@ -28,7 +28,7 @@ from corpora import SPLITS, Corpus, Document, WrongCall, named_corpus, sha256_of
 
 SHARD_MAGIC, SHARD_VERSION, SHARD_HEADER_INTS = 20240520, 1, 256  # llm.c's header: 1024 bytes of int32
 SHARD_TOKENS = 100_000_000
-FORMAT = 1  # of dataset.json and vocabulary.bin; a folder of another format is made anew
+FORMAT = 1  # of dataset.json and vocabulary.bin; a folder of another format is written anew
 
 
 # --- tokenizers ---
@@ -64,7 +64,7 @@ def gpt2_tokenizer(files: Optional[str]) -> Tokenizer:
     for file in (encoder, merges):
         if not file.is_file():
             raise WrongCall(f"{GPT2_FILES}: expected the file {file}, found none")
-    # tiktoken keeps what it reads in a cache of its own unless it is told not to.
+    # Without this tiktoken keeps the files it reads in a cache of its own.
     os.environ["TIKTOKEN_CACHE_DIR"] = ""
     ranks = data_gym_to_mergeable_bpe_ranks(vocab_bpe_file=str(merges), encoder_json_file=str(encoder))
     begin = len(ranks)
@@ -226,7 +226,7 @@ def replace(beside: Path, output: Path) -> None:
         return
     try:
         beside.rename(output)
-    except OSError:  # another process was faster; what it made is as good as ours
+    except OSError:  # another process was faster; its result is as good as ours
         if not finished(output):
             raise
 

@@ -1,4 +1,4 @@
-// Forgetting Attention on the CPU beside what Torch offers: its attention without a gate, and with the gate as a matrix.
+// Forgetting Attention on the CPU beside Torch's own attention: without a gate, and with the gate as a matrix.
 //
 //   gated         lethe::forgetting_attention
 //   pruned        the same with log ε = −10, half of the heads forgetting within a few tokens, the others hardly at all
@@ -6,8 +6,8 @@
 //   torch         scaled_dot_product_attention, causal, no gate
 //   torch_matrix  scaled_dot_product_attention with the bias matrix built from log f, and the gate's gradient through it
 //
-// Every implementation of the gate is first checked against the matrix form in float64; one that is off is an error and not timed.
-// Counters: memory_mib, the most that one call needs beyond its inputs; pruned_share, of the causal pairs.
+// Every implementation of the gate is first checked against the matrix form in float64; a wrong one is an error and not timed.
+// Counters: memory_mib, the largest memory of one call beyond its inputs; pruned_share, of the causal pairs.
 #include <ATen/Context.h>
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
@@ -43,7 +43,7 @@ Inputs inputs_of(const Sizes& sizes, Gate gate) {
   Inputs inputs{normal(), normal(), normal(), at::log_sigmoid(at::randn({sizes.batch, sizes.length, sizes.heads})),
                 normal()};
   if (gate == Gate::kBimodal) {
-    // Queries and keys as RMSNorm makes them, so that their norms, and with these the bound, are those of a trained layer.
+    // Queries and keys normalised as by RMSNorm, so that their norms, and with these the bound, are those of a trained layer.
     for (at::Tensor* rows : {&inputs.query, &inputs.key}) *rows /= rows->square().mean({3}, true).sqrt();
     inputs.log_forget.slice(2, 0, sizes.heads / 2).mul_(1e-4);
   }
@@ -125,7 +125,7 @@ void measure(benchmark::State& state, Attention attention, Gate gate, bool gated
     values.backward(in.values_gradient);
     return values;
   };
-  malloc_trim(0);                               // what earlier benchmarks freed is no memory of ours
+  malloc_trim(0);                               // freed memory of earlier benchmarks is not counted
   std::ofstream("/proc/self/clear_refs") << 5;  // forget the highest so far
   const double before = memory("VmRSS");
   benchmark::DoNotOptimize(call());
@@ -161,8 +161,8 @@ void register_all(const Sizes& sizes) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  register_all({1, 4, 64, 4096});  // what the operator must reach
-  register_all({8, 4, 32, 256});   // what training on two cores runs
+  register_all({1, 4, 64, 4096});  // the operator's target
+  register_all({8, 4, 32, 256});   // training on two cores
   register_all({8, 4, 64, 1024});
   benchmark::AddCustomContext("torch_threads", std::to_string(at::get_num_threads()));
   benchmark::Initialize(&argc, argv);

@@ -6,8 +6,8 @@
 //
 // Each is timed as the operator and as the loop, forward and with the gradients of every input. The operator's values are first checked
 // against the loop in float64; where they are off, that is an error and not timed.
-// Counters: input_mib, output_mib; saved_mib, what the graph holds of one call until its backward (inputs and outputs included where it
-// keeps them); peak_mib, the most tensor memory that one call with its gradients needs beyond its inputs, on one thread.
+// Counters: input_mib, output_mib; saved_mib, the tensors that the graph holds of one call until its backward (inputs and outputs included where it
+// keeps them); peak_mib, the largest tensor memory of one call with its gradients beyond its inputs, on one thread.
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
@@ -88,7 +88,7 @@ double error_of(Rule rule, Rule expected_rule, Inputs in) {
   return ((values - expected).norm() / expected.norm()).item().toDouble();
 }
 
-// Bytes of tensors that live now, and the most so far.
+// Bytes of tensors that exist now, and the most so far.
 class MemoryCount : public c10::MemoryReportingInfoBase {
  public:
   void reportMemoryUsage(void*, int64_t size, size_t, size_t, c10::Device) override {
@@ -175,8 +175,8 @@ void register_all(const Sizes& sizes, bool with_backward) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  register_all({1, 1024, 4, 32, 64}, true);  // what the operators must reach
-  register_all({8, 256, 4, 32, 32}, true);   // what training on two cores runs
+  register_all({1, 1024, 4, 32, 64}, true);  // the operators' target
+  register_all({8, 256, 4, 32, 32}, true);   // training on two cores
   register_all({1, 1, 12, 32, 64}, false);
   benchmark::AddCustomContext("torch_threads", std::to_string(at::get_num_threads()));
   benchmark::Initialize(&argc, argv);

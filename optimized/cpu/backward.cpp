@@ -1,6 +1,6 @@
-// The backward pass. A tile of queries × keys adds to the gradients of its queries and of its keys, so two tasks may run at the same
-// time only where they share neither. Hence phases: in phase p the segment of queries m meets the segment of keys that lies p before
-// its diagonal. Distinct m, distinct keys: no locks, no copies of gradients for each thread, and one order of summation whoever runs.
+// The backward pass. A tile of queries × keys adds to the gradients of its queries and of its keys, so two tasks may run at the same time only where
+// they share neither. Hence phases: in phase p the segment of queries m meets the segment of keys p before its diagonal. Distinct m, distinct keys:
+// no locks, no copies of gradients for each thread, and one order of summation for every assignment of tasks to threads.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
@@ -65,7 +65,7 @@ struct Backward {
     const int64_t row_index = b.head * sizes.query_length + b.row;
     multiply(Transpose::kNo, Transpose::kYes, b.rows, b.columns, sizes.key_dim, Scalar(1), query.at(b.head, b.row),
              query.stride(), key.at(b.key_head, b.column), key.stride(), Scalar(0), scratch.weights.data(), b.columns);
-    // A row that sees a value which is not finite has no finite delta; to any other that value is nothing.
+    // A row that sees a non-finite value has no finite delta; any other row must ignore that value.
     const FinitePart<Scalar> v(b.columns, sizes.value_dim, value.at(b.key_head, b.column), value.stride(), finite);
     multiply(Transpose::kNo, Transpose::kYes, b.rows, b.columns, sizes.value_dim, Scalar(1),
              grad_values.at(b.head, b.row), grad_values.stride(), v.data(), v.stride(), Scalar(0),
@@ -143,7 +143,7 @@ struct Backward {
 
 // ∂loss/∂log f_l = Σ_{i ≥ l} ∂loss/∂c_i with ∂loss/∂c_t = (sum of dS over row t) − (sum over column t). The row sums are zero in exact
 // arithmetic but not in this one, where they cancel the columns' rounding; both come from the same dS, and are added in float64.
-// No pair reaches across the first visited position or across a cut, so there the sum is zero, and is made so.
+// No pair reaches across the first visited position or across a cut: the sum there is zero, and is set to zero.
 template <typename Scalar>
 at::Tensor gate_gradient(const Sizes& sizes, const GatePrefix& prefix, const std::vector<double>& row_sum,
                          const std::vector<double>& column_sum, const at::Tensor& log_forget) {
@@ -167,7 +167,7 @@ at::Tensor gate_gradient(const Sizes& sizes, const GatePrefix& prefix, const std
   return gradient;
 }
 
-// What the backward pass needs of each row, [B, Hq, Tq].
+// The backward pass's numbers of each row, [B, Hq, Tq].
 template <typename Scalar>
 struct RowStatistics {
   std::vector<Scalar> delta;           // Σ_d ∂o · o

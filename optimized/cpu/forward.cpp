@@ -17,7 +17,7 @@
 namespace lethe::cpu {
 namespace {
 
-constexpr int64_t kKeyColumns = 512;  // keys whose weights exist at one time
+constexpr int64_t kKeyColumns = 512;  // keys whose weights are held at one time
 
 template <typename Scalar>
 struct ForwardScratch {
@@ -40,7 +40,7 @@ struct Forward {
   const GatePrefix& prefix;
   const int32_t* boundary;  // [B, Hq, tiles]
   Scalar scale;
-  bool finite_values;  // known to be
+  bool finite_values;  // the values are checked to be finite
 
   void run_tile(int64_t head, int64_t tile, ForwardScratch<Scalar>& scratch) const {
     const int64_t row_begin = tile * kQueryRows, rows = std::min(kQueryRows, sizes.query_length - row_begin);

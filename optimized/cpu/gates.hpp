@@ -1,5 +1,5 @@
 #pragma once
-// The forget gates of one call: prefix sums of what is visited, and the biases of a tile that are computed from them.
+// The forget gates of one call: prefix sums over the visited positions, and the biases of a tile computed from them.
 
 #include <ATen/core/Tensor.h>
 
@@ -13,12 +13,12 @@
 
 namespace lethe::cpu {
 
-/// Rows of a tile that share the float64 origin of their biases, at most, and what they forget, at most: no bias within a frame is a
-/// large number.
+/// The largest number of rows of a tile that share the float64 origin of their biases, and the largest decay over them: no bias within a frame is
+/// large.
 inline constexpr int64_t kFrameRows = 32;
 inline constexpr double kFrameDecay = 32;
 
-/// A gate that no prefix sum holds: below kStrongGate, or a cut (log f = −∞).
+/// A gate outside all prefix sums: below kStrongGate, or a cut (log f = −∞).
 struct StrongGate {
   int64_t position;
   double log_forget;
@@ -28,14 +28,14 @@ struct StrongGate {
 ///
 ///   D_ij = sum(i) − sum(j) + Σ log f of the strong gates in (j, i]
 ///
-/// The strong gates are added one by one, the nearest first, so D keeps its relative accuracy whatever finite gates are in it.
+/// The strong gates are added one by one, the nearest first, so D keeps its relative accuracy for any finite gates.
 struct HeadGates {
   const double* sums;  ///< [Tk − begin], in which a strong gate counts as 0
   int64_t begin;
   const std::vector<StrongGate>& strong;  ///< by position
 
   double sum(int64_t position) const { return sums[position - begin]; }
-  /// How many strong gates stand at positions ≤ `position`.
+  /// The number of strong gates at positions ≤ `position`.
   int64_t strong_up_to(int64_t position) const;
   /// Whether D_ij < threshold, or −∞: the pair has no weight.
   bool is_below(int64_t i, int64_t j, double threshold) const;
@@ -61,8 +61,8 @@ class GatePrefix {
   std::vector<std::vector<StrongGate>> strong_;
 };
 
-/// How many of the `rows` from `position` on one origin serves. A strong gate ends a frame: two tokens after it may be next to each
-/// other, and the difference of their biases, each as large as that gate, would have its rounding error.
+/// The number of `rows` from `position` on that one origin serves. A strong gate ends a frame: two tokens after it may be neighbours, and the
+/// difference of their biases, each as large as that gate, would have its rounding error.
 int64_t frame_rows(const HeadGates& gates, int64_t position, int64_t rows);
 
 /// The biases of rows × columns of one head, see Tile, and the visible columns of each row.

@@ -1,5 +1,5 @@
 #pragma once
-// Row-major matrix products on the BLAS that LibTorch itself brings and exports (MKL on x86).
+// Row-major matrix products on LibTorch's own BLAS (MKL on x86).
 
 #include <algorithm>
 #include <cstdint>
@@ -14,8 +14,8 @@ int MKL_Set_Num_Threads_Local(int) __attribute__((weak));  // absent where the B
 
 namespace lethe::cpu {
 
-/// While it lives, products of this thread run on this thread alone. MKL would divide even one that is called inside a parallel
-/// region as if more threads were there, and so sum in an order that depends on Torch's number of threads.
+/// During its lifetime, products of this thread run on this thread alone. MKL would divide even a product inside a parallel region as if more threads
+/// were there, and so sum in an order that depends on Torch's number of threads.
 class SingleThreadedProducts {
  public:
   SingleThreadedProducts() : before_(MKL_Set_Num_Threads_Local ? MKL_Set_Num_Threads_Local(1) : 0) {}

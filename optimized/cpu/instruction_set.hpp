@@ -1,5 +1,5 @@
 #pragma once
-// Which of the compilations of a kernel file runs here.
+// The choice among the compilations of a kernel file.
 
 #include <ATen/Version.h>
 
@@ -7,8 +7,8 @@
 
 namespace lethe::cpu {
 
-/// The table of the instruction set that Torch's own kernels use: what the processor has, or less where the environment says
-/// ATEN_CPU_CAPABILITY=avx2 or default. Where only the baseline was compiled, all three are that one.
+/// The table of the instruction set that Torch's own kernels use: the processor's, or a lower one where the environment sets ATEN_CPU_CAPABILITY=avx2
+/// or default. Where only the baseline was compiled, all three are the baseline.
 template <typename Table>
 const Table& choose(const Table& baseline, const Table& avx2, const Table& avx512) {
   const std::string capability = at::get_cpu_capability();

@@ -1,5 +1,5 @@
 #pragma once
-// What forward and backward of the matrix state share: its inputs a chunk of tokens at a time, and how tasks reach the cores.
+// The code that forward and backward of the matrix state share: inputs a chunk of tokens at a time, and the distribution of tasks.
 
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
@@ -24,7 +24,7 @@ struct StateTile {
   int64_t width;           ///< with padding
   int width_index;         ///< of StateKernels::tile
 
-  /// Of [K, columns] kept tile by tile: every tile before this one is full.
+  /// The place in [K, columns] kept tile by tile: every tile before this one is full.
   int64_t offset(int64_t key_dim) const { return key_dim * begin; }
 };
 
@@ -71,7 +71,7 @@ const StateConversions<Scalar>& conversions() {
   }
 }
 
-/// What a thread loads of a chunk: everything over the state's rows, and one tile of what goes over its columns.
+/// A thread's buffers for a chunk: all inputs over the state's rows, and one tile of the inputs over its columns.
 struct ChunkBuffers {
   Buffer<double> query, key, key_gate;  ///< [tokens, K]
   Buffer<double> value, value_gate;     ///< [tokens, width]
@@ -128,13 +128,13 @@ class MatrixStateProblem {
 extern template class MatrixStateProblem<float>;
 extern template class MatrixStateProblem<double>;
 
-/// A kernel over a tile's chunk, where a gate of 0 erases what the state holds, NaN and ∞ included: the kernel runs from one such token to
-/// the next, and in between zeros are written instead of a product with 0.
+/// A kernel over a tile's chunk, where a gate of 0 erases the state, NaN and ∞ included: the kernel runs from one such token to the next, and zeros
+/// are written between them instead of a product with 0.
 ///
-/// reads  buffers: what the chunk was loaded into; width: of the tile
+/// reads  buffers: the chunk's loaded inputs; width: of the tile
 void run_tokens(void (*kernel)(const StateChunk&), const StateChunk& chunk, const ChunkBuffers& buffers, int64_t width);
 
-/// The same for `reverse`: what comes back to a gate of 0 ends there, and that gate's gradient is 0.
+/// The same for `reverse`: the gradient that reaches a gate of 0 ends there, and that gate's gradient is 0.
 void reverse_tokens(void (*kernel)(const StateChunkGradient&), const StateChunkGradient& chunk,
                     const ChunkBuffers& buffers, int64_t width);
 
@@ -144,7 +144,7 @@ bool split_into_tiles(const MatrixStateProblem<Scalar>& problem) {
   return problem.all_heads < at::get_num_threads() && problem.tiles.size() > 1;
 }
 
-/// parallel_tasks, but on this thread alone where the work (updates of a state's element) is not worth waking others: one decoded token.
+/// parallel_tasks, but on this thread alone where the work (updates of a state's element) is too small to wake others: one decoded token.
 template <typename Run>
 void state_tasks(int64_t count, int64_t work, const Run& run) {
   constexpr int64_t kWorthAThread = 1 << 15;
@@ -157,8 +157,8 @@ void state_tasks(int64_t count, int64_t work, const Run& run) {
   run([&]() { return taken < count ? std::optional<int64_t>(taken++) : std::nullopt; });
 }
 
-/// What a state gives to read, before scale and normaliser: (Sᵀq) [B,T,H,columns] in float64 where `in_double`, else scale·Sᵀq in the
-/// sums' own dtype; and the last state [B,H,K,columns].
+/// The results of reading a state, before scale and normaliser: (Sᵀq) [B,T,H,columns] in float64 where `in_double`, else scale·Sᵀq in the sums' own
+/// dtype; and the last state [B,H,K,columns].
 std::tuple<at::Tensor, at::Tensor> read_state(const MatrixStateInputs& inputs, bool in_double);
 
 }  // namespace lethe::cpu

@@ -1,6 +1,6 @@
-// The matrix state's backward pass. States are not saved: a first pass over the tokens leaves one at the beginning of each chunk, then
-// the chunks go backwards, each running its tokens again from there. Gates of 0 rule out going back by division, and the reverse sums
-// Σ (q ∂q − k ∂k) that would give the gates' gradients without states lose every digit of a gate near 0; this way keeps them all.
+// The matrix state's backward pass. States are not saved: a first pass over the tokens stores one at the beginning of each chunk, then the chunks go
+// backwards, each running its tokens again from there. Gates of 0 rule out going back by division, and the reverse sums Σ (q ∂q − k ∂k), which would
+// give the gates' gradients without states, lose every digit of a gate near 0; this way keeps them all.
 #include <ATen/ops/empty.h>
 
 #include "optimized/cpu/matrix_state.hpp"
@@ -27,7 +27,7 @@ struct Backward {
   const int64_t row_gradients_size = RowGradients::size(chunk_length, row_stride);
   const int64_t tiles = static_cast<int64_t>(problem.tiles.size());
 
-  // What a thread needs for one tile of one chunk.
+  // A thread's buffers for one tile of one chunk.
   struct Scratch {
     ChunkBuffers buffers;
     Buffer<double> d_value, d_value_gate, d_values, decayed, residual;
@@ -169,10 +169,10 @@ struct Backward {
     });
   }
 
-  // A task is a tile of a head, and each needs a buffer of its own for its shares of the gradients over rows. For all tokens of all tiles
-  // that would be T·K·V numbers; so the tiles go back together over as many chunks as two such buffers hold of T tokens, and their
-  // shares are added before the next chunks: in the order of the tiles, so that the bits are those of run_heads. Where not even one
-  // chunk of all tiles fits, some tiles go after others, and the first buffer keeps the sum.
+  // A task is a tile of a head, and each needs its own buffer for its shares of the gradients over rows. For all tokens of all tiles that would be
+  // T·K·V numbers; so the tiles go back together over as many chunks as fit into two such buffers of T tokens. Their shares are added before the next
+  // chunks, in the order of the tiles, so the bits are those of run_heads. Where not even one chunk of all tiles fits, some tiles go after others,
+  // and the first buffer keeps the sum.
   void run_tiles(int64_t work) const {
     const int64_t heads = problem.all_heads, threads_a_head = at::get_num_threads() / std::max<int64_t>(heads, 1) + 1;
     const int64_t buffers = std::max(2 * chunks, threads_a_head + 1), tiles_at_once = std::min(tiles, buffers);
@@ -261,7 +261,7 @@ MatrixStateGradients matrix_state_backward(const at::Tensor& grad_values, const 
                                        like_given(in.log_value_gate),
                                        like_given(in.beta),
                                        like_given(in.state)};
-  // Without columns nothing is read of the rows: their gradients are zero.
+  // Without columns no row is read: their gradients are zero.
   if (in.value.size(3) == 0 && !in.normalize) {
     for (const at::Tensor& tensor : {gradients.query, gradients.key, gradients.log_key_gate, gradients.beta}) {
       if (tensor.defined()) tensor.zero_();

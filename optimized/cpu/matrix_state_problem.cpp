@@ -142,7 +142,7 @@ StateChunk part_of(StateChunk chunk, int64_t begin, int64_t tokens, int64_t widt
   return chunk;
 }
 
-// Where a gate is 0 at the chunk's token t: zeros in matrix [K, width], of whatever was there.
+// Writes zeros to matrix [K, width] where a gate is 0 at the chunk's token t, whatever the old values.
 void erase(const StateChunk& chunk, const ChunkBuffers& buffers, int64_t t, int64_t width, double* matrix) {
   const double *f = chunk.key_gate + t * chunk.key_dim, *g = chunk.value_gate + t * width;
   for (int64_t i = 0; i < chunk.key_dim; ++i) {

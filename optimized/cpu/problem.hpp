@@ -1,5 +1,5 @@
 #pragma once
-// What forward and backward share: sizes, block sizes, where the rows of a head lie, and how tasks reach the cores.
+// Shared by forward and backward: sizes, block sizes, the layout of a head's rows, and the distribution of tasks.
 
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
@@ -30,11 +30,11 @@ struct Sizes {
 
   int64_t offset() const { return key_length - query_length; }  ///< position of query row 0
   int64_t group() const { return query_heads / heads; }         ///< query heads that read one key head
-  int64_t all_heads() const { return batch * query_heads; }  ///< `head` below counts them, (batch, query head), through
+  int64_t all_heads() const { return batch * query_heads; }     ///< `head` below counts (batch, query head) pairs
   int64_t tiles() const { return (query_length + kQueryRows - 1) / kQueryRows; }
 };
 
-/// `tensor` [B, T, H, D] in `dtype` and with rows that a matrix product can read where they lie; copied only where they are not.
+/// `tensor` [B, T, H, D] in `dtype` with rows that a matrix product can read in place; copied only where they are not.
 inline at::Tensor with_readable_rows(const at::Tensor& tensor, at::ScalarType dtype) {
   const at::Tensor rows = tensor.to(dtype);
   const bool readable = (rows.stride(3) == 1 || rows.size(3) == 1) && rows.stride(1) >= rows.size(3) &&
@@ -45,11 +45,11 @@ inline at::Tensor with_readable_rows(const at::Tensor& tensor, at::ScalarType dt
 /// The same [B, T, H, D] with each head's rows side by side in memory.
 inline at::Tensor packed(const at::Tensor& tensor) { return tensor.transpose(1, 2).contiguous().transpose(1, 2); }
 
-/// How often a key must be read before a copy of its head pays: with the rows of all heads interleaved, those of one lie a power of
-/// two apart and share a few sets of the cache.
+/// The number of reads of a key from which a copy of its head pays: with the rows of all heads interleaved, those of one are a power of two apart and
+/// share a few sets of the cache.
 inline constexpr int64_t kReadsThatPayACopy = 8;
 
-/// Whether the tiles' queries read the keys from position `first` on so often.
+/// Whether the tiles' queries read the keys from position `first` on as often as that.
 ///
 /// reads  boundary [B, Hq, tiles]
 inline bool copy_pays(const Sizes& sizes, int64_t first, const int32_t* boundary) {
@@ -64,8 +64,8 @@ inline at::Tensor rows_of(const at::Tensor& tensor, at::ScalarType dtype, bool i
   return is_packed ? packed(tensor).to(dtype) : with_readable_rows(tensor, dtype);
 }
 
-/// The rows of every (batch, head) of a tensor [B, T, H, D] that with_readable_rows or packed returned. `head` counts batches and heads
-/// through; row 0 of the tensor stands at `first_position`.
+/// The rows of every (batch, head) of a tensor [B, T, H, D] that with_readable_rows or packed returned. `head` counts (batch, head) pairs; row 0 of
+/// the tensor has position `first_position`.
 template <typename Scalar>
 class HeadRows {
  public:
@@ -84,8 +84,8 @@ class HeadRows {
   int64_t heads_, batch_stride_, head_stride_, stride_, first_position_;
 };
 
-/// Scratch memory, uninitialised, on a boundary of 64 bytes: the matrix products may sum in another order elsewhere, and equal calls
-/// shall give equal bits.
+/// Scratch memory, uninitialised, on a boundary of 64 bytes: at other addresses the matrix products may sum in another order, and equal calls must
+/// return equal bits.
 template <typename Scalar>
 class Buffer {
  public:

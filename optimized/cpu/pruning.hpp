@@ -1,5 +1,5 @@
 #pragma once
-// Which blocks of keys no query needs, because its gates leave them no weight.
+// The blocks of keys that no query needs, because its gates leave them no weight.
 
 #include <ATen/core/Tensor.h>
 
@@ -16,7 +16,7 @@ namespace lethe::cpu {
 ///
 /// source   Adaptive Computation Pruning, Eq. 3 and Appendix A
 /// reads    query, key [B,T,H,D] in float32 or float64, as with_readable_rows returns them; logit_bound as forgetting_attention;
-///          U from the norms where it is absent. A row with an entry that is not finite does not count: whatever sees it is lost already
+///          U from the norms where it is absent. A row with an entry that is not finite does not count: every row that sees it is lost already
 /// throws   c10::Error where a bound is negative or NaN
 /// cost     one pass over query and key for U, if it is asked for
 std::vector<double> pruning_thresholds(const Sizes& sizes, const at::Tensor& query, const at::Tensor& key, double scale,
@@ -29,7 +29,7 @@ std::vector<double> pruning_thresholds(const Sizes& sizes, const at::Tensor& que
 std::vector<int64_t> first_visited(const Sizes& sizes, const at::Tensor& log_forget,
                                    const std::vector<double>& thresholds);
 
-/// How many blocks of kKeyBlock keys each tile of kQueryRows queries skips, [B, Hq, tiles] int32.
+/// The number of blocks of kKeyBlock keys that each tile of kQueryRows queries skips, [B, Hq, tiles] int32.
 ///
 ///   skip block n where every D_ij < δ or = −∞; D is largest for the tile's first row and the block's last key
 ///

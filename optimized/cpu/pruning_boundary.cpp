@@ -47,7 +47,7 @@ std::vector<double> resolve_bound(const Sizes& sizes, const at::Tensor& query, c
   return bound;
 }
 
-// Where the blocks end that the query at `position` sees no pair of, or only pairs below the threshold.
+// The end of the blocks of which the query at `position` sees no pair, or only pairs below the threshold.
 template <typename Scalar>
 int64_t end_of_unseen(const Scalar* gate, int64_t stride, int64_t position, double threshold) {
   double decay = 0.0;

@@ -1,17 +1,17 @@
 #pragma once
-// What the matrix state's backward pass adds up over tiles of columns.
+// The gradients that the matrix state's backward pass adds up over tiles of columns.
 
 #include <algorithm>
 #include <cstdint>
 
 namespace lethe::cpu {
 
-/// The gradients over a chunk's rows of the state, of q, k and log f [tokens, stride] each and of β [tokens], side by side in memory that
-/// the caller owns: size(tokens, stride) numbers from a boundary of 64 bytes on. `stride` is StateChunkGradient's row_stride.
+/// The gradients over a chunk's rows of the state, of q, k and log f [tokens, stride] each and of β [tokens], contiguous in memory that the caller
+/// owns: size(tokens, stride) numbers from a boundary of 64 bytes on. `stride` is StateChunkGradient's row_stride.
 class RowGradients {
  public:
   RowGradients(int64_t tokens, int64_t stride, double* memory) : tokens_(tokens), stride_(stride), memory_(memory) {}
-  /// Of one of several that lie one behind the other: a multiple of 64 bytes, so that each starts on a boundary of the kernels' vectors.
+  /// The size of one of several in a row: a multiple of 64 bytes, so each starts on a boundary of the kernels' vectors.
   static int64_t size(int64_t tokens, int64_t stride) { return ((3 * stride + 1) * tokens + 7) / 8 * 8; }
 
   double* query() const { return memory_; }

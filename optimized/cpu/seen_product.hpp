@@ -12,7 +12,7 @@
 
 namespace lethe::cpu {
 
-/// A matrix as it is, or, where it may hold NaN or ∞ and does, a copy with zeros in their place.
+/// A matrix as it is, or a copy with zeros in the place of NaN and ∞ where it has any.
 template <typename Scalar>
 class FinitePart {
  public:
@@ -40,10 +40,10 @@ class FinitePart {
   std::vector<Scalar> copy_;
 };
 
-/// c [m,n] += alpha · op(a) [m,k] · b [k,n] as multiply, where a zero of `a` stands for a pair that does not see each other: nothing passes
-/// it, not even NaN or ∞, which a product with 0 would turn into NaN.
+/// c [m,n] += alpha · op(a) [m,k] · b [k,n] as multiply, where a zero of `a` marks an unseen pair: nothing passes it, not even NaN or ∞, which a
+/// product with 0 would turn into NaN.
 ///
-/// reads  known_finite: whether b needs no look
+/// reads  known_finite: whether b needs no check
 /// cost   that of multiply and one pass over b; where b is not finite, a copy of it, and the numbers that are not finite one by one
 template <typename Scalar>
 void add_seen_product(Transpose op_a, int64_t m, int64_t n, int64_t k, Scalar alpha, const Scalar* a, int64_t a_stride,

@@ -60,7 +60,7 @@ inline __attribute__((always_inline)) void multiply(Row<N>& row, double factor) 
   LETHE_PARTS row.part[n] *= factor;
 }
 
-// What is left to add up of a scalar product is the sum over lanes.
+// The lanes' shares of a scalar product; sums_of adds them up.
 template <int N>
 inline __attribute__((always_inline)) Lanes products(const Row<N>& a, const Row<N>& b) {
   Lanes sum = a.part[0] * b.part[0];
@@ -153,7 +153,7 @@ void step(const StateChunk& chunk) {
   }
 }
 
-// Rows in groups of kLanes, whose sums over columns are then made together.
+// Rows in groups of kLanes, whose sums over columns are computed together after them.
 template <StateRule kRule, int N>
 void reverse(const StateChunkGradient& chunk) {
   constexpr int64_t kWidth = N * kLanes;

@@ -6,14 +6,14 @@
 
 namespace lethe::cpu {
 
-/// What happens to the state S [K, columns] at a token, all in float64.
+/// The update of the state S [K, columns] at a token, all in float64.
 enum class StateRule {
   kKeyGate,    ///< S̄ = diag(f) S,          S = S̄ + k wᵀ, w = v
   kBothGates,  ///< S̄ = diag(f) S diag(g),  S = S̄ + k wᵀ, w = v
   kDelta       ///< S̄ = diag(f) S,          S = S̄ + k wᵀ, w = β (v − S̄ᵀ k)
 };
 
-/// Tokens of one head beside one tile of columns. Rows lie one behind the other; everything starts on a boundary of 64 bytes.
+/// Tokens of one head and one tile of columns. Rows are contiguous; everything starts on a boundary of 64 bytes.
 struct StateChunk {
   int64_t tokens, key_dim;
   const double* query;           ///< [tokens, K], read by forward
@@ -22,7 +22,7 @@ struct StateChunk {
   const double* value;           ///< [tokens, width]
   const double* value_gate;      ///< [tokens, width], g in [0, 1], kBothGates only
   const double* write_strength;  ///< [tokens], β, kDelta only
-  double* state;                 ///< [K, width], from before the first token to behind the last
+  double* state;                 ///< [K, width], from before the first token to after the last
   double* values;                ///< [tokens, width] ← Sᵀ q, by forward
   double* decayed;               ///< [tokens, K, width] ← S̄, by record
   double* residual;              ///< [tokens, width] ← v − S̄ᵀ k, by record, kDelta only
@@ -38,7 +38,7 @@ struct StateChunk {
 struct StateChunkGradient {
   StateChunk forward;
   const double* values_gradient;  ///< [tokens, width], ∂o
-  double* state_gradient;         ///< [K, width], from behind the last token to before the first
+  double* state_gradient;         ///< [K, width], from after the last token to before the first
   int64_t row_stride;             ///< between tokens in the three below: K rounded up to `lanes`
   double* query_gradient;         ///< [tokens, row_stride] += this tile's share
   double* key_gradient;           ///< [tokens, row_stride] += this tile's share

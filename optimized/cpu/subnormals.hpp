@@ -7,10 +7,10 @@
 
 namespace lethe::cpu {
 
-/// While it lives, results of this thread below the smallest normal number (1.2e-38 in float32, 2.2e-308 in float64) are 0. A
-/// forget gate makes such numbers everywhere: weights near e^−87 times a small value, states that only decay. Intel's cores take
-/// more than a hundred cycles for an operation that meets one; a matrix product over a tile that holds some was seen to take five
-/// times as long. Beside the sums of ordinary size that they enter they are nothing. Does nothing on processors other than x86.
+/// During its lifetime, results of this thread below the smallest normal number (1.2e-38 in float32, 2.2e-308 in float64) are 0. A forget gate
+/// produces such numbers everywhere: weights near e^−87 times a small value, states that only decay. Intel's cores take more than a hundred cycles
+/// for an operation on one; a matrix product over a tile with some took five times as long. Beside the sums of ordinary size that they enter they are
+/// negligible. Does nothing on processors other than x86.
 class FlushSubnormals {
  public:
   FlushSubnormals() : before_(mode()) { set_mode(before_ | kFlushResults); }

@@ -1,4 +1,4 @@
-// Which compilation of tile_kernels.cpp this processor runs.
+// The choice among the compilations of tile_kernels.cpp on this processor.
 #include "optimized/cpu/instruction_set.hpp"
 #include "optimized/cpu/tile_kernels.hpp"
 

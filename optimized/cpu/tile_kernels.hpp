@@ -8,8 +8,8 @@ namespace lethe::cpu {
 
 /// One tile's logits: scale · product[i, j] + row_bias[i] + column_bias[j] for begin[i] ≤ j < end[i], −∞ elsewhere.
 ///
-/// The two biases are c_i − F and F − c_j, each rounded to Scalar once from float64, with F the prefix sum at a row nearby
-/// (frame_rows): that keeps both small where the weight is not negligible, so neither length nor a strong gate costs precision.
+/// The two biases are c_i − F and F − c_j, each rounded to Scalar once from float64, with F the prefix sum at a row nearby (frame_rows): both stay
+/// small where the weight is not negligible, so neither length nor a strong gate costs precision.
 template <typename Scalar>
 struct Tile {
   int64_t rows, columns;
@@ -24,7 +24,7 @@ struct Tile {
 /// number.
 ///
 /// reads    weights [rows, stride] holding q·k; maximum, sum [rows] of the columns before (−∞, 0 at first)
-/// writes   weights; maximum, sum including this tile; rescale [rows], what the values gathered before must be multiplied by
+/// writes   weights; maximum, sum including this tile; rescale [rows], the factor for values gathered before
 template <typename Scalar>
 struct SoftmaxTile : Tile<Scalar> {
   Scalar* weights;

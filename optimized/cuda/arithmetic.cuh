@@ -1,5 +1,5 @@
 #pragma once
-// Conversion to and from 16 bits, exp2 and log2, and an eager load: what every GPU from compute capability 8.0 on has.
+// Conversion to and from 16 bits, exp2 and log2, and an eager load: available on every GPU from compute capability 8.0 on.
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>

@@ -1,8 +1,8 @@
 #pragma once
-// Forgetting Attention on CUDA: what a call is, and the kernel families that run it (families.cpp). Raw device pointers, no Torch.
+// Forgetting Attention on CUDA: the arguments of a call, and the kernel families that run it (families.cpp). Raw device pointers, no Torch.
 //
-// Shapes: batch B, query_length Tq, key_length Tk, query_heads Hq, heads H (Hq a multiple of H), key_dim = value_dim = D. Query i
-// stands at position i + Tk − Tq. Everything below runs on the given stream, allocates nothing and never synchronises.
+// Shapes: batch B, query_length Tq, key_length Tk, query_heads Hq, heads H (Hq a multiple of H), key_dim = value_dim = D. Query i has
+// position i + Tk − Tq. Everything below runs on the given stream, allocates nothing and never synchronises.
 
 #include <cuda_runtime_api.h>
 
@@ -29,7 +29,7 @@ struct Gates {
   int64_t batch_stride, token_stride, head_stride;
 };
 
-/// What a forward reads, and where it writes.
+/// The arrays that a forward reads and writes.
 struct ForwardArguments {
   Shape shape;
   Dtype dtype;
@@ -47,7 +47,7 @@ struct ForwardArguments {
   cudaStream_t stream;
 };
 
-/// What a backward reads, and where it writes.
+/// The arrays that a backward reads and writes.
 struct BackwardArguments {
   Shape shape;
   Dtype dtype;
@@ -73,7 +73,7 @@ struct BackwardArguments {
 ///              d log f_l = Σ_{t ≥ l} ( Σ_j dS_tj − Σ_i dS_it )
 ///
 /// source   Forgetting Transformer, Eq. 11–13; FlashAttention-2, Algorithm 2; Adaptive Computation Pruning, Algorithm 1
-/// throws   std::runtime_error for a CUDA error. A call that `unsupported` names a reason against must not be made
+/// throws   std::runtime_error for a CUDA error. A call must not be made where `unsupported` returns a reason
 /// cost     4·D flops a visited pair forward, 10·D backward, on the tensor cores; accumulation is stated with each family
 struct AttentionFamily {
   const char* name;

@@ -16,14 +16,14 @@ inline int multiprocessors() {
   return count;
 }
 
-/// Heads, at least one and at most `heads`, whose `head_bytes` each share the L2 cache: what a section of tiles is ordered by.
+/// The number of heads, between one and `heads`, that share the L2 cache at `head_bytes` each: the size of a section of tiles.
 inline int heads_in_cache(int64_t head_bytes, int64_t heads) {
   constexpr int64_t kCacheBytes = 32 << 20;  // of 50 MB on a Hopper GPU
   return static_cast<int>(std::clamp<int64_t>(kCacheBytes / std::max<int64_t>(1, head_bytes), 1, heads));
 }
 
-/// Launches a kernel that may start before the previous one of the stream has ended. The kernel calls wait_for_previous_kernel() before
-/// it reads what that one writes or writes what that one touches, and in any case before it ends: the next kernel waits for this one alone.
+/// Launches a kernel that may start before the previous one of the stream has ended. The kernel calls wait_for_previous_kernel() before it reads data
+/// that one writes or writes data that one touches, and in any case before it ends: the next kernel waits for this one alone.
 template <typename... Parameters>
 void launch_overlapping(void (*kernel)(Parameters...), dim3 grid, int threads, size_t shared_bytes, cudaStream_t stream,
                         const Parameters&... arguments) {

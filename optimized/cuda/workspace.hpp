@@ -6,7 +6,7 @@
 
 namespace lethe {
 
-/// Hands out arrays one after the other, each at a multiple of 256 bytes; over no memory it only counts.
+/// Returns arrays one after the other, each at a multiple of 256 bytes; over no memory it only counts.
 class Workspace {
  public:
   /// reads  memory  device, 256-byte aligned, or null
@@ -23,7 +23,7 @@ class Workspace {
   /// Bytes of all arrays so far, a multiple of 256.
   size_t bytes() const { return next_ - begin_; }
 
-  /// Where the next array begins.
+  /// The beginning of the next array.
   void* rest() const { return reinterpret_cast<void*>(next_); }
 
  private:

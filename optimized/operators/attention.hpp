@@ -1,5 +1,5 @@
 #pragma once
-// What Forgetting Attention reads and returns, whoever computes it, and what is refused whatever the device. Works on symbolic shapes too.
+// The arguments and results of Forgetting Attention in every implementation, and the checks that hold on every device. Works on symbolic shapes too.
 
 #include <ATen/core/Tensor.h>
 
@@ -18,14 +18,14 @@ struct AttentionInputs {
   bool keep_residual;                            ///< whether a backward follows
 };
 
-/// What a forward returns. Query blocks have kQueryRows rows; M = ⌈Tq / kQueryRows⌉.
+/// The results of a forward. Query blocks have kQueryRows rows; M = ⌈Tq / kQueryRows⌉.
 struct AttentionOutputs {
   at::Tensor values;          ///< [B,Tq,Hq,Dv], dtype of query
   at::Tensor log_normalizer;  ///< [B,Tq,Hq], float32, or float64 for float64
   at::Tensor visited_pairs;   ///< [B,Hq] int64
   at::Tensor
       boundary;  ///< [B,Hq,M] int32, the first key block of each query block; its block length is the implementation's
-  at::Tensor residual;  ///< [B,Tq,Hq,Dv], dtype of query, what rounding took from values; [0] where it is not kept
+  at::Tensor residual;  ///< [B,Tq,Hq,Dv], dtype of query, the rounding error of values; [0] where it is not kept
 };
 
 struct AttentionGradients {
@@ -43,16 +43,16 @@ double default_scale(const at::Tensor& query);
 /// throws  c10::Error "name: expected …, found …"
 void check_arguments(const AttentionInputs& inputs);
 
-/// The same for a backward call: what the forward returned must fit what it was given.
+/// The same for a backward call: the forward's results must fit its arguments.
 void check_gradient_arguments(const at::Tensor& grad_values, const AttentionInputs& inputs,
                               const AttentionOutputs& outputs);
 
 /// Queries that share one entry of `boundary`: as many on every device, so that shapes are computed without one.
 inline constexpr int64_t kQueryRows = 128;
 
-/// Whether the forward's `residual` has elements where it is asked for. values + residual, both of the inputs' dtype, hold the sums with
-/// twice the digits. The backward's delta = Σ_d ∂o·o needs them: where nearly all of a row's weight is on one key, dS = P (dP − delta) is
-/// a small difference, and the rounding of values would be all that is left of it.
+/// Whether the forward's `residual` has elements where it is asked for. values + residual, both of the inputs' dtype, hold the sums with twice the
+/// digits. The backward's delta = Σ_d ∂o·o needs them: where nearly all of a row's weight is on one key, dS = P (dP − delta) is a small difference,
+/// and without the residual only the rounding of values would be left of it.
 inline bool has_residual(at::ScalarType dtype) { return dtype == at::kBFloat16 || dtype == at::kHalf; }
 
 }  // namespace lethe

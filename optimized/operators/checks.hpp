@@ -1,6 +1,6 @@
 #pragma once
-// Refusals that every operator shares: "name: expected …, found …", with the argument's name as the caller knows it. They ask for what a
-// tensor is, never for its numbers, and so work on symbolic shapes and on every device, in O(1).
+// Checks that every operator shares: "name: expected …, found …", with the argument's name in the caller's terms. They read a tensor's properties,
+// never its numbers, and so work on symbolic shapes and on every device, in O(1).
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/Exception.h>
@@ -10,21 +10,21 @@
 
 namespace lethe {
 
-/// That `tensor` has `rank` dimensions. Ask before check_shape.
+/// That `tensor` has `rank` dimensions. Call it before check_shape.
 ///
-/// reads   layout: what they are, for the message, such as "[B,T,H,K]"
+/// reads   layout: the dimensions for the message, such as "[B,T,H,K]"
 /// throws  c10::Error "name: expected <rank> dimensions <layout>, found <rank>"
 inline void check_rank(const char* name, const at::Tensor& tensor, int64_t rank, const char* layout) {
   TORCH_CHECK(tensor.dim() == rank, name, ": expected ", rank, " dimensions ", layout, ", found ", tensor.dim());
 }
 
-/// float64 for float64, else float32: what gates and states are stored in and what sums are kept in.
+/// float64 for float64, else float32: the dtype of gates, states and sums.
 inline at::ScalarType accumulation_dtype(at::ScalarType dtype) {
   return dtype == at::kDouble ? at::kDouble : at::kFloat;
 }
 
-/// That `tensor` is one, and strided: neither nested, sparse nor opaque. Strides may be any. The public operators ask before the
-/// dispatcher does, which would answer with an error of its own.
+/// That `tensor` is one, and strided: neither nested, sparse nor opaque. Strides may be any. The public operators check it before the dispatcher,
+/// which would throw an error of its own.
 ///
 /// throws  c10::Error "name: expected a tensor, found none", or "name: expected a strided layout, found <layout>"
 inline void check_layout(const char* name, const at::Tensor& tensor) {
@@ -42,15 +42,15 @@ inline void check_like(const char* name, const at::Tensor& tensor, at::ScalarTyp
   TORCH_CHECK(tensor.scalar_type() == dtype, name, ": expected dtype ", dtype, ", found ", tensor.scalar_type());
 }
 
-/// That `tensor` has just this shape; nothing is broadcast.
+/// That `tensor` has exactly this shape; nothing is broadcast.
 ///
 /// throws  c10::Error "name: expected shape <shape>, found <shape>"
 inline void check_shape(const char* name, const at::Tensor& tensor, c10::SymIntArrayRef shape) {
   TORCH_CHECK(tensor.sym_sizes() == shape, name, ": expected shape ", shape, ", found ", tensor.sym_sizes());
 }
 
-/// That `scale`, of the logits or of what is read from a state, is neither infinite nor NaN in `dtype`, in which it multiplies; zero and
-/// negative ones are allowed.
+/// That `scale`, of the logits or of a state's read, is neither infinite nor NaN in `dtype`, in which it multiplies; zero and negative ones are
+/// allowed.
 ///
 /// throws  c10::Error "scale: expected a finite number, found <scale>", or "… a finite number in float32, …"
 inline void check_scale(double scale, at::ScalarType dtype) {

@@ -1,6 +1,6 @@
 #pragma once
-// What the matrix state operators read and return, whoever computes them, and what is refused whatever the device. Works on symbolic
-// shapes too.
+// The arguments and results of the matrix state operators in every implementation, and the checks that hold on every device. Works on symbolic shapes
+// too.
 
 #include <ATen/core/Tensor.h>
 
@@ -17,7 +17,7 @@ struct MatrixStateInputs {
   double scale;
   bool normalize;
 
-  /// Of the state: V, and one for the normaliser.
+  /// The columns of the state: V, and one for the normaliser.
   c10::SymInt state_columns() const { return value.sym_size(3) + (normalize ? 1 : 0); }
 };
 
@@ -26,13 +26,13 @@ struct MatrixStateOutputs {
   at::Tensor state;   ///< [B,H,K,state_columns], float32, or float64 for float64: after the last token
 };
 
-/// Of what is absent, an empty tensor.
+/// The gradients; an absent input has an empty tensor.
 struct MatrixStateGradients {
   at::Tensor query, key, value, log_key_gate, log_value_gate, beta, state;
 };
 
-/// Ranks, shapes, dtypes, devices and scale (optimized/torch/matrix_state.hpp has what they must be). Values inside tensors are not read:
-/// that would wait for the device.
+/// Checks ranks, shapes, dtypes, devices and scale (required in optimized/torch/matrix_state.hpp). Values inside tensors are not read: that would
+/// wait for the device.
 ///
 /// throws  c10::Error "name: expected …, found …"
 void check_arguments(const MatrixStateInputs& inputs);

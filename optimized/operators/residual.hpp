@@ -1,5 +1,5 @@
 #pragma once
-// What rounding takes from the forward's values, kept for the backward: has_residual() in attention.hpp has the reason.
+// The rounding error of the forward's values, kept for the backward: has_residual() in attention.hpp has the reason.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>

@@ -41,7 +41,7 @@ struct Tile {
     keys = offset + row + rows;
     const Tensor positions = at::arange(keys, gates.options().dtype(at::kLong));
     causal = positions.unsqueeze(0).le(positions.narrow(0, offset + row, rows).unsqueeze(-1));
-    // Σ log f_l over j < l ≤ i, added from i back: terms of one sign, so that D keeps its relative accuracy whatever gates are in it.
+    // Σ log f_l over j < l ≤ i, added from i back: terms of one sign, so D keeps its relative accuracy whatever the gates.
     const Tensor later = gates.narrow(-1, 0, keys).unsqueeze(-2).masked_fill(causal.logical_not(), 0);
     distance = at::constant_pad_nd(later.narrow(-1, 1, keys - 1), {0, 1})
                    .flip({-1})
@@ -148,7 +148,7 @@ AttentionGradients forgetting_attention_backward(const Tensor& grad_values, cons
     grad_sum.narrow(2, offset + tile.row, tile.rows).add_(grad_logits.sum(-1));
     tile.up_to_here(grad_sum).sub_(grad_logits.sum(-2));
   }
-  // c_t holds every gate up to t; the first gate and a cut are in no difference that anybody sees.
+  // c_t holds every gate up to t; the first gate and a cut are in no visible difference.
   Tensor grad_gate = grad_sum.flip({-1}).cumsum(-1).flip({-1}).masked_fill(gates.eq(kMinusInfinity), 0);
   if (grad_gate.size(-1) > 0) grad_gate.select(-1, 0).zero_();
   return {by_position(grad_q, heads, query.scalar_type()), by_position(grad_k, key.size(2), key.scalar_type()),

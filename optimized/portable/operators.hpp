@@ -6,7 +6,7 @@
 
 namespace lethe::portable {
 
-/// Forgetting Attention in a few ATen calls a tile of queries. What pruning leaves out is masked, not skipped.
+/// Forgetting Attention in a few ATen calls a tile of queries. Pruned blocks are masked, not skipped.
 ///
 /// returns   boundary in blocks of 128 keys
 /// numerics  float32 (float64 for float64) products; prefix sums and D in float64

@@ -23,7 +23,7 @@ Dtype dtype_of(const Tensor& tensor) {
   return tensor.scalar_type() == at::kBFloat16 ? Dtype::kBFloat16 : Dtype::kFloat16;
 }
 
-// Of a call that the table in implementations.cpp sends here.
+// The family for a call that the table in implementations.cpp assigned to these kernels.
 const AttentionFamily& family_for(const Shape& shape, const Tensor& query) {
   const AttentionFamily* family = attention_family(shape, dtype_of(query), compute_capability(query.get_device()));
   TORCH_CHECK(family, "forgetting_attention: expected a call that the CUDA kernels cover, found another");
@@ -72,7 +72,7 @@ AttentionOutputs forgetting_attention_forward(const AttentionInputs& in) {
   Tensor visited_pairs = at::empty({shape.batch, shape.query_heads}, query.options().dtype(at::kLong));
   Tensor boundary = at::empty({shape.batch, shape.query_heads, (shape.query_length + kQueryRows - 1) / kQueryRows},
                               query.options().dtype(at::kInt));
-  // Rounded up: a bound that float32 made smaller would be none.
+  // Rounded up: a bound that float32 rounded down would be no bound.
   const Tensor bound = in.logit_bound ? in.logit_bound->to(at::kDouble)
                                             .mul(1 + 1e-6)
                                             .to(at::kFloat)

@@ -1,6 +1,5 @@
 #pragma once
-// Forgetting Attention on our CUDA kernels, after its arguments were checked and unsupported() had no reason against them. Built with
-// LETHE_CUDA only.
+// Forgetting Attention on our CUDA kernels, for arguments that were checked and that unsupported() has accepted. Built with LETHE_CUDA only.
 
 #include "optimized/operators/attention.hpp"
 

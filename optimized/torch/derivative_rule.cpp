@@ -21,7 +21,7 @@ using torch::autograd::SavedVariable;
 using torch::autograd::variable_list;
 using torch::autograd::VariableInfo;
 
-// Where an argument of the backward operator comes from.
+// The source of an argument of the backward operator.
 struct Source {
   enum Kind { kGradient, kTensorArgument, kConstantArgument, kOutput } kind;
   size_t index;  // of a gradient: in differentiable_outputs; else of the forward's argument or output
@@ -77,7 +77,7 @@ Pair::Pair(const c10::OperatorHandle& forward)
 
 at::Tensor tensor_or_undefined(const c10::IValue& value) { return value.isTensor() ? value.toTensor() : at::Tensor(); }
 
-// The backward operator, of gradients (undefined: zero) and what was saved: tensors and constants in the order of its arguments.
+// Calls the backward operator on gradients (undefined: zero) and saved values: tensors and constants in the order of its arguments.
 variable_list call_backward(const Pair& pair, const variable_list& gradients, const std::vector<VariableInfo>& outputs,
                             const variable_list& tensors, c10::ArrayRef<c10::IValue> constants) {
   if (std::none_of(gradients.begin(), gradients.end(), [](const at::Tensor& g) { return g.defined(); }))

@@ -20,7 +20,7 @@ namespace lethe {
 /// reduces  log_forget = 0 → softmax attention; log_forget = −m_h → ALiBi with slope m_h
 /// reads    query [B,Tq,Hq,D]; key [B,Tk,H,D]; value [B,Tk,H,Dv], Hq a multiple of H; all of one dtype of float64, float32,
 ///          bfloat16, float16. log_forget [B,Tk,Hq], natural log, ≤ 0, −inf allowed, float32, or float64 for float64 inputs.
-///          Tq ≤ Tk: queries stand at the last Tq positions. Causal. Any strides; empty tensors work.
+///          Tq ≤ Tk: queries have the last Tq positions. Causal. Any strides; empty tensors work.
 ///          scale: of q·k, 1/√D unless given, finite in the dtype of the sums.
 ///          log_pruning_tolerance: log ε ≤ 0 switches pruning on, −inf prunes nothing.
 ///          logit_bound: U ≥ max |scale·q_i·k_j|, [Hq] or [B,Hq], ≥ 0; from the norms of query and key unless given, for which
@@ -28,25 +28,25 @@ namespace lethe {
 ///          Under autocast query, key and value become the autocast type, and all else float32; float64 stays.
 /// returns  values [B,Tq,Hq,Dv], dtype of query
 /// throws   c10::Error "name: expected …, found …" for a wrong rank, shape, dtype, device, layout or (on the CPU) value
-/// cost     O(B·Hq·Tq·Tk·(D+Dv)) less what is skipped; O(T·block) extra memory, forward and backward
-/// unseen   What a query does not see (keys after it, before a cut, in a skipped block) has no effect on it. On the CPU that holds bit by bit
+/// cost     O(B·Hq·Tq·Tk·(D+Dv)) less the skipped blocks; O(T·block) extra memory, forward and backward
+/// unseen   Keys that a query does not see (after it, before a cut, in a skipped block) have no effect on it. On the CPU that holds bit by bit
 ///          where a key or value is NaN or ∞, and for weights that round to 0; a row whose ∂values are all 0 adds 0 to every gradient,
-///          whatever it saw, and what is NaN or ∞ in a row's query or ∂values reaches only the gradients of what the row sees. On other
+///          whatever it saw, and NaN or ∞ in a row's query or ∂values reaches only the gradients of the tokens that the row sees. On other
 ///          devices NaN or ∞ may reach every row of its block
 /// numerics sums in float32 (float64 for float64); the gate's prefix sum in two levels: a float64 base a block, a local offset. A finite gate
 ///          is never taken for a cut, and gates next to a huge one keep their digits; the Hopper kernels take log f < kStrongGate
 ///          (optimized/gate.hpp) for −inf. On the CPU a weight below e^−88 (float64: e^−709) of the row's greatest is 0.
-///          The Hopper kernels (bfloat16 and float16 at head dims 64 and 128) make the gate's gradient of row and column sums of the
+///          The Hopper kernels (bfloat16 and float16 at head dims 64 and 128) compute the gate's gradient from row and column sums of the
 ///          same float32 dS, of each row or, where the gate hardly decays, of 64 rows in one; or, where
-///          torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True) allows that when the backward runs, of dS as it is rounded to
+///          torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True) allows that when the backward runs, from sums of dS rounded to
 ///          16 bits, added in float32: faster where the gate decays and, unless logits decide against it, less exact. Torch's own
-///          attention in its math backend heeds that switch, too
+///          attention in its math backend obeys that switch, too
 at::Tensor forgetting_attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                                 const at::Tensor& log_forget, std::optional<double> scale = std::nullopt,
                                 std::optional<double> log_pruning_tolerance = std::nullopt,
                                 const std::optional<at::Tensor>& logit_bound = std::nullopt);
 
-/// The same with what a caller may want to know of the computation.
+/// The same with statistics of the computation.
 ///
 /// returns  values as above;
 ///          log_normalizer [B,Tq,Hq], log Σ_j exp(scale·q_i·k_j + D_ij) over the visited j, natural log, with D_ii = 0,

@@ -22,7 +22,7 @@ std::string unsupported_by_sm_90a(const Call& call) {
   return unsupported(s, call.dtype, call.compute_capability);
 }
 
-// Without the kernels the row still says what they cover, for a device that a caller only names; a tensor's device has capability 0.
+// Without the kernels the row still names their coverage, for a device given by name only; a tensor's device has capability 0.
 #ifdef LETHE_CUDA_KERNELS
 constexpr auto kCudaForward = cuda::forgetting_attention_forward;
 constexpr auto kCudaBackward = cuda::forgetting_attention_backward;

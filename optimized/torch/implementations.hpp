@@ -1,5 +1,5 @@
 #pragma once
-// Who computes an operator: a table for each, read by dispatch, by lethe::forgetting_attention_implementation, by `lethe describe` and by
+// The implementations of each operator: a table for each, read by dispatch, by lethe::forgetting_attention_implementation, by `lethe describe` and by
 // the tests. The first row that supports a call runs it.
 
 #include <ATen/core/Tensor.h>
@@ -19,7 +19,7 @@ struct MatrixStateInputs;  // optimized/operators/matrix_state.hpp
 struct MatrixStateOutputs;
 struct MatrixStateGradients;
 
-/// What decides which row runs a call.
+/// The properties of a call that select its row.
 struct Call {
   Shape shape;  ///< of a matrix state: query_length = key_length = T, query_heads = heads
   Dtype dtype;
@@ -49,7 +49,7 @@ using MatrixStateImplementation =
 std::span<const AttentionImplementation> attention_implementations();
 std::span<const MatrixStateImplementation> matrix_state_implementations();
 
-/// Whether a row reads tensors of this device at all.
+/// Whether a row reads tensors of this device.
 template <typename Row>
 bool is_for(const Row& row, at::DeviceType device) {
   return !row.device || *row.device == device;

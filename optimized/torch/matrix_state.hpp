@@ -9,8 +9,8 @@
 
 namespace lethe {
 
-/// A matrix state that decays by a gate for each row and column and takes up a key and a value at each token: linear attention and all
-/// that differs from it by a gate. Differentiable in every tensor, as forgetting_attention is.
+/// A matrix state that decays by a gate for each row and column and adds a key and a value at each token: linear attention and its gated variants.
+/// Differentiable in every tensor, as forgetting_attention is.
 ///
 ///   S_t = diag(f_t) S_{t−1} diag(g_t) + k_t v_tᵀ
 ///   o_t = scale · S_tᵀ q_t
@@ -31,7 +31,7 @@ namespace lethe {
 ///          is 32·T·K bytes for each head in work (at most one a thread; 80·T·K where threads share a head), O(K·V) a thread, and
 ///          with normalize O(T·V) in float64. On other devices it keeps the state of every 64th token, T·K·V / 8 bytes a head
 /// numerics gates are e^log, states and sums float64 whatever the inputs; results are rounded once. On the CPU a gate of 0 (−∞, or below −708)
-///          erases its row or column of the state even where that is NaN or ∞, and ends the gradient that comes back, with a gradient of 0
+///          erases its row or column of the state even where that is NaN or ∞, and ends the gradient from later tokens, with a gradient of 0
 ///          itself: the tokens from there on have the values and gradients of a state that held zeros. On other devices 0·∞ is NaN
 std::tuple<at::Tensor, at::Tensor> gated_state(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                                                const std::optional<at::Tensor>& log_key_gate = std::nullopt,
@@ -39,7 +39,7 @@ std::tuple<at::Tensor, at::Tensor> gated_state(const at::Tensor& query, const at
                                                const std::optional<at::Tensor>& state = std::nullopt,
                                                std::optional<double> scale = std::nullopt, bool normalize = false);
 
-/// A matrix state that corrects what it holds for a key towards the key's value: the delta rule, with or without a gate.
+/// A matrix state that corrects the value it holds for a key towards the key's value: the delta rule, with or without a gate.
 /// Differentiable in every tensor, as forgetting_attention is.
 ///
 ///   S̄_t = diag(f_t) S_{t−1}

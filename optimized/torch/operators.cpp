@@ -1,6 +1,6 @@
-// The operators as Torch sees them: schemas, derivatives, shapes. Each public operator completes its arguments and calls an internal
-// one, `_NAME_forward`, whose gradients another, `_NAME_backward`, computes; their schemas are all that the derivative is written in
-// (rules.hpp), and a table of implementations all that runs them (implementations.hpp).
+// The operators' registration with Torch: schemas, derivatives, shapes. Each public operator completes its arguments and calls an internal one,
+// `_NAME_forward`; a second, `_NAME_backward`, computes its gradients. The derivative is written in terms of their schemas alone (rules.hpp), and a
+// table of implementations runs them (implementations.hpp).
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -112,7 +112,7 @@ std::tuple<Tensor, Tensor, Tensor> forgetting_attention_with_statistics(const Te
   static const auto op = c10::Dispatcher::singleton()
                              .findSchemaOrThrow("lethe::_forgetting_attention_forward", "")
                              .typed<decltype(attention_forward<run_attention>)>();
-  // Whether a gradient will want the residual is known below, where the derivative is recorded.
+  // Whether a gradient needs the residual is decided below, where the derivative is recorded.
   auto [values, log_normalizer, visited_pairs, boundary, residual] = op.call(
       query, key, value, log_forget, scale ? *scale : default_scale(query), log_pruning_tolerance, logit_bound, false);
   return {values, log_normalizer, visited_pairs};

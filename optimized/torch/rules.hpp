@@ -1,6 +1,6 @@
 #pragma once
-// What Torch's autograd, vmap and autocast do with an operator `lethe::_NAME_forward` and its `lethe::_NAME_backward`: read from the names
-// in their schemas, so that a new argument needs no rule of its own.
+// Torch's autograd, vmap and autocast rules of an operator `lethe::_NAME_forward` and its `lethe::_NAME_backward`: read from the names in their
+// schemas, so a new argument needs no rule of its own.
 
 #include <c10/core/DeviceType.h>
 #include <torch/library.h>

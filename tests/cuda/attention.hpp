@@ -18,7 +18,7 @@ namespace lethe::testing {
 struct PlanOptions {
   double log_pruning_tolerance = -std::numeric_limits<double>::infinity();
   std::optional<std::vector<float>> logit_bound = std::nullopt;  ///< [B, Hq]
-  int64_t poisoned_keys = 0;  ///< so many of the first keys and values become NaN once the boundary is found
+  int64_t poisoned_keys = 0;  ///< this many of the first keys and values become NaN once the boundary is found
 };
 
 struct ForwardResult {
@@ -46,7 +46,7 @@ class DeviceProblem {
     if (options.poisoned_keys > 0) poison(options.poisoned_keys);
   }
 
-  /// A second plan for the backward, as the family makes it: of the first one it takes the boundary alone.
+  /// A second plan for the backward, as the family computes it: it takes only the boundary from the first one.
   Plan backward_plan() const {
     const Plan plan = plan_in(backward_plan_memory_);
     launch_plan(gate_inputs(-std::numeric_limits<double>::infinity(), true), plan);
@@ -81,7 +81,7 @@ class DeviceProblem {
     return result;
   }
 
-  /// All that a forward reads but its workspace.
+  /// All inputs of a forward but its workspace.
   ForwardArguments forward_arguments(void* values, void* residual, float* log_normalizer,
                                      int64_t* visited_pairs) const {
     return {.shape = problem_.shape,
@@ -144,7 +144,7 @@ class DeviceProblem {
   Plan plan_;
 };
 
-/// Is a block strong that queries stand in?
+/// Whether a query's position is in a strong block.
 inline bool has_strong_block(const Problem& problem) {
   const Shape& s = problem.shape;
   for (int64_t batch = 0; batch < s.batch; ++batch)

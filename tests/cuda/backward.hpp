@@ -8,7 +8,7 @@
 
 namespace lethe::testing {
 
-/// A gradient that arrives: [B, Tq, Hq, V] ~ N(0, 1), rounded to the problem's dtype.
+/// The gradient of the values: [B, Tq, Hq, V] ~ N(0, 1), rounded to the problem's dtype.
 inline std::vector<double> grad_values_of(const Problem& problem, uint64_t seed) {
   const Shape& s = problem.shape;
   return random_problem({s.batch, s.query_length, s.query_length, s.query_heads, s.query_heads, s.value_dim, 1},
@@ -22,7 +22,7 @@ struct BackwardResult {
   std::vector<double> log_forget;         ///< [B, Tk, Hq]
 };
 
-/// Are all gradients the same, bit by bit?
+/// Whether all gradients are the same, bit by bit.
 inline void expect_same_gradients(const BackwardResult& actual, const BackwardResult& expected) {
   EXPECT_EQ(actual.query, expected.query);
   EXPECT_EQ(actual.key, expected.key);
@@ -30,10 +30,10 @@ inline void expect_same_gradients(const BackwardResult& actual, const BackwardRe
   EXPECT_EQ(actual.log_forget, expected.log_forget);
 }
 
-/// How a backward runs, its plan apart; unless told otherwise as the operator's.
+/// The options of a backward, its plan apart; the defaults are the operator's.
 struct BackwardOptions {
   bool deterministic = false, float_sums = true;
-  bool behind_plan = false;  ///< may it begin under the plan's kernels, with nothing between, as the operator's does?
+  bool behind_plan = false;  ///< begins under the plan's kernels, with nothing between, as the operator's does
   int times = 1;             ///< on one plan
   std::function<void()> before = [] {}, after = [] {};  ///< its launch; `after` when it has ended on the default stream
 };
@@ -64,7 +64,7 @@ BackwardResult backward(const Problem& problem, const std::vector<double>& grad_
   const auto like_query = [&](const DeviceArray<Element>& array) {
     return Operand{array.data(), s.query_length * s.query_heads * s.key_dim, s.query_heads * s.key_dim, s.key_dim};
   };
-  const Plan plan = device.backward_plan();  // made by kernels that use shared memory themselves
+  const Plan plan = device.backward_plan();  // computed by kernels that use shared memory themselves
   if (!how.behind_plan) poison_shared_memory();
   how.before();
   Workspace workspace(memory.data());
@@ -110,7 +110,7 @@ inline BackwardResult run_backward(const Problem& problem, const std::vector<dou
                                            : backward<__half>(problem, grad_values, how, options);
 }
 
-/// Of sums of dS in 16 bits and in float: they are instances of the kernel, and whatever holds of one has to hold of both.
+/// Both with sums of dS in 16 bits and in float: they are instances of the kernel, and every property of one must hold of both.
 inline std::vector<BackwardResult> of_both_sums(const Problem& problem, const std::vector<double>& grad_values,
                                                 const PlanOptions& options = {}, bool deterministic = false) {
   std::vector<BackwardResult> results;

@@ -19,7 +19,7 @@ inline void require(cudaError_t status) {
   if (status != cudaSuccess) throw std::runtime_error(cudaGetErrorString(status));
 }
 
-/// Is there a Hopper GPU? Without one a test skips, but fails where the environment's LETHE_REQUIRE_GPU is 1.
+/// Whether there is a Hopper GPU. Without one a test skips, but fails where the environment's LETHE_REQUIRE_GPU is 1.
 inline bool have_gpu() {
   int major = 0;
   if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0) == cudaSuccess && major == 9) return true;
@@ -77,7 +77,7 @@ class DeviceArray {
   T* data_ = nullptr;
 };
 
-/// What lies at a place on the device, once it is idle.
+/// The numbers at a place on the device, once it is idle.
 template <typename T>
 std::vector<T> download(const T* device, size_t count) {
   require(cudaDeviceSynchronize());

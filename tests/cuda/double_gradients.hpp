@@ -1,5 +1,5 @@
 #pragma once
-// Outputs and gradients in double on the device: for sequences that the reference takes too long for.
+// Outputs and gradients in double on the device: for sequences on which the reference takes too long.
 
 #include <vector>
 

@@ -1,5 +1,5 @@
 #pragma once
-// Tests that run for each of the CUDA kernels' instances, and what they take out of a result.
+// Tests that run for each of the CUDA kernels' instances, and the parts of a result that they compare.
 
 #include <gtest/gtest.h>
 
@@ -32,8 +32,8 @@ inline std::string name_of_instance(const ::testing::TestParamInfo<std::tuple<Dt
   return dtype_name(std::get<0>(info.param)) + "_" + std::to_string(std::get<1>(info.param));
 }
 
-/// Finite gates that sum to so much within a tile that floats of that size do not tell its pairs apart: for each name gates by token, of
-/// the last query head alone.
+/// Finite gates whose sums within a tile are so large that floats of that size can't resolve its pairs: for each name gates by token, of the last
+/// query head alone.
 inline std::vector<std::pair<std::string, Problem>> with_strong_gates(const Problem& problem) {
   std::vector<std::pair<std::string, Problem>> problems;
   const auto add = [&](const std::string& name, auto gate_at) {
@@ -47,7 +47,7 @@ inline std::vector<std::pair<std::string, Problem>> with_strong_gates(const Prob
   for (const double mean : {-10.0, -40.0, -100.0, -1000.0, -9000.0})
     add("throughout " + std::to_string(mean),
         [=](int64_t t, double) { return mean * (0.9 + 0.2 * (t * 7 % 16) / 16); });
-  // A few tokens see one another, and nobody else.
+  // A few tokens see one another; no others do.
   add("every fifth", [](int64_t t, double open) { return t % 5 == 3 ? -9000 : open; });
   const int64_t end = (problem.shape.key_length - 1) / kGateBlock * kGateBlock;
   add("one block's last", [=](int64_t t, double open) { return t >= end - 66 && t < end ? -9000 : open; });
@@ -57,7 +57,7 @@ inline std::vector<std::pair<std::string, Problem>> with_strong_gates(const Prob
   return problems;
 }
 
-/// Finite gates that no block of is quite so strong: of all heads.
+/// Finite gates of all heads, each block's just short of strong.
 inline std::vector<Problem> with_almost_strong_gates(const Problem& problem) {
   std::vector<Problem> problems(2, problem);
   for (size_t i = 0; i < problem.log_forget.size(); ++i) {

@@ -1,5 +1,5 @@
 #pragma once
-// Row and column sums of dS, which the backward's main kernel hands to its last one, and where they lie.
+// Row and column sums of dS, which the backward's main kernel stores for its last one, and their places.
 
 #include <algorithm>
 #include <cmath>
@@ -19,7 +19,7 @@ struct GateSums {
 /// Tokens of a head in the workspace.
 inline int64_t padded(int64_t length) { return (length + kGateBlock - 1) / kGateBlock * kGateBlock; }
 
-/// Floats of BackwardWorkspace::grad_query that come before the first slice of a query's 64, which alone has their row sums. `row` = b·Hq + h.
+/// Floats of BackwardWorkspace::grad_query before the first slice of a query's 64, which alone has their row sums. `row` = b·Hq + h.
 inline int64_t slice_of(const Shape& s, int64_t row, int64_t query) {
   return (row * padded(s.query_length) + query) / 64 * (s.key_dim / 64) * kSliceFloats;
 }
@@ -37,8 +37,8 @@ inline constexpr int64_t kRowsOfGroup = 64;
 
 inline int64_t rows_of_tile(const Shape& s) { return s.key_dim == 64 ? kTileQueries<64> : kTileQueries<128>; }
 
-/// Does each row of a query's tile have a float sum of its own? Not if the gate neither cuts nor decays to e⁻¹ in a block of 128 positions that the
-/// tile has queries in, nor in the one before; where tiles don't begin with blocks, nor in the one behind the tile.
+/// Whether each row of a query's tile has a float sum of its own: not if the gate neither cuts nor decays to e⁻¹ in a block of 128 positions with
+/// queries of the tile, nor in the one before; where tiles don't begin with blocks, nor in the one after the tile.
 inline bool rows_apart(const Problem& problem, int64_t row, int64_t query) {
   const Shape& s = problem.shape;
   const int64_t offset = s.key_length - s.query_length, first = offset + query / rows_of_tile(s) * rows_of_tile(s),
@@ -52,7 +52,7 @@ inline bool rows_apart(const Problem& problem, int64_t row, int64_t query) {
   return false;
 }
 
-/// Indices of the parts of which the float sum of a query's group is made: of eight warps, which have their tile's two groups in a half each.
+/// Indices of the parts of the float sum of a query's group: one for each of eight warps, of which each half has one of the tile's two groups.
 inline std::vector<int64_t> parts_at(const Shape& s, int64_t row, int64_t query) {
   const int64_t tile = rows_of_tile(s), lanes = 32 * kRowsOfGroup / tile;
   const int64_t slice = slice_of(s, row, query / tile * tile) + 64 * 64 + query % tile / kRowsOfGroup * lanes;

@@ -1,11 +1,11 @@
 #pragma once
-// A device of which others have taken a part.
+// A device with part of its multiprocessors occupied.
 
 #include <cuda_runtime.h>
 
 namespace lethe::testing {
 
-/// Takes all multiprocessors but some, each for a CTA that leaves no shared memory to others, until they are released, or for ten seconds.
+/// Holds all multiprocessors but some, each by a CTA that leaves no shared memory to others, until they are released, or for ten seconds.
 class HeldMultiprocessors {
  public:
   /// Returns when they are held.
@@ -14,13 +14,13 @@ class HeldMultiprocessors {
   HeldMultiprocessors(const HeldMultiprocessors&) = delete;
   HeldMultiprocessors& operator=(const HeldMultiprocessors&) = delete;
 
-  /// Lets them go. Were all of them held until now?
+  /// Releases them. Returns whether all of them were held until now.
   bool release();
 
  private:
   cudaStream_t stream_ = nullptr;
   int held_;
-  // On the host: is it over; of each CTA, has it begun; and has it ended?
+  // On the host: whether the hold is over; for each CTA, whether it has begun, and whether it has ended.
   volatile int* flags_ = nullptr;
 };
 

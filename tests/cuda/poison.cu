@@ -5,7 +5,7 @@
 namespace lethe::testing {
 namespace {
 
-// The volatile pointer keeps the stores: nobody reads them here.
+// The volatile pointer keeps the stores: nothing reads them here.
 __global__ void fill_shared_memory(int bytes) {
   extern __shared__ int memory[];
   volatile int* words = memory;

@@ -1,6 +1,6 @@
 #pragma once
-// The formulas in double, but with P and dS in 16 bits wherever a tensor core multiplies them: what that storage alone costs. Where a
-// head's gradient hangs on a few small differences dS, that can be more than the budget, and no kernel can do better.
+// The formulas in double, but with P and dS in 16 bits wherever a tensor core multiplies them: the error of that storage alone. Where a head's
+// gradient is the sum of a few small differences dS, that can be more than the budget, and no kernel can do better.
 
 #include <cmath>
 

@@ -30,8 +30,8 @@ struct Part {
 
 std::vector<double> flat(const auto& matrix) { return {matrix.data(), matrix.data() + matrix.size()}; }
 
-/// Of one (batch, head of keys): query's and log_forget's gradients of each query head, then key's and value's, which are summed over them.
-/// `gradients_of(head, grad_values)` gives those of one query head.
+/// For one (batch, head of keys): query's and log_forget's gradients of each query head, then key's and value's, which are summed over them.
+/// `gradients_of(head, grad_values)` returns those of one query head.
 template <typename Function>
 std::vector<Part> parts_of_group(const Problem& problem, const std::vector<double>& grad_values, int64_t batch,
                                  int64_t head, Function gradients_of) {
@@ -66,11 +66,10 @@ std::vector<Part> parts_of_group(const BackwardResult& result, const Shape& s, i
   return parts;
 }
 
-/// The share of what is allowed that the worst head of all results uses, of query, key, value, log_forget. Allowed is the budget. Of fewer
-/// than 64 keys a gradient may hang on a few small differences, of which 16-bit P and dS leave less: there twice what that storage alone
-/// costs is allowed where it is more, for its rounding errors are others than the kernel's. Gradients that vanish in exact arithmetic have no
-/// relative error, and are measured against a thousandth of one head's ‖dO‖. In float16 that allows 10⁻⁶ ‖dO‖, some ten steps of a float of
-/// that size.
+/// The share of the allowed error that the worst head of all results uses, for query, key, value, log_forget. Allowed is the budget. With fewer than
+/// 64 keys a gradient may be the sum of a few small differences, which 16-bit P and dS degrade: there twice the error of that storage alone is
+/// allowed where it is more, since its rounding errors differ from the kernel's. Gradients that vanish in exact arithmetic have no relative error,
+/// and are measured against a thousandth of one head's ‖dO‖. In float16 that allows 10⁻⁶ ‖dO‖, some ten steps of a float of that size.
 using Shares = std::array<double, 4>;
 
 Shares worst_shares(const Problem& problem, const std::vector<double>& grad_values,
@@ -147,7 +146,7 @@ TEST_P(Backward, KeepsToOneCutWhereverItLiesInABlock) {
 
 TEST_P(Backward, KeepsAGateThatIsNoNumberToTheQueriesThatSeeItsBlock) {
   constexpr int64_t kKeys = 1500, kHeads = 4, kHead = 2, kToken = 700, kBlock = kToken / kGateBlock * kGateBlock;
-  for (const auto& [queries, strong] :  // 37: a tile's queries stand in two blocks
+  for (const auto& [queries, strong] :  // 37: a tile's queries are in two blocks
        {std::pair{kKeys, false}, {kKeys - 37, false}, {kKeys - 37, true}}) {
     SCOPED_TRACE(std::to_string(queries) + (strong ? ", strong" : ""));
     Problem problem = random_problem(shape(2, queries, kKeys, kHeads, kHeads), dtype(), Gate::kInitial, 13);
@@ -181,7 +180,7 @@ TEST_P(Backward, KeepsAGateThatIsNoNumberToTheQueriesThatSeeItsBlock) {
   }
 }
 
-// Entry 0 is in no logit, and behind a cut nothing depends on how much it forgets.
+// Entry 0 is in no logit, and after a cut nothing depends on its log f.
 TEST_P(Backward, GivesTheFirstGateAndCutsNoGradientAtAll) {
   const Problem problem = random_problem(shape(2, 700, 700, 2, 2), dtype(), Gate::kCutting, 24);
   for (const BackwardResult& result : of_both_sums(problem, grad_values_of(problem, 99))) {
@@ -196,7 +195,7 @@ TEST_P(Backward, GivesTheFirstGateAndCutsNoGradientAtAll) {
 }
 
 TEST_P(Backward, TellsPairsApartNearStrongGates) {
-  // 127: a tile's first query stands on a block's last key. An open head beside it, of the same keys or of its own
+  // 127: a tile's first query is a block's last key. An open head beside it, of the same keys or of its own
   for (const auto& [queries, keys, heads] :
        {std::tuple<int64_t, int64_t, int64_t>{600, 600, 1}, {503, 540, 2}, {413, 540, 2}})
     for (const auto& [name, problem] :
@@ -238,7 +237,7 @@ TEST_P(Backward, TellsPairsApartNearStrongGatesWithAnyScale) {
   }
 }
 
-// Behind them the gate's sums are of the size of 400 000, where a float has steps of 1/32; what counts are their differences.
+// After them the gate's sums reach about 400 000, where a float has steps of 1/32; only their differences matter.
 TEST_P(Backward, TellsGatesBehindStrongOnesApart) {
   Problem problem = random_problem(shape(1, 900, 900, 1, 1), dtype(), Gate::kOpen, 27);
   for (int64_t token = 80; token < kGateBlock; ++token) problem.log_forget[token] = -9000;
@@ -248,7 +247,7 @@ TEST_P(Backward, TellsGatesBehindStrongOnesApart) {
 
 TEST_P(Backward, SumsOverAGroupOfQueryHeads) {
   expect_agreement(random_problem(shape(2, 333, 400, 2, 6), dtype(), Gate::kInitial, 9));
-  // keys before the first query, of which the gate leaves something: a group's heads follow one another there without a diagonal between
+  // keys before the first query, with some weight left: a group's heads follow one another there without a diagonal between
   expect_agreement(random_problem(shape(1, 333, 500, 1, 3), dtype(), Gate::kOpen, 9));
 }
 
@@ -273,7 +272,7 @@ TEST_P(Backward, GivesTheSameBitsTwiceInTheFixedOrder) {
     const std::vector<BackwardResult> firsts = of_both_sums(problem, grad, options, true),
                                       seconds = of_both_sums(problem, grad, options, true);
     for (size_t i = 0; i < firsts.size(); ++i) expect_same_gradients(firsts[i], seconds[i]);
-    // How dS is summed is nothing to the other gradients.
+    // The summation of dS does not affect the other gradients.
     EXPECT_EQ(firsts[0].query, firsts[1].query);
     EXPECT_EQ(firsts[0].key, firsts[1].key);
     EXPECT_EQ(firsts[0].value, firsts[1].value);
@@ -288,7 +287,7 @@ TEST_P(Backward, AgreesWithTheReferenceWhenPruned) {
   }
 }
 
-// What no query may see is NaN once the boundary is found: a kernel that visited more would show it.
+// Keys that no query may see are NaN once the boundary is found: a kernel that visited more would return NaN.
 TEST_P(Backward, ReadsNothingOfWhatIsPruned) {
   const Problem problem = random_problem(shape(2, 200, 2000, 2, 4), dtype(), Gate::kInitial, 33);
   const std::vector<double> grad = grad_values_of(problem, 99);

@@ -1,4 +1,4 @@
-// The backward's last kernel, which makes the gate's gradient of row and column sums of dS: on sums that a test gives it.
+// The backward's last kernel, which computes the gate's gradient from row and column sums of dS: on sums that a test supplies.
 
 #include <algorithm>
 #include <cmath>
@@ -26,8 +26,8 @@ GateSums random_sums(const Shape& s) {
   return sums;
 }
 
-/// What the last kernel makes of them: [B, Tk, Hq]. Of float sums it has one for a group of rows where the gate hardly decays, in parts: then
-/// `sums` is left with the group's mean in each of its rows.
+/// The last kernel's result for the sums: [B, Tk, Hq]. Where the gate hardly decays, float sums are one for a group of rows, in parts: `sums` is then
+/// left with the group's mean in each of its rows.
 template <typename Element>
 std::vector<double> gate_gradient(const Problem& problem, GateSums& sums, bool float_sums) {
   const Shape& s = problem.shape;
@@ -74,7 +74,7 @@ std::vector<double> gate_gradient(const Problem& problem, GateSums& sums, bool f
   return {host.begin(), host.end()};
 }
 
-/// The same of one head in double, by the definition: each row's sum taken from its keys in proportion to what the gate leaves of them.
+/// The same of one head in double, by the definition: each row's sum is subtracted from its keys in proportion to their weights by the gate alone.
 std::vector<double> expected_gate_gradient(const Problem& problem, const GateSums& sums, int64_t row) {
   const Shape& s = problem.shape;
   const auto gate = [&](int64_t token) {
@@ -100,8 +100,8 @@ std::vector<double> expected_gate_gradient(const Problem& problem, const GateSum
 
 class BackwardGate : public testing::EveryKernel {
  protected:
-  // Of sums that are no rounding errors but numbers of their own, with cuts and with fewer queries than keys; with gates a 16th of an untrained
-  // head's, and of as many blocks as are weak, a 1000th.
+  // On sums that are no rounding errors but arbitrary numbers, with cuts and with fewer queries than keys; with gates a 16th of an untrained head's,
+  // and in the weak blocks a 1000th.
   void expect_gradient(bool float_sums, bool (*is_weak)(int64_t block)) {
     for (const auto& [queries, keys] : {std::pair<int64_t, int64_t>{300, 300}, {333, 700}, {4500, 5000}}) {
       SCOPED_TRACE(std::to_string(queries) + " of " + std::to_string(keys));

@@ -1,5 +1,5 @@
-// Row and column sums of dS as the backward's main kernel leaves them, each by itself: what is made of them is a sum over many, in which one
-// that stands in another's place may go unseen.
+// Row and column sums of dS as the backward's main kernel stores them, each by itself: the gate's gradient is a sum over many of them, in which one
+// in another's place may go unseen.
 
 #include <algorithm>
 #include <cmath>
@@ -18,7 +18,7 @@ using testing::DeviceArray;
 using testing::GateSums;
 using testing::slice;
 
-/// Of dS_ij = P_ij dP_ij: the main kernel is told that o = 0, and so Δ. With it a row's sum would be 0, but for rounding.
+/// The sums of dS_ij = P_ij dP_ij: the main kernel reads o = 0, and so Δ = 0. With the true Δ a row's sum would be 0, but for rounding.
 template <typename Element>
 GateSums sums_without_delta(const Problem& problem, const std::vector<double>& grad_values, bool float_sums,
                             bool deterministic) {
@@ -77,7 +77,7 @@ GateSums sums_without_delta(const Problem& problem, const std::vector<double>& g
   return sums;
 }
 
-// In a block of 128 tokens log f come to −5 where the gate is strong, and where it is weak to −0.1: rows of dS are summed apart, or 64 in one.
+// In a block of 128 tokens log f sum to −5 where the gate is strong, and to −0.1 where it is weak: rows of dS are summed apart, or 64 in one.
 Problem problem_of(Dtype dtype, const Shape& shape, const std::function<bool(int64_t block)>& is_strong) {
   Problem problem = random_problem(shape, dtype, Gate::kInitial, 31);
   const auto token_of = [&](size_t i) { return int64_t(i) / shape.query_heads % shape.key_length; };
@@ -87,7 +87,7 @@ Problem problem_of(Dtype dtype, const Shape& shape, const std::function<bool(int
   return problem;
 }
 
-// Their largest error, relative to what their terms come to.
+// The sums' largest error, relative to the sum of their terms' magnitudes.
 double error_of_sums(const Problem& problem, bool float_sums, bool deterministic) {
   const Dtype dtype = problem.dtype;
   const Shape& s = problem.shape;
@@ -104,7 +104,7 @@ double error_of_sums(const Problem& problem, bool float_sums, bool deterministic
     const Matrix<double> grad_weights =
         Eigen::Map<const Matrix<double>>(grad.data(), s.query_length, s.value_dim) * head.value.transpose();
     const Matrix<double> grad_logits = weights.cwiseProduct(grad_weights);
-    // a dP may be a small difference of large products, which are exact to a float's error of theirs alone
+    // a dP may be a small difference of large products, each exact to its own float error alone
     const Matrix<double> magnitudes = weights.cwiseProduct(grad_weights.cwiseAbs().cwiseMax(1));
     const auto note = [&](float sum, double expected, double magnitude) {
       const double error = std::abs(sum - expected) / magnitude;
@@ -141,12 +141,12 @@ class BackwardSums : public testing::EveryKernel {
   }
 };
 
-// Sums of numbers rounded to 16 bits are off by at most 2⁻⁸ (bfloat16) or 2⁻¹¹ (float16) of what those come to.
+// Sums of numbers rounded to 16 bits are off by at most 2⁻⁸ (bfloat16) or 2⁻¹¹ (float16) of the terms' magnitudes.
 TEST_P(BackwardSums, OfEachRowAndColumnAreOfItsOwnNumbers) {
   EXPECT_LE(error(false), (dtype() == Dtype::kBFloat16 ? 1 / 256. : 1 / 2048.) + kFloatError);
 }
 
-// The first row and the last column have one term, of which rounding may take 2⁻⁸ or 2⁻¹¹: far more than is allowed here.
+// The first row and the last column have one term, and rounding may change it by 2⁻⁸ or 2⁻¹¹: far more than is allowed here.
 TEST_P(BackwardSums, InFloatAreOfNumbersThatAreNotRounded) { EXPECT_LE(error(true), kFloatError); }
 
 TEST_P(BackwardSums, InFloatAreOfGroupsOfRowsWhereTheGateHardlyDecays) { EXPECT_LE(error(true, nowhere), kFloatError); }
@@ -160,8 +160,8 @@ TEST_P(BackwardSums, InFloatAreOfEachRowInTheTilesWhereTheGateDecays) {
             kFloatError);
 }
 
-// The warp that adds rows' sums asks of 32 query tiles at a time whether rows are apart. A gate that is strong in the last block alone leaves
-// its rows some of what the first keys weigh.
+// The warp that adds rows' sums reads for 32 query tiles at a time whether rows are apart. A gate that is strong in the last block alone leaves its
+// rows some weight on the first keys.
 TEST_P(BackwardSums, InFloatAreOfEachRowInTilesBehind32Others) {
   const int64_t length = 32 * testing::rows_of_tile(shape(1, 1, 1, 1, 1)) + 2 * kGateBlock;
   const Problem problem = problem_of(dtype(), shape(1, length, length, 1, 1),

@@ -1,4 +1,4 @@
-// Of the backward's main kernel: who computes which key tile when, one tile of a CTA after the other, in the fixed order and in any.
+// The order of the backward's main kernel: which CTA computes which key tile when, one tile after the other, in the fixed order and in any.
 
 #include <algorithm>
 #include <limits>
@@ -32,8 +32,8 @@ TEST_P(BackwardTiles, GivesTheSameBitsInTheFixedOrderWhoeverComesFirst) {
   }
 }
 
-// A group's first head is cut in the middle. So the key tiles before the cut are done with it early, and come to the second head before
-// those behind the cut, which add to its dQ first where it is alone. Without turns that shows.
+// A group's first head is cut in the middle. Its key tiles before the cut finish early and reach the second head before those after the cut, which
+// add to its dQ first where it is alone. Without turns the bits would differ.
 TEST_P(BackwardTiles, GivesAHeadTheBitsInTheFixedOrderThatItHasAlone) {
   constexpr int64_t kLength = 4096;
   Problem both = random_problem(shape(1, kLength, kLength, 1, 2), dtype(), Gate::kOpen, 32), alone = both;
@@ -46,7 +46,7 @@ TEST_P(BackwardTiles, GivesAHeadTheBitsInTheFixedOrderThatItHasAlone) {
   alone.shape = shape(1, kLength, kLength, 1, 1);
   alone.query = of_second(both.query, dim);
   alone.log_forget = of_second(both.log_forget, 1);
-  // What is behind a cut is skipped, and nothing else.
+  // The blocks across the cut are skipped, and no others.
   const testing::PlanOptions options{.log_pruning_tolerance = -30};
   const BackwardOptions in_order{.deterministic = true};
   const BackwardResult of_both = testing::run_backward(both, grad, in_order, options),
@@ -54,7 +54,7 @@ TEST_P(BackwardTiles, GivesAHeadTheBitsInTheFixedOrderThatItHasAlone) {
   EXPECT_EQ(of_second(of_both.query, dim), of_one.query);
 }
 
-// Its batch entries, so many times.
+// The problem with its batch entries repeated `times` over.
 Problem repeated(const Problem& problem, int64_t times) {
   Problem result = problem;
   result.shape.batch *= times;
@@ -64,7 +64,7 @@ Problem repeated(const Problem& problem, int64_t times) {
   return result;
 }
 
-// Key tiles that nobody sees: no head of their group.
+// Key tiles that no query of their group's heads sees.
 int64_t empty_tiles(const Problem& problem, const testing::PlanOptions& options) {
   const Shape& s = problem.shape;
   const std::vector<int32_t> first = testing::run_forward(problem, options).first_key_block;
@@ -75,8 +75,8 @@ int64_t empty_tiles(const Problem& problem, const testing::PlanOptions& options)
   return empty;
 }
 
-// A problem's batch entries get what they get so many times over, when each CTA has many tiles; once it has one. Bit by bit, and in any order
-// but for dQ and what its sums of rows are for.
+// A problem's batch entries have the same gradients alone, when each CTA has one tile, and repeated so many times, when each has many. Bit by bit;
+// without the fixed order dQ and the gradient from its row sums are compared within the budget.
 void expect_the_same_in_many_tiles(const Problem& problem, int64_t times, const testing::PlanOptions& options) {
   const Problem many = repeated(problem, times);
   const std::vector<double> grad = grad_values_of(problem, 99);
@@ -116,7 +116,7 @@ TEST_P(BackwardTiles, GivesATileWhatItHasAlone) {
   expect_the_same_in_many_tiles(problem, 10, options);
 }
 
-// Eight on an average, of which a good deal, many in a row, have nobody who sees them.
+// Eight tiles a CTA on average; a large share of them, many in a row, is seen by no query.
 TEST_P(BackwardTiles, GivesATileBehindEmptyOnesWhatItHasAlone) {
   constexpr int64_t kBatch = 8, kQueries = 130, kKeys = 1300;
   Problem problem = random_problem(shape(kBatch, kQueries, kKeys, 1, 1), dtype(), Gate::kOpen, 36);
@@ -126,14 +126,14 @@ TEST_P(BackwardTiles, GivesATileBehindEmptyOnesWhatItHasAlone) {
   expect_the_same_in_many_tiles(problem, 12, options);
 }
 
-// A CTA that has not begun has no tile. If each had its first from the beginning, the tiles behind those, here more than the free
-// multiprocessors, would wait for tiles of CTAs that have not begun, and none would leave.
+// A CTA that has not begun has no tile. If each had its first tile from the beginning, the later tiles, here more than the free multiprocessors,
+// would wait for tiles of CTAs that have not begun, and none would end.
 TEST_P(BackwardTiles, WaitsInTheFixedOrderForNobodyWhoHasNotBegun) {
   const Problem problem = random_problem(shape(1, 2048, 2048, 12, 12), dtype(), Gate::kOpen, 37);
   const std::vector<double> grad = grad_values_of(problem, 99);
   for (const bool float_sums : {false, true}) {
     BackwardOptions how{.deterministic = true, .float_sums = float_sums};
-    // This also loads the kernels, which waits for all that run.
+    // This also loads the kernels, which waits for all running ones.
     const BackwardResult expected = testing::run_backward(problem, grad, how);
     std::optional<testing::HeldMultiprocessors> held;
     how.before = [&] { held.emplace(32); };
@@ -142,7 +142,7 @@ TEST_P(BackwardTiles, WaitsInTheFixedOrderForNobodyWhoHasNotBegun) {
   }
 }
 
-// It begins before the plan is made, and counts its tiles anew each time.
+// The backward begins before the plan is computed, and counts its tiles anew each time.
 TEST_P(BackwardTiles, MayBeginUnderThePlanAndServesItTwice) {
   const Problem problem = random_problem(shape(1, 16384, 16384, 1, 1), dtype(), Gate::kOpen, 38);
   const std::vector<double> grad = grad_values_of(problem, 99);

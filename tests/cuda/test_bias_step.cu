@@ -1,4 +1,4 @@
-// A number a column, added to a product by one more k-step.
+// One number a column, added to a product by one more k-step.
 
 #include <algorithm>
 #include <cmath>
@@ -13,8 +13,8 @@ namespace {
 
 using testing::DeviceArray;
 
-// D [64, N] = start + 0 · 0 + bias, in the order of the fragment: d[thread][register]. The other product of the batch is of Element, and
-// comes before the bias or, where D starts from the bias, behind. That lies as BiasOfEight, in the last stage, or as BiasColumn.
+// D [64, N] = start + 0 · 0 + bias, in the order of the fragment: d[thread][register]. The other product of the batch is of Element, and comes before
+// the bias or, where D starts from the bias, after it. The bias is stored as BiasOfEight, in the last stage, or as BiasColumn.
 template <typename Element, int kN, bool kDense, bool kFirst>
 __global__ void __launch_bounds__(128, 1) add_bias(const float* bias, float start, float* d) {
   static_assert(kDense || !kFirst);
@@ -76,7 +76,7 @@ TEST(BiasStep, AddsTheNumberOfEachColumn) {
   LETHE_NEEDS_GPU();
   for (const int columns : {64, 128}) {
     std::vector<float> bias(columns);
-    for (int n = 0; n < columns; ++n)  // all 24 bits of a float in use, and what a bias over a tiny scale is
+    for (int n = 0; n < columns; ++n)  // all 24 bits of a float in use, and the size of a bias over a tiny scale
       bias[n] =
           (n % 2 ? 1 : -1) * std::ldexp(1 + (n * 2654435761u % (1u << 23)) * 0x1p-23f, n % 16 == 3 ? 80 : n % 40 - 20);
     for (const float start : {0.0f, 1.0f, -300.0f}) {
@@ -96,7 +96,7 @@ TEST(BiasStep, StartsFromTheNumberOfEachColumn) {
   std::vector<float> bias(128);
   for (int n = 0; n < 128; ++n) bias[n] = n - 63.5f;
   const auto check = [&](int n, float value) { EXPECT_EQ(value, bias[n]) << "column " << n; };
-  for_each_element<true, true>(bias, 1000, check);  // of which nothing is left
+  for_each_element<true, true>(bias, 1000, check);  // the start has no share left
 }
 
 TEST(BiasStep, KeepsWhatIsNoNumberInItsOwnColumn) {

@@ -99,7 +99,7 @@ TEST_P(Forward, SharesKeysAmongAGroupOfQueryHeads) {
 TEST_P(Forward, KeepsAGateThatIsNoNumberToTheQueriesThatSeeItsBlock) {
   constexpr int64_t kKeys = 1500, kHeads = 8, kHead = 3, kToken = 700, kBlock = kToken / kGateBlock * kGateBlock;
   constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
-  for (const int64_t queries : {kKeys, kKeys - 37})  // then a warpgroup's rows stand in two blocks
+  for (const int64_t queries : {kKeys, kKeys - 37})  // then a warpgroup's rows are in two blocks
     for (const auto& [gate, strong] : {std::pair{kNan, false}, {double{INFINITY}, false}, {kNan, true}}) {
       SCOPED_TRACE(std::to_string(queries) + " queries, log f = " + std::to_string(gate) + (strong ? ", strong" : ""));
       Problem problem = random_problem(shape(2, queries, kKeys, kHeads, kHeads), dtype(), Gate::kInitial, 13);
@@ -126,7 +126,7 @@ TEST_P(Forward, KeepsAGateThatIsNoNumberToTheQueriesThatSeeItsBlock) {
     }
 }
 
-// What a CTA's ring of keys still holds of them must not reach tiles that it computes afterwards: of a tile's last blocks, or of others.
+// NaN left in a CTA's ring of keys, by a tile's last blocks or by others, must not reach tiles that it computes afterwards.
 TEST_P(Forward, KeepsGatesThatAreNoNumbersFromTheTilesBehindThem) {
   constexpr int64_t kTokens = 1500, kHeads = 24;
   Problem problem = random_problem(shape(2, kTokens, kTokens, kHeads, kHeads), dtype(), Gate::kInitial, 25);
@@ -154,7 +154,7 @@ TEST_P(Forward, HoldsForManyTilesACta) {
 
 TEST_P(Forward, FollowsLogitsThatGrow) {
   Problem problem = random_problem(shape(1, 700, 700, 1, 1), dtype(), Gate::kOpen, 11);
-  problem.scale *= 8;  // many a block holds exponentials far above those of the row's first
+  problem.scale *= 8;  // exponentials of many blocks are far above those of the row's first
   const ForwardResult result = testing::run_forward(problem);
   const WorstError worst = worst_error(problem, result);
   if (dtype() == Dtype::kBFloat16) {
@@ -164,8 +164,8 @@ TEST_P(Forward, FollowsLogitsThatGrow) {
   EXPECT_LE(worst.log_normalizer, 1e-3);
 }
 
-// Each query's own key stands 13 nats above all others, which have a few per cent of the weight between them, and a mean of their values
-// that is not 0: float16 must not lose them.
+// Each query's own logit is 13 nats above all others, which have a few per cent of the weight between them, and a mean of their values that is not 0:
+// float16 must not lose them.
 TEST_P(Forward, CountsManySmallWeightsBesideALargeOne) {
   constexpr int64_t kQueries = 256, kKeys = 4096;
   Problem problem = random_problem(shape(1, kQueries, kKeys, 1, 1), dtype(), Gate::kZero, 23);
@@ -310,7 +310,7 @@ INSTANTIATE_TEST_SUITE_P(EveryKernel, Forward, testing::all_instances(), testing
 
 class ForwardPrecision : public testing::EveryKernel {};
 
-/// A long sequence on sampled rows: what the bias alone leaves of accuracy.
+/// A long sequence on sampled rows: the accuracy that the bias alone allows.
 TEST_P(ForwardPrecision, KeepsTheBiasExactAtALengthOf262144) {
   const int64_t length = 262144, dim = shape(1, 1, 1, 1, 1).value_dim;
   Problem problem = random_problem(shape(1, length, length, 1, 1), dtype(), Gate::kOpen, 17);

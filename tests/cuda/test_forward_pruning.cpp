@@ -1,4 +1,4 @@
-// What the forward kernel leaves out: the blocks that the bound allows, no weight above the tolerance, and nothing without one.
+// The forward kernel's pruning: it skips the blocks that the bound allows, loses no weight above the tolerance, and skips nothing without one.
 
 #include <algorithm>
 #include <cmath>
@@ -31,13 +31,13 @@ TEST_P(ForwardPruning, PrunesOnlyBlocksWhoseWeightIsBelowTheTolerance) {
   EXPECT_EQ(pruned.visited_pairs, testing::boundary_pairs(problem.shape, pruned.first_key_block));
   for (size_t row = 0; row < whole.visited_pairs.size(); ++row)
     EXPECT_LT(pruned.visited_pairs[row], whole.visited_pairs[row] / 2);
-  // What was left out of a row's sum is 1 − exp(difference of the normalisers).
+  // The share left out of a row's sum is 1 − exp(difference of the normalisers).
   for (size_t i = 0; i < whole.log_normalizer.size(); ++i)
     ASSERT_LE(whole.log_normalizer[i] - pruned.log_normalizer[i], std::exp(log_tolerance) + 1e-5) << i;
   EXPECT_LE(compare(pruned.values, whole.values, 1).error, budget(dtype()));
 }
 
-// What no query may see is NaN once the boundary is found: a kernel that read more than it counts would show it.
+// Keys that no query may see are NaN once the boundary is found: a kernel that read more than it counts would return NaN.
 TEST_P(ForwardPruning, ReadsNothingOfWhatIsPruned) {
   const Problem problem = random_problem(shape(2, 200, 2000, 2, 4), dtype(), Gate::kInitial, 33);
   testing::PlanOptions options{.log_pruning_tolerance = -10};
@@ -49,7 +49,7 @@ TEST_P(ForwardPruning, ReadsNothingOfWhatIsPruned) {
   EXPECT_EQ(poisoned.log_normalizer, clean.log_normalizer);
 }
 
-// The worst that can be pruned: every logit is U but the query's own key's, which is −U, and one gate puts all other keys as far.
+// The worst case of pruning: every logit is U but the query's own key's, which is −U, and one gate puts all other keys near the threshold.
 TEST_P(ForwardPruning, LosesTheToleranceAtMostWhereLogitsReachTheirBound) {
   constexpr int64_t kKeys = 1500, kPruned = (kKeys - 1) / kGateBlock * kGateBlock;
   constexpr double kLogTolerance = -5;
@@ -71,8 +71,8 @@ TEST_P(ForwardPruning, LosesTheToleranceAtMostWhereLogitsReachTheirBound) {
   }
 }
 
-// Heads that could be pruned beside heads that could not, in the same group and not. The norms decide: gates forget slowly, and each key head
-// and batch entry has its own largest norm, in the last rows.
+// Heads that could be pruned beside heads that could not, in the same group and in different ones. The norms decide: gates forget slowly, and each
+// key head and batch entry has its own largest norm, in the last rows.
 TEST_P(ForwardPruning, PrunesByNormsAsByTheSameBoundsGiven) {
   constexpr int64_t kHeads = 2, kQueryHeads = 4, kTokens = 3100;
   for (const std::vector<int64_t>& open_heads : {std::vector<int64_t>{}, {3}, {0, 2}, {2, 3}}) {

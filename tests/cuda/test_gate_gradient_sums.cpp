@@ -1,6 +1,6 @@
-// What d log f loses to the sums it is made of, in double with the 16-bit roundings of P and dS switched on: to sums of dS in 16 bits, each
-// row's and each column's by the tensor core; to sums of dS in float, each row's, the kernels' other kind; and to those of 64 rows in one, which take
-// less time, and which they have where the gate hardly decays. On the host.
+// The error of d log f from its sums, in double with the 16-bit roundings of P and dS switched on: for sums of dS in 16 bits, each row's and each
+// column's by the tensor core; for float sums of each row, the kernels' other kind; and for float sums of 64 rows in one, which take less time and
+// which the kernels use where the gate hardly decays. On the host.
 
 #include <gtest/gtest.h>
 
@@ -19,7 +19,7 @@ namespace {
 constexpr Dtype kDtype = Dtype::kBFloat16;
 constexpr Eigen::Index kLength = 2048, kDim = 64;
 
-// d log f_l = Σ_{t ≥ l} (u_t − columns_t), with rows taken from their keys as the gate alone would share them out (gate/gradient.cuh).
+// d log f_l = Σ_{t ≥ l} (u_t − columns_t), with rows subtracted from their keys in the shares of the gate alone (gate/gradient.cuh).
 std::vector<double> grad_log_forget(const Matrix<double>& shares, const Vector<double>& rows,
                                     const Vector<double>& columns) {
   const Vector<double> taken = shares.transpose() * rows - columns;
@@ -71,8 +71,8 @@ Errors errors_of(double mean_log_forget, uint64_t seed) {
   return errors;
 }
 
-// Of heads 1 to 3. Whatever the gate forgets, sums of each row in float are more exact than in 16 bits (here 3 to 20 times), and those in 16
-// bits keep the budget.
+// The errors of heads 1 to 3. For every gate, float sums of each row are more exact than sums in 16 bits (here 3 to 20 times), and those in 16 bits
+// keep the budget.
 std::vector<Errors> errors_of_heads(double mean_log_forget) {
   std::vector<Errors> all;
   for (uint64_t seed = 1; seed <= 3; ++seed) {
@@ -83,7 +83,7 @@ std::vector<Errors> errors_of_heads(double mean_log_forget) {
   return all;
 }
 
-// Down to where 128 tokens decay to e⁻¹, from which on the kernels have a sum of each row.
+// Down to a decay of e⁻¹ over 128 tokens, from which on the kernels have a sum of each row.
 TEST(GateGradientSums, OfManyRowsInFloatAreMoreExactThanInSixteenBitsWithAnOpenGate) {
   for (const double mean_log_forget : {-1e-4, -1e-3, -1 / 128.})
     for (const Errors& errors : errors_of_heads(mean_log_forget)) EXPECT_LE(3 * errors.in_float[3], errors.in_16_bits);

@@ -1,5 +1,5 @@
-// The plan's sums and cuts, of few heads and of many, against sums in double; and its boundary against the reference's, where a head's
-// blocks fit into shared memory and where they do not.
+// The plan's sums and cuts, of few heads and of many, against sums in double; and its boundary against the reference's, where a head's blocks fit
+// into shared memory and where they do not.
 
 #include <algorithm>
 #include <climits>
@@ -146,7 +146,7 @@ TEST_P(Prefix, IsThatOfEveryHead) {
   }
 }
 
-// A k-step reads some of a block beside another's and multiplies it by zeros, which no NaN would leave zeros.
+// A k-step reads part of a neighbouring block and multiplies it by zeros; NaN times zero would not be zero.
 TEST_P(Prefix, LeavesNoNaNToKStepsWhereAGateIsNoNumber) {
   LETHE_NEEDS_GPU();
   std::vector<float> log_forget(rows * length, -0.001f);
@@ -185,7 +185,7 @@ TEST_P(PruningBoundary, IsWhereTheReferencePutsIt) {
     // by cuts alone: within a block, on its first token, on its last
     const bool cut = t % 50000 == 777 || t % 50000 == 2560 || t % 50000 == 3839;
     log_forget[t * kHeads + 1] = cut ? -kInfinity : -1e-6f * uniform(generator);
-    log_forget[t * kHeads + 2] = -0.005f * uniform(generator);  // of 5000 tokens, a little more than its bound wants
+    log_forget[t * kHeads + 2] = -0.005f * uniform(generator);  // over 5000 tokens, just more than its bound
   }
   const std::vector<float> bound = {3, 5, 0};
   const DeviceArray<float> gate(log_forget), bound_on_device(bound);

@@ -1,4 +1,4 @@
-"""forgetting_attention on a GPU: every path against the CPU implementation, and what Torch may do with it.
+"""forgetting_attention on a GPU: every path against the CPU implementation, and inside Torch's systems.
 
 usage: python3 tests/cuda/test_operators.py LIBRARY [unittest arguments]
 """
@@ -51,7 +51,7 @@ class Operators(unittest.TestCase):
         budget = BUDGET[inputs[0].dtype]
         for name, a, e in zip(("values", "normalizer", "pairs", "query", "key", "value", "log_forget"), actual, expected):
             self.assertFalse(a.isnan().any(), name)
-            if name == "pairs":  # the CPU's key blocks are half as long, so that it skips more of what a cut hides
+            if name == "pairs":  # the CPU's key blocks are half as long: it skips more of the keys before a cut
                 self.assertTrue((e <= a).all() and (a <= causal_pairs(inputs)).all(), name)
             else:
                 self.assertLessEqual(error(a, e), budget, name)
@@ -147,7 +147,7 @@ class Operators(unittest.TestCase):
     def test_backward_keeps_to_the_boundary_that_forward_has_found(self):
         for dim in (64, 128, 96):
             inputs = problem(torch.bfloat16, queries=100, keys=1000, dim=dim)
-            inputs[3].fill_(-0.02)  # what is 900 tokens back has 10^-8 of its weight left: a number, unless it is skipped
+            inputs[3].fill_(-0.02)  # weights 900 tokens back are 10^-8: numbers, unless skipped
             far = [(run(inputs, "cuda", **options)[4][:, 0] != 0).any().item()
                    for options in ({}, {"log_pruning_tolerance": -2.0, "logit_bound": torch.zeros(4, device="cuda")})]
             self.assertEqual(far, [True, False], dim)
@@ -180,7 +180,7 @@ class Operators(unittest.TestCase):
 
     def test_deterministic_algorithms_repeat_bit_by_bit(self):
         for dim in (64, 128):
-            # open gates, and more tiles than run at a time: many add to a query's gradient, and who is first is left to chance
+            # open gates, and more tiles than run at a time: many add to a query's gradient, in an order left to chance
             inputs = problem(torch.bfloat16, batch=1, queries=4096, keys=4096, query_heads=12, heads=12, dim=dim)
             inputs[3].fill_(-1e-4)
             torch.use_deterministic_algorithms(True)
@@ -194,7 +194,7 @@ class Operators(unittest.TestCase):
 
     def test_the_gates_gradient_is_of_float_sums_unless_torch_allows_16_bits(self):
         allowed = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed
-        self.assertFalse(allowed())  # unless somebody allows it
+        self.assertFalse(allowed())  # the default
         torch.use_deterministic_algorithms(True)
         try:
             for dtype in (torch.bfloat16, torch.float16):
@@ -343,7 +343,7 @@ class Operators(unittest.TestCase):
         with torch.cuda.stream(stream):
             results(copies(others))  # whose numbers its memory holds now
             stream.synchronize()
-            torch.cuda._sleep(500_000_000)  # a quarter of a second, in which what runs on another stream would still find them
+            torch.cuda._sleep(500_000_000)  # a quarter of a second, in which a kernel on another stream would still find them
             late = results(copies(inputs))
         stream.synchronize()
         self.assertTrue(torch.equal(late[0], expected[0]))

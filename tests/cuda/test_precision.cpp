@@ -27,12 +27,12 @@ Errors errors(const BackwardResult& actual, const DoubleGradients& expected) {
           compare(actual.log_forget, expected.log_forget, 1).error};
 }
 
-// Of sums of dS in 16 bits and in float, of which the gate's gradient is made.
+// With sums of dS in 16 bits and in float, from which the gate's gradient is computed.
 struct Found {
   Errors errors, of_float_sums;
 };
 
-// One head; what it measured goes to the log.
+// One head; the measured errors go to the log.
 Found expect_budget(const Problem& problem, const std::string& what) {
   const std::vector<double> grad = grad_values_of(problem, 99);
   const DoubleGradients expected = testing::double_gradients(problem, grad);
@@ -49,13 +49,13 @@ Found expect_budget(const Problem& problem, const std::string& what) {
   return found;
 }
 
-// Not asked where the logits decide against the gate: there most of the error is not of dS.
+// Not required where the logits decide against the gate: there most of the error is not of dS.
 void expect_float_sums_to_be_more_exact(const Found& found, double times) {
   EXPECT_LE(times * found.of_float_sums.back(), found.errors.back());
 }
 
-// Of rounding numbers of all sizes, relative: half a unit in the last place, evenly, so a third of its square, over mantissas whose
-// logarithms are even, of which 1/m² is 3 / (8 ln 2) on average.
+// The relative error of rounding numbers of all sizes: uniform within half a unit in the last place, so a third of its square, averaged over
+// mantissas with uniform logarithms, where 1/m² is 3 / (8 ln 2) on average.
 double error_of_rounding(Dtype dtype) {
   return std::exp2(dtype == Dtype::kBFloat16 ? -8 : -11) / std::sqrt(8 * std::log(2));
 }
@@ -77,14 +77,14 @@ TEST_P(Precision, HoldsTheBudgetForOpenGatesWhateverTheNumbers) {
   for (uint64_t seed = 30; seed < 36; ++seed) {
     const Found found = expect_budget(one_head(2048, dim, dtype, Gate::kZero, seed), "zero");
     expect_float_sums_to_be_more_exact(found, 3);
-    // dS is rounded, and what is made of it, and nothing else: of P in 16 bits dS would be made by three roundings, 22 % more.
+    // Only dS and the results computed from it are rounded: computed from P in 16 bits, dS would have three roundings, 22 % more.
     const double two_roundings = std::sqrt(2) * error_of_rounding(dtype);
     for (const size_t i : {1, 2})
       EXPECT_LE(found.errors[i], 1.1 * two_roundings) << kResultNames[i] << ", seed " << seed;
   }
 }
 
-// The stronger they are, the nearer a query's weight is to all on its own key, and the smaller are dS beside the numbers they are made of.
+// The stronger the gates, the more of a query's weight is on its own key, and the smaller is dS beside the numbers it is computed from.
 TEST_P(Precision, HoldsTheBudgetForEvenGates) {
   const auto [dtype, dim] = GetParam();
   for (const double gate : {-1.0, -1.99, -3.0, -5.0, -7.99}) {
@@ -103,8 +103,8 @@ TEST_P(Precision, HoldsTheBudgetForWeakAndForStrongGatesAtALengthOf16384) {
   }
 }
 
-// Rows share a float sum where the gates of a block of 128 tokens and of the one before come to more than −1: everywhere, nowhere, and in every
-// third block.
+// Rows share a float sum where the gates of a block of 128 tokens and of the one before sum to more than −1: everywhere, nowhere, and in every third
+// block.
 TEST_P(Precision, HoldsTheBudgetWhereRowsShareSumsAndWhereTheyDoNot) {
   const auto [dtype, dim] = GetParam();
   for (const auto& [weak, strong, what] :
@@ -116,8 +116,7 @@ TEST_P(Precision, HoldsTheBudgetWhereRowsShareSumsAndWhereTheyDoNot) {
   }
 }
 
-// Keys that hold nearly all weight of distant queries: there the gate alone, by which a row's rounding is spread, says nothing of where
-// it came from.
+// Keys that hold nearly all weight of distant queries: a row's rounding error is spread by the gate alone, which gives no hint of its source.
 TEST_P(Precision, HoldsTheBudgetWhereTheLogitsDecideAgainstTheGate) {
   const auto [dtype, dim] = GetParam();
   for (const int64_t period : {int64_t{64}, int64_t{512}}) {

@@ -1,4 +1,4 @@
-// The wrappers by which threads, CTAs and kernels hear of each other, one by one. No wait of a test's own is without end.
+// The wrappers that synchronise threads, CTAs and kernels, one by one. No wait of a test's own is endless.
 
 #include <fstream>
 #include <numeric>
@@ -15,15 +15,15 @@ namespace {
 using testing::DeviceArray;
 
 constexpr long long kCyclesOfAMillisecond = 2'000'000;         // at 2 GHz; of a little more where the clock is slower
-constexpr long long kPatience = 1000 * kCyclesOfAMillisecond;  // with what comes at once where all is well
+constexpr long long kPatience = 1000 * kCyclesOfAMillisecond;  // for events that come at once in correct code
 
 __device__ void let_pass(long long cycles) {
   const long long begin = clock64();
   while (clock64() - begin < cycles) __nanosleep(1000);
-  asm volatile("" ::: "memory");  // what follows is not done before
+  asm volatile("" ::: "memory");  // later accesses stay after it
 }
 
-/// Has the number come to be `value` within `cycles`?
+/// Whether the number becomes `value` within `cycles`.
 __device__ bool comes_to(const int32_t* number, int32_t value, long long cycles = kPatience) {
   const long long begin = clock64();
   while (ptx::load_acquire(number) != value)
@@ -31,9 +31,9 @@ __device__ bool comes_to(const int32_t* number, int32_t value, long long cycles 
   return true;
 }
 
-// The tests that come first fail where a barrier is broken; at such a barrier those behind would wait forever.
+// The first tests fail where a barrier is broken; at such a barrier the later ones would wait forever.
 
-// Has the phase of either parity ended? Asked before each arrival of two phases and behind the last.
+// Whether the phase of either parity has ended, tested before each arrival of two phases and after the last.
 constexpr uint32_t kArrivals = 3;
 __global__ void ask_between_arrivals(int* ended) {
   __shared__ uint64_t barrier;
@@ -75,7 +75,7 @@ TEST(Barriers, EndAPhaseWithItsLastByte) {
   EXPECT_EQ(ended.host(), (std::vector<int>{0, 1}));
 }
 
-// Two warps release one after the other. Has the phase ended behind each?
+// Two warps release one after the other. Tests after each whether the phase has ended.
 __global__ void ask_between_warps(int* ended) {
   __shared__ uint64_t barrier;
   if (threadIdx.x == 0) ptx::mbarrier_init(&barrier, 2 * hopper::kArrivalsOfAWarp);
@@ -95,8 +95,8 @@ TEST(Barriers, AreReleasedOnceByEachWarp) {
   EXPECT_EQ(ended.host(), (std::vector<int>{0, 1}));
 }
 
-// The first warp arrives at one barrier and goes on, of which the second hears before it comes there itself. At another
-// barrier the second waits for what the first, a millisecond late, writes before it arrives.
+// The first warp arrives at one barrier and goes on; the second observes that before it comes there itself. At another barrier the second waits for
+// the number that the first, a millisecond late, writes before it arrives.
 __global__ void meet(int32_t* gone_on, int* heard, int* read) {
   __shared__ int number;
   if (threadIdx.x == 0) number = 0;
@@ -175,8 +175,8 @@ TEST(Barriers, HandOverThroughARingInOrder) {
   for (int i = 0; i < kRounds * 128; ++i) ASSERT_EQ(got[i], i / 128);
 }
 
-// The same from one thread to a warp, in step by the ring alone. The producer is slow at first, later the consumer is: who does not wait
-// reads what is not written yet, or writes over what is not read yet. Once each is slower than the hardware lets a question wait.
+// The same from one thread to a warp, in step by the ring alone. The producer is slow at first, later the consumer is: without its wait a side reads
+// slots not yet written, or overwrites slots not yet read. Each is once slower than the hardware's limit for one try_wait.
 constexpr int kSlowRounds = 6;
 template <bool kPatiently>
 __global__ void hand_over_slowly(int* received) {
@@ -243,8 +243,8 @@ TEST(Registers, HoldOneValueForTheWholeWarp) {
   }
 }
 
-// Two CTAs: what the first writes before it tells, the second reads after it has heard. The second has read before the first writes, so
-// that its cache holds the old numbers.
+// Two CTAs: once the second sees the first's flag, it reads the numbers that the first wrote before. The second has read before the first writes, so
+// its cache holds the old numbers.
 __global__ void hand_over(volatile int* memory, int32_t* told, int* read) {
   if (blockIdx.x == 0) {
     if (threadIdx.x == 0) comes_to(told, 1);
@@ -348,7 +348,7 @@ __global__ void read_late(int32_t* started, int* numbers, int* read) {
 }
 
 struct Overlap {
-  bool seen;              // did the first kernel see that the second had started?
+  bool seen;              // whether the first kernel saw the second's start
   std::vector<int> read;  // 1, 2, … where the second has waited for the first
 };
 
@@ -371,7 +371,7 @@ std::vector<int> one_to_128() {
   return numbers;
 }
 
-// In the first run kernels are loaded, which may wait for one that runs: nobody there waits for the other to start.
+// In the first run kernels are loaded, which may wait for a running one: there neither waits for the other to start.
 TEST(DependentKernels, WaitForAllThatThePreviousOneWrites) {
   LETHE_NEEDS_GPU();
   EXPECT_EQ(overlap(0).read, one_to_128());

@@ -107,8 +107,8 @@ TEST(RunCopy, LoadsAndAddsUp) {
   EXPECT_EQ(sum.host(), expected);
 }
 
-// Adds two buffers to kCopies places each, and one of them to one place more in between, in three groups; whatever has been read is
-// overwritten at once, its end first.
+// Adds two buffers to kCopies places each, and one of them to one place more in between, in three groups; a buffer is overwritten as soon as it has
+// been read, its end first.
 constexpr int kCopies = 8, kBufferFloats = 8192;
 __global__ void overwrite_what_was_read(float* sums) {
   extern __shared__ __align__(128) float first[];
@@ -156,7 +156,7 @@ TEST(RunCopy, LeavesABufferThatHasBeenReadToBeOverwritten) {
           << "CTA " << place / kPlaces << ", place " << place % kPlaces << ", number " << i;
 }
 
-// Adds a buffer to one place many times, 2 MiB in all, and reads the last sum as soon as that is said to be complete.
+// Adds a buffer to one place many times, 2 MiB in all, and reads the last sum as soon as the wait for its completion returns.
 constexpr int kAdditions = 64;
 __global__ void read_what_was_added(float* sum, float* last) {
   __shared__ alignas(16) float numbers[kBufferFloats];

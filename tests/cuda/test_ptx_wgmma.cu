@@ -93,8 +93,8 @@ __global__ void __launch_bounds__(128, 1)
   write_accumulators<kN>(d, registers);
 }
 
-// One k-step without a swizzle: 8 × 8 elements of A and of B lie together, one such matrix k_bytes behind the other of the same rows and
-// row_bytes behind that of the eight rows before. Between them lies what is no number.
+// One k-step without a swizzle: 8 × 8 elements of A and of B are contiguous, one such matrix k_bytes behind the other of the same rows and row_bytes
+// behind that of the eight rows before. The gaps between them hold NaN.
 struct Strides {
   uint32_t k_bytes, row_bytes;
 };
@@ -130,7 +130,7 @@ __global__ void __launch_bounds__(128, 1)
   write_accumulators<kN>(d, registers);
 }
 
-// D = A·B in accumulators that held `before` and were forgotten.
+// D = A·B in accumulators whose earlier values, `before`, were discarded.
 template <typename Element>
 __global__ void __launch_bounds__(128, 1)
     product_of_forgotten(const Element* a, const Element* b, float before, float* d) {

@@ -1,4 +1,4 @@
-// Sums of the rows and columns of a tile that lies in a warp's registers as the tensor core's accumulators do, exactly: small integers leave no
+// Sums of the rows and columns of a tile in a warp's registers, in the order of the tensor core's accumulators, exactly: small integers leave no
 // rounding.
 
 #include <vector>
@@ -46,7 +46,7 @@ TEST(RowSums, AreOfEachRowOverTheColumnsOfAWarp) {
   EXPECT_EQ(sums.host(), expected);
 }
 
-// Of numbers that do leave a rounding, which is always that of the same order.
+// Numbers whose sums do round, always in the same order.
 TEST(RowSums, AreTheSameWhereverARowLies) {
   LETHE_NEEDS_GPU();
   std::vector<float> tile(kTileColumns * kTileRows);

@@ -1,4 +1,4 @@
-// The forward's tiles on the host: which keys each query sees, cell by cell, of the blocks that its warpgroup visits as it visits them.
+// The forward's tiles on the host: the keys that each query sees, cell by cell, of the blocks that its warpgroup visits in its order.
 
 #include <gtest/gtest.h>
 
@@ -43,7 +43,7 @@ struct HostPlan {
   }
 };
 
-// Which keys the kernel's loops over a tile leave: masked down from the diagonal, clean down to the last cut, masked again.
+// The keys that the kernel's loops over a tile leave: masked down from the diagonal, clean down to the last cut, masked again.
 template <int kRows>
 bool sees(const ForwardShape& a, const Tile<kRows>& tile, int row, int key) {
   const int offset = a.key_length - a.query_length, warpgroup = row / 64, position = tile.query + row + offset;

@@ -14,12 +14,12 @@
 namespace lethe {
 namespace {
 
-// The gate's gradient is a running sum of terms of both signs, over up to Tk positions: what is left of them may be a twentieth of
-// what was added, and the rounding is that of the terms. (Double keeps 1e-12 even so.)
+// The gate's gradient is a running sum of terms of both signs, over up to Tk positions: it may be a twentieth of its terms, and the rounding is that
+// of the terms. (Double keeps 1e-12 even so.)
 double gate_budget(Dtype dtype) { return dtype == Dtype::kFloat64 ? budget(dtype) : 20.0 * budget(dtype); }
 
-// A row that sees only itself has no gradient but of its value: the others are a rounding of zero there, a unit or two in the last place of
-// ∂o·v, which the terms that cancel share. This share of ‖∂value‖ is what such zeros are measured against.
+// A row that sees only itself has no gradient but of its value: the others are a rounding of zero there, a unit or two in the last place of ∂o·v,
+// which the terms that cancel share. Such zeros are measured against this share of ‖∂value‖.
 constexpr double kFloorShare = 0.1;
 
 Vector<double> vector_of(const std::vector<double>& data) {
@@ -104,7 +104,7 @@ void expect_equals_reference(const Problem& problem, std::optional<double> log_p
           SCOPED_TRACE(name);
           expect_close("values", head_of(result.values, batch, head), flat(output.values), allowed);
           const Vector<double> normalizer = vector_of(head_of(result.log_normalizer, batch, head));
-          const double sums = problem.dtype == Dtype::kFloat64 ? 1e-11 : 1e-4;  // absolute: what the bias is allowed
+          const double sums = problem.dtype == Dtype::kFloat64 ? 1e-11 : 1e-4;  // absolute: the allowance of the bias
           EXPECT_LE((normalizer - output.log_normalizer).cwiseAbs().maxCoeff(), sums);
           expect_close("query's gradient", head_of(result.query, batch, head), flat(gradients.query), allowed, floor);
           expect_close("log_forget's gradient", head_of(result.log_forget, batch, head), flat(gradients.log_forget),

@@ -1,5 +1,5 @@
 #pragma once
-// A problem as Torch tensors, a head of a tensor as the reference sees it, and calls of one implementation.
+// A problem as Torch tensors, a head of a tensor in the reference's layout, and calls of one implementation.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/tensor.h>

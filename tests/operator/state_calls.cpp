@@ -73,7 +73,7 @@ StateResult delta(const StateTensors& in, const std::optional<at::Tensor>& log_k
   return {values, state, {}};
 }
 
-// What the rule keeps, divided by what linear attention keeps of values of one.
+// The delta rule's state, divided by the state of linear attention for values of one.
 StateResult normalized_delta(const StateTensors& in) {
   const at::Tensor query = shares(in.at(Input::kQuery)), key = shares(in.at(Input::kKey));
   const auto [values, state] = delta_state(query, key, in.at(Input::kValue), in.at(Input::kWriteStrength), std::nullopt,

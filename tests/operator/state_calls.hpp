@@ -1,5 +1,5 @@
 #pragma once
-// Every mechanism of the reference that has a state, as calls of the two operators, and heads as the tensors that they read.
+// Every mechanism of the reference that has a state, as calls of the two operators, and heads as their input tensors.
 
 #include <ATen/core/Tensor.h>
 
@@ -12,7 +12,7 @@
 
 namespace lethe {
 
-/// What a test draws its gates from: a kind of the problem's, or some logarithms in random order.
+/// The source of a test's gates: a kind of the problem's, or some logarithms in random order.
 struct GateChoice {
   std::string name;
   Gate gate = Gate::kInitial;
@@ -26,8 +26,7 @@ struct StateShape {
   int64_t batch = 1, length = 1, heads = 1, key_dim = 1, value_dim = 1;
 };
 
-/// batch × heads random heads with every input, rounded to what the operators store for `dtype`. Keys have norm 1: the delta rule is
-/// stable there.
+/// batch × heads random heads with every input, rounded to the operators' storage for `dtype`. Keys have norm 1: the delta rule is stable there.
 std::vector<Head> state_heads(const StateShape& shape, Dtype dtype, const GateChoice& gate, uint64_t seed);
 
 /// Every input of the heads, [B,T,H,·] or of a state [B,H,·], in the operators' dtypes.
@@ -46,7 +45,7 @@ struct StateResult {
 /// The row `variant` of the reference's table as calls of the operators, differentiable.
 struct StateCall {
   const char* variant;
-  bool as_given;  ///< hands its inputs on as they are; elsewhere a feature map or a closing gate rounds them first
+  bool as_given;  ///< passes its inputs on unchanged; elsewhere a feature map or a closing gate rounds them first
   StateResult (*call)(const StateTensors& inputs, double scale);
 };
 

@@ -1,4 +1,4 @@
-// How the operator answers wrong calls, and what a call costs: memory, and the same bits every time.
+// The operator's errors for wrong calls, and the cost of a call: memory, and the same bits every time.
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>

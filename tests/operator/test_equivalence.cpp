@@ -1,4 +1,4 @@
-// The operator computes what the reference defines: values, log_normalizer and every gradient, for every dtype and gate.
+// The operator equals the reference: values, log_normalizer and every gradient, for every dtype and gate.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -52,7 +52,7 @@ TEST(ForgettingAttentionOperator, EqualsTheReferenceAcrossManyBlocks) {
   }
 }
 
-// Two neighbours behind a gate of −9999, both far from where the sum began: their difference must not have that gate's rounding.
+// Two neighbours after a gate of −9999, both far from the sum's beginning: their difference must not have that gate's rounding.
 TEST(ForgettingAttentionOperator, EqualsTheReferenceBehindSingleStrongGates) {
   for (const double gate : {-10.0, -40.0, -100.0, -1000.0, -9999.0}) {
     SCOPED_TRACE(gate);
@@ -62,9 +62,9 @@ TEST(ForgettingAttentionOperator, EqualsTheReferenceBehindSingleStrongGates) {
   }
 }
 
-// Before the n-th gate of −2^17 the first component adds n·2^17 to the logits: what the gates take is there again, and every weight
-// counts. Queries, keys and gates are multiples of 1/8, so that float32 holds every logit exactly. (The normaliser, as large as the logits, it does not:
-// gradients only in float64.)
+// Before the n-th gate of −2^17 the first component adds n·2^17 to the logits: it cancels the gates, and every weight counts. Queries, keys and gates
+// are multiples of 1/8, so that float32 holds every logit exactly. (It does not hold the normaliser, as large as the logits: gradients only in
+// float64.)
 TEST(ForgettingAttentionOperator, EqualsTheReferenceWhereLogitsMakeUpForHugeFiniteGates) {
   constexpr double kHuge = 131072.0;
   for (const Dtype dtype : {Dtype::kFloat64, Dtype::kFloat32}) {
@@ -100,7 +100,7 @@ TEST(ForgettingAttentionOperator, EqualsTheReferenceWhereLogitsMakeUpForHugeFini
   }
 }
 
-// Gates that no logit makes up for are as good as cuts, and those next to them keep their digits.
+// Gates without logits to cancel them are as good as cuts, and those next to them keep their digits.
 TEST(ForgettingAttentionOperator, KeepsTheDigitsOfGatesNextToAGateOfAnySize) {
   for (const double huge : {-1e5, -1e6, -1e30, -3.4e38}) {
     SCOPED_TRACE(huge);
@@ -123,7 +123,7 @@ TEST(ForgettingAttentionOperator, KeepsTheDigitsOfGatesNextToAGateOfAnySize) {
   }
 }
 
-// One cut alone: where there are more, another in the same tile may stand in for the one that was missed.
+// One cut alone: with more, another in the same tile may hide a missed one.
 TEST(ForgettingAttentionOperator, EqualsTheReferenceWithOneCutWhereverItLiesInATile) {
   for (const int64_t queries : {640, 540})
     for (const int64_t cut : {1, 31, 32, 63, 64, 65, 127, 128, 129, 192, 255, 256, 384, 512, 639}) {
@@ -178,7 +178,7 @@ TEST(ForgettingAttentionOperator, MissesTheReferenceWhereTheFormulaIsWrong) {
   std::fill(ignored_gate.log_forget.begin(), ignored_gate.log_forget.end(), 0.0);
   std::rotate(late_gate.log_forget.begin(), late_gate.log_forget.begin() + 1, late_gate.log_forget.end());
   wrong_scale.scale *= 1.05;
-  early_mask.shape.query_length = early_mask.shape.key_length = 69;  // query 1 stands at position 0, and so on
+  early_mask.shape.query_length = early_mask.shape.key_length = 69;  // query 1 is at position 0, and so on
   early_mask.query.erase(early_mask.query.begin(), early_mask.query.begin() + 16);
   early_mask.key.resize(69 * 16);
   early_mask.value.resize(69 * 16);
@@ -195,7 +195,7 @@ TEST(ForgettingAttentionOperator, LetsNothingThroughACut) {
   constexpr int64_t kCut = 140;
   problem.log_forget[kCut] = -INFINITY;
   at::Tensor values_gradient = random_values_gradient(problem);
-  values_gradient.narrow(1, 0, kCut).zero_();  // a loss of what comes after the cut
+  values_gradient.narrow(1, 0, kCut).zero_();  // the loss of the rows after the cut
   const OperatorResult result = run_operator(problem, values_gradient);
   EXPECT_EQ(result.key.narrow(1, 0, kCut).abs().sum().item().toDouble(), 0.0);
   EXPECT_EQ(result.value.narrow(1, 0, kCut).abs().sum().item().toDouble(), 0.0);

@@ -1,4 +1,4 @@
-// The same at the length that the benchmark measures. Slow because of the reference, which needs most of the time.
+// The same at the benchmark's length. Slow because of the reference, which needs most of the time.
 #include <gtest/gtest.h>
 
 #include "tests/operator/operator_and_reference.hpp"

@@ -1,5 +1,4 @@
-// gated_state and delta_state compute what the reference defines: values, state and every gradient, for every mechanism that has a
-// state, every dtype and gate.
+// gated_state and delta_state equal the reference: values, state and every gradient, for every mechanism that has a state, every dtype and gate.
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
 #include <gtest/gtest.h>
@@ -17,8 +16,8 @@ namespace {
 
 using reference::Input;
 
-// Where a mechanism normalises, a gradient may be zero in exact arithmetic (z·q and Sᵀq grow alike with q): such a rounding of zero is
-// measured against this share of ‖∂value‖.
+// Where a mechanism normalises, a gradient may be zero in exact arithmetic (z·q and Sᵀq grow alike with q): such a rounding of zero is measured
+// against this share of ‖∂value‖.
 constexpr double kFloorShare = 1e-2;
 
 at::Tensor random_gradient(const at::Tensor& of, int64_t seed) {
@@ -137,7 +136,7 @@ TEST(MatrixState, RoundsFloat32OnlyOnceOver4096Tokens) {
   }
 }
 
-// Rounding does not add up: the budget of short sequences is kept, for every call, normalised ones and those whose gate closes among them.
+// Rounding does not add up: the budget of short sequences is kept for every call, including normalised ones and those whose gate closes.
 TEST(MatrixState, EqualsTheReferenceInFloat64Over4096Tokens) {
   uint64_t seed = 1;
   for (const StateCall& call : state_calls()) {

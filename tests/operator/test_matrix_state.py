@@ -1,4 +1,4 @@
-"""What Python sees of gated_state and delta_state: schema, shapes without data, derivatives, compilation, memory.
+"""The Python interface of gated_state and delta_state: schema, shapes without data, derivatives, compilation, memory.
 
 usage: test_matrix_state.py <path of liblethe_torch.so> [unittest arguments]
 """
@@ -17,7 +17,7 @@ lethe = None  # torch.ops.lethe, once the library is loaded
 
 
 def inputs(length, key_dim=5, value_dim=7, heads=2, batch=2, dtype=torch.float64):
-    """Random arguments by name, all wanting gradients; features positive and keys of norm 1, so that every rule is at ease."""
+    """Random arguments by name, all requiring gradients; features positive and keys of norm 1, so that every rule is stable."""
     generator = torch.Generator().manual_seed(7)
     wide = torch.float64 if dtype == torch.float64 else torch.float32
 
@@ -85,7 +85,7 @@ def by_token(operator, names, tensors, scale=None, normalize=False):
 
 
 def for_every_call(test):
-    """A test of one call, made a test of each."""
+    """Expands a test of one call into a test of each."""
 
     @functools.wraps(test)
     def run(self, *arguments):

@@ -1,4 +1,4 @@
-// How the matrix state's operators answer wrong calls, and what a call promises: exact gates, states that carry on, equal bits.
+// The matrix state operators' errors for wrong calls, and the promises of a call: exact gates, states that carry on, equal bits.
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
@@ -160,7 +160,7 @@ StateTensors positions(const StateTensors& inputs, int64_t begin, int64_t length
   return part;
 }
 
-// The state carries all of the past: where it is stored as it is kept, in float64, not a bit is lost.
+// The state carries all of the past: stored in float64, as it is kept, it loses no bit.
 TEST(MatrixStateCalls, CarryTheStateOverAnySplitWithTheSameBits) {
   constexpr int64_t kLength = 70;
   const std::vector<Head> heads = state_heads({2, kLength, 2, 9, 41}, Dtype::kFloat64, {"initial"}, 5);
@@ -260,8 +260,8 @@ std::vector<at::Tensor> values_and_gradients(const char* name, const StateShape&
   return results;
 }
 
-// With fewer heads than threads, a task is a part of a head's columns: all of them over some chunks at a time, or, where one chunk of so
-// wide a state is all there is, some of them at a time. Lengths of chunks (T = 37, or V = 330) that are no multiple of a vector too.
+// With fewer heads than threads, a task is a part of a head's columns: all of them over some chunks at a time, or, where so wide a state leaves room
+// for one chunk only, some of them at a time. Chunk lengths (T = 37, or V = 330) that are no multiple of a vector too.
 TEST(MatrixStateCalls, GiveTheSameBitsEveryTimeWhateverTheThreads) {
   const int threads = at::get_num_threads();
   for (const StateCall& call : state_calls()) {

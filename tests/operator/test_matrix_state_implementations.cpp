@@ -49,7 +49,7 @@ std::vector<at::Tensor> results_of(const MatrixStateImplementation& row, const M
 const MatrixStateImplementation& first() { return matrix_state_implementations().front(); }
 const MatrixStateImplementation& last() { return matrix_state_implementations().back(); }
 
-// ‖actual − expected‖ of ‖expected‖, or of `floor` where that is more.
+// ‖actual − expected‖ relative to ‖expected‖, or to `floor` where that is larger.
 double difference(const at::Tensor& actual, const at::Tensor& expected, double floor = 1e-300) {
   const at::Tensor wide = expected.to(at::kDouble);
   const double off = (actual.to(at::kDouble) - wide).norm().item().toDouble();
@@ -61,7 +61,7 @@ struct Case {
   MatrixStateInputs inputs;
 };
 
-// For each call of the operators that a device can get: function(case, ∂values, ∂state).
+// Runs function(case, ∂values, ∂state) for each call of the operators that a device can get.
 template <typename Function>
 void for_every_case(Dtype dtype, const GateChoice& gate, const Function& function) {
   constexpr int64_t kLength = 70;  // beyond the 64 tokens between two kept states

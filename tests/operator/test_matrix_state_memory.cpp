@@ -1,5 +1,5 @@
-// What training through the matrix state's operators holds in memory: numbers a token, not a state a token, however wide the values
-// and however many threads share one head.
+// The memory of training through the matrix state's operators: numbers a token, not a state a token, for any width of the values and any number of
+// threads that share one head.
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
@@ -15,7 +15,7 @@
 namespace lethe {
 namespace {
 
-// Torch's allocator of the CPU, counting the bytes of every thread while it lives.
+// Torch's allocator of the CPU, counting the bytes of every thread during its lifetime.
 class CountingAllocator : public c10::Allocator {
  public:
   CountingAllocator() : inner_(c10::GetCPUAllocator()) { c10::SetCPUAllocator(this, kPriority); }
@@ -54,7 +54,7 @@ struct MemoryShape {
   int64_t length, key_dim, value_dim;
 };
 
-// The most bytes beyond the inputs that one head needs forward and backward, its results and gradients among them.
+// The most bytes beyond the inputs that one head uses forward and backward, its results and gradients included.
 double peak_of(const MemoryShape& shape, int threads, bool delta) {
   const auto [length, key_dim, value_dim] = shape;
   const int before = at::get_num_threads();
@@ -77,15 +77,15 @@ double peak_of(const MemoryShape& shape, int threads, bool delta) {
   return static_cast<double>(CountingAllocator::peak() - held);
 }
 
-// Gradients and results: of four [T, K], three [T, V] and one for what Torch hands over.
+// Gradients and results: four [T, K], three [T, V], and one more that Torch passes on.
 double results_of(const MemoryShape& shape) {
   return 4.0 * static_cast<double>(shape.length * (4 * shape.key_dim + 4 * shape.value_dim + 1));
 }
 
 constexpr int64_t kWidestTile = 32;  // of columns, with AVX-512; every other instruction set has more tiles to a head
 
-// Two shares of the gradients over rows for each token, [3K + 1] in float64, and states between chunks, 32·T·K bytes; K is a multiple of
-// the widest register. Beside that a thread's scratch for one chunk, and states.
+// Two shares of the gradients over rows for each token, [3K + 1] in float64, and states between chunks, 32·T·K bytes; K is a multiple of the widest
+// register. Besides, a thread's scratch for one chunk, and states.
 double allowed_of(const MemoryShape& shape, int threads) {
   const auto [length, key_dim, value_dim] = shape;
   const double of_tokens = 8.0 * static_cast<double>(2 * (3 * key_dim + 1) * length + 4 * key_dim * length);
@@ -95,7 +95,7 @@ double allowed_of(const MemoryShape& shape, int threads) {
   return results_of(shape) + of_tokens + threads * of_a_chunk + 4 * of_a_state;
 }
 
-// What it would take if each tile kept its shares for all tokens at a time.
+// The memory if each tile kept its shares for all tokens at a time.
 double shares_of_all_tiles(const MemoryShape& shape) {
   return 8.0 * static_cast<double>(shape.value_dim / kWidestTile * (3 * shape.key_dim + 1) * shape.length);
 }
@@ -116,7 +116,7 @@ TEST(MatrixStateMemory, IsOfTheTokensAndNotOfTheirStatesWhereThreadsShareAHead) 
   }
 }
 
-// At fixed T and K the wider values cost their own rows and states: no share of the rows' gradients goes with a column.
+// At fixed T and K wider values cost only their own rows and states: no share of the rows' gradients grows with the columns.
 TEST(MatrixStateMemory, GrowsWithTheColumnsAsTheirOwnRowsDo) {
   const MemoryShape narrow{4096, 64, 256}, wide{4096, 64, 512};
   const double grown = peak_of(wide, 2, true) - peak_of(narrow, 2, true);

@@ -1,4 +1,4 @@
-"""Every row of the table of mechanisms in optimized/README.md: its call, run as it stands there, computes the paper's own equation.
+"""Every row of the table of mechanisms in optimized/README.md: its call, run verbatim, computes the paper's own equation.
 
 usage: test_mechanisms.py <path of liblethe_torch.so> [unittest arguments]
 """
@@ -22,7 +22,7 @@ def features(x):
 
 
 def recurrence(row, **shapes):
-    """Declares the equation of a row: a function of one head's inputs [T,·] that yields o_t, and each input's shape behind [B,T,H]."""
+    """Declares the equation of a row: a function of one head's inputs [T,·] that yields o_t, and each input's shape after [B,T,H]."""
     def declare(equation):
         MECHANISMS[row] = (equation, shapes)
         return equation
@@ -35,7 +35,7 @@ QKV = {"q": "K", "k": "K", "v": "V"}
 
 @recurrence("linear attention, the additive rule (T2FW, Eq. 3)", **QKV)
 def additive(q, k, v):
-    state = torch.zeros(VALUE_DIM, KEY_DIM)  # as the paper has it: a row for each entry of the value
+    state = torch.zeros(VALUE_DIM, KEY_DIM)  # in the paper's layout: a row for each entry of the value
     for t in range(LENGTH):
         state = state + outer(v[t], k[t])
         yield state @ q[t]
@@ -177,7 +177,7 @@ def inputs_of(shapes):
 
 
 def run_call(code, tensors):
-    """Values of a call of the table; it may name what is in `tensors`, the sizes, and Torch's functions."""
+    """Values of a call of the table; its names are those in `tensors`, the sizes, and Torch's functions."""
     functional = torch.nn.functional
     names = {"gated_state": torch.ops.lethe.gated_state, "delta_state": torch.ops.lethe.delta_state, "φ": features,
              "expm1": torch.expm1, "logsigmoid": functional.logsigmoid, "T": LENGTH, "B": BATCH, "H": HEADS,
@@ -200,7 +200,7 @@ def error(actual, expected):
 
 
 def for_every_row(test):
-    """A test of one row's call, equation and inputs, made a test of each row."""
+    """Expands a test of one row's call, equation and inputs into a test of each."""
     @functools.wraps(test)
     def run(self):
         calls = readme_calls()

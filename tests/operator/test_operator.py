@@ -1,4 +1,4 @@
-"""What Python sees of the operators: schema, shapes without data, derivatives, compilation.
+"""The Python interface of the operators: schema, shapes without data, derivatives, compilation.
 
 usage: test_operator.py <path of liblethe_torch.so> [unittest arguments]
 """
@@ -17,7 +17,7 @@ forgetting_attention = None  # torch.ops.lethe.forgetting_attention, once the li
 
 
 def inputs(length, key_length=None, heads=2, query_heads=2, key_dim=8, value_dim=4, batch=2, dtype=torch.float64):
-    """Random query, key, value and log_forget, all wanting gradients."""
+    """Random query, key, value and log_forget, all requiring gradients."""
     generator = torch.Generator().manual_seed(7)
     key_length = key_length or length
 
@@ -59,7 +59,7 @@ class Calls(TorchDispatchMode):
 
 
 class WithoutGradient(torch.autograd.Function):
-    """The same values, of which nothing arrives that was differentiated."""
+    """The same values, whose gradient is discarded."""
 
     @staticmethod
     def forward(context, values):
@@ -157,7 +157,7 @@ class Operator(unittest.TestCase):
         self.assertEqual(forgetting_attention(query[:, :0], key, value, log_forget).shape, (2, 0, 2, 4))
         self.assertEqual(forgetting_attention(query[:, :0], key[:, :0], value[:, :0], log_forget[:, :0]).shape, (2, 0, 2, 4))
 
-    def test_makes_no_gradients_of_outputs_that_have_none(self):  # of the residual: as large as the values
+    def test_makes_no_gradients_of_outputs_that_have_none(self):  # the residual's: as large as the values
         for dtype in (torch.float64, torch.bfloat16):
             tensors = inputs(70, dtype=dtype)
             values = forgetting_attention(*tensors)

@@ -1,4 +1,4 @@
-// Heads and sequences of a batch don't know of each other: who permutes them in the inputs permutes values and gradients, bit by bit.
+// Heads and sequences of a batch are independent: a permutation of them in the inputs permutes values and gradients, bit by bit.
 #include <ATen/Functions.h>
 #include <gtest/gtest.h>
 

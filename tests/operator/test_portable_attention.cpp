@@ -1,4 +1,4 @@
-// What runs on devices without kernels of ours, here on the CPU: the kernels' values for gates of every size, and its own boundary.
+// The implementation for devices without kernels of ours, here on the CPU: the kernels' values for gates of every size, and its own boundary.
 #include <ATen/Functions.h>
 #include <gtest/gtest.h>
 

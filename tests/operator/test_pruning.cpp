@@ -1,5 +1,5 @@
-// What Adaptive Computation Pruning claims: the boundary is the definition's, the weight it discards is below the tolerance
-// whatever the inputs, what it reports is what it did, and it does prune.
+// The claims of Adaptive Computation Pruning: the boundary is the definition's, the discarded weight is below the tolerance for any inputs, the
+// reported counts are the computed ones, and it does prune.
 #include <ATen/Functions.h>
 #include <gtest/gtest.h>
 
@@ -33,7 +33,7 @@ Problem problem_of(int64_t query_length, int64_t key_length, Gate gate, uint64_t
   return random_problem(shape, Dtype::kFloat32, gate, seed);
 }
 
-// Keys far away answer the query with +U and keys nearby with −U: the worst that a bound of U allows.
+// Keys far away have logits of +U and keys nearby of −U: the worst that a bound of U allows.
 Problem adversarial_problem() {
   Problem problem = problem_of(1000, 1000, Gate::kZero, 1);
   const Shape& shape = problem.shape;
@@ -89,7 +89,7 @@ TEST(Pruning, DiscardsLessThanTheToleranceWithTheBoundFromNorms) {
   }
 }
 
-// The guarantee is no accident: with a bound that is too small, the same inputs lose more than the tolerance.
+// The guarantee depends on the bound: with one that is too small, the same inputs lose more than the tolerance.
 TEST(Pruning, DiscardsMoreThanTheToleranceWhereTheBoundIsNone) {
   const Problem problem = adversarial_problem();
   const at::Tensor no_bound = at::zeros({2}, at::kDouble);
@@ -170,7 +170,7 @@ TEST(Pruning, HasGradientsThatEqualThoseWithoutItUpToTheTolerance) {
   }
 }
 
-// visited_pairs and the boundary say what should be computed; this sees what was: a pair that is touched takes part in a product.
+// visited_pairs and the boundary are what should be computed; this test sees the computed pairs: a pair that is touched takes part in a product.
 TEST(Pruning, ReadsNothingBeforeTheBoundary) {
   const Problem problem = problem_of(300, 1500, Gate::kStrong, 21);
   const at::Tensor bound = at::full({2}, 6.0, at::kDouble);

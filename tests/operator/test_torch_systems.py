@@ -1,4 +1,4 @@
-"""The operators inside Torch's systems: autocast, torch.func, vmap, compiled autograd; and the errors for what they refuse.
+"""The operators inside Torch's systems: autocast, torch.func, vmap, compiled autograd; and their errors for refused calls.
 
 usage: test_torch_systems.py <path of liblethe_torch.so> [unittest arguments]
 """
@@ -172,7 +172,7 @@ class Autocast(unittest.TestCase):
             with torch.autocast("cpu", dtype=torch.bfloat16):
                 query = torch.nn.functional.linear(x, w).view(2, 6, 2, 8)
                 log_forget = torch.nn.functional.logsigmoid(torch.nn.functional.linear(x, g))
-                assert log_forget.dtype == torch.bfloat16  # what autocast makes of it
+                assert log_forget.dtype == torch.bfloat16  # autocast's type of it
                 return lethe.forgetting_attention(query, query, query, log_forget) + lethe.gated_state(query, query, query, log_forget, None)[0]
 
         for function in (layer, torch.compile(layer, backend="aot_eager", fullgraph=True)):

@@ -1,4 +1,4 @@
-// What a query does not see it does not depend on: not even where that is NaN or ∞, or where its memory can't be read.
+// A query does not depend on keys that it does not see: not even where those are NaN or ∞, or in unreadable memory.
 #include <ATen/Functions.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
@@ -52,7 +52,7 @@ void expect_equal_rows(const std::vector<at::Tensor>& actual, const std::vector<
 
 bool any_finite(const at::Tensor& rows) { return rows.isfinite().any().item().toBool(); }
 
-// Lengths for which keys are read where they lie, and for which they are copied; the position is in no tile's first or last row.
+// Lengths for which keys are read in place, and for which they are copied; the position is in no tile's first or last row.
 const std::pair<int64_t, Dtype> kExamples[] = {
     {700, Dtype::kFloat32}, {700, Dtype::kFloat64}, {700, Dtype::kBFloat16}, {2500, Dtype::kFloat32}};
 constexpr int64_t kPosition = 350, kCutPosition = 420;
@@ -118,7 +118,7 @@ TEST(Visibility, GivesAWeightTooSmallToStoreNoShareOfAGreatValue) {
   }
 }
 
-// [1, length, 1, dim] whose rows before `readable` are on pages that end the program where they are read.
+// [1, length, 1, dim] whose rows before `readable` are on pages that end the program when read.
 class PartlyReadable {
  public:
   PartlyReadable(int64_t length, int64_t dim, int64_t readable, double number)

@@ -1,4 +1,4 @@
-"""What breaks the kernels' budgets is detected in machine code, which is written by hand here."""
+"""Code that breaks the kernels' budgets is detected in machine code, which is written by hand here."""
 
 import contextlib
 import io
@@ -19,7 +19,7 @@ BACKWARD = [PRODUCT, EXPONENTIAL, PRODUCT, EXPONENTIAL, WAIT, PRODUCT, WAIT]
 
 
 def dump(*parts):
-    """As cuobjdump writes a kernel. A part is an instruction, or the body of a loop: a list, that a branch back to its begin follows."""
+    """A kernel in cuobjdump's format. A part is an instruction, or the body of a loop: a list, that a branch back to its begin follows."""
     lines = []
 
     def add(part):

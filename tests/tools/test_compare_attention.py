@@ -1,4 +1,4 @@
-"""What tools/compare_attention.py writes where an earlier run has left results, and of what it ran beside. No GPU."""
+"""The files of tools/compare_attention.py where an earlier run has left results, and the record of a run's environment. No GPU."""
 
 import importlib
 import importlib.metadata
@@ -30,7 +30,7 @@ def certificate(commit):
 
 
 def run(folder, commit, rows):
-    """As a run of this commit that measures these cases leaves the folder: the values, and the certificate."""
+    """A folder after a run of this commit that measured these cases: the values, and the certificate."""
     cases = {(r["length"], r["key_dim"], r["variant"]) for r in rows}
     write(folder, *joined(earlier_runs(folder, GPU), rows, certificate(commit), cases))
     lines = (folder / "attention_throughput.csv").read_text().splitlines()[1:]

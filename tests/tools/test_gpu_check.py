@@ -1,4 +1,4 @@
-"""What tools/gpu_check runs and reports. No GPU: shell programs stand for what it runs."""
+"""The runs and reports of tools/gpu_check. No GPU: shell programs stand for the programs it runs."""
 
 import os
 import pathlib

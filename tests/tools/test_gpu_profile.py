@@ -1,4 +1,4 @@
-"""What tools/gpu_profile takes from Nsight Compute's output. No GPU: programs of a shell stand for it."""
+"""The numbers that tools/gpu_profile takes from Nsight Compute's output. No GPU: shell programs stand for it."""
 
 import json
 import os

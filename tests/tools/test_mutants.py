@@ -1,4 +1,4 @@
-"""Each mutant of the CUDA kernels finds its place in them, and tools/gpu_mutants reports what became of each. No GPU: shell programs."""
+"""Each mutant of the CUDA kernels finds its place in them, and tools/gpu_mutants reports the result of each. No GPU: shell programs."""
 
 import argparse
 import contextlib
@@ -203,7 +203,7 @@ exit 1"""
                 self.assertEqual(status, 1)
                 self.assertRegex(log, rf"{name} .* {verdict}\n")
                 self.assertIn(name, complaint)
-        self.assertRegex((self.folder / "mutants.log").read_text(), "(?s)NOT BUILT.*SURVIVED.*FAILED")  # a run leaves what others said
+        self.assertRegex((self.folder / "mutants.log").read_text(), "(?s)NOT BUILT.*SURVIVED.*FAILED")  # a run keeps the others' sections
 
     def verdict_of(self, **changes):
         mutant = next(mutant for mutant in MUTANTS if mutant.name == self.NAME)

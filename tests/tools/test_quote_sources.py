@@ -1,4 +1,4 @@
-"""What README files quote is what the sources say, and the lesson leaves no variant out."""
+"""The quotes in README files equal the sources, and the lesson leaves no variant out."""
 
 import pathlib
 import re

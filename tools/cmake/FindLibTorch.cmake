@@ -1,5 +1,5 @@
-# LibTorch out of a Python environment's torch wheel, through imported targets of our own: the wheel's TorchConfig wants a
-# CUDA toolkit even for programs that use none, and overrides CMAKE_CUDA_ARCHITECTURES.
+# LibTorch from a Python environment's torch wheel, through imported targets of our own: the wheel's TorchConfig requires a CUDA toolkit even for
+# programs that use none, and overrides CMAKE_CUDA_ARCHITECTURES.
 #
 # reads    LETHE_PYTHON  a python3 whose environment holds torch (default: an active environment, then .venv, then PATH)
 # defines  LibTorch::cpu   headers, libtorch, libtorch_cpu, libc10

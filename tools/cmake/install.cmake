@@ -1,5 +1,5 @@
-# cmake --install: headers, libraries and a package config, so that find_package(lethe) gives lethe::reference, lethe::optimized
-# and lethe::torch. tests/install is the consumer that checks it.
+# cmake --install: headers, libraries and a package config, so that find_package(lethe) defines lethe::reference, lethe::optimized and lethe::torch.
+# tests/install is the consumer that checks it.
 include(CMakePackageConfigHelpers)
 set(_lethe_cmake_dir ${CMAKE_INSTALL_LIBDIR}/cmake/lethe)
 configure_package_config_file(${CMAKE_CURRENT_LIST_DIR}/lethe-config.cmake.in ${PROJECT_BINARY_DIR}/lethe-config.cmake

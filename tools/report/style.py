@@ -7,7 +7,7 @@ import matplotlib.pyplot as plt  # noqa: E402  (after the choice of the backend)
 from matplotlib.ticker import EngFormatter  # noqa: E402
 
 INK, GREY, FAINT = "#22303c", "#8a97a3", "#d9dfe4"
-PAPER = "#b8c1c9"  # the paper's own numbers, wherever they stand beside ours
+PAPER = "#b8c1c9"  # the paper's own numbers, wherever they are beside ours
 OURS = "#2a7f9e"
 BOUNDARY = "#f28e2b"
 COLOURS = ("#2a7f9e", "#d1495b", "#5b8c5a", "#8367a8", "#c98a1b", "#3d5a80", "#a05195", "#7f8c8d")

@@ -12,7 +12,7 @@ from report.results import load_machine, machine_folders
 from report.throughput import ratio_table, short_ratio_table, throughput_data
 
 MARKER = re.compile(r"(<!-- table:(?P<machine>[\w.-]+)/(?P<name>[\w.-]+) -->\n)(?P<body>.*?)(<!-- /table -->)", re.DOTALL)
-UNSEARCHED = {".git", ".venv", "build", "artefacts"}  # where no README of ours lies
+UNSEARCHED = {".git", ".venv", "build", "artefacts"}  # folders without a README of ours
 
 
 class UnknownTable(Exception):
@@ -86,7 +86,7 @@ def numbers_table(claim):
 def provenance(claim):
     c = claim.certificate
     commit = commit_words(c["commit"], c["dirty"])
-    # Certificates written before models had a commit of their own there say nothing of it.
+    # Certificates from before models had a commit of their own have no entry for it.
     trained = {commit_words(run["commit"], run["dirty"]) for run in c.get("runs", []) if "commit" in run} - {commit}
     if trained:
         commit += f", models trained at {', '.join(sorted(trained))}"

@@ -12,7 +12,7 @@ OPEN, BIMODAL, INIT = "open", "bimodal", "init"
 WITHOUT_GATE = ("cudnn", "flash_attention_4")
 FLEX_PRUNED = ("flex_pruned_mask", "flex_flash_pruned_mask")
 OFFICIAL_PRUNED = ("official_pruned",)
-BASELINE = "cudnn"  # what attention without a gate costs
+BASELINE = "cudnn"  # the cost of attention without a gate
 THROUGHPUT = "attention_throughput"
 
 
@@ -119,7 +119,7 @@ def throughput_page(path):
         lines += ["", f"## T = {length}, D = {dim}, gate {gate}, {100 * share:.0f} % pruned", "",
                   "| | forward | × cuDNN | backward | × cuDNN | error |", "|---|---|---|---|---|---|"]
         for name, metrics in case.items():
-            if "share_of_budget" not in metrics:  # did not take part: of ours the pruned share is told all the same
+            if "share_of_budget" not in metrics:  # did not take part: ours still has its pruned share
                 continue
             cells = [cell for direction in DIRECTIONS for cell in speed_and_ratio(case, metrics, direction)]
             lines.append(f"| {name} | " + " | ".join(cells) + f" | {metrics['share_of_budget']:.2f} |")

@@ -2,23 +2,23 @@
 //
 // usage: benchmark_cuda_kernels MODULE.so… [--milliseconds=N] [Google Benchmark's arguments…]
 //
-// One benchmark is one problem, timed on all modules. In each round every module has two stretches of calls in a row, about N milliseconds
-// long (default 10), the first in the order of the modules, the second in the reverse. A repetition has as many rounds as take 0.2 s, at
-// least one. A time is that of one call between CUDA events, all kernels that the operator launches included; the benchmark's own is the
-// first module's. `ms/MODULE` is each one's, `ratio_to/MODULE` the first module's over that, `difference/MODULE` the relative difference of
-// its values, or of the query's gradient, from the first one's: where a gate forgets, a build without one computes something else. The report
-// wants the build with a gate first.
+// One benchmark is one problem, timed on all modules. In each round every module has two stretches of calls in a row, about N milliseconds long
+// (default 10), the first in the order of the modules, the second in the reverse. A repetition has as many rounds as take 0.2 s, at least one. A time
+// is that of one call between CUDA events, including all kernels that the operator launches; the benchmark's own is the first module's. `ms/MODULE`
+// is each module's, `ratio_to/MODULE` the first module's over that, `difference/MODULE` the relative difference of its values, or of the query's
+// gradient, from the first one's: where a gate forgets, a build without one computes different results. The report requires the build with a gate
+// first.
 //
-// Where log f = 0 all must compute the same. So that a build is not fast because it is wrong, this is looked at before anything is timed, values
-// and all gradients but the gate's, and where they differ by more than 1 % nothing is.
+// Where log f = 0 all modules must compute the same. So that no build is fast because it is wrong, values and all gradients but the gate's are
+// compared before any timing; where they differ by more than 1 % nothing is timed.
 //
-// These kernels run at the power limit, where the clock goes up and down by some per cent with a period of about a second. Short stretches
-// all meet the same clock: their ratio is that of cycles. With a second or more each module runs at the clock that its own power allows.
+// These kernels run at the power limit, where the clock varies by some per cent with a period of about a second. Short stretches all meet the same
+// clock: their ratio is that of cycles. With a second or more each module runs at the clock that its own power allows.
 //
-// `forward` and `backward` are those of training: the residual of the values is kept and read. `inference` is a forward that keeps none;
-// `backward_16_bit_sums`, with open gates alone, a backward whose sums behind the gate's gradient are of what is rounded to 16 bits, not of
-// floats (BackwardArguments::float_sums; a module from before it makes 16-bit sums in both, one without a gate none); `plan` the forward's plan
-// alone. TFLOP/s are effective: 2·B·H·T²·D forward, 2.5 times that backward, whatever was pruned.
+// `forward` and `backward` are those of training: the residual of the values is kept and read. `inference` is a forward without one.
+// `backward_16_bit_sums`, with open gates alone, is a backward whose gate's gradient is computed from sums of dS rounded to 16 bits, not of floats
+// (BackwardArguments::float_sums; an earlier module computes 16-bit sums in both, one without a gate none). `plan` is the forward's plan
+// alone. TFLOP/s are effective: 2·B·H·T²·D forward, 2.5 times that backward, regardless of pruning.
 // B·T = 32768, H·D = 1536, bfloat16, queries and keys RMS-normalised; gates `open` (mean log f = −1e-4), `bimodal` (−0.1 in 70 % of the
 // heads), which alone is pruned, and at T = 16384 `strong` (−8: every block is strong, kStrongSum).
 
@@ -50,7 +50,7 @@ constexpr const char* kNoGate = "none";
 constexpr const char* kBackward16BitSums = "backward_16_bit_sums";
 constexpr double kAgreement = 0.01;  // two results in bfloat16, each off by some 0.3 %
 constexpr std::string_view kStretchOption = "--milliseconds=";
-// Milliseconds: of a repetition's rounds; and of calls before them, at least, for a device that has rested runs at another clock.
+// Milliseconds: of a repetition's rounds; and, at least, of calls before them, since a device after a rest runs at another clock.
 constexpr float kRepetition = 200, kLeadIn = 50;
 
 void require(cudaError_t status) {
@@ -92,7 +92,7 @@ struct Module {
   }
 };
 
-// A pool of random rows, copied over and over: 50 million normal variates take long on a CPU, and no kernel can tell.
+// A pool of random rows, copied over and over: 50 million normal variates take long on a CPU, and the kernels' time does not depend on it.
 std::shared_ptr<__nv_bfloat16> random_tensor(int64_t dim, bool normalised, unsigned seed) {
   constexpr int64_t kPool = 1 << 20;
   std::mt19937 generator(seed);
@@ -142,7 +142,7 @@ struct Inputs {
   }
 };
 
-// One set a module, which its problems use one after the other: a backward reads what the same module's forward has left.
+// One set per module, shared by its problems one after the other: a backward reads the results of the same module's forward.
 struct Outputs {
   std::shared_ptr<__nv_bfloat16> values, residual, grad_query, grad_key, grad_value;
   std::shared_ptr<float> log_normalizer, grad_log_forget;
@@ -194,7 +194,7 @@ lethe_problem problem_of(const Case& c, const Outputs& outputs) {
           c.direction == "backward"};
 }
 
-// Of the first tokens of all, and of the last: the first keys are seen by all queries, the last queries see all keys.
+// The first tokens of all, and the last: all queries see the first keys, the last queries see all keys.
 std::vector<float> sample(const void* tensor) {
   constexpr int64_t kSample = 1 << 19, kEnd = kTokens * kWidth;
   std::vector<__nv_bfloat16> host(2 * kSample);
@@ -216,7 +216,7 @@ double relative_difference(const std::vector<float>& numbers, const std::vector<
   return std::sqrt(differences / squares);
 }
 
-// A module with what it is to compute.
+// A module with its problem and its call.
 struct Runner {
   const Module& module;
   lethe_problem problem;
@@ -232,7 +232,7 @@ struct Runner {
                                                                                                         : m.forward) {
     problem.forward_memory = forward_memory.get();
     problem.backward_memory = backward_memory.get();
-    m.forward(&problem);  // what backward starts from; then two calls: tools/gpu_profile counts them
+    m.forward(&problem);  // a backward reads its results; then two calls: tools/gpu_profile counts them
     call(&problem);
     calls = static_cast<int>(std::clamp(stretch_milliseconds / time_of(1), 1.0f, 1e6f));
   }
@@ -253,14 +253,14 @@ struct Runner {
     return sum / count;
   }
 
-  // The same of a stretch, behind calls that are not timed: those find the other module's data in L2, and its clock.
+  // The same of a stretch, after calls that are not timed: those meet the other module's data in L2, and its clock.
   float time_of_stretch() const {
     time_of((calls + 3) / 4);
     return time_of(calls);
   }
 };
 
-// Whether all modules compute the same of a problem without a gate; says where they don't.
+// Whether all modules compute the same of a problem without a gate; prints where they don't.
 bool agree(const std::vector<Module>& modules, int64_t dim, int64_t length, const std::string& direction) {
   bool good = true;
   std::vector<std::vector<float>> expected;
@@ -322,7 +322,7 @@ void run(benchmark::State& state, const std::vector<Module>& modules, const Case
 }  // namespace
 
 int main(int count, char** arguments) {
-  std::string program = std::filesystem::path(arguments[0]).filename();  // the results name it, and not where it lies
+  std::string program = std::filesystem::path(arguments[0]).filename();  // the results hold its name, not its path
   arguments[0] = program.data();
   benchmark::Initialize(&count, arguments);
   std::string milliseconds = "10";

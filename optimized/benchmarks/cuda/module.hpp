@@ -19,18 +19,17 @@ struct lethe_problem {
   float* grad_log_forget;
   void *forward_memory, *backward_memory;  ///< lethe_forward_bytes and lethe_backward_bytes long, 256-byte aligned
   void* residual;                          ///< of the values, kept for the backward; null: none
-  /// 1: the backward's sums of dS are of floats. Modules from before it know of none and sum in 16 bits
+  /// 1: the backward's sums of dS are of floats. Modules from before this field ignore it and sum in 16 bits
   int32_t float_sums;
 };
 
 uint64_t lethe_forward_bytes(const lethe_problem* problem);
 uint64_t lethe_backward_bytes(const lethe_problem* problem);
 
-/// What the operator launches for a forward pass: the gate's plan, then the kernel. On the default stream; throws nothing: prints and
-/// aborts.
+/// The operator's launches of a forward pass: the gate's plan, then the kernel. On the default stream; throws nothing: prints and aborts.
 void lethe_forward(const lethe_problem* problem);
 
-/// The same for a backward pass behind lethe_forward on the same problem.
+/// The same for a backward pass after lethe_forward on the same problem.
 void lethe_backward(const lethe_problem* problem);
 
 /// The forward's plan alone.

@@ -1,14 +1,14 @@
 #pragma once
-// What pruning leaves out of each head, and the order of heads by the work that is left.
+// The pruning boundary of each head, and the order of heads by the work that is left.
 //
 //   block (m, n) of queries × keys is left out where c_{first query of m} − c_{last key of n} < δ = −2U − log Tk + log ε
 //
-// One thread a query block finds the first key block to visit by binary search: c falls with t, so along a row of blocks D only
-// rises. The last query block of a key block is a second search, in the first one's result. Both search in shared memory where a head
-// has few enough blocks, for each load of a search waits for the one before. The last CTA sorts the heads.
+// One thread a query block finds the first key block to visit by binary search: c falls with t, so D only rises along a row of blocks. A second
+// search, in the first one's result, finds the last query block of a key block. Both search in shared memory where a head has few enough blocks,
+// since each load of a search waits for the one before. The last CTA sorts the heads.
 //
-// U is given or comes from norms. These are read in pieces, while other CTAs scan the blocks' sums, and only of heads that some U could
-// prune; the CTA that does the last part of a group of heads goes on to their boundaries.
+// U is given or computed from norms. These are read in pieces, while other CTAs scan the blocks' sums, and only of heads that some U could prune; the
+// CTA that finishes the last part of a group of heads continues with their boundaries.
 
 #include <cfloat>
 
@@ -42,7 +42,7 @@ struct BoundArguments {
   WorkOrder order;
 };
 
-// Could a bound U of the logits, which is never negative, prune this query head? By a whole warp, of the blocks' sums: the same answer in
+// Whether a bound U of the logits, which is never negative, could prune this query head. By a whole warp, from the blocks' sums: the same answer in
 // every CTA, whatever has been scanned.
 __device__ inline bool can_be_pruned(const BoundArguments& a, int64_t row) {
   if (a.boundary_given) return false;
@@ -117,7 +117,7 @@ __device__ inline void find_boundary(const BoundArguments& a, int row) {
   if (threadIdx.x == 0) a.prefix.separate_rows[row * (blocks + 1) + blocks] = 0;
 }
 
-// order[0 … count) = heads by falling sums of `group` numbers, ties in their own order. Where heads are many any order will do.
+// order[0 … count) = heads by falling sums of `group` numbers, ties in their own order. With more than kLargest heads any order will do.
 __device__ inline void sort_heads(int32_t* order, const int32_t* blocks, int count, int group) {
   constexpr int kLargest = 2048;
   __shared__ int work[kLargest];
@@ -140,7 +140,7 @@ __device__ inline void sort_heads(int32_t* order, const int32_t* blocks, int cou
   }
 }
 
-// Of `counter`, by a whole CTA that has done `parts`: are all `expected` done? Then it sees what the others wrote.
+// By a whole CTA that has done `parts` of `counter`: whether all `expected` are done. If so, the others' writes are visible to it.
 __device__ inline bool done_last(int32_t* counter, int parts, int expected) {
   __shared__ int done;
   __syncthreads();
@@ -162,7 +162,7 @@ __device__ inline void order_heads(const BoundArguments& a, int found) {
   sort_heads(a.order.key_head_order, a.order.head_blocks, a.rows / group, group);
 }
 
-// One CTA a (batch, query head), where U is not needed or given.
+// One CTA a (batch, query head), where U is given or not needed.
 template <typename Derived>
 __global__ void __launch_bounds__(kScanThreads)
     scan_and_bound(const __grid_constant__ BoundArguments a, Derived derived) {
@@ -187,7 +187,7 @@ struct NormArguments {
   BoundArguments bound;
 };
 
-// Rows of a CTA: 64 KiB, 16 loads a thread.
+// Rows of one CTA: 64 KiB, 16 loads a thread.
 template <int kDim>
 inline constexpr int kNormRows = 16 * kScanThreads * 8 / kDim;
 
@@ -221,8 +221,8 @@ __device__ void find_largest_square(const Operand& operand, int batch, int head,
   if (threadIdx.x % 32 == 0) atomicMax(reinterpret_cast<int*>(result), __float_as_int(largest));
 }
 
-// The first CTAs scan a (batch, query head) each. The others have a chunk of a head each, of queries or keys; neighbours read the heads of
-// the same tokens, which lie side by side.
+// The first CTAs scan one (batch, query head) each. Each of the others reads a chunk of one head, of queries or keys; neighbours read the heads of
+// the same tokens, which are adjacent in memory.
 template <typename Element, int kDim, typename Derived>
 __global__ void __launch_bounds__(kScanThreads)
     scan_norms_and_bound(const __grid_constant__ NormArguments a, Derived derived) {
@@ -240,7 +240,7 @@ __global__ void __launch_bounds__(kScanThreads)
   const int head = of_query ? column / group : column - bound.query_heads, key_row = batch * bound.heads + head,
             first_row = batch * bound.query_heads + head * group;
 
-  // How many heads of the group could be pruned; is this CTA's own among them?
+  // How many heads of the group could be pruned, and whether this CTA's own is among them.
   __shared__ int prunable_heads, own_prunable;
   if (threadIdx.x == 0) prunable_heads = own_prunable = 0;
   __syncthreads();

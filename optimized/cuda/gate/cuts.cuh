@@ -10,7 +10,7 @@ namespace lethe {
 
 static_assert(kGateBlock <= kNoCut);
 
-/// The token of a cut at `place` in a block; where there is none, one before all tokens, or after them.
+/// The token of a cut at `place` in a block; without one, a token before all or after all.
 __host__ __device__ inline int last_cut_at(uint8_t place, int block) {
   return place == kNoCut ? -1 : block * static_cast<int>(kGateBlock) + place;
 }

@@ -3,14 +3,14 @@
 //
 //   d log f_l = Σ_{t ≥ l} (u_t − Σ_i dS_it),   u_j = Σ_{i ≥ j} r_i e^{c_i − c_j} / Z_i,   Z_i = Σ_{j ≤ i} e^{c_i − c_j},   r_i = Σ_j dS_ij
 //
-// A row of dS sums to 0 in exact arithmetic: r_i is what the rounding of P and o, and of dS where it is summed in 16 bits, leaves in that
-// row's keys. It is subtracted from them in the proportions of a row whose logits are all equal, which the gate alone decides. Subtracted
-// from the diagonal instead (d log f_l = Σ r_t − column sums), the errors of all rows after l would add up in d log f_l. Z and u are
-// first-order recurrences, Z_i = 1 + f_i Z_{i−1} and u_j = r_j / Z_j + f_{j+1} u_{j+1}: scans of affine maps. Rows that share a float sum
+// A row of dS sums to 0 in exact arithmetic: r_i is the rounding error of P and o, and of dS where it is summed in 16 bits, in that row's
+// keys. It is subtracted from them in the proportions of a row whose logits are all equal, which the gate alone decides. Subtracted from
+// the diagonal instead (d log f_l = Σ r_t − column sums), the errors of all rows after l would add up in d log f_l. Z and u are first-order
+// recurrences, Z_i = 1 + f_i Z_{i−1} and u_j = r_j / Z_j + f_{j+1} u_{j+1}: scans of affine maps. Rows that share a float sum
 // (row_groups.cuh) get its mean.
 //
-// `RowSums` is how a kernel family stores r, a device functor with
-//   join_groups(row, queries)   by a whole CTA: makes one mean of the parts of each shared sum
+// `RowSums` is a kernel family's storage of r, a device functor with
+//   join_groups(row, queries)   by a whole CTA: replaces the parts of each shared sum by one mean
 //   at(row, query)              r of (batch, query head) `row` after that
 //
 // One CTA a head, O(Tk): forwards for Z, then backwards for u and the sum. Bound by latency, some microseconds for 4096 tokens.
@@ -43,7 +43,7 @@ struct Affine {
   }
 };
 
-// The maps of all lower threads applied to `carry`, which becomes what all maps make of it.
+// Returns the maps of all lower threads applied to `carry`; `carry` becomes the result of all maps.
 __device__ inline float scan(Affine own, float& carry, Affine (&of_warps)[kWarps]) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const auto below = [](const Affine& map, int lanes) {
@@ -67,7 +67,7 @@ __device__ inline float scan(Affine own, float& carry, Affine (&of_warps)[kWarps
   return lane == 0 ? x : before(x);
 }
 
-// Adds up `value` over all lower threads; `total` grows by the sum over all.
+// The sum of `value` over all lower threads; `total` grows by the sum over all.
 __device__ inline double scan(double value, double& total, double (&of_warps)[kWarps]) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   double sum = value;  // inclusive over the lanes up to this one
@@ -87,7 +87,7 @@ __device__ inline double scan(double value, double& total, double (&of_warps)[kW
   return sum;
 }
 
-// Entry 0 is in no logit, and a cut's own gate moves nothing: their gradients are exactly 0.
+// Entry 0 is in no logit, and a cut's own gate changes nothing: their gradients are exactly 0.
 template <typename RowSums>
 __global__ void __launch_bounds__(kThreads) finish_gate(const __grid_constant__ Parameters p, RowSums row_sums) {
   let_next_kernel_start();
@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(kThreads) finish_gate(const __grid_constant__ 
   const int64_t row = row_of_heads * p.key_blocks * kGateBlock;
   const double* base = p.prefix.base + row_of_heads * (p.key_blocks + 1);
   const auto is_cut = [&](int token) { return p.prefix.cut_before[row + token] == token % kGateBlock; };
-  // f_t, the share of what t − 1 sees that t still sees.
+  // f_t, the share of the weight seen by t − 1 that t still sees.
   const auto forget = [&](int token) {
     if (token <= 0 || token >= key_length || is_cut(token)) return 0.0f;
     const int block = token / kGateBlock, block_before = (token - 1) / kGateBlock;
@@ -130,10 +130,10 @@ __global__ void __launch_bounds__(kThreads) finish_gate(const __grid_constant__ 
   }
   __syncthreads();
 
-  float taken = 0;    // u of the first token behind the chunk
+  float taken = 0;    // u of the first token after the chunk
   double behind = 0;  // the sum over all later chunks
   for (int chunk = chunks - 1; chunk >= 0; --chunk) {
-    // Lower threads hold later tokens, so that a scan upwards is a suffix sum; a thread's own four run backwards.
+    // Lower threads hold later tokens, so an upward scan is a suffix sum; a thread's own four run backwards.
     const int last = chunk * kChunk + (kThreads - threadIdx.x) * kTokensAThread - 1;
     Affine step[kTokensAThread], own;
 #pragma unroll
@@ -164,7 +164,7 @@ __global__ void __launch_bounds__(kThreads) finish_gate(const __grid_constant__ 
 
 }  // namespace gate_gradient
 
-/// What launch_gate_gradient reads, and where it writes.
+/// The arrays that launch_gate_gradient reads and writes.
 struct GateGradientArguments {
   Shape shape;
   GatePrefix prefix;

@@ -1,6 +1,6 @@
 #pragma once
-// Launches of the gate's kernels: prefix sums (prefix.cuh), then the boundary and the order of heads (boundary.cuh). Two kernels, the
-// second of which starts under the end of the first.
+// Launches of the gate's kernels: prefix sums (prefix.cuh), then the boundary and the order of heads (boundary.cuh). Two kernels; the second starts
+// while the first ends.
 
 #include <algorithm>
 #include <cmath>
@@ -11,7 +11,7 @@
 namespace lethe {
 namespace gate {
 
-// Boundary and order where there is no gate: everything is visited.
+// Boundary and order without a gate: every block is visited.
 template <typename Derived>
 __global__ void __launch_bounds__(kScanThreads)
     visit_everything(const __grid_constant__ BoundArguments a, Derived derived) {
@@ -28,13 +28,13 @@ __global__ void __launch_bounds__(kScanThreads)
 
 }  // namespace gate
 
-/// Prefix sums, cuts, the pruning boundary (a block of queries × keys is left out where every D_ij < −2U − log Tk + log ε, or where a cut
-/// lies between), and the order of heads by the blocks that are left.
+/// Prefix sums, cuts, the pruning boundary (a block of queries × keys is left out where every D_ij < −2U − log Tk + log ε, or across a cut), and the
+/// order of heads by the blocks that are left.
 ///
 /// source   Adaptive Computation Pruning, Eq. 3 and Algorithm 1, by binary search: D falls along a row of blocks
-/// reads    derived: what a kernel family computes from the prefix on the way (prefix.cuh)
-/// cost     one read of log_forget. Where the bound comes from norms, one of query and key too, of the heads whose gates forget more than
-///          ε / Tk from first to last (no others can be pruned, whatever their norms). O(M log N) a head
+/// reads    derived: a kernel family's own operands, computed with the prefix (prefix.cuh)
+/// cost     one read of log_forget. Where the bound is computed from norms, also one of query and key, of those heads whose gates forget more
+///          than ε / Tk from first to last (no others can be pruned, whatever their norms). O(M log N) a head
 template <typename Derived>
 void launch_gate(const GateInputs& a, const GatePrefix& prefix, const Boundary& boundary, const WorkOrder& order,
                  const Derived& derived) {

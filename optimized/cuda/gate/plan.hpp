@@ -1,5 +1,5 @@
 #pragma once
-// What kernels need to know of the gate, by lifetime: the prefix sums and cuts, the pruning boundary, the order of the work.
+// The gate's results that kernels read, by lifetime: the prefix sums and cuts, the pruning boundary, the order of the work.
 // Shared by all kernel families. M = ⌈Tq/128⌉ query blocks, N = ⌈Tk/128⌉ key blocks.
 
 #include "optimized/cuda/attention.hpp"
@@ -10,18 +10,19 @@ namespace lethe {
 /// A block of the prefix sum is strong where its log f, cuts apart, sum to less than this: there the kernels add c_i − c_j in more than floats.
 inline constexpr double kStrongSum = -512;
 
-/// Stands for the place of a cut in a block without one.
+/// The place of a cut in a block without one.
 inline constexpr uint8_t kNoCut = 255;
 
 /// The gate's prefix sums and cuts: read-only once the gate's kernels have run.
 ///
-///   c_t = Σ_{l ≤ t} log f_l, in two levels: base[t / 128] (double) + a local part, rounded once to float, in strong blocks to two
+///   c_t = Σ_{l ≤ t} log f_l, in two levels: base[t / 128] (double) + a local part, rounded once to one float, in strong blocks to two
 ///
-/// A gate below kStrongGate (optimized/gate.hpp) is a cut: it counts as 0 in the sums, and no later query attends across it. So −inf never enters a sum.
+/// A gate below kStrongGate (optimized/gate.hpp) is a cut: it counts as 0 in the sums, and no later query attends across it. So −inf never enters a
+/// sum.
 struct GatePrefix {
   double* block_sum;  ///< [B, Hq, N]  Σ of log f in block n
   double* base;       ///< [B, Hq, N+1]  Σ of log f before block n
-  float* bias;  ///< [B, Hq, N·128]  −log₂e · (c_j − base[j / 128]), what key j adds to a logit in log₂; 0 past Tk
+  float* bias;  ///< [B, Hq, N·128]  −log₂e · (c_j − base[j / 128]), key j's term of a logit in log₂; 0 past Tk
   float* bias_rest;     ///< [B, Hq, N·128]  the rounding error of bias; only in strong blocks (strong_gates.cuh)
   uint8_t* cut_before;  ///< [B, Hq, N·128]  the last cut at or before token t in its block: its place there, or kNoCut
   uint8_t* cut_after;   ///< [B, Hq, N·128]  the first cut after token t in its block, in the same way
@@ -30,14 +31,14 @@ struct GatePrefix {
   uint8_t* separate_rows;  ///< [B, Hq, N+1]  1 where rows of dS in block n keep separate sums (row_groups.cuh); 0 at N
 };
 
-/// Which blocks of queries × keys are visited: saved by the forward for its backward.
+/// The blocks of queries × keys to visit: saved by the forward for its backward.
 struct Boundary {
   int32_t* first_key_block;   ///< [B, Hq, M]  the first key block that query block m visits; ascends with m
   int32_t* last_query_block;  ///< [B, Hq, N]  the last query block that visits key block n, or −1
   uint8_t* near_strong;       ///< [B, Hq, N]  1 where key block n or the one before it is strong
 };
 
-/// Heads by the work that the boundary leaves, and what the search for the boundary counts.
+/// Heads by the work that the boundary leaves, and the counters of the search for the boundary.
 struct WorkOrder {
   int32_t* head_blocks;     ///< [B, Hq]  blocks of 128 queries × 128 keys to visit
   int32_t* head_order;      ///< [B·Hq]  (batch, query head) pairs, those with most blocks first
@@ -76,7 +77,7 @@ inline WorkOrder work_order_in(Workspace& workspace, const Shape& shape) {
           .heads_done = workspace.take<int32_t>(1)};
 }
 
-/// What the gate's kernels read (launch.cuh).
+/// The inputs of the gate's kernels (launch.cuh).
 struct GateInputs {
   Shape shape;
   Dtype dtype;

@@ -1,5 +1,5 @@
 #pragma once
-// The gate's prefix sums in two levels, and where its cuts are.
+// The gate's prefix sums in two levels, and the places of its cuts.
 //
 //   c_t = Σ_{l ≤ t} log f_l = base[t / 128] + local_t;  bias_t = −log₂e · local_t
 //
@@ -56,12 +56,12 @@ __device__ void clear_counters(const WorkOrder& order, const Derived& derived, i
   }
 }
 
-// The last cut at or before each token of a lane and the first behind it, inside the block.
+// The last cut at or before each token of a lane and the first after it, inside the block.
 struct LaneCuts {
   int before[4], after[4];
 };
 
-// Completes what a lane knows by itself. Returns the block's last cut, or −1, and its first, or INT32_MAX.
+// Completes a lane's own cuts by those of the other lanes. Returns the block's last cut, or −1, and its first, or INT32_MAX.
 __device__ inline int2 join_cuts(LaneCuts& cuts, int last, int first) {
   if (!__any_sync(~0u, last >= 0)) return {-1, INT_MAX};  // cuts are rare
   const int lane = threadIdx.x % 32;
@@ -79,7 +79,7 @@ __device__ inline int2 join_cuts(LaneCuts& cuts, int last, int first) {
   return {__shfl_sync(~0u, up_to_here, 31), __shfl_sync(~0u, from_here, 0)};
 }
 
-// One warp a (block, head); a lane owns four tokens. Eight heads in one CTA: their gates mostly lie side by side and are read so. Leaves
+// One warp a (block, head); a lane owns four tokens. Eight heads in one CTA: their gates are mostly adjacent in memory and are read together. Leaves
 // for the scan each block's own sum, its last cut in block_cut_before[n+1] (or −1) and its first in block_cut_after[n] (or INT32_MAX).
 template <typename Derived>
 __global__ void __launch_bounds__(32 * kWarps) sum_blocks(LocalArguments a, Derived derived) {
@@ -154,7 +154,7 @@ __global__ void __launch_bounds__(32 * kWarps) sum_blocks(LocalArguments a, Deri
   }
 }
 
-// What lies before block n, and the first cut in it or later, from the end: n counts both ways.
+// The sum and the last cut before block n, and the first cut in it or later, scanned from the end: n counts both ways.
 struct OfBlocks {
   double sum;
   int last_cut, first_cut;
@@ -187,7 +187,7 @@ __device__ void scan(int count, T neutral, Read read, Combine combine, Write wri
   __syncthreads();
 }
 
-// By one CTA a head: what lies before each block. Its three scans are one, and what they read is fetched at once.
+// By one CTA a head: the sum and cuts before each block. Its three scans are one, and their operands are fetched at once.
 template <typename Derived>
 __device__ void scan_blocks(const GatePrefix& prefix, const Derived& derived, int row, int blocks) {
   const int64_t first = row * int64_t{blocks + 1};

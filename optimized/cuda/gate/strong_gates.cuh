@@ -1,11 +1,11 @@
 #pragma once
 // Gates so strong that a float32 prefix loses the differences inside a block of 128 tokens.
 //
-// The kernels add c_i − c_j to a logit as the sum of two floats, each relative to a number that the tile shares. Where keys and queries of one
-// tile see each other these floats may be large and their sum small, with an error of 2⁻²⁴ of the sum of log f. In dq and dk it counts for
-// more: where a query's own key has nearly all weight, dS is a small difference of large numbers, and keeps their error. So the forward leaves
-// tiles whose queries stand in a strong block (kStrongSum) to its second launch, and the backward computes the diagonal near one apart: both
-// add c_i − c_j there to each logit, from prefixes of more than a float's digits.
+// The kernels add c_i − c_j to a logit as the sum of two floats, each relative to a number that the tile shares. Where keys and queries of one tile
+// see each other these floats may be large and their sum small, with an error of 2⁻²⁴ of the sum of log f. The error matters more in dq and dk: where
+// a query's own key has nearly all weight, dS is a small difference of large numbers, and keeps their error. So the forward leaves tiles with queries
+// in a strong block (kStrongSum) to its second launch, and the backward computes the diagonal near one apart: both add c_i − c_j there to each logit,
+// from prefixes of more than a float's digits.
 
 #include <numbers>
 

@@ -1,6 +1,6 @@
 #pragma once
-// Whether the kernels know of a gate. The operators' always do. Built with LETHE_WITHOUT_GATE they compute softmax attention, log f = 0,
-// with nothing of the gate left: what it costs is measured against that build (optimized/benchmarks).
+// Whether the kernels have a gate. The operators' always do. Built with LETHE_WITHOUT_GATE they compute softmax attention, log f = 0, without any
+// code of the gate: the gate's cost is measured against that build (optimized/benchmarks).
 
 namespace lethe {
 

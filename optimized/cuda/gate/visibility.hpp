@@ -1,5 +1,5 @@
 #pragma once
-// Which keys a query sees, and which queries see a key. For the kernels' masks, their boundary search and the host: nothing of CUDA is included.
+// The keys that a query sees, and the queries that see a key. For the kernels' masks, their boundary search and the host: includes nothing of CUDA.
 
 #ifdef __CUDACC__
 #define LETHE_HOST_DEVICE __host__ __device__
@@ -14,7 +14,7 @@ namespace lethe {
 /// `Cuts`, of one (batch, query head), has the first of these for masks over queries, the second for masks over keys:
 ///   last_cut(i)  the last cut at or before i, 0 where there is none
 ///   next_cut(j)  the first cut after j, INT_MAX where there is none
-/// A window or a document boundary is one more member, that first_key() takes a maximum with, and end_query() a minimum.
+/// A window or a document boundary is one more member: first_key() takes a maximum with it, end_query() a minimum.
 template <typename Cuts>
 struct Visibility {
   Cuts cuts;

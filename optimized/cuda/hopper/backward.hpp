@@ -1,5 +1,5 @@
 #pragma once
-// What the kernels of the backward pass hand to one another: the workspace and its layout. Internal to optimized/cuda.
+// The workspace and its layout, which the kernels of the backward pass share. Internal to optimized/cuda.
 
 #include <cuda.h>
 
@@ -10,8 +10,8 @@ namespace lethe {
 struct BiasColumn;  // bias_step.cuh
 
 /// Floats of one slice of the accumulated query gradient: 64 queries × 64 of D in the order of wgmma's accumulators (float4 k of
-/// thread t at k·512 + 4t), then 64 row sums of dS or, where rows are summed in groups, what the threads of the warpgroup that wrote this have
-/// of the sums of its tile's groups.
+/// thread t at k·512 + 4t), then 64 row sums of dS. Where rows are summed in groups, the writing warpgroup's threads store their parts of
+/// its tile's group sums instead.
 inline constexpr int kSliceFloats = 64 * 64 + 128;
 
 /// Queries in one tile of the main kernel.
@@ -21,13 +21,13 @@ inline constexpr int kTileQueries = kDim == 64 ? 128 : 64;
 /// The workspace, cut up. Tp = Tq rounded up to 128.
 struct BackwardWorkspace {
   float* grad_query;  ///< [B·Hq, Tp/64, D/64, kSliceFloats], summed over key tiles
-  /// [B·Hq, Tp]  (c_i − c of the tile's frame − log_normalizer) / scale; past Tq what makes a weight 0
+  /// [B·Hq, Tp]  (c_i − c of the tile's frame − log_normalizer) / scale; past Tq the number that makes a weight 0
   BiasColumn* row_bias;
   BiasColumn* zeros;           ///< [128]  for row_bias in steps on the diagonal near strong gates
   double* row_number;          ///< [B·Hq, Tp]  (c_i − log_normalizer_i) / scale; −inf / scale past Tq
   BiasColumn* negative_delta;  ///< [B·Hq, Tp]  −Σ_d dO·O; 0 past Tq
   float* column_sums;          ///< [B·Hq, N·128]  Σ_i dS_ij
-  float* row_shares;  ///< [B·Hq, N·128]  by position: what a row's sum of dS takes from each unit of its keys' weights
+  float* row_shares;  ///< [B·Hq, N·128]  by position: r_i / Z_i, a row's sum of dS per unit of its keys' weights
   int32_t* turns;     ///< [B·Hq, Tp/tile]  key tiles that have added to a query tile; used where the order is fixed
 };
 

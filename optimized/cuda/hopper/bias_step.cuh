@@ -1,19 +1,18 @@
 #pragma once
-// A product that starts from a number a column, by one more k-step of the product itself:
+// A product that starts from one number a column, by one more k-step of the product itself:
 //
 //   D [64, N] += 1 · b,  b_n = b_n1 + b_n2 + b_n3
 //
-// B's column n holds b_n as three bfloat16, which have the 24 bits of a float between them; A's rows are three ones. The products are
-// exact, so what is added is b_n, rounded by the tensor core as every other k-step's sum is. Registers are not touched: to load b into
-// the accumulators takes a load and a move for every pair of them, they can't start before both have arrived, and while products run
-// shared memory answers late.
+// B's column n holds b_n as three bfloat16, which together have a float's 24 bits; A's rows are three ones. The products are exact, so b_n is added,
+// rounded by the tensor core as every other k-step's sum is. Registers are not touched: loading b into the accumulators takes a load and a move for
+// every pair of them, the product can't start before both have arrived, and loads from shared memory are slow while products run.
 //
-// Operands lie without a swizzle, in one of two forms:
-//   BiasColumn   K-major, 16 bytes a column, of which six are used: what is no number stays in its own column. A in shared memory.
-//   BiasOfEight  MN-major, six bytes a column. A in registers. What lies behind eight columns' parts, 80 bytes, is read as five more parts
-//                and meets zeros in A: the next columns' parts, or anything else that is no NaN and not infinite.
-// The other eight of the step's sixteen k are read from the same place and meet zeros, too. memcheck takes an operand to be 32 bytes a
-// row long, whatever its strides: so much of shared memory should lie behind its beginning.
+// Operands are stored without a swizzle, in one of two forms:
+//   BiasColumn   K-major, 16 bytes a column, of which six are used: a NaN or ∞ stays in its own column. A in shared memory.
+//   BiasOfEight  MN-major, six bytes a column. A in registers. The 80 bytes behind eight columns' parts are read as five more parts and meet
+//                zeros in A: they hold the next columns' parts, or anything else without NaN or ∞.
+// The other eight of the step's sixteen k are read from the same place and meet zeros, too. memcheck takes an operand's rows to be 32 bytes long,
+// whatever its strides: as much shared memory should follow its beginning.
 
 #include "optimized/cuda/hopper/ptx/wgmma.cuh"
 
@@ -24,17 +23,17 @@ struct BiasParts {
   __nv_bfloat16 part[3];
 };
 
-/// b_n as it lies in B: its three parts, then zeros.
+/// b_n as stored in B: its three parts, then zeros.
 struct alignas(16) BiasColumn {
   __nv_bfloat16 part[8];
 };
 
-/// b of eight columns as they lie in B: the first parts of all, then the second, then the third.
+/// b of eight columns as stored in B: the first parts of all, then the second, then the third.
 struct alignas(16) BiasOfEight {
   __nv_bfloat16 part[3][8];
 };
 
-/// Shared memory for B of kStages steps, and zeros. Cleared before the first of them: a stage that holds nothing yet lies behind another.
+/// Shared memory for B of kStages steps, and zeros. Cleared before the first step: a product may read the stage behind its own, still unfilled.
 template <int kN, int kStages>
 struct DenseBias {
   BiasOfEight eights[kStages][kN / 8];
@@ -47,10 +46,10 @@ struct alignas(128) BiasOnes {
   uint4 row[16];
 };
 
-/// What parts can say of x: what is infinite or leaves bfloat16's range becomes ±3e38. Infinite, it would meet the zeros of A.
+/// The range of the parts: an infinite x, or one outside bfloat16's range, becomes ±3e38. An infinite part would meet the zeros of A.
 __device__ inline float within_bias_parts(float x) { return fabsf(x) > 3e38f ? copysignf(3e38f, x) : x; }
 
-/// The next part of two numbers, which is taken off them.
+/// The next part of two numbers, which is subtracted from them.
 __device__ inline __nv_bfloat162 next_part(float& x, float& y) {
   const __nv_bfloat162 part = __floats2bfloat162_rn(x, y);
   x -= __low2float(part);
@@ -72,13 +71,13 @@ __device__ inline BiasParts bias_parts(float x) {
   return parts;
 }
 
-/// As it lies in B.
+/// The parts in B's layout.
 __device__ inline BiasColumn bias_column(float x) {
   const BiasParts parts = bias_parts(x);
   return {{parts.part[0], parts.part[1], parts.part[2]}};
 }
 
-/// By threads 0 to 15; a ptx::fence_async_shared() and a barrier must lie between it and the products.
+/// By threads 0 to 15; a ptx::fence_async_shared() and a barrier must follow it before the products.
 __device__ inline void fill_ones(BiasOnes& ones, int thread) {
   constexpr uint32_t kOne = 0x3f80, kTwoOnes = kOne << 16 | kOne;
   if (thread < 16) ones.row[thread] = thread < 8 ? uint4{kTwoOnes, kOne, 0, 0} : uint4{0, 0, 0, 0};
@@ -105,7 +104,7 @@ __device__ inline uint64_t no_bias_operand(const DenseBias<kN, kStages>& bias) {
   return ptx::unswizzled_descriptor(&bias.none, 0, 0);
 }
 
-/// Of A with three ones a row, the first two of a lane's registers; the other two are zeros.
+/// A with three ones a row, the first two of a lane's registers; the other two are zeros.
 __device__ inline uint32_t ones_in_registers(int lane) {
   return lane % 4 == 0 ? 0x3f803f80 : lane % 4 == 1 ? 0x3f80 : 0;
 }

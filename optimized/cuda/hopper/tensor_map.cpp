@@ -10,7 +10,7 @@ namespace {
 
 using Encode = decltype(&cuTensorMapEncodeTiled);
 
-// Through the runtime, so that nothing of ours links the driver and the library loads on machines that have none.
+// Through the runtime: nothing of ours links the driver, and the library loads on machines without one.
 Encode driver_encode() {
   void* function = nullptr;
   cudaDriverEntryPointQueryResult found;

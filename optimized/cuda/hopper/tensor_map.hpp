@@ -1,5 +1,5 @@
 #pragma once
-// Tensor maps: what the copy engine must know of a tensor to load and store boxes of it.
+// Tensor maps: the description of a tensor by which the copy engine loads and stores boxes of it.
 
 #include <cuda.h>
 

@@ -28,8 +28,8 @@ struct PrepareParameters {
   int query_length, query_offset, query_heads, key_blocks, padded_queries, row_blocks;
 };
 
-// What asks nothing of the gate's plan comes first, under the plan's own kernels. Whatever ran before those has ended, as the first of them
-// is launched without overlap; and what ran before on the same plan, a backward, as its last kernel ends behind all of it.
+// The loads and stores that need nothing of the gate's plan come first and overlap the plan's own kernels. All earlier work has ended: the first of
+// the plan's kernels is launched without overlap, and an earlier backward on the same plan ends its last kernel after all its others.
 template <typename Element, int kDim>
 __global__ void __launch_bounds__(kPrepareThreads) prepare(const __grid_constant__ PrepareParameters p) {
   let_next_kernel_start();
@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(kPrepareThreads) prepare(const __grid_constant
     bias -= frame;
     p.workspace.row_bias[out] = bias_column(static_cast<float>(bias * p.inverse_scale));
     p.workspace.negative_delta[out] =
-        bias_column(isinf(delta[round]) ? NAN : -delta[round]);  // what overflowed must not look finite
+        bias_column(isinf(delta[round]) ? NAN : -delta[round]);  // an overflow must not look finite
   }
 }
 
@@ -103,8 +103,8 @@ struct FinishParameters {
   int query_length, query_heads, slices_a_head;
 };
 
-// One CTA a slice: 64 queries × 64 of D. It runs beside finish_gate: one CTA a head leaves most of the device idle. Both read what was
-// there before either began; only the last CTA waits, so that whatever comes behind this kernel comes behind both.
+// One CTA a slice: 64 queries × 64 of D. It runs beside finish_gate: one CTA a head leaves most of the device idle. Both read only data written
+// before either began; only the last CTA waits, so whatever comes after this kernel comes after both.
 template <typename Element, int kDim>
 __global__ void __launch_bounds__(kFinishThreads) finish_query(const __grid_constant__ FinishParameters p) {
   constexpr int kPanels = kDim / 64;

@@ -1,5 +1,5 @@
 #pragma once
-// The order of a forward's tiles, and which key blocks and keys the queries of each see.
+// The order of a forward's tiles, and the key blocks and keys that the queries of each see.
 
 #include "optimized/cuda/gate/cuts.cuh"
 #include "optimized/cuda/gate/strong_gates.cuh"
@@ -9,7 +9,7 @@ namespace lethe::tile {
 
 inline constexpr int kColumns = 128;  // of a key block
 
-/// What the tiles are computed from.
+/// The inputs of a tile.
 struct ForwardShape {
   GatePrefix prefix;
   Boundary boundary;
@@ -18,7 +18,7 @@ struct ForwardShape {
   int section;  // heads whose keys and values share the L2 cache at a time
 };
 
-/// Key blocks that the positions of a tile's queries lie in, at most.
+/// The largest number of key blocks that contain the positions of a tile's queries.
 template <int kRows>
 inline constexpr int kSpan = (kRows + kColumns - 2) / kColumns + 1;
 
@@ -27,8 +27,8 @@ struct Tile {
   int batch, head, row, query;  // query head; row = batch · query_heads + head, −1 where no tile is left; first query
   int first, last;              // key blocks, both included
   int cut_block;                // blocks below it reach across a cut
-  // Of each block that queries are in: c before it less F, the last cut before it. Whether a cut is among the tile's positions; whether one of
-  // the blocks is strong.
+  // For each block with queries of the tile: c before it less F, and the last cut before it. Then whether a cut is among the tile's positions, and
+  // whether one of the blocks is strong.
   float base[kSpan<kRows>];
   int cut_before[kSpan<kRows>];
   bool cut_within, strong;
@@ -91,7 +91,7 @@ template <int kRows>
 struct TileCuts {
   const ForwardShape& a;
   const Tile<kRows>& tile;
-  int first_block;  // that the first query is in
+  int first_block;  // the first query's block
 
   __host__ __device__ int last_cut(int position) const {
     const int before = tile.cut_before[position / kColumns - first_block];

@@ -5,9 +5,9 @@
 
 namespace lethe::tile {
 
-/// Sums of rows over the eight lanes that have parts of them. `sums[2j + e]` of lane l is its part of row 8j + 2 (l mod 4) + e, j < 8, the
-/// order of mma's accumulators of 64 columns; lane l returns rows 2l and 2l + 1. By all lanes of a warp; overwrites `sums`. Each of three
-/// steps halves what a lane holds: it keeps one half and sends the other. 14 exchanges instead of the 48 of a sum for each row; in one order.
+/// Sums of rows over the eight lanes that hold parts of them. `sums[2j + e]` of lane l is its part of row 8j + 2 (l mod 4) + e, j < 8, the order of
+/// mma's accumulators of 64 columns; lane l returns rows 2l and 2l + 1. By all lanes of a warp; overwrites `sums`. Each of three steps halves a
+/// lane's parts: it keeps one half and sends the other. 14 exchanges instead of the 48 of a sum for each row; in one fixed order.
 template <int kLanes = 16, int kHalf = 8>
 __device__ inline float2 sums_of_rows(float* sums, int lane) {
   const bool upper = lane & kLanes;
@@ -20,13 +20,13 @@ __device__ inline float2 sums_of_rows(float* sums, int lane) {
   else return {sums[0], sums[1]};
 }
 
-/// Of two sums of groups of rows, the part that a lane and the lane 16 from it have of one: the first below lane 16.
+/// One of two groups' sums, from the parts in a lane and in the lane 16 from it: the first group's below lane 16.
 __device__ inline float part_of_group(float first, float second, int lane) {
   const bool upper = lane & 16;
   return (upper ? second : first) + __shfl_xor_sync(~0u, upper ? first : second, 16);
 }
 
-/// The sum of x over the four lanes that have a column of such a tile.
+/// The sum of x over the four lanes that hold a column of such a tile.
 __device__ inline float sum_of_column(float x) {
   x += __shfl_xor_sync(~0u, x, 1);
   return x + __shfl_xor_sync(~0u, x, 2);

@@ -1,5 +1,5 @@
 #pragma once
-// The forward's softmax: what one thread computes of its two rows of a block's logits, in the order of mma's accumulators.
+// The forward's softmax: one thread's work on its two rows of a block's logits, in the order of mma's accumulators.
 
 #include <type_traits>
 
@@ -12,10 +12,10 @@ namespace lethe::tile {
 
 inline constexpr float kRescaleAbove = 8;  // log₂, where the maximum is followed
 
-// Of bfloat16 weights, in a row: what is below this can be multiplied with values below 2²⁸ and summed in float.
+// The bound of a row's sum of bfloat16 weights: below it they can be multiplied with values below 2²⁸ and summed in float.
 inline constexpr float kLargestSum = 0x1p100f;
 
-// What a thread knows of its two rows, and its part of S, P and O.
+// A thread's state of its two rows, and its part of S, P and O.
 template <int kDim>
 struct Rows {
   float x[64];  // a block's logits in log₂, then their exponentials
@@ -36,7 +36,7 @@ __device__ inline void scale_scores(Rows<kDim>& rows, float scale) {
   for (int i = 0; i < 64; ++i) rows.x[i] *= scale;
 }
 
-// x_ij += log₂e·(c_i − c_j): decay[h] is that from before the block to a row, bias and rest are the block's.
+// x_ij += log₂e·(c_i − c_j): decay[h] is the decay from before the block to a row, bias and rest are the block's.
 template <int kDim>
 __device__ inline void add_decay(Rows<kDim>& rows, const TwoFloats (&decay)[2], const float* bias, const float* rest) {
 #pragma unroll
@@ -48,7 +48,7 @@ __device__ inline void add_decay(Rows<kDim>& rows, const TwoFloats (&decay)[2], 
   }
 }
 
-// Of the 32 columns of a block that a thread holds in one row, those below `column`, as bits.
+// The columns below `column`, as bits, among the 32 columns of a block that a thread holds in one row.
 __device__ inline uint32_t columns_below(int column) {
   const int from = column - threadIdx.x % 4 * 2;  // its columns are 0, 1, 8, 9, 16, …
   const int count = from <= 0 ? 0 : from / 8 * 2 + min(from % 8, 2);
@@ -90,7 +90,7 @@ __device__ inline bool follow_maximum(Rows<kDim>& rows, const OfRows& block_bias
 #pragma unroll
     for (int j = 1; j < 16; ++j) largest = fmaxf(largest, fmaxf(rows.x[4 * j + 2 * h], rows.x[4 * j + 2 * h + 1]));
     largest = largest_of_four(largest);
-    // A NaN gate, which is in the block's number, must reach m, except of a row that is masked in the whole block.
+    // A NaN gate, which is in the block's number, must reach m, except in a row that is masked in the whole block.
     if (largest != -INFINITY) largest += block_bias.row[h];
     const float maximum = !(largest <= rows.maximum[h] + kRescaleAbove) ? largest : rows.maximum[h];
     moved |= maximum != rows.maximum[h];
@@ -102,14 +102,14 @@ __device__ inline bool follow_maximum(Rows<kDim>& rows, const OfRows& block_bias
   return __any_sync(~0u, moved);
 }
 
-// What is to be added to a row's logits of a block: its bias less m.
+// The offset of a row's logits in a block: its bias less m.
 template <int kDim>
 __device__ inline float offset_of(const Rows<kDim>& rows, int h, const OfRows& block_bias) {
   return rows.maximum[h] == -INFINITY ? 0 : block_bias.row[h] - rows.maximum[h];
 }
 
-// x → 2^(scale · x + offset). At head dim 64 one row after the other, at 128 as the registers lie: so ptxas lets most of them read the
-// shared operand from the reuse cache (4 and 2 % faster than the other way round).
+// x → 2^(scale · x + offset). At head dim 64 one row after the other, at 128 in register order: ptxas then lets most of them read the shared operand
+// from the reuse cache (4 and 2 % faster than the opposite orders).
 template <int kDim>
 __device__ inline void exponentiate(Rows<kDim>& rows, const float (&offset)[2], float scale = 1) {
 #pragma unroll
@@ -127,7 +127,7 @@ __device__ inline void pack_weights(Rows<kDim>& rows) {
 }
 
 // Whether a row's weights are within their format, and the sums of their products within float's. Before the last block's are multiplied;
-// `multiplied`: some are. A float16 that overflowed is infinite, and with it every column of O infinite or NaN: one is tested.
+// `multiplied`: some are. A float16 that overflowed is infinite, and every column of O is then infinite or NaN: one is tested.
 template <typename Element, int kDim>
 __device__ inline bool weights_fit(const Rows<kDim>& rows, bool multiplied) {
   if constexpr (std::is_same_v<Element, __half>) {

@@ -1,5 +1,5 @@
 #pragma once
-// Barriers, fences and register budgets of one CTA: one function an instruction, all for the calling thread.
+// Barriers, fences and register budgets of one CTA: one function per instruction, all for the calling thread.
 
 #include <cstdint>
 
@@ -29,7 +29,7 @@ __device__ inline void mbarrier_arrive_expect(uint64_t* barrier, uint32_t bytes)
                : "memory");
 }
 
-/// Has the phase of this parity ended? Asks once; the hardware may let the thread wait a little.
+/// Whether the phase of this parity has ended. Tests once; the hardware may suspend the thread for a short time.
 __device__ inline bool mbarrier_try_wait(uint64_t* barrier, uint32_t parity) {
   uint32_t done;
   asm volatile(
@@ -50,12 +50,12 @@ __device__ inline void mbarrier_wait(uint64_t* barrier, uint32_t parity) {
   }
 }
 
-/// The same for a thread that waits long and often: it sleeps between its questions and leaves the issue slots to others.
+/// The same for a thread that waits long and often: it sleeps between its tests and leaves the issue slots to others.
 __device__ inline void mbarrier_wait_patiently(uint64_t* barrier, uint32_t parity) {
   while (!mbarrier_try_wait(barrier, parity)) __nanosleep(64);
 }
 
-/// Where a ring of stages stands: `index` of the stage and the parity of its present round.
+/// A position in a ring of stages: `index` of the stage and the parity of its present round.
 struct RingPosition {
   uint32_t index = 0;
   uint32_t parity = 0;
@@ -79,11 +79,11 @@ __device__ inline void named_barrier_arrive(uint32_t id, uint32_t threads) {
 
 // ---- fences ----
 
-/// Orders ordinary writes to shared memory before later reads of it by wgmma and the copy engine: this thread's own, and those of others that
-/// a barrier has told it of. So it may stand before that barrier or behind it. PTX's memory model has no rule for this proxy; of others it
-/// asks for a fence on the path from write to read (ISA 8.9.5). It waits until this thread's writes have arrived.
+/// Orders ordinary writes to shared memory before later reads of it by wgmma and the copy engine: this thread's own writes, and those of others that
+/// a barrier has made visible to it. So the fence may come before or after that barrier. PTX's memory model has no rule for this proxy; for others it
+/// requires a fence on the path from write to read (ISA 8.9.5). The fence waits until this thread's writes have arrived.
 __device__ inline void fence_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-/// The same for global memory: behind an acquire, before the copy engine goes on with what others have written.
+/// The same for global memory: after an acquire, before the copy engine reads what others have written.
 __device__ inline void fence_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
 // ---- registers of a warpgroup; the kernel needs __launch_bounds__(threads, 1) ----
@@ -101,13 +101,13 @@ __device__ inline void registers_shrink() {
 /// A value that all lanes of the warp hold (lane 0's is taken), so that the compiler may keep it in a uniform register.
 __device__ inline int broadcast(int value) { return __shfl_sync(~0u, value, 0); }
 
-/// The same where the compiler can't know it by itself: a reduction's result lands in a uniform register, a shuffle's does not, and what
-/// is computed of it (descriptors, addresses of barriers) stays there. It takes longer than a shuffle.
+/// The same where the compiler can't derive it: a reduction's result is in a uniform register, a shuffle's is not, and numbers computed from it
+/// (descriptors, addresses of barriers) stay there. It takes longer than a shuffle.
 __device__ inline int in_uniform_register(int value) {
   return static_cast<int>(__reduce_or_sync(~0u, static_cast<unsigned>(value)));
 }
 
-// ---- a number in global memory that tells another CTA of what was written before it ----
+// ---- a number in global memory that publishes earlier writes to another CTA ----
 
 __device__ inline int32_t load_acquire(const int32_t* number) {
   int32_t value;

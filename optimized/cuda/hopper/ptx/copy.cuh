@@ -11,8 +11,8 @@ __device__ inline void prefetch_tensor_map(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(reinterpret_cast<uint64_t>(map)) : "memory");
 }
 
-/// global → shared: the box at (c0, c1, c2, c3), innermost first; outside the tensor it reads zeros. Counts on `barrier`
-/// the bytes of the whole box. Shared address aligned as the map's swizzle asks (1024 bytes for 128-byte rows).
+/// global → shared: the box at (c0, c1, c2, c3), innermost first; outside the tensor it reads zeros. Counts the bytes of the whole box on `barrier`.
+/// The shared address is aligned as the map's swizzle requires (1024 bytes for 128-byte rows).
 __device__ inline void load_tile(void* shared, const CUtensorMap* map, uint64_t* barrier, int c0, int c1, int c2,
                                  int c3) {
   asm volatile(

@@ -26,15 +26,15 @@ __device__ inline float load_float(uint32_t address) {
   return number;
 }
 
-/// Two of them, side by side; the address is a multiple of 8.
+/// Two floats, side by side; the address is a multiple of 8.
 __device__ inline float2 load_pair(uint32_t address) {
   float2 pair;
   asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(pair.x), "=f"(pair.y) : "r"(address) : "memory");
   return pair;
 }
 
-/// Byte offset of element (row, column) in a panel of 64 columns of 16-bit elements stored as the copy engine's 128-byte
-/// swizzle does: rows of 128 bytes, whose 16-byte chunk c lies at c XOR (row mod 8).
+/// Byte offset of element (row, column) in a panel of 64 columns of 16-bit elements in the copy engine's 128-byte swizzle: rows of 128 bytes, whose
+/// 16-byte chunk c is at c XOR (row mod 8).
 __device__ inline uint32_t swizzled_offset(uint32_t row, uint32_t column) {
   return row * 128 + (((column >> 3) ^ (row & 7)) << 4) + (column & 7) * 2;
 }

@@ -5,10 +5,9 @@
 // 4j + 2h + e is row 16w + l/4 + 8h, column 8j + 2(l%4) + e. So D of one product, packed to 16 bits, is A of the next:
 // k-step s takes the packed pairs of registers 8s..8s+7, in order.
 //
-// Shared operands, but for unswizzled_descriptor's, lie in panels of 64 elements × rows, 128-byte swizzled, 1024-byte aligned (what
-// the copy engine's box of 64 elements makes). K-major: the panel's rows run along M or N; a k-step of 16 advances 32 bytes.
-// MN-major (transposed): the panel's rows run along K; a k-step advances 16 rows = 2048 bytes, and the next 64 of M or N lie one
-// panel further.
+// Shared operands, except unswizzled_descriptor's, are stored in panels of 64 elements × rows, 128-byte swizzled, 1024-byte aligned (the copy
+// engine's box of 64 elements). K-major: the panel's rows run along M or N; a k-step of 16 advances 32 bytes. MN-major (transposed): the panel's rows
+// run along K; a k-step advances 16 rows = 2048 bytes, and the next 64 of M or N are one panel further.
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -17,8 +16,8 @@
 
 namespace lethe::ptx {
 
-/// Orders accesses to registers before the wgmma that follow; needed before the first of a batch whenever registers of the batch were
-/// touched. What threads wrote to shared memory needs fence_async_shared().
+/// Orders accesses to registers before the wgmma that follow; needed before the first of a batch whenever registers of the batch were touched.
+/// Threads' writes to shared memory need fence_async_shared().
 __device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ inline void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
@@ -41,22 +40,22 @@ __device__ inline void fence_registers(uint32_t (&registers)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(registers[i])::"memory");
 }
 
-/// Gives registers any value, where a batch starts from zero: nothing that they held before has to be kept for it.
+/// Gives registers any value, where a batch starts from zero: no earlier value has to be kept for it.
 template <int kCount>
 __device__ inline void undefined(float (&registers)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "=f"(registers[i])::"memory");
 }
 
-/// The value, of which the compiler knows no more: what is computed of it behind this point does not stand in registers before it.
+/// The same value, opaque to the compiler: numbers computed from it after this point occupy no registers before it.
 __device__ inline int opaque(int value) {
   asm volatile("" : "+r"(value));
   return value;
 }
 
 /// Keeps ptxas from moving instructions across this point, which fence_registers() does not: a loop that is never entered, at which its blocks end.
-/// What is to run while something is waited for would else wander before its issue. Two instructions. `number` is below 2¹⁶, or the thread
-/// waits for ever, and not known to the compiler; two places of a function that have the same kPlace are one to ptxas.
+/// Work meant to run during a wait would otherwise be moved before the issue of the instruction waited for. Two instructions. `number` is below 2¹⁶,
+/// or the thread waits forever, and is opaque to the compiler; ptxas merges two places of a function that have the same kPlace.
 template <int kPlace>
 __device__ inline void keep_order(uint32_t number) {
   asm volatile(
@@ -74,15 +73,15 @@ __device__ inline uint64_t operand_descriptor(const void* shared, uint32_t panel
   return kSwizzle128 | kStrideOf8Rows | (uint64_t{panel_bytes >> 4} << 16) | (shared_address(shared) >> 4);
 }
 
-/// Descriptor of an operand without a swizzle: 8 rows × 16 bytes lie together, 16-byte aligned; K-major, rows run along M or N, else along
-/// K. `k_bytes` lead to the other 8 of a step's 16 elements of K, `row_bytes` to the next 8 of M or N; either may be 0, for the same
-/// again, and where 8 × 16 bytes overlap with the next both read what lies there.
+/// Descriptor of an operand without a swizzle: 8 rows × 16 bytes are contiguous, 16-byte aligned; K-major, rows run along M or N, else along K.
+/// `k_bytes` is the stride to the other 8 of a step's 16 elements of K, `row_bytes` that to the next 8 of M or N; either may be 0, which reads the
+/// same again. Groups of 8 × 16 bytes may overlap: both read the shared bytes.
 __device__ inline uint64_t unswizzled_descriptor(const void* shared, uint32_t k_bytes, uint32_t row_bytes) {
   return (uint64_t{row_bytes >> 4} << 32) | (uint64_t{k_bytes >> 4} << 16) | (shared_address(shared) >> 4);
 }
 
-/// The descriptor of the operand that lies `steps` times kBytes behind another's. The empty assembly hides which of its bits are zero: the
-/// compiler would make descriptors of further k-steps by two logical operations and two moves, where an addition does.
+/// The descriptor of the operand `steps` times kBytes behind another's. The empty assembly hides which of its bits are zero: the compiler would
+/// compute descriptors of further k-steps by two logical operations and two moves, where one addition does.
 template <int kBytes>
 __device__ inline uint64_t advance(uint64_t descriptor, uint32_t steps) {
   const uint32_t low = static_cast<uint32_t>(descriptor) + steps * static_cast<uint32_t>(kBytes / 16);
@@ -91,8 +90,8 @@ __device__ inline uint64_t advance(uint64_t descriptor, uint32_t steps) {
   return advanced;
 }
 
-/// The same descriptor in two uniform registers that nobody knows to be constant. ptxas else makes the operand again wherever it is
-/// used. There are 63 of these registers: for operands that every step uses.
+/// The same descriptor in two uniform registers, whose value is opaque to ptxas: it would otherwise recompute the operand at every use. There are 63
+/// of these registers: for operands that every step uses.
 __device__ inline uint64_t pin_uniform(uint64_t descriptor) {
   const uint32_t low = in_uniform_register(static_cast<int>(descriptor)),
                  high = in_uniform_register(static_cast<int>(descriptor >> 32));

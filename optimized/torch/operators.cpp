@@ -277,6 +277,14 @@ TORCH_LIBRARY_IMPL(lethe, Autograd, library) {
     library.impl(backward, torch::autograd::autogradNotImplementedFallback());
 }
 
+// Without these, vmap calls a public operator once for each element.
+TORCH_LIBRARY_IMPL(lethe, FuncTorchBatchedDecomposition, library) {
+  library.impl("forgetting_attention", forgetting_attention);
+  library.impl("forgetting_attention_with_statistics", forgetting_attention_with_statistics);
+  library.impl("gated_state", gated_state);
+  library.impl("delta_state", delta_state);
+}
+
 TORCH_LIBRARY_IMPL(lethe, FuncTorchBatched, library) {
   for (const char* name : {"_forgetting_attention_forward", "_forgetting_attention_backward", "_matrix_state_forward",
                            "_matrix_state_backward"})

@@ -22,6 +22,13 @@ void cast_arguments(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   op.callBoxed(stack);
 }
 
+template <c10::DeviceType device>
+void keep_arguments(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(
+      at::autocast::get_autocast_dispatch_key_from_device_type(device));
+  op.callBoxed(stack);
+}
+
 }  // namespace
 
 template <c10::DeviceType device>
@@ -30,5 +37,12 @@ torch::CppFunction autocast_rule() {
 }
 template torch::CppFunction autocast_rule<c10::DeviceType::CPU>();
 template torch::CppFunction autocast_rule<c10::DeviceType::CUDA>();
+
+template <c10::DeviceType device>
+torch::CppFunction no_autocast_rule() {
+  return torch::CppFunction::makeFromBoxedFunction<keep_arguments<device>>();
+}
+template torch::CppFunction no_autocast_rule<c10::DeviceType::CPU>();
+template torch::CppFunction no_autocast_rule<c10::DeviceType::CUDA>();
 
 }  // namespace lethe

@@ -295,6 +295,8 @@ template <c10::DeviceType device>
 void implement_autocast(torch::Library& library) {
   for (const char* forward : {"_forgetting_attention_forward", "_matrix_state_forward"})
     library.impl(forward, autocast_rule<device>());
+  for (const char* backward : {"_forgetting_attention_backward", "_matrix_state_backward"})
+    library.impl(backward, no_autocast_rule<device>());
 }
 TORCH_LIBRARY_IMPL(lethe, AutocastCPU, library) { implement_autocast<c10::DeviceType::CPU>(library); }
 TORCH_LIBRARY_IMPL(lethe, AutocastCUDA, library) { implement_autocast<c10::DeviceType::CUDA>(library); }

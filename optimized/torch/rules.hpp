@@ -24,4 +24,8 @@ torch::CppFunction batching_rule();
 template <c10::DeviceType device>
 torch::CppFunction autocast_rule();
 
+/// autocast of a backward operator: off, also for the Torch operators that it calls, where backward() runs inside an autocast region.
+template <c10::DeviceType device>
+torch::CppFunction no_autocast_rule();
+
 }  // namespace lethe

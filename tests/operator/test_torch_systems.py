@@ -169,6 +169,22 @@ class Autocast(unittest.TestCase):
                 result = function(*tensors)
                 self.assertEqual((result[0] if isinstance(result, tuple) else result).dtype, torch.float64)
 
+    def test_a_backward_inside_a_region_keeps_its_dtypes(self):
+        found = []
+
+        def backward(grad_values, query, key, value, *rest):  # an implementation that multiplies by Torch, as the portable one does
+            found.append(torch.matmul(query, key.mT).dtype)
+            return tuple(torch.zeros_like(tensor) for tensor in (query, key, value, rest[0]))
+
+        library = torch.library.Library("lethe", "IMPL")
+        self.addCleanup(library._destroy)
+        library.impl("_forgetting_attention_backward", backward, "CPU", allow_override=True)
+        tensors = [tensor.requires_grad_() for tensor in calls(dtype=torch.float32)["attention"][1]]
+        values = lethe.forgetting_attention(*tensors)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            values.sum().backward()
+        self.assertEqual(found, [torch.float32])
+
     def test_trains_a_layer_whose_gate_comes_out_of_a_linear_map(self):
         x, weights, gates = normal(2, 6, 16, dtype=torch.float32), normal(16, 16, dtype=torch.float32), normal(2, 16, dtype=torch.float32)
 

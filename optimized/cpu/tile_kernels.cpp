@@ -134,9 +134,11 @@ void softmax(const SoftmaxTile<Scalar>& tile) {
       load_tail(tile.column_bias + tail_begin, rest, kNoWeight<Scalar>, tail_bias);
       maximum = make_logits(tail, tail_bias, kLanes<Scalar>, tile.scale, row_bias, maximum);
     }
-    Scalar sum = make_weights(row + begin, tail_begin - begin, maximum);
+    // Logits that are all −∞ have no weight, but a later tile's may.
+    const Scalar subtracted = maximum == kNoWeight<Scalar> ? Scalar(0) : maximum;
+    Scalar sum = make_weights(row + begin, tail_begin - begin, subtracted);
     if (rest > 0) {
-      sum += make_weights(tail, kLanes<Scalar>, maximum);
+      sum += make_weights(tail, kLanes<Scalar>, subtracted);
       store_tail(tail, rest, row + tail_begin);
     }
     zero(row, 0, begin);

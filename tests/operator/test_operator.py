@@ -157,6 +157,15 @@ class Operator(unittest.TestCase):
         self.assertEqual(forgetting_attention(query[:, :0], key, value, log_forget).shape, (2, 0, 2, 4))
         self.assertEqual(forgetting_attention(query[:, :0], key[:, :0], value[:, :0], log_forget[:, :0]).shape, (2, 0, 2, 4))
 
+    def test_logits_of_minus_infinity_weigh_nothing_beside_others(self):
+        query, key = torch.full((1, 1, 1, 4), 1e20), torch.full((1, 1300, 1, 4), -1e20)
+        key[:, :100] = 0  # further back than the keys whose weights exist at one time
+        value = torch.arange(1300.0).view(1, 1300, 1, 1).requires_grad_()
+        values = forgetting_attention(query, key, value, torch.zeros(1, 1300, 1))
+        torch.testing.assert_close(values, torch.full_like(values, 49.5))
+        values.sum().backward()
+        torch.testing.assert_close(value.grad.flatten(), torch.tensor([0.01] * 100 + [0.0] * 1200))
+
     def test_makes_no_gradients_of_outputs_that_have_none(self):  # the residual's: as large as the values
         for dtype in (torch.float64, torch.bfloat16):
             tensors = inputs(70, dtype=dtype)

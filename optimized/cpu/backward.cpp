@@ -156,11 +156,24 @@ at::Tensor gate_gradient(const Sizes& sizes, const GatePrefix& prefix, const std
       const HeadGates gates = prefix.head(head);
       auto strong = gates.strong.rbegin();
       double sum = 0.0;
+      bool finite = true;
       for (int64_t t = sizes.key_length - 1; t > gates.begin; --t) {
         sum -= column_sum[keys + t];
         if (t >= sizes.offset()) sum += row_sum[queries + t];
         if (strong != gates.strong.rend() && strong->position == t && std::isinf((strong++)->log_forget)) sum = 0.0;
         of_head[t * sizes.query_heads] = static_cast<Scalar>(sum);
+        finite = finite && std::isfinite(sum);
+      }
+      if (finite) continue;
+      // NaN or ∞ of a row also reached the gates before its first visited block. The sum from the front is minus this one, without that row.
+      auto next = gates.strong.begin();
+      sum = 0.0;
+      for (int64_t t = gates.begin; t < sizes.key_length; ++t) {
+        if (next != gates.strong.end() && next->position == t && std::isinf((next++)->log_forget)) sum = 0.0;
+        Scalar& found = of_head[t * sizes.query_heads];
+        if (!std::isfinite(found) && std::isfinite(sum)) found = static_cast<Scalar>(-sum);
+        sum -= column_sum[keys + t];
+        if (t >= sizes.offset()) sum += row_sum[queries + t];
       }
     }
   });

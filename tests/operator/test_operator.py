@@ -166,6 +166,21 @@ class Operator(unittest.TestCase):
         values.sum().backward()
         torch.testing.assert_close(value.grad.flatten(), torch.tensor([0.01] * 100 + [0.0] * 1200))
 
+    def test_a_nan_gradient_reaches_no_gate_before_the_visited_blocks(self):
+        tensors = inputs(600, batch=1)
+        tensors[3] = torch.full_like(tensors[3], -0.5).requires_grad_()
+        values, _, _, boundary, _ = torch.ops.lethe._forgetting_attention_forward(*tensors, 0.35, -10.0, None, False)
+        first = int(boundary[0, :, 500 // 128].max()) * 64  # key that row 500's tile visits
+        self.assertGreater(first, 64)
+        gradient = torch.ones_like(values)
+        gradient[:, 500] = 0
+        (expected,) = torch.autograd.grad(values, tensors[3], gradient, retain_graph=True)
+        gradient[:, 500] = math.nan
+        (found,) = torch.autograd.grad(values, tensors[3], gradient)
+        torch.testing.assert_close(found[:, : first - 63], expected[:, : first - 63])
+        torch.testing.assert_close(found[:, 501:], expected[:, 501:], rtol=0, atol=0)
+        self.assertTrue(found[:, first + 1 : 501].isnan().all())
+
     def test_makes_no_gradients_of_outputs_that_have_none(self):  # the residual's: as large as the values
         for dtype in (torch.float64, torch.bfloat16):
             tensors = inputs(70, dtype=dtype)

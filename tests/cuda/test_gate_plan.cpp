@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <memory>
 #include <random>
 #include <tuple>
 #include <vector>
@@ -36,12 +37,18 @@ class Prefix : public ::testing::TestWithParam<std::tuple<int64_t, int64_t, bool
   int64_t place_of(int64_t row, int64_t t) const {
     return row / heads * length * heads + t * token_stride + row % heads * head_stride;
   }
-  const DeviceArray<char> memory{hopper::forward_workspace_bytes(shape)};
-  const DeviceArray<int32_t> boundary{static_cast<size_t>(rows * blocks)};
+  std::unique_ptr<DeviceArray<char>> memory;
+  std::unique_ptr<DeviceArray<int32_t>> boundary;
+
+  void SetUp() override {
+    LETHE_NEEDS_GPU();
+    memory = std::make_unique<DeviceArray<char>>(hopper::forward_workspace_bytes(shape));
+    boundary = std::make_unique<DeviceArray<int32_t>>(rows * blocks);
+  }
 
   Plan plan_of(const DeviceArray<float>& gate) const {
-    Workspace workspace(memory.data());
-    const Plan plan = plan_in(workspace, shape, boundary.data());
+    Workspace workspace(memory->data());
+    const Plan plan = plan_in(workspace, shape, boundary->data());
     launch_plan({.shape = shape,
                  .dtype = Dtype::kBFloat16,
                  .scale = kScale,
@@ -61,7 +68,6 @@ class Prefix : public ::testing::TestWithParam<std::tuple<int64_t, int64_t, bool
 };
 
 TEST_P(Prefix, IsThatOfEveryHead) {
-  LETHE_NEEDS_GPU();
   constexpr double kLog2E = 1.4426950408889634;
   std::mt19937 generator(7);
   std::uniform_real_distribution<float> uniform(-2, 0);
@@ -148,7 +154,6 @@ TEST_P(Prefix, IsThatOfEveryHead) {
 
 // A k-step reads part of a neighbouring block and multiplies it by zeros; NaN times zero would not be zero.
 TEST_P(Prefix, LeavesNoNaNToKStepsWhereAGateIsNoNumber) {
-  LETHE_NEEDS_GPU();
   std::vector<float> log_forget(rows * length, -0.001f);
   for (int64_t row = 0; row < rows; ++row) log_forget[place_of(row, row * 37 % length)] = std::nanf("");
   const DeviceArray<float> gate(log_forget);

@@ -10,7 +10,7 @@ namespace lethe {
 
 std::span<const AttentionFamily> attention_families() {
   static constexpr AttentionFamily kFamilies[] = {
-      {"sm_90a kernels", unsupported, hopper::forward, hopper::backward, hopper::forward_workspace_bytes,
+      {kHopperKernels, unsupported, hopper::forward, hopper::backward, hopper::forward_workspace_bytes,
        hopper::backward_workspace_bytes},
   };
   return kFamilies;

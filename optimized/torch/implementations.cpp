@@ -36,7 +36,7 @@ int capability_of(const at::Tensor&) { return 0; }
 
 constexpr AttentionImplementation kAttention[] = {
     {"CPU", at::kCPU, every_call, cpu::forgetting_attention_forward, cpu::forgetting_attention_backward},
-    {"sm_90a kernels", at::kCUDA, unsupported_by_sm_90a, kCudaForward, kCudaBackward},
+    {kHopperKernels, at::kCUDA, unsupported_by_sm_90a, kCudaForward, kCudaBackward},
     {"portable", std::nullopt, every_call, portable::forgetting_attention_forward,
      portable::forgetting_attention_backward},
 };

@@ -28,7 +28,7 @@
 // Barriers. Roles: consume, two warpgroups of 4 warps each, C0 and C1; load_queries, load_grad_outputs and describe_steps, a thread each;
 // add_slices, a warp. A warp's arrival counts 1 (32 in the build for racecheck, handover.cuh). [n]: a ring of n.
 //
-//   mbarrier          who arrives                     count  who waits            what a phase hands over
+//   mbarrier          arrives                         count  waits                what a phase hands over
 //   tile_full[4]      load_queries                    1      all other roles      shared.tile, the CTA's next tile
 //   tile_empty[4]     C0, C1, add_slices: a warp      9      load_queries         the slot of a tile that all roles have finished
 //                     load_grad_outputs, describe_…   + 2

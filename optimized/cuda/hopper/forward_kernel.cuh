@@ -24,7 +24,7 @@
 // Barriers. Roles: consume, W warpgroups of 4 warps each (3 at D = 64, 2 at 128); schedule, load_keys, load_gate and load_values, a thread
 // each. A warp's arrival counts 1 (32 in the build for racecheck, handover.cuh). [n]: a ring of n; S stages, 3 at D = 64, 2 at 128.
 //
-//   mbarrier          who arrives                    count   who waits             what a phase hands over
+//   mbarrier          arrives                        count   waits                 what a phase hands over
 //   tile_wanted       load_keys                      1       schedule              the demand for a tile, kBlocksAhead before its last block
 //   tile_known[2]     schedule                       1       the three loaders     shared.tile and its index; row −1 after the last
 //   tile_full[2]      load_keys (and bytes)          1       consume               the same, and the tile's Q

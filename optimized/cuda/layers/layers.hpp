@@ -1,0 +1,157 @@
+#pragma once
+// The layers' kernels: raw device pointers, no Torch. Each call runs on the given stream, allocates nothing and never synchronises; equal calls give
+// equal bits (no atomics). `rows` are tokens; a pitch is the distance of two rows in elements. Arrays without a pitch are contiguous. A 16-byte path runs
+// where widths, pitches and addresses allow it; every other width and pitch takes a path of single elements.
+//
+// throws   std::runtime_error for a CUDA error
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "reference/problem.hpp"
+
+namespace lethe::layers {
+
+/// An array [rows, columns] with its pitch; data null: absent.
+struct Rows {
+  const void* data = nullptr;
+  int64_t pitch = 0;
+};
+struct MutableRows {
+  void* data = nullptr;
+  int64_t pitch = 0;
+};
+
+/// sum = residual + branch,  normed = sum · rstd · weight,  rstd = (mean sum² + ε)^(−1/2)
+struct AddRmsNorm {
+  int64_t rows, width;
+  Dtype dtype;           ///< of branch and normed
+  Dtype residual_dtype;  ///< of residual and sum: float32, or dtype
+  float epsilon;
+  const void* residual;  ///< [rows, width]
+  const void* branch;    ///< [rows, width], or null
+  const float* weight;   ///< [width]
+  void* normed;          ///< [rows, width]
+  void* sum;             ///< [rows, width]; unused without a branch
+  float* rstd;           ///< [rows]
+  cudaStream_t stream;
+};
+void add_rms_norm(const AddRmsNorm& call);
+
+/// With n = sum · rstd:  g = grad_sum + rstd · (w ∘ dy − n · mean(n ∘ w ∘ dy)),  dw = Σ_rows n ∘ dy.
+struct AddRmsNormBackward {
+  int64_t rows, width;
+  Dtype dtype, residual_dtype;
+  const void* grad_normed;  ///< [rows, width] of dtype
+  const void* grad_sum;     ///< [rows, width] of residual_dtype, or null
+  const void* sum;          ///< [rows, width] of residual_dtype
+  const float *weight, *rstd;
+  void* grad_residual;  ///< g, of residual_dtype
+  void* grad_branch;    ///< g, of dtype, or null
+  float* grad_weight;   ///< [width]
+  void* workspace;      ///< add_rms_norm_workspace_bytes
+  cudaStream_t stream;
+};
+size_t add_rms_norm_workspace_bytes(int64_t rows, int64_t width);
+void add_rms_norm_backward(const AddRmsNormBackward& call);
+
+/// values = silu(a) · b,  a and b the halves of gate_and_up [rows, 2·width]
+struct Swiglu {
+  int64_t rows, width;
+  Dtype dtype;
+  Rows gate_and_up;
+  void* values;  ///< [rows, width]
+  cudaStream_t stream;
+};
+void swiglu(const Swiglu& call);
+
+/// da = dh · b · (σ(a) + a σ'(a)),  db = dh · silu(a)
+struct SwigluBackward {
+  int64_t rows, width;
+  Dtype dtype;
+  Rows grad_values, gate_and_up;
+  void* grad_gate_and_up;  ///< [rows, 2·width]
+  cudaStream_t stream;
+};
+void swiglu_backward(const SwigluBackward& call);
+
+/// y = RMSNorm of each head(o) ∘ σ(gate)
+struct GatedOutput {
+  int64_t rows, heads, head_dim;
+  Dtype dtype;
+  float epsilon;
+  const void* o;      ///< [rows, heads·head_dim]
+  Rows gate;          ///< [rows, heads·head_dim], may be absent
+  const float* norm;  ///< [heads·head_dim], or null
+  void* values;       ///< [rows, heads·head_dim]
+  cudaStream_t stream;
+};
+void gated_output(const GatedOutput& call);
+
+/// With n = o · rstd (recomputed), s = σ(gate): dgate = dy ∘ n w ∘ s(1 − s), do as RMSNorm's derivative of dy ∘ s, dw = Σ_rows n ∘ dy ∘ s.
+struct GatedOutputBackward {
+  int64_t rows, heads, head_dim;
+  Dtype dtype;
+  float epsilon;
+  Rows grad_values;
+  const void* o;
+  Rows gate;
+  const float* norm;
+  void* grad_o;           ///< [rows, heads·head_dim]
+  MutableRows grad_gate;  ///< absent with the gate
+  float* grad_norm;       ///< [heads·head_dim], or null
+  void* workspace;        ///< gated_output_workspace_bytes
+  cudaStream_t stream;
+};
+size_t gated_output_workspace_bytes(int64_t rows, int64_t heads, int64_t head_dim);
+void gated_output_backward(const GatedOutputBackward& call);
+
+/// From products to q, k, v and log f (optimized/torch/layers.hpp). Rows are batch · length tokens; a shift stops at a sequence's start.
+struct AttentionInputsCall {
+  int64_t batch, length, heads, head_dim;
+  Dtype dtype;
+  float epsilon;
+  Rows query, key, value;                 ///< [rows, heads·head_dim]; value may be absent
+  Rows key_shift, value_shift;            ///< [rows, heads], may be absent
+  Rows gate_logits;                       ///< [rows, heads], may be absent
+  const float* gate_bias;                 ///< [heads], or null
+  const float *query_norm, *key_norm;     ///< [head_dim] or [heads·head_dim], or null
+  bool norm_per_head;                     ///< the norms have heads·head_dim weights
+  const float *cosine, *sine;             ///< [length, head_dim/2], or null
+  void *out_query, *out_key, *out_value;  ///< [rows, heads·head_dim]
+  float* log_forget;                      ///< [rows, heads]
+  cudaStream_t stream;
+};
+void attention_inputs(const AttentionInputsCall& call);
+
+struct AttentionInputsBackward {
+  AttentionInputsCall forward;            ///< its inputs; the outputs are unread
+  Rows grad_query, grad_key, grad_value;  ///< [rows, heads·head_dim]
+  const float* grad_log_forget;           ///< [rows, heads], or null
+  MutableRows grad_query_product, grad_key_product, grad_value_product;
+  MutableRows grad_key_shift, grad_value_shift, grad_gate_logits;  ///< absent with their inputs
+  float *grad_gate_bias, *grad_query_norm, *grad_key_norm;         ///< or null
+  void* workspace;                                                 ///< attention_inputs_workspace_bytes
+};
+size_t attention_inputs_workspace_bytes(int64_t batch, int64_t length, int64_t heads, int64_t head_dim);
+void attention_inputs_backward(const AttentionInputsBackward& call);
+
+/// Loss and argmax of rows of logits, and their gradient in place:
+///
+///   loss_n = log Σ_{v<V} e^{l_nv} − l_{n,y},  l_nv ← (e^{l_nv}/Σ − 1_{v=y}) · scale for v < V, 0 for V ≤ v < pitch
+struct CrossEntropyRows {
+  int64_t rows, vocabulary, pitch;
+  Dtype dtype;
+  void* logits;           ///< [rows, pitch]; overwritten where `gradient`
+  const int64_t* labels;  ///< [rows], in 0 … V−1
+  float* loss;            ///< [rows], nats
+  bool* correct;          ///< [rows]: the label is the first largest logit; or null
+  bool gradient;
+  float scale;
+  cudaStream_t stream;
+};
+void cross_entropy_rows(const CrossEntropyRows& call);
+
+}  // namespace lethe::layers

@@ -1,0 +1,65 @@
+#pragma once
+// The side operators of a language model's layers, each one pass over its arrays: torch.ops.lethe.NAME, differentiable once, on CPU, CUDA and Meta.
+//
+// Activations are bfloat16, float16, float32 or float64; statistics, mixtures and gradients of weights are accumulated in float32 (float64 for
+// float64) and rounded once at the end. Rows may have a stride; the last dimension is contiguous.
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+#include <tuple>
+
+namespace lethe {
+
+/// Residual addition and RMSNorm:
+///
+///   sum = residual + branch,  normed_n = sum_n · rstd_n · w,  rstd_n = (mean_d sum_nd² + ε)^(−1/2)
+///
+/// source   FoX Eq. 16, 18 and 24
+/// reads    residual [..., d], float32 (float64), or the 16-bit dtype of the branch; branch [..., d] in `dtype`, absent: 0; weight [d] float32 (float64)
+/// returns  normed [..., d] in `dtype`; sum [..., d] in the dtype of residual, which is residual itself where there is no branch
+/// cost     one read and one write of each array; backward the same, and a float32 partial sum of the weight's gradient a block
+std::tuple<at::Tensor, at::Tensor> add_rms_norm(const at::Tensor& residual, const std::optional<at::Tensor>& branch,
+                                                const at::Tensor& weight, double epsilon, at::ScalarType dtype);
+
+/// silu(a) · b of the halves a, b of the last dimension.
+///
+/// reads    gate_and_up [..., 2I]
+/// returns  [..., I] in its dtype
+at::Tensor swiglu(const at::Tensor& gate_and_up);
+
+/// y = norm(o) ⊙ σ(gate), norm an RMSNorm of each head.
+///
+/// source   FoX Eq. 22–24, with the sigmoid around the output gate of its Figure 1
+/// reads    o [B,T,H,D] contiguous; gate [B,T,H·D] in the dtype of o, absent: no gate; norm [H·D] float32 (float64), absent: no norm
+/// returns  [B,T,H·D] in the dtype of o
+at::Tensor gated_output(const at::Tensor& o, const std::optional<at::Tensor>& gate,
+                        const std::optional<at::Tensor>& norm, double epsilon);
+
+/// From the products with x to the operator's inputs. In this order:
+///
+///   k_t ← α_t k_{t−1} + (1 − α_t) k_t, α = σ(key_shift), k_{−1} = 0;  v the same with value_shift
+///   q, k ← RMSNorm of each head;  q, k rotated: (x_i, x_{i+D/2}) by the angle of cosine and sine
+///   log f = log σ(gate_logits + gate_bias)
+///
+/// source   FoX Eq. 3 and 16–20
+/// reads    query, key, value [B,T,H·D]; key_shift, value_shift [B,T,H], absent: no shift; query_norm, key_norm [D] or [H·D] float32, absent: no
+///          norm; cosine, sine [T,D/2] float32, absent: no rotation; gate_logits [B,T,H] and gate_bias [H] float32, absent: no gate
+/// returns  query, key, value [B,T,H,D] in their dtype: views of the products where nothing changes them; log_forget [B,T,H] float32 (float64),
+///          undefined without gate_logits
+/// cost     one read and one write of each array that changes
+struct AttentionInputProducts {
+  at::Tensor query, key, value;
+  std::optional<at::Tensor> key_shift = {}, value_shift = {};
+  std::optional<at::Tensor> query_norm = {}, key_norm = {};
+  std::optional<at::Tensor> cosine = {}, sine = {};
+  std::optional<at::Tensor> gate_logits = {}, gate_bias = {};
+  int64_t heads = 1;
+  double epsilon = 0;  ///< of the norms
+};
+struct HeadInputs {
+  at::Tensor query, key, value, log_forget;
+};
+HeadInputs attention_inputs(const AttentionInputProducts& products);
+
+}  // namespace lethe

@@ -318,8 +318,8 @@ constexpr StateTileKernels of_width() {
 
 }  // namespace
 
-extern const StateKernels state_kernel_table;
-const StateKernels state_kernel_table{
+extern const StateKernels state_kernels;
+const StateKernels state_kernels{
     kLanes,
     {LETHE_RULE(StateRule::kKeyGate), LETHE_RULE(StateRule::kBothGates), LETHE_RULE(StateRule::kDelta)},
     {load_rows<float>, load_exponential<float>, store_rows<float>},

@@ -33,9 +33,4 @@ torch::Tensor rotate(const torch::Tensor& x, const Rotation& rotation) {
       .to(x.scalar_type());
 }
 
-torch::Tensor swiglu(const torch::Tensor& gate_and_up) {
-  const auto halves = gate_and_up.to(accumulation_dtype(gate_and_up.scalar_type())).chunk(2, -1);
-  return (torch::silu(halves[0]) * halves[1]).to(gate_and_up.scalar_type());
-}
-
 }  // namespace lethe

@@ -4,6 +4,8 @@
 
 #include <torch/types.h>
 
+#include "optimized/torch/layers.hpp"
+
 namespace lethe {
 
 constexpr double kNormEpsilon = 1e-6;    ///< of the block's norms, the final norm and the output norm
@@ -37,12 +39,6 @@ Rotation rotation(int64_t length, int64_t head_dim, double base, const torch::Te
 /// reads    x [B,T,H,D], D even
 /// returns  like x
 torch::Tensor rotate(const torch::Tensor& x, const Rotation& rotation);
-
-/// silu(gate) · up, where gate is the first half of the last dimension and up the second.
-///
-/// reads    gate_and_up [..., 2I]
-/// returns  [..., I], the input's dtype
-torch::Tensor swiglu(const torch::Tensor& gate_and_up);
 
 /// The dtype of sums over `dtype`: float64 for float64, float32 for all others.
 inline torch::Dtype accumulation_dtype(torch::Dtype dtype) {

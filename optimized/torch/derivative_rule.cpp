@@ -23,7 +23,7 @@ using torch::autograd::VariableInfo;
 
 // The source of an argument of the backward operator.
 struct Source {
-  enum Kind { kGradient, kTensorArgument, kConstantArgument, kOutput } kind;
+  enum Kind { kGradient, kOptionalGradient, kTensorArgument, kConstantArgument, kOutput } kind;
   size_t index;  // of a gradient: in differentiable_outputs; else of the forward's argument or output
 };
 
@@ -63,7 +63,8 @@ Pair::Pair(const c10::OperatorHandle& forward)
   const std::string prefix = "grad_";
   for (const c10::Argument& argument : backward.schema().arguments()) {
     if (argument.name().starts_with(prefix)) {
-      sources.push_back({Source::kGradient, differentiable_outputs.size()});
+      const bool is_optional = argument.type()->kind() == c10::TypeKind::OptionalType;
+      sources.push_back({is_optional ? Source::kOptionalGradient : Source::kGradient, differentiable_outputs.size()});
       differentiable_outputs.push_back(index_of(outputs, argument.name().substr(prefix.size())).value());
     } else if (const auto index = index_of(arguments, argument.name())) {
       sources.push_back({is_tensor(argument) ? Source::kTensorArgument : Source::kConstantArgument, *index});
@@ -77,7 +78,7 @@ Pair::Pair(const c10::OperatorHandle& forward)
 
 at::Tensor tensor_or_undefined(const c10::IValue& value) { return value.isTensor() ? value.toTensor() : at::Tensor(); }
 
-// Calls the backward operator on gradients (undefined: zero) and saved values: tensors and constants in the order of its arguments.
+// Calls the backward operator on gradients (undefined: none where optional, else zero) and saved values: tensors and constants in the order of its arguments.
 variable_list call_backward(const Pair& pair, const variable_list& gradients, const std::vector<VariableInfo>& outputs,
                             const variable_list& tensors, c10::ArrayRef<c10::IValue> constants) {
   if (std::none_of(gradients.begin(), gradients.end(), [](const at::Tensor& g) { return g.defined(); }))
@@ -90,6 +91,9 @@ variable_list call_backward(const Pair& pair, const variable_list& gradients, co
     if (source.kind == Source::kGradient) {
       const at::Tensor& gradient = gradients[source.index];
       stack.emplace_back(gradient.defined() ? gradient : outputs[source.index].zeros(device));
+    } else if (source.kind == Source::kOptionalGradient) {
+      const at::Tensor& gradient = gradients[source.index];
+      stack.push_back(gradient.defined() ? c10::IValue(gradient) : c10::IValue());
     } else if (source.kind == Source::kConstantArgument) {
       stack.push_back(*constant++);
     } else {

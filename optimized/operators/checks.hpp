@@ -33,12 +33,13 @@ inline void check_layout(const char* name, const at::Tensor& tensor) {
   TORCH_CHECK(tensor.layout() == at::kStrided, name, ": expected a strided layout, found ", tensor.layout());
 }
 
-/// That `tensor` is on the device of `query`, and of `dtype`, which need not be query's.
+/// That `tensor` is on the device of `other`, the argument `other_name`, and of `dtype`, which need not be the other's.
 ///
 /// throws  c10::Error "name: expected device <device> as query, found <device>", or "name: expected dtype <dtype>, found <dtype>"
-inline void check_like(const char* name, const at::Tensor& tensor, at::ScalarType dtype, const at::Tensor& query) {
-  TORCH_CHECK(tensor.device() == query.device(), name, ": expected device ", query.device(), " as query, found ",
-              tensor.device());
+inline void check_like(const char* name, const at::Tensor& tensor, at::ScalarType dtype, const at::Tensor& other,
+                       const char* other_name = "query") {
+  TORCH_CHECK(tensor.device() == other.device(), name, ": expected device ", other.device(), " as ", other_name,
+              ", found ", tensor.device());
   TORCH_CHECK(tensor.scalar_type() == dtype, name, ": expected dtype ", dtype, ", found ", tensor.scalar_type());
 }
 

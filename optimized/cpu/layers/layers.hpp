@@ -4,7 +4,30 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <optional>
+#include <tuple>
+
 namespace lethe::cpu {
+
+/// returns  normed, sum (empty without a branch), rstd [...] in the dtype of the weight
+std::tuple<at::Tensor, at::Tensor, at::Tensor> add_rms_norm_forward(const at::Tensor& residual,
+                                                                    const std::optional<at::Tensor>& branch,
+                                                                    const at::Tensor& weight, double epsilon,
+                                                                    at::ScalarType dtype);
+/// returns  the gradients of residual, branch (empty without one) and weight
+std::tuple<at::Tensor, at::Tensor, at::Tensor> add_rms_norm_backward(const at::Tensor& grad_normed,
+                                                                     const std::optional<at::Tensor>& grad_sum,
+                                                                     const at::Tensor& residual,
+                                                                     const at::Tensor& weight, const at::Tensor& sum,
+                                                                     const at::Tensor& rstd);
+
+at::Tensor gated_output_forward(const at::Tensor& o, const std::optional<at::Tensor>& gate,
+                                const std::optional<at::Tensor>& norm, double epsilon);
+/// returns  the gradients of o, gate and norm (empty where absent)
+std::tuple<at::Tensor, at::Tensor, at::Tensor> gated_output_backward(const at::Tensor& grad_values, const at::Tensor& o,
+                                                                     const std::optional<at::Tensor>& gate,
+                                                                     const std::optional<at::Tensor>& norm,
+                                                                     double epsilon);
 
 at::Tensor swiglu_forward(const at::Tensor& gate_and_up);
 at::Tensor swiglu_backward(const at::Tensor& grad_values, const at::Tensor& gate_and_up);

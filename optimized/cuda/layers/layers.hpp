@@ -29,13 +29,13 @@ struct AddRmsNorm {
   int64_t rows, width;
   Dtype dtype;           ///< of branch and normed
   Dtype residual_dtype;  ///< of residual and sum: float32, or dtype
-  float epsilon;
+  double epsilon;
   const void* residual;  ///< [rows, width]
   const void* branch;    ///< [rows, width], or null
-  const float* weight;   ///< [width]
+  const void* weight;    ///< [width], float32 (float64 for float64)
   void* normed;          ///< [rows, width]
   void* sum;             ///< [rows, width]; unused without a branch
-  float* rstd;           ///< [rows]
+  void* rstd;            ///< [rows], as weight
   cudaStream_t stream;
 };
 void add_rms_norm(const AddRmsNorm& call);
@@ -47,14 +47,14 @@ struct AddRmsNormBackward {
   const void* grad_normed;  ///< [rows, width] of dtype
   const void* grad_sum;     ///< [rows, width] of residual_dtype, or null
   const void* sum;          ///< [rows, width] of residual_dtype
-  const float *weight, *rstd;
+  const void *weight, *rstd;
   void* grad_residual;  ///< g, of residual_dtype
   void* grad_branch;    ///< g, of dtype, or null
-  float* grad_weight;   ///< [width]
+  void* grad_weight;    ///< [width], as weight
   void* workspace;      ///< add_rms_norm_workspace_bytes
   cudaStream_t stream;
 };
-size_t add_rms_norm_workspace_bytes(int64_t rows, int64_t width);
+size_t add_rms_norm_workspace_bytes(int64_t rows, int64_t width, Dtype dtype);
 void add_rms_norm_backward(const AddRmsNormBackward& call);
 
 /// values = silu(a) · b,  a and b the halves of gate_and_up [rows, 2·width]
@@ -81,11 +81,11 @@ void swiglu_backward(const SwigluBackward& call);
 struct GatedOutput {
   int64_t rows, heads, head_dim;
   Dtype dtype;
-  float epsilon;
-  const void* o;      ///< [rows, heads·head_dim]
-  Rows gate;          ///< [rows, heads·head_dim], may be absent
-  const float* norm;  ///< [heads·head_dim], or null
-  void* values;       ///< [rows, heads·head_dim]
+  double epsilon;
+  const void* o;     ///< [rows, heads·head_dim]
+  Rows gate;         ///< [rows, heads·head_dim], may be absent
+  const void* norm;  ///< [heads·head_dim], float32 (float64 for float64), or null
+  void* values;      ///< [rows, heads·head_dim]
   cudaStream_t stream;
 };
 void gated_output(const GatedOutput& call);
@@ -94,18 +94,18 @@ void gated_output(const GatedOutput& call);
 struct GatedOutputBackward {
   int64_t rows, heads, head_dim;
   Dtype dtype;
-  float epsilon;
+  double epsilon;
   Rows grad_values;
   const void* o;
   Rows gate;
-  const float* norm;
+  const void* norm;
   void* grad_o;           ///< [rows, heads·head_dim]
   MutableRows grad_gate;  ///< absent with the gate
-  float* grad_norm;       ///< [heads·head_dim], or null
+  void* grad_norm;        ///< [heads·head_dim], as norm; absent with it
   void* workspace;        ///< gated_output_workspace_bytes
   cudaStream_t stream;
 };
-size_t gated_output_workspace_bytes(int64_t rows, int64_t heads, int64_t head_dim);
+size_t gated_output_workspace_bytes(int64_t rows, int64_t heads, int64_t head_dim, Dtype dtype);
 void gated_output_backward(const GatedOutputBackward& call);
 
 /// From products to q, k, v and log f (optimized/torch/layers.hpp). Rows are batch · length tokens; a shift stops at a sequence's start.

@@ -78,6 +78,12 @@ __device__ inline Piece<T, V> load(const T* from) {
   return *reinterpret_cast<const Piece<T, V>*>(from);
 }
 
+/// Zeros where it is unwanted: nothing is read.
+template <int V, typename T>
+__device__ inline Piece<T, V> load_if(bool wanted, const T* from) {
+  return wanted ? load<V>(from) : Piece<T, V>{};
+}
+
 template <typename T, int V>
 __device__ inline void store(const Piece<T, V>& piece, T* to) {
   *reinterpret_cast<Piece<T, V>*>(to) = piece;

@@ -30,7 +30,7 @@ __device__ Number row_sum(Number number, int row_threads, Number* slots) {
 // ---- Rows in registers: row_threads threads hold a row, E elements each, as pieces of V elements row_threads pieces apart.
 
 template <typename T, typename R, int E>
-__global__ void __launch_bounds__(kThreads) add_rms_norm_kernel(const AddRmsNorm call, int row_threads) {
+__global__ void __launch_bounds__(kThreads, 3) add_rms_norm_kernel(const AddRmsNorm call, int row_threads) {
   constexpr int V = kVector<T, R>, P = E / V;
   __shared__ float slots[kWarps];
   const int lane = threadIdx.x % row_threads, width = static_cast<int>(call.width);
@@ -62,19 +62,24 @@ __global__ void __launch_bounds__(kThreads) add_rms_norm_kernel(const AddRmsNorm
 #pragma unroll
     for (int v = 0; v < V; ++v) squares += sum[v] * sum[v];
   }
+  Piece<float, V> weight[P];  // on its way during the sum
+#pragma unroll
+  for (int i = 0; i < P; ++i) {
+    const int column = (i * row_threads + lane) * V;
+    weight[i] = load_if<V>(column < width, static_cast<const float*>(call.weight) + column);
+  }
   const float rstd = rsqrtf(row_sum(squares, row_threads, slots) / width + static_cast<float>(call.epsilon));
   if (row >= call.rows) return;
   if (lane == 0) static_cast<float*>(call.rstd)[row] = rstd;
 #pragma unroll
   for (int i = 0; i < P; ++i) {
     const int column = (i * row_threads + lane) * V;
-    if (column >= width) break;
-    float normed[V], weight[V];
+    float normed[V], factor[V];
     widen(x[i], normed);
-    widen(load<V>(static_cast<const float*>(call.weight) + column), weight);
+    widen(weight[i], factor);
 #pragma unroll
-    for (int v = 0; v < V; ++v) normed[v] *= rstd * weight[v];
-    store(narrow<T>(normed), static_cast<T*>(call.normed) + first + column);
+    for (int v = 0; v < V; ++v) normed[v] *= rstd * factor[v];
+    if (column < width) store(narrow<T>(normed), static_cast<T*>(call.normed) + first + column);
   }
 }
 

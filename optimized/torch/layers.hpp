@@ -43,11 +43,14 @@ at::Tensor gated_output(const at::Tensor& o, const std::optional<at::Tensor>& ga
 ///   log f = log σ(gate_logits + gate_bias)
 ///
 /// source   FoX Eq. 3 and 16–20
-/// reads    query, key, value [B,T,H·D]; key_shift, value_shift [B,T,H], absent: no shift; query_norm, key_norm [D] or [H·D] float32, absent: no
-///          norm; cosine, sine [T,D/2] float32, absent: no rotation; gate_logits [B,T,H] and gate_bias [H] float32, absent: no gate
+/// reads    query, key, value [B,T,H·D]; key_shift, value_shift [B,T,H] in their dtype, absent: no shift; query_norm, key_norm [D] or [H·D] float32
+///          (float64), absent: no norm; cosine, sine [T,D/2] float32 (float64), without gradient, absent: no rotation; gate_logits [B,T,H] in the
+///          dtype of query, absent: no gate; gate_bias [H] float32 (float64), absent: 0
 /// returns  query, key, value [B,T,H,D] in their dtype: views of the products where nothing changes them; log_forget [B,T,H] float32 (float64),
 ///          undefined without gate_logits
-/// cost     one read and one write of each array that changes
+/// throws   c10::Error "name: expected …, found …" for a wrong rank, shape, dtype or device
+/// cost     one read and one write of each array that changes; saves its arguments for the backward and nothing else. That reads the products and
+///          the arriving gradients once and writes each gradient once; gradients of norms and bias are summed in one fixed order
 struct AttentionInputProducts {
   at::Tensor query, key, value;
   std::optional<at::Tensor> key_shift = {}, value_shift = {};

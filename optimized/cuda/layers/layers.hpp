@@ -10,19 +10,10 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "optimized/layers/rows.hpp"
 #include "reference/problem.hpp"
 
 namespace lethe::layers {
-
-/// An array [rows, columns] with its pitch; data null: absent.
-struct Rows {
-  const void* data = nullptr;
-  int64_t pitch = 0;
-};
-struct MutableRows {
-  void* data = nullptr;
-  int64_t pitch = 0;
-};
 
 /// sum = residual + branch,  normed = sum · rstd · weight,  rstd = (mean sum² + ε)^(−1/2)
 struct AddRmsNorm {
@@ -107,36 +98,6 @@ struct GatedOutputBackward {
 };
 size_t gated_output_workspace_bytes(int64_t rows, int64_t heads, int64_t head_dim, Dtype dtype);
 void gated_output_backward(const GatedOutputBackward& call);
-
-/// From products to q, k, v and log f (optimized/torch/layers.hpp). Rows are batch · length tokens; a shift stops at a sequence's start.
-struct AttentionInputsCall {
-  int64_t batch, length, heads, head_dim;
-  Dtype dtype;
-  float epsilon;
-  Rows query, key, value;                 ///< [rows, heads·head_dim]; value may be absent
-  Rows key_shift, value_shift;            ///< [rows, heads], may be absent
-  Rows gate_logits;                       ///< [rows, heads], may be absent
-  const float* gate_bias;                 ///< [heads], or null
-  const float *query_norm, *key_norm;     ///< [head_dim] or [heads·head_dim], or null
-  bool norm_per_head;                     ///< the norms have heads·head_dim weights
-  const float *cosine, *sine;             ///< [length, head_dim/2], or null
-  void *out_query, *out_key, *out_value;  ///< [rows, heads·head_dim]
-  float* log_forget;                      ///< [rows, heads]
-  cudaStream_t stream;
-};
-void attention_inputs(const AttentionInputsCall& call);
-
-struct AttentionInputsBackward {
-  AttentionInputsCall forward;            ///< its inputs; the outputs are unread
-  Rows grad_query, grad_key, grad_value;  ///< [rows, heads·head_dim]
-  const float* grad_log_forget;           ///< [rows, heads], or null
-  MutableRows grad_query_product, grad_key_product, grad_value_product;
-  MutableRows grad_key_shift, grad_value_shift, grad_gate_logits;  ///< absent with their inputs
-  float *grad_gate_bias, *grad_query_norm, *grad_key_norm;         ///< or null
-  void* workspace;                                                 ///< attention_inputs_workspace_bytes
-};
-size_t attention_inputs_workspace_bytes(int64_t batch, int64_t length, int64_t heads, int64_t head_dim);
-void attention_inputs_backward(const AttentionInputsBackward& call);
 
 /// Loss and argmax of rows of logits, and their gradient in place:
 ///

@@ -146,6 +146,21 @@ __device__ inline double sigmoid(double x) { return 1.0 / (1.0 + exp(-x)); }
 
 /// sums[c] = Σ_p partials[p, c] in a fixed order; partials [count, width] is contiguous. For float and double.
 template <typename Number>
-void sum_partials(const Number* partials, int count, int64_t width, Number* sums, cudaStream_t stream);
+struct Partials {
+  const Number* partials = nullptr;
+  int count = 0;
+  int64_t width = 0;  ///< 0: nothing to sum
+  Number* sums = nullptr;
+};
+constexpr int kMostPartials = 4;
+
+/// Up to four such sums in one launch.
+template <typename Number>
+void sum_partials(const Partials<Number> (&all)[kMostPartials], cudaStream_t stream);
+
+template <typename Number>
+void sum_partials(const Number* partials, int count, int64_t width, Number* sums, cudaStream_t stream) {
+  sum_partials<Number>({{partials, count, width, sums}}, stream);
+}
 
 }  // namespace lethe::layers

@@ -8,6 +8,12 @@
 #include "optimized/operators/rows.hpp"
 #include "optimized/torch/layers.hpp"
 #include "optimized/torch/rules.hpp"
+#ifdef LETHE_CUDA_KERNELS
+#include <ATen/cuda/CUDAContext.h>
+#include <c10/cuda/CUDAGuard.h>
+
+#include "optimized/cuda/layers/attention_inputs.hpp"
+#endif
 
 namespace lethe {
 namespace {
@@ -242,6 +248,13 @@ Outputs run(const Arguments& given) {
   call.parts[1].values = out.key.mutable_data_ptr();
   call.parts[2].values = out.value.mutable_data_ptr();
   call.log_forget = out.log_forget.mutable_data_ptr();
+#ifdef LETHE_CUDA_KERNELS
+  if (in.first().is_cuda()) {
+    const c10::cuda::CUDAGuard device(in.first().device());
+    layers::attention_inputs(call, at::cuda::getCurrentCUDAStream());
+    return out;
+  }
+#endif
   cpu::attention_inputs(call);
   return out;
 }
@@ -276,6 +289,15 @@ Gradients run_backward(const Outputs& given_gradients, const Arguments& given) {
   call.grad_log_forget = grad_log_forget.const_data_ptr();
   if (in.gate_logits) call.grad_gate_logits = mutable_rows(out.gate_logits);
   if (in.gate_bias) call.grad_gate_bias = out.gate_bias.mutable_data_ptr();
+#ifdef LETHE_CUDA_KERNELS
+  if (in.first().is_cuda()) {
+    const c10::cuda::CUDAGuard device(in.first().device());
+    const Tensor workspace = at::empty({static_cast<int64_t>(layers::attention_inputs_workspace_bytes(call))},
+                                       in.first().options().dtype(at::kByte));
+    layers::attention_inputs_backward(call, workspace.mutable_data_ptr(), at::cuda::getCurrentCUDAStream());
+    return out;
+  }
+#endif
   cpu::attention_inputs_backward(call);
   return out;
 }
@@ -320,6 +342,9 @@ void implement(torch::Library& library) {
   library.impl("_attention_inputs_backward", backward<run_backward>);
 }
 TORCH_LIBRARY_IMPL(lethe, CPU, library) { implement(library); }
+#ifdef LETHE_CUDA_KERNELS
+TORCH_LIBRARY_IMPL(lethe, CUDA, library) { implement(library); }
+#endif
 TORCH_LIBRARY_IMPL(lethe, Meta, library) {
   library.impl("_attention_inputs_forward", forward<output_shapes>);
   library.impl("_attention_inputs_backward", backward<gradient_shapes>);

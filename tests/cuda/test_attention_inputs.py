@@ -29,7 +29,8 @@ def problem(dtype, switches=EVERYTHING, batch=2, length=100, head_dim=64, paddin
         tensors.update(key_shift=pieces[3][..., :HEADS], value_shift=pieces[4][..., :HEADS])
     if "norm" in switches or "norm_per_head" in switches:
         size = width if "norm_per_head" in switches else head_dim
-        tensors.update(query_norm=(1 + 0.3 * normal(size)).to(wide), key_norm=(1 + 0.3 * normal(size)).to(wide))
+        weight = lambda: (1 + 0.3 * normal(size + 1)).to(wide)[1:]  # at no multiple of 16 bytes
+        tensors.update(query_norm=weight(), key_norm=weight())
     if "rotation" in switches:
         frequencies = 1e4 ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
         angles = torch.outer(torch.arange(length, dtype=torch.float64), frequencies)

@@ -41,10 +41,12 @@ __device__ void rotate(const AttentionInputs& call, int lane, int64_t t, bool ba
   }
 }
 
+// By single elements: among a model's parameters a weight may begin anywhere.
 __device__ void load_weights(const HeadRows& part, const Columns& at, float (&weights)[kColumns]) {
-  if (part.norm)
-    widen(load<kColumns>(static_cast<const float*>(part.norm) + (part.norm_per_head ? at.column : at.lane * kColumns)),
-          weights);
+  if (!part.norm) return;
+  const float* from = static_cast<const float*>(part.norm) + (part.norm_per_head ? at.column : at.lane * kColumns);
+#pragma unroll
+  for (int i = 0; i < kColumns; ++i) weights[i] = from[i];
 }
 
 // ---- Forward
@@ -253,12 +255,11 @@ bool holds(const void* data, int64_t pitch) {
 
 template <typename T>
 bool in_pieces(const AttentionInputs& call) {
-  if (sizeof(T) != 2) return false;
   bool fits = holds<float>(call.cosine, 0) && holds<float>(call.sine, 0);
   for (const HeadRows& part : call.parts) {
     if (!part.product.data) continue;
     fits = fits && holds<T>(part.product.data, part.product.pitch) && holds<T>(part.values, 0) &&
-           holds<float>(part.norm, 0) && holds<T>(part.grad_values.data, part.grad_values.pitch) &&
+           holds<T>(part.grad_values.data, part.grad_values.pitch) &&
            holds<T>(part.grad_product.data, part.grad_product.pitch);
   }
   return fits;

@@ -7,6 +7,7 @@ A call and the copies run in turn, in a new random order each round, on inputs t
 a GPU that is kept busy until the calls are queued. The share is the copy's time over the call's. Bytes: each array is read or written once.
 """
 import argparse
+import functools
 import json
 import random
 import statistics
@@ -43,9 +44,50 @@ class Operator:
 
 
 bf16, f32 = torch.bfloat16, torch.float32
+LENGTH = 4096  # of a sequence
+
+
+@functools.cache
+def angles(length, head_dim, device):
+    product = torch.outer(torch.arange(length, device=device), 5e5 ** (-torch.arange(0, head_dim, 2, device=device) / head_dim))
+    return product.cos(), product.sin()
+
+
+def attention_inputs(name, head_dim=None, shift=False, norm=False, rotation=False):
+    """What these switches change of products that are pieces of one, in sequences of 4096 tokens; head_dim: the model's unless given. The angles, which
+    all sequences and heads share, count as no bytes."""
+    names = ["query", "key", *(("value", "key_shift", "value_shift") if shift else ()), *(("query_norm", "key_norm") if norm else ()), "gate_logits", "gate_bias"]
+
+    def inputs(model, tokens, normal):
+        size = head_dim or model.width // model.heads
+        heads = model.width // size
+        length = min(tokens, LENGTH)
+        widths = {**dict.fromkeys(("query", "key", "value", "output_gate"), model.width), **dict.fromkeys(("key_shift", "value_shift", "gate_logits"), heads)}
+        used = sum(widths.values())
+        whole = normal(tokens // length, length, -(-used // 64) * 64).detach()
+        pieces = dict(zip(widths, whole[..., :used].split(list(widths.values()), -1)))
+        weights = {"query_norm": size, "key_norm": size, "gate_bias": heads}
+        return tuple(pieces[of].detach().requires_grad_() if of in pieces else normal(weights[of], dtype=f32) for of in names)
+
+    def run(*tensors):
+        given = dict(zip(names, tensors))
+        heads, query = given["gate_logits"].shape[-1], given["query"]
+        cosine, sine = angles(query.shape[1], query.shape[2] // heads, query.device) if rotation else (None, None)
+        of = lambda *names: [given.get(name) for name in names]
+        return torch.ops.lethe._attention_inputs_forward(*of("query", "key", "value", "key_shift", "value_shift", "query_norm", "key_norm"), cosine, sine,
+                                                         *of("gate_logits", "gate_bias"), heads, 1e-5)
+
+    # A rotation alone is turned back without its argument.
+    return Operator(name, inputs, run, lambda tensors, results: tensors if shift or norm else tensors[2:])
+
+
 OPERATORS = (
     Operator("add_rms_norm", lambda m, n, normal: (normal(n, m.width, dtype=f32), normal(n, m.width), normal(m.width, dtype=f32)),
              lambda residual, branch, weight: torch.ops.lethe.add_rms_norm(residual, branch, weight, 1e-6, bf16), lambda i, r: (r[1],)),
+    attention_inputs("attention_inputs, Pro", shift=True, norm=True),
+    attention_inputs("attention_inputs, RoPE", rotation=True),
+    attention_inputs("attention_inputs, all", shift=True, norm=True, rotation=True),
+    attention_inputs("attention_inputs, 128", head_dim=128, shift=True, norm=True, rotation=True),
     Operator("gated_output", lambda m, n, normal: (normal(1, n, m.heads, m.width // m.heads), normal(1, n, m.width), normal(m.width, dtype=f32)),
              lambda o, gate, norm: (torch.ops.lethe.gated_output(o, gate, norm, 1e-6),), lambda i, r: i[:2]),
     Operator("swiglu", lambda m, n, normal: (normal(n, 2 * m.inner),), lambda gate_and_up: (torch.ops.lethe.swiglu(gate_and_up),), lambda i, r: i),
@@ -140,14 +182,14 @@ def main():
     torch.ops.load_library(arguments.library)
     random.seed(1)
     rows = []
-    print(f"{'operator':20} {'model':6} {'direction':9} {'µs':>9} {'GB/s':>7} {'of copy':>8}")
+    print(f"{'operator':22} {'model':6} {'direction':9} {'µs':>9} {'GB/s':>7} {'of copy':>8}")
     for operator in OPERATORS:
         if arguments.only and operator.name not in arguments.only:
             continue
         for model in MODELS:
             for row in measured(operator, model, arguments):
                 rows.append(row)
-                print(f"{row['operator']:20} {row['model']:6} {row['direction']:9} {row['microseconds']:9.1f} "
+                print(f"{row['operator']:22} {row['model']:6} {row['direction']:9} {row['microseconds']:9.1f} "
                       f"{row['gigabytes_per_second']:7.0f} {row['share_of_copy']:8.3f}", flush=True)
     if arguments.output:
         name = torch.cuda.get_device_name() if arguments.device == "cuda" else "cpu"

@@ -17,22 +17,30 @@ namespace lethe {
 ///
 /// source   FoX Eq. 16, 18 and 24
 /// reads    residual [..., d], float32 (float64), or the 16-bit dtype of the branch; branch [..., d] in `dtype`, absent: 0; weight [d] float32 (float64)
-/// returns  normed [..., d] in `dtype`; sum [..., d] in the dtype of residual, which is residual itself where there is no branch
+/// returns  normed [..., d] in `dtype`; sum [..., d] in the dtype of residual, which is residual itself where there is no branch; normed is of the
+///          rounded sum
+/// throws   c10::Error "name: expected …, found …" for another dtype, device or shape
 /// cost     one read and one write of each array; backward the same, and a float32 partial sum of the weight's gradient a block
 std::tuple<at::Tensor, at::Tensor> add_rms_norm(const at::Tensor& residual, const std::optional<at::Tensor>& branch,
                                                 const at::Tensor& weight, double epsilon, at::ScalarType dtype);
 
 /// silu(a) · b of the halves a, b of the last dimension.
 ///
+/// source   Shazeer 2020
 /// reads    gate_and_up [..., 2I]
 /// returns  [..., I] in its dtype
+/// throws   c10::Error "gate_and_up: expected …, found …" for an odd number of columns or another dtype
+/// cost     one read and one write of each array; backward reads gate_and_up again and computes the gate anew
 at::Tensor swiglu(const at::Tensor& gate_and_up);
 
 /// y = norm(o) ⊙ σ(gate), norm an RMSNorm of each head.
 ///
 /// source   FoX Eq. 22–24, with the sigmoid around the output gate of its Figure 1
-/// reads    o [B,T,H,D] contiguous; gate [B,T,H·D] in the dtype of o, absent: no gate; norm [H·D] float32 (float64), absent: no norm
-/// returns  [B,T,H·D] in the dtype of o
+/// reads    o [B,T,H,D], copied where it is not contiguous; gate [B,T,H·D] in the dtype of o, absent: no gate; norm [H·D] float32 (float64),
+///          absent: no norm
+/// returns  [B,T,H·D] in the dtype of o; a view of o with neither
+/// throws   c10::Error "name: expected …, found …" for another dtype, device or shape
+/// cost     one read and one write of each array; backward reads o and gate again, and a float32 partial sum of the norm's gradient a block
 at::Tensor gated_output(const at::Tensor& o, const std::optional<at::Tensor>& gate,
                         const std::optional<at::Tensor>& norm, double epsilon);
 

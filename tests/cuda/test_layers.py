@@ -153,17 +153,18 @@ class Layers(unittest.TestCase):
                 if torch.is_tensor(tensor):
                     tensor.mul_(2)
             stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+            stream.wait_stream(torch.cuda.current_stream())
             torch.use_deterministic_algorithms(False)
             with torch.cuda.stream(stream):
-                results(name, arguments)  # warm
+                results(name, arguments, torch.ones_like)  # warm
                 with torch.cuda.graph(graph, stream=stream):
-                    captured = results(name, arguments)
+                    captured = results(name, arguments, torch.ones_like)
                 for tensor in arguments:
                     if torch.is_tensor(tensor):
                         tensor.div_(2)
                 graph.replay()
             stream.synchronize()
-            for a, e in zip(captured, results(name, arguments)):
+            for a, e in zip(captured, results(name, arguments, torch.ones_like)):
                 self.assertTrue(torch.equal(a, e), name)
 
 

@@ -6,7 +6,7 @@
 namespace lethe::layers {
 namespace {
 
-constexpr int kBlocksPerMultiprocessor = 4;  // of the backward, each with a partial sum of the norm's gradient
+constexpr int kMostBlocksPerMultiprocessor = 4;  // of the backward, each with a partial sum of the norm's gradient
 
 // ---- Rows in pieces: a thread owns V columns and goes down the rows, kUnroll at a time; head_lanes neighbouring lanes own a head, a power of two.
 
@@ -116,9 +116,9 @@ __global__ void __launch_bounds__(kMostThreads, 1)
     for (int u = 0; u < kUnroll; ++u) {
       const int64_t row = block_row + u * layout.block_rows + place.row;
       const bool inside = place.has_rows && row < call.rows;
-      float n[V], share[V], product[V];
+      float n[V], gate_or_gradient[V], product[V];
       widen(o[u], n);
-      widen(gate[u], share);
+      widen(gate[u], gate_or_gradient);
       widen(grad_values[u], product);
       float rstd = 1;
       if (call.norm)
@@ -126,22 +126,18 @@ __global__ void __launch_bounds__(kMostThreads, 1)
 #pragma unroll
       for (int v = 0; v < V; ++v) {
         n[v] *= rstd;
-        share[v] = call.gate.data ? sigmoid(share[v]) : 1.0f;
-        product[v] *= share[v];
+        const float open = call.gate.data ? sigmoid(gate_or_gradient[v]) : 1.0f;
+        product[v] *= open;
         grad_norm[v] += n[v] * product[v];
         product[v] *= weight[v];
+        gate_or_gradient[v] = product[v] * n[v] * (1 - open);
       }
+      if (inside && call.gate.data)
+        store(narrow<T>(gate_or_gradient), static_cast<T*>(call.grad_gate.data) + row * call.grad_gate.pitch + column);
       const float mean = call.norm ? lane_sum(dot(n, product), layout.head_lanes) / call.head_dim : 0.0f;
 #pragma unroll
-      for (int v = 0; v < V; ++v) {
-        share[v] = product[v] * n[v] * (1 - share[v]);
-        product[v] = rstd * (product[v] - n[v] * mean);
-      }
-      if (inside) {
-        store(narrow<T>(product), static_cast<T*>(call.grad_o) + row * width + column);
-        if (call.gate.data)
-          store(narrow<T>(share), static_cast<T*>(call.grad_gate.data) + row * call.grad_gate.pitch + column);
-      }
+      for (int v = 0; v < V; ++v) product[v] = rstd * (product[v] - n[v] * mean);
+      if (inside) store(narrow<T>(product), static_cast<T*>(call.grad_o) + row * width + column);
     }
   }
   if (call.norm) write_partial(grad_norm, layout, place, static_cast<float*>(call.workspace));
@@ -232,9 +228,22 @@ bool all_hold_pieces(const void* data, int64_t pitch) {
   return holds_pieces<kPieceElements<T>>(static_cast<const T*>(data), pitch);
 }
 
-unsigned backward_blocks(int64_t rows, int block_rows) {
-  const int64_t most = int64_t{kBlocksPerMultiprocessor} * multiprocessors();
+// Blocks of `block_rows` rows for `per_multiprocessor` of them on each multiprocessor.
+unsigned backward_blocks(int64_t rows, int block_rows, int per_multiprocessor = kMostBlocksPerMultiprocessor) {
+  const int64_t most = int64_t{std::min(per_multiprocessor, kMostBlocksPerMultiprocessor)} * multiprocessors();
   return static_cast<unsigned>(std::min(most, (rows + block_rows - 1) / block_rows));
+}
+
+// As many blocks as run at a time. Returns their number.
+template <typename T>
+unsigned launch(const GatedOutputBackward& call, Layout layout) {
+  const auto kernel = gated_output_backward_kernel<T>;
+  int per_multiprocessor;
+  cuda_check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_multiprocessor, kernel, layout.threads(), 0),
+             "gated_output_backward");
+  const unsigned blocks = backward_blocks(call.rows, kUnroll * layout.block_rows, per_multiprocessor);
+  kernel<<<blocks, layout.threads(), 0, call.stream>>>(call, layout);
+  return blocks;
 }
 
 }  // namespace
@@ -272,8 +281,7 @@ void gated_output_backward(const GatedOutputBackward& call) {
           all_hold_pieces<T>(call.gate.data, call.gate.pitch) &&
           all_hold_pieces<T>(call.grad_values.data, call.grad_values.pitch) && all_hold_pieces<T>(call.grad_o, 0) &&
           all_hold_pieces<T>(call.grad_gate.data, call.grad_gate.pitch) && all_hold_pieces<float>(call.norm, 0)) {
-        blocks = backward_blocks(call.rows, kUnroll * layout.block_rows);
-        gated_output_backward_kernel<T><<<blocks, layout.threads(), 0, call.stream>>>(call, layout);
+        blocks = launch<T>(call, layout);
         launched = true;
       }
     }

@@ -7,6 +7,7 @@
 #include "experiments/models/layers.hpp"
 #include "experiments/models/mixers/parts/forget_gate.hpp"
 #include "experiments/models/parameters.hpp"
+#include "optimized/torch/linear_cross_entropy.hpp"
 
 namespace lethe {
 namespace {
@@ -122,6 +123,22 @@ TEST(CrossEntropy, EqualsTorchsInValueAndGradientOverSeveralChunks) {
   EXPECT_LT(distance(loss, expected), 1e-12);
   EXPECT_LT(distance(hidden_gradient, expected_hidden), 1e-12);
   EXPECT_LT(distance(weight_gradient, expected_weight), 1e-12);
+}
+
+TEST(CrossEntropy, IsTheOneWhoseGradientsAreMadeInOnePass) {
+  for (const auto& [vocabulary, padded] : {std::pair{97, 104}, {50257, 50304}}) {
+    const Tensor hidden = random({9, 5}).requires_grad_(), padded_weight = random({padded, 5});
+    const Tensor weight = padded_weight.narrow(0, 0, vocabulary).clone().requires_grad_();
+    const Tensor labels = torch::randint(vocabulary, {9});
+    const Tensor expected = cross_entropy(hidden, weight, labels);
+    (expected.sum() * 0.25).backward();
+    Tensor weight_gradient = torch::zeros_like(padded_weight);
+    const auto found =
+        linear_cross_entropy_with_gradients(hidden, padded_weight, labels, vocabulary, 0.25, weight_gradient);
+    EXPECT_LT(distance(found.losses, expected), 1e-12);
+    EXPECT_LT(distance(found.grad_hidden, hidden.grad()), 1e-12);
+    EXPECT_LT(distance(weight_gradient.narrow(0, 0, vocabulary), weight.grad()), 1e-12);
+  }
 }
 
 }  // namespace

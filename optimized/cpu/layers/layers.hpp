@@ -6,6 +6,7 @@
 
 #include <optional>
 #include <tuple>
+#include "optimized/operators/logit_rows.hpp"
 
 namespace lethe::cpu {
 
@@ -31,5 +32,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> gated_output_backward(const at::T
 
 at::Tensor swiglu_forward(const at::Tensor& gate_and_up);
 at::Tensor swiglu_backward(const at::Tensor& grad_values, const at::Tensor& gate_and_up);
+
+/// returns  the logits' gradient in the dtype of the losses, before it is rounded to 16 bits; of no meaning without a scale
+at::Tensor cross_entropy_rows(const LogitRows& rows);
 
 }  // namespace lethe::cpu

@@ -37,6 +37,9 @@ if(LibTorch_FOUND AND NOT TARGET LibTorch::cpu)
     get_filename_component(_cudart ${_cudart} REALPATH)
     get_filename_component(LibTorch_CUDA_RUNTIME_DIR ${_cudart} DIRECTORY)
     add_library(LibTorch::cuda INTERFACE IMPORTED GLOBAL)
-    target_link_libraries(LibTorch::cuda INTERFACE LibTorch::cpu ${_lib}/libtorch_cuda.so ${_lib}/libc10_cuda.so ${_cudart})
+    # Nothing may call into libtorch_cuda, but loading it is what gives Torch its CUDA devices: no linker may drop it as unneeded. One item, which
+    # CMake neither splits nor reorders.
+    target_link_libraries(LibTorch::cuda INTERFACE
+      LibTorch::cpu -Wl,--push-state,--no-as-needed,${_lib}/libtorch_cuda.so,--pop-state ${_lib}/libc10_cuda.so ${_cudart})
   endif()
 endif()

@@ -1,4 +1,5 @@
-# cmake -D BUILD=… -D SOURCE=… -D PYTHON=… -D GENERATOR=… -D COMPILER=… -P run.cmake: installs the build into a fresh folder and runs the consumer against it.
+# cmake -D BUILD=… -D SOURCE=… -D PYTHON=… -D GENERATOR=… -D COMPILER=… [-D CUDA=cuda] -P run.cmake: installs the build into a fresh folder and
+# runs the consumer against it.
 set(prefix ${BUILD}/tests/install/prefix)
 file(REMOVE_RECURSE ${prefix} ${BUILD}/tests/install/consumer)
 function(step)
@@ -8,4 +9,4 @@ step(${CMAKE_COMMAND} --install ${BUILD} --prefix ${prefix})
 step(${CMAKE_COMMAND} -S ${SOURCE} -B ${BUILD}/tests/install/consumer -G ${GENERATOR} -DCMAKE_PREFIX_PATH=${prefix}
      -DLETHE_PYTHON=${PYTHON} -DCMAKE_CXX_COMPILER=${COMPILER} -DCMAKE_BUILD_TYPE=Release)
 step(${CMAKE_COMMAND} --build ${BUILD}/tests/install/consumer)
-step(${BUILD}/tests/install/consumer/consumer)
+step(${BUILD}/tests/install/consumer/consumer ${CUDA})

@@ -12,7 +12,8 @@ from shell_programs import ShellPrograms
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PROGRAMS = ("test_ptx", "test_cuda_forward", "test_cuda_backward", "test_cuda_forward_racecheck", "test_cuda_backward_racecheck",
-            "benchmark_cuda_kernels", "liblethe_torch.so", "lethe_kernels.so", "lethe_kernels_without_gate.so")
+            "test_cuda_cross_entropy", "test_cuda_linear_cross_entropy", "lethe", "benchmark_cuda_kernels", "liblethe_torch.so",
+            "lethe_kernels.so", "lethe_kernels_without_gate.so")
 
 
 def eventually(holds):
@@ -47,7 +48,7 @@ class Steps(ShellPrograms):
     def test_each_test_is_a_line_of_the_summary_and_its_output_in_the_log_of_its_label(self):
         status, summary, complaint = self.check()
         self.assertEqual(status, 0, complaint)
-        self.assertEqual(len(summary), (1 + 8 + 8 + 2) + (4 * 3 + 3) + 3)
+        self.assertEqual(len(summary), (1 + 8 + 8 + 5) + (4 * 4 + 3) + 3)
         for line in summary:
             self.assertRegex(line, r"(gpu|sanitizer|benchmark)\.\S+ \.+ +Passed +\d+\.\d+ sec$")
             self.assertIn(line, self.log("check.log"))
@@ -58,8 +59,8 @@ class Steps(ShellPrograms):
             self.assertEqual(sorted(parts), list("01234567"))
         checked = re.findall(r"checked (\w+) /\S*/test_(\w+), part (\d?) of (\d?)", self.log("sanitizer.log"))
         self.assertEqual(sorted(checked), sorted(
-            [(tool, program, "", "") for tool in ("memcheck", "initcheck", "synccheck") for program in ("ptx", "cuda_forward", "cuda_backward")]
-            + [("racecheck", "ptx", "", ""), ("racecheck", "cuda_forward_racecheck", "", "")]
+            [(tool, program, "", "") for tool in ("memcheck", "initcheck", "synccheck") for program in ("ptx", "cuda_forward", "cuda_backward", "cuda_cross_entropy")]
+            + [("racecheck", "ptx", "", ""), ("racecheck", "cuda_cross_entropy", "", ""), ("racecheck", "cuda_forward_racecheck", "", "")]
             + [("racecheck", "cuda_backward_racecheck", str(part), "4") for part in range(4)]))
         self.assertRegex(self.log("benchmark.log"), r"benchmark ran .*--benchmark_context=commit=abc .*--benchmark_context=gpu=NVIDIA G1 ")
         self.assertRegex(self.log("benchmark.log"), r"compare_attention.py .* --commit=abc --length 4096 --length 16384\n")

@@ -11,6 +11,7 @@
 #include "experiments/models/mixers/attention.hpp"
 #include "experiments/training/trainer.hpp"
 #include "tests/experiments/tiny.hpp"
+#include "tests/support/torch_gpu.hpp"
 
 namespace lethe {
 namespace {
@@ -74,6 +75,10 @@ TEST(Device, IsRefusedWhereTheMachineHasItNot) {
   EXPECT_THROW(lethe::device_named(beyond), std::invalid_argument);
 }
 
+#ifdef LETHE_CUDA
+TEST(Device, IsOfTorchsCudaLibrariesWhichThisProgramLoads) { EXPECT_TRUE(at::globalContext().hasCUDART()); }
+#endif
+
 class Training : public TinyDatasetTest {};
 
 TEST_F(Training, IsTheSameModelWhereverItIsTrained) {
@@ -84,11 +89,7 @@ TEST_F(Training, IsTheSameModelWhereverItIsTrained) {
 }
 
 TEST_F(Training, GoesOnTheGpuAsOnTheCpu) {
-  if (!torch::cuda::is_available()) {
-    const char* required = std::getenv("LETHE_REQUIRE_GPU");
-    ASSERT_FALSE(required && std::string(required) == "1") << "GPU: expected one that this build can use, found none";
-    GTEST_SKIP() << "no GPU that this build can use";
-  }
+  LETHE_NEEDS_TORCH_GPU();
   lethe::Run run = tiny_run();
   Trainer here(run, dataset);
   run.training.device = "cuda";

@@ -1,0 +1,70 @@
+"""`lethe train` on a GPU, from the outside: it finds the device, and learns as on the CPU.
+
+usage: test_training.py LETHE [unittest's own arguments]
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+import torch
+
+TOKENIZER = Path(__file__).resolve().parents[2] / "tools/tokenize_corpus.py"
+STEPS = 30
+TINY = f"--layers 2 --width 128 --heads 2 --context 64 --batch-tokens 512 --warmup-tokens 2560 --tokens {512 * STEPS} --learning-rate 5e-3".split()
+
+
+class Training(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        temporary = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(temporary.cleanup)
+        cls.folder = Path(temporary.name)
+        (cls.folder / "text").mkdir()
+        for document in range(8):
+            (cls.folder / f"text/{document}.txt").write_text("".join(f"The river forgets {n % 7}.\n" for n in range(document, 400)))
+        subprocess.run([sys.executable, TOKENIZER, "prepare", "--corpus", cls.folder / "text", "--tokenizer", "bytes",
+                        "--output", cls.folder / "data"], check=True, stdout=subprocess.DEVNULL)
+
+    def trained(self, device, *options):
+        """The lines of the log, and done.json."""
+        root = tempfile.mkdtemp(dir=self.folder)
+        run = subprocess.run([BINARY, "--root", root, "--threads", "1", "train", "--corpus", self.folder / "data", "--device", device, *TINY, *options],
+                             capture_output=True, text=True, timeout=300)
+        self.assertEqual(run.returncode, 0, run.stderr)
+        artefact = Path(run.stdout.splitlines()[-1])
+        lines = (artefact / "log.jsonl").read_text().splitlines()
+        return [json.loads(line) for line in lines], json.loads((artefact / "done.json").read_text())
+
+    def expect_alike(self, found, expected, difference):
+        self.assertEqual((len(found), len(expected)), (STEPS, STEPS))
+        for there, here in zip(found, expected):
+            self.assertAlmostEqual(there["loss"], here["loss"], delta=difference, msg=f"step {here['step']}")
+        self.assertLess(found[-1]["loss"], found[0]["loss"] - 2)
+
+    def test_learns_in_float32_as_on_the_cpu(self):
+        there, done = self.trained(DEVICE)
+        here, _ = self.trained("cpu")
+        self.expect_alike(there, here, 1e-2)
+        self.assertEqual(done["device"], DEVICE)
+
+    def test_learns_in_bfloat16_nearly_as_in_float32(self):
+        there, _ = self.trained(DEVICE, "--set=compute_dtype=bfloat16")
+        here, _ = self.trained("cpu", "--set=compute_dtype=float32")
+        self.expect_alike(there, here, 0.03)
+
+
+if __name__ == "__main__":
+    DEVICE = "cuda"
+    if sys.argv[2:3] == ["--device"]:
+        DEVICE = sys.argv.pop(3)
+        del sys.argv[2]
+    BINARY = Path(sys.argv.pop(1)).resolve()
+    if DEVICE == "cuda" and not torch.cuda.is_available() and os.environ.get("LETHE_REQUIRE_GPU") != "1":
+        print("needs a GPU")
+        sys.exit(77)  # which ctest counts as skipped
+    unittest.main()

@@ -74,7 +74,7 @@ def results(name, arguments, grads=None):
     arguments = [a.detach().requires_grad_() if torch.is_tensor(a) else a for a in arguments]
     outputs = getattr(torch.ops.lethe, name)(*arguments)
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-    fixed = lambda r: torch.linspace(-1, 1, r.numel(), dtype=torch.float64).mul(99).sin().view(r.shape).to(r)
+    fixed = lambda r: torch.linspace(-1, 1, r.numel(), dtype=torch.float64, device=r.device).mul(99).sin().view(r.shape).to(r)
     torch.autograd.backward(outputs, [(grads or fixed)(output) for output in outputs])
     return [output.detach() for output in outputs] + [a.grad for a in arguments if torch.is_tensor(a)]
 
@@ -153,18 +153,17 @@ class Layers(unittest.TestCase):
                 if torch.is_tensor(tensor):
                     tensor.mul_(2)
             stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
-            stream.wait_stream(torch.cuda.current_stream())
             torch.use_deterministic_algorithms(False)
             with torch.cuda.stream(stream):
-                results(name, arguments, torch.ones_like)  # warm
+                results(name, arguments)  # warm
                 with torch.cuda.graph(graph, stream=stream):
-                    captured = results(name, arguments, torch.ones_like)
+                    captured = results(name, arguments)
                 for tensor in arguments:
                     if torch.is_tensor(tensor):
                         tensor.div_(2)
                 graph.replay()
             stream.synchronize()
-            for a, e in zip(captured, results(name, arguments, torch.ones_like)):
+            for a, e in zip(captured, results(name, arguments)):
                 self.assertTrue(torch.equal(a, e), name)
 
 

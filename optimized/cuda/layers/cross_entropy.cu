@@ -17,7 +17,7 @@ namespace {
 
 constexpr int kThreads = 512, kWarps = kThreads / 32, kCtas = 2;  // of an SM
 constexpr int kStages = 4;                                        // in which a staged row arrives
-constexpr float kLog2E = 1.44269504f, kLn2 = 0.69314718f;
+constexpr float kLog2E = 1.44269504f;
 
 __device__ void copy_to_shared(void* shared, const void* global) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
@@ -34,7 +34,7 @@ __device__ void wait_for_copies() {
   asm volatile("cp.async.wait_group %0;" : : "n"(kPending) : "memory");
 }
 
-// Σ e^{l_v} = sum · 2^shift over the numbers so far, shift their maximum · log₂e. It begins far below every logit that matters, but finite: the first
+// Σ e^{l_v} = sum · e^shift over the numbers so far, shift their maximum. It begins far below every logit that matters, but finite: the first
 // step computes no ∞ − ∞.
 struct RunningSum {
   float shift = -FLT_MAX / 2, sum = 0;
@@ -64,10 +64,10 @@ __device__ void add(RunningSum& running, Label& label, float (&logits)[V], int f
     for (int i = 0; i < V; ++i)
       if (logits[i] == label.logit && first + i < label.index) label.beaten = true;
   }
-  const float shift = fmaxf(running.shift, maximum * kLog2E);
-  float sum = running.sum * exp2_approximate(running.shift - shift);
+  const float shift = fmaxf(running.shift, maximum);
+  float sum = running.sum * exp2_approximate((running.shift - shift) * kLog2E);
 #pragma unroll
-  for (int i = 0; i < V; ++i) sum += exp2_approximate(fmaf(logits[i], kLog2E, -shift));
+  for (int i = 0; i < V; ++i) sum += exp2_approximate((logits[i] - shift) * kLog2E);
   running = {shift, sum};
 }
 
@@ -77,7 +77,7 @@ __device__ RunningSum sum_of_threads(RunningSum running) {
   float shift = running.shift;
 #pragma unroll
   for (int offset = 16; offset > 0; offset /= 2) shift = fmaxf(shift, __shfl_xor_sync(~0u, shift, offset));
-  float sum = running.sum * exp2_approximate(running.shift - shift);
+  float sum = running.sum * exp2_approximate((running.shift - shift) * kLog2E);
 #pragma unroll
   for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(~0u, sum, offset);
   if (threadIdx.x % 32 == 0) shifts[threadIdx.x / 32] = shift, sums[threadIdx.x / 32] = sum;
@@ -86,7 +86,7 @@ __device__ RunningSum sum_of_threads(RunningSum running) {
   for (int warp = 0; warp < kWarps; ++warp) shift = fmaxf(shift, shifts[warp]);
   sum = 0;
 #pragma unroll
-  for (int warp = 0; warp < kWarps; ++warp) sum += sums[warp] * exp2_approximate(shifts[warp] - shift);
+  for (int warp = 0; warp < kWarps; ++warp) sum += sums[warp] * exp2_approximate((shifts[warp] - shift) * kLog2E);
   return {shift, sum};
 }
 
@@ -143,7 +143,7 @@ __global__ void __launch_bounds__(kThreads, kCtas) cross_entropy(const __grid_co
   const bool beaten = __syncthreads_or(label.beaten);  // after it, the label's logit may be overwritten
   running = sum_of_threads(running);
   if (threadIdx.x == 0) {
-    const float loss = fmaf(running.shift, kLn2, logf(running.sum)) - label.logit;
+    const float loss = (running.shift - label.logit) + logf(running.sum);
     p.loss[blockIdx.x] = loss;
     if (p.correct != nullptr) p.correct[blockIdx.x] = !beaten && loss == loss;
   }
@@ -154,7 +154,7 @@ __global__ void __launch_bounds__(kThreads, kCtas) cross_entropy(const __grid_co
     float numbers[V] = {};
     if (i < pieces) widen(load<V>(source + first), numbers);
 #pragma unroll
-    for (int k = 0; k < V; ++k) numbers[k] = exp2_approximate(fmaf(numbers[k], kLog2E, -running.shift)) * factor;
+    for (int k = 0; k < V; ++k) numbers[k] = exp2_approximate((numbers[k] - running.shift) * kLog2E) * factor;
     if (label.index >= first && label.index < first + V) {
 #pragma unroll
       for (int k = 0; k < V; ++k)

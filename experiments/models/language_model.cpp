@@ -1,9 +1,14 @@
 #include "experiments/models/language_model.hpp"
 
+#include <stdexcept>
+#include <tuple>
+
 #include "experiments/models/cross_entropy.hpp"
 #include "experiments/models/layers.hpp"
 #include "experiments/models/mixers/parts/rotations.hpp"
 #include "experiments/models/parameters.hpp"
+#include "optimized/torch/layers.hpp"
+#include "optimized/torch/linear_cross_entropy.hpp"
 
 namespace lethe {
 
@@ -21,87 +26,105 @@ torch::Dtype dtype_named(const std::string& name) {
 }  // namespace
 
 struct LanguageModelImpl::Parts {
-  // One pre-norm block: x + mixer(norm x), then x + mlp(norm x).
+  // One pre-norm block: r + mixer(norm r), then r + mlp(norm r), for a residual stream r. Each addition is part of the norm that follows it.
   struct Block {
     Block(const Weights& weights, const ModelConfig& config, const MixerConfig& of_layer)
         : attention_norm(weights.parameter("attn_norm.weight", {config.width}, constant(1))),
           mixer(of_layer.row().make(config, of_layer.options(), weights.below("attn"))),
           mlp_norm(weights.parameter("mlp_norm.weight", {config.width}, constant(1))),
-          gate_and_up(weights.parameter("mlp.gate_proj.weight", {2 * config.mlp_width(), config.width}, normal())),
-          down(weights.parameter("mlp.down_proj.weight", {config.width, config.mlp_width()}, normal())) {}
-
-    Tensor forward(Tensor x, Rotations& rotations, torch::Dtype dtype, std::any* trace) const {
-      x = x + mixer(rms_norm(x, attention_norm, kNormEpsilon, dtype), rotations, trace);
-      const Tensor hidden = swiglu(torch::linear(rms_norm(x, mlp_norm, kNormEpsilon, dtype), gate_and_up.to(dtype)));
-      return x + torch::linear(hidden, down.to(dtype));
-    }
+          gate_and_up(weights.product(
+              {weights.parameter("mlp.gate_proj.weight", {2 * config.mlp_width(), config.width}, normal())})),
+          down(weights.product(
+              {weights.parameter("mlp.down_proj.weight", {config.width, config.mlp_width()}, normal())})) {}
 
     Tensor attention_norm;
     MixerLayer mixer;
-    Tensor mlp_norm, gate_and_up, down;
+    Tensor mlp_norm;
+    Product gate_and_up, down;
   };
 
   Weights weights;
   Tensor embeddings;  // [V,width]
   std::vector<Block> blocks;
-  Tensor norm;    // [width]
-  Tensor output;  // [V,width]
+  Tensor norm;                  // [width]
+  Tensor output;                // [V,width]
+  std::optional<Product> head;  // of output
   torch::Dtype dtype;
+  Rotations rotations;
 };
 
-LanguageModelImpl::LanguageModelImpl(const ModelConfig& config, torch::Device device) : config_(config) {
+LanguageModelImpl::LanguageModelImpl(const ModelConfig& config, torch::Device device, std::optional<uint64_t> seed)
+    : config_(config) {
   config.check();
   const Weights weights(*this, device);
-  parts_ = std::make_shared<Parts>(Parts{weights, {}, {}, {}, {}, dtype_named(config.compute_dtype)});
+  parts_ = std::make_shared<Parts>(Parts{weights, {}, {}, {}, {}, {}, dtype_named(config.compute_dtype), {}});
   parts_->embeddings = weights.parameter("model.embeddings.weight", {config.vocabulary, config.width}, normal());
   for (int64_t layer = 0; layer < config.layers; ++layer) {
     parts_->blocks.emplace_back(weights.below("model.layers." + std::to_string(layer)), config, config.mixer.of(layer));
   }
   parts_->norm = weights.parameter("model.norm.weight", {config.width}, constant(1));
   parts_->output = weights.parameter("lm_head.weight", {config.vocabulary, config.width}, normal());
-  if (device.type() != torch::kMeta) initialize(0);
+  parts_->head = weights.product({parts_->output});
+  if (device.type() != torch::kMeta && seed) initialize(*seed);
 }
 
 Tensor LanguageModelImpl::hidden(const Tensor& tokens, std::vector<std::any>* trace) {
-  const torch::Dtype dtype = parts_->dtype;
-  Rotations rotations;
+  const torch::Dtype dtype = parts_->dtype, wide = accumulation_dtype(dtype);
   if (trace) trace->assign(parts_->blocks.size(), {});
-
   // The residual stream stays in float32 or wider.
-  Tensor x = torch::embedding(parts_->embeddings.to(accumulation_dtype(dtype)), tokens);
+  Tensor residual = torch::embedding(parts_->embeddings.to(wide), tokens), normed;
+  std::optional<Tensor> branch;
+  const auto norm = [&](const Tensor& weight) {
+    std::tie(normed, residual) = add_rms_norm(residual, branch, weight.to(wide), kNormEpsilon, dtype);
+  };
   for (size_t layer = 0; layer < parts_->blocks.size(); ++layer) {
-    x = parts_->blocks[layer].forward(x, rotations, dtype, trace ? &(*trace)[layer] : nullptr);
+    const Parts::Block& block = parts_->blocks[layer];
+    norm(block.attention_norm);
+    branch = block.mixer(normed, parts_->rotations, trace ? &(*trace)[layer] : nullptr);
+    norm(block.mlp_norm);
+    branch = block.down(swiglu(block.gate_and_up(normed)));
   }
-  return rms_norm(x, parts_->norm, kNormEpsilon, dtype);
+  norm(parts_->norm);
+  return normed;
 }
 
 Tensor LanguageModelImpl::forward(const Tensor& tokens, std::vector<std::any>* trace) {
-  return torch::linear(hidden(tokens, trace), parts_->output.to(parts_->dtype));
+  return (*parts_->head)(hidden(tokens, trace));
 }
 
 Tensor LanguageModelImpl::losses(const Tensor& tokens, const Tensor& labels) {
   const Tensor rows = hidden(tokens, nullptr).flatten(0, 1);  // [B·T,width]
-  return cross_entropy(rows, parts_->output.to(parts_->dtype), labels.flatten()).view(labels.sizes());
+  if (torch::GradMode::is_enabled())
+    return cross_entropy(rows, parts_->output.to(parts_->dtype), labels.flatten()).view(labels.sizes());
+  const Tensor weight = parts_->head->weight(parts_->dtype);
+  const Tensor losses = linear_cross_entropy(rows, weight, labels.flatten(), config_.vocabulary).losses;
+  return losses.view(labels.sizes());
+}
+
+Tensor LanguageModelImpl::accumulate_gradients(const Tensor& tokens, const Tensor& labels, double scale) {
+  if (!flat_.gradient.defined()) throw std::logic_error("model: expected flat gradients, found none");
+  const Tensor rows = hidden(tokens, nullptr).flatten(0, 1);
+  Tensor flat = parts_->head->gradient();
+  // The flat gradient of a float64 model is float32 like its parameters.
+  const bool is_wide = parts_->dtype == torch::kFloat64;
+  Tensor gradient = is_wide ? torch::zeros_like(flat, torch::kFloat64) : flat;
+  const auto head = linear_cross_entropy_with_gradients(rows.detach(), parts_->head->weight(parts_->dtype),
+                                                        labels.flatten(), config_.vocabulary, scale, gradient);
+  if (is_wide) flat.add_(gradient);
+  rows.backward(head.grad_hidden);
+  return head.losses.view(labels.sizes());
+}
+
+FlatParameters& LanguageModelImpl::flatten(bool with_gradients) {
+  flat_ = parts_->weights.flatten(parts_->dtype, with_gradients);
+  return flat_;
 }
 
 torch::Device LanguageModelImpl::device() const { return parts_->embeddings.device(); }
 
-void LanguageModelImpl::initialize(uint64_t seed) { parts_->weights.initialize(seed); }
-
-std::vector<Tensor> LanguageModelImpl::decayed_parameters() {
-  std::vector<Tensor> matrices;
-  for (const Tensor& parameter : parameters()) {
-    if (parameter.dim() == 2) matrices.push_back(parameter);
-  }
-  return matrices;
-}
-
-std::vector<Tensor> LanguageModelImpl::undecayed_parameters() {
-  std::vector<Tensor> vectors;
-  for (const Tensor& parameter : parameters()) {
-    if (parameter.dim() != 2) vectors.push_back(parameter);
-  }
-  return vectors;
+void LanguageModelImpl::initialize(uint64_t seed) {
+  parts_->weights.initialize(seed);
+  if (flat_.master.defined()) flat_.refresh();
 }
 
 ParameterCounts count_parameters(const ModelConfig& config) {

@@ -4,10 +4,13 @@
 #include <torch/nn.h>
 
 #include <any>
+#include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "experiments/models/config.hpp"
+#include "experiments/models/flat_parameters.hpp"
 
 namespace lethe {
 
@@ -16,10 +19,11 @@ namespace lethe {
 /// parameters are named where they are registered.
 class LanguageModelImpl : public torch::nn::Module {
  public:
-  /// Constructed on `device` and initialized with seed 0 (on the meta device nothing is initialized).
+  /// Constructed on `device`, and initialized with `seed` where there is one (never on the meta device).
   ///
   /// throws  std::invalid_argument where config.check() does
-  explicit LanguageModelImpl(const ModelConfig& config, torch::Device device = torch::kCPU);
+  explicit LanguageModelImpl(const ModelConfig& config, torch::Device device = torch::kCPU,
+                             std::optional<uint64_t> seed = 0);
 
   /// reads    tokens [B,T] int64
   /// returns  logits [B,T,vocabulary] in the compute dtype; `trace`, where given, receives one entry a layer, its mixer's trace
@@ -28,15 +32,22 @@ class LanguageModelImpl : public torch::nn::Module {
   /// Cross entropy of every position in nats, never holding more than a chunk of the logits.
   ///
   /// reads    tokens, labels [B,T] int64; labels are already shifted: labels_t is the target of tokens_≤t
-  /// returns  [B,T] float32 (float64 where that is the compute dtype)
+  /// returns  [B,T] float32 (float64 where that is the compute dtype); differentiable
   torch::Tensor losses(const torch::Tensor& tokens, const torch::Tensor& labels);
+
+  /// Adds the gradient of scale·Σ losses(tokens, labels) to the flat gradient.
+  ///
+  /// returns  the losses [B,T], without a derivative
+  /// cost     a forward and a backward pass; logits are computed once, by chunks; no value is read by the host
+  /// throws   std::logic_error for a model that isn't flattened with gradients
+  torch::Tensor accumulate_gradients(const torch::Tensor& tokens, const torch::Tensor& labels, double scale);
+
+  /// Moves the parameters into flat buffers, as training and evaluation read them; their names and values stay. To be called again after load().
+  FlatParameters& flatten(bool with_gradients);
+  FlatParameters& flat() { return flat_; }
 
   /// Draws every parameter anew: matrices and embeddings N(0, 0.02²), norms 1, the mixers' parameters by their own initializers.
   void initialize(uint64_t seed);
-
-  /// Parameters with weight decay (matrices, embeddings) and without (norms, biases), in a fixed order.
-  std::vector<torch::Tensor> decayed_parameters();
-  std::vector<torch::Tensor> undecayed_parameters();
 
   const ModelConfig& config() const { return config_; }
   torch::Device device() const;
@@ -47,6 +58,7 @@ class LanguageModelImpl : public torch::nn::Module {
   struct Parts;  // the registered submodules, see language_model.cpp
   ModelConfig config_;
   std::shared_ptr<Parts> parts_;
+  FlatParameters flat_;
 };
 TORCH_MODULE(LanguageModel);
 

@@ -38,7 +38,7 @@ Initial normal(double deviation) {
 }
 
 Weights::Weights(torch::nn::Module& root, torch::Device device)
-    : root_(&root), device_(device), initial_(std::make_shared<std::map<std::string, Initial>>()) {}
+    : root_(&root), device_(device), register_(std::make_shared<Register>()) {}
 
 Weights Weights::below(const std::string& path) const {
   Weights weights = *this;
@@ -48,21 +48,32 @@ Weights Weights::below(const std::string& path) const {
 
 Tensor Weights::parameter(const std::string& path, torch::IntArrayRef sizes, Initial initial) const {
   const std::string whole = prefix_ + path;
-  (*initial_)[whole] = std::move(initial);
+  register_->initial[whole] = std::move(initial);
   return holder(*root_, whole).register_parameter(last_name(whole), torch::empty(sizes, device_));
 }
 
 Tensor Weights::buffer(const std::string& path, torch::IntArrayRef sizes, Initial initial) const {
   const std::string whole = prefix_ + path;
-  (*initial_)[whole] = std::move(initial);
+  register_->initial[whole] = std::move(initial);
   return holder(*root_, whole).register_buffer(last_name(whole), torch::empty(sizes, device_));
+}
+
+Product Weights::product(std::vector<Tensor> matrices) const {
+  return register_->products.emplace_back(std::move(matrices));
+}
+
+FlatParameters Weights::flatten(torch::Dtype compute_dtype, bool with_gradients) const {
+  std::vector<std::pair<std::string, Tensor>> named;
+  for (const auto& parameter : root_->named_parameters()) named.emplace_back(parameter.key(), parameter.value());
+  return FlatParameters::of(named, register_->products, compute_dtype, with_gradients);
 }
 
 void Weights::initialize(uint64_t seed) const {
   const torch::NoGradGuard no_gradient;
   const torch::Generator generator = at::make_generator<at::CPUGeneratorImpl>(seed);
-  for (auto& parameter : root_->named_parameters()) initial_->at(parameter.key())(parameter.value(), generator);
-  for (auto& buffer : root_->named_buffers()) initial_->at(buffer.key())(buffer.value(), generator);
+  for (auto& parameter : root_->named_parameters())
+    register_->initial.at(parameter.key())(parameter.value(), generator);
+  for (auto& buffer : root_->named_buffers()) register_->initial.at(buffer.key())(buffer.value(), generator);
 }
 
 }  // namespace lethe

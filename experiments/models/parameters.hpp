@@ -7,6 +7,9 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <vector>
+
+#include "experiments/models/flat_parameters.hpp"
 
 namespace lethe {
 
@@ -34,6 +37,12 @@ class Weights {
   /// The same for a buffer: saved with the model, drawn with its parameters, never trained.
   torch::Tensor buffer(const std::string& path, torch::IntArrayRef sizes, Initial initial) const;
 
+  /// The product of x with several of these parameters, or with one. Undefined matrices have no piece.
+  Product product(std::vector<torch::Tensor> matrices) const;
+
+  /// Moves all parameters into flat buffers (FlatParameters::of).
+  FlatParameters flatten(torch::Dtype compute_dtype, bool with_gradients) const;
+
   /// Draws everything anew from `seed`: all parameters in the order of the module tree, then all buffers. The numbers are
   /// drawn on the CPU, so that a seed gives the same weights on every device.
   void initialize(uint64_t seed) const;
@@ -42,7 +51,11 @@ class Weights {
   torch::nn::Module* root_;
   torch::Device device_;
   std::string prefix_;
-  std::shared_ptr<std::map<std::string, Initial>> initial_;  // by the whole path
+  struct Register {
+    std::map<std::string, Initial> initial;  // by the whole path
+    std::vector<Product> products;           // in the order of their construction
+  };
+  std::shared_ptr<Register> register_;
 };
 
 }  // namespace lethe

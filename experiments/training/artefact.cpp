@@ -185,7 +185,7 @@ Artefact trained(const Run& run, const Dataset& dataset, const fs::path& root,
 LanguageModel load_model(const Artefact& artefact) { return load_model(artefact, artefact.run.training.device); }
 
 LanguageModel load_model(const Artefact& artefact, const std::string& device) {
-  LanguageModel model(artefact.run.model, device_named(device));
+  LanguageModel model(artefact.run.model, device_named(device), std::nullopt);
   load_weights(model, artefact.folder / "checkpoint.pt");
   model->eval();
   return model;

@@ -1,6 +1,5 @@
 #include "experiments/training/trainer.hpp"
 
-#include <torch/nn/utils/clip_grad.h>
 #include <torch/serialize.h>
 
 #include <algorithm>
@@ -28,29 +27,30 @@ LanguageModel fresh_model(const Run& run, const Dataset& dataset, const Language
     throw std::invalid_argument("vocabulary: expected at least the " + std::to_string(dataset.vocabulary()) +
                                 " tokens of " + dataset.name() + ", found " + std::to_string(run.model.vocabulary));
   }
-  LanguageModel model(run.model, device_named(run.training.device));
-  model->initialize(run.training.seed);
+  LanguageModel model(run.model, device_named(run.training.device), run.training.seed);
   if (source) convert_weights(run, source, model);
+  model->flatten(true);
   return model;
-}
-
-torch::optim::AdamW make_optimizer(LanguageModel& model, const TrainingConfig& config) {
-  const auto group = [&](std::vector<Tensor> parameters, double decay) {
-    auto options = std::make_unique<torch::optim::AdamWOptions>(config.learning_rate);
-    options->betas({config.beta1, config.beta2}).eps(config.epsilon).weight_decay(decay);
-    return torch::optim::OptimizerParamGroup(std::move(parameters), std::move(options));
-  };
-  std::vector<torch::optim::OptimizerParamGroup> groups;
-  groups.push_back(group(model->decayed_parameters(), config.weight_decay));
-  groups.push_back(group(model->undecayed_parameters(), 0));
-  return torch::optim::AdamW(std::move(groups));
 }
 
 }  // namespace
 
 Trainer::Trainer(const Run& run, const Dataset& dataset, const LanguageModel& source)
     : run_(run), dataset_(dataset), model_(fresh_model(run, dataset, source)),
-      optimizer_(make_optimizer(model_, run.training)) {}
+      optimizer_(model_->flat(), run.training) {}
+
+StepFigures take_step(LanguageModel& model, AdamW& optimizer, double learning_rate, int64_t micro_batches,
+                      const std::function<Dataset::Batch(int64_t)>& micro_batch) {
+  model->flat().gradient.zero_();
+  Tensor loss = torch::zeros({}, torch::TensorOptions(model->device()).dtype(torch::kFloat64));
+  for (int64_t micro = 0; micro < micro_batches; ++micro) {
+    const auto [tokens, labels] = micro_batch(micro);
+    const double share = 1 / static_cast<double>(tokens.numel() * micro_batches);
+    loss += model->accumulate_gradients(tokens, labels, share).sum(torch::kFloat64) * share;
+  }
+  const Tensor norm = optimizer.step(learning_rate, loss);
+  return {loss, norm.to(torch::kFloat64)};
+}
 
 void Trainer::expect_finite(const char* name, double value) const {
   if (std::isfinite(value)) return;
@@ -86,33 +86,64 @@ Trainer::Extremes Trainer::extremes() {
 Trainer::Step Trainer::step() {
   const TrainingConfig& config = run_.training;
   const double rate = learning_rate_at(config, steps_done_ * config.batch_tokens);
-  for (auto& group : optimizer_.param_groups()) group.options().set_lr(rate);
-  optimizer_.zero_grad();
-
   const int64_t sequences = config.batch_tokens / config.context_length;
   const int64_t micro_sequences =
       config.micro_batch_tokens > 0 ? config.micro_batch_tokens / config.context_length : sequences;
-  double loss = 0;
-  for (int64_t first = 0; first < sequences; first += micro_sequences) {
-    const auto [tokens, labels] = batch(first, micro_sequences);
-    const Tensor share = model_->losses(tokens, labels).sum() / static_cast<double>(config.batch_tokens);
-    share.backward();
-    loss += share.item<double>();
-  }
-  expect_finite("loss", loss);
-  const double norm = torch::nn::utils::clip_grad_norm_(model_->parameters(), config.clip_norm);
-  expect_finite("gradient norm", norm);
-  optimizer_.step();
+  const auto [loss, norm] = take_step(model_, optimizer_, rate, sequences / micro_sequences,
+                                      [&](int64_t micro) { return batch(micro * micro_sequences, micro_sequences); });
+  const Tensor figures = torch::stack({loss, norm}).cpu();  // the step's only wait for the device
+  expect_finite("loss", figures[0].item<double>());
+  expect_finite("gradient norm", figures[1].item<double>());
   ++steps_done_;
-  return {loss, rate, norm};
+  return {figures[0].item<double>(), rate, figures[1].item<double>()};
 }
 
+namespace {
+
+// An archive's keys are identifiers.
+std::string key_of(std::string name) {
+  for (size_t dot; (dot = name.find('.')) != std::string::npos;) name.replace(dot, 1, "__");
+  return name;
+}
+
+template <class Visitor>
+void for_each_weight(LanguageModel& model, Visitor&& visit) {
+  for (auto& parameter : model->named_parameters()) visit(key_of(parameter.key()), parameter.value());
+  for (auto& buffer : model->named_buffers()) visit(key_of(buffer.key()), buffer.value());
+}
+
+template <class Visitor>
+void for_each_moment(LanguageModel& model, AdamW& optimizer, Visitor&& visit) {
+  for (auto& parameter : model->named_parameters()) {
+    const AdamW::Moments moments = optimizer.moments_of(parameter.value());
+    visit("first__" + key_of(parameter.key()), moments.first);
+    visit("second__" + key_of(parameter.key()), moments.second);
+  }
+  visit("steps", optimizer.steps());
+}
+
+// A view is written with all of its storage: what is written is a copy.
+auto writer_to(torch::serialize::OutputArchive& archive) {
+  return [&](const std::string& key, const Tensor& value) { archive.write(key, value.detach().clone().cpu()); };
+}
+
+auto reader_from(torch::serialize::InputArchive& archive) {
+  return [&](const std::string& key, Tensor value) {
+    const torch::NoGradGuard no_gradient;
+    Tensor saved;
+    archive.read(key, saved);
+    value.copy_(saved);
+  };
+}
+
+}  // namespace
+
 void Trainer::save(const std::filesystem::path& path) {
-  torch::serialize::OutputArchive archive, model, optimizer;
-  model_->save(model);
-  optimizer_.save(optimizer);
-  archive.write("model", model);
-  archive.write("optimizer", optimizer);
+  torch::serialize::OutputArchive archive, weights, moments;
+  for_each_weight(model_, writer_to(weights));
+  for_each_moment(model_, optimizer_, writer_to(moments));
+  archive.write("weights", weights);
+  archive.write("moments", moments);
   archive.write("steps_done", c10::IValue(steps_done_));
   archive.write("identity", c10::IValue(identity(run_, dataset_)));
   std::ostringstream bytes;
@@ -122,25 +153,27 @@ void Trainer::save(const std::filesystem::path& path) {
 
 bool Trainer::resume(const std::filesystem::path& path) {
   if (!std::filesystem::exists(path)) return false;
-  torch::serialize::InputArchive archive, model, optimizer;
-  archive.load_from(path.string(), model_->device());
+  torch::serialize::InputArchive archive, weights, moments;
+  archive.load_from(path.string(), torch::kCPU);
   c10::IValue found, steps_done;
   archive.read("identity", found);
   if (found.toStringRef() != identity(run_, dataset_)) return false;
   archive.read("steps_done", steps_done);
-  archive.read("model", model);
-  archive.read("optimizer", optimizer);
-  model_->load(model);
-  optimizer_.load(optimizer);
+  archive.read("weights", weights);
+  archive.read("moments", moments);
+  for_each_weight(model_, reader_from(weights));
+  for_each_moment(model_, optimizer_, reader_from(moments));
+  model_->flat().refresh();
   steps_done_ = steps_done.toInt();
   return true;
 }
 
 void load_weights(LanguageModel& model, const std::filesystem::path& path) {
   torch::serialize::InputArchive archive, weights;
-  archive.load_from(path.string(), model->device());
-  archive.read("model", weights);
-  model->load(weights);
+  archive.load_from(path.string(), torch::kCPU);
+  archive.read("weights", weights);
+  for_each_weight(model, reader_from(weights));
+  model->flatten(false);
 }
 
 }  // namespace lethe

@@ -1,14 +1,26 @@
 #pragma once
 // A training in progress: model, optimizer, and the position in the stream of sequences.
 
-#include <torch/optim/adamw.h>
-
 #include <filesystem>
+#include <functional>
 #include <string>
 
+#include "experiments/training/optimizer.hpp"
 #include "experiments/training/training.hpp"
 
 namespace lethe {
+
+/// Figures of a step on its device: scalars, float64.
+struct StepFigures {
+  torch::Tensor loss;           ///< mean over the batch, nats, before the update
+  torch::Tensor gradient_norm;  ///< over all parameters, before clipping
+};
+
+/// One step: the gradient of one batch, micro-batch by micro-batch, clipped, then AdamW. The host waits for nothing.
+///
+/// reads  model, flattened with gradients; micro_batch(i): micro-batches 0 … micro_batches − 1, of equal size, on the model's device
+StepFigures take_step(LanguageModel& model, AdamW& optimizer, double learning_rate, int64_t micro_batches,
+                      const std::function<Dataset::Batch(int64_t)>& micro_batch);
 
 /// Takes optimizer steps one by one. Its whole state is the weights, the optimizer's moments and the number of steps done:
 /// the batches are a function of that number, so a checkpoint is enough to continue bit-identically.
@@ -60,7 +72,7 @@ class Trainer {
   Run run_;
   const Dataset& dataset_;
   LanguageModel model_;
-  torch::optim::AdamW optimizer_;
+  AdamW optimizer_;
   int64_t steps_done_ = 0;
 };
 

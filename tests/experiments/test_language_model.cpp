@@ -157,21 +157,6 @@ TEST(LanguageModel, HasTheWeightsOfItsSeed) {
   EXPECT_TRUE(weights(first).equal(weights(second)));
 }
 
-TEST(LanguageModel, DecaysMatricesAndEmbeddingsAndNothingElse) {
-  ModelConfig config = tiny_model();
-  config.mixer.only<AttentionConfig>().forget_gate = ForgetGate::kBiasOnly;
-  LanguageModel model(config);
-  std::set<const void*> decayed, undecayed;
-  for (const Tensor& parameter : model->decayed_parameters()) decayed.insert(parameter.const_data_ptr());
-  for (const Tensor& parameter : model->undecayed_parameters()) undecayed.insert(parameter.const_data_ptr());
-  for (const auto& parameter : model->named_parameters()) {
-    const std::string& name = parameter.key();
-    const bool spared = name.ends_with("norm.weight") || name.ends_with("bias");
-    EXPECT_EQ(decayed.count(parameter.value().const_data_ptr()), spared ? 0u : 1u) << name;
-    EXPECT_EQ(undecayed.count(parameter.value().const_data_ptr()), spared ? 1u : 0u) << name;
-  }
-}
-
 TEST(LanguageModel, ComparesTheLabelOfAPositionWithItsOwnLogits) {
   ModelConfig config = tiny_model();
   config.compute_dtype = "float64";

@@ -17,7 +17,7 @@ MixerLayer make_additive(const ModelConfig& model, const AdditiveConfig& own, co
   StateRule rule;
   rule.attention_norm = own.attention_norm;
   rule.norm_epsilon = own.norm_epsilon;
-  return state_layer(projections, rule, end);
+  return state_layer(weights, projections, rule, end);
 }
 
 double additive_flops(const ModelConfig& model, const AdditiveConfig& own, int64_t) {

@@ -27,28 +27,25 @@ MixerLayer make_attention(const ModelConfig& model, const AttentionConfig& own, 
   const QueryKeyValue inputs(weights, model, own);
   const ForgetGateWeights forget(weights, model, own);
   const OutputEnd end(weights, model);
+  // The output gate's columns begin at a multiple of 16 bytes.
+  const Product products = weights.product(
+      {inputs.query, inputs.key, inputs.value, end.gate, inputs.key_shift, inputs.value_shift, forget.weight});
   const auto tolerance = own.log_pruning_tolerance;
-  const bool forgets = own.forget_gate != ForgetGate::kNone;
   return [=](const Tensor& x, Rotations& rotations, std::any* trace) {
-    const auto product = products(x, {{inputs.query},
-                                      {inputs.key, inputs.value},
-                                      {inputs.key_shift, inputs.value_shift},
-                                      {forget.weight},
-                                      {end.gate}});
-    const auto [q, k, v] = inputs.heads_of(x, product[0], product[1], product[2], rotations);
-    const torch::Dtype wide = accumulation_dtype(x.scalar_type());
-    const Tensor log_forget = forgets ? forget.log_gate(product[3], x.size(0), x.size(1), wide)  // [B,T,H]
-                                      : torch::zeros({x.size(0), x.size(1), end.heads}, x.options().dtype(wide));
+    const std::vector<Tensor> product = products.pieces(x);
+    const auto [q, k, v, log_gate] = inputs.heads_of({product[0], product[1], product[2], product[4], product[5]},
+                                                     rotations, product[6], forget.bias);
+    const Tensor log_forget = log_gate.defined() ? log_gate : forget.constant_gate(x, end.heads);  // [B,T,H]
     const Tensor bound = tolerance || trace ? inputs.logit_bound(x.scalar_type()) : Tensor();
     const auto bound_argument = bound.defined() ? std::optional<Tensor>(bound) : std::nullopt;
     if (!trace) {
-      return end(forgetting_attention(q, k, v, log_forget, std::nullopt, tolerance, bound_argument), product[4]);
+      return end(forgetting_attention(q, k, v, log_forget, std::nullopt, tolerance, bound_argument), product[3]);
     }
     Tensor o, visited_pairs;
     std::tie(o, std::ignore, visited_pairs) =
         forgetting_attention_with_statistics(q, k, v, log_forget, std::nullopt, tolerance, bound_argument);
     *trace = AttentionTrace{q.detach(), k.detach(), v.detach(), log_forget.detach(), bound, visited_pairs};
-    return end(o, product[4]);
+    return end(o, product[3]);
   };
 }
 

@@ -46,7 +46,7 @@ MixerLayer make_decay(const ModelConfig& model, const DecayConfig& own, const We
     in.log_key_gate = log_gate(products[0], key_bias);
     in.log_value_gate = log_gate(products[1], value_bias);
   };
-  return state_layer(projections, rule, end);
+  return state_layer(weights, projections, rule, end);
 }
 
 double decay_flops(const ModelConfig& model, const DecayConfig& own, int64_t) {

@@ -31,7 +31,7 @@ MixerLayer make_delta(const ModelConfig& model, const DeltaConfig& own, const We
   rule.sums_keys = true;
   rule.sum_norm = own.sum_norm;
   rule.norm_epsilon = own.norm_epsilon;
-  return state_layer(projections, rule, end);
+  return state_layer(weights, projections, rule, end);
 }
 
 double delta_flops(const ModelConfig& model, const DeltaConfig& own, int64_t) {

@@ -27,7 +27,7 @@ MixerLayer make_gated(const ModelConfig& model, const GatedConfig& own, const We
   };
   rule.attention_norm = own.attention_norm;
   rule.norm_epsilon = own.norm_epsilon;
-  return state_layer(projections, rule, end);
+  return state_layer(weights, projections, rule, end);
 }
 
 double gated_flops(const ModelConfig& model, const GatedConfig& own, int64_t) {

@@ -32,7 +32,7 @@ MixerLayer make_gated_delta(const ModelConfig& model, const GatedDeltaConfig& ow
   };
   rule.sum_norm = own.sum_norm;
   rule.norm_epsilon = own.norm_epsilon;
-  return state_layer(projections, rule, end);
+  return state_layer(weights, projections, rule, end);
 }
 
 double gated_delta_flops(const ModelConfig& model, const GatedDeltaConfig& own, int64_t) {

@@ -26,7 +26,7 @@ MixerLayer make_gated_linear(const ModelConfig& model, const GatedLinearConfig& 
   };
   rule.attention_norm = own.attention_norm;
   rule.norm_epsilon = own.norm_epsilon;
-  return state_layer(projections, rule, end);
+  return state_layer(weights, projections, rule, end);
 }
 
 double gated_linear_flops(const ModelConfig& model, const GatedLinearConfig& own, int64_t) {

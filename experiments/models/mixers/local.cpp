@@ -55,12 +55,13 @@ void check_local(const ModelConfig& model, const LocalConfig& own) {
 MixerLayer make_local(const ModelConfig& model, const LocalConfig& own, const Weights& weights) {
   const QueryKeyValue inputs(weights, model, own);
   const OutputEnd end(weights, model);
+  const Product products =
+      weights.product({inputs.query, inputs.key, inputs.value, end.gate, inputs.key_shift, inputs.value_shift});
   const int64_t window = own.window;
   return [=](const Tensor& x, Rotations& rotations, std::any*) {
-    const auto product =
-        products(x, {{inputs.query}, {inputs.key, inputs.value}, {inputs.key_shift, inputs.value_shift}, {end.gate}});
-    const auto [q, k, v] = inputs.heads_of(x, product[0], product[1], product[2], rotations);
-    return end(local_attention(q, k, v, window), product[3]);
+    const std::vector<Tensor> product = products.pieces(x);
+    const auto in = inputs.heads_of({product[0], product[1], product[2], product[4], product[5]}, rotations);
+    return end(local_attention(in.query, in.key, in.value, window), product[3]);
   };
 }
 

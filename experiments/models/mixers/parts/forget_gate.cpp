@@ -2,6 +2,8 @@
 
 #include <cmath>
 
+#include "experiments/models/layers.hpp"
+
 namespace lethe {
 
 using torch::Tensor;
@@ -45,6 +47,12 @@ ForgetGateWeights::ForgetGateWeights(const Weights& weights, const ModelConfig& 
 Tensor ForgetGateWeights::log_gate(const Tensor& logits, int64_t batch, int64_t length, torch::Dtype dtype) const {
   if (weight.defined()) return torch::log_sigmoid(logits.to(dtype) + bias.to(dtype));
   return torch::log_sigmoid(bias.to(dtype)).expand({batch, length, bias.size(0)});
+}
+
+Tensor ForgetGateWeights::constant_gate(const Tensor& x, int64_t heads) const {
+  const torch::Dtype dtype = accumulation_dtype(x.scalar_type());
+  if (bias.defined()) return log_gate({}, x.size(0), x.size(1), dtype);
+  return torch::zeros({1}, x.options().dtype(dtype)).expand({x.size(0), x.size(1), heads});
 }
 
 double ForgetGateWeights::multiply_adds(const ModelConfig& model, const ForgetGateConfig& own) {

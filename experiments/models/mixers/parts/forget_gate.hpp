@@ -63,6 +63,11 @@ struct ForgetGateWeights {
   /// returns  log f [B,T,H]; not to be called for ForgetGate::kNone
   torch::Tensor log_gate(const torch::Tensor& logits, int64_t batch, int64_t length, torch::Dtype dtype) const;
 
+  /// log f of a gate that doesn't read x, 0 for ForgetGate::kNone.
+  ///
+  /// returns  [B,T,H] of x [B,T,width], a number a head repeated by strides of 0, in the accumulation dtype of x
+  torch::Tensor constant_gate(const torch::Tensor& x, int64_t heads) const;
+
   /// Multiply-adds of a token.
   static double multiply_adds(const ModelConfig& model, const ForgetGateConfig& own);
 

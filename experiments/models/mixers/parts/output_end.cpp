@@ -1,42 +1,25 @@
 #include "experiments/models/mixers/parts/output_end.hpp"
 
+#include <optional>
+
 #include "experiments/models/layers.hpp"
+#include "optimized/torch/layers.hpp"
 
 namespace lethe {
 
 using torch::Tensor;
 
-std::vector<Tensor> products(const Tensor& x, const std::vector<std::vector<Tensor>>& groups) {
-  std::vector<Tensor> weights;
-  std::vector<int64_t> sizes;
-  for (const auto& group : groups) {
-    sizes.push_back(0);
-    for (const Tensor& weight : group) {
-      if (!weight.defined()) continue;
-      weights.push_back(weight);
-      sizes.back() += weight.size(0);
-    }
-  }
-  const Tensor all = torch::linear(x, torch::cat(weights).to(x.scalar_type()));
-  std::vector<Tensor> pieces = all.split_with_sizes(sizes, -1);
-  for (size_t i = 0; i < pieces.size(); ++i)
-    if (sizes[i] == 0) pieces[i] = Tensor();
-  return pieces;
-}
+OutputEnd::OutputEnd(const Weights& weights, const ModelConfig& model)
+    : heads(model.heads),
+      gate(model.output_gate ? weights.parameter("ogate_proj.weight", {model.width, model.width}, normal()) : Tensor()),
+      norm(model.output_norm ? weights.parameter("output_norm.weight", {model.width}, constant(1)) : Tensor()),
+      output_(weights.product({weights.parameter("o_proj.weight", {model.width, model.width}, normal())})) {}
 
-OutputEnd::OutputEnd(const Weights& weights, const ModelConfig& model) : heads(model.heads) {
-  const int64_t width = model.width;
-  if (model.output_gate) gate = weights.parameter("ogate_proj.weight", {width, width}, normal());
-  if (model.output_norm) norm = weights.parameter("output_norm.weight", {width}, constant(1));
-  output = weights.parameter("o_proj.weight", {width, width}, normal());
-}
-
-Tensor OutputEnd::operator()(Tensor o, const Tensor& gate_logits) const {
-  const torch::Dtype dtype = o.scalar_type(), wide = accumulation_dtype(dtype);
-  if (norm.defined()) o = rms_norm(o, norm.view({heads, -1}), kNormEpsilon, gate.defined() ? wide : dtype);
-  o = o.flatten(-2);
-  if (gate.defined()) o = (o * gate_logits.to(wide).sigmoid()).to(dtype);
-  return torch::linear(o, output.to(dtype));
+Tensor OutputEnd::operator()(const Tensor& o, const Tensor& gate_logits) const {
+  if (!norm.defined() && !gate.defined()) return output_(o.flatten(-2));
+  const auto optional = [](const Tensor& x) { return x.defined() ? std::optional(x) : std::nullopt; };
+  const Tensor weight = norm.defined() ? norm.to(accumulation_dtype(o.scalar_type())) : Tensor();
+  return output_(gated_output(o, optional(gate_logits), optional(weight), kNormEpsilon));
 }
 
 double OutputEnd::multiply_adds(const ModelConfig& model) {

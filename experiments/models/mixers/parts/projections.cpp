@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <limits>
+#include <optional>
 
 #include "experiments/models/layers.hpp"
 
@@ -45,24 +46,20 @@ QueryKeyValue::QueryKeyValue(const Weights& weights, const ModelConfig& model, c
   }
 }
 
-QueryKeyValue::Heads QueryKeyValue::heads_of(const Tensor& x, const Tensor& queries, const Tensor& keys_and_values,
-                                             const Tensor& shifts, Rotations& rotations) const {
-  Tensor q = queries.unflatten(-1, {heads, head_dim});               // [B,T,H,D]
-  Tensor kv = keys_and_values.unflatten(-1, {2 * heads, head_dim});  // [B,T,2H,D]
-  if (own.kv_shift) kv = shift_by_one(kv, shifts);
-  const auto k_and_v = kv.chunk(2, 2);
-  Tensor k = k_and_v[0];
-  if (own.qk_norm != QkNorm::kNone) {
-    const auto per_head = [&](const Tensor& weight) { return weight.view({-1, head_dim}); };  // [1 or H, D]
-    q = rms_norm(q, per_head(query_norm), kQkNormEpsilon, x.scalar_type());
-    k = rms_norm(k, per_head(key_norm), kQkNormEpsilon, x.scalar_type());
-  }
+HeadInputs QueryKeyValue::heads_of(const std::vector<Tensor>& products, Rotations& rotations, const Tensor& gate_logits,
+                                   const Tensor& gate_bias) const {
+  const torch::Dtype wide = accumulation_dtype(products[0].scalar_type());
+  const auto widened = [&](const Tensor& weight) { return std::optional(weight.to(wide)); };
+  AttentionInputProducts in{
+      .query = products[0], .key = products[1], .value = products[2], .heads = heads, .epsilon = kQkNormEpsilon};
+  if (own.kv_shift) in.key_shift = products[3], in.value_shift = products[4];
+  if (own.qk_norm != QkNorm::kNone) in.query_norm = widened(query_norm), in.key_norm = widened(key_norm);
   if (own.rope) {
-    const Rotation& rotation = rotations.of(x, head_dim, own.rope_base);
-    q = rotate(q, rotation);
-    k = rotate(k, rotation);
+    const Rotation rotation = rotations.of(products[0], head_dim, own.rope_base);
+    in.cosine = rotation.cosine.squeeze(1), in.sine = rotation.sine.squeeze(1);
   }
-  return {q, k, k_and_v[1]};
+  if (gate_logits.defined()) in.gate_logits = gate_logits, in.gate_bias = widened(gate_bias);
+  return attention_inputs(in);
 }
 
 Tensor QueryKeyValue::logit_bound(torch::Dtype dtype) const {

@@ -3,9 +3,12 @@
 
 #include <torch/types.h>
 
+#include <vector>
+
 #include "experiments/models/config.hpp"
 #include "experiments/models/mixers/parts/rotations.hpp"
 #include "experiments/models/parameters.hpp"
+#include "optimized/torch/layers.hpp"
 
 namespace lethe {
 
@@ -41,12 +44,11 @@ struct QueryKeyValue {
   /// Registers the parameters of the switches that are on.
   QueryKeyValue(const Weights& weights, const ModelConfig& model, const ProjectionConfig& own);
 
-  struct Heads {
-    torch::Tensor query, key, value;  // [B,T,H,D]
-  };
-  /// reads  x [B,T,width]; products with x of {query}, {key, value} and {key_shift, value_shift}
-  Heads heads_of(const torch::Tensor& x, const torch::Tensor& queries, const torch::Tensor& keys_and_values,
-                 const torch::Tensor& shifts, Rotations& rotations) const;
+  /// reads    products [B,T,n] of x with query, key, value, key_shift and value_shift, the last two undefined without the shift; for a gate
+  ///          that reads x, its logits [B,T,H] and bias [H]
+  /// returns  query, key, value [B,T,H,D]; log_forget [B,T,H], undefined without logits
+  HeadInputs heads_of(const std::vector<torch::Tensor>& products, Rotations& rotations,
+                      const torch::Tensor& gate_logits = {}, const torch::Tensor& gate_bias = {}) const;
 
   /// U = γq·γk·√D ≥ |q·k|/√D with γ = max |w| of the norms' weights, widened by four roundings of `dtype`.
   ///

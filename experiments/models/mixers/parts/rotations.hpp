@@ -26,13 +26,13 @@ struct RotationConfig {
   void check() const;
 };
 
-/// The rotations of one forward pass: layers with the same dimension and base share one.
+/// The rotations of a model: layers with the same dimension and base share one, and forward passes the longest so far.
 class Rotations {
  public:
   /// The rotation of x's tokens in x's accumulation dtype.
   ///
   /// reads  x [B,T,...]; dim, of queries and keys, even
-  const Rotation& of(const torch::Tensor& x, int64_t dim, double base);
+  Rotation of(const torch::Tensor& x, int64_t dim, double base);
 
  private:
   std::map<std::pair<int64_t, double>, Rotation> made_;

@@ -122,18 +122,19 @@ Tensor StateProjections::features(const Tensor& product, Rotations& rotations) c
   }
 }
 
-MixerLayer state_layer(const StateProjections& projections, const StateRule& rule, const OutputEnd& end) {
-  std::vector<std::vector<Tensor>> groups{{projections.query}, {projections.key}, {projections.value}};
-  for (const Tensor& weight : rule.weights) groups.push_back({weight});
-  groups.push_back({end.gate});
+MixerLayer state_layer(const Weights& weights, const StateProjections& projections, const StateRule& rule,
+                       const OutputEnd& end) {
+  std::vector<Tensor> matrices{projections.query, projections.key, projections.value, end.gate};
+  matrices.insert(matrices.end(), rule.weights.begin(), rule.weights.end());
+  const Product products = weights.product(matrices);
   return [=](const Tensor& x, Rotations& rotations, std::any* trace) {
     // The operator would reject NaN gates as a wrong call; here they mean that the training has diverged.
     if (x.is_cpu() && !torch::isfinite(x).all().item<bool>()) throw NotFinite("activation: expected finite numbers");
-    const std::vector<Tensor> product = products(x, groups);
+    const std::vector<Tensor> product = products.pieces(x);
     StateInputs in = inputs_of(projections, rule, product, rotations);
     const int64_t value_dim = in.value.size(-1);
     const Tensor keys = in.key;
-    rule.gates(in, {product.begin() + 3, product.end() - 1});
+    rule.gates(in, {product.begin() + 4, product.end()});
 
     // z is the state's column of a value of ones, or a separate sum.
     const bool column = rule.attention_norm && !rule.sums_keys;
@@ -145,7 +146,7 @@ MixerLayer state_layer(const StateProjections& projections, const StateRule& rul
       o = (o.narrow(-1, 0, value_dim) / (weight + rule.norm_epsilon)).to(x.scalar_type());
     }
     if (trace) *trace = StateTrace{largest_state(in, value_dim), o.detach().abs().max().to(torch::kFloat64)};
-    return end(o, product.back());
+    return end(o, product[3]);
   };
 }
 

@@ -99,7 +99,7 @@ struct StateRule {
   double norm_epsilon = 0;
 };
 
-/// A layer with a state S [m,D] a head as its past. In this order, after the projections:
+/// A layer with a state S [m,D] a head as its past, its products registered with `weights`. In this order, after the projections:
 ///
 ///   sum norm: q, k ← q / (Σ q + ε), k / (Σ k + ε);  the rule's gates, then its recurrence
 ///   o_t = S_tᵀ q_t;  attention norm: o_t / (z_t·q_t + ε), z_t the sum of keys with the gates of S, or without
@@ -109,7 +109,8 @@ struct StateRule {
 /// throws   NotFinite where x isn't finite (on the CPU only: elsewhere the loss is checked)
 /// cost     B·T·width·(2·width + 2·H·query_dim) multiply-adds, plus W_φ and gates, and B·T·width·m times 2 to 4 for the
 ///          state; independent of the past
-MixerLayer state_layer(const StateProjections& projections, const StateRule& rule, const OutputEnd& end);
+MixerLayer state_layer(const Weights& weights, const StateProjections& projections, const StateRule& rule,
+                       const OutputEnd& end);
 
 /// Training FLOPs of a token: `gates` multiply-adds of the rule's own weights, and `passes` over the state: 2 for its write
 /// and its read, 1 more for each gate of a row or column, and for the correction. Random directions have no gradient and

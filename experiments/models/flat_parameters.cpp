@@ -1,0 +1,135 @@
+#include "experiments/models/flat_parameters.hpp"
+
+#include <algorithm>
+#include <map>
+
+#include "optimized/torch/linear.hpp"
+
+namespace lethe {
+
+using torch::Tensor;
+
+namespace {
+
+constexpr int64_t kAlignment = 64;   // entries of a flat buffer, 128 bytes in 16 bits
+constexpr int64_t kRowsOnCuda = 64;  // of a product's weight
+
+int64_t rounded_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+
+// Splits the last dimension; the backward is one concatenation.
+std::vector<Tensor> split(const Tensor& all, const std::vector<Tensor>& matrices) {
+  std::vector<int64_t> sizes;
+  int64_t rest = all.size(-1);
+  for (const Tensor& matrix : matrices) {
+    if (!matrix.defined()) continue;
+    sizes.push_back(matrix.size(0));
+    rest -= sizes.back();
+  }
+  if (rest == 0 && sizes.size() == 1) return {all};
+  if (rest > 0) sizes.push_back(rest);
+  return all.split_with_sizes(sizes, -1);
+}
+
+}  // namespace
+
+Product::Product(std::vector<Tensor> matrices) : entry_(std::make_shared<Entry>()) {
+  entry_->matrices = std::move(matrices);
+}
+
+// Without a flat gradient, a weight with a derivative must be the parameters themselves.
+bool Product::is_flat() const {
+  return entry_->weight.defined() && (entry_->gradient.defined() || !torch::GradMode::is_enabled());
+}
+
+Tensor Product::weight(torch::Dtype dtype) const {
+  if (is_flat()) return entry_->weight;
+  std::vector<Tensor> defined;
+  std::copy_if(entry_->matrices.begin(), entry_->matrices.end(), std::back_inserter(defined),
+               [](const Tensor& matrix) { return matrix.defined(); });
+  return (defined.size() == 1 ? defined.front() : torch::cat(defined)).to(dtype);
+}
+
+std::vector<Tensor> Product::pieces(const Tensor& x) const {
+  const Tensor whole = weight(x.scalar_type());
+  const bool adds_gradient = is_flat() && entry_->gradient.defined() && torch::GradMode::is_enabled();
+  const Tensor all = adds_gradient ? linear(x, whole, entry_->gradient) : torch::linear(x, whole);
+  const std::vector<Tensor> defined = split(all, entry_->matrices);
+  std::vector<Tensor> pieces;
+  auto next = defined.begin();
+  for (const Tensor& matrix : entry_->matrices) pieces.push_back(matrix.defined() ? *next++ : Tensor());
+  return pieces;
+}
+
+FlatParameters FlatParameters::of(const std::vector<std::pair<std::string, Tensor>>& parameters,
+                                  const std::vector<Product>& products, torch::Dtype compute_dtype,
+                                  bool with_gradients) {
+  const torch::NoGradGuard no_gradient;
+  std::vector<std::pair<Tensor, int64_t>> places;  // a parameter and its offset
+  std::map<const c10::TensorImpl*, bool> placed;
+  int64_t size = 0;
+  const auto place = [&](const Tensor& parameter) {
+    if (!placed.emplace(parameter.unsafeGetTensorImpl(), true).second) return;
+    places.emplace_back(parameter, size);
+    size += parameter.numel();
+  };
+
+  struct Block {
+    Product::Entry* entry;
+    int64_t offset, rows, width;
+  };
+  std::vector<Block> blocks;
+  for (const Product& product : products) {
+    size = rounded_up(size, kAlignment);
+    Block block{product.entry_.get(), size, 0, 0};
+    for (const Tensor& matrix : product.entry_->matrices) {
+      if (!matrix.defined()) continue;
+      place(matrix);
+      block.width = matrix.size(1);
+      block.rows += matrix.size(0);
+    }
+    if (places.back().first.is_cuda()) block.rows = rounded_up(block.rows, kRowsOnCuda);
+    size = block.offset + block.rows * block.width;
+    blocks.push_back(block);
+  }
+  const int64_t in_products = size;
+  for (const bool vectors : {false, true})
+    for (const auto& [name, parameter] : parameters) {
+      if ((parameter.dim() != 2) != vectors) continue;
+      size = rounded_up(size, kAlignment);
+      place(parameter);
+    }
+
+  FlatParameters flat;
+  for (const auto& [parameter, offset] : places)
+    if (parameter.dim() == 2) flat.matrices = std::max(flat.matrices, offset + parameter.numel());
+  flat.matrices = rounded_up(flat.matrices, kAlignment);
+  size = std::max(size, flat.matrices);
+  const auto options = places.front().first.options().requires_grad(false);
+  flat.master = torch::zeros({size}, options);
+  if (with_gradients) flat.gradient = torch::zeros({size}, options);
+  for (auto& [parameter, offset] : places) {
+    const auto view_of = [&, at = offset, &of = parameter](const Tensor& buffer) {
+      return buffer.narrow(0, at, of.numel()).view(of.sizes());
+    };
+    const Tensor view = view_of(flat.master);
+    view.copy_(parameter);
+    parameter.set_data(view);
+    parameter.mutable_grad() = with_gradients ? view_of(flat.gradient) : Tensor();
+  }
+  flat.compute =
+      compute_dtype == torch::kFloat32 ? flat.master : flat.master.narrow(0, 0, in_products).to(compute_dtype);
+  for (const Block& block : blocks) {
+    const auto view_of = [&](const Tensor& buffer) {
+      return buffer.narrow(0, block.offset, block.rows * block.width).view({block.rows, block.width});
+    };
+    block.entry->weight = view_of(flat.compute);
+    block.entry->gradient = with_gradients ? view_of(flat.gradient) : Tensor();
+  }
+  return flat;
+}
+
+void FlatParameters::refresh() {
+  if (!compute.is_same(master)) compute.copy_(master.narrow(0, 0, compute.size(0)));
+}
+
+}  // namespace lethe

@@ -1,0 +1,64 @@
+#pragma once
+// A model's parameters in a few flat buffers, and the products that read them.
+
+#include <torch/types.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace lethe {
+
+/// x Wᵀ for the matrices of one input in a single product. Copies share their weights.
+///
+/// Until the model is flattened the matrices are concatenated and cast in every call, and autograd returns their gradients. Flattened, they are
+/// one array in the compute dtype; the gradient is added to the flat one (optimized/torch/linear.hpp).
+class Product {
+ public:
+  /// reads  matrices [n_i, width], some of which may be undefined
+  explicit Product(std::vector<torch::Tensor> matrices);
+
+  /// reads    x [..., width] in the compute dtype
+  /// returns  a piece [..., n_i] a matrix, views of one product; undefined where the matrix is
+  std::vector<torch::Tensor> pieces(const torch::Tensor& x) const;
+
+  /// x Wᵀ [..., n] of a single matrix.
+  torch::Tensor operator()(const torch::Tensor& x) const { return pieces(x).front(); }
+
+  /// The matrices in `dtype`, one below the other, and rows of zeros up to the flat buffer's alignment.
+  torch::Tensor weight(torch::Dtype dtype) const;
+  /// Their part of the flat gradient, where there is one.
+  const torch::Tensor& gradient() const { return entry_->gradient; }
+
+ private:
+  friend struct FlatParameters;
+  struct Entry {
+    std::vector<torch::Tensor> matrices;
+    torch::Tensor weight, gradient;  // [Σ n_i rounded up, width] of the flat buffers; undefined before flattening
+  };
+  bool is_flat() const;
+  std::shared_ptr<Entry> entry_;
+};
+
+/// All parameters of a model, each a view of `master`: the matrices of each Product adjacent, then the other matrices, then vectors. Every Product starts at
+/// a multiple of 64 entries. On CUDA its rows are filled up to a multiple of 64 with zeros, whose gradient is zero: products of other widths are
+/// up to five times slower there.
+struct FlatParameters {
+  torch::Tensor master;  ///< float32 [n]
+  torch::Tensor
+      gradient;  ///< float32 [n], the parameters' gradients are its views; undefined for a model that is not trained
+  torch::Tensor compute;  ///< the matrices of the products in the compute dtype; `master` itself where that is float32
+  int64_t matrices = 0;   ///< entries before the first vector: those with weight decay
+
+  /// Moves the parameters into flat buffers, with their values. May be called again.
+  ///
+  /// reads  parameters by name, float32 on one device; products of some of them; whether to keep gradients
+  static FlatParameters of(const std::vector<std::pair<std::string, torch::Tensor>>& parameters,
+                           const std::vector<Product>& products, torch::Dtype compute_dtype, bool with_gradients);
+
+  /// Copies master to compute, after a change of the parameters.
+  void refresh();
+};
+
+}  // namespace lethe

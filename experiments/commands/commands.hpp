@@ -24,8 +24,10 @@ void add_report(CLI::App& app, const Place& place);
 void add_train(CLI::App& app, const Place& place);
 void add_convert(CLI::App& app, const Place& place);
 void add_evaluate(CLI::App& app, const Place& place);
+void add_export(CLI::App& app, const Place& place);
 void add_generate(CLI::App& app, const Place& place);
 void add_describe(CLI::App& app, const Place& place);
+void add_bench(CLI::App& app, const Place& place);
 void add_data(CLI::App& app, const Place& place);
 
 }  // namespace lethe

@@ -1,0 +1,226 @@
+#include <torch/cuda.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <fstream>
+#include <functional>
+#include <iostream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <stdexcept>
+#include <vector>
+
+#include "experiments/commands/checks.hpp"
+#include "experiments/commands/commands.hpp"
+#include "experiments/commands/run_options.hpp"
+#include "experiments/commands/step_profile.hpp"
+#include "experiments/models/safetensors.hpp"
+#include "experiments/training/trainer.hpp"
+
+namespace lethe {
+namespace {
+
+using torch::Tensor;
+using Clock = std::chrono::steady_clock;
+
+struct BenchOptions {
+  RunOptions run;
+  double seconds = 10;
+  std::string weights, gates = "initial", json;
+  bool serve = false, without_optimizer = false, profile = false;
+};
+
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+// Sets every forget gate's bias: seven heads of ten forget over some ten tokens, the others over thousands, or all over thousands.
+void set_gates(LanguageModel& model, const std::string& gates) {
+  if (gates == "initial") return;
+  constexpr double kGlobal = 9.2, kLocal = 2.25;  // log σ = −1e−4 and −0.1
+  const torch::NoGradGuard no_gradient;
+  for (auto& parameter : model->named_parameters()) {
+    if (!parameter.key().ends_with("fgate_proj.bias")) continue;
+    parameter.value().fill_(kGlobal);
+    const int64_t heads = parameter.value().numel();
+    if (gates == "bimodal") parameter.value().narrow(0, 0, (7 * heads + 5) / 10).fill_(kLocal);
+  }
+}
+
+constexpr const char* kText = "text";  // [B,T+1] int64, in the file of the weights
+
+void read_weights(LanguageModel& model, const Safetensors& file, const std::string& path) {
+  const torch::NoGradGuard no_gradient;
+  for (auto& parameter : model->named_parameters()) {
+    const auto found = file.tensors.find(parameter.key());
+    if (found == file.tensors.end() || found->second.sizes() != parameter.value().sizes())
+      throw std::invalid_argument(path + ": expected " + parameter.key() + " of the model's shape, found none");
+    parameter.value().copy_(found->second);
+  }
+}
+
+// The training step on random tokens, the same in every step.
+class Step {
+ public:
+  Step(const Run& run, const BenchOptions& options)
+      : run_(run), with_optimizer_(!options.without_optimizer),
+        model_(run.model, device_named(run.training.device), run.training.seed),
+        optimizer_(prepared(options), run.training) {
+    const TrainingConfig& training = run.training;
+    const int64_t micro = training.micro_batch_tokens > 0 ? training.micro_batch_tokens : training.batch_tokens;
+    micro_batches_ = training.batch_tokens / micro;
+    torch::manual_seed(training.seed);
+    const int64_t sequences = micro / training.context_length, length = training.context_length + 1;
+    const auto given = file_.tensors.find(kText);
+    const Tensor text = given != file_.tensors.end()
+                            ? given->second
+                            : torch::randint(run.model.vocabulary, {sequences, length}, torch::kInt64);
+    if (!text.sizes().equals({sequences, length}) || text.scalar_type() != torch::kInt64)
+      throw std::invalid_argument(options.weights + ": expected text [" + std::to_string(sequences) + "," +
+                                  std::to_string(length) + "] int64, found another shape or type");
+    batch_ = {text.narrow(1, 0, training.context_length).contiguous().to(model_->device()),
+              text.narrow(1, 1, training.context_length).contiguous().to(model_->device())};
+  }
+
+  // Takes `count` steps and waits for the device.
+  void take(int64_t count) {
+    for (int64_t i = 0; i < count; ++i) {
+      if (with_optimizer_) {
+        figures_ =
+            take_step(model_, optimizer_, run_.training.learning_rate, micro_batches_, [&](int64_t) { return batch_; });
+      } else {
+        for (int64_t micro = 0; micro < micro_batches_; ++micro)
+          losses_ = model_->accumulate_gradients(batch_.tokens, batch_.labels, 1.0 / static_cast<double>(tokens()));
+      }
+    }
+    wait();
+  }
+  void wait() const {
+    if (model_->device().is_cuda()) torch::cuda::synchronize();
+  }
+  int64_t tokens() const { return run_.training.batch_tokens; }
+  // Loss and gradient norm of the next step, with the weights as they are.
+  std::pair<double, double> figures() {
+    model_->flat().gradient.zero_();
+    const Tensor losses =
+        model_->accumulate_gradients(batch_.tokens, batch_.labels, 1 / static_cast<double>(batch_.tokens.numel()));
+    return {losses.mean().item<double>(), model_->flat().gradient.norm().item<double>()};
+  }
+  const Dataset::Batch& batch() const { return batch_; }
+  LanguageModel& model() { return model_; }
+
+ private:
+  FlatParameters& prepared(const BenchOptions& options) {
+    if (!options.weights.empty()) read_weights(model_, file_ = read_safetensors(options.weights), options.weights);
+    set_gates(model_, options.gates);
+    return model_->flatten(true);
+  }
+
+  Run run_;
+  bool with_optimizer_;
+  Safetensors file_;
+  LanguageModel model_;
+  AdamW optimizer_;
+  int64_t micro_batches_ = 1;
+  Dataset::Batch batch_;
+  StepFigures figures_;
+  Tensor losses_;
+};
+
+nlohmann::json measured(Step& step, double seconds) {
+  step.take(3);
+  int64_t steps = 0;
+  const auto start = Clock::now();
+  do {
+    step.take(1);
+    ++steps;
+  } while (seconds_since(start) < seconds);
+  const double elapsed = seconds_since(start), tokens = static_cast<double>(step.tokens() * steps);
+  return {{"steps", steps},
+          {"tokens_per_second", tokens / elapsed},
+          {"microseconds_per_token", elapsed / tokens * 1e6},
+          {"milliseconds_per_step", elapsed / static_cast<double>(steps) * 1e3}};
+}
+
+void print(const Run& run, const nlohmann::json& result) {
+  std::printf("%-22s %.0f\n%-22s %.4f\n%-22s %.3f\n", "tokens/s", result.at("tokens_per_second").get<double>(),
+              "us a token", result.at("microseconds_per_token").get<double>(), "ms a step",
+              result.at("milliseconds_per_step").get<double>());
+  const double flops = training_flops_per_token(run.model, run.training.context_length);
+  std::printf("%-22s %.1f\n", "TFLOP/s", flops * result.at("tokens_per_second").get<double>() / 1e12);
+}
+
+// Microseconds a token by operator, over a few steps.
+nlohmann::json profiled(Step& step) {
+  constexpr int64_t kSteps = 3;
+  StepProfile profile(step.model()->device());
+  step.take(kSteps);
+  const double tokens = static_cast<double>(kSteps * step.tokens());
+  std::vector<std::pair<double, std::string>> rows;
+  nlohmann::json json = nlohmann::json::object();
+  for (const auto& [name, entry] : profile.entries()) {
+    rows.emplace_back(entry.microseconds / tokens, name);
+    json[name] = {{"microseconds_per_token", rows.back().first}, {"calls_per_step", entry.calls / kSteps}};
+  }
+  std::ranges::sort(rows, std::greater());
+  double all = 0;
+  for (const auto& [microseconds, name] : rows) all += microseconds;
+  std::printf("us a token by operator (of %.4f in all)\n", all);
+  for (const auto& [microseconds, name] : rows)
+    if (microseconds > 0.002 * all)
+      std::printf("  %8.4f  %4.1f %%  %s\n", microseconds, 100 * microseconds / all, name.c_str());
+  return json;
+}
+
+// "go N" on standard input takes N steps and prints their seconds; the end of the input ends the program.
+void serve(Step& step) {
+  const auto [loss, norm] = step.figures();  // of the weights as they came
+  step.take(3);
+  std::cout << "ready " << nlohmann::json({{"loss", loss}, {"gradient_norm", norm}, {"tokens", step.tokens()}}).dump()
+            << std::endl;
+  std::string word;
+  for (int64_t count; std::cin >> word >> count && word == "go";) {
+    const auto start = Clock::now();
+    step.take(count);
+    std::cout << seconds_since(start) << std::endl;
+  }
+}
+
+void bench(const BenchOptions& options) {
+  const Run run = options.run.run();
+  Step step(run, options);
+  if (options.serve) return serve(step);
+  nlohmann::json result = measured(step, options.seconds);
+  result["device"] = run.training.device;
+  print(run, result);
+  if (options.profile) result["operators"] = profiled(step);
+  if (!options.json.empty()) std::ofstream(options.json) << result.dump(1) << '\n';
+}
+
+}  // namespace
+
+void add_bench(CLI::App& app, const Place&) {
+  auto* command = app.add_subcommand("bench", "Speed of a training step on random tokens");
+  auto options = std::make_shared<BenchOptions>();
+  options->run.add_to(*command);
+  command->add_option("--seconds", options->seconds, "Time to measure")
+      ->check(number_between(0))
+      ->capture_default_str();
+  command->add_option("--weights", options->weights, "safetensors to start from; none: drawn from the seed");
+  command
+      ->add_option("--gates", options->gates,
+                   "Forget gates: initial, open or bimodal (seven heads of ten forget within tens of tokens)")
+      ->check(CLI::IsMember({"initial", "open", "bimodal"}))
+      ->capture_default_str();
+  command->add_option("--json", options->json, "A file for the figures");
+  command->add_flag("--without-optimizer", options->without_optimizer, "Forward and backward alone");
+  command->add_flag("--profile", options->profile, "Print microseconds a token by operator");
+  command->add_flag("--serve", options->serve,
+                    "Take steps on command: a line \"go N\" on standard input takes N and prints their seconds");
+  command->footer(
+      "Takes the options of lethe train.\n"
+      "Example:\n"
+      "  lethe bench --size 125m --context 4096 --batch-tokens 32768 --device cuda --set compute_dtype=bfloat16");
+  command->callback([options] { bench(*options); });
+}
+
+}  // namespace lethe

@@ -1,0 +1,216 @@
+#!/usr/bin/env python3
+"""Training steps per second beside PyTorch's, on one GPU: the same weights, the same tokens, the same losses, then the time of each in turn.
+
+usage: tools/compare_training.py [--build build/cuda] [--case 125m:4096 …] [--rounds 9] [--slot 2.0] [--output FILE.json]
+
+A row is a process that takes steps on command, so that only one works at a time; the order is random in every round, the figure the median. A step is
+forward, backward, clipping and AdamW on 32768 tokens in bfloat16 with float32 master weights. A row whose loss is not within 0.5 % of the first row's of
+its model, or whose gradient norm is not within 1 %, has no time.
+
+  lethe        this suite: lethe bench
+  compiled     the same model in PyTorch under torch.compile (examples/fox.py): cuDNN's attention, or our operator where there are gates
+"""
+import argparse
+import json
+import os
+import pathlib
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+SIZES = {"125m": (12, 768, 12), "360m": (24, 1024, 16), "760m": (24, 1536, 24)}  # layers, width, heads
+VOCABULARY, TOKENS = 50304, 32768
+LOG_TOLERANCE = -10.0
+
+
+def mlp_width(width, pro):
+    return 256 * -(-int(width * (3.5 if pro else 4) * 2 / 3) // 256)
+
+
+class Case:
+    """A model, a length, and its gates: transformer-llama, fox-llama, fox-pro, or fox-pro+acp."""
+
+    def __init__(self, text):
+        self.size, length, self.name = text.split(":")
+        self.length, self.text = int(length), text
+        self.architecture = self.name.removesuffix("+acp")
+        self.prunes = self.name.endswith("+acp")
+        self.pro, self.forgets = self.architecture.endswith("pro"), self.architecture.startswith("fox")
+        if self.size not in SIZES or TOKENS % self.length or self.architecture not in ("transformer-llama", "fox-llama", "fox-pro"):
+            raise ValueError(f"--case: expected SIZE:LENGTH:MODEL such as 125m:4096:fox-pro, found {text}")
+
+    def model(self):
+        import torch
+
+        sys.path.insert(0, str(ROOT / "examples"))
+        import fox
+
+        layers, width, heads = SIZES[self.size]
+        torch.manual_seed(0)
+        model = fox.LanguageModel(fox.Config(VOCABULARY, layers, width, heads, mlp_width(width, self.pro), self.pro, self.forgets,
+                                             log_pruning_tolerance=LOG_TOLERANCE if self.prunes else None))
+        if self.prunes:  # seven heads of ten are local
+            for layer in model.model.layers:
+                bias = layer.attn.fgate_proj.bias.data.fill_(9.2)
+                bias[: (7 * heads + 5) // 10] = 2.25
+        elif self.forgets:
+            for layer in model.model.layers:
+                layer.attn.fgate_proj.bias.data.zero_()
+        return model
+
+    def text_tokens(self):
+        import torch
+
+        return torch.randint(VOCABULARY, (TOKENS // self.length, self.length + 1), generator=torch.Generator().manual_seed(1))
+
+    def write(self, path):
+        from safetensors.torch import save_file
+
+        save_file(dict(self.model().state_dict(), text=self.text_tokens()), path)
+
+
+def serve_compiled(case, weights, library):
+    """Steps of examples/fox.py on command, as `lethe bench --serve`."""
+    import torch
+    from safetensors.torch import load_file
+
+    torch.ops.load_library(library)
+    state = load_file(weights)
+    text = state.pop("text").cuda()
+    tokens, labels = text[:, :-1].contiguous(), text[:, 1:].contiguous()
+    model = case.model()
+    model.load_state_dict(state)
+    model.cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+
+    def loss_of(tokens, labels):
+        return model.losses(tokens, labels).mean()
+
+    compiled = torch.compile(loss_of)
+
+    def backward():
+        with torch.autocast("cuda", torch.bfloat16), torch.nn.attention.sdpa_kernel(
+                [torch.nn.attention.SDPBackend.CUDNN_ATTENTION, torch.nn.attention.SDPBackend.FLASH_ATTENTION], set_priority=True):
+            loss = compiled(tokens, labels)
+        loss.backward()
+        return loss
+
+    def step():
+        backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    loss = backward().item()
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).item()
+    optimizer.zero_grad()
+    for _ in range(3):
+        step()
+    torch.cuda.synchronize()
+    print("ready", json.dumps({"loss": loss, "gradient_norm": norm, "tokens": TOKENS}), flush=True)
+    for line in sys.stdin:
+        start = time.perf_counter()
+        for _ in range(int(line.split()[1])):
+            step()
+        torch.cuda.synchronize()
+        print(time.perf_counter() - start, flush=True)
+
+
+class Row:
+    def __init__(self, name, command, environment):
+        self.name, self.times, self.error = name, [], None
+        self.log = tempfile.TemporaryFile("w+")
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, text=True, env=environment)
+
+    def wait_until_ready(self):
+        for line in self.process.stdout:
+            if line.startswith("ready "):
+                self.figures = json.loads(line.removeprefix("ready "))
+                return
+        self.log.seek(0)
+        lines = self.log.read().strip().splitlines()
+        self.error = f"ended before its first step: {lines[-1] if lines else 'no message'}"
+
+    def take(self, count):
+        self.process.stdin.write(f"go {count}\n")
+        self.process.stdin.flush()
+        return float(self.process.stdout.readline()) / count
+
+    def end(self):
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def compare(case, options):
+    with tempfile.TemporaryDirectory(dir=options.scratch) as folder:
+        weights = f"{folder}/weights.safetensors"
+        case.write(weights)
+        environment = dict(os.environ)
+        lethe = [f"{options.build}/bin/lethe", "bench", "--serve", "--size", case.size, "--architecture", case.architecture, "--context",
+                 str(case.length), "--batch-tokens", str(TOKENS), "--device", "cuda", "--learning-rate", "1e-3", "--weights", weights,
+                 "--set", "compute_dtype=bfloat16", "--set", f"vocabulary={VOCABULARY}"]
+        if case.prunes:
+            lethe += ["--set", f"log_pruning_tolerance={LOG_TOLERANCE}", "--gates", "bimodal"]
+        rows = []
+        for name, command in (("lethe", lethe), ("compiled", [sys.executable, __file__, "--serve", case.text, weights, options.library])):
+            if name in options.rows:
+                rows.append(Row(name, command, environment))
+                rows[-1].wait_until_ready()  # one after another: compiling and warming up disturb nobody
+        working = [row for row in rows if row.error is None]
+        for row in working[1:]:
+            first = working[0].figures
+            for figure, bound in (("loss", 0.005), ("gradient_norm", 0.01)):
+                if not abs(row.figures[figure] / first[figure] - 1) < bound:
+                    row.error = f"{figure}: expected {first[figure]:.5g} within {bound:.1%} as {working[0].name}, found {row.figures[figure]:.5g}"
+        working = [row for row in working if row.error is None]
+        counts = {row.name: max(1, round(options.slot / row.take(2))) for row in working}
+        for _ in range(options.rounds):
+            for row in random.sample(working, len(working)):
+                row.times.append(row.take(counts[row.name]))
+        for row in rows:
+            row.end()
+    return [{"case": case.text, "row": row.name, "error": row.error, **getattr(row, "figures", {}),
+             **({"tokens_per_second": TOKENS / statistics.median(row.times), "fastest": TOKENS / min(row.times),
+                 "slowest": TOKENS / max(row.times)} if row.times else {})} for row in rows]
+
+
+def main():
+    if sys.argv[1:2] == ["--serve"]:
+        return serve_compiled(Case(sys.argv[2]), sys.argv[3], sys.argv[4])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--build", default=str(ROOT / "build/cuda"))
+    parser.add_argument("--library", default=None, help="liblethe_torch.so (default: the build's)")
+    parser.add_argument("--case", nargs="+", default=["125m:4096:transformer-llama", "125m:4096:fox-llama", "125m:4096:fox-pro", "125m:4096:fox-pro+acp",
+                                                      "760m:16384:transformer-llama", "760m:16384:fox-pro", "760m:16384:fox-pro+acp"])
+    parser.add_argument("--rows", nargs="+", default=["lethe", "compiled"])
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--slot", type=float, default=2.0, help="seconds of a row in a round")
+    parser.add_argument("--scratch", default=None, help="a folder for the weights (default: the system's)")
+    parser.add_argument("--output", default=None)
+    options = parser.parse_args()
+    options.library = options.library or next(iter(sorted(map(str, pathlib.Path(options.build).rglob("liblethe_torch.so")))), "")
+    try:
+        cases = [Case(text) for text in options.case]
+    except ValueError as error:
+        sys.exit(f"compare_training: {error}")
+    results = []
+    print(f"{'case':32}{'row':12}{'tokens/s':>10}{'range':>20}{'loss':>10}")
+    for case in cases:
+        for result in compare(case, options):
+            results.append(result)
+            if "tokens_per_second" in result:
+                spread = f"{result['slowest']:.0f}–{result['fastest']:.0f}"
+                print(f"{result['case']:32}{result['row']:12}{result['tokens_per_second']:>10.0f}{spread:>20}{result['loss']:>10.4f}", flush=True)
+            else:
+                print(f"{result['case']:32}{result['row']:12}{result['error']}", flush=True)
+        if options.output:
+            pathlib.Path(options.output).write_text(json.dumps(results, indent=1) + "\n")
+    return int(any(result["error"] for result in results))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -4,6 +4,7 @@
 #include <map>
 
 #include "optimized/torch/linear.hpp"
+#include "optimized/torch/split_columns.hpp"
 
 namespace lethe {
 
@@ -16,7 +17,7 @@ constexpr int64_t kRowsOnCuda = 64;  // of a product's weight
 
 int64_t rounded_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
-// Splits the last dimension; the backward is one concatenation.
+// The columns of each matrix, and those that fill up the product.
 std::vector<Tensor> split(const Tensor& all, const std::vector<Tensor>& matrices) {
   std::vector<int64_t> sizes;
   int64_t rest = all.size(-1);
@@ -27,7 +28,7 @@ std::vector<Tensor> split(const Tensor& all, const std::vector<Tensor>& matrices
   }
   if (rest == 0 && sizes.size() == 1) return {all};
   if (rest > 0) sizes.push_back(rest);
-  return all.split_with_sizes(sizes, -1);
+  return split_columns(all, sizes);
 }
 
 }  // namespace

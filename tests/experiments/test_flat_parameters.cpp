@@ -11,6 +11,7 @@
 #include "experiments/training/optimizer.hpp"
 #include "experiments/training/trainer.hpp"
 #include "tests/experiments/tiny.hpp"
+#include "tests/support/torch_gpu.hpp"
 
 namespace lethe {
 namespace {
@@ -86,6 +87,25 @@ TEST_P(FlatParametersOf, EvaluateToTheSameLosses) {
     const Tensor tokens = some_tokens(2, 24);
     EXPECT_TRUE(flat->losses(tokens, labels_of(tokens)).equal(model->losses(tokens, labels_of(tokens)))) << dtype;
     EXPECT_TRUE(flat->forward(tokens).equal(model->forward(tokens))) << dtype;
+  }
+}
+
+// Heads of the size that the GPU's kernels take; a tensor's error is its distance's norm over its norm.
+TEST_P(FlatParametersOf, GetTheGradientOfTheCpuOnAGpu) {
+  LETHE_NEEDS_TORCH_GPU();
+  config.width = 128;
+  LanguageModel here(config);
+  config.compute_dtype = "bfloat16";
+  LanguageModel there(config, torch::kCUDA);
+  const Tensor tokens = some_tokens(4, 192), labels = labels_of(tokens);
+  here->flatten(true), there->flatten(true);
+  const Tensor expected = here->accumulate_gradients(tokens, labels, 1e-3);
+  const Tensor losses = there->accumulate_gradients(tokens.to(torch::kCUDA), labels.to(torch::kCUDA), 1e-3).cpu();
+  EXPECT_LT((losses.mean() - expected.mean()).abs().item<double>(), 2e-3);
+  const auto found = gradients(there);
+  for (const auto& [name, gradient] : gradients(here)) {
+    const double error = (found.at(name).cpu() - gradient).norm().item<double>() / gradient.norm().item<double>();
+    EXPECT_LT(error, 0.02) << name;
   }
 }
 

@@ -8,6 +8,7 @@
 #include "optimized/operators/rows.hpp"
 #include "optimized/torch/layers.hpp"
 #include "optimized/torch/rules.hpp"
+#include "optimized/torch/split_columns.hpp"
 #ifdef LETHE_CUDA_KERNELS
 #include <ATen/cuda/CUDAContext.h>
 #include <c10/cuda/CUDAGuard.h>
@@ -157,6 +158,17 @@ Gradients empty_gradients(const Arguments& in) {
           like(in.query_norm), like(in.key_norm), like(in.gate_logits), like(in.gate_bias)};
 }
 
+// The same, the gradients of pieces of a product in their places.
+Gradients placed_gradients(const Arguments& in) {
+  Gradients out = empty_gradients(in);
+  const auto place = [](Tensor& gradient, const OptionalTensor& product) {
+    if (product) gradient = gradient_like(*product);
+  };
+  place(out.query, in.query), place(out.key, in.key), place(out.value, in.value);
+  place(out.key_shift, in.key_shift), place(out.value_shift, in.value_shift), place(out.gate_logits, in.gate_logits);
+  return out;
+}
+
 Outputs output_shapes(const Arguments& in) {
   check_arguments(in);
   return empty_outputs(in);
@@ -209,7 +221,7 @@ layers::Rows rows(const OptionalTensor& tensor) {
   const TensorRows rows = rows_of(*tensor);
   return {rows.data(), rows.pitch};
 }
-layers::MutableRows mutable_rows(const Tensor& tensor) { return {tensor.mutable_data_ptr(), tensor.size(-1)}; }
+layers::MutableRows mutable_rows(const Tensor& tensor) { return {tensor.mutable_data_ptr(), tensor.stride(1)}; }
 const void* data(const OptionalTensor& tensor) { return tensor ? tensor->const_data_ptr() : nullptr; }
 
 // in: addressable
@@ -270,7 +282,7 @@ Gradients run_backward(const Outputs& given_gradients, const Arguments& given) {
                                      gradient_rows(given_gradients.key, in.key),
                                      gradient_rows(given_gradients.value, in.value)};
   const Tensor grad_log_forget = given_gradients.log_forget.contiguous();
-  const Gradients out = empty_gradients(in);
+  const Gradients out = placed_gradients(given);
   if (in.first().numel() == 0) {  // no data pointer: a kernel would take the parts for absent
     for (const Tensor& sum : {out.query_norm, out.key_norm, out.gate_bias}) sum.zero_();
     return out;

@@ -4,6 +4,7 @@
 #include <tuple>
 
 #include "optimized/torch/layers/cuda_calls.hpp"
+#include "optimized/torch/split_columns.hpp"
 
 namespace lethe::cuda {
 namespace {
@@ -36,28 +37,28 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> gated_output_backward(const at::T
   const at::Tensor o = o_rows.contiguous(), norm = norm_entries ? norm_entries->contiguous() : at::Tensor();
   const TensorRows gate = rows_of(gate_rows.value_or(at::Tensor())), grad = rows_of(grad_values);
   const at::Tensor grad_o = at::empty(o.sizes(), o.options());
-  const at::Tensor grad_gate = gate_rows ? at::empty(gate_rows->sizes(), o.options()) : at::empty({0}, o.options());
+  const at::Tensor grad_gate = gate_rows ? gradient_like(*gate_rows) : at::empty({0}, o.options());
   const at::Tensor grad_norm = norm_entries ? at::empty(norm.sizes(), norm.options()) : at::empty({0}, o.options());
   const int64_t rows = row_count(grad_values), heads = o.size(2), head_dim = o.size(3);
   const Dtype dtype = dtype_of(o.scalar_type());
   const size_t bytes = norm_entries ? layers::gated_output_workspace_bytes(rows, heads, head_dim, dtype) : 0;
   const at::Tensor workspace = workspace_of(bytes, o);
-  layers::gated_output_backward({.rows = rows,
-                                 .heads = heads,
-                                 .head_dim = head_dim,
-                                 .dtype = dtype,
-                                 .epsilon = epsilon,
-                                 .grad_values = device_rows(grad),
-                                 .o = o.const_data_ptr(),
-                                 .gate = device_rows(gate),
-                                 .norm = norm.defined() ? norm.const_data_ptr() : nullptr,
-                                 .grad_o = grad_o.mutable_data_ptr(),
-                                 .grad_gate = gate_rows
-                                                  ? layers::MutableRows{grad_gate.mutable_data_ptr(), heads * head_dim}
-                                                  : layers::MutableRows{},
-                                 .grad_norm = norm_entries ? grad_norm.mutable_data_ptr() : nullptr,
-                                 .workspace = workspace.mutable_data_ptr(),
-                                 .stream = at::cuda::getCurrentCUDAStream()});
+  layers::gated_output_backward(
+      {.rows = rows,
+       .heads = heads,
+       .head_dim = head_dim,
+       .dtype = dtype,
+       .epsilon = epsilon,
+       .grad_values = device_rows(grad),
+       .o = o.const_data_ptr(),
+       .gate = device_rows(gate),
+       .norm = norm.defined() ? norm.const_data_ptr() : nullptr,
+       .grad_o = grad_o.mutable_data_ptr(),
+       .grad_gate =
+           gate_rows ? layers::MutableRows{grad_gate.mutable_data_ptr(), grad_gate.stride(1)} : layers::MutableRows{},
+       .grad_norm = norm_entries ? grad_norm.mutable_data_ptr() : nullptr,
+       .workspace = workspace.mutable_data_ptr(),
+       .stream = at::cuda::getCurrentCUDAStream()});
   return {grad_o, grad_gate, grad_norm};
 }
 

@@ -14,6 +14,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
+#include <stdexcept>
 #include <thread>
 
 #include "experiments/data/run_program.hpp"
@@ -45,9 +46,32 @@ std::string processor() {
   return "unknown processor";
 }
 
+/// The line that nvidia-smi prints for a query of one GPU; empty where it is absent, or fails.
+std::string nvidia_smi(const std::string& query, const std::string& bus_id) {
+  try {
+    return run_program({"nvidia-smi", "--query-gpu=" + query, "--format=csv,noheader,nounits", "--id=" + bus_id});
+  } catch (const std::runtime_error&) {
+    return {};
+  }
+}
+
 }  // namespace
 
-nlohmann::json birth_certificate(const std::filesystem::path& folder, const std::string& command_line) {
+nlohmann::json gpu_certificate(const Gpu& gpu) {
+  nlohmann::json json = {{"name", gpu.name}, {"driver", nullptr}};
+  std::istringstream line(nvidia_smi("driver_version,clocks.sm,clocks.max.sm,power.limit", gpu.bus_id));
+  if (std::string driver; std::getline(line, driver, ',')) json["driver"] = driver;
+  for (const char* member : {"clock_mhz", "largest_clock_mhz", "power_limit_watts"}) {
+    std::string field;
+    std::getline(line, field, ',');
+    const auto number = nlohmann::json::parse(field, nullptr, /*allow_exceptions=*/false);
+    json[member] = number.is_number() ? number : nlohmann::json();
+  }
+  return json;
+}
+
+nlohmann::json birth_certificate(const std::filesystem::path& folder, const std::string& command_line,
+                                 torch::Device device) {
   utsname system{};
   uname(&system);
   std::array<char, 32> time;
@@ -67,6 +91,7 @@ nlohmann::json birth_certificate(const std::filesystem::path& folder, const std:
                            {"torch", TORCH_VERSION},
                            {"eigen", std::to_string(EIGEN_WORLD_VERSION) + "." + std::to_string(EIGEN_MAJOR_VERSION) +
                                          "." + std::to_string(EIGEN_MINOR_VERSION)}}}};
+  if (device.is_cuda()) json["machine"]["gpu"] = gpu_certificate(gpu(device));
   json.update(revision(checkout_of(folder)));
   return json;
 }

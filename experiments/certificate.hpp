@@ -1,15 +1,24 @@
 #pragma once
 // The birth certificate of results.
 
+#include <torch/types.h>
+
 #include <filesystem>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 
+#include "optimized/torch/gpu.hpp"
+
 namespace lethe {
 
 /// The origin of a result: commit and dirty flag of the checkout around `folder` (null outside of one), command line,
-/// machine, compiler, Torch and library versions, time.
-nlohmann::json birth_certificate(const std::filesystem::path& folder, const std::string& command_line);
+/// machine, compiler, Torch and library versions, time. `device`: on which the result was made; of a GPU the machine has gpu_certificate.
+nlohmann::json birth_certificate(const std::filesystem::path& folder, const std::string& command_line,
+                                 torch::Device device = torch::kCPU);
+
+/// A GPU at this moment: name; driver; clock_mhz of its multiprocessors now, largest_clock_mhz; power_limit_watts. Read by nvidia-smi: null what it does
+/// not report, and all but the name where it is absent.
+nlohmann::json gpu_certificate(const Gpu& gpu);
 
 /// The folder of this machine's results: results/<name>, the name from the processor and the number of its cores, e.g.
 /// "amd-epyc-9b14-2-cores".

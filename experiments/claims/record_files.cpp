@@ -75,6 +75,13 @@ void read_rows(const std::filesystem::path& path, Consume consume, std::array<st
   }
 }
 
+// The GPU of the records that were measured on one, if this machine has it; else the CPU.
+torch::Device device_of(const std::vector<Record>& records) {
+  for (const Record& record : records)
+    if (record.device.starts_with("cuda") && at::hasCUDA()) return torch::Device(record.device);
+  return torch::kCPU;
+}
+
 }  // namespace
 
 void write_records(const std::filesystem::path& base, const std::vector<Record>& records,
@@ -89,7 +96,7 @@ void write_records(const std::filesystem::path& base, const std::vector<Record>&
              digits(r.stddev) + "," + std::to_string(r.samples) + "\n";
   }
   std::filesystem::create_directories(base.parent_path());
-  nlohmann::json json = birth_certificate(base.parent_path(), command_line);
+  nlohmann::json json = birth_certificate(base.parent_path(), command_line, device_of(records));
   json.update(details);
   write_whole(base.string() + ".csv", table);
   write_whole(base.string() + ".json", json.dump(1) + "\n");

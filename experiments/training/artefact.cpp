@@ -131,7 +131,7 @@ nlohmann::json measured_at_the_end(Trainer& trainer, const Run& run, const Datas
 // The artefact's birth certificate.
 nlohmann::json certificate(Trainer& trainer, const Run& run, const Dataset& dataset, const fs::path& folder,
                            const Log& log, const nlohmann::json& diverged) {
-  nlohmann::json json = birth_certificate(folder, "");
+  nlohmann::json json = birth_certificate(folder, "", trainer.model()->device());
   json.erase("command_line");
   json.update({{"identity", identity(run, dataset)},
                {"data", dataset.content_hash()},

@@ -51,6 +51,7 @@ class Training(unittest.TestCase):
         here, _ = self.trained("cpu")
         self.expect_alike(there, here, 1e-2)
         self.assertEqual(done["device"], DEVICE)
+        self.assertEqual(done["machine"].get("gpu", {}).get("name"), torch.cuda.get_device_name(0) if DEVICE == "cuda" else None)
 
     def test_learns_in_bfloat16_nearly_as_in_float32(self):
         there, _ = self.trained(DEVICE, "--set=compute_dtype=bfloat16")

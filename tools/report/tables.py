@@ -91,8 +91,9 @@ def provenance(claim):
     if trained:
         commit += f", models trained at {', '.join(sorted(trained))}"
     data = f"data {c['dataset']['name']} ({c['dataset']['content'][:12]})" if c["dataset"] else "no data"
+    gpu = f"{c['machine']['gpu']['name']}, driver {c['machine']['gpu']['driver']}; " if "gpu" in c["machine"] else ""
     return (
-        f"Scale {c['scale']}; {data}; commit {commit}; "
+        f"Scale {c['scale']}; {data}; commit {commit}; {gpu}"
         f"{c['machine']['processor']}, {c['machine']['cores']} cores; torch {c['versions']['torch']}, {c['versions']['compiler']}; "
         f"{c['time']}; `{c['command_line']}`."
     )

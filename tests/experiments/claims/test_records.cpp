@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstdlib>
 #include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -93,6 +94,46 @@ TEST_F(Records, AreBornWithACertificate) {
   EXPECT_EQ(certificate["command_line"], "lethe run ablations");
   EXPECT_EQ(certificate["verdict"], "refuted");
   EXPECT_EQ(certificate["machine"]["name"], machine_name());
+  EXPECT_FALSE(certificate["machine"].contains("gpu"));
+}
+
+// A program of this name on PATH stands for the driver's.
+class GpuCertificate : public Records {
+ protected:
+  nlohmann::json with_nvidia_smi(const std::string& script) {
+    std::ofstream(folder_ / "nvidia-smi") << "#!/bin/sh\n" << script;
+    std::filesystem::permissions(folder_ / "nvidia-smi", std::filesystem::perms::owner_all);
+    setenv("PATH", folder_.c_str(), 1);
+    return gpu_certificate({"NVIDIA H200", "0000:1B:00.0"});
+  }
+  ~GpuCertificate() override { setenv("PATH", path_.c_str(), 1); }
+
+  const std::string path_ = std::getenv("PATH");
+};
+
+TEST_F(GpuCertificate, NamesTheGpuItsDriverAndItsClocks) {
+  const auto found = with_nvidia_smi(
+      "[ \"$*\" = '--query-gpu=driver_version,clocks.sm,clocks.max.sm,power.limit --format=csv,noheader,nounits "
+      "--id=0000:1B:00.0' ] && echo '580.65.06, 1755, 1980, 700.00'\n");
+  EXPECT_EQ(found, nlohmann::json({{"name", "NVIDIA H200"},
+                                   {"driver", "580.65.06"},
+                                   {"clock_mhz", 1755},
+                                   {"largest_clock_mhz", 1980},
+                                   {"power_limit_watts", 700.0}}));
+}
+
+TEST_F(GpuCertificate, LeavesNullWhatNvidiaSmiDoesNotReport) {
+  const nlohmann::json nothing = {{"name", "NVIDIA H200"},
+                                  {"driver", nullptr},
+                                  {"clock_mhz", nullptr},
+                                  {"largest_clock_mhz", nullptr},
+                                  {"power_limit_watts", nullptr}};
+  EXPECT_EQ(with_nvidia_smi("exit 9\n"), nothing);
+  auto driver_alone = nothing;
+  driver_alone["driver"] = "580.65.06";
+  EXPECT_EQ(with_nvidia_smi("echo '580.65.06, [N/A], [N/A], [N/A]'\n"), driver_alone);
+  std::filesystem::remove(folder_ / "nvidia-smi");
+  EXPECT_EQ(gpu_certificate({"NVIDIA H200", "0000:1B:00.0"}), nothing);
 }
 
 TEST_F(Records, RefuseATextThatWouldNeedQuoting) {

@@ -328,6 +328,12 @@ class Checks(WithCheckout):
             path.write_text(json.dumps(CERTIFICATE | {"runs": [model | {"commit": commit} for commit in commits]}))
             self.assertIn(expected, claim_page(load_machine(self.checkout.root, self.checkout.machine)[0]))
 
+    def test_a_page_names_the_gpu_and_its_driver(self):
+        path = self.checkout.machine / "ablations.json"
+        gpu = {"name": "NVIDIA H200", "driver": "580.65.06", "clock_mhz": 1755}
+        path.write_text(json.dumps(CERTIFICATE | {"machine": CERTIFICATE["machine"] | {"gpu": gpu}}))
+        self.assertIn("; NVIDIA H200, driver 580.65.06; a processor, 2 cores;", claim_page(load_machine(self.checkout.root, self.checkout.machine)[0]))
+
     def test_a_verdict_on_data_that_have_changed_is_found(self):
         data = self.checkout.root / "data.csv"
         data.write_text("1\n")

@@ -48,7 +48,7 @@ class Steps(ShellPrograms):
     def test_each_test_is_a_line_of_the_summary_and_its_output_in_the_log_of_its_label(self):
         status, summary, complaint = self.check()
         self.assertEqual(status, 0, complaint)
-        self.assertEqual(len(summary), (1 + 8 + 8 + 5) + (4 * 4 + 3) + 3)
+        self.assertEqual(len(summary), (1 + 8 + 8 + 7) + (4 * 4 + 3) + 4)
         for line in summary:
             self.assertRegex(line, r"(gpu|sanitizer|benchmark)\.\S+ \.+ +Passed +\d+\.\d+ sec$")
             self.assertIn(line, self.log("check.log"))

@@ -1,3 +1,4 @@
+#include <torch/csrc/autograd/profiler_kineto.h>
 #include <torch/cuda.h>
 
 #include <algorithm>
@@ -8,6 +9,7 @@
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <stdexcept>
 #include <vector>
 
@@ -27,7 +29,7 @@ using Clock = std::chrono::steady_clock;
 struct BenchOptions {
   RunOptions run;
   double seconds = 10;
-  std::string weights, gates = "initial", json;
+  std::string weights, gates = "initial", json, trace;
   bool serve = false, without_optimizer = false, profile = false;
 };
 
@@ -171,6 +173,18 @@ nlohmann::json profiled(Step& step) {
   return json;
 }
 
+// A trace of one step, for chrome://tracing or Perfetto.
+void write_trace(Step& step, const std::string& path) {
+  using namespace torch::autograd::profiler;
+  const ProfilerConfig config(ProfilerState::KINETO);
+  std::set<ActivityType> activities{ActivityType::CPU};
+  if (step.model()->device().is_cuda()) activities.insert(ActivityType::CUDA);
+  prepareProfiler(config, activities);
+  enableProfiler(config, activities);
+  step.take(1);
+  disableProfiler()->save(path);
+}
+
 // "go N" on standard input takes N steps and prints their seconds; the end of the input ends the program.
 void serve(Step& step) {
   const auto [loss, norm] = step.figures();  // of the weights as they came
@@ -193,6 +207,7 @@ void bench(const BenchOptions& options) {
   result["device"] = run.training.device;
   print(run, result);
   if (options.profile) result["operators"] = profiled(step);
+  if (!options.trace.empty()) write_trace(step, options.trace);
   if (!options.json.empty()) std::ofstream(options.json) << result.dump(1) << '\n';
 }
 
@@ -214,6 +229,7 @@ void add_bench(CLI::App& app, const Place&) {
   command->add_option("--json", options->json, "A file for the figures");
   command->add_flag("--without-optimizer", options->without_optimizer, "Forward and backward alone");
   command->add_flag("--profile", options->profile, "Print microseconds a token by operator");
+  command->add_option("--trace", options->trace, "A file for a trace of one step, for chrome://tracing or Perfetto");
   command->add_flag("--serve", options->serve,
                     "Take steps on command: a line \"go N\" on standard input takes N and prints their seconds");
   command->footer(

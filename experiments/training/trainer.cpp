@@ -58,21 +58,15 @@ void Trainer::expect_finite(const char* name, double value) const {
                   std::to_string(value));
 }
 
-// Sequences first … first + count of the next step's batch.
-Dataset::Batch Trainer::batch(int64_t first, int64_t count) const {
-  const TrainingConfig& config = run_.training;
-  const int64_t sequences = config.batch_tokens / config.context_length;
-  const auto batch =
-      dataset_.training_batch(steps_done_ * sequences + first, count, config.context_length, config.seed);
-  return {batch.tokens.to(model_->device()), batch.labels.to(model_->device())};
-}
-
 Trainer::Extremes Trainer::extremes() {
   if (!run_.model.has_state()) throw std::invalid_argument("mixer: expected one with a state, found another");
   const torch::NoGradGuard no_gradient;
   std::vector<std::any> layers;
-  model_->forward(
-      batch(0, std::min(kProbedSequences, run_.training.batch_tokens / run_.training.context_length)).tokens, &layers);
+  const TrainingConfig& config = run_.training;
+  const int64_t sequences = config.batch_tokens / config.context_length;
+  const auto batch = dataset_.training_batch(steps_done_ * sequences, std::min(kProbedSequences, sequences),
+                                             config.context_length, config.seed);
+  model_->forward(batch.tokens.to(model_->device()), &layers);
   Extremes extremes;
   for (const std::any& layer : layers) {
     const auto* trace = std::any_cast<StateTrace>(&layer);
@@ -89,13 +83,20 @@ Trainer::Step Trainer::step() {
   const int64_t sequences = config.batch_tokens / config.context_length;
   const int64_t micro_sequences =
       config.micro_batch_tokens > 0 ? config.micro_batch_tokens / config.context_length : sequences;
-  const auto [loss, norm] = take_step(model_, optimizer_, rate, sequences / micro_sequences,
-                                      [&](int64_t micro) { return batch(micro * micro_sequences, micro_sequences); });
-  const Tensor figures = torch::stack({loss, norm}).cpu();  // the step's only wait for the device
-  expect_finite("loss", figures[0].item<double>());
-  expect_finite("gradient norm", figures[1].item<double>());
-  ++steps_done_;
-  return {figures[0].item<double>(), rate, figures[1].item<double>()};
+  if (!batches_) batches_ = std::make_unique<Batches>(dataset_, config, steps_done_, model_->device());
+  try {
+    const auto [loss, norm] =
+        take_step(model_, optimizer_, rate, sequences / micro_sequences, [&](int64_t) { return batches_->next(); });
+    const Tensor figures = torch::stack({loss, norm}).cpu();  // the step's only wait for the device
+    const double values[] = {figures[0].item<double>(), figures[1].item<double>()};
+    expect_finite("loss", values[0]);
+    expect_finite("gradient norm", values[1]);
+    ++steps_done_;
+    return {values[0], rate, values[1]};
+  } catch (...) {
+    batches_.reset();  // the step may be taken again
+    throw;
+  }
 }
 
 namespace {
@@ -165,6 +166,7 @@ bool Trainer::resume(const std::filesystem::path& path) {
   for_each_moment(model_, optimizer_, reader_from(moments));
   model_->flat().refresh();
   steps_done_ = steps_done.toInt();
+  batches_.reset();
   return true;
 }
 

@@ -3,8 +3,10 @@
 
 #include <filesystem>
 #include <functional>
+#include <memory>
 #include <string>
 
+#include "experiments/training/batches.hpp"
 #include "experiments/training/optimizer.hpp"
 #include "experiments/training/training.hpp"
 
@@ -66,13 +68,13 @@ class Trainer {
   bool resume(const std::filesystem::path& path);
 
  private:
-  Dataset::Batch batch(int64_t first, int64_t sequences) const;
   void expect_finite(const char* name, double value) const;
 
   Run run_;
   const Dataset& dataset_;
   LanguageModel model_;
   AdamW optimizer_;
+  std::unique_ptr<Batches> batches_;  // from the step steps_done_ on
   int64_t steps_done_ = 0;
 };
 

@@ -2,6 +2,7 @@
 #include <torch/nn/utils/clip_grad.h>
 #include <torch/optim/adamw.h>
 
+#include <algorithm>
 #include <limits>
 #include <map>
 #include <string>
@@ -90,22 +91,26 @@ TEST_P(FlatParametersOf, EvaluateToTheSameLosses) {
   }
 }
 
-// Heads of the size that the GPU's kernels take; a tensor's error is its distance's norm over its norm.
+// Heads of the size that the GPU's kernels take. A tensor's error is its distance's norm over its norm: 2 %, or what bfloat16 alone costs on the CPU
+// where that is more (features of a ReLU change their sign by a rounding).
 TEST_P(FlatParametersOf, GetTheGradientOfTheCpuOnAGpu) {
   LETHE_NEEDS_TORCH_GPU();
   config.width = 128;
-  LanguageModel here(config);
-  config.compute_dtype = "bfloat16";
-  LanguageModel there(config, torch::kCUDA);
   const Tensor tokens = some_tokens(4, 192), labels = labels_of(tokens);
-  here->flatten(true), there->flatten(true);
-  const Tensor expected = here->accumulate_gradients(tokens, labels, 1e-3);
-  const Tensor losses = there->accumulate_gradients(tokens.to(torch::kCUDA), labels.to(torch::kCUDA), 1e-3).cpu();
-  EXPECT_LT((losses.mean() - expected.mean()).abs().item<double>(), 2e-3);
-  const auto found = gradients(there);
-  for (const auto& [name, gradient] : gradients(here)) {
-    const double error = (found.at(name).cpu() - gradient).norm().item<double>() / gradient.norm().item<double>();
-    EXPECT_LT(error, 0.02) << name;
+  const auto gradients_of = [&](const char* dtype, torch::Device device) {
+    config.compute_dtype = dtype;
+    LanguageModel model(config, device);
+    model->flatten(true);
+    model->accumulate_gradients(tokens.to(device), labels.to(device), 1e-3);
+    return gradients(model);
+  };
+  const auto expected = gradients_of("float32", torch::kCPU), rounded = gradients_of("bfloat16", torch::kCPU);
+  const auto found = gradients_of("bfloat16", torch::kCUDA);
+  for (const auto& [name, gradient] : expected) {
+    const auto error = [&, &of = gradient](const Tensor& other) {
+      return (other.cpu() - of).norm().item<double>() / of.norm().item<double>();
+    };
+    EXPECT_LT(error(found.at(name)), std::max(0.02, 1.5 * error(rounded.at(name)))) << name;
   }
 }
 

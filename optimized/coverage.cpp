@@ -6,7 +6,7 @@
 
 namespace lethe {
 
-std::string unsupported(const Shape& shape, Dtype dtype, int capability) {
+std::string unsupported_by_hopper(const Shape& shape, Dtype dtype, int capability) {
   const std::string dim = std::to_string(shape.key_dim);
   if (capability != 90)
     return "device: expected compute capability 9.0, found " + std::to_string(capability / 10) + "." +

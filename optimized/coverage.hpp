@@ -7,10 +7,18 @@
 
 namespace lethe {
 
-/// The Hopper family's name: in the table of families, and among the implementations.
-inline constexpr const char* kHopperKernels = "sm_90a kernels";
+/// Why the Hopper kernels can't run a problem on a device of this compute capability (90 = 9.0), or "" where they can.
+std::string unsupported_by_hopper(const Shape& shape, Dtype dtype, int capability);
 
-/// Why the kernels can't run the problem on a device of this compute capability (90 = 9.0), or "" where they can.
-std::string unsupported(const Shape& shape, Dtype dtype, int capability);
+/// A kernel family's name, and what it covers.
+struct Coverage {
+  const char* name;
+  std::string (*unsupported)(const Shape& shape, Dtype dtype, int capability);  ///< the reason against, or ""
+};
+
+inline constexpr Coverage kHopperCoverage{"sm_90a kernels", unsupported_by_hopper};
+
+/// Of every family of Forgetting Attention, in the order in which they are asked.
+inline constexpr Coverage kAttentionCoverage[] = {kHopperCoverage};
 
 }  // namespace lethe

@@ -75,20 +75,15 @@ struct BackwardArguments {
 /// source   Forgetting Transformer, Eq. 11–13; FlashAttention-2, Algorithm 2; Adaptive Computation Pruning, Algorithm 1
 /// throws   std::runtime_error for a CUDA error. A call must not be made where `unsupported` returns a reason
 /// cost     4·D flops a visited pair forward, 10·D backward, on the tensor cores; accumulation is stated with each family
-struct AttentionFamily {
-  const char* name;
-  std::string (*unsupported)(const Shape& shape, Dtype dtype, int capability);  ///< the reason against, or ""
+struct AttentionFamily : Coverage {
   void (*forward)(const ForwardArguments& arguments);
   void (*backward)(const BackwardArguments& arguments);
   size_t (*forward_workspace_bytes)(const Shape& shape);
   size_t (*backward_workspace_bytes)(const Shape& shape);
 };
 
-/// The families in the order in which they are asked.
+/// The families in the order in which they are asked: that of kAttentionCoverage.
 std::span<const AttentionFamily> attention_families();
-
-/// The first family that supports the call on a device of this compute capability (90 = 9.0), or null.
-const AttentionFamily* attention_family(const Shape& shape, Dtype dtype, int capability);
 
 /// Compute capability of a device, major·10 + minor, asked for once per device.
 int compute_capability(int device);

@@ -1,4 +1,5 @@
 // The kernel families of Forgetting Attention on CUDA. The first row that supports a call runs it.
+#include <algorithm>
 #include <array>
 #include <atomic>
 
@@ -8,19 +9,18 @@
 
 namespace lethe {
 
-std::span<const AttentionFamily> attention_families() {
-  static constexpr AttentionFamily kFamilies[] = {
-      {kHopperKernels, unsupported, hopper::forward, hopper::backward, hopper::forward_workspace_bytes,
-       hopper::backward_workspace_bytes},
-  };
-  return kFamilies;
-}
+namespace {
 
-const AttentionFamily* attention_family(const Shape& shape, Dtype dtype, int capability) {
-  for (const AttentionFamily& family : attention_families())
-    if (family.unsupported(shape, dtype, capability).empty()) return &family;
-  return nullptr;
-}
+constexpr AttentionFamily kFamilies[] = {
+    {kHopperCoverage, hopper::forward, hopper::backward, hopper::forward_workspace_bytes,
+     hopper::backward_workspace_bytes},
+};
+static_assert(std::ranges::equal(kFamilies, kAttentionCoverage, {}, &Coverage::unsupported, &Coverage::unsupported),
+              "a build without these kernels names the same families in the same order");
+
+}  // namespace
+
+std::span<const AttentionFamily> attention_families() { return kFamilies; }
 
 int compute_capability(int device) {
   constexpr int kDevices = 64;

@@ -23,13 +23,6 @@ Dtype dtype_of(const Tensor& tensor) {
   return tensor.scalar_type() == at::kBFloat16 ? Dtype::kBFloat16 : Dtype::kFloat16;
 }
 
-// The family for a call that the table in implementations.cpp assigned to these kernels.
-const AttentionFamily& family_for(const Shape& shape, const Tensor& query) {
-  const AttentionFamily* family = attention_family(shape, dtype_of(query), compute_capability(query.get_device()));
-  TORCH_CHECK(family, "forgetting_attention: expected a call that the CUDA kernels cover, found another");
-  return *family;
-}
-
 // The tensor itself where the copy engine can address it, else a contiguous copy.
 Tensor addressable(const Tensor& tensor) {
   constexpr int64_t kAlignment = 16;
@@ -58,7 +51,7 @@ bool sums_in_16_bits_allowed() { return at::globalContext().allowFP16BF16Reducti
 
 }  // namespace
 
-AttentionOutputs forgetting_attention_forward(const AttentionInputs& in) {
+AttentionOutputs forgetting_attention_forward(const AttentionFamily& family, const AttentionInputs& in) {
   const Tensor &query = in.query, &key = in.key, &value = in.value, &log_forget = in.log_forget;
   const double scale = in.scale;
   const bool keep_residual = in.keep_residual;
@@ -79,7 +72,6 @@ AttentionOutputs forgetting_attention_forward(const AttentionInputs& in) {
                                             .expand({shape.batch, shape.query_heads})
                                             .contiguous()
                                       : Tensor();
-  const AttentionFamily& family = family_for(shape, query);
   const Tensor workspace = workspace_of(family.forward_workspace_bytes(shape), query);
   family.forward({.shape = shape,
                   .dtype = dtype_of(query),
@@ -100,8 +92,8 @@ AttentionOutputs forgetting_attention_forward(const AttentionInputs& in) {
   return {values, log_normalizer, visited_pairs, boundary, residual};
 }
 
-AttentionGradients forgetting_attention_backward(const Tensor& grad_values, const AttentionInputs& in,
-                                                 const AttentionOutputs& out) {
+AttentionGradients forgetting_attention_backward(const AttentionFamily& family, const Tensor& grad_values,
+                                                 const AttentionInputs& in, const AttentionOutputs& out) {
   const Tensor &query = in.query, &key = in.key, &value = in.value, &log_forget = in.log_forget;
   const double scale = in.scale;
   const c10::cuda::CUDAGuard device(query.device());
@@ -115,7 +107,6 @@ AttentionGradients forgetting_attention_backward(const Tensor& grad_values, cons
   Tensor grad_query = at::empty(query.sizes(), query.options()), grad_key = at::empty(key.sizes(), key.options());
   Tensor grad_value = at::empty(value.sizes(), value.options()),
          grad_log_forget = at::empty(log_forget.sizes(), log_forget.options());
-  const AttentionFamily& family = family_for(shape, query);
   const Tensor workspace = workspace_of(family.backward_workspace_bytes(shape), query);
   family.backward({.shape = shape,
                    .dtype = dtype_of(query),

@@ -1,17 +1,21 @@
 #pragma once
-// Forgetting Attention on our CUDA kernels, for arguments that were checked and that unsupported() has accepted. Built with LETHE_CUDA only.
+// Forgetting Attention by a CUDA kernel family, for arguments that were checked and that the family covers. Built with LETHE_CUDA only.
 
 #include "optimized/operators/attention.hpp"
+
+namespace lethe {
+struct AttentionFamily;  // optimized/cuda/attention.hpp
+}
 
 namespace lethe::cuda {
 
 /// lethe::forgetting_attention (forgetting_attention.hpp) on the current stream of the query's device.
 ///
 /// returns  boundary in blocks of 128 keys
-AttentionOutputs forgetting_attention_forward(const AttentionInputs& inputs);
+AttentionOutputs forgetting_attention_forward(const AttentionFamily& family, const AttentionInputs& inputs);
 
 /// The gradients of forgetting_attention_forward's values.
-AttentionGradients forgetting_attention_backward(const at::Tensor& grad_values, const AttentionInputs& inputs,
-                                                 const AttentionOutputs& outputs);
+AttentionGradients forgetting_attention_backward(const AttentionFamily& family, const at::Tensor& grad_values,
+                                                 const AttentionInputs& inputs, const AttentionOutputs& outputs);
 
 }  // namespace lethe::cuda

@@ -1,6 +1,8 @@
 #include "optimized/torch/implementations.hpp"
 
 #include <algorithm>
+#include <functional>
+#include <vector>
 
 #include "optimized/coverage.hpp"
 #include "optimized/cpu/operators.hpp"
@@ -15,36 +17,46 @@ namespace {
 
 std::string every_call(const Call&) { return ""; }
 
-std::string unsupported_by_sm_90a(const Call& call) {
-  const Shape& s = call.shape;
-  if (std::min({s.batch, s.query_length, s.query_heads, s.value_dim}) == 0)
-    return "size: expected elements, found none";
-  return unsupported(s, call.dtype, call.compute_capability);
+// The row of a kernel family, still without its functions.
+AttentionImplementation row_of(const Coverage& family) {
+  const auto reason_against = [family](const Call& call) -> std::string {
+    const Shape& s = call.shape;
+    if (std::min({s.batch, s.query_length, s.query_heads, s.value_dim}) == 0)
+      return "size: expected elements, found none";
+    return family.unsupported(s, call.dtype, call.compute_capability);
+  };
+  return {family.name, at::kCUDA, reason_against, nullptr, nullptr};
 }
 
-// Without the kernels the row still names their coverage, for a device given by name only; a tensor's device has capability 0.
+// Without the kernels the rows still name their coverage, for a device given by name only; a tensor's device has capability 0.
 #ifdef LETHE_CUDA_KERNELS
-constexpr auto kCudaForward = cuda::forgetting_attention_forward;
-constexpr auto kCudaBackward = cuda::forgetting_attention_backward;
+std::vector<AttentionImplementation> cuda_rows() {
+  std::vector<AttentionImplementation> rows;
+  for (const AttentionFamily& family : attention_families()) {
+    AttentionImplementation& row = rows.emplace_back(row_of(family));
+    row.forward = std::bind_front(cuda::forgetting_attention_forward, std::cref(family));
+    row.backward = std::bind_front(cuda::forgetting_attention_backward, std::cref(family));
+  }
+  return rows;
+}
 int capability_of(const at::Tensor& tensor) { return tensor.is_cuda() ? compute_capability(tensor.get_device()) : 0; }
 #else
-constexpr AttentionOutputs (*kCudaForward)(const AttentionInputs&) = nullptr;
-constexpr AttentionGradients (*kCudaBackward)(const at::Tensor&, const AttentionInputs&,
-                                              const AttentionOutputs&) = nullptr;
+std::vector<AttentionImplementation> cuda_rows() {
+  std::vector<AttentionImplementation> rows;
+  for (const Coverage& family : kAttentionCoverage) rows.push_back(row_of(family));
+  return rows;
+}
 int capability_of(const at::Tensor&) { return 0; }
 #endif
 
-constexpr AttentionImplementation kAttention[] = {
-    {"CPU", at::kCPU, every_call, cpu::forgetting_attention_forward, cpu::forgetting_attention_backward},
-    {kHopperKernels, at::kCUDA, unsupported_by_sm_90a, kCudaForward, kCudaBackward},
-    {"portable", std::nullopt, every_call, portable::forgetting_attention_forward,
-     portable::forgetting_attention_backward},
-};
-
-constexpr MatrixStateImplementation kMatrixState[] = {
-    {"CPU", at::kCPU, every_call, cpu::matrix_state_forward, cpu::matrix_state_backward},
-    {"portable", std::nullopt, every_call, portable::matrix_state_forward, portable::matrix_state_backward},
-};
+std::vector<AttentionImplementation> attention_rows() {
+  std::vector<AttentionImplementation> rows = cuda_rows();
+  rows.insert(rows.begin(),
+              {"CPU", at::kCPU, every_call, cpu::forgetting_attention_forward, cpu::forgetting_attention_backward});
+  rows.push_back({"portable", std::nullopt, every_call, portable::forgetting_attention_forward,
+                  portable::forgetting_attention_backward});
+  return rows;
+}
 
 Dtype dtype_of(const at::Tensor& tensor) {
   switch (tensor.scalar_type()) {
@@ -65,7 +77,17 @@ Call call_of(const at::Tensor& query, const at::Tensor& key, const at::Tensor& v
       .compute_capability = capability_of(query)};
 }
 
-std::span<const AttentionImplementation> attention_implementations() { return kAttention; }
-std::span<const MatrixStateImplementation> matrix_state_implementations() { return kMatrixState; }
+std::span<const AttentionImplementation> attention_implementations() {
+  static const std::vector<AttentionImplementation> rows = attention_rows();
+  return rows;
+}
+
+std::span<const MatrixStateImplementation> matrix_state_implementations() {
+  static const MatrixStateImplementation rows[] = {
+      {"CPU", at::kCPU, every_call, cpu::matrix_state_forward, cpu::matrix_state_backward},
+      {"portable", std::nullopt, every_call, portable::matrix_state_forward, portable::matrix_state_backward},
+  };
+  return rows;
+}
 
 }  // namespace lethe

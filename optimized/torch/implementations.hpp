@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -33,10 +34,10 @@ Call call_of(const at::Tensor& query, const at::Tensor& key, const at::Tensor& v
 template <typename Forward, typename Backward>
 struct Implementation {
   const char* name;
-  std::optional<at::DeviceType> device;     ///< whose tensors it reads; absent: any device's
-  std::string (*unsupported)(const Call&);  ///< why it can't run a call on that device, "" where it can
-  Forward* forward;
-  Backward* backward;
+  std::optional<at::DeviceType> device;                 ///< whose tensors it reads; absent: any device's
+  std::function<std::string(const Call&)> unsupported;  ///< why it can't run a call on that device, "" where it can
+  std::function<Forward> forward;                       ///< empty in a build without it, as `backward` is
+  std::function<Backward> backward;
 };
 using AttentionImplementation =
     Implementation<AttentionOutputs(const AttentionInputs&),
@@ -46,6 +47,7 @@ using MatrixStateImplementation =
                    MatrixStateGradients(const at::Tensor& grad_values, const at::Tensor& grad_state,
                                         const MatrixStateInputs&)>;
 
+/// The CPU's, one for each CUDA kernel family (optimized/coverage.hpp), and the portable one.
 std::span<const AttentionImplementation> attention_implementations();
 std::span<const MatrixStateImplementation> matrix_state_implementations();
 

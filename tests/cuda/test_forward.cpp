@@ -329,21 +329,22 @@ INSTANTIATE_TEST_SUITE_P(EveryKernel, ForwardPrecision, testing::all_instances()
 
 TEST(Unsupported, NamesTheReason) {
   const Shape fine{1, 8, 8, 1, 1, 64, 64};
-  EXPECT_EQ(unsupported(fine, Dtype::kBFloat16, 90), "");
-  EXPECT_EQ(unsupported(fine, Dtype::kBFloat16, 80), "device: expected compute capability 9.0, found 8.0");
-  EXPECT_EQ(unsupported(fine, Dtype::kFloat32, 90), "dtype: expected bfloat16 or float16, found float32");
-  EXPECT_EQ(unsupported({1, 8, 8, 1, 1, 96, 96}, Dtype::kFloat16, 90), "head dim: expected 64 or 128, found 96");
-  EXPECT_EQ(unsupported({1, 8, 8, 1, 1, 64, 128}, Dtype::kFloat16, 90),
+  EXPECT_EQ(unsupported_by_hopper(fine, Dtype::kBFloat16, 90), "");
+  EXPECT_EQ(unsupported_by_hopper(fine, Dtype::kBFloat16, 80), "device: expected compute capability 9.0, found 8.0");
+  EXPECT_EQ(unsupported_by_hopper(fine, Dtype::kFloat32, 90), "dtype: expected bfloat16 or float16, found float32");
+  EXPECT_EQ(unsupported_by_hopper({1, 8, 8, 1, 1, 96, 96}, Dtype::kFloat16, 90),
+            "head dim: expected 64 or 128, found 96");
+  EXPECT_EQ(unsupported_by_hopper({1, 8, 8, 1, 1, 64, 128}, Dtype::kFloat16, 90),
             "value dim: expected the head dim (64), found 128");
   const std::string too_large =
       "size: expected a length up to 2^30, batch and heads below 2^16 and fewer than 2^31 tiles, found more";
   constexpr int64_t kLongest = int64_t{1} << 30;
   for (const Shape& s : {Shape{1, 8, kLongest + 1, 1, 1, 64, 64}, Shape{65536, 8, 8, 1, 1, 64, 64},
                          Shape{1, 8, 8, 1, 65536, 64, 64}, Shape{1, 8, kLongest, 1, 256, 64, 64}})
-    EXPECT_EQ(unsupported(s, Dtype::kBFloat16, 90), too_large);
+    EXPECT_EQ(unsupported_by_hopper(s, Dtype::kBFloat16, 90), too_large);
   for (const Shape& s :
        {Shape{1, 8, kLongest, 1, 255, 64, 64}, Shape{65535, 8, 8, 1, 1, 64, 64}, Shape{1, 8, 8, 1, 65535, 64, 64}})
-    EXPECT_EQ(unsupported(s, Dtype::kBFloat16, 90), "");
+    EXPECT_EQ(unsupported_by_hopper(s, Dtype::kBFloat16, 90), "");
 }
 
 }  // namespace

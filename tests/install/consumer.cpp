@@ -31,7 +31,7 @@ int main(int count, char**) {
   const lethe::Agreement agreement =
       lethe::compare({values.data_ptr<double>(), 20}, rows, lethe::budget(problem.dtype));
   std::printf("values: %s\n", agreement.describe().c_str());
-  const std::string reason = lethe::unsupported(problem.shape, problem.dtype, 90);
+  const std::string reason = lethe::kHopperCoverage.unsupported(problem.shape, problem.dtype, 90);
   std::printf("kernels on compute capability 9.0: %s\n", reason.empty() ? "cover it" : reason.c_str());
   const bool torch_has_cuda = at::globalContext().hasCUDART();
   std::printf("Torch's CUDA libraries: %s\n", torch_has_cuda ? "loaded" : "not loaded");

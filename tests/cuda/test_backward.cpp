@@ -134,7 +134,7 @@ TEST_P(Backward, AlignsFewerQueriesAtTheEnd) {
   }
 }
 
-TEST_P(Backward, KeepsToOneCutWhereverItLiesInABlock) {
+TEST_P(Backward, KeepsToOneCutAnywhereInABlock) {
   for (const int64_t offset : {0, 100})
     for (const int64_t cut : {1, 127, 128, 129, 256, 384}) {
       SCOPED_TRACE(cut);
@@ -144,7 +144,7 @@ TEST_P(Backward, KeepsToOneCutWhereverItLiesInABlock) {
     }
 }
 
-TEST_P(Backward, KeepsAGateThatIsNoNumberToTheQueriesThatSeeItsBlock) {
+TEST_P(Backward, NanGateAffectsOnlyQueriesThatSeeItsBlock) {
   constexpr int64_t kKeys = 1500, kHeads = 4, kHead = 2, kToken = 700, kBlock = kToken / kGateBlock * kGateBlock;
   for (const auto& [queries, strong] :  // 37: a tile's queries are in two blocks
        {std::pair{kKeys, false}, {kKeys - 37, false}, {kKeys - 37, true}}) {
@@ -194,7 +194,7 @@ TEST_P(Backward, GivesTheFirstGateAndCutsNoGradientAtAll) {
   }
 }
 
-TEST_P(Backward, TellsPairsApartNearStrongGates) {
+TEST_P(Backward, ResolvesPairsNearStrongGates) {
   // 127: a tile's first query is a block's last key. An open head beside it, of the same keys or of its own
   for (const auto& [queries, keys, heads] :
        {std::tuple<int64_t, int64_t, int64_t>{600, 600, 1}, {503, 540, 2}, {413, 540, 2}})
@@ -206,19 +206,19 @@ TEST_P(Backward, TellsPairsApartNearStrongGates) {
     }
 }
 
-TEST_P(Backward, TellsPairsApartNearStrongGatesOfAFewTokensInTheFixedOrder) {
+TEST_P(Backward, ResolvesPairsNearStrongGatesOfAFewTokensInTheFixedOrder) {
   const auto problems =
       testing::with_strong_gates(random_problem(shape(1, 150, 200, 1, 2), dtype(), Gate::kInitial, 21));
   expect_agreement(problems.back().second, {}, true);
 }
 
-TEST_P(Backward, TellsPairsApartWhereGatesAreAlmostStrong) {
+TEST_P(Backward, ResolvesPairsWhereGatesAreAlmostStrong) {
   for (const auto& problem :
        testing::with_almost_strong_gates(random_problem(shape(1, 603, 640, 1, 2), dtype(), Gate::kInitial, 19)))
     expect_agreement(problem);
 }
 
-TEST_P(Backward, TellsPairsApartNearStrongGatesAndCuts) {
+TEST_P(Backward, ResolvesPairsNearStrongGatesAndCuts) {
   for (auto [name, problem] :
        testing::with_strong_gates(random_problem(shape(1, 503, 540, 1, 2), dtype(), Gate::kOpen, 20))) {
     SCOPED_TRACE(name);
@@ -227,7 +227,7 @@ TEST_P(Backward, TellsPairsApartNearStrongGatesAndCuts) {
   }
 }
 
-TEST_P(Backward, TellsPairsApartNearStrongGatesWithAnyScale) {
+TEST_P(Backward, ResolvesPairsNearStrongGatesWithAnyScale) {
   for (const double scale : {-0.125, 0.0, 1e-30}) {
     SCOPED_TRACE(scale);
     Problem problem = random_problem(shape(1, 300, 300, 1, 1), dtype(), Gate::kInitial, 11);
@@ -238,7 +238,7 @@ TEST_P(Backward, TellsPairsApartNearStrongGatesWithAnyScale) {
 }
 
 // After them the gate's sums reach about 400 000, where a float has steps of 1/32; only their differences matter.
-TEST_P(Backward, TellsGatesBehindStrongOnesApart) {
+TEST_P(Backward, ResolvesGatesAfterStrongOnes) {
   Problem problem = random_problem(shape(1, 900, 900, 1, 1), dtype(), Gate::kOpen, 27);
   for (int64_t token = 80; token < kGateBlock; ++token) problem.log_forget[token] = -9000;
   problem.log_forget[kGateBlock] = -INFINITY;

@@ -124,7 +124,7 @@ class BackwardGate : public testing::EveryKernel {
   }
 };
 
-TEST_P(BackwardGate, MakesTheGatesGradientOfTheSums) {
+TEST_P(BackwardGate, ComputesTheGatesGradientFromTheSums) {
   for (const bool float_sums : {false, true}) expect_gradient(float_sums, [](int64_t) { return false; });
 }
 
@@ -133,7 +133,7 @@ TEST_P(BackwardGate, GivesEachRowTheMeanOfItsGroup) {
   expect_gradient(true, [](int64_t block) { return block % 3 != 1; });
 }
 
-TEST_P(BackwardGate, TakesSumsOf16BitsOfEachRowWhateverTheGate) {
+TEST_P(BackwardGate, TakesSumsOf16BitsOfEachRowForEveryGate) {
   expect_gradient(false, [](int64_t) { return true; });
 }
 

@@ -162,7 +162,7 @@ TEST_P(BackwardSums, InFloatAreOfEachRowInTheTilesWhereTheGateDecays) {
 
 // The warp that adds rows' sums reads for 32 query tiles at a time whether rows are apart. A gate that is strong in the last block alone leaves its
 // rows some weight on the first keys.
-TEST_P(BackwardSums, InFloatAreOfEachRowInTilesBehind32Others) {
+TEST_P(BackwardSums, InFloatAreOfEachRowInTilesAfter32Others) {
   const int64_t length = 32 * testing::rows_of_tile(shape(1, 1, 1, 1, 1)) + 2 * kGateBlock;
   const Problem problem = problem_of(dtype(), shape(1, length, length, 1, 1),
                                      [&](int64_t block) { return block == length / kGateBlock - 1; });

@@ -22,7 +22,7 @@ using testing::slice;
 class BackwardTiles : public testing::EveryKernel {};
 
 // More key tiles than CTAs run at a time, of several waves: without its turns dQ is added up in another order each time.
-TEST_P(BackwardTiles, GivesTheSameBitsInTheFixedOrderWhoeverComesFirst) {
+TEST_P(BackwardTiles, GivesTheSameBitsInTheFixedOrderInEveryRun) {
   const Problem problem = random_problem(shape(1, 4096, 4096, 12, 12), dtype(), Gate::kOpen, 31);
   const std::vector<double> grad = grad_values_of(problem, 99);
   const std::vector<BackwardResult> firsts = of_both_sums(problem, grad, {}, true);
@@ -117,7 +117,7 @@ TEST_P(BackwardTiles, GivesATileWhatItHasAlone) {
 }
 
 // Eight tiles a CTA on average; a large share of them, many in a row, is seen by no query.
-TEST_P(BackwardTiles, GivesATileBehindEmptyOnesWhatItHasAlone) {
+TEST_P(BackwardTiles, GivesATileAfterEmptyOnesWhatItHasAlone) {
   constexpr int64_t kBatch = 8, kQueries = 130, kKeys = 1300;
   Problem problem = random_problem(shape(kBatch, kQueries, kKeys, 1, 1), dtype(), Gate::kOpen, 36);
   for (int64_t batch = 0; batch < kBatch; batch += 2) problem.log_forget[batch * kKeys + kKeys - kQueries] = -INFINITY;
@@ -128,7 +128,7 @@ TEST_P(BackwardTiles, GivesATileBehindEmptyOnesWhatItHasAlone) {
 
 // A CTA that has not begun has no tile. If each had its first tile from the beginning, the later tiles, here more than the free multiprocessors,
 // would wait for tiles of CTAs that have not begun, and none would end.
-TEST_P(BackwardTiles, WaitsInTheFixedOrderForNobodyWhoHasNotBegun) {
+TEST_P(BackwardTiles, WaitsInTheFixedOrderForNoCtaThatHasNotStarted) {
   const Problem problem = random_problem(shape(1, 2048, 2048, 12, 12), dtype(), Gate::kOpen, 37);
   const std::vector<double> grad = grad_values_of(problem, 99);
   for (const bool float_sums : {false, true}) {

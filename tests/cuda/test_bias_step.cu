@@ -99,7 +99,7 @@ TEST(BiasStep, StartsFromTheNumberOfEachColumn) {
   for_each_element<true, true>(bias, 1000, check);  // the start has no share left
 }
 
-TEST(BiasStep, KeepsWhatIsNoNumberInItsOwnColumn) {
+TEST(BiasStep, KeepsNanInItsOwnColumn) {
   LETHE_NEEDS_GPU();
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   std::vector<float> bias(128, 1.0f);

@@ -96,7 +96,7 @@ TEST_P(Forward, SharesKeysAmongAGroupOfQueryHeads) {
   expect_agreement(random_problem(shape(2, 333, 400, 2, 6), dtype(), Gate::kInitial, 9));
 }
 
-TEST_P(Forward, KeepsAGateThatIsNoNumberToTheQueriesThatSeeItsBlock) {
+TEST_P(Forward, NanGateAffectsOnlyQueriesThatSeeItsBlock) {
   constexpr int64_t kKeys = 1500, kHeads = 8, kHead = 3, kToken = 700, kBlock = kToken / kGateBlock * kGateBlock;
   constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
   for (const int64_t queries : {kKeys, kKeys - 37})  // then a warpgroup's rows are in two blocks
@@ -127,7 +127,7 @@ TEST_P(Forward, KeepsAGateThatIsNoNumberToTheQueriesThatSeeItsBlock) {
 }
 
 // NaN left in a CTA's ring of keys, by a tile's last blocks or by others, must not reach tiles that it computes afterwards.
-TEST_P(Forward, KeepsGatesThatAreNoNumbersFromTheTilesBehindThem) {
+TEST_P(Forward, KeepsNanGatesFromTilesThatDoNotSeeThem) {
   constexpr int64_t kTokens = 1500, kHeads = 24;
   Problem problem = random_problem(shape(2, kTokens, kTokens, kHeads, kHeads), dtype(), Gate::kInitial, 25);
   const ForwardResult clean = testing::run_forward(problem);
@@ -211,7 +211,7 @@ TEST_P(Forward, RepeatsATileOfWhichOneRowOverflows) {
   }
 }
 
-TEST_P(Forward, RepeatsNoTileWhoseGateFallsOutOfAFloatWithinAWarp) {  // each row has an m of its own
+TEST_P(Forward, RepeatsNoTileWhoseGateUnderflowsWithinAWarp) {  // each row has an m of its own
   Problem problem = random_problem(shape(1, 700, 700, 2, 2), dtype(), Gate::kOpen, 18);
   for (int64_t t = 0; t < 700; ++t)
     if (t % kGateBlock < 40) problem.log_forget[2 * t] = round_to(Dtype::kFloat32, -7.9);  // of head 0
@@ -219,7 +219,7 @@ TEST_P(Forward, RepeatsNoTileWhoseGateFallsOutOfAFloatWithinAWarp) {  // each ro
   expect_agreement(problem);
 }
 
-TEST_P(Forward, TellsPairsApartNearStrongGates) {
+TEST_P(Forward, ResolvesPairsNearStrongGates) {
   for (const auto& [queries, keys] : {std::pair<int64_t, int64_t>{700, 700}, {603, 640}, {140, 700}})
     for (const auto& [name, problem] :
          testing::with_strong_gates(random_problem(shape(1, queries, keys, 1, 2), dtype(), Gate::kInitial, 19))) {
@@ -230,7 +230,7 @@ TEST_P(Forward, TellsPairsApartNearStrongGates) {
     }
 }
 
-TEST_P(Forward, TellsPairsApartWhereGatesAreAlmostStrong) {
+TEST_P(Forward, ResolvesPairsWhereGatesAreAlmostStrong) {
   for (const auto& [queries, keys] :
        {std::pair<int64_t, int64_t>{700, 700}, {603, 640}})  // tiles of two and three blocks
     for (const auto& problem : testing::with_almost_strong_gates(
@@ -243,7 +243,7 @@ TEST_P(Forward, TellsPairsApartWhereGatesAreAlmostStrong) {
     }
 }
 
-TEST_P(Forward, TellsPairsApartNearStrongGatesInMoreTilesThanCtas) {
+TEST_P(Forward, ResolvesPairsNearStrongGatesInMoreTilesThanCtas) {
   Problem problem = random_problem(shape(3, 1500, 1500, 8, 8), dtype(), Gate::kOpen, 10);
   for (size_t i = 0; i < problem.log_forget.size(); ++i)
     if (i / 8 % 5 == 3) problem.log_forget[i] = -9000;
@@ -251,7 +251,7 @@ TEST_P(Forward, TellsPairsApartNearStrongGatesInMoreTilesThanCtas) {
   expect_agreement(problem);
 }
 
-TEST_P(Forward, TellsPairsApartNearStrongGatesWithAnyScale) {
+TEST_P(Forward, ResolvesPairsNearStrongGatesWithAnyScale) {
   for (const double scale : {-0.125, 0.0, 1e-30}) {
     SCOPED_TRACE(scale);
     Problem problem = random_problem(shape(1, 300, 300, 1, 1), dtype(), Gate::kInitial, 11);
@@ -262,14 +262,14 @@ TEST_P(Forward, TellsPairsApartNearStrongGatesWithAnyScale) {
   }
 }
 
-TEST_P(Forward, TellsPairsApartNearStrongGatesOfAFewTokens) {
+TEST_P(Forward, ResolvesPairsNearStrongGatesOfAFewTokens) {
   const auto problems =
       testing::with_strong_gates(random_problem(shape(1, 150, 200, 1, 2), dtype(), Gate::kInitial, 21));
   ASSERT_TRUE(testing::has_strong_block(problems.back().second));
   expect_agreement(problems.back().second);
 }
 
-TEST_P(Forward, TellsPairsApartNearStrongGatesAndCuts) {
+TEST_P(Forward, ResolvesPairsNearStrongGatesAndCuts) {
   for (auto [name, problem] :
        testing::with_strong_gates(random_problem(shape(1, 700, 740, 1, 2), dtype(), Gate::kOpen, 20))) {
     SCOPED_TRACE(name);
@@ -286,7 +286,7 @@ TEST_P(Forward, KeepsToTheCutsWhenEarlierLogitsAreHuge) {
   EXPECT_LE(worst.values, budget(dtype()));
 }
 
-TEST_P(Forward, KeepsToOneCutWhereverItLiesInABlock) {
+TEST_P(Forward, KeepsToOneCutAnywhereInABlock) {
   for (const int64_t offset : {0, 100})
     for (const int64_t cut : {1, 127, 128, 129, 255, 256, 384, 639}) {
       SCOPED_TRACE(cut);

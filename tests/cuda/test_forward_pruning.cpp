@@ -14,7 +14,7 @@ using testing::ForwardResult;
 
 class ForwardPruning : public testing::EveryKernel {};
 
-TEST_P(ForwardPruning, TakesNoNoticeOfABoundWithoutATolerance) {
+TEST_P(ForwardPruning, IgnoresABoundWithoutATolerance) {
   const Problem problem = random_problem(shape(2, 1000, 1000, 2, 2), dtype(), Gate::kCutting, 13);
   const ForwardResult unpruned = testing::run_forward(problem);
   const ForwardResult other = testing::run_forward(problem, {.logit_bound = std::vector<float>(4, 1.0f)});
@@ -50,7 +50,7 @@ TEST_P(ForwardPruning, ReadsNothingOfWhatIsPruned) {
 }
 
 // The worst case of pruning: every logit is U but the query's own key's, which is −U, and one gate puts all other keys near the threshold.
-TEST_P(ForwardPruning, LosesTheToleranceAtMostWhereLogitsReachTheirBound) {
+TEST_P(ForwardPruning, LosesAtMostTheToleranceWhereLogitsReachTheirBound) {
   constexpr int64_t kKeys = 1500, kPruned = (kKeys - 1) / kGateBlock * kGateBlock;
   constexpr double kLogTolerance = -5;
   Problem problem = random_problem(shape(1, 1, kKeys, 1, 1), dtype(), Gate::kZero, 30);
@@ -73,7 +73,7 @@ TEST_P(ForwardPruning, LosesTheToleranceAtMostWhereLogitsReachTheirBound) {
 
 // Heads that could be pruned beside heads that could not, in the same group and in different ones. The norms decide: gates forget slowly, and each
 // key head and batch entry has its own largest norm, in the last rows.
-TEST_P(ForwardPruning, PrunesByNormsAsByTheSameBoundsGiven) {
+TEST_P(ForwardPruning, PrunesByNormsAsByTheSameGivenBounds) {
   constexpr int64_t kHeads = 2, kQueryHeads = 4, kTokens = 3100;
   for (const std::vector<int64_t>& open_heads : {std::vector<int64_t>{}, {3}, {0, 2}, {2, 3}}) {
     Problem problem =

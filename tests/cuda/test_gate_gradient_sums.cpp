@@ -84,7 +84,7 @@ std::vector<Errors> errors_of_heads(double mean_log_forget) {
 }
 
 // Down to a decay of e⁻¹ over 128 tokens, from which on the kernels have a sum of each row.
-TEST(GateGradientSums, OfManyRowsInFloatAreMoreExactThanInSixteenBitsWithAnOpenGate) {
+TEST(GateGradientSums, OfManyRowsAreMoreExactInFloatThanIn16BitsWithAnOpenGate) {
   for (const double mean_log_forget : {-1e-4, -1e-3, -1 / 128.})
     for (const Errors& errors : errors_of_heads(mean_log_forget)) EXPECT_LE(3 * errors.in_float[3], errors.in_16_bits);
 }
@@ -96,7 +96,7 @@ TEST(GateGradientSums, OfEachRowInFloatAreMoreExactThanOfFourInOne) {
   }
 }
 
-TEST(GateGradientSums, OfManyRowsInFloatAreLessExactThanInSixteenBitsWithStrongGates) {
+TEST(GateGradientSums, OfManyRowsAreLessExactInFloatThanIn16BitsWithStrongGates) {
   for (const Errors& errors : errors_of_heads(-2)) {
     EXPECT_LT(errors.in_float[1], errors.in_16_bits);
     EXPECT_GT(errors.in_float[2], errors.in_16_bits);

@@ -153,7 +153,7 @@ TEST_P(Prefix, IsThatOfEveryHead) {
 }
 
 // A k-step reads part of a neighbouring block and multiplies it by zeros; NaN times zero would not be zero.
-TEST_P(Prefix, LeavesNoNaNToKStepsWhereAGateIsNoNumber) {
+TEST_P(Prefix, WritesNoNanIntoKStepsWhereAGateIsNan) {
   std::vector<float> log_forget(rows * length, -0.001f);
   for (int64_t row = 0; row < rows; ++row) log_forget[place_of(row, row * 37 % length)] = std::nanf("");
   const DeviceArray<float> gate(log_forget);

@@ -76,7 +76,7 @@ class Operators(unittest.TestCase):
             visited = run(inputs, "cuda")[2]
             self.assertTrue((visited < causal_pairs(inputs)).all() and (visited == visited[0, 0]).all())
 
-    def test_the_operator_says_what_runs(self):
+    def test_the_operator_names_what_runs(self):
         says = lambda device, **options: torch.ops.lethe.forgetting_attention_implementation(
             *(tensor.to(device) for tensor in problem(torch.bfloat16, **options)[:3]))
         self.assertEqual(says("cpu"), "CPU")
@@ -144,7 +144,7 @@ class Operators(unittest.TestCase):
         self.assertTrue(torch.equal(of_heads, of_all))
         self.assertLess(int(of_heads[1, 0]), int(of_heads[1, 1]))
 
-    def test_backward_keeps_to_the_boundary_that_forward_has_found(self):
+    def test_backward_reads_the_boundary_of_forward(self):
         for dim in (64, 128, 96):
             inputs = problem(torch.bfloat16, queries=100, keys=1000, dim=dim)
             inputs[3].fill_(-0.02)  # weights 900 tokens back are 10^-8: numbers, unless skipped
@@ -192,7 +192,7 @@ class Operators(unittest.TestCase):
                 for a, b in zip(first, other):
                     self.assertTrue(torch.equal(a, b), dim)
 
-    def test_the_gates_gradient_is_of_float_sums_unless_torch_allows_16_bits(self):
+    def test_gate_gradient_uses_float_sums_unless_torch_allows_16_bits(self):
         allowed = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed
         self.assertFalse(allowed())  # the default
         torch.use_deterministic_algorithms(True)

@@ -72,7 +72,7 @@ TEST_P(Precision, HoldsTheBudgetForEveryGateAtALengthOf8192) {
     expect_float_sums_to_be_more_exact(expect_budget(one_head(8192, dim, dtype, gate, 20), gate_name(gate)), 2);
 }
 
-TEST_P(Precision, HoldsTheBudgetForOpenGatesWhateverTheNumbers) {
+TEST_P(Precision, HoldsTheBudgetForOpenGatesAndAnyNumbers) {
   const auto [dtype, dim] = GetParam();
   for (uint64_t seed = 30; seed < 36; ++seed) {
     const Found found = expect_budget(one_head(2048, dim, dtype, Gate::kZero, seed), "zero");

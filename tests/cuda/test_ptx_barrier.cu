@@ -119,7 +119,7 @@ __global__ void meet(int32_t* gone_on, int* heard, int* read) {
   }
 }
 
-TEST(Barriers, HoldUpWhoSyncsAndNotWhoArrives) {
+TEST(Barriers, StopAWarpThatSyncsButNotOneThatArrives) {
   LETHE_NEEDS_GPU();
   const DeviceArray<int32_t> gone_on(std::vector<int32_t>{0});
   const DeviceArray<int> heard(1), read(32);
@@ -167,7 +167,7 @@ __global__ void __launch_bounds__(256, 1) hand_over_in_step(int* received) {
   }
 }
 
-TEST(Barriers, HandOverThroughARingInOrder) {
+TEST(Barriers, PassStagesThroughARingInOrder) {
   LETHE_NEEDS_GPU();
   const DeviceArray<int> received(kRounds * 128);
   hand_over_in_step<<<1, 256>>>(received.data());
@@ -212,7 +212,7 @@ __global__ void hand_over_slowly(int* received) {
   }
 }
 
-TEST(Barriers, WaitForWhoeverIsSlow) {
+TEST(Barriers, WaitForTheSlowerWarp) {
   LETHE_NEEDS_GPU();
   for (const auto kernel : {hand_over_slowly<false>, hand_over_slowly<true>}) {
     const DeviceArray<int> received(2 * kSlowRounds * 32);
@@ -265,7 +265,7 @@ __global__ void hand_over(volatile int* memory, int32_t* told, int* read) {
   }
 }
 
-TEST(GlobalMemory, IsHandedToAnotherCtaByOneNumber) {
+TEST(GlobalMemory, IsPublishedToAnotherCtaByOneFlag) {
   LETHE_NEEDS_GPU();
   const DeviceArray<int> memory(std::vector<int>(128, 0)), told(std::vector<int>(1, 0)), read(128);
   hand_over<<<2, 128>>>(memory.data(), told.data(), read.data());
@@ -317,7 +317,7 @@ __global__ void __launch_bounds__(kNumbers, 1) take_turns(float* numbers, int32_
   }
 }
 
-TEST(GlobalMemory, IsHandedToAnotherCtasCopyEngineAndBack) {
+TEST(GlobalMemory, IsPublishedToAnotherCtasCopyEngineAndBack) {
   LETHE_NEEDS_GPU();
   const DeviceArray<int32_t> told(std::vector<int32_t>{0});
   const DeviceArray<float> numbers(kNumbers), loaded(kTurns * kNumbers), sums(kTurns * kNumbers);

@@ -47,7 +47,7 @@ TEST(RowSums, AreOfEachRowOverTheColumnsOfAWarp) {
 }
 
 // Numbers whose sums do round, always in the same order.
-TEST(RowSums, AreTheSameWhereverARowLies) {
+TEST(RowSums, AreTheSameAtEveryPositionOfARow) {
   LETHE_NEEDS_GPU();
   std::vector<float> tile(kTileColumns * kTileRows);
   for (int column = 0; column < kTileColumns; ++column)

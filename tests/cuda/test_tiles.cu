@@ -83,7 +83,7 @@ void expect_each_query_to_see_its_keys(int queries, int keys, const std::vector<
   expect_each_query_to_see_its_keys<192>(queries, keys, cuts, first_blocks);
 }
 
-TEST(Tiles, ShowEachQueryItsKeysBehindOneCutAnywhere) {
+TEST(Tiles, ShowEachQueryItsKeysAfterOneCutAnywhere) {
   for (const int offset : {0, 1, 63, 64, 100, 127, 128, 200})
     for (const int keys : {257, 385, 512, 640})
       for (int edge = 64; edge <= keys; edge += 64)
@@ -93,7 +93,7 @@ TEST(Tiles, ShowEachQueryItsKeysBehindOneCutAnywhere) {
                                               std::vector<int32_t>((keys - offset + kColumns - 1) / kColumns, 0));
 }
 
-TEST(Tiles, ShowEachQueryItsKeysBehindManyCutsAndAPrunedBoundary) {
+TEST(Tiles, ShowEachQueryItsKeysAfterManyCutsAndAPrunedBoundary) {
   std::mt19937 random(1);
   const auto up_to = [&](int largest) { return std::uniform_int_distribution<int>(0, largest)(random); };
   for (int trial = 0; trial < 400; ++trial) {

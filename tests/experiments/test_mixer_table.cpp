@@ -104,7 +104,7 @@ TEST_P(EveryMixer, LeavesTheTraceOfAStateWhereItHasOne) {
   EXPECT_EQ(model.has_state(), has_state);
 }
 
-TEST_P(EveryMixer, HasNamedArchitecturesThatMakeModels) {
+TEST_P(EveryMixer, HasNamedArchitecturesThatGiveModels) {
   const auto rows = mixer.row().architectures();
   EXPECT_FALSE(rows.empty());
   for (const Architecture& architecture : rows) {

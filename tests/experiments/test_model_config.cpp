@@ -80,7 +80,7 @@ TEST(ModelConfig, HasTheNamesOfTheOfficialCheckpoint) {
   EXPECT_EQ(parameters.size(), 3u + 2u * 16u);
 }
 
-TEST(ModelConfig, MakesTheMlpNarrowerWhereAnOutputGatePaysForIt) {
+TEST(ModelConfig, NarrowsTheMlpWhereAnOutputGatePaysForIt) {
   ModelConfig config;
   config.width = 1536;
   EXPECT_EQ(config.mlp_width(), 3584);
@@ -103,7 +103,7 @@ TEST(ModelConfig, IsTheSameAfterATripThroughJson) {
   EXPECT_TRUE(json.at("mlp_ratio").is_null());
 }
 
-TEST(ModelConfig, NamesTheKeyThatItDoesNotKnow) {
+TEST(ModelConfig, NamesAnUnknownKey) {
   const auto message = error_of([] { nlohmann::json{{"widht", 64}}.get<ModelConfig>(); });
   EXPECT_NE(message.find("found widht"), std::string::npos) << message;
 }
@@ -127,7 +127,7 @@ TEST(ModelConfig, NamesTheValueOfAWrongType) {
             "mixer.forget_gate: expected one of none, full, bias_only, fixed, found \"open\"");
 }
 
-TEST(ModelConfig, RefusesWhatMakesNoModel) {
+TEST(ModelConfig, RefusesOptionsWithoutAModel) {
   const auto refused = [](auto change) {
     ModelConfig config = tiny_model();
     change(config);

@@ -49,7 +49,7 @@ TEST(Rotate, LeavesTheFirstPositionAndEveryLength) {
   EXPECT_GT(distance(y.select(1, 1), x.select(1, 1)), 0.1);
 }
 
-TEST(Rotate, MakesProductsDependOnTheDistanceAlone) {
+TEST(Rotate, LetsProductsDependOnTheDistanceAlone) {
   const Tensor q = random({8}).expand({1, 9, 1, 8}), k = random({8}).expand({1, 9, 1, 8});
   const auto angles = rotation(9, 8, 100, kDouble);
   const Tensor products = torch::mm(rotate(q, angles).view({9, 8}), rotate(k, angles).view({9, 8}).t());

@@ -112,7 +112,7 @@ std::vector<at::Tensor> values_and_gradients() {
   return {values.detach(), inputs.query.grad(), inputs.key.grad(), inputs.value.grad(), inputs.log_forget.grad()};
 }
 
-TEST(Calls, GiveTheSameBitsEveryTimeWhateverTheThreads) {
+TEST(Calls, GiveTheSameBitsWithAnyNumberOfThreads) {
   const int threads = at::get_num_threads();
   const std::vector<at::Tensor> expected = values_and_gradients();
   for (const int count : {threads, 1, 2}) {

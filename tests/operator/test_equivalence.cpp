@@ -53,7 +53,7 @@ TEST(ForgettingAttentionOperator, EqualsTheReferenceAcrossManyBlocks) {
 }
 
 // Two neighbours after a gate of −9999, both far from the sum's beginning: their difference must not have that gate's rounding.
-TEST(ForgettingAttentionOperator, EqualsTheReferenceBehindSingleStrongGates) {
+TEST(ForgettingAttentionOperator, EqualsTheReferenceAfterSingleStrongGates) {
   for (const double gate : {-10.0, -40.0, -100.0, -1000.0, -9999.0}) {
     SCOPED_TRACE(gate);
     Problem problem = random_problem(shape_of(300, 300, 1, 1, 1, 16, 16), Dtype::kFloat32, Gate::kOpen, 12);
@@ -124,7 +124,7 @@ TEST(ForgettingAttentionOperator, KeepsTheDigitsOfGatesNextToAGateOfAnySize) {
 }
 
 // One cut alone: with more, another in the same tile may hide a missed one.
-TEST(ForgettingAttentionOperator, EqualsTheReferenceWithOneCutWhereverItLiesInATile) {
+TEST(ForgettingAttentionOperator, EqualsTheReferenceWithOneCutAnywhereInATile) {
   for (const int64_t queries : {640, 540})
     for (const int64_t cut : {1, 31, 32, 63, 64, 65, 127, 128, 129, 192, 255, 256, 384, 512, 639}) {
       SCOPED_TRACE(cut);

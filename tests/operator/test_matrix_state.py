@@ -190,7 +190,7 @@ class MatrixState(unittest.TestCase):
             gradient.sum().backward()
 
     @for_every_call
-    def test_knows_its_shapes_on_the_meta_device(self, operator, names, options):
+    def test_has_its_shapes_on_the_meta_device(self, operator, names, options):
         tensors = {n: t.detach().to("meta") for n, t in inputs(5, dtype=torch.bfloat16).items()}
         values, state = operator(*arguments_of(names, tensors), **options)
         self.assertEqual((values.shape, values.dtype), ((2, 5, 2, 7), torch.bfloat16))

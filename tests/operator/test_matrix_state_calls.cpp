@@ -262,7 +262,7 @@ std::vector<at::Tensor> values_and_gradients(const char* name, const StateShape&
 
 // With fewer heads than threads, a task is a part of a head's columns: all of them over some chunks at a time, or, where so wide a state leaves room
 // for one chunk only, some of them at a time. Chunk lengths (T = 37, or V = 330) that are no multiple of a vector too.
-TEST(MatrixStateCalls, GiveTheSameBitsEveryTimeWhateverTheThreads) {
+TEST(MatrixStateCalls, GiveTheSameBitsWithAnyNumberOfThreads) {
   const int threads = at::get_num_threads();
   for (const StateCall& call : state_calls()) {
     for (const StateShape& shape : {StateShape{1, 300, 1, 24, 70}, StateShape{1, 300, 3, 24, 70},

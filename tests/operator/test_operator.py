@@ -71,7 +71,7 @@ class WithoutGradient(torch.autograd.Function):
 
 
 class Operator(unittest.TestCase):
-    def test_agrees_with_the_dense_formula_for_grouped_queries_at_the_end_of_the_keys(self):
+    def test_grouped_queries_at_the_end_equal_the_dense_formula(self):
         tensors = inputs(9, key_length=150, heads=2, query_heads=6)
         torch.testing.assert_close(forgetting_attention(*tensors), dense(*tensors), rtol=1e-11, atol=1e-12)
 
@@ -95,7 +95,7 @@ class Operator(unittest.TestCase):
                 torch.library.opcheck(torch.ops.lethe._forgetting_attention_forward.default,
                                       (*inputs(9, dtype=dtype), 0.5, None, None, keep_residual))
 
-    def test_keeps_what_rounding_takes_from_the_values_only_for_a_gradient(self):
+    def test_keeps_the_rounding_of_the_values_only_for_a_gradient(self):
         forward = torch.ops.lethe._forgetting_attention_forward
         for dtype in (torch.bfloat16, torch.float16):
             tensors = inputs(70, dtype=dtype)
@@ -181,7 +181,7 @@ class Operator(unittest.TestCase):
         torch.testing.assert_close(found[:, 501:], expected[:, 501:], rtol=0, atol=0)
         self.assertTrue(found[:, first + 1 : 501].isnan().all())
 
-    def test_makes_no_gradients_of_outputs_that_have_none(self):  # the residual's: as large as the values
+    def test_computes_no_gradient_of_outputs_without_one(self):  # the residual's: as large as the values
         for dtype in (torch.float64, torch.bfloat16):
             tensors = inputs(70, dtype=dtype)
             values = forgetting_attention(*tensors)
@@ -201,7 +201,7 @@ class Operator(unittest.TestCase):
         with self.assertRaisesRegex(RuntimeError, "lethe::_forgetting_attention_backward"):
             gradient.sum().backward()
 
-    def test_knows_its_shapes_on_the_meta_device(self):
+    def test_has_its_shapes_on_the_meta_device(self):
         tensors = [t.detach().to("meta") for t in inputs(5, key_length=300, dtype=torch.bfloat16)]
         values, log_normalizer, visited = torch.ops.lethe.forgetting_attention_with_statistics(*tensors)
         self.assertEqual((values.shape, values.dtype), ((2, 5, 2, 4), torch.bfloat16))

@@ -112,7 +112,7 @@ TEST(Pruning, WithAToleranceOfMinusInfinityIsBitEqualToNone) {
   }
 }
 
-TEST(Pruning, SkipsTheBlocksBeforeACutWhateverTheTolerance) {
+TEST(Pruning, SkipsTheBlocksBeforeACutAtAnyTolerance) {
   const double none = -std::numeric_limits<double>::infinity();
   for (const Lengths lengths : {Lengths{1000, 1000}, Lengths{1, 900}, Lengths{257, 300}}) {
     const Problem problem = problem_of(lengths.query, lengths.key, Gate::kCutting, 23);

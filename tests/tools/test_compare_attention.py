@@ -38,7 +38,7 @@ def run(folder, commit, rows):
 
 
 class Candidates(unittest.TestCase):
-    def test_whom_a_length_costs_much_takes_part_if_asked(self):
+    def test_a_rival_that_a_length_costs_much_runs_only_if_asked(self):
         everywhere, tuned = (Implementation(name, True, True, None, **options) for name, options in (("all", {}), ("tuned", {"lengths": (4096,)})))
         self.assertEqual(those_at(4096, [everywhere, tuned], False), [everywhere, tuned])
         self.assertEqual(those_at(65536, [everywhere, tuned], False), [everywhere])
@@ -46,7 +46,7 @@ class Candidates(unittest.TestCase):
 
 
 class Failures(unittest.TestCase):
-    def test_ours_fail_a_run_by_a_budget_that_is_missed_and_by_not_running_and_rivals_never(self):
+    def test_a_missed_budget_fails_a_run_of_ours_but_not_of_rivals(self):
         def share(name, value):
             return row("4096", "64", "open", value) | {"implementation": name, "metric": "share_of_budget"}
 
@@ -58,7 +58,7 @@ class Failures(unittest.TestCase):
 
 
 class Progress(unittest.TestCase):
-    def test_what_is_long_is_named_until_it_ends_and_what_is_not_never(self):
+    def test_only_what_takes_long_is_named_and_until_it_ends(self):
         with unittest.mock.patch.object(sys, "stderr", io.StringIO()) as said:
             with telling_what_is_long("short", seconds=60):
                 pass
@@ -92,7 +92,7 @@ class Joined(unittest.TestCase):
         self.assertEqual(values, ["4", "5", "6", "7"])
         self.assertEqual([r["commit"] for r in third["earlier"]], ["second"])
 
-    def test_a_page_of_rivals_alone_has_their_lines_and_the_share_that_is_pruned(self):
+    def test_a_page_of_rivals_alone_has_their_lines_and_the_pruned_share(self):
         of = {"unit": "1", "stddev": "0", "samples": "5"}
         measured = [("cudnn", "share_of_budget", "0.25"), ("cudnn", "forward_speed", "440"), ("cudnn", "backward_speed", "390"),
                     ("lethe", "pruned_share", "0.5")]

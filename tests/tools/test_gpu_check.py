@@ -45,7 +45,7 @@ class Steps(ShellPrograms):
     def log(self, name):
         return (self.folder / "out" / name).read_text()
 
-    def test_each_test_is_a_line_of_the_summary_and_its_output_in_the_log_of_its_label(self):
+    def test_each_test_has_a_summary_line_and_output_in_its_labels_log(self):
         status, summary, complaint = self.check()
         self.assertEqual(status, 0, complaint)
         self.assertEqual(len(summary), (1 + 8 + 8 + 7) + (4 * 4 + 3) + 4)
@@ -66,7 +66,7 @@ class Steps(ShellPrograms):
         self.assertRegex(self.log("benchmark.log"), r"compare_attention.py .* --commit=abc --length 4096 --length 16384\n")
         self.assertNotIn(f'"{self.folder}', self.log("check.log"))  # of the commands
 
-    def test_one_that_fails_fails_the_check_and_keeps_no_other_from_running(self):
+    def test_one_that_fails_fails_the_check_and_the_others_still_run(self):
         for name, label in (("build/test_cuda_forward", "gpu.forward"), ("bin/compute-sanitizer", "sanitizer"),
                             ("build/benchmark_cuda_kernels", "benchmark")):
             with self.subTest(name):
@@ -88,7 +88,7 @@ class Steps(ShellPrograms):
         self.assertEqual(self.log("check.log"), before)
         self.assertRegex(self.log("all_rivals.log"), "python ran .*--length 65536 --all --rounds 15\n")
 
-    def test_who_ends_it_ends_what_it_runs(self):
+    def test_its_end_ends_what_it_runs(self):
         self.script("build/test_cuda_backward", f"echo $$ >{self.folder}/process; exec sleep 60")
         check = subprocess.Popen([ROOT / "tools/gpu_check", self.folder / "build"], stdout=subprocess.DEVNULL, env=self.environment())
         process = self.folder / "process"
@@ -104,7 +104,7 @@ class Steps(ShellPrograms):
         self.assertEqual(status, 2)
         self.assertIn("expected --without-benchmarks, --all-rivals or a folder, found --only-long", complaint)
 
-    def test_where_there_is_no_build_it_makes_one(self):
+    def test_where_there_is_no_build_it_builds(self):
         self.script("tools/environment", "enter_environment() { lethe_python=a_python; }")
         shutil.copy(ROOT / "tools/gpu_check", self.folder / "tools")
         self.script("bin/cmake", 'echo "$*" >>calls; case "$1" in --build) mkdir build/cuda ;; esac; true')

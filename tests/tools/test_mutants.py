@@ -35,14 +35,14 @@ class List(unittest.TestCase):
                 texts[file, text, mutant.suite] = mutant.name
         self.assertGreater(len(texts), 0)
 
-    def test_they_are_few_and_each_has_a_name_of_its_own_and_a_suite(self):
+    def test_there_are_at_most_150_each_with_its_own_name_and_a_suite(self):
         self.assertLessEqual(len(MUTANTS), 150)
         self.assertEqual(len({mutant.name for mutant in MUTANTS}), len(MUTANTS))
         self.assertEqual(PROGRAMS.keys(), FILTERS.keys())
         self.assertEqual(PROGRAMS.keys(), SECONDS.keys())
         self.assertLessEqual({mutant.suite for mutant in MUTANTS}, PROGRAMS.keys())
 
-    def test_each_of_the_log_is_kept_or_of_the_same_formula_as_one_that_is(self):
+    def test_each_of_the_log_is_kept_or_shares_the_formula_of_a_kept_one(self):
         logged = dict(re.findall(r"^(\w+) +\w+/\S+ +(?:killed|passed) *(.*)", (ROOT / "results/h200/mutants.log").read_text(), re.M))
         readme = re.split(r"\n\|---.*\n", (ROOT / "tests/cuda/mutants/README.md").read_text())[1]
         same = dict(re.findall(r"^\| (\w+) \|.*\| (.*) \|$", readme, re.M))
@@ -83,7 +83,7 @@ class List(unittest.TestCase):
                     run = any(matches(name, those) and not matches(name, but) for those, _, but in filters)
                     self.assertTrue(run or name.startswith(not_run))
 
-    def test_each_wrapper_has_one_or_is_said_to_have_none(self):
+    def test_each_wrapper_has_one_or_is_listed_without(self):
         changed = {part for mutant in MUTANTS if mutant.suite == "ptx" for part in mutant.function.split("::")}
         wrappers = [name for path in (ROOT / "optimized/cuda").rglob("*.cuh") if path.parent.name == "ptx" or path.stem in ("handover", "arithmetic")
                     for name in re.findall(r"__device__ (?:inline )?\w+ (\w+)(?:<\w+>)?\(", path.read_text())]
@@ -127,7 +127,7 @@ class Places(unittest.TestCase):
         self.assertEqual(self.changed("Ring::advance", "stages + 1"), SOURCE.replace("stages + 1", "NEW"))
         self.assertEqual(self.changed("sum", "x += 2;", more=(("return", "throw"),)), SOURCE.replace("x += 2;\n  return", "NEW\n  throw"))
 
-    def test_a_function_or_a_statement_that_is_missing_or_ambiguous_is_named(self):
+    def test_a_missing_or_ambiguous_function_or_statement_is_named(self):
         for function, statement, complaint in (
                 ("missing", "x += 1", "name: expected a function missing in optimized/cuda or optimized/torch, found none"),
                 ("total", "x += 1", "name: expected a function total in optimized/cuda or optimized/torch, found none"),
@@ -182,7 +182,7 @@ exit 1"""
         _, log, _ = self.run_with(**{"unchanged_ptx": PASSES, self.NAME: fails})
         self.assertRegex(log, rf"{self.NAME} .* killed +Every/Suite.FindsItOut/bfloat16_64 float16_128, ")
 
-    def test_for_kernels_that_the_first_test_says_nothing_of_another_one_is_looked_for(self):
+    def test_kernels_that_the_first_failure_omits_get_another_test(self):
         fails = """case "$*" in
 *--gtest_filter=\\*/bfloat16_128-*) exit 0 ;;
 *--gtest_filter=\\*/float16_64-*) echo '[  FAILED  ] Every/Suite.FindsAnother/float16_64, where' ;;
@@ -195,7 +195,7 @@ exit 1"""
             self.assertEqual(self.verdict_of()[1], "Every/Suite.FindsItOut/bfloat16_64, nothing for bfloat16_128, "
                                                    "Every/Suite.FindsAnother/float16_64, no end for float16_128")
 
-    def test_a_mutant_that_survives_or_is_not_built_and_kernels_that_fail_fail_the_run(self):
+    def test_survivors_failed_builds_and_failing_kernels_fail_the_run(self):
         for programs, name, verdict in (({"unchanged_ptx": PASSES}, self.NAME, "NOT BUILT"), ({self.NAME: PASSES}, self.NAME, "SURVIVED"),
                                         ({"unchanged_ptx": FAILS, self.NAME: FAILS}, "unchanged_ptx", "FAILED +Suite.FindsItOut/0")):
             with self.subTest(verdict):
@@ -209,7 +209,7 @@ exit 1"""
         mutant = next(mutant for mutant in MUTANTS if mutant.name == self.NAME)
         return self.TOOL["verdict"](self.folder, dataclasses.replace(mutant, **changes), ["0"])
 
-    def test_one_that_takes_too_long_is_detected_only_by_a_failure_before_or_if_it_is_known_to_hang(self):
+    def test_a_timeout_detects_only_after_a_failure_or_for_a_known_hang(self):
         begun = 'for test in Ends DoesNot; do echo "[ RUN      ] Suite.$test"; done; exec sleep 60'
         for program, changes, expected in (
                 ("exec sleep 60", {}, ("TOO LONG", "no end within 1 s", False)),
@@ -251,7 +251,7 @@ exit 1""")
         self.assertEqual(len(calls), 1)
         self.assertNotIn("fail_fast", calls[0])
 
-    def test_one_that_needs_more_gpus_is_not_run_and_said_to_be(self):
+    def test_one_that_needs_more_gpus_is_reported_as_not_run(self):
         self.script(f"{self.NAME}/program", FAILS)
         self.assertEqual(self.verdict_of(gpus=2), ("not run", "needs 2 GPUs", True))
 

@@ -32,7 +32,7 @@ class QuoteSources(unittest.TestCase):
     def write(self, body, part="loop"):
         (self.root / "README.md").write_text(README.format(body=body).replace(":loop", f":{part}"))
 
-    def test_a_quote_is_written_without_the_indentation_that_its_lines_share(self):
+    def test_a_quote_is_written_without_its_common_indentation(self):
         self.write("")
         quote_sources.rewrite(self.root)
         self.assertEqual((self.root / "README.md").read_text(), README.format(body=QUOTE))
@@ -64,7 +64,7 @@ class TheReadmesOfThisCheckout(unittest.TestCase):
         self.assertEqual(len(quoted), 1)
         self.assertGreaterEqual(len(quote_sources.MARKER.findall(quoted[0].read_text())), 4)
 
-    def test_the_table_of_variants_has_a_full_row_for_each_one_of_the_registry(self):
+    def test_the_table_of_variants_has_a_full_row_for_each_registry_row(self):
         registry = (ROOT / "reference/registry.cpp").read_text()
         names = {a or b for a, b in re.findall(r'\.name = "(\w+)"|_row\("(\w+)"', registry)}
         self.assertGreaterEqual(len(names), 12)

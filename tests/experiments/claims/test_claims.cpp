@@ -58,7 +58,7 @@ TEST(Registry, HasADocumentedFolderAndPaperNumbersForEveryClaim) {
   }
 }
 
-TEST(Scales, GiveSoundRunsAndTellTheirCost) {
+TEST(Scales, GiveSoundRunsAndTheirCost) {
   for (const char* scale : {"quick", "gpu", "paper", "smoke"}) {
     for (const Experiment& experiment : experiments()) {
       SCOPED_TRACE(experiment.name() + " at " + scale);
@@ -74,7 +74,7 @@ TEST(Scales, GiveSoundRunsAndTellTheirCost) {
   }
 }
 
-TEST(Scales, ThatAreUnknownAreRefusedByThoseThatThereAre) {
+TEST(Scales, ThatAreUnknownAreRefusedWithTheKnownOnes) {
   for (const std::string scale : {"huge", "claim"}) {
     try {
       claim_settings(kRoot, experiments().front(), scale);

@@ -42,7 +42,7 @@ TEST(Divergence, IsALossThatIsNotFinite) {
   EXPECT_EQ(outcome_with([](Course& c) { c.losses.clear(), c.stopped = true; }), Outcome::kNotFinite);
 }
 
-TEST(Divergence, IsALossAboveThatOfKnowingNothing) {
+TEST(Divergence, IsALossAboveThatOfEqualProbabilities) {
   EXPECT_EQ(outcome_with([](Course& c) { c.validation_loss = std::log(257) + 0.01; }), Outcome::kWorseThanChance);
   EXPECT_EQ(outcome_with([](Course& c) { c.validation_loss = std::log(257) - 0.01; }), Outcome::kConverged);
 }

@@ -74,7 +74,7 @@ TEST(GenerationCost, TakesNoHeadlineFromTheScriptedEdition) {
   EXPECT_THROW(statements(series, Edition::kClean, kCacheBytes, 0.1), std::invalid_argument);
 }
 
-TEST(Slope, IsThatOfALineWhateverASingleStrayDoes) {
+TEST(Slope, IsThatOfALineDespiteOneOutlier) {
   EXPECT_DOUBLE_EQ(slope({0, 1, 2, 3, 4}, {1, 3, 5, 700, 9}), 2);
   EXPECT_THROW(slope({1, 1}, {2, 3}), std::invalid_argument);
 }

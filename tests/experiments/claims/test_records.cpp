@@ -156,7 +156,7 @@ TEST_F(Records, WithoutAColumnAreRefusedByItsName) {
   EXPECT_NE(error_of([&] { read_records(path); }).find("variant"), std::string::npos);
 }
 
-TEST_F(Records, OfThePaperTellTheirSourceAndWhatIsClaimed) {
+TEST_F(Records, OfThePaperNameTheirSourceAndWhatIsClaimed) {
   const auto path =
       file(std::string(kHeader) +
            ",source,comparability\na,b,c,d,e,f,,16384,,,,0,perplexity,1,6.65,0,1,\"FoX, Table 3\",trend\n");

@@ -77,7 +77,7 @@ TEST_P(EveryEvaluation, GivesTheSameNumbersAgain) {
   for (size_t r = 0; r < first.records.size(); ++r) EXPECT_EQ(first.records[r].value, second.records[r].value);
 }
 
-TEST_P(EveryEvaluation, RefusesAKeyThatItDoesNotKnow) {
+TEST_P(EveryEvaluation, RefusesAnUnknownKey) {
   nlohmann::json unknown = settings;
   unknown["lenght"] = 64;
   EXPECT_EQ(refusal(unknown).find(GetParam().name + ": expected keys among length, sequences"), 0u) << refusal(unknown);

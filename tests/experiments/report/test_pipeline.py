@@ -71,7 +71,7 @@ class Pipeline(unittest.TestCase):
         self.assertEqual({path.parent.name for path in self.root.glob("artefacts/models/*/done.json")}, trained)
         self.assertGreater(asked, len(trained))
 
-    def test_the_report_has_a_figure_of_every_claim_and_needs_no_other_file(self):
+    def test_the_report_has_every_claims_figure_and_needs_no_other_file(self):
         self.assertEqual(self.report.returncode, 0, self.report.stderr)
         page = (self.machine / "report.html").read_text()
         self.assertEqual(page.count("<svg"), len(self.claims))

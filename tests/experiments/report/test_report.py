@@ -216,7 +216,7 @@ class Precision(WithCheckout):
         (self.checkout.machine / "check.log").write_text("gpu     NVIDIA H200\n" + lines + "[  PASSED  ] 14 tests.\n")
         return readme_table(self.checkout.root, self.checkout.results, "m", "precision").splitlines()[2:]
 
-    def test_the_largest_error_over_head_dims_and_seeds_stands_in_the_table(self):
+    def test_the_table_has_the_largest_error_over_head_dims_and_seeds(self):
         kernels = [(dtype, dim) for dtype in ("bfloat16", "float16") for dim in (64, 128)]
         lines = "".join(self.LINE.format(*kernel, error, 0.01) for kernel in kernels for error in (0.1, kernel[1] / 1000))
         self.assertEqual(self.table(lines), ["| T = 8192, open | 0.300 | 0.010 | 0.128 | 0.300 | 0.010 | 0.128 |"])
@@ -321,7 +321,7 @@ class Checks(WithCheckout):
         (self.checkout.machine / "ablations.json").rename(self.checkout.machine / "other.json")
         self.assertIn("expected its certificate ablations.json", self.faults())
 
-    def test_a_page_names_the_commit_that_trained_its_models_where_it_is_another(self):
+    def test_a_page_names_another_commit_that_trained_its_models(self):
         path = self.checkout.machine / "ablations.json"
         model = {"label": "FoX (Pro)", "seed": 0, "artefact": "0" * 16, "dirty": False}
         for commits, expected in ((("c" * 40,), f"commit {'c' * 12};"), (("c" * 40, "e" * 40), f"commit {'c' * 12}, models trained at {'e' * 12};")):

@@ -17,15 +17,16 @@ namespace {
 
 std::string every_call(const Call&) { return ""; }
 
+std::string unsupported_by(const Coverage& family, const Call& call) {
+  const Shape& s = call.shape;
+  if (std::min({s.batch, s.query_length, s.query_heads, s.value_dim}) == 0)
+    return "size: expected elements, found none";
+  return family.unsupported(s, call.dtype, call.compute_capability);
+}
+
 // The row of a kernel family, still without its functions.
 AttentionImplementation row_of(const Coverage& family) {
-  const auto reason_against = [family](const Call& call) -> std::string {
-    const Shape& s = call.shape;
-    if (std::min({s.batch, s.query_length, s.query_heads, s.value_dim}) == 0)
-      return "size: expected elements, found none";
-    return family.unsupported(s, call.dtype, call.compute_capability);
-  };
-  return {family.name, at::kCUDA, reason_against, nullptr, nullptr};
+  return {family.name, at::kCUDA, std::bind_front(unsupported_by, family), nullptr, nullptr};
 }
 
 // Without the kernels the rows still name their coverage, for a device given by name only; a tensor's device has capability 0.

@@ -17,7 +17,7 @@ MUTANTS = generated(
     "operators",
     ("launch_plan_stream", "launch_gate", "32 * kWarps, 0, a.stream>>>", swapped("a.stream", "nullptr")),
     ("dispatch_second_call", "compute_capability", "known[device] = major * 10 + minor;", swapped("* 10 + minor", "")),
-    ("torch_empty", "unsupported_by_sm_90a", "if (std::min({s.batch, s.query_length, s.query_heads, s.value_dim}) == 0)",
+    ("torch_empty", "unsupported_by", "if (std::min({s.batch, s.query_length, s.query_heads, s.value_dim}) == 0)",
      never("std::min({s.batch, s.query_length, s.query_heads, s.value_dim}) == 0")),
     ("torch_misaligned", "addressable", "reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % kAlignment == 0",
      swapped("reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % kAlignment == 0", "true")),

@@ -123,5 +123,5 @@ def implementations(absent):
 
 
 def those_at(length, candidates, asked):
-    """Who takes part at a length: unasked not those whom it costs much time."""
+    """The implementations that run at a length: those that take long there only if asked."""
     return [candidate for candidate in candidates if asked or length in candidate.lengths]

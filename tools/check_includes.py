@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks who includes whom (README of the project, "The house"): prints every include that its folder may not have.
+"""Checks which folder includes which (README of the project, "The house"): prints every include that its folder may not have.
 
 usage: tools/check_includes.py [root]     exit status 1 where there is one
 """

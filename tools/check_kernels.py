@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What the compiler made of the CUDA kernels, held against a written budget: a test of what is built, of label `kernels`.
+"""The machine code of the CUDA kernels against a written budget: a test of what is built, of label `kernels`.
 
 usage: check_kernels.py LIBRARY [--nvcc VERSION] [--cuobjdump PATH]
 
@@ -36,7 +36,7 @@ UNDER_GRAD_WEIGHT = 0  # backward: dPᵀ, the loop's first product, until the fi
 UNDER_OUTPUT = 1  # forward: P·V of the block before, after the wait for S, until the next, which is for P·V
 
 # The main loops: the innermost that hold products. A kernel has as many as it has budgets here, both in order of size. A budget is: at most so many
-# instructions (including those that a step may skip, excluding the code behind the kernel's end where a wait spins); at least so many exponentials
+# instructions (including those that a step may skip, excluding the code after the kernel's end where a wait spins); at least so many exponentials
 # under the product, which is all that a thread has; at most so many moves into uniform registers, which must hold a product's descriptors: with nine
 # the backward took 1.07 as long; and at most so many accesses of local memory: with some of both it took 1.03 to 1.06 as long. One per cent more
 # instructions are allowed than were counted.
@@ -94,7 +94,7 @@ def innermost_loops(instructions):
 
 
 def exponentials_under_product(body, waits):
-    """Those behind the body's first product and `waits` of its waits for products, and before the next wait."""
+    """Those after the body's first product and `waits` of its waits for products, and before the next wait."""
     first = next(i for i, text in enumerate(body) if "HGMMA" in text)
     count = passed = 0
     for text in body[first:]:

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Checks that results/ is whole and that no table tells something else than the data.
+"""Checks that results/ is whole and that every table agrees with the data.
 
 * every CSV has the columns of its kind and the certificate of its claim beside it, with commit, machine and versions;
-* every <claim>.md, <operator>_cpu.md, <operator>_cuda.md, attention_throughput.md and results/README.md is what tools/report.py makes of
-  the data now;
+* every <claim>.md, <operator>_cpu.md, <operator>_cuda.md, attention_throughput.md and results/README.md is what tools/report.py writes
+  from the data now;
 * so is every table between markers in a README file;
 * a claim that judges a file of measurements has judged the file that is there.
 
@@ -61,7 +61,7 @@ def difference(path, expected):
 def faults(root, results):
     folders = machine_folders(results)
     of_files = [fault for folder in folders for fault in faults_of_files(folder)]
-    if of_files:  # tables of broken files say nothing more
+    if of_files:  # tables of broken files add nothing
         yield from of_files
         return
     for folder in folders:

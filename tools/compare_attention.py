@@ -147,7 +147,7 @@ def check(implementation, inputs, expected):
 
 @contextmanager
 def telling_what_is_long(what, seconds=60):
-    """Says on stderr, whenever so many seconds have passed, what has not ended: a job that meets its limit then has told where."""
+    """Prints on stderr, after every `seconds`, what has not ended: so a job that meets its limit has named its place."""
     ended = threading.Event()
 
     def tell():

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Keeps the code in README files what the sources say.
+"""Keeps the code in README files equal to the sources.
 
 A README quotes a part of a file between markers, and the source marks where the part begins and ends:
 
@@ -58,7 +58,7 @@ def readmes(root):
 
 
 def differences(root):
-    """One line for each README whose quotes aren't what the sources say."""
+    """One line for each README whose quotes differ from the sources."""
     for path in readmes(root):
         text = path.read_text()
         if with_quotes(text, root) != text:

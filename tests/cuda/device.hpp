@@ -1,5 +1,5 @@
 #pragma once
-// Arrays on the device for tests: poisoned before use, with a canary behind the end.
+// Arrays on the device for tests: poisoned before use, with a canary after the end.
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>

@@ -271,7 +271,7 @@ class Operators(unittest.TestCase):
             self.assertTrue(torch.equal(a, e))
 
     def check_compiled(self, compiler, cases):
-        """forward and backward of a layer, several times over, as `torch.compile(**compiler)` makes them, against the layer itself."""
+        """forward and backward of a layer, several times over, compiled by `torch.compile(**compiler)`, against the layer itself."""
         layer = lambda *tensors: torch.ops.lethe.forgetting_attention(*tensors, log_pruning_tolerance=-12.0) * 2
         compiled = torch.compile(layer, fullgraph=True, **compiler)
         for dtype, dim in cases:

@@ -128,7 +128,7 @@ TEST(Barriers, StopAWarpThatSyncsButNotOneThatArrives) {
   EXPECT_EQ(read.host(), std::vector<int>(32, 1));
 }
 
-// A producer warpgroup hands numbers 0..kRounds-1 to a consumer through a ring of two slots; a pair of named barriers keeps the two
+// A producer warpgroup passes numbers 0..kRounds-1 to a consumer through a ring of two slots; a pair of named barriers keeps the two
 // in step, round by round.
 constexpr int kRounds = 9;
 __global__ void __launch_bounds__(256, 1) hand_over_in_step(int* received) {

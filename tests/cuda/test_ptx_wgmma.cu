@@ -93,8 +93,8 @@ __global__ void __launch_bounds__(128, 1)
   write_accumulators<kN>(d, registers);
 }
 
-// One k-step without a swizzle: 8 × 8 elements of A and of B are contiguous, one such matrix k_bytes behind the other of the same rows and row_bytes
-// behind that of the eight rows before. The gaps between them hold NaN.
+// One k-step without a swizzle: 8 × 8 elements of A and of B are contiguous, one such matrix k_bytes after the other of the same rows and row_bytes
+// after that of the eight rows before. The gaps between them hold NaN.
 struct Strides {
   uint32_t k_bytes, row_bytes;
 };

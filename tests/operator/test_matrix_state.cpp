@@ -126,7 +126,7 @@ TEST(MatrixState, EqualsTheReferenceInHalfPrecision) {
   }
 }
 
-// Sums are float64 and results are rounded once: float32's own rounding is 6e-8, however long the sequence and whatever the gates.
+// Sums are float64 and results are rounded once: float32's own rounding is 6e-8, for every length and every gate.
 TEST(MatrixState, RoundsFloat32OnlyOnceOver4096Tokens) {
   for (const StateCall& call : state_calls()) {
     if (!call.as_given) continue;

@@ -1,4 +1,4 @@
-// A gate of 0 erases a matrix state and ends the gradient that reaches it, whatever either is: NaN and ∞ included.
+// A gate of 0 erases a matrix state and ends the gradient that reaches it, NaN and ∞ included.
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
 #include <gtest/gtest.h>

@@ -20,7 +20,7 @@ constexpr double kMinusInfinity = -std::numeric_limits<double>::infinity();
 constexpr Blocks kPruningBlocks[] = {{1, 1}, {7, 5}, {16, 16}, {16, 64}, {64, 16}, {300, 300}};
 constexpr double kThresholds[] = {0.0, -0.5, -3.0, -17.25, -200.0, -1e6, kMinusInfinity};
 
-// Gates in steps of 2⁻¹⁰, whose sums a double holds exactly in whatever order: the boundary has one right answer, also
+// Gates in steps of 2⁻¹⁰, whose sums a double holds exactly in every order: the boundary has one right answer, also
 // where a D_ij equals the threshold.
 Vector<double> dyadic_gates(int64_t length, Gate gate) {
   Vector<double> log_forget = random_head({1, length}, gate).log_forget;

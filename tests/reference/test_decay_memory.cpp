@@ -1,5 +1,5 @@
 // Memory of both ways to compute the decay rule's gradients. Linked with --wrap, so that every allocation of the
-// reference, which Eigen makes by malloc, is counted; allocations inside libstdc++ are not.
+// reference, which Eigen allocates by malloc, is counted; allocations inside libstdc++ are not.
 
 #include <gtest/gtest.h>
 #include <malloc.h>

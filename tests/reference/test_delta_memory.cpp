@@ -94,7 +94,7 @@ TEST(DeltaFastWeights, IsOneStepOfGradientDescentOnTheErrorOfItsKey) {
             1e-10);  // as exact as the differences
 }
 
-// The largest factor by which a token can grow the state: ‖I − β k kᵀ‖, from the states that the rule makes of the identity.
+// The largest factor by which a token can grow the state: ‖I − β k kᵀ‖, from the states that the rule computes from the identity.
 double gain(double strength, double length) {
   Head head;
   head.key = random_matrix(1, 6, 8).rowwise().normalized() * length;

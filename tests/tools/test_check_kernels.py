@@ -48,7 +48,7 @@ class CheckKernels(unittest.TestCase):
             return "\n".join(check_kernels.complaints_about(kernels, [("kernel", 99)], [(pattern, waits, budgets)]))
 
     def test_innermost_loops_of_products_are_held_the_shortest_first(self):
-        spin, end = ["SYNCS.PHASECHK R1"], "BRA 0x0"  # the last from behind the kernel's end, where a wait spins
+        spin, end = ["SYNCS.PHASECHK R1"], "BRA 0x0"  # the last from after the kernel's end, where a wait spins
         instructions = kernel("PREEXIT", spin, [[*FORWARD, "NOP"], spin, FORWARD], "@P0 EXIT", "EXIT", spin, end)["kernel"]
         self.assertEqual([len(body) for body in check_kernels.innermost_loops(instructions)], [7, 8])
 

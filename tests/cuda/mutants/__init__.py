@@ -18,9 +18,9 @@ Nor is in the list what leaves the device with random numbers of tiles to walk: 
 from . import backward, delays, forward, launches, plan, wrappers
 from .mutant import Mutant as Mutant
 
-# Of each suite what the build makes for it, and its tests: where there are several filters first what is quick and likely to fail, in all
+# For each suite its program or library, and its tests: of several filters the first is quick and likely to fail, in all
 # kernels. The longest sequences are left to tools/gpu_check. `operators` are in Python (test_operators.py): a library. The
-# capture of a graph may wait for ever for kernels on another stream, and a compiler takes long: those tests come last.
+# capture of a graph may wait forever for kernels on another stream, and a compiler takes long: those tests come last.
 PROGRAMS = {"ptx": "bin/test_ptx", "forward": "bin/test_cuda_forward", "plan": "bin/test_cuda_forward", "backward": "bin/test_cuda_backward",
             "operators": "lib/liblethe_torch.so"}
 FILTERS = {

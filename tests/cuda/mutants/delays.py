@@ -1,6 +1,6 @@
 """Of the main kernels: warps that are late, now and then, where one waits for another, meets others or releases what it has read. They break
-nothing: the suite's tests must pass. Not delayed: who arrives at a named barrier and goes on, the loading threads' own arrivals, the turns of
-the fixed order.
+nothing: the suite's tests must pass. Not delayed: a warp that arrives at a named barrier without waiting, the loading threads' own arrivals,
+the turns of the fixed order.
 """
 
 from .mutant import Mutant

@@ -15,7 +15,7 @@ class Mutant:
     new: str = ""
     more: tuple = ()  # ((statement, new), …) of the same function, where one change alone would hide the hazard
     count: int = 1
-    hangs: bool = False  # its tests do not end, which detects it where none fails before
+    hangs: bool = False  # its tests do not end, which detects it where none fails earlier
     gpus: int = 1  # that its tests need
     breaks: bool = True  # False: a delay, with which the tests of its suite must pass
 

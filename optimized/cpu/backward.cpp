@@ -104,7 +104,10 @@ struct Backward {
     for (int64_t head = task.key_head * sizes.group(); head < (task.key_head + 1) * sizes.group(); ++head) {
       for (int64_t tile = tile_begin; tile < tile_end; ++tile) {
         const Block b = block(head, tile, task.key_segment);
-        if (b.columns > 0) run_block(b, scratch);
+        for_each_seen_part(b.rows, b.columns, sizes.offset() + b.row - b.column,
+                           [&](int64_t i, int64_t m, int64_t j, int64_t n) {
+                             run_block({b.head, b.key_head, b.row + i, m, b.column + j, n}, scratch);
+                           });
       }
     }
   }
@@ -200,6 +203,7 @@ RowStatistics<Scalar> row_statistics(const Sizes& sizes, const at::Tensor& grad_
       const int64_t head = index / length, row = index % length;
       const Scalar *o = rows_of_values.at(head, row), *d_o = rows_of_gradient.at(head, row);
       Scalar sum = 0;
+#pragma omp simd reduction(+ : sum)
       for (int64_t d = 0; d < sizes.value_dim; ++d) sum += o[d] * d_o[d];
       const bool no_gradient =
           !std::isfinite(sum) && std::all_of(d_o, d_o + sizes.value_dim, [](Scalar x) { return x == 0; });

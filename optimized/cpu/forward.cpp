@@ -40,13 +40,12 @@ struct Forward {
   const GatePrefix& prefix;
   const int32_t* boundary;  // [B, Hq, tiles]
   Scalar scale;
-  bool finite_values;  // the values are checked to be finite
 
-  void run_tile(int64_t head, int64_t tile, ForwardScratch<Scalar>& scratch) const {
+  // The sums of one tile, into scratch; with `finite_values`, a value that is NaN or ∞ reaches every row.
+  void accumulate(int64_t head, int64_t tile, bool finite_values, ForwardScratch<Scalar>& scratch) const {
     const int64_t row_begin = tile * kQueryRows, rows = std::min(kQueryRows, sizes.query_length - row_begin);
-    const int64_t key_head = head / sizes.group(), key_dim = sizes.key_dim, value_dim = sizes.value_dim;
-    const Scalar* q = query.at(head, row_begin);
-    Scalar* o = scratch.values.data();
+    const int64_t key_head = head / sizes.group(), value_dim = sizes.value_dim;
+    Scalar *o = scratch.values.data(), *weights = scratch.weights.data();
     std::fill_n(o, rows * value_dim, Scalar(0));
     std::fill_n(scratch.maximum.begin(), rows, -std::numeric_limits<Scalar>::infinity());
     std::fill_n(scratch.sum.begin(), rows, Scalar(0));
@@ -54,30 +53,44 @@ struct Forward {
 
     // From the diagonal backwards: with a forget gate the largest logits come first, and rescaling is rare afterwards.
     const int64_t key_begin = boundary[head * sizes.tiles() + tile] * kKeyBlock;
-    for (int64_t end = sizes.offset() + row_begin + rows; end > key_begin;) {
+    const int64_t first_position = sizes.offset() + row_begin, key_end = first_position + rows;
+    for (int64_t end = key_end; end > key_begin;) {
       const int64_t begin = std::max(key_begin, end - kKeyColumns), columns = end - begin;
-      multiply(Transpose::kNo, Transpose::kYes, rows, columns, key_dim, Scalar(1), q, query.stride(),
-               key.at(key_head, begin), key.stride(), Scalar(0), scratch.weights.data(), columns);
+      for_each_seen_part(rows, columns, first_position - begin, [&](int64_t i, int64_t m, int64_t j, int64_t n) {
+        multiply(Transpose::kNo, Transpose::kYes, m, n, sizes.key_dim, Scalar(1), query.at(head, row_begin + i),
+                 query.stride(), key.at(key_head, begin + j), key.stride(), Scalar(0), weights + i * columns + j,
+                 columns);
+      });
       for (int64_t i = 0, frame; i < rows; i += frame) {
-        frame = frame_rows(gates, sizes.offset() + row_begin + i, rows - i);
-        scratch.biases.fill(gates, sizes.offset() + row_begin + i, frame, begin, columns);
-        tile_kernels<Scalar>().softmax({scratch.biases.tile(frame, columns, scale),
-                                        scratch.weights.data() + i * columns, columns, scratch.maximum.data() + i,
-                                        scratch.sum.data() + i, scratch.rescale.data() + i});
+        frame = frame_rows(gates, first_position + i, rows - i);
+        scratch.biases.fill(gates, first_position + i, frame, begin, columns);
+        tile_kernels<Scalar>().softmax({scratch.biases.tile(frame, columns, scale), weights + i * columns, columns,
+                                        scratch.maximum.data() + i, scratch.sum.data() + i,
+                                        scratch.rescale.data() + i});
       }
-      for (int64_t i = 0; i < rows; ++i) {
+      for (int64_t i = 0; i < rows && end < key_end; ++i) {
         if (scratch.rescale[i] != Scalar(1)) scale_row(o + i * value_dim, scratch.rescale[i], o + i * value_dim);
       }
-      add_seen_product(Transpose::kNo, rows, value_dim, columns, Scalar(1), scratch.weights.data(), columns,
-                       value.at(key_head, begin), value.stride(), finite_values, o, value_dim);
+      for_each_seen_part(rows, columns, first_position - begin, [&](int64_t i, int64_t m, int64_t j, int64_t n) {
+        add_seen_product(Transpose::kNo, m, value_dim, n, Scalar(1), weights + i * columns + j, columns,
+                         value.at(key_head, begin + j), value.stride(), finite_values, o + i * value_dim, value_dim);
+      });
       end = begin;
     }
+  }
 
+  void run_tile(int64_t head, int64_t tile, ForwardScratch<Scalar>& scratch) const {
+    const int64_t row_begin = tile * kQueryRows, rows = std::min(kQueryRows, sizes.query_length - row_begin);
+    const Scalar* o = scratch.values.data();
+    accumulate(head, tile, true, scratch);
+    // The sums are fewer than the values that they add up.
+    if (!tile_kernels<Scalar>().all_finite(rows, sizes.value_dim, o, sizes.value_dim))
+      accumulate(head, tile, false, scratch);
     const int64_t batch = head / sizes.query_heads, heads = sizes.query_heads;
     Scalar* normalizer = log_normalizer + (batch * sizes.query_length + row_begin) * heads + head % heads;
     for (int64_t i = 0; i < rows; ++i) {
       normalizer[i * heads] = scratch.maximum[i] + std::log(scratch.sum[i]);
-      scale_row(o + i * value_dim, Scalar(1) / scratch.sum[i], values.at(head, row_begin + i));
+      scale_row(o + i * sizes.value_dim, Scalar(1) / scratch.sum[i], values.at(head, row_begin + i));
     }
   }
 
@@ -135,8 +148,7 @@ AttentionOutputs run_forward(const AttentionInputs& in) {
                   static_cast<Scalar*>(log_normalizer.data_ptr()),
                   prefix,
                   first_blocks,
-                  static_cast<Scalar>(in.scale),
-                  copies && all_finite<Scalar>(v)}
+                  static_cast<Scalar>(in.scale)}
       .run();
   const auto [values, residual] = values_and_residual(sums, query.scalar_type(), in.keep_residual);
   return {values, log_normalizer, count_pairs(sizes, first_blocks), boundary, residual};

@@ -21,6 +21,9 @@ namespace lethe::cpu {
 /// Pruning is decided for tiles of kQueryRows queries and blocks of this many keys.
 inline constexpr int64_t kKeyBlock = 64;
 
+/// Rows of a strip beside the diagonal.
+inline constexpr int64_t kStripRows = 32;
+
 struct Sizes {
   int64_t batch, query_length, key_length, query_heads, heads, key_dim, value_dim;
 
@@ -44,6 +47,18 @@ inline at::Tensor with_readable_rows(const at::Tensor& tensor, at::ScalarType dt
 
 /// The same [B, T, H, D] with each head's rows side by side in memory.
 inline at::Tensor packed(const at::Tensor& tensor) { return tensor.transpose(1, 2).contiguous().transpose(1, 2); }
+
+/// Calls run(row, rows, column, columns) for parts of rows × columns that together hold every pair with column ≤ diagonal + row: the columns before
+/// the diagonal, then strips of rows beside it, each up to its last row's column.
+template <typename Run>
+void for_each_seen_part(int64_t rows, int64_t columns, int64_t diagonal, const Run& run) {
+  const int64_t before = std::min(std::max<int64_t>(diagonal, 0), columns);
+  if (before > 0) run(0, rows, 0, before);
+  for (int64_t row = 0; row < rows && before < columns; row += kStripRows) {
+    const int64_t strip = std::min(kStripRows, rows - row), end = std::min(diagonal + row + strip, columns);
+    if (end > before) run(row, strip, before, end - before);
+  }
+}
 
 /// The number of reads of a key from which a copy of its head pays: with the rows of all heads interleaved, those of one are a power of two apart and
 /// share a few sets of the cache.

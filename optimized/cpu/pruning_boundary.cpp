@@ -16,13 +16,23 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 // max ‖row‖² over the positions of [B, T, H, D], for every (batch, head).
 template <typename Scalar>
 std::vector<double> largest_squares(const at::Tensor& tensor) {
+  // Few rows of one head, then those of the next: the heads' rows alternate in memory.
+  constexpr int64_t kRows = 16;
   const HeadRows<const Scalar> rows(tensor);
-  std::vector<double> squares(tensor.size(0) * tensor.size(2));
-  at::parallel_for(0, static_cast<int64_t>(squares.size()), 1, [&](int64_t begin, int64_t end) {
-    for (int64_t head = begin; head < end; ++head)
-      squares[head] =
-          tile_kernels<Scalar>().largest_square(tensor.size(1), tensor.size(3), rows.at(head, 0), rows.stride());
+  const int64_t heads = tensor.size(2), length = tensor.size(1), pieces = (length + kRows - 1) / kRows;
+  std::vector<double> of_pieces(tensor.size(0) * pieces * heads), squares(tensor.size(0) * heads);
+  at::parallel_for(0, tensor.size(0) * pieces, kRows, [&](int64_t begin, int64_t end) {
+    for (int64_t piece = begin; piece < end; ++piece) {
+      const int64_t batch = piece / pieces, position = piece % pieces * kRows;
+      for (int64_t head = 0; head < heads; ++head)
+        of_pieces[piece * heads + head] = tile_kernels<Scalar>().largest_square(
+            std::min(kRows, length - position), tensor.size(3), rows.at(batch * heads + head, position), rows.stride());
+    }
   });
+  for (size_t i = 0; i < of_pieces.size(); ++i) {
+    double& square = squares[i / (pieces * heads) * heads + i % heads];
+    square = std::max(square, of_pieces[i]);
+  }
   return squares;
 }
 

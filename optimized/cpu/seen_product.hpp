@@ -68,6 +68,12 @@ template <typename Scalar>
 bool all_finite(const at::Tensor& tensor) {
   const HeadRows<const Scalar> rows(tensor);
   std::atomic<bool> finite{true};
+  if (tensor.is_non_overlapping_and_dense()) {
+    at::parallel_for(0, tensor.numel(), int64_t{1} << 15, [&](int64_t begin, int64_t end) {
+      if (!tile_kernels<Scalar>().all_finite(1, end - begin, rows.at(0, 0) + begin, 0)) finite = false;
+    });
+    return finite;
+  }
   at::parallel_for(0, tensor.size(0) * tensor.size(2), 1, [&](int64_t begin, int64_t end) {
     for (int64_t head = begin; head < end; ++head)
       if (!tile_kernels<Scalar>().all_finite(tensor.size(1), tensor.size(3), rows.at(head, 0), rows.stride()))

@@ -4,6 +4,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
+#include <atomic>
 #include <cmath>
 #include <limits>
 
@@ -188,6 +189,7 @@ template <typename Scalar>
 struct RowStatistics {
   std::vector<Scalar> delta;           // Σ_d ∂o · o
   std::vector<Scalar> log_normalizer;  // kNothingSeen where ∂o is zero and o is not finite: their product would be NaN
+  bool finite;                         // all of both numbers are, and so all of ∂o and of q, which each enter them
 };
 
 template <typename Scalar>
@@ -197,8 +199,10 @@ RowStatistics<Scalar> row_statistics(const Sizes& sizes, const at::Tensor& grad_
   const HeadRows<const Scalar> rows_of_gradient(grad_values), rows_of_values(values);
   const at::Tensor normalizers = log_normalizer.contiguous();
   RowStatistics<Scalar> rows{std::vector<Scalar>(sizes.all_heads() * length),
-                             std::vector<Scalar>(sizes.all_heads() * length)};
+                             std::vector<Scalar>(sizes.all_heads() * length), true};
+  std::atomic<bool> finite{true};
   at::parallel_for(0, sizes.all_heads() * length, kSegment, [&](int64_t begin, int64_t end) {
+    bool all = true;
     for (int64_t index = begin; index < end; ++index) {
       const int64_t head = index / length, row = index % length;
       const Scalar *o = rows_of_values.at(head, row), *d_o = rows_of_gradient.at(head, row);
@@ -211,8 +215,11 @@ RowStatistics<Scalar> row_statistics(const Sizes& sizes, const at::Tensor& grad_
       rows.log_normalizer[index] =
           no_gradient ? kNothingSeen<Scalar>
                       : normalizers.const_data_ptr<Scalar>()[(head / heads * length + row) * heads + head % heads];
+      all = all && std::isfinite(sum) && std::isfinite(rows.log_normalizer[index]);
     }
+    if (!all) finite = false;
   });
+  rows.finite = finite;
   return rows;
 }
 
@@ -254,8 +261,7 @@ AttentionGradients run_backward(const at::Tensor& grad_values, const AttentionIn
   const at::Tensor d_q = sums_like(q, copies), d_k = sums_like(k, copies), d_v = sums_like(v, copies);
   const RowStatistics<Scalar> rows = row_statistics<Scalar>(
       sizes, d_o, with_readable_rows(sums_of(outputs.values, outputs.residual), dtype), outputs.log_normalizer);
-  const bool finite =
-      all_finite<Scalar>(d_o) && all_finite<Scalar>(q) && all_finite<Scalar>(k) && all_finite<Scalar>(v);
+  const bool finite = rows.finite && all_finite<Scalar>(k) && all_finite<Scalar>(v);
   std::vector<double> row_sum(rows.delta.size()), column_sum(sizes.all_heads() * sizes.key_length);
   const Backward<Scalar> work{sizes,
                               HeadRows<const Scalar>(d_o),

@@ -38,7 +38,12 @@ void fold_into_batch(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
       argument = tensor;
     }
   }
-  op.callBoxed(stack);
+  try {
+    op.callBoxed(stack);
+  } catch (c10::Error& error) {  // whose shapes are the folded ones
+    error.add_context(c10::str("under vmap, where B counts the elements of all ", mapped, " calls"));
+    throw;
+  }
   for (size_t i = stack->size() - op.schema().returns().size(); i < stack->size(); ++i) {
     c10::IValue& result = (*stack)[i];
     if (result.toTensor().dim() > 1)

@@ -19,6 +19,8 @@ torch::CppFunction derivative_rule();
 
 /// vmap of either operator: the mapped dimension becomes part of B, the first dimension of every argument. An argument that is not
 /// mapped is copied for each element, unless it has no B: then it has one dimension.
+///
+/// throws   the operator's errors, whose shapes have that B, with a note of it
 torch::CppFunction batching_rule();
 
 /// autocast of a forward operator: query, key and value to the autocast type, every other tensor to float32; float64 stays.

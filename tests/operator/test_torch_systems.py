@@ -102,6 +102,11 @@ class Transforms(unittest.TestCase):
             self.assertTrue(torch.equal(actual, torch.stack(expected)))
             self.assertLess(int(actual.min()), 300 * 301 // 2)  # some are pruned
 
+    def test_errors_under_vmap_name_the_batch_of_all_calls(self):
+        function, (query, key, value, log_forget) = calls(lead=(3,))["attention"]
+        with self.assertRaisesRegex(RuntimeError, r"log_forget: expected shape \[6, 5, 2\], found \[6, 4, 2\].*B counts the elements of all 3 calls"):
+            torch.func.vmap(function)(query, key, value, log_forget[:, :, :4])
+
     def test_what_has_no_derivative_is_refused_by_name(self):
         for name, (function, tensors) in calls().items():
             tangents = tuple(torch.ones_like(tensor) for tensor in tensors)

@@ -1,7 +1,9 @@
 #include <cmath>
 #include <cstdio>
+#include <limits>
 #include <map>
 #include <memory>
+#include <numbers>
 #include <set>
 #include <stdexcept>
 
@@ -9,7 +11,9 @@
 #include "experiments/commands/checks.hpp"
 #include "experiments/commands/commands.hpp"
 #include "experiments/commands/progress_line.hpp"
+#include "experiments/commands/text_table.hpp"
 #include "experiments/evaluation/evaluation.hpp"
+#include "experiments/evaluation/per_token_loss.hpp"
 #include "experiments/files.hpp"
 
 namespace lethe {
@@ -17,26 +21,48 @@ namespace {
 
 using nlohmann::json;
 
+constexpr const char* kPerTokenLoss = "per_token_loss";
+
 struct EvaluateOptions {
-  std::string artefact, what = "per_token_loss", corpus, csv, device = "cpu", table = "{}";
+  std::vector<std::string> artefacts;
+  std::string what = kPerTokenLoss, corpus, csv, device = "cpu", table = "{}";
   json given = json::object();  ///< settings with their own option
 };
 
-/// A table of curves: one column per quantity, one row per x. A quantity "loss_at_position" is the column "loss" over "position".
-struct CurveTable {
-  std::string x_name;
-  std::vector<std::string> columns;
-  std::map<double, std::vector<double>> rows;
+/// A model, its text and its findings.
+struct Measured {
+  Artefact artefact;
+  std::shared_ptr<const Dataset> dataset;
+  std::vector<Evaluated>
+      found;  ///< at the asked length; of per_token_loss the training length too, where it is another
 
-  explicit CurveTable(const std::vector<Point>& points) {
-    for (const Point& point : points) {
-      const size_t at = point.quantity.find("_at_");
-      const std::string column = point.quantity.substr(0, at);
-      if (columns.empty() || columns.back() != column) columns.push_back(column);
-      if (at != std::string::npos) x_name = point.quantity.substr(at + 4);
-      rows[point.x].push_back(point.value);
+  std::string name() const { return artefact.folder.filename(); }
+  int64_t training_length() const { return artefact.run.training.context_length; }
+};
+
+/// A line a label, a column a model; labels in the order of their first entry.
+class SideBySide {
+ public:
+  explicit SideBySide(size_t columns) : columns_(columns) {}
+
+  void add(const std::string& label, size_t column, const std::string& value) {
+    const auto [found, is_new] = rows_.try_emplace(label, columns_);
+    if (is_new) order_.push_back(label);
+    found->second[column] = value;
+  }
+
+  void add_to(TextTable& table) const {
+    for (const std::string& label : order_) {
+      std::vector<std::string> row{label};
+      row.insert(row.end(), rows_.at(label).begin(), rows_.at(label).end());
+      table.add(std::move(row));
     }
   }
+
+ private:
+  size_t columns_;
+  std::vector<std::string> order_;
+  std::map<std::string, std::vector<std::string>> rows_;
 };
 
 std::string digits_of(double value) {
@@ -45,77 +71,173 @@ std::string digits_of(double value) {
   return text;
 }
 
-void write_csv(const std::string& path, const CurveTable& curves) {
-  if (curves.rows.empty()) throw std::invalid_argument("--csv: expected an evaluation with a curve, found one without");
-  std::string text = curves.x_name;
-  for (const std::string& column : curves.columns) text += ',' + column;
-  for (const auto& [x, values] : curves.rows) {
+std::string column_of(const Point& point) { return point.quantity.substr(0, point.quantity.find("_at_")); }
+
+/// A row an x, a column a quantity; of several models a column a model and quantity, "NAME loss". A quantity "loss_at_position" is
+/// the column "loss" over "position".
+void write_csv(const std::string& path, const std::vector<Measured>& models) {
+  std::string header;
+  std::map<double, std::map<size_t, double>> rows;
+  size_t columns = 0;
+  for (const Measured& model : models) {
+    std::map<std::string, size_t> of_quantity;
+    for (const Point& point : model.found.front().points) {
+      if (header.empty()) header = point.quantity.substr(point.quantity.find("_at_") + 4);
+      const auto [column, is_new] = of_quantity.try_emplace(point.quantity, columns);
+      if (is_new) {
+        header += ',' + (models.size() > 1 ? model.name() + " " : "") + column_of(point);
+        ++columns;
+      }
+      rows[point.x][column->second] = point.value;
+    }
+  }
+  if (rows.empty()) throw std::invalid_argument("--csv: expected an evaluation with a curve, found one without");
+  std::string text = header;
+  for (const auto& [x, values] : rows) {
     text += '\n' + digits_of(x);
-    for (const double value : values) text += ',' + digits_of(value);
+    for (size_t column = 0; column < columns; ++column)
+      text += ',' + (values.contains(column) ? digits_of(values.at(column)) : "");
   }
   write_whole(path, text + "\n");
 }
 
-/// Prints the rows at doubling x, for the curve's shape, and at the training length and the end, for comparisons.
-void print(const CurveTable& curves, int64_t training_length) {
-  if (curves.rows.empty()) return;
-  const double last = curves.rows.rbegin()->first;
-  std::set<double> shown{static_cast<double>(training_length), last};
-  for (double x = 1; x < last; x *= 2) shown.insert(x);
-  std::printf("%10s", curves.x_name.c_str());
-  for (const std::string& column : curves.columns) std::printf("  %14s", column.c_str());
-  std::printf("\n");
-  for (const auto& [x, values] : curves.rows) {
+/// L(i) at doubling positions, for the curve's shape, and at the training lengths and the end, for comparisons.
+void add_curve(TextTable& table, const std::vector<Measured>& models) {
+  std::set<double> shown;
+  std::map<double, std::vector<std::string>> rows;
+  for (size_t m = 0; m < models.size(); ++m)
+    for (const Point& point : models[m].found.front().points)
+      if (point.quantity == "loss_at_position") {
+        rows.try_emplace(point.x, models.size()).first->second[m] = fixed(point.value, 4);
+        shown.insert(static_cast<double>(models[m].training_length()));
+      }
+  if (rows.empty()) return;
+  for (double x = 1; x < rows.rbegin()->first; x *= 2) shown.insert(x);
+  shown.insert(rows.rbegin()->first);
+  table.add_line("L(i), nats, at position i");
+  for (const auto& [x, values] : rows) {
     if (!shown.contains(x)) continue;
-    std::printf("%10.0f", x);
-    for (const double value : values) std::printf("  %14.4f", value);
-    std::printf("\n");
+    std::vector<std::string> row{"  " + fixed(x, 0)};
+    row.insert(row.end(), values.begin(), values.end());
+    table.add(std::move(row));
   }
 }
 
-void print(const Record& record) {
-  std::printf("%s%s%s (%s): %.6g%s%s", record.variant.c_str(), record.variant.empty() ? "" : ", ",
-              record.metric.c_str(), record.implementation.c_str(), record.value, record.unit == "1" ? "" : " ",
-              record.unit == "1" ? "" : record.unit.c_str());
-  if (record.stddev > 0) std::printf(", standard deviation %.3g", record.stddev);
-  std::printf("\n");
+std::string label_of(const Record& record) {
+  return "  " + record.variant + (record.variant.empty() ? "" : ", ") + record.metric +
+         (record.implementation == "lethe" ? "" : " (" + record.implementation + ")") +
+         (record.unit == "1" ? "" : ", " + record.unit);
+}
+
+/// What one evaluation of one model read and found, as lines of its column.
+void add_found(SideBySide& lines, size_t column, const Measured& model, const std::string& split,
+               const Evaluated& found) {
+  const Record& first = found.records.at(0);
+  const int64_t read = first.samples * first.length;
+  lines.add("  sequences", column, std::to_string(first.samples));
+  lines.add("  tokens in each", column, std::to_string(first.length));
+  lines.add("  of the split, %", column,
+            fixed(100.0 * static_cast<double>(read) / static_cast<double>(model.dataset->tokens(split)), 1));
+  for (const Record& record : found.records) {
+    lines.add(label_of(record), column, fixed(record.value, 4));
+    if (record.stddev > 0) lines.add(label_of(record) + ", standard deviation", column, fixed(record.stddev, 4));
+    if (record.metric != "loss") continue;
+    const auto bytes = static_cast<double>(text_bytes(*model.dataset, split, record.length, record.samples));
+    lines.add("  bits per byte", column,
+              fixed(record.value * static_cast<double>(read) / bytes / std::numbers::ln2, 4));
+  }
+}
+
+void print(const std::vector<Measured>& models, const std::string& split) {
+  std::vector<std::string> names{split + " of " + models.front().dataset->name()}, lengths{"trained on sequences of"};
+  std::vector<std::string> labels{"label"};
+  for (const Measured& model : models) {
+    names.push_back(model.name());
+    lengths.push_back(std::to_string(model.training_length()));
+    labels.push_back(model.artefact.run.label);
+  }
+  TextTable table(names);
+  table.add(labels);
+  table.add(lengths);
+  size_t evaluations = 0;
+  for (const Measured& model : models) evaluations = std::max(evaluations, model.found.size());
+  for (size_t which = 0; which < evaluations; ++which) {
+    table.add_line(which == 0 ? "at the length asked for" : "at the training length");
+    SideBySide lines(models.size());
+    for (size_t m = 0; m < models.size(); ++m)
+      if (which < models[m].found.size()) add_found(lines, m, models[m], split, models[m].found[which]);
+    lines.add_to(table);
+  }
+  add_curve(table, models);
+  std::printf("%s", table.text(0).c_str());
+}
+
+/// The models of the call, each with its text; one text for all, as losses on different texts can't be compared.
+std::vector<Measured> models_of(const EvaluateOptions& options, const Place& place) {
+  std::vector<Measured> models;
+  std::map<std::string, std::shared_ptr<const Dataset>> datasets;
+  for (const std::string& name : options.artefacts) {
+    Artefact artefact = find_artefact(place.models(), name);
+    const TrainingConfig& training = artefact.run.training;
+    const std::string corpus = options.corpus.empty() ? training.corpus : options.corpus;
+    auto& dataset = datasets[corpus + '\n' + training.tokenizer];
+    if (!dataset) dataset = std::make_shared<Dataset>(prepared_dataset(corpus, training.tokenizer, place.data()));
+    if (!models.empty() && dataset->name() != models.front().dataset->name())
+      throw std::invalid_argument("artefacts: expected models of one corpus, or --corpus for all of them, found " +
+                                  models.front().dataset->name() + " and " + dataset->name());
+    models.push_back({std::move(artefact), dataset, {}});
+  }
+  return models;
+}
+
+/// Settings of the evaluation without those of the call: the whole split, in sequences four times as long as the longest of the
+/// trainings, or as long as the split.
+json default_settings(const EvaluateOptions& options, const std::vector<Measured>& models, const std::string& split) {
+  int64_t length = 0;
+  for (const Measured& model : models) length = std::max(length, 4 * model.training_length());
+  for (const Measured& model : models) length = std::min(length, model.dataset->tokens(split));
+  json settings = {{"split", split}, {"length", length}};
+  if (options.what == kPerTokenLoss) settings["sequences"] = std::numeric_limits<int64_t>::max();
+  return settings;
 }
 
 void evaluate(const EvaluateOptions& options, const Place& place) {
   const Evaluation& evaluation = evaluation_named(options.what);
+  json given = options.given;
   const json table = json::parse(options.table, nullptr, /*allow_exceptions=*/false);
   if (!table.is_object()) throw std::invalid_argument("--settings: expected a JSON object, found " + options.table);
-  const Artefact artefact = find_artefact(place.models(), options.artefact);
-  const TrainingConfig& training = artefact.run.training;
-  json settings = {{"split", "valid"}, {"length", 4 * training.context_length}};
-  settings.update(options.given);
-  settings.update(table);
-  const Dataset dataset(
-      prepared_dataset(options.corpus.empty() ? training.corpus : options.corpus, training.tokenizer, place.data()));
-  LanguageModel model = load_model(artefact, options.device);
+  given.update(table);
+  std::vector<Measured> models = models_of(options, place);
+  const std::string split = given.value("split", json("valid")).is_string() ? given.value("split", "valid") : "valid";
+  json settings = default_settings(options, models, split);
+  settings.update(given);
 
-  Evaluated found;
   {
     ProgressLine line;
-    found = evaluation.run(model, dataset, settings, [&](double share) {
-      line.show(options.what + ": " + std::to_string(std::lround(100 * share)) + " %");
-    });
+    for (Measured& model : models) {
+      LanguageModel network = load_model(model.artefact, options.device);
+      const auto measure = [&](const json& asked) {
+        model.found.push_back(evaluation.run(network, *model.dataset, asked, [&](double share) {
+          line.show(options.what + " of " + model.name() + ": " + std::to_string(std::lround(100 * share)) + " %");
+        }));
+      };
+      measure(settings);
+      json at_training_length = settings;
+      at_training_length["length"] = model.training_length();
+      if (options.what == kPerTokenLoss && at_training_length != settings &&
+          model.dataset->sequence_count(split, model.training_length()) > 0)
+        measure(at_training_length);
+    }
   }
-  const CurveTable curves(found.points);
-  if (!options.csv.empty()) write_csv(options.csv, curves);
-
-  std::printf("%s on %s of %s: %lld sequences of %lld tokens, trained on %lld\n", artefact.folder.filename().c_str(),
-              settings.at("split").get<std::string>().c_str(), dataset.name().c_str(),
-              static_cast<long long>(found.records.at(0).samples), static_cast<long long>(found.records.at(0).length),
-              static_cast<long long>(training.context_length));
-  for (const Record& record : found.records) print(record);
-  print(curves, training.context_length);
+  if (!options.csv.empty()) write_csv(options.csv, models);
+  print(models, split);
 }
 
 }  // namespace
 
 void add_evaluate(CLI::App& app, const Place& place) {
-  auto* command = app.add_subcommand("evaluate", "Measure a trained model; by default its loss position by position");
+  auto* command = app.add_subcommand(
+      "evaluate", "Measure trained models side by side; by default loss, perplexity, bits per byte and L(i)");
   auto options = std::make_shared<EvaluateOptions>();
   const auto add_number = [&](const char* name, const char* key, double least, const char* words) {
     command
@@ -127,15 +249,21 @@ void add_evaluate(CLI::App& app, const Place& place) {
             words)
         ->check(number_between(least));
   };
-  command->add_option("artefact", options->artefact, "Folder, name, or the beginning of a name (lethe list shows them)")
+  command
+      ->add_option("artefacts", options->artefacts,
+                   "Folders, names, or the beginnings of names (lethe list models shows them)")
       ->required();
-  command->add_option("--what", options->what, "The evaluation (lethe list shows them)")->capture_default_str();
-  command->add_option_function<std::string>(
-      "--split", [options](const std::string& split) { options->given["split"] = split; },
-      "train, valid (default) or test");
+  command->add_option("--what", options->what, "The evaluation (lethe list evaluations shows them)")
+      ->capture_default_str();
+  command
+      ->add_option_function<std::string>(
+          "--split", [options](const std::string& split) { options->given["split"] = split; }, "train, valid or test")
+      ->default_str("valid");
   command->add_option("--corpus", options->corpus, "Another corpus than the one trained on");
-  add_number("--length", "length", 0, "Tokens in a sequence; 0, the default: four times the training length");
-  add_number("--sequences", "sequences", 1, "At most this many sequences; by default 64");
+  add_number("--length", "length", 0,
+             "Tokens in a sequence; 0, the default: four times the longest training length, or the whole split");
+  add_number("--sequences", "sequences", 1,
+             "At most this many sequences; by default the whole split (pruned_share: 64)");
   add_number("--window", "window", 1, "Of per_token_loss: positions that the smoothed curve averages; by default 101");
   command->add_option("--settings", options->table, "Settings of the evaluation as a JSON object, over those above")
       ->capture_default_str();
@@ -144,7 +272,8 @@ void add_evaluate(CLI::App& app, const Place& place) {
   command->footer(
       "Examples:\n"
       "  lethe evaluate 3f2a\n"
-      "  lethe evaluate 3f2a --split test --length 4096 --sequences 100 --csv loss.csv\n"
+      "  lethe evaluate 3f2a 77ab --split test\n"
+      "  lethe evaluate 3f2a --length 4096 --sequences 100 --csv loss.csv\n"
       "  lethe evaluate 3f2a --what pruned_share --settings '{\"sequences\": 8}'");
   command->callback([options, &place] { evaluate(*options, place); });
 }

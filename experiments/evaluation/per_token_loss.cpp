@@ -64,6 +64,20 @@ PerTokenLoss per_token_loss(LanguageModel& model, const Dataset& dataset, const 
   return {values(mean), values(error), count};
 }
 
+int64_t text_bytes(const Dataset& dataset, const std::string& split, int64_t length, int64_t sequences) {
+  std::vector<int64_t> bytes_of_token;
+  for (int64_t token = 0; token < dataset.vocabulary(); ++token)
+    bytes_of_token.push_back(token == dataset.begin_token() ? 0 : std::ssize(dataset.decode({token})));
+  const Tensor table = torch::tensor(bytes_of_token);
+  const int64_t at_once = std::max<int64_t>(1, kEvaluationTokens / length);
+  int64_t bytes = 0;
+  for (int64_t first = 0; first < sequences; first += at_once) {
+    const auto labels = dataset.sequences(split, first, std::min(at_once, sequences - first), length).labels;
+    bytes += table.index_select(0, labels.flatten()).sum().item<int64_t>();
+  }
+  return bytes;
+}
+
 Evaluation per_token_loss_evaluation() {
   const auto run = [](LanguageModel& model, const Dataset& dataset, const nlohmann::json& settings,
                       const std::function<void(double)>& progress) {

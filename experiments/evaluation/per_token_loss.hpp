@@ -39,4 +39,10 @@ PerTokenLoss per_token_loss(LanguageModel& model, const Dataset& dataset, const 
 
 constexpr int64_t kEvaluationTokens = 8192;
 
+/// Bytes of text in the first `sequences` pieces of `length` tokens of a split; a begin token has none. With it a loss in nats per token
+/// is loss · tokens / (bytes · ln 2) bits per byte, which compares models with different tokenizers.
+///
+/// throws  std::invalid_argument where the split has fewer pieces
+int64_t text_bytes(const Dataset& dataset, const std::string& split, int64_t length, int64_t sequences);
+
 }  // namespace lethe

@@ -75,5 +75,17 @@ TEST_F(Evaluation, PutsTheModeOfTheModelBack) {
   EXPECT_FALSE(model->is_training());
 }
 
+TEST(TextBytes, CountEveryTokenButTheBeginTokens) {
+  const TemporaryFolder folder;
+  const Dataset dataset(write_tiny_dataset(folder.path()));
+  const int64_t length = 32, count = dataset.sequence_count("train", length);
+  int64_t expected = 0;
+  for (int64_t piece = 0; piece < count; ++piece)
+    expected += (dataset.sequences("train", piece, 1, length).labels != dataset.begin_token()).sum().item<int64_t>();
+  EXPECT_EQ(text_bytes(dataset, "train", length, count), expected);
+  EXPECT_LT(expected, count * length);
+  EXPECT_THROW(text_bytes(dataset, "train", length, count + 1), std::invalid_argument);
+}
+
 }  // namespace
 }  // namespace lethe

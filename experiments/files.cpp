@@ -55,4 +55,12 @@ FileLock::FileLock(const std::filesystem::path& path)
 
 FileLock::~FileLock() { close(descriptor_); }
 
+bool is_locked(const std::filesystem::path& path) {
+  const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (file < 0) return false;
+  const bool held = flock(file, LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+  close(file);
+  return held;
+}
+
 }  // namespace lethe

@@ -30,4 +30,7 @@ class FileLock {
   int descriptor_;
 };
 
+/// Whether a process or object holds the lock file. False where the file is absent or can't be opened.
+bool is_locked(const std::filesystem::path& path);
+
 }  // namespace lethe

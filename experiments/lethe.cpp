@@ -8,6 +8,8 @@
 
 #include "experiments/commands/checks.hpp"
 #include "experiments/commands/commands.hpp"
+#include "experiments/commands/version.hpp"
+#include "experiments/commands/wrong_call.hpp"
 #include "experiments/data/run_program.hpp"
 
 namespace {
@@ -18,31 +20,6 @@ int fail(int status, std::string message) {
   std::ranges::replace(message, '\n', ' ');
   std::cerr << "lethe: " << message << '\n';
   return status;
-}
-
-// The error of a wrong call, in the format of all errors: "name: expected …, found …".
-std::string explained(const CLI::App& app, const CLI::ParseError& error) {
-  const auto extras = app.remaining(true);
-  const auto chosen = app.get_subcommands();
-  if (chosen.empty() && dynamic_cast<const CLI::RequiredError*>(&error)) {
-    std::string names;
-    for (const CLI::App* command : app.get_subcommands(nullptr))
-      names += (names.empty() ? "" : ", ") + command->get_name();
-    return "command: expected one of " + names + ", found " + (extras.empty() ? "none" : extras.front());
-  }
-  if (!chosen.empty() && !extras.empty() && dynamic_cast<const CLI::ExtrasError*>(&error))
-    return "argument: expected what lethe " + chosen.front()->get_name() + " --help lists, found " + extras.front();
-  const std::string message = error.what();
-  const auto between = [&](const std::string& before, const std::string& after) {
-    const size_t begin = message.find(before) + before.size();
-    return message.substr(begin, message.find(after, begin) - begin);
-  };
-  if (dynamic_cast<const CLI::ConversionError*>(&error) && message.starts_with("Could not convert: "))
-    return between("Could not convert: ", " = ") + ": expected a whole number, found " + between(" = ", "\n");
-  if (dynamic_cast<const CLI::ArgumentMismatch*>(&error)) return between("", ":") + ": expected a value, found none";
-  if (dynamic_cast<const CLI::RequiredError*>(&error))
-    return between("", " is required") + ": expected a value, found none";
-  return message;  // a check's message, already in this format
 }
 
 std::string joined(int argc, char** argv) {
@@ -58,10 +35,12 @@ int main(int argc, char** argv) {
   CLI::App app{"Lethe: attention that forgets, from papers to measured claims.", "lethe"};
   app.footer(
       "Examples:\n"
-      "  lethe list                                    what can be measured, and what it costs\n"
+      "  lethe list models                             trained models with their state and loss\n"
+      "  lethe list claims                             what can be measured, and what it costs\n"
       "  lethe run forgetting_transformer/ablations    train and measure one claim\n"
       "  lethe report                                  tables, plots and the page of results\n"
       "  lethe train --tokens 1000000                  train a small FoX (Pro) on the Bible\n"
+      "  lethe evaluate 3f2a 77ab                      models side by side: loss, perplexity, bits per byte, L(i)\n"
       "  lethe describe --size 760m                    parameters, FLOPs and memory of the papers' largest model\n"
       "lethe COMMAND --help tells more. Exit status: 0 done, 1 failed, 2 wrong call.");
   app.add_option("--root", place.root, "The checkout, with artefacts/ and results/ below it")
@@ -70,6 +49,7 @@ int main(int argc, char** argv) {
   app.add_option("--threads", place.threads, "Threads for Torch; 0: its own choice")
       ->check(lethe::number_between(0, 4096))
       ->capture_default_str();
+  app.set_version_flag("--version", lethe::version, "Version, commit and build, then exit");
   app.require_subcommand(1)->fallthrough();
   app.parse_complete_callback([&] {
     place.root = std::filesystem::absolute(place.root);
@@ -83,7 +63,7 @@ int main(int argc, char** argv) {
     app.parse(argc, argv);
     return 0;
   } catch (const CLI::ParseError& error) {
-    return error.get_exit_code() == 0 ? app.exit(error) : fail(kWrongCall, explained(app, error));
+    return error.get_exit_code() == 0 ? app.exit(error) : fail(kWrongCall, lethe::wrong_call(app, error));
   } catch (const lethe::ProgramFailed& error) {
     return error.status() == kWrongCall ? kWrongCall : kFailed;
   } catch (const std::invalid_argument& error) {

@@ -3,8 +3,10 @@
 
 #include <CLI/CLI.hpp>
 
+#include <algorithm>
 #include <limits>
 #include <string>
+#include <vector>
 
 namespace lethe {
 
@@ -23,6 +25,18 @@ inline CLI::Validator number_between(double low, double high = std::numeric_limi
     return good ? std::string() : "expected a number " + range + ", found " + text;
   };
   return CLI::Validator([wrong](std::string& text) { return wrong(text); }, "");
+}
+
+/// One of some words.
+inline CLI::Validator one_of(const std::vector<std::string>& words) {
+  return CLI::Validator(
+      [words](std::string& found) {
+        if (std::ranges::find(words, found) != words.end()) return std::string();
+        std::string expected;
+        for (const std::string& word : words) expected += (expected.empty() ? "" : ", ") + word;
+        return "expected one of " + expected + ", found " + found;
+      },
+      "");
 }
 
 /// An existing folder.

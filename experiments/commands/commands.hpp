@@ -17,6 +17,9 @@ struct Place {
   std::filesystem::path models() const { return root / "artefacts" / "models"; }
 };
 
+/// Adds --scale, of the commands that read config.toml of the claims.
+void add_scale(CLI::App& command, std::string& scale);
+
 // Errors are thrown, see main(): std::invalid_argument for a wrong call, any other exception for a failed run.
 void add_list(CLI::App& app, const Place& place);
 void add_run(CLI::App& app, const Place& place);

@@ -58,12 +58,14 @@ void add_describe(CLI::App& app, const Place&) {
       app.add_subcommand("describe", "Configuration, parameters, FLOPs and memory of a run, without training it");
   auto options = std::make_shared<RunOptions>();
   options->add_to(*command);
-  command->footer(
-      "Takes the options of lethe train.\n"
-      "Examples:\n"
-      "  lethe describe --size 760m --architecture fox-pro --context 16384 --batch-tokens 524288 --set "
-      "micro_batch_tokens=16384\n"
-      "  lethe describe artefacts/models/NAME/run.json");
+  command->footer([] {
+    return RunOptions::settings() +
+           "Takes the options of lethe train.\n"
+           "Examples:\n"
+           "  lethe describe --size 760m --architecture fox-pro --context 16384 --batch-tokens 524288 --set "
+           "micro_batch_tokens=16384\n"
+           "  lethe describe artefacts/models/NAME/run.json";
+  });
   command->callback([options] { describe(*options); });
 }
 

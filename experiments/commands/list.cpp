@@ -1,30 +1,50 @@
+#include <algorithm>
 #include <cstdio>
 #include <memory>
 #include <stdexcept>
 
 #include "experiments/claims/registry.hpp"
 #include "experiments/claims/settings.hpp"
-#include "experiments/commands/artefacts.hpp"
+#include "experiments/commands/checks.hpp"
 #include "experiments/commands/commands.hpp"
+#include "experiments/commands/models_table.hpp"
 #include "experiments/evaluation/evaluation.hpp"
 #include "experiments/models/language_model.hpp"
 
 namespace lethe {
 namespace {
 
-void list(const std::string& scale, const Place& place) {
-  std::printf("claims, with their cost at scale %s\n", scale.c_str());
-  for (const Experiment& experiment : experiments())
-    std::printf("  %s\n    %s\n    %s\n", experiment.name().c_str(), claim_title(place.root, experiment).c_str(),
-                cost(place.root, experiment, scale).c_str());
+struct ListOptions {
+  std::vector<std::string> parts;
+  std::string scale = "quick";
+};
 
+void list_claims(const ListOptions& options, const Place& place) {
+  std::printf("claims, with their cost at scale %s\n", options.scale.c_str());
+  for (const Experiment& experiment : experiments()) {
+    std::string about;
+    try {
+      about = claim_title(place.root, experiment) + "\n    " + cost(place.root, experiment, options.scale);
+    } catch (const std::exception& error) {  // one damaged config.toml hides no other claim
+      about = error.what();
+      std::ranges::replace(about, '\n', ' ');
+    }
+    std::printf("  %s\n    %s\n", experiment.name().c_str(), about.c_str());
+  }
+}
+
+void list_evaluations(const ListOptions&, const Place&) {
   std::printf("evaluations\n");
   for (const Evaluation& evaluation : evaluations())
     std::printf("  %s  %s\n", evaluation.name.c_str(), evaluation.title.c_str());
+}
 
+void list_architectures(const ListOptions&, const Place&) {
   std::printf("architectures\n");
   for (const Architecture& architecture : architectures()) std::printf("  %s\n", architecture.name.c_str());
+}
 
+void list_sizes(const ListOptions&, const Place&) {
   std::printf("sizes, as fox-pro: parameters in total, without the embedding\n");
   for (const char* size : {"125m", "360m", "760m"}) {
     ModelConfig config = named_architecture("fox-pro");
@@ -34,30 +54,41 @@ void list(const std::string& scale, const Place& place) {
                 static_cast<long long>(config.width), static_cast<long long>(parameters.total),
                 static_cast<long long>(parameters.non_embedding));
   }
-
-  std::printf("trained models\n");
-  for (const auto& folder : finished_artefacts(place.models())) {
-    const std::string name = folder.filename();
-    try {
-      const Run run = read_artefact(folder).run;
-      std::printf("  %s  %s, %lld tokens of %s, seed %llu\n", name.c_str(), run.label.c_str(),
-                  static_cast<long long>(run.training.total_tokens), run.training.corpus.c_str(),
-                  static_cast<unsigned long long>(run.training.seed));
-    } catch (const std::invalid_argument& error) {
-      std::printf("  %s  %s\n", name.c_str(), error.what());
-    }
-  }
 }
+
+void list_models(const ListOptions&, const Place& place) {
+  const std::string table = models_table(place.models());
+  std::printf("models below %s%s\n%s", place.models().c_str(), table.empty() ? ": none yet (lethe train)" : "",
+              table.c_str());
+}
+
+struct Part {
+  const char* name;
+  void (*list)(const ListOptions&, const Place&);
+};
+constexpr Part kParts[] = {{"claims", list_claims},
+                           {"evaluations", list_evaluations},
+                           {"architectures", list_architectures},
+                           {"sizes", list_sizes},
+                           {"models", list_models}};
 
 }  // namespace
 
 void add_list(CLI::App& app, const Place& place) {
-  auto* command =
-      app.add_subcommand("list", "Claims and what they cost, evaluations, architectures, sizes, trained models");
-  auto scale = std::make_shared<std::string>("quick");
-  command->add_option("--scale", *scale, "quick (two cores), gpu (one GPU, a day) or paper (the paper's own)")
-      ->capture_default_str();
-  command->callback([scale, &place] { list(*scale, place); });
+  auto* command = app.add_subcommand(
+      "list", "Models with their state and loss; claims and what they cost; evaluations, architectures, sizes");
+  auto options = std::make_shared<ListOptions>();
+  std::vector<std::string> names;
+  for (const Part& part : kParts) names.push_back(part.name);
+  command->add_option("parts", options->parts, "claims, evaluations, architectures, sizes, models; none: all")
+      ->check(one_of(names));
+  add_scale(*command, options->scale);
+  command->footer("Example:\n  lethe list models");
+  command->callback([options, &place] {
+    for (const Part& part : kParts)
+      if (options->parts.empty() || std::ranges::find(options->parts, part.name) != options->parts.end())
+        part.list(*options, place);
+  });
 }
 
 }  // namespace lethe

@@ -3,6 +3,7 @@
 
 #include "experiments/claims/job.hpp"
 #include "experiments/claims/registry.hpp"
+#include "experiments/commands/checks.hpp"
 #include "experiments/commands/commands.hpp"
 #include "experiments/commands/progress_line.hpp"
 
@@ -42,13 +43,21 @@ void run(const SuiteOptions& options, const Place& place) {
 
 }  // namespace
 
+void add_scale(CLI::App& command, std::string& scale) {
+  command
+      .add_option("--scale", scale,
+                  "smoke (a minute: does it run at all), quick (two cores, minutes), gpu (one GPU, a day) or paper "
+                  "(the papers' own)")
+      ->check(one_of({"smoke", "quick", "gpu", "paper"}))
+      ->capture_default_str();
+}
+
 void add_run(CLI::App& app, const Place& place) {
   auto* command = app.add_subcommand("run", "Train what claims need, and measure them");
   auto options = std::make_shared<SuiteOptions>();
   command->add_option("experiments", options->experiments,
                       "paper/claim, paper or claim; none: all (lethe list shows them)");
-  command->add_option("--scale", options->scale, "quick (two cores), gpu (one GPU, a day) or paper (the paper's own)")
-      ->capture_default_str();
+  add_scale(*command, options->scale);
   command->footer(
       "A second call repeats nothing that is finished, and goes on where a first was stopped.\n"
       "Examples:\n"

@@ -4,10 +4,14 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
+#include "experiments/commands/nearest.hpp"
+
 namespace lethe {
 namespace {
 
 using nlohmann::json;
+
+constexpr const char *kModel = "Model", *kTraining = "Training";
 
 /// The default run: small enough for two cores, large enough that the loss falls.
 Run default_run() {
@@ -24,22 +28,47 @@ Run default_run() {
 }
 
 struct Named {
-  const char *option, *member, *description;
+  const char *option, *member, *group, *description;
 };
 constexpr Named kNamed[] = {
-    {"--layers", "layers", "Layers"},
-    {"--width", "width", "Width of the residual stream"},
-    {"--heads", "heads", "Heads"},
-    {"--tokens", "total_tokens", "Tokens to train on"},
-    {"--context", "context_length", "Tokens in a training sequence"},
-    {"--batch-tokens", "batch_tokens", "Tokens in an optimizer step"},
-    {"--warmup-tokens", "warmup_tokens", "Tokens of linear warm-up"},
-    {"--learning-rate", "learning_rate", "Highest learning rate"},
-    {"--seed", "seed", "Seed of initialization and data order"},
-    {"--corpus", "corpus", "bible, headers, or the path of a folder of text"},
-    {"--tokenizer", "tokenizer", "bytes or gpt2"},
-    {"--device", "device", "cpu, cuda or cuda:N"},
+    {"--layers", "layers", kModel, "Layers"},
+    {"--width", "width", kModel, "Width of the residual stream"},
+    {"--heads", "heads", kModel, "Heads"},
+    {"--tokens", "total_tokens", kTraining, "Tokens to train on"},
+    {"--context", "context_length", kTraining, "Tokens in a training sequence"},
+    {"--batch-tokens", "batch_tokens", kTraining, "Tokens in an optimizer step"},
+    {"--warmup-tokens", "warmup_tokens", kTraining, "Tokens of linear warm-up"},
+    {"--learning-rate", "learning_rate", kTraining, "Highest learning rate"},
+    {"--seed", "seed", kTraining, "Seed of initialization and data order"},
+    {"--corpus", "corpus", kTraining, "bible, headers, or the path of a folder of text"},
+    {"--tokenizer", "tokenizer", kTraining, "bytes or gpt2"},
+    {"--device", "device", kTraining, "cpu, cuda or cuda:N"},
 };
+
+std::string type_of(const json& value) {
+  if (value.is_boolean()) return "BOOL";
+  if (value.is_number_integer()) return "INT";
+  if (value.is_number_float()) return "FLOAT";
+  return value.is_null() ? "FLOAT|null" : "TEXT";
+}
+
+std::string word_of(const json& value) { return value.is_string() ? value.get<std::string>() : value.dump(); }
+
+/// "name TYPE=default" of every member but those in `left_out`, in lines of at most 100 letters.
+std::string settings_of(const json& members, const std::string& title, const std::string& left_out) {
+  std::string text = "  " + title + "\n", line = "   ";
+  for (const auto& [name, value] : members.items()) {
+    if (name == left_out) continue;
+    const std::string entry = " " + name + " " + type_of(value) + "=" + word_of(value) + ",";
+    if (line.size() + entry.size() > 100) {
+      text += line + "\n";
+      line = "   ";
+    }
+    line += entry;
+  }
+  line.pop_back();
+  return text + line + "\n";
+}
 
 /// A value as JSON where it is valid JSON (numbers, true, null), else as a string.
 json value_of(const std::string& text) {
@@ -54,9 +83,9 @@ void set_member(json& model, json& training, const std::string& member, const st
   else configs.push_back(&mixer);
   configs.push_back(&training);
   bool found = false;
-  std::string known;
+  std::vector<std::string> known;
   for (json* config : configs) {
-    for (const auto& [name, _] : config->items()) known += (known.empty() ? "" : ", ") + name;
+    for (const auto& [name, _] : config->items()) known.push_back(name);
     if (!config->contains(member) || (found && config == &training)) continue;
     // String members stay strings: a corpus may be a folder named 1984.
     (*config)[member] = (*config)[member].is_string() ? json(value) : value_of(value);
@@ -66,7 +95,11 @@ void set_member(json& model, json& training, const std::string& member, const st
       model["mixer"] = model["mixer"].get<MixerStack>();  // with every option, so that any can be set next
     break;
   }
-  if (!found) throw std::invalid_argument("--set: expected a member among " + known + ", found '" + member + "'");
+  if (found) return;
+  std::string listed;
+  for (const std::string& name : known) listed += (listed.empty() ? "" : ", ") + name;
+  throw std::invalid_argument("--set: expected a member among " + listed + ", found '" + member + "'" +
+                              suggestion(member, known));
 }
 
 Run run_of_file(const std::string& path) {
@@ -100,18 +133,36 @@ Run with_members(Run run, const Members& members, const std::vector<std::string>
 
 void RunOptions::add_to(CLI::App& command) {
   command.add_option("run.json", file_, "A run as artefacts keep it; the options below change it");
-  command.add_option("--architecture", architecture_, "One of " + architecture_names() + " (default fox-pro)");
-  command.add_option("--size", size_, "A size of the papers: 125m, 360m or 760m (GPT-2 tokens)");
   command.add_option("--label", label_, "A name for people; no part of the artefact's identity");
+  command.add_option("--architecture", architecture_, "One of " + architecture_names())
+      ->default_str("fox-pro")
+      ->group(kModel);
+  command.add_option("--size", size_, "A size of the papers: 125m, 360m or 760m (GPT-2 tokens)")->group(kModel);
+  json defaults = default_run().model;
+  defaults.update(json(default_run().training));
   for (const auto& named : kNamed) {
-    command.add_option_function<std::string>(
-        named.option, [this, &named](const std::string& value) { members_.emplace_back(named.member, value); },
-        named.description);
+    command
+        .add_option_function<std::string>(
+            named.option, [this, &named](const std::string& value) { members_.emplace_back(named.member, value); },
+            named.description)
+        ->type_name(type_of(defaults.at(named.member)))
+        ->default_str(word_of(defaults.at(named.member)))
+        ->group(named.group);
   }
   command
       .add_option("--set", settings_,
-                  "Any member of the configuration as key=value, of the mixers' too, e.g. rope=true or qk_norm=none")
+                  "Any setting of the model, its mixers or the training, e.g. rope=true or qk_norm=none")
+      ->type_name("NAME=VALUE")
       ->allow_extra_args(false);
+}
+
+std::string RunOptions::settings() {
+  const Run run = default_run();
+  std::string text =
+      "Settings (--set NAME=VALUE) with their types and defaults; those of a mixer for models that have it:\n" +
+      settings_of(run.model, "model", "mixer") + settings_of(run.training, "training", "");
+  for (const Mixer& mixer : mixers()) text += settings_of(MixerConfig(mixer.name), "mixer " + mixer.name, "name");
+  return text;
 }
 
 Run RunOptions::run() const {

@@ -25,6 +25,9 @@ class RunOptions {
   /// Adds run.json, --architecture, --size, --label, options for the members that are set often, and --set key=value.
   void add_to(CLI::App& command);
 
+  /// The settings of --set by group, each with its type and default: the end of a command's help.
+  static std::string settings();
+
   /// The run of the options; its vocabulary is that of its tokenizer unless it was set.
   ///
   /// throws  std::invalid_argument for an unknown name or member, a value of the wrong type, or an invalid run

@@ -4,8 +4,12 @@ usage: test_command.py BINARY [unittest's own arguments]
 """
 
 import csv
+import fcntl
 import json
+import math
 import os
+import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -47,11 +51,34 @@ class Calls(CommandTest):
         for command in ("run", "train", "data"):
             self.assertIn(f"lethe {command}", self.done(command, "--help"))
 
+    def test_show_types_defaults_and_all_settings_by_group(self):
+        shown = self.done("train", "--help")
+        for line in (r"^Model:\n  --architecture TEXT=fox-pro", r"^Training:\n  --tokens INT=\d+", r"--learning-rate FLOAT=0\.\d+"):
+            self.assertRegex(shown, re.compile(line, re.MULTILINE))
+        described = self.done("describe")
+        members = re.findall(r"^  (\w+) ", described[:described.index("on compute capability")], re.MULTILINE)
+        for member in set(members) - {"name"}:
+            self.assertRegex(shown, rf"\b{member} (INT|FLOAT|BOOL|TEXT|FLOAT\|null)=")
+        for command in ("list", "run"):
+            self.assertIn("smoke", self.done(command, "--help"))
+
+    def test_show_the_version_with_commit_and_build(self):
+        self.assertRegex(self.done("--version"), r"^lethe \d+\.\d+\.\d+\ncommit  (unknown|[0-9a-f]{40}( with .*)?)\nbuild   \w+, g\+\+ .*, torch 2\.")
+
     def test_that_are_wrong_end_with_2_and_one_line(self):
         for message, *arguments in (
             ("command: expected one of list, run,",),
             ("found frobnicate", "frobnicate"),
-            ("argument: expected what lethe train --help lists, found --frobnicate", "train", "--frobnicate"),
+            ("found trian (did you mean train?)", "trian"),
+            ("command: expected one of prepare, show, found none", "data"),
+            ("found prepar (did you mean prepare?)", "data", "prepar"),
+            ("argument: expected what lethe train --help lists, found --frobnicate\n", "train", "--frobnicate"),
+            ("lethe train --help lists, found --layer (did you mean --layers?)", "train", "--layer=3"),
+            ("lethe --help lists, found --verison (did you mean --version?)", "--verison"),
+            ("--layers: expected once, found 2 times", "train", "--layers", "3", "--layers", "4"),
+            ("parts: expected one of claims, evaluations", "list", "modells"),
+            ("--scale: expected one of smoke, quick, gpu, paper, found tiny", "list", "--scale", "tiny"),
+            ("found 'kv_shft' (did you mean kv_shift?)", "describe", "--set", "kv_shft=false"),
             ("--set: expected a member among", "describe", "--set", "kv_shft=false"),
             ("--set: expected key=value, found 'rope'", "describe", "--set", "rope"),
             ("rope: expected true or false, found 5", "describe", "--set", "rope=5"),
@@ -157,15 +184,37 @@ class Models(CommandTest):
     def test_are_evaluated_beyond_their_training_length(self):
         table = str(Path(self.root) / "loss.csv")
         shown = self.done("--root", self.root, "evaluate", str(self.folder), "--sequences", "2", "--csv", table)
-        self.assertIn("2 sequences of 128 tokens, trained on 32", shown)
+        self.assertRegex(shown, r"trained on sequences of +32\n(.*\n)+  tokens in each +128\n(.*\n)+at the training length\n(.*\n)*  tokens in each +32\n")
         with open(table, newline="") as file:
             rows = list(csv.DictReader(file))
         self.assertEqual([int(row["position"]) for row in rows], list(range(1, 129)))
         self.assertTrue(all(0 < float(row["loss"]) < 12 for row in rows))
 
+    def test_are_evaluated_side_by_side_on_the_whole_split(self):
+        other = self.done("--root", self.root, "train", *TINY, "--seed", "7").splitlines()[-1]
+        table = Path(self.root) / "both.csv"
+        shown = self.done("--root", self.root, "evaluate", str(self.folder), other, "--length", "64", "--csv", str(table))
+
+        def of(label):
+            return [[float(x) for x in re.split(r"  +", line.strip())[1:]] for line in shown.splitlines() if line.strip().startswith(label)]
+
+        self.assertEqual(shown.splitlines()[0].split()[-2:], [self.folder.name, Path(other).name])
+        losses, perplexities, bits = of("loss, nats"), of("perplexity"), of("bits per byte")
+        self.assertEqual([len(row) for row in losses], [2, 2])  # at 64 and at the training length, of two models
+        for loss, perplexity, bit in zip(sum(losses, []), sum(perplexities, []), sum(bits, [])):
+            self.assertAlmostEqual(math.exp(loss), perplexity, delta=1e-4 * perplexity)
+            self.assertGreater(bit, loss / math.log(2))  # a begin token is a token without a byte
+            self.assertLess(bit, 1.01 * loss / math.log(2))
+        self.assertTrue(all(share > 99 for row in of("of the split, %") for share in row))
+        header = table.read_text().splitlines()[0]
+        self.assertIn(f"{self.folder.name} loss", header)
+        self.assertIn(f"{Path(other).name} loss", header)
+        done = json.loads((self.folder / "done.json").read_text())
+        self.assertAlmostEqual(losses[1][0], done["validation_loss"], delta=0.1)
+
     def test_are_evaluated_by_any_row_of_the_table(self):
         evaluate = ("--root", self.root, "evaluate", str(self.folder))
-        self.assertIn("loss (lethe): ", self.done(*evaluate, "--what", "per_token_loss", "--settings", '{"length": 32, "sequences": 1}'))
+        self.assertIn("  loss, nats", self.done(*evaluate, "--what", "per_token_loss", "--settings", '{"length": 32, "sequences": 1}'))
         self.refused(2, "evaluation: expected one of per_token_loss, pruned_share", *evaluate, "--what", "needles")
         self.refused(2, "log_pruning_tolerance: expected a model that prunes, found none", *evaluate, "--what", "pruned_share")
         self.refused(2, "pruned_share: expected keys among length, sequences, split, found window", *evaluate, "--what", "pruned_share",
@@ -200,6 +249,26 @@ class Models(CommandTest):
         self.refused(2, "forget_gate: expected full, bias_only or fixed", *gated, "--forget-gate", "none")
         self.refused(2, "source: expected softmax attention", "--root", self.root, "convert", str(self.folder), "--mixer", "decay")
 
+    def test_are_listed_with_their_state_and_one_broken_blocks_none(self):
+        with tempfile.TemporaryDirectory() as root:
+            models = Path(root) / "artefacts/models"
+            for name in ("finished", "stopped", "training", "diverged", "damaged"):
+                shutil.copytree(self.folder, models / name)
+                if name in ("stopped", "training"):
+                    (models / name / "done.json").unlink()
+                    log = models / name / "log.jsonl"
+                    log.write_text("\n".join(log.read_text().splitlines()[:2]) + "\n")
+            done = models / "diverged/done.json"
+            done.write_text(json.dumps(json.loads(done.read_text()) | {"diverged": "loss: expected a finite number"}))
+            (models / "damaged/run.json").write_text('{"model": [')
+            with open(models / "training/lock", "w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                listed = self.done("--root", root, "list", "models")
+            for line in (r"finished +finished +fox-pro +12k +512 +bible +\d\.\d{4} +\d{4}-\d\d-\d\d \d\d:\d\d", r"stopped +stopped 50 %", r"training +training 50 %",
+                         r"diverged +failed: loss: expected a finite", r"damaged +failed: .*run\.json: expected"):
+                self.assertRegex(listed, rf"(?m)^  {line}")
+            self.assertNotIn("\n\n", listed)
+
     def test_of_another_format_are_refused_in_one_line(self):
         with tempfile.TemporaryDirectory() as root:
             old = Path(root) / "artefacts/models/0123456789abcdef"
@@ -211,7 +280,7 @@ class Models(CommandTest):
             (old / "done.json").write_text("{}")
             refusal = "run.format: expected 2 (train the model anew), found 1"
             self.refused(2, refusal, "--root", root, "evaluate", "0123")
-            self.assertIn(f"  0123456789abcdef  {refusal}", self.done("--root", root, "list"))
+            self.assertIn(f"  0123456789abcdef  failed: {refusal}", self.done("--root", root, "list"))
 
     def test_need_the_vocabulary_of_their_data(self):
         self.refused(2, "vocabulary: expected 257", "--root", self.root, "train", *TINY, "--set", "vocabulary=300")

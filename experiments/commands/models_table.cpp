@@ -1,0 +1,116 @@
+#include "experiments/commands/models_table.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <ctime>
+#include <fstream>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "experiments/commands/artefacts.hpp"
+#include "experiments/commands/text_table.hpp"
+#include "experiments/files.hpp"
+#include "experiments/models/language_model.hpp"
+
+namespace lethe {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
+
+/// The last step of a log, from the file's last kilobytes: the log of a long training is long.
+json last_logged(const fs::path& path) {
+  constexpr std::streamoff kEnd = 16384;
+  std::ifstream file(path, std::ios::binary | std::ios::ate);
+  if (!file) return json::object();
+  file.seekg(std::max<std::streamoff>(0, file.tellg() - kEnd));
+  json last = json::object();
+  for (std::string line; std::getline(file, line);) {
+    json read = json::parse(line, nullptr, /*allow_exceptions=*/false);
+    if (read.is_object() && read.contains("step") && read.contains("loss")) last = std::move(read);
+  }
+  return last;
+}
+
+double number_in(const json& object, const char* key) {
+  const auto found = object.find(key);
+  return found != object.end() && found->is_number() ? found->get<double>() : kNone;
+}
+
+std::string date_of(const fs::path& path) {
+  std::error_code absent;
+  const auto written = fs::last_write_time(path, absent);
+  if (absent) return "";
+  const auto since = std::chrono::file_clock::to_sys(written).time_since_epoch();
+  const std::time_t time = std::chrono::duration_cast<std::chrono::seconds>(since).count();
+  std::tm local{};
+  char text[32];
+  std::strftime(text, sizeof text, "%Y-%m-%d %H:%M", localtime_r(&time, &local));
+  return text;
+}
+
+/// The named architecture with these settings; "custom" and the mixers where there is none.
+std::string architecture_of(const ModelConfig& model) {
+  for (Architecture& known : architectures()) {
+    ModelConfig& same = known.model;
+    same.vocabulary = model.vocabulary, same.layers = model.layers, same.width = model.width;
+    same.heads = model.heads, same.mlp_multiple = model.mlp_multiple, same.compute_dtype = model.compute_dtype;
+    if (json(same) == json(model)) return known.name;
+  }
+  std::string mixers;
+  for (const MixerConfig& mixer : model.mixer.all()) mixers += " " + mixer.row().name;
+  return "custom:" + mixers;
+}
+
+std::vector<std::string> row_of(const fs::path& folder) {
+  const Run run = read_artefact(folder).run;
+  const bool is_done = fs::exists(folder / "done.json");
+  const json done = is_done ? json::parse(read_whole(folder / "done.json")) : json::object();
+  const json last = last_logged(folder / "log.jsonl");
+  double loss = number_in(done, "validation_loss");
+  std::string state = "finished";
+  if (done.contains("diverged") && done["diverged"].is_string()) {
+    state = "failed: " + done["diverged"].get<std::string>();
+  } else if (!is_done) {
+    const double share = (number_in(last, "step") + 1) / static_cast<double>(run.training.steps());
+    state = is_locked(folder / "lock") ? "training" : "stopped";
+    state += " " + fixed(std::isfinite(share) ? std::floor(100 * share) : 0, 0) + " %";
+    loss = number_in(last, "loss");
+  }
+  return {folder.filename(),
+          state,
+          architecture_of(run.model),
+          short_count(static_cast<double>(count_parameters(run.model).total)),
+          short_count(static_cast<double>(run.training.total_tokens)),
+          run.training.corpus,
+          fixed(loss, 4),
+          date_of(folder / (is_done ? "done.json" : "log.jsonl")),
+          run.label};
+}
+
+}  // namespace
+
+std::string models_table(const fs::path& models) {
+  std::vector<fs::path> folders;
+  std::error_code absent;
+  for (const auto& entry : fs::directory_iterator(models, absent))
+    if (entry.is_directory()) folders.push_back(entry.path());
+  if (folders.empty()) return "";
+  std::ranges::sort(folders);
+  TextTable table({"name", "state", "architecture", "parameters", "tokens", "corpus", "loss", "date", "label"});
+  for (const fs::path& folder : folders) {
+    try {
+      table.add(row_of(folder));
+    } catch (const std::exception& error) {
+      std::string reason = error.what();
+      std::ranges::replace(reason, '\n', ' ');
+      table.add_line(folder.filename().string() + "  failed: " + reason);
+    }
+  }
+  return table.text();
+}
+
+}  // namespace lethe

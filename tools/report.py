@@ -2,7 +2,8 @@
 """Makes tables, figures and pages from the results that are there.
 
 For every folder of results/: <claim>.md, <claim>.svg, <operator>_cpu.md, <operator>_cuda.md, attention_throughput.md with a figure a
-length, and report.html; for all of them results/README.md. And in every README file of the checkout the tables between markers:
+length, and report.html, which also shows one's own trainings of artefacts/models; for all of them results/README.md. And in every README
+file of the checkout the tables between markers:
 
     <!-- table:MACHINE/NAME -->
     <!-- /table -->
@@ -10,58 +11,146 @@ length, and report.html; for all of them results/README.md. And in every README 
 MACHINE is a folder of results/; NAME is "verdicts", "papers" (a line each), a claim (its numbers), CLAIM.statements (its comparisons), a file of
 tools/benchmark, OPERATOR_cpu, or of tools/gpu_check, OPERATOR_cuda, "attention_throughput" (".short"), its ratios, "precision", errors in its log,
 or of tools/gpu_profile, "backward_profile".
+
+A damaged file is named on standard error and in report.html, and everything else is made. Exit status: 1 where there was one.
 """
+
+import one_line_errors  # noqa: F401  (first: an error is one line)
 
 import argparse
 import sys
 from pathlib import Path
 
 from report.benchmarks import benchmark_files, benchmark_page
-from report.results import BadResult, load_machine, machine_folders
+from report.files import BadResult, write_whole
+from report.results import fault, machine_folders, sound_claims
 from report.tables import UnknownTable, claim_page, index, readmes, with_tables
 from report.throughput import figure_name, throughput_data, throughput_page
+from report.trainings import draw_trainings, sound_trainings, trainings_table
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def write(path, text):
-    """Writes beside the place and renames, and only what changed."""
-    if path.exists() and path.read_text() == text:
-        return
-    draft = path.with_name(path.name + ".new")
-    draft.write_text(text)
-    draft.replace(path)
+class Faults(list):
+    """Lines on what is damaged. `with faults.of(path):` adds one where the block throws, and goes on after it."""
+
+    def of(self, path):
+        self.path = path
+        return self
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, trace):
+        if error is None or not isinstance(error, Exception):
+            return False
+        self.append(fault(self.path, error))
+        return True
+
+
+def throughput_part(data, faults):
+    """The section of a file of tools/compare_attention.py: its figures and its page."""
+    from report.page import Part
+    from report.style import save
+    from report.throughput_figures import throughput_figures
+
+    with faults.of(data):
+        page, figures = throughput_page(data), throughput_figures(data)
+        for length, figure in figures.items():
+            save(figure, data.parent / figure_name(length))
+        write_whole(data.with_suffix(".md"), page)
+        names = [(f"{data.parent.name}-{Path(figure_name(length)).stem}", data.parent / figure_name(length)) for length in figures]
+        text = "\n".join(line for line in page.splitlines()[1:] if not line.startswith("!["))
+        return [Part(f"{data.parent.name}-{data.stem}", f"Attention kernels beside one another ({data.parent.name})", text, names,
+                     "A longer bar is faster: full bars forward, hatched ones backward, ours in blue.")]
+    return []
+
+
+def measurement_parts(root, folder, claims, faults):
+    """The sections of a folder's other measurements, and of the throughput that its claims judge."""
+    from report.page import Part
+
+    judged = [root / claim.certificate.get("settings", {}).get("data", "") for claim in claims]
+    of_claims = [path for path in judged if path.suffix == ".csv" and path.exists()]
+    parts = [part for data in dict.fromkeys([*throughput_data(folder), *of_claims]) for part in throughput_part(data, faults)]
+    for path in benchmark_files(folder):
+        with faults.of(path):
+            page = benchmark_page(path)
+            write_whole(path.with_suffix(".md"), page)
+            parts.append(Part(path.stem, path.stem.replace("_", " "), page.split("\n", 1)[1]))
+    return parts
+
+
+def own_trainings(root, folders, faults):
+    """The trainings that no claim asked for, by the machine that trained them."""
+    trainings, damaged = sound_trainings(root / "artefacts" / "models")
+    faults.extend(damaged)
+    asked = {run.get("artefact") for folder in folders for claim in sound_claims(root, folder)[0] for run in claim.certificate.get("runs", [])}
+    own = {}
+    for training in trainings:
+        if training.name not in asked and training.log:
+            machine = training.done.get("machine")
+            own.setdefault(machine.get("name") if isinstance(machine, dict) else None, []).append(training)
+    return own
+
+
+def training_part(root, folder, trainings):
+    from report.page import Part
+    from report.style import save
+
+    picture = root / "artefacts" / f"trainings-{folder.name}.svg"  # not in results/, which git watches
+    save(draw_trainings(trainings), picture)
+    return Part("trainings", "Own trainings", trainings_table(trainings), [("trainings", picture)],
+                "Lower is better. A curve that still falls at its end gains from more tokens; validation points far above it show overfitting.")
+
+
+def make_folder(root, folder, own, faults):
+    """The pages and figures of one folder of results/."""
+    from report.page import page
+    from report.style import save  # matplotlib starts slowly, and --tables doesn't need it
+
+    claims, damaged = sound_claims(root, folder, claim_page)
+    faults.extend(damaged)
+    for claim in claims:
+        with faults.of(claim.home / "figure.py"):
+            save(claim.figure(), folder / f"{claim.name}.svg")
+        write_whole(folder / f"{claim.name}.md", claim_page(claim))
+    parts = measurement_parts(root, folder, claims, faults)
+    if own:
+        with faults.of(root / "artefacts" / "models"):
+            parts.append(training_part(root, folder, own))
+    if claims or parts:
+        write_whole(folder / "report.html", page(folder.name, claims, parts, faults))
+        print(f"report: {folder / 'report.html'}")
 
 
 def make_pages(root, results):
-    from report.page import page
-    from report.style import save  # matplotlib starts slowly, and --tables doesn't need it
-    from report.throughput_figures import throughput_figures
-
+    faults = Faults()
     folders = machine_folders(results)
-    for folder in folders:
-        claims = load_machine(root, folder)
-        for claim in claims:
-            save(claim.figure(), folder / f"{claim.name}.svg")
-            write(folder / f"{claim.name}.md", claim_page(claim))
-        for path in benchmark_files(folder):
-            write(path.with_suffix(".md"), benchmark_page(path))
-        for path in throughput_data(folder):
-            for length, figure in throughput_figures(path).items():
-                save(figure, folder / figure_name(length))
-            write(path.with_suffix(".md"), throughput_page(path))
-        if claims:
-            write(folder / "report.html", page(folder.name, claims))
-            print(f"report: {folder / 'report.html'}")
+    own = own_trainings(root, folders, faults)
+    names = [name for name in own if name and (results / name) not in folders]
+    here = folders[0] if folders else results / (names[0] if names else "trainings")
+    for name in names:
+        (results / name).mkdir(parents=True, exist_ok=True)
+    for folder in [*folders, *(results / name for name in names)]:
+        unfinished = own.get(None, []) if folder == here else []
+        make_folder(root, folder, own.get(folder.name, []) + unfinished, faults)
     if folders:
-        write(results / "README.md", index(root, results))
-    else:
+        with faults.of(results / "README.md"):
+            write_whole(results / "README.md", index(root, results))
+    if not folders and not own:
         print(f"report: nothing to report, {results} is empty")
+    return faults
 
 
 def rewrite_tables(root, results):
+    faults = Faults()
     for path in readmes(root):
-        write(path, with_tables(path.read_text(), root, results))
+        try:
+            write_whole(path, with_tables(path.read_text(), root, results))
+        except (UnknownTable, BadResult, OSError) as error:
+            faults.append(f"{path}: {error}")
+    return faults
 
 
 def main():
@@ -71,12 +160,11 @@ def main():
     parser.add_argument("--results", type=Path, help="the folder of results (default: results in the checkout)")
     arguments = parser.parse_args()
     results = arguments.results or arguments.root / "results"
-    try:
-        if not arguments.tables:
-            make_pages(arguments.root, results)
-        rewrite_tables(arguments.root, results)
-    except (BadResult, UnknownTable) as error:
-        sys.exit(f"report: {error}")
+    faults = [] if arguments.tables else make_pages(arguments.root, results)
+    faults += rewrite_tables(arguments.root, results)
+    for line in dict.fromkeys(faults):
+        print(f"report: {line}", file=sys.stderr)
+    sys.exit(1 if faults else 0)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ import math
 from itertools import accumulate
 from statistics import fmean as mean
 
-from report.style import colour, count_tokens
+from report.style import count_tokens, log_positions, look
 
 MAIN_ROWS = ("FoX (Pro)", "FoX (LLaMA)", "Transformer (Pro)", "Transformer (LLaMA)")
 
@@ -20,27 +20,37 @@ def smoothed(values, window):
     return result
 
 
-def window_for(length):
-    """The papers smooth 65536 positions over 101; shorter curves get a window that leaves their shape."""
-    return 101 if length >= 8192 else max(5, length // 20 | 1)
+def smoothed_over_positions(values):
+    """Moving average for a logarithmic axis: at position i over i ± i / 8, a stretch of the same width everywhere on the axis."""
+    sums = [0.0, *accumulate(values)]
+    result = []
+    for i in range(len(values)):
+        half = (i + 1) // 8
+        begin, end = max(0, i - half), min(len(values), i + half + 1)
+        result.append((sums[end] - sums[begin]) / (end - begin))
+    return result
 
 
-def draw_loss_curves(axes, claim, variants, raw=True):
-    """L(i), smoothed over the raw values."""
-    lowest, highest = math.inf, -math.inf
-    for position, variant in enumerate(variants):
+def first_shown(length):
+    """The first position of an axis: the ones before it differ by more than the curves do."""
+    return max(1, 2 ** round(math.log2(length / 64)))
+
+
+def draw_loss_curves(axes, claim, variants):
+    """L(i), smoothed, over a logarithmic axis of positions."""
+    lowest, highest, first, last = math.inf, -math.inf, 1, 2
+    for position, variant in enumerate(variants, start=1):  # variants without a look of their own begin behind those of FoX
         x, values = claim.curve("loss_at_position", variant)
         if not x:
             continue
-        window = window_for(len(x))
-        smooth = smoothed(values, window)
-        if raw:
-            axes.plot(x, values, color=colour(variant, position), alpha=0.15, linewidth=0.6)
-        axes.plot(x, smooth, color=colour(variant, position), label=variant)
-        shown = smooth[len(smooth) // 32:]
+        smooth = smoothed_over_positions(values)
+        first, last = first_shown(len(x)), x[-1]
+        axes.plot(x, smooth, label=variant, **look(variant, position))
+        shown = smooth[first - 1:]
         lowest, highest = min(lowest, *shown), max(highest, *shown)
+    log_positions(axes, first, last)
     if lowest < highest:
-        margin = 0.1 * (highest - lowest)
+        margin = 0.05 * (highest - lowest)
         axes.set_ylim(lowest - margin, highest + margin)
     axes.set_xlabel("position i")
     axes.set_ylabel("loss L(i) (nats)")
@@ -56,7 +66,7 @@ def draw_training(axes, claim, variants, window=25):
         x, values = claim.curve("training_loss", variant)
         half = max(1, len(values) // window) // 2
         smooth = [mean(values[max(0, i - half):i + half + 1]) for i in range(len(values))]
-        axes.plot(x, smooth, color=colour(variant, position), label=variant, linewidth=1.2)
+        axes.plot(x, smooth, label=variant, linewidth=1.2, **look(variant, position))
     count_tokens(axes)
     axes.set_xlabel("training tokens after the swap")
     axes.set_ylabel("training loss (nats)")

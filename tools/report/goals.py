@@ -14,7 +14,8 @@ def draw_goals(claim, metrics):
                 panel.barh(row, cell.mean, color=OURS, height=0.6)
             if goal is not None:
                 panel.plot([goal, goal], [row - 0.4, row + 0.4], color=BOUNDARY, linewidth=2)
-        panel.set_xlabel(claim.words(metric))
+        better = claim.better(metric, "1")
+        panel.set_xlabel(claim.words(metric) + (f"\n{better} is better" if better else ""))
     axes[0].set_yticks(range(len(variants)), variants)
     axes[0].invert_yaxis()
     axes[0].plot([], [], color=BOUNDARY, linewidth=2, label="goal")

@@ -16,6 +16,11 @@ def number(value, metric=""):
     return f"{value:.{max(0, 3 - math.floor(math.log10(abs(value))))}f}"
 
 
+def without_minus_zero(text):
+    """"-0.00" as "0.00"."""
+    return text.removeprefix("-") if text.startswith("-") and not text.strip("-0.") else text
+
+
 def with_band(value, band):
     """A value and what noise explains of it, both to the band's second digit; the value alone where there is no noise."""
     if value is None:  # a training that diverged
@@ -25,12 +30,12 @@ def with_band(value, band):
     if band == 0:
         return number(value)
     digits = min(6, max(0, 1 - math.floor(math.log10(band))))
-    return f"{value:.{digits}f} ± {band:.{digits}f}"
+    return f"{without_minus_zero(f'{value:.{digits}f}')} ± {band:.{digits}f}"
 
 
 def commit_words(commit, dirty):
     """`dirty` None: of a tree that is no checkout, whose commit somebody has told."""
-    if not commit:
+    if not commit or commit == "unknown":
         return "unknown"
     return commit[:12] + (" (as told)" if dirty is None else " with uncommitted changes" if dirty else "")
 

@@ -2,12 +2,14 @@
 
 import csv
 import importlib.util
-import json
 import math
+import re
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean, stdev
+
+from report.files import BadResult, read_json
 
 COLUMNS = (
     "experiment,claim,variant,implementation,device,dtype,batch,length,heads,key_dim,value_dim,seed,metric,unit,value,stddev,samples"
@@ -17,18 +19,21 @@ COUNTS = {"batch", "length", "heads", "key_dim", "value_dim", "seed", "samples"}
 NUMBERS = {"value", "stddev", "x", "y"}
 
 
-class BadResult(Exception):
-    """A file in results/ that isn't what it should be; says which and why."""
-
-
 def read_table(path, columns):
     """Rows of a CSV as dicts with numbers for the columns that hold them."""
-    with open(path, newline="") as file:
-        reader = csv.DictReader(file)
-        if reader.fieldnames is None or list(reader.fieldnames) != list(columns):
-            raise BadResult(f"{path}: expected the columns {','.join(columns)}, found {','.join(reader.fieldnames or [])}")
-        rows = list(reader)
+    try:
+        with open(path, newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file)
+            if reader.fieldnames is None or list(reader.fieldnames) != list(columns):
+                raise BadResult(f"{path}: expected the columns {','.join(columns)}, found {','.join(reader.fieldnames or [])}")
+            rows = list(reader)
+    except OSError as error:
+        raise BadResult(f"{path}: expected a file, found {error.strerror}") from None
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise BadResult(f"{path}: expected a CSV in UTF-8, found {error}") from None
     for number, row in enumerate(rows, start=2):
+        if None in row or None in row.values():
+            raise BadResult(f"{path}, line {number}: expected {len(columns)} columns, found {'more' if None in row else 'fewer'}")
         for name, text in row.items():
             try:
                 if name in COUNTS:
@@ -62,7 +67,7 @@ class Claim:
     folder: Path  # results/<machine>
     home: Path  # experiments/papers/<paper>/<claim>
     name: str
-    about: dict  # the table [claim] of config.toml: title, order, words, stated_by
+    about: dict  # the table [claim] of config.toml: title, order, caption, words, better, stated_by
     certificate: dict
     records: list
     points: list
@@ -84,6 +89,16 @@ class Claim:
     def words(self, metric):
         """What tables call a metric."""
         return self.about.get("words", {}).get(metric, metric.replace("_", " "))
+
+    def better(self, metric, unit):
+        """"lower" or "higher", whichever is better; None where neither is."""
+        known = "lower" if unit in ("nats", "s", "B") or metric == "perplexity" else None
+        return self.about.get("better", {}).get(metric, known)
+
+    @property
+    def caption(self):
+        """What one should see in the figure."""
+        return self.about.get("caption", "")
 
     def figure(self):
         """What figure(claim) of the folder's figure.py draws."""
@@ -129,21 +144,41 @@ def claim_folder(root, certificate):
     return root / "experiments" / "papers" / certificate["experiment"] / certificate["claim"]
 
 
+CERTIFICATE = ("experiment", "title", "verdict", "scale", "dataset", "commit", "dirty", "command_line", "time", "machine", "versions")
+VERDICTS = {
+    "reproduced": "the paper gives a range, and the whole of measured ± band lies inside",
+    "trend reproduced": "the paper gives a direction, and the whole of measured ± band lies on that side",
+    "refuted": "the whole of measured ± band contradicts the paper",
+    "inconclusive at this scale": "the difference is within the noise",
+}
+
+
 def load_claim(root, certificate_path):
-    """The claim whose certificate this is; None where the file is another one's."""
-    certificate = json.loads(certificate_path.read_text())
+    """The claim whose certificate this is; None where the file is another one's.
+
+    throws  BadResult naming the file that isn't what it should be
+    """
+    certificate = read_json(certificate_path)
     if "claim" not in certificate or "comparisons" not in certificate:
         return None
+    read_json(certificate_path, CERTIFICATE)
+    for verdict in [certificate["verdict"], *(comparison["verdict"] for comparison in certificate["comparisons"])]:
+        if verdict not in VERDICTS:
+            raise BadResult(f"{certificate_path}: verdict: expected one of {', '.join(VERDICTS)}, found {str(verdict)[:80]}")
     home = claim_folder(root, certificate)
     if not home.is_dir():
         raise BadResult(f"{certificate_path}: expected the claim's folder {home}, found none")
     base = certificate_path.with_suffix("")
     points = base.with_name(base.name + ".points.csv")
+    try:
+        about = tomllib.loads((home / "config.toml").read_text())["claim"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BadResult(f"{home / 'config.toml'}: expected the table [claim], found {error}") from None
     return Claim(
         folder=certificate_path.parent,
         home=home,
         name=certificate["claim"],
-        about=tomllib.loads((home / "config.toml").read_text())["claim"],
+        about=about,
         certificate=certificate,
         records=read_table(base.with_name(base.name + ".csv"), COLUMNS),
         points=read_table(points, POINT_COLUMNS) if points.exists() else [],
@@ -151,10 +186,38 @@ def load_claim(root, certificate_path):
     )
 
 
+def fault(path, error):
+    """A line on a file that broke what read it."""
+    text = " ".join(str(error).split())
+    return text if isinstance(error, BadResult) else f"{path}: expected a result, found {type(error).__name__} {text}"
+
+
+def sound_claims(root, folder, use=lambda claim: None):
+    """(the claims of one results folder, in the order that their folders give; a line on each of the others)
+
+    use: a claim that makes it throw is one of the others: whatever is damaged in it, it blocks itself alone
+    """
+    claims, faults = [], []
+    for path in sorted(folder.glob("*.json")):
+        try:
+            claim = load_claim(root, path)
+            if claim:
+                use(claim)
+                claims.append((claim.about["order"], claim.name, claim))
+        except Exception as error:  # noqa: BLE001 (any damage)
+            faults.append(fault(path, error))
+    return [claim for *_, claim in sorted(claims, key=lambda row: row[:2])], faults
+
+
 def load_machine(root, folder):
-    """All claims of one results folder, in the order that their folders give."""
-    claims = [load_claim(root, path) for path in sorted(folder.glob("*.json"))]
-    return sorted((claim for claim in claims if claim), key=lambda claim: (claim.about["order"], claim.name))
+    """All claims of one results folder, in the order that their folders give.
+
+    throws  BadResult for the first that is damaged
+    """
+    claims, faults = sound_claims(root, folder)
+    if faults:
+        raise BadResult(faults[0])
+    return claims
 
 
 def machine_folders(results):

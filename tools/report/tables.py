@@ -8,11 +8,14 @@ from report.benchmarks import benchmark_files, benchmark_table
 from report.markdown import commit_words, number, table, with_band
 from report.precision import PRECISION, precision_log, precision_table
 from report.profile import PROFILE, profile_data, profile_table
-from report.results import load_machine, machine_folders
+from report.results import VERDICTS, load_machine, machine_folders, sound_claims
 from report.throughput import ratio_table, short_ratio_table, throughput_data
 
 MARKER = re.compile(r"(<!-- table:(?P<machine>[\w.-]+)/(?P<name>[\w.-]+) -->\n)(?P<body>.*?)(<!-- /table -->)", re.DOTALL)
 UNSEARCHED = {".git", ".venv", "build", "artefacts"}  # folders without a README of ours
+
+
+READING = "↓: lower is better, ↑: higher is better; ± here: standard deviation over seeds."
 
 
 class UnknownTable(Exception):
@@ -21,22 +24,28 @@ class UnknownTable(Exception):
 
 def comparisons_table(claim):
     def measured(comparison):
-        return with_band(comparison["measured"], comparison["band"]) + unit(comparison)
+        value, band = comparison["measured"], comparison["band"]
+        return (f"{value:.3g}" if value is not None and band == 0 else with_band(value, band)) + unit(comparison)
 
     def unit(comparison):
         return "" if comparison["unit"] in ("", "1") else f" {comparison['unit']}"
 
+    def agrees(comparison):
+        """What measured ± band has to be for the statement to hold."""
+        low, high = comparison["expected"]["low"], comparison["expected"]["high"]
+        if low is not None and high is not None:
+            return f"{low:.3g} to {high:.3g}" if low != high else ""
+        if high is not None:
+            return f"at most {high:.3g}"
+        if low is not None:
+            return f"at least {low:.3g}"
+        return {1: "> 0", -1: "< 0", 0: ""}[comparison["expected"]["direction"]]
+
     def paper(comparison):
-        value, expected = comparison["paper"], comparison["expected"]
-        if value is not None:
-            return f"{value:.3g}"
-        if expected["low"] is not None and expected["high"] is not None:
-            return f"{expected['low']:.3g} to {expected['high']:.3g}"
-        if expected["high"] is not None:
-            return f"at most {expected['high']:.3g}"
-        if expected["low"] is not None:
-            return f"at least {expected['low']:.3g}"
-        return {1: "> 0", -1: "< 0", 0: ""}[expected["direction"]]
+        value, range_of = comparison["paper"], agrees(comparison)
+        if value is None:
+            return range_of
+        return f"{value:.3g}" + (f" ({range_of})" if range_of else "")
 
     rows = []
     for comparison in claim.comparisons:
@@ -45,7 +54,17 @@ def comparisons_table(claim):
             f"{emphasis}{comparison['statement']}{emphasis}", comparison["source"], paper(comparison), measured(comparison),
             comparison["verdict"],
         ])
-    return table(["statement", "source", claim.stated_by, "measured", "verdict"], rows)
+    return table(["statement", "source", f"{claim.stated_by} (agrees where)", "measured", "verdict"], rows)
+
+
+UNITS = {"s": ((1, "s"), (1e3, "ms"), (1e6, "µs")), "B": ((1e-9, "GB"), (1e-6, "MB"), (1e-3, "kB"), (1, "B"))}
+
+
+def readable_unit(unit, values):
+    """(factor, unit) in which the middle one of the values is at least 1, e.g. (1e3, "ms")."""
+    choices = UNITS.get(unit, ((1, unit),))
+    middle = sorted(abs(value) for value in values)[len(values) // 2]
+    return next((choice for choice in choices if choice[0] * middle >= 1), choices[-1])
 
 
 def numbers_table(claim):
@@ -56,30 +75,38 @@ def numbers_table(claim):
     in_paper = {row["metric"] for row in claim.paper}
     of_paper = [metric for metric in units if metric in in_paper]
 
+    scales = {metric: readable_unit(unit, [row["value"] for row in claim.records if row["metric"] == metric]) for metric, unit in units.items()}
+
+    def named(metric):
+        unit = scales[metric][1]
+        return claim.words(metric) + (f" ({unit})" if unit not in ("1", "") else "")
+
     def title(metric, implementation):
-        words = claim.words(metric)
-        if units[metric] not in ("1", ""):
-            words += f" ({units[metric]})"
+        words = named(metric) + {"lower": " ↓", "higher": " ↑", None: ""}[claim.better(metric, units[metric])]
         return words if implementation == "lethe" else f"{words}, {implementation}"
 
     def entry(variant, length, metric, implementation):
         cell = claim.cell(variant, metric, length, implementation)
         if cell is None:
             return ""
+        factor = scales[metric][0]
         with_seeds = len(cell.values) > 1 and metric != "parameters"
-        return with_band(cell.mean, cell.stddev) if with_seeds else number(cell.mean, metric)
+        return with_band(factor * cell.mean, factor * cell.stddev) if with_seeds else number(factor * cell.mean, metric)
+
+    def of_the_paper(variant, metric):
+        value = claim.paper_value(variant, metric)
+        return "" if value is None else f"{scales[metric][0] * value:g}"
 
     rows = []
     for place, length in rows_of:
         variant = claim.variants()[place]
-        of_variant = [claim.paper_value(variant, metric) for metric in of_paper]
         rows.append([
             variant,
             length if len({length for _, length in rows_of}) > 1 else "",
-            *("" if value is None else f"{value:g}" for value in of_variant),
+            *(of_the_paper(variant, metric) for metric in of_paper),
             *(entry(variant, length, *column) for column in columns),
         ])
-    header = ["", "length", *(f"{claim.stated_by}: {claim.words(m)}" for m in of_paper), *(title(*column) for column in columns)]
+    header = ["", "length", *(f"{claim.stated_by}: {named(metric)}" for metric in of_paper), *(title(*column) for column in columns)]
     return table(header, rows)
 
 
@@ -103,9 +130,38 @@ def claim_page(claim):
     return (
         f"# {claim.certificate['title']}\n\nVerdict: **{claim.verdict}**. Headline statements are bold; "
         "± is what the noise of the measurement explains.\n\n"
-        f"![{claim.name}]({claim.name}.svg)\n\n{comparisons_table(claim)}\n## Numbers\n\n{numbers_table(claim)}\n"
-        f"± here: standard deviation over seeds. {provenance(claim)}\n"
+        f"![{claim.name}]({claim.name}.svg)\n\n{claim.caption}\n\n{comparisons_table(claim)}\n## Numbers\n\n{numbers_table(claim)}\n"
+        f"{READING} {provenance(claim)}\n"
     )
+
+
+def legend_table():
+    """What each verdict means."""
+    return table(["verdict", "when"], [[verdict, when] for verdict, when in VERDICTS.items()])
+
+
+SCALES = {
+    "smoke": "It shows that everything runs, and nothing else.",
+    "quick": "Read it for directions, not for the papers' numbers: their models have hundreds of millions of parameters.",
+    "gpu": "It lies between a laptop's minutes and the papers' own runs.",
+    "paper": "It is the papers' own.",
+}
+
+
+def scale_sentence(claims):
+    """How large the models of these claims are, and what that allows to see."""
+    words = ""
+    for scale in dict.fromkeys(claim.certificate["scale"] for claim in claims if claim.records):
+        of_scale = [claim for claim in claims if claim.certificate["scale"] == scale]
+        sizes = [row["value"] for claim in of_scale for row in claim.records if row["metric"] == "parameters"]
+        trainings = [claim.certificate.get("settings", {}).get("training", {}) for claim in of_scale]
+        tokens = [training["total_tokens"] for training in trainings if "total_tokens" in training]
+        corpora = sorted({training["corpus"] for training in trainings if "corpus" in training})
+        words += f"Scale {scale}"
+        if sizes and tokens:
+            words += f": models of up to {max(sizes):,.0f} parameters, trained on up to {max(tokens):,} tokens of {' and '.join(corpora)}"
+        words += f". {SCALES.get(scale, '')} "
+    return words.strip()
 
 
 def verdicts_table(claims, link=""):
@@ -138,7 +194,7 @@ def index(root, results):
     """results/README.md: every folder's verdicts, and its other measurements."""
     text = "# Results\n\nPages, figures and this list: by `tools/report.py` from the CSV and JSON files of these folders. Those, and logs, come from the commands\nthat each page names.\n"
     for folder in machine_folders(results):
-        claims = load_machine(root, folder)
+        claims, _ = sound_claims(root, folder, claim_page)
         text += f"\n## {folder.name}\n"
         if claims:
             text += f"\n{verdicts_table(claims, folder.name + '/')}"

@@ -25,7 +25,7 @@ class Tables(WithCheckout):
 
     def test_statements_show_paper_measured_band_and_verdict(self):
         claim = load_machine(self.checkout.root, self.checkout.machine)[0]
-        self.assertIn("| **FoX (Pro) is better than FoX (LLaMA)** | FoX Table 3 | 0.08 | 0.100 ± 0.020 nats | trend reproduced |",
+        self.assertIn("| **FoX (Pro) is better than FoX (LLaMA)** | FoX Table 3 | 0.08 (> 0) | 0.100 ± 0.020 nats | trend reproduced |",
                       comparisons_table(claim))
 
     def test_a_metric_is_called_as_its_claim_says_or_as_it_is_spelled(self):
@@ -34,7 +34,7 @@ class Tables(WithCheckout):
         self.assertEqual(claim.words("training_loss"), "training loss")
         path.write_text(path.read_text().replace("[claim]\n", '[claim]\nstated_by = "goal"\nwords.perplexity = "exp of the loss"\n'))
         table = readme_table(self.checkout.root, self.checkout.results, "m", "ablations")
-        self.assertTrue(table.startswith("|  | goal: exp of the loss | exp of the loss |"), table)
+        self.assertTrue(table.startswith("|  | goal: exp of the loss | exp of the loss ↓ |"), table)
 
     def test_claims_stand_in_the_order_of_their_folders(self):
         first = self.checkout.root / "experiments/papers/forgetting_transformer/another"
@@ -91,15 +91,15 @@ class Page(WithCheckout):
 
     def test_every_link_leads_to_an_identifier_of_the_page(self):
         text = self.page()
-        self.assertEqual(re.findall(r' id="(.*?)"', text), ["ablations", "ablations-a"])
-        self.assertEqual(re.findall(r'href="(.*?)"', text), ["#ablations", "#ablations-a"])
+        self.assertEqual(re.findall(r' id="(.*?)"', text), ["reading", "verdicts", "ablations", "figure-ablations", "ablations-a"])
+        self.assertEqual(re.findall(r'href="(.*?)"', text), ["#ablations", "#ablations", "#figure-ablations", "#ablations-a"])
 
     def test_tables_are_rendered_with_verdicts_as_badges(self):
         text = self.page()
-        self.assertIn("<td><strong>FoX (Pro) is better than FoX (LLaMA)</strong></td>", text)
-        self.assertIn("<td>8.10 ± 0.14</td>", text)
+        self.assertIn('<td data-title="statement"><strong>FoX (Pro) is better than FoX (LLaMA)</strong></td>', text)
+        self.assertIn('<td data-title="perplexity ↓">8.10 ± 0.14</td>', text)
         self.assertIn("<code>lethe run</code>", text)
-        self.assertEqual(len(re.findall(r'<span class="verdict" style="background:#\w{6}">trend reproduced</span>', text)), 3)
+        self.assertEqual(len(re.findall(r'<span class="verdict" style="background:#\w{6}">trend reproduced</span>', text)), 4)
         self.assertNotRegex(text, r"\*\*|\| |<\?xml|&lt;")
 
     def test_texts_are_escaped(self):

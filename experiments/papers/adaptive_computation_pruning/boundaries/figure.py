@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from report.style import BOUNDARY, plt
+from report.style import BOUNDARY, legend_below, plt
 
 SHOWN = 512  # rows and columns of a heat map
 
@@ -26,7 +26,7 @@ def draw_closer_look(axes, decay, boundary):
     reach = max(i - first for i, first in enumerate(boundary))
     width = int(min(length // 2, max(48, 2 * reach)))
     begin = (length - width) // 2
-    inset = axes.inset_axes([0.52, 0.52, 0.47, 0.47])
+    inset = axes.inset_axes([0.54, 0.5, 0.44, 0.44])
     draw_decay(inset, decay, boundary, begin, begin + width)
     inset.set_xticks([])
     inset.set_yticks([])
@@ -57,7 +57,7 @@ def figure(claim):
         for panel in (top, bottom):
             panel.set_xlabel("key j")
             panel.set_ylabel("query i")
-    axes[0][0].legend(loc="lower left", labelcolor="white")
+    legend_below(axes[0][0])
     figure.colorbar(image, ax=list(axes[0]), shrink=0.8, label="decay D (nats, cut at −40)")
     figure.colorbar(dots, ax=list(axes[1]), shrink=0.8, label="attention A, entries above 0.1")
     return figure

@@ -4,7 +4,7 @@ import re
 
 import numpy as np
 
-from report.style import GREY, OURS, panels
+from report.style import OURS, panels
 
 
 def heads_of(claim, metric="pruned_share"):
@@ -28,8 +28,6 @@ def figure(claim):
         panel.set_xlim(0, 100)
         panel.set_title(title)
         panel.set_xlabel("heads (%)")
-    axes[0].set_ylabel("pruned share of a head's pairs (%)")
+    axes[0].set_ylabel("pruned share of a head's pairs (%)\nglobal heads below, local heads above")
     axes[0].set_ylim(0, 100)
-    axes[0].annotate("local heads", (98, 97), ha="right", va="top", color=GREY)
-    axes[0].annotate("global heads", (98, 3), ha="right", va="bottom", color=GREY)
     return figure

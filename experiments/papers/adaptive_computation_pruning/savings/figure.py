@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from report.style import BOUNDARY, COLOURS, GREY, OURS, PAPER, colour, count_tokens, panels
+from report.style import BOUNDARY, COLOURS, GREY, OURS, PAPER, count_tokens, legend_below, look, panels
 
 
 def figure(claim):
-    figure, [[shares, gains, losses]] = panels(3, width=14, height=4.2)
+    figure, [[shares, gains, losses]] = panels(3, width=14, height=5.2)
     lengths = claim.lengths("pruned_share")
     with_acp = "FoX (Pro) with ACP"
     places = np.arange(len(lengths))
@@ -21,9 +21,9 @@ def figure(claim):
     shares.set_ylabel("pruned share of the causal pairs (%)")
     shares.set_xlabel("context length")
     shares.set_title("What is pruned")
-    shares.legend()
+    legend_below(shares, 1)
 
-    for offset, metric, label, shade in ((-0.2, "operator_speedup", "attention alone", COLOURS[2]),
+    for offset, metric, label, shade in ((-0.2, "operator_speedup", "attention alone", COLOURS[4]),
                                          (0.2, "training_step_speedup", "whole training step", OURS)):
         values = [100 * (claim.cell(with_acp, metric, length).mean - 1) for length in lengths]
         drawn = gains.bar(places + offset, values, width=0.38, color=shade, label=label)
@@ -34,14 +34,14 @@ def figure(claim):
     gains.set_ylabel("gain in throughput (%)")
     gains.set_xlabel("context length")
     gains.set_title("What that saves (forward and backward)")
-    gains.legend()
+    legend_below(gains, 1)
 
     for variant in (with_acp, "FoX (Pro) without ACP"):
         x, values = claim.curve("training_loss", variant)
-        losses.plot(x, values, color=colour(variant), label=variant, linestyle="-" if variant == with_acp else "--")
+        losses.plot(x, values, label=variant, **look(variant))
     count_tokens(losses)
     losses.set_xlabel("training tokens")
     losses.set_ylabel("training loss (nats)")
     losses.set_title(f"Training with and without, context {lengths[-1]}")
-    losses.legend()
+    legend_below(losses, 1)
     return figure

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from report.style import BOUNDARY, COLOURS, GREY, plt
+from report.style import BOUNDARY, COLOURS, GREY, MARKERS, legend_below, plt
 
 LEAST = 1e-18  # what is drawn for a difference of exactly zero
 DEEPEST = -20  # nats of D that the colours tell apart
@@ -28,8 +28,7 @@ def draw_differences(panel, claim, metric, limit, title):
     for place, form in enumerate(forms):
         cells = [(i, claim.cell(variant, metric, implementation=form)) for i, variant in enumerate(variants)]
         shown = [(max(cell.mean, LEAST), i) for i, cell in cells if cell]
-        panel.scatter(*zip(*shown), s=18, color=COLOURS[place % len(COLOURS)], label=form, marker="o" if form == "parallel" else "|",
-                      zorder=3)
+        panel.scatter(*zip(*shown), s=16, color=COLOURS[place % len(COLOURS)], label=form, marker=MARKERS[place % len(MARKERS)], zorder=3)
     panel.axvline(limit, color=BOUNDARY, linewidth=1.2)
     panel.annotate("budget", (limit, 1), xycoords=("data", "axes fraction"), xytext=(-3, -8), textcoords="offset points", ha="right",
                    fontsize=7, color=GREY)
@@ -42,8 +41,8 @@ def draw_differences(panel, claim, metric, limit, title):
 
 def figure(claim):
     heads = list(dict.fromkeys(point["variant"] for point in claim.points))
-    figure = plt.figure(figsize=(13, 3.6 * len(heads) + 4.4))
-    pictures, differences = figure.subfigures(2, 1, height_ratios=[3.6 * len(heads), 4.4])
+    figure = plt.figure(figsize=(13, 3.6 * len(heads) + 4.8))
+    pictures, differences = figure.subfigures(2, 1, height_ratios=[3.6 * len(heads), 4.8])
     axes = pictures.subplots(len(heads), 3, squeeze=False)
     for row, head in enumerate(heads):
         product, decay, weights = matrices(claim, head)
@@ -60,5 +59,5 @@ def figure(claim):
     in_double, in_float = differences.subplots(1, 2, sharey=True)
     draw_differences(in_double, claim, "difference", 1e-12, "Double precision")
     draw_differences(in_float, claim, "single_precision_difference", 1e-5, "Single precision")
-    in_double.legend(loc="center right")
+    legend_below(in_double, 4)
     return figure

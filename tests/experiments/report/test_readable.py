@@ -1,0 +1,212 @@
+"""What a reader of the report needs: captions, legends beside the data, marks on cut bars, colours that everybody tells apart, own trainings."""
+
+import itertools
+import json
+import math
+import unittest
+
+from checkout import SOURCE, WithCheckout  # first: it finds tools/report
+from report.curves import smoothed_over_positions
+from report.markdown import with_band
+from report.results import VERDICTS, load_machine
+from report.style import COLOURS, DASHES, VERDICT_COLOURS, bars_within, panels, plt
+from report.tables import legend_table, numbers_table, readable_unit, scale_sentence
+
+# Machado, Oliveira and Fernandes 2009, severity 1: linear RGB as protanopes, deuteranopes and tritanopes see it.
+BLINDNESS = {
+    "protanopia": ((0.152286, 1.052583, -0.204868), (0.114503, 0.786281, 0.099216), (-0.003882, -0.048116, 1.051998)),
+    "deuteranopia": ((0.367322, 0.860646, -0.227968), (0.280085, 0.672501, 0.047413), (-0.011820, 0.042940, 0.968881)),
+    "tritanopia": ((1.255528, -0.076749, -0.178779), (-0.078411, 0.930809, 0.147602), (0.004733, 0.691367, 0.303900)),
+}
+
+
+def linear(colour):
+    channels = [int(colour[i:i + 2], 16) / 255 for i in (1, 3, 5)]
+    return [value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4 for value in channels]
+
+
+def luminance(rgb):
+    return sum(weight * value for weight, value in zip((0.2126, 0.7152, 0.0722), rgb))
+
+
+def lab(rgb):
+    """CIE L*a*b* of linear sRGB, D65."""
+    rows = ((0.4124, 0.3576, 0.1805), (0.2126, 0.7152, 0.0722), (0.0193, 0.1192, 0.9505))
+    xyz = [sum(a * max(0.0, min(1.0, b)) for a, b in zip(row, rgb)) / white for row, white in zip(rows, (0.9505, 1, 1.089))]
+    x, y, z = (t ** (1 / 3) if t > 0.008856 else 7.787 * t + 16 / 116 for t in xyz)
+    return 116 * y - 16, 500 * (x - y), 200 * (y - z)
+
+
+class Colours(unittest.TestCase):
+    def test_the_first_of_the_palette_differ_in_any_colour_blindness(self):
+        for name, matrix in BLINDNESS.items():
+            seen = [lab([sum(a * b for a, b in zip(row, linear(colour))) for row in matrix]) for colour in COLOURS]
+            for (i, a), (j, b) in itertools.combinations(enumerate(seen), 2):
+                self.assertGreater(math.dist(a, b), 10, f"{COLOURS[i]} and {COLOURS[j]} in {name}")
+
+    def test_every_verdict_has_a_badge_with_contrast(self):
+        self.assertEqual(set(VERDICT_COLOURS), set(VERDICTS))
+        for colour in VERDICT_COLOURS.values():
+            self.assertGreaterEqual(1.05 / (luminance(linear(colour)) + 0.05), 4.5)
+
+    def test_dashes_are_all_different(self):
+        self.assertEqual(len(set(DASHES)), len(DASHES))
+
+
+class Figures(unittest.TestCase):
+    """Every figure of the committed results, drawn once."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.figures = {}
+        for claim in load_machine(SOURCE, SOURCE / "results" / "intel-xeon-2-cores"):
+            cls.figures[claim.name] = claim.figure()
+            cls.figures[claim.name].draw_without_rendering()
+        cls.addClassCleanup(plt.close, "all")
+
+    def axes(self):
+        for name, figure in self.figures.items():
+            for axes in figure.get_axes():
+                yield name, figure, axes
+
+    def test_have_no_legend_over_data_or_text(self):
+        for name, figure in self.figures.items():
+            legends = [axes.get_legend() for axes in figure.get_axes() if axes.get_legend()] + figure.legends
+            for legend in legends:
+                box = legend.get_window_extent().padded(-1)
+                for axes in figure.get_axes():
+                    self.assertFalse(box.overlaps(axes.get_window_extent()), f"{name}: a legend is over {axes.get_title('left')}")
+                    for text in [axes.xaxis.label, axes.yaxis.label, *axes.get_xticklabels(), *axes.get_yticklabels()]:
+                        if text.get_text() and text.get_visible():
+                            self.assertFalse(box.overlaps(text.get_window_extent()), f"{name}: a legend is over '{text.get_text()}'")
+
+    def test_have_no_bar_beyond_their_axis(self):
+        for name, _, axes in self.axes():
+            for bars in axes.containers:
+                low, high = sorted(axes.get_xlim() if bars.orientation == "horizontal" else axes.get_ylim())
+                for bar in bars:
+                    ends = (bar.get_x(), bar.get_x() + bar.get_width()) if bars.orientation == "horizontal" else (bar.get_y(), bar.get_y() + bar.get_height())
+                    self.assertTrue(all(low - 1e-9 <= end <= high + 1e-9 for end in ends if end == end), f"{name}: {ends} beyond {low} … {high}")
+
+    def test_tell_lines_apart_without_colour(self):
+        for name, _, axes in self.axes():
+            lines = [line for line in axes.get_lines() if not line.get_label().startswith("_") and len(line.get_xdata())]
+            looks = [(str(line._unscaled_dash_pattern), line.get_marker(), line.get_markerfacecolor() == "white") for line in lines]
+            self.assertEqual(len(set(looks)), len(looks), f"{name}: {axes.get_title('left')}: {[line.get_label() for line in lines]}")
+
+    def test_have_positions_on_a_logarithmic_axis(self):
+        seen = 0
+        for name, _, axes in self.axes():
+            if axes.get_xlabel() in ("position i", "context length l"):
+                seen += 1
+                self.assertEqual(axes.get_xscale(), "log", name)
+        self.assertGreaterEqual(seen, 5)
+
+    def test_show_what_one_should_see(self):
+        for claim in load_machine(SOURCE, SOURCE / "results" / "intel-xeon-2-cores"):
+            self.assertGreater(len(claim.caption), 60, claim.name)
+
+
+class Numbers(WithCheckout):
+    def claim(self):
+        return load_machine(self.checkout.root, self.checkout.machine)[0]
+
+    def test_a_bar_that_is_cut_has_a_mark_and_its_value(self):
+        figure, [[axes]] = panels(1)
+        self.addCleanup(plt.close, figure)
+        bars_within(axes, range(3), [0.5, 7.25, -3.0], -1, 2)
+        self.assertEqual([bar.get_width() for bar in axes.patches], [0.5, 2, -1])
+        self.assertEqual([text.get_text() for text in axes.texts if text.get_gid() == "cut"], ["7.25", "-3.00"])
+        self.assertEqual(len(axes.get_lines()), 4)  # two strokes a cut
+
+    def test_smoothing_over_positions_keeps_the_beginning(self):
+        self.assertEqual(smoothed_over_positions([8.0, 4.0, 2.0, 1.0]), [8.0, 4.0, 2.0, 1.0])
+        self.assertAlmostEqual(smoothed_over_positions([0.0] * 15 + [5.0] + [0.0] * 15)[15], 1.0)
+
+    def test_units_fit_their_values(self):
+        self.assertEqual(readable_unit("s", [0.0021, 0.0035, 0.5]), (1e3, "ms"))
+        self.assertEqual(readable_unit("B", [3e7, 4e7, 1e8]), (1e-6, "MB"))
+        self.assertEqual(readable_unit("nats", [0.001]), (1, "nats"))
+
+    def test_a_zero_has_no_sign(self):
+        self.assertEqual(with_band(-0.001, 0.12), "0.00 ± 0.12")
+        self.assertEqual(with_band(-0.02, 0.012), "-0.020 ± 0.012")
+
+    def test_tables_say_which_direction_is_better(self):
+        path = self.checkout.root / "experiments/papers/forgetting_transformer/ablations/config.toml"
+        self.assertIn("| perplexity ↓ |", numbers_table(self.claim()))
+        path.write_text(path.read_text().replace("[claim]\n", '[claim]\nbetter.perplexity = "higher"\n'))
+        self.assertIn("| perplexity ↑ |", numbers_table(self.claim()))
+
+    def test_the_page_explains_verdicts_and_scale(self):
+        for verdict in VERDICTS:
+            self.assertIn(f"| {verdict} |", legend_table())
+        self.assertRegex(scale_sentence([self.claim()]), r"^Scale quick\. Read it for directions")
+        committed = load_machine(SOURCE, SOURCE / "results" / "intel-xeon-2-cores")
+        self.assertRegex(scale_sentence(committed), r"models of up to [\d,]+ parameters, trained on up to [\d,]+ tokens of bible")
+
+
+def write_training(root, name, label="", machine="m", losses=(3.0, 2.0, 1.5), **done):
+    folder = root / "artefacts" / "models" / name
+    folder.mkdir(parents=True)
+    (folder / "run.json").write_text(json.dumps({"label": label, "model": {"layers": 2, "width": 64, "mixer": {"name": "attention"}},
+                                                 "training": {"corpus": "bible", "total_tokens": 300}}))
+    (folder / "log.jsonl").write_text("".join(json.dumps({"step": i, "tokens": 100 * (i + 1), "loss": loss}) + "\n" for i, loss in enumerate(losses)))
+    (folder / "done.json").write_text(json.dumps({"validation_loss": 1.75, "diverged": None, "time": "2026-01-02T00:00:00Z", "machine": {"name": machine}} | done))
+    return folder
+
+
+class Trainings(WithCheckout):
+    def setUp(self):
+        super().setUp()
+        # A figure for the checkout's claim, which has too few rows for its own.
+        (self.checkout.root / "experiments/papers/forgetting_transformer/ablations/figure.py").write_text(
+            "from report.style import panels\n\n\ndef figure(claim):\n    return panels(1)[0]\n")
+
+    def report(self):
+        result = self.checkout.run("report.py")
+        return result, (self.checkout.machine / "report.html").read_text()
+
+    def test_of_ones_own_are_in_the_report_and_those_of_claims_are_not(self):
+        write_training(self.checkout.root, "aaaa", "my first model")
+        write_training(self.checkout.root, "bbbb")
+        certificate = self.checkout.machine / "ablations.json"
+        certificate.write_text(json.dumps(json.loads(certificate.read_text()) | {"runs": [{"label": "FoX", "artefact": "bbbb"}]}))
+        result, page = self.report()
+        self.assertEqual((result.returncode, result.stderr), (0, ""))
+        self.assertIn("my first model (aaaa)", page)  # in the legend of the figure
+        self.assertIn("1.750", page)
+        self.assertNotIn("bbbb", page)
+        self.assertFalse(list(self.checkout.results.rglob("trainings*")), "own trainings leave nothing beside the committed results")
+
+    def test_without_any_results_are_a_report(self):
+        write_training(self.checkout.root, "aaaa", "alone", machine="another-machine")
+        for path in self.checkout.machine.iterdir():
+            path.unlink()
+        (self.checkout.root / "README.md").unlink()
+        self.assertEqual(self.checkout.run("report.py").returncode, 0)
+        self.assertIn("alone", (self.checkout.results / "another-machine" / "report.html").read_text())
+
+    def test_that_are_damaged_are_named_and_the_rest_goes_on(self):
+        write_training(self.checkout.root, "aaaa", "whole")
+        (write_training(self.checkout.root, "cccc") / "run.json").write_text("{")
+        (write_training(self.checkout.root, "dddd") / "log.jsonl").write_text('{"step": 0}\nno JSON\n{"step": 2}\n')
+        result, page = self.report()
+        self.assertEqual(result.returncode, 1)
+        for text in (result.stderr, page):
+            self.assertIn("cccc/run.json: expected JSON", text)
+            self.assertIn("dddd/log.jsonl, line 2: expected JSON", text)
+        self.assertIn("whole (aaaa)", page)
+        self.assertNotIn("Traceback", result.stderr)
+
+    def test_with_a_log_that_a_kill_cut_are_read(self):
+        folder = write_training(self.checkout.root, "aaaa", "killed")
+        with open(folder / "log.jsonl", "a") as log:
+            log.write('{"step": 3, "tok')
+        result, page = self.report()
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertIn("killed (aaaa)", page)
+
+
+if __name__ == "__main__":
+    unittest.main()

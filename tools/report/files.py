@@ -1,0 +1,42 @@
+"""Files that are whole or absent."""
+
+import json
+from pathlib import Path
+
+
+class BadResult(Exception):
+    """A file of results or of a training that isn't what it should be; says which and why."""
+
+
+def write_whole(path, content):
+    """Writes text or bytes beside the place and renames, and only what changed. What is no regular file, as /dev/stdout, is written into."""
+    path, content = Path(path), content.encode() if isinstance(content, str) else content
+    if path.exists() and not path.is_file():
+        path.write_bytes(content)
+    elif not path.exists() or path.read_bytes() != content:
+        draft = path.with_name(path.name + ".new")
+        try:
+            draft.write_bytes(content)
+            draft.replace(path)
+        except BaseException:
+            draft.unlink(missing_ok=True)
+            raise
+
+
+def read_json(path, members=()):
+    """The object in a file, with these members.
+
+    throws  BadResult naming the file where it is no JSON object, or a member is absent
+    """
+    try:
+        content = json.loads(Path(path).read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise BadResult(f"{path}: expected JSON, found {error}") from None
+    except OSError as error:
+        raise BadResult(f"{path}: expected a file, found {error.strerror}") from None
+    if not isinstance(content, dict):
+        raise BadResult(f"{path}: expected a JSON object, found {type(content).__name__}")
+    for name in members:
+        if name not in content:
+            raise BadResult(f"{path}: expected {name}, found none")
+    return content

@@ -1,0 +1,124 @@
+"""The trained models of artefacts/models: what report.html and tools/plot.py show of them."""
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from report.curves import smoothed
+from report.files import BadResult, read_json
+from report.markdown import number, table
+
+
+@dataclass
+class Training:
+    folder: Path
+    run: dict  # run.json
+    done: dict  # done.json; empty for a training without an end
+    log: list  # the lines of log.jsonl
+
+    @property
+    def name(self):
+        return self.folder.name
+
+    @property
+    def title(self):
+        return f"{self.run['label']} ({self.name[:8]})" if self.run.get("label") else self.name
+
+    def curve(self, quantity="loss"):
+        """Tokens seen and values of a quantity, of the lines that have it."""
+        lines = [line for line in self.log if is_number(line.get(quantity)) and is_number(line.get("tokens"))]
+        return [line["tokens"] for line in lines], [line[quantity] for line in lines]
+
+    @property
+    def state(self):
+        if isinstance(self.done.get("diverged"), str):
+            return f"failed: {self.done['diverged']}"
+        return "finished" if self.done else "not finished"
+
+    @property
+    def loss(self):
+        """In nats, of validation."""
+        return self.done["validation_loss"] if is_number(self.done.get("validation_loss")) else math.nan
+
+
+def is_number(value):
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def read_log(path):
+    """The lines of log.jsonl; a last one that is cut, as by a kill, is left out."""
+    if not path.exists():
+        return []
+    texts = path.read_bytes().split(b"\n")
+    log = []
+    for number_of, text in enumerate(texts, start=1):
+        try:
+            line = json.loads(text) if text.strip() else {}
+        except (ValueError, RecursionError) as error:
+            if number_of == len(texts):
+                break
+            raise BadResult(f"{path}, line {number_of}: expected JSON, found {error}") from None
+        if not isinstance(line, dict):
+            raise BadResult(f"{path}, line {number_of}: expected a JSON object, found {type(line).__name__}")
+        log.append(line)
+    return log
+
+
+def read_training(folder):
+    """throws  BadResult naming the file that isn't what it should be"""
+    run = read_json(folder / "run.json", ("model", "training"))
+    for part in ("model", "training"):
+        if not isinstance(run[part], dict):
+            raise BadResult(f"{folder / 'run.json'}: {part}: expected a JSON object, found {type(run[part]).__name__}")
+    done = read_json(folder / "done.json") if (folder / "done.json").exists() else {}
+    return Training(folder, run, done, read_log(folder / "log.jsonl"))
+
+
+def sound_trainings(models):
+    """(the trainings below a folder by name, a line on each damaged one)"""
+    trainings, faults = [], []
+    for folder in sorted(path for path in models.glob("*") if path.is_dir()):
+        try:
+            trainings.append(read_training(folder))
+        except (BadResult, OSError) as error:
+            faults.append(str(error))
+    return trainings, faults
+
+
+def trainings_table(trainings):
+    rows = []
+    for training in trainings:
+        model, options = training.run["model"], training.run["training"]
+        mixers = model.get("mixer", {}) if isinstance(model.get("mixer"), list) else [model.get("mixer", {})]
+        tokens, losses = training.curve()
+        rows.append([
+            f"`{training.name}`", training.run.get("label", ""), training.state,
+            " ".join(str(mixer.get("name", "?")) for mixer in mixers if isinstance(mixer, dict)),
+            f"{model.get('layers', '?')} × {model.get('width', '?')}", str(options.get("corpus", "?")),
+            f"{tokens[-1] if tokens else 0:,}", number(losses[-1]) if losses else "", number(training.loss),
+            str(training.done.get("time", ""))[:10],
+        ])
+    return table(["model", "label", "state", "mixer", "layers × width", "corpus", "tokens", "last training loss (nats) ↓", "validation loss (nats) ↓", "date"],
+                 [[cell.replace("|", "\\|") for cell in row] for row in rows])
+
+
+def draw_trainings(trainings):
+    """Training losses over the tokens seen, smoothed over a fiftieth of each curve; validation losses as points."""
+    from report.style import COLOURS, count_tokens, legend_below, look, panels
+
+    figure, [[axes]] = panels(1, width=9, height=4.6 + 0.1 * len(trainings))
+    for place, training in enumerate(trainings):
+        tokens, losses = training.curve()
+        style = look("", place)
+        axes.plot(tokens, smoothed(losses, max(1, len(losses) // 50 | 1)), label=training.title, **style)
+        seen, validation = training.curve("validation_loss")
+        if not seen and tokens and math.isfinite(training.loss):
+            seen, validation = [tokens[-1]], [training.loss]
+        axes.plot(seen, validation, "o", color=style["color"], markersize=5, markeredgecolor="white")
+    axes.plot([], [], "o", color=COLOURS[-1], label="validation")
+    count_tokens(axes)
+    axes.set_xlabel("training tokens")
+    axes.set_ylabel("loss (nats), lower is better")
+    legend_below(axes)
+    return figure

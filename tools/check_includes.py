@@ -4,6 +4,8 @@
 usage: tools/check_includes.py [root]     exit status 1 where there is one
 """
 
+import one_line_errors  # noqa: F401  (first: an error is one line)
+
 import pathlib
 import re
 import sys
@@ -87,6 +89,9 @@ def violations(root: pathlib.Path):
 
 def main() -> int:
     root = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else pathlib.Path(__file__).parent.parent).resolve()
+    if not (root / "CMakeLists.txt").is_file():
+        print(f"check_includes: root: expected a checkout, found {root}", file=sys.stderr)
+        return 2
     found = list(violations(root))
     for line in found:
         print(line)

@@ -8,6 +8,8 @@ local memory more often, or has its exponentials moved out from under the produc
 product whatever ptxas reports (C7510 to C7518), by an arrival of its own. Exits with 77, which ctest counts as skipped, without
 cuobjdump and where VERSION, of the nvcc that built the library, is not the one whose budgets these are.
 """
+import one_line_errors  # noqa: F401  (first: an error is one line)
+
 import argparse
 import os
 import pathlib

@@ -10,15 +10,17 @@
 Prints a line for each fault and exits with 1 where there is one.
 """
 
+import one_line_errors  # noqa: F401  (first: an error is one line)
+
 import argparse
 import hashlib
-import json
 import sys
 from pathlib import Path
 
 from report.benchmarks import benchmark_files, benchmark_page
-from report.results import COLUMNS, POINT_COLUMNS, BadResult, load_machine, machine_folders, read_table
-from report.tables import UnknownTable, claim_page, index, readmes, with_tables
+from report.files import BadResult, folder, read_json
+from report.results import COLUMNS, POINT_COLUMNS, fault, machine_folders, read_table, sound_claims
+from report.tables import UnknownTable, claim_page, index, readmes, use, with_tables
 from report.throughput import throughput_data, throughput_page
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -37,7 +39,11 @@ def faults_of_files(folder):
         if not certificate.exists():
             yield f"{path}: expected its certificate {certificate.name}, found none"
             continue
-        members = json.loads(certificate.read_text())
+        try:
+            members = read_json(certificate)
+        except BadResult as error:
+            yield str(error)
+            continue
         for name in CERTIFIED:
             if name not in members:
                 yield f"{certificate}: expected {name}, found none"
@@ -46,7 +52,11 @@ def faults_of_files(folder):
 def stale_data(root, claim):
     """A claim that judged another file of measurements than there is now."""
     name = claim.certificate.get("settings", {}).get("data")
-    if name and hashlib.sha256((root / name).read_bytes()).hexdigest() != claim.certificate["dataset"]["content"]:
+    if not name:
+        return
+    if not (root / name).is_file():
+        yield f"{claim.folder / claim.name}.json: expected {name}, which it judges, found none"
+    elif hashlib.sha256((root / name).read_bytes()).hexdigest() != claim.certificate["dataset"]["content"]:
         yield f"{claim.folder / claim.name}.json: judges another {name} than there is; run lethe run {claim.name}"
 
 
@@ -65,15 +75,17 @@ def faults(root, results):
         yield from of_files
         return
     for folder in folders:
-        for claim in load_machine(root, folder):
+        claims, damaged = sound_claims(root, folder, use)
+        yield from damaged
+        for claim in claims:
             yield from difference(folder / f"{claim.name}.md", claim_page(claim))
             yield from stale_data(root, claim)
         for files, page in ((benchmark_files(folder), benchmark_page), (throughput_data(folder), throughput_page)):
             for path in files:
                 try:
                     yield from difference(path.with_suffix(".md"), page(path))
-                except BadResult as error:
-                    yield str(error)
+                except Exception as error:  # noqa: BLE001 (any damage)
+                    yield fault(path, error)
     if folders:
         yield from difference(results / "README.md", index(root, results))
     for path in readmes(root):
@@ -85,8 +97,8 @@ def faults(root, results):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--root", type=Path, default=ROOT, help="the checkout (default: the one that holds this script)")
-    parser.add_argument("--results", type=Path, help="the folder of results (default: results in the checkout)")
+    parser.add_argument("--root", type=folder, default=ROOT, help="the checkout (default: the one that holds this script)")
+    parser.add_argument("--results", type=folder, help="the folder of results (default: results in the checkout)")
     arguments = parser.parse_args()
     found = list(faults(arguments.root, arguments.results or arguments.root / "results"))
     for fault in found:

@@ -15,6 +15,8 @@ Writes <output>/attention_throughput.csv, and .json with where the numbers come 
 (length, head dim, gate) that is there already stays until it is measured again, as a whole, and its run's certificate with it.
 tools/report.py makes page and figures.
 """
+import one_line_errors  # noqa: F401  (first: an error is one line)
+
 import argparse
 import importlib.metadata
 import math

@@ -34,8 +34,13 @@ def tell(kind, error, trace):
         print("interrupted", file=sys.stderr)
     elif not issubclass(kind, BrokenPipeError):
         print(f"{Path(sys.argv[0]).stem}: {words(kind, error, trace)}", file=sys.stderr)
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:  # nobody reads it any more
+            pass
     os._exit(130 if issubclass(kind, KeyboardInterrupt) else 141 if issubclass(kind, BrokenPipeError) else 1)
 
 
-sys.excepthook = tell
+if Path(sys.argv[0]).resolve().parent == HERE:  # a tool, and not a test that imports one
+    sys.excepthook = tell

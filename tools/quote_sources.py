@@ -10,12 +10,16 @@ usage: tools/quote_sources.py [--check] [--root FOLDER]
 Without --check every quote is written anew; with it, each one that differs is printed and the exit status is 1.
 """
 
+import one_line_errors  # noqa: F401  (first: an error is one line)
+
 import argparse
 import os
 import re
 import sys
 import textwrap
 from pathlib import Path
+
+from report.files import folder
 
 ROOT = Path(__file__).resolve().parent.parent
 MARKER = re.compile(r"(<!-- code:(?P<file>[\w./-]+):(?P<part>\w+) -->\n)(?P<body>.*?)(<!-- /code -->)", re.DOTALL)
@@ -80,7 +84,7 @@ def rewrite(root):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 where a quote differs")
-    parser.add_argument("--root", type=Path, default=ROOT, help="the checkout (default: the one that holds this script)")
+    parser.add_argument("--root", type=folder, default=ROOT, help="the checkout (default: the one that holds this script)")
     arguments = parser.parse_args()
     try:
         if not arguments.check:

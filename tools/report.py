@@ -22,30 +22,13 @@ import sys
 from pathlib import Path
 
 from report.benchmarks import benchmark_files, benchmark_page
-from report.files import BadResult, write_whole
-from report.results import fault, machine_folders, sound_claims
-from report.tables import UnknownTable, claim_page, index, readmes, with_tables
+from report.files import BadResult, folder, write_whole
+from report.results import Faults, machine_folders, sound_claims
+from report.tables import UnknownTable, claim_page, index, readmes, use, with_tables
 from report.throughput import figure_name, throughput_data, throughput_page
 from report.trainings import draw_trainings, sound_trainings, trainings_table
 
 ROOT = Path(__file__).resolve().parent.parent
-
-
-class Faults(list):
-    """Lines on what is damaged. `with faults.of(path):` adds one where the block throws, and goes on after it."""
-
-    def of(self, path):
-        self.path = path
-        return self
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, kind, error, trace):
-        if error is None or not isinstance(error, Exception):
-            return False
-        self.append(fault(self.path, error))
-        return True
 
 
 def throughput_part(data, faults):
@@ -85,7 +68,7 @@ def own_trainings(root, folders, faults):
     """The trainings that no claim asked for, by the machine that trained them."""
     trainings, damaged = sound_trainings(root / "artefacts" / "models")
     faults.extend(damaged)
-    asked = {run.get("artefact") for folder in folders for claim in sound_claims(root, folder)[0] for run in claim.certificate.get("runs", [])}
+    asked = {run.get("artefact") for folder in folders for claim in sound_claims(root, folder, use)[0] for run in claim.certificate.get("runs", [])}
     own = {}
     for training in trainings:
         if training.name not in asked and training.log:
@@ -109,7 +92,7 @@ def make_folder(root, folder, own, faults):
     from report.page import page
     from report.style import save  # matplotlib starts slowly, and --tables doesn't need it
 
-    claims, damaged = sound_claims(root, folder, claim_page)
+    claims, damaged = sound_claims(root, folder, use)
     faults.extend(damaged)
     for claim in claims:
         with faults.of(claim.home / "figure.py"):
@@ -156,8 +139,8 @@ def rewrite_tables(root, results):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tables", action="store_true", help="only rewrite the tables in README files: fast, no figures")
-    parser.add_argument("--root", type=Path, default=ROOT, help="the checkout (default: the one that holds this script)")
-    parser.add_argument("--results", type=Path, help="the folder of results (default: results in the checkout)")
+    parser.add_argument("--root", type=folder, default=ROOT, help="the checkout (default: the one that holds this script)")
+    parser.add_argument("--results", type=folder, help="the folder of results (default: results in the checkout)")
     arguments = parser.parse_args()
     results = arguments.results or arguments.root / "results"
     faults = [] if arguments.tables else make_pages(arguments.root, results)

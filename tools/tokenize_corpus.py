@@ -9,6 +9,8 @@
 Exit status: 0 done, 1 failed run, 2 wrong call; what was wrong is one line on standard error.
 """
 
+import one_line_errors  # noqa: F401  (first: an error is one line)
+
 import argparse
 import hashlib
 import itertools

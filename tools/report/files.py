@@ -1,11 +1,19 @@
 """Files that are whole or absent."""
 
+import argparse
 import json
 from pathlib import Path
 
 
 class BadResult(Exception):
     """A file of results or of a training that isn't what it should be; says which and why."""
+
+
+def folder(text):
+    """The type of an option that names an existing folder."""
+    if not Path(text).is_dir():
+        raise argparse.ArgumentTypeError(f"expected a folder, found {text}")
+    return Path(text)
 
 
 def write_whole(path, content):

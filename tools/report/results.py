@@ -140,8 +140,13 @@ class Claim:
         return list(sums), [mean(values) for values in sums.values()]
 
 
+CHECKOUT = Path(__file__).resolve().parents[2]
+
+
 def claim_folder(root, certificate):
-    return root / "experiments" / "papers" / certificate["experiment"] / certificate["claim"]
+    """The claim's folder, of `root` where that is a checkout, else of the one that holds this file."""
+    papers = next(papers for base in (root, CHECKOUT) if (papers := base / "experiments" / "papers").is_dir() or base == CHECKOUT)
+    return papers / certificate["experiment"] / certificate["claim"]
 
 
 CERTIFICATE = ("experiment", "title", "verdict", "scale", "dataset", "commit", "dirty", "command_line", "time", "machine", "versions")
@@ -192,6 +197,24 @@ def fault(path, error):
     return text if isinstance(error, BadResult) else f"{path}: expected a result, found {type(error).__name__} {text}"
 
 
+class Faults(list):
+    """Lines on what is damaged. `with faults.of(path):` adds one where the block throws, and goes on after it."""
+
+    def of(self, path):
+        self.path = path
+        return self
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, trace):
+        if error is None or not isinstance(error, Exception):
+            return False
+        if not any(line.startswith(f"{self.path}:") for line in self):  # once a file
+            self.append(fault(self.path, error))
+        return True
+
+
 def sound_claims(root, folder, use=lambda claim: None):
     """(the claims of one results folder, in the order that their folders give; a line on each of the others)
 
@@ -203,7 +226,7 @@ def sound_claims(root, folder, use=lambda claim: None):
             claim = load_claim(root, path)
             if claim:
                 use(claim)
-                claims.append((claim.about["order"], claim.name, claim))
+                claims.append((float(claim.about["order"]), claim.name, claim))
         except Exception as error:  # noqa: BLE001 (any damage)
             faults.append(fault(path, error))
     return [claim for *_, claim in sorted(claims, key=lambda row: row[:2])], faults

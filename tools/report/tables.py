@@ -190,11 +190,16 @@ def papers_table(claims, link=""):
     return table(["paper", "claims", "single statements"], rows)
 
 
+def use(claim):
+    """Everything that the pages make of a claim, to see whether it can be made."""
+    claim_page(claim), verdicts_table([claim]), papers_table([claim]), scale_sentence([claim])
+
+
 def index(root, results):
     """results/README.md: every folder's verdicts, and its other measurements."""
     text = "# Results\n\nPages, figures and this list: by `tools/report.py` from the CSV and JSON files of these folders. Those, and logs, come from the commands\nthat each page names.\n"
     for folder in machine_folders(results):
-        claims, _ = sound_claims(root, folder, claim_page)
+        claims, _ = sound_claims(root, folder, use)
         text += f"\n## {folder.name}\n"
         if claims:
             text += f"\n{verdicts_table(claims, folder.name + '/')}"
@@ -239,7 +244,9 @@ def with_tables(text, root, results):
 
 
 def readmes(root):
-    """The README files of the checkout that hold a marker."""
+    """The README files of a checkout that hold a marker; none of a folder that is no checkout."""
+    if not (root / "experiments" / "papers").is_dir():
+        return
     for folder, folders, files in os.walk(root):
         folders[:] = sorted(name for name in folders if name not in UNSEARCHED)
         for name in files:

@@ -93,7 +93,7 @@ def trainings_table(trainings):
         mixers = model.get("mixer", {}) if isinstance(model.get("mixer"), list) else [model.get("mixer", {})]
         tokens, losses = training.curve()
         rows.append([
-            f"`{training.name}`", training.run.get("label", ""), training.state,
+            f"`{training.name}`", str(training.run.get("label", "")), training.state,
             " ".join(str(mixer.get("name", "?")) for mixer in mixers if isinstance(mixer, dict)),
             f"{model.get('layers', '?')} × {model.get('width', '?')}", str(options.get("corpus", "?")),
             f"{tokens[-1] if tokens else 0:,}", number(losses[-1]) if losses else "", number(training.loss),

@@ -41,6 +41,7 @@ int main(int argc, char** argv) {
       "  lethe report                                  tables, plots and the page of results\n"
       "  lethe train --tokens 1000000                  train a small FoX (Pro) on the Bible\n"
       "  lethe evaluate 3f2a 77ab                      models side by side: loss, perplexity, bits per byte, L(i)\n"
+      "  lethe plot 3f2a 77ab                          their loss curves as SVG\n"
       "  lethe describe --size 760m                    parameters, FLOPs and memory of the papers' largest model\n"
       "lethe COMMAND --help tells more. Exit status: 0 done, 1 failed, 2 wrong call.");
   app.add_option("--root", place.root, "The checkout, with artefacts/ and results/ below it")
@@ -55,8 +56,9 @@ int main(int argc, char** argv) {
     place.root = std::filesystem::absolute(place.root);
     if (place.threads > 0) at::set_num_threads(place.threads);
   });
-  for (auto add : {lethe::add_list, lethe::add_run, lethe::add_report, lethe::add_train, lethe::add_convert,
-                   lethe::add_evaluate, lethe::add_export, lethe::add_generate, lethe::add_describe, lethe::add_bench, lethe::add_data})
+  for (auto add : {lethe::add_list, lethe::add_run, lethe::add_report, lethe::add_plot, lethe::add_train,
+                   lethe::add_convert, lethe::add_evaluate, lethe::add_export, lethe::add_generate, lethe::add_describe,
+                   lethe::add_bench, lethe::add_data})
     add(app, place);
 
   try {

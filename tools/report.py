@@ -64,30 +64,32 @@ def measurement_parts(root, folder, claims, faults):
     return parts
 
 
-def own_trainings(root, folders, faults):
+def own_trainings(root, models, folders, faults):
     """The trainings that no claim asked for, by the machine that trained them."""
-    trainings, damaged = sound_trainings(root / "artefacts" / "models")
+    trainings, damaged = sound_trainings(models)
     faults.extend(damaged)
     asked = {run.get("artefact") for folder in folders for claim in sound_claims(root, folder, use)[0] for run in claim.certificate.get("runs", [])}
+    sources = [training.run["conversion"].get("source") for training in trainings  # of claims on conversions
+               if training.name in asked and isinstance(training.run.get("conversion"), dict)]
     own = {}
     for training in trainings:
-        if training.name not in asked and training.log:
+        if training.name not in asked and training.run not in sources and training.log:
             machine = training.done.get("machine")
             own.setdefault(machine.get("name") if isinstance(machine, dict) else None, []).append(training)
     return own
 
 
-def training_part(root, folder, trainings):
+def training_part(models, folder, trainings):
     from report.page import Part
     from report.style import save
 
-    picture = root / "artefacts" / f"trainings-{folder.name}.svg"  # not in results/, which git watches
+    picture = models.parent / f"trainings-{folder.name}.svg"  # not in results/, which git watches
     save(draw_trainings(trainings), picture)
     return Part("trainings", "Own trainings", trainings_table(trainings), [("trainings", picture)],
                 "Lower is better. A curve that still falls at its end gains from more tokens; validation points far above it show overfitting.")
 
 
-def make_folder(root, folder, own, faults):
+def make_folder(root, models, folder, own, faults):
     """The pages and figures of one folder of results/."""
     from report.page import page
     from report.style import save  # matplotlib starts slowly, and --tables doesn't need it
@@ -100,28 +102,28 @@ def make_folder(root, folder, own, faults):
         write_whole(folder / f"{claim.name}.md", claim_page(claim))
     parts = measurement_parts(root, folder, claims, faults)
     if own:
-        with faults.of(root / "artefacts" / "models"):
-            parts.append(training_part(root, folder, own))
+        with faults.of(models):
+            parts.append(training_part(models, folder, own))
     if claims or parts:
         write_whole(folder / "report.html", page(folder.name, claims, parts, faults))
         print(f"report: {folder / 'report.html'}")
 
 
-def make_pages(root, results):
+def make_pages(root, results, models):
     faults = Faults()
     folders = machine_folders(results)
-    own = own_trainings(root, folders, faults)
-    names = [name for name in own if name and (results / name) not in folders]
-    here = folders[0] if folders else results / (names[0] if names else "trainings")
-    for name in names:
-        (results / name).mkdir(parents=True, exist_ok=True)
-    for folder in [*folders, *(results / name for name in names)]:
-        unfinished = own.get(None, []) if folder == here else []
-        make_folder(root, folder, own.get(folder.name, []) + unfinished, faults)
+    own = own_trainings(root, models, folders, faults)
+    unfinished = own.pop(None, [])  # on a machine that only the end of a training names
+    places = [*folders, *(results / name for name in own if results / name not in folders)]
+    if unfinished and not places:
+        places = [results / "trainings"]
+    for place in places:
+        place.mkdir(parents=True, exist_ok=True)
+        make_folder(root, models, place, own.get(place.name, []) + (unfinished if place == places[0] else []), faults)
     if folders:
         with faults.of(results / "README.md"):
             write_whole(results / "README.md", index(root, results))
-    if not folders and not own:
+    if not places:
         print(f"report: nothing to report, {results} is empty")
     return faults
 
@@ -140,11 +142,14 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tables", action="store_true", help="only rewrite the tables in README files: fast, no figures")
     parser.add_argument("--root", type=folder, default=ROOT, help="the checkout (default: the one that holds this script)")
-    parser.add_argument("--results", type=folder, help="the folder of results (default: results in the checkout)")
+    parser.add_argument("--results", type=Path, help="the folder of results (default: results in the checkout)")
+    parser.add_argument("--models", type=Path, help="the folder of one's own trainings (default: artefacts/models in the checkout)")
     arguments = parser.parse_args()
     results = arguments.results or arguments.root / "results"
-    faults = [] if arguments.tables else make_pages(arguments.root, results)
-    faults += rewrite_tables(arguments.root, results)
+    models = arguments.models or arguments.root / "artefacts" / "models"
+    faults = [] if arguments.tables else make_pages(arguments.root, results, models)
+    if results.resolve() == (arguments.root / "results").resolve():  # README files show the checkout's results, not one's own
+        faults += rewrite_tables(arguments.root, results)
     for line in dict.fromkeys(faults):
         print(f"report: {line}", file=sys.stderr)
     sys.exit(1 if faults else 0)

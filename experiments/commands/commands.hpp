@@ -24,6 +24,7 @@ void add_scale(CLI::App& command, std::string& scale);
 void add_list(CLI::App& app, const Place& place);
 void add_run(CLI::App& app, const Place& place);
 void add_report(CLI::App& app, const Place& place);
+void add_plot(CLI::App& app, const Place& place);
 void add_train(CLI::App& app, const Place& place);
 void add_convert(CLI::App& app, const Place& place);
 void add_evaluate(CLI::App& app, const Place& place);

@@ -25,8 +25,9 @@ File temporary_file() {
 
 }  // namespace
 
-ProgramFailed::ProgramFailed(const std::string& program, int status)
-    : std::runtime_error(program + ": expected exit status 0, found " + std::to_string(status)), status_(status) {}
+ProgramFailed::ProgramFailed(const std::string& program, int status, std::string output)
+    : std::runtime_error(program + ": expected exit status 0, found " + std::to_string(status)), status_(status),
+      output_(std::move(output)) {}
 
 std::string run_program(const std::vector<std::string>& arguments, const std::string& standard_input) {
   const File input = temporary_file(), output = temporary_file();
@@ -48,13 +49,12 @@ std::string run_program(const std::vector<std::string>& arguments, const std::st
   int status = 0;
   while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
   }
-  if (WIFSIGNALED(status)) throw ProgramFailed(arguments[0], 128 + WTERMSIG(status));
-  if (WEXITSTATUS(status) != 0) throw ProgramFailed(arguments[0], WEXITSTATUS(status));
-
   std::rewind(output.get());
   std::string text;
   char buffer[65536];
   for (size_t n; (n = std::fread(buffer, 1, sizeof buffer, output.get())) > 0;) text.append(buffer, n);
+  if (WIFSIGNALED(status)) throw ProgramFailed(arguments[0], 128 + WTERMSIG(status), text);
+  if (WEXITSTATUS(status) != 0) throw ProgramFailed(arguments[0], WEXITSTATUS(status), text);
   return text;
 }
 

@@ -10,11 +10,13 @@ namespace lethe {
 /// A program ended with a status other than 0. The program has written the reason to standard error: callers don't repeat it.
 class ProgramFailed : public std::runtime_error {
  public:
-  ProgramFailed(const std::string& program, int status);
-  int status() const { return status_; }  ///< the exit status; 128 + the signal where a signal ended it
+  ProgramFailed(const std::string& program, int status, std::string output = {});
+  int status() const { return status_; }                 ///< the exit status; 128 + the signal where a signal ended it
+  const std::string& output() const { return output_; }  ///< what it had written to standard output
 
  private:
   int status_;
+  std::string output_;
 };
 
 /// Runs a program without a shell and waits for it; it inherits our standard error.

@@ -135,6 +135,15 @@ class Calls(CommandTest):
             self.assertIn(name, listed)
 
 
+    def test_of_list_name_a_damaged_claim_and_go_on(self):
+        with tempfile.TemporaryDirectory() as root:
+            shutil.copytree(ROOT / "experiments/papers", Path(root) / "experiments/papers")
+            (Path(root) / "experiments/papers/forgetting_transformer/ablations/config.toml").write_text("[claim\n")
+            listed = self.done("--root", root, "list", "claims")
+            self.assertRegex(listed, r"forgetting_transformer/ablations\n    .*ablations/config.toml: .*line 1")
+            self.assertRegex(listed, r"adaptive_computation_pruning/savings\n    How much attention")
+
+
 class Corpora(CommandTest):
     def setUp(self):
         temporary = tempfile.TemporaryDirectory()
@@ -268,6 +277,15 @@ class Models(CommandTest):
                          r"diverged +failed: loss: expected a finite", r"damaged +failed: .*run\.json: expected"):
                 self.assertRegex(listed, rf"(?m)^  {line}")
             self.assertNotIn("\n\n", listed)
+
+    def test_are_drawn_and_named_in_the_report(self):
+        picture = Path(self.root) / "curves.svg"
+        self.assertEqual(self.done("--root", self.root, "plot", str(self.folder), "--output", str(picture)), f"{picture}\n")
+        self.assertIn("training tokens", picture.read_text())
+        self.refused(1, "plot: model: expected the folder or name of a model", "--root", self.root, "plot", "no-such-model")
+        self.refused(2, "--output: expected once, found 2 times", "plot", "--output", "a.svg", "--output", "b.svg")
+        pages = re.findall(r"^report: (.*report\.html)$", self.done("--root", self.root, "report"), re.MULTILINE)
+        self.assertIn(self.folder.name, "".join(Path(page).read_text() for page in pages))
 
     def test_of_another_format_are_refused_in_one_line(self):
         with tempfile.TemporaryDirectory() as root:

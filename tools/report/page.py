@@ -57,11 +57,15 @@ def html_token(content):
 
 
 def markdown(text):
-    """Markdown of ours as HTML: verdicts are badges, and a link to a claim's page leads to its section."""
+    """Markdown of ours as HTML: verdicts are badges, a link to a claim's page leads to its section, and one to another file is its text."""
     tokens = MARKDOWN.parse(text)
+    inside = False
     for token in (child for block in tokens for child in block.children or []):
-        if token.type == "link_open" and token.attrs["href"].endswith(".md"):
+        if token.type == "link_open":
+            inside = re.fullmatch(r"\w+\.md", token.attrs["href"])
             token.attrs["href"] = f"#{Path(token.attrs['href']).stem}"
+        if token.type in ("link_open", "link_close") and not inside:
+            token.type, token.tag = "html_inline", ""
         elif token.type == "text" and token.content in VERDICT_COLOURS:
             token.type, token.content = "html_inline", badge(token.content)
     return Markup(MARKDOWN.renderer.render(in_boxes(tokens), MARKDOWN.options, {}))

@@ -65,7 +65,7 @@ for (const badge of document.querySelectorAll('.verdict'))
   if (badge.getClientRects().length) found.badges.push({...rect(badge), text: badge.textContent, box: rect(badge.closest('.wide') || document.body)});
 const target = document.querySelector('figure:target svg');
 if (target) found.opened = {shown: target.getBoundingClientRect().width, own: target.width.baseVal.value, letters: Math.min(...[...target.querySelectorAll('text')].map(
-  text => parseFloat(getComputedStyle(text).fontSize) * text.getScreenCTM().a))};
+  text => parseFloat(getComputedStyle(text).fontSize) * Math.hypot(text.getScreenCTM().a, text.getScreenCTM().b)))};
 const result = document.createElement('pre');
 result.id = 'measured';
 result.textContent = JSON.stringify(found);

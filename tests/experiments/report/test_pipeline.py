@@ -74,7 +74,9 @@ class Pipeline(unittest.TestCase):
     def test_the_report_has_every_claims_figure_and_needs_no_other_file(self):
         self.assertEqual(self.report.returncode, 0, self.report.stderr)
         page = (self.machine / "report.html").read_text()
-        self.assertEqual(page.count("<svg"), len(self.claims))
+        self.assertEqual(re.findall(r'id="figure-(\w+)"', page)[:len(self.claims)], [name for name in re.findall(r'<section id="(\w+)"', page) if name in self.claims])
+        self.assertEqual(page.count('id="figure-h200-'), len(list((self.root / "results/h200").glob("attention_throughput_*.svg"))))
+        self.assertNotIn("Own trainings", page)
         self.assertNotRegex(page, r'(src|href)="(?!#|data:)')
         for claim in self.claims:
             self.assertTrue((self.machine / f"{claim}.md").exists(), claim)

@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import shutil
 import unittest
 
 from checkout import SOURCE, WithCheckout  # first: it finds tools/report
@@ -186,6 +187,15 @@ class Trainings(WithCheckout):
         (self.checkout.root / "README.md").unlink()
         self.assertEqual(self.checkout.run("report.py").returncode, 0)
         self.assertIn("alone", (self.checkout.results / "another-machine" / "report.html").read_text())
+
+    def test_without_an_end_are_shown_too(self):
+        (write_training(self.checkout.root, "aaaa", "running") / "done.json").unlink()
+        _, page = self.report()
+        self.assertIn("running (aaaa)", page)
+        self.assertIn("not finished", page)
+        shutil.rmtree(self.checkout.results)
+        self.assertEqual(self.checkout.run("report.py", "--results", str(self.checkout.results)).returncode, 1)  # README.md wants the lost table
+        self.assertIn("running (aaaa)", (self.checkout.results / "trainings/report.html").read_text())
 
     def test_that_are_damaged_are_named_and_the_rest_goes_on(self):
         write_training(self.checkout.root, "aaaa", "whole")

@@ -141,7 +141,7 @@ class Calls(CommandTest):
             (Path(root) / "experiments/papers/forgetting_transformer/ablations/config.toml").write_text("[claim\n")
             listed = self.done("--root", root, "list", "claims")
             self.assertRegex(listed, r"forgetting_transformer/ablations\n    .*ablations/config.toml: .*line 1")
-            self.assertRegex(listed, r"adaptive_computation_pruning/savings\n    How much attention")
+            self.assertRegex(listed, r"decaying_fast_weights/generation_cost\n    Time and memory")
 
 
 class Corpora(CommandTest):

@@ -2,26 +2,52 @@
 // Files that a crash leaves whole, and a lock that a crash releases.
 
 #include <filesystem>
+#include <functional>
+#include <initializer_list>
 #include <string>
 #include <string_view>
 
 namespace lethe {
 
-/// Writes `bytes` to a temporary file beside `path`, waits for the disk, and renames: `path` is always the old or the new file.
+/// A file for output, e.g. one that a user named. The constructor shows whether it can be written; nothing is left of it before
+/// `commit`.
 ///
-/// throws  std::runtime_error naming the file
+/// A regular file is written to "<path>.new" and renamed: `path` is always the old or the new file. A link stays, and its target
+/// is written. A device or pipe, and /dev/stdout, is never replaced: the bytes go into it.
+class OutputFile {
+ public:
+  /// throws  std::runtime_error naming the file where it can't be written
+  explicit OutputFile(const std::filesystem::path& path);
+  ~OutputFile();
+  OutputFile(const OutputFile&) = delete;
+  OutputFile& operator=(const OutputFile&) = delete;
+
+  /// Writes the pieces one after the other, waits for the disk, and renames.
+  ///
+  /// throws  std::runtime_error naming the file; the old file is then as it was
+  void commit(std::initializer_list<std::string_view> pieces) const;
+
+ private:
+  std::filesystem::path path_, draft_;
+  int stream_ = -1;  // of a device or pipe
+};
+
+/// OutputFile(path).commit({bytes}).
 void write_whole(const std::filesystem::path& path, std::string_view bytes);
 
-/// The bytes of a file.
+/// The bytes of a regular file.
 ///
 /// throws  std::runtime_error naming the file
 std::string read_whole(const std::filesystem::path& path);
 
-/// Holds a lock file until the object is destroyed or its process ends, even by a crash.
+/// Holds a lock file until the object is destroyed or its process ends, even by a crash. The file has the holder's process number.
 class FileLock {
  public:
   /// Waits until no other process or object holds it.
-  explicit FileLock(const std::filesystem::path& path);
+  ///
+  /// reads  waiting: called every tenth of a second with the holder's process number; its exceptions end the waiting
+  explicit FileLock(const std::filesystem::path& path,
+                    const std::function<void(const std::string& holder)>& waiting = {});
   ~FileLock();
   FileLock(const FileLock&) = delete;
   FileLock& operator=(const FileLock&) = delete;

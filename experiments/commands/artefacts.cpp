@@ -1,8 +1,6 @@
 #include "experiments/commands/artefacts.hpp"
 
 #include <algorithm>
-#include <fstream>
-#include <nlohmann/json.hpp>
 #include <stdexcept>
 
 namespace lethe {
@@ -10,35 +8,41 @@ namespace {
 
 namespace fs = std::filesystem;
 
-bool is_finished(const fs::path& folder) { return fs::exists(folder / "done.json"); }
+bool is_finished(const fs::path& folder) {
+  std::error_code unreadable;
+  return fs::exists(folder / "done.json", unreadable);
+}
+
+Artefact whole(const fs::path& folder) {
+  const StoredArtefact stored = read_artefact(folder);
+  if (!stored.broken.empty()) throw std::invalid_argument(stored.broken);
+  return {stored.folder, stored.run};
+}
 
 }  // namespace
 
-std::vector<fs::path> finished_artefacts(const fs::path& models) {
+std::vector<fs::path> artefact_folders(const fs::path& models) {
   std::vector<fs::path> found;
-  if (!fs::is_directory(models)) return found;
-  for (const auto& entry : fs::directory_iterator(models))
-    if (is_finished(entry.path())) found.push_back(entry.path());
+  std::error_code unreadable;
+  for (const auto& entry : fs::directory_iterator(models, unreadable))
+    if (entry.is_directory(unreadable)) found.push_back(entry.path());
   std::ranges::sort(found);
   return found;
 }
 
-Artefact read_artefact(const fs::path& folder) {
-  std::ifstream file(folder / "run.json");
-  try {
-    return {folder, nlohmann::json::parse(file).get<Run>()};
-  } catch (const nlohmann::json::exception& error) {
-    throw std::invalid_argument((folder / "run.json").string() + ": expected a run, found " + error.what());
-  }
+std::vector<fs::path> finished_artefacts(const fs::path& models) {
+  std::vector<fs::path> found = artefact_folders(models);
+  std::erase_if(found, [](const fs::path& folder) { return !is_finished(folder); });
+  return found;
 }
 
 Artefact find_artefact(const fs::path& models, const std::string& name) {
-  if (is_finished(name)) return read_artefact(name);
+  if (is_finished(name)) return whole(name);
   std::string names;
   std::vector<fs::path> matching;
   for (const fs::path& folder : finished_artefacts(models)) {
     const std::string candidate = folder.filename();
-    if (candidate == name) return read_artefact(folder);
+    if (candidate == name) return whole(folder);
     if (candidate.starts_with(name)) {
       matching.push_back(folder);
       names += (names.empty() ? "" : ", ") + candidate;
@@ -48,7 +52,7 @@ Artefact find_artefact(const fs::path& models, const std::string& name) {
     throw std::invalid_argument(
         "artefact: expected the folder or name of a trained model (lethe list shows them), found '" + name +
         (names.empty() ? "'" : "', which begins " + names));
-  return read_artefact(matching.front());
+  return whole(matching.front());
 }
 
 }  // namespace lethe

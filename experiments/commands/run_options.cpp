@@ -1,10 +1,10 @@
 #include "experiments/commands/run_options.hpp"
 
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
 #include "experiments/commands/nearest.hpp"
+#include "experiments/json_file.hpp"
 
 namespace lethe {
 namespace {
@@ -103,11 +103,11 @@ void set_member(json& model, json& training, const std::string& member, const st
 }
 
 Run run_of_file(const std::string& path) {
-  std::ifstream file(path);
-  if (!file) throw std::invalid_argument("run.json: expected a file, found none at " + path);
-  const json read = json::parse(file, nullptr, /*allow_exceptions=*/false);
-  if (read.is_discarded()) throw std::invalid_argument(path + ": expected JSON, found something else");
-  return read.get<Run>();
+  try {
+    return read_json(path).get<Run>();
+  } catch (const std::runtime_error& error) {
+    throw std::invalid_argument(std::string("run.json: ") + error.what());
+  }
 }
 
 int64_t vocabulary_of(const std::string& tokenizer) {

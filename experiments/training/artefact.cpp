@@ -12,6 +12,7 @@
 #include "experiments/certificate.hpp"
 #include "experiments/evaluation/per_token_loss.hpp"
 #include "experiments/files.hpp"
+#include "experiments/json_file.hpp"
 #include "experiments/models/not_finite.hpp"
 #include "experiments/training/conversion.hpp"
 #include "experiments/training/trainer.hpp"
@@ -178,7 +179,7 @@ Artefact trained(const Run& run, const Dataset& dataset, const fs::path& root,
     trainer.save(artefact.folder / "checkpoint.pt");
   }
   const nlohmann::json done = certificate(trainer, run, dataset, artefact.folder, log, diverged);
-  write_whole(artefact.folder / "done.json", done.dump(1) + "\n");
+  write_sealed(artefact.folder / "done.json", done);
   return artefact;
 }
 

@@ -71,6 +71,7 @@ void from_json(const nlohmann::json& json, Run& run);
 /// the seed, the data's content and, for a converted model, its source's identity and the conversion's options; not the label,
 /// the data's path or the interval of checkpoints.
 std::string identity(const Run& run, const Dataset& dataset);
+std::string identity(const Run& run, const std::string& data_hash);
 
 /// The name of a run's artefact: the first 16 hexadecimal digits of the SHA-256 of its identity.
 std::string artefact_name(const Run& run, const Dataset& dataset);

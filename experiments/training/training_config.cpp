@@ -105,7 +105,8 @@ void from_json(const nlohmann::json& json, Run& run) {
   JsonReader reader(json, "run");
   int64_t format = 1;
   reader("format", format);
-  expect(format == kFormat, "run.format", std::to_string(kFormat) + " (train the model anew)", std::to_string(format));
+  const char* advice = format < kFormat ? " (train the model anew)" : " (a newer lethe wrote it: update this one)";
+  expect(format == kFormat, "run.format", std::to_string(kFormat) + advice, std::to_string(format));
   visit_run(run, reader);
   reader.finish();
 }
@@ -119,14 +120,15 @@ double learning_rate_at(const TrainingConfig& config, int64_t tokens_seen) {
          (config.learning_rate - config.final_learning_rate) * (1 + std::cos(std::numbers::pi * share)) / 2;
 }
 
-std::string identity(const Run& run, const Dataset& dataset) {
-  nlohmann::json parts = {
-      {"format", kFormat}, {"model", run.model}, {"training", run.training}, {"data", dataset.content_hash()}};
+std::string identity(const Run& run, const Dataset& dataset) { return identity(run, dataset.content_hash()); }
+
+std::string identity(const Run& run, const std::string& data_hash) {
+  nlohmann::json parts = {{"format", kFormat}, {"model", run.model}, {"training", run.training}, {"data", data_hash}};
   for (const char* name : {"checkpoint_tokens", "corpus", "device", "divergence_is_a_result"})
     parts["training"].erase(name);
   if (run.conversion) {
     parts["conversion"] = *run.conversion;
-    parts["conversion"]["source"] = identity(run.conversion->source, dataset);
+    parts["conversion"]["source"] = identity(run.conversion->source, data_hash);
   }
   return parts.dump();
 }

@@ -1,0 +1,58 @@
+#include "experiments/json_file.hpp"
+
+#include <stdexcept>
+
+#include "experiments/data/sha256.hpp"
+#include "experiments/files.hpp"
+
+namespace lethe {
+namespace {
+
+using nlohmann::json;
+
+constexpr int kDeepest = 64;
+constexpr uintmax_t kLargest = uintmax_t{64} << 20;
+
+[[noreturn]] void refuse(const std::string& name, const std::string& expected, const std::string& found) {
+  throw std::invalid_argument(name + ": expected " + expected + ", found " + found);
+}
+
+}  // namespace
+
+json parse_json(std::string_view text, const std::string& name) {
+  const auto bounded = [&](int depth, json::parse_event_t, json&) {
+    if (depth > kDeepest) refuse(name, "JSON of at most " + std::to_string(kDeepest) + " levels", "a deeper one");
+    return true;
+  };
+  try {
+    return json::parse(text, bounded);
+  } catch (const json::parse_error& error) {
+    refuse(name, "JSON", "an error at byte " + std::to_string(error.byte) + " of " + std::to_string(text.size()));
+  } catch (const json::exception&) {
+    refuse(name, "JSON with numbers of double precision", "a larger number");
+  }
+}
+
+json read_json(const std::filesystem::path& path) {
+  std::error_code absent;
+  if (const auto size = std::filesystem::file_size(path, absent); !absent && size > kLargest)
+    refuse(path.string(), "a file of at most 64 MiB", std::to_string(size) + " bytes");
+  return parse_json(read_whole(path), path.string());
+}
+
+void write_sealed(const std::filesystem::path& path, json object) {
+  object["sha256"] = sha256(object.dump());
+  write_whole(path, object.dump(1) + "\n");
+}
+
+json read_sealed(const std::filesystem::path& path) {
+  json object = read_json(path);
+  if (!object.is_object() || !object.contains("sha256")) refuse(path.string(), "an object with its SHA-256", "none");
+  const json written = object["sha256"];
+  object.erase("sha256");
+  if (const std::string found = sha256(object.dump()); written != found)
+    refuse(path.string(), "content with SHA-256 " + written.dump(), found);
+  return object;
+}
+
+}  // namespace lethe

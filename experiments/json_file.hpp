@@ -1,0 +1,32 @@
+#pragma once
+// JSON of files and options that anybody may have written: bounded in size and depth, refused in one line, sealed by a hash.
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+
+namespace lethe {
+
+/// The value of a JSON text of at most 64 levels: what reads, copies or prints it may then recurse.
+///
+/// reads   name: of the file or option, for the message
+/// throws  std::invalid_argument "name: expected …, found …"
+nlohmann::json parse_json(std::string_view text, const std::string& name);
+
+/// The same of a file of at most 64 MiB.
+///
+/// throws  std::invalid_argument, std::runtime_error naming the file
+nlohmann::json read_json(const std::filesystem::path& path);
+
+/// Writes an object with a further member, "sha256": the hash of the others as canonical JSON (sorted keys, no spaces).
+///
+/// throws  std::runtime_error naming the file
+void write_sealed(const std::filesystem::path& path, nlohmann::json object);
+
+/// Reads such an object back, without that member.
+///
+/// throws  as read_json; std::invalid_argument where the hash is absent or another
+nlohmann::json read_sealed(const std::filesystem::path& path);
+
+}  // namespace lethe

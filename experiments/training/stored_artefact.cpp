@@ -1,0 +1,52 @@
+#include "experiments/training/stored_artefact.hpp"
+
+#include <stdexcept>
+
+#include "experiments/json_file.hpp"
+
+namespace lethe {
+
+using nlohmann::json;
+
+void expect_identity(const Run& run, const std::string& expected, const std::filesystem::path& file,
+                     const std::filesystem::path& holder) {
+  const json theirs = parse_json(expected, holder.string() + ": identity");
+  if (!theirs.is_object() || !theirs.contains("data") || !theirs["data"].is_string())
+    throw std::invalid_argument(holder.string() + ": identity: expected one with the hash of its data, found none");
+  const std::string found = identity(run, theirs["data"].get<std::string>());
+  if (found == expected) return;
+  const json ours = json::parse(found), changes = json::diff(theirs, ours);
+  const std::string member = changes.empty() ? "" : changes.front().at("path").get<std::string>();
+  const auto value = [&](const json& of) {
+    const json::json_pointer at(member);
+    return of.contains(at) ? of.at(at).dump() : "none";
+  };
+  throw std::invalid_argument(file.string() + ": expected the run of " + holder.filename().string() + " (" + member +
+                              ": " + value(theirs) + "), found " + value(ours) + "; restore it");
+}
+
+StoredArtefact read_artefact(const std::filesystem::path& folder) {
+  StoredArtefact stored{folder, {}, {}, {}};
+  const auto run_file = folder / "run.json", done_file = folder / "done.json";
+  try {
+    try {
+      stored.run = read_json(run_file).get<Run>();
+      stored.run.model.check();
+      stored.run.training.check();
+    } catch (const std::exception& error) {
+      const std::string message = error.what();
+      throw std::invalid_argument(message.starts_with(run_file.string()) ? message
+                                                                         : run_file.string() + ": " + message);
+    }
+    if (!std::filesystem::exists(done_file)) return stored;
+    stored.done = read_sealed(done_file);
+    if (!stored.done.contains("identity") || !stored.done["identity"].is_string())
+      throw std::invalid_argument(done_file.string() + ": identity: expected a text, found none");
+    expect_identity(stored.run, stored.done["identity"].get<std::string>(), run_file, done_file);
+  } catch (const std::exception& error) {
+    stored.broken = error.what();
+  }
+  return stored;
+}
+
+}  // namespace lethe

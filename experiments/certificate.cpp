@@ -12,31 +12,65 @@
 #include <cmath>
 #include <ctime>
 #include <fstream>
+#include <iterator>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <sstream>
 #include <stdexcept>
 #include <thread>
+#include <vector>
 
 #include "experiments/data/run_program.hpp"
 
 namespace lethe {
 namespace {
 
+constexpr const char* kUnknown = "unknown";
+
 /// The checkout around a folder; empty outside of one.
 std::filesystem::path checkout_of(const std::filesystem::path& folder) {
+  std::error_code unreadable;
   for (std::filesystem::path at = std::filesystem::absolute(folder); at != at.root_path(); at = at.parent_path())
-    if (std::filesystem::exists(at / ".git")) return at;
+    if (std::filesystem::exists(at / ".git", unreadable)) return at;
   return {};
 }
 
-/// Commit and dirty flag of a checkout, null outside of one. The outputs of runs don't set the flag.
-nlohmann::json revision(const std::filesystem::path& checkout) {
-  if (checkout.empty()) return {{"commit", nullptr}, {"dirty", nullptr}};
-  std::string commit = run_program({"git", "-C", checkout.string(), "rev-parse", "HEAD"});
-  commit.resize(std::min(commit.size(), commit.find('\n')));
-  const bool dirty =
-      !run_program({"git", "-C", checkout.string(), "status", "--porcelain", "--", ".", ":(exclude)results"}).empty();
-  return {{"commit", commit}, {"dirty", dirty}};
+/// The output of git in a checkout; its own messages are dropped.
+///
+/// throws  ProgramFailed: 127 where there is no git, 128 where git refuses the checkout
+std::string git(const std::filesystem::path& checkout, std::vector<std::string> arguments) {
+  std::vector<std::string> call{
+      "sh", "-c", "exec git \"$@\" 2>/dev/null", "git", "--no-optional-locks", "-C", checkout.string()};
+  call.insert(call.end(), std::make_move_iterator(arguments.begin()), std::make_move_iterator(arguments.end()));
+  return run_program(call);
+}
+
+struct Revision {
+  std::string commit = kUnknown;
+  std::optional<bool> dirty;  // the outputs of runs don't count
+  std::string reason;         // of an unknown commit
+};
+
+Revision revision_around(const std::filesystem::path& folder) {
+  Revision found;
+  const std::filesystem::path checkout = checkout_of(folder);
+  if (checkout.empty()) {
+    found.reason = "no checkout around " + folder.string();
+    return found;
+  }
+  try {
+    std::string commit = git(checkout, {"rev-parse", "--verify", "HEAD"});
+    commit.resize(std::min(commit.size(), commit.find('\n')));
+    found.dirty = !git(checkout, {"status", "--porcelain", "--", ".", ":(exclude)results"}).empty();
+    found.commit = commit;
+  } catch (const ProgramFailed& error) {
+    found.reason = error.status() == 127
+                       ? std::string("no git program")
+                       : "a checkout that git refuses (no commit yet, or another user's): " + checkout.string();
+  } catch (const std::exception& error) {
+    found.reason = error.what();
+  }
+  return found;
 }
 
 std::string processor() {
@@ -92,8 +126,17 @@ nlohmann::json birth_certificate(const std::filesystem::path& folder, const std:
                            {"eigen", std::to_string(EIGEN_WORLD_VERSION) + "." + std::to_string(EIGEN_MAJOR_VERSION) +
                                          "." + std::to_string(EIGEN_MINOR_VERSION)}}}};
   if (device.is_cuda()) json["machine"]["gpu"] = gpu_certificate(gpu(device));
-  json.update(revision(checkout_of(folder)));
+  const Revision revision = revision_around(folder);
+  json["commit"] = revision.commit;
+  json["dirty"] = revision.dirty ? nlohmann::json(*revision.dirty) : nlohmann::json(nullptr);
   return json;
+}
+
+std::string missing_commit(const std::filesystem::path& folder) {
+  const Revision revision = revision_around(folder);
+  return revision.reason.empty()
+             ? ""
+             : "commit: expected that of a checkout, found " + revision.reason + "; written as unknown";
 }
 
 std::string machine_name() {

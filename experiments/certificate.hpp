@@ -11,14 +11,18 @@
 
 namespace lethe {
 
-/// The origin of a result: commit and dirty flag of the checkout around `folder` (null outside of one), command line,
-/// machine, compiler, Torch and library versions, time. `device`: on which the result was made; of a GPU the machine has gpu_certificate.
+/// The origin of a result: commit and dirty flag of the checkout around `folder`, command line, machine, compiler, Torch and
+/// library versions, time. Where git doesn't name a commit, that is "unknown" and the flag null: provenance never costs a result.
+/// `device`: on which the result was made; of a GPU the machine has gpu_certificate.
 nlohmann::json birth_certificate(const std::filesystem::path& folder, const std::string& command_line,
                                  torch::Device device = torch::kCPU);
 
 /// A GPU at this moment: name; driver; clock_mhz of its multiprocessors now, largest_clock_mhz; power_limit_watts. Read by nvidia-smi: null what it does
 /// not report, and all but the name where it is absent.
 nlohmann::json gpu_certificate(const Gpu& gpu);
+
+/// Why a result in `folder` has no commit, in one line; empty where it has one.
+std::string missing_commit(const std::filesystem::path& folder);
 
 /// The folder of this machine's results: results/<name>, the name from the processor and the number of its cores, e.g.
 /// "amd-epyc-9b14-2-cores".

@@ -108,6 +108,11 @@ void OutputFile::commit(std::initializer_list<std::string_view> pieces) const {
 
 void write_whole(const fs::path& path, std::string_view bytes) { OutputFile(path).commit({bytes}); }
 
+void sync_file(const fs::path& path) {
+  const Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (file.number() < 0 || fsync(file.number()) != 0) fail(path, "cannot be written");
+}
+
 std::string read_whole(const fs::path& path) {
   const Descriptor file(open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));  // a pipe without a writer has no bytes
   if (file.number() < 0) fail(path, "cannot be read");

@@ -35,6 +35,11 @@ class OutputFile {
 /// OutputFile(path).commit({bytes}).
 void write_whole(const std::filesystem::path& path, std::string_view bytes);
 
+/// Waits until the bytes of a file are on the disk.
+///
+/// throws  std::runtime_error naming the file
+void sync_file(const std::filesystem::path& path);
+
 /// The bytes of a regular file.
 ///
 /// throws  std::runtime_error naming the file

@@ -41,7 +41,7 @@ json read_json(const std::filesystem::path& path) {
 }
 
 void write_sealed(const std::filesystem::path& path, json object) {
-  object["sha256"] = sha256(object.dump());
+  object["sha256"] = sha256(object.dump(1));
   write_whole(path, object.dump(1) + "\n");
 }
 
@@ -50,7 +50,7 @@ json read_sealed(const std::filesystem::path& path) {
   if (!object.is_object() || !object.contains("sha256")) refuse(path.string(), "an object with its SHA-256", "none");
   const json written = object["sha256"];
   object.erase("sha256");
-  if (const std::string found = sha256(object.dump()); written != found)
+  if (const std::string found = sha256(object.dump(1)); written != found)
     refuse(path.string(), "content with SHA-256 " + written.dump(), found);
   return object;
 }

@@ -19,7 +19,7 @@ nlohmann::json parse_json(std::string_view text, const std::string& name);
 /// throws  std::invalid_argument, std::runtime_error naming the file
 nlohmann::json read_json(const std::filesystem::path& path);
 
-/// Writes an object with a further member, "sha256": the hash of the others as canonical JSON (sorted keys, no spaces).
+/// Writes an object with a further member, "sha256": the hash of the others as JSON with an indentation of one space.
 ///
 /// throws  std::runtime_error naming the file
 void write_sealed(const std::filesystem::path& path, nlohmann::json object);

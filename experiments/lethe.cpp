@@ -11,6 +11,7 @@
 #include "experiments/commands/version.hpp"
 #include "experiments/commands/wrong_call.hpp"
 #include "experiments/data/run_program.hpp"
+#include "experiments/training/training.hpp"
 
 namespace {
 
@@ -43,7 +44,7 @@ int main(int argc, char** argv) {
       "  lethe evaluate 3f2a 77ab                      models side by side: loss, perplexity, bits per byte, L(i)\n"
       "  lethe plot 3f2a 77ab                          their loss curves as SVG\n"
       "  lethe describe --size 760m                    parameters, FLOPs and memory of the papers' largest model\n"
-      "lethe COMMAND --help tells more. Exit status: 0 done, 1 failed, 2 wrong call.");
+      "lethe COMMAND --help tells more. Exit status: 0 done, 1 failed, 2 wrong call, 128 + a signal that ended it.");
   app.add_option("--root", place.root, "The checkout, with artefacts/ and results/ below it")
       ->check(lethe::existing_folder())
       ->capture_default_str();
@@ -66,6 +67,8 @@ int main(int argc, char** argv) {
     return 0;
   } catch (const CLI::ParseError& error) {
     return error.get_exit_code() == 0 ? app.exit(error) : fail(kWrongCall, lethe::wrong_call(app, error));
+  } catch (const lethe::Interrupted& error) {
+    return fail(128 + error.signal(), error.what());
   } catch (const lethe::ProgramFailed& error) {
     return error.status() == kWrongCall ? kWrongCall : kFailed;
   } catch (const std::invalid_argument& error) {

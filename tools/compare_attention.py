@@ -226,7 +226,10 @@ def ours_that_failed(records):
 
 
 def git(*arguments):
-    run = subprocess.run(["git", *arguments], cwd=Path(__file__).parent, capture_output=True, text=True)
+    try:
+        run = subprocess.run(["git", *arguments], cwd=Path(__file__).parent, capture_output=True, text=True)
+    except OSError:  # no git
+        return None
     return run.stdout.strip() if run.returncode == 0 else None
 
 
@@ -239,7 +242,7 @@ def versions_of(packages):
 def certificate(absent, commit):
     status = None if commit else git("status", "--porcelain", "--untracked-files=no")  # unknown where the commit is given
     return {
-        "commit": commit or git("rev-parse", "HEAD"),
+        "commit": commit or git("rev-parse", "HEAD") or "unknown",
         "dirty": None if status is None else bool(status),
         "command_line": " ".join(Path(word).name if word.startswith("/") else word for word in sys.argv),
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),

@@ -17,6 +17,7 @@
 #include "experiments/claims/settings.hpp"
 #include "experiments/data/sha256.hpp"
 #include "experiments/files.hpp"
+#include "experiments/json_file.hpp"
 #include "experiments/models/config.hpp"
 
 namespace lethe {
@@ -68,6 +69,12 @@ class Clock {
     const std::scoped_lock lock(mutex_);
     begun_[what] = work;
     tell(what, training);
+  }
+
+  /// Passes a training's notice on.
+  void notice(const Progress& training) {
+    const std::scoped_lock lock(mutex_);
+    tell("", training);
   }
 
   /// Reports that a piece of the work is finished.
@@ -126,14 +133,16 @@ std::filesystem::path base_of(const Task& task, const Context& context) {
   return context.results / task.experiment.claim;
 }
 
-bool is_trained(const std::string& name, const std::filesystem::path& models) {
-  return std::filesystem::exists(models / name / "done.json");
-}
+bool is_trained(const std::string& name, const std::filesystem::path& models) { return is_finished(models / name); }
 
 bool is_finished(const Task& task, const std::filesystem::path& base, const std::filesystem::path& models) {
   for (const char* ending : {".csv", ".json"})
     if (!std::filesystem::exists(base.string() + ending)) return false;
-  if (nlohmann::json::parse(read_whole(base.string() + ".json")).value("key", "") != task.key) return false;
+  try {
+    if (read_json(base.string() + ".json").value("key", "") != task.key) return false;
+  } catch (const std::exception&) {
+    return false;  // a broken result is measured again
+  }
   for (const Run& run : task.runs)
     if (!is_trained(artefact_name(run, task.dataset), models)) return false;
   return true;
@@ -163,7 +172,7 @@ nlohmann::json details(const Task& task, const Context& context, const std::file
   nlohmann::json runs = nlohmann::json::array();
   for (const Run& run : task.runs) {
     const std::string name = artefact_name(run, task.dataset);
-    const auto done = nlohmann::json::parse(read_whole(models / name / "done.json"));
+    const auto done = read_sealed(models / name / "done.json");
     runs.push_back({{"label", run.label},
                     {"seed", run.training.seed},
                     {"artefact", name},
@@ -206,6 +215,7 @@ void train(const Task& task, const std::filesystem::path& models, Clock& clock) 
                                ", seed " + std::to_string(run.training.seed);
       try {
         trained(run, task.dataset, models, [&](const Progress& progress) {
+          if (!progress.notice.empty()) return clock.notice(progress);
           const double share = static_cast<double>(progress.step) / static_cast<double>(progress.steps);
           clock.begun(what, share * training_work(run), progress);
         });
@@ -237,7 +247,9 @@ void measure(const Task& task, const Context& context, const std::filesystem::pa
               .paper = read_paper(claim_folder(context.root, task.experiment) / "paper.csv"),
               .trained = {},
               .progress = tell};
-  for (const Run& run : task.runs) study.trained.push_back(trained(run, task.dataset, models));
+  for (const Run& run : task.runs)
+    study.trained.push_back(
+        trained(run, task.dataset, models, [&](const Progress& progress) { clock.notice(progress); }));
   const Findings findings = task.experiment.measure(study);
   const std::filesystem::path base = base_of(task, context);
   if (!findings.points.empty()) write_points(base.string() + ".points.csv", findings.points);
@@ -270,6 +282,7 @@ void run_experiments(const std::vector<Experiment>& selected, const Context& con
   double all = 0;
   for (const auto& [_, part] : work) all += part;
   Clock clock(all, context.progress);
+  if (const std::string reason = missing_commit(context.root); !reason.empty()) clock.notice({.notice = reason});
   for (const Task& task : tasks) {
     train(task, models, clock);
     measure(task, context, models, clock);

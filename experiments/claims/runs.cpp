@@ -1,8 +1,9 @@
 #include "experiments/claims/runs.hpp"
 
 #include <algorithm>
-#include <fstream>
 #include <stdexcept>
+
+#include "experiments/training/training_log.hpp"
 
 namespace lethe {
 
@@ -43,16 +44,14 @@ Record record_of(const Experiment& experiment, const Run& run, int64_t batch, in
 }
 
 std::vector<Point> training_curve(const Run& run, const Artefact& artefact) {
-  std::ifstream log(artefact.folder / "log.jsonl");
   std::vector<Point> points;
-  for (std::string line; std::getline(log, line);) {
-    const nlohmann::json step = nlohmann::json::parse(line);
+  read_log(artefact.folder, [&](const nlohmann::json& step) {
     points.push_back({.quantity = "training_loss",
                       .variant = run.label,
                       .seed = run.training.seed,
                       .x = step.at("tokens"),
                       .value = step.at("loss")});
-  }
+  });
   return points;
 }
 

@@ -1,8 +1,12 @@
 #include "experiments/claims/settings.hpp"
 
 #include <toml++/toml.h>
+#include <algorithm>
 #include <sstream>
 #include <stdexcept>
+#include <vector>
+
+#include "experiments/json_file.hpp"
 
 namespace lethe {
 namespace {
@@ -17,7 +21,16 @@ toml::table read_toml(const std::filesystem::path& path) {
   }
 }
 
-nlohmann::json scale_table(const std::filesystem::path& path, const std::string& scale) {
+constexpr size_t kLongestChain = 8;  // of config.toml files, each the base of the one before
+
+// chain: the files whose bases led here.
+nlohmann::json scale_table(const std::filesystem::path& path, const std::string& scale,
+                           std::vector<std::filesystem::path> chain = {}) {
+  chain.push_back(path.lexically_normal());
+  if (chain.size() > kLongestChain || std::ranges::count(chain, chain.back()) > 1)
+    throw std::invalid_argument(chain.front().string() + ": base: expected a chain of at most " +
+                                std::to_string(kLongestChain) + " files without a cycle, found " +
+                                chain.back().string() + " as number " + std::to_string(chain.size()));
   toml::table file = read_toml(path);
   file.erase("claim");
   const toml::table* table = file[scale].as_table();
@@ -28,9 +41,11 @@ nlohmann::json scale_table(const std::filesystem::path& path, const std::string&
   }
   std::ostringstream text;
   text << toml::json_formatter{*table};
-  nlohmann::json settings = nlohmann::json::parse(text.str());
+  nlohmann::json settings = parse_json(text.str(), path.string());
   if (!settings.contains("base")) return settings;
-  nlohmann::json base = scale_table(path.parent_path() / settings["base"].get<std::string>(), scale);
+  if (!settings["base"].is_string())
+    throw std::invalid_argument(path.string() + ": base: expected a path, found " + settings["base"].dump());
+  nlohmann::json base = scale_table(path.parent_path() / settings["base"].get<std::string>(), scale, std::move(chain));
   settings.erase("base");
   base.merge_patch(settings);
   return base;
@@ -55,7 +70,11 @@ std::string claim_title(const std::filesystem::path& root, const Experiment& exp
 }
 
 std::string cost(const std::filesystem::path& root, const Experiment& experiment, const std::string& scale) {
-  return claim_settings(root, experiment, scale).at("cost").get<std::string>();
+  const nlohmann::json settings = claim_settings(root, experiment, scale);
+  if (!settings.contains("cost") || !settings["cost"].is_string())
+    throw std::invalid_argument((claim_folder(root, experiment) / "config.toml").string() + ": " + scale +
+                                ".cost: expected a text, found none");
+  return settings["cost"].get<std::string>();
 }
 
 }  // namespace lethe

@@ -8,11 +8,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-bool is_finished(const fs::path& folder) {
-  std::error_code unreadable;
-  return fs::exists(folder / "done.json", unreadable);
-}
-
 Artefact whole(const fs::path& folder) {
   const StoredArtefact stored = read_artefact(folder);
   if (!stored.broken.empty()) throw std::invalid_argument(stored.broken);

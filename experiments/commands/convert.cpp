@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <cstdio>
-#include <fstream>
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -11,8 +10,9 @@
 #include "experiments/commands/commands.hpp"
 #include "experiments/commands/progress_line.hpp"
 #include "experiments/commands/run_options.hpp"
-#include "experiments/files.hpp"
+#include "experiments/json_file.hpp"
 #include "experiments/training/conversion.hpp"
+#include "experiments/training/training_log.hpp"
 
 namespace lethe {
 namespace {
@@ -107,12 +107,11 @@ std::string number_of(const nlohmann::json& json, const char* key) {
 
 // The changes of the swap, and the results of the training.
 void print_course(const Artefact& source, const Artefact& artefact) {
-  const auto before = nlohmann::json::parse(read_whole(source.folder / "done.json"));
-  const auto after = nlohmann::json::parse(read_whole(artefact.folder / "done.json"));
-  std::ifstream log(artefact.folder / "log.jsonl");
-  std::string line;
-  const bool any = static_cast<bool>(std::getline(log, line));
-  const auto first = any ? nlohmann::json::parse(line) : nlohmann::json::object();
+  const auto before = read_sealed(source.folder / "done.json"), after = read_sealed(artefact.folder / "done.json");
+  nlohmann::json first;
+  read_log(artefact.folder, [&](const nlohmann::json& line) {
+    if (first.is_null()) first = line;
+  });
   std::printf("%-28s %s\n", "loss before the swap", number_of(before, "validation_loss").c_str());
   std::printf("%-28s %s, largest |S| %s, largest |y| %s\n", "loss at step 0", number_of(first, "loss").c_str(),
               number_of(first, "largest_state").c_str(), number_of(first, "largest_value").c_str());
@@ -127,13 +126,14 @@ void convert(const ConvertOptions& options, const Place& place) {
   const Artefact source = find_artefact(place.models(), options.artefact);
   const Run run = converted_run(options, source);
   const Dataset dataset(prepared_dataset(run.training.corpus, run.training.tokenizer, place.data()));
+  expect_data(source, dataset);
   LanguageModel target(run.model);
   target->initialize(run.training.seed);
   print_fates(convert_weights(run, load_model(source, "cpu"), target));
   Artefact artefact;
   {
     ProgressLine line;
-    artefact = trained(run, dataset, place.models(), [&](const Progress& progress) { line.show(described(progress)); });
+    artefact = trained(run, dataset, place.models(), [&](const Progress& progress) { line.show(progress); });
   }
   print_course(source, artefact);
   std::cout << artefact.folder.string() << '\n';

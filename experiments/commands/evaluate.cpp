@@ -15,6 +15,7 @@
 #include "experiments/evaluation/evaluation.hpp"
 #include "experiments/evaluation/per_token_loss.hpp"
 #include "experiments/files.hpp"
+#include "experiments/json_file.hpp"
 
 namespace lethe {
 namespace {
@@ -75,7 +76,7 @@ std::string column_of(const Point& point) { return point.quantity.substr(0, poin
 
 /// A row an x, a column a quantity; of several models a column a model and quantity, "NAME loss". A quantity "loss_at_position" is
 /// the column "loss" over "position".
-void write_csv(const std::string& path, const std::vector<Measured>& models) {
+void write_csv(const OutputFile& file, const std::vector<Measured>& models) {
   std::string header;
   std::map<double, std::map<size_t, double>> rows;
   size_t columns = 0;
@@ -98,7 +99,7 @@ void write_csv(const std::string& path, const std::vector<Measured>& models) {
     for (size_t column = 0; column < columns; ++column)
       text += ',' + (values.contains(column) ? digits_of(values.at(column)) : "");
   }
-  write_whole(path, text + "\n");
+  file.commit({text, "\n"});
 }
 
 /// L(i) at doubling positions, for the curve's shape, and at the training lengths and the end, for comparisons.
@@ -185,6 +186,7 @@ std::vector<Measured> models_of(const EvaluateOptions& options, const Place& pla
     if (!models.empty() && dataset->name() != models.front().dataset->name())
       throw std::invalid_argument("artefacts: expected models of one corpus, or --corpus for all of them, found " +
                                   models.front().dataset->name() + " and " + dataset->name());
+    if (options.corpus.empty()) expect_data(artefact, *dataset);
     models.push_back({std::move(artefact), dataset, {}});
   }
   return models;
@@ -204,10 +206,11 @@ json default_settings(const EvaluateOptions& options, const std::vector<Measured
 void evaluate(const EvaluateOptions& options, const Place& place) {
   const Evaluation& evaluation = evaluation_named(options.what);
   json given = options.given;
-  const json table = json::parse(options.table, nullptr, /*allow_exceptions=*/false);
+  const json table = parse_json(options.table, "--settings");
   if (!table.is_object()) throw std::invalid_argument("--settings: expected a JSON object, found " + options.table);
   given.update(table);
   std::vector<Measured> models = models_of(options, place);
+  const auto csv = options.csv.empty() ? nullptr : std::make_unique<OutputFile>(options.csv);
   const std::string split = given.value("split", json("valid")).is_string() ? given.value("split", "valid") : "valid";
   json settings = default_settings(options, models, split);
   settings.update(given);
@@ -229,7 +232,7 @@ void evaluate(const EvaluateOptions& options, const Place& place) {
         measure(at_training_length);
     }
   }
-  if (!options.csv.empty()) write_csv(options.csv, models);
+  if (csv) write_csv(*csv, models);
   print(models, split);
 }
 

@@ -22,7 +22,8 @@ struct GenerateOptions {
 /// tokens.
 int64_t draw(torch::Tensor logits, const GenerateOptions& options, torch::Generator& generator) {
   if (options.temperature == 0) return logits.argmax().item<int64_t>();
-  logits = logits.to(torch::kFloat64) / options.temperature;
+  logits = logits.to(torch::kFloat64);
+  logits = (logits - logits.max()) / options.temperature;  // at most 0, so that the smallest temperature stays finite
   if (options.top > 0 && options.top < logits.numel()) {
     const auto smallest = std::get<0>(logits.topk(options.top)).min();
     logits = logits.masked_fill(logits < smallest, -std::numeric_limits<double>::infinity());
@@ -34,6 +35,7 @@ void generate(const GenerateOptions& options, const Place& place) {
   const Artefact artefact = find_artefact(place.models(), options.artefact);
   const TrainingConfig& training = artefact.run.training;
   const Dataset dataset(prepared_dataset(training.corpus, training.tokenizer, place.data()));
+  expect_data(artefact, dataset);
   LanguageModel model = load_model(artefact, options.device);
   torch::NoGradGuard no_gradients;
   auto generator = at::detail::createCPUGenerator(options.seed);

@@ -14,7 +14,15 @@ ProgressLine::~ProgressLine() {
   if (terminal_) std::cerr << "\r\x1b[K" << std::flush;
 }
 
+void ProgressLine::show(const Progress& progress) {
+  if (progress.notice.empty()) return show(described(progress));
+  if (notices_.insert(progress.notice).second)
+    std::cerr << (terminal_ ? "\r\x1b[K" : "") << "lethe: " << progress.notice << std::endl;
+  StopSignals::check();
+}
+
 void ProgressLine::show(const std::string& text) {
+  StopSignals::check();
   const auto now = std::chrono::steady_clock::now();
   if (now - shown_ < (terminal_ ? std::chrono::milliseconds(100) : std::chrono::milliseconds(5000))) return;
   shown_ = now;

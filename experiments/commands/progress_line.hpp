@@ -2,14 +2,17 @@
 // The progress line of a long command.
 
 #include <chrono>
+#include <set>
 #include <string>
 
+#include "experiments/commands/stop_signals.hpp"
 #include "experiments/training/training.hpp"
 
 namespace lethe {
 
 /// On a terminal one line that is rewritten in place, at most ten times a second; elsewhere (a log) a plain line every
-/// five seconds. It is written to standard error, so that standard output holds results alone.
+/// five seconds. It is written to standard error, so that standard output holds results alone. While it exists, SIGINT and
+/// SIGTERM end the work at its next report.
 class ProgressLine {
  public:
   ProgressLine();
@@ -17,10 +20,15 @@ class ProgressLine {
   ProgressLine(const ProgressLine&) = delete;
   ProgressLine& operator=(const ProgressLine&) = delete;
 
+  /// throws  Interrupted where a signal has come
   void show(const std::string& text);
+  /// A notice is a line of its own that stays; each is shown once.
+  void show(const Progress& progress);
 
  private:
+  StopSignals signals_;
   bool terminal_;
+  std::set<std::string> notices_;
   std::chrono::steady_clock::time_point shown_{};
 };
 

@@ -35,7 +35,10 @@ void run(const SuiteOptions& options, const Place& place) {
   std::filesystem::current_path(place.root);  // a corpus in config.toml is a path in the checkout
   {
     ProgressLine line;
-    context.progress = [&](const JobProgress& progress) { line.show(described(progress)); };
+    context.progress = [&](const JobProgress& progress) {
+      if (progress.training.notice.empty()) line.show(described(progress));
+      else line.show(progress.training);
+    };
     run_experiments(selected, context);
   }
   std::printf("%s\n", context.results.c_str());

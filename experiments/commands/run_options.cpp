@@ -71,10 +71,7 @@ std::string settings_of(const json& members, const std::string& title, const std
 }
 
 /// A value as JSON where it is valid JSON (numbers, true, null), else as a string.
-json value_of(const std::string& text) {
-  const json value = json::parse(text, nullptr, /*allow_exceptions=*/false);
-  return value.is_discarded() ? json(text) : value;
-}
+json value_of(const std::string& text) { return json::accept(text) ? parse_json(text, "--set") : json(text); }
 
 void set_member(json& model, json& training, const std::string& member, const std::string& value) {
   std::vector<json*> configs{&model};

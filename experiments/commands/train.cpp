@@ -21,8 +21,8 @@ void train(const RunOptions& options, const Place& place) {
   {
     ProgressLine line;
     artefact = trained(run, dataset, place.models(), [&](const Progress& progress) {
-      last = progress;
-      line.show(described(progress));
+      if (progress.notice.empty()) last = progress;
+      line.show(progress);
     });
   }
   if (last.steps > 0) std::cout << "loss " << last.loss << " after " << last.step << " steps\n";

@@ -1,6 +1,7 @@
 #pragma once
 // Content hashes: shards against dataset.json, and the names of artefacts.
 
+#include <initializer_list>
 #include <string>
 #include <string_view>
 
@@ -11,5 +12,8 @@ namespace lethe {
 /// throws   std::runtime_error where OpenSSL fails, e.g. a build without SHA-256
 /// cost     one pass, with the processor's SHA instructions where it has them
 std::string sha256(std::string_view bytes);
+
+/// The same of the pieces joined.
+std::string sha256(std::initializer_list<std::string_view> pieces);
 
 }  // namespace lethe

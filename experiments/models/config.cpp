@@ -23,6 +23,10 @@ void visit_model(Config& config, Visitor&& visit) {
   visit("mixer", config.mixer);
 }
 
+// Beyond these a product of sizes could leave 64 bits, or a model's modules alone the memory.
+constexpr int64_t kMostLayers = 1000, kLargestWidth = 1 << 20, kLargestTable = 1 << 26;
+constexpr double kLargestRatio = 1024, kMostParameters = 0x1p44;
+
 }  // namespace
 
 int64_t ModelConfig::mlp_width() const {
@@ -41,20 +45,31 @@ bool ModelConfig::has_state() const {
 }
 
 void ModelConfig::check() const {
-  const auto positive = [](const char* name, int64_t value) { expect(value > 0, name, "> 0", std::to_string(value)); };
-  positive("vocabulary", vocabulary);
-  positive("layers", layers);
-  positive("width", width);
-  positive("heads", heads);
-  positive("mlp_multiple", mlp_multiple);
+  const auto bounded = [](const char* name, int64_t value, int64_t most) {
+    expect(value > 0 && value <= most, name, "1 … " + std::to_string(most), std::to_string(value));
+  };
+  bounded("vocabulary", vocabulary, kLargestTable);
+  bounded("layers", layers, kMostLayers);
+  bounded("width", width, kLargestWidth);
+  bounded("heads", heads, kLargestWidth);
+  bounded("mlp_multiple", mlp_multiple, kLargestWidth);
   expect(width % heads == 0, "heads", "a divisor of width " + std::to_string(width), std::to_string(heads));
-  expect(!mlp_ratio || *mlp_ratio > 0, "mlp_ratio", "> 0", std::to_string(mlp_ratio.value_or(0)));
+  expect(!mlp_ratio || (*mlp_ratio > 0 && *mlp_ratio <= kLargestRatio), "mlp_ratio", "> 0 and at most 1024",
+         std::to_string(mlp_ratio.value_or(0)));
   expect(compute_dtype == "float32" || compute_dtype == "bfloat16" || compute_dtype == "float16" ||
              compute_dtype == "float64",
          "compute_dtype", "float32, bfloat16, float16 or float64", compute_dtype);
   const auto mixers = static_cast<int64_t>(mixer.all().size());
   expect(mixers <= layers, "mixer", "at most one a layer, " + std::to_string(layers), std::to_string(mixers));
-  for (const MixerConfig& one : mixer.all()) one.row().check(*this, one.options());
+  int64_t state_rows = 0;  // of all heads, at most
+  for (const MixerConfig& one : mixer.all()) {
+    one.row().check(*this, one.options());
+    state_rows = std::max(state_rows, heads * one.row().state_rows(*this, one.options()));
+  }
+  const double columns = 3.0 * static_cast<double>(mlp_width()) + 3.0 * static_cast<double>(state_rows);
+  const double parameters =
+      static_cast<double>(width) * (2.0 * static_cast<double>(vocabulary) + static_cast<double>(layers) * columns);
+  expect(parameters <= kMostParameters, "parameters", "at most 2^44", std::to_string(parameters));
 }
 
 std::vector<Architecture> architectures() {

@@ -1,6 +1,8 @@
 #pragma once
 // The cost of a model before its construction: bytes and FLOPs, by formula.
 
+#include <torch/types.h>
+
 #include "experiments/models/config.hpp"
 
 namespace lethe {
@@ -20,7 +22,14 @@ struct Footprint {
 /// middle of its residual stream (float32), both normed inputs and the MLP's gate, up and product (compute dtype), and the
 /// tensors of its mixer's row: queries, keys, values, features, gates and others.
 ///
-/// cost  constructs the model on the meta device
+/// throws  std::invalid_argument where the bytes exceed 64 bits
+/// cost    constructs the model on the meta device
 Footprint footprint(const ModelConfig& config, int64_t tokens);
+
+/// Called before memory is taken.
+///
+/// reads   what: the holder of these bytes, for the message
+/// throws  std::invalid_argument "memory: expected …, found …" where they exceed the device's memory
+void expect_memory(const std::string& what, int64_t bytes, torch::Device device);
 
 }  // namespace lethe

@@ -101,6 +101,8 @@ class JsonReader {
       value = json.get<T>();
     } else if constexpr (std::integral<T>) {
       expect(json.is_number_integer(), "a whole number");
+      expect(!json.is_number_unsigned() || std::in_range<T>(json.get<uint64_t>()),
+             "a whole number of 64 bits with sign");
       value = json.get<T>();
     } else if constexpr (std::floating_point<T>) {
       expect(json.is_number(), "a number");

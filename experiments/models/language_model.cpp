@@ -4,6 +4,7 @@
 #include <tuple>
 
 #include "experiments/models/cross_entropy.hpp"
+#include "experiments/models/footprint.hpp"
 #include "experiments/models/layers.hpp"
 #include "experiments/models/mixers/parts/rotations.hpp"
 #include "experiments/models/parameters.hpp"
@@ -56,6 +57,8 @@ struct LanguageModelImpl::Parts {
 LanguageModelImpl::LanguageModelImpl(const ModelConfig& config, torch::Device device, std::optional<uint64_t> seed)
     : config_(config) {
   config.check();
+  if (device.type() != torch::kMeta)
+    expect_memory("the model's weights", count_parameters(config).total * static_cast<int64_t>(sizeof(float)), device);
   const Weights weights(*this, device);
   parts_ = std::make_shared<Parts>(Parts{weights, {}, {}, {}, {}, {}, dtype_named(config.compute_dtype), {}});
   parts_->embeddings = weights.parameter("model.embeddings.weight", {config.vocabulary, config.width}, normal());

@@ -21,7 +21,7 @@ class LanguageModelImpl : public torch::nn::Module {
  public:
   /// Constructed on `device`, and initialized with `seed` where there is one (never on the meta device).
   ///
-  /// throws  std::invalid_argument where config.check() does
+  /// throws  std::invalid_argument where config.check() does, or the weights exceed the device's memory
   explicit LanguageModelImpl(const ModelConfig& config, torch::Device device = torch::kCPU,
                              std::optional<uint64_t> seed = 0);
 

@@ -2,17 +2,14 @@
 
 #include <algorithm>
 #include <chrono>
-#include <fstream>
 #include <nlohmann/json.hpp>
-#include <numeric>
-#include <sstream>
 #include <stdexcept>
-#include <vector>
 
 #include "experiments/certificate.hpp"
 #include "experiments/evaluation/per_token_loss.hpp"
 #include "experiments/files.hpp"
 #include "experiments/json_file.hpp"
+#include "experiments/models/footprint.hpp"
 #include "experiments/models/not_finite.hpp"
 #include "experiments/training/conversion.hpp"
 #include "experiments/training/trainer.hpp"
@@ -23,97 +20,108 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int64_t kValidationSequences = 64;  // at most, for the loss in done.json
-constexpr int64_t kLastSteps = 20;            // their mean is the training loss in done.json
 constexpr int64_t kProbes = 10;               // measurements of a state's largest entries per training
+constexpr double kLongestUnsaved = 600;       // seconds between checkpoints, at most
 
 double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-// log.jsonl: exactly one line for each step that the weights have seen.
-class Log {
- public:
-  // Keeps the lines of the first `steps` steps; steps of a killed training after its checkpoint are repeated.
-  Log(const fs::path& path, int64_t steps) {
-    std::string kept;
-    if (steps > 0) {
-      std::istringstream old(read_whole(path));
-      for (std::string line; std::cmp_less(lines_.size(), steps) && std::getline(old, line);) {
-        lines_.push_back(nlohmann::json::parse(line));
-        kept += line + "\n";
-      }
-      if (!std::cmp_equal(lines_.size(), steps)) {
-        throw std::runtime_error(path.string() + ": expected the " + std::to_string(steps) +
-                                 " steps of the checkpoint, found " + std::to_string(lines_.size()));
-      }
-    }
-    write_whole(path, kept);
-    file_.open(path, std::ios::app);
-  }
+using Watcher = std::function<void(const Progress&)>;
 
-  void append(const nlohmann::json& line) {
-    lines_.push_back(line);
-    file_ << line.dump() << '\n' << std::flush;
-    if (!file_) throw std::runtime_error("log.jsonl: cannot be written");
-  }
-
-  double seconds() const { return lines_.empty() ? 0.0 : lines_.back().at("seconds").get<double>(); }
-
-  double last_losses() const {
-    const auto count = std::min<std::ptrdiff_t>(kLastSteps, std::ssize(lines_));
-    const auto add = [](double sum, const nlohmann::json& line) { return sum + line.at("loss").get<double>(); };
-    return std::accumulate(lines_.end() - count, lines_.end(), 0.0, add) / static_cast<double>(count);
-  }
-
- private:
-  std::vector<nlohmann::json> lines_;
-  std::ofstream file_;
-};
+void notice(const Watcher& progress, const std::string& text) {
+  if (progress) progress({.notice = text});
+}
 
 // done.json of the run with this identity, or null.
-nlohmann::json finished(const fs::path& folder, const std::string& identity) {
-  if (!fs::exists(folder / "done.json")) return nullptr;
-  nlohmann::json done = nlohmann::json::parse(read_whole(folder / "done.json"));
-  return done.value("identity", "") == identity ? done : nullptr;
+nlohmann::json finished(const fs::path& folder, const std::string& identity, const Watcher& progress) {
+  if (!is_finished(folder)) return nullptr;
+  try {
+    nlohmann::json done = read_sealed(folder / "done.json");
+    if (done.value("identity", "") == identity) return done;
+  } catch (const std::exception& error) {
+    notice(progress, std::string(error.what()) + "; it is written anew from the checkpoint");
+  }
+  return nullptr;
 }
 
 nlohmann::json json_of(const Trainer::Extremes& extremes) {
   return {{"largest_state", extremes.state}, {"largest_value", extremes.value}};
 }
 
-void train(Trainer& trainer, const Run& run, const fs::path& folder, Log& log,
-           const std::function<void(const Progress&)>& progress) {
-  const TrainingConfig& config = run.training;
-  const int64_t steps = config.steps(), first = trainer.steps_done();
-  const double seconds_before = log.seconds();
-  const auto start = std::chrono::steady_clock::now();
-  while (trainer.steps_done() < steps) {
+// Steps until the end, with checkpoints.
+class Training {
+ public:
+  Training(Trainer& trainer, const Run& run, const fs::path& folder, TrainingLog& log, const Watcher& progress)
+      : trainer_(trainer), run_(run), checkpoint_(folder / "checkpoint.pt"), log_(log), progress_(progress) {}
+
+  void run() {
+    const int64_t steps = run_.training.steps();
+    while (trainer_.steps_done() < steps) {
+      const double loss = step();
+      if (trainer_.steps_done() == steps || is_due()) save();
+      if (progress_) report(loss);
+    }
+  }
+
+  void save() {
+    trainer_.save(checkpoint_, log_.sync());
+    saved_ = std::chrono::steady_clock::now();
+    steps_saved_ = trainer_.steps_done();
+  }
+
+ private:
+  // One step and its line. Returns the loss.
+  double step() {
+    const TrainingConfig& config = run_.training;
     nlohmann::json line = nlohmann::json::object();
-    if (run.model.has_state() && trainer.steps_done() % std::max<int64_t>(1, steps / kProbes) == 0)
-      line = json_of(trainer.extremes());
+    if (run_.model.has_state() && trainer_.steps_done() % std::max<int64_t>(1, config.steps() / kProbes) == 0)
+      line = json_of(trainer_.extremes());
     const auto step_start = std::chrono::steady_clock::now();
-    const Trainer::Step result = trainer.step();
-    const int64_t done = trainer.steps_done(), tokens = done * config.batch_tokens;
-    const double speed = static_cast<double>(config.batch_tokens) / seconds_since(step_start);
-    const double seconds = seconds_since(start);
+    const Trainer::Step result = trainer_.step();
+    const int64_t done = trainer_.steps_done();
     line.update({{"step", done - 1},
-                 {"tokens", tokens},
+                 {"tokens", done * config.batch_tokens},
                  {"loss", result.loss},
                  {"learning_rate", result.learning_rate},
                  {"gradient_norm", result.gradient_norm},
-                 {"tokens_per_second", speed},
-                 {"seconds", seconds_before + seconds}});
-    log.append(line);
-    const bool due = config.checkpoint_tokens > 0 &&
-                     tokens / config.checkpoint_tokens > (tokens - config.batch_tokens) / config.checkpoint_tokens;
-    if (due || done == steps) trainer.save(folder / "checkpoint.pt");
-    if (progress) {
-      const double per_step = seconds / static_cast<double>(done - first);
-      progress({done, steps, result.loss, static_cast<double>(config.batch_tokens) / per_step,
-                per_step * static_cast<double>(steps - done)});
+                 {"tokens_per_second", static_cast<double>(config.batch_tokens) / seconds_since(step_start)},
+                 {"seconds", seconds_before_ + seconds_since(start_)}});
+    log_.append(line);
+    return result.loss;
+  }
+
+  bool is_due() const {
+    const int64_t every = run_.training.checkpoint_tokens, batch = run_.training.batch_tokens;
+    const int64_t tokens = trainer_.steps_done() * batch;
+    return (every > 0 && tokens / every > (tokens - batch) / every) || seconds_since(saved_) > kLongestUnsaved;
+  }
+
+  void report(double loss) {
+    const int64_t done = trainer_.steps_done(), steps = run_.training.steps();
+    const double per_step = seconds_since(start_) / static_cast<double>(done - first_);
+    try {
+      progress_({done, steps, loss, static_cast<double>(run_.training.batch_tokens) / per_step,
+                 per_step * static_cast<double>(steps - done)});
+    } catch (const Interrupted& stop) {
+      if (steps_saved_ != done) save();
+      throw Interrupted(stop.signal(), std::string(stop.what()) + ": step " + std::to_string(done) + " of " +
+                                           std::to_string(steps) + " is saved in " + checkpoint_.string() +
+                                           "; the same call goes on there");
     }
   }
-}
+
+  Trainer& trainer_;
+  const Run& run_;
+  fs::path checkpoint_;
+  TrainingLog& log_;
+  const Watcher& progress_;
+  const int64_t first_ = trainer_.steps_done();
+  const double seconds_before_ = log_.seconds();
+  const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+  std::chrono::steady_clock::time_point saved_ = start_;
+  int64_t steps_saved_ = -1;
+};
 
 // Validation loss and largest entries of the final weights; null or absent where they are not finite.
 nlohmann::json measured_at_the_end(Trainer& trainer, const Run& run, const Dataset& dataset) {
@@ -131,7 +139,7 @@ nlohmann::json measured_at_the_end(Trainer& trainer, const Run& run, const Datas
 
 // The artefact's birth certificate.
 nlohmann::json certificate(Trainer& trainer, const Run& run, const Dataset& dataset, const fs::path& folder,
-                           const Log& log, const nlohmann::json& diverged) {
+                           TrainingLog& log, const nlohmann::json& diverged) {
   nlohmann::json json = birth_certificate(folder, "", trainer.model()->device());
   json.erase("command_line");
   json.update({{"identity", identity(run, dataset)},
@@ -142,6 +150,7 @@ nlohmann::json certificate(Trainer& trainer, const Run& run, const Dataset& data
                {"threads", at::get_num_threads()},
                {"device", run.training.device},
                {"training_loss", log.last_losses()},
+               {"log", log.sync()},
                {"diverged", diverged}});
   json.update(measured_at_the_end(trainer, run, dataset));
   return json;
@@ -149,36 +158,51 @@ nlohmann::json certificate(Trainer& trainer, const Run& run, const Dataset& data
 
 }  // namespace
 
-Artefact trained(const Run& run, const Dataset& dataset, const fs::path& root,
-                 const std::function<void(const Progress&)>& progress) {
+bool is_finished(const fs::path& folder) {
+  std::error_code unreadable;
+  return fs::exists(folder / "done.json", unreadable) && fs::exists(folder / "checkpoint.pt", unreadable);
+}
+
+Artefact trained(const Run& run, const Dataset& dataset, const fs::path& root, const Watcher& progress) {
   run.model.check();
   run.training.check();
   check_conversion(run);
   const bool divergence_is_a_result = run.training.divergence_is_a_result;
   const Artefact artefact{root / artefact_name(run, dataset), run};
   fs::create_directories(artefact.folder);
-  const FileLock lock(artefact.folder / "lock");
-  if (const nlohmann::json done = finished(artefact.folder, identity(run, dataset)); !done.is_null()) {
+  const FileLock lock(artefact.folder / "lock", [&](const std::string& holder) {
+    notice(progress, "waiting for " + artefact.folder.string() + ", which process " + holder + " is training");
+  });
+  if (const nlohmann::json done = finished(artefact.folder, identity(run, dataset), progress); !done.is_null()) {
     if (done.contains("diverged") && !done["diverged"].is_null() && !divergence_is_a_result)
       throw NotFinite(done["diverged"].get<std::string>());
     return artefact;
   }
 
+  const int64_t micro_batch =
+      run.training.micro_batch_tokens > 0 ? run.training.micro_batch_tokens : run.training.batch_tokens;
+  expect_memory("a step of " + std::to_string(micro_batch) + " tokens (micro_batch_tokens)",
+                footprint(run.model, micro_batch).total(), device_named(run.training.device));
   LanguageModel source = nullptr;
-  if (run.conversion) source = load_model(trained(run.conversion->source, dataset, root), run.training.device);
+  if (run.conversion)
+    source = load_model(trained(run.conversion->source, dataset, root, progress), run.training.device);
   Trainer trainer(run, dataset, source);
+  const auto resumed =
+      trainer.resume(artefact.folder / "checkpoint.pt", [&](const std::string& damage) { notice(progress, damage); });
+  TrainingLog log(artefact.folder / "log.jsonl", resumed ? resumed->log : LogPosition{});
+  fs::remove(artefact.folder / "done.json");  // a damaged one
   write_whole(artefact.folder / "run.json", nlohmann::json(run).dump(1) + "\n");
-  trainer.resume(artefact.folder / "checkpoint.pt");
-  Log log(artefact.folder / "log.jsonl", trainer.steps_done());
+  Training training(trainer, run, artefact.folder, log, progress);
   nlohmann::json diverged;
   try {
-    train(trainer, run, artefact.folder, log, progress);
+    training.run();
   } catch (const NotFinite& error) {
     if (!divergence_is_a_result) throw;
     diverged = error.what();
-    trainer.save(artefact.folder / "checkpoint.pt");
+    training.save();
   }
   const nlohmann::json done = certificate(trainer, run, dataset, artefact.folder, log, diverged);
+  if (const std::string reason = missing_commit(artefact.folder); !reason.empty()) notice(progress, reason);
   write_sealed(artefact.folder / "done.json", done);
   return artefact;
 }
@@ -187,7 +211,7 @@ LanguageModel load_model(const Artefact& artefact) { return load_model(artefact,
 
 LanguageModel load_model(const Artefact& artefact, const std::string& device) {
   LanguageModel model(artefact.run.model, device_named(device), std::nullopt);
-  load_weights(model, artefact.folder / "checkpoint.pt");
+  load_weights(model, artefact);
   model->eval();
   return model;
 }

@@ -25,6 +25,13 @@ void expect_identity(const Run& run, const std::string& expected, const std::fil
                               ": " + value(theirs) + "), found " + value(ours) + "; restore it");
 }
 
+void expect_data(const Artefact& artefact, const Dataset& dataset) {
+  const std::string trained_on = read_sealed(artefact.folder / "done.json").at("data").get<std::string>();
+  if (trained_on == dataset.content_hash()) return;
+  throw std::invalid_argument(artefact.folder.string() + ": expected the data of its training, with content " +
+                              trained_on + ", found " + dataset.name() + " with " + dataset.content_hash());
+}
+
 StoredArtefact read_artefact(const std::filesystem::path& folder) {
   StoredArtefact stored{folder, {}, {}, {}};
   const auto run_file = folder / "run.json", done_file = folder / "done.json";

@@ -23,6 +23,9 @@ struct StoredArtefact {
 /// returns  a reason in `broken` in place of an exception, whatever the folder holds
 StoredArtefact read_artefact(const std::filesystem::path& folder);
 
+/// throws  std::invalid_argument where a finished artefact was trained on other data than `dataset`
+void expect_data(const Artefact& artefact, const Dataset& dataset);
+
 /// throws  std::invalid_argument where `run` is not the run of `identity`, naming the first member that differs
 ///
 /// reads  file: of the run, for the message; holder: the file of the identity

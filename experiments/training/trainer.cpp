@@ -8,10 +8,10 @@
 #include <sstream>
 #include <stdexcept>
 
-#include "experiments/files.hpp"
 #include "experiments/models/mixers/parts/state.hpp"
 #include "experiments/models/not_finite.hpp"
 #include "experiments/training/conversion.hpp"
+#include "experiments/training/stored_artefact.hpp"
 
 namespace lethe {
 
@@ -139,40 +139,39 @@ auto reader_from(torch::serialize::InputArchive& archive) {
 
 }  // namespace
 
-void Trainer::save(const std::filesystem::path& path) {
+void Trainer::save(const std::filesystem::path& path, const LogPosition& log) {
   torch::serialize::OutputArchive archive, weights, moments;
   for_each_weight(model_, writer_to(weights));
   for_each_moment(model_, optimizer_, writer_to(moments));
   archive.write("weights", weights);
   archive.write("moments", moments);
-  archive.write("steps_done", c10::IValue(steps_done_));
-  archive.write("identity", c10::IValue(identity(run_, dataset_)));
   std::ostringstream bytes;
   archive.save_to(bytes);
-  write_whole(path, bytes.view());
+  write_checkpoint(path, {identity(run_, dataset_), steps_done_, log}, bytes.view());
 }
 
-bool Trainer::resume(const std::filesystem::path& path) {
-  if (!std::filesystem::exists(path)) return false;
+std::optional<CheckpointHeader> Trainer::resume(const std::filesystem::path& path,
+                                                const std::function<void(const std::string&)>& warn) {
+  const auto checkpoint = newest_checkpoint(path, identity(run_, dataset_), warn);
+  if (!checkpoint) return std::nullopt;
   torch::serialize::InputArchive archive, weights, moments;
-  archive.load_from(path.string(), torch::kCPU);
-  c10::IValue found, steps_done;
-  archive.read("identity", found);
-  if (found.toStringRef() != identity(run_, dataset_)) return false;
-  archive.read("steps_done", steps_done);
+  archive.load_from(checkpoint->archive.data(), checkpoint->archive.size(), torch::kCPU);
   archive.read("weights", weights);
   archive.read("moments", moments);
   for_each_weight(model_, reader_from(weights));
   for_each_moment(model_, optimizer_, reader_from(moments));
   model_->flat().refresh();
-  steps_done_ = steps_done.toInt();
+  steps_done_ = checkpoint->header.steps_done;
   batches_.reset();
-  return true;
+  return checkpoint->header;
 }
 
-void load_weights(LanguageModel& model, const std::filesystem::path& path) {
+void load_weights(LanguageModel& model, const Artefact& artefact) {
+  const auto path = artefact.folder / "checkpoint.pt";
+  const Checkpoint checkpoint = read_checkpoint(path);
+  expect_identity(artefact.run, checkpoint.header.identity, artefact.folder / "run.json", path);
   torch::serialize::InputArchive archive, weights;
-  archive.load_from(path.string(), torch::kCPU);
+  archive.load_from(checkpoint.archive.data(), checkpoint.archive.size(), torch::kCPU);
   archive.read("weights", weights);
   for_each_weight(model, reader_from(weights));
   model->flatten(false);

@@ -4,9 +4,11 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "experiments/training/batches.hpp"
+#include "experiments/training/checkpoint.hpp"
 #include "experiments/training/optimizer.hpp"
 #include "experiments/training/training.hpp"
 
@@ -59,13 +61,14 @@ class Trainer {
   int64_t steps_done() const { return steps_done_; }
   LanguageModel& model() { return model_; }
 
-  /// Writes a checkpoint to a temporary file, waits for the disk, and renames it to `path`.
-  void save(const std::filesystem::path& path);
+  /// Writes a checkpoint: see write_checkpoint. `log`: of log.jsonl after the steps done.
+  void save(const std::filesystem::path& path, const LogPosition& log = {});
 
-  /// Resumes from the checkpoint at `path`.
+  /// Resumes from the newest whole checkpoint at `path`: see newest_checkpoint, with its errors.
   ///
-  /// returns  false, with the trainer unchanged, where there is no checkpoint or it is another run's
-  bool resume(const std::filesystem::path& path);
+  /// returns  its header; nullopt, with the trainer unchanged, where there is none
+  std::optional<CheckpointHeader> resume(const std::filesystem::path& path,
+                                         const std::function<void(const std::string&)>& warn = {});
 
  private:
   void expect_finite(const char* name, double value) const;
@@ -78,7 +81,9 @@ class Trainer {
   int64_t steps_done_ = 0;
 };
 
-/// Reads the weights of a checkpoint into `model`.
-void load_weights(LanguageModel& model, const std::filesystem::path& path);
+/// Reads the weights of an artefact's checkpoint into `model`, its own.
+///
+/// throws  std::runtime_error, std::invalid_argument where the checkpoint is damaged, or of another run than the artefact's
+void load_weights(LanguageModel& model, const Artefact& artefact);
 
 }  // namespace lethe

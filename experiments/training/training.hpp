@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
+#include <stdexcept>
 #include <string>
 
 #include "experiments/data/dataset.hpp"
@@ -27,7 +28,7 @@ struct TrainingConfig {
   double beta1 = 0.9, beta2 = 0.95, epsilon = 1e-8;
   double clip_norm = 1.0;         ///< global gradient norm
   uint64_t seed = 0;              ///< of initialization and data order
-  int64_t checkpoint_tokens = 0;  ///< between checkpoints; 0: only at the end. Not part of the identity
+  int64_t checkpoint_tokens = 0;  ///< between checkpoints, at most ten minutes; 0: that alone. Not part of the identity
   std::string corpus = "bible";
   std::string tokenizer = "bytes";
   /// Whether a loss, gradient or activation that is not finite is a result: training then ends with the weights before that step.
@@ -81,10 +82,11 @@ std::string artefact_name(const Run& run, const Dataset& dataset);
 ///   log.jsonl      a line a step: step, tokens (seen after it), loss (of its batch, nats), learning_rate, gradient_norm
 ///                  (before clipping), tokens_per_second, seconds (of training, over all resumptions); for models with a
 ///                  state, at every tenth of the training, largest_state and largest_value on its batch before the step
-///   checkpoint.pt  model, optimizer, steps done, identity
-///   done.json      written last: final losses, wall time, threads, data hash, identity; machine, commit and versions;
-///                  diverged: the reason for an early end of the training, or null
-///   lock           held during training
+///   checkpoint.pt  model and optimizer, under their SHA-256, with steps done, identity and the place in log.jsonl;
+///                  checkpoint.previous.pt is the one before it
+///   done.json      written last, with its SHA-256: final losses, wall time, threads, data hash, identity, hash of log.jsonl;
+///                  machine, commit and versions; diverged: the reason for an early end of the training, or null
+///   lock           held during training, with the number of the process
 struct Artefact {
   std::filesystem::path folder;
   Run run;
@@ -94,6 +96,17 @@ struct Artefact {
 struct Progress {
   int64_t step = 0, steps = 0;
   double loss = 0, tokens_per_second = 0, seconds_left = 0;
+  std::string notice = {};  ///< one line for people, e.g. what a training waits for; there are no figures with it
+};
+
+/// Thrown by a progress callback: the training saves a checkpoint after its current step, and ends.
+class Interrupted : public std::runtime_error {
+ public:
+  Interrupted(int signal, const std::string& message) : std::runtime_error(message), signal_(signal) {}
+  int signal() const { return signal_; }
+
+ private:
+  int signal_;
 };
 
 /// The trained model of `run`: read from `root` where it is finished, resumed where it has begun, else trained now. A killed
@@ -107,17 +120,22 @@ struct Progress {
 /// The source of a converted model is trained first where it is absent.
 ///
 /// reads    root: the folder of the models (artefacts/models), the artefact's folder is root/artefact_name; progress: called
-///          after every step, never for a finished artefact
-/// throws   std::invalid_argument for an invalid configuration; std::runtime_error where a file can't be written; NotFinite, a
-///          std::runtime_error, where loss, gradient or activations are not finite and the configuration makes that an error
+///          after every step, and with a notice while this process waits, where a damaged file is passed over, and where no
+///          commit is known; for a finished artefact never
+/// throws   std::invalid_argument for an invalid configuration, and one whose model or batch exceeds the memory;
+///          std::runtime_error where a file can't be written, or no checkpoint is whole; NotFinite, a std::runtime_error, where
+///          loss, gradient or activations are not finite and the configuration makes that an error; Interrupted as `progress`
 Artefact trained(const Run& run, const Dataset& dataset, const std::filesystem::path& root,
                  const std::function<void(const Progress&)>& progress = {});
 
 /// The model of an artefact, in evaluation mode, on the device named `device`; by default the device of its training.
 ///
-/// throws  as device_named
+/// throws  as device_named and load_weights; std::invalid_argument where the memory is too small
 LanguageModel load_model(const Artefact& artefact);
 LanguageModel load_model(const Artefact& artefact, const std::string& device);
+
+/// Whether an artefact's folder has the end of its training: done.json and the checkpoint. Their content is not read.
+bool is_finished(const std::filesystem::path& folder);
 
 /// The device of a name in the format of TrainingConfig::device.
 ///

@@ -36,6 +36,8 @@ void visit_training(Config& config, Visitor&& visit) {
   visit("device", config.device);
 }
 
+constexpr int64_t kMostTokens = int64_t{1} << 53;  // exact in double, and sums of some stay below 2^63
+
 // The format of stored runs: 1 had the options of all mixers in the model, 2 has them in the mixer.
 constexpr int64_t kFormat = 2;
 
@@ -57,7 +59,7 @@ void expect_device_name(const std::string& name) {
 
 void TrainingConfig::check() const {
   const auto whole = [](const char* name, int64_t value, int64_t least) {
-    expect(value >= least, name, "≥ " + std::to_string(least), std::to_string(value));
+    expect(value >= least && value <= kMostTokens, name, std::to_string(least) + " … 2^53", std::to_string(value));
   };
   const auto number = [](const char* name, double value, const char* range, bool good) {
     expect(good && std::isfinite(value), name, range, std::to_string(value));

@@ -10,9 +10,11 @@ import math
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 from pathlib import Path
 
@@ -88,6 +90,17 @@ class Calls(CommandTest):
             ("corpus: expected 'bible', 'headers' or a folder of text, found 'nowhere'", "data", "show", "nowhere"),
             ("no_such_claim", "run", "no_such_claim"),
             ("artefact: expected the folder or name of a trained model", "generate", "no-such-model"),
+            ("layers: expected 1 … 1000, found 1000000000", "describe", "--layers", "1000000000"),
+            ("layers: expected a whole number, found 1000000000.0", "describe", "--layers", "1e9"),
+            ("layers: expected 1 … 1000, found -1", "describe", "--layers", "-1"),
+            ("width: expected a whole number of 64 bits with sign", "describe", "--width", "18446744073709551615"),
+            ("parameters: expected at most 2^44", "describe", "--layers", "1000", "--width", "1048576"),
+            ("batch_tokens: expected a whole number, found 9", "describe", "--batch-tokens", "9e18"),
+            ("batch_tokens: expected 1 … 2^53, found 9", "describe", "--batch-tokens", "9000000000000000000"),
+            ("context_length: expected 1 … 2^53, found -512", "describe", "--context", "-512"),
+            ("state_size: expected 1 … 1048576", "describe", "--architecture", "delta", "--set", "state_size=1000000000000"),
+            ("--set: expected JSON of at most 64 levels", "describe", "--set", "rope=" + 500 * "[" + 500 * "]"),
+            ("--threads: expected a number from 0 to", "list", "--threads", "1000000000"),
             ("--threads: expected a number from 0 to 4096, found -1", "list", "--threads", "-1"),
             ("--threads: expected a number from 0 to 4096, found many", "list", "--threads", "many"),
             ("--threads: expected a value, found none", "list", "--threads"),
@@ -300,8 +313,150 @@ class Models(CommandTest):
             self.refused(2, refusal, "--root", root, "evaluate", "0123")
             self.assertIn(f"  0123456789abcdef  failed: {refusal}", self.done("--root", root, "list"))
 
+    def test_whose_files_are_damaged_are_named_and_not_evaluated(self):
+        with tempfile.TemporaryDirectory() as root:
+            (Path(root) / "experiments").symlink_to(ROOT / "experiments")
+            models = Path(root) / "artefacts/models"
+            shutil.copytree(Path(self.root) / "artefacts", Path(root) / "artefacts")
+            name = self.folder.name
+            for copy, file in (("aaaa", "run.json"), ("bbbb", "done.json"), ("cccc", "checkpoint.pt")):
+                shutil.copytree(models / name, models / copy)
+                damaged = bytearray((models / copy / file).read_bytes())
+                damaged[damaged.index(b'"training_loss": ') + 17 if file == "done.json" else len(damaged) // 2] ^= 4
+                (models / copy / file).write_bytes(damaged)
+            listed = self.done("--root", root, "list")
+            self.assertRegex(listed, f"(?m)^  aaaa  broken: {models}/aaaa/run.json: .*expected")
+            self.assertRegex(listed, f"(?m)^  bbbb  broken: {models}/bbbb/done.json: expected content with SHA-256")
+            self.assertRegex(listed, f"(?m)^  {name}  ")
+            for command in ("evaluate", "generate", "convert"):
+                for copy in ("aaaa", "bbbb", "cccc")[: 2 if command == "convert" else 3]:  # convert refuses the source before
+                    result = lethe("--root", root, command, copy)
+                    self.assertIn(result.returncode, (1, 2), result.stderr)
+                    self.assertRegex(result.stderr, f"^lethe: .*{models}/{copy}/.*: .*expected .*, found .*\n$")
+                    self.assertEqual(result.stdout, "")
+
+    def test_are_evaluated_into_a_file_that_is_refused_before_the_work(self):
+        evaluate = ("--root", self.root, "evaluate", str(self.folder), "--sequences", "1", "--csv")
+        self.refused(1, "absent/loss.csv.new: cannot be opened", *evaluate, f"{self.root}/absent/loss.csv")
+        self.assertTrue(self.done(*evaluate, "/dev/stdout").startswith("position,"))
+        self.assertTrue(Path("/dev/stdout").is_symlink())
+
     def test_need_the_vocabulary_of_their_data(self):
         self.refused(2, "vocabulary: expected 257", "--root", self.root, "train", *TINY, "--set", "vocabulary=300")
+
+    def test_that_exceed_the_memory_are_refused_with_their_size(self):
+        for setting in (("layers=1000", "width=16384"), ("batch_tokens=1099511627776", "total_tokens=1099511627776")):
+            settings = [word for member in setting for word in ("--set", member)]
+            result = lethe("--root", self.root, "train", *TINY, *settings)
+            self.assertEqual(result.returncode, 2, result.stderr)
+            self.assertRegex(result.stderr, r"^lethe: memory: expected at most the [0-9.]+ GiB of cpu, found [0-9.e+]+ GiB for a step of .*\n$")
+
+
+LONG = ["6400000" if word == "512" else word for word in TINY]
+
+
+class Trainings(CommandTest):
+    """Long trainings that end early, and trainings without provenance."""
+
+    def setUp(self):
+        temporary = tempfile.TemporaryDirectory()
+        self.addCleanup(temporary.cleanup)
+        self.root = temporary.name
+
+    def begun(self, *arguments: str, before: int = 0) -> tuple[subprocess.Popen, Path]:
+        """A training that has logged steps, more than `before` of them, and its folder."""
+        process = subprocess.Popen([BINARY, "--threads", "1", "--root", self.root, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.addCleanup(self.end, process)
+        for _ in range(3000):
+            for log in Path(self.root).glob("artefacts/models/*/log.jsonl"):
+                if log.read_text().count("\n") > before + 2:
+                    return process, log.parent
+            time.sleep(0.1)
+        self.fail("no step within five minutes")
+
+    @staticmethod
+    def end(process: subprocess.Popen) -> None:
+        process.kill()
+        with process:
+            pass
+
+    def test_that_a_signal_ends_save_a_checkpoint_first(self):
+        steps = [0]
+        for number, status in ((signal.SIGTERM, 143), (signal.SIGINT, 130)):
+            process, folder = self.begun("train", *LONG, before=steps[-1])
+            process.send_signal(number)
+            _, said = process.communicate(timeout=60)
+            self.assertEqual(process.returncode, status, said)
+            saved = re.search(rf"(?m)^lethe: {number.name}: step (\d+) of 50000 is saved in (.*); the same call goes on there$", said)
+            self.assertTrue(saved, said)
+            self.assertEqual(Path(saved[2]), folder / "checkpoint.pt")
+            steps.append(int(saved[1]))
+            self.assertEqual((folder / "log.jsonl").read_text().count("\n"), steps[-1])
+        self.assertGreater(steps[2], steps[1])
+
+    def test_of_a_job_go_on_inside_a_training(self):
+        (Path(self.root) / "experiments").symlink_to(ROOT / "experiments")
+        process, folder = self.begun("run", "ablations", "--scale", "quick")
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=120)
+        self.assertEqual(process.returncode, 143, said)
+        self.assertIn("is saved in ", said)
+        before = (folder / "log.jsonl").read_text().count("\n")
+        self.begun("run", "ablations", "--scale", "quick", before=before)
+        times = [json.loads(line)["seconds"] for line in (folder / "log.jsonl").read_text().splitlines()[: before + 1]]
+        self.assertEqual(times, sorted(times))
+
+    def test_wait_for_another_process_and_name_it(self):
+        first, folder = self.begun("train", *LONG)
+        second = subprocess.Popen([BINARY, "--threads", "1", "--root", self.root, "train", *LONG], stderr=subprocess.PIPE, text=True)
+        self.addCleanup(self.end, second)
+        said = ""
+        while "waiting" not in said:
+            said = second.stderr.readline()
+            self.assertIsNone(second.poll())
+        self.assertEqual(said, f"lethe: waiting for {folder}, which process {first.pid} is training\n")
+        second.send_signal(signal.SIGINT)
+        self.assertIn("SIGINT", second.communicate(timeout=60)[1])
+        self.assertEqual(second.returncode, 130)
+        self.assertIsNone(first.poll())
+
+    def test_without_a_commit_finish_with_one_warning(self):
+        def checkout(name, *commands):
+            folder = Path(self.root) / name
+            folder.mkdir()
+            for command in commands:
+                subprocess.run(["git", "-C", str(folder), *command.split()], check=True, capture_output=True)
+            return folder
+
+        named = "init -q", "-c user.name=a -c user.email=b commit -q --allow-empty -m first"
+        for words, folder, environment in (
+            ("no checkout around", checkout("tarball"), {}),
+            ("a checkout that git refuses", checkout("no_commit", "init -q"), {}),
+            ("a checkout that git refuses", checkout("foreign", *named), {"GIT_TEST_ASSUME_DIFFERENT_OWNER": "1"}),
+            ("no git program", checkout("without_git", *named), {"PATH": self.path_without_git()}),
+            ("", checkout("whole", *named), {}),
+        ):
+            with self.subTest(folder.name):
+                result = subprocess.run([BINARY, "--threads", "1", "--root", folder, "train", *TINY], capture_output=True, text=True,
+                                        env=os.environ | environment, timeout=300)  # fmt: skip
+                self.assertEqual(result.returncode, 0, result.stderr)
+                (done,) = folder.glob("artefacts/models/*/done.json")
+                certificate = json.loads(done.read_text())
+                self.assertEqual(certificate["commit"] == "unknown", bool(words))
+                self.assertEqual(certificate["dirty"] is None, bool(words))
+                warnings = [line for line in result.stderr.splitlines() if "commit" in line]
+                self.assertEqual(len(warnings), 1 if words else 0, result.stderr)
+                self.assertTrue(not words or f"lethe: commit: expected that of a checkout, found {words}" in warnings[0], warnings)
+                self.assertNotIn("fatal", result.stderr)
+
+    def path_without_git(self) -> str:
+        """A folder with the programs that a training runs, and no git."""
+        programs = Path(self.root) / "programs"
+        programs.mkdir()
+        for name in ("sh", "python3", "bible"):
+            if found := shutil.which(name):
+                (programs / name).symlink_to(found)
+        return str(programs)
 
 
 if __name__ == "__main__":

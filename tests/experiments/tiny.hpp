@@ -6,6 +6,7 @@
 
 #include <array>
 #include <cmath>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -30,6 +31,17 @@ std::string refusal_of(const Config& config) {
     return error.what();
   }
   return "no error";
+}
+
+/// A number of the environment: the entries of ctest labelled slow set larger ones.
+inline int64_t number_from(const char* name, int64_t otherwise) {
+  const char* text = std::getenv(name);
+  return text == nullptr ? otherwise : std::stoll(text);
+}
+
+/// Writes a file in place, without waiting for the disk.
+inline void overwrite(const std::filesystem::path& path, const std::string& bytes) {
+  std::ofstream(path, std::ios::binary) << bytes;
 }
 
 /// A folder, created empty and removed at the end.

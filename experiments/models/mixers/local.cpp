@@ -47,9 +47,12 @@ Tensor local_attention(const Tensor& query, const Tensor& key, const Tensor& val
 
 namespace {
 
+constexpr int64_t kLargestWindow = int64_t{1} << 40;
+
 void check_local(const ModelConfig& model, const LocalConfig& own) {
   own.check(model.head_dim());
-  expect(own.window > 0, "window", "> 0", std::to_string(own.window));
+  expect(own.window > 0 && own.window <= kLargestWindow, "window", "1 … " + std::to_string(kLargestWindow),
+         std::to_string(own.window));
 }
 
 MixerLayer make_local(const ModelConfig& model, const LocalConfig& own, const Weights& weights) {

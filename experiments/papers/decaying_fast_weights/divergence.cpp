@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
-#include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <numeric>
 
-#include "experiments/files.hpp"
+#include "experiments/json_file.hpp"
+#include "experiments/training/training_log.hpp"
 
 namespace lethe {
 namespace {
@@ -44,8 +44,7 @@ std::string to_string(Outcome outcome) {
 }
 
 Course course_of(const Artefact& artefact, const Artefact& source) {
-  const auto done = nlohmann::json::parse(read_whole(artefact.folder / "done.json"));
-  const auto before = nlohmann::json::parse(read_whole(source.folder / "done.json"));
+  const auto done = read_sealed(artefact.folder / "done.json"), before = read_sealed(source.folder / "done.json");
   Course course{.losses = {},
                 .stopped = done.contains("diverged") && !done["diverged"].is_null(),
                 .validation_loss = number_or_nan(done, "validation_loss"),
@@ -57,12 +56,10 @@ Course course_of(const Artefact& artefact, const Artefact& source) {
       if (line.contains(key)) course.largest = std::fmax(course.largest, number_or_nan(line, key));
   };
   look(done);
-  std::ifstream log(artefact.folder / "log.jsonl");
-  for (std::string text; std::getline(log, text);) {
-    const auto line = nlohmann::json::parse(text);
+  read_log(artefact.folder, [&](const nlohmann::json& line) {
     course.losses.push_back(line.at("loss"));
     look(line);
-  }
+  });
   return course;
 }
 

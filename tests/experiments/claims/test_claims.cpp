@@ -11,6 +11,7 @@
 #include "experiments/claims/registry.hpp"
 #include "experiments/claims/settings.hpp"
 #include "experiments/papers/forgetting_transformer/rows.hpp"
+#include "tests/experiments/tiny.hpp"
 
 namespace lethe {
 namespace {
@@ -100,6 +101,41 @@ TEST(Scales, LayAClaimsOwnSettingsOverThoseOfItsBase) {
 /// The identity of a run's model.
 std::string identity(const lethe::Run& run) {
   return nlohmann::json(run.model).dump() + nlohmann::json(run.training).dump();
+}
+
+// The message of the settings of a claim whose config.toml has this text; other.toml beside it is its own base.
+std::string refusal_of_settings(const std::string& text) {
+  const TemporaryFolder folder;
+  const Experiment claim{.paper = "paper", .claim = "claim", .runs = nullptr, .measure = nullptr};
+  const auto place = claim_folder(folder.path(), claim);
+  std::filesystem::create_directories(place);
+  std::ofstream(place / "config.toml") << text;
+  std::ofstream(place / "other.toml") << "[quick]\nbase = \"../claim/other.toml\"\n";
+  try {
+    claim_settings(folder.path(), claim, "quick");
+  } catch (const std::invalid_argument& error) {
+    EXPECT_TRUE(std::string(error.what()).starts_with(place.string())) << error.what();
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(Scales, ThatGoRoundOrDeepAreRefused) {
+  const auto expect_words = [](const std::string& text, const char* words) {
+    const std::string message = refusal_of_settings(text);
+    EXPECT_NE(message.find(words), std::string::npos) << message;
+  };
+  expect_words("[quick]\nx = 1\n", "no error");
+  expect_words("[quick]\nbase = \"config.toml\"\n",
+               "base: expected a chain of at most 8 files without a cycle, found ");
+  expect_words("[quick]\nbase = \"other.toml\"\n", "without a cycle");
+  expect_words("[quick]\nbase = 7\n", "base: expected a path, found 7");
+  expect_words("[quick]\nx = " + std::string(60, '[') + std::string(60, ']') + "\n", "no error");
+  expect_words("[quick]\nx = " + std::string(100, '[') + std::string(100, ']') + "\n", "at most 64 levels");
+  expect_words("[quick]\nx = " + std::string(100000, '[') + "\n", "config.toml: ");
+  std::string dotted = "x";
+  for (int level = 0; level < 100000; ++level) dotted += ".x";
+  expect_words("[quick]\n" + dotted + " = 1\n", "config.toml: ");
 }
 
 TEST(Runs, AreSharedAmongTheClaimsOfAPaperAtQuickScale) {

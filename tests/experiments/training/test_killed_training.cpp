@@ -6,7 +6,9 @@
 
 #include <chrono>
 #include <fstream>
+#include <iostream>
 #include <nlohmann/json.hpp>
+#include <random>
 #include <thread>
 
 #include "tests/experiments/tiny.hpp"
@@ -87,6 +89,41 @@ TEST_F(KilledTraining, EndsWithTheBitsOfOneThatWasNot) {
   ASSERT_EQ(end(begin(killed)), 0);
   EXPECT_TRUE(weights(killed).equal(weights(whole)));
   EXPECT_EQ(log(killed), log(whole));
+}
+
+// Most of the time of these trainings goes into checkpoints. A kill comes at any moment: while Torch starts, while a checkpoint is
+// read or written, between the renames.
+TEST_F(KilledTraining, EndsWithTheSameBitsAtAnyMomentOfTheKill) {
+  const int64_t kills = number_from("LETHE_KILLS", 5);
+  run.training.checkpoint_tokens = 256;
+  std::ofstream(folder.path() / "run.json") << nlohmann::json(run);
+  const fs::path whole = folder.path() / "whole";
+  const auto start = std::chrono::steady_clock::now();
+  ASSERT_EQ(end(begin(whole)), 0);
+  const std::chrono::duration<double> duration = std::chrono::steady_clock::now() - start;
+  std::mt19937 random(static_cast<unsigned>(kills));
+  int64_t done = 0, writing = 0;
+  for (int round = 0; done < kills; ++round) {
+    const fs::path killed = folder.path() / std::to_string(round), files = killed / artefact_name(run, dataset);
+    while (!fs::exists(files / "done.json")) {
+      const pid_t child = begin(killed);
+      if (done < kills) {
+        std::this_thread::sleep_for(duration * std::uniform_real_distribution(0.0, 1.0)(random));
+        kill(child, SIGKILL);
+        const int status = end(child);
+        done += WIFSIGNALED(status);
+        writing += fs::exists(files / "checkpoint.next.pt") || fs::exists(files / "checkpoint.next.pt.new");
+      } else {
+        ASSERT_EQ(end(child), 0);
+      }
+    }
+    ASSERT_TRUE(weights(killed).equal(weights(whole))) << "round " << round;
+    ASSERT_EQ(log(killed), log(whole)) << "round " << round;
+    fs::remove_all(killed);
+  }
+  RecordProperty("kills", static_cast<int>(done));
+  RecordProperty("kills_while_a_checkpoint_was_written", static_cast<int>(writing));
+  std::cout << done << " kills, " << writing << " of them while a checkpoint was written\n";
 }
 
 TEST_F(KilledTraining, IsDoneOnceWhereTwoProcessesWantIt) {

@@ -15,6 +15,7 @@ using torch::Tensor;
 
 namespace {
 
+constexpr int64_t kLargestState = 1 << 20;
 constexpr int64_t kTracedStates = 256;  // at most this many along a text are read for the maximum
 
 StateInputs piece(const StateInputs& in, int64_t begin, int64_t length) {
@@ -76,7 +77,8 @@ void StateConfig::check(const ModelConfig& model, int64_t least) const {
   expect(!rope || model.head_dim() % 2 == 0, "rope", "an even head dim", std::to_string(model.head_dim()));
   expect(feature_map != FeatureMap::kDpfp || (dpfp_nu >= 1 && dpfp_nu <= 2 * model.head_dim()), "dpfp_nu",
          "1 … 2·head_dim = " + std::to_string(2 * model.head_dim()), std::to_string(dpfp_nu));
-  expect(!reads_state_size() || state_size >= least, "state_size", "≥ " + std::to_string(least), found);
+  expect(!reads_state_size() || (state_size >= least && state_size <= kLargestState), "state_size",
+         std::to_string(least) + " … " + std::to_string(kLargestState), found);
   expect(reads_state_size() || state_rows(model) >= least, "heads", "fewer than width " + std::to_string(model.width),
          std::to_string(model.heads));
   expect(!rope || query_dim(model) % 2 == 0, "state_size", "an even number where queries are rotated", found);

@@ -4,7 +4,7 @@
 #include <map>
 #include <regex>
 
-#include "experiments/files.hpp"
+#include "experiments/json_file.hpp"
 #include "experiments/papers/throughput/kernel_speeds.hpp"
 
 namespace lethe::gate_cost {
@@ -20,7 +20,7 @@ const std::regex kOpenGate("(forward|backward)/D:([0-9]+)/T:([0-9]+)/open/.*");
 std::vector<Run> runs(const nlohmann::json&, int64_t) { return {}; }
 
 Findings measure(const Study& study) {
-  const nlohmann::json file = nlohmann::json::parse(read_whole(study.data));
+  const nlohmann::json file = read_json(study.data);
   std::map<std::string, double> deviations;
   for (const nlohmann::json& entry : file.at("benchmarks"))
     if (entry.value("aggregate_name", "") == "stddev" && entry.contains(kRatio))

@@ -1,0 +1,107 @@
+#include "experiments/training/checkpoint.hpp"
+
+#include <sstream>
+#include <stdexcept>
+
+#include "experiments/data/sha256.hpp"
+#include "experiments/files.hpp"
+#include "experiments/json_file.hpp"
+
+namespace lethe {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view kMagic = "lethe checkpoint ";
+constexpr const char* kFormat = "1";
+
+struct Damage : std::runtime_error {
+  Damage(const fs::path& path, const std::string& expected, const std::string& found)
+      : std::runtime_error(path.string() + ": expected " + expected + ", found " + found) {}
+};
+
+fs::path beside(const fs::path& path, const char* name) {
+  return path.parent_path() / (path.stem().string() + "." + name + path.extension().string());
+}
+
+// The text up to the next line break, without it; `rest` begins after it.
+std::string next_line(std::string_view& rest) {
+  const size_t end = std::min(rest.find('\n'), rest.size());
+  const std::string line(rest.substr(0, end));
+  rest.remove_prefix(std::min(end + 1, rest.size()));
+  return line;
+}
+
+Checkpoint checked(const fs::path& path) {
+  std::string bytes = read_whole(path);
+  std::string_view rest = bytes;
+  if (!rest.starts_with(kMagic)) throw Damage(path, "a checkpoint of lethe with its SHA-256", "another kind of file");
+  std::istringstream first(next_line(rest));
+  std::string word, format = "none", hash = "none", count = "none";
+  first >> word >> word >> format >> hash >> count;
+  if (format != kFormat) throw Damage(path, std::string("format ") + kFormat, "format " + format);
+  if (count != std::to_string(rest.size())) throw Damage(path, count + " bytes", std::to_string(rest.size()));
+  if (const std::string found = sha256(rest); found != hash) throw Damage(path, "content with SHA-256 " + hash, found);
+  Checkpoint checkpoint;
+  try {
+    const auto header = parse_json(next_line(rest), path.string());
+    checkpoint.header = {header.at("identity"), header.at("steps_done"), header.at("log").get<LogPosition>()};
+  } catch (const std::exception&) {
+    throw Damage(path, "a header with identity, steps_done and log", "another");
+  }
+  bytes.erase(0, bytes.size() - rest.size());
+  checkpoint.archive = std::move(bytes);
+  return checkpoint;
+}
+
+// What a user can do about a checkpoint that can't be used.
+std::string advice(const fs::path& path) {
+  const fs::path previous = previous_checkpoint(path);
+  if (fs::exists(previous)) return "; delete it: training goes on from " + previous.filename().string();
+  return "; delete it: training starts anew";
+}
+
+}  // namespace
+
+fs::path previous_checkpoint(const fs::path& path) { return beside(path, "previous"); }
+
+void write_checkpoint(const fs::path& path, const CheckpointHeader& header, std::string_view archive) {
+  const std::string line =
+      nlohmann::json{{"identity", header.identity}, {"steps_done", header.steps_done}, {"log", header.log}}.dump() +
+      "\n";
+  const std::string hash = sha256({line, archive});
+  const std::string first =
+      std::string(kMagic) + kFormat + " " + hash + " " + std::to_string(line.size() + archive.size()) + "\n";
+  const fs::path next = beside(path, "next");
+  OutputFile(next).commit({first, line, archive});
+  if (fs::exists(path)) fs::rename(path, previous_checkpoint(path));
+  fs::rename(next, path);
+}
+
+Checkpoint read_checkpoint(const fs::path& path) {
+  try {
+    return checked(path);
+  } catch (const Damage& damage) {
+    throw std::runtime_error(damage.what() + advice(path));
+  }
+}
+
+std::optional<Checkpoint> newest_checkpoint(const fs::path& path, const std::string& identity,
+                                            const std::function<void(const std::string&)>& warn) {
+  const fs::path previous = previous_checkpoint(path);
+  std::optional<Checkpoint> found;
+  try {
+    if (fs::exists(path)) found = checked(path);
+    else if (fs::exists(previous)) found = read_checkpoint(previous);
+  } catch (const Damage& damage) {
+    if (!fs::exists(previous)) throw std::runtime_error(damage.what() + advice(path));
+    found = read_checkpoint(previous);
+    fs::rename(path, beside(path, "damaged"));
+    if (warn) warn(std::string(damage.what()) + "; training goes on from " + previous.filename().string());
+  }
+  if (found && found->header.identity != identity)
+    throw std::runtime_error(path.string() + ": expected a checkpoint of this run, found another run's" + advice(path));
+  return found;
+}
+
+}  // namespace lethe

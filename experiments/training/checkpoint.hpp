@@ -1,0 +1,49 @@
+#pragma once
+// The file of a checkpoint: an archive under its SHA-256, and the checkpoint before it.
+
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "experiments/training/training_log.hpp"
+
+namespace lethe {
+
+/// What a checkpoint says of itself.
+struct CheckpointHeader {
+  std::string identity;  ///< of its run
+  int64_t steps_done = 0;
+  LogPosition log;  ///< of log.jsonl after those steps
+};
+
+struct Checkpoint {
+  CheckpointHeader header;
+  std::string archive;  ///< Torch's bytes
+};
+
+/// Writes "lethe checkpoint 1 SHA-256 BYTES", a line of JSON, and the archive; hash and count are those of all after the first
+/// line. The file at `path` becomes the checkpoint before it once the new one is whole on the disk.
+///
+/// throws  std::runtime_error naming the file
+void write_checkpoint(const std::filesystem::path& path, const CheckpointHeader& header, std::string_view archive);
+
+/// The checkpoint at `path`.
+///
+/// throws  std::runtime_error "path: expected …, found …; delete it: …" where it is absent, cut, damaged or of another format
+Checkpoint read_checkpoint(const std::filesystem::path& path);
+
+/// The checkpoint before that at `path`: checkpoint.previous.pt beside checkpoint.pt.
+std::filesystem::path previous_checkpoint(const std::filesystem::path& path);
+
+/// The newest whole checkpoint of a run: that at `path`, or the one before it. A damaged file at `path` is then kept as
+/// checkpoint.damaged.pt.
+///
+/// reads    warn: told the damage in one line
+/// returns  nullopt where neither is there
+/// throws   std::runtime_error where neither is whole, or the newest is another run's
+std::optional<Checkpoint> newest_checkpoint(const std::filesystem::path& path, const std::string& identity,
+                                            const std::function<void(const std::string&)>& warn);
+
+}  // namespace lethe

@@ -1,0 +1,92 @@
+#include "experiments/training/training_log.hpp"
+
+#include <limits>
+#include <numeric>
+#include <stdexcept>
+
+#include "experiments/data/sha256.hpp"
+#include "experiments/files.hpp"
+#include "experiments/json_file.hpp"
+
+namespace lethe {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr size_t kLastSteps = 20;
+
+// Visits the whole lines of a file that end at or before `end`.
+//
+// returns  the position after the last of them
+LogPosition for_each_line(const fs::path& path, int64_t end, const std::function<void(const std::string&)>& visit) {
+  std::ifstream file(path);
+  LogPosition at;
+  for (std::string line; at.bytes < end && std::getline(file, line) && !file.eof();) {
+    const int64_t next = at.bytes + std::ssize(line) + 1;
+    if (next > end) break;
+    at = {next, sha256(at.hash + line)};
+    visit(line);
+  }
+  return at;
+}
+
+void expect_position(const fs::path& path, const LogPosition& found, const LogPosition& expected, const char* advice) {
+  if (found.bytes == expected.bytes && found.hash == expected.hash) return;
+  throw std::runtime_error(path.string() + ": expected " + std::to_string(expected.bytes) +
+                           " bytes of lines with the hash " + expected.hash + ", found " + std::to_string(found.bytes) +
+                           " with " + found.hash + advice);
+}
+
+}  // namespace
+
+TrainingLog::TrainingLog(fs::path path, const LogPosition& at) : path_(std::move(path)) {
+  if (at.bytes == 0) write_whole(path_, "");
+  std::deque<std::string> last;
+  position_ = for_each_line(path_, at.bytes, [&](const std::string& line) {
+    last.push_back(line);
+    if (last.size() > kLastSteps) last.pop_front();
+  });
+  expect_position(path_, position_, at,
+                  ", those of its checkpoint; restore it, or delete its folder: training starts anew");
+  for (const std::string& line : last) remember(parse_json(line, path_.string()));
+  fs::resize_file(path_, static_cast<uintmax_t>(at.bytes));
+  file_.open(path_, std::ios::app);
+}
+
+void TrainingLog::remember(const nlohmann::json& line) {
+  losses_.push_back(line.at("loss").get<double>());
+  if (losses_.size() > kLastSteps) losses_.pop_front();
+  seconds_ = line.at("seconds").get<double>();
+}
+
+void TrainingLog::append(const nlohmann::json& line) {
+  const std::string text = line.dump();
+  file_ << text << '\n' << std::flush;
+  if (!file_) throw std::runtime_error(path_.string() + ": cannot be written");
+  position_ = {position_.bytes + std::ssize(text) + 1, sha256(position_.hash + text)};
+  remember(line);
+}
+
+LogPosition TrainingLog::sync() {
+  sync_file(path_);
+  return position_;
+}
+
+double TrainingLog::last_losses() const {
+  if (losses_.empty()) return std::numeric_limits<double>::quiet_NaN();
+  return std::accumulate(losses_.begin(), losses_.end(), 0.0) / static_cast<double>(losses_.size());
+}
+
+void read_log(const fs::path& folder, const std::function<void(const nlohmann::json&)>& visit) {
+  const fs::path path = folder / "log.jsonl";
+  if (fs::exists(folder / "done.json")) {
+    const LogPosition all = read_sealed(folder / "done.json").at("log").get<LogPosition>();
+    const auto size = static_cast<int64_t>(fs::file_size(path));
+    expect_position(path, for_each_line(path, size, [](const std::string&) {}), all,
+                    ", those of its training; restore it");
+  }
+  for_each_line(path, std::numeric_limits<int64_t>::max(),
+                [&](const std::string& line) { visit(parse_json(line, path.string())); });
+}
+
+}  // namespace lethe

@@ -39,7 +39,7 @@ void visit_training(Config& config, Visitor&& visit) {
 constexpr int64_t kMostTokens = int64_t{1} << 53;  // exact in double, and sums of some stay below 2^63
 
 // The format of stored runs: 1 had the options of all mixers in the model, 2 has them in the mixer.
-constexpr int64_t kFormat = 2;
+constexpr int64_t kRunFormat = 2;
 
 template <class SomeRun, class Visitor>
 void visit_run(SomeRun& run, Visitor&& visit) {
@@ -99,7 +99,7 @@ void from_json(const nlohmann::json& json, TrainingConfig& config) {
 }
 
 void to_json(nlohmann::json& json, const Run& run) {
-  json = {{"format", kFormat}};
+  json = {{"format", kRunFormat}};
   visit_run(run, JsonWriter{json});
 }
 
@@ -107,8 +107,8 @@ void from_json(const nlohmann::json& json, Run& run) {
   JsonReader reader(json, "run");
   int64_t format = 1;
   reader("format", format);
-  const char* advice = format < kFormat ? " (train the model anew)" : " (a newer lethe wrote it: update this one)";
-  expect(format == kFormat, "run.format", std::to_string(kFormat) + advice, std::to_string(format));
+  const char* advice = format < kRunFormat ? " (train the model anew)" : " (a newer lethe wrote it: update this one)";
+  expect(format == kRunFormat, "run.format", std::to_string(kRunFormat) + advice, std::to_string(format));
   visit_run(run, reader);
   reader.finish();
 }
@@ -125,7 +125,7 @@ double learning_rate_at(const TrainingConfig& config, int64_t tokens_seen) {
 std::string identity(const Run& run, const Dataset& dataset) { return identity(run, dataset.content_hash()); }
 
 std::string identity(const Run& run, const std::string& data_hash) {
-  nlohmann::json parts = {{"format", kFormat}, {"model", run.model}, {"training", run.training}, {"data", data_hash}};
+  nlohmann::json parts = {{"format", kRunFormat}, {"model", run.model}, {"training", run.training}, {"data", data_hash}};
   for (const char* name : {"checkpoint_tokens", "corpus", "device", "divergence_is_a_result"})
     parts["training"].erase(name);
   if (run.conversion) {

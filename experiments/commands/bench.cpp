@@ -114,6 +114,7 @@ class Step {
   FlatParameters& prepared(const BenchOptions& options) {
     if (!options.weights.empty()) read_weights(model_, file_ = read_safetensors(options.weights), options.weights);
     set_gates(model_, options.gates);
+    model_->set_recompute(recompute_named(run_.training.recompute));
     return model_->flatten(true);
   }
 

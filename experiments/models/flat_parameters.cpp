@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 
+#include "optimized/torch/layers.hpp"
 #include "optimized/torch/linear.hpp"
 #include "optimized/torch/split_columns.hpp"
 
@@ -50,10 +51,17 @@ Tensor Product::weight(torch::Dtype dtype) const {
   return (defined.size() == 1 ? defined.front() : torch::cat(defined)).to(dtype);
 }
 
+bool Product::adds_gradient() const { return is_flat() && entry_->gradient.defined() && torch::GradMode::is_enabled(); }
+
+Tensor Product::of_swiglu(const Tensor& gate_and_up) const {
+  if (!adds_gradient()) return (*this)(swiglu(gate_and_up));
+  const Tensor whole = weight(gate_and_up.scalar_type());
+  return linear_of_swiglu(gate_and_up, whole, entry_->gradient).narrow(-1, 0, entry_->matrices.front().size(0));
+}
+
 std::vector<Tensor> Product::pieces(const Tensor& x) const {
   const Tensor whole = weight(x.scalar_type());
-  const bool adds_gradient = is_flat() && entry_->gradient.defined() && torch::GradMode::is_enabled();
-  const Tensor all = adds_gradient ? linear(x, whole, entry_->gradient) : torch::linear(x, whole);
+  const Tensor all = adds_gradient() ? linear(x, whole, entry_->gradient) : torch::linear(x, whole);
   const std::vector<Tensor> defined = split(all, entry_->matrices);
   std::vector<Tensor> pieces;
   auto next = defined.begin();

@@ -26,6 +26,9 @@ class Product {
   /// x Wᵀ [..., n] of a single matrix.
   torch::Tensor operator()(const torch::Tensor& x) const { return pieces(x).front(); }
 
+  /// This product of swiglu(gate_and_up), of a single matrix; the backward pass computes swiglu again.
+  torch::Tensor of_swiglu(const torch::Tensor& gate_and_up) const;
+
   /// The matrices in `dtype`, one below the other, and rows of zeros up to the flat buffer's alignment.
   torch::Tensor weight(torch::Dtype dtype) const;
   /// Their part of the flat gradient, where there is one.
@@ -38,6 +41,7 @@ class Product {
     torch::Tensor weight, gradient;  // [Σ n_i rounded up, width] of the flat buffers; undefined before flattening
   };
   bool is_flat() const;
+  bool adds_gradient() const;
   std::shared_ptr<Entry> entry_;
 };
 

@@ -74,21 +74,26 @@ LanguageModelImpl::LanguageModelImpl(const ModelConfig& config, torch::Device de
 Tensor LanguageModelImpl::hidden(const Tensor& tokens, std::vector<std::any>* trace) {
   const torch::Dtype dtype = parts_->dtype, wide = accumulation_dtype(dtype);
   if (trace) trace->assign(parts_->blocks.size(), {});
-  // The residual stream stays in float32 or wider.
-  Tensor residual = torch::embedding(parts_->embeddings.to(wide), tokens), normed;
-  std::optional<Tensor> branch;
-  const auto norm = [&](const Tensor& weight) {
-    std::tie(normed, residual) = add_rms_norm(residual, branch, weight.to(wide), kNormEpsilon, dtype);
+  // {residual, branch} → {residual, branch}: a branch is added by the norm after it.
+  const auto block = [=, this](size_t layer, std::any* traced, const std::vector<Tensor>& before) {
+    const Parts::Block& parts = parts_->blocks[layer];
+    const auto branch = before[1].defined() ? std::optional(before[1]) : std::nullopt;
+    auto [normed, residual] = add_rms_norm(before[0], branch, parts.attention_norm.to(wide), kNormEpsilon, dtype);
+    const Tensor mixed = parts.mixer(normed, parts_->rotations, traced);
+    std::tie(normed, residual) = add_rms_norm(residual, mixed, parts.mlp_norm.to(wide), kNormEpsilon, dtype);
+    const Tensor gate_and_up = parts.gate_and_up(normed);
+    const bool keeps_all = recompute_ == Recompute::kNone;
+    return std::vector<Tensor>{residual,
+                               keeps_all ? parts.down(swiglu(gate_and_up)) : parts.down.of_swiglu(gate_and_up)};
   };
+  // The residual stream stays in float32 or wider.
+  std::vector<Tensor> stream{torch::embedding(parts_->embeddings.to(wide), tokens), Tensor()};
   for (size_t layer = 0; layer < parts_->blocks.size(); ++layer) {
-    const Parts::Block& block = parts_->blocks[layer];
-    norm(block.attention_norm);
-    branch = block.mixer(normed, parts_->rotations, trace ? &(*trace)[layer] : nullptr);
-    norm(block.mlp_norm);
-    branch = block.down(swiglu(block.gate_and_up(normed)));
+    if (recompute_ == Recompute::kBlock && !trace && torch::GradMode::is_enabled())
+      stream = recomputed([=](const std::vector<Tensor>& before) { return block(layer, nullptr, before); }, stream);
+    else stream = block(layer, trace ? &(*trace)[layer] : nullptr, stream);
   }
-  norm(parts_->norm);
-  return normed;
+  return std::get<0>(add_rms_norm(stream[0], stream[1], parts_->norm.to(wide), kNormEpsilon, dtype));
 }
 
 Tensor LanguageModelImpl::forward(const Tensor& tokens, std::vector<std::any>* trace) {

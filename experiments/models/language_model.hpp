@@ -11,6 +11,7 @@
 
 #include "experiments/models/config.hpp"
 #include "experiments/models/flat_parameters.hpp"
+#include "experiments/models/recompute.hpp"
 
 namespace lethe {
 
@@ -49,6 +50,9 @@ class LanguageModelImpl : public torch::nn::Module {
   /// Draws every parameter anew: matrices and embeddings N(0, 0.02²), norms 1, the mixers' parameters by their own initializers.
   void initialize(uint64_t seed);
 
+  /// What accumulate_gradients() and losses() keep for the backward pass.
+  void set_recompute(Recompute recompute) { recompute_ = recompute; }
+
   const ModelConfig& config() const { return config_; }
   torch::Device device() const;
 
@@ -59,6 +63,7 @@ class LanguageModelImpl : public torch::nn::Module {
   ModelConfig config_;
   std::shared_ptr<Parts> parts_;
   FlatParameters flat_;
+  Recompute recompute_ = Recompute::kNone;
 };
 TORCH_MODULE(LanguageModel);
 

@@ -30,6 +30,7 @@ LanguageModel fresh_model(const Run& run, const Dataset& dataset, const Language
   LanguageModel model(run.model, device_named(run.training.device), run.training.seed);
   if (source) convert_weights(run, source, model);
   model->flatten(true);
+  model->set_recompute(recompute_named(run.training.recompute));
   return model;
 }
 

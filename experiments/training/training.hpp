@@ -36,6 +36,8 @@ struct TrainingConfig {
   bool divergence_is_a_result = false;
   /// "cpu", "cuda" or "cuda:N": the device of training and evaluation. Not part of the identity
   std::string device = "cpu";
+  /// What a step computes again instead of keeping it: none, activations or block (recompute.hpp). Not part of the identity
+  std::string recompute = "none";
 
   int64_t steps() const { return (total_tokens + batch_tokens - 1) / batch_tokens; }
 

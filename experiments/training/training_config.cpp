@@ -34,6 +34,7 @@ void visit_training(Config& config, Visitor&& visit) {
   visit("tokenizer", config.tokenizer);
   visit("divergence_is_a_result", config.divergence_is_a_result);
   visit("device", config.device);
+  visit("recompute", config.recompute);
 }
 
 constexpr int64_t kMostTokens = int64_t{1} << 53;  // exact in double, and sums of some stay below 2^63
@@ -85,6 +86,7 @@ void TrainingConfig::check() const {
   number("epsilon", epsilon, "> 0", epsilon > 0);
   number("clip_norm", clip_norm, "> 0", clip_norm > 0);
   expect_device_name(device);
+  recompute_named(recompute);
 }
 
 void to_json(nlohmann::json& json, const TrainingConfig& config) {
@@ -126,7 +128,7 @@ std::string identity(const Run& run, const Dataset& dataset) { return identity(r
 
 std::string identity(const Run& run, const std::string& data_hash) {
   nlohmann::json parts = {{"format", kRunFormat}, {"model", run.model}, {"training", run.training}, {"data", data_hash}};
-  for (const char* name : {"checkpoint_tokens", "corpus", "device", "divergence_is_a_result"})
+  for (const char* name : {"checkpoint_tokens", "corpus", "device", "divergence_is_a_result", "recompute"})
     parts["training"].erase(name);
   if (run.conversion) {
     parts["conversion"] = *run.conversion;

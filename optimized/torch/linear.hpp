@@ -14,4 +14,10 @@ namespace lethe {
 /// numerics dW is accumulated in float32 by the product itself on CUDA, and rounded to the dtype of x before it is added on a CPU
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& gradient);
 
+/// linear(swiglu(gate_and_up), weight, gradient), whose backward computes swiglu(gate_and_up) again instead of keeping it.
+///
+/// reads    gate_and_up [..., 2n]
+/// cost     as linear and swiglu, and one more swiglu backward; keeps gate_and_up alone
+at::Tensor linear_of_swiglu(const at::Tensor& gate_and_up, const at::Tensor& weight, const at::Tensor& gradient);
+
 }  // namespace lethe

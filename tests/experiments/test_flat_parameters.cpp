@@ -70,6 +70,20 @@ TEST_P(FlatParametersOf, GetTheGradientOfAutograd) {
     EXPECT_LT(relative_distance(gradient, expected.at(name)), 2e-5) << name;
 }
 
+TEST_P(FlatParametersOf, GetTheSameGradientByRecomputing) {
+  const Tensor tokens = some_tokens(3, 24), labels = labels_of(tokens);
+  const auto gradient_with = [&](Recompute recompute) {
+    LanguageModel model(config);
+    model->flatten(true);
+    model->set_recompute(recompute);
+    model->accumulate_gradients(tokens, labels, 1);
+    return model->flat().gradient.clone();
+  };
+  const Tensor expected = gradient_with(Recompute::kNone);
+  EXPECT_TRUE(gradient_with(Recompute::kActivations).equal(expected));
+  EXPECT_TRUE(gradient_with(Recompute::kBlock).equal(expected));
+}
+
 TEST_P(FlatParametersOf, AddUpMicroBatches) {
   LanguageModel whole(config), parts(config);
   const Tensor tokens = some_tokens(4, 24), labels = labels_of(tokens);

@@ -1,0 +1,62 @@
+#include "experiments/models/recompute.hpp"
+
+#include <torch/autograd.h>
+
+#include <stdexcept>
+
+namespace lethe {
+
+using torch::Tensor;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+namespace {
+
+struct Held : torch::CustomClassHolder {
+  explicit Held(TensorFunction held) : function(std::move(held)) {}
+  TensorFunction function;
+};
+
+struct Recomputed : torch::autograd::Function<Recomputed> {
+  static variable_list forward(AutogradContext* context, const TensorFunction& function, at::TensorList inputs) {
+    context->saved_data["function"] = c10::IValue::make_capsule(c10::make_intrusive<Held>(function));
+    context->save_for_backward(inputs.vec());
+    return function(inputs.vec());
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const auto capsule = context->saved_data["function"].toCapsule();
+    variable_list inputs = context->get_saved_variables();
+    for (Tensor& input : inputs)
+      if (input.defined()) input = input.detach().requires_grad_(input.is_floating_point());
+    variable_list results, arriving;
+    {
+      const torch::AutoGradMode with_gradients(true);
+      const variable_list all = static_cast<Held&>(*capsule).function(inputs);
+      for (size_t i = 0; i < all.size(); ++i) {
+        if (!gradients[i].defined()) continue;
+        results.push_back(all[i]);
+        arriving.push_back(gradients[i]);
+      }
+      torch::autograd::backward(results, arriving);
+    }
+    variable_list found{Tensor()};  // of the function
+    for (const Tensor& input : inputs) found.push_back(input.defined() ? input.grad() : Tensor());
+    return found;
+  }
+};
+
+}  // namespace
+
+Recompute recompute_named(const std::string& name) {
+  if (name == "none") return Recompute::kNone;
+  if (name == "activations") return Recompute::kActivations;
+  if (name == "block") return Recompute::kBlock;
+  throw std::invalid_argument("recompute: expected none, activations or block, found " + name);
+}
+
+std::vector<Tensor> recomputed(const TensorFunction& function, const std::vector<Tensor>& inputs) {
+  return Recomputed::apply(function, at::TensorList(inputs));  // a list, not a vector: its tensors get gradients
+}
+
+}  // namespace lethe

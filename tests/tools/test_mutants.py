@@ -17,7 +17,7 @@ import unittest.mock
 from shell_programs import ShellPrograms
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests/cuda"))
+sys.path[:0] = [str(ROOT / "tests/cuda"), str(ROOT / "tools")]
 import mutants  # noqa: E402
 from mutants import FILTERS, MUTANTS, PROGRAMS, SECONDS, Mutant, mutant, places  # noqa: E402
 

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <iostream>
+#include <thread>
 
 #include "experiments/commands/checks.hpp"
 #include "experiments/commands/commands.hpp"
@@ -16,6 +17,7 @@
 namespace {
 
 constexpr int kFailed = 1, kWrongCall = 2;
+constexpr unsigned kMostThreads = 64;  // or the processors': thousands meet at each barrier for minutes
 
 int fail(int status, std::string message) {
   std::ranges::replace(message, '\n', ' ');
@@ -49,7 +51,7 @@ int main(int argc, char** argv) {
       ->check(lethe::existing_folder())
       ->capture_default_str();
   app.add_option("--threads", place.threads, "Threads for Torch; 0: its own choice")
-      ->check(lethe::number_between(0, 4096))
+      ->check(lethe::number_between(0, std::max(kMostThreads, std::thread::hardware_concurrency())))
       ->capture_default_str();
   app.set_version_flag("--version", lethe::version, "Version, commit and build, then exit");
   app.require_subcommand(1)->fallthrough();

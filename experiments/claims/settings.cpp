@@ -6,14 +6,22 @@
 #include <stdexcept>
 #include <vector>
 
+#include "experiments/files.hpp"
 #include "experiments/json_file.hpp"
 
 namespace lethe {
 namespace {
 
+// The parser bounds nested values but not dotted keys, and recurses into both.
+constexpr std::ptrdiff_t kMostDots = 2048;
+
 toml::table read_toml(const std::filesystem::path& path) {
+  const std::string text = read_whole(path);
+  if (const auto dots = std::ranges::count(text, '.'); dots > kMostDots)
+    throw std::invalid_argument(path.string() + ": expected at most " + std::to_string(kMostDots) + " dots, found " +
+                                std::to_string(dots));
   try {
-    return toml::parse_file(path.string());
+    return toml::parse(text, path.string());
   } catch (const toml::parse_error& error) {
     std::ostringstream text;
     text << path.string() << ": " << error.description() << " at " << error.source().begin;

@@ -8,6 +8,11 @@ namespace {
 
 namespace fs = std::filesystem;
 
+bool has_end(const fs::path& folder) {
+  std::error_code unreadable;
+  return fs::exists(folder / "done.json", unreadable);
+}
+
 Artefact whole(const fs::path& folder) {
   const StoredArtefact stored = read_artefact(folder);
   if (!stored.broken.empty()) throw std::invalid_argument(stored.broken);
@@ -27,12 +32,12 @@ std::vector<fs::path> artefact_folders(const fs::path& models) {
 
 std::vector<fs::path> finished_artefacts(const fs::path& models) {
   std::vector<fs::path> found = artefact_folders(models);
-  std::erase_if(found, [](const fs::path& folder) { return !is_finished(folder); });
+  std::erase_if(found, [](const fs::path& folder) { return !has_end(folder); });
   return found;
 }
 
 Artefact find_artefact(const fs::path& models, const std::string& name) {
-  if (is_finished(name)) return whole(name);
+  if (has_end(name)) return whole(name);
   std::string names;
   std::vector<fs::path> matching;
   for (const fs::path& folder : finished_artefacts(models)) {

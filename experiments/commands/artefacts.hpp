@@ -12,7 +12,7 @@ namespace lethe {
 /// The folders of all artefacts below a folder, finished or not, by name. Empty where the folder is absent.
 std::vector<std::filesystem::path> artefact_folders(const std::filesystem::path& models);
 
-/// Those whose training is finished.
+/// Those with a done.json.
 std::vector<std::filesystem::path> finished_artefacts(const std::filesystem::path& models);
 
 /// The artefact of `name`: the path of its folder, its name below `models`, or a beginning that only one name has.

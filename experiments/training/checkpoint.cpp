@@ -33,6 +33,7 @@ std::string next_line(std::string_view& rest) {
 }
 
 Checkpoint checked(const fs::path& path) {
+  if (!fs::exists(path)) throw Damage(path, "a checkpoint", "none");
   std::string bytes = read_whole(path);
   std::string_view rest = bytes;
   if (!rest.starts_with(kMagic)) throw Damage(path, "a checkpoint of lethe with its SHA-256", "another kind of file");
@@ -57,8 +58,9 @@ Checkpoint checked(const fs::path& path) {
 // What a user can do about a checkpoint that can't be used.
 std::string advice(const fs::path& path) {
   const fs::path previous = previous_checkpoint(path);
-  if (fs::exists(previous)) return "; delete it: training goes on from " + previous.filename().string();
-  return "; delete it: training starts anew";
+  const std::string deed = fs::exists(path) ? "; delete it: " : "; ";
+  return deed +
+         (fs::exists(previous) ? "training goes on from " + previous.filename().string() : "training starts anew");
 }
 
 }  // namespace

@@ -133,9 +133,13 @@ TEST(Scales, ThatGoRoundOrDeepAreRefused) {
   expect_words("[quick]\nx = " + std::string(60, '[') + std::string(60, ']') + "\n", "no error");
   expect_words("[quick]\nx = " + std::string(100, '[') + std::string(100, ']') + "\n", "at most 64 levels");
   expect_words("[quick]\nx = " + std::string(100000, '[') + "\n", "config.toml: ");
-  std::string dotted = "x";
-  for (int level = 0; level < 100000; ++level) dotted += ".x";
-  expect_words("[quick]\n" + dotted + " = 1\n", "config.toml: ");
+  const auto dotted = [](int dots) {
+    std::string key = "x";
+    for (int dot = 0; dot < dots; ++dot) key += ".x";
+    return "[quick]\n" + key + " = 1\n";
+  };
+  expect_words(dotted(2000), "at most 64 levels");
+  expect_words(dotted(100000), "expected at most 2048 dots, found 100000");
 }
 
 TEST(Runs, AreSharedAmongTheClaimsOfAPaperAtQuickScale) {

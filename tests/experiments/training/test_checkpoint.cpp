@@ -160,6 +160,8 @@ TEST_F(Stored, GoesOnWhereADamagedCheckpointIsDeletedAsAdvised) {
   const Tensor expected = weights(artefact);
   fs::remove(checkpoint);
   EXPECT_FALSE(is_finished(artefact.folder));
+  EXPECT_EQ(refusal([&] { load_model(artefact); }),
+            checkpoint.string() + ": expected a checkpoint, found none; training goes on from checkpoint.previous.pt");
   go_on();
   EXPECT_EQ(steps, (std::vector<int64_t>{5, 6}));
   EXPECT_TRUE(weights(artefact).equal(expected));
@@ -245,9 +247,9 @@ TEST_F(Stored, IsRefusedWhereARunExceedsTheMemoryOrTheBounds) {
   const auto expect_words = [](const std::string& found, const char* words) {
     EXPECT_NE(found.find(words), std::string::npos) << found;
   };
-  expect_words(message([](lethe::Run& r) { r.model.layers = 100000000; }),
+  expect_words(message([](lethe::Run& r) { r.model.layers = 1000000000; }),
                "layers: expected 1 … 1000, found 1000000000");
-  expect_words(message([](lethe::Run& r) { r.model.layers = 1000, r.model.width = 1 << 16; }), "GiB for ");
+  expect_words(message([](lethe::Run& r) { r.model.layers = 1000, r.model.width = 1 << 14; }), "GiB for ");
   expect_words(message([](lethe::Run& r) { r.training.batch_tokens = r.training.total_tokens = int64_t{1} << 45; }),
                "GiB for ");
   expect_words(message([](lethe::Run& r) { r.training.batch_tokens = int64_t{1} << 62; }),
@@ -255,7 +257,7 @@ TEST_F(Stored, IsRefusedWhereARunExceedsTheMemoryOrTheBounds) {
   expect_words(message([](lethe::Run& r) { r.training.total_tokens = -1; }),
                "total_tokens: expected 1 … 2^53, found -1");
   lethe::Run wide = run;
-  wide.model.layers = 1000, wide.model.width = 1 << 16;
+  wide.model.layers = 1000, wide.model.width = 1 << 14;
   expect_words(refusal([&] { load_model({artefact.folder, wide}); }), "GiB for the model's weights");
 }
 

@@ -91,6 +91,14 @@ TEST_F(KilledTraining, EndsWithTheBitsOfOneThatWasNot) {
   EXPECT_EQ(log(killed), log(whole));
 }
 
+// Returns this long after the draft of a checkpoint has appeared, or after the end of the process.
+void sleep_until_a_checkpoint_is_written(const fs::path& files, pid_t child, std::chrono::microseconds after) {
+  siginfo_t ended{};
+  while (!fs::exists(files / "checkpoint.next.pt.new") && ended.si_pid == 0)
+    waitid(P_PID, static_cast<id_t>(child), &ended, WEXITED | WNOHANG | WNOWAIT);
+  std::this_thread::sleep_for(after);
+}
+
 // Most of the time of these trainings goes into checkpoints. A kill comes at any moment: while Torch starts, while a checkpoint is
 // read or written, between the renames.
 TEST_F(KilledTraining, EndsWithTheSameBitsAtAnyMomentOfTheKill) {
@@ -108,10 +116,11 @@ TEST_F(KilledTraining, EndsWithTheSameBitsAtAnyMomentOfTheKill) {
     while (!fs::exists(files / "done.json")) {
       const pid_t child = begin(killed);
       if (done < kills) {
-        std::this_thread::sleep_for(duration * std::uniform_real_distribution(0.0, 1.0)(random));
+        if (random() % 2 == 0) std::this_thread::sleep_for(duration * std::uniform_real_distribution(0.0, 1.0)(random));
+        else sleep_until_a_checkpoint_is_written(files, child, std::chrono::microseconds(random() % 3000));
         kill(child, SIGKILL);
-        const int status = end(child);
-        done += WIFSIGNALED(status);
+        if (!WIFSIGNALED(end(child))) continue;  // it was over before
+        ++done;
         writing += fs::exists(files / "checkpoint.next.pt") || fs::exists(files / "checkpoint.next.pt.new");
       } else {
         ASSERT_EQ(end(child), 0);

@@ -1,79 +1,11 @@
 #include "experiments/data/dataset.hpp"
 
 #include <algorithm>
-#include <array>
 #include <bit>
-#include <cstring>
-#include <nlohmann/json.hpp>
 #include <stdexcept>
-
-#include "experiments/data/sha256.hpp"
-#include "experiments/files.hpp"
 
 namespace lethe {
 namespace {
-
-namespace fs = std::filesystem;
-
-constexpr int32_t kShardMagic = 20240520, kShardVersion = 1;
-constexpr size_t kHeaderBytes = 1024;  // 256 int32: magic, version, tokens, zeros
-static_assert(std::endian::native == std::endian::little, "shards are little-endian and read as they lie");
-
-[[noreturn]] void refuse(const std::string& expected, const std::string& found) {
-  throw std::invalid_argument("dataset: expected " + expected + ", found " + found);
-}
-
-std::string contents(const fs::path& file) {
-  if (!fs::is_regular_file(file)) refuse("the file " + file.string(), "none");
-  return read_whole(file);
-}
-
-void check_hash(const fs::path& file, const std::string& bytes, const std::string& hash) {
-  if (const auto found = sha256(bytes); found != hash) refuse(file.string() + " with SHA-256 " + hash, found);
-}
-
-/// Appends the tokens of one shard. Header and size are checked before the hash: their errors are more specific.
-void read_shard(const fs::path& file, const std::string& hash, std::vector<uint16_t>& tokens) {
-  const std::string bytes = contents(file);
-  std::array<int32_t, 3> header{};
-  if (bytes.size() < kHeaderBytes)
-    refuse(file.string() + " with a header of 1024 bytes", std::to_string(bytes.size()) + " bytes");
-  std::memcpy(header.data(), bytes.data(), sizeof header);
-  const auto [magic, version, count] = header;
-  if (magic != kShardMagic || version != kShardVersion)
-    refuse(file.string() + " with magic 20240520 and version 1",
-         std::to_string(magic) + " and " + std::to_string(version));
-  const size_t size = kHeaderBytes + sizeof(uint16_t) * static_cast<size_t>(std::max(count, 0));
-  if (bytes.size() != size)
-    refuse(file.string() + " with " + std::to_string(size) + " bytes for its " + std::to_string(count) + " tokens",
-         std::to_string(bytes.size()));
-  check_hash(file, bytes, hash);
-  const size_t before = tokens.size();
-  tokens.resize(before + count);
-  std::memcpy(tokens.data() + before, bytes.data() + kHeaderBytes, size - kHeaderBytes);
-}
-
-/// vocabulary.bin: the count as uint32, then every token's length as uint16 and its bytes.
-std::vector<std::string> read_vocabulary(const fs::path& file, const std::string& hash) {
-  const std::string bytes = contents(file);
-  check_hash(file, bytes, hash);
-  size_t at = 0;
-  const auto take = [&](void* to, size_t size) {
-    if (at + size > bytes.size()) refuse(file.string() + " to be whole", std::to_string(bytes.size()) + " bytes");
-    std::memcpy(to, bytes.data() + at, size);
-    at += size;
-  };
-  uint32_t count = 0;
-  take(&count, sizeof count);
-  std::vector<std::string> pieces(count);
-  for (auto& piece : pieces) {
-    uint16_t length = 0;
-    take(&length, sizeof length);
-    piece.resize(length);
-    take(piece.data(), length);
-  }
-  return pieces;
-}
 
 /// A 64-bit mixer: every bit of the result depends on every bit of x (the finalizer of SplitMix64).
 uint64_t mix(uint64_t x) {
@@ -100,49 +32,18 @@ int64_t permutation(uint64_t key, int64_t count, int64_t n) {
   return static_cast<int64_t>(x);
 }
 
-Dataset::Dataset(const fs::path& folder) {
-  const auto description = contents(folder / "dataset.json");
-  try {
-    const auto json = nlohmann::json::parse(description);
-    name_ = json.at("name");
-    tokenizer_ = json.at("tokenizer");
-    begin_token_ = json.at("begin_token");
-    std::string listing;  // the input of content_sha256
-    for (const std::string name : {"train", "valid", "test"}) {
-      const auto& entry = json.at("splits").at(name);
-      Split& split = splits_[name];
-      split.documents = static_cast<int64_t>(entry.at("documents").size());
-      split.tokens.reserve(entry.at("tokens").get<size_t>());
-      for (const auto& shard : entry.at("shards")) {
-        const std::string file = shard.at("file"), hash = shard.at("sha256");
-        read_shard(folder / file, hash, split.tokens);
-        listing += hash + "  " + file + "\n";
-      }
-    }
-    const std::string hash = json.at("vocabulary").at("sha256");
-    pieces_ = read_vocabulary(folder / "vocabulary.bin", hash);
-    listing += hash + "  vocabulary.bin\n";
-    content_hash_ = json.at("content_sha256");
-    if (const auto found = sha256(listing); found != content_hash_) refuse("content_sha256 " + content_hash_, found);
-  } catch (const nlohmann::json::exception& error) {
-    refuse((folder / "dataset.json").string() + " as lethe data prepare writes it", error.what());
-  }
-  if (begin_token_ < 0 || begin_token_ >= vocabulary())
-    refuse("a begin token below " + std::to_string(vocabulary()), std::to_string(begin_token_));
-  for (const auto& [name, split] : splits_)
-    if (const auto largest = std::ranges::max_element(split.tokens);
-        largest != split.tokens.end() && *largest >= vocabulary())
-      refuse("tokens below " + std::to_string(vocabulary()) + " in " + name, std::to_string(*largest));
-}
+Dataset::Dataset(const std::filesystem::path& folder) : files_(read_dataset(folder)) {}
 
-const Dataset::Split& Dataset::split(const std::string& name) const {
-  const auto found = splits_.find(name);
-  if (found == splits_.end()) throw std::invalid_argument("split: expected train, valid or test, found '" + name + "'");
+const Split& Dataset::split(const std::string& name) const {
+  const auto found = files_.splits.find(name);
+  if (found == files_.splits.end())
+    throw std::invalid_argument("split: expected train, valid or test, found '" + name + "'");
   return found->second;
 }
 
 int64_t Dataset::tokens(const std::string& name) const { return static_cast<int64_t>(split(name).tokens.size()); }
 int64_t Dataset::documents(const std::string& name) const { return split(name).documents; }
+int64_t Dataset::bytes(const std::string& name) const { return split(name).bytes; }
 
 Dataset::Batch Dataset::cut(const Split& split, const std::vector<int64_t>& pieces, int64_t length) const {
   const auto count = static_cast<int64_t>(pieces.size());
@@ -152,7 +53,7 @@ Dataset::Batch Dataset::cut(const Split& split, const std::vector<int64_t>& piec
   for (int64_t i = 0; i < count; ++i) {
     const uint16_t* text = split.tokens.data() + pieces[i] * length;
     std::copy_n(text, length, labels + i * length);
-    tokens[i * length] = begin_token_;
+    tokens[i * length] = begin_token();
     std::copy_n(text, length - 1, tokens + i * length + 1);
   }
   return batch;
@@ -162,7 +63,7 @@ Dataset::Batch Dataset::training_batch(int64_t first_sequence, int64_t count, in
   const Split& train = split("train");
   const auto size = static_cast<int64_t>(train.tokens.size());
   if (length < 1 || length > size)
-    throw std::invalid_argument("length: expected 1 to " + std::to_string(size) + ", the tokens of " + name_ +
+    throw std::invalid_argument("length: expected 1 to " + std::to_string(size) + ", the tokens of " + name() +
                                 "'s train split, found " + std::to_string(length));
   const int64_t an_epoch = size / length;
   std::vector<int64_t> pieces(count);
@@ -190,14 +91,14 @@ std::string Dataset::decode(const std::vector<int64_t>& tokens) const {
     if (token < 0 || token >= vocabulary())
       throw std::invalid_argument("tokens: expected 0 to " + std::to_string(vocabulary() - 1) + ", found " +
                                   std::to_string(token));
-    text += pieces_[token];
+    text += files_.pieces[token];
   }
   return text;
 }
 
 std::vector<int64_t> Dataset::encode_bytes(const std::string& text) const {
-  if (tokenizer_ != "bytes")
-    throw std::invalid_argument("encode_bytes: expected a dataset of bytes, found one of '" + tokenizer_ + "'");
+  if (tokenizer() != "bytes")
+    throw std::invalid_argument("encode_bytes: expected a dataset of bytes, found one of '" + tokenizer() + "'");
   const auto* bytes = reinterpret_cast<const unsigned char*>(text.data());
   return {bytes, bytes + text.size()};
 }

@@ -5,9 +5,10 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <map>
 #include <string>
 #include <vector>
+
+#include "experiments/data/dataset_files.hpp"
 
 namespace lethe {
 
@@ -23,19 +24,23 @@ class Dataset {
   /// An empty dataset, for claims that read no text. Its content hash is empty.
   Dataset() = default;
 
-  /// Reads and checks a dataset folder: 2 bytes of memory a token, about 13 ms a million tokens (mostly the hash).
+  /// Reads and checks a dataset folder.
   ///
-  /// throws  std::invalid_argument "dataset: expected …, found …" where a file is absent, cut short or differs from its hash
+  /// throws, cost  as read_dataset
   explicit Dataset(const std::filesystem::path& folder);
 
-  const std::string& name() const { return name_; }
-  const std::string& tokenizer() const { return tokenizer_; }        ///< "bytes" or "gpt2"
-  const std::string& content_hash() const { return content_hash_; }  ///< of all shards: part of every artefact's name
-  int64_t vocabulary() const { return static_cast<int64_t>(pieces_.size()); }
-  int64_t begin_token() const { return begin_token_; }
+  const std::string& name() const { return files_.name; }
+  const std::string& tokenizer() const { return files_.tokenizer; }  ///< "bytes" or "gpt2"
+  /// Of all shards and the vocabulary: part of every artefact's name.
+  const std::string& content_hash() const { return files_.content_hash; }
+  /// What its preparation left out of the corpus, in words; empty: nothing.
+  const std::string& left_out() const { return files_.left_out; }
+  int64_t vocabulary() const { return static_cast<int64_t>(files_.pieces.size()); }
+  int64_t begin_token() const { return files_.begin_token; }
   /// throws  std::invalid_argument for a split other than "train", "valid", "test"
   int64_t tokens(const std::string& split) const;
   int64_t documents(const std::string& split) const;
+  int64_t bytes(const std::string& split) const;  ///< of the documents, before tokenization
 
   /// One batch of training sequences: labels are the text, tokens the same rolled by one with the begin token in front
   /// (FoX's BOS rule). The sequences are a pure function of (seed, first_sequence): sequence n of an epoch is row
@@ -62,17 +67,10 @@ class Dataset {
   std::vector<int64_t> encode_bytes(const std::string& text) const;
 
  private:
-  struct Split {
-    std::vector<uint16_t> tokens;
-    int64_t documents = 0;
-  };
   const Split& split(const std::string& name) const;
   Batch cut(const Split& split, const std::vector<int64_t>& pieces, int64_t length) const;
 
-  std::string name_, tokenizer_, content_hash_;
-  int64_t begin_token_ = 0;
-  std::map<std::string, Split> splits_;
-  std::vector<std::string> pieces_;
+  DatasetFiles files_;
 };
 
 /// Row n of a random order of `count` rows: a bijection of 0 … count − 1 that needs no table.

@@ -2,13 +2,20 @@
 
 import csv
 import hashlib
+import os
+import re
 import shutil
+import stat
 import subprocess
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Callable
+from typing import Callable, Optional
 
 SPLITS = ("train", "valid", "test")
+NAMED = ("bible", "headers")
+SUFFIX = ".txt"
+LARGEST_INDEX = 256 << 20  # bytes of INDEX.csv
 
 
 class WrongCall(Exception):
@@ -21,6 +28,8 @@ class Document:
     size: int  # bytes
     read: Callable[[], bytes]
     split: str = ""
+    stamp: str = ""  # of a file: size, times, inode; another one where the file may have changed
+    file: Optional[Path] = None
 
 
 @dataclass
@@ -28,6 +37,14 @@ class Corpus:
     name: str
     documents: list[Document]
     origin: dict = field(default_factory=dict)
+    left_out: Counter = field(default_factory=Counter)  # what → how many
+
+    def listing(self) -> Optional[str]:
+        """A hash of the documents' names, splits and stamps; None where a document is no file."""
+        if not all(d.stamp for d in self.documents):
+            return None
+        lines = "".join(f"{d.split} {d.stamp} {d.name}\n" for d in self.documents)
+        return hashlib.sha256(lines.encode()).hexdigest()
 
 
 BIBLE_BYTES, BIBLE_VERSES = 4_404_412, 31_102
@@ -84,32 +101,144 @@ def headers(include: Path = Path("/usr/include")) -> Corpus:
     return Corpus("headers", split_by_name(file_documents(include, files)), {"packages": versions})
 
 
-def folder_of_text(folder: Path) -> Corpus:
-    """Every *.txt below a folder, one document a file; splits of INDEX.csv (columns file, split) where it is there."""
-    files = [f for f in folder.rglob("*.txt") if f.is_file()]
-    if not files:
-        raise WrongCall(f"corpus: expected 'bible', 'headers' or a folder with *.txt files, found none in {folder}")
-    documents = file_documents(folder, files)
-    index = folder / "INDEX.csv"
-    if not index.is_file():
-        return Corpus(folder.name, split_by_name(documents))
-    with index.open(newline="", encoding="utf-8") as stream:
-        rows = csv.DictReader(stream)
-        if not {"file", "split"} <= set(rows.fieldnames or []):
-            raise WrongCall(f"{index}: expected the columns file and split, found {rows.fieldnames}")
-        split_of = {row["file"]: row["split"] for row in rows}
-    for document in documents:
+def text_of(path: Path) -> Corpus:
+    """A file, or every *.txt below a folder, one document a file. Links are left out: a document lies in one split.
+
+    Splits: those of INDEX.csv (columns file, split) where it is there; else by name; by position below three documents.
+    """
+    if path.is_file():
+        corpus = Corpus(corpus_name(path.stem), file_documents(path.parent, [path]))
+        if not corpus.documents:
+            raise WrongCall(f"corpus: expected text in {path}, found 0 bytes")
+        return split_by_position(corpus)
+    files, left_out = files_below(path)
+    corpus = Corpus(corpus_name(path.name), file_documents(path, files), left_out=left_out)
+    if empty := len(files) - len(corpus.documents):
+        left_out["empty files"] = empty
+    if not corpus.documents:
+        found = f"none in {path}" + (f" (left out: {words(left_out)})" if left_out else "")
+        raise WrongCall(f"corpus: expected 'bible', 'headers' or text (a file, or a folder with *{SUFFIX}), found {found}")
+    if (path / "INDEX.csv").is_file():
+        return split_by_index(corpus, path / "INDEX.csv")
+    if len(corpus.documents) < len(SPLITS):
+        return split_by_position(corpus)
+    split_by_name(corpus.documents)
+    return corpus
+
+
+def corpus_name(name: str) -> str:
+    return re.sub(r"[^\w.-]+", "_", printable(name)).strip(".") or "text"
+
+
+def printable(name: str) -> str:
+    """A file's name as UTF-8, whatever its bytes and without line breaks."""
+    text = os.fsencode(name).decode("utf-8", "backslashreplace")
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def words(counts: Counter) -> str:
+    return ", ".join(f"{what}: {count}" for what, count in sorted(counts.items()))
+
+
+def files_below(folder: Path) -> tuple[list[Path], Counter]:
+    """The readable *.txt below a folder, and how much of what lies there is something else."""
+    files, left_out, suffixes = [], Counter(), Counter()
+    for base, folders, names in os.walk(folder, onerror=lambda _: left_out.update(["unreadable folders"])):
+        left_out["links"] += sum(os.path.islink(os.path.join(base, name)) for name in folders)
+        for name in names:
+            file = Path(base, name)
+            mode = file.lstat().st_mode
+            if stat.S_ISLNK(mode):
+                left_out["links"] += 1
+            elif file.suffix.lower() != SUFFIX:
+                suffixes[printable(file.suffix) or "none"] += name != "INDEX.csv"
+            elif not stat.S_ISREG(mode) or not os.access(file, os.R_OK):
+                left_out["unreadable files"] += 1
+            else:
+                files.append(file)
+    if others := +suffixes:
+        common = ", ".join(suffix for suffix, _ in others.most_common(3)) + (", …" if len(others) > 3 else "")
+        left_out[f"files with other suffixes ({common})"] = others.total()
+    return files, +left_out
+
+
+def split_by_index(corpus: Corpus, index: Path) -> Corpus:
+    """Keeps the documents that INDEX.csv gives to a split; it may list more files, and splits for other uses."""
+    if (size := index.stat().st_size) > LARGEST_INDEX:
+        raise WrongCall(f"{index}: expected at most {LARGEST_INDEX} bytes, found {size}")
+    split_of: dict[str, str] = {}
+    try:
+        with index.open(newline="", encoding="utf-8-sig") as stream:
+            rows = csv.DictReader(stream)
+            if not {"file", "split"} <= set(rows.fieldnames or []):
+                raise WrongCall(f"{index}: expected the columns file and split, found {', '.join(rows.fieldnames or []) or 'none'}")
+            for row in rows:
+                name, split = row["file"] or "", row["split"] or ""
+                if split_of.setdefault(name, split) != split:
+                    raise WrongCall(f"{index}: expected one split of {name}, found {split_of[name]} and {split}")
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise WrongCall(f"{index}: expected CSV in UTF-8, found {error}") from error
+    for document in corpus.documents:
         document.split = split_of.get(document.name, "")
-    kept = [d for d in documents if d.split in SPLITS]
-    # An index may list more files than were unpacked, and splits of its own for other uses.
-    left_out, absent = len(documents) - len(kept), len(split_of.keys() - {d.name for d in documents})
-    return Corpus(folder.name, kept, {"index_sha256": sha256_of(index), "left_out": left_out, "absent": absent})
+    names = {d.name for d in corpus.documents}
+    corpus.left_out.update({
+        "files that INDEX.csv lacks": len(names - split_of.keys()),
+        "files of other splits": sum(d.name in split_of and d.split not in SPLITS for d in corpus.documents),
+        "absent files of INDEX.csv": len(split_of.keys() - names),
+    })  # fmt: skip
+    corpus.left_out = +corpus.left_out
+    corpus.documents = [d for d in corpus.documents if d.split in SPLITS]
+    corpus.origin["index_sha256"] = sha256_of(index)
+    return corpus
 
 
 def file_documents(base: Path, files: list[Path]) -> list[Document]:
     """Sorted by the path below `base`, the same on every machine; empty files are none."""
-    named = sorted((f.relative_to(base).as_posix(), f) for f in files)
-    return [Document(name, f.stat().st_size, f.read_bytes) for name, f in named if f.stat().st_size]
+    documents = []
+    for name, file in sorted((printable(f.relative_to(base).as_posix()), f) for f in files):
+        found = file.stat()
+        stamp = f"{found.st_size} {found.st_mtime_ns} {found.st_ctime_ns} {found.st_dev}:{found.st_ino}"
+        if found.st_size:
+            documents.append(Document(name, found.st_size, file.read_bytes, "", stamp, file))
+    return documents
+
+
+def read_range(file: Path, begin: int, end: int) -> bytes:
+    with file.open("rb") as stream:
+        stream.seek(begin)
+        return stream.read(end - begin)
+
+
+SMALLEST_CUT = 100  # bytes of a document that is split by position
+
+
+def split_by_position(corpus: Corpus) -> Corpus:
+    """For a document or two: the first 90 % of each train, the next 5 % valid, the rest test, cut at ends of lines."""
+    parts = []
+    for document in corpus.documents:
+        if document.size < SMALLEST_CUT:
+            document.split = "train"
+            parts.append(document)
+            continue
+        ends = [0, *(cut_near(document.file, document.size, share) for share in (90, 95)), document.size]
+        for split, begin, end in zip(SPLITS, ends, ends[1:]):
+            read = lambda file=document.file, begin=begin, end=end: read_range(file, begin, end)  # noqa: E731
+            parts.append(Document(f"{document.name}[{begin}:{end}]", end - begin, read, split, document.stamp))
+    if all(d.size < SMALLEST_CUT for d in corpus.documents):
+        found = max(d.size for d in corpus.documents)
+        raise WrongCall(f"corpus: expected three documents, or one of {SMALLEST_CUT} bytes or more, found {found} bytes")
+    corpus.documents = parts
+    corpus.origin["split"] = "by position"
+    return corpus
+
+
+def cut_near(file: Path, size: int, share: int) -> int:
+    """An end of a line shortly after `share` percent of a file; the start of a character where no line ends there."""
+    begin = size * share // 100
+    window = read_range(file, begin, begin + min(size // 100, 1 << 16) + 4)
+    if (line := window.find(b"\n", 0, -4)) >= 0:
+        return begin + line + 1
+    return begin + next(i for i in range(4) if i == 3 or window[i] & 0xC0 != 0x80)
 
 
 def split_by_name(documents: list[Document], share: float = 0.05) -> list[Document]:
@@ -151,10 +280,9 @@ def sha256_of(path: Path) -> str:
 
 
 def named_corpus(name: str) -> Corpus:
-    if name == "bible":
-        return bible()
-    if name == "headers":
-        return headers()
-    if not Path(name).is_dir():
-        raise WrongCall(f"corpus: expected 'bible', 'headers' or a folder of text, found {name!r}")
-    return folder_of_text(Path(name).resolve())
+    if name in NAMED:
+        return bible() if name == "bible" else headers()
+    path = Path(name)
+    if not path.is_dir() and not path.is_file():
+        raise WrongCall(f"corpus: expected 'bible', 'headers' or text (a file or a folder), found {printable(name)!r}")
+    return text_of(path.resolve())

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Turns a corpus into the token shards that training and evaluation read (format: experiments/data/README.md).
 
-  tokenize_corpus.py prepare --corpus bible --tokenizer bytes --output artefacts/data/bible-bytes
-  tokenize_corpus.py encode --tokenizer gpt2 --gpt2-files folder < prompt.txt
+  tokenize_corpus.py prepare --corpus bible --tokenizer bytes --data artefacts/data
+  tokenize_corpus.py encode --vocabulary artefacts/data/books-gpt2/vocabulary.bin < prompt.txt
 
-`prepare` writes beside its place and renames, and does nothing where the folder already holds this very corpus.
-`encode` prints the tokens of standard input.
+`prepare` prints the dataset's folder: CORPUS-TOKENIZER below --data, or CORPUS-TOKENIZER-HASH where another text has that name. It
+writes beside the place and renames, never over another text, and reads no text whose sizes and times are those of the dataset.
+`encode` prints the tokens of standard input in GPT-2's byte pairs.
 Exit status: 0 done, 1 failed run, 2 wrong call; what was wrong is one line on standard error.
 """
 
@@ -16,74 +17,25 @@ import hashlib
 import itertools
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Callable, Iterator, Optional
+from typing import Iterator, Optional
 
-import numpy as np
+try:
+    import numpy as np
+except ImportError as error:
+    sys.exit(f"tokenize_corpus: {sys.executable}: expected numpy, found {error} (tools/setup installs it)")
 
-from corpora import SPLITS, Corpus, Document, WrongCall, named_corpus, sha256_of
+from corpora import NAMED, SPLITS, Corpus, Document, WrongCall, named_corpus, sha256_of, words
+from vocabularies import NotText, Tokenizer, byte_tokenizer, decoded, gpt2_pieces, gpt2_tokenizer, read_vocabulary, vocabulary_file
 
 SHARD_MAGIC, SHARD_VERSION, SHARD_HEADER_INTS = 20240520, 1, 256  # llm.c's header: 1024 bytes of int32
 SHARD_TOKENS = 100_000_000
-FORMAT = 1  # of dataset.json and vocabulary.bin; a folder of another format is written anew
-
-
-# --- tokenizers ---
-
-
-@dataclass
-class Tokenizer:
-    name: str
-    pieces: list[bytes]  # token id → bytes, for decoding by table
-    begin_token: int
-    encode: Callable[[bytes, str], np.ndarray]  # (text, name of the document for errors) → uint16
-
-
-BEGIN_PIECE = b"<|endoftext|>"
-GPT2_FILES = "--gpt2-files (or LETHE_GPT2_FILES)"
-
-
-def byte_tokenizer() -> Tokenizer:
-    """A token is a byte; 256 begins a document."""
-    return Tokenizer("bytes", [bytes([b]) for b in range(256)] + [BEGIN_PIECE], 256,
-                     lambda text, _: np.frombuffer(text, np.uint8).astype(np.uint16))  # fmt: skip
-
-
-def gpt2_tokenizer(files: Optional[str]) -> Tokenizer:
-    """GPT-2's byte-pair encoding by tiktoken, from the two files that GPT-2 came with; 50256 begins a document."""
-    import tiktoken
-    from tiktoken.load import data_gym_to_mergeable_bpe_ranks
-    from tiktoken_ext.openai_public import r50k_pat_str
-
-    if not files:
-        raise WrongCall(f"{GPT2_FILES}: expected the folder of GPT-2's encoder.json and vocab.bpe, found none")
-    encoder, merges = Path(files) / "encoder.json", Path(files) / "vocab.bpe"
-    for file in (encoder, merges):
-        if not file.is_file():
-            raise WrongCall(f"{GPT2_FILES}: expected the file {file}, found none")
-    # Without this tiktoken keeps the files it reads in a cache of its own.
-    os.environ["TIKTOKEN_CACHE_DIR"] = ""
-    ranks = data_gym_to_mergeable_bpe_ranks(vocab_bpe_file=str(merges), encoder_json_file=str(encoder))
-    begin = len(ranks)
-    special = {BEGIN_PIECE.decode(): begin}
-    encoding = tiktoken.Encoding("gpt2", pat_str=r50k_pat_str, mergeable_ranks=ranks, special_tokens=special)
-
-    def encode(text: bytes, name: str) -> np.ndarray:
-        try:
-            return np.array(encoding.encode_ordinary(text.decode("utf-8")), np.uint16)
-        except UnicodeDecodeError as error:
-            found = f"byte {text[error.start]:#04x} at offset {error.start}"
-            raise RuntimeError(f"{name}: expected UTF-8, found {found}") from error
-
-    pieces = [b""] * begin + [BEGIN_PIECE]
-    for piece, token in ranks.items():
-        pieces[token] = piece
-    return Tokenizer("gpt2", pieces, begin, encode)
+FORMAT = 1  # of dataset.json and vocabulary.bin
 
 
 # --- shards ---
@@ -107,7 +59,10 @@ class Progress:
         line = f"{self.what}: {self.done / 1e6:.1f} of {self.total / 1e6:.1f} MB, {left:.0f} s left"
         print(f"\r{line}\x1b[K" if self.live else line, end="" if self.live else "\n", file=sys.stderr, flush=True)
 
-    def close(self) -> None:
+    def __enter__(self) -> "Progress":
+        return self
+
+    def __exit__(self, *_) -> None:
         if self.live:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
@@ -140,82 +95,200 @@ def write_shards(folder: Path, split: str, stream: Iterator[np.ndarray], shard_t
     return shards
 
 
-def write_vocabulary(path: Path, pieces: list[bytes]) -> None:
-    """Count as uint32, then every token's length as uint16 and its bytes; little-endian."""
-    with path.open("wb") as file:
-        file.write(len(pieces).to_bytes(4, "little"))
-        for piece in pieces:
-            file.write(len(piece).to_bytes(2, "little") + piece)
+# --- datasets ---
 
 
-def source_hash(corpus: Corpus) -> str:
-    """Of every document's name, split and bytes, in order."""
-    whole = hashlib.sha256()
-    for document in corpus.documents:
-        whole.update(f"{document.split} {document.name} {hashlib.sha256(document.read()).hexdigest()}\n".encode())
-    return whole.hexdigest()
+def source_hash(corpus: Corpus, hashes: dict[str, str]) -> str:
+    """Of every document's name, split and hash, in order."""
+    lines = (f"{d.split} {d.name} {hashes[d.name]}\n" for d in corpus.documents)
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
-def prepare(corpus: Corpus, tokenizer: Tokenizer, output: Path) -> dict:
-    """Writes the dataset, unless `output` already holds this corpus in these tokens. Returns dataset.json."""
+def read_hash(corpus: Corpus) -> str:
+    hashes = {}
+    with Progress(f"reading {corpus.name}", sum(d.size for d in corpus.documents)) as progress:
+        for document in corpus.documents:
+            hashes[document.name] = hashlib.sha256(document.read()).hexdigest()
+            progress.add(document.size)
+    return source_hash(corpus, hashes)
+
+
+def prepare(corpus: Corpus, tokenizer: Tokenizer, data: Path, reserved: bool = False) -> Path:
+    """The dataset's folder below `data`: found where it holds this very text in these tokens, else written.
+
+    reserved: the plain name belongs to another corpus, so that the folder has the text's hash in its name.
+    """
+    check_splits(corpus)
+    stem, listing = f"{corpus.name}-{tokenizer.name}", corpus.listing()
+    vocabulary = hashlib.sha256(vocabulary_file(tokenizer.pieces)).hexdigest()
+    known = {place: key[0] for place in places(data, stem) if finished(place) and (key := key_of(place))[1] == vocabulary}
+    for place in known:
+        if listing and listing_of(place) == listing:
+            return place
+    if known:  # another text, or this one with other times
+        source = read_hash(corpus)
+        for place in known:
+            if known[place] == source:
+                write_listing(place, listing)
+                return place
+
+    data.mkdir(parents=True, exist_ok=True)
+    beside = data / f".{stem}.partial-{os.getpid()}"
+    beside.mkdir()
+    try:
+        source = write_dataset(corpus, tokenizer, beside)
+        write_listing(beside, listing)
+        place = place_for(data / stem, (source, vocabulary), reserved)
+        replace(beside, place)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+    if place.name != stem and not reserved:
+        print(f"tokenize_corpus: {data / stem} holds another text and stays; this one is in {place}", file=sys.stderr)
+    return place
+
+
+def places(data: Path, stem: str) -> list[Path]:
+    """The folders that may hold a text of this name."""
+    named = re.compile(re.escape(stem) + "(-[0-9a-f]{12})?")
+    return sorted(place for place in data.glob("*") if named.fullmatch(place.name)) if data.is_dir() else []
+
+
+def place_for(plain: Path, key: tuple[str, str], reserved: bool) -> Path:
+    """The plain name where it is free or holds a damaged dataset of this key, else the name with the key's hash."""
+    free = not reserved and (not plain.exists() or key_of(plain) == key)
+    return plain if free else plain.with_name(f"{plain.name}-{hashlib.sha256(' '.join(key).encode()).hexdigest()[:12]}")
+
+
+def key_of(place: Path) -> tuple[str, str]:
+    """What a dataset is made of: the hashes of its text and of its vocabulary; empty where that can't be read."""
+    try:
+        dataset = json.loads((place / "dataset.json").read_bytes())
+        return dataset["source"]["sha256"], dataset["vocabulary"]["sha256"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return "", ""
+
+
+def check_splits(corpus: Corpus) -> None:
     for split in SPLITS:
         if not any(d.split == split for d in corpus.documents):
-            raise WrongCall(f"corpus: expected at least one document in {split}, found none")
-    source = source_hash(corpus)
-    found = finished(output)
-    if found and (found["source"]["sha256"], found["tokenizer"]) == (source, tokenizer.name):
-        return found
+            why = f" (left out: {words(corpus.left_out)})" if corpus.left_out else ""
+            raise WrongCall(f"corpus: expected at least one document in {split}, found none{why}")
 
-    beside = output.with_name(f"{output.name}.partial-{os.getpid()}")
-    beside.mkdir(parents=True)
-    try:
-        progress = Progress(f"{corpus.name} as {tokenizer.name}", sum(d.size for d in corpus.documents))
+
+def write_dataset(corpus: Corpus, tokenizer: Tokenizer, folder: Path) -> str:
+    """Writes all files and reads every document once. Returns the source's hash."""
+    lengths = np.array([len(piece) for piece in tokenizer.pieces], np.int64)
+    hashes, unreadable, splits = {}, {}, {}
+    with Progress(f"{corpus.name} as {tokenizer.name}", sum(d.size for d in corpus.documents)) as progress:
 
         def stream(documents: list[Document]) -> Iterator[np.ndarray]:
             for document in documents:
+                text = document.read()
+                hashes[document.name] = hashlib.sha256(text).hexdigest()
+                try:
+                    decoded(text, document.name)
+                except NotText as error:
+                    unreadable[document.name] = error
+                    if tokenizer.name != "bytes":
+                        continue
                 yield np.array([tokenizer.begin_token], np.uint16)
-                yield tokenizer.encode(document.read(), document.name)
-                progress.add(document.size)
+                for tokens in tokenizer.encode(text, document.name):
+                    yield tokens
+                    progress.add(int(lengths[tokens].sum()))
 
-        splits = {}
         for split in SPLITS:
             documents = [d for d in corpus.documents if d.split == split]
-            shards = write_shards(beside, split, stream(documents))
+            shards = write_shards(folder, split, stream(documents))
+            if tokenizer.name != "bytes":
+                documents = [d for d in documents if d.name not in unreadable]
+                if not documents:
+                    raise next(iter(unreadable.values()))
             splits[split] = {"tokens": sum(s["tokens"] for s in shards), "bytes": sum(d.size for d in documents),
                              "shards": shards, "documents": [d.name for d in documents]}  # fmt: skip
-        progress.close()
-        write_vocabulary(beside / "vocabulary.bin", tokenizer.pieces)
-        vocabulary = {"size": len(tokenizer.pieces), "sha256": sha256_of(beside / "vocabulary.bin")}
-        # As sha256sum would print it: the shards in order, then the vocabulary.
-        listing = "".join(f"{s['sha256']}  {s['file']}\n" for split in SPLITS for s in splits[split]["shards"])
-        listing += f"{vocabulary['sha256']}  vocabulary.bin\n"
-        dataset = {
-            "format": FORMAT,
-            "name": corpus.name,
-            "tokenizer": tokenizer.name,
-            "begin_token": tokenizer.begin_token,
-            "vocabulary": vocabulary,
-            "source": {"sha256": source, **corpus.origin},
-            "content_sha256": hashlib.sha256(listing.encode()).hexdigest(),
-            "splits": splits,
-        }
-        (beside / "dataset.json").write_text(json.dumps(dataset, indent=1) + "\n", encoding="utf-8")
-        replace(beside, output)
-        return dataset
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
+    if unreadable and tokenizer.name != "bytes":
+        corpus.left_out[NOT_UTF8] = len(unreadable)
+    (folder / "vocabulary.bin").write_bytes(vocabulary_file(tokenizer.pieces))
+    vocabulary = {"size": len(tokenizer.pieces), "sha256": sha256_of(folder / "vocabulary.bin")}
+    # As sha256sum would print it: the shards in order, then the vocabulary.
+    listing = "".join(f"{s['sha256']}  {s['file']}\n" for split in SPLITS for s in splits[split]["shards"])
+    listing += f"{vocabulary['sha256']}  vocabulary.bin\n"
+    source = source_hash(corpus, hashes)
+    dataset = {
+        "format": FORMAT,
+        "name": corpus.name,
+        "tokenizer": tokenizer.name,
+        "begin_token": tokenizer.begin_token,
+        "vocabulary": vocabulary,
+        "source": {"sha256": source, **corpus.origin},
+        "left_out": corpus.left_out,
+        "not_utf8": len(unreadable),
+        "content_sha256": hashlib.sha256(listing.encode()).hexdigest(),
+        "splits": splits,
+    }
+    (folder / "dataset.json").write_text(json.dumps(dataset, indent=1) + "\n", encoding="utf-8")
+    return source
+
+
+NOT_UTF8 = "files that are not UTF-8"
+
+
+def say_what_is_left_out(corpus: Corpus, tokenizer: Tokenizer, place: Path) -> None:
+    not_utf8 = json.loads((place / "dataset.json").read_bytes()).get("not_utf8", 0)
+    if not_utf8 and tokenizer.name != "bytes":
+        corpus.left_out[NOT_UTF8] = not_utf8
+    if corpus.left_out:
+        print(f"tokenize_corpus: left out of {corpus.name}: {words(corpus.left_out)}", file=sys.stderr)
+    if not_utf8 and tokenizer.name == "bytes":
+        print(f"tokenize_corpus: {corpus.name}: documents that are not UTF-8, kept as bytes: {not_utf8}", file=sys.stderr)
 
 
 def finished(folder: Path) -> Optional[dict]:
-    """dataset.json of a folder that is whole, else None."""
+    """dataset.json of a folder that is whole, else None. Files that lethe found whole (.verified) aren't hashed again."""
     try:
         dataset = json.loads((folder / "dataset.json").read_text(encoding="utf-8"))
-        if dataset["format"] != FORMAT or sha256_of(folder / "vocabulary.bin") != dataset["vocabulary"]["sha256"]:
+        if dataset["format"] != FORMAT:
             return None
-        shards = [s for split in SPLITS for s in dataset["splits"][split]["shards"]]
-        return dataset if all(sha256_of(folder / s["file"]) == s["sha256"] for s in shards) else None
-    except (OSError, KeyError, ValueError):
+        files = [(s["file"], s["sha256"]) for split in SPLITS for s in dataset["splits"][split]["shards"]]
+        files.append(("vocabulary.bin", dataset["vocabulary"]["sha256"]))
+        note = verified(folder)
+        whole = all(note.get(name) == stamp(folder / name, sha256) or sha256_of(folder / name) == sha256 for name, sha256 in files)
+        return dataset if whole else None
+    except (OSError, KeyError, ValueError, TypeError):
         return None
+
+
+def verified(folder: Path) -> dict:
+    try:
+        note = json.loads((folder / ".verified").read_bytes())
+        return note if isinstance(note, dict) else {}
+    except (OSError, ValueError):
+        return {}
+
+
+def stamp(file: Path, sha256: str) -> dict:
+    """A line of .verified, as experiments/data/dataset_files.cpp writes it."""
+    found = file.stat()
+    return {"size": found.st_size, "modified": found.st_mtime_ns, "changed": found.st_ctime_ns, "inode": found.st_ino,
+            "sha256": sha256}  # fmt: skip
+
+
+def listing_of(place: Path) -> Optional[str]:
+    """The listing of the text that a dataset was found to hold, at its last preparation."""
+    try:
+        return (place / ".listing").read_text(encoding="utf-8").strip()
+    except (OSError, ValueError):
+        return None
+
+
+def write_listing(place: Path, listing: Optional[str]) -> None:
+    if listing is None:
+        return
+    try:
+        beside = place / f".listing.partial-{os.getpid()}"
+        beside.write_text(listing + "\n", encoding="utf-8")
+        beside.replace(place / ".listing")
+    except OSError:
+        pass  # another user's dataset: the next call reads the text again
 
 
 def replace(beside: Path, output: Path) -> None:
@@ -236,36 +309,46 @@ def replace(beside: Path, output: Path) -> None:
 # --- the command ---
 
 
-def named_tokenizer(name: str, gpt2_files: Optional[str]) -> Tokenizer:
-    return gpt2_tokenizer(gpt2_files) if name == "gpt2" else byte_tokenizer()
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    prepare_call = commands.add_parser("prepare", help="write a corpus as token shards")
-    prepare_call.add_argument("--corpus", required=True, help="bible, headers or a folder of *.txt files")
-    prepare_call.add_argument("--output", required=True, type=Path, help="the dataset's folder")
-    encode_call = commands.add_parser("encode", help="print the tokens of standard input")
-    files_help = "folder of GPT-2's encoder.json and vocab.bpe (default: LETHE_GPT2_FILES)"
-    for call in (prepare_call, encode_call):
-        call.add_argument("--tokenizer", choices=("bytes", "gpt2"), default="bytes")
-        call.add_argument("--gpt2-files", default=os.environ.get("LETHE_GPT2_FILES"), help=files_help)
+    call = commands.add_parser("prepare", help="write a corpus as token shards")
+    call.add_argument("--corpus", required=True, help="bible, headers, a text file or a folder of *.txt files")
+    call.add_argument("--data", required=True, type=Path, help="the folder of the datasets")
+    call.add_argument("--tokenizer", choices=("bytes", "gpt2"), default="bytes")
+    call.add_argument("--gpt2-files", default=os.environ.get("LETHE_GPT2_FILES"),
+                      help="folder of GPT-2's encoder.json and vocab.bpe, kept for later calls (default: LETHE_GPT2_FILES)")  # fmt: skip
+    call = commands.add_parser("encode", help="print the tokens of standard input")
+    call.add_argument("--vocabulary", required=True, type=Path, help="vocabulary.bin of a dataset in GPT-2's byte pairs")
     call = parser.parse_args()
-    try:
-        tokenizer = named_tokenizer(call.tokenizer, call.gpt2_files)
-        if call.command == "encode":
-            print(*tokenizer.encode(sys.stdin.buffer.read(), "standard input"))
-        else:
-            prepare(named_corpus(call.corpus), tokenizer, call.output)
-    except WrongCall as error:
-        print(f"tokenize_corpus: {error}", file=sys.stderr)
-        return 2
-    except (OSError, RuntimeError, subprocess.CalledProcessError) as error:
-        print(f"tokenize_corpus: {error}", file=sys.stderr)
-        return 1
+    if call.command == "encode":
+        parts = gpt2_tokenizer(read_vocabulary(call.vocabulary)).encode(sys.stdin.buffer.read(), "standard input")
+        print(*itertools.chain.from_iterable(parts))
+        return 0
+    # First: files that were given are kept, whatever becomes of the corpus.
+    tokenizer = gpt2_tokenizer(gpt2_pieces(call.data, call.gpt2_files)) if call.tokenizer == "gpt2" else byte_tokenizer()
+    corpus = named_corpus(call.corpus)
+    place = prepare(corpus, tokenizer, call.data, reserved=corpus.name in NAMED and call.corpus not in NAMED)
+    say_what_is_left_out(corpus, tokenizer, place)
+    print(place)
     return 0
 
 
+def one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except WrongCall as error:
+        print(f"tokenize_corpus: {one_line(error)}", file=sys.stderr)
+        sys.exit(2)
+    except (OSError, RuntimeError, subprocess.CalledProcessError) as error:
+        print(f"tokenize_corpus: {one_line(error)}", file=sys.stderr)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except Exception as error:  # not foreseen: its kind belongs to the line
+        print(f"tokenize_corpus: {type(error).__name__}: {one_line(error)}", file=sys.stderr)
+        sys.exit(1)

@@ -32,7 +32,7 @@ int64_t permutation(uint64_t key, int64_t count, int64_t n) {
   return static_cast<int64_t>(x);
 }
 
-Dataset::Dataset(const std::filesystem::path& folder) : files_(read_dataset(folder)) {}
+Dataset::Dataset(const std::filesystem::path& folder) : folder_(folder), files_(read_dataset(folder)) {}
 
 const Split& Dataset::split(const std::string& name) const {
   const auto found = files_.splits.find(name);

@@ -29,6 +29,7 @@ class Dataset {
   /// throws, cost  as read_dataset
   explicit Dataset(const std::filesystem::path& folder);
 
+  const std::filesystem::path& folder() const { return folder_; }
   const std::string& name() const { return files_.name; }
   const std::string& tokenizer() const { return files_.tokenizer; }  ///< "bytes" or "gpt2"
   /// Of all shards and the vocabulary: part of every artefact's name.
@@ -70,6 +71,7 @@ class Dataset {
   const Split& split(const std::string& name) const;
   Batch cut(const Split& split, const std::vector<int64_t>& pieces, int64_t length) const;
 
+  std::filesystem::path folder_;
   DatasetFiles files_;
 };
 
@@ -81,22 +83,28 @@ int64_t permutation(uint64_t key, int64_t count, int64_t n);
 
 /// The dataset folder for a corpus, prepared on the first call (progress on standard error).
 ///
-/// reads    corpus: "bible", "headers", the path of a folder of text, or that of a finished dataset
-///          tokenizer: "bytes" or "gpt2" (needs LETHE_GPT2_FILES, the folder of GPT-2's encoder.json and vocab.bpe)
+/// reads    corpus: "bible", "headers", the path of a text file or of a folder of text, or that of a finished dataset
+///          tokenizer: "bytes" or "gpt2" (needs GPT-2's encoder.json and vocab.bpe once, see prepare_dataset)
 ///          root: the folder of the datasets (artefacts/data)
-/// returns  root/<corpus>-<tokenizer>; for a folder, <corpus> is its last name. A folder's dataset is compared with its text on
-///          every call; the named corpora are pinned by their packages and not compared.
+/// returns  root/<corpus>-<tokenizer>, where <corpus> is a file's or folder's last name; with a hash behind it where another text
+///          has that name already: no dataset is ever written over another. The text is read again where a size or a time in it
+///          changed; a text that changed is another dataset. The named corpora are pinned by their packages and not compared.
 /// throws   std::invalid_argument for an unknown corpus or tokenizer; ProgramFailed (run_program.hpp) where
 ///          tools/tokenize_corpus.py, which writes the dataset, fails
 std::filesystem::path prepared_dataset(const std::string& corpus, const std::string& tokenizer,
                                        const std::filesystem::path& root);
 
-/// Writes the dataset of a corpus; an existing dataset is checked against its source and written anew where the source changed.
+/// As prepared_dataset, and also compares a named corpus with its source, and writes a damaged dataset anew.
 ///
-/// reads    as prepared_dataset; gpt2_files: the folder of the tokenizer's files, empty: LETHE_GPT2_FILES
+/// reads    gpt2_files: the folder of GPT-2's encoder.json and vocab.bpe, kept in root/gpt2-vocabulary.bin for later calls; empty:
+///          LETHE_GPT2_FILES, else what is kept
 /// returns, throws  as prepared_dataset
 std::filesystem::path prepare_dataset(const std::string& corpus, const std::string& tokenizer,
                                       const std::filesystem::path& root, const std::string& gpt2_files = {});
+
+/// The folder of the dataset with this content hash: one of `roots`, or right below one of them, the first that is found. Empty where
+/// there is none. Its files are not checked: Dataset does so.
+std::filesystem::path dataset_with(const std::string& content, const std::vector<std::filesystem::path>& roots);
 
 /// Tokens of a text in a dataset's own tokenizer, without the begin token.
 std::vector<int64_t> tokens_of(const Dataset& dataset, const std::string& text);

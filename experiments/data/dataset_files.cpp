@@ -96,7 +96,7 @@ class VerifiedNote {
   bool changed_ = false;
 };
 
-void check_hash(const fs::path& file, const std::vector<std::string_view>& pieces, const std::string& hash,
+void check_hash(const fs::path& file, std::initializer_list<std::string_view> pieces, const std::string& hash,
                 VerifiedNote& note) {
   if (note.has(file, hash)) return;
   if (const auto found = sha256(pieces); found != hash) refuse(file.string() + " with SHA-256 " + hash, found);

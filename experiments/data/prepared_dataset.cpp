@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <sstream>
 #include <stdexcept>
 
@@ -15,16 +16,9 @@ bool is_named(const std::string& corpus) { return corpus == "bible" || corpus ==
 void check(const std::string& corpus, const std::string& tokenizer) {
   if (tokenizer != "bytes" && tokenizer != "gpt2")
     throw std::invalid_argument("tokenizer: expected 'bytes' or 'gpt2', found '" + tokenizer + "'");
-  if (!is_named(corpus) && !fs::is_directory(corpus))
-    throw std::invalid_argument("corpus: expected 'bible', 'headers' or a folder of text, found '" + corpus + "'");
-  // Its dataset would have the path of the named corpus, and be read in its place.
-  if (!is_named(corpus) && is_named(fs::canonical(corpus).filename()))
-    throw std::invalid_argument("corpus: expected a folder with a name other than 'bible' and 'headers', found '" + corpus + "'");
-}
-
-fs::path place_of(const std::string& corpus, const std::string& tokenizer, const fs::path& root) {
-  const std::string name = is_named(corpus) ? corpus : fs::canonical(corpus).filename().string();
-  return root / (name + "-" + tokenizer);
+  if (!is_named(corpus) && !fs::is_directory(corpus) && !fs::is_regular_file(corpus))
+    throw std::invalid_argument("corpus: expected 'bible', 'headers' or text (a file or a folder), found '" + corpus +
+                                "'");
 }
 
 }  // namespace
@@ -32,12 +26,12 @@ fs::path place_of(const std::string& corpus, const std::string& tokenizer, const
 fs::path prepare_dataset(const std::string& corpus, const std::string& tokenizer, const fs::path& root,
                          const std::string& gpt2_files) {
   check(corpus, tokenizer);
-  const fs::path output = place_of(corpus, tokenizer, root);
-  std::vector<std::string> call{LETHE_PYTHON,  LETHE_TOKENIZER, "prepare",  "--corpus",     corpus,
-                                "--tokenizer", tokenizer,       "--output", output.string()};
+  std::vector<std::string> call{LETHE_PYTHON, LETHE_TOKENIZER, "prepare",     "--corpus", corpus,
+                                "--data",     root.string(),   "--tokenizer", tokenizer};
   if (!gpt2_files.empty()) call.insert(call.end(), {"--gpt2-files", gpt2_files});
-  run_program(call);
-  return output;
+  std::string folder = run_program(call);
+  if (folder.ends_with('\n')) folder.pop_back();
+  return folder;
 }
 
 fs::path prepared_dataset(const std::string& corpus, const std::string& tokenizer, const fs::path& root) {
@@ -48,14 +42,27 @@ fs::path prepared_dataset(const std::string& corpus, const std::string& tokenize
                                   " is in, found '" + tokenizer + "'");
     return corpus;
   }
-  const fs::path place = place_of(corpus, tokenizer, root);
+  const fs::path place = root / (corpus + "-" + tokenizer);
   return is_named(corpus) && is_dataset(place) ? place : prepare_dataset(corpus, tokenizer, root);
+}
+
+fs::path dataset_with(const std::string& content, const std::vector<fs::path>& roots) {
+  for (const fs::path& root : roots) {
+    if (!content.empty() && recorded_content(root) == content) return root;
+    std::error_code error;
+    std::vector<fs::path> folders;
+    for (const auto& entry : fs::directory_iterator(root, error)) folders.push_back(entry.path());
+    std::ranges::sort(folders);
+    for (const fs::path& folder : folders)
+      if (!content.empty() && recorded_content(folder) == content) return folder;
+  }
+  return {};
 }
 
 std::vector<int64_t> tokens_of(const Dataset& dataset, const std::string& text) {
   if (dataset.tokenizer() == "bytes") return dataset.encode_bytes(text);
-  std::istringstream printed(
-      run_program({LETHE_PYTHON, LETHE_TOKENIZER, "encode", "--tokenizer", dataset.tokenizer()}, text));
+  const std::string vocabulary = (dataset.folder() / "vocabulary.bin").string();
+  std::istringstream printed(run_program({LETHE_PYTHON, LETHE_TOKENIZER, "encode", "--vocabulary", vocabulary}, text));
   std::vector<int64_t> tokens;
   for (int64_t token; printed >> token;) tokens.push_back(token);
   return tokens;

@@ -166,8 +166,6 @@ TEST_F(Data, WhatIsNotThereIsRefusedByName) {
   EXPECT_THROW(dataset.training_batch(0, 1, 0, 0), std::invalid_argument);
   EXPECT_THROW(prepared_dataset("no such folder", "bytes", home_), std::invalid_argument);
   EXPECT_THROW(prepared_dataset(source().string(), "words", home_), std::invalid_argument);
-  fs::create_directories(home_ / "bible");  // its dataset would be read as the Bible
-  EXPECT_THROW(prepared_dataset((home_ / "bible").string(), "bytes", home_), std::invalid_argument);
 }
 
 TEST_F(Data, ATruncatedShardIsRefused) {
@@ -217,7 +215,7 @@ TEST_F(Data, ADescriptionThatDoesNotFitTheShardsIsRefused) {
             std::string::npos);
 }
 
-TEST_F(Data, AFolderIsPreparedOnceAndAgainWhenItsTextChanges) {
+TEST_F(Data, AFolderIsPreparedOnceAndBesideItWhenItsTextChanges) {
   const fs::path texts = home_ / "changing", root = home_ / "changed";
   fs::create_directories(texts);
   for (const char* name : {"a.txt", "b.txt", "c.txt"}) write(texts / name, name);
@@ -227,8 +225,30 @@ TEST_F(Data, AFolderIsPreparedOnceAndAgainWhenItsTextChanges) {
   EXPECT_EQ(prepared_dataset(texts.string(), "bytes", root), first);
   EXPECT_EQ(fs::last_write_time(first / "dataset.json"), written);
   write(texts / "b.txt", "something else");
-  EXPECT_EQ(prepared_dataset(texts.string(), "bytes", root), first);
-  EXPECT_NE(Dataset(first).content_hash(), hash);
+  const fs::path second = prepared_dataset(texts.string(), "bytes", root);
+  EXPECT_NE(second, first);
+  EXPECT_NE(Dataset(second).content_hash(), hash);
+  EXPECT_EQ(Dataset(first).content_hash(), hash) << "no dataset is written over another";
+  EXPECT_EQ(dataset_with(hash, {home_ / "nowhere", root}), first);
+  EXPECT_EQ(dataset_with(hash, {first}), first);
+  EXPECT_EQ(dataset_with(std::string(64, '0'), {root}), fs::path());
+  EXPECT_EQ(dataset_with("", {root, home_}), fs::path());
+}
+
+TEST_F(Data, OneFileIsACorpusThatIsSplitByPosition) {
+  const fs::path text = home_ / "input.txt";
+  std::string lines;
+  for (int line = 0; line < 1000; ++line) lines += "line " + std::to_string(line) + "\n";
+  write(text, lines);
+  const Dataset dataset(prepared_dataset(text.string(), "bytes", home_ / "single"));
+  std::string found;
+  for (const char* split : {"train", "valid", "test"}) {
+    const auto labels = dataset.sequences(split, 0, 1, dataset.tokens(split)).labels;
+    const auto* first = labels.data_ptr<int64_t>();
+    found += dataset.decode({first + 1, first + dataset.tokens(split)});
+    EXPECT_EQ(dataset.bytes(split), dataset.tokens(split) - 1);
+  }
+  EXPECT_EQ(found, lines);
 }
 
 TEST_F(Data, AFinishedDatasetIsACorpusInItsOwnTokensOnly) {

@@ -1,13 +1,17 @@
 """The tokenizer that writes datasets: corpora, splits, shards, GPT-2's byte pairs. Run by ctest, or by hand."""
 
+import contextlib
+import io
 import json
 import os
 import struct
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 from pathlib import Path
+from unittest import mock
 
 TOOLS = Path(__file__).resolve().parents[3] / "tools"
 sys.path.insert(0, str(TOOLS))
@@ -15,6 +19,7 @@ sys.path.insert(0, str(TOOLS))
 import corpora
 import numpy as np
 import tokenize_corpus as subject
+import vocabularies
 
 
 def tokens_of(folder: Path, split: str) -> list[int]:
@@ -43,7 +48,7 @@ class InAFolder(unittest.TestCase):
         temporary = tempfile.TemporaryDirectory()
         self.addCleanup(temporary.cleanup)
         self.folder = Path(temporary.name)
-        self.output = self.folder / "data" / "corpus-bytes"
+        self.data = self.folder / "data"
 
     def write(self, **texts: bytes) -> Path:
         source = self.folder / "source"
@@ -70,9 +75,32 @@ class Splits(InAFolder):
             splits = {d.split for d in corpora.split_by_name(self.documents(*sizes))}
             self.assertEqual(splits, set(corpora.SPLITS), sizes)
 
-    def test_of_two_documents_are_refused(self):
-        with self.assertRaisesRegex(corpora.WrongCall, "expected at least 3 documents"):
-            corpora.split_by_name(self.documents(5, 5))
+    def test_of_one_or_two_documents_are_by_position_at_ends_of_lines(self):
+        for texts in ({"a": b"one line\n" * 1000}, {"a": b"one line\n" * 1000, "b": b"another\n" * 500}):
+            source = self.write(**texts)
+            for corpus in (corpora.text_of(source), *([corpora.text_of(source / "a.txt")] if len(texts) == 1 else [])):
+                for split, share in (("train", 0.9), ("valid", 0.05), ("test", 0.05)):
+                    parts = [d.read() for d in corpus.documents if d.split == split]
+                    whole = sum(map(len, texts.values()))
+                    self.assertAlmostEqual(sum(map(len, parts)) / whole, share, delta=0.01)
+                    self.assertTrue(all(part.endswith(b"\n") for part in parts))
+                for name, text in texts.items():
+                    parts = [d.read() for d in corpus.documents if d.name.startswith(f"{name}.txt[")]
+                    self.assertEqual(b"".join(parts), text)
+
+    def test_by_position_cut_no_character_of_a_text_without_lines(self):
+        text = "früh€" * 100
+        corpus = corpora.text_of(self.write(a=text.encode()))
+        self.assertEqual("".join(d.read().decode() for d in corpus.documents), text)
+        self.assertEqual([d.split for d in corpus.documents], list(corpora.SPLITS))
+
+    def test_of_too_little_text_are_refused(self):
+        for texts in ({"a": b"short"}, {"a": b"short", "b": b"s" * 99}):
+            with self.assertRaisesRegex(corpora.WrongCall, "one of 100 bytes or more, found"):
+                corpora.text_of(self.write(**texts))
+        (empty := self.folder / "empty.txt").touch()
+        with self.assertRaisesRegex(corpora.WrongCall, "found 0 bytes"):
+            corpora.text_of(empty)
 
     def test_do_not_depend_on_the_order_of_the_documents(self):
         forwards = {d.name: d.split for d in corpora.split_by_name(self.documents(*[100] * 50))}
@@ -83,16 +111,67 @@ class Splits(InAFolder):
         source = self.write(a=b"a", b=b"b", c=b"c", d=b"d", unlisted=b"u")
         rows = ["file,title,split", "a.txt,A,test", 'b.txt,"B, or not",train', "c.txt,C,valid", "d.txt,D,haystack"]
         (source / "INDEX.csv").write_text("\n".join([*rows, "gone.txt,E,train"]))
-        corpus = corpora.folder_of_text(source)
+        corpus = corpora.text_of(source)
         splits = {d.name: d.split for d in corpus.documents}
         self.assertEqual(splits, {"a.txt": "test", "b.txt": "train", "c.txt": "valid"})
-        self.assertEqual((corpus.origin["left_out"], corpus.origin["absent"]), (2, 1))
+        expected = {"files that INDEX.csv lacks": 1, "files of other splits": 1, "absent files of INDEX.csv": 1}
+        self.assertEqual(corpus.left_out, expected)
 
-    def test_of_an_index_without_its_columns_are_refused(self):
+    def test_of_a_bad_index_are_refused_with_its_name(self):
         source = self.write(a=b"a")
-        (source / "INDEX.csv").write_text("name,part\na.txt,train\n")
-        with self.assertRaisesRegex(corpora.WrongCall, "expected the columns file and split"):
-            corpora.folder_of_text(source)
+        for content, message in (
+            (b"name,part\na.txt,train\n", "expected the columns file and split, found name, part"),
+            (b"", "expected the columns file and split, found none"),
+            (b"file,split\na.txt,train\na.txt,test\n", "expected one split of a.txt, found train and test"),
+            (b"file,split\n\xff.txt,train\n", "expected CSV in UTF-8"),
+            (b"file,split\n" + b"x" * 200_000, "expected CSV in UTF-8"),
+        ):
+            with self.subTest(message):
+                (source / "INDEX.csv").write_bytes(content)
+                with self.assertRaisesRegex(corpora.WrongCall, f"INDEX.csv: {message}"):
+                    corpora.text_of(source)
+        with open(source / "INDEX.csv", "wb") as sparse:
+            sparse.truncate(1 << 40)
+        with self.assertRaisesRegex(corpora.WrongCall, "expected at most"):
+            corpora.text_of(source)
+
+
+class LeftOut(InAFolder):
+    def test_are_counted_by_kind(self):
+        source = self.write(a=b"a", b=b"b", c=b"c", empty=b"")
+        for name in ("notes.md", "more.md", "picture.png", "plain"):
+            (source / name).write_text(name)
+        (source / "link.txt").symlink_to(source / "a.txt")
+        (source / "below").symlink_to(source)
+        os.mkfifo(source / "pipe.txt")
+        corpus = corpora.text_of(source)
+        self.assertEqual([d.name for d in corpus.documents], ["a.txt", "b.txt", "c.txt"])
+        expected = {"links": 2, "empty files": 1, "unreadable files": 1, "files with other suffixes (.md, .png, none)": 4}
+        self.assertEqual(corpus.left_out, expected)
+
+    @unittest.skipIf(os.getuid(), "needs root, to become a user who can't read")
+    def test_what_another_user_can_not_read_is_counted(self):
+        source = self.write(a=b"a", b=b"b", c=b"c", locked=b"d", below__e=b"e")
+        for path in (self.folder, source):
+            path.chmod(0o755)
+        (source / "locked.txt").chmod(0)
+        (source / "below").chmod(0)
+        (self.data).mkdir()
+        self.data.chmod(0o777)
+        reader = "import os, sys; os.setuid(65534); sys.path.insert(0, sys.argv[1]); import corpora, pathlib; " \
+                 "print(corpora.words(corpora.text_of(pathlib.Path(sys.argv[2])).left_out))"  # fmt: skip
+        done = subprocess.run([sys.executable, "-c", reader, TOOLS, source], capture_output=True, text=True)
+        if "Permission" in done.stderr or "No module" in done.stderr:
+            self.skipTest("the checkout can't be read by another user")
+        self.assertEqual(done.stdout, "unreadable files: 1, unreadable folders: 1\n", done.stderr)
+
+    def test_names_of_any_bytes_are_read(self):
+        source = self.write(a=b"a", b=b"b")
+        Path(os.fsdecode(os.fsencode(source) + b"/\xff\n.txt")).write_bytes(b"c")
+        place = subject.prepare(corpora.text_of(source), subject.byte_tokenizer(), self.data)
+        dataset = json.loads((place / "dataset.json").read_text())
+        documents = {name for split in corpora.SPLITS for name in dataset["splits"][split]["documents"]}
+        self.assertEqual(documents, {"a.txt", "b.txt", "\\xff\\n.txt"})
 
 
 class Shards(InAFolder):
@@ -112,46 +191,98 @@ class Shards(InAFolder):
 
 
 class Datasets(InAFolder):
-    def prepare(self, source: Path) -> dict:
-        return subject.prepare(corpora.folder_of_text(source), subject.byte_tokenizer(), self.output)
+    def prepare(self, source: Path) -> Path:
+        with contextlib.redirect_stderr(io.StringIO()):
+            return subject.prepare(corpora.text_of(source), subject.byte_tokenizer(), self.data)
+
+    def content(self, place: Path) -> str:
+        return json.loads((place / "dataset.json").read_text())["content_sha256"]
 
     def test_hold_every_document_behind_a_begin_token(self):
         texts = {"a": b"first\n", "sub__b": bytes(range(256)), "c": "früh".encode()}
-        dataset = self.prepare(self.write(**texts))
+        place = self.prepare(self.write(**texts))
+        dataset = json.loads((place / "dataset.json").read_text())
         for split in corpora.SPLITS:
             (name,) = dataset["splits"][split]["documents"]
             text = texts[name.removesuffix(".txt").replace("/", "__")]
-            self.assertEqual(tokens_of(self.output, split), [256, *text])
-        self.assertEqual(pieces_of(self.output)[:256], [bytes([b]) for b in range(256)])
+            self.assertEqual(tokens_of(place, split), [256, *text])
+        self.assertEqual(pieces_of(place)[:256], [bytes([b]) for b in range(256)])
+        self.assertEqual(dataset["not_utf8"], 1)
 
     def test_are_not_written_again_where_nothing_changed(self):
         source = self.write(a=b"a", b=b"b", c=b"c")
-        first, written = self.prepare(source), (self.output / "dataset.json").stat().st_ino
-        self.assertEqual(self.prepare(source), first)
-        self.assertEqual((self.output / "dataset.json").stat().st_ino, written)
+        place = self.prepare(source)
+        written = (place / "dataset.json").stat().st_ino
+        self.assertEqual(self.prepare(source), place)
+        self.assertEqual((place / "dataset.json").stat().st_ino, written)
 
-    def test_are_written_again_where_the_text_or_a_shard_changed(self):
+    def test_read_their_text_once_until_it_is_touched(self):
         source = self.write(a=b"a", b=b"b", c=b"c")
-        first = self.prepare(source)
-        (self.output / "train_000.bin").write_bytes(b"broken")
-        self.assertEqual(self.prepare(source), first)
-        self.assertTrue(subject.finished(self.output))
-        self.write(a=b"another text")
-        self.assertNotEqual(self.prepare(source)["content_sha256"], first["content_sha256"])
-        self.assertEqual([p.name for p in self.output.parent.iterdir()], [self.output.name])
+
+        def reads() -> int:
+            corpus, count = corpora.text_of(source), []
+            for document in corpus.documents:
+                document.read = lambda read=document.read: (count.append(1), read())[1]
+            self.assertEqual(subject.prepare(corpus, subject.byte_tokenizer(), self.data).name, "source-bytes")
+            return len(count)
+
+        self.assertEqual([reads(), reads()], [3, 0])
+        os.utime(source / "a.txt")
+        self.assertEqual([reads(), reads()], [3, 0])
+
+    def test_that_are_damaged_are_written_again(self):
+        source = self.write(a=b"a", b=b"b", c=b"c")
+        place = self.prepare(source)
+        first = self.content(place)
+        for damage in (b"broken", None):
+            (place / "train_000.bin").write_bytes(damage) if damage else (place / "train_000.bin").unlink()
+            self.assertEqual(self.prepare(source), place)
+            self.assertTrue(subject.finished(place))
+            self.assertEqual(self.content(place), first)
+        self.assertEqual([p.name for p in self.data.iterdir()], [place.name])
+
+    def test_of_a_text_that_grew_lie_beside_the_old_one(self):
+        source = self.write(a=b"a", b=b"b", c=b"c")
+        old = self.prepare(source)
+        content = self.content(old)
+        self.write(d=b"another text")
+        new = self.prepare(source)
+        self.assertRegex(new.name, "^source-bytes-[0-9a-f]{12}$")
+        self.assertEqual(self.content(old), content)
+        self.assertNotEqual(self.content(new), content)
+        self.assertEqual(self.prepare(source), new)
+        (source / "d.txt").unlink()
+        self.assertEqual(self.prepare(source), old)
+
+    def test_of_two_corpora_of_one_name_are_two(self):
+        first = self.prepare(self.write(a=b"a", b=b"b", c=b"c"))
+        other = self.folder / "elsewhere" / "source"
+        other.mkdir(parents=True)
+        for name in "xyz":
+            (other / f"{name}.txt").write_text(name)
+        content = self.content(first)
+        self.assertNotEqual(self.prepare(other), first)
+        self.assertEqual(self.content(first), content)
+
+    def test_never_replace_a_folder_that_is_no_dataset(self):
+        mine = self.data / "source-bytes"
+        mine.mkdir(parents=True)
+        (mine / "precious").write_text("text")
+        self.assertNotEqual(self.prepare(self.write(a=b"a", b=b"b", c=b"c")), mine)
+        self.assertEqual((mine / "precious").read_text(), "text")
 
     def test_leave_nothing_behind_where_a_document_can_not_be_read(self):
-        corpus = corpora.folder_of_text(self.write(a=b"a", b=b"b", c=b"c"))
+        corpus = corpora.text_of(self.write(a=b"a", b=b"b", c=b"c"))
         tokenizer = subject.byte_tokenizer()
         tokenizer.encode = lambda text, name: 1 // 0
         with self.assertRaises(ZeroDivisionError):
-            subject.prepare(corpus, tokenizer, self.output)
-        self.assertEqual(list(self.output.parent.iterdir()), [])
+            subject.prepare(corpus, tokenizer, self.data)
+        self.assertEqual(list(self.data.iterdir()), [])
 
     def test_have_the_same_hash_on_every_machine(self):
-        first = self.prepare(self.write(a=b"a", b=b"b", c=b"c"))["content_sha256"]
-        self.output = self.folder / "elsewhere"
-        self.assertEqual(self.prepare(self.folder / "source")["content_sha256"], first)
+        first = self.content(self.prepare(self.write(a=b"a", b=b"b", c=b"c")))
+        self.data = self.folder / "elsewhere"
+        self.assertEqual(self.content(self.prepare(self.folder / "source")), first)
 
     def test_of_the_bible_split_its_66_books(self):
         corpus = corpora.bible()
@@ -186,30 +317,81 @@ class BytePairs(InAFolder):
         (self.files / "encoder.json").write_text(json.dumps({piece: i for i, piece in enumerate(pieces)}))
         (self.files / "vocab.bpe").write_text("#version: 0.2\n" + "\n".join(merges) + "\n", encoding="utf-8")
 
+    def tokenizer(self) -> vocabularies.Tokenizer:
+        return subject.gpt2_tokenizer(vocabularies.gpt2_pieces(self.data, str(self.files)))
+
+    def encoded(self, text: bytes) -> list[int]:
+        return np.concatenate(list(self.tokenizer().encode(text, "text"))).tolist()
+
     def test_merge_in_the_order_of_the_list(self):
-        tokenizer = subject.gpt2_tokenizer(str(self.files))
+        tokenizer = self.tokenizer()
         self.assertEqual(tokenizer.begin_token, 260)
-        self.assertEqual(tokenizer.encode(b"hello", "text").tolist(), [259])
-        pieces = [tokenizer.pieces[t] for t in tokenizer.encode(b"shell he", "text")]
-        self.assertEqual(pieces, [b"s", b"hell", b" ", b"he"])
+        self.assertEqual(self.encoded(b"hello"), [259])
+        self.assertEqual([tokenizer.pieces[t] for t in self.encoded(b"shell he")], [b"s", b"hell", b" ", b"he"])
 
     def test_decode_by_table_to_the_text_they_came_from(self):
         text = "hello, früh\n\n  well 42 — 'll".encode()
-        tokenizer = subject.gpt2_tokenizer(str(self.files))
-        self.assertEqual(b"".join(tokenizer.pieces[t] for t in tokenizer.encode(text, "text")), text)
+        self.assertEqual(b"".join(self.tokenizer().pieces[t] for t in self.encoded(text)), text)
 
     def test_never_read_a_special_token_out_of_the_text(self):
-        tokenizer = subject.gpt2_tokenizer(str(self.files))
-        self.assertNotIn(tokenizer.begin_token, tokenizer.encode(subject.BEGIN_PIECE, "text"))
+        self.assertNotIn(self.tokenizer().begin_token, self.encoded(vocabularies.BEGIN_PIECE))
 
     def test_need_utf_8(self):
         with self.assertRaisesRegex(RuntimeError, "text: expected UTF-8, found byte 0xff at offset 2"):
-            subject.gpt2_tokenizer(str(self.files)).encode(b"ab\xff", "text")
+            self.encoded(b"ab\xff")
 
-    def test_need_their_files(self):
+    def test_leave_out_what_is_not_utf_8_and_say_so(self):
+        corpus = corpora.text_of(self.write(**{name: b"hello " * 9 for name in "abcdefgh"}, broken=b"\xff" * 99))
+        place = subject.prepare(corpus, self.tokenizer(), self.data)
+        dataset = json.loads((place / "dataset.json").read_text())
+        self.assertEqual(dataset["left_out"], {"files that are not UTF-8": 1})
+        documents = [name for split in corpora.SPLITS for name in dataset["splits"][split]["documents"]]
+        self.assertEqual((len(documents), "broken.txt" in documents), (8, False))
+
+    def test_are_those_of_the_whole_text_wherever_its_parts_end(self):
+        text = "hello well, he'll say  42 hell0s!\n\n\t früh —  " * 40
+        whole = self.encoded(text.encode())
+        for part in (1, 7, 100):
+            with mock.patch.object(vocabularies, "PART", part):
+                self.assertEqual(self.encoded(text.encode()), whole)
+
+    def test_take_seconds_for_a_megabyte_without_a_space(self):
+        tokenizer = self.tokenizer()
+        for kind in ("hello", "7", "-_", "漢", " ", "\n", "a1!", "'s"):
+            text = (kind * (2**20 // len(kind))).encode()
+            start, steps, tokens = time.monotonic(), 0, []
+            for part in tokenizer.encode(text, "text"):
+                tokens.append(part)
+                steps += 1
+            with self.subTest(kind):
+                self.assertLess(time.monotonic() - start, 20)
+                self.assertEqual(b"".join(tokenizer.pieces[t] for t in np.concatenate(tokens)), text)
+                if not kind.isspace():
+                    self.assertGreater(steps, 1, "progress moves")
+
+    def test_need_their_files_once(self):
         for files, found in ((None, "found none"), (str(self.folder), "expected the file")):
             with self.assertRaisesRegex(corpora.WrongCall, f"--gpt2-files .*{found}"):
-                subject.gpt2_tokenizer(files)
+                vocabularies.gpt2_pieces(self.data, files)
+        first = vocabularies.gpt2_pieces(self.data, str(self.files))
+        for file in self.files.iterdir():
+            file.unlink()
+        self.assertEqual(vocabularies.gpt2_pieces(self.data, None), first)
+
+    def test_of_damaged_files_are_refused_in_one_line(self):
+        for name, content in (("encoder.json", "{"), ("encoder.json", "[]"), ("vocab.bpe", ""), ("vocab.bpe", "#\nx y z\n")):
+            with self.subTest(name=name, content=content), mock.patch.object(self, "data", self.folder / "other"):
+                original = (self.files / name).read_bytes()
+                (self.files / name).write_text(content)
+                with self.assertRaisesRegex(corpora.WrongCall, "expected encoder.json and vocab.bpe of one vocabulary"):
+                    vocabularies.gpt2_pieces(self.data, str(self.files))
+                (self.files / name).write_bytes(original)
+        vocabularies.gpt2_pieces(self.data, str(self.files))
+        kept = self.data / "gpt2-vocabulary.bin"
+        for content in (kept.read_bytes()[:-1], b"", b"\xff" * 100, kept.read_bytes() + b"x"):
+            kept.write_bytes(content)
+            with self.assertRaisesRegex(corpora.WrongCall, "found a damaged one"):
+                vocabularies.gpt2_pieces(self.data, None)
 
 
 class PublishedBytePairs(unittest.TestCase):
@@ -217,29 +399,65 @@ class PublishedBytePairs(unittest.TestCase):
         files = os.environ.get("LETHE_GPT2_FILES")
         if not files:
             self.skipTest("LETHE_GPT2_FILES is not set: the folder of GPT-2's encoder.json and vocab.bpe")
-        tokenizer = subject.gpt2_tokenizer(files)
-        self.assertEqual(tokenizer.encode(b"Hello world", "text").tolist(), [15496, 995])
+        tokenizer = subject.gpt2_tokenizer(vocabularies.published_pieces(Path(files)))
+        self.assertEqual(next(tokenizer.encode(b"Hello world", "text")).tolist(), [15496, 995])
         self.assertEqual((tokenizer.begin_token, len(tokenizer.pieces)), (50256, 50257))
 
 
 class Command(InAFolder):
-    def run_tool(self, *arguments: str, text: str = "") -> subprocess.CompletedProcess:
+    def run_tool(self, *arguments: str, text: str = "", python: tuple = (sys.executable,)) -> subprocess.CompletedProcess:
         environment = {k: v for k, v in os.environ.items() if k != "LETHE_GPT2_FILES"}
-        return subprocess.run([sys.executable, TOOLS / "tokenize_corpus.py", *arguments], input=text, text=True,
+        return subprocess.run([*python, TOOLS / "tokenize_corpus.py", *arguments], input=text, text=True,
                               capture_output=True, env=environment)  # fmt: skip
 
-    def test_prints_the_tokens_of_standard_input(self):
-        done = self.run_tool("encode", "--tokenizer", "bytes", text="AZ")
-        self.assertEqual((done.returncode, done.stdout), (0, "65 90\n"))
+    def prepare(self, corpus: Path, *arguments: str) -> subprocess.CompletedProcess:
+        return self.run_tool("prepare", "--corpus", str(corpus), "--data", str(self.data), *arguments)
 
-    def test_says_in_one_line_what_is_wrong_with_a_call(self):
-        for arguments, message in (
-            (("prepare", "--corpus", "nowhere", "--output", str(self.output)), "corpus: expected 'bible', 'headers'"),
-            (("encode", "--tokenizer", "gpt2"), "--gpt2-files"),
+    def test_prints_the_place_and_says_what_is_left_out(self):
+        source = self.write(a=b"a", b=b"b", c=b"\xff")
+        (source / "notes.md").write_text("notes")
+        for _ in range(2):
+            done = self.prepare(source)
+            self.assertEqual((done.returncode, done.stdout), (0, f"{self.data}/source-bytes\n"))
+            self.assertEqual(done.stderr.splitlines(), [
+                "tokenize_corpus: left out of source: files with other suffixes (.md): 1",
+                "tokenize_corpus: source: documents that are not UTF-8, kept as bytes: 1"])  # fmt: skip
+
+    def test_never_takes_the_name_of_a_named_corpus(self):
+        (text := self.folder / "bible.txt").write_text("In the beginning " * 99)
+        self.assertRegex(self.prepare(text).stdout, "/bible-bytes-[0-9a-f]{12}\n$")
+
+    def test_says_in_one_line_what_is_wrong(self):
+        source = self.write(a=b"a", b=b"b", c=b"c")
+        (self.folder / "file").touch()
+        (self.folder / "huge.txt").write_bytes(b"x" * 1000)
+        for status, arguments, message in (
+            (2, ("prepare", "--corpus", "nowhere", "--data", str(self.data)), "corpus: expected 'bible', 'headers'"),
+            (2, ("prepare", "--corpus", "/dev/zero", "--data", str(self.data)), "corpus: expected 'bible', 'headers'"),
+            (2, ("prepare", "--corpus", str(source), "--data", str(self.data), "--tokenizer", "gpt2"), "--gpt2-files"),
+            (1, ("prepare", "--corpus", str(source), "--data", str(self.folder / "file")), "file"),
+            (2, ("encode", "--vocabulary", str(self.folder / "file")), "found a damaged one"),
+            (1, ("encode", "--vocabulary", "nowhere"), "nowhere"),
         ):
-            done = self.run_tool(*arguments)
-            self.assertEqual((done.returncode, done.stderr.count("\n")), (2, 1), done.stderr)
-            self.assertIn(message, done.stderr)
+            with self.subTest(arguments):
+                done = self.run_tool(*arguments)
+                self.assertEqual((done.returncode, done.stderr.count("\n")), (status, 1), done.stderr)
+                self.assertIn(message, done.stderr)
+
+    def test_an_error_of_any_kind_is_one_line(self):
+        for error in ("ValueError('one\\ntwo')", "MemoryError()", "KeyError('x')"):
+            code = f"import sys, runpy; sys.path.insert(0, {str(TOOLS)!r}); import corpora\n" \
+                   f"def fail(_): raise {error}\ncorpora.named_corpus = fail\n" \
+                   f"sys.argv = ['x', 'prepare', '--corpus', 'y', '--data', 'z']\n" \
+                   f"runpy.run_path({str(TOOLS / 'tokenize_corpus.py')!r}, run_name='__main__')"  # fmt: skip
+            done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+            self.assertEqual((done.returncode, done.stderr.count("\n")), (1, 1), done.stderr)
+            self.assertNotIn("Traceback", done.stderr)
+
+    def test_without_numpy_is_one_line(self):
+        done = self.run_tool("encode", python=(sys.executable, "-S", "-E"))
+        self.assertEqual((done.returncode, done.stderr.count("\n")), (1, 1), done.stderr)
+        self.assertIn("expected numpy", done.stderr)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
@@ -13,6 +14,7 @@
 #include "experiments/models/not_finite.hpp"
 #include "experiments/training/conversion.hpp"
 #include "experiments/training/trainer.hpp"
+#include "experiments/training/validation.hpp"
 
 namespace lethe {
 namespace {
@@ -52,15 +54,16 @@ nlohmann::json json_of(const Trainer::Extremes& extremes) {
 // Steps until the end, with checkpoints.
 class Training {
  public:
-  Training(Trainer& trainer, const Run& run, const fs::path& folder, TrainingLog& log, const Watcher& progress)
-      : trainer_(trainer), run_(run), checkpoint_(folder / "checkpoint.pt"), log_(log), progress_(progress) {}
+  Training(Trainer& trainer, const Run& run, const Dataset& dataset, const fs::path& folder, TrainingLog& log,
+           const Watcher& progress)
+      : trainer_(trainer), run_(run), dataset_(dataset), checkpoint_(folder / "checkpoint.pt"), log_(log), progress_(progress) {}
 
   void run() {
     const int64_t steps = run_.training.steps();
     while (trainer_.steps_done() < steps) {
-      const double loss = step();
+      const StepLosses losses = step();
       if (trainer_.steps_done() == steps || is_due()) save();
-      if (progress_) report(loss);
+      if (progress_) report(losses);
     }
   }
 
@@ -71,8 +74,12 @@ class Training {
   }
 
  private:
-  // One step and its line. Returns the loss.
-  double step() {
+  struct StepLosses {
+    double training, validation;  // the latter where it is due, else NaN
+  };
+
+  // One step and its line.
+  StepLosses step() {
     const TrainingConfig& config = run_.training;
     nlohmann::json line = nlohmann::json::object();
     if (run_.model.has_state() && trainer_.steps_done() % std::max<int64_t>(1, config.steps() / kProbes) == 0)
@@ -87,8 +94,10 @@ class Training {
                  {"gradient_norm", result.gradient_norm},
                  {"tokens_per_second", static_cast<double>(config.batch_tokens) / seconds_since(step_start)},
                  {"seconds", seconds_before_ + seconds_since(start_)}});
+    const double validation = validation_loss_if_due(trainer_, run_, dataset_);
+    if (std::isfinite(validation)) line["validation_loss"] = validation;
     log_.append(line);
-    return result.loss;
+    return {result.loss, validation};
   }
 
   bool is_due() const {
@@ -97,12 +106,17 @@ class Training {
     return (every > 0 && tokens / every > (tokens - batch) / every) || seconds_since(saved_) > kLongestUnsaved;
   }
 
-  void report(double loss) {
+  void report(const StepLosses& losses) {
     const int64_t done = trainer_.steps_done(), steps = run_.training.steps();
     const double per_step = seconds_since(start_) / static_cast<double>(done - first_);
     try {
-      progress_({done, steps, loss, static_cast<double>(run_.training.batch_tokens) / per_step,
-                 per_step * static_cast<double>(steps - done)});
+      progress_({.step = done,
+                 .steps = steps,
+                 .loss = losses.training,
+                 .tokens_per_second = static_cast<double>(run_.training.batch_tokens) / per_step,
+                 .seconds_left = per_step * static_cast<double>(steps - done),
+                 .validation_loss = losses.validation,
+                 .resumed_at = first_});
     } catch (const Interrupted& stop) {
       if (steps_saved_ != done) save();
       throw Interrupted(stop.signal(), std::string(stop.what()) + ": step " + std::to_string(done) + " of " +
@@ -113,6 +127,7 @@ class Training {
 
   Trainer& trainer_;
   const Run& run_;
+  const Dataset& dataset_;
   fs::path checkpoint_;
   TrainingLog& log_;
   const Watcher& progress_;
@@ -184,15 +199,14 @@ Artefact trained(const Run& run, const Dataset& dataset, const fs::path& root, c
   expect_memory("a step of " + std::to_string(micro_batch) + " tokens (micro_batch_tokens)",
                 footprint(run.model, micro_batch).total(), device_named(run.training.device));
   LanguageModel source = nullptr;
-  if (run.conversion)
-    source = load_model(trained(run.conversion->source, dataset, root, progress), run.training.device);
+  if (run.conversion) source = trained_source(run, dataset, root, progress);
   Trainer trainer(run, dataset, source);
   const auto resumed =
       trainer.resume(artefact.folder / "checkpoint.pt", [&](const std::string& damage) { notice(progress, damage); });
   TrainingLog log(artefact.folder / "log.jsonl", resumed ? resumed->log : LogPosition{});
   fs::remove(artefact.folder / "done.json");  // a damaged one
   write_whole(artefact.folder / "run.json", nlohmann::json(run).dump(1) + "\n");
-  Training training(trainer, run, artefact.folder, log, progress);
+  Training training(trainer, run, dataset, artefact.folder, log, progress);
   nlohmann::json diverged;
   try {
     training.run();

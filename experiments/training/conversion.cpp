@@ -23,6 +23,7 @@ namespace {
 template <class Some, class Visitor>
 void visit_conversion(Some& conversion, Visitor&& visit) {
   visit("source", conversion.source);
+  visit("source_data", conversion.source_data);
   visit("projections", conversion.projections);
   visit("feature_deviation", conversion.feature_deviation);
   visit("value_scale", conversion.value_scale);
@@ -32,6 +33,12 @@ constexpr uint64_t kFeatureStream = 0x9e3779b97f4a7c15;  // separate from the dr
 
 std::optional<Swap> swap_of(const ModelConfig& model, const MixerConfig& mixer) {
   return mixer.row().swap(model, mixer.options());
+}
+
+// Whether the run is its source's model, trained on.
+bool continues(const Run& run) {
+  const Conversion& conversion = *run.conversion;
+  return !conversion.value_scale && nlohmann::json(run.model) == nlohmann::json(conversion.source.model);
 }
 
 // The layer of a parameter and its name below that layer's mixer; the name is empty for the trunk's parameters.
@@ -63,9 +70,27 @@ void from_json(const nlohmann::json& json, std::shared_ptr<const Conversion>& co
   conversion = json.is_null() ? nullptr : std::make_shared<const Conversion>(json.get<Conversion>());
 }
 
+std::string source_data(const Conversion& conversion, const std::string& data_hash) {
+  return conversion.source_data.empty() ? data_hash : conversion.source_data;
+}
+
+LanguageModel trained_source(const Run& run, const Dataset& dataset, const std::filesystem::path& root,
+                             const std::function<void(const Progress&)>& progress) {
+  const Run& source = run.conversion->source;
+  const std::string data = source_data(*run.conversion, dataset.content_hash());
+  const Artefact there{root / artefact_name(source, data), source};
+  if (data == dataset.content_hash()) return load_model(trained(source, dataset, root, progress), run.training.device);
+  expect(std::filesystem::exists(there.folder / "done.json"), "source",
+         "the trained model " + there.folder.string() + ", whose data is another", "none");
+  return load_model(there, run.training.device);
+}
+
 void check_conversion(const Run& run) {
   if (!run.conversion) return;
   const Conversion& conversion = *run.conversion;
+  const TrainingConfig &ours = run.training, &theirs = conversion.source.training;
+  expect(ours.tokenizer == theirs.tokenizer, "tokenizer", "the source's, " + theirs.tokenizer, ours.tokenizer);
+  if (continues(run)) return;
   const ModelConfig& from = conversion.source.model;
   const auto* attention = from.mixer.all().size() == 1 ? from.mixer.all().front().if_own<AttentionConfig>() : nullptr;
   expect(attention != nullptr && attention->is_softmax(), "source",
@@ -85,16 +110,30 @@ void check_conversion(const Run& run) {
     expect(swap_of(run.model, mixer).has_value(), "mixer",
            "one that softmax attention can become: with no KV-shift or QK-norm, and attention with no forget gate",
            mixer.row().name);
-  const TrainingConfig &ours = run.training, &theirs = conversion.source.training;
-  expect(ours.corpus == theirs.corpus && ours.tokenizer == theirs.tokenizer, "corpus",
-         "the source's, " + theirs.corpus + " as " + theirs.tokenizer, ours.corpus + " as " + ours.tokenizer);
   const double deviation = conversion.feature_deviation, scale = conversion.value_scale.value_or(1);
   expect(deviation > 0 && std::isfinite(deviation), "feature_deviation", "> 0 and finite", std::to_string(deviation));
   expect(scale > 0 && std::isfinite(scale), "value_scale", "> 0 and finite, or absent", std::to_string(scale));
 }
 
+namespace {
+
+// Parameters, and the directions that are drawn and never trained.
+std::vector<ConvertedParameter> kept_weights(const LanguageModel& source, LanguageModel& target) {
+  std::vector<ConvertedParameter> report;
+  const auto theirs = source->named_parameters(), drawn = source->named_buffers();
+  for (auto& item : target->named_parameters()) {
+    item.value().copy_(theirs[item.key()]);
+    report.push_back({item.key(), ConvertedParameter::kKept});
+  }
+  for (auto& item : target->named_buffers()) item.value().copy_(drawn[item.key()]);
+  return report;
+}
+
+}  // namespace
+
 std::vector<ConvertedParameter> convert_weights(const Run& run, const LanguageModel& source, LanguageModel& target) {
   const torch::NoGradGuard no_gradient;
+  if (continues(run)) return kept_weights(source, target);
   const ModelConfig& model = run.model;
   const Conversion& conversion = *run.conversion;
   const torch::Generator generator = at::make_generator<at::CPUGeneratorImpl>(run.training.seed ^ kFeatureStream);

@@ -1,5 +1,5 @@
 #pragma once
-// T2FW's swap: the conversion of a trained softmax model to another mixer.
+// Models that start from trained ones: T2FW's swap of a softmax model's mixer, and longer training of any model.
 
 #include <optional>
 #include <string>
@@ -15,9 +15,11 @@ enum class Projections {
   kFresh     ///< drawn as for a model from scratch
 };
 
-/// The initialization of a run's weights from another run's final weights.
+/// The initialization of a run's weights from another run's final weights. Where both have one model, every weight is kept: the
+/// training goes on with a fresh optimizer, on the same data or other. Otherwise it is a swap.
 struct Conversion {
-  Run source;  ///< softmax attention; the run's own model differs from it in mixers and compute dtype alone
+  Run source;  ///< of a swap: softmax attention; the run's own model differs from it in mixers and compute dtype alone
+  std::string source_data = {};  ///< content hash of the source's data; empty: the run's own data
   Projections projections = Projections::kProduct;
   /// Standard deviation of W_φ, of the ReLU map and of kProduct. The default is that of any new matrix: features and the layer's
   /// output begin small. With 1/√head_dim, which keeps the size of queries, sums without a norm overwhelm the trained model.
@@ -33,8 +35,17 @@ void from_json(const nlohmann::json& json, Conversion& conversion);
 void to_json(nlohmann::json& json, const std::shared_ptr<const Conversion>& conversion);
 void from_json(const nlohmann::json& json, std::shared_ptr<const Conversion>& conversion);
 
-/// throws  std::invalid_argument where the source is not softmax attention, a mixer can't replace it, the models have parts of
-///         different sizes, or are trained on different data; nothing where run.conversion is absent
+/// The content hash of the source's data, where that of the run is `data_hash`.
+std::string source_data(const Conversion& conversion, const std::string& data_hash);
+
+/// The trained source of run.conversion: read from `root`, where it is trained first unless it is there or has other data.
+///
+/// throws  std::invalid_argument where it is absent and has other data; as trained
+LanguageModel trained_source(const Run& run, const Dataset& dataset, const std::filesystem::path& root,
+                             const std::function<void(const Progress&)>& progress = {});
+
+/// throws  std::invalid_argument where the models differ and the source is not softmax attention, a mixer can't replace it, the models have parts of
+///         different sizes, or have different tokens; nothing where run.conversion is absent
 void check_conversion(const Run& run);
 
 /// The change of one parameter.

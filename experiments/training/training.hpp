@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <stdexcept>
@@ -78,12 +79,14 @@ std::string identity(const Run& run, const std::string& data_hash);
 
 /// The name of a run's artefact: the first 16 hexadecimal digits of the SHA-256 of its identity.
 std::string artefact_name(const Run& run, const Dataset& dataset);
+std::string artefact_name(const Run& run, const std::string& data_hash);
 
 /// The files of a trained model's folder:
 ///   run.json       the Run
 ///   log.jsonl      a line a step: step, tokens (seen after it), loss (of its batch, nats), learning_rate, gradient_norm
 ///                  (before clipping), tokens_per_second, seconds (of training, over all resumptions); for models with a
-///                  state, at every tenth of the training, largest_state and largest_value on its batch before the step
+///                  state, at every tenth of the training, largest_state and largest_value on its batch before the step;
+///                  at the end of every tenth validation_loss, over a part of the split (validation.hpp)
 ///   checkpoint.pt  model and optimizer, under their SHA-256, with steps done, identity and the place in log.jsonl;
 ///                  checkpoint.previous.pt is the one before it
 ///   done.json      written last, with its SHA-256: final losses, wall time, threads, data hash, identity, hash of log.jsonl;
@@ -99,6 +102,9 @@ struct Progress {
   int64_t step = 0, steps = 0;
   double loss = 0, tokens_per_second = 0, seconds_left = 0;
   std::string notice = {};  ///< one line for people, e.g. what a training waits for; there are no figures with it
+  double validation_loss =
+      std::numeric_limits<double>::quiet_NaN();  ///< of this step where it is due, see validation.hpp
+  int64_t resumed_at = 0;                        ///< steps of earlier processes
 };
 
 /// Thrown by a progress callback: the training saves a checkpoint after its current step, and ends.
@@ -119,7 +125,7 @@ class Interrupted : public std::runtime_error {
 /// threads, and the order of a sum decides its last bit. On a GPU some sums have no fixed order: a run still resumes at its
 /// last checkpoint, but two runs differ in their last bits.
 ///
-/// The source of a converted model is trained first where it is absent.
+/// The source of a converted model is read from `root`; it is trained first where it is absent and has the same data.
 ///
 /// reads    root: the folder of the models (artefacts/models), the artefact's folder is root/artefact_name; progress: called
 ///          after every step, and with a notice while this process waits, where a damaged file is passed over, and where no

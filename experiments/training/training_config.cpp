@@ -132,7 +132,8 @@ std::string identity(const Run& run, const std::string& data_hash) {
     parts["training"].erase(name);
   if (run.conversion) {
     parts["conversion"] = *run.conversion;
-    parts["conversion"]["source"] = identity(run.conversion->source, data_hash);
+    parts["conversion"].erase("source_data");
+    parts["conversion"]["source"] = identity(run.conversion->source, source_data(*run.conversion, data_hash));
   }
   return parts.dump();
 }
@@ -146,8 +147,10 @@ torch::Device device_named(const std::string& name) {
   return device;
 }
 
-std::string artefact_name(const Run& run, const Dataset& dataset) {
-  return sha256(identity(run, dataset)).substr(0, 16);
+std::string artefact_name(const Run& run, const Dataset& dataset) { return artefact_name(run, dataset.content_hash()); }
+
+std::string artefact_name(const Run& run, const std::string& data_hash) {
+  return sha256(identity(run, data_hash)).substr(0, 16);
 }
 
 }  // namespace lethe

@@ -221,9 +221,33 @@ TEST(ConvertedRun, SaysWhySomethingCannotBeConverted) {
   EXPECT_EQ(message([](Run& run, Conversion&) { run.model.mixer = MixerConfig("local"); }),
             "mixer: expected one that softmax attention can become: with no KV-shift or QK-norm, and attention with no "
             "forget gate, found local");
-  EXPECT_NE(message([](Run& run, Conversion&) { run.training.corpus = "headers"; }), "no error");
+  EXPECT_EQ(message([](Run& run, Conversion&) { run.training.corpus = "the same data at another place"; }), "no error");
+  EXPECT_EQ(message([](Run& run, Conversion&) { run.training.tokenizer = "gpt2"; }),
+            "tokenizer: expected the source's, bytes, found gpt2");
   EXPECT_NE(message([](Run&, Conversion& c) { c.value_scale = 0; }), "no error");
   EXPECT_NE(message([](Run&, Conversion& c) { c.feature_deviation = -1; }), "no error");
+}
+
+lethe::Run continued(const ModelConfig& model) {
+  lethe::Run run = softmax_run();
+  run.model = model;
+  Conversion conversion{.source = run};
+  run.training.seed = 8;
+  run.conversion = std::make_shared<const Conversion>(conversion);
+  return run;
+}
+
+TEST(Continuation, OfAnyModelKeepsItsWeightsAndDirections) {
+  ModelConfig drawn = tiny_model(named_architecture("gated_linear"));
+  set(drawn, {{"feature_map", "random_fourier"}, {"state_size", 6}});
+  for (const ModelConfig& model : {tiny_model(), drawn}) {
+    const lethe::Run run = continued(model);
+    check_conversion(run);
+    Swap swap(run);
+    for (const auto& [name, fate] : swap.fates) EXPECT_EQ(fate, ConvertedParameter::kKept) << name;
+    const Tensor tokens = some_tokens(2, 20);
+    EXPECT_TRUE(swap.source->forward(tokens).equal(swap.target->forward(tokens)));
+  }
 }
 
 class ConvertedTraining : public TinyDatasetTest {
@@ -253,6 +277,19 @@ TEST_F(ConvertedTraining, NamesAnArtefactAfterItsSourceAndItsKnobs) {
   lethe::Run from_a_seed = run;
   from_a_seed.conversion.reset();
   EXPECT_NE(artefact_name(from_a_seed, dataset), name);
+}
+
+TEST_F(ConvertedTraining, FromASourceOfOtherDataNeedsItThere) {
+  lethe::Run run = continued(tiny_model());
+  const std::string same_data = artefact_name(run, dataset);
+  Conversion conversion = *run.conversion;
+  conversion.source_data = std::string(64, 'a');
+  run.conversion = std::make_shared<const Conversion>(conversion);
+  EXPECT_NE(artefact_name(run, dataset), same_data);
+  EXPECT_THROW(trained(run, dataset, models), std::invalid_argument);
+  conversion.source_data = dataset.content_hash();
+  run.conversion = std::make_shared<const Conversion>(conversion);
+  EXPECT_EQ(artefact_name(run, dataset), same_data);
 }
 
 TEST_F(ConvertedTraining, TrainsItsSourceWhereItIsMissingAndStartsFromIt) {

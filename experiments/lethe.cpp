@@ -34,7 +34,7 @@ std::string joined(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  lethe::Place place{LETHE_ROOT, joined(argc, argv)};
+  lethe::Place place{std::filesystem::current_path(), joined(argc, argv)};
   CLI::App app{"Lethe: attention that forgets, from papers to measured claims.", "lethe"};
   app.footer(
       "Examples:\n"
@@ -42,21 +42,21 @@ int main(int argc, char** argv) {
       "  lethe list claims                             what can be measured, and what it costs\n"
       "  lethe run forgetting_transformer/ablations    train and measure one claim\n"
       "  lethe report                                  tables, plots and the page of results\n"
-      "  lethe train --tokens 1000000                  train a small FoX (Pro) on the Bible\n"
+      "  lethe train input.txt                         train a small FoX (Pro) on a text, and let it write\n"
       "  lethe evaluate 3f2a 77ab                      models side by side: loss, perplexity, bits per byte, L(i)\n"
       "  lethe plot 3f2a 77ab                          their loss curves as SVG\n"
       "  lethe describe --size 760m                    parameters, FLOPs and memory of the papers' largest model\n"
       "lethe COMMAND --help tells more. Exit status: 0 done, 1 failed, 2 wrong call, 128 + a signal that ended it.");
-  app.add_option("--root", place.root, "The checkout, with artefacts/ and results/ below it")
+  app.add_option("--root", place.root, "The folder with artefacts/: data, models and one's own results")
       ->check(lethe::existing_folder())
-      ->capture_default_str();
+      ->default_str("where one stands");
   app.add_option("--threads", place.threads, "Threads for Torch; 0: its own choice")
       ->check(lethe::number_between(0, std::max(kMostThreads, std::thread::hardware_concurrency())))
       ->capture_default_str();
   app.set_version_flag("--version", lethe::version, "Version, commit and build, then exit");
   app.require_subcommand(1)->fallthrough();
   app.parse_complete_callback([&] {
-    place.root = std::filesystem::absolute(place.root);
+    place.root = std::filesystem::canonical(place.root);
     if (place.threads > 0) at::set_num_threads(place.threads);
   });
   for (auto add : {lethe::add_list, lethe::add_run, lethe::add_report, lethe::add_plot, lethe::add_train,

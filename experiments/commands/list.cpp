@@ -24,7 +24,7 @@ void list_claims(const ListOptions& options, const Place& place) {
   for (const Experiment& experiment : experiments()) {
     std::string about;
     try {
-      about = claim_title(place.root, experiment) + "\n    " + cost(place.root, experiment, options.scale);
+      about = claim_title(place.suite(), experiment) + "\n    " + cost(place.suite(), experiment, options.scale);
     } catch (const std::exception& error) {  // one damaged config.toml hides no other claim
       about = error.what();
       std::ranges::replace(about, '\n', ' ');

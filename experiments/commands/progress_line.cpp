@@ -30,6 +30,8 @@ void ProgressLine::show(const std::string& text) {
   else std::cerr << text << std::endl;
 }
 
+void ProgressLine::keep(const std::string& text) { std::cerr << (terminal_ ? "\r\x1b[K" : "") << text << std::endl; }
+
 std::string described(const Progress& progress) {
   char text[160];
   std::snprintf(text, sizeof text, "step %lld of %lld, loss %.4f, %.0f tokens/s, ",

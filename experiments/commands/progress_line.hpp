@@ -24,6 +24,8 @@ class ProgressLine {
   void show(const std::string& text);
   /// A notice is a line of its own that stays; each is shown once.
   void show(const Progress& progress);
+  /// A line that stays.
+  void keep(const std::string& text);
 
  private:
   StopSignals signals_;

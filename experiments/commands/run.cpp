@@ -12,7 +12,7 @@ namespace {
 
 struct SuiteOptions {
   std::vector<std::string> experiments;
-  std::string scale = "quick";
+  std::string scale = "quick", results;
 };
 
 std::string described(const JobProgress& progress) {
@@ -28,11 +28,13 @@ void run(const SuiteOptions& options, const Place& place) {
   const auto selected = select_experiments(options.experiments);
   Context context;
   context.scale = options.scale;
-  context.root = place.root;
-  context.results = results_folder(place.root, options.scale);
+  context.root = place.suite();
+  context.artefacts = place.root / "artefacts";
+  context.results = results_folder(
+      options.results.empty() ? place.results() : std::filesystem::absolute(options.results), options.scale);
   context.threads = place.threads;
   context.command_line = place.command_line;
-  std::filesystem::current_path(place.root);  // a corpus in config.toml is a path in the checkout
+  std::filesystem::current_path(place.root);  // a corpus in config.toml is a path below it
   {
     ProgressLine line;
     context.progress = [&](const JobProgress& progress) {
@@ -61,6 +63,8 @@ void add_run(CLI::App& app, const Place& place) {
   command->add_option("experiments", options->experiments,
                       "paper/claim, paper or claim; none: all (lethe list shows them)");
   add_scale(*command, options->scale);
+  command->add_option("--results", options->results, "The folder of results, one folder a machine below it")
+      ->default_str("artefacts/results, which git ignores");
   command->footer(
       "A second call repeats nothing that is finished, and goes on where a first was stopped.\n"
       "Examples:\n"

@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
+#include "experiments/commands/defaults.hpp"
 #include "experiments/commands/nearest.hpp"
 #include "experiments/json_file.hpp"
 
@@ -12,20 +13,6 @@ namespace {
 using nlohmann::json;
 
 constexpr const char *kModel = "Model", *kTraining = "Training";
-
-/// The default run: small enough for two cores, large enough that the loss falls.
-Run default_run() {
-  Run run;
-  run.model = named_architecture("fox-pro");
-  run.model.layers = 4, run.model.width = 128, run.model.heads = 4, run.model.mlp_multiple = 32;
-  run.training.context_length = 512;
-  run.training.batch_tokens = 4096;
-  run.training.total_tokens = 1 << 20;
-  run.training.warmup_tokens = 1 << 16;
-  run.training.learning_rate = 2e-3;
-  run.training.checkpoint_tokens = 1 << 18;
-  return run;
-}
 
 struct Named {
   const char *option, *member, *group, *description;
@@ -40,7 +27,7 @@ constexpr Named kNamed[] = {
     {"--warmup-tokens", "warmup_tokens", kTraining, "Tokens of linear warm-up"},
     {"--learning-rate", "learning_rate", kTraining, "Highest learning rate"},
     {"--seed", "seed", kTraining, "Seed of initialization and data order"},
-    {"--corpus", "corpus", kTraining, "bible, headers, or the path of a folder of text"},
+    {"--corpus", "corpus", kTraining, "bible, headers, a text file or a folder of text"},
     {"--tokenizer", "tokenizer", kTraining, "bytes or gpt2"},
     {"--device", "device", kTraining, "cpu, cuda or cuda:N"},
 };
@@ -129,7 +116,9 @@ Run with_members(Run run, const Members& members, const std::vector<std::string>
 }
 
 void RunOptions::add_to(CLI::App& command) {
-  command.add_option("run.json", file_, "A run as artefacts keep it; the options below change it");
+  command.add_option(
+      "input", input_,
+      "The corpus: a text file, a folder of text, bible or headers; or a run.json, which the options change");
   command.add_option("--label", label_, "A name for people; no part of the artefact's identity");
   command.add_option("--architecture", architecture_, "One of " + architecture_names())
       ->default_str("fox-pro")
@@ -162,8 +151,32 @@ std::string RunOptions::settings() {
   return text;
 }
 
-Run RunOptions::run() const {
-  Run run = file_.empty() ? default_run() : run_of_file(file_);
+std::string RunOptions::run_file() const {
+  if (input_.ends_with(".json")) return input_;
+  const std::filesystem::path inside = std::filesystem::path(input_) / "run.json";
+  std::error_code absent;
+  return !input_.empty() && std::filesystem::exists(inside, absent) ? inside.string() : "";
+}
+
+std::set<std::string> RunOptions::given() const {
+  std::set<std::string> names;
+  if (!size_.empty()) names = {"layers", "width", "heads"};
+  for (const auto& [member, _] : members_) names.insert(member);
+  for (const auto& setting : settings_) names.insert(setting.substr(0, setting.find('=')));
+  return names;
+}
+
+bool RunOptions::names_corpus() const { return given().contains("corpus") || (!input_.empty() && run_file().empty()); }
+
+Run RunOptions::run(const Dataset* dataset, const Run* base) const {
+  const std::string file = run_file();
+  const std::set<std::string> set = given();
+  if (base && !file.empty()) throw std::invalid_argument("--from: expected no run beside it, found " + file);
+  if (!input_.empty() && file.empty() && set.contains("corpus"))
+    throw std::invalid_argument("corpus: expected once, found " + input_ + " and --corpus");
+  Run run = base ? *base : file.empty() ? default_run() : run_of_file(file);
+  const Run begin = run;
+  if (!input_.empty() && file.empty()) run.training.corpus = input_;
   if (!architecture_.empty()) {
     ModelConfig chosen = named_architecture(architecture_);
     chosen.vocabulary = run.model.vocabulary, chosen.layers = run.model.layers, chosen.width = run.model.width;
@@ -181,6 +194,8 @@ Run RunOptions::run() const {
   if (!label_.empty()) run.label = label_;
 
   run = with_members(run, members_, settings_);
+  if (!base && file.empty()) fit_to(run, set, dataset);
+  keep_shares(run, begin, set);
   if (run.model.vocabulary == 0) run.model.vocabulary = vocabulary_of(run.training.tokenizer);
   run.model.check();
   run.training.check();

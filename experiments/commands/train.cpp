@@ -1,40 +1,90 @@
 #include <iostream>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 
+#include "experiments/commands/artefacts.hpp"
+#include "experiments/commands/checks.hpp"
 #include "experiments/commands/commands.hpp"
-#include "experiments/commands/progress_line.hpp"
+#include "experiments/commands/model_data.hpp"
 #include "experiments/commands/run_options.hpp"
-#include "experiments/data/dataset.hpp"
+#include "experiments/commands/training_words.hpp"
+#include "experiments/training/conversion.hpp"
 
 namespace lethe {
 namespace {
 
-void train(const RunOptions& options, const Place& place) {
-  const Run run = options.run();
-  const Dataset dataset(prepared_dataset(run.training.corpus, run.training.tokenizer, place.data()));
+struct TrainOptions {
+  RunOptions run;
+  std::string from;
+  int64_t sample = 200;
+};
+
+/// The run that starts from a trained one: its configuration, and its weights as they are.
+Run continued(const Artefact& source) {
+  Run run = source.run;
+  if (!run.label.empty() && !run.label.ends_with(", continued")) run.label += ", continued";
+  run.conversion = std::make_shared<const Conversion>(Conversion{.source = source.run});
+  return run;
+}
+
+/// A path of text as it is found from any folder; a name as it is.
+std::string found_from_anywhere(const std::string& corpus) {
+  const bool is_path = corpus != "bible" && corpus != "headers";
+  return is_path ? std::filesystem::weakly_canonical(corpus).string() : corpus;
+}
+
+void train(const TrainOptions& options, const Place& place) {
+  std::optional<Artefact> source;
+  std::optional<Run> base;
+  if (!options.from.empty()) {
+    source = find_artefact(place.models(), options.from);
+    base = continued(*source);
+  }
+  const Run* const start = base ? &*base : nullptr;
+  const TrainingConfig asked = options.run.run(nullptr, start).training;
+  const Dataset dataset = source && !options.run.names_corpus()
+                              ? dataset_of(*source, place)
+                              : Dataset(prepared_dataset(asked.corpus, asked.tokenizer, place.data()));
+  if (source && dataset.content_hash() != content_of(*source)) {
+    Conversion conversion = *base->conversion;
+    conversion.source_data = content_of(*source);
+    base->conversion = std::make_shared<const Conversion>(conversion);
+  }
+  Run run = options.run.run(&dataset, start);
+  run.training.corpus = found_from_anywhere(run.training.corpus);
   if (run.model.vocabulary != dataset.vocabulary())
     throw std::invalid_argument("vocabulary: expected " + std::to_string(dataset.vocabulary()) + ", that of " +
                                 dataset.name() + ", found " + std::to_string(run.model.vocabulary));
-  Progress last;
+  check_conversion(run);
+  const auto models = source ? models_with(*source, content_of(*source)) : place.models();
+  const auto folder = models / artefact_name(run, dataset);
+  bool trained_now = false;
+  if (std::filesystem::exists(folder / "done.json")) std::cerr << "found       trained before: nothing is left to do\n";
+  else print_opening(run, dataset, folder, source ? source->folder : std::filesystem::path());
   Artefact artefact;
   {
-    ProgressLine line;
-    artefact = trained(run, dataset, place.models(), [&](const Progress& progress) {
-      if (progress.notice.empty()) last = progress;
-      line.show(progress);
+    TrainingLines lines(dataset);
+    artefact = trained(run, dataset, models, [&](const Progress& progress) {
+      trained_now = trained_now || progress.notice.empty();
+      lines.show(progress);
     });
   }
-  if (last.steps > 0) std::cout << "loss " << last.loss << " after " << last.step << " steps\n";
-  std::cout << artefact.folder.string() << '\n';
+  print_end(artefact, dataset, place, trained_now ? options.sample : 0);
 }
 
 }  // namespace
 
 void add_train(CLI::App& app, const Place& place) {
   auto* command = app.add_subcommand("train", "Train one model, or find it where it is trained already");
-  auto options = std::make_shared<RunOptions>();
-  options->add_to(*command);
+  auto options = std::make_shared<TrainOptions>();
+  options->run.add_to(*command);
+  command->add_option("--from", options->from,
+                      "A trained model to start from: the result is a new model of the same configuration, on its data "
+                      "unless a corpus is given");
+  command->add_option("--sample", options->sample, "Tokens that the trained model writes at the end; 0: none")
+      ->check(number_between(0))
+      ->capture_default_str();
   command->footer([] {
     return RunOptions::settings() +
            "A model is named by its configuration, data and seed: the same call finds it again, a call that was "
@@ -42,7 +92,9 @@ void add_train(CLI::App& app, const Place& place) {
            "goes on at its\n"
            "last checkpoint. The last line printed is the artefact's folder.\n"
            "Examples:\n"
-           "  lethe train --tokens 2000000 --seed 1\n"
+           "  lethe train input.txt\n"
+           "  lethe train books --tokenizer gpt2 --tokens 20000000\n"
+           "  lethe train --from 3f2a --tokens 4000000\n"
            "  lethe train --architecture transformer-llama --layers 2 --width 64 --heads 2 --corpus headers\n"
            "  lethe train --architecture decay --set state_size=32 --set rope=false\n"
            "  lethe train --set kv_shift=false --set output_norm=false --set log_pruning_tolerance=-10\n"

@@ -34,6 +34,7 @@ class Dataset {
   const std::string& tokenizer() const { return files_.tokenizer; }  ///< "bytes" or "gpt2"
   /// Of all shards and the vocabulary: part of every artefact's name.
   const std::string& content_hash() const { return files_.content_hash; }
+  const std::string& source_hash() const { return files_.source_hash; }  ///< of the text, whatever the tokenizer
   /// What its preparation left out of the corpus, in words; empty: nothing.
   const std::string& left_out() const { return files_.left_out; }
   int64_t vocabulary() const { return static_cast<int64_t>(files_.pieces.size()); }

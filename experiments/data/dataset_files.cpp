@@ -172,11 +172,11 @@ std::vector<std::string> read_vocabulary(const fs::path& file, const json& entry
   return pieces;
 }
 
-/// "3 links, 2 files of other suffixes": what a preparation left out, in the order of its names.
+/// "empty files: 2, links: 3": what a preparation left out, in the order of its names.
 std::string words_of(const json& left_out) {
   std::string words;
   for (const auto& [what, count] : left_out.items())
-    words += (words.empty() ? "" : ", ") + std::to_string(whole(left_out, what.c_str(), 0, INT64_MAX)) + " " + what;
+    words += (words.empty() ? "" : ", ") + what + ": " + std::to_string(whole(left_out, what.c_str(), 0, INT64_MAX));
   return words;
 }
 
@@ -189,6 +189,7 @@ DatasetFiles read_described(const fs::path& folder, const json& description) {
            std::to_string(format));
   files.name = description.at("name"), files.tokenizer = description.at("tokenizer");
   files.content_hash = description.at("content_sha256");
+  files.source_hash = description.at("source").at("sha256");
   files.left_out = words_of(description.value("left_out", json::object()));
 
   VerifiedNote note(folder);
@@ -246,15 +247,14 @@ DatasetFiles read_dataset(const fs::path& folder) {
   }
 }
 
-std::string recorded_content(const fs::path& folder) {
+std::string recorded(const fs::path& folder, const std::string& member) {
   const fs::path file = folder / "dataset.json";
   std::error_code error;
   if (!fs::is_regular_file(file, error) || fs::file_size(file, error) > kLargestText) return {};
   std::ifstream stream(file);
   const json description = json::parse(stream, nullptr, /*allow_exceptions=*/false);
-  if (!description.is_object() || !description.contains("content_sha256")) return {};
-  const json& content = description["content_sha256"];
-  return content.is_string() ? content.get<std::string>() : std::string();
+  if (!description.is_object() || !description.contains(member) || !description[member].is_string()) return {};
+  return description[member].get<std::string>();
 }
 
 }  // namespace lethe

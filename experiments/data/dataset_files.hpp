@@ -19,7 +19,8 @@ struct Split {
 /// The contents of a dataset's folder.
 struct DatasetFiles {
   std::string name, tokenizer, content_hash;
-  std::string left_out;  ///< what its preparation left out of the corpus, in words; empty: nothing
+  std::string source_hash;  ///< of the text, whatever the tokenizer
+  std::string left_out;     ///< what its preparation left out of the corpus, in words; empty: nothing
   int64_t begin_token = 0;
   std::map<std::string, Split> splits;  ///< train, valid, test
   std::vector<std::string> pieces;      ///< token id → bytes
@@ -33,7 +34,7 @@ struct DatasetFiles {
 /// cost    2 bytes of memory a token; about 13 ms a million tokens with the hash, 2 ms without
 DatasetFiles read_dataset(const std::filesystem::path& folder);
 
-/// content_sha256 in a folder's dataset.json; empty where there is none that can be read. Nothing is checked against it.
-std::string recorded_content(const std::filesystem::path& folder);
+/// A text in a folder's dataset.json, e.g. content_sha256; empty where there is none that can be read. No file is checked against it.
+std::string recorded(const std::filesystem::path& folder, const std::string& member);
 
 }  // namespace lethe

@@ -37,7 +37,7 @@ fs::path prepare_dataset(const std::string& corpus, const std::string& tokenizer
 fs::path prepared_dataset(const std::string& corpus, const std::string& tokenizer, const fs::path& root) {
   check(corpus, tokenizer);
   if (!is_named(corpus) && is_dataset(corpus)) {
-    if (const auto found = Dataset(corpus).tokenizer(); found != tokenizer)
+    if (const auto found = recorded(corpus, "tokenizer"); found != tokenizer)
       throw std::invalid_argument("tokenizer: expected '" + found + "', which the dataset " + corpus +
                                   " is in, found '" + tokenizer + "'");
     return corpus;
@@ -48,13 +48,13 @@ fs::path prepared_dataset(const std::string& corpus, const std::string& tokenize
 
 fs::path dataset_with(const std::string& content, const std::vector<fs::path>& roots) {
   for (const fs::path& root : roots) {
-    if (!content.empty() && recorded_content(root) == content) return root;
+    if (!content.empty() && recorded(root, "content_sha256") == content) return root;
     std::error_code error;
     std::vector<fs::path> folders;
     for (const auto& entry : fs::directory_iterator(root, error)) folders.push_back(entry.path());
     std::ranges::sort(folders);
     for (const fs::path& folder : folders)
-      if (!content.empty() && recorded_content(folder) == content) return folder;
+      if (!content.empty() && recorded(folder, "content_sha256") == content) return folder;
   }
   return {};
 }

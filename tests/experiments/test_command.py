@@ -25,17 +25,17 @@ TINY = ("--layers 1 --width 16 --heads 2 --context 32 --batch-tokens 128 --warmu
         "--set mlp_multiple=16 --set checkpoint_tokens=256").split()  # fmt: skip
 
 
-def lethe(*arguments: str) -> subprocess.CompletedProcess:
+def lethe(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess:
     environment = {k: v for k, v in os.environ.items() if k != "LETHE_GPT2_FILES"}
-    # Runs in a separate folder: no result may depend on the working directory.
+    # Runs in a separate folder: with --root, no result may depend on the working directory.
     with tempfile.TemporaryDirectory() as elsewhere:
-        return subprocess.run([BINARY, "--threads", "1", *arguments], capture_output=True, text=True, cwd=elsewhere,
+        return subprocess.run([BINARY, "--threads", "1", *arguments], capture_output=True, text=True, cwd=cwd or elsewhere,
                               env=environment, timeout=300)  # fmt: skip
 
 
 class CommandTest(unittest.TestCase):
-    def done(self, *arguments: str) -> str:
-        result = lethe(*arguments)
+    def done(self, *arguments: str, cwd: Path | None = None) -> str:
+        result = lethe(*arguments, cwd=cwd)
         self.assertEqual(result.returncode, 0, result.stderr)
         return result.stdout
 
@@ -87,7 +87,7 @@ class Calls(CommandTest):
             ("architecture", "describe", "--architecture", "fox"),
             ("forget_gate: expected full", "describe", "--architecture", "gated_delta", "--set", "forget_gate=none"),
             ("size", "describe", "--size", "7b"),
-            ("corpus: expected 'bible', 'headers' or a folder of text, found 'nowhere'", "data", "show", "nowhere"),
+            ("corpus: expected 'bible', 'headers' or text (a file or a folder), found 'nowhere'", "data", "show", "nowhere"),
             ("no_such_claim", "run", "no_such_claim"),
             ("artefact: expected the folder or name of a trained model", "generate", "no-such-model"),
             ("layers: expected 1 … 1000, found 1000000000", "describe", "--layers", "1000000000"),

@@ -41,7 +41,8 @@ class Pipeline(unittest.TestCase):
 
     @classmethod
     def lethe(cls, *arguments):
-        return subprocess.run([LETHE, "--root", str(cls.root), *arguments], check=True, capture_output=True, text=True)
+        results = ("--results", str(cls.root / "results")) if arguments[0] == "run" else ()
+        return subprocess.run([LETHE, "--root", str(cls.root), *arguments, *results], check=True, capture_output=True, text=True)
 
     @classmethod
     def tool(cls, name):

@@ -11,6 +11,7 @@ its model, or whose gradient norm is not within 1 %, has no time.
   lethe        this suite: lethe bench
   compiled     the same model in PyTorch under torch.compile (examples/fox.py): cuDNN's attention, or our operator where there are gates
 """
+import one_line_errors  # noqa: F401  (first: an error is one line)
 import argparse
 import json
 import os

@@ -7,6 +7,7 @@
 #include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <stdexcept>
 
 #include "experiments/commands/artefacts.hpp"
 #include "experiments/commands/text_table.hpp"
@@ -66,14 +67,16 @@ std::string architecture_of(const ModelConfig& model) {
 }
 
 std::vector<std::string> row_of(const fs::path& folder) {
-  const Run run = read_artefact(folder).run;
-  const bool is_done = fs::exists(folder / "done.json");
-  const json done = is_done ? json::parse(read_whole(folder / "done.json")) : json::object();
+  const StoredArtefact stored = read_artefact(folder);
+  if (!stored.broken.empty()) throw std::runtime_error(stored.broken);
+  const Run& run = stored.run;
+  const bool is_done = !stored.done.is_null();
+  const json& done = stored.done;
   const json last = last_logged(folder / "log.jsonl");
-  double loss = number_in(done, "validation_loss");
+  double loss = is_done ? number_in(done, "validation_loss") : kNone;
   std::string state = "finished";
-  if (done.contains("diverged") && done["diverged"].is_string()) {
-    state = "failed: " + done["diverged"].get<std::string>();
+  if (is_done && done.contains("diverged") && done.at("diverged").is_string()) {
+    state = "failed: " + done.at("diverged").get<std::string>();
   } else if (!is_done) {
     const double share = (number_in(last, "step") + 1) / static_cast<double>(run.training.steps());
     state = is_locked(folder / "lock") ? "training" : "stopped";
@@ -107,7 +110,7 @@ std::string models_table(const fs::path& models) {
     } catch (const std::exception& error) {
       std::string reason = error.what();
       std::ranges::replace(reason, '\n', ' ');
-      table.add_line(folder.filename().string() + "  failed: " + reason);
+      table.add_line(folder.filename().string() + "  broken: " + reason);
     }
   }
   return table.text();

@@ -109,7 +109,7 @@ void TrainingLines::show(const Progress& progress) {
 }
 
 void print_end(const Artefact& artefact, const Dataset& dataset, const Place& place, int64_t sample) {
-  const json done = json::parse(read_whole(artefact.folder / "done.json"));
+  const json done = read_sealed(artefact.folder / "done.json");
   const double validation = figure_in(done, "validation_loss");
   std::cout << "validation loss " +
                    (std::isfinite(validation) ? words_of_loss(validation, dataset, "valid")

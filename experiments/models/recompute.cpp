@@ -27,8 +27,7 @@ struct Recomputed : torch::autograd::Function<Recomputed> {
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const auto capsule = context->saved_data["function"].toCapsule();
     variable_list inputs = context->get_saved_variables();
-    for (Tensor& input : inputs)
-      if (input.defined()) input = input.detach().requires_grad_(input.is_floating_point());
+    for (Tensor& input : inputs) input = input.detach().requires_grad_(input.is_floating_point());
     variable_list results, arriving;
     {
       const torch::AutoGradMode with_gradients(true);
@@ -41,7 +40,7 @@ struct Recomputed : torch::autograd::Function<Recomputed> {
       torch::autograd::backward(results, arriving);
     }
     variable_list found{Tensor()};  // of the function
-    for (const Tensor& input : inputs) found.push_back(input.defined() ? input.grad() : Tensor());
+    for (const Tensor& input : inputs) found.push_back(input.grad());
     return found;
   }
 };
@@ -56,7 +55,20 @@ Recompute recompute_named(const std::string& name) {
 }
 
 std::vector<Tensor> recomputed(const TensorFunction& function, const std::vector<Tensor>& inputs) {
-  return Recomputed::apply(function, at::TensorList(inputs));  // a list, not a vector: its tensors get gradients
+  // An autograd function takes no undefined tensors.
+  std::vector<Tensor> defined;
+  std::vector<bool> is_defined;
+  for (const Tensor& input : inputs) {
+    is_defined.push_back(input.defined());
+    if (input.defined()) defined.push_back(input);
+  }
+  const TensorFunction of_defined = [function, is_defined](const std::vector<Tensor>& given) {
+    std::vector<Tensor> all;
+    auto next = given.begin();
+    for (const bool there : is_defined) all.push_back(there ? *next++ : Tensor());
+    return function(all);
+  };
+  return Recomputed::apply(of_defined, at::TensorList(defined));  // a list, not a vector: its tensors get gradients
 }
 
 }  // namespace lethe

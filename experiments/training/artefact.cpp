@@ -56,7 +56,8 @@ class Training {
  public:
   Training(Trainer& trainer, const Run& run, const Dataset& dataset, const fs::path& folder, TrainingLog& log,
            const Watcher& progress)
-      : trainer_(trainer), run_(run), dataset_(dataset), checkpoint_(folder / "checkpoint.pt"), log_(log), progress_(progress) {}
+      : trainer_(trainer), run_(run), dataset_(dataset), checkpoint_(folder / "checkpoint.pt"), log_(log),
+        progress_(progress) {}
 
   void run() {
     const int64_t steps = run_.training.steps();

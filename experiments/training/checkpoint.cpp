@@ -72,7 +72,7 @@ void write_checkpoint(const fs::path& path, const CheckpointHeader& header, std:
   const std::string line =
       nlohmann::json{{"identity", header.identity}, {"steps_done", header.steps_done}, {"log", header.log}}.dump() +
       "\n";
-  const std::string hash = sha256(std::vector<std::string_view>{line, archive});
+  const std::string hash = sha256({line, archive});
   const std::string first =
       std::string(kMagic) + kFormat + " " + hash + " " + std::to_string(line.size() + archive.size()) + "\n";
   const fs::path next = beside(path, "next");

@@ -128,8 +128,8 @@ TEST(MixerConfig, RefusesOptionsOfOtherMixers) {
 
 TEST(MixerConfig, RefusesSizesThatFeaturesCannotHave) {
   EXPECT_EQ(refusal("gated", {{"state_size", 1}}), "no error");
-  EXPECT_EQ(refusal("decay", {{"state_size", 1}}), "state_size: expected ≥ 2, found 1");
-  EXPECT_EQ(refusal("local", {{"window", 0}}), "window: expected > 0, found 0");
+  EXPECT_EQ(refusal("decay", {{"state_size", 1}}), "state_size: expected 2 … 1048576, found 1");
+  EXPECT_EQ(refusal("local", {{"window", 0}}), "window: expected 1 … 1099511627776, found 0");
   EXPECT_EQ(refusal("decay", {{"gate_range", 1.5}}), "gate_range: expected ≥ 2 and finite, or absent, found 1.500000");
   EXPECT_EQ(refusal("decay", {{"rope", true}, {"state_size", 5}}),
             "state_size: expected an even number where queries are rotated, found 5");
@@ -148,7 +148,7 @@ TEST(MixerConfig, RefusesSizesThatFeaturesCannotHave) {
               "direction, found 7");
     EXPECT_EQ(with("dpfp", {{"dpfp_nu", 0}}), "dpfp_nu: expected 1 … 2·head_dim = 32, found 0");
     EXPECT_EQ(with("elu_plus_one", {{"state_size", 0}}), "no error");
-    EXPECT_EQ(with("positive_random", {{"state_size", 0}}), "state_size: expected ≥ 1, found 0");
+    EXPECT_EQ(with("positive_random", {{"state_size", 0}}), "state_size: expected 1 … 1048576, found 0");
   }
 }
 

@@ -134,7 +134,7 @@ TEST(ModelConfig, RefusesOptionsWithoutAModel) {
     return error_of([&] { config.check(); });
   };
   EXPECT_EQ(refused([](ModelConfig&) {}), "no error");
-  EXPECT_EQ(refused([](ModelConfig& c) { c.layers = 0; }), "layers: expected > 0, found 0");
+  EXPECT_EQ(refused([](ModelConfig& c) { c.layers = 0; }), "layers: expected 1 … 1000, found 0");
   EXPECT_EQ(refused([](ModelConfig& c) { c.heads = 3; }), "heads: expected a divisor of width 32, found 3");
   EXPECT_EQ(refused([](ModelConfig& c) { c.compute_dtype = "int8"; }),
             "compute_dtype: expected float32, bfloat16, float16 or float64, found int8");

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <future>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
@@ -35,6 +36,15 @@ void notice(const Watcher& progress, const std::string& text) {
   if (progress) progress({.notice = text});
 }
 
+// By done.json; false where it can't be read.
+bool weights_are_absent(const fs::path& folder) {
+  try {
+    return read_sealed(folder / "done.json").value("weights", "") == "absent";
+  } catch (const std::exception&) {
+    return false;
+  }
+}
+
 // done.json of the run with this identity, or null.
 nlohmann::json finished(const fs::path& folder, const std::string& identity, const Watcher& progress) {
   if (!is_finished(folder)) return nullptr;
@@ -51,7 +61,7 @@ nlohmann::json json_of(const Trainer::Extremes& extremes) {
   return {{"largest_state", extremes.state}, {"largest_value", extremes.value}};
 }
 
-// Steps until the end, with checkpoints.
+// Steps until the end, with checkpoints that are written beside the steps.
 class Training {
  public:
   Training(Trainer& trainer, const Run& run, const Dataset& dataset, const fs::path& folder, TrainingLog& log,
@@ -66,12 +76,21 @@ class Training {
       if (trainer_.steps_done() == steps || is_due()) save();
       if (progress_) report(losses);
     }
+    wait_for_checkpoint();
   }
 
+  // Takes a snapshot, and starts to write it after the last one is on the disk.
   void save() {
-    trainer_.save(checkpoint_, log_.sync());
+    wait_for_checkpoint();
+    checkpoint_on_disk_ = std::async(
+        std::launch::async, [snapshot = trainer_.snapshot(log_.sync()), path = checkpoint_] { snapshot.write(path); });
     saved_ = std::chrono::steady_clock::now();
     steps_saved_ = trainer_.steps_done();
+  }
+
+  // throws  std::runtime_error where the checkpoint can't be written
+  void wait_for_checkpoint() {
+    if (checkpoint_on_disk_.valid()) checkpoint_on_disk_.get();
   }
 
  private:
@@ -120,6 +139,7 @@ class Training {
                  .resumed_at = first_});
     } catch (const Interrupted& stop) {
       if (steps_saved_ != done) save();
+      wait_for_checkpoint();
       throw Interrupted(stop.signal(), std::string(stop.what()) + ": step " + std::to_string(done) + " of " +
                                            std::to_string(steps) + " is saved in " + checkpoint_.string() +
                                            "; the same call goes on there");
@@ -137,6 +157,7 @@ class Training {
   const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
   std::chrono::steady_clock::time_point saved_ = start_;
   int64_t steps_saved_ = -1;
+  std::future<void> checkpoint_on_disk_;  // its destructor waits too
 };
 
 // Validation loss and largest entries of the final weights; null or absent where they are not finite.
@@ -176,7 +197,8 @@ nlohmann::json certificate(Trainer& trainer, const Run& run, const Dataset& data
 
 bool is_finished(const fs::path& folder) {
   std::error_code unreadable;
-  return fs::exists(folder / "done.json", unreadable) && fs::exists(folder / "checkpoint.pt", unreadable);
+  return fs::exists(folder / "done.json", unreadable) &&
+         (fs::exists(folder / "checkpoint.pt", unreadable) || weights_are_absent(folder));
 }
 
 Artefact trained(const Run& run, const Dataset& dataset, const fs::path& root, const Watcher& progress) {
@@ -215,6 +237,7 @@ Artefact trained(const Run& run, const Dataset& dataset, const fs::path& root, c
     if (!divergence_is_a_result) throw;
     diverged = error.what();
     training.save();
+    training.wait_for_checkpoint();
   }
   const nlohmann::json done = certificate(trainer, run, dataset, artefact.folder, log, diverged);
   if (const std::string reason = missing_commit(artefact.folder); !reason.empty()) notice(progress, reason);
@@ -225,6 +248,10 @@ Artefact trained(const Run& run, const Dataset& dataset, const fs::path& root, c
 LanguageModel load_model(const Artefact& artefact) { return load_model(artefact, artefact.run.training.device); }
 
 LanguageModel load_model(const Artefact& artefact, const std::string& device) {
+  if (weights_are_absent(artefact.folder))
+    throw std::invalid_argument(artefact.folder.string() +
+                                ": expected its weights, found them absent: the artefact was " +
+                                "imported; delete its done.json to train it here");
   LanguageModel model(artefact.run.model, device_named(device), std::nullopt);
   load_weights(model, artefact);
   model->eval();

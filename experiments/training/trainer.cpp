@@ -140,15 +140,20 @@ auto reader_from(torch::serialize::InputArchive& archive) {
 
 }  // namespace
 
-void Trainer::save(const std::filesystem::path& path, const LogPosition& log) {
-  torch::serialize::OutputArchive archive, weights, moments;
+Trainer::Snapshot Trainer::snapshot(const LogPosition& log) {
+  Snapshot snapshot{{identity(run_, dataset_), steps_done_, log}, std::make_shared<torch::serialize::OutputArchive>()};
+  torch::serialize::OutputArchive weights, moments;
   for_each_weight(model_, writer_to(weights));
   for_each_moment(model_, optimizer_, writer_to(moments));
-  archive.write("weights", weights);
-  archive.write("moments", moments);
+  snapshot.archive->write("weights", weights);
+  snapshot.archive->write("moments", moments);
+  return snapshot;
+}
+
+void Trainer::Snapshot::write(const std::filesystem::path& path) const {
   std::ostringstream bytes;
-  archive.save_to(bytes);
-  write_checkpoint(path, {identity(run_, dataset_), steps_done_, log}, bytes.view());
+  archive->save_to(bytes);
+  write_checkpoint(path, header, bytes.view());
 }
 
 std::optional<CheckpointHeader> Trainer::resume(const std::filesystem::path& path,

@@ -12,6 +12,10 @@
 #include "experiments/training/optimizer.hpp"
 #include "experiments/training/training.hpp"
 
+namespace torch::serialize {
+class OutputArchive;
+}
+
 namespace lethe {
 
 /// Figures of a step on its device: scalars, float64.
@@ -61,8 +65,17 @@ class Trainer {
   int64_t steps_done() const { return steps_done_; }
   LanguageModel& model() { return model_; }
 
-  /// Writes a checkpoint: see write_checkpoint. `log`: of log.jsonl after the steps done.
-  void save(const std::filesystem::path& path, const LogPosition& log = {});
+  /// A checkpoint in host memory, which later steps don't change.
+  struct Snapshot {
+    CheckpointHeader header;
+    std::shared_ptr<torch::serialize::OutputArchive> archive;
+
+    /// See write_checkpoint. May run beside the training.
+    void write(const std::filesystem::path& path) const;
+  };
+
+  /// The state after the steps done. `log`: of log.jsonl after them.
+  Snapshot snapshot(const LogPosition& log);
 
   /// Resumes from the newest whole checkpoint at `path`: see newest_checkpoint, with its errors.
   ///

@@ -91,6 +91,7 @@ std::string artefact_name(const Run& run, const std::string& data_hash);
 ///                  checkpoint.previous.pt is the one before it
 ///   done.json      written last, with its SHA-256: final losses, wall time, threads, data hash, identity, hash of log.jsonl;
 ///                  machine, commit and versions; diverged: the reason for an early end of the training, or null
+///   measured/      a file a measurement: see Study::measured (claims/claim.hpp)
 ///   lock           held during training, with the number of the process
 struct Artefact {
   std::filesystem::path folder;
@@ -110,6 +111,8 @@ struct Progress {
 /// Thrown by a progress callback: the training saves a checkpoint after its current step, and ends.
 class Interrupted : public std::runtime_error {
  public:
+  static constexpr int kDeadline = 0;  ///< in place of a signal: the time of the call is over
+
   Interrupted(int signal, const std::string& message) : std::runtime_error(message), signal_(signal) {}
   int signal() const { return signal_; }
 
@@ -142,7 +145,8 @@ Artefact trained(const Run& run, const Dataset& dataset, const std::filesystem::
 LanguageModel load_model(const Artefact& artefact);
 LanguageModel load_model(const Artefact& artefact, const std::string& device);
 
-/// Whether an artefact's folder has the end of its training: done.json and the checkpoint. Their content is not read.
+/// Whether an artefact's folder has the end of its training: done.json, and the checkpoint unless done.json says that the weights are
+/// absent: "weights": "absent" stands in an imported artefact, whose weights stayed where it was trained.
 bool is_finished(const std::filesystem::path& folder);
 
 /// The device of a name in the format of TrainingConfig::device.

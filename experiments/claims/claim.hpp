@@ -4,7 +4,9 @@
 #include <filesystem>
 #include <functional>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "experiments/claims/record_files.hpp"
@@ -34,6 +36,18 @@ struct Experiment {
   std::string name() const { return paper + "/" + claim; }
 };
 
+/// A kind of measurement. The version is raised where its numbers change.
+struct Measure {
+  std::string name;
+  int version = 1;
+};
+
+/// Thrown by Study::each after the last model of a part: a claim's result needs all of its models.
+struct PartMeasured {};
+
+/// Thrown by Study::measured where a measurement is absent from a study that makes none.
+struct NotMeasured {};
+
 /// The inputs of a claim's measurement.
 struct Study {
   const Experiment& experiment;
@@ -43,11 +57,32 @@ struct Study {
   std::vector<PaperRecord> paper;
   std::vector<Artefact> trained;         ///< the models of the runs that `runs` listed, in its order
   std::function<void(double)> progress;  ///< called with the share of the measurement that is done
+  bool is_part = false;                  ///< whether `trained` has only some of the runs
+  bool makes = true;                     ///< whether absent measurements are made
 
   /// The trained models of the runs of that label, in their order.
   ///
   /// throws  std::invalid_argument where no run has that label
   std::vector<Artefact> labelled(const std::string& label) const;
+
+  /// Calls `work` with each trained model, in their order. A claim asks its models for all that it needs of them in here, so that a
+  /// machine with some of the models can measure those.
+  ///
+  /// throws  PartMeasured after the last one where is_part
+  void each(const std::function<void(const Artefact& model)>& work) const;
+
+  /// A measurement of a model, computed once: <model>/measured/<hash>.json, the hash of measure, version and settings, has it with its
+  /// birth certificate. A claim asks a model for nothing else but its log and done.json, so a model without weights is as good as any.
+  ///
+  /// reads    compute: the measurement of the model in evaluation mode on the device of its training
+  /// returns  what compute returned, after a round trip through JSON: a number that is not finite is null
+  /// throws   NotMeasured where the file is absent and the study makes none; std::invalid_argument, std::runtime_error naming a damaged
+  ///          file, or the model where its weights are absent too
+  nlohmann::json measured(const Artefact& model, const Measure& measure, const nlohmann::json& settings,
+                          const std::function<nlohmann::json(LanguageModel& model)>& compute) const;
+
+  mutable std::optional<std::pair<std::string, LanguageModel>> loaded =
+      {};  ///< the last model whose weights were read, by its folder
 };
 
 }  // namespace lethe

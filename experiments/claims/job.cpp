@@ -5,20 +5,21 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <exception>
-#include <limits>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <thread>
 
 #include "experiments/certificate.hpp"
+#include "experiments/claims/clock.hpp"
 #include "experiments/claims/settings.hpp"
 #include "experiments/data/sha256.hpp"
 #include "experiments/files.hpp"
 #include "experiments/json_file.hpp"
 #include "experiments/models/config.hpp"
+#include "experiments/training/conversion.hpp"
 
 namespace lethe {
 namespace {
@@ -59,50 +60,6 @@ class Datasets {
   Dataset none_;
 };
 
-/// The share of the work that is done, and the time left at the mean speed; reported by several threads.
-class Clock {
- public:
-  Clock(double work, std::function<void(const JobProgress&)> report) : work_(work), report_(std::move(report)) {}
-
-  /// Reports the progress of a named piece of the work.
-  void begun(const std::string& what, double work, const Progress& training = {}) {
-    const std::scoped_lock lock(mutex_);
-    begun_[what] = work;
-    tell(what, training);
-  }
-
-  /// Passes a training's notice on.
-  void notice(const Progress& training) {
-    const std::scoped_lock lock(mutex_);
-    tell("", training);
-  }
-
-  /// Reports that a piece of the work is finished.
-  void done(const std::string& what, double work) {
-    const std::scoped_lock lock(mutex_);
-    begun_.erase(what);
-    done_ += work;
-    tell(what, {});
-  }
-
- private:
-  void tell(const std::string& what, const Progress& training) const {
-    if (!report_) return;
-    double now = done_;
-    for (const auto& [_, work] : begun_) now += work;
-    const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - start_;
-    const double left =
-        now > 0 ? std::max(0.0, passed.count() * (work_ - now) / now) : std::numeric_limits<double>::quiet_NaN();
-    report_({what, now / work_, left, training});
-  }
-
-  double work_, done_ = 0;
-  std::map<std::string, double> begun_;
-  std::function<void(const JobProgress&)> report_;
-  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
-  std::mutex mutex_;
-};
-
 /// A claim to be measured, with all inputs of its result.
 struct Task {
   Experiment experiment;
@@ -135,7 +92,7 @@ std::filesystem::path base_of(const Task& task, const Context& context) {
 
 bool is_trained(const std::string& name, const std::filesystem::path& models) { return is_finished(models / name); }
 
-bool is_finished(const Task& task, const std::filesystem::path& base, const std::filesystem::path& models) {
+bool is_measured(const Task& task, const std::filesystem::path& base, const std::filesystem::path& models) {
   for (const char* ending : {".csv", ".json"})
     if (!std::filesystem::exists(base.string() + ending)) return false;
   try {
@@ -163,6 +120,52 @@ Task make_task(const Experiment& experiment, const Context& context, Datasets& d
   }
   task.key = sha256(inputs.dump());
   return task;
+}
+
+std::string described(const Run& run) {
+  return run.label + ", context " + std::to_string(run.training.context_length) + ", seed " +
+         std::to_string(run.training.seed);
+}
+
+/// The runs of the tasks, each once, the longest training first.
+std::vector<AskedRun> runs_of(const std::vector<Task>& tasks, const std::filesystem::path& models) {
+  std::map<std::string, AskedRun> by_name;
+  for (const Task& task : tasks)
+    for (const Run& run : task.runs) {
+      const std::string name = artefact_name(run, task.dataset);
+      const std::string source = run.conversion ? artefact_name(run.conversion->source, task.dataset) : "";
+      by_name.try_emplace(name,
+                          AskedRun{name, source, described(run), run, training_work(run), !is_trained(name, models)});
+    }
+  std::vector<AskedRun> runs;
+  for (auto& [_, run] : by_name) runs.push_back(std::move(run));
+  std::ranges::stable_sort(runs, std::ranges::greater{}, &AskedRun::work);
+  return runs;
+}
+
+/// The runs that a word selects, by name.
+std::set<std::string> selected_by(const std::string& word, const std::vector<AskedRun>& runs) {
+  std::set<std::string> names;
+  size_t part = 0, parts = 0;
+  char end = 0;
+  if (std::sscanf(word.c_str(), "%zu/%zu%c", &part, &parts, &end) == 2) {
+    for (size_t r = part - 1; part >= 1 && part <= parts && r < runs.size(); r += parts) names.insert(runs[r].name);
+  } else {
+    for (const AskedRun& run : runs)
+      if (word == run.name || word == run.run.label) names.insert(run.name);
+  }
+  if (names.empty())
+    throw std::invalid_argument("--only: expected K/N with 1 ≤ K ≤ N and at most the " + std::to_string(runs.size()) +
+                                " runs that the claims ask for, or the label or name of one, found " + word);
+  return names;
+}
+
+/// Leaves the runs that `only` selects.
+void keep_only(const std::vector<std::string>& only, std::vector<AskedRun>& runs) {
+  if (only.empty()) return;
+  std::set<std::string> kept;
+  for (const std::string& word : only) kept.merge(selected_by(word, runs));
+  std::erase_if(runs, [&](const AskedRun& run) { return !kept.contains(run.name); });
 }
 
 /// The members that a claim adds to the certificate of its records. A model may be older than the claim, and its name is no hash of the
@@ -211,8 +214,7 @@ void train(const Task& task, const std::filesystem::path& models, Clock& clock) 
     for (size_t r; (r = next++) < task.runs.size();) {
       const Run& run = task.runs[r];
       if (is_trained(artefact_name(run, task.dataset), models)) continue;
-      const std::string what = "training " + run.label + ", context " + std::to_string(run.training.context_length) +
-                               ", seed " + std::to_string(run.training.seed);
+      const std::string what = "training " + described(run);
       try {
         trained(run, task.dataset, models, [&](const Progress& progress) {
           if (!progress.notice.empty()) return clock.notice(progress);
@@ -235,26 +237,72 @@ void train(const Task& task, const std::filesystem::path& models, Clock& clock) 
   if (failure) std::rethrow_exception(failure);
 }
 
-/// Measures a claim after the training of its models, and writes its findings.
+Study study_of(const Task& task, const Context& context, std::function<void(double)> progress) {
+  return {.experiment = task.experiment,
+          .settings = task.settings,
+          .dataset = task.dataset,
+          .data = task.data,
+          .paper = read_paper(claim_folder(context.root, task.experiment) / "paper.csv"),
+          .trained = {},
+          .progress = std::move(progress)};
+}
+
+/// Asks a part of a claim's models, all of them trained, for its measurements.
+///
+/// returns  false where one is absent and `makes` is not set
+bool measure_part(Study study, std::vector<Artefact> part, bool makes) {
+  study.trained = std::move(part);
+  study.is_part = true;
+  study.makes = makes;
+  try {
+    study.experiment.measure(study);
+  } catch (const PartMeasured&) {
+    return true;
+  } catch (const NotMeasured&) {
+    return false;
+  }
+  throw std::logic_error(study.experiment.name() +
+                         ": expected a claim that asks its models in Study::each, found another");
+}
+
+/// Measures a claim after the training of its models, and writes its findings; of a part of its models, the measurements alone.
 void measure(const Task& task, const Context& context, const std::filesystem::path& models, Clock& clock) {
   const std::string what = "measuring " + task.experiment.name();
   const auto tell = [&](double share) { clock.begun(what, share * measuring_work(task)); };
   tell(0);
-  Study study{.experiment = task.experiment,
-              .settings = task.settings,
-              .dataset = task.dataset,
-              .data = task.data,
-              .paper = read_paper(claim_folder(context.root, task.experiment) / "paper.csv"),
-              .trained = {},
-              .progress = tell};
+  Study study = study_of(task, context, tell);
   for (const Run& run : task.runs)
     study.trained.push_back(
         trained(run, task.dataset, models, [&](const Progress& progress) { clock.notice(progress); }));
+  if (!context.only.empty()) {
+    measure_part(study, study.trained, true);
+    return clock.done(what, measuring_work(task));
+  }
   const Findings findings = task.experiment.measure(study);
   const std::filesystem::path base = base_of(task, context);
   if (!findings.points.empty()) write_points(base.string() + ".points.csv", findings.points);
   write_records(base, findings.records, context.command_line, details(task, context, models, findings));
   clock.done(what, measuring_work(task));
+}
+
+/// Whether a trained run lacks a measurement that a claim will ask for.
+bool lacks_measurements(const AskedRun& asked, const Task& task, const Context& context,
+                        const std::filesystem::path& models) {
+  if (is_measured(task, base_of(task, context), models)) return false;
+  std::vector<Artefact> part;
+  for (const Run& run : task.runs)
+    if (artefact_name(run, task.dataset) == asked.name) part.push_back({models / asked.name, run});
+  return !part.empty() && !measure_part(study_of(task, context, [](double) {}), part, false);
+}
+
+std::filesystem::path models_folder(const Context& context) { return context.artefacts / "models"; }
+std::filesystem::path data_folder(const Context& context) { return context.artefacts / "data"; }
+
+std::vector<Task> make_tasks(const std::vector<Experiment>& selected, const Context& context, Datasets& datasets) {
+  const std::string fingerprint = program_fingerprint();
+  std::vector<Task> tasks;
+  for (const Experiment& experiment : selected) tasks.push_back(make_task(experiment, context, datasets, fingerprint));
+  return tasks;
 }
 
 }  // namespace
@@ -263,21 +311,40 @@ std::filesystem::path results_folder(const std::filesystem::path& results, const
   return results / (scale == "quick" ? machine_name() : machine_name() + "-" + scale);
 }
 
-void run_experiments(const std::vector<Experiment>& selected, const Context& context) {
-  const std::filesystem::path models = context.artefacts / "models";
-  Datasets datasets(context.artefacts / "data");
-  const std::string fingerprint = program_fingerprint();
+std::vector<AskedRun> asked_runs(const std::vector<Experiment>& selected, const Context& context) {
+  const std::filesystem::path models = models_folder(context);
+  Datasets datasets(data_folder(context));
+  const std::vector<Task> tasks = make_tasks(selected, context, datasets);
+  std::vector<AskedRun> runs = runs_of(tasks, models);
+  keep_only(context.only, runs);
+  for (AskedRun& run : runs)
+    run.is_open = run.is_open || std::ranges::any_of(tasks, [&](const Task& task) {
+                    return lacks_measurements(run, task, context, models);
+                  });
+  return runs;
+}
 
+void run_experiments(const std::vector<Experiment>& selected, const Context& context) {
+  const std::filesystem::path models = models_folder(context);
+  Datasets datasets(data_folder(context));
   std::vector<Task> tasks;
+  std::vector<Task> all_tasks = make_tasks(selected, context, datasets);
+  std::vector<AskedRun> runs = runs_of(all_tasks, models);
+  keep_only(context.only, runs);
+  for (Task& task : all_tasks) {
+    if (is_measured(task, base_of(task, context), models)) continue;
+    std::erase_if(task.runs, [&](const Run& run) {
+      return std::ranges::count(runs, artefact_name(run, task.dataset), &AskedRun::name) == 0;
+    });
+    if (context.only.empty() || !task.runs.empty()) tasks.push_back(std::move(task));
+  }
+
   std::map<std::string, double> work;  // remaining trainings and measurements, each counted once
-  for (const Experiment& experiment : selected) {
-    Task task = make_task(experiment, context, datasets, fingerprint);
-    if (is_finished(task, base_of(task, context), models)) continue;
-    work[experiment.name()] = measuring_work(task);
+  for (const Task& task : tasks) {
+    work[task.experiment.name()] = measuring_work(task);
     for (const Run& run : task.runs)
       if (const auto name = artefact_name(run, task.dataset); !is_trained(name, models))
         work[name] = training_work(run);
-    tasks.push_back(std::move(task));
   }
   double all = 0;
   for (const auto& [_, part] : work) all += part;

@@ -26,15 +26,35 @@ struct Context {
   std::filesystem::path results;     ///< the folder of the claims' files, see results_folder
   int threads = 0;                   ///< Torch's limit, for the certificate and the timings; 0: Torch's own choice
   std::string command_line;          ///< for the certificate
+  /// The runs that are trained: each word is K/N, a label or an artefact's name, see asked_runs; empty: all. With a part of the runs
+  /// no claim is finished.
+  std::vector<std::string> only;
   std::function<void(const JobProgress&)> progress;  ///< may be empty
 };
+
+/// A run that claims ask for.
+struct AskedRun {
+  std::string name;    ///< of its artefact
+  std::string source;  ///< the artefact that it converts; empty for a run from a seed
+  std::string what;    ///< "FoX (Pro), context 4096, seed 1"
+  Run run;
+  double work = 0;      ///< FLOPs of its training
+  bool is_open = true;  ///< whether its training, or a measurement that an unfinished claim asks for, is not finished
+};
+
+/// The runs of the experiments that context.only selects, each once, the longest training first. K/N, with 1 ≤ K ≤ N, selects the runs
+/// K, K + N, K + 2N, … in this order, finished ones included: N machines with the parts 1/N … N/N train each run once.
+///
+/// throws  std::invalid_argument for a word that selects nothing
+std::vector<AskedRun> asked_runs(const std::vector<Experiment>& selected, const Context& context);
 
 /// <results>/<machine> for the scale "quick", <results>/<machine>-<scale> for the others.
 std::filesystem::path results_folder(const std::filesystem::path& results, const std::string& scale);
 
 /// Trains the models of the experiments (each once; a finished one is read from disk), measures every claim whose inputs
 /// changed since its last result, and writes <results>/<claim>.{csv,json} and, where there are curves, <claim>.points.csv.
-/// A second call repeats no finished work.
+/// A second call repeats no finished work. With context.only, the models selected there are trained,
+/// and asked for their measurements; no claim is written.
 ///
 /// throws  the exceptions of training and measuring; finished results stay
 void run_experiments(const std::vector<Experiment>& selected, const Context& context);

@@ -1,20 +1,114 @@
 #include "experiments/claims/measures.hpp"
 
-namespace lethe {
+#include <algorithm>
+#include <limits>
 
-Evaluated evaluate(const Study& study, LanguageModel& model, int64_t length) {
+#include "experiments/models/not_finite.hpp"
+
+namespace lethe {
+namespace {
+
+constexpr const char* kLossCurve = "loss_at_position";
+
+double number(const nlohmann::json& value) {
+  return value.is_null() ? std::numeric_limits<double>::quiet_NaN() : value.get<double>();
+}
+
+nlohmann::json json_of(const Record& record) {
+  return {{"variant", record.variant},     {"implementation", record.implementation},
+          {"device", record.device},       {"dtype", record.dtype},
+          {"batch", record.batch},         {"length", record.length},
+          {"heads", record.heads},         {"key_dim", record.key_dim},
+          {"value_dim", record.value_dim}, {"metric", record.metric},
+          {"unit", record.unit},           {"value", record.value},
+          {"stddev", record.stddev},       {"samples", record.samples}};
+}
+
+Record record_of(const nlohmann::json& json) {
+  return {.variant = json.at("variant"),
+          .implementation = json.at("implementation"),
+          .device = json.at("device"),
+          .dtype = json.at("dtype"),
+          .batch = json.at("batch"),
+          .length = json.at("length"),
+          .heads = json.at("heads"),
+          .key_dim = json.at("key_dim"),
+          .value_dim = json.at("value_dim"),
+          .metric = json.at("metric"),
+          .unit = json.at("unit"),
+          .value = number(json.at("value")),
+          .stddev = number(json.at("stddev")),
+          .samples = json.at("samples")};
+}
+
+}  // namespace
+
+nlohmann::json json_of(const Evaluated& found) {
+  nlohmann::json records = nlohmann::json::array();
+  for (const Record& record : found.records) records.push_back(json_of(record));
+  return {{"records", records}, {"points", json_of(found.points)}};
+}
+
+// The neighbours of one quantity and variant are columns: a curve of 65536 points stays small.
+nlohmann::json json_of(const std::vector<Point>& points) {
+  nlohmann::json curves = nlohmann::json::array();
+  for (const Point& point : points) {
+    if (curves.empty() || curves.back()["quantity"] != point.quantity || curves.back()["variant"] != point.variant)
+      curves.push_back({{"quantity", point.quantity}, {"variant", point.variant}});
+    for (const auto& [column, value] :
+         {std::pair("x", point.x), std::pair("y", point.y), std::pair("value", point.value)})
+      curves.back()[column].push_back(value);
+  }
+  return curves;
+}
+
+Evaluated evaluated_of(const nlohmann::json& json) {
+  Evaluated found{{}, points_of(json.at("points"))};
+  for (const nlohmann::json& record : json.at("records")) found.records.push_back(record_of(record));
+  return found;
+}
+
+std::vector<Point> points_of(const nlohmann::json& json) {
+  std::vector<Point> points;
+  for (const nlohmann::json& curve : json)
+    for (size_t p = 0; p < curve.at("x").size(); ++p)
+      points.push_back({.quantity = curve.at("quantity"),
+                        .variant = curve.at("variant"),
+                        .x = number(curve["x"][p]),
+                        .y = number(curve.at("y").at(p)),
+                        .value = number(curve.at("value").at(p))});
+  return points;
+}
+
+Evaluated evaluated(const Study& study, const Artefact& model, const std::string& name, const nlohmann::json& settings,
+                    const std::vector<std::string>& kept) {
+  const Evaluation& evaluation = evaluation_named(name);
+  nlohmann::json key = settings;
+  if (!kept.empty()) key["kept"] = kept;
+  return evaluated_of(study.measured(model, {name, evaluation.version}, key, [&](LanguageModel& weights) {
+    Evaluated found;
+    try {
+      found = evaluation.run(weights, study.dataset, settings, {});
+    } catch (const NotFinite&) {
+      if (!model.run.training.divergence_is_a_result) throw;
+    }
+    std::erase_if(found.points, [&](const Point& point) { return std::ranges::count(kept, point.quantity) == 0; });
+    return json_of(found);
+  }));
+}
+
+Evaluated evaluate(const Study& study, const Artefact& model, int64_t length) {
   return evaluate(study, model, length, study.settings.at("evaluation").at("tokens").get<int64_t>() / length);
 }
 
-Evaluated evaluate(const Study& study, LanguageModel& model, int64_t length, int64_t sequences) {
-  return evaluation_named("per_token_loss")
-      .run(model, study.dataset, {{"length", length}, {"sequences", sequences}}, {});
+Evaluated evaluate(const Study& study, const Artefact& model, int64_t length, int64_t sequences) {
+  return evaluated(study, model, "per_token_loss", {{"length", length}, {"sequences", sequences}}, {kLossCurve});
 }
 
 std::vector<Point> loss_curve(const Run& run, const Evaluated& found) {
   std::vector<Point> curve;
   for (const Point& point : found.points) {
-    if (point.quantity != "loss_at_position") continue;
+    if (point.quantity != kLossCurve) continue;
     curve.push_back(point);
     curve.back().variant = run.label;
     curve.back().seed = run.training.seed;

@@ -7,6 +7,8 @@
 
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <memory>
 
 extern char** environ;
@@ -23,6 +25,16 @@ File temporary_file() {
   return file;
 }
 
+pid_t spawn(const std::vector<std::string>& arguments, const posix_spawn_file_actions_t* actions) {
+  std::vector<char*> argv;
+  for (const auto& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
+  argv.push_back(nullptr);
+  pid_t child = 0;
+  if (const int error = posix_spawnp(&child, argv[0], actions, nullptr, argv.data(), environ))
+    throw std::runtime_error(arguments[0] + ": expected a program, found " + std::strerror(error));
+  return child;
+}
+
 }  // namespace
 
 ProgramFailed::ProgramFailed(const std::string& program, int status, std::string output)
@@ -34,17 +46,13 @@ std::string run_program(const std::vector<std::string>& arguments, const std::st
   std::fwrite(standard_input.data(), 1, standard_input.size(), input.get());
   std::rewind(input.get());
 
-  std::vector<char*> argv;
-  for (const auto& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
-  argv.push_back(nullptr);
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
   posix_spawn_file_actions_adddup2(&actions, fileno(input.get()), STDIN_FILENO);
   posix_spawn_file_actions_adddup2(&actions, fileno(output.get()), STDOUT_FILENO);
-  pid_t child = 0;
-  const int error = posix_spawnp(&child, argv[0], &actions, nullptr, argv.data(), environ);
-  posix_spawn_file_actions_destroy(&actions);
-  if (error) throw std::runtime_error(arguments[0] + ": expected a program, found " + std::strerror(error));
+  const auto destroy = [](posix_spawn_file_actions_t* used) { posix_spawn_file_actions_destroy(used); };
+  const std::unique_ptr<posix_spawn_file_actions_t, decltype(destroy)> owner(&actions, destroy);
+  const pid_t child = spawn(arguments, &actions);
 
   int status = 0;
   while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
@@ -56,6 +64,16 @@ std::string run_program(const std::vector<std::string>& arguments, const std::st
   if (WIFSIGNALED(status)) throw ProgramFailed(arguments[0], 128 + WTERMSIG(status), text);
   if (WEXITSTATUS(status) != 0) throw ProgramFailed(arguments[0], WEXITSTATUS(status), text);
   return text;
+}
+
+pid_t start_program(const std::vector<std::string>& arguments) { return spawn(arguments, nullptr); }
+
+std::vector<std::string> own_arguments() {
+  std::ifstream line("/proc/self/cmdline", std::ios::binary);
+  std::vector<std::string> arguments;
+  for (std::string argument; std::getline(line, argument, '\0');) arguments.push_back(argument);
+  arguments.at(0) = std::filesystem::canonical("/proc/self/exe").string();
+  return arguments;
 }
 
 }  // namespace lethe

@@ -1,6 +1,8 @@
 #pragma once
 // Other programs: the Python tools of this project.
 
+#include <sys/types.h>
+
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -26,5 +28,15 @@ class ProgramFailed : public std::runtime_error {
 /// returns  the program's standard output
 /// throws   ProgramFailed; std::runtime_error where it can't be started
 std::string run_program(const std::vector<std::string>& arguments, const std::string& standard_input = {});
+
+/// Starts a program without a shell; it inherits our standard streams.
+///
+/// reads    arguments: as run_program
+/// returns  the process, for waitpid
+/// throws   std::runtime_error where it can't be started
+pid_t start_program(const std::vector<std::string>& arguments);
+
+/// This process's program and arguments, the program by its whole path.
+std::vector<std::string> own_arguments();
 
 }  // namespace lethe

@@ -39,6 +39,8 @@ struct Evaluation {
   ///         without one piece of that length, or a model that the row can't measure
   Evaluated (*run)(LanguageModel& model, const Dataset& dataset, const nlohmann::json& settings,
                    const std::function<void(double)>& progress);
+
+  int version = 1;  ///< raised where its numbers change
 };
 
 /// All evaluations, in the order of the CMake file.

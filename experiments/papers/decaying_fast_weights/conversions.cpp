@@ -10,7 +10,6 @@
 #include "experiments/models/mixers/delta.hpp"
 #include "experiments/models/mixers/gated.hpp"
 #include "experiments/models/mixers/local.hpp"
-#include "experiments/models/not_finite.hpp"
 #include "experiments/training/conversion.hpp"
 
 namespace lethe {
@@ -68,16 +67,6 @@ std::pair<double, int> residual_noise(std::vector<std::vector<double>> rows) {
     for (size_t s = 0; s < seeds; ++s) squares += std::pow(rows[r][s] - of_row[r] - of_seed[s] + mean(of_row), 2);
   const auto degrees = static_cast<int>((rows.size() - 1) * (seeds - 1));
   return {std::sqrt(squares / degrees), degrees};
-}
-
-double validation_loss(const Study& study, const Artefact& artefact, Evaluated& found) {
-  try {
-    LanguageModel model = load_model(artefact);
-    found = evaluate(study, model, artefact.run.training.context_length);
-    return found.value("loss");
-  } catch (const NotFinite&) {
-    return std::numeric_limits<double>::quiet_NaN();
-  }
 }
 
 }  // namespace
@@ -188,13 +177,16 @@ void Conversions::add_difference(const Study& study, const std::string& statemen
 
 Conversions measure_conversions(const Study& study) {
   Conversions all;
+  const auto evaluated_at_length = [&](const Artefact& artefact) {
+    return evaluate(study, artefact, artefact.run.training.context_length);
+  };
+  study.each(evaluated_at_length);
   const Artefact source = study.labelled(kSource).front();
-  for (size_t r = 0; r < study.trained.size(); ++r) {
-    const Artefact& artefact = study.trained[r];
+  for (const Artefact& artefact : study.trained) {
     const Run& run = artefact.run;
     const int64_t length = run.training.context_length;
-    Evaluated found;
-    double loss = validation_loss(study, artefact, found);
+    const Evaluated found = evaluated_at_length(artefact);
+    double loss = found.records.empty() ? std::numeric_limits<double>::quiet_NaN() : found.value("loss");
     const int64_t sequences = found.records.empty() ? 0 : found.records.front().batch;
     const auto record = [&](const char* metric, const char* unit, double value) {
       if (!std::isfinite(value)) return;  // absent after a divergence, which the record "diverged" reports
@@ -219,7 +211,6 @@ Conversions measure_conversions(const Study& study) {
     for (Point& point : training_curve(run, artefact)) all.findings.points.push_back(std::move(point));
     if (std::isfinite(loss))
       for (Point& point : loss_curve(run, found)) all.findings.points.push_back(std::move(point));
-    study.progress(static_cast<double>(r + 1) / static_cast<double>(study.trained.size()));
   }
   return all;
 }

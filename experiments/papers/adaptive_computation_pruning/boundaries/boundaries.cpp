@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "experiments/claims/measures.hpp"
 #include "experiments/evaluation/pruned_share.hpp"
 #include "experiments/papers/adaptive_computation_pruning/runs.hpp"
 #include "reference/computation_pruning.hpp"
@@ -38,6 +39,36 @@ std::vector<Point> pictures(const Head& head, const std::vector<int64_t>& bounda
   return points;
 }
 
+/// The pruned share and the discarded weight of each head on one sequence, and the pictures of three of them.
+nlohmann::json measured_heads(LanguageModel& model, const Dataset& dataset, int64_t length, double log_tolerance) {
+  auto shares = head_shares(model, dataset, length, 1);
+  const auto trace = traced(model, dataset, length, 0);
+  const reference::Blocks single{1, 1};
+  const auto head_of = [&](const HeadShare& share) {
+    return traced_head(trace[static_cast<size_t>(share.layer)], share.head);
+  };
+  const auto boundary_of = [&](const HeadShare& share, const Head& head) {
+    const double threshold = traced_threshold(trace[static_cast<size_t>(share.layer)], share.head, log_tolerance);
+    return pruning::boundary_by_search(head.log_forget, length, single, threshold);
+  };
+
+  nlohmann::json heads = nlohmann::json::array();
+  for (const HeadShare& share : shares) {
+    const Head head = head_of(share);
+    heads.push_back(
+        {{"name", share.name()},
+         {"pruned_share", share.entries[0]},
+         {"discarded_weight", pruning::discarded_weight(head, single, boundary_of(share, head)).maxCoeff()}});
+  }
+  std::ranges::sort(shares, std::ranges::greater{}, [](const HeadShare& share) { return share.entries[0]; });
+  std::vector<Point> shown;  // from the most local head to the most global
+  for (const HeadShare* share : {&shares.front(), &shares[shares.size() / 2], &shares.back()}) {
+    const Head head = head_of(*share);
+    for (Point& point : pictures(head, boundary_of(*share, head), share->name())) shown.push_back(std::move(point));
+  }
+  return {{"heads", heads}, {"pictures", json_of(shown)}};
+}
+
 }  // namespace
 
 std::vector<Run> runs(const nlohmann::json& settings, int64_t vocabulary) {
@@ -47,43 +78,26 @@ std::vector<Run> runs(const nlohmann::json& settings, int64_t vocabulary) {
 Findings measure(const Study& study) {
   Findings findings;
   const Run& run = study.trained.front().run;
-  LanguageModel model = load_model(study.trained.front());
   const int64_t length = run.training.context_length;
   const double log_tolerance = *run.model.mixer.only<AttentionConfig>().log_pruning_tolerance;
-
-  const auto shares = head_shares(model, study.dataset, length, 1);
-  const auto trace = traced(model, study.dataset, length, 0);
-  const reference::Blocks single{1, 1};
-  const auto head_of_share = [&](const HeadShare& share) {
-    return traced_head(trace[static_cast<size_t>(share.layer)], share.head);
-  };
-  const auto boundary_of = [&](const HeadShare& share, const Head& head) {
-    const double threshold = traced_threshold(trace[static_cast<size_t>(share.layer)], share.head, log_tolerance);
-    return pruning::boundary_by_search(head.log_forget, length, single, threshold);
-  };
-
+  std::vector<double> pruned;  // by head
   double worst = 0;
-  for (size_t s = 0; s < shares.size(); ++s) {
-    const Head head = head_of_share(shares[s]);
-    const double discarded = pruning::discarded_weight(head, single, boundary_of(shares[s], head)).maxCoeff();
-    worst = std::max(worst, discarded);
-    for (const auto& [metric, value] :
-         {std::pair("pruned_share", shares[s].entries[0]), std::pair("discarded_weight", discarded)}) {
-      findings.records.push_back(record_of(study.experiment, run, 1, length, metric, "1", value));
-      findings.records.back().variant = shares[s].name();
-      findings.records.back().implementation = "single pairs";
+  study.each([&](const Artefact& model) {
+    const auto found = study.measured(model, {"boundaries"}, {{"length", length}}, [&](LanguageModel& weights) {
+      return measured_heads(weights, study.dataset, length, log_tolerance);
+    });
+    for (const nlohmann::json& head : found.at("heads")) {
+      pruned.push_back(head.at("pruned_share"));
+      worst = std::max(worst, head.at("discarded_weight").get<double>());
+      for (const char* metric : {"pruned_share", "discarded_weight"}) {
+        findings.records.push_back(record_of(study.experiment, run, 1, length, metric, "1", head.at(metric)));
+        findings.records.back().variant = head.at("name");
+        findings.records.back().implementation = "single pairs";
+      }
     }
-    study.progress(static_cast<double>(s + 1) / static_cast<double>(shares.size()));
-  }
-
-  auto ordered = shares;
-  std::ranges::sort(ordered, std::ranges::greater{}, [](const HeadShare& share) { return share.entries[0]; });
-  const HeadShare &most_local = ordered.front(), &middle = ordered[ordered.size() / 2], &most_global = ordered.back();
-  for (const HeadShare& share : {most_local, middle, most_global}) {
-    const Head head = head_of_share(share);
-    const auto picture = pictures(head, boundary_of(share, head), share.name());
-    findings.points.insert(findings.points.end(), picture.begin(), picture.end());
-  }
+    findings.points = points_of(found.at("pictures"));
+  });
+  const auto [most_global, most_local] = std::ranges::minmax(pruned);
 
   findings.comparisons = {
       {.statement = "No query loses more attention than the tolerance to pruning, in any head",
@@ -98,12 +112,12 @@ Findings measure(const Study& study) {
        .unit = "share",
        .headline = true,
        .expectation = Expectation::positive(),
-       .measured = most_local.entries[0] - 0.5},
+       .measured = most_local - 0.5},
       {.statement = "The most global head has next to nothing pruned",
        .source = "ACP Fig. 6 right",
        .unit = "share",
        .expectation = {.high = 0.05},
-       .measured = most_global.entries[0]},
+       .measured = most_global},
   };
   return findings;
 }

@@ -33,13 +33,11 @@ std::vector<Run> runs(const nlohmann::json& settings, int64_t vocabulary) {
 Findings measure(const Study& study) {
   Findings findings;
   const Run& run = study.trained.front().run;
-  LanguageModel model = load_model(study.trained.front());
-  findings.records = records_of(study, run,
-                                evaluation_named("pruned_share")
-                                    .run(model, study.dataset,
-                                         {{"length", run.training.context_length},
-                                          {"sequences", study.settings.at("evaluation").at("sequences")}},
-                                         study.progress));
+  study.each([&](const Artefact& model) {
+    const nlohmann::json pieces = {{"length", run.training.context_length},
+                                   {"sequences", study.settings.at("evaluation").at("sequences")}};
+    findings.records = records_of(study, run, evaluated(study, model, "pruned_share", pieces));
+  });
 
   std::vector<double> savings;  // the mean share of pairs with D_ij < δ, by head, layer by layer
   for (const Record& record : findings.records)

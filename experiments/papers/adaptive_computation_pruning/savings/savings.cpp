@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <map>
 
 #include "experiments/claims/measures.hpp"
 #include "experiments/evaluation/pruned_share.hpp"
@@ -16,6 +17,8 @@
 
 namespace lethe::savings {
 namespace {
+
+const std::string kWith = "FoX (Pro) with ACP", kWithout = "FoX (Pro) without ACP";
 
 /// Seconds of one call, including the work that it launched on GPUs.
 template <typename Work>
@@ -87,6 +90,11 @@ class Step {
   torch::optim::AdamW optimizer_;
 };
 
+/// The sequences of a timed training step.
+int64_t sequences_a_step(const Run& run) {
+  return std::max<int64_t>(1, run.training.micro_batch_tokens / run.training.context_length);
+}
+
 /// Half width of the 95 % interval of a median of ratios: a median scatters 1.25 times as much as a mean.
 double band_of_median(const std::vector<double>& ratios) { return 1.25 * band_of_mean(ratios); }
 
@@ -99,7 +107,7 @@ struct AtLength {
 
 /// The comparisons on the largest context and on the growth from the smallest to the largest.
 std::vector<Comparison> comparisons_of_lengths(const Study& study, const AtLength& shortest, const AtLength& longest) {
-  const double share = paper_value(study, "FoX (Pro) with ACP", "pruned_share");
+  const double share = paper_value(study, kWith, "pruned_share");
   const double gain_low = paper_value(study, "all", "training_step_gain_low");
   const double gain_high = paper_value(study, "all", "training_step_gain_high");
   const std::string at = " at a context of " + std::to_string(longest.length);
@@ -143,14 +151,25 @@ std::vector<Comparison> comparisons_of_lengths(const Study& study, const AtLengt
   };
 }
 
+/// The times of attention and of a training step, with and without pruning, in seconds.
+nlohmann::json measured_times(LanguageModel& model, const Run& run, const Dataset& dataset, int64_t repetitions) {
+  const auto tolerance = run.model.mixer.only<AttentionConfig>().log_pruning_tolerance;
+  const int64_t length = run.training.context_length, batch = sequences_a_step(run);
+  const auto trace = traced(model, dataset, length, 0);
+  const Duel attention = duel(
+      repetitions, [&] { attend(trace, std::nullopt); }, [&] { attend(trace, tolerance); });
+  Step without(with_tolerance(model, std::nullopt), dataset.sequences("valid", 0, batch, length));
+  Step with(with_tolerance(model, tolerance), dataset.sequences("valid", 0, batch, length));
+  const Duel step = duel(repetitions, without, with);
+  return {{"operator", {{"without", attention.without}, {"with", attention.with}}},
+          {"training_step", {{"without", step.without}, {"with", step.with}}}};
+}
+
 /// Times and counts at one context length, added to the records too.
 AtLength measure_length(const Study& study, const Artefact& trained, std::vector<Record>& records) {
   const nlohmann::json& evaluation = study.settings.at("evaluation");
   const Run& run = trained.run;
-  const auto tolerance = run.model.mixer.only<AttentionConfig>().log_pruning_tolerance;
-  const int64_t length = run.training.context_length, sequences = evaluation.at("sequences"),
-                repetitions = evaluation.at("repetitions");
-  LanguageModel model = load_model(trained);
+  const int64_t length = run.training.context_length, repetitions = evaluation.at("repetitions");
   const auto add = [&](const std::string& variant, const char* metric, const char* unit,
                        const std::vector<double>& values, double value) {
     Record record = record_of(study.experiment, run, 1, length, metric, unit, value);
@@ -160,35 +179,28 @@ AtLength measure_length(const Study& study, const Artefact& trained, std::vector
     records.push_back(record);
   };
 
-  AtLength found{.length = length};
-  const auto shares = head_shares(model, study.dataset, length, sequences);
-  found.pruned = over_heads(shares, &HeadShare::entries);
-  const auto blocks = over_heads(shares, &HeadShare::blocks);
-  add(run.label, "pruned_share", "1", blocks, mean(blocks));
-  add(run.label, "pruned_share", "1", found.pruned, mean(found.pruned));
+  const auto tolerance = run.model.mixer.only<AttentionConfig>().log_pruning_tolerance;
+  const Pruned shares = pruned(study, trained, tolerance, evaluation.at("sequences"));
+  add(run.label, "pruned_share", "1", shares.blocks, mean(shares.blocks));
+  add(run.label, "pruned_share", "1", shares.entries, mean(shares.entries));
   records.back().implementation = "single pairs";
 
-  const auto trace = traced(model, study.dataset, length, 0);
-  const Duel attention = duel(
-      repetitions, [&] { attend(trace, std::nullopt); }, [&] { attend(trace, tolerance); });
-  const int64_t batch = std::max<int64_t>(1, run.training.micro_batch_tokens / length);
-  Step without(with_tolerance(model, std::nullopt), study.dataset.sequences("valid", 0, batch, length));
-  Step with(with_tolerance(model, tolerance), study.dataset.sequences("valid", 0, batch, length));
-  const Duel step = duel(repetitions, without, with);
-  found.operator_speedup = attention.speedup();
-  found.step_speedup = step.speedup();
-
-  const auto add_duel = [&](const std::string& metric, const Duel& times, int64_t sequences_a_call) {
-    for (const auto& [variant, seconds] :
-         {std::pair("FoX (Pro) without ACP", times.without), std::pair("FoX (Pro) with ACP", times.with)}) {
+  const auto times =
+      study.measured(trained, {"times_of_pruning"}, {{"repetitions", repetitions}},
+                     [&](LanguageModel& model) { return measured_times(model, run, study.dataset, repetitions); });
+  const auto speedup = [&](const std::string& metric, int64_t sequences_a_call) {
+    const Duel duel{times.at(metric).at("without"), times.at(metric).at("with")};
+    for (const auto& [variant, seconds] : {std::pair(kWithout, duel.without), std::pair(kWith, duel.with)}) {
       add(variant, (metric + "_time").c_str(), "s", seconds, median(seconds));
       records.back().batch = sequences_a_call;
     }
-    add("FoX (Pro) with ACP", (metric + "_speedup").c_str(), "1", times.speedup(), median(times.speedup()));
+    add(kWith, (metric + "_speedup").c_str(), "1", duel.speedup(), median(duel.speedup()));
     records.back().batch = sequences_a_call;
+    return duel.speedup();
   };
-  add_duel("operator", attention, 1);
-  add_duel("training_step", step, batch);
+  AtLength found{.length = length, .pruned = shares.entries};
+  found.operator_speedup = speedup("operator", 1);
+  found.step_speedup = speedup("training_step", sequences_a_step(run));
   return found;
 }
 
@@ -205,33 +217,28 @@ std::vector<Run> runs(const nlohmann::json& settings, int64_t vocabulary) {
 
 Findings measure(const Study& study) {
   Findings findings;
-  const auto with_pruning = study.labelled("FoX (Pro) with ACP"), without = study.labelled("FoX (Pro) without ACP");
   std::vector<AtLength> lengths;
-  for (const Artefact& trained : with_pruning) {
-    lengths.push_back(measure_length(study, trained, findings.records));
-    study.progress(static_cast<double>(lengths.size()) / static_cast<double>(study.trained.size()));
-  }
-  findings.comparisons = comparisons_of_lengths(study, lengths.front(), lengths.back());
-
-  // The effect of pruning on the trained model: both train on the same text in the same order from the same initial weights.
-  std::vector<double> losses;
-  for (const Artefact& trained : {with_pruning.back(), without.back()}) {
+  std::map<std::string, double> losses;  // at the longest context, by label
+  study.each([&](const Artefact& trained) {
     const Run& run = trained.run;
     const int64_t length = run.training.context_length;
-    LanguageModel model = load_model(trained);
-    const Evaluated found = evaluate(study, model, length, study.settings.at("evaluation").at("sequences"));
-    losses.push_back(found.value("loss"));
-    findings.records.push_back(record_of(study.experiment, run, 1, length, "loss", "nats", losses.back()));
+    if (run.label == kWith) lengths.push_back(measure_length(study, trained, findings.records));
+    if (length != study.settings.at("context_lengths").back()) return;
+    // Both train on the same text in the same order from the same initial weights.
+    const Evaluated found = evaluate(study, trained, length, study.settings.at("evaluation").at("sequences"));
+    losses[run.label] = found.value("loss");
+    findings.records.push_back(record_of(study.experiment, run, 1, length, "loss", "nats", losses[run.label]));
     for (auto&& points : {training_curve(run, trained), loss_curve(run, found)})
       findings.points.insert(findings.points.end(), points.begin(), points.end());
-  }
+  });
+  findings.comparisons = comparisons_of_lengths(study, lengths.front(), lengths.back());
   findings.comparisons.push_back({.statement = "Training with pruning ends at the same loss as training without",
                                   .source = "ACP Fig. 3 left",
                                   .unit = "nats",
                                   .headline = true,
                                   .expectation = Expectation::within(study.settings.at("no_effect_margin")),
                                   .paper = 0,
-                                  .measured = losses[0] - losses[1]});
+                                  .measured = losses.at(kWith) - losses.at(kWithout)});
   return findings;
 }
 

@@ -4,7 +4,6 @@
 #include <cmath>
 
 #include "experiments/claims/measures.hpp"
-#include "experiments/evaluation/pruned_share.hpp"
 #include "experiments/papers/adaptive_computation_pruning/runs.hpp"
 
 namespace lethe::tolerance {
@@ -24,12 +23,10 @@ std::vector<Run> runs(const nlohmann::json& settings, int64_t vocabulary) {
 Findings measure(const Study& study) {
   Findings findings;
   const Run& run = study.trained.front().run;
-  const LanguageModel trained_model = load_model(study.trained.front());
   const int64_t length = run.training.context_length;
   const int64_t sequences = study.settings.at("evaluation").at("sequences");
   const auto log_tolerances =
       study.settings.at("log_tolerances").get<std::vector<double>>();  // from the largest ε down
-  const auto loss_with = [&](LanguageModel& model) { return evaluate(study, model, length, sequences).value("loss"); };
   const auto add = [&](const std::string& variant, const char* implementation, const char* metric, const char* unit,
                        double value) {
     findings.records.push_back(record_of(study.experiment, run, 1, length, metric, unit, value));
@@ -38,22 +35,21 @@ Findings measure(const Study& study) {
     findings.records.back().samples = sequences;
   };
 
-  LanguageModel unpruned = with_tolerance(trained_model, std::nullopt);
-  const double loss_without = loss_with(unpruned);
-  add("without pruning", "lethe", "loss", "nats", loss_without);
   std::vector<std::vector<double>> shares;
   double worst_loss = 0;
-  for (const double log_tolerance : log_tolerances) {
-    LanguageModel model = with_tolerance(trained_model, log_tolerance);
-    const auto heads = head_shares(model, study.dataset, length, sequences);
-    shares.push_back(over_heads(heads, &HeadShare::entries));
-    const double loss = loss_with(model);
-    worst_loss = std::max(worst_loss, std::abs(loss - loss_without));
-    add(name_of(log_tolerance), "single pairs", "pruned_share", "1", mean(shares.back()));
-    add(name_of(log_tolerance), "lethe", "pruned_share", "1", mean(over_heads(heads, &HeadShare::blocks)));
-    add(name_of(log_tolerance), "lethe", "loss", "nats", loss);
-    study.progress(static_cast<double>(shares.size()) / static_cast<double>(log_tolerances.size()));
-  }
+  study.each([&](const Artefact& model) {
+    const double loss_without = pruned(study, model, std::nullopt, sequences).loss;
+    add("without pruning", "lethe", "loss", "nats", loss_without);
+    for (const double log_tolerance : log_tolerances) {
+      const Pruned with = pruned(study, model, log_tolerance, sequences);
+      shares.push_back(with.entries);
+      worst_loss = std::max(worst_loss, std::abs(with.loss - loss_without));
+      add(name_of(log_tolerance), "single pairs", "pruned_share", "1", mean(with.entries));
+      add(name_of(log_tolerance), "lethe", "pruned_share", "1", mean(with.blocks));
+      add(name_of(log_tolerance), "lethe", "loss", "nats", with.loss);
+      study.progress(static_cast<double>(shares.size()) / static_cast<double>(log_tolerances.size()));
+    }
+  });
 
   std::vector<double> growth;  // the pruned share's, from the smallest to the largest tolerance, by sequence
   for (size_t sequence = 0; sequence < shares.front().size(); ++sequence)

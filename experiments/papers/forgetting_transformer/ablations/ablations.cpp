@@ -49,12 +49,10 @@ std::vector<Run> runs(const nlohmann::json& settings, int64_t vocabulary) {
 Findings measure(const Study& study) {
   Findings findings;
   Measurements losses;
-  for (size_t r = 0; r < study.trained.size(); ++r) {
-    const Artefact& artefact = study.trained[r];
+  study.each([&](const Artefact& artefact) {
     const Run& run = artefact.run;
-    LanguageModel model = load_model(artefact);
     const int64_t length = run.training.context_length;
-    const Evaluated found = evaluate(study, model, length);
+    const Evaluated found = evaluate(study, artefact, length);
     losses.add(run, found.value("loss"));
 
     for (Record& record : records_of(study, run, found)) findings.records.push_back(std::move(record));
@@ -64,8 +62,7 @@ Findings measure(const Study& study) {
     findings.records.back().samples = samples;
     for (auto&& points : {training_curve(run, artefact), loss_curve(run, found)})
       findings.points.insert(findings.points.end(), points.begin(), points.end());
-    study.progress(static_cast<double>(r + 1) / static_cast<double>(study.trained.size()));
-  }
+  });
 
   const double margin = study.settings.at("no_effect_margin");
   for (const Step& step : steps()) {

@@ -46,9 +46,8 @@ Findings measure(const Study& study) {
   const int64_t trained_length = study.settings.at("training").at("context_length");
   const int64_t longest = study.settings.at("evaluation").at("length_factor").get<int64_t>() * trained_length;
   Measurements within, beyond;
-  for (size_t r = 0; r < study.trained.size(); ++r) {
-    const Run& run = study.trained[r].run;
-    LanguageModel model = load_model(study.trained[r]);
+  study.each([&](const Artefact& model) {
+    const Run& run = model.run;
     const Evaluated at_length = evaluate(study, model, trained_length);
     const Evaluated at_longest = evaluate(study, model, longest);
     std::vector<double> later = at_longest.curve("loss_at_position");
@@ -63,8 +62,7 @@ Findings measure(const Study& study) {
     record(at_longest, "loss_beyond_training_length", mean(later));
     const auto curve = loss_curve(run, at_longest);
     findings.points.insert(findings.points.end(), curve.begin(), curve.end());
-    study.progress(static_cast<double>(r + 1) / static_cast<double>(study.trained.size()));
-  }
+  });
 
   const auto positive = Expectation::positive();
   const auto small = Expectation::within(study.settings.at("no_effect_margin"));

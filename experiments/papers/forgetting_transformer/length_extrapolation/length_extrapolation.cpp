@@ -28,9 +28,8 @@ Findings measure(const Study& study) {
   Measurements gain;                       // of the training length over half of it
   Measurements rise;                       // of the longest length over the training length
 
-  for (size_t r = 0; r < study.trained.size(); ++r) {
-    const Run& run = study.trained[r].run;
-    LanguageModel model = load_model(study.trained[r]);
+  study.each([&](const Artefact& model) {
+    const Run& run = model.run;
     std::map<int64_t, double> loss;
     for (int64_t length = trained_length / 2; length <= longest; length *= 2) {
       const Evaluated found = evaluate(study, model, length);
@@ -46,8 +45,7 @@ Findings measure(const Study& study) {
     }
     gain.add(run, loss[trained_length / 2] - loss[trained_length]);
     rise.add(run, loss[longest] - loss[trained_length]);
-    study.progress(static_cast<double>(r + 1) / static_cast<double>(study.trained.size()));
-  }
+  });
 
   const Measurements& within = losses.at(trained_length);
   const Measurements& beyond = losses.at(longest);

@@ -1,0 +1,135 @@
+// Measurements as files of their own: made once, read without weights, refused where damaged.
+
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <string>
+
+#include "experiments/claims/claim.hpp"
+#include "experiments/claims/measures.hpp"
+#include "experiments/files.hpp"
+#include "experiments/json_file.hpp"
+#include "tests/experiments/tiny.hpp"
+
+namespace lethe {
+namespace {
+
+namespace fs = std::filesystem;
+
+class Measured : public TinyDatasetTest {
+ protected:
+  Measured() {
+    run.training.total_tokens = run.training.batch_tokens;
+    model = trained(run, dataset, models);
+    study.trained = {model};
+  }
+
+  double ask(const Measure& measure, const nlohmann::json& settings = {{"length", 8}}) {
+    const auto compute = [&](LanguageModel& weights) {
+      ++computed;
+      return nlohmann::json{{"width", weights->config().width}, {"asked", computed}};
+    };
+    return study.measured(model, measure, settings, compute).at("asked");
+  }
+
+  fs::path only_file() const {
+    fs::path found;
+    for (const auto& entry : fs::directory_iterator(model.folder / "measured")) found = entry.path();
+    return found;
+  }
+
+  lethe::Run run = tiny_run();
+  Experiment experiment{"paper", "claim", nullptr, nullptr};
+  nlohmann::json settings = {{"evaluation", {{"tokens", 128}}}};
+  Artefact model;
+  double shared = 0;  // the last progress
+  Study study{.experiment = experiment,
+              .settings = settings,
+              .dataset = dataset,
+              .data = {},
+              .paper = {},
+              .trained = {},
+              .progress = [this](double share) { shared = share; }};
+  int computed = 0;
+};
+
+TEST_F(Measured, AreMadeOnceForMeasureVersionAndSettings) {
+  EXPECT_EQ(ask({"width"}), 1);
+  EXPECT_EQ(ask({"width"}), 1);
+  EXPECT_EQ(ask({"width", 2}), 2);
+  EXPECT_EQ(ask({"depth"}), 3);
+  EXPECT_EQ(ask({"width"}, {{"length", 9}}), 4);
+  EXPECT_EQ(ask({"width"}), 1);
+}
+
+TEST_F(Measured, HaveTheirKeyAndCertificateBesideTheValue) {
+  ask({"width"});
+  const nlohmann::json file = read_sealed(only_file());
+  for (const char* member :
+       {"measure", "version", "settings", "value", "device", "commit", "machine", "versions", "time"})
+    EXPECT_TRUE(file.contains(member)) << member;
+  EXPECT_EQ(file.at("value").at("width"), run.model.width);
+}
+
+TEST_F(Measured, AreReadWhereTheWeightsAreAbsent) {
+  ask({"width"});
+  nlohmann::json done = read_sealed(model.folder / "done.json");
+  done["weights"] = "absent";
+  write_sealed(model.folder / "done.json", done);
+  fs::remove(model.folder / "checkpoint.pt");
+  EXPECT_EQ(trained(run, dataset, models).folder, model.folder);
+  study.loaded.reset();
+  EXPECT_EQ(ask({"width"}), 1);
+  try {
+    ask({"depth"});
+    FAIL() << "nothing was thrown";
+  } catch (const std::invalid_argument& error) {
+    EXPECT_NE(std::string(error.what()).find("expected its weights, found them absent"), std::string::npos)
+        << error.what();
+  }
+}
+
+TEST_F(Measured, AreRefusedWhereTheFileIsDamaged) {
+  ask({"width"});
+  const fs::path file = only_file();
+  std::string text = read_whole(file);
+  text.replace(text.find("\"asked\": 1"), 10, "\"asked\": 7");
+  write_whole(file, text);
+  EXPECT_THROW(ask({"width"}), std::exception);
+}
+
+TEST_F(Measured, AreNotMadeByAStudyThatMakesNone) {
+  study.makes = false;
+  EXPECT_THROW(ask({"width"}), NotMeasured);
+  EXPECT_EQ(computed, 0);
+  study.makes = true;
+  ask({"width"});
+  study.makes = false;
+  EXPECT_EQ(ask({"width"}), 1);
+}
+
+TEST_F(Measured, OfAPartEndTheClaimAfterItsLastModel) {
+  int asked = 0;
+  study.each([&](const Artefact&) { ++asked; });
+  EXPECT_EQ(asked, 1);
+  EXPECT_EQ(shared, 1);
+  study.is_part = true;
+  EXPECT_THROW(study.each([&](const Artefact&) { ++asked; }), PartMeasured);
+  EXPECT_EQ(asked, 2);
+}
+
+TEST_F(Measured, AreThoseOfTheEvaluationToTheLastDigit) {
+  const nlohmann::json pieces = {{"length", 32}, {"sequences", 4}};
+  const Evaluated made = evaluate(study, model, 32), read = evaluate(study, model, 32);
+  LanguageModel weights = load_model(model);
+  const Evaluated found = evaluation_named("per_token_loss").run(weights, dataset, pieces, {});
+  for (const Evaluated& one : {made, read}) {
+    EXPECT_EQ(one.value("loss"), found.value("loss"));
+    EXPECT_EQ(one.curve("loss_at_position"), found.curve("loss_at_position"));
+    EXPECT_EQ(one.records.front().samples, found.records.front().samples);
+    EXPECT_TRUE(std::isnan(one.points.front().y));
+  }
+}
+
+}  // namespace
+}  // namespace lethe

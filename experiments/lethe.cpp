@@ -11,6 +11,7 @@
 #include "experiments/commands/commands.hpp"
 #include "experiments/commands/version.hpp"
 #include "experiments/commands/wrong_call.hpp"
+#include "experiments/commands/deadline.hpp"
 #include "experiments/data/run_program.hpp"
 #include "experiments/training/training.hpp"
 
@@ -46,12 +47,14 @@ int main(int argc, char** argv) {
       "  lethe evaluate 3f2a 77ab                      models side by side: loss, perplexity, bits per byte, L(i)\n"
       "  lethe plot 3f2a 77ab                          their loss curves as SVG\n"
       "  lethe describe --size 760m                    parameters, FLOPs and memory of the papers' largest model\n"
-      "lethe COMMAND --help tells more. Exit status: 0 done, 1 failed, 2 wrong call, 128 + a signal that ended it.");
+      "lethe COMMAND --help tells more. Exit status: 0 done, 1 failed, 2 wrong call, 75 the time of --until is over and the same call\n"
+      "goes on, 128 + a signal that ended it.");
   app.add_option("--root", place.root, "The folder with artefacts/: data, models and one's own results")
       ->check(lethe::existing_folder())
       ->default_str("where one stands");
   app.add_option("--threads", place.threads, "Threads for Torch; 0: its own choice")
       ->check(lethe::number_between(0, std::max(kMostThreads, std::thread::hardware_concurrency())))
+      ->take_last()
       ->capture_default_str();
   app.set_version_flag("--version", lethe::version, "Version, commit and build, then exit");
   app.require_subcommand(1)->fallthrough();
@@ -70,7 +73,7 @@ int main(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     return error.get_exit_code() == 0 ? app.exit(error) : fail(kWrongCall, lethe::wrong_call(app, error));
   } catch (const lethe::Interrupted& error) {
-    return fail(128 + error.signal(), error.what());
+    return fail(error.signal() == lethe::Interrupted::kDeadline ? lethe::kContinues : 128 + error.signal(), error.what());
   } catch (const lethe::ProgramFailed& error) {
     return error.status() == kWrongCall ? kWrongCall : kFailed;
   } catch (const std::invalid_argument& error) {

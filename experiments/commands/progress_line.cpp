@@ -8,7 +8,8 @@
 
 namespace lethe {
 
-ProgressLine::ProgressLine() : terminal_(isatty(STDERR_FILENO)) {}
+ProgressLine::ProgressLine(const Deadline& deadline, bool quiet)
+    : deadline_(deadline), quiet_(quiet), terminal_(!quiet && isatty(STDERR_FILENO)) {}
 
 ProgressLine::~ProgressLine() {
   if (terminal_) std::cerr << "\r\x1b[K" << std::flush;
@@ -18,11 +19,17 @@ void ProgressLine::show(const Progress& progress) {
   if (progress.notice.empty()) return show(described(progress));
   if (notices_.insert(progress.notice).second)
     std::cerr << (terminal_ ? "\r\x1b[K" : "") << "lethe: " << progress.notice << std::endl;
+  check();
+}
+
+void ProgressLine::check() const {
   StopSignals::check();
+  deadline_.check();
 }
 
 void ProgressLine::show(const std::string& text) {
-  StopSignals::check();
+  check();
+  if (quiet_) return;
   const auto now = std::chrono::steady_clock::now();
   if (now - shown_ < (terminal_ ? std::chrono::milliseconds(100) : std::chrono::milliseconds(5000))) return;
   shown_ = now;

@@ -5,6 +5,7 @@
 #include <set>
 #include <string>
 
+#include "experiments/commands/deadline.hpp"
 #include "experiments/commands/stop_signals.hpp"
 #include "experiments/training/training.hpp"
 
@@ -15,12 +16,13 @@ namespace lethe {
 /// SIGTERM end the work at its next report.
 class ProgressLine {
  public:
-  ProgressLine();
+  /// reads  deadline: ends the work as a signal does; quiet: only notices are shown
+  explicit ProgressLine(const Deadline& deadline = {}, bool quiet = false);
   ~ProgressLine();  ///< clears the line
   ProgressLine(const ProgressLine&) = delete;
   ProgressLine& operator=(const ProgressLine&) = delete;
 
-  /// throws  Interrupted where a signal has come
+  /// throws  Interrupted where a signal has come, or after the deadline
   void show(const std::string& text);
   /// A notice is a line of its own that stays; each is shown once.
   void show(const Progress& progress);
@@ -28,8 +30,11 @@ class ProgressLine {
   void keep(const std::string& text);
 
  private:
+  void check() const;
+
   StopSignals signals_;
-  bool terminal_;
+  Deadline deadline_;
+  bool quiet_, terminal_;
   std::set<std::string> notices_;
   std::chrono::steady_clock::time_point shown_{};
 };

@@ -1,18 +1,34 @@
+#include <sys/prctl.h>
+
+#include <algorithm>
+#include <chrono>
+#include <csignal>
 #include <cstdio>
+#include <fstream>
+#include <map>
 #include <memory>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <stdexcept>
+#include <thread>
 
 #include "experiments/claims/job.hpp"
 #include "experiments/claims/registry.hpp"
 #include "experiments/commands/checks.hpp"
 #include "experiments/commands/commands.hpp"
+#include "experiments/commands/deadline.hpp"
+#include "experiments/commands/farm.hpp"
 #include "experiments/commands/progress_line.hpp"
+#include "experiments/data/run_program.hpp"
 
 namespace lethe {
 namespace {
 
 struct SuiteOptions {
-  std::vector<std::string> experiments;
-  std::string scale = "quick", results;
+  std::vector<std::string> experiments, only;
+  std::string scale = "quick", results, worker;
+  int gpus = 0, processes = 0;
+  Deadline deadline;
 };
 
 std::string described(const JobProgress& progress) {
@@ -24,7 +40,94 @@ std::string described(const JobProgress& progress) {
   return line;
 }
 
+/// The tokens that a training has seen, by the last whole line of its log.
+double tokens_logged(const std::filesystem::path& folder) {
+  constexpr std::streamoff kTail = 4096;
+  std::ifstream log(folder / "log.jsonl", std::ios::ate);
+  if (!log) return 0;
+  log.seekg(std::max<std::streamoff>(0, static_cast<std::streamoff>(log.tellg()) - kTail));
+  double tokens = 0;
+  for (std::string line; std::getline(log, line);) {
+    const auto step = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+    if (step.is_object() && step.contains("tokens")) tokens = step["tokens"].get<double>();
+  }
+  return tokens;
+}
+
+/// The progress of a farm, from the logs of its runs.
+class FarmProgress {
+ public:
+  FarmProgress(const std::vector<AskedRun>& runs, std::filesystem::path models)
+      : runs_(runs), models_(std::move(models)), begun_at_(share_done()) {}
+
+  JobProgress of(const std::vector<AskedRun>& in_progress) const {
+    std::string what = "training ";
+    for (const AskedRun& run : in_progress) what += (&run == in_progress.data() ? "" : "; ") + run.what;
+    const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - start_;
+    const double share = share_done();
+    return {what, share, passed.count() * (1 - share) / (share - begun_at_), {}};
+  }
+
+ private:
+  double share_done() const {
+    double done = 0, all = 0;
+    for (const AskedRun& run : runs_) {
+      const auto tokens = static_cast<double>(run.run.training.steps() * run.run.training.batch_tokens);
+      done += run.work * std::min(1.0, tokens_logged(models_ / run.name) / tokens);
+      all += run.work;
+    }
+    return all > 0 ? done / all : 1;
+  }
+
+  const std::vector<AskedRun>& runs_;
+  std::filesystem::path models_;
+  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+  double begun_at_;
+};
+
+/// Trains the open runs, a process each.
+///
+/// throws  Interrupted where the deadline left some of them open; std::runtime_error where some failed
+void farm_out(const SuiteOptions& options, const Context& context, const std::filesystem::path& call_folder,
+              const Place& place, ProgressLine& line) {
+  std::vector<AskedRun> runs = asked_runs(select_experiments(options.experiments), context);
+  std::erase_if(runs, [](const AskedRun& run) { return !run.is_open; });
+  for (const AskedRun& run : runs)
+    if (options.gpus > 0 && run.run.training.device == "cpu")
+      throw std::invalid_argument("--gpus: expected a scale whose runs have the device cuda, found " + options.scale +
+                                  "; --processes shares out CPU cores");
+  const int count = std::max(options.gpus, options.processes);
+  const auto places = options.gpus > 0 ? visible_gpus(count) : std::vector<std::string>(static_cast<size_t>(count));
+  const int cores = static_cast<int>(std::thread::hardware_concurrency());
+  const int threads = place.threads > 0 ? place.threads : std::max(1, cores / count);
+
+  const auto command = [&](const AskedRun& run, const std::string& gpu) {
+    std::vector<std::string> arguments = {"env", "--chdir=" + call_folder.string()};
+    if (options.gpus > 0) arguments.push_back("CUDA_VISIBLE_DEVICES=" + gpu);
+    for (const std::string& argument : own_arguments()) arguments.push_back(argument);
+    arguments.insert(arguments.end(), {"--worker", run.name, "--threads", std::to_string(threads)});
+    if (const double left = options.deadline.left(); std::isfinite(left))
+      arguments.insert(arguments.end(), {"--until", std::to_string(left)});
+    return arguments;
+  };
+  const FarmProgress progress(runs, place.models());
+  const Harvest harvest = farm(runs, places, options.deadline, command, [&](const std::vector<AskedRun>& in_progress) {
+    line.show(described(progress.of(in_progress)));
+  });
+  const auto listed = [&](const std::vector<std::string>& some) {
+    return std::to_string(some.size()) + " of " + std::to_string(runs.size()) + " runs (" +
+           std::accumulate(std::next(some.begin()), some.end(), some.front(),
+                           [](const std::string& all, const std::string& one) { return all + "; " + one; }) +
+           ")";
+  };
+  if (!harvest.failed.empty()) throw std::runtime_error("failed: " + listed(harvest.failed));
+  if (!harvest.continues.empty())
+    throw Interrupted(Interrupted::kDeadline, "continues: " + listed(harvest.continues) + "; the same call goes on");
+}
+
 void run(const SuiteOptions& options, const Place& place) {
+  const bool is_worker = !options.worker.empty();
+  if (is_worker) prctl(PR_SET_PDEATHSIG, SIGTERM);  // a worker doesn't outlive its farm
   const auto selected = select_experiments(options.experiments);
   Context context;
   context.scale = options.scale;
@@ -34,16 +137,23 @@ void run(const SuiteOptions& options, const Place& place) {
       options.results.empty() ? place.results() : std::filesystem::absolute(options.results), options.scale);
   context.threads = place.threads;
   context.command_line = place.command_line;
+  context.only = is_worker ? std::vector{options.worker} : options.only;
+  const std::filesystem::path call_folder = std::filesystem::current_path();
   std::filesystem::current_path(place.root);  // a corpus in config.toml is a path below it
-  {
-    ProgressLine line;
+  const bool is_farm = !is_worker && std::max(options.gpus, options.processes) > 0;
+  if (is_farm) {
+    ProgressLine line(Deadline{});  // the workers end at the deadline, and the farm with them
+    farm_out(options, context, call_folder, place, line);
+  }
+  if (!is_farm || options.only.empty()) {
+    ProgressLine line(options.deadline, is_worker);
     context.progress = [&](const JobProgress& progress) {
       if (progress.training.notice.empty()) line.show(described(progress));
       else line.show(progress.training);
     };
     run_experiments(selected, context);
   }
-  std::printf("%s\n", context.results.c_str());
+  if (!is_worker) std::printf("%s\n", context.only.empty() ? context.results.c_str() : place.models().c_str());
 }
 
 }  // namespace
@@ -65,12 +175,23 @@ void add_run(CLI::App& app, const Place& place) {
   add_scale(*command, options->scale);
   command->add_option("--results", options->results, "The folder of results, one folder a machine below it")
       ->default_str("artefacts/results, which git ignores");
+  auto* gpus = command->add_option("--gpus", options->gpus, "Train on so many GPUs, a run and a process on each")
+                   ->check(number_between(1, 1024));
+  command->add_option("--processes", options->processes, "Train so many runs at once on CPU cores, a process each")
+      ->check(number_between(1, 1024))
+      ->excludes(gpus);
+  command->add_option("--only", options->only,
+                      "Train a part of the runs, and finish no claim: K/N, the K-th of N parts, or labels or names");
+  command->add_option("--worker", options->worker)->group("");  // of a farm: the name of its run
+  options->deadline.add_to(*command);
   command->footer(
       "A second call repeats nothing that is finished, and goes on where a first was stopped.\n"
       "Examples:\n"
       "  lethe run\n"
       "  lethe run adaptive_computation_pruning\n"
-      "  lethe run ablations tolerance");
+      "  lethe run ablations tolerance\n"
+      "  lethe run ablations --scale gpu --gpus 8 --until 3000\n"
+      "  lethe run ablations --scale gpu --gpus 1 --only 3/6     # the third of six machines");
   command->callback([options, &place] { run(*options, place); });
 }
 

@@ -18,6 +18,7 @@ struct TrainOptions {
   RunOptions run;
   std::string from;
   int64_t sample = 200;
+  Deadline deadline;
 };
 
 /// The run that starts from a trained one: its configuration, and its weights as they are.
@@ -64,7 +65,7 @@ void train(const TrainOptions& options, const Place& place) {
   else print_opening(run, dataset, folder, source ? source->folder : std::filesystem::path());
   Artefact artefact;
   {
-    TrainingLines lines(dataset);
+    TrainingLines lines(dataset, options.deadline);
     artefact = trained(run, dataset, models, [&](const Progress& progress) {
       trained_now = trained_now || progress.notice.empty();
       lines.show(progress);
@@ -85,6 +86,7 @@ void add_train(CLI::App& app, const Place& place) {
   command->add_option("--sample", options->sample, "Tokens that the trained model writes at the end; 0: none")
       ->check(number_between(0))
       ->capture_default_str();
+  options->deadline.add_to(*command);
   command->footer([] {
     return RunOptions::settings() +
            "A model is named by its configuration, data and seed: the same call finds it again, a call that was "
@@ -95,6 +97,7 @@ void add_train(CLI::App& app, const Place& place) {
            "  lethe train input.txt\n"
            "  lethe train books --tokenizer gpt2 --tokens 20000000\n"
            "  lethe train --from 3f2a --tokens 4000000\n"
+           "  lethe train --tokens 100000000 --until 3600\n"
            "  lethe train --architecture transformer-llama --layers 2 --width 64 --heads 2 --corpus headers\n"
            "  lethe train --architecture decay --set state_size=32 --set rope=false\n"
            "  lethe train --set kv_shift=false --set output_norm=false --set log_pruning_tolerance=-10\n"

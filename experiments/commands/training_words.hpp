@@ -22,7 +22,7 @@ void print_opening(const Run& run, const Dataset& dataset, const std::filesystem
 /// and the validation losses.
 class TrainingLines {
  public:
-  explicit TrainingLines(const Dataset& dataset) : dataset_(dataset) {}
+  explicit TrainingLines(const Dataset& dataset, const Deadline& deadline = {}) : dataset_(dataset), line_(deadline) {}
   void show(const Progress& progress);
 
  private:

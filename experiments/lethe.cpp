@@ -64,7 +64,7 @@ int main(int argc, char** argv) {
   });
   for (auto add : {lethe::add_list, lethe::add_run, lethe::add_report, lethe::add_plot, lethe::add_train,
                    lethe::add_convert, lethe::add_evaluate, lethe::add_export, lethe::add_generate, lethe::add_describe,
-                   lethe::add_bench, lethe::add_data})
+                   lethe::add_bench, lethe::add_data, lethe::add_bundle})
     add(app, place);
 
   try {

@@ -39,5 +39,6 @@ void add_generate(CLI::App& app, const Place& place);
 void add_describe(CLI::App& app, const Place& place);
 void add_bench(CLI::App& app, const Place& place);
 void add_data(CLI::App& app, const Place& place);
+void add_bundle(CLI::App& app, const Place& place);
 
 }  // namespace lethe

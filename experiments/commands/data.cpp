@@ -2,14 +2,17 @@
 #include <iostream>
 #include <memory>
 
+#include "experiments/commands/checks.hpp"
 #include "experiments/commands/commands.hpp"
+#include "experiments/commands/packed_data.hpp"
 #include "experiments/data/dataset.hpp"
 
 namespace lethe {
 namespace {
 
 struct DataOptions {
-  std::string corpus = "bible", tokenizer, gpt2_files;
+  std::string corpus = "bible", tokenizer, gpt2_files, to = ".", list;
+  int64_t part_bytes = 0;
 };
 
 void show(const std::filesystem::path& folder) {
@@ -49,7 +52,9 @@ void add_data(CLI::App& app, const Place& place) {
       "Examples:\n"
       "  lethe data prepare bible\n"
       "  lethe data prepare books --tokenizer gpt2 --gpt2-files gpt2\n"
-      "  lethe data show bible");
+      "  lethe data show bible\n"
+      "  lethe data pack books --tokenizer gpt2 --part-bytes 60000000 --to parts\n"
+      "  lethe data unpack parts/books-gpt2.parts.json");
   auto options = std::make_shared<DataOptions>();
 
   auto* prepare =
@@ -70,6 +75,24 @@ void add_data(CLI::App& app, const Place& place) {
     if (options->tokenizer.empty()) options->tokenizer = "bytes";
     show(prepared_dataset(options->corpus, options->tokenizer, place.data()));
   });
+
+  auto* packed =
+      command->add_subcommand("pack", "Write a corpus as files of a bounded size, for a machine without network");
+  add_corpus(*packed, *options);
+  packed->add_option("--part-bytes", options->part_bytes, "Bytes of a part, at most; 0: as few parts as possible")
+      ->check(number_between(0))
+      ->capture_default_str();
+  packed->add_option("--to", options->to, "The folder to write in")->capture_default_str();
+  packed->callback([options, &place] {
+    if (options->tokenizer.empty()) options->tokenizer = "bytes";
+    const auto folder = prepared_dataset(options->corpus, options->tokenizer, place.data());
+    std::printf("%s\n", pack_dataset(folder, options->to, options->part_bytes).c_str());
+  });
+
+  auto* unpacked =
+      command->add_subcommand("unpack", "Join such files, check every hash, and prepare the corpus from them");
+  unpacked->add_option("list", options->list, "NAME.parts.json, with the parts beside it")->required();
+  unpacked->callback([options, &place] { show(unpack_dataset(options->list, place.data())); });
 }
 
 }  // namespace lethe

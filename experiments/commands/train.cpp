@@ -6,6 +6,7 @@
 #include "experiments/commands/artefacts.hpp"
 #include "experiments/commands/checks.hpp"
 #include "experiments/commands/commands.hpp"
+#include "experiments/commands/deadline.hpp"
 #include "experiments/commands/model_data.hpp"
 #include "experiments/commands/run_options.hpp"
 #include "experiments/commands/training_words.hpp"

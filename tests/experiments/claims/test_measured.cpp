@@ -16,9 +16,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
-class Measured : public TinyDatasetTest {
+class MeasuredFiles : public TinyDatasetTest {
  protected:
-  Measured() {
+  MeasuredFiles() {
     run.training.total_tokens = run.training.batch_tokens;
     model = trained(run, dataset, models);
     study.trained = {model};
@@ -53,7 +53,7 @@ class Measured : public TinyDatasetTest {
   int computed = 0;
 };
 
-TEST_F(Measured, AreMadeOnceForMeasureVersionAndSettings) {
+TEST_F(MeasuredFiles, AreMadeOnceForMeasureVersionAndSettings) {
   EXPECT_EQ(ask({"width"}), 1);
   EXPECT_EQ(ask({"width"}), 1);
   EXPECT_EQ(ask({"width", 2}), 2);
@@ -62,7 +62,7 @@ TEST_F(Measured, AreMadeOnceForMeasureVersionAndSettings) {
   EXPECT_EQ(ask({"width"}), 1);
 }
 
-TEST_F(Measured, HaveTheirKeyAndCertificateBesideTheValue) {
+TEST_F(MeasuredFiles, HaveTheirKeyAndCertificateBesideTheValue) {
   ask({"width"});
   const nlohmann::json file = read_sealed(only_file());
   for (const char* member :
@@ -71,7 +71,7 @@ TEST_F(Measured, HaveTheirKeyAndCertificateBesideTheValue) {
   EXPECT_EQ(file.at("value").at("width"), run.model.width);
 }
 
-TEST_F(Measured, AreReadWhereTheWeightsAreAbsent) {
+TEST_F(MeasuredFiles, AreReadWhereTheWeightsAreAbsent) {
   ask({"width"});
   nlohmann::json done = read_sealed(model.folder / "done.json");
   done["weights"] = "absent";
@@ -89,7 +89,7 @@ TEST_F(Measured, AreReadWhereTheWeightsAreAbsent) {
   }
 }
 
-TEST_F(Measured, AreRefusedWhereTheFileIsDamaged) {
+TEST_F(MeasuredFiles, AreRefusedWhereTheFileIsDamaged) {
   ask({"width"});
   const fs::path file = only_file();
   std::string text = read_whole(file);
@@ -98,7 +98,7 @@ TEST_F(Measured, AreRefusedWhereTheFileIsDamaged) {
   EXPECT_THROW(ask({"width"}), std::exception);
 }
 
-TEST_F(Measured, AreNotMadeByAStudyThatMakesNone) {
+TEST_F(MeasuredFiles, AreNotMadeByAStudyThatMakesNone) {
   study.makes = false;
   EXPECT_THROW(ask({"width"}), NotMeasured);
   EXPECT_EQ(computed, 0);
@@ -108,7 +108,7 @@ TEST_F(Measured, AreNotMadeByAStudyThatMakesNone) {
   EXPECT_EQ(ask({"width"}), 1);
 }
 
-TEST_F(Measured, OfAPartEndTheClaimAfterItsLastModel) {
+TEST_F(MeasuredFiles, OfAPartEndTheClaimAfterItsLastModel) {
   int asked = 0;
   study.each([&](const Artefact&) { ++asked; });
   EXPECT_EQ(asked, 1);
@@ -118,7 +118,7 @@ TEST_F(Measured, OfAPartEndTheClaimAfterItsLastModel) {
   EXPECT_EQ(asked, 2);
 }
 
-TEST_F(Measured, AreThoseOfTheEvaluationToTheLastDigit) {
+TEST_F(MeasuredFiles, AreThoseOfTheEvaluationToTheLastDigit) {
   const nlohmann::json pieces = {{"length", 32}, {"sequences", 4}};
   const Evaluated made = evaluate(study, model, 32), read = evaluate(study, model, 32);
   LanguageModel weights = load_model(model);

@@ -1,0 +1,62 @@
+#include "experiments/commands/archive.hpp"
+
+#include <cstdlib>
+#include <iterator>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "experiments/data/run_program.hpp"
+#include "experiments/files.hpp"
+
+namespace lethe {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// Runs tar; its own messages, of several lines, are dropped.
+void tar(const fs::path& file, const std::string& expected, const std::vector<std::string>& arguments) {
+  std::vector<std::string> call{"sh", "-c", "exec tar \"$@\" 2>/dev/null", "tar"};
+  call.insert(call.end(), arguments.begin(), arguments.end());
+  try {
+    run_program(call);
+  } catch (const ProgramFailed& failure) {
+    throw std::runtime_error(file.string() + ": expected " + expected + ", found exit status " +
+                             std::to_string(failure.status()) + " of tar, which needs xz");
+  }
+}
+
+}  // namespace
+
+ScratchFolder::ScratchFolder(const fs::path& parent) {
+  fs::create_directories(parent);
+  std::string name = (parent / "lethe-XXXXXX").string();
+  if (mkdtemp(name.data()) == nullptr) throw std::runtime_error(parent.string() + ": expected a folder to write in");
+  path_ = name;
+}
+
+ScratchFolder::~ScratchFolder() {
+  std::error_code unremovable;
+  fs::remove_all(path_, unremovable);
+}
+
+void pack(const fs::path& folder, const fs::path& file) {
+  const fs::path draft = fs::absolute(file.string() + ".new");
+  tar(file, "a place to write an archive",
+      {"--create", "--use-compress-program=xz --threads=0", "--sort=name", "--mtime=@0", "--owner=0", "--group=0",
+       "--numeric-owner", "--directory", folder.string(), "--file", draft.string(), "."});
+  sync_file(draft);
+  fs::rename(draft, file);
+}
+
+void unpack(const fs::path& file, const fs::path& folder) {
+  tar(file, "a tar.xz archive",
+      {"--extract", "--xz", "--no-same-owner", "--no-same-permissions", "--directory", folder.string(), "--file",
+       fs::absolute(file).string()});
+  for (const auto& entry : fs::recursive_directory_iterator(folder))
+    if (entry.is_symlink() || !(entry.is_regular_file() || entry.is_directory()))
+      throw std::runtime_error(file.string() + ": expected files and folders alone, found " +
+                               entry.path().lexically_relative(folder).string());
+}
+
+}  // namespace lethe

@@ -1,0 +1,32 @@
+#pragma once
+// Folders as one compressed file, by the programs tar and xz.
+
+#include <filesystem>
+
+namespace lethe {
+
+/// An empty folder below `parent`, removed at the end.
+class ScratchFolder {
+ public:
+  explicit ScratchFolder(const std::filesystem::path& parent = std::filesystem::temp_directory_path());
+  ~ScratchFolder();
+  ScratchFolder(const ScratchFolder&) = delete;
+  ScratchFolder& operator=(const ScratchFolder&) = delete;
+
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+};
+
+/// Writes what lies in `folder` to a tar.xz file, the same bytes for the same files.
+///
+/// throws  std::runtime_error naming the file, also where tar or xz is absent
+void pack(const std::filesystem::path& folder, const std::filesystem::path& file);
+
+/// Reads such a file back into an empty folder.
+///
+/// throws  std::runtime_error naming a file that is cut or damaged, or holds anything but files and folders
+void unpack(const std::filesystem::path& file, const std::filesystem::path& folder);
+
+}  // namespace lethe

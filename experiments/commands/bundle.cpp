@@ -1,0 +1,170 @@
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <stdexcept>
+
+#include "experiments/certificate.hpp"
+#include "experiments/commands/archive.hpp"
+#include "experiments/commands/artefacts.hpp"
+#include "experiments/commands/commands.hpp"
+#include "experiments/data/sha256.hpp"
+#include "experiments/files.hpp"
+#include "experiments/json_file.hpp"
+#include "experiments/training/stored_artefact.hpp"
+#include "experiments/training/training_log.hpp"
+
+namespace lethe {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int kBundleFormat = 1;
+constexpr size_t kNameDigits = 16;  // of artefacts and measurements: the beginning of a hash
+
+struct BundleOptions {
+  std::vector<std::string> names, files;
+  std::string to = "bundle.tar.xz";
+};
+
+std::vector<fs::path> sorted_entries(const fs::path& folder) {
+  std::vector<fs::path> found;
+  if (fs::is_directory(folder))
+    for (const auto& entry : fs::directory_iterator(folder)) found.push_back(entry.path());
+  std::ranges::sort(found);
+  return found;
+}
+
+/// A finished artefact that a folder holds whole.
+///
+/// throws  std::invalid_argument where it doesn't, naming the file
+StoredArtefact whole_artefact(const fs::path& folder) {
+  const StoredArtefact stored = read_artefact(folder);
+  if (!stored.broken.empty()) throw std::invalid_argument(stored.broken);
+  if (stored.done.is_null()) throw std::invalid_argument(folder.string() + ": expected done.json, found none");
+  return stored;
+}
+
+/// Copies all of an artefact but its weights.
+void copy_without_weights(const StoredArtefact& stored, const fs::path& to) {
+  fs::create_directories(to);
+  for (const char* file : {"run.json", "log.jsonl"}) fs::copy_file(stored.folder / file, to / file);
+  if (fs::exists(stored.folder / "measured"))
+    fs::copy(stored.folder / "measured", to / "measured", fs::copy_options::recursive);
+  nlohmann::json done = stored.done;
+  done["weights"] = "absent";
+  write_sealed(to / "done.json", done);
+}
+
+void pack_bundle(const BundleOptions& options, const Place& place) {
+  std::vector<fs::path> folders;
+  for (const std::string& name : options.names) folders.push_back(find_artefact(place.models(), name).folder);
+  if (options.names.empty()) folders = finished_artefacts(place.models());
+  if (folders.empty())
+    throw std::invalid_argument("bundle: expected a trained model below " + place.models().string() + ", found none");
+  const ScratchFolder scratch;
+  nlohmann::json bundle = birth_certificate(place.root, place.command_line);
+  bundle["format"] = kBundleFormat;
+  for (const fs::path& folder : folders) {
+    const StoredArtefact stored = whole_artefact(folder);
+    copy_without_weights(stored, scratch.path() / "models" / folder.filename());
+    bundle["runs"].push_back(
+        {{"name", folder.filename().string()}, {"label", stored.run.label}, {"seed", stored.run.training.seed}});
+  }
+  write_sealed(scratch.path() / "bundle.json", bundle);
+  pack(scratch.path(), options.to);
+  std::printf("%s: %zu models, %lld bytes\n", options.to.c_str(), folders.size(),
+              static_cast<long long>(fs::file_size(options.to)));
+}
+
+/// throws  std::invalid_argument naming the first file that is damaged or isn't what its name says
+void check_artefact(const fs::path& folder, const fs::path& models) {
+  const StoredArtefact stored = whole_artefact(folder);
+  const std::string name = folder.filename(), identity = stored.done.at("identity");
+  const auto expect_name = [&](const std::string& hash, const std::string& what) {
+    if (const std::string found = hash.substr(0, kNameDigits); found != name)
+      throw std::invalid_argument(name + ": expected " + what + " of that name, found one of the name " + found);
+  };
+  expect_name(sha256(identity), "an imported run");
+  read_log(folder, [](const nlohmann::json&) {});
+  for (const fs::path& file : sorted_entries(folder / "measured")) {
+    const nlohmann::json found = read_sealed(file), key = {{"measure", found.at("measure")},
+                                                           {"version", found.at("version")},
+                                                           {"settings", found.at("settings")}};
+    if (file.stem().string() != sha256(key.dump()).substr(0, kNameDigits))
+      throw std::invalid_argument(file.string() + ": expected the measurement of that name, found another");
+  }
+  const fs::path ours = models / name;
+  if (is_finished(ours))
+    expect_name(sha256(whole_artefact(ours).done.at("identity").get<std::string>()), "a run of ours");
+  else if (fs::exists(ours / "checkpoint.pt"))
+    throw std::invalid_argument(ours.string() +
+                                ": expected no training of an imported run, found one that has begun; " +
+                                "finish it or delete the folder");
+}
+
+/// Copies what our folder of that artefact lacks.
+///
+/// returns  the number of its new measurements
+int64_t merge_artefact(const fs::path& folder, const fs::path& models) {
+  const fs::path ours = models / folder.filename();
+  fs::create_directories(ours / "measured");
+  const FileLock lock(ours / "lock");
+  if (!is_finished(ours))
+    for (const char* file : {"run.json", "log.jsonl", "done.json"}) write_whole(ours / file, read_whole(folder / file));
+  int64_t copied = 0;
+  for (const fs::path& file : sorted_entries(folder / "measured")) {
+    const fs::path target = ours / "measured" / file.filename();
+    if (fs::exists(target)) continue;
+    write_whole(target, read_whole(file));
+    ++copied;
+  }
+  return copied;
+}
+
+void import_bundles(const BundleOptions& options, const Place& place) {
+  const ScratchFolder scratch;
+  std::vector<fs::path> folders;
+  for (size_t number = 0; number < options.files.size(); ++number) {
+    const std::string& file = options.files[number];
+    const fs::path contents = scratch.path() / std::to_string(number);
+    fs::create_directories(contents);
+    unpack(file, contents);
+    if (const auto format = read_sealed(contents / "bundle.json").value("format", 0); format != kBundleFormat)
+      throw std::invalid_argument(file + ": expected a bundle of format " + std::to_string(kBundleFormat) + ", found " +
+                                  std::to_string(format));
+    for (const fs::path& folder : sorted_entries(contents / "models")) folders.push_back(folder);
+  }
+  for (const fs::path& folder : folders) check_artefact(folder, place.models());  // all before the first copy
+  int64_t added = 0, measurements = 0;
+  for (const fs::path& folder : folders) {
+    added += !is_finished(place.models() / folder.filename());
+    measurements += merge_artefact(folder, place.models());
+  }
+  std::printf("imported %lld models and %lld measurements\n", static_cast<long long>(added),
+              static_cast<long long>(measurements));
+}
+
+}  // namespace
+
+void add_bundle(CLI::App& app, const Place& place) {
+  auto* command = app.add_subcommand("bundle", "Carry trained models, all but their weights, to another machine");
+  auto options = std::make_shared<BundleOptions>();
+  command->add_option("artefacts", options->names, "Folders, names or the beginnings of names; none: all");
+  command->add_option("--to", options->to, "The file to write")->capture_default_str();
+  command->footer(
+      "A bundle has runs, logs, done.json and measurements with their certificates. Where it is imported, lethe run "
+      "finds\n"
+      "the models as trained and reads what claims ask of them; nothing that is there is replaced.\n"
+      "Examples:\n"
+      "  lethe bundle --to first.tar.xz\n"
+      "  lethe bundle import first.tar.xz second.tar.xz");
+  auto* imported = command->add_subcommand("import", "Merge bundles of other machines into artefacts/models");
+  imported->add_option("files", options->files, "Bundles")->required();
+  imported->callback([options, &place] { import_bundles(*options, place); });
+  command->callback([options, imported, &place] {
+    if (!imported->parsed()) pack_bundle(*options, place);
+  });
+}
+
+}  // namespace lethe

@@ -23,7 +23,7 @@ SMALL = "--layers 1 --width 32 --context 64 --batch-tokens 512 --tokens 8192 --l
 
 def lethe(cwd: Path, *arguments: str) -> subprocess.CompletedProcess:
     environment = {k: v for k, v in os.environ.items() if k != "LETHE_GPT2_FILES"}
-    return subprocess.run([BINARY, "--threads", "1", *arguments], capture_output=True, text=True, cwd=cwd, env=environment, timeout=300)
+    return subprocess.run([BINARY, "--threads", "1", *arguments], capture_output=True, text=True, errors="replace", cwd=cwd, env=environment, timeout=300)
 
 
 def sentences(seed: int, count: int) -> str:

@@ -194,6 +194,21 @@ def compare(case, options):
                  "slowest": TOKENS / max(row.times)} if row.times else {})} for row in rows]
 
 
+def certificate():
+    import datetime
+
+    import torch
+
+    def said(*command):
+        result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+        return result.stdout.strip() if result.returncode == 0 else "unknown"
+
+    commit = os.environ.get("LETHE_COMMIT") or said("git", "rev-parse", "HEAD")
+    driver = said("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").splitlines()[0]
+    return {"gpu": torch.cuda.get_device_name(), "driver": driver, "torch": torch.__version__, "commit": commit,
+            "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"), "tokens_a_step": TOKENS}
+
+
 def main():
     if sys.argv[1:2] == ["--serve"]:
         return serve_compiled(Case(sys.argv[2]), sys.argv[3], sys.argv[4])
@@ -213,7 +228,7 @@ def main():
         cases = [Case(text) for text in options.case]
     except ValueError as error:
         sys.exit(f"compare_training: {error}")
-    results = []
+    results, provenance = [], certificate()
     print(f"{'case':32}{'row':12}{'tokens/s':>10}{'range':>20}{'loss':>10}")
     for case in cases:
         for result in compare(case, options):
@@ -224,7 +239,8 @@ def main():
             else:
                 print(f"{result['case']:32}{result['row']:12}{result['error']}", flush=True)
         if options.output:
-            pathlib.Path(options.output).write_text(json.dumps(results, indent=1) + "\n")
+            pathlib.Path(options.output).write_text(json.dumps({**provenance, "rounds": options.rounds, "slot_seconds": options.slot,
+                                                                  "results": results}, indent=1) + "\n")
     return int(any(result["error"] for result in results))
 
 

@@ -124,7 +124,7 @@ class Training(OwnText):
     def test_needs_one_corpus_that_is_there(self):
         self.refused("corpus: expected 'bible', 'headers' or text (a file or a folder), found 'nothing.txt'", "train", "nothing.txt")
         self.refused("corpus: expected once, found input.txt and --corpus", "train", "input.txt", "--corpus", "bible")
-        self.refused("run.json: expected a file, found none at nothing.json", "train", "nothing.json")
+        self.refused("run.json: nothing.json: cannot be read", "train", "nothing.json")
         (self.home / "empty.txt").touch()
         self.refused("found 0 bytes", "train", "empty.txt")
 

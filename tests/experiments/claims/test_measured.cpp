@@ -20,6 +20,7 @@ class MeasuredFiles : public TinyDatasetTest {
  protected:
   MeasuredFiles() {
     run.training.total_tokens = run.training.batch_tokens;
+    run.training.warmup_tokens = 0;
     model = trained(run, dataset, models);
     study.trained = {model};
   }

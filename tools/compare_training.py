@@ -194,6 +194,21 @@ def compare(case, options):
                  "slowest": TOKENS / max(row.times)} if row.times else {})} for row in rows]
 
 
+def table(found):
+    """The page of a comparison: a line a case, our speed over that of the same model compiled by PyTorch."""
+    lines = [f"# Training steps on one {found['gpu']}", "",
+             f"`tools/compare_training.py` at commit {found['commit'][:12]}, {found['date'][:10]}, torch {found['torch']}, driver {found['driver']}: medians of "
+             f"{found['rounds']} rounds of {found['slot_seconds']} s in turn; a step is {found['tokens_a_step']} tokens in bfloat16, forward, backward, clipping and "
+             "AdamW. The same weights and tokens gave the same loss.", "",
+             "| model | tokens/s, lethe | compiled by PyTorch | ratio |", "|---|---|---|---|"]
+    for case in dict.fromkeys(result["case"] for result in found["results"]):
+        speeds = {result["row"]: result.get("tokens_per_second") for result in found["results"] if result["case"] == case}
+        ours, theirs = speeds.get("lethe"), speeds.get("compiled")
+        lines.append(f"| {case.replace(':', ', ')} | {ours:.0f} | " + (f"{theirs:.0f} | {ours / theirs:.3f} |" if theirs else "– | – |"))
+    lines += ["", "The Transformer's rival has cuDNN's attention, FoX's our operator: `examples/fox.py` under `torch.compile`."]
+    return "\n".join(lines) + "\n"
+
+
 def certificate():
     import datetime
 
@@ -239,8 +254,10 @@ def main():
             else:
                 print(f"{result['case']:32}{result['row']:12}{result['error']}", flush=True)
         if options.output:
-            pathlib.Path(options.output).write_text(json.dumps({**provenance, "rounds": options.rounds, "slot_seconds": options.slot,
-                                                                  "results": results}, indent=1) + "\n")
+            found = {**provenance, "rounds": options.rounds, "slot_seconds": options.slot, "results": results}
+            output = pathlib.Path(options.output)
+            output.write_text(json.dumps(found, indent=1) + "\n")
+            output.with_suffix(".md").write_text(table(found))
     return int(any(result["error"] for result in results))
 
 

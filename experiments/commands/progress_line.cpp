@@ -19,7 +19,7 @@ void ProgressLine::show(const Progress& progress) {
   if (progress.notice.empty()) return show(described(progress));
   if (notices_.insert(progress.notice).second)
     std::cerr << (terminal_ ? "\r\x1b[K" : "") << "lethe: " << progress.notice << std::endl;
-  check();
+  StopSignals::check();  // the deadline ends a training after a step of its own
 }
 
 void ProgressLine::check() const {

@@ -4,6 +4,8 @@
 # reads    LETHE_PYTHON  a python3 whose environment holds torch (default: an active environment, then .venv, then PATH)
 # defines  LibTorch::cpu   headers, libtorch, libtorch_cpu, libc10
 #          LibTorch::cuda  the same with libtorch_cuda, libc10_cuda and the CUDA runtime that the wheel brings (where it does)
+#          LibTorch::distributed  c10d: LibTorch::cpu with USE_C10D_GLOO where Gloo's headers are found (Debian: libgloo-dev), and with LETHE_CUDA
+#                          LibTorch::cuda with USE_C10D_NCCL where the wheel's packages have NCCL's
 #          LibTorch_ROOT_DIR, LibTorch_VERSION, LibTorch_CUDA_RUNTIME_DIR
 if(NOT LETHE_PYTHON)
   set(_environments ${PROJECT_SOURCE_DIR}/.venv/bin)
@@ -41,5 +43,27 @@ if(LibTorch_FOUND AND NOT TARGET LibTorch::cpu)
     # CMake neither splits nor reorders.
     target_link_libraries(LibTorch::cuda INTERFACE
       LibTorch::cpu -Wl,--push-state,--no-as-needed,${_lib}/libtorch_cuda.so,--pop-state ${_lib}/libc10_cuda.so ${_cudart})
+  endif()
+
+  # Gloo itself is in libtorch_cpu, NCCL is a library beside the wheel.
+  add_library(LibTorch::distributed INTERFACE IMPORTED GLOBAL)
+  target_link_libraries(LibTorch::distributed INTERFACE LibTorch::cpu)
+  find_path(LibTorch_GLOO_INCLUDE_DIR gloo/algorithm.h)
+  if(LibTorch_GLOO_INCLUDE_DIR)
+    target_include_directories(LibTorch::distributed SYSTEM INTERFACE ${LibTorch_GLOO_INCLUDE_DIR})
+    target_compile_definitions(LibTorch::distributed INTERFACE USE_C10D_GLOO)
+  else()
+    message(STATUS "Gloo: expected its headers (Debian: libgloo-dev), found none: several processes train on GPUs only")
+  endif()
+  set(_nccl ${LibTorch_ROOT_DIR}/../nvidia/nccl)
+  if(LETHE_CUDA AND TARGET LibTorch::cuda)
+    if(EXISTS ${_nccl}/include/nccl.h AND EXISTS ${_nccl}/lib/libnccl.so.2)
+      get_filename_component(_nccl ${_nccl} REALPATH)
+      target_include_directories(LibTorch::distributed SYSTEM INTERFACE ${_nccl}/include ${LibTorch_CUDA_RUNTIME_DIR}/../include)
+      target_compile_definitions(LibTorch::distributed INTERFACE USE_C10D_NCCL)
+      target_link_libraries(LibTorch::distributed INTERFACE LibTorch::cuda ${_nccl}/lib/libnccl.so.2)
+    else()
+      message(STATUS "NCCL: expected its package beside torch's, found none: several processes train on CPUs only")
+    endif()
   endif()
 endif()

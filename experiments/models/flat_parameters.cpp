@@ -1,5 +1,7 @@
 #include "experiments/models/flat_parameters.hpp"
 
+#include <torch/csrc/autograd/function_hook.h>
+
 #include <algorithm>
 #include <map>
 
@@ -13,7 +15,6 @@ using torch::Tensor;
 
 namespace {
 
-constexpr int64_t kAlignment = 64;   // entries of a flat buffer, 128 bytes in 16 bits
 constexpr int64_t kRowsOnCuda = 64;  // of a product's weight
 
 int64_t rounded_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
@@ -53,15 +54,42 @@ Tensor Product::weight(torch::Dtype dtype) const {
 
 bool Product::adds_gradient() const { return is_flat() && entry_->gradient.defined() && torch::GradMode::is_enabled(); }
 
+// Runs after a use of the product has added its gradient.
+struct Product::AfterBackward : torch::autograd::FunctionPostHook {
+  explicit AfterBackward(Product of) : product(std::move(of)) {}
+
+  torch::autograd::variable_list operator()(const torch::autograd::variable_list& gradients,
+                                            const torch::autograd::variable_list&) override {
+    GradientWatch& watch = *product.entry_->watch;
+    if (watch.complete && --watch.uses[product.entry_->place] == 0) product.complete_gradient();
+    return gradients;
+  }
+
+  Product product;
+};
+
+void Product::complete_gradient() const {
+  if (entry_->watch && entry_->watch->complete) entry_->watch->complete(entry_->place);
+}
+
+// Tells the watch when the backward pass of this use is over.
+Tensor Product::watched(Tensor use) const {
+  if (!entry_->watch->complete || !use.grad_fn()) return use;
+  ++entry_->watch->uses[entry_->place];
+  use.grad_fn()->add_post_hook(std::make_unique<AfterBackward>(*this));
+  return use;
+}
+
 Tensor Product::of_swiglu(const Tensor& gate_and_up) const {
   if (!adds_gradient()) return (*this)(swiglu(gate_and_up));
   const Tensor whole = weight(gate_and_up.scalar_type());
-  return linear_of_swiglu(gate_and_up, whole, entry_->gradient).narrow(-1, 0, entry_->matrices.front().size(0));
+  return watched(linear_of_swiglu(gate_and_up, whole, entry_->gradient))
+      .narrow(-1, 0, entry_->matrices.front().size(0));
 }
 
 std::vector<Tensor> Product::pieces(const Tensor& x) const {
   const Tensor whole = weight(x.scalar_type());
-  const Tensor all = adds_gradient() ? linear(x, whole, entry_->gradient) : torch::linear(x, whole);
+  const Tensor all = adds_gradient() ? watched(linear(x, whole, entry_->gradient)) : torch::linear(x, whole);
   const std::vector<Tensor> defined = split(all, entry_->matrices);
   std::vector<Tensor> pieces;
   auto next = defined.begin();
@@ -70,8 +98,8 @@ std::vector<Tensor> Product::pieces(const Tensor& x) const {
 }
 
 FlatParameters FlatParameters::of(const std::vector<std::pair<std::string, Tensor>>& parameters,
-                                  const std::vector<Product>& products, torch::Dtype compute_dtype,
-                                  bool with_gradients) {
+                                  const std::vector<Product>& products, torch::Dtype compute_dtype, bool with_gradients,
+                                  int64_t parts) {
   const torch::NoGradGuard no_gradient;
   std::vector<std::pair<Tensor, int64_t>> places;  // a parameter and its offset
   std::map<const c10::TensorImpl*, bool> placed;
@@ -112,7 +140,7 @@ FlatParameters FlatParameters::of(const std::vector<std::pair<std::string, Tenso
   for (const auto& [parameter, offset] : places)
     if (parameter.dim() == 2) flat.matrices = std::max(flat.matrices, offset + parameter.numel());
   flat.matrices = rounded_up(flat.matrices, kAlignment);
-  size = std::max(size, flat.matrices);
+  size = rounded_up(std::max(size, flat.matrices), kAlignment * parts);
   const auto options = places.front().first.options().requires_grad(false);
   flat.master = torch::zeros({size}, options);
   if (with_gradients) flat.gradient = torch::zeros({size}, options);
@@ -133,8 +161,15 @@ FlatParameters FlatParameters::of(const std::vector<std::pair<std::string, Tenso
     };
     block.entry->weight = view_of(flat.compute);
     block.entry->gradient = with_gradients ? view_of(flat.gradient) : Tensor();
+    block.entry->place = flat.products.size();
+    block.entry->watch = flat.watch;
+    flat.products.push_back({block.offset, block.offset + block.rows * block.width});
   }
   return flat;
+}
+
+Tensor FlatParameters::part_of(const Tensor& buffer, const Tensor& parameter) {
+  return buffer.as_strided(parameter.sizes(), parameter.strides(), parameter.storage_offset());
 }
 
 void FlatParameters::refresh() {

@@ -3,12 +3,20 @@
 
 #include <torch/types.h>
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 namespace lethe {
+
+/// Learns in a backward pass which products' gradients are complete. Without `complete` it costs nothing.
+struct GradientWatch {
+  /// Called with a product's place in FlatParameters::products, once every use of it in the forward pass has added its gradient.
+  std::function<void(size_t product)> complete;
+  std::vector<int64_t> uses;  ///< of each product, still to come in the backward pass
+};
 
 /// x Wᵀ for the matrices of one input in a single product. Copies share their weights.
 ///
@@ -33,13 +41,19 @@ class Product {
   torch::Tensor weight(torch::Dtype dtype) const;
   /// Their part of the flat gradient, where there is one.
   const torch::Tensor& gradient() const { return entry_->gradient; }
+  /// Tells the watch that nothing more will be added to gradient() in this backward pass.
+  void complete_gradient() const;
 
  private:
   friend struct FlatParameters;
   struct Entry {
     std::vector<torch::Tensor> matrices;
     torch::Tensor weight, gradient;  // [Σ n_i rounded up, width] of the flat buffers; undefined before flattening
+    size_t place = 0;                // in FlatParameters::products
+    std::shared_ptr<GradientWatch> watch;
   };
+  struct AfterBackward;
+  torch::Tensor watched(torch::Tensor use) const;
   bool is_flat() const;
   bool adds_gradient() const;
   std::shared_ptr<Entry> entry_;
@@ -49,17 +63,31 @@ class Product {
 /// a multiple of 64 entries. On CUDA its rows are filled up to a multiple of 64 with zeros, whose gradient is zero: products of other widths are
 /// up to five times slower there.
 struct FlatParameters {
+  static constexpr int64_t kAlignment = 64;  ///< entries; of the buffers' length too
+
   torch::Tensor master;  ///< float32 [n]
   torch::Tensor
       gradient;  ///< float32 [n], the parameters' gradients are its views; undefined for a model that is not trained
   torch::Tensor compute;  ///< the matrices of the products in the compute dtype; `master` itself where that is float32
   int64_t matrices = 0;   ///< entries before the first vector: those with weight decay
 
+  /// A range of entries of the buffers.
+  struct Range {
+    int64_t begin, end;
+  };
+  std::vector<Range> products;  ///< of each Product; no other parameter lies before the last one's end
+  std::shared_ptr<GradientWatch> watch = std::make_shared<GradientWatch>();
+
   /// Moves the parameters into flat buffers, with their values. May be called again.
   ///
-  /// reads  parameters by name, float32 on one device; products of some of them; whether to keep gradients
+  /// reads  parameters by name, float32 on one device; products of some of them; whether to keep gradients; parts: the buffers' length is a multiple
+  ///        of it, and so are the parts' of 64
   static FlatParameters of(const std::vector<std::pair<std::string, torch::Tensor>>& parameters,
-                           const std::vector<Product>& products, torch::Dtype compute_dtype, bool with_gradients);
+                           const std::vector<Product>& products, torch::Dtype compute_dtype, bool with_gradients,
+                           int64_t parts = 1);
+
+  /// A parameter's part of a buffer that is laid out as `master`.
+  static torch::Tensor part_of(const torch::Tensor& buffer, const torch::Tensor& parameter);
 
   /// Copies master to compute, after a change of the parameters.
   void refresh();

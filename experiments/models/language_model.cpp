@@ -119,12 +119,13 @@ Tensor LanguageModelImpl::accumulate_gradients(const Tensor& tokens, const Tenso
   const auto head = linear_cross_entropy_with_gradients(rows.detach(), parts_->head->weight(parts_->dtype),
                                                         labels.flatten(), config_.vocabulary, scale, gradient);
   if (is_wide) flat.add_(gradient);
+  parts_->head->complete_gradient();
   rows.backward(head.grad_hidden);
   return head.losses.view(labels.sizes());
 }
 
-FlatParameters& LanguageModelImpl::flatten(bool with_gradients) {
-  flat_ = parts_->weights.flatten(parts_->dtype, with_gradients);
+FlatParameters& LanguageModelImpl::flatten(bool with_gradients, int64_t parts) {
+  flat_ = parts_->weights.flatten(parts_->dtype, with_gradients, parts);
   return flat_;
 }
 

@@ -44,7 +44,9 @@ class LanguageModelImpl : public torch::nn::Module {
   torch::Tensor accumulate_gradients(const torch::Tensor& tokens, const torch::Tensor& labels, double scale);
 
   /// Moves the parameters into flat buffers, as training and evaluation read them; their names and values stay. To be called again after load().
-  FlatParameters& flatten(bool with_gradients);
+  ///
+  /// reads  parts as FlatParameters::of
+  FlatParameters& flatten(bool with_gradients, int64_t parts = 1);
   FlatParameters& flat() { return flat_; }
 
   /// Draws every parameter anew: matrices and embeddings N(0, 0.02²), norms 1, the mixers' parameters by their own initializers.

@@ -62,10 +62,10 @@ Product Weights::product(std::vector<Tensor> matrices) const {
   return register_->products.emplace_back(std::move(matrices));
 }
 
-FlatParameters Weights::flatten(torch::Dtype compute_dtype, bool with_gradients) const {
+FlatParameters Weights::flatten(torch::Dtype compute_dtype, bool with_gradients, int64_t parts) const {
   std::vector<std::pair<std::string, Tensor>> named;
   for (const auto& parameter : root_->named_parameters()) named.emplace_back(parameter.key(), parameter.value());
-  return FlatParameters::of(named, register_->products, compute_dtype, with_gradients);
+  return FlatParameters::of(named, register_->products, compute_dtype, with_gradients, parts);
 }
 
 void Weights::initialize(uint64_t seed) const {

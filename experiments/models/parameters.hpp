@@ -41,7 +41,7 @@ class Weights {
   Product product(std::vector<torch::Tensor> matrices) const;
 
   /// Moves all parameters into flat buffers (FlatParameters::of).
-  FlatParameters flatten(torch::Dtype compute_dtype, bool with_gradients) const;
+  FlatParameters flatten(torch::Dtype compute_dtype, bool with_gradients, int64_t parts) const;
 
   /// Draws everything anew from `seed`: all parameters in the order of the module tree, then all buffers. The numbers are
   /// drawn on the CPU, so that a seed gives the same weights on every device.

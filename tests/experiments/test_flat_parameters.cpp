@@ -93,6 +93,27 @@ TEST_P(FlatParametersOf, AddUpMicroBatches) {
   EXPECT_LT(relative_distance(parts->flat().gradient, whole->flat().gradient), 1e-5);
 }
 
+TEST_P(FlatParametersOf, AreToldOnceThatAGradientIsComplete) {
+  LanguageModel flat(config);
+  const FlatParameters& buffers = flat->flatten(true);
+  std::map<size_t, Tensor> seen;
+  const auto gradient_of = [&](size_t product) {
+    const auto [begin, end] = buffers.products.at(product);
+    return buffers.gradient.narrow(0, begin, end - begin);
+  };
+  buffers.watch->uses.assign(buffers.products.size(), 0);
+  buffers.watch->complete = [&](size_t product) {
+    EXPECT_TRUE(seen.emplace(product, gradient_of(product).clone()).second) << product;
+  };
+  const Tensor tokens = some_tokens(2, 24);
+  flat->accumulate_gradients(tokens, labels_of(tokens), 1);
+  EXPECT_EQ(seen.size(), buffers.products.size());
+  for (const auto& [product, gradient] : seen) {
+    EXPECT_GT(gradient.abs().max().item<double>(), 0) << product;
+    EXPECT_TRUE(gradient.equal(gradient_of(product))) << product;
+  }
+}
+
 TEST_P(FlatParametersOf, EvaluateToTheSameLosses) {
   for (const char* dtype : {"float32", "bfloat16"}) {
     config.compute_dtype = dtype;
@@ -142,6 +163,11 @@ TEST(FlatParameters, KeepTheirGradientsOfLosses) {
   const auto expected = gradients(model);
   for (const auto& [name, gradient] : gradients(flat))
     EXPECT_LT(relative_distance(gradient, expected.at(name)), 2e-5) << name;
+}
+
+TEST(FlatParameters, AreCutIntoEqualParts) {
+  LanguageModel model(tiny_model());
+  EXPECT_EQ(model->flatten(true, 7).gradient.size(0) % (7 * 64), 0);
 }
 
 TEST(FlatParameters, RefuseToAccumulateWithoutGradients) {

@@ -1,11 +1,15 @@
 #include <ATen/Parallel.h>
+#include <signal.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <future>
+#include <limits>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <stdexcept>
+#include <utility>
 
 #include "experiments/certificate.hpp"
 #include "experiments/evaluation/per_token_loss.hpp"
@@ -22,9 +26,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int64_t kValidationSequences = 64;  // at most, for the loss in done.json
-constexpr int64_t kProbes = 10;               // measurements of a state's largest entries per training
-constexpr double kLongestUnsaved = 600;       // seconds between checkpoints, at most
+constexpr int64_t kValidationSequences = 64;    // at most, for the loss in done.json
+constexpr int64_t kProbes = 10;                 // measurements of a state's largest entries per training
+constexpr double kLongestUnsaved = 600;         // seconds between checkpoints, at most
+constexpr int64_t kFinished = 1, kToTrain = 0;  // what the first rank has found
 
 double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -61,19 +66,21 @@ nlohmann::json json_of(const Trainer::Extremes& extremes) {
   return {{"largest_state", extremes.state}, {"largest_value", extremes.value}};
 }
 
-// Steps until the end, with checkpoints that are written beside the steps.
+// Steps until the end, with checkpoints that are written beside the steps. What the clock or a signal decides is the first of several ranks' request to all, with the next step.
 class Training {
  public:
-  Training(Trainer& trainer, const Run& run, const Dataset& dataset, const fs::path& folder, TrainingLog& log,
-           const Watcher& progress)
+  // reads  log, progress: absent on all ranks but the first
+  Training(Trainer& trainer, const Run& run, const Dataset& dataset, const fs::path& folder, TrainingLog* log,
+           const Watcher& progress, const World& world)
       : trainer_(trainer), run_(run), dataset_(dataset), checkpoint_(folder / "checkpoint.pt"), log_(log),
-        progress_(progress) {}
+        progress_(progress), is_alone_(world.size() == 1) {}
 
   void run() {
     const int64_t steps = run_.training.steps();
     while (trainer_.steps_done() < steps) {
       const StepLosses losses = step();
       if (trainer_.steps_done() == steps || is_due()) save();
+      if (agreed_ == kStop && trainer_.steps_done() < steps) stop();
       if (progress_) report(losses);
     }
     wait_for_checkpoint();
@@ -82,8 +89,9 @@ class Training {
   // Takes a snapshot, and starts to write it after the last one is on the disk.
   void save() {
     wait_for_checkpoint();
-    checkpoint_on_disk_ = std::async(
-        std::launch::async, [snapshot = trainer_.snapshot(log_.sync()), path = checkpoint_] { snapshot.write(path); });
+    checkpoint_on_disk_ =
+        std::async(std::launch::async, [snapshot = trainer_.snapshot(log_ ? log_->sync() : LogPosition{}),
+                                        path = checkpoint_] { snapshot.write(path); });
     saved_ = std::chrono::steady_clock::now();
     steps_saved_ = trainer_.steps_done();
   }
@@ -105,7 +113,10 @@ class Training {
     if (run_.model.has_state() && trainer_.steps_done() % std::max<int64_t>(1, config.steps() / kProbes) == 0)
       line = json_of(trainer_.extremes());
     const auto step_start = std::chrono::steady_clock::now();
-    const Trainer::Step result = trainer_.step();
+    if (!is_alone_ && request_ == kNothing && seconds_since(saved_) > kLongestUnsaved) request_ = kSave;
+    const Trainer::Step result = trainer_.step(std::exchange(request_, kNothing));
+    agreed_ = result.request;
+    if (!log_) return {result.loss, std::numeric_limits<double>::quiet_NaN()};
     const int64_t done = trainer_.steps_done();
     line.update({{"step", done - 1},
                  {"tokens", done * config.batch_tokens},
@@ -116,14 +127,15 @@ class Training {
                  {"seconds", seconds_before_ + seconds_since(start_)}});
     const double validation = validation_loss_if_due(trainer_, run_, dataset_);
     if (std::isfinite(validation)) line["validation_loss"] = validation;
-    log_.append(line);
+    log_->append(line);
     return {result.loss, validation};
   }
 
   bool is_due() const {
     const int64_t every = run_.training.checkpoint_tokens, batch = run_.training.batch_tokens;
     const int64_t tokens = trainer_.steps_done() * batch;
-    return (every > 0 && tokens / every > (tokens - batch) / every) || seconds_since(saved_) > kLongestUnsaved;
+    return (every > 0 && tokens / every > (tokens - batch) / every) || agreed_ != kNothing ||
+           (is_alone_ && seconds_since(saved_) > kLongestUnsaved);
   }
 
   void report(const StepLosses& losses) {
@@ -137,23 +149,38 @@ class Training {
                  .seconds_left = per_step * static_cast<double>(steps - done),
                  .validation_loss = losses.validation,
                  .resumed_at = first_});
-    } catch (const Interrupted& stop) {
+    } catch (const Interrupted& signal) {
+      interrupted_ = signal;
+      request_ = kStop;
+      if (!is_alone_) return;
       if (steps_saved_ != done) save();
-      wait_for_checkpoint();
-      throw Interrupted(stop.signal(), std::string(stop.what()) + ": step " + std::to_string(done) + " of " +
-                                           std::to_string(steps) + " is saved in " + checkpoint_.string() +
-                                           "; the same call goes on there");
+      stop();
     }
   }
+
+  // Ends a training whose last step is saved.
+  [[noreturn]] void stop() {
+    wait_for_checkpoint();
+    if (!interrupted_) throw Interrupted(SIGTERM, "rank 0 has stopped");
+    throw Interrupted(interrupted_->signal(), std::string(interrupted_->what()) + ": step " +
+                                                  std::to_string(trainer_.steps_done()) + " of " +
+                                                  std::to_string(run_.training.steps()) + " is saved in " +
+                                                  checkpoint_.string() + "; the same call goes on there");
+  }
+
+  static constexpr int64_t kNothing = 0, kSave = 1, kStop = 2;  // requests
 
   Trainer& trainer_;
   const Run& run_;
   const Dataset& dataset_;
   fs::path checkpoint_;
-  TrainingLog& log_;
-  const Watcher& progress_;
+  TrainingLog* log_;
+  Watcher progress_;
+  bool is_alone_;
+  int64_t request_ = kNothing, agreed_ = kNothing;
+  std::optional<Interrupted> interrupted_;
   const int64_t first_ = trainer_.steps_done();
-  const double seconds_before_ = log_.seconds();
+  const double seconds_before_ = log_ ? log_->seconds() : 0;
   const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
   std::chrono::steady_clock::time_point saved_ = start_;
   int64_t steps_saved_ = -1;
@@ -176,7 +203,7 @@ nlohmann::json measured_at_the_end(Trainer& trainer, const Run& run, const Datas
 
 // The artefact's birth certificate.
 nlohmann::json certificate(Trainer& trainer, const Run& run, const Dataset& dataset, const fs::path& folder,
-                           TrainingLog& log, const nlohmann::json& diverged) {
+                           TrainingLog& log, const nlohmann::json& diverged, int processes) {
   nlohmann::json json = birth_certificate(folder, "", trainer.model()->device());
   json.erase("command_line");
   json.update({{"identity", identity(run, dataset)},
@@ -184,6 +211,7 @@ nlohmann::json certificate(Trainer& trainer, const Run& run, const Dataset& data
                {"seed", run.training.seed},
                {"steps", trainer.steps_done()},
                {"seconds", log.seconds()},
+               {"processes", processes},
                {"threads", at::get_num_threads()},
                {"device", run.training.device},
                {"training_loss", log.last_losses()},
@@ -202,46 +230,82 @@ bool is_finished(const fs::path& folder) {
 }
 
 Artefact trained(const Run& run, const Dataset& dataset, const fs::path& root, const Watcher& progress) {
-  run.model.check();
-  run.training.check();
-  check_conversion(run);
-  const bool divergence_is_a_result = run.training.divergence_is_a_result;
-  const Artefact artefact{root / artefact_name(run, dataset), run};
-  fs::create_directories(artefact.folder);
-  const FileLock lock(artefact.folder / "lock", [&](const std::string& holder) {
-    notice(progress, "waiting for " + artefact.folder.string() + ", which process " + holder + " is training");
-  });
-  if (const nlohmann::json done = finished(artefact.folder, identity(run, dataset), progress); !done.is_null()) {
-    if (done.contains("diverged") && !done["diverged"].is_null() && !divergence_is_a_result)
-      throw NotFinite(done["diverged"].get<std::string>());
-    return artefact;
-  }
+  return trained(run, dataset, root, progress, World::alone());
+}
 
-  const int64_t micro_batch =
-      run.training.micro_batch_tokens > 0 ? run.training.micro_batch_tokens : run.training.batch_tokens;
-  expect_memory("a step of " + std::to_string(micro_batch) + " tokens (micro_batch_tokens)",
-                footprint(run.model, micro_batch).total(), device_named(run.training.device));
-  LanguageModel source = nullptr;
-  if (run.conversion) source = trained_source(run, dataset, root, progress);
-  Trainer trainer(run, dataset, source);
+namespace {
+
+void expect_memory_of_step(const Run& run, const World& world) {
+  const int64_t tokens =
+      BatchShare{world.rank(), world.size()}.micro_sequences(run.training) * run.training.context_length;
+  expect_memory("a step of " + std::to_string(tokens) + " tokens (micro_batch_tokens)",
+                footprint(run.model, tokens).total(), device_named(run.training.device));
+}
+
+// The steps of a run on one of several ranks but the first, which has the files.
+void train_beside_the_first(const Run& run, const Dataset& dataset, const Artefact& artefact, World& world) {
+  Trainer trainer(run, dataset, nullptr, world);
+  trainer.resume(artefact.folder / "checkpoint.pt");
+  Training training(trainer, run, dataset, artefact.folder, nullptr, {}, world);
+  try {
+    training.run();
+  } catch (const NotFinite&) {
+    if (!run.training.divergence_is_a_result) throw;
+    training.save();
+  }
+}
+
+void train(const Run& run, const Dataset& dataset, const Artefact& artefact, const LanguageModel& source,
+           const Watcher& progress, World& world) {
+  Trainer trainer(run, dataset, source, world);
   const auto resumed =
       trainer.resume(artefact.folder / "checkpoint.pt", [&](const std::string& damage) { notice(progress, damage); });
   TrainingLog log(artefact.folder / "log.jsonl", resumed ? resumed->log : LogPosition{});
   fs::remove(artefact.folder / "done.json");  // a damaged one
   write_whole(artefact.folder / "run.json", nlohmann::json(run).dump(1) + "\n");
-  Training training(trainer, run, dataset, artefact.folder, log, progress);
+  Training training(trainer, run, dataset, artefact.folder, &log, progress, world);
   nlohmann::json diverged;
   try {
     training.run();
   } catch (const NotFinite& error) {
-    if (!divergence_is_a_result) throw;
+    if (!run.training.divergence_is_a_result) throw;
     diverged = error.what();
     training.save();
     training.wait_for_checkpoint();
   }
-  const nlohmann::json done = certificate(trainer, run, dataset, artefact.folder, log, diverged);
+  const nlohmann::json done = certificate(trainer, run, dataset, artefact.folder, log, diverged, world.size());
   if (const std::string reason = missing_commit(artefact.folder); !reason.empty()) notice(progress, reason);
   write_sealed(artefact.folder / "done.json", done);
+}
+
+}  // namespace
+
+Artefact trained(const Run& run, const Dataset& dataset, const fs::path& root, const Watcher& progress, World& world) {
+  run.model.check();
+  run.training.check();
+  check_conversion(run);
+  const Artefact artefact{root / artefact_name(run, dataset), run};
+  if (!world.is_first()) {
+    if (world.from_first() == kFinished) return artefact;
+    expect_memory_of_step(run, world);
+    train_beside_the_first(run, dataset, artefact, world);
+    return artefact;
+  }
+  fs::create_directories(artefact.folder);
+  const FileLock lock(artefact.folder / "lock", [&](const std::string& holder) {
+    notice(progress, "waiting for " + artefact.folder.string() + ", which process " + holder + " is training");
+  });
+  if (const nlohmann::json done = finished(artefact.folder, identity(run, dataset), progress); !done.is_null()) {
+    if (done.contains("diverged") && !done["diverged"].is_null() && !run.training.divergence_is_a_result)
+      throw NotFinite(done["diverged"].get<std::string>());
+    world.from_first(kFinished);
+    return artefact;
+  }
+  expect_memory_of_step(run, world);
+  LanguageModel source = nullptr;
+  if (run.conversion) source = trained_source(run, dataset, root, progress);
+  world.from_first(kToTrain);
+  train(run, dataset, artefact, source, progress, world);
   return artefact;
 }
 

@@ -2,6 +2,8 @@
 
 #include <c10/core/DeviceGuard.h>
 
+#include <stdexcept>
+#include <string>
 #include <utility>
 
 namespace lethe {
@@ -9,16 +11,31 @@ namespace {
 
 constexpr size_t kAhead = 2;
 
-int64_t micro_batch_tokens(const TrainingConfig& config) {
-  return config.micro_batch_tokens > 0 ? config.micro_batch_tokens : config.batch_tokens;
-}
-
 }  // namespace
 
-// A step's sequences follow the previous step's, so the micro-batches of all steps are one sequence of equal pieces.
-Batches::Batches(const Dataset& dataset, const TrainingConfig& config, int64_t first_step, torch::Device device)
-    : dataset_(dataset), length_(config.context_length), sequences_(micro_batch_tokens(config) / config.context_length),
-      seed_(config.seed), device_(device), first_(first_step * (config.batch_tokens / config.context_length)),
+int64_t BatchShare::sequences(const TrainingConfig& config) const {
+  const int64_t all = config.batch_tokens / config.context_length;
+  if (all % ranks != 0)
+    throw std::invalid_argument("processes: expected a number that divides the " + std::to_string(all) +
+                                " sequences of a batch, found " + std::to_string(ranks));
+  return all / ranks;
+}
+
+int64_t BatchShare::micro_sequences(const TrainingConfig& config) const {
+  const int64_t own = sequences(config), micro = config.micro_batch_tokens / config.context_length;
+  if (micro == 0 || micro >= own) return own;
+  if (own % micro != 0)
+    throw std::invalid_argument("micro_batch_tokens: expected a number that divides a process's " +
+                                std::to_string(own * config.context_length) + " tokens of a batch, found " +
+                                std::to_string(config.micro_batch_tokens));
+  return micro;
+}
+
+Batches::Batches(const Dataset& dataset, const TrainingConfig& config, int64_t first_step, torch::Device device,
+                 const BatchShare& share)
+    : dataset_(dataset), length_(config.context_length), sequences_(share.micro_sequences(config)), seed_(config.seed),
+      device_(device), of_step_(share.sequences(config)), of_others_((share.ranks - 1) * of_step_),
+      first_((first_step * share.ranks + share.rank) * of_step_),
       thread_([this](const std::stop_token& stop) { work(stop); }) {}
 
 void Batches::work(const std::stop_token& stop) {
@@ -32,6 +49,8 @@ void Batches::work(const std::stop_token& stop) {
       }
       Dataset::Batch batch = dataset_.training_batch(first_, sequences_, length_, seed_);
       first_ += sequences_;
+      cut_ += sequences_;
+      if (cut_ == of_step_) first_ += of_others_, cut_ = 0;
       if (device_.is_cuda()) batch = {batch.tokens.pin_memory(), batch.labels.pin_memory()};
       const std::scoped_lock lock(mutex_);
       ready_.push_back(std::move(batch));

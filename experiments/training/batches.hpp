@@ -11,14 +11,26 @@
 
 namespace lethe {
 
+/// The equal part of every batch's sequences that one of several ranks computes: consecutive ones, the first rank's first.
+struct BatchShare {
+  int64_t rank = 0, ranks = 1;
+
+  /// Sequences of a step, and of each micro-batch: those of micro_batch_tokens, or all of the step's where they are fewer.
+  ///
+  /// throws  std::invalid_argument "name: expected …, found …" where the ranks can't share a batch equally
+  int64_t sequences(const TrainingConfig& config) const;
+  int64_t micro_sequences(const TrainingConfig& config) const;
+};
+
 /// The micro-batches of step first_step, then those of the next step, and so on without end: Dataset::training_batch of their positions, so that their
 /// order and contents depend on nothing else. A thread cuts at most two ahead; for a GPU it cuts into pinned memory, from which next() starts a copy
 /// without waiting for it.
 ///
-/// reads    dataset, which outlives this object; of the configuration: batch_tokens, micro_batch_tokens, context_length, seed, after check()
+/// reads    share: the part of each step's sequences; dataset, which outlives this object; of the configuration: batch_tokens, micro_batch_tokens, context_length, seed, after check()
 class Batches {
  public:
-  Batches(const Dataset& dataset, const TrainingConfig& config, int64_t first_step, torch::Device device);
+  Batches(const Dataset& dataset, const TrainingConfig& config, int64_t first_step, torch::Device device,
+          const BatchShare& share = {});
   Batches(const Batches&) = delete;
   Batches& operator=(const Batches&) = delete;
   ~Batches() = default;  ///< joins the thread, which ends at the latest when its batch is cut
@@ -35,7 +47,9 @@ class Batches {
   const int64_t length_, sequences_;  // of a micro-batch
   const uint64_t seed_;
   const torch::Device device_;
-  int64_t first_;  // sequence of the next micro-batch that is cut
+  const int64_t of_step_, of_others_;  // sequences of a step that are the share's, and that are not
+  int64_t first_;                      // sequence of the next micro-batch that is cut
+  int64_t cut_ = 0;                    // sequences of its step before it
 
   std::mutex mutex_;
   std::condition_variable_any changed_;

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "experiments/models/flat_parameters.hpp"
+#include "experiments/training/gradient_exchange.hpp"
 #include "experiments/training/training.hpp"
 
 namespace lethe {
@@ -13,31 +14,46 @@ namespace lethe {
 /// AdamW with clipping by the global norm, decoupled weight decay for matrices alone, and no value read by the host.
 ///
 /// source   Loshchilov and Hutter 2019, Algorithm 2; FoX Appendix B
-/// memory   two float32 moments a parameter
+/// memory   two float32 moments a parameter that this rank updates
 class AdamW {
  public:
-  AdamW(FlatParameters& parameters, const TrainingConfig& config);
+  /// reads  exchange: the ranks' sum of the gradient, which says what this rank updates; absent: everything
+  AdamW(FlatParameters& parameters, const TrainingConfig& config, const GradientExchange* exchange = nullptr);
 
-  /// One update from the flat gradient, which has no defined value afterwards. Where loss or norm is not finite, parameters, moments and the count of steps
-  /// stay as they are.
+  /// One update from the flat gradient, which has no defined value afterwards; all ranks then have the same weights. Where loss or norm is not finite,
+  /// parameters, moments and the count of steps stay as they are.
   ///
   /// reads    the batch's loss, a scalar on the device
-  /// returns  the gradient's norm before clipping, a scalar on the device
+  /// returns  the gradient's norm before clipping, a float64 scalar on the device
   torch::Tensor step(double learning_rate, const torch::Tensor& loss);
 
-  /// The moments' parts of each parameter, and the count of steps: the state of a checkpoint, whatever the flat layout.
+  /// The state of a checkpoint: the moments, laid out as FlatParameters::master, and the count of steps.
   ///
-  /// reads  views of the parameters in the flat buffer
+  /// returns  the moments of all ranks; the optimizer's own tensors where it updates everything
   struct Moments {
     torch::Tensor first, second;
   };
-  Moments moments_of(const torch::Tensor& parameter) const;
+  Moments moments() const;
+  /// reads  moments of all ranks
+  void set_moments(const Moments& moments);
   torch::Tensor& steps() { return steps_; }
 
  private:
+  // The pieces of the buffers that this rank updates with one weight decay.
+  struct Group {
+    double decay;
+    std::vector<torch::Tensor> weights, gradients, first, second, steps;
+  };
+  Group group_of(int64_t begin, int64_t end, double decay) const;
+  torch::Tensor gradient_norm() const;
+  torch::Tensor gathered(const torch::Tensor& own) const;
+
   FlatParameters& parameters_;
   TrainingConfig config_;
-  torch::Tensor first_, second_, steps_;
+  const GradientExchange* exchange_;
+  std::vector<FlatParameters::Range> own_;
+  torch::Tensor first_, second_, steps_;  // moments of the own ranges, one after the other
+  std::vector<Group> groups_;
 };
 
 }  // namespace lethe

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <any>
 #include <cmath>
+#include <limits>
 #include <sstream>
 #include <stdexcept>
 
@@ -21,7 +22,7 @@ namespace {
 
 constexpr int64_t kProbedSequences = 4;  // at most, for the largest states and values
 
-LanguageModel fresh_model(const Run& run, const Dataset& dataset, const LanguageModel& source) {
+LanguageModel fresh_model(const Run& run, const Dataset& dataset, const LanguageModel& source, const World& world) {
   run.training.check();
   if (run.model.vocabulary < dataset.vocabulary()) {
     throw std::invalid_argument("vocabulary: expected at least the " + std::to_string(dataset.vocabulary()) +
@@ -29,28 +30,46 @@ LanguageModel fresh_model(const Run& run, const Dataset& dataset, const Language
   }
   LanguageModel model(run.model, device_named(run.training.device), run.training.seed);
   if (source) convert_weights(run, source, model);
-  model->flatten(true);
+  model->flatten(true, world.size());
   model->set_recompute(recompute_named(run.training.recompute));
   return model;
 }
 
 }  // namespace
 
-Trainer::Trainer(const Run& run, const Dataset& dataset, const LanguageModel& source)
-    : run_(run), dataset_(dataset), model_(fresh_model(run, dataset, source)),
-      optimizer_(model_->flat(), run.training) {}
+Trainer::Trainer(const Run& run, const Dataset& dataset, const LanguageModel& source, World& world)
+    : run_(run), dataset_(dataset), world_(world), share_{world.rank(), world.size()},
+      model_(fresh_model(run, dataset, source, world)), exchange_(model_->flat(), world, run.training.zero),
+      optimizer_(model_->flat(), run.training, &exchange_) {
+  share_.micro_sequences(run.training);
+  share_weights();
+}
 
 StepFigures take_step(LanguageModel& model, AdamW& optimizer, double learning_rate, int64_t micro_batches,
-                      const std::function<Dataset::Batch(int64_t)>& micro_batch) {
+                      const std::function<Dataset::Batch(int64_t)>& micro_batch, GradientExchange* exchange,
+                      int64_t request) {
   model->flat().gradient.zero_();
-  Tensor loss = torch::zeros({}, torch::TensorOptions(model->device()).dtype(torch::kFloat64));
-  for (int64_t micro = 0; micro < micro_batches; ++micro) {
-    const auto [tokens, labels] = micro_batch(micro);
-    const double share = 1 / static_cast<double>(tokens.numel() * micro_batches);
-    loss += model->accumulate_gradients(tokens, labels, share).sum(torch::kFloat64) * share;
+  const auto options = torch::TensorOptions(model->device()).dtype(torch::kFloat64);
+  // What all ranks sum beside the gradient.
+  const Tensor sums = torch::stack({torch::zeros({}, options), torch::full({}, request, options)}), loss = sums[0];
+  const int64_t ranks = exchange ? exchange->world().size() : 1;
+  try {
+    for (int64_t micro = 0; micro < micro_batches; ++micro) {
+      const auto [tokens, labels] = micro_batch(micro);
+      const double share = 1 / static_cast<double>(tokens.numel() * micro_batches * ranks);
+      if (exchange && micro + 1 == micro_batches) exchange->begin();
+      loss.add_(model->accumulate_gradients(tokens, labels, share).sum(torch::kFloat64) * share);
+    }
+  } catch (const NotFinite&) {
+    if (ranks == 1) throw;
+    loss.fill_(std::numeric_limits<double>::quiet_NaN());  // for the other ranks, which wait for this one's gradient
+  }
+  if (exchange) {
+    exchange->finish();
+    exchange->world().sum(sums).wait();
   }
   const Tensor norm = optimizer.step(learning_rate, loss);
-  return {loss, norm.to(torch::kFloat64)};
+  return {loss, norm, sums[1]};
 }
 
 void Trainer::expect_finite(const char* name, double value) const {
@@ -78,22 +97,22 @@ Trainer::Extremes Trainer::extremes() {
   return extremes;
 }
 
-Trainer::Step Trainer::step() {
+Trainer::Step Trainer::step(int64_t request) {
   const TrainingConfig& config = run_.training;
   const double rate = learning_rate_at(config, steps_done_ * config.batch_tokens);
-  const int64_t sequences = config.batch_tokens / config.context_length;
-  const int64_t micro_sequences =
-      config.micro_batch_tokens > 0 ? config.micro_batch_tokens / config.context_length : sequences;
-  if (!batches_) batches_ = std::make_unique<Batches>(dataset_, config, steps_done_, model_->device());
+  const int64_t micro_batches = share_.sequences(config) / share_.micro_sequences(config);
+  if (!batches_) batches_ = std::make_unique<Batches>(dataset_, config, steps_done_, model_->device(), share_);
   try {
-    const auto [loss, norm] =
-        take_step(model_, optimizer_, rate, sequences / micro_sequences, [&](int64_t) { return batches_->next(); });
-    const Tensor figures = torch::stack({loss, norm}).cpu();  // the step's only wait for the device
-    const double values[] = {figures[0].item<double>(), figures[1].item<double>()};
+    const StepFigures found = take_step(
+        model_, optimizer_, rate, micro_batches, [&](int64_t) { return batches_->next(); }, &exchange_,
+        world_.is_first() ? request : 0);
+    // The step's only wait for the device.
+    const Tensor figures = torch::stack({found.loss, found.gradient_norm, found.request}).cpu();
+    const double* values = figures.const_data_ptr<double>();
     expect_finite("loss", values[0]);
     expect_finite("gradient norm", values[1]);
     ++steps_done_;
-    return {values[0], rate, values[1]};
+    return {values[0], rate, values[1], static_cast<int64_t>(values[2])};
   } catch (...) {
     batches_.reset();  // the step may be taken again
     throw;
@@ -115,13 +134,12 @@ void for_each_weight(LanguageModel& model, Visitor&& visit) {
 }
 
 template <class Visitor>
-void for_each_moment(LanguageModel& model, AdamW& optimizer, Visitor&& visit) {
+void for_each_moment(LanguageModel& model, const AdamW::Moments& moments, Tensor& steps, Visitor&& visit) {
   for (auto& parameter : model->named_parameters()) {
-    const AdamW::Moments moments = optimizer.moments_of(parameter.value());
-    visit("first__" + key_of(parameter.key()), moments.first);
-    visit("second__" + key_of(parameter.key()), moments.second);
+    visit("first__" + key_of(parameter.key()), FlatParameters::part_of(moments.first, parameter.value()));
+    visit("second__" + key_of(parameter.key()), FlatParameters::part_of(moments.second, parameter.value()));
   }
-  visit("steps", optimizer.steps());
+  visit("steps", steps);
 }
 
 // A view is written with all of its storage: what is written is a copy.
@@ -141,35 +159,57 @@ auto reader_from(torch::serialize::InputArchive& archive) {
 }  // namespace
 
 Trainer::Snapshot Trainer::snapshot(const LogPosition& log) {
+  const AdamW::Moments all_moments = optimizer_.moments();
+  if (!world_.is_first()) return {};
   Snapshot snapshot{{identity(run_, dataset_), steps_done_, log}, std::make_shared<torch::serialize::OutputArchive>()};
   torch::serialize::OutputArchive weights, moments;
   for_each_weight(model_, writer_to(weights));
-  for_each_moment(model_, optimizer_, writer_to(moments));
+  for_each_moment(model_, all_moments, optimizer_.steps(), writer_to(moments));
   snapshot.archive->write("weights", weights);
   snapshot.archive->write("moments", moments);
   return snapshot;
 }
 
 void Trainer::Snapshot::write(const std::filesystem::path& path) const {
+  if (!archive) return;
   std::ostringstream bytes;
   archive->save_to(bytes);
   write_checkpoint(path, header, bytes.view());
 }
 
-std::optional<CheckpointHeader> Trainer::resume(const std::filesystem::path& path,
-                                                const std::function<void(const std::string&)>& warn) {
+std::optional<CheckpointHeader> Trainer::read(const std::filesystem::path& path, const AdamW::Moments& moments,
+                                              const std::function<void(const std::string&)>& warn) {
   const auto checkpoint = newest_checkpoint(path, identity(run_, dataset_), warn);
   if (!checkpoint) return std::nullopt;
-  torch::serialize::InputArchive archive, weights, moments;
+  torch::serialize::InputArchive archive, weights, saved_moments;
   archive.load_from(checkpoint->archive.data(), checkpoint->archive.size(), torch::kCPU);
   archive.read("weights", weights);
-  archive.read("moments", moments);
+  archive.read("moments", saved_moments);
   for_each_weight(model_, reader_from(weights));
-  for_each_moment(model_, optimizer_, reader_from(moments));
-  model_->flat().refresh();
-  steps_done_ = checkpoint->header.steps_done;
-  batches_.reset();
+  for_each_moment(model_, moments, optimizer_.steps(), reader_from(saved_moments));
   return checkpoint->header;
+}
+
+std::optional<CheckpointHeader> Trainer::resume(const std::filesystem::path& path,
+                                                const std::function<void(const std::string&)>& warn) {
+  const AdamW::Moments moments = optimizer_.moments();
+  std::optional<CheckpointHeader> header;
+  if (world_.is_first()) header = read(path, moments, warn);
+  if (world_.from_first(header.has_value()) == 0) return std::nullopt;
+  steps_done_ = world_.from_first(header ? header->steps_done : 0);
+  for (const Tensor& state : {moments.first, moments.second, optimizer_.steps()}) world_.broadcast(state).wait();
+  optimizer_.set_moments(moments);
+  share_weights();
+  batches_.reset();
+  return header;
+}
+
+// The first rank's weights to all.
+void Trainer::share_weights() {
+  const torch::NoGradGuard no_gradient;
+  world_.broadcast(model_->flat().master).wait();
+  for (const auto& buffer : model_->named_buffers()) world_.broadcast(buffer.value()).wait();
+  model_->flat().refresh();
 }
 
 void load_weights(LanguageModel& model, const Artefact& artefact) {

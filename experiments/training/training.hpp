@@ -35,6 +35,8 @@ struct TrainingConfig {
   /// Whether a loss, gradient or activation that is not finite is a result: training then ends with the weights before that step.
   /// Otherwise it is an error. Not part of the identity.
   bool divergence_is_a_result = false;
+  /// Whether several processes share AdamW's moments (ZeRO-1): 1/n of their memory each. Not part of the identity
+  bool zero = false;
   /// "cpu", "cuda" or "cuda:N": the device of training and evaluation. Not part of the identity
   std::string device = "cpu";
   /// What a step computes again instead of keeping it: none, activations or block (recompute.hpp). Not part of the identity
@@ -57,6 +59,7 @@ void from_json(const nlohmann::json& json, TrainingConfig& config);
 double learning_rate_at(const TrainingConfig& config, int64_t tokens_seen);
 
 struct Conversion;  // conversion.hpp
+class World;        // world.hpp
 
 /// One model to train: its configuration, its training and its data.
 struct Run {
@@ -89,7 +92,7 @@ std::string artefact_name(const Run& run, const std::string& data_hash);
 ///                  at the end of every tenth validation_loss, over a part of the split (validation.hpp)
 ///   checkpoint.pt  model and optimizer, under their SHA-256, with steps done, identity and the place in log.jsonl;
 ///                  checkpoint.previous.pt is the one before it
-///   done.json      written last, with its SHA-256: final losses, wall time, threads, data hash, identity, hash of log.jsonl;
+///   done.json      written last, with its SHA-256: final losses, wall time, processes, threads, data hash, identity, hash of log.jsonl;
 ///                  machine, commit and versions; diverged: the reason for an early end of the training, or null
 ///   measured/      a file a measurement: see Study::measured (claims/claim.hpp)
 ///   lock           held during training, with the number of the process
@@ -138,6 +141,11 @@ class Interrupted : public std::runtime_error {
 ///          loss, gradient or activations are not finite and the configuration makes that an error; Interrupted as `progress`
 Artefact trained(const Run& run, const Dataset& dataset, const std::filesystem::path& root,
                  const std::function<void(const Progress&)>& progress = {});
+
+/// The same by several processes, each of which calls it. Their number is no part of a model's name. The first alone reads and writes below `root`,
+/// calls `progress`, and trains a source that is absent.
+Artefact trained(const Run& run, const Dataset& dataset, const std::filesystem::path& root,
+                 const std::function<void(const Progress&)>& progress, World& world);
 
 /// The model of an artefact, in evaluation mode, on the device named `device`; by default the device of its training.
 ///

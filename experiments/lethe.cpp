@@ -75,7 +75,8 @@ int main(int argc, char** argv) {
   } catch (const lethe::Interrupted& error) {
     return fail(error.signal() == lethe::Interrupted::kDeadline ? lethe::kContinues : 128 + error.signal(), error.what());
   } catch (const lethe::ProgramFailed& error) {
-    return error.status() == kWrongCall ? kWrongCall : kFailed;
+    const bool says_more = error.status() == kWrongCall || error.status() == lethe::kContinues || error.status() > 128;
+    return says_more ? error.status() : kFailed;
   } catch (const std::invalid_argument& error) {
     return fail(kWrongCall, error.what());
   } catch (const c10::Error& error) {

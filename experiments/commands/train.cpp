@@ -8,6 +8,7 @@
 #include "experiments/commands/commands.hpp"
 #include "experiments/commands/deadline.hpp"
 #include "experiments/commands/model_data.hpp"
+#include "experiments/commands/rank_options.hpp"
 #include "experiments/commands/run_options.hpp"
 #include "experiments/commands/training_words.hpp"
 #include "experiments/training/conversion.hpp"
@@ -17,6 +18,7 @@ namespace {
 
 struct TrainOptions {
   RunOptions run;
+  RankOptions ranks;
   std::string from;
   int64_t sample = 200;
   Deadline deadline;
@@ -36,43 +38,74 @@ std::string found_from_anywhere(const std::string& corpus) {
   return is_path ? std::filesystem::weakly_canonical(corpus).string() : corpus;
 }
 
-void train(const TrainOptions& options, const Place& place) {
+/// What a training starts from: a trained model and its run, or neither.
+struct Start {
   std::optional<Artefact> source;
-  std::optional<Run> base;
-  if (!options.from.empty()) {
-    source = find_artefact(place.models(), options.from);
-    base = continued(*source);
+  std::optional<Run> run;
+};
+
+/// The data of a training, which the first rank prepares and the others find.
+Dataset dataset_of(const TrainOptions& options, const Start& start, const TrainingConfig& asked, const Place& place,
+                   World& world) {
+  const auto read = [&] {
+    return start.source && !options.run.names_corpus()
+               ? dataset_of(*start.source, place)
+               : Dataset(prepared_dataset(asked.corpus, asked.tokenizer, place.data()));
+  };
+  std::optional<Dataset> dataset;
+  if (world.is_first()) dataset = read();
+  world.from_first();
+  return world.is_first() ? std::move(*dataset) : read();
+}
+
+Run run_of(const TrainOptions& options, Start& start, const Dataset& dataset) {
+  if (start.source && dataset.content_hash() != content_of(*start.source)) {
+    Conversion conversion = *start.run->conversion;
+    conversion.source_data = content_of(*start.source);
+    start.run->conversion = std::make_shared<const Conversion>(conversion);
   }
-  const Run* const start = base ? &*base : nullptr;
-  const TrainingConfig asked = options.run.run(nullptr, start).training;
-  const Dataset dataset = source && !options.run.names_corpus()
-                              ? dataset_of(*source, place)
-                              : Dataset(prepared_dataset(asked.corpus, asked.tokenizer, place.data()));
-  if (source && dataset.content_hash() != content_of(*source)) {
-    Conversion conversion = *base->conversion;
-    conversion.source_data = content_of(*source);
-    base->conversion = std::make_shared<const Conversion>(conversion);
-  }
-  Run run = options.run.run(&dataset, start);
+  Run run = options.run.run(&dataset, start.run ? &*start.run : nullptr);
   run.training.corpus = found_from_anywhere(run.training.corpus);
   if (run.model.vocabulary != dataset.vocabulary())
     throw std::invalid_argument("vocabulary: expected " + std::to_string(dataset.vocabulary()) + ", that of " +
                                 dataset.name() + ", found " + std::to_string(run.model.vocabulary));
   check_conversion(run);
-  const auto models = source ? models_with(*source, content_of(*source)) : place.models();
+  return run;
+}
+
+void train_and_tell(const TrainOptions& options, const Run& run, const Dataset& dataset,
+                    const std::filesystem::path& models, const Start& start, const Place& place, World& world) {
   const auto folder = models / artefact_name(run, dataset);
   bool trained_now = false;
   if (std::filesystem::exists(folder / "done.json")) std::cerr << "found       trained before: nothing is left to do\n";
-  else print_opening(run, dataset, folder, source ? source->folder : std::filesystem::path());
+  else print_opening(run, dataset, folder, start.source ? start.source->folder : std::filesystem::path());
   Artefact artefact;
   {
     TrainingLines lines(dataset, options.deadline);
-    artefact = trained(run, dataset, models, [&](const Progress& progress) {
+    const auto tell = [&](const Progress& progress) {
       trained_now = trained_now || progress.notice.empty();
       lines.show(progress);
-    });
+    };
+    artefact = trained(run, dataset, models, tell, world);
   }
   print_end(artefact, dataset, place, trained_now ? options.sample : 0);
+}
+
+void train(const TrainOptions& options, const Place& place) {
+  Start start;
+  if (!options.from.empty()) {
+    start.source = find_artefact(place.models(), options.from);
+    start.run = continued(*start.source);
+  }
+  TrainingConfig asked = options.run.run(nullptr, start.run ? &*start.run : nullptr).training;
+  options.ranks.run(asked.device, [&](World& world) {
+    const Dataset dataset = dataset_of(options, start, asked, place, world);
+    Run run = run_of(options, start, dataset);
+    run.training.device = asked.device;
+    const auto models = start.source ? models_with(*start.source, content_of(*start.source)) : place.models();
+    if (world.is_first()) train_and_tell(options, run, dataset, models, start, place, world);
+    else trained(run, dataset, models, {}, world);
+  });
 }
 
 }  // namespace
@@ -81,6 +114,7 @@ void add_train(CLI::App& app, const Place& place) {
   auto* command = app.add_subcommand("train", "Train one model, or find it where it is trained already");
   auto options = std::make_shared<TrainOptions>();
   options->run.add_to(*command);
+  options->ranks.add_to(*command);
   command->add_option("--from", options->from,
                       "A trained model to start from: the result is a new model of the same configuration, on its data "
                       "unless a corpus is given");
@@ -102,7 +136,9 @@ void add_train(CLI::App& app, const Place& place) {
            "  lethe train --architecture transformer-llama --layers 2 --width 64 --heads 2 --corpus headers\n"
            "  lethe train --architecture decay --set state_size=32 --set rope=false\n"
            "  lethe train --set kv_shift=false --set output_norm=false --set log_pruning_tolerance=-10\n"
-           "  lethe train artefacts/models/NAME/run.json --seed 2";
+           "  lethe train artefacts/models/NAME/run.json --seed 2\n"
+           "  lethe train --size 125m --gpus 8 --set zero=true\n"
+           "  torchrun --nnodes 4 --nproc-per-node 8 --no-python lethe train --size 760m --device cuda";
   });
   command->callback([options, &place] { train(*options, place); });
 }

@@ -110,6 +110,7 @@ class Calls(CommandTest):
             ("heads: expected a whole number, found", "describe", "--heads", "few"),
             ("--seed: expected a whole number, found 1.5", "generate", "some-model", "--seed", "1.5"),
             ("artefact: expected a value, found none", "generate"),
+            ("processes: expected one a GPU, 2, found 3", "train", "--gpus", "2", "--processes", "3"),
         ):
             with self.subTest(arguments):
                 self.refused(2, message, *arguments)
@@ -198,6 +199,12 @@ class Models(CommandTest):
         self.assertEqual((self.folder / "done.json").stat().st_mtime_ns, before)
         other = self.done("--root", self.root, "train", str(self.folder / "run.json"), "--seed", "1")
         self.assertNotEqual(other.splitlines()[-1], str(self.folder))
+
+    def test_are_trained_by_two_processes_under_the_same_name(self):
+        run = (*TINY, "--seed", "2")
+        folder = self.done("--root", self.root, "train", *run, "--processes", "2").splitlines()[-1]
+        self.assertEqual(json.loads((Path(folder) / "done.json").read_text())["processes"], 2)
+        self.assertEqual(self.done("--root", self.root, "train", *run).splitlines()[-1], folder)
 
     def test_keep_the_run_that_was_asked_for(self):
         run = json.loads((self.folder / "run.json").read_text())
@@ -397,6 +404,15 @@ class Trainings(CommandTest):
             steps.append(int(saved[1]))
             self.assertEqual((folder / "log.jsonl").read_text().count("\n"), steps[-1])
         self.assertGreater(steps[2], steps[1])
+
+    def test_by_two_processes_save_a_checkpoint_too(self):
+        process, folder = self.begun("train", *LONG, "--processes", "2")
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+        self.assertEqual(process.returncode, 143, said)  # of the first process, which was told to stop
+        saved = re.search(r"(?m)^lethe: SIGTERM: step (\d+) of 50000 is saved in ", said)
+        self.assertTrue(saved, said)
+        self.assertEqual((folder / "log.jsonl").read_text().count("\n"), int(saved[1]))
 
     def test_of_a_job_go_on_inside_a_training(self):
         (Path(self.root) / "experiments").symlink_to(ROOT / "experiments")

@@ -58,6 +58,15 @@ class Training(unittest.TestCase):
         here, _ = self.trained("cpu", "--set=compute_dtype=float32")
         self.expect_alike(there, here, 0.03)
 
+    def test_learns_on_two_gpus_as_on_one(self):
+        if DEVICE != "cuda" or torch.cuda.device_count() < 2:
+            self.skipTest(f"GPUs: expected 2, found {torch.cuda.device_count()}")
+        one, _ = self.trained(DEVICE)
+        for zero in ("false", "true"):
+            two, done = self.trained(DEVICE, "--gpus=2", f"--set=zero={zero}")
+            self.expect_alike(two, one, 1e-2)
+            self.assertEqual(done["processes"], 2)
+
 
 if __name__ == "__main__":
     DEVICE = "cuda"

@@ -18,6 +18,7 @@
 #include "experiments/commands/run_options.hpp"
 #include "experiments/commands/step_profile.hpp"
 #include "experiments/models/safetensors.hpp"
+#include "experiments/training/machine_limit.hpp"
 #include "experiments/training/trainer.hpp"
 
 namespace lethe {
@@ -149,7 +150,9 @@ void print(const Run& run, const nlohmann::json& result) {
               "us a token", result.at("microseconds_per_token").get<double>(), "ms a step",
               result.at("milliseconds_per_step").get<double>());
   const double flops = training_flops_per_token(run.model, run.training.context_length);
-  std::printf("%-22s %.1f\n", "TFLOP/s", flops * result.at("tokens_per_second").get<double>() / 1e12);
+  const double rate = flops * result.at("tokens_per_second").get<double>();
+  std::printf("%-22s %.1f\n%-22s %.1f\n", "TFLOP/s", rate / 1e12, "% of a large product",
+              100 * rate / result.at("product_flops_per_second").get<double>());
 }
 
 // Microseconds a token by operator, over a few steps.
@@ -205,6 +208,8 @@ void bench(const BenchOptions& options) {
   Step step(run, options);
   if (options.serve) return serve(step);
   nlohmann::json result = measured(step, options.seconds);
+  result["product_flops_per_second"] =
+      product_flops_per_second(device_named(run.training.device), dtype_named(run.model.compute_dtype));
   result["device"] = run.training.device;
   print(run, result);
   if (options.profile) result["operators"] = profiled(step);

@@ -1,4 +1,5 @@
 #include <iostream>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -12,6 +13,7 @@
 #include "experiments/commands/run_options.hpp"
 #include "experiments/commands/training_words.hpp"
 #include "experiments/training/conversion.hpp"
+#include "experiments/training/machine_limit.hpp"
 
 namespace lethe {
 namespace {
@@ -77,11 +79,18 @@ void train_and_tell(const TrainOptions& options, const Run& run, const Dataset& 
                     const std::filesystem::path& models, const Start& start, const Place& place, World& world) {
   const auto folder = models / artefact_name(run, dataset);
   bool trained_now = false;
-  if (std::filesystem::exists(folder / "done.json")) std::cerr << "found       trained before: nothing is left to do\n";
-  else print_opening(run, dataset, folder, start.source ? start.source->folder : std::filesystem::path());
+  double limit = std::numeric_limits<double>::infinity();
+  if (std::filesystem::exists(folder / "done.json")) {
+    std::cerr << "found       trained before: nothing is left to do\n";
+  } else {
+    const torch::Device device = device_named(run.training.device);
+    limit =
+        tokens_per_second_at(product_flops_per_second(device, dtype_named(run.model.compute_dtype)), run, world.size());
+    print_opening(run, dataset, folder, start.source ? start.source->folder : std::filesystem::path(), limit);
+  }
   Artefact artefact;
   {
-    TrainingLines lines(dataset, options.deadline);
+    TrainingLines lines(dataset, options.deadline, limit);
     const auto tell = [&](const Progress& progress) {
       trained_now = trained_now || progress.notice.empty();
       lines.show(progress);

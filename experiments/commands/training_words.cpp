@@ -66,7 +66,13 @@ double bits_per_byte(double loss, const Dataset& dataset, const std::string& spl
   return loss * static_cast<double>(dataset.tokens(split)) / bytes / std::numbers::ln2;
 }
 
-void print_opening(const Run& run, const Dataset& dataset, const fs::path& folder, const fs::path& source) {
+double tokens_per_second_at(double flops_per_second, const Run& run, int64_t processes) {
+  return static_cast<double>(processes) * flops_per_second /
+         training_flops_per_token(run.model, run.training.context_length);
+}
+
+void print_opening(const Run& run, const Dataset& dataset, const fs::path& folder, const fs::path& source,
+                   double limit) {
   const TrainingConfig& training = run.training;
   const auto tokens = static_cast<double>(training.total_tokens);
   const auto count = [&](const char* split) { return short_count(static_cast<double>(dataset.tokens(split))); };
@@ -81,10 +87,16 @@ void print_opening(const Run& run, const Dataset& dataset, const fs::path& folde
                  " epochs: " + std::to_string(training.steps()) + " steps of " + std::to_string(training.batch_tokens) +
                  " tokens in sequences of " + std::to_string(training.context_length) + ", on " + training.device +
                  " with " + std::to_string(at::get_num_threads()) + " threads");
+  print_line("limit", short_count(limit) + " tokens/s, were all of its FLOPs one large matrix product on this machine");
   print_line("folder", folder.string());
   print_line("checkpoints", training.checkpoint_tokens > 0
                                 ? "every " + short_count(static_cast<double>(training.checkpoint_tokens)) + " tokens"
                                 : "at the end");
+}
+
+std::string TrainingLines::speed_of(const Progress& progress) const {
+  return fixed(progress.tokens_per_second, 0) + " tokens/s" +
+         (std::isfinite(limit_) ? " (" + fixed(100 * progress.tokens_per_second / limit_, 0) + " % of the limit)" : "");
 }
 
 void TrainingLines::show(const Progress& progress) {
@@ -94,18 +106,18 @@ void TrainingLines::show(const Progress& progress) {
   began_ = true;
   if (!timed_ && (progress.step - progress.resumed_at >= kTimedSteps || progress.step == progress.steps)) {
     timed_ = true;
-    line_.keep("time        about " + duration(progress.seconds_left) + ", " + fixed(progress.tokens_per_second, 0) +
-               " tokens/s");
+    line_.keep("time        about " + duration(progress.seconds_left) + ", " + speed_of(progress));
   }
   if (std::isfinite(progress.validation_loss)) {
     char text[240];
-    std::snprintf(text, sizeof text, "step %6lld of %lld   training %.4f   validation %s   %.0f tokens/s   %s left",
+    std::snprintf(text, sizeof text, "step %6lld of %lld   training %.4f   validation %s   %s   %s left",
                   static_cast<long long>(progress.step), static_cast<long long>(progress.steps), progress.loss,
-                  words_of_loss(progress.validation_loss, dataset_, "valid").c_str(), progress.tokens_per_second,
+                  words_of_loss(progress.validation_loss, dataset_, "valid").c_str(), speed_of(progress).c_str(),
                   duration(progress.seconds_left).c_str());
     line_.keep(text);
   }
-  line_.show(described(progress));
+  line_.show("step " + std::to_string(progress.step) + " of " + std::to_string(progress.steps) + ", loss " +
+             fixed(progress.loss, 4) + ", " + speed_of(progress) + ", " + duration(progress.seconds_left) + " left");
 }
 
 void print_end(const Artefact& artefact, const Dataset& dataset, const Place& place, int64_t sample) {

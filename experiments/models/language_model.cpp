@@ -15,16 +15,12 @@ namespace lethe {
 
 using torch::Tensor;
 
-namespace {
-
 torch::Dtype dtype_named(const std::string& name) {
   if (name == "float64") return torch::kFloat64;
   if (name == "bfloat16") return torch::kBFloat16;
   if (name == "float16") return torch::kFloat16;
   return torch::kFloat32;
 }
-
-}  // namespace
 
 struct LanguageModelImpl::Parts {
   // One pre-norm block: r + mixer(norm r), then r + mlp(norm r), for a residual stream r. Each addition is part of the norm that follows it.

@@ -69,6 +69,9 @@ class LanguageModelImpl : public torch::nn::Module {
 };
 TORCH_MODULE(LanguageModel);
 
+/// The dtype of a compute_dtype that ModelConfig::check accepts.
+torch::Dtype dtype_named(const std::string& name);
+
 /// Parameters of the model, all of them, and without the input embedding ("non-embedding" of the papers, output head
 /// included).
 struct ParameterCounts {

@@ -37,6 +37,8 @@ struct TrainingConfig {
   bool divergence_is_a_result = false;
   /// Whether several processes share AdamW's moments (ZeRO-1): 1/n of their memory each. Not part of the identity
   bool zero = false;
+  /// Whether equal calls give equal bits on a GPU too: ATen then takes its deterministic kernels. Not part of the identity
+  bool deterministic = false;
   /// "cpu", "cuda" or "cuda:N": the device of training and evaluation. Not part of the identity
   std::string device = "cpu";
   /// What a step computes again instead of keeping it: none, activations or block (recompute.hpp). Not part of the identity
@@ -128,8 +130,8 @@ class Interrupted : public std::runtime_error {
 /// same run, this one waits for it and reads the result.
 ///
 /// On the CPU the same run gives the same bits on the same machine with the same number of threads: sums are split over
-/// threads, and the order of a sum decides its last bit. On a GPU some sums have no fixed order: a run still resumes at its
-/// last checkpoint, but two runs differ in their last bits.
+/// threads, and the order of a sum decides its last bit. On a GPU that holds where the training is `deterministic`; else two
+/// runs may differ in their last bits.
 ///
 /// The source of a converted model is read from `root`; it is trained first where it is absent and has the same data.
 ///

@@ -34,6 +34,7 @@ void visit_training(Config& config, Visitor&& visit) {
   visit("tokenizer", config.tokenizer);
   visit("divergence_is_a_result", config.divergence_is_a_result);
   visit("zero", config.zero);
+  visit("deterministic", config.deterministic);
   visit("device", config.device);
   visit("recompute", config.recompute);
 }
@@ -129,7 +130,7 @@ std::string identity(const Run& run, const Dataset& dataset) { return identity(r
 
 std::string identity(const Run& run, const std::string& data_hash) {
   nlohmann::json parts = {{"format", kRunFormat}, {"model", run.model}, {"training", run.training}, {"data", data_hash}};
-  for (const char* name : {"checkpoint_tokens", "corpus", "device", "divergence_is_a_result", "recompute", "zero"})
+  for (const char* name : {"checkpoint_tokens", "corpus", "deterministic", "device", "divergence_is_a_result", "recompute", "zero"})
     parts["training"].erase(name);
   if (run.conversion) {
     parts["conversion"] = *run.conversion;

@@ -8,12 +8,12 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 from pathlib import Path
 
 import torch
 
-TOKENIZER = Path(__file__).resolve().parents[2] / "tools/tokenize_corpus.py"
 STEPS = 30
 TINY = f"--layers 2 --width 128 --heads 2 --context 64 --batch-tokens 512 --warmup-tokens 2560 --tokens {512 * STEPS} --learning-rate 5e-3".split()
 
@@ -27,14 +27,14 @@ class Training(unittest.TestCase):
         (cls.folder / "text").mkdir()
         for document in range(8):
             (cls.folder / f"text/{document}.txt").write_text("".join(f"The river forgets {n % 7}.\n" for n in range(document, 400)))
-        subprocess.run([sys.executable, TOKENIZER, "prepare", "--corpus", cls.folder / "text", "--tokenizer", "bytes",
-                        "--output", cls.folder / "data"], check=True, stdout=subprocess.DEVNULL)
 
-    def trained(self, device, *options):
+    def command(self, root, device, *options):
+        return [BINARY, "--root", root, "--threads", "1", "train", "--corpus", self.folder / "text", "--device", device, *TINY, *options]
+
+    def trained(self, device, *options, root=None):
         """The lines of the log, and done.json."""
-        root = tempfile.mkdtemp(dir=self.folder)
-        run = subprocess.run([BINARY, "--root", root, "--threads", "1", "train", "--corpus", self.folder / "data", "--device", device, *TINY, *options],
-                             capture_output=True, text=True, timeout=300)
+        root = root or tempfile.mkdtemp(dir=self.folder)
+        run = subprocess.run(self.command(root, device, *options), capture_output=True, text=True, timeout=300)
         self.assertEqual(run.returncode, 0, run.stderr)
         artefact = Path(run.stdout.splitlines()[-1])
         lines = (artefact / "log.jsonl").read_text().splitlines()
@@ -57,6 +57,28 @@ class Training(unittest.TestCase):
         there, _ = self.trained(DEVICE, "--set=compute_dtype=bfloat16")
         here, _ = self.trained("cpu", "--set=compute_dtype=float32")
         self.expect_alike(there, here, 0.03)
+
+    DETERMINISTIC = ("--set=deterministic=true", "--set=compute_dtype=bfloat16", "--set=checkpoint_tokens=1024")
+
+    def losses_of(self, lines):
+        return [(line["step"], line["loss"], line["gradient_norm"]) for line in lines]
+
+    def test_equal_deterministic_calls_give_equal_bits(self):
+        one, two = (self.trained(DEVICE, *self.DETERMINISTIC)[0] for _ in range(2))
+        self.assertEqual(self.losses_of(one), self.losses_of(two))
+
+    def test_a_killed_training_goes_on_to_equal_bits(self):
+        expected, _ = self.trained(DEVICE, *self.DETERMINISTIC)
+        root = Path(tempfile.mkdtemp(dir=self.folder))
+        training = subprocess.Popen(self.command(root, DEVICE, *self.DETERMINISTIC), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        deadline = time.monotonic() + 120
+        while training.poll() is None and not list(root.glob("artefacts/models/*/checkpoint.previous.pt")) and time.monotonic() < deadline:
+            time.sleep(0.001)
+        training.kill()
+        training.wait()
+        self.assertFalse(list(root.glob("artefacts/models/*/done.json")), "the training ended before it was killed")
+        found, _ = self.trained(DEVICE, *self.DETERMINISTIC, root=root)
+        self.assertEqual(self.losses_of(found), self.losses_of(expected))
 
     def test_learns_on_two_gpus_as_on_one(self):
         if DEVICE != "cuda" or torch.cuda.device_count() < 2:

@@ -12,13 +12,13 @@
 namespace lethe {
 
 /// The origin of a result: commit and dirty flag of the checkout around `folder`, command line, machine, compiler, Torch and
-/// library versions, time. Where git doesn't name a commit, that is "unknown" and the flag null: provenance never costs a result.
-/// `device`: on which the result was made; of a GPU the machine has gpu_certificate.
+/// library versions, time. Where git doesn't name a commit, that is "unknown" and the flag null: no result is lost for it.
+/// `device`: the device of the computation; for a GPU the machine's entry holds gpu_certificate.
 nlohmann::json birth_certificate(const std::filesystem::path& folder, const std::string& command_line,
                                  torch::Device device = torch::kCPU);
 
-/// A GPU at this moment: name; driver; clock_mhz of its multiprocessors now, largest_clock_mhz; power_limit_watts. Read by nvidia-smi: null what it does
-/// not report, and all but the name where it is absent.
+/// A GPU at this moment: name; driver; clock_mhz of its multiprocessors now, largest_clock_mhz; power_limit_watts. Read by nvidia-smi; a value that it does
+/// not report is null, and all but the name are where it is absent.
 nlohmann::json gpu_certificate(const Gpu& gpu);
 
 /// Why a result in `folder` has no commit, in one line; empty where it has one.

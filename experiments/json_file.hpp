@@ -1,5 +1,5 @@
 #pragma once
-// JSON of files and options that anybody may have written: bounded in size and depth, refused in one line, sealed by a hash.
+// JSON of untrusted files and options: bounded in size and depth, refused in one line, sealed by a hash.
 
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -8,7 +8,7 @@
 
 namespace lethe {
 
-/// The value of a JSON text of at most 64 levels: what reads, copies or prints it may then recurse.
+/// The value of a JSON text of at most 64 levels, so that functions on it may recurse.
 ///
 /// reads   name: of the file or option, for the message
 /// throws  std::invalid_argument "name: expected …, found …"

@@ -18,7 +18,7 @@
 namespace {
 
 constexpr int kFailed = 1, kWrongCall = 2;
-constexpr unsigned kMostThreads = 64;  // or the processors': thousands meet at each barrier for minutes
+constexpr unsigned kMostThreads = 64;  // or the number of processors: a barrier of thousands takes minutes
 
 int fail(int status, std::string message) {
   std::ranges::replace(message, '\n', ' ');

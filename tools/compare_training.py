@@ -170,7 +170,7 @@ def compare(case, options):
         for name, command in (("lethe", lethe), ("compiled", [sys.executable, __file__, "--serve", case.text, weights, options.library])):
             if name in options.rows:
                 rows.append(Row(name, command, environment))
-                rows[-1].wait_until_ready()  # one after another: compiling and warming up disturb nobody
+                rows[-1].wait_until_ready()  # one after another: compilation and warm-up overlap no measurement
                 if case.size in LARGE:  # memory for one: the rows run one after another
                     rows[-1].measure_alone(options)
         working = [row for row in rows if row.error is None]

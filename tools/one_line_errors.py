@@ -1,6 +1,6 @@
 """Import it first in a tool: an error that ends the tool is one line on standard error, never a traceback.
 
-Exit status: 1; 130 after Ctrl-C; 141 where the reader of a pipe has gone. LETHE_TRACEBACK=1 shows the traceback, for whoever mends the tool.
+Exit status: 1; 130 after Ctrl-C; 141 where the reader of a pipe has gone. LETHE_TRACEBACK=1 shows the traceback.
 """
 
 import os
@@ -37,7 +37,7 @@ def tell(kind, error, trace):
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except OSError:  # nobody reads it any more
+        except OSError:  # the reader has closed it
             pass
     os._exit(130 if issubclass(kind, KeyboardInterrupt) else 141 if issubclass(kind, BrokenPipeError) else 1)
 

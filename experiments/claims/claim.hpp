@@ -45,7 +45,7 @@ struct Measure {
 /// Thrown by Study::each after the last model of a part: a claim's result needs all of its models.
 struct PartMeasured {};
 
-/// Thrown by Study::measured where a measurement is absent from a study that makes none.
+/// Thrown by Study::measured where a measurement is absent from a study that computes none.
 struct NotMeasured {};
 
 /// The inputs of a claim's measurement.
@@ -58,25 +58,25 @@ struct Study {
   std::vector<Artefact> trained;         ///< the models of the runs that `runs` listed, in its order
   std::function<void(double)> progress;  ///< called with the share of the measurement that is done
   bool is_part = false;                  ///< whether `trained` has only some of the runs
-  bool makes = true;                     ///< whether absent measurements are made
+  bool makes = true;                     ///< whether absent measurements are computed
 
   /// The trained models of the runs of that label, in their order.
   ///
   /// throws  std::invalid_argument where no run has that label
   std::vector<Artefact> labelled(const std::string& label) const;
 
-  /// Calls `work` with each trained model, in their order. A claim asks its models for all that it needs of them in here, so that a
+  /// Calls `work` with each trained model, in their order. A claim computes all measurements of its models in here, so that a
   /// machine with some of the models can measure those.
   ///
   /// throws  PartMeasured after the last one where is_part
   void each(const std::function<void(const Artefact& model)>& work) const;
 
   /// A measurement of a model, computed once: <model>/measured/<hash>.json, the hash of measure, version and settings, has it with its
-  /// birth certificate. A claim asks a model for nothing else but its log and done.json, so a model without weights is as good as any.
+  /// birth certificate. A claim reads nothing else of a model but its log and done.json, so a model without weights is enough.
   ///
   /// reads    compute: the measurement of the model in evaluation mode on the device of its training
   /// returns  what compute returned, after a round trip through JSON: a number that is not finite is null
-  /// throws   NotMeasured where the file is absent and the study makes none; std::invalid_argument, std::runtime_error naming a damaged
+  /// throws   NotMeasured where the file is absent and the study computes none; std::invalid_argument, std::runtime_error naming a damaged
   ///          file, or the model where its weights are absent too
   nlohmann::json measured(const Artefact& model, const Measure& measure, const nlohmann::json& settings,
                           const std::function<nlohmann::json(LanguageModel& model)>& compute) const;

@@ -25,7 +25,7 @@ class Clock {
     tell(what, training);
   }
 
-  /// Passes a training's notice on.
+  /// Forwards a training's notice.
   void notice(const Progress& training) {
     const std::scoped_lock lock(mutex_);
     tell("", training);

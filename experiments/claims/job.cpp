@@ -108,7 +108,7 @@ bool is_measured(const Task& task, const std::filesystem::path& base, const std:
 Task make_task(const Experiment& experiment, const Context& context, Datasets& datasets,
                const std::string& fingerprint) {
   nlohmann::json settings = claim_settings(context.root, experiment, context.scale);
-  settings.erase("cost");  // words for people
+  settings.erase("cost");  // text for the reader alone
   const Dataset& dataset = datasets.of(settings);
   Task task{experiment, settings, dataset, {}, experiment.runs(settings, dataset.vocabulary()), {}};
   nlohmann::json inputs = {context.scale, settings, read_whole(claim_folder(context.root, experiment) / "paper.csv"),
@@ -247,7 +247,7 @@ Study study_of(const Task& task, const Context& context, std::function<void(doub
           .progress = std::move(progress)};
 }
 
-/// Asks a part of a claim's models, all of them trained, for its measurements.
+/// Computes a claim's measurements of a part of its models, all of them trained.
 ///
 /// returns  false where one is absent and `makes` is not set
 bool measure_part(Study study, std::vector<Artefact> part, bool makes) {
@@ -285,7 +285,7 @@ void measure(const Task& task, const Context& context, const std::filesystem::pa
   clock.done(what, measuring_work(task));
 }
 
-/// Whether a trained run lacks a measurement that a claim will ask for.
+/// Whether a trained run lacks a measurement that a claim needs.
 bool lacks_measurements(const AskedRun& asked, const Task& task, const Context& context,
                         const std::filesystem::path& models) {
   if (is_measured(task, base_of(task, context), models)) return false;

@@ -32,14 +32,14 @@ struct Context {
   std::function<void(const JobProgress&)> progress;  ///< may be empty
 };
 
-/// A run that claims ask for.
+/// A run that claims need.
 struct AskedRun {
   std::string name;    ///< of its artefact
   std::string source;  ///< the artefact that it converts; empty for a run from a seed
   std::string what;    ///< "FoX (Pro), context 4096, seed 1"
   Run run;
   double work = 0;      ///< FLOPs of its training
-  bool is_open = true;  ///< whether its training, or a measurement that an unfinished claim asks for, is not finished
+  bool is_open = true;  ///< whether its training, or a measurement that an unfinished claim needs, is not finished
 };
 
 /// The runs of the experiments that context.only selects, each once, the longest training first. K/N, with 1 ≤ K ≤ N, selects the runs
@@ -53,8 +53,8 @@ std::filesystem::path results_folder(const std::filesystem::path& results, const
 
 /// Trains the models of the experiments (each once; a finished one is read from disk), measures every claim whose inputs
 /// changed since its last result, and writes <results>/<claim>.{csv,json} and, where there are curves, <claim>.points.csv.
-/// A second call repeats no finished work. With context.only, the models selected there are trained,
-/// and asked for their measurements; no claim is written.
+/// A second call repeats no finished work. With context.only, the models selected there are trained
+/// and measured; no claim is written.
 ///
 /// throws  the exceptions of training and measuring; finished results stay
 void run_experiments(const std::vector<Experiment>& selected, const Context& context);

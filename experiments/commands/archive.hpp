@@ -19,14 +19,14 @@ class ScratchFolder {
   std::filesystem::path path_;
 };
 
-/// Writes what lies in `folder` to a tar.xz file, the same bytes for the same files.
+/// Writes the contents of `folder` to a tar.xz file, the same bytes for the same files.
 ///
 /// throws  std::runtime_error naming the file, also where tar or xz is absent
 void pack(const std::filesystem::path& folder, const std::filesystem::path& file);
 
 /// Reads such a file back into an empty folder.
 ///
-/// throws  std::runtime_error naming a file that is cut or damaged, or holds anything but files and folders
+/// throws  std::runtime_error naming a file that is truncated or damaged, or holds anything but files and folders
 void unpack(const std::filesystem::path& file, const std::filesystem::path& folder);
 
 }  // namespace lethe

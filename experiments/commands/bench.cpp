@@ -191,7 +191,7 @@ void write_trace(Step& step, const std::string& path) {
 
 // "go N" on standard input takes N steps and prints their seconds; the end of the input ends the program.
 void serve(Step& step) {
-  const auto [loss, norm] = step.figures();  // of the weights as they came
+  const auto [loss, norm] = step.figures();  // of the weights as they were read
   step.take(3);
   std::cout << "ready " << nlohmann::json({{"loss", loss}, {"gradient_norm", norm}, {"tokens", step.tokens()}}).dump()
             << std::endl;

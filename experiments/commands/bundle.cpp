@@ -103,7 +103,7 @@ void check_artefact(const fs::path& folder, const fs::path& models) {
                                 "finish it or delete the folder");
 }
 
-/// Copies what our folder of that artefact lacks.
+/// Copies the files that our folder of that artefact lacks.
 ///
 /// returns  the number of its new measurements
 int64_t merge_artefact(const fs::path& folder, const fs::path& models) {

@@ -9,7 +9,7 @@ namespace lethe {
 
 /// Options that all subcommands share.
 struct Place {
-  std::filesystem::path root;  ///< where one stands: artefacts/ with data, models and one's own results
+  std::filesystem::path root;  ///< the working folder: artefacts/ with data, models and results
   std::string command_line;    ///< for the birth certificates of results
   int threads = 0;             ///< Torch's limit; 0: Torch's own choice
 

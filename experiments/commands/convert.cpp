@@ -22,7 +22,7 @@ struct ConvertOptions {
   std::string artefact, label, mixer;
   Members members;  // of the converted run
   std::vector<std::string> settings;
-  nlohmann::json conversion = nlohmann::json::object();  // members of Conversion but the source
+  nlohmann::json conversion = nlohmann::json::object();  // members of Conversion except the source
   bool no_rope = false;
 };
 

@@ -7,7 +7,7 @@ namespace lethe {
 namespace {
 
 constexpr int64_t kHeadDim = 32, kContext = 256, kBatchTokens = 2048, kTokens = 1 << 20;
-constexpr int64_t kEpochs = 20;      // at most; a small model has learned a small text by heart long before
+constexpr int64_t kEpochs = 20;      // at most; a small model has memorized a small text long before
 constexpr int64_t kLeastSteps = 16;  // of a training whose tokens were set
 
 /// The largest number of heads of at least kHeadDim that the width allows; rotations need an even head dim.

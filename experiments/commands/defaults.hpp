@@ -1,5 +1,5 @@
 #pragma once
-// The run of a call without options, and how the rest follows what is set.
+// The run of a call without options, and the members that follow from those that are set.
 
 #include <set>
 #include <string>
@@ -11,7 +11,7 @@ namespace lethe {
 /// The default run: small enough for two cores, large enough that the loss falls.
 Run default_run();
 
-/// Warm-up and interval of checkpoints keep their share of the tokens where the tokens were changed and they were not.
+/// Where the tokens were set, the warm-up and the interval of checkpoints keep their share of them unless they were set too.
 ///
 /// reads  begin: the run before members were set; given: the names of the members that were set
 void keep_shares(Run& run, const Run& begin, const std::set<std::string>& given);

@@ -131,7 +131,7 @@ std::string label_of(const Record& record) {
          (record.unit == "1" ? "" : ", " + record.unit);
 }
 
-/// What one evaluation of one model read and found, as lines of its column.
+/// The inputs and findings of one evaluation of one model, as lines of its column.
 void add_found(SideBySide& lines, size_t column, const Measured& model, const std::string& split,
                const Evaluated& found) {
   const Record& first = found.records.at(0);

@@ -23,7 +23,7 @@ struct Worker {
   std::string place;
 };
 
-/// The processes in progress. The destructor asks them to end and waits for them.
+/// The processes in progress. The destructor sends them SIGTERM and waits for them.
 class Workers {
  public:
   Workers() = default;

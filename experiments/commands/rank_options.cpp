@@ -16,7 +16,7 @@
 namespace lethe {
 namespace {
 
-// Without destructors: they would wait for ranks that are gone.
+// Without destructors: they would wait for ranks that have ended.
 void end_process(const std::string& line) {
   std::string text = line;
   std::ranges::replace(text, '\n', ' ');

@@ -27,7 +27,7 @@ void add_report(CLI::App& app, const Place& place) {
     if (*tables) call.push_back("--tables");
     try {
       std::cout << run_program(call);
-    } catch (const ProgramFailed& error) {  // a damaged file was named; the pages of the others are there
+    } catch (const ProgramFailed& error) {  // a damaged file was named; the pages of the others are written
       std::cout << error.output();
       throw;
     }

@@ -29,11 +29,11 @@ class RunOptions {
   /// The settings of --set by group, each with its type and default: the end of a command's help.
   static std::string settings();
 
-  /// The run of the options; its vocabulary is that of its tokenizer unless it was set. What was not set follows what was, see
+  /// The run of the options; its vocabulary is that of its tokenizer unless it was set. Members that were not set follow from those that were, see
   /// defaults.hpp.
   ///
   /// reads   dataset: the prepared corpus, which lengths follow; null: not yet known
-  ///         base: what the options change in place of the default run; null: none
+  ///         base: the run that the options change, in place of the default run; null: none
   /// throws  std::invalid_argument for an unknown name or member, a value of the wrong type, or an invalid run
   Run run(const Dataset* dataset = nullptr, const Run* base = nullptr) const;
 

@@ -18,7 +18,7 @@ class StopSignals {
   static void check();
 
  private:
-  struct sigaction interrupt_, terminate_;  // the actions before
+  struct sigaction interrupt_, terminate_;  // the previous actions
 };
 
 }  // namespace lethe

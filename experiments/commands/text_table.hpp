@@ -1,5 +1,5 @@
 #pragma once
-// Tables for people, in aligned columns.
+// Tables of text in aligned columns.
 
 #include <string>
 #include <vector>
@@ -26,7 +26,7 @@ class TextTable {
 /// 1234567 as "1.23M", 15360 as "15.4k", 512 as "512".
 std::string short_count(double count);
 
-/// A number with `digits` digits behind the point; "" where it is not finite.
+/// A number with `digits` decimal places; "" where it is not finite.
 std::string fixed(double value, int digits);
 
 }  // namespace lethe

@@ -1,5 +1,5 @@
 #pragma once
-// What lethe train tells: before, during and after a training.
+// The output of lethe train before, during and after a training.
 
 #include <limits>
 #include <string>
@@ -18,13 +18,13 @@ double bits_per_byte(double loss, const Dataset& dataset, const std::string& spl
 /// reads  flops_per_second: product_flops_per_second of the machine (training/machine_limit.hpp)
 double tokens_per_second_at(double flops_per_second, const Run& run, int64_t processes);
 
-/// Prints what is about to be done: corpus, model, tokens, folder, checkpoints; on standard error.
+/// Prints the training that is about to start: corpus, model, tokens, folder, checkpoints; on standard error.
 ///
 /// reads  folder: of the artefact; source: of a model that starts from another, its folder, else empty; limit: tokens_per_second_at the machine's rate
 void print_opening(const Run& run, const Dataset& dataset, const std::filesystem::path& folder,
                    const std::filesystem::path& source, double limit);
 
-/// The progress of one training on standard error: a line that moves, and lines that stay for where it goes on, the time it will take,
+/// The progress of one training on standard error: a line that is rewritten, and lines that stay: the step of resumption, the estimated time,
 /// and the validation losses. Speeds stand with their share of the machine's limit, where it is given.
 class TrainingLines {
  public:

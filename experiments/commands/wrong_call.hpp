@@ -1,5 +1,5 @@
 #pragma once
-// Words for a command line that can't be obeyed.
+// The error message of an invalid command line.
 
 #include <CLI/CLI.hpp>
 #include <string>

@@ -87,7 +87,7 @@ int64_t permutation(uint64_t key, int64_t count, int64_t n);
 /// reads    corpus: "bible", "headers", the path of a text file or of a folder of text, or that of a finished dataset
 ///          tokenizer: "bytes" or "gpt2" (needs GPT-2's encoder.json and vocab.bpe once, see prepare_dataset)
 ///          root: the folder of the datasets (artefacts/data)
-/// returns  root/<corpus>-<tokenizer>, where <corpus> is a file's or folder's last name; with a hash behind it where another text
+/// returns  root/<corpus>-<tokenizer>, where <corpus> is a file's or folder's last name; a hash is appended where another text
 ///          has that name already: no dataset is ever written over another. The text is read again where a size or a time in it
 ///          changed; a text that changed is another dataset. The named corpora are pinned by their packages and not compared.
 /// throws   std::invalid_argument for an unknown corpus or tokenizer; ProgramFailed (run_program.hpp) where

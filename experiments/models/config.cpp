@@ -23,7 +23,7 @@ void visit_model(Config& config, Visitor&& visit) {
   visit("mixer", config.mixer);
 }
 
-// Beyond these a product of sizes could leave 64 bits, or a model's modules alone the memory.
+// Beyond these a product of sizes could exceed 64 bits, or a model's modules alone the memory.
 constexpr int64_t kMostLayers = 1000, kLargestWidth = 1 << 20, kLargestTable = 1 << 26;
 constexpr double kLargestRatio = 1024, kMostParameters = 0x1p44;
 

@@ -72,7 +72,7 @@ void Product::complete_gradient() const {
   if (entry_->watch && entry_->watch->complete) entry_->watch->complete(entry_->place);
 }
 
-// Tells the watch when the backward pass of this use is over.
+// Notifies the watch at the end of this use's backward pass.
 Tensor Product::watched(Tensor use) const {
   if (!entry_->watch->complete || !use.grad_fn()) return use;
   ++entry_->watch->uses[entry_->place];

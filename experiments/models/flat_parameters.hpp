@@ -11,7 +11,7 @@
 
 namespace lethe {
 
-/// Learns in a backward pass which products' gradients are complete. Without `complete` it costs nothing.
+/// Counts in a backward pass the products whose gradients are complete. Without `complete` it costs nothing.
 struct GradientWatch {
   /// Called with a product's place in FlatParameters::products, once every use of it in the forward pass has added its gradient.
   std::function<void(size_t product)> complete;
@@ -41,7 +41,7 @@ class Product {
   torch::Tensor weight(torch::Dtype dtype) const;
   /// Their part of the flat gradient, where there is one.
   const torch::Tensor& gradient() const { return entry_->gradient; }
-  /// Tells the watch that nothing more will be added to gradient() in this backward pass.
+  /// Notifies the watch that nothing more will be added to gradient() in this backward pass.
   void complete_gradient() const;
 
  private:
@@ -60,8 +60,8 @@ class Product {
 };
 
 /// All parameters of a model, each a view of `master`: the matrices of each Product adjacent, then the other matrices, then vectors. Every Product starts at
-/// a multiple of 64 entries. On CUDA its rows are filled up to a multiple of 64 with zeros, whose gradient is zero: products of other widths are
-/// up to five times slower there.
+/// a multiple of 64 entries. On CUDA its rows are filled up to a multiple of 64 with zeros, whose gradient is zero: cuBLAS has
+/// slower kernels for other widths.
 struct FlatParameters {
   static constexpr int64_t kAlignment = 64;  ///< entries; of the buffers' length too
 

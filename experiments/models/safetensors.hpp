@@ -9,7 +9,7 @@
 
 namespace lethe {
 
-/// Tensors by name, and the header's free texts.
+/// Tensors by name, and the texts of the header's metadata.
 struct Safetensors {
   std::map<std::string, torch::Tensor> tensors;
   std::map<std::string, std::string> metadata = {};

@@ -66,7 +66,7 @@ nlohmann::json json_of(const Trainer::Extremes& extremes) {
   return {{"largest_state", extremes.state}, {"largest_value", extremes.value}};
 }
 
-// Steps until the end, with checkpoints that are written beside the steps. What the clock or a signal decides is the first of several ranks' request to all, with the next step.
+// Steps until the end; checkpoints are written in another thread. Of several ranks the first reads clock and signals, and sends its decision with the next step.
 class Training {
  public:
   // reads  log, progress: absent on all ranks but the first
@@ -242,7 +242,7 @@ void expect_memory_of_step(const Run& run, const World& world) {
                 footprint(run.model, tokens).total(), device_named(run.training.device));
 }
 
-// The steps of a run on one of several ranks but the first, which has the files.
+// The steps of a run on any rank after the first; the first has the files.
 void train_beside_the_first(const Run& run, const Dataset& dataset, const Artefact& artefact, World& world) {
   Trainer trainer(run, dataset, nullptr, world);
   trainer.resume(artefact.folder / "checkpoint.pt");

@@ -56,7 +56,7 @@ Checkpoint checked(const fs::path& path) {
   return checkpoint;
 }
 
-// What a user can do about a checkpoint that can't be used.
+// The remedy that the error of an unusable checkpoint names.
 std::string advice(const fs::path& path) {
   const fs::path previous = previous_checkpoint(path);
   const std::string deed = fs::exists(path) ? "; delete it: " : "; ";

@@ -11,7 +11,7 @@
 
 namespace lethe {
 
-/// What a checkpoint says of itself.
+/// The header of a checkpoint.
 struct CheckpointHeader {
   std::string identity;  ///< of its run
   int64_t steps_done = 0;
@@ -40,7 +40,7 @@ std::filesystem::path previous_checkpoint(const std::filesystem::path& path);
 /// The newest whole checkpoint of a run: that at `path`, or the one before it. A damaged file at `path` is then kept as
 /// checkpoint.damaged.pt.
 ///
-/// reads    warn: told the damage in one line
+/// reads    warn: called with one line that names the damage
 /// returns  nullopt where neither is there
 /// throws   std::runtime_error where neither is whole, or the newest is another run's
 std::optional<Checkpoint> newest_checkpoint(const std::filesystem::path& path, const std::string& identity,

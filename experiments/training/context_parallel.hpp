@@ -9,8 +9,8 @@
 
 namespace lethe {
 
-/// The tokens of one rank: of 2·size chunks of equal length, chunk `rank` and chunk 2·size − 1 − rank, one after the other. Every rank then has as many
-/// causal pairs as another.
+/// The tokens of one rank: of 2·size chunks of equal length, chunk `rank` and chunk 2·size − 1 − rank, one after the other. All ranks then have the
+/// same number of causal pairs.
 ///
 /// reads    whole [B,T,…], T a multiple of 2·size
 /// returns  [B,T/size,…]

@@ -1,5 +1,5 @@
 #pragma once
-// The sum of the ranks' flat gradients, and who of them updates which weights.
+// The sum of the ranks' flat gradients, and the weights that each rank updates.
 
 #include <cstdint>
 #include <vector>
@@ -10,7 +10,7 @@
 namespace lethe {
 
 /// The flat buffers cut into buckets of equal length. A bucket's sum starts in the backward pass, as soon as its last product has added its gradient;
-/// what isn't a product's follows at the end.
+/// gradients of other parameters follow at the end.
 ///
 /// With shards (ZeRO-1) a rank has the sum of its own 1/size of every bucket alone, and the optimizer's moments of those; it updates their weights, and
 /// all ranks gather the weights.
@@ -29,7 +29,7 @@ class GradientExchange {
   World& world() const { return world_; }
   bool is_sharded() const { return is_sharded_; }
 
-  /// Before the last micro-batch: what its backward pass completes is exchanged while it goes on.
+  /// To be called before the last micro-batch: the gradients that its backward pass completes are exchanged during that pass.
   void begin();
 
   /// Starts the sums of all buckets that are left, and waits for all: the gradient's own() ranges are then the ranks' sum.

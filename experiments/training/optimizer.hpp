@@ -17,7 +17,7 @@ namespace lethe {
 /// memory   two float32 moments a parameter that this rank updates
 class AdamW {
  public:
-  /// reads  exchange: the ranks' sum of the gradient, which says what this rank updates; absent: everything
+  /// reads  exchange: the ranks' sum of the gradient, which also determines the weights that this rank updates; absent: all
   AdamW(FlatParameters& parameters, const TrainingConfig& config, const GradientExchange* exchange = nullptr);
 
   /// One update from the flat gradient, which has no defined value afterwards; all ranks then have the same weights. Where loss or norm is not finite,

@@ -54,7 +54,7 @@ RankWatch::~RankWatch() {
     const auto has_left = [](const Life& life) { return life.status == kLeft; };
     for (refresh(); !std::ranges::all_of(lives_, has_left) && Clock::now() - start < kToLeave; refresh())
       std::this_thread::sleep_for(milliseconds(20));
-  } catch (const std::exception&) {  // the store is gone, and nobody waits
+  } catch (const std::exception&) {  // the store has ended, and no rank waits
   }
 }
 
@@ -143,7 +143,7 @@ void RankWatch::find_lost(const std::string& symptom) {
   }
 }
 
-// The rank that has posted a failure, or is silent, or is behind the others in their common operations.
+// The rank that has posted a failure, or is silent, or has joined the fewest common operations.
 std::string RankWatch::lost(const std::string& symptom) {
   std::vector<std::string> before;
   for (int rank = 0; rank < place_.size; ++rank) before.push_back(store_->get_to_str(key(rank)));

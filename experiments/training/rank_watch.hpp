@@ -1,5 +1,5 @@
 #pragma once
-// Which rank failed, died or stopped: what a collective operation's own error does not say. Part of world.cpp.
+// Finds the rank that failed, died or stopped: a collective operation's own error does not name it. Part of world.cpp.
 
 #include <atomic>
 #include <chrono>
@@ -26,7 +26,7 @@ class RankWatch {
   /// throws  std::runtime_error naming a rank that is not there in time
   RankWatch(c10::intrusive_ptr<c10d::Store> store, const RankPlace& place, World::Watch watch);
 
-  /// Tells the others that this rank leaves; where it serves the store, waits for them.
+  /// Publishes that this rank leaves; where it serves the store, waits for the others.
   ~RankWatch();
   RankWatch(const RankWatch&) = delete;
   RankWatch& operator=(const RankWatch&) = delete;

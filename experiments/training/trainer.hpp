@@ -30,7 +30,7 @@ struct StepFigures {
 /// One step: the gradient of one batch, micro-batch by micro-batch, clipped, then AdamW. The host waits for nothing.
 ///
 /// reads  model, flattened with gradients; micro_batch(i): micro-batches 0 … micro_batches − 1, of equal size, on the model's device; exchange: of the
-///        optimizer, where each of several ranks has its own micro-batches; request: a number of the first rank, which all learn; 0 on the others
+///        optimizer, where each of several ranks has its own micro-batches; request: a number of the first rank, which all ranks receive; 0 on the others
 StepFigures take_step(LanguageModel& model, AdamW& optimizer, double learning_rate, int64_t micro_batches,
                       const std::function<Dataset::Batch(int64_t)>& micro_batch, GradientExchange* exchange = nullptr,
                       int64_t request = 0);
@@ -59,7 +59,7 @@ class Trainer {
 
   /// One step: the gradient of one batch, micro-batch by micro-batch, clipped, then AdamW.
   ///
-  /// reads   request: a small number of the first rank that all ranks learn, the others' is not read
+  /// reads   request: a small number of the first rank, which all ranks receive; the others' is not read
   /// throws  NotFinite where loss, gradient or activations are not finite; the weights are then those before the step
   Step step(int64_t request = 0);
 

@@ -69,7 +69,7 @@ using Backend = c10::intrusive_ptr<c10d::Backend>;
 using BackendOf = Backend (*)(const c10::intrusive_ptr<c10d::Store>& store, const RankPlace& place,
                               std::chrono::milliseconds time_out);
 
-// The maker of a device's backend.
+// The factory of a device's backend.
 BackendOf backend_of(torch::Device device) {
 #ifdef USE_C10D_NCCL
   if (device.is_cuda())

@@ -19,7 +19,7 @@ class Pending {
   Pending() = default;
   explicit Pending(std::function<void()> wait) : wait_(std::move(wait)) {}
 
-  /// Orders everything after it behind the operation: on CPUs it returns at the operation's end, on CUDA the current stream waits.
+  /// Orders all later work after the operation: on CPUs it returns at the operation's end, on CUDA the current stream waits.
   ///
   /// throws  LostRank
   void wait() const {
@@ -55,7 +55,7 @@ struct RankPlace {
 /// The ranks of one training, their collective operations, and a watch over them: c10d's ProcessGroupNCCL on CUDA, ProcessGroupGloo on CPUs. A single
 /// process has no store, no backend and no cost.
 ///
-/// Every rank calls the collective operations in the same order. A rank that fails, dies or stops ends all: each learns which rank it was, and why.
+/// Every rank calls the collective operations in the same order. A rank that fails, dies or stops ends all: each reports that rank and the cause.
 class World {
  public:
   struct Watch {
@@ -106,7 +106,7 @@ class World {
  private:
   struct State;
   std::unique_ptr<State> state_;
-  int64_t numbers_ = 0;  // that rank 0 has told
+  int64_t numbers_ = 0;  // that rank 0 has sent
 };
 
 }  // namespace lethe

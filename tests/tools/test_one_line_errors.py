@@ -54,7 +54,7 @@ class OneLineErrors(unittest.TestCase):
         closed = self.run_program("raise BrokenPipeError")
         self.assertEqual((closed.returncode, closed.stderr), (141, ""))
 
-    def test_the_traceback_is_there_for_whoever_asks(self):
+    def test_lethe_traceback_shows_the_traceback(self):
         self.assertIn("Traceback", self.run_program("{}['key']", LETHE_TRACEBACK="1").stderr)
 
     def test_tools_refuse_a_folder_that_is_not_there(self):

@@ -39,7 +39,7 @@ def first_shown(length):
 def draw_loss_curves(axes, claim, variants):
     """L(i), smoothed, over a logarithmic axis of positions."""
     lowest, highest, first, last = math.inf, -math.inf, 1, 2
-    for position, variant in enumerate(variants, start=1):  # variants without a look of their own begin behind those of FoX
+    for position, variant in enumerate(variants, start=1):  # variants without a look of their own begin after those of FoX
         x, values = claim.curve("loss_at_position", variant)
         if not x:
             continue

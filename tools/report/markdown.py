@@ -34,7 +34,7 @@ def with_band(value, band):
 
 
 def commit_words(commit, dirty):
-    """`dirty` None: of a tree that is no checkout, whose commit somebody has told."""
+    """`dirty` None: of a tree that is no checkout, whose commit was given."""
     if not commit or commit == "unknown":
         return "unknown"
     return commit[:12] + (" (as told)" if dirty is None else " with uncommitted changes" if dirty else "")

@@ -16,7 +16,7 @@ lethe::Operand operand(const lethe_problem& p, const void* data) {
   return {data, p.length * p.heads * p.dim, p.heads * p.dim, p.dim};
 }
 
-// A forward's memory: its workspace, and behind it the boundary that its backward reads.
+// A forward's memory: its workspace, then the boundary that its backward reads.
 int32_t* boundary(const lethe_problem& p) {
   return reinterpret_cast<int32_t*>(static_cast<char*>(p.forward_memory) +
                                     family().forward_workspace_bytes(shape_of(p)));

@@ -33,7 +33,7 @@ struct alignas(16) BiasOfEight {
   __nv_bfloat16 part[3][8];
 };
 
-/// Shared memory for B of kStages steps, and zeros. Cleared before the first step: a product may read the stage behind its own, still unfilled.
+/// Shared memory for B of kStages steps, and zeros. Cleared before the first step: a product may read the stage after its own, still unfilled.
 template <int kN, int kStages>
 struct DenseBias {
   BiasOfEight eights[kStages][kN / 8];

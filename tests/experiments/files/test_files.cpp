@@ -1,4 +1,4 @@
-// Output files, locks and JSON that anybody may have written.
+// Output files, locks and untrusted JSON.
 
 #include "experiments/files.hpp"
 

@@ -17,7 +17,7 @@ INPUTS = 300  # a kind; deterministic
 
 
 def damaged(content, random_of):
-    """The bytes cut, flipped, swallowed, repeated, or with another value in the place of a JSON value."""
+    """The bytes truncated, flipped, removed, repeated, or with another value in the place of a JSON value."""
     kind, at = random_of.randrange(6), random_of.randrange(max(1, len(content)))
     if kind == 0:
         return content[:at]

@@ -1,4 +1,4 @@
-"""report.html in a real browser at 1400 and 400 pixels: nothing overflows, every text has contrast, the verdicts are in sight.
+"""report.html in a real browser at 1400 and 400 pixels: nothing overflows, every text has contrast, the verdicts are visible.
 
 Skipped where there is no Chromium: apt-get install chromium-headless-shell (or LETHE_BROWSER=PROGRAM).
 """

@@ -1,4 +1,4 @@
-"""What a reader of the report needs: captions, legends beside the data, marks on cut bars, colours that everybody tells apart, own trainings."""
+"""What a reader of the report needs: captions, legends beside the data, marks on cut bars, colours that stay distinct in colour blindness, own trainings."""
 
 import itertools
 import json

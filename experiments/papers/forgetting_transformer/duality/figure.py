@@ -5,7 +5,7 @@ import numpy as np
 from report.style import BOUNDARY, COLOURS, GREY, MARKERS, legend_below, plt
 
 LEAST = 1e-18  # what is drawn for a difference of exactly zero
-DEEPEST = -20  # nats of D that the colours tell apart
+DEEPEST = -20  # nats of D that the colours distinguish
 
 
 def matrices(claim, head):

@@ -1,5 +1,5 @@
 #pragma once
-// wgmma with eight more columns than a head has: N = 72 and 136. With a panel of ones behind the operand's own panels the tensor core computes row
+// wgmma with eight more columns than a head has: N = 72 and 136. With a panel of ones after the operand's own panels the tensor core computes row
 // sums beside the product, in the accumulators' last four registers, from exactly the 16-bit values it multiplies.
 
 #include "optimized/cuda/hopper/ptx/wgmma.cuh"

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+TOKENIZER = Path(__file__).resolve().parents[2] / "tools/tokenize_corpus.py"
 STEPS = 30
 TINY = f"--layers 2 --width 128 --heads 2 --context 64 --batch-tokens 512 --warmup-tokens 2560 --tokens {512 * STEPS} --learning-rate 5e-3".split()
 
@@ -27,9 +28,13 @@ class Training(unittest.TestCase):
         (cls.folder / "text").mkdir()
         for document in range(8):
             (cls.folder / f"text/{document}.txt").write_text("".join(f"The river forgets {n % 7}.\n" for n in range(document, 400)))
+        # With this Python: the program may have been built on another machine.
+        prepared = subprocess.run([sys.executable, TOKENIZER, "prepare", "--corpus", cls.folder / "text", "--tokenizer", "bytes",
+                                   "--data", cls.folder / "data"], check=True, stdout=subprocess.PIPE, text=True)
+        cls.data = prepared.stdout.strip()
 
     def command(self, root, device, *options):
-        return [BINARY, "--root", root, "--threads", "1", "train", "--corpus", self.folder / "text", "--device", device, *TINY, *options]
+        return [BINARY, "--root", root, "--threads", "1", "train", "--corpus", self.data, "--device", device, *TINY, *options]
 
     def trained(self, device, *options, root=None):
         """The lines of the log, and done.json."""

@@ -20,6 +20,7 @@ void visit_model(Config& config, Visitor&& visit) {
   visit("output_gate", config.output_gate);
   visit("output_norm", config.output_norm);
   visit("compute_dtype", config.compute_dtype);
+  visit("residual_in_compute_dtype", config.residual_in_compute_dtype);
   visit("mixer", config.mixer);
 }
 

@@ -24,6 +24,8 @@ struct ModelConfig {
   bool output_gate = true;
   bool output_norm = true;
   std::string compute_dtype = "float32";  ///< of matrix products and mixers: float32, bfloat16, float16, float64
+  /// Whether the residual stream is kept in compute_dtype; else in float32 (float64)
+  bool residual_in_compute_dtype = false;
   MixerStack mixer;                       ///< one for all layers, or several that repeat from the first layer on
 
   int64_t head_dim() const { return width / heads; }

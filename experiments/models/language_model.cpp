@@ -82,8 +82,8 @@ Tensor LanguageModelImpl::hidden(const Tensor& tokens, std::vector<std::any>* tr
     return std::vector<Tensor>{residual,
                                keeps_all ? parts.down(swiglu(gate_and_up)) : parts.down.of_swiglu(gate_and_up)};
   };
-  // The residual stream stays in float32 or wider.
-  std::vector<Tensor> stream{torch::embedding(parts_->embeddings.to(wide), tokens), Tensor()};
+  const torch::Dtype residual = config_.residual_in_compute_dtype ? dtype : wide;
+  std::vector<Tensor> stream{torch::embedding(parts_->embeddings.to(wide), tokens).to(residual), Tensor()};
   for (size_t layer = 0; layer < parts_->blocks.size(); ++layer) {
     if (recompute_ == Recompute::kBlock && !trace && torch::GradMode::is_enabled())
       stream = recomputed([=](const std::vector<Tensor>& before) { return block(layer, nullptr, before); }, stream);

@@ -132,6 +132,7 @@ std::string identity(const Run& run, const std::string& data_hash) {
   nlohmann::json parts = {{"format", kRunFormat}, {"model", run.model}, {"training", run.training}, {"data", data_hash}};
   for (const char* name : {"checkpoint_tokens", "corpus", "deterministic", "device", "divergence_is_a_result", "recompute", "zero"})
     parts["training"].erase(name);
+  if (!run.model.residual_in_compute_dtype) parts["model"].erase("residual_in_compute_dtype");  // younger than format 2
   if (run.conversion) {
     parts["conversion"] = *run.conversion;
     parts["conversion"].erase("source_data");

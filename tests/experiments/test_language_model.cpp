@@ -52,13 +52,21 @@ TEST_P(EveryRow, ComputesNearlyTheSameInBfloat16) {
   ModelConfig config = tiny_model(GetParam().architecture);
   LanguageModel precise(config);
   config.compute_dtype = "bfloat16";
-  LanguageModel rounded(config);
-  const torch::NoGradGuard no_gradient;
   const Tensor tokens = some_tokens(2, 16), labels = tokens.roll(1, 1);
-  EXPECT_EQ(rounded->forward(tokens).scalar_type(), torch::kBFloat16);
-  const double difference = distance(precise->losses(tokens, labels), rounded->losses(tokens, labels));
-  EXPECT_LT(difference, 0.02);
-  EXPECT_GT(difference, 0);
+  const Tensor expected = precise->losses(tokens, labels).detach();
+  Tensor with_wide_residual;
+  for (const bool narrow : {false, true}) {
+    config.residual_in_compute_dtype = narrow;
+    LanguageModel rounded(config);
+    EXPECT_EQ(rounded->forward(tokens).scalar_type(), torch::kBFloat16);
+    const Tensor losses = rounded->losses(tokens, labels).detach();
+    const double difference = distance(expected, losses);
+    EXPECT_LT(difference, narrow ? 0.04 : 0.02);
+    EXPECT_GT(difference, 0);
+    expect_gradients(rounded);
+    if (narrow) EXPECT_GT(distance(with_wide_residual, losses), 0);
+    with_wide_residual = losses;
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Table3, EveryRow, testing::ValuesIn(table_3()), [](const auto& info) {

@@ -35,6 +35,13 @@ TEST_F(Identity, HasTheOptionsOfTheModelsMixer) {
   EXPECT_FALSE(changes_name("gated_delta", {{"state_size", 16}})) << "the default";
 }
 
+TEST_F(Identity, HasTheResidualsDtype) {
+  ModelConfig model = tiny_model(named_architecture("gated_linear"));
+  const std::string wide = name_of(model);
+  model.residual_in_compute_dtype = true;
+  EXPECT_NE(name_of(model), wide);
+}
+
 TEST_F(Identity, HasTheOrderOfMixers) {
   ModelConfig model = tiny_model(llama(MixerConfig("local")));
   std::set<std::string> names{name_of(model)};

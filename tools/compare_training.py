@@ -23,6 +23,8 @@ import sys
 import tempfile
 import time
 
+from report.files import write_whole
+
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 SIZES = {"125m": (12, 768, 12), "360m": (24, 1024, 16), "760m": (24, 1536, 24)}  # layers, width, heads
 LARGE = {"760m"}  # two of them do not fit a GPU of 140 GiB
@@ -38,12 +40,12 @@ class Case:
     """A model, a length, and its gates: transformer-llama, fox-llama, fox-pro, or fox-pro+acp."""
 
     def __init__(self, text):
-        self.size, length, self.name = text.split(":")
-        self.length, self.text = int(length), text
+        self.size, length, self.name = (*text.split(":"), "", "", "")[:3]
+        self.length, self.text = int(length) if length.isdecimal() else 0, text
         self.architecture = self.name.removesuffix("+acp")
         self.prunes = self.name.endswith("+acp")
         self.pro, self.forgets = self.architecture.endswith("pro"), self.architecture.startswith("fox")
-        if self.size not in SIZES or TOKENS % self.length or self.architecture not in ("transformer-llama", "fox-llama", "fox-pro"):
+        if text.count(":") != 2 or self.size not in SIZES or self.length < 1 or TOKENS % self.length or self.architecture not in ("transformer-llama", "fox-llama", "fox-pro"):
             raise ValueError(f"--case: expected SIZE:LENGTH:MODEL such as 125m:4096:fox-pro, found {text}")
 
     def model(self):
@@ -204,7 +206,8 @@ def table(found):
     for case in dict.fromkeys(result["case"] for result in found["results"]):
         speeds = {result["row"]: result.get("tokens_per_second") for result in found["results"] if result["case"] == case}
         ours, theirs = speeds.get("lethe"), speeds.get("compiled")
-        lines.append(f"| {case.replace(':', ', ')} | {ours:.0f} | " + (f"{theirs:.0f} | {ours / theirs:.3f} |" if theirs else "– | – |"))
+        figures = [f"{speed:.0f}" if speed else "–" for speed in (ours, theirs)] + [f"{ours / theirs:.3f}" if ours and theirs else "–"]
+        lines.append(f"| {case.replace(':', ', ')} | {' | '.join(figures)} |")
     lines += ["", "The Transformer's rival has cuDNN's attention, FoX's our operator: `examples/fox.py` under `torch.compile`."]
     return "\n".join(lines) + "\n"
 
@@ -243,6 +246,8 @@ def main():
         cases = [Case(text) for text in options.case]
     except ValueError as error:
         sys.exit(f"compare_training: {error}")
+    if options.output and not pathlib.Path(options.output).parent.is_dir():
+        sys.exit(f"compare_training: --output: expected a file in a folder that exists, found {options.output}")
     results, provenance = [], certificate()
     print(f"{'case':32}{'row':12}{'tokens/s':>10}{'range':>20}{'loss':>10}")
     for case in cases:
@@ -256,8 +261,8 @@ def main():
         if options.output:
             found = {**provenance, "rounds": options.rounds, "slot_seconds": options.slot, "results": results}
             output = pathlib.Path(options.output)
-            output.write_text(json.dumps(found, indent=1) + "\n")
-            output.with_suffix(".md").write_text(table(found))
+            write_whole(output, json.dumps(found, indent=1) + "\n")
+            write_whole(output.with_suffix(".md"), table(found))
     return int(any(result["error"] for result in results))
 
 

@@ -4,19 +4,21 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <fstream>
 #include <functional>
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <set>
 #include <stdexcept>
 #include <vector>
 
+#include "experiments/commands/archive.hpp"
 #include "experiments/commands/checks.hpp"
 #include "experiments/commands/commands.hpp"
 #include "experiments/commands/run_options.hpp"
 #include "experiments/commands/step_profile.hpp"
+#include "experiments/files.hpp"
 #include "experiments/models/safetensors.hpp"
 #include "experiments/training/machine_limit.hpp"
 #include "experiments/training/trainer.hpp"
@@ -178,7 +180,7 @@ nlohmann::json profiled(Step& step) {
 }
 
 // A trace of one step, for chrome://tracing or Perfetto.
-void write_trace(Step& step, const std::string& path) {
+void write_trace(Step& step, const OutputFile& file) {
   using namespace torch::autograd::profiler;
   const ProfilerConfig config(ProfilerState::KINETO);
   std::set<ActivityType> activities{ActivityType::CPU};
@@ -186,7 +188,10 @@ void write_trace(Step& step, const std::string& path) {
   prepareProfiler(config, activities);
   enableProfiler(config, activities);
   step.take(1);
-  disableProfiler()->save(path);
+  const ScratchFolder scratch;
+  const std::string draft = scratch.path() / "trace.json";
+  disableProfiler()->save(draft);
+  file.commit({read_whole(draft)});
 }
 
 // "go N" on standard input takes N steps and prints their seconds; the end of the input ends the program.
@@ -205,6 +210,9 @@ void serve(Step& step) {
 
 void bench(const BenchOptions& options) {
   const Run run = options.run.run();
+  std::optional<OutputFile> json, trace;  // a file that can't be written is refused before the work
+  if (!options.json.empty()) json.emplace(options.json);
+  if (!options.trace.empty()) trace.emplace(options.trace);
   Step step(run, options);
   if (options.serve) return serve(step);
   nlohmann::json result = measured(step, options.seconds);
@@ -213,8 +221,8 @@ void bench(const BenchOptions& options) {
   result["device"] = run.training.device;
   print(run, result);
   if (options.profile) result["operators"] = profiled(step);
-  if (!options.trace.empty()) write_trace(step, options.trace);
-  if (!options.json.empty()) std::ofstream(options.json) << result.dump(1) << '\n';
+  if (trace) write_trace(step, *trace);
+  if (json) json->commit({result.dump(1), "\n"});
 }
 
 }  // namespace

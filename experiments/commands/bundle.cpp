@@ -59,10 +59,11 @@ void copy_without_weights(const StoredArtefact& stored, const fs::path& to) {
 void pack_bundle(const BundleOptions& options, const Place& place) {
   std::vector<fs::path> folders;
   for (const std::string& name : options.names) folders.push_back(find_artefact(place.models(), name).folder);
+  const OutputFile output(options.to);
   if (options.names.empty()) folders = finished_artefacts(place.models());
   if (folders.empty())
     throw std::invalid_argument("bundle: expected a trained model below " + place.models().string() + ", found none");
-  const ScratchFolder scratch;
+  const ScratchFolder scratch, beside;
   nlohmann::json bundle = birth_certificate(place.root, place.command_line);
   bundle["format"] = kBundleFormat;
   for (const fs::path& folder : folders) {
@@ -72,9 +73,10 @@ void pack_bundle(const BundleOptions& options, const Place& place) {
         {{"name", folder.filename().string()}, {"label", stored.run.label}, {"seed", stored.run.training.seed}});
   }
   write_sealed(scratch.path() / "bundle.json", bundle);
-  pack(scratch.path(), options.to);
-  std::printf("%s: %zu models, %lld bytes\n", options.to.c_str(), folders.size(),
-              static_cast<long long>(fs::file_size(options.to)));
+  pack(scratch.path(), beside.path() / "bundle");
+  const std::string bytes = read_whole(beside.path() / "bundle");
+  output.commit({bytes});
+  std::printf("%s: %zu models, %zu bytes\n", options.to.c_str(), folders.size(), bytes.size());
 }
 
 /// throws  std::invalid_argument naming the first file that is damaged or isn't what its name says

@@ -14,6 +14,7 @@ struct ExportOptions {
 };
 
 void export_weights(const ExportOptions& options, const Place& place) {
+  const OutputFile output(options.output);  // refused before the work
   const Artefact artefact = find_artefact(place.models(), options.artefact);
   LanguageModel model = load_model(artefact, "cpu");
   const torch::Dtype dtype = options.dtype == "bfloat16" ? torch::kBFloat16 : torch::kFloat32;
@@ -24,7 +25,7 @@ void export_weights(const ExportOptions& options, const Place& place) {
   for (const auto& parameter : model->named_parameters())
     file.tensors[parameter.key()] = parameter.value().detach().to(dtype);
   for (const auto& buffer : model->named_buffers()) file.tensors[buffer.key()] = buffer.value().to(dtype);
-  write_safetensors(options.output, file);
+  write_safetensors(output, file);
   std::cout << options.output << ": " << file.tensors.size() << " tensors\n";
 }
 

@@ -7,8 +7,6 @@
 #include <utility>
 #include <vector>
 
-#include "experiments/files.hpp"
-
 namespace lethe {
 
 using torch::Tensor;
@@ -50,7 +48,7 @@ Tensor tensor_of(const nlohmann::json& entry, std::string_view data) {
 
 }  // namespace
 
-void write_safetensors(const std::filesystem::path& path, const Safetensors& file) {
+void write_safetensors(const OutputFile& output, const Safetensors& file) {
   nlohmann::ordered_json header = nlohmann::ordered_json::object();
   if (!file.metadata.empty()) header[kMetadata] = file.metadata;
   std::vector<Tensor> contents;
@@ -71,7 +69,7 @@ void write_safetensors(const std::filesystem::path& path, const Safetensors& fil
   bytes.reserve(bytes.size() + offset);
   for (const Tensor& tensor : contents)
     bytes.append(static_cast<const char*>(tensor.const_data_ptr()), tensor.nbytes());
-  write_whole(path, bytes);
+  output.commit({bytes});
 }
 
 Safetensors read_safetensors(const std::filesystem::path& path) {

@@ -7,6 +7,8 @@
 #include <map>
 #include <string>
 
+#include "experiments/files.hpp"
+
 namespace lethe {
 
 /// Tensors by name, and the texts of the header's metadata.
@@ -15,11 +17,11 @@ struct Safetensors {
   std::map<std::string, std::string> metadata = {};
 };
 
-/// Writes float64, float32, bfloat16, float16, int64, int32 and uint8 tensors of any device, in the order of their names, to a whole file (files.hpp).
+/// Writes float64, float32, bfloat16, float16, int64, int32 and uint8 tensors of any device, in the order of their names.
 ///
 /// source  https://github.com/huggingface/safetensors, "Format"
 /// throws  std::invalid_argument for another dtype; std::runtime_error naming the file
-void write_safetensors(const std::filesystem::path& path, const Safetensors& file);
+void write_safetensors(const OutputFile& output, const Safetensors& file);
 
 /// Reads such a file into CPU tensors. Every offset is checked before it is read.
 ///

@@ -130,6 +130,43 @@ class Calls(CommandTest):
             self.assertRegex(listed, r"decaying_fast_weights/generation_cost\n    Time and memory")
 
 
+class Benchmarks(CommandTest):
+    """lethe bench on a model of one layer."""
+
+    def setUp(self):
+        temporary = tempfile.TemporaryDirectory()
+        self.addCleanup(temporary.cleanup)
+        self.folder = Path(temporary.name)
+        self.call = ("bench", "--seconds", "0.05", *TINY, "--set", "vocabulary=257")
+
+    def test_print_the_figures_of_a_step(self):
+        shown = self.done(*self.call)
+        figures = {line[:22].strip(): float(line[22:]) for line in shown.splitlines()}
+        self.assertEqual(list(figures), ["tokens/s", "us a token", "ms a step", "TFLOP/s"])
+        self.assertAlmostEqual(figures["tokens/s"] * figures["us a token"], 1e6, delta=1e4)
+        self.assertAlmostEqual(figures["us a token"] * 128 / 1000, figures["ms a step"], delta=0.01 * figures["ms a step"])
+
+    def test_write_what_they_print_and_a_trace(self):
+        found, trace = self.folder / "found.json", self.folder / "trace.json"
+        shown = self.done(*self.call, "--profile", "--json", str(found), "--trace", str(trace))
+        figures = json.loads(found.read_text())
+        self.assertRegex(shown, rf"(?m)^us a token +{figures['microseconds_per_token']:.4f}$")
+        operators = figures["operators"]
+        largest = max(operators, key=lambda name: operators[name]["microseconds_per_token"])
+        self.assertRegex(shown, rf"us a token by operator .*\n +[0-9.]+ +[0-9.]+ %  {re.escape(largest)}\n")
+        self.assertGreater(sum(entry["microseconds_per_token"] for entry in operators.values()), 0)
+        self.assertIn("lethe::_forgetting_attention_forward", {event.get("name") for event in json.loads(trace.read_text())["traceEvents"]})
+        self.assertEqual(sorted(path.name for path in self.folder.iterdir()), ["found.json", "trace.json"])
+        self.assertEqual(json.loads(self.done(*self.call, "--json", "/dev/stdout").split("\n", 4)[4])["device"], "cpu")
+
+    def test_refuse_files_that_can_not_be_written_before_the_work(self):
+        for option in ("--json", "--trace"):
+            self.refused(1, "cannot be opened", *self.call, option, f"{self.folder}/absent/file")
+        self.refused(1, "expected a file, found a folder", *self.call, "--json", str(self.folder))
+        full = lethe(*self.call, "--json", "/dev/full")
+        self.assertEqual((full.returncode, full.stderr), (1, "lethe: /dev/full: cannot be written: No space left on device\n"))
+
+
 class Corpora(CommandTest):
     def setUp(self):
         temporary = tempfile.TemporaryDirectory()

@@ -10,7 +10,7 @@ import tempfile
 import unittest
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "examples"))
@@ -49,6 +49,30 @@ class FoxExample(unittest.TestCase):
                 found = figures_of_lethe(architecture, f"{folder}/weights.safetensors")
                 self.assertAlmostEqual(found["loss"], loss.item(), delta=2e-5)
                 self.assertAlmostEqual(found["gradient_norm"] / norm.item(), 1, delta=1e-4)
+
+    def test_loads_every_name_of_an_exported_model(self):
+        for architecture in ("fox-pro", "transformer-llama"):
+            with self.subTest(architecture), tempfile.TemporaryDirectory() as folder:
+                def lethe(*arguments):
+                    call = map(str, (LETHE, "--threads", 1, "--root", folder, *arguments))
+                    return subprocess.run(list(call), capture_output=True, text=True, errors="replace")
+
+                trained = lethe("train", "--architecture", architecture, "--layers", LAYERS, "--width", WIDTH, "--heads", HEADS, "--context", LENGTH,
+                                "--batch-tokens", 2 * LENGTH, "--tokens", 20 * LENGTH, "--sample", 0, "--set", f"mlp_multiple={MULTIPLE}")
+                self.assertEqual(trained.returncode, 0, trained.stderr)
+                artefact, file = trained.stdout.splitlines()[-1], f"{folder}/model.safetensors"
+                refused = lethe("export", artefact, "--output", f"{folder}/absent/model.safetensors")
+                self.assertEqual((refused.returncode, refused.stderr.count("\n")), (1, 1), refused.stderr)
+                self.assertIn("cannot be opened", refused.stderr)
+                self.assertEqual(lethe("export", artefact, "--output", file).returncode, 0)
+                model = fox.LanguageModel(config(architecture.endswith("pro"), architecture.startswith("fox")))
+                model.load_state_dict(load_file(file), strict=True)
+                text = torch.randint(VOCABULARY, (2, LENGTH + 1), generator=torch.Generator().manual_seed(1))
+                save_file(dict(load_file(file), text=text), f"{folder}/weights.safetensors")
+                loss = model.losses(text[:, :-1], text[:, 1:]).mean().item()
+                self.assertAlmostEqual(figures_of_lethe(architecture, f"{folder}/weights.safetensors")["loss"], loss, delta=2e-5)
+                self.assertEqual(lethe("export", artefact, "--output", file, "--dtype", "bfloat16").returncode, 0)
+                self.assertEqual({tensor.dtype for tensor in load_file(file).values()}, {torch.bfloat16})
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ TEST(Safetensors, ReturnWhatWasWritten) {
     file.tensors[c10::toString(dtype)] = (torch::randn({3, 5}) * 10).to(dtype).t();
   file.tensors["scalar"] = torch::ones({});
   file.tensors["empty"] = torch::ones({0, 4});
-  write_safetensors(path, file);
+  write_safetensors(OutputFile(path), file);
   const Safetensors read = read_safetensors(path);
   EXPECT_EQ(read.metadata, file.metadata);
   ASSERT_EQ(read.tensors.size(), file.tensors.size());
@@ -28,7 +28,7 @@ TEST(Safetensors, ReturnWhatWasWritten) {
 TEST(Safetensors, RefuseEveryPrefixOfAFile) {
   const TemporaryFolder folder;
   const auto path = folder.path() / "weights.safetensors";
-  write_safetensors(path, {.tensors = {{"a", torch::ones({3})}, {"b", torch::ones({2, 2})}}});
+  write_safetensors(OutputFile(path), {.tensors = {{"a", torch::ones({3})}, {"b", torch::ones({2, 2})}}});
   const std::string bytes = read_whole(path);
   for (size_t length = 0; length < bytes.size(); ++length) {
     write_whole(path, bytes.substr(0, length));

@@ -17,8 +17,8 @@ def folder(text):
 
 
 def write_whole(path, content):
-    """Writes text or bytes beside the place and renames, and only what changed. What is no regular file, as /dev/stdout, is written into."""
-    path, content = Path(path), content.encode() if isinstance(content, str) else content
+    """Writes text or bytes beside the place and renames, and only what changed. A link stays; what is no regular file, as /dev/stdout, is written into."""
+    path, content = Path(path).resolve() if Path(path).is_symlink() and not Path(path).is_char_device() else Path(path), content.encode() if isinstance(content, str) else content
     if path.exists() and not path.is_file():
         path.write_bytes(content)
     elif not path.exists() or path.read_bytes() != content:

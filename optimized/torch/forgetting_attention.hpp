@@ -24,7 +24,11 @@ namespace lethe {
 ///          scale: of q·k, 1/√D unless given, finite in the dtype of the sums.
 ///          log_pruning_tolerance: log ε ≤ 0 switches pruning on, −inf prunes nothing.
 ///          logit_bound: U ≥ max |scale·q_i·k_j|, [Hq] or [B,Hq], ≥ 0; from the norms of query and key unless given, for which
-///          both are read once more. Before the first visited block the CPU reads no key, value or gate.
+///          both are read once more.
+///          cu_seqlens: packed sequences, each with a softmax and gates of its own, as flash-attention's; int32 or int64 [N+1], the first token of
+///          each, then Tk; Tq = Tk and B = 1. On the CPU its numbers are checked, also where the rest is on a GPU; elsewhere they aren't read.
+///          δ keeps the whole Tk, at which the bound holds for every sequence.
+///          Before the first visited block the CPU reads no key, value or gate.
 ///          Under autocast query, key and value become the autocast type, and all else float32; float64 stays.
 /// returns  values [B,Tq,Hq,Dv], dtype of query
 /// throws   c10::Error "name: expected …, found …" for a wrong rank, shape, dtype, device, layout or (on the CPU) value
@@ -44,7 +48,8 @@ namespace lethe {
 at::Tensor forgetting_attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                                 const at::Tensor& log_forget, std::optional<double> scale = std::nullopt,
                                 std::optional<double> log_pruning_tolerance = std::nullopt,
-                                const std::optional<at::Tensor>& logit_bound = std::nullopt);
+                                const std::optional<at::Tensor>& logit_bound = std::nullopt,
+                                const std::optional<at::Tensor>& cu_seqlens = std::nullopt);
 
 /// The same with statistics of the computation.
 ///
@@ -56,6 +61,7 @@ at::Tensor forgetting_attention(const at::Tensor& query, const at::Tensor& key, 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> forgetting_attention_with_statistics(
     const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const at::Tensor& log_forget,
     std::optional<double> scale = std::nullopt, std::optional<double> log_pruning_tolerance = std::nullopt,
-    const std::optional<at::Tensor>& logit_bound = std::nullopt);
+    const std::optional<at::Tensor>& logit_bound = std::nullopt,
+    const std::optional<at::Tensor>& cu_seqlens = std::nullopt);
 
 }  // namespace lethe

@@ -23,6 +23,7 @@ namespace lethe {
 ///          log_key_gate = log f [B,T,H], or [B,T,H,K]; log_value_gate = log g [B,T,H,V], not with normalize; natural logs, ≤ 0, −∞ allowed;
 ///          absent = 0. state: before the first token, [B,H,K,V], with normalize [B,H,K,V+1] whose last column is z; absent = 0.
 ///          Gates and state float32, or float64 for float64 inputs. scale: of Sᵀq, 1/√K unless given; it cancels under normalize.
+///          cu_seqlens: packed sequences, as in forgetting_attention; B = 1, no initial state, and the state returned is the last one's.
 ///          Any strides; empty tensors work. Autocast as in forgetting_attention
 /// returns  values [B,T,H,V], dtype of query; state after the last token, as the given one.
 ///          normalize divides by z·q as it is: where it is 0, values are NaN or infinite
@@ -37,7 +38,8 @@ std::tuple<at::Tensor, at::Tensor> gated_state(const at::Tensor& query, const at
                                                const std::optional<at::Tensor>& log_key_gate = std::nullopt,
                                                const std::optional<at::Tensor>& log_value_gate = std::nullopt,
                                                const std::optional<at::Tensor>& state = std::nullopt,
-                                               std::optional<double> scale = std::nullopt, bool normalize = false);
+                                               std::optional<double> scale = std::nullopt, bool normalize = false,
+                                               const std::optional<at::Tensor>& cu_seqlens = std::nullopt);
 
 /// A matrix state that corrects the value it holds for a key towards the key's value: the delta rule, with or without a gate.
 /// Differentiable in every tensor, as forgetting_attention is.
@@ -57,6 +59,7 @@ std::tuple<at::Tensor, at::Tensor> delta_state(const at::Tensor& query, const at
                                                const at::Tensor& beta,
                                                const std::optional<at::Tensor>& log_key_gate = std::nullopt,
                                                const std::optional<at::Tensor>& state = std::nullopt,
-                                               std::optional<double> scale = std::nullopt);
+                                               std::optional<double> scale = std::nullopt,
+                                               const std::optional<at::Tensor>& cu_seqlens = std::nullopt);
 
 }  // namespace lethe

@@ -12,6 +12,7 @@
 #include "optimized/torch/forgetting_attention.hpp"
 #include "optimized/torch/implementations.hpp"
 #include "optimized/torch/matrix_state.hpp"
+#include "optimized/torch/packed.hpp"
 #include "optimized/torch/rules.hpp"
 
 namespace lethe {
@@ -26,7 +27,7 @@ at::Tensor contiguous_like(const Tensor& tensor) { return at::empty_symint(tenso
 
 constexpr const char* kAttentionArguments =
     "(Tensor query, Tensor key, Tensor value, Tensor log_forget, *, float? scale=None, float? "
-    "log_pruning_tolerance=None, Tensor? logit_bound=None)";
+    "log_pruning_tolerance=None, Tensor? logit_bound=None, Tensor? cu_seqlens=None)";
 constexpr const char* kAttentionForward =
     "_forgetting_attention_forward(Tensor query, Tensor key, Tensor value, Tensor log_forget, float scale, "
     "float? log_pruning_tolerance, Tensor? logit_bound, bool keep_residual) "
@@ -99,16 +100,22 @@ std::string attention_implementation(const Tensor& query, const Tensor& key, con
 
 }  // namespace
 
-std::tuple<Tensor, Tensor, Tensor> forgetting_attention_with_statistics(const Tensor& query, const Tensor& key,
-                                                                        const Tensor& value, const Tensor& log_forget,
-                                                                        std::optional<double> scale,
-                                                                        std::optional<double> log_pruning_tolerance,
-                                                                        const OptionalTensor& logit_bound) {
+std::tuple<Tensor, Tensor, Tensor> forgetting_attention_with_statistics(
+    const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& log_forget, std::optional<double> scale,
+    std::optional<double> log_pruning_tolerance, const OptionalTensor& logit_bound, const OptionalTensor& cu_seqlens) {
   check_layout("query", query);
   check_layout("key", key);
   check_layout("value", value);
   check_layout("log_forget", log_forget);
   if (logit_bound) check_layout("logit_bound", *logit_bound);
+  if (cu_seqlens) {
+    TORCH_CHECK(query.dim() == 4 && key.dim() == 4 && query.sym_size(1) == key.sym_size(1),
+                "query: expected as many tokens as key with cu_seqlens, found shapes ", query.sym_sizes(), " and ",
+                key.sym_sizes());
+    return forgetting_attention_with_statistics(query, key, value,
+                                                gate_of_sequences(log_forget, *cu_seqlens, "query", query), scale,
+                                                log_pruning_tolerance, logit_bound);
+  }
   static const auto op = c10::Dispatcher::singleton()
                              .findSchemaOrThrow("lethe::_forgetting_attention_forward", "")
                              .typed<decltype(attention_forward<run_attention>)>();
@@ -120,9 +127,9 @@ std::tuple<Tensor, Tensor, Tensor> forgetting_attention_with_statistics(const Te
 
 Tensor forgetting_attention(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& log_forget,
                             std::optional<double> scale, std::optional<double> log_pruning_tolerance,
-                            const OptionalTensor& logit_bound) {
-  return std::get<0>(
-      forgetting_attention_with_statistics(query, key, value, log_forget, scale, log_pruning_tolerance, logit_bound));
+                            const OptionalTensor& logit_bound, const OptionalTensor& cu_seqlens) {
+  return std::get<0>(forgetting_attention_with_statistics(query, key, value, log_forget, scale, log_pruning_tolerance,
+                                                          logit_bound, cu_seqlens));
 }
 
 // ---- Matrix state
@@ -131,10 +138,10 @@ namespace {
 
 constexpr const char* kGatedState =
     "gated_state(Tensor query, Tensor key, Tensor value, Tensor? log_key_gate, Tensor? log_value_gate, Tensor? "
-    "state=None, *, float? scale=None, bool normalize=False) -> (Tensor values, Tensor state)";
+    "state=None, *, float? scale=None, bool normalize=False, Tensor? cu_seqlens=None) -> (Tensor values, Tensor state)";
 constexpr const char* kDeltaState =
     "delta_state(Tensor query, Tensor key, Tensor value, Tensor beta, Tensor? log_key_gate=None, Tensor? "
-    "state=None, *, float? scale=None) -> (Tensor values, Tensor state)";
+    "state=None, *, float? scale=None, Tensor? cu_seqlens=None) -> (Tensor values, Tensor state)";
 constexpr const char* kMatrixStateForward =
     "_matrix_state_forward(Tensor query, Tensor key, Tensor value, Tensor? log_key_gate, Tensor? log_value_gate, "
     "Tensor? beta, Tensor? state, float scale, bool normalize) -> (Tensor values, Tensor last_state)";
@@ -203,7 +210,8 @@ MatrixStateGradients run_matrix_state_backward(const Tensor& grad_values, const 
 std::tuple<Tensor, Tensor> call_matrix_state(const Tensor& query, const Tensor& key, const Tensor& value,
                                              const OptionalTensor& log_key_gate, const OptionalTensor& log_value_gate,
                                              const OptionalTensor& beta, const OptionalTensor& state,
-                                             std::optional<double> scale, bool normalize) {
+                                             std::optional<double> scale, bool normalize,
+                                             const OptionalTensor& cu_seqlens) {
   check_layout("query", query);
   check_layout("key", key);
   check_layout("value", value);
@@ -211,6 +219,11 @@ std::tuple<Tensor, Tensor> call_matrix_state(const Tensor& query, const Tensor& 
   if (log_value_gate) check_layout("log_value_gate", *log_value_gate);
   if (state) check_layout("state", *state);
   check_rank("query", query, 4, "[B,T,H,K]");
+  if (cu_seqlens) {
+    TORCH_CHECK(!state, "state: expected none with cu_seqlens, whose sequences begin with 0, found one");
+    return call_matrix_state(query, key, value, gate_of_sequences(log_key_gate, *cu_seqlens, "query", query),
+                             log_value_gate, beta, state, scale, normalize, std::nullopt);
+  }
   static const auto op = c10::Dispatcher::singleton()
                              .findSchemaOrThrow("lethe::_matrix_state_forward", "")
                              .typed<decltype(matrix_state_forward<run_matrix_state>)>();
@@ -222,18 +235,21 @@ std::tuple<Tensor, Tensor> call_matrix_state(const Tensor& query, const Tensor& 
 
 std::tuple<Tensor, Tensor> gated_state(const Tensor& query, const Tensor& key, const Tensor& value,
                                        const OptionalTensor& log_key_gate, const OptionalTensor& log_value_gate,
-                                       const OptionalTensor& state, std::optional<double> scale, bool normalize) {
-  return call_matrix_state(query, key, value, log_key_gate, log_value_gate, std::nullopt, state, scale, normalize);
+                                       const OptionalTensor& state, std::optional<double> scale, bool normalize,
+                                       const OptionalTensor& cu_seqlens) {
+  return call_matrix_state(query, key, value, log_key_gate, log_value_gate, std::nullopt, state, scale, normalize,
+                           cu_seqlens);
 }
 
 std::tuple<Tensor, Tensor> delta_state(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& beta,
                                        const OptionalTensor& log_key_gate, const OptionalTensor& state,
-                                       std::optional<double> scale) {
+                                       std::optional<double> scale, const OptionalTensor& cu_seqlens) {
   check_layout("query", query);
   check_layout("beta", beta);
   const bool is_narrow = beta.scalar_type() == query.scalar_type();
   return call_matrix_state(query, key, value, log_key_gate, std::nullopt,
-                           is_narrow ? beta.to(accumulation_dtype(query.scalar_type())) : beta, state, scale, false);
+                           is_narrow ? beta.to(accumulation_dtype(query.scalar_type())) : beta, state, scale, false,
+                           cu_seqlens);
 }
 
 // ---- Registration

@@ -1,0 +1,64 @@
+#include "optimized/torch/packed.hpp"
+
+#include <ATen/ops/clamp.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <functional>
+#include <limits>
+#include <vector>
+
+#include "optimized/operators/checks.hpp"
+
+namespace lethe {
+namespace {
+
+// A tensor of numbers, not one that a transformation or a compiler puts in its place.
+bool is_readable(const at::Tensor& tensor) {
+  using c10::DispatchKey;
+  const c10::DispatchKeySet wrapped{DispatchKey::Python, DispatchKey::PythonTLSSnapshot, DispatchKey::Functionalize,
+                                    DispatchKey::FuncTorchBatched, DispatchKey::FuncTorchGradWrapper};
+  return tensor.is_cpu() && tensor.has_storage() && !tensor.key_set().has_any(wrapped);
+}
+
+void check_numbers(const at::Tensor& cu_seqlens, int64_t length) {
+  const at::Tensor numbers = cu_seqlens.to(at::kLong).contiguous();
+  const int64_t* first = numbers.const_data_ptr<int64_t>();
+  const int64_t* last = first + numbers.numel() - 1;
+  TORCH_CHECK(*first == 0, "cu_seqlens: expected 0 first, found ", *first);
+  TORCH_CHECK(*last == length, "cu_seqlens: expected ", length, " last, the number of tokens, found ", *last);
+  const int64_t* falls = std::adjacent_find(first, last + 1, std::greater<>());
+  TORCH_CHECK(falls == last + 1, "cu_seqlens: expected ascending numbers, found ", falls[1], " after ", falls[0]);
+}
+
+}  // namespace
+
+at::Tensor gate_of_sequences(const std::optional<at::Tensor>& gate, const at::Tensor& cu_seqlens, const char* name,
+                             const at::Tensor& like) {
+  check_layout("cu_seqlens", cu_seqlens);
+  check_rank("cu_seqlens", cu_seqlens, 1, "[N+1]");
+  check_rank(name, like, 4, "[1,T,H,D]");
+  TORCH_CHECK(cu_seqlens.scalar_type() == at::kInt || cu_seqlens.scalar_type() == at::kLong,
+              "cu_seqlens: expected dtype int32 or int64, found ", cu_seqlens.scalar_type());
+  TORCH_CHECK(cu_seqlens.sym_size(0) >= 2, "cu_seqlens: expected at least 2 numbers, found ", cu_seqlens.sym_size(0));
+  TORCH_CHECK(like.sym_size(0) == 1, name, ": expected a batch of one with cu_seqlens, found ", like.sym_size(0));
+  TORCH_CHECK(cu_seqlens.is_cpu() || cu_seqlens.device() == like.device(), "cu_seqlens: expected device cpu or ",
+              like.device(), ", found ", cu_seqlens.device());
+  const c10::SymInt length = like.sym_size(1);
+  if (is_readable(cu_seqlens)) check_numbers(cu_seqlens, length.guard_int(__FILE__, __LINE__));
+
+  const at::Tensor open = gate ? *gate
+                               : at::zeros_symint({1, length, like.sym_size(2)},
+                                                  like.options().dtype(accumulation_dtype(like.scalar_type())));
+  TORCH_CHECK(open.dim() >= 2 && open.sym_size(1) == length, "cu_seqlens: expected gates of ", length,
+              " tokens, found shape ", open.sym_sizes());
+  // One more entry, for empty sequences at the end.
+  const at::Tensor starts = at::clamp(cu_seqlens.to(like.device(), at::kLong), 0, length);
+  at::Tensor cuts = at::zeros_symint({length + 1}, like.options().dtype(at::kBool)).index_fill(0, starts, true);
+  std::vector<c10::SymInt> shape(open.dim(), 1);
+  shape[1] = length;
+  cuts = cuts.narrow_symint(0, 0, length).view_symint(shape);
+  return open.masked_fill(cuts, -std::numeric_limits<double>::infinity());
+}
+
+}  // namespace lethe

@@ -1,0 +1,154 @@
+"""Packed sequences (cu_seqlens) of the operators: as each sequence by itself.
+
+usage: test_packed.py LIBLETHE_TORCH [--device cuda] [unittest's own arguments]
+"""
+
+import os
+import sys
+import unittest
+
+import torch
+
+LENGTHS = [5, 0, 64, 1, 200, 130, 0]
+BOUNDS = {torch.float64: 1e-11, torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
+HEADS, KEY_HEADS, DIM = 4, 2, 64
+
+
+def tensors(dtype, *, matrix_state=False):
+    """query, key, value [1,T,H,D]; log f [1,T,H], with cuts; β."""
+    generator = torch.Generator().manual_seed(3)
+    total, heads = sum(LENGTHS), HEADS if matrix_state else KEY_HEADS
+
+    def normal(heads):
+        return torch.randn(1, total, heads, DIM, generator=generator).to(DEVICE, dtype)
+
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    gate = torch.nn.functional.logsigmoid(4 * torch.randn(1, total, HEADS, generator=generator) + 3)
+    gate[0, 100, 1] = -float("inf")
+    beta = torch.rand(1, total, HEADS, generator=generator)
+    key = torch.nn.functional.normalize(normal(heads).float(), dim=-1).to(dtype) if matrix_state else normal(heads)
+    return normal(HEADS), key, normal(heads), gate.to(DEVICE, wide), beta.to(DEVICE, wide)
+
+
+def sequences(dtype=torch.int32, device="cpu"):
+    return torch.tensor([0, *LENGTHS]).cumsum(0).to(device, dtype)
+
+
+class Packed(unittest.TestCase):
+    def expect_as_apart(self, call, inputs, bound):
+        """call(inputs, cu_seqlens) is that of each sequence without it, and so are its gradients."""
+        inputs = [tensor.clone().requires_grad_() for tensor in inputs]
+        arriving = torch.randn(call(inputs, sequences()).shape, generator=torch.Generator().manual_seed(4)).to(inputs[0])
+
+        def with_gradients(function):
+            found = function()
+            return [found, *torch.autograd.grad(found, inputs, arriving)]
+
+        def apart():
+            starts = sequences().tolist()
+            return torch.cat([call([tensor[:, a:b] for tensor in inputs], None) for a, b in zip(starts, starts[1:]) if b > a], 1)
+
+        expected = with_gradients(apart)
+        for cu_seqlens in (sequences(), sequences(torch.int64), sequences(device=DEVICE)):
+            for found, wanted in zip(with_gradients(lambda: call(inputs, cu_seqlens)), expected):
+                self.assertEqual(found.dtype, wanted.dtype)
+                self.assertLessEqual((found - wanted).double().norm(), bound * max(1.0, wanted.double().norm().item()))
+                self.assertTrue(found.isfinite().all())
+
+    def test_attention_is_that_of_each_sequence(self):
+        for dtype in DTYPES:
+            *inputs, _ = tensors(dtype)
+            for tolerance in (None, -10.0):
+                with self.subTest(dtype=dtype, tolerance=tolerance):
+                    self.expect_as_apart(lambda x, cu: lethe.forgetting_attention(*x, log_pruning_tolerance=tolerance, cu_seqlens=cu), inputs,
+                                         BOUNDS[dtype] + (1e-4 if tolerance else 0))
+
+    def test_states_are_those_of_each_sequence(self):
+        for dtype in DTYPES:
+            query, key, value, gate, beta = tensors(dtype, matrix_state=True)
+            positive = [query.abs(), key.abs() + 0.1]
+            calls = {
+                "no gate": (lambda x, cu: lethe.gated_state(*x, None, None, cu_seqlens=cu)[0], [query, key, value]),
+                "scalar gate": (lambda x, cu: lethe.gated_state(*x, None, cu_seqlens=cu)[0], [query, key, value, gate]),
+                "key gate": (lambda x, cu: lethe.gated_state(*x, None, cu_seqlens=cu)[0],
+                             [query, key, value, gate.unsqueeze(3).expand(-1, -1, -1, DIM).contiguous()]),
+                "normalized": (lambda x, cu: lethe.gated_state(*x, None, normalize=True, cu_seqlens=cu)[0], [*positive, value, gate]),
+                "delta": (lambda x, cu: lethe.delta_state(*x, cu_seqlens=cu)[0], [query, key, value, beta]),
+                "gated delta": (lambda x, cu: lethe.delta_state(*x, cu_seqlens=cu)[0], [query, key, value, beta, gate]),
+            }
+            for name, (call, inputs) in calls.items():
+                with self.subTest(name, dtype=dtype):
+                    self.expect_as_apart(call, inputs, BOUNDS[dtype])
+
+    def test_the_state_is_that_of_the_last_sequence(self):
+        query, key, value, gate, _ = tensors(torch.float32, matrix_state=True)
+        last = slice(sum(LENGTHS[:5]), None)
+        found = lethe.gated_state(query, key, value, gate, None, cu_seqlens=sequences())[1]
+        expected = lethe.gated_state(query[:, last], key[:, last], value[:, last], gate[:, last], None)[1]
+        self.assertLess((found - expected).abs().max(), 1e-4)
+
+    def test_statistics_are_those_of_the_sequences(self):
+        query, key, value, gate, _ = tensors(torch.float32)
+        _, log_normalizer, pairs = lethe.forgetting_attention_with_statistics(query, key, value, gate, cu_seqlens=sequences())
+        starts = sequences().tolist()
+        for a, b in zip(starts, starts[1:]):
+            if b > a:
+                _, expected, _ = lethe.forgetting_attention_with_statistics(query[:, a:b], key[:, a:b], value[:, a:b], gate[:, a:b])
+                self.assertLess((log_normalizer[:, a:b] - expected).abs().max(), 1e-4)
+        total = sum(LENGTHS)
+        self.assertTrue((pairs >= sum(n * (n + 1) // 2 for n in LENGTHS)).all())
+        self.assertTrue((pairs < total * (total + 1) // 2).all())
+
+    def test_other_sequences_have_no_effect(self):
+        *inputs, _ = tensors(DTYPES[-1])
+        before = lethe.forgetting_attention(*inputs, cu_seqlens=sequences())
+        first, last = sum(LENGTHS[:4]), sum(LENGTHS[:5])
+        for tensor in inputs[:3]:
+            tensor[:, first:last] *= -3
+        after = lethe.forgetting_attention(*inputs, cu_seqlens=sequences())
+        for part in (slice(0, first), slice(last, None)):
+            self.assertTrue(torch.equal(before[:, part], after[:, part]))
+        self.assertFalse(torch.equal(before, after))
+
+    def test_compiled_calls_are_equal(self):
+        *inputs, _ = tensors(torch.float32)
+        call = torch.compile(lambda *x: lethe.forgetting_attention(*x[:-1], cu_seqlens=x[-1]), fullgraph=True, backend="aot_eager")
+        for device in {"cpu", DEVICE}:
+            cu_seqlens = sequences(device=device)
+            self.assertTrue(torch.equal(call(*inputs, cu_seqlens), lethe.forgetting_attention(*inputs, cu_seqlens=cu_seqlens)))
+
+    def test_wrong_sequences_are_refused_in_one_line(self):
+        query, key, value, gate, beta = tensors(torch.float32, matrix_state=True)
+        total = sum(LENGTHS)
+
+        def attend(cu_seqlens, q=query, k=key):
+            return lethe.forgetting_attention(q, k, value if len(k) == 1 else value.repeat(2, 1, 1, 1), gate, cu_seqlens=cu_seqlens)
+
+        for call, message in (
+            (lambda: attend(torch.tensor([1, total])), "cu_seqlens: expected 0 first, found 1"),
+            (lambda: attend(torch.tensor([0, 7])), f"cu_seqlens: expected {total} last, the number of tokens, found 7"),
+            (lambda: attend(torch.tensor([0, 9, 4, total])), "cu_seqlens: expected ascending numbers, found 4 after 9"),
+            (lambda: attend(torch.tensor([0])), "cu_seqlens: expected at least 2 numbers, found 1"),
+            (lambda: attend(torch.tensor([[0, total]])), "cu_seqlens: expected 1 dimensions [N+1], found 2"),
+            (lambda: attend(torch.tensor([0.0, total])), "cu_seqlens: expected dtype int32 or int64, found Float"),
+            (lambda: attend(sequences(), query.repeat(2, 1, 1, 1), key.repeat(2, 1, 1, 1)), "query: expected a batch of one with cu_seqlens, found 2"),
+            (lambda: attend(sequences(), query[:, 1:]), "query: expected as many tokens as key with cu_seqlens, found shapes "),
+            (lambda: lethe.gated_state(query, key, value, gate, None, torch.zeros(1, HEADS, DIM, DIM, device=DEVICE), cu_seqlens=sequences()),
+             "state: expected none with cu_seqlens, whose sequences begin with 0, found one"),
+        ):
+            with self.subTest(message), self.assertRaises(RuntimeError) as caught:
+                call()
+            self.assertEqual(str(caught.exception).splitlines()[0][:len(message)], message)
+
+
+if __name__ == "__main__":
+    torch.ops.load_library(sys.argv.pop(1))
+    lethe = torch.ops.lethe
+    DEVICE, DTYPES = "cpu", [torch.float64, torch.float32, torch.bfloat16]
+    if sys.argv[1:2] == ["--device"]:
+        DEVICE, DTYPES = sys.argv.pop(2), [torch.float32, torch.bfloat16, torch.float16]
+        del sys.argv[1]
+        if not torch.cuda.is_available() and os.environ.get("LETHE_REQUIRE_GPU") != "1":
+            print("needs a GPU")
+            sys.exit(77)  # which ctest counts as skipped
+    unittest.main()

@@ -201,21 +201,24 @@ RowStatistics<Scalar> row_statistics(const Sizes& sizes, const at::Tensor& grad_
   RowStatistics<Scalar> rows{std::vector<Scalar>(sizes.all_heads() * length),
                              std::vector<Scalar>(sizes.all_heads() * length), true};
   std::atomic<bool> finite{true};
-  at::parallel_for(0, sizes.all_heads() * length, kSegment, [&](int64_t begin, int64_t end) {
+  // In the order of values in memory: the heads of one token, then those of the next.
+  at::parallel_for(0, sizes.batch * length, kSegment, [&](int64_t begin, int64_t end) {
     bool all = true;
-    for (int64_t index = begin; index < end; ++index) {
-      const int64_t head = index / length, row = index % length;
-      const Scalar *o = rows_of_values.at(head, row), *d_o = rows_of_gradient.at(head, row);
-      Scalar sum = 0;
+    for (int64_t token = begin; token < end; ++token) {
+      const int64_t first_head = token / length * heads, row = token % length;
+      const Scalar* normalizer = normalizers.const_data_ptr<Scalar>() + token * heads;
+      for (int64_t head = first_head; head < first_head + heads; ++head, ++normalizer) {
+        const int64_t index = head * length + row;
+        const Scalar *o = rows_of_values.at(head, row), *d_o = rows_of_gradient.at(head, row);
+        Scalar sum = 0;
 #pragma omp simd reduction(+ : sum)
-      for (int64_t d = 0; d < sizes.value_dim; ++d) sum += o[d] * d_o[d];
-      const bool no_gradient =
-          !std::isfinite(sum) && std::all_of(d_o, d_o + sizes.value_dim, [](Scalar x) { return x == 0; });
-      rows.delta[index] = sum;
-      rows.log_normalizer[index] =
-          no_gradient ? kNothingSeen<Scalar>
-                      : normalizers.const_data_ptr<Scalar>()[(head / heads * length + row) * heads + head % heads];
-      all = all && std::isfinite(sum) && std::isfinite(rows.log_normalizer[index]);
+        for (int64_t d = 0; d < sizes.value_dim; ++d) sum += o[d] * d_o[d];
+        const bool no_gradient =
+            !std::isfinite(sum) && std::all_of(d_o, d_o + sizes.value_dim, [](Scalar x) { return x == 0; });
+        rows.delta[index] = sum;
+        rows.log_normalizer[index] = no_gradient ? kNothingSeen<Scalar> : *normalizer;
+        all = all && std::isfinite(sum) && std::isfinite(rows.log_normalizer[index]);
+      }
     }
     if (!all) finite = false;
   });

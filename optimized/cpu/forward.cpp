@@ -113,8 +113,10 @@ at::Tensor count_pairs(const Sizes& sizes, const int32_t* boundary) {
   at::Tensor pairs = at::zeros({sizes.batch, sizes.query_heads}, at::kLong);
   for (int64_t head = 0; head < pairs.numel(); ++head) {
     int64_t& count = pairs.mutable_data_ptr<int64_t>()[head];
-    for (int64_t row = 0; row < sizes.query_length; ++row) {
-      count += sizes.offset() + row + 1 - boundary[head * sizes.tiles() + row / kQueryRows] * kKeyBlock;
+    for (int64_t tile = 0; tile < sizes.tiles(); ++tile) {
+      const int64_t row = tile * kQueryRows, rows = std::min(kQueryRows, sizes.query_length - row);
+      const int64_t of_first_row = sizes.offset() + row + 1 - boundary[head * sizes.tiles() + tile] * kKeyBlock;
+      count += rows * of_first_row + rows * (rows - 1) / 2;
     }
   }
   return pairs;

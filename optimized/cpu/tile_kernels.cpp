@@ -174,11 +174,23 @@ bool all_finite(int64_t rows, int64_t columns, const Scalar* matrix, int64_t str
   return zero == 0;
 }
 
+// Whether the row's square is certainly below `bound`, by a sum in its own precision: few rows of many need one in float64.
+template <typename Scalar>
+inline __attribute__((always_inline)) bool is_less(int64_t columns, const Scalar* __restrict row, double bound) {
+  constexpr double kUnit = 0x1p-23, kTiny = 0x1p-125;  // of float32
+  Scalar square = 0;
+#pragma omp simd reduction(+ : square)
+  for (int64_t j = 0; j < columns; ++j) square += row[j] * row[j];
+  const double count = static_cast<double>(columns);
+  return static_cast<double>(square) * (1 + 2 * count * kUnit) + count * kTiny < bound;
+}
+
 template <typename Scalar>
 double largest_square(int64_t rows, int64_t columns, const Scalar* matrix, int64_t stride) {
   double largest = 0;
   for (int64_t i = 0; i < rows; ++i) {
     const Scalar* __restrict row = matrix + i * stride;
+    if (sizeof(Scalar) == sizeof(float) && is_less(columns, row, largest)) continue;
     double square = 0;
 #pragma omp simd reduction(+ : square)
     for (int64_t j = 0; j < columns; ++j) square += static_cast<double>(row[j]) * static_cast<double>(row[j]);

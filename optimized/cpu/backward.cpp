@@ -52,7 +52,11 @@ struct Backward {
   // The part of a segment of keys that a tile of queries visits.
   struct Block {
     int64_t head, key_head, row, rows, column, columns;
+    int64_t stride() const { return row_stride(columns); }  // of the scratch memory
   };
+
+  // The column of the first row's own position.
+  int64_t diagonal(const Block& b) const { return sizes.offset() + b.row - b.column; }
 
   Block block(int64_t head, int64_t tile, int64_t key_segment) const {
     const int64_t row = tile * kQueryRows, rows = std::min(kQueryRows, sizes.query_length - row);
@@ -63,39 +67,49 @@ struct Backward {
 
   // P and dS of one block, into scratch; adds the sums of dS to those of its rows and columns.
   void recompute(const Block& b, BackwardScratch<Scalar>& scratch) const {
-    const int64_t row_index = b.head * sizes.query_length + b.row;
-    multiply(Transpose::kNo, Transpose::kYes, b.rows, b.columns, sizes.key_dim, Scalar(1), query.at(b.head, b.row),
-             query.stride(), key.at(b.key_head, b.column), key.stride(), Scalar(0), scratch.weights.data(), b.columns);
+    const int64_t row_index = b.head * sizes.query_length + b.row, stride = b.stride();
+    Scalar *weights = scratch.weights.data(), *gradients = scratch.gradients.data();
     // A row that sees a non-finite value has no finite delta; any other row must ignore that value.
     const FinitePart<Scalar> v(b.columns, sizes.value_dim, value.at(b.key_head, b.column), value.stride(), finite);
-    multiply(Transpose::kNo, Transpose::kYes, b.rows, b.columns, sizes.value_dim, Scalar(1),
-             grad_values.at(b.head, b.row), grad_values.stride(), v.data(), v.stride(), Scalar(0),
-             scratch.gradients.data(), b.columns);
+    for_each_seen_part(b.rows, b.columns, diagonal(b), [&](int64_t i, int64_t m, int64_t j, int64_t n) {
+      multiply(Transpose::kNo, Transpose::kYes, m, n, sizes.key_dim, Scalar(1), query.at(b.head, b.row + i),
+               query.stride(), key.at(b.key_head, b.column + j), key.stride(), Scalar(0), weights + i * stride + j,
+               stride);
+      multiply(Transpose::kNo, Transpose::kYes, m, n, sizes.value_dim, Scalar(1), grad_values.at(b.head, b.row + i),
+               grad_values.stride(), v.data() + j * v.stride(), v.stride(), Scalar(0), gradients + i * stride + j,
+               stride);
+    });
     const HeadGates gates = prefix.head(b.head);
     for (int64_t i = 0, frame; i < b.rows; i += frame) {
       const int64_t row = row_index + i, position = sizes.offset() + b.row + i;
       frame = frame_rows(gates, position, b.rows - i);
-      scratch.biases.fill(gates, position, frame, b.column, b.columns);
+      const int64_t seen = strip_columns(i, frame, b.columns, diagonal(b));
+      scratch.biases.fill(gates, position, frame, b.column, seen);
       for (int64_t r = 0; r < frame; ++r)
         if (log_normalizer[row + r] == kNothingSeen<Scalar>) scratch.biases.end[r] = 0;
-      tile_kernels<Scalar>().gradient({scratch.biases.tile(frame, b.columns, scale),
-                                       scratch.weights.data() + i * b.columns, scratch.gradients.data() + i * b.columns,
-                                       b.columns, log_normalizer.data() + row, delta.data() + row, row_sum.data() + row,
-                                       column_sum.data() + b.head * sizes.key_length + b.column});
+      tile_kernels<Scalar>().gradient({scratch.biases.tile(frame, seen, scale), weights + i * stride,
+                                       gradients + i * stride, stride, log_normalizer.data() + row, delta.data() + row,
+                                       row_sum.data() + row, column_sum.data() + b.head * sizes.key_length + b.column});
     }
   }
 
   void run_block(const Block& b, BackwardScratch<Scalar>& scratch) const {
+    const int64_t stride = b.stride();
+    const Scalar *weights = scratch.weights.data(), *gradients = scratch.gradients.data();
     recompute(b, scratch);
-    add_seen_product(Transpose::kYes, b.columns, sizes.value_dim, b.rows, Scalar(1), scratch.weights.data(), b.columns,
-                     grad_values.at(b.head, b.row), grad_values.stride(), finite, grad_value.at(b.key_head, b.column),
-                     grad_value.stride());
-    add_seen_product(Transpose::kYes, b.columns, sizes.key_dim, b.rows, scale, scratch.gradients.data(), b.columns,
-                     query.at(b.head, b.row), query.stride(), finite, grad_key.at(b.key_head, b.column),
-                     grad_key.stride());
-    add_seen_product(Transpose::kNo, b.rows, sizes.key_dim, b.columns, scale, scratch.gradients.data(), b.columns,
-                     key.at(b.key_head, b.column), key.stride(), finite, grad_query.at(b.head, b.row),
-                     grad_query.stride());
+    for_each_seen_part_by_columns(b.rows, b.columns, diagonal(b), [&](int64_t i, int64_t m, int64_t j, int64_t n) {
+      add_seen_product(Transpose::kYes, n, sizes.value_dim, m, Scalar(1), weights + i * stride + j, stride,
+                       grad_values.at(b.head, b.row + i), grad_values.stride(), finite,
+                       grad_value.at(b.key_head, b.column + j), grad_value.stride());
+      add_seen_product(Transpose::kYes, n, sizes.key_dim, m, scale, gradients + i * stride + j, stride,
+                       query.at(b.head, b.row + i), query.stride(), finite, grad_key.at(b.key_head, b.column + j),
+                       grad_key.stride());
+    });
+    for_each_seen_part(b.rows, b.columns, diagonal(b), [&](int64_t i, int64_t m, int64_t j, int64_t n) {
+      add_seen_product(Transpose::kNo, m, sizes.key_dim, n, scale, gradients + i * stride + j, stride,
+                       key.at(b.key_head, b.column + j), key.stride(), finite, grad_query.at(b.head, b.row + i),
+                       grad_query.stride());
+    });
   }
 
   void run_task(const Task& task, BackwardScratch<Scalar>& scratch) const {
@@ -105,10 +119,7 @@ struct Backward {
     for (int64_t head = task.key_head * sizes.group(); head < (task.key_head + 1) * sizes.group(); ++head) {
       for (int64_t tile = tile_begin; tile < tile_end; ++tile) {
         const Block b = block(head, tile, task.key_segment);
-        for_each_seen_part(b.rows, b.columns, sizes.offset() + b.row - b.column,
-                           [&](int64_t i, int64_t m, int64_t j, int64_t n) {
-                             run_block({b.head, b.key_head, b.row + i, m, b.column + j, n}, scratch);
-                           });
+        if (b.columns > 0) run_block(b, scratch);
       }
     }
   }

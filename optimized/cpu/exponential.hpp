@@ -31,28 +31,33 @@ constexpr Scalar inverse_factorial(int n) {
   return static_cast<Scalar>(1.0 / factorial);
 }
 
-// e^x for x ≤ 0 and not much above, by e^x = 2^n e^r with |r| ≤ ln 2 / 2 and Taylor's polynomial; NaN stays NaN. At kLowest
-// and below, where the result would be subnormal, which costs a hundred times more to compute with, it is 0: the bits of 2^n are then 0.
-template <typename Scalar>
-inline __attribute__((always_inline)) Scalar exponential(Scalar x) {
+// e^x of a number or a vector of numbers for x ≤ 0 and not much above, by e^x = 2^n e^r with |r| ≤ ln 2 / 2 and Taylor's polynomial; NaN stays NaN. At
+// kLowest and below, where the result would be subnormal, which costs a hundred times more to compute with, it is 0: the bits of 2^n are then 0.
+template <typename Scalar, typename Value, typename Bits>
+inline __attribute__((always_inline)) Value exponential_of(Value x) {
   using F = Format<Scalar>;
-  using Bits = typename F::Bits;
-  x = x < F::kLowest ? F::kLowest : x;
-  const Scalar shifted = x * std::numbers::log2e_v<Scalar> + F::kRounder;  // its low bits hold n
-  const Scalar n = shifted - F::kRounder;
-  const Scalar r = (x - n * F::kLog2High) - n * F::kLog2Low;
-  Scalar polynomial = inverse_factorial<Scalar>(F::kTerms);
+  const Value lowest = Value{} + F::kLowest;
+  x = x < lowest ? lowest : x;
+  const Value shifted = x * std::numbers::log2e_v<Scalar> + F::kRounder;  // its low bits hold n
+  const Value n = shifted - F::kRounder;
+  const Value r = (x - n * F::kLog2High) - n * F::kLog2Low;
+  Value polynomial = Value{} + inverse_factorial<Scalar>(F::kTerms);
 #pragma GCC unroll 16
   for (int term = F::kTerms - 1; term >= 0; --term) polynomial = polynomial * r + inverse_factorial<Scalar>(term);
   Bits bits;
   std::memcpy(&bits, &shifted, sizeof bits);
   const Scalar one = 1;
-  Bits one_bits;
+  typename F::Bits one_bits;
   std::memcpy(&one_bits, &one, sizeof one_bits);
-  const Bits power_bits = static_cast<Bits>(static_cast<Bits>(bits << F::kMantissa) + one_bits);
-  Scalar power;
+  const Bits power_bits = (bits << F::kMantissa) + one_bits;
+  Value power;
   std::memcpy(&power, &power_bits, sizeof power);
   return polynomial * power;
+}
+
+template <typename Scalar>
+inline __attribute__((always_inline)) Scalar exponential(Scalar x) {
+  return exponential_of<Scalar, Scalar, typename Format<Scalar>::Bits>(x);
 }
 
 }  // namespace

@@ -55,24 +55,26 @@ struct Forward {
     const int64_t key_begin = boundary[head * sizes.tiles() + tile] * kKeyBlock;
     const int64_t first_position = sizes.offset() + row_begin, key_end = first_position + rows;
     for (int64_t end = key_end; end > key_begin;) {
-      const int64_t begin = std::max(key_begin, end - kKeyColumns), columns = end - begin;
-      for_each_seen_part(rows, columns, first_position - begin, [&](int64_t i, int64_t m, int64_t j, int64_t n) {
+      const int64_t begin = std::max(key_begin, end - kKeyColumns), columns = end - begin, stride = row_stride(columns);
+      const int64_t diagonal = first_position - begin;
+      for_each_seen_part(rows, columns, diagonal, [&](int64_t i, int64_t m, int64_t j, int64_t n) {
         multiply(Transpose::kNo, Transpose::kYes, m, n, sizes.key_dim, Scalar(1), query.at(head, row_begin + i),
-                 query.stride(), key.at(key_head, begin + j), key.stride(), Scalar(0), weights + i * columns + j,
-                 columns);
+                 query.stride(), key.at(key_head, begin + j), key.stride(), Scalar(0), weights + i * stride + j,
+                 stride);
       });
       for (int64_t i = 0, frame; i < rows; i += frame) {
         frame = frame_rows(gates, first_position + i, rows - i);
-        scratch.biases.fill(gates, first_position + i, frame, begin, columns);
-        tile_kernels<Scalar>().softmax({scratch.biases.tile(frame, columns, scale), weights + i * columns, columns,
+        const int64_t seen = strip_columns(i, frame, columns, diagonal);
+        scratch.biases.fill(gates, first_position + i, frame, begin, seen);
+        tile_kernels<Scalar>().softmax({scratch.biases.tile(frame, seen, scale), weights + i * stride, stride,
                                         scratch.maximum.data() + i, scratch.sum.data() + i,
                                         scratch.rescale.data() + i});
       }
       for (int64_t i = 0; i < rows && end < key_end; ++i) {
         if (scratch.rescale[i] != Scalar(1)) scale_row(o + i * value_dim, scratch.rescale[i], o + i * value_dim);
       }
-      for_each_seen_part(rows, columns, first_position - begin, [&](int64_t i, int64_t m, int64_t j, int64_t n) {
-        add_seen_product(Transpose::kNo, m, value_dim, n, Scalar(1), weights + i * columns + j, columns,
+      for_each_seen_part(rows, columns, diagonal, [&](int64_t i, int64_t m, int64_t j, int64_t n) {
+        add_seen_product(Transpose::kNo, m, value_dim, n, Scalar(1), weights + i * stride + j, stride,
                          value.at(key_head, begin + j), value.stride(), finite_values, o + i * value_dim, value_dim);
       });
       end = begin;

@@ -14,6 +14,7 @@
 
 #include "optimized/cpu/gemm.hpp"
 #include "optimized/cpu/subnormals.hpp"
+#include "optimized/cpu/tile_kernels.hpp"
 #include "optimized/operators/attention.hpp"
 
 namespace lethe::cpu {
@@ -59,6 +60,27 @@ void for_each_seen_part(int64_t rows, int64_t columns, int64_t diagonal, const R
     if (end > before) run(row, strip, before, end - before);
   }
 }
+
+/// The same pairs in parts for products that add up over rows: the columns before the diagonal, then strips of columns beside it, each from the first row
+/// that sees one of them on.
+template <typename Run>
+void for_each_seen_part_by_columns(int64_t rows, int64_t columns, int64_t diagonal, const Run& run) {
+  const int64_t before = std::min(std::max<int64_t>(diagonal, 0), columns);
+  if (before > 0) run(0, rows, 0, before);
+  for (int64_t row = 0; row < rows; row += kStripRows) {
+    const int64_t begin = std::max(diagonal + row, before), end = std::min(diagonal + row + kStripRows, columns);
+    if (end > begin) run(row, rows - row, begin, end - begin);
+  }
+}
+
+/// The columns that the strips of for_each_seen_part hold of the rows from `row` on, `count` of one strip or two.
+inline int64_t strip_columns(int64_t row, int64_t count, int64_t columns, int64_t diagonal) {
+  const int64_t strips = (row + count + kStripRows - 1) / kStripRows;
+  return std::clamp<int64_t>(diagonal + strips * kStripRows, 0, columns);
+}
+
+/// The distance between the rows of scratch memory for `columns` numbers each.
+inline int64_t row_stride(int64_t columns) { return (columns + kRowUnit - 1) / kRowUnit * kRowUnit; }
 
 /// The number of reads of a key from which a copy of its head pays: with the rows of all heads interleaved, those of one are a power of two apart and
 /// share a few sets of the cache.

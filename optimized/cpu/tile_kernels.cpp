@@ -7,11 +7,6 @@
 namespace lethe::cpu::LETHE_INSTRUCTION_SET {
 namespace {
 
-template <typename Scalar>
-void zero(Scalar* row, int64_t begin, int64_t end) {
-  for (int64_t j = begin; j < end; ++j) row[j] = 0;
-}
-
 #if defined(__AVX512F__)
 constexpr int kBytes = 64;
 #elif defined(__AVX__)
@@ -22,150 +17,165 @@ constexpr int kBytes = 16;
 template <typename Scalar>
 constexpr int64_t kLanes = kBytes / sizeof(Scalar);
 
-// The last columns of a row, less than a vector of them, as a whole vector: a short sequence has little else.
 template <typename Scalar>
-inline __attribute__((always_inline)) void load_tail(const Scalar* __restrict from, int64_t count, Scalar rest,
-                                                     Scalar* __restrict tail) {
-#pragma omp simd
-  for (int64_t j = 0; j < kLanes<Scalar>; ++j) tail[j] = j < count ? from[j] : rest;
+struct Vectors {
+  typedef Scalar Whole __attribute__((vector_size(kBytes)));
+  typedef Scalar Half __attribute__((vector_size(kBytes / 2)));
+  typedef double HalfWide __attribute__((vector_size(kBytes / 2 / sizeof(Scalar) * sizeof(double))));
+  typedef typename Format<Scalar>::Bits Bits __attribute__((vector_size(kBytes)));
+  typedef Whole InMemory __attribute__((aligned(alignof(Scalar)), may_alias));
+  typedef Half HalfInMemory __attribute__((aligned(alignof(Scalar)), may_alias));
+};
+template <typename Scalar>
+using Vector = typename Vectors<Scalar>::Whole;
+
+template <typename Scalar>
+inline __attribute__((always_inline)) Vector<Scalar> load(const Scalar* from) {
+  return *reinterpret_cast<const typename Vectors<Scalar>::InMemory*>(from);
+}
+template <typename Scalar>
+inline __attribute__((always_inline)) void store(Scalar* to, Vector<Scalar> numbers) {
+  *reinterpret_cast<typename Vectors<Scalar>::InMemory*>(to) = numbers;
 }
 
+// Zeros from `begin`, a multiple of kLanes, to `end` or a few columns further.
 template <typename Scalar>
-inline __attribute__((always_inline)) void store_tail(const Scalar* __restrict tail, int64_t count,
-                                                      Scalar* __restrict to) {
-#pragma omp simd
-  for (int64_t j = 0; j < kLanes<Scalar>; ++j)
-    if (j < count) to[j] = tail[j];
-}
-
-template <typename Scalar>
-constexpr Scalar kNoWeight = -__builtin_inf();  // as a bias
-
-template <typename Scalar>
-inline __attribute__((always_inline)) Scalar make_logits(Scalar* __restrict row, const Scalar* __restrict column_bias,
-                                                         int64_t count, Scalar scale, Scalar row_bias, Scalar maximum) {
-#pragma omp simd reduction(max : maximum)
-  for (int64_t j = 0; j < count; ++j) {
-    const Scalar logit = scale * row[j] + (row_bias + column_bias[j]);
-    row[j] = logit;
-    maximum = maximum < logit ? logit : maximum;
+inline __attribute__((always_inline)) void zero(Scalar* row, int64_t begin, int64_t end) {
+  for (int64_t j = begin; j < end; j += kLanes<Scalar>) {
+    asm("" : "+r"(j));  // or the compiler calls memset, for a few vectors
+    store(row + j, Vector<Scalar>{});
   }
-  return maximum;
 }
 
 template <typename Scalar>
-inline __attribute__((always_inline)) Scalar make_weights(Scalar* __restrict row, int64_t count, Scalar maximum) {
-  Scalar sum = 0;
-#pragma omp simd reduction(+ : sum)
-  for (int64_t j = 0; j < count; ++j) {
-    const Scalar weight = exponential(row[j] - maximum);
-    row[j] = weight;
-    sum += weight;
-  }
-  return sum;
+inline __attribute__((always_inline)) typename Vectors<Scalar>::Bits lanes() {
+  typename Vectors<Scalar>::Bits lanes;
+  for (int lane = 0; lane < kLanes<Scalar>; ++lane) lanes[lane] = lane;
+  return lanes;
 }
+
+// op over all lanes.
+template <typename Scalar, typename Op>
+inline __attribute__((always_inline)) Scalar reduce(Vector<Scalar> numbers, const Op& op) {
+#pragma GCC unroll 8
+  for (int distance = kLanes<Scalar> / 2; distance > 0; distance /= 2)
+    numbers = op(numbers, __builtin_shuffle(numbers, lanes<Scalar>() ^ distance));
+  return numbers[0];
+}
+
+// `numbers` of the columns from j on where begin ≤ column < end, `rest` elsewhere.
+template <typename Scalar>
+inline __attribute__((always_inline)) Vector<Scalar> visible(Vector<Scalar> numbers, int64_t j, int64_t begin,
+                                                             int64_t end, Scalar rest) {
+  using Bits = typename Format<Scalar>::Bits;
+  if (j >= begin && j + kLanes<Scalar> <= end) return numbers;
+  const auto lane = lanes<Scalar>();
+  const auto seen = (lane >= static_cast<Bits>(begin - j)) & (lane < static_cast<Bits>(end - j));
+  return seen ? numbers : Vector<Scalar>{} + rest;
+}
+
+template <typename Scalar>
+inline __attribute__((always_inline)) Vector<Scalar> exponentials(Vector<Scalar> x) {
+  return exponential_of<Scalar, Vector<Scalar>, typename Vectors<Scalar>::Bits>(x);
+}
+
+template <typename Scalar>
+constexpr Scalar kNoWeight = -__builtin_inf();  // as a logit
 
 template <typename Scalar>
 void softmax(const SoftmaxTile<Scalar>& tile) {
+  constexpr int64_t kStep = kLanes<Scalar>;
+  const auto larger = [](auto a, auto b) __attribute__((always_inline)) { return a < b ? b : a; };
+  const auto plus = [](auto a, auto b) __attribute__((always_inline)) { return a + b; };
   for (int64_t i = 0; i < tile.rows; ++i) {
     Scalar* row = tile.weights + i * tile.stride;
-    const int64_t begin = tile.begin[i], end = tile.end[i];
+    const int64_t begin = tile.begin[i], end = tile.end[i], first = begin / kStep * kStep;
     tile.rescale[i] = 1;
     if (end <= begin) {
       zero(row, 0, tile.columns);
       continue;
     }
-    const int64_t rest = (end - begin) % kLanes<Scalar>, tail_begin = end - rest;
-    const Scalar row_bias = tile.row_bias[i];
-    const Scalar before = tile.maximum[i];
-    Scalar maximum =
-        make_logits(row + begin, tile.column_bias + begin, tail_begin - begin, tile.scale, row_bias, before);
-    Scalar tail[kLanes<Scalar>], tail_bias[kLanes<Scalar>];
-    if (rest > 0) {
-      load_tail(row + tail_begin, rest, Scalar(0), tail);
-      load_tail(tile.column_bias + tail_begin, rest, kNoWeight<Scalar>, tail_bias);
-      maximum = make_logits(tail, tail_bias, kLanes<Scalar>, tile.scale, row_bias, maximum);
+    const Scalar row_bias = tile.row_bias[i], before = tile.maximum[i];
+    Vector<Scalar> largest = Vector<Scalar>{} + before;
+    int64_t j = first;
+    for (; j < end; j += kStep) {
+      const Vector<Scalar> logits = visible<Scalar>(
+          tile.scale * load(row + j) + (row_bias + load(tile.column_bias + j)), j, begin, end, kNoWeight<Scalar>);
+      store(row + j, logits);
+      largest = larger(largest, logits);
     }
+    const Scalar maximum = reduce<Scalar>(largest, larger);
     // Logits that are all −∞ have no weight, but a later tile's may.
     const Scalar subtracted = maximum == kNoWeight<Scalar> ? Scalar(0) : maximum;
-    Scalar sum = make_weights(row + begin, tail_begin - begin, subtracted);
-    if (rest > 0) {
-      sum += make_weights(tail, kLanes<Scalar>, subtracted);
-      store_tail(tail, rest, row + tail_begin);
+    Vector<Scalar> sums{};
+    for (j = first; j < end; j += kStep) {
+      const Vector<Scalar> weights = exponentials<Scalar>(load(row + j) - subtracted);
+      store(row + j, weights);
+      sums += weights;
     }
-    zero(row, 0, begin);
-    zero(row, end, tile.columns);
+    zero(row, 0, first);
+    zero(row, j, tile.columns);
     if (maximum != before) {
-      tile.rescale[i] = exponential(before - maximum);
+      tile.rescale[i] = before == kNoWeight<Scalar> ? Scalar(0) : exponential(before - maximum);
       tile.maximum[i] = maximum;
     }
-    tile.sum[i] = tile.sum[i] * tile.rescale[i] + sum;
+    tile.sum[i] = tile.sum[i] * tile.rescale[i] + reduce<Scalar>(sums, plus);
   }
 }
 
+// sums [columns] += the columns' sums of a matrix, in float64.
 template <typename Scalar>
-struct GradientRow {
-  Scalar scale, row_bias, log_normalizer, delta;
-};
-
-// P and dS of `count` columns; returns the sum of dS.
-template <typename Scalar>
-inline __attribute__((always_inline)) Scalar make_gradients(Scalar* __restrict weights, Scalar* __restrict gradients,
-                                                            const Scalar* __restrict column_bias,
-                                                            double* __restrict column_sum, int64_t count,
-                                                            const GradientRow<Scalar>& row) {
-  Scalar sum = 0;
-#pragma omp simd reduction(+ : sum)
-  for (int64_t j = 0; j < count; ++j) {
-    const Scalar weight = exponential(row.scale * weights[j] + (row.row_bias + column_bias[j]) - row.log_normalizer);
-    const Scalar derivative = weight * (gradients[j] - row.delta);
-    weights[j] = weight;
-    gradients[j] = derivative;
-    column_sum[j] += derivative;
-    sum += derivative;
+void add_columns(int64_t rows, int64_t columns, const Scalar* matrix, int64_t stride, double* sums) {
+  using V = Vectors<Scalar>;
+  constexpr int64_t kStep = kLanes<Scalar> / 2;
+  for (int64_t j = 0; j < columns; j += kStep) {
+    typename V::HalfWide sum{};
+    for (int64_t i = 0; i < rows; ++i)
+      sum += __builtin_convertvector(*reinterpret_cast<const typename V::HalfInMemory*>(matrix + i * stride + j),
+                                     typename V::HalfWide);
+    for (int64_t lane = 0; lane < kStep && j + lane < columns; ++lane) sums[j + lane] += sum[lane];
   }
-  return sum;
 }
 
 template <typename Scalar>
 void gradient(const GradientTile<Scalar>& tile) {
+  constexpr int64_t kStep = kLanes<Scalar>;
+  const auto plus = [](auto a, auto b) __attribute__((always_inline)) { return a + b; };
   for (int64_t i = 0; i < tile.rows; ++i) {
     Scalar *weights = tile.weights + i * tile.stride, *gradients = tile.gradients + i * tile.stride;
-    const int64_t begin = tile.begin[i], end = tile.end[i];
-    const int64_t visible_begin = end <= begin ? 0 : begin, visible_end = end <= begin ? 0 : end;
-    const int64_t rest = (visible_end - visible_begin) % kLanes<Scalar>, tail_begin = visible_end - rest;
-    const GradientRow<Scalar> row{tile.scale, tile.row_bias[i], tile.log_normalizer[i], tile.delta[i]};
-    Scalar sum = make_gradients(weights + visible_begin, gradients + visible_begin, tile.column_bias + visible_begin,
-                                tile.column_sum + visible_begin, tail_begin - visible_begin, row);
-    if (rest > 0) {
-      Scalar tail_weights[kLanes<Scalar>], tail_gradients[kLanes<Scalar>], tail_bias[kLanes<Scalar>];
-      double tail_sums[kLanes<Scalar>] = {};
-      load_tail(weights + tail_begin, rest, Scalar(0), tail_weights);
-      load_tail(gradients + tail_begin, rest, Scalar(0), tail_gradients);
-      load_tail(tile.column_bias + tail_begin, rest, kNoWeight<Scalar>, tail_bias);
-      sum += make_gradients(tail_weights, tail_gradients, tail_bias, tail_sums, kLanes<Scalar>, row);
-      store_tail(tail_weights, rest, weights + tail_begin);
-      store_tail(tail_gradients, rest, gradients + tail_begin);
-      for (int64_t j = 0; j < rest; ++j) tile.column_sum[tail_begin + j] += tail_sums[j];
+    const bool sees = tile.begin[i] < tile.end[i];
+    const int64_t begin = sees ? tile.begin[i] : 0, end = sees ? tile.end[i] : 0, first = begin / kStep * kStep;
+    const Scalar row_bias = tile.row_bias[i], log_normalizer = tile.log_normalizer[i], delta = tile.delta[i];
+    Vector<Scalar> sums{};
+    int64_t j = first;
+    for (; j < end; j += kStep) {
+      const Vector<Scalar> logits = tile.scale * load(weights + j) + (row_bias + load(tile.column_bias + j));
+      const Vector<Scalar> weight =
+          exponentials<Scalar>(visible<Scalar>(logits - log_normalizer, j, begin, end, kNoWeight<Scalar>));
+      const Vector<Scalar> derivative =
+          visible<Scalar>(weight * (load(gradients + j) - delta), j, begin, end, Scalar(0));
+      store(weights + j, weight);
+      store(gradients + j, derivative);
+      sums += derivative;
     }
-    tile.row_sum[i] += sum;
-    zero(weights, 0, visible_begin);
-    zero(weights, visible_end, tile.columns);
-    zero(gradients, 0, visible_begin);
-    zero(gradients, visible_end, tile.columns);
+    tile.row_sum[i] += reduce<Scalar>(sums, plus);
+    zero(weights, 0, first);
+    zero(weights, j, tile.columns);
+    zero(gradients, 0, first);
+    zero(gradients, j, tile.columns);
   }
+  add_columns(tile.rows, tile.columns, tile.gradients, tile.stride, tile.column_sum);
 }
 
 template <typename Scalar>
 bool all_finite(int64_t rows, int64_t columns, const Scalar* matrix, int64_t stride) {
-  typedef Scalar Vector __attribute__((vector_size(kBytes), aligned(alignof(Scalar)), may_alias));
-  Vector zeros{};
+  Vector<Scalar> zeros{};
   Scalar zero = 0;
   for (int64_t i = 0; i < rows; ++i) {
     const Scalar* row = matrix + i * stride;
     int64_t j = 0;
     for (; j + kLanes<Scalar> <= columns; j += kLanes<Scalar>) {
-      const Vector numbers = *reinterpret_cast<const Vector*>(row + j);
+      const Vector<Scalar> numbers = load(row + j);
       zeros += numbers - numbers;  // NaN for NaN and ∞
     }
     for (; j < columns; ++j) zero += row[j] - row[j];

@@ -6,6 +6,9 @@
 
 namespace lethe::cpu {
 
+/// The distance between the rows of a tile's matrices is a multiple of this, so that the kernels may read and write whole vectors of columns.
+inline constexpr int64_t kRowUnit = 16;
+
 /// One tile's logits: scale · product[i, j] + row_bias[i] + column_bias[j] for begin[i] ≤ j < end[i], −∞ elsewhere.
 ///
 /// The two biases are c_i − F and F − c_j, each rounded to Scalar once from float64, with F the prefix sum at a row nearby (frame_rows): both stay
@@ -15,7 +18,7 @@ struct Tile {
   int64_t rows, columns;
   Scalar scale;
   const Scalar* row_bias;     ///< [rows]
-  const Scalar* column_bias;  ///< [columns]
+  const Scalar* column_bias;  ///< [columns], readable up to a multiple of kRowUnit
   const int64_t* begin;       ///< [rows], first visible column, 0 ≤ begin
   const int64_t* end;         ///< [rows], ≤ columns; a row with end ≤ begin sees nothing
 };
@@ -23,7 +26,7 @@ struct Tile {
 /// One step of the online softmax: products become weights exp(logit − maximum), zero where invisible or below the smallest normal
 /// number.
 ///
-/// reads    weights [rows, stride] holding q·k; maximum, sum [rows] of the columns before (−∞, 0 at first)
+/// reads    weights [rows, stride] holding q·k, stride a multiple of kRowUnit; maximum, sum [rows] of the columns before (−∞, 0 at first)
 /// writes   weights; maximum, sum including this tile; rescale [rows], the factor for values gathered before
 template <typename Scalar>
 struct SoftmaxTile : Tile<Scalar> {
@@ -36,7 +39,7 @@ struct SoftmaxTile : Tile<Scalar> {
 
 /// The softmax's derivative: P_ij = exp(logit_ij − log_normalizer_i), dS_ij = P_ij (dP_ij − delta_i), zero where invisible.
 ///
-/// reads    weights [rows, stride] holding q·k; gradients [rows, stride] holding dP
+/// reads    weights [rows, stride] holding q·k, stride a multiple of kRowUnit; gradients [rows, stride] holding dP
 /// writes   weights ← P, gradients ← dS; row_sum [rows] += Σ_j dS; column_sum [columns] += Σ_i dS, of the same rounded dS
 template <typename Scalar>
 struct GradientTile : Tile<Scalar> {

@@ -9,6 +9,7 @@
 #include <limits>
 
 #include "optimized/cuda/attention.hpp"
+#include "optimized/torch/dtype.hpp"
 
 namespace lethe::cuda {
 namespace {
@@ -17,10 +18,6 @@ using at::Tensor;
 
 Shape shape_of(const Tensor& query, const Tensor& key, const Tensor& value) {
   return {query.size(0), query.size(1), key.size(1), key.size(2), query.size(2), query.size(3), value.size(3)};
-}
-
-Dtype dtype_of(const Tensor& tensor) {
-  return tensor.scalar_type() == at::kBFloat16 ? Dtype::kBFloat16 : Dtype::kFloat16;
 }
 
 // The tensor itself where the copy engine can address it, else a contiguous copy.
@@ -74,7 +71,7 @@ AttentionOutputs forgetting_attention_forward(const AttentionFamily& family, con
                                       : Tensor();
   const Tensor workspace = workspace_of(family.forward_workspace_bytes(shape), query);
   family.forward({.shape = shape,
-                  .dtype = dtype_of(query),
+                  .dtype = dtype_of(query.scalar_type()),
                   .scale = scale,
                   .query = operand(q),
                   .key = operand(k),
@@ -109,7 +106,7 @@ AttentionGradients forgetting_attention_backward(const AttentionFamily& family, 
          grad_log_forget = at::empty(log_forget.sizes(), log_forget.options());
   const Tensor workspace = workspace_of(family.backward_workspace_bytes(shape), query);
   family.backward({.shape = shape,
-                   .dtype = dtype_of(query),
+                   .dtype = dtype_of(query.scalar_type()),
                    .scale = scale,
                    .query = operand(q),
                    .key = operand(k),

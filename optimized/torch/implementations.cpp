@@ -7,6 +7,7 @@
 #include "optimized/coverage.hpp"
 #include "optimized/cpu/operators.hpp"
 #include "optimized/portable/operators.hpp"
+#include "optimized/torch/dtype.hpp"
 #ifdef LETHE_CUDA_KERNELS
 #include "optimized/cuda/attention.hpp"
 #include "optimized/torch/cuda_forgetting_attention.hpp"
@@ -59,21 +60,12 @@ std::vector<AttentionImplementation> attention_rows() {
   return rows;
 }
 
-Dtype dtype_of(const at::Tensor& tensor) {
-  switch (tensor.scalar_type()) {
-    case at::kDouble: return Dtype::kFloat64;
-    case at::kFloat: return Dtype::kFloat32;
-    case at::kBFloat16: return Dtype::kBFloat16;
-    default: return Dtype::kFloat16;
-  }
-}
-
 }  // namespace
 
 Call call_of(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value) {
   return {
       .shape = {query.size(0), query.size(1), key.size(1), key.size(2), query.size(2), query.size(3), value.size(3)},
-      .dtype = dtype_of(query),
+      .dtype = dtype_of(query.scalar_type()),
       .device = query.device().type(),
       .compute_capability = capability_of(query)};
 }

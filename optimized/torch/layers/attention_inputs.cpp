@@ -6,6 +6,7 @@
 #include "optimized/cpu/layers/attention_inputs.hpp"
 #include "optimized/operators/checks.hpp"
 #include "optimized/operators/rows.hpp"
+#include "optimized/torch/dtype.hpp"
 #include "optimized/torch/layers.hpp"
 #include "optimized/torch/rules.hpp"
 #include "optimized/torch/split_columns.hpp"
@@ -182,15 +183,6 @@ Gradients gradient_shapes(const Outputs& gradients, const Arguments& in) {
 
 // ---- Kernels
 
-Dtype dtype_of(const Tensor& tensor) {
-  switch (tensor.scalar_type()) {
-    case at::kDouble: return Dtype::kFloat64;
-    case at::kFloat: return Dtype::kFloat32;
-    case at::kBFloat16: return Dtype::kBFloat16;
-    default: return Dtype::kFloat16;
-  }
-}
-
 OptionalTensor addressable(const OptionalTensor& tensor) {
   return tensor ? OptionalTensor(rows_of(*tensor).tensor) : OptionalTensor();
 }
@@ -241,7 +233,7 @@ layers::AttentionInputs call_of(const Arguments& in) {
           .length = first.size(1),
           .heads = in.heads,
           .head_dim = head_dim,
-          .dtype = dtype_of(first),
+          .dtype = dtype_of(first.scalar_type()),
           .epsilon = in.epsilon,
           .parts = {part(in.query, {}, in.query_norm, rotated), part(in.key, in.key_shift, in.key_norm, rotated),
                     part(in.value, in.value_shift, {}, false)},

@@ -8,17 +8,9 @@
 
 #include "optimized/cuda/layers/layers.hpp"
 #include "optimized/operators/rows.hpp"
+#include "optimized/torch/dtype.hpp"
 
 namespace lethe::cuda {
-
-inline Dtype dtype_of(at::ScalarType dtype) {
-  switch (dtype) {
-    case at::kDouble: return Dtype::kFloat64;
-    case at::kFloat: return Dtype::kFloat32;
-    case at::kBFloat16: return Dtype::kBFloat16;
-    default: return Dtype::kFloat16;
-  }
-}
 
 /// The rows stay valid as long as the TensorRows.
 inline layers::Rows device_rows(const TensorRows& rows) { return {rows.data(), rows.pitch}; }

@@ -8,6 +8,7 @@
 #include <array>
 #include <cerrno>
 #include <chrono>
+#include <cstdio>
 #include <cstring>
 #include <fstream>
 #include <stdexcept>
@@ -92,6 +93,7 @@ void OutputFile::commit(std::initializer_list<std::string_view> pieces) const {
     return std::ranges::all_of(pieces, [&](std::string_view piece) { return write_all(descriptor, piece); });
   };
   if (stream_ >= 0) {
+    std::fflush(stdout);  // which the stream may be
     if (!written(stream_)) fail(path_, "cannot be written");
     return;
   }

@@ -14,6 +14,7 @@ std::string unsupported_by_hopper(const Shape& shape, Dtype dtype, int capabilit
 struct Coverage {
   const char* name;
   std::string (*unsupported)(const Shape& shape, Dtype dtype, int capability);  ///< the reason against, or ""
+  bool has_window = false;                                                      ///< whether it takes a sliding window
 };
 
 inline constexpr Coverage kHopperCoverage{"sm_90a kernels", unsupported_by_hopper};

@@ -30,7 +30,8 @@ template <typename Scalar>
 struct BackwardScratch {
   Buffer<Scalar> weights{kQueryRows * kSegment};
   Buffer<Scalar> gradients{kQueryRows * kSegment};
-  TileBiases<Scalar> biases{kSegment};
+  TileBiases<Scalar> biases;
+  explicit BackwardScratch(const Sizes& sizes) : biases(kSegment, sizes.window) {}
 };
 
 struct Task {
@@ -149,7 +150,7 @@ struct Backward {
         }
       }
       parallel_tasks(static_cast<int64_t>(tasks.size()), [&](auto next) {
-        BackwardScratch<Scalar> scratch;
+        BackwardScratch<Scalar> scratch(sizes);
         while (const auto task = next()) run_task(tasks[*task], scratch);
       });
     }
@@ -256,7 +257,7 @@ template <typename Scalar>
 AttentionGradients run_backward(const at::Tensor& grad_values, const AttentionInputs& in,
                                 const AttentionOutputs& outputs) {
   const at::Tensor &query = in.query, &key = in.key, &value = in.value, &log_forget = in.log_forget;
-  const Sizes sizes(query, key, value);
+  const Sizes sizes(in);
   const at::ScalarType dtype = at::CppTypeToScalarType<Scalar>::value;
   const at::Tensor first_blocks = outputs.boundary.contiguous();
   const int32_t* first_block = first_blocks.const_data_ptr<int32_t>();

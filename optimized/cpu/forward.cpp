@@ -26,9 +26,10 @@ struct ForwardScratch {
   std::vector<Scalar> maximum = std::vector<Scalar>(kQueryRows);
   std::vector<Scalar> sum = std::vector<Scalar>(kQueryRows);
   std::vector<Scalar> rescale = std::vector<Scalar>(kQueryRows);
-  TileBiases<Scalar> biases{kKeyColumns};
+  TileBiases<Scalar> biases;
 
-  explicit ForwardScratch(const Sizes& sizes) : values(kQueryRows * sizes.value_dim) {}
+  explicit ForwardScratch(const Sizes& sizes)
+      : values(kQueryRows * sizes.value_dim), biases(kKeyColumns, sizes.window) {}
 };
 
 template <typename Scalar>
@@ -110,15 +111,17 @@ struct Forward {
   }
 };
 
-// Causal pairs inside the blocks that were computed, [B, Hq].
+// Pairs inside the blocks that were computed and the window, [B, Hq].
 at::Tensor count_pairs(const Sizes& sizes, const int32_t* boundary) {
   at::Tensor pairs = at::zeros({sizes.batch, sizes.query_heads}, at::kLong);
   for (int64_t head = 0; head < pairs.numel(); ++head) {
     int64_t& count = pairs.mutable_data_ptr<int64_t>()[head];
     for (int64_t tile = 0; tile < sizes.tiles(); ++tile) {
       const int64_t row = tile * kQueryRows, rows = std::min(kQueryRows, sizes.query_length - row);
-      const int64_t of_first_row = sizes.offset() + row + 1 - boundary[head * sizes.tiles() + tile] * kKeyBlock;
-      count += rows * of_first_row + rows * (rows - 1) / 2;
+      const int64_t first_key = boundary[head * sizes.tiles() + tile] * kKeyBlock, position = sizes.offset() + row;
+      count += rows * (position + 1 - first_key) + rows * (rows - 1) / 2;
+      for (int64_t i = rows - 1; i >= 0 && sizes.first_seen(position + i) > first_key; --i)
+        count -= sizes.first_seen(position + i) - first_key;
     }
   }
   return pairs;
@@ -127,7 +130,7 @@ at::Tensor count_pairs(const Sizes& sizes, const int32_t* boundary) {
 template <typename Scalar>
 AttentionOutputs run_forward(const AttentionInputs& in) {
   const at::Tensor &query = in.query, &key = in.key, &value = in.value;
-  const Sizes sizes(query, key, value);
+  const Sizes sizes(in);
   const at::ScalarType dtype = at::CppTypeToScalarType<Scalar>::value;
   const at::Tensor q = with_readable_rows(query, dtype);
   const at::Tensor all_keys = in.log_pruning_tolerance && !in.logit_bound ? with_readable_rows(key, dtype) : key;

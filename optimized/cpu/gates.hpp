@@ -70,7 +70,9 @@ template <typename Scalar>
 struct TileBiases {
   std::vector<Scalar> row, column;
   std::vector<int64_t> begin, end;
-  explicit TileBiases(int64_t columns) : row(kFrameRows), column(columns), begin(kFrameRows), end(kFrameRows) {}
+  int64_t window;
+  TileBiases(int64_t columns, int64_t window)
+      : row(kFrameRows), column(columns), begin(kFrameRows), end(kFrameRows), window(window) {}
 
   /// reads  rows: of one frame; positions of the first row and of the first column
   void fill(const HeadGates& gates, int64_t row_position, int64_t rows, int64_t column_position, int64_t columns) {
@@ -85,7 +87,7 @@ struct TileBiases {
       origin += gates.strong[--i].log_forget;
     }
     for (int64_t i = 0; i < rows; ++i) {
-      begin[i] = left;
+      begin[i] = std::max(left, row_position + i - window + 1 - column_position);
       end[i] = std::min(row_position + i + 1 - column_position, columns);
     }
   }

@@ -27,10 +27,15 @@ inline constexpr int64_t kStripRows = 32;
 
 struct Sizes {
   int64_t batch, query_length, key_length, query_heads, heads, key_dim, value_dim;
+  int64_t window;  ///< at most key_length, which hides nothing
 
-  Sizes(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value)
-      : batch(query.size(0)), query_length(query.size(1)), key_length(key.size(1)), query_heads(query.size(2)),
-        heads(key.size(2)), key_dim(query.size(3)), value_dim(value.size(3)) {}
+  explicit Sizes(const AttentionInputs& in)
+      : batch(in.query.size(0)), query_length(in.query.size(1)), key_length(in.key.size(1)),
+        query_heads(in.query.size(2)), heads(in.key.size(2)), key_dim(in.query.size(3)), value_dim(in.value.size(3)),
+        window(std::min(in.window.value_or(key_length), key_length)) {}
+
+  /// The first position inside the window of the query at `position`.
+  int64_t first_seen(int64_t position) const { return std::max<int64_t>(position - window + 1, 0); }
 
   int64_t offset() const { return key_length - query_length; }  ///< position of query row 0
   int64_t group() const { return query_heads / heads; }         ///< query heads that read one key head

@@ -31,7 +31,7 @@ std::vector<int64_t> first_visited(const Sizes& sizes, const at::Tensor& log_for
 
 /// The number of blocks of kKeyBlock keys that each tile of kQueryRows queries skips, [B, Hq, tiles] int32.
 ///
-///   skip block n where every D_ij < δ or = −∞; D is largest for the tile's first row and the block's last key
+///   skip block n where every D_ij < δ or = −∞, or every j is outside the window; D is largest for the tile's first row and the block's last key
 ///
 /// cost     O(tiles · log visited blocks) a head by binary search: D falls with the distance
 at::Tensor pruning_boundary(const Sizes& sizes, const GatePrefix& prefix, const std::vector<double>& thresholds);

@@ -57,16 +57,16 @@ std::vector<double> resolve_bound(const Sizes& sizes, const at::Tensor& query, c
   return bound;
 }
 
-// The end of the blocks of which the query at `position` sees no pair, or only pairs below the threshold.
+// The end of the blocks of which the query at `position` sees no pair, or only pairs below the threshold; of keys from `first` on.
 template <typename Scalar>
-int64_t end_of_unseen(const Scalar* gate, int64_t stride, int64_t position, double threshold) {
+int64_t end_of_unseen(const Scalar* gate, int64_t stride, int64_t position, int64_t first, double threshold) {
   double decay = 0.0;
   int64_t t = position;
-  for (int64_t block = position / kKeyBlock; block > 0; --block) {
+  for (int64_t block = position / kKeyBlock; block > first / kKeyBlock; --block) {
     for (; t >= block * kKeyBlock; --t) decay += gate[t * stride];
     if (decay < threshold || decay == -kInfinity) return block * kKeyBlock;
   }
-  return 0;
+  return first / kKeyBlock * kKeyBlock;
 }
 
 }  // namespace
@@ -90,7 +90,8 @@ std::vector<int64_t> first_visited(const Sizes& sizes, const at::Tensor& log_for
       const int64_t start =
           head / sizes.query_heads * log_forget.stride(0) + head % sizes.query_heads * log_forget.stride(2);
       const auto walk = [&](const auto* gates) {
-        return end_of_unseen(gates + start, log_forget.stride(1), sizes.offset(), thresholds[head]);
+        return end_of_unseen(gates + start, log_forget.stride(1), sizes.offset(), sizes.first_seen(sizes.offset()),
+                             thresholds[head]);
       };
       first[head] = log_forget.scalar_type() == at::kDouble ? walk(log_forget.const_data_ptr<double>())
                                                             : walk(log_forget.const_data_ptr<float>());
@@ -107,6 +108,7 @@ at::Tensor pruning_boundary(const Sizes& sizes, const GatePrefix& prefix, const 
     int32_t low = static_cast<int32_t>(gates.begin / kKeyBlock);  // from one tile to the next the boundary never falls
     for (int64_t tile = 0; tile < sizes.tiles(); ++tile) {
       const int64_t position = sizes.offset() + tile * kQueryRows;
+      low = std::max(low, static_cast<int32_t>(sizes.first_seen(position) / kKeyBlock));
       // Among the blocks that end before the tile's first row, those to skip come first.
       int32_t high = static_cast<int32_t>(position / kKeyBlock);
       while (low < high) {

@@ -29,6 +29,7 @@ void check_inputs(const AttentionInputs& in) {
   TORCH_CHECK(heads == 0 ? query_heads == 0 : query_heads % heads == 0, "query: expected a multiple of key's ", heads,
               " heads, found ", query_heads);
   check_scale(in.scale, accumulation_dtype(dtype));
+  TORCH_CHECK(in.window.value_or(1) >= 1, "window: expected at least 1, the query's own token, found ", *in.window);
 }
 
 }  // namespace

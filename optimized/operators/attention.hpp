@@ -16,6 +16,7 @@ struct AttentionInputs {
   std::optional<double> log_pruning_tolerance;   ///< a backward reads AttentionOutputs::boundary instead
   const std::optional<at::Tensor>& logit_bound;  ///< [Hq] or [B,Hq]; likewise
   bool keep_residual;                            ///< whether a backward follows
+  std::optional<int64_t> window = {};            ///< keys that a query sees at most, its own included; absent: all of the past
 };
 
 /// The results of a forward. Query blocks have kQueryRows rows; M = ⌈Tq / kQueryRows⌉.

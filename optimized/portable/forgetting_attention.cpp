@@ -31,23 +31,25 @@ Tensor gates_of(const Tensor& log_forget) { return log_forget.transpose(1, 2).to
 // One tile of queries against all keys up to its last position.
 struct Tile {
   int64_t row, rows, keys;
-  Tensor causal;    // [rows, keys]             j ≤ i
+  Tensor seen;      // [rows, keys]             i − window < j ≤ i
   Tensor distance;  // [B, Hq, rows, keys]  D_ij, −∞ where i does not see j
 
-  Tile(const Tensor& gates, int64_t tile, int64_t query_length) {
+  Tile(const Tensor& gates, int64_t tile, int64_t query_length, std::optional<int64_t> window) {
     const int64_t offset = gates.size(2) - query_length;
     row = tile * kQueryRows;
     rows = std::min(kQueryRows, query_length - row);
     keys = offset + row + rows;
     const Tensor positions = at::arange(keys, gates.options().dtype(at::kLong));
-    causal = positions.unsqueeze(0).le(positions.narrow(0, offset + row, rows).unsqueeze(-1));
+    const Tensor of_queries = positions.narrow(0, offset + row, rows).unsqueeze(-1);
+    const Tensor causal = positions.unsqueeze(0).le(of_queries);
+    seen = window ? causal.logical_and(positions.unsqueeze(0).gt(of_queries.sub(*window))) : causal;
     // Σ log f_l over j < l ≤ i, added from i back: terms of one sign, so D keeps its relative accuracy whatever the gates.
     const Tensor later = gates.narrow(-1, 0, keys).unsqueeze(-2).masked_fill(causal.logical_not(), 0);
     distance = at::constant_pad_nd(later.narrow(-1, 1, keys - 1), {0, 1})
                    .flip({-1})
                    .cumsum(-1)
                    .flip({-1})
-                   .masked_fill(causal.logical_not(), kMinusInfinity);
+                   .masked_fill(seen.logical_not(), kMinusInfinity);
   }
 
   // How many blocks of keys to skip, [B, Hq]: D is largest for the tile's first query and the block's last key.
@@ -62,7 +64,7 @@ struct Tile {
   // The pairs of computed blocks [B, Hq, rows, keys]; the others are at distance −∞ afterwards.
   Tensor visit(const Tensor& skipped_blocks) {
     const Tensor first = skipped_blocks.to(at::kLong).mul(kGateBlock).unsqueeze(-1).unsqueeze(-1);
-    const Tensor visited = at::arange(keys, first.options()).ge(first).logical_and(causal);
+    const Tensor visited = at::arange(keys, first.options()).ge(first).logical_and(seen);
     distance = distance.masked_fill(visited.logical_not(), kMinusInfinity);
     return visited;
   }
@@ -103,7 +105,7 @@ AttentionOutputs forgetting_attention_forward(const AttentionInputs& in) {
   Tensor log_normalizer = at::empty({q.size(0), heads, q.size(2)}, q.options());
   Tensor visited_pairs = at::zeros({q.size(0), heads}, q.options().dtype(at::kLong));
   for (int64_t i = 0; i < tiles_of(in.query); ++i) {
-    Tile tile(gates, i, q.size(2));
+    Tile tile(gates, i, q.size(2), in.window);
     boundary.select(-1, i).copy_(tile.skipped_blocks(threshold));
     visited_pairs.add_(tile.visit(boundary.select(-1, i)).sum({-2, -1}));
     const Tensor logits = tile.queries(q)
@@ -132,7 +134,7 @@ AttentionGradients forgetting_attention_backward(const Tensor& grad_values, cons
   Tensor grad_v = at::zeros(v.sizes(), v.options());
   Tensor grad_sum = at::zeros(gates.sizes(), gates.options());  // ∂loss/∂c
   for (int64_t i = 0; i < tiles_of(query); ++i) {
-    Tile tile(gates, i, q.size(2));
+    Tile tile(gates, i, q.size(2), in.window);
     tile.visit(boundary.select(-1, i));
     const Tensor q_tile = tile.queries(q), k_tile = tile.up_to_here(k), grad_tile = tile.queries(grad_o);
     const Tensor weights = q_tile.matmul(k_tile.transpose(-1, -2))

@@ -13,7 +13,7 @@ namespace lethe {
 /// vjp and jacrev, under vmap and compiled autograd; not in forward mode, and once.
 ///
 ///   c_t = Σ_{l ≤ t} log f_l,   D_ij = c_i − c_j
-///   o_i = Σ_{j ≤ i} softmax_j( scale · q_i·k_j + D_ij ) v_j
+///   o_i = Σ_{j ≤ i} softmax_j( scale · q_i·k_j + D_ij ) v_j,   j > i − window where one is given
 ///   a block of queries × keys is skipped where every D_ij < δ = −2U − log Tk + log ε, and, with or without pruning, where every D_ij = −∞
 ///
 /// source   Forgetting Transformer, Eq. 11–13; Adaptive Computation Pruning, Eq. 3 and Appendix A
@@ -25,6 +25,7 @@ namespace lethe {
 ///          log_pruning_tolerance: log ε ≤ 0 switches pruning on, −inf prunes nothing.
 ///          logit_bound: U ≥ max |scale·q_i·k_j|, [Hq] or [B,Hq], ≥ 0; from the norms of query and key unless given, for which
 ///          both are read once more.
+///          window ≥ 1: a query sees its own token and the window − 1 before it; j > i − window.
 ///          cu_seqlens: packed sequences, each with a softmax and gates of its own, as flash-attention's; int32 or int64 [N+1], the first token of
 ///          each, then Tk; Tq = Tk and B = 1. On the CPU its numbers are checked, also where the rest is on a GPU; elsewhere they aren't read.
 ///          δ keeps the whole Tk, at which the bound holds for every sequence.
@@ -49,6 +50,7 @@ at::Tensor forgetting_attention(const at::Tensor& query, const at::Tensor& key, 
                                 const at::Tensor& log_forget, std::optional<double> scale = std::nullopt,
                                 std::optional<double> log_pruning_tolerance = std::nullopt,
                                 const std::optional<at::Tensor>& logit_bound = std::nullopt,
+                                std::optional<int64_t> window = std::nullopt,
                                 const std::optional<at::Tensor>& cu_seqlens = std::nullopt);
 
 /// The same with statistics of the computation.
@@ -56,12 +58,12 @@ at::Tensor forgetting_attention(const at::Tensor& query, const at::Tensor& key, 
 /// returns  values as above;
 ///          log_normalizer [B,Tq,Hq], log Σ_j exp(scale·q_i·k_j + D_ij) over the visited j, natural log, with D_ii = 0,
 ///          float32 or float64, not differentiable;
-///          visited_pairs [B,Hq] int64, the causal pairs (i, j) inside the blocks that were computed: all of them where nothing is pruned or
-///          cut off
+///          visited_pairs [B,Hq] int64, the causal pairs (i, j) inside the window and the blocks that were computed: all of them where nothing is
+///          pruned or cut off
 std::tuple<at::Tensor, at::Tensor, at::Tensor> forgetting_attention_with_statistics(
     const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const at::Tensor& log_forget,
     std::optional<double> scale = std::nullopt, std::optional<double> log_pruning_tolerance = std::nullopt,
-    const std::optional<at::Tensor>& logit_bound = std::nullopt,
+    const std::optional<at::Tensor>& logit_bound = std::nullopt, std::optional<int64_t> window = std::nullopt,
     const std::optional<at::Tensor>& cu_seqlens = std::nullopt);
 
 }  // namespace lethe

@@ -27,22 +27,23 @@ at::Tensor contiguous_like(const Tensor& tensor) { return at::empty_symint(tenso
 
 constexpr const char* kAttentionArguments =
     "(Tensor query, Tensor key, Tensor value, Tensor log_forget, *, float? scale=None, float? "
-    "log_pruning_tolerance=None, Tensor? logit_bound=None, Tensor? cu_seqlens=None)";
+    "log_pruning_tolerance=None, Tensor? logit_bound=None, int? window=None, Tensor? cu_seqlens=None)";
 constexpr const char* kAttentionForward =
     "_forgetting_attention_forward(Tensor query, Tensor key, Tensor value, Tensor log_forget, float scale, "
-    "float? log_pruning_tolerance, Tensor? logit_bound, bool keep_residual) "
+    "float? log_pruning_tolerance, Tensor? logit_bound, int? window, bool keep_residual) "
     "-> (Tensor values, Tensor log_normalizer, Tensor visited_pairs, Tensor boundary, Tensor residual)";
 constexpr const char* kAttentionBackward =
     "_forgetting_attention_backward(Tensor grad_values, Tensor query, Tensor key, Tensor value, Tensor log_forget, "
-    "Tensor values, Tensor residual, Tensor log_normalizer, Tensor boundary, float scale) "
+    "Tensor values, Tensor residual, Tensor log_normalizer, Tensor boundary, float scale, int? window) "
     "-> (Tensor grad_query, Tensor grad_key, Tensor grad_value, Tensor grad_log_forget)";
 
 // `run` with the arguments of kAttentionForward.
 template <AttentionOutputs (*run)(const AttentionInputs&)>
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> attention_forward(
     const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& log_forget, double scale,
-    std::optional<double> log_pruning_tolerance, const OptionalTensor& logit_bound, bool keep_residual) {
-  auto out = run({query, key, value, log_forget, scale, log_pruning_tolerance, logit_bound, keep_residual});
+    std::optional<double> log_pruning_tolerance, const OptionalTensor& logit_bound, std::optional<int64_t> window,
+    bool keep_residual) {
+  auto out = run({query, key, value, log_forget, scale, log_pruning_tolerance, logit_bound, keep_residual, window});
   return {out.values, out.log_normalizer, out.visited_pairs, out.boundary, out.residual};
 }
 
@@ -52,8 +53,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(const Tensor& grad
                                                               const Tensor& key, const Tensor& value,
                                                               const Tensor& log_forget, const Tensor& values,
                                                               const Tensor& residual, const Tensor& log_normalizer,
-                                                              const Tensor& boundary, double scale) {
-  auto gradients = run(grad_values, {query, key, value, log_forget, scale, std::nullopt, std::nullopt, false},
+                                                              const Tensor& boundary, double scale,
+                                                              std::optional<int64_t> window) {
+  auto gradients = run(grad_values, {query, key, value, log_forget, scale, std::nullopt, std::nullopt, false, window},
                        {values, log_normalizer, Tensor(), boundary, residual});
   return {gradients.query, gradients.key, gradients.value, gradients.log_forget};
 }
@@ -80,7 +82,9 @@ AttentionGradients attention_gradient_shapes(const Tensor& grad_values, const At
 }
 
 const AttentionImplementation& implementation_for(const AttentionInputs& in) {
-  return implementation_of(attention_implementations(), call_of(in.query, in.key, in.value));
+  Call call = call_of(in.query, in.key, in.value);
+  call.has_window = in.window && *in.window < call.shape.key_length;
+  return implementation_of(attention_implementations(), call);
 }
 
 AttentionOutputs run_attention(const AttentionInputs& in) {
@@ -94,15 +98,19 @@ AttentionGradients run_attention_backward(const Tensor& grad_values, const Atten
   return implementation_for(in).backward(grad_values, in, out);
 }
 
-std::string attention_implementation(const Tensor& query, const Tensor& key, const Tensor& value) {
-  return implementation_name(attention_implementations(), call_of(query, key, value));
+std::string attention_implementation(const Tensor& query, const Tensor& key, const Tensor& value,
+                                     std::optional<int64_t> window) {
+  Call call = call_of(query, key, value);
+  call.has_window = window && *window < call.shape.key_length;
+  return implementation_name(attention_implementations(), call);
 }
 
 }  // namespace
 
 std::tuple<Tensor, Tensor, Tensor> forgetting_attention_with_statistics(
     const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& log_forget, std::optional<double> scale,
-    std::optional<double> log_pruning_tolerance, const OptionalTensor& logit_bound, const OptionalTensor& cu_seqlens) {
+    std::optional<double> log_pruning_tolerance, const OptionalTensor& logit_bound, std::optional<int64_t> window,
+    const OptionalTensor& cu_seqlens) {
   check_layout("query", query);
   check_layout("key", key);
   check_layout("value", value);
@@ -114,22 +122,24 @@ std::tuple<Tensor, Tensor, Tensor> forgetting_attention_with_statistics(
                 key.sym_sizes());
     return forgetting_attention_with_statistics(query, key, value,
                                                 gate_of_sequences(log_forget, *cu_seqlens, "query", query), scale,
-                                                log_pruning_tolerance, logit_bound);
+                                                log_pruning_tolerance, logit_bound, window);
   }
   static const auto op = c10::Dispatcher::singleton()
                              .findSchemaOrThrow("lethe::_forgetting_attention_forward", "")
                              .typed<decltype(attention_forward<run_attention>)>();
   // Whether a gradient needs the residual is decided below, where the derivative is recorded.
-  auto [values, log_normalizer, visited_pairs, boundary, residual] = op.call(
-      query, key, value, log_forget, scale ? *scale : default_scale(query), log_pruning_tolerance, logit_bound, false);
+  auto [values, log_normalizer, visited_pairs, boundary, residual] =
+      op.call(query, key, value, log_forget, scale ? *scale : default_scale(query), log_pruning_tolerance, logit_bound,
+              window, false);
   return {values, log_normalizer, visited_pairs};
 }
 
 Tensor forgetting_attention(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& log_forget,
                             std::optional<double> scale, std::optional<double> log_pruning_tolerance,
-                            const OptionalTensor& logit_bound, const OptionalTensor& cu_seqlens) {
+                            const OptionalTensor& logit_bound, std::optional<int64_t> window,
+                            const OptionalTensor& cu_seqlens) {
   return std::get<0>(forgetting_attention_with_statistics(query, key, value, log_forget, scale, log_pruning_tolerance,
-                                                          logit_bound, cu_seqlens));
+                                                          logit_bound, window, cu_seqlens));
 }
 
 // ---- Matrix state
@@ -261,7 +271,8 @@ TORCH_LIBRARY(lethe, library) {
                " -> (Tensor values, Tensor log_normalizer, Tensor visited_pairs)")
                   .c_str(),
               forgetting_attention_with_statistics);
-  library.def("forgetting_attention_implementation(Tensor query, Tensor key, Tensor value) -> str");
+  library.def(
+      "forgetting_attention_implementation(Tensor query, Tensor key, Tensor value, *, int? window=None) -> str");
   library.def(kGatedState, gated_state);
   library.def(kDeltaState, delta_state);
   for (const char* schema : {kAttentionForward, kAttentionBackward, kMatrixStateForward, kMatrixStateBackward})

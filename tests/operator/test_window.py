@@ -1,0 +1,130 @@
+"""The sliding window of Forgetting Attention, beside a dense softmax in float64.
+
+usage: test_window.py LIBLETHE_TORCH [--device cuda] [unittest's own arguments]
+"""
+
+import os
+import sys
+import unittest
+
+import torch
+
+BOUNDS = {torch.float64: 1e-11, torch.float32: 3e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
+QUERIES, KEYS, HEADS, KEY_HEADS = 500, 600, 4, 2
+
+
+def tensors(dtype, gate="initial", dim=64):
+    """query, key, value, log f of two sequences."""
+    generator = torch.Generator().manual_seed(5)
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    shapes = ((QUERIES, HEADS), (KEYS, KEY_HEADS), (KEYS, KEY_HEADS))
+    inputs = [torch.randn(2, length, heads, dim, generator=generator).to(DEVICE, dtype) for length, heads in shapes]
+    shift = {"open": 9.0, "initial": 0.0, "cutting": 6.0}[gate]
+    log_forget = torch.nn.functional.logsigmoid(torch.randn(2, KEYS, HEADS, generator=generator) + shift)
+    if gate == "cutting":
+        log_forget[:, ::97, 1] = -float("inf")
+    return [*inputs, log_forget.to(DEVICE, wide)]
+
+
+def dense(query, key, value, log_forget, window):
+    """Values, log normalizers and visible pairs by the definition."""
+    query, key, value, gates = (x.double() for x in (query, key, value, log_forget))
+    key, value = (x.repeat_interleave(query.shape[2] // x.shape[2], 2) for x in (key, value))
+    cut = gates == -float("inf")
+    sums = gates.masked_fill(cut, 0).cumsum(1).transpose(1, 2)
+    cuts = cut.cumsum(1).transpose(1, 2)
+    row = torch.arange(key.shape[1] - query.shape[1], key.shape[1], device=query.device)
+    column = torch.arange(key.shape[1], device=query.device)
+    near = (column[None] <= row[:, None]) & (column[None] > row[:, None] - window)
+    logits = torch.einsum("bihd,bjhd->bhij", query, key) / query.shape[3] ** 0.5 + sums[:, :, row, None] - sums[:, :, None, :]
+    seen = near & (cuts[:, :, row, None] == cuts[:, :, None, :])
+    logits = logits.masked_fill(~seen, -float("inf"))
+    return torch.einsum("bhij,bjhd->bihd", logits.softmax(-1), value), logits.logsumexp(-1).transpose(1, 2), near.sum()
+
+
+class Window(unittest.TestCase):
+    def check(self, dtype, gate, window, dim=64):
+        inputs = [x.requires_grad_() for x in tensors(dtype, gate, dim)]
+        arriving = torch.randn(2, QUERIES, HEADS, dim, generator=torch.Generator().manual_seed(6)).to(DEVICE)
+        values, log_normalizer, pairs = lethe.forgetting_attention_with_statistics(*inputs, window=window)
+        found = [values, log_normalizer, *torch.autograd.grad(values, inputs, arriving.to(values.dtype))]
+        expected_values, expected_normalizer, near = dense(*inputs, window)
+        expected = [expected_values, expected_normalizer, *torch.autograd.grad(expected_values, inputs, arriving.double())]
+        for name, one, other in zip(("values", "log_normalizer", "query", "key", "value", "log_forget"), found, expected):
+            error = (one.double() - other.double()).norm() / max(other.double().norm().item(), 10)  # at a window of 1 some are 0
+            self.assertLessEqual(error.item(), BOUNDS[dtype], name)
+        self.assertTrue((pairs <= near).all())
+        if gate == "open":
+            self.assertTrue((pairs == near).all())
+
+    def test_is_that_of_the_definition(self):
+        for dtype in DTYPES:
+            for gate in ("open", "initial", "cutting"):
+                for window in (1, 2, 63, 64, 65, 200, 511, KEYS - 1, KEYS, 10**15):
+                    with self.subTest(dtype=dtype, gate=gate, window=window):
+                        self.check(dtype, gate, window)
+
+    def test_is_that_of_the_definition_at_every_head_dim(self):
+        for dtype in DTYPES[-1:]:
+            for dim in (16, 32, 80, 96, 128, 256):
+                with self.subTest(dim=dim):
+                    self.check(dtype, "initial", 100, dim)
+
+    def test_prunes_within_itself(self):
+        inputs = tensors(DTYPES[-1])
+        whole, _, all_pairs = lethe.forgetting_attention_with_statistics(*inputs, window=400)
+        pruned, _, pairs = lethe.forgetting_attention_with_statistics(*inputs, log_pruning_tolerance=-10.0, window=400)
+        self.assertLess((whole.double() - pruned.double()).abs().max(), 1e-2)
+        self.assertTrue((pairs < all_pairs).all())
+
+    def test_keys_outside_have_no_effect(self):
+        inputs = tensors(DTYPES[-1])
+        before = lethe.forgetting_attention(*inputs, window=64)
+        inputs[1][:, :300] = float("nan") if DEVICE == "cpu" else 7
+        inputs[2][:, :300] = float("nan") if DEVICE == "cpu" else 7
+        after = lethe.forgetting_attention(*inputs, window=64)
+        first = 300 + 63 - (KEYS - QUERIES)  # the first query that sees none of them
+        self.assertTrue(torch.equal(before[:, first:], after[:, first:]))
+        self.assertFalse(torch.equal(before[:, first - 1], after[:, first - 1]))
+
+    def test_restarts_in_packed_sequences(self):
+        query, key, value, gate = (x[:1] for x in tensors(DTYPES[0]))
+        query = query.repeat(1, 2, 1, 1)[:, :KEYS]
+        cu_seqlens = torch.tensor([0, 210, 260, KEYS])
+        found = lethe.forgetting_attention(query, key, value, gate, window=50, cu_seqlens=cu_seqlens)
+        for a, b in zip(cu_seqlens.tolist(), cu_seqlens.tolist()[1:]):
+            expected = dense(query[:, a:b], key[:, a:b], value[:, a:b], gate[:, a:b], 50)[0]
+            self.assertLess((found[:, a:b] - expected).abs().max().item(), BOUNDS[DTYPES[0]] * 10)
+
+    def test_names_the_kernels_that_run_it(self):
+        query, key, value = (x.to(torch.bfloat16) for x in tensors(torch.float32)[:3])
+        name_of = lambda **window: lethe.forgetting_attention_implementation(query, key, value, **window)
+        self.assertEqual(name_of(window=KEYS), name_of())
+        if DEVICE == "cpu":
+            self.assertEqual(name_of(window=5), "CPU")
+        else:
+            self.assertIn(", not the sm_90a kernels: window: expected none, found one", name_of(window=5))
+
+    def test_wrong_windows_are_refused_in_one_line(self):
+        for window in (0, -3):
+            with self.assertRaises(RuntimeError) as caught:
+                lethe.forgetting_attention(*tensors(torch.float32), window=window)
+            self.assertEqual(str(caught.exception).splitlines()[0], f"window: expected at least 1, the query's own token, found {window}")
+
+    def test_compiled_calls_are_equal(self):
+        inputs = tensors(torch.float32)
+        call = torch.compile(lambda *x: lethe.forgetting_attention(*x, window=77), fullgraph=True, backend="aot_eager")
+        self.assertTrue(torch.equal(call(*inputs), lethe.forgetting_attention(*inputs, window=77)))
+
+
+if __name__ == "__main__":
+    torch.ops.load_library(sys.argv.pop(1))
+    lethe = torch.ops.lethe
+    DEVICE, DTYPES = "cpu", [torch.float64, torch.float32, torch.bfloat16]
+    if sys.argv[1:2] == ["--device"]:
+        DEVICE, DTYPES = sys.argv.pop(2), [torch.float32, torch.bfloat16, torch.float16]
+        del sys.argv[1]
+        if not torch.cuda.is_available() and os.environ.get("LETHE_REQUIRE_GPU") != "1":
+            print("needs a GPU")
+            sys.exit(77)  # which ctest counts as skipped
+    unittest.main()

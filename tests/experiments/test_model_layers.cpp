@@ -18,29 +18,6 @@ constexpr auto kDouble = torch::kFloat64;
 
 Tensor random(torch::IntArrayRef sizes) { return torch::randn(sizes, kDouble); }
 
-TEST(RmsNorm, DividesByTheRootMeanSquare) {
-  const Tensor x = torch::tensor({{3.0, 4.0}, {0.0, 0.0}}, kDouble);
-  const Tensor y = rms_norm(x, torch::tensor({1.0, 2.0}, kDouble), 0.5, kDouble);
-  const double root = std::sqrt(12.5 + 0.5);
-  EXPECT_LT(distance(y, torch::tensor({{3 / root, 8 / root}, {0.0, 0.0}}, kDouble)), 1e-15);
-}
-
-TEST(ShiftByOne, MixesEveryTokenWithTheOneBefore) {
-  const Tensor u = torch::tensor({1.0, 3.0, 7.0}, kDouble).view({1, 3, 1, 1});
-  const auto mixed = [&](double alpha) {
-    const Tensor logit = torch::full({1, 3, 1}, std::log(alpha / (1 - alpha)), kDouble);
-    return shift_by_one(u, logit).flatten();
-  };
-  EXPECT_LT(distance(mixed(0.25), torch::tensor({0.75, 2.5, 6.0}, kDouble)), 1e-12);
-  EXPECT_LT(distance(mixed(0.5), torch::tensor({0.5, 2.0, 5.0}, kDouble)), 1e-12);
-}
-
-TEST(ShiftByOne, HasItsOwnShareForEveryTokenAndHead) {
-  const Tensor u = torch::ones({1, 2, 2, 1}, kDouble);
-  const Tensor logit = torch::tensor({{{-40.0, 40.0}, {-40.0, 40.0}}}, kDouble);
-  EXPECT_LT(distance(shift_by_one(u, logit).flatten(), torch::tensor({1.0, 0.0, 1.0, 1.0}, kDouble)), 1e-12);
-}
-
 TEST(Rotate, LeavesTheFirstPositionAndEveryLength) {
   const Tensor x = random({1, 9, 2, 6});
   const Tensor y = rotate(x, rotation(9, 6, 10000, kDouble));

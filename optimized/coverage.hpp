@@ -17,7 +17,7 @@ struct Coverage {
   bool has_window = false;                                                      ///< whether it takes a sliding window
 };
 
-inline constexpr Coverage kHopperCoverage{"sm_90a kernels", unsupported_by_hopper};
+inline constexpr Coverage kHopperCoverage{"sm_90a kernels", unsupported_by_hopper, true};
 
 /// Of every family of Forgetting Attention, in the order in which they are asked.
 inline constexpr Coverage kAttentionCoverage[] = {kHopperCoverage};

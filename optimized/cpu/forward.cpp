@@ -111,7 +111,7 @@ struct Forward {
   }
 };
 
-// Pairs inside the blocks that were computed and the window, [B, Hq].
+// Causal pairs inside the blocks that were computed, [B, Hq].
 at::Tensor count_pairs(const Sizes& sizes, const int32_t* boundary) {
   at::Tensor pairs = at::zeros({sizes.batch, sizes.query_heads}, at::kLong);
   for (int64_t head = 0; head < pairs.numel(); ++head) {
@@ -120,8 +120,6 @@ at::Tensor count_pairs(const Sizes& sizes, const int32_t* boundary) {
       const int64_t row = tile * kQueryRows, rows = std::min(kQueryRows, sizes.query_length - row);
       const int64_t first_key = boundary[head * sizes.tiles() + tile] * kKeyBlock, position = sizes.offset() + row;
       count += rows * (position + 1 - first_key) + rows * (rows - 1) / 2;
-      for (int64_t i = rows - 1; i >= 0 && sizes.first_seen(position + i) > first_key; --i)
-        count -= sizes.first_seen(position + i) - first_key;
     }
   }
   return pairs;

@@ -12,6 +12,7 @@
 #include <string>
 
 #include "optimized/coverage.hpp"
+#include "optimized/cuda/gate/visibility.hpp"
 #include "optimized/gate.hpp"
 #include "reference/problem.hpp"
 
@@ -38,6 +39,7 @@ struct ForwardArguments {
   Gates gates;
   double log_pruning_tolerance;  ///< log ε ≤ 0; −inf prunes nothing
   const float* logit_bound;      ///< [B, Hq], U ≥ max |scale·q·k|; null: computed from the largest norms
+  int window = kNoWindow;        ///< ≥ 1, keys that a query sees at most, its own included
   void* values;                  ///< [B, Tq, Hq, D] contiguous
   void* residual;         ///< [B, Tq, Hq, D] contiguous, the rounding error of values, rounded itself; null: not wanted
   float* log_normalizer;  ///< [B, Tq, Hq] contiguous, natural log, D_ii = 0
@@ -54,6 +56,7 @@ struct BackwardArguments {
   double scale;
   Operand query, key, value;
   Gates gates;
+  int window = kNoWindow;                    ///< the forward's
   Operand values, residual, grad_values;     ///< the forward's (o = values + residual), and the gradient that arrives
   const float* log_normalizer;               ///< [B, Tq, Hq] contiguous, as the forward left it
   const int32_t* first_key_block;            ///< [B, Hq, ⌈Tq/128⌉], the same
@@ -67,7 +70,7 @@ struct BackwardArguments {
 
 /// Kernels for some GPUs, types and shapes: a row of the table in families.cpp.
 ///
-///   forward    o_i = Σ_{j ≤ i} softmax_j(scale·q_i·k_j + c_i − c_j) v_j over the blocks within the pruning boundary
+///   forward    o_i = Σ_{i − window < j ≤ i} softmax_j(scale·q_i·k_j + c_i − c_j) v_j over the blocks within the pruning boundary
 ///   backward   P_ij = exp(scale·q_i·k_j + c_i − c_j − log_normalizer_i),  dP_ij = dO_i·v_j,  dS_ij = P_ij (dP_ij − dO_i·o_i)
 ///              dq_i = scale Σ_j dS_ij k_j,  dk_j = scale Σ_i dS_ij q_i,  dv_j = Σ_i P_ij dO_i
 ///              d log f_l = Σ_{t ≥ l} ( Σ_j dS_tj − Σ_i dS_it )

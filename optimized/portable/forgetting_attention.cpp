@@ -31,6 +31,7 @@ Tensor gates_of(const Tensor& log_forget) { return log_forget.transpose(1, 2).to
 // One tile of queries against all keys up to its last position.
 struct Tile {
   int64_t row, rows, keys;
+  Tensor causal;    // [rows, keys]             j ≤ i
   Tensor seen;      // [rows, keys]             i − window < j ≤ i
   Tensor distance;  // [B, Hq, rows, keys]  D_ij, −∞ where i does not see j
 
@@ -41,7 +42,7 @@ struct Tile {
     keys = offset + row + rows;
     const Tensor positions = at::arange(keys, gates.options().dtype(at::kLong));
     const Tensor of_queries = positions.narrow(0, offset + row, rows).unsqueeze(-1);
-    const Tensor causal = positions.unsqueeze(0).le(of_queries);
+    causal = positions.unsqueeze(0).le(of_queries);
     seen = window ? causal.logical_and(positions.unsqueeze(0).gt(of_queries.sub(*window))) : causal;
     // Σ log f_l over j < l ≤ i, added from i back: terms of one sign, so D keeps its relative accuracy whatever the gates.
     const Tensor later = gates.narrow(-1, 0, keys).unsqueeze(-2).masked_fill(causal.logical_not(), 0);
@@ -61,10 +62,10 @@ struct Tile {
     return nearest.lt(threshold.unsqueeze(-1)).logical_or(nearest.eq(kMinusInfinity)).sum(-1, false, at::kInt);
   }
 
-  // The pairs of computed blocks [B, Hq, rows, keys]; the others are at distance −∞ afterwards.
+  // The causal pairs of computed blocks [B, Hq, rows, keys]; those of the others are at distance −∞ afterwards.
   Tensor visit(const Tensor& skipped_blocks) {
     const Tensor first = skipped_blocks.to(at::kLong).mul(kGateBlock).unsqueeze(-1).unsqueeze(-1);
-    const Tensor visited = at::arange(keys, first.options()).ge(first).logical_and(seen);
+    const Tensor visited = at::arange(keys, first.options()).ge(first).logical_and(causal);
     distance = distance.masked_fill(visited.logical_not(), kMinusInfinity);
     return visited;
   }

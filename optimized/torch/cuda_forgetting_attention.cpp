@@ -6,6 +6,7 @@
 #include <ATen/ops/zeros.h>
 #include <c10/cuda/CUDAGuard.h>
 
+#include <algorithm>
 #include <limits>
 
 #include "optimized/cuda/attention.hpp"
@@ -36,6 +37,10 @@ Operand operand(const Tensor& tensor) {
 
 Gates gates_of(const Tensor& log_forget) {
   return {log_forget.const_data_ptr<float>(), log_forget.stride(0), log_forget.stride(1), log_forget.stride(2)};
+}
+
+int window_of(const AttentionInputs& in) {
+  return static_cast<int>(std::min<int64_t>(in.window.value_or(kNoWindow), kNoWindow));
 }
 
 Tensor workspace_of(size_t bytes, const Tensor& like) {
@@ -79,6 +84,7 @@ AttentionOutputs forgetting_attention_forward(const AttentionFamily& family, con
                   .gates = gates_of(log_forget),
                   .log_pruning_tolerance = in.log_pruning_tolerance.value_or(-std::numeric_limits<double>::infinity()),
                   .logit_bound = bound.defined() ? bound.const_data_ptr<float>() : nullptr,
+                  .window = window_of(in),
                   .values = values.mutable_data_ptr(),
                   .residual = keep_residual ? residual.mutable_data_ptr() : nullptr,
                   .log_normalizer = log_normalizer.mutable_data_ptr<float>(),
@@ -112,6 +118,7 @@ AttentionGradients forgetting_attention_backward(const AttentionFamily& family, 
                    .key = operand(k),
                    .value = operand(v),
                    .gates = gates_of(log_forget),
+                   .window = window_of(in),
                    .values = operand(o),
                    .residual = operand(rest),
                    .grad_values = operand(grad_o),

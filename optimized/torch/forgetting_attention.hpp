@@ -58,8 +58,8 @@ at::Tensor forgetting_attention(const at::Tensor& query, const at::Tensor& key, 
 /// returns  values as above;
 ///          log_normalizer [B,Tq,Hq], log Σ_j exp(scale·q_i·k_j + D_ij) over the visited j, natural log, with D_ii = 0,
 ///          float32 or float64, not differentiable;
-///          visited_pairs [B,Hq] int64, the causal pairs (i, j) inside the window and the blocks that were computed: all of them where nothing is
-///          pruned or cut off
+///          visited_pairs [B,Hq] int64, the causal pairs (i, j) inside the blocks that were computed: all of them where nothing is pruned or
+///          cut off and there is no window
 std::tuple<at::Tensor, at::Tensor, at::Tensor> forgetting_attention_with_statistics(
     const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const at::Tensor& log_forget,
     std::optional<double> scale = std::nullopt, std::optional<double> log_pruning_tolerance = std::nullopt,

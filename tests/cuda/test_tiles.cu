@@ -19,7 +19,8 @@ struct HostPlan {
   std::vector<double> base;
   ForwardShape parameters{};
 
-  HostPlan(int queries, int keys, int rows, const std::vector<int>& cuts, const std::vector<int32_t>& first_blocks)
+  HostPlan(int queries, int keys, int rows, const std::vector<int>& cuts, const std::vector<int32_t>& first_blocks,
+           int window)
       : first_key_block(first_blocks) {
     const int blocks = (keys + kColumns - 1) / kColumns;
     cut_before.assign(blocks * kColumns, kNoCut);
@@ -40,6 +41,7 @@ struct HostPlan {
     parameters.prefix.base = base.data();
     parameters.prefix.block_cut_before = block_cut_before.data();
     parameters.prefix.cut_before = cut_before.data();
+    parameters.prefix.window = window;
   }
 };
 
@@ -57,8 +59,8 @@ bool sees(const ForwardShape& a, const Tile<kRows>& tile, int row, int key) {
 
 template <int kRows>
 void expect_each_query_to_see_its_keys(int queries, int keys, const std::vector<int>& cuts,
-                                       const std::vector<int32_t>& first_blocks) {
-  const HostPlan plan(queries, keys, kRows, cuts, first_blocks);
+                                       const std::vector<int32_t>& first_blocks, int window) {
+  const HostPlan plan(queries, keys, kRows, cuts, first_blocks, window);
   std::vector<int> tiles_of_a_query(queries, 0);
   for (int index = 0; index < plan.parameters.tiles; ++index) {
     const Tile<kRows> tile = tile_at<kRows>(plan.parameters, index);
@@ -67,20 +69,20 @@ void expect_each_query_to_see_its_keys(int queries, int keys, const std::vector<
       ++tiles_of_a_query[tile.query + row];
       ASSERT_LE(tile.first, first_blocks[(tile.query + row) / kColumns]);
       const auto behind = std::upper_bound(cuts.begin(), cuts.end(), position);
-      const int cut = behind == cuts.begin() ? 0 : *(behind - 1);
+      const int first_key = std::max(behind == cuts.begin() ? 0 : *(behind - 1), position - window + 1);
       for (int key = tile.first * kColumns; key < (tile.last + 1) * kColumns; ++key)
-        ASSERT_EQ(sees(plan.parameters, tile, row, key), key >= cut && key <= position)
+        ASSERT_EQ(sees(plan.parameters, tile, row, key), key >= first_key && key <= position)
             << kRows << " rows, " << queries << " of " << keys << ", query " << tile.query + row << ", key " << key
-            << ", first cut " << (cuts.empty() ? -1 : cuts.front());
+            << ", window " << window << ", first cut " << (cuts.empty() ? -1 : cuts.front());
     }
   }
   EXPECT_EQ(tiles_of_a_query, std::vector<int>(queries, 1));
 }
 
 void expect_each_query_to_see_its_keys(int queries, int keys, const std::vector<int>& cuts,
-                                       const std::vector<int32_t>& first_blocks) {
-  expect_each_query_to_see_its_keys<128>(queries, keys, cuts, first_blocks);
-  expect_each_query_to_see_its_keys<192>(queries, keys, cuts, first_blocks);
+                                       const std::vector<int32_t>& first_blocks, int window = kNoWindow) {
+  expect_each_query_to_see_its_keys<128>(queries, keys, cuts, first_blocks, window);
+  expect_each_query_to_see_its_keys<192>(queries, keys, cuts, first_blocks, window);
 }
 
 TEST(Tiles, ShowEachQueryItsKeysAfterOneCutAnywhere) {
@@ -91,6 +93,18 @@ TEST(Tiles, ShowEachQueryItsKeysAfterOneCutAnywhere) {
           if (cut < keys)
             expect_each_query_to_see_its_keys(keys - offset, keys, {cut},
                                               std::vector<int32_t>((keys - offset + kColumns - 1) / kColumns, 0));
+}
+
+TEST(Tiles, ShowEachQueryItsKeysInAWindow) {
+  for (const int offset : {0, 1, 64, 100, 128, 200})
+    for (const int keys : {257, 385, 640})
+      for (const int window : {1, 2, 63, 64, 65, 127, 128, 129, 200, 256, 384, 1000})
+        for (const std::vector<int>& cuts : {std::vector<int>{}, {130}, {64, 250}}) {
+          std::vector<int32_t> first_blocks((keys - offset + kColumns - 1) / kColumns);
+          for (size_t m = 0; m < first_blocks.size(); ++m)
+            first_blocks[m] = std::max(static_cast<int>(m) * kColumns + offset - window + 1, 0) / kColumns;
+          expect_each_query_to_see_its_keys(keys - offset, keys, cuts, first_blocks, window);
+        }
 }
 
 TEST(Tiles, ShowEachQueryItsKeysAfterManyCutsAndAPrunedBoundary) {

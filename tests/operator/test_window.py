@@ -53,9 +53,9 @@ class Window(unittest.TestCase):
         for name, one, other in zip(("values", "log_normalizer", "query", "key", "value", "log_forget"), found, expected):
             error = (one.double() - other.double()).norm() / max(other.double().norm().item(), 10)  # at a window of 1 some are 0
             self.assertLessEqual(error.item(), BOUNDS[dtype], name)
-        self.assertTrue((pairs <= near).all())
-        if gate == "open":
-            self.assertTrue((pairs == near).all())
+        if gate == "open":  # all pairs of the window, and those of a block at its edge
+            self.assertTrue((near <= pairs).all())
+            self.assertTrue((pairs <= near + 256 * QUERIES).all())
 
     def test_is_that_of_the_definition(self):
         for dtype in DTYPES:
@@ -78,7 +78,7 @@ class Window(unittest.TestCase):
         self.assertTrue((pairs < all_pairs).all())
 
     def test_keys_outside_have_no_effect(self):
-        inputs = tensors(DTYPES[-1])
+        inputs = tensors(DTYPES[-1], "open")
         before = lethe.forgetting_attention(*inputs, window=64)
         inputs[1][:, :300] = float("nan") if DEVICE == "cpu" else 7
         inputs[2][:, :300] = float("nan") if DEVICE == "cpu" else 7
@@ -103,7 +103,7 @@ class Window(unittest.TestCase):
         if DEVICE == "cpu":
             self.assertEqual(name_of(window=5), "CPU")
         else:
-            self.assertIn(", not the sm_90a kernels: window: expected none, found one", name_of(window=5))
+            self.assertEqual(name_of(window=5), name_of())
 
     def test_wrong_windows_are_refused_in_one_line(self):
         for window in (0, -3):

@@ -3,46 +3,21 @@
 #include <torch/types.h>
 
 #include <algorithm>
-#include <cmath>
-#include <limits>
+#include <optional>
 
 #include "experiments/models/layers.hpp"
 #include "experiments/models/mixers/parts/output_end.hpp"
+#include "optimized/operators/checks.hpp"
+#include "optimized/torch/forgetting_attention.hpp"
 
 namespace lethe {
 
 using torch::Tensor;
 
 Tensor local_attention(const Tensor& query, const Tensor& key, const Tensor& value, int64_t window) {
-  const int64_t length = query.size(1);
-  const int64_t block = std::min(window, length), blocks = (length + block - 1) / block;
-  const int64_t before = blocks > 1 ? block : 0;  // keys of the block before, where there is one
-
-  // [B,H,N,block,D]; the last block is padded with tokens that no query of the text sees.
-  const auto in_blocks = [&](const Tensor& x) {
-    return torch::constant_pad_nd(x.transpose(1, 2), {0, 0, 0, blocks * block - length}).unflatten(2, {blocks, block});
-  };
-  // [B,H,N,before+block,D]
-  const auto with_the_block_before = [&](const Tensor& x) {
-    const Tensor own = in_blocks(x);
-    if (before == 0) return own;
-    const Tensor shifted = torch::constant_pad_nd(own.narrow(2, 0, blocks - 1), {0, 0, 0, 0, 1, 0});
-    return torch::cat({shifted, own}, 3);
-  };
-
-  // Column c of a block is its position c − before; the first block has no keys before it.
-  const auto options = query.options().dtype(torch::kInt64);
-  const Tensor row = torch::arange(block, options).unsqueeze(1);
-  const Tensor column = torch::arange(before + block, options).unsqueeze(0) - before;
-  const Tensor visible = (column <= row).logical_and(column > row - window);  // [block, before+block]
-  const Tensor first = torch::arange(blocks, options).view({blocks, 1, 1}) == 0;
-  const Tensor hidden = visible.logical_and(first.logical_and(column < 0).logical_not()).logical_not();
-
-  const Tensor q = in_blocks(query), k = with_the_block_before(key), v = with_the_block_before(value);
-  const double scale = 1 / std::sqrt(static_cast<double>(query.size(-1)));
-  const Tensor logits = torch::matmul(q, k.transpose(-1, -2)).to(accumulation_dtype(query.scalar_type())) * scale;
-  const Tensor weights = logits.masked_fill(hidden, -std::numeric_limits<double>::infinity()).softmax(-1);
-  return torch::matmul(weights.to(query.scalar_type()), v).flatten(2, 3).narrow(2, 0, length).transpose(1, 2);
+  const Tensor open = torch::zeros({query.size(0), query.size(1), query.size(2)},
+                                   query.options().dtype(accumulation_dtype(query.scalar_type())));
+  return forgetting_attention(query, key, value, open, std::nullopt, std::nullopt, std::nullopt, window);
 }
 
 namespace {

@@ -27,9 +27,8 @@ struct LocalConfig : ProjectionConfig {
 /// reduces  W ≥ T → softmax attention; W = 1 → o_i = v_i
 /// reads    query, key, value [B,T,H,D], T ≥ 1; window W ≥ 1
 /// returns  [B,T,H,D] in the dtype of query
-/// cost     2·B·T·min(2W, T)·H·D multiply-adds; memory O(B·H·T·min(2W, T)): blocks of W queries over their own keys and the
-///          W before them
-/// numerics logits and weights in float32, or float64 for float64 inputs
+/// cost     2·B·T·min(W + 256, T)·H·D multiply-adds at most; memory as forgetting_attention, which it calls with open gates
+/// numerics as forgetting_attention
 torch::Tensor local_attention(const torch::Tensor& query, const torch::Tensor& key, const torch::Tensor& value,
                               int64_t window);
 

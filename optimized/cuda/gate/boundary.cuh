@@ -87,9 +87,9 @@ __device__ inline void find_boundary(const BoundArguments& a, int row) {
     if (a.boundary_given) {
       first = first_key[m];
     } else {
-      if (has_cuts) {  // blocks before a cut are never visited
+      // blocks before a cut or outside the window are never visited
+      if (has_cuts || a.prefix.window <= position)
         first = visibility_of_queries(a.prefix, row, a.key_blocks).first_key(position) / kBlock;
-      }
       if (pruning) {
         const double c = prefix_at(a.prefix, row, a.key_blocks, position);
         first += first_where(block - first, [&](int n) { return c - base[first + n + 1] >= threshold; });

@@ -43,14 +43,16 @@ struct KeyBlockCuts {
 /// Which keys a head's queries see. row = b·Hq + h; key_blocks = N.
 __host__ __device__ inline Visibility<QueryCuts> visibility_of_queries(const GatePrefix& prefix, int64_t row,
                                                                        int key_blocks) {
-  return {{prefix.cut_before + row * key_blocks * kGateBlock, prefix.block_cut_before + row * (key_blocks + 1)}};
+  return {{prefix.cut_before + row * key_blocks * kGateBlock, prefix.block_cut_before + row * (key_blocks + 1)},
+          prefix.window};
 }
 
 /// Which of a head's queries see the keys of a block.
 __host__ __device__ inline Visibility<KeyBlockCuts> visibility_of_keys(const GatePrefix& prefix, int64_t row,
                                                                        int key_blocks, int block) {
   return {{block, prefix.cut_after + (row * key_blocks + block) * kGateBlock,
-           prefix.block_cut_after[row * (key_blocks + 1) + block + 1]}};
+           prefix.block_cut_after[row * (key_blocks + 1) + block + 1]},
+          prefix.window};
 }
 
 }  // namespace lethe

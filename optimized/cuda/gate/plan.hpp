@@ -3,6 +3,7 @@
 // Shared by all kernel families. M = ⌈Tq/128⌉ query blocks, N = ⌈Tk/128⌉ key blocks.
 
 #include "optimized/cuda/attention.hpp"
+#include "optimized/cuda/gate/visibility.hpp"
 #include "optimized/cuda/workspace.hpp"
 
 namespace lethe {
@@ -29,6 +30,7 @@ struct GatePrefix {
   int32_t* block_cut_before;  ///< [B, Hq, N+1]  the last cut before block n, or 0
   int32_t* block_cut_after;   ///< [B, Hq, N+1]  the first cut in block n or later, or INT32_MAX
   uint8_t* separate_rows;  ///< [B, Hq, N+1]  1 where rows of dS in block n keep separate sums (row_groups.cuh); 0 at N
+  int window;              ///< of every query; kNoWindow: all of the past
 };
 
 /// The blocks of queries × keys to visit: saved by the forward for its backward.
@@ -48,7 +50,7 @@ struct WorkOrder {
   int32_t* heads_done;      ///< [1]  heads whose boundary is found
 };
 
-inline GatePrefix gate_prefix_in(Workspace& workspace, const Shape& shape) {
+inline GatePrefix gate_prefix_in(Workspace& workspace, const Shape& shape, int window) {
   const int64_t rows = shape.batch * shape.query_heads, blocks = gate_blocks(shape.key_length);
   return {.block_sum = workspace.take<double>(rows * blocks),
           .base = workspace.take<double>(rows * (blocks + 1)),
@@ -58,7 +60,8 @@ inline GatePrefix gate_prefix_in(Workspace& workspace, const Shape& shape) {
           .cut_after = workspace.take<uint8_t>(rows * blocks * kGateBlock),
           .block_cut_before = workspace.take<int32_t>(rows * (blocks + 1)),
           .block_cut_after = workspace.take<int32_t>(rows * (blocks + 1)),
-          .separate_rows = workspace.take<uint8_t>(rows * (blocks + 1))};
+          .separate_rows = workspace.take<uint8_t>(rows * (blocks + 1)),
+          .window = window};
 }
 
 /// reads  first_key_block  [B, Hq, M], which outlives the workspace

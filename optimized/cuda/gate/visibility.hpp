@@ -9,21 +9,31 @@
 
 namespace lethe {
 
-/// Query i sees key j, both by position among the keys, where first_key(i) ≤ j ≤ last_key(i): the past, from the last cut on.
+/// A window that hides nothing.
+inline constexpr int kNoWindow = 1 << 30;
+
+/// Query i sees key j, both by position among the keys, where first_key(i) ≤ j ≤ last_key(i): the past, from the last cut and the window's begin on.
 ///
 /// `Cuts`, of one (batch, query head), has the first of these for masks over queries, the second for masks over keys:
 ///   last_cut(i)  the last cut at or before i, 0 where there is none
 ///   next_cut(j)  the first cut after j, INT_MAX where there is none
-/// A window or a document boundary is one more member: first_key() takes a maximum with it, end_query() a minimum.
+/// A document boundary is a cut.
 template <typename Cuts>
 struct Visibility {
   Cuts cuts;
+  int window;  // keys that a query sees at most, its own included
 
-  LETHE_HOST_DEVICE int first_key(int query) const { return cuts.last_cut(query); }
+  LETHE_HOST_DEVICE int first_key(int query) const {
+    const int cut = cuts.last_cut(query), first = query - window + 1;
+    return cut > first ? cut : first;
+  }
   LETHE_HOST_DEVICE static int last_key(int query) { return query; }
   /// A key's queries are those of [first_query, end_query).
   LETHE_HOST_DEVICE static int first_query(int key) { return key; }
-  LETHE_HOST_DEVICE int end_query(int key) const { return cuts.next_cut(key); }
+  LETHE_HOST_DEVICE int end_query(int key) const {
+    const int cut = cuts.next_cut(key), end = key + window;
+    return cut < end ? cut : end;
+  }
 
   /// Whether the tile of queries from `query` on and keys up to `key` needs the causal mask.
   LETHE_HOST_DEVICE static bool masks_last_key(int query, int key) { return last_key(query) < key; }

@@ -35,7 +35,7 @@ struct ForwardConsumer {
   [[maybe_unused]] OfRows row_frame{};  // log₂e·(c_i − F), in the second launch
   int batch, head, query;               // query: the first
   int first, last, skipped_blocks;      // last: of the blocks that the warpgroup's rows see; those after it are skipped
-  int cut_block;                        // blocks below it reach across a cut
+  int cut_block;                        // blocks below it reach across a cut, or out of a query's window
   int unmasked, last_position;          // blocks up to it lie before the diagonal
   // Of the steps.
   int block;

@@ -33,7 +33,7 @@ struct Plan {
 constexpr double divisor_scale(double scale) { return scale > -0x1p-60 && scale < 0x1p-60 ? 0x1p-60 : scale; }
 
 /// The plan's arrays; the boundary itself lies at `first_key_block` [B, Hq, M].
-Plan plan_in(Workspace& workspace, const Shape& shape, int32_t* first_key_block);
+Plan plan_in(Workspace& workspace, const Shape& shape, int32_t* first_key_block, int window = kNoWindow);
 
 /// Fills the plan. In a backward, Scratch::start is not needed and not written.
 void launch_plan(const GateInputs& inputs, const Plan& plan);

@@ -26,7 +26,7 @@ template <int kRows>
 struct Tile {
   int batch, head, row, query;  // query head; row = batch · query_heads + head, −1 where no tile is left; first query
   int first, last;              // key blocks, both included
-  int cut_block;                // blocks below it reach across a cut
+  int cut_block;                // blocks below it reach across a cut, or out of a query's window
   // For each block with queries of the tile: c before it less F, and the last cut before it. Then whether a cut is among the tile's positions, and
   // whether one of the blocks is strong.
   float base[kSpan<kRows>];
@@ -67,7 +67,7 @@ __host__ __device__ inline Tile<kRows> tile_at(const ForwardShape& a, int index)
     }
     const int last_cut = cuts[tile.last + 1];
     tile.cut_within = last_cut > 0 && last_cut >= first_block * kColumns;
-    int cut = cuts[tile.last];
+    int cut = max(cuts[tile.last], last_position - a.prefix.window + 1);
     if (tile.cut_within) {
       const int64_t last_token = static_cast<int64_t>(tile.row) * a.key_blocks * kColumns + last_position;
       cut = max(cut, last_cut_at(a.prefix.cut_before[last_token], tile.last));
@@ -103,7 +103,7 @@ struct TileCuts {
 template <int kRows>
 __host__ __device__ inline Visibility<TileCuts<kRows>> visibility_of(const ForwardShape& a, const Tile<kRows>& tile,
                                                                      int first_block) {
-  return {{a, tile, first_block}};
+  return {{a, tile, first_block}, a.prefix.window};
 }
 
 }  // namespace lethe::tile

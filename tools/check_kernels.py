@@ -43,14 +43,15 @@ UNDER_OUTPUT = 1  # forward: P·V of the block before, after the wait for S, unt
 # the backward took 1.07 as long; and at most so many accesses of local memory: with some of both it took 1.03 to 1.06 as long. One per cent more
 # instructions are allowed than were counted.
 LOOPS = [
-    # a block that all rows see whole; one that is masked, with two exponentials more where the maximum moves
-    (r"7forwardI13__nv_bfloat16Li64ELb0E", UNDER_OUTPUT, [(319, 64, 1, 0), (703, 66, 1, 17)]),
-    (r"7forwardI6__halfLi64ELb0E", UNDER_OUTPUT, [(319, 64, 1, 0), (701, 66, 1, 17)]),
-    (r"7forwardI13__nv_bfloat16Li128ELb0E", UNDER_OUTPUT, [(332, 64, 1, 0), (740, 66, 1, 0)]),
-    (r"7forwardI6__halfLi128ELb0E", UNDER_OUTPUT, [(332, 64, 1, 0), (730, 66, 1, 0)]),
+    # a block that all rows see whole; one that is masked, with two exponentials more where the maximum moves. The one access at head dim 64 came with
+    # the window, and costs no time (log/2026-11-26-window.md)
+    (r"7forwardI13__nv_bfloat16Li64ELb0E", UNDER_OUTPUT, [(319, 64, 1, 1), (711, 66, 1, 17)]),
+    (r"7forwardI6__halfLi64ELb0E", UNDER_OUTPUT, [(319, 64, 1, 1), (711, 66, 1, 17)]),
+    (r"7forwardI13__nv_bfloat16Li128ELb0E", UNDER_OUTPUT, [(332, 64, 1, 0), (751, 66, 1, 0)]),
+    (r"7forwardI6__halfLi128ELb0E", UNDER_OUTPUT, [(332, 64, 1, 0), (742, 66, 1, 0)]),
     # the second launch, for tiles that overflowed or have strong gates: the maximum may move in every block
-    (r"7forwardI13__nv_bfloat16Li64ELb1E", UNDER_OUTPUT, [(518, 66, 1, 2), (1493, 66, 4, 45)]),
-    (r"7forwardI6__halfLi64ELb1E", UNDER_OUTPUT, [(518, 66, 1, 2), (1473, 66, 4, 45)]),
+    (r"7forwardI13__nv_bfloat16Li64ELb1E", UNDER_OUTPUT, [(518, 66, 1, 2), (1508, 66, 4, 54)]),
+    (r"7forwardI6__halfLi64ELb1E", UNDER_OUTPUT, [(518, 66, 1, 2), (1488, 66, 4, 54)]),
     (r"7forwardI13__nv_bfloat16Li128ELb1E", UNDER_OUTPUT, [(559, 66, 1, 0), (1436, 66, 4, 0)]),
     (r"7forwardI6__halfLi128ELb1E", UNDER_OUTPUT, [(559, 66, 1, 0), (1410, 66, 4, 0)]),
     # at 64 one loop for both warpgroups; at 128 that of the one that does not sum the rows of dS, and of the one that does

@@ -85,6 +85,8 @@ constexpr Scalar kNoWeight = -__builtin_inf();  // as a logit
 template <typename Scalar>
 void softmax(const SoftmaxTile<Scalar>& tile) {
   constexpr int64_t kStep = kLanes<Scalar>;
+  const Scalar scale = tile.scale;  // a copy: the compiler reads a member again after every store
+  const Scalar* const column_bias = tile.column_bias;
   const auto larger = [](auto a, auto b) __attribute__((always_inline)) { return a < b ? b : a; };
   const auto plus = [](auto a, auto b) __attribute__((always_inline)) { return a + b; };
   for (int64_t i = 0; i < tile.rows; ++i) {
@@ -99,8 +101,8 @@ void softmax(const SoftmaxTile<Scalar>& tile) {
     Vector<Scalar> largest = Vector<Scalar>{} + before;
     int64_t j = first;
     for (; j < end; j += kStep) {
-      const Vector<Scalar> logits = visible<Scalar>(
-          tile.scale * load(row + j) + (row_bias + load(tile.column_bias + j)), j, begin, end, kNoWeight<Scalar>);
+      const Vector<Scalar> logits =
+          visible<Scalar>(scale * load(row + j) + (row_bias + load(column_bias + j)), j, begin, end, kNoWeight<Scalar>);
       store(row + j, logits);
       largest = larger(largest, logits);
     }
@@ -140,6 +142,8 @@ void add_columns(int64_t rows, int64_t columns, const Scalar* matrix, int64_t st
 template <typename Scalar>
 void gradient(const GradientTile<Scalar>& tile) {
   constexpr int64_t kStep = kLanes<Scalar>;
+  const Scalar scale = tile.scale;
+  const Scalar* const column_bias = tile.column_bias;
   const auto plus = [](auto a, auto b) __attribute__((always_inline)) { return a + b; };
   for (int64_t i = 0; i < tile.rows; ++i) {
     Scalar *weights = tile.weights + i * tile.stride, *gradients = tile.gradients + i * tile.stride;
@@ -149,7 +153,7 @@ void gradient(const GradientTile<Scalar>& tile) {
     Vector<Scalar> sums{};
     int64_t j = first;
     for (; j < end; j += kStep) {
-      const Vector<Scalar> logits = tile.scale * load(weights + j) + (row_bias + load(tile.column_bias + j));
+      const Vector<Scalar> logits = scale * load(weights + j) + (row_bias + load(column_bias + j));
       const Vector<Scalar> weight =
           exponentials<Scalar>(visible<Scalar>(logits - log_normalizer, j, begin, end, kNoWeight<Scalar>));
       const Vector<Scalar> derivative =

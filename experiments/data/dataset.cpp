@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <stdexcept>
 
 namespace lethe {
@@ -13,6 +14,12 @@ uint64_t mix(uint64_t x) {
   x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
   x = (x ^ x >> 27) * 0x94d049bb133111eb;
   return x ^ x >> 31;
+}
+
+/// Gives the text a period: x_t = x_{t−m} from t = m on.
+void repeat(int64_t* tokens, int64_t* labels, int64_t length, int64_t period) {
+  for (int64_t t = period; t < length; ++t) labels[t] = labels[t - period];
+  std::copy_n(labels, length - 1, tokens + 1);
 }
 
 }  // namespace
@@ -59,7 +66,8 @@ Dataset::Batch Dataset::cut(const Split& split, const std::vector<int64_t>& piec
   return batch;
 }
 
-Dataset::Batch Dataset::training_batch(int64_t first_sequence, int64_t count, int64_t length, uint64_t seed) const {
+Dataset::Batch Dataset::training_batch(int64_t first_sequence, int64_t count, int64_t length, uint64_t seed,
+                                       double repeats) const {
   const Split& train = split("train");
   const auto size = static_cast<int64_t>(train.tokens.size());
   if (length < 1 || length > size)
@@ -71,7 +79,16 @@ Dataset::Batch Dataset::training_batch(int64_t first_sequence, int64_t count, in
     const int64_t sequence = first_sequence + i;
     pieces[i] = permutation(mix(seed) ^ static_cast<uint64_t>(sequence / an_epoch), an_epoch, sequence % an_epoch);
   }
-  return cut(train, pieces, length);
+  const Batch batch = cut(train, pieces, length);
+  const int64_t shortest = std::max<int64_t>(1, length / 16), longest = std::max<int64_t>(1, length / 2);
+  for (int64_t i = 0; i < count && repeats > 0; ++i) {
+    const uint64_t drawn = mix(mix(seed + 1) ^ static_cast<uint64_t>(first_sequence + i));
+    if (std::ldexp(static_cast<double>(drawn >> 11), -53) >= repeats) continue;
+    const auto period = static_cast<int64_t>(mix(drawn) % static_cast<uint64_t>(longest - shortest + 1)) + shortest;
+    repeat(batch.tokens.data_ptr<int64_t>() + i * length, batch.labels.data_ptr<int64_t>() + i * length, length,
+           period);
+  }
+  return batch;
 }
 
 Dataset::Batch Dataset::sequences(const std::string& name, int64_t first, int64_t count, int64_t length) const {
@@ -83,6 +100,16 @@ Dataset::Batch Dataset::sequences(const std::string& name, int64_t first, int64_
   std::vector<int64_t> pieces(count);
   for (int64_t i = 0; i < count; ++i) pieces[i] = first + i;
   return cut(chosen, pieces, length);
+}
+
+torch::Tensor Dataset::passage(const std::string& name, int64_t first, int64_t count) const {
+  const std::vector<uint16_t>& text = split(name).tokens;
+  if (first < 0 || count < 0 || first + count > std::ssize(text))
+    throw std::invalid_argument("passage: expected a range within the " + std::to_string(text.size()) + " tokens of " +
+                                name + ", found " + std::to_string(first) + " to " + std::to_string(first + count));
+  torch::Tensor tokens = torch::empty({count}, torch::kInt64);
+  std::copy_n(text.data() + first, count, tokens.data_ptr<int64_t>());
+  return tokens;
 }
 
 std::string Dataset::decode(const std::vector<int64_t>& tokens) const {

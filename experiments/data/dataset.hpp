@@ -46,19 +46,25 @@ class Dataset {
 
   /// One batch of training sequences: labels are the text, tokens the same rolled by one with the begin token in front
   /// (FoX's BOS rule). The sequences are a pure function of (seed, first_sequence): sequence n of an epoch is row
-  /// permutation(seed, epoch)(n) of the split cut into pieces of `length`.
+  /// permutation(seed, epoch)(n) of the split cut into pieces of `length`. A share `repeats` of them repeat: x_t = x_{t−m} from t = m on,
+  /// with m uniform between length/16 and length/2, at least 1: text from which a model learns to copy.
   ///
   /// throws  std::invalid_argument where the split is shorter than one sequence
   struct Batch {
     torch::Tensor tokens;  ///< [count, length] int64
     torch::Tensor labels;  ///< [count, length] int64
   };
-  Batch training_batch(int64_t first_sequence, int64_t count, int64_t length, uint64_t seed) const;
+  Batch training_batch(int64_t first_sequence, int64_t count, int64_t length, uint64_t seed, double repeats = 0) const;
 
   /// Evaluation sequences in text order: the split cut into pieces of `length`, pieces first .. first + count.
   ///
   /// throws  std::invalid_argument where the split has fewer pieces
   Batch sequences(const std::string& split, int64_t first, int64_t count, int64_t length) const;
+  /// Tokens first … first + count − 1 of a split, as they stand in the text.
+  ///
+  /// returns  [count] int64
+  /// throws   std::invalid_argument where the split has fewer tokens
+  torch::Tensor passage(const std::string& split, int64_t first, int64_t count) const;
   int64_t sequence_count(const std::string& split, int64_t length) const { return tokens(split) / length; }
 
   /// The bytes of tokens, by table; the begin token is written as "<|endoftext|>".

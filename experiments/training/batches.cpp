@@ -34,8 +34,8 @@ int64_t BatchShare::micro_sequences(const TrainingConfig& config) const {
 Batches::Batches(const Dataset& dataset, const TrainingConfig& config, int64_t first_step, torch::Device device,
                  const BatchShare& share)
     : dataset_(dataset), length_(config.context_length), sequences_(share.micro_sequences(config)), seed_(config.seed),
-      device_(device), of_step_(share.sequences(config)), of_others_((share.ranks - 1) * of_step_),
-      first_((first_step * share.ranks + share.rank) * of_step_),
+      repeats_(config.repeats), device_(device), of_step_(share.sequences(config)),
+      of_others_((share.ranks - 1) * of_step_), first_((first_step * share.ranks + share.rank) * of_step_),
       thread_([this](const std::stop_token& stop) { work(stop); }) {}
 
 void Batches::work(const std::stop_token& stop) {
@@ -47,7 +47,7 @@ void Batches::work(const std::stop_token& stop) {
         changed_.wait(lock, stop, [this] { return ready_.size() < kAhead; });
         if (stop.stop_requested()) return;
       }
-      Dataset::Batch batch = dataset_.training_batch(first_, sequences_, length_, seed_);
+      Dataset::Batch batch = dataset_.training_batch(first_, sequences_, length_, seed_, repeats_);
       first_ += sequences_;
       cut_ += sequences_;
       if (cut_ == of_step_) first_ += of_others_, cut_ = 0;

@@ -24,7 +24,9 @@ struct TrainingConfig {
   int64_t total_tokens = 0;        ///< rounded up to whole steps
   int64_t warmup_tokens = 0;       ///< linear from 0, at the tokens seen before a step: step 0 has rate 0
   double learning_rate = 1e-3;
-  double final_learning_rate = 0;  ///< at the end of the cosine
+  double final_learning_rate = 0;  ///< at the end
+  /// 0: a cosine from warm-up to end. Else the rate stays constant until the last decay_tokens, over which it falls linearly (WSD)
+  int64_t decay_tokens = 0;
   double weight_decay = 0.1;
   double beta1 = 0.9, beta2 = 0.95, epsilon = 1e-8;
   double clip_norm = 1.0;         ///< global gradient norm
@@ -32,6 +34,7 @@ struct TrainingConfig {
   int64_t checkpoint_tokens = 0;  ///< between checkpoints, at most ten minutes; 0: that alone. Not part of the identity
   std::string corpus = "bible";
   std::string tokenizer = "bytes";
+  double repeats = 0;  ///< share of the training sequences that repeat their beginning, see Dataset::training_batch
   /// Whether a loss, gradient or activation that is not finite is a result: training then ends with the weights before that step.
   /// Otherwise it is an error. Not part of the identity.
   bool divergence_is_a_result = false;
@@ -54,9 +57,9 @@ struct TrainingConfig {
 void to_json(nlohmann::json& json, const TrainingConfig& config);
 void from_json(const nlohmann::json& json, TrainingConfig& config);
 
-/// Linear warm-up from 0, then a cosine from the end of the warm-up to the final rate at total_tokens.
+/// Linear warm-up from 0, then a cosine from the end of the warm-up to the final rate at total_tokens; with decay_tokens constant, then linear.
 ///
-/// source   FoX Appendix B; the paper's runs end at a tenth of the rate, ACP's at 0
+/// source   cosine: FoX Appendix B; the paper's runs end at a tenth of the rate, ACP's at 0. Constant and decay: Hu 2024, "MiniCPM" (WSD)
 /// reads    tokens_seen before the step
 double learning_rate_at(const TrainingConfig& config, int64_t tokens_seen);
 

@@ -23,6 +23,7 @@ void visit_training(Config& config, Visitor&& visit) {
   visit("warmup_tokens", config.warmup_tokens);
   visit("learning_rate", config.learning_rate);
   visit("final_learning_rate", config.final_learning_rate);
+  visit("decay_tokens", config.decay_tokens);
   visit("weight_decay", config.weight_decay);
   visit("beta1", config.beta1);
   visit("beta2", config.beta2);
@@ -32,6 +33,7 @@ void visit_training(Config& config, Visitor&& visit) {
   visit("checkpoint_tokens", config.checkpoint_tokens);
   visit("corpus", config.corpus);
   visit("tokenizer", config.tokenizer);
+  visit("repeats", config.repeats);
   visit("divergence_is_a_result", config.divergence_is_a_result);
   visit("zero", config.zero);
   visit("deterministic", config.deterministic);
@@ -79,6 +81,9 @@ void TrainingConfig::check() const {
          std::to_string(micro_batch_tokens));
   expect(warmup_tokens >= 0 && warmup_tokens <= total_tokens, "warmup_tokens", "0 … total_tokens",
          std::to_string(warmup_tokens));
+  expect(decay_tokens >= 0 && decay_tokens <= total_tokens - warmup_tokens, "decay_tokens",
+         "0 … total_tokens − warmup_tokens", std::to_string(decay_tokens));
+  number("repeats", repeats, "0 … 1", repeats >= 0 && repeats <= 1);
   number("learning_rate", learning_rate, "> 0", learning_rate > 0);
   number("final_learning_rate", final_learning_rate, "0 … learning_rate",
          final_learning_rate >= 0 && final_learning_rate <= learning_rate);
@@ -120,7 +125,11 @@ void from_json(const nlohmann::json& json, Run& run) {
 double learning_rate_at(const TrainingConfig& config, int64_t tokens_seen) {
   const auto seen = static_cast<double>(tokens_seen), warmup = static_cast<double>(config.warmup_tokens);
   if (seen < warmup) return config.learning_rate * seen / warmup;
-  const double total = static_cast<double>(config.total_tokens);
+  const double total = static_cast<double>(config.total_tokens), decay = static_cast<double>(config.decay_tokens);
+  if (config.decay_tokens > 0) {
+    const double left = std::clamp((total - seen) / decay, 0.0, 1.0);
+    return config.final_learning_rate + (config.learning_rate - config.final_learning_rate) * left;
+  }
   const double share = seen < total ? (seen - warmup) / (total - warmup) : 1.0;
   return config.final_learning_rate +
          (config.learning_rate - config.final_learning_rate) * (1 + std::cos(std::numbers::pi * share)) / 2;
@@ -133,6 +142,8 @@ std::string identity(const Run& run, const std::string& data_hash) {
   for (const char* name : {"checkpoint_tokens", "corpus", "deterministic", "device", "divergence_is_a_result", "recompute", "zero"})
     parts["training"].erase(name);
   if (!run.model.residual_in_compute_dtype) parts["model"].erase("residual_in_compute_dtype");  // younger than format 2
+  for (const char* name : {"decay_tokens", "repeats"})  // younger too
+    if (parts["training"].at(name) == 0) parts["training"].erase(name);
   if (run.conversion) {
     parts["conversion"] = *run.conversion;
     parts["conversion"].erase("source_data");

@@ -128,12 +128,46 @@ TEST_F(Data, SequencesFollowEachOtherInTheText) {
   EXPECT_TRUE(torch::equal(dataset.sequences("train", 5, 2, 64).labels, whole.slice(0, 5, 7)));
 }
 
+TEST_F(Data, APassageBeginsAnywhereInTheText) {
+  const Dataset dataset(folder_);
+  const auto pieces = dataset.sequences("valid", 0, 3, 8);
+  EXPECT_TRUE(dataset.passage("valid", 5, 16).equal(pieces.labels.flatten().narrow(0, 5, 16)));
+  const int64_t all = dataset.tokens("valid");
+  EXPECT_EQ(dataset.passage("valid", all, 0).numel(), 0);
+  for (const auto& [first, count] : {std::pair<int64_t, int64_t>(-1, 2), {all - 1, 2}, {0, -1}})
+    EXPECT_THROW(dataset.passage("valid", first, count), std::invalid_argument) << first << " " << count;
+}
+
 TEST_F(Data, ATrainingBatchIsAFunctionOfSeedAndSequenceAlone) {
   const Dataset dataset(folder_);
   const auto batch = dataset.training_batch(10, 6, 32, 7).labels;
   EXPECT_TRUE(torch::equal(batch, dataset.training_batch(10, 6, 32, 7).labels));
   EXPECT_TRUE(torch::equal(batch.slice(0, 2, 5), dataset.training_batch(12, 3, 32, 7).labels));
   EXPECT_FALSE(torch::equal(batch, dataset.training_batch(10, 6, 32, 8).labels));
+}
+
+TEST_F(Data, AShareOfTheTrainingSequencesRepeatsItsBeginning) {
+  const Dataset dataset(folder_);
+  constexpr int64_t kCount = 400, kLength = 32;
+  const auto plain = dataset.training_batch(3, kCount, kLength, 7);
+  const auto half = dataset.training_batch(3, kCount, kLength, 7, 0.5);
+  std::map<int64_t, int64_t> periods;
+  for (int64_t row = 0; row < kCount; ++row) {
+    const auto labels = half.labels[row];
+    EXPECT_TRUE(half.tokens[row].slice(0, 1).equal(labels.slice(0, 0, kLength - 1)));
+    if (labels.equal(plain.labels[row])) continue;
+    int64_t period = 1;
+    while (!labels.slice(0, period).equal(labels.slice(0, 0, kLength - period))) ++period;
+    EXPECT_TRUE(labels.slice(0, 0, period).equal(plain.labels[row].slice(0, 0, period)));
+    ++periods[period];
+  }
+  int64_t repeating = 0;
+  for (const auto& [period, count] : periods) repeating += count;
+  EXPECT_NEAR(static_cast<double>(repeating) / kCount, 0.5, 0.1);
+  EXPECT_EQ(periods.begin()->first, kLength / 16);
+  EXPECT_EQ(periods.rbegin()->first, kLength / 2);
+  EXPECT_TRUE(dataset.training_batch(3, kCount, kLength, 7, 0).labels.equal(plain.labels));
+  EXPECT_TRUE(dataset.training_batch(5, 2, kLength, 7, 0.5).labels.equal(half.labels.slice(0, 2, 4)));
 }
 
 TEST_F(Data, AnEpochReadsEveryPieceOnceAndTheNextInAnotherOrder) {

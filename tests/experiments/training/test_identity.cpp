@@ -42,6 +42,18 @@ TEST_F(Identity, HasTheResidualsDtype) {
   EXPECT_NE(name_of(model), wide);
 }
 
+TEST_F(Identity, HasDecayAndRepeatsWhereTheyAreUsed) {
+  lethe::Run run = tiny_run();
+  const auto id = nlohmann::json::parse(identity(run, dataset)).at("training");
+  EXPECT_FALSE(id.contains("repeats") || id.contains("decay_tokens")) << "models keep their names";
+  std::set<std::string> names{artefact_name(run, dataset)};
+  run.training.repeats = 0.5;
+  names.insert(artefact_name(run, dataset));
+  run.training.decay_tokens = 256;
+  names.insert(artefact_name(run, dataset));
+  EXPECT_EQ(names.size(), 3u);
+}
+
 TEST_F(Identity, HasTheOrderOfMixers) {
   ModelConfig model = tiny_model(llama(MixerConfig("local")));
   std::set<std::string> names{name_of(model)};

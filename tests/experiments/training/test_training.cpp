@@ -44,6 +44,20 @@ TEST(LearningRate, RisesFromZeroAndFallsAlongACosine) {
   EXPECT_EQ(learning_rate_at(config, 0), 8);
 }
 
+TEST(LearningRate, StaysConstantUntilTheDecayTokens) {
+  TrainingConfig config;
+  config.learning_rate = 8;
+  config.final_learning_rate = 2;
+  config.warmup_tokens = 100;
+  config.total_tokens = 500;
+  config.decay_tokens = 100;
+  EXPECT_EQ(learning_rate_at(config, 50), 4);
+  for (const int64_t tokens : {100, 250, 400}) EXPECT_EQ(learning_rate_at(config, tokens), 8) << tokens;
+  EXPECT_EQ(learning_rate_at(config, 450), 5);
+  EXPECT_EQ(learning_rate_at(config, 500), 2);
+  EXPECT_EQ(learning_rate_at(config, 600), 2);
+}
+
 TEST(TrainingConfig, IsTheSameAfterATripThroughJson) {
   const nlohmann::json json = tiny_run();
   EXPECT_EQ(nlohmann::json(json.get<lethe::Run>()), json);
@@ -63,6 +77,8 @@ TEST(TrainingConfig, NamesWhatIsWrong) {
   EXPECT_NE(message([](TrainingConfig& c) { c.learning_rate = NAN; }), "no error");
   EXPECT_NE(message([](TrainingConfig& c) { c.warmup_tokens = c.total_tokens + 1; }), "no error");
   EXPECT_NE(message([](TrainingConfig& c) { c.clip_norm = 0; }), "no error");
+  EXPECT_NE(message([](TrainingConfig& c) { c.repeats = 1.5; }), "no error");
+  EXPECT_NE(message([](TrainingConfig& c) { c.decay_tokens = c.total_tokens - c.warmup_tokens + 1; }), "no error");
   EXPECT_EQ(message([](TrainingConfig& c) { c.device = "cuda:1"; }), "no error");
   EXPECT_EQ(message([](TrainingConfig& c) { c.device = "cuda:"; }),
             "device: expected cpu, cuda or cuda:N, found cuda:");

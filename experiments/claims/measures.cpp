@@ -46,7 +46,9 @@ Record record_of(const nlohmann::json& json) {
 nlohmann::json json_of(const Evaluated& found) {
   nlohmann::json records = nlohmann::json::array();
   for (const Record& record : found.records) records.push_back(json_of(record));
-  return {{"records", records}, {"points", json_of(found.points)}};
+  nlohmann::json json = {{"records", records}, {"points", json_of(found.points)}};
+  if (!found.notes.empty()) json["notes"] = found.notes;
+  return json;
 }
 
 // The neighbours of one quantity and variant are columns: a curve of 65536 points stays small.
@@ -63,7 +65,7 @@ nlohmann::json json_of(const std::vector<Point>& points) {
 }
 
 Evaluated evaluated_of(const nlohmann::json& json) {
-  Evaluated found{{}, points_of(json.at("points"))};
+  Evaluated found{{}, points_of(json.at("points")), json.value("notes", std::vector<std::string>{})};
   for (const nlohmann::json& record : json.at("records")) found.records.push_back(record_of(record));
   return found;
 }

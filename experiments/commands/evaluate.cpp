@@ -84,6 +84,7 @@ void write_csv(const OutputFile& file, const std::vector<Measured>& models) {
   for (const Measured& model : models) {
     std::map<std::string, size_t> of_quantity;
     for (const Point& point : model.found.front().points) {
+      if (!std::isnan(point.y)) continue;
       if (header.empty()) header = point.quantity.substr(point.quantity.find("_at_") + 4);
       const auto [column, is_new] = of_quantity.try_emplace(point.quantity, columns);
       if (is_new) {
@@ -171,6 +172,8 @@ void print(const std::vector<Measured>& models, const std::string& split) {
     lines.add_to(table);
   }
   add_curve(table, models);
+  for (const Measured& model : models)
+    for (const std::string& note : model.found.front().notes) table.add_line(model.name() + ": " + note);
   std::printf("%s", table.text(0).c_str());
 }
 
@@ -197,10 +200,11 @@ std::vector<Measured> models_of(const EvaluateOptions& options, const Place& pla
 }
 
 /// Settings of the evaluation without those of the call: the whole split, in sequences four times as long as the longest of the
-/// trainings, or as long as the split.
+/// trainings, or as long as the split; of a forgetting curve copies up to the training length.
 json default_settings(const EvaluateOptions& options, const std::vector<Measured>& models, const std::string& split) {
   int64_t length = 0;
-  for (const Measured& model : models) length = std::max(length, 4 * model.training_length());
+  const int64_t trainings = options.what == "forgetting_curve" ? 1 : 4;
+  for (const Measured& model : models) length = std::max(length, trainings * model.training_length());
   for (const Measured& model : models) length = std::min(length, model.dataset->tokens(split));
   json settings = {{"split", split}, {"length", length}};
   if (options.what == kPerTokenLoss) settings["sequences"] = std::numeric_limits<int64_t>::max();
@@ -269,8 +273,9 @@ void add_evaluate(CLI::App& app, const Place& place) {
   command->add_option("--corpus", options->corpus, "Another corpus than the one trained on");
   add_number("--length", "length", 0,
              "Tokens in a sequence; 0, the default: four times the longest training length, or the whole split");
-  add_number("--sequences", "sequences", 1,
-             "At most this many sequences; by default the whole split (pruned_share: 64)");
+  add_number(
+      "--sequences", "sequences", 1,
+      "At most this many sequences; by default the whole split (pruned_share: 64); of forgetting_curve: repeats");
   add_number("--window", "window", 1, "Of per_token_loss: positions that the smoothed curve averages; by default 101");
   command->add_option("--settings", options->table, "Settings of the evaluation as a JSON object, over those above")
       ->capture_default_str();
@@ -281,6 +286,7 @@ void add_evaluate(CLI::App& app, const Place& place) {
       "  lethe evaluate 3f2a\n"
       "  lethe evaluate 3f2a 77ab --split test\n"
       "  lethe evaluate 3f2a --length 4096 --sequences 100 --csv loss.csv\n"
+      "  lethe evaluate 3f2a 77ab --what forgetting_curve --length 512 --csv curve.csv\n"
       "  lethe evaluate 3f2a --what pruned_share --settings '{\"sequences\": 8}'");
   command->callback([options, &place] { evaluate(*options, place); });
 }

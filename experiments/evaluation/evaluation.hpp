@@ -16,8 +16,10 @@ namespace lethe {
 /// The findings of an evaluation, in the columns of every record; the caller fills experiment, claim and seed.
 struct Evaluated {
   std::vector<Record> records;
-  /// Curves. A quantity "loss_at_position" is the loss over the position; quantities of one x have the same x.
+  /// Curves. A quantity "loss_at_position" is the loss over the position; quantities of one x have the same x. Points with a y are raw: of
+  /// a repeat y, or entries of a matrix.
   std::vector<Point> points;
+  std::vector<std::string> notes = {};  ///< lines for people, e.g. what could not be measured, and why
 
   /// The value of a metric that has one record.
   ///

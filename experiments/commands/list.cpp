@@ -41,7 +41,7 @@ void list_evaluations(const ListOptions&, const Place&) {
 
 void list_architectures(const ListOptions&, const Place&) {
   std::printf("architectures\n");
-  for (const Architecture& architecture : architectures()) std::printf("  %s\n", architecture.name.c_str());
+  for (const Architecture& architecture : named_architectures()) std::printf("  %s\n", architecture.name.c_str());
 }
 
 void list_sizes(const ListOptions&, const Place&) {

@@ -55,7 +55,7 @@ std::string date_of(const fs::path& path) {
 
 /// The named architecture with these settings; "custom" and the mixers where there is none.
 std::string architecture_of(const ModelConfig& model) {
-  for (Architecture& known : architectures()) {
+  for (Architecture& known : named_architectures()) {
     ModelConfig& same = known.model;
     same.vocabulary = model.vocabulary, same.layers = model.layers, same.width = model.width;
     same.heads = model.heads, same.mlp_multiple = model.mlp_multiple, same.compute_dtype = model.compute_dtype;

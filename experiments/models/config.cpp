@@ -73,7 +73,7 @@ void ModelConfig::check() const {
   expect(parameters <= kMostParameters, "parameters", "at most 2^44", std::to_string(parameters));
 }
 
-std::vector<Architecture> architectures() {
+std::vector<Architecture> named_architectures() {
   std::vector<Architecture> all;
   for (const Mixer& row : mixers()) std::ranges::move(row.architectures(), std::back_inserter(all));
   return all;
@@ -81,12 +81,12 @@ std::vector<Architecture> architectures() {
 
 std::string architecture_names() {
   std::string names;
-  for (const Architecture& architecture : architectures()) names += (names.empty() ? "" : ", ") + architecture.name;
+  for (const Architecture& architecture : named_architectures()) names += (names.empty() ? "" : ", ") + architecture.name;
   return names;
 }
 
 ModelConfig named_architecture(const std::string& name) {
-  for (const Architecture& architecture : architectures())
+  for (const Architecture& architecture : named_architectures())
     if (architecture.name == name) return architecture.model;
   throw std::invalid_argument("architecture: expected one of " + architecture_names() + ", found " + name);
 }

@@ -46,7 +46,7 @@ struct Architecture {
 };
 
 /// The named architectures of all mixers, in the order of their table.
-std::vector<Architecture> architectures();
+std::vector<Architecture> named_architectures();
 
 /// The architecture of that name: "fox-pro", "fox-llama", "transformer-pro", "transformer-llama", or a mixer's name:
 /// Transformer (LLaMA) with that mixer, or FoX (LLaMA) where the gate replaces RoPE.
@@ -54,7 +54,7 @@ std::vector<Architecture> architectures();
 /// throws  std::invalid_argument for another name
 ModelConfig named_architecture(const std::string& name);
 
-/// The names of architectures(), separated by commas.
+/// The names of named_architectures(), separated by commas.
 std::string architecture_names();
 
 /// The trunk of the (LLaMA) architectures, without output gate, norm and size.

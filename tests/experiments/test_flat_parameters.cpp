@@ -33,7 +33,7 @@ Tensor labels_of(const Tensor& tokens) { return tokens.roll(-1, 1); }
 
 std::vector<std::string> all_names() {
   std::vector<std::string> names;
-  for (const Architecture& row : architectures()) names.push_back(row.name);
+  for (const Architecture& row : named_architectures()) names.push_back(row.name);
   return names;
 }
 

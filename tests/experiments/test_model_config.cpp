@@ -6,6 +6,7 @@
 #include "experiments/models/footprint.hpp"
 #include "experiments/models/language_model.hpp"
 #include "experiments/models/mixers/attention.hpp"
+#include "experiments/papers/forgetting_curve/llama.hpp"
 #include "tests/experiments/tiny.hpp"
 
 namespace lethe {
@@ -170,6 +171,17 @@ TEST(Footprint, CountsWhatRoundingTookFromTheValuesOfAttentionIn16Bits) {
     attention.compute_dtype = local.compute_dtype = dtype;
     EXPECT_EQ(footprint(attention, 64).activations - footprint(local, 64).activations,
               attention.layers * 64 * attention.width * bytes);
+  }
+}
+
+TEST(Parameters, OfTheForgettingCurvesLlamaAreThePapers) {
+  for (ModelConfig model : {llama_83m(), llama_xl(1024)}) {
+    model.vocabulary = 32000;
+    model.layers = 12;
+    model.width = 512;
+    model.heads = 8;
+    EXPECT_EQ(model.mlp_width(), 2048);
+    EXPECT_EQ(count_parameters(model).total, 83'112'448) << "segment recurrence has no parameters";
   }
 }
 

@@ -4,7 +4,10 @@ import math
 from itertools import accumulate
 from statistics import fmean as mean
 
-from report.style import count_tokens, log_positions, look
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from report.style import COARSE, COLOURS, FINE, FORGOTTEN, GREY, DASHES, count_tokens, log_positions, look, plt
 
 MAIN_ROWS = ("FoX (Pro)", "FoX (LLaMA)", "Transformer (Pro)", "Transformer (LLaMA)")
 
@@ -70,3 +73,60 @@ def draw_training(axes, claim, variants, window=25):
     count_tokens(axes)
     axes.set_xlabel("training tokens after the swap")
     axes.set_ylabel("training loss (nats)")
+
+
+def memory_length(claim, variant, metric):
+    """A length of memory, the mean over seeds, and whether it is the longest that was measured."""
+    cell, longest = claim.cell(variant, metric), claim.cell(variant, "longest_length")
+    return (cell.mean, cell.mean >= longest.mean) if cell else (math.nan, False)
+
+
+def draw_forgetting_curve(axes, claim, variant):
+    """Accuracy of copying and of guessing over the length, with bands of one standard deviation between repeats. The areas are fine memory, coarse
+    memory and amnesia; the lines are the training length and its half. Lengths that could not be measured are marked below the axis."""
+    lengths, copies = claim.curve("copy_at_length", variant)
+    if not lengths:
+        return
+    first, last = min(lengths), max(lengths)
+    fine, coarse = (memory_length(claim, variant, metric)[0] for metric in ("fine_length", "coarse_length"))
+    begin = first
+    for end, tint in ((fine, FINE), (max(fine, coarse), COARSE), (last, FORGOTTEN)):
+        if end > begin:
+            axes.axvspan(begin, end, color=tint, linewidth=0, zorder=0)
+            begin = end
+    for quantity, label, tint in (("copy", "copy", COLOURS[1]), ("lm", "LM", COLOURS[0])):
+        x, values = claim.curve(f"{quantity}_at_length", variant)
+        _, deviations = claim.curve(f"{quantity}_deviation_at_length", variant)
+        axes.fill_between(x, [v - d for v, d in zip(values, deviations)], [v + d for v, d in zip(values, deviations)], color=tint, alpha=0.25, linewidth=0)
+        axes.plot(x, values, color=tint, marker="o", markersize=2.5, label=label)
+    trained = training_length(claim)
+    for length, dash in ((trained, DASHES[1]), (trained / 2, DASHES[2])):
+        axes.axvline(length, color=GREY, linewidth=1, linestyle=dash)
+    for length in (x for x, value in zip(lengths, copies) if math.isnan(value)):
+        axes.annotate("not measurable", (length, 0.5), rotation=90, fontsize=7, color=GREY, ha="right", va="center")
+    log_positions(axes, first, last)
+    axes.set_ylim(0, 1.02)
+    axes.set_xlabel("length L")
+    axes.set_ylabel("accuracy")
+
+
+def draw_forgetting_curves(claim, variants, columns=4):
+    """A panel a variant, and one legend for all."""
+    rows = math.ceil(len(variants) / columns)
+    figure, grid = plt.subplots(rows, columns, figsize=(3.1 * columns, 2.6 * rows + 0.4), squeeze=False)
+    for place, axes in enumerate(grid.flat):
+        if place >= len(variants):
+            axes.set_visible(False)
+            continue
+        draw_forgetting_curve(axes, claim, variants[place])
+        axes.set_title(variants[place], fontsize=9)
+    figure.legend(handles=forgetting_legend(), loc="outside lower center", ncols=7, fontsize=8)
+    return figure
+
+
+def forgetting_legend():
+    return [
+        Line2D([], [], color=COLOURS[1], label="copy"), Line2D([], [], color=COLOURS[0], label="LM"),
+        Patch(color=FINE, label="fine memory"), Patch(color=COARSE, label="coarse memory"), Patch(color=FORGOTTEN, label="amnesia"),
+        Line2D([], [], color=GREY, linestyle=DASHES[1], label="training length"), Line2D([], [], color=GREY, linestyle=DASHES[2], label="its half"),
+    ]

@@ -16,6 +16,7 @@ PAPER = "#a9b4bd"  # the paper's own numbers, wherever they are beside ours
 # Okabe and Ito, "Color Universal Design" (2008), without its yellow, which is faint on white: told apart with any common colour blindness.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
 OURS, BOUNDARY = COLOURS[0], COLOURS[1]
+FINE, COARSE, FORGOTTEN = "#d3ecdf", "#d5e5f3", "#f7dcd2"  # areas of a forgetting curve
 DASHES = ("-", (0, (5, 2)), (0, (1, 1.3)), (0, (6, 2, 1, 2)), (0, (3, 1, 1, 1, 1, 1)), (0, (9, 2)), (0, (2, 2)))
 MARKERS = "osD^vPX"
 FAMILIES = {  # a variant with a look of its own in every figure: places in COLOURS and in DASHES

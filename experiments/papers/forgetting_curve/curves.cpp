@@ -1,0 +1,153 @@
+#include "experiments/papers/forgetting_curve/curves.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <stdexcept>
+
+#include "experiments/claims/measures.hpp"
+
+namespace lethe {
+namespace {
+
+const std::vector<std::string> kRaw = {"copy_of_repeat_at_length", "lm_of_repeat_at_length"};
+constexpr double kCertainP = 0.01;
+
+const CurvePoint* point_at(const ForgettingCurve& curve, int64_t length) {
+  const auto found = std::ranges::find(curve.points, length, &CurvePoint::length);
+  return found == curve.points.end() ? nullptr : &*found;
+}
+
+double gap_at(const ForgettingCurve& curve, int64_t length) {
+  const CurvePoint* point = point_at(curve, length);
+  return point ? point->gap() : std::numeric_limits<double>::quiet_NaN();
+}
+
+}  // namespace
+
+void Curves::add(const Artefact& model, const std::string& variant, const nlohmann::json& changes) {
+  nlohmann::json asked = study_.settings.at("curve");
+  asked.update(changes);
+  CurveSettings settings;
+  JsonReader reader(asked, "curve");
+  settings.read(reader);
+  reader.finish();
+  ForgettingCurve curve;
+  Record of_model;
+  for (const int64_t length : settings.lengths()) {
+    asked["length"] = length;
+    asked["steps"] = 1;
+    const Evaluated found = evaluated(study_, model, "forgetting_curve", asked, kRaw);
+    const ForgettingCurve one = curve_of(found.points);
+    curve.points.insert(curve.points.end(), one.points.begin(), one.points.end());
+    for (const std::string& note : found.notes) curve.not_measurable.push_back({length, note});
+    if (found.records.empty()) curve.not_measurable.push_back({length, "expected finite activations, found others"});
+    else of_model = found.records.front();
+  }
+
+  const auto record = [&](const std::string& metric, const char* unit, int64_t length, double value) {
+    Record one = record_of(study_.experiment, model.run, of_model.batch, length, metric, unit, value);
+    one.variant = variant;
+    one.samples = settings.sequences;
+    findings.records.push_back(one);
+  };
+  const auto memory = [&](const char* metric, int64_t value) {
+    record(metric, "tokens", settings.length, static_cast<double>(value));
+  };
+  memory("fine_length", curve.fine().length);
+  memory("coarse_length", curve.coarse().length);
+  memory("certain_coarse_length", curve.coarse(kCertainP).length);
+  memory("longest_length", curve.points.empty() ? 0 : curve.points.back().length);
+  for (const CurvePoint& point : curve.points) {
+    record("copy_accuracy", "1", point.length, point.copy_accuracy());
+    record("lm_accuracy", "1", point.length, point.lm_accuracy());
+  }
+  for (Point& point : points_of(curve)) {
+    point.variant = variant;
+    point.seed = model.run.training.seed;
+    findings.points.push_back(point);
+  }
+  of_[variant].push_back(std::move(curve));
+}
+
+std::vector<double> Curves::gaps(const std::string& variant, int64_t length) const {
+  const auto& curves = of_.at(variant);
+  std::vector<double> mean_gaps;
+  for (const ForgettingCurve& curve : curves) {
+    const CurvePoint* point = point_at(curve, length);
+    if (!point) return {};
+    mean_gaps.resize(point->copy.size());
+    for (size_t repeat = 0; repeat < mean_gaps.size(); ++repeat)
+      mean_gaps[repeat] += (point->copy[repeat] - point->lm[repeat]) / static_cast<double>(curves.size());
+  }
+  return mean_gaps;
+}
+
+double Curves::seed_band(const std::vector<Term>& terms, int64_t length) const {
+  double squares = 0, parts = 0;
+  int degrees = 0;
+  for (const auto& [_, curves] : of_) {
+    std::vector<double> values;
+    for (const ForgettingCurve& curve : curves) values.push_back(gap_at(curve, length));
+    if (values.size() < 2 || std::ranges::any_of(values, [](double value) { return std::isnan(value); })) continue;
+    const double centre = mean(values);
+    for (const double value : values) squares += (value - centre) * (value - centre);
+    degrees += static_cast<int>(values.size()) - 1;
+  }
+  for (const auto& [variant, weight] : terms) parts += weight * weight / static_cast<double>(of_.at(variant).size());
+  return degrees == 0 ? 0 : student_t(degrees) * std::sqrt(squares / degrees * parts);
+}
+
+Comparison Curves::gap(const std::string& statement, const std::vector<Term>& terms, int64_t length,
+                       const Expectation& expectation) const {
+  std::vector<double> sums;
+  for (const auto& [variant, weight] : terms) {
+    const std::vector<double> of_variant = gaps(variant, length);
+    if (of_variant.empty()) {
+      sums = {std::numeric_limits<double>::quiet_NaN()};
+      break;
+    }
+    sums.resize(of_variant.size());
+    for (size_t repeat = 0; repeat < sums.size(); ++repeat) sums[repeat] += weight * of_variant[repeat];
+  }
+  return {.statement = statement,
+          .unit = "1",
+          .expectation = expectation,
+          .measured = mean(sums),
+          .band = std::hypot(band_of_mean(sums), seed_band(terms, length))};
+}
+
+Comparison Curves::memory(const std::string& statement, const std::string& variant,
+                          MemoryLength (*rule)(const ForgettingCurve&), int64_t unit,
+                          const Expectation& expectation) const {
+  std::vector<double> lengths;
+  for (const ForgettingCurve& curve : of_.at(variant))
+    lengths.push_back(static_cast<double>(rule(curve).length) / static_cast<double>(unit));
+  return {.statement = statement,
+          .unit = unit == 1 ? "tokens" : "1",
+          .expectation = expectation,
+          .measured = mean(lengths),
+          .band = (std::ranges::max(lengths) - std::ranges::min(lengths)) / 2};
+}
+
+int64_t curve_seeds(const nlohmann::json& settings, const std::string& row) {
+  const auto seeds = settings.value("row_seeds", nlohmann::json::object());
+  return seeds.value(row, int64_t{1});
+}
+
+Run untrained(const Run& run) {
+  Run begin = run;
+  begin.label = "Untrained";
+  TrainingConfig& training = begin.training;
+  training.total_tokens = training.warmup_tokens = training.batch_tokens;
+  training.decay_tokens = 0;
+  return begin;
+}
+
+Comparison stated(Comparison comparison, const std::string& source, bool headline) {
+  comparison.source = source;
+  comparison.headline = headline;
+  return comparison;
+}
+
+}  // namespace lethe

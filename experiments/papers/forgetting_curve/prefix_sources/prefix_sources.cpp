@@ -1,0 +1,105 @@
+// LM accuracy after irrelevant text of several sources, and copies of several sources (Curve Figs. 3 and 6).
+
+#include <algorithm>
+#include <cmath>
+
+#include "experiments/evaluation/significance.hpp"
+#include "experiments/papers/forgetting_curve/curves.hpp"
+#include "experiments/papers/forgetting_curve/rows.hpp"
+
+namespace lethe::prefix_sources {
+namespace {
+
+const std::vector<std::string> kTexts = {"test", "train"};  // beside the target's own split
+
+std::string after(const std::string& source) { return "after " + source; }
+std::string copies_of(const std::string& source) { return "copies of " + source; }
+
+// The LM accuracies of a length, a group a source.
+std::vector<std::vector<double>> groups_at(const Curves& curves, const std::vector<std::string>& variants,
+                                           size_t point) {
+  std::vector<std::vector<double>> groups;
+  for (const std::string& variant : variants) groups.push_back(curves.of(variant).front().points.at(point).lm);
+  return groups;
+}
+
+// The smallest p of a test over the lengths up to `longest`, times their number: Bonferroni's bound.
+double smallest_p(const Curves& curves, const std::vector<std::string>& variants, int64_t longest,
+                  TestOfGroups (*test)(const std::vector<std::vector<double>>&)) {
+  double smallest = 1;
+  int64_t tests = 0;
+  const auto& points = curves.of(variants.front()).front().points;
+  for (size_t l = 0; l < points.size() && points[l].length <= longest; ++l, ++tests)
+    smallest = std::min(smallest, test(groups_at(curves, variants, l)).p);
+  return std::min(1.0, smallest * static_cast<double>(tests));
+}
+
+}  // namespace
+
+std::vector<Run> runs(const nlohmann::json& settings, int64_t vocabulary) {
+  return runs_of(curve_row(kTransformerRow, settings), settings, vocabulary, 1);
+}
+
+Findings measure(const Study& study) {
+  Curves curves(study);
+  study.each([&](const Artefact& model) {
+    const std::string own = study.settings.at("curve").at("split");
+    curves.add(model, after("the same split"));
+    for (const std::string& source : kTexts) curves.add(model, after(source), {{"irrelevant", source}});
+    for (const char* source : {"random", "shuffled"}) curves.add(model, after(source), {{"irrelevant", source}});
+    for (const char* source : {"train", "test", "random"})
+      curves.add(model, copies_of(source), {{"split", source}, {"irrelevant", own}});
+  });
+  const int64_t half = study.settings.at("training").at("context_length").get<int64_t>() / 2;
+  std::vector<std::string> texts{after("the same split")};
+  for (const std::string& source : kTexts) texts.push_back(after(source));
+  std::vector<std::string> with_random = texts;
+  with_random.push_back(after("random"));
+
+  // Every test's F or H and p as points of its length.
+  const auto& points = curves.of(texts.front()).front().points;
+  for (const auto& [name, test] : {std::pair("anova", &one_way_anova), std::pair("kruskal_wallis", &kruskal_wallis)})
+    for (const auto& [which, variants] : {std::pair("text", &texts), std::pair("text and random", &with_random)})
+      for (size_t l = 0; l < points.size(); ++l) {
+        const TestOfGroups found = test(groups_at(curves, *variants, l));
+        for (const auto& [what, value] :
+             {std::pair("_statistic_at_length", found.statistic), std::pair("_p_at_length", found.p)})
+          curves.findings.points.push_back({.quantity = std::string(name) + what,
+                                            .variant = which,
+                                            .x = static_cast<double>(points[l].length),
+                                            .value = value});
+      }
+
+  const auto p_of = [&](const std::string& statement, const std::vector<std::string>& variants, const auto& test,
+                        const Expectation& expected, const char* source) {
+    return Comparison{.statement = statement,
+                      .source = source,
+                      .unit = "p",
+                      .headline = true,
+                      .expectation = expected,
+                      .measured = smallest_p(curves, variants, half, test)};
+  };
+  const Expectation alike{.low = 0.05}, unlike{.high = 0.05};
+  const auto octaves = [&](const std::string& source) {
+    const double own = static_cast<double>(curves.of(after("the same split")).front().coarse().length);
+    const double other = static_cast<double>(curves.of(copies_of(source)).front().coarse().length);
+    return Comparison{.statement = "Copies of " + source + " text give the same coarse memory, within an octave",
+                      .source = "Curve Fig. 3(b)",
+                      .unit = "octaves",
+                      .headline = true,
+                      .expectation = Expectation::within(1),
+                      .measured = std::log2(other / own)};
+  };
+  curves.findings.comparisons = {
+      p_of("LM accuracy doesn't depend on the split of the irrelevant text up to half of the training length: ANOVA",
+           texts, &one_way_anova, alike, "Curve Fig. 6"),
+      p_of("The same by Kruskal and Wallis' test", texts, &kruskal_wallis, alike, "Curve Fig. 6"),
+      p_of("It does where one of the sources is random tokens: ANOVA", with_random, &one_way_anova, unlike,
+           "Curve Fig. 3(a)"),
+      octaves("train"),
+      octaves("test"),
+  };
+  return curves.findings;
+}
+
+}  // namespace lethe::prefix_sources

@@ -1,0 +1,47 @@
+// The forgetting curves of Llama-83M on training and other text (Curve Fig. 4, Appendix D.1).
+
+#include <cmath>
+
+#include "experiments/papers/forgetting_curve/curves.hpp"
+#include "experiments/papers/forgetting_curve/llama.hpp"
+
+namespace lethe::small_model {
+
+std::vector<Run> runs(const nlohmann::json& settings, int64_t vocabulary) {
+  std::vector<Run> runs = runs_of({kLlama, llama_83m()}, settings, vocabulary, curve_seeds(settings, kLlama));
+  runs.push_back(untrained(runs.front()));
+  return runs;
+}
+
+Findings measure(const Study& study) {
+  Curves curves(study);
+  const std::string unread = "Llama on text that it never read", read = "Llama on text of its training";
+  study.each([&](const Artefact& model) {
+    if (model.run.label != kLlama) return curves.add(model, model.run.label);
+    curves.add(model, unread);
+    curves.add(model, read, {{"split", "train"}});
+  });
+  const int64_t half = study.settings.at("training").at("context_length").get<int64_t>() / 2;
+  const char* source = "Curve Fig. 4";
+  const Comparison on_unread = curves.memory("", unread, coarse_memory, half, {});
+  const Comparison on_read = curves.memory("", read, coarse_memory, half, {});
+  Comparison robust{.statement = "Text that the model was trained on gives the same coarse memory, within an octave",
+                    .unit = "octaves",
+                    .expectation = Expectation::within(1),
+                    .measured = std::log2(on_read.measured / on_unread.measured)};
+  curves.findings.comparisons = {
+      stated(curves.memory("A small model has coarse memory of half to all of its training length", unread,
+                           coarse_memory, half, Expectation::between(1, 2)),
+             source, true),
+      stated(curves.memory("A small model has no fine memory", unread, fine_memory, 1, Expectation::within(0)), source,
+             true),
+      stated(curves.gap("It copies at a quarter of its training length", {{unread, 1}, {"Untrained", -1}}, half / 2,
+                        Expectation::positive()),
+             source, true),
+      stated(robust, source, true),
+      stated(curves.gap("Untrained: no gap", {{"Untrained", 1}}, half / 2, Expectation::within(0.01)), "control", true),
+  };
+  return curves.findings;
+}
+
+}  // namespace lethe::small_model

@@ -142,7 +142,7 @@ class Benchmarks(CommandTest):
     def test_print_the_figures_of_a_step(self):
         shown = self.done(*self.call)
         figures = {line[:22].strip(): float(line[22:]) for line in shown.splitlines()}
-        self.assertEqual(list(figures), ["tokens/s", "us a token", "ms a step", "TFLOP/s"])
+        self.assertEqual(list(figures), ["tokens/s", "us a token", "ms a step", "TFLOP/s", "% of a large product"])
         self.assertAlmostEqual(figures["tokens/s"] * figures["us a token"], 1e6, delta=1e4)
         self.assertAlmostEqual(figures["us a token"] * 128 / 1000, figures["ms a step"], delta=0.01 * figures["ms a step"])
 
@@ -157,7 +157,7 @@ class Benchmarks(CommandTest):
         self.assertGreater(sum(entry["microseconds_per_token"] for entry in operators.values()), 0)
         self.assertIn("lethe::_forgetting_attention_forward", {event.get("name") for event in json.loads(trace.read_text())["traceEvents"]})
         self.assertEqual(sorted(path.name for path in self.folder.iterdir()), ["found.json", "trace.json"])
-        self.assertEqual(json.loads(self.done(*self.call, "--json", "/dev/stdout").split("\n", 4)[4])["device"], "cpu")
+        self.assertEqual(json.loads(self.done(*self.call, "--json", "/dev/stdout").split("\n", 5)[5])["device"], "cpu")
 
     def test_refuse_files_that_can_not_be_written_before_the_work(self):
         for option in ("--json", "--trace"):

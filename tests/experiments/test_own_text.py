@@ -65,8 +65,9 @@ class Training(OwnText):
         told = self.done("train", "input.txt", *SMALL)
         for line in (r"corpus +input \(.*/input\.txt\) as bytes: \S+ tokens to train on, \S+ to validate, \S+ to test", r"model +\S.* parameters",
                      r"training +8\.19k tokens, 0\.\d+ epochs: 16 steps of 512 tokens in sequences of 64, on cpu with 1 threads",
-                     r"folder +.*/artefacts/models/[0-9a-f]{16}", r"checkpoints +every 2\.05k tokens", r"time +about \d+ s, \d+ tokens/s",
-                     r"step +\d+ of 16   training \d\.\d+   validation \d\.\d+ \(\d\.\d+ bits per byte\)   \d+ tokens/s   \d+ s left"):  # fmt: skip
+                     r"folder +.*/artefacts/models/[0-9a-f]{16}", r"checkpoints +every 2\.05k tokens", r"limit +\S+ tokens/s, were all of its FLOPs one large matrix product on this machine",
+                     r"time +about \d+ s, \d+ tokens/s \(\d+ % of the limit\)",
+                     r"step +\d+ of 16   training \d\.\d+   validation \d\.\d+ \(\d\.\d+ bits per byte\)   \d+ tokens/s \(\d+ % of the limit\)   \d+ s left"):  # fmt: skip
             self.assertRegex(told.stderr, re.compile(f"^{line}$", re.MULTILINE))
         end = told.stdout.splitlines()
         folder = Path(end[-1])

@@ -164,7 +164,7 @@ TEST_F(Data, AShareOfTheTrainingSequencesRepeatsItsBeginning) {
   int64_t repeating = 0;
   for (const auto& [period, count] : periods) repeating += count;
   EXPECT_NEAR(static_cast<double>(repeating) / kCount, 0.5, 0.1);
-  EXPECT_EQ(periods.begin()->first, kLength / 16);
+  EXPECT_TRUE(periods.contains(kLength / 16));  // text that repeats a shorter piece has a shorter period
   EXPECT_EQ(periods.rbegin()->first, kLength / 2);
   EXPECT_TRUE(dataset.training_batch(3, kCount, kLength, 7, 0).labels.equal(plain.labels));
   EXPECT_TRUE(dataset.training_batch(5, 2, kLength, 7, 0.5).labels.equal(half.labels.slice(0, 2, 4)));

@@ -29,6 +29,11 @@ struct IsOptional : std::false_type {};
 template <class T>
 struct IsOptional<std::optional<T>> : std::true_type {};
 
+template <class T>
+struct IsVector : std::false_type {};
+template <class T>
+struct IsVector<std::vector<T>> : std::true_type {};
+
 /// Collects members into a JSON object: `JsonWriter writer{json}; writer("width", config.width); …`. An absent optional
 /// is null.
 struct JsonWriter {
@@ -110,6 +115,12 @@ class JsonReader {
     } else if constexpr (std::same_as<T, std::string>) {
       expect(json.is_string(), "a string");
       value = json.get<std::string>();
+    } else if constexpr (std::same_as<T, nlohmann::json>) {
+      value = json;
+    } else if constexpr (IsVector<T>::value) {
+      expect(json.is_array(), "a list");
+      value.clear();
+      for (size_t i = 0; i < json.size(); ++i) read(key + "[" + std::to_string(i) + "]", json[i], value.emplace_back());
     } else {
       from_json(json, value);
     }

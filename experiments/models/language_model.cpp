@@ -66,9 +66,8 @@ LanguageModelImpl::LanguageModelImpl(const ModelConfig& config, torch::Device de
   if (device.type() != torch::kMeta && seed) initialize(*seed);
 }
 
-Tensor LanguageModelImpl::hidden(const Tensor& tokens, std::vector<std::any>* trace) {
+Tensor LanguageModelImpl::hidden(const Tensor& tokens, const ReadTrace& read) {
   const torch::Dtype dtype = parts_->dtype, wide = accumulation_dtype(dtype);
-  if (trace) trace->assign(parts_->blocks.size(), {});
   // {residual, branch} → {residual, branch}: a branch is added by the norm after it.
   const auto block = [=, this](size_t layer, std::any* traced, const std::vector<Tensor>& before) {
     const Parts::Block& parts = parts_->blocks[layer];
@@ -84,19 +83,27 @@ Tensor LanguageModelImpl::hidden(const Tensor& tokens, std::vector<std::any>* tr
   const torch::Dtype residual = config_.residual_in_compute_dtype ? dtype : wide;
   std::vector<Tensor> stream{torch::embedding(parts_->embeddings.to(wide), tokens).to(residual), Tensor()};
   for (size_t layer = 0; layer < parts_->blocks.size(); ++layer) {
-    if (recompute_ == Recompute::kBlock && !trace && torch::GradMode::is_enabled())
+    if (recompute_ == Recompute::kBlock && !read && torch::GradMode::is_enabled()) {
       stream = recomputed([=](const std::vector<Tensor>& before) { return block(layer, nullptr, before); }, stream);
-    else stream = block(layer, trace ? &(*trace)[layer] : nullptr, stream);
+      continue;
+    }
+    std::any trace;
+    stream = block(layer, read ? &trace : nullptr, stream);
+    if (read) read(layer, std::move(trace));
   }
   return std::get<0>(add_rms_norm(stream[0], stream[1], parts_->norm.to(wide), kNormEpsilon, dtype));
 }
 
 Tensor LanguageModelImpl::forward(const Tensor& tokens, std::vector<std::any>* trace) {
-  return (*parts_->head)(hidden(tokens, trace));
+  if (!trace) return (*parts_->head)(hidden(tokens));
+  trace->clear();
+  return (*parts_->head)(hidden(tokens, [trace](size_t, std::any of_layer) { trace->push_back(std::move(of_layer)); }));
 }
 
+void LanguageModelImpl::traces(const Tensor& tokens, const ReadTrace& read) { hidden(tokens, read); }
+
 Tensor LanguageModelImpl::losses(const Tensor& tokens, const Tensor& labels) {
-  const Tensor rows = hidden(tokens, nullptr).flatten(0, 1);  // [B·T,width]
+  const Tensor rows = hidden(tokens).flatten(0, 1);  // [B·T,width]
   if (torch::GradMode::is_enabled())
     return cross_entropy(rows, parts_->output.to(parts_->dtype), labels.flatten()).view(labels.sizes());
   const Tensor weight = parts_->head->weight(parts_->dtype);
@@ -104,9 +111,21 @@ Tensor LanguageModelImpl::losses(const Tensor& tokens, const Tensor& labels) {
   return losses.view(labels.sizes());
 }
 
+LanguageModelImpl::Predictions LanguageModelImpl::predictions(const Tensor& tokens, const Tensor& labels) {
+  const Tensor flat = labels.flatten(), scored = flat.ge(0).nonzero().squeeze(1);
+  const Tensor rows = hidden(tokens).flatten(0, 1).index_select(0, scored), of_rows = flat.index_select(0, scored);
+  if (torch::GradMode::is_enabled()) {
+    const Tensor losses = cross_entropy(rows, parts_->output.to(parts_->dtype), of_rows);
+    return {losses.new_zeros(flat.sizes()).index_copy(0, scored, losses).view(labels.sizes()), {}};
+  }
+  const auto head = linear_cross_entropy(rows, parts_->head->weight(parts_->dtype), of_rows, config_.vocabulary);
+  return {head.losses.new_zeros(flat.sizes()).index_copy_(0, scored, head.losses).view(labels.sizes()),
+          head.correct.new_ones(flat.sizes()).index_copy_(0, scored, head.correct).view(labels.sizes())};
+}
+
 Tensor LanguageModelImpl::accumulate_gradients(const Tensor& tokens, const Tensor& labels, double scale) {
   if (!flat_.gradient.defined()) throw std::logic_error("model: expected flat gradients, found none");
-  const Tensor rows = hidden(tokens, nullptr).flatten(0, 1);
+  const Tensor rows = hidden(tokens).flatten(0, 1);
   Tensor flat = parts_->head->gradient();
   // The flat gradient of a float64 model is float32 like its parameters.
   const bool is_wide = parts_->dtype == torch::kFloat64;

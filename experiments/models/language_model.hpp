@@ -5,6 +5,7 @@
 
 #include <any>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -27,15 +28,33 @@ class LanguageModelImpl : public torch::nn::Module {
   explicit LanguageModelImpl(const ModelConfig& config, torch::Device device = torch::kCPU,
                              std::optional<uint64_t> seed = 0);
 
+  /// Called with a layer's number and its mixer's trace.
+  using ReadTrace = std::function<void(size_t layer, std::any trace)>;
+
   /// reads    tokens [B,T] int64
   /// returns  logits [B,T,vocabulary] in the compute dtype; `trace`, where given, receives one entry a layer, its mixer's trace
   torch::Tensor forward(const torch::Tensor& tokens, std::vector<std::any>* trace = nullptr);
+
+  /// A forward pass without the output head, for measurements of long texts: `read` is given one layer's trace after the other, and
+  /// only one is in memory at a time.
+  void traces(const torch::Tensor& tokens, const ReadTrace& read);
 
   /// Cross entropy of every position in nats, never holding more than a chunk of the logits.
   ///
   /// reads    tokens, labels [B,T] int64; labels are already shifted: labels_t is the target of tokens_≤t
   /// returns  [B,T] float32 (float64 where that is the compute dtype); differentiable
   torch::Tensor losses(const torch::Tensor& tokens, const torch::Tensor& labels);
+
+  /// Losses and hits of the positions whose label is not negative: the hidden states of the others reach no head.
+  ///
+  /// reads    tokens, labels [B,T] int64 as losses()
+  /// returns  losses [B,T] as losses(), 0 where the label is negative; correct [B,T] bool, the label is the first largest logit,
+  ///          true where the label is negative; correct is undefined while gradients are recorded
+  /// cost     a forward pass, and the output head of the positions with a label alone
+  struct Predictions {
+    torch::Tensor losses, correct;
+  };
+  Predictions predictions(const torch::Tensor& tokens, const torch::Tensor& labels);
 
   /// Adds the gradient of scale·Σ losses(tokens, labels) to the flat gradient.
   ///
@@ -68,7 +87,7 @@ class LanguageModelImpl : public torch::nn::Module {
   torch::Device device() const;
 
  private:
-  torch::Tensor hidden(const torch::Tensor& tokens, std::vector<std::any>* trace);
+  torch::Tensor hidden(const torch::Tensor& tokens, const ReadTrace& read = {});
 
   struct Parts;  // the registered submodules, see language_model.cpp
   ModelConfig config_;

@@ -195,6 +195,41 @@ TEST(LanguageModel, ScoresTheLabelsOfTheLastTokens) {
   EXPECT_THROW(model->scores(tokens, labels.narrow(0, 0, 1)), std::invalid_argument);
 }
 
+TEST(LanguageModel, PredictsThePositionsWithALabelAlone) {
+  ModelConfig config = tiny_model();
+  config.compute_dtype = "float64";
+  LanguageModel model(config);
+  const Tensor tokens = some_tokens(2, 16), best = model->forward(tokens).argmax(-1);
+  Tensor labels = torch::full_like(tokens, -1);
+  labels[0][3] = best[0][3];
+  labels[1][15] = (best[1][15] + 1) % 257;
+  const Tensor asked = labels.ge(0), zero = torch::zeros({}, torch::kFloat64);
+  const Tensor expected = model->losses(tokens, labels.clamp_min(0)).where(asked, zero);
+  const auto recorded = model->predictions(tokens, labels);
+  EXPECT_LT(distance(recorded.losses, expected), 1e-12);
+  recorded.losses.sum().backward();
+  EXPECT_GT(model->named_parameters()["model.embeddings.weight"].grad().abs().max().item<double>(), 0);
+  const torch::NoGradGuard no_gradient;
+  const auto found = model->predictions(tokens, labels);
+  EXPECT_LT(distance(found.losses, expected), 1e-12);
+  EXPECT_TRUE(found.correct.equal(labels.eq(best).logical_or(asked.logical_not())));
+  EXPECT_FALSE(found.correct[1][15].item<bool>());
+}
+
+TEST(LanguageModel, GivesTheTracesOfItsLayersOneByOne) {
+  LanguageModel model(tiny_model());
+  const torch::NoGradGuard no_gradient;
+  std::vector<std::any> together;
+  model->forward(some_tokens(1, 16), &together);
+  size_t layers = 0;
+  model->traces(some_tokens(1, 16), [&](size_t layer, const std::any& trace) {
+    EXPECT_EQ(layer, layers++);
+    const auto gates = [](const std::any& of) { return std::any_cast<const AttentionTrace&>(of).log_forget; };
+    EXPECT_TRUE(gates(trace).equal(gates(together.at(layer))));
+  });
+  EXPECT_EQ(layers, 2u);
+}
+
 TEST(LanguageModel, BoundsTheLogitsByTheWeightsOfItsNorms) {
   for (const QkNorm norm : {QkNorm::kShared, QkNorm::kPerHead}) {
     ModelConfig config = tiny_model();

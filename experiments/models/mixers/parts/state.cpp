@@ -147,7 +147,9 @@ MixerLayer state_layer(const Weights& weights, const StateProjections& projectio
       const Tensor weight = column ? o.narrow(-1, value_dim, 1) : (keys.cumsum(1) * in.query).sum(-1, true);
       o = (o.narrow(-1, 0, value_dim) / (weight + rule.norm_epsilon)).to(x.scalar_type());
     }
-    if (trace) *trace = StateTrace{largest_state(in, value_dim), o.detach().abs().max().to(torch::kFloat64)};
+    if (trace)
+      *trace = StateTrace{largest_state(in, value_dim), o.detach().abs().max().to(torch::kFloat64), in.log_key_gate,
+                          in.log_value_gate};
     return end(o, product[3]);
   };
 }

@@ -63,10 +63,11 @@ struct StateInputs {
   std::optional<torch::Tensor> beta;                          // [B,T,H]: the delta rules
 };
 
-/// The largest numbers of a mixer with a state in a forward pass.
+/// The largest numbers of a mixer with a state in a forward pass, and its gates.
 struct StateTrace {
   torch::Tensor largest_state;  ///< max |S_t| over batch, heads and 256 tokens along the text
   torch::Tensor largest_value;  ///< max |o_t| over batch, heads and all tokens
+  std::optional<torch::Tensor> log_key_gate = {}, log_value_gate = {};  ///< as StateInputs; absent: no gate
 };
 
 /// W_q, W_k, W_v and φ.

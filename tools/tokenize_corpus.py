@@ -6,7 +6,7 @@
 
 `prepare` prints the dataset's folder: CORPUS-TOKENIZER below --data, or CORPUS-TOKENIZER-HASH where another text has that name. It
 writes beside the place and renames, never over another text, and reads no text whose sizes and times are those of the dataset.
-`encode` prints the tokens of standard input in GPT-2's byte pairs.
+`encode` prints the tokens of standard input in GPT-2's byte pairs; with --texts, of each text of a JSON array, a line each.
 Exit status: 0 done, 1 failed run, 2 wrong call; what was wrong is one line on standard error.
 """
 
@@ -320,10 +320,12 @@ def main() -> int:
                       help="folder of GPT-2's encoder.json and vocab.bpe, kept for later calls (default: LETHE_GPT2_FILES)")  # fmt: skip
     call = commands.add_parser("encode", help="print the tokens of standard input")
     call.add_argument("--vocabulary", required=True, type=Path, help="vocabulary.bin of a dataset in GPT-2's byte pairs")
+    call.add_argument("--texts", action="store_true", help="standard input is a JSON array of texts")
     call = parser.parse_args()
     if call.command == "encode":
-        parts = gpt2_tokenizer(read_vocabulary(call.vocabulary)).encode(sys.stdin.buffer.read(), "standard input")
-        print(*itertools.chain.from_iterable(parts))
+        encode, text = gpt2_tokenizer(read_vocabulary(call.vocabulary)).encode, sys.stdin.buffer.read()
+        for one in (one.encode() for one in json.loads(text)) if call.texts else [text]:
+            print(*itertools.chain.from_iterable(encode(one, "standard input")))
         return 0
     # First: files that were given are kept, whatever becomes of the corpus.
     tokenizer = gpt2_tokenizer(gpt2_pieces(call.data, call.gpt2_files)) if call.tokenizer == "gpt2" else byte_tokenizer()

@@ -116,4 +116,7 @@ std::filesystem::path dataset_with(const std::string& content, const std::vector
 /// Tokens of a text in a dataset's own tokenizer, without the begin token.
 std::vector<int64_t> tokens_of(const Dataset& dataset, const std::string& text);
 
+/// The same of many texts in UTF-8 at once: a call of the tokenizer's program for all of them.
+std::vector<std::vector<int64_t>> tokens_of(const Dataset& dataset, const std::vector<std::string>& texts);
+
 }  // namespace lethe

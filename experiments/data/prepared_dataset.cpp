@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <sstream>
 #include <stdexcept>
 
@@ -66,6 +67,23 @@ std::vector<int64_t> tokens_of(const Dataset& dataset, const std::string& text) 
   std::vector<int64_t> tokens;
   for (int64_t token; printed >> token;) tokens.push_back(token);
   return tokens;
+}
+
+std::vector<std::vector<int64_t>> tokens_of(const Dataset& dataset, const std::vector<std::string>& texts) {
+  std::vector<std::vector<int64_t>> found;
+  if (dataset.tokenizer() == "bytes") {
+    for (const std::string& text : texts) found.push_back(dataset.encode_bytes(text));
+    return found;
+  }
+  const std::string vocabulary = (dataset.folder() / "vocabulary.bin").string();
+  std::istringstream printed(run_program(
+      {LETHE_PYTHON, LETHE_TOKENIZER, "encode", "--texts", "--vocabulary", vocabulary}, nlohmann::json(texts).dump()));
+  for (std::string line; std::getline(printed, line);) {
+    std::istringstream numbers(line);
+    found.emplace_back();
+    for (int64_t token; numbers >> token;) found.back().push_back(token);
+  }
+  return found;
 }
 
 }  // namespace lethe

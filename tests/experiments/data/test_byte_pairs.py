@@ -2,13 +2,15 @@
 
 import json
 import os
+import subprocess
+import sys
 import time
 import unittest
 from pathlib import Path
 from unittest import mock
 
 import numpy as np
-from in_a_folder import InAFolder  # before what it finds in tools/
+from in_a_folder import TOOLS, InAFolder  # before what it finds in tools/
 
 import corpora
 import tokenize_corpus as subject
@@ -93,6 +95,14 @@ class BytePairs(InAFolder):
         for file in self.files.iterdir():
             file.unlink()
         self.assertEqual(vocabularies.gpt2_pieces(self.data, None), first)
+
+    def test_of_many_texts_are_a_line_each(self):
+        vocabularies.gpt2_pieces(self.data, str(self.files))
+        command = [sys.executable, TOOLS / "tokenize_corpus.py", "encode", "--texts", "--vocabulary", self.data / "gpt2-vocabulary.bin"]
+        texts = ["hello", "", "früh\nhe"]
+        done = subprocess.run(command, input=json.dumps(texts, ensure_ascii=False), capture_output=True, text=True)
+        found = [line.split() for line in done.stdout.splitlines()]
+        self.assertEqual(found, [list(map(str, self.encoded(text.encode()))) if text else [] for text in texts])
 
     def test_of_damaged_files_are_refused_in_one_line(self):
         for name, content in (("encoder.json", "{"), ("encoder.json", "[]"), ("vocab.bpe", ""), ("vocab.bpe", "#\nx y z\n")):

@@ -27,7 +27,7 @@ constexpr const char* kPerTokenLoss = "per_token_loss";
 
 struct EvaluateOptions {
   std::vector<std::string> artefacts;
-  std::string what = kPerTokenLoss, corpus, csv, device = "cpu", table = "{}";
+  std::string what = kPerTokenLoss, corpus, csv, raw, device = "cpu", table = "{}";
   json given = json::object();  ///< settings with their own option
 };
 
@@ -73,10 +73,13 @@ std::string digits_of(double value) {
   return text;
 }
 
-std::string column_of(const Point& point) { return point.quantity.substr(0, point.quantity.find("_at_")); }
+std::string column_of(const Point& point) {
+  const std::string column = point.quantity.substr(0, point.quantity.find("_at_"));
+  return point.variant.empty() ? column : point.variant + " " + column;
+}
 
 /// A row an x, a column a quantity; of several models a column a model and quantity, "NAME loss". A quantity "loss_at_position" is
-/// the column "loss" over "position".
+/// the column "loss" over "position"; of a head or task, "HEAD loss". Points with a y are no curve.
 void write_csv(const OutputFile& file, const std::vector<Measured>& models) {
   std::string header;
   std::map<double, std::map<size_t, double>> rows;
@@ -86,7 +89,7 @@ void write_csv(const OutputFile& file, const std::vector<Measured>& models) {
     for (const Point& point : model.found.front().points) {
       if (!std::isnan(point.y)) continue;
       if (header.empty()) header = point.quantity.substr(point.quantity.find("_at_") + 4);
-      const auto [column, is_new] = of_quantity.try_emplace(point.quantity, columns);
+      const auto [column, is_new] = of_quantity.try_emplace(column_of(point), columns);
       if (is_new) {
         header += ',' + (models.size() > 1 ? model.name() + " " : "") + column_of(point);
         ++columns;
@@ -132,6 +135,12 @@ std::string label_of(const Record& record) {
          (record.unit == "1" ? "" : ", " + record.unit);
 }
 
+/// The records of a row that reads no split, as lines of the model's column.
+void add_records(SideBySide& lines, size_t column, const Evaluated& found) {
+  for (const Record& record : found.records)
+    lines.add(label_of(record) + " at " + std::to_string(record.length), column, fixed(record.value, 4));
+}
+
 /// The inputs and findings of one evaluation of one model, as lines of its column.
 void add_found(SideBySide& lines, size_t column, const Measured& model, const std::string& split,
                const Evaluated& found) {
@@ -151,8 +160,10 @@ void add_found(SideBySide& lines, size_t column, const Measured& model, const st
   }
 }
 
-void print(const std::vector<Measured>& models, const std::string& split) {
-  std::vector<std::string> names{split + " of " + models.front().dataset->name()}, lengths{"trained on sequences of"};
+void print(const std::vector<Measured>& models, const Evaluation& evaluation, const std::string& split) {
+  const bool of_split = evaluation.own_settings == nullptr;
+  std::vector<std::string> names{of_split ? split + " of " + models.front().dataset->name() : evaluation.name},
+      lengths{"trained on sequences of"};
   std::vector<std::string> labels{"label"};
   for (const Measured& model : models) {
     names.push_back(model.name());
@@ -165,10 +176,11 @@ void print(const std::vector<Measured>& models, const std::string& split) {
   size_t evaluations = 0;
   for (const Measured& model : models) evaluations = std::max(evaluations, model.found.size());
   for (size_t which = 0; which < evaluations; ++which) {
-    table.add_line(which == 0 ? "at the length asked for" : "at the training length");
+    if (of_split) table.add_line(which == 0 ? "at the length asked for" : "at the training length");
     SideBySide lines(models.size());
     for (size_t m = 0; m < models.size(); ++m)
-      if (which < models[m].found.size()) add_found(lines, m, models[m], split, models[m].found[which]);
+      if (which < models[m].found.size() && of_split) add_found(lines, m, models[m], split, models[m].found[which]);
+      else if (which < models[m].found.size()) add_records(lines, m, models[m].found[which]);
     lines.add_to(table);
   }
   add_curve(table, models);
@@ -199,10 +211,15 @@ std::vector<Measured> models_of(const EvaluateOptions& options, const Place& pla
   return models;
 }
 
-/// Settings of the evaluation without those of the call: the whole split, in sequences four times as long as the longest of the
+/// Settings of the evaluation without those of the call: its own, or the whole split, in sequences four times as long as the longest of the
 /// trainings, or as long as the split; of a forgetting curve copies up to the training length.
-json default_settings(const EvaluateOptions& options, const std::vector<Measured>& models, const std::string& split) {
+json default_settings(const EvaluateOptions& options, const Evaluation& evaluation, const std::vector<Measured>& models,
+                      const std::string& split) {
   int64_t length = 0;
+  if (evaluation.own_settings) {
+    for (const Measured& model : models) length = std::max(length, model.training_length());
+    return evaluation.own_settings(length);
+  }
   const int64_t trainings = options.what == "forgetting_curve" ? 1 : 4;
   for (const Measured& model : models) length = std::max(length, trainings * model.training_length());
   for (const Measured& model : models) length = std::min(length, model.dataset->tokens(split));
@@ -220,14 +237,18 @@ void evaluate(const EvaluateOptions& options, const Place& place) {
   std::vector<Measured> models = models_of(options, place);
   const auto csv = options.csv.empty() ? nullptr : std::make_unique<OutputFile>(options.csv);
   const std::string split = given.value("split", json("valid")).is_string() ? given.value("split", "valid") : "valid";
-  json settings = default_settings(options, models, split);
+  json settings = default_settings(options, evaluation, models, split);
   settings.update(given);
 
   {
     ProgressLine line;
     for (Measured& model : models) {
       LanguageModel network = load_model(model.artefact, options.device);
-      const auto measure = [&](const json& asked) {
+      const auto measure = [&](json asked) {
+        if (!options.raw.empty()) {
+          std::filesystem::create_directories(options.raw);
+          asked["raw"] = options.raw + "/" + model.name() + "." + options.what + ".jsonl";
+        }
         model.found.push_back(evaluation.run(network, *model.dataset, asked, [&](double share) {
           line.show(options.what + " of " + model.name() + ": " + std::to_string(std::lround(100 * share)) + " %");
         }));
@@ -241,7 +262,7 @@ void evaluate(const EvaluateOptions& options, const Place& place) {
     }
   }
   if (csv) write_csv(*csv, models);
-  print(models, split);
+  print(models, evaluation, split);
 }
 
 }  // namespace
@@ -279,6 +300,10 @@ void add_evaluate(CLI::App& app, const Place& place) {
   add_number("--window", "window", 1, "Of per_token_loss: positions that the smoothed curve averages; by default 101");
   command->add_option("--settings", options->table, "Settings of the evaluation as a JSON object, over those above")
       ->capture_default_str();
+  command->add_option(
+      "--raw", options->raw,
+      "Of needle, requests and associative_recall: a folder for each measurement as it is made, a file a model; "
+      "the same call goes on after those that it finds there");
   command->add_option("--device", options->device, "cpu, cuda or cuda:N")->capture_default_str();
   command->add_option("--csv", options->csv, "Write the curves to this file, every position of them");
   command->footer(

@@ -43,6 +43,9 @@ struct Evaluation {
                    const std::function<void(double)>& progress);
 
   int version = 1;  ///< raised where its numbers change
+
+  /// Of a row that reads something else than Pieces: its settings in the command, for models trained on sequences of that length.
+  nlohmann::json (*own_settings)(int64_t training_length) = nullptr;
 };
 
 /// All evaluations, in the order of the CMake file.

@@ -15,6 +15,8 @@ struct Record {
   std::string metric = {}, unit = {};
   double value = 0, stddev = 0;
   int64_t samples = 1;
+  /// Origin: commit and machine that trained the artefact, or measured where there is none
+  std::string commit = {}, machine = {}, artefact = {};
 };
 
 /// A point of a curve or an entry of a matrix: plots read it, tables don't.

@@ -10,7 +10,7 @@ file of the checkout the tables between markers:
 
 MACHINE is a folder of results/; NAME is "verdicts", "papers" (a line each), a claim (its numbers), CLAIM.statements (its comparisons), a file of
 tools/benchmark, OPERATOR_cpu, or of tools/gpu_check, OPERATOR_cuda, "attention_throughput" (".short"), its ratios, "precision", errors in its log,
-or of tools/gpu_profile, "backward_profile".
+or of tools/gpu_profile, "backward_profile". all/items is the table of every item of the papers.
 
 A damaged file is named on standard error and in report.html, and everything else is made. Exit status: 1 where there was one.
 """
@@ -23,6 +23,7 @@ from pathlib import Path
 
 from report.benchmarks import benchmark_files, benchmark_page
 from report.files import BadResult, folder, write_whole
+from report.items import all_folders, items_text
 from report.results import Faults, machine_folders, sound_claims
 from report.tables import UnknownTable, claim_page, index, readmes, use, with_tables
 from report.throughput import figure_name, throughput_data, throughput_page
@@ -91,7 +92,7 @@ def training_part(models, folder, trainings):
 
 def make_folder(root, models, folder, own, faults):
     """The pages and figures of one folder of results/."""
-    from report.page import page
+    from report.page import Part, page
     from report.style import save  # matplotlib starts slowly, and --tables doesn't need it
 
     claims, damaged = sound_claims(root, folder, use)
@@ -101,6 +102,9 @@ def make_folder(root, models, folder, own, faults):
             save(claim.figure(), folder / f"{claim.name}.svg")
         write_whole(folder / f"{claim.name}.md", claim_page(claim))
     parts = measurement_parts(root, folder, claims, faults)
+    if claims and (root / "experiments/papers/items.csv").exists():
+        with faults.of(root / "experiments/papers/items.csv"):
+            parts.append(Part("items", "Every table, figure and proposition", items_text(root, all_folders(root, folder.parent), use)))
     if own:
         with faults.of(models):
             parts.append(training_part(models, folder, own))

@@ -14,6 +14,7 @@
 
 #include "experiments/certificate.hpp"
 #include "experiments/claims/clock.hpp"
+#include "experiments/claims/findings_files.hpp"
 #include "experiments/claims/settings.hpp"
 #include "experiments/data/sha256.hpp"
 #include "experiments/files.hpp"
@@ -168,35 +169,11 @@ void keep_only(const std::vector<std::string>& only, std::vector<AskedRun>& runs
   std::erase_if(runs, [&](const AskedRun& run) { return !kept.contains(run.name); });
 }
 
-/// The members that a claim adds to the certificate of its records. A model may be older than the claim, and its name is no hash of the
-/// program that trained it, so the certificate holds the training's commit.
-nlohmann::json details(const Task& task, const Context& context, const std::filesystem::path& models,
-                       const Findings& findings) {
-  nlohmann::json runs = nlohmann::json::array();
-  for (const Run& run : task.runs) {
-    const std::string name = artefact_name(run, task.dataset);
-    const auto done = read_sealed(models / name / "done.json");
-    runs.push_back({{"label", run.label},
-                    {"seed", run.training.seed},
-                    {"artefact", name},
-                    {"commit", done.at("commit")},
-                    {"dirty", done.at("dirty")}});
-  }
-  nlohmann::json dataset;  // null for a claim that reads none
-  if (!task.data.empty()) dataset = {{"name", task.settings.at("data")}, {"content", sha256(read_whole(task.data))}};
-  else if (!task.dataset.content_hash().empty())
-    dataset = {{"name", task.dataset.name()}, {"content", task.dataset.content_hash()}};
-  return {{"experiment", task.experiment.paper},
-          {"claim", task.experiment.claim},
-          {"title", claim_title(context.root, task.experiment)},
-          {"scale", context.scale},
-          {"threads", context.threads},
-          {"settings", task.settings},
-          {"dataset", dataset},
-          {"runs", runs},
-          {"comparisons", findings.comparisons},
-          {"verdict", to_string(overall(findings.comparisons))},
-          {"key", task.key}};
+/// The data of a claim, null for one that reads none.
+nlohmann::json dataset_of(const Task& task) {
+  if (!task.data.empty()) return {{"name", task.settings.at("data")}, {"content", sha256(read_whole(task.data))}};
+  if (task.dataset.content_hash().empty()) return nullptr;
+  return {{"name", task.dataset.name()}, {"content", task.dataset.content_hash()}};
 }
 
 /// Trains the task's absent models. Where the settings give the number of cores of a training, as many trainings run in
@@ -278,10 +255,7 @@ void measure(const Task& task, const Context& context, const std::filesystem::pa
     measure_part(study, study.trained, true);
     return clock.done(what, measuring_work(task));
   }
-  const Findings findings = task.experiment.measure(study);
-  const std::filesystem::path base = base_of(task, context);
-  if (!findings.points.empty()) write_points(base.string() + ".points.csv", findings.points);
-  write_records(base, findings.records, context.command_line, details(task, context, models, findings));
+  write_findings(study, task.experiment.measure(study), context, dataset_of(task), task.key);
   clock.done(what, measuring_work(task));
 }
 

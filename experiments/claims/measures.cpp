@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <limits>
+#include <map>
+#include <stdexcept>
 
 #include "experiments/models/not_finite.hpp"
 
@@ -9,6 +11,7 @@ namespace lethe {
 namespace {
 
 constexpr const char* kLossCurve = "loss_at_position";
+constexpr const char* kSequences = "loss_of_sequence";
 
 double number(const nlohmann::json& value) {
   return value.is_null() ? std::numeric_limits<double>::quiet_NaN() : value.get<double>();
@@ -104,7 +107,28 @@ Evaluated evaluate(const Study& study, const Artefact& model, int64_t length) {
 }
 
 Evaluated evaluate(const Study& study, const Artefact& model, int64_t length, int64_t sequences) {
-  return evaluated(study, model, "per_token_loss", {{"length", length}, {"sequences", sequences}}, {kLossCurve});
+  return evaluated(study, model, "per_token_loss", {{"length", length}, {"sequences", sequences}},
+                   {kLossCurve, kSequences});
+}
+
+std::vector<double> losses_of_sequences(const Evaluated& found, int64_t first, int64_t last) {
+  std::map<double, std::map<double, double>> sequences;  // octaves of each
+  for (const Point& point : found.points)
+    if (point.quantity == kSequences) sequences[point.y][point.x] = point.value;
+  std::vector<double> means;
+  for (const auto& [_, octaves] : sequences) {
+    const auto is_end = [&](int64_t position) { return octaves.contains(static_cast<double>(position)); };
+    if (first >= last || (first != 0 && !is_end(first)) || !is_end(last))
+      throw std::invalid_argument("positions: expected ends of octaves, found " + std::to_string(first) + " and " +
+                                  std::to_string(last));
+    double sum = 0, begin = 0;
+    for (const auto& [end, value] : octaves) {
+      if (begin >= static_cast<double>(first) && end <= static_cast<double>(last)) sum += (end - begin) * value;
+      begin = end;
+    }
+    means.push_back(sum / static_cast<double>(last - first));
+  }
+  return means;
 }
 
 std::vector<Point> loss_curve(const Run& run, const Evaluated& found) {

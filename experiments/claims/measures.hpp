@@ -20,11 +20,16 @@ Evaluated evaluated(const Study& study, const Artefact& model, const std::string
 /// L(i) and perplexity on the first settings["evaluation"]["tokens"] tokens of the validation split, cut into pieces of `length`. The
 /// text is the same at every length, so two lengths differ by the context alone.
 ///
-/// returns  the records of the evaluation per_token_loss, and the points of loss_at_position
+/// returns  the records of the evaluation per_token_loss, and the points of loss_at_position and loss_of_sequence
 Evaluated evaluate(const Study& study, const Artefact& model, int64_t length);
 
 /// The same on the first `sequences` pieces of `length` tokens.
 Evaluated evaluate(const Study& study, const Artefact& model, int64_t length, int64_t sequences);
+
+/// The mean loss of the positions first + 1 … last of each sequence of such an evaluation; both are ends of octaves, or `first` is 0.
+///
+/// throws  std::invalid_argument where they are not
+std::vector<double> losses_of_sequences(const Evaluated& found, int64_t first, int64_t last);
 
 /// Findings as JSON, for Study::measured. A value that is not finite is null there and NaN after it.
 nlohmann::json json_of(const Evaluated& found);

@@ -17,7 +17,7 @@ namespace {
 constexpr const char* kHeader =
     "experiment,claim,variant,implementation,device,dtype,batch,length,heads,key_dim,value_dim,seed,metric,unit,value,"
     "stddev,"
-    "samples";
+    "samples,commit,machine,artefact";
 
 /// A text that is a CSV field without quotes.
 const std::string& plain(const std::string& text) {
@@ -51,18 +51,23 @@ double number(const std::string& text, const std::string& column, const std::str
 template <typename Consume, typename... Name>
 void read_rows(const std::filesystem::path& path, Consume consume, std::array<std::string, sizeof...(Name)>& extra,
                Name... name) {
-  constexpr unsigned columns = 17 + sizeof...(Name);
+  constexpr unsigned columns = 20 + sizeof...(Name);
   try {
     io::CSVReader<columns, io::trim_chars<' ', '\t'>, io::double_quote_escape<',', '"'>> reader(path.string());
-    reader.read_header(io::ignore_no_column, "experiment", "claim", "variant", "implementation", "device", "dtype",
+    reader.read_header(io::ignore_missing_column, "experiment", "claim", "variant", "implementation", "device", "dtype",
                        "batch", "length", "heads", "key_dim", "value_dim", "seed", "metric", "unit", "value", "stddev",
-                       "samples", name...);
+                       "samples", "commit", "machine", "artefact", name...);
+    for (const char* column :
+         {"experiment", "claim", "variant", "implementation", "device", "dtype", "batch", "length", "heads", "key_dim",
+          "value_dim", "seed", "metric", "unit", "value", "stddev", "samples", static_cast<const char*>(name)...})
+      if (!reader.has_column(column))
+        throw std::runtime_error(path.string() + ": expected the column " + column + ", found none");
     Record r;
     std::string value, stddev;
     const auto read = [&](auto&... more) {
       return reader.read_row(r.experiment, r.claim, r.variant, r.implementation, r.device, r.dtype, r.batch, r.length,
                              r.heads, r.key_dim, r.value_dim, r.seed, r.metric, r.unit, value, stddev, r.samples,
-                             more...);
+                             r.commit, r.machine, r.artefact, more...);
     };
     while (std::apply(read, extra)) {
       const std::string place = path.string() + ", line " + std::to_string(reader.get_file_line());
@@ -86,6 +91,9 @@ torch::Device device_of(const std::vector<Record>& records) {
 
 void write_records(const std::filesystem::path& base, const std::vector<Record>& records,
                    const std::string& command_line, const nlohmann::json& details) {
+  nlohmann::json json = birth_certificate(base.parent_path(), command_line, device_of(records));
+  json.update(details);
+  const std::string commit = json.at("commit"), machine = json.at("machine").at("name");
   std::string table = std::string(kHeader) + "\n";
   for (const Record& r : records) {
     for (const std::string* text : {&r.experiment, &r.claim, &r.variant, &r.implementation, &r.device, &r.dtype})
@@ -93,11 +101,10 @@ void write_records(const std::filesystem::path& base, const std::vector<Record>&
     for (const int64_t count : {r.batch, r.length, r.heads, r.key_dim, r.value_dim})
       table += std::to_string(count) + ",";
     table += std::to_string(r.seed) + "," + plain(r.metric) + "," + plain(r.unit) + "," + digits(r.value) + "," +
-             digits(r.stddev) + "," + std::to_string(r.samples) + "\n";
+             digits(r.stddev) + "," + std::to_string(r.samples) + "," + plain(r.commit.empty() ? commit : r.commit) +
+             "," + plain(r.machine.empty() ? machine : r.machine) + "," + plain(r.artefact) + "\n";
   }
   std::filesystem::create_directories(base.parent_path());
-  nlohmann::json json = birth_certificate(base.parent_path(), command_line, device_of(records));
-  json.update(details);
   write_whole(base.string() + ".csv", table);
   write_whole(base.string() + ".json", json.dump(1) + "\n");
 }

@@ -11,15 +11,16 @@
 namespace lethe {
 
 /// Writes `<base>.csv` with the header
-///   experiment,claim,variant,implementation,device,dtype,batch,length,heads,key_dim,value_dim,seed,metric,unit,value,stddev,samples
+///   experiment,claim,variant,implementation,device,dtype,batch,length,heads,key_dim,value_dim,seed,metric,unit,value,stddev,samples,
+///   commit,machine,artefact
 /// and `<base>.json`, its birth certificate: commit, dirty flag, command line, machine, compiler, Torch and library versions,
-/// time, and the members of `details`. Both are written to temporary files and renamed.
+/// time, and the members of `details`. A record without commit and machine has the certificate's. Both files are written to temporary ones and renamed.
 ///
 /// throws  std::invalid_argument for a text that would need quoting; std::runtime_error naming a file that can't be written
 void write_records(const std::filesystem::path& base, const std::vector<Record>& records,
                    const std::string& command_line, const nlohmann::json& details = nlohmann::json::object());
 
-/// Reads such a CSV back (fccp, columns by name).
+/// Reads such a CSV back (fccp, columns by name). Its last three columns may be absent.
 ///
 /// throws  std::runtime_error naming file, line and column
 std::vector<Record> read_records(const std::filesystem::path& path);

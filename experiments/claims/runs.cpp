@@ -1,8 +1,11 @@
 #include "experiments/claims/runs.hpp"
 
 #include <algorithm>
+#include <filesystem>
+#include <map>
 #include <stdexcept>
 
+#include "experiments/json_file.hpp"
 #include "experiments/training/training_log.hpp"
 
 namespace lethe {
@@ -24,6 +27,11 @@ std::vector<Run> runs_of(const Row& row, const nlohmann::json& settings, int64_t
   return runs;
 }
 
+int64_t seeds_of(const nlohmann::json& settings, const std::string& row, int64_t otherwise) {
+  const auto seeds = settings.value("row_seeds", nlohmann::json::object());
+  return seeds.value(row, seeds.value("others", otherwise));
+}
+
 Record record_of(const Experiment& experiment, const Run& run, int64_t batch, int64_t length, const std::string& metric,
                  const std::string& unit, double value) {
   return {.experiment = experiment.paper,
@@ -41,6 +49,27 @@ Record record_of(const Experiment& experiment, const Run& run, int64_t batch, in
           .metric = metric,
           .unit = unit,
           .value = value};
+}
+
+void fill_origins(std::vector<Record>& records, const std::vector<Artefact>& trained) {
+  std::map<std::filesystem::path, nlohmann::json> ends;
+  for (const Artefact& artefact : trained) ends[artefact.folder] = read_sealed(artefact.folder / "done.json");
+  for (Record& record : records) {
+    std::vector<const Artefact*> left;
+    for (const Artefact& artefact : trained) left.push_back(&artefact);
+    const auto narrow = [&](auto is_it) {  // unless nothing would be left: then the column isn't the run's
+      if (std::ranges::any_of(left, is_it))
+        std::erase_if(left, [&](const Artefact* artefact) { return !is_it(artefact); });
+    };
+    narrow([&](const Artefact* artefact) { return artefact->run.label == record.variant; });
+    narrow([&](const Artefact* artefact) { return artefact->run.training.seed == record.seed; });
+    narrow([&](const Artefact* artefact) { return artefact->run.training.context_length == record.length; });
+    if (left.size() != 1) continue;
+    const nlohmann::json& end = ends.at(left.front()->folder);
+    record.artefact = left.front()->folder.filename();
+    record.commit = end.value("commit", "unknown");
+    record.machine = end.at("machine").value("name", "unknown");
+  }
 }
 
 std::vector<Point> training_curve(const Run& run, const Artefact& artefact) {

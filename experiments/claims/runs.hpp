@@ -23,9 +23,16 @@ struct Row {
 /// Runs of a row with the seeds 0 … count − 1.
 std::vector<Run> runs_of(const Row& row, const nlohmann::json& settings, int64_t vocabulary, int64_t seeds);
 
+/// The seeds of a row: settings["row_seeds"][row], else settings["row_seeds"]["others"], else `otherwise`. With 0 the scale doesn't train the row.
+int64_t seeds_of(const nlohmann::json& settings, const std::string& row, int64_t otherwise);
+
 /// A record of a run with its key columns filled: batch and length of the measurement, heads and dimensions of the model.
 Record record_of(const Experiment& experiment, const Run& run, int64_t batch, int64_t length, const std::string& metric,
                  const std::string& unit, double value);
+
+/// Fills artefact, commit and machine of the records: of the run that has a record's variant, seed and length as far as the runs differ in them, from its
+/// done.json. What no single run made keeps empty columns.
+void fill_origins(std::vector<Record>& records, const std::vector<Artefact>& trained);
 
 /// The loss after every step of a run's training, as points over tokens.
 std::vector<Point> training_curve(const Run& run, const Artefact& artefact);

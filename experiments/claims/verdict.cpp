@@ -1,11 +1,11 @@
 #include "experiments/claims/verdict.hpp"
 
 #include <algorithm>
-#include <array>
 #include <boost/math/distributions/students_t.hpp>
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <numeric>
+#include <set>
 #include <stdexcept>
 
 namespace lethe {
@@ -14,10 +14,12 @@ std::string to_string(Verdict verdict) {
   switch (verdict) {
     case Verdict::kReproduced: return "reproduced";
     case Verdict::kTrendReproduced: return "trend reproduced";
+    case Verdict::kDirectionReproduced: return "direction reproduced, size contradicted";
     case Verdict::kRefuted: return "refuted";
     case Verdict::kInconclusive: return "inconclusive at this scale";
+    case Verdict::kOutOfReach: return "out of reach here";
   }
-  throw std::invalid_argument("verdict: expected one of the four, found another value");
+  throw std::invalid_argument("verdict: expected one of the six, found another value");
 }
 
 Verdict judge(const Expectation& expectation, double measured, double band) {
@@ -25,69 +27,101 @@ Verdict judge(const Expectation& expectation, double measured, double band) {
   if (!std::isfinite(low) || !std::isfinite(high)) return Verdict::kInconclusive;
   const auto [range_low, range_high, direction] = expectation;
   const bool range_stated = std::isfinite(range_low) || std::isfinite(range_high);
+  const bool is_outside = range_stated && (low > range_high || high < range_low);
   if (range_stated && low >= range_low && high <= range_high) return Verdict::kReproduced;
-  if (direction > 0 ? low > 0 : direction < 0 && high < 0) return Verdict::kTrendReproduced;
+  if (direction > 0 ? low > 0 : direction < 0 && high < 0)
+    return is_outside ? Verdict::kDirectionReproduced : Verdict::kTrendReproduced;
   if (direction > 0 ? high < 0 : direction < 0 && low > 0) return Verdict::kRefuted;
-  if (direction == 0 && range_stated && (low > range_high || high < range_low)) return Verdict::kRefuted;
+  if (direction == 0 && is_outside) return Verdict::kRefuted;
   return Verdict::kInconclusive;
 }
 
+Verdict Comparison::verdict() const {
+  if (!out_of_reach.empty()) return Verdict::kOutOfReach;
+  if (!open.empty()) return Verdict::kInconclusive;
+  const Verdict found = judge(expectation, measured, band);
+  if (found == Verdict::kRefuted) return no_refutation.empty() ? found : Verdict::kInconclusive;
+  // The enumerators on the paper's side come first, the best of them first.
+  if (control && found < Verdict::kRefuted && judge(expectation, control->measured, control->band) <= found)
+    return Verdict::kInconclusive;
+  return found;
+}
+
+namespace {
+
+nlohmann::json number_or_null(double value) { return std::isfinite(value) ? nlohmann::json(value) : nlohmann::json(); }
+
+double number(const nlohmann::json& json, const char* key, double otherwise) {
+  return json.contains(key) && json[key].is_number() ? json[key].get<double>() : otherwise;
+}
+
+/// The reasons of a Comparison with their JSON keys; only those that are there are written.
+template <class Self, class Visitor>
+void visit_reasons(Self& self, Visitor&& visit) {
+  visit("out_of_reach", self.out_of_reach);
+  visit("open", self.open);
+  visit("no_refutation", self.no_refutation);
+  visit("note", self.note);
+}
+
+}  // namespace
+
 void to_json(nlohmann::json& json, const Comparison& c) {
-  const auto finite = [](double value) { return std::isfinite(value) ? nlohmann::json(value) : nlohmann::json(); };
   json = {{"statement", c.statement},
           {"source", c.source},
           {"unit", c.unit},
           {"headline", c.headline},
           {"expected",
-           {{"low", finite(c.expectation.low)},
-            {"high", finite(c.expectation.high)},
+           {{"low", number_or_null(c.expectation.low)},
+            {"high", number_or_null(c.expectation.high)},
             {"direction", c.expectation.direction}}},
-          {"paper", finite(c.paper)},
-          {"measured", finite(c.measured)},
-          {"band", finite(c.band)},
+          {"paper", number_or_null(c.paper)},
+          {"measured", number_or_null(c.measured)},
+          {"band", number_or_null(c.band)},
           {"verdict", to_string(c.verdict())}};
+  if (c.control)
+    json["control"] = {{"what", c.control->what},
+                       {"measured", number_or_null(c.control->measured)},
+                       {"band", number_or_null(c.control->band)}};
+  visit_reasons(c, [&](const char* key, const std::string& reason) {
+    if (!reason.empty()) json[key] = reason;
+  });
+}
+
+void from_json(const nlohmann::json& json, Comparison& c) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity(), kNaN = std::numeric_limits<double>::quiet_NaN();
+  const auto& expected = json.at("expected");
+  c = {.statement = json.at("statement"),
+       .source = json.at("source"),
+       .unit = json.at("unit"),
+       .headline = json.at("headline"),
+       .expectation = {number(expected, "low", -kInfinity), number(expected, "high", kInfinity),
+                       expected.at("direction")},
+       .paper = number(json, "paper", kNaN),
+       .measured = number(json, "measured", kNaN),
+       .band = number(json, "band", kInfinity)};
+  if (json.contains("control"))
+    c.control = Control{json["control"].at("what"), number(json["control"], "measured", kNaN),
+                        number(json["control"], "band", kInfinity)};
+  visit_reasons(c, [&](const char* key, std::string& reason) { reason = json.value(key, ""); });
 }
 
 Verdict overall(const std::vector<Comparison>& comparisons) {
-  std::array<int, 4> count{};
+  std::set<Verdict> found;
   for (const Comparison& comparison : comparisons)
-    if (comparison.headline) ++count[static_cast<size_t>(comparison.verdict())];
-  const auto any = [&](Verdict verdict) { return count[static_cast<size_t>(verdict)] > 0; };
-  if (std::accumulate(count.begin(), count.end(), 0) == 0)
-    throw std::invalid_argument("comparisons: expected at least one headline, found none");
-  for (const Verdict verdict : {Verdict::kRefuted, Verdict::kInconclusive, Verdict::kTrendReproduced})
-    if (any(verdict)) return verdict;
+    if (comparison.headline) found.insert(comparison.verdict());
+  if (found.empty()) throw std::invalid_argument("comparisons: expected at least one headline, found none");
+  for (const Verdict verdict : {Verdict::kRefuted, Verdict::kInconclusive, Verdict::kOutOfReach,
+                                Verdict::kDirectionReproduced, Verdict::kTrendReproduced})
+    if (found.contains(verdict)) return verdict;
   return Verdict::kReproduced;
 }
 
-Noise::Noise(const std::vector<std::vector<double>>& rows) {
-  double squares = 0;
-  for (const auto& row : rows) {
-    const double centre = mean(row);
-    for (const double value : row) squares += (value - centre) * (value - centre);
-    degrees_ += static_cast<int>(row.size()) - 1;
-  }
-  deviation_ = degrees_ > 0 ? std::sqrt(squares / degrees_) : std::numeric_limits<double>::infinity();
-}
-
-double Noise::band(double parts) const { return band_of({{*this, parts}}); }
-
-double band_of(const std::vector<NoisePart>& kinds) {
-  double variance = 0, squares = 0;
-  for (const auto& [noise, parts] : kinds) {
-    if (parts == 0) continue;
-    if (noise.degrees() < 1) return std::numeric_limits<double>::infinity();
-    const double share = noise.deviation() * noise.deviation() * parts;
-    variance += share;
-    squares += share * share / noise.degrees();
-  }
-  if (variance == 0) return 0;
-  return student_t(std::max(1, static_cast<int>(variance * variance / squares * (1 + 1e-12)))) * std::sqrt(variance);
-}
-
-double student_t(int degrees) {
+double student_t(int degrees, double confidence) {
   if (degrees < 1) throw std::invalid_argument("degrees: expected at least 1, found " + std::to_string(degrees));
-  return boost::math::quantile(boost::math::students_t(degrees), 0.975);
+  if (!(confidence > 0 && confidence < 1))
+    throw std::invalid_argument("confidence: expected a number between 0 and 1, found " + std::to_string(confidence));
+  return boost::math::quantile(boost::math::students_t(degrees), (1 + confidence) / 2);
 }
 
 double mean(const std::vector<double>& values) {
@@ -104,13 +138,18 @@ double median(std::vector<double> values) {
   return 0.5 * (upper + *std::max_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(middle)));
 }
 
-double band_of_mean(const std::vector<double>& values) {
-  const auto count = static_cast<double>(values.size());
-  if (count < 2) return std::numeric_limits<double>::infinity();
+double deviation(const std::vector<double>& values) {
   const double centre = mean(values);
   double squares = 0;
   for (const double value : values) squares += (value - centre) * (value - centre);
-  return 1.96 * std::sqrt(squares / (count - 1) / count);
+  return values.size() < 2 ? std::numeric_limits<double>::quiet_NaN()
+                           : std::sqrt(squares / static_cast<double>(values.size() - 1));
+}
+
+double band_of_mean(const std::vector<double>& values, double confidence) {
+  if (values.size() < 2) return std::numeric_limits<double>::infinity();
+  const auto degrees = static_cast<int>(values.size()) - 1;
+  return student_t(degrees, confidence) * deviation(values) / std::sqrt(static_cast<double>(values.size()));
 }
 
 }  // namespace lethe

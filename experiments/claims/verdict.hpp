@@ -3,14 +3,15 @@
 
 #include <limits>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
 namespace lethe {
 
-enum class Verdict { kReproduced, kTrendReproduced, kRefuted, kInconclusive };
+enum class Verdict { kReproduced, kTrendReproduced, kDirectionReproduced, kRefuted, kInconclusive, kOutOfReach };
 
-/// "reproduced", "trend reproduced", "refuted", "inconclusive at this scale"
+/// "reproduced", "trend reproduced", "direction reproduced, size contradicted", "refuted", "inconclusive at this scale", "out of reach here"
 std::string to_string(Verdict verdict);
 
 /// A paper's statement on one number.
@@ -30,12 +31,20 @@ struct Expectation {
 };
 
 /// Judges `measured`, a value with the half width `band`:
-///   reproduced        the range is stated and the whole of measured ± band lies in it
-///   trend reproduced  else, a direction is stated and the whole of measured ± band lies on that side of zero
-///   refuted           else, the whole of measured ± band contradicts: it lies on the other side of zero or, where no direction
-///                     is stated, outside the range
-///   inconclusive      else: the band is too wide for a verdict; also for a value that is NaN and for an infinite band
+///   reproduced         the range is stated and the whole of measured ± band lies in it
+///   direction, size    else, a range and a direction are stated, and the whole of measured ± band lies on that side of zero and outside the
+///                      range
+///   trend reproduced   else, a direction is stated and the whole of measured ± band lies on that side of zero
+///   refuted            else, the whole of measured ± band contradicts: it lies on the other side of zero or, where no direction
+///                      is stated, outside the range
+///   inconclusive       else: the band is too wide for a verdict; also for a value that is NaN and for an infinite band
 Verdict judge(const Expectation& expectation, double measured, double band);
+
+/// The same number of a model that can't do what the statement says: one that is untrained, or blind beyond a window.
+struct Control {
+  std::string what;  ///< "untrained"
+  double measured = 0, band = 0;
+};
 
 /// One statement of a paper, and its measurement.
 struct Comparison {
@@ -47,59 +56,43 @@ struct Comparison {
   double paper = std::numeric_limits<double>::quiet_NaN();  ///< in the same unit; NaN where the paper gives none
   double measured = 0;
   double band = 0;  ///< half width of the noise
+  std::optional<Control> control = {};
+  std::string out_of_reach = {};   ///< why nothing here can decide it, e.g. a row that this scale doesn't train
+  std::string open = {};           ///< why the measurement says nothing, e.g. runs that don't differ
+  std::string no_refutation = {};  ///< why a contradiction doesn't refute, e.g. another precision than the paper's
+  std::string note = {};           ///< for readers, e.g. a rule that was changed after a run
 
-  Verdict verdict() const { return judge(expectation, measured, band); }
+  /// judge() of the measurement, but
+  ///   out of reach   where out_of_reach has a reason
+  ///   inconclusive   where `open` has one; where it would be refuted and no_refutation has one; and where the control gets the same
+  ///                  verdict or a better one on the paper's side
+  Verdict verdict() const;
 };
 void to_json(nlohmann::json& json, const Comparison& comparison);
+void from_json(const nlohmann::json& json, Comparison& comparison);  ///< members that are absent have their defaults
 
-/// The verdict on the claim, from its headline comparisons: refuted where one is; else inconclusive where one is; else reproduced
-/// where all are, else trend reproduced.
+/// The verdict on the claim, from its headline comparisons, the first of these that one of them has: refuted, inconclusive, out of reach, direction
+/// reproduced, trend reproduced, reproduced.
 ///
 /// throws  std::invalid_argument where no comparison is a headline
 Verdict overall(const std::vector<Comparison>& comparisons);
 
-/// The scatter of a number from seed to seed, pooled over rows that were run with several seeds.
-class Noise {
- public:
-  /// reads  one list of values a row; rows with a single value are skipped, since they hold no noise estimate
-  explicit Noise(const std::vector<std::vector<double>>& rows);
+constexpr double kConfidence = 0.95;  ///< of a band, where a scale's `confidence` doesn't say otherwise
 
-  double deviation() const { return deviation_; }  ///< pooled standard deviation; infinite where no row has two seeds
-  int degrees() const { return degrees_; }         ///< of freedom
-
-  /// Half width of the 95 % interval of Σ weight·(mean of a row): t(0.975, degrees) · s · √parts. Infinite where no row has two
-  /// seeds.
-  ///
-  /// reads  parts: Σ weight²/seeds, e.g. 1/n_a + 1/n_b for a difference
-  double band(double parts) const;
-
- private:
-  double deviation_ = 0;
-  int degrees_ = 0;
-};
-
-/// The part of a sum Σ weight·(mean of a row) whose rows share their noise.
-struct NoisePart {
-  Noise noise;
-  double parts;  ///< as Noise::band reads; 0: none of these rows is in the sum
-};
-
-/// Half width of the 95 % interval of such a sum: t(0.975, degrees) · √(Σ_k s_k²·parts_k). With several kinds of noise the degrees
-/// are (Σ_k u_k)² / Σ_k u_k²/degrees_k with u_k = s_k²·parts_k, rounded down (Welch and Satterthwaite). Infinite where no row of a
-/// kind in the sum has two seeds.
-double band_of(const std::vector<NoisePart>& kinds);
-
-/// The 97.5 % quantile of Student's t.
+/// Student's t that |t| stays below with this confidence.
 ///
-/// throws     std::invalid_argument for degrees < 1
+/// throws     std::invalid_argument for degrees < 1, or a confidence outside (0, 1)
 /// cost       some microseconds
 /// precision  that of Boost.Math: the last few bits of a double
-double student_t(int degrees);
+double student_t(int degrees, double confidence = kConfidence);
 
 double mean(const std::vector<double>& values);
 double median(std::vector<double> values);
 
-/// 95 % half width of the mean of independent values: 1.96 standard errors; infinite for fewer than two.
-double band_of_mean(const std::vector<double>& values);
+/// Standard deviation of a sample; NaN for fewer than two values.
+double deviation(const std::vector<double>& values);
+
+/// Half width of the interval of the mean of independent values: t standard errors; infinite for fewer than two.
+double band_of_mean(const std::vector<double>& values, double confidence = kConfidence);
 
 }  // namespace lethe

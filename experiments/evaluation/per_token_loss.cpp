@@ -10,6 +10,28 @@ namespace lethe {
 
 using torch::Tensor;
 
+namespace {
+
+std::vector<int64_t> octaves_of(int64_t length) {
+  std::vector<int64_t> last;
+  for (int64_t end = 1; end < length; end *= 2) last.push_back(end);
+  last.push_back(length);
+  return last;
+}
+
+// losses [length] of one sequence
+std::vector<double> means_of(const Tensor& losses, const std::vector<int64_t>& octaves) {
+  std::vector<double> means;
+  int64_t begin = 0;
+  for (const int64_t end : octaves) {
+    means.push_back(losses.slice(0, begin, end).mean().item<double>());
+    begin = end;
+  }
+  return means;
+}
+
+}  // namespace
+
 double PerTokenLoss::perplexity(int64_t length) const {
   if (length < 1 || std::cmp_greater(length, loss.size())) {
     throw std::invalid_argument("length: expected 1 … " + std::to_string(loss.size()) + ", found " +
@@ -43,6 +65,7 @@ PerTokenLoss per_token_loss(LanguageModel& model, const Dataset& dataset, const 
   const int64_t at_once = std::max<int64_t>(1, kEvaluationTokens / length);
   // Sums of deviations from the first batch's mean, so that squares lose no digits to cancellation.
   Tensor centre, sum = torch::zeros({length}, torch::kFloat64), squares = torch::zeros_like(sum);
+  PerTokenLoss found{.loss = {}, .standard_error = {}, .sequences = count, .octaves = octaves_of(length)};
   for (int64_t first = 0; first < count; first += at_once) {
     const auto batch = dataset.sequences(split, first, std::min(at_once, count - first), length);
     const Tensor tokens = batch.tokens.to(model->device()), labels = batch.labels.to(model->device());
@@ -51,6 +74,7 @@ PerTokenLoss per_token_loss(LanguageModel& model, const Dataset& dataset, const 
     const Tensor deviations = losses - centre;
     sum += deviations.sum(0);
     squares += deviations.square().sum(0);
+    for (int64_t n = 0; n < losses.size(0); ++n) found.by_octave.push_back(means_of(losses[n], found.octaves));
     if (progress) progress(static_cast<double>(std::min(count, first + at_once)) / static_cast<double>(count));
   }
   model->train(was_training);
@@ -61,7 +85,9 @@ PerTokenLoss per_token_loss(LanguageModel& model, const Dataset& dataset, const 
   const auto values = [](const Tensor& tensor) {
     return std::vector<double>(tensor.const_data_ptr<double>(), tensor.const_data_ptr<double>() + tensor.numel());
   };
-  return {values(mean), values(error), count};
+  found.loss = values(mean);
+  found.standard_error = values(error);
+  return found;
 }
 
 int64_t text_bytes(const Dataset& dataset, const std::string& split, int64_t length, int64_t sequences) {
@@ -104,6 +130,12 @@ Evaluation per_token_loss_evaluation() {
     double sum = 0;
     add("perplexity_at_position",
         [&](int64_t i) { return std::exp((sum += found.loss[i - 1]) / static_cast<double>(i)); });
+    for (size_t sequence = 0; sequence < found.by_octave.size(); ++sequence)
+      for (size_t octave = 0; octave < found.octaves.size(); ++octave)
+        result.points.push_back({.quantity = "loss_of_sequence",
+                                 .x = static_cast<double>(found.octaves[octave]),
+                                 .y = static_cast<double>(sequence),
+                                 .value = found.by_octave[sequence][octave]});
     return result;
   };
   return {"per_token_loss", "L(i), the mean loss of each position in nats, and the perplexity P(l) up to each", run};

@@ -16,6 +16,9 @@ struct PerTokenLoss {
   std::vector<double> loss;            ///< [length], nats: L(i), i counted from 1 in the paper, loss[i-1] here
   std::vector<double> standard_error;  ///< [length] of each mean, over sequences; NaN for a single sequence
   int64_t sequences = 0;
+  std::vector<int64_t> octaves = {};  ///< the last position of each: 1, 2, 4, … and the length
+  std::vector<std::vector<double>> by_octave =
+      {};  ///< [sequences][octaves]: the mean loss of the positions after the octave before
 
   /// The mean of L over all positions, nats.
   double mean() const { return std::log(perplexity(static_cast<int64_t>(loss.size()))); }

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "experiments/certificate.hpp"
+#include "experiments/data/sha256.hpp"
 #include "experiments/evaluation/per_token_loss.hpp"
 #include "experiments/files.hpp"
 #include "experiments/json_file.hpp"
@@ -201,6 +202,17 @@ nlohmann::json measured_at_the_end(Trainer& trainer, const Run& run, const Datas
   return json;
 }
 
+// Of every parameter's name and bytes, in the order of the model.
+std::string hash_of_weights(const LanguageModel& model) {
+  std::string listing;
+  for (const auto& parameter : model->named_parameters()) {
+    const torch::Tensor values = parameter.value().detach().to(torch::kCPU).contiguous();
+    listing += sha256(std::string_view(static_cast<const char*>(values.const_data_ptr()), values.nbytes())) + "  " +
+               parameter.key() + "\n";
+  }
+  return sha256(listing);
+}
+
 // The artefact's birth certificate.
 nlohmann::json certificate(Trainer& trainer, const Run& run, const Dataset& dataset, const fs::path& folder,
                            TrainingLog& log, const nlohmann::json& diverged, int processes) {
@@ -216,6 +228,7 @@ nlohmann::json certificate(Trainer& trainer, const Run& run, const Dataset& data
                {"device", run.training.device},
                {"training_loss", log.last_losses()},
                {"log", log.sync()},
+               {"weights_sha256", hash_of_weights(trainer.model())},
                {"diverged", diverged}});
   json.update(measured_at_the_end(trainer, run, dataset));
   return json;

@@ -14,6 +14,7 @@ from report.files import BadResult, read_json
 COLUMNS = (
     "experiment,claim,variant,implementation,device,dtype,batch,length,heads,key_dim,value_dim,seed,metric,unit,value,stddev,samples"
 ).split(",")
+ORIGIN = ["commit", "machine", "artefact"]  # of a record; absent in tables from before
 POINT_COLUMNS = "quantity,variant,seed,x,y,value".split(",")
 COUNTS = {"batch", "length", "heads", "key_dim", "value_dim", "seed", "samples"}
 NUMBERS = {"value", "stddev", "x", "y"}
@@ -24,8 +25,9 @@ def read_table(path, columns):
     try:
         with open(path, newline="", encoding="utf-8") as file:
             reader = csv.DictReader(file)
-            if reader.fieldnames is None or list(reader.fieldnames) != list(columns):
-                raise BadResult(f"{path}: expected the columns {','.join(columns)}, found {','.join(reader.fieldnames or [])}")
+            names = list(reader.fieldnames or [])
+            if names not in (list(columns), [*columns, *ORIGIN]):
+                raise BadResult(f"{path}: expected the columns {','.join(columns)}, found {','.join(names)}")
             rows = list(reader)
     except OSError as error:
         raise BadResult(f"{path}: expected a file, found {error.strerror}") from None
@@ -33,7 +35,7 @@ def read_table(path, columns):
         raise BadResult(f"{path}: expected a CSV in UTF-8, found {error}") from None
     for number, row in enumerate(rows, start=2):
         if None in row or None in row.values():
-            raise BadResult(f"{path}, line {number}: expected {len(columns)} columns, found {'more' if None in row else 'fewer'}")
+            raise BadResult(f"{path}, line {number}: expected {len(names)} columns, found {'more' if None in row else 'fewer'}")
         for name, text in row.items():
             try:
                 if name in COUNTS:
@@ -153,8 +155,10 @@ CERTIFICATE = ("experiment", "title", "verdict", "scale", "dataset", "commit", "
 VERDICTS = {
     "reproduced": "the paper gives a range, and the whole of measured ± band lies inside",
     "trend reproduced": "the paper gives a direction, and the whole of measured ± band lies on that side",
-    "refuted": "the whole of measured ± band contradicts the paper",
-    "inconclusive at this scale": "the difference is within the noise",
+    "direction reproduced, size contradicted": "on that side, but the whole of measured ± band lies outside the paper's range",
+    "refuted": "the whole of measured ± band contradicts the paper, at a precision and a length that could have shown it",
+    "inconclusive at this scale": "the difference is within the noise, a control does as well, or the runs don't differ",
+    "out of reach here": "this scale doesn't run what could decide it",
 }
 
 

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 from report.benchmarks import benchmark_files, benchmark_table
+from report.items import all_folders, items_text
 from report.markdown import commit_words, number, table, with_band
 from report.precision import PRECISION, precision_log, precision_table
 from report.profile import PROFILE, profile_data, profile_table
@@ -47,14 +48,25 @@ def comparisons_table(claim):
             return range_of
         return f"{value:.3g}" + (f" ({range_of})" if range_of else "")
 
+    def control(comparison):
+        of = comparison.get("control")
+        return f"{of['what']}: {with_band(of['measured'], of['band'])}" if of and of["measured"] is not None else ""
+
+    def why(comparison):
+        """The reason that decided over a verdict, and what readers should know."""
+        keys = ["out_of_reach", "open", "no_refutation", "note"]
+        if not comparison["verdict"].startswith("inconclusive"):
+            keys.remove("no_refutation")
+        return "; ".join(comparison[key] for key in keys if key in comparison)
+
     rows = []
     for comparison in claim.comparisons:
         emphasis = "**" if comparison["headline"] else ""
         rows.append([
-            f"{emphasis}{comparison['statement']}{emphasis}", comparison["source"], paper(comparison), measured(comparison),
-            comparison["verdict"],
+            f"{emphasis}{comparison['statement']}{emphasis}", comparison["source"], paper(comparison),
+            "" if "out_of_reach" in comparison else measured(comparison), control(comparison), comparison["verdict"], why(comparison),
         ])
-    return table(["statement", "source", f"{claim.stated_by} (agrees where)", "measured", "verdict"], rows)
+    return table(["statement", "source", f"{claim.stated_by} (agrees where)", "measured", "control", "verdict", "why"], rows)
 
 
 UNITS = {"s": ((1, "s"), (1e3, "ms"), (1e6, "µs")), "B": ((1e-9, "GB"), (1e-6, "MB"), (1e-3, "kB"), (1, "B"))}
@@ -106,7 +118,12 @@ def numbers_table(claim):
             *(of_the_paper(variant, metric) for metric in of_paper),
             *(entry(variant, length, *column) for column in columns),
         ])
-    header = ["", "length", *(f"{claim.stated_by}: {named(metric)}" for metric in of_paper), *(title(*column) for column in columns)]
+    comparable = {row["metric"]: row["comparability"] for row in claim.paper}
+
+    def of_paper_title(metric):
+        return f"{claim.stated_by}: {named(metric)}" + (" (context)" if comparable[metric] == "context" else "")
+
+    header = ["", "length", *(of_paper_title(metric) for metric in of_paper), *(title(*column) for column in columns)]
     return table(header, rows)
 
 
@@ -170,7 +187,7 @@ def verdicts_table(claims, link=""):
         counts = {}
         for comparison in claim.comparisons:
             counts[comparison["verdict"]] = counts.get(comparison["verdict"], 0) + 1
-        detail = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+        detail = "; ".join(f"{count} {verdict}" for verdict, count in counts.items())
         rows.append([f"[{claim.name}]({link}{claim.name}.md)", claim.certificate["title"], f"**{claim.verdict}**", detail])
     return table(["claim", "what it is about", "verdict", "single statements"], rows)
 
@@ -186,7 +203,7 @@ def papers_table(claims, link=""):
             for comparison in claim.comparisons:
                 counts[comparison["verdict"]] = counts.get(comparison["verdict"], 0) + 1
         rows.append([experiment.replace("_", " "), "; ".join(f"**{verdict}**: {', '.join(names)}" for verdict, names in links.items()),
-                     ", ".join(f"{count} {verdict}" for verdict, count in counts.items())])
+                     "; ".join(f"{count} {verdict}" for verdict, count in counts.items())])
     return table(["paper", "claims", "single statements"], rows)
 
 
@@ -212,7 +229,9 @@ def index(root, results):
 
 def readme_table(root, results, machine, name):
     """The table that a marker <!-- table:MACHINE/NAME --> asks for: "verdicts", "papers", a claim's "CLAIM" or "CLAIM.statements", a benchmark's,
-    "precision" or "backward_profile"."""
+    "precision" or "backward_profile"; all/items is the table of the papers' items."""
+    if (machine, name) == ("all", "items"):
+        return items_text(root, all_folders(root, results), use)
     if (benchmark := results / machine / f"{name}.json") in benchmark_files(results / machine):
         return benchmark_table(benchmark)
     for data in throughput_data(results / machine):

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 #include "experiments/claims/measures.hpp"
 #include "experiments/models/mixers/additive.hpp"
@@ -16,7 +15,7 @@ namespace lethe {
 namespace {
 
 constexpr int64_t kTable1States = 4;
-const std::string kSource = "Softmax before the swap";
+const std::string kSource = "Softmax before the swap", kTrainedOn = "Softmax trained on";
 
 // Transformer (LLaMA) with another mixer in place of attention and the same rotation.
 template <class Own>
@@ -49,29 +48,11 @@ ModelConfig linear(int64_t states) {
   return rule<Own>(FeatureMap::kLinear, states);
 }
 
-// The residuals of the rows with several seeds after subtraction of row and seed means: their standard deviation, infinite without
-// degrees of freedom, and their degrees of freedom.
-std::pair<double, int> residual_noise(std::vector<std::vector<double>> rows) {
-  std::erase_if(rows, [](const auto& values) { return values.size() < 2; });
-  if (rows.size() < 2) return {std::numeric_limits<double>::infinity(), 0};
-  size_t seeds = rows.front().size();
-  for (const auto& values : rows) seeds = std::min(seeds, values.size());
-  std::vector<double> of_seed(seeds, 0.0), of_row;
-  for (auto& values : rows) {
-    values.resize(seeds);
-    of_row.push_back(mean(values));
-    for (size_t s = 0; s < seeds; ++s) of_seed[s] += values[s] / static_cast<double>(rows.size());
-  }
-  double squares = 0;
-  for (size_t r = 0; r < rows.size(); ++r)
-    for (size_t s = 0; s < seeds; ++s) squares += std::pow(rows[r][s] - of_row[r] - of_seed[s] + mean(of_row), 2);
-  const auto degrees = static_cast<int>((rows.size() - 1) * (seeds - 1));
-  return {std::sqrt(squares / degrees), degrees};
-}
-
 }  // namespace
 
 std::vector<Row> table_1() {
+  ModelConfig blind = named_architecture("local");
+  blind.mixer.only<LocalConfig>().window = 1;
   ModelConfig linear_with_norm = linear<AdditiveConfig>(kTable1States);
   linear_with_norm.mixer.only<AdditiveConfig>().attention_norm = true;
   ModelConfig without_sum_norm = without_norm<DeltaConfig>(), open_gate = without_norm<DeltaConfig>();
@@ -92,6 +73,7 @@ std::vector<Row> table_1() {
       {"Additive linear with norm", linear_with_norm},
       {"Delta without sum norm", without_sum_norm},
       {"Delta with an open gate", open_gate},
+      {kWithoutContext, blind},
   };
 }
 
@@ -99,7 +81,7 @@ std::vector<Row> table_2(const nlohmann::json& settings) {
   const int64_t window = settings.at("window");
   ModelConfig local = named_architecture("local");
   local.mixer.only<LocalConfig>().window = window;
-  std::vector<Row> rows = {{"Softmax trained on", named_architecture("transformer-llama")},
+  std::vector<Row> rows = {{kTrainedOn, named_architecture("transformer-llama")},
                            {"Local attention", local},
                            {"Gated m=4", linear<GatedConfig>(kTable1States)},
                            {"Gated m=16", linear<GatedConfig>(16)},
@@ -116,15 +98,6 @@ std::vector<Row> table_2(const nlohmann::json& settings) {
   return rows;
 }
 
-bool measures_noise(const Row& row) {
-  const MixerConfig& mixer = row.architecture.mixer.all().front();
-  if (const auto* gated = mixer.if_own<GatedConfig>())
-    return gated->state_size == kTable1States && !gated->attention_norm;
-  const auto* decay = mixer.if_own<DecayConfig>();
-  return decay != nullptr && decay->feature_map == FeatureMap::kLinear &&
-         (decay->state_size == kTable1States || decay->state_size == 16);
-}
-
 Run source_run(const nlohmann::json& settings, int64_t vocabulary) {
   nlohmann::json own = settings;
   own["training"].update(settings.at("source"));
@@ -136,7 +109,7 @@ std::vector<Run> conversion_runs(const std::vector<Row>& rows, const nlohmann::j
   const auto conversion = std::make_shared<const Conversion>(Conversion{.source = source});
   std::vector<Run> runs = {source};
   for (const Row& row : rows)
-    for (Run& run : runs_of(row, settings, vocabulary, measures_noise(row) ? settings.at("seeds").get<int64_t>() : 1)) {
+    for (Run& run : runs_of(row, settings, vocabulary, seeds_of(settings, row.name, settings.at("seeds")))) {
       run.conversion = conversion;
       run.training.divergence_is_a_result = true;
       runs.push_back(std::move(run));
@@ -144,44 +117,63 @@ std::vector<Run> conversion_runs(const std::vector<Row>& rows, const nlohmann::j
   return runs;
 }
 
-Comparison Conversions::compare(const std::string& statement, const std::vector<std::pair<std::string, double>>& terms,
-                                const Expectation& expectation) const {
-  size_t seeds = losses.at(terms.front().first).size();
-  for (const auto& [row, _] : terms) seeds = std::min(seeds, losses.at(row).size());
-  double measured = 0, squares = 0;
-  for (const auto& [row, weight] : terms) {
-    const Seeds& values = losses.at(row);
-    measured += weight * mean(Seeds(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(seeds)));
-    squares += weight * weight / static_cast<double>(seeds);
-  }
-  std::vector<Seeds> rows;
-  for (const auto& [_, values] : losses) rows.push_back(values);
-  const auto [deviation, degrees] = residual_noise(rows);
-  Comparison comparison;
-  comparison.statement = statement;
-  comparison.unit = "nats";
-  comparison.expectation = expectation;
-  comparison.measured = measured;
-  comparison.band = degrees > 0 ? student_t(degrees) * deviation * std::sqrt(squares) : deviation;
-  return comparison;
+std::string Conversions::dead(const std::string& row) const {
+  if (!losses.has(row) || !losses.has(kWithoutContext)) return "";
+  const Comparison reads = losses.compare("", {{kWithoutContext, 1}, {row, -1}}, Expectation::positive());
+  return reads.verdict() == Verdict::kTrendReproduced ? "" : row + " is not better than a model without context";
 }
 
 void Conversions::add_difference(const Study& study, const std::string& statement, const std::string& worse,
                                  const std::string& better, const Expectation& expectation, bool headline) {
-  Comparison comparison = compare(statement, {{worse, 1}, {better, -1}}, expectation);
+  Comparison comparison = losses.compare(statement, {{worse, 1}, {better, -1}}, expectation);
   comparison.source = study.experiment.claim == "update_rules" ? "T2FW Table 1" : "T2FW Table 2";
   comparison.headline = headline;
-  comparison.paper = std::log(paper_value(study, worse, "perplexity") / paper_value(study, better, "perplexity"));
+  // The paper's softmax is the model before the swap: ours, trained on as long as the others, is a stronger rival.
+  const auto paper = [&](const std::string& row) {
+    return paper_value(study, row == kTrainedOn ? kSource : row, "perplexity");
+  };
+  comparison.paper = std::log(paper(worse) / paper(better));
+  comparison.open = dead(worse).empty() ? dead(better) : dead(worse);
   findings.comparisons.push_back(comparison);
 }
 
+void Conversions::add_divergence(const std::string& statement, const std::string& source, const std::string& row) {
+  Comparison comparison{.statement = statement, .source = source, .unit = "1", .expectation = {.low = 0.5}, .paper = 1};
+  if (diverged.contains(row)) comparison.measured = mean(diverged.at(row));
+  else comparison.out_of_reach = "this scale does not train " + row;
+  comparison.no_refutation = short_of_paper;
+  findings.comparisons.push_back(comparison);
+}
+
+namespace {
+
+/// What a training lacks of the paper's, that a divergence which isn't seen would be refuted by.
+std::string lacks(const Study& study) {
+  const Run& run = study.trained.back().run;
+  const nlohmann::json& paper = study.settings.at("refutable");
+  const auto steps = run.training.steps();
+  const double least = paper.at("share_of_steps").get<double>() * paper.at("paper_steps").get<double>();
+  std::string reasons;
+  if (run.model.compute_dtype != paper.at("dtype"))
+    reasons = run.model.compute_dtype + " instead of " + paper.at("dtype").get<std::string>();
+  if (static_cast<double>(steps) < least)
+    reasons += (reasons.empty() ? "" : ", ") + std::to_string(steps) + " of " +
+               std::to_string(paper.at("paper_steps").get<int64_t>()) + " steps";
+  return reasons;
+}
+
+}  // namespace
+
 Conversions measure_conversions(const Study& study) {
-  Conversions all;
+  Conversions all(study.settings.value("confidence", kConfidence));
+  all.short_of_paper = lacks(study);
   const auto evaluated_at_length = [&](const Artefact& artefact) {
     return evaluate(study, artefact, artefact.run.training.context_length);
   };
   study.each(evaluated_at_length);
-  const Artefact source = study.labelled(kSource).front();
+  const auto blind = std::ranges::find_if(
+      study.trained, [](const Artefact& artefact) { return artefact.run.label == kWithoutContext; });
+  const Artefact* without_context = blind == study.trained.end() ? nullptr : &*blind;
   for (const Artefact& artefact : study.trained) {
     const Run& run = artefact.run;
     const int64_t length = run.training.context_length;
@@ -196,7 +188,7 @@ Conversions measure_conversions(const Study& study) {
         all.findings.records.back().key_dim = rows;
     };
     if (run.conversion) {
-      const Course course = course_of(artefact, source);
+      const Course course = course_of(artefact, without_context);
       const Outcome outcome = outcome_of(course);
       if (outcome == Outcome::kNotFinite) loss = std::numeric_limits<double>::quiet_NaN();
       all.diverged[run.label].push_back(outcome != Outcome::kConverged);
@@ -204,7 +196,7 @@ Conversions measure_conversions(const Study& study) {
       if (outcome == Outcome::kOverflowsFloat16) record("would_overflow_float16", "1", 1);
       if (!course.losses.empty()) record("loss_at_step_0", "nats", course.losses.front());
       if (run.model.has_state()) record("largest_entry", "1", course.largest);
-      all.losses[run.label].push_back(loss);
+      all.losses.add(run, loss, std::isfinite(loss) ? losses_of_sequences(found, 0, length) : std::vector<double>());
     }
     record("loss", "nats", loss);
     record("perplexity", "1", std::exp(loss));

@@ -13,7 +13,7 @@ namespace lethe {
 namespace {
 
 constexpr double kLargestFloat16 = 65504;
-constexpr double kForgotten = 1;  // nats
+constexpr double kWorse = 0.2;  // nats
 
 double number_or_nan(const nlohmann::json& object, const char* key) {
   return object.contains(key) && object[key].is_number() ? object[key].get<double>()
@@ -29,7 +29,7 @@ Outcome outcome_of(const Course& course) {
   const double mean =
       std::accumulate(course.losses.end() - std::min(last, std::ssize(course.losses)), course.losses.end(), 0.0) /
       static_cast<double>(last);
-  if (mean > course.loss_before_swap + kForgotten) return Outcome::kForgotWhatItKnew;
+  if (mean > course.loss_without_context + kWorse) return Outcome::kWorseThanBlind;
   return course.largest > kLargestFloat16 ? Outcome::kOverflowsFloat16 : Outcome::kConverged;
 }
 
@@ -37,18 +37,20 @@ std::string to_string(Outcome outcome) {
   switch (outcome) {
     case Outcome::kNotFinite: return "not finite";
     case Outcome::kWorseThanChance: return "worse than chance";
-    case Outcome::kForgotWhatItKnew: return "more than 1 nat above the loss before the swap";
+    case Outcome::kWorseThanBlind: return "worse than without context";
     case Outcome::kOverflowsFloat16: return "would overflow float16";
     default: return "converged";
   }
 }
 
-Course course_of(const Artefact& artefact, const Artefact& source) {
-  const auto done = read_sealed(artefact.folder / "done.json"), before = read_sealed(source.folder / "done.json");
+Course course_of(const Artefact& artefact, const Artefact* without_context) {
+  const auto done = read_sealed(artefact.folder / "done.json");
+  const auto blind =
+      without_context == nullptr ? nlohmann::json::object() : read_sealed(without_context->folder / "done.json");
   Course course{.losses = {},
                 .stopped = done.contains("diverged") && !done["diverged"].is_null(),
                 .validation_loss = number_or_nan(done, "validation_loss"),
-                .loss_before_swap = number_or_nan(before, "validation_loss"),
+                .loss_without_context = number_or_nan(blind, "validation_loss"),
                 .largest = 0,
                 .vocabulary = artefact.run.model.vocabulary};
   const auto look = [&](const nlohmann::json& line) {

@@ -1,7 +1,10 @@
 #include "experiments/papers/forgetting_transformer/rows.hpp"
 
 #include <algorithm>
+#include <iterator>
 #include <stdexcept>
+
+#include "experiments/models/mixers/local.hpp"
 
 namespace lethe {
 
@@ -45,47 +48,26 @@ Row table_3_row(const std::string& name) {
   throw std::invalid_argument("row: expected one of FoX Table 3, found " + name);
 }
 
+Row blind_row(const nlohmann::json& settings) {
+  const int64_t window = settings.at("control_window");
+  ModelConfig local = named_architecture("local");
+  local.mixer.only<LocalConfig>().window = window;
+  return {"Window of " + std::to_string(window) + " tokens", local};
+}
+
 std::vector<Run> table_3_runs(const std::vector<std::string>& names, const nlohmann::json& settings,
                               int64_t vocabulary) {
   std::vector<Run> runs;
   for (const std::string& name : names) {
-    const int64_t seeds = std::ranges::count(kNoiseRows, name) > 0 ? settings.at("seeds").get<int64_t>() : 1;
-    std::ranges::copy(runs_of(table_3_row(name), settings, vocabulary, seeds), std::back_inserter(runs));
+    const int64_t usual = std::ranges::count(kNoiseRows, name) > 0 ? settings.at("seeds").get<int64_t>() : 1;
+    std::ranges::copy(runs_of(table_3_row(name), settings, vocabulary, seeds_of(settings, name, usual)),
+                      std::back_inserter(runs));
   }
   return runs;
 }
 
-void Measurements::add(const Run& run, double value) {
-  Values& values = values_[run.label];
-  values.gated = run.model.mixer.only<AttentionConfig>().forget_gate != ForgetGate::kNone;
-  values.of_seeds.push_back(value);
-}
-
-const Measurements::Values& Measurements::of(const std::string& row) const {
-  const auto found = values_.find(row);
-  if (found == values_.end()) throw std::invalid_argument("row: expected a measured one, found " + row);
-  return found->second;
-}
-
-double Measurements::mean_of(const std::string& row) const { return mean(of(row).of_seeds); }
-
-Noise Measurements::noise(bool gated) const {
-  std::vector<std::vector<double>> rows;
-  for (const auto& [_, values] : values_)
-    if (values.gated == gated) rows.push_back(values.of_seeds);
-  return Noise(rows);
-}
-
-Comparison Measurements::compare(const std::string& statement, const std::vector<Term>& terms,
-                                 const Expectation& expectation) const {
-  double measured = 0, gated_parts = 0, ungated_parts = 0;
-  for (const auto& [row, weight] : terms) {
-    const Values& values = of(row);
-    measured += weight * mean_of(row);
-    (values.gated ? gated_parts : ungated_parts) += weight * weight / static_cast<double>(values.of_seeds.size());
-  }
-  const double band = band_of({{noise(true), gated_parts}, {noise(false), ungated_parts}});
-  return {.statement = statement, .expectation = expectation, .measured = measured, .band = band};
+std::vector<Run> control_runs(const nlohmann::json& settings, int64_t vocabulary) {
+  return runs_of(blind_row(settings), settings, vocabulary, seeds_of(settings, "control", 1));
 }
 
 }  // namespace lethe

@@ -65,7 +65,7 @@ std::vector<Measured> speed_ratios(const Study& study, const std::vector<SpeedRa
       record.variant = case_name(length, dim);
       record.implementation = "lethe";
       record.metric = ratio.metric;
-      record.unit = "1";
+      record.unit = std::string("1");  // GCC 12 warns of the assignment of a literal here
       record.value = ours->value / fastest->value * (ratio.times_kept_share ? 1 - pruned->value : 1);
       const double relative = std::hypot(relative_band(*ours), relative_band(*fastest));
       record.stddev = record.value * relative * std::sqrt(static_cast<double>(record.samples)) / (1.25 * 1.96);

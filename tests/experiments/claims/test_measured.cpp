@@ -132,5 +132,16 @@ TEST_F(MeasuredFiles, AreThoseOfTheEvaluationToTheLastDigit) {
   }
 }
 
+TEST_F(MeasuredFiles, GiveTheLossOfEachSequenceBetweenTwoPositions) {
+  const Evaluated found = evaluate(study, model, 32);
+  const auto whole = losses_of_sequences(found, 0, 32), late = losses_of_sequences(found, 8, 32);
+  ASSERT_EQ(std::ssize(whole), found.records.front().batch);
+  EXPECT_NEAR(mean(whole), found.value("loss"), 1e-12);
+  const auto curve = found.curve("loss_at_position");
+  EXPECT_NEAR(mean(late), mean({curve.begin() + 8, curve.end()}), 1e-12);
+  EXPECT_THROW(losses_of_sequences(found, 0, 31), std::invalid_argument);
+  EXPECT_THROW(losses_of_sequences(found, 16, 16), std::invalid_argument);
+}
+
 }  // namespace
 }  // namespace lethe

@@ -18,7 +18,7 @@ namespace {
 
 const char* const kHeader =
     "experiment,claim,variant,implementation,device,dtype,batch,length,heads,key_dim,value_dim,seed,metric,unit,value,"
-    "stddev,samples";
+    "stddev,samples,commit,machine,artefact";
 
 class Records : public testing::Test {
  protected:
@@ -45,8 +45,8 @@ std::string text_of(const std::filesystem::path& path) {
 }
 
 Record example() {
-  return {"paper", "claim", "FoX (Pro)", "lethe", "cpu",  "float32", 4,      256, 3,
-          32,      64,      7,           "loss",  "nats", 0.1,       1e-300, 5};
+  return {"paper", "claim", "FoX (Pro)", "lethe", "cpu", "float32", 4, 256, 3,        32,
+          64,      7,       "loss",      "nats",  0.1,   1e-300,    5, "c", "theirs", "3f2a"};
 }
 
 /// The error of reading a text as records.
@@ -76,6 +76,25 @@ TEST_F(Records, AreReadBackToTheLastBit) {
   EXPECT_EQ(read[0].variant, "FoX (Pro)");
   EXPECT_EQ(read[0].value_dim, 64);
   EXPECT_EQ(read[0].samples, 5);
+  EXPECT_EQ(read[0].commit + " " + read[0].machine + " " + read[0].artefact, "c theirs 3f2a");
+}
+
+TEST_F(Records, WithoutAnOriginHaveThatOfTheCertificate) {
+  Record measured_here = example();
+  measured_here.commit = measured_here.machine = measured_here.artefact = "";
+  write_records(folder_ / "claim", {measured_here}, "lethe run");
+  const Record read = read_records(folder_ / "claim.csv").front();
+  const auto certificate = nlohmann::json::parse(text_of(folder_ / "claim.json"));
+  EXPECT_EQ(read.commit, certificate.at("commit"));
+  EXPECT_EQ(read.machine, machine_name());
+  EXPECT_EQ(read.artefact, "");
+}
+
+TEST_F(Records, FromBeforeOriginsAreRead) {
+  const std::string header(kHeader);
+  const auto path = file(header.substr(0, header.find(",commit")) + "\na,b,c,d,e,f,1,2,3,4,5,6,m,u,0.5,0,1\n");
+  EXPECT_EQ(read_records(path).front().value, 0.5);
+  EXPECT_EQ(read_records(path).front().commit, "");
 }
 
 TEST_F(Records, HaveTheSchemasHeaderAndNoDraftIsLeft) {
@@ -144,8 +163,8 @@ TEST_F(Records, RefuseATextThatWouldNeedQuoting) {
 }
 
 TEST_F(Records, ThatArentNumbersAreRefusedByFileLineAndColumn) {
-  const auto path =
-      file(std::string(kHeader) + "\na,b,c,d,e,f,1,2,3,4,5,6,m,u,0.5,0,1\na,b,c,d,e,f,1,2,3,4,5,6,m,u,half,0,1\n");
+  const auto path = file(std::string(kHeader) +
+                         "\na,b,c,d,e,f,1,2,3,4,5,6,m,u,0.5,0,1,,,\na,b,c,d,e,f,1,2,3,4,5,6,m,u,half,0,1,,,\n");
   const std::string error = error_of([&] { read_records(path); });
   for (const char* part : {"file.csv", "line 3", "value", "half"})
     EXPECT_NE(error.find(part), std::string::npos) << error;
@@ -159,7 +178,7 @@ TEST_F(Records, WithoutAColumnAreRefusedByItsName) {
 TEST_F(Records, OfThePaperNameTheirSourceAndWhatIsClaimed) {
   const auto path =
       file(std::string(kHeader) +
-           ",source,comparability\na,b,c,d,e,f,,16384,,,,0,perplexity,1,6.65,0,1,\"FoX, Table 3\",trend\n");
+           ",source,comparability\na,b,c,d,e,f,,16384,,,,0,perplexity,1,6.65,0,1,,,,\"FoX, Table 3\",trend\n");
   const auto numbers = read_paper(path);
   ASSERT_EQ(numbers.size(), 1u);
   EXPECT_EQ(numbers[0].source, "FoX, Table 3");
@@ -169,7 +188,7 @@ TEST_F(Records, OfThePaperNameTheirSourceAndWhatIsClaimed) {
 
 TEST_F(Records, OfThePaperWithAnUnknownComparabilityAreRefused) {
   const auto path =
-      file(std::string(kHeader) + ",source,comparability\na,b,c,d,e,f,0,1,0,0,0,0,m,1,6.65,0,1,there,roughly\n");
+      file(std::string(kHeader) + ",source,comparability\na,b,c,d,e,f,0,1,0,0,0,0,m,1,6.65,0,1,,,,there,roughly\n");
   EXPECT_NE(error_of([&] { read_paper(path); }).find("roughly"), std::string::npos);
 }
 

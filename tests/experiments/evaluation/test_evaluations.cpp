@@ -75,7 +75,7 @@ TEST_P(EveryEvaluation, GivesTheCurvesOfOneLengthAndOneX) {
   std::map<std::string, std::vector<double>> curves;
   std::set<std::string> x_names;
   for (const Point& point : run(settings).points) {
-    if (!std::isnan(point.y)) continue;  // raw
+    if (!std::isnan(point.y)) continue;  // raw: of one sequence
     ASSERT_NE(point.quantity.find("_at_"), std::string::npos) << point.quantity;
     x_names.insert(point.quantity.substr(point.quantity.find("_at_")));
     curves[point.quantity].push_back(point.x);

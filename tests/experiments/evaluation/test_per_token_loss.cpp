@@ -44,6 +44,16 @@ TEST_F(Evaluation, IsTheMeanOverSequencesWithItsStandardError) {
   }
 }
 
+TEST_F(Evaluation, KeepsEverySequenceInOctavesOfPositions) {
+  const PerTokenLoss found = per_token_loss(model, dataset, "valid", 48, 3);
+  EXPECT_EQ(found.octaves, (std::vector<int64_t>{1, 2, 4, 8, 16, 32, 48}));
+  ASSERT_EQ(found.by_octave.size(), 3u);
+  double octave = 0, positions = 0;  // the last one, of positions 33 … 48
+  for (const auto& means : found.by_octave) octave += means.back() / 3;
+  for (int64_t i = 32; i < 48; ++i) positions += found.loss[i] / 16;
+  EXPECT_NEAR(octave, positions, 1e-12);
+}
+
 TEST_F(Evaluation, DoesNotDependOnHowManySequencesGoTogether) {
   const int64_t length = 1024;  // eight sequences a forward call
   const int64_t count = std::min<int64_t>(9, dataset.sequence_count("train", length));

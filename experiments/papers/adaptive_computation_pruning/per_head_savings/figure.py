@@ -8,11 +8,13 @@ from report.style import OURS, panels
 
 
 def heads_of(claim, metric="pruned_share"):
-    """{layer: [value of each head]}"""
+    """{layer: [value of each head of every seed], in blocks}"""
     layers = {}
     for variant in claim.variants():
-        layer, _ = map(int, re.fullmatch(r"layer (\d+) head (\d+)", variant).groups())
-        layers.setdefault(layer, []).append(claim.cell(variant, metric, implementation="single pairs").mean)
+        if not (place := re.fullmatch(r"layer (\d+) head (\d+)", variant)):
+            continue
+        layer = int(place[1])
+        layers.setdefault(layer, []).extend(claim.cell(variant, metric).values)
     return layers
 
 
@@ -28,6 +30,6 @@ def figure(claim):
         panel.set_xlim(0, 100)
         panel.set_title(title)
         panel.set_xlabel("heads (%)")
-    axes[0].set_ylabel("pruned share of a head's pairs (%)\nglobal heads below, local heads above")
+    axes[0].set_ylabel("pruned share of a head's blocks (%)\nglobal heads below, local heads above")
     axes[0].set_ylim(0, 100)
     return figure

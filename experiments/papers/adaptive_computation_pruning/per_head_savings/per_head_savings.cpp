@@ -4,59 +4,105 @@
 #include <cmath>
 
 #include "experiments/claims/measures.hpp"
+#include "experiments/evaluation/pruned_share.hpp"
 #include "experiments/papers/adaptive_computation_pruning/runs.hpp"
 
 namespace lethe::per_head_savings {
 namespace {
 
-/// The share of heads for which `is` holds, expected above `threshold`, with the band of a share of few heads.
+/// The interval of a share of few heads by Agresti and Coull, t² successes and failures added by halves: its centre and half width.
+struct Interval {
+  double centre, half_width;
+};
 template <typename Predicate>
-Comparison share_of_heads(const std::string& statement, const std::vector<double>& savings, Predicate is,
-                          double threshold) {
-  const auto heads = static_cast<double>(savings.size());
-  const double share = static_cast<double>(std::ranges::count_if(savings, is)) / heads;
-  // Agresti and Coull: two successes and two failures are added, so that a share of 0 or 1 has a band too.
-  const double centre = (share * heads + 2) / (heads + 4);
-  return {.statement = statement,
-          .unit = threshold > 0 ? "share of heads above one half" : "share of heads",
-          .expectation = Expectation::positive(),
-          .measured = share - threshold,
-          .band = 1.96 * std::sqrt(centre * (1 - centre) / (heads + 4))};
+Interval share_of_heads(const std::vector<double>& savings, Predicate is, double confidence) {
+  const double t = student_t(1 << 20, confidence), heads = static_cast<double>(savings.size()) + t * t;
+  const double centre = (static_cast<double>(std::ranges::count_if(savings, is)) + t * t / 2) / heads;
+  return {centre, t * std::sqrt(centre * (1 - centre) / heads)};
+}
+
+bool is_local(double saving) { return saving > 0.5; }
+bool is_global(double saving) { return saving < 0.25; }
+bool is_between(double saving) { return saving >= 0.25 && saving < 0.75; }
+
+/// Savings by head, in blocks, of the heads of all seeds.
+struct Heads {
+  std::vector<double> all, first_layers;
+};
+
+std::vector<Comparison> statements(const Heads& trained, const Heads& untrained, double confidence) {
+  const auto share = [&](const std::string& statement, std::vector<double> Heads::*heads, bool (*is)(double),
+                         const Expectation& expectation, const char* source) {
+    const Interval found = share_of_heads(trained.*heads, is, confidence),
+                   before = share_of_heads(untrained.*heads, is, confidence);
+    return Comparison{.statement = statement,
+                      .source = source,
+                      .unit = "share of heads",
+                      .expectation = expectation,
+                      .measured = found.centre,
+                      .band = found.half_width,
+                      .control = Control{"untrained", before.centre, before.half_width}};
+  };
+  const Expectation most{.low = 0.5}, some{.low = 0.05}, few{.high = 0.5};
+  std::vector<Comparison> all = {
+      share("Most heads are local: most of their blocks are pruned", &Heads::all, is_local, most, "ACP Fig. 4"),
+      share("Some heads are global: less than a quarter of their blocks is pruned, in one head of twenty", &Heads::all,
+            is_global, some, "ACP Fig. 4"),
+      share("Few heads lie between a quarter and three quarters", &Heads::all, is_between, few, "ACP Fig. 4"),
+      share("The heads of the first two layers are local", &Heads::first_layers, is_local, most, "ACP Fig. 5"),
+  };
+  all[0].headline = all[1].headline = true;
+  // Untrained heads are all local, so what trained ones add is that they still are where others have become global.
+  for (const size_t local : {0, 2, 3})
+    if (all[1].verdict() == Verdict::kReproduced) all[local].control.reset();
+  return all;
+}
+
+/// The share of blocks that each head of the untrained model skips.
+std::vector<double> untrained_savings(const Study& study, const Artefact& model, int64_t sequences) {
+  const int64_t length = model.run.training.context_length;
+  return study.measured(model, {"pruned_share_untrained"}, {{"length", length}, {"sequences", sequences}},
+                        [&](const LanguageModel&) {
+                          LanguageModel fresh = untrained(model);
+                          nlohmann::json shares = nlohmann::json::array();
+                          for (const HeadShare& share : head_shares(fresh, study.dataset, length, sequences))
+                            shares.push_back(mean(share.blocks));
+                          return shares;
+                        });
 }
 
 }  // namespace
 
-std::vector<Run> runs(const nlohmann::json& settings, int64_t vocabulary) {
-  return {studied_run(settings, vocabulary)};
-}
+std::vector<Run> runs(const nlohmann::json& settings, int64_t vocabulary) { return studied_runs(settings, vocabulary); }
 
 Findings measure(const Study& study) {
   Findings findings;
-  const Run& run = study.trained.front().run;
+  Heads trained, before;
+  const int64_t sequences = study.settings.at("evaluation").at("sequences");
   study.each([&](const Artefact& model) {
-    const nlohmann::json pieces = {{"length", run.training.context_length},
-                                   {"sequences", study.settings.at("evaluation").at("sequences")}};
-    findings.records = records_of(study, run, evaluated(study, model, "pruned_share", pieces));
+    const int64_t length = model.run.training.context_length, early = 2 * model.run.model.heads;
+    const auto add = [&](Heads& heads, const std::vector<double>& savings) {
+      heads.all.insert(heads.all.end(), savings.begin(), savings.end());
+      heads.first_layers.insert(heads.first_layers.end(), savings.begin(),
+                                savings.begin() + std::min<ptrdiff_t>(early, std::ssize(savings)));
+    };
+    std::vector<double> savings;  // of blocks, as the paper counts them, layer by layer
+    for (const Record& record :
+         records_of(study, model.run,
+                    evaluated(study, model, "pruned_share", {{"length", length}, {"sequences", sequences}}))) {
+      findings.records.push_back(record);
+      if (record.implementation == "lethe") savings.push_back(record.value);
+    }
+    const std::vector<double> untrained = untrained_savings(study, model, sequences);
+    add(trained, savings);
+    add(before, untrained);
+    findings.records.push_back(
+        record_of(study.experiment, model.run, 1, length, "pruned_share_untrained", "1", mean(untrained)));
+    findings.records.back().variant = "all heads";
   });
-
-  std::vector<double> savings;  // the mean share of pairs with D_ij < δ, by head, layer by layer
-  for (const Record& record : findings.records)
-    if (record.implementation == "single pairs") savings.push_back(record.value);
-  const std::vector<double> first_layers(
-      savings.begin(), savings.begin() + std::min<ptrdiff_t>(2 * run.model.heads, std::ssize(savings)));
-
-  const auto is_local = [](double saving) { return saving > 0.5; };
-  const auto is_global = [](double saving) { return saving < 0.25; };
-  const auto is_extreme = [](double saving) { return saving < 0.25 || saving >= 0.75; };
-  findings.comparisons = {
-      share_of_heads("Most heads are local: most of their attention is pruned", savings, is_local, 0.5),
-      share_of_heads("Some heads are global: less than a quarter of their attention is pruned", savings, is_global, 0),
-      share_of_heads("Few heads lie between a quarter and three quarters", savings, is_extreme, 0.5),
-      share_of_heads("The heads of the first two layers are local", first_layers, is_local, 0.5),
-  };
-  for (Comparison& comparison : findings.comparisons) comparison.source = "ACP Fig. 4";
-  findings.comparisons[0].headline = findings.comparisons[1].headline = true;
-  findings.comparisons.back().source = "ACP Fig. 5";
+  findings.comparisons = statements(trained, before, study.settings.value("confidence", kConfidence));
+  const Comparison opened = gates_opened(study, study.trained, sequences);
+  judge_by_gates(findings.comparisons, opened, study.settings);
   return findings;
 }
 

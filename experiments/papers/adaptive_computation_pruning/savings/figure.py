@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from report.style import BOUNDARY, COLOURS, GREY, OURS, PAPER, count_tokens, legend_below, look, panels
+from report.style import BOUNDARY, COLOURS, GREY, INK, OURS, PAPER, count_tokens, legend_below, look, panels
 
 
 def figure(claim):
@@ -15,6 +15,9 @@ def figure(claim):
         values = [100 * claim.cell(with_acp, "pruned_share", length, implementation).mean for length in lengths]
         drawn = shares.bar(places + offset, values, width=0.38, color=shade, label=label)
         shares.bar_label(drawn, fmt="%.0f", fontsize=8)
+    before = [100 * cell.mean for length in lengths if (cell := claim.cell("untrained", "pruned_share", length))]
+    if before:
+        shares.plot(places, before, "_", color=INK, markersize=30, label="blocks, before training")
     shares.axhline(70, color=BOUNDARY, linewidth=1.2, label="paper: around 70 % at 4k to 16k")
     shares.set_xticks(places, lengths)
     shares.set_ylim(0, 100)
@@ -38,7 +41,8 @@ def figure(claim):
 
     for variant in (with_acp, "FoX (Pro) without ACP"):
         x, values = claim.curve("training_loss", variant)
-        losses.plot(x, values, label=variant, **look(variant))
+        if x:
+            losses.plot(x, values, label=variant, **look(variant))
     count_tokens(losses)
     losses.set_xlabel("training tokens")
     losses.set_ylabel("training loss (nats)")

@@ -8,9 +8,11 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <iterator>
 #include <map>
 
 #include "experiments/claims/measures.hpp"
+#include "experiments/claims/seeds.hpp"
 #include "experiments/evaluation/pruned_share.hpp"
 #include "experiments/papers/adaptive_computation_pruning/runs.hpp"
 #include "optimized/torch/forgetting_attention.hpp"
@@ -95,60 +97,114 @@ int64_t sequences_a_step(const Run& run) {
   return std::max<int64_t>(1, run.training.micro_batch_tokens / run.training.context_length);
 }
 
-/// Half width of the 95 % interval of a median of ratios: a median scatters 1.25 times as much as a mean.
-double band_of_median(const std::vector<double>& ratios) { return 1.25 * band_of_mean(ratios); }
+/// Half width of the interval of a median of ratios: a median scatters 1.25 times as much as a mean.
+double band_of_median(const std::vector<double>& ratios, double confidence) {
+  return 1.25 * band_of_mean(ratios, confidence);
+}
 
-/// The findings at one context length.
-struct AtLength {
-  int64_t length = 0;
-  std::vector<double> pruned = {};                               ///< share of the pairs with D_ij < δ, by sequence
-  std::vector<double> operator_speedup = {}, step_speedup = {};  ///< by repetition
+std::string at(int64_t length) { return "context " + std::to_string(length); }
+
+/// The findings of all runs with pruning.
+struct Found {
+  explicit Found(double confidence)
+      : confidence(confidence), shares(confidence), untrained(confidence), losses(confidence) {}
+  double confidence;
+  Measurements shares, untrained;                                         ///< of the blocks, by at(length)
+  Measurements losses;                                                    ///< at the longest context, by label
+  std::map<int64_t, std::vector<double>> operator_speedup, step_speedup;  ///< of seed 0, by repetition
 };
 
-/// The comparisons on the largest context and on the growth from the smallest to the largest.
-std::vector<Comparison> comparisons_of_lengths(const Study& study, const AtLength& shortest, const AtLength& longest) {
+/// A difference of two medians, less 1 each where it is a gain.
+struct Gain {
+  double value, band;
+};
+Gain gain(const std::vector<double>& speedup, double confidence) {
+  return {median(speedup) - 1, band_of_median(speedup, confidence)};
+}
+Gain operator-(const Gain& a, const Gain& b) { return {a.value - b.value, std::hypot(a.band, b.band)}; }
+
+/// The statements on trained gates: on the longest context, and on the growth from the shortest to it.
+std::vector<Comparison> comparisons_of_lengths(const Study& study, const Found& found) {
+  const auto lengths = study.settings.at("context_lengths").get<std::vector<int64_t>>();
+  const int64_t shortest = lengths.front(), longest = lengths.back();
   const double share = paper_value(study, kWith, "pruned_share");
-  const double gain_low = paper_value(study, "all", "training_step_gain_low");
-  const double gain_high = paper_value(study, "all", "training_step_gain_high");
-  const std::string at = " at a context of " + std::to_string(longest.length);
-  const auto gain = [](const std::vector<double>& speedup) { return median(speedup) - 1; };
-  const auto together = [](double a, double b) { return std::hypot(a, b); };
-  return {
-      {.statement = "About 70 % of the attention's pairs are pruned" + at,
-       .source = "ACP Fig. 2 left",
-       .unit = "share",
-       .headline = true,
-       .expectation = Expectation::between(share - 0.1, share + 0.1),
-       .paper = share,
-       .measured = mean(longest.pruned),
-       .band = band_of_mean(longest.pruned)},
-      {.statement = "A longer context is pruned more",
-       .source = "ACP Section 4.2",
-       .unit = "share",
-       .expectation = Expectation::positive(),
-       .measured = mean(longest.pruned) - mean(shortest.pruned),
-       .band = together(band_of_mean(longest.pruned), band_of_mean(shortest.pruned))},
-      {.statement = "A training step is 10 % to 35 % faster" + at,
-       .source = "ACP Fig. 2 right",
-       .unit = "gain in throughput",
-       .headline = true,
-       .expectation = Expectation::between(gain_low, gain_high),
-       .measured = gain(longest.step_speedup),
-       .band = band_of_median(longest.step_speedup)},
-      {.statement = "The training step gains more from a longer context",
-       .source = "ACP Section 4.2",
-       .unit = "gain in throughput",
-       .expectation = Expectation::positive(),
-       .measured = gain(longest.step_speedup) - gain(shortest.step_speedup),
-       .band = together(band_of_median(longest.step_speedup), band_of_median(shortest.step_speedup))},
-      {.statement = "The operator alone gains more than the training step" + at,
-       .source = "ACP Section 4.2",
-       .unit = "gain in throughput",
-       .headline = true,
-       .expectation = Expectation::positive(),
-       .measured = gain(longest.operator_speedup) - gain(longest.step_speedup),
-       .band = together(band_of_median(longest.operator_speedup), band_of_median(longest.step_speedup))},
+  const double low = paper_value(study, "all", "training_step_gain_low");
+  const double high = paper_value(study, "all", "training_step_gain_high");
+  const std::string place = " at a context of " + std::to_string(longest);
+  const auto of_shares = [&](const std::string& statement, const std::vector<Measurements::Term>& terms,
+                             const Expectation& expectation, const char* source) {
+    Comparison comparison = found.shares.compare(statement, terms, expectation);
+    const Comparison before = found.untrained.compare("", terms, expectation);
+    comparison.control = Control{"untrained", before.measured, before.band};
+    comparison.unit = "share of the blocks";
+    comparison.source = source;
+    return comparison;
   };
+  const auto of_times = [&](const std::string& statement, const Gain& gain, const Expectation& expectation,
+                            const char* source, bool headline) {
+    return Comparison{.statement = statement,
+                      .source = source,
+                      .unit = "gain in throughput",
+                      .headline = headline,
+                      .expectation = expectation,
+                      .measured = gain.value,
+                      .band = gain.band};
+  };
+  const Gain step = gain(found.step_speedup.at(longest), found.confidence),
+             early = gain(found.step_speedup.at(shortest), found.confidence),
+             alone = gain(found.operator_speedup.at(longest), found.confidence);
+  std::vector<Comparison> all = {
+      of_shares("About 70 % of the attention's blocks are pruned" + place, {{at(longest), 1}},
+                Expectation::between(share - 0.1, share + 0.1), "ACP Fig. 2 left"),
+      of_shares("A longer context is pruned more", {{at(longest), 1}, {at(shortest), -1}}, Expectation::positive(),
+                "ACP Section 4.2"),
+      of_times("A training step is 10 % to 35 % faster" + place, step, Expectation::between(low, high),
+               "ACP Fig. 2 right", true),
+      of_times("The training step gains more from a longer context", step - early, Expectation::positive(),
+               "ACP Section 4.2", false),
+      of_times("The operator alone gains more than the training step" + place, alone - step, Expectation::positive(),
+               "ACP Section 4.2", true)};
+  all.front().headline = true;
+  all.front().paper = share;
+  if (lengths.size() < 2)
+    for (const size_t growth : {1, 3}) all[growth].open = "this scale has one context length";
+  Comparison equal =
+      found.losses.compare("Training with pruning ends at the same loss as training without",
+                           {{kWith, 1}, {kWithout, -1}}, Expectation::within(study.settings.at("no_effect_margin")));
+  equal.source = "ACP Fig. 3 left";
+  equal.headline = true;
+  equal.paper = 0;
+  if (equal.out_of_reach.empty()) {
+    const auto differences = found.losses.by_seed({{kWith, 1}, {kWithout, -1}});
+    if (std::ranges::count(differences, 0.0) > 0)
+      equal.open = "runs with and without pruning are equal to the last bit";
+  }
+  all.push_back(equal);
+  return all;
+}
+
+/// The share of a model's forward FLOPs that is its attention, two products of T/2 keys a query, a multiply-add counted as two.
+double attention_share(int64_t length) {
+  ModelConfig model = named_architecture("fox-pro");
+  set_size(model, "760m");
+  const double attention = 2.0 * static_cast<double>(model.layers * length * model.width);
+  const double products = 2.0 * static_cast<double>(count_parameters(model).non_embedding);
+  return attention / (attention + products);
+}
+
+/// The paper's shares of attention in a model's FLOPs: arithmetic, at every scale.
+std::vector<Comparison> shares_of_flops(const Study& study) {
+  std::vector<Comparison> all;
+  for (const auto& [number, source, _] : study.paper)
+    if (number.metric == "attention_share_of_flops")
+      all.push_back({.statement = "Attention is that share of a 760M model's FLOPs at a context of " +
+                                  std::to_string(number.length),
+                     .source = "ACP Section 4.2",
+                     .unit = "share",
+                     .expectation = {.low = number.value - 0.02, .high = number.value + 0.02},
+                     .paper = number.value,
+                     .measured = attention_share(number.length)});
+  return all;
 }
 
 /// The times of attention and of a training step, with and without pruning, in seconds.
@@ -165,25 +221,31 @@ nlohmann::json measured_times(LanguageModel& model, const Run& run, const Datase
           {"training_step", {{"without", step.without}, {"with", step.with}}}};
 }
 
-/// Times and counts at one context length, added to the records too.
-AtLength measure_length(const Study& study, const Artefact& trained, std::vector<Record>& records) {
+/// Times and counts of one run with pruning, added to the records too. Times are those of seed 0.
+void measure_length(const Study& study, const Artefact& trained, Found& found, std::vector<Record>& records) {
   const nlohmann::json& evaluation = study.settings.at("evaluation");
   const Run& run = trained.run;
   const int64_t length = run.training.context_length, repetitions = evaluation.at("repetitions");
-  const auto add = [&](const std::string& variant, const char* metric, const char* unit,
-                       const std::vector<double>& values, double value) {
+  const auto add = [&](const std::string& variant, const char* implementation, const std::string& metric,
+                       const char* unit, const std::vector<double>& values, double value) {
     Record record = record_of(study.experiment, run, 1, length, metric, unit, value);
     record.variant = variant;
-    record.stddev = band_of_mean(values) / 1.96 * std::sqrt(static_cast<double>(values.size()));
+    record.implementation = implementation;
+    record.stddev = values.size() < 2 ? 0 : deviation(values);
     record.samples = static_cast<int64_t>(values.size());
     records.push_back(record);
   };
 
   const auto tolerance = run.model.mixer.only<AttentionConfig>().log_pruning_tolerance;
-  const Pruned shares = pruned(study, trained, tolerance, evaluation.at("sequences"));
-  add(run.label, "pruned_share", "1", shares.blocks, mean(shares.blocks));
-  add(run.label, "pruned_share", "1", shares.entries, mean(shares.entries));
-  records.back().implementation = "single pairs";
+  const Pruned after = pruned(study, trained, tolerance, evaluation.at("sequences")),
+               before = pruned(study, trained, tolerance, evaluation.at("sequences"), Moment::kBeforeTraining);
+  found.shares.add(at(length), run.training.seed, mean(after.blocks), after.blocks);
+  found.untrained.add(at(length), run.training.seed, mean(before.blocks), before.blocks);
+  add(run.label, "lethe", "pruned_share", "1", after.blocks, mean(after.blocks));
+  add(run.label, "single pairs", "pruned_share", "1", after.entries, mean(after.entries));
+  add("untrained", "lethe", "pruned_share", "1", before.blocks, mean(before.blocks));
+  add("untrained", "single pairs", "pruned_share", "1", before.entries, mean(before.entries));
+  if (run.training.seed != 0) return;
 
   const auto times =
       study.measured(trained, {"times_of_pruning"}, {{"repetitions", repetitions}},
@@ -191,54 +253,58 @@ AtLength measure_length(const Study& study, const Artefact& trained, std::vector
   const auto speedup = [&](const std::string& metric, int64_t sequences_a_call) {
     const Duel duel{times.at(metric).at("without"), times.at(metric).at("with")};
     for (const auto& [variant, seconds] : {std::pair(kWithout, duel.without), std::pair(kWith, duel.with)}) {
-      add(variant, (metric + "_time").c_str(), "s", seconds, median(seconds));
+      add(variant, "lethe", metric + "_time", "s", seconds, median(seconds));
       records.back().batch = sequences_a_call;
     }
-    add(kWith, (metric + "_speedup").c_str(), "1", duel.speedup(), median(duel.speedup()));
+    add(kWith, "lethe", metric + "_speedup", "1", duel.speedup(), median(duel.speedup()));
     records.back().batch = sequences_a_call;
     return duel.speedup();
   };
-  AtLength found{.length = length, .pruned = shares.entries};
-  found.operator_speedup = speedup("operator", 1);
-  found.step_speedup = speedup("training_step", sequences_a_step(run));
-  return found;
+  found.operator_speedup[length] = speedup("operator", 1);
+  found.step_speedup[length] = speedup("training_step", sequences_a_step(run));
 }
 
 }  // namespace
 
 std::vector<Run> runs(const nlohmann::json& settings, int64_t vocabulary) {
   const auto lengths = settings.at("context_lengths").get<std::vector<int64_t>>();
+  const auto usual = settings.at("seeds").get<int64_t>();
   std::vector<Run> runs;
-  for (const int64_t length : lengths)
-    runs.push_back(pruning_run(settings, vocabulary, length, settings.at("log_tolerance").get<double>()));
-  runs.push_back(pruning_run(settings, vocabulary, lengths.back(), std::nullopt));
+  const auto add = [&](int64_t length, std::optional<double> tolerance, const std::string& label) {
+    for (int64_t seed = 0; seed < seeds_of(settings, label, usual); ++seed)
+      runs.push_back(pruning_run(settings, vocabulary, length, tolerance, static_cast<uint64_t>(seed)));
+  };
+  for (const int64_t length : lengths) add(length, settings.at("log_tolerance").get<double>(), kWith);
+  add(lengths.back(), std::nullopt, kWithout);
   return runs;
 }
 
 Findings measure(const Study& study) {
   Findings findings;
-  std::vector<AtLength> lengths;
-  std::map<std::string, double> losses;  // at the longest context, by label
+  Found found(study.settings.value("confidence", kConfidence));
+  const int64_t longest = study.settings.at("context_lengths").back(),
+                sequences = study.settings.at("evaluation").at("sequences");
   study.each([&](const Artefact& trained) {
     const Run& run = trained.run;
     const int64_t length = run.training.context_length;
-    if (run.label == kWith) lengths.push_back(measure_length(study, trained, findings.records));
-    if (length != study.settings.at("context_lengths").back()) return;
-    // Both train on the same text in the same order from the same initial weights.
-    const Evaluated found = evaluate(study, trained, length, study.settings.at("evaluation").at("sequences"));
-    losses[run.label] = found.value("loss");
-    findings.records.push_back(record_of(study.experiment, run, 1, length, "loss", "nats", losses[run.label]));
-    for (auto&& points : {training_curve(run, trained), loss_curve(run, found)})
+    if (run.label == kWith) measure_length(study, trained, found, findings.records);
+    if (length != longest) return;
+    // Of one seed both read the same text in the same order from the same initial weights.
+    const Evaluated evaluated = evaluate(study, trained, length, sequences);
+    found.losses.add(run, evaluated.value("loss"), losses_of_sequences(evaluated, 0, length));
+    findings.records.push_back(record_of(study.experiment, run, 1, length, "loss", "nats", evaluated.value("loss")));
+    for (auto&& points : {training_curve(run, trained), loss_curve(run, evaluated)})
       findings.points.insert(findings.points.end(), points.begin(), points.end());
   });
-  findings.comparisons = comparisons_of_lengths(study, lengths.front(), lengths.back());
-  findings.comparisons.push_back({.statement = "Training with pruning ends at the same loss as training without",
-                                  .source = "ACP Fig. 3 left",
-                                  .unit = "nats",
-                                  .headline = true,
-                                  .expectation = Expectation::within(study.settings.at("no_effect_margin")),
-                                  .paper = 0,
-                                  .measured = losses.at(kWith) - losses.at(kWithout)});
+  std::vector<Artefact> at_longest = study.labelled(kWith);
+  std::erase_if(at_longest, [&](const Artefact& model) { return model.run.training.context_length != longest; });
+  Comparison opened = gates_opened(study, at_longest, sequences);
+  opened.headline = true;
+  findings.comparisons = comparisons_of_lengths(study, found);
+  judge_by_gates(findings.comparisons, opened, study.settings);
+  opened.out_of_reach = study.settings.value("gates_out_of_reach", "");
+  findings.comparisons.push_back(opened);
+  std::ranges::copy(shares_of_flops(study), std::back_inserter(findings.comparisons));
   return findings;
 }
 

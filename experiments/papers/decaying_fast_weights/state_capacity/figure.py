@@ -16,7 +16,7 @@ def loss(claim, variant):
 
 def figure(claim):
     figure, [[sizes, curves]] = panels(2, width=11, height=5.2)
-    base, paper_base = loss(claim, ATTENTION), claim.paper_value(ATTENTION, "perplexity")
+    base, paper_base = loss(claim, ATTENTION), claim.paper_value("Softmax before the swap", "perplexity")
     for position, rule in enumerate(("Gated", "Decay")):
         ours = [loss(claim, f"{rule} m={m}") - base for m in STATES]
         papers = [math.log(claim.paper_value(f"{rule} m={m}", "perplexity") / paper_base) for m in STATES]

@@ -1,7 +1,11 @@
 // One function, several forms: every mechanism of the reference in all its forms, on the traced attention of a trained model.
 
 #include <algorithm>
+#include <functional>
+#include <limits>
+#include <map>
 
+#include "experiments/claims/measures.hpp"
 #include "experiments/evaluation/pruned_share.hpp"
 #include "experiments/papers/forgetting_transformer/duality/forms.hpp"
 #include "experiments/papers/forgetting_transformer/rows.hpp"
@@ -43,6 +47,51 @@ std::vector<TracedHead> traced_heads(LanguageModel& model, const Dataset& datase
   return heads;
 }
 
+// A difference that isn't finite is null in JSON, and infinite after it.
+std::map<std::string, Differences> by_row_of(const nlohmann::json& rows) {
+  const auto number = [](const nlohmann::json& value) {
+    return value.is_null() ? std::numeric_limits<double>::infinity() : value.get<double>();
+  };
+  std::map<std::string, Differences> by_row;
+  for (const auto& [name, row] : rows.items()) {
+    for (const auto& [form, value] : row.at("in_double").items()) by_row[name].in_double[form] = number(value);
+    for (const auto& [form, value] : row.at("in_float").items()) by_row[name].in_float[form] = number(value);
+    by_row[name].off_by_one = number(row.at("off_by_one"));
+  }
+  return by_row;
+}
+
+/// The differences of all rows on the heads of some sequences, the worst of each, and the pictures of two heads.
+nlohmann::json compared_heads(LanguageModel& model, const Dataset& dataset, const nlohmann::json& evaluation,
+                              const std::function<void(double)>& progress) {
+  const int64_t length = evaluation.at("length"), sequences = evaluation.at("sequences"),
+                pictured = evaluation.at("pictured");
+  const auto chunk_lengths = evaluation.at("chunk_lengths").get<std::vector<int64_t>>();
+  std::map<std::string, Differences> by_row;
+  std::vector<Point> pictures;
+  double gauge = 0, heads_compared = 0;
+  for (int64_t sequence = 0; sequence < sequences; ++sequence) {
+    auto heads = traced_heads(model, dataset, length, sequence);
+    for (const auto& [_, head] : heads) {
+      for (const reference::Variant& variant : reference::variants()) {
+        const Differences found = differences(variant, head, chunk_lengths);
+        const auto [place, is_new] = by_row.emplace(variant.name, found);
+        if (!is_new) place->second.merge(found);
+      }
+      gauge = std::max(gauge, gauge_difference(head));
+      progress(++heads_compared / static_cast<double>(sequences * static_cast<int64_t>(heads.size())));
+    }
+    if (sequence > 0) continue;
+    std::ranges::sort(heads, {}, [](const TracedHead& traced) { return traced.head.log_forget.mean(); });
+    for (const TracedHead* shown : {&heads.front(), &heads.back()})
+      add_picture(shown->head, std::min(pictured, length), shown->name, pictures);
+  }
+  nlohmann::json rows = nlohmann::json::object();
+  for (const auto& [name, row] : by_row)
+    rows[name] = {{"in_double", row.in_double}, {"in_float", row.in_float}, {"off_by_one", row.off_by_one}};
+  return {{"rows", rows}, {"gauge", gauge}, {"heads", heads_compared}, {"pictures", json_of(pictures)}};
+}
+
 }  // namespace
 
 std::vector<Run> runs(const nlohmann::json& settings, int64_t vocabulary) {
@@ -51,31 +100,20 @@ std::vector<Run> runs(const nlohmann::json& settings, int64_t vocabulary) {
 
 Findings measure(const Study& study) {
   const Run& run = study.trained.front().run;
-  LanguageModel model = load_model(study.trained.front());
   const nlohmann::json& evaluation = study.settings.at("evaluation");
-  const int64_t length = evaluation.at("length"), sequences = evaluation.at("sequences"),
-                pictured = evaluation.at("pictured");
+  const int64_t length = evaluation.at("length");
   const auto chunk_lengths = evaluation.at("chunk_lengths").get<std::vector<int64_t>>();
 
   Findings findings;
-  std::map<std::string, Differences> by_row;
-  double gauge = 0, heads_compared = 0;
-  for (int64_t sequence = 0; sequence < sequences; ++sequence) {
-    auto heads = traced_heads(model, study.dataset, length, sequence);
-    for (const auto& [_, head] : heads) {
-      for (const reference::Variant& variant : reference::variants()) {
-        const Differences found = differences(variant, head, chunk_lengths);
-        const auto [place, is_new] = by_row.emplace(variant.name, found);
-        if (!is_new) place->second.merge(found);
-      }
-      gauge = std::max(gauge, gauge_difference(head));
-      study.progress(++heads_compared / static_cast<double>(sequences * static_cast<int64_t>(heads.size())));
-    }
-    if (sequence > 0) continue;
-    std::ranges::sort(heads, {}, [](const TracedHead& traced) { return traced.head.log_forget.mean(); });
-    for (const TracedHead* shown : {&heads.front(), &heads.back()})
-      add_picture(shown->head, std::min(pictured, length), shown->name, findings.points);
-  }
+  nlohmann::json found_of_model;
+  study.each([&](const Artefact& artefact) {
+    found_of_model = study.measured(artefact, {"duality"}, evaluation, [&](LanguageModel& model) {
+      return compared_heads(model, study.dataset, evaluation, study.progress);
+    });
+  });
+  const auto by_row = by_row_of(found_of_model.at("rows"));
+  const double gauge = found_of_model.at("gauge"), heads_compared = found_of_model.at("heads");
+  findings.points = points_of(found_of_model.at("pictures"));
 
   for (const reference::Variant& variant : reference::variants()) {
     const auto add = [&](const std::string& form, const char* metric, double value) {

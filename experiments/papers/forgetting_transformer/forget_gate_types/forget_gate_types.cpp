@@ -1,6 +1,10 @@
 // FoX Fig. 5: a data-dependent forget gate, a data-independent one, and a fixed one (ALiBi).
 
+#include <algorithm>
+#include <iterator>
+
 #include "experiments/claims/measures.hpp"
+#include "experiments/claims/seeds.hpp"
 #include "experiments/papers/forgetting_transformer/rows.hpp"
 
 namespace lethe::forget_gate_types {
@@ -36,7 +40,8 @@ std::vector<Run> runs(const nlohmann::json& settings, int64_t vocabulary) {
     const Row row = table_3_row(architecture.data_dependent);
     for (const Row& changed : {with_gate(architecture.data_independent, row, ForgetGate::kBiasOnly, settings),
                                with_gate(architecture.fixed, row, ForgetGate::kFixed, settings)})
-      runs.push_back(runs_of(changed, settings, vocabulary, 1).front());
+      std::ranges::copy(runs_of(changed, settings, vocabulary, seeds_of(settings, changed.name, 1)),
+                        std::back_inserter(runs));
   }
   return runs;
 }
@@ -45,15 +50,15 @@ Findings measure(const Study& study) {
   Findings findings;
   const int64_t trained_length = study.settings.at("training").at("context_length");
   const int64_t longest = study.settings.at("evaluation").at("length_factor").get<int64_t>() * trained_length;
-  Measurements within, beyond;
+  const double confidence = study.settings.value("confidence", kConfidence);
+  Measurements within(confidence), beyond(confidence);
   study.each([&](const Artefact& model) {
     const Run& run = model.run;
     const Evaluated at_length = evaluate(study, model, trained_length);
     const Evaluated at_longest = evaluate(study, model, longest);
-    std::vector<double> later = at_longest.curve("loss_at_position");
-    later.erase(later.begin(), later.begin() + trained_length);
-    within.add(run, at_length.value("loss"));
-    beyond.add(run, mean(later));
+    const std::vector<double> later = losses_of_sequences(at_longest, trained_length, longest);
+    within.add(run, at_length.value("loss"), losses_of_sequences(at_length, 0, trained_length));
+    beyond.add(run, mean(later), later);
     const auto record = [&](const Evaluated& found, const char* metric, double value) {
       const auto [sequences, length] = std::pair(found.records.front().batch, found.records.front().length);
       findings.records.push_back(record_of(study.experiment, run, sequences, length, metric, "nats", value));
@@ -69,7 +74,6 @@ Findings measure(const Study& study) {
   for (const auto& [data_dependent, data_independent, fixed] : architectures()) {
     const auto add = [&](Comparison comparison, bool headline) {
       comparison.source = "FoX Fig. 5 and Section 4.5";
-      comparison.unit = "nats";
       comparison.headline = headline;
       findings.comparisons.push_back(comparison);
     };

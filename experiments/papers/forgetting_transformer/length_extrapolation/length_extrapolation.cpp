@@ -1,6 +1,10 @@
-// FoX Fig. 2: per-token loss L(i) and perplexity P(l) within and beyond the training length.
+// FoX Fig. 2: per-token loss L(i) within and beyond the training length, and Appendix C's criterion of context use, the slope of L(i).
+
+#include <iterator>
+#include <map>
 
 #include "experiments/claims/measures.hpp"
+#include "experiments/claims/seeds.hpp"
 #include "experiments/papers/forgetting_transformer/rows.hpp"
 
 namespace lethe::length_extrapolation {
@@ -8,74 +12,113 @@ namespace {
 
 const std::vector<std::string> kRows = {"FoX (LLaMA)", "Transformer (LLaMA)", "FoX (Pro)", "Transformer (Pro)"};
 
-Comparison headline(Comparison comparison) {
-  comparison.headline = true;
-  return comparison;
+/// Losses of one text in pieces of the longest length T', by stretches of positions around the training length T. All rows read the same tokens at the
+/// same positions, so their differences have neither another text nor other cold starts.
+struct Stretches {
+  explicit Stretches(double confidence) : late(confidence), beyond(confidence), fall(confidence), rise(confidence) {}
+  Measurements late;    ///< the mean of T/2 + 1 … T
+  Measurements beyond;  ///< the mean of T + 1 … T'
+  Measurements fall;  ///< L(T/4 + 1 … T/2) − L(T/2 + 1 … T): App. C's slope, positive where the last half is read
+  Measurements rise;  ///< beyond − late
+};
+
+std::vector<double> difference(const std::vector<double>& a, const std::vector<double>& b) {
+  std::vector<double> values;
+  for (size_t s = 0; s < a.size(); ++s) values.push_back(a[s] - b[s]);
+  return values;
+}
+
+void add(Stretches& stretches, const Run& run, const Evaluated& found, int64_t trained, int64_t longest) {
+  const auto middle = losses_of_sequences(found, trained / 4, trained / 2),
+             late = losses_of_sequences(found, trained / 2, trained),
+             beyond = losses_of_sequences(found, trained, longest);
+  for (const auto& [measurements, values] :
+       {std::pair(&stretches.late, late), std::pair(&stretches.beyond, beyond),
+        std::pair(&stretches.fall, difference(middle, late)), std::pair(&stretches.rise, difference(beyond, late))})
+    measurements->add(run, mean(values), values);
+}
+
+std::vector<Comparison> statements(const Stretches& all, const std::string& blind, const nlohmann::json& settings) {
+  const auto positive = Expectation::positive();
+  const Expectation no_rise{.high = settings.at("no_effect_margin")};
+  const auto headline = [](Comparison comparison) {
+    comparison.headline = true;
+    return comparison;
+  };
+  const auto better = [&](const Measurements& losses, const std::string& fox, const std::string& transformer,
+                          const char* where) {
+    return headline(
+        losses.compare(fox + " is better than " + transformer + where, {{transformer, 1}, {fox, -1}}, positive));
+  };
+  const auto reads_far = [&](const std::string& row) {
+    return all.fall.compare(
+        "L(i) of " + row + " falls in the last half of the training length by more than the control's",
+        {{row, 1}, {blind, -1}}, positive);
+  };
+  const auto holds = [&](const std::string& row) {
+    Comparison comparison = all.rise.compare(
+        row + " doesn't get worse beyond the training length than the control does", {{row, 1}, {blind, -1}}, no_rise);
+    if (reads_far(row).verdict() != Verdict::kTrendReproduced)
+      comparison.open = "it is not seen to read farther than its control, which cannot get worse";
+    return headline(comparison);
+  };
+  return {
+      better(all.late, "FoX (LLaMA)", "Transformer (LLaMA)", " in the last half of the training length"),
+      better(all.late, "FoX (Pro)", "Transformer (Pro)", " in the last half of the training length"),
+      all.late.compare("The advantage of FoX is smaller with the Pro architecture",
+                       {{"Transformer (LLaMA)", 1}, {"FoX (LLaMA)", -1}, {"Transformer (Pro)", -1}, {"FoX (Pro)", 1}},
+                       positive),
+      headline(reads_far("FoX (LLaMA)")),
+      headline(reads_far("FoX (Pro)")),
+      reads_far("Transformer (LLaMA)"),
+      reads_far("Transformer (Pro)"),
+      holds("FoX (LLaMA)"),
+      holds("FoX (Pro)"),
+      headline(all.rise.compare("Transformer (LLaMA) gets worse beyond the training length than the control does",
+                                {{"Transformer (LLaMA)", 1}, {blind, -1}}, positive)),
+      all.rise.compare("Transformer (Pro) extrapolates better than Transformer (LLaMA)",
+                       {{"Transformer (LLaMA)", 1}, {"Transformer (Pro)", -1}}, positive),
+      better(all.beyond, "FoX (LLaMA)", "Transformer (LLaMA)", " beyond the training length"),
+      better(all.beyond, "FoX (Pro)", "Transformer (Pro)", " beyond the training length"),
+  };
 }
 
 }  // namespace
 
 std::vector<Run> runs(const nlohmann::json& settings, int64_t vocabulary) {
-  return table_3_runs(kRows, settings, vocabulary);
+  std::vector<Run> runs = table_3_runs(kRows, settings, vocabulary);
+  std::ranges::copy(control_runs(settings, vocabulary), std::back_inserter(runs));
+  return runs;
 }
 
 Findings measure(const Study& study) {
   Findings findings;
   const int64_t trained_length = study.settings.at("training").at("context_length");
-  const auto factor = study.settings.at("evaluation").at("length_factor").get<int64_t>();
-  const int64_t longest = factor * trained_length;
-  std::map<int64_t, Measurements> losses;  // by the length of the text's pieces
-  Measurements gain;                       // of the training length over half of it
-  Measurements rise;                       // of the longest length over the training length
-
+  const int64_t longest = study.settings.at("evaluation").at("length_factor").get<int64_t>() * trained_length;
+  Stretches stretches(study.settings.value("confidence", kConfidence));
   study.each([&](const Artefact& model) {
     const Run& run = model.run;
-    std::map<int64_t, double> loss;
-    for (int64_t length = trained_length / 2; length <= longest; length *= 2) {
+    for (const int64_t length : {trained_length, longest}) {
       const Evaluated found = evaluate(study, model, length);
-      loss[length] = found.value("loss");
-      losses[length].add(run, loss[length]);
       for (const auto& [metric, unit] : {std::pair("loss", "nats"), std::pair("perplexity", "1")})
         findings.records.push_back(
             record_of(study.experiment, run, found.records.front().batch, length, metric, unit, found.value(metric)));
-      if (length == longest) {
-        const auto curve = loss_curve(run, found);
-        findings.points.insert(findings.points.end(), curve.begin(), curve.end());
-      }
+      if (length != longest) continue;
+      add(stretches, run, found, trained_length, longest);
+      const auto curve = loss_curve(run, found);
+      findings.points.insert(findings.points.end(), curve.begin(), curve.end());
     }
-    gain.add(run, loss[trained_length / 2] - loss[trained_length]);
-    rise.add(run, loss[longest] - loss[trained_length]);
+    const auto stretch = [&](const char* metric, const Measurements& of) {
+      findings.records.push_back(record_of(study.experiment, run, 1, longest, metric, "nats", of.value_of(run)));
+    };
+    stretch("loss_in_the_last_half", stretches.late);
+    stretch("fall_in_the_last_half", stretches.fall);
+    stretch("rise_beyond", stretches.rise);
   });
-
-  const Measurements& within = losses.at(trained_length);
-  const Measurements& beyond = losses.at(longest);
-  const auto positive = Expectation::positive();
-  const Expectation no_rise{.high = study.settings.at("no_effect_margin")};
-  findings.comparisons = {
-      headline(within.compare("FoX (LLaMA) is better than Transformer (LLaMA) at the training length",
-                              {{"Transformer (LLaMA)", 1}, {"FoX (LLaMA)", -1}}, positive)),
-      headline(within.compare("FoX (Pro) is better than Transformer (Pro) at the training length",
-                              {{"Transformer (Pro)", 1}, {"FoX (Pro)", -1}}, positive)),
-      within.compare("The advantage of FoX is smaller with the Pro architecture",
-                     {{"Transformer (LLaMA)", 1}, {"FoX (LLaMA)", -1}, {"Transformer (Pro)", -1}, {"FoX (Pro)", 1}},
-                     positive),
-      gain.compare("FoX (LLaMA) uses the whole training length", {{"FoX (LLaMA)", 1}}, positive),
-      gain.compare("FoX (Pro) uses the whole training length", {{"FoX (Pro)", 1}}, positive),
-      headline(rise.compare("FoX (LLaMA) doesn't get worse beyond the training length", {{"FoX (LLaMA)", 1}}, no_rise)),
-      headline(rise.compare("FoX (Pro) doesn't get worse beyond the training length", {{"FoX (Pro)", 1}}, no_rise)),
-      headline(rise.compare("Transformer (LLaMA) gets worse beyond the training length", {{"Transformer (LLaMA)", 1}},
-                            positive)),
-      rise.compare("Transformer (Pro) extrapolates better than Transformer (LLaMA)",
-                   {{"Transformer (LLaMA)", 1}, {"Transformer (Pro)", -1}}, positive),
-      headline(beyond.compare("FoX (LLaMA) is better than Transformer (LLaMA) beyond the training length",
-                              {{"Transformer (LLaMA)", 1}, {"FoX (LLaMA)", -1}}, positive)),
-      headline(beyond.compare("FoX (Pro) is better than Transformer (Pro) beyond the training length",
-                              {{"Transformer (Pro)", 1}, {"FoX (Pro)", -1}}, positive)),
-  };
-  for (Comparison& comparison : findings.comparisons) {
-    comparison.source = "FoX Fig. 2 and Section 4.2";
-    comparison.unit = "nats";
-  }
+  findings.comparisons = statements(stretches, blind_row(study.settings).name, study.settings);
+  for (Comparison& comparison : findings.comparisons) comparison.source = "FoX Fig. 2 and Section 4.2";
+  for (Comparison& comparison : findings.comparisons)
+    if (comparison.statement.starts_with("L(i)")) comparison.source = "FoX Appendix C";
   return findings;
 }
 

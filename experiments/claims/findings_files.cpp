@@ -1,0 +1,38 @@
+#include "experiments/claims/findings_files.hpp"
+
+#include "experiments/claims/runs.hpp"
+#include "experiments/claims/settings.hpp"
+#include "experiments/json_file.hpp"
+
+namespace lethe {
+
+void write_findings(const Study& study, Findings findings, const Context& context, const nlohmann::json& dataset,
+                    const std::string& key) {
+  fill_origins(findings.records, study.trained);
+  nlohmann::json runs = nlohmann::json::array();
+  for (const Artefact& artefact : study.trained) {
+    const auto done = read_sealed(artefact.folder / "done.json");
+    runs.push_back({{"label", artefact.run.label},
+                    {"seed", artefact.run.training.seed},
+                    {"artefact", artefact.folder.filename()},
+                    {"commit", done.at("commit")},
+                    {"dirty", done.at("dirty")},
+                    {"weights_sha256", done.value("weights_sha256", "unknown")}});
+  }
+  const std::filesystem::path base = context.results / study.experiment.claim;
+  if (!findings.points.empty()) write_points(base.string() + ".points.csv", findings.points);
+  write_records(base, findings.records, context.command_line,
+                {{"experiment", study.experiment.paper},
+                 {"claim", study.experiment.claim},
+                 {"title", claim_title(context.root, study.experiment)},
+                 {"scale", context.scale},
+                 {"threads", context.threads},
+                 {"settings", study.settings},
+                 {"dataset", dataset},
+                 {"runs", runs},
+                 {"comparisons", findings.comparisons},
+                 {"verdict", to_string(overall(findings.comparisons))},
+                 {"key", key}});
+}
+
+}  // namespace lethe

@@ -1,0 +1,18 @@
+#pragma once
+// The files of a claim's findings.
+
+#include <filesystem>
+
+#include "experiments/claims/claim.hpp"
+#include "experiments/claims/job.hpp"
+
+namespace lethe {
+
+/// Writes <context.results>/<claim>.{csv,json} and, where there are curves, <claim>.points.csv. The certificate has the commit of every model: one may be older
+/// than the claim, and its name is no hash of the program that trained it.
+///
+/// reads  dataset: {"name", "content"}, null for a claim that reads none; key: the hash of all inputs, empty where the claim was judged from bundles
+void write_findings(const Study& study, Findings findings, const Context& context, const nlohmann::json& dataset,
+                    const std::string& key);
+
+}  // namespace lethe

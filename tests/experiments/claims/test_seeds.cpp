@@ -1,0 +1,82 @@
+// Statements on rows with seeds: paired differences, pooled noise, the text's noise, and rows that a scale doesn't train.
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "experiments/claims/seeds.hpp"
+
+namespace lethe {
+namespace {
+
+const auto kPositive = Expectation::positive();
+
+TEST(Measurements, PairRowsBySeed) {
+  Measurements losses;
+  for (const uint64_t seed : {0, 1, 2}) {
+    losses.add("a", seed, 10.0 * static_cast<double>(seed));
+    losses.add("b", seed, 10.0 * static_cast<double>(seed) + 1 + 0.1 * static_cast<double>(seed));
+  }
+  losses.add("b", 7, 1000);  // a seed that a lacks
+  const Comparison found = losses.compare("b is above a", {{"b", 1}, {"a", -1}}, kPositive);
+  EXPECT_NEAR(found.measured, 1.1, 1e-12);
+  EXPECT_NEAR(found.band, student_t(2) * 0.1 / std::sqrt(3.0), 1e-12) << "what a seed does to both cancels";
+  EXPECT_EQ(found.verdict(), Verdict::kTrendReproduced);
+}
+
+TEST(Measurements, PoolWhatRowsAndSeedsLeaveWhereFewAreShared) {
+  Measurements losses;
+  // Rows at 1, 2 and 4, plus 0, 10 and 20 by seed; a's first value is 0.9 too high.
+  for (const uint64_t seed : {0, 1, 2}) {
+    const double of_seed = 10.0 * static_cast<double>(seed);
+    losses.add("a", seed, 1 + of_seed + (seed == 0 ? 0.9 : 0));
+    losses.add("b", seed, 2 + of_seed);
+    losses.add("c", seed, 4 + of_seed);
+  }
+  losses.add("single", 0, 7);
+  // residuals 0.4, −0.2, −0.2 of a and −0.2, 0.1, 0.1 of b and c: squares 0.36 over 4 degrees
+  const Comparison found = losses.compare("", {{"single", 1}, {"b", -1}}, kPositive);
+  EXPECT_NEAR(found.measured, 5, 1e-12) << "against the same seed of b";
+  EXPECT_NEAR(found.band, student_t(4) * 0.3 * std::sqrt(2.0), 1e-12);
+}
+
+TEST(Measurements, AddTheNoiseOfTheText) {
+  Measurements losses;
+  for (const uint64_t seed : {0, 1, 2}) {
+    losses.add("a", seed, 2, {1, 2, 3});
+    losses.add("b", seed, 3, {2, 4, 3});
+  }
+  const Comparison found = losses.compare("", {{"b", 1}, {"a", -1}}, kPositive);  // 1, 2, 0 on the three sequences
+  EXPECT_NEAR(found.band, band_of_mean({1, 2, 0}), 1e-12);
+  losses.add("c", 0, 4);  // without a text
+  losses.add("c", 1, 4.5), losses.add("c", 2, 5);
+  EXPECT_NEAR(losses.compare("", {{"c", 1}, {"a", -1}}, kPositive).band, band_of_mean({2, 2.5, 3}), 1e-12);
+}
+
+TEST(Measurements, AreOutOfReachWhereARowIsNotTrained) {
+  Measurements losses;
+  losses.add("a", 0, 1);
+  const Comparison found = losses.compare("", {{"a", 1}, {"b", -1}}, kPositive);
+  EXPECT_EQ(found.verdict(), Verdict::kOutOfReach);
+  EXPECT_EQ(found.out_of_reach, "this scale does not train b");
+  losses.add("b", 1, 1);
+  EXPECT_EQ(losses.compare("", {{"a", 1}, {"b", -1}}, kPositive).verdict(), Verdict::kInconclusive) << "no shared seed";
+}
+
+TEST(Measurements, SayNothingWithoutAnyNoiseEstimateOrWithoutALoss) {
+  Measurements losses;
+  losses.add("a", 0, 1), losses.add("b", 0, 2);
+  EXPECT_EQ(losses.compare("", {{"b", 1}, {"a", -1}}, kPositive).verdict(), Verdict::kInconclusive);
+  for (const uint64_t seed : {1, 2}) losses.add("a", seed, 1), losses.add("b", seed, std::nan(""));
+  EXPECT_EQ(losses.compare("", {{"b", 1}, {"a", -1}}, kPositive).verdict(), Verdict::kInconclusive);
+}
+
+TEST(Measurements, HaveTheConfidenceThatTheyAreGiven) {
+  Measurements losses(0.999);
+  for (const uint64_t seed : {0, 1, 2}) losses.add("a", seed, static_cast<double>(seed));
+  EXPECT_NEAR(losses.compare("", {{"a", 1}}, kPositive).band, student_t(2, 0.999) / std::sqrt(3.0), 1e-12);
+}
+
+}  // namespace
+}  // namespace lethe

@@ -62,7 +62,7 @@ int main(int argc, char** argv) {
     place.root = std::filesystem::canonical(place.root);
     if (place.threads > 0) at::set_num_threads(place.threads);
   });
-  for (auto add : {lethe::add_list, lethe::add_run, lethe::add_report, lethe::add_plot, lethe::add_train,
+  for (auto add : {lethe::add_list, lethe::add_run, lethe::add_judge, lethe::add_report, lethe::add_plot, lethe::add_train,
                    lethe::add_convert, lethe::add_evaluate, lethe::add_export, lethe::add_generate, lethe::add_describe,
                    lethe::add_bench, lethe::add_data, lethe::add_bundle})
     add(app, place);

@@ -7,6 +7,7 @@
 #include "experiments/certificate.hpp"
 #include "experiments/commands/archive.hpp"
 #include "experiments/commands/artefacts.hpp"
+#include "experiments/commands/bundle.hpp"
 #include "experiments/commands/commands.hpp"
 #include "experiments/data/sha256.hpp"
 #include "experiments/files.hpp"
@@ -124,11 +125,13 @@ int64_t merge_artefact(const fs::path& folder, const fs::path& models) {
   return copied;
 }
 
-void import_bundles(const BundleOptions& options, const Place& place) {
+}  // namespace
+
+Imported import_bundles(const std::vector<std::string>& files, const fs::path& models) {
   const ScratchFolder scratch;
   std::vector<fs::path> folders;
-  for (size_t number = 0; number < options.files.size(); ++number) {
-    const std::string& file = options.files[number];
+  for (size_t number = 0; number < files.size(); ++number) {
+    const std::string& file = files[number];
     const fs::path contents = scratch.path() / std::to_string(number);
     fs::create_directories(contents);
     unpack(file, contents);
@@ -137,17 +140,14 @@ void import_bundles(const BundleOptions& options, const Place& place) {
                                   std::to_string(format));
     for (const fs::path& folder : sorted_entries(contents / "models")) folders.push_back(folder);
   }
-  for (const fs::path& folder : folders) check_artefact(folder, place.models());  // all before the first copy
-  int64_t added = 0, measurements = 0;
+  for (const fs::path& folder : folders) check_artefact(folder, models);  // all before the first copy
+  Imported imported;
   for (const fs::path& folder : folders) {
-    added += !is_finished(place.models() / folder.filename());
-    measurements += merge_artefact(folder, place.models());
+    imported.models += !is_finished(models / folder.filename());
+    imported.measurements += merge_artefact(folder, models);
   }
-  std::printf("imported %lld models and %lld measurements\n", static_cast<long long>(added),
-              static_cast<long long>(measurements));
+  return imported;
 }
-
-}  // namespace
 
 void add_bundle(CLI::App& app, const Place& place) {
   auto* command = app.add_subcommand("bundle", "Carry trained models, all but their weights, to another machine");
@@ -163,7 +163,11 @@ void add_bundle(CLI::App& app, const Place& place) {
       "  lethe bundle import first.tar.xz second.tar.xz");
   auto* imported = command->add_subcommand("import", "Merge bundles of other machines into artefacts/models");
   imported->add_option("files", options->files, "Bundles")->required();
-  imported->callback([options, &place] { import_bundles(*options, place); });
+  imported->callback([options, &place] {
+    const auto [models, measurements] = import_bundles(options->files, place.models());
+    std::printf("imported %lld models and %lld measurements\n", static_cast<long long>(models),
+                static_cast<long long>(measurements));
+  });
   command->callback([options, imported, &place] {
     if (!imported->parsed()) pack_bundle(*options, place);
   });

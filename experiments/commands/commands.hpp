@@ -29,6 +29,7 @@ void add_scale(CLI::App& command, std::string& scale);
 // Errors are thrown, see main(): std::invalid_argument for a wrong call, any other exception for a failed run.
 void add_list(CLI::App& app, const Place& place);
 void add_run(CLI::App& app, const Place& place);
+void add_judge(CLI::App& app, const Place& place);
 void add_report(CLI::App& app, const Place& place);
 void add_plot(CLI::App& app, const Place& place);
 void add_train(CLI::App& app, const Place& place);

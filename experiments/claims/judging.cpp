@@ -1,0 +1,121 @@
+#include "experiments/claims/judging.hpp"
+
+#include <algorithm>
+#include <cctype>
+#include <map>
+#include <stdexcept>
+#include <utility>
+
+#include "experiments/claims/findings_files.hpp"
+#include "experiments/claims/settings.hpp"
+#include "experiments/data/sha256.hpp"
+#include "experiments/files.hpp"
+#include "experiments/json_file.hpp"
+#include "experiments/training/stored_artefact.hpp"
+
+namespace lethe {
+namespace {
+
+/// What the runs of a claim need of their data.
+struct Text {
+  std::string hash;
+  int64_t vocabulary = 0;
+};
+using Texts = std::map<std::pair<std::string, std::string>, Text>;  // by corpus and tokenizer
+
+std::vector<std::filesystem::path> folders_below(const std::filesystem::path& models) {
+  std::vector<std::filesystem::path> folders;
+  for (const auto& entry : std::filesystem::directory_iterator(models)) folders.push_back(entry.path());
+  std::ranges::sort(folders);
+  return folders;
+}
+
+Texts texts_of(const std::filesystem::path& models) {
+  Texts texts;
+  for (const auto& folder : folders_below(models)) {
+    const StoredArtefact stored = read_artefact(folder);
+    if (!stored.broken.empty()) throw std::runtime_error(stored.broken);
+    const Text text{stored.done.at("data"), stored.run.model.vocabulary};
+    const auto [known, is_new] = texts.try_emplace({stored.run.training.corpus, stored.run.training.tokenizer}, text);
+    if (!is_new && known->second.hash != text.hash)
+      throw std::runtime_error(folder.string() + ": expected data " + known->second.hash +
+                               ", as of the other models of " + stored.run.training.corpus + ", found " + text.hash);
+  }
+  return texts;
+}
+
+/// The claim's models, from the artefacts.
+///
+/// throws  std::invalid_argument naming what is absent
+std::vector<Artefact> artefacts_of(const Experiment& experiment, const nlohmann::json& settings, const Texts& texts,
+                                   const std::filesystem::path& models, nlohmann::json& dataset) {
+  const std::string corpus = settings["training"].at("corpus"), tokenizer = settings["training"].at("tokenizer");
+  const auto text = texts.find({corpus, tokenizer});
+  if (text == texts.end()) throw std::invalid_argument("expected models of " + corpus + ", found none");
+  dataset = {{"name", std::filesystem::path(corpus).filename()}, {"content", text->second.hash}};
+  std::vector<Artefact> artefacts;
+  for (const Run& run : experiment.runs(settings, text->second.vocabulary)) {
+    artefacts.push_back({models / artefact_name(run, text->second.hash), run});
+    if (!is_finished(artefacts.back().folder))
+      throw std::invalid_argument("expected " + artefacts.back().folder.filename().string() + " (" + run.label +
+                                  ", context " + std::to_string(run.training.context_length) + ", seed " +
+                                  std::to_string(run.training.seed) + "), found none");
+  }
+  return artefacts;
+}
+
+Judged judge_one(const Experiment& experiment, const Context& context, const std::filesystem::path& models,
+                 const Texts& texts) {
+  Judged judged{experiment, {}, {}};
+  nlohmann::json settings = claim_settings(context.root, experiment, context.scale);
+  settings.erase("cost");
+  const Dataset no_text;
+  nlohmann::json dataset;
+  Study study{.experiment = experiment,
+              .settings = settings,
+              .dataset = no_text,
+              .data = {},
+              .paper = read_paper(claim_folder(context.root, experiment) / "paper.csv"),
+              .trained = {},
+              .progress = [](double) {},
+              .makes = false};
+  try {
+    if (settings.contains("data")) {
+      study.data = context.root / settings["data"].get<std::string>();
+      dataset = {{"name", settings["data"]}, {"content", sha256(read_whole(study.data))}};
+    } else if (settings.contains("training")) {
+      study.trained = artefacts_of(experiment, settings, texts, models, dataset);
+    } else {
+      throw std::invalid_argument("it measures the machine that it runs on: lethe run " + experiment.claim);
+    }
+    const Findings findings = experiment.measure(study);
+    judged.comparisons = findings.comparisons;
+    write_findings(study, findings, context, dataset, "");
+  } catch (const NotMeasured&) {
+    judged.lacks = "a measurement that it asks for is absent";
+  } catch (const std::invalid_argument& error) {
+    judged.lacks = error.what();
+  }
+  return judged;
+}
+
+}  // namespace
+
+std::string folder_of(const std::filesystem::path& models, const std::string& scale) {
+  const auto folders = folders_below(models);
+  if (folders.empty()) throw std::invalid_argument(models.string() + ": expected a model, found none");
+  const nlohmann::json machine = read_sealed(folders.front() / "done.json").at("machine");
+  std::string name = machine.contains("gpu") ? machine["gpu"].at("name") : machine.at("name");
+  for (char& c : name) c = std::isalnum(static_cast<unsigned char>(c)) ? static_cast<char>(std::tolower(c)) : '-';
+  return scale == "quick" ? name : name + "-" + scale;
+}
+
+std::vector<Judged> judge_experiments(const std::vector<Experiment>& selected, const Context& context,
+                                      const std::filesystem::path& models) {
+  const Texts texts = texts_of(models);
+  std::vector<Judged> all;
+  for (const Experiment& experiment : selected) all.push_back(judge_one(experiment, context, models, texts));
+  return all;
+}
+
+}  // namespace lethe

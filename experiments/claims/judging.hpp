@@ -1,0 +1,29 @@
+#pragma once
+// Claims judged from the measurements of trained models alone: no corpus, no weights, no training.
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "experiments/claims/job.hpp"
+
+namespace lethe {
+
+/// One claim, judged or not.
+struct Judged {
+  Experiment experiment;
+  std::vector<Comparison> comparisons;
+  std::string lacks;  ///< why it could not be judged: a model or a measurement that is absent; empty where it was
+};
+
+/// The folder of results of these models: the GPU, or else the machine, that trained the first, and the scale unless that is quick.
+std::string folder_of(const std::filesystem::path& models, const std::string& scale);
+
+/// Judges the claims by the rules of this program, from the artefacts below `models`, and writes the files of those that could be judged, see write_findings.
+/// A claim on this machine's own speed has no such measurements. The data's hash and vocabulary come from the artefacts of the claim's corpus.
+///
+/// throws  std::runtime_error naming a damaged file
+std::vector<Judged> judge_experiments(const std::vector<Experiment>& selected, const Context& context,
+                                      const std::filesystem::path& models);
+
+}  // namespace lethe

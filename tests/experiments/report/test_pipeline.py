@@ -3,6 +3,7 @@
 usage: test_pipeline.py LETHE [unittest arguments]
 """
 
+import csv
 import hashlib
 import json
 import re
@@ -72,6 +73,26 @@ class Pipeline(unittest.TestCase):
             trained |= {run["artefact"] for run in runs}
         self.assertEqual({path.parent.name for path in self.root.glob("artefacts/models/*/done.json")}, trained)
         self.assertGreater(asked, len(trained))
+
+    def test_a_bundle_alone_is_judged_to_the_same_verdicts(self):
+        bundle, judged = self.root / "smoke-all.tar.xz", self.root / "judged"
+        self.lethe("bundle", "--to", str(bundle))
+        lines = self.lethe("judge", "--scale", "smoke", "--from", str(bundle), "--results", str(judged)).stdout.splitlines()
+        self.assertEqual([line.split(":")[0] for line in lines if "not judged" in line], ["generation_cost"])
+        (folder,) = judged.iterdir()
+        for claim in self.claims - {"generation_cost"}:
+            mine, theirs = (json.loads((place / f"{claim}.json").read_text()) for place in (self.machine, folder))
+            self.assertEqual(mine["comparisons"], theirs["comparisons"], claim)
+            self.assertEqual((self.machine / f"{claim}.csv").read_text().splitlines()[0], (folder / f"{claim}.csv").read_text().splitlines()[0])
+            self.assertEqual(mine["runs"], theirs["runs"])
+
+    def test_every_row_names_its_commit_its_machine_and_its_artefact(self):
+        for claim in self.claims:
+            runs = {run["artefact"] for run in json.loads((self.machine / f"{claim}.json").read_text())["runs"]}
+            with (self.machine / f"{claim}.csv").open() as file:
+                for row in csv.DictReader(file):
+                    self.assertTrue(row["commit"] and row["machine"], row)
+                    self.assertTrue(not runs or row["artefact"] in runs, row)
 
     def test_the_report_has_every_claims_figure_and_needs_no_other_file(self):
         self.assertEqual(self.report.returncode, 0, self.report.stderr)

@@ -15,7 +15,7 @@ def figure(claim):
         values = [100 * claim.cell(with_acp, "pruned_share", length, implementation).mean for length in lengths]
         drawn = shares.bar(places + offset, values, width=0.38, color=shade, label=label)
         shares.bar_label(drawn, fmt="%.0f", fontsize=8)
-    before = [100 * cell.mean for length in lengths if (cell := claim.cell("untrained", "pruned_share", length))]
+    before = [100 * cell.mean for length in lengths if (cell := claim.cell(with_acp, "pruned_share_untrained", length))]
     if before:
         shares.plot(places, before, "_", color=INK, markersize=30, label="blocks, before training")
     shares.axhline(70, color=BOUNDARY, linewidth=1.2, label="paper: around 70 % at 4k to 16k")

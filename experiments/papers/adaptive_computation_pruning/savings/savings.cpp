@@ -243,8 +243,8 @@ void measure_length(const Study& study, const Artefact& trained, Found& found, s
   found.untrained.add(at(length), run.training.seed, mean(before.blocks), before.blocks);
   add(run.label, "lethe", "pruned_share", "1", after.blocks, mean(after.blocks));
   add(run.label, "single pairs", "pruned_share", "1", after.entries, mean(after.entries));
-  add("untrained", "lethe", "pruned_share", "1", before.blocks, mean(before.blocks));
-  add("untrained", "single pairs", "pruned_share", "1", before.entries, mean(before.entries));
+  add(run.label, "lethe", "pruned_share_untrained", "1", before.blocks, mean(before.blocks));
+  add(run.label, "single pairs", "pruned_share_untrained", "1", before.entries, mean(before.entries));
   if (run.training.seed != 0) return;
 
   const auto times =

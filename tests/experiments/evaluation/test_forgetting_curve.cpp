@@ -33,7 +33,7 @@ Tensor copied(const Tensor& tokens, const Tensor& labels) {
 }
 
 /// A copier that sees the last `window` tokens, and else predicts one token always.
-Guesses copier(int64_t window) {
+Guesses copying_guesses(int64_t window) {
   return [=](const Tensor& tokens, const Tensor& labels) {
     return (length_of(tokens) + 1 <= window ? copied(tokens, labels) : torch::full_like(labels, 'e')) == labels;
   };
@@ -51,7 +51,7 @@ Guesses guesses_of(LanguageModel& model) {
 }
 
 TEST(ForgettingCurve, OfAPerfectCopierIsFineToTheEnd) {
-  const ForgettingCurve curve = forgetting_curve(copier(1 << 20), curve_text(), short_curve());
+  const ForgettingCurve curve = forgetting_curve(copying_guesses(1 << 20), curve_text(), short_curve());
   ASSERT_EQ(curve.points.size(), 8u);
   for (const CurvePoint& point : curve.points) {
     EXPECT_EQ(point.copy, std::vector<double>(4, 1.0)) << point.length;
@@ -67,7 +67,7 @@ TEST(ForgettingCurve, OfAPerfectCopierIsFineToTheEnd) {
 
 TEST(ForgettingCurve, OfACopierWithAWindowEndsAtTheWindow) {
   for (const auto& [window, last] : {std::pair<int64_t, int64_t>(41, 40), {40, 32}, {8, 0}}) {
-    const ForgettingCurve curve = forgetting_curve(copier(window), curve_text(), short_curve());
+    const ForgettingCurve curve = forgetting_curve(copying_guesses(window), curve_text(), short_curve());
     EXPECT_EQ(curve.fine().length, last);
     EXPECT_EQ(curve.coarse().length, last);
     EXPECT_FALSE(curve.fine().is_longest);
@@ -79,7 +79,7 @@ TEST(ForgettingCurve, OfACopierWithAWindowEndsAtTheWindow) {
 }
 
 TEST(ForgettingCurve, OfAUnigramHasNoGap) {
-  const ForgettingCurve curve = forgetting_curve(copier(0), curve_text(), short_curve());
+  const ForgettingCurve curve = forgetting_curve(copying_guesses(0), curve_text(), short_curve());
   for (const CurvePoint& point : curve.points) {
     EXPECT_EQ(point.copy, point.lm);
     EXPECT_GT(point.lm_accuracy(), 0.02);
@@ -269,7 +269,7 @@ TEST(ForgettingCurve, TellsWhichLengthsAreNotMeasurable) {
   settings.split = "valid";
   settings.length = curve_text().tokens("valid") / 2;
   settings.steps = 4;
-  ForgettingCurve curve = forgetting_curve(copier(1 << 20), curve_text(), settings);
+  ForgettingCurve curve = forgetting_curve(copying_guesses(1 << 20), curve_text(), settings);
   EXPECT_EQ(curve.points.size(), 2u);
   ASSERT_EQ(curve.not_measurable.size(), 2u);
   EXPECT_NE(curve.not_measurable[0].reason.find("expected a source of"), std::string::npos);

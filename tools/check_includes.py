@@ -33,6 +33,7 @@ RULES = {
 SHARED = {
     "optimized/cuda/gate": ["optimized/cuda/hopper"],
     "optimized/cuda/tile": ["optimized/cuda/hopper"],
+    "optimized/cuda/ptx": ["optimized/cuda/hopper"],
 }
 # A paper's folder is included only by itself and the tests; the code that all claims share, by papers and commands.
 PAPERS = "experiments/papers"

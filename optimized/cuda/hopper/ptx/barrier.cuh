@@ -3,12 +3,9 @@
 
 #include <cstdint>
 
-namespace lethe::ptx {
+#include "optimized/cuda/ptx/address.cuh"
 
-/// The 32-bit shared-space address that PTX instructions take.
-__device__ inline uint32_t shared_address(const void* pointer) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
-}
+namespace lethe::ptx {
 
 // ---- mbarrier: a phase ends when all arrivals and all announced bytes are in ----
 

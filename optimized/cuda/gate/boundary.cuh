@@ -183,17 +183,19 @@ __global__ void __launch_bounds__(kScanThreads)
 
 struct NormArguments {
   Operand query, key;
-  int query_length, key_length, query_chunks, key_chunks;  // of kNormRows
+  int dim, query_length, key_length, query_chunks, key_chunks;  // of kNormRows
   BoundArguments bound;
 };
 
-// Rows of one CTA: 64 KiB, 16 loads a thread.
+// Rows of one CTA: 64 KiB where a row has kDim elements, 16 loads a thread. kDim is a power of two.
 template <int kDim>
 inline constexpr int kNormRows = 16 * kScanThreads * 8 / kDim;
 
-// Largest ‖row‖² of a chunk of a head: 16 bytes a lane, several rows in flight; non-negative floats compare like their bits.
+// Largest ‖row‖² of a chunk of a head: 16 bytes a lane, several rows in flight; non-negative floats compare like their bits. A row has at most kDim
+// elements, a multiple of 8.
 template <typename Element, int kDim>
-__device__ void find_largest_square(const Operand& operand, int batch, int head, int length, int chunk, float* result) {
+__device__ void find_largest_square(const Operand& operand, int dim, int batch, int head, int length, int chunk,
+                                    float* result) {
   constexpr int kLanes = kDim / 8, kRowsPerPass = kScanThreads / kLanes, kPasses = kNormRows<kDim> / kRowsPerPass;
   const int lane = threadIdx.x % kLanes;
   const Element* rows =
@@ -203,7 +205,8 @@ __device__ void find_largest_square(const Operand& operand, int batch, int head,
   for (int pass = 0; pass < kPasses; ++pass) {
     const int token =
         min(chunk * kNormRows<kDim> + pass * kRowsPerPass + static_cast<int>(threadIdx.x) / kLanes, length - 1);
-    chunks[pass] = *reinterpret_cast<const uint4*>(rows + token * operand.token_stride + lane * 8);
+    chunks[pass] = uint4{0, 0, 0, 0};
+    if (lane * 8 < dim) chunks[pass] = *reinterpret_cast<const uint4*>(rows + token * operand.token_stride + lane * 8);
   }
   float largest = 0;
 #pragma unroll
@@ -256,10 +259,10 @@ __global__ void __launch_bounds__(kScanThreads)
   } else {
     if (of_query ? !own_prunable || chunk >= a.query_chunks : prunable_heads == 0 || chunk >= a.key_chunks) return;
     if (of_query)
-      find_largest_square<Element, kDim>(a.query, batch, column, a.query_length, chunk,
+      find_largest_square<Element, kDim>(a.query, a.dim, batch, column, a.query_length, chunk,
                                          bound.order.largest_square + batch * bound.query_heads + column);
     else
-      find_largest_square<Element, kDim>(a.key, batch, head, a.key_length, chunk,
+      find_largest_square<Element, kDim>(a.key, a.dim, batch, head, a.key_length, chunk,
                                          bound.order.largest_square + bound.rows + key_row);
   }
   const int parts = group + prunable_heads * a.query_chunks + (prunable_heads > 0 ? a.key_chunks : 0);

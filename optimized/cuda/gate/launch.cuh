@@ -32,7 +32,8 @@ __global__ void __launch_bounds__(kScanThreads)
 /// order of heads by the blocks that are left.
 ///
 /// source   Adaptive Computation Pruning, Eq. 3 and Algorithm 1, by binary search: D falls along a row of blocks
-/// reads    derived: a kernel family's own operands, computed with the prefix (prefix.cuh)
+/// reads    query, key: up to 256 elements a row, a multiple of 8
+///          derived: a kernel family's own operands, computed with the prefix (prefix.cuh)
 /// cost     one read of log_forget. Where the bound is computed from norms, also one of query and key, of those heads whose gates forget more
 ///          than ε / Tk from first to last (no others can be pruned, whatever their norms). O(M log N) a head
 template <typename Derived>
@@ -76,15 +77,18 @@ void launch_gate(const GateInputs& a, const GatePrefix& prefix, const Boundary& 
     const int query_chunks = int((s.query_length + kChunk - 1) / kChunk),
               key_chunks = int((s.key_length + kChunk - 1) / kChunk);
     const int64_t pieces = std::max(query_chunks, key_chunks) * s.batch * (s.query_heads + s.heads);
-    const NormArguments norms{a.query, a.key, int(s.query_length), int(s.key_length), query_chunks, key_chunks, bound};
+    const NormArguments norms{a.query,           a.key,        int(s.key_dim), int(s.query_length),
+                              int(s.key_length), query_chunks, key_chunks,     bound};
     launch_overlapping(scan_norms_and_bound<Element, kDim, Derived>, rows + pieces, kScanThreads, 0, a.stream, norms,
                        derived);
   };
-  const bool bfloat16 = a.dtype == Dtype::kBFloat16;
-  if (s.key_dim == 64)
-    bfloat16 ? launch_norms.template operator()<__nv_bfloat16, 64>() : launch_norms.template operator()<__half, 64>();
-  else
-    bfloat16 ? launch_norms.template operator()<__nv_bfloat16, 128>() : launch_norms.template operator()<__half, 128>();
+  const auto launch_for = [&]<int kDim> {
+    a.dtype == Dtype::kBFloat16 ? launch_norms.template operator()<__nv_bfloat16, kDim>()
+                                : launch_norms.template operator()<__half, kDim>();
+  };
+  if (s.key_dim <= 64) launch_for.template operator()<64>();
+  else if (s.key_dim <= 128) launch_for.template operator()<128>();
+  else launch_for.template operator()<256>();
 }
 
 }  // namespace lethe

@@ -80,6 +80,9 @@ inline WorkOrder work_order_in(Workspace& workspace, const Shape& shape) {
           .heads_done = workspace.take<int32_t>(1)};
 }
 
+/// `scale` where a bias can be divided by it: 0 and what is nearly 0 become 2⁻⁶⁰, which leaves nothing of a logit either whose q·k is far below 2⁶⁰.
+constexpr double divisor_scale(double scale) { return scale > -0x1p-60 && scale < 0x1p-60 ? 0x1p-60 : scale; }
+
 /// The inputs of the gate's kernels (launch.cuh).
 struct GateInputs {
   Shape shape;

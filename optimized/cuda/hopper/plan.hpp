@@ -29,9 +29,6 @@ struct Plan {
   Scratch scratch;
 };
 
-/// `scale` where a bias can be divided by it: 0 and what is nearly 0 become 2⁻⁶⁰, which leaves nothing of a logit either whose q·k is far below 2⁶⁰.
-constexpr double divisor_scale(double scale) { return scale > -0x1p-60 && scale < 0x1p-60 ? 0x1p-60 : scale; }
-
 /// The plan's arrays; the boundary itself lies at `first_key_block` [B, Hq, M].
 Plan plan_in(Workspace& workspace, const Shape& shape, int32_t* first_key_block, int window = kNoWindow);
 

@@ -16,14 +16,22 @@ inline int multiprocessors() {
   return count;
 }
 
+/// Whether launches on the current device may overlap: from compute capability 9.0 on.
+inline bool launches_overlap() {
+  int device, major;
+  cuda_check(cudaGetDevice(&device), "launch");
+  cuda_check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "launch");
+  return major >= 9;
+}
+
 /// The number of heads, between one and `heads`, that share the L2 cache at `head_bytes` each: the size of a section of tiles.
 inline int heads_in_cache(int64_t head_bytes, int64_t heads) {
   constexpr int64_t kCacheBytes = 32 << 20;  // of 50 MB on a Hopper GPU
   return static_cast<int>(std::clamp<int64_t>(kCacheBytes / std::max<int64_t>(1, head_bytes), 1, heads));
 }
 
-/// Launches a kernel that may start before the previous one of the stream has ended. The kernel calls wait_for_previous_kernel() before it reads data
-/// that one writes or writes data that one touches, and in any case before it ends: the next kernel waits for this one alone.
+/// Launches a kernel that may start before the previous one of the stream has ended, where the device can. The kernel calls wait_for_previous_kernel()
+/// before it reads data that one writes or writes data that one touches, and in any case before it ends: the next kernel waits for this one alone.
 template <typename... Parameters>
 void launch_overlapping(void (*kernel)(Parameters...), dim3 grid, int threads, size_t shared_bytes, cudaStream_t stream,
                         const Parameters&... arguments) {
@@ -36,7 +44,7 @@ void launch_overlapping(void (*kernel)(Parameters...), dim3 grid, int threads, s
   config.dynamicSmemBytes = shared_bytes;
   config.stream = stream;
   config.attrs = &attribute;
-  config.numAttrs = 1;
+  config.numAttrs = launches_overlap() ? 1 : 0;
   cuda_check(cudaLaunchKernelEx(&config, kernel, arguments...), "launch");
 }
 

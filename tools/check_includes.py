@@ -31,9 +31,9 @@ RULES = {
 }
 # The folders that all kernel families share name no family's instructions: folder -> the folders that its #include "…" may not name.
 SHARED = {
-    "optimized/cuda/gate": ["optimized/cuda/hopper"],
-    "optimized/cuda/tile": ["optimized/cuda/hopper"],
-    "optimized/cuda/ptx": ["optimized/cuda/hopper"],
+    "optimized/cuda/gate": ["optimized/cuda/ampere", "optimized/cuda/hopper"],
+    "optimized/cuda/tile": ["optimized/cuda/ampere", "optimized/cuda/hopper"],
+    "optimized/cuda/ptx": ["optimized/cuda/ampere", "optimized/cuda/hopper"],
 }
 # A paper's folder is included only by itself and the tests; the code that all claims share, by papers and commands.
 PAPERS = "experiments/papers"

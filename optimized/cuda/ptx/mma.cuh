@@ -15,19 +15,28 @@
 
 namespace lethe::ptx {
 
-/// sum += left · right, 16×8 += 16×16 · 16×8, of Element __nv_bfloat16 or __half, in float.
+/// sum = left · right + initial, 16×8 = 16×16 · 16×8 + 16×8, of Element __nv_bfloat16 or __half, in float.
+template <typename Element>
+__device__ inline void multiply_add(float (&sum)[4], const uint32_t (&left)[4], uint32_t right0, uint32_t right1,
+                                    float4 initial) {
+  if constexpr (std::is_same_v<Element, __nv_bfloat16>)
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, "
+        "%12, %13};"
+        : "=f"(sum[0]), "=f"(sum[1]), "=f"(sum[2]), "=f"(sum[3])
+        : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "r"(right0), "r"(right1), "f"(initial.x),
+          "f"(initial.y), "f"(initial.z), "f"(initial.w));
+  else
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, "
+        "%12, %13};"
+        : "=f"(sum[0]), "=f"(sum[1]), "=f"(sum[2]), "=f"(sum[3])
+        : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "r"(right0), "r"(right1), "f"(initial.x),
+          "f"(initial.y), "f"(initial.z), "f"(initial.w));
+}
+
+/// sum += left · right.
 template <typename Element>
 __device__ inline void multiply_add(float (&sum)[4], const uint32_t (&left)[4], uint32_t right0, uint32_t right1) {
-  if constexpr (std::is_same_v<Element, __nv_bfloat16>)
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, "
-        "%2, %3};"
-        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-        : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "r"(right0), "r"(right1));
-  else
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
-        "%3};"
-        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-        : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "r"(right0), "r"(right1));
+  multiply_add<Element>(sum, left, right0, right1, make_float4(sum[0], sum[1], sum[2], sum[3]));
 }
 
 /// Four 8×8 matrices of 16-bit elements from shared memory, one 16-byte row address a lane: lanes 8m..8m+7 address the rows of matrix m, which

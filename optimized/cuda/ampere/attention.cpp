@@ -1,0 +1,67 @@
+// The family's forward and backward: workspace, plan, kernels.
+#include "optimized/cuda/ampere/attention.hpp"
+
+#include <limits>
+
+#include "optimized/cuda/ampere/backward.hpp"
+#include "optimized/cuda/ampere/forward.hpp"
+
+namespace lethe::ampere {
+
+size_t forward_workspace_bytes(const Shape& shape) {
+  Workspace workspace(nullptr);
+  plan_in(workspace, shape, nullptr);
+  return workspace.bytes();
+}
+
+size_t backward_workspace_bytes(const Shape& shape) {
+  Workspace workspace(nullptr);
+  plan_in(workspace, shape, nullptr);
+  backward_workspace_in(workspace, shape);
+  return workspace.bytes();
+}
+
+void forward(const ForwardArguments& a) {
+  Workspace workspace(a.workspace);
+  const Plan plan = plan_in(workspace, a.shape, a.first_key_block);
+  launch_plan({.shape = a.shape,
+               .dtype = a.dtype,
+               .scale = a.scale,
+               .query = a.query,
+               .key = a.key,
+               .gates = a.gates,
+               .log_pruning_tolerance = a.log_pruning_tolerance,
+               .logit_bound = a.logit_bound,
+               .boundary_given = false,
+               .stream = a.stream},
+              plan, a.visited_pairs);
+  launch_forward_tiles(a, plan);
+}
+
+void backward(const BackwardArguments& a) {
+  Workspace memory(a.workspace);
+  // The boundary is given: the gate's kernels only read it.
+  const Plan plan = plan_in(memory, a.shape, const_cast<int32_t*>(a.first_key_block));
+  const BackwardWorkspace workspace = backward_workspace_in(memory, a.shape);
+  launch_plan({.shape = a.shape,
+               .dtype = a.dtype,
+               .scale = a.scale,
+               .query = a.query,
+               .key = a.key,
+               .gates = a.gates,
+               .log_pruning_tolerance = -std::numeric_limits<double>::infinity(),
+               .logit_bound = nullptr,
+               .boundary_given = true,
+               .stream = a.stream},
+              plan, nullptr);
+  launch_backward_passes(a, workspace, plan);
+}
+
+void launch_backward_passes(const BackwardArguments& arguments, const BackwardWorkspace& workspace, const Plan& plan) {
+  launch_backward_prepare(arguments, workspace, plan);
+  launch_backward_keys(arguments, workspace, plan);
+  launch_backward_queries(arguments, workspace, plan);
+  launch_backward_gate(arguments, workspace, plan);
+}
+
+}  // namespace lethe::ampere

@@ -1,0 +1,36 @@
+#pragma once
+// The workspace of the backward, and its passes. Internal to optimized/cuda.
+
+#include "optimized/cuda/ampere/plan.hpp"
+
+namespace lethe::ampere {
+
+/// The workspace, cut up. Tp = Tq rounded up to 128.
+struct BackwardWorkspace {
+  /// [B·Hq, Tp/2]  {R_i, R_i+1, R_i, R_i+1} of queries i, i + 1, R_i = (c_i − c before the block of i's 128 queries − log_normalizer_i) / scale;
+  /// past Tq the number that makes a weight 0
+  float4* row_bias;
+  float4* negative_delta;  ///< [B·Hq, Tp/2]  −Σ_d dO·O in the same order; 0 past Tq
+  double* row_number;      ///< [B·Hq, Tp]  c_i − log_normalizer_i; −inf past Tq
+  float* row_sums;         ///< [B·Hq, Tp]  Σ_j dS_ij
+  float* column_sums;      ///< [B·Hq, N·128]  Σ_i dS_ij
+  float* row_shares;       ///< [B·Hq, N·128]  scratch of the gate's gradient
+};
+
+/// The arrays of a backward's workspace, after those of its plan.
+BackwardWorkspace backward_workspace_in(Workspace& workspace, const Shape& shape);
+
+/// The gradients of a backward whose plan has been launched on the same stream, by the four passes below in their order; each throws
+/// std::runtime_error for a CUDA error.
+void launch_backward_passes(const BackwardArguments& arguments, const BackwardWorkspace& workspace, const Plan& plan);
+
+/// Δ_i = dO_i·o_i, the rows' bias and numbers. One pass over o, its residual and dO.
+void launch_backward_prepare(const BackwardArguments& arguments, const BackwardWorkspace& workspace, const Plan& plan);
+/// dK and dV, and the column sums of dS: a CTA owns keys.
+void launch_backward_keys(const BackwardArguments& arguments, const BackwardWorkspace& workspace, const Plan& plan);
+/// dQ, and the row sums of dS: a CTA owns queries.
+void launch_backward_queries(const BackwardArguments& arguments, const BackwardWorkspace& workspace, const Plan& plan);
+/// d log f from the sums: gate/gradient.cuh.
+void launch_backward_gate(const BackwardArguments& arguments, const BackwardWorkspace& workspace, const Plan& plan);
+
+}  // namespace lethe::ampere

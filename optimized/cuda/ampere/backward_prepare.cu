@@ -1,0 +1,109 @@
+// The pass before the backward's products: Δ_i = dO_i·o_i and the rows' numbers. Bound by memory.
+
+#include <numbers>
+
+#include "optimized/cuda/ampere/backward.hpp"
+#include "optimized/cuda/ampere/dimensions.hpp"
+#include "optimized/cuda/arithmetic.cuh"
+#include "optimized/cuda/launch.cuh"
+
+namespace lethe::ampere {
+namespace {
+
+constexpr int kThreads = 256;
+
+struct PrepareParameters {
+  Operand values, residual, grad_values;
+  const float* log_normalizer;
+  GatePrefix prefix;
+  BackwardWorkspace workspace;
+  double inverse_scale;
+  int value_dim, query_length, query_offset, query_heads, key_blocks, padded_queries, row_blocks;
+};
+
+// 16 bytes a lane, kLanes lanes a row.
+template <typename Element, int kLanes>
+__global__ void __launch_bounds__(kThreads) prepare(const __grid_constant__ PrepareParameters p) {
+  constexpr int kRows = kThreads / kLanes;
+  const int64_t row = blockIdx.x / p.row_blocks;
+  const int query = blockIdx.x % p.row_blocks * kRows + threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
+  const int batch = row / p.query_heads, head = row % p.query_heads;
+  float delta = 0;
+  wait_for_previous_kernel();
+  if (query < p.query_length && lane * 8 < p.value_dim) {
+    const auto load = [&](const Operand& operand) {
+      const Element* data = static_cast<const Element*>(operand.data) + batch * operand.batch_stride +
+                            query * operand.token_stride + head * operand.head_stride;
+      return reinterpret_cast<const uint4*>(data)[lane];
+    };
+    const uint4 value = load(p.values), grad = load(p.grad_values);
+    const uint4 rest = p.residual.data ? load(p.residual) : uint4{0, 0, 0, 0};
+    const uint32_t values[4] = {value.x, value.y, value.z, value.w}, rests[4] = {rest.x, rest.y, rest.z, rest.w},
+                   grads[4] = {grad.x, grad.y, grad.z, grad.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 v = unpack<Element>(values[i]), r = unpack<Element>(rests[i]), g = unpack<Element>(grads[i]);
+      delta += (v.x + r.x) * g.x + (v.y + r.y) * g.y;
+    }
+  }
+#pragma unroll
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) delta += __shfl_xor_sync(~0u, delta, offset);
+  if (lane > 0 || query >= p.padded_queries) return;
+  double number = -INFINITY, base = 0;  // past the end: weight 0
+  if (query < p.query_length) {
+    base = p.prefix.base[row * (p.key_blocks + 1) +
+                         (p.query_offset + query / int(kGateBlock) * int(kGateBlock)) / int(kGateBlock)];
+    number = prefix_at(p.prefix, row, p.key_blocks, query + p.query_offset) -
+             p.log_normalizer[(int64_t{batch} * p.query_length + query) * p.query_heads + head];
+  }
+  const int64_t at = row * p.padded_queries + query;
+  const auto store = [&](float4* quads, float x) {
+    float* quad = reinterpret_cast<float*>(quads + at / 2) + query % 2;
+    quad[0] = quad[2] = x;
+  };
+  p.workspace.row_number[at] = number;
+  store(p.workspace.row_bias, static_cast<float>((number - base) * p.inverse_scale));
+  store(p.workspace.negative_delta, isinf(delta) ? NAN : -delta);  // an overflow must not look finite
+}
+
+}  // namespace
+
+BackwardWorkspace backward_workspace_in(Workspace& workspace, const Shape& shape) {
+  const int64_t rows = shape.batch * shape.query_heads, queries = whole_blocks(shape.query_length),
+                keys = whole_blocks(shape.key_length);
+  return {.row_bias = workspace.take<float4>(rows * queries / 2),
+          .negative_delta = workspace.take<float4>(rows * queries / 2),
+          .row_number = workspace.take<double>(rows * queries),
+          .row_sums = workspace.take<float>(rows * queries),
+          .column_sums = workspace.take<float>(rows * keys),
+          .row_shares = workspace.take<float>(rows * keys)};
+}
+
+void launch_backward_prepare(const BackwardArguments& arguments, const BackwardWorkspace& workspace, const Plan& plan) {
+  const Shape& s = arguments.shape;
+  const auto launch = [&]<int kLanes> {
+    const int padded = int(whole_blocks(s.query_length)), row_blocks = padded / (kThreads / kLanes);
+    const PrepareParameters parameters{arguments.values,
+                                       arguments.residual,
+                                       arguments.grad_values,
+                                       arguments.log_normalizer,
+                                       plan.prefix,
+                                       workspace,
+                                       1 / divisor_scale(arguments.scale),
+                                       int(s.value_dim),
+                                       int(s.query_length),
+                                       int(s.key_length - s.query_length),
+                                       int(s.query_heads),
+                                       int(gate_blocks(s.key_length)),
+                                       padded,
+                                       row_blocks};
+    launch_overlapping(arguments.dtype == Dtype::kBFloat16 ? prepare<__nv_bfloat16, kLanes> : prepare<__half, kLanes>,
+                       row_blocks * s.batch * s.query_heads, kThreads, 0, arguments.stream, parameters);
+  };
+  if (s.value_dim <= 32) launch.template operator()<4>();
+  else if (s.value_dim <= 64) launch.template operator()<8>();
+  else if (s.value_dim <= 128) launch.template operator()<16>();
+  else launch.template operator()<32>();
+}
+
+}  // namespace lethe::ampere

@@ -1,0 +1,224 @@
+#pragma once
+// What both of the backward's kernels do: a warp owns rows (keys, or queries), and columns (queries, or keys) pass by in stages.
+//
+//   S = first_left · first_rightᵀ + bias         P = exp2(a·S + offset of the row)       second += P · second_right
+//   dP = second_left · second_rightᵀ − Δ         dS = P dP                               first += dS · first_right
+//
+//             first_left  second_left  first_right  second_right  first  second
+//   keys      K           V            Q            dO            dK     dV
+//   queries   Q           dO           K            V             dQ     –
+//
+// P and dS go from the accumulators of one product to the left operand of the next in registers: nothing passes between warps.
+
+#include "optimized/cuda/ampere/backward.hpp"
+#include "optimized/cuda/ampere/fragments.cuh"
+#include "optimized/cuda/arithmetic.cuh"
+#include "optimized/cuda/launch.cuh"
+#include "optimized/cuda/tile/order.cuh"
+#include "optimized/cuda/tile/row_sums.cuh"
+
+namespace lethe::ampere {
+
+/// Sizes of the backward at a head dim of up to kDim.
+template <int kDim>
+struct BackwardSizes {
+  static constexpr int kRowTiles = kDim <= 64 ? 2 : 1;  // of 16 rows, a warp
+  static constexpr int kWarps = 4, kThreads = 32 * kWarps;
+  static constexpr int kRows = 16 * kRowTiles * kWarps;
+  static constexpr int kColumns = kDim <= 128 ? 64 : 16;  // of a stage
+  static constexpr bool kSecondInRegisters = kDim <= 128;
+};
+
+struct BackwardParameters : tile::ForwardShape {
+  Operand query, key, value, grad_values;
+  Scratch scratch;
+  BackwardWorkspace workspace;
+  void *grad_query, *grad_key, *grad_value;
+  int key_dim, value_dim, padded_queries, query_offset;
+  float scale, scale_log2;
+  double inverse_scale;
+};
+
+template <int kDim>
+struct BackwardStage {
+  static constexpr int kColumns = BackwardSizes<kDim>::kColumns;
+  alignas(128) char first[tile_bytes<kDim>(kColumns)];
+  alignas(128) char second[tile_bytes<kDim>(kColumns)];
+  float4 bias[kColumns / 2], negative_delta[kColumns / 2];  // of the columns; Δ where these are queries
+  TwoFloats base;
+};
+
+template <int kDim>
+struct BackwardShared {
+  using Sizes = BackwardSizes<kDim>;
+  static constexpr int kLeftBytes = tile_bytes<kDim>(Sizes::kRows);
+  // Left operands are read from here where registers don't hold them, before the first stage is loaded where they do.
+  alignas(128) char second_left[Sizes::kSecondInRegisters ? 128 : kLeftBytes];
+  union {
+    BackwardStage<kDim> stage[2];
+    alignas(128) char left[(Sizes::kSecondInRegisters ? 2 : 1) * kLeftBytes];
+  };
+  tile::Tile<Sizes::kRows> tile;
+  int cut;
+};
+
+template <typename Element, int kDim, bool kFirst, bool kSecond>
+struct BackwardWarp {
+  using Sizes = BackwardSizes<kDim>;
+  using Shared = BackwardShared<kDim>;
+  using Stage = BackwardStage<kDim>;
+  static constexpr int kRowTiles = Sizes::kRowTiles, kColumns = Sizes::kColumns;
+  static constexpr bool kSecondInRegisters = Sizes::kSecondInRegisters;
+
+  // A thread's rows are 16·tile + 8·h + lane / 4 of its warp's; its columns 8·c + 2·(lane mod 4) + e of sixteen.
+  struct Registers {
+    LeftFragments<kDim, kRowTiles> first_left;
+    LeftFragments<kSecondInRegisters ? kDim : 16, kRowTiles> second_left;
+    float first[kFirst ? kRowTiles : 1][kDim / 8][4], second[kSecond ? kRowTiles : 1][kDim / 8][4];
+    float sum[kRowTiles][2];             // of a row of dS
+    float offset[kRowTiles][2];          // of a row's logits in this stage, in log₂
+    float negative_delta[kRowTiles][2];  // of a row, where rows are queries
+  };
+  using Scores = float[kRowTiles][2][4];
+
+  Shared& shared;
+  const int lane, warp_row;
+  const float scale_log2;
+  const LaneOffsets<kDim> offsets;
+
+  __device__ __forceinline__ BackwardWarp(Shared& shared, float scale_log2)
+      : shared(shared), lane(threadIdx.x % 32), warp_row(threadIdx.x / 32 * 16 * kRowTiles), scale_log2(scale_log2) {}
+
+  __device__ __forceinline__ int row_of(int row_tile, int h) const {
+    return warp_row + 16 * row_tile + 8 * h + lane / 4;
+  }
+
+  /// By all threads: the CTA's rows of both left operands, and cleared sums.
+  __device__ __forceinline__ void load(Registers& r, const RowCopies<kDim, Sizes::kThreads>& first,
+                                       const RowCopies<kDim, Sizes::kThreads>& second, int first_row) const {
+    const uint32_t of_first = ptx::shared_address(shared.left),
+                   of_second =
+                       kSecondInRegisters ? of_first + Shared::kLeftBytes : ptx::shared_address(shared.second_left);
+    first.template copy<Sizes::kRows>(of_first, first_row);
+    if constexpr (kFirst) second.template copy<Sizes::kRows>(of_second, first_row);
+    ptx::copies_commit();
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+      for (int d = 0; d < kDim / 8; ++d)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          if constexpr (kFirst) r.first[i][d][e] = 0;
+          if constexpr (kSecond) r.second[i][d][e] = 0;
+        }
+    ptx::copies_wait<0>();
+    __syncthreads();
+    const uint32_t own = tile_bytes<kDim>(warp_row) + offsets.left;
+    load_lefts<kDim, kRowTiles>(r.first_left, of_first + own);
+    if constexpr (kFirst && kSecondInRegisters) load_lefts<kDim, kRowTiles>(r.second_left, of_second + own);
+    __syncthreads();
+  }
+
+  /// Sixteen columns of a stage, from `column` on. `mask(score)` hides pairs.
+  template <bool kDeltaOfColumns, typename Mask>
+  __device__ __forceinline__ void add_columns(Registers& r, const Stage& stage, uint32_t stage_address, int column,
+                                              Mask mask) const {
+    const uint32_t first_right = stage_address + tile_bytes<kDim>(column),
+                   second_right = first_right + sizeof(Stage::first);
+    Scores score, grad;
+    float4 bias[2], delta[2];
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+      bias[c] = stage.bias[column / 2 + 4 * c + lane % 4];
+      if constexpr (kDeltaOfColumns) delta[c] = stage.negative_delta[column / 2 + 4 * c + lane % 4];
+    }
+    const auto delta_of = [&](int i, int c) {
+      if constexpr (kDeltaOfColumns) return delta[c];
+      else
+        return make_float4(r.negative_delta[i][0], r.negative_delta[i][0], r.negative_delta[i][1],
+                           r.negative_delta[i][1]);
+    };
+    const uint32_t second_left = ptx::shared_address(shared.second_left) + tile_bytes<kDim>(warp_row) + offsets.left;
+#pragma unroll
+    for (int k = 0; k < kDim / 16; ++k) {
+      multiply_rows<Element, kDim, true>(score, r.first_left, 0, first_right + offsets.right, k,
+                                         [&](int, int c) { return bias[c]; });
+      if constexpr (kFirst)
+        multiply_rows<Element, kDim, kSecondInRegisters>(grad, r.second_left, second_left, second_right + offsets.right,
+                                                         k, delta_of);
+    }
+    mask(score);
+    uint32_t weights[kRowTiles][4], grads[kRowTiles][4];
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        float(&x)[4] = score[i][c];
+#pragma unroll
+        for (int e = 0; e < 4; ++e) x[e] = exp2_approximate(fmaf(x[e], scale_log2, r.offset[i][e / 2]));
+        weights[i][2 * c] = pack<Element>(x[0], x[1]);
+        weights[i][2 * c + 1] = pack<Element>(x[2], x[3]);
+        if constexpr (kFirst) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+            x[e] *= grad[i][c][e];
+            r.sum[i][e / 2] += x[e];
+          }
+          grads[i][2 * c] = pack<Element>(x[0], x[1]);
+          grads[i][2 * c + 1] = pack<Element>(x[2], x[3]);
+        }
+      }
+    if constexpr (kSecond) multiply_columns<Element, kDim, kRowTiles>(r.second, weights, second_right + offsets.left);
+    if constexpr (kFirst) multiply_columns<Element, kDim, kRowTiles>(r.first, grads, first_right + offsets.left);
+  }
+
+  /// The warp's rows of a gradient [B, T, heads, dim], by way of shared memory that no other warp reads any more.
+  __device__ __forceinline__ void store(const float (&sums)[kRowTiles][kDim / 8][4], float scale, void* gradient,
+                                        int64_t first_row, int rows, int64_t row_elements, int dim) const {
+    char* own = shared.left + tile_bytes<kDim>(warp_row);
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+      for (int h = 0; h < 2; ++h)
+#pragma unroll
+        for (int d = 0; d < kDim / 8; ++d)
+          *reinterpret_cast<uint32_t*>(own + ptx::swizzled_chunk<kDim>(16 * i + 8 * h + lane / 4, d) + lane % 4 * 4) =
+              pack<Element>(sums[i][d][2 * h] * scale, sums[i][d][2 * h + 1] * scale);
+    __syncwarp();
+    constexpr int kChunks = kDim / 8;
+    for (int i = lane; i < 16 * kRowTiles * kChunks; i += 32) {
+      const int row = i / kChunks, chunk = i % kChunks;
+      if (warp_row + row >= rows || chunk * 8 >= dim) continue;
+      Element* out = static_cast<Element*>(gradient) + (first_row + warp_row + row) * row_elements;
+      reinterpret_cast<uint4*>(out)[chunk] =
+          *reinterpret_cast<const uint4*>(own + ptx::swizzled_chunk<kDim>(row, chunk));
+    }
+    __syncwarp();
+  }
+};
+
+/// The block of positions that the first of a query's 128 is in: from there its number counts.
+__device__ inline int block_of(const BackwardParameters& p, int query) {
+  constexpr int kBlock = kGateBlock;
+  return (query / kBlock * kBlock + p.query_offset) / kBlock;
+}
+
+/// Whether a block or the next is strong. row = b·Hq + h
+__device__ inline bool near_strong(const BackwardParameters& p, int64_t row, int block) {
+  const double* base = p.prefix.base + row * (p.key_blocks + 1);
+  return base[block + 1] - base[block] < kStrongSum ||
+         (block + 1 < p.key_blocks && base[block + 2] - base[block + 1] < kStrongSum);
+}
+
+/// (c before a query's block − c at the end of a key's) / scale.
+__device__ inline float decay_of_blocks(const BackwardParameters& p, int64_t row, int query_block, int key_block) {
+  const double* base = p.prefix.base + row * (p.key_blocks + 1);
+  return static_cast<float>((base[query_block] - base[key_block + 1]) * p.inverse_scale);
+}
+
+/// What both kernels are launched with.
+BackwardParameters backward_parameters(const BackwardArguments& arguments, const BackwardWorkspace& workspace,
+                                       const Plan& plan);
+
+}  // namespace lethe::ampere

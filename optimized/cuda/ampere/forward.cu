@@ -1,0 +1,51 @@
+// Launch of the forward kernel: parameters, one instance a type and head dimension.
+#include "optimized/cuda/ampere/forward.hpp"
+
+#include <numbers>
+
+#include "optimized/cuda/ampere/dimensions.hpp"
+#include "optimized/cuda/ampere/forward_kernel.cuh"
+#include "optimized/cuda/check.hpp"
+
+namespace lethe::ampere {
+
+void launch_forward_tiles(const ForwardArguments& arguments, const Plan& plan) {
+  const Shape& s = arguments.shape;
+  const int rows = int(s.batch * s.query_heads);
+  for_dimension(arguments.dtype, s, [&]<typename Element, int kDim> {
+    using Sizes = ForwardSizes<kDim>;
+    ForwardParameters p;
+    p.prefix = plan.prefix;
+    p.boundary = plan.boundary;
+    p.order = plan.order;
+    p.query_length = int(s.query_length);
+    p.key_length = int(s.key_length);
+    p.heads = int(s.heads);
+    p.query_heads = int(s.query_heads);
+    p.query_blocks = int(gate_blocks(s.query_length));
+    p.query_tiles = int((s.query_length + Sizes::kRows - 1) / Sizes::kRows);
+    p.key_blocks = int(gate_blocks(s.key_length));
+    p.tiles = rows * p.query_tiles;
+    p.section = heads_in_cache(s.key_length * (s.key_dim + s.value_dim) * 2 * s.heads / s.query_heads, rows);
+    p.query = arguments.query;
+    p.key = arguments.key;
+    p.value = arguments.value;
+    p.scratch = plan.scratch;
+    p.key_dim = int(s.key_dim);
+    p.value_dim = int(s.value_dim);
+    p.scale_log2 = static_cast<float>(divisor_scale(arguments.scale) * std::numbers::log2e);
+    p.inverse_scale = 1 / divisor_scale(arguments.scale);
+    p.inverse_scale_log2 = static_cast<float>(p.inverse_scale / std::numbers::log2e);
+    p.values = arguments.values;
+    p.residual = arguments.residual;
+    p.log_normalizer = arguments.log_normalizer;
+    p.visited_pairs = arguments.visited_pairs;
+    constexpr int kBytes = sizeof(ForwardShared<kDim>);
+    static_assert(kBytes <= kSmallSharedBytes);
+    const auto kernel = forward_tiles<Element, kDim>;
+    cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes), "forward");
+    launch_overlapping(kernel, p.tiles, Sizes::kThreads, kBytes, arguments.stream, p);
+  });
+}
+
+}  // namespace lethe::ampere

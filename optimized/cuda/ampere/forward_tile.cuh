@@ -1,0 +1,389 @@
+#pragma once
+// One warp's work on a tile of queries.
+//
+// Key blocks are visited from the diagonal back to the boundary. Sixteen keys at a time, a block's logits become weights and are multiplied with V; the
+// next block's logits take their registers at once, so that the tensor core has work under the exponentials.
+
+#include <numbers>
+#include <type_traits>
+
+#include "optimized/cuda/ampere/forward_shared.cuh"
+#include "optimized/cuda/arithmetic.cuh"
+#include "optimized/cuda/tile/softmax.cuh"
+
+namespace lethe::ampere {
+
+template <typename Element, int kDim>
+struct ForwardTile {
+  using Sizes = ForwardSizes<kDim>;
+  using Shared = ForwardShared<kDim>;
+  static constexpr int kRowTiles = Sizes::kRowTiles, kKeys = Sizes::kKeys, kKeysAtOnce = Sizes::kKeysAtOnce;
+  static constexpr int kScoreTiles = kKeys / 8, kOutputTiles = kDim / 8;
+
+  // A thread's rows are 16·tile + 8·h + lane / 4 of its warp's.
+  struct Registers {
+    float score[kRowTiles][kScoreTiles][4];
+    float output[kRowTiles][kOutputTiles][4];
+    LeftFragments<kDim, kRowTiles> query;
+    float maximum[kRowTiles][2], sum[kRowTiles][2];
+  };
+
+  const ForwardParameters& p;
+  Shared& shared;
+  const tile::Tile<Sizes::kRows>& tile;
+  const int lane, warp_row, first_position, first_block;  // the warp's first row; of the tile's first query
+  const uint32_t query_address, key_address, value_address;
+  const LaneOffsets<kDim> offsets;
+
+  __device__ __forceinline__ ForwardTile(const ForwardParameters& p, Shared& shared)
+      : p(p), shared(shared), tile(shared.tile), lane(threadIdx.x % 32), warp_row(threadIdx.x / 32 * 16 * kRowTiles),
+        first_position(tile.query + p.key_length - p.query_length), first_block(first_position / tile::kColumns),
+        query_address(ptx::shared_address(shared.query) + tile_bytes<kDim>(warp_row)),
+        key_address(ptx::shared_address(shared.key)), value_address(ptx::shared_address(shared.value)) {}
+
+  /// The position of a thread's row; rows past the last query count as the last.
+  __device__ __forceinline__ int position_of(int row_tile, int h) const {
+    return min(first_position + warp_row + 16 * row_tile + 8 * h + lane / 4, p.key_length - 1);
+  }
+
+  /// Whether a block has positions of the tile's queries or later ones. There c_i and c_j may be large and their difference small: it is added to each
+  /// logit, and no bias enters the product.
+  __device__ __forceinline__ bool is_near(int n) const { return n * kKeys / tile::kColumns >= first_block; }
+
+  __device__ __forceinline__ void clear(Registers& r) const {
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) r.maximum[i][h] = -INFINITY, r.sum[i][h] = 0;
+#pragma unroll
+      for (int d = 0; d < kOutputTiles; ++d)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) r.output[i][d][e] = 0;
+    }
+  }
+
+  __device__ __forceinline__ float& row_decay(int row_tile, int h) const {
+    return shared.row_decay[warp_row + 16 * row_tile + 8 * h + lane / 4];
+  }
+
+  __device__ __forceinline__ void find_row_decay() const {
+    const double base = p.prefix.base[int64_t{tile.row} * (p.key_blocks + 1) + first_block];
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+      for (int h = 0; h < 2; ++h)
+        if (lane % 4 == 0)
+          row_decay(i, h) = static_cast<float>((prefix_at(p.prefix, tile.row, p.key_blocks, position_of(i, h)) - base) *
+                                               std::numbers::log2e);
+    __syncwarp();
+  }
+
+  /// S of the keys [first, first + kKeysAtOnce) of block n, and their bias.
+  __device__ __forceinline__ void multiply_scores(Registers& r, int n, int first) const {
+    float sums[kRowTiles][kKeysAtOnce / 8][4];
+    const uint32_t keys = key_address + (n & 1) * sizeof(shared.key[0]) + tile_bytes<kDim>(first) + offsets.right;
+    float4 bias[kKeysAtOnce / 8];
+#pragma unroll
+    for (int c = 0; c < kKeysAtOnce / 8; ++c) bias[c] = shared.bias[n & 1][(first + 8 * c) / 2 + lane % 4];
+#pragma unroll
+    for (int k = 0; k < kDim / 16; ++k)
+      multiply_rows<Element, kDim, Sizes::kQueriesInRegisters>(sums, r.query, query_address + offsets.left, keys, k,
+                                                               [&](int, int c) { return bias[c]; });
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+      for (int column = 0; column < kKeysAtOnce / 8; ++column)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) r.score[i][first / 8 + column][e] = sums[i][column][e];
+  }
+
+  __device__ __forceinline__ void multiply_scores(Registers& r, int n) const {
+#pragma unroll
+    for (int first = 0; first < kKeys; first += kKeysAtOnce) multiply_scores(r, n, first);
+  }
+
+  /// Weights of block n, O += P V, and S of the block before it.
+  template <bool kMore>
+  __device__ __forceinline__ void step(Registers& r, int n, const float (&offset)[kRowTiles][2]) const {
+#pragma unroll
+    for (int first = 0; first < kKeys; first += kKeysAtOnce) {
+      uint32_t weights[kKeysAtOnce / 16][kRowTiles][4];
+#pragma unroll
+      for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+        for (int column = 0; column < kKeysAtOnce / 8; ++column) {
+          float(&x)[4] = r.score[i][first / 8 + column];
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+            x[e] = exp2_approximate(fmaf(x[e], p.scale_log2, offset[i][e / 2]));
+            r.sum[i][e / 2] += x[e];
+          }
+          weights[column / 2][i][column % 2 * 2] = pack<Element>(x[0], x[1]);
+          weights[column / 2][i][column % 2 * 2 + 1] = pack<Element>(x[2], x[3]);
+        }
+      if constexpr (kMore) multiply_scores(r, n - 1, first);
+#pragma unroll
+      for (int k = 0; k < kKeysAtOnce / 16; ++k)
+        multiply_columns<Element, kDim, kRowTiles>(
+            r.output, weights[k],
+            value_address + (n & 1) * sizeof(shared.value[0]) + tile_bytes<kDim>(first + 16 * k) + offsets.left);
+    }
+  }
+
+  /// S += (c_i − c_j) / scale of a near block. `decay` is log₂e (c_i − c at the end of the keys' block).
+  __device__ __forceinline__ void add_decay(Registers& r, int n, const float (&decay)[kRowTiles][2]) const {
+    const float4* bias =
+        p.scratch.key_bias + int64_t{tile.row} * p.key_blocks * (tile::kColumns / 2) + n * (kKeys / 2) + lane % 4;
+#pragma unroll
+    for (int c = 0; c < kScoreTiles; ++c) {
+      const float4 of_keys = bias[4 * c];
+#pragma unroll
+      for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          r.score[i][c][2 * h] += decay[i][h] * p.inverse_scale_log2 + of_keys.x;
+          r.score[i][c][2 * h + 1] += decay[i][h] * p.inverse_scale_log2 + of_keys.y;
+        }
+    }
+  }
+
+  /// The same near strong gates, from more than floats.
+  __device__ __forceinline__ void add_strong_decay(Registers& r, int n) const {
+#pragma unroll
+    for (int c = 0; c < kScoreTiles; ++c)
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const int key = min(n * kKeys + 8 * c + 2 * (lane % 4) + e, p.key_length - 1);
+        const double of_key = prefix_at(p.prefix, tile.row, p.key_blocks, key);
+#pragma unroll
+        for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+          for (int h = 0; h < 2; ++h)
+            r.score[i][c][2 * h + e] += static_cast<float>(
+                (prefix_at(p.prefix, tile.row, p.key_blocks, position_of(i, h)) - of_key) * p.inverse_scale);
+      }
+  }
+
+  __device__ __forceinline__ void mask(Registers& r, int n, bool across_a_cut) const {
+    const float masked = p.scale_log2 > 0 ? -INFINITY : INFINITY;
+    const auto visibility = visibility_of_queries(p.prefix, tile.row, p.key_blocks);
+    const int column = n * kKeys + 2 * (lane % 4);
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const int position = position_of(i, h);
+        const int last = visibility.last_key(position) - column,
+                  first = (across_a_cut ? visibility.first_key(position) : 0) - column;
+#pragma unroll
+        for (int c = 0; c < kScoreTiles; ++c)
+#pragma unroll
+          for (int e = 0; e < 2; ++e)
+            if (8 * c + e > last || 8 * c + e < first) r.score[i][c][2 * h + e] = masked;
+      }
+  }
+
+  /// Moves m where a logit is above it by more than kRescaleAbove, and the sum and O with it.
+  /// A row that is masked in the whole block loses the block's bias, which may be NaN.
+  __device__ __forceinline__ void follow_maximum(Registers& r, float (&bias)[kRowTiles][2]) const {
+    float shrink[kRowTiles][2];
+    bool moved = false;
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        float largest = -INFINITY;
+#pragma unroll
+        for (int c = 0; c < kScoreTiles; ++c)
+          largest = fmaxf(largest, fmaxf(r.score[i][c][2 * h] * p.scale_log2, r.score[i][c][2 * h + 1] * p.scale_log2));
+        largest = tile::largest_of_four(largest);
+        if (largest == -INFINITY) bias[i][h] = 0;
+        largest += bias[i][h];
+        const float before = r.maximum[i][h];
+        const float maximum = !(largest <= before + tile::kRescaleAbove) ? largest : before;
+        moved |= maximum != before;
+        shrink[i][h] = maximum == -INFINITY ? 1 : exp2_approximate(before - maximum);  // a row may see nothing yet
+        r.maximum[i][h] = maximum;
+      }
+    if (!__any_sync(~0u, moved)) return;
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) r.sum[i][h] *= shrink[i][h];
+#pragma unroll
+      for (int d = 0; d < kOutputTiles; ++d)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) r.output[i][d][e] *= shrink[i][e / 2];
+    }
+  }
+
+  /// log₂e (c_i − c at the end of the keys' block).
+  __device__ __forceinline__ void find_decay(float (&decay)[kRowTiles][2], int n) const {
+    const TwoFloats end = shared.base[n & 1];
+    const float of_blocks = (tile.frame.high - end.high) + (tile.frame.low - end.low);
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) decay[i][h] = of_blocks + row_decay(i, h);
+  }
+
+  /// Whether a block is masked, or m follows its logits. Without `follow`, m does so near the diagonal and at cuts only: in the first block that a row
+  /// sees.
+  __device__ __forceinline__ bool is_special(int n, bool follow) const {
+    return follow || is_near(n) || n * kKeys < shared.cut;
+  }
+
+  /// A special block whose logits are in registers, or the tile's last.
+  __device__ __forceinline__ void visit(Registers& r, int n, bool more, bool follow) const {
+    float offset[kRowTiles][2];
+    find_decay(offset, n);
+    if (is_special(n, follow)) {
+      if (is_near(n)) {
+        if (tile.strong) add_strong_decay(r, n);
+        else add_decay(r, n, offset);
+#pragma unroll
+        for (int i = 0; i < kRowTiles; ++i) offset[i][0] = offset[i][1] = 0;
+      }
+      mask(r, n, n * kKeys < shared.cut);
+      follow_maximum(r, offset);
+    }
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) offset[i][h] = r.maximum[i][h] == -INFINITY ? 0 : offset[i][h] - r.maximum[i][h];
+    if (more) step<true>(r, n, offset);
+    else step<false>(r, n, offset);
+  }
+
+  /// Any other block.
+  __device__ __forceinline__ void visit_clean(Registers& r, int n) const {
+    float offset[kRowTiles][2];
+    find_decay(offset, n);
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) offset[i][h] -= r.maximum[i][h];
+    step<true>(r, n, offset);
+  }
+
+  /// All blocks of the tile. Returns whether this thread's weights and sums were within their formats.
+  __device__ __forceinline__ bool visit_blocks(Registers& r, bool follow) {
+    const RowCopies<kDim, Sizes::kThreads> keys(p.key, tile.batch, tile.head / (p.query_heads / p.heads), p.key_length,
+                                                p.key_dim),
+        values(p.value, tile.batch, tile.head / (p.query_heads / p.heads), p.key_length, p.value_dim);
+    const int64_t row_blocks = int64_t{tile.row} * (p.key_blocks + 1),
+                  row_bias = int64_t{tile.row} * p.key_blocks * (tile::kColumns / 2);
+    const auto load_keys = [&](int n) {
+      keys.template copy<kKeys>(key_address + (n & 1) * sizeof(shared.key[0]), n * kKeys);
+      if (threadIdx.x < kKeys / 2)
+        ptx::copy_chunk(ptx::shared_address(&shared.bias[n & 1][threadIdx.x]),
+                        p.scratch.key_bias + row_bias + n * (kKeys / 2) + threadIdx.x, !is_near(n));
+    };
+    const auto load_values = [&](int n) {
+      values.template copy<kKeys>(value_address + (n & 1) * sizeof(shared.value[0]), n * kKeys);
+      if (threadIdx.x == Sizes::kThreads - 1)
+        ptx::copy_chunk(ptx::shared_address(&shared.base[n & 1]),
+                        p.scratch.base_log2 + row_blocks + n * kKeys / tile::kColumns + 1);
+    };
+    const int first = tile.first * (tile::kColumns / kKeys);
+    const int last = (min(first_position + Sizes::kRows, p.key_length) - 1) / kKeys;
+    const int own_last = (min(first_position + warp_row + 16 * kRowTiles, p.key_length) - 1) / kKeys;
+
+    load_keys(last);
+    ptx::copies_commit();
+    load_values(last);
+    if (last > first) load_keys(last - 1);
+    ptx::copies_commit();
+    clear(r);
+    ptx::copies_wait<1>();
+    __syncthreads();
+    if constexpr (Sizes::kQueriesInRegisters) load_lefts<kDim, kRowTiles>(r.query, query_address + offsets.left);
+    if (own_last == last) multiply_scores(r, last);
+    // Waits for V of block n and K of the one before, and loads those of the next.
+    const auto advance = [&](int n) {
+      ptx::copies_wait<0>();
+      __syncthreads();
+      if (n > first) load_values(n - 1);
+      if (n > first + 1) load_keys(n - 2);
+      ptx::copies_commit();
+    };
+    for (int n = last; n >= first;) {
+#pragma unroll 1
+      for (; n == first || (n > first && is_special(n, follow)); --n) {
+        advance(n);
+        if (n <= own_last) visit(r, n, n > first, follow);
+        else if (n - 1 == own_last && n > first) multiply_scores(r, n - 1);
+      }
+      // Nothing of the special blocks is in the loop of most.
+#pragma unroll 1
+      for (; n > first && n * kKeys >= shared.cut; --n) {
+        advance(n);
+        visit_clean(r, n);
+      }
+    }
+    bool fit = true;
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        r.sum[i][h] = tile::sum_of_four(r.sum[i][h]);
+        fit = fit && r.sum[i][h] < tile::kLargestSum;
+        if constexpr (std::is_same_v<Element, __half>) fit = fit && isfinite(r.output[i][0][2 * h]);
+      }
+    return fit;
+  }
+
+  /// A warp's rows of 16-bit numbers, from where its queries were.
+  __device__ __forceinline__ void copy_out(void* to) const {
+    __syncwarp();
+    constexpr int kChunks = kDim / 8;
+    for (int i = lane; i < 16 * kRowTiles * kChunks; i += 32) {
+      const int row = i / kChunks, chunk = i % kChunks, query = tile.query + warp_row + row;
+      if (query >= p.query_length || chunk * 8 >= p.value_dim) continue;
+      Element* out = static_cast<Element*>(to) +
+                     ((int64_t{tile.batch} * p.query_length + query) * p.query_heads + tile.head) * p.value_dim;
+      reinterpret_cast<uint4*>(out)[chunk] = *reinterpret_cast<const uint4*>(shared.query + tile_bytes<kDim>(warp_row) +
+                                                                             ptx::swizzled_chunk<kDim>(row, chunk));
+    }
+    __syncwarp();
+  }
+
+  __device__ __forceinline__ void store(Registers& r) const {
+    const auto stage = [&](auto word_of) {
+#pragma unroll
+      for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+        for (int h = 0; h < 2; ++h)
+#pragma unroll
+          for (int d = 0; d < kOutputTiles; ++d)
+            *reinterpret_cast<uint32_t*>(shared.query + tile_bytes<kDim>(warp_row) +
+                                         ptx::swizzled_chunk<kDim>(16 * i + 8 * h + lane / 4, d) + lane % 4 * 4) =
+                word_of(r.output[i][d][2 * h], r.output[i][d][2 * h + 1]);
+    };
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const float inverse = 1 / r.sum[i][h];
+#pragma unroll
+        for (int d = 0; d < kOutputTiles; ++d)
+#pragma unroll
+          for (int e = 0; e < 2; ++e) r.output[i][d][2 * h + e] *= inverse;
+        const int query = tile.query + warp_row + 16 * i + 8 * h + lane / 4;
+        if (lane % 4 == 0 && query < p.query_length)
+          p.log_normalizer[(int64_t{tile.batch} * p.query_length + query) * p.query_heads + tile.head] =
+              static_cast<float>((r.maximum[i][h] + log2_approximate(r.sum[i][h])) * std::numbers::ln2);
+      }
+    __syncwarp();
+    stage([](float x, float y) { return pack<Element>(x, y); });
+    copy_out(p.values);
+    if (!p.residual) return;
+    stage([](float x, float y) {
+      const float2 rounded = unpack<Element>(pack<Element>(x, y));
+      return pack<Element>(x - rounded.x, y - rounded.y);
+    });
+    copy_out(p.residual);
+  }
+};
+
+}  // namespace lethe::ampere

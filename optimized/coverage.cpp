@@ -1,28 +1,50 @@
 #include "optimized/coverage.hpp"
 
 #include <climits>
+#include <utility>
 
 #include "optimized/gate.hpp"
 
 namespace lethe {
 
+namespace {
+
+std::string version(int capability) { return std::to_string(capability / 10) + "." + std::to_string(capability % 10); }
+
+std::string unsupported_dtype(Dtype dtype) {
+  if (dtype != Dtype::kFloat32 && dtype != Dtype::kFloat64) return "";
+  return "dtype: expected bfloat16 or float16, found " + dtype_name(dtype);
+}
+
+// Positions and tile numbers are 32-bit integers; batch and heads are dimensions of a grid.
+std::string unsupported_size(const Shape& shape, int64_t tiles_a_block) {
+  constexpr int64_t kLongest = int64_t{1} << 30, kGrid = 65535;
+  if (shape.key_length > kLongest || shape.batch > kGrid || shape.query_heads > kGrid ||
+      shape.batch * shape.query_heads > INT_MAX / (tiles_a_block * gate_blocks(shape.key_length)))
+    return "size: expected a length up to 2^30, batch and heads below 2^16 and fewer than 2^31 tiles, found more";
+  return "";
+}
+
+}  // namespace
+
 std::string unsupported_by_hopper(const Shape& shape, Dtype dtype, int capability) {
   const std::string dim = std::to_string(shape.key_dim);
-  if (capability != 90)
-    return "device: expected compute capability 9.0, found " + std::to_string(capability / 10) + "." +
-           std::to_string(capability % 10);
-  if (dtype == Dtype::kFloat32 || dtype == Dtype::kFloat64)
-    return std::string("dtype: expected bfloat16 or float16, found ") +
-           (dtype == Dtype::kFloat32 ? "float32" : "float64");
+  if (capability != 90) return "device: expected compute capability 9.0, found " + version(capability);
+  if (const std::string reason = unsupported_dtype(dtype); !reason.empty()) return reason;
   if (shape.key_dim != 64 && shape.key_dim != 128) return "head dim: expected 64 or 128, found " + dim;
   if (shape.value_dim != shape.key_dim)
     return "value dim: expected the head dim (" + dim + "), found " + std::to_string(shape.value_dim);
-  // Positions and tile numbers are 32-bit integers; batch and heads are dimensions of a grid.
-  constexpr int64_t kLongest = int64_t{1} << 30, kGrid = 65535;
-  if (shape.key_length > kLongest || shape.batch > kGrid || shape.query_heads > kGrid ||
-      shape.batch * shape.query_heads > INT_MAX / gate_blocks(shape.key_length))
-    return "size: expected a length up to 2^30, batch and heads below 2^16 and fewer than 2^31 tiles, found more";
-  return "";
+  return unsupported_size(shape, 1);
+}
+
+std::string unsupported_by_ampere(const Shape& shape, Dtype dtype, int capability) {
+  constexpr int64_t kLargestDim = 256;
+  if (capability < 80) return "device: expected compute capability 8.0 or above, found " + version(capability);
+  if (const std::string reason = unsupported_dtype(dtype); !reason.empty()) return reason;
+  for (const auto& [name, dim] : {std::pair{"head dim", shape.key_dim}, {"value dim", shape.value_dim}})
+    if (dim < 1 || dim > kLargestDim)
+      return std::string(name) + ": expected 1 to " + std::to_string(kLargestDim) + ", found " + std::to_string(dim);
+  return unsupported_size(shape, 2);
 }
 
 }  // namespace lethe

@@ -10,16 +10,21 @@ namespace lethe {
 /// Why the Hopper kernels can't run a problem on a device of this compute capability (90 = 9.0), or "" where they can.
 std::string unsupported_by_hopper(const Shape& shape, Dtype dtype, int capability);
 
+/// Why the kernels of mma.sync can't run a problem, or "" where they can.
+std::string unsupported_by_ampere(const Shape& shape, Dtype dtype, int capability);
+
 /// A kernel family's name, and what it covers.
 struct Coverage {
   const char* name;
+  bool portable;  ///< runs on every GPU from some compute capability on: one that LETHE_KERNELS=portable leaves in use
   std::string (*unsupported)(const Shape& shape, Dtype dtype, int capability);  ///< the reason against, or ""
   bool has_window = false;                                                      ///< whether it takes a sliding window
 };
 
-inline constexpr Coverage kHopperCoverage{"sm_90a kernels", unsupported_by_hopper, true};
+inline constexpr Coverage kHopperCoverage{"sm_90a kernels", false, unsupported_by_hopper};
+inline constexpr Coverage kAmpereCoverage{"sm_80 kernels", true, unsupported_by_ampere};
 
 /// Of every family of Forgetting Attention, in the order in which they are asked.
-inline constexpr Coverage kAttentionCoverage[] = {kHopperCoverage};
+inline constexpr Coverage kAttentionCoverage[] = {kHopperCoverage, kAmpereCoverage};
 
 }  // namespace lethe

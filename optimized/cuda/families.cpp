@@ -3,6 +3,7 @@
 #include <array>
 #include <atomic>
 
+#include "optimized/cuda/ampere/attention.hpp"
 #include "optimized/cuda/attention.hpp"
 #include "optimized/cuda/check.hpp"
 #include "optimized/cuda/hopper/attention.hpp"
@@ -14,6 +15,8 @@ namespace {
 constexpr AttentionFamily kFamilies[] = {
     {kHopperCoverage, hopper::forward, hopper::backward, hopper::forward_workspace_bytes,
      hopper::backward_workspace_bytes},
+    {kAmpereCoverage, ampere::forward, ampere::backward, ampere::forward_workspace_bytes,
+     ampere::backward_workspace_bytes},
 };
 static_assert(std::ranges::equal(kFamilies, kAttentionCoverage, {}, &Coverage::unsupported, &Coverage::unsupported),
               "a build without these kernels names the same families in the same order");

@@ -2,11 +2,13 @@
 
 #include <ATen/Context.h>
 #include <ATen/cuda/CUDAContext.h>
+#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <c10/cuda/CUDAGuard.h>
 
 #include <algorithm>
+#include <array>
 #include <limits>
 
 #include "optimized/cuda/attention.hpp"
@@ -21,14 +23,28 @@ Shape shape_of(const Tensor& query, const Tensor& key, const Tensor& value) {
   return {query.size(0), query.size(1), key.size(1), key.size(2), query.size(2), query.size(3), value.size(3)};
 }
 
-// The tensor itself where the copy engine can address it, else a contiguous copy.
+// Rows of kernels are whole chunks of 16 bytes.
+constexpr int64_t kAlignment = 16;
+
+int64_t whole_chunks(int64_t dim, const Tensor& like) {
+  const int64_t chunk = kAlignment / like.element_size();
+  return (dim + chunk - 1) / chunk * chunk;
+}
+
+// The tensor itself where kernels can address it, else a contiguous copy, with zeros after its rows where these are not whole chunks.
 Tensor addressable(const Tensor& tensor) {
-  constexpr int64_t kAlignment = 16;
+  const int64_t dim = tensor.size(3), whole = whole_chunks(dim, tensor);
+  if (dim < whole) return at::constant_pad_nd(tensor, {0, whole - dim}, 0).contiguous();
   const int64_t size = tensor.element_size();
   bool fits = tensor.stride(3) == 1 && reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % kAlignment == 0;
   for (int dim = 0; dim < 3; ++dim)
     fits = fits && tensor.stride(dim) > 0 && tensor.stride(dim) * size % kAlignment == 0;
   return fits ? tensor : tensor.clone(at::MemoryFormat::Contiguous);
+}
+
+// Of rows of whole chunks, those of `dim`.
+Tensor without_padding(const Tensor& tensor, int64_t dim) {
+  return tensor.size(3) == dim ? tensor : tensor.narrow(3, 0, dim).contiguous();
 }
 
 Operand operand(const Tensor& tensor) {
@@ -58,11 +74,12 @@ AttentionOutputs forgetting_attention_forward(const AttentionFamily& family, con
   const double scale = in.scale;
   const bool keep_residual = in.keep_residual;
   const c10::cuda::CUDAGuard device(query.device());
-  const Shape shape = shape_of(query, key, value);
   const cudaStream_t stream = at::cuda::getCurrentCUDAStream();
   const Tensor q = addressable(query), k = addressable(key), v = addressable(value);
-  Tensor values = at::empty(query.sizes(), query.options());
-  Tensor residual = keep_residual ? at::empty(query.sizes(), query.options()) : at::empty({0}, query.options());
+  const Shape shape = shape_of(q, k, v);
+  const std::array<int64_t, 4> sizes = {shape.batch, shape.query_length, shape.query_heads, shape.value_dim};
+  Tensor values = at::empty(sizes, query.options());
+  Tensor residual = keep_residual ? at::empty(sizes, query.options()) : at::empty({0}, query.options());
   Tensor log_normalizer = at::empty({shape.batch, shape.query_length, shape.query_heads}, log_forget.options());
   Tensor visited_pairs = at::empty({shape.batch, shape.query_heads}, query.options().dtype(at::kLong));
   Tensor boundary = at::empty({shape.batch, shape.query_heads, (shape.query_length + kQueryRows - 1) / kQueryRows},
@@ -92,7 +109,9 @@ AttentionOutputs forgetting_attention_forward(const AttentionFamily& family, con
                   .first_key_block = boundary.mutable_data_ptr<int32_t>(),
                   .workspace = workspace.mutable_data_ptr(),
                   .stream = stream});
-  return {values, log_normalizer, visited_pairs, boundary, residual};
+  const int64_t dim = value.size(3);
+  return {without_padding(values, dim), log_normalizer, visited_pairs, boundary,
+          keep_residual ? without_padding(residual, dim) : residual};
 }
 
 AttentionGradients forgetting_attention_backward(const AttentionFamily& family, const Tensor& grad_values,
@@ -100,15 +119,15 @@ AttentionGradients forgetting_attention_backward(const AttentionFamily& family, 
   const Tensor &query = in.query, &key = in.key, &value = in.value, &log_forget = in.log_forget;
   const double scale = in.scale;
   const c10::cuda::CUDAGuard device(query.device());
-  const Shape shape = shape_of(query, key, value);
   const cudaStream_t stream = at::cuda::getCurrentCUDAStream();
   const Tensor q = addressable(query), k = addressable(key), v = addressable(value);
+  const Shape shape = shape_of(q, k, v);
   const Tensor o = addressable(out.values), rest = addressable(out.residual), grad_o = addressable(grad_values),
                normalizer = out.log_normalizer.contiguous();
   const Tensor first_key_block = out.boundary.contiguous();
   // Before the first kernel: under deterministic algorithms Torch fills new tensors.
-  Tensor grad_query = at::empty(query.sizes(), query.options()), grad_key = at::empty(key.sizes(), key.options());
-  Tensor grad_value = at::empty(value.sizes(), value.options()),
+  Tensor grad_query = at::empty(q.sizes(), query.options()), grad_key = at::empty(k.sizes(), key.options());
+  Tensor grad_value = at::empty(v.sizes(), value.options()),
          grad_log_forget = at::empty(log_forget.sizes(), log_forget.options());
   const Tensor workspace = workspace_of(family.backward_workspace_bytes(shape), query);
   family.backward({.shape = shape,
@@ -132,7 +151,8 @@ AttentionGradients forgetting_attention_backward(const AttentionFamily& family, 
                    .deterministic = at::globalContext().deterministicAlgorithms(),
                    .float_sums = !sums_in_16_bits_allowed(),
                    .stream = stream});
-  return {grad_query, grad_key, grad_value, grad_log_forget};
+  return {without_padding(grad_query, query.size(3)), without_padding(grad_key, key.size(3)),
+          without_padding(grad_value, value.size(3)), grad_log_forget};
 }
 
 }  // namespace lethe::cuda

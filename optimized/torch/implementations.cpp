@@ -1,6 +1,9 @@
 #include "optimized/torch/implementations.hpp"
 
+#include <c10/util/Exception.h>
+
 #include <algorithm>
+#include <cstdlib>
 #include <functional>
 #include <vector>
 
@@ -18,8 +21,17 @@ namespace {
 
 std::string every_call(const Call&) { return ""; }
 
+// Whether the environment asks for the kernels that run on every GPU, on those that have kernels of their own, too.
+bool only_portable_kernels() {
+  const char* kernels = std::getenv("LETHE_KERNELS");
+  if (!kernels || !*kernels) return false;
+  TORCH_CHECK(std::string(kernels) == "portable", "LETHE_KERNELS: expected portable, or nothing, found ", kernels);
+  return true;
+}
+
 std::string unsupported_by(const Coverage& family, const Call& call) {
   const Shape& s = call.shape;
+  if (!family.portable && only_portable_kernels()) return "LETHE_KERNELS: found portable";
   if (std::min({s.batch, s.query_length, s.query_heads, s.value_dim}) == 0)
     return "size: expected elements, found none";
   if (call.has_window && !family.has_window) return "window: expected none, found one";

@@ -62,13 +62,35 @@ class Operators(unittest.TestCase):
                 with self.subTest(dtype=dtype, dim=dim):
                     self.check(problem(dtype, dim=dim))
 
+    def test_the_kernels_for_every_gpu_equal_the_cpu(self):
+        for dtype in (torch.bfloat16, torch.float16):
+            for dim, value_dim in ((32, 32), (96, 96), (256, 256), (20, 20), (40, 72), (64, 32), (128, 64), (192, 100)):
+                with self.subTest(dtype=dtype, dim=dim, value_dim=value_dim):
+                    self.check(problem(dtype, dim=dim, value_dim=value_dim))
+
+    def test_the_environment_asks_for_the_kernels_for_every_gpu(self):
+        says = lambda: torch.ops.lethe.forgetting_attention_implementation(*(tensor.cuda() for tensor in problem(torch.bfloat16)[:3]))
+        os.environ["LETHE_KERNELS"] = "portable"
+        try:
+            self.assertEqual(says(), "sm_80 kernels, not the sm_90a kernels: LETHE_KERNELS: found portable")
+            for dtype in (torch.bfloat16, torch.float16):
+                for dim in (64, 128):
+                    with self.subTest(dtype=dtype, dim=dim):
+                        self.check(problem(dtype, dim=dim))
+                        self.check(problem(dtype, dim=dim), log_pruning_tolerance=-math.inf)
+            os.environ["LETHE_KERNELS"] = "fast"
+            with self.assertRaisesRegex(RuntimeError, "LETHE_KERNELS: expected portable, or nothing, found fast"):
+                says()
+        finally:
+            del os.environ["LETHE_KERNELS"]
+
     def test_what_the_kernels_do_not_cover_equals_the_cpu(self):
-        for dtype, dim, value_dim in ((torch.float32, 64, 64), (torch.float64, 32, 48), (torch.bfloat16, 96, 96), (torch.float16, 64, 32)):
+        for dtype, dim, value_dim in ((torch.float32, 64, 64), (torch.float64, 32, 48), (torch.bfloat16, 264, 264), (torch.float16, 64, 264)):
             with self.subTest(dtype=dtype, dim=dim):
                 self.check(problem(dtype, dim=dim, value_dim=value_dim))
 
     def test_all_pairs_are_visited_without_a_cut_and_fewer_with_one(self):
-        for dim in (64, 96):
+        for dim in (64, 96, 264):
             inputs = problem(torch.bfloat16, queries=500, keys=600, dim=dim)
             inputs[3][:, 77] = -0.5
             self.assertTrue((run(inputs, "cuda")[2] == causal_pairs(inputs)).all())
@@ -81,10 +103,12 @@ class Operators(unittest.TestCase):
             *(tensor.to(device) for tensor in problem(torch.bfloat16, **options)[:3]))
         self.assertEqual(says("cpu"), "CPU")
         self.assertEqual(says("cuda"), "sm_90a kernels")
-        self.assertEqual(says("cuda", dim=96), "portable, not the sm_90a kernels: head dim: expected 64 or 128, found 96")
+        self.assertEqual(says("cuda", dim=96), "sm_80 kernels, not the sm_90a kernels: head dim: expected 64 or 128, found 96")
+        self.assertEqual(says("cuda", dim=264), "portable, not the sm_90a kernels: head dim: expected 64 or 128, found 264, "
+                                                "not the sm_80 kernels: head dim: expected 1 to 256, found 264")
 
     def test_pruning_changes_no_more_than_the_tolerance(self):
-        for dim in (64, 96):
+        for dim in (64, 96, 264):
             inputs = problem(torch.float16, queries=1000, keys=1000, dim=dim)
             whole, pruned = run(inputs, "cuda"), run(inputs, "cuda", log_pruning_tolerance=-10.0)
             self.assertLess(int(pruned[2].sum()), int(whole[2].sum()))
@@ -96,11 +120,11 @@ class Operators(unittest.TestCase):
         torch.use_deterministic_algorithms(True)  # else dq's order of summation differs
         try:
             for dtype in (torch.bfloat16, torch.float16):
-                for dim in (64, 128, 96):
+                for dim in (64, 128, 96, 264):
                     inputs = problem(dtype, queries=900, keys=1000, dim=dim)
                     whole = run(inputs, "cuda")
                     thresholds = [{"log_pruning_tolerance": -math.inf}]
-                    if dim != 96:  # whose tiles of 64 keys a cut may hide as a whole
+                    if dim != 264:  # whose tiles of 64 keys a cut may hide as a whole
                         thresholds.append({"log_pruning_tolerance": -10.0, "logit_bound": unbounded.cuda()})
                     for options in thresholds:
                         for a, e in zip(run(inputs, "cuda", **options), whole):
@@ -145,7 +169,7 @@ class Operators(unittest.TestCase):
         self.assertLess(int(of_heads[1, 0]), int(of_heads[1, 1]))
 
     def test_backward_reads_the_boundary_of_forward(self):
-        for dim in (64, 128, 96):
+        for dim in (64, 128, 96, 264):
             inputs = problem(torch.bfloat16, queries=100, keys=1000, dim=dim)
             inputs[3].fill_(-0.02)  # weights 900 tokens back are 10^-8: numbers, unless skipped
             far = [(run(inputs, "cuda", **options)[4][:, 0] != 0).any().item()
@@ -320,7 +344,7 @@ class Operators(unittest.TestCase):
 
     def test_the_residual_gives_the_values_twice_the_digits(self):
         for dtype in (torch.bfloat16, torch.float16):
-            for dim in (64, 128, 96):
+            for dim in (64, 128, 96, 264):
                 inputs = [tensor.cuda() for tensor in problem(dtype, dim=dim)]
                 values, *_, residual = torch.ops.lethe._forgetting_attention_forward(*inputs, dim ** -0.5, None, None, None, True)
                 self.assertTrue(torch.equal(values, torch.ops.lethe.forgetting_attention(*inputs)))

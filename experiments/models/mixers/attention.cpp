@@ -65,8 +65,13 @@ std::string attention_on_hopper(const ModelConfig& model, const AttentionConfig&
   for (const Dtype candidate : {Dtype::kFloat64, Dtype::kBFloat16, Dtype::kFloat16})
     if (dtype_name(candidate) == model.compute_dtype) dtype = candidate;
   const Shape shape{1, context_length, context_length, model.heads, model.heads, model.head_dim(), model.head_dim()};
-  const Call call{.shape = shape, .dtype = dtype, .device = at::kCUDA, .compute_capability = 90};
-  return implementation_name(attention_implementations(), call);
+  const auto call = [&](int capability) {
+    return Call{.shape = shape, .dtype = dtype, .device = at::kCUDA, .compute_capability = capability};
+  };
+  const char* other = implementation_of(attention_implementations(), call(80)).name;
+  std::string name = implementation_name(attention_implementations(), call(90));
+  if (!name.starts_with(other)) name += std::string("; ") + other + " on other GPUs since compute capability 8.0";
+  return name;
 }
 
 std::optional<Swap> attention_swap(const ModelConfig&, const AttentionConfig& own) {

@@ -131,7 +131,7 @@ struct Mixer {
   std::function<std::vector<Architecture>()> architectures;
 
   // Optional members.
-  /// The implementation on compute capability 9.0.
+  /// The implementation on compute capability 9.0, and that of other GPUs where it is another.
   std::function<std::string(const ModelConfig&, const std::any& options, int64_t context_length)> on_hopper =
       [](const ModelConfig&, const std::any&, int64_t) { return "portable: a few PyTorch calls a sequence"; };
   /// Rows of a head's state, 0 where the whole past is kept. A mixer with a state writes a StateTrace.

@@ -7,10 +7,9 @@
 #include <optional>
 #include <vector>
 
-#include "optimized/cuda/hopper/attention.hpp"
-#include "optimized/cuda/hopper/forward.hpp"
 #include "reference/problem.hpp"
 #include "tests/cuda/device.hpp"
+#include "tests/cuda/kernels_under_test.hpp"
 #include "tests/cuda/poison.hpp"
 
 namespace lethe::testing {
@@ -26,30 +25,32 @@ struct ForwardResult {
   std::vector<double> log_normalizer;  ///< [B, Tq, Hq]
   std::vector<int64_t> visited_pairs;  ///< [B, Hq]
   std::vector<int32_t> first_key_block, last_query_block;
-  int32_t repeated_tiles;  ///< that the second launch computed: an exponential overflowed, or a strong gate is near
+  std::optional<int32_t>
+      repeated_tiles;  ///< that a second launch computed: an exponential overflowed, or a strong gate is near
 };
 
 /// The problem on the device, with the plan and everything the launchers read.
-template <typename Element>
+template <typename Element, typename Kernels = HopperKernels>
 class DeviceProblem {
  public:
+  using Plan = typename Kernels::Plan;
+
   DeviceProblem(const Problem& problem, const PlanOptions& options)
       : problem_(problem), query_(elements(problem.query)), key_(elements(problem.key)),
         value_(elements(problem.value)),
         log_forget_(std::vector<float>(problem.log_forget.begin(), problem.log_forget.end())),
-        bound_(options.logit_bound.value_or(std::vector<float>{})),
-        plan_memory_(hopper::forward_workspace_bytes(problem.shape)),
-        backward_plan_memory_(hopper::forward_workspace_bytes(problem.shape)),
+        bound_(options.logit_bound.value_or(std::vector<float>{})), plan_memory_(Kernels::plan_bytes(problem.shape)),
+        backward_plan_memory_(Kernels::plan_bytes(problem.shape)),
         boundary_(problem.shape.batch * problem.shape.query_heads * gate_blocks(problem.shape.query_length)),
         plan_(plan_in(plan_memory_)) {
-    launch_plan(gate_inputs(options.log_pruning_tolerance, false), plan_);
+    Kernels::launch_plan(gate_inputs(options.log_pruning_tolerance, false), plan_);
     if (options.poisoned_keys > 0) poison(options.poisoned_keys);
   }
 
   /// A second plan for the backward, as the family computes it: it takes only the boundary from the first one.
   Plan backward_plan() const {
     const Plan plan = plan_in(backward_plan_memory_);
-    launch_plan(gate_inputs(-std::numeric_limits<double>::infinity(), true), plan);
+    Kernels::launch_plan(gate_inputs(-std::numeric_limits<double>::infinity(), true), plan);
     return plan;
   }
 
@@ -70,14 +71,15 @@ class DeviceProblem {
     const DeviceArray<float> log_normalizer(rows * s.query_length);
     const DeviceArray<int64_t> visited_pairs(rows);
     poison_shared_memory();
-    launch_forward_tiles(forward_arguments(values.data(), nullptr, log_normalizer.data(), visited_pairs.data()), plan_);
+    Kernels::launch_forward(forward_arguments(values.data(), nullptr, log_normalizer.data(), visited_pairs.data()),
+                            plan_);
     ForwardResult result;
     for (const Element& element : values.host()) result.values.push_back(static_cast<float>(element));
     for (const float number : log_normalizer.host()) result.log_normalizer.push_back(number);
     result.visited_pairs = visited_pairs.host();
     result.first_key_block = boundary_.host();
     result.last_query_block = download(plan_.boundary.last_query_block, rows * gate_blocks(s.key_length));
-    result.repeated_tiles = download(plan_.scratch.repeats, 1).front();
+    result.repeated_tiles = Kernels::repeated_tiles(plan_);
     return result;
   }
 
@@ -114,7 +116,7 @@ class DeviceProblem {
   }
   Plan plan_in(const DeviceArray<char>& memory) const {
     Workspace workspace(memory.data());
-    return lethe::plan_in(workspace, problem_.shape, boundary_.data());
+    return Kernels::plan_in(workspace, problem_.shape, boundary_.data());
   }
   GateInputs gate_inputs(double log_pruning_tolerance, bool boundary_given) const {
     return {.shape = problem_.shape,
@@ -161,15 +163,16 @@ inline bool has_strong_block(const Problem& problem) {
 }
 
 inline ForwardResult run_forward(const Problem& problem, const PlanOptions& options = {}) {
-  return problem.dtype == Dtype::kBFloat16 ? DeviceProblem<__nv_bfloat16>(problem, options).forward()
-                                           : DeviceProblem<__half>(problem, options).forward();
+  return with_kernels(problem.dtype, [&]<typename Kernels, typename Element> {
+    return DeviceProblem<Element, Kernels>(problem, options).forward();
+  });
 }
 
 /// Causal pairs of the blocks that the boundary leaves to the forward kernel's tiles, per (batch, query head).
 inline std::vector<int64_t> boundary_pairs(const Shape& shape, const std::vector<int32_t>& first_key_block) {
   const int64_t blocks = (shape.query_length + kGateBlock - 1) / kGateBlock;
   std::vector<int64_t> pairs(shape.batch * shape.query_heads, 0);
-  const int64_t tile = forward_tile_rows(shape.key_dim);
+  const int64_t tile = family_under_test == Family::kHopper ? forward_tile_rows(shape.key_dim) : kGateBlock;
   for (size_t row = 0; row < pairs.size(); ++row)
     for (int64_t i = 0; i < shape.query_length; ++i)
       pairs[row] += i + shape.key_length - shape.query_length + 1 -

@@ -3,7 +3,6 @@
 
 #include <functional>
 
-#include "optimized/cuda/hopper/backward.hpp"
 #include "tests/cuda/attention.hpp"
 
 namespace lethe::testing {
@@ -38,59 +37,52 @@ struct BackwardOptions {
   std::function<void()> before = [] {}, after = [] {};  ///< its launch; `after` when it has ended on the default stream
 };
 
-/// Bytes of a backward's workspace without its plan.
-inline size_t backward_passes_bytes(const Shape& shape) {
-  Workspace workspace(nullptr);
-  backward_workspace_in(workspace, shape);
-  return workspace.bytes();
-}
-
-template <typename Element>
+template <typename Kernels, typename Element>
 BackwardResult backward(const Problem& problem, const std::vector<double>& grad_values, const BackwardOptions& how,
                         const PlanOptions& options) {
   const Shape& s = problem.shape;
-  const DeviceProblem<Element> device(problem, options);
+  const DeviceProblem<Element, Kernels> device(problem, options);
   const int64_t rows = s.batch * s.query_heads * s.query_length, key_rows = s.batch * s.heads * s.key_length;
   const DeviceArray<Element> values(rows * s.value_dim), residual(rows * s.value_dim),
       grad(to_element<Element>({grad_values.begin(), grad_values.end()}));
   const DeviceArray<float> log_normalizer(rows), grad_log_forget(s.batch * s.key_length * s.query_heads);
   const DeviceArray<int64_t> visited_pairs(s.batch * s.query_heads);
   const DeviceArray<Element> query(rows * s.key_dim), key(key_rows * s.key_dim), value(key_rows * s.value_dim);
-  const DeviceArray<char> memory(backward_passes_bytes(s));
+  const DeviceArray<char> memory(Kernels::backward_passes_bytes(s));
   poison_shared_memory();
-  launch_forward_tiles(
+  Kernels::launch_forward(
       device.forward_arguments(values.data(), residual.data(), log_normalizer.data(), visited_pairs.data()),
       device.plan());
   const auto like_query = [&](const DeviceArray<Element>& array) {
     return Operand{array.data(), s.query_length * s.query_heads * s.key_dim, s.query_heads * s.key_dim, s.key_dim};
   };
-  const Plan plan = device.backward_plan();  // computed by kernels that use shared memory themselves
+  const typename Kernels::Plan plan = device.backward_plan();  // computed by kernels that use shared memory themselves
   if (!how.behind_plan) poison_shared_memory();
   how.before();
-  Workspace workspace(memory.data());
-  const BackwardWorkspace arrays = backward_workspace_in(workspace, s);
-  for (int time = 0; time < how.times; ++time)
-    launch_backward_passes({.shape = s,
-                            .dtype = problem.dtype,
-                            .scale = problem.scale,
-                            .query = device.query(),
-                            .key = device.key(),
-                            .value = device.value(),
-                            .gates = device.gates(),
-                            .values = like_query(values),
-                            .residual = like_query(residual),
-                            .grad_values = like_query(grad),
-                            .log_normalizer = log_normalizer.data(),
-                            .first_key_block = device.first_key_block(),
-                            .grad_query = query.data(),
-                            .grad_key = key.data(),
-                            .grad_value = value.data(),
-                            .grad_log_forget = grad_log_forget.data(),
-                            .workspace = nullptr,
-                            .deterministic = how.deterministic,
-                            .float_sums = how.float_sums,
-                            .stream = nullptr},
-                           arrays, plan);
+  for (int time = 0; time < how.times; ++time) {
+    Workspace workspace(memory.data());
+    Kernels::launch_backward({.shape = s,
+                              .dtype = problem.dtype,
+                              .scale = problem.scale,
+                              .query = device.query(),
+                              .key = device.key(),
+                              .value = device.value(),
+                              .gates = device.gates(),
+                              .values = like_query(values),
+                              .residual = like_query(residual),
+                              .grad_values = like_query(grad),
+                              .log_normalizer = log_normalizer.data(),
+                              .first_key_block = device.first_key_block(),
+                              .grad_query = query.data(),
+                              .grad_key = key.data(),
+                              .grad_value = value.data(),
+                              .grad_log_forget = grad_log_forget.data(),
+                              .workspace = nullptr,
+                              .deterministic = how.deterministic,
+                              .float_sums = how.float_sums,
+                              .stream = nullptr},
+                             workspace, plan);
+  }
   require(cudaStreamSynchronize(nullptr));
   how.after();
   const auto floats = [](const DeviceArray<Element>& array) {
@@ -106,8 +98,9 @@ BackwardResult backward(const Problem& problem, const std::vector<double>& grad_
 
 inline BackwardResult run_backward(const Problem& problem, const std::vector<double>& grad_values,
                                    const BackwardOptions& how = {}, const PlanOptions& options = {}) {
-  return problem.dtype == Dtype::kBFloat16 ? backward<__nv_bfloat16>(problem, grad_values, how, options)
-                                           : backward<__half>(problem, grad_values, how, options);
+  return with_kernels(problem.dtype, [&]<typename Kernels, typename Element> {
+    return backward<Kernels, Element>(problem, grad_values, how, options);
+  });
 }
 
 /// Both with sums of dS in 16 bits and in float: they are instances of the kernel, and every property of one must hold of both.

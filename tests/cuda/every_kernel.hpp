@@ -11,25 +11,37 @@
 #include "optimized/cuda/attention.hpp"
 #include "reference/problem.hpp"
 #include "tests/cuda/device.hpp"
+#include "tests/cuda/kernels_under_test.hpp"
 
 namespace lethe::testing {
 
-/// A test of one instance: dtype and head dim.
-class EveryKernel : public ::testing::TestWithParam<std::tuple<Dtype, int64_t>> {
+/// A test of one instance: family, dtype and head dim.
+using Instance = std::tuple<Family, Dtype, int64_t>;
+
+class EveryKernel : public ::testing::TestWithParam<Instance> {
  protected:
-  void SetUp() override { LETHE_NEEDS_GPU(); }
-  Dtype dtype() const { return std::get<0>(GetParam()); }
+  void SetUp() override {
+    LETHE_NEEDS_GPU();
+    family_under_test = std::get<Family>(GetParam());
+  }
+  void TearDown() override { family_under_test = Family::kHopper; }
+  Dtype dtype() const { return std::get<Dtype>(GetParam()); }
+  int64_t dim() const { return std::get<int64_t>(GetParam()); }
   Shape shape(int64_t batch, int64_t queries, int64_t keys, int64_t heads, int64_t query_heads) const {
-    return {batch, queries, keys, heads, query_heads, std::get<1>(GetParam()), std::get<1>(GetParam())};
+    return {batch, queries, keys, heads, query_heads, dim(), dim()};
   }
 };
 
-inline auto all_instances() {
-  return ::testing::Combine(::testing::Values(Dtype::kBFloat16, Dtype::kFloat16), ::testing::Values(64, 128));
+inline auto instances_of(Family family, std::vector<int64_t> dims) {
+  return ::testing::Combine(::testing::Values(family), ::testing::Values(Dtype::kBFloat16, Dtype::kFloat16),
+                            ::testing::ValuesIn(dims));
 }
+inline auto hopper_instances() { return instances_of(Family::kHopper, {64, 128}); }
+inline auto ampere_instances() { return instances_of(Family::kAmpere, {32, 64, 96, 128, 256}); }
 
-inline std::string name_of_instance(const ::testing::TestParamInfo<std::tuple<Dtype, int64_t>>& info) {
-  return dtype_name(std::get<0>(info.param)) + "_" + std::to_string(std::get<1>(info.param));
+inline std::string name_of_instance(const ::testing::TestParamInfo<Instance>& info) {
+  return (std::get<Family>(info.param) == Family::kAmpere ? "sm_80_" : "") + dtype_name(std::get<Dtype>(info.param)) +
+         "_" + std::to_string(std::get<int64_t>(info.param));
 }
 
 /// Finite gates whose sums within a tile are so large that floats of that size can't resolve its pairs: for each name gates by token, of the last

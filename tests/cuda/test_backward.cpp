@@ -313,7 +313,8 @@ TEST_P(Backward, RefusesWhatAWrongFormulaWouldGive) {
   EXPECT_GT(worst_shares(problem, grad, {result})[3], 3);
 }
 
-INSTANTIATE_TEST_SUITE_P(EveryKernel, Backward, testing::all_instances(), testing::name_of_instance);
+INSTANTIATE_TEST_SUITE_P(EveryKernel, Backward, testing::hopper_instances(), testing::name_of_instance);
+INSTANTIATE_TEST_SUITE_P(OfAmpere, Backward, testing::ampere_instances(), testing::name_of_instance);
 
 }  // namespace
 }  // namespace lethe

@@ -32,7 +32,7 @@ template <typename Element>
 std::vector<double> gate_gradient(const Problem& problem, GateSums& sums, bool float_sums) {
   const Shape& s = problem.shape;
   const testing::DeviceProblem<Element> device(problem, {});
-  const DeviceArray<char> memory(testing::backward_passes_bytes(s));
+  const DeviceArray<char> memory(testing::HopperKernels::backward_passes_bytes(s));
   Workspace cut(memory.data());
   const BackwardWorkspace workspace = backward_workspace_in(cut, s);
   const auto put = [](float* to, const float* from, int64_t count) {
@@ -137,7 +137,7 @@ TEST_P(BackwardGate, TakesSumsOf16BitsOfEachRowForEveryGate) {
   expect_gradient(false, [](int64_t) { return true; });
 }
 
-INSTANTIATE_TEST_SUITE_P(EveryKernel, BackwardGate, testing::all_instances(), testing::name_of_instance);
+INSTANTIATE_TEST_SUITE_P(EveryKernel, BackwardGate, testing::hopper_instances(), testing::name_of_instance);
 
 }  // namespace
 }  // namespace lethe

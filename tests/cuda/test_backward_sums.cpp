@@ -33,7 +33,7 @@ GateSums sums_without_delta(const Problem& problem, const std::vector<double>& g
   const DeviceArray<Element> zeros(testing::to_element<Element>(std::vector<float>(grad_values.size()))),
       grad(testing::to_element<Element>({grad_values.begin(), grad_values.end()}));
   const DeviceArray<Element> key(s.batch * s.heads * s.key_length * s.key_dim), value(key.size());
-  const DeviceArray<char> memory(testing::backward_passes_bytes(s));
+  const DeviceArray<char> memory(testing::HopperKernels::backward_passes_bytes(s));
   const auto like_query = [&](const DeviceArray<Element>& array) {
     return Operand{array.data(), s.query_length * s.query_heads * s.key_dim, s.query_heads * s.key_dim, s.key_dim};
   };
@@ -170,7 +170,7 @@ TEST_P(BackwardSums, InFloatAreOfEachRowInTilesAfter32Others) {
   EXPECT_LE(error_of_sums(problem, true, false), kFloatError);
 }
 
-INSTANTIATE_TEST_SUITE_P(EveryKernel, BackwardSums, testing::all_instances(), testing::name_of_instance);
+INSTANTIATE_TEST_SUITE_P(EveryKernel, BackwardSums, testing::hopper_instances(), testing::name_of_instance);
 
 }  // namespace
 }  // namespace lethe

@@ -157,7 +157,7 @@ TEST_P(BackwardTiles, MayBeginUnderThePlanAndServesItTwice) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(EveryKernel, BackwardTiles, testing::all_instances(), testing::name_of_instance);
+INSTANTIATE_TEST_SUITE_P(EveryKernel, BackwardTiles, testing::hopper_instances(), testing::name_of_instance);
 
 }  // namespace
 }  // namespace lethe

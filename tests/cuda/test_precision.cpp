@@ -49,8 +49,9 @@ Found expect_budget(const Problem& problem, const std::string& what) {
   return found;
 }
 
-// Not required where the logits decide against the gate: there most of the error is not of dS.
+// Not required where the logits decide against the gate: there most of the error is not of dS. One family has float sums alone.
 void expect_float_sums_to_be_more_exact(const Found& found, double times) {
+  if (testing::family_under_test == testing::Family::kAmpere) return;
   EXPECT_LE(times * found.of_float_sums.back(), found.errors.back());
 }
 
@@ -67,13 +68,13 @@ Problem one_head(int64_t length, int64_t dim, Dtype dtype, Gate gate, uint64_t s
 class Precision : public testing::EveryKernel {};
 
 TEST_P(Precision, HoldsTheBudgetForEveryGateAtALengthOf8192) {
-  const auto [dtype, dim] = GetParam();
+  const auto [family, dtype, dim] = GetParam();
   for (const Gate gate : {Gate::kOpen, Gate::kInitial, Gate::kStrong, Gate::kSpiky, Gate::kZero, Gate::kCutting})
     expect_float_sums_to_be_more_exact(expect_budget(one_head(8192, dim, dtype, gate, 20), gate_name(gate)), 2);
 }
 
 TEST_P(Precision, HoldsTheBudgetForOpenGatesAndAnyNumbers) {
-  const auto [dtype, dim] = GetParam();
+  const auto [family, dtype, dim] = GetParam();
   for (uint64_t seed = 30; seed < 36; ++seed) {
     const Found found = expect_budget(one_head(2048, dim, dtype, Gate::kZero, seed), "zero");
     expect_float_sums_to_be_more_exact(found, 3);
@@ -86,7 +87,7 @@ TEST_P(Precision, HoldsTheBudgetForOpenGatesAndAnyNumbers) {
 
 // The stronger the gates, the more of a query's weight is on its own key, and the smaller is dS beside the numbers it is computed from.
 TEST_P(Precision, HoldsTheBudgetForEvenGates) {
-  const auto [dtype, dim] = GetParam();
+  const auto [family, dtype, dim] = GetParam();
   for (const double gate : {-1.0, -1.99, -3.0, -5.0, -7.99}) {
     Problem problem = one_head(2048, dim, dtype, Gate::kZero, 21);
     for (double& log_forget : problem.log_forget) log_forget = round_to(Dtype::kFloat32, gate);
@@ -95,7 +96,7 @@ TEST_P(Precision, HoldsTheBudgetForEvenGates) {
 }
 
 TEST_P(Precision, HoldsTheBudgetForWeakAndForStrongGatesAtALengthOf16384) {
-  const auto [dtype, dim] = GetParam();
+  const auto [family, dtype, dim] = GetParam();
   for (const double mean : {-0.5, -0.05}) {
     Problem problem = one_head(16384, dim, dtype, Gate::kOpen, 17);
     for (double& gate : problem.log_forget) gate = round_to(Dtype::kFloat32, gate * mean / -1e-4);
@@ -106,7 +107,7 @@ TEST_P(Precision, HoldsTheBudgetForWeakAndForStrongGatesAtALengthOf16384) {
 // Rows share a float sum where the gates of a block of 128 tokens and of the one before sum to more than −1: everywhere, nowhere, and in every third
 // block.
 TEST_P(Precision, HoldsTheBudgetWhereRowsShareSumsAndWhereTheyDoNot) {
-  const auto [dtype, dim] = GetParam();
+  const auto [family, dtype, dim] = GetParam();
   for (const auto& [weak, strong, what] :
        {std::tuple{-0.0078, -0.0078, "sum -0.998"}, {-0.0079, -0.0079, "sum -1.011"}, {-1e-4, -0.5, "patchy"}}) {
     Problem problem = one_head(4096, dim, dtype, Gate::kZero, 22);
@@ -118,7 +119,7 @@ TEST_P(Precision, HoldsTheBudgetWhereRowsShareSumsAndWhereTheyDoNot) {
 
 // Keys that hold nearly all weight of distant queries: a row's rounding error is spread by the gate alone, which gives no hint of its source.
 TEST_P(Precision, HoldsTheBudgetWhereTheLogitsDecideAgainstTheGate) {
-  const auto [dtype, dim] = GetParam();
+  const auto [family, dtype, dim] = GetParam();
   for (const int64_t period : {int64_t{64}, int64_t{512}}) {
     Problem problem = one_head(4096, dim, dtype, Gate::kOpen, 18);
     for (int64_t t = 0; t < 4096; ++t) {
@@ -129,7 +130,8 @@ TEST_P(Precision, HoldsTheBudgetWhereTheLogitsDecideAgainstTheGate) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(EveryKernel, Precision, testing::all_instances(), testing::name_of_instance);
+INSTANTIATE_TEST_SUITE_P(EveryKernel, Precision, testing::hopper_instances(), testing::name_of_instance);
+INSTANTIATE_TEST_SUITE_P(OfAmpere, Precision, testing::ampere_instances(), testing::name_of_instance);
 
 TEST(PrecisionOracle, EqualsTheReference) {
   LETHE_NEEDS_GPU();

@@ -35,8 +35,8 @@ class List(unittest.TestCase):
                 texts[file, text, mutant.suite] = mutant.name
         self.assertGreater(len(texts), 0)
 
-    def test_there_are_at_most_150_each_with_its_own_name_and_a_suite(self):
-        self.assertLessEqual(len(MUTANTS), 150)
+    def test_there_are_at_most_160_each_with_its_own_name_and_a_suite(self):
+        self.assertLessEqual(len(MUTANTS), 160)
         self.assertEqual(len({mutant.name for mutant in MUTANTS}), len(MUTANTS))
         self.assertEqual(PROGRAMS.keys(), FILTERS.keys())
         self.assertEqual(PROGRAMS.keys(), SECONDS.keys())
@@ -263,7 +263,8 @@ exit 1""")
         objects_of = self.TOOL["objects_of"]
         softmax, maps = (next(mutant.file for mutant in MUTANTS if mutant.name == name) for name in ("forward_no_decay", "map_strides"))
         self.assertEqual(objects_of(maps), [f"optimized/cuda/CMakeFiles/lethe_cuda.dir/{maps.removeprefix('cuda/')}.o"])
-        self.assertEqual([pathlib.Path(target).name for target in objects_of(softmax)], ["forward.cu.o"])
+        self.assertEqual(sorted(target.split("/", 3)[-1] for target in objects_of(softmax)),
+                         ["lethe_cuda.dir/hopper/forward.cu.o", "lethe_cuda_ampere.dir/ampere/forward.cu.o"])
         self.assertIn("optimized/torch/CMakeFiles/lethe_torch.dir/autocast_rule.cpp.o", objects_of("torch/rules.hpp"))
 
     def test_a_delay_must_pass_all(self):

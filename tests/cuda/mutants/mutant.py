@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 from . import places
 
+FAMILIES = ("ampere", "hopper")  # folders of optimized/cuda
+
 
 @dataclass(frozen=True)
 class Mutant:
@@ -17,6 +19,7 @@ class Mutant:
     count: int = 1
     hangs: bool = False  # its tests do not end, which detects it where none fails earlier
     gpus: int = 1  # that its tests need
+    family: str = "hopper"  # whose folder is searched, beside what all families share
     breaks: bool = True  # False: a delay, with which the tests of its suite must pass
 
     @functools.cached_property
@@ -25,6 +28,8 @@ class Mutant:
         edits = []
         for statement, new in ((self.statement, self.new), *self.more):
             functions, found = places.find(self.function, statement)
+            found = [place for place in found
+                     if not any(place[0].startswith(f"cuda/{family}/") for family in FAMILIES if family != self.family)]
             if not functions:
                 raise ValueError(f"{self.name}: expected a function {self.function} in optimized/cuda or optimized/torch, found none")
             if len(found) != self.count or len({file for file, _, _ in found}) != 1:

@@ -18,7 +18,6 @@ struct Coverage {
   const char* name;
   bool portable;  ///< runs on every GPU from some compute capability on: one that LETHE_KERNELS=portable leaves in use
   std::string (*unsupported)(const Shape& shape, Dtype dtype, int capability);  ///< the reason against, or ""
-  bool has_window = false;                                                      ///< whether it takes a sliding window
 };
 
 inline constexpr Coverage kHopperCoverage{"sm_90a kernels", false, unsupported_by_hopper};

@@ -34,7 +34,6 @@ std::string unsupported_by(const Coverage& family, const Call& call) {
   if (!family.portable && only_portable_kernels()) return "LETHE_KERNELS: found portable";
   if (std::min({s.batch, s.query_length, s.query_heads, s.value_dim}) == 0)
     return "size: expected elements, found none";
-  if (call.has_window && !family.has_window) return "window: expected none, found one";
   return family.unsupported(s, call.dtype, call.compute_capability);
 }
 

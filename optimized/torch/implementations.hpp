@@ -26,7 +26,6 @@ struct Call {
   Dtype dtype;
   at::DeviceType device;
   int compute_capability;  ///< of a CUDA device, 90 = 9.0; 0 in a build without CUDA kernels
-  bool has_window = false;  ///< one that hides a key from some query
 };
 
 Call call_of(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value);

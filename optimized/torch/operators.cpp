@@ -82,9 +82,7 @@ AttentionGradients attention_gradient_shapes(const Tensor& grad_values, const At
 }
 
 const AttentionImplementation& implementation_for(const AttentionInputs& in) {
-  Call call = call_of(in.query, in.key, in.value);
-  call.has_window = in.window && *in.window < call.shape.key_length;
-  return implementation_of(attention_implementations(), call);
+  return implementation_of(attention_implementations(), call_of(in.query, in.key, in.value));
 }
 
 AttentionOutputs run_attention(const AttentionInputs& in) {
@@ -98,11 +96,8 @@ AttentionGradients run_attention_backward(const Tensor& grad_values, const Atten
   return implementation_for(in).backward(grad_values, in, out);
 }
 
-std::string attention_implementation(const Tensor& query, const Tensor& key, const Tensor& value,
-                                     std::optional<int64_t> window) {
-  Call call = call_of(query, key, value);
-  call.has_window = window && *window < call.shape.key_length;
-  return implementation_name(attention_implementations(), call);
+std::string attention_implementation(const Tensor& query, const Tensor& key, const Tensor& value) {
+  return implementation_name(attention_implementations(), call_of(query, key, value));
 }
 
 }  // namespace
@@ -272,7 +267,7 @@ TORCH_LIBRARY(lethe, library) {
                   .c_str(),
               forgetting_attention_with_statistics);
   library.def(
-      "forgetting_attention_implementation(Tensor query, Tensor key, Tensor value, *, int? window=None) -> str");
+      "forgetting_attention_implementation(Tensor query, Tensor key, Tensor value) -> str");
   library.def(kGatedState, gated_state);
   library.def(kDeltaState, delta_state);
   for (const char* schema : {kAttentionForward, kAttentionBackward, kMatrixStateForward, kMatrixStateBackward})

@@ -23,7 +23,7 @@ size_t backward_workspace_bytes(const Shape& shape) {
 
 void forward(const ForwardArguments& a) {
   Workspace workspace(a.workspace);
-  const Plan plan = plan_in(workspace, a.shape, a.first_key_block);
+  const Plan plan = plan_in(workspace, a.shape, a.first_key_block, a.window);
   launch_plan({.shape = a.shape,
                .dtype = a.dtype,
                .scale = a.scale,
@@ -41,7 +41,7 @@ void forward(const ForwardArguments& a) {
 void backward(const BackwardArguments& a) {
   Workspace memory(a.workspace);
   // The boundary is given: the gate's kernels only read it.
-  const Plan plan = plan_in(memory, a.shape, const_cast<int32_t*>(a.first_key_block));
+  const Plan plan = plan_in(memory, a.shape, const_cast<int32_t*>(a.first_key_block), a.window);
   const BackwardWorkspace workspace = backward_workspace_in(memory, a.shape);
   launch_plan({.shape = a.shape,
                .dtype = a.dtype,

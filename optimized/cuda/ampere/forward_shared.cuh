@@ -40,7 +40,7 @@ struct ForwardShared {
   TwoFloats base[2];                 // log₂e·c at the end of the block of the keys in value[]
   float row_decay[Sizes::kRows];     // log₂e (c_i − c before the tile's first block)
   tile::Tile<Sizes::kRows> tile;
-  int cut;  // the last query's first key, where a cut decides it, or 0
+  int cut;  // the last query's first key, where a cut or the window decides it; else none above 0
 };
 
 }  // namespace lethe::ampere

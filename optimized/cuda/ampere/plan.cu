@@ -34,9 +34,9 @@ struct Operands {
 
 }  // namespace
 
-Plan plan_in(Workspace& workspace, const Shape& shape, int32_t* first_key_block) {
+Plan plan_in(Workspace& workspace, const Shape& shape, int32_t* first_key_block, int window) {
   const int64_t rows = shape.batch * shape.query_heads, keys = gate_blocks(shape.key_length);
-  return {.prefix = gate_prefix_in(workspace, shape),
+  return {.prefix = gate_prefix_in(workspace, shape, window),
           .boundary = boundary_in(workspace, shape, first_key_block),
           .order = work_order_in(workspace, shape),
           .scratch = {.base_log2 = workspace.take<TwoFloats>(rows * (keys + 1)),

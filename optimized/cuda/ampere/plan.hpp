@@ -27,7 +27,7 @@ struct Plan {
 };
 
 /// The plan's arrays; the boundary itself lies at `first_key_block` [B, Hq, M].
-Plan plan_in(Workspace& workspace, const Shape& shape, int32_t* first_key_block);
+Plan plan_in(Workspace& workspace, const Shape& shape, int32_t* first_key_block, int window = kNoWindow);
 
 /// Fills the plan, and `visited_pairs` [B, Hq] with zeros unless it is null.
 void launch_plan(const GateInputs& inputs, const Plan& plan, int64_t* visited_pairs);

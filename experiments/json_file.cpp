@@ -17,7 +17,21 @@ constexpr uintmax_t kLargest = uintmax_t{64} << 20;
   throw std::invalid_argument(name + ": expected " + expected + ", found " + found);
 }
 
+constexpr size_t kLongestShown = 100;
+
 }  // namespace
+
+std::string shown(const json& value) {
+  std::string text = value.dump(-1, ' ', false, json::error_handler_t::replace);
+  if (text.size() <= kLongestShown) return text;
+  text.resize(kLongestShown);
+  while (!text.empty() && (text.back() & 0x80) != 0) text.pop_back();  // no part of a character
+  return text + "…";
+}
+
+std::string as_utf8(const std::string& bytes) {
+  return json::parse(json(bytes).dump(-1, ' ', false, json::error_handler_t::replace)).get<std::string>();
+}
 
 json parse_json(std::string_view text, const std::string& name) {
   const auto bounded = [&](int depth, json::parse_event_t, json&) {
@@ -45,14 +59,15 @@ void write_sealed(const std::filesystem::path& path, json object) {
   write_whole(path, object.dump(1) + "\n");
 }
 
-json read_sealed(const std::filesystem::path& path) {
-  json object = read_json(path);
-  if (!object.is_object() || !object.contains("sha256")) refuse(path.string(), "an object with its SHA-256", "none");
+json without_seal(json object, const std::string& name) {
+  if (!object.is_object() || !object.contains("sha256")) refuse(name, "an object with its SHA-256", "none");
   const json written = object["sha256"];
   object.erase("sha256");
   if (const std::string found = sha256(object.dump(1)); written != found)
-    refuse(path.string(), "content with SHA-256 " + written.dump(), found);
+    refuse(name, "content with SHA-256 " + shown(written), found);
   return object;
 }
+
+json read_sealed(const std::filesystem::path& path) { return without_seal(read_json(path), path.string()); }
 
 }  // namespace lethe

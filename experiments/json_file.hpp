@@ -8,6 +8,12 @@
 
 namespace lethe {
 
+/// A value for a message: its JSON, cut after a hundred bytes.
+std::string shown(const nlohmann::json& value);
+
+/// Text that JSON can hold and a terminal can show: bytes that are no UTF-8 are replaced.
+std::string as_utf8(const std::string& bytes);
+
 /// The value of a JSON text of at most 64 levels, so that functions on it may recurse.
 ///
 /// reads   name: of the file or option, for the message
@@ -23,6 +29,12 @@ nlohmann::json read_json(const std::filesystem::path& path);
 ///
 /// throws  std::runtime_error naming the file
 void write_sealed(const std::filesystem::path& path, nlohmann::json object);
+
+/// An object without that member.
+///
+/// reads   name: of its file, for the message
+/// throws  std::invalid_argument where the hash is absent or another
+nlohmann::json without_seal(nlohmann::json object, const std::string& name);
 
 /// Reads such an object back, without that member.
 ///

@@ -31,11 +31,12 @@ except ImportError as error:
     sys.exit(f"tokenize_corpus: {sys.executable}: expected numpy, found {error} (tools/setup installs it)")
 
 from corpora import NAMED, SPLITS, Corpus, Document, WrongCall, named_corpus, sha256_of, words
+from sealed_json import has_seal, sealed
 from vocabularies import NotText, Tokenizer, byte_tokenizer, decoded, gpt2_pieces, gpt2_tokenizer, read_vocabulary, vocabulary_file
 
 SHARD_MAGIC, SHARD_VERSION, SHARD_HEADER_INTS = 20240520, 1, 256  # llm.c's header: 1024 bytes of int32
 SHARD_TOKENS = 100_000_000
-FORMAT = 1  # of dataset.json and vocabulary.bin
+FORMAT = 2  # of dataset.json, as experiments/data/dataset_files.cpp reads it
 
 
 # --- shards ---
@@ -225,7 +226,7 @@ def write_dataset(corpus: Corpus, tokenizer: Tokenizer, folder: Path) -> str:
         "content_sha256": hashlib.sha256(listing.encode()).hexdigest(),
         "splits": splits,
     }
-    (folder / "dataset.json").write_text(json.dumps(dataset, indent=1) + "\n", encoding="utf-8")
+    (folder / "dataset.json").write_text(sealed(dataset), encoding="utf-8")
     return source
 
 
@@ -246,7 +247,7 @@ def finished(folder: Path) -> Optional[dict]:
     """dataset.json of a folder that is whole, else None. Files that lethe found whole (.verified) aren't hashed again."""
     try:
         dataset = json.loads((folder / "dataset.json").read_text(encoding="utf-8"))
-        if dataset["format"] != FORMAT:
+        if dataset["format"] != FORMAT or not has_seal(folder / "dataset.json"):
             return None
         files = [(s["file"], s["sha256"]) for split in SPLITS for s in dataset["splits"][split]["shards"]]
         files.append(("vocabulary.bin", dataset["vocabulary"]["sha256"]))

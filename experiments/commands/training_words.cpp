@@ -13,6 +13,7 @@
 #include "experiments/commands/continuation.hpp"
 #include "experiments/commands/text_table.hpp"
 #include "experiments/files.hpp"
+#include "experiments/json_file.hpp"
 
 namespace lethe {
 namespace {
@@ -39,11 +40,6 @@ std::string words_of_loss(double loss, const Dataset& dataset, const std::string
 double figure_in(const json& object, const char* key) {
   return object.contains(key) && object[key].is_number() ? object[key].get<double>()
                                                          : std::numeric_limits<double>::quiet_NaN();
-}
-
-/// Text for a terminal: bytes that are no UTF-8 are replaced.
-std::string as_utf8(const std::string& bytes) {
-  return json::parse(json(bytes).dump(-1, ' ', false, json::error_handler_t::replace)).get<std::string>();
 }
 
 std::string sample_of(const Artefact& artefact, const Dataset& dataset, int64_t tokens) {

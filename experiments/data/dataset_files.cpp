@@ -13,6 +13,7 @@
 
 #include "experiments/data/sha256.hpp"
 #include "experiments/files.hpp"
+#include "experiments/json_file.hpp"
 
 namespace lethe {
 namespace {
@@ -20,35 +21,36 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-constexpr int64_t kDatasetFormat = 1;  // of dataset.json, as tools/tokenize_corpus.py writes it
+constexpr int64_t kDatasetFormat =
+    2;  // of dataset.json, as tools/tokenize_corpus.py writes it; 1 had no hash of its own
 constexpr int32_t kShardMagic = 20240520, kShardVersion = 1;
 constexpr int64_t kHeaderBytes = 1024;         // 256 int32: magic, version, tokens, zeros
 constexpr int64_t kLargestVocabulary = 65536;  // a token is a uint16
 constexpr uintmax_t kLargestText = 256 << 20;  // bytes of dataset.json and vocabulary.bin
+constexpr size_t kLongestReason = 200;         // of a JSON library's words
 static_assert(std::endian::native == std::endian::little, "shards are little-endian and read as they lie");
 
-[[noreturn]] void refuse(const std::string& expected, const std::string& found) {
-  throw std::invalid_argument("dataset: expected " + expected + ", found " + found);
+[[noreturn]] void refuse(const fs::path& file, const std::string& expected, const std::string& found) {
+  throw std::invalid_argument(file.string() + ": expected " + expected + ", found " + found);
 }
 
 uintmax_t size_of(const fs::path& file) {
-  if (!fs::is_regular_file(file)) refuse("the file " + file.string(), "none");
+  if (!fs::is_regular_file(file)) refuse(file, "a file", "none");
   return fs::file_size(file);
 }
 
 std::string contents(const fs::path& file) {
   if (const uintmax_t size = size_of(file); size > kLargestText)
-    refuse(file.string() + " with at most " + std::to_string(kLargestText) + " bytes", std::to_string(size));
+    refuse(file, "at most " + std::to_string(kLargestText) + " bytes", std::to_string(size));
   return read_whole(file);
 }
 
-/// The member `key` of an object in dataset.json, a whole number from `low` to `high`.
-int64_t whole(const json& object, const char* key, int64_t low, int64_t high) {
+/// The member `key` of an object in `file`, a whole number from `low` to `high`.
+int64_t whole(const fs::path& file, const json& object, const char* key, int64_t low, int64_t high) {
   const json& found = object.at(key);
   const bool large = found.is_number_unsigned() && found.get<uint64_t>() > static_cast<uint64_t>(high);
   if (!found.is_number_integer() || large || found.get<int64_t>() < low || found.get<int64_t>() > high)
-    refuse("dataset.json with " + std::string(key) + " from " + std::to_string(low) + " to " + std::to_string(high),
-           found.is_primitive() ? found.dump() : found.type_name());
+    refuse(file, std::string(key) + " from " + std::to_string(low) + " to " + std::to_string(high), shown(found));
   return found.get<int64_t>();
 }
 
@@ -56,8 +58,10 @@ int64_t whole(const json& object, const char* key, int64_t low, int64_t high) {
 class VerifiedNote {
  public:
   explicit VerifiedNote(const fs::path& folder) : path_(folder / ".verified") {
-    std::ifstream file(path_);
-    lines_ = json::parse(file, nullptr, /*allow_exceptions=*/false);
+    try {
+      lines_ = read_json(path_);
+    } catch (const std::exception&) {
+    }
     if (!lines_.is_object()) lines_ = json::object();
   }
 
@@ -65,7 +69,10 @@ class VerifiedNote {
     return lines_.value(file.filename().string(), json()) == line_of(file, hash);
   }
 
+  /// Nothing for a file that has just changed: another change within one step of the clock would have the same time.
   void add(const fs::path& file, const std::string& hash) {
+    struct stat found {};
+    if (stat(file.c_str(), &found) != 0 || now() - nanoseconds(found.st_ctim) < kClockStep) return;
     lines_[file.filename().string()] = line_of(file, hash);
     changed_ = true;
   }
@@ -80,10 +87,19 @@ class VerifiedNote {
   }
 
  private:
+  static constexpr int64_t kClockStep = 50'000'000;  // of a file's times, at most, in nanoseconds
+
+  static int64_t nanoseconds(const timespec& time) { return int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec; }
+
+  static int64_t now() {
+    timespec time{};
+    clock_gettime(CLOCK_REALTIME, &time);
+    return nanoseconds(time);
+  }
+
   static json line_of(const fs::path& file, const std::string& hash) {
     struct stat found {};
     if (stat(file.c_str(), &found) != 0) return nullptr;
-    const auto nanoseconds = [](const timespec& time) { return int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec; };
     return {{"size", found.st_size},
             {"modified", nanoseconds(found.st_mtim)},
             {"changed", nanoseconds(found.st_ctim)},
@@ -99,7 +115,7 @@ class VerifiedNote {
 void check_hash(const fs::path& file, std::initializer_list<std::string_view> pieces, const std::string& hash,
                 VerifiedNote& note) {
   if (note.has(file, hash)) return;
-  if (const auto found = sha256(pieces); found != hash) refuse(file.string() + " with SHA-256 " + hash, found);
+  if (const auto found = sha256(pieces); found != hash) refuse(file, "content with SHA-256 " + hash, found);
   note.add(file, hash);
 }
 
@@ -114,25 +130,23 @@ struct Shard {
 Shard checked_shard(const fs::path& folder, const json& entry) {
   Shard shard{folder / entry.at("file").get<std::string>(), entry.at("sha256"), 0, {}};
   if (shard.file.filename() != entry.at("file").get<std::string>())
-    refuse("a shard in the folder of its dataset.json", shard.file.string());
+    refuse(folder / "dataset.json", "a shard in its folder", shard.file.string());
   const auto size = static_cast<int64_t>(size_of(shard.file));
-  if (size < kHeaderBytes)
-    refuse(shard.file.string() + " with a header of 1024 bytes", std::to_string(size) + " bytes");
+  if (size < kHeaderBytes) refuse(shard.file, "a header of 1024 bytes", std::to_string(size) + " bytes");
   std::ifstream stream(shard.file, std::ios::binary);
-  if (!stream.read(shard.header.data(), kHeaderBytes)) refuse(shard.file.string() + " to be readable", "an error");
+  if (!stream.read(shard.header.data(), kHeaderBytes)) refuse(shard.file, "a file that can be read", "an error");
   std::array<int32_t, 3> numbers;
   std::memcpy(numbers.data(), shard.header.data(), sizeof numbers);
   const auto [magic, version, tokens] = numbers;
   if (magic != kShardMagic || version != kShardVersion)
-    refuse(shard.file.string() + " with magic 20240520 and version 1",
-           std::to_string(magic) + " and " + std::to_string(version));
+    refuse(shard.file, "magic 20240520 and version 1", std::to_string(magic) + " and " + std::to_string(version));
   const int64_t expected = kHeaderBytes + int64_t{sizeof(uint16_t)} * tokens;
   if (tokens < 0 || size != expected)
-    refuse(shard.file.string() + " with " +
-               (tokens < 0 ? "0 or more tokens"
-                           : std::to_string(expected) + " bytes for its " + std::to_string(tokens) + " tokens"),
+    refuse(shard.file,
+           (tokens < 0 ? "0 or more tokens"
+                       : std::to_string(expected) + " bytes for its " + std::to_string(tokens) + " tokens"),
            std::to_string(tokens < 0 ? tokens : size));
-  shard.tokens = whole(entry, "tokens", tokens, tokens);
+  shard.tokens = whole(folder / "dataset.json", entry, "tokens", tokens, tokens);
   return shard;
 }
 
@@ -140,7 +154,7 @@ void read_tokens(const Shard& shard, uint16_t* to, VerifiedNote& note) {
   const auto bytes = static_cast<std::streamsize>(sizeof(uint16_t)) * shard.tokens;
   std::ifstream stream(shard.file, std::ios::binary);
   stream.seekg(kHeaderBytes);
-  if (!stream.read(reinterpret_cast<char*>(to), bytes)) refuse(shard.file.string() + " to be readable", "an error");
+  if (!stream.read(reinterpret_cast<char*>(to), bytes)) refuse(shard.file, "a file that can be read", "an error");
   check_hash(
       shard.file,
       {{shard.header.data(), shard.header.size()}, {reinterpret_cast<const char*>(to), static_cast<size_t>(bytes)}},
@@ -153,15 +167,15 @@ std::vector<std::string> read_vocabulary(const fs::path& file, const json& entry
   check_hash(file, {bytes}, entry.at("sha256"), note);
   size_t at = 0;
   const auto take = [&](void* to, size_t size) {
-    if (size > bytes.size() - at) refuse(file.string() + " to be whole", std::to_string(bytes.size()) + " bytes");
+    if (size > bytes.size() - at) refuse(file, "a whole vocabulary", std::to_string(bytes.size()) + " bytes");
     std::memcpy(to, bytes.data() + at, size);
     at += size;
   };
   uint32_t count = 0;
   take(&count, sizeof count);
   if (count < 1 || count > kLargestVocabulary)
-    refuse(file.string() + " with 1 to " + std::to_string(kLargestVocabulary) + " tokens", std::to_string(count));
-  whole(entry, "size", count, count);
+    refuse(file, "1 to " + std::to_string(kLargestVocabulary) + " tokens", std::to_string(count));
+  whole(file.parent_path() / "dataset.json", entry, "size", count, count);
   std::vector<std::string> pieces(count);
   for (auto& piece : pieces) {
     uint16_t length = 0;
@@ -173,24 +187,31 @@ std::vector<std::string> read_vocabulary(const fs::path& file, const json& entry
 }
 
 /// "empty files: 2, links: 3": what a preparation left out, in the order of its names.
-std::string words_of(const json& left_out) {
+std::string words_of(const fs::path& file, const json& left_out) {
   std::string words;
   for (const auto& [what, count] : left_out.items())
-    words += (words.empty() ? "" : ", ") + what + ": " + std::to_string(whole(left_out, what.c_str(), 0, INT64_MAX));
+    words +=
+        (words.empty() ? "" : ", ") + what + ": " + std::to_string(whole(file, left_out, what.c_str(), 0, INT64_MAX));
   return words;
+}
+
+void expect_format(const fs::path& file, const json& description) {
+  const int64_t format = whole(file, description, "format", 0, INT64_MAX);
+  if (format != kDatasetFormat)
+    refuse(file,
+           "format " + std::to_string(kDatasetFormat) +
+               (format > kDatasetFormat ? ", the newest that this lethe reads" : " (prepare it anew)"),
+           std::to_string(format));
 }
 
 /// Checks dataset.json against its files, in this order: names, headers and sums; then memory; then hashes.
 DatasetFiles read_described(const fs::path& folder, const json& description) {
+  const fs::path file = folder / "dataset.json";
   DatasetFiles files;
-  if (const int64_t format = whole(description, "format", 0, INT64_MAX); format != kDatasetFormat)
-    refuse((folder / "dataset.json").string() + " with format " + std::to_string(kDatasetFormat) +
-               (format > kDatasetFormat ? ", the newest that this lethe reads" : " (prepare it anew)"),
-           std::to_string(format));
   files.name = description.at("name"), files.tokenizer = description.at("tokenizer");
   files.content_hash = description.at("content_sha256");
   files.source_hash = description.at("source").at("sha256");
-  files.left_out = words_of(description.value("left_out", json::object()));
+  files.left_out = words_of(file, description.value("left_out", json::object()));
 
   VerifiedNote note(folder);
   std::set<fs::path> listed;
@@ -202,24 +223,25 @@ DatasetFiles read_described(const fs::path& folder, const json& description) {
     for (const json& shard : entry.at("shards")) {
       shards[name].push_back(checked_shard(folder, shard));
       const Shard& last = shards[name].back();
-      if (!listed.insert(last.file).second) refuse("every shard once, in one split", last.file.string() + " twice");
+      if (!listed.insert(last.file).second)
+        refuse(file, "every shard once, in one split", last.file.string() + " twice");
       tokens += last.tokens;
       listing += last.hash + "  " + last.file.filename().string() + "\n";
     }
-    whole(entry, "tokens", tokens, tokens);
+    whole(file, entry, "tokens", tokens, tokens);
     files.splits[name].documents = static_cast<int64_t>(entry.at("documents").size());
-    files.splits[name].bytes = whole(entry, "bytes", 0, INT64_MAX);
+    files.splits[name].bytes = whole(file, entry, "bytes", 0, INT64_MAX);
     if (files.splits[name].documents > tokens)
-      refuse("at most a document a token in " + name, std::to_string(files.splits[name].documents));
+      refuse(file, "at most a document a token in " + name, std::to_string(files.splits[name].documents));
   }
   const json& vocabulary = description.at("vocabulary");
   listing += vocabulary.at("sha256").get<std::string>() + "  vocabulary.bin\n";
   if (const auto found = sha256(listing); found != files.content_hash)
-    refuse("content_sha256 " + files.content_hash + " in " + (folder / "dataset.json").string(), found);
+    refuse(file, "content_sha256 " + found, files.content_hash);
 
   files.pieces = read_vocabulary(folder / "vocabulary.bin", vocabulary, note);
   const auto largest_token = static_cast<int64_t>(files.pieces.size()) - 1;
-  files.begin_token = whole(description, "begin_token", 0, largest_token);
+  files.begin_token = whole(file, description, "begin_token", 0, largest_token);
   for (const auto& [name, list] : shards) {
     std::vector<uint16_t>& tokens = files.splits[name].tokens;
     tokens.resize(static_cast<size_t>(description.at("splits").at(name).at("tokens").get<int64_t>()));
@@ -229,7 +251,7 @@ DatasetFiles read_described(const fs::path& folder, const json& description) {
       to += shard.tokens;
     }
     if (const auto largest = std::ranges::max_element(tokens); largest != tokens.end() && *largest > largest_token)
-      refuse("tokens below " + std::to_string(files.pieces.size()) + " in " + name, std::to_string(*largest));
+      refuse(folder, "tokens below " + std::to_string(files.pieces.size()) + " in " + name, std::to_string(*largest));
   }
   note.write();
   return files;
@@ -239,11 +261,12 @@ DatasetFiles read_described(const fs::path& folder, const json& description) {
 
 DatasetFiles read_dataset(const fs::path& folder) {
   const fs::path file = folder / "dataset.json";
-  const std::string description = contents(file);
+  const json description = parse_json(contents(file), file.string());
   try {
-    return read_described(folder, json::parse(description));
+    expect_format(file, description);
+    return read_described(folder, without_seal(description, file.string()));
   } catch (const json::exception& error) {
-    refuse(file.string() + " as lethe data prepare writes it", error.what());
+    refuse(file, "the members that lethe data prepare writes", std::string(error.what()).substr(0, kLongestReason));
   }
 }
 

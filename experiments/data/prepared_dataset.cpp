@@ -12,6 +12,10 @@ namespace {
 namespace fs = std::filesystem;
 
 bool is_dataset(const fs::path& folder) { return fs::exists(folder / "dataset.json"); }
+
+/// Whether a dataset has a hash of its dataset.json; those of format 1 have none, and are prepared anew.
+bool is_sealed(const fs::path& folder) { return !recorded(folder, "sha256").empty(); }
+
 bool is_named(const std::string& corpus) { return corpus == "bible" || corpus == "headers"; }
 
 void check(const std::string& corpus, const std::string& tokenizer) {
@@ -44,7 +48,7 @@ fs::path prepared_dataset(const std::string& corpus, const std::string& tokenize
     return corpus;
   }
   const fs::path place = root / (corpus + "-" + tokenizer);
-  return is_named(corpus) && is_dataset(place) ? place : prepare_dataset(corpus, tokenizer, root);
+  return is_named(corpus) && is_sealed(place) ? place : prepare_dataset(corpus, tokenizer, root);
 }
 
 fs::path dataset_with(const std::string& content, const std::vector<fs::path>& roots) {

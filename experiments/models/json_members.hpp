@@ -12,6 +12,8 @@
 #include <utility>
 #include <vector>
 
+#include "experiments/json_file.hpp"
+
 namespace lethe {
 
 /// throws  std::invalid_argument "name: expected …, found …" unless `good`
@@ -60,7 +62,7 @@ class JsonReader {
  public:
   JsonReader(const nlohmann::json& object, std::string what) : object_(object), what_(std::move(what)) {
     if (!object.is_object()) {
-      throw std::invalid_argument(what_ + ": expected a JSON object, found " + object.dump());
+      throw std::invalid_argument(what_ + ": expected a JSON object, found " + shown(object));
     }
   }
 
@@ -83,7 +85,7 @@ class JsonReader {
   template <class T>
   void read(const std::string& key, const nlohmann::json& json, T& value) const {
     const auto expect = [&](bool good, const std::string& expected) {
-      if (!good) throw std::invalid_argument(what_ + "." + key + ": expected " + expected + ", found " + json.dump());
+      if (!good) throw std::invalid_argument(what_ + "." + key + ": expected " + expected + ", found " + shown(json));
     };
     if constexpr (IsOptional<T>::value) {
       if (json.is_null()) {

@@ -194,8 +194,8 @@ class Data(OwnText):
         content = bytearray(shard.read_bytes())
         content[2000] ^= 1
         shard.write_bytes(content)
-        self.refused("train_000.bin with SHA-256", "evaluate", str(self.model))
-        self.refused("train_000.bin with SHA-256", "generate", str(self.model))
+        self.refused("train_000.bin: expected content with SHA-256", "evaluate", str(self.model))
+        self.refused("train_000.bin: expected content with SHA-256", "generate", str(self.model))
 
 
 class Continued(OwnText):

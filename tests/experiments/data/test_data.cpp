@@ -12,6 +12,7 @@
 #include "experiments/data/dataset.hpp"
 #include "experiments/data/run_program.hpp"
 #include "experiments/data/sha256.hpp"
+#include "experiments/json_file.hpp"
 
 namespace lethe {
 namespace {
@@ -230,23 +231,26 @@ TEST_F(Data, OneFlippedBitIsRefusedInEveryFile) {
     bytes.back() ^= 1;
     write(place / name, bytes);
     const auto message = message_of<std::invalid_argument>([&] { Dataset{place}; });
-    EXPECT_NE(message.find(std::string(name) + " with SHA-256"), std::string::npos) << message;
+    EXPECT_NE(message.find(std::string(name) + ": expected content with SHA-256"), std::string::npos) << message;
     fs::remove_all(place);
   }
 }
 
 TEST_F(Data, ADescriptionThatDoesNotFitTheShardsIsRefused) {
   const fs::path place = copy();
-  std::string json = read(place / "dataset.json");
-  const std::string key = "\"content_sha256\": \"";
-  const size_t digit = json.find(key) + key.size();
-  json[digit] = json[digit] == '0' ? '1' : '0';
-  write(place / "dataset.json", json);
-  EXPECT_NE(message_of<std::invalid_argument>([&] { Dataset{place}; }).find("expected content_sha256"),
-            std::string::npos);
+  const auto refusal = [&] { return message_of<std::invalid_argument>([&] { Dataset{place}; }); };
+  nlohmann::json json = read_sealed(place / "dataset.json");
+  json["splits"]["valid"]["bytes"] = json["splits"]["valid"]["bytes"].get<int64_t>() + 1;
+  write(place / "dataset.json", json.dump());
+  EXPECT_NE(refusal().find("dataset.json: expected an object with its SHA-256, found none"), std::string::npos);
+  json["content_sha256"] = std::string(64, '0');
+  write_sealed(place / "dataset.json", json);
+  EXPECT_NE(refusal().find("dataset.json: expected content_sha256"), std::string::npos);
+  json["format"] = 1;
+  write(place / "dataset.json", json.dump());
+  EXPECT_NE(refusal().find("dataset.json: expected format 2 (prepare it anew), found 1"), std::string::npos);
   write(place / "dataset.json", "{}");
-  EXPECT_NE(message_of<std::invalid_argument>([&] { Dataset{place}; }).find("as lethe data prepare writes it"),
-            std::string::npos);
+  EXPECT_NE(refusal().find("the members that lethe data prepare writes"), std::string::npos);
 }
 
 TEST_F(Data, AFolderIsPreparedOnceAndBesideItWhenItsTextChanges) {

@@ -97,7 +97,7 @@ bool is_measured(const Task& task, const std::filesystem::path& base, const std:
   for (const char* ending : {".csv", ".json"})
     if (!std::filesystem::exists(base.string() + ending)) return false;
   try {
-    if (read_json(base.string() + ".json").value("key", "") != task.key) return false;
+    if (read_certificate(base).value("key", "") != task.key) return false;
   } catch (const std::exception&) {
     return false;  // a broken result is measured again
   }

@@ -9,7 +9,9 @@
 #include <tuple>
 
 #include "experiments/certificate.hpp"
+#include "experiments/data/sha256.hpp"
 #include "experiments/files.hpp"
+#include "experiments/json_file.hpp"
 
 namespace lethe {
 namespace {
@@ -41,7 +43,7 @@ double number(const std::string& text, const std::string& column, const std::str
   double value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc() || end != text.data() + text.size())
-    throw std::runtime_error(place + ": " + column + ": expected a number, found '" + text + "'");
+    throw std::runtime_error(place + ": " + column + ": expected a number, found " + shown(text));
   return value;
 }
 
@@ -106,7 +108,26 @@ void write_records(const std::filesystem::path& base, const std::vector<Record>&
   }
   std::filesystem::create_directories(base.parent_path());
   write_whole(base.string() + ".csv", table);
-  write_whole(base.string() + ".json", json.dump(1) + "\n");
+  json["files"] = nlohmann::json::object();
+  for (const char* ending : {".csv", ".points.csv"})
+    if (const std::filesystem::path file = base.string() + ending; std::filesystem::exists(file))
+      json["files"][file.filename().string()] = sha256(read_whole(file));
+  write_sealed(base.string() + ".json", json);
+}
+
+nlohmann::json read_certificate(const std::filesystem::path& base) {
+  const std::filesystem::path path = base.string() + ".json";
+  nlohmann::json json = read_json(path);
+  if (!json.contains("files") && !json.contains("sha256")) return json;
+  json = without_seal(std::move(json), path.string());
+  const nlohmann::json files = json.value("files", nlohmann::json::object());
+  for (const auto& [name, hash] : files.items()) {
+    const std::filesystem::path file = base.parent_path() / name;
+    if (const std::string found = sha256(read_whole(file)); hash != found)
+      throw std::invalid_argument(file.string() + ": expected content with SHA-256 " + shown(hash) + ", found " +
+                                  found);
+  }
+  return json;
 }
 
 std::vector<Record> read_records(const std::filesystem::path& path) {
@@ -123,8 +144,8 @@ std::vector<PaperRecord> read_paper(const std::filesystem::path& path) {
   const auto consume = [&](const Record& record, const std::string& place) {
     const auto& [source, comparability] = extra;
     if (comparability != "exact" && comparability != "trend" && comparability != "context")
-      throw std::runtime_error(place + ": comparability: expected exact, trend or context, found '" + comparability +
-                               "'");
+      throw std::runtime_error(place + ": comparability: expected exact, trend or context, found " +
+                               shown(comparability));
     numbers.push_back({record, source, comparability});
   };
   read_rows(path, consume, extra, "source", "comparability");

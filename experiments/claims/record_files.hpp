@@ -14,11 +14,18 @@ namespace lethe {
 ///   experiment,claim,variant,implementation,device,dtype,batch,length,heads,key_dim,value_dim,seed,metric,unit,value,stddev,samples,
 ///   commit,machine,artefact
 /// and `<base>.json`, its birth certificate: commit, dirty flag, command line, machine, compiler, Torch and library versions,
-/// time, and the members of `details`. A record without commit and machine has the certificate's. Both files are written to temporary ones and renamed.
+/// time, the members of `details`, and the SHA-256 of itself, of `<base>.csv`, and of `<base>.points.csv` where it is there. A record without commit and machine
+/// has the certificate's. All are written to temporary files and renamed.
 ///
 /// throws  std::invalid_argument for a text that would need quoting; std::runtime_error naming a file that can't be written
 void write_records(const std::filesystem::path& base, const std::vector<Record>& records,
                    const std::string& command_line, const nlohmann::json& details = nlohmann::json::object());
+
+/// Reads `<base>.json` back: against its SHA-256, and the CSV files against theirs. A certificate without hashes, as they were written at first, is
+/// read as it is.
+///
+/// throws  std::invalid_argument, std::runtime_error naming the file
+nlohmann::json read_certificate(const std::filesystem::path& base);
 
 /// Reads such a CSV back (fccp, columns by name). Its last three columns may be absent.
 ///

@@ -4,6 +4,8 @@ import argparse
 import json
 from pathlib import Path
 
+from sealed_json import has_seal
+
 
 class BadResult(Exception):
     """A file of results or of a training that isn't what it should be; says which and why."""
@@ -29,6 +31,17 @@ def write_whole(path, content):
         except BaseException:
             draft.unlink(missing_ok=True)
             raise
+
+
+def read_sealed(path, members=()):
+    """read_json of a file with the hash of its content (tools/sealed_json.py).
+
+    throws  BadResult naming the file, also where the hash is absent or another
+    """
+    content = read_json(path, members)
+    if not has_seal(path):
+        raise BadResult(f"{path}: expected content with its SHA-256, found none or another")
+    return content
 
 
 def read_json(path, members=()):

@@ -1,6 +1,7 @@
 """The files in results/ and experiments/papers/ as Python objects."""
 
 import csv
+import hashlib
 import importlib.util
 import math
 import re
@@ -9,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean, stdev
 
-from report.files import BadResult, read_json
+from report.files import BadResult, read_json, read_sealed
 
 COLUMNS = (
     "experiment,claim,variant,implementation,device,dtype,batch,length,heads,key_dim,value_dim,seed,metric,unit,value,stddev,samples"
@@ -170,6 +171,11 @@ def load_claim(root, certificate_path):
     certificate = read_json(certificate_path)
     if "claim" not in certificate or "comparisons" not in certificate:
         return None
+    if certificate.keys() & {"files", "sha256"}:  # those of earlier versions have no hashes
+        for name, sha256 in read_sealed(certificate_path, ["files"])["files"].items():
+            file = certificate_path.with_name(name)
+            if not file.is_file() or hashlib.sha256(file.read_bytes()).hexdigest() != sha256:
+                raise BadResult(f"{file}: expected the file that {certificate_path.name} names, found {'another' if file.exists() else 'none'}")
     read_json(certificate_path, CERTIFICATE)
     for verdict in [certificate["verdict"], *(comparison["verdict"] for comparison in certificate["comparisons"])]:
         if verdict not in VERDICTS:

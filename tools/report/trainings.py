@@ -1,12 +1,13 @@
 """The trained models of artefacts/models: what report.html and tools/plot.py show of them."""
 
+import hashlib
 import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
 
 from report.curves import smoothed
-from report.files import BadResult, read_json
+from report.files import BadResult, read_json, read_sealed
 from report.markdown import number, table
 
 
@@ -16,6 +17,7 @@ class Training:
     run: dict  # run.json
     done: dict  # done.json; empty for a training without an end
     log: list  # the lines of log.jsonl
+    error: str = ""  # that ended the training
 
     @property
     def name(self):
@@ -34,7 +36,7 @@ class Training:
     def state(self):
         if isinstance(self.done.get("diverged"), str):
             return f"failed: {self.done['diverged']}"
-        return "finished" if self.done else "not finished"
+        return "finished" if self.done else f"failed: {self.error}" if self.error else "not finished"
 
     @property
     def loss(self):
@@ -71,8 +73,31 @@ def read_training(folder):
     for part in ("model", "training"):
         if not isinstance(run[part], dict):
             raise BadResult(f"{folder / 'run.json'}: {part}: expected a JSON object, found {type(run[part]).__name__}")
-    done = read_json(folder / "done.json") if (folder / "done.json").exists() else {}
-    return Training(folder, run, done, read_log(folder / "log.jsonl"))
+    done = read_sealed(folder / "done.json") if (folder / "done.json").exists() else {}
+    check_run(folder, run, done)
+    check_log(folder / "log.jsonl", done.get("log"))
+    error = read_sealed(folder / "failed.json").get("error", "") if (folder / "failed.json").exists() else ""
+    return Training(folder, run, done, read_log(folder / "log.jsonl"), str(error))
+
+
+def check_run(folder, run, done):
+    """throws  BadResult where run.json is not the run that done.json identifies"""
+    identity = json.loads(done.get("identity", "{}"))
+    for part in ("model", "training"):
+        for name, value in identity.get(part, {}).items():
+            if run[part].get(name) != value:
+                raise BadResult(f"{folder / 'run.json'}: expected the run of done.json ({part}.{name}: {value}), found {run[part].get(name)}")
+
+
+def check_log(path, position):
+    """throws  BadResult where a log isn't that of the end of its training: h_n = SHA-256(h_{n−1} line_n)"""
+    if position is None:
+        return
+    found, content = "", path.read_bytes()
+    for line in content.split(b"\n")[:-1]:
+        found = hashlib.sha256(found.encode() + line).hexdigest()
+    if (len(content), found) != (position["bytes"], position["hash"]):
+        raise BadResult(f"{path}: expected the {position['bytes']} bytes of its training, found {'others' if len(content) == position['bytes'] else len(content)}")
 
 
 def sound_trainings(models):

@@ -12,6 +12,7 @@ from report.results import Faults, sound_claims
 from report.tables import index, use
 from report.throughput import throughput_page
 from report.trainings import sound_trainings
+from sealed_json import sealed
 
 INPUTS = 300  # a kind; deterministic
 
@@ -77,7 +78,7 @@ class Damage(WithCheckout):
         for name in ("damaged", "whole"):
             (models / name).mkdir(parents=True)
             (models / name / "run.json").write_text(json.dumps({"label": name, "model": {"layers": 1, "mixer": {"name": "decay"}}, "training": {"corpus": "bible"}}))
-            (models / name / "done.json").write_text(json.dumps({"validation_loss": 1.5, "time": "now", "machine": {"name": "m"}}))
+            (models / name / "done.json").write_text(sealed({"validation_loss": 1.5, "time": "now", "machine": {"name": "m"}}))
             (models / name / "log.jsonl").write_text('{"step": 0, "tokens": 10, "loss": 2.5}\n{"step": 1, "tokens": 20, "loss": 2.25}\n')
         random_of = random.Random(40)
         from report.trainings import draw_trainings, trainings_table

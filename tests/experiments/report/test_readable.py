@@ -11,6 +11,7 @@ from report.curves import smoothed_over_positions
 from report.markdown import with_band
 from report.results import VERDICTS, load_machine
 from report.style import COLOURS, DASHES, VERDICT_COLOURS, bars_within, panels, plt
+from sealed_json import sealed
 from report.tables import legend_table, numbers_table, readable_unit, scale_sentence
 
 # Machado, Oliveira and Fernandes 2009, severity 1: linear RGB as protanopes, deuteranopes and tritanopes see it.
@@ -153,7 +154,7 @@ def write_training(root, name, label="", machine="m", losses=(3.0, 2.0, 1.5), **
     (folder / "run.json").write_text(json.dumps({"label": label, "model": {"layers": 2, "width": 64, "mixer": {"name": "attention"}},
                                                  "training": {"corpus": "bible", "total_tokens": 300}}))
     (folder / "log.jsonl").write_text("".join(json.dumps({"step": i, "tokens": 100 * (i + 1), "loss": loss}) + "\n" for i, loss in enumerate(losses)))
-    (folder / "done.json").write_text(json.dumps({"validation_loss": 1.75, "diverged": None, "time": "2026-01-02T00:00:00Z", "machine": {"name": machine}} | done))
+    (folder / "done.json").write_text(sealed({"validation_loss": 1.75, "diverged": None, "time": "2026-01-02T00:00:00Z", "machine": {"name": machine}} | done))
     return folder
 
 

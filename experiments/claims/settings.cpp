@@ -14,8 +14,12 @@ namespace {
 
 // The parser bounds nested values but not dotted keys, and recurses into both.
 constexpr std::ptrdiff_t kMostDots = 2048;
+constexpr uintmax_t kLargest = 1 << 20;
 
 toml::table read_toml(const std::filesystem::path& path) {
+  std::error_code absent;
+  if (const auto size = std::filesystem::file_size(path, absent); !absent && size > kLargest)
+    throw std::invalid_argument(path.string() + ": expected at most 1 MiB, found " + std::to_string(size) + " bytes");
   const std::string text = read_whole(path);
   if (const auto dots = std::ranges::count(text, '.'); dots > kMostDots)
     throw std::invalid_argument(path.string() + ": expected at most " + std::to_string(kMostDots) + " dots, found " +

@@ -80,8 +80,9 @@ std::vector<std::string> row_of(const fs::path& folder) {
     state = "failed: " + done.at("diverged").get<std::string>();
   } else if (!is_done) {
     const double share = (number_in(last, "step") + 1) / static_cast<double>(run.training.steps());
-    state = is_locked(folder / "lock") ? "training" : "stopped";
+    state = is_locked(folder / "lock") ? "training" : stored.failed.empty() ? "stopped" : "failed";
     state += " " + fixed(std::isfinite(share) ? std::floor(100 * share) : 0, 0) + " %";
+    if (state.starts_with("failed")) state += ": " + stored.failed;
     loss = number_in(last, "loss");
   }
   return {folder.filename(),

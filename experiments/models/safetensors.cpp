@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "experiments/json_file.hpp"
+
 namespace lethe {
 
 using torch::Tensor;
@@ -80,16 +82,24 @@ Safetensors read_safetensors(const std::filesystem::path& path) {
   if (bytes.size() >= sizeof length && length <= bytes.size() - sizeof length) {
     const std::string_view all = bytes, data = all.substr(sizeof length + length);
     try {
-      const auto header = nlohmann::json::parse(all.substr(sizeof length, length));
+      const auto header = parse_json(all.substr(sizeof length, length), path.string());
       Safetensors file;
+      size_t tensor_bytes = 0;  // of all: tensors that share bytes could exceed the memory
       for (const auto& [name, entry] : header.items()) {
-        if (name == kMetadata) file.metadata = entry.get<std::map<std::string, std::string>>();
-        else file.tensors[name] = tensor_of(entry, data);
+        if (name == kMetadata) {
+          file.metadata = entry.get<std::map<std::string, std::string>>();
+          continue;
+        }
+        tensor_bytes += (file.tensors[name] = tensor_of(entry, data)).nbytes();
+        if (tensor_bytes > data.size()) throw std::runtime_error("bytes for each tensor of its own");
       }
       return file;
     } catch (const nlohmann::json::exception&) {
+    } catch (const std::invalid_argument&) {
     } catch (const std::runtime_error& error) {
       expected = error.what();
+    } catch (const c10::Error&) {
+      expected = "shapes that Torch can hold";
     }
   }
   throw std::runtime_error(path.string() + ": expected safetensors with " + expected +

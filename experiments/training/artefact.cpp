@@ -268,6 +268,23 @@ void train_beside_the_first(const Run& run, const Dataset& dataset, const Artefa
   }
 }
 
+// Calls `work`; where it ends by an error but a signal, failed.json keeps it for `lethe list`.
+void noting_failure(const fs::path& folder, const std::function<void()>& work) {
+  const fs::path note = folder / "failed.json";
+  fs::remove(note);
+  try {
+    work();
+  } catch (const Interrupted&) {
+    throw;
+  } catch (const std::exception& error) {
+    try {
+      write_sealed(note, {{"error", as_utf8(error.what())}});
+    } catch (const std::exception&) {  // e.g. a full disk: the error itself is what matters
+    }
+    throw;
+  }
+}
+
 void train(const Run& run, const Dataset& dataset, const Artefact& artefact, const LanguageModel& source,
            const Watcher& progress, World& world) {
   Trainer trainer(run, dataset, source, world);
@@ -314,11 +331,13 @@ Artefact trained(const Run& run, const Dataset& dataset, const fs::path& root, c
     world.from_first(kFinished);
     return artefact;
   }
-  expect_memory_of_step(run, world);
-  LanguageModel source = nullptr;
-  if (run.conversion) source = trained_source(run, dataset, root, progress);
-  world.from_first(kToTrain);
-  train(run, dataset, artefact, source, progress, world);
+  noting_failure(artefact.folder, [&] {
+    expect_memory_of_step(run, world);
+    LanguageModel source = nullptr;
+    if (run.conversion) source = trained_source(run, dataset, root, progress);
+    world.from_first(kToTrain);
+    train(run, dataset, artefact, source, progress, world);
+  });
   return artefact;
 }
 

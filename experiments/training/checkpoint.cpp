@@ -1,5 +1,8 @@
 #include "experiments/training/checkpoint.hpp"
 
+#include <algorithm>
+#include <array>
+#include <fstream>
 #include <sstream>
 #include <stdexcept>
 #include <vector>
@@ -15,6 +18,7 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view kMagic = "lethe checkpoint ";
 constexpr const char* kFormat = "1";
+constexpr size_t kLongestFirstLine = 128;
 
 struct Damage : std::runtime_error {
   Damage(const fs::path& path, const std::string& expected, const std::string& found)
@@ -33,16 +37,31 @@ std::string next_line(std::string_view& rest) {
   return line;
 }
 
-Checkpoint checked(const fs::path& path) {
-  if (!fs::exists(path)) throw Damage(path, "a checkpoint", "none");
-  std::string bytes = read_whole(path);
-  std::string_view rest = bytes;
+// The hash that the first line gives, after its count was compared with the size of the file: no memory has been taken for it.
+std::string expected_hash(const fs::path& path) {
+  std::array<char, kLongestFirstLine> start{};
+  std::ifstream file(path, std::ios::binary);
+  file.read(start.data(), start.size());
+  std::string_view rest(start.data(), static_cast<size_t>(file.gcount()));
   if (!rest.starts_with(kMagic)) throw Damage(path, "a checkpoint of lethe with its SHA-256", "another kind of file");
-  std::istringstream first(next_line(rest));
+  const std::string line = next_line(rest);
+  std::istringstream first(line);
   std::string word, format = "none", hash = "none", count = "none";
   first >> word >> word >> format >> hash >> count;
   if (format != kFormat) throw Damage(path, std::string("format ") + kFormat, "format " + format);
-  if (count != std::to_string(rest.size())) throw Damage(path, count + " bytes", std::to_string(rest.size()));
+  const std::string size =
+      std::to_string(fs::file_size(path) - std::min<uintmax_t>(fs::file_size(path), line.size() + 1));
+  if (count != size) throw Damage(path, count + " bytes", size);
+  return hash;
+}
+
+Checkpoint checked(const fs::path& path) {
+  if (!fs::exists(path)) throw Damage(path, "a checkpoint", "none");
+  if (!fs::is_regular_file(path)) throw Damage(path, "a regular file", "another");
+  const std::string hash = expected_hash(path);
+  std::string bytes = read_whole(path);
+  std::string_view rest = bytes;
+  next_line(rest);
   if (const std::string found = sha256(rest); found != hash) throw Damage(path, "content with SHA-256 " + hash, found);
   Checkpoint checkpoint;
   try {

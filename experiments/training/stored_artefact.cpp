@@ -8,6 +8,10 @@ namespace lethe {
 
 using nlohmann::json;
 
+namespace {
+constexpr size_t kLongestFault = 1000;  // bytes: a member's name may be longer than a line
+}
+
 void expect_identity(const Run& run, const std::string& expected, const std::filesystem::path& file,
                      const std::filesystem::path& holder) {
   const json theirs = parse_json(expected, holder.string() + ": identity");
@@ -25,15 +29,8 @@ void expect_identity(const Run& run, const std::string& expected, const std::fil
                               ": " + value(theirs) + "), found " + value(ours) + "; restore it");
 }
 
-void expect_data(const Artefact& artefact, const Dataset& dataset) {
-  const std::string trained_on = read_sealed(artefact.folder / "done.json").at("data").get<std::string>();
-  if (trained_on == dataset.content_hash()) return;
-  throw std::invalid_argument(artefact.folder.string() + ": expected the data of its training, with content " +
-                              trained_on + ", found " + dataset.name() + " with " + dataset.content_hash());
-}
-
 StoredArtefact read_artefact(const std::filesystem::path& folder) {
-  StoredArtefact stored{folder, {}, {}, {}};
+  StoredArtefact stored{folder, {}, {}, {}, {}};
   const auto run_file = folder / "run.json", done_file = folder / "done.json";
   try {
     try {
@@ -45,13 +42,18 @@ StoredArtefact read_artefact(const std::filesystem::path& folder) {
       throw std::invalid_argument(message.starts_with(run_file.string()) ? message
                                                                          : run_file.string() + ": " + message);
     }
-    if (!std::filesystem::exists(done_file)) return stored;
+    if (!std::filesystem::exists(done_file)) {
+      if (const auto note = folder / "failed.json"; std::filesystem::exists(note))
+        stored.failed = read_sealed(note).value("error", "");
+      return stored;
+    }
     stored.done = read_sealed(done_file);
     if (!stored.done.contains("identity") || !stored.done["identity"].is_string())
       throw std::invalid_argument(done_file.string() + ": identity: expected a text, found none");
     expect_identity(stored.run, stored.done["identity"].get<std::string>(), run_file, done_file);
   } catch (const std::exception& error) {
     stored.broken = error.what();
+    if (stored.broken.size() > kLongestFault) stored.broken = as_utf8(stored.broken.substr(0, kLongestFault)) + "…";
   }
   return stored;
 }

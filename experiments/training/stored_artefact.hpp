@@ -13,6 +13,7 @@ namespace lethe {
 struct StoredArtefact {
   std::filesystem::path folder;
   Run run;
+  std::string failed;   ///< the error that ended the training; empty without one
   nlohmann::json done;  ///< done.json without its seal; null where the training is not finished
   std::string
       broken;  ///< empty, or one line: the file, expected, found. What could be read is then in the other members
@@ -22,9 +23,6 @@ struct StoredArtefact {
 ///
 /// returns  a reason in `broken` in place of an exception, whatever the folder holds
 StoredArtefact read_artefact(const std::filesystem::path& folder);
-
-/// throws  std::invalid_argument where a finished artefact was trained on other data than `dataset`
-void expect_data(const Artefact& artefact, const Dataset& dataset);
 
 /// throws  std::invalid_argument where `run` is not the run of `identity`, naming the first member that differs
 ///

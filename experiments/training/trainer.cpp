@@ -23,6 +23,7 @@ using torch::Tensor;
 namespace {
 
 constexpr int64_t kProbedSequences = 4;  // at most, for the largest states and values
+constexpr size_t kLongestReason = 200;   // of Torch's words
 
 // For the whole process: operators without a deterministic kernel are errors from here on.
 void use_deterministic_kernels() {
@@ -163,8 +164,29 @@ auto reader_from(torch::serialize::InputArchive& archive) {
     const torch::NoGradGuard no_gradient;
     Tensor saved;
     archive.read(key, saved);
+    if (!saved.defined() || saved.sizes() != value.sizes() || saved.scalar_type() != value.scalar_type())
+      throw std::runtime_error(key + " of another shape or type");
     value.copy_(saved);
   };
+}
+
+// Reads the archive of a checkpoint.
+//
+// throws  std::runtime_error naming the file where the archive isn't one of this model
+void read_archive(const std::filesystem::path& path, const Checkpoint& checkpoint,
+                  const std::function<void(torch::serialize::InputArchive&)>& read) {
+  std::string found;
+  try {
+    torch::serialize::InputArchive archive;
+    archive.load_from(checkpoint.archive.data(), checkpoint.archive.size(), torch::kCPU);
+    return read(archive);
+  } catch (const c10::Error& error) {
+    found = error.what_without_backtrace();
+  } catch (const std::exception& error) {
+    found = error.what();
+  }
+  throw std::runtime_error(path.string() + ": expected the weights of this model, found " +
+                           found.substr(0, std::min(found.find('\n'), kLongestReason)));
 }
 
 }  // namespace
@@ -192,12 +214,13 @@ std::optional<CheckpointHeader> Trainer::read(const std::filesystem::path& path,
                                               const std::function<void(const std::string&)>& warn) {
   const auto checkpoint = newest_checkpoint(path, identity(run_, dataset_), warn);
   if (!checkpoint) return std::nullopt;
-  torch::serialize::InputArchive archive, weights, saved_moments;
-  archive.load_from(checkpoint->archive.data(), checkpoint->archive.size(), torch::kCPU);
-  archive.read("weights", weights);
-  archive.read("moments", saved_moments);
-  for_each_weight(model_, reader_from(weights));
-  for_each_moment(model_, moments, optimizer_.steps(), reader_from(saved_moments));
+  read_archive(path, *checkpoint, [&](torch::serialize::InputArchive& archive) {
+    torch::serialize::InputArchive weights, saved_moments;
+    archive.read("weights", weights);
+    archive.read("moments", saved_moments);
+    for_each_weight(model_, reader_from(weights));
+    for_each_moment(model_, moments, optimizer_.steps(), reader_from(saved_moments));
+  });
   return checkpoint->header;
 }
 
@@ -227,10 +250,11 @@ void load_weights(LanguageModel& model, const Artefact& artefact) {
   const auto path = artefact.folder / "checkpoint.pt";
   const Checkpoint checkpoint = read_checkpoint(path);
   expect_identity(artefact.run, checkpoint.header.identity, artefact.folder / "run.json", path);
-  torch::serialize::InputArchive archive, weights;
-  archive.load_from(checkpoint.archive.data(), checkpoint.archive.size(), torch::kCPU);
-  archive.read("weights", weights);
-  for_each_weight(model, reader_from(weights));
+  read_archive(path, checkpoint, [&](torch::serialize::InputArchive& archive) {
+    torch::serialize::InputArchive weights;
+    archive.read("weights", weights);
+    for_each_weight(model, reader_from(weights));
+  });
   model->flatten(false);
 }
 

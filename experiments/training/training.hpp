@@ -99,6 +99,7 @@ std::string artefact_name(const Run& run, const std::string& data_hash);
 ///                  checkpoint.previous.pt is the one before it
 ///   done.json      written last, with its SHA-256: final losses, wall time, processes, threads, data hash, identity, hashes of log.jsonl and the weights;
 ///                  machine, commit and versions; diverged: the reason for an early end of the training, or null
+///   failed.json    the error that ended the training, with its SHA-256; absent while it goes on, and after a signal
 ///   measured/      a file a measurement: see Study::measured (claims/claim.hpp)
 ///   lock           held during training, with the number of the process
 struct Artefact {

@@ -138,7 +138,8 @@ double learning_rate_at(const TrainingConfig& config, int64_t tokens_seen) {
 std::string identity(const Run& run, const Dataset& dataset) { return identity(run, dataset.content_hash()); }
 
 std::string identity(const Run& run, const std::string& data_hash) {
-  nlohmann::json parts = {{"format", kRunFormat}, {"model", run.model}, {"training", run.training}, {"data", data_hash}};
+  nlohmann::json parts = {
+      {"format", kRunFormat}, {"model", run.model}, {"training", run.training}, {"data", data_hash}};
   for (const char* name : {"checkpoint_tokens", "corpus", "deterministic", "device", "divergence_is_a_result", "recompute", "zero"})
     parts["training"].erase(name);
   if (!run.model.residual_in_compute_dtype) parts["model"].erase("residual_in_compute_dtype");  // younger than format 2
@@ -147,7 +148,10 @@ std::string identity(const Run& run, const std::string& data_hash) {
   if (run.conversion) {
     parts["conversion"] = *run.conversion;
     parts["conversion"].erase("source_data");
-    parts["conversion"]["source"] = identity(run.conversion->source, source_data(*run.conversion, data_hash));
+    // As text where the source has none itself; further ones by their hash: quotes within quotes would double with each.
+    const Run& source = run.conversion->source;
+    const std::string theirs = identity(source, source_data(*run.conversion, data_hash));
+    parts["conversion"]["source"] = source.conversion ? sha256(theirs) : theirs;
   }
   return parts.dump();
 }

@@ -3,6 +3,7 @@
 #include <limits>
 #include <numeric>
 #include <stdexcept>
+#include <vector>
 
 #include "experiments/data/sha256.hpp"
 #include "experiments/files.hpp"
@@ -14,6 +15,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr size_t kLastSteps = 20;
+constexpr std::streamsize kLongestLine = 1 << 16;  // a longer one ends what is read
 
 // Visits the whole lines of a file that end at or before `end`.
 //
@@ -21,7 +23,9 @@ constexpr size_t kLastSteps = 20;
 LogPosition for_each_line(const fs::path& path, int64_t end, const std::function<void(const std::string&)>& visit) {
   std::ifstream file(path);
   LogPosition at;
-  for (std::string line; at.bytes < end && std::getline(file, line) && !file.eof();) {
+  std::vector<char> text(kLongestLine);
+  while (at.bytes < end && file.getline(text.data(), kLongestLine) && !file.eof()) {
+    const std::string line(text.data(), static_cast<size_t>(file.gcount()) - 1);
     const int64_t next = at.bytes + std::ssize(line) + 1;
     if (next > end) break;
     at = {next, sha256(at.hash + line)};

@@ -93,6 +93,24 @@ class Trainings(CommandTest):
         self.assertEqual(second.returncode, 130)
         self.assertIsNone(first.poll())
 
+    def test_that_an_error_ends_are_failed_until_they_go_on(self):
+        call = [BINARY, "--threads", "1", "--root", self.root, "train", *TINY]
+        first = subprocess.run(call, capture_output=True, text=True, errors="replace", timeout=300)
+        self.assertEqual(first.returncode, 0, first.stderr)
+        folder = Path(first.stdout.splitlines()[-1])
+        for path in [*folder.glob("*.json"), *folder.glob("checkpoint*")]:
+            path.unlink()
+        (folder / "checkpoint.next.pt").mkdir()  # no checkpoint can be written
+        failed = subprocess.run(call, capture_output=True, text=True, timeout=300)
+        self.assertEqual(failed.returncode, 1, failed.stderr)
+        self.assertIn("checkpoint.next.pt: expected a file, found a folder\n", failed.stderr)
+        listed = self.done("--root", self.root, "list", "models")
+        self.assertRegex(listed, rf"(?m)^  {folder.name} +failed \d+ %: {folder}/checkpoint.next.pt: expected a file, found a folder ")
+        (folder / "checkpoint.next.pt").rmdir()
+        self.assertEqual(subprocess.run(call, capture_output=True, timeout=300).returncode, 0)
+        self.assertRegex(self.done("--root", self.root, "list", "models"), rf"(?m)^  {folder.name} +finished ")
+        self.assertFalse((folder / "failed.json").exists())
+
     def test_without_a_commit_finish_with_one_warning(self):
         def checkout(name, *commands):
             folder = Path(self.root) / name

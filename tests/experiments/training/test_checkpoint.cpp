@@ -208,36 +208,6 @@ TEST_F(Stored, RefusesAFlippedBitInItsLog) {
   EXPECT_NE(refusal([&] { go_on(); }).find("log.jsonl: expected "), std::string::npos);
 }
 
-// Whatever run.json and done.json hold, a reader gets the run of the training, or a reason with the file's name.
-TEST_F(Stored, IsReadAsItWasOrNamedBroken) {
-  const std::string right = identity(run, dataset);
-  std::mt19937 random(4);
-  const int64_t inputs = number_from("LETHE_FUZZ_INPUTS", 150);
-  int64_t broken = 0;
-  for (const fs::path& path : {run_json, done}) {
-    const std::string whole = read_whole(path);
-    for (int64_t i = 0; i < inputs; ++i) {
-      std::string bytes = whole;
-      for (int changes = 1 + static_cast<int>(random() % 3); changes > 0; --changes) {
-        const size_t at = random() % bytes.size();
-        switch (random() % 4) {
-          case 0: bytes[at] = static_cast<char>(bytes[at] ^ 1 << random() % 8); break;
-          case 1: bytes.resize(at + 1); break;
-          case 2: bytes.insert(at, bytes.substr(random() % bytes.size(), random() % 40)); break;
-          default: bytes.insert(at, 1 + random() % 100, "[{\"-9e"[random() % 6]); break;
-        }
-      }
-      overwrite(path, bytes);
-      const StoredArtefact stored = read_artefact(artefact.folder);
-      broken += !stored.broken.empty();
-      if (stored.broken.empty()) ASSERT_EQ(identity(stored.run, dataset), right) << bytes;
-      else ASSERT_TRUE(stored.broken.starts_with(artefact.folder.string())) << stored.broken;
-    }
-    write_whole(path, whole);
-  }
-  EXPECT_GT(broken, inputs) << "most of the changes matter";
-}
-
 TEST_F(Stored, IsRefusedWhereARunExceedsTheMemoryOrTheBounds) {
   const auto message = [&](auto change) {
     lethe::Run large = run;

@@ -72,11 +72,28 @@ TEST_F(Identity, OfAnotherFormatIsRefusedInOneLine) {
   EXPECT_EQ(nlohmann::json(old.get<lethe::Run>()), old);
   old.erase("format");
   old["model"]["mixer"] = "attention";
-  try {
-    old.get<lethe::Run>();
-    FAIL() << "read";
-  } catch (const std::invalid_argument& error) {
-    EXPECT_STREQ(error.what(), "run.format: expected 2 (train the model anew), found 1");
+  const auto refusal = [](const nlohmann::json& stored) -> std::string {
+    try {
+      stored.get<lethe::Run>();
+    } catch (const std::invalid_argument& error) {
+      return error.what();
+    }
+    return "no error";
+  };
+  EXPECT_EQ(refusal(old), "run.format: expected 2 (train the model anew), found 1");
+  nlohmann::json newer = tiny_run();
+  newer["format"] = 3;
+  newer["a member of the future"] = true;
+  EXPECT_EQ(refusal(newer), "run.format: expected 2 (a newer lethe wrote it: update this one), found 3");
+}
+
+TEST_F(Identity, OfALongChainOfSourcesStaysShort) {
+  lethe::Run run = tiny_run();
+  std::set<std::string> names;
+  for (uint64_t link = 0; link < 24; ++link) {
+    EXPECT_TRUE(names.insert(artefact_name(run, dataset)).second);
+    EXPECT_LT(identity(run, dataset).size(), 4000u) << link;
+    run.conversion = std::make_shared<const Conversion>(Conversion{.source = run});
   }
 }
 

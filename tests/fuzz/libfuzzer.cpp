@@ -1,0 +1,47 @@
+// The kind LETHE_FUZZ_KIND under libFuzzer. An input's first byte says whether its hash is made to fit; from an empty corpus it begins with
+// the whole file.
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <random>
+
+#include "tests/experiments/tiny.hpp"
+#include "tests/fuzz/kinds.hpp"
+#include "tests/fuzz/mutations.hpp"
+
+namespace {
+
+lethe::Place& place() {
+  static const lethe::TemporaryFolder folder;
+  static const lethe::Kind kind =
+      *std::ranges::find_if(lethe::kinds(), [](const lethe::Kind& one) { return one.name == LETHE_FUZZ_KIND; });
+  static lethe::Place place(kind, folder.path());
+  return place;
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  if (size == 0) return 0;
+  const std::string_view bytes(reinterpret_cast<const char*>(data) + 1, size - 1);
+  const std::string fault = place().fault_of(bytes, data[0] % 2 == 1);
+  if (fault.empty()) return 0;
+  std::fprintf(stderr, "%s: %s\n", LETHE_FUZZ_KIND, fault.c_str());
+  std::abort();
+}
+
+extern "C" size_t LLVMFuzzerMutate(uint8_t* data, size_t size, size_t most);
+
+extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t most, unsigned seed) {
+  std::mt19937 random(seed);
+  if (size > 2 && random() % 2 == 0) return LLVMFuzzerMutate(data, size, most);
+  const std::string bytes(reinterpret_cast<const char*>(data), size);
+  const std::string changed = lethe::damaged(size > 2 ? bytes.substr(1) : place().whole(), random);
+  const size_t kept = std::min(changed.size(), most - 1);
+  data[0] = static_cast<uint8_t>(random());
+  std::memcpy(data + 1, changed.data(), kept);
+  return kept + 1;
+}

@@ -31,7 +31,7 @@ Findings measure(const Study& study) {
                     .measured = std::log2(on_read.measured / on_unread.measured)};
   curves.findings.comparisons = {
       stated(curves.memory("A small model has coarse memory of half to all of its training length", unread,
-                           coarse_memory, half, Expectation::between(1, 2)),
+                           coarse_memory, half, {.low = 1, .high = 2}),
              source, true),
       stated(curves.memory("A small model has no fine memory", unread, fine_memory, 1, Expectation::within(0)), source,
              true),

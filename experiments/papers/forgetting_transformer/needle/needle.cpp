@@ -1,0 +1,101 @@
+// FoX Fig. 4: a needle in a haystack, within the training length and beyond.
+
+#include <algorithm>
+
+#include "experiments/claims/measures.hpp"
+#include "experiments/papers/forgetting_transformer/memory_models.hpp"
+
+namespace lethe::needle {
+namespace {
+
+const std::vector<std::string> kKept = {"exact_match_at_length_and_depth", "tokens_correct_at_length_and_depth",
+                                        "log_probability_at_length_and_depth", "gain_at_length_and_depth"};
+
+/// The mean of a quantity over the prompts whose length is accepted.
+template <class Accept>
+double mean_over(const std::vector<Point>& points, const std::string& quantity, Accept&& accept) {
+  std::vector<double> values;
+  for (const Point& point : points)
+    if (point.quantity == quantity && accept(point.x)) values.push_back(point.value);
+  return mean(values);
+}
+
+/// What the comparisons read: means over the prompts of a run.
+struct Means {
+  explicit Means(double confidence) : within(confidence), beyond(confidence), exact(confidence) {}
+  Measurements within, beyond, exact;
+};
+
+void add_run(const Study& study, const Run& run, const Evaluated& found, const std::string& prompt, Means& means,
+             Findings& findings) {
+  const auto trained = study.settings.at("training").at("context_length").get<double>();
+  const std::string& gain = kKept.back();
+  for (Record record : records_of(study, run, found)) {
+    record.implementation = prompt == "paper" ? "lethe" : "with the code's prompt";
+    findings.records.push_back(record);
+  }
+  for (Point point : found.points) {
+    point.variant = run.label;
+    point.seed = run.training.seed;
+    if (prompt != "paper") point.quantity = prompt + "_" + point.quantity;
+    findings.points.push_back(point);
+  }
+  if (prompt != "paper") return;
+  means.within.add(run, mean_over(found.points, gain, [=](double length) { return length <= trained; }));
+  means.beyond.add(run, mean_over(found.points, gain, [=](double length) { return length > trained; }));
+  means.exact.add(run, mean_over(found.points, kKept.front(), [=](double length) { return length <= trained; }));
+}
+
+std::vector<Comparison> comparisons_of(const Study& study, const Means& means) {
+  std::vector<Comparison> all;
+  const auto add = [&](Comparison comparison, const char* source, const char* unit, bool headline) {
+    comparison.source = source;
+    comparison.unit = unit;
+    comparison.headline = headline;
+    all.push_back(comparison);
+  };
+  const auto positive = Expectation::positive();
+  constexpr const char* kFigure = "FoX Fig. 4 and Section 4.3";
+  for (const std::string model : {"FoX (Pro)", "Transformer (Pro)", "FoX (LLaMA)", "Transformer (LLaMA)"}) {
+    add(means.within.compare(model + " finds the needle within the training length", {{model, 1}}, positive), kFigure,
+        "nats a token", model.ends_with("(Pro)"));
+    add(means.exact.compare(model + " writes the needle's answer word for word within the training length",
+                            {{model, 1}}, {.low = 0.9, .high = 1, .direction = +1}),
+        kFigure, "share of the prompts", false);
+  }
+  for (const std::string trunk : {"(Pro)", "(LLaMA)"})
+    add(means.beyond.compare("FoX " + trunk + " finds more than Transformer " + trunk + " beyond the training length",
+                             {{"FoX " + trunk, 1}, {"Transformer " + trunk, -1}}, positive),
+        kFigure, "nats a token", true);
+  add(means.within.compare("The delta rule finds less than FoX (LLaMA) within the training length",
+                           {{"FoX (LLaMA)", 1}, {kDeltaRule, -1}}, positive),
+      kFigure, "nats a token", true);
+  // Controls. Both prompts are the same to a model that can't see the needle, so its gain has no noise.
+  const auto none = Expectation::within(study.settings.at("no_effect_margin"));
+  for (const std::string control : {kLocalAttention, kUntrained}) {
+    Comparison comparison = means.within.compare("Control: " + control + " finds nothing", {{control, 1}}, none);
+    comparison.band = 0;
+    add(comparison, "control", "nats a token", true);
+  }
+  return all;
+}
+
+}  // namespace
+
+std::vector<Run> runs(const nlohmann::json& settings, int64_t vocabulary) { return memory_runs(settings, vocabulary); }
+
+Findings measure(const Study& study) {
+  Findings findings;
+  Means means(study.settings.value("confidence", kConfidence));
+  study.each([&](const Artefact& model) {
+    for (const std::string prompt : {"paper", "code"}) {
+      nlohmann::json settings = study.settings.at("needle");
+      settings["prompt"] = prompt;
+      add_run(study, model.run, evaluated(study, model, "needle", settings, kKept), prompt, means, findings);
+    }
+  });
+  findings.comparisons = comparisons_of(study, means);
+  return findings;
+}
+
+}  // namespace lethe::needle

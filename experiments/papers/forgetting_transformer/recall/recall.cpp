@@ -1,0 +1,177 @@
+// Ours: what a state's size and a gate decide in associative recall, and the recall of the models of the needle.
+
+#include <algorithm>
+#include <iterator>
+
+#include "experiments/claims/measures.hpp"
+#include "experiments/models/mixers/additive.hpp"
+#include "experiments/models/mixers/delta.hpp"
+#include "experiments/models/mixers/gated_linear.hpp"
+#include "experiments/models/mixers/local.hpp"
+#include "experiments/papers/forgetting_transformer/memory_models.hpp"
+
+namespace lethe::recall {
+namespace {
+
+constexpr int64_t kNeighbours = 4;  // tokens that the first layer sees: the key before a value
+constexpr const char *kSoftmax = "Softmax attention", *kFox = "FoX", *kBlind = "One token alone";
+
+std::string linear_of(int64_t state) { return "Linear attention, state of " + std::to_string(state); }
+std::string gated_of(int64_t state) { return "Gated linear attention, state of " + std::to_string(state); }
+std::string delta_of(int64_t state) { return "Delta rule, state of " + std::to_string(state); }
+
+/// The sizes of a state, a small and a large one.
+struct Sizes {
+  int64_t small, large;
+};
+Sizes sizes_of(const Study& study) {
+  return {study.settings.at("small_state").get<int64_t>(), study.settings.at("large_state").get<int64_t>()};
+}
+
+/// Two layers: a window over neighbours, in place of the short convolution of Zoology's models, then the mixer by its name.
+std::vector<std::pair<std::string, MixerStack>> stacks(const Sizes& sizes) {
+  const auto window = [](int64_t tokens) {
+    LocalConfig local;
+    local.window = tokens;
+    local.rope = true;
+    local.kv_shift = false;
+    return MixerConfig(local);
+  };
+  std::vector<std::pair<std::string, MixerStack>> all;
+  const auto add = [&](const std::string& name, MixerConfig mixer) {
+    all.emplace_back(name, MixerStack(std::vector<MixerConfig>{window(kNeighbours), std::move(mixer)}));
+  };
+  const auto with_state = [](auto own, int64_t state) {
+    own.state_size = state;
+    return own;
+  };
+  add(kSoftmax, named_architecture("transformer-llama").mixer.only<AttentionConfig>());
+  add(kFox, named_architecture("fox-llama").mixer.only<AttentionConfig>());
+  for (const int64_t state : {sizes.small, sizes.large}) {
+    add(linear_of(state), with_state(AdditiveConfig{}, state));
+    add(gated_of(state), with_state(GatedLinearConfig{}, state));
+    add(delta_of(state), with_state(DeltaConfig{}, state));
+  }
+  all.emplace_back(kBlind, MixerStack(std::vector<MixerConfig>{window(1), window(1)}));
+  return all;
+}
+
+/// The scores of the stacks, a value a seed, and their records.
+struct Scores {
+  explicit Scores(double confidence) : recall(confidence), updated(confidence) {}
+  Measurements recall, updated;  ///< accuracy without updates, and with them of the keys that have two values
+};
+
+/// The settings of the evaluation for a stack: settings["task"], with the trunk settings["task"]["model"] and this mixer.
+nlohmann::json task_of(const Study& study, const MixerStack& mixer, int64_t updates) {
+  nlohmann::json task = study.settings.at("task");
+  task["updates"] = updates;
+  nlohmann::json trunk = llama(mixer);
+  for (const char* sized : {"vocabulary", "layers", "width", "heads"}) trunk.erase(sized);
+  trunk.update(task.at("model"));
+  task["model"] = trunk;
+  return task;
+}
+
+void add_points(const std::string& label, const std::string& quantity, const Evaluated& found, Measurements& into,
+                Findings& findings) {
+  for (Point point : found.points) {
+    if (point.quantity != quantity) continue;
+    into.add(label, static_cast<uint64_t>(point.x), point.value);
+    point.variant = label;
+    findings.points.push_back(point);
+  }
+}
+
+void measure_stacks(const Study& study, Scores& scores, Findings& findings) {
+  const auto updates = study.settings.at("updates").get<int64_t>();
+  for (const auto& [label, mixer] : stacks(sizes_of(study)))
+    for (const int64_t changed : {int64_t{0}, updates}) {
+      // The model gives the device and the folder of the measurement; nothing of it is trained further.
+      const Evaluated found =
+          evaluated(study, study.trained.front(), "associative_recall", task_of(study, mixer, changed),
+                    {"accuracy_at_seed", "updated_accuracy_at_seed"});
+      if (changed == 0) add_points(label, "accuracy_at_seed", found, scores.recall, findings);
+      else add_points(label, "updated_accuracy_at_seed", found, scores.updated, findings);
+      std::vector<Record> records = records_of(study, study.trained.front().run, found);
+      for (Record& record : records) {
+        record.variant = label;
+        if (changed > 0) record.metric += "_with_updates";
+      }
+      fill_origins(records, {study.trained.front()});  // whose folder has the measurement
+      std::ranges::copy(records, std::back_inserter(findings.records));
+    }
+}
+
+bool has_gates(const ModelConfig& model) {
+  const AttentionConfig* attention = model.mixer.of(0).if_own<AttentionConfig>();
+  return attention != nullptr && attention->forget_gate != ForgetGate::kNone;
+}
+
+/// The measures of the memory page beside the needle: recall of the own architecture, gates, copies, and L(i).
+void measure_model(const Study& study, const Artefact& model, Findings& findings) {
+  nlohmann::json task = study.settings.at("task");
+  task["updates"] = study.settings.at("updates");
+  task["seeds"] = 1;
+  const int64_t length = study.settings.at("training").at("context_length");
+  const auto add = [&](const Evaluated& found, const std::vector<std::string>& metrics) {
+    for (const Record& record : records_of(study, model.run, found))
+      if (std::ranges::count(metrics, record.metric) > 0) findings.records.push_back(record);
+  };
+  add(evaluated(study, model, "associative_recall", task), {"accuracy"});
+  add(evaluate(study, model, length), {"loss"});
+  add(evaluated(study, model, "forgetting_curve", study.settings.at("curve"),
+                {"copy_of_repeat_at_length", "lm_of_repeat_at_length"}),
+      {"fine_length", "coarse_length"});
+  if (has_gates(model.run.model))
+    add(evaluated(study, model, "gates", {{"length", length}, {"sequences", study.settings.at("gate_sequences")}}),
+        {"local_heads", "global_heads", "median_half_life"});
+}
+
+std::vector<Comparison> comparisons_of(const Study& study, const Scores& scores) {
+  const auto [small, large] = sizes_of(study);
+  const Expectation tens{.low = 0.1, .high = 1, .direction = +1}, most{.low = 0.9, .high = 1, .direction = +1};
+  const double chance = 2.0 / study.settings.at("task").at("vocabulary").get<double>();
+  std::vector<Comparison> all;
+  const auto add = [&](const Comparison& comparison, bool headline) {
+    all.push_back(comparison);
+    all.back().source = "ours";
+    all.back().unit = "share of the queries";
+    all.back().headline = headline;
+  };
+  add(scores.recall.compare("Softmax attention recalls", {{kSoftmax, 1}}, most), true);
+  add(scores.recall.compare("FoX recalls", {{kFox, 1}}, most), true);
+  add(scores.recall.compare("A larger state recalls more, gated linear attention",
+                            {{gated_of(large), 1}, {gated_of(small), -1}}, tens),
+      true);
+  add(scores.recall.compare("A larger state recalls more, delta rule", {{delta_of(large), 1}, {delta_of(small), -1}},
+                            tens),
+      false);
+  add(scores.updated.compare("A gate recalls the last of two values more often",
+                             {{gated_of(large), 1}, {linear_of(large), -1}}, tens),
+      true);
+  add(scores.updated.compare("A delta rule recalls the last of two values more often",
+                             {{delta_of(large), 1}, {linear_of(large), -1}}, tens),
+      false);
+  add(scores.updated.compare("FoX recalls the last of two values", {{kFox, 1}}, most), true);
+  Comparison control = scores.recall.compare("Control: a model that sees one token alone guesses", {{kBlind, 1}},
+                                             {.low = chance - 0.03, .high = chance + 0.03});
+  control.band = 0;
+  add(control, true);
+  return all;
+}
+
+}  // namespace
+
+std::vector<Run> runs(const nlohmann::json& settings, int64_t vocabulary) { return memory_runs(settings, vocabulary); }
+
+Findings measure(const Study& study) {
+  Findings findings;
+  Scores scores(study.settings.value("confidence", kConfidence));
+  if (!study.is_part) measure_stacks(study, scores, findings);
+  study.each([&](const Artefact& model) { measure_model(study, model, findings); });
+  findings.comparisons = comparisons_of(study, scores);
+  return findings;
+}
+
+}  // namespace lethe::recall

@@ -2,7 +2,7 @@
 """Makes tables, figures and pages from the results that are there.
 
 For every folder of results/: <claim>.md, <claim>.svg, <operator>_cpu.md, <operator>_cuda.md, attention_throughput.md with a figure a
-length, and report.html, which also shows one's own trainings of artefacts/models; for all of them results/README.md. And in every README
+length, and report.html, which also shows one's own trainings of artefacts/models and the memory of all of them; for all of them results/README.md. And in every README
 file of the checkout the tables between markers:
 
     <!-- table:MACHINE/NAME -->
@@ -24,6 +24,7 @@ from pathlib import Path
 from report.benchmarks import benchmark_files, benchmark_page
 from report.files import BadResult, folder, write_whole
 from report.items import all_folders, items_text
+from report.memory import memory_part
 from report.results import Faults, machine_folders, sound_claims
 from report.tables import UnknownTable, claim_page, index, readmes, use, with_tables
 from report.throughput import figure_name, throughput_data, throughput_page
@@ -105,6 +106,8 @@ def make_folder(root, models, folder, own, faults):
     if claims and (root / "experiments/papers/items.csv").exists():
         with faults.of(root / "experiments/papers/items.csv"):
             parts.append(Part("items", "Every table, figure and proposition", items_text(root, all_folders(root, folder.parent), use)))
+    asked = {run.get("artefact") for claim in claims for run in claim.certificate.get("runs", [])} | {training.name for training in own}
+    parts += memory_part([training for training in sound_trainings(models)[0] if training.name in asked], faults)
     if own:
         with faults.of(models):
             parts.append(training_part(models, folder, own))

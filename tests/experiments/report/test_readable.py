@@ -210,6 +210,45 @@ class Trainings(WithCheckout):
         self.assertIn("whole (aaaa)", page)
         self.assertNotIn("Traceback", result.stderr)
 
+    def test_whose_memory_is_measured_are_side_by_side_and_what_is_not_is_said(self):
+        def measured(name, mixer, **measures):
+            folder = write_training(self.checkout.root, name, name)
+            run = json.loads((folder / "run.json").read_text())
+            run["model"]["mixer"], run["training"]["context_length"] = mixer, 8
+            (folder / "run.json").write_text(json.dumps(run))
+            (folder / "measured").mkdir()
+            for place, (measure, settings, records, points) in enumerate((key, *value) for key, value in measures.items()):
+                file = {"measure": measure, "settings": settings, "value": {"records": records, "points": points}}
+                (folder / "measured" / f"{place}.json").write_text(json.dumps(file))
+            return folder
+
+        def record(metric, value, length=8):
+            return {"metric": metric, "value": value, "length": length}
+
+        curve = [{"quantity": "loss_at_position", "variant": "", "value": [9, 9, 3, 3, 2, 2, 2, 2]}]
+        def copied(length, copy, guess):
+            return [{"quantity": f"{name}_of_repeat_at_length", "x": [length, length], "value": [value, value]} for name, value in (("copy", copy), ("lm", guess))]
+
+        measured("aaaa", {"name": "attention", "forget_gate": "full"},
+                 per_token_loss=({"length": 8}, [record("loss", 2)], curve),
+                 needle=({"prompt": "paper"}, [record("gain", 0.5), record("exact_match", 0.25), record("gain", 0.1, 16)], []),
+                 gates=({}, [record("median_half_life", 12.5), record("local_heads", 0.75), record("global_heads", 0)], []))
+        measured("bbbb", {"name": "delta"}, associative_recall=({}, [record("accuracy", 0.875)], []),
+                 forgetting_curve=({"length": 32}, [], copied(8, 1, 0.5) + copied(16, 0.9, 0.5) + copied(32, 0.5, 0.5)))
+        write_training(self.checkout.root, "cccc", "cccc")
+        result, page = self.report()
+        self.assertEqual((result.returncode, result.stderr), (0, ""))
+        section = page[page.index('id="memory"'):]
+        section = section[:section.index("</section>")]
+        self.assertEqual(section.count("<tr>"), 3)
+        for text in ("-1.000", "0.5000 / 0.2500 at 8", "12.50 / 0.7500 / 0", "0.8750 / ?", "8.000 / 16.00", "no gates", "not measured"):
+            self.assertIn(text, section)
+        self.assertNotIn("cccc", section)
+        (self.checkout.root / "artefacts/models/bbbb/measured/0.json").write_text("{")
+        result, page = self.report()
+        self.assertIn("bbbb/measured/0.json: expected JSON", result.stderr)
+        self.assertIn("12.50 / 0.7500 / 0", page)
+
     def test_with_a_log_that_a_kill_cut_are_read(self):
         folder = write_training(self.checkout.root, "aaaa", "killed")
         with open(folder / "log.jsonl", "a") as log:

@@ -52,6 +52,10 @@ class Datasets {
     const std::string corpus = settings["training"].at("corpus"), tokenizer = settings["training"].at("tokenizer");
     auto& dataset = loaded_[{corpus, tokenizer}];
     if (!dataset) dataset = std::make_unique<Dataset>(prepared_dataset(corpus, tokenizer, root_));
+    if (const std::string text = settings.value("text", dataset->source_hash()); text != dataset->source_hash())
+      throw std::invalid_argument(corpus + ": expected the text " + text +
+                                  " of config.toml (tools/fetch_books.py rebuilds it), found " +
+                                  dataset->source_hash());
     return *dataset;
   }
 

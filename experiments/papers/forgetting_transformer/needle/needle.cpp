@@ -11,13 +11,14 @@ namespace {
 const std::vector<std::string> kKept = {"exact_match_at_length_and_depth", "tokens_correct_at_length_and_depth",
                                         "log_probability_at_length_and_depth", "gain_at_length_and_depth"};
 
-/// The mean of a quantity over the prompts whose length is accepted.
+/// Adds a run's mean of a quantity over the prompts whose length is accepted; nothing where the scale has none.
 template <class Accept>
-double mean_over(const std::vector<Point>& points, const std::string& quantity, Accept&& accept) {
+void add_mean(Measurements& into, const Run& run, const std::vector<Point>& points, const std::string& quantity,
+              Accept&& accept) {
   std::vector<double> values;
   for (const Point& point : points)
     if (point.quantity == quantity && accept(point.x)) values.push_back(point.value);
-  return mean(values);
+  if (!values.empty()) into.add(run, mean(values));
 }
 
 /// What the comparisons read: means over the prompts of a run.
@@ -41,9 +42,10 @@ void add_run(const Study& study, const Run& run, const Evaluated& found, const s
     findings.points.push_back(point);
   }
   if (prompt != "paper") return;
-  means.within.add(run, mean_over(found.points, gain, [=](double length) { return length <= trained; }));
-  means.beyond.add(run, mean_over(found.points, gain, [=](double length) { return length > trained; }));
-  means.exact.add(run, mean_over(found.points, kKept.front(), [=](double length) { return length <= trained; }));
+  const auto is_within = [=](double length) { return length <= trained; };
+  add_mean(means.within, run, found.points, gain, is_within);
+  add_mean(means.beyond, run, found.points, gain, [=](double length) { return length > trained; });
+  add_mean(means.exact, run, found.points, kKept.front(), is_within);
 }
 
 std::vector<Comparison> comparisons_of(const Study& study, const Means& means) {

@@ -6,12 +6,11 @@
 #include "optimized/gate.hpp"
 
 namespace lethe {
-
 namespace {
 
-std::string version(int capability) { return std::to_string(capability / 10) + "." + std::to_string(capability % 10); }
+std::string dotted(int capability) { return std::to_string(capability / 10) + "." + std::to_string(capability % 10); }
 
-std::string unsupported_dtype(Dtype dtype) {
+std::string expected_16_bits(Dtype dtype) {
   if (dtype != Dtype::kFloat32 && dtype != Dtype::kFloat64) return "";
   return "dtype: expected bfloat16 or float16, found " + dtype_name(dtype);
 }
@@ -25,12 +24,26 @@ std::string unsupported_size(const Shape& shape, int64_t tiles_a_block) {
   return "";
 }
 
+std::string unsupported_size(const Shape& shape, const MatrixStateForm& form, int64_t widest, int capability) {
+  constexpr int64_t kHeads = INT_MAX / 16;
+  if (capability < 80) return "device: expected compute capability 8.0 or above, found " + dotted(capability);
+  const int64_t columns = shape.value_dim + (form.normalize ? 2 : 0);
+  if (shape.key_dim > widest || columns > widest) {
+    const std::string most = std::to_string(widest);
+    return "state: expected at most " + most + " rows and columns, found " + std::to_string(shape.key_dim) + " x " +
+           std::to_string(columns);
+  }
+  if (shape.key_length > INT_MAX / 2 || shape.batch * shape.heads > kHeads)
+    return "size: expected a length below 2^30 and fewer than 2^27 heads, found more";
+  return "";
+}
+
 }  // namespace
 
 std::string unsupported_by_hopper(const Shape& shape, Dtype dtype, int capability) {
   const std::string dim = std::to_string(shape.key_dim);
-  if (capability != 90) return "device: expected compute capability 9.0, found " + version(capability);
-  if (const std::string reason = unsupported_dtype(dtype); !reason.empty()) return reason;
+  if (capability != 90) return "device: expected compute capability 9.0, found " + dotted(capability);
+  if (const std::string reason = expected_16_bits(dtype); !reason.empty()) return reason;
   if (shape.key_dim != 64 && shape.key_dim != 128) return "head dim: expected 64 or 128, found " + dim;
   if (shape.value_dim != shape.key_dim)
     return "value dim: expected the head dim (" + dim + "), found " + std::to_string(shape.value_dim);
@@ -39,12 +52,25 @@ std::string unsupported_by_hopper(const Shape& shape, Dtype dtype, int capabilit
 
 std::string unsupported_by_ampere(const Shape& shape, Dtype dtype, int capability) {
   constexpr int64_t kLargestDim = 256;
-  if (capability < 80) return "device: expected compute capability 8.0 or above, found " + version(capability);
-  if (const std::string reason = unsupported_dtype(dtype); !reason.empty()) return reason;
+  if (capability < 80) return "device: expected compute capability 8.0 or above, found " + dotted(capability);
+  if (const std::string reason = expected_16_bits(dtype); !reason.empty()) return reason;
   for (const auto& [name, dim] : {std::pair{"head dim", shape.key_dim}, {"value dim", shape.value_dim}})
     if (dim < 1 || dim > kLargestDim)
       return std::string(name) + ": expected 1 to " + std::to_string(kLargestDim) + ", found " + std::to_string(dim);
   return unsupported_size(shape, 2);
+}
+
+std::string unsupported_by_chunks(const Shape& shape, const MatrixStateForm& form, Dtype dtype, int capability) {
+  if (const std::string reason = expected_16_bits(dtype); !reason.empty()) return reason;
+  if (form.delta) return "beta: expected none, found one";
+  if (form.key_gate == MatrixStateForm::Gate::kKey) return "log_key_gate: expected one a token, found one a row";
+  if (form.value_gate) return "log_value_gate: expected none, found one";
+  return unsupported_size(shape, form, 256, capability);
+}
+
+std::string unsupported_by_scan(const Shape& shape, const MatrixStateForm& form, Dtype dtype, int capability) {
+  if (dtype == Dtype::kFloat64) return "dtype: expected float32, bfloat16 or float16, found float64";
+  return unsupported_size(shape, form, 128, capability);
 }
 
 }  // namespace lethe

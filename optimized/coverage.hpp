@@ -26,4 +26,27 @@ inline constexpr Coverage kAmpereCoverage{"sm_80 kernels", true, unsupported_by_
 /// Of every family of Forgetting Attention, in the order in which they are asked.
 inline constexpr Coverage kAttentionCoverage[] = {kHopperCoverage, kAmpereCoverage};
 
+/// What a call of a matrix state operator has besides query, key and value.
+struct MatrixStateForm {
+  enum class Gate { kNone, kToken, kKey };  ///< of the state's rows: none, one for all of them, one each
+  Gate key_gate = Gate::kNone;
+  bool value_gate = false, delta = false, normalize = false;
+};
+
+/// Why the kernels that take 64 tokens at a time, or one, can't run a call; "" where they can. A normaliser is two further value columns.
+std::string unsupported_by_chunks(const Shape& shape, const MatrixStateForm& form, Dtype dtype, int capability);
+std::string unsupported_by_scan(const Shape& shape, const MatrixStateForm& form, Dtype dtype, int capability);
+
+/// A kernel family of the matrix state operators, and what it covers.
+struct MatrixStateCoverage {
+  const char* name;
+  std::string (*unsupported)(const Shape& shape, const MatrixStateForm& form, Dtype dtype, int capability);
+};
+
+inline constexpr MatrixStateCoverage kChunkCoverage{"chunk kernels", unsupported_by_chunks};
+inline constexpr MatrixStateCoverage kScanCoverage{"scan kernels", unsupported_by_scan};
+
+/// Of every family of the matrix state, in the order in which they are asked.
+inline constexpr MatrixStateCoverage kMatrixStateCoverage[] = {kChunkCoverage, kScanCoverage};
+
 }  // namespace lethe

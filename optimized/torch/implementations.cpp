@@ -7,13 +7,15 @@
 #include <functional>
 #include <vector>
 
-#include "optimized/coverage.hpp"
 #include "optimized/cpu/operators.hpp"
+#include "optimized/operators/matrix_state.hpp"
 #include "optimized/portable/operators.hpp"
 #include "optimized/torch/dtype.hpp"
 #ifdef LETHE_CUDA_KERNELS
 #include "optimized/cuda/attention.hpp"
+#include "optimized/cuda/matrix_state.hpp"
 #include "optimized/torch/cuda_forgetting_attention.hpp"
+#include "optimized/torch/cuda_matrix_state.hpp"
 #endif
 
 namespace lethe {
@@ -29,17 +31,25 @@ bool only_portable_kernels() {
   return true;
 }
 
+bool is_empty(const Shape& s) { return std::min({s.batch, s.query_length, s.query_heads, s.value_dim}) == 0; }
+constexpr const char* kEmpty = "size: expected elements, found none";
+
 std::string unsupported_by(const Coverage& family, const Call& call) {
-  const Shape& s = call.shape;
   if (!family.portable && only_portable_kernels()) return "LETHE_KERNELS: found portable";
-  if (std::min({s.batch, s.query_length, s.query_heads, s.value_dim}) == 0)
-    return "size: expected elements, found none";
-  return family.unsupported(s, call.dtype, call.compute_capability);
+  return is_empty(call.shape) ? kEmpty : family.unsupported(call.shape, call.dtype, call.compute_capability);
+}
+
+std::string unsupported_by_state(const MatrixStateCoverage& family, const Call& call) {
+  return is_empty(call.shape) ? kEmpty : family.unsupported(call.shape, call.form, call.dtype, call.compute_capability);
 }
 
 // The row of a kernel family, still without its functions.
 AttentionImplementation row_of(const Coverage& family) {
   return {family.name, at::kCUDA, std::bind_front(unsupported_by, family), nullptr, nullptr};
+}
+
+MatrixStateImplementation row_of(const MatrixStateCoverage& family) {
+  return {family.name, at::kCUDA, std::bind_front(unsupported_by_state, family), nullptr, nullptr};
 }
 
 // Without the kernels the rows still name their coverage, for a device given by name only; a tensor's device has capability 0.
@@ -53,11 +63,25 @@ std::vector<AttentionImplementation> cuda_rows() {
   }
   return rows;
 }
+std::vector<MatrixStateImplementation> cuda_state_rows() {
+  std::vector<MatrixStateImplementation> rows;
+  for (const MatrixStateFamily& family : matrix_state_families()) {
+    MatrixStateImplementation& row = rows.emplace_back(row_of(family));
+    row.forward = std::bind_front(cuda::matrix_state_forward, std::cref(family));
+    row.backward = std::bind_front(cuda::matrix_state_backward, std::cref(family));
+  }
+  return rows;
+}
 int capability_of(const at::Tensor& tensor) { return tensor.is_cuda() ? compute_capability(tensor.get_device()) : 0; }
 #else
 std::vector<AttentionImplementation> cuda_rows() {
   std::vector<AttentionImplementation> rows;
   for (const Coverage& family : kAttentionCoverage) rows.push_back(row_of(family));
+  return rows;
+}
+std::vector<MatrixStateImplementation> cuda_state_rows() {
+  std::vector<MatrixStateImplementation> rows;
+  for (const MatrixStateCoverage& family : kMatrixStateCoverage) rows.push_back(row_of(family));
   return rows;
 }
 int capability_of(const at::Tensor&) { return 0; }
@@ -72,6 +96,24 @@ std::vector<AttentionImplementation> attention_rows() {
   return rows;
 }
 
+std::vector<MatrixStateImplementation> matrix_state_rows() {
+  std::vector<MatrixStateImplementation> rows = cuda_state_rows();
+  rows.insert(rows.begin(), {"CPU", at::kCPU, every_call, cpu::matrix_state_forward, cpu::matrix_state_backward});
+  rows.push_back(
+      {"portable", std::nullopt, every_call, portable::matrix_state_forward, portable::matrix_state_backward});
+  return rows;
+}
+
+MatrixStateForm form_of(const MatrixStateInputs& in) {
+  using Gate = MatrixStateForm::Gate;
+  return {.key_gate = !in.log_key_gate              ? Gate::kNone
+                      : in.log_key_gate->dim() == 3 ? Gate::kToken
+                                                    : Gate::kKey,
+          .value_gate = in.log_value_gate.has_value(),
+          .delta = in.beta.has_value(),
+          .normalize = in.normalize};
+}
+
 }  // namespace
 
 Call call_of(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value) {
@@ -82,16 +124,19 @@ Call call_of(const at::Tensor& query, const at::Tensor& key, const at::Tensor& v
       .compute_capability = capability_of(query)};
 }
 
+Call call_of(const MatrixStateInputs& in) {
+  Call call = call_of(in.query, in.key, in.value);
+  call.form = form_of(in);
+  return call;
+}
+
 std::span<const AttentionImplementation> attention_implementations() {
   static const std::vector<AttentionImplementation> rows = attention_rows();
   return rows;
 }
 
 std::span<const MatrixStateImplementation> matrix_state_implementations() {
-  static const MatrixStateImplementation rows[] = {
-      {"CPU", at::kCPU, every_call, cpu::matrix_state_forward, cpu::matrix_state_backward},
-      {"portable", std::nullopt, every_call, portable::matrix_state_forward, portable::matrix_state_backward},
-  };
+  static const std::vector<MatrixStateImplementation> rows = matrix_state_rows();
   return rows;
 }
 

@@ -9,6 +9,7 @@
 #include <span>
 #include <string>
 
+#include "optimized/coverage.hpp"
 #include "reference/problem.hpp"
 
 namespace lethe {
@@ -26,9 +27,11 @@ struct Call {
   Dtype dtype;
   at::DeviceType device;
   int compute_capability;  ///< of a CUDA device, 90 = 9.0; 0 in a build without CUDA kernels
+  MatrixStateForm form{};  ///< of a matrix state's call
 };
 
 Call call_of(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value);
+Call call_of(const MatrixStateInputs& inputs);
 
 /// A row. Arguments are checked before it is called.
 template <typename Forward, typename Backward>

@@ -30,10 +30,14 @@ namespace lethe {
 /// throws   c10::Error "name: expected …, found …" for a wrong rank, shape, dtype, device, layout or (on the CPU) value
 /// cost     O(B·H·T·K·V), forward and backward; saves its inputs for the backward and nothing else. On the CPU the backward's own memory
 ///          is 32·T·K bytes for each head in work (at most one a thread; 80·T·K where threads share a head), O(K·V) a thread, and
-///          with normalize O(T·V) in float64. On other devices it keeps the state of every 64th token, T·K·V / 8 bytes a head
-/// numerics gates are e^log, states and sums float64 whatever the inputs; results are rounded once. On the CPU a gate of 0 (−∞, or below −708)
+///          with normalize O(T·V) in float64. A GPU's backward keeps the state of every 64th token,
+///          T·K·V / 16 bytes a head (in float64 twice that), and a few float32 numbers a token and row or column
+/// numerics on the CPU gates are e^log, states and sums float64 whatever the inputs, rounded once. A gate of 0 (−∞, or below −708)
 ///          erases its row or column of the state even where that is NaN or ∞, and ends the gradient from later tokens, with a gradient of 0
-///          itself: the tokens from there on have the values and gradients of a state that held zeros. On other devices 0·∞ is NaN
+///          itself: the tokens from there on have the values and gradients of a state that held zeros. On other devices 0·∞ is NaN.
+///          On a GPU, states and sums are float32 (float64 for float64). bfloat16 and float16 without a gate, or with one a token, multiply on tensor
+///          cores: the state and the weights of pairs are rounded to 16 bits for a product. All else runs token by token in float32 up to
+///          128 × 128, and beyond in float64. Equal calls give equal bits, whatever the batch, and no output depends on a later token
 std::tuple<at::Tensor, at::Tensor> gated_state(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                                                const std::optional<at::Tensor>& log_key_gate = std::nullopt,
                                                const std::optional<at::Tensor>& log_value_gate = std::nullopt,

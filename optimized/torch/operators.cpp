@@ -198,7 +198,7 @@ MatrixStateGradients matrix_state_gradient_shapes(const Tensor& grad_values, con
 }
 
 const MatrixStateImplementation& implementation_for(const MatrixStateInputs& in) {
-  return implementation_of(matrix_state_implementations(), call_of(in.query, in.key, in.value));
+  return implementation_of(matrix_state_implementations(), call_of(in));
 }
 
 MatrixStateOutputs run_matrix_state(const MatrixStateInputs& in) {

@@ -20,7 +20,7 @@ def state_problem(dtype, length=150, batch=2, heads=3, key_dim=7, value_dim=10):
 
     def log_gate(*shape):
         gate = torch.nn.functional.logsigmoid(normal(batch, length, heads, *shape) + 2)
-        gate[:, 100, 1] = -torch.inf
+        gate[:, 100:101, 1] = -torch.inf
         gate[:, 50:60, 0] = 0
         return gate.to(wide)
 
@@ -35,12 +35,36 @@ def state_problem(dtype, length=150, batch=2, heads=3, key_dim=7, value_dim=10):
 # The positional arguments of each kind of call; the last one is the state.
 STATE_CALLS = {
     "no gate": ("gated_state", ("query", "key", "value", None, None, None), {}),
+    "head gate": ("gated_state", ("query", "key", "value", "head_gate", None, "state"), {}),
     "key gate": ("gated_state", ("query", "key", "value", "key_gate", None, "state"), {"scale": 0.7}),
     "both gates": ("gated_state", ("query", "key", "value", "key_gate", "value_gate", "state"), {}),
     "normalized": ("gated_state", ("query", "key", "value", "head_gate", None, "normalized_state"), {"normalize": True}),
     "delta": ("delta_state", ("query", "key", "value", "beta", None, None), {}),
+    "head-gated delta": ("delta_state", ("query", "key", "value", "beta", "head_gate", "state"), {}),
     "gated delta": ("delta_state", ("query", "key", "value", "beta", "key_gate", "state"), {"scale": 0.7}),
 }
+
+
+# log f of every token, or drawn with these odds.
+GATES = {"open": [-1e-7], "one": [0.0], "-5": [-5.0], "-88": [-88.0], "zero": [-torch.inf], "some zero": [-torch.inf, -0.1, -0.01],
+         "all kinds": [-torch.inf, 0.0, -1e-7, -1e-3, -0.5, -5.0, -27.6, -88.0]}
+WIDE = {"key_dim": 64, "value_dim": 64, "batch": 1, "heads": 2}
+
+
+def with_gates(tensors, logs, generator):
+    """The tensors with every gate drawn from `logs`; keys in one direction mostly, and strengths up to 2, for the delta rule."""
+    logs = torch.tensor(logs, dtype=torch.float64)
+    drawn = lambda gate: logs[torch.randint(len(logs), gate.shape, generator=generator)].to(gate.dtype)
+    beta = 2 * torch.rand(tensors["beta"].shape, generator=generator).to(tensors["beta"].dtype)
+    return tensors | {name: drawn(tensors[name]) for name in ("key_gate", "head_gate", "value_gate")} | {"beta": beta}
+
+
+def worst_head(actual, expected, floor=0.0):
+    """The largest relative error of a head; [B,T,H,...] or, of a state, [B,H,K,V]. NaN is an error of infinity."""
+    actual, expected = actual.double().cpu(), expected.double()
+    by_head = lambda x: x.flatten(1) if x.size(1) == WIDE["heads"] and x.dim() == 4 else x.transpose(1, 2).flatten(2).flatten(0, 1)
+    off, norm = (by_head(x).norm(dim=-1) for x in (actual - expected, expected))
+    return float((off / norm.clamp_min(max(floor, 1e-300))).nan_to_num(nan=torch.inf).max())
 
 
 def run_state(call, tensors, device):
@@ -65,6 +89,55 @@ class MatrixState(unittest.TestCase):
                         self.assertEqual(actual.dtype, tensors[name].dtype if name in tensors else
                                          dtype if name == "values" else torch.promote_types(dtype, torch.float32), name)
                         self.assertLessEqual(error(actual.cpu(), expected[name]), budget, name)
+
+    def test_keeps_the_budget_of_each_head_for_every_gate(self):
+        generator = torch.Generator().manual_seed(2)
+        for kind, logs in GATES.items():
+            for call in ("head gate", "key gate", "both gates", "head-gated delta", "gated delta"):
+                for dtype in (torch.bfloat16, torch.float16, torch.float32):
+                    with self.subTest(call, gates=kind, dtype=dtype):
+                        tensors = with_gates(state_problem(dtype, length=130, **WIDE), logs, generator)
+                        expected = run_state(call, {name: tensor.double() for name, tensor in tensors.items()}, "cpu")
+                        for name, actual in run_state(call, tensors, DEVICE).items():
+                            gate = "gate" in name
+                            # Gates that forget everything have a gradient of nearly 0.
+                            floor = 1e-3 * expected["query"].norm().item() if gate else 1e-30
+                            self.assertLessEqual(worst_head(actual, expected[name], floor), 3e-3 if gate else BUDGET[dtype], name)
+
+    def test_keeps_the_budget_for_every_length_and_size(self):
+        sizes = [dict(length=length) for length in (1, 2, 15, 16, 17, 63, 64, 65, 127, 129)] + [
+            dict(length=70, key_dim=rows, value_dim=columns)
+            for rows, columns in ((16, 32), (32, 64), (64, 128), (96, 40), (128, 64), (128, 128), (256, 64), (64, 256))]
+        for size in sizes:
+            tensors = state_problem(torch.bfloat16, **(WIDE | size))
+            for call in ("no gate", "head gate", "key gate", "normalized", "head-gated delta"):
+                with self.subTest(call, **size):
+                    expected = run_state(call, {name: tensor.double() for name, tensor in tensors.items()}, "cpu")
+                    for name, actual in run_state(call, tensors, DEVICE).items():
+                        # One token's gate has one number, a difference of two.
+                        floor = 0.1 * expected["value"].norm().item() if "gate" in name or call == "normalized" else 0.0
+                        self.assertLessEqual(worst_head(actual, expected[name], floor), BUDGET[torch.bfloat16], name)
+
+    def test_later_tokens_change_no_bit_of_earlier_ones(self):
+        for call, (operator, names, options) in STATE_CALLS.items():
+            for length in (40, 100, 128):
+                tensors = {name: tensor.to(DEVICE) for name, tensor in state_problem(torch.bfloat16, **WIDE).items()}
+                late = lambda name: tensors[name] if "state" in name else torch.cat(
+                    (tensors[name][:, :length], tensors[name][:, length:].clamp_min(-3) * 0.5), 1)
+                run = lambda tensor_of: getattr(torch.ops.lethe, operator)(*(name and tensor_of(name) for name in names), **options)[0]
+                with self.subTest(call, length=length):
+                    self.assertTrue(torch.equal(run(tensors.__getitem__)[:, :length], run(late)[:, :length]))
+
+    def test_equal_calls_and_other_batches_give_equal_bits(self):
+        for call in STATE_CALLS:
+            with self.subTest(call):
+                tensors = state_problem(torch.bfloat16, key_dim=64, value_dim=64)
+                first, second = run_state(call, tensors, DEVICE), run_state(call, tensors, DEVICE)
+                for name in first:
+                    self.assertTrue(torch.equal(first[name], second[name]), name)
+                operator, names, options = STATE_CALLS[call]
+                alone = [name and tensors[name][1:].to(DEVICE) for name in names]
+                self.assertTrue(torch.equal(getattr(torch.ops.lethe, operator)(*alone, **options)[0], first["values"][1:]))
 
     def test_misses_the_cpu_where_an_input_is_a_token_late(self):
         for call, (_, names, _) in STATE_CALLS.items():

@@ -7,6 +7,7 @@
 namespace lethe {
 
 struct AdditiveConfig : StateConfig {
+  static constexpr MatrixStateForm kForm{};
   static constexpr const char* kName = "additive";
   bool attention_norm = false;  ///< o = Sᵀφ(q) / (z·φ(q) + ε), z the same sum as S over keys alone
   double norm_epsilon = 1e-6;   ///< ε of it

@@ -11,6 +11,7 @@
 namespace lethe {
 
 struct DecayConfig : StateConfig {
+  static constexpr MatrixStateForm kForm{.key_gate = MatrixStateForm::Gate::kKey, .value_gate = true};
   static constexpr const char* kName = "decay";
   /// n of Uniform Gate Initialisation, σ(b) ~ U[1/n, 1 − 1/n]; absent: a head's number of gates.
   std::optional<double> gate_range;

@@ -7,6 +7,7 @@
 namespace lethe {
 
 struct DeltaConfig : StateConfig {
+  static constexpr MatrixStateForm kForm{.delta = true};
   static constexpr const char* kName = "delta";
   bool attention_norm = false;  ///< o = Sᵀφ(q) / (z·φ(q) + ε), z the same sum as S over keys alone
   bool sum_norm = false;        ///< φ(x) / (Σ_i φ(x)_i + ε) for queries and keys

@@ -7,6 +7,7 @@
 namespace lethe {
 
 struct GatedConfig : StateConfig {
+  static constexpr MatrixStateForm kForm{.key_gate = MatrixStateForm::Gate::kToken};
   static constexpr const char* kName = "gated";
   bool attention_norm = false;  ///< o = Sᵀφ(q) / (z·φ(q) + ε), z the same sum as S over keys alone
   double norm_epsilon = 1e-6;   ///< ε of it

@@ -8,6 +8,7 @@
 namespace lethe {
 
 struct GatedDeltaConfig : StateConfig, ForgetGateConfig {
+  static constexpr MatrixStateForm kForm{.key_gate = MatrixStateForm::Gate::kToken, .delta = true};
   static constexpr const char* kName = "gated_delta";
   bool sum_norm = false;       ///< φ(x) / (Σ_i φ(x)_i + ε) for queries and keys
   double norm_epsilon = 1e-6;  ///< ε of it

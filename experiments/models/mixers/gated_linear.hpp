@@ -8,6 +8,7 @@
 namespace lethe {
 
 struct GatedLinearConfig : StateConfig, ForgetGateConfig {
+  static constexpr MatrixStateForm kForm{.key_gate = MatrixStateForm::Gate::kToken};
   static constexpr const char* kName = "gated_linear";
   bool attention_norm = false;  ///< o = Sᵀφ(q) / (z·φ(q) + ε), z the same sum as S over keys alone
   double norm_epsilon = 1e-6;   ///< ε of it

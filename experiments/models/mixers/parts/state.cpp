@@ -172,13 +172,20 @@ int64_t state_activation_bytes(const ModelConfig& model, const StateConfig& own,
   return columns * model.compute_bytes() + 2 * gates * 4;
 }
 
-std::string state_on_hopper(const ModelConfig& model, const StateConfig&, int64_t context_length) {
-  const int64_t length = context_length, heads = model.heads, dim = model.head_dim();
-  const Call call{.shape = {1, length, length, heads, heads, dim, dim},
-                  .dtype = Dtype::kFloat32,
-                  .device = at::kCUDA,
-                  .compute_capability = 90};
-  return implementation_name(matrix_state_implementations(), call) + ", float64: a few PyTorch calls a token";
+std::string state_on_hopper(const ModelConfig& model, const StateConfig& own, const MatrixStateForm& form, bool wide,
+                            int64_t context_length) {
+  Dtype dtype = Dtype::kFloat32;
+  for (const Dtype candidate : {Dtype::kFloat64, Dtype::kBFloat16, Dtype::kFloat16})
+    if (dtype_name(candidate) == model.compute_dtype) dtype = candidate;
+  if (wide && dtype != Dtype::kFloat64) dtype = Dtype::kFloat32;
+  const int64_t columns = model.head_dim() + (wide ? 1 : 0);
+  const Call call{
+      .shape = {1, context_length, context_length, model.heads, model.heads, own.state_rows(model), columns},
+      .dtype = dtype,
+      .device = at::kCUDA,
+      .compute_capability = 90,
+      .form = form};
+  return implementation_name(matrix_state_implementations(), call);
 }
 
 Swap state_swap(const ModelConfig&, const StateConfig& own) {

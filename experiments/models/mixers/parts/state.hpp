@@ -13,6 +13,7 @@
 #include "experiments/models/mixers/parts/output_end.hpp"
 #include "experiments/models/mixers/parts/rotations.hpp"
 #include "experiments/models/parameters.hpp"
+#include "optimized/coverage.hpp"
 
 namespace lethe {
 
@@ -121,7 +122,9 @@ double state_flops(const ModelConfig& model, const StateConfig& own, double gate
 /// Bytes that autograd keeps of one token; gates: columns before and after the sigmoid, in float32.
 int64_t state_activation_bytes(const ModelConfig& model, const StateConfig& own, int64_t gates = 0);
 
-std::string state_on_hopper(const ModelConfig& model, const StateConfig& own, int64_t context_length);
+/// What runs the recurrence on a Hopper GPU. form: what the operator's calls have besides queries, keys and values; wide: in float32 at least.
+std::string state_on_hopper(const ModelConfig& model, const StateConfig& own, const MatrixStateForm& form, bool wide,
+                            int64_t context_length);
 
 /// The conversion of T2FW's swap: linear features are products with the source's projections, a ReLU map is new.
 Swap state_swap(const ModelConfig& model, const StateConfig& own);
@@ -130,7 +133,11 @@ Swap state_swap(const ModelConfig& model, const StateConfig& own);
 template <class Own>
 Mixer state_row() {
   Mixer row = row_of<Own>();
-  row.on_hopper = typed<Own>(state_on_hopper);
+  row.on_hopper = typed<Own>([](const ModelConfig& model, const Own& own, int64_t context_length) {
+    bool wide = false;
+    if constexpr (requires { own.attention_norm; }) wide = own.attention_norm;
+    return state_on_hopper(model, own, Own::kForm, wide, context_length);
+  });
   row.state_rows =
       typed<Own>([](const ModelConfig& model, const StateConfig& state) { return state.state_rows(model); });
   row.swap = typed<Own>(state_swap);

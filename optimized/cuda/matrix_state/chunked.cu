@@ -1,0 +1,194 @@
+// gated_state by passes over chunks of 64 tokens. The three gradients are three more passes of the same kernel:
+//
+//   dq_i = Σ_{j ≤ i} D_ij (dO_i·v_j) k_j     query dO, key v, value k
+//   dk_j = Σ_{i ≥ j} D_ij (dO_i·v_j) q_i     in reverse: query v, key dO, value q
+//   dv_j = Σ_{i ≥ j} D_ij (q_i·k_j) dO_i     in reverse: query k, key q, value dO
+//
+// d log f_l is the sum over exactly the pairs that gate l separates: inside a chunk from the first pass, between chunks from the first two.
+#include <algorithm>
+
+#include "optimized/cuda/check.hpp"
+#include "optimized/cuda/hopper/tensor_map.hpp"
+#include "optimized/cuda/matrix_state/families.hpp"
+#include "optimized/cuda/matrix_state/sweep.cuh"
+#include "optimized/cuda/workspace.hpp"
+
+namespace lethe::matrix_state {
+namespace {
+
+template <typename Element, int kRows, int kColumns, Role kRole, bool kGated>
+void launch_instance(const SweepArguments& p, cudaStream_t stream) {
+  constexpr int kBytes = SweepShared<kRows, kColumns, kRole>::kBytes;
+  const auto kernel = sweep<Element, kRows, kColumns, kRole, kGated>;
+  static const cudaError_t allowed = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+  cuda_check(allowed, "matrix state: shared memory");
+  const int tiles = (p.columns + kColumns - 1) / kColumns;
+  kernel<<<static_cast<unsigned>(p.batch * p.heads * tiles), kThreads, kBytes, stream>>>(p);
+  cuda_check(cudaGetLastError(), "matrix state: launch");
+}
+
+constexpr int padded_rows(int64_t rows) { return rows <= 64 ? 64 : rows <= 128 ? 128 : 256; }
+constexpr int tile_columns(int64_t rows) { return rows <= 128 ? 64 : 32; }
+
+template <typename Element, Role kRole, bool kGated>
+void launch_rows(const SweepArguments& p, cudaStream_t stream) {
+  switch (padded_rows(p.rows)) {
+    case 64: return launch_instance<Element, 64, tile_columns(64), kRole, kGated>(p, stream);
+    case 128: return launch_instance<Element, 128, tile_columns(128), kRole, kGated>(p, stream);
+    default: return launch_instance<Element, 256, tile_columns(256), kRole, kGated>(p, stream);
+  }
+}
+
+template <Role kRole, bool kGated>
+void launch(const SweepArguments& p, Dtype dtype, cudaStream_t stream) {
+  dtype == Dtype::kBFloat16 ? launch_rows<__nv_bfloat16, kRole, kGated>(p, stream)
+                            : launch_rows<__half, kRole, kGated>(p, stream);
+}
+
+template <Role kRole>
+void launch(SweepArguments p, Dtype dtype, cudaStream_t stream) {
+  int device;
+  cuda_check(cudaGetDevice(&device), "matrix state: device");
+  if (compute_capability(device) >= 90) {
+    const auto map = [&](const Operand& operand, int dim) {
+      return tensor_map(operand, dtype, p.batch, p.length, p.heads, dim, kChunk);
+    };
+    p.maps[0] = map(p.query, p.rows);
+    p.maps[1] = map(p.key, p.rows);
+    p.maps[2] = map(p.value, p.columns);
+    if (kRole != Role::kRead) p.maps[3] = map(p.partner, p.columns);
+  }
+  if constexpr (kRole == Role::kRead) {
+    if (!p.gate.log_forget) return launch<Role::kRead, false>(p, dtype, stream);
+  }
+  launch<kRole, true>(p, dtype, stream);
+}
+
+// The state as [rows, columns] of this pass: K × V, or V × K.
+SweepArguments arguments_of(const MatrixStateInput& in, bool transposed) {
+  const Shape& shape = in.shape;
+  SweepArguments p{};
+  p.gate = {static_cast<const float*>(in.key_gate.data), in.key_gate.batch_stride, in.key_gate.token_stride,
+            in.key_gate.head_stride};
+  p.length = shape.key_length;
+  p.batch = static_cast<int>(shape.batch);
+  p.heads = static_cast<int>(shape.heads);
+  p.rows = static_cast<int>(transposed ? shape.value_dim : shape.key_dim);
+  p.columns = static_cast<int>(transposed ? shape.key_dim : shape.value_dim);
+  p.row_stride = transposed ? 1 : shape.value_dim;
+  p.column_stride = transposed ? shape.value_dim : 1;
+  return p;
+}
+
+int64_t chunks_of(const Shape& shape) { return (shape.key_length + kChunk - 1) / kChunk; }
+int64_t key_tiles(const Shape& shape) {
+  const int width = tile_columns(shape.value_dim);
+  return (shape.key_dim + width - 1) / width;
+}
+
+struct Passes {
+  float *chunk_states, *query_shares, *key_shares;
+
+  Passes(Workspace& memory, const Shape& shape) {
+    const int64_t chunks = shape.batch * shape.heads * chunks_of(shape) * key_tiles(shape);
+    chunk_states = memory.take<float>(chunks * padded_rows(shape.value_dim) * tile_columns(shape.value_dim));
+    query_shares = memory.take<float>(chunks * kChunk);
+    key_shares = memory.take<float>(chunks * kChunk);
+  }
+};
+
+// d log f [B, T, H]: the shares of both passes over the column tiles, in their order.
+__global__ void add_shares(const float* query_shares, const float* key_shares, float* to, int64_t length, int batch,
+                           int heads, int tiles) {
+  const int64_t padded = (length + kChunk - 1) / kChunk * kChunk, all_heads = static_cast<int64_t>(batch) * heads;
+  const int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x;
+  if (i >= all_heads * length) return;
+  const int64_t h = i % heads, t = i / heads % length, b = i / heads / length;
+  float sum = 0.0f;
+  for (int tile = 0; tile < tiles; ++tile) {
+    const int64_t at = ((tile * all_heads) + b * heads + h) * padded + t;
+    sum += query_shares[at] + key_shares[at];
+  }
+  to[i] = sum;
+}
+
+}  // namespace
+
+size_t chunk_workspace_bytes(const Shape& shape, const MatrixStateForm& form) {
+  Workspace memory(nullptr);
+  if (form.key_gate != MatrixStateForm::Gate::kNone) Passes(memory, shape);
+  return std::max<size_t>(memory.bytes(), 256);
+}
+
+void chunk_forward(const MatrixStateForward& a) {
+  SweepArguments p = arguments_of(a, false);
+  p.query = a.query;
+  p.key = a.key;
+  p.value = a.value;
+  p.out = a.values;
+  p.float_out = a.float_values;
+  p.read_scale = static_cast<float>(a.scale);
+  p.write_scale = 1.0f;
+  p.initial = a.initial_state;
+  p.last = a.last_state;
+  launch<Role::kRead>(p, a.dtype, a.stream);
+}
+
+void chunk_backward(const MatrixStateBackward& a) {
+  const bool gated = a.key_gate.data != nullptr;
+  Workspace memory(a.workspace);
+  const float scale = static_cast<float>(a.scale);
+
+  SweepArguments query = arguments_of(a, true);
+  query.query = a.grad_values;
+  query.key = a.value;
+  query.value = a.key;
+  query.partner = a.query;
+  query.out = a.grad_query;
+  query.read_scale = scale;
+  query.write_scale = 1.0f;
+  query.initial = a.initial_state;
+
+  SweepArguments key = arguments_of(a, true);
+  key.query = a.value;
+  key.key = a.grad_values;
+  key.value = a.query;
+  key.partner = a.key;
+  key.out = a.grad_key;
+  key.reverse = true;
+  key.read_scale = 1.0f;
+  key.write_scale = scale;
+  key.initial = a.grad_last_state;
+
+  SweepArguments value = arguments_of(a, false);
+  value.query = a.key;
+  value.key = a.query;
+  value.value = a.grad_values;
+  value.out = a.grad_value;
+  value.reverse = true;
+  value.read_scale = 1.0f;
+  value.write_scale = scale;
+  value.initial = a.grad_last_state;
+  value.last = a.grad_initial_state;
+
+  if (gated) {
+    const Passes passes(memory, a.shape);
+    query.chunk_states = key.chunk_states = passes.chunk_states;
+    query.crossings = passes.query_shares;
+    key.crossings = passes.key_shares;
+    launch<Role::kQueryGradient>(query, a.dtype, a.stream);
+    launch<Role::kKeyGradient>(key, a.dtype, a.stream);
+    launch<Role::kRead>(value, a.dtype, a.stream);
+    const int64_t tokens = a.shape.batch * a.shape.heads * a.shape.key_length;
+    add_shares<<<static_cast<unsigned>((tokens + 255) / 256), 256, 0, a.stream>>>(
+        passes.query_shares, passes.key_shares, a.grad_key_gate, a.shape.key_length, query.batch, query.heads,
+        static_cast<int>(key_tiles(a.shape)));
+    cuda_check(cudaGetLastError(), "matrix state: gate gradient");
+  } else {
+    launch<Role::kRead>(query, a.dtype, a.stream);
+    launch<Role::kRead>(key, a.dtype, a.stream);
+    launch<Role::kRead>(value, a.dtype, a.stream);
+  }
+}
+
+}  // namespace lethe::matrix_state

@@ -1,0 +1,22 @@
+// The kernel families of the matrix state on CUDA. The first row that supports a call runs it.
+#include <algorithm>
+
+#include "optimized/cuda/matrix_state/families.hpp"
+
+namespace lethe {
+
+namespace {
+
+constexpr MatrixStateFamily kFamilies[] = {
+    {kChunkCoverage, matrix_state::chunk_forward, matrix_state::chunk_backward, matrix_state::chunk_workspace_bytes},
+    {kScanCoverage, matrix_state::scan_forward, matrix_state::scan_backward, matrix_state::scan_workspace_bytes},
+};
+static_assert(std::ranges::equal(kFamilies, kMatrixStateCoverage, {}, &MatrixStateCoverage::unsupported,
+                                 &MatrixStateCoverage::unsupported),
+              "a build without these kernels names the same families in the same order");
+
+}  // namespace
+
+std::span<const MatrixStateFamily> matrix_state_families() { return kFamilies; }
+
+}  // namespace lethe

@@ -1,0 +1,18 @@
+#pragma once
+// The kernel families of the matrix state, one a file.
+
+#include "optimized/cuda/matrix_state.hpp"
+
+namespace lethe::matrix_state {
+
+/// chunked.cu: no gate or one a token, by tensor cores.
+void chunk_forward(const MatrixStateForward& arguments);
+void chunk_backward(const MatrixStateBackward& arguments);
+size_t chunk_workspace_bytes(const Shape& shape, const MatrixStateForm& form);
+
+/// scan.cu: everything, token by token in float.
+void scan_forward(const MatrixStateForward& arguments);
+void scan_backward(const MatrixStateBackward& arguments);
+size_t scan_workspace_bytes(const Shape& shape, const MatrixStateForm& form);
+
+}  // namespace lethe::matrix_state

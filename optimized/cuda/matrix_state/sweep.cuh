@@ -1,0 +1,464 @@
+#pragma once
+// A pass of a matrix state over the tokens of one head and one tile of columns (SweepArguments), in chunks of 64 tokens.
+//
+// A fifth warp copies tiles, prepares gates and stores their gradient's shares. Each of the other four owns 16 of the chunk's rows and 16 of every 64
+// rows of the state, which stays in float accumulators. A chunk is
+//
+//   wait for its tiles                                   barrier
+//   the state, rounded to 16 bits, to shared memory
+//   P = A Bᵀ, weighted by D                              barrier
+//   O = E ∘ (A S) + P C;   S = E_C S + (b·D_C)ᵀ C
+//
+// float16: the rounded state and each row of P are divided by a power of two, so that neither overflows nor becomes subnormal.
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <type_traits>
+
+#include "optimized/cuda/arithmetic.cuh"
+#include "optimized/cuda/matrix_state/chunk_gates.cuh"
+#include "optimized/cuda/matrix_state/crossings.cuh"
+#include "optimized/cuda/matrix_state/tiles.cuh"
+#include "optimized/cuda/ptx/mma.cuh"
+
+namespace lethe::matrix_state {
+
+template <int kRows, int kColumns, Role kRole>
+struct SweepShared {
+  static constexpr bool kHasPartner = kRole != Role::kRead;
+  static constexpr int kTile = kPanelsOf<kRows> * kPanel, kNarrow = kPanelsOf<kColumns> * kPanel;
+  static constexpr int kKey = kTile, kValue = 2 * kTile, kPartner = kValue + kNarrow;
+  static constexpr int kStage = kPartner + (kHasPartner ? kNarrow : 0);
+  static constexpr int kStages = kRows == 64 ? 3 : 2;
+  static constexpr int kState = kStages * kStage, kGates = kState + kRows * kColumns * 2;
+  static constexpr int kCrossings = kGates + 2 * sizeof(ChunkGates);
+  static constexpr int kLargest = kCrossings + (kHasPartner ? 2 * sizeof(Crossings) : 0);
+  static constexpr int kFull = kLargest + kWarps * sizeof(float);  // mbarriers
+  static constexpr int kBytes = kFull + kStages * sizeof(uint64_t);
+};
+
+__device__ inline float power_of_two_below(float x) {
+  const uint32_t bits = __float_as_uint(x) & 0x7f800000u;
+  return __uint_as_float(min(max(bits, 0x01000000u), 0x7e000000u));
+}
+
+__device__ inline float reciprocal_of_power(float power) {
+  return __uint_as_float(0x7f000000u - __float_as_uint(power));
+}
+
+__device__ inline float4 load_global4(const float* address) {
+  float4 v;
+  asm volatile("ld.global.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(address));
+  return v;
+}
+
+__device__ inline float quad_sum(float x) {
+  x += __shfl_xor_sync(kAllLanes, x, 1);
+  return x + __shfl_xor_sync(kAllLanes, x, 2);
+}
+
+template <typename Element, int kRows, int kColumns, Role kRole, bool kGated>
+__global__ void __launch_bounds__(kThreads, kRows == 64 ? 2 : 1) sweep(const __grid_constant__ SweepArguments p) {
+  using Shared = SweepShared<kRows, kColumns, kRole>;
+  constexpr bool kHalf = std::is_same_v<Element, __half>, kCrosses = kRole != Role::kRead;
+  constexpr int kRowTiles = kRows / 64, kColumnTiles = kColumns / 8;
+  extern __shared__ __align__(1024) char memory[];
+  const uint32_t shared = ptx::shared_address(memory);
+  ChunkGates* const all_gates = reinterpret_cast<ChunkGates*>(memory + Shared::kGates);
+  Crossings* const all_crossings = reinterpret_cast<Crossings*>(memory + Shared::kCrossings);
+  float* const largest = reinterpret_cast<float*>(memory + Shared::kLargest);
+  uint64_t* const full = reinterpret_cast<uint64_t*>(memory + Shared::kFull);
+
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  const int tiles = (p.columns + kColumns - 1) / kColumns, tile = blockIdx.x % tiles, column = tile * kColumns;
+  const int64_t all_heads = static_cast<int64_t>(p.batch) * p.heads, head = blockIdx.x / tiles, b = head / p.heads,
+                h = head % p.heads;
+  const int chunks = static_cast<int>((p.length + kChunk - 1) / kChunk), columns = min(kColumns, p.columns - column);
+  const float* gate = kGated ? p.gate.log_forget + b * p.gate.batch_stride + h * p.gate.head_stride : nullptr;
+  float* crossings_out = kCrosses ? p.crossings + (tile * all_heads + head) * chunks * kChunk : nullptr;
+  float* chunk_states =
+      kCrosses ? p.chunk_states + (tile * all_heads + head) * chunks * (kRows * kColumns) + threadIdx.x * 4 : nullptr;
+  const auto chunk_of = [&](int n) { return p.reverse ? chunks - 1 - n : n; };  // its place in time
+
+  const auto copy = [&](int n) {
+    if (n < chunks) {
+      const int index = n % Shared::kStages;
+      char* const to = memory + index * Shared::kStage;
+      const int64_t first = static_cast<int64_t>(chunk_of(n)) * kChunk;
+#if __CUDA_ARCH__ >= 900
+      if (lane == 0) ptx::mbarrier_arrive_expect(&full[index], Shared::kStage);
+#endif
+      const auto tile_of = [&](auto width, int offset, int which, const Operand& from, int at, int end) {
+        copy_tile<kPanelsOf<decltype(width)::value>>(to + offset, p.maps[which], from, &full[index], at, end, first,
+                                                     p.length, b, h, lane);
+      };
+      tile_of(std::integral_constant<int, kRows>(), 0, 0, p.query, 0, p.rows);
+      tile_of(std::integral_constant<int, kRows>(), Shared::kKey, 1, p.key, 0, p.rows);
+      tile_of(std::integral_constant<int, kColumns>(), Shared::kValue, 2, p.value, column, p.columns);
+      if constexpr (kCrosses)
+        tile_of(std::integral_constant<int, kColumns>(), Shared::kPartner, 3, p.partner, column, p.columns);
+    }
+#if __CUDA_ARCH__ < 900
+    ptx::copies_commit();
+#endif
+  };
+#if __CUDA_ARCH__ >= 900
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < Shared::kStages; ++i) ptx::mbarrier_init(&full[i], 1);
+    ptx::mbarrier_init_fence();
+  }
+  __syncthreads();
+#endif
+  const bool loads = warp == kWarps;
+  // Where this lane's pieces of a chunk's output begin: those of 16-bit elements.
+  const int64_t token_bytes = static_cast<int64_t>(p.heads) * p.columns * 2;
+  char* const own_out = static_cast<char*>(p.out) + (b * p.length + 16 * warp + lane / kColumnTiles) * token_bytes +
+                        (h * p.columns + column + lane % kColumnTiles * 8) * 2;
+  RawGates raw{};
+  const auto load_gates_of = [&](int n) {
+    raw = load_gates(gate, p.gate.token_stride, static_cast<int64_t>(chunk_of(n)) * kChunk, p.length, p.reverse, lane);
+  };
+  if (loads) {
+    for (int n = 0; n + 1 < Shared::kStages; ++n) copy(n);
+    if constexpr (kGated) {
+      load_gates_of(0);
+      prepare_gates(all_gates[0], raw, p.read_scale, p.write_scale, p.reverse, lane);
+      if (chunks > 1) load_gates_of(1);
+    }
+  }
+
+  float state[kRowTiles][kColumnTiles][4];  // row 16·(4m + warp) + g + 8·(e / 2), column 8n + 2t + e % 2
+  const auto state_row = [&](int m, int e) { return 64 * m + 16 * warp + g + 8 * (e / 2); };
+#pragma unroll
+  for (int m = 0; m < kRowTiles; ++m)
+#pragma unroll
+    for (int n = 0; n < kColumnTiles; ++n)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int r = state_row(m, e), c = column + 8 * n + 2 * t + e % 2;
+        const bool given = p.initial && !loads && r < p.rows && c < p.columns;
+        state[m][n][e] = given ? p.initial[head * p.rows * p.columns + r * p.row_stride + c * p.column_stride] : 0.0f;
+      }
+  const auto note_largest = [&] {
+    float x = 0.0f;
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m)
+#pragma unroll
+      for (int n = 0; n < kColumnTiles; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) x = fmaxf(x, fabsf(state[m][n][e]));
+    const uint32_t bits = __reduce_max_sync(kAllLanes, __float_as_uint(x));
+    if (lane == 0) largest[warp] = __uint_as_float(bits);
+  };
+  if constexpr (kHalf) {
+    if (!loads) note_largest();
+  }
+
+  for (int n = 0; n < chunks; ++n) {
+#if __CUDA_ARCH__ < 900
+    if (loads) ptx::copies_wait<Shared::kStages - 2>();
+#endif
+    __syncthreads();
+    const int64_t first = static_cast<int64_t>(chunk_of(n)) * kChunk;
+    if (loads) {
+      copy(n + Shared::kStages - 1);
+      if constexpr (kCrosses) {
+        if (n > 0)
+          store_crossings<kRole>(all_crossings[(n - 1) & 1],
+                                 crossings_out + static_cast<int64_t>(chunk_of(n - 1)) * kChunk, lane);
+      }
+      if (kGated && n + 1 < chunks)
+        prepare_gates(all_gates[(n + 1) & 1], raw, p.read_scale, p.write_scale, p.reverse, lane);
+      if (kGated && n + 2 < chunks) load_gates_of(n + 2);
+      continue;
+    }
+    const int block = warp;  // of rows
+    const uint32_t stage = shared + n % Shared::kStages * Shared::kStage, rounded_state = shared + Shared::kState;
+    const ChunkGates& gates = all_gates[n & 1];
+    Crossings& crossings = all_crossings[n & 1];
+
+    // The state to shared memory, and to or from the other pass.
+    float state_unit = 1.0f, unscale = 1.0f;
+    if constexpr (kHalf) {
+      state_unit = power_of_two_below(fmaxf(fmaxf(largest[0], largest[1]), fmaxf(largest[2], largest[3])));
+      unscale = reciprocal_of_power(state_unit);
+    }
+    // The other pass's states come while this chunk's products run, where there are registers for them.
+    constexpr bool kEarly = kRole == Role::kKeyGradient && kRowTiles == 1;
+    float4 others[kEarly ? kColumnTiles : 1];
+    float states_product = 0.0f;
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m)
+#pragma unroll
+      for (int c = 0; c < kColumnTiles; ++c) {
+        const float(&s)[4] = state[m][c];
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const uint32_t packed = pack<Element>(s[2 * half] * unscale, s[2 * half + 1] * unscale);
+          const uint32_t to = rounded_state + ptx::swizzled_chunk<kColumns>(state_row(m, 2 * half), c) + t * 4;
+          asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(packed) : "memory");
+        }
+        if constexpr (kCrosses) {
+          float* other = chunk_states + static_cast<int64_t>(chunk_of(n)) * (kRows * kColumns) +
+                         (m * kColumnTiles + c) * kComputing * 4;
+          if constexpr (kRole == Role::kQueryGradient) {
+            *reinterpret_cast<float4*>(other) = {s[0], s[1], s[2], s[3]};
+          } else {
+            const float4 o = load_global4(other);
+            if constexpr (kEarly) others[c] = o;
+            else states_product += (s[0] * o.x + s[1] * o.y) + (s[2] * o.z + s[3] * o.w);
+          }
+        }
+      }
+
+#if __CUDA_ARCH__ >= 900
+    ptx::mbarrier_wait(&full[n % Shared::kStages], n / Shared::kStages & 1);
+#endif
+
+    // P = A Bᵀ, keys after the row included: their weight is zero.
+    const auto left_rows = [&](uint32_t tile, int k, uint32_t(&a)[4]) {
+      ptx::load_matrices(a, tile + tile_piece(16 * block + lane % 16, 2 * k + lane / 16));
+    };
+    const auto product = [&](float(&sum)[8][4], uint32_t left, uint32_t right, auto width) {
+      constexpr int kWidth = decltype(width)::value;
+#pragma unroll
+      for (int k = 0; k < kWidth / 16; ++k) {
+        uint32_t a[4], r[4][4];
+        left_rows(left, k, a);
+#pragma unroll
+        for (int j = 0; j < 4; ++j)
+          ptx::load_matrices(r[j], right + tile_piece(16 * j + lane % 8 + lane / 16 * 8, 2 * k + lane / 8 % 2));
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          ptx::multiply_add<Element>(sum[2 * j], a, r[j][0], r[j][1]);
+          ptx::multiply_add<Element>(sum[2 * j + 1], a, r[j][2], r[j][3]);
+        }
+      }
+    };
+    float scores[8][4] = {};
+    product(scores, stage, stage + Shared::kKey, std::integral_constant<int, kRows>());
+    const int i0 = 16 * block + g;
+    {
+      const float pair_scale = p.read_scale * p.write_scale;
+      const int flip = p.reverse ? kChunk - 1 : 0;
+      const int first_seen[2] = {kGated ? gates.first_seen[i0] : 0, kGated ? gates.first_seen[i0 + 8] : 0};
+      const float sum[2] = {kGated ? gates.sum[i0] : 0.0f, kGated ? gates.sum[i0 + 8] : 0.0f};
+#pragma unroll
+      for (int c = 0; c < 8; ++c) {
+        const int j = 8 * c + 2 * t;
+        const float2 sum_j = kGated ? *reinterpret_cast<const float2*>(&gates.sum[j]) : float2{0.0f, 0.0f};
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const int half = e / 2;
+          const int key = (j + e % 2) ^ flip, row = (i0 + 8 * half) ^ flip;  // in the pass's order
+          const bool seen =
+              static_cast<unsigned>(key - first_seen[half]) <= static_cast<unsigned>(row - first_seen[half]);
+          const float weight =
+              kGated ? pair_scale * exp2_approximate(sum[half] - (e % 2 ? sum_j.y : sum_j.x)) : pair_scale;
+          scores[c][e] = seen ? scores[c][e] * weight : 0.0f;
+        }
+      }
+    }
+    if constexpr (kRole == Role::kQueryGradient) {
+      float pairs[8][4] = {};
+      product(pairs, stage + Shared::kPartner, stage + Shared::kValue, std::integral_constant<int, kColumns>());
+#pragma unroll
+      for (int c = 0; c < 8; ++c)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) pairs[c][e] *= scores[c][e];
+      sum_crossing_pairs(pairs, block, lane, crossings.pairs[block]);
+    }
+    float row_unit[2] = {1.0f, 1.0f};
+    if constexpr (kHalf) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float x = 0.0f;
+#pragma unroll
+        for (int c = 0; c < 8; ++c) x = fmaxf(x, fmaxf(fabsf(scores[c][2 * half]), fabsf(scores[c][2 * half + 1])));
+        x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, 1));
+        row_unit[half] = power_of_two_below(fmaxf(x, __shfl_xor_sync(kAllLanes, x, 2)));
+      }
+    }
+    const float unit_inverse[2] = {reciprocal_of_power(row_unit[0]), reciprocal_of_power(row_unit[1])};
+    uint32_t weights[8][2];
+#pragma unroll
+    for (int c = 0; c < 8; ++c)
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        weights[c][half] =
+            pack<Element>(scores[c][2 * half] * unit_inverse[half], scores[c][2 * half + 1] * unit_inverse[half]);
+
+    asm volatile("bar.sync 1, %0;" ::"n"(kComputing) : "memory");  // the rounded state
+
+    float out[kColumnTiles][4] = {};
+#pragma unroll
+    for (int k = 0; k < kRows / 16; ++k) {
+      uint32_t a[4], r[kColumnTiles / 2][4];
+      left_rows(stage, k, a);
+#pragma unroll
+      for (int c = 0; c < kColumnTiles / 2; ++c)
+        ptx::load_matrices_transposed(
+            r[c], rounded_state + ptx::swizzled_chunk<kColumns>(16 * k + lane % 16, 2 * c + lane / 16));
+#pragma unroll
+      for (int c = 0; c < kColumnTiles / 2; ++c) {
+        ptx::multiply_add<Element>(out[2 * c], a, r[c][0], r[c][1]);
+        ptx::multiply_add<Element>(out[2 * c + 1], a, r[c][2], r[c][3]);
+      }
+    }
+    if constexpr (kEarly) {
+#pragma unroll
+      for (int c = 0; c < kColumnTiles; ++c)
+        states_product += (state[0][c][0] * others[c].x + state[0][c][1] * others[c].y) +
+                          (state[0][c][2] * others[c].z + state[0][c][3] * others[c].w);
+    }
+    const float read[2] = {state_unit * (kGated ? gates.read[i0] : p.read_scale),
+                           state_unit * (kGated ? gates.read[i0 + 8] : p.read_scale)};
+#pragma unroll
+    for (int c = 0; c < kColumnTiles; ++c)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) out[c][e] *= read[e / 2];
+    if constexpr (kCrosses) {
+      float dot[2] = {0.0f, 0.0f};
+#pragma unroll
+      for (int c = 0; c < kColumnTiles / 2; ++c) {
+        uint32_t a[4];
+        ptx::load_matrices(a, stage + Shared::kPartner + tile_piece(16 * block + lane % 16, 2 * c + lane / 16));
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float2 x = unpack<Element>(a[i]);
+          dot[i % 2] += out[2 * c + i / 2][i % 2 * 2] * x.x + out[2 * c + i / 2][i % 2 * 2 + 1] * x.y;
+        }
+      }
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float sum = quad_sum(dot[half]);
+        const int row = i0 + 8 * half;
+        if (t == 0) crossings.rows[row] = sum;
+      }
+      if constexpr (kRole == Role::kKeyGradient) {
+        float sum = states_product * gates.total * gates.entry;
+        for (int step = 1; step < 32; step *= 2) sum += __shfl_xor_sync(kAllLanes, sum, step);
+        if (lane == 0) crossings.states[warp] = sum;
+      }
+    }
+    if constexpr (kHalf) {
+#pragma unroll
+      for (int c = 0; c < kColumnTiles; ++c)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) out[c][e] *= unit_inverse[e / 2];
+    }
+    if constexpr (kGated) {
+      const float total = gates.total;
+#pragma unroll
+      for (int m = 0; m < kRowTiles; ++m)
+#pragma unroll
+        for (int c = 0; c < kColumnTiles; ++c)
+#pragma unroll
+          for (int e = 0; e < 4; ++e) state[m][c][e] *= total;
+    }
+    // O += P C and S += (b·D_C)ᵀ C.
+#pragma unroll
+    for (int k = 0; k < kChunk / 16; ++k) {
+      uint32_t keys[kRowTiles][4];
+      const int j = 16 * k + 2 * t;
+      float2 near{p.write_scale, p.write_scale}, far = near;
+      if constexpr (kGated) {
+        near = *reinterpret_cast<const float2*>(&gates.write[j]);
+        far = *reinterpret_cast<const float2*>(&gates.write[j + 8]);
+      }
+#pragma unroll
+      for (int m = 0; m < kRowTiles; ++m) {
+        ptx::load_matrices_transposed(
+            keys[m],
+            stage + Shared::kKey + tile_piece(16 * k + lane % 8 + lane / 16 * 8, 8 * m + 2 * warp + lane / 8 % 2));
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float2 x = unpack<Element>(keys[m][i]), w = i < 2 ? near : far;
+          keys[m][i] = pack<Element>(x.x * w.x, x.y * w.y);
+        }
+      }
+      const uint32_t left[4] = {weights[2 * k][0], weights[2 * k][1], weights[2 * k + 1][0], weights[2 * k + 1][1]};
+      uint32_t r[kColumnTiles / 2][4];
+#pragma unroll
+      for (int c = 0; c < kColumnTiles / 2; ++c)
+        ptx::load_matrices_transposed(r[c], stage + Shared::kValue + tile_piece(16 * k + lane % 16, 2 * c + lane / 16));
+#pragma unroll
+      for (int c = 0; c < kColumnTiles / 2; ++c) {
+        ptx::multiply_add<Element>(out[2 * c], left, r[c][0], r[c][1]);
+        ptx::multiply_add<Element>(out[2 * c + 1], left, r[c][2], r[c][3]);
+#pragma unroll
+        for (int m = 0; m < kRowTiles; ++m) {
+          ptx::multiply_add<Element>(state[m][2 * c], keys[m], r[c][0], r[c][1]);
+          ptx::multiply_add<Element>(state[m][2 * c + 1], keys[m], r[c][2], r[c][3]);
+        }
+      }
+    }
+    if constexpr (kHalf) {
+#pragma unroll
+      for (int c = 0; c < kColumnTiles; ++c)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) out[c][e] *= row_unit[e / 2];
+    }
+
+    // Out through the block's rows of A, which this warp alone reads.
+    if (p.float_out) {
+#pragma unroll
+      for (int c = 0; c < kColumnTiles; ++c)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int64_t token = first + i0 + 8 * half;
+          if (token < p.length && 8 * c < columns)
+            *reinterpret_cast<float2*>(static_cast<float*>(p.out) + ((b * p.length + token) * p.heads + h) * p.columns +
+                                       column + 8 * c + 2 * t) = {out[c][2 * half], out[c][2 * half + 1]};
+        }
+    } else {
+      __syncwarp();
+#pragma unroll
+      for (int c = 0; c < kColumnTiles; ++c)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const uint32_t to = stage + tile_piece(i0 + 8 * half, c) + t * 4,
+                         packed = pack<Element>(out[c][2 * half], out[c][2 * half + 1]);
+          asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(packed) : "memory");
+        }
+      __syncwarp();
+      constexpr int kRowsAtOnce = 32 / kColumnTiles;
+      const int row = 16 * block + lane / kColumnTiles, piece = lane % kColumnTiles;
+      char* to = own_out + first * token_bytes;
+#pragma unroll
+      for (int i = 0; i < 16; i += kRowsAtOnce) {
+        uint4 eight;
+        asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(eight.x), "=r"(eight.y), "=r"(eight.z), "=r"(eight.w)
+                     : "r"(stage + tile_piece(row + i, piece))
+                     : "memory");
+        if (first + row + i < p.length && 8 * piece < columns) *reinterpret_cast<uint4*>(to + i * token_bytes) = eight;
+      }
+    }
+#if __CUDA_ARCH__ >= 900
+    ptx::fence_async_shared();  // before the copy engine writes this stage
+#endif
+    if constexpr (kHalf) note_largest();
+  }
+  if constexpr (kCrosses) {
+    __syncthreads();
+    if (loads)
+      store_crossings<kRole>(all_crossings[(chunks - 1) & 1],
+                             crossings_out + static_cast<int64_t>(chunk_of(chunks - 1)) * kChunk, lane);
+  }
+  if (!p.last || loads) return;
+  const float factor = kGated && p.reverse ? (gate[0] < -104.0f ? 0.0f : expf(gate[0])) : 1.0f;
+#pragma unroll
+  for (int m = 0; m < kRowTiles; ++m)
+#pragma unroll
+    for (int n = 0; n < kColumnTiles; ++n)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int r = state_row(m, e), c = column + 8 * n + 2 * t + e % 2;
+        if (r < p.rows && c < p.columns)
+          p.last[head * p.rows * p.columns + r * p.row_stride + c * p.column_stride] = state[m][n][e] * factor;
+      }
+}
+
+}  // namespace lethe::matrix_state

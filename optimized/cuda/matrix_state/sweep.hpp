@@ -1,0 +1,41 @@
+#pragma once
+// What one pass over the tokens of all heads reads and writes (sweep.cuh).
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "optimized/cuda/attention.hpp"
+
+namespace lethe::matrix_state {
+
+constexpr int kChunk = 64;  ///< tokens that meet in one product
+/// Warps that compute; one more copies.
+constexpr int kWarps = 4, kComputing = 32 * kWarps, kThreads = kComputing + 32;
+constexpr unsigned kAllLanes = 0xffffffffu;
+
+/// For the tokens in order, or in reverse: with a, b, c the rows of `query`, `key`, `value`,
+///
+///   out_i = read_scale · (E_i S_iᵀ a_i + write_scale Σ_{j ≤ i} D_ij (a_i·b_j) c_j)       i, j in one chunk
+///   S_i   = the state before the chunk, rows as b, columns as c;   S ← E_C S + write_scale Σ_j D_Cj b_j c_jᵀ
+///
+/// D_ij is the product of the gates that separate i and j, E_i of those since the chunk began. In reverse time token t has the gate of t + 1.
+struct SweepArguments {
+  CUtensorMap maps[4];        ///< of query, key, value and partner, for compute capability 9.0 and above
+  Operand query, key, value;  ///< [B, T, H, rows], the same, [B, T, H, columns]
+  Operand partner;            ///< [B, T, H, columns]: the input whose gradient `out` is; read for the gate's gradient
+  Gates gate;
+  void* out;  ///< [B, T, H, columns] contiguous
+  bool float_out, reverse;
+  int64_t length;
+  int batch, heads, rows, columns;
+  float read_scale, write_scale;
+  const float*
+      initial;  ///< a head's state: element (row, column) at row·row_stride + column·column_stride; null: zeros
+  float* last;  ///< the same; null: not wanted. In reverse times the gate of the first token
+  int64_t row_stride, column_stride;
+  float* chunk_states;  ///< of each column tile, head and chunk in the fragments' order: the state before the chunk
+  float* crossings;     ///< [column tiles, B·H, chunks·kChunk]: shares of the gate's gradient
+};
+
+}  // namespace lethe::matrix_state

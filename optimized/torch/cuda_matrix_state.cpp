@@ -1,0 +1,191 @@
+// A kernel family's calls with rows and columns in multiples of eight, and the normaliser as columns of the state.
+//
+// A normalised call reads [Sᵀq, z·q] in float, z being the state of a value of ones, and divides. Its backward has the gradients of both, in 16 bits; that
+// of z·q, a small difference of large numbers where values have a large mean, in two parts by two columns of ones.
+#include "optimized/torch/cuda_matrix_state.hpp"
+
+#include <ATen/cuda/CUDAContext.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/ones.h>
+#include <c10/cuda/CUDAGuard.h>
+
+#include "optimized/cuda/matrix_state.hpp"
+
+namespace lethe::cuda {
+namespace {
+
+using at::Tensor;
+using OptionalTensor = std::optional<Tensor>;
+
+constexpr int64_t kOnes = 2;  // columns
+
+int64_t padded(int64_t size) { return (size + 7) / 8 * 8; }
+
+// `tensor` with zeros after its last dimension's numbers, up to `size`.
+Tensor widened(const Tensor& tensor, int64_t size) {
+  return tensor.size(-1) == size ? tensor : at::constant_pad_nd(tensor, {0, size - tensor.size(-1)});
+}
+
+// The tensor itself where a kernel can read it in 16-byte pieces, else a contiguous copy.
+Tensor readable(const Tensor& tensor) {
+  constexpr int64_t kPiece = 8;  // elements
+  bool fits = tensor.stride(3) == 1 && reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % 16 == 0;
+  for (int dim = 0; dim < 3; ++dim) fits = fits && tensor.stride(dim) > 0 && tensor.stride(dim) % kPiece == 0;
+  return fits ? tensor : tensor.clone(at::MemoryFormat::Contiguous);
+}
+
+Operand operand(const Tensor& tensor) {
+  return {tensor.const_data_ptr(), tensor.stride(0), tensor.stride(1), tensor.stride(2)};
+}
+
+Dtype dtype_of(const Tensor& tensor) {
+  switch (tensor.scalar_type()) {
+    case at::kFloat: return Dtype::kFloat32;
+    case at::kBFloat16: return Dtype::kBFloat16;
+    default: return Dtype::kFloat16;
+  }
+}
+
+// A call as the kernels read it.
+struct Prepared {
+  const int64_t key_dim, value_dim;
+  const bool normalize;
+  Tensor query, key, value;
+  OptionalTensor key_gate, value_gate, state;
+  MatrixStateInput input{};
+
+  explicit Prepared(const MatrixStateInputs& in)
+      : key_dim(in.query.size(3)), value_dim(in.value.size(3)), normalize(in.normalize),
+        query(readable(widened(in.query, padded(key_dim)))), key(readable(widened(in.key, padded(key_dim)))) {
+    using Gate = MatrixStateForm::Gate;
+    Tensor columns = in.value;
+    if (normalize)
+      columns = at::cat(
+          {columns, at::ones({columns.size(0), columns.size(1), columns.size(2), kOnes}, columns.options())}, 3);
+    value = readable(widened(columns, padded(columns.size(3))));
+    const int64_t length = query.size(1), heads = query.size(2);
+    input.shape = {query.size(0), length, length, heads, heads, query.size(3), value.size(3)};
+    input.dtype = dtype_of(in.query);
+    input.scale = normalize ? 1.0 : in.scale;
+    input.query = operand(query);
+    input.key = operand(key);
+    input.value = operand(value);
+    if (in.log_key_gate) {
+      const bool per_row = in.log_key_gate->dim() == 4;
+      key_gate = per_row ? readable(widened(*in.log_key_gate, query.size(3))) : *in.log_key_gate;
+      input.key_gate = operand(*key_gate);
+      input.form.key_gate = per_row ? Gate::kKey : Gate::kToken;
+    }
+    if (in.log_value_gate) {
+      value_gate = readable(widened(*in.log_value_gate, value.size(3)));
+      input.value_gate = operand(*value_gate);
+      input.form.value_gate = true;
+    }
+    if (in.beta) {
+      input.beta = {in.beta->const_data_ptr<float>(), in.beta->stride(0), in.beta->stride(1), in.beta->stride(2)};
+      input.form.delta = true;
+    }
+    if (in.state) {
+      state = state_of(*in.state, true);
+      input.initial_state = state->const_data_ptr<float>();
+    }
+  }
+
+  // A state, or its gradient, [B,H,K,columns] as [B,H,rows,columns] of the kernels. Each column of ones has z; z's gradient arrives at one of them.
+  Tensor state_of(const Tensor& given, bool is_state) const {
+    Tensor wide = given;
+    if (normalize && is_state) wide = at::cat({wide, wide.narrow(3, value_dim, 1)}, 3);
+    return at::constant_pad_nd(wide, {0, value.size(3) - wide.size(3), 0, query.size(3) - wide.size(2)}).contiguous();
+  }
+
+  Tensor new_state() const {
+    return at::empty({query.size(0), query.size(2), query.size(3), value.size(3)}, query.options().dtype(at::kFloat));
+  }
+
+  // The part of a kernel's state or gradient that the caller sees: that of z's gradient is the sum over its columns.
+  Tensor state_to_caller(const Tensor& wide, bool is_state) const {
+    const Tensor rows = wide.narrow(2, 0, key_dim);
+    if (!normalize) return rows.narrow(3, 0, value_dim).contiguous();
+    if (is_state) return rows.narrow(3, 0, value_dim + 1).contiguous();
+    return at::cat({rows.narrow(3, 0, value_dim), rows.narrow(3, value_dim, kOnes).sum(3, true)}, 3);
+  }
+
+  // values [B,T,H,value.size(3)], in float where they are divided.
+  std::tuple<Tensor, Tensor> read(const MatrixStateFamily& family) const {
+    const Tensor values = at::empty(value.sizes(), normalize ? value.options().dtype(at::kFloat) : value.options()),
+                 last = new_state();
+    family.forward({input, values.mutable_data_ptr(), normalize, last.mutable_data_ptr<float>(),
+                    at::cuda::getCurrentCUDAStream()});
+    return {values, last};
+  }
+};
+
+// ∂loss/∂[Sᵀq, z·q, z·q] in 16 bits: the second column of z·q has what the first lost.
+Tensor gradient_before_division(const Tensor& read, const Tensor& grad_values, int64_t value_dim) {
+  const Tensor denominator = read.narrow(3, value_dim, 1), numerator = read.narrow(3, 0, value_dim);
+  const Tensor d_numerator = grad_values.to(at::kFloat).div(denominator);
+  const Tensor d_weight = d_numerator.mul(numerator).sum(3, true).div(denominator).neg();
+  const at::ScalarType dtype = grad_values.scalar_type();
+  const Tensor near = d_weight.to(dtype), rest = d_weight.sub(near.to(at::kFloat)).to(dtype);
+  return widened(at::cat({d_numerator.to(dtype), near, rest}, 3), read.size(3));
+}
+
+}  // namespace
+
+MatrixStateOutputs matrix_state_forward(const MatrixStateFamily& family, const MatrixStateInputs& in) {
+  const c10::cuda::CUDAGuard device(in.query.device());
+  const Prepared call(in);
+  auto [values, last] = call.read(family);
+  if (call.normalize)
+    values = values.narrow(3, 0, call.value_dim).div(values.narrow(3, call.value_dim, 1)).to(in.query.scalar_type());
+  return {values.narrow(3, 0, call.value_dim).contiguous(), call.state_to_caller(last, true)};
+}
+
+MatrixStateGradients matrix_state_backward(const MatrixStateFamily& family, const Tensor& grad_values,
+                                           const Tensor& grad_state, const MatrixStateInputs& in) {
+  const c10::cuda::CUDAGuard device(in.query.device());
+  const Prepared call(in);
+  const Tensor d_values =
+      readable(call.normalize ? gradient_before_division(std::get<0>(call.read(family)), grad_values, call.value_dim)
+                              : widened(grad_values, call.value.size(3)));
+  const Tensor d_last = call.state_of(grad_state, false);
+  const auto like = [](const Tensor& tensor) { return at::empty(tensor.sizes(), tensor.options()); };
+  const auto like_given = [&](const OptionalTensor& tensor) { return tensor ? like(*tensor) : Tensor(); };
+  const auto floats = [](const Tensor& tensor) {
+    return tensor.defined() ? tensor.mutable_data_ptr<float>() : nullptr;
+  };
+  const Tensor d_query = like(call.query), d_key = like(call.key), d_value = like(call.value);
+  const Tensor d_key_gate = like_given(call.key_gate), d_value_gate = like_given(call.value_gate),
+               d_beta = like_given(in.beta), d_initial = in.state ? call.new_state() : Tensor();
+  const Tensor workspace =
+      at::empty({static_cast<int64_t>(family.backward_workspace_bytes(call.input.shape, call.input.form))},
+                call.query.options().dtype(at::kByte));
+  MatrixStateBackward arguments{call.input};
+  arguments.grad_values = operand(d_values);
+  arguments.grad_last_state = d_last.const_data_ptr<float>();
+  arguments.grad_query = d_query.mutable_data_ptr();
+  arguments.grad_key = d_key.mutable_data_ptr();
+  arguments.grad_value = d_value.mutable_data_ptr();
+  arguments.grad_key_gate = floats(d_key_gate);
+  arguments.grad_value_gate = floats(d_value_gate);
+  arguments.grad_beta = floats(d_beta);
+  arguments.grad_initial_state = floats(d_initial);
+  arguments.workspace = workspace.mutable_data_ptr();
+  arguments.stream = at::cuda::getCurrentCUDAStream();
+  family.backward(arguments);
+  const auto cut = [&](const Tensor& tensor, const OptionalTensor& to) {
+    if (!to) return at::empty({0}, grad_state.options());
+    return to->dim() == 4 ? tensor.narrow(3, 0, to->size(3)).contiguous() : tensor;
+  };
+  return {cut(d_query, in.query),
+          cut(d_key, in.key),
+          cut(d_value, in.value),
+          cut(d_key_gate, in.log_key_gate),
+          cut(d_value_gate, in.log_value_gate),
+          cut(d_beta, in.beta),
+          in.state ? call.state_to_caller(d_initial, false) : at::empty({0}, grad_state.options())};
+}
+
+}  // namespace lethe::cuda

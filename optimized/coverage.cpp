@@ -61,7 +61,10 @@ std::string unsupported_by_ampere(const Shape& shape, Dtype dtype, int capabilit
 }
 
 std::string unsupported_by_chunks(const Shape& shape, const MatrixStateForm& form, Dtype dtype, int capability) {
+  constexpr int64_t kShortest = 16;  // below it one token at a time is faster, and exact in float32
   if (const std::string reason = expected_16_bits(dtype); !reason.empty()) return reason;
+  if (shape.key_length < kShortest)
+    return "length: expected at least 16 tokens, found " + std::to_string(shape.key_length);
   if (form.delta) return "beta: expected none, found one";
   if (form.key_gate == MatrixStateForm::Gate::kKey) return "log_key_gate: expected one a token, found one a row";
   if (form.value_gate) return "log_value_gate: expected none, found one";

@@ -97,7 +97,10 @@ struct Prepared {
   Tensor state_of(const Tensor& given, bool is_state) const {
     Tensor wide = given;
     if (normalize && is_state) wide = at::cat({wide, wide.narrow(3, value_dim, 1)}, 3);
-    return at::constant_pad_nd(wide, {0, value.size(3) - wide.size(3), 0, query.size(3) - wide.size(2)}).contiguous();
+    const int64_t rows = query.size(3), columns = value.size(3);
+    if (wide.size(2) < rows || wide.size(3) < columns)
+      wide = at::constant_pad_nd(wide, {0, columns - wide.size(3), 0, rows - wide.size(2)});
+    return wide.contiguous();
   }
 
   Tensor new_state() const {
@@ -122,14 +125,15 @@ struct Prepared {
   }
 };
 
-// ∂loss/∂[Sᵀq, z·q, z·q] in 16 bits: the second column of z·q has what the first lost.
+// ∂loss/∂[Sᵀq, z·q, z·q] in the values' dtype: the second column of z·q has what the first lost. That of z·q is of the rounded ones, since pairs add up
+// their difference.
 Tensor gradient_before_division(const Tensor& read, const Tensor& grad_values, int64_t value_dim) {
-  const Tensor denominator = read.narrow(3, value_dim, 1), numerator = read.narrow(3, 0, value_dim);
-  const Tensor d_numerator = grad_values.to(at::kFloat).div(denominator);
-  const Tensor d_weight = d_numerator.mul(numerator).sum(3, true).div(denominator).neg();
   const at::ScalarType dtype = grad_values.scalar_type();
+  const Tensor denominator = read.narrow(3, value_dim, 1), numerator = read.narrow(3, 0, value_dim);
+  const Tensor d_numerator = grad_values.to(at::kFloat).div(denominator).to(dtype);
+  const Tensor d_weight = d_numerator.to(at::kFloat).mul(numerator).sum(3, true).div(denominator).neg();
   const Tensor near = d_weight.to(dtype), rest = d_weight.sub(near.to(at::kFloat)).to(dtype);
-  return widened(at::cat({d_numerator.to(dtype), near, rest}, 3), read.size(3));
+  return widened(at::cat({d_numerator, near, rest}, 3), read.size(3));
 }
 
 }  // namespace

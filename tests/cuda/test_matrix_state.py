@@ -84,11 +84,13 @@ class MatrixState(unittest.TestCase):
                 with self.subTest(call, dtype=dtype):
                     tensors = state_problem(dtype)
                     expected = run_state(call, {name: tensor.double() for name, tensor in tensors.items()}, "cpu")
+                    # Rounded twice: the gradient before the division, too.
+                    allowed = budget * (1.5 if call == "normalized" else 1)
                     for name, actual in run_state(call, tensors, DEVICE).items():
                         self.assertEqual(actual.device.type, torch.device(DEVICE).type, name)
                         self.assertEqual(actual.dtype, tensors[name].dtype if name in tensors else
                                          dtype if name == "values" else torch.promote_types(dtype, torch.float32), name)
-                        self.assertLessEqual(error(actual.cpu(), expected[name]), budget, name)
+                        self.assertLessEqual(error(actual.cpu(), expected[name]), allowed, name)
 
     def test_keeps_the_budget_of_each_head_for_every_gate(self):
         generator = torch.Generator().manual_seed(2)
@@ -116,7 +118,8 @@ class MatrixState(unittest.TestCase):
                     for name, actual in run_state(call, tensors, DEVICE).items():
                         # One token's gate has one number, a difference of two.
                         floor = 0.1 * expected["value"].norm().item() if "gate" in name or call == "normalized" else 0.0
-                        self.assertLessEqual(worst_head(actual, expected[name], floor), BUDGET[torch.bfloat16], name)
+                        budget = BUDGET[torch.bfloat16] * (1.5 if call == "normalized" else 1)
+                        self.assertLessEqual(worst_head(actual, expected[name], floor), budget, name)
 
     def test_later_tokens_change_no_bit_of_earlier_ones(self):
         for call, (operator, names, options) in STATE_CALLS.items():

@@ -20,8 +20,8 @@ template <typename Element, int kRows, int kColumns, Role kRole, bool kGated>
 void launch_instance(const SweepArguments& p, cudaStream_t stream) {
   constexpr int kBytes = SweepShared<kRows, kColumns, kRole>::kBytes;
   const auto kernel = sweep<Element, kRows, kColumns, kRole, kGated>;
-  static const cudaError_t allowed = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
-  cuda_check(allowed, "matrix state: shared memory");
+  cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
+             "matrix state: shared memory");
   const int tiles = (p.columns + kColumns - 1) / kColumns;
   kernel<<<static_cast<unsigned>(p.batch * p.heads * tiles), kThreads, kBytes, stream>>>(p);
   cuda_check(cudaGetLastError(), "matrix state: launch");

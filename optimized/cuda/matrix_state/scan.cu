@@ -24,8 +24,8 @@ template <int kRows, int kColumns, Scan kPass, bool kDelta>
 void launch_instance(const ScanArguments& p, cudaStream_t stream) {
   constexpr int kBytes = sizeof(ScanShared<kRows, kColumns>);
   const auto kernel = scan<kRows, kColumns, kPass, kDelta>;
-  static const cudaError_t allowed = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
-  cuda_check(allowed, "matrix state: shared memory");
+  cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
+             "matrix state: shared memory");
   kernel<<<static_cast<unsigned>(p.batch * p.heads), ScanShape<kRows, kColumns>::kThreads, kBytes, stream>>>(p);
   cuda_check(cudaGetLastError(), "matrix state: launch");
 }

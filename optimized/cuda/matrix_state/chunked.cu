@@ -4,6 +4,8 @@
 //   dk_j = Σ_{i ≥ j} D_ij (dO_i·v_j) q_i     in reverse: query v, key dO, value q
 //   dv_j = Σ_{i ≥ j} D_ij (q_i·k_j) dO_i     in reverse: query k, key q, value dO
 //
+// A pass that is launched `overlapping` reads nothing of the one before it; its CTAs run beside the last of that one.
+//
 // d log f_l is the sum over exactly the pairs that gate l separates: inside a chunk from the first pass, between chunks from the first two.
 #include <algorithm>
 
@@ -17,36 +19,41 @@ namespace lethe::matrix_state {
 namespace {
 
 template <typename Element, int kRows, int kColumns, Role kRole, bool kGated>
-void launch_instance(const SweepArguments& p, cudaStream_t stream) {
+void launch_instance(const SweepArguments& p, bool overlapping, cudaStream_t stream) {
   constexpr int kBytes = SweepShared<kRows, kColumns, kRole>::kBytes;
   const auto kernel = sweep<Element, kRows, kColumns, kRole, kGated>;
   cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
              "matrix state: shared memory");
   const int tiles = (p.columns + kColumns - 1) / kColumns;
-  kernel<<<static_cast<unsigned>(p.batch * p.heads * tiles), kThreads, kBytes, stream>>>(p);
-  cuda_check(cudaGetLastError(), "matrix state: launch");
+  const dim3 grid(static_cast<unsigned>(p.batch * p.heads * tiles));
+  if (overlapping) {
+    launch_overlapping(kernel, grid, kThreads, kBytes, stream, p);
+  } else {
+    kernel<<<grid, kThreads, kBytes, stream>>>(p);
+    cuda_check(cudaGetLastError(), "matrix state: launch");
+  }
 }
 
 constexpr int padded_rows(int64_t rows) { return rows <= 64 ? 64 : rows <= 128 ? 128 : 256; }
 constexpr int tile_columns(int64_t rows) { return rows <= 128 ? 64 : 32; }
 
 template <typename Element, Role kRole, bool kGated>
-void launch_rows(const SweepArguments& p, cudaStream_t stream) {
+void launch_rows(const SweepArguments& p, bool overlapping, cudaStream_t stream) {
   switch (padded_rows(p.rows)) {
-    case 64: return launch_instance<Element, 64, tile_columns(64), kRole, kGated>(p, stream);
-    case 128: return launch_instance<Element, 128, tile_columns(128), kRole, kGated>(p, stream);
-    default: return launch_instance<Element, 256, tile_columns(256), kRole, kGated>(p, stream);
+    case 64: return launch_instance<Element, 64, tile_columns(64), kRole, kGated>(p, overlapping, stream);
+    case 128: return launch_instance<Element, 128, tile_columns(128), kRole, kGated>(p, overlapping, stream);
+    default: return launch_instance<Element, 256, tile_columns(256), kRole, kGated>(p, overlapping, stream);
   }
 }
 
 template <Role kRole, bool kGated>
-void launch(const SweepArguments& p, Dtype dtype, cudaStream_t stream) {
-  dtype == Dtype::kBFloat16 ? launch_rows<__nv_bfloat16, kRole, kGated>(p, stream)
-                            : launch_rows<__half, kRole, kGated>(p, stream);
+void launch(const SweepArguments& p, Dtype dtype, bool overlapping, cudaStream_t stream) {
+  dtype == Dtype::kBFloat16 ? launch_rows<__nv_bfloat16, kRole, kGated>(p, overlapping, stream)
+                            : launch_rows<__half, kRole, kGated>(p, overlapping, stream);
 }
 
 template <Role kRole>
-void launch(SweepArguments p, Dtype dtype, cudaStream_t stream) {
+void launch(SweepArguments p, Dtype dtype, cudaStream_t stream, bool overlapping = false) {
   int device;
   cuda_check(cudaGetDevice(&device), "matrix state: device");
   if (compute_capability(device) >= 90) {
@@ -59,9 +66,9 @@ void launch(SweepArguments p, Dtype dtype, cudaStream_t stream) {
     if (kRole != Role::kRead) p.maps[3] = map(p.partner, p.columns);
   }
   if constexpr (kRole == Role::kRead) {
-    if (!p.gate.log_forget) return launch<Role::kRead, false>(p, dtype, stream);
+    if (!p.gate.log_forget) return launch<Role::kRead, false>(p, dtype, overlapping, stream);
   }
-  launch<kRole, true>(p, dtype, stream);
+  launch<kRole, true>(p, dtype, overlapping, stream);
 }
 
 // The state as [rows, columns] of this pass: K × V, or V × K.
@@ -178,7 +185,7 @@ void chunk_backward(const MatrixStateBackward& a) {
     key.crossings = passes.key_shares;
     launch<Role::kQueryGradient>(query, a.dtype, a.stream);
     launch<Role::kKeyGradient>(key, a.dtype, a.stream);
-    launch<Role::kRead>(value, a.dtype, a.stream);
+    launch<Role::kRead>(value, a.dtype, a.stream, true);
     const int64_t tokens = a.shape.batch * a.shape.heads * a.shape.key_length;
     add_shares<<<static_cast<unsigned>((tokens + 255) / 256), 256, 0, a.stream>>>(
         passes.query_shares, passes.key_shares, a.grad_key_gate, a.shape.key_length, query.batch, query.heads,
@@ -186,8 +193,8 @@ void chunk_backward(const MatrixStateBackward& a) {
     cuda_check(cudaGetLastError(), "matrix state: gate gradient");
   } else {
     launch<Role::kRead>(query, a.dtype, a.stream);
-    launch<Role::kRead>(key, a.dtype, a.stream);
-    launch<Role::kRead>(value, a.dtype, a.stream);
+    launch<Role::kRead>(key, a.dtype, a.stream, true);
+    launch<Role::kRead>(value, a.dtype, a.stream, true);
   }
 }
 

@@ -108,17 +108,12 @@ __global__ void __launch_bounds__(ScanShape<kRows, kColumns>::kThreads) scan(con
     if (kDelta && threadIdx.x < kTokens) to.beta[threadIdx.x] = raw_beta;
   };
 
-  float s[8][4];  // S, or R
-  {
-    const float* from = kReversed ? p.grad_last : p.initial;
+  float s[8][4] = {};  // S, or R
+  const float* const initial = kReversed ? p.grad_last : p.initial;
+  const auto place_of = [&](int i) { return (head * p.rows + row_of(i)) * p.columns + column0; };  // of a row of s
 #pragma unroll
-    for (int i = 0; i < 8; ++i)
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const bool given = from && row_of(i) < p.rows && column0 + j < p.columns;
-        s[i][j] = given ? from[(head * p.rows + row_of(i)) * p.columns + column0 + j] : 0.0f;
-      }
-  }
+  for (int i = 0; i < 8; ++i)
+    if (initial && row_of(i) < p.rows && column0 < p.columns) load_floats(initial + place_of(i), s[i]);
 
   const auto eight = [&](const float* array, float(&x)[8]) {
     const float4 near = *reinterpret_cast<const float4*>(array + 4 * r),
@@ -408,15 +403,16 @@ __global__ void __launch_bounds__(ScanShape<kRows, kColumns>::kThreads) scan(con
     if (n + 1 < chunks) load(n + 1);
     const ScanInputs<kRows, kColumns>& in = shared.inputs[n & 1];
     constexpr int kChunksASegment = kSegment / kTokens;
-    const int chunk = chunk_at(n);
+    const int chunk = chunk_at(n), tokens = static_cast<int>(min(p.length - static_cast<int64_t>(chunk) * kTokens,
+                                                                 static_cast<int64_t>(kTokens)));
     const bool ends_segment = (chunk + 1) % kChunksASegment == 0 || chunk + 1 == chunks;
     if constexpr (kReversed) {
       if (ends_segment && p.states) end_of_segment(chunk / kChunksASegment);
 #pragma unroll 2
-      for (int token = kTokens - 1; token >= 0; --token) reverse_token(in, token);
+      for (int token = tokens - 1; token >= 0; --token) reverse_token(in, token);
     } else {
 #pragma unroll 2
-      for (int token = 0; token < kTokens; ++token) forward_token(in, token);
+      for (int token = 0; token < tokens; ++token) forward_token(in, token);
     }
     if constexpr (kPass == Scan::kQuery) {
       if (ends_segment && p.states) {
@@ -433,13 +429,9 @@ __global__ void __launch_bounds__(ScanShape<kRows, kColumns>::kThreads) scan(con
   }
   if constexpr (kReversed || kPass == Scan::kForward) {
     float* const to = kReversed ? p.grad_initial : p.last;
-    if (!to) return;
 #pragma unroll
     for (int i = 0; i < 8; ++i)
-#pragma unroll
-      for (int j = 0; j < 4; ++j)
-        if (row_of(i) < p.rows && column0 + j < p.columns)
-          to[(head * p.rows + row_of(i)) * p.columns + column0 + j] = s[i][j];
+      if (to && row_of(i) < p.rows && column0 < p.columns) store_floats(to + place_of(i), s[i]);
   }
 }
 

@@ -17,6 +17,7 @@
 #include <type_traits>
 
 #include "optimized/cuda/arithmetic.cuh"
+#include "optimized/cuda/launch.cuh"
 #include "optimized/cuda/matrix_state/chunk_gates.cuh"
 #include "optimized/cuda/matrix_state/crossings.cuh"
 #include "optimized/cuda/matrix_state/tiles.cuh"
@@ -65,6 +66,7 @@ __global__ void __launch_bounds__(kThreads, kRows == 64 ? 2 : 1) sweep(const __g
   constexpr int kRowTiles = kRows / 64, kColumnTiles = kColumns / 8;
   extern __shared__ __align__(1024) char memory[];
   const uint32_t shared = ptx::shared_address(memory);
+  let_next_kernel_start();
   ChunkGates* const all_gates = reinterpret_cast<ChunkGates*>(memory + Shared::kGates);
   Crossings* const all_crossings = reinterpret_cast<Crossings*>(memory + Shared::kCrossings);
   float* const largest = reinterpret_cast<float*>(memory + Shared::kLargest);
@@ -277,7 +279,8 @@ __global__ void __launch_bounds__(kThreads, kRows == 64 ? 2 : 1) sweep(const __g
 #pragma unroll
         for (int c = 0; c < 8; ++c) x = fmaxf(x, fmaxf(fabsf(scores[c][2 * half]), fabsf(scores[c][2 * half + 1])));
         x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, 1));
-        row_unit[half] = power_of_two_below(fmaxf(x, __shfl_xor_sync(kAllLanes, x, 2)));
+        // Not below 2^-40, by which sums are divided: a row may have no weight but that of the state.
+        row_unit[half] = power_of_two_below(fmaxf(fmaxf(x, __shfl_xor_sync(kAllLanes, x, 2)), 0x1p-40f));
       }
     }
     const float unit_inverse[2] = {reciprocal_of_power(row_unit[0]), reciprocal_of_power(row_unit[1])};
@@ -441,6 +444,7 @@ __global__ void __launch_bounds__(kThreads, kRows == 64 ? 2 : 1) sweep(const __g
 #endif
     if constexpr (kHalf) note_largest();
   }
+  wait_for_previous_kernel();
   if constexpr (kCrosses) {
     __syncthreads();
     if (loads)

@@ -112,7 +112,7 @@ class Calls(CommandTest):
         mixers = '[{"name": "local", "window": 8}, {"name": "gated_delta", "state_size": 4}]'
         described = self.done("describe", "--set", f"mixer={mixers}", "--set", "qk_norm=none")
         for line in ("  window                 8", "  state_size             4", "  qk_norm                none",
-                     "  local                  portable", "  gated_delta            portable"):
+                     "  local                  portable", "  gated_delta            scan kernels"):
             self.assertIn(line, described)
         self.refused(2, "expected a member among", "describe", "--set", f"mixer={mixers}", "--set", "forget_gat=full")
 

@@ -60,7 +60,9 @@ int64_t attention_bytes(const ModelConfig& model, const AttentionConfig& own) {
   return (QueryKeyValue::columns(model, own) + OutputEnd::columns(model) + residual) * model.compute_bytes();
 }
 
-std::string attention_on_hopper(const ModelConfig& model, const AttentionConfig&, int64_t context_length) {
+}  // namespace
+
+std::string attention_on_hopper(const ModelConfig& model, int64_t context_length) {
   Dtype dtype = Dtype::kFloat32;
   for (const Dtype candidate : {Dtype::kFloat64, Dtype::kBFloat16, Dtype::kFloat16})
     if (dtype_name(candidate) == model.compute_dtype) dtype = candidate;
@@ -73,6 +75,8 @@ std::string attention_on_hopper(const ModelConfig& model, const AttentionConfig&
   if (!name.starts_with(other)) name += std::string("; ") + other + " on other GPUs since compute capability 8.0";
   return name;
 }
+
+namespace {
 
 std::optional<Swap> attention_swap(const ModelConfig&, const AttentionConfig& own) {
   return own.is_softmax() ? std::optional(Swap{}) : std::nullopt;
@@ -104,7 +108,9 @@ Mixer attention_mixer() {
   row.flops = typed<AttentionConfig>(attention_flops);
   row.activation_bytes = typed<AttentionConfig>(attention_bytes);
   row.architectures = attention_architectures;
-  row.on_hopper = typed<AttentionConfig>(attention_on_hopper);
+  row.on_hopper = [](const ModelConfig& model, const std::any&, int64_t context_length) {
+    return attention_on_hopper(model, context_length);
+  };
   row.swap = typed<AttentionConfig>(attention_swap);
   return row;
 }

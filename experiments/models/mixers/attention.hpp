@@ -45,4 +45,7 @@ struct AttentionTrace {
 /// cost     B·T·(4 or 5)·width² + 2·B·T²·width multiply-adds
 Mixer attention_mixer();
 
+/// The attention operator's implementation on compute capability 9.0, and that of other GPUs where it is another.
+std::string attention_on_hopper(const ModelConfig& model, int64_t context_length);
+
 }  // namespace lethe

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <optional>
 
-#include "experiments/models/layers.hpp"
+#include "experiments/models/mixers/attention.hpp"
 #include "experiments/models/mixers/parts/output_end.hpp"
 #include "optimized/operators/checks.hpp"
 #include "optimized/torch/forgetting_attention.hpp"
@@ -74,6 +74,9 @@ Mixer local_mixer() {
   row.flops = typed<LocalConfig>(local_flops);
   row.activation_bytes = typed<LocalConfig>(local_bytes);
   row.architectures = local_architectures;
+  row.on_hopper = [](const ModelConfig& model, const std::any&, int64_t context_length) {
+    return attention_on_hopper(model, context_length);
+  };
   row.swap = typed<LocalConfig>(local_swap);
   return row;
 }

@@ -11,7 +11,7 @@ namespace lethe {
 
 inline constexpr const char* kDeltaRule = "Delta rule";
 inline constexpr const char* kLocalAttention = "Local attention";
-inline constexpr const char* kUntrained = "FoX (Pro), untrained";
+inline constexpr const char* kUntrained = "FoX (Pro) untrained";
 
 /// FoX and Transformer, (Pro) and (LLaMA), with settings["seeds"] seeds; the delta rule (DeltaNet), local attention over
 /// settings["window"] tokens, and FoX (Pro) after one step of rate 0, with one.

@@ -21,11 +21,19 @@ Encode driver_encode() {
   return reinterpret_cast<Encode>(function);
 }
 
+// The driver has a context only in threads that have set a device or called the runtime: autograd's may have done neither.
+void bind_context() {
+  int device;
+  cuda_check(cudaGetDevice(&device), "cudaGetDevice");
+  cuda_check(cudaSetDevice(device), "cudaSetDevice");
+}
+
 }  // namespace
 
 CUtensorMap tensor_map(const Operand& operand, Dtype dtype, int64_t batch, int64_t length, int64_t heads, int64_t dim,
                        int rows) {
   static const Encode encode = driver_encode();
+  bind_context();
   constexpr cuuint64_t kBytes = 2;
   const cuuint64_t sizes[] = {cuuint64_t(dim), cuuint64_t(heads), cuuint64_t(length), cuuint64_t(batch)};
   const cuuint64_t strides[] = {kBytes * operand.head_stride, kBytes * operand.token_stride,

@@ -211,7 +211,7 @@ TEST_F(Data, ATruncatedShardIsRefused) {
   EXPECT_NE(message_of<std::invalid_argument>([&] { Dataset{place}; }).find("a header of 1024 bytes, found 1000"),
             std::string::npos);
   fs::remove(shard);
-  EXPECT_NE(message_of<std::invalid_argument>([&] { Dataset{place}; }).find("train_000.bin, found none"),
+  EXPECT_NE(message_of<std::invalid_argument>([&] { Dataset{place}; }).find("train_000.bin: expected a file, found none"),
             std::string::npos);
 }
 

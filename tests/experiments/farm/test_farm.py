@@ -117,7 +117,7 @@ class Farms(Machines):
 
     def test_that_are_ended_end_their_trainings_after_a_checkpoint(self):
         machine = self.machine("one")
-        farm = machine.start("run", "savings", "--scale", "quick", "--processes", "2")
+        farm = machine.start("run", "ablations", "--scale", "quick", "--processes", "2")
         while farm.poll() is None and [steps >= 3 for steps in machine.steps()] != [True, True]:
             time.sleep(0.05)
         farm.send_signal(signal.SIGTERM)

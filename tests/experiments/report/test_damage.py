@@ -120,7 +120,8 @@ class Damage(WithCheckout):
         path = self.checkout.machine / "ablations.json"
         path.write_text(json.dumps(CERTIFICATE | {"verdict": "proved"}))
         _, (fault,) = sound_claims(self.checkout.root, self.checkout.machine)
-        self.assertEqual(fault, f"{path}: verdict: expected one of reproduced, trend reproduced, refuted, inconclusive at this scale, found proved")
+        self.assertEqual(fault, f"{path}: verdict: expected one of reproduced, trend reproduced, direction reproduced, size contradicted, refuted, inconclusive at this scale, "
+                                f"out of reach here, found proved")
 
     def test_of_measurements_is_one_line(self):
         random_of, seen = random.Random(41), 0

@@ -21,6 +21,8 @@ constexpr const char* kHeader =
     "stddev,"
     "samples,commit,machine,artefact";
 
+constexpr size_t kLongestName = 255;  // of a file
+
 /// A text that is a CSV field without quotes.
 const std::string& plain(const std::string& text) {
   if (text.find_first_of(",\"\n\r") != std::string::npos)
@@ -123,6 +125,8 @@ nlohmann::json read_certificate(const std::filesystem::path& base) {
   const nlohmann::json files = json.value("files", nlohmann::json::object());
   for (const auto& [name, hash] : files.items()) {
     const std::filesystem::path file = base.parent_path() / name;
+    if (name.size() > kLongestName || file.filename() != name)
+      throw std::invalid_argument(path.string() + ": files: expected names in its folder, found " + shown(name));
     if (const std::string found = sha256(read_whole(file)); hash != found)
       throw std::invalid_argument(file.string() + ": expected content with SHA-256 " + shown(hash) + ", found " +
                                   found);

@@ -15,6 +15,7 @@ namespace {
 // The parser bounds nested values but not dotted keys, and recurses into both.
 constexpr std::ptrdiff_t kMostDots = 2048;
 constexpr uintmax_t kLargest = 1 << 20;
+constexpr size_t kLongestReason = 300;  // of the parser's words
 
 toml::table read_toml(const std::filesystem::path& path) {
   std::error_code absent;
@@ -28,7 +29,8 @@ toml::table read_toml(const std::filesystem::path& path) {
     return toml::parse(text, path.string());
   } catch (const toml::parse_error& error) {
     std::ostringstream text;
-    text << path.string() << ": " << error.description() << " at " << error.source().begin;
+    text << path.string() << ": " << as_utf8(std::string(error.description()).substr(0, kLongestReason)) << " at "
+         << error.source().begin;
     throw std::invalid_argument(text.str());
   }
 }
@@ -49,6 +51,7 @@ nlohmann::json scale_table(const std::filesystem::path& path, const std::string&
   if (table == nullptr) {
     std::string known;
     for (const auto& [name, _] : file) known += (known.empty() ? "" : ", ") + std::string(name.str());
+    if (known.size() > kLongestReason) known = shown(known);
     throw std::invalid_argument("scale: expected one of " + known + " of " + path.string() + ", found " + scale);
   }
   std::ostringstream text;
@@ -56,8 +59,12 @@ nlohmann::json scale_table(const std::filesystem::path& path, const std::string&
   nlohmann::json settings = parse_json(text.str(), path.string());
   if (!settings.contains("base")) return settings;
   if (!settings["base"].is_string())
-    throw std::invalid_argument(path.string() + ": base: expected a path, found " + settings["base"].dump());
-  nlohmann::json base = scale_table(path.parent_path() / settings["base"].get<std::string>(), scale, std::move(chain));
+    throw std::invalid_argument(path.string() + ": base: expected a path, found " + shown(settings["base"]));
+  const std::filesystem::path base_file = path.parent_path() / settings["base"].get<std::string>();
+  std::error_code unreadable;
+  if (!std::filesystem::is_regular_file(base_file, unreadable))
+    throw std::invalid_argument(path.string() + ": base: expected a file, found " + shown(settings["base"]));
+  nlohmann::json base = scale_table(base_file, scale, std::move(chain));
   settings.erase("base");
   base.merge_patch(settings);
   return base;

@@ -27,11 +27,15 @@ constexpr int32_t kShardMagic = 20240520, kShardVersion = 1;
 constexpr int64_t kHeaderBytes = 1024;         // 256 int32: magic, version, tokens, zeros
 constexpr int64_t kLargestVocabulary = 65536;  // a token is a uint16
 constexpr uintmax_t kLargestText = 256 << 20;  // bytes of dataset.json and vocabulary.bin
-constexpr size_t kLongestReason = 200;         // of a JSON library's words
+constexpr size_t kLongestReason = 200;         // bytes of what a message quotes
+constexpr size_t kLongestName = 255;           // of a file
 static_assert(std::endian::native == std::endian::little, "shards are little-endian and read as they lie");
 
+// What dataset.json holds in the place of a hash or a name may be long.
+std::string quoted(const std::string& text) { return text.size() > kLongestReason ? shown(text) : text; }
+
 [[noreturn]] void refuse(const fs::path& file, const std::string& expected, const std::string& found) {
-  throw std::invalid_argument(file.string() + ": expected " + expected + ", found " + found);
+  throw std::invalid_argument(file.string() + ": expected " + quoted(expected) + ", found " + quoted(found));
 }
 
 uintmax_t size_of(const fs::path& file) {
@@ -128,8 +132,9 @@ struct Shard {
 };
 
 Shard checked_shard(const fs::path& folder, const json& entry) {
-  Shard shard{folder / entry.at("file").get<std::string>(), entry.at("sha256"), 0, {}};
-  if (shard.file.filename() != entry.at("file").get<std::string>())
+  const std::string name = entry.at("file");
+  Shard shard{folder / name, entry.at("sha256"), 0, {}};
+  if (name.size() > kLongestName || shard.file.filename() != name)
     refuse(folder / "dataset.json", "a shard in its folder", shard.file.string());
   const auto size = static_cast<int64_t>(size_of(shard.file));
   if (size < kHeaderBytes) refuse(shard.file, "a header of 1024 bytes", std::to_string(size) + " bytes");

@@ -23,9 +23,10 @@ void expect_identity(const Run& run, const std::string& expected, const std::fil
   const std::string member = changes.empty() ? "" : changes.front().at("path").get<std::string>();
   const auto value = [&](const json& of) {
     const json::json_pointer at(member);
-    return of.contains(at) ? of.at(at).dump() : "none";
+    return of.contains(at) ? shown(of.at(at)) : "none";
   };
-  throw std::invalid_argument(file.string() + ": expected the run of " + holder.filename().string() + " (" + member +
+  const std::string name = member.size() > kLongestFault ? shown(member) : member;
+  throw std::invalid_argument(file.string() + ": expected the run of " + holder.filename().string() + " (" + name +
                               ": " + value(theirs) + "), found " + value(ours) + "; restore it");
 }
 

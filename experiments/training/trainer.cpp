@@ -1,6 +1,8 @@
 #include "experiments/training/trainer.hpp"
 
 #include <ATen/Context.h>
+#include <caffe2/serialize/in_memory_adapter.h>
+#include <caffe2/serialize/inline_container.h>
 #include <torch/serialize.h>
 
 #include <algorithm>
@@ -170,6 +172,14 @@ auto reader_from(torch::serialize::InputArchive& archive) {
   };
 }
 
+// Torch takes the memory that a record's size asks for; none is larger than the archive, whose records are not compressed.
+void expect_sizes(const std::string& archive) {
+  caffe2::serialize::PyTorchStreamReader reader(
+      std::make_unique<caffe2::serialize::MemoryReadAdapter>(archive.data(), static_cast<off_t>(archive.size())));
+  for (const std::string& name : reader.getAllRecords())
+    if (reader.getRecordSize(name) > archive.size()) throw std::runtime_error("a record larger than its archive");
+}
+
 // Reads the archive of a checkpoint.
 //
 // throws  std::runtime_error naming the file where the archive isn't one of this model
@@ -177,6 +187,7 @@ void read_archive(const std::filesystem::path& path, const Checkpoint& checkpoin
                   const std::function<void(torch::serialize::InputArchive&)>& read) {
   std::string found;
   try {
+    expect_sizes(checkpoint.archive);
     torch::serialize::InputArchive archive;
     archive.load_from(checkpoint.archive.data(), checkpoint.archive.size(), torch::kCPU);
     return read(archive);

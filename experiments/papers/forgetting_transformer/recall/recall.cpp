@@ -16,9 +16,9 @@ namespace {
 constexpr int64_t kNeighbours = 4;  // tokens that the first layer sees: the key before a value
 constexpr const char *kSoftmax = "Softmax attention", *kFox = "FoX", *kBlind = "One token alone";
 
-std::string linear_of(int64_t state) { return "Linear attention, state of " + std::to_string(state); }
-std::string gated_of(int64_t state) { return "Gated linear attention, state of " + std::to_string(state); }
-std::string delta_of(int64_t state) { return "Delta rule, state of " + std::to_string(state); }
+std::string linear_of(int64_t state) { return "Linear attention with state " + std::to_string(state); }
+std::string gated_of(int64_t state) { return "Gated linear attention with state " + std::to_string(state); }
+std::string delta_of(int64_t state) { return "Delta rule with state " + std::to_string(state); }
 
 /// The sizes of a state, a small and a large one.
 struct Sizes {

@@ -93,11 +93,14 @@ class Steps(ShellPrograms):
 
     def test_its_end_ends_what_it_runs(self):
         self.script("build/test_cuda_backward", f"[ $GTEST_SHARD_INDEX = 0 ] || exit 0; echo $$ >{self.folder}/process; exec sleep 60")
-        check = subprocess.Popen([ROOT / "tools/gpu_check", self.folder / "build"], stdout=subprocess.DEVNULL, env=self.environment())
+        check = subprocess.Popen([ROOT / "tools/gpu_check", self.folder / "build"], stdout=subprocess.PIPE, text=True, env=self.environment())
         process = self.folder / "process"
         eventually(lambda: process.exists() and process.read_text().strip())
+        self.assertTrue(any("Passed" in line for line in check.stdout))
+        time.sleep(0.5)  # the line is on its way to the summary
         check.terminate()
-        self.assertEqual(check.wait(20), 143)
+        check.communicate(timeout=20)
+        self.assertEqual(check.returncode, 143)
         status = pathlib.Path(f"/proc/{process.read_text().strip()}/status")
         eventually(lambda: not status.exists() or "State:\tZ" in status.read_text())
         self.assertRegex(self.log("check.log"), r"Test +#\d+: \S+ \.+ +Passed")

@@ -10,10 +10,11 @@ def figure(claim):
     figure, [[bars, curves, positions]] = panels(3, width=15, height=6.0, width_ratios=[1.5, 1, 1])
     variants = claim.variants()
     base, paper_base = claim.cell("FoX (Pro)", "loss").mean, claim.paper_value("FoX (Pro)", "perplexity")
-    ours = [claim.cell(variant, "loss").mean - base for variant in variants]
-    papers = [math.log(claim.paper_value(variant, "perplexity") / paper_base) for variant in variants]
+    shown = [variant for variant in variants if claim.paper_value(variant, "perplexity") is not None]  # a control is in no table of the paper
+    ours = [claim.cell(variant, "loss").mean - base for variant in shown]
+    papers = [math.log(claim.paper_value(variant, "perplexity") / paper_base) for variant in shown]
     band = max((c["band"] for c in claim.comparisons if c["band"] is not None), default=0)
-    rows = range(len(variants))
+    rows = range(len(shown))
     bars.axvspan(-band, band, color=FAINT, alpha=0.6, linewidth=0)
     # Two rows without any sense of position lie far outside; the axis stays with the others and their bars are cut.
     ordered = sorted(max(pair) for pair in zip(ours, papers))
@@ -21,7 +22,7 @@ def figure(claim):
     low = min(0, *ours, *papers) - 0.15 * edge
     for offset, values, tint, label in ((-0.19, papers, PAPER, "paper, 360M parameters"), (0.19, ours, OURS, "here")):
         bars_within(bars, [r + offset for r in rows], values, max(low, -edge), edge, color=tint, label=label)
-    bars.set_yticks(rows, variants)
+    bars.set_yticks(rows, shown)
     bars.invert_yaxis()
     bars.set_xlabel("loss above FoX (Pro) (nats = log of the perplexities' ratio)\nshaded: what seeds alone explain")
     bars.set_title("What each row of Table 3 loses")

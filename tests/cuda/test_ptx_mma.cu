@@ -14,47 +14,48 @@ namespace {
 
 using testing::DeviceArray;
 
-constexpr int kRows = 16, kDepth = 16, kColumns = 16, kPitch = 32;  // of shared memory, in elements
+constexpr int kMmaRows = 16, kMmaDepth = 16, kMmaColumns = 16, kMmaPitch = 32;  // of shared memory, in elements
 
 // sum[16, 16] = left[16, 16] · right, where right is [column][depth], or with kTransposed [depth][column]; two products of eight columns each.
 template <typename Element, bool kTransposed>
 __global__ void multiply(const Element* left, const Element* right, float* sum) {
-  __shared__ alignas(128) char of_left[kRows * kPitch * 2], of_right[kColumns * kPitch * 2];
+  __shared__ alignas(128) char of_left[kMmaRows * kMmaPitch * 2], of_right[kMmaColumns * kMmaPitch * 2];
   const int lane = threadIdx.x;
   const uint32_t lefts = ptx::shared_address(of_left), rights = ptx::shared_address(of_right);
   const int row = lane / 2, chunk = lane % 2;
-  ptx::copy_chunk(lefts + ptx::swizzled_chunk<kPitch>(row, chunk), left + row * kDepth + 8 * chunk);
+  ptx::copy_chunk(lefts + ptx::swizzled_chunk<kMmaPitch>(row, chunk), left + row * kMmaDepth + 8 * chunk);
   ptx::copies_commit();
-  ptx::copy_chunk(rights + ptx::swizzled_chunk<kPitch>(row, chunk), right + row * kDepth + 8 * chunk);
+  ptx::copy_chunk(rights + ptx::swizzled_chunk<kMmaPitch>(row, chunk), right + row * kMmaDepth + 8 * chunk);
   ptx::copies_commit();
   ptx::copies_wait<0>();
   __syncwarp();
   uint32_t a[4], b[4];
-  ptx::load_matrices(a, lefts + ptx::swizzled_chunk<kPitch>(lane % 16, lane / 16));
-  if (kTransposed) ptx::load_matrices_transposed(b, rights + ptx::swizzled_chunk<kPitch>(lane % 16, lane / 16));
-  else ptx::load_matrices(b, rights + ptx::swizzled_chunk<kPitch>(lane / 16 * 8 + lane % 8, lane / 8 % 2));
+  ptx::load_matrices(a, lefts + ptx::swizzled_chunk<kMmaPitch>(lane % 16, lane / 16));
+  if (kTransposed) ptx::load_matrices_transposed(b, rights + ptx::swizzled_chunk<kMmaPitch>(lane % 16, lane / 16));
+  else ptx::load_matrices(b, rights + ptx::swizzled_chunk<kMmaPitch>(lane / 16 * 8 + lane % 8, lane / 8 % 2));
   for (int half = 0; half < 2; ++half) {
     float c[4] = {};
     ptx::multiply_add<Element>(c, a, b[2 * half], b[2 * half + 1]);
-    for (int i = 0; i < 4; ++i) sum[(lane / 4 + i / 2 * 8) * kColumns + 8 * half + lane % 4 * 2 + i % 2] = c[i];
+    for (int i = 0; i < 4; ++i) sum[(lane / 4 + i / 2 * 8) * kMmaColumns + 8 * half + lane % 4 * 2 + i % 2] = c[i];
   }
 }
 
 template <typename Element>
 void expect_products() {
-  const auto left = testing::small_integers(kRows * kDepth, 3), right = testing::small_integers(kColumns * kDepth, 5);
+  const auto left = testing::small_integers(kMmaRows * kMmaDepth, 3),
+             right = testing::small_integers(kMmaColumns * kMmaDepth, 5);
   const DeviceArray<Element> lefts(testing::to_element<Element>(left)), rights(testing::to_element<Element>(right));
   for (const bool transposed : {false, true}) {
-    const DeviceArray<float> sum(kRows * kColumns);
+    const DeviceArray<float> sum(kMmaRows * kMmaColumns);
     const auto kernel = transposed ? multiply<Element, true> : multiply<Element, false>;
     kernel<<<1, 32>>>(lefts.data(), rights.data(), sum.data());
     testing::require(cudaGetLastError());
-    std::vector<float> expected(kRows * kColumns);
-    for (int row = 0; row < kRows; ++row)
-      for (int column = 0; column < kColumns; ++column)
-        for (int k = 0; k < kDepth; ++k)
-          expected[row * kColumns + column] +=
-              left[row * kDepth + k] * right[transposed ? k * kColumns + column : column * kDepth + k];
+    std::vector<float> expected(kMmaRows * kMmaColumns);
+    for (int row = 0; row < kMmaRows; ++row)
+      for (int column = 0; column < kMmaColumns; ++column)
+        for (int k = 0; k < kMmaDepth; ++k)
+          expected[row * kMmaColumns + column] +=
+              left[row * kMmaDepth + k] * right[transposed ? k * kMmaColumns + column : column * kMmaDepth + k];
     EXPECT_EQ(sum.host(), expected) << (transposed ? "transposed" : "plain");
   }
 }
@@ -89,27 +90,27 @@ TEST(AsyncCopies, WriteZerosWhereTheSourceIsNotValid) {
   EXPECT_EQ(to.host(), expected);
 }
 
-template <int kColumns>
+template <int kMmaColumns>
 __global__ void places(uint32_t* offsets) {
-  const int chunks = kColumns / 8;
+  const int chunks = kMmaColumns / 8;
   for (int i = threadIdx.x; i < 16 * chunks; i += 32)
-    offsets[i] = ptx::swizzled_chunk<kColumns>(i / chunks, i % chunks);
+    offsets[i] = ptx::swizzled_chunk<kMmaColumns>(i / chunks, i % chunks);
 }
 
-template <int kColumns>
+template <int kMmaColumns>
 void expect_places() {
-  constexpr int kChunks = kColumns / 8;
+  constexpr int kChunks = kMmaColumns / 8;
   const DeviceArray<uint32_t> offsets(16 * kChunks);
-  places<kColumns><<<1, 32>>>(offsets.data());
+  places<kMmaColumns><<<1, 32>>>(offsets.data());
   testing::require(cudaGetLastError());
   const auto host = offsets.host();
   EXPECT_EQ(std::set<uint32_t>(host.begin(), host.end()).size(), host.size());
-  for (const uint32_t offset : host) EXPECT_TRUE(offset % 16 == 0 && offset < 16 * kColumns * 2);
+  for (const uint32_t offset : host) EXPECT_TRUE(offset % 16 == 0 && offset < 16 * kMmaColumns * 2);
   for (int chunk = 0; chunk < kChunks; ++chunk)
     for (int first : {0, 8}) {
       std::set<uint32_t> banks;
       for (int row = first; row < first + 8; ++row) banks.insert(host[row * kChunks + chunk] % 128);
-      EXPECT_EQ(banks.size(), 8u) << kColumns << ", chunk " << chunk;
+      EXPECT_EQ(banks.size(), 8u) << kMmaColumns << ", chunk " << chunk;
     }
 }
 

@@ -51,7 +51,7 @@ class LmEvalExample(unittest.TestCase):
         return lethe_lm_eval.Lethe(model=self.name, lethe=LETHE, **options)
 
     def test_answers_in_the_order_of_the_requests(self):
-        asked = [request("the river", " forgets"), request("", "a"), request("an old", " ferryman remembers"), request("the river", " qzx")]
+        asked = [request("the river", " forgets"), request("", "a"), request("an old", " ferryman remembers"), request("the river", " ZXQJVKW")]
         found = self.model().loglikelihood(asked)
         self.assertEqual(len(found), 4)
         for log_likelihood, greedy in found:

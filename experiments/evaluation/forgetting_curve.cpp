@@ -10,6 +10,7 @@
 
 #include "experiments/evaluation/evaluation.hpp"
 #include "experiments/evaluation/per_token_loss.hpp"
+#include "experiments/evaluation/predictor.hpp"
 #include "experiments/evaluation/significance.hpp"
 
 namespace lethe {
@@ -279,13 +280,11 @@ Evaluation forgetting_curve_evaluation() {
     JsonReader reader(given, "forgetting_curve");
     settings.read(reader);
     reader.finish();
-    const bool was_training = model->is_training();
-    model->eval();
+    const InEvaluation evaluating(model);
     const auto guesses = [&](const Tensor& tokens, const Tensor& labels) {
-      return model->scores(tokens.to(model->device()), labels.to(model->device())).correct;
+      return predictions_of_last(model, tokens, labels).correct;
     };
     const ForgettingCurve curve = forgetting_curve(guesses, dataset, settings, progress);
-    model->train(was_training);
 
     Evaluated result;
     const auto record = [&](const char* metric, const char* unit, double value) {

@@ -20,6 +20,14 @@ inline Predictor predictor_of(LanguageModel& model) {
   };
 }
 
+/// Of a model, for the targets of the last n tokens: labels [B,n]. The results have their shape.
+inline LanguageModelImpl::Predictions predictions_of_last(LanguageModel& model, const torch::Tensor& tokens,
+                                                          const torch::Tensor& labels) {
+  const int64_t last = labels.size(1), before = tokens.size(1) - last;
+  const auto found = predictor_of(model)(tokens, torch::constant_pad_nd(labels, {before, 0}, -1));
+  return {found.losses.narrow(1, before, last), found.correct.narrow(1, before, last)};
+}
+
 /// A model in evaluation mode until the end of the scope, which restores its mode.
 class InEvaluation {
  public:

@@ -138,19 +138,6 @@ Tensor LanguageModelImpl::accumulate_gradients(const Tensor& tokens, const Tenso
   return head.losses.view(labels.sizes());
 }
 
-LinearCrossEntropy LanguageModelImpl::scores(const Tensor& tokens, const Tensor& labels) {
-  const torch::NoGradGuard no_gradient;
-  if (labels.dim() != 2 || labels.size(0) != tokens.size(0) || labels.size(1) < 1 || labels.size(1) > tokens.size(1))
-    throw std::invalid_argument("labels: expected [" + std::to_string(tokens.size(0)) + ", 1 … " +
-                                std::to_string(tokens.size(1)) + "], found " + c10::str(labels.sizes()));
-  const Tensor rows = hidden(tokens, nullptr).narrow(1, tokens.size(1) - labels.size(1), labels.size(1));
-  LinearCrossEntropy found = linear_cross_entropy(rows.flatten(0, 1), parts_->head->weight(parts_->dtype),
-                                                  labels.flatten(), config_.vocabulary);
-  found.losses = found.losses.view(labels.sizes());
-  found.correct = found.correct.view(labels.sizes());
-  return found;
-}
-
 FlatParameters& LanguageModelImpl::flatten(bool with_gradients, int64_t parts) {
   flat_ = parts_->weights.flatten(parts_->dtype, with_gradients, parts);
   return flat_;

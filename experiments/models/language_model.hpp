@@ -63,14 +63,6 @@ class LanguageModelImpl : public torch::nn::Module {
   /// throws   std::logic_error for a model that isn't flattened with gradients
   torch::Tensor accumulate_gradients(const torch::Tensor& tokens, const torch::Tensor& labels, double scale);
 
-  /// Loss of each label in nats, and whether it is the most probable token: what evaluations read, in bounded memory. The output head reads
-  /// the last n tokens alone.
-  ///
-  /// reads    tokens [B,T] int64; labels [B,n] int64, 1 ≤ n ≤ T: the targets of the last n tokens
-  /// returns  losses and correct, [B,n]; without a derivative
-  /// throws   std::invalid_argument for labels of another shape
-  LinearCrossEntropy scores(const torch::Tensor& tokens, const torch::Tensor& labels);
-
   /// Moves the parameters into flat buffers, as training and evaluation read them; their names and values stay. To be called again after load().
   ///
   /// reads  parts as FlatParameters::of

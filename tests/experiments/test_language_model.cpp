@@ -176,25 +176,6 @@ TEST(LanguageModel, ComparesTheLabelOfAPositionWithItsOwnLogits) {
   EXPECT_GT(distance(model->losses(tokens, tokens), expected), 1e-3);
 }
 
-TEST(LanguageModel, ScoresTheLabelsOfTheLastTokens) {
-  ModelConfig config = tiny_model();
-  config.compute_dtype = "float64";
-  LanguageModel model(config);
-  const torch::NoGradGuard no_gradient;
-  const Tensor tokens = some_tokens(2, 16), logits = model->forward(tokens), best = logits.argmax(-1);
-  Tensor labels = tokens.roll(-1, 1);
-  labels.select(1, 12).copy_(best.select(1, 12));
-  for (const int64_t last : {1, 4, 16}) {
-    const Tensor asked = labels.narrow(1, 16 - last, last);
-    const LinearCrossEntropy found = model->scores(tokens, asked);
-    EXPECT_LT(distance(found.losses, model->losses(tokens, labels).narrow(1, 16 - last, last)), 1e-12);
-    EXPECT_TRUE(found.correct.equal(best.narrow(1, 16 - last, last) == asked));
-  }
-  EXPECT_THROW(model->scores(tokens, labels.narrow(1, 0, 0)), std::invalid_argument);
-  EXPECT_THROW(model->scores(tokens.narrow(1, 0, 8), labels), std::invalid_argument);
-  EXPECT_THROW(model->scores(tokens, labels.narrow(0, 0, 1)), std::invalid_argument);
-}
-
 TEST(LanguageModel, PredictsThePositionsWithALabelAlone) {
   ModelConfig config = tiny_model();
   config.compute_dtype = "float64";

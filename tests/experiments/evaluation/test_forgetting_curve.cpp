@@ -6,6 +6,7 @@
 
 #include "experiments/evaluation/evaluation.hpp"
 #include "experiments/evaluation/forgetting_curve.hpp"
+#include "experiments/evaluation/predictor.hpp"
 #include "experiments/models/mixers/attention.hpp"
 #include "experiments/models/mixers/local.hpp"
 #include "tests/experiments/evaluation/published_curve.hpp"
@@ -47,7 +48,7 @@ Guesses copier_with_errors(double rate) {
 }
 
 Guesses guesses_of(LanguageModel& model) {
-  return [&](const Tensor& tokens, const Tensor& labels) { return model->scores(tokens, labels).correct; };
+  return [&](const Tensor& tokens, const Tensor& labels) { return predictions_of_last(model, tokens, labels).correct; };
 }
 
 TEST(ForgettingCurve, OfAPerfectCopierIsFineToTheEnd) {
@@ -115,7 +116,7 @@ std::vector<Tensor> losses_of(LanguageModel& model, const CurveSettings& setting
   std::vector<Tensor> losses;
   forgetting_curve(
       [&](const Tensor& tokens, const Tensor& labels) {
-        const LinearCrossEntropy found = model->scores(tokens, labels);
+        const auto found = predictions_of_last(model, tokens, labels);
         losses.push_back(found.losses);
         return found.correct;
       },

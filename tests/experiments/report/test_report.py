@@ -9,7 +9,6 @@ import unittest
 from checkout import CERTIFICATE, SOURCE, WithCheckout  # first: it finds tools/report
 from report.benchmarks import benchmark_page
 from report.curves import smoothed
-from report.items import TITLES, is_about, read_items
 from report.markdown import number, table
 from report.page import page
 from report.results import COLUMNS, BadResult, load_machine, read_table
@@ -292,54 +291,6 @@ class Throughput(WithCheckout):
         self.path.with_suffix(".json").unlink()
         with self.assertRaisesRegex(BadResult, "expected its certificate attention_throughput.json"):
             throughput_page(self.path)
-
-
-class Items(WithCheckout):
-    """The table of the papers' items, over the checkout's claim."""
-
-    HEADER = "paper,item,says,state,claims,why"
-
-    def table(self, *rows):
-        path = self.checkout.root / "experiments/papers/items.csv"
-        path.write_text("\n".join([self.HEADER, *rows]) + "\n")
-        return readme_table(self.checkout.root, self.checkout.results, "all", "items")
-
-    def test_a_row_has_the_verdicts_on_its_statements(self):
-        text = self.table("FoX,Table 3,components help,measured,ablations,smaller", "FoX,Table 1,tasks,out of reach,,760M")
-        self.assertIn("| Table 3 | components help | measured | ablations at quick: 1 trend reproduced | smaller |", text)
-        self.assertIn("| Table 1 | tasks | out of reach |  | 760M |", text)
-
-    def test_a_claim_without_a_result_has_no_run_yet(self):
-        self.assertIn("needle: no run yet", self.table("FoX,Fig. 4,needle,measured,needle,"))
-
-    def test_the_largest_scale_is_shown(self):
-        larger = self.checkout.results / "other"
-        larger.mkdir()
-        for file in self.checkout.machine.iterdir():
-            (larger / file.name).write_bytes(file.read_bytes())
-        (larger / "ablations.json").write_text(json.dumps(CERTIFICATE | {"scale": "gpu"}))
-        self.assertIn("ablations at gpu:", self.table("FoX,Table 3,components help,measured,ablations,"))
-
-    def test_figure_2_is_not_figure_21(self):
-        row = {"paper": "FoX", "item": "Fig. 2"}
-        self.assertTrue(is_about({"source": "FoX Fig. 2 and Section 4.2"}, row))
-        self.assertFalse(is_about({"source": "FoX Fig. 21"}, row))
-        self.assertFalse(is_about({"source": "ACP Fig. 2 left"}, row))
-
-    def test_a_state_that_is_none_is_refused(self):
-        with self.assertRaisesRegex(BadResult, "line 2: state: expected one of exact, measured, open, out of reach, found maybe"):
-            self.table("FoX,Table 3,components help,maybe,ablations,")
-
-    def test_every_row_of_the_project_is_whole(self):
-        rows = read_items(SOURCE)
-        known = {path.parent.name for path in SOURCE.glob("experiments/papers/*/*/paper.csv")}
-        self.assertEqual({row["paper"] for row in rows}, set(TITLES))
-        self.assertEqual(len({(row["paper"], row["item"]) for row in rows}), len(rows))
-        for row in rows:
-            claims = set(filter(None, row["claims"].split(";")))
-            self.assertTrue(row["state"] != "measured" or claims, row)
-            self.assertTrue(claims <= known or "to be measured by" in row["why"], row)
-            self.assertTrue(row["state"] in ("exact", "measured") or row["why"], row)
 
 
 class Checks(WithCheckout):

@@ -12,6 +12,7 @@
 #include <c10/cuda/CUDAGuard.h>
 
 #include "optimized/cuda/matrix_state.hpp"
+#include "optimized/torch/dtype.hpp"
 
 namespace lethe::cuda {
 namespace {
@@ -40,14 +41,6 @@ Operand operand(const Tensor& tensor) {
   return {tensor.const_data_ptr(), tensor.stride(0), tensor.stride(1), tensor.stride(2)};
 }
 
-Dtype dtype_of(const Tensor& tensor) {
-  switch (tensor.scalar_type()) {
-    case at::kFloat: return Dtype::kFloat32;
-    case at::kBFloat16: return Dtype::kBFloat16;
-    default: return Dtype::kFloat16;
-  }
-}
-
 // A call as the kernels read it.
 struct Prepared {
   const int64_t key_dim, value_dim;
@@ -67,7 +60,7 @@ struct Prepared {
     value = readable(widened(columns, padded(columns.size(3))));
     const int64_t length = query.size(1), heads = query.size(2);
     input.shape = {query.size(0), length, length, heads, heads, query.size(3), value.size(3)};
-    input.dtype = dtype_of(in.query);
+    input.dtype = dtype_of(in.query.scalar_type());
     input.scale = normalize ? 1.0 : in.scale;
     input.query = operand(query);
     input.key = operand(key);

@@ -26,7 +26,7 @@ const Dataset& small_dataset();
 /// returns  the folder
 std::filesystem::path write_small_artefact(const std::filesystem::path& folder);
 
-/// The position behind the last line of a log.
+/// The position after a log's last line.
 LogPosition position_of(std::string_view log);
 
 }  // namespace lethe

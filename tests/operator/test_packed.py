@@ -3,10 +3,9 @@
 usage: test_packed.py LIBLETHE_TORCH [--device cuda] [unittest's own arguments]
 """
 
-import os
-import sys
 import unittest
 
+import on_device
 import torch
 
 LENGTHS = [5, 0, 64, 1, 200, 130, 0]
@@ -142,13 +141,6 @@ class Packed(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    torch.ops.load_library(sys.argv.pop(1))
+    DEVICE, DTYPES = on_device.from_arguments()
     lethe = torch.ops.lethe
-    DEVICE, DTYPES = "cpu", [torch.float64, torch.float32, torch.bfloat16]
-    if sys.argv[1:2] == ["--device"]:
-        DEVICE, DTYPES = sys.argv.pop(2), [torch.float32, torch.bfloat16, torch.float16]
-        del sys.argv[1]
-        if not torch.cuda.is_available() and os.environ.get("LETHE_REQUIRE_GPU") != "1":
-            print("needs a GPU")
-            sys.exit(77)  # which ctest counts as skipped
     unittest.main()

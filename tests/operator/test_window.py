@@ -3,10 +3,9 @@
 usage: test_window.py LIBLETHE_TORCH [--device cuda] [unittest's own arguments]
 """
 
-import os
-import sys
 import unittest
 
+import on_device
 import torch
 
 BOUNDS = {torch.float64: 1e-11, torch.float32: 3e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
@@ -109,13 +108,6 @@ class Window(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    torch.ops.load_library(sys.argv.pop(1))
+    DEVICE, DTYPES = on_device.from_arguments()
     lethe = torch.ops.lethe
-    DEVICE, DTYPES = "cpu", [torch.float64, torch.float32, torch.bfloat16]
-    if sys.argv[1:2] == ["--device"]:
-        DEVICE, DTYPES = sys.argv.pop(2), [torch.float32, torch.bfloat16, torch.float16]
-        del sys.argv[1]
-        if not torch.cuda.is_available() and os.environ.get("LETHE_REQUIRE_GPU") != "1":
-            print("needs a GPU")
-            sys.exit(77)  # which ctest counts as skipped
     unittest.main()

@@ -24,6 +24,8 @@ std::string unsupported_size(const Shape& shape, int64_t tiles_a_block) {
   return "";
 }
 
+constexpr int64_t kShortest = 16;  // tokens: below it one at a time is faster, and exact in float32
+
 std::string unsupported_size(const Shape& shape, const MatrixStateForm& form, int64_t widest, int capability) {
   constexpr int64_t kHeads = INT_MAX / 16;
   if (capability < 80) return "device: expected compute capability 8.0 or above, found " + dotted(capability);
@@ -61,7 +63,6 @@ std::string unsupported_by_ampere(const Shape& shape, Dtype dtype, int capabilit
 }
 
 std::string unsupported_by_chunks(const Shape& shape, const MatrixStateForm& form, Dtype dtype, int capability) {
-  constexpr int64_t kShortest = 16;  // below it one token at a time is faster, and exact in float32
   if (const std::string reason = expected_16_bits(dtype); !reason.empty()) return reason;
   if (shape.key_length < kShortest)
     return "length: expected at least 16 tokens, found " + std::to_string(shape.key_length);
@@ -69,6 +70,16 @@ std::string unsupported_by_chunks(const Shape& shape, const MatrixStateForm& for
   if (form.key_gate == MatrixStateForm::Gate::kKey) return "log_key_gate: expected one a token, found one a row";
   if (form.value_gate) return "log_value_gate: expected none, found one";
   return unsupported_size(shape, form, 256, capability);
+}
+
+std::string unsupported_by_vector_gates(const Shape& shape, const MatrixStateForm& form, Dtype dtype, int capability) {
+  if (const std::string reason = expected_16_bits(dtype); !reason.empty()) return reason;
+  if (shape.key_length < kShortest)
+    return "length: expected at least 16 tokens, found " + std::to_string(shape.key_length);
+  if (form.delta) return "beta: expected none, found one";
+  if (form.key_gate != MatrixStateForm::Gate::kKey)
+    return "log_key_gate: expected one a row, found none or one a token";
+  return unsupported_size(shape, form, 128, capability);
 }
 
 std::string unsupported_by_scan(const Shape& shape, const MatrixStateForm& form, Dtype dtype, int capability) {

@@ -44,6 +44,20 @@ at::Tensor swiglu(const at::Tensor& gate_and_up);
 at::Tensor gated_output(const at::Tensor& o, const std::optional<at::Tensor>& gate,
                         const std::optional<at::Tensor>& norm, double epsilon);
 
+/// A causal convolution of every channel with a few weights of its own, and SiLU where wanted:
+///
+///   u_tc = b_c + Σ_{i<W} w_ci x_{t−W+1+i,c},  values = u, or silu(u)
+///
+/// source   Dao & Gu 2024, "Mamba-2", Section 7; the short convolution of DeltaNet and Gated DeltaNet
+/// reads    x [B,T,C]; weight [C,W] float32 (float64), W 2 … 4, the newest token's last; bias [C] in its dtype, absent: 0; state [B,W−1,C] in the dtype of
+///          x, the tokens before the first, absent: 0. The state for the tokens to come is the last W−1 tokens of state and x
+/// returns  values [B,T,C] in the dtype of x
+/// throws   c10::Error "name: expected …, found …" for another dtype, device or shape
+/// cost     one read and one write of each array, W·B·T·C multiply-adds; saves its arguments for the backward and nothing else. That computes u again;
+///          gradients of weight and bias are partial sums of fixed ranges of tokens, added in one fixed order
+at::Tensor short_convolution(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+                             const std::optional<at::Tensor>& state, bool silu);
+
 /// From the products with x to the operator's inputs. In this order:
 ///
 ///   k_t ← α_t k_{t−1} + (1 − α_t) k_t, α = σ(key_shift), k_{−1} = 0;  v the same with value_shift

@@ -60,7 +60,19 @@ def gated_output_calls(dtype):
         yield o, None, norm, EPSILON
 
 
-CALLS = {"add_rms_norm": add_rms_norm_calls, "swiglu": swiglu_calls, "gated_output": gated_output_calls}
+def short_convolution_calls(dtype):
+    """Runs that are whole, partly filled and shorter than the convolution; channels of whole pieces and others; every width."""
+    wide = torch.promote_types(dtype, torch.float32)
+    for batch, length, channels, width in ((1, 1, 64, 4), (2, 700, 768, 4), (1, 257, 3328, 4), (3, 33, 96, 3), (2, 64, 64, 2), (5, 2, 40, 4), (2, 131, 37, 4)):
+        x, weight, bias = normal(batch, length, channels, dtype=dtype), normal(channels, width, dtype=wide), normal(channels, dtype=wide)
+        yield x, weight, bias, normal(batch, width - 1, channels, dtype=dtype), True
+        yield x, weight, None, None, False
+    weight = normal(64, 4, dtype=wide)
+    yield normal(2, 50, 64, dtype=dtype, pad=64), weight, None, None, True
+    yield normal(2, 50, 64, dtype=dtype, shift=1), weight, None, None, True
+
+
+CALLS = {"add_rms_norm": add_rms_norm_calls, "swiglu": swiglu_calls, "gated_output": gated_output_calls, "short_convolution": short_convolution_calls}
 
 
 def moved(arguments, device, dtype=None):
@@ -142,7 +154,8 @@ class Layers(unittest.TestCase):
         f = torch.bfloat16
         empty = lambda *shape, dtype=f: torch.zeros(*shape, dtype=dtype, device=DEVICE)
         for name, arguments in (("add_rms_norm", (empty(0, 8), empty(0, 8), empty(8, dtype=torch.float32), EPSILON, f)),
-                                ("swiglu", (empty(0, 8),)), ("gated_output", (empty(0, 3, 2, 4), empty(0, 3, 8), empty(8, dtype=torch.float32), EPSILON))):
+                                ("swiglu", (empty(0, 8),)), ("gated_output", (empty(0, 3, 2, 4), empty(0, 3, 8), empty(8, dtype=torch.float32), EPSILON)),
+                                ("short_convolution", (empty(2, 0, 8), empty(8, 4, dtype=torch.float32), empty(8, dtype=torch.float32), empty(2, 3, 8), True))):
             self.assertEqual(sum(float(r.abs().sum()) for r in results(name, arguments)), 0)
 
     @unittest.skipIf("cpu" in sys.argv, "graphs are a GPU's")

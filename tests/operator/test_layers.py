@@ -36,7 +36,14 @@ def gated_output(o, gate, norm, epsilon):
     return (o.flatten(2) * (1 if gate is None else gate.sigmoid()),)
 
 
-FORMULAS = {"add_rms_norm": add_rms_norm, "swiglu": swiglu, "gated_output": gated_output}
+def short_convolution(x, weight, bias, state, silu):
+    width = weight.shape[1]
+    before = x.new_zeros(x.shape[0], width - 1, x.shape[2]) if state is None else state
+    u = torch.nn.functional.conv1d(torch.cat((before, x), 1).transpose(1, 2), weight.unsqueeze(1), bias, groups=x.shape[2]).transpose(1, 2)
+    return (torch.nn.functional.silu(u) if silu else u,)
+
+
+FORMULAS = {"add_rms_norm": add_rms_norm, "swiglu": swiglu, "gated_output": gated_output, "short_convolution": short_convolution}
 
 
 def operator(name):
@@ -63,6 +70,12 @@ def cases(dtype):
     yield "gated_output", (o.transpose(0, 1), gate.transpose(0, 1), norm, EPSILON)
     for absent in ((gate, None), (None, norm), (None, None)):
         yield "gated_output", (o, *absent, EPSILON)
+    taps, bias, state = normal(35, 4, dtype=weights, seed=7), normal(35, dtype=weights, seed=8), normal(2, 3, 35, dtype=dtype, seed=10)
+    yield "short_convolution", (products[..., 10:45], taps, bias, state, True)
+    yield "short_convolution", (products[..., 10:45].transpose(0, 1), taps, None, None, False)
+    yield "short_convolution", (products[:, :1, 35:], taps, None, state, True)
+    for width in (2, 3):
+        yield "short_convolution", (products[:, :, 35:], taps[:, :width], bias, state[:, :width - 1], False)
 
 
 def described(name, arguments):
@@ -122,7 +135,8 @@ class Layers(unittest.TestCase):
         f = torch.float32
         calls = {"add_rms_norm": (normal(1000, 70, dtype=f), normal(1000, 70, dtype=f), normal(70, dtype=f), EPSILON, f),
                  "swiglu": (normal(1000, 140, dtype=f),),
-                 "gated_output": (normal(2, 500, 5, 14, dtype=f), normal(2, 500, 70, dtype=f), normal(70, dtype=f), EPSILON)}
+                 "gated_output": (normal(2, 500, 5, 14, dtype=f), normal(2, 500, 70, dtype=f), normal(70, dtype=f), EPSILON),
+                 "short_convolution": (normal(2, 500, 70, dtype=f), normal(70, 4, dtype=f), normal(70, dtype=f), normal(2, 3, 70, dtype=f), True)}
         threads = torch.get_num_threads()
         try:
             for name, arguments in calls.items():
@@ -137,7 +151,8 @@ class Layers(unittest.TestCase):
 
     def test_no_rows_give_none_and_a_weight_gradient_of_zero(self):
         for name, arguments in (("add_rms_norm", (normal(0, 8), normal(0, 8), normal(8), EPSILON, torch.float64)),
-                                ("swiglu", (normal(0, 8),)), ("gated_output", (normal(0, 3, 2, 4), normal(0, 3, 8), normal(8), EPSILON))):
+                                ("swiglu", (normal(0, 8),)), ("gated_output", (normal(0, 3, 2, 4), normal(0, 3, 8), normal(8), EPSILON)),
+                                ("short_convolution", (normal(2, 0, 8), normal(8, 4), normal(8), normal(2, 3, 8), True))):
             gradients = run(operator(name), arguments)[1]
             self.assertEqual([g.shape for g in gradients], [a.shape for a in arguments if torch.is_tensor(a)])
             self.assertEqual(sum(float(g.abs().sum()) for g in gradients), 0)
@@ -172,7 +187,13 @@ class Layers(unittest.TestCase):
                 (lambda: lethe.swiglu(normal(3, 7)), "gate_and_up: expected an even number of columns, found 7"),
                 (lambda: lethe.gated_output(normal(1, 2, 3, 4), normal(1, 2, 11), None, EPSILON), "gate: expected shape"),
                 (lambda: lethe.gated_output(normal(1, 2, 3, 4), None, normal(12).float(), EPSILON), "norm: expected dtype Double, found Float"),
-                (lambda: lethe.gated_output(normal(2, 3, 4), None, None, EPSILON), "o: expected 4 dimensions")):
+                (lambda: lethe.gated_output(normal(2, 3, 4), None, None, EPSILON), "o: expected 4 dimensions"),
+                (lambda: lethe.short_convolution(normal(3, 4), normal(4, 4)), "x: expected 3 dimensions"),
+                (lambda: lethe.short_convolution(normal(2, 3, 4), normal(4, 5)), "weight: expected 2 to 4 columns, found 5"),
+                (lambda: lethe.short_convolution(normal(2, 3, 4), normal(5, 4)), "weight: expected shape"),
+                (lambda: lethe.short_convolution(normal(2, 3, 4), normal(4, 4).float()), "weight: expected dtype Double, found Float"),
+                (lambda: lethe.short_convolution(normal(2, 3, 4), normal(4, 4), normal(3)), "bias: expected shape"),
+                (lambda: lethe.short_convolution(normal(2, 3, 4), normal(4, 4), None, normal(2, 2, 4)), "state: expected shape")):
             with self.subTest(message):
                 with self.assertRaisesRegex(RuntimeError, "^" + message):
                     call()

@@ -91,6 +91,8 @@ OPERATORS = (
     Operator("gated_output", lambda m, n, normal: (normal(1, n, m.heads, m.width // m.heads), normal(1, n, m.width), normal(m.width, dtype=f32)),
              lambda o, gate, norm: (torch.ops.lethe.gated_output(o, gate, norm, 1e-6),), lambda i, r: i[:2]),
     Operator("swiglu", lambda m, n, normal: (normal(n, 2 * m.inner),), lambda gate_and_up: (torch.ops.lethe.swiglu(gate_and_up),), lambda i, r: i),
+    Operator("short_convolution", lambda m, n, normal: (normal(max(1, n // LENGTH), min(n, LENGTH), m.width), normal(m.width, 4, dtype=f32)),
+             lambda x, weight: (torch.ops.lethe.short_convolution(x, weight, None, None, True),), lambda i, r: i),
 )
 
 

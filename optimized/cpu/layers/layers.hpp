@@ -33,6 +33,14 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> gated_output_backward(const at::T
 at::Tensor swiglu_forward(const at::Tensor& gate_and_up);
 at::Tensor swiglu_backward(const at::Tensor& grad_values, const at::Tensor& gate_and_up);
 
+at::Tensor short_convolution_forward(const at::Tensor& x, const at::Tensor& weight,
+                                     const std::optional<at::Tensor>& bias, const std::optional<at::Tensor>& state,
+                                     bool silu);
+/// returns  the gradients of x, weight, bias and state (empty where absent)
+std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> short_convolution_backward(
+    const at::Tensor& grad_values, const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+    const std::optional<at::Tensor>& state, bool silu);
+
 /// returns  the logits' gradient in the dtype of the losses, before it is rounded to 16 bits; of no meaning without a scale
 at::Tensor cross_entropy_rows(const LogitRows& rows);
 

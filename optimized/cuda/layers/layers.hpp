@@ -99,6 +99,34 @@ struct GatedOutputBackward {
 size_t gated_output_workspace_bytes(int64_t rows, int64_t heads, int64_t head_dim, Dtype dtype);
 void gated_output_backward(const GatedOutputBackward& call);
 
+/// u_tc = bias_c + Σ_{i<width} weight_ci · x_{t−width+1+i,c},  values = u, or silu(u)
+struct ShortConvolution {
+  int64_t batch, length, channels;
+  int width;  ///< 2 … 4
+  Dtype dtype;
+  bool silu;
+  Rows x;              ///< [batch·length, channels]
+  const void* weight;  ///< [channels, width], float32 (float64 for float64)
+  const void* bias;    ///< [channels], as weight, or null
+  const void* state;   ///< [batch, width − 1, channels]: the tokens before the first; null: zeros
+  void* values;        ///< [batch·length, channels]
+  cudaStream_t stream;
+};
+void short_convolution(const ShortConvolution& call);
+
+/// With du = dy · silu'(u), or dy:  dx_t = Σ_i weight_i · du_{t+width−1−i},  dweight_i = Σ_t du_t · x_{t−width+1+i},  dbias = Σ_t du_t.
+struct ShortConvolutionBackward {
+  ShortConvolution forward;  ///< whose values are unused
+  Rows grad_values;
+  MutableRows grad_x;  ///< [batch·length, channels]
+  void* grad_weight;   ///< [channels, width], as weight
+  void* grad_bias;     ///< [channels], as weight, or null
+  void* grad_state;    ///< [batch, width − 1, channels], or null; unwritten where length is 0
+  void* workspace;     ///< short_convolution_workspace_bytes
+};
+size_t short_convolution_workspace_bytes(const ShortConvolution& call);
+void short_convolution_backward(const ShortConvolutionBackward& call);
+
 /// Loss and argmax of rows of logits, and their gradient in place:
 ///
 ///   loss_n = log Σ_{v<V} e^{l_nv} − l_{n,y},  l_nv ← (e^{l_nv}/Σ − 1_{v=y}) · scale for v < V, 0 for V ≤ v < pitch

@@ -42,7 +42,6 @@ std::string unsupported_size(const Shape& shape, const MatrixStateForm& form, in
 
 // What no kernel by chunks runs.
 std::string unsupported_in_chunks(const Shape& shape, Dtype dtype) {
-  constexpr int64_t kShortest = 16;  // below it one token at a time is faster, and exact in float32
   if (const std::string reason = expected_16_bits(dtype); !reason.empty()) return reason;
   if (shape.key_length < kShortest)
     return "length: expected at least 16 tokens, found " + std::to_string(shape.key_length);

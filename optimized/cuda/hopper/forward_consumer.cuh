@@ -283,7 +283,8 @@ struct ForwardConsumer {
   __device__ __forceinline__ void finish_sums() {
 #pragma unroll
     for (int h = 0; h < 2; ++h) rows.sum[h] = sum_of_four(rows.sum[h]);
-    if (!kRepeat && !__all_sync(~0u, fits && weights_fit<Element>(rows, accumulate)) && lane == 0 && atomicExch(&shared.listed[slot.index], true) == false)
+    if (!kRepeat && !__all_sync(~0u, fits && weights_fit<Element>(rows, accumulate)) && lane == 0 &&
+        atomicExch(&shared.listed[slot.index], true) == false)
       list_tile(a, shared.index[slot.index]);
   }
 

@@ -10,8 +10,13 @@
 
 namespace lethe::matrix_state {
 
-/// Warps of a pass over the chunks: four that hold the state, and four that prepare the next chunk for them.
-constexpr int kDeltaThreads = 2 * kComputing;
+/// Threads of a pass over the chunks: four warps for each 64 columns of the state, and four that prepare the next chunk for them.
+__host__ __device__ constexpr int delta_threads(int groups) { return (groups + 1) * kComputing; }
+/// Groups of 64 columns in a CTA: all of a state of more than 64 rows, so that its chunks are prepared once, where shared memory suffices.
+constexpr int delta_groups(bool hopper, int rows, int columns) { return hopper && rows > 64 && columns > 64 ? 2 : 1; }
+__host__ __device__ constexpr int delta_ctas(int columns, int groups) {
+  return (columns + 64 * groups - 1) / (64 * groups);
+}
 /// Blocks of 16 × 16 numbers on and below the diagonal of a chunk's square.
 constexpr int kLowerBlocks = kWarps * (kWarps + 1) / 2;
 

@@ -9,12 +9,12 @@
 namespace lethe::matrix_state {
 namespace {
 
-template <typename Element, int kRows>
+template <typename Element, int kRows, int kGroups>
 void launch_reversed(const DeltaArguments& p, bool hopper, cudaStream_t stream) {
-  launch_delta(delta_reversed<Element, kRows>,
-               hopper ? DeltaReverseMemory<kRows, delta_stages(true)>::kBytes
-                      : DeltaReverseMemory<kRows, delta_stages(false)>::kBytes,
-               p, stream);
+  launch_delta<kGroups>(delta_reversed<Element, kRows, kGroups>,
+                        hopper ? DeltaReverseMemory<kRows, kGroups, delta_stages(true)>::kBytes
+                               : DeltaReverseMemory<kRows, kGroups, delta_stages(false)>::kBytes,
+                        p, stream);
 }
 
 template <typename Element, int kTiles>
@@ -30,8 +30,10 @@ void launch_gradients(const DeltaGradients& p, cudaStream_t stream) {
 
 template <typename Element>
 void launch_both(const DeltaArguments& reversed, const DeltaGradients& gradients, bool hopper, cudaStream_t stream) {
-  reversed.rows <= 64 ? launch_reversed<Element, 64>(reversed, hopper, stream)
-                      : launch_reversed<Element, 128>(reversed, hopper, stream);
+  if (reversed.rows <= 64) launch_reversed<Element, 64, 1>(reversed, hopper, stream);
+  else if (delta_groups(hopper, reversed.rows, reversed.columns) == 1)
+    launch_reversed<Element, 128, 1>(reversed, hopper, stream);
+  else launch_reversed<Element, 128, 2>(reversed, hopper, stream);
   reversed.columns <= 64 ? launch_gradients<Element, 1>(gradients, stream)
                          : launch_gradients<Element, 2>(gradients, stream);
 }

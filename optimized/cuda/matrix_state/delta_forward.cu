@@ -7,18 +7,19 @@
 namespace lethe::matrix_state {
 namespace {
 
-template <typename Element, int kRows, bool kKeeps>
+template <typename Element, int kRows, int kGroups, bool kKeeps>
 void launch_instance(const DeltaArguments& p, bool hopper, cudaStream_t stream) {
-  launch_delta(delta_chunks<Element, kRows, kKeeps>,
-               hopper ? DeltaForwardMemory<kRows, delta_stages(true)>::kBytes
-                      : DeltaForwardMemory<kRows, delta_stages(false)>::kBytes,
-               p, stream);
+  launch_delta<kGroups>(delta_chunks<Element, kRows, kGroups, kKeeps>,
+                        hopper ? DeltaForwardMemory<kRows, kGroups, delta_stages(true)>::kBytes
+                               : DeltaForwardMemory<kRows, kGroups, delta_stages(false)>::kBytes,
+                        p, stream);
 }
 
 template <typename Element, bool kKeeps>
 void launch_rows(const DeltaArguments& p, bool hopper, cudaStream_t stream) {
-  p.rows <= 64 ? launch_instance<Element, 64, kKeeps>(p, hopper, stream)
-               : launch_instance<Element, 128, kKeeps>(p, hopper, stream);
+  if (p.rows <= 64) return launch_instance<Element, 64, 1, kKeeps>(p, hopper, stream);
+  delta_groups(hopper, p.rows, p.columns) == 1 ? launch_instance<Element, 128, 1, kKeeps>(p, hopper, stream)
+                                               : launch_instance<Element, 128, 2, kKeeps>(p, hopper, stream);
 }
 
 template <bool kKeeps>

@@ -10,6 +10,7 @@
 // and W. W is solved by blocks of 16 rows, those on the diagonal in float.
 
 #include "optimized/cuda/matrix_state/delta_parts.cuh"
+#include "optimized/cuda/ptx/transpose.cuh"
 
 namespace lethe::matrix_state {
 
@@ -24,25 +25,49 @@ struct alignas(16) DeltaForwardRows {
   float total;  ///< γ_C
 };
 
+template <int kGroups>
 struct DeltaForwardShared {
   DeltaForwardRows rows[2];
   alignas(16) ChunkGates gates;
   alignas(16) float key_unit[kChunk];
-  float strength[kChunk];  ///< β times the key's unit
-  float factor[kChunk];    ///< units of X's rows, then of N's
-  float largest[kWarps];
+  float strength[kChunk];         ///< β times the key's unit
+  float factor[kGroups][kChunk];  ///< units of X's rows, then of N's, of each 64 columns
+  float largest[kGroups][kWarps];
   uint64_t full[3];  ///< mbarriers of the stages
 };
 
-template <int kRows, int kStages>
+template <int kRows, int kGroups, int kStages>
 struct DeltaForwardMemory {
-  static constexpr int kTile = kRows / 64 * kPanel, kKey = kTile, kValue = 2 * kTile, kStage = 2 * kTile + kPanel;
-  static constexpr int kPairs = kStages * kStage, kInverse = kPairs + 2 * kFragments;
-  static constexpr int kState = kInverse + 2 * kFragments, kSolution = kState + kTile, kOthers = kSolution + kPanel;
-  static constexpr int kBytes = kOthers + sizeof(DeltaForwardShared);
+  static constexpr int kTile = kRows / 64 * kPanel, kKey = kTile, kValue = 2 * kTile,
+                       kStage = 2 * kTile + kGroups * kPanel;
+  static constexpr int kPairs = kStages * kStage, kInverse = kPairs + 2 * kFragments,
+                       kState = kInverse + 2 * kFragments, kSolution = kState + kGroups * kTile,
+                       kOthers = kSolution + kPanel;
+  static constexpr int kBytes = kOthers + sizeof(DeltaForwardShared<kGroups>);
 };
 
-/// The blocks (i, j ≤ i) of W to `solution` as float16; `sums` has G's rows of this warp and returns W's. `scratch`: 16 rows of 20 floats, this warp's.
+/// Two floats as float16, and what that leaves.
+struct Halves {
+  uint32_t high, low;
+
+  __device__ __forceinline__ Halves(float x, float y) {
+    high = pack<__half>(x, y);
+    const float2 rounded = unpack<__half>(high);
+    low = pack<__half>(x - rounded.x, y - rounded.y);
+  }
+};
+
+/// sums += A B by tile of eight columns, without what two low parts give.
+__device__ __forceinline__ void add_halves(float (&sum)[4], const uint32_t (&high)[4], const uint32_t (&low)[4],
+                                           const uint32_t (&right_high)[2], const uint32_t (&right_low)[2]) {
+  ptx::multiply_add<__half>(sum, high, right_low[0], right_low[1]);
+  ptx::multiply_add<__half>(sum, low, right_high[0], right_high[1]);
+  ptx::multiply_add<__half>(sum, high, right_high[0], right_high[1]);
+}
+
+/// `sums` has G's rows of this warp and returns W's. `solution` gets the blocks (i, j ≤ i) of W as float16, and above the diagonal what that leaves of
+/// those that other rows need: of block (i, j) in block (j, i + 1). Keys that correlate make W of numbers that nearly cancel, which 16 bits would lose.
+/// `scratch`: 16 rows of 20 floats, this warp's.
 __device__ __forceinline__ void solve_rows(Sums& sums, uint32_t solution, float* scratch, const float* strength,
                                            const float* key_unit, int block, int lane) {
   constexpr int kStride = 20;
@@ -50,35 +75,43 @@ __device__ __forceinline__ void solve_rows(Sums& sums, uint32_t solution, float*
   const auto column_factor = [&](int column) {
     return strength[column] * key_unit[column];
   };  // β, and the key's unit twice
-  const float one[2] = {1.0f, 1.0f};
-  store_rows<__half>(sums, one, solution, block, lane);
+  // scratch: the diagonal block's transpose.
 #pragma unroll
   for (int c = 0; c < 8; ++c)
     if (c / 2 == block)
 #pragma unroll
-      for (int e = 0; e < 4; ++e) scratch[(g + 8 * (e / 2)) * kStride + 8 * (c % 2) + 2 * t + e % 2] = sums[c][e];
+      for (int e = 0; e < 4; ++e) scratch[(8 * (c % 2) + 2 * t + e % 2) * kStride + g + 8 * (e / 2)] = sums[c][e];
   __syncwarp();
-  if (lane < 16) {
-    float weighted[16];
+  // A lane its column of W_b = G_b − G_b β W_b, from the first row on: each row's number is done when those before it are taken away.
+  float solved[16];
+  const int own = lane % 16;
 #pragma unroll
-    for (int i = 0; i < 16; ++i) {
-      float sum = i > lane ? scratch[i * kStride + lane] : 0.0f;
+  for (int i = 0; i < 16; i += 4) {
+    const float4 x = *reinterpret_cast<const float4*>(scratch + own * kStride + i);
+    solved[i] = x.x, solved[i + 1] = x.y, solved[i + 2] = x.z, solved[i + 3] = x.w;
+  }
 #pragma unroll
-      for (int j = 0; j < i; j += 4) {
-        const float4 row = *reinterpret_cast<const float4*>(scratch + i * kStride + j);
-        sum = fmaf(-row.x, weighted[j], sum);
-        if (j + 1 < i) sum = fmaf(-row.y, weighted[j + 1], sum);
-        if (j + 2 < i) sum = fmaf(-row.z, weighted[j + 2], sum);
-        if (j + 3 < i) sum = fmaf(-row.w, weighted[j + 3], sum);
-      }
-      if (i > lane) scratch[lane * kStride + i] = sum;  // above the diagonal, whose numbers are not used
-      weighted[i] = sum * column_factor(16 * block + i);
+  for (int j = 0; j < 15; ++j) {
+    const float weighted = solved[j] * column_factor(16 * block + j);
+#pragma unroll
+    for (int i = (j + 1) / 4 * 4; i < 16; i += 4) {
+      const float4 x = *reinterpret_cast<const float4*>(scratch + j * kStride + i);
+      if (i > j) solved[i] = fmaf(-x.x, weighted, solved[i]);
+      if (i + 1 > j) solved[i + 1] = fmaf(-x.y, weighted, solved[i + 1]);
+      if (i + 2 > j) solved[i + 2] = fmaf(-x.z, weighted, solved[i + 2]);
+      if (i + 3 > j) solved[i + 3] = fmaf(-x.w, weighted, solved[i + 3]);
     }
   }
   __syncwarp();
-  // The other blocks of (I − W_b β) G_b, W_b the diagonal block.
+  if (lane < 16)
+#pragma unroll
+    for (int i = 0; i < 16; i += 4)
+      *reinterpret_cast<float4*>(scratch + own * kStride + i) = {solved[i], solved[i + 1], solved[i + 2],
+                                                                 solved[i + 3]};
+  __syncwarp();
+  // Y = (I − W_b β) G_b, the other blocks.
   float diagonal[2][4];
-  uint32_t left[4];
+  uint32_t high[4], low[4];
 #pragma unroll
   for (int n = 0; n < 2; ++n) {
     const int column = 8 * n + 2 * t;
@@ -86,45 +119,52 @@ __device__ __forceinline__ void solve_rows(Sums& sums, uint32_t solution, float*
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = g + 8 * half;
-      const float x = row > column ? scratch[column * kStride + row] : 0.0f,
-                  y = row > column + 1 ? scratch[(column + 1) * kStride + row] : 0.0f;
+      const float x = scratch[column * kStride + row], y = scratch[(column + 1) * kStride + row];
       diagonal[n][2 * half] = x;
       diagonal[n][2 * half + 1] = y;
-      left[2 * n + half] = pack<__half>(x * near, y * far);
+      const Halves parts(x * near, y * far);
+      high[2 * n + half] = parts.high;
+      low[2 * n + half] = parts.low;
     }
   }
-  const auto add_columns = [&](const uint32_t(&a)[4], int k, int end) {  // blocks 0 … end − 1 of row block k
 #pragma unroll
-    for (int j = 0; j < kWarps - 1; ++j) {
-      if (j >= end) continue;
-      uint32_t b[4];
-      load_right_rows(b, solution, k, j, lane);
-      ptx::multiply_add<__half>(sums[2 * j], a, b[0], b[1]);
-      ptx::multiply_add<__half>(sums[2 * j + 1], a, b[2], b[3]);
+  for (int c = 0; c < 6; ++c) {
+    if (c / 2 >= block) continue;
+    uint32_t right_high[2], right_low[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const Halves parts(sums[c][2 * half], sums[c][2 * half + 1]);
+      right_high[half] = ptx::transposed(parts.high);
+      right_low[half] = ptx::transposed(parts.low);
     }
-  };
-  add_columns(left, block, block);
+    add_halves(sums[c], high, low, right_high, right_low);
+  }
 #pragma unroll
   for (int c = 0; c < 8; ++c) {
     if (c / 2 != block) continue;
 #pragma unroll
     for (int e = 0; e < 4; ++e) sums[c][e] = diagonal[c % 2][e];
   }
-  const auto store_block = [&](int j) {
+  const auto store_blocks = [&] {
 #pragma unroll
     for (int c = 0; c < 8; ++c) {
-      if (c / 2 != j) continue;
+      if (c / 2 > block) continue;
 #pragma unroll
-      for (int half = 0; half < 2; ++half)
-        ptx::store_word(at_piece(sums_address(solution, block, lane), c) + 1024 * half,
-                        pack<__half>(sums[c][2 * half], sums[c][2 * half + 1]));
+      for (int half = 0; half < 2; ++half) {
+        const Halves parts(sums[c][2 * half], sums[c][2 * half + 1]);
+        ptx::store_word(at_piece(sums_address(solution, block, lane), c) + 1024 * half, parts.high);
+        if (block + 1 < kWarps)
+          ptx::store_word(at_piece(sums_address(solution, c / 2, lane), 2 * (block + 1) + c % 2) + 1024 * half,
+                          parts.low);
+      }
     }
   };
-  store_block(block);
+  if (block == 0) store_blocks();
   ptx::named_barrier_sync(kPrepareBarrier, kComputing);
   if (block == 0) return;
-  // W_j = Y_j − Σ_{j ≤ k < block} Y_k β W_kj, Y the above.
-  uint32_t lefts[kWarps - 1][4];
+  if (block >= 2) ptx::named_barrier_sync(kFirstRowBarrier, 3 * 32);
+  if (block == 3) ptx::named_barrier_sync(kSecondRowBarrier, 2 * 32);
+    // W_j = Y_j − Σ_{j ≤ k < block} Y_k β W_kj.
 #pragma unroll
   for (int k = 0; k < kWarps - 1; ++k) {
     if (k >= block) continue;
@@ -133,42 +173,49 @@ __device__ __forceinline__ void solve_rows(Sums& sums, uint32_t solution, float*
       const int column = 16 * k + 8 * n + 2 * t;
       const float near = -column_factor(column), far = -column_factor(column + 1);
 #pragma unroll
-      for (int half = 0; half < 2; ++half)
-        lefts[k][2 * n + half] = pack<__half>(sums[2 * k + n][2 * half] * near, sums[2 * k + n][2 * half + 1] * far);
+      for (int half = 0; half < 2; ++half) {
+        const Halves parts(sums[2 * k + n][2 * half] * near, sums[2 * k + n][2 * half + 1] * far);
+        high[2 * n + half] = parts.high;
+        low[2 * n + half] = parts.low;
+      }
+    }
+#pragma unroll
+    for (int j = 0; j <= k; ++j) {
+      uint32_t right_high[4], right_low[4];
+      load_right_rows(right_high, solution, k, j, lane);
+      load_right_rows(right_low, solution, j, k + 1, lane);
+#pragma unroll
+      for (int n = 0; n < 2; ++n)
+        add_halves(sums[2 * j + n], high, low, {right_high[2 * n], right_high[2 * n + 1]},
+                   {right_low[2 * n], right_low[2 * n + 1]});
     }
   }
-  if (block >= 2) ptx::named_barrier_sync(kFirstRowBarrier, 3 * 32);
-  if (block == 3) ptx::named_barrier_sync(kSecondRowBarrier, 2 * 32);
-#pragma unroll
-  for (int k = 0; k < kWarps - 1; ++k)
-    if (k < block) add_columns(lefts[k], k, k + 1);
-#pragma unroll
-  for (int j = 0; j < kWarps - 1; ++j)
-    if (j < block) store_block(j);
+  store_blocks();
   __syncwarp();
   if (block == 1) ptx::named_barrier_arrive(kFirstRowBarrier, 3 * 32);
   if (block == 2) ptx::named_barrier_arrive(kSecondRowBarrier, 2 * 32);
 }
 
-template <typename Element, int kRows, bool kKeeps>
-__global__ void __launch_bounds__(kDeltaThreads, kRows == 64 ? 2 : 1)
+template <typename Element, int kRows, int kGroups, bool kKeeps>
+__global__ void __launch_bounds__(delta_threads(kGroups), kRows == 64 ? 2 : 1)
     delta_chunks(const __grid_constant__ DeltaArguments p) {
 #if __CUDA_ARCH__ >= 900
   constexpr int kStages = delta_stages(true);
 #else
   constexpr int kStages = delta_stages(false);
 #endif
-  using Memory = DeltaForwardMemory<kRows, kStages>;
+  using Memory = DeltaForwardMemory<kRows, kGroups, kStages>;
   constexpr int kPanels = kRows / 64;
   extern __shared__ __align__(1024) char memory[];
   const uint32_t base = ptx::shared_address(memory);
-  auto& shared = *reinterpret_cast<DeltaForwardShared*>(memory + Memory::kOthers);
+  auto& shared = *reinterpret_cast<DeltaForwardShared<kGroups>*>(memory + Memory::kOthers);
 
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, block = warp % kWarps, g = lane / 4, t = lane % 4;
-  const bool prepares = warp >= kWarps;
-  const int tiles = (p.columns + 63) / 64, tile = blockIdx.x % tiles, column = 64 * tile,
+  const bool prepares = warp >= kGroups * kWarps;
+  const int group = kGroups == 1 || prepares ? 0 : warp / kWarps;
+  const int ctas = delta_ctas(p.columns, kGroups), tile = blockIdx.x % ctas * kGroups + group, column = 64 * tile,
             columns = min(64, p.columns - column);
-  const int64_t head = blockIdx.x / tiles, b = head / p.heads, h = head % p.heads;
+  const int64_t head = blockIdx.x / ctas, b = head / p.heads, h = head % p.heads;
   const int chunks = static_cast<int>((p.length + kChunk - 1) / kChunk);
   const auto index_of = [&](int n) { return head * chunks + n; };
   const auto tile_index_of = [&](int n) {
@@ -191,7 +238,7 @@ __global__ void __launch_bounds__(kDeltaThreads, kRows == 64 ? 2 : 1)
     if (n >= chunks || block > 0 || lane > 0) return;
     char* const to = memory + n % kStages * Memory::kStage;
     uint64_t* const full = &shared.full[n % kStages];
-    ptx::mbarrier_arrive_expect(full, kKeeps ? Memory::kTile + kPanel : Memory::kStage);
+    ptx::mbarrier_arrive_expect(full, kKeeps ? Memory::kStage - Memory::kTile : Memory::kStage);
     const auto bring = [&](int offset, const CUtensorMap& map, int from) {
       ptx::load_tile(to + offset, &map, full, from, static_cast<int>(h), static_cast<int>(first), static_cast<int>(b));
     };
@@ -200,28 +247,30 @@ __global__ void __launch_bounds__(kDeltaThreads, kRows == 64 ? 2 : 1)
       if constexpr (!kKeeps) bring(panel * kPanel, p.maps[0], 64 * panel);
       bring(Memory::kKey + panel * kPanel, p.maps[1], 64 * panel);
     }
-    bring(Memory::kValue, p.maps[2], column);
+#pragma unroll
+    for (int panel = 0; panel < kGroups; ++panel)
+      bring(Memory::kValue + panel * kPanel, p.maps[2], column + 64 * panel);
 #else
     if (n < chunks) {
       const uint32_t to = stage_of(n);
       if constexpr (!kKeeps) copy_rows<kPanels>(to, p.query, b, h, 0, p.rows, first, p.length, block, lane);
       copy_rows<kPanels>(to + Memory::kKey, p.key, b, h, 0, p.rows, first, p.length, block, lane);
-      copy_rows<1>(to + Memory::kValue, p.other, b, h, column, p.columns, first, p.length, block, lane);
+      copy_rows<kGroups>(to + Memory::kValue, p.other, b, h, column, p.columns, first, p.length, block, lane);
     }
     ptx::copies_commit();
 #endif
   };
 
+  const bool gated = p.gate.log_forget != nullptr;
   RawChunk raw;
+  const auto load_raw = [&](int n) {
+    raw.load(p.gate, p.beta, p.length, b, h, static_cast<int64_t>(n) * kChunk, lane);
+  };
   // Chunk n's rows, P and W.
   const auto prepare = [&](int n) {
     DeltaForwardRows& rows = shared.rows[n & 1];
     const uint32_t query = stage_of(n), key = query + Memory::kKey, solution = base + Memory::kSolution;
-    if (block == 0) {
-      prepare_gates(shared.gates, raw.gates, 1.0f, 1.0f, false, lane);
-      *reinterpret_cast<float2*>(&rows.beta[2 * lane]) = raw.beta;
-      if (n + 1 < chunks) raw.load(p.gate, p.beta, p.length, b, h, static_cast<int64_t>(n + 1) * kChunk, lane);
-    }
+    if (block == 0) *reinterpret_cast<float2*>(&rows.beta[2 * lane]) = raw.beta;
 #if __CUDA_ARCH__ >= 900
     ptx::mbarrier_wait(&shared.full[n % kStages], n / kStages & 1);
 #else
@@ -231,22 +280,26 @@ __global__ void __launch_bounds__(kDeltaThreads, kRows == 64 ? 2 : 1)
     if constexpr (!kKeeps) normalize_rows<Element, kPanels>(query, rows.pair_unit, block, lane);
     normalize_rows<Element, kPanels>(key, shared.key_unit, block, lane);
     ptx::named_barrier_sync(kPrepareBarrier, kComputing);
-    const int token = threadIdx.x - kComputing;
-    if (token < kChunk) {
-      const float unit = shared.key_unit[token];
-      shared.strength[token] = rows.beta[token] * unit;
-      rows.read_key[token] = shared.gates.read[token] * unit;
-      rows.write[token] = shared.gates.write[token] * unit;
-      if constexpr (!kKeeps) rows.read_query[token] = shared.gates.read[token] * rows.pair_unit[token];
-      if (token == 0) rows.total = shared.gates.total;
+    const int token = threadIdx.x - kGroups * kComputing;
+    if (token < kChunk) shared.strength[token] = rows.beta[token] * shared.key_unit[token];
+    if (block == 0) {
+      if (gated || n == 0) prepare_gates(shared.gates, raw.gates, 1.0f, 1.0f, false, lane);
+      if (n + 1 < chunks) load_raw(n + 1);
     }
     // Products of this warp's rows with keys, times D; keys up to the row or before it.
     const auto weigh = [&](Sums& sums, int before) {
+      if (!gated) {
+#pragma unroll
+        for (int c = 0; c < 8; ++c)
+#pragma unroll
+          for (int e = 0; e < 4; ++e)
+            if (8 * c + 2 * t + e % 2 > i0 + 8 * (e / 2) - before) sums[c][e] = 0.0f;
+        return;
+      }
       const int first_seen[2] = {shared.gates.first_seen[i0], shared.gates.first_seen[i0 + 8]};
       const float sum[2] = {shared.gates.sum[i0], shared.gates.sum[i0 + 8]};
 #pragma unroll
       for (int c = 0; c < 8; ++c) {
-        if (c / 2 > block) continue;
         const int j = 8 * c + 2 * t;
         const float2 sum_j = *reinterpret_cast<const float2*>(&shared.gates.sum[j]);
 #pragma unroll
@@ -261,7 +314,6 @@ __global__ void __launch_bounds__(kDeltaThreads, kRows == 64 ? 2 : 1)
     const auto times_columns = [&](Sums& sums, const float* factors) {
 #pragma unroll
       for (int c = 0; c < 8; ++c) {
-        if (c / 2 > block) continue;
         const float2 factor = *reinterpret_cast<const float2*>(factors + 8 * c + 2 * t);
 #pragma unroll
         for (int e = 0; e < 4; ++e) sums[c][e] *= e % 2 ? factor.y : factor.x;
@@ -275,9 +327,16 @@ __global__ void __launch_bounds__(kDeltaThreads, kRows == 64 ? 2 : 1)
     };
     const float key_unit[2] = {shared.key_unit[i0], shared.key_unit[i0 + 8]};
     Sums sums = {};
-    multiply_rows<kRows / 16>(sums, key, key, block, 0, block + 1, lane);
+    multiply_rows<kRows / 16>(sums, key, key, block, lane);
+    ptx::named_barrier_sync(kPrepareBarrier, kComputing);
+    if (token < kChunk) {
+      const float unit = shared.key_unit[token];
+      rows.read_key[token] = shared.gates.read[token] * unit;
+      rows.write[token] = shared.gates.write[token] * unit;
+      if constexpr (!kKeeps) rows.read_query[token] = shared.gates.read[token] * rows.pair_unit[token];
+      if (token == 0) rows.total = shared.gates.total;
+    }
     weigh(sums, 1);
-    ptx::named_barrier_sync(kPrepareBarrier, kComputing);  // strengths
     solve_rows(sums, solution,
                reinterpret_cast<float*>(memory + Memory::kPairs + (n & 1) * kFragments + block * (kFragments / kWarps)),
                shared.strength, shared.key_unit, block, lane);
@@ -296,7 +355,7 @@ __global__ void __launch_bounds__(kDeltaThreads, kRows == 64 ? 2 : 1)
       // All warps have left the scratch, which lies where the pairs go.
       ptx::named_barrier_sync(kPrepareBarrier, kComputing);
       Sums pairs = {};
-      multiply_rows<kRows / 16>(pairs, query, key, block, 0, block + 1, lane);
+      multiply_rows<kRows / 16>(pairs, query, key, block, lane);
       weigh(pairs, 0);
       times_columns(pairs, shared.key_unit);
       const float query_unit[2] = {rows.pair_unit[i0], rows.pair_unit[i0 + 8]};
@@ -308,25 +367,26 @@ __global__ void __launch_bounds__(kDeltaThreads, kRows == 64 ? 2 : 1)
   if (!prepares) {
     state.load(p.initial, p.rows, columns, place_of, block, lane);
     const float largest = state.largest();
-    if (lane == 0) shared.largest[warp] = largest;
+    if (lane == 0) shared.largest[group][block] = largest;
   }
   const int64_t token_bytes = static_cast<int64_t>(p.heads) * p.columns * 2;
   char* const out = static_cast<char*>(p.out) + ((b * p.length * p.heads + h) * p.columns + column) * 2;
 
   const auto compute = [&](int n) {
     const DeltaForwardRows& rows = shared.rows[n & 1];
-    const uint32_t query = stage_of(n), key = query + Memory::kKey, value = query + Memory::kValue,
-                   rounded = base + Memory::kState;
-    const float most = power_of_two_below(
-                    fmaxf(fmaxf(shared.largest[0], shared.largest[1]), fmaxf(shared.largest[2], shared.largest[3]))),
+    const uint32_t query = stage_of(n), key = query + Memory::kKey, value = query + Memory::kValue + group * kPanel,
+                   rounded = base + Memory::kState + group * Memory::kTile;
+    float(&factors)[kChunk] = shared.factor[group];
+    const float(&largest)[kWarps] = shared.largest[group];
+    const float most = power_of_two_below(fmaxf(fmaxf(largest[0], largest[1]), fmaxf(largest[2], largest[3]))),
                 state_unit = most * state.unit;
     state.round_to(rounded, reciprocal_of_power(most), block, lane);
-    ptx::named_barrier_sync(kStateBarrier, kComputing);
+    ptx::named_barrier_sync(kStateBarrier + group, kComputing);
     if constexpr (kKeeps) {
       uint4* const to = p.arrays.before + tile_index_of(n) * (Memory::kTile / 16);
 #pragma unroll
       for (int m = 0; m < kPanels; ++m) write_image(to + m * (kPanel / 16), rounded + m * kPanel, block, lane);
-      if (threadIdx.x == 0) p.arrays.before_unit[tile_index_of(n)] = state_unit;
+      if (threadIdx.x % kComputing == 0) p.arrays.before_unit[tile_index_of(n)] = state_unit;
     }
     // The rows `block` of a tile times the state.
     const auto read_state = [&](Sums& sums, uint32_t tile_of_rows) {
@@ -360,52 +420,51 @@ __global__ void __launch_bounds__(kDeltaThreads, kRows == 64 ? 2 : 1)
       if (t == 0) to[i0] = unit[0], to[i0 + 8] = unit[1];
     };
     put_rows(x, value);  // over the values of this warp's rows
-    put_units(shared.factor);
-    ptx::named_barrier_sync(kStateBarrier, kComputing);
+    put_units(factors);
+    ptx::named_barrier_sync(kStateBarrier + group, kComputing);
     const auto fragments = [&](int offset) {
       const uint4* from = reinterpret_cast<const uint4*>(memory + offset + (n & 1) * kFragments) + lane;
-      return [=](int k) { return from[32 * lower_block(block, k)]; };
+      return [=](int k) { return k <= block ? from[32 * lower_block(block, k)] : uint4{}; };
     };
     {
       const float outer[2] = {rows.inverse_unit[i0], rows.inverse_unit[i0 + 8]}, own[2] = {unit[0], unit[1]};
-      multiply_weighted<true>(x, outer, own, fragments(Memory::kInverse), shared.factor, value, 0, block + 1, lane);
+      multiply_weighted<true>(x, outer, own, fragments(Memory::kInverse), factors, value, lane);
     }
-    ptx::named_barrier_sync(kStateBarrier, kComputing);  // X's tile is read
+    ptx::named_barrier_sync(kStateBarrier + group, kComputing);  // X's tile is read
     if constexpr (kKeeps) {
-      put_rows(x, query);
+      put_rows(x, rounded);  // over rows of the state, which are read
       put_units(p.arrays.residual_unit + tile_index_of(n) * kChunk);
       __syncwarp();
-      write_image(p.arrays.residual + tile_index_of(n) * (kPanel / 16), query, block, lane);
+      write_image(p.arrays.residual + tile_index_of(n) * (kPanel / 16), rounded, block, lane);
     }
     const float beta[2] = {rows.beta[i0], rows.beta[i0 + 8]};
     scale_rows(x, beta);
     put_rows(x, value);
-    put_units(shared.factor);
+    put_units(factors);
     Sums read = {};
     const float factor[2] = {rows.read_query[i0] * state_unit, rows.read_query[i0 + 8] * state_unit};
     if constexpr (!kKeeps) {
       read_state(read, query);
       scale_rows(read, factor);
     }
-    ptx::named_barrier_sync(kStateBarrier, kComputing);
+    ptx::named_barrier_sync(kStateBarrier + group, kComputing);
     if constexpr (!kKeeps) {
       const float outer[2] = {rows.pair_unit[i0], rows.pair_unit[i0 + 8]},
                   own[2] = {kRows * factor[0], kRows * factor[1]};
-      multiply_weighted<false>(read, outer, own, fragments(Memory::kPairs), shared.factor, value, 0, block + 1, lane);
+      multiply_weighted<false>(read, outer, own, fragments(Memory::kPairs), factors, value, lane);
       const float scale[2] = {p.scale, p.scale};
-      __syncwarp();
-      store_rows<Element>(read, scale, query, block, lane);  // over this warp's queries
+      store_rows<Element>(read, scale, rounded, block, lane);  // the same
       __syncwarp();
       const int64_t first = static_cast<int64_t>(n) * kChunk;
-      write_rows(out + first * token_bytes, token_bytes, p.length - first, columns, query, block, lane);
+      write_rows(out + first * token_bytes, token_bytes, p.length - first, columns, rounded, block, lane);
     }
-    state.change_unit(largest_product(rows.write, shared.factor, lane), state_unit, rows.total);
+    state.change_unit(largest_product(rows.write, factors, lane), state_unit, rows.total);
     const float inverse = reciprocal_of_power(state.unit);
 #pragma unroll
     for (int k = 0; k < kWarps; ++k) {
       const int j = 16 * k + 2 * t;
-      const float2 near{rows.write[j] * shared.factor[j] * inverse, rows.write[j + 1] * shared.factor[j + 1] * inverse},
-          far{rows.write[j + 8] * shared.factor[j + 8] * inverse, rows.write[j + 9] * shared.factor[j + 9] * inverse};
+      const float2 near{rows.write[j] * factors[j] * inverse, rows.write[j + 1] * factors[j + 1] * inverse},
+          far{rows.write[j + 8] * factors[j + 8] * inverse, rows.write[j + 9] * factors[j + 9] * inverse};
 #pragma unroll
       for (int m = 0; m < kPanels; ++m) {
         uint32_t left[4];
@@ -413,12 +472,12 @@ __global__ void __launch_bounds__(kDeltaThreads, kRows == 64 ? 2 : 1)
         add_rows(state.x[m], left, value, k, lane);
       }
     }
-    const float largest = state.largest();
-    if (lane == 0) shared.largest[warp] = largest;
+    const float after = state.largest();
+    if (lane == 0) shared.largest[group][block] = after;
   };
 
   if (prepares) {
-    raw.load(p.gate, p.beta, p.length, b, h, 0, lane);
+    load_raw(0);
     for (int n = 0; n + 2 < kStages; ++n) copy(n);
   }
   for (int n = -1; n < chunks; ++n) {

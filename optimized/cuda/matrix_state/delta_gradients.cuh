@@ -152,20 +152,19 @@ __global__ void __launch_bounds__(kComputing, kTiles == 1 ? 3 : 2)
                    written = tile_of(Memory::kWritten, tile);
     normalize_rows<Element, 1>(gradient, shared.gradient_unit[tile], block, lane);
     __syncwarp();
-    const auto add = [&](Sums& to, uint32_t left, const float* row_units) {
+    Sums of_gradient = {}, of_written = {};
+    multiply_rows<4>(of_gradient, of_written, gradient, written, residual, block, lane);
+    const auto add = [&](Sums& to, const Sums& sums, const float* row_units) {
       const float unit[2] = {row_units[i0], row_units[i0 + 8]};
-      Sums sums = {};
-      multiply_rows<4>(sums, left, residual, block, 0, block + 1, lane);
 #pragma unroll
       for (int c = 0; c < 8; ++c) {
-        if (c / 2 > block) continue;
         const float2 factor = *reinterpret_cast<const float2*>(&shared.residual_unit[tile][8 * c + 2 * t]);
 #pragma unroll
         for (int e = 0; e < 4; ++e) to[c][e] += sums[c][e] * (unit[e / 2] * (e % 2 ? factor.y : factor.x));
       }
     };
-    add(of_reads, gradient, shared.gradient_unit[tile]);
-    add(of_corrections, written, shared.written_unit[tile]);
+    add(of_reads, of_gradient, shared.gradient_unit[tile]);
+    add(of_corrections, of_written, shared.written_unit[tile]);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float sum = 0.0f;
@@ -186,7 +185,6 @@ __global__ void __launch_bounds__(kComputing, kTiles == 1 ? 3 : 2)
     float largest[2] = {0.0f, 0.0f};
 #pragma unroll
     for (int c = 0; c < 8; ++c) {
-      if (c / 2 > block) continue;
       const int j = 8 * c + 2 * t;
       const float2 sum_j = *reinterpret_cast<const float2*>(&shared.gates.sum[j]),
                    beta_j = *reinterpret_cast<const float2*>(&shared.beta[j]);
@@ -247,87 +245,86 @@ __global__ void __launch_bounds__(kComputing, kTiles == 1 ? 3 : 2)
 #pragma unroll
         for (int e = 0; e < 4; ++e) to[c][e] += sums[c][e] * factor[e / 2];
     };
-    // Σ over tiles of rows · stateᵀ, times a factor of each row.
-    const auto add_states = [&](Sums& to, int left, int right, const float* units, const float(&factor)[2],
-                                const float(&row_unit)[kTiles][kChunk]) {
-#pragma unroll
-      for (int tile = 0; tile < kTiles; ++tile) {
-        const float unit = units[tile_index(tile)];
-        const float row_factor[2] = {factor[0] * row_unit[tile][i0] * unit, factor[1] * row_unit[tile][i0 + 8] * unit};
-        Sums sums = {};
-        multiply_rows<4>(sums, tile_of(left, tile), tile_of(right, tile), block, 0, kWarps, lane);
-        add_scaled(to, sums, row_factor);
-      }
+    const auto factor_of = [&](const float(&row_unit)[kTiles][kChunk], const float* units, int tile, int half) {
+      return row_unit[tile][i0 + 8 * half] * units[tile_index(tile)];
     };
     const float beta[2] = {shared.beta[i0], shared.beta[i0 + 8]};
-    const float(&read)[kChunk] = shared.gates.read;
-    const float(&write)[kChunk] = shared.gates.write;
+    const float read[2] = {shared.gates.read[i0], shared.gates.read[i0 + 8]},
+                write[2] = {shared.gates.write[i0], shared.gates.write[i0 + 8]};
     Sums grad_query = {}, grad_key = {};
-    {
-      const float factor[2] = {p.scale * read[i0], p.scale * read[i0 + 8]};
-      add_states(grad_query, Memory::kGradient, Memory::kBefore, p.arrays.before_unit, factor, shared.gradient_unit);
-      if (gated) add_row_products(row_shares, grad_query, query, query_unit, block, lane);
-      const float unit[2] = {reads_unit * key_unit, reads_unit * key_unit};
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+      Sums of_gradient = {}, of_written = {};
+      multiply_rows<4>(of_gradient, of_written, tile_of(Memory::kGradient, tile), tile_of(Memory::kWritten, tile),
+                       tile_of(Memory::kBefore, tile), block, lane);
+      float query_factor[2], key_factor[2];
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        query_factor[half] = p.scale * read[half] * factor_of(shared.gradient_unit, p.arrays.before_unit, tile, half);
+        key_factor[half] = -read[half] * beta[half] * factor_of(shared.written_unit, p.arrays.before_unit, tile, half);
+      }
+      add_scaled(grad_query, of_gradient, query_factor);
+      add_scaled(grad_key, of_written, key_factor);
+    }
+    if (gated) {
+      add_row_products(row_shares, grad_query, query, query_unit, block, lane);
+      add_row_products(row_shares, grad_key, key, key_unit, block, lane);
+    }
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
       Sums sums = {};
+      multiply_rows<4>(sums, tile_of(Memory::kResidual, tile), tile_of(Memory::kAfter, tile), block, lane);
+      float factor[2];
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        factor[half] = write[half] * beta[half] * factor_of(shared.residual_unit, p.arrays.after_unit, tile, half);
+      scale_rows(sums, factor);
+      if (gated) add_row_products(column_shares, sums, key, key_unit, block, lane);
+      const float one[2] = {1.0f, 1.0f};
+      add_scaled(grad_key, sums, one);
+    }
+    {
+      Sums of_reads_of_keys = {}, of_corrected_keys = {};
 #pragma unroll
       for (int k = 0; k < kWarps; ++k) {
-        if (k > block) continue;
-        uint32_t left[4];
-        load_left(left, reads, block, k, lane);
-        add_rows(sums, left, key, k, lane);
+        uint32_t read_left[4], left[4], transposed[4];
+        load_left(read_left, reads, block, k, lane);
+        load_left(left, corrections, block, k, lane);
+        load_transposed_left(transposed, corrections, k, block, lane);
+#pragma unroll
+        for (int c = 0; c < 4; ++c) {
+          uint32_t b[4];
+          load_right_rows(b, key, k, c, lane);
+          const auto add = [&](Sums& to, const uint32_t(&a)[4]) {
+            ptx::multiply_add<__half>(to[2 * c], a, b[0], b[1]);
+            ptx::multiply_add<__half>(to[2 * c + 1], a, b[2], b[3]);
+          };
+          add(of_reads_of_keys, read_left);
+          add(of_corrected_keys, left);
+          add(of_corrected_keys, transposed);
+        }
       }
-      add_scaled(grad_query, sums, unit);
-    }
-    {
-      const float factor[2] = {-read[i0] * beta[0], -read[i0 + 8] * beta[1]};
-      add_states(grad_key, Memory::kWritten, Memory::kBefore, p.arrays.before_unit, factor, shared.written_unit);
-      if (gated) add_row_products(row_shares, grad_key, key, key_unit, block, lane);
-    }
-    {
-      const float factor[2] = {write[i0] * beta[0], write[i0 + 8] * beta[1]};
-      Sums shares = {};
-      add_states(shares, Memory::kResidual, Memory::kAfter, p.arrays.after_unit, factor, shared.residual_unit);
-      if (gated) add_row_products(column_shares, shares, key, key_unit, block, lane);
-      const float one[2] = {1.0f, 1.0f};
-      add_scaled(grad_key, shares, one);
+      const float of_reads_unit[2] = {reads_unit * key_unit, reads_unit * key_unit},
+                  of_corrections_unit[2] = {corrections_unit * key_unit, corrections_unit * key_unit};
+      add_scaled(grad_query, of_reads_of_keys, of_reads_unit);
+      add_scaled(grad_key, of_corrected_keys, of_corrections_unit);
     }
     {
       const float unit[2] = {reads_unit * query_unit, reads_unit * query_unit};
       Sums sums = {};
 #pragma unroll
       for (int k = 0; k < kWarps; ++k) {
-        if (k < block) continue;
         uint32_t left[4];
         load_transposed_left(left, reads, k, block, lane);
         add_rows(sums, left, query, k, lane);
       }
       add_scaled(grad_key, sums, unit);
     }
-    {
-      const float unit[2] = {corrections_unit * key_unit, corrections_unit * key_unit};
-      Sums sums = {};
-#pragma unroll
-      for (int k = 0; k < kWarps; ++k) {
-        uint32_t left[4];
-        if (k <= block) {
-          load_left(left, corrections, block, k, lane);
-          add_rows(sums, left, key, k, lane);
-        }
-        if (k >= block) {
-          load_transposed_left(left, corrections, k, block, lane);
-          add_rows(sums, left, key, k, lane);
-        }
-      }
-      add_scaled(grad_key, sums, unit);
-    }
     if (gated) {
       Sums pairs = {};
-      const auto weigh = [&](uint32_t left, uint32_t weights, float unit) {
-        Sums sums = {};
-        multiply_rows<4>(sums, left, key, block, 0, block + 1, lane);
+      const auto weigh = [&](const Sums& sums, uint32_t weights, float unit) {
 #pragma unroll
         for (int c = 0; c < 8; ++c) {
-          if (c / 2 > block) continue;
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
             const float2 w =
@@ -337,8 +334,10 @@ __global__ void __launch_bounds__(kComputing, kTiles == 1 ? 3 : 2)
           }
         }
       };
-      weigh(query, reads, reads_unit * query_unit * key_unit);
-      weigh(key, corrections, corrections_unit * key_unit * key_unit);
+      Sums of_queries = {}, of_keys = {};
+      multiply_rows<4>(of_queries, of_keys, query, key, key, block, lane);
+      weigh(of_queries, reads, reads_unit * query_unit * key_unit);
+      weigh(of_keys, corrections, corrections_unit * key_unit * key_unit);
       sum_crossing_pairs(pairs, block, lane, shared.pairs[key_tile][block]);
 #pragma unroll
       for (int tile = 0; tile < kTiles; ++tile) {

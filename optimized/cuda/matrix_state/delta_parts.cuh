@@ -18,8 +18,8 @@
 
 namespace lethe::matrix_state {
 
-/// Named barriers: of the warps of the state, of those that prepare, and of these where two rows of blocks of W are complete.
-enum DeltaBarrier { kStateBarrier = 1, kPrepareBarrier, kFirstRowBarrier, kSecondRowBarrier };
+/// Named barriers: of the warps that prepare, of these where two rows of blocks of W are complete, and of the warps of each 64 columns of the state.
+enum DeltaBarrier { kPrepareBarrier = 1, kFirstRowBarrier, kSecondRowBarrier, kStateBarrier };
 
 /// Bytes of the blocks of a lower triangle as left operands.
 constexpr int kFragments = kLowerBlocks * 32 * sizeof(uint4);
@@ -59,17 +59,17 @@ __device__ __forceinline__ void load_right_columns(uint32_t (&b)[4], uint32_t ti
   ptx::load_matrices(b, at_piece(columns_address(tile + k / 4 * kPanel, j, lane), 2 * (k % 4)));
 }
 
-/// sums += A Bᵀ over 16·kSteps columns: A the 16 rows `block` of `left`; B the rows of blocks first … end − 1 of `right`, by column of the sum.
+// Products here are of whole tiles, above the diagonal too: in code without branches what a product reads comes while the one before it is computed.
+
+/// sums += A Bᵀ over 16·kSteps columns: A the 16 rows `block` of `left`, B the rows of `right`.
 template <int kSteps>
-__device__ __forceinline__ void multiply_rows(Sums& sums, uint32_t left, uint32_t right, int block, int first, int end,
-                                              int lane) {
+__device__ __forceinline__ void multiply_rows(Sums& sums, uint32_t left, uint32_t right, int block, int lane) {
 #pragma unroll
   for (int k = 0; k < kSteps; ++k) {
     uint32_t a[4];
     load_left(a, left, block, k, lane);
 #pragma unroll
     for (int j = 0; j < kWarps; ++j) {
-      if (j < first || j >= end) continue;
       uint32_t b[4];
       load_right_columns(b, right, k, j, lane);
       ptx::multiply_add<__half>(sums[2 * j], a, b[0], b[1]);
@@ -83,6 +83,27 @@ __device__ __forceinline__ void scale_rows(Sums& sums, const float (&factor)[2])
   for (int c = 0; c < 8; ++c)
 #pragma unroll
     for (int e = 0; e < 4; ++e) sums[c][e] *= factor[e / 2];
+}
+
+/// The same with two left operands, whose right ones are loaded once.
+template <int kSteps>
+__device__ __forceinline__ void multiply_rows(Sums& sums, Sums& others, uint32_t left, uint32_t other, uint32_t right,
+                                              int block, int lane) {
+#pragma unroll
+  for (int k = 0; k < kSteps; ++k) {
+    uint32_t a[4], c[4];
+    load_left(a, left, block, k, lane);
+    load_left(c, other, block, k, lane);
+#pragma unroll
+    for (int j = 0; j < kWarps; ++j) {
+      uint32_t b[4];
+      load_right_columns(b, right, k, j, lane);
+      ptx::multiply_add<__half>(sums[2 * j], a, b[0], b[1]);
+      ptx::multiply_add<__half>(sums[2 * j + 1], a, b[2], b[3]);
+      ptx::multiply_add<__half>(others[2 * j], c, b[0], b[1]);
+      ptx::multiply_add<__half>(others[2 * j + 1], c, b[2], b[3]);
+    }
+  }
 }
 
 /// sums += left · rows 16k … 16k + 15 of a tile of 64 columns.
@@ -124,16 +145,14 @@ struct Weighted {
   }
 };
 
-/// sums += outer · A B by rows, or −=: A the blocks first … end − 1 of 16 rows from `fragment(k)`, columns times `factors`; B the tile's rows. `outer` are
-/// powers of two. Meanwhile rows are divided by units, which are not far below `own`, the size of the numbers that are there.
+/// sums += outer · A B by rows, or −=: A 16 rows from `fragment(k)`, columns times `factors`; B the tile's rows. `outer` are powers of two. Meanwhile rows are divided by units, which are not far below `own`, the size of the numbers that are there.
 template <bool kSubtract, typename Fragment>
 __device__ __forceinline__ void multiply_weighted(Sums& sums, const float (&outer)[2], const float (&own)[2],
                                                   const Fragment& fragment, const float* factors, uint32_t tile,
-                                                  int first, int end, int lane) {
+                                                  int lane) {
   float largest[2] = {0.0f, 0.0f};
 #pragma unroll
   for (int k = 0; k < kWarps; ++k) {
-    if (k < first || k >= end) continue;
     const Weighted a(fragment(k), factors + 16 * k, lane % 4);
     largest[0] = fmaxf(largest[0], a.largest(0));
     largest[1] = fmaxf(largest[1], a.largest(1));
@@ -149,7 +168,6 @@ __device__ __forceinline__ void multiply_weighted(Sums& sums, const float (&oute
   for (int half = 0; half < 2; ++half) inverse[half] *= kSubtract ? -outer[half] : outer[half];
 #pragma unroll
   for (int k = 0; k < kWarps; ++k) {
-    if (k < first || k >= end) continue;
     uint32_t left[4];
     Weighted(fragment(k), factors + 16 * k, lane % 4).pack_to(left, inverse);
     add_rows(sums, left, tile, k, lane);
@@ -164,7 +182,6 @@ __device__ __forceinline__ void store_fragments(const Sums& sums, float (&unit)[
   float largest[2] = {0.0f, 0.0f};
 #pragma unroll
   for (int c = 0; c < 8; ++c) {
-    if (c / 2 < first || c / 2 >= end) continue;
 #pragma unroll
     for (int e = 0; e < 4; ++e) largest[e / 2] = fmaxf(largest[e / 2], fabsf(sums[c][e]));
   }
@@ -176,14 +193,13 @@ __device__ __forceinline__ void store_fragments(const Sums& sums, float (&unit)[
   }
 #pragma unroll
   for (int k = 0; k < kWarps; ++k) {
-    if (k < first || k >= end) continue;
     uint32_t words[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float(&x)[4] = sums[2 * k + i / 2];
       words[i] = pack<__half>(x[i % 2 * 2] * inverse[i % 2], x[i % 2 * 2 + 1] * inverse[i % 2]);
     }
-    *place(k) = {words[0], words[1], words[2], words[3]};
+    if (k >= first && k < end) *place(k) = {words[0], words[1], words[2], words[3]};
   }
 }
 
@@ -213,7 +229,7 @@ __device__ __forceinline__ void store_rows(const Sums& sums, const float (&facto
 /// This warp's 16 rows of a tile become float16 divided by their units.
 template <typename Element, int kPanels>
 __device__ __forceinline__ void normalize_rows(uint32_t tile, float* units, int block, int lane) {
-#pragma unroll 2
+#pragma unroll
   for (int i = 0; i < 4; ++i) {
     const int row = 16 * block + 4 * i + lane / 8;
     uint4 pieces[kPanels];

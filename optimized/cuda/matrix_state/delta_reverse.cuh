@@ -21,44 +21,47 @@ struct alignas(16) DeltaReverseRows {
   float total;               ///< γ_C
 };
 
+template <int kGroups>
 struct DeltaReverseShared {
   DeltaReverseRows rows[2];
   alignas(16) ChunkGates gates;
   alignas(16) float pair_factor[kChunk];  ///< of Pᵀ's columns
-  float factor[kChunk];                   ///< units of dN's rows times strengths
-  float gradient_unit[kChunk];            ///< units of dV's rows
+  float factor[kGroups][kChunk];          ///< units of dN's rows times strengths, of each 64 columns
+  float gradient_unit[kGroups][kChunk];   ///< units of dV's rows, the same
   float ones[kChunk];
-  float largest[kWarps];
+  float largest[kGroups][kWarps];
   uint64_t full[3];
 };
 
-template <int kRows, int kStages>
+template <int kRows, int kGroups, int kStages>
 struct DeltaReverseMemory {
-  static constexpr int kTile = kRows / 64 * kPanel, kKey = kTile, kOther = 2 * kTile, kStage = 2 * kTile + kPanel;
-  static constexpr int kPairs = kStages * kStage, kState = kPairs + 2 * kFragments, kWritten = kState + kTile,
-                       kGradient = kWritten + kPanel, kOthers = kGradient + kPanel;
-  static constexpr int kBytes = kOthers + sizeof(DeltaReverseShared);
+  static constexpr int kTile = kRows / 64 * kPanel, kKey = kTile, kOther = 2 * kTile,
+                       kStage = 2 * kTile + kGroups * kPanel;
+  static constexpr int kPairs = kStages * kStage, kState = kPairs + 2 * kFragments, kWritten = kState + kGroups * kTile,
+                       kGradient = kWritten + kGroups * kPanel, kOthers = kGradient + kGroups * kPanel;
+  static constexpr int kBytes = kOthers + sizeof(DeltaReverseShared<kGroups>);
 };
 
-template <typename Element, int kRows>
-__global__ void __launch_bounds__(kDeltaThreads, kRows == 64 ? 2 : 1)
+template <typename Element, int kRows, int kGroups>
+__global__ void __launch_bounds__(delta_threads(kGroups), kRows == 64 ? 2 : 1)
     delta_reversed(const __grid_constant__ DeltaArguments p) {
 #if __CUDA_ARCH__ >= 900
   constexpr int kStages = delta_stages(true);
 #else
   constexpr int kStages = delta_stages(false);
 #endif
-  using Memory = DeltaReverseMemory<kRows, kStages>;
+  using Memory = DeltaReverseMemory<kRows, kGroups, kStages>;
   constexpr int kPanels = kRows / 64;
   extern __shared__ __align__(1024) char memory[];
   const uint32_t base = ptx::shared_address(memory);
-  auto& shared = *reinterpret_cast<DeltaReverseShared*>(memory + Memory::kOthers);
+  auto& shared = *reinterpret_cast<DeltaReverseShared<kGroups>*>(memory + Memory::kOthers);
 
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, block = warp % kWarps, g = lane / 4, t = lane % 4;
-  const bool prepares = warp >= kWarps;
-  const int tiles = (p.columns + 63) / 64, tile = blockIdx.x % tiles, column = 64 * tile,
+  const bool prepares = warp >= kGroups * kWarps;
+  const int group = kGroups == 1 || prepares ? 0 : warp / kWarps;
+  const int ctas = delta_ctas(p.columns, kGroups), tile = blockIdx.x % ctas * kGroups + group, column = 64 * tile,
             columns = min(64, p.columns - column);
-  const int64_t head = blockIdx.x / tiles, b = head / p.heads, h = head % p.heads;
+  const int64_t head = blockIdx.x / ctas, b = head / p.heads, h = head % p.heads;
   const int chunks = static_cast<int>((p.length + kChunk - 1) / kChunk);
   const auto chunk_of = [&](int n) { return chunks - 1 - n; };  // its place in time
   const auto index_of = [&](int n) { return head * chunks + chunk_of(n); };
@@ -91,18 +94,21 @@ __global__ void __launch_bounds__(kDeltaThreads, kRows == 64 ? 2 : 1)
       bring(panel * kPanel, p.maps[0], 64 * panel);
       bring(Memory::kKey + panel * kPanel, p.maps[1], 64 * panel);
     }
-    bring(Memory::kOther, p.maps[2], column);
+#pragma unroll
+    for (int panel = 0; panel < kGroups; ++panel)
+      bring(Memory::kOther + panel * kPanel, p.maps[2], column + 64 * panel);
 #else
     if (n < chunks) {
       const uint32_t to = stage_of(n);
       copy_rows<kPanels>(to, p.query, b, h, 0, p.rows, first, p.length, block, lane);
       copy_rows<kPanels>(to + Memory::kKey, p.key, b, h, 0, p.rows, first, p.length, block, lane);
-      copy_rows<1>(to + Memory::kOther, p.other, b, h, column, p.columns, first, p.length, block, lane);
+      copy_rows<kGroups>(to + Memory::kOther, p.other, b, h, column, p.columns, first, p.length, block, lane);
     }
     ptx::copies_commit();
 #endif
   };
 
+  const bool gated = p.gate.log_forget != nullptr;
   RawChunk raw;
   const auto load_raw = [&](int n) {
     raw.load(p.gate, p.beta, p.length, b, h, static_cast<int64_t>(chunk_of(n)) * kChunk, lane);
@@ -111,11 +117,7 @@ __global__ void __launch_bounds__(kDeltaThreads, kRows == 64 ? 2 : 1)
   const auto prepare = [&](int n) {
     DeltaReverseRows& rows = shared.rows[n & 1];
     const uint32_t query = stage_of(n), key = query + Memory::kKey;
-    if (block == 0) {
-      prepare_gates(shared.gates, raw.gates, 1.0f, 1.0f, false, lane);
-      *reinterpret_cast<float2*>(&rows.beta[2 * lane]) = raw.beta;
-      if (n + 1 < chunks) load_raw(n + 1);
-    }
+    if (block == 0) *reinterpret_cast<float2*>(&rows.beta[2 * lane]) = raw.beta;
 #if __CUDA_ARCH__ >= 900
     ptx::mbarrier_wait(&shared.full[n % kStages], n / kStages & 1);
 #else
@@ -124,26 +126,28 @@ __global__ void __launch_bounds__(kDeltaThreads, kRows == 64 ? 2 : 1)
 #endif
     normalize_rows<Element, kPanels>(query, rows.pair_unit, block, lane);
     normalize_rows<Element, kPanels>(key, rows.key_unit, block, lane);
-    normalize_rows<Element, 1>(query + Memory::kOther, rows.read_query, block, lane);
+    normalize_rows<Element, kGroups>(query + Memory::kOther, rows.read_query, block, lane);
     ptx::named_barrier_sync(kPrepareBarrier, kComputing);
-    const int token = threadIdx.x - kComputing;
+    const int token = threadIdx.x - kGroups * kComputing;
+    if (token < kChunk) shared.pair_factor[token] = p.scale * (rows.pair_unit[token] * rows.read_query[token]);
+    if (block == 0) {
+      if (gated || n == 0) prepare_gates(shared.gates, raw.gates, 1.0f, 1.0f, false, lane);
+      if (n + 1 < chunks) load_raw(n + 1);
+    }
+    Sums pairs = {};
+    multiply_rows<kRows / 16>(pairs, key, query, block, lane);
+    ptx::named_barrier_sync(kPrepareBarrier, kComputing);
     if (token < kChunk) {
       const float unit = rows.key_unit[token];
       rows.write[token] = shared.gates.write[token] * unit;
       rows.strength[token] = rows.beta[token] * unit;
       rows.read_key[token] = -shared.gates.read[token] * unit;
-      const float factor = p.scale * (rows.pair_unit[token] * rows.read_query[token]);
-      shared.pair_factor[token] = factor;
-      rows.read_query[token] = shared.gates.read[token] * factor;
+      rows.read_query[token] = shared.gates.read[token] * shared.pair_factor[token];
       if (token == 0) rows.total = shared.gates.total;
     }
-    Sums pairs = {};
-    multiply_rows<kRows / 16>(pairs, key, query, block, block, kWarps, lane);
-    ptx::named_barrier_sync(kPrepareBarrier, kComputing);
     const float sum[2] = {shared.gates.sum[j0], shared.gates.sum[j0 + 8]};
 #pragma unroll
     for (int c = 0; c < 8; ++c) {
-      if (c / 2 < block) continue;
       const int i = 8 * c + 2 * t;
       const float2 sum_i = *reinterpret_cast<const float2*>(&shared.gates.sum[i]),
                    factor = *reinterpret_cast<const float2*>(&shared.pair_factor[i]);
@@ -151,7 +155,7 @@ __global__ void __launch_bounds__(kDeltaThreads, kRows == 64 ? 2 : 1)
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const bool seen = sees(i + e % 2, j0 + 8 * (e / 2), e % 2 ? first_seen.y : first_seen.x);
-        const float decay = exp2_approximate((e % 2 ? sum_i.y : sum_i.x) - sum[e / 2]);
+        const float decay = gated ? exp2_approximate((e % 2 ? sum_i.y : sum_i.x) - sum[e / 2]) : 1.0f;
         pairs[c][e] = seen ? pairs[c][e] * (decay * (e % 2 ? factor.y : factor.x)) : 0.0f;
       }
     }
@@ -168,7 +172,7 @@ __global__ void __launch_bounds__(kDeltaThreads, kRows == 64 ? 2 : 1)
   if (!prepares) {
     state.load(p.initial, p.rows, columns, place_of, block, lane);
     const float largest = state.largest();
-    if (lane == 0) shared.largest[warp] = largest;
+    if (lane == 0) shared.largest[group][block] = largest;
     if (threadIdx.x < kChunk) shared.ones[threadIdx.x] = 1.0f;
   }
   const int64_t token_bytes = static_cast<int64_t>(p.heads) * p.columns * 2;
@@ -176,22 +180,27 @@ __global__ void __launch_bounds__(kDeltaThreads, kRows == 64 ? 2 : 1)
 
   const auto compute = [&](int n) {
     const DeltaReverseRows& rows = shared.rows[n & 1];
-    const uint32_t query = stage_of(n), key = query + Memory::kKey, gradient = query + Memory::kOther,
-                   rounded = base + Memory::kState, written = base + Memory::kWritten,
-                   value_gradient = base + Memory::kGradient;
+    const uint32_t query = stage_of(n), key = query + Memory::kKey, gradient = query + Memory::kOther + group * kPanel,
+                   rounded = base + Memory::kState + group * Memory::kTile,
+                   written = base + Memory::kWritten + group * kPanel,
+                   value_gradient = base + Memory::kGradient + group * kPanel;
+    float(&factors)[kChunk] = shared.factor[group];
+    float(&gradient_units)[kChunk] = shared.gradient_unit[group];
     uint4 inverse[kWarps];
+#pragma unroll
+    for (int k = 0; k < kWarps; ++k) inverse[k] = uint4{};
 #pragma unroll
     for (int k = 0; k < kWarps; ++k)
       if (k >= block) inverse[k] = p.arrays.inverse[(index_of(n) * kLowerBlocks + lower_block(k, block)) * 32 + lane];
-    const float most = power_of_two_below(
-                    fmaxf(fmaxf(shared.largest[0], shared.largest[1]), fmaxf(shared.largest[2], shared.largest[3]))),
+    const float(&largest)[kWarps] = shared.largest[group];
+    const float most = power_of_two_below(fmaxf(fmaxf(largest[0], largest[1]), fmaxf(largest[2], largest[3]))),
                 state_unit = most * state.unit;
     state.round_to(rounded, reciprocal_of_power(most), block, lane);
-    ptx::named_barrier_sync(kStateBarrier, kComputing);
+    ptx::named_barrier_sync(kStateBarrier + group, kComputing);
     uint4* const image = p.arrays.after + tile_index_of(n) * (Memory::kTile / 16);
 #pragma unroll
     for (int m = 0; m < kPanels; ++m) write_image(image + m * (kPanel / 16), rounded + m * kPanel, block, lane);
-    if (threadIdx.x == 0) p.arrays.after_unit[tile_index_of(n)] = state_unit;
+    if (threadIdx.x % kComputing == 0) p.arrays.after_unit[tile_index_of(n)] = state_unit;
 
     Sums x = {};
 #pragma unroll
@@ -207,8 +216,8 @@ __global__ void __launch_bounds__(kDeltaThreads, kRows == 64 ? 2 : 1)
       scale_rows(x, factor);
       const uint4* from = reinterpret_cast<const uint4*>(memory + Memory::kPairs + (n & 1) * kFragments) + lane;
       multiply_weighted<false>(
-          x, outer, own, [&](int k) { return from[32 * lower_block(k, block)]; }, shared.ones, gradient, block, kWarps,
-          lane);
+          x, outer, own, [&](int k) { return k >= block ? from[32 * lower_block(k, block)] : uint4{}; }, shared.ones,
+          gradient, lane);
     }
     float unit[2];
     const auto put_rows = [&](uint32_t to) {
@@ -218,14 +227,14 @@ __global__ void __launch_bounds__(kDeltaThreads, kRows == 64 ? 2 : 1)
     };
     put_rows(written);
     if (t == 0) {
-      shared.factor[j0] = rows.strength[j0] * unit[0];
-      shared.factor[j0 + 8] = rows.strength[j0 + 8] * unit[1];
+      factors[j0] = rows.strength[j0] * unit[0];
+      factors[j0 + 8] = rows.strength[j0 + 8] * unit[1];
     }
-    ptx::named_barrier_sync(kStateBarrier, kComputing);
+    ptx::named_barrier_sync(kStateBarrier + group, kComputing);
     {
       const float outer[2] = {rows.key_unit[j0], rows.key_unit[j0 + 8]}, own[2] = {unit[0], unit[1]};
       multiply_weighted<true>(
-          x, outer, own, [&](int k) { return inverse[k]; }, shared.factor, written, block, kWarps, lane);
+          x, outer, own, [&](int k) { return inverse[k]; }, factors, written, lane);
     }
     // dN̄ to delta_gradients.cuh, dV to the sums of R.
     put_rows(value_gradient);
@@ -239,8 +248,8 @@ __global__ void __launch_bounds__(kDeltaThreads, kRows == 64 ? 2 : 1)
     const float beta[2] = {rows.beta[j0], rows.beta[j0 + 8]};
     scale_rows(x, beta);
     put_rows(value_gradient);
-    if (t == 0) shared.gradient_unit[j0] = unit[0], shared.gradient_unit[j0 + 8] = unit[1];
-    ptx::named_barrier_sync(kStateBarrier, kComputing);
+    if (t == 0) gradient_units[j0] = unit[0], gradient_units[j0 + 8] = unit[1];
+    ptx::named_barrier_sync(kStateBarrier + group, kComputing);
     const float one[2] = {1.0f, 1.0f};
     store_rows<Element>(x, one, written, block, lane);
     __syncwarp();
@@ -248,15 +257,15 @@ __global__ void __launch_bounds__(kDeltaThreads, kRows == 64 ? 2 : 1)
     write_rows(out + first * token_bytes, token_bytes, p.length - first, columns, written, block, lane);
 
     state.change_unit(fmaxf(largest_product(rows.read_query, shared.ones, lane),
-                            largest_product(rows.read_key, shared.gradient_unit, lane)),
+                            largest_product(rows.read_key, gradient_units, lane)),
                       state_unit, rows.total);
     const float reciprocal = reciprocal_of_power(state.unit);
 #pragma unroll
     for (int k = 0; k < kWarps; ++k) {
       const int i = 16 * k + 2 * t;
-      const auto add = [&](const float* factors, const float* units, uint32_t left_tile, uint32_t right_tile) {
-        const float2 near{factors[i] * units[i] * reciprocal, factors[i + 1] * units[i + 1] * reciprocal},
-            far{factors[i + 8] * units[i + 8] * reciprocal, factors[i + 9] * units[i + 9] * reciprocal};
+      const auto add = [&](const float* numbers, const float* units, uint32_t left_tile, uint32_t right_tile) {
+        const float2 near{numbers[i] * units[i] * reciprocal, numbers[i + 1] * units[i + 1] * reciprocal},
+            far{numbers[i + 8] * units[i + 8] * reciprocal, numbers[i + 9] * units[i + 9] * reciprocal};
 #pragma unroll
         for (int m = 0; m < kPanels; ++m) {
           uint32_t left[4];
@@ -265,10 +274,10 @@ __global__ void __launch_bounds__(kDeltaThreads, kRows == 64 ? 2 : 1)
         }
       };
       add(rows.read_query, shared.ones, query, gradient);
-      add(rows.read_key, shared.gradient_unit, key, value_gradient);
+      add(rows.read_key, gradient_units, key, value_gradient);
     }
-    const float largest = state.largest();
-    if (lane == 0) shared.largest[warp] = largest;
+    const float after = state.largest();
+    if (lane == 0) shared.largest[group][block] = after;
   };
 
   if (prepares) {

@@ -54,7 +54,8 @@ void set_gates(LanguageModel& model, const std::string& gates) {
   }
 }
 
-constexpr const char* kText = "text";  // [B,T+1] int64, in the file of the weights
+constexpr const char* kText =
+    "text";  // [n·B,T+1] int64, in the file of the weights: n batches, which the steps take in turn
 
 void read_weights(LanguageModel& model, const Safetensors& file, const std::string& path) {
   const torch::NoGradGuard no_gradient;
@@ -82,23 +83,27 @@ class Step {
     const Tensor text = given != file_.tensors.end()
                             ? given->second
                             : torch::randint(run.model.vocabulary, {sequences, length}, torch::kInt64);
-    if (!text.sizes().equals({sequences, length}) || text.scalar_type() != torch::kInt64)
-      throw std::invalid_argument(options.weights + ": expected text [" + std::to_string(sequences) + "," +
+    if (text.dim() != 2 || text.size(0) < 1 || text.size(0) % sequences != 0 || text.size(1) != length ||
+        text.scalar_type() != torch::kInt64)
+      throw std::invalid_argument(options.weights + ": expected text [n·" + std::to_string(sequences) + "," +
                                   std::to_string(length) + "] int64, found another shape or type");
-    batch_ = {text.narrow(1, 0, training.context_length).contiguous().to(model_->device()),
-              text.narrow(1, 1, training.context_length).contiguous().to(model_->device())};
+    for (const Tensor& one : text.to(model_->device()).split(sequences))
+      batches_.push_back({one.narrow(1, 0, training.context_length).contiguous(),
+                          one.narrow(1, 1, training.context_length).contiguous()});
   }
 
   // Takes `count` steps and waits for the device.
   void take(int64_t count) {
     for (int64_t i = 0; i < count; ++i) {
+      const Dataset::Batch batch = batch_of_next_step();
+      ++taken_;
       if (with_optimizer_) {
         figures_ = take_step(
-            model_, optimizer_, run_.training.learning_rate, micro_batches_, [&](int64_t) { return batch_; },
+            model_, optimizer_, run_.training.learning_rate, micro_batches_, [&](int64_t) { return batch; },
             &exchange_);
       } else {
         for (int64_t micro = 0; micro < micro_batches_; ++micro)
-          losses_ = model_->accumulate_gradients(batch_.tokens, batch_.labels, 1.0 / static_cast<double>(tokens()));
+          losses_ = model_->accumulate_gradients(batch.tokens, batch.labels, 1.0 / static_cast<double>(tokens()));
       }
     }
     wait();
@@ -117,12 +122,14 @@ class Step {
   std::pair<double, double> figures() {
     model_->flat().gradient.zero_();
     exchange_.begin();
-    const Tensor losses = model_->accumulate_gradients(batch_.tokens, batch_.labels,
-                                                       1 / static_cast<double>(batch_.tokens.numel() * world_.size()));
+    const auto [tokens, labels] = batch_of_next_step();
+    const Tensor losses =
+        model_->accumulate_gradients(tokens, labels, 1 / static_cast<double>(tokens.numel() * world_.size()));
     exchange_.finish();
     return {losses.mean().item<double>(), optimizer_.gradient_norm().item<double>()};
   }
-  const Dataset::Batch& batch() const { return batch_; }
+  // Of the last step.
+  double loss() const { return figures_.loss.item<double>(); }
   LanguageModel& model() { return model_; }
 
  private:
@@ -132,6 +139,7 @@ class Step {
     model_->set_recompute(recompute_named(run_.training.recompute));
     return model_->flatten(true, world_.size());
   }
+  const Dataset::Batch& batch_of_next_step() const { return batches_[taken_ % batches_.size()]; }
 
   Run run_;
   World& world_;
@@ -141,7 +149,8 @@ class Step {
   GradientExchange exchange_;
   AdamW optimizer_;
   int64_t micro_batches_ = 1;
-  Dataset::Batch batch_;
+  std::vector<Dataset::Batch> batches_;
+  size_t taken_ = 0;  // steps
   StepFigures figures_;
   Tensor losses_;
 };
@@ -213,7 +222,7 @@ void write_trace(Step& step, const OutputFile& file) {
   file.commit({read_whole(draft)});
 }
 
-// "go N" on standard input takes N steps and prints their seconds; the end of the input ends the program.
+// On standard input "go N" takes N steps and prints their seconds, "losses N" prints the loss of each; the end of the input ends the program.
 void serve(Step& step) {
   const auto [loss, norm] = step.figures();  // of the weights as they were read
   step.take(3);
@@ -224,8 +233,18 @@ void serve(Step& step) {
   std::cout << "ready " << nlohmann::json({{"loss", loss}, {"gradient_norm", norm}, {"tokens", step.tokens()}}).dump()
             << std::endl;
   std::string word;
-  for (int64_t count; std::cin >> word >> count && word == "go" && count > 0;)
-    std::cout << timed(step, step.world().from_first(count)) << std::endl;
+  for (int64_t count; std::cin >> word >> count && (word == "go" || word == "losses") && count > 0;) {
+    if (word == "go") {
+      std::cout << timed(step, step.world().from_first(count)) << std::endl;
+      continue;
+    }
+    nlohmann::json losses = nlohmann::json::array();
+    for (; count > 0; --count) {
+      timed(step, step.world().from_first(1));
+      losses.push_back(step.loss());
+    }
+    std::cout << losses.dump() << std::endl;
+  }
   step.world().from_first(0);
 }
 
@@ -278,7 +297,8 @@ void add_bench(CLI::App& app, const Place&) {
   command->add_flag("--profile", options->profile, "Print microseconds a token by operator");
   command->add_option("--trace", options->trace, "A file for a trace of one step, for chrome://tracing or Perfetto");
   command->add_flag("--serve", options->serve,
-                    "Take steps on command: a line \"go N\" on standard input takes N and prints their seconds");
+                    "Take steps on command: a line \"go N\" on standard input takes N and prints their seconds, "
+                    "\"losses N\" the loss of each");
   command->footer(
       "Takes the options of lethe train.\n"
       "Example:\n"

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Training steps per second beside PyTorch's, on one GPU: the same weights, the same tokens, the same losses, then the time of each in turn.
 
-usage: tools/compare_training.py [--build build/cuda] [--case 125m:4096 …] [--rounds 9] [--slot 2.0] [--output FILE.json]
+usage: tools/compare_training.py [--build build/cuda] [--case 125m:4096:fox-pro …] [--gpus 2 4] [--rounds 9] [--slot 2.0] [--output FILE.json]
 
 A row is a process that takes steps on command, so that only one works at a time; the order is random in every round, the figure the median (760m, of which
 two do not fit: one row after another). A step is
@@ -10,6 +10,8 @@ its model, or whose gradient norm is not within 1 %, has no time.
 
   lethe        this suite: lethe bench
   compiled     the same model in PyTorch under torch.compile (examples/fox.py): cuDNN's attention, or our operator where there are gates
+  official     FoX in the official code, where it lies in --peer (tools/parity.py says from where): torch.compile's rival's step around its Triton kernels
+  N GPUs       with --gpus: lethe bench --gpus N, as many tokens a GPU
 """
 import one_line_errors  # noqa: F401  (first: an error is one line)
 import argparse
@@ -23,11 +25,13 @@ import sys
 import tempfile
 import time
 
+from official_fox import import_official, official_model
 from report.files import write_whole
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 SIZES = {"125m": (12, 768, 12), "360m": (24, 1024, 16), "760m": (24, 1536, 24)}  # layers, width, heads
 LARGE = {"760m"}  # two of them do not fit a GPU of 140 GiB
+OFFICIAL_TOKENS = {"760m": 16384}  # of a micro-batch, as in the official configurations; else all
 VOCABULARY, TOKENS = 50304, 32768
 LOG_TOLERANCE = -10.0
 
@@ -78,19 +82,24 @@ class Case:
         save_file(dict(self.model().state_dict(), text=self.text_tokens()), path)
 
 
-def serve_compiled(case, weights, library):
-    """Steps of examples/fox.py on command, as `lethe bench --serve`."""
-    import torch
+def read_weights(path):
+    """The state, tokens and labels, as Case.write leaves them."""
     from safetensors.torch import load_file
 
-    torch.ops.load_library(library)
-    state = load_file(weights)
+    state = load_file(path)
     text = state.pop("text").cuda()
-    tokens, labels = text[:, :-1].contiguous(), text[:, 1:].contiguous()
+    return state, text[:, :-1].contiguous(), text[:, 1:].contiguous()
+
+
+def serve_compiled(case, weights, library):
+    """Steps of examples/fox.py on command."""
+    import torch
+
+    torch.ops.load_library(library)
+    state, tokens, labels = read_weights(weights)
     model = case.model()
     model.load_state_dict(state)
     model.cuda()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
 
     def loss_of(tokens, labels):
         return model.losses(tokens, labels).mean()
@@ -103,6 +112,38 @@ def serve_compiled(case, weights, library):
             loss = compiled(tokens, labels)
         loss.backward()
         return loss
+
+    serve(model, backward)
+
+
+def serve_official(case, weights, peer):
+    """Steps of the official code on command."""
+    import torch
+
+    state, tokens, labels = read_weights(weights)
+    layers, width, heads = SIZES[case.size]
+    model = official_model(import_official(peer), case.pro, VOCABULARY, layers, width, heads, LOG_TOLERANCE if case.prunes else None)
+    model.load_state_dict(state)
+    model.cuda().train()
+    sequences = max(1, OFFICIAL_TOKENS.get(case.size, TOKENS) // case.length)
+    pieces = list(zip(tokens.split(sequences), labels.split(sequences)))
+
+    def backward():
+        losses = []
+        for own_tokens, own_labels in pieces:
+            with torch.autocast("cuda", torch.bfloat16):
+                losses.append(model(own_tokens, labels=own_labels).loss.mean() / len(pieces))
+            losses[-1].backward()
+        return torch.stack(losses).detach().sum()
+
+    serve(model, backward)
+
+
+def serve(model, backward):
+    """Steps on command, as `lethe bench --serve`."""
+    import torch
+
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
 
     def step():
         backward()
@@ -169,8 +210,12 @@ def compare(case, options):
         if case.prunes:
             lethe += ["--set", f"log_pruning_tolerance={LOG_TOLERANCE}", "--gates", "bimodal"]
         rows = []
-        for name, command in (("lethe", lethe), ("compiled", [sys.executable, __file__, "--serve", case.text, weights, options.library])):
-            if name in options.rows:
+        several = lethe.copy()
+        place = several.index("--batch-tokens") + 1
+        for name, command in (("lethe", lethe), ("compiled", [sys.executable, __file__, "--serve", case.text, weights, options.library]),
+                              ("official", [sys.executable, __file__, "--serve-official", case.text, weights, options.peer]),
+                              *((f"{count} GPUs", [*several[:place], str(count * TOKENS), *several[place + 1:], "--gpus", str(count)]) for count in options.gpus)):
+            if name in options.rows and (name != "official" or case.forgets) or name.endswith(" GPUs"):
                 rows.append(Row(name, command, environment))
                 rows[-1].wait_until_ready()  # one after another: compilation and warm-up overlap no measurement
                 if case.size in LARGE:  # memory for one: the rows run one after another
@@ -192,23 +237,36 @@ def compare(case, options):
         for row in rows:
             row.end()
     return [{"case": case.text, "row": row.name, "error": row.error, **getattr(row, "figures", {}),
-             **({"tokens_per_second": TOKENS / statistics.median(row.times), "fastest": TOKENS / min(row.times),
-                 "slowest": TOKENS / max(row.times)} if row.times else {})} for row in rows]
+             **({"tokens_per_second": row.figures["tokens"] / statistics.median(row.times), "fastest": row.figures["tokens"] / min(row.times),
+                 "slowest": row.figures["tokens"] / max(row.times)} if row.times else {})} for row in rows]
 
 
 def table(found):
-    """The page of a comparison: a line a case, our speed over that of the same model compiled by PyTorch."""
+    """The page of a comparison: a line a case, our speed over that of the same model compiled by PyTorch, and over the official code's where it ran."""
+    rows = {result["row"] for result in found["results"]}
+    rivals = [(row, name) for row, name in (("compiled", "compiled by PyTorch"), ("official", "official code")) if row == "compiled" or row in rows]
     lines = [f"# Training steps on one {found['gpu']}", "",
              f"`tools/compare_training.py` at commit {found['commit'][:12]}, {found['date'][:10]}, torch {found['torch']}, driver {found['driver']}: medians of "
              f"{found['rounds']} rounds of {found['slot_seconds']} s in turn; a step is {found['tokens_a_step']} tokens in bfloat16, forward, backward, clipping and "
              "AdamW. The same weights and tokens gave the same loss.", "",
-             "| model | tokens/s, lethe | compiled by PyTorch | ratio |", "|---|---|---|---|"]
-    for case in dict.fromkeys(result["case"] for result in found["results"]):
-        speeds = {result["row"]: result.get("tokens_per_second") for result in found["results"] if result["case"] == case}
-        ours, theirs = speeds.get("lethe"), speeds.get("compiled")
-        figures = [f"{speed:.0f}" if speed else "–" for speed in (ours, theirs)] + [f"{ours / theirs:.3f}" if ours and theirs else "–"]
+             f"| model | tokens/s, lethe | {' | '.join(f'{name} | ratio' for _, name in rivals)} |", "|---|---|" + "---|---|" * len(rivals)]
+    cases = dict.fromkeys(result["case"] for result in found["results"])
+    speeds_of = {case: {result["row"]: result.get("tokens_per_second") for result in found["results"] if result["case"] == case} for case in cases}
+    figure = lambda speed: f"{speed:.0f}" if speed else "–"
+    ratio = lambda speed, other: f"{speed / other:.3f}" if speed and other else "–"
+    for case, speeds in speeds_of.items():
+        ours = speeds.get("lethe")
+        figures = [figure(ours)] + [text for row, _ in rivals for text in (figure(speeds.get(row)), ratio(ours, speeds.get(row)))]
         lines.append(f"| {case.replace(':', ', ')} | {' | '.join(figures)} |")
     lines += ["", "The Transformer's rival has cuDNN's attention, FoX's our operator: `examples/fox.py` under `torch.compile`."]
+    several = sorted((row for row in rows if row.endswith(" GPUs")), key=lambda row: int(row.split()[0]))
+    if several:
+        lines += ["", f"Data parallel, {found['tokens_a_step']} tokens a GPU and step:", "",
+                  f"| model | tokens/s, one GPU | {' | '.join(f'{row} | of one' for row in several)} |", "|---|---|" + "---|---|" * len(several)]
+        for case, speeds in speeds_of.items():
+            one = speeds.get("lethe")
+            figures = [figure(one)] + [text for row in several for text in (figure(speeds.get(row)), ratio(speeds.get(row), one))]
+            lines.append(f"| {case.replace(':', ', ')} | {' | '.join(figures)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -230,12 +288,16 @@ def certificate():
 def main():
     if sys.argv[1:2] == ["--serve"]:
         return serve_compiled(Case(sys.argv[2]), sys.argv[3], sys.argv[4])
+    if sys.argv[1:2] == ["--serve-official"]:
+        return serve_official(Case(sys.argv[2]), sys.argv[3], sys.argv[4])
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", default=str(ROOT / "build/cuda"))
     parser.add_argument("--library", default=None, help="liblethe_torch.so (default: the build's)")
     parser.add_argument("--case", nargs="+", default=["125m:4096:transformer-llama", "125m:4096:fox-llama", "125m:4096:fox-pro", "125m:4096:fox-pro+acp",
                                                       "760m:16384:transformer-llama", "760m:16384:fox-pro", "760m:16384:fox-pro+acp"])
-    parser.add_argument("--rows", nargs="+", default=["lethe", "compiled"])
+    parser.add_argument("--rows", nargs="+", default=["lethe", "compiled", "official"], choices=["lethe", "compiled", "official"])
+    parser.add_argument("--gpus", nargs="+", default=[], type=int, help="also so many of them, data parallel")
+    parser.add_argument("--peer", default=str(ROOT / ".peers/forgetting-transformer"), help="the official code; without it there is no such row")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--slot", type=float, default=2.0, help="seconds of a row in a round")
     parser.add_argument("--scratch", default=None, help="a folder for the weights (default: the system's)")
@@ -248,6 +310,8 @@ def main():
         sys.exit(f"compare_training: {error}")
     if options.output and not pathlib.Path(options.output).parent.is_dir():
         sys.exit(f"compare_training: --output: expected a file in a folder that exists, found {options.output}")
+    if not (pathlib.Path(options.peer) / "src/forgetting_transformer").is_dir():
+        options.rows = [row for row in options.rows if row != "official"]
     results, provenance = [], certificate()
     print(f"{'case':32}{'row':12}{'tokens/s':>10}{'range':>20}{'loss':>10}")
     for case in cases:

@@ -3,7 +3,7 @@
 
 usage: tools/parity.py [--peer .peers/forgetting-transformer] [--build build/cuda] [--steps 200] [--length 4096] [--output FILE.json]
 
-  git clone https://github.com/zhixuan-lin/forgetting-transformer .peers/forgetting-transformer     # 883f260; it needs triton, transformers, einops
+  git clone https://github.com/zhixuan-lin/forgetting-transformer .peers/forgetting-transformer     # 883f260; it needs triton, transformers, einops, pytest
 
 Both are 125M FoX models in bfloat16 autocast with float32 weights: theirs in their Triton kernels, ours in examples/fox.py on this suite's operator, whose
 parameters have the official names. Judged against the noise of bfloat16: the distance of theirs to a float32 run of ours on the same weights may be at most twice
@@ -15,27 +15,17 @@ Exit status: 0 equal, 1 not, 2 where something is missing; the one line says wha
 import one_line_errors  # noqa: F401  (first: an error is one line)
 
 import argparse
-import importlib
-import importlib.util
 import json
 import subprocess
 import sys
 from pathlib import Path
 
+from official_fox import Missing, expect, import_official, official_model
+
 ROOT = Path(__file__).resolve().parents[1]
 VOCABULARY, LAYERS, WIDTH, HEADS, SEQUENCES = 50257, 12, 768, 12, 4
-NEEDS = ("torch", "triton", "transformers", "einops")
 AT_MOST, FLOOR = 2.0, 1e-3  # times our own distance in bfloat16; relative, or nats
 LAST, COURSES = 20, 0.02  # steps, nats
-
-
-class Missing(Exception):
-    pass
-
-
-def expect(found, what, have):
-    if not found:
-        raise Missing(f"expected {what}, found {have}")
 
 
 def find_library(build):
@@ -46,29 +36,15 @@ def find_library(build):
 
 def import_all(options):
     """torch, our model's module and theirs."""
-    for name in NEEDS:
-        expect(importlib.util.find_spec(name), f"the Python package {name}", "none")
+    theirs = import_official(options.peer)
     import torch
 
     expect(torch.cuda.is_available(), "a CUDA GPU", "none")
-    expect((options.peer / "src/forgetting_transformer").is_dir(), f"the official code in {options.peer}", "none (git clone, see --help)")
     torch.ops.load_library(str(find_library(options.build)))
-    sys.path[:0] = [str(ROOT / "examples"), str(options.peer / "src")]
+    sys.path.insert(0, str(ROOT / "examples"))
     import fox
 
-    try:
-        theirs = importlib.import_module("forgetting_transformer.model.forgetting_transformer.modeling_forgetting_transformer")
-    except ImportError as error:
-        raise Missing(f"expected the official code to import, found {error}") from None
     return torch, fox, theirs
-
-
-def official(theirs, pro):
-    config = theirs.ForgettingTransformerConfig(
-        vocab_size=VOCABULARY, hidden_size=WIDTH, hidden_ratio=3.5 if pro else 4, num_hidden_layers=LAYERS, num_heads=HEADS, use_cache=False,
-        use_output_gate=pro, use_output_norm=pro, qk_norm=pro, qk_norm_share_param_across_head=pro, use_k_shift=pro, use_v_shift=pro, fgate_type="full",
-        bos_token_id=None, eos_token_id=None, pad_token_id=None)
-    return theirs.ForgettingTransformerForCausalLM(config).cuda()
 
 
 class Rivals:
@@ -79,7 +55,8 @@ class Rivals:
         pro = architecture == "fox-pro"
         self.torch.manual_seed(0)
         config = fox.Config(VOCABULARY, LAYERS, WIDTH, HEADS, 1792 if pro else 2048, pro)
-        self.ours, self.exact, self.theirs = fox.LanguageModel(config).cuda(), fox.LanguageModel(config).cuda(), official(theirs, pro)
+        self.ours, self.exact = fox.LanguageModel(config).cuda(), fox.LanguageModel(config).cuda()
+        self.theirs = official_model(theirs, pro, VOCABULARY, LAYERS, WIDTH, HEADS).cuda()
         state = self.ours.state_dict()
         self.exact.load_state_dict(state)
         names = set(self.theirs.state_dict())

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <functional>
 #include <iostream>
@@ -16,6 +17,7 @@
 #include "experiments/commands/archive.hpp"
 #include "experiments/commands/checks.hpp"
 #include "experiments/commands/commands.hpp"
+#include "experiments/commands/rank_options.hpp"
 #include "experiments/commands/run_options.hpp"
 #include "experiments/commands/step_profile.hpp"
 #include "experiments/files.hpp"
@@ -31,6 +33,7 @@ using Clock = std::chrono::steady_clock;
 
 struct BenchOptions {
   RunOptions run;
+  RankOptions ranks;
   double seconds = 10;
   std::string weights, gates = "initial", json, trace;
   bool serve = false, without_optimizer = false, profile = false;
@@ -51,7 +54,8 @@ void set_gates(LanguageModel& model, const std::string& gates) {
   }
 }
 
-constexpr const char* kText = "text";  // [B,T+1] int64, in the file of the weights
+constexpr const char* kText =
+    "text";  // [n·B,T+1] int64, in the file of the weights: n batches, which the steps take in turn
 
 void read_weights(LanguageModel& model, const Safetensors& file, const std::string& path) {
   const torch::NoGradGuard no_gradient;
@@ -63,38 +67,43 @@ void read_weights(LanguageModel& model, const Safetensors& file, const std::stri
   }
 }
 
-// The training step on random tokens, the same in every step.
+// The training step on random tokens, the same in every step and on every rank.
 class Step {
  public:
-  Step(const Run& run, const BenchOptions& options)
-      : run_(run), with_optimizer_(!options.without_optimizer),
+  Step(const Run& run, const BenchOptions& options, World& world)
+      : run_(run), world_(world), with_optimizer_(!options.without_optimizer),
         model_(run.model, device_named(run.training.device), run.training.seed),
-        optimizer_(prepared(options), run.training) {
+        exchange_(prepared(options), world, run.training.zero), optimizer_(model_->flat(), run.training, &exchange_) {
     const TrainingConfig& training = run.training;
-    const int64_t micro = training.micro_batch_tokens > 0 ? training.micro_batch_tokens : training.batch_tokens;
-    micro_batches_ = training.batch_tokens / micro;
+    const BatchShare share{world.rank(), world.size()};
+    const int64_t sequences = share.micro_sequences(training), length = training.context_length + 1;
+    micro_batches_ = share.sequences(training) / sequences;
     torch::manual_seed(training.seed);
-    const int64_t sequences = micro / training.context_length, length = training.context_length + 1;
     const auto given = file_.tensors.find(kText);
     const Tensor text = given != file_.tensors.end()
                             ? given->second
                             : torch::randint(run.model.vocabulary, {sequences, length}, torch::kInt64);
-    if (!text.sizes().equals({sequences, length}) || text.scalar_type() != torch::kInt64)
-      throw std::invalid_argument(options.weights + ": expected text [" + std::to_string(sequences) + "," +
+    if (text.dim() != 2 || text.size(0) < 1 || text.size(0) % sequences != 0 || text.size(1) != length ||
+        text.scalar_type() != torch::kInt64)
+      throw std::invalid_argument(options.weights + ": expected text [n·" + std::to_string(sequences) + "," +
                                   std::to_string(length) + "] int64, found another shape or type");
-    batch_ = {text.narrow(1, 0, training.context_length).contiguous().to(model_->device()),
-              text.narrow(1, 1, training.context_length).contiguous().to(model_->device())};
+    for (const Tensor& one : text.to(model_->device()).split(sequences))
+      batches_.push_back({one.narrow(1, 0, training.context_length).contiguous(),
+                          one.narrow(1, 1, training.context_length).contiguous()});
   }
 
   // Takes `count` steps and waits for the device.
   void take(int64_t count) {
     for (int64_t i = 0; i < count; ++i) {
+      const Dataset::Batch batch = batch_of_next_step();
+      ++taken_;
       if (with_optimizer_) {
-        figures_ =
-            take_step(model_, optimizer_, run_.training.learning_rate, micro_batches_, [&](int64_t) { return batch_; });
+        figures_ = take_step(
+            model_, optimizer_, run_.training.learning_rate, micro_batches_, [&](int64_t) { return batch; },
+            &exchange_);
       } else {
         for (int64_t micro = 0; micro < micro_batches_; ++micro)
-          losses_ = model_->accumulate_gradients(batch_.tokens, batch_.labels, 1.0 / static_cast<double>(tokens()));
+          losses_ = model_->accumulate_gradients(batch.tokens, batch.labels, 1.0 / static_cast<double>(tokens()));
       }
     }
     wait();
@@ -102,15 +111,25 @@ class Step {
   void wait() const {
     if (model_->device().is_cuda()) torch::cuda::synchronize();
   }
+  // Waits for all ranks: their clocks start together.
+  void meet() {
+    world_.sum(torch::zeros(1, torch::TensorOptions(model_->device()))).wait();
+    wait();
+  }
+  World& world() { return world_; }
   int64_t tokens() const { return run_.training.batch_tokens; }
   // Loss and gradient norm of the next step, with the weights as they are.
   std::pair<double, double> figures() {
     model_->flat().gradient.zero_();
+    exchange_.begin();
+    const auto [tokens, labels] = batch_of_next_step();
     const Tensor losses =
-        model_->accumulate_gradients(batch_.tokens, batch_.labels, 1 / static_cast<double>(batch_.tokens.numel()));
-    return {losses.mean().item<double>(), model_->flat().gradient.norm().item<double>()};
+        model_->accumulate_gradients(tokens, labels, 1 / static_cast<double>(tokens.numel() * world_.size()));
+    exchange_.finish();
+    return {losses.mean().item<double>(), optimizer_.gradient_norm().item<double>()};
   }
-  const Dataset::Batch& batch() const { return batch_; }
+  // Of the last step.
+  double loss() const { return figures_.loss.item<double>(); }
   LanguageModel& model() { return model_; }
 
  private:
@@ -118,29 +137,38 @@ class Step {
     if (!options.weights.empty()) read_weights(model_, file_ = read_safetensors(options.weights), options.weights);
     set_gates(model_, options.gates);
     model_->set_recompute(recompute_named(run_.training.recompute));
-    return model_->flatten(true);
+    return model_->flatten(true, world_.size());
   }
+  const Dataset::Batch& batch_of_next_step() const { return batches_[taken_ % batches_.size()]; }
 
   Run run_;
+  World& world_;
   bool with_optimizer_;
   Safetensors file_;
   LanguageModel model_;
+  GradientExchange exchange_;
   AdamW optimizer_;
   int64_t micro_batches_ = 1;
-  Dataset::Batch batch_;
+  std::vector<Dataset::Batch> batches_;
+  size_t taken_ = 0;  // steps
   StepFigures figures_;
   Tensor losses_;
 };
 
-nlohmann::json measured(Step& step, double seconds) {
-  step.take(3);
-  int64_t steps = 0;
+// Seconds of `count` steps that all ranks take.
+double timed(Step& step, int64_t count) {
+  step.meet();
   const auto start = Clock::now();
-  do {
-    step.take(1);
-    ++steps;
-  } while (seconds_since(start) < seconds);
-  const double elapsed = seconds_since(start), tokens = static_cast<double>(step.tokens() * steps);
+  step.take(count);
+  return seconds_since(start);
+}
+
+nlohmann::json measured(Step& step, double seconds) {
+  constexpr int64_t kTrial = 2;
+  step.take(3);
+  const double trial = timed(step, kTrial) / kTrial;
+  const int64_t steps = step.world().from_first(std::max<int64_t>(1, std::llround(seconds / trial)));
+  const double elapsed = timed(step, steps), tokens = static_cast<double>(step.tokens() * steps);
   return {{"steps", steps},
           {"tokens_per_second", tokens / elapsed},
           {"microseconds_per_token", elapsed / tokens * 1e6},
@@ -194,35 +222,58 @@ void write_trace(Step& step, const OutputFile& file) {
   file.commit({read_whole(draft)});
 }
 
-// "go N" on standard input takes N steps and prints their seconds; the end of the input ends the program.
+// On standard input "go N" takes N steps and prints their seconds, "losses N" prints the loss of each; the end of the input ends the program.
 void serve(Step& step) {
   const auto [loss, norm] = step.figures();  // of the weights as they were read
   step.take(3);
+  if (!step.world().is_first()) {
+    while (const int64_t count = step.world().from_first()) timed(step, count);
+    return;
+  }
   std::cout << "ready " << nlohmann::json({{"loss", loss}, {"gradient_norm", norm}, {"tokens", step.tokens()}}).dump()
             << std::endl;
   std::string word;
-  for (int64_t count; std::cin >> word >> count && word == "go";) {
-    const auto start = Clock::now();
-    step.take(count);
-    std::cout << seconds_since(start) << std::endl;
+  for (int64_t count; std::cin >> word >> count && (word == "go" || word == "losses") && count > 0;) {
+    if (word == "go") {
+      std::cout << timed(step, step.world().from_first(count)) << std::endl;
+      continue;
+    }
+    nlohmann::json losses = nlohmann::json::array();
+    for (; count > 0; --count) {
+      timed(step, step.world().from_first(1));
+      losses.push_back(step.loss());
+    }
+    std::cout << losses.dump() << std::endl;
   }
+  step.world().from_first(0);
 }
 
-void bench(const BenchOptions& options) {
-  const Run run = options.run.run();
+void bench(const BenchOptions& options, const Run& run, World& world) {
   std::optional<OutputFile> json, trace;  // a file that can't be written is refused before the work
   if (!options.json.empty()) json.emplace(options.json);
   if (!options.trace.empty()) trace.emplace(options.trace);
-  Step step(run, options);
+  Step step(run, options, world);
   if (options.serve) return serve(step);
   nlohmann::json result = measured(step, options.seconds);
+  if (!world.is_first()) return;
+  result["processes"] = world.size();
   result["product_flops_per_second"] =
-      product_flops_per_second(device_named(run.training.device), dtype_named(run.model.compute_dtype));
+      world.size() * product_flops_per_second(device_named(run.training.device), dtype_named(run.model.compute_dtype));
   result["device"] = run.training.device;
   print(run, result);
   if (options.profile) result["operators"] = profiled(step);
   if (trace) write_trace(step, *trace);
   if (json) json->commit({result.dump(1), "\n"});
+}
+
+void bench(const BenchOptions& options) {
+  Run run = options.run.run();
+  options.ranks.run(run.training.device, [&](World& world) {
+    if (world.size() > 1 && (options.without_optimizer || options.profile || !options.trace.empty()))
+      throw std::invalid_argument("processes: expected one for --without-optimizer, --profile and --trace, found " +
+                                  std::to_string(world.size()));
+    bench(options, run, world);
+  });
 }
 
 }  // namespace
@@ -231,6 +282,7 @@ void add_bench(CLI::App& app, const Place&) {
   auto* command = app.add_subcommand("bench", "Speed of a training step on random tokens");
   auto options = std::make_shared<BenchOptions>();
   options->run.add_to(*command);
+  options->ranks.add_to(*command);
   command->add_option("--seconds", options->seconds, "Time to measure")
       ->check(number_between(0))
       ->capture_default_str();
@@ -245,11 +297,13 @@ void add_bench(CLI::App& app, const Place&) {
   command->add_flag("--profile", options->profile, "Print microseconds a token by operator");
   command->add_option("--trace", options->trace, "A file for a trace of one step, for chrome://tracing or Perfetto");
   command->add_flag("--serve", options->serve,
-                    "Take steps on command: a line \"go N\" on standard input takes N and prints their seconds");
+                    "Take steps on command: a line \"go N\" on standard input takes N and prints their seconds, "
+                    "\"losses N\" the loss of each");
   command->footer(
       "Takes the options of lethe train.\n"
       "Example:\n"
-      "  lethe bench --size 125m --context 4096 --batch-tokens 32768 --device cuda --set compute_dtype=bfloat16");
+      "  lethe bench --size 125m --context 4096 --batch-tokens 32768 --device cuda --set compute_dtype=bfloat16\n"
+      "  lethe bench --size 760m --context 16384 --batch-tokens 65536 --gpus 2 --set compute_dtype=bfloat16");
   command->callback([options] { bench(*options); });
 }
 

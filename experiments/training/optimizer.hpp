@@ -27,6 +27,9 @@ class AdamW {
   /// returns  the gradient's norm before clipping, a float64 scalar on the device
   torch::Tensor step(double learning_rate, const torch::Tensor& loss);
 
+  /// The norm of the flat gradient, over all ranks' shares: a float64 scalar on the device.
+  torch::Tensor gradient_norm() const;
+
   /// The state of a checkpoint: the moments, laid out as FlatParameters::master, and the count of steps.
   ///
   /// returns  the moments of all ranks; the optimizer's own tensors where it updates everything
@@ -45,7 +48,6 @@ class AdamW {
     std::vector<torch::Tensor> weights, gradients, first, second, steps;
   };
   Group group_of(int64_t begin, int64_t end, double decay) const;
-  torch::Tensor gradient_norm() const;
   torch::Tensor gathered(const torch::Tensor& own) const;
 
   FlatParameters& parameters_;

@@ -1,5 +1,7 @@
 #include "experiments/training/rank_watch.hpp"
 
+#include <c10/core/DeviceGuard.h>
+
 #include <algorithm>
 #include <sstream>
 #include <utility>
@@ -30,13 +32,17 @@ int64_t operations_in(const std::string& status) {
 
 }  // namespace
 
-RankWatch::RankWatch(c10::intrusive_ptr<c10d::Store> store, const RankPlace& place, World::Watch watch)
+RankWatch::RankWatch(c10::intrusive_ptr<c10d::Store> store, const RankPlace& place, torch::Device device,
+                     World::Watch watch)
     : store_(std::move(store)), place_(place), watch_(std::move(watch)),
       lives_(static_cast<size_t>(place.size), Life{"", Clock::now()}) {
   publish();
   wait_for_all();
   refresh();
-  thread_ = std::thread([this] { run(); });
+  thread_ = std::thread([this, device] {
+    const c10::DeviceGuard guard(device);  // or it would take up memory of the first GPU
+    run();
+  });
 }
 
 RankWatch::~RankWatch() {

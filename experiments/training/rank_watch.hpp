@@ -22,9 +22,9 @@ class RankWatch {
  public:
   /// Waits until all ranks are there.
   ///
-  /// reads   store: a client of its own, for the watch alone
+  /// reads   store: a client of its own, for the watch alone; device: of this rank, whose operations the watch asks for
   /// throws  std::runtime_error naming a rank that is not there in time
-  RankWatch(c10::intrusive_ptr<c10d::Store> store, const RankPlace& place, World::Watch watch);
+  RankWatch(c10::intrusive_ptr<c10d::Store> store, const RankPlace& place, torch::Device device, World::Watch watch);
 
   /// Publishes that this rank leaves; where it serves the store, waits for the others.
   ~RankWatch();

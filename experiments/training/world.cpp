@@ -134,7 +134,7 @@ struct World::State {
   State(const RankPlace& in, torch::Device device, BackendOf backend_of, const Watch& watch)
       : place(in), client(store_of(in, watch.time_out)),
         store(c10::make_intrusive<c10d::PrefixStore>("lethe/" + in.attempt, client)),
-        ranks(c10::make_intrusive<c10d::PrefixStore>("lethe/" + in.attempt, client->clone()), in, watch),
+        ranks(c10::make_intrusive<c10d::PrefixStore>("lethe/" + in.attempt, client->clone()), in, device, watch),
         is_on_cpu(device.is_cpu()) {
     try {
       backend = backend_of(c10::make_intrusive<c10d::PrefixStore>("backend", store), in, watch.time_out);

@@ -54,6 +54,18 @@ class Table(unittest.TestCase):
         for words in ("NVIDIA H200", "cccccccccccc,", "2026-01-02", "5 rounds of 2.0 s"):
             self.assertIn(words, page)
 
+    def test_has_the_official_code_and_several_gpus_where_they_ran(self):
+        found = {"gpu": "NVIDIA H100", "driver": "580", "torch": "2.11.0", "commit": "c" * 40, "date": "2026-01-02T03:04:05Z", "tokens_a_step": 32768,
+                 "rounds": 5, "slot_seconds": 2.0,
+                 "results": [result("125m:4096:fox-pro", "lethe", 300000.0), result("125m:4096:fox-pro", "compiled", 200000.0),
+                             result("125m:4096:fox-pro", "official", 150000.0), result("125m:4096:fox-pro", "4 GPUs"),
+                             result("125m:4096:fox-pro", "2 GPUs", 585000.0)]}
+        rows = [line for line in table(found).splitlines() if line.startswith("| ")]
+        self.assertEqual(rows, ["| model | tokens/s, lethe | compiled by PyTorch | ratio | official code | ratio |",
+                                "| 125m, 4096, fox-pro | 300000 | 200000 | 1.500 | 150000 | 2.000 |",
+                                "| model | tokens/s, one GPU | 2 GPUs | of one | 4 GPUs | of one |",
+                                "| 125m, 4096, fox-pro | 300000 | 585000 | 1.950 | – | – |"])
+
     def test_of_the_committed_results_is_the_committed_page(self):
         for data in ROOT.glob("results/*/training_step.json"):
             self.assertEqual(data.with_suffix(".md").read_text(), table(json.loads(data.read_text())))

@@ -7,8 +7,8 @@
 
 namespace lethe::layers::attention_inputs_kernels {
 
-constexpr int kWarps = 8, kThreads = 32 * kWarps;  // of a block: one chunk of tokens a warp, the same columns
-constexpr int kGateHeads = 32;                     // of a warp
+constexpr int kWarps = 4, kThreads = 32 * kWarps;  // of a block: one chunk of tokens a warp, the same columns
+constexpr int kGateHeads = 32, kGateAhead = 8;     // of a warp; tokens loaded together
 
 /// Tokens [begin, end) of the sequence whose first row is `first`; begin = end for the warps after the last chunk.
 struct Chunk {
@@ -16,7 +16,7 @@ struct Chunk {
   int begin, end;
 };
 
-/// The work of a launch. A group is a block's chunks; of each group there is a block for each slice of each part, then for each slice of the gate.
+/// The work of a launch. A group is a block's chunks; of each group there is a block for each slice of the gate, then for each slice of each part.
 struct Plan {
   AttentionInputs call;
   int parts[3];             ///< those that are computed
@@ -102,10 +102,11 @@ struct Place {
 };
 
 __device__ inline Place place_of_block(const Plan& plan) {
-  const unsigned group = blockIdx.x / plan.blocks, block = blockIdx.x - group * plan.blocks;
-  if (block >= plan.part_blocks) return {group, block - plan.part_blocks, 3};
-  const unsigned index = block / plan.slices;
-  return {group, block - index * plan.slices, plan.parts[index]};
+  const unsigned group = blockIdx.x / plan.blocks, block = blockIdx.x - group * plan.blocks,
+                 gates = plan.blocks - plan.part_blocks;
+  if (block < gates) return {group, block, 3};
+  const unsigned index = (block - gates) / plan.slices;
+  return {group, block - gates - index * plan.slices, plan.parts[index]};
 }
 
 __device__ inline Chunk chunk_of_warp(const Plan& plan, unsigned group) {
@@ -139,10 +140,16 @@ __device__ void gate_values(const AttentionInputs& call, const Chunk& chunk, uns
   const int64_t head = slice * kGateHeads + threadIdx.x % 32;
   if (head >= call.heads) return;
   const Number bias = call.gate_bias ? static_cast<const Number*>(call.gate_bias)[head] : Number(0);
-#pragma unroll 4
-  for (int64_t row = chunk.first + chunk.begin; row < chunk.first + chunk.end; ++row)
-    static_cast<Number*>(call.log_forget)[row * call.heads + head] =
-        log_sigmoid(widened(*pointer<T>(call.gate_logits, row, head)) + bias);
+  const int64_t end = chunk.first + chunk.end;
+  for (int64_t first = chunk.first + chunk.begin; first < end; first += kGateAhead) {
+    T logits[kGateAhead];
+#pragma unroll
+    for (int a = 0; a < kGateAhead; ++a) logits[a] = *pointer<T>(call.gate_logits, min(first + a, end - 1), head);
+#pragma unroll
+    for (int a = 0; a < kGateAhead; ++a)
+      if (first + a < end)
+        static_cast<Number*>(call.log_forget)[(first + a) * call.heads + head] = log_sigmoid(widened(logits[a]) + bias);
+  }
 }
 
 /// The gate's gradients of a chunk; those of the bias are a block's sum.
@@ -156,12 +163,24 @@ __device__ void gate_gradients(const Plan& plan, const Chunk& chunk, const Place
   Number sum = 0;
   if (active) {
     const Number bias = call.gate_bias ? static_cast<const Number*>(call.gate_bias)[head] : Number(0);
-#pragma unroll 4
-    for (int64_t row = chunk.first + chunk.begin; row < chunk.first + chunk.end; ++row) {
-      const Number x = widened(*pointer<T>(call.gate_logits, row, head)) + bias;
-      const Number df = static_cast<const Number*>(call.grad_log_forget)[row * call.heads + head] * sigmoid(-x);
-      *pointer<T>(call.grad_gate_logits, row, head) = stored<T>(df);
-      sum += df;
+    const Number* gradients = static_cast<const Number*>(call.grad_log_forget) + head;
+    const int64_t end = chunk.first + chunk.end;
+    for (int64_t first = chunk.first + chunk.begin; first < end; first += kGateAhead) {
+      T logits[kGateAhead];
+      Number arriving[kGateAhead];
+#pragma unroll
+      for (int a = 0; a < kGateAhead; ++a) {
+        const int64_t row = min(first + a, end - 1);
+        logits[a] = *pointer<T>(call.gate_logits, row, head);
+        arriving[a] = gradients[row * call.heads];
+      }
+#pragma unroll
+      for (int a = 0; a < kGateAhead; ++a) {
+        if (first + a >= end) break;
+        const Number df = arriving[a] * sigmoid(-(widened(logits[a]) + bias));
+        *pointer<T>(call.grad_gate_logits, first + a, head) = stored<T>(df);
+        sum += df;
+      }
     }
   }
   if (!call.gate_bias) return;

@@ -14,6 +14,9 @@ size_t chunk_workspace_bytes(const Shape& shape, const MatrixStateForm& form);
 void vector_forward(const MatrixStateForward& arguments);
 void vector_backward(const MatrixStateBackward& arguments);
 size_t vector_workspace_bytes(const Shape& shape, const MatrixStateForm& form);
+/// vector_gradient.cu: their gradients, but for that of the value where columns have no gate.
+void vector_gradient_launch(const MatrixStateBackward& arguments);
+size_t vector_gradient_workspace_bytes(const Shape& shape, bool value_gate);
 
 /// scan.cu: everything, token by token in float.
 void scan_forward(const MatrixStateForward& arguments);

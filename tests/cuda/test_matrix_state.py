@@ -201,6 +201,46 @@ class MatrixState(unittest.TestCase):
             torch.ops.lethe.gated_state(tensors["query"], tensors["key"], tensors["value"], None, None, tensors["state"])
 
 
+class VectorGates(unittest.TestCase):
+    """A gate a row, and one a column, of 16-bit inputs: by blocks of tokens on tensor cores."""
+
+    def assert_budget(self, tensors, dtype, calls=("key gate", "both gates")):
+        for call in calls:
+            expected = run_state(call, {name: tensor.double() for name, tensor in tensors.items()}, "cpu")
+            for name, actual in run_state(call, tensors, DEVICE).items():
+                gate = "gate" in name
+                floor = 1e-3 * expected["query"].norm().item() if gate else 1e-30
+                self.assertLessEqual(worst_head(actual, expected[name], floor), 3e-3 if gate else BUDGET[dtype], f"{call}, {name}")
+
+    def test_keep_the_budget_for_every_size(self):
+        for rows, columns in ((16, 16), (16, 32), (32, 64), (40, 72), (64, 32), (64, 128), (96, 40), (128, 64), (128, 128)):
+            for dtype in (torch.bfloat16, torch.float16):
+                with self.subTest(rows=rows, columns=columns, dtype=dtype):
+                    self.assert_budget(state_problem(dtype, **(WIDE | dict(length=150, key_dim=rows, value_dim=columns))), dtype)
+
+    def test_keep_the_budget_for_every_length(self):
+        for length in (16, 17, 31, 32, 33, 47, 63, 64, 65, 79, 128, 129, 193):
+            with self.subTest(length=length):
+                self.assert_budget(state_problem(torch.bfloat16, **(WIDE | dict(length=length))), torch.bfloat16)
+
+    def test_keep_the_budget_where_gates_close_in_turn(self):
+        for period in (2, 3, 16, 17, 64):
+            for offset in (0, 1):
+                for closed in (-88.0, -torch.inf):
+                    with self.subTest(period=period, offset=offset, closed=closed):
+                        tensors = state_problem(torch.float16, **(WIDE | dict(length=200)))
+                        for name in ("key_gate", "value_gate"):
+                            tensors[name] = torch.zeros_like(tensors[name])
+                            tensors[name][:, offset::period] = closed
+                        self.assert_budget(tensors, torch.float16)
+
+    def test_keep_the_budget_over_thousands_of_tokens(self):
+        generator = torch.Generator().manual_seed(3)
+        for kind in ("open", "one"):
+            with self.subTest(kind):
+                self.assert_budget(with_gates(state_problem(torch.float16, **(WIDE | dict(length=3000))), GATES[kind], generator), torch.float16)
+
+
 if __name__ == "__main__":
     if sys.argv[2:3] == ["--device"]:
         DEVICE = sys.argv.pop(3)

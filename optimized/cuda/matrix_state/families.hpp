@@ -14,6 +14,9 @@ size_t chunk_workspace_bytes(const Shape& shape, const MatrixStateForm& form);
 void vector_forward(const MatrixStateForward& arguments);
 void vector_backward(const MatrixStateBackward& arguments);
 size_t vector_workspace_bytes(const Shape& shape, const MatrixStateForm& form);
+/// vector_gradient.cu: their gradients, but for that of the value where columns have no gate.
+void vector_gradient_launch(const MatrixStateBackward& arguments);
+size_t vector_gradient_workspace_bytes(const Shape& shape, bool value_gate);
 
 /// delta_forward.cu, delta_backward.cu: the delta rule without a gate or with one a token, by tensor cores.
 void delta_forward(const MatrixStateForward& arguments);

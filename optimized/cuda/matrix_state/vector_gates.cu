@@ -1,6 +1,4 @@
 // gated_state with a gate a row, and perhaps one a column, by passes over blocks of 16 tokens (vector_sweep.cuh).
-#include <algorithm>
-
 #include "optimized/cuda/check.hpp"
 #include "optimized/cuda/matrix_state/families.hpp"
 #include "optimized/cuda/matrix_state/vector_sweep.cuh"
@@ -56,7 +54,7 @@ VectorSweepArguments arguments_of(const MatrixStateInput& in) {
 }  // namespace
 
 size_t vector_workspace_bytes(const Shape& shape, const MatrixStateForm& form) {
-  return scan_workspace_bytes(shape, form);
+  return vector_gradient_workspace_bytes(shape, form.value_gate);
 }
 
 void vector_forward(const MatrixStateForward& a) {
@@ -67,6 +65,20 @@ void vector_forward(const MatrixStateForward& a) {
   launch(p, a.dtype, a.stream);
 }
 
-void vector_backward(const MatrixStateBackward& a) { scan_backward(a); }
+void vector_backward(const MatrixStateBackward& a) {
+  vector_gradient_launch(a);
+  if (a.form.value_gate) return;
+  // dv_j = Σ_{i ≥ j} (Σ_κ D_ijκ q_iκ k_jκ) dO_i is a sweep in reverse.
+  VectorSweepArguments p = arguments_of(a);
+  p.query = a.key;
+  p.key = a.query;
+  p.value = a.grad_values;
+  p.out = a.grad_value;
+  p.reverse = true;
+  p.read_scale = 1.0f;
+  p.write_scale = static_cast<float>(a.scale);
+  p.initial = a.grad_last_state;
+  launch(p, a.dtype, a.stream);
+}
 
 }  // namespace lethe::matrix_state

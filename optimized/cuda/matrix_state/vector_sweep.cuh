@@ -34,12 +34,6 @@ struct VectorSweepShared {
   static constexpr int kBytes = kUnits + 2 * kUnitStage;
 };
 
-/// Of a product of two operands of one halving: which pairs (row g or g + 8, column 2t + e of the same eight) it is right for. 8 is the pairs of the two
-/// eights of a block, 0 the tokens with themselves, −1 no pair.
-__device__ inline int halving_of(int row, int column) {
-  return column > row ? -1 : column == row ? 0 : 1 << (31 - __clz(row ^ column));
-}
-
 /// A preparing warp's share: block `pw` of every chunk.
 template <typename Element, int kRows>
 struct VectorPreparation {

@@ -69,12 +69,12 @@ std::string unsupported_by_hopper(const Shape& shape, Dtype dtype, int capabilit
 }
 
 std::string unsupported_by_ampere(const Shape& shape, Dtype dtype, int capability) {
-  constexpr int64_t kLargestDim = 256;
+  const int64_t largest_dim = dtype == Dtype::kFloat32 ? 128 : 256;
   if (capability < 80) return "device: expected compute capability 8.0 or above, found " + dotted(capability);
-  if (const std::string reason = expected_16_bits(dtype); !reason.empty()) return reason;
+  if (dtype == Dtype::kFloat64) return "dtype: expected float32, bfloat16 or float16, found float64";
   for (const auto& [name, dim] : {std::pair{"head dim", shape.key_dim}, {"value dim", shape.value_dim}})
-    if (dim < 1 || dim > kLargestDim)
-      return std::string(name) + ": expected 1 to " + std::to_string(kLargestDim) + ", found " + std::to_string(dim);
+    if (dim < 1 || dim > largest_dim)
+      return std::string(name) + ": expected 1 to " + std::to_string(largest_dim) + ", found " + std::to_string(dim);
   return unsupported_size(shape, 2);
 }
 

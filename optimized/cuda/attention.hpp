@@ -24,6 +24,13 @@ struct Operand {
   int64_t batch_stride, token_stride, head_stride;
 };
 
+/// The operand of Element with strides in 16-bit elements, of which a float has two.
+template <typename Element>
+Operand in_halves(const Operand& operand) {
+  constexpr int64_t kHalves = sizeof(Element) / 2;
+  return {operand.data, operand.batch_stride * kHalves, operand.token_stride * kHalves, operand.head_stride * kHalves};
+}
+
 /// log f [B, Tk, Hq], natural log, ≤ 0, by strides in elements.
 struct Gates {
   const float* log_forget;
@@ -41,8 +48,9 @@ struct ForwardArguments {
   const float* logit_bound;      ///< [B, Hq], U ≥ max |scale·q·k|; null: computed from the largest norms
   int window = kNoWindow;        ///< ≥ 1, keys that a query sees at most, its own included
   void* values;                  ///< [B, Tq, Hq, D] contiguous
-  void* residual;         ///< [B, Tq, Hq, D] contiguous, the rounding error of values, rounded itself; null: not wanted
-  float* log_normalizer;  ///< [B, Tq, Hq] contiguous, natural log, D_ii = 0
+  void*
+      residual;  ///< [B, Tq, Hq, D] contiguous, the rounding error of values, rounded itself; null: not wanted, or floats
+  float* log_normalizer;     ///< [B, Tq, Hq] contiguous, natural log, D_ii = 0
   int64_t* visited_pairs;    ///< [B, Hq]: causal pairs inside the visited blocks, counted once a tile
   int32_t* first_key_block;  ///< [B, Hq, ⌈Tq/128⌉]: the pruning boundary, which the backward reads
   void* workspace;           ///< device, 256-byte aligned, forward_workspace_bytes(shape) long

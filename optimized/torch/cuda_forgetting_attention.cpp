@@ -72,7 +72,7 @@ bool sums_in_16_bits_allowed() { return at::globalContext().allowFP16BF16Reducti
 AttentionOutputs forgetting_attention_forward(const AttentionFamily& family, const AttentionInputs& in) {
   const Tensor &query = in.query, &key = in.key, &value = in.value, &log_forget = in.log_forget;
   const double scale = in.scale;
-  const bool keep_residual = in.keep_residual;
+  const bool keep_residual = in.keep_residual && has_residual(query.scalar_type());
   const c10::cuda::CUDAGuard device(query.device());
   const cudaStream_t stream = at::cuda::getCurrentCUDAStream();
   const Tensor q = addressable(query), k = addressable(key), v = addressable(value);
@@ -122,7 +122,8 @@ AttentionGradients forgetting_attention_backward(const AttentionFamily& family, 
   const cudaStream_t stream = at::cuda::getCurrentCUDAStream();
   const Tensor q = addressable(query), k = addressable(key), v = addressable(value);
   const Shape shape = shape_of(q, k, v);
-  const Tensor o = addressable(out.values), rest = addressable(out.residual), grad_o = addressable(grad_values),
+  const Tensor o = addressable(out.values), grad_o = addressable(grad_values),
+               rest = out.residual.numel() > 0 ? addressable(out.residual) : Tensor(),
                normalizer = out.log_normalizer.contiguous();
   const Tensor first_key_block = out.boundary.contiguous();
   // Before the first kernel: under deterministic algorithms Torch fills new tensors.
@@ -139,7 +140,7 @@ AttentionGradients forgetting_attention_backward(const AttentionFamily& family, 
                    .gates = gates_of(log_forget),
                    .window = window_of(in),
                    .values = operand(o),
-                   .residual = operand(rest),
+                   .residual = rest.defined() ? operand(rest) : Operand{},
                    .grad_values = operand(grad_o),
                    .log_normalizer = normalizer.const_data_ptr<float>(),
                    .first_key_block = first_key_block.const_data_ptr<int32_t>(),

@@ -101,6 +101,7 @@ std::vector<Element> to_element(const std::vector<float>& values) {
   std::vector<Element> converted;
   for (float value : values) {
     if constexpr (std::is_same_v<Element, __half>) converted.push_back(__float2half(value));
+    else if constexpr (std::is_same_v<Element, float>) converted.push_back(value);
     else converted.push_back(__float2bfloat16(value));
   }
   return converted;

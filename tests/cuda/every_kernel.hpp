@@ -32,12 +32,13 @@ class EveryKernel : public ::testing::TestWithParam<Instance> {
   }
 };
 
-inline auto instances_of(Family family, std::vector<int64_t> dims) {
-  return ::testing::Combine(::testing::Values(family), ::testing::Values(Dtype::kBFloat16, Dtype::kFloat16),
-                            ::testing::ValuesIn(dims));
+inline auto instances_of(Family family, std::vector<int64_t> dims,
+                         std::vector<Dtype> dtypes = {Dtype::kBFloat16, Dtype::kFloat16}) {
+  return ::testing::Combine(::testing::Values(family), ::testing::ValuesIn(dtypes), ::testing::ValuesIn(dims));
 }
 inline auto hopper_instances() { return instances_of(Family::kHopper, {64, 128}); }
 inline auto ampere_instances() { return instances_of(Family::kAmpere, {32, 64, 96, 128, 256}); }
+inline auto float_instances() { return instances_of(Family::kAmpere, {32, 64, 128}, {Dtype::kFloat32}); }
 
 inline std::string name_of_instance(const ::testing::TestParamInfo<Instance>& info) {
   return (std::get<Family>(info.param) == Family::kAmpere ? "sm_80_" : "") + dtype_name(std::get<Dtype>(info.param)) +

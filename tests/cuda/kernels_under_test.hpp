@@ -71,6 +71,7 @@ auto with_kernels(Dtype dtype, Call call) {
   if (family_under_test == Family::kHopper)
     return bfloat16 ? call.template operator()<HopperKernels, __nv_bfloat16>()
                     : call.template operator()<HopperKernels, __half>();
+  if (dtype == Dtype::kFloat32) return call.template operator()<AmpereKernels, float>();
   return bfloat16 ? call.template operator()<AmpereKernels, __nv_bfloat16>()
                   : call.template operator()<AmpereKernels, __half>();
 }

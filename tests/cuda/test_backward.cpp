@@ -315,6 +315,7 @@ TEST_P(Backward, RefusesWhatAWrongFormulaWouldGive) {
 
 INSTANTIATE_TEST_SUITE_P(EveryKernel, Backward, testing::hopper_instances(), testing::name_of_instance);
 INSTANTIATE_TEST_SUITE_P(OfAmpere, Backward, testing::ampere_instances(), testing::name_of_instance);
+INSTANTIATE_TEST_SUITE_P(OfFloats, Backward, testing::float_instances(), testing::name_of_instance);
 
 }  // namespace
 }  // namespace lethe

@@ -316,6 +316,7 @@ TEST_P(Forward, RefusesWhatAWrongGateWouldGive) {
 
 INSTANTIATE_TEST_SUITE_P(EveryKernel, Forward, testing::hopper_instances(), testing::name_of_instance);
 INSTANTIATE_TEST_SUITE_P(OfAmpere, Forward, testing::ampere_instances(), testing::name_of_instance);
+INSTANTIATE_TEST_SUITE_P(OfFloats, Forward, testing::float_instances(), testing::name_of_instance);
 
 class ForwardPrecision : public testing::EveryKernel {};
 

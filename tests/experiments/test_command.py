@@ -97,8 +97,7 @@ class Calls(CommandTest):
             (("--set", "compute_dtype=bfloat16"), "sm_90a kernels; sm_80 kernels on other GPUs since compute capability 8.0"),
             (("--set", "compute_dtype=bfloat16", "--heads", "16"),
              "sm_80 kernels, not the sm_90a kernels: head dim: expected 64 or 128, found 96"),
-            ((), "portable, not the sm_90a kernels: dtype: expected bfloat16 or float16, found float32, "
-                 "not the sm_80 kernels: dtype: expected bfloat16 or float16, found float32"),
+            ((), "sm_80 kernels, not the sm_90a kernels: dtype: expected bfloat16 or float16, found float32"),
         ):
             with self.subTest(options=options):
                 members = dict(line.split(maxsplit=1)

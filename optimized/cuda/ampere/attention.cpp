@@ -1,10 +1,12 @@
 // The family's forward and backward: workspace, plan, kernels.
 #include "optimized/cuda/ampere/attention.hpp"
 
+#include <cstdlib>
 #include <limits>
 
 #include "optimized/cuda/ampere/backward.hpp"
 #include "optimized/cuda/ampere/forward.hpp"
+#include "optimized/cuda/check.hpp"
 
 namespace lethe::ampere {
 
@@ -57,14 +59,35 @@ void backward(const BackwardArguments& a) {
   launch_backward_passes(a, workspace, plan);
 }
 
+namespace {
+
+enum class Kernels { kKeysAndQueries, kFused, kWide };
+
+Kernels kernels_of(const BackwardArguments& a) {
+  const int64_t dim = dim_of_instance(a.shape);
+  if (a.deterministic || a.dtype == Dtype::kFloat32 || !is_fused(dim)) return Kernels::kKeysAndQueries;
+  int device, bytes;
+  cuda_check(cudaGetDevice(&device), "backward");
+  cuda_check(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), "backward");
+  const char* asked = std::getenv("LETHE_BACKWARD");
+  if (asked && *asked == 'k') return Kernels::kKeysAndQueries;
+  if (asked && *asked == 'f' && dim < 256) return Kernels::kFused;
+  if (bytes_of_wide(dim) <= bytes) return Kernels::kWide;
+  return dim < 256 ? Kernels::kFused : Kernels::kKeysAndQueries;
+}
+
+}  // namespace
+
 void launch_backward_passes(const BackwardArguments& arguments, const BackwardWorkspace& workspace, const Plan& plan) {
   launch_backward_prepare(arguments, workspace, plan);
-  if (is_fused(dim_of_instance(arguments.shape)) && !arguments.deterministic) {
-    launch_backward_fused(arguments, workspace, plan);
-    launch_backward_finish(arguments, workspace);
-  } else {
+  const Kernels kernels = kernels_of(arguments);
+  if (kernels == Kernels::kKeysAndQueries) {
     launch_backward_keys(arguments, workspace, plan);
     launch_backward_queries(arguments, workspace, plan);
+  } else {
+    if (kernels == Kernels::kWide) launch_backward_wide(arguments, workspace, plan);
+    else launch_backward_fused(arguments, workspace, plan);
+    launch_backward_finish(arguments, workspace);
   }
   launch_backward_gate(arguments, workspace, plan);
 }

@@ -24,7 +24,7 @@ struct BackwardWorkspace {
 int64_t dim_of_instance(const Shape& shape);
 
 /// Whether one kernel sums all gradients at a head dim, unless dQ is wanted in a fixed order.
-constexpr bool is_fused(int64_t dim) { return dim == 64 || dim == 96 || dim == 128; }
+constexpr bool is_fused(int64_t dim) { return dim >= 64; }
 
 /// The arrays of a backward's workspace, after those of its plan.
 BackwardWorkspace backward_workspace_in(Workspace& workspace, const Shape& shape);
@@ -41,6 +41,9 @@ void launch_backward_keys(const BackwardArguments& arguments, const BackwardWork
 void launch_backward_queries(const BackwardArguments& arguments, const BackwardWorkspace& workspace, const Plan& plan);
 /// dK and dV, the column sums of dS, and what each tile of keys adds to dQ and the row sums.
 void launch_backward_fused(const BackwardArguments& arguments, const BackwardWorkspace& workspace, const Plan& plan);
+/// The same by other tiles, which want bytes_of_wide(dim) of shared memory.
+void launch_backward_wide(const BackwardArguments& arguments, const BackwardWorkspace& workspace, const Plan& plan);
+int bytes_of_wide(int64_t dim);
 /// dQ from its sums.
 void launch_backward_finish(const BackwardArguments& arguments, const BackwardWorkspace& workspace);
 /// d log f from the sums: gate/gradient.cuh.

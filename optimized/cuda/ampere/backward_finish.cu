@@ -39,7 +39,7 @@ void launch_backward_finish(const BackwardArguments& arguments, const BackwardWo
   const FinishParameters parameters{workspace, arguments.grad_query, float(arguments.scale), int(s.query_length),
                                     padded,    int(s.query_heads),   int(s.key_dim)};
   for_dimension(arguments.dtype, s, [&]<typename Element, int kDim> {
-    if constexpr (is_fused(kDim))
+    if constexpr (is_fused(kDim) && sizeof(Element) == 2)
       launch_overlapping(finish<Element, kDim>, int(s.batch * s.query_heads * (padded / 16 / (kThreads / 32))),
                          kThreads, 0, arguments.stream, parameters);
   });

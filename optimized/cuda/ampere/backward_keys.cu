@@ -13,58 +13,35 @@ template <typename Element, typename Sizes, bool kKeys, bool kValues, bool kQuer
 __global__ void __launch_bounds__(Sizes::kThreads, 256 / Sizes::kThreads)
     backward_keys(const __grid_constant__ BackwardParameters p) {
   using Warp = BackwardWarp<Element, Sizes, kKeys, kValues>;
-  using Shared = std::conditional_t<kQueries, FusedShared<Sizes>, BackwardShared<Sizes>>;
-  constexpr int kDim = Sizes::kDim, kColumns = Sizes::kColumns, kBlock = kGateBlock;
+  using Shared = std::conditional_t<kQueries, FusedShared<Sizes>, typename Warp::Shared>;
+  constexpr int kHalves = sizeof(Element) / 2, kColumns = Sizes::kColumns, kBlock = kGateBlock;
   extern __shared__ __align__(1024) char memory[];
   auto& shared = *reinterpret_cast<Shared*>(memory);
   wait_for_previous_kernel();
 
-  // Longest first: sections of heads, those with most blocks first; inside a section from the first keys on, heads innermost.
-  const int group = p.query_heads / p.heads, rows = p.tiles / p.query_tiles;
-  const int per_section = p.section * p.query_tiles, section = blockIdx.x / per_section,
-            within = blockIdx.x % per_section, width = min(p.section, rows - section * p.section);
-  const int key_row = p.order.key_head_order[section * p.section + within % width],
-            first_key = within / width * Sizes::kRows;
-  const int batch = key_row / p.heads, head = key_row % p.heads;
-
+  const KeyPlace place = key_place<Sizes::kRows>(p);
+  const int group = p.query_heads / p.heads, first_key = place.first_key, batch = place.batch, head = place.head;
   const Warp warp(shared, p.scale_log2);
   typename Warp::Registers r;
-  warp.load(r, {p.key, batch, head, p.key_length, p.key_dim}, {p.value, batch, head, p.key_length, p.value_dim},
+  const int key_halves = p.key_dim * kHalves, value_halves = p.value_dim * kHalves;
+  warp.load(r, {p.key, batch, head, p.key_length, key_halves}, {p.value, batch, head, p.key_length, value_halves},
             first_key);
   KeyTile<Warp> tile{p, warp, first_key};
   for (int query_head = head * group; query_head < (head + 1) * group; ++query_head) {
     tile.enter_head(batch * p.query_heads + query_head);
 #pragma unroll
     for (int i = 0; i < Sizes::kRowTiles; ++i) r.sum[i][0] = r.sum[i][1] = 0;
-    const RowCopies<kDim, Sizes::kThreads> queries(p.query, batch, query_head, p.query_length, p.key_dim),
-        grads(p.grad_values, batch, query_head, p.query_length, p.value_dim);
-    const int64_t of_row = int64_t{tile.row} * p.padded_queries / 2;
-    const auto load = [&](int step) {
-      BackwardStage<Sizes>& stage = shared.stage[step & 1];
-      const int query = step * kColumns;
-      queries.template copy<kColumns>(ptx::shared_address(stage.first), query);
-      grads.template copy<kColumns>(ptx::shared_address(stage.second), query);
-      if (threadIdx.x < kColumns / 2)
-        ptx::copy_chunk(ptx::shared_address(&stage.bias[threadIdx.x]),
-                        p.workspace.row_bias + of_row + query / 2 + threadIdx.x, !tile.is_near(query));
-      else if (threadIdx.x < kColumns)
-        ptx::copy_chunk(ptx::shared_address(&stage.negative_delta[threadIdx.x - kColumns / 2]),
-                        p.workspace.negative_delta + of_row + query / 2 + threadIdx.x - kColumns / 2);
-      else if (threadIdx.x == kColumns)
-        ptx::copy_chunk(ptx::shared_address(&stage.base),
-                        p.scratch.base_log2 + int64_t{tile.row} * (p.key_blocks + 1) + block_of(p, query));
+    const StageCopies<Sizes> copies(p, batch, query_head, tile.row);
+    const auto [first, past] = tile.steps();
+    const auto load = [&, past = past](int step) {
+      if (step < past) copies.load(shared.stage[step & 1], step * kColumns, tile.is_near(step * kColumns));
+      ptx::copies_commit();
     };
-    const int last_block = p.boundary.last_query_block[int64_t{tile.row} * p.key_blocks + first_key / kBlock];
-    // The boundary's blocks have 128 queries.
-    const int end = min(min((last_block + 1) * kBlock, p.query_length), tile.end_query - p.query_offset);
-    const int first = max(0, first_key - p.query_offset) / kColumns, past = (end + kColumns - 1) / kColumns;
-    if (first < past) load(first);
-    ptx::copies_commit();
-    const auto advance = [&](int step) {
+    load(first);
+    const auto advance = [&, first = first](int step) {
       ptx::copies_wait<0>();
       __syncthreads();
-      if (step + 1 < past) load(step + 1);
-      ptx::copies_commit();
+      load(step + 1);
       // dQ of the step before: all warps have stored their dS.
       if constexpr (kQueries)
         if (step > first) add_grad_query<Element>(shared, p, tile.row, step - 1);
@@ -119,8 +96,8 @@ void launch(const BackwardArguments& arguments, BackwardParameters p) {
   const int rows = int(s.batch * s.heads);
   p.query_tiles = int((s.key_length + Sizes::kRows - 1) / Sizes::kRows);
   p.tiles = rows * p.query_tiles;
-  p.section = heads_in_cache(s.query_length * (s.key_dim + s.value_dim) * 2 * (s.query_heads / s.heads), rows);
-  constexpr int kBytes = sizeof(std::conditional_t<kQueries, FusedShared<Sizes>, BackwardShared<Sizes>>);
+  p.section = key_section(s, sizeof(Element));
+  constexpr int kBytes = sizeof(std::conditional_t<kQueries, FusedShared<Sizes>, BackwardSharedOf<Element, Sizes>>);
   static_assert(kBytes <= kSmallSharedBytes);
   const auto kernel = backward_keys<Element, Sizes, kKeys, kValues, kQueries>;
   cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes), "backward");
@@ -142,10 +119,11 @@ BackwardParameters backward_parameters(const BackwardArguments& a, const Backwar
   p.query_heads = int(s.query_heads);
   p.query_blocks = int(gate_blocks(s.query_length));
   p.key_blocks = int(gate_blocks(s.key_length));
-  p.query = a.query;
-  p.key = a.key;
-  p.value = a.value;
-  p.grad_values = a.grad_values;
+  const bool of_floats = a.dtype == Dtype::kFloat32;
+  p.query = of_floats ? in_halves<float>(a.query) : a.query;
+  p.key = of_floats ? in_halves<float>(a.key) : a.key;
+  p.value = of_floats ? in_halves<float>(a.value) : a.value;
+  p.grad_values = of_floats ? in_halves<float>(a.grad_values) : a.grad_values;
   p.scratch = plan.scratch;
   p.workspace = workspace;
   p.grad_query = a.grad_query;
@@ -161,10 +139,15 @@ BackwardParameters backward_parameters(const BackwardArguments& a, const Backwar
   return p;
 }
 
+int key_section(const Shape& s, int64_t element_bytes) {
+  return heads_in_cache(s.query_length * (s.key_dim + s.value_dim) * element_bytes * (s.query_heads / s.heads),
+                        s.batch * s.heads);
+}
+
 void launch_backward_keys(const BackwardArguments& arguments, const BackwardWorkspace& workspace, const Plan& plan) {
   const BackwardParameters p = backward_parameters(arguments, workspace, plan);
   for_dimension(arguments.dtype, arguments.shape, [&]<typename Element, int kDim> {
-    using Sizes = SweepSizes<kDim>;
+    using Sizes = SweepSizesOf<Element, kDim>;
     if constexpr (kDim <= 128) {
       launch<Element, Sizes, true, true, false>(arguments, p);
     } else {  // registers for one of the two sums
@@ -177,7 +160,8 @@ void launch_backward_keys(const BackwardArguments& arguments, const BackwardWork
 void launch_backward_fused(const BackwardArguments& arguments, const BackwardWorkspace& workspace, const Plan& plan) {
   const BackwardParameters p = backward_parameters(arguments, workspace, plan);
   for_dimension(arguments.dtype, arguments.shape, [&]<typename Element, int kDim> {
-    if constexpr (is_fused(kDim)) launch<Element, FusedSizes<kDim>, true, true, true>(arguments, p);
+    if constexpr (is_fused(kDim) && kDim <= 128 && sizeof(Element) == 2)
+      launch<Element, FusedSizes<kDim>, true, true, true>(arguments, p);
   });
 }
 

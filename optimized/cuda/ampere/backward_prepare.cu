@@ -22,7 +22,7 @@ struct PrepareParameters {
   int cleared;  // float4s of dQ's sums a CTA
 };
 
-// 16 bytes a lane, kLanes lanes a row.
+// Eight elements a lane, kLanes lanes a row.
 template <typename Element, int kLanes>
 __global__ void __launch_bounds__(kThreads) prepare(const __grid_constant__ PrepareParameters p) {
   constexpr int kRows = kThreads / kLanes;
@@ -34,19 +34,28 @@ __global__ void __launch_bounds__(kThreads) prepare(const __grid_constant__ Prep
   float4* sums = reinterpret_cast<float4*>(p.workspace.grad_query) + int64_t{blockIdx.x} * p.cleared;
   for (int i = threadIdx.x; i < p.cleared; i += kThreads) sums[i] = float4{0, 0, 0, 0};
   if (query < p.query_length && lane * 8 < p.value_dim) {
-    const auto load = [&](const Operand& operand) {
-      const Element* data = static_cast<const Element*>(operand.data) + batch * operand.batch_stride +
-                            query * operand.token_stride + head * operand.head_stride;
-      return reinterpret_cast<const uint4*>(data)[lane];
+    const auto row_of = [&](const Operand& operand) {
+      return static_cast<const Element*>(operand.data) + batch * operand.batch_stride + query * operand.token_stride +
+             head * operand.head_stride;
     };
-    const uint4 value = load(p.values), grad = load(p.grad_values);
-    const uint4 rest = p.residual.data ? load(p.residual) : uint4{0, 0, 0, 0};
-    const uint32_t values[4] = {value.x, value.y, value.z, value.w}, rests[4] = {rest.x, rest.y, rest.z, rest.w},
-                   grads[4] = {grad.x, grad.y, grad.z, grad.w};
+    if constexpr (std::is_same_v<Element, float>) {
+      const float4 *value = reinterpret_cast<const float4*>(row_of(p.values)) + 2 * lane,
+                   *grad = reinterpret_cast<const float4*>(row_of(p.grad_values)) + 2 * lane;
+      for (int i = 0; i < 2 && lane * 8 + i * 4 < p.value_dim; ++i) {
+        const float4 v = value[i], g = grad[i];
+        delta += (v.x * g.x + v.y * g.y) + (v.z * g.z + v.w * g.w);
+      }
+    } else {
+      const auto load = [&](const Operand& operand) { return reinterpret_cast<const uint4*>(row_of(operand))[lane]; };
+      const uint4 value = load(p.values), grad = load(p.grad_values);
+      const uint4 rest = p.residual.data ? load(p.residual) : uint4{0, 0, 0, 0};
+      const uint32_t values[4] = {value.x, value.y, value.z, value.w}, rests[4] = {rest.x, rest.y, rest.z, rest.w},
+                     grads[4] = {grad.x, grad.y, grad.z, grad.w};
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float2 v = unpack<Element>(values[i]), r = unpack<Element>(rests[i]), g = unpack<Element>(grads[i]);
-      delta += (v.x + r.x) * g.x + (v.y + r.y) * g.y;
+      for (int i = 0; i < 4; ++i) {
+        const float2 v = unpack<Element>(values[i]), r = unpack<Element>(rests[i]), g = unpack<Element>(grads[i]);
+        delta += (v.x + r.x) * g.x + (v.y + r.y) * g.y;
+      }
     }
   }
 #pragma unroll
@@ -111,7 +120,9 @@ void launch_backward_prepare(const BackwardArguments& arguments, const BackwardW
                                        padded,
                                        row_blocks,
                                        int(workspace.grad_query_floats / 4 / (row_blocks * s.batch * s.query_heads))};
-    launch_overlapping(arguments.dtype == Dtype::kBFloat16 ? prepare<__nv_bfloat16, kLanes> : prepare<__half, kLanes>,
+    launch_overlapping(arguments.dtype == Dtype::kFloat32    ? prepare<float, kLanes>
+                       : arguments.dtype == Dtype::kBFloat16 ? prepare<__nv_bfloat16, kLanes>
+                                                             : prepare<__half, kLanes>,
                        row_blocks * s.batch * s.query_heads, kThreads, 0, arguments.stream, parameters);
   };
   if (s.value_dim <= 32) launch.template operator()<4>();

@@ -10,7 +10,7 @@ namespace {
 
 template <typename Element, int kDim>
 struct QueryTile {
-  using Sizes = SweepSizes<kDim>;
+  using Sizes = SweepSizesOf<Element, kDim>;
   using Warp = BackwardWarp<Element, Sizes, true, false>;
   using Registers = typename Warp::Registers;
   static constexpr int kRowTiles = Sizes::kRowTiles, kColumns = Sizes::kColumns, kBlock = kGateBlock;
@@ -52,7 +52,7 @@ struct QueryTile {
 
   /// S += (c_i − log_normalizer_i − c_j) / scale of sixteen near keys; near strong gates from more than floats.
   __device__ __forceinline__ void add_decay(typename Warp::Scores& score, int key) const {
-    const bool strong = near_strong(p, tile.row, first_block);
+    const bool strong = Warp::kFloat || near_strong(p, tile.row, first_block);
     const float of_blocks = decay_of_blocks(p, tile.row, first_block, key / kBlock);
     const float4* bias = p.scratch.key_bias + int64_t{tile.row} * p.key_blocks * (kBlock / 2) + key / 2 + warp.lane % 4;
 #pragma unroll
@@ -120,7 +120,7 @@ struct QueryTile {
             if (near) add_decay(score, key + column);
             mask(score, key + column);
           },
-          [](const auto&, const auto&) {});
+          [](int, const auto&, const auto&) {});
   }
 
   __device__ __forceinline__ void visit_clean(Registers& r, const typename Warp::Stage& stage) const {
@@ -129,18 +129,18 @@ struct QueryTile {
     for (int column = 0; column < kColumns; column += 16)
       warp.template add_columns<false>(
           r, stage, ptx::shared_address(&stage), column, [](typename Warp::Scores&) {},
-          [](const auto&, const auto&) {});
+          [](int, const auto&, const auto&) {});
   }
 };
 
 template <typename Element, int kDim>
-__global__ void __launch_bounds__(SweepSizes<kDim>::kThreads, 2)
+__global__ void __launch_bounds__((SweepSizesOf<Element, kDim>::kThreads), 2)
     backward_queries(const __grid_constant__ BackwardParameters p) {
-  using Sizes = SweepSizes<kDim>;
+  using Sizes = SweepSizesOf<Element, kDim>;
   using Warp = BackwardWarp<Element, Sizes, true, false>;
-  constexpr int kColumns = Sizes::kColumns, kBlock = kGateBlock;
+  constexpr int kPitch = Sizes::kPitch, kHalves = sizeof(Element) / 2, kColumns = Sizes::kColumns, kBlock = kGateBlock;
   extern __shared__ __align__(1024) char memory[];
-  auto& shared = *reinterpret_cast<BackwardShared<Sizes>*>(memory);
+  auto& shared = *reinterpret_cast<typename Warp::Shared*>(memory);
   wait_for_previous_kernel();
   if (threadIdx.x == 0) {
     tile::Tile<Sizes::kRows> tile = tile::tile_at<Sizes::kRows>(p, blockIdx.x);
@@ -152,13 +152,14 @@ __global__ void __launch_bounds__(SweepSizes<kDim>::kThreads, 2)
   const int key_head = tile.head / (p.query_heads / p.heads), first_position = tile.query + p.query_offset;
   const Warp warp(shared, p.scale_log2);
   typename Warp::Registers r;
-  warp.load(r, {p.query, tile.batch, tile.head, p.query_length, p.key_dim},
-            {p.grad_values, tile.batch, tile.head, p.query_length, p.value_dim}, tile.query);
+  const int key_halves = p.key_dim * kHalves, value_halves = p.value_dim * kHalves;
+  warp.load(r, {p.query, tile.batch, tile.head, p.query_length, key_halves},
+            {p.grad_values, tile.batch, tile.head, p.query_length, value_halves}, tile.query);
   QueryTile<Element, kDim> rows{p, warp, tile, first_position, block_of(p, tile.query)};
   rows.load_rows(r);
   __syncthreads();
-  const RowCopies<kDim, Sizes::kThreads> keys(p.key, tile.batch, key_head, p.key_length, p.key_dim),
-      values(p.value, tile.batch, key_head, p.key_length, p.value_dim);
+  const RowCopies<kPitch, Sizes::kThreads> keys(p.key, tile.batch, key_head, p.key_length, key_halves),
+      values(p.value, tile.batch, key_head, p.key_length, value_halves);
   const auto load = [&](int step) {
     BackwardStage<Sizes>& stage = shared.stage[step & 1];
     const int key = step * kColumns;
@@ -214,12 +215,13 @@ void launch_backward_queries(const BackwardArguments& arguments, const BackwardW
   const Shape& s = arguments.shape;
   BackwardParameters p = backward_parameters(arguments, workspace, plan);
   for_dimension(arguments.dtype, s, [&]<typename Element, int kDim> {
-    using Sizes = SweepSizes<kDim>;
+    using Sizes = SweepSizesOf<Element, kDim>;
     const int rows = int(s.batch * s.query_heads);
     p.query_tiles = int((s.query_length + Sizes::kRows - 1) / Sizes::kRows);
     p.tiles = rows * p.query_tiles;
-    p.section = heads_in_cache(s.key_length * (s.key_dim + s.value_dim) * 2 * s.heads / s.query_heads, rows);
-    constexpr int kBytes = sizeof(BackwardShared<Sizes>);
+    p.section =
+        heads_in_cache(s.key_length * (s.key_dim + s.value_dim) * sizeof(Element) * s.heads / s.query_heads, rows);
+    constexpr int kBytes = sizeof(BackwardSharedOf<Element, Sizes>);
     const auto kernel = backward_queries<Element, kDim>;
     cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes), "backward");
     launch_overlapping(kernel, p.tiles, Sizes::kThreads, kBytes, arguments.stream, p);

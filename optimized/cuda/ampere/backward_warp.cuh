@@ -10,7 +10,11 @@
 //
 // P and dS go from the accumulators of one product to the left operand of the next in registers: nothing passes between warps.
 
+#include <algorithm>
+#include <type_traits>
+
 #include "optimized/cuda/ampere/backward.hpp"
+#include "optimized/cuda/ampere/float_products.cuh"
 #include "optimized/cuda/ampere/fragments.cuh"
 #include "optimized/cuda/arithmetic.cuh"
 #include "optimized/cuda/launch.cuh"
@@ -22,7 +26,8 @@ namespace lethe::ampere {
 /// Sizes at a head dim of up to kHeadDim, where keys and queries have a kernel each.
 template <int kHeadDim>
 struct SweepSizes {
-  static constexpr int kDim = kHeadDim;
+  static constexpr int kDim = kHeadDim,
+                       kPitch = kDim;  // a row in shared memory has the bytes of kPitch 16-bit elements
   static constexpr int kRowTiles = kDim <= 64 ? 2 : 1;  // of 16 rows, a warp
   static constexpr int kWarps = 4, kThreads = 32 * kWarps;
   static constexpr int kRows = 16 * kRowTiles * kWarps;
@@ -30,13 +35,27 @@ struct SweepSizes {
   static constexpr bool kFirstInShared = false, kSecondInRegisters = kDim <= 128;
 };
 
+/// The same of floats.
+template <int kHeadDim>
+struct FloatSweepSizes {
+  static constexpr int kDim = kHeadDim, kPitch = 2 * kDim;
+  static constexpr int kRowTiles = kDim <= 64 ? 2 : 1;
+  static constexpr int kWarps = kDim <= 64 ? 4 : 2, kThreads = 32 * kWarps;
+  static constexpr int kRows = 16 * kRowTiles * kWarps;
+  static constexpr int kColumns = 16;
+  static constexpr bool kFirstInShared = true, kSecondInRegisters = false;
+};
+
+template <typename Element, int kDim>
+using SweepSizesOf = std::conditional_t<std::is_same_v<Element, float>, FloatSweepSizes<kDim>, SweepSizes<kDim>>;
+
 /// Sizes where the keys' kernel also adds to dQ: 128 keys a tile. A warp multiplies 16 columns of K with all dS of a stage.
 template <int kHeadDim>
 struct FusedSizes {
-  static constexpr int kDim = kHeadDim;
+  static constexpr int kDim = kHeadDim, kPitch = kDim;
   static constexpr int kRowTiles = kDim <= 64 ? 2 : 1;
   static constexpr int kRows = kGateBlock, kWarps = kRows / (16 * kRowTiles), kThreads = 32 * kWarps;
-  static constexpr int kColumns = 32;
+  static constexpr int kColumns = 32, kBuffers = 2, kQueryParts = 1;
   static constexpr bool kFirstInShared = true, kSecondInRegisters = kRowTiles == 1;
   static_assert(kDim % 16 == 0 && kDim / 16 <= kWarps);
 };
@@ -53,23 +72,24 @@ struct BackwardParameters : tile::ForwardShape {
 
 template <typename Sizes>
 struct BackwardStage {
-  static constexpr int kDim = Sizes::kDim, kColumns = Sizes::kColumns;
-  alignas(128) char first[tile_bytes<kDim>(kColumns)];
-  alignas(128) char second[tile_bytes<kDim>(kColumns)];
+  static constexpr int kPitch = Sizes::kPitch, kColumns = Sizes::kColumns;
+  alignas(128) char first[tile_bytes<kPitch>(kColumns)];
+  alignas(128) char second[tile_bytes<kPitch>(kColumns)];
   float4 bias[kColumns / 2], negative_delta[kColumns / 2];  // of the columns; Δ where these are queries
   TwoFloats base;
 };
 
 template <typename Sizes>
 struct BackwardShared {
-  static constexpr int kLeftBytes = tile_bytes<Sizes::kDim>(Sizes::kRows);
+  static constexpr int kLeftBytes = tile_bytes<Sizes::kPitch>(Sizes::kRows);
   static constexpr bool kFirstKept = Sizes::kFirstInShared, kSecondKept = !Sizes::kSecondInRegisters;
+  static constexpr int kPassing = (kFirstKept ? 0 : 1) + (kSecondKept ? 0 : 1);
   // Left operands that are read from here throughout. Others are before the first stage is loaded where they are.
   alignas(128) char first_kept[kFirstKept ? kLeftBytes : 128];
   alignas(128) char second_kept[kSecondKept ? kLeftBytes : 128];
   union {
     BackwardStage<Sizes> stage[2];
-    alignas(128) char left[(kFirstKept || kSecondKept ? 1 : 2) * kLeftBytes];
+    alignas(128) char left[Sizes::kPitch == Sizes::kDim ? std::max(1, kPassing) * kLeftBytes : 128];
   };
   tile::Tile<Sizes::kRows> tile;
   union {
@@ -82,6 +102,15 @@ struct BackwardShared {
     return kSecondKept ? second_kept : kFirstKept ? left : left + kLeftBytes;
   }
 };
+
+template <typename Sizes>
+struct FloatBackwardShared : BackwardShared<Sizes> {
+  FloatWeights<Sizes::kRowTiles> weights[Sizes::kWarps], grads[Sizes::kWarps];  // P and dS of sixteen columns
+};
+
+template <typename Element, typename Sizes>
+using BackwardSharedOf =
+    std::conditional_t<std::is_same_v<Element, float>, FloatBackwardShared<Sizes>, BackwardShared<Sizes>>;
 
 /// A warp's 16·kRowTiles rows of a gradient, from first_row on, of which `rows` are left: [B, T, heads, dim] by rows of row_elements. By way of `own`,
 /// shared memory of the warp.
@@ -114,14 +143,16 @@ template <typename WarpElement, typename WarpSizes, bool kFirst, bool kSecond>
 struct BackwardWarp {
   using Element = WarpElement;
   using Sizes = WarpSizes;
-  using Shared = BackwardShared<Sizes>;
+  using Shared = BackwardSharedOf<Element, Sizes>;
   using Stage = BackwardStage<Sizes>;
-  static constexpr int kDim = Sizes::kDim, kRowTiles = Sizes::kRowTiles, kColumns = Sizes::kColumns;
+  static constexpr bool kFloat = std::is_same_v<Element, float>;
+  static constexpr int kDim = Sizes::kDim, kPitch = Sizes::kPitch, kRowTiles = Sizes::kRowTiles,
+                       kColumns = Sizes::kColumns;
   static constexpr bool kSecondInRegisters = Sizes::kSecondInRegisters;
 
   // A thread's rows are 16·tile + 8·h + lane / 4 of its warp's; its columns 8·c + 2·(lane mod 4) + e of sixteen.
   struct Registers {
-    LeftFragments<kDim, kRowTiles> first_left;
+    LeftFragments<kFloat ? 16 : kDim, kRowTiles> first_left;
     LeftFragments<kSecondInRegisters ? kDim : 16, kRowTiles> second_left;
     float first[kFirst ? kRowTiles : 1][kDim / 8][4], second[kSecond ? kRowTiles : 1][kDim / 8][4];
     float sum[kRowTiles][2];             // of a row of dS
@@ -129,11 +160,12 @@ struct BackwardWarp {
     float negative_delta[kRowTiles][2];  // of a row, where rows are queries
   };
   using Scores = float[kRowTiles][2][4];
+  static constexpr int kScoreTiles = 2, kOwnColumns = kColumns;  // of eight queries at once; of a stage
 
   Shared& shared;
   const int lane, warp_row;
   const float scale_log2;
-  const LaneOffsets<kDim> offsets;
+  const LaneOffsets<kPitch> offsets;
 
   __device__ __forceinline__ BackwardWarp(Shared& shared, float scale_log2)
       : shared(shared), lane(threadIdx.x % 32), warp_row(threadIdx.x / 32 * 16 * kRowTiles), scale_log2(scale_log2) {}
@@ -141,10 +173,11 @@ struct BackwardWarp {
   __device__ __forceinline__ int row_of(int row_tile, int h) const {
     return warp_row + 16 * row_tile + 8 * h + lane / 4;
   }
+  __device__ __forceinline__ int first_column() const { return 0; }  // of its own
 
   /// By all threads: the CTA's rows of both left operands, and cleared sums.
-  __device__ __forceinline__ void load(Registers& r, const RowCopies<kDim, Sizes::kThreads>& first,
-                                       const RowCopies<kDim, Sizes::kThreads>& second, int first_row) const {
+  __device__ __forceinline__ void load(Registers& r, const RowCopies<kPitch, Sizes::kThreads>& first,
+                                       const RowCopies<kPitch, Sizes::kThreads>& second, int first_row) const {
     const uint32_t of_first = ptx::shared_address(shared.first_left()),
                    of_second = ptx::shared_address(shared.second_left());
     first.template copy<Sizes::kRows>(of_first, first_row);
@@ -161,17 +194,20 @@ struct BackwardWarp {
         }
     ptx::copies_wait<0>();
     __syncthreads();
-    const uint32_t own = tile_bytes<kDim>(warp_row) + offsets.left;
-    load_lefts<kDim, kRowTiles>(r.first_left, of_first + own);
-    if constexpr (kFirst && kSecondInRegisters) load_lefts<kDim, kRowTiles>(r.second_left, of_second + own);
-    __syncthreads();
+    if constexpr (!kFloat) {
+      const uint32_t own = tile_bytes<kDim>(warp_row) + offsets.left;
+      load_lefts<kDim, kRowTiles>(r.first_left, of_first + own);
+      if constexpr (kFirst && kSecondInRegisters) load_lefts<kDim, kRowTiles>(r.second_left, of_second + own);
+      __syncthreads();
+    }
   }
 
-  /// Sixteen columns of a stage, from `column` on. `mask(score)` hides pairs; `keep(dS, dS in 16 bits)` has what only another warp's sums need.
+  /// Sixteen columns of a stage, from `column` on. `mask(score)` hides pairs; `keep(0, dS, dS in 16 bits)` has what other warps' sums
+  /// need.
   template <bool kDeltaOfColumns, typename Mask, typename Keep>
   __device__ __forceinline__ void add_columns(Registers& r, const Stage& stage, uint32_t stage_address, int column,
                                               Mask mask, Keep keep) const {
-    const uint32_t first_right = stage_address + tile_bytes<kDim>(column),
+    const uint32_t first_right = stage_address + tile_bytes<kPitch>(column),
                    second_right = first_right + sizeof(Stage::first);
     Scores score, grad;
     float4 bias[2], delta[2];
@@ -186,46 +222,97 @@ struct BackwardWarp {
         return make_float4(r.negative_delta[i][0], r.negative_delta[i][0], r.negative_delta[i][1],
                            r.negative_delta[i][1]);
     };
-    const uint32_t second_left = ptx::shared_address(shared.second_kept) + tile_bytes<kDim>(warp_row) + offsets.left;
+    if constexpr (kFloat) {
+      // Bias and Δ may be large: they come last.
+      const uint32_t own = tile_bytes<kPitch>(warp_row), right = tile_bytes<kPitch>(column);
+      multiply_float_rows<kDim>(score, shared.first_kept + own, stage.first + right);
+      add_to_columns(score, [&](int, int c) { return bias[c]; });
+      if constexpr (kFirst) {
+        multiply_float_rows<kDim>(grad, shared.second_kept + own, stage.second + right);
+        add_to_columns(grad, delta_of);
+      }
+    } else {
+      const uint32_t second_left = ptx::shared_address(shared.second_kept) + tile_bytes<kDim>(warp_row) + offsets.left;
 #pragma unroll
-    for (int k = 0; k < kDim / 16; ++k) {
-      multiply_rows<Element, kDim, true>(score, r.first_left, 0, first_right + offsets.right, k,
-                                         [&](int, int c) { return bias[c]; });
-      if constexpr (kFirst)
-        multiply_rows<Element, kDim, kSecondInRegisters>(grad, r.second_left, second_left, second_right + offsets.right,
-                                                         k, delta_of);
+      for (int k = 0; k < kDim / 16; ++k) {
+        multiply_rows<Element, kDim, true>(score, r.first_left, 0, first_right + offsets.right, k,
+                                           [&](int, int c) { return bias[c]; });
+        if constexpr (kFirst)
+          multiply_rows<Element, kDim, kSecondInRegisters>(grad, r.second_left, second_left,
+                                                           second_right + offsets.right, k, delta_of);
+      }
     }
     mask(score);
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+      for (int c = 0; c < 2; ++c)
+#pragma unroll
+        for (int e = 0; e < 4; ++e)
+          score[i][c][e] = exp2_approximate(fmaf(score[i][c][e], scale_log2, r.offset[i][e / 2]));
     uint32_t weights[kRowTiles][4], grads[kRowTiles][4];
+    if constexpr (kSecond) hold<false>(weights, score);
+    if constexpr (kFirst) {
+#pragma unroll
+      for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+        for (int c = 0; c < 2; ++c)
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+            score[i][c][e] *= grad[i][c][e];
+            r.sum[i][e / 2] += score[i][c][e];
+          }
+      hold<true>(grads, score);
+      keep(0, score, grads);
+    }
+    if constexpr (kFloat) {
+      const uint32_t right = tile_bytes<kPitch>(column);
+      if constexpr (kSecond)
+        multiply_float_columns<kDim>(r.second, shared.weights[threadIdx.x / 32], stage.second + right);
+      if constexpr (kFirst) multiply_float_columns<kDim>(r.first, shared.grads[threadIdx.x / 32], stage.first + right);
+    } else {
+      if constexpr (kSecond) multiply_columns<Element, kDim, kRowTiles>(r.second, weights, second_right + offsets.left);
+      if constexpr (kFirst) multiply_columns<Element, kDim, kRowTiles>(r.first, grads, first_right + offsets.left);
+    }
+  }
+
+  /// A left operand of sixteen columns, P or dS: packed to registers; floats to the warp's shared memory.
+  template <bool kOfGrads>
+  __device__ __forceinline__ void hold(uint32_t (&packed)[kRowTiles][4], const Scores& numbers) const {
+    if constexpr (kFloat) {
+      if constexpr (kOfGrads) shared.grads[threadIdx.x / 32].store(numbers, 0);
+      else shared.weights[threadIdx.x / 32].store(numbers, 0);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+        for (int c = 0; c < 2; ++c)
+#pragma unroll
+          for (int h = 0; h < 2; ++h)
+            packed[i][2 * c + h] = pack<Element>(numbers[i][c][2 * h], numbers[i][c][2 * h + 1]);
+    }
+  }
+
+  template <typename Of>
+  __device__ __forceinline__ void add_to_columns(Scores& numbers, Of of) const {
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i)
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
-        float(&x)[4] = score[i][c];
-#pragma unroll
-        for (int e = 0; e < 4; ++e) x[e] = exp2_approximate(fmaf(x[e], scale_log2, r.offset[i][e / 2]));
-        weights[i][2 * c] = pack<Element>(x[0], x[1]);
-        weights[i][2 * c + 1] = pack<Element>(x[2], x[3]);
-        if constexpr (kFirst) {
-#pragma unroll
-          for (int e = 0; e < 4; ++e) {
-            x[e] *= grad[i][c][e];
-            r.sum[i][e / 2] += x[e];
-          }
-          grads[i][2 * c] = pack<Element>(x[0], x[1]);
-          grads[i][2 * c + 1] = pack<Element>(x[2], x[3]);
-        }
+        const float4 four = of(i, c);
+        numbers[i][c][0] += four.x, numbers[i][c][1] += four.y, numbers[i][c][2] += four.z, numbers[i][c][3] += four.w;
       }
-    if constexpr (kFirst) keep(score, grads);
-    if constexpr (kSecond) multiply_columns<Element, kDim, kRowTiles>(r.second, weights, second_right + offsets.left);
-    if constexpr (kFirst) multiply_columns<Element, kDim, kRowTiles>(r.first, grads, first_right + offsets.left);
   }
 
   /// The warp's rows of a gradient, by way of shared memory that no other warp reads any more. `rows` are left from the CTA's first on.
   __device__ __forceinline__ void store(const float (&sums)[kRowTiles][kDim / 8][4], float scale, void* gradient,
                                         int64_t first_row, int rows, int64_t row_elements, int dim) const {
-    store_rows<Element, kDim, kRowTiles>(sums, scale, shared.left + tile_bytes<kDim>(warp_row), gradient,
-                                         first_row + warp_row, rows - warp_row, row_elements, dim);
+    if constexpr (kFloat)
+      store_float_rows<kDim>(sums, scale, static_cast<float*>(gradient), first_row + warp_row, rows - warp_row,
+                             row_elements, dim);
+    else
+      store_rows<Element, kDim, kRowTiles>(sums, scale, shared.left + tile_bytes<kDim>(warp_row), gradient,
+                                           first_row + warp_row, rows - warp_row, row_elements, dim);
   }
 };
 
@@ -248,7 +335,10 @@ __device__ inline float decay_of_blocks(const BackwardParameters& p, int64_t row
   return static_cast<float>((base[query_block] - base[key_block + 1]) * p.inverse_scale);
 }
 
-/// What both kernels are launched with.
+/// Heads of keys whose queries share the L2 cache.
+int key_section(const Shape& shape, int64_t element_bytes);
+
+/// What the kernels are launched with.
 BackwardParameters backward_parameters(const BackwardArguments& arguments, const BackwardWorkspace& workspace,
                                        const Plan& plan);
 

@@ -13,7 +13,7 @@ void launch_forward_tiles(const ForwardArguments& arguments, const Plan& plan) {
   const Shape& s = arguments.shape;
   const int rows = int(s.batch * s.query_heads);
   for_dimension(arguments.dtype, s, [&]<typename Element, int kDim> {
-    using Sizes = ForwardSizes<kDim>;
+    using Sizes = ForwardSizesOf<Element, kDim>;
     ForwardParameters p;
     p.prefix = plan.prefix;
     p.boundary = plan.boundary;
@@ -26,10 +26,11 @@ void launch_forward_tiles(const ForwardArguments& arguments, const Plan& plan) {
     p.query_tiles = int((s.query_length + Sizes::kRows - 1) / Sizes::kRows);
     p.key_blocks = int(gate_blocks(s.key_length));
     p.tiles = rows * p.query_tiles;
-    p.section = heads_in_cache(s.key_length * (s.key_dim + s.value_dim) * 2 * s.heads / s.query_heads, rows);
-    p.query = arguments.query;
-    p.key = arguments.key;
-    p.value = arguments.value;
+    p.section =
+        heads_in_cache(s.key_length * (s.key_dim + s.value_dim) * sizeof(Element) * s.heads / s.query_heads, rows);
+    p.query = in_halves<Element>(arguments.query);
+    p.key = in_halves<Element>(arguments.key);
+    p.value = in_halves<Element>(arguments.value);
     p.scratch = plan.scratch;
     p.key_dim = int(s.key_dim);
     p.value_dim = int(s.value_dim);
@@ -40,7 +41,7 @@ void launch_forward_tiles(const ForwardArguments& arguments, const Plan& plan) {
     p.residual = arguments.residual;
     p.log_normalizer = arguments.log_normalizer;
     p.visited_pairs = arguments.visited_pairs;
-    constexpr int kBytes = sizeof(ForwardShared<kDim>);
+    constexpr int kBytes = sizeof(ForwardSharedOf<Element, Sizes>);
     static_assert(kBytes <= kSmallSharedBytes);
     const auto kernel = forward_tiles<Element, kDim>;
     cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes), "forward");

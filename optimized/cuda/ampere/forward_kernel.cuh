@@ -7,11 +7,11 @@
 namespace lethe::ampere {
 
 template <typename Element, int kDim>
-__global__ void __launch_bounds__(ForwardSizes<kDim>::kThreads, 2)
+__global__ void __launch_bounds__((ForwardSizesOf<Element, kDim>::kThreads), 2)
     forward_tiles(const __grid_constant__ ForwardParameters p) {
-  using Sizes = ForwardSizes<kDim>;
+  using Sizes = ForwardSizesOf<Element, kDim>;
   extern __shared__ __align__(1024) char memory[];
-  auto& shared = *reinterpret_cast<ForwardShared<kDim>*>(memory);
+  auto& shared = *reinterpret_cast<ForwardSharedOf<Element, Sizes>*>(memory);
   wait_for_previous_kernel();
   if (threadIdx.x == 0) {
     tile::Tile<Sizes::kRows> tile = tile::tile_at<Sizes::kRows>(p, blockIdx.x);
@@ -25,10 +25,12 @@ __global__ void __launch_bounds__(ForwardSizes<kDim>::kThreads, 2)
               static_cast<unsigned long long>(pairs));
   }
   __syncthreads();
-  ForwardTile<Element, kDim> tile(p, shared);
-  RowCopies<kDim, Sizes::kThreads>(p.query, tile.tile.batch, tile.tile.head, p.query_length, p.key_dim)
+  using Tile = ForwardTile<Element, Sizes>;
+  Tile tile(p, shared);
+  RowCopies<Sizes::kPitch, Sizes::kThreads>(p.query, tile.tile.batch, tile.tile.head, p.query_length,
+                                            p.key_dim * sizeof(Element) / 2)
       .template copy<Sizes::kRows>(ptx::shared_address(shared.query), tile.tile.query);
-  typename ForwardTile<Element, kDim>::Registers registers;
+  typename Tile::Registers registers;
   tile.find_rows();
   __syncthreads();
   // Again with a maximum that follows every block, where weights left their format.

@@ -1,15 +1,19 @@
 #pragma once
 // Sizes, arguments and shared memory of the forward kernel.
 
+#include <type_traits>
+
+#include "optimized/cuda/ampere/float_products.cuh"
 #include "optimized/cuda/ampere/fragments.cuh"
 #include "optimized/cuda/ampere/plan.hpp"
 #include "optimized/cuda/tile/order.cuh"
 
 namespace lethe::ampere {
 
-/// Sizes of the forward at a head dim of up to kDim.
-template <int kDim>
+/// Sizes of the forward at a head dim of up to kHeadDim. A row in shared memory has the bytes of kPitch 16-bit elements.
+template <int kHeadDim>
 struct ForwardSizes {
+  static constexpr int kDim = kHeadDim, kPitch = kDim;
   static constexpr int kRowTiles = kDim <= 128 ? 2 : 1;  // of 16 queries, a warp
   static constexpr int kWarps = 4, kThreads = 32 * kWarps;
   static constexpr int kRows = 16 * kRowTiles * kWarps;
@@ -17,6 +21,21 @@ struct ForwardSizes {
   static constexpr int kKeysAtOnce = 16;
   static constexpr bool kQueriesInRegisters = kDim <= 64;
 };
+
+/// The same of floats.
+template <int kHeadDim>
+struct FloatForwardSizes {
+  static constexpr int kDim = kHeadDim, kPitch = 2 * kDim;
+  static constexpr int kRowTiles = 2;
+  static constexpr int kWarps = kDim <= 64 ? 4 : 2, kThreads = 32 * kWarps;
+  static constexpr int kRows = 16 * kRowTiles * kWarps;
+  static constexpr int kKeys = kDim <= 64 ? 32 : 16;
+  static constexpr int kKeysAtOnce = kKeys;
+  static constexpr bool kQueriesInRegisters = false;
+};
+
+template <typename Element, int kDim>
+using ForwardSizesOf = std::conditional_t<std::is_same_v<Element, float>, FloatForwardSizes<kDim>, ForwardSizes<kDim>>;
 
 struct ForwardParameters : tile::ForwardShape {
   Operand query, key, value;
@@ -30,17 +49,26 @@ struct ForwardParameters : tile::ForwardShape {
   int64_t* visited_pairs;
 };
 
-template <int kDim>
+template <typename Sizes>
 struct ForwardShared {
-  using Sizes = ForwardSizes<kDim>;
-  alignas(128) char query[tile_bytes<kDim>(Sizes::kRows)];
-  alignas(128) char key[2][tile_bytes<kDim>(Sizes::kKeys)];
-  alignas(128) char value[2][tile_bytes<kDim>(Sizes::kKeys)];
+  static constexpr int kPitch = Sizes::kPitch;
+  alignas(128) char query[tile_bytes<kPitch>(Sizes::kRows)];
+  alignas(128) char key[2][tile_bytes<kPitch>(Sizes::kKeys)];
+  alignas(128) char value[2][tile_bytes<kPitch>(Sizes::kKeys)];
   float4 bias[2][Sizes::kKeys / 2];  // of the keys in key[]
   TwoFloats base[2];                 // log₂e·c at the end of the block of the keys in value[]
   float row_decay[Sizes::kRows];     // log₂e (c_i − c before the tile's first block)
   int row_first[Sizes::kRows];       // the first key that a row sees
   tile::Tile<Sizes::kRows> tile;
 };
+
+template <typename Sizes>
+struct FloatForwardShared : ForwardShared<Sizes> {
+  FloatWeights<Sizes::kRowTiles> weights[Sizes::kWarps][Sizes::kKeysAtOnce / 16];
+};
+
+template <typename Element, typename Sizes>
+using ForwardSharedOf =
+    std::conditional_t<std::is_same_v<Element, float>, FloatForwardShared<Sizes>, ForwardShared<Sizes>>;
 
 }  // namespace lethe::ampere

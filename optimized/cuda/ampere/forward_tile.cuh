@@ -13,10 +13,12 @@
 
 namespace lethe::ampere {
 
-template <typename Element, int kDim>
+template <typename Element, typename TileSizes>
 struct ForwardTile {
-  using Sizes = ForwardSizes<kDim>;
-  using Shared = ForwardShared<kDim>;
+  using Sizes = TileSizes;
+  using Shared = ForwardSharedOf<Element, Sizes>;
+  static constexpr bool kFloat = std::is_same_v<Element, float>;
+  static constexpr int kDim = Sizes::kDim, kPitch = Sizes::kPitch;
   static constexpr int kRowTiles = Sizes::kRowTiles, kKeys = Sizes::kKeys, kKeysAtOnce = Sizes::kKeysAtOnce;
   static constexpr int kScoreTiles = kKeys / 8, kOutputTiles = kDim / 8;
 
@@ -24,7 +26,7 @@ struct ForwardTile {
   struct Registers {
     float score[kRowTiles][kScoreTiles][4];
     float output[kRowTiles][kOutputTiles][4];
-    LeftFragments<kDim, kRowTiles> query;
+    LeftFragments<Sizes::kQueriesInRegisters ? kDim : 16, kRowTiles> query;
     float maximum[kRowTiles][2], sum[kRowTiles][2];
   };
 
@@ -33,12 +35,12 @@ struct ForwardTile {
   const tile::Tile<Sizes::kRows>& tile;
   const int lane, warp_row, first_position, first_block;  // the warp's first row; of the tile's first query
   const uint32_t query_address, key_address, value_address;
-  const LaneOffsets<kDim> offsets;
+  const LaneOffsets<kPitch> offsets;
 
   __device__ __forceinline__ ForwardTile(const ForwardParameters& p, Shared& shared)
       : p(p), shared(shared), tile(shared.tile), lane(threadIdx.x % 32), warp_row(threadIdx.x / 32 * 16 * kRowTiles),
         first_position(tile.query + p.key_length - p.query_length), first_block(first_position / tile::kColumns),
-        query_address(ptx::shared_address(shared.query) + tile_bytes<kDim>(warp_row)),
+        query_address(ptx::shared_address(shared.query) + tile_bytes<kPitch>(warp_row)),
         key_address(ptx::shared_address(shared.key)), value_address(ptx::shared_address(shared.value)) {}
 
   /// The position of a thread's row; rows past the last query count as the last.
@@ -87,14 +89,27 @@ struct ForwardTile {
   /// S of the keys [first, first + kKeysAtOnce) of block n, and their bias.
   __device__ __forceinline__ void multiply_scores(Registers& r, int n, int first) const {
     float sums[kRowTiles][kKeysAtOnce / 8][4];
-    const uint32_t keys = key_address + (n & 1) * sizeof(shared.key[0]) + tile_bytes<kDim>(first) + offsets.right;
     float4 bias[kKeysAtOnce / 8];
 #pragma unroll
     for (int c = 0; c < kKeysAtOnce / 8; ++c) bias[c] = shared.bias[n & 1][(first + 8 * c) / 2 + lane % 4];
+    if constexpr (kFloat) {
+      // The bias may be large: it comes last.
+      multiply_float_rows<kDim>(sums, shared.query + tile_bytes<kPitch>(warp_row),
+                                shared.key[n & 1] + tile_bytes<kPitch>(first));
 #pragma unroll
-    for (int k = 0; k < kDim / 16; ++k)
-      multiply_rows<Element, kDim, Sizes::kQueriesInRegisters>(sums, r.query, query_address + offsets.left, keys, k,
-                                                               [&](int, int c) { return bias[c]; });
+      for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+        for (int c = 0; c < kKeysAtOnce / 8; ++c) {
+          sums[i][c][0] += bias[c].x, sums[i][c][1] += bias[c].y;
+          sums[i][c][2] += bias[c].z, sums[i][c][3] += bias[c].w;
+        }
+    } else {
+      const uint32_t keys = key_address + (n & 1) * sizeof(shared.key[0]) + tile_bytes<kDim>(first) + offsets.right;
+#pragma unroll
+      for (int k = 0; k < kDim / 16; ++k)
+        multiply_rows<Element, kDim, Sizes::kQueriesInRegisters>(sums, r.query, query_address + offsets.left, keys, k,
+                                                                 [&](int, int c) { return bias[c]; });
+    }
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i)
 #pragma unroll
@@ -106,6 +121,10 @@ struct ForwardTile {
   __device__ __forceinline__ void multiply_scores(Registers& r, int n) const {
 #pragma unroll
     for (int first = 0; first < kKeys; first += kKeysAtOnce) multiply_scores(r, n, first);
+  }
+
+  __device__ __forceinline__ FloatWeights<kRowTiles>& own_weights(int k) const {
+    return shared.weights[threadIdx.x / 32][k];
   }
 
   /// Weights of block n, O += P V, and S of the block before it.
@@ -124,15 +143,26 @@ struct ForwardTile {
             x[e] = exp2_approximate(fmaf(x[e], p.scale_log2, offset[i][e / 2]));
             r.sum[i][e / 2] += x[e];
           }
-          weights[column / 2][i][column % 2 * 2] = pack<Element>(x[0], x[1]);
-          weights[column / 2][i][column % 2 * 2 + 1] = pack<Element>(x[2], x[3]);
+          if constexpr (!kFloat) {
+            weights[column / 2][i][column % 2 * 2] = pack<Element>(x[0], x[1]);
+            weights[column / 2][i][column % 2 * 2 + 1] = pack<Element>(x[2], x[3]);
+          }
         }
+      if constexpr (kFloat) {
+#pragma unroll
+        for (int k = 0; k < kKeysAtOnce / 16; ++k) own_weights(k).store(r.score, first / 8 + 2 * k);
+      }
       if constexpr (kMore) multiply_scores(r, n - 1, first);
 #pragma unroll
-      for (int k = 0; k < kKeysAtOnce / 16; ++k)
-        multiply_columns<Element, kDim, kRowTiles>(
-            r.output, weights[k],
-            value_address + (n & 1) * sizeof(shared.value[0]) + tile_bytes<kDim>(first + 16 * k) + offsets.left);
+      for (int k = 0; k < kKeysAtOnce / 16; ++k) {
+        const int row = first + 16 * k;
+        if constexpr (kFloat)
+          multiply_float_columns<kDim>(r.output, own_weights(k), shared.value[n & 1] + tile_bytes<kPitch>(row));
+        else
+          multiply_columns<Element, kDim, kRowTiles>(
+              r.output, weights[k],
+              value_address + (n & 1) * sizeof(shared.value[0]) + tile_bytes<kDim>(row) + offsets.left);
+      }
     }
   }
 
@@ -243,7 +273,7 @@ struct ForwardTile {
     find_decay(offset, n);
     const bool near = is_near(n);
     if (near) {
-      if (tile.strong) add_strong_decay(r, n);
+      if (kFloat || tile.strong) add_strong_decay(r, n);
       else add_decay(r, n, offset);
 #pragma unroll
       for (int i = 0; i < kRowTiles; ++i) offset[i][0] = offset[i][1] = 0;
@@ -275,9 +305,10 @@ struct ForwardTile {
 
   /// All blocks of the tile. Returns whether this thread's weights and sums were within their formats.
   __device__ __forceinline__ bool visit_blocks(Registers& r, bool follow) {
-    const RowCopies<kDim, Sizes::kThreads> keys(p.key, tile.batch, tile.head / (p.query_heads / p.heads), p.key_length,
-                                                p.key_dim),
-        values(p.value, tile.batch, tile.head / (p.query_heads / p.heads), p.key_length, p.value_dim);
+    const int key_head = tile.head / (p.query_heads / p.heads);
+    const RowCopies<kPitch, Sizes::kThreads> keys(p.key, tile.batch, key_head, p.key_length,
+                                                  p.key_dim * sizeof(Element) / 2),
+        values(p.value, tile.batch, key_head, p.key_length, p.value_dim * sizeof(Element) / 2);
     const int64_t row_blocks = int64_t{tile.row} * (p.key_blocks + 1),
                   row_bias = int64_t{tile.row} * p.key_blocks * (tile::kColumns / 2);
     const auto load_keys = [&](int n) {
@@ -358,17 +389,6 @@ struct ForwardTile {
   }
 
   __device__ __forceinline__ void store(Registers& r) const {
-    const auto stage = [&](auto word_of) {
-#pragma unroll
-      for (int i = 0; i < kRowTiles; ++i)
-#pragma unroll
-        for (int h = 0; h < 2; ++h)
-#pragma unroll
-          for (int d = 0; d < kOutputTiles; ++d)
-            *reinterpret_cast<uint32_t*>(shared.query + tile_bytes<kDim>(warp_row) +
-                                         ptx::swizzled_chunk<kDim>(16 * i + 8 * h + lane / 4, d) + lane % 4 * 4) =
-                word_of(r.output[i][d][2 * h], r.output[i][d][2 * h + 1]);
-    };
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i)
 #pragma unroll
@@ -383,6 +403,28 @@ struct ForwardTile {
           p.log_normalizer[(int64_t{tile.batch} * p.query_length + query) * p.query_heads + tile.head] =
               static_cast<float>((r.maximum[i][h] + log2_approximate(r.sum[i][h])) * std::numbers::ln2);
       }
+    if constexpr (kFloat) {
+      const int query = tile.query + warp_row;
+      store_float_rows<kDim>(r.output, 1, static_cast<float*>(p.values) + tile.head * p.value_dim,
+                             int64_t{tile.batch} * p.query_length + query, p.query_length - query,
+                             int64_t{p.query_heads} * p.value_dim, p.value_dim);
+    } else {
+      store_rounded(r);
+    }
+  }
+
+  __device__ __forceinline__ void store_rounded(Registers& r) const {
+    const auto stage = [&](auto word_of) {
+#pragma unroll
+      for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+        for (int h = 0; h < 2; ++h)
+#pragma unroll
+          for (int d = 0; d < kOutputTiles; ++d)
+            *reinterpret_cast<uint32_t*>(shared.query + tile_bytes<kDim>(warp_row) +
+                                         ptx::swizzled_chunk<kDim>(16 * i + 8 * h + lane / 4, d) + lane % 4 * 4) =
+                word_of(r.output[i][d][2 * h], r.output[i][d][2 * h + 1]);
+    };
     __syncwarp();
     stage([](float x, float y) { return pack<Element>(x, y); });
     copy_out(p.values);

@@ -9,9 +9,16 @@ namespace lethe::ampere {
 template <typename Sizes>
 struct FusedShared : BackwardShared<Sizes> {
   static constexpr int kColumns = Sizes::kColumns;
-  alignas(128) char grad_scores[2][tile_bytes<kColumns>(Sizes::kRows)];  // dSᵀ of a stage: keys × queries
-  float row_sums[2][Sizes::kWarps][kColumns];                            // Σ_j dS_ij over a warp's keys
+  static constexpr int kParts = Sizes::kRows / (16 * Sizes::kRowTiles);                // of the keys, one a warp
+  alignas(128) char grad_scores[Sizes::kBuffers][tile_bytes<kColumns>(Sizes::kRows)];  // dSᵀ of a stage: keys × queries
+  float row_sums[Sizes::kBuffers][kParts][kColumns];  // Σ_j dS_ij over a part of the keys
 };
+
+/// The part of the keys that a warp has.
+template <typename Sizes>
+__device__ __forceinline__ int own_part() {
+  return threadIdx.x / 32 % FusedShared<Sizes>::kParts;
+}
 
 /// Adds a lane's part of a 16×8 sum of dQ, `sums` in mma's order, to the 128 floats at `tile`: by one instruction from compute capability 9.0 on.
 __device__ __forceinline__ void add_to_tile(float* tile, const float (&sums)[4]) {
@@ -44,13 +51,34 @@ __device__ __forceinline__ float* grad_query_tile(const BackwardWorkspace& works
   return workspace.grad_query + (padded_row + query) * kDim;
 }
 
+/// Sixteen columns, from `column` on, of a warp's rows of Pᵀ or dSᵀ, packed in mma's order.
+template <int kColumns, int kRowTiles>
+__device__ __forceinline__ void store_scores(char* rows, int column, const uint32_t (&packed)[kRowTiles][4]) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+    for (int c = 0; c < 2; ++c)
+#pragma unroll
+      for (int h = 0; h < 2; ++h)
+        *reinterpret_cast<uint32_t*>(rows + ptx::swizzled_chunk<kColumns>(16 * i + 8 * h + lane / 4, column / 8 + c) +
+                                     lane % 4 * 4) = packed[i][2 * c + h];
+}
+
+template <int kColumns, int kRowTiles>
+__device__ __forceinline__ void clear_scores(char* rows) {
+  for (int i = threadIdx.x % 32 * 16; i < int(tile_bytes<kColumns>(16 * kRowTiles)); i += 32 * 16)
+    *reinterpret_cast<uint4*>(rows + i) = uint4{0, 0, 0, 0};
+}
+
 /// By each warp: dS of its keys and sixteen queries of a stage.
 template <typename Sizes, int kRowTiles>
 __device__ __forceinline__ void keep_grad_scores(FusedShared<Sizes>& shared, int buffer, int column,
                                                  const float (&grad)[kRowTiles][2][4],
                                                  const uint32_t (&rounded)[kRowTiles][4]) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  char* scores = shared.grad_scores[buffer] + tile_bytes<Sizes::kColumns>(warp * 16 * kRowTiles);
+  const int lane = threadIdx.x % 32, part = own_part<Sizes>();
+  store_scores<Sizes::kColumns, kRowTiles>(
+      shared.grad_scores[buffer] + tile_bytes<Sizes::kColumns>(part * 16 * kRowTiles), column, rounded);
   float sums[4] = {0, 0, 0, 0};
 #pragma unroll
   for (int i = 0; i < kRowTiles; ++i)
@@ -58,61 +86,71 @@ __device__ __forceinline__ void keep_grad_scores(FusedShared<Sizes>& shared, int
     for (int c = 0; c < 2; ++c)
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        *reinterpret_cast<uint32_t*>(
-            scores + ptx::swizzled_chunk<Sizes::kColumns>(16 * i + 8 * h + lane / 4, column / 8 + c) + lane % 4 * 4) =
-            rounded[i][2 * c + h];
         sums[2 * c] += grad[i][c][2 * h];
         sums[2 * c + 1] += grad[i][c][2 * h + 1];
       }
   const float sum = tile::sum_of_sixteen_rows(sums, lane);
-  if ((lane & 4) == 0) shared.row_sums[buffer][warp][column + tile::row_of_sixteen(lane)] = sum;
+  if ((lane & 4) == 0) shared.row_sums[buffer][part][column + tile::row_of_sixteen(lane)] = sum;
 }
 
 /// The same where the warp's keys see none of the stage's queries.
 template <typename Sizes>
 __device__ __forceinline__ void keep_no_grad_scores(FusedShared<Sizes>& shared, int buffer) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  constexpr int kBytes = tile_bytes<Sizes::kColumns>(16 * Sizes::kRowTiles);
-  for (int i = lane * 16; i < kBytes; i += 32 * 16)
-    *reinterpret_cast<uint4*>(shared.grad_scores[buffer] + warp * kBytes + i) = uint4{0, 0, 0, 0};
-  for (int i = lane; i < Sizes::kColumns; i += 32) shared.row_sums[buffer][warp][i] = 0;
+  const int lane = threadIdx.x % 32, part = own_part<Sizes>();
+  clear_scores<Sizes::kColumns, Sizes::kRowTiles>(shared.grad_scores[buffer] +
+                                                  tile_bytes<Sizes::kColumns>(part * 16 * Sizes::kRowTiles));
+  for (int i = lane; i < Sizes::kColumns; i += 32) shared.row_sums[buffer][part][i] = 0;
 }
 
 /// By all warps, after a barrier: what a stage adds to dQ and the row sums.
 template <typename Element, typename Sizes>
 __device__ __forceinline__ void add_grad_query(FusedShared<Sizes>& shared, const BackwardParameters& p, int row,
                                                int step) {
-  constexpr int kDim = Sizes::kDim, kColumns = Sizes::kColumns, kRowTiles = kColumns / 16;
-  const int warp = threadIdx.x / 32, query = step * kColumns;
+  // A warp has a part of the queries and some groups of sixteen columns of K.
+  constexpr int kDim = Sizes::kDim, kColumns = Sizes::kColumns, kParts = Sizes::kQueryParts,
+                kWarps = Sizes::kWarps / kParts;
+  constexpr int kRowTiles = kColumns / 16 / kParts, kGroups = (kDim / 16 + kWarps - 1) / kWarps;
+  const int warp = threadIdx.x / 32 / kParts, part = threadIdx.x / 32 % kParts, query = step * kColumns,
+            buffer = step % Sizes::kBuffers;
   const int64_t padded_row = int64_t{row} * p.padded_queries;
-  if (kDim / 16 == Sizes::kWarps || warp < kDim / 16) {
-    float sums[kRowTiles][2][4] = {};
+  if (kDim / 16 == kGroups * kWarps || warp < kDim / 16) {
+    float sums[kGroups][kRowTiles][2][4] = {};
     const LaneOffsets<kDim> keys;
     const LaneOffsets<kColumns> scores;
-    const uint32_t right = at_step<kDim>(ptx::shared_address(shared.first_left()) + keys.left, warp),
-                   left = ptx::shared_address(shared.grad_scores[step & 1]) + scores.right;
+    const uint32_t right = ptx::shared_address(shared.first_left()) + keys.left,
+                   left = ptx::shared_address(shared.grad_scores[buffer]) + scores.right;
 #pragma unroll
     for (int key = 0; key < Sizes::kRows; key += 16) {
-      uint32_t of_right[4];
-      ptx::load_matrices_transposed(of_right, right + tile_bytes<kDim>(key));
+      uint32_t of_right[kGroups][4];
+#pragma unroll
+      for (int g = 0; g < kGroups; ++g)
+        ptx::load_matrices_transposed(of_right[g], at_step<kDim>(right, kGroups * warp + g) + tile_bytes<kDim>(key));
 #pragma unroll
       for (int i = 0; i < kRowTiles; ++i) {
         uint32_t of_left[4];
-        ptx::load_matrices_transposed(of_left, at_step<kColumns>(left + tile_bytes<kColumns>(key), i));
-        ptx::multiply_add<Element>(sums[i][0], of_left, of_right[0], of_right[1]);
-        ptx::multiply_add<Element>(sums[i][1], of_left, of_right[2], of_right[3]);
+        ptx::load_matrices_transposed(of_left,
+                                      at_step<kColumns>(left + tile_bytes<kColumns>(key), part * kRowTiles + i));
+#pragma unroll
+        for (int g = 0; g < kGroups; ++g) {
+          ptx::multiply_add<Element>(sums[g][i][0], of_left, of_right[g][0], of_right[g][1]);
+          ptx::multiply_add<Element>(sums[g][i][1], of_left, of_right[g][2], of_right[g][3]);
+        }
       }
     }
 #pragma unroll
-    for (int i = 0; i < kRowTiles; ++i)
+    for (int g = 0; g < kGroups; ++g)
 #pragma unroll
-      for (int c = 0; c < 2; ++c)
-        add_to_tile(grad_query_tile<kDim>(p.workspace, padded_row, query + 16 * i) + 128 * (2 * warp + c), sums[i][c]);
+      for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+        for (int c = 0; c < 2; ++c)
+          add_to_tile(grad_query_tile<kDim>(p.workspace, padded_row, query + 16 * (part * kRowTiles + i)) +
+                          128 * (2 * (kGroups * warp + g) + c),
+                      sums[g][i][c]);
   }
   if (threadIdx.x < kColumns) {
     float sum = 0;
 #pragma unroll
-    for (int i = 0; i < Sizes::kWarps; ++i) sum += shared.row_sums[step & 1][i][threadIdx.x];
+    for (int i = 0; i < shared.kParts; ++i) sum += shared.row_sums[buffer][i][threadIdx.x];
     atomicAdd(p.workspace.row_sums + padded_row + query + threadIdx.x, sum);
   }
 }

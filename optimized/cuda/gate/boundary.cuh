@@ -192,14 +192,14 @@ template <int kDim>
 inline constexpr int kNormRows = 16 * kScanThreads * 8 / kDim;
 
 // Largest ‖row‖² of a chunk of a head: 16 bytes a lane, several rows in flight; non-negative floats compare like their bits. A row has at most kDim
-// elements, a multiple of 8.
+// elements of 16 bits, a multiple of 8, or floats of two such elements each.
 template <typename Element, int kDim>
 __device__ void find_largest_square(const Operand& operand, int dim, int batch, int head, int length, int chunk,
                                     float* result) {
   constexpr int kLanes = kDim / 8, kRowsPerPass = kScanThreads / kLanes, kPasses = kNormRows<kDim> / kRowsPerPass;
   const int lane = threadIdx.x % kLanes;
-  const Element* rows =
-      static_cast<const Element*>(operand.data) + batch * operand.batch_stride + head * operand.head_stride;
+  const uint16_t* rows =
+      static_cast<const uint16_t*>(operand.data) + batch * operand.batch_stride + head * operand.head_stride;
   uint4 chunks[kPasses];
 #pragma unroll
   for (int pass = 0; pass < kPasses; ++pass) {
@@ -213,8 +213,13 @@ __device__ void find_largest_square(const Operand& operand, int dim, int batch, 
   for (int pass = 0; pass < kPasses; ++pass) {
     float square = 0;
     for (const uint32_t packed : {chunks[pass].x, chunks[pass].y, chunks[pass].z, chunks[pass].w}) {
-      const float2 pair = unpack<Element>(packed);
-      square += pair.x * pair.x + pair.y * pair.y;
+      if constexpr (std::is_same_v<Element, float>) {
+        const float number = __uint_as_float(packed);
+        square += number * number;
+      } else {
+        const float2 pair = unpack<Element>(packed);
+        square += pair.x * pair.x + pair.y * pair.y;
+      }
     }
 #pragma unroll
     for (int offset = kLanes / 2; offset > 0; offset /= 2) square += __shfl_xor_sync(~0u, square, offset);

@@ -77,11 +77,22 @@ void launch_gate(const GateInputs& a, const GatePrefix& prefix, const Boundary& 
     const int query_chunks = int((s.query_length + kChunk - 1) / kChunk),
               key_chunks = int((s.key_length + kChunk - 1) / kChunk);
     const int64_t pieces = std::max(query_chunks, key_chunks) * s.batch * (s.query_heads + s.heads);
-    const NormArguments norms{a.query,           a.key,        int(s.key_dim), int(s.query_length),
-                              int(s.key_length), query_chunks, key_chunks,     bound};
+    const NormArguments norms{in_halves<Element>(a.query),
+                              in_halves<Element>(a.key),
+                              int(s.key_dim * sizeof(Element) / 2),
+                              int(s.query_length),
+                              int(s.key_length),
+                              query_chunks,
+                              key_chunks,
+                              bound};
     launch_overlapping(scan_norms_and_bound<Element, kDim, Derived>, rows + pieces, kScanThreads, 0, a.stream, norms,
                        derived);
   };
+  if (a.dtype == Dtype::kFloat32) {
+    if (s.key_dim <= 64) launch_norms.template operator()<float, 128>();
+    else launch_norms.template operator()<float, 256>();
+    return;
+  }
   const auto launch_for = [&]<int kDim> {
     a.dtype == Dtype::kBFloat16 ? launch_norms.template operator()<__nv_bfloat16, kDim>()
                                 : launch_norms.template operator()<__half, kDim>();

@@ -145,6 +145,13 @@ std::string identity(const Run& run, const std::string& data_hash) {
   if (!run.model.residual_in_compute_dtype) parts["model"].erase("residual_in_compute_dtype");  // younger than format 2
   for (const char* name : {"decay_tokens", "repeats"})  // younger too
     if (parts["training"].at(name) == 0) parts["training"].erase(name);
+  const auto without_mass = [](nlohmann::json& mixer) {
+    if (mixer.contains("prune_by_mass") && !mixer.at("prune_by_mass").get<bool>()) mixer.erase("prune_by_mass");
+  };
+  nlohmann::json& mixers = parts["model"]["mixer"];
+  if (mixers.is_array())
+    for (nlohmann::json& mixer : mixers) without_mass(mixer);
+  else without_mass(mixers);
   if (run.conversion) {
     parts["conversion"] = *run.conversion;
     parts["conversion"].erase("source_data");

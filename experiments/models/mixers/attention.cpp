@@ -31,6 +31,7 @@ MixerLayer make_attention(const ModelConfig& model, const AttentionConfig& own, 
   const Product products = weights.product(
       {inputs.query, inputs.key, inputs.value, end.gate, inputs.key_shift, inputs.value_shift, forget.weight});
   const auto tolerance = own.log_pruning_tolerance;
+  const bool prune_by_mass = own.prune_by_mass;
   return [=](const Tensor& x, Rotations& rotations, std::any* trace) {
     const std::vector<Tensor> product = products.pieces(x);
     const auto [q, k, v, log_gate] = inputs.heads_of({product[0], product[1], product[2], product[4], product[5]},
@@ -39,11 +40,14 @@ MixerLayer make_attention(const ModelConfig& model, const AttentionConfig& own, 
     const Tensor bound = tolerance || trace ? inputs.logit_bound(x.scalar_type()) : Tensor();
     const auto bound_argument = bound.defined() ? std::optional<Tensor>(bound) : std::nullopt;
     if (!trace) {
-      return end(forgetting_attention(q, k, v, log_forget, std::nullopt, tolerance, bound_argument), product[3]);
+      return end(forgetting_attention(q, k, v, log_forget, std::nullopt, tolerance, bound_argument, std::nullopt,
+                                      std::nullopt, prune_by_mass),
+                 product[3]);
     }
     Tensor o, visited_pairs;
     std::tie(o, std::ignore, visited_pairs) =
-        forgetting_attention_with_statistics(q, k, v, log_forget, std::nullopt, tolerance, bound_argument);
+        forgetting_attention_with_statistics(q, k, v, log_forget, std::nullopt, tolerance, bound_argument, std::nullopt,
+                                             std::nullopt, prune_by_mass);
     *trace = AttentionTrace{q.detach(), k.detach(), v.detach(), log_forget.detach(), bound, visited_pairs};
     return end(o, product[3]);
   };

@@ -15,12 +15,15 @@ namespace lethe {
 struct AttentionConfig : ProjectionConfig, ForgetGateConfig {
   static constexpr const char* kName = "attention";
   std::optional<double> log_pruning_tolerance;  ///< log ε of Adaptive Computation Pruning; absent: off
+  /// Whether pruning bounds the sum of weights, which visits fewer blocks; else each by the largest, as in the paper
+  bool prune_by_mass = false;
 
   template <class Self, class Visitor>
   static void members(Self& self, Visitor&& visit) {
     ProjectionConfig::members(self, visit);
     ForgetGateConfig::members(self, visit);
     visit("log_pruning_tolerance", self.log_pruning_tolerance);
+    visit("prune_by_mass", self.prune_by_mass);
   }
 
   /// Whether this is softmax attention, without gate, KV-shift and QK-norm.

@@ -47,6 +47,24 @@ class CheckIncludes(unittest.TestCase):
             with self.subTest(path=path, line=line):
                 self.assertTrue(self.found(path, line))
 
+    def test_a_violation_planted_in_each_folder_is_found(self):
+        planted = {"reference": ("omp.h", "optimized/gate.hpp"), "optimized/cuda": ("torch/torch.h", "optimized/torch/operators.hpp"),
+                   "optimized/layers": ("Eigen/Core", "optimized/gate.hpp"), "optimized/operators": ("torch/library.h", "optimized/cpu/operators.hpp"),
+                   "optimized/cpu": ("torch/library.h", "optimized/torch/operators.hpp"),
+                   "optimized/portable": ("torch/library.h", "optimized/torch/operators.hpp"),
+                   "optimized/torch": ("nlohmann/json.hpp", "experiments/files.hpp"), "optimized": ("Eigen/Core", "experiments/files.hpp"),
+                   "experiments": ("gtest/gtest.h", "tests/support/heads.hpp")}
+        self.assertEqual(planted.keys(), check_includes.RULES.keys())
+        for folder, (system, ours) in planted.items():
+            with self.subTest(folder):
+                self.assertEqual(self.found(f"{folder}/a.cpp", f"#include <{system}>"), [f"{folder}/a.cpp:1: expected no <{system}> in this folder"])
+                self.assertRegex(" ".join(self.found(f"{folder}/a.cpp", f'#include "{ours}"')), rf'^{folder}/a.cpp:1: expected an include of .*, found "{ours}"$')
+        for shared, families in check_includes.SHARED.items():
+            for family in families:
+                with self.subTest(shared, family=family):
+                    self.assertEqual(self.found(f"{shared}/a.cuh", f'#include "{family}/tiles.cuh"'),
+                                     [f'{shared}/a.cuh:1: expected no kernel family and no instruction of one in {shared}, found "{family}/tiles.cuh"'])
+
     def test_what_the_rules_allow_passes(self):
         for path, line in [
             ("reference/a.cpp", "#include <Eigen/Core>"),

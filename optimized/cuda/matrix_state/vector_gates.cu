@@ -8,9 +8,11 @@ namespace {
 
 template <typename Element, int kRows, bool kValueGate>
 void launch_instance(const VectorSweepArguments& p, cudaStream_t stream) {
-  constexpr int kBytes = VectorSweepShared<kRows>::kBytes;
+  constexpr int kBytes = VectorSweepShared<kRows, kValueGate>::kBytes;
   const auto kernel = vector_sweep<Element, kRows, kValueGate>;
   cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
+             "matrix state: shared memory");
+  cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, 100),
              "matrix state: shared memory");
   const int tiles = (p.columns + kSweepColumns - 1) / kSweepColumns;
   kernel<<<static_cast<unsigned>(p.batch * p.heads * tiles), kVectorThreads, kBytes, stream>>>(p);

@@ -503,8 +503,13 @@ struct VectorRows {
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
 #pragma unroll
+      for (int j = 0; j < 4; ++j) gates[i].f[j] = __uint_as_float(ptx::load_shared(gate_at(i, j)));
+    }
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+#pragma unroll
       for (int j = 0; j < 4; ++j) {
-        const float log = kLog2e * __uint_as_float(ptx::load_shared(gate_at(i, j)));
+        const float log = kLog2e * gates[i].f[j];
         logs[j / 2] += log;
         gates[i].f[j] = exp2_approximate(log);
         ptx::store_shared(gate_at(i, j), __float_as_uint(gates[i].f[j]));
@@ -826,21 +831,21 @@ struct VectorRows {
         ptx::multiply_add<Element>(grad[2 * c + 1], query[m], right[2], right[3]);
       }
 
-    const int64_t first = static_cast<int64_t>(chunk) * kTokens;
 #pragma unroll
     for (int m = 0; m < 4; ++m)
 #pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const float of_block = quad_total(shared_terms[m][h]);
+      for (int h = 0; h < 2; ++h) shared_terms[m][h] = quad_total(shared_terms[m][h]);
+    const int64_t first = static_cast<int64_t>(chunk) * kTokens + 2 * t,
+                  stride = static_cast<int64_t>(p.heads) * p.rows;
+    const int left = static_cast<int>(min(p.length - first, static_cast<int64_t>(kTokens)));
+    float* to = p.grad_key_gate + (place.b * p.length + first) * stride + place.h * p.rows + row_of(0);
+    const bool inside[2] = {row_of(0) < p.rows, row_of(1) < p.rows};
 #pragma unroll
-        for (int i = 0; i < 2; ++i)
+    for (int i = 0; i < 8; ++i, to += 8 * stride)
 #pragma unroll
-          for (int e = 0; e < 2; ++e) {
-            const int64_t token = first + 16 * m + 8 * i + 2 * t + e;
-            if (token < p.length && row_of(h) < p.rows)
-              p.grad_key_gate[((place.b * p.length + token) * p.heads + place.h) * p.rows + row_of(h)] =
-                  __uint_as_float(ptx::load_shared(gate_at(2 * m + i, 2 * h + e))) + of_block;
-          }
+      for (int j = 0; j < 4; ++j) {
+        const float x = __uint_as_float(ptx::load_shared(gate_at(i, j))) + shared_terms[i / 2][j / 2];
+        if (8 * i + j % 2 < left && inside[j / 2]) to[j % 2 * stride + j / 2 * 8] = x;
       }
   }
 

@@ -23,7 +23,7 @@
 
 namespace lethe::matrix_state {
 
-template <int kRows>
+template <int kRows, bool kValueGate = false>
 struct VectorSweepShared {
   static constexpr int kStages = 3, kGateStages = 2;
   static constexpr int kKey = kTokens * kRows * 2, kValue = 2 * kKey, kStage = kValue + kTokens * kSweepColumns * 2;
@@ -31,7 +31,10 @@ struct VectorSweepShared {
   static constexpr int kPairs = kGates + kGateStages * kGateStage, kPairStage = kTokens * kBlock * 2;
   static constexpr int kTotals = kPairs + 2 * kPairStage, kTotalStage = kTokens / kBlock * kRows * 4;
   static constexpr int kUnits = kTotals + 2 * kTotalStage, kUnitStage = kTokens * 4;
-  static constexpr int kBytes = kUnits + 2 * kUnitStage;
+  // Value gates of a sweeping warp's 16 columns: where there is room, tokens 2t and columns g of a fragment are in different banks.
+  static constexpr int kColumnGates = kUnits + 2 * kUnitStage, kColumnGateStride = (kRows < 128 ? 20 : 16) * 4,
+                       kColumnGateStage = kTokens * kColumnGateStride;
+  static constexpr int kBytes = kColumnGates + (kValueGate ? 4 * 2 * kColumnGateStage : 0);
 };
 
 /// A preparing warp's share: block `pw` of every chunk.
@@ -160,17 +163,22 @@ struct VectorPreparation {
       const auto operand_at = [&](int slot, int row, int piece) {
         return ((gates + panel * 256 + piece * 16) ^ (((slot * (kWide / 8)) ^ (row & 7)) << 4)) + row * (kRows * 4);
       };
-      // A register for each row's a and b, and another two for what is unpacked of them, would be too many: they are read again.
-      const auto row_of = [&](int row, bool of_key) {
-        return unpack<Element>(ptx::load_shared(rows_below<kRows>(raw, row) + (of_key ? Shared::kKey : 0)));
+      // A row's 16 bits are read again for each halving, all rows before any operand is stored: registers for a and b, and for what is unpacked of them,
+      // would be too many, and a load that follows a store waits for it.
+      const auto load_halving = [&](auto half_of_run, uint32_t(&x)[kBlock]) {
+#pragma unroll
+        for (int r = 0; r < kBlock; ++r)
+          x[r] = active ? ptx::load_shared(rows_below<kRows>(raw, r) +
+                                           (r / decltype(half_of_run)::value % 2 ? 0 : Shared::kKey))
+                        : 0;
       };
-      const auto keep = [&](int slot, int row, bool of_key, float2 factor) {
-        if (!active) return;
-        const float2 x = row_of(row, of_key);
-        ptx::store_shared(operand_at(slot, row, lane / 4) + lane % 4 * 4,
-                          pack<Element>(x.x * factor.x, x.y * factor.y));
+      const auto keep = [&](int slot, int row, uint32_t packed, float2 factor) {
+        const float2 x = unpack<Element>(packed);
+        if (active)
+          ptx::store_shared(operand_at(slot, row, lane / 4) + lane % 4 * 4,
+                            pack<Element>(x.x * factor.x, x.y * factor.y));
       };
-      const auto put_halving = [&](int slot, auto half_of_run) {
+      const auto put_halving = [&](int slot, auto half_of_run, const uint32_t(&x)[kBlock]) {
         constexpr int kHalfRun = decltype(half_of_run)::value;
 #pragma unroll
         for (int middle = kHalfRun; middle < kBlock; middle += 2 * kHalfRun) {
@@ -181,8 +189,8 @@ struct VectorPreparation {
               up = product(up, f[middle + i]);
               down = product(down, f[middle - i]);
             }
-            keep(slot, middle + i, false, up);
-            keep(slot, middle - 1 - i, true, down);
+            keep(slot, middle + i, x[middle + i], up);
+            keep(slot, middle - 1 - i, x[middle - 1 - i], down);
           }
         }
       };
@@ -195,9 +203,18 @@ struct VectorPreparation {
           if (both) ptx::multiply_add<Element>(high, x, x[1], x[3]);
         }
       };
-      put_halving(0, std::integral_constant<int, 8>());
-      put_halving(1, std::integral_constant<int, 4>());
+      constexpr std::integral_constant<int, 1> kOne;
+      constexpr std::integral_constant<int, 2> kTwo;
+      constexpr std::integral_constant<int, 4> kFour;
+      constexpr std::integral_constant<int, 8> kEight;
+      uint32_t x[kBlock], y[kBlock];
+      load_halving(kEight, x);
+      load_halving(kFour, y);
+      put_halving(0, kEight, x);
+      put_halving(1, kFour, y);
       __syncwarp();
+      load_halving(kTwo, x);
+      load_halving(kOne, y);
       {
         float low[4] = {}, high[4] = {};
         gram(0, low, high, false);
@@ -210,19 +227,24 @@ struct VectorPreparation {
         select(4, low, high);
       }
       __syncwarp();
-      put_halving(0, std::integral_constant<int, 2>());
-      put_halving(1, std::integral_constant<int, 1>());
+      put_halving(0, kTwo, x);
+      put_halving(1, kOne, y);
       if (active) {  // E ∘ a and D_B ∘ b
+#pragma unroll
+        for (int r = 0; r < kBlock; ++r) {
+          x[r] = ptx::load_shared(rows_below<kRows>(raw, r));
+          y[r] = ptx::load_shared(rows_below<kRows>(raw, r) + Shared::kKey);
+        }
         float2 up{p.read_scale, p.read_scale}, down{p.write_scale, p.write_scale};
 #pragma unroll
         for (int r = 0; r < kBlock; ++r) {
           up = product(up, f[r]);
-          const float2 x = row_of(r, false);
-          ptx::store_shared(rows_below<kRows>(raw, r), pack<Element>(x.x * up.x, x.y * up.y));
+          const float2 a = unpack<Element>(x[r]);
+          ptx::store_shared(rows_below<kRows>(raw, r), pack<Element>(a.x * up.x, a.y * up.y));
           const int last = kBlock - 1 - r;
           if (r > 0) down = product(down, f[last + 1]);
-          const float2 y = row_of(last, true);
-          ptx::store_shared(rows_below<kRows>(raw, last) + Shared::kKey, pack<Element>(y.x * down.x, y.y * down.y));
+          const float2 b = unpack<Element>(y[last]);
+          ptx::store_shared(rows_below<kRows>(raw, last) + Shared::kKey, pack<Element>(b.x * down.x, b.y * down.y));
         }
       }
       __syncwarp();
@@ -273,14 +295,13 @@ struct VectorPreparation {
 /// A sweeping warp's share: 16 columns of the state, rows g and g + 8 of Sᵀ.
 template <typename Element, int kRows, bool kValueGate>
 struct VectorSweep {
-  using Shared = VectorSweepShared<kRows>;
+  using Shared = VectorSweepShared<kRows, kValueGate>;
   static constexpr bool kHalf = std::is_same_v<Element, __half>;
   const VectorSweepArguments& p;
   const VectorPlace& place;
   uint32_t shared;
   int warp, lane;
   float state[kRows / 8][4];  // column of the state g + 8·(e / 2), row 8n + 2t + e % 2
-  float gates[2][4];          // of the next block: logarithms of column g + 8·(e / 2), token 8n + 2t + e % 2
 
   __device__ __forceinline__ int column_of(int e) const { return place.column + 16 * warp + lane / 4 + 8 * (e / 2); }
   __device__ __forceinline__ int64_t state_at(int n, int e) const {
@@ -295,21 +316,30 @@ struct VectorSweep {
     for (int n = 0; n < kRows / 8; ++n)
 #pragma unroll
       for (int e = 0; e < 4; ++e) state[n][e] = p.initial && in_state(n, e) ? p.initial[state_at(n, e)] : 0.0f;
-    if constexpr (kValueGate) load_gates(0);
+    if constexpr (kValueGate) {
+      load_gates(0);
+      ptx::copies_commit();
+    }
   }
 
-  /// The value gates of a block of 16 tokens.
-  __device__ __forceinline__ void load_gates(int64_t block) {
-    const float* from = static_cast<const float*>(p.value_gate.data) + place.b * p.value_gate.batch_stride +
-                        place.h * p.value_gate.head_stride;
+  __device__ __forceinline__ uint32_t gates_of(int n) const {
+    return shared + Shared::kColumnGates + (warp * 2 + n % 2) * Shared::kColumnGateStage;
+  }
+  /// Copies the warp's value gates of chunk n.
+  __device__ __forceinline__ void load_gates(int n) const {
+    const int piece = lane % 4, column = place.column + 16 * warp + 4 * piece;
+    const char* const begin =
+        static_cast<const char*>(p.value_gate.data) +
+        (place.b * p.value_gate.batch_stride + place.h * p.value_gate.head_stride + place.column) * 4;
+    const uint32_t to = gates_of(n) + piece * 16;
 #pragma unroll
-    for (int n = 0; n < 2; ++n)
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const int64_t token = place.token(block * kBlock + 8 * n + 2 * (lane % 4) + e % 2) + (p.reverse ? 1 : 0);
-        const bool valid = token < p.length && column_of(e) < p.columns;
-        gates[n][e] = valid ? load_global(from + token * p.value_gate.token_stride + column_of(e)) : 0.0f;
-      }
+    for (int i = 0; i < kTokens; i += 8) {
+      const int row = i + lane / 4;
+      const int64_t token = place.token(static_cast<int64_t>(n) * kTokens + row) + (p.reverse ? 1 : 0);
+      const bool valid = token < p.length && column < p.columns;
+      ptx::copy_chunk(to + row * Shared::kColumnGateStride,
+                      valid ? begin + (token * p.value_gate.token_stride + 16 * warp + 4 * piece) * 4 : begin, valid);
+    }
   }
 
   __device__ __forceinline__ void end() const {
@@ -327,7 +357,13 @@ struct VectorSweep {
                                    (kValueGate ? entry(p.value_gate, column_of(e)) : 1.0f);
   }
 
-  __device__ __forceinline__ void sweep(int n) {
+  __device__ __forceinline__ void sweep(int n, int chunks) {
+    if constexpr (kValueGate) {
+      if (n + 1 < chunks) load_gates(n + 1);
+      ptx::copies_commit();
+      ptx::copies_wait<1>();
+      __syncwarp();
+    }
 #pragma unroll 1
     for (int block = 0; block < kTokens / kBlock; ++block) sweep_block(n, block);
   }
@@ -384,9 +420,7 @@ struct VectorSweep {
                                   pair_piece(lane % 8 + lane / 16 * 8, lane / 8 % 2));
     float column_total[2] = {1.0f, 1.0f};
     if constexpr (kValueGate) {
-      gated_pairs(out, values, pairs, column_total);
-      const int64_t next = static_cast<int64_t>(n) * (kTokens / kBlock) + block + 1;
-      load_gates(next);
+      gated_pairs(out, values, pairs, column_total, gates_of(n) + first * Shared::kColumnGateStride);
     } else {
       ptx::multiply_add<Element>(out[0], values, pairs[0], pairs[1]);
       ptx::multiply_add<Element>(out[1], values, pairs[2], pairs[3]);
@@ -441,7 +475,7 @@ struct VectorSweep {
 
   /// Value gates: out ∘ E + Σ over halvings; `values` become D_B ∘ c, `total` E_B of columns g and g + 8.
   __device__ __forceinline__ void gated_pairs(float (&out)[2][4], uint32_t (&values)[4], const uint32_t (&pairs)[4],
-                                              float (&total)[2]) {
+                                              float (&total)[2], uint32_t gates) const {
     const int g = lane / 4, t = lane % 4;
     float f[2][4], c[2][4];  // as out
     float log[2] = {};
@@ -454,7 +488,9 @@ struct VectorSweep {
         c[i][2 * half + 1] = two.y;
 #pragma unroll
         for (int e = 2 * half; e < 2 * half + 2; ++e) {
-          const float l = gates[i][e] * kLog2e;
+          const float l =
+              kLog2e * __uint_as_float(ptx::load_shared(gates + (8 * i + 2 * t + e % 2) * Shared::kColumnGateStride +
+                                                        (g + 8 * half) * 4));
           log[half] += l;
           f[i][e] = exp2_approximate(l);
         }
@@ -577,7 +613,7 @@ __global__ void __launch_bounds__(kVectorThreads, kRows <= 64 ? 2 : 1)
     columns.begin();
     __syncthreads();
     for (int n = 0; n < chunks; ++n) {
-      columns.sweep(n);
+      columns.sweep(n, chunks);
       __syncthreads();
     }
     columns.end();

@@ -74,10 +74,8 @@ std::string attention_on_hopper(const ModelConfig& model, int64_t context_length
   const auto call = [&](int capability) {
     return Call{.shape = shape, .dtype = dtype, .device = at::kCUDA, .compute_capability = capability};
   };
-  const char* other = implementation_of(attention_implementations(), call(80)).name;
-  std::string name = implementation_name(attention_implementations(), call(90));
-  if (!name.starts_with(other)) name += std::string("; ") + other + " on other GPUs since compute capability 8.0";
-  return name;
+  return on_every_gpu(
+      [&](int capability) { return implementation_name(attention_implementations(), call(capability)); });
 }
 
 namespace {

@@ -179,13 +179,15 @@ std::string state_on_hopper(const ModelConfig& model, const StateConfig& own, co
     if (dtype_name(candidate) == model.compute_dtype) dtype = candidate;
   if (wide && dtype != Dtype::kFloat64) dtype = Dtype::kFloat32;
   const int64_t columns = model.head_dim() + (wide ? 1 : 0);
-  const Call call{
-      .shape = {1, context_length, context_length, model.heads, model.heads, own.state_rows(model), columns},
-      .dtype = dtype,
-      .device = at::kCUDA,
-      .compute_capability = 90,
-      .form = form};
-  return implementation_name(matrix_state_implementations(), call);
+  return on_every_gpu([&](int capability) {
+    const Call call{
+        .shape = {1, context_length, context_length, model.heads, model.heads, own.state_rows(model), columns},
+        .dtype = dtype,
+        .device = at::kCUDA,
+        .compute_capability = capability,
+        .form = form};
+    return implementation_name(matrix_state_implementations(), call);
+  });
 }
 
 Swap state_swap(const ModelConfig&, const StateConfig& own) {

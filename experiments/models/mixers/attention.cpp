@@ -39,15 +39,15 @@ MixerLayer make_attention(const ModelConfig& model, const AttentionConfig& own, 
     const Tensor log_forget = log_gate.defined() ? log_gate : forget.constant_gate(x, end.heads);  // [B,T,H]
     const Tensor bound = tolerance || trace ? inputs.logit_bound(x.scalar_type()) : Tensor();
     const auto bound_argument = bound.defined() ? std::optional<Tensor>(bound) : std::nullopt;
+    const auto sequences = rotations.packed ? std::optional<Tensor>(rotations.packed->cu_seqlens) : std::nullopt;
     if (!trace) {
       return end(forgetting_attention(q, k, v, log_forget, std::nullopt, tolerance, bound_argument, std::nullopt,
-                                      std::nullopt, prune_by_mass),
+                                      sequences, prune_by_mass),
                  product[3]);
     }
     Tensor o, visited_pairs;
-    std::tie(o, std::ignore, visited_pairs) =
-        forgetting_attention_with_statistics(q, k, v, log_forget, std::nullopt, tolerance, bound_argument, std::nullopt,
-                                             std::nullopt, prune_by_mass);
+    std::tie(o, std::ignore, visited_pairs) = forgetting_attention_with_statistics(
+        q, k, v, log_forget, std::nullopt, tolerance, bound_argument, std::nullopt, sequences, prune_by_mass);
     *trace = AttentionTrace{q.detach(), k.detach(), v.detach(), log_forget.detach(), bound, visited_pairs};
     return end(o, product[3]);
   };
@@ -74,10 +74,8 @@ std::string attention_on_hopper(const ModelConfig& model, int64_t context_length
   const auto call = [&](int capability) {
     return Call{.shape = shape, .dtype = dtype, .device = at::kCUDA, .compute_capability = capability};
   };
-  const char* other = implementation_of(attention_implementations(), call(80)).name;
-  std::string name = implementation_name(attention_implementations(), call(90));
-  if (!name.starts_with(other)) name += std::string("; ") + other + " on other GPUs since compute capability 8.0";
-  return name;
+  return on_every_gpu(
+      [&](int capability) { return implementation_name(attention_implementations(), call(capability)); });
 }
 
 namespace {
@@ -109,6 +107,7 @@ Mixer attention_mixer() {
   Mixer row = row_of<AttentionConfig>();
   row.check = typed<AttentionConfig>(check_attention);
   row.make = typed<AttentionConfig>(make_attention);
+  row.packs = true;
   row.flops = typed<AttentionConfig>(attention_flops);
   row.activation_bytes = typed<AttentionConfig>(attention_bytes);
   row.architectures = attention_architectures;

@@ -35,7 +35,7 @@ struct AttentionTrace {
   torch::Tensor query, key, value;  ///< [B,T,H,D], the operator's inputs
   torch::Tensor log_forget;         ///< [B,T,H]
   torch::Tensor logit_bound;        ///< [H], or undefined where the operator computes it from the norms
-  torch::Tensor visited_pairs;      ///< [B,H]
+  torch::Tensor visited_pairs;      ///< [B,H]; of packed sequences [N,H]
 };
 
 /// Multi-head attention with forget gates (FoX), or without (Transformer). In this order:
@@ -48,7 +48,7 @@ struct AttentionTrace {
 /// cost     B·T·(4 or 5)·width² + 2·B·T²·width multiply-adds
 Mixer attention_mixer();
 
-/// The attention operator's implementation on compute capability 9.0, and that of other GPUs where it is another.
+/// The attention operator's implementation on each GPU since compute capability 8.0; on 9.0 also why it is no other.
 std::string attention_on_hopper(const ModelConfig& model, int64_t context_length);
 
 }  // namespace lethe

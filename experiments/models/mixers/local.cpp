@@ -14,10 +14,11 @@ namespace lethe {
 
 using torch::Tensor;
 
-Tensor local_attention(const Tensor& query, const Tensor& key, const Tensor& value, int64_t window) {
+Tensor local_attention(const Tensor& query, const Tensor& key, const Tensor& value, int64_t window,
+                       const std::optional<Tensor>& cu_seqlens) {
   const Tensor open = torch::zeros({query.size(0), query.size(1), query.size(2)},
                                    query.options().dtype(accumulation_dtype(query.scalar_type())));
-  return forgetting_attention(query, key, value, open, std::nullopt, std::nullopt, std::nullopt, window);
+  return forgetting_attention(query, key, value, open, std::nullopt, std::nullopt, std::nullopt, window, cu_seqlens);
 }
 
 namespace {
@@ -39,7 +40,8 @@ MixerLayer make_local(const ModelConfig& model, const LocalConfig& own, const We
   return [=](const Tensor& x, Rotations& rotations, std::any*) {
     const std::vector<Tensor> product = products.pieces(x);
     const auto in = inputs.heads_of({product[0], product[1], product[2], product[4], product[5]}, rotations);
-    return end(local_attention(in.query, in.key, in.value, window), product[3]);
+    const auto sequences = rotations.packed ? std::optional<Tensor>(rotations.packed->cu_seqlens) : std::nullopt;
+    return end(local_attention(in.query, in.key, in.value, window, sequences), product[3]);
   };
 }
 
@@ -71,6 +73,7 @@ Mixer local_mixer() {
   Mixer row = row_of<LocalConfig>();
   row.check = typed<LocalConfig>(check_local);
   row.make = typed<LocalConfig>(make_local);
+  row.packs = true;
   row.flops = typed<LocalConfig>(local_flops);
   row.activation_bytes = typed<LocalConfig>(local_bytes);
   row.architectures = local_architectures;

@@ -25,9 +25,17 @@ StateInputs piece(const StateInputs& in, int64_t begin, int64_t length) {
           cut_if(in.beta)};
 }
 
-std::tuple<Tensor, Tensor> run(const StateInputs& in, const std::optional<Tensor>& state) {
-  if (in.beta) return delta_state(in.query, in.key, in.value, *in.beta, in.log_key_gate, state, 1.0);
-  return gated_state(in.query, in.key, in.value, in.log_key_gate, in.log_value_gate, state, 1.0);
+std::tuple<Tensor, Tensor> run(const StateInputs& in, const std::optional<Tensor>& state,
+                               const std::optional<Tensor>& cu_seqlens = std::nullopt) {
+  if (in.beta) return delta_state(in.query, in.key, in.value, *in.beta, in.log_key_gate, state, 1.0, cu_seqlens);
+  return gated_state(in.query, in.key, in.value, in.log_key_gate, in.log_value_gate, state, 1.0, false, cu_seqlens);
+}
+
+// z·q, [B,T,H,1]: the keys' sum up to each token of its sequence, read by the query.
+Tensor sum_of_keys(const Tensor& query, const Tensor& keys, const std::optional<Tensor>& cu_seqlens) {
+  if (!cu_seqlens) return (keys.cumsum(1) * query).sum(-1, true);
+  const Tensor ones = torch::ones_like(keys.narrow(-1, 0, 1));
+  return std::get<0>(gated_state(query, keys, ones, std::nullopt, std::nullopt, std::nullopt, 1.0, false, cu_seqlens));
 }
 
 // max |S_t| over the text's tokens, at most kTracedStates of them, of the first `columns` of the state.
@@ -141,10 +149,10 @@ MixerLayer state_layer(const Weights& weights, const StateProjections& projectio
     // z is the state's column of a value of ones, or a separate sum.
     const bool column = rule.attention_norm && !rule.sums_keys;
     if (column) in.value = torch::cat({in.value, torch::ones_like(in.value.narrow(-1, 0, 1))}, -1);
-    Tensor o = std::get<0>(run(in, std::nullopt));  // [B,T,H,D]
+    const auto sequences = rotations.packed ? std::optional<Tensor>(rotations.packed->cu_seqlens) : std::nullopt;
+    Tensor o = std::get<0>(run(in, std::nullopt, sequences));  // [B,T,H,D]
     if (rule.attention_norm) {
-      // z·q, [B,T,H,1]
-      const Tensor weight = column ? o.narrow(-1, value_dim, 1) : (keys.cumsum(1) * in.query).sum(-1, true);
+      const Tensor weight = column ? o.narrow(-1, value_dim, 1) : sum_of_keys(in.query, keys, sequences);
       o = (o.narrow(-1, 0, value_dim) / (weight + rule.norm_epsilon)).to(x.scalar_type());
     }
     if (trace)
@@ -179,13 +187,15 @@ std::string state_on_hopper(const ModelConfig& model, const StateConfig& own, co
     if (dtype_name(candidate) == model.compute_dtype) dtype = candidate;
   if (wide && dtype != Dtype::kFloat64) dtype = Dtype::kFloat32;
   const int64_t columns = model.head_dim() + (wide ? 1 : 0);
-  const Call call{
-      .shape = {1, context_length, context_length, model.heads, model.heads, own.state_rows(model), columns},
-      .dtype = dtype,
-      .device = at::kCUDA,
-      .compute_capability = 90,
-      .form = form};
-  return implementation_name(matrix_state_implementations(), call);
+  return on_every_gpu([&](int capability) {
+    const Call call{
+        .shape = {1, context_length, context_length, model.heads, model.heads, own.state_rows(model), columns},
+        .dtype = dtype,
+        .device = at::kCUDA,
+        .compute_capability = capability,
+        .form = form};
+    return implementation_name(matrix_state_implementations(), call);
+  });
 }
 
 Swap state_swap(const ModelConfig&, const StateConfig& own) {

@@ -30,8 +30,10 @@ std::string name_of(torch::Dtype dtype) {
 
 // The tensor of a header's entry, in the bytes after the header.
 StoredTensor tensor_of(const nlohmann::json& entry, std::string_view data) {
-  const auto offsets = entry.at("data_offsets").get<std::pair<uint64_t, uint64_t>>();
-  const auto shape = entry.at("shape").get<std::vector<int64_t>>();
+  const auto& offsets = entry.at("data_offsets");
+  const int64_t begin = whole_number(offsets.at(0)), end = whole_number(offsets.at(1));
+  std::vector<int64_t> shape;
+  for (const nlohmann::json& size : entry.at("shape")) shape.push_back(whole_number(size));
   const std::string name = entry.at("dtype").get<std::string>();
   for (const auto& [dtype, known] : kDtypes) {
     if (name != known) continue;
@@ -39,9 +41,9 @@ StoredTensor tensor_of(const nlohmann::json& entry, std::string_view data) {
     for (const int64_t size : shape)
       if (size < 0 || __builtin_mul_overflow(bytes, static_cast<uint64_t>(size), &bytes))
         throw std::runtime_error("a shape of the bytes that it has");
-    if (offsets.first > offsets.second || offsets.second > data.size() || offsets.second - offsets.first != bytes)
+    if (begin < 0 || begin > end || end > std::ssize(data) || static_cast<uint64_t>(end - begin) != bytes)
       throw std::runtime_error("offsets inside the file that fit the shape");
-    return {dtype, shape, data.substr(offsets.first, bytes)};
+    return {dtype, shape, data.substr(static_cast<size_t>(begin), bytes)};
   }
   throw std::runtime_error("a known dtype");
 }

@@ -70,7 +70,8 @@ Checkpoint checked(const fs::path& path) {
   Checkpoint checkpoint;
   try {
     const auto header = parse_json(next_line(rest), path.string());
-    checkpoint.header = {header.at("identity"), header.at("steps_done"), header.at("log").get<LogPosition>()};
+    checkpoint.header = {header.at("identity"), whole_number(header.at("steps_done")),
+                         header.at("log").get<LogPosition>()};
     if (checkpoint.header.steps_done < 0) throw std::out_of_range("steps_done");
   } catch (const std::exception&) {
     throw Damage(path, "a header with identity, steps_done and log", "another");

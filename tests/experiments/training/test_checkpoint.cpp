@@ -137,6 +137,8 @@ TEST_F(Stored, RefusesTensorsOfAnotherModelUnderAValidHash) {
   for (const std::string place :
        {"\"shape\":[1099511627776],\"data_offsets\":[0,4398046511104]}}",
         "\"shape\":[4611686018427387904,4],\"data_offsets\":[0,0]}}", "\"shape\":[257],\"data_offsets\":[0,1028]}}",
+        "\"shape\":[1],\"data_offsets\":[0,1e30]}}", "\"shape\":[1e30],\"data_offsets\":[0,4]}}",
+        "\"shape\":[1],\"data_offsets\":[-4,0]}}", "\"shape\":[1],\"data_offsets\":[4]}}",
         "\"shape\":[1],\"data_offsets\":[1023,1027]}}", "\"shape\":[2],\"data_offsets\":[0,4]}}"})
     EXPECT_TRUE(message(name + place).starts_with(start + "safetensors with ")) << place;
   EXPECT_TRUE(message("{}").starts_with(start + "the weights of this model, found none named weights."));

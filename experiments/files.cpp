@@ -88,7 +88,7 @@ OutputFile::~OutputFile() {
   if (stream_ >= 0) close(stream_);
 }
 
-void OutputFile::commit(std::initializer_list<std::string_view> pieces) const {
+void OutputFile::commit(std::span<const std::string_view> pieces) const {
   const auto written = [&](int descriptor) {
     return std::ranges::all_of(pieces, [&](std::string_view piece) { return write_all(descriptor, piece); });
   };

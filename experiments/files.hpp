@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <functional>
 #include <initializer_list>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -25,7 +26,10 @@ class OutputFile {
   /// Writes the pieces one after the other, waits for the disk, and renames.
   ///
   /// throws  std::runtime_error naming the file; the old file is then as it was
-  void commit(std::initializer_list<std::string_view> pieces) const;
+  void commit(std::span<const std::string_view> pieces) const;
+  void commit(std::initializer_list<std::string_view> pieces) const {
+    commit(std::span(pieces.begin(), pieces.size()));
+  }
 
  private:
   std::filesystem::path path_, draft_;

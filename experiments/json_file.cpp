@@ -1,6 +1,7 @@
 #include "experiments/json_file.hpp"
 
 #include <stdexcept>
+#include <utility>
 
 #include "experiments/data/sha256.hpp"
 #include "experiments/files.hpp"
@@ -45,6 +46,12 @@ json parse_json(std::string_view text, const std::string& name) {
   } catch (const json::exception&) {
     refuse(name, "JSON with numbers of double precision", "a larger number");
   }
+}
+
+int64_t whole_number(const json& value) {
+  const bool is_large = value.is_number_unsigned() && !std::in_range<int64_t>(value.get<uint64_t>());
+  if (!value.is_number_integer() || is_large) refuse("number", "a whole one of 64 bits with sign", shown(value));
+  return value.get<int64_t>();
 }
 
 json read_json(const std::filesystem::path& path) {

@@ -1,6 +1,7 @@
 #pragma once
 // JSON of untrusted files and options: bounded in size and depth, refused in one line, sealed by a hash.
 
+#include <cstdint>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -24,6 +25,11 @@ nlohmann::json parse_json(std::string_view text, const std::string& name);
 ///
 /// throws  std::invalid_argument, std::runtime_error naming the file
 nlohmann::json read_json(const std::filesystem::path& path);
+
+/// A whole number of 64 bits with sign. `get<int64_t>` converts any number, and one beyond those bits to anything.
+///
+/// throws  std::invalid_argument for another value
+int64_t whole_number(const nlohmann::json& value);
 
 /// Writes an object with a further member, "sha256": the hash of the others as JSON with an indentation of one space.
 ///

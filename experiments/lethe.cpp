@@ -4,6 +4,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <iostream>
 #include <thread>
 
@@ -54,7 +55,6 @@ int main(int argc, char** argv) {
       ->default_str("where one stands");
   app.add_option("--threads", place.threads, "Threads for Torch; 0: its own choice")
       ->check(lethe::number_between(0, std::max(kMostThreads, std::thread::hardware_concurrency())))
-      ->take_last()
       ->capture_default_str();
   app.set_version_flag("--version", lethe::version, "Version, commit and build, then exit");
   app.require_subcommand(1)->fallthrough();
@@ -79,6 +79,8 @@ int main(int argc, char** argv) {
     return says_more ? error.status() : kFailed;
   } catch (const std::invalid_argument& error) {
     return fail(kWrongCall, error.what());
+  } catch (const std::filesystem::filesystem_error& error) {
+    return fail(kFailed, error.path1().string() + ": cannot be used: " + error.code().message());
   } catch (const c10::Error& error) {
     return fail(kFailed, error.what_without_backtrace());
   } catch (const std::exception& error) {

@@ -135,9 +135,11 @@ Imported import_bundles(const std::vector<std::string>& files, const fs::path& m
     const fs::path contents = scratch.path() / std::to_string(number);
     fs::create_directories(contents);
     unpack(file, contents);
-    if (const auto format = read_sealed(contents / "bundle.json").value("format", 0); format != kBundleFormat)
-      throw std::invalid_argument(file + ": expected a bundle of format " + std::to_string(kBundleFormat) + ", found " +
-                                  std::to_string(format));
+    if (const auto format = read_sealed(contents / "bundle.json").value("format", nlohmann::json(0));
+        format != kBundleFormat)
+      throw std::invalid_argument(file + ": expected a bundle of format " + std::to_string(kBundleFormat) +
+                                  (format > kBundleFormat ? " (a newer lethe wrote it: update this one)" : "") +
+                                  ", found " + shown(format));
     for (const fs::path& folder : sorted_entries(contents / "models")) folders.push_back(folder);
   }
   for (const fs::path& folder : folders) check_artefact(folder, models);  // all before the first copy

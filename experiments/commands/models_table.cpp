@@ -72,6 +72,8 @@ std::vector<std::string> row_of(const fs::path& folder) {
   if (!stored.broken.empty()) throw std::runtime_error(stored.broken);
   const Run& run = stored.run;
   const bool is_done = !stored.done.is_null();
+  if (is_done && !is_finished(folder))
+    throw std::runtime_error((folder / "checkpoint.pt").string() + ": expected a checkpoint, found none");
   const json& done = stored.done;
   const json last = last_logged(folder / "log.jsonl");
   double loss = is_done ? number_in(done, "validation_loss") : kNone;

@@ -104,11 +104,16 @@ int64_t vocabulary_of(const std::string& tokenizer) {
 
 Run with_members(Run run, const Members& members, const std::vector<std::string>& settings) {
   json model = run.model, training = run.training;
-  for (const auto& [member, value] : members) set_member(model, training, member, value);
+  std::set<std::string> given;
+  const auto set = [&](const std::string& member, const std::string& value) {
+    if (!given.insert(member).second) throw std::invalid_argument(member + ": expected once, found 2 times");
+    set_member(model, training, member, value);
+  };
+  for (const auto& [member, value] : members) set(member, value);
   for (const auto& setting : settings) {
     const auto equals = setting.find('=');
     if (equals == std::string::npos) throw std::invalid_argument("--set: expected key=value, found '" + setting + "'");
-    set_member(model, training, setting.substr(0, equals), setting.substr(equals + 1));
+    set(setting.substr(0, equals), setting.substr(equals + 1));
   }
   from_json(model, run.model);
   from_json(training, run.training);

@@ -10,7 +10,7 @@ namespace lethe {
 
 std::string sha256(std::string_view bytes) { return sha256({bytes}); }
 
-std::string sha256(std::initializer_list<std::string_view> pieces) {
+std::string sha256(std::span<const std::string_view> pieces) {
   const std::unique_ptr<EVP_MD_CTX, void (*)(EVP_MD_CTX*)> context(EVP_MD_CTX_new(), EVP_MD_CTX_free);
   std::array<unsigned char, 32> digest;
   bool good = context && EVP_DigestInit_ex(context.get(), EVP_sha256(), nullptr) == 1;

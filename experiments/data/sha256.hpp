@@ -2,6 +2,7 @@
 // Content hashes: shards against dataset.json, and the names of artefacts.
 
 #include <initializer_list>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -14,6 +15,9 @@ namespace lethe {
 std::string sha256(std::string_view bytes);
 
 /// The same of the pieces joined.
-std::string sha256(std::initializer_list<std::string_view> pieces);
+std::string sha256(std::span<const std::string_view> pieces);
+inline std::string sha256(std::initializer_list<std::string_view> pieces) {
+  return sha256(std::span(pieces.begin(), pieces.size()));
+}
 
 }  // namespace lethe

@@ -6,6 +6,8 @@
 #include <filesystem>
 #include <map>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "experiments/files.hpp"
 
@@ -22,6 +24,39 @@ struct Safetensors {
 /// source  https://github.com/huggingface/safetensors, "Format"
 /// throws  std::invalid_argument for another dtype; std::runtime_error naming the file
 void write_safetensors(const OutputFile& output, const Safetensors& file);
+
+/// Such a file in pieces, in which no tensor on the host is copied.
+struct SafetensorsPieces {
+  std::string header;                  ///< with its length
+  std::vector<torch::Tensor> tensors;  ///< on the host, contiguous, one after the other
+
+  /// The file's bytes, as long as these pieces live.
+  std::vector<std::string_view> bytes() const;
+};
+
+/// throws  std::invalid_argument for another dtype
+SafetensorsPieces pieces_of(const Safetensors& file);
+
+/// A file's tensor that has not been read.
+struct StoredTensor {
+  torch::Dtype dtype;
+  std::vector<int64_t> shape;
+  std::string_view bytes;  ///< as many as shape and dtype take
+
+  torch::Tensor copy() const;
+};
+
+/// A header, checked against the bytes after it.
+struct SafetensorsHeader {
+  std::map<std::string, StoredTensor> tensors;
+  std::map<std::string, std::string> metadata;
+};
+
+/// Reads the header of the bytes of such a file. No memory is taken for the tensors.
+///
+/// reads   file: names the bytes in the error
+/// throws  std::runtime_error "FILE: expected …, found …" where they are no whole safetensors file
+SafetensorsHeader parse_safetensors(std::string_view bytes, const std::string& file);
 
 /// Reads such a file into CPU tensors. Every offset is checked before it is read.
 ///

@@ -294,7 +294,6 @@ void train(const Run& run, const Dataset& dataset, const Artefact& artefact, con
       trainer.resume(artefact.folder / "checkpoint.pt", [&](const std::string& damage) { notice(progress, damage); });
   TrainingLog log(artefact.folder / "log.jsonl", resumed ? resumed->log : LogPosition{});
   fs::remove(artefact.folder / "done.json");  // a damaged one
-  write_whole(artefact.folder / "run.json", nlohmann::json(run).dump(1) + "\n");
   Training training(trainer, run, dataset, artefact.folder, &log, progress, world);
   nlohmann::json diverged;
   try {
@@ -323,6 +322,8 @@ Artefact trained(const Run& run, const Dataset& dataset, const fs::path& root, c
     train_beside_the_first(run, dataset, artefact, world);
     return artefact;
   }
+  if (!is_finished(artefact.folder))
+    expect_memory_of_step(run, world);  // before anything is left of a training that can't be
   fs::create_directories(artefact.folder);
   const FileLock lock(artefact.folder / "lock", [&](const std::string& holder) {
     notice(progress, "waiting for " + artefact.folder.string() + ", which process " + holder + " is training");
@@ -334,7 +335,7 @@ Artefact trained(const Run& run, const Dataset& dataset, const fs::path& root, c
     return artefact;
   }
   noting_failure(artefact.folder, [&] {
-    expect_memory_of_step(run, world);
+    write_whole(artefact.folder / "run.json", nlohmann::json(run).dump(1) + "\n");
     LanguageModel source = nullptr;
     if (run.conversion) source = trained_source(run, dataset, root, progress);
     world.from_first(kToTrain);

@@ -17,7 +17,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::string_view kMagic = "lethe checkpoint ";
-constexpr const char* kFormat = "1";
+constexpr const char* kFormat = "2";  // 1 had an archive of Torch, whose reader trusts the sizes that it finds
 constexpr size_t kLongestFirstLine = 128;
 
 struct Damage : std::runtime_error {
@@ -48,7 +48,11 @@ std::string expected_hash(const fs::path& path) {
   std::istringstream first(line);
   std::string word, format = "none", hash = "none", count = "none";
   first >> word >> word >> format >> hash >> count;
-  if (format != kFormat) throw Damage(path, std::string("format ") + kFormat, "format " + format);
+  if (format != kFormat) {
+    const char* advice =
+        format > kFormat && format <= "9" ? " (a newer lethe may have written it: update this one)" : "";
+    throw Damage(path, std::string("format ") + kFormat + advice, "format " + format);
+  }
   const std::string size =
       std::to_string(fs::file_size(path) - std::min<uintmax_t>(fs::file_size(path), line.size() + 1));
   if (count != size) throw Damage(path, count + " bytes", size);
@@ -66,12 +70,14 @@ Checkpoint checked(const fs::path& path) {
   Checkpoint checkpoint;
   try {
     const auto header = parse_json(next_line(rest), path.string());
-    checkpoint.header = {header.at("identity"), header.at("steps_done"), header.at("log").get<LogPosition>()};
+    checkpoint.header = {header.at("identity"), whole_number(header.at("steps_done")),
+                         header.at("log").get<LogPosition>()};
+    if (checkpoint.header.steps_done < 0) throw std::out_of_range("steps_done");
   } catch (const std::exception&) {
     throw Damage(path, "a header with identity, steps_done and log", "another");
   }
   bytes.erase(0, bytes.size() - rest.size());
-  checkpoint.archive = std::move(bytes);
+  checkpoint.tensors = std::move(bytes);
   return checkpoint;
 }
 
@@ -87,15 +93,18 @@ std::string advice(const fs::path& path) {
 
 fs::path previous_checkpoint(const fs::path& path) { return beside(path, "previous"); }
 
-void write_checkpoint(const fs::path& path, const CheckpointHeader& header, std::string_view archive) {
+void write_checkpoint(const fs::path& path, const CheckpointHeader& header, std::span<const std::string_view> tensors) {
   const std::string line =
       nlohmann::json{{"identity", header.identity}, {"steps_done", header.steps_done}, {"log", header.log}}.dump() +
       "\n";
-  const std::string hash = sha256({line, archive});
-  const std::string first =
-      std::string(kMagic) + kFormat + " " + hash + " " + std::to_string(line.size() + archive.size()) + "\n";
+  std::vector<std::string_view> pieces{line};
+  pieces.insert(pieces.end(), tensors.begin(), tensors.end());
+  size_t size = 0;
+  for (const std::string_view piece : pieces) size += piece.size();
+  const std::string first = std::string(kMagic) + kFormat + " " + sha256(pieces) + " " + std::to_string(size) + "\n";
+  pieces.insert(pieces.begin(), first);
   const fs::path next = beside(path, "next");
-  OutputFile(next).commit({first, line, archive});
+  OutputFile(next).commit(pieces);
   if (fs::exists(path)) fs::rename(path, previous_checkpoint(path));
   fs::rename(next, path);
 }

@@ -1,9 +1,10 @@
 #pragma once
-// The file of a checkpoint: an archive under its SHA-256, and the checkpoint before it.
+// The file of a checkpoint: tensors under their SHA-256, and the checkpoint before it.
 
 #include <filesystem>
 #include <functional>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -20,14 +21,15 @@ struct CheckpointHeader {
 
 struct Checkpoint {
   CheckpointHeader header;
-  std::string archive;  ///< Torch's bytes
+  std::string tensors;  ///< the bytes of a safetensors file
 };
 
-/// Writes "lethe checkpoint 1 SHA-256 BYTES", a line of JSON, and the archive; hash and count are those of all after the first
-/// line. The file at `path` becomes the checkpoint before it once the new one is whole on the disk.
+/// Writes "lethe checkpoint 2 SHA-256 BYTES", a line of JSON, and the pieces of a safetensors file; hash and count are those of all after
+/// the first line. The file at `path` becomes the checkpoint before it once the new one is whole on the disk.
 ///
 /// throws  std::runtime_error naming the file
-void write_checkpoint(const std::filesystem::path& path, const CheckpointHeader& header, std::string_view archive);
+void write_checkpoint(const std::filesystem::path& path, const CheckpointHeader& header,
+                      std::span<const std::string_view> tensors);
 
 /// The checkpoint at `path`.
 ///

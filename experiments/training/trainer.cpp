@@ -1,20 +1,17 @@
 #include "experiments/training/trainer.hpp"
 
 #include <ATen/Context.h>
-#include <caffe2/serialize/in_memory_adapter.h>
-#include <caffe2/serialize/inline_container.h>
-#include <torch/serialize.h>
 
 #include <algorithm>
 #include <any>
 #include <cmath>
 #include <cstdlib>
 #include <limits>
-#include <sstream>
 #include <stdexcept>
 
 #include "experiments/models/mixers/parts/state.hpp"
 #include "experiments/models/not_finite.hpp"
+#include "experiments/models/safetensors.hpp"
 #include "experiments/training/conversion.hpp"
 #include "experiments/training/stored_artefact.hpp"
 
@@ -25,7 +22,6 @@ using torch::Tensor;
 namespace {
 
 constexpr int64_t kProbedSequences = 4;  // at most, for the largest states and values
-constexpr size_t kLongestReason = 200;   // of Torch's words
 
 // For the whole process: operators without a deterministic kernel are errors from here on.
 void use_deterministic_kernels() {
@@ -138,103 +134,70 @@ Trainer::Step Trainer::step(int64_t request) {
 
 namespace {
 
-// An archive's keys are identifiers.
-std::string key_of(std::string name) {
-  for (size_t dot; (dot = name.find('.')) != std::string::npos;) name.replace(dot, 1, "__");
-  return name;
-}
-
 template <class Visitor>
 void for_each_weight(LanguageModel& model, Visitor&& visit) {
-  for (auto& parameter : model->named_parameters()) visit(key_of(parameter.key()), parameter.value());
-  for (auto& buffer : model->named_buffers()) visit(key_of(buffer.key()), buffer.value());
+  for (auto& parameter : model->named_parameters()) visit("weights." + parameter.key(), parameter.value());
+  for (auto& buffer : model->named_buffers()) visit("weights." + buffer.key(), buffer.value());
 }
 
 template <class Visitor>
 void for_each_moment(LanguageModel& model, const AdamW::Moments& moments, Tensor& steps, Visitor&& visit) {
   for (auto& parameter : model->named_parameters()) {
-    visit("first__" + key_of(parameter.key()), FlatParameters::part_of(moments.first, parameter.value()));
-    visit("second__" + key_of(parameter.key()), FlatParameters::part_of(moments.second, parameter.value()));
+    visit("first_moments." + parameter.key(), FlatParameters::part_of(moments.first, parameter.value()));
+    visit("second_moments." + parameter.key(), FlatParameters::part_of(moments.second, parameter.value()));
   }
   visit("steps", steps);
 }
 
-// A view is written with all of its storage: what is written is a copy.
-auto writer_to(torch::serialize::OutputArchive& archive) {
-  return [&](const std::string& key, const Tensor& value) { archive.write(key, value.detach().clone().cpu()); };
-}
+// The tensors of a checkpoint, by name.
+class StoredState {
+ public:
+  // throws  std::runtime_error naming the file where the checkpoint has none; no tensor has been read
+  StoredState(const std::filesystem::path& path, const Checkpoint& checkpoint)
+      : path_(path), header_(parse_safetensors(checkpoint.tensors, path.string())) {}
 
-auto reader_from(torch::serialize::InputArchive& archive) {
-  return [&](const std::string& key, Tensor value) {
+  // throws  std::runtime_error naming the file where it has no such tensor
+  void operator()(const std::string& name, Tensor value) const {
     const torch::NoGradGuard no_gradient;
-    Tensor saved;
-    archive.read(key, saved);
-    if (!saved.defined() || saved.sizes() != value.sizes() || saved.scalar_type() != value.scalar_type())
-      throw std::runtime_error(key + " of another shape or type");
-    value.copy_(saved);
-  };
-}
-
-// Torch takes the memory that a record's size asks for; none is larger than the archive, whose records are not compressed.
-void expect_sizes(const std::string& archive) {
-  caffe2::serialize::PyTorchStreamReader reader(
-      std::make_unique<caffe2::serialize::MemoryReadAdapter>(archive.data(), static_cast<off_t>(archive.size())));
-  for (const std::string& name : reader.getAllRecords())
-    if (reader.getRecordSize(name) > archive.size()) throw std::runtime_error("a record larger than its archive");
-}
-
-// Reads the archive of a checkpoint.
-//
-// throws  std::runtime_error naming the file where the archive isn't one of this model
-void read_archive(const std::filesystem::path& path, const Checkpoint& checkpoint,
-                  const std::function<void(torch::serialize::InputArchive&)>& read) {
-  std::string found;
-  try {
-    expect_sizes(checkpoint.archive);
-    torch::serialize::InputArchive archive;
-    archive.load_from(checkpoint.archive.data(), checkpoint.archive.size(), torch::kCPU);
-    return read(archive);
-  } catch (const c10::Error& error) {
-    found = error.what_without_backtrace();
-  } catch (const std::exception& error) {
-    found = error.what();
+    const auto found = header_.tensors.find(name);
+    const std::string expected = path_.string() + ": expected the weights of this model, found ";
+    if (found == header_.tensors.end()) throw std::runtime_error(expected + "none named " + name);
+    const StoredTensor& stored = found->second;
+    if (value.sizes() != stored.shape || value.scalar_type() != stored.dtype)
+      throw std::runtime_error(expected + name + " of another shape or type");
+    value.copy_(stored.copy());
   }
-  throw std::runtime_error(path.string() + ": expected the weights of this model, found " +
-                           found.substr(0, std::min(found.find('\n'), kLongestReason)));
-}
+
+ private:
+  const std::filesystem::path& path_;
+  SafetensorsHeader header_;
+};
 
 }  // namespace
 
 Trainer::Snapshot Trainer::snapshot(const LogPosition& log) {
   const AdamW::Moments all_moments = optimizer_.moments();
   if (!world_.is_first()) return {};
-  Snapshot snapshot{{identity(run_, dataset_), steps_done_, log}, std::make_shared<torch::serialize::OutputArchive>()};
-  torch::serialize::OutputArchive weights, moments;
-  for_each_weight(model_, writer_to(weights));
-  for_each_moment(model_, all_moments, optimizer_.steps(), writer_to(moments));
-  snapshot.archive->write("weights", weights);
-  snapshot.archive->write("moments", moments);
+  Snapshot snapshot{{identity(run_, dataset_), steps_done_, log}, {}};
+  const auto keep = [&](const std::string& name, const Tensor& value) {
+    snapshot.tensors[name] = value.detach().to(torch::kCPU, value.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
+  };
+  for_each_weight(model_, keep);
+  for_each_moment(model_, all_moments, optimizer_.steps(), keep);
   return snapshot;
 }
 
 void Trainer::Snapshot::write(const std::filesystem::path& path) const {
-  if (!archive) return;
-  std::ostringstream bytes;
-  archive->save_to(bytes);
-  write_checkpoint(path, header, bytes.view());
+  if (!tensors.empty()) write_checkpoint(path, header, pieces_of({.tensors = tensors}).bytes());
 }
 
 std::optional<CheckpointHeader> Trainer::read(const std::filesystem::path& path, const AdamW::Moments& moments,
                                               const std::function<void(const std::string&)>& warn) {
   const auto checkpoint = newest_checkpoint(path, identity(run_, dataset_), warn);
   if (!checkpoint) return std::nullopt;
-  read_archive(path, *checkpoint, [&](torch::serialize::InputArchive& archive) {
-    torch::serialize::InputArchive weights, saved_moments;
-    archive.read("weights", weights);
-    archive.read("moments", saved_moments);
-    for_each_weight(model_, reader_from(weights));
-    for_each_moment(model_, moments, optimizer_.steps(), reader_from(saved_moments));
-  });
+  const StoredState state(path, *checkpoint);
+  for_each_weight(model_, state);
+  for_each_moment(model_, moments, optimizer_.steps(), state);
   return checkpoint->header;
 }
 
@@ -264,11 +227,7 @@ void load_weights(LanguageModel& model, const Artefact& artefact) {
   const auto path = artefact.folder / "checkpoint.pt";
   const Checkpoint checkpoint = read_checkpoint(path);
   expect_identity(artefact.run, checkpoint.header.identity, artefact.folder / "run.json", path);
-  read_archive(path, checkpoint, [&](torch::serialize::InputArchive& archive) {
-    torch::serialize::InputArchive weights;
-    archive.read("weights", weights);
-    for_each_weight(model, reader_from(weights));
-  });
+  for_each_weight(model, StoredState(path, checkpoint));
   model->flatten(false);
 }
 

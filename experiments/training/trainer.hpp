@@ -3,6 +3,7 @@
 
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -13,10 +14,6 @@
 #include "experiments/training/optimizer.hpp"
 #include "experiments/training/training.hpp"
 #include "experiments/training/world.hpp"
-
-namespace torch::serialize {
-class OutputArchive;
-}
 
 namespace lethe {
 
@@ -80,7 +77,7 @@ class Trainer {
   /// A checkpoint in host memory, which later steps don't change.
   struct Snapshot {
     CheckpointHeader header;
-    std::shared_ptr<torch::serialize::OutputArchive> archive;
+    std::map<std::string, torch::Tensor> tensors;
 
     /// See write_checkpoint; nothing for an empty one. May run beside the training.
     void write(const std::filesystem::path& path) const;

@@ -10,6 +10,15 @@
 #include "experiments/json_file.hpp"
 
 namespace lethe {
+
+void to_json(nlohmann::json& json, const LogPosition& position) {
+  json = {{"bytes", position.bytes}, {"hash", position.hash}};
+}
+
+void from_json(const nlohmann::json& json, LogPosition& position) {
+  position = {whole_number(json.at("bytes")), json.at("hash").get<std::string>()};
+}
+
 namespace {
 
 namespace fs = std::filesystem;
@@ -84,7 +93,13 @@ double TrainingLog::last_losses() const {
 void read_log(const fs::path& folder, const std::function<void(const nlohmann::json&)>& visit) {
   const fs::path path = folder / "log.jsonl";
   if (fs::exists(folder / "done.json")) {
-    const LogPosition all = read_sealed(folder / "done.json").at("log").get<LogPosition>();
+    const nlohmann::json done = read_sealed(folder / "done.json");
+    LogPosition all;
+    try {
+      all = done.at("log").get<LogPosition>();
+    } catch (const std::exception&) {
+      throw std::invalid_argument((folder / "done.json").string() + ": log: expected bytes and hash, found another");
+    }
     const auto size = static_cast<int64_t>(fs::file_size(path));
     expect_position(path, for_each_line(path, size, [](const std::string&) {}), all,
                     ", those of its training; restore it");

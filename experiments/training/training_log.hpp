@@ -15,8 +15,10 @@ namespace lethe {
 struct LogPosition {
   int64_t bytes = 0;
   std::string hash = {};
-  NLOHMANN_DEFINE_TYPE_INTRUSIVE(LogPosition, bytes, hash)
 };
+
+void to_json(nlohmann::json& json, const LogPosition& position);
+void from_json(const nlohmann::json& json, LogPosition& position);
 
 /// The log of a training in progress. Its memory doesn't grow with the steps.
 class TrainingLog {

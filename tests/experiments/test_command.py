@@ -50,6 +50,9 @@ class Calls(CommandTest):
             ("lethe train --help lists, found --layer (did you mean --layers?)", "train", "--layer=3"),
             ("lethe --help lists, found --verison (did you mean --version?)", "--verison"),
             ("--layers: expected once, found 2 times", "train", "--layers", "3", "--layers", "4"),
+            ("--threads: expected once, found 2 times", "list", "--threads", "1", "--threads", "2"),
+            ("layers: expected once, found 2 times", "train", "--set", "layers=3", "--set", "layers=4"),
+            ("layers: expected once, found 2 times", "describe", "--layers", "3", "--set", "layers=4"),
             ("parts: expected one of claims, evaluations", "list", "modells"),
             ("--scale: expected one of smoke, quick, gpu, paper, found tiny", "list", "--scale", "tiny"),
             ("found 'kv_shft' (did you mean kv_shift?)", "describe", "--set", "kv_shft=false"),
@@ -290,7 +293,7 @@ class Models(CommandTest):
     def test_are_listed_with_their_state_and_one_broken_blocks_none(self):
         with tempfile.TemporaryDirectory() as root:
             models = Path(root) / "artefacts/models"
-            for name in ("finished", "stopped", "training", "diverged", "damaged"):
+            for name in ("finished", "stopped", "training", "diverged", "damaged", "lost"):
                 shutil.copytree(self.folder, models / name)
                 if name in ("stopped", "training"):
                     (models / name / "done.json").unlink()
@@ -302,11 +305,13 @@ class Models(CommandTest):
             content["sha256"] = hashlib.sha256(json.dumps(content, indent=1, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
             done.write_text(json.dumps(content, indent=1, sort_keys=True))
             (models / "damaged/run.json").write_text('{"model": [')
+            (models / "lost/checkpoint.pt").unlink()
             with open(models / "training/lock", "w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 listed = self.done("--root", root, "list", "models")
             for line in (r"finished +finished +fox-pro +12k +512 +bible +\d\.\d{4} +\d{4}-\d\d-\d\d \d\d:\d\d", r"stopped +stopped 50 %", r"training +training 50 %",
-                         r"diverged +failed: loss: expected a finite", r"damaged +broken: .*run\.json: expected"):
+                         r"diverged +failed: loss: expected a finite", r"damaged +broken: .*run\.json: expected",
+                         r"lost +broken: .*checkpoint\.pt: expected a checkpoint, found none"):
                 self.assertRegex(listed, rf"(?m)^  {line}")
             self.assertNotIn("\n\n", listed)
 
@@ -364,10 +369,11 @@ class Models(CommandTest):
         self.refused(2, "vocabulary: expected 257", "--root", self.root, "train", *TINY, "--set", "vocabulary=300")
 
     def test_that_exceed_the_memory_are_refused_with_their_size(self):
-        for setting in (("layers=1000", "width=16384"), ("batch_tokens=1099511627776", "total_tokens=1099511627776")):
-            settings = [word for member in setting for word in ("--set", member)]
-            result = lethe("--root", self.root, "train", *TINY, *settings)
+        models = set((Path(self.root) / "artefacts/models").iterdir())
+        for options in ({"--layers": "1000", "--width": "16384"}, {"--batch-tokens": "1099511627776", "--tokens": "1099511627776"}):
+            result = lethe("--root", self.root, "train", *(options.get(before, word) for before, word in zip(("", *TINY), TINY)))
             self.assertEqual(result.returncode, 2, result.stderr)
+            self.assertEqual(set((Path(self.root) / "artefacts/models").iterdir()), models, "nothing is left of it")
             self.assertRegex(result.stderr, r"(?m)^lethe: memory: expected at most the [0-9.]+ GiB of cpu, found [0-9.e+]+ GiB for a step of .*\n$")
 
 

@@ -128,6 +128,8 @@ class Training(OwnText):
         self.refused("run.json: nothing.json: cannot be read", "train", "nothing.json")
         (self.home / "empty.txt").touch()
         self.refused("found 0 bytes", "train", "empty.txt")
+        unusable = lethe(self.home, "train", "x" * 300)
+        self.assertEqual((unusable.returncode, unusable.stderr), (1, f"lethe: {'x' * 300}: cannot be used: File name too long\n"))
 
 
 class Defaults(OwnText):

@@ -117,7 +117,7 @@ std::string checkpoint_resealed(const fs::path&, std::string bytes) {
   const size_t first = bytes.find('\n');
   if (first == std::string::npos) return bytes;
   const std::string rest = bytes.substr(first + 1);
-  return "lethe checkpoint 1 " + sha256(rest) + " " + std::to_string(rest.size()) + "\n" + rest;
+  return "lethe checkpoint 2 " + sha256(rest) + " " + std::to_string(rest.size()) + "\n" + rest;
 }
 
 std::string read_losses(const fs::path& folder) {

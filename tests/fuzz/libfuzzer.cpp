@@ -1,5 +1,5 @@
-// The kind LETHE_FUZZ_KIND under libFuzzer. An input's first byte says whether its hash is made to fit; from an empty corpus it begins with
-// the whole file.
+// A kind of file, $LETHE_FUZZ_KIND, under libFuzzer. An input's first byte says whether its hash is made to fit; from an empty corpus it begins
+// with the whole file.
 
 #include <algorithm>
 #include <cstdint>
@@ -14,22 +14,36 @@
 
 namespace {
 
+const lethe::Kind& chosen_kind() {
+  const char* name = std::getenv("LETHE_FUZZ_KIND");
+  std::string known;
+  for (const lethe::Kind& one : lethe::kinds()) {
+    if (name != nullptr && one.name == name) return one;
+    known += (known.empty() ? "" : ", ") + one.name;
+  }
+  std::fprintf(stderr, "LETHE_FUZZ_KIND: expected one of %s, found %s\n", known.c_str(), name ? name : "none");
+  std::exit(2);
+}
+
 lethe::Place& place() {
   static const lethe::TemporaryFolder folder;
-  static const lethe::Kind kind =
-      *std::ranges::find_if(lethe::kinds(), [](const lethe::Kind& one) { return one.name == LETHE_FUZZ_KIND; });
-  static lethe::Place place(kind, folder.path());
+  static lethe::Place place(chosen_kind(), folder.path());
   return place;
 }
 
 }  // namespace
+
+extern "C" int LLVMFuzzerInitialize(int*, char***) {
+  place();  // a wrong kind ends here
+  return 0;
+}
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size == 0) return 0;
   const std::string_view bytes(reinterpret_cast<const char*>(data) + 1, size - 1);
   const std::string fault = place().fault_of(bytes, data[0] % 2 == 1);
   if (fault.empty()) return 0;
-  std::fprintf(stderr, "%s: %s\n", LETHE_FUZZ_KIND, fault.c_str());
+  std::fprintf(stderr, "%s: %s\n", chosen_kind().name.c_str(), fault.c_str());
   std::abort();
 }
 

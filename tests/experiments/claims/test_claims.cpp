@@ -140,6 +140,11 @@ TEST(Scales, ThatGoRoundOrDeepAreRefused) {
   };
   expect_words(dotted(2000), "at most 64 levels");
   expect_words(dotted(100000), "expected at most 2048 dots, found 100000");
+  for (const char* text : {"\uFEFF[quick]\nx = \"ε \\\" ε\" # ε '\n", "[quick]\nx = 'ε \\' # ε\n"})
+    expect_words(text, "no error");
+  for (const char* text : {"[quick]\nε = 1\n", "[quick]\nx = ε\n", "[quick]\nx = \"a\" ε\n",
+                           "[quick]\nx = \"\"\"\\\nε\"\"\"\n", "[quick]\n# a\u2028ε\n", "[quick]\n'a\\' ε = 1\n"})
+    expect_words(text, "expected letters beyond ASCII in texts of one line and comments alone, found one in line ");
 }
 
 TEST(Runs, AreSharedAmongTheClaimsOfAPaperAtQuickScale) {

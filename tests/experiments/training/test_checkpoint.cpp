@@ -9,6 +9,7 @@
 #include "experiments/files.hpp"
 #include "experiments/json_file.hpp"
 #include "experiments/models/mixers/attention.hpp"
+#include "experiments/models/safetensors.hpp"
 #include "experiments/training/checkpoint.hpp"
 #include "experiments/training/stored_artefact.hpp"
 #include "tests/experiments/tiny.hpp"
@@ -104,14 +105,50 @@ TEST_F(Stored, RefusesACheckpointOfAnyOtherLength) {
 
 TEST_F(Stored, RefusesOtherFormatsOfACheckpointByName) {
   std::string bytes = read_whole(checkpoint);
-  bytes.replace(bytes.find(" 1 "), 3, " 2 ");
+  bytes.replace(bytes.find(" 2 "), 3, " 1 ");
   write_whole(checkpoint, bytes);
-  EXPECT_NE(refusal([&] { load_model(artefact); }).find("expected format 1, found format 2"), std::string::npos);
-  write_whole(checkpoint, std::string_view(bytes).substr(bytes.find("PK")));  // the archive alone, without a hash
+  EXPECT_NE(refusal([&] { load_model(artefact); }).find("expected format 2, found format 1; delete it"),
+            std::string::npos);
+  bytes.replace(bytes.find(" 1 "), 3, " 3 ");
+  write_whole(checkpoint, bytes);
+  EXPECT_NE(refusal([&] {
+              load_model(artefact);
+            }).find("expected format 2 (a newer lethe may have written it: update this one), found format 3"),
+            std::string::npos);
+  write_whole(checkpoint, std::string_view(bytes).substr(bytes.find("{\"")));  // the rest alone, without a hash
   EXPECT_NE(refusal([&] {
               load_model(artefact);
             }).find("expected a checkpoint of lethe with its SHA-256, found another kind"),
             std::string::npos);
+}
+
+// As from an attacker: the hash fits.
+TEST_F(Stored, RefusesTensorsOfAnotherModelUnderAValidHash) {
+  const Checkpoint whole = read_checkpoint(checkpoint);
+  const std::string data(1024, 'x');
+  const auto message = [&](const std::string& header) {
+    uint64_t length = header.size();
+    const std::string_view count(reinterpret_cast<const char*>(&length), sizeof length);
+    write_checkpoint(checkpoint, whole.header, std::vector<std::string_view>{count, header, data});
+    return refusal([&] { load_model(artefact); });
+  };
+  const std::string name = "{\"weights.embedding.weight\":{\"dtype\":\"F32\",",
+                    start = checkpoint.string() + ": expected ";
+  for (const std::string place :
+       {"\"shape\":[1099511627776],\"data_offsets\":[0,4398046511104]}}",
+        "\"shape\":[4611686018427387904,4],\"data_offsets\":[0,0]}}", "\"shape\":[257],\"data_offsets\":[0,1028]}}",
+        "\"shape\":[1],\"data_offsets\":[0,1e30]}}", "\"shape\":[1e30],\"data_offsets\":[0,4]}}",
+        "\"shape\":[1],\"data_offsets\":[-4,0]}}", "\"shape\":[1],\"data_offsets\":[4]}}",
+        "\"shape\":[1],\"data_offsets\":[1023,1027]}}", "\"shape\":[2],\"data_offsets\":[0,4]}}"})
+    EXPECT_TRUE(message(name + place).starts_with(start + "safetensors with ")) << place;
+  EXPECT_TRUE(message("{}").starts_with(start + "the weights of this model, found none named weights."));
+  Safetensors other = {.tensors = {}};
+  for (const auto& [key, tensor] : parse_safetensors(whole.tensors, "whole").tensors)
+    other.tensors[key] = torch::zeros({1});
+  write_checkpoint(checkpoint, whole.header, pieces_of(other).bytes());
+  EXPECT_NE(refusal([&] { load_model(artefact); }).find(" of another shape or type"), std::string::npos);
+  write_checkpoint(checkpoint, whole.header, std::vector<std::string_view>{whole.tensors});
+  EXPECT_EQ(refusal([&] { load_model(artefact); }), "no error");
 }
 
 TEST_F(Stored, RefusesTheCheckpointOfAnotherRun) {

@@ -32,6 +32,7 @@ from collections import Counter
 from pathlib import Path
 
 from check_kernels import find_cuobjdump, instructions_of
+from check_resources import resources_of
 
 # Cycles of a quarter of a multiprocessor for one instruction of a warp. Lanes a cycle: CUDA C++ Programming Guide, "Throughput of native arithmetic
 # instructions"; tensor: the data sheets' dense bfloat16 rates (A100 312, L40S 362 TFLOP/s). Hopper's mma.sync has no published rate: `measure` finds it.
@@ -103,15 +104,16 @@ def pipes_of(path):
     return dict(counts)
 
 
-def dumps_of(files, cuobjdump):
-    """(architecture, {kernel: instructions}) of each machine code in the files."""
-    for file in files:
-        text = subprocess.run([cuobjdump, "--dump-sass", str(file)], capture_output=True, text=True, check=True).stdout
-        for part in re.split(r"(?=\n\s*arch = sm_)", text):
-            found = re.search(r"arch = sm_(\d+)", part)
-            architecture = found[1] if found else (re.search(r"\.sm_(\d+)", file.name) or [None, None])[1]
-            if architecture and "Function : " in part:
-                yield architecture, instructions_of(part)
+def dumps_of(files, patterns, cuobjdump):
+    """(architecture, {kernel: instructions}) of the machine code of the kernels that match."""
+    run = lambda *arguments: subprocess.run([cuobjdump, *arguments], capture_output=True, text=True, check=True).stdout
+    for file in map(str, files):
+        names = {}
+        for architecture, name, _ in resources_of(run("--dump-resource-usage", file)):
+            if architecture in ("80", "90") and any(re.search(pattern, name) for pattern in patterns):
+                names.setdefault(architecture, set()).add(name)
+        for architecture, those in names.items():
+            yield architecture, instructions_of(run("--gpu-architecture", f"sm_{architecture}", "--dump-sass", "--function", ",".join(sorted(those)), file))
 
 
 def count(arguments):
@@ -126,10 +128,10 @@ def count(arguments):
     found = {}
     for kernels, files in sources:
         patterns = {pattern for _, loops in kernels.values() for pattern in loops}
-        for architecture, functions in dumps_of(files, cuobjdump):
+        for architecture, functions in dumps_of(files, patterns, cuobjdump):
             for pattern in patterns:
                 for name, instructions in functions.items():
-                    if architecture in ("80", "90") and re.search(pattern, name) and (path := main_loop(instructions)):
+                    if re.search(pattern, name) and (path := main_loop(instructions)):
                         found.setdefault(pattern, {})[architecture] = pipes_of(path)
     rows = [{"implementation": implementation, "direction": direction, "head_dim": dim, "flops": flops,
              "loops": [{"flops": part, "counts": found.get(pattern, {})} for pattern, part in loops.items()]}

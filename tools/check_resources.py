@@ -24,7 +24,7 @@ OF_CUDA = 1024  # bytes that CUDA reserves from compute capability 9.0 on
 # Bytes of a kernel's local memory, its spills included, by a pattern of its mangled name; 0 where none matches. In the code of 8.0, which both GPUs
 # run, and in that of later ones. The most is 216, of the backward for keys on
 # 9.0, and 192, of the forward at head dim 32 on 8.0; in float32 440. The search for the boundary has 56.
-LOCAL = [(r"forward_tilesIfLi", 448), (r"ampere\w*(forward|backward)", 256), (r"scan_norms_and_bound", 64)]
+LOCAL = [(r"forward_tilesIfLi", 448), (r"ampere\w*(forward|backward)", 256), (r"scan_(norms_)?and_bound", 64)]
 
 
 def resources_of(dump):

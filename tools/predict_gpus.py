@@ -32,6 +32,7 @@ from collections import Counter
 from pathlib import Path
 
 from check_kernels import find_cuobjdump, instructions_of
+from check_resources import resources_of
 
 # Cycles of a quarter of a multiprocessor for one instruction of a warp. Lanes a cycle: CUDA C++ Programming Guide, "Throughput of native arithmetic
 # instructions"; tensor: the data sheets' dense bfloat16 rates (A100 312, L40S 362 TFLOP/s). Hopper's mma.sync has no published rate: `measure` finds it.
@@ -103,15 +104,16 @@ def pipes_of(path):
     return dict(counts)
 
 
-def dumps_of(files, cuobjdump):
-    """(architecture, {kernel: instructions}) of each machine code in the files."""
-    for file in files:
-        text = subprocess.run([cuobjdump, "--dump-sass", str(file)], capture_output=True, text=True, check=True).stdout
-        for part in re.split(r"(?=\n\s*arch = sm_)", text):
-            found = re.search(r"arch = sm_(\d+)", part)
-            architecture = found[1] if found else (re.search(r"\.sm_(\d+)", file.name) or [None, None])[1]
-            if architecture and "Function : " in part:
-                yield architecture, instructions_of(part)
+def dumps_of(files, patterns, cuobjdump):
+    """(architecture, {kernel: instructions}) of the machine code of the kernels that match."""
+    run = lambda *arguments: subprocess.run([cuobjdump, *arguments], capture_output=True, text=True, check=True).stdout
+    for file in map(str, files):
+        names = {}
+        for architecture, name, _ in resources_of(run("--dump-resource-usage", file)):
+            if architecture in ("80", "90") and any(re.search(pattern, name) for pattern in patterns):
+                names.setdefault(architecture, set()).add(name)
+        for architecture, those in names.items():
+            yield architecture, instructions_of(run("--gpu-architecture", f"sm_{architecture}", "--dump-sass", "--function", ",".join(sorted(those)), file))
 
 
 def count(arguments):
@@ -126,10 +128,10 @@ def count(arguments):
     found = {}
     for kernels, files in sources:
         patterns = {pattern for _, loops in kernels.values() for pattern in loops}
-        for architecture, functions in dumps_of(files, cuobjdump):
+        for architecture, functions in dumps_of(files, patterns, cuobjdump):
             for pattern in patterns:
                 for name, instructions in functions.items():
-                    if architecture in ("80", "90") and re.search(pattern, name) and (path := main_loop(instructions)):
+                    if re.search(pattern, name) and (path := main_loop(instructions)):
                         found.setdefault(pattern, {})[architecture] = pipes_of(path)
     rows = [{"implementation": implementation, "direction": direction, "head_dim": dim, "flops": flops,
              "loops": [{"flops": part, "counts": found.get(pattern, {})} for pattern, part in loops.items()]}
@@ -285,13 +287,17 @@ def predictions(counts, measured):
     efficiencies = {}
     for found in measured["rows"]:
         key = found["implementation"], found["direction"], found["head_dim"]
-        row = next(r for r in counts if (r["implementation"], r["direction"], r["head_dim"]) == key)
+        row = next((r for r in counts if (r["implementation"], r["direction"], r["head_dim"]) == key), None)
+        if row is None:
+            continue
         pairs = found["heads"] * found["length"] * (found["length"] + 1) / 2 * found["head_dim"]
         measured_cycles = found["ms"] * 1e-3 * found["ghz"] * 1e9 * 4 * measured["multiprocessors"] / pairs
         efficiencies[key] = [each / measured_cycles for each in cycles_of_a_pair(row, "90", "90", measured["cycles_of_a_product"])]
     rows = []
     for gpu, (_, _, _, least, most) in GPUS.items():
         for row in counts:
+            if (row["implementation"], row["direction"], row["head_dim"]) not in efficiencies:
+                continue
             key = row["implementation"], row["direction"], row["head_dim"]
             rows.append((gpu, *key, *zip(speed(row, efficiencies[key], gpu, least), speed(row, efficiencies[key], gpu, most))))
     check = {}
@@ -327,7 +333,8 @@ def predict(arguments):
     lines += ["", f"Efficiency on an {measured['gpu']} (cycles by each model ÷ measured), with {measured['cycles_of_a_product']:.2f} cycles an mma.sync:", "",
               "| implementation | direction | head dim | ms | GHz | overlapped | in turn |", "|---|---|---|---|---|---|---|"]
     lines += [f"| {r['implementation']} | {r['direction']} | {r['head_dim']} | {r['ms']:.3f} | {r['ghz']:.2f} | "
-              + " | ".join(f"{e:.2f}" for e in efficiencies[r["implementation"], r["direction"], r["head_dim"]]) + " |" for r in measured["rows"]]
+              + " | ".join(f"{e:.2f}" for e in efficiencies[r["implementation"], r["direction"], r["head_dim"]]) + " |" for r in measured["rows"]
+              if (r["implementation"], r["direction"], r["head_dim"]) in efficiencies]
     lines += ["", "On such a GPU, `tools/gpu_check` writes measured figures to `results/<gpu>`; they then take this page's place."]
     (folder / "predictions.md").write_text("\n".join(lines) + "\n")
     print(*lines, sep="\n")

@@ -7,7 +7,7 @@
 namespace lethe {
 
 void write_findings(const Study& study, Findings findings, const Context& context, const nlohmann::json& dataset,
-                    const std::string& key) {
+                    const std::string& key, const std::vector<std::string>& not_run) {
   fill_origins(findings.records, study.trained);
   nlohmann::json runs = nlohmann::json::array();
   for (const Artefact& artefact : study.trained) {
@@ -21,18 +21,19 @@ void write_findings(const Study& study, Findings findings, const Context& contex
   }
   const std::filesystem::path base = context.results / study.experiment.claim;
   if (!findings.points.empty()) write_points(base.string() + ".points.csv", findings.points);
-  write_records(base, findings.records, context.command_line,
-                {{"experiment", study.experiment.paper},
-                 {"claim", study.experiment.claim},
-                 {"title", claim_title(context.root, study.experiment)},
-                 {"scale", context.scale},
-                 {"threads", context.threads},
-                 {"settings", study.settings},
-                 {"dataset", dataset},
-                 {"runs", runs},
-                 {"comparisons", findings.comparisons},
-                 {"verdict", to_string(overall(findings.comparisons))},
-                 {"key", key}});
+  nlohmann::json details = {{"experiment", study.experiment.paper},
+                            {"claim", study.experiment.claim},
+                            {"title", claim_title(context.root, study.experiment)},
+                            {"scale", context.scale},
+                            {"threads", context.threads},
+                            {"settings", study.settings},
+                            {"dataset", dataset},
+                            {"runs", runs},
+                            {"comparisons", findings.comparisons},
+                            {"verdict", to_string(overall(findings.comparisons))},
+                            {"key", key}};
+  if (!not_run.empty()) details["not_run"] = not_run;
+  write_records(base, findings.records, context.command_line, details);
 }
 
 }  // namespace lethe

@@ -15,6 +15,7 @@
 #include "experiments/certificate.hpp"
 #include "experiments/claims/clock.hpp"
 #include "experiments/claims/findings_files.hpp"
+#include "experiments/claims/runs.hpp"
 #include "experiments/claims/settings.hpp"
 #include "experiments/data/sha256.hpp"
 #include "experiments/files.hpp"
@@ -125,11 +126,6 @@ Task make_task(const Experiment& experiment, const Context& context, Datasets& d
   }
   task.key = sha256(inputs.dump());
   return task;
-}
-
-std::string described(const Run& run) {
-  return run.label + ", context " + std::to_string(run.training.context_length) + ", seed " +
-         std::to_string(run.training.seed);
 }
 
 /// The runs of the tasks, each once, the longest training first.

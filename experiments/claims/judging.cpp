@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "experiments/claims/findings_files.hpp"
+#include "experiments/claims/runs.hpp"
 #include "experiments/claims/settings.hpp"
 #include "experiments/data/sha256.hpp"
 #include "experiments/files.hpp"
@@ -44,33 +45,45 @@ Texts texts_of(const std::filesystem::path& models) {
   return texts;
 }
 
-/// The claim's models, from the artefacts.
+/// The claim's models that have run, from the artefacts; `not_run` gets the others.
 ///
-/// throws  std::invalid_argument naming what is absent
+/// throws  std::invalid_argument where none has
 std::vector<Artefact> artefacts_of(const Experiment& experiment, const nlohmann::json& settings, const Texts& texts,
-                                   const std::filesystem::path& models, nlohmann::json& dataset) {
+                                   const std::filesystem::path& models, nlohmann::json& dataset,
+                                   std::vector<Run>& not_run) {
   const std::string corpus = settings["training"].at("corpus"), tokenizer = settings["training"].at("tokenizer");
   const auto text = texts.find({corpus, tokenizer});
   if (text == texts.end()) throw std::invalid_argument("expected models of " + corpus + ", found none");
   dataset = {{"name", std::filesystem::path(corpus).filename()}, {"content", text->second.hash}};
   std::vector<Artefact> artefacts;
   for (const Run& run : experiment.runs(settings, text->second.vocabulary)) {
-    artefacts.push_back({models / artefact_name(run, text->second.hash), run});
-    if (!is_finished(artefacts.back().folder))
-      throw std::invalid_argument("expected " + artefacts.back().folder.filename().string() + " (" + run.label +
-                                  ", context " + std::to_string(run.training.context_length) + ", seed " +
-                                  std::to_string(run.training.seed) + "), found none");
+    const auto folder = models / artefact_name(run, text->second.hash);
+    if (is_finished(folder)) artefacts.push_back({folder, run});
+    else not_run.push_back(run);
   }
+  if (artefacts.empty())
+    throw std::invalid_argument("expected one of " + std::to_string(not_run.size()) + " runs, the first " +
+                                described(not_run.front()) + ", found none");
   return artefacts;
+}
+
+/// A statement on a row that has not run yet is open, not out of reach.
+void keep_open(std::vector<Comparison>& comparisons, const std::vector<Run>& not_run) {
+  for (Comparison& comparison : comparisons) {
+    if (std::ranges::count(not_run, comparison.absent_row, &Run::label) == 0) continue;
+    comparison.out_of_reach.clear();
+    comparison.open = comparison.absent_row + " has not run yet";
+  }
 }
 
 Judged judge_one(const Experiment& experiment, const Context& context, const std::filesystem::path& models,
                  const Texts& texts) {
-  Judged judged{experiment, {}, {}};
+  Judged judged{experiment, {}, {}, {}};
   nlohmann::json settings = claim_settings(context.root, experiment, context.scale);
   settings.erase("cost");
   const Dataset no_text;
   nlohmann::json dataset;
+  std::vector<Run> not_run;
   Study study{.experiment = experiment,
               .settings = settings,
               .dataset = no_text,
@@ -84,13 +97,15 @@ Judged judge_one(const Experiment& experiment, const Context& context, const std
       study.data = context.root / settings["data"].get<std::string>();
       dataset = {{"name", settings["data"]}, {"content", sha256(read_whole(study.data))}};
     } else if (settings.contains("training")) {
-      study.trained = artefacts_of(experiment, settings, texts, models, dataset);
+      study.trained = artefacts_of(experiment, settings, texts, models, dataset, not_run);
     } else {
       throw std::invalid_argument("it measures the machine that it runs on: lethe run " + experiment.claim);
     }
-    const Findings findings = experiment.measure(study);
+    Findings findings = experiment.measure(study);
+    keep_open(findings.comparisons, not_run);
     judged.comparisons = findings.comparisons;
-    write_findings(study, findings, context, dataset, "");
+    for (const Run& run : not_run) judged.not_run.push_back(described(run));
+    write_findings(study, findings, context, dataset, "", judged.not_run);
   } catch (const NotMeasured&) {
     judged.lacks = "a measurement that it asks for is absent";
   } catch (const std::invalid_argument& error) {

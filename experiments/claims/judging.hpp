@@ -13,13 +13,15 @@ namespace lethe {
 struct Judged {
   Experiment experiment;
   std::vector<Comparison> comparisons;
-  std::string lacks;  ///< why it could not be judged: a model or a measurement that is absent; empty where it was
+  std::string lacks;  ///< why it could not be judged: no model, or a measurement that is absent; empty where it was
+  std::vector<std::string> not_run;  ///< its runs that have no model yet: statements on rows without one are open
 };
 
 /// The folder of results of these models: the GPU, or else the machine, that trained the first, and the scale unless that is quick.
 std::string folder_of(const std::filesystem::path& models, const std::string& scale);
 
 /// Judges the claims by the rules of this program, from the artefacts below `models`, and writes the files of those that could be judged, see write_findings.
+/// A claim some of whose runs have no model yet is judged by the others: each statement by the seeds that its rows share.
 /// A claim on this machine's own speed has no such measurements. The data's hash and vocabulary come from the artefacts of the claim's corpus.
 ///
 /// throws  std::runtime_error naming a damaged file

@@ -20,6 +20,11 @@ Run make_run(const std::string& label, const ModelConfig& architecture, const nl
   return run;
 }
 
+std::string described(const Run& run) {
+  return run.label + ", context " + std::to_string(run.training.context_length) + ", seed " +
+         std::to_string(run.training.seed);
+}
+
 std::vector<Run> runs_of(const Row& row, const nlohmann::json& settings, int64_t vocabulary, int64_t seeds) {
   std::vector<Run> runs;
   for (int64_t seed = 0; seed < seeds; ++seed)

@@ -20,6 +20,9 @@ struct Row {
   ModelConfig architecture;
 };
 
+/// "label, context T, seed S"
+std::string described(const Run& run);
+
 /// Runs of a row with the seeds 0 … count − 1.
 std::vector<Run> runs_of(const Row& row, const nlohmann::json& settings, int64_t vocabulary, int64_t seeds);
 

@@ -81,6 +81,7 @@ Comparison Measurements::compare(const std::string& statement, const std::vector
   comparison.measured = comparison.band = std::numeric_limits<double>::quiet_NaN();
   for (const Term& term : terms)
     if (!has(term.row)) {
+      comparison.absent_row = term.row;
       comparison.out_of_reach = "this scale does not train " + term.row;
       return comparison;
     }

@@ -57,6 +57,7 @@ struct Comparison {
   double measured = 0;
   double band = 0;  ///< half width of the noise
   std::optional<Control> control = {};
+  std::string absent_row = {};     ///< the row that the statement needs and no run has
   std::string out_of_reach = {};   ///< why nothing here can decide it, e.g. a row that this scale doesn't train
   std::string open = {};           ///< why the measurement says nothing, e.g. runs that don't differ
   std::string no_refutation = {};  ///< why a contradiction doesn't refute, e.g. another precision than the paper's

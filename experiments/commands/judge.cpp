@@ -38,6 +38,12 @@ void print(const Judged& judged) {
     return;
   }
   std::printf("%s: %s\n", judged.experiment.claim.c_str(), to_string(overall(judged.comparisons)).c_str());
+  if (!judged.not_run.empty()) {
+    std::printf("  not run yet:");
+    for (const std::string& run : judged.not_run)
+      std::printf("%s %s", &run == &judged.not_run.front() ? "" : ";", run.c_str());
+    std::printf("\n");
+  }
   for (const Comparison& c : judged.comparisons) {
     std::printf("  %-40s %s%s", to_string(c.verdict()).c_str(), c.headline ? "* " : "  ", c.statement.c_str());
     if (std::isfinite(c.measured)) std::printf(": %.4g ± %.2g %s", c.measured, c.band, c.unit.c_str());

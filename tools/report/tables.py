@@ -26,6 +26,8 @@ class UnknownTable(Exception):
 def comparisons_table(claim):
     def measured(comparison):
         value, band = comparison["measured"], comparison["band"]
+        if value is None and "open" in comparison:
+            return ""
         return (f"{value:.3g}" if value is not None and band == 0 else with_band(value, band)) + unit(comparison)
 
     def unit(comparison):
@@ -143,11 +145,17 @@ def provenance(claim):
     )
 
 
+def not_run(claim):
+    """The runs that the scale asks for and that have no model yet."""
+    runs = claim.certificate.get("not_run", [])
+    return f"Not run yet, {len(runs)}: {'; '.join(runs)}.\n\n" if runs else ""
+
+
 def claim_page(claim):
     return (
         f"# {claim.certificate['title']}\n\nVerdict: **{claim.verdict}**. Headline statements are bold; "
         "± is what the noise of the measurement explains.\n\n"
-        f"![{claim.name}]({claim.name}.svg)\n\n{claim.caption}\n\n{comparisons_table(claim)}\n## Numbers\n\n{numbers_table(claim)}\n"
+        f"{not_run(claim)}![{claim.name}]({claim.name}.svg)\n\n{claim.caption}\n\n{comparisons_table(claim)}\n## Numbers\n\n{numbers_table(claim)}\n"
         f"{READING} {provenance(claim)}\n"
     )
 

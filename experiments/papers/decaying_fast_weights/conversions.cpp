@@ -140,7 +140,10 @@ void Conversions::add_difference(const Study& study, const std::string& statemen
 void Conversions::add_divergence(const std::string& statement, const std::string& source, const std::string& row) {
   Comparison comparison{.statement = statement, .source = source, .unit = "1", .expectation = {.low = 0.5}, .paper = 1};
   if (diverged.contains(row)) comparison.measured = mean(diverged.at(row));
-  else comparison.out_of_reach = "this scale does not train " + row;
+  else {
+    comparison.absent_row = row;
+    comparison.out_of_reach = "this scale does not train " + row;
+  }
   comparison.no_refutation = short_of_paper;
   findings.comparisons.push_back(comparison);
 }

@@ -60,6 +60,7 @@ TEST(Measurements, AreOutOfReachWhereARowIsNotTrained) {
   const Comparison found = losses.compare("", {{"a", 1}, {"b", -1}}, kPositive);
   EXPECT_EQ(found.verdict(), Verdict::kOutOfReach);
   EXPECT_EQ(found.out_of_reach, "this scale does not train b");
+  EXPECT_EQ(found.absent_row, "b");
   losses.add("b", 1, 1);
   EXPECT_EQ(losses.compare("", {{"a", 1}, {"b", -1}}, kPositive).verdict(), Verdict::kInconclusive) << "no shared seed";
 }

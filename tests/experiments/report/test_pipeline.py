@@ -86,6 +86,31 @@ class Pipeline(unittest.TestCase):
             self.assertEqual((self.machine / f"{claim}.csv").read_text().splitlines()[0], (folder / f"{claim}.csv").read_text().splitlines()[0])
             self.assertEqual(mine["runs"], theirs["runs"])
 
+    def test_a_claim_is_judged_by_the_runs_that_there_are(self):
+        bundle, judged = self.root / "smoke-part.tar.xz", self.root / "judged-in-part"
+        runs = json.loads((self.machine / "ablations.json").read_text())["runs"]
+        absent = [run["artefact"] for run in runs if run["label"] in ("FoX (Pro) + RoPE", "FoX (Pro) - KV-shift")]
+        elsewhere = self.root / "elsewhere"
+        elsewhere.mkdir()
+        for name in absent:
+            shutil.move(self.root / "artefacts/models" / name, elsewhere / name)
+        try:
+            self.lethe("bundle", "--to", str(bundle))
+        finally:
+            for name in absent:
+                shutil.move(elsewhere / name, self.root / "artefacts/models" / name)
+        text = self.lethe("judge", "ablations", "--scale", "smoke", "--from", str(bundle), "--results", str(judged)).stdout
+        self.assertIn("not run yet: FoX (Pro) - KV-shift, context 64, seed 0; FoX (Pro) + RoPE, context 64, seed 0", text)
+        (folder,) = judged.iterdir()
+        part, whole = (json.loads((place / "ablations.json").read_text()) for place in (folder, self.machine))
+        self.assertEqual(len(part["not_run"]), len(absent))
+        for found, before in zip(part["comparisons"], whole["comparisons"], strict=True):
+            if any(row in found.get("open", "") for row in ("FoX (Pro) + RoPE", "FoX (Pro) - KV-shift")):
+                self.assertTrue(found["open"].endswith(" has not run yet"))
+                self.assertIsNone(found["measured"])
+            else:
+                self.assertEqual(found["measured"], before["measured"])
+
     def test_every_row_names_its_commit_its_machine_and_its_artefact(self):
         for claim in self.claims:
             runs = {run["artefact"] for run in json.loads((self.machine / f"{claim}.json").read_text())["runs"]}

@@ -13,7 +13,8 @@
 namespace lethe::recall {
 namespace {
 
-constexpr int64_t kNeighbours = 4;  // tokens that the first layer sees: the key before a value
+constexpr int64_t kNeighbours = 4;          // tokens that the first layer sees: the key before a value
+constexpr const char* kHost = "FoX (Pro)";  // of the stacks' measurements
 constexpr const char *kSoftmax = "Softmax attention", *kFox = "FoX", *kBlind = "One token alone";
 
 std::string linear_of(int64_t state) { return "Linear attention with state " + std::to_string(state); }
@@ -83,22 +84,21 @@ void add_points(const std::string& label, const std::string& quantity, const Eva
   }
 }
 
-void measure_stacks(const Study& study, Scores& scores, Findings& findings) {
+/// Trains and tests the stacks; `host` gives the device and the folder of the measurements, and nothing of it is trained further.
+void measure_stacks(const Study& study, const Artefact& host, Scores& scores, Findings& findings) {
   const auto updates = study.settings.at("updates").get<int64_t>();
   for (const auto& [label, mixer] : stacks(sizes_of(study)))
     for (const int64_t changed : {int64_t{0}, updates}) {
-      // The model gives the device and the folder of the measurement; nothing of it is trained further.
-      const Evaluated found =
-          evaluated(study, study.trained.front(), "associative_recall", task_of(study, mixer, changed),
-                    {"accuracy_at_seed", "updated_accuracy_at_seed"});
+      const Evaluated found = evaluated(study, host, "associative_recall", task_of(study, mixer, changed),
+                                        {"accuracy_at_seed", "updated_accuracy_at_seed"});
       if (changed == 0) add_points(label, "accuracy_at_seed", found, scores.recall, findings);
       else add_points(label, "updated_accuracy_at_seed", found, scores.updated, findings);
-      std::vector<Record> records = records_of(study, study.trained.front().run, found);
+      std::vector<Record> records = records_of(study, host.run, found);
       for (Record& record : records) {
         record.variant = label;
         if (changed > 0) record.metric += "_with_updates";
       }
-      fill_origins(records, {study.trained.front()});  // whose folder has the measurement
+      fill_origins(records, {host});
       std::ranges::copy(records, std::back_inserter(findings.records));
     }
 }
@@ -118,7 +118,8 @@ void measure_model(const Study& study, const Artefact& model, Findings& findings
     for (const Record& record : records_of(study, model.run, found))
       if (std::ranges::count(metrics, record.metric) > 0) findings.records.push_back(record);
   };
-  add(evaluated(study, model, "associative_recall", task), {"accuracy"});
+  if (model.run.training.seed == 0)  // the task trains models of its own: it says the same of every seed
+    add(evaluated(study, model, "associative_recall", task), {"accuracy"});
   add(evaluate(study, model, length), {"loss"});
   add(evaluated(study, model, "forgetting_curve", study.settings.at("curve"),
                 {"copy_of_repeat_at_length", "lm_of_repeat_at_length"}),
@@ -168,8 +169,10 @@ std::vector<Run> runs(const nlohmann::json& settings, int64_t vocabulary) { retu
 Findings measure(const Study& study) {
   Findings findings;
   Scores scores(study.settings.value("confidence", kConfidence));
-  if (!study.is_part) measure_stacks(study, scores, findings);
-  study.each([&](const Artefact& model) { measure_model(study, model, findings); });
+  study.each([&](const Artefact& model) {
+    if (model.run.label == kHost && model.run.training.seed == 0) measure_stacks(study, model, scores, findings);
+    measure_model(study, model, findings);
+  });
   findings.comparisons = comparisons_of(study, scores);
   return findings;
 }

@@ -15,7 +15,7 @@ namespace lethe {
 using torch::Tensor;
 
 Tensor local_attention(const Tensor& query, const Tensor& key, const Tensor& value, int64_t window) {
-  const Tensor open = torch::zeros({query.size(0), query.size(1), query.size(2)},
+  const Tensor open = torch::zeros({query.size(0), key.size(1), query.size(2)},
                                    query.options().dtype(accumulation_dtype(query.scalar_type())));
   return forgetting_attention(query, key, value, open, std::nullopt, std::nullopt, std::nullopt, window);
 }
@@ -36,10 +36,13 @@ MixerLayer make_local(const ModelConfig& model, const LocalConfig& own, const We
   const Product products =
       weights.product({inputs.query, inputs.key, inputs.value, end.gate, inputs.key_shift, inputs.value_shift});
   const int64_t window = own.window;
-  return [=](const Tensor& x, Rotations& rotations, std::any*) {
-    const std::vector<Tensor> product = products.pieces(x);
-    const auto in = inputs.heads_of({product[0], product[1], product[2], product[4], product[5]}, rotations);
-    return end(local_attention(in.query, in.key, in.value, window), product[3]);
+  return [=](const Tensor& x, Rotations& rotations, std::any*, Past* past) {
+    const TokensAndShift given(x, own.kv_shift, past);
+    const std::vector<Tensor> product = products.pieces(given.x);
+    HeadInputs in = given.own(
+        inputs.heads_of({product[0], product[1], product[2], product[4], product[5]}, rotations, {}, {}, given.first));
+    if (past) continue_past(*past, x, {&in.key, &in.value}, window - 1);
+    return end(local_attention(in.query, in.key, in.value, window), given.own(product[3]));
   };
 }
 
@@ -77,6 +80,7 @@ Mixer local_mixer() {
   row.on_hopper = [](const ModelConfig& model, const std::any&, int64_t context_length) {
     return attention_on_hopper(model, context_length);
   };
+  row.past_is_bounded = true;
   row.swap = typed<LocalConfig>(local_swap);
   return row;
 }

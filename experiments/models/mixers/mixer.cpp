@@ -1,6 +1,7 @@
 #include "experiments/models/mixers/mixer.hpp"
 
 #include <nlohmann/json.hpp>
+#include <stdexcept>
 
 namespace lethe {
 namespace {
@@ -17,6 +18,13 @@ const Mixer& mixer_named(const std::string& name) {
 }  // namespace
 
 MixerConfig::MixerConfig(const std::string& name) : row_(&mixer_named(name)), options_(row_->defaults) {}
+
+torch::Tensor MixerLayer::operator()(const torch::Tensor& x, Rotations& rotations, std::any* trace, Past* past) const {
+  if (past && !continues_) throw std::logic_error("past: expected a mixer that continues one");
+  torch::Tensor y = run_(x, rotations, trace, past);
+  if (past) past->tokens += x.size(1);
+  return y;
+}
 
 void to_json(nlohmann::json& json, const MixerConfig& config) {
   json = {{"name", config.row().name}};

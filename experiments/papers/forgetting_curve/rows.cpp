@@ -7,6 +7,7 @@
 #include "experiments/models/mixers/gated.hpp"
 #include "experiments/models/mixers/gated_delta.hpp"
 #include "experiments/models/mixers/local.hpp"
+#include "experiments/papers/recurrent_rows.hpp"
 
 namespace lethe {
 namespace {
@@ -39,6 +40,7 @@ ModelConfig architecture(const std::string& name, const nlohmann::json& settings
   if (name == "Gated") return rule<GatedConfig>(states);
   if (name == "Delta") return rule<DeltaConfig>(states);
   if (name == "Gated delta") return rule<GatedDeltaConfig>(states);
+  if (is_recurrent_row(name)) return recurrent_row(name).architecture;
   throw std::invalid_argument("rows: expected names of architectures, found " + name);
 }
 

@@ -24,6 +24,8 @@ std::string unsupported_size(const Shape& shape, int64_t tiles_a_block) {
   return "";
 }
 
+constexpr int64_t kShortest = 16;  // tokens: below it one at a time is faster, and exact in float32
+
 std::string unsupported_size(const Shape& shape, const MatrixStateForm& form, int64_t widest, int capability) {
   constexpr int64_t kHeads = INT_MAX / 16;
   if (capability < 80) return "device: expected compute capability 8.0 or above, found " + dotted(capability);
@@ -35,6 +37,22 @@ std::string unsupported_size(const Shape& shape, const MatrixStateForm& form, in
   }
   if (shape.key_length > INT_MAX / 2 || shape.batch * shape.heads > kHeads)
     return "size: expected a length below 2^30 and fewer than 2^27 heads, found more";
+  return "";
+}
+
+// What no kernel by chunks runs.
+std::string unsupported_in_chunks(const Shape& shape, Dtype dtype) {
+  if (const std::string reason = expected_16_bits(dtype); !reason.empty()) return reason;
+  if (shape.key_length < kShortest)
+    return "length: expected at least 16 tokens, found " + std::to_string(shape.key_length);
+  return "";
+}
+
+// What no kernel by chunks with at most a gate a token runs.
+std::string unsupported_of_chunks(const Shape& shape, const MatrixStateForm& form, Dtype dtype) {
+  if (const std::string reason = unsupported_in_chunks(shape, dtype); !reason.empty()) return reason;
+  if (form.key_gate == MatrixStateForm::Gate::kKey) return "log_key_gate: expected one a token, found one a row";
+  if (form.value_gate) return "log_value_gate: expected none, found one";
   return "";
 }
 
@@ -61,14 +79,25 @@ std::string unsupported_by_ampere(const Shape& shape, Dtype dtype, int capabilit
 }
 
 std::string unsupported_by_chunks(const Shape& shape, const MatrixStateForm& form, Dtype dtype, int capability) {
-  constexpr int64_t kShortest = 16;  // below it one token at a time is faster, and exact in float32
-  if (const std::string reason = expected_16_bits(dtype); !reason.empty()) return reason;
-  if (shape.key_length < kShortest)
-    return "length: expected at least 16 tokens, found " + std::to_string(shape.key_length);
+  if (const std::string reason = unsupported_of_chunks(shape, form, dtype); !reason.empty()) return reason;
   if (form.delta) return "beta: expected none, found one";
-  if (form.key_gate == MatrixStateForm::Gate::kKey) return "log_key_gate: expected one a token, found one a row";
-  if (form.value_gate) return "log_value_gate: expected none, found one";
   return unsupported_size(shape, form, 256, capability);
+}
+
+std::string unsupported_by_vector_gates(const Shape& shape, const MatrixStateForm& form, Dtype dtype, int capability) {
+  if (const std::string reason = unsupported_in_chunks(shape, dtype); !reason.empty()) return reason;
+  if (form.delta) return "beta: expected none, found one";
+  if (form.key_gate != MatrixStateForm::Gate::kKey)
+    return "log_key_gate: expected one a row, found none or one a token";
+  return unsupported_size(shape, form, 128, capability);
+}
+
+std::string unsupported_by_delta_chunks(const Shape& shape, const MatrixStateForm& form, Dtype dtype, int capability) {
+  if (!form.delta) return "beta: expected one, found none";
+  if (const std::string reason = unsupported_of_chunks(shape, form, dtype); !reason.empty()) return reason;
+  // Where a CTA can have 99 KB of shared memory.
+  const bool small = capability == 86 || capability == 89 || capability >= 120;
+  return unsupported_size(shape, form, small ? 64 : 128, capability);
 }
 
 std::string unsupported_by_scan(const Shape& shape, const MatrixStateForm& form, Dtype dtype, int capability) {

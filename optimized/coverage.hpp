@@ -33,8 +33,11 @@ struct MatrixStateForm {
   bool value_gate = false, delta = false, normalize = false;
 };
 
-/// Why the kernels that take 64 tokens at a time, or one, can't run a call; "" where they can. A normaliser is two further value columns.
+/// Why the kernels that take 64 tokens at a time, without the delta rule, with a gate a row, and with the delta rule, or those that take one token, can't run
+/// a call; "" where they can. A normaliser is two further value columns.
 std::string unsupported_by_chunks(const Shape& shape, const MatrixStateForm& form, Dtype dtype, int capability);
+std::string unsupported_by_vector_gates(const Shape& shape, const MatrixStateForm& form, Dtype dtype, int capability);
+std::string unsupported_by_delta_chunks(const Shape& shape, const MatrixStateForm& form, Dtype dtype, int capability);
 std::string unsupported_by_scan(const Shape& shape, const MatrixStateForm& form, Dtype dtype, int capability);
 
 /// A kernel family of the matrix state operators, and what it covers.
@@ -44,9 +47,11 @@ struct MatrixStateCoverage {
 };
 
 inline constexpr MatrixStateCoverage kChunkCoverage{"chunk kernels", unsupported_by_chunks};
+inline constexpr MatrixStateCoverage kVectorCoverage{"vector gate kernels", unsupported_by_vector_gates};
+inline constexpr MatrixStateCoverage kDeltaCoverage{"delta chunk kernels", unsupported_by_delta_chunks};
 inline constexpr MatrixStateCoverage kScanCoverage{"scan kernels", unsupported_by_scan};
 
 /// Of every family of the matrix state, in the order in which they are asked.
-inline constexpr MatrixStateCoverage kMatrixStateCoverage[] = {kChunkCoverage, kScanCoverage};
+inline constexpr MatrixStateCoverage kMatrixStateCoverage[] = {kChunkCoverage, kVectorCoverage, kDeltaCoverage, kScanCoverage};
 
 }  // namespace lethe

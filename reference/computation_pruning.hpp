@@ -21,11 +21,19 @@ struct Blocks {
 ///   δ = −2U − log T + log ε,  U ≥ max_ij |scale · q_i·k_j|
 ///   D_ij < δ  ⇒  P_ij ≤ exp(s_ij − s_ii + D_ij) ≤ exp(2U + D_ij) < ε/T  ⇒  a query loses less than ε in all
 ///
+/// That is the paper's boundary, by weight: it allows each of T keys the largest weight of all. The boundary by mass sums the
+/// weights instead, which the gate alone bounds, too. A_n = log Σ_{j ≤ n} exp(D_nj) is the mass of the keys up to n as key n's
+/// own query sees it, exp(A_n) = 1 + f_n exp(A_{n−1}), and D_ij = D_in + D_nj:
+///
+///   Σ_{j ≤ n} P_ij ≤ Σ_{j ≤ n} exp(2U + D_ij) = exp(2U + D_in + A_n) < ε  ⇐  D_in < −2U + log ε − A_n
+///
+/// 0 ≤ A_n ≤ log(n + 1) ≤ log T: it never visits a block that the boundary by weight skips, and needs no T.
+///
 /// Key blocks are pruned from the oldest on: since D falls with distance, a block's largest entry is that of its first
 /// query and its last key, and the first block that a row of blocks visits never moves back from one row to the next.
 /// A block with a pair on the diagonal is always visited, for D_ii = 0 ≥ δ.
 ///
-/// source  Adaptive Computation Pruning, Section 3 and Appendix A. Its inline bound exp(2U − D_ij) has the wrong sign;
+/// source  by weight: Adaptive Computation Pruning, Section 3 and Appendix A; by mass: ours. The paper's inline bound exp(2U − D_ij) has the wrong sign;
 ///         Appendix A is right
 /// reads   log_forget [Tk], natural log, ≤ 0; queries are the last query_length positions
 namespace lethe::reference::computation_pruning {
@@ -35,6 +43,11 @@ namespace lethe::reference::computation_pruning {
 /// reads   logit_bound U ≥ 0; length T ≥ 1, of the keys; log_tolerance log ε ≤ 0
 /// throws  std::invalid_argument naming the argument outside its domain
 double threshold(double logit_bound, int64_t length, double log_tolerance);
+
+/// −2U + log ε, of the boundary by mass.
+///
+/// reads, throws  as threshold
+double mass_threshold(double logit_bound, double log_tolerance);
 
 /// U from the tensors: |scale| · max_i ‖q_i‖ · max_j ‖k_j‖.
 double logit_bound_from_norms(const Head& head);
@@ -58,7 +71,20 @@ double logit_bound_from_gains(const Vector<double>& query_gain, const Vector<dou
 std::vector<int64_t> boundary_by_walk(const Vector<double>& log_forget, int64_t query_length, Blocks blocks,
                                       double threshold);
 
-/// The same, a binary search for each row: for kernels whose rows start in parallel.
+/// A_n of every key [Tk]; 0 at a cut, which no earlier key's mass passes.
+///
+/// cost  O(Tk)
+Vector<double> log_mass(const Vector<double>& log_forget);
+
+/// The boundary by mass: the first key block that each query block visits.
+///
+/// reads             mass_threshold: as the function of that name returns it
+/// returns, throws   as boundary_by_walk
+/// cost              O(rows + columns) of blocks, O(Tk) for the sums
+std::vector<int64_t> boundary_by_mass(const Vector<double>& log_forget, int64_t query_length, Blocks blocks,
+                                      double mass_threshold);
+
+/// boundary_by_walk, a binary search for each row: for kernels whose rows start in parallel.
 ///
 /// cost     O(rows · log columns) of blocks, O(Tk) for the prefix sum
 std::vector<int64_t> boundary_by_search(const Vector<double>& log_forget, int64_t query_length, Blocks blocks,

@@ -1,6 +1,7 @@
 #include "optimized/torch/packed.hpp"
 
 #include <ATen/ops/clamp.h>
+#include <ATen/ops/remainder.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -52,13 +53,10 @@ at::Tensor gate_of_sequences(const std::optional<at::Tensor>& gate, const at::Te
                                                   like.options().dtype(accumulation_dtype(like.scalar_type())));
   TORCH_CHECK(open.dim() >= 2 && open.sym_size(1) == length, "cu_seqlens: expected gates of ", length,
               " tokens, found shape ", open.sym_sizes());
-  // One more entry, for empty sequences at the end.
-  const at::Tensor starts = at::clamp(cu_seqlens.to(like.device(), at::kLong), 0, length);
-  at::Tensor cuts = at::zeros_symint({length + 1}, like.options().dtype(at::kBool)).index_fill(0, starts, true);
-  std::vector<c10::SymInt> shape(open.dim(), 1);
-  shape[1] = length;
-  cuts = cuts.narrow_symint(0, 0, length).view_symint(shape);
-  return open.masked_fill(cuts, -std::numeric_limits<double>::infinity());
+  if (open.sym_numel() == 0) return open;
+  // An empty sequence at the end begins after the last token: the first token, which begins one anyhow, stands for it.
+  const at::Tensor starts = at::remainder(at::clamp(cu_seqlens.to(at::kLong), 0, length), length).to(like.device());
+  return open.index_fill(1, starts, -std::numeric_limits<double>::infinity());
 }
 
 }  // namespace lethe

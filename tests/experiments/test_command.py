@@ -105,7 +105,7 @@ class Calls(CommandTest):
                                for line in self.done("describe", "--size", "760m", *options).splitlines() if line.startswith("  "))
                 self.assertEqual(members["attention"], expected)
         described = self.done("describe", "--architecture", "decay", "--set", "compute_dtype=bfloat16")
-        self.assertIn("  decay                  scan kernels, not the chunk kernels: log_key_gate: expected one a token, found one a row", described)
+        self.assertIn("  decay                  vector gate kernels, not the chunk kernels: log_key_gate: expected one a token, found one a row", described)
         self.assertNotIn("  attention ", described)
 
     def test_of_describe_take_a_mixer_a_layer(self):

@@ -69,6 +69,23 @@ class Window(unittest.TestCase):
                 with self.subTest(dim=dim):
                     self.check(dtype, "initial", 100, dim)
 
+    def test_holds_logits_that_grow_towards_the_windows_edge(self):
+        for dtype in DTYPES:
+            # octaves a block of 128 keys: with 126 to 128 between a query and its window's edge, sums are within float and products with values beyond it
+            for step in (8, *range(36, 70, 2), 96) if DEVICE == "cuda" else (8, 63, 96):
+                query, key, value, gate = tensors(dtype, "open")
+                query, key = (torch.nn.functional.normalize(x.double(), dim=-1) for x in (query, key))
+                direction = torch.nn.functional.normalize(torch.ones(64, dtype=torch.float64, device=DEVICE), dim=0)
+                age = torch.arange(KEYS, device=DEVICE, dtype=torch.float64).flip(0) / 128
+                query = query + 8 * direction
+                key = key + step * 0.6931 * age[None, :, None, None] * direction
+                inputs = [query.to(dtype), key.to(dtype), value.to(dtype), gate]
+                for window in (150, 300, 450):
+                    with self.subTest(dtype=dtype, step=step, window=window):
+                        values = lethe.forgetting_attention(*inputs, window=window)
+                        expected = dense(*inputs, window)[0]
+                        self.assertLessEqual(((values.double() - expected).norm() / expected.norm()).item(), BOUNDS[dtype])
+
     def test_prunes_within_itself(self):
         inputs = tensors(DTYPES[-1])
         whole, _, all_pairs = lethe.forgetting_attention_with_statistics(*inputs, window=400)

@@ -94,6 +94,70 @@ TEST(PruningBoundary, KeepsAPairExactlyAtTheThreshold) {
   EXPECT_EQ(boundary_by_search(gates, 4, {1, 1}, -3.0), (std::vector<int64_t>{0, 0, 2, 2}));
 }
 
+// The definition: blocks are skipped from the oldest on while every query's Σ exp(D_ij) over all their keys is below the threshold.
+std::vector<int64_t> mass_boundary_by_force(const Vector<double>& log_forget, int64_t query_length, Blocks blocks,
+                                            double mass_threshold) {
+  const int64_t keys = log_forget.size(), before = keys - query_length;
+  std::vector<int64_t> boundary;
+  for (int64_t first = 0; first < query_length; first += blocks.query) {
+    int64_t skipped = keys / blocks.key;
+    for (int64_t i = before + first; i < before + std::min(first + blocks.query, query_length); ++i) {
+      std::vector<double> weight(i + 1);
+      double bias = 0;
+      for (int64_t j = i; j >= 0; bias += log_forget[j--]) weight[j] = std::exp(bias);
+      double mass = 0;
+      int64_t fit = 0;  // blocks that query i allows to skip
+      for (int64_t j = 0; j < i; ++j) {
+        mass += weight[j];
+        if (!(mass < std::exp(mass_threshold))) break;
+        if ((j + 1) % blocks.key == 0) fit = (j + 1) / blocks.key;
+      }
+      skipped = std::min(skipped, fit);
+    }
+    boundary.push_back(skipped);
+  }
+  return boundary;
+}
+
+TEST(PruningBoundary, ByMassEqualsBruteForce) {
+  int64_t pruned_rows = 0;
+  for (const Lengths& lengths : kLengthsAroundTheTile) {
+    for (Gate gate : kEveryGate) {
+      const Vector<double> gates = random_head({1, lengths.key}, gate).log_forget;
+      for (const Blocks& blocks : kPruningBlocks) {
+        for (double threshold : {-0.5001, -3.0001, -17.25001, -200.0001}) {
+          SCOPED_TRACE(describe(lengths, gate) + ", blocks of " + std::to_string(blocks.query) + " × " +
+                       std::to_string(blocks.key) + ", threshold " + std::to_string(threshold));
+          const auto expected = mass_boundary_by_force(gates, lengths.query, blocks, threshold);
+          EXPECT_EQ(boundary_by_mass(gates, lengths.query, blocks, threshold), expected);
+          pruned_rows += std::ranges::count_if(expected, [](int64_t first) { return first > 0; });
+        }
+      }
+    }
+  }
+  EXPECT_GT(pruned_rows, 1000);
+}
+
+TEST(PruningBoundary, ByMassIsNeverBeforeTheOneByWeight) {
+  int64_t further = 0;
+  for (Gate gate : kEveryGate) {
+    for (const Head& head : random_heads({257, 257}, gate)) {
+      for (double log_tolerance : {-0.1, -3.0, -10.0, kMinusInfinity}) {
+        for (const Blocks& blocks : kPruningBlocks) {
+          const double bound = logit_bound_from_norms(head);
+          const auto by_weight = boundary_by_walk(head.log_forget, 257, blocks, threshold(bound, 257, log_tolerance));
+          const auto by_mass = boundary_by_mass(head.log_forget, 257, blocks, mass_threshold(bound, log_tolerance));
+          for (size_t row = 0; row < by_mass.size(); ++row) {
+            EXPECT_GE(by_mass[row], by_weight[row]) << gate_name(gate);
+            further += by_mass[row] > by_weight[row];
+          }
+        }
+      }
+    }
+  }
+  EXPECT_GT(further, 100);
+}
+
 TEST(PruningBoundary, AlgorithmOneAsPrintedSkipsTheDiagonal) {
   const Vector<double> gates = dyadic_gates(257, Gate::kStrong);
   Vector<double> c(gates.size());
@@ -162,6 +226,9 @@ TEST(DiscardedWeight, IsAtMostTheToleranceForEveryKindOfGate) {
           const double delta = threshold(logit_bound_from_norms(head), 257, log_tolerance);
           const auto boundary = boundary_by_walk(head.log_forget, 257, blocks, delta);
           EXPECT_LE(discarded_weight(head, blocks, boundary).maxCoeff(), std::exp(log_tolerance)) << gate_name(gate);
+          const auto by_mass = boundary_by_mass(head.log_forget, 257, blocks,
+                                                mass_threshold(logit_bound_from_norms(head), log_tolerance));
+          EXPECT_LE(discarded_weight(head, blocks, by_mass).maxCoeff(), std::exp(log_tolerance)) << gate_name(gate);
           pruned += 257 * 258 / 2 - visited_pairs(257, 257, blocks, boundary);
         }
       }
@@ -200,6 +267,27 @@ TEST(DiscardedWeight, OfTheWorstHeadIsJustBelowTheTolerance) {
   }
 }
 
+// The worst head of the boundary by mass: as above, with old keys that decay, so that their mass is far from T times the largest.
+TEST(DiscardedWeight, ByMassOfTheWorstHeadIsJustBelowTheTolerance) {
+  constexpr int64_t kLength = 129;
+  constexpr double kBound = 4.0, kLogTolerance = -10.0;
+  Head head = adversary(kLength, kBound, 0);
+  for (int64_t t = 0; t < kLength - 1; ++t) head.log_forget[t] = -0.25;
+  const double mass = log_mass(head.log_forget)[kLength - 2];
+  EXPECT_NEAR(mass, -std::log1p(-std::exp(-0.25)), 1e-9);  // of a geometric series
+  const auto discarded = [&](double threshold, Blocks blocks) {
+    head.log_forget[kLength - 1] = std::nextafter(threshold - mass, kMinusInfinity) - 1e-12;
+    return discarded_weight(head, blocks, boundary_by_mass(head.log_forget, kLength, blocks, threshold)).maxCoeff();
+  };
+  const double threshold = mass_threshold(kBound, kLogTolerance);
+  for (const Blocks& blocks : {Blocks{1, 1}, Blocks{16, 16}, Blocks{64, 32}}) {
+    EXPECT_LE(discarded(threshold, blocks), std::exp(kLogTolerance));
+    EXPECT_GT(discarded(threshold, blocks), 0.9 * std::exp(kLogTolerance));
+    EXPECT_GT(discarded(threshold + kBound, blocks), 3.0 * std::exp(kLogTolerance)) << "U instead of 2U";
+    EXPECT_GT(discarded(threshold + mass, blocks), 3.0 * std::exp(kLogTolerance)) << "without the mass";
+  }
+}
+
 TEST(VisitedPairs, CountTheCausalPairsOfTheBlocksThatAreLeft) {
   EXPECT_EQ(visited_pairs(257, 257, {64, 64}, {}), 257 * 258 / 2);
   EXPECT_EQ(visited_pairs(2, 5, {1, 1}, {}), 4 + 5);
@@ -229,6 +317,10 @@ TEST(ComputationPruning, NamesTheArgumentOutsideItsDomain) {
   EXPECT_THROW(boundary_by_search(gates, 8, {4, 0}, -1.0), std::invalid_argument);
   EXPECT_THROW(boundary_by_search(gates, 8, {4, 4}, 1.0), std::invalid_argument);
   EXPECT_THROW(boundary_by_search(gates, 8, {4, 4}, kNaN), std::invalid_argument);
+  EXPECT_THROW(mass_threshold(-1.0, -10.0), std::invalid_argument);
+  EXPECT_THROW(mass_threshold(1.0, 0.1), std::invalid_argument);
+  EXPECT_THROW(boundary_by_mass(gates, 9, {4, 4}, -1.0), std::invalid_argument);
+  EXPECT_THROW(boundary_by_mass(gates, 8, {4, 4}, kNaN), std::invalid_argument);
   EXPECT_THROW(visited_pairs(8, 8, {4, 4}, {0, 0, 0}), std::invalid_argument);
   EXPECT_THROW(discarded_weight(random_head({8, 8}, Gate::kZero), {4, 4}, {0}), std::invalid_argument);
 }

@@ -59,8 +59,13 @@ void backward(const BackwardArguments& a) {
 
 void launch_backward_passes(const BackwardArguments& arguments, const BackwardWorkspace& workspace, const Plan& plan) {
   launch_backward_prepare(arguments, workspace, plan);
-  launch_backward_keys(arguments, workspace, plan);
-  launch_backward_queries(arguments, workspace, plan);
+  if (is_fused(dim_of_instance(arguments.shape)) && !arguments.deterministic) {
+    launch_backward_fused(arguments, workspace, plan);
+    launch_backward_finish(arguments, workspace);
+  } else {
+    launch_backward_keys(arguments, workspace, plan);
+    launch_backward_queries(arguments, workspace, plan);
+  }
   launch_backward_gate(arguments, workspace, plan);
 }
 

@@ -15,21 +15,34 @@ struct BackwardWorkspace {
   float* row_sums;         ///< [B·Hq, Tp]  Σ_j dS_ij
   float* column_sums;      ///< [B·Hq, N·128]  Σ_i dS_ij
   float* row_shares;       ///< [B·Hq, N·128]  scratch of the gate's gradient
+  float*
+      grad_query;  ///< [B·Hq, Tp, dim]  Σ_j dS_ij k_j in tiles of sixteen queries and eight columns (grad_query.cuh); null unless fused
+  int64_t grad_query_floats;
 };
+
+/// The head dim of the instance that runs a shape.
+int64_t dim_of_instance(const Shape& shape);
+
+/// Whether one kernel sums all gradients at a head dim, unless dQ is wanted in a fixed order.
+constexpr bool is_fused(int64_t dim) { return dim == 64 || dim == 96 || dim == 128; }
 
 /// The arrays of a backward's workspace, after those of its plan.
 BackwardWorkspace backward_workspace_in(Workspace& workspace, const Shape& shape);
 
-/// The gradients of a backward whose plan has been launched on the same stream, by the four passes below in their order; each throws
-/// std::runtime_error for a CUDA error.
+/// The gradients of a backward whose plan has been launched on the same stream, by the passes below: prepare; keys and queries, or fused and finish;
+/// gate. Each throws std::runtime_error for a CUDA error.
 void launch_backward_passes(const BackwardArguments& arguments, const BackwardWorkspace& workspace, const Plan& plan);
 
-/// Δ_i = dO_i·o_i, the rows' bias and numbers. One pass over o, its residual and dO.
+/// Δ_i = dO_i·o_i, the rows' bias and numbers; clears what the fused kernel adds to. One pass over o, its residual and dO.
 void launch_backward_prepare(const BackwardArguments& arguments, const BackwardWorkspace& workspace, const Plan& plan);
 /// dK and dV, and the column sums of dS: a CTA owns keys.
 void launch_backward_keys(const BackwardArguments& arguments, const BackwardWorkspace& workspace, const Plan& plan);
 /// dQ, and the row sums of dS: a CTA owns queries.
 void launch_backward_queries(const BackwardArguments& arguments, const BackwardWorkspace& workspace, const Plan& plan);
+/// dK and dV, the column sums of dS, and what each tile of keys adds to dQ and the row sums.
+void launch_backward_fused(const BackwardArguments& arguments, const BackwardWorkspace& workspace, const Plan& plan);
+/// dQ from its sums.
+void launch_backward_finish(const BackwardArguments& arguments, const BackwardWorkspace& workspace);
 /// d log f from the sums: gate/gradient.cuh.
 void launch_backward_gate(const BackwardArguments& arguments, const BackwardWorkspace& workspace, const Plan& plan);
 

@@ -19,6 +19,7 @@ struct PrepareParameters {
   BackwardWorkspace workspace;
   double inverse_scale;
   int value_dim, query_length, query_offset, query_heads, key_blocks, padded_queries, row_blocks;
+  int cleared;  // float4s of dQ's sums a CTA
 };
 
 // 16 bytes a lane, kLanes lanes a row.
@@ -30,6 +31,8 @@ __global__ void __launch_bounds__(kThreads) prepare(const __grid_constant__ Prep
   const int batch = row / p.query_heads, head = row % p.query_heads;
   float delta = 0;
   wait_for_previous_kernel();
+  float4* sums = reinterpret_cast<float4*>(p.workspace.grad_query) + int64_t{blockIdx.x} * p.cleared;
+  for (int i = threadIdx.x; i < p.cleared; i += kThreads) sums[i] = float4{0, 0, 0, 0};
   if (query < p.query_length && lane * 8 < p.value_dim) {
     const auto load = [&](const Operand& operand) {
       const Element* data = static_cast<const Element*>(operand.data) + batch * operand.batch_stride +
@@ -62,21 +65,31 @@ __global__ void __launch_bounds__(kThreads) prepare(const __grid_constant__ Prep
     quad[0] = quad[2] = x;
   };
   p.workspace.row_number[at] = number;
+  p.workspace.row_sums[at] = 0;
   store(p.workspace.row_bias, static_cast<float>((number - base) * p.inverse_scale));
   store(p.workspace.negative_delta, isinf(delta) ? NAN : -delta);  // an overflow must not look finite
 }
 
 }  // namespace
 
+int64_t dim_of_instance(const Shape& shape) {
+  int64_t dim = 0;
+  for_dimension(Dtype::kBFloat16, shape, [&]<typename Element, int kDim> { dim = kDim; });
+  return dim;
+}
+
 BackwardWorkspace backward_workspace_in(Workspace& workspace, const Shape& shape) {
   const int64_t rows = shape.batch * shape.query_heads, queries = whole_blocks(shape.query_length),
-                keys = whole_blocks(shape.key_length);
+                keys = whole_blocks(shape.key_length), dim = dim_of_instance(shape),
+                sums = is_fused(dim) ? rows * queries * dim : 0;
   return {.row_bias = workspace.take<float4>(rows * queries / 2),
           .negative_delta = workspace.take<float4>(rows * queries / 2),
           .row_number = workspace.take<double>(rows * queries),
           .row_sums = workspace.take<float>(rows * queries),
           .column_sums = workspace.take<float>(rows * keys),
-          .row_shares = workspace.take<float>(rows * keys)};
+          .row_shares = workspace.take<float>(rows * keys),
+          .grad_query = workspace.take<float>(sums),
+          .grad_query_floats = sums};
 }
 
 void launch_backward_prepare(const BackwardArguments& arguments, const BackwardWorkspace& workspace, const Plan& plan) {
@@ -96,7 +109,8 @@ void launch_backward_prepare(const BackwardArguments& arguments, const BackwardW
                                        int(s.query_heads),
                                        int(gate_blocks(s.key_length)),
                                        padded,
-                                       row_blocks};
+                                       row_blocks,
+                                       int(workspace.grad_query_floats / 4 / (row_blocks * s.batch * s.query_heads))};
     launch_overlapping(arguments.dtype == Dtype::kBFloat16 ? prepare<__nv_bfloat16, kLanes> : prepare<__half, kLanes>,
                        row_blocks * s.batch * s.query_heads, kThreads, 0, arguments.stream, parameters);
   };

@@ -10,15 +10,15 @@ namespace {
 
 template <typename Element, int kDim>
 struct QueryTile {
-  using Warp = BackwardWarp<Element, kDim, true, false>;
-  using Sizes = BackwardSizes<kDim>;
+  using Sizes = SweepSizes<kDim>;
+  using Warp = BackwardWarp<Element, Sizes, true, false>;
   using Registers = typename Warp::Registers;
   static constexpr int kRowTiles = Sizes::kRowTiles, kColumns = Sizes::kColumns, kBlock = kGateBlock;
 
   const BackwardParameters& p;
   const Warp& warp;
   const tile::Tile<Sizes::kRows>& tile;
-  const int first_position, first_block, cut;
+  const int first_position, first_block;
   float row_bias[kRowTiles][2];  // log₂e (c_i − c before the tile's first block − log_normalizer_i); −inf past Tq
 
   __device__ __forceinline__ int position_of(int row_tile, int h) const {
@@ -32,7 +32,12 @@ struct QueryTile {
   /// each logit, and no bias enters the product.
   __device__ __forceinline__ bool is_near(int key) const { return key / kBlock >= first_block; }
 
+  /// Other threads see row_first after a barrier.
   __device__ __forceinline__ void load_rows(Registers& r) {
+    if (threadIdx.x < Sizes::kRows)
+      warp.shared.row_first[threadIdx.x] =
+          visibility_of_queries(p.prefix, tile.row, p.key_blocks)
+              .first_key(min(first_position + static_cast<int>(threadIdx.x), p.key_length - 1));
     const double base = p.prefix.base[int64_t{tile.row} * (p.key_blocks + 1) + first_block];
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i)
@@ -73,14 +78,13 @@ struct QueryTile {
 
   __device__ __forceinline__ void mask(typename Warp::Scores& score, int key) const {
     const float masked = p.scale_log2 > 0 ? -INFINITY : INFINITY;
-    const auto visibility = visibility_of_queries(p.prefix, tile.row, p.key_blocks);
     const int column = key + 2 * (warp.lane % 4);
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i)
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const int position = position_of(i, h), last = visibility.last_key(position) - column,
-                  first = visibility.first_key(position) - column;
+        const int last = Visibility<QueryCuts>::last_key(position_of(i, h)) - column,
+                  first = warp.shared.row_first[warp.row_of(i, h)] - column;
 #pragma unroll
         for (int c = 0; c < 2; ++c)
 #pragma unroll
@@ -90,7 +94,9 @@ struct QueryTile {
   }
 
   /// Whether some of a stage's pairs may be masked.
-  __device__ __forceinline__ bool is_special(int key) const { return is_near(key) || key < cut; }
+  __device__ __forceinline__ bool is_special(int key) const {
+    return is_near(key) || key < warp.shared.row_first[Sizes::kRows - 1];
+  }
 
   __device__ __forceinline__ void find_offset(Registers& r, const typename Warp::Stage& stage, bool near) const {
     const float decay = (tile.frame.high - stage.base.high) + (tile.frame.low - stage.base.low);
@@ -101,42 +107,45 @@ struct QueryTile {
   }
 
   __device__ __forceinline__ void visit(Registers& r, const typename Warp::Stage& stage, int key) const {
-    if (key >= first_position + warp.warp_row + 16 * kRowTiles) return;  // all after the warp's queries
+    if (key >= first_position + warp.warp_row + 16 * kRowTiles ||
+        key + kColumns <= warp.shared.row_first[warp.warp_row])
+      return;  // the warp's queries see none of these keys
     const bool near = is_near(key);
     find_offset(r, stage, near);
 #pragma unroll 1
     for (int column = 0; column < kColumns; column += 16)
-      warp.template add_columns<false>(r, stage, ptx::shared_address(&stage), column,
-                                       [&](typename Warp::Scores& score) {
-                                         if (near) add_decay(score, key + column);
-                                         mask(score, key + column);
-                                       });
+      warp.template add_columns<false>(
+          r, stage, ptx::shared_address(&stage), column,
+          [&](typename Warp::Scores& score) {
+            if (near) add_decay(score, key + column);
+            mask(score, key + column);
+          },
+          [](const auto&, const auto&) {});
   }
 
   __device__ __forceinline__ void visit_clean(Registers& r, const typename Warp::Stage& stage) const {
     find_offset(r, stage, false);
 #pragma unroll
     for (int column = 0; column < kColumns; column += 16)
-      warp.template add_columns<false>(r, stage, ptx::shared_address(&stage), column, [](typename Warp::Scores&) {});
+      warp.template add_columns<false>(
+          r, stage, ptx::shared_address(&stage), column, [](typename Warp::Scores&) {},
+          [](const auto&, const auto&) {});
   }
 };
 
 template <typename Element, int kDim>
-__global__ void __launch_bounds__(BackwardSizes<kDim>::kThreads, 2)
+__global__ void __launch_bounds__(SweepSizes<kDim>::kThreads, 2)
     backward_queries(const __grid_constant__ BackwardParameters p) {
-  using Sizes = BackwardSizes<kDim>;
-  using Warp = BackwardWarp<Element, kDim, true, false>;
+  using Sizes = SweepSizes<kDim>;
+  using Warp = BackwardWarp<Element, Sizes, true, false>;
   constexpr int kColumns = Sizes::kColumns, kBlock = kGateBlock;
   extern __shared__ __align__(1024) char memory[];
-  auto& shared = *reinterpret_cast<BackwardShared<kDim>*>(memory);
+  auto& shared = *reinterpret_cast<BackwardShared<Sizes>*>(memory);
   wait_for_previous_kernel();
   if (threadIdx.x == 0) {
     tile::Tile<Sizes::kRows> tile = tile::tile_at<Sizes::kRows>(p, blockIdx.x);
-    const int first = tile.query + p.query_offset;
     tile.frame = p.scratch.base_log2[int64_t{tile.row} * (p.key_blocks + 1) + block_of(p, tile.query)];
     shared.tile = tile;
-    shared.cut =
-        visibility_of_queries(p.prefix, tile.row, p.key_blocks).first_key(min(first + Sizes::kRows, p.key_length) - 1);
   }
   __syncthreads();
   const tile::Tile<Sizes::kRows>& tile = shared.tile;
@@ -145,12 +154,13 @@ __global__ void __launch_bounds__(BackwardSizes<kDim>::kThreads, 2)
   typename Warp::Registers r;
   warp.load(r, {p.query, tile.batch, tile.head, p.query_length, p.key_dim},
             {p.grad_values, tile.batch, tile.head, p.query_length, p.value_dim}, tile.query);
-  QueryTile<Element, kDim> rows{p, warp, tile, first_position, block_of(p, tile.query), shared.cut};
+  QueryTile<Element, kDim> rows{p, warp, tile, first_position, block_of(p, tile.query)};
   rows.load_rows(r);
+  __syncthreads();
   const RowCopies<kDim, Sizes::kThreads> keys(p.key, tile.batch, key_head, p.key_length, p.key_dim),
       values(p.value, tile.batch, key_head, p.key_length, p.value_dim);
   const auto load = [&](int step) {
-    BackwardStage<kDim>& stage = shared.stage[step & 1];
+    BackwardStage<Sizes>& stage = shared.stage[step & 1];
     const int key = step * kColumns;
     keys.template copy<kColumns>(ptx::shared_address(stage.first), key);
     values.template copy<kColumns>(ptx::shared_address(stage.second), key);
@@ -162,7 +172,7 @@ __global__ void __launch_bounds__(BackwardSizes<kDim>::kThreads, 2)
       ptx::copy_chunk(ptx::shared_address(&stage.base),
                       p.scratch.base_log2 + int64_t{tile.row} * (p.key_blocks + 1) + key / kBlock + 1);
   };
-  const int first = tile.first * (kBlock / kColumns),
+  const int first = max(tile.first * (kBlock / kColumns), shared.row_first[0] / kColumns),
             last = (min(first_position + Sizes::kRows, p.key_length) - 1) / kColumns;
   load(last);
   ptx::copies_commit();
@@ -204,12 +214,12 @@ void launch_backward_queries(const BackwardArguments& arguments, const BackwardW
   const Shape& s = arguments.shape;
   BackwardParameters p = backward_parameters(arguments, workspace, plan);
   for_dimension(arguments.dtype, s, [&]<typename Element, int kDim> {
-    using Sizes = BackwardSizes<kDim>;
+    using Sizes = SweepSizes<kDim>;
     const int rows = int(s.batch * s.query_heads);
     p.query_tiles = int((s.query_length + Sizes::kRows - 1) / Sizes::kRows);
     p.tiles = rows * p.query_tiles;
     p.section = heads_in_cache(s.key_length * (s.key_dim + s.value_dim) * 2 * s.heads / s.query_heads, rows);
-    constexpr int kBytes = sizeof(BackwardShared<kDim>);
+    constexpr int kBytes = sizeof(BackwardShared<Sizes>);
     const auto kernel = backward_queries<Element, kDim>;
     cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes), "backward");
     launch_overlapping(kernel, p.tiles, Sizes::kThreads, kBytes, arguments.stream, p);

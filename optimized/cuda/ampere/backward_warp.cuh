@@ -1,5 +1,5 @@
 #pragma once
-// What both of the backward's kernels do: a warp owns rows (keys, or queries), and columns (queries, or keys) pass by in stages.
+// What the backward's kernels do: a warp owns rows (keys, or queries), and columns (queries, or keys) pass by in stages.
 //
 //   S = first_left · first_rightᵀ + bias         P = exp2(a·S + offset of the row)       second += P · second_right
 //   dP = second_left · second_rightᵀ − Δ         dS = P dP                               first += dS · first_right
@@ -19,14 +19,26 @@
 
 namespace lethe::ampere {
 
-/// Sizes of the backward at a head dim of up to kDim.
-template <int kDim>
-struct BackwardSizes {
+/// Sizes at a head dim of up to kHeadDim, where keys and queries have a kernel each.
+template <int kHeadDim>
+struct SweepSizes {
+  static constexpr int kDim = kHeadDim;
   static constexpr int kRowTiles = kDim <= 64 ? 2 : 1;  // of 16 rows, a warp
   static constexpr int kWarps = 4, kThreads = 32 * kWarps;
   static constexpr int kRows = 16 * kRowTiles * kWarps;
   static constexpr int kColumns = kDim <= 128 ? 64 : 16;  // of a stage
-  static constexpr bool kSecondInRegisters = kDim <= 128;
+  static constexpr bool kFirstInShared = false, kSecondInRegisters = kDim <= 128;
+};
+
+/// Sizes where the keys' kernel also adds to dQ: 128 keys a tile. A warp multiplies 16 columns of K with all dS of a stage.
+template <int kHeadDim>
+struct FusedSizes {
+  static constexpr int kDim = kHeadDim;
+  static constexpr int kRowTiles = kDim <= 64 ? 2 : 1;
+  static constexpr int kRows = kGateBlock, kWarps = kRows / (16 * kRowTiles), kThreads = 32 * kWarps;
+  static constexpr int kColumns = 32;
+  static constexpr bool kFirstInShared = true, kSecondInRegisters = kRowTiles == 1;
+  static_assert(kDim % 16 == 0 && kDim / 16 <= kWarps);
 };
 
 struct BackwardParameters : tile::ForwardShape {
@@ -39,35 +51,72 @@ struct BackwardParameters : tile::ForwardShape {
   double inverse_scale;
 };
 
-template <int kDim>
+template <typename Sizes>
 struct BackwardStage {
-  static constexpr int kColumns = BackwardSizes<kDim>::kColumns;
+  static constexpr int kDim = Sizes::kDim, kColumns = Sizes::kColumns;
   alignas(128) char first[tile_bytes<kDim>(kColumns)];
   alignas(128) char second[tile_bytes<kDim>(kColumns)];
   float4 bias[kColumns / 2], negative_delta[kColumns / 2];  // of the columns; Δ where these are queries
   TwoFloats base;
 };
 
-template <int kDim>
+template <typename Sizes>
 struct BackwardShared {
-  using Sizes = BackwardSizes<kDim>;
-  static constexpr int kLeftBytes = tile_bytes<kDim>(Sizes::kRows);
-  // Left operands are read from here where registers don't hold them, before the first stage is loaded where they do.
-  alignas(128) char second_left[Sizes::kSecondInRegisters ? 128 : kLeftBytes];
+  static constexpr int kLeftBytes = tile_bytes<Sizes::kDim>(Sizes::kRows);
+  static constexpr bool kFirstKept = Sizes::kFirstInShared, kSecondKept = !Sizes::kSecondInRegisters;
+  // Left operands that are read from here throughout. Others are before the first stage is loaded where they are.
+  alignas(128) char first_kept[kFirstKept ? kLeftBytes : 128];
+  alignas(128) char second_kept[kSecondKept ? kLeftBytes : 128];
   union {
-    BackwardStage<kDim> stage[2];
-    alignas(128) char left[(Sizes::kSecondInRegisters ? 2 : 1) * kLeftBytes];
+    BackwardStage<Sizes> stage[2];
+    alignas(128) char left[(kFirstKept || kSecondKept ? 1 : 2) * kLeftBytes];
   };
   tile::Tile<Sizes::kRows> tile;
-  int cut;
+  union {
+    int row_first[Sizes::kRows];  // where rows are queries: the first key that one sees
+    int row_end[Sizes::kRows];    // where rows are keys: the first query that doesn't see one any more
+  };
+
+  __device__ __forceinline__ char* first_left() { return kFirstKept ? first_kept : left; }
+  __device__ __forceinline__ char* second_left() {
+    return kSecondKept ? second_kept : kFirstKept ? left : left + kLeftBytes;
+  }
 };
 
-template <typename Element, int kDim, bool kFirst, bool kSecond>
+/// A warp's 16·kRowTiles rows of a gradient, from first_row on, of which `rows` are left: [B, T, heads, dim] by rows of row_elements. By way of `own`,
+/// shared memory of the warp.
+template <typename Element, int kDim, int kRowTiles>
+__device__ __forceinline__ void store_rows(const float (&sums)[kRowTiles][kDim / 8][4], float scale, char* own,
+                                           void* gradient, int64_t first_row, int rows, int64_t row_elements, int dim) {
+  const int lane = threadIdx.x % 32;
+  __syncwarp();
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+    for (int h = 0; h < 2; ++h)
+#pragma unroll
+      for (int d = 0; d < kDim / 8; ++d)
+        *reinterpret_cast<uint32_t*>(own + ptx::swizzled_chunk<kDim>(16 * i + 8 * h + lane / 4, d) + lane % 4 * 4) =
+            pack<Element>(sums[i][d][2 * h] * scale, sums[i][d][2 * h + 1] * scale);
+  __syncwarp();
+  constexpr int kChunks = kDim / 8;
+  for (int i = lane; i < 16 * kRowTiles * kChunks; i += 32) {
+    const int row = i / kChunks, chunk = i % kChunks;
+    if (row >= rows || chunk * 8 >= dim) continue;
+    Element* out = static_cast<Element*>(gradient) + (first_row + row) * row_elements;
+    reinterpret_cast<uint4*>(out)[chunk] = *reinterpret_cast<const uint4*>(own + ptx::swizzled_chunk<kDim>(row, chunk));
+  }
+  __syncwarp();
+}
+
+/// A warp's work on its rows. kFirst, kSecond: which sums it forms.
+template <typename WarpElement, typename WarpSizes, bool kFirst, bool kSecond>
 struct BackwardWarp {
-  using Sizes = BackwardSizes<kDim>;
-  using Shared = BackwardShared<kDim>;
-  using Stage = BackwardStage<kDim>;
-  static constexpr int kRowTiles = Sizes::kRowTiles, kColumns = Sizes::kColumns;
+  using Element = WarpElement;
+  using Sizes = WarpSizes;
+  using Shared = BackwardShared<Sizes>;
+  using Stage = BackwardStage<Sizes>;
+  static constexpr int kDim = Sizes::kDim, kRowTiles = Sizes::kRowTiles, kColumns = Sizes::kColumns;
   static constexpr bool kSecondInRegisters = Sizes::kSecondInRegisters;
 
   // A thread's rows are 16·tile + 8·h + lane / 4 of its warp's; its columns 8·c + 2·(lane mod 4) + e of sixteen.
@@ -96,9 +145,8 @@ struct BackwardWarp {
   /// By all threads: the CTA's rows of both left operands, and cleared sums.
   __device__ __forceinline__ void load(Registers& r, const RowCopies<kDim, Sizes::kThreads>& first,
                                        const RowCopies<kDim, Sizes::kThreads>& second, int first_row) const {
-    const uint32_t of_first = ptx::shared_address(shared.left),
-                   of_second =
-                       kSecondInRegisters ? of_first + Shared::kLeftBytes : ptx::shared_address(shared.second_left);
+    const uint32_t of_first = ptx::shared_address(shared.first_left()),
+                   of_second = ptx::shared_address(shared.second_left());
     first.template copy<Sizes::kRows>(of_first, first_row);
     if constexpr (kFirst) second.template copy<Sizes::kRows>(of_second, first_row);
     ptx::copies_commit();
@@ -119,10 +167,10 @@ struct BackwardWarp {
     __syncthreads();
   }
 
-  /// Sixteen columns of a stage, from `column` on. `mask(score)` hides pairs.
-  template <bool kDeltaOfColumns, typename Mask>
+  /// Sixteen columns of a stage, from `column` on. `mask(score)` hides pairs; `keep(dS, dS in 16 bits)` has what only another warp's sums need.
+  template <bool kDeltaOfColumns, typename Mask, typename Keep>
   __device__ __forceinline__ void add_columns(Registers& r, const Stage& stage, uint32_t stage_address, int column,
-                                              Mask mask) const {
+                                              Mask mask, Keep keep) const {
     const uint32_t first_right = stage_address + tile_bytes<kDim>(column),
                    second_right = first_right + sizeof(Stage::first);
     Scores score, grad;
@@ -138,7 +186,7 @@ struct BackwardWarp {
         return make_float4(r.negative_delta[i][0], r.negative_delta[i][0], r.negative_delta[i][1],
                            r.negative_delta[i][1]);
     };
-    const uint32_t second_left = ptx::shared_address(shared.second_left) + tile_bytes<kDim>(warp_row) + offsets.left;
+    const uint32_t second_left = ptx::shared_address(shared.second_kept) + tile_bytes<kDim>(warp_row) + offsets.left;
 #pragma unroll
     for (int k = 0; k < kDim / 16; ++k) {
       multiply_rows<Element, kDim, true>(score, r.first_left, 0, first_right + offsets.right, k,
@@ -168,33 +216,16 @@ struct BackwardWarp {
           grads[i][2 * c + 1] = pack<Element>(x[2], x[3]);
         }
       }
+    if constexpr (kFirst) keep(score, grads);
     if constexpr (kSecond) multiply_columns<Element, kDim, kRowTiles>(r.second, weights, second_right + offsets.left);
     if constexpr (kFirst) multiply_columns<Element, kDim, kRowTiles>(r.first, grads, first_right + offsets.left);
   }
 
-  /// The warp's rows of a gradient [B, T, heads, dim], by way of shared memory that no other warp reads any more.
+  /// The warp's rows of a gradient, by way of shared memory that no other warp reads any more. `rows` are left from the CTA's first on.
   __device__ __forceinline__ void store(const float (&sums)[kRowTiles][kDim / 8][4], float scale, void* gradient,
                                         int64_t first_row, int rows, int64_t row_elements, int dim) const {
-    char* own = shared.left + tile_bytes<kDim>(warp_row);
-    __syncwarp();
-#pragma unroll
-    for (int i = 0; i < kRowTiles; ++i)
-#pragma unroll
-      for (int h = 0; h < 2; ++h)
-#pragma unroll
-        for (int d = 0; d < kDim / 8; ++d)
-          *reinterpret_cast<uint32_t*>(own + ptx::swizzled_chunk<kDim>(16 * i + 8 * h + lane / 4, d) + lane % 4 * 4) =
-              pack<Element>(sums[i][d][2 * h] * scale, sums[i][d][2 * h + 1] * scale);
-    __syncwarp();
-    constexpr int kChunks = kDim / 8;
-    for (int i = lane; i < 16 * kRowTiles * kChunks; i += 32) {
-      const int row = i / kChunks, chunk = i % kChunks;
-      if (warp_row + row >= rows || chunk * 8 >= dim) continue;
-      Element* out = static_cast<Element*>(gradient) + (first_row + warp_row + row) * row_elements;
-      reinterpret_cast<uint4*>(out)[chunk] =
-          *reinterpret_cast<const uint4*>(own + ptx::swizzled_chunk<kDim>(row, chunk));
-    }
-    __syncwarp();
+    store_rows<Element, kDim, kRowTiles>(sums, scale, shared.left + tile_bytes<kDim>(warp_row), gradient,
+                                         first_row + warp_row, rows - warp_row, row_elements, dim);
   }
 };
 

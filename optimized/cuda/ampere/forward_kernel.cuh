@@ -20,7 +20,6 @@ __global__ void __launch_bounds__(ForwardSizes<kDim>::kThreads, 2)
               last = min(first + Sizes::kRows, p.key_length) - 1, rows = last - first + 1;
     tile.frame = p.scratch.base_log2[blocks + first / tile::kColumns];
     shared.tile = tile;
-    shared.cut = visibility_of_queries(p.prefix, tile.row, p.key_blocks).first_key(last);
     const int64_t pairs = int64_t{rows} * (first + 1 - tile.first * tile::kColumns) + int64_t{rows} * (rows - 1) / 2;
     atomicAdd(reinterpret_cast<unsigned long long*>(p.visited_pairs) + tile.row,
               static_cast<unsigned long long>(pairs));
@@ -30,7 +29,8 @@ __global__ void __launch_bounds__(ForwardSizes<kDim>::kThreads, 2)
   RowCopies<kDim, Sizes::kThreads>(p.query, tile.tile.batch, tile.tile.head, p.query_length, p.key_dim)
       .template copy<Sizes::kRows>(ptx::shared_address(shared.query), tile.tile.query);
   typename ForwardTile<Element, kDim>::Registers registers;
-  tile.find_row_decay();
+  tile.find_rows();
+  __syncthreads();
   // Again with a maximum that follows every block, where weights left their format.
   for (bool follow = false;; follow = true) {
     const bool fit = tile.visit_blocks(registers, follow);

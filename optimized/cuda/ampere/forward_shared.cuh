@@ -39,8 +39,8 @@ struct ForwardShared {
   float4 bias[2][Sizes::kKeys / 2];  // of the keys in key[]
   TwoFloats base[2];                 // log₂e·c at the end of the block of the keys in value[]
   float row_decay[Sizes::kRows];     // log₂e (c_i − c before the tile's first block)
+  int row_first[Sizes::kRows];       // the first key that a row sees
   tile::Tile<Sizes::kRows> tile;
-  int cut;  // the last query's first key, where a cut or the window decides it; else none above 0
 };
 
 }  // namespace lethe::ampere

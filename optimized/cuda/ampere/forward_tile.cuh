@@ -66,15 +66,21 @@ struct ForwardTile {
     return shared.row_decay[warp_row + 16 * row_tile + 8 * h + lane / 4];
   }
 
-  __device__ __forceinline__ void find_row_decay() const {
+  __device__ __forceinline__ int first_key(int row) const { return shared.row_first[warp_row + row]; }
+
+  __device__ __forceinline__ void find_rows() const {
+    const auto visibility = visibility_of_queries(p.prefix, tile.row, p.key_blocks);
     const double base = p.prefix.base[int64_t{tile.row} * (p.key_blocks + 1) + first_block];
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i)
 #pragma unroll
       for (int h = 0; h < 2; ++h)
-        if (lane % 4 == 0)
-          row_decay(i, h) = static_cast<float>((prefix_at(p.prefix, tile.row, p.key_blocks, position_of(i, h)) - base) *
-                                               std::numbers::log2e);
+        if (lane % 4 == 0) {
+          const int position = position_of(i, h);
+          row_decay(i, h) =
+              static_cast<float>((prefix_at(p.prefix, tile.row, p.key_blocks, position) - base) * std::numbers::log2e);
+          shared.row_first[warp_row + 16 * i + 8 * h + lane / 4] = visibility.first_key(position);
+        }
     __syncwarp();
   }
 
@@ -164,17 +170,15 @@ struct ForwardTile {
       }
   }
 
-  __device__ __forceinline__ void mask(Registers& r, int n, bool across_a_cut) const {
+  __device__ __forceinline__ void mask(Registers& r, int n) const {
     const float masked = p.scale_log2 > 0 ? -INFINITY : INFINITY;
-    const auto visibility = visibility_of_queries(p.prefix, tile.row, p.key_blocks);
     const int column = n * kKeys + 2 * (lane % 4);
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i)
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const int position = position_of(i, h);
-        const int last = visibility.last_key(position) - column,
-                  first = (across_a_cut ? visibility.first_key(position) : 0) - column;
+        const int last = Visibility<QueryCuts>::last_key(position_of(i, h)) - column,
+                  first = first_key(16 * i + 8 * h + lane / 4) - column;
 #pragma unroll
         for (int c = 0; c < kScoreTiles; ++c)
 #pragma unroll
@@ -227,30 +231,33 @@ struct ForwardTile {
       for (int h = 0; h < 2; ++h) decay[i][h] = of_blocks + row_decay(i, h);
   }
 
-  /// Whether a block is masked, or m follows its logits. Without `follow`, m does so near the diagonal and at cuts only: in the first block that a row
-  /// sees.
+  /// Whether some of a tile's rows are masked in a block, or m follows its logits. Without `follow`, m does so near the diagonal only: in the first
+  /// blocks that a row sees.
   __device__ __forceinline__ bool is_special(int n, bool follow) const {
-    return follow || is_near(n) || n * kKeys < shared.cut;
+    return follow || is_near(n) || n * kKeys < shared.row_first[Sizes::kRows - 1];
   }
 
-  /// A special block whose logits are in registers, or the tile's last.
+  /// A special block whose logits are in registers, or the warp's last.
   __device__ __forceinline__ void visit(Registers& r, int n, bool more, bool follow) const {
     float offset[kRowTiles][2];
     find_decay(offset, n);
-    if (is_special(n, follow)) {
-      if (is_near(n)) {
-        if (tile.strong) add_strong_decay(r, n);
-        else add_decay(r, n, offset);
+    const bool near = is_near(n);
+    if (near) {
+      if (tile.strong) add_strong_decay(r, n);
+      else add_decay(r, n, offset);
 #pragma unroll
-        for (int i = 0; i < kRowTiles; ++i) offset[i][0] = offset[i][1] = 0;
-      }
-      mask(r, n, n * kKeys < shared.cut);
-      follow_maximum(r, offset);
+      for (int i = 0; i < kRowTiles; ++i) offset[i][0] = offset[i][1] = 0;
     }
+    if (near || n * kKeys < first_key(16 * kRowTiles - 1)) mask(r, n);
+    if (near || follow) follow_maximum(r, offset);
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i)
 #pragma unroll
-      for (int h = 0; h < 2; ++h) offset[i][h] = r.maximum[i][h] == -INFINITY ? 0 : offset[i][h] - r.maximum[i][h];
+      for (int h = 0; h < 2; ++h) {
+        // What a row doesn't see of may have a number that is NaN.
+        const bool sees = r.maximum[i][h] != -INFINITY && first_key(16 * i + 8 * h + lane / 4) < (n + 1) * kKeys;
+        offset[i][h] = sees ? offset[i][h] - r.maximum[i][h] : 0;
+      }
     if (more) step<true>(r, n, offset);
     else step<false>(r, n, offset);
   }
@@ -285,7 +292,9 @@ struct ForwardTile {
         ptx::copy_chunk(ptx::shared_address(&shared.base[n & 1]),
                         p.scratch.base_log2 + row_blocks + n * kKeys / tile::kColumns + 1);
     };
-    const int first = tile.first * (tile::kColumns / kKeys);
+    // The boundary's blocks have 128 keys.
+    const int first = max(tile.first * (tile::kColumns / kKeys), shared.row_first[0] / kKeys),
+              own_first = max(first, first_key(0) / kKeys), cut = shared.row_first[Sizes::kRows - 1];
     const int last = (min(first_position + Sizes::kRows, p.key_length) - 1) / kKeys;
     const int own_last = (min(first_position + warp_row + 16 * kRowTiles, p.key_length) - 1) / kKeys;
 
@@ -311,12 +320,12 @@ struct ForwardTile {
 #pragma unroll 1
       for (; n == first || (n > first && is_special(n, follow)); --n) {
         advance(n);
-        if (n <= own_last) visit(r, n, n > first, follow);
+        if (own_first <= n && n <= own_last) visit(r, n, n > own_first, follow);
         else if (n - 1 == own_last && n > first) multiply_scores(r, n - 1);
       }
       // Nothing of the special blocks is in the loop of most.
 #pragma unroll 1
-      for (; n > first && n * kKeys >= shared.cut; --n) {
+      for (; n > first && n * kKeys >= cut; --n) {
         advance(n);
         visit_clean(r, n);
       }

@@ -40,6 +40,7 @@ struct ForwardConsumer {
   // Of the steps.
   int block;
   bool accumulate;
+  bool fits;  // whether the lane's parts of the sums were within their bound wherever a maximum moved
 
   __device__ __forceinline__ ForwardConsumer(const ForwardParameters& a, Shared<kDim>& shared, Rows<kDim>& rows)
       : a(a), shared(shared), rows(rows), warpgroup(ptx::broadcast(threadIdx.x / 128) - 1), warp(threadIdx.x / 32 % 4),
@@ -217,6 +218,7 @@ struct ForwardConsumer {
     at.advance(kStages);
     pack_weights<Element>(rows);
     accumulate = false;
+    fits = true;
     block = last - 1;
   }
 
@@ -239,6 +241,8 @@ struct ForwardConsumer {
     release(&shared.key_empty[stage], lane);  // before the exponentials: the next load takes as long as they do
     [[maybe_unused]] bool moved;
     if constexpr (kMasked || kRepeat) {
+      // O of the clean blocks may be beyond float, and a maximum that moves hides it from the sum's bound.
+      if constexpr (!kRepeat) fits = fits && rows.sum[0] < kLargestSum / 4 && rows.sum[1] < kLargestSum / 4;
       moved = follow_maximum(rows, block_bias);
       exponentiate(rows, {offset_of(rows, 0, block_bias), offset_of(rows, 1, block_bias)});
     } else {
@@ -279,8 +283,8 @@ struct ForwardConsumer {
   __device__ __forceinline__ void finish_sums() {
 #pragma unroll
     for (int h = 0; h < 2; ++h) rows.sum[h] = sum_of_four(rows.sum[h]);
-    const bool fits = weights_fit<Element>(rows, accumulate);
-    if (!kRepeat && !__all_sync(~0u, fits) && lane == 0 && atomicExch(&shared.listed[slot.index], true) == false)
+    if (!kRepeat && !__all_sync(~0u, fits && weights_fit<Element>(rows, accumulate)) && lane == 0 &&
+        atomicExch(&shared.listed[slot.index], true) == false)
       list_tile(a, shared.index[slot.index]);
   }
 

@@ -10,6 +10,16 @@ void chunk_forward(const MatrixStateForward& arguments);
 void chunk_backward(const MatrixStateBackward& arguments);
 size_t chunk_workspace_bytes(const Shape& shape, const MatrixStateForm& form);
 
+/// vector_gates.cu: a gate a row, and perhaps one a column, by tensor cores.
+void vector_forward(const MatrixStateForward& arguments);
+void vector_backward(const MatrixStateBackward& arguments);
+size_t vector_workspace_bytes(const Shape& shape, const MatrixStateForm& form);
+
+/// delta_forward.cu, delta_backward.cu: the delta rule without a gate or with one a token, by tensor cores.
+void delta_forward(const MatrixStateForward& arguments);
+void delta_backward(const MatrixStateBackward& arguments);
+size_t delta_workspace_bytes(const Shape& shape, const MatrixStateForm& form);
+
 /// scan.cu: everything, token by token in float.
 void scan_forward(const MatrixStateForward& arguments);
 void scan_backward(const MatrixStateBackward& arguments);

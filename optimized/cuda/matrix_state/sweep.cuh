@@ -21,6 +21,7 @@
 #include "optimized/cuda/matrix_state/chunk_gates.cuh"
 #include "optimized/cuda/matrix_state/crossings.cuh"
 #include "optimized/cuda/matrix_state/tiles.cuh"
+#include "optimized/cuda/matrix_state/units.cuh"
 #include "optimized/cuda/ptx/mma.cuh"
 
 namespace lethe::matrix_state {
@@ -39,24 +40,10 @@ struct SweepShared {
   static constexpr int kBytes = kFull + kStages * sizeof(uint64_t);
 };
 
-__device__ inline float power_of_two_below(float x) {
-  const uint32_t bits = __float_as_uint(x) & 0x7f800000u;
-  return __uint_as_float(min(max(bits, 0x01000000u), 0x7e000000u));
-}
-
-__device__ inline float reciprocal_of_power(float power) {
-  return __uint_as_float(0x7f000000u - __float_as_uint(power));
-}
-
 __device__ inline float4 load_global4(const float* address) {
   float4 v;
   asm volatile("ld.global.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(address));
   return v;
-}
-
-__device__ inline float quad_sum(float x) {
-  x += __shfl_xor_sync(kAllLanes, x, 1);
-  return x + __shfl_xor_sync(kAllLanes, x, 2);
 }
 
 template <typename Element, int kRows, int kColumns, Role kRole, bool kGated>

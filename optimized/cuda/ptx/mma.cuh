@@ -55,4 +55,11 @@ __device__ inline void load_matrices_transposed(uint32_t (&registers)[4], uint32
                : "memory");
 }
 
+/// An 8×8 matrix of 16-bit elements across a warp, transposed: elements 2(l%4), 2(l%4)+1 of row l/4 in, of column l/4 out.
+__device__ inline uint32_t transpose_matrix(uint32_t of_row) {
+  uint32_t of_column;
+  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(of_column) : "r"(of_row));
+  return of_column;
+}
+
 }  // namespace lethe::ptx

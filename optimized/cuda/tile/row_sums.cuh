@@ -20,6 +20,17 @@ __device__ inline float2 sums_of_rows(float* sums, int lane) {
   else return {sums[0], sums[1]};
 }
 
+/// The same of 16 columns: a lane returns the sum of row_of_sixteen(lane), as the lane four from it does.
+__device__ inline float sum_of_sixteen_rows(float (&sums)[4], int lane) {
+  const bool upper = lane & 16, odd = lane & 8;
+#pragma unroll
+  for (int e = 0; e < 2; ++e)
+    sums[e] = (upper ? sums[2 + e] : sums[e]) + __shfl_xor_sync(~0u, upper ? sums[e] : sums[2 + e], 16);
+  const float sum = (odd ? sums[1] : sums[0]) + __shfl_xor_sync(~0u, odd ? sums[0] : sums[1], 8);
+  return sum + __shfl_xor_sync(~0u, sum, 4);
+}
+__device__ inline int row_of_sixteen(int lane) { return lane / 16 * 8 + lane % 4 * 2 + lane / 8 % 2; }
+
 /// One of two groups' sums, from the parts in a lane and in the lane 16 from it: the first group's below lane 16.
 __device__ inline float part_of_group(float first, float second, int lane) {
   const bool upper = lane & 16;

@@ -1,0 +1,59 @@
+#pragma once
+// What the passes of the delta rule read and write (delta_forward.cuh, delta_reverse.cuh, delta_gradients.cuh).
+
+#include <cuda.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+#include "optimized/cuda/matrix_state/sweep.hpp"
+
+namespace lethe::matrix_state {
+
+/// Warps of a pass over the chunks: four that hold the state, and four that prepare the next chunk for them.
+constexpr int kDeltaThreads = 2 * kComputing;
+/// Blocks of 16 × 16 numbers on and below the diagonal of a chunk's square.
+constexpr int kLowerBlocks = kWarps * (kWarps + 1) / 2;
+
+__host__ __device__ constexpr int lower_block(int row, int column) { return row * (row + 1) / 2 + column; }
+
+/// Stages of tiles in shared memory: fewer where a CTA has less of it.
+__host__ __device__ constexpr int delta_stages(bool hopper) { return hopper ? 3 : 2; }
+
+/// Arrays between the passes of a backward, of each head and chunk; those of a state's columns, of each tile of 64 columns first. Tiles are images of
+/// shared memory, 64 rows of 128 bytes in the order of tile_piece.
+struct DeltaArrays {
+  uint4* inverse;         ///< Wᵀ by blocks, each a left operand of 32 lanes
+  uint4 *before, *after;  ///< S before the chunk, R after it: one tile every 64 rows
+  float *before_unit, *after_unit;
+  uint4 *residual, *written;            ///< r, and the gradient of n
+  float *residual_unit, *written_unit;  ///< of each token
+};
+
+struct DeltaArguments {
+  CUtensorMap maps[3];  ///< of query, key and other, for compute capability 9.0
+  Operand query, key,
+      other;         ///< [B, T, H, rows], the same, [B, T, H, columns]: the value, in reverse its result's gradient
+  Gates gate, beta;  ///< no gate: null
+  float scale;
+  int64_t length;
+  int batch, heads, rows, columns;
+  const float*
+      initial;  ///< [B, H, rows, columns]: the state before the first token, in reverse the gradient after the last; null: zeros
+  float* last;  ///< the same at the other end; null: not wanted
+  void* out;    ///< [B, T, H, columns] contiguous: the values read, in reverse the gradient of the value
+  DeltaArrays arrays;
+};
+
+struct DeltaGradients {
+  Operand query, key, grad_values;
+  Gates gate, beta;
+  float scale;
+  int64_t length;
+  int batch, heads, rows, columns;
+  void *grad_query, *grad_key;   ///< [B, T, H, rows] contiguous
+  float *grad_gate, *grad_beta;  ///< [B, T, H] contiguous; grad_gate null: no gate
+  DeltaArrays arrays;
+};
+
+}  // namespace lethe::matrix_state

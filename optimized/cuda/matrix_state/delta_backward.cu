@@ -1,0 +1,87 @@
+// The backward of delta_state without a gate or with one a token: the states again, the gradients from the last token back, and those inside each chunk.
+#include <algorithm>
+
+#include "optimized/cuda/matrix_state/delta_gradients.cuh"
+#include "optimized/cuda/matrix_state/delta_launch.hpp"
+#include "optimized/cuda/matrix_state/delta_reverse.cuh"
+#include "optimized/cuda/workspace.hpp"
+
+namespace lethe::matrix_state {
+namespace {
+
+template <typename Element, int kRows>
+void launch_reversed(const DeltaArguments& p, bool hopper, cudaStream_t stream) {
+  launch_delta(delta_reversed<Element, kRows>,
+               hopper ? DeltaReverseMemory<kRows, delta_stages(true)>::kBytes
+                      : DeltaReverseMemory<kRows, delta_stages(false)>::kBytes,
+               p, stream);
+}
+
+template <typename Element, int kTiles>
+void launch_gradients(const DeltaGradients& p, cudaStream_t stream) {
+  const auto kernel = delta_gradients<Element, kTiles>;
+  constexpr int kBytes = DeltaGradientsMemory<kTiles>::kBytes;
+  cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
+             "delta rule: shared memory");
+  const int64_t chunks = (p.length + kChunk - 1) / kChunk;
+  kernel<<<static_cast<unsigned>(p.batch * p.heads * chunks), kComputing, kBytes, stream>>>(p);
+  cuda_check(cudaGetLastError(), "delta rule: launch");
+}
+
+template <typename Element>
+void launch_both(const DeltaArguments& reversed, const DeltaGradients& gradients, bool hopper, cudaStream_t stream) {
+  reversed.rows <= 64 ? launch_reversed<Element, 64>(reversed, hopper, stream)
+                      : launch_reversed<Element, 128>(reversed, hopper, stream);
+  reversed.columns <= 64 ? launch_gradients<Element, 1>(gradients, stream)
+                         : launch_gradients<Element, 2>(gradients, stream);
+}
+
+DeltaArrays arrays_of(Workspace& memory, const Shape& shape) {
+  const int64_t chunks = shape.batch * shape.heads * ((shape.key_length + kChunk - 1) / kChunk);
+  const int64_t tiles = (shape.value_dim + 63) / 64 * chunks, row_tiles = (shape.key_dim + 63) / 64;
+  constexpr int64_t kPieces = kPanel / sizeof(uint4);
+  DeltaArrays arrays{};
+  arrays.inverse = memory.take<uint4>(chunks * kLowerBlocks * 32);
+  arrays.before = memory.take<uint4>(tiles * row_tiles * kPieces);
+  arrays.after = memory.take<uint4>(tiles * row_tiles * kPieces);
+  arrays.before_unit = memory.take<float>(tiles);
+  arrays.after_unit = memory.take<float>(tiles);
+  arrays.residual = memory.take<uint4>(tiles * kPieces);
+  arrays.written = memory.take<uint4>(tiles * kPieces);
+  arrays.residual_unit = memory.take<float>(tiles * kChunk);
+  arrays.written_unit = memory.take<float>(tiles * kChunk);
+  return arrays;
+}
+
+}  // namespace
+
+size_t delta_workspace_bytes(const Shape& shape, const MatrixStateForm&) {
+  Workspace memory(nullptr);
+  arrays_of(memory, shape);
+  return memory.bytes();
+}
+
+void delta_backward(const MatrixStateBackward& a) {
+  Workspace memory(a.workspace);
+  const bool hopper = runs_hopper_code();
+  const DeltaArrays arrays = arrays_of(memory, a.shape);
+
+  DeltaArguments states = delta_arguments(a, a.value, hopper);
+  states.initial = a.initial_state;
+  states.arrays = arrays;
+  launch_delta_states(states, a.dtype, a.stream);
+
+  DeltaArguments reversed = delta_arguments(a, a.grad_values, hopper);
+  reversed.initial = a.grad_last_state;
+  reversed.last = a.grad_initial_state;
+  reversed.out = a.grad_value;
+  reversed.arrays = arrays;
+  const DeltaGradients gradients{a.query,        a.key,           a.grad_values,    reversed.gate,
+                                 a.beta,         reversed.scale,  reversed.length,  reversed.batch,
+                                 reversed.heads, reversed.rows,   reversed.columns, a.grad_query,
+                                 a.grad_key,     a.grad_key_gate, a.grad_beta,      arrays};
+  a.dtype == Dtype::kBFloat16 ? launch_both<__nv_bfloat16>(reversed, gradients, hopper, a.stream)
+                              : launch_both<__half>(reversed, gradients, hopper, a.stream);
+}
+
+}  // namespace lethe::matrix_state

@@ -1,0 +1,76 @@
+// delta_state without a gate or with one a token, by chunks of 64 tokens: the forward, and the one that a backward runs first.
+#include "optimized/cuda/matrix_state/delta_forward.cuh"
+
+#include "optimized/cuda/hopper/tensor_map.hpp"
+#include "optimized/cuda/matrix_state/delta_launch.hpp"
+
+namespace lethe::matrix_state {
+namespace {
+
+template <typename Element, int kRows, bool kKeeps>
+void launch_instance(const DeltaArguments& p, bool hopper, cudaStream_t stream) {
+  launch_delta(delta_chunks<Element, kRows, kKeeps>,
+               hopper ? DeltaForwardMemory<kRows, delta_stages(true)>::kBytes
+                      : DeltaForwardMemory<kRows, delta_stages(false)>::kBytes,
+               p, stream);
+}
+
+template <typename Element, bool kKeeps>
+void launch_rows(const DeltaArguments& p, bool hopper, cudaStream_t stream) {
+  p.rows <= 64 ? launch_instance<Element, 64, kKeeps>(p, hopper, stream)
+               : launch_instance<Element, 128, kKeeps>(p, hopper, stream);
+}
+
+template <bool kKeeps>
+void launch(const DeltaArguments& p, Dtype dtype, cudaStream_t stream) {
+  const bool hopper = runs_hopper_code();
+  dtype == Dtype::kBFloat16 ? launch_rows<__nv_bfloat16, kKeeps>(p, hopper, stream)
+                            : launch_rows<__half, kKeeps>(p, hopper, stream);
+}
+
+}  // namespace
+
+bool runs_hopper_code() {
+  int device;
+  cuda_check(cudaGetDevice(&device), "delta rule: device");
+  return compute_capability(device) / 10 == 9;
+}
+
+DeltaArguments delta_arguments(const MatrixStateInput& in, const Operand& other, bool hopper) {
+  DeltaArguments p{};
+  p.query = in.query;
+  p.key = in.key;
+  p.other = other;
+  p.gate = {static_cast<const float*>(in.key_gate.data), in.key_gate.batch_stride, in.key_gate.token_stride,
+            in.key_gate.head_stride};
+  p.beta = in.beta;
+  p.scale = static_cast<float>(in.scale);
+  p.length = in.shape.key_length;
+  p.batch = static_cast<int>(in.shape.batch);
+  p.heads = static_cast<int>(in.shape.heads);
+  p.rows = static_cast<int>(in.shape.key_dim);
+  p.columns = static_cast<int>(in.shape.value_dim);
+  if (hopper) {
+    const auto map = [&](const Operand& operand, int64_t dim) {
+      return tensor_map(operand, in.dtype, p.batch, p.length, p.heads, dim, kChunk);
+    };
+    p.maps[0] = map(p.query, p.rows);
+    p.maps[1] = map(p.key, p.rows);
+    p.maps[2] = map(p.other, p.columns);
+  }
+  return p;
+}
+
+void launch_delta_states(const DeltaArguments& arguments, Dtype dtype, cudaStream_t stream) {
+  launch<true>(arguments, dtype, stream);
+}
+
+void delta_forward(const MatrixStateForward& a) {
+  DeltaArguments p = delta_arguments(a, a.value, runs_hopper_code());
+  p.initial = a.initial_state;
+  p.last = a.last_state;
+  p.out = a.values;
+  launch<false>(p, a.dtype, a.stream);
+}
+
+}  // namespace lethe::matrix_state

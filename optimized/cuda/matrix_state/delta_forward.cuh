@@ -1,0 +1,439 @@
+#pragma once
+// The delta rule forwards, a CTA a head and 64 columns of its state, in chunks of 64 tokens. With γ_i the gates from the chunk's beginning to token i and
+// D_ij those that separate i and j:
+//
+//   X = V − γ ∘ K S       W = (I + G β)⁻¹ G,  G_ij = D_ij k_i·k_j below the diagonal
+//   R = X − W (β ∘ X)     N = β ∘ R
+//   O = scale · (γ ∘ Q S + P N),  P_ij = D_ij q_i·k_j up to the diagonal          S ← γ_C S + (D_C ∘ K)ᵀ N
+//
+// Four warps hold the state and compute these lines. The other four prepare the next chunk: they bring its tiles, make its rows float16, and compute P
+// and W. W is solved by blocks of 16 rows, those on the diagonal in float.
+
+#include "optimized/cuda/matrix_state/delta_parts.cuh"
+
+namespace lethe::matrix_state {
+
+/// Of each token of a chunk, what the state's warps multiply with.
+struct alignas(16) DeltaForwardRows {
+  float read_key[kChunk];      ///< γ, and the key's unit
+  float read_query[kChunk];    ///< γ, and the query's unit
+  float inverse_unit[kChunk];  ///< of W's rows
+  float pair_unit[kChunk];     ///< of P's rows; until they are there, of the queries
+  float write[kChunk];         ///< D_C, and the key's unit
+  float beta[kChunk];
+  float total;  ///< γ_C
+};
+
+struct DeltaForwardShared {
+  DeltaForwardRows rows[2];
+  alignas(16) ChunkGates gates;
+  alignas(16) float key_unit[kChunk];
+  float strength[kChunk];  ///< β times the key's unit
+  float factor[kChunk];    ///< units of X's rows, then of N's
+  float largest[kWarps];
+  uint64_t full[3];  ///< mbarriers of the stages
+};
+
+template <int kRows, int kStages>
+struct DeltaForwardMemory {
+  static constexpr int kTile = kRows / 64 * kPanel, kKey = kTile, kValue = 2 * kTile, kStage = 2 * kTile + kPanel;
+  static constexpr int kPairs = kStages * kStage, kInverse = kPairs + 2 * kFragments;
+  static constexpr int kState = kInverse + 2 * kFragments, kSolution = kState + kTile, kOthers = kSolution + kPanel;
+  static constexpr int kBytes = kOthers + sizeof(DeltaForwardShared);
+};
+
+/// The blocks (i, j ≤ i) of W to `solution` as float16; `sums` has G's rows of this warp and returns W's. `scratch`: 16 rows of 20 floats, this warp's.
+__device__ __forceinline__ void solve_rows(Sums& sums, uint32_t solution, float* scratch, const float* strength,
+                                           const float* key_unit, int block, int lane) {
+  constexpr int kStride = 20;
+  const int g = lane / 4, t = lane % 4;
+  const auto column_factor = [&](int column) {
+    return strength[column] * key_unit[column];
+  };  // β, and the key's unit twice
+  const float one[2] = {1.0f, 1.0f};
+  store_rows<__half>(sums, one, solution, block, lane);
+#pragma unroll
+  for (int c = 0; c < 8; ++c)
+    if (c / 2 == block)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) scratch[(g + 8 * (e / 2)) * kStride + 8 * (c % 2) + 2 * t + e % 2] = sums[c][e];
+  __syncwarp();
+  if (lane < 16) {
+    float weighted[16];
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+      float sum = i > lane ? scratch[i * kStride + lane] : 0.0f;
+#pragma unroll
+      for (int j = 0; j < i; j += 4) {
+        const float4 row = *reinterpret_cast<const float4*>(scratch + i * kStride + j);
+        sum = fmaf(-row.x, weighted[j], sum);
+        if (j + 1 < i) sum = fmaf(-row.y, weighted[j + 1], sum);
+        if (j + 2 < i) sum = fmaf(-row.z, weighted[j + 2], sum);
+        if (j + 3 < i) sum = fmaf(-row.w, weighted[j + 3], sum);
+      }
+      if (i > lane) scratch[lane * kStride + i] = sum;  // above the diagonal, whose numbers are not used
+      weighted[i] = sum * column_factor(16 * block + i);
+    }
+  }
+  __syncwarp();
+  // The other blocks of (I − W_b β) G_b, W_b the diagonal block.
+  float diagonal[2][4];
+  uint32_t left[4];
+#pragma unroll
+  for (int n = 0; n < 2; ++n) {
+    const int column = 8 * n + 2 * t;
+    const float near = -column_factor(16 * block + column), far = -column_factor(16 * block + column + 1);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = g + 8 * half;
+      const float x = row > column ? scratch[column * kStride + row] : 0.0f,
+                  y = row > column + 1 ? scratch[(column + 1) * kStride + row] : 0.0f;
+      diagonal[n][2 * half] = x;
+      diagonal[n][2 * half + 1] = y;
+      left[2 * n + half] = pack<__half>(x * near, y * far);
+    }
+  }
+  const auto add_columns = [&](const uint32_t(&a)[4], int k, int end) {  // blocks 0 … end − 1 of row block k
+#pragma unroll
+    for (int j = 0; j < kWarps - 1; ++j) {
+      if (j >= end) continue;
+      uint32_t b[4];
+      load_right_rows(b, solution, k, j, lane);
+      ptx::multiply_add<__half>(sums[2 * j], a, b[0], b[1]);
+      ptx::multiply_add<__half>(sums[2 * j + 1], a, b[2], b[3]);
+    }
+  };
+  add_columns(left, block, block);
+#pragma unroll
+  for (int c = 0; c < 8; ++c) {
+    if (c / 2 != block) continue;
+#pragma unroll
+    for (int e = 0; e < 4; ++e) sums[c][e] = diagonal[c % 2][e];
+  }
+  const auto store_block = [&](int j) {
+#pragma unroll
+    for (int c = 0; c < 8; ++c) {
+      if (c / 2 != j) continue;
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        ptx::store_word(at_piece(sums_address(solution, block, lane), c) + 1024 * half,
+                        pack<__half>(sums[c][2 * half], sums[c][2 * half + 1]));
+    }
+  };
+  store_block(block);
+  ptx::named_barrier_sync(kPrepareBarrier, kComputing);
+  if (block == 0) return;
+  // W_j = Y_j − Σ_{j ≤ k < block} Y_k β W_kj, Y the above.
+  uint32_t lefts[kWarps - 1][4];
+#pragma unroll
+  for (int k = 0; k < kWarps - 1; ++k) {
+    if (k >= block) continue;
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+      const int column = 16 * k + 8 * n + 2 * t;
+      const float near = -column_factor(column), far = -column_factor(column + 1);
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        lefts[k][2 * n + half] = pack<__half>(sums[2 * k + n][2 * half] * near, sums[2 * k + n][2 * half + 1] * far);
+    }
+  }
+  if (block >= 2) ptx::named_barrier_sync(kFirstRowBarrier, 3 * 32);
+  if (block == 3) ptx::named_barrier_sync(kSecondRowBarrier, 2 * 32);
+#pragma unroll
+  for (int k = 0; k < kWarps - 1; ++k)
+    if (k < block) add_columns(lefts[k], k, k + 1);
+#pragma unroll
+  for (int j = 0; j < kWarps - 1; ++j)
+    if (j < block) store_block(j);
+  __syncwarp();
+  if (block == 1) ptx::named_barrier_arrive(kFirstRowBarrier, 3 * 32);
+  if (block == 2) ptx::named_barrier_arrive(kSecondRowBarrier, 2 * 32);
+}
+
+template <typename Element, int kRows, bool kKeeps>
+__global__ void __launch_bounds__(kDeltaThreads, kRows == 64 ? 2 : 1)
+    delta_chunks(const __grid_constant__ DeltaArguments p) {
+#if __CUDA_ARCH__ >= 900
+  constexpr int kStages = delta_stages(true);
+#else
+  constexpr int kStages = delta_stages(false);
+#endif
+  using Memory = DeltaForwardMemory<kRows, kStages>;
+  constexpr int kPanels = kRows / 64;
+  extern __shared__ __align__(1024) char memory[];
+  const uint32_t base = ptx::shared_address(memory);
+  auto& shared = *reinterpret_cast<DeltaForwardShared*>(memory + Memory::kOthers);
+
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, block = warp % kWarps, g = lane / 4, t = lane % 4;
+  const bool prepares = warp >= kWarps;
+  const int tiles = (p.columns + 63) / 64, tile = blockIdx.x % tiles, column = 64 * tile,
+            columns = min(64, p.columns - column);
+  const int64_t head = blockIdx.x / tiles, b = head / p.heads, h = head % p.heads;
+  const int chunks = static_cast<int>((p.length + kChunk - 1) / kChunk);
+  const auto index_of = [&](int n) { return head * chunks + n; };
+  const auto tile_index_of = [&](int n) {
+    return static_cast<int64_t>(tile) * p.batch * p.heads * chunks + index_of(n);
+  };
+  const auto stage_of = [&](int n) { return base + n % kStages * Memory::kStage; };
+  const auto place_of = [&](int row, int c) { return (head * p.rows + row) * p.columns + column + c; };
+  const int i0 = 16 * block + g;
+
+#if __CUDA_ARCH__ >= 900
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kStages; ++i) ptx::mbarrier_init(&shared.full[i], 1);
+    ptx::mbarrier_init_fence();
+  }
+  __syncthreads();
+#endif
+  const auto copy = [&](int n) {
+    const int64_t first = static_cast<int64_t>(n) * kChunk;
+#if __CUDA_ARCH__ >= 900
+    if (n >= chunks || block > 0 || lane > 0) return;
+    char* const to = memory + n % kStages * Memory::kStage;
+    uint64_t* const full = &shared.full[n % kStages];
+    ptx::mbarrier_arrive_expect(full, kKeeps ? Memory::kTile + kPanel : Memory::kStage);
+    const auto bring = [&](int offset, const CUtensorMap& map, int from) {
+      ptx::load_tile(to + offset, &map, full, from, static_cast<int>(h), static_cast<int>(first), static_cast<int>(b));
+    };
+#pragma unroll
+    for (int panel = 0; panel < kPanels; ++panel) {
+      if constexpr (!kKeeps) bring(panel * kPanel, p.maps[0], 64 * panel);
+      bring(Memory::kKey + panel * kPanel, p.maps[1], 64 * panel);
+    }
+    bring(Memory::kValue, p.maps[2], column);
+#else
+    if (n < chunks) {
+      const uint32_t to = stage_of(n);
+      if constexpr (!kKeeps) copy_rows<kPanels>(to, p.query, b, h, 0, p.rows, first, p.length, block, lane);
+      copy_rows<kPanels>(to + Memory::kKey, p.key, b, h, 0, p.rows, first, p.length, block, lane);
+      copy_rows<1>(to + Memory::kValue, p.other, b, h, column, p.columns, first, p.length, block, lane);
+    }
+    ptx::copies_commit();
+#endif
+  };
+
+  RawChunk raw;
+  // Chunk n's rows, P and W.
+  const auto prepare = [&](int n) {
+    DeltaForwardRows& rows = shared.rows[n & 1];
+    const uint32_t query = stage_of(n), key = query + Memory::kKey, solution = base + Memory::kSolution;
+    if (block == 0) {
+      prepare_gates(shared.gates, raw.gates, 1.0f, 1.0f, false, lane);
+      *reinterpret_cast<float2*>(&rows.beta[2 * lane]) = raw.beta;
+      if (n + 1 < chunks) raw.load(p.gate, p.beta, p.length, b, h, static_cast<int64_t>(n + 1) * kChunk, lane);
+    }
+#if __CUDA_ARCH__ >= 900
+    ptx::mbarrier_wait(&shared.full[n % kStages], n / kStages & 1);
+#else
+    ptx::copies_wait<kStages - 2>();
+    __syncwarp();
+#endif
+    if constexpr (!kKeeps) normalize_rows<Element, kPanels>(query, rows.pair_unit, block, lane);
+    normalize_rows<Element, kPanels>(key, shared.key_unit, block, lane);
+    ptx::named_barrier_sync(kPrepareBarrier, kComputing);
+    const int token = threadIdx.x - kComputing;
+    if (token < kChunk) {
+      const float unit = shared.key_unit[token];
+      shared.strength[token] = rows.beta[token] * unit;
+      rows.read_key[token] = shared.gates.read[token] * unit;
+      rows.write[token] = shared.gates.write[token] * unit;
+      if constexpr (!kKeeps) rows.read_query[token] = shared.gates.read[token] * rows.pair_unit[token];
+      if (token == 0) rows.total = shared.gates.total;
+    }
+    // Products of this warp's rows with keys, times D; keys up to the row or before it.
+    const auto weigh = [&](Sums& sums, int before) {
+      const int first_seen[2] = {shared.gates.first_seen[i0], shared.gates.first_seen[i0 + 8]};
+      const float sum[2] = {shared.gates.sum[i0], shared.gates.sum[i0 + 8]};
+#pragma unroll
+      for (int c = 0; c < 8; ++c) {
+        if (c / 2 > block) continue;
+        const int j = 8 * c + 2 * t;
+        const float2 sum_j = *reinterpret_cast<const float2*>(&shared.gates.sum[j]);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const int half = e / 2, row = i0 + 8 * half, at = j + e % 2;
+          const bool seen = sees(row, at, first_seen[half]) && at <= row - before;
+          const float decay = exp2_approximate(sum[half] - (e % 2 ? sum_j.y : sum_j.x));
+          sums[c][e] = seen ? sums[c][e] * decay : 0.0f;
+        }
+      }
+    };
+    const auto times_columns = [&](Sums& sums, const float* factors) {
+#pragma unroll
+      for (int c = 0; c < 8; ++c) {
+        if (c / 2 > block) continue;
+        const float2 factor = *reinterpret_cast<const float2*>(factors + 8 * c + 2 * t);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) sums[c][e] *= e % 2 ? factor.y : factor.x;
+      }
+    };
+    const auto store = [&](const Sums& sums, int offset, float* units, const float(&row_unit)[2]) {
+      float unit[2];
+      uint4* const to = reinterpret_cast<uint4*>(memory + offset + (n & 1) * kFragments) + lane;
+      store_fragments(sums, unit, 0, block + 1, [&](int k) { return to + 32 * lower_block(block, k); });
+      if (t == 0) units[i0] = row_unit[0] * unit[0], units[i0 + 8] = row_unit[1] * unit[1];
+    };
+    const float key_unit[2] = {shared.key_unit[i0], shared.key_unit[i0 + 8]};
+    Sums sums = {};
+    multiply_rows<kRows / 16>(sums, key, key, block, 0, block + 1, lane);
+    weigh(sums, 1);
+    ptx::named_barrier_sync(kPrepareBarrier, kComputing);  // strengths
+    solve_rows(sums, solution,
+               reinterpret_cast<float*>(memory + Memory::kPairs + (n & 1) * kFragments + block * (kFragments / kWarps)),
+               shared.strength, shared.key_unit, block, lane);
+    if constexpr (kKeeps) {
+      uint4* const to = p.arrays.inverse + index_of(n) * (kLowerBlocks * 32) + lane;
+      if (tile == 0)
+        for (int j = 0; j <= block; ++j) {
+          uint32_t words[4];
+          load_transposed_left(words, solution, block, j, lane);
+          to[32 * lower_block(block, j)] = {words[0], words[1], words[2], words[3]};
+        }
+    }
+    times_columns(sums, shared.strength);
+    store(sums, Memory::kInverse, rows.inverse_unit, key_unit);
+    if constexpr (!kKeeps) {
+      // All warps have left the scratch, which lies where the pairs go.
+      ptx::named_barrier_sync(kPrepareBarrier, kComputing);
+      Sums pairs = {};
+      multiply_rows<kRows / 16>(pairs, query, key, block, 0, block + 1, lane);
+      weigh(pairs, 0);
+      times_columns(pairs, shared.key_unit);
+      const float query_unit[2] = {rows.pair_unit[i0], rows.pair_unit[i0 + 8]};
+      store(pairs, Memory::kPairs, rows.pair_unit, query_unit);
+    }
+  };
+
+  DeltaState<kRows> state;
+  if (!prepares) {
+    state.load(p.initial, p.rows, columns, place_of, block, lane);
+    const float largest = state.largest();
+    if (lane == 0) shared.largest[warp] = largest;
+  }
+  const int64_t token_bytes = static_cast<int64_t>(p.heads) * p.columns * 2;
+  char* const out = static_cast<char*>(p.out) + ((b * p.length * p.heads + h) * p.columns + column) * 2;
+
+  const auto compute = [&](int n) {
+    const DeltaForwardRows& rows = shared.rows[n & 1];
+    const uint32_t query = stage_of(n), key = query + Memory::kKey, value = query + Memory::kValue,
+                   rounded = base + Memory::kState;
+    const float most = power_of_two_below(
+                    fmaxf(fmaxf(shared.largest[0], shared.largest[1]), fmaxf(shared.largest[2], shared.largest[3]))),
+                state_unit = most * state.unit;
+    state.round_to(rounded, reciprocal_of_power(most), block, lane);
+    ptx::named_barrier_sync(kStateBarrier, kComputing);
+    if constexpr (kKeeps) {
+      uint4* const to = p.arrays.before + tile_index_of(n) * (Memory::kTile / 16);
+#pragma unroll
+      for (int m = 0; m < kPanels; ++m) write_image(to + m * (kPanel / 16), rounded + m * kPanel, block, lane);
+      if (threadIdx.x == 0) p.arrays.before_unit[tile_index_of(n)] = state_unit;
+    }
+    // The rows `block` of a tile times the state.
+    const auto read_state = [&](Sums& sums, uint32_t tile_of_rows) {
+#pragma unroll
+      for (int k = 0; k < kRows / 16; ++k) {
+        uint32_t a[4];
+        load_left(a, tile_of_rows, block, k, lane);
+        add_rows(sums, a, rounded, k, lane);
+      }
+    };
+    Sums x = {};
+    read_state(x, key);
+    {
+      const float factor[2] = {rows.read_key[i0] * state_unit, rows.read_key[i0 + 8] * state_unit};
+#pragma unroll
+      for (int c = 0; c < 8; ++c)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const float2 v = unpack<Element>(ptx::load_word(at_piece(sums_address(value, block, lane), c) + 1024 * half));
+          x[c][2 * half] = v.x - factor[half] * x[c][2 * half];
+          x[c][2 * half + 1] = v.y - factor[half] * x[c][2 * half + 1];
+        }
+    }
+    float unit[2];
+    const auto put_rows = [&](const Sums& sums, uint32_t to) {
+      row_units(sums, unit);
+      const float inverse[2] = {reciprocal_of_power(unit[0]), reciprocal_of_power(unit[1])};
+      store_rows<__half>(sums, inverse, to, block, lane);
+    };
+    const auto put_units = [&](float* to) {
+      if (t == 0) to[i0] = unit[0], to[i0 + 8] = unit[1];
+    };
+    put_rows(x, value);  // over the values of this warp's rows
+    put_units(shared.factor);
+    ptx::named_barrier_sync(kStateBarrier, kComputing);
+    const auto fragments = [&](int offset) {
+      const uint4* from = reinterpret_cast<const uint4*>(memory + offset + (n & 1) * kFragments) + lane;
+      return [=](int k) { return from[32 * lower_block(block, k)]; };
+    };
+    {
+      const float outer[2] = {rows.inverse_unit[i0], rows.inverse_unit[i0 + 8]}, own[2] = {unit[0], unit[1]};
+      multiply_weighted<true>(x, outer, own, fragments(Memory::kInverse), shared.factor, value, 0, block + 1, lane);
+    }
+    ptx::named_barrier_sync(kStateBarrier, kComputing);  // X's tile is read
+    if constexpr (kKeeps) {
+      put_rows(x, query);
+      put_units(p.arrays.residual_unit + tile_index_of(n) * kChunk);
+      __syncwarp();
+      write_image(p.arrays.residual + tile_index_of(n) * (kPanel / 16), query, block, lane);
+    }
+    const float beta[2] = {rows.beta[i0], rows.beta[i0 + 8]};
+    scale_rows(x, beta);
+    put_rows(x, value);
+    put_units(shared.factor);
+    Sums read = {};
+    const float factor[2] = {rows.read_query[i0] * state_unit, rows.read_query[i0 + 8] * state_unit};
+    if constexpr (!kKeeps) {
+      read_state(read, query);
+      scale_rows(read, factor);
+    }
+    ptx::named_barrier_sync(kStateBarrier, kComputing);
+    if constexpr (!kKeeps) {
+      const float outer[2] = {rows.pair_unit[i0], rows.pair_unit[i0 + 8]},
+                  own[2] = {kRows * factor[0], kRows * factor[1]};
+      multiply_weighted<false>(read, outer, own, fragments(Memory::kPairs), shared.factor, value, 0, block + 1, lane);
+      const float scale[2] = {p.scale, p.scale};
+      __syncwarp();
+      store_rows<Element>(read, scale, query, block, lane);  // over this warp's queries
+      __syncwarp();
+      const int64_t first = static_cast<int64_t>(n) * kChunk;
+      write_rows(out + first * token_bytes, token_bytes, p.length - first, columns, query, block, lane);
+    }
+    state.change_unit(largest_product(rows.write, shared.factor, lane), state_unit, rows.total);
+    const float inverse = reciprocal_of_power(state.unit);
+#pragma unroll
+    for (int k = 0; k < kWarps; ++k) {
+      const int j = 16 * k + 2 * t;
+      const float2 near{rows.write[j] * shared.factor[j] * inverse, rows.write[j + 1] * shared.factor[j + 1] * inverse},
+          far{rows.write[j + 8] * shared.factor[j + 8] * inverse, rows.write[j + 9] * shared.factor[j + 9] * inverse};
+#pragma unroll
+      for (int m = 0; m < kPanels; ++m) {
+        uint32_t left[4];
+        load_weighted_transposed(left, key, k, 4 * m + block, near, far, lane);
+        add_rows(state.x[m], left, value, k, lane);
+      }
+    }
+    const float largest = state.largest();
+    if (lane == 0) shared.largest[warp] = largest;
+  };
+
+  if (prepares) {
+    raw.load(p.gate, p.beta, p.length, b, h, 0, lane);
+    for (int n = 0; n + 2 < kStages; ++n) copy(n);
+  }
+  for (int n = -1; n < chunks; ++n) {
+    __syncthreads();
+    if (prepares) {
+      copy(n + kStages - 1);
+      if (n + 1 < chunks) prepare(n + 1);
+    } else if (n >= 0) {
+      compute(n);
+    }
+#if __CUDA_ARCH__ >= 900
+    ptx::fence_async_shared();  // before the copy engine writes this stage
+#endif
+  }
+  if (p.last && !prepares) state.store(p.last, p.rows, columns, place_of, block, lane);
+}
+
+}  // namespace lethe::matrix_state

@@ -1,0 +1,30 @@
+#pragma once
+// What the launches of the delta rule's passes share.
+
+#include "optimized/cuda/attention.hpp"
+#include "optimized/cuda/check.hpp"
+#include "optimized/cuda/matrix_state.hpp"
+#include "optimized/cuda/matrix_state/delta.hpp"
+#include "optimized/cuda/matrix_state/families.hpp"
+
+namespace lethe::matrix_state {
+
+/// Whether the current device runs the code of compute capability 9.0, and not that of 8.0.
+bool runs_hopper_code();
+
+/// The arguments of a pass that reads `other` beside query and key.
+DeltaArguments delta_arguments(const MatrixStateInput& in, const Operand& other, bool hopper);
+
+/// The forward that keeps for a backward what it needs.
+void launch_delta_states(const DeltaArguments& arguments, Dtype dtype, cudaStream_t stream);
+
+/// Launches a kernel of the pass, a CTA a head and 64 columns.
+template <typename Kernel>
+void launch_delta(Kernel kernel, int bytes, const DeltaArguments& p, cudaStream_t stream) {
+  cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+             "delta rule: shared memory");
+  kernel<<<static_cast<unsigned>(p.batch * p.heads * ((p.columns + 63) / 64)), kDeltaThreads, bytes, stream>>>(p);
+  cuda_check(cudaGetLastError(), "delta rule: launch");
+}
+
+}  // namespace lethe::matrix_state

@@ -1,0 +1,54 @@
+#pragma once
+// What the kernels for gates of rows and columns share: where a CTA is, and their powers of two.
+
+#include "optimized/cuda/arithmetic.cuh"
+#include "optimized/cuda/matrix_state/vector_gates.hpp"
+#include "optimized/cuda/ptx/address.cuh"
+#include "optimized/cuda/ptx/copy_async.cuh"
+#include "optimized/cuda/ptx/mma.cuh"
+#include "optimized/cuda/ptx/words.cuh"
+
+namespace lethe::matrix_state {
+
+constexpr int kTokens = 64;        ///< of a chunk
+constexpr int kSweepColumns = 64;  ///< of a state that one CTA sweeps
+constexpr int kVectorThreads = 256;
+constexpr unsigned kEveryLane = 0xffffffffu;
+constexpr float kLog2e = 1.4426950408889634f;
+
+/// The head and columns of a CTA. In reverse, row r of the pass is token `last` − r, else r.
+struct VectorPlace {
+  int64_t head, b, h;
+  int column;
+  int64_t last;  ///< −1: in order
+  __device__ __forceinline__ int64_t token(int64_t row) const { return last < 0 ? row : last - row; }
+};
+
+__device__ inline float2 product(float2 x, float2 y) { return {x.x * y.x, x.y * y.y}; }
+
+/// The power of two at or below x ≥ 0, not a subnormal one; and 1 over it.
+__device__ inline float power_below(float x) {
+  const uint32_t bits = __float_as_uint(x) & 0x7f800000u;
+  return __uint_as_float(min(max(bits, 0x01000000u), 0x7e000000u));
+}
+__device__ inline float inverse_of_power(float power) { return __uint_as_float(0x7f000000u - __float_as_uint(power)); }
+
+/// From the address of a piece of a swizzled tile (ptx/address.cuh) that of the same piece `rows` rows below, where the sum of the rows' last three bits
+/// carries nothing; and of the pieces 16·k columns to the right.
+template <int kColumns>
+__device__ __forceinline__ uint32_t rows_below(uint32_t address, int rows) {
+  if constexpr (kColumns % 64 == 0) return (address ^ (rows & 7) << 4) + rows * (kColumns * 2);
+  else return (address ^ (rows >> 1 & 3) << 4) + rows * (kColumns * 2);
+}
+template <int kColumns>
+__device__ __forceinline__ uint32_t steps_right(uint32_t address, int k) {
+  if constexpr (kColumns % 64 == 0) return (address ^ (k % 4 << 5)) + k / 4 * 128;
+  else return address ^ (k << 5);
+}
+
+/// Byte offset of eight pairs of a row among 16 rows of 16: rows in groups of four have their halves exchanged, so that eight are in different banks.
+__device__ inline uint32_t pair_piece(uint32_t row, uint32_t piece) {
+  return row * 32 + ((piece ^ (row >> 2 & 1)) << 4);
+}
+
+}  // namespace lethe::matrix_state

@@ -1,0 +1,34 @@
+#pragma once
+// Words of shared memory by the 32-bit addresses of ptx/address.cuh.
+
+#include <cstdint>
+
+namespace lethe::ptx {
+
+__device__ inline uint32_t load_word(uint32_t shared) {
+  uint32_t word;
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"(shared) : "memory");
+  return word;
+}
+
+__device__ inline void store_word(uint32_t shared, uint32_t word) {
+  asm volatile("st.shared.b32 [%0], %1;" ::"r"(shared), "r"(word) : "memory");
+}
+
+/// Four words; the address is a multiple of 16.
+__device__ inline uint4 load_words(uint32_t shared) {
+  uint4 words;
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
+               : "r"(shared)
+               : "memory");
+  return words;
+}
+
+__device__ inline void store_words(uint32_t shared, uint4 words) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(words.x), "r"(words.y), "r"(words.z),
+               "r"(words.w)
+               : "memory");
+}
+
+}  // namespace lethe::ptx

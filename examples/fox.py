@@ -26,6 +26,7 @@ class Config:
     forgets: bool = True           # forget gate instead of RoPE
     rope_base: float = 500000.0
     log_pruning_tolerance: float | None = None  # log ε of Adaptive Computation Pruning
+    prune_by_mass: bool = True  # bounds the sum of the pruned weights; else each by the largest, as in the paper
 
 
 def rms_norm(x, weight, epsilon=1e-6):
@@ -78,7 +79,8 @@ class Attention(nn.Module):
             if tolerance is not None and self.config.pro:  # |q·k|/√D ≤ max|γq| max|γk| √D: ACP, Appendix A
                 largest = self.q_norm.weight.detach().abs().max() * self.k_norm.weight.detach().abs().max()
                 bound = (largest * (q.shape[-1] ** 0.5 * (1 + 4 * torch.finfo(q.dtype).eps))).expand(heads)
-            o = torch.ops.lethe.forgetting_attention(q, k, v, log_forget, log_pruning_tolerance=tolerance, logit_bound=bound)
+            o = torch.ops.lethe.forgetting_attention(q, k, v, log_forget, log_pruning_tolerance=tolerance, logit_bound=bound,
+                                                     prune_by_mass=self.config.prune_by_mass)
         else:
             q, k = (rotated(u, rotation) for u in (q, k))
             o = F.scaled_dot_product_attention(*(u.transpose(1, 2) for u in (q, k, v)), is_causal=True).transpose(1, 2)

@@ -25,7 +25,7 @@ class Implementation:
 
 def lethe(pruned=False, zero_gate=False, given_bound=False):
     def forward(inputs):
-        options = {"log_pruning_tolerance": LOG_TOLERANCE} if pruned else {}
+        options = {"log_pruning_tolerance": LOG_TOLERANCE, "prune_by_mass": False} if pruned else {}  # the paper's bound
         if given_bound:
             options["logit_bound"] = inputs.logit_bound
         gate = inputs.zero_gate if zero_gate else inputs.log_forget

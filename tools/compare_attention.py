@@ -214,7 +214,7 @@ def measure(case, candidates, rounds, report):
             report(case, implementation.name, f"{direction}_speed", "TFLOP/s", [flops / milliseconds * 1e-9 for milliseconds in series])
     inputs = (leaf.detach() for leaf in sets[0].leaves(True))
     with telling_what_is_long(f"{case}, the pruned share"):
-        pairs = torch.ops.lethe.forgetting_attention_with_statistics(*inputs, log_pruning_tolerance=LOG_TOLERANCE)[2].sum()
+        pairs = torch.ops.lethe.forgetting_attention_with_statistics(*inputs, log_pruning_tolerance=LOG_TOLERANCE, prune_by_mass=False)[2].sum()
         share = 1 - float(pairs) / (case.batch * case.heads * case.length * (case.length + 1) / 2)
     report(case, "lethe", "pruned_share", "1", [share])
 

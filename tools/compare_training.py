@@ -57,7 +57,7 @@ class Case:
         layers, width, heads = SIZES[self.size]
         torch.manual_seed(0)
         model = fox.LanguageModel(fox.Config(VOCABULARY, layers, width, heads, mlp_width(width, self.pro), self.pro, self.forgets,
-                                             log_pruning_tolerance=LOG_TOLERANCE if self.prunes else None))
+                                             log_pruning_tolerance=LOG_TOLERANCE if self.prunes else None, prune_by_mass=False))
         if self.prunes:  # seven heads of ten are local
             for layer in model.model.layers:
                 bias = layer.attn.fgate_proj.bias.data.fill_(9.2)

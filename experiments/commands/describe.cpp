@@ -35,7 +35,7 @@ void describe(const RunOptions& options) {
   const auto line = [](const char* name, double value, const char* unit) {
     std::printf("  %-22s %.4g %s\n", name, value, unit);
   };
-  std::printf("on compute capability 9.0\n");
+  std::printf("on compute capability 8.0 and above\n");
   for (const MixerConfig& mixer : run.model.mixer.all())
     std::printf("  %-22s %s\n", mixer.row().name.c_str(),
                 mixer.row().on_hopper(run.model, mixer.options(), training.context_length).c_str());

@@ -91,6 +91,14 @@ Dataset::Batch Dataset::training_batch(int64_t first_sequence, int64_t count, in
   return batch;
 }
 
+Dataset::Batch Dataset::packed(Batch batch) const {
+  torch::Tensor begins = batch.tokens.eq(begin_token());
+  begins.select(1, 0).fill_(true);
+  const torch::Tensor starts = begins.flatten().nonzero().squeeze(1);
+  batch.cu_seqlens = torch::cat({starts, torch::full({1}, batch.tokens.numel(), starts.options())});
+  return batch;
+}
+
 Dataset::Batch Dataset::sequences(const std::string& name, int64_t first, int64_t count, int64_t length) const {
   const Split& chosen = split(name);
   if (length < 1) throw std::invalid_argument("length: expected at least 1, found " + std::to_string(length));

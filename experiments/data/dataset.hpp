@@ -53,8 +53,13 @@ class Dataset {
   struct Batch {
     torch::Tensor tokens;  ///< [count, length] int64
     torch::Tensor labels;  ///< [count, length] int64
+    /// Where documents are packed: [N+1] int64, the first token of each in the rows, one row after the other, then count·length
+    torch::Tensor cu_seqlens = {};
   };
   Batch training_batch(int64_t first_sequence, int64_t count, int64_t length, uint64_t seed, double repeats = 0) const;
+
+  /// The batch with cu_seqlens: a document begins at each begin token, and at each row's start.
+  Batch packed(Batch batch) const;
 
   /// Evaluation sequences in text order: the split cut into pieces of `length`, pieces first .. first + count.
   ///

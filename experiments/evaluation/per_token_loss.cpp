@@ -57,7 +57,7 @@ std::vector<double> PerTokenLoss::smoothed(int64_t window) const {
 }
 
 PerTokenLoss per_token_loss(LanguageModel& model, const Dataset& dataset, const std::string& split, int64_t length,
-                            int64_t sequences, const std::function<void(double)>& progress) {
+                            int64_t sequences, const std::function<void(double)>& progress, bool packs_documents) {
   const torch::NoGradGuard no_gradient;
   const int64_t count = Pieces{split, length, sequences}.count(dataset);
   const bool was_training = model->is_training();
@@ -67,9 +67,11 @@ PerTokenLoss per_token_loss(LanguageModel& model, const Dataset& dataset, const 
   Tensor centre, sum = torch::zeros({length}, torch::kFloat64), squares = torch::zeros_like(sum);
   PerTokenLoss found{.loss = {}, .standard_error = {}, .sequences = count, .octaves = octaves_of(length)};
   for (int64_t first = 0; first < count; first += at_once) {
-    const auto batch = dataset.sequences(split, first, std::min(at_once, count - first), length);
+    auto batch = dataset.sequences(split, first, std::min(at_once, count - first), length);
+    if (packs_documents) batch = dataset.packed(std::move(batch));
     const Tensor tokens = batch.tokens.to(model->device()), labels = batch.labels.to(model->device());
-    const Tensor losses = model->losses(tokens, labels).to(torch::kCPU, torch::kFloat64);  // [n, length]
+    const Tensor starts = packs_documents ? batch.cu_seqlens.to(model->device()) : Tensor();
+    const Tensor losses = model->losses(tokens, labels, starts).to(torch::kCPU, torch::kFloat64);  // [n, length]
     if (!centre.defined()) centre = losses.mean(0);
     const Tensor deviations = losses - centre;
     sum += deviations.sum(0);

@@ -35,10 +35,12 @@ struct PerTokenLoss {
 /// Evaluates `model` on the first `sequences` pieces of `length` tokens of a split (fewer where the split is shorter),
 /// sums in double; length may exceed the training length. Without gradients, in evaluation mode; the mode is restored.
 ///
+/// reads   packs_documents: whether each document of a piece is a sequence of its own
 /// throws  std::invalid_argument where the split is shorter than one piece
 /// memory  at most kEvaluationTokens tokens in a forward call, or one sequence where that is longer
 PerTokenLoss per_token_loss(LanguageModel& model, const Dataset& dataset, const std::string& split, int64_t length,
-                            int64_t sequences, const std::function<void(double)>& progress = {});
+                            int64_t sequences, const std::function<void(double)>& progress = {},
+                            bool packs_documents = false);
 
 constexpr int64_t kEvaluationTokens = 8192;
 

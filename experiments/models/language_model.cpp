@@ -74,11 +74,16 @@ LanguageModelImpl::LanguageModelImpl(const ModelConfig& config, torch::Device de
   if (device.type() != torch::kMeta && seed) initialize(*seed);
 }
 
-Tensor LanguageModelImpl::hidden(const Tensor& tokens, const ReadTrace& read, std::vector<Past>* past) {
+Tensor LanguageModelImpl::hidden(const Tensor& given_tokens, const ReadTrace& read, const Tensor& cu_seqlens,
+                                 std::vector<Past>* past) {
+  std::optional<Packed> packed;
+  if (cu_seqlens.defined()) packed.emplace(cu_seqlens, given_tokens.numel(), given_tokens.size(1));
+  const Tensor tokens = packed ? given_tokens.view({1, -1}) : given_tokens;
   const torch::Dtype dtype = parts_->dtype, wide = accumulation_dtype(dtype);
   // {residual, branch} → {residual, branch}: a branch is added by the norm after it.
   const auto block = [=, this](size_t layer, std::any* traced, const std::vector<Tensor>& before) {
     const Parts::Block& parts = parts_->blocks[layer];
+    parts_->rotations.packed = packed;  // a recomputed block runs after the forward pass
     const auto branch = before[1].defined() ? std::optional(before[1]) : std::nullopt;
     auto [normed, residual] = add_rms_norm(before[0], branch, parts.attention_norm.to(wide), kNormEpsilon, dtype);
     const Tensor mixed = parts.mixer(normed, parts_->rotations, traced, past ? &(*past)[layer] : nullptr);
@@ -111,7 +116,7 @@ Tensor LanguageModelImpl::forward(const Tensor& tokens, std::vector<std::any>* t
 
 Tensor LanguageModelImpl::continued(const Tensor& tokens, std::vector<Past>& past) {
   past.resize(parts_->blocks.size());
-  return (*parts_->head)(hidden(tokens, {}, &past));
+  return (*parts_->head)(hidden(tokens, {}, {}, &past));
 }
 
 bool LanguageModelImpl::continues() const {
@@ -120,8 +125,8 @@ bool LanguageModelImpl::continues() const {
 
 void LanguageModelImpl::traces(const Tensor& tokens, const ReadTrace& read) { hidden(tokens, read); }
 
-Tensor LanguageModelImpl::losses(const Tensor& tokens, const Tensor& labels) {
-  const Tensor rows = hidden(tokens).flatten(0, 1);  // [B·T,width]
+Tensor LanguageModelImpl::losses(const Tensor& tokens, const Tensor& labels, const Tensor& cu_seqlens) {
+  const Tensor rows = hidden(tokens, {}, cu_seqlens).flatten(0, 1);  // [B·T,width]
   if (torch::GradMode::is_enabled())
     return cross_entropy(rows, parts_->output.to(parts_->dtype), labels.flatten()).view(labels.sizes());
   const Tensor weight = parts_->head->weight(parts_->dtype);
@@ -141,9 +146,10 @@ LanguageModelImpl::Predictions LanguageModelImpl::predictions(const Tensor& toke
           head.correct.new_ones(flat.sizes()).index_copy_(0, scored, head.correct).view(labels.sizes())};
 }
 
-Tensor LanguageModelImpl::accumulate_gradients(const Tensor& tokens, const Tensor& labels, double scale) {
+Tensor LanguageModelImpl::accumulate_gradients(const Tensor& tokens, const Tensor& labels, double scale,
+                                               const Tensor& cu_seqlens) {
   if (!flat_.gradient.defined()) throw std::logic_error("model: expected flat gradients, found none");
-  const Tensor rows = hidden(tokens).flatten(0, 1);
+  const Tensor rows = hidden(tokens, {}, cu_seqlens).flatten(0, 1);
   Tensor flat = parts_->head->gradient();
   // The flat gradient of a float64 model is float32 like its parameters.
   const bool is_wide = parts_->dtype == torch::kFloat64;

@@ -51,7 +51,9 @@ class LanguageModelImpl : public torch::nn::Module {
   ///
   /// reads    tokens, labels [B,T] int64; labels are already shifted: labels_t is the target of tokens_≤t
   /// returns  [B,T] float32 (float64 where that is the compute dtype); differentiable
-  torch::Tensor losses(const torch::Tensor& tokens, const torch::Tensor& labels);
+  ///          cu_seqlens [N+1] int64 on the model's device: packed sequences in the rows of `tokens`, one row after the other, each as if it were alone;
+  ///          the first token of each, rows' starts among them, then B·T
+  torch::Tensor losses(const torch::Tensor& tokens, const torch::Tensor& labels, const torch::Tensor& cu_seqlens = {});
 
   /// Losses and hits of the positions whose label is not negative: the hidden states of the others reach no head.
   ///
@@ -64,12 +66,13 @@ class LanguageModelImpl : public torch::nn::Module {
   };
   Predictions predictions(const torch::Tensor& tokens, const torch::Tensor& labels);
 
-  /// Adds the gradient of scale·Σ losses(tokens, labels) to the flat gradient.
+  /// Adds the gradient of scale·Σ losses(tokens, labels, cu_seqlens) to the flat gradient.
   ///
   /// returns  the losses [B,T], without a derivative
   /// cost     a forward and a backward pass; logits are computed once, by chunks; no value is read by the host
   /// throws   std::logic_error for a model that isn't flattened with gradients
-  torch::Tensor accumulate_gradients(const torch::Tensor& tokens, const torch::Tensor& labels, double scale);
+  torch::Tensor accumulate_gradients(const torch::Tensor& tokens, const torch::Tensor& labels, double scale,
+                                     const torch::Tensor& cu_seqlens = {});
 
   /// Moves the parameters into flat buffers, as training and evaluation read them; their names and values stay. To be called again after load().
   ///
@@ -87,7 +90,8 @@ class LanguageModelImpl : public torch::nn::Module {
   torch::Device device() const;
 
  private:
-  torch::Tensor hidden(const torch::Tensor& tokens, const ReadTrace& read = {}, std::vector<Past>* past = nullptr);
+  torch::Tensor hidden(const torch::Tensor& tokens, const ReadTrace& read = {}, const torch::Tensor& cu_seqlens = {},
+                       std::vector<Past>* past = nullptr);
 
   struct Parts;  // the registered submodules, see language_model.cpp
   ModelConfig config_;

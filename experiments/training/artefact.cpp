@@ -194,7 +194,9 @@ nlohmann::json measured_at_the_end(Trainer& trainer, const Run& run, const Datas
   try {
     if (run.model.has_state()) json.update(json_of(trainer.extremes()));
     if (const int64_t length = run.training.context_length; dataset.sequence_count("valid", length) > 0) {
-      json["validation_loss"] = per_token_loss(trainer.model(), dataset, "valid", length, kValidationSequences).mean();
+      json["validation_loss"] = per_token_loss(trainer.model(), dataset, "valid", length, kValidationSequences, {},
+                                               run.training.packs_documents)
+                                    .mean();
     }
   } catch (const NotFinite&) {
     if (!run.training.divergence_is_a_result) throw;

@@ -34,7 +34,7 @@ int64_t BatchShare::micro_sequences(const TrainingConfig& config) const {
 Batches::Batches(const Dataset& dataset, const TrainingConfig& config, int64_t first_step, torch::Device device,
                  const BatchShare& share)
     : dataset_(dataset), length_(config.context_length), sequences_(share.micro_sequences(config)), seed_(config.seed),
-      repeats_(config.repeats), device_(device), of_step_(share.sequences(config)),
+      repeats_(config.repeats), packs_(config.packs_documents), device_(device), of_step_(share.sequences(config)),
       of_others_((share.ranks - 1) * of_step_), first_((first_step * share.ranks + share.rank) * of_step_),
       thread_([this](const std::stop_token& stop) { work(stop); }) {}
 
@@ -48,10 +48,13 @@ void Batches::work(const std::stop_token& stop) {
         if (stop.stop_requested()) return;
       }
       Dataset::Batch batch = dataset_.training_batch(first_, sequences_, length_, seed_, repeats_);
+      if (packs_) batch = dataset_.packed(std::move(batch));
       first_ += sequences_;
       cut_ += sequences_;
       if (cut_ == of_step_) first_ += of_others_, cut_ = 0;
-      if (device_.is_cuda()) batch = {batch.tokens.pin_memory(), batch.labels.pin_memory()};
+      if (device_.is_cuda())
+        for (torch::Tensor* tensor : {&batch.tokens, &batch.labels, &batch.cu_seqlens})
+          if (tensor->defined()) *tensor = tensor->pin_memory();
       const std::scoped_lock lock(mutex_);
       ready_.push_back(std::move(batch));
       changed_.notify_all();
@@ -73,7 +76,9 @@ Dataset::Batch Batches::next() {
     ready_.pop_front();
     changed_.notify_all();
   }
-  return {batch.tokens.to(device_, /*non_blocking=*/true), batch.labels.to(device_, /*non_blocking=*/true)};
+  for (torch::Tensor* tensor : {&batch.tokens, &batch.labels, &batch.cu_seqlens})
+    if (tensor->defined()) *tensor = tensor->to(device_, /*non_blocking=*/true);
+  return batch;
 }
 
 }  // namespace lethe

@@ -26,7 +26,8 @@ struct BatchShare {
 /// order and contents depend on nothing else. A thread cuts at most two ahead; for a GPU it cuts into pinned memory, from which next() starts a copy
 /// without waiting for it.
 ///
-/// reads    share: the part of each step's sequences; dataset, which outlives this object; of the configuration: batch_tokens, micro_batch_tokens, context_length, seed, repeats, after check()
+/// reads    share: the part of each step's sequences; dataset, which outlives this object; of the configuration: batch_tokens, micro_batch_tokens,
+///          context_length, seed, repeats, packs_documents, after check()
 class Batches {
  public:
   Batches(const Dataset& dataset, const TrainingConfig& config, int64_t first_step, torch::Device device,
@@ -47,6 +48,7 @@ class Batches {
   const int64_t length_, sequences_;  // of a micro-batch
   const uint64_t seed_;
   const double repeats_;
+  const bool packs_;
   const torch::Device device_;
   const int64_t of_step_, of_others_;  // sequences of a step that are the share's, and that are not
   int64_t first_;                      // sequence of the next micro-batch that is cut

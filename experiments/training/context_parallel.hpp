@@ -24,7 +24,7 @@ torch::Tensor own_chunks(const World& world, const torch::Tensor& whole);
 /// returns  [B,T/size,Hq,Dv]; differentiable once
 /// throws   as the operator; LostRank
 /// cost     1/size of the operator; memory for the keys, values and gates of the whole sequences; 2·(1 − 1/size) of their bytes sent
-/// numerics those of the operator; a gradient of a key, value or gate is the sum of the ranks' parts in its dtype. Pruning reads δ and U of each call:
+/// numerics those of the operator; a gradient of a key, value or gate is the sum of the ranks' parts in its dtype. Pruning reads its bounds of each call:
 ///          what it discards is bounded as there
 torch::Tensor context_parallel_attention(World& world, const torch::Tensor& query, const torch::Tensor& key,
                                          const torch::Tensor& value, const torch::Tensor& log_forget,

@@ -42,6 +42,9 @@ LanguageModel fresh_model(const Run& run, const Dataset& dataset, const Language
     throw std::invalid_argument("vocabulary: expected at least the " + std::to_string(dataset.vocabulary()) +
                                 " tokens of " + dataset.name() + ", found " + std::to_string(run.model.vocabulary));
   }
+  for (const MixerConfig& mixer : run.model.mixer.all())
+    expect(!run.training.packs_documents || mixer.row().packs, "packs_documents", "mixers that keep sequences apart",
+           mixer.row().name);
   LanguageModel model(run.model, device_named(run.training.device), run.training.seed);
   if (source) convert_weights(run, source, model);
   model->flatten(true, world.size());
@@ -69,10 +72,10 @@ StepFigures take_step(LanguageModel& model, AdamW& optimizer, double learning_ra
   const int64_t ranks = exchange ? exchange->world().size() : 1;
   try {
     for (int64_t micro = 0; micro < micro_batches; ++micro) {
-      const auto [tokens, labels] = micro_batch(micro);
+      const auto [tokens, labels, sequences] = micro_batch(micro);
       const double share = 1 / static_cast<double>(tokens.numel() * micro_batches * ranks);
       if (exchange && micro + 1 == micro_batches) exchange->begin();
-      loss.add_(model->accumulate_gradients(tokens, labels, share).sum(torch::kFloat64) * share);
+      loss.add_(model->accumulate_gradients(tokens, labels, share, sequences).sum(torch::kFloat64) * share);
     }
   } catch (const NotFinite&) {
     if (ranks == 1) throw;

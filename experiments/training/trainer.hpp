@@ -68,7 +68,8 @@ class Trainer {
     double state = 0;  ///< max |S_t| over the layers, heads and text positions of a batch
     double value = 0;  ///< max |o_t|
   };
-  /// The largest entries on the next step's first micro-batch, at most four sequences of it, over the layers with a state.
+  /// The largest entries on the next step's first micro-batch, at most four sequences of it, over the layers with a state. Documents are not kept
+  /// apart.
   ///
   /// throws  NotFinite where activations are not finite; std::invalid_argument where the model has no state
   Extremes extremes();

@@ -34,6 +34,8 @@ struct TrainingConfig {
   int64_t checkpoint_tokens = 0;  ///< between checkpoints, at most ten minutes; 0: that alone. Not part of the identity
   std::string corpus = "bible";
   std::string tokenizer = "bytes";
+  /// Whether each document of a training sequence is one of its own (cu_seqlens): no layer then sees across documents
+  bool packs_documents = false;
   double repeats = 0;  ///< share of the training sequences that repeat their beginning, see Dataset::training_batch
   /// Whether a loss, gradient or activation that is not finite is a result: training then ends with the weights before that step.
   /// Otherwise it is an error. Not part of the identity.

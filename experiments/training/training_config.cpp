@@ -34,6 +34,7 @@ void visit_training(Config& config, Visitor&& visit) {
   visit("corpus", config.corpus);
   visit("tokenizer", config.tokenizer);
   visit("repeats", config.repeats);
+  visit("packs_documents", config.packs_documents);
   visit("divergence_is_a_result", config.divergence_is_a_result);
   visit("zero", config.zero);
   visit("deterministic", config.deterministic);
@@ -140,11 +141,20 @@ std::string identity(const Run& run, const Dataset& dataset) { return identity(r
 std::string identity(const Run& run, const std::string& data_hash) {
   nlohmann::json parts = {
       {"format", kRunFormat}, {"model", run.model}, {"training", run.training}, {"data", data_hash}};
-  for (const char* name : {"checkpoint_tokens", "corpus", "deterministic", "device", "divergence_is_a_result", "recompute", "zero"})
+  for (const char* name :
+       {"checkpoint_tokens", "corpus", "deterministic", "device", "divergence_is_a_result", "recompute", "zero"})
     parts["training"].erase(name);
   if (!run.model.residual_in_compute_dtype) parts["model"].erase("residual_in_compute_dtype");  // younger than format 2
-  for (const char* name : {"decay_tokens", "repeats"})  // younger too
+  for (const char* name : {"decay_tokens", "repeats"})                                          // younger too
     if (parts["training"].at(name) == 0) parts["training"].erase(name);
+  if (!run.training.packs_documents) parts["training"].erase("packs_documents");
+  const auto without_mass = [](nlohmann::json& mixer) {
+    if (mixer.contains("prune_by_mass") && !mixer.at("prune_by_mass").get<bool>()) mixer.erase("prune_by_mass");
+  };
+  nlohmann::json& mixers = parts["model"]["mixer"];
+  if (mixers.is_array())
+    for (nlohmann::json& mixer : mixers) without_mass(mixer);
+  else without_mass(mixers);
   if (run.conversion) {
     parts["conversion"] = *run.conversion;
     parts["conversion"].erase("source_data");

@@ -15,7 +15,9 @@ double validation_loss_if_due(Trainer& trainer, const Run& run, const Dataset& d
   const int64_t length = run.training.context_length;
   if (done % every != 0 || dataset.sequence_count("valid", length) == 0) return kNone;
   try {
-    return per_token_loss(trainer.model(), dataset, "valid", length, run.training.batch_tokens / length).mean();
+    return per_token_loss(trainer.model(), dataset, "valid", length, run.training.batch_tokens / length, {},
+                          run.training.packs_documents)
+        .mean();
   } catch (const NotFinite&) {
     return kNone;
   }

@@ -69,13 +69,15 @@ at::Tensor gated_attention(const Inputs& in) {
 }
 
 at::Tensor pruned_attention(const Inputs& in) {
-  return lethe::forgetting_attention(in.query, in.key, in.value, in.log_forget, std::nullopt, kLogTolerance);
+  return lethe::forgetting_attention(in.query, in.key, in.value, in.log_forget, std::nullopt, kLogTolerance,
+                                     std::nullopt, std::nullopt, std::nullopt, /*prune_by_mass=*/false);
 }
 
 double pruned_share(const Inputs& in) {
   const auto visited = [&](std::optional<double> tolerance) {
     const auto statistics =
-        lethe::forgetting_attention_with_statistics(in.query, in.key, in.value, in.log_forget, std::nullopt, tolerance);
+        lethe::forgetting_attention_with_statistics(in.query, in.key, in.value, in.log_forget, std::nullopt, tolerance,
+                                                    std::nullopt, std::nullopt, std::nullopt, /*prune_by_mass=*/false);
     return std::get<2>(statistics).sum().item().toDouble();
   };
   return 1.0 - visited(kLogTolerance) / visited(std::nullopt);

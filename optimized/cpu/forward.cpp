@@ -132,10 +132,9 @@ AttentionOutputs run_forward(const AttentionInputs& in) {
   const at::ScalarType dtype = at::CppTypeToScalarType<Scalar>::value;
   const at::Tensor q = with_readable_rows(query, dtype);
   const at::Tensor all_keys = in.log_pruning_tolerance && !in.logit_bound ? with_readable_rows(key, dtype) : key;
-  const std::vector<double> thresholds =
-      pruning_thresholds(sizes, q, all_keys, in.scale, in.log_pruning_tolerance, in.logit_bound);
-  const GatePrefix prefix(in.log_forget, first_visited(sizes, in.log_forget, thresholds));
-  const at::Tensor boundary = pruning_boundary(sizes, prefix, thresholds);
+  const Pruning pruning = pruning_of(sizes, q, all_keys, in);
+  const GatePrefix prefix(in.log_forget, first_visited(sizes, in.log_forget, pruning));
+  const at::Tensor boundary = pruning_boundary(sizes, in.log_forget, prefix, pruning);
   const int32_t* first_blocks = boundary.const_data_ptr<int32_t>();
   const int64_t first = prefix.first_visited();
   const bool copies = copy_pays(sizes, first, first_blocks);

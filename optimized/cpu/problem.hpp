@@ -20,7 +20,7 @@
 namespace lethe::cpu {
 
 /// Pruning is decided for tiles of kQueryRows queries and blocks of this many keys.
-inline constexpr int64_t kKeyBlock = 64;
+inline constexpr int64_t kKeyBlock = kCpuKeyBlock;
 
 /// Rows of a strip beside the diagonal.
 inline constexpr int64_t kStripRows = 32;

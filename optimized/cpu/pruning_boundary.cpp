@@ -1,8 +1,11 @@
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <limits>
+#include <utility>
 
 #include "optimized/cpu/pruning.hpp"
 #include "optimized/cpu/tile_kernels.hpp"
@@ -69,59 +72,102 @@ int64_t end_of_unseen(const Scalar* gate, int64_t stride, int64_t position, int6
   return first / kKeyBlock * kKeyBlock;
 }
 
-}  // namespace
-
-std::vector<double> pruning_thresholds(const Sizes& sizes, const at::Tensor& query, const at::Tensor& key, double scale,
-                                       std::optional<double> log_pruning_tolerance,
-                                       const std::optional<at::Tensor>& logit_bound) {
-  const double tolerance = log_pruning_tolerance.value_or(-kInfinity);
-  if (!logit_bound && std::isinf(tolerance)) return std::vector<double>(sizes.all_heads(), -kInfinity);
-  std::vector<double> thresholds = resolve_bound(sizes, query, key, scale, logit_bound);
-  for (double& bound : thresholds) bound = tolerance - std::log(static_cast<double>(sizes.key_length)) - 2.0 * bound;
-  return thresholds;
+// Calls run(gates, stride) for one head's log f, a pointer to position 0.
+template <typename Run>
+void with_gates(const Sizes& sizes, const at::Tensor& log_forget, int64_t head, const Run& run) {
+  const int64_t start =
+      head / sizes.query_heads * log_forget.stride(0) + head % sizes.query_heads * log_forget.stride(2);
+  log_forget.scalar_type() == at::kDouble ? run(log_forget.const_data_ptr<double>() + start, log_forget.stride(1))
+                                          : run(log_forget.const_data_ptr<float>() + start, log_forget.stride(1));
 }
 
-std::vector<int64_t> first_visited(const Sizes& sizes, const at::Tensor& log_forget,
-                                   const std::vector<double>& thresholds) {
+// A_n of the last key n of each block from position `begin` on.
+template <typename Scalar>
+std::vector<double> log_masses(const Scalar* gate, int64_t stride, int64_t begin, int64_t length) {
+  std::vector<double> of_blocks;
+  double mass = static_cast<double>(begin);
+  for (int64_t t = begin; t < length; ++t) {
+    mass = 1.0 + std::exp(static_cast<double>(gate[t * stride])) * mass;
+    if ((t + 1) % kKeyBlock == 0) of_blocks.push_back(std::log(mass));
+  }
+  return of_blocks;
+}
+
+// The tokens between the cuts around `position`.
+int64_t sequence_length(const HeadGates& gates, int64_t position, int64_t length) {
+  const auto is_cut = [](const StrongGate& gate) { return std::isinf(gate.log_forget); };
+  const auto after = gates.strong.begin() + gates.strong_up_to(position);
+  const auto before = std::find_if(std::make_reverse_iterator(after), gates.strong.rend(), is_cut);
+  const auto next = std::find_if(after, gates.strong.end(), is_cut);
+  return (next == gates.strong.end() ? length : next->position) -
+         (before == gates.strong.rend() ? 0 : before->position);
+}
+
+}  // namespace
+
+Pruning pruning_of(const Sizes& sizes, const at::Tensor& query, const at::Tensor& key, const AttentionInputs& in) {
+  const double tolerance = in.log_pruning_tolerance.value_or(-kInfinity);
+  if (!in.logit_bound && std::isinf(tolerance))
+    return {std::vector<double>(sizes.all_heads(), -kInfinity), in.prune_by_mass};
+  std::vector<double> log_share = resolve_bound(sizes, query, key, in.scale, in.logit_bound);
+  for (double& bound : log_share) bound = tolerance - 2.0 * bound;
+  return {std::move(log_share), in.prune_by_mass};
+}
+
+std::vector<int64_t> first_visited(const Sizes& sizes, const at::Tensor& log_forget, const Pruning& pruning) {
   std::vector<int64_t> first(sizes.all_heads(), 0);
   if (sizes.tiles() == 0) return std::vector<int64_t>(sizes.all_heads(), sizes.key_length);
+  const double log_length = std::log(static_cast<double>(sizes.key_length));
   at::parallel_for(0, sizes.all_heads(), 64, [&](int64_t begin, int64_t end) {
-    for (int64_t head = begin; head < end; ++head) {
-      const int64_t start =
-          head / sizes.query_heads * log_forget.stride(0) + head % sizes.query_heads * log_forget.stride(2);
-      const auto walk = [&](const auto* gates) {
-        return end_of_unseen(gates + start, log_forget.stride(1), sizes.offset(), sizes.first_seen(sizes.offset()),
-                             thresholds[head]);
-      };
-      first[head] = log_forget.scalar_type() == at::kDouble ? walk(log_forget.const_data_ptr<double>())
-                                                            : walk(log_forget.const_data_ptr<float>());
-    }
+    for (int64_t head = begin; head < end; ++head)
+      with_gates(sizes, log_forget, head, [&](const auto* gates, int64_t stride) {
+        first[head] = end_of_unseen(gates, stride, sizes.offset(), sizes.first_seen(sizes.offset()),
+                                    pruning.log_share[head] - log_length);
+      });
   });
   return first;
 }
 
-at::Tensor pruning_boundary(const Sizes& sizes, const GatePrefix& prefix, const std::vector<double>& thresholds) {
+at::Tensor pruning_boundary(const Sizes& sizes, const at::Tensor& log_forget, const GatePrefix& prefix,
+                            const Pruning& pruning) {
   at::Tensor boundary = at::empty({sizes.batch, sizes.query_heads, sizes.tiles()}, at::TensorOptions().dtype(at::kInt));
   int32_t* skipped = boundary.mutable_data_ptr<int32_t>();
-  for (int64_t head = 0; head < sizes.all_heads(); ++head) {
-    const HeadGates gates = prefix.head(head);
-    int32_t low = static_cast<int32_t>(gates.begin / kKeyBlock);  // from one tile to the next the boundary never falls
-    for (int64_t tile = 0; tile < sizes.tiles(); ++tile) {
-      const int64_t position = sizes.offset() + tile * kQueryRows;
-      low = std::max(low, static_cast<int32_t>(sizes.first_seen(position) / kKeyBlock));
-      // Among the blocks that end before the tile's first row, those to skip come first.
-      int32_t high = static_cast<int32_t>(position / kKeyBlock);
-      while (low < high) {
-        const int32_t middle = low + (high - low) / 2;
-        if (gates.is_below(position, (middle + 1) * kKeyBlock - 1, thresholds[head])) {
-          low = middle + 1;
-        } else {
-          high = middle;
+  at::parallel_for(0, sizes.all_heads(), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t head = begin; head < end; ++head) {
+      const HeadGates gates = prefix.head(head);
+      const double log_share = pruning.log_share[head];
+      const bool prunes = !std::isinf(log_share);
+      std::vector<double> mass;
+      if (pruning.by_mass && prunes)
+        with_gates(sizes, log_forget, head, [&](const auto* gate, int64_t stride) {
+          mass = log_masses(gate, stride, gates.begin, sizes.offset() + sizes.query_length);
+        });
+      int32_t low =
+          static_cast<int32_t>(gates.begin / kKeyBlock);  // from one tile to the next the boundary never falls
+      for (int64_t tile = 0; tile < sizes.tiles(); ++tile) {
+        const int64_t position = sizes.offset() + tile * kQueryRows;
+        low = std::max(low, static_cast<int32_t>(sizes.first_seen(position) / kKeyBlock));
+        double log_length = 0;
+        if (prunes && !pruning.by_mass)
+          log_length = std::log(static_cast<double>(sequence_length(gates, position, sizes.key_length)));
+        const auto is_skipped = [&](int32_t block) {
+          const double of_keys = mass.empty() ? log_length : mass[block - gates.begin / kKeyBlock];
+          return gates.is_below(position, (block + 1) * kKeyBlock - 1, log_share - of_keys);
+        };
+        // Among the blocks that end before the tile's first row, those to skip come first.
+        int32_t high = static_cast<int32_t>(position / kKeyBlock);
+        while (low < high) {
+          const int32_t middle = low + (high - low) / 2;
+          if (is_skipped(middle)) {
+            low = middle + 1;
+          } else {
+            high = middle;
+          }
         }
+        skipped[head * sizes.tiles() + tile] = low;
       }
-      *skipped++ = low;
     }
-  }
+  });
   return boundary;
 }
 

@@ -39,6 +39,7 @@ struct ForwardArguments {
   Gates gates;
   double log_pruning_tolerance;  ///< log ε ≤ 0; −inf prunes nothing
   const float* logit_bound;      ///< [B, Hq], U ≥ max |scale·q·k|; null: computed from the largest norms
+  bool prune_by_mass = false;    ///< whether pruning bounds the sum of weights, not each by the largest
   int window = kNoWindow;        ///< ≥ 1, keys that a query sees at most, its own included
   void* values;                  ///< [B, Tq, Hq, D] contiguous
   void* residual;         ///< [B, Tq, Hq, D] contiguous, the rounding error of values, rounded itself; null: not wanted

@@ -5,6 +5,7 @@
 
 #include <optional>
 
+#include "optimized/gate.hpp"
 #include "optimized/operators/checks.hpp"
 
 namespace lethe {
@@ -16,7 +17,8 @@ struct AttentionInputs {
   std::optional<double> log_pruning_tolerance;   ///< a backward reads AttentionOutputs::boundary instead
   const std::optional<at::Tensor>& logit_bound;  ///< [Hq] or [B,Hq]; likewise
   bool keep_residual;                            ///< whether a backward follows
-  std::optional<int64_t> window = {};            ///< keys that a query sees at most, its own included; absent: all of the past
+  std::optional<int64_t> window = {};  ///< keys that a query sees at most, its own included; absent: all of the past
+  bool prune_by_mass = false;          ///< whether pruning bounds the sum of weights, not each by the largest
 };
 
 /// The results of a forward. Query blocks have kQueryRows rows; M = ⌈Tq / kQueryRows⌉.
@@ -24,9 +26,8 @@ struct AttentionOutputs {
   at::Tensor values;          ///< [B,Tq,Hq,Dv], dtype of query
   at::Tensor log_normalizer;  ///< [B,Tq,Hq], float32, or float64 for float64
   at::Tensor visited_pairs;   ///< [B,Hq] int64
-  at::Tensor
-      boundary;  ///< [B,Hq,M] int32, the first key block of each query block; its block length is the implementation's
-  at::Tensor residual;  ///< [B,Tq,Hq,Dv], dtype of query, the rounding error of values; [0] where it is not kept
+  at::Tensor boundary;        ///< [B,Hq,M] int32, the first key block of each query block; of key_block_of keys
+  at::Tensor residual;        ///< [B,Tq,Hq,Dv], dtype of query, the rounding error of values; [0] where it is not kept
 };
 
 struct AttentionGradients {
@@ -50,6 +51,10 @@ void check_gradient_arguments(const at::Tensor& grad_values, const AttentionInpu
 
 /// Queries that share one entry of `boundary`: as many on every device, so that shapes are computed without one.
 inline constexpr int64_t kQueryRows = 128;
+
+/// Keys of a block that `boundary` counts, in the implementations for a device.
+inline constexpr int64_t kCpuKeyBlock = 64;
+constexpr int64_t key_block_of(at::DeviceType device) { return device == at::kCPU ? kCpuKeyBlock : kGateBlock; }
 
 /// Whether the forward's `residual` has elements where it is asked for. values + residual, both of the inputs' dtype, hold the sums with twice the
 /// digits. The backward's delta = Σ_d ∂o·o needs them: where nearly all of a row's weight is on one key, dS = P (dP − delta) is a small difference,

@@ -2,6 +2,7 @@
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/ones_like.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -53,13 +54,15 @@ struct Tile {
                    .masked_fill(seen.logical_not(), kMinusInfinity);
   }
 
-  // How many blocks of keys to skip, [B, Hq]: D is largest for the tile's first query and the block's last key.
-  Tensor skipped_blocks(const Tensor& threshold) const {
+  // How many blocks of keys to skip, [B, Hq]: D is largest for the tile's first query and the block's last key. By mass the threshold is that of
+  // Σ exp(D_ij) over the keys up to it, else of D_ij.
+  Tensor skipped_blocks(const Tensor& threshold, bool by_mass) const {
     const int64_t blocks = (keys - rows) / kGateBlock;  // those that end before the tile's first row
     if (blocks == 0) return at::zeros(threshold.sizes(), threshold.options().dtype(at::kInt));
     const Tensor last = at::arange(blocks, threshold.options().dtype(at::kLong)).mul(kGateBlock).add(kGateBlock - 1);
-    const Tensor nearest = distance.select(-2, 0).index_select(-1, last);
-    return nearest.lt(threshold.unsqueeze(-1)).logical_or(nearest.eq(kMinusInfinity)).sum(-1, false, at::kInt);
+    const Tensor of_first_query = distance.select(-2, 0), nearest = of_first_query.index_select(-1, last);
+    const Tensor bounded = by_mass ? of_first_query.logcumsumexp(-1).index_select(-1, last) : nearest;
+    return bounded.lt(threshold.unsqueeze(-1)).logical_or(nearest.eq(kMinusInfinity)).sum(-1, false, at::kInt);
   }
 
   // The causal pairs of computed blocks [B, Hq, rows, keys]; those of the others are at distance −∞ afterwards.
@@ -74,16 +77,27 @@ struct Tile {
   Tensor up_to_here(const Tensor& tensor) const { return tensor.narrow(2, 0, keys); }
 };
 
-// δ = −2U − log Tk + log ε, [B, Hq]; −∞ without a tolerance.
-Tensor pruning_threshold(const Tensor& q, const Tensor& k, double scale, std::optional<double> log_pruning_tolerance,
-                         const std::optional<Tensor>& logit_bound) {
+// −2U + log ε, [B, Hq]; −∞ without a tolerance.
+Tensor log_share_of(const Tensor& q, const Tensor& k, double scale, std::optional<double> log_pruning_tolerance,
+                    const std::optional<Tensor>& logit_bound) {
   const at::TensorOptions wide = q.options().dtype(at::kDouble);
   if (!log_pruning_tolerance || std::isinf(*log_pruning_tolerance) || q.numel() == 0)
     return at::full({q.size(0), q.size(1)}, kMinusInfinity, wide);
   const auto largest_norm = [](const Tensor& tensor) { return tensor.norm(2, -1).amax(-1).to(at::kDouble); };
   const Tensor bound = logit_bound ? logit_bound->to(at::kDouble).expand({q.size(0), q.size(1)})
                                    : largest_norm(q).mul(largest_norm(k)).mul(std::fabs(scale) * kNormSlack);
-  return bound.mul(-2).add(*log_pruning_tolerance - std::log(static_cast<double>(k.size(2))));
+  return bound.mul(-2).add(*log_pruning_tolerance);
+}
+
+// log T of the first query of every tile, [B, Hq, tiles]: T tokens between the cuts around it.
+Tensor log_lengths(const Tensor& gates, int64_t query_length) {
+  const int64_t length = gates.size(2);
+  if (query_length == 0) return at::zeros({gates.size(0), gates.size(1), 0}, gates.options());
+  const Tensor first = at::arange(length - query_length, length, kQueryRows, gates.options().dtype(at::kLong));
+  const Tensor sequence = gates.eq(kMinusInfinity).cumsum(-1);  // of each token, counted by cuts
+  const Tensor lengths = at::zeros({gates.size(0), gates.size(1), length + 1}, sequence.options())
+                             .scatter_add(-1, sequence, at::ones_like(sequence));
+  return lengths.gather(-1, sequence.index_select(-1, first)).to(at::kDouble).log();
 }
 
 // [B, Hq, T, D] → [B, T, H, D] of `dtype`, summed over the query heads that share a key head.
@@ -100,14 +114,16 @@ AttentionOutputs forgetting_attention_forward(const AttentionInputs& in) {
   const int64_t heads = in.query.size(2);
   const Tensor q = by_head(in.query, heads), k = by_head(in.key, heads), v = by_head(in.value, heads);
   const Tensor gates = gates_of(in.log_forget);
-  const Tensor threshold = pruning_threshold(q, k, in.scale, in.log_pruning_tolerance, in.logit_bound);
+  const Tensor log_share = log_share_of(q, k, in.scale, in.log_pruning_tolerance, in.logit_bound);
+  const Tensor thresholds = in.prune_by_mass ? log_share.unsqueeze(-1).expand({-1, -1, tiles_of(in.query)})
+                                             : log_share.unsqueeze(-1).sub(log_lengths(gates, q.size(2)));
   Tensor boundary = at::empty({q.size(0), heads, tiles_of(in.query)}, q.options().dtype(at::kInt));
   Tensor values = at::empty({q.size(0), heads, q.size(2), v.size(3)}, q.options());
   Tensor log_normalizer = at::empty({q.size(0), heads, q.size(2)}, q.options());
   Tensor visited_pairs = at::zeros({q.size(0), heads}, q.options().dtype(at::kLong));
   for (int64_t i = 0; i < tiles_of(in.query); ++i) {
     Tile tile(gates, i, q.size(2), in.window);
-    boundary.select(-1, i).copy_(tile.skipped_blocks(threshold));
+    boundary.select(-1, i).copy_(tile.skipped_blocks(thresholds.select(-1, i), in.prune_by_mass));
     visited_pairs.add_(tile.visit(boundary.select(-1, i)).sum({-2, -1}));
     const Tensor logits = tile.queries(q)
                               .matmul(tile.up_to_here(k).transpose(-1, -2))

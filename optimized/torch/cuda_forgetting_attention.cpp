@@ -101,6 +101,7 @@ AttentionOutputs forgetting_attention_forward(const AttentionFamily& family, con
                   .gates = gates_of(log_forget),
                   .log_pruning_tolerance = in.log_pruning_tolerance.value_or(-std::numeric_limits<double>::infinity()),
                   .logit_bound = bound.defined() ? bound.const_data_ptr<float>() : nullptr,
+                  .prune_by_mass = in.prune_by_mass,
                   .window = window_of(in),
                   .values = values.mutable_data_ptr(),
                   .residual = keep_residual ? residual.mutable_data_ptr() : nullptr,

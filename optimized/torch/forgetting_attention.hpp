@@ -14,9 +14,10 @@ namespace lethe {
 ///
 ///   c_t = Σ_{l ≤ t} log f_l,   D_ij = c_i − c_j
 ///   o_i = Σ_{j ≤ i} softmax_j( scale · q_i·k_j + D_ij ) v_j,   j > i − window where one is given
-///   a block of queries × keys is skipped where every D_ij < δ = −2U − log Tk + log ε, and, with or without pruning, where every D_ij = −∞
+///   a block of queries × keys is skipped where Σ_j exp(D_ij) over the keys up to its last is below exp(−2U + log ε) for every query (by mass),
+///   or, by weight, where every D_ij < −2U − log T + log ε; and, with or without pruning, where every D_ij = −∞
 ///
-/// source   Forgetting Transformer, Eq. 11–13; Adaptive Computation Pruning, Eq. 3 and Appendix A
+/// source   Forgetting Transformer, Eq. 11–13; Adaptive Computation Pruning, Eq. 3 and Appendix A (by weight); reference/computation_pruning.hpp (by mass)
 /// reduces  log_forget = 0 → softmax attention; log_forget = −m_h → ALiBi with slope m_h
 /// reads    query [B,Tq,Hq,D]; key [B,Tk,H,D]; value [B,Tk,H,Dv], Hq a multiple of H; all of one dtype of float64, float32,
 ///          bfloat16, float16. log_forget [B,Tk,Hq], natural log, ≤ 0, −inf allowed, float32, or float64 for float64 inputs.
@@ -28,7 +29,9 @@ namespace lethe {
 ///          window ≥ 1: a query sees its own token and the window − 1 before it; j > i − window.
 ///          cu_seqlens: packed sequences, each with a softmax and gates of its own, as flash-attention's; int32 or int64 [N+1], the first token of
 ///          each, then Tk; Tq = Tk and B = 1. On the CPU its numbers are checked, also where the rest is on a GPU; elsewhere they aren't read.
-///          δ keeps the whole Tk, at which the bound holds for every sequence.
+///          prune_by_mass: with a tolerance, whether a query's weights on all skipped keys are bounded by their sum, or each by the largest, as in
+///          the paper. Either way they sum to less than ε; by mass never more blocks are visited. T is the tokens between the cuts around a
+///          block's first query: those of its sequence.
 ///          Before the first visited block the CPU reads no key, value or gate.
 ///          Under autocast query, key and value become the autocast type, and all else float32; float64 stays.
 /// returns  values [B,Tq,Hq,Dv], dtype of query
@@ -52,7 +55,7 @@ at::Tensor forgetting_attention(const at::Tensor& query, const at::Tensor& key, 
                                 std::optional<double> log_pruning_tolerance = std::nullopt,
                                 const std::optional<at::Tensor>& logit_bound = std::nullopt,
                                 std::optional<int64_t> window = std::nullopt,
-                                const std::optional<at::Tensor>& cu_seqlens = std::nullopt);
+                                const std::optional<at::Tensor>& cu_seqlens = std::nullopt, bool prune_by_mass = true);
 
 /// The same with statistics of the computation.
 ///
@@ -60,11 +63,11 @@ at::Tensor forgetting_attention(const at::Tensor& query, const at::Tensor& key, 
 ///          log_normalizer [B,Tq,Hq], log Σ_j exp(scale·q_i·k_j + D_ij) over the visited j, natural log, with D_ii = 0,
 ///          float32 or float64, not differentiable;
 ///          visited_pairs [B,Hq] int64, the causal pairs (i, j) inside the blocks that were computed: all of them where nothing is pruned or
-///          cut off and there is no window
+///          cut off and there is no window; with cu_seqlens [N,Hq], those of each sequence, inside the blocks that its tiles of 128 queries visit
 std::tuple<at::Tensor, at::Tensor, at::Tensor> forgetting_attention_with_statistics(
     const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const at::Tensor& log_forget,
     std::optional<double> scale = std::nullopt, std::optional<double> log_pruning_tolerance = std::nullopt,
     const std::optional<at::Tensor>& logit_bound = std::nullopt, std::optional<int64_t> window = std::nullopt,
-    const std::optional<at::Tensor>& cu_seqlens = std::nullopt);
+    const std::optional<at::Tensor>& cu_seqlens = std::nullopt, bool prune_by_mass = true);
 
 }  // namespace lethe

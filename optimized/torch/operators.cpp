@@ -27,10 +27,11 @@ at::Tensor contiguous_like(const Tensor& tensor) { return at::empty_symint(tenso
 
 constexpr const char* kAttentionArguments =
     "(Tensor query, Tensor key, Tensor value, Tensor log_forget, *, float? scale=None, float? "
-    "log_pruning_tolerance=None, Tensor? logit_bound=None, int? window=None, Tensor? cu_seqlens=None)";
+    "log_pruning_tolerance=None, Tensor? logit_bound=None, int? window=None, Tensor? cu_seqlens=None, "
+    "bool prune_by_mass=True)";
 constexpr const char* kAttentionForward =
     "_forgetting_attention_forward(Tensor query, Tensor key, Tensor value, Tensor log_forget, float scale, "
-    "float? log_pruning_tolerance, Tensor? logit_bound, int? window, bool keep_residual) "
+    "float? log_pruning_tolerance, Tensor? logit_bound, int? window, bool prune_by_mass, bool keep_residual) "
     "-> (Tensor values, Tensor log_normalizer, Tensor visited_pairs, Tensor boundary, Tensor residual)";
 constexpr const char* kAttentionBackward =
     "_forgetting_attention_backward(Tensor grad_values, Tensor query, Tensor key, Tensor value, Tensor log_forget, "
@@ -42,8 +43,9 @@ template <AttentionOutputs (*run)(const AttentionInputs&)>
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> attention_forward(
     const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& log_forget, double scale,
     std::optional<double> log_pruning_tolerance, const OptionalTensor& logit_bound, std::optional<int64_t> window,
-    bool keep_residual) {
-  auto out = run({query, key, value, log_forget, scale, log_pruning_tolerance, logit_bound, keep_residual, window});
+    bool prune_by_mass, bool keep_residual) {
+  auto out = run(
+      {query, key, value, log_forget, scale, log_pruning_tolerance, logit_bound, keep_residual, window, prune_by_mass});
   return {out.values, out.log_normalizer, out.visited_pairs, out.boundary, out.residual};
 }
 
@@ -100,41 +102,59 @@ std::string attention_implementation(const Tensor& query, const Tensor& key, con
   return implementation_name(attention_implementations(), call_of(query, key, value));
 }
 
-}  // namespace
+// The arguments of kAttentionArguments after the tensors.
+struct AttentionOptions {
+  std::optional<double> scale, log_pruning_tolerance;
+  const OptionalTensor& logit_bound;
+  std::optional<int64_t> window;
+  const OptionalTensor& cu_seqlens;
+  bool prune_by_mass;
+};
 
-std::tuple<Tensor, Tensor, Tensor> forgetting_attention_with_statistics(
-    const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& log_forget, std::optional<double> scale,
-    std::optional<double> log_pruning_tolerance, const OptionalTensor& logit_bound, std::optional<int64_t> window,
-    const OptionalTensor& cu_seqlens) {
+// The results of kAttentionForward; with cu_seqlens of gates with cuts.
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> call_attention(const Tensor& query, const Tensor& key,
+                                                                  const Tensor& value, const Tensor& log_forget,
+                                                                  const AttentionOptions& options) {
   check_layout("query", query);
   check_layout("key", key);
   check_layout("value", value);
   check_layout("log_forget", log_forget);
-  if (logit_bound) check_layout("logit_bound", *logit_bound);
-  if (cu_seqlens) {
+  if (options.logit_bound) check_layout("logit_bound", *options.logit_bound);
+  Tensor gate = log_forget;
+  if (options.cu_seqlens) {
     TORCH_CHECK(query.dim() == 4 && key.dim() == 4 && query.sym_size(1) == key.sym_size(1),
                 "query: expected as many tokens as key with cu_seqlens, found shapes ", query.sym_sizes(), " and ",
                 key.sym_sizes());
-    return forgetting_attention_with_statistics(query, key, value,
-                                                gate_of_sequences(log_forget, *cu_seqlens, "query", query), scale,
-                                                log_pruning_tolerance, logit_bound, window);
+    gate = gate_of_sequences(log_forget, *options.cu_seqlens, "query", query);
   }
   static const auto op = c10::Dispatcher::singleton()
                              .findSchemaOrThrow("lethe::_forgetting_attention_forward", "")
                              .typed<decltype(attention_forward<run_attention>)>();
   // Whether a gradient needs the residual is decided below, where the derivative is recorded.
-  auto [values, log_normalizer, visited_pairs, boundary, residual] =
-      op.call(query, key, value, log_forget, scale ? *scale : default_scale(query), log_pruning_tolerance, logit_bound,
-              window, false);
+  return op.call(query, key, value, gate, options.scale ? *options.scale : default_scale(query),
+                 options.log_pruning_tolerance, options.logit_bound, options.window, options.prune_by_mass, false);
+}
+
+}  // namespace
+
+std::tuple<Tensor, Tensor, Tensor> forgetting_attention_with_statistics(
+    const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& log_forget, std::optional<double> scale,
+    std::optional<double> log_pruning_tolerance, const OptionalTensor& logit_bound, std::optional<int64_t> window,
+    const OptionalTensor& cu_seqlens, bool prune_by_mass) {
+  auto [values, log_normalizer, visited_pairs, boundary, residual] = call_attention(
+      query, key, value, log_forget, {scale, log_pruning_tolerance, logit_bound, window, cu_seqlens, prune_by_mass});
+  if (cu_seqlens)
+    visited_pairs = visited_pairs_of_sequences(boundary, *cu_seqlens, query.sym_size(1), kQueryRows,
+                                               key_block_of(query.device().type()));
   return {values, log_normalizer, visited_pairs};
 }
 
 Tensor forgetting_attention(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& log_forget,
                             std::optional<double> scale, std::optional<double> log_pruning_tolerance,
                             const OptionalTensor& logit_bound, std::optional<int64_t> window,
-                            const OptionalTensor& cu_seqlens) {
-  return std::get<0>(forgetting_attention_with_statistics(query, key, value, log_forget, scale, log_pruning_tolerance,
-                                                          logit_bound, window, cu_seqlens));
+                            const OptionalTensor& cu_seqlens, bool prune_by_mass) {
+  return std::get<0>(call_attention(query, key, value, log_forget,
+                                    {scale, log_pruning_tolerance, logit_bound, window, cu_seqlens, prune_by_mass}));
 }
 
 // ---- Matrix state
@@ -266,8 +286,7 @@ TORCH_LIBRARY(lethe, library) {
                " -> (Tensor values, Tensor log_normalizer, Tensor visited_pairs)")
                   .c_str(),
               forgetting_attention_with_statistics);
-  library.def(
-      "forgetting_attention_implementation(Tensor query, Tensor key, Tensor value) -> str");
+  library.def("forgetting_attention_implementation(Tensor query, Tensor key, Tensor value) -> str");
   library.def(kGatedState, gated_state);
   library.def(kDeltaState, delta_state);
   for (const char* schema : {kAttentionForward, kAttentionBackward, kMatrixStateForward, kMatrixStateBackward})

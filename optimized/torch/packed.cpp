@@ -1,6 +1,10 @@
 #include "optimized/torch/packed.hpp"
 
+#include <ATen/ops/arange.h>
+#include <ATen/ops/bucketize.h>
 #include <ATen/ops/clamp.h>
+#include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/maximum.h>
 #include <ATen/ops/remainder.h>
 #include <ATen/ops/zeros.h>
 
@@ -57,6 +61,20 @@ at::Tensor gate_of_sequences(const std::optional<at::Tensor>& gate, const at::Te
   // An empty sequence at the end begins after the last token: the first token, which begins one anyhow, stands for it.
   const at::Tensor starts = at::remainder(at::clamp(cu_seqlens.to(at::kLong), 0, length), length).to(like.device());
   return open.index_fill(1, starts, -std::numeric_limits<double>::infinity());
+}
+
+at::Tensor visited_pairs_of_sequences(const at::Tensor& boundary, const at::Tensor& cu_seqlens,
+                                      const c10::SymInt& length, int64_t query_rows, int64_t key_rows) {
+  const at::Tensor starts = at::clamp(cu_seqlens.to(boundary.device(), at::kLong), 0, length);  // [N+1]
+  const at::Tensor positions = at::arange(length, starts.options());                            // [T]
+  // The first token of each token's sequence: the last start that is not after it.
+  const at::Tensor sequence = at::bucketize(positions, starts, /*out_int32=*/false, /*right=*/true).sub(1);
+  const at::Tensor first_token = starts.index_select(0, sequence);
+  const at::Tensor visited =
+      boundary.squeeze(0).to(at::kLong).mul(key_rows).index_select(1, positions.floor_divide(query_rows));
+  const at::Tensor pairs = positions.add(1).sub(at::maximum(visited, first_token)).transpose(0, 1);  // [T,Hq]
+  const at::Tensor up_to = at::constant_pad_nd(pairs.cumsum(0), {0, 0, 1, 0}).index_select(0, starts);
+  return up_to.narrow_symint(0, 1, starts.sym_size(0) - 1).sub(up_to.narrow_symint(0, 0, starts.sym_size(0) - 1));
 }
 
 }  // namespace lethe

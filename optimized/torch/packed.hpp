@@ -19,4 +19,12 @@ namespace lethe {
 at::Tensor gate_of_sequences(const std::optional<at::Tensor>& gate, const at::Tensor& cu_seqlens, const char* name,
                              const at::Tensor& like);
 
+/// The causal pairs of each sequence inside the blocks of queries × keys from the boundary on.
+///
+/// reads    boundary [1,Hq,M] int32, the first key block of each block of `query_rows` queries; cu_seqlens as above, for `length` tokens
+/// returns  [N,Hq] int64
+/// cost     O(T·Hq) time and memory
+at::Tensor visited_pairs_of_sequences(const at::Tensor& boundary, const at::Tensor& cu_seqlens,
+                                      const c10::SymInt& length, int64_t query_rows, int64_t key_rows);
+
 }  // namespace lethe

@@ -17,6 +17,7 @@ namespace lethe::testing {
 struct PlanOptions {
   double log_pruning_tolerance = -std::numeric_limits<double>::infinity();
   std::optional<std::vector<float>> logit_bound = std::nullopt;  ///< [B, Hq]
+  bool prune_by_mass = false;
   int64_t poisoned_keys = 0;  ///< this many of the first keys and values become NaN once the boundary is found
 };
 
@@ -43,7 +44,9 @@ class DeviceProblem {
         backward_plan_memory_(Kernels::plan_bytes(problem.shape)),
         boundary_(problem.shape.batch * problem.shape.query_heads * gate_blocks(problem.shape.query_length)),
         plan_(plan_in(plan_memory_)) {
-    Kernels::launch_plan(gate_inputs(options.log_pruning_tolerance, false), plan_);
+    GateInputs inputs = gate_inputs(options.log_pruning_tolerance, false);
+    inputs.prune_by_mass = options.prune_by_mass;
+    Kernels::launch_plan(inputs, plan_);
     if (options.poisoned_keys > 0) poison(options.poisoned_keys);
   }
 

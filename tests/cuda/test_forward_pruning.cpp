@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <tuple>
+#include <vector>
 
 #include "reference/agreement.hpp"
 #include "tests/cuda/attention.hpp"
@@ -27,14 +29,21 @@ TEST_P(ForwardPruning, PrunesOnlyBlocksWhoseWeightIsBelowTheTolerance) {
   const Problem problem = random_problem(shape(2, 1100, 1300, 2, 4), dtype(), Gate::kInitial, 14);
   const ForwardResult whole = testing::run_forward(problem);
   const double log_tolerance = -10;
-  const ForwardResult pruned = testing::run_forward(problem, {.log_pruning_tolerance = log_tolerance});
-  EXPECT_EQ(pruned.visited_pairs, testing::boundary_pairs(problem.shape, pruned.first_key_block));
-  for (size_t row = 0; row < whole.visited_pairs.size(); ++row)
-    EXPECT_LT(pruned.visited_pairs[row], whole.visited_pairs[row] / 2);
-  // The share left out of a row's sum is 1 − exp(difference of the normalisers).
-  for (size_t i = 0; i < whole.log_normalizer.size(); ++i)
-    ASSERT_LE(whole.log_normalizer[i] - pruned.log_normalizer[i], std::exp(log_tolerance) + 1e-5) << i;
-  EXPECT_LE(compare(pruned.values, whole.values, 1).error, budget(dtype()));
+  std::vector<int64_t> by_weight;
+  for (const bool by_mass : {false, true}) {
+    const ForwardResult pruned =
+        testing::run_forward(problem, {.log_pruning_tolerance = log_tolerance, .prune_by_mass = by_mass});
+    EXPECT_EQ(pruned.visited_pairs, testing::boundary_pairs(problem.shape, pruned.first_key_block));
+    for (size_t row = 0; row < whole.visited_pairs.size(); ++row) {
+      EXPECT_LT(pruned.visited_pairs[row], whole.visited_pairs[row] / 2);
+      EXPECT_TRUE(!by_mass || pruned.visited_pairs[row] <= by_weight[row]) << row;
+    }
+    // The share left out of a row's sum is 1 − exp(difference of the normalisers).
+    for (size_t i = 0; i < whole.log_normalizer.size(); ++i)
+      ASSERT_LE(whole.log_normalizer[i] - pruned.log_normalizer[i], std::exp(log_tolerance) + 1e-5) << i;
+    EXPECT_LE(compare(pruned.values, whole.values, 1).error, budget(dtype()));
+    by_weight = pruned.visited_pairs;
+  }
 }
 
 // Keys that no query may see are NaN once the boundary is found: a kernel that read more than it counts would return NaN.
@@ -55,15 +64,21 @@ TEST_P(ForwardPruning, LosesAtMostTheToleranceWhereLogitsReachTheirBound) {
   constexpr double kLogTolerance = -5;
   Problem problem = random_problem(shape(1, 1, kKeys, 1, 1), dtype(), Gate::kZero, 30);
   const int64_t dim = problem.shape.key_dim;
-  const double bound = problem.scale * dim / 4, threshold = -2 * bound - std::log(double(kKeys)) + kLogTolerance;
+  const double bound = problem.scale * dim / 4;
   std::fill(problem.query.begin(), problem.query.end(), 0.5);
   std::fill(problem.key.begin(), problem.key.end(), 0.5);
   std::fill(problem.key.end() - dim, problem.key.end(), -0.5);
-  for (const double slack : {-0.05, 0.05}) {
-    SCOPED_TRACE(slack);
-    problem.log_forget.back() = static_cast<float>(threshold + slack);
+  // Of open gates: the mass of the keys that are pruned is their number, nearly T; old keys that decay have less.
+  for (const auto& [slack, decay, by_mass] : {std::tuple(-0.05, 0.0, false), std::tuple(0.05, 0.0, false),
+                                              std::tuple(-0.05, -0.25, true), std::tuple(0.05, -0.25, true)}) {
+    SCOPED_TRACE(::testing::Message() << slack << (by_mass ? " by mass" : " by weight"));
+    for (double& gate : problem.log_forget) gate = decay;
+    for (int64_t t = kPruned; t < kKeys; ++t) problem.log_forget[t] = 0;
+    const double log_mass = by_mass ? -std::log1p(-std::exp(decay)) : std::log(double(kKeys));
+    problem.log_forget.back() = static_cast<float>(-2 * bound - log_mass + kLogTolerance + slack);
     const ForwardResult whole = testing::run_forward(problem),
-                        pruned = testing::run_forward(problem, {.log_pruning_tolerance = kLogTolerance});
+                        pruned = testing::run_forward(
+                            problem, {.log_pruning_tolerance = kLogTolerance, .prune_by_mass = by_mass});
     const double lost = 1 - std::exp(pruned.log_normalizer[0] - whole.log_normalizer[0]);
     EXPECT_EQ(pruned.visited_pairs[0], slack < 0 ? kKeys - kPruned : kKeys);
     EXPECT_LE(lost, std::exp(kLogTolerance));
@@ -127,7 +142,6 @@ TEST_P(ForwardPruning, VisitsExactlyTheBlocksThatBruteForceKeeps) {
     const double log_tolerance = -5;
     const ForwardResult result = testing::run_forward(
         problem, {.log_pruning_tolerance = log_tolerance, .logit_bound = std::vector<float>(2, bound)});
-    const double threshold = -2 * bound - std::log(1300.0) + log_tolerance;
     const int64_t offset = 200, query_blocks = 9, key_blocks = 11;
     for (int64_t head = 0; head < 2; ++head) {
       const auto distance = [&](int64_t i, int64_t j) {
@@ -137,7 +151,10 @@ TEST_P(ForwardPruning, VisitsExactlyTheBlocksThatBruteForceKeeps) {
       };
       for (int64_t m = 0; m < query_blocks; ++m) {
         const int64_t i = m * kGateBlock + offset;
-        int64_t first = 0;
+        int64_t first = 0, begin = i, end = i + 1;  // of the query's sequence, between cuts
+        while (begin > 0 && !std::isinf(problem.log_forget[begin * 2 + head])) --begin;
+        while (end < 1300 && !std::isinf(problem.log_forget[end * 2 + head])) ++end;
+        const double threshold = -2 * bound - std::log(double(end - begin)) + log_tolerance;
         while (first < i / kGateBlock &&
                distance(i, std::min<int64_t>(first * kGateBlock + kGateBlock - 1, i)) < threshold)
           ++first;

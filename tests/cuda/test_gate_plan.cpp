@@ -175,11 +175,13 @@ INSTANTIATE_TEST_SUITE_P(Heads, Prefix,
                                            std::tuple{1024, 17, true}, std::tuple{300, 17, false},
                                            std::tuple{40000, 2, true}, std::tuple{130, 8200, true}));
 
-class PruningBoundary : public ::testing::TestWithParam<std::tuple<int64_t, int64_t>> {};  // key and query length
+class PruningBoundary
+    : public ::testing::TestWithParam<std::tuple<int64_t, int64_t, bool>> {  // key and query length, by mass
+};
 
 TEST_P(PruningBoundary, IsWhereTheReferencePutsIt) {
   LETHE_NEEDS_GPU();
-  const auto [keys, queries] = GetParam();
+  const auto [keys, queries, by_mass] = GetParam();
   constexpr int64_t kHeads = 3;
   constexpr double kTolerance = -10;
   std::mt19937 generator(1);
@@ -207,6 +209,7 @@ TEST_P(PruningBoundary, IsWhereTheReferencePutsIt) {
                .gates = {gate.data(), keys * kHeads, kHeads, 1},
                .log_pruning_tolerance = kTolerance,
                .logit_bound = bound_on_device.data(),
+               .prune_by_mass = by_mass,
                .boundary_given = false,
                .stream = nullptr},
               plan);
@@ -217,10 +220,15 @@ TEST_P(PruningBoundary, IsWhereTheReferencePutsIt) {
   for (int64_t head = 0; head < kHeads; ++head) {
     Vector<double> gates(keys);
     for (int64_t t = 0; t < keys; ++t) gates[t] = log_forget[t * kHeads + head];
-    const double threshold = pruning::threshold(bound[head], keys, kTolerance);
-    constexpr double kRounding = 1e-4;  // of c at the query, whose local part is a float
-    const auto earliest = pruning::boundary_by_walk(gates, queries, {kGateBlock, kGateBlock}, threshold - kRounding);
-    const auto latest = pruning::boundary_by_walk(gates, queries, {kGateBlock, kGateBlock}, threshold + kRounding);
+    const double threshold =
+        by_mass ? pruning::mass_threshold(bound[head], kTolerance) : pruning::threshold(bound[head], keys, kTolerance);
+    constexpr double kRounding = 1e-4;  // of c at the query, whose local part is a float, and of the mass
+    const auto boundary_at = [&](double shifted) {
+      constexpr reference::Blocks kBlocks{kGateBlock, kGateBlock};
+      return by_mass ? pruning::boundary_by_mass(gates, queries, kBlocks, shifted)
+                     : pruning::boundary_by_walk(gates, queries, kBlocks, shifted);
+    };
+    const auto earliest = boundary_at(threshold - kRounding), latest = boundary_at(threshold + kRounding);
     int64_t pruned = 0;
     for (int64_t m = 0; m < query_blocks; ++m) {
       const int64_t found = first_key[head * query_blocks + m];
@@ -237,10 +245,56 @@ TEST_P(PruningBoundary, IsWhereTheReferencePutsIt) {
   }
 }
 
+// What the gate alone forgets is in a block's mass: at three heads' gates, up to 5 nats less than log T.
+TEST(MassBoundary, IsNeverBeforeTheOneByWeight) {
+  LETHE_NEEDS_GPU();
+  constexpr int64_t kTokens = 20000, kHeads = 4;
+  std::mt19937 generator(2);
+  std::uniform_real_distribution<float> uniform(0, 2);
+  std::vector<float> log_forget(kTokens * kHeads);
+  for (int64_t t = 0; t < kTokens; ++t) {
+    const float decays[] = {0.05f, 0.005f, t < kTokens - 200 ? 0.0f : 0.2f, t % 7000 == 10 ? 30.0f : 1e-4f};
+    for (int64_t head = 0; head < kHeads; ++head) log_forget[t * kHeads + head] = -decays[head] * uniform(generator);
+  }
+  const DeviceArray<float> gate(log_forget), bound(std::vector<float>(kHeads, 4));
+  const Shape shape{1, kTokens, kTokens, kHeads, kHeads, 64, 64};
+  const DeviceArray<char> memory(hopper::forward_workspace_bytes(shape));
+  const int64_t blocks = gate_blocks(kTokens);
+  const DeviceArray<int32_t> boundary(kHeads * blocks);
+  std::vector<std::vector<int32_t>> first_key;
+  for (const bool by_mass : {false, true}) {
+    Workspace workspace(memory.data());
+    const Plan plan = plan_in(workspace, shape, boundary.data());
+    launch_plan({.shape = shape,
+                 .dtype = Dtype::kBFloat16,
+                 .scale = 0.125,
+                 .query = {},
+                 .key = {},
+                 .gates = {gate.data(), kTokens * kHeads, kHeads, 1},
+                 .log_pruning_tolerance = -10,
+                 .logit_bound = bound.data(),
+                 .prune_by_mass = by_mass,
+                 .boundary_given = false,
+                 .stream = nullptr},
+                plan);
+    first_key.push_back(testing::download(plan.boundary.first_key_block, kHeads * blocks));
+  }
+  int64_t further = 0;
+  for (size_t i = 0; i < first_key[0].size(); ++i) {
+    ASSERT_GE(first_key[1][i], first_key[0][i]) << i;
+    ASSERT_TRUE(i % blocks == 0 || first_key[1][i] >= first_key[1][i - 1]) << i;
+    further += first_key[1][i] - first_key[0][i];
+  }
+  EXPECT_GT(further, blocks);
+}
+
 INSTANTIATE_TEST_SUITE_P(Lengths, PruningBoundary,
-                         ::testing::Values(std::tuple{5000, 5000}, std::tuple{1024 * 128, 1024 * 128},
-                                           std::tuple{1024 * 128 + 1, 1024 * 128 + 1},
-                                           std::tuple{1030 * 128, 1000 * 128 - 7}));
+                         ::testing::Combine(::testing::Values(5000), ::testing::Values(5000), ::testing::Bool()));
+INSTANTIATE_TEST_SUITE_P(
+    LongLengths, PruningBoundary,
+    ::testing::Values(std::tuple{1024 * 128, 1024 * 128, false}, std::tuple{1024 * 128 + 1, 1024 * 128 + 1, false},
+                      std::tuple{1030 * 128, 1000 * 128 - 7, false}, std::tuple{1024 * 128, 1024 * 128, true},
+                      std::tuple{1024 * 128 + 1, 1024 * 128 + 1, true}, std::tuple{1030 * 128, 1000 * 128 - 7, true}));
 
 }  // namespace
 }  // namespace lethe

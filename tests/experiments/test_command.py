@@ -94,10 +94,10 @@ class Calls(CommandTest):
 
     def test_of_describe_say_what_runs_attention_on_a_gpu_and_why(self):
         for options, expected in (
-            (("--set", "compute_dtype=bfloat16"), "sm_90a kernels; sm_80 kernels on other GPUs since compute capability 8.0"),
+            (("--set", "compute_dtype=bfloat16"), "9.0: sm_90a kernels; 8.0, 8.6, 8.9, 10.0, 12.0: sm_80 kernels"),
             (("--set", "compute_dtype=bfloat16", "--heads", "16"),
-             "sm_80 kernels, not the sm_90a kernels: head dim: expected 64 or 128, found 96"),
-            ((), "portable, not the sm_90a kernels: dtype: expected bfloat16 or float16, found float32, "
+             "every GPU since 8.0: sm_80 kernels, not the sm_90a kernels: head dim: expected 64 or 128, found 96"),
+            ((), "every GPU since 8.0: portable, not the sm_90a kernels: dtype: expected bfloat16 or float16, found float32, "
                  "not the sm_80 kernels: dtype: expected bfloat16 or float16, found float32"),
         ):
             with self.subTest(options=options):
@@ -105,7 +105,7 @@ class Calls(CommandTest):
                                for line in self.done("describe", "--size", "760m", *options).splitlines() if line.startswith("  "))
                 self.assertEqual(members["attention"], expected)
         described = self.done("describe", "--architecture", "decay", "--set", "compute_dtype=bfloat16")
-        self.assertIn("  decay                  vector gate kernels, not the chunk kernels: log_key_gate: expected one a token, found one a row", described)
+        self.assertIn("  decay                  every GPU since 8.0: vector gate kernels, not the chunk kernels: log_key_gate: expected one a token, found one a row", described)
         self.assertNotIn("  attention ", described)
 
     def test_of_describe_take_a_mixer_a_layer(self):

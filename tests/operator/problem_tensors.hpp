@@ -53,10 +53,11 @@ inline std::vector<double> head_of(const at::Tensor& tensor, int64_t batch, int6
 /// values, log_normalizer, visited_pairs and boundary, the first key block that each block of queries visits, of one implementation.
 inline std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> forward_with_boundary(
     const ProblemTensors& inputs, double scale, std::optional<double> log_pruning_tolerance,
-    const std::optional<at::Tensor>& logit_bound,
-    const AttentionImplementation& implementation = attention_implementations().front()) {
-  const AttentionOutputs out = implementation.forward(
-      {inputs.query, inputs.key, inputs.value, inputs.log_forget, scale, log_pruning_tolerance, logit_bound, false});
+    const std::optional<at::Tensor>& logit_bound, bool prune_by_mass = false) {
+  const AttentionImplementation& implementation = attention_implementations().front();
+  const AttentionOutputs out =
+      implementation.forward({inputs.query, inputs.key, inputs.value, inputs.log_forget, scale, log_pruning_tolerance,
+                              logit_bound, false, std::nullopt, prune_by_mass});
   return {out.values, out.log_normalizer, out.visited_pairs, out.boundary};
 }
 

@@ -94,9 +94,30 @@ class Packed(unittest.TestCase):
             if b > a:
                 _, expected, _ = lethe.forgetting_attention_with_statistics(query[:, a:b], key[:, a:b], value[:, a:b], gate[:, a:b])
                 self.assertLess((log_normalizer[:, a:b] - expected).abs().max(), 1e-4)
-        total = sum(LENGTHS)
-        self.assertTrue((pairs >= sum(n * (n + 1) // 2 for n in LENGTHS)).all())
-        self.assertTrue((pairs < total * (total + 1) // 2).all())
+        self.assertEqual(tuple(pairs.shape), (len(LENGTHS), HEADS))
+        wholes = torch.tensor([n * (n + 1) // 2 for n in LENGTHS], device=pairs.device)
+        for head in (0, 2, 3):  # without cuts
+            self.assertTrue(torch.equal(pairs[:, head], wholes))
+        self.assertTrue((pairs[:, 1] <= wholes).all())
+
+    def test_a_sequence_is_pruned_by_its_own_length(self):
+        query, key, value, gate, _ = tensors(torch.float32)
+        query, key, value = (x.repeat(1, 20, 1, 1)[:, :8192] for x in (query, key, value))
+        gate = torch.full((1, 8192, HEADS), -0.02, device=DEVICE)
+        options = {"log_pruning_tolerance": -5.0, "logit_bound": torch.full((HEADS,), 0.5, device=DEVICE)}
+        short = torch.tensor([0, *range(1024, 8193, 1024)])
+
+        def pairs(cu_seqlens, by_mass):
+            return lethe.forgetting_attention_with_statistics(query, key, value, gate, cu_seqlens=cu_seqlens, prune_by_mass=by_mass, **options)[2]
+
+        alone = [lethe.forgetting_attention_with_statistics(*(x[:, :1024] for x in (query, key, value, gate)),
+                                                            cu_seqlens=torch.tensor([0, 1024]), prune_by_mass=by_mass, **options)[2]
+                 for by_mass in (False, True)]
+        for by_mass in (False, True):  # sequences begin with blocks, so they are pruned as apart
+            self.assertTrue(torch.equal(pairs(short, by_mass), alone[by_mass].expand(8, HEADS)))
+        self.assertTrue((pairs(short, True) < pairs(short, False)).all())
+        whole = 1024 * 1025 // 2
+        self.assertTrue((pairs(short, False) < whole).all())
 
     def test_other_sequences_have_no_effect(self):
         *inputs, _ = tensors(DTYPES[-1])

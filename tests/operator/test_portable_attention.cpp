@@ -27,9 +27,10 @@ struct PortableResult {
   std::vector<at::Tensor> gradients;
 };
 
-PortableResult portably(const ProblemTensors& in, double scale, std::optional<double> tolerance) {
+PortableResult portably(const ProblemTensors& in, double scale, std::optional<double> tolerance, bool by_mass = false) {
   const std::optional<at::Tensor> no_bound;
-  const AttentionInputs inputs{in.query, in.key, in.value, in.log_forget, scale, tolerance, no_bound, true};
+  const AttentionInputs inputs{in.query,  in.key,   in.value, in.log_forget, scale,
+                               tolerance, no_bound, true,     std::nullopt,  by_mass};
   const AttentionOutputs out = portable::forgetting_attention_forward(inputs);
   const auto [query, key, value, log_forget] =
       portable::forgetting_attention_backward(at::ones_like(out.values), inputs, out);
@@ -71,7 +72,7 @@ TEST(PortableAttention, TakesNoFiniteGateForACut) {
 }
 
 TEST(PortableAttention, VisitsFromTheBoundaryThatTheDefinitionGives) {
-  for (const Gate gate : {Gate::kStrong, Gate::kInitial, Gate::kCutting}) {
+  for (const Gate gate : {Gate::kStrong, Gate::kInitial}) {
     const Problem problem = portable_problem(gate);
     for (const std::optional<double> tolerance : {std::optional<double>(), std::optional<double>(-10.0)}) {
       SCOPED_TRACE(std::string(gate_name(gate)) + ", tolerance " + std::to_string(tolerance.value_or(0.0)));
@@ -87,6 +88,32 @@ TEST(PortableAttention, VisitsFromTheBoundaryThatTheDefinitionGives) {
           EXPECT_EQ(actual.boundary[0][h][static_cast<int64_t>(i)].item().toLong(), expected[i]) << "tile " << i;
         EXPECT_EQ(actual.visited_pairs[0][h].item().toLong(),
                   reference::computation_pruning::visited_pairs(500, 600, kPortableBlocks, expected));
+      }
+    }
+  }
+}
+
+TEST(PortableAttention, PrunesByMassAndByTheLengthBetweenCuts) {
+  for (const Gate gate : {Gate::kStrong, Gate::kInitial, Gate::kCutting}) {
+    const Problem problem = portable_problem(gate);
+    for (const bool by_mass : {false, true}) {
+      SCOPED_TRACE(std::string(gate_name(gate)) + (by_mass ? " by mass" : " by weight"));
+      const PortableResult actual = portably(tensors_of(problem), problem.scale, -10.0, by_mass);
+      for (int64_t h = 0; h < 2; ++h) {
+        namespace pruning = reference::computation_pruning;
+        const Head head = head_of(problem, 0, h);
+        const double bound = (1 + 1e-5) * pruning::logit_bound_from_norms(head);
+        const auto masses =
+            pruning::boundary_by_mass(head.log_forget, 500, kPortableBlocks, pruning::mass_threshold(bound, -10.0));
+        for (int64_t row = 0; row < std::ssize(masses); ++row) {
+          const int64_t first = 100 + 128 * row;
+          int64_t begin = first, end = first + 1;
+          while (begin > 0 && !std::isinf(head.log_forget[begin])) --begin;
+          while (end < 600 && !std::isinf(head.log_forget[end])) ++end;
+          const auto weights = pruning::boundary_by_search(head.log_forget, 500, kPortableBlocks,
+                                                           pruning::threshold(bound, end - begin, -10.0));
+          EXPECT_EQ(actual.boundary[0][h][row].item().toLong(), (by_mass ? masses : weights)[row]) << "tile " << row;
+        }
       }
     }
   }

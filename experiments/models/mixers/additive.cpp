@@ -48,6 +48,7 @@ Mixer additive_mixer() {
   Mixer row = state_row<AdditiveConfig>();
   row.check = typed<AdditiveConfig>(check_additive);
   row.make = typed<AdditiveConfig>(make_additive);
+  row.packs = true;
   row.flops = typed<AdditiveConfig>(additive_flops);
   row.activation_bytes = typed<AdditiveConfig>(additive_bytes);
   row.architectures = additive_architectures;

@@ -31,6 +31,7 @@ MixerLayer make_attention(const ModelConfig& model, const AttentionConfig& own, 
   const Product products = weights.product(
       {inputs.query, inputs.key, inputs.value, end.gate, inputs.key_shift, inputs.value_shift, forget.weight});
   const auto tolerance = own.log_pruning_tolerance;
+  const bool prune_by_mass = own.prune_by_mass;
   return [=](const Tensor& x, Rotations& rotations, std::any* trace, Past* past) {
     const TokensAndShift given(x, own.kv_shift, past);
     const std::vector<Tensor> product = products.pieces(given.x);
@@ -41,12 +42,15 @@ MixerLayer make_attention(const ModelConfig& model, const AttentionConfig& own, 
     const Tensor output_gate = given.own(product[3]);
     const Tensor bound = tolerance || trace ? inputs.logit_bound(x.scalar_type()) : Tensor();
     const auto bound_argument = bound.defined() ? std::optional<Tensor>(bound) : std::nullopt;
+    const auto sequences = rotations.packed ? std::optional<Tensor>(rotations.packed->cu_seqlens) : std::nullopt;
     if (!trace) {
-      return end(forgetting_attention(q, k, v, log_forget, std::nullopt, tolerance, bound_argument), output_gate);
+      return end(forgetting_attention(q, k, v, log_forget, std::nullopt, tolerance, bound_argument, std::nullopt,
+                                      sequences, prune_by_mass),
+                 output_gate);
     }
     Tensor o, visited_pairs;
-    std::tie(o, std::ignore, visited_pairs) =
-        forgetting_attention_with_statistics(q, k, v, log_forget, std::nullopt, tolerance, bound_argument);
+    std::tie(o, std::ignore, visited_pairs) = forgetting_attention_with_statistics(
+        q, k, v, log_forget, std::nullopt, tolerance, bound_argument, std::nullopt, sequences, prune_by_mass);
     *trace = AttentionTrace{q.detach(), k.detach(), v.detach(), log_forget.detach(), bound, visited_pairs};
     return end(o, output_gate);
   };
@@ -73,10 +77,8 @@ std::string attention_on_hopper(const ModelConfig& model, int64_t context_length
   const auto call = [&](int capability) {
     return Call{.shape = shape, .dtype = dtype, .device = at::kCUDA, .compute_capability = capability};
   };
-  const char* other = implementation_of(attention_implementations(), call(80)).name;
-  std::string name = implementation_name(attention_implementations(), call(90));
-  if (!name.starts_with(other)) name += std::string("; ") + other + " on other GPUs since compute capability 8.0";
-  return name;
+  return on_every_gpu(
+      [&](int capability) { return implementation_name(attention_implementations(), call(capability)); });
 }
 
 namespace {
@@ -108,6 +110,7 @@ Mixer attention_mixer() {
   Mixer row = row_of<AttentionConfig>();
   row.check = typed<AttentionConfig>(check_attention);
   row.make = typed<AttentionConfig>(make_attention);
+  row.packs = true;
   row.flops = typed<AttentionConfig>(attention_flops);
   row.activation_bytes = typed<AttentionConfig>(attention_bytes);
   row.architectures = attention_architectures;

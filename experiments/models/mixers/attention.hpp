@@ -15,12 +15,15 @@ namespace lethe {
 struct AttentionConfig : ProjectionConfig, ForgetGateConfig {
   static constexpr const char* kName = "attention";
   std::optional<double> log_pruning_tolerance;  ///< log ε of Adaptive Computation Pruning; absent: off
+  /// Whether pruning bounds the sum of weights, which visits fewer blocks; else each by the largest, as in the paper
+  bool prune_by_mass = false;
 
   template <class Self, class Visitor>
   static void members(Self& self, Visitor&& visit) {
     ProjectionConfig::members(self, visit);
     ForgetGateConfig::members(self, visit);
     visit("log_pruning_tolerance", self.log_pruning_tolerance);
+    visit("prune_by_mass", self.prune_by_mass);
   }
 
   /// Whether this is softmax attention, without gate, KV-shift and QK-norm.
@@ -32,7 +35,7 @@ struct AttentionTrace {
   torch::Tensor query, key, value;  ///< [B,T,H,D], the operator's inputs
   torch::Tensor log_forget;         ///< [B,T,H]
   torch::Tensor logit_bound;        ///< [H], or undefined where the operator computes it from the norms
-  torch::Tensor visited_pairs;      ///< [B,H]
+  torch::Tensor visited_pairs;      ///< [B,H]; of packed sequences [N,H]
 };
 
 /// Multi-head attention with forget gates (FoX), or without (Transformer). In this order:
@@ -45,7 +48,7 @@ struct AttentionTrace {
 /// cost     B·T·(4 or 5)·width² + 2·B·T²·width multiply-adds
 Mixer attention_mixer();
 
-/// The attention operator's implementation on compute capability 9.0, and that of other GPUs where it is another.
+/// The attention operator's implementation on each GPU since compute capability 8.0; on 9.0 also why it is no other.
 std::string attention_on_hopper(const ModelConfig& model, int64_t context_length);
 
 }  // namespace lethe

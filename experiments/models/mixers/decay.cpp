@@ -81,6 +81,7 @@ Mixer decay_mixer() {
   Mixer row = state_row<DecayConfig>();
   row.check = typed<DecayConfig>(check_decay);
   row.make = typed<DecayConfig>(make_decay);
+  row.packs = true;
   row.flops = typed<DecayConfig>(decay_flops);
   row.activation_bytes = typed<DecayConfig>(decay_bytes);
   row.architectures = decay_architectures;

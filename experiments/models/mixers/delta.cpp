@@ -55,6 +55,7 @@ Mixer delta_mixer() {
   Mixer row = state_row<DeltaConfig>();
   row.check = typed<DeltaConfig>(check_delta);
   row.make = typed<DeltaConfig>(make_delta);
+  row.packs = true;
   row.flops = typed<DeltaConfig>(delta_flops);
   row.activation_bytes = typed<DeltaConfig>(delta_bytes);
   row.architectures = delta_architectures;

@@ -49,6 +49,7 @@ Mixer gated_mixer() {
   Mixer row = state_row<GatedConfig>();
   row.check = typed<GatedConfig>(check_gated);
   row.make = typed<GatedConfig>(make_gated);
+  row.packs = true;
   row.flops = typed<GatedConfig>(gated_flops);
   row.activation_bytes = typed<GatedConfig>(gated_bytes);
   row.architectures = gated_architectures;

@@ -58,6 +58,7 @@ Mixer gated_delta_mixer() {
   Mixer row = state_row<GatedDeltaConfig>();
   row.check = typed<GatedDeltaConfig>(check_gated_delta);
   row.make = typed<GatedDeltaConfig>(make_gated_delta);
+  row.packs = true;
   row.flops = typed<GatedDeltaConfig>(gated_delta_flops);
   row.activation_bytes = typed<GatedDeltaConfig>(gated_delta_bytes);
   row.architectures = gated_delta_architectures;

@@ -51,6 +51,7 @@ Mixer gated_linear_mixer() {
   Mixer row = state_row<GatedLinearConfig>();
   row.check = typed<GatedLinearConfig>(check_gated_linear);
   row.make = typed<GatedLinearConfig>(make_gated_linear);
+  row.packs = true;
   row.flops = typed<GatedLinearConfig>(gated_linear_flops);
   row.activation_bytes = typed<GatedLinearConfig>(gated_linear_bytes);
   row.architectures = gated_linear_architectures;

@@ -14,10 +14,11 @@ namespace lethe {
 
 using torch::Tensor;
 
-Tensor local_attention(const Tensor& query, const Tensor& key, const Tensor& value, int64_t window) {
+Tensor local_attention(const Tensor& query, const Tensor& key, const Tensor& value, int64_t window,
+                       const std::optional<Tensor>& cu_seqlens) {
   const Tensor open = torch::zeros({query.size(0), key.size(1), query.size(2)},
                                    query.options().dtype(accumulation_dtype(query.scalar_type())));
-  return forgetting_attention(query, key, value, open, std::nullopt, std::nullopt, std::nullopt, window);
+  return forgetting_attention(query, key, value, open, std::nullopt, std::nullopt, std::nullopt, window, cu_seqlens);
 }
 
 namespace {
@@ -42,7 +43,8 @@ MixerLayer make_local(const ModelConfig& model, const LocalConfig& own, const We
     HeadInputs in = given.own(
         inputs.heads_of({product[0], product[1], product[2], product[4], product[5]}, rotations, {}, {}, given.first));
     if (past) continue_past(*past, x, {&in.key, &in.value}, window - 1);
-    return end(local_attention(in.query, in.key, in.value, window), given.own(product[3]));
+    const auto sequences = rotations.packed ? std::optional<Tensor>(rotations.packed->cu_seqlens) : std::nullopt;
+    return end(local_attention(in.query, in.key, in.value, window, sequences), given.own(product[3]));
   };
 }
 
@@ -74,6 +76,7 @@ Mixer local_mixer() {
   Mixer row = row_of<LocalConfig>();
   row.check = typed<LocalConfig>(check_local);
   row.make = typed<LocalConfig>(make_local);
+  row.packs = true;
   row.flops = typed<LocalConfig>(local_flops);
   row.activation_bytes = typed<LocalConfig>(local_bytes);
   row.architectures = local_architectures;

@@ -1,5 +1,6 @@
 #include "experiments/models/mixers/mixer.hpp"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
@@ -24,6 +25,24 @@ torch::Tensor MixerLayer::operator()(const torch::Tensor& x, Rotations& rotation
   torch::Tensor y = run_(x, rotations, trace, past);
   if (past) past->tokens += x.size(1);
   return y;
+}
+
+std::string on_every_gpu(const std::function<std::string(int capability)>& described) {
+  std::vector<std::pair<std::string, std::string>> groups;  // compute capabilities and their implementation's name
+  std::string reason;                                       // on 9.0
+  for (const int capability : {90, 80, 86, 89, 100, 120}) {
+    const std::string here = described(capability), name = here.substr(0, here.find(", not the "));
+    const std::string dotted = std::to_string(capability / 10) + "." + std::to_string(capability % 10);
+    if (capability == 90) reason = here.substr(name.size());
+    const auto group = std::ranges::find(groups, name, [](const auto& entry) { return entry.second; });
+    if (group == groups.end()) groups.emplace_back(dotted, name);
+    else group->first += ", " + dotted;
+  }
+  if (groups.size() == 1) return "every GPU since 8.0: " + groups.front().second + reason;
+  std::string text;
+  for (const auto& [capabilities, name] : groups)
+    text += (text.empty() ? "" : "; ") + capabilities + ": " + name + (text.empty() ? reason : "");
+  return text;
 }
 
 void to_json(nlohmann::json& json, const MixerConfig& config) {

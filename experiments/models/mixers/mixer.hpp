@@ -4,7 +4,8 @@
 //   2. add NAME to the list in CMakeLists.txt, from which the table is made;
 //   3. `make` registers each parameter with its initializer and returns the forward pass; parts/ holds the code that mixers share;
 //   4. check defines the valid options, FLOPs and bytes the cost of a layer, architectures the names for users;
-//   5. the tests of all rows cover it; compare it with its equation in tests/experiments/test_mixers.cpp.
+//   5. where packed sequences stay apart in it, it says so (packs), and the tests compare them with each by itself;
+//   6. the tests of all rows cover it; compare it with its equation in tests/experiments/test_mixers.cpp.
 
 #include <torch/types.h>
 
@@ -105,7 +106,7 @@ struct Past {
 
 /// One layer's mixer, constructed.
 ///
-/// reads    x [B,T,width] in the compute dtype, normed; rotations of this forward pass; trace: where given, receives the
+/// reads    x [B,T,width] in the compute dtype, normed; rotations and packed sequences of this forward pass; trace: where given, receives the
 ///          mixer's trace for the claims (AttentionTrace, StateTrace), where the mixer has one; past: where given, x follows these tokens
 /// returns  [B,T,width] in the compute dtype; past, of all tokens up to x's last
 /// throws   std::logic_error for a past where the mixer doesn't continue one
@@ -161,7 +162,8 @@ struct Mixer {
   std::function<std::vector<Architecture>()> architectures;
 
   // Optional members.
-  /// The implementation on compute capability 9.0, and that of other GPUs where it is another.
+  bool packs = false;  ///< whether packed sequences stay apart
+  /// The implementation on each GPU since compute capability 8.0: on_every_gpu of its names.
   std::function<std::string(const ModelConfig&, const std::any& options, int64_t context_length)> on_hopper =
       [](const ModelConfig&, const std::any&, int64_t) { return "portable: a few PyTorch calls a sequence"; };
   /// Rows of a head's state, 0 where the whole past is kept. A mixer with a state writes a StateTrace.
@@ -189,6 +191,12 @@ Mixer row_of() {
   row.read = [](JsonReader& reader, std::any& options) { Own::members(*std::any_cast<Own>(&options), reader); };
   return row;
 }
+
+/// "9.0: NAME; 8.0, 8.6, 8.9, 10.0, 12.0: OTHER", or "every GPU since 8.0: NAME" where all have the same.
+///
+/// reads  described: the implementation on a compute capability, 90 = 9.0, as implementation_name() describes it; why others were passed over is kept
+///        of 9.0 alone
+std::string on_every_gpu(const std::function<std::string(int capability)>& described);
 
 /// A row's function from one whose options have the type `Own`.
 template <class Own>

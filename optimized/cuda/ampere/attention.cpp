@@ -32,6 +32,7 @@ void forward(const ForwardArguments& a) {
                .gates = a.gates,
                .log_pruning_tolerance = a.log_pruning_tolerance,
                .logit_bound = a.logit_bound,
+               .prune_by_mass = a.prune_by_mass,
                .boundary_given = false,
                .stream = a.stream},
               plan, a.visited_pairs);

@@ -1,7 +1,8 @@
 #pragma once
 // The pruning boundary of each head, and the order of heads by the work that is left.
 //
-//   block (m, n) of queries × keys is left out where c_{first query of m} − c_{last key of n} < δ = −2U − log Tk + log ε
+//   block (m, n) of queries × keys is left out where c_{first query of m} − c_{last key of n} < −2U + log ε − A,
+//   A = log T by weight, T the tokens between the cuts around the query; log Σ_j exp(c_{last key of n} − c_j) over the keys j up to that by mass
 //
 // One thread a query block finds the first key block to visit by binary search: c falls with t, so D only rises along a row of blocks. A second
 // search, in the first one's result, finds the last query block of a key block. Both search in shared memory where a head has few enough blocks,
@@ -34,7 +35,8 @@ __device__ int first_where(int count, Predicate holds) {
 
 struct BoundArguments {
   int rows, heads, query_heads, query_blocks, key_blocks, offset;  // rows = batch · query_heads; offset = Tk − Tq
-  double scale, log_length, log_tolerance;
+  int key_length;
+  double scale, log_tolerance;
   const float* logit_bound;
   bool boundary_given;
   GatePrefix prefix;
@@ -49,25 +51,38 @@ __device__ inline bool can_be_pruned(const BoundArguments& a, int64_t row) {
   double sum = 0;
   for (int n = threadIdx.x % 32; n < a.key_blocks; n += 32) sum += a.prefix.block_sum[row * a.key_blocks + n];
   for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(~0u, sum, offset);
-  return sum < a.log_tolerance - a.log_length;
+  return sum < a.log_tolerance;
 }
+
+// The tokens between the cuts around a position.
+__device__ inline int sequence_length(const BoundArguments& a, int row, int position, bool has_cuts) {
+  if (!has_cuts) return a.key_length;
+  const int next = visibility_of_keys(a.prefix, row, a.key_blocks, position / kGateBlock).cuts.next_cut(position);
+  return min(next, a.key_length) - visibility_of_queries(a.prefix, row, a.key_blocks).cuts.last_cut(position);
+}
+
+// Above the rounding of GatePrefix::mass, so that the bound holds; below log T − log(T − 128) for T up to 2·10⁶, so that no block is visited that is
+// skipped by weight.
+inline constexpr double kMassSlack = 5e-5;
 
 __device__ inline void find_boundary(const BoundArguments& a, int row) {
   constexpr int kBlock = kGateBlock;
   const int64_t blocks = a.key_blocks;
   constexpr int kStaged = 1024;
-  __shared__ double staged_base[kStaged + 1];
+  __shared__ double staged_limit[kStaged + 1];
   __shared__ int32_t staged_first_key[kStaged];
   const bool staged = blocks <= kStaged;  // and no more query blocks
   const double* base = a.prefix.base + row * (blocks + 1);
   const bool has_cuts = a.prefix.block_cut_before[row * (blocks + 1) + blocks] > 0;
+  const float* mass = a.prefix.mass ? a.prefix.mass + row * (blocks + 1) : nullptr;
+  // What is subtracted from a query's c before it is compared.
+  const auto limit_before = [&](int n) { return mass ? base[n] - log(double(mass[n])) - kMassSlack : base[n]; };
   int32_t* first_key = a.boundary.first_key_block + static_cast<int64_t>(row) * a.query_blocks;
   if (staged) {
-    for (int n = threadIdx.x; n <= blocks; n += kScanThreads) staged_base[n] = base[n];
-    base = staged_base;
+    for (int n = threadIdx.x; n <= blocks; n += kScanThreads) staged_limit[n] = limit_before(n);
   }
   const bool pruning = a.log_tolerance > -DBL_MAX && !a.boundary_given;
-  double threshold = -DBL_MAX;  // but for cuts
+  double log_share = -DBL_MAX;  // −2U + log ε; but for cuts
   if (pruning && can_be_pruned(a, row)) {
     const int group = a.query_heads / a.heads, batch = row / a.query_heads, head = row % a.query_heads / group;
     const float* squares = a.order.largest_square;
@@ -75,7 +90,7 @@ __device__ inline void find_boundary(const BoundArguments& a, int row) {
                              ? a.logit_bound[row]
                              : fabs(a.scale) * sqrt(double(__ldcg(squares + row))) *
                                    sqrt(double(__ldcg(squares + a.rows + batch * a.heads + head))) * kNormSlack;
-    if (!isnan(bound)) threshold = -2 * bound - a.log_length + a.log_tolerance;  // no bound, no pruning
+    if (!isnan(bound)) log_share = -2 * bound + a.log_tolerance;  // no bound, no pruning
   }
   __shared__ int head_blocks;
   if (threadIdx.x == 0) head_blocks = 0;
@@ -92,7 +107,12 @@ __device__ inline void find_boundary(const BoundArguments& a, int row) {
         first = visibility_of_queries(a.prefix, row, a.key_blocks).first_key(position) / kBlock;
       if (pruning) {
         const double c = prefix_at(a.prefix, row, a.key_blocks, position);
-        first += first_where(block - first, [&](int n) { return c - base[first + n + 1] >= threshold; });
+        const double threshold =
+            mass ? log_share : log_share - log(double(sequence_length(a, row, position, has_cuts)));
+        first += first_where(block - first, [&](int n) {
+          const int end = first + n + 1;
+          return c - (staged ? staged_limit[end] : limit_before(end)) >= threshold;
+        });
       }
       first_key[m] = first;
     }

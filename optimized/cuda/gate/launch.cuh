@@ -28,28 +28,29 @@ __global__ void __launch_bounds__(kScanThreads)
 
 }  // namespace gate
 
-/// Prefix sums, cuts, the pruning boundary (a block of queries × keys is left out where every D_ij < −2U − log Tk + log ε, or across a cut), and the
-/// order of heads by the blocks that are left.
+/// Prefix sums, cuts, the pruning boundary (a block of queries × keys is left out where every D_ij < −2U − log T + log ε, or by mass where the sum of
+/// exp(D_ij) over the keys so far is below exp(−2U) ε, or across a cut), and the order of heads by the blocks that are left.
 ///
 /// source   Adaptive Computation Pruning, Eq. 3 and Algorithm 1, by binary search: D falls along a row of blocks
 /// reads    query, key: up to 256 elements a row, a multiple of 8
 ///          derived: a kernel family's own operands, computed with the prefix (prefix.cuh)
 /// cost     one read of log_forget. Where the bound is computed from norms, also one of query and key, of those heads whose gates forget more
-///          than ε / Tk from first to last (no others can be pruned, whatever their norms). O(M log N) a head
+///          than ε from first to last (no others can be pruned, whatever their norms). O(M log N) a head
 template <typename Derived>
-void launch_gate(const GateInputs& a, const GatePrefix& prefix, const Boundary& boundary, const WorkOrder& order,
+void launch_gate(const GateInputs& a, GatePrefix prefix, const Boundary& boundary, const WorkOrder& order,
                  const Derived& derived) {
   using namespace gate;
   const Shape& s = a.shape;
   const int64_t blocks = gate_blocks(s.key_length), rows = s.batch * s.query_heads;
+  if (!a.prune_by_mass || a.boundary_given || std::isinf(a.log_pruning_tolerance)) prefix.mass = nullptr;
   const BoundArguments bound{.rows = int(rows),
                              .heads = int(s.heads),
                              .query_heads = int(s.query_heads),
                              .query_blocks = int(gate_blocks(s.query_length)),
                              .key_blocks = int(blocks),
                              .offset = int(s.key_length - s.query_length),
+                             .key_length = int(s.key_length),
                              .scale = a.scale,
-                             .log_length = std::log(double(s.key_length)),
                              .log_tolerance = a.log_pruning_tolerance,
                              .logit_bound = a.logit_bound,
                              .boundary_given = a.boundary_given,

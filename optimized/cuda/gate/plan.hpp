@@ -29,6 +29,8 @@ struct GatePrefix {
   uint8_t* cut_after;   ///< [B, Hq, N·128]  the first cut after token t in its block, in the same way
   int32_t* block_cut_before;  ///< [B, Hq, N+1]  the last cut before block n, or 0
   int32_t* block_cut_after;   ///< [B, Hq, N+1]  the first cut in block n or later, or INT32_MAX
+  /// [B, Hq, N+1]  Σ exp(c_last − c_j) over the keys j before block n from the last cut on, `last` the last of them. For a boundary by mass alone
+  float* mass;
   uint8_t* separate_rows;  ///< [B, Hq, N+1]  1 where rows of dS in block n keep separate sums (row_groups.cuh); 0 at N
   int window;              ///< of every query; kNoWindow: all of the past
 };
@@ -60,6 +62,7 @@ inline GatePrefix gate_prefix_in(Workspace& workspace, const Shape& shape, int w
           .cut_after = workspace.take<uint8_t>(rows * blocks * kGateBlock),
           .block_cut_before = workspace.take<int32_t>(rows * (blocks + 1)),
           .block_cut_after = workspace.take<int32_t>(rows * (blocks + 1)),
+          .mass = workspace.take<float>(rows * (blocks + 1)),
           .separate_rows = workspace.take<uint8_t>(rows * (blocks + 1)),
           .window = window};
 }
@@ -92,6 +95,7 @@ struct GateInputs {
   Gates gates;
   double log_pruning_tolerance;  ///< log ε ≤ 0; −inf prunes nothing
   const float* logit_bound;      ///< [B, Hq], U ≥ max |scale·q·k|; null: computed from the largest norms
+  bool prune_by_mass = false;    ///< whether pruning bounds the sum of weights, not each by the largest
   bool boundary_given;           ///< in a backward: Boundary::first_key_block is filled
   cudaStream_t stream;
 };

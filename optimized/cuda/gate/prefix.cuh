@@ -31,7 +31,7 @@ template <typename T, typename Combine>
 __device__ T scan_warp_up(T value, T neutral, Combine combine) {  // inclusive, towards higher lanes
   for (int offset = 1; offset < 32; offset *= 2) {
     const T below = shuffle_up(value, offset);
-    value = combine(value, threadIdx.x % 32 >= offset ? below : neutral);
+    value = combine(threadIdx.x % 32 >= offset ? below : neutral, value);
   }
   return value;
 }
@@ -79,8 +79,18 @@ __device__ inline int2 join_cuts(LaneCuts& cuts, int last, int first) {
   return {__shfl_sync(~0u, up_to_here, 31), __shfl_sync(~0u, from_here, 0)};
 }
 
+// Of a block, by a warp, into every lane: Σ exp(c_last − c_j) over its tokens j from the last cut on. to_end: c_last − c_j of the lane's tokens.
+__device__ inline float mass_of_block(const double (&to_end)[4], int first_token, int last_cut) {
+  float mass = 0;
+  for (int i = 0; i < 4; ++i)
+    if (first_token + i >= last_cut) mass += exp2f(static_cast<float>(to_end[i] * std::numbers::log2e));
+  for (int offset = 16; offset > 0; offset /= 2) mass += __shfl_xor_sync(~0u, mass, offset);
+  return mass;
+}
+
 // One warp a (block, head); a lane owns four tokens. Eight heads in one CTA: their gates are mostly adjacent in memory and are read together. Leaves
-// for the scan each block's own sum, its last cut in block_cut_before[n+1] (or −1) and its first in block_cut_after[n] (or INT32_MAX).
+// for the scan each block's own sum, its last cut in block_cut_before[n+1] (or −1), its first in block_cut_after[n] (or INT32_MAX) and its own mass in
+// mass[n+1].
 template <typename Derived>
 __global__ void __launch_bounds__(32 * kWarps) sum_blocks(LocalArguments a, Derived derived) {
   const int block = blockIdx.x, batch = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -138,6 +148,10 @@ __global__ void __launch_bounds__(32 * kWarps) sum_blocks(LocalArguments a, Deri
     if (block_sum < kStrongSum)
       *reinterpret_cast<float4*>(a.prefix.bias_rest + at) = make_float4(rest[0], rest[1], rest[2], rest[3]);
     derived.store_tokens(at, to_end);
+    if (a.prefix.mass) {
+      const float mass = mass_of_block(to_end, first, block_cuts.x);
+      if (lane == 0) a.prefix.mass[row * (a.blocks + 1) + block + 1] = mass;
+    }
     const auto places = [](const int(&token)[4]) {
       const auto place = [&](int i) -> uint8_t {
         return token[i] < 0 || token[i] == INT_MAX ? kNoCut : token[i] % kBlock;
@@ -154,14 +168,23 @@ __global__ void __launch_bounds__(32 * kWarps) sum_blocks(LocalArguments a, Deri
   }
 }
 
-// The sum and the last cut before block n, and the first cut in it or later, scanned from the end: n counts both ways.
+// The sum, the mass and the last cut before block n, and the first cut in it or later, scanned from the end: n counts both ways.
 struct OfBlocks {
   double sum;
   int last_cut, first_cut;
+  float mass;
 };
 
 __device__ inline OfBlocks shuffle_up(OfBlocks value, int offset) {
-  return {shuffle_up(value.sum, offset), shuffle_up(value.last_cut, offset), shuffle_up(value.first_cut, offset)};
+  return {shuffle_up(value.sum, offset), shuffle_up(value.last_cut, offset), shuffle_up(value.first_cut, offset),
+          shuffle_up(value.mass, offset)};
+}
+
+// Blocks x, then blocks y. The mass of x, less what y's gates forget, is added unless y has a cut; a cut at token 0 has nothing before it.
+__device__ inline OfBlocks joined(const OfBlocks& x, const OfBlocks& y, bool by_mass) {
+  float mass = y.mass;
+  if (by_mass && y.last_cut <= 0) mass += x.mass * exp2f(static_cast<float>(y.sum * std::numbers::log2e));
+  return {x.sum + y.sum, max(x.last_cut, y.last_cut), min(x.first_cut, y.first_cut), mass};
 }
 
 // Inclusive: write(i, combination of read(0) … read(i)), by a whole CTA. A number may be written where it was read.
@@ -193,19 +216,20 @@ __device__ void scan_blocks(const GatePrefix& prefix, const Derived& derived, in
   const int64_t first = row * int64_t{blocks + 1};
   const double* sums = prefix.block_sum + row * int64_t{blocks};
   int32_t *cut_before = prefix.block_cut_before + first, *cut_after = prefix.block_cut_after + first;
+  float* mass = prefix.mass ? prefix.mass + first : nullptr;
   scan<OfBlocks>(
-      blocks + 1, {0, 0, INT_MAX},
+      blocks + 1, {0, 0, INT_MAX, 0},
       [&](int n) {
-        return n == 0 ? OfBlocks{0, 0, INT_MAX} : OfBlocks{sums[n - 1], cut_before[n], cut_after[blocks - n]};
+        if (n == 0) return OfBlocks{0, 0, INT_MAX, 0};
+        return OfBlocks{sums[n - 1], cut_before[n], cut_after[blocks - n], mass ? mass[n] : 0};
       },
-      [](const OfBlocks& x, const OfBlocks& y) {
-        return OfBlocks{x.sum + y.sum, max(x.last_cut, y.last_cut), min(x.first_cut, y.first_cut)};
-      },
+      [&](const OfBlocks& x, const OfBlocks& y) { return joined(x, y, mass != nullptr); },
       [&](int n, const OfBlocks& value) {
         prefix.base[first + n] = value.sum;
         derived.store_base(first + n, value.sum);
         cut_before[n] = value.last_cut;
         cut_after[blocks - n] = value.first_cut;
+        if (mass) mass[n] = value.mass;
       });
 }
 

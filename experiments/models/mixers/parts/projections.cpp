@@ -84,7 +84,17 @@ HeadInputs QueryKeyValue::heads_of(const std::vector<Tensor>& products, Rotation
     in.cosine = rotation.cosine.squeeze(1), in.sine = rotation.sine.squeeze(1);
   }
   if (gate_logits.defined()) in.gate_logits = gate_logits, in.gate_bias = widened(gate_bias);
-  return attention_inputs(in);
+  if (!own.kv_shift || !rotations.packed) return attention_inputs(in);
+  // A sequence's first token has none before it: what is shifted into it are zeros.
+  const Packed& packed = *rotations.packed;
+  for (Tensor* rows : {&in.query, &in.key, &in.value}) *rows = packed.spaced(*rows);
+  for (auto* rows : {&in.key_shift, &in.value_shift, &in.gate_logits})
+    if (*rows) *rows = packed.spaced(**rows);
+  for (auto* angles : {&in.cosine, &in.sine})
+    if (*angles) *angles = packed.spaced((*angles)->unsqueeze(0)).squeeze(0);
+  const HeadInputs out = attention_inputs(in);
+  return {packed.unspaced(out.query), packed.unspaced(out.key), packed.unspaced(out.value),
+          out.log_forget.defined() ? packed.unspaced(out.log_forget) : Tensor()};
 }
 
 Tensor QueryKeyValue::logit_bound(torch::Dtype dtype) const {

@@ -4,10 +4,12 @@
 #include <torch/types.h>
 
 #include <map>
+#include <optional>
 #include <utility>
 
 #include "experiments/models/json_members.hpp"
 #include "experiments/models/layers.hpp"
+#include "experiments/models/mixers/parts/packed.hpp"
 
 namespace lethe {
 
@@ -29,6 +31,9 @@ struct RotationConfig {
 /// The rotations of a model: layers with the same dimension and base share one, and forward passes the longest so far.
 class Rotations {
  public:
+  /// The sequences of this forward pass, each with positions of its own; absent where each row is one.
+  std::optional<Packed> packed;
+
   /// The rotation of x's tokens in x's accumulation dtype.
   ///
   /// reads  x [B,T,...]; dim, of queries and keys, even; first: the position of x's first token

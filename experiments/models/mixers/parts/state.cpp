@@ -25,6 +25,17 @@ StateInputs piece(const StateInputs& in, int64_t begin, int64_t length) {
           cut_if(in.beta)};
 }
 
+// z·q, [B,T,H,1]: the keys' sum up to each token of its sequence, read by the query. before: where given, the sum of the keys before, undefined for
+// none; becomes that of all.
+Tensor sum_of_keys(const Tensor& query, const Tensor& keys, const std::optional<Tensor>& cu_seqlens, Tensor* before) {
+  if (cu_seqlens)
+    return std::get<0>(recurrence({query, keys, torch::ones_like(keys.narrow(-1, 0, 1))}, std::nullopt, 1, cu_seqlens));
+  Tensor sums = keys.cumsum(1);
+  if (before && before->defined()) sums = sums + *before;
+  if (before) *before = sums.narrow(1, sums.size(1) - 1, 1);
+  return (sums * query).sum(-1, true);
+}
+
 // max |S_t| over the text's tokens, at most kTracedStates of them, of the first `columns` of the state.
 Tensor largest_state(const StateInputs& inputs, int64_t columns) {
   const torch::NoGradGuard no_gradient;
@@ -61,9 +72,10 @@ StateInputs inputs_of(const StateProjections& projections, const StateRule& rule
 
 }  // namespace
 
-std::tuple<Tensor, Tensor> recurrence(const StateInputs& in, const std::optional<Tensor>& state, double scale) {
-  if (in.beta) return delta_state(in.query, in.key, in.value, *in.beta, in.log_key_gate, state, scale);
-  return gated_state(in.query, in.key, in.value, in.log_key_gate, in.log_value_gate, state, scale);
+std::tuple<Tensor, Tensor> recurrence(const StateInputs& in, const std::optional<Tensor>& state, double scale,
+                                      const std::optional<Tensor>& cu_seqlens) {
+  if (in.beta) return delta_state(in.query, in.key, in.value, *in.beta, in.log_key_gate, state, scale, cu_seqlens);
+  return gated_state(in.query, in.key, in.value, in.log_key_gate, in.log_value_gate, state, scale, false, cu_seqlens);
 }
 
 StateTrace trace_of(const StateInputs& in, const Tensor& o, int64_t columns) {
@@ -146,17 +158,13 @@ MixerLayer state_layer(const Weights& weights, const StateProjections& projectio
     const bool column = rule.attention_norm && !rule.sums_keys;
     if (column) in.value = torch::cat({in.value, torch::ones_like(in.value.narrow(-1, 0, 1))}, -1);
     const bool continues = past && past->tokens > 0;
-    auto [o, state] = recurrence(in, continues ? std::optional(past->kept[0]) : std::nullopt);  // [B,T,H,D]
+    const auto sequences = rotations.packed ? std::optional<Tensor>(rotations.packed->cu_seqlens) : std::nullopt;
+    auto [o, state] =
+        recurrence(in, continues ? std::optional(past->kept[0]) : std::nullopt, 1, sequences);  // [B,T,H,D]
     if (past) past->kept.resize(rule.attention_norm && !column ? 2 : 1), past->kept[0] = state;
     if (rule.attention_norm) {
-      Tensor sums;  // of the keys, [B,T,H,m]
-      if (!column) {
-        sums = keys.cumsum(1);
-        if (continues) sums = sums + past->kept[1];
-        if (past) past->kept[1] = sums.narrow(1, sums.size(1) - 1, 1);
-      }
-      // z·q, [B,T,H,1]
-      const Tensor weight = column ? o.narrow(-1, value_dim, 1) : (sums * in.query).sum(-1, true);
+      const Tensor weight =
+          column ? o.narrow(-1, value_dim, 1) : sum_of_keys(in.query, keys, sequences, past ? &past->kept[1] : nullptr);
       o = (o.narrow(-1, 0, value_dim) / (weight + rule.norm_epsilon)).to(x.scalar_type());
     }
     if (trace) *trace = trace_of(in, o, value_dim);
@@ -188,12 +196,14 @@ std::string recurrence_on_hopper(const ModelConfig& model, const MatrixStateForm
   for (const Dtype candidate : {Dtype::kFloat64, Dtype::kBFloat16, Dtype::kFloat16})
     if (dtype_name(candidate) == model.compute_dtype) dtype = candidate;
   if (wide && dtype != Dtype::kFloat64) dtype = Dtype::kFloat32;
-  const Call call{.shape = {1, context_length, context_length, heads, heads, rows, columns},
-                  .dtype = dtype,
-                  .device = at::kCUDA,
-                  .compute_capability = 90,
-                  .form = form};
-  return implementation_name(matrix_state_implementations(), call);
+  return on_every_gpu([&](int capability) {
+    const Call call{.shape = {1, context_length, context_length, heads, heads, rows, columns},
+                    .dtype = dtype,
+                    .device = at::kCUDA,
+                    .compute_capability = capability,
+                    .form = form};
+    return implementation_name(matrix_state_implementations(), call);
+  });
 }
 
 Swap state_swap(const ModelConfig&, const StateConfig& own) {

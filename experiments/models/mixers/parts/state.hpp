@@ -72,9 +72,11 @@ struct StateTrace {
   std::optional<torch::Tensor> log_key_gate = {}, log_value_gate = {};  ///< as StateInputs; absent: no gate
 };
 
-/// o_t = scale·S_tᵀ q_t [B,T,H,D] of the recurrence that starts from `state`, absent: zeros, and the state after the last token.
+/// o_t = scale·S_tᵀ q_t [B,T,H,D] of the recurrence that starts from `state`, absent: zeros, and the state after the last token. cu_seqlens: packed
+/// sequences, as gated_state.
 std::tuple<torch::Tensor, torch::Tensor> recurrence(const StateInputs& in, const std::optional<torch::Tensor>& state,
-                                                    double scale = 1);
+                                                    double scale = 1,
+                                                    const std::optional<torch::Tensor>& cu_seqlens = std::nullopt);
 
 /// The trace of a recurrence and its values o [B,T,H,D]. columns: of the state, from the first on, that hold values.
 StateTrace trace_of(const StateInputs& in, const torch::Tensor& o, int64_t columns);

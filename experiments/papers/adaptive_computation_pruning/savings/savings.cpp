@@ -65,8 +65,8 @@ void attend(const std::vector<AttentionTrace>& layers, std::optional<double> log
     const auto input = [](const torch::Tensor& tensor) { return tensor.detach().requires_grad_(); };
     const auto query = input(layer.query), key = input(layer.key), value = input(layer.value),
                log_forget = input(layer.log_forget);
-    const auto values =
-        forgetting_attention(query, key, value, log_forget, std::nullopt, log_tolerance, layer.logit_bound);
+    const auto values = forgetting_attention(query, key, value, log_forget, std::nullopt, log_tolerance,
+                                             layer.logit_bound, std::nullopt, std::nullopt, /*prune_by_mass=*/false);
     values.sum().backward();
   }
 }

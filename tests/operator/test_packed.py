@@ -102,7 +102,7 @@ class Packed(unittest.TestCase):
 
     def test_a_sequence_is_pruned_by_its_own_length(self):
         query, key, value, gate, _ = tensors(torch.float32)
-        query, key, value = (x.repeat(1, 20, 1, 1)[:, :8192] for x in (query, key, value))
+        query, key, value = (x.repeat(1, 21, 1, 1)[:, :8192] for x in (query, key, value))
         gate = torch.full((1, 8192, HEADS), -0.02, device=DEVICE)
         options = {"log_pruning_tolerance": -5.0, "logit_bound": torch.full((HEADS,), 0.5, device=DEVICE)}
         short = torch.tensor([0, *range(1024, 8193, 1024)])

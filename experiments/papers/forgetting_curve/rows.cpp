@@ -2,12 +2,12 @@
 
 #include <stdexcept>
 
+#include "experiments/claims/recurrent_rows.hpp"
 #include "experiments/models/mixers/decay.hpp"
 #include "experiments/models/mixers/delta.hpp"
 #include "experiments/models/mixers/gated.hpp"
 #include "experiments/models/mixers/gated_delta.hpp"
 #include "experiments/models/mixers/local.hpp"
-#include "experiments/papers/recurrent_rows.hpp"
 
 namespace lethe {
 namespace {

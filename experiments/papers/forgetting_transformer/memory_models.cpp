@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <iterator>
 
+#include "experiments/claims/recurrent_rows.hpp"
 #include "experiments/models/mixers/local.hpp"
-#include "experiments/papers/recurrent_rows.hpp"
 
 namespace lethe {
 

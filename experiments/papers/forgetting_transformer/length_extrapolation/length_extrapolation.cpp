@@ -4,9 +4,9 @@
 #include <map>
 
 #include "experiments/claims/measures.hpp"
+#include "experiments/claims/recurrent_rows.hpp"
 #include "experiments/claims/seeds.hpp"
 #include "experiments/papers/forgetting_transformer/rows.hpp"
-#include "experiments/papers/recurrent_rows.hpp"
 
 namespace lethe::length_extrapolation {
 namespace {

@@ -1,4 +1,4 @@
-#include "experiments/papers/recurrent_rows.hpp"
+#include "experiments/claims/recurrent_rows.hpp"
 
 #include <algorithm>
 #include <array>

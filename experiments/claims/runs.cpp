@@ -16,6 +16,7 @@ Run make_run(const std::string& label, const ModelConfig& architecture, const nl
   model.update(settings.at("model"));
   model["vocabulary"] = vocabulary;
   Run run{label, model.get<ModelConfig>(), settings.at("training").get<TrainingConfig>()};
+  run.model.layers = layers_for(run.model, run.model.layers);
   run.training.seed = seed;
   return run;
 }

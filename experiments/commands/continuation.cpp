@@ -29,11 +29,18 @@ void continue_text(LanguageModel& model, const Dataset& dataset, int64_t context
   auto generator = at::detail::createCPUGenerator(drawing.seed);
   std::vector<int64_t> text{dataset.begin_token()};
   for (int64_t token : tokens_of(dataset, prompt)) text.push_back(token);
+  std::vector<Past> past;
+  int64_t read = 0;  // tokens of the past
   for (int64_t i = 0; i < drawing.tokens; ++i) {
-    // The whole window is computed anew for every token; it is at most as long as the training's context.
-    const auto seen = std::min<int64_t>(static_cast<int64_t>(text.size()), context);
-    const auto window = torch::tensor(std::vector<int64_t>(text.end() - seen, text.end())).unsqueeze(0);
-    const int64_t next = draw(model->forward(window.to(model->device()))[0][-1].cpu(), drawing, generator);
+    const auto length = static_cast<int64_t>(text.size());
+    const bool continues = model->continues() && (length <= context || model->config().past_is_bounded());
+    // Without a past the whole window is computed anew for every token; it is at most as long as the training's context.
+    const int64_t seen = continues ? length - read : std::min(length, context);
+    const auto tokens =
+        torch::tensor(std::vector<int64_t>(text.end() - seen, text.end())).unsqueeze(0).to(model->device());
+    const auto logits = continues ? model->continued(tokens, past) : model->forward(tokens);
+    read = length;
+    const int64_t next = draw(logits[0][-1].cpu(), drawing, generator);
     if (next == dataset.begin_token()) break;  // the document has ended
     text.push_back(next);
     if (!written(dataset.decode({next}))) break;

@@ -20,9 +20,10 @@ struct Drawing {
 
 /// Continues a prompt until the document ends, `drawing.tokens` are written, or `written` returns false. The same seed draws the same.
 ///
-/// reads  context: tokens that the model sees at most
+/// reads  context: tokens that attention sees at most; states and windows, whose size is fixed, see all of the text
 ///        written: called with the bytes of each token
-/// cost   one forward pass of the window a token
+/// cost   one forward pass of the prompt, and of one token for each token; of the whole window where a mixer continues no past or the text is longer
+///        than attention may see
 void continue_text(LanguageModel& model, const Dataset& dataset, int64_t context, const std::string& prompt,
                    const Drawing& drawing, const std::function<bool(const std::string&)>& written);
 

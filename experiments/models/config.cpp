@@ -45,6 +45,10 @@ bool ModelConfig::has_state() const {
                              [&](const MixerConfig& one) { return one.row().state_rows(*this, one.options()) > 0; });
 }
 
+bool ModelConfig::past_is_bounded() const {
+  return std::ranges::all_of(mixer.all(), [](const MixerConfig& one) { return one.row().past_is_bounded; });
+}
+
 void ModelConfig::check() const {
   const auto bounded = [](const char* name, int64_t value, int64_t most) {
     expect(value > 0 && value <= most, name, "1 … " + std::to_string(most), std::to_string(value));
@@ -55,7 +59,7 @@ void ModelConfig::check() const {
   bounded("heads", heads, kLargestWidth);
   bounded("mlp_multiple", mlp_multiple, kLargestWidth);
   expect(width % heads == 0, "heads", "a divisor of width " + std::to_string(width), std::to_string(heads));
-  expect(!mlp_ratio || (*mlp_ratio > 0 && *mlp_ratio <= kLargestRatio), "mlp_ratio", "> 0 and at most 1024",
+  expect(!mlp_ratio || (*mlp_ratio >= 0 && *mlp_ratio <= kLargestRatio), "mlp_ratio", "0 … 1024",
          std::to_string(mlp_ratio.value_or(0)));
   expect(compute_dtype == "float32" || compute_dtype == "bfloat16" || compute_dtype == "float16" ||
              compute_dtype == "float64",
@@ -81,7 +85,8 @@ std::vector<Architecture> named_architectures() {
 
 std::string architecture_names() {
   std::string names;
-  for (const Architecture& architecture : named_architectures()) names += (names.empty() ? "" : ", ") + architecture.name;
+  for (const Architecture& architecture : named_architectures())
+    names += (names.empty() ? "" : ", ") + architecture.name;
   return names;
 }
 
@@ -98,10 +103,12 @@ ModelConfig llama(MixerStack mixer) {
   return config;
 }
 
+int64_t layers_for(const ModelConfig& config, int64_t with_mlp) { return with_mlp * (config.mlp_ratio == 0.0 ? 2 : 1); }
+
 void set_size(ModelConfig& config, const std::string& size) {
   expect(size == "760m" || size == "360m" || size == "125m", "size", "760m, 360m or 125m", size);
   config.vocabulary = 50257;
-  config.layers = size == "125m" ? 12 : 24;
+  config.layers = layers_for(config, size == "125m" ? 12 : 24);
   config.width = size == "760m" ? 1536 : size == "360m" ? 1024 : 768;
   if (config.heads == 0) config.heads = config.width / 64;
 }

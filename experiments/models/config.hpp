@@ -18,7 +18,7 @@ struct ModelConfig {
   int64_t width = 0;
   int64_t heads = 0;  ///< head_dim = width / heads
   /// MLP width = 256·⌈⌊width·ratio·2/3⌋/256⌉ with mlp_multiple = 256. nullopt: ratio 4, or 3.5 with an output gate, to offset
-  /// the gate's width² parameters (FoX footnote 2).
+  /// the gate's width² parameters (FoX footnote 2). 0: blocks without an MLP.
   std::optional<double> mlp_ratio;
   int64_t mlp_multiple = 256;
   bool output_gate = true;
@@ -26,7 +26,7 @@ struct ModelConfig {
   std::string compute_dtype = "float32";  ///< of matrix products and mixers: float32, bfloat16, float16, float64
   /// Whether the residual stream is kept in compute_dtype; else in float32 (float64)
   bool residual_in_compute_dtype = false;
-  MixerStack mixer;                       ///< one for all layers, or several that repeat from the first layer on
+  MixerStack mixer;  ///< one for all layers, or several that repeat from the first layer on
 
   int64_t head_dim() const { return width / heads; }
   int64_t mlp_width() const;
@@ -34,6 +34,9 @@ struct ModelConfig {
 
   /// Whether a layer's past is a state of fixed size.
   bool has_state() const;
+
+  /// Whether what the layers keep of a text has the same size after any number of tokens.
+  bool past_is_bounded() const;
 
   /// throws std::invalid_argument "name: expected …, found …" for a configuration without a valid model
   void check() const;
@@ -59,6 +62,9 @@ std::string architecture_names();
 
 /// The trunk of the (LLaMA) architectures, without output gate, norm and size.
 ModelConfig llama(MixerStack mixer);
+
+/// Layers of the same cost as so many with a mixer and an MLP each: twice as many where this model's blocks have no MLP.
+int64_t layers_for(const ModelConfig& config, int64_t with_mlp);
 
 /// The papers' sizes "760m", "360m", "125m" (head dim 64 unless `heads` is given), GPT-2 vocabulary.
 void set_size(ModelConfig& config, const std::string& size);

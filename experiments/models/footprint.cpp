@@ -37,8 +37,9 @@ Footprint footprint(const ModelConfig& config, int64_t tokens) {
                 residual_bytes = config.residual_in_compute_dtype ? config.compute_bytes() : float_bytes;
   const int64_t parameters = count_parameters(config).total * float_bytes;
   // The input and the middle of the residual stream; the normed inputs of mixer and MLP, and the MLP's own tensors.
-  const int64_t block =
-      2 * config.width * residual_bytes + (2 * config.width + 3 * config.mlp_width()) * config.compute_bytes();
+  const int64_t branches = config.mlp_width() > 0 ? 2 : 1;
+  const int64_t block = branches * config.width * residual_bytes +
+                        (branches * config.width + 3 * config.mlp_width()) * config.compute_bytes();
   int64_t token = 2 * config.width * residual_bytes;
   for (int64_t layer = 0; layer < config.layers; ++layer) {
     const MixerConfig& mixer = config.mixer.of(layer);

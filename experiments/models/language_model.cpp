@@ -1,5 +1,6 @@
 #include "experiments/models/language_model.hpp"
 
+#include <algorithm>
 #include <stdexcept>
 #include <tuple>
 
@@ -22,21 +23,28 @@ torch::Dtype dtype_named(const std::string& name) {
 }
 
 struct LanguageModelImpl::Parts {
-  // One pre-norm block: r + mixer(norm r), then r + mlp(norm r), for a residual stream r. Each addition is part of the norm that follows it.
+  // One pre-norm block: r + mixer(norm r), then r + mlp(norm r) where there is an MLP, for a residual stream r. Each addition is part of the norm that follows it.
   struct Block {
     Block(const Weights& weights, const ModelConfig& config, const MixerConfig& of_layer)
         : attention_norm(weights.parameter("attn_norm.weight", {config.width}, constant(1))),
           mixer(of_layer.row().make(config, of_layer.options(), weights.below("attn"))),
-          mlp_norm(weights.parameter("mlp_norm.weight", {config.width}, constant(1))),
-          gate_and_up(weights.product(
-              {weights.parameter("mlp.gate_proj.weight", {2 * config.mlp_width(), config.width}, normal())})),
-          down(weights.product(
-              {weights.parameter("mlp.down_proj.weight", {config.width, config.mlp_width()}, normal())})) {}
+          mlp(config.mlp_width() > 0 ? std::optional<Mlp>(std::in_place, weights, config) : std::nullopt) {}
+
+    struct Mlp {
+      Mlp(const Weights& weights, const ModelConfig& config)
+          : norm(weights.parameter("mlp_norm.weight", {config.width}, constant(1))),
+            gate_and_up(weights.product(
+                {weights.parameter("mlp.gate_proj.weight", {2 * config.mlp_width(), config.width}, normal())})),
+            down(weights.product(
+                {weights.parameter("mlp.down_proj.weight", {config.width, config.mlp_width()}, normal())})) {}
+
+      Tensor norm;
+      Product gate_and_up, down;
+    };
 
     Tensor attention_norm;
     MixerLayer mixer;
-    Tensor mlp_norm;
-    Product gate_and_up, down;
+    std::optional<Mlp> mlp;
   };
 
   Weights weights;
@@ -66,7 +74,8 @@ LanguageModelImpl::LanguageModelImpl(const ModelConfig& config, torch::Device de
   if (device.type() != torch::kMeta && seed) initialize(*seed);
 }
 
-Tensor LanguageModelImpl::hidden(const Tensor& given_tokens, const ReadTrace& read, const Tensor& cu_seqlens) {
+Tensor LanguageModelImpl::hidden(const Tensor& given_tokens, const ReadTrace& read, const Tensor& cu_seqlens,
+                                 std::vector<Past>* past) {
   std::optional<Packed> packed;
   if (cu_seqlens.defined()) packed.emplace(cu_seqlens, given_tokens.numel(), given_tokens.size(1));
   const Tensor tokens = packed ? given_tokens.view({1, -1}) : given_tokens;
@@ -77,12 +86,13 @@ Tensor LanguageModelImpl::hidden(const Tensor& given_tokens, const ReadTrace& re
     parts_->rotations.packed = packed;  // a recomputed block runs after the forward pass
     const auto branch = before[1].defined() ? std::optional(before[1]) : std::nullopt;
     auto [normed, residual] = add_rms_norm(before[0], branch, parts.attention_norm.to(wide), kNormEpsilon, dtype);
-    const Tensor mixed = parts.mixer(normed, parts_->rotations, traced);
-    std::tie(normed, residual) = add_rms_norm(residual, mixed, parts.mlp_norm.to(wide), kNormEpsilon, dtype);
-    const Tensor gate_and_up = parts.gate_and_up(normed);
+    const Tensor mixed = parts.mixer(normed, parts_->rotations, traced, past ? &(*past)[layer] : nullptr);
+    if (!parts.mlp) return std::vector<Tensor>{residual, mixed};
+    const Parts::Block::Mlp& mlp = *parts.mlp;
+    std::tie(normed, residual) = add_rms_norm(residual, mixed, mlp.norm.to(wide), kNormEpsilon, dtype);
+    const Tensor gate_and_up = mlp.gate_and_up(normed);
     const bool keeps_all = recompute_ == Recompute::kNone;
-    return std::vector<Tensor>{residual,
-                               keeps_all ? parts.down(swiglu(gate_and_up)) : parts.down.of_swiglu(gate_and_up)};
+    return std::vector<Tensor>{residual, keeps_all ? mlp.down(swiglu(gate_and_up)) : mlp.down.of_swiglu(gate_and_up)};
   };
   const torch::Dtype residual = config_.residual_in_compute_dtype ? dtype : wide;
   std::vector<Tensor> stream{torch::embedding(parts_->embeddings.to(wide), tokens).to(residual), Tensor()};
@@ -102,6 +112,15 @@ Tensor LanguageModelImpl::forward(const Tensor& tokens, std::vector<std::any>* t
   if (!trace) return (*parts_->head)(hidden(tokens));
   trace->clear();
   return (*parts_->head)(hidden(tokens, [trace](size_t, std::any of_layer) { trace->push_back(std::move(of_layer)); }));
+}
+
+Tensor LanguageModelImpl::continued(const Tensor& tokens, std::vector<Past>& past) {
+  past.resize(parts_->blocks.size());
+  return (*parts_->head)(hidden(tokens, {}, {}, &past));
+}
+
+bool LanguageModelImpl::continues() const {
+  return std::ranges::all_of(parts_->blocks, [](const Parts::Block& block) { return block.mixer.continues(); });
 }
 
 void LanguageModelImpl::traces(const Tensor& tokens, const ReadTrace& read) { hidden(tokens, read); }

@@ -35,6 +35,14 @@ class LanguageModelImpl : public torch::nn::Module {
   /// returns  logits [B,T,vocabulary] in the compute dtype; `trace`, where given, receives one entry a layer, its mixer's trace
   torch::Tensor forward(const torch::Tensor& tokens, std::vector<std::any>* trace = nullptr);
 
+  /// The same of tokens [B,T], T ≥ 1, that follow those of `past`, which becomes that of all of them; a text begins with none: {}.
+  ///
+  /// throws   std::logic_error where continues() is false
+  /// cost     a forward pass of these tokens; attention reads the keys and values before them
+  torch::Tensor continued(const torch::Tensor& tokens, std::vector<Past>& past);
+  /// Whether every mixer continues a past.
+  bool continues() const;
+
   /// A forward pass without the output head, for measurements of long texts: `read` is given one layer's trace after the other, and
   /// only one is in memory at a time.
   void traces(const torch::Tensor& tokens, const ReadTrace& read);
@@ -82,7 +90,8 @@ class LanguageModelImpl : public torch::nn::Module {
   torch::Device device() const;
 
  private:
-  torch::Tensor hidden(const torch::Tensor& tokens, const ReadTrace& read = {}, const torch::Tensor& cu_seqlens = {});
+  torch::Tensor hidden(const torch::Tensor& tokens, const ReadTrace& read = {}, const torch::Tensor& cu_seqlens = {},
+                       std::vector<Past>* past = nullptr);
 
   struct Parts;  // the registered submodules, see language_model.cpp
   ModelConfig config_;

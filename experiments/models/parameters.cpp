@@ -37,6 +37,12 @@ Initial normal(double deviation) {
   };
 }
 
+Initial uniform(double bound) {
+  return [bound](Tensor& tensor, const torch::Generator& generator) {
+    tensor.copy_(torch::empty(tensor.sizes()).uniform_(-bound, bound, generator));
+  };
+}
+
 Weights::Weights(torch::nn::Module& root, torch::Device device)
     : root_(&root), device_(device), register_(std::make_shared<Register>()) {}
 

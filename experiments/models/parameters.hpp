@@ -21,6 +21,9 @@ Initial constant(double value);
 /// N(0, deviation²); the default deviation is that of every trained matrix.
 Initial normal(double deviation = 0.02);
 
+/// U(−bound, bound).
+Initial uniform(double bound);
+
 /// The register of a layer's parameters. Copies, and the registers that `below` returns, share the module and its entries.
 class Weights {
  public:

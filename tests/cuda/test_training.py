@@ -63,6 +63,13 @@ class Training(unittest.TestCase):
         here, _ = self.trained("cpu", "--set=compute_dtype=float32")
         self.expect_alike(there, here, 0.03)
 
+    def test_recurrent_models_learn_in_bfloat16_nearly_as_in_float32(self):
+        for architecture in ("mamba2", "hgrn2", "deltanet", "gated-deltanet", "gla", "retnet", "samba", "mamba2-fox"):
+            with self.subTest(architecture):
+                there, _ = self.trained(DEVICE, f"--architecture={architecture}", "--set=compute_dtype=bfloat16")
+                here, _ = self.trained("cpu", f"--architecture={architecture}")
+                self.expect_alike(there, here, 0.06)
+
     DETERMINISTIC = ("--set=deterministic=true", "--set=compute_dtype=bfloat16", "--set=checkpoint_tokens=1024")
 
     def losses_of(self, lines):

@@ -32,24 +32,27 @@ MixerLayer make_attention(const ModelConfig& model, const AttentionConfig& own, 
       {inputs.query, inputs.key, inputs.value, end.gate, inputs.key_shift, inputs.value_shift, forget.weight});
   const auto tolerance = own.log_pruning_tolerance;
   const bool prune_by_mass = own.prune_by_mass;
-  return [=](const Tensor& x, Rotations& rotations, std::any* trace) {
-    const std::vector<Tensor> product = products.pieces(x);
-    const auto [q, k, v, log_gate] = inputs.heads_of({product[0], product[1], product[2], product[4], product[5]},
-                                                     rotations, product[6], forget.bias);
-    const Tensor log_forget = log_gate.defined() ? log_gate : forget.constant_gate(x, end.heads);  // [B,T,H]
+  return [=](const Tensor& x, Rotations& rotations, std::any* trace, Past* past) {
+    const TokensAndShift given(x, own.kv_shift, past);
+    const std::vector<Tensor> product = products.pieces(given.x);
+    auto [q, k, v, log_gate] = given.own(inputs.heads_of({product[0], product[1], product[2], product[4], product[5]},
+                                                         rotations, product[6], forget.bias, given.first));
+    Tensor log_forget = log_gate.defined() ? log_gate : forget.constant_gate(x, end.heads);  // [B,T,H]
+    if (past) continue_past(*past, x, {&k, &v, &log_forget});
+    const Tensor output_gate = given.own(product[3]);
     const Tensor bound = tolerance || trace ? inputs.logit_bound(x.scalar_type()) : Tensor();
     const auto bound_argument = bound.defined() ? std::optional<Tensor>(bound) : std::nullopt;
     const auto sequences = rotations.packed ? std::optional<Tensor>(rotations.packed->cu_seqlens) : std::nullopt;
     if (!trace) {
       return end(forgetting_attention(q, k, v, log_forget, std::nullopt, tolerance, bound_argument, std::nullopt,
                                       sequences, prune_by_mass),
-                 product[3]);
+                 output_gate);
     }
     Tensor o, visited_pairs;
     std::tie(o, std::ignore, visited_pairs) = forgetting_attention_with_statistics(
         q, k, v, log_forget, std::nullopt, tolerance, bound_argument, std::nullopt, sequences, prune_by_mass);
     *trace = AttentionTrace{q.detach(), k.detach(), v.detach(), log_forget.detach(), bound, visited_pairs};
-    return end(o, product[3]);
+    return end(o, output_gate);
   };
 }
 

@@ -16,7 +16,7 @@ using torch::Tensor;
 
 Tensor local_attention(const Tensor& query, const Tensor& key, const Tensor& value, int64_t window,
                        const std::optional<Tensor>& cu_seqlens) {
-  const Tensor open = torch::zeros({query.size(0), query.size(1), query.size(2)},
+  const Tensor open = torch::zeros({query.size(0), key.size(1), query.size(2)},
                                    query.options().dtype(accumulation_dtype(query.scalar_type())));
   return forgetting_attention(query, key, value, open, std::nullopt, std::nullopt, std::nullopt, window, cu_seqlens);
 }
@@ -37,11 +37,14 @@ MixerLayer make_local(const ModelConfig& model, const LocalConfig& own, const We
   const Product products =
       weights.product({inputs.query, inputs.key, inputs.value, end.gate, inputs.key_shift, inputs.value_shift});
   const int64_t window = own.window;
-  return [=](const Tensor& x, Rotations& rotations, std::any*) {
-    const std::vector<Tensor> product = products.pieces(x);
-    const auto in = inputs.heads_of({product[0], product[1], product[2], product[4], product[5]}, rotations);
+  return [=](const Tensor& x, Rotations& rotations, std::any*, Past* past) {
+    const TokensAndShift given(x, own.kv_shift, past);
+    const std::vector<Tensor> product = products.pieces(given.x);
+    HeadInputs in = given.own(
+        inputs.heads_of({product[0], product[1], product[2], product[4], product[5]}, rotations, {}, {}, given.first));
+    if (past) continue_past(*past, x, {&in.key, &in.value}, window - 1);
     const auto sequences = rotations.packed ? std::optional<Tensor>(rotations.packed->cu_seqlens) : std::nullopt;
-    return end(local_attention(in.query, in.key, in.value, window, sequences), product[3]);
+    return end(local_attention(in.query, in.key, in.value, window, sequences), given.own(product[3]));
   };
 }
 
@@ -80,6 +83,7 @@ Mixer local_mixer() {
   row.on_hopper = [](const ModelConfig& model, const std::any&, int64_t context_length) {
     return attention_on_hopper(model, context_length);
   };
+  row.past_is_bounded = true;
   row.swap = typed<LocalConfig>(local_swap);
   return row;
 }

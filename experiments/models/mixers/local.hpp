@@ -27,7 +27,8 @@ struct LocalConfig : ProjectionConfig {
 ///
 /// source   T2FW, Table 2, "local attention"
 /// reduces  W ≥ T → softmax attention; W = 1 → o_i = v_i
-/// reads    query, key, value [B,T,H,D], T ≥ 1; window W ≥ 1; cu_seqlens, packed sequences, as forgetting_attention
+/// reads    query [B,T,H,D]; key, value [B,Tk,H,D], T ≤ Tk: queries have the last T positions; window W ≥ 1; cu_seqlens, packed sequences, as
+///          forgetting_attention
 /// returns  [B,T,H,D] in the dtype of query
 /// cost     2·B·T·min(W + 256, T)·H·D multiply-adds at most; memory as forgetting_attention, which it calls with open gates
 /// numerics as forgetting_attention

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <stdexcept>
 
 namespace lethe {
 namespace {
@@ -18,6 +19,13 @@ const Mixer& mixer_named(const std::string& name) {
 }  // namespace
 
 MixerConfig::MixerConfig(const std::string& name) : row_(&mixer_named(name)), options_(row_->defaults) {}
+
+torch::Tensor MixerLayer::operator()(const torch::Tensor& x, Rotations& rotations, std::any* trace, Past* past) const {
+  if (past && !continues_) throw std::logic_error("past: expected a mixer that continues one");
+  torch::Tensor y = run_(x, rotations, trace, past);
+  if (past) past->tokens += x.size(1);
+  return y;
+}
 
 std::string on_every_gpu(const std::function<std::string(int capability)>& described) {
   std::vector<std::pair<std::string, std::string>> groups;  // compute capabilities and their implementation's name

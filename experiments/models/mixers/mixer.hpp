@@ -10,6 +10,7 @@
 #include <torch/types.h>
 
 #include <any>
+#include <concepts>
 #include <cstdint>
 #include <functional>
 #include <nlohmann/json_fwd.hpp>
@@ -97,12 +98,41 @@ class MixerStack {
 void to_json(nlohmann::json& json, const MixerStack& stack);
 void from_json(const nlohmann::json& json, MixerStack& stack);
 
+/// What a layer keeps of the tokens so far for those to come.
+struct Past {
+  int64_t tokens = 0;
+  std::vector<torch::Tensor> kept;  ///< in the mixer's own order; empty before the first token
+};
+
 /// One layer's mixer, constructed.
 ///
 /// reads    x [B,T,width] in the compute dtype, normed; rotations and packed sequences of this forward pass; trace: where given, receives the
-///          mixer's trace for the claims (AttentionTrace, StateTrace), where the mixer has one
-/// returns  [B,T,width] in the compute dtype
-using MixerLayer = std::function<torch::Tensor(const torch::Tensor& x, Rotations& rotations, std::any* trace)>;
+///          mixer's trace for the claims (AttentionTrace, StateTrace), where the mixer has one; past: where given, x follows these tokens
+/// returns  [B,T,width] in the compute dtype; past, of all tokens up to x's last
+/// throws   std::logic_error for a past where the mixer doesn't continue one
+class MixerLayer {
+ public:
+  /// From a function of x, rotations and trace, of which a past is none, or of all four, which leaves past->tokens as it is.
+  template <class Function>
+  requires std::invocable<const Function&, const torch::Tensor&, Rotations&, std::any*> MixerLayer(Function whole)
+      : run_([whole = std::move(whole)](const torch::Tensor& x, Rotations& rotations, std::any* trace, Past*) {
+          return whole(x, rotations, trace);
+        }) {}
+  template <class Function>
+  requires std::invocable<const Function&, const torch::Tensor&, Rotations&, std::any*, Past*> MixerLayer(
+      Function continuing)
+      : run_(std::move(continuing)), continues_(true) {}
+
+  torch::Tensor operator()(const torch::Tensor& x, Rotations& rotations, std::any* trace = nullptr,
+                           Past* past = nullptr) const;
+
+  /// Whether it continues a past.
+  bool continues() const { return continues_; }
+
+ private:
+  std::function<torch::Tensor(const torch::Tensor&, Rotations&, std::any*, Past*)> run_;
+  bool continues_ = false;
+};
 
 /// The conversion of trained softmax attention to a mixer: the changes to the source's parameters, where they are not kept.
 struct Swap {
@@ -139,6 +169,8 @@ struct Mixer {
   /// Rows of a head's state, 0 where the whole past is kept. A mixer with a state writes a StateTrace.
   std::function<int64_t(const ModelConfig&, const std::any& options)> state_rows = [](const ModelConfig&,
                                                                                       const std::any&) { return 0; };
+  /// Whether a past has the same size after any number of tokens.
+  bool past_is_bounded = false;
   /// nullopt: the mixer can't replace trained softmax attention.
   std::function<std::optional<Swap>(const ModelConfig&, const std::any& options)> swap =
       [](const ModelConfig&, const std::any&) { return std::nullopt; };

@@ -2,6 +2,7 @@
 
 #include <stdexcept>
 
+#include "experiments/claims/recurrent_rows.hpp"
 #include "experiments/models/mixers/decay.hpp"
 #include "experiments/models/mixers/delta.hpp"
 #include "experiments/models/mixers/gated.hpp"
@@ -39,6 +40,7 @@ ModelConfig architecture(const std::string& name, const nlohmann::json& settings
   if (name == "Gated") return rule<GatedConfig>(states);
   if (name == "Delta") return rule<DeltaConfig>(states);
   if (name == "Gated delta") return rule<GatedDeltaConfig>(states);
+  if (is_recurrent_row(name)) return recurrent_row(name).architecture;
   throw std::invalid_argument("rows: expected names of architectures, found " + name);
 }
 

@@ -1,5 +1,9 @@
 #include "experiments/papers/forgetting_transformer/memory_models.hpp"
 
+#include <algorithm>
+#include <iterator>
+
+#include "experiments/claims/recurrent_rows.hpp"
 #include "experiments/models/mixers/local.hpp"
 
 namespace lethe {
@@ -16,6 +20,7 @@ std::vector<Run> memory_runs(const nlohmann::json& settings, int64_t vocabulary)
   ModelConfig local = named_architecture("local");
   local.mixer.only<LocalConfig>().window = settings.at("window");
   add({kLocalAttention, local}, 1);
+  std::ranges::copy(recurrent_runs(settings, vocabulary), std::back_inserter(runs));
   add({kUntrained, table_3_row("FoX (Pro)").architecture}, 1);
   TrainingConfig& training = runs.back().training;
   training.total_tokens = training.warmup_tokens = training.batch_tokens;  // the first step of a warm-up has the rate 0

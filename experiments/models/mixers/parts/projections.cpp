@@ -1,5 +1,6 @@
 #include "experiments/models/mixers/parts/projections.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <optional>
@@ -28,6 +29,30 @@ void ProjectionConfig::check(int64_t head_dim) const {
   expect(!rope || head_dim % 2 == 0, "rope", "an even head dim", std::to_string(head_dim));
 }
 
+TokensAndShift::TokensAndShift(const Tensor& of_layer, bool kv_shift, const Past* past)
+    : x(of_layer), first(past ? past->tokens : 0), repeated(kv_shift && first > 0) {
+  if (repeated) x = torch::cat({past->kept[0], x}, 1);
+  first -= repeated;
+}
+
+Tensor TokensAndShift::own(const Tensor& of_all) const {
+  return repeated && of_all.defined() ? of_all.narrow(1, 1, of_all.size(1) - 1) : of_all;
+}
+
+HeadInputs TokensAndShift::own(const HeadInputs& of_all) const {
+  return {own(of_all.query), own(of_all.key), own(of_all.value), own(of_all.log_forget)};
+}
+
+void continue_past(Past& past, const Tensor& x, std::initializer_list<Tensor*> inputs, std::optional<int64_t> most) {
+  std::vector<Tensor> kept{x.narrow(1, x.size(1) - 1, 1)};
+  for (Tensor* input : inputs) {
+    if (past.tokens > 0) *input = torch::cat({past.kept[kept.size()], *input}, 1);
+    const int64_t tokens = std::min(most.value_or(input->size(1)), input->size(1));
+    kept.push_back(input->narrow(1, input->size(1) - tokens, tokens));
+  }
+  past.kept = std::move(kept);
+}
+
 QueryKeyValue::QueryKeyValue(const Weights& weights, const ModelConfig& model, const ProjectionConfig& own)
     : own(own), heads(model.heads), head_dim(model.head_dim()) {
   const int64_t width = model.width;
@@ -47,7 +72,7 @@ QueryKeyValue::QueryKeyValue(const Weights& weights, const ModelConfig& model, c
 }
 
 HeadInputs QueryKeyValue::heads_of(const std::vector<Tensor>& products, Rotations& rotations, const Tensor& gate_logits,
-                                   const Tensor& gate_bias) const {
+                                   const Tensor& gate_bias, int64_t first) const {
   const torch::Dtype wide = accumulation_dtype(products[0].scalar_type());
   const auto widened = [&](const Tensor& weight) { return std::optional(weight.to(wide)); };
   AttentionInputProducts in{
@@ -55,7 +80,7 @@ HeadInputs QueryKeyValue::heads_of(const std::vector<Tensor>& products, Rotation
   if (own.kv_shift) in.key_shift = products[3], in.value_shift = products[4];
   if (own.qk_norm != QkNorm::kNone) in.query_norm = widened(query_norm), in.key_norm = widened(key_norm);
   if (own.rope) {
-    const Rotation rotation = rotations.of(products[0], head_dim, own.rope_base);
+    const Rotation rotation = rotations.of(products[0], head_dim, own.rope_base, first);
     in.cosine = rotation.cosine.squeeze(1), in.sine = rotation.sine.squeeze(1);
   }
   if (gate_logits.defined()) in.gate_logits = gate_logits, in.gate_bias = widened(gate_bias);

@@ -3,6 +3,8 @@
 
 #include <torch/types.h>
 
+#include <initializer_list>
+#include <optional>
 #include <vector>
 
 #include "experiments/models/config.hpp"
@@ -37,6 +39,25 @@ struct ProjectionConfig : RotationConfig {
   void check(int64_t head_dim) const;
 };
 
+/// The tokens that a layer projects after a past: x, and before it the past's last token where the shift of keys and values reads it.
+struct TokensAndShift {
+  TokensAndShift(const torch::Tensor& x, bool kv_shift, const Past* past);
+
+  /// Without the past's token.
+  ///
+  /// reads    [B,n,...] of n tokens, or undefined
+  torch::Tensor own(const torch::Tensor& of_all) const;
+  HeadInputs own(const HeadInputs& of_all) const;
+
+  torch::Tensor x;
+  int64_t first;  // position of the first token
+  int64_t repeated;
+};
+
+/// Puts the keys, values and gates [B,T,...] of the past before those of x, and keeps all, or the last `most` tokens, and x's last token.
+void continue_past(Past& past, const torch::Tensor& x, std::initializer_list<torch::Tensor*> inputs,
+                   std::optional<int64_t> most = std::nullopt);
+
 /// q, k, v = W x;  k, v shifted by one (Pro);  q, k normed (Pro);  q, k rotated (RoPE), in this order.
 ///
 /// source   FoX Eq. 16–20
@@ -45,10 +66,11 @@ struct QueryKeyValue {
   QueryKeyValue(const Weights& weights, const ModelConfig& model, const ProjectionConfig& own);
 
   /// reads    products [B,T,n] of x with query, key, value, key_shift and value_shift, the last two undefined without the shift; for a gate
-  ///          that reads x, its logits [B,T,H] and bias [H]
+  ///          that reads x, its logits [B,T,H] and bias [H]; first: the position of the first token
   /// returns  query, key, value [B,T,H,D]; log_forget [B,T,H], undefined without logits
   HeadInputs heads_of(const std::vector<torch::Tensor>& products, Rotations& rotations,
-                      const torch::Tensor& gate_logits = {}, const torch::Tensor& gate_bias = {}) const;
+                      const torch::Tensor& gate_logits = {}, const torch::Tensor& gate_bias = {},
+                      int64_t first = 0) const;
 
   /// U = γq·γk·√D ≥ |q·k|/√D with γ = max |w| of the norms' weights, widened by four roundings of `dtype`.
   ///

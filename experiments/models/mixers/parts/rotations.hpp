@@ -36,8 +36,8 @@ class Rotations {
 
   /// The rotation of x's tokens in x's accumulation dtype.
   ///
-  /// reads  x [B,T,...]; dim, of queries and keys, even
-  Rotation of(const torch::Tensor& x, int64_t dim, double base);
+  /// reads  x [B,T,...]; dim, of queries and keys, even; first: the position of x's first token
+  Rotation of(const torch::Tensor& x, int64_t dim, double base, int64_t first = 0);
 
  private:
   std::map<std::pair<int64_t, double>, Rotation> made_;

@@ -25,17 +25,15 @@ StateInputs piece(const StateInputs& in, int64_t begin, int64_t length) {
           cut_if(in.beta)};
 }
 
-std::tuple<Tensor, Tensor> run(const StateInputs& in, const std::optional<Tensor>& state,
-                               const std::optional<Tensor>& cu_seqlens = std::nullopt) {
-  if (in.beta) return delta_state(in.query, in.key, in.value, *in.beta, in.log_key_gate, state, 1.0, cu_seqlens);
-  return gated_state(in.query, in.key, in.value, in.log_key_gate, in.log_value_gate, state, 1.0, false, cu_seqlens);
-}
-
-// z·q, [B,T,H,1]: the keys' sum up to each token of its sequence, read by the query.
-Tensor sum_of_keys(const Tensor& query, const Tensor& keys, const std::optional<Tensor>& cu_seqlens) {
-  if (!cu_seqlens) return (keys.cumsum(1) * query).sum(-1, true);
-  const Tensor ones = torch::ones_like(keys.narrow(-1, 0, 1));
-  return std::get<0>(gated_state(query, keys, ones, std::nullopt, std::nullopt, std::nullopt, 1.0, false, cu_seqlens));
+// z·q, [B,T,H,1]: the keys' sum up to each token of its sequence, read by the query. before: where given, the sum of the keys before, undefined for
+// none; becomes that of all.
+Tensor sum_of_keys(const Tensor& query, const Tensor& keys, const std::optional<Tensor>& cu_seqlens, Tensor* before) {
+  if (cu_seqlens)
+    return std::get<0>(recurrence({query, keys, torch::ones_like(keys.narrow(-1, 0, 1))}, std::nullopt, 1, cu_seqlens));
+  Tensor sums = keys.cumsum(1);
+  if (before && before->defined()) sums = sums + *before;
+  if (before) *before = sums.narrow(1, sums.size(1) - 1, 1);
+  return (sums * query).sum(-1, true);
 }
 
 // max |S_t| over the text's tokens, at most kTracedStates of them, of the first `columns` of the state.
@@ -45,7 +43,7 @@ Tensor largest_state(const StateInputs& inputs, int64_t columns) {
   std::optional<Tensor> state;
   Tensor largest = torch::zeros({}, inputs.query.options().dtype(torch::kFloat64));
   for (int64_t begin = 0; begin < length; begin += stride) {
-    state = std::get<1>(run(piece(inputs, begin, std::min(stride, length - begin)), state));
+    state = std::get<1>(recurrence(piece(inputs, begin, std::min(stride, length - begin)), state));
     largest = torch::maximum(largest, state->narrow(-1, 0, columns).abs().max().to(torch::kFloat64));
   }
   return largest;
@@ -54,11 +52,11 @@ Tensor largest_state(const StateInputs& inputs, int64_t columns) {
 // The inputs of the rule's recurrence. Numerator and denominator of the attention norm are unbounded sums, only their ratio is
 // bounded, so they are wide.
 StateInputs inputs_of(const StateProjections& projections, const StateRule& rule, const std::vector<Tensor>& product,
-                      Rotations& rotations) {
+                      Rotations& rotations, int64_t first) {
   const torch::Dtype dtype = product[0].scalar_type(), wide = accumulation_dtype(dtype);
   const torch::Dtype state_dtype = rule.attention_norm ? wide : dtype;
   const auto features = [&](const Tensor& of) {
-    Tensor u = projections.features(of, rotations);
+    Tensor u = projections.features(of, rotations, first);
     if (rule.sum_norm) {
       const Tensor wide_u = u.to(wide);
       u = (wide_u / (wide_u.sum(-1, true) + rule.norm_epsilon)).to(dtype);
@@ -73,6 +71,16 @@ StateInputs inputs_of(const StateProjections& projections, const StateRule& rule
 }
 
 }  // namespace
+
+std::tuple<Tensor, Tensor> recurrence(const StateInputs& in, const std::optional<Tensor>& state, double scale,
+                                      const std::optional<Tensor>& cu_seqlens) {
+  if (in.beta) return delta_state(in.query, in.key, in.value, *in.beta, in.log_key_gate, state, scale, cu_seqlens);
+  return gated_state(in.query, in.key, in.value, in.log_key_gate, in.log_value_gate, state, scale, false, cu_seqlens);
+}
+
+StateTrace trace_of(const StateInputs& in, const Tensor& o, int64_t columns) {
+  return {largest_state(in, columns), o.detach().abs().max().to(torch::kFloat64), in.log_key_gate, in.log_value_gate};
+}
 
 int64_t StateConfig::state_rows(const ModelConfig& model) const {
   if (feature_map == FeatureMap::kEluPlusOne) return model.head_dim();
@@ -114,9 +122,9 @@ StateProjections::StateProjections(const Weights& weights, const ModelConfig& mo
   }
 }
 
-Tensor StateProjections::features(const Tensor& product, Rotations& rotations) const {
+Tensor StateProjections::features(const Tensor& product, Rotations& rotations, int64_t first) const {
   Tensor u = product.unflatten(-1, {heads, query_dim});
-  if (own.rope) u = rotate(u, rotations.of(product, query_dim, own.rope_base));
+  if (own.rope) u = rotate(u, rotations.of(product, query_dim, own.rope_base, first));
   const torch::Dtype dtype = u.scalar_type();
   switch (own.feature_map) {
     case FeatureMap::kRelu: {
@@ -137,11 +145,11 @@ MixerLayer state_layer(const Weights& weights, const StateProjections& projectio
   std::vector<Tensor> matrices{projections.query, projections.key, projections.value, end.gate};
   matrices.insert(matrices.end(), rule.weights.begin(), rule.weights.end());
   const Product products = weights.product(matrices);
-  return [=](const Tensor& x, Rotations& rotations, std::any* trace) {
+  return [=](const Tensor& x, Rotations& rotations, std::any* trace, Past* past) {
     // The operator would reject NaN gates as a wrong call; here they mean that the training has diverged.
     if (x.is_cpu() && !torch::isfinite(x).all().item<bool>()) throw NotFinite("activation: expected finite numbers");
     const std::vector<Tensor> product = products.pieces(x);
-    StateInputs in = inputs_of(projections, rule, product, rotations);
+    StateInputs in = inputs_of(projections, rule, product, rotations, past ? past->tokens : 0);
     const int64_t value_dim = in.value.size(-1);
     const Tensor keys = in.key;
     rule.gates(in, {product.begin() + 4, product.end()});
@@ -149,15 +157,17 @@ MixerLayer state_layer(const Weights& weights, const StateProjections& projectio
     // z is the state's column of a value of ones, or a separate sum.
     const bool column = rule.attention_norm && !rule.sums_keys;
     if (column) in.value = torch::cat({in.value, torch::ones_like(in.value.narrow(-1, 0, 1))}, -1);
+    const bool continues = past && past->tokens > 0;
     const auto sequences = rotations.packed ? std::optional<Tensor>(rotations.packed->cu_seqlens) : std::nullopt;
-    Tensor o = std::get<0>(run(in, std::nullopt, sequences));  // [B,T,H,D]
+    auto [o, state] =
+        recurrence(in, continues ? std::optional(past->kept[0]) : std::nullopt, 1, sequences);  // [B,T,H,D]
+    if (past) past->kept.resize(rule.attention_norm && !column ? 2 : 1), past->kept[0] = state;
     if (rule.attention_norm) {
-      const Tensor weight = column ? o.narrow(-1, value_dim, 1) : sum_of_keys(in.query, keys, sequences);
+      const Tensor weight =
+          column ? o.narrow(-1, value_dim, 1) : sum_of_keys(in.query, keys, sequences, past ? &past->kept[1] : nullptr);
       o = (o.narrow(-1, 0, value_dim) / (weight + rule.norm_epsilon)).to(x.scalar_type());
     }
-    if (trace)
-      *trace = StateTrace{largest_state(in, value_dim), o.detach().abs().max().to(torch::kFloat64), in.log_key_gate,
-                          in.log_value_gate};
+    if (trace) *trace = trace_of(in, o, value_dim);
     return end(o, product[3]);
   };
 }
@@ -180,20 +190,18 @@ int64_t state_activation_bytes(const ModelConfig& model, const StateConfig& own,
   return columns * model.compute_bytes() + 2 * gates * 4;
 }
 
-std::string state_on_hopper(const ModelConfig& model, const StateConfig& own, const MatrixStateForm& form, bool wide,
-                            int64_t context_length) {
+std::string recurrence_on_hopper(const ModelConfig& model, const MatrixStateForm& form, int64_t heads, int64_t rows,
+                                 int64_t columns, int64_t context_length, bool wide) {
   Dtype dtype = Dtype::kFloat32;
   for (const Dtype candidate : {Dtype::kFloat64, Dtype::kBFloat16, Dtype::kFloat16})
     if (dtype_name(candidate) == model.compute_dtype) dtype = candidate;
   if (wide && dtype != Dtype::kFloat64) dtype = Dtype::kFloat32;
-  const int64_t columns = model.head_dim() + (wide ? 1 : 0);
   return on_every_gpu([&](int capability) {
-    const Call call{
-        .shape = {1, context_length, context_length, model.heads, model.heads, own.state_rows(model), columns},
-        .dtype = dtype,
-        .device = at::kCUDA,
-        .compute_capability = capability,
-        .form = form};
+    const Call call{.shape = {1, context_length, context_length, heads, heads, rows, columns},
+                    .dtype = dtype,
+                    .device = at::kCUDA,
+                    .compute_capability = capability,
+                    .form = form};
     return implementation_name(matrix_state_implementations(), call);
   });
 }

@@ -6,6 +6,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "experiments/models/config.hpp"
@@ -59,9 +60,9 @@ void check_norm_epsilon(double epsilon);
 
 /// The inputs of a recurrence; gates as natural logs, in float32 or wider.
 struct StateInputs {
-  torch::Tensor query, key, value;                            // [B,T,H,m], [B,T,H,m], [B,T,H,D]
-  std::optional<torch::Tensor> log_key_gate, log_value_gate;  // [B,T,H] or [B,T,H,m], [B,T,H,D]
-  std::optional<torch::Tensor> beta;                          // [B,T,H]: the delta rules
+  torch::Tensor query, key, value;                                      // [B,T,H,m], [B,T,H,m], [B,T,H,D]
+  std::optional<torch::Tensor> log_key_gate = {}, log_value_gate = {};  // [B,T,H] or [B,T,H,m], [B,T,H,D]
+  std::optional<torch::Tensor> beta = {};                               // [B,T,H]: the delta rules
 };
 
 /// The largest numbers of a mixer with a state in a forward pass, and its gates.
@@ -71,14 +72,23 @@ struct StateTrace {
   std::optional<torch::Tensor> log_key_gate = {}, log_value_gate = {};  ///< as StateInputs; absent: no gate
 };
 
+/// o_t = scale·S_tᵀ q_t [B,T,H,D] of the recurrence that starts from `state`, absent: zeros, and the state after the last token. cu_seqlens: packed
+/// sequences, as gated_state.
+std::tuple<torch::Tensor, torch::Tensor> recurrence(const StateInputs& in, const std::optional<torch::Tensor>& state,
+                                                    double scale = 1,
+                                                    const std::optional<torch::Tensor>& cu_seqlens = std::nullopt);
+
+/// The trace of a recurrence and its values o [B,T,H,D]. columns: of the state, from the first on, that hold values.
+StateTrace trace_of(const StateInputs& in, const torch::Tensor& o, int64_t columns);
+
 /// W_q, W_k, W_v and φ.
 struct StateProjections {
   /// Registers q_proj.weight, k_proj.weight and v_proj.weight; feature.weight and feature.bias of a ReLU map, or the buffer
   /// feature.directions of a random one.
   StateProjections(const Weights& weights, const ModelConfig& model, const StateConfig& own);
 
-  /// φ(u) [B,T,H,m] of a product [B,T,H·query_dim] of x, before the sum norm, in the dtype of x or wider.
-  torch::Tensor features(const torch::Tensor& product, Rotations& rotations) const;
+  /// φ(u) [B,T,H,m] of a product [B,T,H·query_dim] of x, before the sum norm, in the dtype of x or wider. first: the first token's position.
+  torch::Tensor features(const torch::Tensor& product, Rotations& rotations, int64_t first) const;
 
   StateConfig own;
   int64_t heads, query_dim;
@@ -122,9 +132,10 @@ double state_flops(const ModelConfig& model, const StateConfig& own, double gate
 /// Bytes that autograd keeps of one token; gates: columns before and after the sigmoid, in float32.
 int64_t state_activation_bytes(const ModelConfig& model, const StateConfig& own, int64_t gates = 0);
 
-/// What runs the recurrence on a Hopper GPU. form: what the operator's calls have besides queries, keys and values; wide: in float32 at least.
-std::string state_on_hopper(const ModelConfig& model, const StateConfig& own, const MatrixStateForm& form, bool wide,
-                            int64_t context_length);
+/// What runs a recurrence of states [rows,columns] on a Hopper GPU. form: what the operator's calls have besides queries, keys and values;
+/// wide: in float32 at least.
+std::string recurrence_on_hopper(const ModelConfig& model, const MatrixStateForm& form, int64_t heads, int64_t rows,
+                                 int64_t columns, int64_t context_length, bool wide = false);
 
 /// The conversion of T2FW's swap: linear features are products with the source's projections, a ReLU map is new.
 Swap state_swap(const ModelConfig& model, const StateConfig& own);
@@ -136,8 +147,10 @@ Mixer state_row() {
   row.on_hopper = typed<Own>([](const ModelConfig& model, const Own& own, int64_t context_length) {
     bool wide = false;
     if constexpr (requires { own.attention_norm; }) wide = own.attention_norm;
-    return state_on_hopper(model, own, Own::kForm, wide, context_length);
+    return recurrence_on_hopper(model, Own::kForm, model.heads, own.state_rows(model),
+                                model.head_dim() + (wide ? 1 : 0), context_length, wide);
   });
+  row.past_is_bounded = true;
   row.state_rows =
       typed<Own>([](const ModelConfig& model, const StateConfig& state) { return state.state_rows(model); });
   row.swap = typed<Own>(state_swap);

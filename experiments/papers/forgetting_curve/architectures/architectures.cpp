@@ -9,7 +9,8 @@ namespace lethe::architectures {
 namespace {
 
 const std::string kUntrained = "Untrained";
-const std::vector<std::string> kRecurrent = {"Decay", "Gated", "Delta", "Gated delta"};
+const std::vector<std::string> kRecurrent = {"Decay", "Gated",    "Delta",          "Gated delta", "Mamba-2",
+                                             "HGRN2", "DeltaNet", "Gated DeltaNet", "GLA",         "RetNet"};
 
 // The lengths that the statements read.
 struct Lengths {

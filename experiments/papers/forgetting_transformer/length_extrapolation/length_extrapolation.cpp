@@ -4,6 +4,7 @@
 #include <map>
 
 #include "experiments/claims/measures.hpp"
+#include "experiments/claims/recurrent_rows.hpp"
 #include "experiments/claims/seeds.hpp"
 #include "experiments/papers/forgetting_transformer/rows.hpp"
 
@@ -62,7 +63,7 @@ std::vector<Comparison> statements(const Stretches& all, const std::string& blin
       comparison.open = "it is not seen to read farther than its control, which cannot get worse";
     return headline(comparison);
   };
-  return {
+  std::vector<Comparison> found = {
       better(all.late, "FoX (LLaMA)", "Transformer (LLaMA)", " in the last half of the training length"),
       better(all.late, "FoX (Pro)", "Transformer (Pro)", " in the last half of the training length"),
       all.late.compare("The advantage of FoX is smaller with the Pro architecture",
@@ -81,6 +82,17 @@ std::vector<Comparison> statements(const Stretches& all, const std::string& blin
       better(all.beyond, "FoX (LLaMA)", "Transformer (LLaMA)", " beyond the training length"),
       better(all.beyond, "FoX (Pro)", "Transformer (Pro)", " beyond the training length"),
   };
+  for (const std::string& row : settings.value("recurrent_rows", std::vector<std::string>())) {
+    const auto of_fox = [&](const Measurements& losses, const char* where) {
+      return losses.compare("FoX (Pro) is better than " + row + where, {{row, 1}, {"FoX (Pro)", -1}}, positive);
+    };
+    found.push_back(of_fox(all.late, " in the last half of the training length"));
+    found.push_back(of_fox(all.beyond, " beyond the training length"));
+    found.push_back(
+        all.fall.compare("L(i) of FoX (Pro) falls in the last half of the training length by more than that of " + row,
+                         {{"FoX (Pro)", 1}, {row, -1}}, positive));
+  }
+  return found;
 }
 
 }  // namespace
@@ -88,6 +100,7 @@ std::vector<Comparison> statements(const Stretches& all, const std::string& blin
 std::vector<Run> runs(const nlohmann::json& settings, int64_t vocabulary) {
   std::vector<Run> runs = table_3_runs(kRows, settings, vocabulary);
   std::ranges::copy(control_runs(settings, vocabulary), std::back_inserter(runs));
+  std::ranges::copy(recurrent_runs(settings, vocabulary), std::back_inserter(runs));
   return runs;
 }
 

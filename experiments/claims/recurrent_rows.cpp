@@ -1,0 +1,41 @@
+#include "experiments/claims/recurrent_rows.hpp"
+
+#include <algorithm>
+#include <array>
+#include <stdexcept>
+#include <utility>
+
+namespace lethe {
+namespace {
+
+constexpr std::array<std::pair<const char*, const char*>, 7> kRecurrentRows{{{"Mamba-2", "mamba2"},
+                                                                             {"HGRN2", "hgrn2"},
+                                                                             {"DeltaNet", "deltanet"},
+                                                                             {"Gated DeltaNet", "gated-deltanet"},
+                                                                             {"GLA", "gla"},
+                                                                             {"RetNet", "retnet"},
+                                                                             {"Samba", "samba"}}};
+
+}  // namespace
+
+Row recurrent_row(const std::string& name) {
+  std::string names;
+  for (const auto& [row, architecture] : kRecurrentRows) {
+    if (row == name) return {name, named_architecture(architecture)};
+    names += (names.empty() ? "" : ", ") + std::string(row);
+  }
+  throw std::invalid_argument("recurrent_rows: expected some of " + names + ", found " + name);
+}
+
+bool is_recurrent_row(const std::string& name) {
+  return std::ranges::any_of(kRecurrentRows, [&](const auto& row) { return row.first == name; });
+}
+
+std::vector<Run> recurrent_runs(const nlohmann::json& settings, int64_t vocabulary) {
+  std::vector<Run> runs;
+  for (const std::string& name : settings.value("recurrent_rows", std::vector<std::string>()))
+    runs.push_back(runs_of(recurrent_row(name), settings, vocabulary, 1).front());
+  return runs;
+}
+
+}  // namespace lethe

@@ -1,0 +1,19 @@
+#pragma once
+// The recurrent models that the papers compare with, by the names of their rows.
+
+#include "experiments/claims/runs.hpp"
+
+namespace lethe {
+
+/// "Mamba-2", "HGRN2", "DeltaNet", "Gated DeltaNet", "GLA", "RetNet" and "Samba": the named architectures.
+///
+/// throws  std::invalid_argument for another name
+Row recurrent_row(const std::string& name);
+
+/// Whether recurrent_row has that name.
+bool is_recurrent_row(const std::string& name);
+
+/// A run with seed 0 of each row that settings["recurrent_rows"] names; none where it is absent.
+std::vector<Run> recurrent_runs(const nlohmann::json& settings, int64_t vocabulary);
+
+}  // namespace lethe

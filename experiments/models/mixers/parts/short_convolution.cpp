@@ -1,0 +1,30 @@
+#include "experiments/models/mixers/parts/short_convolution.hpp"
+
+#include <cmath>
+#include <optional>
+
+#include "experiments/models/layers.hpp"
+
+namespace lethe {
+
+using torch::Tensor;
+
+ShortConvolution::ShortConvolution(const Weights& weights, const std::string& name, int64_t channels, bool has_bias) {
+  const Initial initial = uniform(1 / std::sqrt(static_cast<double>(kWidth)));
+  weight = weights.parameter(name + ".weight", {channels, kWidth}, initial);
+  if (has_bias) bias = weights.parameter(name + ".bias", {channels}, initial);
+}
+
+Tensor ShortConvolution::operator()(const Tensor& u, Tensor* before) const {
+  const torch::Dtype wide = accumulation_dtype(u.scalar_type());
+  const auto state = before && before->defined() ? std::optional(*before) : std::nullopt;
+  const auto offset = bias.defined() ? std::optional(bias.to(wide)) : std::nullopt;
+  if (before) {
+    const Tensor none = u.new_zeros({u.size(0), kWidth - 1, u.size(2)});
+    const Tensor all = torch::cat({state.value_or(none), u}, 1);
+    *before = all.narrow(1, u.size(1), kWidth - 1);
+  }
+  return short_convolution(u, weight.to(wide), offset, state, true);
+}
+
+}  // namespace lethe

@@ -1,0 +1,28 @@
+#pragma once
+// The short convolution of recurrent mixers, with its state.
+
+#include <torch/types.h>
+
+#include <string>
+
+#include "experiments/models/parameters.hpp"
+
+namespace lethe {
+
+/// silu(Σ_i w_i u_{t−W+1+i} + b) of every channel, over W = kWidth tokens.
+///
+/// source   optimized/torch/layers.hpp, short_convolution
+struct ShortConvolution {
+  static constexpr int64_t kWidth = 4;
+
+  /// Registers NAME.weight [channels,W], and NAME.bias [channels] where wanted, both U(−W^(−1/2), W^(−1/2)).
+  ShortConvolution(const Weights& weights, const std::string& name, int64_t channels, bool has_bias);
+
+  /// reads    u [B,T,channels]; before: where given, the W − 1 tokens before u [B,W−1,channels], undefined at the beginning of a text
+  /// returns  like u; before: the W − 1 tokens before those to come
+  torch::Tensor operator()(const torch::Tensor& u, torch::Tensor* before) const;
+
+  torch::Tensor weight, bias;
+};
+
+}  // namespace lethe

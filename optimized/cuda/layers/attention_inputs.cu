@@ -9,11 +9,11 @@ namespace {
 
 using namespace attention_inputs_kernels;
 
-constexpr int kHalf = 4, kColumns = 2 * kHalf;          // of a thread: in each half of its head, and in all
-constexpr int kSliceColumns = 32 * kColumns;            // of a warp
-constexpr int kStages = 4, kAhead = kStages - 1;        // tokens in shared memory; copied before the one in use
-constexpr int kForwardTokens = 16, kForwardBlocks = 8;  // of a chunk; of an SM
-constexpr int kBackwardTokens = 31, kBackwardBlocks = 4;
+constexpr int kHalf = 4, kColumns = 2 * kHalf;            // of a thread: in each half of its head, and in all
+constexpr int kSliceColumns = 32 * kColumns;              // of a warp
+constexpr int kStages = 4, kAhead = kStages - 1;          // tokens in shared memory; copied before the one in use
+constexpr int kForwardTokens = 16, kForwardBlocks = 8;    // of a chunk; of an SM
+constexpr int kBackwardTokens = 31, kBackwardBlocks = 4;  // 32 with the next chunk's first token
 
 // A thread's place in its row; lanes beyond the last head compute on zeros and write nothing.
 template <int kLanes>

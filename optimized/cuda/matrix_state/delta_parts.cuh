@@ -183,9 +183,8 @@ struct CommonUnit {
 /// sums += outer · A B by rows, or −=: A 16 rows from `fragment(k)`, columns times `factors`; B the tile's rows. `outer` are powers of two. Meanwhile
 /// rows are divided by units, which are not far below `own`, the size of the numbers that are there.
 template <bool kSubtract, typename Fragment>
-__device__ __forceinline__ void multiply_weighted(Sums& sums, const float (&outer)[2], const float (&own)[2],
-                                                  const Fragment& fragment, const float* factors, uint32_t tile,
-                                                  int lane) {
+__device__ __noinline__ void multiply_weighted(Sums& sums, const float (&outer)[2], const float (&own)[2],
+                                               Fragment fragment, const float* factors, uint32_t tile, int lane) {
   float largest[2] = {0.0f, 0.0f};
 #pragma unroll
   for (int k = 0; k < kWarps; ++k) {
@@ -235,7 +234,7 @@ __device__ __forceinline__ void multiply_fragments(Sums& sums, const float (&out
   scale_rows(sums, unit);
 }
 
-/// Either of the two, for a tile whose rows have these units.
+/// Either of the two, for a tile whose rows have these units. The rare one is a call on copies, so that it takes no registers from the other.
 template <bool kSubtract, typename Fragment>
 __device__ __forceinline__ void multiply_tile(Sums& sums, const float (&outer)[2], const float (&own)[2],
                                               const Fragment& fragment, CommonUnit& common, const float* units,
@@ -245,7 +244,17 @@ __device__ __forceinline__ void multiply_tile(Sums& sums, const float (&outer)[2
     const float all[2] = {outer[0] * unit, outer[1] * unit};
     multiply_fragments<kSubtract>(sums, all, own, fragment, tile, lane);
   } else {
-    multiply_weighted<kSubtract>(sums, outer, own, fragment, units, tile, lane);
+    Sums copy;
+    const auto move = [](Sums& to, const Sums& from) {
+#pragma unroll
+      for (int c = 0; c < 8; ++c)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) to[c][e] = from[c][e];
+    };
+    move(copy, sums);
+    const float outer_copy[2] = {outer[0], outer[1]}, own_copy[2] = {own[0], own[1]};
+    multiply_weighted<kSubtract>(copy, outer_copy, own_copy, fragment, units, tile, lane);
+    move(sums, copy);
   }
 }
 

@@ -230,7 +230,7 @@ __global__ void __launch_bounds__(delta_threads(kGroups), kRows == 64 ? 2 : 1)
     if (t == 0) factors[j0] = unit[0], factors[j0 + 8] = unit[1];
     ptx::named_barrier_sync(kStateBarrier + group, kComputing);
     multiply_tile<true>(
-        x, inverse_unit, largest_of_row, [&](int k) { return inverse[k]; }, common, factors, written, lane);
+        x, inverse_unit, largest_of_row, [=](int k) { return inverse[k]; }, common, factors, written, lane);
     // dN̄ to delta_gradients.cuh, dV to the sums of R.
     put_rows(value_gradient, CommonUnit{});
     if (t == 0) {

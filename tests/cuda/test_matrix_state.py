@@ -104,7 +104,10 @@ class MatrixState(unittest.TestCase):
                             gate = "gate" in name
                             # Gates that forget everything have a gradient of nearly 0.
                             floor = 1e-3 * expected["query"].norm().item() if gate else 1e-30
-                            self.assertLessEqual(worst_head(actual, expected[name], floor), 3e-3 if gate else BUDGET[dtype], name)
+                            # Strengths up to 2, which float16's budget doesn't foresee.
+                            strong = call == "head-gated delta" and dtype == torch.float16
+                            budget = 3e-3 if gate else 2e-3 if strong else BUDGET[dtype]
+                            self.assertLessEqual(worst_head(actual, expected[name], floor), budget, name)
 
     def test_keeps_the_budget_for_every_length_and_size(self):
         sizes = [dict(length=length) for length in (1, 2, 15, 16, 17, 63, 64, 65, 127, 129)] + [
@@ -137,8 +140,10 @@ class MatrixState(unittest.TestCase):
                         with self.subTest(call, correlation=correlation, strongest=strongest, gate=gate, dtype=dtype):
                             expected = run_state(call, {name: tensor.double() for name, tensor in tensors.items()}, "cpu")
                             for name, actual in run_state(call, tensors, DEVICE).items():
-                                # Towards β = 2 a write turns its key's value around: the state keeps every error.
-                                budget = 1e-2 if strongest > 1 else 3e-3 if "gate" in name else BUDGET[dtype]
+                                # Towards β = 2 a write turns its key's value around: the state keeps every error. Where all keys are one,
+                                # the gradients of value and strength are what 64 nearly equal terms leave.
+                                one_key = correlation > 0.95 and dtype == torch.float16
+                                budget = 1e-2 if strongest > 1 else 3e-3 if "gate" in name else 2e-3 if one_key else BUDGET[dtype]
                                 self.assertLessEqual(worst_head(actual, expected[name]), budget, name)
 
     def test_later_tokens_change_no_bit_of_earlier_ones(self):

@@ -122,9 +122,9 @@ class Step {
   std::pair<double, double> figures() {
     model_->flat().gradient.zero_();
     exchange_.begin();
-    const auto [tokens, labels] = batch_of_next_step();
-    const Tensor losses =
-        model_->accumulate_gradients(tokens, labels, 1 / static_cast<double>(tokens.numel() * world_.size()));
+    const Dataset::Batch& batch = batch_of_next_step();
+    const auto answered = static_cast<double>(batch.tokens.numel() * world_.size());
+    const Tensor losses = model_->accumulate_gradients(batch.tokens, batch.labels, 1 / answered);
     exchange_.finish();
     return {losses.mean().item<double>(), optimizer_.gradient_norm().item<double>()};
   }

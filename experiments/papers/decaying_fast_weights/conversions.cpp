@@ -157,8 +157,8 @@ std::string lacks(const Study& study) {
   const auto steps = run.training.steps();
   const double least = paper.at("share_of_steps").get<double>() * paper.at("paper_steps").get<double>();
   std::string reasons;
-  if (run.model.compute_dtype != paper.at("dtype"))
-    reasons = run.model.compute_dtype + " instead of " + paper.at("dtype").get<std::string>();
+  if (const std::string dtype = paper.at("dtype"); run.model.compute_dtype != dtype)
+    reasons = run.model.compute_dtype + " instead of " + dtype;
   if (static_cast<double>(steps) < least)
     reasons += (reasons.empty() ? "" : ", ") + std::to_string(steps) + " of " +
                std::to_string(paper.at("paper_steps").get<int64_t>()) + " steps";

@@ -22,7 +22,8 @@ struct Text {
   std::string hash;
   int64_t vocabulary = 0;
 };
-using Texts = std::map<std::pair<std::string, std::string>, Text>;  // by corpus and tokenizer
+// By corpus and tokenizer: several where a corpus of one name had several contents.
+using Texts = std::map<std::pair<std::string, std::string>, std::vector<Text>>;
 
 std::vector<std::filesystem::path> folders_below(const std::filesystem::path& models) {
   std::vector<std::filesystem::path> folders;
@@ -37,29 +38,40 @@ Texts texts_of(const std::filesystem::path& models) {
     const StoredArtefact stored = read_artefact(folder);
     if (!stored.broken.empty()) throw std::runtime_error(stored.broken);
     const Text text{stored.done.at("data"), stored.run.model.vocabulary};
-    const auto [known, is_new] = texts.try_emplace({stored.run.training.corpus, stored.run.training.tokenizer}, text);
-    if (!is_new && known->second.hash != text.hash)
-      throw std::runtime_error(folder.string() + ": expected data " + known->second.hash +
-                               ", as of the other models of " + stored.run.training.corpus + ", found " + text.hash);
+    auto& known = texts[{stored.run.training.corpus, stored.run.training.tokenizer}];
+    if (std::ranges::count(known, text.hash, &Text::hash) == 0) known.push_back(text);
   }
   return texts;
 }
 
-/// The claim's models that have run, from the artefacts; `not_run` gets the others.
+/// The claim's models of a text that have run, from the artefacts; `not_run` gets the others.
+std::vector<Artefact> artefacts_on(const Text& text, const Experiment& experiment, const nlohmann::json& settings,
+                                   const std::filesystem::path& models, std::vector<Run>& not_run) {
+  std::vector<Artefact> artefacts;
+  for (const Run& run : experiment.runs(settings, text.vocabulary)) {
+    const auto folder = models / artefact_name(run, text.hash);
+    if (is_finished(folder)) artefacts.push_back({folder, run});
+    else not_run.push_back(run);
+  }
+  return artefacts;
+}
+
+/// The same of the text on which most have run.
 ///
 /// throws  std::invalid_argument where none has
 std::vector<Artefact> artefacts_of(const Experiment& experiment, const nlohmann::json& settings, const Texts& texts,
                                    const std::filesystem::path& models, nlohmann::json& dataset,
                                    std::vector<Run>& not_run) {
   const std::string corpus = settings["training"].at("corpus"), tokenizer = settings["training"].at("tokenizer");
-  const auto text = texts.find({corpus, tokenizer});
-  if (text == texts.end()) throw std::invalid_argument("expected models of " + corpus + ", found none");
-  dataset = {{"name", std::filesystem::path(corpus).filename()}, {"content", text->second.hash}};
+  const auto of_corpus = texts.find({corpus, tokenizer});
+  if (of_corpus == texts.end()) throw std::invalid_argument("expected models of " + corpus + ", found none");
   std::vector<Artefact> artefacts;
-  for (const Run& run : experiment.runs(settings, text->second.vocabulary)) {
-    const auto folder = models / artefact_name(run, text->second.hash);
-    if (is_finished(folder)) artefacts.push_back({folder, run});
-    else not_run.push_back(run);
+  for (const Text& text : of_corpus->second) {
+    std::vector<Run> others;
+    auto found = artefacts_on(text, experiment, settings, models, others);
+    if (!dataset.is_null() && found.size() <= artefacts.size()) continue;
+    artefacts = std::move(found), not_run = std::move(others);
+    dataset = {{"name", std::filesystem::path(corpus).filename()}, {"content", text.hash}};
   }
   if (artefacts.empty())
     throw std::invalid_argument("expected one of " + std::to_string(not_run.size()) + " runs, the first " +

@@ -63,9 +63,8 @@ struct RecallScore {
   double loss = 0;              ///< mean over the queries, nats
 };
 
-/// Trains `config`, with the task's vocabulary, and tests it.
+/// Trains `config`, with the task's vocabulary, and tests it. A training that diverged has a loss that is NaN and answers no query.
 ///
-/// throws  NotFinite where the training diverges
 /// cost    steps · batch · T tokens forward and backward
 RecallScore trained_recall(ModelConfig config, const RecallTask& task, const RecallTraining& training, uint64_t seed,
                            torch::Device device, const std::function<void(double)>& progress = {});

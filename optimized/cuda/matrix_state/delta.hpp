@@ -28,8 +28,7 @@ __host__ __device__ constexpr int delta_stages(bool hopper) { return hopper ? 3 
 /// Arrays between the passes of a backward, of each head and chunk; those of a state's columns, of each tile of 64 columns first. Tiles are images of
 /// shared memory, 64 rows of 128 bytes in the order of tile_piece.
 struct DeltaArrays {
-  uint4* inverse;         ///< Wᵀ, columns times β and the key's unit, by blocks, each a left operand of 32 lanes
-  float* inverse_unit;    ///< of each of its rows
+  uint4* inverse;         ///< Wᵀ by blocks, each a left operand of 32 lanes
   uint4 *before, *after;  ///< S before the chunk, R after it: one tile every 64 rows
   float *before_unit, *after_unit;
   uint4 *residual, *written;            ///< r, and the gradient of n

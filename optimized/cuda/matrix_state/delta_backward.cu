@@ -1,5 +1,4 @@
-// The backward of delta_state without a gate or with one a token: the states again, the gradients from the last token back, and those inside each
-// chunk.
+// The backward of delta_state without a gate or with one a token: the states again, the gradients from the last token back, and those inside each chunk.
 #include <algorithm>
 
 #include "optimized/cuda/matrix_state/delta_gradients.cuh"
@@ -45,7 +44,6 @@ DeltaArrays arrays_of(Workspace& memory, const Shape& shape) {
   constexpr int64_t kPieces = kPanel / sizeof(uint4);
   DeltaArrays arrays{};
   arrays.inverse = memory.take<uint4>(chunks * kLowerBlocks * 32);
-  arrays.inverse_unit = memory.take<float>(chunks * kChunk);
   arrays.before = memory.take<uint4>(tiles * row_tiles * kPieces);
   arrays.after = memory.take<uint4>(tiles * row_tiles * kPieces);
   arrays.before_unit = memory.take<float>(tiles);

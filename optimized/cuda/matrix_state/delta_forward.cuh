@@ -1,13 +1,13 @@
 #pragma once
-// The delta rule forwards, a CTA a head and 64 columns of its state, in chunks of 64 tokens. With γ_i the gates from the chunk's beginning to token i
-// and D_ij those that separate i and j:
+// The delta rule forwards, a CTA a head and 64 columns of its state, in chunks of 64 tokens. With γ_i the gates from the chunk's beginning to token i and
+// D_ij those that separate i and j:
 //
 //   X = V − γ ∘ K S       W = (I + G β)⁻¹ G,  G_ij = D_ij k_i·k_j below the diagonal
 //   R = X − W (β ∘ X)     N = β ∘ R
 //   O = scale · (γ ∘ Q S + P N),  P_ij = D_ij q_i·k_j up to the diagonal          S ← γ_C S + (D_C ∘ K)ᵀ N
 //
-// Four warps hold the state and compute these lines. The other four prepare the next chunk: they bring its tiles, make its rows float16, and compute
-// P and W. W is solved by blocks of 16 rows, those on the diagonal in float.
+// Four warps hold the state and compute these lines. The other four prepare the next chunk: they bring its tiles, make its rows float16, and compute P
+// and W. W is solved by blocks of 16 rows, those on the diagonal in float.
 
 #include "optimized/cuda/matrix_state/delta_parts.cuh"
 #include "optimized/cuda/ptx/transpose.cuh"
@@ -65,9 +65,9 @@ __device__ __forceinline__ void add_halves(float (&sum)[4], const uint32_t (&hig
   ptx::multiply_add<__half>(sum, high, right_high[0], right_high[1]);
 }
 
-/// `sums` has G's rows of this warp and returns W's. `solution` gets the blocks (i, j ≤ i) of W as float16, and above the diagonal what that leaves
-/// of those that other rows need: of block (i, j) in block (j, i + 1). Keys that correlate make W of numbers that nearly cancel, which 16 bits would
-/// lose. `scratch`: 16 rows of 20 floats, this warp's.
+/// `sums` has G's rows of this warp and returns W's. `solution` gets the blocks (i, j ≤ i) of W as float16, and above the diagonal what that leaves of
+/// those that other rows need: of block (i, j) in block (j, i + 1). Keys that correlate make W of numbers that nearly cancel, which 16 bits would lose.
+/// `scratch`: 16 rows of 20 floats, this warp's.
 __device__ __forceinline__ void solve_rows(Sums& sums, uint32_t solution, float* scratch, const float* strength,
                                            const float* key_unit, int block, int lane) {
   constexpr int kStride = 20;
@@ -266,32 +266,6 @@ __global__ void __launch_bounds__(delta_threads(kGroups), kRows == 64 ? 2 : 1)
   const auto load_raw = [&](int n) {
     raw.load(p.gate, p.beta, p.length, b, h, static_cast<int64_t>(n) * kChunk, lane);
   };
-  const auto store_transposed = [&](uint32_t solution, int64_t index) {
-    float largest[2] = {0.0f, 0.0f};
-    const auto weighted = [&](int k) {
-      uint32_t words[4];
-      load_transposed_left(words, solution, k, block, lane);
-      return Weighted({words[0], words[1], words[2], words[3]}, shared.strength + 16 * k, t);
-    };
-    for (int k = block; k < kWarps; ++k) {
-      const Weighted a = weighted(k);
-      largest[0] = fmaxf(largest[0], a.largest(0));
-      largest[1] = fmaxf(largest[1], a.largest(1));
-    }
-    float unit[2], inverse[2];
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      unit[half] = power_of_two_below(quad_max(largest[half]));
-      inverse[half] = reciprocal_of_power(unit[half]);
-      if (t == 0) p.arrays.inverse_unit[index * kChunk + i0 + 8 * half] = unit[half] * shared.key_unit[i0 + 8 * half];
-    }
-    uint4* const to = p.arrays.inverse + index * (kLowerBlocks * 32) + lane;
-    for (int k = block; k < kWarps; ++k) {
-      uint32_t left[4];
-      weighted(k).pack_to(left, inverse);
-      to[32 * lower_block(k, block)] = {left[0], left[1], left[2], left[3]};
-    }
-  };
   // Chunk n's rows, P and W.
   const auto prepare = [&](int n) {
     DeltaForwardRows& rows = shared.rows[n & 1];
@@ -367,9 +341,13 @@ __global__ void __launch_bounds__(delta_threads(kGroups), kRows == 64 ? 2 : 1)
                reinterpret_cast<float*>(memory + Memory::kPairs + (n & 1) * kFragments + block * (kFragments / kWarps)),
                shared.strength, shared.key_unit, block, lane);
     if constexpr (kKeeps) {
-      // Wᵀ, columns times β and the key's unit, each row divided by its unit.
-      ptx::named_barrier_sync(kPrepareBarrier, kComputing);
-      if (tile == 0) store_transposed(solution, index_of(n));
+      uint4* const to = p.arrays.inverse + index_of(n) * (kLowerBlocks * 32) + lane;
+      if (tile == 0)
+        for (int j = 0; j <= block; ++j) {
+          uint32_t words[4];
+          load_transposed_left(words, solution, block, j, lane);
+          to[32 * lower_block(block, j)] = {words[0], words[1], words[2], words[3]};
+        }
     }
     times_columns(sums, shared.strength);
     store(sums, Memory::kInverse, rows.inverse_unit, key_unit);
@@ -393,8 +371,6 @@ __global__ void __launch_bounds__(delta_threads(kGroups), kRows == 64 ? 2 : 1)
   }
   const int64_t token_bytes = static_cast<int64_t>(p.heads) * p.columns * 2;
   char* const out = static_cast<char*>(p.out) + ((b * p.length * p.heads + h) * p.columns + column) * 2;
-
-  CommonUnit inputs_unit, written_unit;  // of the rows of X and N
 
   const auto compute = [&](int n) {
     const DeltaForwardRows& rows = shared.rows[n & 1];
@@ -434,17 +410,16 @@ __global__ void __launch_bounds__(delta_threads(kGroups), kRows == 64 ? 2 : 1)
           x[c][2 * half + 1] = v.y - factor[half] * x[c][2 * half + 1];
         }
     }
-    float unit[2], largest_of_row[2];
-    const auto put_rows = [&](const Sums& sums, uint32_t to, const CommonUnit& common) {
-      row_largest(sums, largest_of_row);
-      common.choose(largest_of_row, unit);
+    float unit[2];
+    const auto put_rows = [&](const Sums& sums, uint32_t to) {
+      row_units(sums, unit);
       const float inverse[2] = {reciprocal_of_power(unit[0]), reciprocal_of_power(unit[1])};
       store_rows<__half>(sums, inverse, to, block, lane);
     };
     const auto put_units = [&](float* to) {
       if (t == 0) to[i0] = unit[0], to[i0 + 8] = unit[1];
     };
-    put_rows(x, value, inputs_unit);  // over the values of this warp's rows
+    put_rows(x, value);  // over the values of this warp's rows
     put_units(factors);
     ptx::named_barrier_sync(kStateBarrier + group, kComputing);
     const auto fragments = [&](int offset) {
@@ -452,19 +427,19 @@ __global__ void __launch_bounds__(delta_threads(kGroups), kRows == 64 ? 2 : 1)
       return [=](int k) { return k <= block ? from[32 * lower_block(block, k)] : uint4{}; };
     };
     {
-      const float outer[2] = {rows.inverse_unit[i0], rows.inverse_unit[i0 + 8]};
-      multiply_tile<true>(x, outer, largest_of_row, fragments(Memory::kInverse), inputs_unit, factors, value, lane);
+      const float outer[2] = {rows.inverse_unit[i0], rows.inverse_unit[i0 + 8]}, own[2] = {unit[0], unit[1]};
+      multiply_weighted<true>(x, outer, own, fragments(Memory::kInverse), factors, value, lane);
     }
     ptx::named_barrier_sync(kStateBarrier + group, kComputing);  // X's tile is read
     if constexpr (kKeeps) {
-      put_rows(x, rounded, CommonUnit{});  // over rows of the state, which are read
+      put_rows(x, rounded);  // over rows of the state, which are read
       put_units(p.arrays.residual_unit + tile_index_of(n) * kChunk);
       __syncwarp();
       write_image(p.arrays.residual + tile_index_of(n) * (kPanel / 16), rounded, block, lane);
     }
     const float beta[2] = {rows.beta[i0], rows.beta[i0 + 8]};
     scale_rows(x, beta);
-    put_rows(x, value, written_unit);
+    put_rows(x, value);
     put_units(factors);
     Sums read = {};
     const float factor[2] = {rows.read_query[i0] * state_unit, rows.read_query[i0 + 8] * state_unit};
@@ -476,7 +451,7 @@ __global__ void __launch_bounds__(delta_threads(kGroups), kRows == 64 ? 2 : 1)
     if constexpr (!kKeeps) {
       const float outer[2] = {rows.pair_unit[i0], rows.pair_unit[i0 + 8]},
                   own[2] = {kRows * factor[0], kRows * factor[1]};
-      multiply_tile<false>(read, outer, own, fragments(Memory::kPairs), written_unit, factors, value, lane);
+      multiply_weighted<false>(read, outer, own, fragments(Memory::kPairs), factors, value, lane);
       const float scale[2] = {p.scale, p.scale};
       store_rows<Element>(read, scale, rounded, block, lane);  // the same
       __syncwarp();

@@ -13,7 +13,6 @@
 #include "optimized/cuda/matrix_state/delta.hpp"
 #include "optimized/cuda/matrix_state/tiles.cuh"
 #include "optimized/cuda/matrix_state/units.cuh"
-#include "optimized/cuda/ptx/halves.cuh"
 #include "optimized/cuda/ptx/mma.cuh"
 #include "optimized/cuda/ptx/shared.cuh"
 
@@ -27,8 +26,8 @@ constexpr int kFragments = kLowerBlocks * 32 * sizeof(uint4);
 /// A sum of 16 rows × 64 columns: of lane 4g + t, tile c, number e: row g + 8·(e / 2), column 8c + 2t + e % 2.
 using Sums = float[8][4];
 
-// A lane's addresses in a tile, which begins at a multiple of 1024: that of the first piece, and of others by its bits. What changes with the chunk
-// comes first, so that few addresses outlive it.
+// A lane's addresses in a tile, which begins at a multiple of 1024: that of the first piece, and of others by its bits. What changes with the chunk comes
+// first, so that few addresses outlive it.
 __device__ __forceinline__ uint32_t at_piece(uint32_t address, int piece) { return address ^ piece << 4; }
 
 /// Rows lane % 16, pieces lane / 16: a left operand's, or a transposed right one's.
@@ -146,45 +145,11 @@ struct Weighted {
   }
 };
 
-/// Each row's largest number.
-__device__ __forceinline__ void row_largest(const Sums& sums, float (&largest)[2]) {
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    float x = 0.0f;
-#pragma unroll
-    for (int c = 0; c < 8; ++c) x = fmaxf(x, fmaxf(fabsf(sums[c][2 * half]), fabsf(sums[c][2 * half + 1])));
-    largest[half] = quad_max(x);
-  }
-}
-
-/// Powers of two that the rows of a tile of float16 are divided by: one for all rows of all chunks, as long as it suits them; a row that it does not
-/// suit has its own. What a row has depends on no later one.
-struct CommonUnit {
-  float unit = 1.0f;
-
-  __device__ __forceinline__ void choose(const float (&largest)[2], float (&units)[2]) const {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const bool suits = largest[half] <= unit * 0x1p13f && largest[half] >= unit * 0x1p-11f;
-      units[half] = suits || largest[half] == 0.0f ? unit : power_of_two_below(largest[half]);
-    }
-  }
-
-  /// Whether all rows of a chunk have it. If not, it is chosen again for the next chunk.
-  __device__ __forceinline__ bool suits_all(const float* units, int lane) {
-    const float2 of = *reinterpret_cast<const float2*>(units + 2 * lane);
-    if (__all_sync(kAllLanes, of.x == unit && of.y == unit)) return true;
-    const float largest = __uint_as_float(__reduce_max_sync(kAllLanes, __float_as_uint(fmaxf(of.x, of.y))));
-    if (largest != unit) unit = fmaxf(largest * 0x1p-7f, 0x1p-100f);
-    return false;
-  }
-};
-
-/// sums += outer · A B by rows, or −=: A 16 rows from `fragment(k)`, columns times `factors`; B the tile's rows. `outer` are powers of two. Meanwhile
-/// rows are divided by units, which are not far below `own`, the size of the numbers that are there.
+/// sums += outer · A B by rows, or −=: A 16 rows from `fragment(k)`, columns times `factors`; B the tile's rows. `outer` are powers of two. Meanwhile rows are divided by units, which are not far below `own`, the size of the numbers that are there.
 template <bool kSubtract, typename Fragment>
-__device__ __noinline__ void multiply_weighted(Sums& sums, const float (&outer)[2], const float (&own)[2],
-                                               Fragment fragment, const float* factors, uint32_t tile, int lane) {
+__device__ __forceinline__ void multiply_weighted(Sums& sums, const float (&outer)[2], const float (&own)[2],
+                                                  const Fragment& fragment, const float* factors, uint32_t tile,
+                                                  int lane) {
   float largest[2] = {0.0f, 0.0f};
 #pragma unroll
   for (int k = 0; k < kWarps; ++k) {
@@ -208,54 +173,6 @@ __device__ __noinline__ void multiply_weighted(Sums& sums, const float (&outer)[
     add_rows(sums, left, tile, k, lane);
   }
   scale_rows(sums, unit);
-}
-
-/// The same without factors: A as it comes, its rows' largest numbers between 1 and 2.
-template <bool kSubtract, typename Fragment>
-__device__ __forceinline__ void multiply_fragments(Sums& sums, const float (&outer)[2], const float (&own)[2],
-                                                   const Fragment& fragment, uint32_t tile, int lane) {
-  float unit[2], inverse[2];
-  uint32_t factor[2];
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    unit[half] = fmaxf(outer[half], power_of_two_below(own[half] * 0x1p-40f));
-    inverse[half] = reciprocal_of_power(unit[half]);
-    const float x = outer[half] * (kSubtract ? -inverse[half] : inverse[half]);
-    factor[half] = pack<__half>(x, x);
-  }
-  scale_rows(sums, inverse);
-#pragma unroll
-  for (int k = 0; k < kWarps; ++k) {
-    const uint4 words = fragment(k);
-    const uint32_t left[4] = {ptx::multiply_halves(words.x, factor[0]), ptx::multiply_halves(words.y, factor[1]),
-                              ptx::multiply_halves(words.z, factor[0]), ptx::multiply_halves(words.w, factor[1])};
-    add_rows(sums, left, tile, k, lane);
-  }
-  scale_rows(sums, unit);
-}
-
-/// Either of the two, for a tile whose rows have these units. The rare one is a call on copies, so that it takes no registers from the other.
-template <bool kSubtract, typename Fragment>
-__device__ __forceinline__ void multiply_tile(Sums& sums, const float (&outer)[2], const float (&own)[2],
-                                              const Fragment& fragment, CommonUnit& common, const float* units,
-                                              uint32_t tile, int lane) {
-  const float unit = common.unit;
-  if (common.suits_all(units, lane)) {
-    const float all[2] = {outer[0] * unit, outer[1] * unit};
-    multiply_fragments<kSubtract>(sums, all, own, fragment, tile, lane);
-  } else {
-    Sums copy;
-    const auto move = [](Sums& to, const Sums& from) {
-#pragma unroll
-      for (int c = 0; c < 8; ++c)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) to[c][e] = from[c][e];
-    };
-    move(copy, sums);
-    const float outer_copy[2] = {outer[0], outer[1]}, own_copy[2] = {own[0], own[1]};
-    multiply_weighted<kSubtract>(copy, outer_copy, own_copy, fragment, units, tile, lane);
-    move(sums, copy);
-  }
 }
 
 /// Left operands of the 16 rows' tiles first … end − 1 of 16 columns, to `to`, a lane's place by k; each row divided by its unit.
@@ -283,6 +200,17 @@ __device__ __forceinline__ void store_fragments(const Sums& sums, float (&unit)[
       words[i] = pack<__half>(x[i % 2 * 2] * inverse[i % 2], x[i % 2 * 2 + 1] * inverse[i % 2]);
     }
     if (k >= first && k < end) *place(k) = {words[0], words[1], words[2], words[3]};
+  }
+}
+
+/// Each row's largest number, as a power of two.
+__device__ __forceinline__ void row_units(const Sums& sums, float (&unit)[2]) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float x = 0.0f;
+#pragma unroll
+    for (int c = 0; c < 8; ++c) x = fmaxf(x, fmaxf(fabsf(sums[c][2 * half]), fabsf(sums[c][2 * half + 1])));
+    unit[half] = power_of_two_below(quad_max(x));
   }
 }
 
@@ -441,11 +369,7 @@ struct DeltaState {
   }
 };
 
-/// A warp: the largest of 64 numbers, or of products of them, without signs.
-__device__ __forceinline__ float largest_of(const float* numbers, int lane) {
-  const float2 x = *reinterpret_cast<const float2*>(numbers + 2 * lane);
-  return __uint_as_float(__reduce_max_sync(kAllLanes, __float_as_uint(fmaxf(fabsf(x.x), fabsf(x.y)))));
-}
+/// A warp: the largest of 64 products |a_j b_j|.
 __device__ __forceinline__ float largest_product(const float* a, const float* b, int lane) {
   const float2 x = *reinterpret_cast<const float2*>(a + 2 * lane), y = *reinterpret_cast<const float2*>(b + 2 * lane);
   return __uint_as_float(__reduce_max_sync(kAllLanes, __float_as_uint(fmaxf(fabsf(x.x * y.x), fabsf(x.y * y.y)))));

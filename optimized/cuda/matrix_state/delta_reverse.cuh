@@ -14,6 +14,7 @@ struct alignas(16) DeltaReverseRows {
   float key_unit[kChunk];
   float write[kChunk];      ///< D_C, and the key's unit
   float pair_unit[kChunk];  ///< of Pᵀ's rows; until they are there, of the queries
+  float strength[kChunk];   ///< β, and the key's unit
   float beta[kChunk];
   float read_query[kChunk];  ///< scale · γ, and the units of query and gradient; until they are there, of the gradient
   float read_key[kChunk];    ///< −γ, and the key's unit
@@ -24,9 +25,10 @@ template <int kGroups>
 struct DeltaReverseShared {
   DeltaReverseRows rows[2];
   alignas(16) ChunkGates gates;
-  alignas(16) float pair_factor[kChunk];   ///< of Pᵀ's columns
-  float factor[kGroups][kChunk];           ///< units of dN's rows, of each 64 columns
-  float gradient_factor[kGroups][kChunk];  ///< of dV's rows in the sums of R, the same
+  alignas(16) float pair_factor[kChunk];  ///< of Pᵀ's columns
+  float factor[kGroups][kChunk];          ///< units of dN's rows times strengths, of each 64 columns
+  float gradient_unit[kGroups][kChunk];   ///< units of dV's rows, the same
+  float ones[kChunk];
   float largest[kGroups][kWarps];
   uint64_t full[3];
 };
@@ -138,6 +140,7 @@ __global__ void __launch_bounds__(delta_threads(kGroups), kRows == 64 ? 2 : 1)
     if (token < kChunk) {
       const float unit = rows.key_unit[token];
       rows.write[token] = shared.gates.write[token] * unit;
+      rows.strength[token] = rows.beta[token] * unit;
       rows.read_key[token] = -shared.gates.read[token] * unit;
       rows.read_query[token] = shared.gates.read[token] * shared.pair_factor[token];
       if (token == 0) rows.total = shared.gates.total;
@@ -170,11 +173,10 @@ __global__ void __launch_bounds__(delta_threads(kGroups), kRows == 64 ? 2 : 1)
     state.load(p.initial, p.rows, columns, place_of, block, lane);
     const float largest = state.largest();
     if (lane == 0) shared.largest[group][block] = largest;
+    if (threadIdx.x < kChunk) shared.ones[threadIdx.x] = 1.0f;
   }
   const int64_t token_bytes = static_cast<int64_t>(p.heads) * p.columns * 2;
   char* const out = static_cast<char*>(p.out) + ((b * p.length * p.heads + h) * p.columns + column) * 2;
-
-  CommonUnit common;  // of the rows of dN
 
   const auto compute = [&](int n) {
     const DeltaReverseRows& rows = shared.rows[n & 1];
@@ -183,15 +185,13 @@ __global__ void __launch_bounds__(delta_threads(kGroups), kRows == 64 ? 2 : 1)
                    written = base + Memory::kWritten + group * kPanel,
                    value_gradient = base + Memory::kGradient + group * kPanel;
     float(&factors)[kChunk] = shared.factor[group];
-    float(&gradient_factors)[kChunk] = shared.gradient_factor[group];
+    float(&gradient_units)[kChunk] = shared.gradient_unit[group];
     uint4 inverse[kWarps];
 #pragma unroll
     for (int k = 0; k < kWarps; ++k) inverse[k] = uint4{};
 #pragma unroll
     for (int k = 0; k < kWarps; ++k)
       if (k >= block) inverse[k] = p.arrays.inverse[(index_of(n) * kLowerBlocks + lower_block(k, block)) * 32 + lane];
-    const float* const units_of_inverse = p.arrays.inverse_unit + index_of(n) * kChunk;
-    const float inverse_unit[2] = {load_global(units_of_inverse + j0), load_global(units_of_inverse + j0 + 8)};
     const float(&largest)[kWarps] = shared.largest[group];
     const float most = power_of_two_below(fmaxf(fmaxf(largest[0], largest[1]), fmaxf(largest[2], largest[3]))),
                 state_unit = most * state.unit;
@@ -215,24 +215,29 @@ __global__ void __launch_bounds__(delta_threads(kGroups), kRows == 64 ? 2 : 1)
                   outer[2] = {rows.pair_unit[j0], rows.pair_unit[j0 + 8]};
       scale_rows(x, factor);
       const uint4* from = reinterpret_cast<const uint4*>(memory + Memory::kPairs + (n & 1) * kFragments) + lane;
-      multiply_fragments<false>(
-          x, outer, own, [&](int k) { return k >= block ? from[32 * lower_block(k, block)] : uint4{}; }, gradient,
-          lane);
+      multiply_weighted<false>(
+          x, outer, own, [&](int k) { return k >= block ? from[32 * lower_block(k, block)] : uint4{}; }, shared.ones,
+          gradient, lane);
     }
-    float unit[2], largest_of_row[2];
-    const auto put_rows = [&](uint32_t to, const CommonUnit& common) {
-      row_largest(x, largest_of_row);
-      common.choose(largest_of_row, unit);
+    float unit[2];
+    const auto put_rows = [&](uint32_t to) {
+      row_units(x, unit);
       const float reciprocal[2] = {reciprocal_of_power(unit[0]), reciprocal_of_power(unit[1])};
       store_rows<__half>(x, reciprocal, to, block, lane);
     };
-    put_rows(written, common);
-    if (t == 0) factors[j0] = unit[0], factors[j0 + 8] = unit[1];
+    put_rows(written);
+    if (t == 0) {
+      factors[j0] = rows.strength[j0] * unit[0];
+      factors[j0 + 8] = rows.strength[j0 + 8] * unit[1];
+    }
     ptx::named_barrier_sync(kStateBarrier + group, kComputing);
-    multiply_tile<true>(
-        x, inverse_unit, largest_of_row, [=](int k) { return inverse[k]; }, common, factors, written, lane);
+    {
+      const float outer[2] = {rows.key_unit[j0], rows.key_unit[j0 + 8]}, own[2] = {unit[0], unit[1]};
+      multiply_weighted<true>(
+          x, outer, own, [&](int k) { return inverse[k]; }, factors, written, lane);
+    }
     // dN̄ to delta_gradients.cuh, dV to the sums of R.
-    put_rows(value_gradient, CommonUnit{});
+    put_rows(value_gradient);
     if (t == 0) {
       float* const units = p.arrays.written_unit + tile_index_of(n) * kChunk;
       units[j0] = unit[0], units[j0 + 8] = unit[1];
@@ -242,11 +247,8 @@ __global__ void __launch_bounds__(delta_threads(kGroups), kRows == 64 ? 2 : 1)
     __syncwarp();
     const float beta[2] = {rows.beta[j0], rows.beta[j0 + 8]};
     scale_rows(x, beta);
-    put_rows(value_gradient, CommonUnit{});
-    if (t == 0) {
-      gradient_factors[j0] = rows.read_key[j0] * unit[0];
-      gradient_factors[j0 + 8] = rows.read_key[j0 + 8] * unit[1];
-    }
+    put_rows(value_gradient);
+    if (t == 0) gradient_units[j0] = unit[0], gradient_units[j0 + 8] = unit[1];
     ptx::named_barrier_sync(kStateBarrier + group, kComputing);
     const float one[2] = {1.0f, 1.0f};
     store_rows<Element>(x, one, written, block, lane);
@@ -254,15 +256,16 @@ __global__ void __launch_bounds__(delta_threads(kGroups), kRows == 64 ? 2 : 1)
     const int64_t first = static_cast<int64_t>(chunk_of(n)) * kChunk;
     write_rows(out + first * token_bytes, token_bytes, p.length - first, columns, written, block, lane);
 
-    state.change_unit(fmaxf(largest_of(rows.read_query, lane), largest_of(gradient_factors, lane)), state_unit,
-                      rows.total);
+    state.change_unit(fmaxf(largest_product(rows.read_query, shared.ones, lane),
+                            largest_product(rows.read_key, gradient_units, lane)),
+                      state_unit, rows.total);
     const float reciprocal = reciprocal_of_power(state.unit);
 #pragma unroll
     for (int k = 0; k < kWarps; ++k) {
       const int i = 16 * k + 2 * t;
-      const auto add = [&](const float* factors_of, uint32_t left_tile, uint32_t right_tile) {
-        const float2 near{factors_of[i] * reciprocal, factors_of[i + 1] * reciprocal},
-            far{factors_of[i + 8] * reciprocal, factors_of[i + 9] * reciprocal};
+      const auto add = [&](const float* numbers, const float* units, uint32_t left_tile, uint32_t right_tile) {
+        const float2 near{numbers[i] * units[i] * reciprocal, numbers[i + 1] * units[i + 1] * reciprocal},
+            far{numbers[i + 8] * units[i + 8] * reciprocal, numbers[i + 9] * units[i + 9] * reciprocal};
 #pragma unroll
         for (int m = 0; m < kPanels; ++m) {
           uint32_t left[4];
@@ -270,8 +273,8 @@ __global__ void __launch_bounds__(delta_threads(kGroups), kRows == 64 ? 2 : 1)
           add_rows(state.x[m], left, right_tile, k, lane);
         }
       };
-      add(rows.read_query, query, gradient);
-      add(gradient_factors, key, value_gradient);
+      add(rows.read_query, shared.ones, query, gradient);
+      add(rows.read_key, gradient_units, key, value_gradient);
     }
     const float after = state.largest();
     if (lane == 0) shared.largest[group][block] = after;

@@ -287,13 +287,17 @@ def predictions(counts, measured):
     efficiencies = {}
     for found in measured["rows"]:
         key = found["implementation"], found["direction"], found["head_dim"]
-        row = next(r for r in counts if (r["implementation"], r["direction"], r["head_dim"]) == key)
+        row = next((r for r in counts if (r["implementation"], r["direction"], r["head_dim"]) == key), None)
+        if row is None:
+            continue
         pairs = found["heads"] * found["length"] * (found["length"] + 1) / 2 * found["head_dim"]
         measured_cycles = found["ms"] * 1e-3 * found["ghz"] * 1e9 * 4 * measured["multiprocessors"] / pairs
         efficiencies[key] = [each / measured_cycles for each in cycles_of_a_pair(row, "90", "90", measured["cycles_of_a_product"])]
     rows = []
     for gpu, (_, _, _, least, most) in GPUS.items():
         for row in counts:
+            if (row["implementation"], row["direction"], row["head_dim"]) not in efficiencies:
+                continue
             key = row["implementation"], row["direction"], row["head_dim"]
             rows.append((gpu, *key, *zip(speed(row, efficiencies[key], gpu, least), speed(row, efficiencies[key], gpu, most))))
     check = {}
@@ -329,7 +333,8 @@ def predict(arguments):
     lines += ["", f"Efficiency on an {measured['gpu']} (cycles by each model ÷ measured), with {measured['cycles_of_a_product']:.2f} cycles an mma.sync:", "",
               "| implementation | direction | head dim | ms | GHz | overlapped | in turn |", "|---|---|---|---|---|---|---|"]
     lines += [f"| {r['implementation']} | {r['direction']} | {r['head_dim']} | {r['ms']:.3f} | {r['ghz']:.2f} | "
-              + " | ".join(f"{e:.2f}" for e in efficiencies[r["implementation"], r["direction"], r["head_dim"]]) + " |" for r in measured["rows"]]
+              + " | ".join(f"{e:.2f}" for e in efficiencies[r["implementation"], r["direction"], r["head_dim"]]) + " |" for r in measured["rows"]
+              if (r["implementation"], r["direction"], r["head_dim"]) in efficiencies]
     lines += ["", "On such a GPU, `tools/gpu_check` writes measured figures to `results/<gpu>`; they then take this page's place."]
     (folder / "predictions.md").write_text("\n".join(lines) + "\n")
     print(*lines, sep="\n")

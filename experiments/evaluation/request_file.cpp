@@ -13,7 +13,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr size_t kLongestLine = size_t{1} << 26;
+constexpr size_t kLongestRequest = size_t{1} << 26;
 
 gzFile opened(const std::shared_ptr<void>& file) { return static_cast<gzFile>(file.get()); }
 
@@ -74,7 +74,7 @@ std::optional<std::string> RequestFile::next_line() {
   while (gzgets(opened(file_), part.data(), static_cast<int>(part.size())) != nullptr) {
     line += part.data();
     if (line.ends_with('\n')) return line;
-    if (line.size() > kLongestLine)
+    if (line.size() > kLongestRequest)
       throw std::invalid_argument(place(line_) + ": expected at most 64 MiB, found a longer line");
   }
   int status = Z_OK;

@@ -217,10 +217,11 @@ __device__ void scan_blocks(const GatePrefix& prefix, const Derived& derived, in
   const double* sums = prefix.block_sum + row * int64_t{blocks};
   int32_t *cut_before = prefix.block_cut_before + first, *cut_after = prefix.block_cut_after + first;
   float* mass = prefix.mass ? prefix.mass + first : nullptr;
+  constexpr OfBlocks kNone{0, 0, INT_MAX, 0};
   scan<OfBlocks>(
-      blocks + 1, {0, 0, INT_MAX, 0},
+      blocks + 1, kNone,
       [&](int n) {
-        if (n == 0) return OfBlocks{0, 0, INT_MAX, 0};
+        if (n == 0) return kNone;
         return OfBlocks{sums[n - 1], cut_before[n], cut_after[blocks - n], mass ? mass[n] : 0};
       },
       [&](const OfBlocks& x, const OfBlocks& y) { return joined(x, y, mass != nullptr); },

@@ -19,7 +19,6 @@
 #include <type_traits>
 
 #include "optimized/cuda/arithmetic.cuh"
-#include "optimized/cuda/launch.cuh"
 #include "optimized/cuda/matrix_state/vector_parts.cuh"
 
 namespace lethe::matrix_state {
@@ -639,7 +638,6 @@ __global__ void __launch_bounds__(kVectorThreads, kRows <= 64 ? 2 : 1)
     }
     if (!p.float_out) block.store(chunks - 1);
   }
-  wait_for_previous_kernel();
 }
 
 }  // namespace lethe::matrix_state

@@ -20,7 +20,7 @@ RULES = {
     # The arguments of kernels of both devices, as plain data.
     "optimized/layers": (NOT_STD_OR_EIGEN + "|Eigen/.*", ["optimized/layers", "reference/problem.hpp"]),
     # ATen, but not the Torch binding: neither ours nor Torch's.
-    "optimized/operators": (r"(Eigen|torch|nlohmann|CLI|toml|libfccp|gtest|benchmark)\b.*", ["optimized/operators"]),
+    "optimized/operators": (r"(Eigen|torch|nlohmann|CLI|toml|libfccp|gtest|benchmark)\b.*", ["optimized/operators", "optimized/gate.hpp"]),
     "optimized/cpu": (r"(Eigen|torch|nlohmann|CLI|toml|libfccp|gtest|benchmark)\b.*", ["optimized/cpu", "optimized/operators", "optimized/layers", "optimized/gate.hpp"]),
     "optimized/portable": (r"(Eigen|torch|nlohmann|CLI|toml|libfccp|gtest|benchmark)\b.*", ["optimized/portable", "optimized/operators", "optimized/gate.hpp"]),
     "optimized/torch": (r"(Eigen|nlohmann|CLI|toml|libfccp|gtest|benchmark)\b.*",

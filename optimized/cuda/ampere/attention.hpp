@@ -19,7 +19,7 @@ size_t backward_workspace_bytes(const Shape& shape);
 ///           c_i − c_j is added to each logit from prefixes in two floats
 void forward(const ForwardArguments& arguments);
 
-/// AttentionFamily::backward. With `deterministic`, and in float32 and at head dims up to 32 always, each gradient is summed in one fixed order; else
+/// AttentionFamily::backward. With `deterministic`, and in float32 and at head dims up to 64 always, each gradient is summed in one fixed order; else
 /// key tiles add to dq and to the gate's row sums in any order.
 ///
 /// numerics  P and dS rounded to 16 bits before they are multiplied: in float16 what is below 2⁻²⁵ is lost, so a loss wants scaling

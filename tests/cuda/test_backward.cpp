@@ -69,7 +69,8 @@ std::vector<Part> parts_of_group(const BackwardResult& result, const Shape& s, i
 /// The share of the allowed error that the worst head of all results uses, for query, key, value, log_forget. Allowed is the budget. With fewer than
 /// 64 keys a gradient may be the sum of a few small differences, which 16-bit P and dS degrade: there twice the error of that storage alone is
 /// allowed where it is more, since its rounding errors differ from the kernel's. Gradients that vanish in exact arithmetic have no relative error,
-/// and are measured against a thousandth of one head's ‖dO‖. In float16 that allows 10⁻⁶ ‖dO‖, some ten steps of a float of that size.
+/// and are measured against a thousandth of one head's ‖dO‖. In float16 that allows 10⁻⁶ ‖dO‖, some ten steps of a float of that size; so does a
+/// tenth in float32.
 using Shares = std::array<double, 4>;
 
 Shares worst_shares(const Problem& problem, const std::vector<double>& grad_values,
@@ -87,7 +88,7 @@ Shares worst_shares(const Problem& problem, const std::vector<double>& grad_valu
             [&](const Head& h, const Matrix<double>& g) { return testing::rounded_gradients(h, g, problem.dtype); });
       const std::vector<double> grad =
           slice(grad_values, s.query_length, s.query_heads, s.value_dim, batch, head * s.query_heads / s.heads);
-      const double floor = 0.001 * Eigen::Map<const Vector<double>>(grad.data(), grad.size()).norm();
+      const double floor = (problem.dtype == Dtype::kFloat32 ? 0.1 : 0.001) * Eigen::Map<const Vector<double>>(grad.data(), grad.size()).norm();
       for (const BackwardResult& result : results) {
         const std::vector<Part> actual = parts_of_group(result, s, batch, head);
         for (size_t i = 0; i < actual.size(); ++i) {
@@ -103,10 +104,11 @@ Shares worst_shares(const Problem& problem, const std::vector<double>& grad_valu
   return worst;
 }
 
-void expect_agreement(const Problem& problem, const testing::PlanOptions& options = {}, bool deterministic = false) {
+void expect_agreement(const Problem& problem, const testing::PlanOptions& options = {}, bool deterministic = false,
+                      double allowed = 1) {
   const std::vector<double> grad = grad_values_of(problem, 99);
   const Shares worst = worst_shares(problem, grad, of_both_sums(problem, grad, options, deterministic));
-  for (int i = 0; i < 4; ++i) EXPECT_LE(worst[i], 1) << kGradientNames[i];
+  for (int i = 0; i < 4; ++i) EXPECT_LE(worst[i], allowed) << kGradientNames[i];
 }
 
 class Backward : public testing::EveryKernel {};
@@ -212,10 +214,11 @@ TEST_P(Backward, ResolvesPairsNearStrongGatesOfAFewTokensInTheFixedOrder) {
   expect_agreement(problems.back().second, {}, true);
 }
 
+// In float32, floats of 512 are up to 3·10⁻⁵ off.
 TEST_P(Backward, ResolvesPairsWhereGatesAreAlmostStrong) {
   for (const auto& problem :
        testing::with_almost_strong_gates(random_problem(shape(1, 603, 640, 1, 2), dtype(), Gate::kInitial, 19)))
-    expect_agreement(problem);
+    expect_agreement(problem, {}, false, dtype() == Dtype::kFloat32 ? 2 : 1);
 }
 
 TEST_P(Backward, ResolvesPairsNearStrongGatesAndCuts) {

@@ -160,7 +160,7 @@ void launch_backward_keys(const BackwardArguments& arguments, const BackwardWork
 void launch_backward_fused(const BackwardArguments& arguments, const BackwardWorkspace& workspace, const Plan& plan) {
   const BackwardParameters p = backward_parameters(arguments, workspace, plan);
   for_dimension(arguments.dtype, arguments.shape, [&]<typename Element, int kDim> {
-    if constexpr (is_fused(kDim) && kDim <= 128 && sizeof(Element) == 2)
+    if constexpr (kDim == 96 && sizeof(Element) == 2)
       launch<Element, FusedSizes<kDim>, true, true, true>(arguments, p);
   });
 }

@@ -112,8 +112,8 @@ template <typename Element, typename Sizes>
 using BackwardSharedOf =
     std::conditional_t<std::is_same_v<Element, float>, FloatBackwardShared<Sizes>, BackwardShared<Sizes>>;
 
-/// A warp's 16·kRowTiles rows of a gradient, from first_row on, of which `rows` are left: [B, T, heads, dim] by rows of row_elements. By way of `own`,
-/// shared memory of the warp.
+/// A warp's 16·kRowTiles rows of a gradient, from first_row on, of which `rows` are left: [B, T, heads, dim] by rows of row_elements. By way of
+/// `own`, shared memory of the warp.
 template <typename Element, int kDim, int kRowTiles>
 __device__ __forceinline__ void store_rows(const float (&sums)[kRowTiles][kDim / 8][4], float scale, char* own,
                                            void* gradient, int64_t first_row, int rows, int64_t row_elements, int dim) {

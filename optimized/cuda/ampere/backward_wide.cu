@@ -1,5 +1,5 @@
-// All gradients in one kernel: a CTA owns keys and walks over the queries that see them; two warps share the rows of S. Each has half of a stage's queries of
-// S and dP, and after a barrier half of the columns of dK and dV.
+// All gradients in one kernel: a CTA owns keys and walks over the queries that see them. Two warps share the rows of Sᵀ: each has half of a stage's
+// queries of S and dP, and after a barrier half of the columns of dK and dV.
 
 #include <climits>
 
@@ -242,14 +242,14 @@ inline constexpr int kWideBytes = sizeof(WideShared<WideSizes<kDim>>);
 }  // namespace
 
 int bytes_of_wide(int64_t dim) {
-  return dim == 64 ? kWideBytes<64> : dim == 128 ? kWideBytes<128> : dim == 256 ? kWideBytes<256> : INT_MAX;
+  return dim == 128 ? kWideBytes<128> : dim == 256 ? kWideBytes<256> : INT_MAX;
 }
 
 void launch_backward_wide(const BackwardArguments& arguments, const BackwardWorkspace& workspace, const Plan& plan) {
   const Shape& s = arguments.shape;
   BackwardParameters p = backward_parameters(arguments, workspace, plan);
   for_dimension(arguments.dtype, s, [&]<typename Element, int kDim> {
-    if constexpr (sizeof(Element) == 2 && (kDim == 64 || kDim == 128 || kDim == 256)) {
+    if constexpr (sizeof(Element) == 2 && kDim >= 128) {
       using Sizes = WideSizes<kDim>;
       p.query_tiles = int((s.key_length + Sizes::kRows - 1) / Sizes::kRows);
       p.tiles = int(s.batch * s.heads) * p.query_tiles;

@@ -1,6 +1,6 @@
 #pragma once
-// A warp's products of floats, by multiplications and additions that round to nearest. Rows and columns are a lane's as in mma's sums (ptx/mma.cuh), so that
-// masks, weights and sums are those of 16-bit operands.
+// A warp's products of floats, by multiplications and additions that round to nearest. Rows and columns are a lane's as in mma's sums (ptx/mma.cuh),
+// so that masks, weights and sums are those of 16-bit operands.
 //
 // Tiles lie in shared memory as rows of 2·kDim 16-bit elements would. A lane reads 16 bytes at a time, lanes of other rows from other banks.
 

@@ -261,8 +261,7 @@ struct ForwardTile {
       for (int h = 0; h < 2; ++h) decay[i][h] = of_blocks + row_decay(i, h);
   }
 
-  /// Whether some of a tile's rows are masked in a block, or m follows its logits. Without `follow`, m does so near the diagonal only: in the first
-  /// blocks that a row sees.
+  /// Whether some of a tile's rows are masked in a block, or m follows its logits. Without `follow`, m does so near the diagonal and at cuts.
   __device__ __forceinline__ bool is_special(int n, bool follow) const {
     return follow || is_near(n) || n * kKeys < shared.row_first[Sizes::kRows - 1];
   }
@@ -278,8 +277,9 @@ struct ForwardTile {
 #pragma unroll
       for (int i = 0; i < kRowTiles; ++i) offset[i][0] = offset[i][1] = 0;
     }
-    if (near || n * kKeys < first_key(16 * kRowTiles - 1)) mask(r, n);
-    if (near || follow) follow_maximum(r, offset);
+    const bool masked = near || n * kKeys < first_key(16 * kRowTiles - 1);
+    if (masked) mask(r, n);
+    if (masked || follow) follow_maximum(r, offset);
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i)
 #pragma unroll

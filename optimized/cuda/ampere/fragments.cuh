@@ -97,8 +97,8 @@ __device__ __forceinline__ void multiply_columns(float (&sums)[kRowTiles][kDim /
   }
 }
 
-/// A thread's part of the copies of one head's rows to tiles in shared memory: zeros past `length` rows and `dim` columns, a multiple of 8. The operand is
-/// in halves.
+/// A thread's part of the copies of one head's rows to tiles in shared memory: zeros past `length` rows and `dim` columns, a multiple of 8. The
+/// operand is in halves.
 template <int kDim, int kThreads>
 struct RowCopies {
   static constexpr int kLanes = kDim % 64 == 0 ? 8 : 4, kRowsAtOnce = kThreads / kLanes;

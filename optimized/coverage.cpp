@@ -89,7 +89,12 @@ std::string unsupported_by_vector_gates(const Shape& shape, const MatrixStateFor
   if (form.delta) return "beta: expected none, found one";
   if (form.key_gate != MatrixStateForm::Gate::kKey)
     return "log_key_gate: expected one a row, found none or one a token";
-  return unsupported_size(shape, form, 128, capability);
+  // Shared memory of a CTA: 227 KB on 9.x and 10.x, 163 KB on 8.0 and 8.7, 99 KB on others.
+  const bool most = capability / 10 == 9 || capability / 10 == 10;
+  if (capability >= 80 && !most && capability != 80 && capability != 87)
+    return "device: expected 163 KB of shared memory for a CTA, as of compute capability 8.0, found " +
+           dotted(capability);
+  return unsupported_size(shape, form, most ? 128 : 64, capability);
 }
 
 std::string unsupported_by_delta_chunks(const Shape& shape, const MatrixStateForm& form, Dtype dtype, int capability) {

@@ -215,7 +215,9 @@ class VectorGates(unittest.TestCase):
             for name, actual in run_state(call, tensors, DEVICE).items():
                 gate = "gate" in name
                 floor = 1e-3 * expected["query"].norm().item() if gate else 1e-30
-                self.assertLessEqual(worst_head(actual, expected[name], floor), 3e-3 if gate else BUDGET[dtype], f"{call}, {name}")
+                # Weights of pairs by gates of both sides: two operands more are rounded to bfloat16.
+                of_gates = 4e-3 if call == "both gates" and dtype == torch.bfloat16 else 3e-3
+                self.assertLessEqual(worst_head(actual, expected[name], floor), of_gates if gate else BUDGET[dtype], f"{call}, {name}")
 
     def test_keep_the_budget_for_every_size(self):
         for rows, columns in ((16, 16), (16, 32), (32, 64), (40, 72), (64, 32), (64, 128), (96, 40), (128, 64), (128, 128)):

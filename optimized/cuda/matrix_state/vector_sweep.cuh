@@ -207,13 +207,14 @@ struct VectorPreparation {
       constexpr std::integral_constant<int, 2> kTwo;
       constexpr std::integral_constant<int, 4> kFour;
       constexpr std::integral_constant<int, 8> kEight;
-      uint32_t x[kBlock];
+      uint32_t x[kBlock], y[kBlock];
       load_halving(kEight, x);
+      load_halving(kFour, y);
       put_halving(0, kEight, x);
-      load_halving(kFour, x);
-      put_halving(1, kFour, x);
+      put_halving(1, kFour, y);
       __syncwarp();
       load_halving(kTwo, x);
+      load_halving(kOne, y);
       {
         float low[4] = {}, high[4] = {};
         gram(0, low, high, false);
@@ -227,30 +228,23 @@ struct VectorPreparation {
       }
       __syncwarp();
       put_halving(0, kTwo, x);
-      load_halving(kOne, x);
-      put_halving(1, kOne, x);
+      put_halving(1, kOne, y);
       if (active) {  // E ∘ a and D_B ∘ b
-        const auto weigh = [&](int row, uint32_t tile, float2 factor) {
-          const float2 two = unpack<Element>(x[row]);
-          ptx::store_shared(rows_below<kRows>(raw, row) + tile, pack<Element>(two.x * factor.x, two.y * factor.y));
-        };
-        const auto load_rows = [&](uint32_t tile) {
-#pragma unroll
-          for (int r = 0; r < kBlock; ++r) x[r] = ptx::load_shared(rows_below<kRows>(raw, r) + tile);
-        };
-        load_rows(0);
-        float2 factor{p.read_scale, p.read_scale};
 #pragma unroll
         for (int r = 0; r < kBlock; ++r) {
-          factor = product(factor, f[r]);
-          weigh(r, 0, factor);
+          x[r] = ptx::load_shared(rows_below<kRows>(raw, r));
+          y[r] = ptx::load_shared(rows_below<kRows>(raw, r) + Shared::kKey);
         }
-        load_rows(Shared::kKey);
-        factor = {p.write_scale, p.write_scale};
+        float2 up{p.read_scale, p.read_scale}, down{p.write_scale, p.write_scale};
 #pragma unroll
-        for (int r = kBlock - 1; r >= 0; --r) {
-          weigh(r, Shared::kKey, factor);
-          factor = product(factor, f[r]);
+        for (int r = 0; r < kBlock; ++r) {
+          up = product(up, f[r]);
+          const float2 a = unpack<Element>(x[r]);
+          ptx::store_shared(rows_below<kRows>(raw, r), pack<Element>(a.x * up.x, a.y * up.y));
+          const int last = kBlock - 1 - r;
+          if (r > 0) down = product(down, f[last + 1]);
+          const float2 b = unpack<Element>(y[last]);
+          ptx::store_shared(rows_below<kRows>(raw, last) + Shared::kKey, pack<Element>(b.x * down.x, b.y * down.y));
         }
       }
       __syncwarp();
@@ -604,7 +598,7 @@ struct VectorSweep {
 };
 
 template <typename Element, int kRows, bool kValueGate>
-__global__ void __launch_bounds__(kVectorThreads, kRows <= 32 || (kRows == 64 && !kValueGate) ? 2 : 1)
+__global__ void __launch_bounds__(kVectorThreads, kRows <= 64 ? 2 : 1)
     vector_sweep(const __grid_constant__ VectorSweepArguments p) {
   extern __shared__ __align__(1024) char memory[];
   const uint32_t shared = ptx::shared_address(memory);

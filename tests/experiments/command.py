@@ -18,7 +18,8 @@ def lethe(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProce
     environment = {k: v for k, v in os.environ.items() if k != "LETHE_GPT2_FILES"}
     # Runs in a separate folder: with --root, no result may depend on the working directory.
     with tempfile.TemporaryDirectory() as elsewhere:
-        return subprocess.run([BINARY, *([] if "--threads" in arguments else ["--threads", "1"]), *arguments], capture_output=True, text=True, cwd=cwd or elsewhere,
+        threads = () if "--threads" in arguments else ("--threads", "1")
+        return subprocess.run([BINARY, *threads, *arguments], capture_output=True, text=True, cwd=cwd or elsewhere,
                               env=environment, timeout=300)  # fmt: skip
 
 

@@ -337,7 +337,7 @@ class Operators(unittest.TestCase):
                         self.assertLessEqual(error(a, e), BUDGET[dtype] / 2)
                     # without Torch's automatic derivative, which changes the current device itself
                     there, scale = [tensor.to("cuda:1") for tensor in inputs], dim**-0.5
-                    values, normalizer, _, boundary, residual = torch.ops.lethe._forgetting_attention_forward(*there, scale, None, None, None, True)
+                    values, normalizer, _, boundary, residual = torch.ops.lethe._forgetting_attention_forward(*there, scale, None, None, None, False, True)
                     gradients = torch.ops.lethe._forgetting_attention_backward(
                         torch.linspace(-1, 1, values.numel(), dtype=torch.float64).view(values.shape).sin().to(values),
                         *there, values, residual, normalizer, boundary, scale, None)
@@ -348,12 +348,12 @@ class Operators(unittest.TestCase):
         for dtype in (torch.bfloat16, torch.float16):
             for dim in (64, 128, 96, 264):
                 inputs = [tensor.cuda() for tensor in problem(dtype, dim=dim)]
-                values, *_, residual = torch.ops.lethe._forgetting_attention_forward(*inputs, dim ** -0.5, None, None, None, True)
+                values, *_, residual = torch.ops.lethe._forgetting_attention_forward(*inputs, dim ** -0.5, None, None, None, False, True)
                 self.assertTrue(torch.equal(values, torch.ops.lethe.forgetting_attention(*inputs)))
                 whole = values.float() + residual.float()
                 self.assertLess(float((whole.to(dtype) != values).float().mean()), 0.01)  # but for ties
                 self.assertGreater(float(residual.float().norm() / values.float().norm()), BUDGET[dtype] / 10)
-                empty = torch.ops.lethe._forgetting_attention_forward(*inputs, dim ** -0.5, None, None, None, False)[-1]
+                empty = torch.ops.lethe._forgetting_attention_forward(*inputs, dim ** -0.5, None, None, None, False, False)[-1]
                 self.assertEqual(empty.numel(), 0)
 
     def test_runs_on_the_current_stream(self):

@@ -93,20 +93,20 @@ class Operator(unittest.TestCase):
         for keep_residual in (False, True):
             for dtype in (torch.float64, torch.bfloat16):
                 torch.library.opcheck(torch.ops.lethe._forgetting_attention_forward.default,
-                                      (*inputs(9, dtype=dtype), 0.5, None, None, 5, keep_residual))
+                                      (*inputs(9, dtype=dtype), 0.5, None, None, 5, False, keep_residual))
 
     def test_keeps_the_rounding_of_the_values_only_for_a_gradient(self):
         forward = torch.ops.lethe._forgetting_attention_forward
         for dtype in (torch.bfloat16, torch.float16):
             tensors = inputs(70, dtype=dtype)
             exact = forgetting_attention(*(tensor.detach().double() for tensor in tensors), scale=0.5)
-            values, *_, residual = forward(*tensors, 0.5, None, None, None, False)
+            values, *_, residual = forward(*tensors, 0.5, None, None, None, False, False)
             self.assertEqual(residual.shape, values.shape)
             error = lambda found: float((found.detach() - exact).norm() / exact.norm())
             self.assertLess(50 * error(values.double() + residual.double()), error(values.double()))
             with torch.no_grad():
-                self.assertEqual(forward(*tensors, 0.5, None, None, None, False)[-1].numel(), 0)
-        self.assertEqual(forward(*inputs(70), 0.5, None, None, None, True)[-1].numel(), 0)
+                self.assertEqual(forward(*tensors, 0.5, None, None, None, False, False)[-1].numel(), 0)
+        self.assertEqual(forward(*inputs(70), 0.5, None, None, None, False, True)[-1].numel(), 0)
 
     def compiled_equals_eager(self, backend):
         def layer(query, key, value, log_forget):
@@ -169,7 +169,7 @@ class Operator(unittest.TestCase):
     def test_a_nan_gradient_reaches_no_gate_before_the_visited_blocks(self):
         tensors = inputs(600, batch=1)
         tensors[3] = torch.full_like(tensors[3], -0.5).requires_grad_()
-        values, _, _, boundary, _ = torch.ops.lethe._forgetting_attention_forward(*tensors, 0.35, -10.0, None, None, False)
+        values, _, _, boundary, _ = torch.ops.lethe._forgetting_attention_forward(*tensors, 0.35, -10.0, None, None, False, False)
         first = int(boundary[0, :, 500 // 128].max()) * 64  # key that row 500's tile visits
         self.assertGreater(first, 64)
         gradient = torch.ones_like(values)

@@ -3,7 +3,7 @@
 import json
 import unittest
 
-from checkout import SOURCE, WithCheckout  # first: it finds tools/report
+from checkout import CERTIFICATE, SOURCE, WithCheckout  # first: it finds tools/report
 from report.items import TITLES, is_about, read_items
 from report.results import BadResult
 from report.tables import readme_table

@@ -107,14 +107,14 @@ class Calls(CommandTest):
                                for line in self.done("describe", "--size", "760m", *options).splitlines() if line.startswith("  "))
                 self.assertEqual(members["attention"], expected)
         described = self.done("describe", "--architecture", "decay", "--set", "compute_dtype=bfloat16")
-        self.assertIn("  decay                  every GPU since 8.0: vector gate kernels, not the chunk kernels: log_key_gate: expected one a token, found one a row", described)
+        self.assertIn("  decay                  9.0, 8.0, 10.0: vector gate kernels, not the chunk kernels: log_key_gate: expected one a token, found one a row", described)
         self.assertNotIn("  attention ", described)
 
     def test_of_describe_take_a_mixer_a_layer(self):
         mixers = '[{"name": "local", "window": 8}, {"name": "gated_delta", "state_size": 4}]'
         described = self.done("describe", "--set", f"mixer={mixers}", "--set", "qk_norm=none")
         for line in ("  window                 8", "  state_size             4", "  qk_norm                none",
-                     "  local                  portable", "  gated_delta            scan kernels"):
+                     "  local                  every GPU since 8.0: sm_80 kernels", "  gated_delta            every GPU since 8.0: scan kernels"):
             self.assertIn(line, described)
         self.refused(2, "expected a member among", "describe", "--set", f"mixer={mixers}", "--set", "forget_gat=full")
 

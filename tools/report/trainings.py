@@ -80,12 +80,24 @@ def read_training(folder):
     return Training(folder, run, done, read_log(folder / "log.jsonl"), str(error))
 
 
+LEFT_OUT = {"prune_by_mass": False}  # of a mixer: an identity has it where it is another
+
+
+def identified(value):
+    """A member of a run as an identity has it: mixers without what is left out."""
+    if isinstance(value, list):
+        return [identified(each) for each in value]
+    if isinstance(value, dict):
+        return {name: member for name, member in value.items() if name not in LEFT_OUT or member != LEFT_OUT[name]}
+    return value
+
+
 def check_run(folder, run, done):
     """throws  BadResult where run.json is not the run that done.json identifies"""
     identity = json.loads(done.get("identity", "{}"))
     for part in ("model", "training"):
         for name, value in identity.get(part, {}).items():
-            if run[part].get(name) != value:
+            if identified(run[part].get(name)) != value:
                 raise BadResult(f"{folder / 'run.json'}: expected the run of done.json ({part}.{name}: {value}), found {run[part].get(name)}")
 
 

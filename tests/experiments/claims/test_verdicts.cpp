@@ -161,6 +161,7 @@ TEST(CommittedVerdicts, FollowFromTheirNumbersWithExactQuantilesToo) {
   for (const auto& file : std::filesystem::recursive_directory_iterator(LETHE_SOURCE "/results")) {
     if (file.path().extension() != ".json") continue;
     const auto certificate = nlohmann::json::parse(std::ifstream(file.path()));
+    if (!certificate.is_object()) continue;
     for (const auto& json : certificate.value("comparisons", nlohmann::json::array())) {
       auto comparison = json.get<Comparison>();
       const double band = comparison.band;

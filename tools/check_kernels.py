@@ -30,6 +30,8 @@ SPILLS = [
     (r"7forwardI\w+Li128E", 120),
     (r"14backward_tilesI\w+Li64E", 226),
     (r"14backward_tilesI\w+Li128E", 278),
+    (r"6ampere", 1024),  # counted by check_resources.py
+    (r"scan_(norms_)?and_bound", 64),
 ]
 STORED = {None: 4, "U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16}  # bytes of an STL
 
@@ -51,9 +53,9 @@ LOOPS = [
     (r"7forwardI6__halfLi128ELb0E", UNDER_OUTPUT, [(332, 64, 1, 0), (742, 66, 1, 0)]),
     # the second launch, for tiles that overflowed or have strong gates: the maximum may move in every block
     (r"7forwardI13__nv_bfloat16Li64ELb1E", UNDER_OUTPUT, [(518, 66, 1, 2), (1508, 66, 4, 54)]),
-    (r"7forwardI6__halfLi64ELb1E", UNDER_OUTPUT, [(518, 66, 1, 2), (1488, 66, 4, 54)]),
+    (r"7forwardI6__halfLi64ELb1E", UNDER_OUTPUT, [(518, 66, 1, 2), (1511, 66, 4, 54)]),
     (r"7forwardI13__nv_bfloat16Li128ELb1E", UNDER_OUTPUT, [(559, 66, 1, 0), (1436, 66, 4, 0)]),
-    (r"7forwardI6__halfLi128ELb1E", UNDER_OUTPUT, [(559, 66, 1, 0), (1410, 66, 4, 0)]),
+    (r"7forwardI6__halfLi128ELb1E", UNDER_OUTPUT, [(559, 66, 1, 0), (1444, 66, 4, 0)]),
     # at 64 one loop for both warpgroups; at 128 that of the one that does not sum the rows of dS, and of the one that does
     (r"14backward_tilesI\w+Li64ELb0E", UNDER_GRAD_WEIGHT, [(450, 64, 0, 0)]),
     (r"14backward_tilesI\w+Li128ELb0E", UNDER_GRAD_WEIGHT, [(334, 32, 0, 0), (342, 32, 0, 0)]),

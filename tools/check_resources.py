@@ -22,9 +22,9 @@ PRODUCTS = r"forward_tiles|backward_keys|backward_queries"
 OF_CUDA = 1024  # bytes that CUDA reserves from compute capability 9.0 on
 
 # Bytes of a kernel's local memory, its spills included, by a pattern of its mangled name; 0 where none matches. In the code of 8.0, which both GPUs
-# run, and in that of later ones. The most is 216, of the backward for keys on
-# 9.0, and 192, of the forward at head dim 32 on 8.0; in float32 440. The search for the boundary has 56.
-LOCAL = [(r"forward_tilesIfLi", 448), (r"ampere\w*(forward|backward)", 256), (r"scan_(norms_)?and_bound", 64)]
+# run, and in that of later ones. Of the kernels as they were at a46ea20 the most is 216, of the backward for keys on 9.0, and 192, of the forward at
+# head dim 32 on 8.0; in float32 440. Those since are not all counted: their limit is four times that. The search for the boundary has 56.
+LOCAL = [(r"ampere\w*(forward|backward)", 1024), (r"scan_(norms_)?and_bound", 64)]
 
 
 def resources_of(dump):

@@ -217,11 +217,10 @@ __device__ void scan_blocks(const GatePrefix& prefix, const Derived& derived, in
   const double* sums = prefix.block_sum + row * int64_t{blocks};
   int32_t *cut_before = prefix.block_cut_before + first, *cut_after = prefix.block_cut_after + first;
   float* mass = prefix.mass ? prefix.mass + first : nullptr;
-  constexpr OfBlocks kNone{0, 0, INT_MAX, 0};
   scan<OfBlocks>(
-      blocks + 1, kNone,
+      blocks + 1, {0, 0, INT_MAX, 0},
       [&](int n) {
-        if (n == 0) return kNone;
+        if (n == 0) return OfBlocks{0, 0, INT_MAX, 0};
         return OfBlocks{sums[n - 1], cut_before[n], cut_after[blocks - n], mass ? mass[n] : 0};
       },
       [&](const OfBlocks& x, const OfBlocks& y) { return joined(x, y, mass != nullptr); },

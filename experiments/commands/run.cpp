@@ -104,8 +104,13 @@ void farm_out(const SuiteOptions& options, const Context& context, const std::fi
   const auto command = [&](const AskedRun& run, const std::string& gpu) {
     std::vector<std::string> arguments = {"env", "--chdir=" + call_folder.string()};
     if (options.gpus > 0) arguments.push_back("CUDA_VISIBLE_DEVICES=" + gpu);
-    for (const std::string& argument : own_arguments()) arguments.push_back(argument);
-    arguments.insert(arguments.end(), {"--worker", run.name, "--threads", std::to_string(threads)});
+    bool has_threads = false;  // given once: twice would be refused
+    for (const std::string& argument : own_arguments()) {
+      arguments.push_back(argument);
+      has_threads = has_threads || argument == "--threads" || argument.starts_with("--threads=");
+    }
+    arguments.insert(arguments.end(), {"--worker", run.name});
+    if (!has_threads) arguments.insert(arguments.end(), {"--threads", std::to_string(threads)});
     if (const double left = options.deadline.left(); std::isfinite(left))
       arguments.insert(arguments.end(), {"--until", std::to_string(left)});
     return arguments;

@@ -68,7 +68,11 @@ class Training(unittest.TestCase):
             with self.subTest(architecture):
                 there, _ = self.trained(DEVICE, f"--architecture={architecture}", "--set=compute_dtype=bfloat16")
                 here, _ = self.trained("cpu", f"--architecture={architecture}")
-                self.expect_alike(there, here, 0.25)  # a bfloat16 GLA leaves its float32 twin by 0.16 after 11 steps at this rate
+                # GLA's and HGRN2's losses part after some ten steps at this rate
+                self.assertEqual((len(there), len(here)), (STEPS, STEPS))
+                for found, expected in zip(there[:8], here[:8]):
+                    self.assertAlmostEqual(found["loss"], expected["loss"], delta=0.15, msg=f"step {expected['step']}")
+                self.assertLess(there[-1]["loss"], there[0]["loss"] - 2)
 
     DETERMINISTIC = ("--set=deterministic=true", "--set=compute_dtype=bfloat16", "--set=checkpoint_tokens=1024")
 

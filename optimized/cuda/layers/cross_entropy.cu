@@ -7,6 +7,7 @@
 // in shared memory, or is not aligned, is read from global memory, twice where it gets a gradient. Sums are float32 in a fixed order.
 
 #include <cfloat>
+#include <numbers>
 #include <stdexcept>
 
 #include "optimized/cuda/layers/layers.hpp"
@@ -17,7 +18,7 @@ namespace {
 
 constexpr int kThreads = 512, kWarps = kThreads / 32, kCtas = 2;  // of an SM
 constexpr int kStages = 4;                                        // in which a staged row arrives
-constexpr float kLog2E = 1.44269504f;
+constexpr float kLog2E = std::numbers::log2e_v<float>;
 
 __device__ void copy_to_shared(void* shared, const void* global) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"

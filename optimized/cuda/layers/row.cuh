@@ -2,6 +2,7 @@
 // Rows of device memory in pieces of up to 16 bytes, sums over threads in a fixed order, and the choice of a kernel's element type.
 
 #include <cstdint>
+#include <numbers>
 #include <stdexcept>
 
 #include "optimized/cuda/arithmetic.cuh"
@@ -139,8 +140,7 @@ __device__ inline Number lane_sum(Number number, int lanes = 32) {
 
 /// 1/(1 + e^(−x)); 0 and 1 far from 0.
 __device__ inline float sigmoid(float x) {
-  constexpr float kLog2E = 1.4426950408889634f;
-  return __fdividef(1.0f, 1.0f + exp2_approximate(-kLog2E * x));
+  return __fdividef(1.0f, 1.0f + exp2_approximate(-std::numbers::log2e_v<float> * x));
 }
 __device__ inline double sigmoid(double x) { return 1.0 / (1.0 + exp(-x)); }
 

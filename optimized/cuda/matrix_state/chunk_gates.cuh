@@ -33,7 +33,7 @@ __device__ inline RawGates load_gates(const float* gate, int64_t stride, int64_t
 __device__ inline void prepare_gates(ChunkGates& to, const RawGates& raw, float read_scale, float write_scale,
                                      bool reverse, int lane) {
   constexpr float kCut = -104.0f;
-  constexpr double kLog2e = 1.4426950408889634;
+  constexpr double kLog2e = std::numbers::log2e;
   const bool cut0 = raw.first < kCut, cut1 = raw.second < kCut;
   const uint32_t even = __ballot_sync(kAllLanes, cut0), odd = __ballot_sync(kAllLanes, cut1);
   const double first = cut0 ? 0.0 : raw.first * kLog2e, both = first + (cut1 ? 0.0 : raw.second * kLog2e);

@@ -79,8 +79,8 @@ __global__ void __launch_bounds__(128, 2) vector_pairs(const __grid_constant__ V
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const float log =
-            kLog2e * __uint_as_float(ptx::load_shared(shared + Shared::kGates + (8 * i + 2 * t + j % 2) * kGateStride +
-                                                      (16 * warp + g + 8 * (j / 2)) * 4));
+            kLog2e * __uint_as_float(ptx::load_word(shared + Shared::kGates + (8 * i + 2 * t + j % 2) * kGateStride +
+                                                    (16 * warp + g + 8 * (j / 2)) * 4));
         logs[j / 2] += log;
         gates[i].f[j] = exp2_approximate(log);
       }
@@ -114,7 +114,7 @@ __global__ void __launch_bounds__(128, 2) vector_pairs(const __grid_constant__ V
           const uint32_t to =
               shared + Shared::kOperands + ptx::swizzled_chunk<64>(16 * warp + g + 8 * h, 2 * m + i) + 4 * t;
           const auto keep = [&](int which, float2 x, float factor) {
-            ptx::store_shared(to + which * Shared::kTile, pack<Element>(x.x * factor, x.y * factor));
+            ptx::store_word(to + which * Shared::kTile, pack<Element>(x.x * factor, x.y * factor));
           };
           keep(0, m / 2 ? up : down, m / 2 ? runs.up32(m, i, h) : runs.down32(m, i, h));
           keep(1, m % 2 ? up : down, m % 2 ? runs.up16(m, i, h) : runs.down16(m, i, h));
@@ -194,8 +194,8 @@ __global__ void __launch_bounds__(128, 2) vector_pairs(const __grid_constant__ V
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
           const uint32_t to = shared + ptx::swizzled_chunk<64>(16 * m + 8 * i + g, 2 * warp + h) + 4 * t;
-          ptx::store_shared(to, ptx::transpose_matrix(scaled_left[m][h + 2 * i]));
-          ptx::store_shared(to + Shared::kRight, ptx::transpose_matrix(scaled_right[m][h + 2 * i]));
+          ptx::store_word(to, ptx::transpose_matrix(scaled_left[m][h + 2 * i]));
+          ptx::store_word(to + Shared::kRight, ptx::transpose_matrix(scaled_right[m][h + 2 * i]));
         }
     __syncthreads();
     const int piece = lane % 8;
@@ -203,7 +203,7 @@ __global__ void __launch_bounds__(128, 2) vector_pairs(const __grid_constant__ V
 #pragma unroll
     for (int i = 0; i < kBlock; i += 4, token += 4) {
       const uint32_t from = shared + rows_below<64>(ptx::swizzled_chunk<64>(kBlock * warp + lane / 8, piece), i);
-      const uint4 x = ptx::load_shared4(from), y = ptx::load_shared4(from + Shared::kRight);
+      const uint4 x = ptx::load_words(from), y = ptx::load_words(from + Shared::kRight);
       if (token >= p.length || place.row + 8 * piece >= p.channels) continue;
       const int64_t to = (((place.b * p.length + token) * p.heads + place.h) * p.channels + place.row + 8 * piece) * 2;
       *reinterpret_cast<uint4*>(static_cast<char*>(p.scaled_left) + to) = x;
@@ -242,8 +242,8 @@ __global__ void __launch_bounds__(128, 2) vector_pairs(const __grid_constant__ V
     diagonal[8] = g % 2 ? far[1] : far[0];
   }
   const auto put = [&](int row, int piece, float x, float y) {
-    ptx::store_shared(shared + ptx::swizzled_chunk<64>(kBlock * warp + row, piece) + 4 * t,
-                      pack<Element>(x * unscale, y * unscale));
+    ptx::store_word(shared + ptx::swizzled_chunk<64>(kBlock * warp + row, piece) + 4 * t,
+                    pack<Element>(x * unscale, y * unscale));
   };
 #pragma unroll
   for (int c = 0; c < 3; ++c)
@@ -260,7 +260,7 @@ __global__ void __launch_bounds__(128, 2) vector_pairs(const __grid_constant__ V
   __syncthreads();
 #pragma unroll
   for (int at = threadIdx.x * 16; at < PairRecord::kDiagonal; at += 128 * 16)
-    *reinterpret_cast<uint4*>(record + at) = ptx::load_shared4(shared + at);
+    *reinterpret_cast<uint4*>(record + at) = ptx::load_words(shared + at);
 }
 
 }  // namespace lethe::matrix_state

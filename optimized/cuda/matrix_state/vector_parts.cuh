@@ -1,13 +1,15 @@
 #pragma once
 // What the kernels for gates of rows and columns share: where a CTA is, and their powers of two.
 
+#include <numbers>
+
 #include "optimized/cuda/arithmetic.cuh"
 #include "optimized/cuda/matrix_state/vector_gates.hpp"
 #include "optimized/cuda/ptx/address.cuh"
 #include "optimized/cuda/ptx/copy_async.cuh"
 #include "optimized/cuda/ptx/mma.cuh"
+#include "optimized/cuda/ptx/shared.cuh"
 #include "optimized/cuda/ptx/threads.cuh"
-#include "optimized/cuda/ptx/words.cuh"
 
 namespace lethe::matrix_state {
 
@@ -15,7 +17,7 @@ constexpr int kTokens = 64;        ///< of a chunk
 constexpr int kSweepColumns = 64;  ///< of a state that one CTA sweeps
 constexpr int kVectorThreads = 256;
 constexpr unsigned kEveryLane = 0xffffffffu;
-constexpr float kLog2e = 1.4426950408889634f;
+constexpr float kLog2e = std::numbers::log2e_v<float>;
 
 /// The head and columns of a CTA. In reverse, row r of the pass is token `last` − r, else r.
 struct VectorPlace {

@@ -18,279 +18,9 @@
 
 #include <type_traits>
 
-#include "optimized/cuda/arithmetic.cuh"
-#include "optimized/cuda/matrix_state/vector_parts.cuh"
+#include "optimized/cuda/matrix_state/vector_preparation.cuh"
 
 namespace lethe::matrix_state {
-
-template <int kRows, bool kValueGate = false>
-struct VectorSweepShared {
-  static constexpr int kStages = 3, kGateStages = 2;
-  static constexpr int kKey = kTokens * kRows * 2, kValue = 2 * kKey, kStage = kValue + kTokens * kSweepColumns * 2;
-  static constexpr int kGates = kStages * kStage, kGateStage = kTokens * kRows * 4;
-  static constexpr int kPairs = kGates + kGateStages * kGateStage, kPairStage = kTokens * kBlock * 2;
-  static constexpr int kTotals = kPairs + 2 * kPairStage, kTotalStage = kTokens / kBlock * kRows * 4;
-  static constexpr int kUnits = kTotals + 2 * kTotalStage, kUnitStage = kTokens * 4;
-  // Value gates of a sweeping warp's 16 columns: where there is room, tokens 2t and columns g of a fragment are in different banks.
-  static constexpr int kColumnGates = kUnits + 2 * kUnitStage, kColumnGateStride = (kRows < 128 ? 20 : 16) * 4,
-                       kColumnGateStage = kTokens * kColumnGateStride;
-  static constexpr int kBytes = kColumnGates + (kValueGate ? 4 * 2 * kColumnGateStage : 0);
-};
-
-/// A preparing warp's share: block `pw` of every chunk.
-template <typename Element, int kRows>
-struct VectorPreparation {
-  using Shared = VectorSweepShared<kRows>;
-  static constexpr bool kHalf = std::is_same_v<Element, __half>;
-  static constexpr int kWide = kRows < 64 ? kRows : 64, kPanels = kRows / kWide;  // channels at once, two a lane
-  const VectorSweepArguments& p;
-  const VectorPlace& place;
-  uint32_t shared;
-  int pw, lane;
-
-  /// Copies the block of chunk n of all inputs.
-  __device__ __forceinline__ void load(int n) const {
-    const uint32_t stage = shared + n % Shared::kStages * Shared::kStage;
-    const uint32_t gates = shared + Shared::kGates + n % Shared::kGateStages * Shared::kGateStage;
-    const int64_t first = static_cast<int64_t>(n) * kTokens;
-    const auto copy = [&](auto pieces_of_row, const Operand& from, auto element_bytes, int shift, int column,
-                          int columns, auto at_row) {
-      constexpr int kPieces = decltype(pieces_of_row)::value, kRowsAtOnce = 32 / kPieces;
-      constexpr int kElement = decltype(element_bytes)::value, kElements = 16 / kElement;
-      const int piece = lane % kPieces, sign = p.reverse ? -1 : 1;
-      const char* const begin = static_cast<const char*>(from.data) +
-                                (place.b * from.batch_stride + place.h * from.head_stride + column) * kElement;
-      int token = static_cast<int>(place.token(first + kBlock * pw + lane / kPieces)) + shift;
-      const char* source = begin + token * from.token_stride * kElement + piece * 16;
-      const bool inside = column + piece * kElements < columns;
-#pragma unroll
-      for (int i = 0; i < kBlock; i += kRowsAtOnce) {
-        const bool valid = inside && token < p.length;
-        ptx::copy_chunk(at_row(lane / kPieces, piece, i), valid ? source : begin, valid);
-        token += sign * kRowsAtOnce;
-        source += sign * kRowsAtOnce * from.token_stride * kElement;
-      }
-    };
-    const auto tile_row = [&](auto width, uint32_t tile) {
-      return [this, tile](int row, int piece, int further) {
-        constexpr int kWidth = decltype(width)::value;
-        return rows_below<kWidth>(tile + ptx::swizzled_chunk<kWidth>(kBlock * pw + row, piece), further);
-      };
-    };
-    using std::integral_constant;
-    constexpr integral_constant<int, 2> kSixteenBits;
-    constexpr integral_constant<int, kRows / 8> kPieces;
-    const auto of_rows = [&](uint32_t tile) { return tile_row(integral_constant<int, kRows>(), tile); };
-    copy(kPieces, p.query, kSixteenBits, 0, 0, p.rows, of_rows(stage));
-    copy(kPieces, p.key, kSixteenBits, 0, 0, p.rows, of_rows(stage + Shared::kKey));
-    copy(integral_constant<int, kRows / 4>(), p.key_gate, integral_constant<int, 4>(), p.reverse ? 1 : 0, 0, p.rows,
-         [&](int row, int piece, int further) {
-           return gates + (kBlock * pw + row + further) * (kRows * 4) + piece * 16;
-         });
-    copy(integral_constant<int, kSweepColumns / 8>(), p.value, kSixteenBits, 0, place.column, p.columns,
-         tile_row(integral_constant<int, kSweepColumns>(), stage + Shared::kValue));
-  }
-
-  /// Stores the block's rows of chunk n's output, which the sweep left in the place of c.
-  __device__ __forceinline__ void store(int n) const {
-    const uint32_t tile = shared + n % Shared::kStages * Shared::kStage + Shared::kValue;
-    char* const out = static_cast<char*>(p.out);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int row = kBlock * pw + i * 4 + lane / 8, piece = lane % 8;
-      const uint4 eight = ptx::load_shared4(tile + ptx::swizzled_chunk<kSweepColumns>(row, piece));
-      const int64_t token = place.token(static_cast<int64_t>(n) * kTokens + row);
-      if (token < p.length && place.column + 8 * piece < p.columns)
-        *reinterpret_cast<uint4*>(
-            out + (((place.b * p.length + token) * p.heads + place.h) * p.columns + place.column + 8 * piece) * 2) =
-            eight;
-    }
-    __syncwarp();
-  }
-
-  __device__ __forceinline__ void prepare(int n) const {
-    const uint32_t stage = shared + n % Shared::kStages * Shared::kStage;
-    const uint32_t gates =
-        shared + Shared::kGates + n % Shared::kGateStages * Shared::kGateStage + kBlock * pw * (kRows * 4);
-    const uint32_t totals = shared + Shared::kTotals + n % 2 * Shared::kTotalStage + pw * (kRows * 4);
-    const int g = lane / 4, t = lane % 4;
-    const bool active = kWide == 64 || 2 * lane < kWide;
-    float near[2] = {}, far[2] = {},
-          across[2] = {};  // P: rows and columns below 8; both above; rows above and columns below
-    const int halving[2] = {halving_of(g, 2 * t), halving_of(g, 2 * t + 1)};
-    const auto select = [&](int which, const float(&low)[4], const float(&high)[4]) {
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        near[e] += halving[e] == which ? low[e] : 0.0f;
-        far[e] += halving[e] == which ? high[2 + e] : 0.0f;
-      }
-    };
-#pragma unroll 1
-    for (int panel = 0; panel < kPanels; ++panel) {
-      float2 f[kBlock];
-      float2 log{0.0f, 0.0f};
-      const uint32_t raw = stage + ptx::swizzled_chunk<kRows>(kBlock * pw, panel * 8 + lane / 4) + lane % 4 * 4;
-      if (active) {
-#pragma unroll
-        for (int r = 0; r < kBlock; ++r) f[r] = ptx::load_shared2(gates + r * (kRows * 4) + panel * 256 + lane * 8);
-#pragma unroll
-        for (int r = 0; r < kBlock; ++r) {
-          f[r] = {f[r].x * kLog2e, f[r].y * kLog2e};
-          log = {log.x + f[r].x, log.y + f[r].y};
-          f[r] = {exp2_approximate(f[r].x), exp2_approximate(f[r].y)};
-        }
-        ptx::store_shared2(totals + (panel * 64 + 2 * lane) * 4, exp2f(log.x), exp2f(log.y));
-      } else {
-#pragma unroll
-        for (int r = 0; r < kBlock; ++r) f[r] = {1.0f, 1.0f};
-      }
-      {  // Tokens with themselves.
-        float low[4] = {}, high[4] = {};
-#pragma unroll
-        for (int k = 0; k < kWide / 16; ++k) {
-          uint32_t left[4], right[4];
-          const uint32_t at =
-              steps_right<kRows>(stage + ptx::swizzled_chunk<kRows>(kBlock * pw + lane % 16, panel * 8 + lane / 16), k);
-          ptx::load_matrices(left, at);
-          ptx::load_matrices(right, at + Shared::kKey);
-          ptx::multiply_add<Element>(low, left, right[0], right[2]);
-          ptx::multiply_add<Element>(high, left, right[1], right[3]);
-        }
-        select(0, low, high);
-      }
-      __syncwarp();  // all lanes have read the gates and the rows: both places are free
-      // Two halvings at a time in the place of the gates.
-      const auto operand_at = [&](int slot, int row, int piece) {
-        return ((gates + panel * 256 + piece * 16) ^ (((slot * (kWide / 8)) ^ (row & 7)) << 4)) + row * (kRows * 4);
-      };
-      // A row's 16 bits are read again for each halving, all rows before any operand is stored: registers for a and b, and for what is unpacked of them,
-      // would be too many, and a load that follows a store waits for it.
-      const auto load_halving = [&](auto half_of_run, uint32_t(&x)[kBlock]) {
-#pragma unroll
-        for (int r = 0; r < kBlock; ++r)
-          x[r] = active ? ptx::load_shared(rows_below<kRows>(raw, r) +
-                                           (r / decltype(half_of_run)::value % 2 ? 0 : Shared::kKey))
-                        : 0;
-      };
-      const auto keep = [&](int slot, int row, uint32_t packed, float2 factor) {
-        const float2 x = unpack<Element>(packed);
-        if (active)
-          ptx::store_shared(operand_at(slot, row, lane / 4) + lane % 4 * 4,
-                            pack<Element>(x.x * factor.x, x.y * factor.y));
-      };
-      const auto put_halving = [&](int slot, auto half_of_run, const uint32_t(&x)[kBlock]) {
-        constexpr int kHalfRun = decltype(half_of_run)::value;
-#pragma unroll
-        for (int middle = kHalfRun; middle < kBlock; middle += 2 * kHalfRun) {
-          float2 up = f[middle], down{1.0f, 1.0f};
-#pragma unroll
-          for (int i = 0; i < kHalfRun; ++i) {
-            if (i > 0) {
-              up = product(up, f[middle + i]);
-              down = product(down, f[middle - i]);
-            }
-            keep(slot, middle + i, x[middle + i], up);
-            keep(slot, middle - 1 - i, x[middle - 1 - i], down);
-          }
-        }
-      };
-      const auto gram = [&](int slot, float(&low)[4], float(&high)[4], bool both) {
-#pragma unroll
-        for (int k = 0; k < kWide / 16; ++k) {
-          uint32_t x[4];
-          ptx::load_matrices(x, operand_at(slot, lane % 16, 2 * k + lane / 16));
-          ptx::multiply_add<Element>(low, x, x[0], x[2]);
-          if (both) ptx::multiply_add<Element>(high, x, x[1], x[3]);
-        }
-      };
-      constexpr std::integral_constant<int, 1> kOne;
-      constexpr std::integral_constant<int, 2> kTwo;
-      constexpr std::integral_constant<int, 4> kFour;
-      constexpr std::integral_constant<int, 8> kEight;
-      uint32_t x[kBlock], y[kBlock];
-      load_halving(kEight, x);
-      load_halving(kFour, y);
-      put_halving(0, kEight, x);
-      put_halving(1, kFour, y);
-      __syncwarp();
-      load_halving(kTwo, x);
-      load_halving(kOne, y);
-      {
-        float low[4] = {}, high[4] = {};
-        gram(0, low, high, false);
-        across[0] += low[2];
-        across[1] += low[3];
-      }
-      {
-        float low[4] = {}, high[4] = {};
-        gram(1, low, high, true);
-        select(4, low, high);
-      }
-      __syncwarp();
-      put_halving(0, kTwo, x);
-      put_halving(1, kOne, y);
-      if (active) {  // E ∘ a and D_B ∘ b
-#pragma unroll
-        for (int r = 0; r < kBlock; ++r) {
-          x[r] = ptx::load_shared(rows_below<kRows>(raw, r));
-          y[r] = ptx::load_shared(rows_below<kRows>(raw, r) + Shared::kKey);
-        }
-        float2 up{p.read_scale, p.read_scale}, down{p.write_scale, p.write_scale};
-#pragma unroll
-        for (int r = 0; r < kBlock; ++r) {
-          up = product(up, f[r]);
-          const float2 a = unpack<Element>(x[r]);
-          ptx::store_shared(rows_below<kRows>(raw, r), pack<Element>(a.x * up.x, a.y * up.y));
-          const int last = kBlock - 1 - r;
-          if (r > 0) down = product(down, f[last + 1]);
-          const float2 b = unpack<Element>(y[last]);
-          ptx::store_shared(rows_below<kRows>(raw, last) + Shared::kKey, pack<Element>(b.x * down.x, b.y * down.y));
-        }
-      }
-      __syncwarp();
-#pragma unroll
-      for (int slot = 0; slot < 2; ++slot) {
-        float low[4] = {}, high[4] = {};
-        gram(slot, low, high, true);
-        select(slot == 0 ? 2 : 1, low, high);
-      }
-      __syncwarp();
-    }
-    const float scale = p.read_scale * p.write_scale;
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      near[e] *= scale;
-      far[e] *= scale;
-      across[e] *= scale;
-    }
-    if constexpr (kHalf) {
-      const uint32_t units = shared + Shared::kUnits + n % 2 * Shared::kUnitStage;
-      const auto unit_of = [&](float x) {
-        x = fmaxf(x, __shfl_xor_sync(kEveryLane, x, 1));
-        // Not below 2^-40, by which sums are divided: a row may have no weight but that of the state.
-        return power_below(fmaxf(fmaxf(x, __shfl_xor_sync(kEveryLane, x, 2)), 0x1p-40f));
-      };
-      const float above = unit_of(fmaxf(fabsf(near[0]), fabsf(near[1])));
-      const float below =
-          unit_of(fmaxf(fmaxf(fabsf(far[0]), fabsf(far[1])), fmaxf(fabsf(across[0]), fabsf(across[1]))));
-      if (t == 0) {
-        ptx::store_shared(units + (kBlock * pw + g) * 4, __float_as_uint(above));
-        ptx::store_shared(units + (kBlock * pw + g + 8) * 4, __float_as_uint(below));
-      }
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        near[e] *= inverse_of_power(above);
-        far[e] *= inverse_of_power(below);
-        across[e] *= inverse_of_power(below);
-      }
-    }
-    const uint32_t pairs = shared + Shared::kPairs + n % 2 * Shared::kPairStage + pw * (kBlock * kBlock * 2) + 4 * t;
-    ptx::store_shared(pairs + pair_piece(g, 0), pack<Element>(near[0], near[1]));
-    ptx::store_shared(pairs + pair_piece(g, 1), 0);
-    ptx::store_shared(pairs + pair_piece(g + 8, 0), pack<Element>(across[0], across[1]));
-    ptx::store_shared(pairs + pair_piece(g + 8, 1), pack<Element>(far[0], far[1]));
-  }
-};
 
 /// A sweeping warp's share: 16 columns of the state, rows g and g + 8 of Sᵀ.
 template <typename Element, int kRows, bool kValueGate>
@@ -384,7 +114,7 @@ struct VectorSweep {
       const uint32_t units = shared + Shared::kUnits + n % 2 * Shared::kUnitStage + (first + 2 * t) * 4;
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const float2 both = ptx::load_shared2(units + 32 * i);
+        const float2 both = ptx::load_floats(units + 32 * i);
         row_unit[i][0] = both.x;
         row_unit[i][1] = both.y;
       }
@@ -433,8 +163,8 @@ struct VectorSweep {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         float(&s)[4] = state[2 * k + i];
-        const float2 total = ptx::load_shared2(shared + Shared::kTotals + n % 2 * Shared::kTotalStage +
-                                               (block * kRows + 16 * k + 8 * i + 2 * t) * 4);
+        const float2 total = ptx::load_floats(shared + Shared::kTotals + n % 2 * Shared::kTotalStage +
+                                              (block * kRows + 16 * k + 8 * i + 2 * t) * 4);
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
           s[e] *= e % 2 ? total.y : total.x;
@@ -468,7 +198,7 @@ struct VectorSweep {
     for (int i = 0; i < 2; ++i)
 #pragma unroll
       for (int half = 0; half < 2; ++half)
-        ptx::store_shared(
+        ptx::store_word(
             stage + Shared::kValue + ptx::swizzled_chunk<kSweepColumns>(first + 8 * i + g, 2 * warp + half) + 4 * t,
             ptx::transpose_matrix(pack<Element>(out[i][2 * half], out[i][2 * half + 1])));
   }
@@ -489,8 +219,8 @@ struct VectorSweep {
 #pragma unroll
         for (int e = 2 * half; e < 2 * half + 2; ++e) {
           const float l =
-              kLog2e * __uint_as_float(ptx::load_shared(gates + (8 * i + 2 * t + e % 2) * Shared::kColumnGateStride +
-                                                        (g + 8 * half) * 4));
+              kLog2e * __uint_as_float(ptx::load_word(gates + (8 * i + 2 * t + e % 2) * Shared::kColumnGateStride +
+                                                      (g + 8 * half) * 4));
           log[half] += l;
           f[i][e] = exp2_approximate(l);
         }

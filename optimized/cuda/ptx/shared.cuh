@@ -15,6 +15,17 @@ __device__ inline void store_word(uint32_t shared, uint32_t word) {
   asm volatile("st.shared.b32 [%0], %1;" ::"r"(shared), "r"(word) : "memory");
 }
 
+/// Two floats; the address is a multiple of 8.
+__device__ inline float2 load_floats(uint32_t shared) {
+  float2 floats;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(floats.x), "=f"(floats.y) : "r"(shared) : "memory");
+  return floats;
+}
+
+__device__ inline void store_floats(uint32_t shared, float x, float y) {
+  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(shared), "f"(x), "f"(y) : "memory");
+}
+
 /// Four words; the address is a multiple of 16.
 __device__ inline uint4 load_words(uint32_t shared) {
   uint4 words;

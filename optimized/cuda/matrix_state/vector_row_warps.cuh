@@ -1,0 +1,467 @@
+#pragma once
+// The warps of vector_gradient.cuh that own rows of R, S, q, k and f.
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <type_traits>
+
+#include "optimized/cuda/matrix_state/vector_pair_warps.cuh"
+
+namespace lethe::matrix_state {
+
+/// A warp of those that own rows: g and g + 8 of its 16 a lane.
+template <typename Element, int kColumns, bool kColumnGate>
+struct VectorRows {
+  using Shared = VectorGradientShared<kColumns, kColumnGate>;
+  static constexpr bool kHalf = std::is_same_v<Element, __half>, kKeepStates = kColumns == 64;
+  static constexpr int kSteps = kColumns / 16;
+  const VectorGradientArguments& p;
+  const RowTile& place;
+  uint32_t shared;
+  int warp, lane;
+  float grad[kColumns / 8][4];  // R: row g + 8·(e / 2), column 8n + 2t + e % 2
+
+  __device__ __forceinline__ int row_of(int half) const { return place.row + 16 * warp + lane / 4 + 8 * half; }
+  __device__ __forceinline__ bool in_state(int n, int e) const {
+    return row_of(e / 2) < p.rows && 8 * n + 2 * (lane % 4) + e % 2 < p.columns;
+  }
+  __device__ __forceinline__ int64_t state_at(int n, int e) const {
+    return place.head * p.rows * p.columns + row_of(e / 2) * p.row_stride +
+           (8 * n + 2 * (lane % 4) + e % 2) * p.column_stride;
+  }
+  __device__ __forceinline__ void begin() {
+#pragma unroll
+    for (int n = 0; n < kColumns / 8; ++n)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) grad[n][e] = p.grad_last && in_state(n, e) ? p.grad_last[state_at(n, e)] : 0.0f;
+  }
+  __device__ __forceinline__ void end() const {
+    if (!p.grad_initial) return;
+#pragma unroll
+    for (int n = 0; n < kColumns / 8; ++n)
+#pragma unroll
+      for (int e = 0; e < 4; ++e)
+        if (in_state(n, e)) p.grad_initial[state_at(n, e)] = grad[n][e];
+  }
+
+  __device__ __forceinline__ void step(int n) {
+    const int g = lane / 4, t = lane % 4;
+    const bool upper2 = t & 1, upper4 = t & 2;
+    const uint32_t stage = shared + n % Shared::kStages * Shared::kStage;
+    const uint32_t pairs = Shared::pairs(shared, n);
+    const int chunk = place.chunks - 1 - n;
+    const int64_t state_at = (place.index * place.chunks + chunk) * 4 + warp;
+    const uint4* const states = p.states + state_at * kSteps * 32 + lane;
+    uint4 kept[kKeepStates ? kSteps : 1];
+    if constexpr (kKeepStates) {
+#pragma unroll
+      for (int k = 0; k < kSteps; ++k) kept[k] = states[k * 32];
+    }
+    const auto state_of = [&](int k, uint32_t(&to)[4]) {
+      uint4 four;
+      if constexpr (kKeepStates) four = kept[k];
+      else four = states[k * 32];
+      to[0] = four.x, to[1] = four.y, to[2] = four.z, to[3] = four.w;
+    };
+    float grad_unit = 1.0f, grad_unscale = 1.0f, state_unit = 1.0f, pair_units[4] = {1.0f, 1.0f, 1.0f, 1.0f};
+    if constexpr (kHalf) {
+      float x = 0.0f;
+#pragma unroll
+      for (int k = 0; k < kColumns / 8; ++k)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) x = fmaxf(x, fabsf(grad[k][e]));
+      grad_unit = power_below(__uint_as_float(__reduce_max_sync(kEveryLane, __float_as_uint(x))));
+      grad_unscale = inverse_of_power(grad_unit);
+      state_unit = p.state_units[state_at];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) pair_units[i] = __uint_as_float(ptx::load_word(pairs + PairRecord::kUnits + i * 4));
+    }
+    const auto total_of = [&](int eight) {  // E_C of columns 8·eight + 2t and the next
+      return ptx::load_floats(pairs + PairRecord::kTotals + (8 * eight + 2 * t) * 4);
+    };
+    const uint32_t columns_at = ptx::swizzled_chunk<kRowTile>(lane % 8 + lane / 16 * 8, 2 * warp + lane / 8 % 2);
+    const auto load_rows = [&](int m, uint32_t(&q)[4], uint32_t(&k)[4]) {  // transposed: rows of the state by tokens
+      const uint32_t at = stage + columns_at + 16 * m * (kRowTile * 2);
+      ptx::load_matrices_transposed(q, at);
+      ptx::load_matrices_transposed(k, at + Shared::kKey);
+    };
+    const auto gate_at = [&](int eight, int j) {
+      return stage + Shared::kGates + (8 * eight + 2 * t + j % 2) * kGateStride + (16 * warp + g + 8 * (j / 2)) * 4;
+    };
+
+    // The gates, in the place of their logarithms, and the operands of halves of 16 and 32 tokens and of the whole chunk.
+    EightGates gates[8];
+    float logs[2] = {}, total[2];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) gates[i].f[j] = __uint_as_float(ptx::load_word(gate_at(i, j)));
+    }
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const float log = kLog2e * gates[i].f[j];
+        logs[j / 2] += log;
+        gates[i].f[j] = exp2_approximate(log);
+        ptx::store_word(gate_at(i, j), __float_as_uint(gates[i].f[j]));
+      }
+      gates[i].multiply();
+    }
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      logs[h] += __shfl_xor_sync(kEveryLane, logs[h], 1);
+      logs[h] += __shfl_xor_sync(kEveryLane, logs[h], 2);
+      total[h] = exp2f(logs[h]);
+    }
+    ChunkProducts runs;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) runs.eight[i][0] = gates[i].eight[0], runs.eight[i][1] = gates[i].eight[1];
+
+    uint32_t by16[4][4], by32[4][4], query[4][4];
+#pragma unroll
+    for (int m = 0; m < 4; ++m) {
+      uint32_t q[4], k[4];
+      load_rows(m, q, k);
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          const EightGates& run = gates[2 * m + i];
+          const float2 a = unpack<Element>(q[h + 2 * i]), b = unpack<Element>(k[h + 2 * i]);
+          const float2 up{run.up(2 * h, upper2, upper4), run.up(2 * h + 1, upper2, upper4)};
+          const float2 down{run.down(2 * h, upper2, upper4), run.down(2 * h + 1, upper2, upper4)};
+          const auto packed = [](float2 x, float2 y, float factor) {
+            return pack<Element>(x.x * y.x * factor, x.y * y.y * factor);
+          };
+          by16[m][h + 2 * i] = m % 2 ? packed(a, up, runs.up16(m, i, h)) : packed(b, down, runs.down16(m, i, h));
+          by32[m][h + 2 * i] = m / 2 ? packed(a, up, runs.up32(m, i, h)) : packed(b, down, runs.down32(m, i, h));
+          query[m][h + 2 * i] = packed(a, up, runs.up64(m, i, h) * p.scale);
+        }
+    }
+
+    // What every gate of a block separates, of other blocks: by lane, summed over the lanes of a row at the end.
+    float shared_terms[4][2] = {};
+    {
+      float product[2] = {};
+#pragma unroll
+      for (int k = 0; k < kSteps; ++k) {
+        uint32_t s[4];
+        state_of(k, s);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float2 two = unpack<Element>(s[i]);
+          const float(&r)[4] = grad[2 * k + i / 2];
+          float2 column_total{1.0f, 1.0f};
+          if constexpr (kColumnGate) column_total = total_of(2 * k + i / 2);
+          product[i % 2] += two.x * r[i % 2 * 2] * column_total.x + two.y * r[i % 2 * 2 + 1] * column_total.y;
+        }
+      }
+#pragma unroll
+      for (int h = 0; h < 2; ++h)
+#pragma unroll
+        for (int m = 0; m < 4; ++m) shared_terms[m][h] = product[h] * total[h] * state_unit;
+    }
+
+    const auto same =
+        [&](int which) {  // pairs of one halving of an eight, in a right operand: column g, rows 2t and 2t + 1
+          const auto of = [&](int i) { return halving_of(max(g, i), min(g, i)) == which; };
+          return (of(2 * t) ? 0xffffu : 0u) | (of(2 * t + 1) ? 0xffff0000u : 0u);
+        };
+    const uint32_t mask1 = same(1), mask2 = same(2), mask4 = same(4);
+    const uint32_t lower_mask = (2 * t < g ? 0xffffu : 0u) | (2 * t + 1 < g ? 0xffff0000u : 0u);
+    const uint32_t rows_at = ptx::swizzled_chunk<kTokens>(lane % 8 + lane / 16 * 8, lane / 8 % 2),
+                   transposed_at = ptx::swizzled_chunk<kTokens>(lane % 16, lane / 16);
+    // B of row block r and column block c as a right operand whose columns are its rows; or its columns.
+    const auto load_pairs = [&](int r, int c, uint32_t(&to)[4]) {
+      ptx::load_matrices(to, steps_right<kTokens>(pairs + rows_at + 16 * r * (kTokens * 2), c));
+    };
+    const auto load_pairs_transposed = [&](int r, int c, uint32_t(&to)[4]) {
+      ptx::load_matrices_transposed(to, steps_right<kTokens>(pairs + transposed_at + 16 * r * (kTokens * 2), c));
+    };
+    const uint32_t tokens_at = ptx::swizzled_chunk<kColumns>(lane % 8 + lane / 16 * 8, lane / 8 % 2);
+
+#pragma unroll
+    for (int m = 0; m < 4; ++m) {
+      uint32_t raw_q[4], raw_k[4];
+      load_rows(m, raw_q, raw_k);
+      float q[2][4], k[2][4], dq[2][4] = {}, dk[2][4] = {}, query_terms[2][4], key_terms[2][4];
+      EightGates run[2];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) run[i].f[j] = __uint_as_float(ptx::load_word(gate_at(2 * m + i, j)));
+        run[i].multiply();
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          const float2 a = unpack<Element>(raw_q[h + 2 * i]), b = unpack<Element>(raw_k[h + 2 * i]);
+          q[i][2 * h] = a.x, q[i][2 * h + 1] = a.y, k[i][2 * h] = b.x, k[i][2 * h + 1] = b.y;
+        }
+      }
+      // States outside the chunk.
+      {
+        const uint32_t at = stage + Shared::kGradValue + tokens_at + 16 * m * (kColumns * 2);
+#pragma unroll
+        for (int c = 0; c < kSteps; ++c) {
+          uint32_t left[4], right[4];
+          state_of(c, left);
+          ptx::load_matrices(right, steps_right<kColumns>(at, c));
+          ptx::multiply_add<Element>(dq[0], left, right[0], right[1]);
+          ptx::multiply_add<Element>(dq[1], left, right[2], right[3]);
+          const float(&r0)[4] = grad[2 * c], (&r1)[4] = grad[2 * c + 1];
+          const uint32_t of_grad[4] = {pack<Element>(r0[0] * grad_unscale, r0[1] * grad_unscale),
+                                       pack<Element>(r0[2] * grad_unscale, r0[3] * grad_unscale),
+                                       pack<Element>(r1[0] * grad_unscale, r1[1] * grad_unscale),
+                                       pack<Element>(r1[2] * grad_unscale, r1[3] * grad_unscale)};
+          ptx::load_matrices(right, steps_right<kColumns>(at + Shared::kValue - Shared::kGradValue, c));
+          ptx::multiply_add<Element>(dk[0], of_grad, right[0], right[1]);
+          ptx::multiply_add<Element>(dk[1], of_grad, right[2], right[3]);
+        }
+      }
+      float up[2][4], down[2][4];  // in the eight
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          up[i][j] = run[i].up(j, upper2, upper4);
+          down[i][j] = run[i].down(j, upper2, upper4);
+          dq[i][j] *= p.scale * state_unit;
+          dk[i][j] *= grad_unit;
+          query_terms[i][j] = dq[i][j] * (q[i][j] * up[i][j] * runs.up64(m, i, j / 2));
+          key_terms[i][j] = dk[i][j] * (k[i][j] * down[i][j] * runs.down64(m, i, j / 2));
+          if (m / 2)
+            dq[i][j] *= runs.half_chunk(0, j / 2), shared_terms_add(shared_terms, m, 32, j / 2, query_terms[i][j]);
+          else dk[i][j] *= runs.half_chunk(1, j / 2), shared_terms_add(shared_terms, m, 32, j / 2, key_terms[i][j]);
+        }
+      const auto scaled = [&](float(&sum)[2][4], float unit) {
+        if constexpr (kHalf) {
+#pragma unroll
+          for (int i = 0; i < 2; ++i)
+#pragma unroll
+            for (int j = 0; j < 4; ++j) sum[i][j] *= unit;
+        }
+      };
+      // Halves of 32 tokens: rows of the upper half by the lower one's keys, or keys of the lower one by the upper one's queries.
+#pragma unroll
+      for (int other = 0; other < 2; ++other) {
+        float sum[2][4] = {};
+        uint32_t right[4];
+        const int c = m / 2 ? other : 2 + other;
+        m / 2 ? load_pairs(m, c, right) : load_pairs_transposed(c, m, right);
+        ptx::multiply_add<Element>(sum[0], by32[c], right[0], right[1]);
+        ptx::multiply_add<Element>(sum[1], by32[c], right[2], right[3]);
+        scaled(sum, pair_units[m / 2 ? m : c]);
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+#pragma unroll
+          for (int j = 0; j < 4; ++j) {
+            if (m / 2) {
+              dq[i][j] += sum[i][j];
+              query_terms[i][j] += sum[i][j] * (q[i][j] * up[i][j] * runs.up32(m, i, j / 2));
+            } else {
+              dk[i][j] += sum[i][j];
+              key_terms[i][j] += sum[i][j] * (k[i][j] * down[i][j] * runs.down32(m, i, j / 2));
+            }
+          }
+      }
+      // Halves of 16.
+      {
+        float sum[2][4] = {};
+        uint32_t right[4];
+        m % 2 ? load_pairs(m, m - 1, right) : load_pairs_transposed(m + 1, m, right);
+        ptx::multiply_add<Element>(sum[0], by16[m ^ 1], right[0], right[1]);
+        ptx::multiply_add<Element>(sum[1], by16[m ^ 1], right[2], right[3]);
+        scaled(sum, pair_units[m | 1]);
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+#pragma unroll
+          for (int j = 0; j < 4; ++j) {
+            shared_terms_add(shared_terms, m, 16, j / 2, m % 2 ? query_terms[i][j] : key_terms[i][j]);
+            if (m % 2) {
+              dq[i][j] = dq[i][j] * runs.sixteen(m - 1, j / 2) + sum[i][j];
+              query_terms[i][j] += sum[i][j] * (q[i][j] * up[i][j] * runs.up16(m, i, j / 2));
+            } else {
+              dk[i][j] = dk[i][j] * runs.sixteen(m + 1, j / 2) + sum[i][j];
+              key_terms[i][j] += sum[i][j] * (k[i][j] * down[i][j] * runs.down16(m, i, j / 2));
+            }
+          }
+      }
+      uint32_t diagonal[4], transposed[4];
+      load_pairs(m, m, diagonal);
+      load_pairs_transposed(m, m, transposed);
+      float y[2][4];  // the part of d log f that the block itself has
+      // Halves of 8: the block's second eight is the upper one.
+      {
+        const float of_second[2] = {quad_total(query_terms[1][0] + query_terms[1][1]),
+                                    quad_total(query_terms[1][2] + query_terms[1][3])},
+                    of_first[2] = {quad_total(key_terms[0][0] + key_terms[0][1]),
+                                   quad_total(key_terms[0][2] + key_terms[0][3])};
+        float operand[2][4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          operand[0][j] = k[0][j] * down[0][j];
+          operand[1][j] = q[1][j] * up[1][j];
+          y[0][j] = of_second[j / 2];
+          y[1][j] = of_first[j / 2];
+        }
+        uint32_t left[4];
+        pack_left(operand, left);
+        float sum[2][4] = {};
+        ptx::multiply_add<Element>(sum[0], left, 0, transposed[1]);
+        ptx::multiply_add<Element>(sum[1], left, diagonal[2], 0);
+        scaled(sum, pair_units[m]);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          dk[0][j] = dk[0][j] * runs.eight[2 * m + 1][j / 2] + sum[0][j];
+          key_terms[0][j] += sum[0][j] * operand[0][j];
+          dq[1][j] = dq[1][j] * runs.eight[2 * m][j / 2] + sum[1][j];
+          query_terms[1][j] += sum[1][j] * operand[1][j];
+        }
+      }
+      const uint32_t first_pairs = (diagonal[0] & lower_mask) | (transposed[0] & ~lower_mask),
+                     second_pairs = (diagonal[3] & lower_mask) | (transposed[3] & ~lower_mask);
+      // Halves of 4 and 2 tokens: those of the lanes with upper4, or upper2.
+      const auto halves = [&](bool upper, int neighbour, uint32_t mask, auto up_of, auto down_of, auto other_of) {
+        float operand[2][4], sum[2][4] = {};
+        uint32_t left[4];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+#pragma unroll
+          for (int h = 0; h < 2; ++h) {
+            float sent = upper ? query_terms[i][2 * h] + query_terms[i][2 * h + 1]
+                               : key_terms[i][2 * h] + key_terms[i][2 * h + 1];
+            if (neighbour == 2) sent += __shfl_xor_sync(kEveryLane, sent, 1);
+            const float got = __shfl_xor_sync(kEveryLane, sent, neighbour);
+            y[i][2 * h] += got;
+            y[i][2 * h + 1] += got;
+          }
+#pragma unroll
+          for (int j = 0; j < 4; ++j) operand[i][j] = upper ? q[i][j] * up_of(run[i], j) : k[i][j] * down_of(run[i], j);
+        }
+        pack_left(operand, left);
+        ptx::multiply_add<Element>(sum[0], left, first_pairs & mask, 0);
+        ptx::multiply_add<Element>(sum[1], left, 0, second_pairs & mask);
+        scaled(sum, pair_units[m]);
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+#pragma unroll
+          for (int j = 0; j < 4; ++j) {
+            const float factor = other_of(run[i], j / 2), term = sum[i][j] * operand[i][j];
+            dq[i][j] = upper ? dq[i][j] * factor + sum[i][j] : dq[i][j];
+            dk[i][j] = upper ? dk[i][j] : dk[i][j] * factor + sum[i][j];
+            query_terms[i][j] += upper ? term : 0.0f;
+            key_terms[i][j] += upper ? 0.0f : term;
+          }
+      };
+      halves(
+          upper4, 2, mask4, [&](const EightGates& r, int j) { return r.up_four(j, upper2); },
+          [&](const EightGates& r, int j) { return r.down_four(j, upper2); },
+          [](const EightGates& r, int h) { return r.other_four[h]; });
+      halves(
+          upper2, 1, mask2, [](const EightGates& r, int j) { return r.up_two(j); },
+          [](const EightGates& r, int j) { return r.down_two(j); },
+          [](const EightGates& r, int h) { return r.other_two[h]; });
+      // Pairs of neighbours, and tokens with themselves.
+      {
+        float operand[2][4], sum[2][4] = {};
+        uint32_t left[4];
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+#pragma unroll
+          for (int j = 0; j < 4; ++j) operand[i][j] = j % 2 ? q[i][j] * run[i].f[j] : k[i][j];
+        pack_left(operand, left);
+        ptx::multiply_add<Element>(sum[0], left, first_pairs & mask1, 0);
+        ptx::multiply_add<Element>(sum[1], left, 0, second_pairs & mask1);
+        scaled(sum, pair_units[m]);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const float2 own = ptx::load_floats(pairs + PairRecord::kDiagonal + (16 * m + 8 * i + 2 * t) * 4);
+#pragma unroll
+          for (int h = 0; h < 2; ++h) {
+            const int even = 2 * h, odd = 2 * h + 1;
+            y[i][even] += query_terms[i][odd] + query_terms[i][even];
+            y[i][odd] += key_terms[i][even] + query_terms[i][odd];
+            const float term = sum[i][odd] * operand[i][odd];
+            y[i][odd] += term;
+            dk[i][even] = dk[i][even] * run[i].f[odd] + sum[i][even] + own.x * q[i][even];
+            dk[i][odd] += own.y * q[i][odd];
+            dq[i][odd] = (dq[i][odd] * run[i].f[even] + sum[i][odd]) * run[i].f[odd] + own.y * k[i][odd];
+            dq[i][even] = dq[i][even] * run[i].f[even] + own.x * k[i][even];
+          }
+        }
+      }
+      // To the places of the gates, q and k, whose 16 rows this warp alone reads.
+      __syncwarp();
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+#pragma unroll
+          for (int j = 2 * h; j < 2 * h + 2; ++j) ptx::store_word(gate_at(2 * m + i, j), __float_as_uint(y[i][j]));
+          const uint32_t to = stage + ptx::swizzled_chunk<kRowTile>(16 * m + 8 * i + g, 2 * warp + h) + 4 * t;
+          ptx::store_word(to, ptx::transpose_matrix(pack<Element>(dq[i][2 * h], dq[i][2 * h + 1])));
+          ptx::store_word(to + Shared::kKey, ptx::transpose_matrix(pack<Element>(dk[i][2 * h], dk[i][2 * h + 1])));
+        }
+    }
+
+    // R of the chunk before.
+#pragma unroll
+    for (int c = 0; c < kColumns / 8; ++c) {
+      float2 column_total{1.0f, 1.0f};
+      if constexpr (kColumnGate) column_total = total_of(c);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) grad[c][e] *= total[e / 2] * (e % 2 ? column_total.y : column_total.x);
+    }
+    const uint32_t grads_at = stage + Shared::kGradValue + ptx::swizzled_chunk<kColumns>(lane % 16, lane / 16);
+#pragma unroll
+    for (int m = 0; m < 4; ++m)
+#pragma unroll
+      for (int c = 0; c < kSteps; ++c) {
+        uint32_t right[4];
+        ptx::load_matrices_transposed(right, steps_right<kColumns>(grads_at + 16 * m * (kColumns * 2), c));
+        ptx::multiply_add<Element>(grad[2 * c], query[m], right[0], right[1]);
+        ptx::multiply_add<Element>(grad[2 * c + 1], query[m], right[2], right[3]);
+      }
+
+#pragma unroll
+    for (int m = 0; m < 4; ++m)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) shared_terms[m][h] = quad_total(shared_terms[m][h]);
+    const int64_t first = static_cast<int64_t>(chunk) * kTokens + 2 * t,
+                  stride = static_cast<int64_t>(p.heads) * p.rows;
+    const int left = static_cast<int>(min(p.length - first, static_cast<int64_t>(kTokens)));
+    float* to = p.grad_key_gate + (place.b * p.length + first) * stride + place.h * p.rows + row_of(0);
+    const bool inside[2] = {row_of(0) < p.rows, row_of(1) < p.rows};
+#pragma unroll
+    for (int i = 0; i < 8; ++i, to += 8 * stride)
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const float x = __uint_as_float(ptx::load_word(gate_at(i, j))) + shared_terms[i / 2][j / 2];
+        if (8 * i + j % 2 < left && inside[j / 2]) to[j % 2 * stride + j / 2 * 8] = x;
+      }
+  }
+
+  __device__ __forceinline__ static float quad_total(float x) {
+    x += __shfl_xor_sync(kEveryLane, x, 1);
+    return x + __shfl_xor_sync(kEveryLane, x, 2);
+  }
+  __device__ __forceinline__ static void pack_left(const float (&x)[2][4], uint32_t (&to)[4]) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) to[h + 2 * i] = pack<Element>(x[i][2 * h], x[i][2 * h + 1]);
+  }
+  /// What block m's tokens give to the gates of the blocks of the other half of their run of 64 or 32.
+  __device__ __forceinline__ static void shared_terms_add(float (&terms)[4][2], int m, int half, int h, float x) {
+    if (half == 16) {
+      terms[m ^ 1][h] += x;
+    } else {
+      const int other = m / 2 ? 0 : 2;
+      terms[other][h] += x;
+      terms[other + 1][h] += x;
+    }
+  }
+};
+
+}  // namespace lethe::matrix_state

@@ -345,7 +345,11 @@ TEST(Unsupported, NamesTheReason) {
   EXPECT_EQ(unsupported_by_ampere({1, 8, 8, 1, 1, 20, 256}, Dtype::kFloat16, 80), "");
   EXPECT_EQ(unsupported_by_ampere(fine, Dtype::kBFloat16, 75),
             "device: expected compute capability 8.0 or above, found 7.5");
-  EXPECT_EQ(unsupported_by_ampere(fine, Dtype::kFloat32, 80), "dtype: expected bfloat16 or float16, found float32");
+  EXPECT_EQ(unsupported_by_ampere({1, 8, 8, 1, 1, 128, 128}, Dtype::kFloat32, 80), "");
+  EXPECT_EQ(unsupported_by_ampere({1, 8, 8, 1, 1, 136, 64}, Dtype::kFloat32, 80),
+            "head dim: expected 1 to 128, found 136");
+  EXPECT_EQ(unsupported_by_ampere(fine, Dtype::kFloat64, 80),
+            "dtype: expected float32, bfloat16 or float16, found float64");
   EXPECT_EQ(unsupported_by_ampere({1, 8, 8, 1, 1, 264, 64}, Dtype::kFloat16, 80),
             "head dim: expected 1 to 256, found 264");
   EXPECT_EQ(unsupported_by_ampere({1, 8, 8, 1, 1, 64, 264}, Dtype::kFloat16, 80),

@@ -41,7 +41,7 @@ class CheckResources(unittest.TestCase):
         self.assertIn("found 67584", self.complaints(dump(registers=257))[0])
 
     def test_a_library_without_the_kernels_is_found(self):
-        self.assertIn("expected forward_tiles|backward_keys|backward_queries, found none", self.complaints(dump(name="prepare"))[0])
+        self.assertIn("expected forward_tiles|backward_keys|backward_queries|backward_wide, found none", self.complaints(dump(name="prepare"))[0])
 
 
 if __name__ == "__main__":

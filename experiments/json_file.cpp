@@ -48,10 +48,21 @@ json parse_json(std::string_view text, const std::string& name) {
   }
 }
 
-int64_t whole_number(const json& value) {
+namespace {
+
+int64_t whole_number_called(const std::string& name, const json& value) {
   const bool is_large = value.is_number_unsigned() && !std::in_range<int64_t>(value.get<uint64_t>());
-  if (!value.is_number_integer() || is_large) refuse("number", "a whole one of 64 bits with sign", shown(value));
+  if (!value.is_number_integer() || is_large) refuse(name, "a whole number of 64 bits with sign", shown(value));
   return value.get<int64_t>();
+}
+
+}  // namespace
+
+int64_t whole_number(const json& value) { return whole_number_called("number", value); }
+
+int64_t whole_number(const json& object, const std::string& key) {
+  if (!object.is_object() || !object.contains(key)) refuse(key, "a whole number", "none");
+  return whole_number_called(key, object[key]);
 }
 
 json read_json(const std::filesystem::path& path) {

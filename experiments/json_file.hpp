@@ -31,6 +31,11 @@ nlohmann::json read_json(const std::filesystem::path& path);
 /// throws  std::invalid_argument for another value
 int64_t whole_number(const nlohmann::json& value);
 
+/// Such a number of an object.
+///
+/// throws  std::invalid_argument naming the key where it is absent or holds another value
+int64_t whole_number(const nlohmann::json& object, const std::string& key);
+
 /// Writes an object with a further member, "sha256": the hash of the others as JSON with an indentation of one space.
 ///
 /// throws  std::runtime_error naming the file

@@ -5,6 +5,7 @@
 #include <map>
 #include <stdexcept>
 
+#include "experiments/json_file.hpp"
 #include "experiments/models/not_finite.hpp"
 
 namespace lethe {
@@ -103,7 +104,7 @@ Evaluated evaluated(const Study& study, const Artefact& model, const std::string
 }
 
 Evaluated evaluate(const Study& study, const Artefact& model, int64_t length) {
-  return evaluate(study, model, length, study.settings.at("evaluation").at("tokens").get<int64_t>() / length);
+  return evaluate(study, model, length, whole_number(study.settings.at("evaluation"), "tokens") / length);
 }
 
 Evaluated evaluate(const Study& study, const Artefact& model, int64_t length, int64_t sequences) {

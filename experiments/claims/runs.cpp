@@ -35,7 +35,8 @@ std::vector<Run> runs_of(const Row& row, const nlohmann::json& settings, int64_t
 
 int64_t seeds_of(const nlohmann::json& settings, const std::string& row, int64_t otherwise) {
   const auto seeds = settings.value("row_seeds", nlohmann::json::object());
-  return seeds.value(row, seeds.value("others", otherwise));
+  const std::string key = seeds.contains(row) ? row : "others";
+  return seeds.contains(key) ? whole_number(seeds, key) : otherwise;
 }
 
 Record record_of(const Experiment& experiment, const Run& run, int64_t batch, int64_t length, const std::string& metric,

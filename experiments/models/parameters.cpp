@@ -1,7 +1,10 @@
 #include "experiments/models/parameters.hpp"
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Parallel.h>
 
+#include <atomic>
+#include <random>
 #include <utility>
 
 namespace lethe {
@@ -21,6 +24,15 @@ torch::nn::Module& holder(torch::nn::Module& root, const std::string& path) {
     module = child ? child->get() : module->register_module(name, std::make_shared<torch::nn::Module>(name)).get();
   }
   return *module;
+}
+
+torch::Generator generator_of(uint64_t seed, const std::string& name) {
+  std::vector<uint32_t> words{static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)};
+  words.insert(words.end(), name.begin(), name.end());
+  std::seed_seq mixed(words.begin(), words.end());
+  uint32_t drawn;
+  mixed.generate(&drawn, &drawn + 1);
+  return at::make_generator<at::CPUGeneratorImpl>(drawn);
 }
 
 std::string last_name(const std::string& path) { return path.substr(path.rfind('.') + 1); }
@@ -75,11 +87,17 @@ FlatParameters Weights::flatten(torch::Dtype compute_dtype, bool with_gradients,
 }
 
 void Weights::initialize(uint64_t seed) const {
-  const torch::NoGradGuard no_gradient;
-  const torch::Generator generator = at::make_generator<at::CPUGeneratorImpl>(seed);
-  for (auto& parameter : root_->named_parameters())
-    register_->initial.at(parameter.key())(parameter.value(), generator);
-  for (auto& buffer : root_->named_buffers()) register_->initial.at(buffer.key())(buffer.value(), generator);
+  std::vector<std::pair<std::string, Tensor>> named;
+  for (auto& parameter : root_->named_parameters()) named.emplace_back(parameter.key(), parameter.value());
+  for (auto& buffer : root_->named_buffers()) named.emplace_back(buffer.key(), buffer.value());
+  std::atomic<size_t> next = 0;
+  at::parallel_for(0, at::get_num_threads(), 1, [&](int64_t, int64_t) {
+    const torch::NoGradGuard no_gradient;
+    for (size_t i; (i = next++) < named.size();) {
+      auto& [name, tensor] = named[i];
+      register_->initial.at(name)(tensor, generator_of(seed, name));
+    }
+  });
 }
 
 }  // namespace lethe

@@ -46,8 +46,8 @@ class Weights {
   /// Moves all parameters into flat buffers (FlatParameters::of).
   FlatParameters flatten(torch::Dtype compute_dtype, bool with_gradients, int64_t parts) const;
 
-  /// Draws everything anew from `seed`: all parameters in the order of the module tree, then all buffers. The numbers are
-  /// drawn on the CPU, so that a seed gives the same weights on every device.
+  /// Draws everything anew: each parameter and buffer from a generator of its own, of the seed and its name, as many at once as there are threads.
+  /// The numbers are drawn on the CPU, so a seed gives the same weights on every device, and models share those of parameters that they share.
   void initialize(uint64_t seed) const;
 
  private:

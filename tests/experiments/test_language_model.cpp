@@ -37,6 +37,25 @@ TEST_P(EveryRow, GivesEveryParameterAGradient) {
   expect_gradients(model);
 }
 
+TEST(Initialization, GivesTheSameWeightsWithAnyNumberOfThreadsAndApart) {
+  const auto drawn = [](const std::string& row, int threads) {
+    const int usual = at::get_num_threads();
+    at::set_num_threads(threads);
+    LanguageModel model(tiny_model(table_3_row(row).architecture), torch::kCPU, 5);
+    at::set_num_threads(usual);
+    std::map<std::string, Tensor> values;
+    for (const auto& parameter : model->named_parameters()) values[parameter.key()] = parameter.value();
+    return values;
+  };
+  const auto one = drawn("FoX (Pro)", 1), four = drawn("FoX (Pro)", 4), other = drawn("Transformer (Pro)", 2);
+  for (const auto& [name, value] : one) EXPECT_TRUE(value.equal(four.at(name))) << name;
+  const auto ahead = [](const std::map<std::string, Tensor>& values, const char* name) {
+    return values.at(name).flatten().narrow(0, 0, 32);
+  };
+  EXPECT_FALSE(ahead(one, "model.embeddings.weight").equal(ahead(one, "lm_head.weight")));
+  EXPECT_TRUE(other.at("lm_head.weight").equal(one.at("lm_head.weight")));
+}
+
 TEST_P(EveryRow, SeesNoTokenOfTheFuture) {
   LanguageModel model(tiny_model(GetParam().architecture));
   const torch::NoGradGuard no_gradient;

@@ -2,6 +2,7 @@
 
 #include "experiments/claims/measures.hpp"
 #include "experiments/evaluation/pruned_share.hpp"
+#include "experiments/json_file.hpp"
 #include "experiments/models/mixers/attention.hpp"
 
 namespace lethe {
@@ -21,7 +22,7 @@ Run pruning_run(const nlohmann::json& settings, int64_t vocabulary, int64_t cont
 std::vector<Run> studied_runs(const nlohmann::json& settings, int64_t vocabulary) {
   std::vector<Run> runs;
   for (int64_t seed = 0; seed < seeds_of(settings, "studied", 1); ++seed)
-    runs.push_back(pruning_run(settings, vocabulary, settings.at("context_length"),
+    runs.push_back(pruning_run(settings, vocabulary, whole_number(settings, "context_length"),
                                settings.at("log_tolerance").get<double>(), static_cast<uint64_t>(seed)));
   return runs;
 }
@@ -40,7 +41,8 @@ Pruned pruned(const Study& study, const Artefact& model, std::optional<double> l
   if (log_tolerance) settings["log_tolerance"] = *log_tolerance;
   if (moment == Moment::kBeforeTraining) settings["untrained"] = true;
   const auto found = study.measured(model, {"pruned", 2}, settings, [&](const LanguageModel& trained) {
-    LanguageModel changed = with_tolerance(moment == Moment::kAfterTraining ? trained : untrained(model), log_tolerance);
+    LanguageModel changed =
+        with_tolerance(moment == Moment::kAfterTraining ? trained : untrained(model), log_tolerance);
     const Evaluated evaluated = evaluation_named("per_token_loss")
                                     .run(changed, study.dataset, {{"length", length}, {"sequences", sequences}}, {});
     nlohmann::json json = {{"blocks", nlohmann::json::array()},

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "experiments/claims/measures.hpp"
+#include "experiments/json_file.hpp"
 #include "experiments/models/mixers/additive.hpp"
 #include "experiments/models/mixers/decay.hpp"
 #include "experiments/models/mixers/delta.hpp"
@@ -90,7 +91,7 @@ std::vector<Row> table_2(const nlohmann::json& settings) {
                            {"Decay m=16", linear<DecayConfig>(16)},
                            {"Decay m=32", linear<DecayConfig>(32)}};
   // The paper's window is a thirty-second of GPT-2's context; at a short context a window of that share is added.
-  const int64_t share = settings.at("training").at("context_length").get<int64_t>() / 32;
+  const int64_t share = whole_number(settings.at("training"), "context_length") / 32;
   if (share != window && share > 0) {
     local.mixer.only<LocalConfig>().window = share;
     rows.insert(rows.begin() + 2, {"Local attention of context / 32", local});
@@ -161,7 +162,7 @@ std::string lacks(const Study& study) {
     reasons = run.model.compute_dtype + " instead of " + dtype;
   if (static_cast<double>(steps) < least)
     reasons += (reasons.empty() ? "" : ", ") + std::to_string(steps) + " of " +
-               std::to_string(paper.at("paper_steps").get<int64_t>()) + " steps";
+               std::to_string(whole_number(paper, "paper_steps")) + " steps";
   return reasons;
 }
 

@@ -6,6 +6,7 @@
 #include <stdexcept>
 
 #include "experiments/claims/measures.hpp"
+#include "experiments/json_file.hpp"
 
 namespace lethe {
 namespace {
@@ -132,7 +133,7 @@ Comparison Curves::memory(const std::string& statement, const std::string& varia
 
 int64_t curve_seeds(const nlohmann::json& settings, const std::string& row) {
   const auto seeds = settings.value("row_seeds", nlohmann::json::object());
-  return seeds.value(row, int64_t{1});
+  return seeds.contains(row) ? whole_number(seeds, row) : 1;
 }
 
 Run untrained(const Run& run) {

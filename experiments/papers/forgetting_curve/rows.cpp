@@ -3,6 +3,7 @@
 #include <stdexcept>
 
 #include "experiments/claims/recurrent_rows.hpp"
+#include "experiments/json_file.hpp"
 #include "experiments/models/mixers/decay.hpp"
 #include "experiments/models/mixers/delta.hpp"
 #include "experiments/models/mixers/gated.hpp"
@@ -30,12 +31,12 @@ ModelConfig rule(int64_t states) {
 }
 
 ModelConfig architecture(const std::string& name, const nlohmann::json& settings) {
-  const auto states = settings.at("state_size").get<int64_t>();
+  const auto states = whole_number(settings, "state_size");
   if (name == kTransformerRow) return named_architecture("transformer-pro");
   if (name == "Transformer (LLaMA)") return named_architecture("transformer-llama");
   if (name == "FoX (Pro)") return named_architecture("fox-pro");
   if (name == "FoX (LLaMA)") return named_architecture("fox-llama");
-  if (name == kLocalRow) return local(settings.at("window").get<int64_t>());
+  if (name == kLocalRow) return local(whole_number(settings, "window"));
   if (name == "Decay") return rule<DecayConfig>(states);
   if (name == "Gated") return rule<GatedConfig>(states);
   if (name == "Delta") return rule<DeltaConfig>(states);

@@ -4,6 +4,7 @@
 #include <iterator>
 
 #include "experiments/claims/recurrent_rows.hpp"
+#include "experiments/json_file.hpp"
 #include "experiments/models/mixers/local.hpp"
 
 namespace lethe {
@@ -15,7 +16,7 @@ std::vector<Run> memory_runs(const nlohmann::json& settings, int64_t vocabulary)
     runs.insert(runs.end(), of_row.begin(), of_row.end());
   };
   for (const char* name : {"FoX (Pro)", "Transformer (Pro)", "FoX (LLaMA)", "Transformer (LLaMA)"})
-    add(table_3_row(name), settings.at("seeds").get<int64_t>());
+    add(table_3_row(name), whole_number(settings, "seeds"));
   add({kDeltaRule, named_architecture("delta")}, 1);
   ModelConfig local = named_architecture("local");
   local.mixer.only<LocalConfig>().window = settings.at("window");

@@ -4,6 +4,7 @@
 #include <iterator>
 #include <stdexcept>
 
+#include "experiments/json_file.hpp"
 #include "experiments/models/mixers/local.hpp"
 
 namespace lethe {
@@ -59,7 +60,7 @@ std::vector<Run> table_3_runs(const std::vector<std::string>& names, const nlohm
                               int64_t vocabulary) {
   std::vector<Run> runs;
   for (const std::string& name : names) {
-    const int64_t usual = std::ranges::count(kNoiseRows, name) > 0 ? settings.at("seeds").get<int64_t>() : 1;
+    const int64_t usual = std::ranges::count(kNoiseRows, name) > 0 ? whole_number(settings, "seeds") : 1;
     std::ranges::copy(runs_of(table_3_row(name), settings, vocabulary, seeds_of(settings, name, usual)),
                       std::back_inserter(runs));
   }

@@ -147,6 +147,18 @@ TEST(Scales, ThatGoRoundOrDeepAreRefused) {
     expect_words(text, "expected letters beyond ASCII in texts of one line and comments alone, found one in line ");
 }
 
+TEST(Scales, NameTheKeyOfANumberThatIsNotWhole) {
+  const auto claim = select_experiments({"ablations"}).front();
+  auto settings = claim_settings(kRoot, claim, "quick");
+  settings["seeds"] = 3.5;
+  try {
+    claim.runs(settings, kBytes);
+    FAIL() << "3.5 seeds";
+  } catch (const std::invalid_argument& error) {
+    EXPECT_STREQ(error.what(), "seeds: expected a whole number of 64 bits with sign, found 3.5");
+  }
+}
+
 TEST(Runs, AreSharedAmongTheClaimsOfAPaperAtQuickScale) {
   std::set<std::string> distinct;
   size_t asked = 0;

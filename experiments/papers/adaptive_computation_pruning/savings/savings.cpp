@@ -14,6 +14,7 @@
 #include "experiments/claims/measures.hpp"
 #include "experiments/claims/seeds.hpp"
 #include "experiments/evaluation/pruned_share.hpp"
+#include "experiments/json_file.hpp"
 #include "experiments/papers/adaptive_computation_pruning/runs.hpp"
 #include "optimized/torch/forgetting_attention.hpp"
 
@@ -268,7 +269,7 @@ void measure_length(const Study& study, const Artefact& trained, Found& found, s
 
 std::vector<Run> runs(const nlohmann::json& settings, int64_t vocabulary) {
   const auto lengths = settings.at("context_lengths").get<std::vector<int64_t>>();
-  const auto usual = settings.at("seeds").get<int64_t>();
+  const auto usual = whole_number(settings, "seeds");
   std::vector<Run> runs;
   const auto add = [&](int64_t length, std::optional<double> tolerance, const std::string& label) {
     for (int64_t seed = 0; seed < seeds_of(settings, label, usual); ++seed)

@@ -13,6 +13,7 @@
 #include <stdexcept>
 
 #include "experiments/claims/claim.hpp"
+#include "experiments/json_file.hpp"
 #include "experiments/papers/decaying_fast_weights/generation_cost/costs.hpp"
 #include "experiments/papers/decaying_fast_weights/generation_cost/memory_meter.hpp"
 #include "reference/agreement.hpp"
@@ -39,10 +40,10 @@ Dtype reference_dtype(torch::Dtype dtype) {
 
 Options options_of(const nlohmann::json& settings, const char* edition) {
   const nlohmann::json& table = settings.at(edition);
-  return {.sizes = {.batch = table.at("batch"),
-                    .heads = table.value("heads", int64_t{1}),
-                    .key_dim = table.at("key_dim"),
-                    .value_dim = table.at("value_dim"),
+  return {.sizes = {.batch = whole_number(table, "batch"),
+                    .heads = table.contains("heads") ? whole_number(table, "heads") : 1,
+                    .key_dim = whole_number(table, "key_dim"),
+                    .value_dim = whole_number(table, "value_dim"),
                     .device = device_named(settings.at("device")),
                     .dtype = dtype_of(settings.at("dtype"))},
           .contexts = table.at("contexts")};

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "experiments/evaluation/significance.hpp"
+#include "experiments/json_file.hpp"
 #include "experiments/papers/forgetting_curve/curves.hpp"
 #include "experiments/papers/forgetting_curve/rows.hpp"
 
@@ -50,7 +51,7 @@ Findings measure(const Study& study) {
     for (const char* source : {"train", "test", "random"})
       curves.add(model, copies_of(source), {{"split", source}, {"irrelevant", own}});
   });
-  const int64_t half = study.settings.at("training").at("context_length").get<int64_t>() / 2;
+  const int64_t half = whole_number(study.settings.at("training"), "context_length") / 2;
   std::vector<std::string> texts{after("the same split")};
   for (const std::string& source : kTexts) texts.push_back(after(source));
   std::vector<std::string> with_random = texts;

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "experiments/claims/measures.hpp"
+#include "experiments/json_file.hpp"
 #include "experiments/papers/forgetting_curve/curves.hpp"
 #include "experiments/papers/forgetting_curve/llama.hpp"
 
@@ -29,7 +30,7 @@ Stretch stretch(const Evaluated& found, int64_t first, int64_t last) {
 }  // namespace
 
 std::vector<Run> runs(const nlohmann::json& settings, int64_t vocabulary) {
-  const int64_t segment = settings.at("segment").get<int64_t>();
+  const int64_t segment = whole_number(settings, "segment");
   std::vector<Run> runs = runs_of({kLlamaXl, llama_xl(segment)}, settings, vocabulary, curve_seeds(settings, kLlamaXl));
   runs.push_back(make_run(kLlama, llama_83m(), settings, vocabulary, 0));
   return runs;
@@ -37,9 +38,9 @@ std::vector<Run> runs(const nlohmann::json& settings, int64_t vocabulary) {
 
 Findings measure(const Study& study) {
   Curves curves(study);
-  const auto segment = study.settings.at("segment").get<int64_t>();
-  const auto segments = study.settings.at("evaluation").at("segments").get<int64_t>();
-  const auto tokens = study.settings.at("evaluation").at("tokens").get<int64_t>();
+  const auto segment = whole_number(study.settings, "segment");
+  const auto segments = whole_number(study.settings.at("evaluation"), "segments");
+  const auto tokens = whole_number(study.settings.at("evaluation"), "tokens");
   const int64_t longest = segments * segment;
   std::vector<double> falls, errors;  // of the loss from the second segment to the last half, a seed each
   study.each([&](const Artefact& model) {

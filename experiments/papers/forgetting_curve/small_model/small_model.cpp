@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "experiments/json_file.hpp"
 #include "experiments/papers/forgetting_curve/curves.hpp"
 #include "experiments/papers/forgetting_curve/llama.hpp"
 
@@ -21,7 +22,7 @@ Findings measure(const Study& study) {
     curves.add(model, unread);
     curves.add(model, read, {{"split", "train"}});
   });
-  const int64_t half = study.settings.at("training").at("context_length").get<int64_t>() / 2;
+  const int64_t half = whole_number(study.settings.at("training"), "context_length") / 2;
   const char* source = "Curve Fig. 4";
   const Comparison on_unread = curves.memory("", unread, coarse_memory, half, {});
   const Comparison on_read = curves.memory("", read, coarse_memory, half, {});

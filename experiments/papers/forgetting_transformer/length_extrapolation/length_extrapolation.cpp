@@ -6,6 +6,7 @@
 #include "experiments/claims/measures.hpp"
 #include "experiments/claims/recurrent_rows.hpp"
 #include "experiments/claims/seeds.hpp"
+#include "experiments/json_file.hpp"
 #include "experiments/papers/forgetting_transformer/rows.hpp"
 
 namespace lethe::length_extrapolation {
@@ -107,7 +108,7 @@ std::vector<Run> runs(const nlohmann::json& settings, int64_t vocabulary) {
 Findings measure(const Study& study) {
   Findings findings;
   const int64_t trained_length = study.settings.at("training").at("context_length");
-  const int64_t longest = study.settings.at("evaluation").at("length_factor").get<int64_t>() * trained_length;
+  const int64_t longest = whole_number(study.settings.at("evaluation"), "length_factor") * trained_length;
   Stretches stretches(study.settings.value("confidence", kConfidence));
   study.each([&](const Artefact& model) {
     const Run& run = model.run;

@@ -4,6 +4,7 @@
 #include <iterator>
 
 #include "experiments/claims/measures.hpp"
+#include "experiments/json_file.hpp"
 #include "experiments/models/mixers/additive.hpp"
 #include "experiments/models/mixers/delta.hpp"
 #include "experiments/models/mixers/gated_linear.hpp"
@@ -26,7 +27,7 @@ struct Sizes {
   int64_t small, large;
 };
 Sizes sizes_of(const Study& study) {
-  return {study.settings.at("small_state").get<int64_t>(), study.settings.at("large_state").get<int64_t>()};
+  return {whole_number(study.settings, "small_state"), whole_number(study.settings, "large_state")};
 }
 
 /// Two layers: a window over neighbours, in place of the short convolution of Zoology's models, then the mixer by its name.
@@ -86,7 +87,7 @@ void add_points(const std::string& label, const std::string& quantity, const Eva
 
 /// Trains and tests the stacks; `host` gives the device and the folder of the measurements, and nothing of it is trained further.
 void measure_stacks(const Study& study, const Artefact& host, Scores& scores, Findings& findings) {
-  const auto updates = study.settings.at("updates").get<int64_t>();
+  const auto updates = whole_number(study.settings, "updates");
   for (const auto& [label, mixer] : stacks(sizes_of(study)))
     for (const int64_t changed : {int64_t{0}, updates}) {
       const Evaluated found = evaluated(study, host, "associative_recall", task_of(study, mixer, changed),

@@ -7,10 +7,11 @@ usage: tools/parity.py [--device cuda|cpu] [--peer FOLDER] [--build build/DEVICE
   tools/parity.py --device cpu --output results/MACHINE/official_parity.json     # some minutes; a page beside it
 
 The official code is that of commit 883f260; it needs triton, transformers, einops and pytest. Ours is examples/fox.py on this suite's operator, whose
-parameters have the official names; on the CPU also the suite's own model, `lethe bench`, where it is built.
+parameters have the official names.
 
   cuda  125M in bfloat16 autocast with float32 weights, 200 steps on 4 × 4096 tokens
-  cpu   two layers in float32, 20 steps on 2 × 72 tokens; the official kernels in Triton's interpreter (tools/official_fox.py: what is replaced)
+  cpu   two layers in float32, 20 steps on 2 × 72 tokens; the official kernels in Triton's interpreter (tools/official_fox.py: what is replaced).
+        Where `lethe` is built: its model with the official weights and as many steps, and the official model with weights that it exported
 
 Judged against rounding. Exact is our model in float32 (cuda) or float64 (cpu). The distance of theirs to it may be at most twice that of ours, and
 the scale's floor more: relative for a gradient, nats for the loss. Then both train on the same eight random batches with AdamW from the same weights;
@@ -33,6 +34,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from compare_training import mlp_width
+from loss_curves import WARM_UP, in_groups
 from official_fox import ON_THE_CPU, Missing, expect, import_official, official_model
 from report.files import write_whole
 from report.markdown import commit_words
@@ -40,7 +42,7 @@ from report.markdown import commit_words
 ROOT = Path(__file__).resolve().parents[1]
 ARCHITECTURES = {"fox-llama": "FoX (LLaMA)", "fox-pro": "FoX (Pro)"}
 AT_MOST = 2.0  # times our own distance
-LEARNING_RATE, BATCHES = 1e-3, 8
+LEARNING_RATE, BATCHES, EXPORT_STEPS = 1e-3, 8, 20
 WIDEST = 768  # where matrices begin with a deviation of 0.02; narrower models have more, for products of the same size
 
 
@@ -95,18 +97,22 @@ class Rivals:
     """Ours, the exact one and theirs with the same weights."""
 
     def __init__(self, options, architecture):
-        self.torch, self.fox, theirs = import_all(options)
-        self.device, self.scale, self.seed = options.device, options.scale, options.seed
+        self.torch, self.fox, self.official = import_all(options)
+        self.device, self.scale, self.seed, self.architecture = options.device, options.scale, options.seed, architecture
         scale, pro = options.scale, architecture == "fox-pro"
         config = self.fox.Config(scale.vocabulary, scale.layers, scale.width, scale.heads, mlp_width(scale.width, pro), pro)
         self.torch.manual_seed(options.seed)
         self.ours = self.start(self.fox.LanguageModel(config)).to(self.device)
         self.exact = self.fox.LanguageModel(config).to(self.device, self.torch.float32 if self.device == "cuda" else self.torch.float64)
-        self.theirs = official_model(theirs, pro, scale.vocabulary, scale.layers, scale.width, scale.heads).to(self.device).train()
+        self.theirs = self.official_of(scale.vocabulary)
         found = unlike(shapes(self.ours), shapes(self.theirs))
         expect(not found, f"the official names and shapes in {architecture}", "; ".join(found[:3]))
         for model in (self.exact, self.theirs):
             model.load_state_dict(self.ours.state_dict())
+
+    def official_of(self, vocabulary):
+        of = self.scale
+        return official_model(self.official, self.architecture == "fox-pro", vocabulary, of.layers, of.width, of.heads).to(self.device).train()
 
     def start(self, model):
         """Norms and biases unlike one another: equal ones would hide another's in their place."""
@@ -118,17 +124,19 @@ class Rivals:
                     parameter.add_(self.torch.randn_like(parameter), alpha=0.1)
         return model
 
-    def text(self, step):
+    def text(self, step, vocabulary=None):
         generator = self.torch.Generator().manual_seed(1000 * self.seed + step)
-        return self.torch.randint(self.scale.vocabulary, (self.scale.sequences, self.scale.length + 1), generator=generator)
+        return self.torch.randint(vocabulary or self.scale.vocabulary, (self.scale.sequences, self.scale.length + 1), generator=generator)
 
     def batch(self, step):
-        text = self.text(step).to(self.device)
-        return text[:, :-1].contiguous(), text[:, 1:].contiguous()
+        return self.shifted(self.text(step))
+
+    def shifted(self, text):
+        return text[:, :-1].contiguous().to(self.device), text[:, 1:].contiguous().to(self.device)
 
     def loss(self, model, tokens, labels):
         with self.torch.autocast(self.device, self.torch.bfloat16, enabled=self.device == "cuda" and model is not self.exact):
-            return (model(tokens, labels=labels).loss if model is self.theirs else model.losses(tokens, labels)).mean()
+            return (model.losses(tokens, labels) if isinstance(model, self.fox.LanguageModel) else model(tokens, labels=labels).loss).mean()
 
     def gradients(self, model):
         """The first batch's loss, and every parameter's gradient."""
@@ -180,33 +188,72 @@ def gradients_of_another_epsilon(rivals):
         rivals.fox.rms_norm = true
 
 
-def compare_suite(rivals, options, architecture, once):
-    """The suite's own model with the same weights and batch: its loss and gradient norm beside theirs. None where it is not built."""
-    program = options.build / "bin/lethe"
-    if rivals.device != "cpu" or not program.is_file():
-        return None
-    from safetensors.torch import save_file
+class Suite:
+    """The suite's own model, the program `lethe`, beside theirs."""
 
-    scale = rivals.scale
-    with tempfile.TemporaryDirectory() as folder:
-        weights = f"{folder}/weights.safetensors"
-        save_file(dict(rivals.theirs.state_dict(), text=rivals.text(0)), weights)
-        command = [program, "bench", "--serve", "--architecture", architecture, "--layers", scale.layers, "--width", scale.width, "--heads",
-                   scale.heads, "--context", scale.length, "--batch-tokens", scale.sequences * scale.length, "--weights", weights,
-                   "--set", f"vocabulary={scale.vocabulary}"]
-        run = subprocess.run(list(map(str, command)), input="", capture_output=True, text=True)
-    expect(run.returncode == 0, "lethe bench to read the official model's weights", (run.stderr.strip().splitlines() or ["no message"])[-1])
-    found = json.loads(run.stdout.removeprefix("ready "))
-    loss, norm = found["loss"] - once["loss"]["theirs"], found["gradient_norm"] / once["their_gradient_norm"] - 1
-    return {"loss": found["loss"], "gradient_norm": found["gradient_norm"], "loss_apart": loss, "gradient_norm_apart": norm,
-            "apart": not max(abs(loss), abs(norm)) <= AT_MOST * scale.floor}
+    def __init__(self, rivals, program):
+        self.rivals, self.program = rivals, program
+
+    def run(self, *arguments, orders=""):
+        call = list(map(str, (self.program, "--threads", 1, *arguments)))
+        run = subprocess.run(call, input=orders, capture_output=True, text=True)
+        expect(run.returncode == 0, f"lethe {arguments[0]} to end well", (run.stderr.strip().splitlines() or ["no message"])[-1])
+        return run.stdout
+
+    def sizes(self):
+        of = self.rivals.scale
+        return ("--architecture", self.rivals.architecture, "--layers", of.layers, "--width", of.width, "--heads", of.heads, "--context", of.length,
+                "--batch-tokens", of.sequences * of.length, "--set", "mlp_multiple=256")
+
+    def bench(self, state, text, folder, orders=""):
+        """What it says of these weights and texts: loss and gradient norm, then a line an order."""
+        from safetensors.torch import save_file
+
+        save_file(dict(state, text=text), f"{folder}/weights.safetensors")
+        vocabulary = state["lm_head.weight"].shape[0]
+        said = self.run("bench", "--serve", *self.sizes(), "--weights", f"{folder}/weights.safetensors", "--learning-rate", LEARNING_RATE,
+                        "--set", f"vocabulary={vocabulary}", orders=orders)
+        return [json.loads(line.removeprefix("ready ")) for line in said.splitlines()]
+
+    def exported(self, folder):
+        """The weights of a model that it trained on this checkout's README, under the names that it exports."""
+        from safetensors.torch import load_file
+
+        tokens = EXPORT_STEPS * self.rivals.scale.sequences * self.rivals.scale.length
+        trained = self.run("--root", folder, "train", ROOT / "README.md", *self.sizes(), "--tokens", tokens, "--sample", 0).splitlines()[-1]
+        self.run("--root", folder, "export", trained, "--output", f"{folder}/model.safetensors")
+        return load_file(f"{folder}/model.safetensors")
+
+    def compare(self, once):
+        """Theirs in ours, the batch of `once`; then ours, exported, in theirs."""
+        rivals = self.rivals
+        with tempfile.TemporaryDirectory() as folder:
+            (imported,) = self.bench(rivals.theirs.state_dict(), rivals.text(0), folder)
+            state = self.exported(folder)
+            model = rivals.official_of(len(state["lm_head.weight"]))
+            model.load_state_dict(state)  # all names and shapes, or an error
+            text = rivals.text(0, len(state["lm_head.weight"]))
+            (exported,) = self.bench(state, text, folder)
+        differences = {"loss": imported["loss"] - once["loss"]["theirs"],
+                       "gradient_norm": imported["gradient_norm"] / once["their_gradient_norm"] - 1,
+                       "exported_loss": exported["loss"] - rivals.loss(model, *rivals.shifted(text)).item()}
+        return {"loss": imported["loss"], "gradient_norm": imported["gradient_norm"], "exported_loss": exported["loss"], "differences": differences,
+                "apart": any(is_apart(0.0, abs(one), rivals.scale.floor) for one in differences.values())}
+
+    def course(self, steps):
+        """The losses of its steps from our start; the first are before it is ready, and None."""
+        texts = self.rivals.torch.cat([self.rivals.text(step) for step in range(BATCHES)])
+        with tempfile.TemporaryDirectory() as folder:
+            _, losses = self.bench(self.rivals.ours.state_dict(), texts, folder, f"losses {steps - WARM_UP}\n")
+        return [None] * WARM_UP + losses
 
 
-def train_both(rivals, steps):
-    courses = {}
+def train_both(rivals, steps, suite):
+    """The losses of ours and theirs, and of the suite's own model where it is built; theirs to the others."""
+    courses = {"lethe": suite.course(steps)} if suite and steps > WARM_UP else {}
     for name in ("ours", "theirs"):
         model, losses = getattr(rivals, name), []
-        optimizer = rivals.torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.1)
+        optimizer = rivals.torch.optim.AdamW(in_groups(model), lr=LEARNING_RATE, betas=(0.9, 0.95))
         for step in range(steps):
             optimizer.zero_grad()
             loss = rivals.loss(model, *rivals.batch(step % BATCHES))  # eight batches: a loss that falls
@@ -215,13 +262,14 @@ def train_both(rivals, steps):
             optimizer.step()
             losses.append(loss.item())
         courses[name] = losses
-    apart = largest_difference(courses["ours"], courses["theirs"], rivals.scale.window)
-    return {"losses": courses, "at_most": apart, "apart": not apart <= rivals.scale.courses}
+    theirs = courses["theirs"]
+    at_most = {name: largest_difference(course, theirs, rivals.scale.window) for name, course in courses.items() if name != "theirs"}
+    return {"losses": courses, "at_most": at_most, "apart": any(not apart <= rivals.scale.courses for apart in at_most.values())}
 
 
 def largest_difference(ours, theirs, window):
-    """Of the means of every `window` steps; NaN where one is."""
-    apart = [a - b for a, b in zip(ours, theirs, strict=True)]
+    """Of the means of every `window` steps, without those that are None; NaN where one is."""
+    apart = [a - b for a, b in zip(ours, theirs, strict=True) if a is not None]
     windows = [apart[first:first + window] for first in range(0, len(apart), window)]
     return math.nan if any(map(math.isnan, apart)) else max(abs(sum(one) / len(one)) for one in windows)
 
@@ -242,6 +290,7 @@ def certificate(options):
     machine = {"processor": processor(), "cores": os.cpu_count()} | ({"gpu": torch.cuda.get_device_name()} if options.device == "cuda" else {})
     return {"commit": os.environ.get("LETHE_COMMIT") or said(ROOT, "rev-parse", "HEAD") or "unknown",
             "dirty": None if changes is None else bool(changes), "peer": said(options.peer, "rev-parse", "HEAD") or "unknown",
+            "built": built.read_text().strip() if (built := options.build / "bin/lethe.commit").is_file() else None,
             "command_line": " ".join(["tools/parity.py", *sys.argv[1:]]),
             "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"), "machine": machine, "device": options.device,
             "versions": {name: importlib.metadata.version(name) for name in ("torch", "triton", "transformers")}, "seed": options.seed,
@@ -276,12 +325,15 @@ def page(result):
         row("gradients beyond it with ten times our epsilon",
             lambda one: f"{len(one['once']['found_with_another_epsilon'])} of {len(one['once']['gradients'])}")
     if all(one["suite"] for one in found):
-        row("loss, `lethe bench` less official (nats)", lambda one: f"{one['suite']['loss_apart']:+.1e}")
-        row("gradient norm, `lethe bench` over official − 1", lambda one: f"{one['suite']['gradient_norm_apart']:+.1e}")
+        row("loss of `lethe` less official (nats)", lambda one: f"{one['suite']['differences']['loss']:+.1e}")
+        row("gradient norm of `lethe` over official, − 1", lambda one: f"{one['suite']['differences']['gradient_norm']:+.1e}")
+        row("loss of a model that `lethe` exported, less official", lambda one: f"{one['suite']['differences']['exported_loss']:+.1e}")
     row(f"loss over {scale['steps']} steps, official", lambda one: course(one, "theirs"))
     row(f"loss over {scale['steps']} steps, ours", lambda one: course(one, "ours"))
-    row("losses of a step at most apart" if scale["window"] == 1 else f"means of {scale['window']} steps at most apart",
-        lambda one: f"{one['training']['at_most']:.1e}")
+    means = "losses of a step" if scale["window"] == 1 else f"means of {scale['window']} steps"
+    for name, title in (("ours", ""), ("lethe", " of `lethe`")):
+        if all(name in one["training"]["at_most"] for one in found):
+            row(f"{means}{title} at most apart", lambda one, name=name: f"{one['training']['at_most'][name]:.1e}")
     lines = [f"# Parity with the official code, on {'the CPU' if on_cpu else 'one GPU'}", "",
              f"`{result['command_line']}` at commit {commit_words(result['commit'], result['dirty'])}, {result['date'][:10]}, "
              f"{result['machine'].get('gpu', result['machine']['processor'])}; zhixuan-lin/forgetting-transformer at {result['peer'][:7]}; "
@@ -299,8 +351,9 @@ def page(result):
 def compare(options, architecture):
     rivals = Rivals(options, architecture)
     once = compare_once(rivals)
-    suite = compare_suite(rivals, options, architecture, once)
-    return {"once": once, "suite": suite, "training": train_both(rivals, options.scale.steps)}
+    program = options.build / "bin/lethe"
+    suite = Suite(rivals, program) if options.device == "cpu" and program.is_file() else None
+    return {"once": once, "suite": suite and suite.compare(once), "training": train_both(rivals, options.scale.steps, suite)}
 
 
 def faults(found):
@@ -330,7 +383,8 @@ def main():
             found = result[architecture] = compare(options, architecture)
             farthest = max(row["between"] for row in found["once"]["gradients"].values())
             print(f"{title}: {len(found['once']['gradients'])} parameters of the official names and shapes; loss {found['once']['loss']}; "
-                  f"gradients at most {farthest:.1e} apart; {options.scale.steps} steps at most {found['training']['at_most']:.1e} nats apart; "
+                  f"gradients at most {farthest:.1e} apart; {options.scale.steps} steps at most "
+                  f"{max(found['training']['at_most'].values()):.1e} nats apart; "
                   f"beyond rounding: {', '.join(faults(found)) or 'nothing'}", flush=True)
     except Missing as error:
         print(f"parity: {error}", file=sys.stderr)

@@ -337,7 +337,8 @@ def page(result):
     lines = [f"# Parity with the official code, on {'the CPU' if on_cpu else 'one GPU'}", "",
              f"`{result['command_line']}` at commit {commit_words(result['commit'], result['dirty'])}, {result['date'][:10]}, "
              f"{result['machine'].get('gpu', result['machine']['processor'])}; zhixuan-lin/forgetting-transformer at {result['peer'][:7]}; "
-             f"{', '.join(' '.join(pair) for pair in result['versions'].items())}; seed {result['seed']}.", "",
+             f"{', '.join(' '.join(pair) for pair in result['versions'].items())}; seed {result['seed']}"
+             f"{'; built of ' + result['built'] if result['built'] else ''}.", "",
              f"The same weights and tokens: {scale['layers']} layers, width {scale['width']}, {scale['heads']} heads, "
              f"{scale['sequences']} × {scale['length']} tokens, {narrow}.", "",
              f"| | {' | '.join(ARCHITECTURES.values())} |", "|---|" + "---|" * len(ARCHITECTURES), *rows, "",

@@ -29,8 +29,13 @@ class Config:
     prune_by_mass: bool = True  # bounds the sum of the pruned weights; else each by the largest, as in the paper
 
 
+def wide(x):
+    """float32 of what is narrower."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 def rms_norm(x, weight, epsilon=1e-6):
-    return F.rms_norm(x.float(), x.shape[-1:], eps=epsilon) * weight
+    return F.rms_norm(wide(x), x.shape[-1:], eps=epsilon) * weight
 
 
 class ShiftedProjection(nn.Module):
@@ -42,8 +47,8 @@ class ShiftedProjection(nn.Module):
 
     def forward(self, x):
         u = self.linear(x).unflatten(-1, (self.shift_proj.out_features, -1))
-        alpha = self.shift_proj(x).float().sigmoid().unsqueeze(-1)
-        return torch.lerp(u.float(), F.pad(u, (0, 0, 0, 0, 1, -1)).float(), alpha).to(u.dtype)
+        alpha = wide(self.shift_proj(x)).sigmoid().unsqueeze(-1)
+        return torch.lerp(wide(u), wide(F.pad(u, (0, 0, 0, 0, 1, -1))), alpha).to(u.dtype)
 
 
 class Weight(nn.Module):
@@ -74,7 +79,7 @@ class Attention(nn.Module):
         if self.config.pro:
             q, k = (rms_norm(u, norm.weight, 1e-5).to(u.dtype) for u, norm in ((q, self.q_norm), (k, self.k_norm)))
         if self.config.forgets:
-            log_forget = F.logsigmoid(self.fgate_proj(x).float())
+            log_forget = F.logsigmoid(wide(self.fgate_proj(x)))
             tolerance, bound = self.config.log_pruning_tolerance, None
             if tolerance is not None and self.config.pro:  # |q·k|/√D ≤ max|γq| max|γk| √D: ACP, Appendix A
                 largest = self.q_norm.weight.detach().abs().max() * self.k_norm.weight.detach().abs().max()
@@ -86,13 +91,13 @@ class Attention(nn.Module):
             o = F.scaled_dot_product_attention(*(u.transpose(1, 2) for u in (q, k, v)), is_causal=True).transpose(1, 2)
         if self.config.pro:
             o = rms_norm(o, self.output_norm.weight.view(heads, -1)).flatten(-2)
-            return self.o_proj((o * self.ogate_proj(x).float().sigmoid()).to(x.dtype))
+            return self.o_proj((o * wide(self.ogate_proj(x)).sigmoid()).to(x.dtype))
         return self.o_proj(o.flatten(-2))
 
 
 def rotated(x, rotation):
     """(x_i, x_{i+D/2}) by the angle t·base^(−2i/D): RoPE in the NeoX layout."""
-    (a, b), (cosine, sine) = x.float().chunk(2, -1), rotation
+    (a, b), (cosine, sine) = wide(x).chunk(2, -1), rotation
     return torch.cat([a * cosine - b * sine, b * cosine + a * sine], -1).to(x.dtype)
 
 
@@ -106,7 +111,7 @@ class Block(nn.Module):
 
     def forward(self, x, rotation, dtype):
         x = x + self.attn(rms_norm(x, self.attn_norm.weight).to(dtype), rotation)
-        gate, up = self.mlp.gate_proj(rms_norm(x, self.mlp_norm.weight).to(dtype)).float().chunk(2, -1)
+        gate, up = wide(self.mlp.gate_proj(rms_norm(x, self.mlp_norm.weight).to(dtype))).chunk(2, -1)
         return x + self.mlp.down_proj((F.silu(gate) * up).to(dtype))
 
 
@@ -125,9 +130,9 @@ class LanguageModel(nn.Module):
         dim = self.config.width // self.config.heads
         frequency = self.config.rope_base ** (-torch.arange(0, dim, 2, device=tokens.device, dtype=torch.float64) / dim)
         angle = torch.outer(torch.arange(tokens.shape[1], device=tokens.device, dtype=torch.float64), frequency).unsqueeze(1)
-        rotation = angle.cos().float(), angle.sin().float()
-        dtype = torch.get_autocast_dtype(tokens.device.type) if torch.is_autocast_enabled(tokens.device.type) else torch.float32
+        dtype = torch.get_autocast_dtype(tokens.device.type) if torch.is_autocast_enabled(tokens.device.type) else self.lm_head.weight.dtype
         x = self.model.embeddings(tokens)
+        rotation = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
         for layer in self.model.layers:
             x = layer(x, rotation, dtype)
         return rms_norm(x, self.model.norm.weight).to(dtype)
@@ -137,4 +142,4 @@ class LanguageModel(nn.Module):
 
     def losses(self, tokens, labels):
         """Cross entropy of every position, nats; labels are already shifted."""
-        return F.cross_entropy(self(tokens).float().flatten(0, 1), labels.flatten(), reduction="none").view_as(labels)
+        return F.cross_entropy(wide(self(tokens)).flatten(0, 1), labels.flatten(), reduction="none").view_as(labels)

@@ -10,7 +10,7 @@ import subprocess
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Callable, Optional
+from typing import Callable, Iterable, Optional
 
 SPLITS = ("train", "valid", "test")
 NAMED = ("bible", "headers")
@@ -163,10 +163,14 @@ def files_below(folder: Path) -> tuple[list[Path], Counter]:
 
 
 def split_by_index(corpus: Corpus, index: Path) -> Corpus:
-    """Keeps the documents that INDEX.csv gives to a split; it may list more files, and splits for other uses."""
+    """Keeps the documents that INDEX.csv gives to a split; it may list more files, and splits for other uses.
+
+    A column sha256 names the text of each: one that is absent or has another hash is refused.
+    """
     if (size := index.stat().st_size) > LARGEST_INDEX:
         raise WrongCall(f"{index}: expected at most {LARGEST_INDEX} bytes, found {size}")
     split_of: dict[str, str] = {}
+    digests: dict[str, str] = {}
     try:
         with index.open(newline="", encoding="utf-8-sig") as stream:
             rows = csv.DictReader(stream)
@@ -176,11 +180,18 @@ def split_by_index(corpus: Corpus, index: Path) -> Corpus:
                 name, split = row["file"] or "", row["split"] or ""
                 if split_of.setdefault(name, split) != split:
                     raise WrongCall(f"{index}: expected one split of {name}, found {split_of[name]} and {split}")
+                if split in SPLITS and (digest := row.get("sha256")):
+                    digests[name] = digest
     except (csv.Error, UnicodeDecodeError) as error:
         raise WrongCall(f"{index}: expected CSV in UTF-8, found {error}") from error
+    names = {d.name for d in corpus.documents}
+    if absent := sorted(digests.keys() - names):
+        raise WrongCall(f"{index}: expected {absent[0]} with the SHA-256 {digests[absent[0]]}, found none")
     for document in corpus.documents:
         document.split = split_of.get(document.name, "")
-    names = {d.name for d in corpus.documents}
+        if digest := digests.get(document.name):
+            document.read = only_with(digest, document.name, document.read)
+            document.stamp += f" {digest}"
     corpus.left_out.update({
         "files that INDEX.csv lacks": len(names - split_of.keys()),
         "files of other splits": sum(d.name in split_of and d.split not in SPLITS for d in corpus.documents),
@@ -190,6 +201,24 @@ def split_by_index(corpus: Corpus, index: Path) -> Corpus:
     corpus.documents = [d for d in corpus.documents if d.split in SPLITS]
     corpus.origin["index_sha256"] = sha256_of(index)
     return corpus
+
+
+def only_with(digest: str, name: str, read: Callable[[], bytes]) -> Callable[[], bytes]:
+    """A reading that refuses a text with another hash."""
+
+    def checked() -> bytes:
+        text = read()
+        if (found := hashlib.sha256(text).hexdigest()) != digest:
+            raise WrongCall(f"{name}: expected the SHA-256 {digest} of INDEX.csv, found {found}")
+        return text
+
+    return checked
+
+
+def write_index(folder: Path, rows: Iterable[tuple[str, str, str]]) -> None:
+    """INDEX.csv of a corpus whose texts are known: file, split, hash."""
+    with (folder / "INDEX.csv").open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file, lineterminator="\n").writerows([("file", "split", "sha256"), *rows])
 
 
 def file_documents(base: Path, files: list[Path]) -> list[Document]:

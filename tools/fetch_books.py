@@ -3,10 +3,11 @@
 
 usage: tools/fetch_books.py FOLDER [--from LOCAL] [--index experiments/data/books.csv]
 
-The index has a row a book: source (owner/name@commit), path, the lines that are kept of the text as it is normalised here, SHA-256, bytes and split. A file is
-fetched from https://raw.githubusercontent.com/OWNER/NAME/COMMIT/PATH, or read from LOCAL/OWNER/NAME/PATH (clones), decoded, brought to line feeds without blanks
-at the ends of lines and with at most three empty lines in a row, and cut to its lines: what is left out is the header and footer of the edition. A book that is in
-FOLDER with its hash is not fetched again. A book with another hash is named and not written, and the exit status is 1. FOLDER gets INDEX.csv with the splits:
+The index has a row a book: source (owner/name@commit), path, the lines that are kept of the text as it is normalised here, SHA-256, bytes and split. A
+file is fetched from https://raw.githubusercontent.com/OWNER/NAME/COMMIT/PATH, or read from LOCAL/OWNER/NAME/PATH (clones), decoded, brought to line
+feeds without blanks at the ends of lines and with at most three empty lines in a row, and cut to its lines: what is left out is the header and footer of
+the edition. A book that is in FOLDER with its hash is not fetched again. A book with another hash is named and not written, and the exit status is 1.
+FOLDER gets INDEX.csv with splits and hashes, which `lethe data` holds a text to:
 
   tools/fetch_books.py books && build/cpu/bin/lethe data prepare books --tokenizer gpt2 --gpt2-files gpt2
 """
@@ -22,6 +23,8 @@ import sys
 import urllib.error
 import urllib.request
 from pathlib import Path
+
+from corpora import write_index
 
 ROOT = Path(__file__).resolve().parent.parent
 COLUMNS = ["file", "source", "path", "first_line", "last_line", "sha256", "bytes", "split", "title", "author"]
@@ -112,9 +115,7 @@ def main():
 
     with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
         list(pool.map(attempt, rows))
-    with open(options.folder / "INDEX.csv", "w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerows([["file", "split"], *([row["file"], row["split"]] for row in rows)])
+    write_index(options.folder, ((row["file"], row["split"], row["sha256"]) for row in rows))
     for line in sorted(faults):
         print(f"fetch_books: {line}", file=sys.stderr)
     print(f"{len(rows) - len(faults)} of {len(rows)} books in {options.folder}")

@@ -50,13 +50,18 @@ def fused(options, case, weights):
     return json.loads(run.stdout.splitlines()[1])
 
 
+def in_groups(model):
+    """Parameters as the suite's AdamW has them: matrices alone decay."""
+    matrices = [parameter for parameter in model.parameters() if parameter.dim() == 2]
+    others = [parameter for parameter in model.parameters() if parameter.dim() != 2]
+    return [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
+
+
 def composed(torch, options, model, text):
     device = options.device
     model.to(device)
     batches = [(one[:, :-1].contiguous().to(device), one[:, 1:].contiguous().to(device)) for one in text.chunk(BATCHES)]
-    matrices = [parameter for parameter in model.parameters() if parameter.dim() == 2]
-    others = [parameter for parameter in model.parameters() if parameter.dim() != 2]
-    optimizer = torch.optim.AdamW([{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}], lr=LEARNING_RATE, betas=(0.9, 0.95))
+    optimizer = torch.optim.AdamW(in_groups(model), lr=LEARNING_RATE, betas=(0.9, 0.95))
     losses = []
     for step in range(WARM_UP + options.steps):
         with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):

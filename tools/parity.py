@@ -1,45 +1,81 @@
 #!/usr/bin/env python3
-"""Parity with the official code on one GPU: the same weights and batch, loss and gradients; then training steps of both from one start.
+"""Parity with the official code: its names and shapes, loss and gradients of one batch, then training steps of both from one start.
 
-usage: tools/parity.py [--peer .peers/forgetting-transformer] [--build build/cuda] [--steps 200] [--length 4096] [--output FILE.json]
+usage: tools/parity.py [--device cuda|cpu] [--peer FOLDER] [--build build/DEVICE] [--steps N] [--length N] [--seed 0] [--output FILE.json]
 
-  git clone https://github.com/zhixuan-lin/forgetting-transformer .peers/forgetting-transformer     # 883f260; it needs triton, transformers, einops, pytest
+  git clone https://github.com/zhixuan-lin/forgetting-transformer .peers/forgetting-transformer
+  tools/parity.py --device cpu --output results/MACHINE/official_parity.json     # some minutes; a page beside it
 
-Both are 125M FoX models in bfloat16 autocast with float32 weights: theirs in their Triton kernels, ours in examples/fox.py on this suite's operator, whose
-parameters have the official names. Judged against the noise of bfloat16: the distance of theirs to a float32 run of ours on the same weights may be at most twice
-that of ours in bfloat16, and 0.001 more; for the loss, nats. Then both train on the same random batches with AdamW from the same weights; the
-losses of each step are written, and the two courses may differ by at most 0.02 nats in the mean of the last 20 steps.
+The official code is that of commit 883f260; it needs triton, transformers, einops and pytest. Ours is examples/fox.py on this suite's operator, whose
+parameters have the official names.
+
+  cuda  125M in bfloat16 autocast with float32 weights, 200 steps on 4 × 4096 tokens
+  cpu   two layers in float32, 20 steps on 2 × 72 tokens; the official kernels in Triton's interpreter (tools/official_fox.py: what is replaced).
+        Where `lethe` is built: its model with the official weights and as many steps, and the official model with weights that it exported
+
+Judged against rounding. Exact is our model in float32 (cuda) or float64 (cpu). The distance of theirs to it may be at most twice that of ours, and
+the scale's floor more: relative for a gradient, nats for the loss. Then both train on the same eight random batches with AdamW from the same weights;
+means of a window of steps may be at most `courses` nats apart. On the CPU the same comparison must find our norms with ten times their epsilon.
 
 Exit status: 0 equal, 1 not, 2 where something is missing; the one line says what.
 """
 import one_line_errors  # noqa: F401  (first: an error is one line)
 
 import argparse
+import datetime
+import importlib.metadata
 import json
+import math
+import os
 import subprocess
 import sys
+import tempfile
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from official_fox import Missing, expect, import_official, official_model
+from compare_training import mlp_width
+from loss_curves import WARM_UP, in_groups
+from official_fox import ON_THE_CPU, Missing, expect, import_official, official_model
+from report.files import write_whole
+from report.markdown import commit_words
 
 ROOT = Path(__file__).resolve().parents[1]
-VOCABULARY, LAYERS, WIDTH, HEADS, SEQUENCES = 50257, 12, 768, 12, 4
-AT_MOST, FLOOR = 2.0, 1e-3  # times our own distance in bfloat16; relative, or nats
-LAST, COURSES = 20, 0.02  # steps, nats
+ARCHITECTURES = {"fox-llama": "FoX (LLaMA)", "fox-pro": "FoX (Pro)"}
+AT_MOST = 2.0  # times our own distance
+LEARNING_RATE, BATCHES, EXPORT_STEPS = 1e-3, 8, 20
+WIDEST = 768  # where matrices begin with a deviation of 0.02; narrower models have more, for products of the same size
+
+
+@dataclass
+class Scale:
+    vocabulary: int
+    layers: int
+    width: int
+    heads: int
+    sequences: int
+    length: int
+    steps: int
+    floor: float    # relative, or nats
+    window: int     # steps
+    courses: float  # nats
+
+
+SCALES = {"cuda": Scale(50257, 12, 768, 12, 4, 4096, 200, floor=1e-3, window=20, courses=0.02),
+          "cpu": Scale(500, 2, 128, 2, 2, 72, 20, floor=1e-5, window=1, courses=1e-4)}
 
 
 def find_library(build):
     libraries = sorted(build.rglob("liblethe_torch.so"))
-    expect(libraries, f"liblethe_torch.so below {build}", "none (tools/setup --cuda, then cmake --workflow --preset cuda)")
+    expect(libraries, f"liblethe_torch.so below {build}", "none (tools/setup, then cmake --workflow --preset cpu, or cuda)")
     return libraries[0]
 
 
 def import_all(options):
     """torch, our model's module and theirs."""
-    theirs = import_official(options.peer)
     import torch
 
-    expect(torch.cuda.is_available(), "a CUDA GPU", "none")
+    expect(options.device == "cpu" or torch.cuda.is_available(), "a CUDA GPU", "none (--device cpu is smaller and needs none)")
+    theirs = import_official(options.peer, options.device)
     torch.ops.load_library(str(find_library(options.build)))
     sys.path.insert(0, str(ROOT / "examples"))
     import fox
@@ -47,103 +83,320 @@ def import_all(options):
     return torch, fox, theirs
 
 
+def shapes(model):
+    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+
+
+def unlike(ours, theirs):
+    """A line a name that one of two has alone, or with another shape."""
+    return [f"{name}: ours {ours.get(name, 'none')}, theirs {theirs.get(name, 'none')}"
+            for name in sorted(ours | theirs) if ours.get(name) != theirs.get(name)]
+
+
 class Rivals:
-    """Ours and theirs with the same weights."""
+    """Ours, the exact one and theirs with the same weights."""
 
     def __init__(self, options, architecture):
-        self.torch, fox, theirs = import_all(options)
-        pro = architecture == "fox-pro"
-        self.torch.manual_seed(0)
-        config = fox.Config(VOCABULARY, LAYERS, WIDTH, HEADS, 1792 if pro else 2048, pro)
-        self.ours, self.exact = fox.LanguageModel(config).cuda(), fox.LanguageModel(config).cuda()
-        self.theirs = official_model(theirs, pro, VOCABULARY, LAYERS, WIDTH, HEADS).cuda()
-        state = self.ours.state_dict()
-        self.exact.load_state_dict(state)
-        names = set(self.theirs.state_dict())
-        expect(names == set(state), "the same parameter names", f"only ours {sorted(set(state) - names)[:3]}, only theirs {sorted(names - set(state))[:3]}")
-        self.theirs.load_state_dict(state)
-        self.theirs.train()
+        self.torch, self.fox, self.official = import_all(options)
+        self.device, self.scale, self.seed, self.architecture = options.device, options.scale, options.seed, architecture
+        scale, pro = options.scale, architecture == "fox-pro"
+        config = self.fox.Config(scale.vocabulary, scale.layers, scale.width, scale.heads, mlp_width(scale.width, pro), pro)
+        self.torch.manual_seed(options.seed)
+        self.ours = self.start(self.fox.LanguageModel(config)).to(self.device)
+        self.exact = self.fox.LanguageModel(config).to(self.device, self.torch.float32 if self.device == "cuda" else self.torch.float64)
+        self.theirs = self.official_of(scale.vocabulary)
+        found = unlike(shapes(self.ours), shapes(self.theirs))
+        expect(not found, f"the official names and shapes in {architecture}", "; ".join(found[:3]))
+        for model in (self.exact, self.theirs):
+            model.load_state_dict(self.ours.state_dict())
 
-    def batch(self, step, length):
-        generator = self.torch.Generator().manual_seed(step)
-        text = self.torch.randint(VOCABULARY, (SEQUENCES, length + 1), generator=generator).cuda()
-        return text[:, :-1].contiguous(), text[:, 1:].contiguous()
+    def official_of(self, vocabulary):
+        of = self.scale
+        return official_model(self.official, self.architecture == "fox-pro", vocabulary, of.layers, of.width, of.heads).to(self.device).train()
+
+    def start(self, model):
+        """Norms and biases unlike one another: equal ones would hide another's in their place."""
+        with self.torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.dim() == 2:
+                    parameter.mul_(math.sqrt(WIDEST / self.scale.width))
+                else:
+                    parameter.add_(self.torch.randn_like(parameter), alpha=0.1)
+        return model
+
+    def text(self, step, vocabulary=None):
+        generator = self.torch.Generator().manual_seed(1000 * self.seed + step)
+        return self.torch.randint(vocabulary or self.scale.vocabulary, (self.scale.sequences, self.scale.length + 1), generator=generator)
+
+    def batch(self, step):
+        return self.shifted(self.text(step))
+
+    def shifted(self, text):
+        return text[:, :-1].contiguous().to(self.device), text[:, 1:].contiguous().to(self.device)
 
     def loss(self, model, tokens, labels):
-        if model is self.exact:
-            return model.losses(tokens, labels).mean()
-        with self.torch.autocast("cuda", self.torch.bfloat16):
-            return (model(tokens, labels=labels).loss if model is self.theirs else model.losses(tokens, labels)).mean()
+        with self.torch.autocast(self.device, self.torch.bfloat16, enabled=self.device == "cuda" and model is not self.exact):
+            return (model.losses(tokens, labels) if isinstance(model, self.fox.LanguageModel) else model(tokens, labels=labels).loss).mean()
 
-    def gradients(self, model, tokens, labels):
+    def gradients(self, model):
+        """The first batch's loss, and every parameter's gradient."""
         model.zero_grad()
-        loss = self.loss(model, tokens, labels)
+        loss = self.loss(model, *self.batch(0))
         loss.backward()
-        return loss.item(), {name: parameter.grad.double().flatten() for name, parameter in model.named_parameters()}
+        found = {name: parameter.grad.double().flatten() for name, parameter in model.named_parameters()}
+        model.zero_grad()
+        return loss.item(), found
 
 
 def distance(a, b):
     return ((a - b).norm() / b.norm().clamp_min(1e-30)).item()
 
 
-def compare_once(rivals, length):
-    """Loss and every parameter's gradient: theirs to ours, and both to float32."""
-    tokens, labels = rivals.batch(0, length)
-    (our_loss, ours), (their_loss, theirs), (exact_loss, exact) = (rivals.gradients(model, tokens, labels) for model in (rivals.ours, rivals.theirs, rivals.exact))
-    rows = {name: {"between": distance(ours[name], theirs[name]), "ours": distance(ours[name], exact[name]), "theirs": distance(theirs[name], exact[name])}
-            for name in ours}
-    apart = [name for name, row in rows.items() if not row["theirs"] <= AT_MOST * row["ours"] + FLOOR]
-    if not abs(their_loss - exact_loss) <= AT_MOST * abs(our_loss - exact_loss) + FLOOR:
+def is_apart(ours, theirs, floor):
+    """Whether theirs is farther from the exact one than rounding explains. NaN is."""
+    return not theirs <= AT_MOST * ours + floor
+
+
+def compare_once(rivals):
+    """Loss and every parameter's gradient: theirs to ours, and both to the exact one."""
+    our_loss, ours = rivals.gradients(rivals.ours)
+    their_loss, theirs = rivals.gradients(rivals.theirs)
+    exact_loss, exact = rivals.gradients(rivals.exact)
+    rows = {name: {"shape": list(rivals.ours.get_parameter(name).shape), "between": distance(theirs[name], ours[name]),
+                   "ours": distance(ours[name], exact[name]), "theirs": distance(theirs[name], exact[name])} for name in ours}
+    floor = rivals.scale.floor
+    apart = [name for name, row in rows.items() if is_apart(row["ours"], row["theirs"], floor)]
+    if is_apart(abs(our_loss - exact_loss), abs(their_loss - exact_loss), floor):
         apart.append("loss")
-    return {"loss": {"ours": our_loss, "theirs": their_loss, "float32": exact_loss}, "gradients": rows, "apart": apart}
+    norm = math.sqrt(sum(gradient.square().sum().item() for gradient in theirs.values()))
+    found = {"loss": {"ours": our_loss, "theirs": their_loss, "exact": exact_loss}, "their_gradient_norm": norm, "gradients": rows,
+             "apart": apart}
+    if rivals.device == "cpu":
+        other = gradients_of_another_epsilon(rivals)
+        found["found_with_another_epsilon"] = [name for name, row in rows.items()
+                                               if is_apart(row["ours"], distance(theirs[name], other[name]), floor)]
+    return found
 
 
-def train_both(rivals, steps, length):
-    courses = {}
+def gradients_of_another_epsilon(rivals):
+    """Of the exact model where its norms have ten times their epsilon."""
+    true = rivals.fox.rms_norm
+    rivals.fox.rms_norm = lambda x, weight, epsilon=1e-6: true(x, weight, 10 * epsilon)
+    try:
+        return rivals.gradients(rivals.exact)[1]
+    finally:
+        rivals.fox.rms_norm = true
+
+
+class Suite:
+    """The suite's own model, the program `lethe`, beside theirs."""
+
+    def __init__(self, rivals, program):
+        self.rivals, self.program = rivals, program
+
+    def run(self, *arguments, orders=""):
+        call = list(map(str, (self.program, "--threads", 1, *arguments)))
+        run = subprocess.run(call, input=orders, capture_output=True, text=True)
+        expect(run.returncode == 0, f"lethe {arguments[0]} to end well", (run.stderr.strip().splitlines() or ["no message"])[-1])
+        return run.stdout
+
+    def sizes(self):
+        of = self.rivals.scale
+        return ("--architecture", self.rivals.architecture, "--layers", of.layers, "--width", of.width, "--heads", of.heads, "--context", of.length,
+                "--batch-tokens", of.sequences * of.length, "--set", "mlp_multiple=256")
+
+    def bench(self, state, text, folder, orders=""):
+        """What it says of these weights and texts: loss and gradient norm, then a line an order."""
+        from safetensors.torch import save_file
+
+        save_file(dict(state, text=text), f"{folder}/weights.safetensors")
+        vocabulary = state["lm_head.weight"].shape[0]
+        said = self.run("bench", "--serve", *self.sizes(), "--weights", f"{folder}/weights.safetensors", "--learning-rate", LEARNING_RATE,
+                        "--set", f"vocabulary={vocabulary}", orders=orders)
+        return [json.loads(line.removeprefix("ready ")) for line in said.splitlines()]
+
+    def exported(self, folder):
+        """The weights of a model that it trained on this checkout's README, under the names that it exports."""
+        from safetensors.torch import load_file
+
+        tokens = EXPORT_STEPS * self.rivals.scale.sequences * self.rivals.scale.length
+        trained = self.run("--root", folder, "train", ROOT / "README.md", *self.sizes(), "--tokens", tokens, "--sample", 0).splitlines()[-1]
+        self.run("--root", folder, "export", trained, "--output", f"{folder}/model.safetensors")
+        return load_file(f"{folder}/model.safetensors")
+
+    def compare(self, once):
+        """Theirs in ours, the batch of `once`; then ours, exported, in theirs."""
+        rivals = self.rivals
+        with tempfile.TemporaryDirectory() as folder:
+            (imported,) = self.bench(rivals.theirs.state_dict(), rivals.text(0), folder)
+            state = self.exported(folder)
+            model = rivals.official_of(len(state["lm_head.weight"]))
+            model.load_state_dict(state)  # all names and shapes, or an error
+            text = rivals.text(0, len(state["lm_head.weight"]))
+            (exported,) = self.bench(state, text, folder)
+        differences = {"loss": imported["loss"] - once["loss"]["theirs"],
+                       "gradient_norm": imported["gradient_norm"] / once["their_gradient_norm"] - 1,
+                       "exported_loss": exported["loss"] - rivals.loss(model, *rivals.shifted(text)).item()}
+        return {"loss": imported["loss"], "gradient_norm": imported["gradient_norm"], "exported_loss": exported["loss"], "differences": differences,
+                "apart": any(is_apart(0.0, abs(one), rivals.scale.floor) for one in differences.values())}
+
+    def course(self, steps):
+        """The losses of its steps from our start; the first are before it is ready, and None."""
+        texts = self.rivals.torch.cat([self.rivals.text(step) for step in range(BATCHES)])
+        with tempfile.TemporaryDirectory() as folder:
+            _, losses = self.bench(self.rivals.ours.state_dict(), texts, folder, f"losses {steps - WARM_UP}\n")
+        return [None] * WARM_UP + losses
+
+
+def train_both(rivals, steps, suite):
+    """The losses of ours and theirs, and of the suite's own model where it is built; theirs to the others."""
+    courses = {"lethe": suite.course(steps)} if suite and steps > WARM_UP else {}
     for name in ("ours", "theirs"):
-        model = getattr(rivals, name)
-        optimizer = rivals.torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1)
-        losses = []
+        model, losses = getattr(rivals, name), []
+        optimizer = rivals.torch.optim.AdamW(in_groups(model), lr=LEARNING_RATE, betas=(0.9, 0.95))
         for step in range(steps):
-            loss = rivals.loss(model, *rivals.batch(step % 8, length))  # eight batches: a loss that falls
+            optimizer.zero_grad()
+            loss = rivals.loss(model, *rivals.batch(step % BATCHES))  # eight batches: a loss that falls
             loss.backward()
             rivals.torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
-            optimizer.zero_grad()
             losses.append(loss.item())
         courses[name] = losses
-    ends = [sum(course[-LAST:]) / len(course[-LAST:]) for course in courses.values()]
-    return {"losses": courses, "difference_at_the_end": ends[0] - ends[1], "apart": not abs(ends[0] - ends[1]) <= COURSES}
+    theirs = courses["theirs"]
+    at_most = {name: largest_difference(course, theirs, rivals.scale.window) for name, course in courses.items() if name != "theirs"}
+    return {"losses": courses, "at_most": at_most, "apart": any(not apart <= rivals.scale.courses for apart in at_most.values())}
 
 
-def commit_of(folder):
-    found = subprocess.run(["git", "-C", str(folder), "rev-parse", "HEAD"], capture_output=True, text=True)
-    return found.stdout.strip() or "unknown"
+def largest_difference(ours, theirs, window):
+    """Of the means of every `window` steps, without those that are None; NaN where one is."""
+    apart = [a - b for a, b in zip(ours, theirs, strict=True) if a is not None]
+    windows = [apart[first:first + window] for first in range(0, len(apart), window)]
+    return math.nan if any(map(math.isnan, apart)) else max(abs(sum(one) / len(one)) for one in windows)
+
+
+def said(folder, *command):
+    found = subprocess.run(["git", "-C", str(folder), *command], capture_output=True, text=True)
+    return found.stdout.strip() if found.returncode == 0 else None
+
+
+def processor():
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown processor")
+
+
+def certificate(options):
+    torch = sys.modules["torch"]
+    changes = said(ROOT, "status", "--porcelain", "--", ".", ":(exclude)results")
+    machine = {"processor": processor(), "cores": os.cpu_count()} | ({"gpu": torch.cuda.get_device_name()} if options.device == "cuda" else {})
+    return {"commit": os.environ.get("LETHE_COMMIT") or said(ROOT, "rev-parse", "HEAD") or "unknown",
+            "dirty": None if changes is None else bool(changes), "peer": said(options.peer, "rev-parse", "HEAD") or "unknown",
+            "built": built.read_text().strip() if (built := options.build / "bin/lethe.commit").is_file() else None,
+            "command_line": " ".join(["tools/parity.py", *sys.argv[1:]]),
+            "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"), "machine": machine, "device": options.device,
+            "versions": {name: importlib.metadata.version(name) for name in ("torch", "triton", "transformers")}, "seed": options.seed,
+            "scale": asdict(options.scale), "replaced": list(ON_THE_CPU) if options.device == "cpu" else []}
+
+
+def page(result):
+    """The result as Markdown."""
+    scale, on_cpu = result["scale"], result["device"] == "cpu"
+    exact, narrow = ("float64", "float32") if on_cpu else ("float32", "bfloat16")
+    found = [result[name] for name in ARCHITECTURES]
+    rows = []
+
+    def row(title, cell):
+        rows.append(f"| {title} | {' | '.join(str(cell(one)) for one in found)} |")
+
+    def farthest(one, which):
+        return f"{max(row[which] for row in one['once']['gradients'].values()):.1e}"
+
+    def course(one, whose):
+        return " → ".join(f"{one['training']['losses'][whose][step]:.4f}" for step in (0, -1))
+
+    row("parameters, all with the official name and shape", lambda one: len(one["once"]["gradients"]))
+    row("loss, official (nats)", lambda one: f"{one['once']['loss']['theirs']:.7f}")
+    row("loss, ours", lambda one: f"{one['once']['loss']['ours']:.7f}")
+    row(f"loss, ours in {exact}", lambda one: f"{one['once']['loss']['exact']:.7f}")
+    row("farthest gradient, official to ours", lambda one: farthest(one, "between"))
+    row(f"farthest gradient, official to {exact}", lambda one: farthest(one, "theirs"))
+    row(f"farthest gradient, ours to {exact}", lambda one: farthest(one, "ours"))
+    row("beyond rounding", lambda one: ", ".join(one["once"]["apart"]) or "nothing")
+    if on_cpu:
+        row("gradients beyond it with ten times our epsilon",
+            lambda one: f"{len(one['once']['found_with_another_epsilon'])} of {len(one['once']['gradients'])}")
+    if all(one["suite"] for one in found):
+        row("loss of `lethe` less official (nats)", lambda one: f"{one['suite']['differences']['loss']:+.1e}")
+        row("gradient norm of `lethe` over official, − 1", lambda one: f"{one['suite']['differences']['gradient_norm']:+.1e}")
+        row("loss of a model that `lethe` exported, less official", lambda one: f"{one['suite']['differences']['exported_loss']:+.1e}")
+    row(f"loss over {scale['steps']} steps, official", lambda one: course(one, "theirs"))
+    row(f"loss over {scale['steps']} steps, ours", lambda one: course(one, "ours"))
+    means = "losses of a step" if scale["window"] == 1 else f"means of {scale['window']} steps"
+    for name, title in (("ours", ""), ("lethe", " of `lethe`")):
+        if all(name in one["training"]["at_most"] for one in found):
+            row(f"{means}{title} at most apart", lambda one, name=name: f"{one['training']['at_most'][name]:.1e}")
+    lines = [f"# Parity with the official code, on {'the CPU' if on_cpu else 'one GPU'}", "",
+             f"`{result['command_line']}` at commit {commit_words(result['commit'], result['dirty'])}, {result['date'][:10]}, "
+             f"{result['machine'].get('gpu', result['machine']['processor'])}; zhixuan-lin/forgetting-transformer at {result['peer'][:7]}; "
+             f"{', '.join(' '.join(pair) for pair in result['versions'].items())}; seed {result['seed']}"
+             f"{'; built of ' + result['built'] if result['built'] else ''}.", "",
+             f"The same weights and tokens: {scale['layers']} layers, width {scale['width']}, {scale['heads']} heads, "
+             f"{scale['sequences']} × {scale['length']} tokens, {narrow}.", "",
+             f"| | {' | '.join(ARCHITECTURES.values())} |", "|---|" + "---|" * len(ARCHITECTURES), *rows, "",
+             f"A gradient's distance is relative; of all parameters the farthest. Beyond rounding is farther from {exact} than {AT_MOST:g} times our "
+             f"distance and {scale['floor']:g}, and a course more than {scale['courses']:g} nats from ours."]
+    if result["replaced"]:
+        lines += ["", "The official kernels ran in Triton's interpreter. Other than on a GPU:", "", *(f"* {line}" for line in result["replaced"])]
+    return "\n".join(lines) + "\n"
+
+
+def compare(options, architecture):
+    rivals = Rivals(options, architecture)
+    once = compare_once(rivals)
+    program = options.build / "bin/lethe"
+    suite = Suite(rivals, program) if options.device == "cpu" and program.is_file() else None
+    return {"once": once, "suite": suite and suite.compare(once), "training": train_both(rivals, options.scale.steps, suite)}
+
+
+def faults(found):
+    """What of one architecture is not equal."""
+    blind = [] if found["once"].get("found_with_another_epsilon", True) else ["another epsilon, which is not found"]
+    return found["once"]["apart"] + blind + [name for name in ("suite", "training") if (found[name] or {}).get("apart")]
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=SCALES, default="cuda")
     parser.add_argument("--peer", type=Path, default=ROOT / ".peers/forgetting-transformer")
-    parser.add_argument("--build", type=Path, default=ROOT / "build/cuda")
-    parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--length", type=int, default=4096)
-    parser.add_argument("--output", type=Path)
+    parser.add_argument("--build", type=Path, help="default: build/cuda or build/cpu")
+    parser.add_argument("--steps", type=int, help="default: 200, or 20 on the CPU")
+    parser.add_argument("--length", type=int, help="default: 4096, or 72 on the CPU")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--output", type=Path, help="JSON; a page is written beside it")
     options = parser.parse_args()
-    result = {"commit": commit_of(ROOT), "peer": commit_of(options.peer), "length": options.length}
+    options.build = options.build or ROOT / "build" / options.device
+    options.scale = SCALES[options.device]
+    options.scale = replace(options.scale, steps=options.steps or options.scale.steps, length=options.length or options.scale.length)
+    if options.output and not options.output.parent.is_dir():
+        sys.exit(f"parity: --output: expected a file in a folder that exists, found {options.output}")
+    result = {}
     try:
-        for architecture in ("fox-llama", "fox-pro"):
-            rivals = Rivals(options, architecture)
-            result["gpu"] = rivals.torch.cuda.get_device_name()
-            found = result[architecture] = {"once": compare_once(rivals, options.length), "training": train_both(rivals, options.steps, options.length)}
-            worst = max(row["between"] for row in found["once"]["gradients"].values())
-            print(f"{architecture}: loss {found['once']['loss']}, gradients at most {worst:.2e} apart, {options.steps} steps end "
-                  f"{found['training']['difference_at_the_end']:+.4f} nats apart; outside the noise: {found['once']['apart'] or 'nothing'}")
+        for architecture, title in ARCHITECTURES.items():
+            found = result[architecture] = compare(options, architecture)
+            farthest = max(row["between"] for row in found["once"]["gradients"].values())
+            print(f"{title}: {len(found['once']['gradients'])} parameters of the official names and shapes; loss {found['once']['loss']}; "
+                  f"gradients at most {farthest:.1e} apart; {options.scale.steps} steps at most "
+                  f"{max(found['training']['at_most'].values()):.1e} nats apart; "
+                  f"beyond rounding: {', '.join(faults(found)) or 'nothing'}", flush=True)
     except Missing as error:
         print(f"parity: {error}", file=sys.stderr)
         sys.exit(2)
+    result |= certificate(options)
+    for line in result["replaced"]:
+        print(f"on the CPU: {line}")
     if options.output:
-        options.output.write_text(json.dumps(result, indent=1) + "\n")
-    sys.exit(any(result[name]["once"]["apart"] or result[name]["training"]["apart"] for name in ("fox-llama", "fox-pro")))
+        write_whole(options.output, json.dumps(result, indent=1) + "\n")
+        write_whole(options.output.with_suffix(".md"), page(result))
+    sys.exit(any(faults(result[name]) for name in ARCHITECTURES))
 
 
 if __name__ == "__main__":

@@ -47,7 +47,8 @@ class Books(unittest.TestCase):
         self.assertEqual((found.returncode, found.stdout), (0, f"2 of 2 books in {self.root / 'books'}\n"), found.stderr)
         self.assertEqual((self.root / "books/one.txt").read_bytes(), BOOK)
         self.assertEqual((self.root / "books/two.txt").read_bytes(), b"whole\n")
-        self.assertEqual((self.root / "books/INDEX.csv").read_text(), "file,split\none.txt,train\ntwo.txt,valid\n")
+        one, two = (hashlib.sha256(text).hexdigest() for text in (BOOK, b"whole\n"))
+        self.assertEqual((self.root / "books/INDEX.csv").read_text(), f"file,split,sha256\none.txt,train,{one}\ntwo.txt,valid,{two}\n")
 
     def test_one_with_another_hash_is_named_and_not_written(self):
         self.write_index("0" * 64)

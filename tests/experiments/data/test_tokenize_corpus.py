@@ -1,6 +1,7 @@
 """The tokenizer that writes datasets: corpora, splits, shards, its command. Run by ctest, or by hand."""
 
 import contextlib
+import hashlib
 import io
 import json
 import os
@@ -95,6 +96,19 @@ class Splits(InAFolder):
         self.assertEqual(splits, {"a.txt": "test", "b.txt": "train", "c.txt": "valid"})
         expected = {"files that INDEX.csv lacks": 1, "files of other splits": 1, "absent files of INDEX.csv": 1}
         self.assertEqual(corpus.left_out, expected)
+
+    def test_of_an_index_with_hashes_hold_these_texts_alone(self):
+        source = self.write(a=b"a", b=b"b", c=b"c")
+        corpora.write_index(source, [(f"{d}.txt", split, hashlib.sha256(d.encode()).hexdigest()) for d, split in zip("abc", corpora.SPLITS)])
+        place = subject.prepare(corpora.text_of(source), subject.byte_tokenizer(), self.data)
+        self.assertEqual(tokens_of(place, "valid"), [256, ord("b")])
+        self.write(b=b"B")
+        with self.assertRaisesRegex(corpora.WrongCall, "b.txt: expected the SHA-256 3e23.* of INDEX.csv, found df7e"):
+            subject.prepare(corpora.text_of(source), subject.byte_tokenizer(), self.data)
+        self.assertEqual([p.name for p in self.data.iterdir()], [place.name])
+        (source / "b.txt").unlink()
+        with self.assertRaisesRegex(corpora.WrongCall, "INDEX.csv: expected b.txt with the SHA-256 3e23.*, found none"):
+            corpora.text_of(source)
 
     def test_of_a_bad_index_are_refused_with_its_name(self):
         source = self.write(a=b"a")

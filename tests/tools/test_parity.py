@@ -1,0 +1,78 @@
+"""Parity with the official code: what is judged apart, and that examples/fox.py has the names and shapes that a run with the official code found."""
+
+import importlib.util
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+SOURCE = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(SOURCE / "tools"), str(SOURCE / "examples")]
+
+import fox  # noqa: E402
+from compare_training import mlp_width  # noqa: E402
+from official_fox import NEEDS  # noqa: E402
+from parity import ARCHITECTURES, AT_MOST, is_apart, largest_difference, page, shapes, unlike  # noqa: E402
+
+RESULTS = sorted(SOURCE.glob("results/*/official_parity.json"))
+PEER = SOURCE / ".peers/forgetting-transformer"
+LIBRARIES = sorted(Path(os.environ.get("LETHE_BUILD", SOURCE / "build/cpu")).rglob("liblethe_torch.so"))
+
+
+class Judgement(unittest.TestCase):
+    def test_what_is_farther_than_rounding_explains_is_apart(self):
+        self.assertFalse(is_apart(1e-6, AT_MOST * 1e-6, 0.0))
+        self.assertTrue(is_apart(1e-6, AT_MOST * 1.01e-6, 0.0))
+        self.assertFalse(is_apart(0.0, 1e-5, 1e-5))
+        self.assertTrue(is_apart(1e-6, math.nan, 1.0))
+
+    def test_a_name_or_shape_of_one_alone_is_named(self):
+        ours, theirs = {"a": (2,), "b": (3,), "c": (4,)}, {"a": (2,), "b": (3, 1), "d": (5,)}
+        self.assertEqual(unlike(ours, ours), [])
+        self.assertEqual(unlike(ours, theirs), ["b: ours (3,), theirs (3, 1)", "c: ours (4,), theirs none", "d: ours none, theirs (5,)"])
+
+    def test_courses_are_compared_by_the_means_of_their_windows(self):
+        self.assertEqual(largest_difference([1.0, 3.0, 5.0], [3.0, 1.0, 5.5], 2), 0.5)
+        self.assertEqual(largest_difference([1.0, 3.0, 5.0], [3.0, 1.0, 5.5], 1), 2.0)
+        self.assertEqual(largest_difference([None, 3.0, 5.0], [3.0, 1.0, 5.5], 1), 2.0)
+        self.assertTrue(math.isnan(largest_difference([1.0, math.nan], [1.0, 1.0], 2)))
+
+
+class Result(unittest.TestCase):
+    def setUp(self):
+        if not RESULTS:
+            self.skipTest("no results/*/official_parity.json")
+
+    def test_the_example_has_the_official_names_and_shapes(self):
+        for path in RESULTS:
+            result = json.loads(path.read_text())
+            scale = result["scale"]
+            for architecture in ARCHITECTURES:
+                pro = architecture == "fox-pro"
+                config = fox.Config(scale["vocabulary"], scale["layers"], scale["width"], scale["heads"], mlp_width(scale["width"], pro), pro)
+                official = {name: tuple(row["shape"]) for name, row in result[architecture]["once"]["gradients"].items()}
+                self.assertEqual(unlike(shapes(fox.LanguageModel(config)), official), [], f"{path}: {architecture}")
+
+    def test_the_page_is_of_the_result(self):
+        for path in RESULTS:
+            self.assertEqual(path.with_suffix(".md").read_text(), page(json.loads(path.read_text())), path)
+
+
+class Peer(unittest.TestCase):
+    def test_five_steps_beside_the_official_code_are_equal(self):
+        absent = [name for name in NEEDS if not importlib.util.find_spec(name)] + ([] if PEER.is_dir() else [str(PEER)])
+        if absent or not LIBRARIES:
+            self.skipTest(f"absent: {', '.join(absent or ['liblethe_torch.so'])}")
+        with tempfile.TemporaryDirectory() as folder:
+            call = [sys.executable, SOURCE / "tools/parity.py", "--device", "cpu", "--build", LIBRARIES[0].parents[1], "--steps", 5]
+            run = subprocess.run([*map(str, call), "--output", f"{folder}/it.json"], capture_output=True, text=True)
+            self.assertEqual(run.returncode, 0, run.stderr + run.stdout)
+            self.assertTrue(Path(folder, "it.md").is_file())
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -80,12 +80,18 @@ std::vector<Artefact> artefacts_of(const Experiment& experiment, const nlohmann:
 }
 
 /// A statement on a row that has not run yet is open, not out of reach.
-void keep_open(std::vector<Comparison>& comparisons, const std::vector<Run>& not_run) {
+///
+/// returns  whether another is there
+bool keep_open(std::vector<Comparison>& comparisons, const std::vector<Run>& not_run) {
+  bool others = comparisons.empty();
   for (Comparison& comparison : comparisons) {
-    if (std::ranges::count(not_run, comparison.absent_row, &Run::label) == 0) continue;
+    const bool absent = std::ranges::count(not_run, comparison.absent_row, &Run::label) > 0;
+    others |= !absent;
+    if (!absent) continue;
     comparison.out_of_reach.clear();
     comparison.open = comparison.absent_row + " has not run yet";
   }
+  return others;
 }
 
 Judged judge_one(const Experiment& experiment, const Context& context, const std::filesystem::path& models,
@@ -114,7 +120,9 @@ Judged judge_one(const Experiment& experiment, const Context& context, const std
       throw std::invalid_argument("it measures the machine that it runs on: lethe run " + experiment.claim);
     }
     Findings findings = experiment.measure(study);
-    keep_open(findings.comparisons, not_run);
+    if (!keep_open(findings.comparisons, not_run))
+      throw std::invalid_argument("expected the runs of a statement, found those of none; not run: " +
+                                  described(not_run.front()));
     judged.comparisons = findings.comparisons;
     for (const Run& run : not_run) judged.not_run.push_back(described(run));
     write_findings(study, findings, context, dataset, "", judged.not_run);

@@ -15,7 +15,7 @@ std::vector<Run> memory_runs(const nlohmann::json& settings, int64_t vocabulary)
     const auto of_row = runs_of(row, settings, vocabulary, seeds);
     runs.insert(runs.end(), of_row.begin(), of_row.end());
   };
-  for (const char* name : {"FoX (Pro)", "Transformer (Pro)", "FoX (LLaMA)", "Transformer (LLaMA)"})
+  for (const std::string name : settings.at("attention_rows"))
     add(table_3_row(name), whole_number(settings, "seeds"));
   add({kDeltaRule, named_architecture("delta")}, 1);
   ModelConfig local = named_architecture("local");

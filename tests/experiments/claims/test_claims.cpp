@@ -167,9 +167,9 @@ TEST(Runs, AreSharedAmongTheClaimsOfAPaperAtQuickScale) {
       distinct.insert(identity(run));
       ++asked;
     }
-  // Four rows of six seeds, two without positions, and two seeds of the control; for needle and recall four rows of two seeds at a longer
+  // Four rows of six seeds, two without positions, and two seeds of the control; for needle and recall two rows of two seeds at a longer
   // context, and three models more.
-  EXPECT_EQ(distinct.size(), 4u * 6 + 2 + 2 + 4 * 2 + 3);
+  EXPECT_EQ(distinct.size(), 4u * 6 + 2 + 2 + 2 * 2 + 3);
   EXPECT_GT(asked, distinct.size());
 }
 

@@ -80,6 +80,9 @@ Findings measure(const Study& study) {
                      Expectation::within(0)),
           "theory: window", true);
   }
+  if (const std::string reason = study.settings.value("gates_out_of_reach", ""); !reason.empty())
+    for (Comparison& comparison : comparisons)
+      if (comparison.statement.starts_with("FoX")) comparison.out_of_reach = reason;
   state(curves.gap(kUntrained + ": no gap", {{kUntrained, 1}}, lengths.half, Expectation::within(0.01)), "control",
         true);
   return curves.findings;

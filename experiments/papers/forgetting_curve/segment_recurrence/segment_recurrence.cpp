@@ -64,7 +64,8 @@ Findings measure(const Study& study) {
                            .headline = true,
                            .expectation = Expectation::positive(),
                            .measured = mean(falls),
-                           .band = 1.96 * mean(errors)};
+                           .band = 1.96 * mean(errors),
+                           .out_of_reach = study.settings.value("fall_out_of_reach", "")};
   curves.findings.comparisons = {
       falling,
       stated(at("Its copy and LM curves are one at a segment", kLlamaXl, segment, Expectation::within(0.01)),

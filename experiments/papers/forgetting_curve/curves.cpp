@@ -118,6 +118,14 @@ Comparison Curves::gap(const std::string& statement, const std::vector<Term>& te
           .band = std::hypot(band_of_mean(sums), seed_band(terms, length))};
 }
 
+Comparison Curves::control(const std::string& statement, const std::string& variant, int64_t length,
+                           const Expectation& expectation) const {
+  Comparison comparison = gap(statement, {{variant, 1}}, length, expectation);
+  const std::vector<double> repeats = gaps(variant, length);
+  if (!repeats.empty()) comparison.band = band_of_mean(repeats);
+  return comparison;
+}
+
 Comparison Curves::memory(const std::string& statement, const std::string& variant,
                           MemoryLength (*rule)(const ForgettingCurve&), int64_t unit,
                           const Expectation& expectation) const {

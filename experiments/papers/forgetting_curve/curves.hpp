@@ -36,6 +36,10 @@ class Curves {
   Comparison gap(const std::string& statement, const std::vector<Term>& terms, int64_t length,
                  const Expectation& expectation) const;
 
+  /// The same of a model that can't see the copy, whatever its seed: its band is that of the repeats alone.
+  Comparison control(const std::string& statement, const std::string& variant, int64_t length,
+                     const Expectation& expectation) const;
+
   /// A statement on a length of memory over `unit` tokens, the mean over seeds; its band is half of their range.
   Comparison memory(const std::string& statement, const std::string& variant,
                     MemoryLength (*rule)(const ForgettingCurve& curve), int64_t unit,

@@ -76,15 +76,14 @@ Findings measure(const Study& study) {
     state(curves.gap(kTransformerRow + " copies more than " + kLocalRow + at_half,
                      {{kTransformerRow, 1}, {kLocalRow, -1}}, lengths.half, positive),
           "theory: window", true);
-    state(curves.gap(kLocalRow + " copies nothing beyond its windows", {{kLocalRow, 1}}, lengths.half,
-                     Expectation::within(0)),
+    state(curves.control(kLocalRow + " copies nothing beyond its windows", kLocalRow, lengths.half,
+                         Expectation::within(0)),
           "theory: window", true);
   }
   if (const std::string reason = study.settings.value("gates_out_of_reach", ""); !reason.empty())
     for (Comparison& comparison : comparisons)
       if (comparison.statement.starts_with("FoX")) comparison.out_of_reach = reason;
-  state(curves.gap(kUntrained + ": no gap", {{kUntrained, 1}}, lengths.half, Expectation::within(0.01)), "control",
-        true);
+  state(curves.control(kUntrained + ": no gap", kUntrained, lengths.half, Expectation::within(0.01)), "control", true);
   return curves.findings;
 }
 

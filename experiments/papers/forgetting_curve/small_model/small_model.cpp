@@ -40,7 +40,7 @@ Findings measure(const Study& study) {
                         Expectation::positive()),
              source, true),
       stated(robust, source, true),
-      stated(curves.gap("Untrained: no gap", {{"Untrained", 1}}, half / 2, Expectation::within(0.01)), "control", true),
+      stated(curves.control("Untrained: no gap", "Untrained", half / 2, Expectation::within(0.01)), "control", true),
   };
   return curves.findings;
 }

@@ -138,7 +138,7 @@ void measure_model(const Study& study, const Artefact& model, Findings& findings
 
 std::vector<Comparison> comparisons_of(const Study& study, const Scores& scores) {
   const auto [small, large] = sizes_of(study);
-  const Expectation tens{.low = 0.1, .high = 1, .direction = +1}, most{.low = 0.85, .high = 1, .direction = +1};
+  const Expectation tens{.low = 0.1, .direction = +1}, most{.low = 0.85, .direction = +1};
   const double chance = 2.0 / study.settings.at("task").at("vocabulary").get<double>();
   std::vector<Comparison> all;
   // Of the first row over the second; open where the first has not learned the task.

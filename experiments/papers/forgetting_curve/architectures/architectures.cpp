@@ -82,7 +82,7 @@ Findings measure(const Study& study) {
   }
   if (const std::string reason = study.settings.value("gates_out_of_reach", ""); !reason.empty())
     for (Comparison& comparison : comparisons)
-      if (comparison.statement.starts_with("FoX")) comparison.out_of_reach = reason;
+      if (comparison.statement.starts_with("FoX")) comparison.out_of_reach = reason, comparison.headline = false;
   state(curves.control(kUntrained + ": no gap", kUntrained, lengths.half, Expectation::within(0.01)), "control", true);
   return curves.findings;
 }

@@ -2,7 +2,7 @@
 
     import torch
     from fox import Config, LanguageModel
-    torch.ops.load_library("build/cuda/liblethe_torch.so")
+    torch.ops.load_library("build/cuda/lib/liblethe_torch.so")
     model = torch.compile(LanguageModel(Config(vocabulary=50257)).cuda())
     with torch.autocast("cuda", torch.bfloat16):
         losses = model.losses(tokens, labels)      # [B,T], nats

@@ -30,7 +30,7 @@ SPILLS = [
     (r"7forwardI\w+Li128E", 120),
     (r"14backward_tilesI\w+Li64E", 226),
     (r"14backward_tilesI\w+Li128E", 278),
-    (r"scan_(norms_)?and_bound", 132),  # since the boundary by mass; 64 before
+    (r"scan_(norms_)?and_bound", 132),  # the search for the boundary by mass
 ]
 STORED = {None: 4, "U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16}  # bytes of an STL
 

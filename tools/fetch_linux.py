@@ -83,13 +83,15 @@ def members_of(deb, package):
         inner = next((outer.extractfile(member) for member in outer if member.name.removeprefix("./") == wanted), None)
         if inner is None:
             raise BadResult(f"{deb}: expected {wanted}, found none")
-        with tarfile.open(fileobj=inner, mode="r|xz") as sources:
-            yield ((member.name.partition("/")[2], sources.extractfile(member)) for member in sources if member.isreg())
-        unpacked.kill()  # before its pipe closes, which it would report
+        try:
+            with tarfile.open(fileobj=inner, mode="r|xz") as sources:
+                yield ((member.name.partition("/")[2], sources.extractfile(member)) for member in sources if member.isreg())
+        finally:
+            unpacked.kill()  # before its pipe closes, which it would report
 
 
 def unpack(deb, index, folder):
-    """Writes the chosen files and INDEX.csv. Returns what [corpus] of the index says of them."""
+    """Writes the chosen files and INDEX.csv, and returns the members of [corpus] as found."""
     rows, size = [], 0
     with members_of(deb, index["package"]) as members:
         for name, file in members:
@@ -110,7 +112,7 @@ def summary(rows, size):
 
 
 def found_in(folder):
-    """What [corpus] says of a folder that was fetched before; None where INDEX.csv is absent or of other texts."""
+    """The members of [corpus] as found in a folder that was fetched before; None where INDEX.csv is absent or of other texts."""
     if not (folder / "INDEX.csv").is_file():
         return None
     with open(folder / "INDEX.csv", newline="", encoding="utf-8") as file:

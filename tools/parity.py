@@ -4,6 +4,7 @@
 usage: tools/parity.py [--device cuda|cpu] [--peer FOLDER] [--build build/DEVICE] [--steps N] [--length N] [--seed 0] [--output FILE.json]
 
   git clone https://github.com/zhixuan-lin/forgetting-transformer .peers/forgetting-transformer
+  git -C .peers/forgetting-transformer checkout 883f260
   tools/parity.py --device cpu --output results/MACHINE/official_parity.json     # some minutes; a page beside it
 
 The official code is that of commit 883f260; it needs triton, transformers, einops and pytest. Ours is examples/fox.py on this suite's operator, whose
@@ -338,7 +339,7 @@ def page(result):
              f"`{result['command_line']}` at commit {commit_words(result['commit'], result['dirty'])}, {result['date'][:10]}, "
              f"{result['machine'].get('gpu', result['machine']['processor'])}; zhixuan-lin/forgetting-transformer at {result['peer'][:7]}; "
              f"{', '.join(' '.join(pair) for pair in result['versions'].items())}; seed {result['seed']}"
-             f"{'; built of ' + result['built'] if result['built'] else ''}.", "",
+             f"{'; built of ' + result['built'][:12] if result['built'] else ''}.", "",
              f"The same weights and tokens: {scale['layers']} layers, width {scale['width']}, {scale['heads']} heads, "
              f"{scale['sequences']} × {scale['length']} tokens, {narrow}.", "",
              f"| | {' | '.join(ARCHITECTURES.values())} |", "|---|" + "---|" * len(ARCHITECTURES), *rows, "",

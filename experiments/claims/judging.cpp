@@ -81,7 +81,7 @@ std::vector<Artefact> artefacts_of(const Experiment& experiment, const nlohmann:
 
 /// A statement on a row that has not run yet is open, not out of reach.
 ///
-/// returns  whether another is there
+/// returns  whether one needs none of these rows, or there is no statement
 bool keep_open(std::vector<Comparison>& comparisons, const std::vector<Run>& not_run) {
   bool others = comparisons.empty();
   for (Comparison& comparison : comparisons) {

@@ -16,7 +16,7 @@ namespace {
 
 using torch::Tensor;
 
-constexpr int kRecallVersion = 1;
+constexpr int kRecallVersion = 2;
 constexpr int64_t kTestSequences = int64_t{1} << 40;  // their first number
 constexpr int64_t kTestedAtOnce = 64;
 

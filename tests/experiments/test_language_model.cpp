@@ -37,7 +37,7 @@ TEST_P(EveryRow, GivesEveryParameterAGradient) {
   expect_gradients(model);
 }
 
-TEST(Initialization, GivesTheSameWeightsWithAnyNumberOfThreadsAndApart) {
+TEST(Initialization, DrawsTheSameWeightsWithAnyNumberOfThreads) {
   const auto drawn = [](const std::string& row, int threads) {
     const int usual = at::get_num_threads();
     at::set_num_threads(threads);

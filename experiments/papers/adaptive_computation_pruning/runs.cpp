@@ -40,20 +40,22 @@ Pruned pruned(const Study& study, const Artefact& model, std::optional<double> l
   nlohmann::json settings = {{"length", length}, {"sequences", sequences}, {"log_tolerance", nullptr}};
   if (log_tolerance) settings["log_tolerance"] = *log_tolerance;
   if (moment == Moment::kBeforeTraining) settings["untrained"] = true;
-  const auto found = study.measured(model, {"pruned", 2}, settings, [&](const LanguageModel& trained) {
-    LanguageModel changed =
-        with_tolerance(moment == Moment::kAfterTraining ? trained : untrained(model), log_tolerance);
-    const Evaluated evaluated = evaluation_named("per_token_loss")
-                                    .run(changed, study.dataset, {{"length", length}, {"sequences", sequences}}, {});
-    nlohmann::json json = {{"blocks", nlohmann::json::array()},
-                           {"entries", nlohmann::json::array()},
-                           {"losses", losses_of_sequences(evaluated, 0, length)}};
-    if (!log_tolerance) return json;
-    const auto heads = head_shares(changed, study.dataset, length, sequences);
-    json["blocks"] = over_heads(heads, &HeadShare::blocks);
-    json["entries"] = over_heads(heads, &HeadShare::entries);
-    return json;
-  });
+  const auto found = study.measured(
+      model, {"pruned", moment == Moment::kBeforeTraining ? 3 : 2}, settings, [&](const LanguageModel& trained) {
+        LanguageModel changed =
+            with_tolerance(moment == Moment::kAfterTraining ? trained : untrained(model), log_tolerance);
+        const Evaluated evaluated =
+            evaluation_named("per_token_loss")
+                .run(changed, study.dataset, {{"length", length}, {"sequences", sequences}}, {});
+        nlohmann::json json = {{"blocks", nlohmann::json::array()},
+                               {"entries", nlohmann::json::array()},
+                               {"losses", losses_of_sequences(evaluated, 0, length)}};
+        if (!log_tolerance) return json;
+        const auto heads = head_shares(changed, study.dataset, length, sequences);
+        json["blocks"] = over_heads(heads, &HeadShare::blocks);
+        json["entries"] = over_heads(heads, &HeadShare::entries);
+        return json;
+      });
   return {found.at("blocks"), found.at("entries"), found.at("losses")};
 }
 

@@ -19,7 +19,7 @@ std::vector<Run> memory_runs(const nlohmann::json& settings, int64_t vocabulary)
     add(table_3_row(name), whole_number(settings, "seeds"));
   add({kDeltaRule, named_architecture("delta")}, 1);
   ModelConfig local = named_architecture("local");
-  local.mixer.only<LocalConfig>().window = settings.at("window");
+  local.mixer.only<LocalConfig>().window = whole_number(settings, "window");
   add({kLocalAttention, local}, 1);
   std::ranges::copy(recurrent_runs(settings, vocabulary), std::back_inserter(runs));
   add({kUntrained, table_3_row("FoX (Pro)").architecture}, 1);

@@ -11,7 +11,7 @@
 #include <type_traits>
 
 #include "optimized/cuda/arithmetic.cuh"
-#include "optimized/cuda/matrix_state/vector_gradient.cuh"
+#include "optimized/cuda/matrix_state/vector_chunk.cuh"
 
 namespace lethe::matrix_state {
 

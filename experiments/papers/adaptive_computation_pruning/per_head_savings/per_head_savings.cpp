@@ -61,7 +61,7 @@ std::vector<Comparison> statements(const Heads& trained, const Heads& untrained,
 /// The share of blocks that each head of the untrained model skips.
 std::vector<double> untrained_savings(const Study& study, const Artefact& model, int64_t sequences) {
   const int64_t length = model.run.training.context_length;
-  return study.measured(model, {"pruned_share_untrained"}, {{"length", length}, {"sequences", sequences}},
+  return study.measured(model, {"pruned_share_untrained", 2}, {{"length", length}, {"sequences", sequences}},
                         [&](const LanguageModel&) {
                           LanguageModel fresh = untrained(model);
                           nlohmann::json shares = nlohmann::json::array();

@@ -65,7 +65,7 @@ Findings measure(const Study& study) {
                            .expectation = Expectation::positive(),
                            .measured = mean(falls),
                            .band = 1.96 * mean(errors),
-                           .out_of_reach = study.settings.value("fall_out_of_reach", "")};
+                           .no_refutation = study.settings.value("short_sight", "")};
   curves.findings.comparisons = {
       falling,
       stated(at("Its copy and LM curves are one at a segment", kLlamaXl, segment, Expectation::within(0.01)),

@@ -139,17 +139,19 @@ void measure_model(const Study& study, const Artefact& model, Findings& findings
 std::vector<Comparison> comparisons_of(const Study& study, const Scores& scores) {
   const auto [small, large] = sizes_of(study);
   const Expectation tens{.low = 0.1, .direction = +1}, most{.low = 0.85, .direction = +1};
-  const double chance = 2.0 / study.settings.at("task").at("vocabulary").get<double>();
+  const double chance = 2.0 / static_cast<double>(whole_number(study.settings.at("task"), "vocabulary"));
   std::vector<Comparison> all;
-  // Of the first row over the second; open where the first has not learned the task.
+  // Of the first row over the second; open where one of them has not learned the task, but for comparisons with a guess.
   const auto add = [&](const Measurements& scores_of, const std::string& statement, const std::string& row,
                        const std::string& other, const Expectation& expected, bool headline) {
     Comparison comparison = scores_of.compare(statement, {{row, 1}, {other, -1}}, expected);
     comparison.source = "ours";
     comparison.unit = "share of the queries";
     comparison.headline = headline;
-    if (const double learned = scores.recall.compare("", {{row, 1}}, {}).measured; !(learned > chance + kLearned))
-      comparison.open = row + " has not learned the task in " + study.settings.at("task").at("steps").dump() + " steps";
+    for (const std::string& one : {row, other}) {
+      if (other == kBlind || scores.recall.compare("", {{one, 1}}, {}).measured > chance + kLearned) continue;
+      comparison.open = one + " has not learned the task in " + study.settings.at("task").at("steps").dump() + " steps";
+    }
     all.push_back(comparison);
   };
   add(scores.recall, "Softmax attention recalls more than a guess", kSoftmax, kBlind, most, true);

@@ -33,6 +33,17 @@ std::string joined(int argc, char** argv) {
   return line;
 }
 
+// An empty text, as an unset variable of a shell gives: refused but where an empty one has a meaning.
+std::string empty_argument(int argc, char** argv) {
+  for (int i = 1; i < argc; ++i) {
+    const std::string text = argv[i], before = i > 1 ? argv[i - 1] : "";
+    const bool has_value = text.starts_with("--") && text.ends_with("=");
+    const std::string name = has_value ? text.substr(0, text.size() - 1) : before.starts_with("--") ? before : "argument";
+    if ((text.empty() || has_value) && name != "--prompt" && name != "--label") return name;
+  }
+  return "";
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -67,6 +78,8 @@ int main(int argc, char** argv) {
                    lethe::add_bench, lethe::add_data, lethe::add_bundle})
     add(app, place);
 
+  if (const std::string name = empty_argument(argc, argv); !name.empty())
+    return fail(kWrongCall, name + ": expected a value, found an empty one");
   try {
     app.parse(argc, argv);
     return 0;

@@ -165,7 +165,7 @@ def key_of(place: Path) -> tuple[str, str]:
     try:
         dataset = json.loads((place / "dataset.json").read_bytes())
         return dataset["source"]["sha256"], dataset["vocabulary"]["sha256"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return "", ""
 
 
@@ -254,7 +254,7 @@ def finished(folder: Path) -> Optional[dict]:
         note = verified(folder)
         whole = all(note.get(name) == stamp(folder / name, sha256) or sha256_of(folder / name) == sha256 for name, sha256 in files)
         return dataset if whole else None
-    except (OSError, KeyError, ValueError, TypeError):
+    except (OSError, KeyError, ValueError, TypeError, RecursionError):
         return None
 
 
@@ -262,7 +262,7 @@ def verified(folder: Path) -> dict:
     try:
         note = json.loads((folder / ".verified").read_bytes())
         return note if isinstance(note, dict) else {}
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
 
 
@@ -277,7 +277,7 @@ def listing_of(place: Path) -> Optional[str]:
     """The listing of the text that a dataset was found to hold, at its last preparation."""
     try:
         return (place / ".listing").read_text(encoding="utf-8").strip()
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
 
 

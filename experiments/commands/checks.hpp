@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <limits>
+#include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace lethe {
@@ -25,6 +27,14 @@ inline CLI::Validator number_between(double low, double high = std::numeric_limi
     return good ? std::string() : "expected a number " + range + ", found " + text;
   };
   return CLI::Validator([wrong](std::string& text) { return wrong(text); }, "");
+}
+
+/// throws  std::invalid_argument for more processes than eight a core
+inline void expect_cores(int processes) {
+  const int cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  if (processes > 8 * cores)
+    throw std::invalid_argument("processes: expected at most " + std::to_string(8 * cores) + ", eight a core, found " +
+                                std::to_string(processes));
 }
 
 /// One of some words.

@@ -74,6 +74,9 @@ Run converted_run(const ConvertOptions& options, const Artefact& source) {
   run.training.warmup_tokens = -1;  // set after the number of tokens
   run = with_members(run, options.members, options.settings);
   if (run.training.warmup_tokens < 0) run.training.warmup_tokens = run.training.total_tokens / 20;
+  if (run.training.corpus != source.run.training.corpus)
+    throw std::invalid_argument("corpus: expected the source's, " + source.run.training.corpus + ", found " +
+                                run.training.corpus);
   check_conversion(run);  // first: an invalid source would otherwise be reported as an error of the mixer
   run.model.check();
   run.training.check();

@@ -10,7 +10,6 @@
 #include "experiments/commands/checks.hpp"
 #include "experiments/commands/stop_signals.hpp"
 #include "experiments/data/run_program.hpp"
-#include "experiments/models/footprint.hpp"
 #include "experiments/training/launch.hpp"
 #include "experiments/training/training.hpp"
 
@@ -52,7 +51,7 @@ void RankOptions::run(std::string& device, const std::function<void(World&)>& wo
     throw std::invalid_argument("processes: expected the launcher's " + std::to_string(place.size) + ", found " +
                                 std::to_string(wanted()));
   if (place.size == 1 && wanted() > 1) {
-    if (gpus_ == 0) expect_memory_of_processes(wanted());
+    if (gpus_ == 0) expect_cores(wanted());
     for (RankPlace one{.size = wanted()}; one.local_rank < wanted(); ++one.local_rank) device_of(one, device);
     const StopSignals signals;
     return launch(own_arguments(), wanted(), StopSignals::check);

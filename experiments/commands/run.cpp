@@ -20,7 +20,6 @@
 #include "experiments/commands/farm.hpp"
 #include "experiments/commands/progress_line.hpp"
 #include "experiments/data/run_program.hpp"
-#include "experiments/models/footprint.hpp"
 
 namespace lethe {
 namespace {
@@ -98,7 +97,7 @@ void farm_out(const SuiteOptions& options, const Context& context, const std::fi
       throw std::invalid_argument("--gpus: expected a scale whose runs have the device cuda, found " + options.scale +
                                   "; --processes shares out CPU cores");
   const int count = std::max(options.gpus, options.processes);
-  if (options.gpus == 0) expect_memory_of_processes(count);
+  if (options.gpus == 0) expect_cores(count);
   const auto places = options.gpus > 0 ? visible_gpus(count) : std::vector<std::string>(static_cast<size_t>(count));
   const int cores = static_cast<int>(std::thread::hardware_concurrency());
   const int threads = place.threads > 0 ? place.threads : std::max(1, cores / count);

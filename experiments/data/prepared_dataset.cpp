@@ -31,7 +31,7 @@ void check(const std::string& corpus, const std::string& tokenizer) {
 fs::path prepare_dataset(const std::string& corpus, const std::string& tokenizer, const fs::path& root,
                          const std::string& gpt2_files) {
   check(corpus, tokenizer);
-  std::vector<std::string> call{LETHE_PYTHON, LETHE_TOKENIZER, "prepare",     "--corpus", corpus,
+  std::vector<std::string> call{LETHE_PYTHON, LETHE_TOKENIZER, "prepare",     "--corpus=" + corpus,
                                 "--data",     root.string(),   "--tokenizer", tokenizer};
   if (!gpt2_files.empty()) call.insert(call.end(), {"--gpt2-files", gpt2_files});
   std::string folder = run_program(call);

@@ -40,10 +40,17 @@ double PerTokenLoss::perplexity(int64_t length) const {
   return std::exp(std::accumulate(loss.begin(), loss.begin() + length, 0.0) / static_cast<double>(length));
 }
 
-std::vector<double> PerTokenLoss::smoothed(int64_t window) const {
-  if (window < 1 || window % 2 == 0) {
+namespace {
+
+void expect_window(int64_t window) {
+  if (window < 1 || window % 2 == 0)
     throw std::invalid_argument("window: expected an odd number > 0, found " + std::to_string(window));
-  }
+}
+
+}  // namespace
+
+std::vector<double> PerTokenLoss::smoothed(int64_t window) const {
+  expect_window(window);
   const auto length = std::ssize(loss);
   std::vector<double> sums(loss.size() + 1, 0.0);
   std::partial_sum(loss.begin(), loss.end(), sums.begin() + 1);
@@ -115,6 +122,7 @@ Evaluation per_token_loss_evaluation() {
     pieces.read(reader);
     reader("window", window);
     reader.finish();
+    expect_window(window);
     const PerTokenLoss found = per_token_loss(model, dataset, pieces.split, pieces.length, pieces.sequences, progress);
     const auto smoothed = found.smoothed(window);
     const auto record = [&](const char* metric, const char* unit, double value) {

@@ -57,8 +57,4 @@ void expect_memory(const std::string& what, int64_t bytes, torch::Device device)
          gibibytes(static_cast<double>(bytes)) + " for " + what);
 }
 
-void expect_memory_of_processes(int count) {
-  expect_memory(std::to_string(count) + " processes", int64_t{count} << 28, torch::kCPU);
-}
-
 }  // namespace lethe

@@ -32,7 +32,4 @@ Footprint footprint(const ModelConfig& config, int64_t tokens);
 /// throws  std::invalid_argument "memory: expected …, found …" where they exceed the device's memory
 void expect_memory(const std::string& what, int64_t bytes, torch::Device device);
 
-/// The same for processes of this program on CPU cores: Torch alone takes 256 MiB of each.
-void expect_memory_of_processes(int count);
-
 }  // namespace lethe

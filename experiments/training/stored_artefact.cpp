@@ -2,6 +2,7 @@
 
 #include <stdexcept>
 
+#include "experiments/data/sha256.hpp"
 #include "experiments/json_file.hpp"
 
 namespace lethe {
@@ -10,7 +11,8 @@ using nlohmann::json;
 
 namespace {
 constexpr size_t kLongestFault = 1000;  // bytes: a member's name may be longer than a line
-}
+constexpr size_t kNameLetters = 16;     // of run_name
+}  // namespace
 
 void expect_identity(const Run& run, const std::string& expected, const std::filesystem::path& file,
                      const std::filesystem::path& holder) {
@@ -29,6 +31,19 @@ void expect_identity(const Run& run, const std::string& expected, const std::fil
   throw std::invalid_argument(file.string() + ": expected the run of " + holder.filename().string() + " (" + name +
                               ": " + value(theirs) + "), found " + value(ours) + "; restore it");
 }
+
+namespace {
+
+// Only of folders that are named as trainings name them: a person's copy has any name.
+void expect_name(const std::filesystem::path& folder, const std::string& name) {
+  const std::string found = folder.filename();
+  const bool is_name = found.size() == kNameLetters && found.find_first_not_of("0123456789abcdef") == std::string::npos;
+  if (is_name && found != name)
+    throw std::invalid_argument(folder.string() + ": expected the model of that name, found " + name +
+                                "; rename the folder");
+}
+
+}  // namespace
 
 StoredArtefact read_artefact(const std::filesystem::path& folder) {
   StoredArtefact stored{folder, {}, {}, {}, {}};
@@ -51,7 +66,9 @@ StoredArtefact read_artefact(const std::filesystem::path& folder) {
     stored.done = read_sealed(done_file);
     if (!stored.done.contains("identity") || !stored.done["identity"].is_string())
       throw std::invalid_argument(done_file.string() + ": identity: expected a text, found none");
-    expect_identity(stored.run, stored.done["identity"].get<std::string>(), run_file, done_file);
+    const auto identity = stored.done["identity"].get<std::string>();
+    expect_identity(stored.run, identity, run_file, done_file);
+    expect_name(folder, sha256(identity).substr(0, kNameLetters));
   } catch (const std::exception& error) {
     stored.broken = error.what();
     if (stored.broken.size() > kLongestFault) stored.broken = as_utf8(stored.broken.substr(0, kLongestFault)) + "…";

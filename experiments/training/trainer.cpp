@@ -6,9 +6,11 @@
 #include <any>
 #include <cmath>
 #include <cstdlib>
+#include <filesystem>
 #include <limits>
 #include <stdexcept>
 
+#include "experiments/json_file.hpp"
 #include "experiments/models/mixers/parts/state.hpp"
 #include "experiments/models/not_finite.hpp"
 #include "experiments/models/safetensors.hpp"
@@ -227,6 +229,13 @@ void load_weights(LanguageModel& model, const Artefact& artefact) {
   const auto path = artefact.folder / "checkpoint.pt";
   const Checkpoint checkpoint = read_checkpoint(path);
   expect_identity(artefact.run, checkpoint.header.identity, artefact.folder / "run.json", path);
+  if (const auto end = artefact.folder / "done.json"; std::filesystem::exists(end)) {
+    const nlohmann::json done = read_sealed(end);
+    const int64_t steps = whole_number(done, "steps"), found = checkpoint.header.steps_done;
+    if (done.value("diverged", nlohmann::json()).is_null() && steps != found)
+      throw std::runtime_error(path.string() + ": expected step " + std::to_string(steps) + " (done.json), found " +
+                               std::to_string(found) + "; delete done.json: the same training goes on from there");
+  }
   for_each_weight(model, StoredState(path, checkpoint));
   model->flatten(false);
 }

@@ -85,6 +85,10 @@ class Calls(CommandTest):
             ("--seed: expected a whole number, found 1.5", "generate", "some-model", "--seed", "1.5"),
             ("artefact: expected a value, found none", "generate"),
             ("processes: expected one a GPU, 2, found 3", "train", "--gpus", "2", "--processes", "3"),
+            ("processes: expected", "train", "--processes", str(8 * os.cpu_count() + 1)),
+            ("argument: expected a value, found an empty one", "train", ""),
+            ("--from: expected a value, found an empty one", "train", "--from", ""),
+            ("--architecture: expected a value, found an empty one", "train", "--architecture="),
         ):
             with self.subTest(arguments):
                 self.refused(2, message, *arguments)
@@ -358,6 +362,21 @@ class Models(CommandTest):
                     self.assertIn(result.returncode, (1, 2), result.stderr)
                     self.assertRegex(result.stderr, f"^lethe: .*{models}/{copy}/.*: .*expected .*, found .*\n$")
                     self.assertEqual(result.stdout, "")
+
+    def test_of_an_earlier_step_or_under_the_name_of_another_are_not_evaluated(self):
+        with tempfile.TemporaryDirectory() as root:
+            (Path(root) / "experiments").symlink_to(ROOT / "experiments")
+            shutil.copytree(Path(self.root) / "artefacts", Path(root) / "artefacts")
+            models, name = Path(root) / "artefacts/models", self.folder.name
+            shutil.copytree(models / name, models / "aaaa")
+            shutil.copy(models / "aaaa/checkpoint.previous.pt", models / "aaaa/checkpoint.pt")
+            (models / name).rename(models / ("0" * 16))
+            result = lethe("--root", root, "evaluate", "aaaa")
+            self.assertEqual(result.returncode, 1)
+            self.assertRegex(result.stderr, r"^lethe: .*/aaaa/checkpoint.pt: expected step \d+ \(done.json\), found \d+; delete done.json: .*\n$")
+            result = lethe("--root", root, "evaluate", "0" * 16)
+            self.assertRegex(result.stderr, f"^lethe: .*/{'0' * 16}: expected the model of that name, found {name}; rename the folder\n$")
+            self.assertEqual(result.stdout, "")
 
     def test_are_evaluated_into_a_file_that_is_refused_before_the_work(self):
         evaluate = ("--root", self.root, "evaluate", str(self.folder), "--sequences", "1", "--csv")

@@ -94,11 +94,11 @@ def draw_forgetting_curve(axes, claim, variant):
         if end > begin:
             axes.axvspan(begin, end, color=tint, linewidth=0, zorder=0)
             begin = end
-    for quantity, label, tint in (("copy", "copy", COLOURS[1]), ("lm", "LM", COLOURS[0])):
+    for quantity, label, tint, face in (("copy", "copy", COLOURS[1], COLOURS[1]), ("lm", "LM", COLOURS[0], "white")):
         x, values = claim.curve(f"{quantity}_at_length", variant)
         _, deviations = claim.curve(f"{quantity}_deviation_at_length", variant)
         axes.fill_between(x, [v - d for v, d in zip(values, deviations)], [v + d for v, d in zip(values, deviations)], color=tint, alpha=0.25, linewidth=0)
-        axes.plot(x, values, color=tint, marker="o", markersize=2.5, label=label)
+        axes.plot(x, values, color=tint, marker="o", markersize=2.5, markerfacecolor=face, label=label)
     trained = training_length(claim)
     for length, dash in ((trained, DASHES[1]), (trained / 2, DASHES[2])):
         axes.axvline(length, color=GREY, linewidth=1, linestyle=dash)
@@ -126,7 +126,8 @@ def draw_forgetting_curves(claim, variants, columns=4):
 
 def forgetting_legend():
     return [
-        Line2D([], [], color=COLOURS[1], label="copy"), Line2D([], [], color=COLOURS[0], label="LM"),
+        Line2D([], [], color=COLOURS[1], marker="o", markersize=3, label="copy"),
+        Line2D([], [], color=COLOURS[0], marker="o", markersize=3, markerfacecolor="white", label="LM"),
         Patch(color=FINE, label="fine memory"), Patch(color=COARSE, label="coarse memory"), Patch(color=FORGOTTEN, label="amnesia"),
         Line2D([], [], color=GREY, linestyle=DASHES[1], label="training length"), Line2D([], [], color=GREY, linestyle=DASHES[2], label="its half"),
     ]

@@ -12,7 +12,7 @@ def figure(claim):
         draw_forgetting_curve(axes, claim, variant)
         axes.set_title(variant)
     draw_loss_curves(losses, claim, VARIANTS)
-    losses.axvline(claim.certificate["settings"]["segment"], color=GREY, linewidth=1, linestyle=DASHES[2], label="a segment")
+    losses.axvline(claim.certificate["settings"]["segment"], color=GREY, linewidth=1, linestyle=DASHES[4], label="a segment")
     losses.set_title("Per-token loss")
     legend_below(losses)
     figure.legend(handles=forgetting_legend(), loc="outside lower left", ncols=7, fontsize=8)

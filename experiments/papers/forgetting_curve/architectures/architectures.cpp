@@ -84,8 +84,8 @@ Findings measure(const Study& study) {
     for (Comparison& comparison : comparisons)
       if (comparison.statement.starts_with("FoX")) {
         comparison.no_refutation = reason;
+        if (comparison.headline) comparison.note = "was a headline in a first run, which copied nothing";
         comparison.headline = false;
-        comparison.note = "judged in a first run, where it was a headline: not copied";
       }
   state(curves.control(kUntrained + ": no gap", kUntrained, lengths.half, Expectation::within(0.01)), "control", true);
   return curves.findings;

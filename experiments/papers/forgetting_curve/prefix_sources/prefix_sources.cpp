@@ -94,7 +94,7 @@ Findings measure(const Study& study) {
   Comparison depends = p_of("It does where one of the sources is random tokens: ANOVA", with_random, &one_way_anova,
                             unlike, "Curve Fig. 3(a)");
   depends.no_refutation = "a test that finds no difference does not show that there is none";
-  depends.note = "in a first run such a p refuted";
+  depends.note = "at quick a first run had p = 1 and refuted it, before this rule";
   curves.findings.comparisons = {
       p_of("LM accuracy doesn't depend on the split of the irrelevant text up to half of the training length: ANOVA",
            texts, &one_way_anova, alike, "Curve Fig. 6"),

@@ -148,6 +148,7 @@ std::vector<Comparison> comparisons_of(const Study& study, const Scores& scores)
     comparison.source = "ours";
     comparison.unit = "share of the queries";
     comparison.headline = headline;
+    comparison.note = study.settings.value("first_run", "");
     for (const std::string& one : {row, other}) {
       if (other == kBlind || scores.recall.compare("", {{one, 1}}, {}).measured > chance + kLearned) continue;
       comparison.open = one + " has not learned the task in " + study.settings.at("task").at("steps").dump() + " steps";

@@ -1,3 +1,4 @@
+#include <c10/core/CachingDeviceAllocator.h>
 #include <torch/csrc/autograd/profiler_kineto.h>
 #include <torch/cuda.h>
 
@@ -20,6 +21,7 @@
 #include "experiments/commands/rank_options.hpp"
 #include "experiments/commands/run_options.hpp"
 #include "experiments/commands/step_profile.hpp"
+#include "experiments/evaluation/predictor.hpp"
 #include "experiments/files.hpp"
 #include "experiments/models/safetensors.hpp"
 #include "experiments/training/machine_limit.hpp"
@@ -36,7 +38,7 @@ struct BenchOptions {
   RankOptions ranks;
   double seconds = 10;
   std::string weights, gates = "initial", json, trace;
-  bool serve = false, without_optimizer = false, profile = false;
+  bool serve = false, without_optimizer = false, profile = false, prompt = false;
 };
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
@@ -248,10 +250,57 @@ void serve(Step& step) {
   step.world().from_first(0);
 }
 
+// Bytes that the allocator has given out on a GPU: now, or at most since resetPeakStats.
+int64_t allocated_bytes(const torch::Device& device, bool peak) {
+  constexpr size_t kAggregate = 0;
+  const auto of_device = c10::getDeviceAllocator(device.type())->getDeviceStats(device.index());
+  const auto& stats = of_device.allocated_bytes[kAggregate];
+  return peak ? stats.peak : stats.current;
+}
+
+// Reading one prompt of `context` random tokens as an evaluation does: loss and hit of each. On a GPU its memory too.
+nlohmann::json measured_prompt(const Run& run, const BenchOptions& options) {
+  LanguageModel model(run.model, device_named(run.training.device), run.training.seed);
+  if (!options.weights.empty()) read_weights(model, read_safetensors(options.weights), options.weights);
+  set_gates(model, options.gates);
+  const InEvaluation in_evaluation(model);
+  const Tensor text = torch::randint(run.model.vocabulary, {1, run.training.context_length + 1}, torch::kInt64);
+  const Predictor read = predictor_of(model);
+  const auto once = [&, n = run.training.context_length] { read(text.narrow(1, 0, n), text.narrow(1, 1, n)); };
+  const torch::Device device = model->device();
+  nlohmann::json result;
+  const int64_t weights = device.is_cuda() ? allocated_bytes(device, false) : 0;
+  once();
+  if (device.is_cuda()) {
+    c10::getDeviceAllocator(device.type())->resetPeakStats(device.index());
+    once();
+    result["bytes_beyond_the_weights"] = allocated_bytes(device, true) - weights;
+  }
+  int64_t count = 0;
+  const auto start = Clock::now();
+  for (; count == 0 || seconds_since(start) < options.seconds; ++count) once();  // each ends on the CPU
+  result["prompts"] = count;
+  result["milliseconds"] = seconds_since(start) / static_cast<double>(count) * 1e3;
+  return result;
+}
+
+void print_prompt(const nlohmann::json& result) {
+  std::printf("%-22s %.3f\n", "ms a prompt", result.at("milliseconds").get<double>());
+  if (const auto bytes = result.find("bytes_beyond_the_weights"); bytes != result.end())
+    std::printf("%-22s %.3f\n", "GiB beyond the weights", bytes->get<double>() / (1 << 30));
+}
+
 void bench(const BenchOptions& options, const Run& run, World& world) {
   std::optional<OutputFile> json, trace;  // a file that can't be written is refused before the work
   if (!options.json.empty()) json.emplace(options.json);
   if (!options.trace.empty()) trace.emplace(options.trace);
+  if (options.prompt) {
+    nlohmann::json result = measured_prompt(run, options);
+    result["device"] = run.training.device;
+    print_prompt(result);
+    if (json) json->commit({result.dump(1), "\n"});
+    return;
+  }
   Step step(run, options, world);
   if (options.serve) return serve(step);
   nlohmann::json result = measured(step, options.seconds);
@@ -269,9 +318,10 @@ void bench(const BenchOptions& options, const Run& run, World& world) {
 void bench(const BenchOptions& options) {
   Run run = options.run.run();
   options.ranks.run(run.training.device, [&](World& world) {
-    if (world.size() > 1 && (options.without_optimizer || options.profile || !options.trace.empty()))
-      throw std::invalid_argument("processes: expected one for --without-optimizer, --profile and --trace, found " +
-                                  std::to_string(world.size()));
+    if (world.size() > 1 && (options.without_optimizer || options.profile || options.prompt || !options.trace.empty()))
+      throw std::invalid_argument(
+          "processes: expected one for --without-optimizer, --profile, --prompt and --trace, found " +
+          std::to_string(world.size()));
     bench(options, run, world);
   });
 }
@@ -279,7 +329,7 @@ void bench(const BenchOptions& options) {
 }  // namespace
 
 void add_bench(CLI::App& app, const Place&) {
-  auto* command = app.add_subcommand("bench", "Speed of a training step on random tokens");
+  auto* command = app.add_subcommand("bench", "Speed of a training step, or of reading a prompt, on random tokens");
   auto options = std::make_shared<BenchOptions>();
   options->run.add_to(*command);
   options->ranks.add_to(*command);
@@ -294,16 +344,25 @@ void add_bench(CLI::App& app, const Place&) {
       ->capture_default_str();
   command->add_option("--json", options->json, "A file for the figures");
   command->add_flag("--without-optimizer", options->without_optimizer, "Forward and backward alone");
-  command->add_flag("--profile", options->profile, "Print microseconds a token by operator");
-  command->add_option("--trace", options->trace, "A file for a trace of one step, for chrome://tracing or Perfetto");
-  command->add_flag("--serve", options->serve,
-                    "Take steps on command: a line \"go N\" on standard input takes N and prints their seconds, "
-                    "\"losses N\" the loss of each");
+  auto* profile = command->add_flag("--profile", options->profile, "Print microseconds a token by operator");
+  auto* trace = command->add_option("--trace", options->trace,
+                                    "A file for a trace of one step, for chrome://tracing or Perfetto");
+  auto* serve = command->add_flag("--serve", options->serve,
+                                  "Take steps on command: a line \"go N\" on standard input takes N and prints their "
+                                  "seconds, \"losses N\" the loss of each");
+  command
+      ->add_flag("--prompt", options->prompt,
+                 "In place of a step: one prompt of --context tokens, read as evaluations read it; on a GPU its memory")
+      ->excludes(profile)
+      ->excludes(trace)
+      ->excludes(serve);
   command->footer(
       "Takes the options of lethe train.\n"
       "Example:\n"
       "  lethe bench --size 125m --context 4096 --batch-tokens 32768 --device cuda --set compute_dtype=bfloat16\n"
-      "  lethe bench --size 760m --context 16384 --batch-tokens 65536 --gpus 2 --set compute_dtype=bfloat16");
+      "  lethe bench --size 760m --context 16384 --batch-tokens 65536 --gpus 2 --set compute_dtype=bfloat16\n"
+      "  lethe bench --prompt --size 125m --context 16384 --batch-tokens 16384 --device cuda --set "
+      "compute_dtype=bfloat16");
   command->callback([options] { bench(*options); });
 }
 

@@ -166,6 +166,15 @@ class Benchmarks(CommandTest):
         self.assertEqual(sorted(path.name for path in self.folder.iterdir()), ["found.json", "trace.json"])
         self.assertEqual(json.loads(self.done(*self.call, "--json", "/dev/stdout").split("\n", 5)[5])["device"], "cpu")
 
+    def test_print_the_time_of_a_prompt(self):
+        found = self.folder / "found.json"
+        shown = self.done(*self.call, "--prompt", "--json", str(found))
+        self.assertRegex(shown, r"^ms a prompt +[0-9.]+\n$")  # memory is a GPU's
+        figures = json.loads(found.read_text())
+        self.assertEqual((figures["device"], figures["prompts"] >= 1, figures["milliseconds"] > 0), ("cpu", True, True))
+        self.refused(109, "--prompt excludes --serve", *self.call, "--prompt", "--serve")
+        self.refused(1, "expected one for --without-optimizer, --profile, --prompt", *self.call, "--prompt", "--processes", "2")
+
     def test_refuse_files_that_can_not_be_written_before_the_work(self):
         for option in ("--json", "--trace"):
             self.refused(1, "cannot be opened", *self.call, option, f"{self.folder}/absent/file")

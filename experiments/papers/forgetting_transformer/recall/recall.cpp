@@ -15,7 +15,6 @@ namespace lethe::recall {
 namespace {
 
 constexpr double kLearned = 0.05;  // of the queries: a row that answers fewer beyond a guess has not learned the task
-constexpr const char* kHost = "FoX (Pro)";  // of the stacks' measurements
 constexpr const char *kSoftmax = "Softmax attention", *kFox = "FoX", *kBlind = "One token alone";
 
 std::string linear_of(int64_t state) { return "Linear attention with state " + std::to_string(state); }
@@ -185,7 +184,7 @@ Findings measure(const Study& study) {
   Findings findings;
   Scores scores(study.settings.value("confidence", kConfidence));
   study.each([&](const Artefact& model) {
-    if (model.run.label == kHost && model.run.training.seed == 0) measure_stacks(study, model, scores, findings);
+    if (model.run.label == kUntrained) measure_stacks(study, model, scores, findings);  // they need no weights of it
     measure_model(study, model, findings);
   });
   findings.comparisons = comparisons_of(study, scores);

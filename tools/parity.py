@@ -38,11 +38,9 @@ from compare_training import mlp_width
 from loss_curves import WARM_UP, in_groups
 from official_fox import ON_THE_CPU, Missing, expect, import_official, official_model
 from report.files import write_whole
-from report.markdown import commit_words
+from report.parity import ARCHITECTURES, AT_MOST, faults, page
 
 ROOT = Path(__file__).resolve().parents[1]
-ARCHITECTURES = {"fox-llama": "FoX (LLaMA)", "fox-pro": "FoX (Pro)"}
-AT_MOST = 2.0  # times our own distance
 LEARNING_RATE, BATCHES, EXPORT_STEPS = 1e-3, 8, 20
 WIDEST = 768  # where matrices begin with a deviation of 0.02; narrower models have more, for products of the same size
 
@@ -280,6 +278,11 @@ def said(folder, *command):
     return found.stdout.strip() if found.returncode == 0 else None
 
 
+def commit_of(checkout):
+    """None where the folder is no checkout: one around it would answer in its place."""
+    return said(checkout, "rev-parse", "HEAD") if said(checkout, "rev-parse", "--show-prefix") == "" else None
+
+
 def processor():
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown processor")
@@ -290,64 +293,12 @@ def certificate(options):
     changes = said(ROOT, "status", "--porcelain", "--", ".", ":(exclude)results")
     machine = {"processor": processor(), "cores": os.cpu_count()} | ({"gpu": torch.cuda.get_device_name()} if options.device == "cuda" else {})
     return {"commit": os.environ.get("LETHE_COMMIT") or said(ROOT, "rev-parse", "HEAD") or "unknown",
-            "dirty": None if changes is None else bool(changes), "peer": said(options.peer, "rev-parse", "HEAD") or "unknown",
+            "dirty": None if changes is None else bool(changes), "peer": commit_of(options.peer) or "unknown",
             "built": built.read_text().strip() if (built := options.build / "bin/lethe.commit").is_file() else None,
-            "command_line": " ".join(["tools/parity.py", *sys.argv[1:]]),
+            "command_line": " ".join(["tools/parity.py", *(Path(word).name if word.startswith("/") else word for word in sys.argv[1:])]),
             "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"), "machine": machine, "device": options.device,
             "versions": {name: importlib.metadata.version(name) for name in ("torch", "triton", "transformers")}, "seed": options.seed,
             "scale": asdict(options.scale), "replaced": list(ON_THE_CPU) if options.device == "cpu" else []}
-
-
-def page(result):
-    """The result as Markdown."""
-    scale, on_cpu = result["scale"], result["device"] == "cpu"
-    exact, narrow = ("float64", "float32") if on_cpu else ("float32", "bfloat16")
-    found = [result[name] for name in ARCHITECTURES]
-    rows = []
-
-    def row(title, cell):
-        rows.append(f"| {title} | {' | '.join(str(cell(one)) for one in found)} |")
-
-    def farthest(one, which):
-        return f"{max(row[which] for row in one['once']['gradients'].values()):.1e}"
-
-    def course(one, whose):
-        return " → ".join(f"{one['training']['losses'][whose][step]:.4f}" for step in (0, -1))
-
-    row("parameters, all with the official name and shape", lambda one: len(one["once"]["gradients"]))
-    row("loss, official (nats)", lambda one: f"{one['once']['loss']['theirs']:.7f}")
-    row("loss, ours", lambda one: f"{one['once']['loss']['ours']:.7f}")
-    row(f"loss, ours in {exact}", lambda one: f"{one['once']['loss']['exact']:.7f}")
-    row("farthest gradient, official to ours", lambda one: farthest(one, "between"))
-    row(f"farthest gradient, official to {exact}", lambda one: farthest(one, "theirs"))
-    row(f"farthest gradient, ours to {exact}", lambda one: farthest(one, "ours"))
-    row("beyond rounding", lambda one: ", ".join(one["once"]["apart"]) or "nothing")
-    if on_cpu:
-        row("gradients beyond it with ten times our epsilon",
-            lambda one: f"{len(one['once']['found_with_another_epsilon'])} of {len(one['once']['gradients'])}")
-    if all(one["suite"] for one in found):
-        row("loss of `lethe` less official (nats)", lambda one: f"{one['suite']['differences']['loss']:+.1e}")
-        row("gradient norm of `lethe` over official, − 1", lambda one: f"{one['suite']['differences']['gradient_norm']:+.1e}")
-        row("loss of a model that `lethe` exported, less official", lambda one: f"{one['suite']['differences']['exported_loss']:+.1e}")
-    row(f"loss over {scale['steps']} steps, official", lambda one: course(one, "theirs"))
-    row(f"loss over {scale['steps']} steps, ours", lambda one: course(one, "ours"))
-    means = "losses of a step" if scale["window"] == 1 else f"means of {scale['window']} steps"
-    for name, title in (("ours", ""), ("lethe", " of `lethe`")):
-        if all(name in one["training"]["at_most"] for one in found):
-            row(f"{means}{title} at most apart", lambda one, name=name: f"{one['training']['at_most'][name]:.1e}")
-    lines = [f"# Parity with the official code, on {'the CPU' if on_cpu else 'one GPU'}", "",
-             f"`{result['command_line']}` at commit {commit_words(result['commit'], result['dirty'])}, {result['date'][:10]}, "
-             f"{result['machine'].get('gpu', result['machine']['processor'])}; zhixuan-lin/forgetting-transformer at {result['peer'][:7]}; "
-             f"{', '.join(' '.join(pair) for pair in result['versions'].items())}; seed {result['seed']}"
-             f"{'; built of ' + result['built'][:12] if result['built'] else ''}.", "",
-             f"The same weights and tokens: {scale['layers']} layers, width {scale['width']}, {scale['heads']} heads, "
-             f"{scale['sequences']} × {scale['length']} tokens, {narrow}.", "",
-             f"| | {' | '.join(ARCHITECTURES.values())} |", "|---|" + "---|" * len(ARCHITECTURES), *rows, "",
-             f"A gradient's distance is relative; of all parameters the farthest. Beyond rounding is farther from {exact} than {AT_MOST:g} times our "
-             f"distance and {scale['floor']:g}, and a course more than {scale['courses']:g} nats from ours."]
-    if result["replaced"]:
-        lines += ["", "The official kernels ran in Triton's interpreter. Other than on a GPU:", "", *(f"* {line}" for line in result["replaced"])]
-    return "\n".join(lines) + "\n"
 
 
 def compare(options, architecture):
@@ -356,12 +307,6 @@ def compare(options, architecture):
     program = options.build / "bin/lethe"
     suite = Suite(rivals, program) if options.device == "cpu" and program.is_file() else None
     return {"once": once, "suite": suite and suite.compare(once), "training": train_both(rivals, options.scale.steps, suite)}
-
-
-def faults(found):
-    """What of one architecture is not equal."""
-    blind = [] if found["once"].get("found_with_another_epsilon", True) else ["another epsilon, which is not found"]
-    return found["once"]["apart"] + blind + [name for name in ("suite", "training") if (found[name] or {}).get("apart")]
 
 
 def main():

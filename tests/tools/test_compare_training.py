@@ -67,7 +67,7 @@ class Table(unittest.TestCase):
                                 "| 125m, 4096, fox-pro | 300000 | 585000 | 1.950 | – | – |"])
 
     def test_of_the_committed_results_is_the_committed_page(self):
-        for data in ROOT.glob("results/*/training_step.json"):
+        for data in ROOT.glob("results/*/training_step*.json"):
             self.assertEqual(data.with_suffix(".md").read_text(), table(json.loads(data.read_text())))
 
 

@@ -98,6 +98,12 @@ TEST(Scales, LayAClaimsOwnSettingsOverThoseOfItsBase) {
   EXPECT_FALSE(own.contains("base"));
 }
 
+TEST(Scales, GivePrefixSourcesTargetsOfASplitThatIsNotAmongItsOtherSources) {
+  const auto claim = select_experiments({"prefix_sources"}).front();
+  for (const char* scale : {"quick", "gpu", "paper", "smoke"})
+    EXPECT_EQ(claim_settings(kRoot, claim, scale).at("curve").at("split"), "valid") << scale << ": train and test are";
+}
+
 /// The identity of a run's model.
 std::string identity(const lethe::Run& run) {
   return nlohmann::json(run.model).dump() + nlohmann::json(run.training).dump();

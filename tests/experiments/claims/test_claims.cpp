@@ -99,7 +99,7 @@ TEST(Scales, LayAClaimsOwnSettingsOverThoseOfItsBase) {
   EXPECT_FALSE(own.contains("base"));
 }
 
-TEST(Scales, GivePrefixSourcesTargetsOfASplitThatIsNotAmongItsOtherSources) {
+TEST(Scales, GivePrefixSourcesTargetsOfASplitApartFromItsOthers) {
   const auto claim = select_experiments({"prefix_sources"}).front();
   for (const char* scale : {"quick", "gpu", "paper", "smoke"})
     EXPECT_EQ(claim_settings(kRoot, claim, scale).at("curve").at("split"), "valid") << scale << ": train and test are";

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <regex>
 #include <set>
 #include <string>
 
@@ -98,6 +99,12 @@ TEST(Scales, LayAClaimsOwnSettingsOverThoseOfItsBase) {
   EXPECT_FALSE(own.contains("base"));
 }
 
+TEST(Scales, GivePrefixSourcesTargetsOfASplitApartFromItsOthers) {
+  const auto claim = select_experiments({"prefix_sources"}).front();
+  for (const char* scale : {"quick", "gpu", "paper", "smoke"})
+    EXPECT_EQ(claim_settings(kRoot, claim, scale).at("curve").at("split"), "valid") << scale << ": train and test are";
+}
+
 /// The identity of a run's model.
 std::string identity(const lethe::Run& run) {
   return nlohmann::json(run.model).dump() + nlohmann::json(run.training).dump();
@@ -157,6 +164,26 @@ TEST(Scales, NameTheKeyOfANumberThatIsNotWhole) {
   } catch (const std::invalid_argument& error) {
     EXPECT_STREQ(error.what(), "seeds: expected a whole number of 64 bits with sign, found 3.5");
   }
+}
+
+TEST(Scales, CountTheTrainingsOfTheirCost) {
+  const std::regex counted("([0-9]+) (training|conversion)s? of .*");
+  int compared = 0;
+  for (const char* scale : {"quick", "gpu", "paper"})
+    for (const Experiment& experiment : experiments()) {
+      const std::string words = cost(kRoot, experiment, scale);
+      std::smatch parts;
+      const bool is_of_others = words.find("shared") != words.npos || words.find("besides") != words.npos;
+      if (is_of_others || !std::regex_match(words, parts, counted)) continue;
+      const auto runs = experiment.runs(claim_settings(kRoot, experiment, scale), kBytes);
+      const auto is_counted = [&](const lethe::Run& run) {  // an untrained model and the source of conversions are not
+        return run.training.steps() > 1 && (parts[2] == "training" || run.conversion != nullptr);
+      };
+      EXPECT_EQ(std::to_string(std::ranges::count_if(runs, is_counted)), parts[1])
+          << experiment.name() << " at " << scale;
+      ++compared;
+    }
+  EXPECT_GT(compared, 10);
 }
 
 TEST(Runs, AreSharedAmongTheClaimsOfAPaperAtQuickScale) {

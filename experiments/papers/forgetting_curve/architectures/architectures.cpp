@@ -87,6 +87,8 @@ Findings measure(const Study& study) {
         if (comparison.headline) comparison.note = "was a headline in a first run, which copied nothing";
         comparison.headline = false;
       }
+  for (Comparison& comparison : comparisons)
+    if (comparison.note.empty()) comparison.note = study.settings.value("first_run", "");
   state(curves.control(kUntrained + ": no gap", kUntrained, lengths.half, Expectation::within(0.01)), "control", true);
   return curves.findings;
 }

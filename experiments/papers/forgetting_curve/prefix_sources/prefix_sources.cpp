@@ -103,6 +103,8 @@ Findings measure(const Study& study) {
       octaves("train"),
       octaves("test"),
   };
+  for (Comparison& comparison : curves.findings.comparisons)
+    if (comparison.note.empty()) comparison.note = study.settings.value("first_run", "");
   return curves.findings;
 }
 

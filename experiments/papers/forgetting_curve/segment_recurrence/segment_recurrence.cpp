@@ -75,6 +75,7 @@ Findings measure(const Study& study) {
       stated(at("Llama, which sees the whole text, copies two segments", kLlama, 2 * segment, Expectation::positive()),
              "control", true),
   };
+  for (Comparison& comparison : curves.findings.comparisons) comparison.note = study.settings.value("first_run", "");
   return curves.findings;
 }
 

@@ -40,8 +40,10 @@ Findings measure(const Study& study) {
                         Expectation::positive()),
              source, true),
       stated(robust, source, true),
-      stated(curves.control("Untrained: no gap", "Untrained", half / 2, Expectation::within(0.01)), "control", true),
   };
+  for (Comparison& comparison : curves.findings.comparisons) comparison.note = study.settings.value("first_run", "");
+  curves.findings.comparisons.push_back(
+      stated(curves.control("Untrained: no gap", "Untrained", half / 2, Expectation::within(0.01)), "control", true));
   return curves.findings;
 }
 

@@ -1,0 +1,214 @@
+// The rules of the claims on forgetting curves, on curves by hand: a control's band, closed gates, notes on first runs.
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "experiments/claims/measures.hpp"
+#include "experiments/claims/registry.hpp"
+#include "experiments/claims/settings.hpp"
+#include "experiments/data/sha256.hpp"
+#include "experiments/json_file.hpp"
+#include "experiments/papers/forgetting_curve/curves.hpp"
+#include "tests/experiments/claims/statements.hpp"
+#include "tests/experiments/tiny.hpp"
+
+namespace lethe {
+namespace {
+
+const std::string kTransformer = "Transformer (Pro)", kFox = "FoX (Pro)", kLocal = "Local attention",
+                  kUntrained = "Untrained";
+const std::vector<double> kNoise = {0.001, -0.002, 0.001};  // of a model that copies nothing
+
+/// A claim over models that were never trained: their measurements are written where Study::measured looks for them.
+class HandMade {
+ public:
+  HandMade(const std::string& claim, const std::string& scale, const nlohmann::json& changes,
+           const std::function<void(HandMade&)>& fill)
+      : experiment_(select_experiments({"forgetting_curve/" + claim}).front()),
+        settings_(claim_settings(LETHE_SOURCE, experiment_, scale)) {
+    settings_.merge_patch(changes);
+    for (const Run& run : experiment_.runs(settings_, /*vocabulary=*/257))
+      study.trained.push_back({folder_.path() / std::to_string(study.trained.size()), run});
+    fill(*this);
+  }
+
+  /// The accuracies of a row's models at all lengths. gap: copy − LM accuracy of a seed at a length, by repeat.
+  void curve(const std::string& row, const std::function<std::vector<double>(uint64_t seed, int64_t length)>& gap,
+             const nlohmann::json& changes = nlohmann::json::object()) {
+    nlohmann::json asked = settings_.at("curve");
+    asked.update(changes);
+    CurveSettings curve;
+    JsonReader reader(asked, "curve");
+    curve.read(reader);
+    asked["steps"] = 1;
+    asked["kept"] = {"copy_of_repeat_at_length", "lm_of_repeat_at_length"};
+    for (const Artefact& model : study.labelled(row))
+      for (const int64_t length : curve.lengths()) {
+        CurvePoint point{.length = length, .copy = {}, .lm = {}};
+        for (const double one : gap(model.run.training.seed, length))
+          point.copy.push_back(0.5 + one), point.lm.push_back(0.5);
+        asked["length"] = length;
+        write(model, "forgetting_curve", asked,
+              {{Record{.batch = 1}}, points_of({.points = {point}, .not_measurable = {}}), {}});
+      }
+  }
+
+  void write(const Artefact& model, const std::string& measure, const nlohmann::json& asked, const Evaluated& found) {
+    const nlohmann::json key = {
+        {"measure", measure}, {"version", evaluation_named(measure).version}, {"settings", asked}};
+    nlohmann::json file = key;
+    file["value"] = json_of(found);
+    std::filesystem::create_directories(model.folder / "measured");
+    write_sealed(model.folder / "measured" / (sha256(key.dump()).substr(0, 16) + ".json"), file);
+  }
+
+  std::vector<Comparison> judged() const { return experiment_.measure(study).comparisons; }
+
+ private:
+  TemporaryFolder folder_;
+  Experiment experiment_;
+  nlohmann::json settings_;
+  Dataset no_text_;
+
+ public:
+  Study study{.experiment = experiment_,
+              .settings = settings_,
+              .dataset = no_text_,
+              .data = {},
+              .paper = {},
+              .trained = {},
+              .progress = [](double) {},
+              .makes = false};
+};
+
+/// A gap that is the same for every seed and length.
+auto always(const std::vector<double>& gaps) {
+  return [gaps](uint64_t, int64_t) { return gaps; };
+}
+
+/// Architectures whose Transformer copies, one seed better than the other; FoX has the same gap in all repeats.
+HandMade architectures(double of_fox, const nlohmann::json& changes = nlohmann::json::object()) {
+  nlohmann::json settings = {{"rows", {kTransformer, kFox, kLocal}}, {"row_seeds", {{kTransformer, 2}, {kLocal, 2}}}};
+  settings.merge_patch(changes);
+  return HandMade("architectures", "smoke", settings, [of_fox](HandMade& claim) {
+    claim.curve(kTransformer, [](uint64_t seed, int64_t) { return std::vector<double>(3, seed == 0 ? 0.48 : 0.42); });
+    claim.curve(kFox, always({of_fox, of_fox, of_fox}));
+    claim.curve(kLocal, always({0, 0, 0}));
+    claim.curve(kUntrained, always(kNoise));
+  });
+}
+
+/// A small Llama that copies up to 91 of 128 tokens, one seed better than the other.
+HandMade small_model(const std::vector<double>& of_untrained) {
+  return HandMade("small_model", "quick", nlohmann::json::object(), [&](HandMade& claim) {
+    const auto copies = [](uint64_t seed, int64_t length) {
+      return std::vector<double>(3, length > 91 ? 0 : seed == 0 ? 0.45 : 0.35);
+    };
+    claim.curve("Llama", copies);
+    claim.curve("Llama", copies, {{"split", "train"}});
+    claim.curve(kUntrained, always(of_untrained));
+  });
+}
+
+/// Llama-XL without memory beyond its segments, whose loss falls by so much after the second.
+HandMade segment_recurrence(double fall, const nlohmann::json& changes = nlohmann::json::object()) {
+  return HandMade("segment_recurrence", "quick", changes, [fall](HandMade& claim) {
+    claim.curve("Llama", always({0.4, 0.41, 0.39}));
+    claim.curve("Llama-XL", always({0.001, -0.001, 0}));
+    const auto& settings = claim.study.settings;
+    const int64_t segment = settings.at("segment"),
+                  longest = segment * settings.at("evaluation").at("segments").get<int64_t>();
+    Evaluated found;
+    for (const char* quantity : {"loss_at_position", "standard_error_at_position"})
+      for (int64_t i = 1; i <= longest; ++i)
+        found.points.push_back({.quantity = quantity,
+                                .x = static_cast<double>(i),
+                                .value = *quantity == 's'  ? 0.001
+                                         : i > 2 * segment ? 2 - fall
+                                                           : 2});
+    const int64_t sequences = settings.at("evaluation").at("tokens").get<int64_t>() / longest;
+    for (const Artefact& model : claim.study.trained)
+      claim.write(
+          model, "per_token_loss",
+          {{"length", longest}, {"sequences", sequences}, {"kept", {"loss_at_position", "standard_error_at_position"}}},
+          found);
+  });
+}
+
+TEST(CurveControls, HaveTheBandOfTheirRepeatsAlone) {
+  const HandMade claim = architectures(0.4);
+  Curves curves(claim.study);
+  for (const Artefact& model : claim.study.trained) curves.add(model, model.run.label);
+  const auto none = Expectation::within(0.01);
+  const Comparison control = curves.control("", kUntrained, 32, none),
+                   other = curves.gap("", {{kUntrained, 1}}, 32, none);
+  EXPECT_NEAR(control.band, band_of_mean(kNoise), 1e-12);
+  EXPECT_EQ(control.measured, other.measured);
+  EXPECT_EQ(control.verdict(), Verdict::kReproduced);
+  EXPECT_GT(other.band, 0.1) << "the scatter of the Transformer's seeds";
+  EXPECT_EQ(other.verdict(), Verdict::kInconclusive);
+}
+
+TEST(CurveControls, AreDecidedHoweverTheSeedsOfOtherRowsScatter) {
+  const auto of_architectures = architectures(0.4).judged();
+  EXPECT_EQ(one_of(of_architectures, "Untrained: no gap").verdict(), Verdict::kReproduced);
+  const Comparison& local = one_of(of_architectures, "Local attention copies nothing");
+  EXPECT_EQ(local.band, 0) << "to the bit";
+  EXPECT_EQ(local.verdict(), Verdict::kReproduced);
+  EXPECT_EQ(overall(of_architectures), Verdict::kTrendReproduced);
+  EXPECT_EQ(one_of(small_model(kNoise).judged(), "Untrained: no gap").verdict(), Verdict::kReproduced);
+}
+
+TEST(CurveControls, ThatCopyRefuteTheClaim) {
+  const auto judged = small_model({0.05, 0.051, 0.049}).judged();
+  EXPECT_EQ(one_of(judged, "Untrained: no gap").verdict(), Verdict::kRefuted);
+  EXPECT_EQ(overall(judged), Verdict::kRefuted);
+  EXPECT_EQ(overall(small_model(kNoise).judged()), Verdict::kTrendReproduced);
+}
+
+TEST(ClosedGates, NeitherRefuteNorDecide) {
+  const auto open = architectures(-0.3).judged(), closed = architectures(-0.3, {{"closed_gates", "they are"}}).judged();
+  for (const char* begin : {"FoX (Pro) copies", "FoX (Pro) has coarse memory"}) {
+    EXPECT_EQ(one_of(open, begin).verdict(), Verdict::kRefuted);
+    EXPECT_EQ(one_of(closed, begin).verdict(), Verdict::kInconclusive);
+    EXPECT_EQ(one_of(closed, begin).no_refutation, "they are");
+    EXPECT_FALSE(one_of(closed, begin).headline);
+  }
+  EXPECT_EQ(overall(open), Verdict::kRefuted);
+  EXPECT_EQ(overall(closed), Verdict::kTrendReproduced);
+  EXPECT_NE(one_of(closed, "FoX (Pro) copies").note, "") << "a headline once";
+}
+
+TEST(ClosedGates, LeaveWhatCopiesAndWhatHasNoGates) {
+  const auto copies = architectures(0.4, {{"closed_gates", "they are"}}).judged();
+  EXPECT_EQ(one_of(copies, "FoX (Pro) copies").verdict(), Verdict::kTrendReproduced) << "what is seen counts";
+  HandMade forgets = architectures(0.4, {{"closed_gates", "they are"}});
+  forgets.curve(kTransformer, always({0, 0, 0}));
+  const auto judged = forgets.judged();
+  EXPECT_EQ(one_of(judged, "Transformer (Pro) has coarse memory").verdict(), Verdict::kRefuted);
+  EXPECT_EQ(overall(judged), Verdict::kRefuted);
+}
+
+TEST(ShortSight, LeavesALossThatRisesOpen) {
+  const nlohmann::json far = {{"short_sight", nullptr}};
+  const auto loss = [](const HandMade& claim) {
+    return one_of(claim.judged(), "The loss of Llama-XL falls").verdict();
+  };
+  EXPECT_EQ(loss(segment_recurrence(-0.1, far)), Verdict::kRefuted);
+  EXPECT_EQ(loss(segment_recurrence(-0.1)), Verdict::kInconclusive);
+  EXPECT_EQ(loss(segment_recurrence(0.1)), Verdict::kTrendReproduced);
+}
+
+TEST(FirstRuns, ThatChangedSettingsOrRulesAreNotedBesideEachVerdict) {
+  const nlohmann::json words = {{"first_run", "in a first run"}};
+  for (const auto& judged :
+       {architectures(0.4, words).judged(), small_model(kNoise).judged(), segment_recurrence(0.1).judged()})
+    for (const Comparison& comparison : judged)
+      EXPECT_NE(comparison.note.find("a first run"), std::string::npos) << comparison.statement;
+}
+
+}  // namespace
+}  // namespace lethe

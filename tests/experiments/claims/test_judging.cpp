@@ -1,0 +1,127 @@
+// Claims judged by a part of their runs, and trained and measured in part.
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "experiments/claims/judging.hpp"
+#include "experiments/claims/seeds.hpp"
+#include "experiments/claims/settings.hpp"
+#include "experiments/json_file.hpp"
+#include "tests/experiments/tiny.hpp"
+
+namespace lethe {
+namespace {
+
+namespace fs = std::filesystem;
+
+const char* kColumns =
+    "experiment,claim,variant,implementation,device,dtype,batch,length,heads,key_dim,value_dim,seed,metric,unit,value,"
+    "stddev,samples,source,comparability\n";
+
+/// One step of training of a row; rows differ in their seeds.
+lethe::Run run_of(const std::string& row, uint64_t seed, const nlohmann::json& settings) {
+  lethe::Run run = tiny_run();
+  run.label = row;
+  run.training.total_tokens = run.training.batch_tokens;
+  run.training.warmup_tokens = 0;
+  run.training.corpus = settings.at("training").at("corpus");
+  run.training.seed = seed;
+  return run;
+}
+
+std::vector<lethe::Run> trained_and_absent(const nlohmann::json& settings, int64_t) {
+  return {run_of("trained", 0, settings), run_of("absent", 1, settings)};
+}
+
+/// The numbers of the rows that there are: a model's is 1.
+Measurements numbers(const Study& study) {
+  Measurements found;
+  study.each([&](const Artefact& model) {
+    for (const uint64_t seed : {0, 1, 2}) found.add(model.run.label, seed, 1);
+  });
+  return found;
+}
+
+Comparison headline(Comparison comparison) {
+  comparison.headline = true;
+  return comparison;
+}
+
+Comparison on_both(const Measurements& found) {
+  return headline(found.compare("both", {{"trained", 1}, {"absent", -1}}, Expectation::positive()));
+}
+
+Findings measure_both(const Study& study) { return {{}, {}, {on_both(numbers(study))}}; }
+
+Findings measure_one_and_both(const Study& study) {
+  const Measurements found = numbers(study);
+  return {{}, {}, {headline(found.compare("one", {{"trained", 1}}, Expectation::positive())), on_both(found)}};
+}
+
+std::vector<std::string> measured;  // the claims that were
+
+Findings measure_and_tell(const Study& study) {
+  measured.push_back(study.experiment.claim);
+  return measure_both(study);
+}
+
+std::vector<lethe::Run> only_absent(const nlohmann::json& settings, int64_t) { return {run_of("absent", 1, settings)}; }
+
+class PartOfTheRuns : public TinyDatasetTest {
+ protected:
+  PartOfTheRuns() {
+    context.root = context.artefacts = folder.path();
+    context.results = folder.path() / "results";
+  }
+
+  Experiment claim(const std::string& name, decltype(Experiment::runs) runs, decltype(Experiment::measure) measure) {
+    const Experiment made{"paper", name, runs, measure};
+    const fs::path place = claim_folder(folder.path(), made);
+    fs::create_directories(place);
+    std::ofstream(place / "config.toml") << "[claim]\ntitle = \"A claim\"\n[quick.training]\ncorpus = \"" << corpus
+                                         << "\"\ntokenizer = \"bytes\"\n";
+    std::ofstream(place / "paper.csv") << kColumns;
+    return made;
+  }
+
+  Judged judged(const Experiment& one) {
+    trained(run_of("trained", 0, claim_settings(context.root, one, "quick")), dataset, models);
+    return judge_experiments({one}, context, models).front();
+  }
+
+  std::string corpus = (folder.path() / "text").string();
+  Context context;
+};
+
+TEST_F(PartOfTheRuns, JudgesNoClaimOfWhichNoStatementHasItsRuns) {
+  const Judged found = judged(claim("both", trained_and_absent, measure_both));
+  EXPECT_EQ(found.lacks, "expected the runs of a statement, found those of none; not run: absent, context 32, seed 1");
+  EXPECT_TRUE(found.comparisons.empty());
+  EXPECT_FALSE(fs::exists(context.results / "both.json"));
+}
+
+TEST_F(PartOfTheRuns, JudgesAClaimByAStatementThatHasItsRunsAndKeepsTheOthersOpen) {
+  const Judged found = judged(claim("one", trained_and_absent, measure_one_and_both));
+  EXPECT_EQ(found.lacks, "");
+  ASSERT_EQ(found.comparisons.size(), 2u);
+  EXPECT_EQ(found.comparisons[0].verdict(), Verdict::kTrendReproduced);
+  EXPECT_EQ(found.comparisons[1].verdict(), Verdict::kInconclusive) << "not out of reach: it can run";
+  EXPECT_EQ(found.comparisons[1].open, "absent has not run yet");
+  const nlohmann::json certificate = read_json(context.results / "one.json");
+  EXPECT_EQ(certificate.at("verdict"), to_string(Verdict::kInconclusive));
+  EXPECT_EQ(certificate.at("not_run"), nlohmann::json::array({"absent, context 32, seed 1"}));
+}
+
+TEST_F(PartOfTheRuns, MeasuresNoClaimThatHasNoneOfThemAndWritesNone) {
+  measured.clear();
+  context.only = {"trained"};
+  run_experiments({claim("one", trained_and_absent, measure_and_tell), claim("none", only_absent, measure_and_tell)},
+                  context);
+  EXPECT_EQ(measured, std::vector<std::string>{"one"});
+  EXPECT_FALSE(fs::exists(context.results));
+}
+
+}  // namespace
+}  // namespace lethe

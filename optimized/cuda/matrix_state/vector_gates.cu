@@ -7,7 +7,7 @@ namespace lethe::matrix_state {
 namespace {
 
 template <typename Element, int kRows, bool kValueGate>
-void launch_instance(const VectorSweepArguments& p, cudaStream_t stream) {
+void launch_instance(const VectorSweepArguments& p, bool overlapping, cudaStream_t stream) {
   constexpr int kBytes = VectorSweepShared<kRows, kValueGate>::kBytes;
   const auto kernel = vector_sweep<Element, kRows, kValueGate>;
   cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
@@ -15,24 +15,28 @@ void launch_instance(const VectorSweepArguments& p, cudaStream_t stream) {
   cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, 100),
              "matrix state: shared memory");
   const int tiles = (p.columns + kSweepColumns - 1) / kSweepColumns;
-  kernel<<<static_cast<unsigned>(p.batch * p.heads * tiles), kVectorThreads, kBytes, stream>>>(p);
+  const dim3 grid(static_cast<unsigned>(p.batch * p.heads * tiles));
+  if (overlapping) return launch_overlapping(kernel, grid, kVectorThreads, kBytes, stream, p);
+  kernel<<<grid, kVectorThreads, kBytes, stream>>>(p);
   cuda_check(cudaGetLastError(), "matrix state: launch");
 }
 
 template <typename Element, bool kValueGate>
-void launch_rows(const VectorSweepArguments& p, cudaStream_t stream) {
-  if (p.rows <= 32) return launch_instance<Element, 32, kValueGate>(p, stream);
-  p.rows <= 64 ? launch_instance<Element, 64, kValueGate>(p, stream)
-               : launch_instance<Element, 128, kValueGate>(p, stream);
+void launch_rows(const VectorSweepArguments& p, bool overlapping, cudaStream_t stream) {
+  if (p.rows <= 32) return launch_instance<Element, 32, kValueGate>(p, overlapping, stream);
+  p.rows <= 64 ? launch_instance<Element, 64, kValueGate>(p, overlapping, stream)
+               : launch_instance<Element, 128, kValueGate>(p, overlapping, stream);
 }
 
 template <typename Element>
-void launch_gates(const VectorSweepArguments& p, cudaStream_t stream) {
-  p.value_gate.data ? launch_rows<Element, true>(p, stream) : launch_rows<Element, false>(p, stream);
+void launch_gates(const VectorSweepArguments& p, bool overlapping, cudaStream_t stream) {
+  p.value_gate.data ? launch_rows<Element, true>(p, overlapping, stream)
+                    : launch_rows<Element, false>(p, overlapping, stream);
 }
 
-void launch(const VectorSweepArguments& p, Dtype dtype, cudaStream_t stream) {
-  dtype == Dtype::kBFloat16 ? launch_gates<__nv_bfloat16>(p, stream) : launch_gates<__half>(p, stream);
+void launch(const VectorSweepArguments& p, Dtype dtype, bool overlapping, cudaStream_t stream) {
+  dtype == Dtype::kBFloat16 ? launch_gates<__nv_bfloat16>(p, overlapping, stream)
+                            : launch_gates<__half>(p, overlapping, stream);
 }
 
 VectorSweepArguments arguments_of(const MatrixStateInput& in) {
@@ -64,13 +68,13 @@ void vector_forward(const MatrixStateForward& a) {
   p.out = a.values;
   p.float_out = a.float_values;
   p.last = a.last_state;
-  launch(p, a.dtype, a.stream);
+  launch(p, a.dtype, false, a.stream);
 }
 
 void vector_backward(const MatrixStateBackward& a) {
   vector_gradient_launch(a);
   if (a.form.value_gate) return;
-  // dv_j = Σ_{i ≥ j} (Σ_κ D_ijκ q_iκ k_jκ) dO_i is a sweep in reverse.
+  // dv_j = Σ_{i ≥ j} (Σ_κ D_ijκ q_iκ k_jκ) dO_i is a sweep in reverse. It reads nothing of the kernel before it, beside whose last CTAs it runs.
   VectorSweepArguments p = arguments_of(a);
   p.query = a.key;
   p.key = a.query;
@@ -80,7 +84,7 @@ void vector_backward(const MatrixStateBackward& a) {
   p.read_scale = 1.0f;
   p.write_scale = static_cast<float>(a.scale);
   p.initial = a.grad_last_state;
-  launch(p, a.dtype, a.stream);
+  launch(p, a.dtype, true, a.stream);
 }
 
 }  // namespace lethe::matrix_state

@@ -16,6 +16,7 @@
 // Four warps own 16 rows each, of R, S, q, k and f, with tokens along the columns of their accumulators. Four others copy, multiply B of the chunk before,
 // and store. S comes from vector_states.
 
+#include "optimized/cuda/launch.cuh"
 #include "optimized/cuda/matrix_state/vector_pair_warps.cuh"
 #include "optimized/cuda/matrix_state/vector_row_warps.cuh"
 #include "optimized/cuda/matrix_state/vector_states.cuh"
@@ -26,6 +27,7 @@ template <typename Element, int kColumns, bool kColumnGate>
 __global__ void __launch_bounds__(kVectorThreads, 1)
     vector_gradient(const __grid_constant__ VectorGradientArguments p) {
   extern __shared__ __align__(1024) char memory[];
+  let_next_kernel_start();
   const uint32_t shared = ptx::shared_address(memory);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const RowTile place = row_tile(p);
@@ -45,13 +47,11 @@ __global__ void __launch_bounds__(kVectorThreads, 1)
       if (n < place.chunks) pairs.load(n);
       ptx::copies_commit();
     };
-    load(0);
-    load(1);
 #pragma unroll 1
     for (int n = -1; n <= place.chunks; ++n) {
       if (n > 0) pairs.store(n - 1);
-      if (n >= 0) load(n + 2);
-      ptx::copies_wait<1>();
+      load(n + 1);
+      ptx::copies_wait<0>();
       if constexpr (!kColumnGate) {
         ptx::sync_threads<1, kVectorThreads / 2>();  // the rows of v that the other warps copied
         if (n + 1 < place.chunks) pairs.multiply(n + 1);

@@ -12,14 +12,17 @@ namespace lethe::matrix_state {
 
 template <int kColumns, bool kColumnGate>
 struct VectorGradientShared {
-  static constexpr int kStages = 3, kPairStages = kColumnGate ? kStages : 2;
+  static constexpr int kStages = 2;
   static constexpr int kKey = kTokens * kRowTile * 2, kGradValue = 2 * kKey,
                        kValue = kGradValue + kTokens * kColumns * 2, kGates = kValue + kTokens * kColumns * 2,
                        kStage = kGates + kTokens * kGateStride;
-  static constexpr int kPairs = kStages * kStage, kBytes = kPairs + kPairStages * PairRecord::kBytes;
+  static constexpr int kPairs = kStages * kStage;
+  /// Of a warp and block of 16 tokens, what a lane holds of a left operand, three of them; and of each row, the products of its gates.
+  static constexpr int kOperands = kPairs + kStages * PairRecord::kBytes, kProducts = kOperands + 4 * 3 * 4 * 512;
+  static constexpr int kBytes = kProducts + 4 * 4 * 256;
   /// The PairRecord of chunk n.
   __device__ __forceinline__ static uint32_t pairs(uint32_t shared, int n) {
-    return shared + kPairs + n % kPairStages * PairRecord::kBytes;
+    return shared + kPairs + n % kStages * PairRecord::kBytes;
   }
 };
 

@@ -195,14 +195,13 @@ struct VectorPreparation {
       constexpr std::integral_constant<int, 2> kTwo;
       constexpr std::integral_constant<int, 4> kFour;
       constexpr std::integral_constant<int, 8> kEight;
-      uint32_t x[kBlock], y[kBlock];
+      uint32_t x[kBlock];
       load_halving(kEight, x);
-      load_halving(kFour, y);
       put_halving(0, kEight, x);
-      put_halving(1, kFour, y);
+      load_halving(kFour, x);
+      put_halving(1, kFour, x);
       __syncwarp();
       load_halving(kTwo, x);
-      load_halving(kOne, y);
       {
         float low[4] = {}, high[4] = {};
         gram(0, low, high, false);
@@ -216,23 +215,30 @@ struct VectorPreparation {
       }
       __syncwarp();
       put_halving(0, kTwo, x);
-      put_halving(1, kOne, y);
+      load_halving(kOne, x);
+      put_halving(1, kOne, x);
       if (active) {  // E ∘ a and D_B ∘ b
+        const auto weigh = [&](int row, uint32_t tile, float2 factor) {
+          const float2 two = unpack<Element>(x[row]);
+          ptx::store_word(rows_below<kRows>(raw, row) + tile, pack<Element>(two.x * factor.x, two.y * factor.y));
+        };
+        const auto load_rows = [&](uint32_t tile) {
+#pragma unroll
+          for (int r = 0; r < kBlock; ++r) x[r] = ptx::load_word(rows_below<kRows>(raw, r) + tile);
+        };
+        load_rows(0);
+        float2 factor{p.read_scale, p.read_scale};
 #pragma unroll
         for (int r = 0; r < kBlock; ++r) {
-          x[r] = ptx::load_word(rows_below<kRows>(raw, r));
-          y[r] = ptx::load_word(rows_below<kRows>(raw, r) + Shared::kKey);
+          factor = product(factor, f[r]);
+          weigh(r, 0, factor);
         }
-        float2 up{p.read_scale, p.read_scale}, down{p.write_scale, p.write_scale};
+        load_rows(Shared::kKey);
+        factor = {p.write_scale, p.write_scale};
 #pragma unroll
-        for (int r = 0; r < kBlock; ++r) {
-          up = product(up, f[r]);
-          const float2 a = unpack<Element>(x[r]);
-          ptx::store_word(rows_below<kRows>(raw, r), pack<Element>(a.x * up.x, a.y * up.y));
-          const int last = kBlock - 1 - r;
-          if (r > 0) down = product(down, f[last + 1]);
-          const float2 b = unpack<Element>(y[last]);
-          ptx::store_word(rows_below<kRows>(raw, last) + Shared::kKey, pack<Element>(b.x * down.x, b.y * down.y));
+        for (int r = kBlock - 1; r >= 0; --r) {
+          weigh(r, Shared::kKey, factor);
+          factor = product(factor, f[r]);
         }
       }
       __syncwarp();

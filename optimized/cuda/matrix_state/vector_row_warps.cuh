@@ -118,11 +118,19 @@ struct VectorRows {
     ChunkProducts runs;
 #pragma unroll
     for (int i = 0; i < 8; ++i) runs.eight[i][0] = gates[i].eight[0], runs.eight[i][1] = gates[i].eight[1];
-
-    uint32_t by16[4][4], by32[4][4], query[4][4];
+    const auto operand_at = [&](int which, int m) {
+      return shared + Shared::kOperands + ((warp * 3 + which) * 4 + m) * 512 + lane * 16;
+    };
+    const auto load_operand = [&](int which, int m, uint32_t(&to)[4]) {
+      const uint4 four = ptx::load_words(operand_at(which, m));
+      to[0] = four.x, to[1] = four.y, to[2] = four.z, to[3] = four.w;
+    };
+    const auto products_at = [&](int m, int h) {
+      return shared + Shared::kProducts + (warp * 4 + m) * 256 + (g + 8 * h) * 16;
+    };
 #pragma unroll
     for (int m = 0; m < 4; ++m) {
-      uint32_t q[4], k[4];
+      uint32_t q[4], k[4], by16[4], by32[4], query[4];
       load_rows(m, q, k);
 #pragma unroll
       for (int i = 0; i < 2; ++i)
@@ -135,11 +143,21 @@ struct VectorRows {
           const auto packed = [](float2 x, float2 y, float factor) {
             return pack<Element>(x.x * y.x * factor, x.y * y.y * factor);
           };
-          by16[m][h + 2 * i] = m % 2 ? packed(a, up, runs.up16(m, i, h)) : packed(b, down, runs.down16(m, i, h));
-          by32[m][h + 2 * i] = m / 2 ? packed(a, up, runs.up32(m, i, h)) : packed(b, down, runs.down32(m, i, h));
-          query[m][h + 2 * i] = packed(a, up, runs.up64(m, i, h) * p.scale);
+          by16[h + 2 * i] = m % 2 ? packed(a, up, runs.up16(m, i, h)) : packed(b, down, runs.down16(m, i, h));
+          by32[h + 2 * i] = m / 2 ? packed(a, up, runs.up32(m, i, h)) : packed(b, down, runs.down32(m, i, h));
+          query[h + 2 * i] = packed(a, up, runs.up64(m, i, h) * p.scale);
         }
+      ptx::store_words(operand_at(0, m), {by16[0], by16[1], by16[2], by16[3]});
+      ptx::store_words(operand_at(1, m), {by32[0], by32[1], by32[2], by32[3]});
+      ptx::store_words(operand_at(2, m), {query[0], query[1], query[2], query[3]});
+      if (t == 0)
+#pragma unroll
+        for (int h = 0; h < 2; ++h)
+          ptx::store_words(products_at(m, h),
+                             {__float_as_uint(runs.eight[2 * m][h]), __float_as_uint(runs.eight[2 * m + 1][h]),
+                              __float_as_uint(runs.sixteen(m ^ 1, h)), __float_as_uint(runs.half_chunk(1 - m / 2, h))});
     }
+    __syncwarp();
 
     // What every gate of a block separates, of other blocks: by lane, summed over the lanes of a row at the end.
     float shared_terms[4][2] = {};
@@ -182,12 +200,23 @@ struct VectorRows {
     };
     const uint32_t tokens_at = ptx::swizzled_chunk<kColumns>(lane % 8 + lane / 16 * 8, lane / 8 % 2);
 
-#pragma unroll
+#pragma unroll 1
     for (int m = 0; m < 4; ++m) {
+      const bool upper32 = m / 2, upper16 = m % 2;
       uint32_t raw_q[4], raw_k[4];
       load_rows(m, raw_q, raw_k);
       float q[2][4], k[2][4], dq[2][4] = {}, dk[2][4] = {}, query_terms[2][4], key_terms[2][4];
       EightGates run[2];
+      float eights[2][2], sibling[2],
+          other_half[2];  // products of the block's eights, of its sibling of 16 and of the other 32 tokens
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const uint4 four = ptx::load_words(products_at(m, h));
+        eights[0][h] = __uint_as_float(four.x);
+        eights[1][h] = __uint_as_float(four.y);
+        sibling[h] = __uint_as_float(four.z);
+        other_half[h] = __uint_as_float(four.w);
+      }
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
 #pragma unroll
@@ -219,20 +248,23 @@ struct VectorRows {
           ptx::multiply_add<Element>(dk[1], of_grad, right[2], right[3]);
         }
       }
-      float up[2][4], down[2][4];  // in the eight
+      // q times the gates since the beginning of its run of 8, 16, 32 tokens, k times those up to the end.
+      float query8[2][4], key8[2][4], query16[2][4], key16[2][4], query32[2][4], key32[2][4];
 #pragma unroll
       for (int i = 0; i < 2; ++i)
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-          up[i][j] = run[i].up(j, upper2, upper4);
-          down[i][j] = run[i].down(j, upper2, upper4);
+          const int h = j / 2;
+          query8[i][j] = q[i][j] * run[i].up(j, upper2, upper4);
+          key8[i][j] = k[i][j] * run[i].down(j, upper2, upper4);
+          query16[i][j] = i ? query8[i][j] * eights[0][h] : query8[i][j];
+          key16[i][j] = i ? key8[i][j] : key8[i][j] * eights[1][h];
+          query32[i][j] = query16[i][j] * (upper16 ? sibling[h] : 1.0f);
+          key32[i][j] = key16[i][j] * (upper16 ? 1.0f : sibling[h]);
           dq[i][j] *= p.scale * state_unit;
           dk[i][j] *= grad_unit;
-          query_terms[i][j] = dq[i][j] * (q[i][j] * up[i][j] * runs.up64(m, i, j / 2));
-          key_terms[i][j] = dk[i][j] * (k[i][j] * down[i][j] * runs.down64(m, i, j / 2));
-          if (m / 2)
-            dq[i][j] *= runs.half_chunk(0, j / 2), shared_terms_add(shared_terms, m, 32, j / 2, query_terms[i][j]);
-          else dk[i][j] *= runs.half_chunk(1, j / 2), shared_terms_add(shared_terms, m, 32, j / 2, key_terms[i][j]);
+          query_terms[i][j] = dq[i][j] * query32[i][j] * (upper32 ? other_half[h] : 1.0f);
+          key_terms[i][j] = dk[i][j] * key32[i][j] * (upper32 ? 1.0f : other_half[h]);
         }
       const auto scaled = [&](float(&sum)[2][4], float unit) {
         if constexpr (kHalf) {
@@ -242,51 +274,65 @@ struct VectorRows {
             for (int j = 0; j < 4; ++j) sum[i][j] *= unit;
         }
       };
-      // Halves of 32 tokens: rows of the upper half by the lower one's keys, or keys of the lower one by the upper one's queries.
+      const auto unit_of = [&](int block) {
+        return block == 0 ? pair_units[0] : block == 1 ? pair_units[1] : block == 2 ? pair_units[2] : pair_units[3];
+      };
+      // What the tokens give to the gates of the blocks of the other half of their run of 64 or 32, by lane.
+      float to_half[2], to_sibling[2];
+      const auto row_sums = [](const float(&x)[2][4], float(&to)[2]) {
 #pragma unroll
-      for (int other = 0; other < 2; ++other) {
-        float sum[2][4] = {};
-        uint32_t right[4];
-        const int c = m / 2 ? other : 2 + other;
-        m / 2 ? load_pairs(m, c, right) : load_pairs_transposed(c, m, right);
-        ptx::multiply_add<Element>(sum[0], by32[c], right[0], right[1]);
-        ptx::multiply_add<Element>(sum[1], by32[c], right[2], right[3]);
-        scaled(sum, pair_units[m / 2 ? m : c]);
-#pragma unroll
-        for (int i = 0; i < 2; ++i)
-#pragma unroll
-          for (int j = 0; j < 4; ++j) {
-            if (m / 2) {
-              dq[i][j] += sum[i][j];
-              query_terms[i][j] += sum[i][j] * (q[i][j] * up[i][j] * runs.up32(m, i, j / 2));
-            } else {
-              dk[i][j] += sum[i][j];
-              key_terms[i][j] += sum[i][j] * (k[i][j] * down[i][j] * runs.down32(m, i, j / 2));
-            }
-          }
-      }
-      // Halves of 16.
-      {
-        float sum[2][4] = {};
-        uint32_t right[4];
-        m % 2 ? load_pairs(m, m - 1, right) : load_pairs_transposed(m + 1, m, right);
-        ptx::multiply_add<Element>(sum[0], by16[m ^ 1], right[0], right[1]);
-        ptx::multiply_add<Element>(sum[1], by16[m ^ 1], right[2], right[3]);
-        scaled(sum, pair_units[m | 1]);
+        for (int h = 0; h < 2; ++h) to[h] = (x[0][2 * h] + x[0][2 * h + 1]) + (x[1][2 * h] + x[1][2 * h + 1]);
+      };
+      // Halves of 32 and 16 tokens: rows of the upper half by the lower one's keys, or keys of the lower one by the upper one's queries.
+      const auto half_of = [&](int which, int r, int c, auto is_upper, float(&sum)[2][4]) {
+        constexpr bool kUpper = decltype(is_upper)::value;
+        uint32_t left[4], right[4];
+        load_operand(which, kUpper ? c : r, left);
+        if constexpr (kUpper) load_pairs(r, c, right);
+        else load_pairs_transposed(r, c, right);
+        ptx::multiply_add<Element>(sum[0], left, right[0], right[1]);
+        ptx::multiply_add<Element>(sum[1], left, right[2], right[3]);
+        scaled(sum, unit_of(r));
+      };
+      const auto halves_of_32 = [&](auto is_upper, float(&gradient)[2][4], float(&terms)[2][4],
+                                    const float(&operand)[2][4]) {
+        row_sums(terms, to_half);
+        float sum[2][4] = {}, more[2][4] = {};
+        half_of(1, is_upper.value ? m : 2, is_upper.value ? 0 : m, is_upper, sum);
+        half_of(1, is_upper.value ? m : 3, is_upper.value ? 1 : m, is_upper, more);
 #pragma unroll
         for (int i = 0; i < 2; ++i)
 #pragma unroll
           for (int j = 0; j < 4; ++j) {
-            shared_terms_add(shared_terms, m, 16, j / 2, m % 2 ? query_terms[i][j] : key_terms[i][j]);
-            if (m % 2) {
-              dq[i][j] = dq[i][j] * runs.sixteen(m - 1, j / 2) + sum[i][j];
-              query_terms[i][j] += sum[i][j] * (q[i][j] * up[i][j] * runs.up16(m, i, j / 2));
-            } else {
-              dk[i][j] = dk[i][j] * runs.sixteen(m + 1, j / 2) + sum[i][j];
-              key_terms[i][j] += sum[i][j] * (k[i][j] * down[i][j] * runs.down16(m, i, j / 2));
-            }
+            sum[i][j] += more[i][j];
+            gradient[i][j] = gradient[i][j] * other_half[j / 2] + sum[i][j];
+            terms[i][j] += sum[i][j] * operand[i][j];
           }
-      }
+      };
+      const auto halves_of_16 = [&](auto is_upper, float(&gradient)[2][4], float(&terms)[2][4],
+                                    const float(&operand)[2][4]) {
+        row_sums(terms, to_sibling);
+        float sum[2][4] = {};
+        half_of(0, is_upper.value ? m : m + 1, is_upper.value ? m - 1 : m, is_upper, sum);
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+#pragma unroll
+          for (int j = 0; j < 4; ++j) {
+            gradient[i][j] = gradient[i][j] * sibling[j / 2] + sum[i][j];
+            terms[i][j] += sum[i][j] * operand[i][j];
+          }
+      };
+      if (upper32) halves_of_32(std::true_type(), dq, query_terms, query32);
+      else halves_of_32(std::false_type(), dk, key_terms, key32);
+      if (upper16) halves_of_16(std::true_type(), dq, query_terms, query16);
+      else halves_of_16(std::false_type(), dk, key_terms, key16);
+#pragma unroll
+      for (int h = 0; h < 2; ++h)
+#pragma unroll
+        for (int block = 0; block < 4; ++block) {
+          shared_terms[block][h] += block / 2 == m / 2 ? 0.0f : to_half[h];
+          shared_terms[block][h] += block == (m ^ 1) ? to_sibling[h] : 0.0f;
+        }
       uint32_t diagonal[4], transposed[4];
       load_pairs(m, m, diagonal);
       load_pairs_transposed(m, m, transposed);
@@ -300,8 +346,8 @@ struct VectorRows {
         float operand[2][4];
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-          operand[0][j] = k[0][j] * down[0][j];
-          operand[1][j] = q[1][j] * up[1][j];
+          operand[0][j] = key8[0][j];
+          operand[1][j] = query8[1][j];
           y[0][j] = of_second[j / 2];
           y[1][j] = of_first[j / 2];
         }
@@ -310,12 +356,12 @@ struct VectorRows {
         float sum[2][4] = {};
         ptx::multiply_add<Element>(sum[0], left, 0, transposed[1]);
         ptx::multiply_add<Element>(sum[1], left, diagonal[2], 0);
-        scaled(sum, pair_units[m]);
+        scaled(sum, unit_of(m));
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-          dk[0][j] = dk[0][j] * runs.eight[2 * m + 1][j / 2] + sum[0][j];
+          dk[0][j] = dk[0][j] * eights[1][j / 2] + sum[0][j];
           key_terms[0][j] += sum[0][j] * operand[0][j];
-          dq[1][j] = dq[1][j] * runs.eight[2 * m][j / 2] + sum[1][j];
+          dq[1][j] = dq[1][j] * eights[0][j / 2] + sum[1][j];
           query_terms[1][j] += sum[1][j] * operand[1][j];
         }
       }
@@ -342,7 +388,7 @@ struct VectorRows {
         pack_left(operand, left);
         ptx::multiply_add<Element>(sum[0], left, first_pairs & mask, 0);
         ptx::multiply_add<Element>(sum[1], left, 0, second_pairs & mask);
-        scaled(sum, pair_units[m]);
+        scaled(sum, unit_of(m));
 #pragma unroll
         for (int i = 0; i < 2; ++i)
 #pragma unroll
@@ -373,7 +419,7 @@ struct VectorRows {
         pack_left(operand, left);
         ptx::multiply_add<Element>(sum[0], left, first_pairs & mask1, 0);
         ptx::multiply_add<Element>(sum[1], left, 0, second_pairs & mask1);
-        scaled(sum, pair_units[m]);
+        scaled(sum, unit_of(m));
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           const float2 own = ptx::load_floats(pairs + PairRecord::kDiagonal + (16 * m + 8 * i + 2 * t) * 4);
@@ -415,14 +461,17 @@ struct VectorRows {
     }
     const uint32_t grads_at = stage + Shared::kGradValue + ptx::swizzled_chunk<kColumns>(lane % 16, lane / 16);
 #pragma unroll
-    for (int m = 0; m < 4; ++m)
+    for (int m = 0; m < 4; ++m) {
+      uint32_t query[4];
+      load_operand(2, m, query);
 #pragma unroll
       for (int c = 0; c < kSteps; ++c) {
         uint32_t right[4];
         ptx::load_matrices_transposed(right, steps_right<kColumns>(grads_at + 16 * m * (kColumns * 2), c));
-        ptx::multiply_add<Element>(grad[2 * c], query[m], right[0], right[1]);
-        ptx::multiply_add<Element>(grad[2 * c + 1], query[m], right[2], right[3]);
+        ptx::multiply_add<Element>(grad[2 * c], query, right[0], right[1]);
+        ptx::multiply_add<Element>(grad[2 * c + 1], query, right[2], right[3]);
       }
+    }
 
 #pragma unroll
     for (int m = 0; m < 4; ++m)
@@ -451,16 +500,6 @@ struct VectorRows {
     for (int i = 0; i < 2; ++i)
 #pragma unroll
       for (int h = 0; h < 2; ++h) to[h + 2 * i] = pack<Element>(x[i][2 * h], x[i][2 * h + 1]);
-  }
-  /// What block m's tokens give to the gates of the blocks of the other half of their run of 64 or 32.
-  __device__ __forceinline__ static void shared_terms_add(float (&terms)[4][2], int m, int half, int h, float x) {
-    if (half == 16) {
-      terms[m ^ 1][h] += x;
-    } else {
-      const int other = m / 2 ? 0 : 2;
-      terms[other][h] += x;
-      terms[other + 1][h] += x;
-    }
   }
 };
 

@@ -19,7 +19,8 @@ struct VectorStatesShared {
 
 /// The state before each chunk, in 16 bits: S ← E_C S + Σ_j (D_Cj ∘ k_j) v_jᵀ. A warp owns 16 rows.
 template <typename Element, int kColumns, bool kColumnGate>
-__global__ void __launch_bounds__(128, 3) vector_states(const __grid_constant__ VectorGradientArguments p) {
+__global__ void __launch_bounds__(128, kColumns == 64 ? 3 : 2)
+    vector_states(const __grid_constant__ VectorGradientArguments p) {
   using Shared = VectorStatesShared<kColumns>;
   constexpr bool kHalf = std::is_same_v<Element, __half>;
   extern __shared__ __align__(1024) char memory[];

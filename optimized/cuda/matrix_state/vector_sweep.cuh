@@ -18,6 +18,7 @@
 
 #include <type_traits>
 
+#include "optimized/cuda/launch.cuh"
 #include "optimized/cuda/matrix_state/vector_preparation.cuh"
 
 namespace lethe::matrix_state {
@@ -328,7 +329,7 @@ struct VectorSweep {
 };
 
 template <typename Element, int kRows, bool kValueGate>
-__global__ void __launch_bounds__(kVectorThreads, kRows <= 64 ? 2 : 1)
+__global__ void __launch_bounds__(kVectorThreads, kRows <= 32 || (kRows == 64 && !kValueGate) ? 2 : 1)
     vector_sweep(const __grid_constant__ VectorSweepArguments p) {
   extern __shared__ __align__(1024) char memory[];
   const uint32_t shared = ptx::shared_address(memory);
@@ -368,6 +369,7 @@ __global__ void __launch_bounds__(kVectorThreads, kRows <= 64 ? 2 : 1)
     }
     if (!p.float_out) block.store(chunks - 1);
   }
+  wait_for_previous_kernel();
 }
 
 }  // namespace lethe::matrix_state

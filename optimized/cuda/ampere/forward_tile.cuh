@@ -217,6 +217,15 @@ struct ForwardTile {
       }
   }
 
+  /// O of the blocks before may be beyond float, and a maximum that moves would hide it from the sum's bound.
+  __device__ __forceinline__ void keep_sums_beyond_their_bound(Registers& r) const {
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+      for (int h = 0; h < 2; ++h)
+        if (!(r.sum[i][h] < tile::kLargestSum / 4)) r.sum[i][h] = INFINITY;
+  }
+
   /// Moves m where a logit is above it by more than kRescaleAbove, and the sum and O with it.
   /// A row that is masked in the whole block loses the block's bias, which may be NaN.
   __device__ __forceinline__ void follow_maximum(Registers& r, float (&bias)[kRowTiles][2]) const {
@@ -279,6 +288,7 @@ struct ForwardTile {
     }
     const bool masked = near || n * kKeys < first_key(16 * kRowTiles - 1);
     if (masked) mask(r, n);
+    if (masked && !follow) keep_sums_beyond_their_bound(r);
     if (masked || follow) follow_maximum(r, offset);
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i)

@@ -246,8 +246,9 @@ TEST_P(Forward, ResolvesPairsWhereGatesAreAlmostStrong) {
       if (result.repeated_tiles) {
         EXPECT_EQ(*result.repeated_tiles, 0);
       }
-      EXPECT_LE(worst.values, budget(dtype()));
-      EXPECT_LE(worst.log_normalizer, 4e-4);  // of sums of up to 1536
+      EXPECT_LE(worst.values,
+                dtype() == Dtype::kFloat32 ? 1.5e-5 : budget(dtype()));  // of floats as large as those sums
+      EXPECT_LE(worst.log_normalizer, 4e-4);                             // of sums of up to 1536
     }
 }
 

@@ -106,8 +106,9 @@ class MatrixState(unittest.TestCase):
                             # Gates that forget everything have a gradient of nearly 0.
                             floor = 1e-3 * expected["query"].norm().item() if gate else 1e-30
                             # Strengths up to 2: with a gate of 1 a write turns its key's value around, and the state keeps every error.
-                            strong = call == "head-gated delta" and kind in ("open", "one")
-                            budget = (2e-2 if gate else 1e-2) if strong else 3e-3 if gate else BUDGET[dtype]
+                            strong = call == "head-gated delta" and dtype != torch.float32
+                            turns = strong and kind in ("open", "one")
+                            budget = (2e-2 if turns else 3e-3) if gate else 1e-2 if turns else max(BUDGET[dtype], 2e-3) if strong else BUDGET[dtype]
                             self.assertLessEqual(worst_head(actual, expected[name], floor), budget, name)
 
     def test_keeps_the_budget_for_every_length_and_size(self):

@@ -4,7 +4,6 @@
 #include <chrono>
 #include <csignal>
 #include <cstdio>
-#include <fstream>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -20,6 +19,7 @@
 #include "experiments/commands/farm.hpp"
 #include "experiments/commands/progress_line.hpp"
 #include "experiments/data/run_program.hpp"
+#include "experiments/training/training_log.hpp"
 
 namespace lethe {
 namespace {
@@ -40,18 +40,10 @@ std::string described(const JobProgress& progress) {
   return line;
 }
 
-/// The tokens that a training has seen, by the last whole line of its log.
+/// The tokens that a training has seen, by its log.
 double tokens_logged(const std::filesystem::path& folder) {
-  constexpr std::streamoff kTail = 4096;
-  std::ifstream log(folder / "log.jsonl", std::ios::ate);
-  if (!log) return 0;
-  log.seekg(std::max<std::streamoff>(0, static_cast<std::streamoff>(log.tellg()) - kTail));
-  double tokens = 0;
-  for (std::string line; std::getline(log, line);) {
-    const auto step = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
-    if (step.is_object() && step.contains("tokens")) tokens = step["tokens"].get<double>();
-  }
-  return tokens;
+  const nlohmann::json tokens = last_logged(folder).value("tokens", nlohmann::json(0));
+  return tokens.is_number() ? tokens.get<double>() : 0;
 }
 
 /// The progress of a farm, from the logs of its runs.

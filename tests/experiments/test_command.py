@@ -297,12 +297,13 @@ class Models(CommandTest):
     def test_are_listed_with_their_state_and_one_broken_blocks_none(self):
         with tempfile.TemporaryDirectory() as root:
             models = Path(root) / "artefacts/models"
-            for name in ("finished", "stopped", "training", "diverged", "damaged", "lost"):
+            for name in ("finished", "stopped", "training", "diverged", "damaged", "lost", "edited"):
                 shutil.copytree(self.folder, models / name)
                 if name in ("stopped", "training"):
                     (models / name / "done.json").unlink()
                     log = models / name / "log.jsonl"
                     log.write_text("\n".join(log.read_text().splitlines()[:2]) + "\n")
+                    shutil.copy(models / name / "checkpoint.previous.pt", models / name / "checkpoint.pt")  # of two steps
             done = models / "diverged/done.json"
             content = json.loads(done.read_text()) | {"diverged": "loss: expected a finite number"}
             del content["sha256"]
@@ -310,12 +311,15 @@ class Models(CommandTest):
             done.write_text(json.dumps(content, indent=1, sort_keys=True))
             (models / "damaged/run.json").write_text('{"model": [')
             (models / "lost/checkpoint.pt").unlink()
+            (models / "edited/done.json").unlink()
+            (models / "edited/log.jsonl").write_text((models / "edited/log.jsonl").read_text().replace('"loss":5', '"loss":1', 1))
             with open(models / "training/lock", "w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 listed = self.done("--root", root, "list", "models")
             for line in (r"finished +finished +fox-pro +12k +512 +bible +\d\.\d{4} +\d{4}-\d\d-\d\d \d\d:\d\d", r"stopped +stopped 50 %", r"training +training 50 %",
                          r"diverged +failed: loss: expected a finite", r"damaged +broken: .*run\.json: expected",
-                         r"lost +broken: .*checkpoint\.pt: expected a checkpoint, found none"):
+                         r"lost +broken: .*checkpoint\.pt: expected a checkpoint, found none",
+                         r"edited +broken: .*log\.jsonl: expected \d+ bytes .*, those of its checkpoint"):
                 self.assertRegex(listed, rf"(?m)^  {line}")
             self.assertNotIn("\n\n", listed)
 

@@ -10,7 +10,7 @@ import unittest
 from pathlib import Path
 
 from checkout import SOURCE
-from test_readable import write_training
+from test_readable import write_checkpoint, write_training
 
 WRITER = """
 import json
@@ -64,6 +64,17 @@ class Plot(unittest.TestCase):
         self.assertEqual(result.returncode, 0)
         self.assertRegex(result.stderr, "^plot: left out: .*aaaa1/run.json: expected JSON, found .*\n$")
         self.assertIn("bbbb2", (self.root / "losses.svg").read_text())
+
+    def test_leaves_out_an_edited_log_of_a_training_without_an_end(self):
+        folder = self.root / "artefacts/models/aaaa1"
+        (folder / "done.json").unlink()
+        write_checkpoint(folder)
+        self.assertEqual(self.plot().stderr, "")
+        (folder / "log.jsonl").write_text((folder / "log.jsonl").read_text().replace("2.5", "0.5"))
+        result = self.plot()
+        self.assertEqual(result.returncode, 0)
+        self.assertRegex(result.stderr, "^plot: left out: .*aaaa1/log.jsonl: expected the .* bytes of its checkpoint, found others\n$")
+        self.refused(".*aaaa1/log.jsonl: expected the .* bytes of its checkpoint, found others\n$", "aaaa1")
 
     def test_writes_into_a_device_and_leaves_it_one(self):
         self.assertEqual(self.plot("--output", "/dev/null").returncode, 0)

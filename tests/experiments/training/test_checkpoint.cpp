@@ -245,6 +245,30 @@ TEST_F(Stored, RefusesAFlippedBitInItsLog) {
   EXPECT_NE(refusal([&] { go_on(); }).find("log.jsonl: expected "), std::string::npos);
 }
 
+TEST_F(Stored, ComparesTheLogOfAnUnfinishedTrainingWithItsCheckpoint) {
+  const auto reading = [&] { return refusal([&] { read_log(artefact.folder, [](const nlohmann::json&) {}); }); };
+  fs::remove(done);
+  const std::string whole = read_whole(log);
+  std::mt19937 random(4);
+  for (int i = 0; i < 100; ++i) {
+    flip(log, random() % (8 * whole.size()));
+    ASSERT_NE(reading().find("log.jsonl: expected "), std::string::npos);
+    overwrite(log, whole);
+  }
+  overwrite(log, whole.substr(0, whole.size() - 1));
+  EXPECT_NE(reading().find("those of its checkpoint"), std::string::npos);
+  overwrite(log, whole + whole);
+  EXPECT_EQ(reading(), "no error") << "a training has gone on";
+  fs::rename(checkpoint, checkpoint.string() + ".away");  // between both renames of write_checkpoint
+  EXPECT_EQ(reading(), "no error");
+  overwrite(log, "{}\n" + whole);
+  EXPECT_NE(reading().find("log.jsonl: expected "), std::string::npos);
+  fs::remove(previous_checkpoint(checkpoint));
+  EXPECT_EQ(reading(), "no error") << "there is nothing to compare with";
+  write_whole(checkpoint, "torn");
+  EXPECT_NE(reading().find("checkpoint.pt: expected a checkpoint of lethe"), std::string::npos);
+}
+
 TEST_F(Stored, IsRefusedWhereARunExceedsTheMemoryOrTheBounds) {
   const auto message = [&](auto change) {
     lethe::Run large = run;

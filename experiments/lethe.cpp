@@ -91,7 +91,7 @@ int main(int argc, char** argv) {
     const bool says_more = error.status() == kWrongCall || error.status() == lethe::kContinues || error.status() > 128;
     return says_more ? error.status() : kFailed;
   } catch (const std::invalid_argument& error) {
-    return fail(kWrongCall, error.what());
+    return fail(kWrongCall, lethe::with_option(app, error.what()));
   } catch (const std::filesystem::filesystem_error& error) {
     return fail(kFailed, error.path1().string() + ": cannot be used: " + error.code().message());
   } catch (const c10::Error& error) {

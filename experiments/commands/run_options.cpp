@@ -58,7 +58,9 @@ std::string settings_of(const json& members, const std::string& title, const std
 }
 
 /// A value as JSON where it is valid JSON (numbers, true, null), else as a string.
-json value_of(const std::string& text) { return json::accept(text) ? parse_json(text, "--set") : json(text); }
+json value_of(const std::string& member, const std::string& text) {
+  return json::accept(text) ? parse_json(text, member) : json(text);
+}
 
 void set_member(json& model, json& training, const std::string& member, const std::string& value) {
   std::vector<json*> configs{&model};
@@ -72,7 +74,7 @@ void set_member(json& model, json& training, const std::string& member, const st
     for (const auto& [name, _] : config->items()) known.push_back(name);
     if (!config->contains(member) || (found && config == &training)) continue;
     // String members stay strings: a corpus may be a folder named 1984.
-    (*config)[member] = (*config)[member].is_string() ? json(value) : value_of(value);
+    (*config)[member] = (*config)[member].is_string() ? json(value) : value_of(member, value);
     found = true;
     if (config != &model) continue;
     if (member == "mixer")
@@ -89,7 +91,7 @@ void set_member(json& model, json& training, const std::string& member, const st
 Run run_of_file(const std::string& path) {
   try {
     return read_json(path).get<Run>();
-  } catch (const std::runtime_error& error) {
+  } catch (const std::exception& error) {
     throw std::invalid_argument(std::string("run.json: ") + error.what());
   }
 }

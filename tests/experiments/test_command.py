@@ -52,7 +52,7 @@ class Calls(CommandTest):
             ("--layers: expected once, found 2 times", "train", "--layers", "3", "--layers", "4"),
             ("--threads: expected once, found 2 times", "list", "--threads", "1", "--threads", "2"),
             ("layers: expected once, found 2 times", "train", "--set", "layers=3", "--set", "layers=4"),
-            ("layers: expected once, found 2 times", "describe", "--layers", "3", "--set", "layers=4"),
+            ("--layers: expected once, found 2 times", "describe", "--layers", "3", "--set", "layers=4"),
             ("parts: expected one of claims, evaluations", "list", "modells"),
             ("--scale: expected one of smoke, quick, gpu, paper, found tiny", "list", "--scale", "tiny"),
             ("found 'kv_shft' (did you mean kv_shift?)", "describe", "--set", "kv_shft=false"),
@@ -61,31 +61,38 @@ class Calls(CommandTest):
             ("rope: expected true or false, found 5", "describe", "--set", "rope=5"),
             ("architecture", "describe", "--architecture", "fox"),
             ("forget_gate: expected full", "describe", "--architecture", "gated_delta", "--set", "forget_gate=none"),
-            ("size", "describe", "--size", "7b"),
             ("corpus: expected 'bible', 'headers' or text (a file or a folder), found 'nowhere'", "data", "show", "nowhere"),
             ("no_such_claim", "run", "no_such_claim"),
             ("artefact: expected the folder or name of a trained model", "generate", "no-such-model"),
-            ("layers: expected 1 … 1000, found 1000000000", "describe", "--layers", "1000000000"),
-            ("layers: expected a whole number, found 1000000000.0", "describe", "--layers", "1e9"),
-            ("layers: expected 1 … 1000, found -1", "describe", "--layers", "-1"),
-            ("width: expected a whole number of 64 bits with sign", "describe", "--width", "18446744073709551615"),
+            ("--layers: expected 1 … 1000, found 1000000000", "describe", "--layers", "1000000000"),
+            ("--layers: expected a whole number, found 1000000000.0", "describe", "--layers", "1e9"),
+            ("--layers: expected 1 … 1000, found -1", "describe", "--layers", "-1"),
+            ("--width: expected a whole number of 64 bits with sign", "describe", "--width", "18446744073709551615"),
             ("parameters: expected at most 2^44", "describe", "--layers", "1000", "--width", "1048576"),
-            ("batch_tokens: expected a whole number, found 9", "describe", "--batch-tokens", "9e18"),
-            ("batch_tokens: expected 1 … 2^53, found 9", "describe", "--batch-tokens", "9000000000000000000"),
-            ("context_length: expected 1 … 2^53, found -512", "describe", "--context", "-512"),
+            ("--batch-tokens: expected a whole number, found 9", "describe", "--batch-tokens", "9e18"),
+            ("--batch-tokens: expected 1 … 2^53, found 9", "describe", "--batch-tokens", "9000000000000000000"),
+            ("--context: expected 1 … 2^53, found -512", "describe", "--context", "-512"),
+            ("layers: expected 1 … 1000, found 0", "describe", "--set", "layers=0"),
+            ("--tokens: expected 1 … 2^53, found 0", "describe", "--tokens", "0"),
+            ("--tokens: expected a whole number, found \"many\"", "describe", "--tokens", "many"),
+            ("--learning-rate: expected > 0, found", "describe", "--learning-rate", "-1"),
+            ("--seed: expected a whole number ≥ 0, found -1", "train", "--seed", "-1"),
+            ("--device: expected cpu, cuda or cuda:N, found tpu", "train", "--device", "tpu", "--set", "seed=1"),
+            ("--size: expected 760m, 360m or 125m, found 7b", "describe", "--size", "7b"),
+            ("--from: expected the folder or name of a trained model", "train", "--from", "no-such-model"),
             ("state_size: expected 1 … 1048576", "describe", "--architecture", "delta", "--set", "state_size=1000000000000"),
-            ("--set: expected JSON of at most 64 levels", "describe", "--set", "rope=" + 500 * "[" + 500 * "]"),
+            ("rope: expected JSON of at most 64 levels", "describe", "--set", "rope=" + 500 * "[" + 500 * "]"),
             ("--threads: expected a number from 0 to", "list", "--threads", "1000000000"),
             (f"--threads: expected a number from 0 to {max(64, os.cpu_count())}, found -1", "list", "--threads", "-1"),
             (f"--threads: expected a number from 0 to {max(64, os.cpu_count())}, found many", "list", "--threads", "many"),
             ("--threads: expected a value, found none", "list", "--threads"),
             ("--root: expected a folder, found /nowhere", "--root", "/nowhere", "list"),
             ("--tokens: expected a number of at least 1, found 0", "generate", "some-model", "--tokens", "0"),
-            ("heads: expected a whole number, found", "describe", "--heads", "few"),
+            ("--heads: expected a whole number, found", "describe", "--heads", "few"),
             ("--seed: expected a whole number, found 1.5", "generate", "some-model", "--seed", "1.5"),
             ("artefact: expected a value, found none", "generate"),
-            ("processes: expected one a GPU, 2, found 3", "train", "--gpus", "2", "--processes", "3"),
-            ("processes: expected", "train", "--processes", str(8 * os.cpu_count() + 1)),
+            ("--processes: expected one a GPU, 2, found 3", "train", "--gpus", "2", "--processes", "3"),
+            ("--processes: expected", "train", "--processes", str(8 * os.cpu_count() + 1)),
             ("argument: expected a value, found an empty one", "train", ""),
             ("--from: expected a value, found an empty one", "train", "--from", ""),
             ("--architecture: expected a value, found an empty one", "train", "--architecture="),
@@ -260,7 +267,7 @@ class Models(CommandTest):
     def test_are_evaluated_by_any_row_of_the_table(self):
         evaluate = ("--root", self.root, "evaluate", str(self.folder))
         self.assertIn("  loss, nats", self.done(*evaluate, "--what", "per_token_loss", "--settings", '{"length": 32, "sequences": 1}'))
-        self.refused(2, "evaluation: expected one of per_token_loss, pruned_share", *evaluate, "--what", "needles")
+        self.refused(2, "--what: expected one of per_token_loss, pruned_share", *evaluate, "--what", "needles")
         self.refused(2, "log_pruning_tolerance: expected a model that prunes, found none", *evaluate, "--what", "pruned_share")
         self.refused(2, "pruned_share: expected keys among length, sequences, split, found window", *evaluate, "--what", "pruned_share",
                      "--window", "11")
@@ -291,7 +298,7 @@ class Models(CommandTest):
         self.assertIn("attn.fgate_proj.bias", shown)
         model = json.loads((Path(shown.splitlines()[-1]) / "run.json").read_text())["model"]
         self.assertEqual((model["mixer"]["forget_gate"], model["mixer"]["name"]), ("full", "gated_linear"))
-        self.refused(2, "forget_gate: expected full, bias_only or fixed", *gated, "--forget-gate", "none")
+        self.refused(2, "--forget-gate: expected full, bias_only or fixed", *gated, "--forget-gate", "none")
         self.refused(2, "source: expected softmax attention", "--root", self.root, "convert", str(self.folder), "--mixer", "decay")
 
     def test_are_listed_with_their_state_and_one_broken_blocks_none(self):

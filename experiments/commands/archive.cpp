@@ -40,6 +40,14 @@ ScratchFolder::~ScratchFolder() {
   fs::remove_all(path_, unremovable);
 }
 
+void expect_folder_to_write(const std::string& name, const fs::path& folder) {
+  try {
+    const ScratchFolder probe(folder);
+  } catch (const std::exception&) {
+    throw std::invalid_argument(name + ": expected a folder to write in, found " + folder.string());
+  }
+}
+
 void pack(const fs::path& folder, const fs::path& file) {
   const fs::path draft = fs::absolute(file.string() + ".new");
   tar(file, "a place to write an archive",

@@ -2,6 +2,7 @@
 // Folders as one compressed file, by the programs tar and xz.
 
 #include <filesystem>
+#include <string>
 
 namespace lethe {
 
@@ -18,6 +19,11 @@ class ScratchFolder {
  private:
   std::filesystem::path path_;
 };
+
+/// Makes a folder where it is absent, and a file in it, which is removed: before work whose results belong there.
+///
+/// throws  std::invalid_argument "name: expected …" where it is no folder, or can't be written
+void expect_folder_to_write(const std::string& name, const std::filesystem::path& folder);
 
 /// Writes the contents of `folder` to a tar.xz file, the same bytes for the same files.
 ///

@@ -63,6 +63,7 @@ void judge_bundles(const JudgeOptions& options, const Place& place) {
   context.root = place.suite();
   context.results = (options.results.empty() ? place.results() : std::filesystem::absolute(options.results)) /
                     folder_of(scratch.path(), options.scale);
+  expect_folder_to_write("results", context.results);
   context.threads = place.threads;
   context.command_line = place.command_line;
   for (const Judged& judged : judge_experiments(select_experiments(options.experiments), context, scratch.path()))

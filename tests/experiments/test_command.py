@@ -181,6 +181,18 @@ class Benchmarks(CommandTest):
         self.assertEqual((full.returncode, full.stderr), (1, "lethe: /dev/full: cannot be written: No space left on device\n"))
 
 
+class Results(CommandTest):
+    def test_are_refused_before_the_work_where_they_can_not_be_written(self):
+        with tempfile.TemporaryDirectory() as root:
+            (Path(root) / "file").write_text("")
+            run, refusal = ("run", "duality", "--scale", "smoke"), "results: expected a folder to write in, found"
+            for command in (run, ("judge", "savings", "--scale", "gpu")):
+                self.refused(2, f"--{refusal} {root}/file/", "--root", root, *command, "--results", f"{root}/file")
+            (Path(root) / "artefacts").write_text("")
+            self.refused(2, f"lethe: {refusal} {root}/artefacts/results/", "--root", root, *run)
+            self.assertEqual(sorted(path.name for path in Path(root).iterdir()), ["artefacts", "file"])
+
+
 class Corpora(CommandTest):
     def setUp(self):
         temporary = tempfile.TemporaryDirectory()

@@ -20,6 +20,7 @@ namespace fs = std::filesystem;
 
 constexpr int kPartsFormat = 1;
 constexpr int64_t kLargestPart = int64_t{1} << 30;  // held in memory
+constexpr int64_t kMostParts = 1000;                // their names have three digits
 
 std::string numbered(const std::string& name, size_t number) {
   char digits[32];
@@ -36,6 +37,10 @@ fs::path pack_dataset(const fs::path& folder, const fs::path& to, int64_t part_b
   const ScratchFolder scratch(to);
   const fs::path archive = scratch.path() / "archive";
   pack(folder, archive);
+  const int64_t least = (static_cast<int64_t>(fs::file_size(archive)) + kMostParts - 1) / kMostParts;
+  if (part_bytes > 0 && part_bytes < least)
+    throw std::invalid_argument("part_bytes: expected at least " + std::to_string(least) + ", for at most " +
+                                std::to_string(kMostParts) + " parts, found " + std::to_string(part_bytes));
   nlohmann::json parts = nlohmann::json::array();
   std::ifstream bytes(archive, std::ios::binary);
   std::string part(static_cast<size_t>(part_bytes > 0 ? std::min(part_bytes, kLargestPart) : kLargestPart), '\0');

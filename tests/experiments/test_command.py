@@ -209,6 +209,14 @@ class Corpora(CommandTest):
             self.assertIn(expected, prepared)
         self.assertEqual(self.done("--root", str(self.root), "data", "show", str(self.texts)), prepared)
 
+    def test_are_not_packed_in_thousands_of_files(self):
+        parts = self.root / "parts"
+        pack = ("--root", str(self.root), "data", "pack", str(self.texts), "--to", str(parts), "--part-bytes")
+        self.refused(2, "--part-bytes: expected at least ", *pack, "1")
+        self.assertEqual(list(parts.iterdir()), [])
+        self.done(*pack, "200")
+        self.assertGreater(len(list(parts.glob("*.part"))), 1)
+
     def test_in_gpt2_tokens_need_its_files(self):
         self.refused(2, "--gpt2-files", "--root", str(self.root), "data", "prepare", str(self.texts), "--tokenizer", "gpt2")
 

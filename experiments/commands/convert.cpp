@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "experiments/commands/artefacts.hpp"
+#include "experiments/commands/checks.hpp"
 #include "experiments/commands/commands.hpp"
 #include "experiments/commands/model_data.hpp"
 #include "experiments/commands/progress_line.hpp"
@@ -159,9 +160,13 @@ void add_convert(CLI::App& app, const Place& place) {
         },
         knob.description);
   };
-  std::string names;
-  for (const Mixer& row : mixers()) names += (names.empty() ? "" : ", ") + row.name;
-  command->add_option("--mixer", options->mixer, "One of " + names + " (default: as it is)");
+  std::string listed;
+  std::vector<std::string> names;
+  for (const Mixer& row : mixers()) {
+    names.push_back(row.name);
+    listed += (listed.empty() ? "" : ", ") + row.name;
+  }
+  command->add_option("--mixer", options->mixer, "One of " + listed + " (default: as it is)")->check(one_of(names));
   for (const Knob& knob : kMixerKnobs) add(knob);
   command->add_option_function<std::string>(
       "--projections", [&options = *options](const std::string& word) { options.conversion["projections"] = word; },

@@ -167,11 +167,22 @@ void add_scale(CLI::App& command, std::string& scale) {
       ->capture_default_str();
 }
 
+void add_claims(CLI::App& command, std::vector<std::string>& claims) {
+  std::vector<std::string> names;
+  for (const Experiment& experiment : experiments())
+    for (const std::string& name : {experiment.claim, experiment.paper, experiment.name()}) names.push_back(name);
+  const auto unknown = [names](std::string& name) {
+    const bool is_known = std::ranges::count(names, name) > 0;
+    return is_known ? "" : "expected a paper, a claim or paper/claim, found " + name + suggestion(name, names);
+  };
+  command.add_option("experiments", claims, "paper/claim, paper or claim; none: all (lethe list shows them)")
+      ->check(CLI::Validator(unknown, ""));
+}
+
 void add_run(CLI::App& app, const Place& place) {
   auto* command = app.add_subcommand("run", "Train what claims need, and measure them");
   auto options = std::make_shared<SuiteOptions>();
-  command->add_option("experiments", options->experiments,
-                      "paper/claim, paper or claim; none: all (lethe list shows them)");
+  add_claims(*command, options->experiments);
   add_scale(*command, options->scale);
   command->add_option("--results", options->results, "The folder of results, one folder a machine below it")
       ->default_str("artefacts/results, which git ignores");

@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
+#include "experiments/commands/checks.hpp"
 #include "experiments/commands/defaults.hpp"
 #include "experiments/commands/nearest.hpp"
 #include "experiments/json_file.hpp"
@@ -127,7 +128,10 @@ void RunOptions::add_to(CLI::App& command) {
       "input", input_,
       "The corpus: a text file, a folder of text, bible or headers; or a run.json, which the options change");
   command.add_option("--label", label_, "A name for people; no part of the artefact's identity");
+  std::vector<std::string> architectures;
+  for (const Architecture& architecture : named_architectures()) architectures.push_back(architecture.name);
   command.add_option("--architecture", architecture_, "One of " + architecture_names())
+      ->check(one_of(architectures))
       ->default_str("fox-pro")
       ->group(kModel);
   command.add_option("--size", size_, "A size of the papers: 125m, 360m or 760m (GPT-2 tokens)")->group(kModel);

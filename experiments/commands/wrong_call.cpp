@@ -53,11 +53,8 @@ std::string unconverted(const CLI::App& command, const std::string& name, const 
 }
 
 // Options with another name than the value that they set; a dash is an underscore in the others.
-constexpr std::pair<std::string_view, std::string_view> kOtherNames[] = {{"tokens", "total_tokens"},
-                                                                         {"context", "context_length"},
-                                                                         {"features", "feature_map"},
-                                                                         {"what", "evaluation"},
-                                                                         {"from", "artefact"}};
+constexpr std::pair<std::string_view, std::string_view> kOtherNames[] = {
+    {"tokens", "total_tokens"}, {"context", "context_length"}, {"features", "feature_map"}, {"from", "artefact"}};
 
 std::string value_set_by(std::string option) {
   for (const auto& [name, value] : kOtherNames)

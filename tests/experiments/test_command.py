@@ -251,6 +251,23 @@ class Models(CommandTest):
         other = self.done("--root", self.root, "train", str(self.folder / "run.json"), "--seed", "1")
         self.assertNotEqual(other.splitlines()[-1], str(self.folder))
 
+    def test_are_called_found_only_where_nothing_is_left_to_do(self):
+        with tempfile.TemporaryDirectory() as root:
+            shutil.copytree(Path(self.root) / "artefacts", Path(root) / "artefacts")
+            folder = Path(root) / "artefacts/models" / self.folder.name
+            call, found = ("--root", root, "train", *TINY), "found       trained before: nothing is left to do\n"
+            (folder / "run.json").write_text("{")
+            said = lethe(*call)
+            self.assertRegex(said.stderr, rf"^lethe: {folder}/run.json: expected the run of done.json, found .*; it is written anew\n{found}$")
+            self.assertEqual((folder / "run.json").read_bytes(), (self.folder / "run.json").read_bytes())
+            self.done("--root", root, "evaluate", folder.name, "--sequences", "1")
+            for damage, status in ((lambda: (folder / "done.json").write_text("{"), 0), (lambda: (folder / "checkpoint.pt").unlink(), 0),
+                                   (lambda: [(folder / "done.json").write_text("{"), (folder / "log.jsonl").write_text("")], 1)):
+                damage()
+                said = lethe(*call)
+                self.assertEqual(said.returncode, status, said.stderr)
+                self.assertNotIn("trained before", said.stderr)
+
     def test_are_trained_by_two_processes_under_the_same_name(self):
         run = (*TINY, "--seed", "2")
         folder = self.done("--root", self.root, "train", *run, "--processes", "2").splitlines()[-1]

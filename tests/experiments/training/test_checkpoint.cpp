@@ -228,6 +228,25 @@ TEST_F(Stored, WritesADamagedEndAnewFromItsCheckpoint) {
   }
 }
 
+TEST_F(Stored, WritesADamagedRunOfAFinishedModelAnew) {
+  const std::string whole = read_whole(run_json);
+  std::string another = whole;
+  another.replace(another.find("\"total_tokens\": 1536"), 20, "\"total_tokens\": 1280");
+  for (const std::string& bytes : {whole.substr(0, 100), another, std::string()}) {
+    overwrite(run_json, bytes);
+    EXPECT_TRUE(is_finished(run, dataset, models));
+    EXPECT_NE(read_artefact(artefact.folder).broken, "");
+    go_on();
+    ASSERT_EQ(notices.size(), 1u);
+    EXPECT_NE(notices[0].find("run.json: expected the run of done.json, found another"), std::string::npos);
+    EXPECT_EQ(read_whole(run_json), whole);
+  }
+  go_on();
+  EXPECT_TRUE(notices.empty());
+  flip(done, 100);
+  EXPECT_FALSE(is_finished(run, dataset, models)) << "it is written anew";
+}
+
 TEST_F(Stored, RefusesAFlippedBitInItsLog) {
   const std::string whole = read_whole(log);
   int64_t lines = 0;

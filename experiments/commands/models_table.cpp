@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <ctime>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -61,18 +60,16 @@ std::vector<std::string> row_of(const fs::path& folder) {
   if (is_done && !is_finished(folder))
     throw std::runtime_error((folder / "checkpoint.pt").string() + ": expected a checkpoint, found none");
   const json& done = stored.done;
-  const json last = last_logged(folder);
   double loss = is_done ? number_in(done, "validation_loss") : kNone;
   std::string state = "finished";
   if (is_done && done.contains("diverged") && done.at("diverged").is_string()) {
     state = "failed: " + done.at("diverged").get<std::string>();
   } else if (!is_done) {
     expect_log_of_checkpoint(folder);
-    const double share = (number_in(last, "step") + 1) / static_cast<double>(run.training.steps());
     state = is_locked(folder / "lock") ? "training" : stored.failed.empty() ? "stopped" : "failed";
-    state += " " + fixed(std::isfinite(share) ? std::floor(100 * share) : 0, 0) + " %";
+    state += " " + share_logged(stored);
     if (state.starts_with("failed")) state += ": " + stored.failed;
-    loss = number_in(last, "loss");
+    loss = number_in(last_logged(folder), "loss");
   }
   return {folder.filename(),
           state,
@@ -88,12 +85,8 @@ std::vector<std::string> row_of(const fs::path& folder) {
 }  // namespace
 
 std::string models_table(const fs::path& models) {
-  std::vector<fs::path> folders;
-  std::error_code absent;
-  for (const auto& entry : fs::directory_iterator(models, absent))
-    if (entry.is_directory()) folders.push_back(entry.path());
+  const std::vector<fs::path> folders = artefact_folders(models);
   if (folders.empty()) return "";
-  std::ranges::sort(folders);
   TextTable table({"name", "state", "architecture", "parameters", "tokens", "corpus", "loss", "date", "label"});
   for (const fs::path& folder : folders) {
     try {

@@ -376,6 +376,32 @@ class Models(CommandTest):
                 self.assertRegex(listed, rf"(?m)^  {line}")
             self.assertNotIn("\n\n", listed)
 
+    def test_that_are_not_finished_say_what_goes_on(self):
+        with tempfile.TemporaryDirectory() as root:
+            name, folder = self.folder.name, Path(root) / "artefacts/models" / self.folder.name
+            shutil.copytree(self.folder, folder)
+            (folder / "done.json").unlink()
+            (folder / "checkpoint.previous.pt").replace(folder / "checkpoint.pt")
+            (folder / "log.jsonl").write_text("".join((folder / "log.jsonl").read_text().splitlines(keepends=True)[:2]))
+            found = f"expected a trained model, found {name}, which "
+            for call in (("evaluate", name), ("generate", str(folder)), ("convert", name[:6]), ("train", "--from", name),
+                         ("export", name, "--output", f"{root}/weights"), ("bundle", name, "--to", f"{root}/bundle")):
+                self.refused(2, f": {found}stopped at 50 % of its steps; lethe train {folder}/run.json goes on\n", "--root", root, *call)
+            with open(folder / "lock", "w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                self.refused(2, f"artefact: {found}is in training at 50 % of its steps\n", "--root", root, "generate", name)
+            self.assertEqual(self.done("--root", root, "train", str(folder / "run.json")).splitlines()[-1], str(folder))
+            self.assertEqual(len((folder / "log.jsonl").read_text().splitlines()), 4)
+            self.done("--root", root, "evaluate", name, "--sequences", "1")
+
+    def test_whose_folder_can_not_be_read_are_not_none(self):
+        with tempfile.TemporaryDirectory() as root:
+            self.assertIn("none yet", self.done("--root", root, "list", "models"))
+            (Path(root) / "artefacts").write_text("")
+            for call in (("list", "models"), ("evaluate", "3f2a"), ("bundle",)):
+                self.refused(1, f"{root}/artefacts/models: expected a folder of models, found: Not a directory\n", "--root", root, *call)
+            self.refused(2, "--root: expected a folder, found ", "--root", f"{root}/artefacts", "list", "models")
+
     def test_are_drawn_and_named_in_the_report(self):
         picture = Path(self.root) / "curves.svg"
         self.assertEqual(self.done("--root", self.root, "plot", str(self.folder), "--output", str(picture)), f"{picture}\n")

@@ -227,7 +227,9 @@ class Corpora(CommandTest):
         self.assertGreater(len(list(parts.glob("*.part"))), 1)
 
     def test_in_gpt2_tokens_need_its_files(self):
-        self.refused(2, "--gpt2-files", "--root", str(self.root), "data", "prepare", str(self.texts), "--tokenizer", "gpt2")
+        for command in (("data", "prepare"), ("data", "show"), ("train",)):  # the last two have no such option
+            self.refused(2, "--gpt2-files of lethe data prepare (or LETHE_GPT2_FILES): expected the folder of GPT-2's encoder.json", "--root",
+                         str(self.root), *command, str(self.texts), "--tokenizer", "gpt2")
 
 
 class Models(CommandTest):

@@ -3,11 +3,12 @@
 import hashlib
 import json
 import math
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from report.curves import smoothed
-from report.files import BadResult, read_json, read_sealed
+from report.files import BadResult, read_json, read_sealed, reason
 from report.markdown import number, table
 
 
@@ -116,6 +117,8 @@ def check_log(path, position):
     """throws  BadResult where a log isn't that of the end of its training"""
     if position is None:
         return
+    if not path.is_file():
+        raise BadResult(f"{path}: expected the log of its training, found {'another kind of file' if os.path.lexists(path) else 'none'}")
     content = path.read_bytes()
     if (len(content), hash_of_lines(content)) != (position["bytes"], position["hash"]):
         raise BadResult(f"{path}: expected the {position['bytes']} bytes of its training, found {'others' if len(content) == position['bytes'] else len(content)}")
@@ -163,11 +166,15 @@ def check_begun_log(folder):
 def sound_trainings(models):
     """(the trainings below a folder by name, a line on each damaged one)"""
     trainings, faults = [], []
+    if os.path.lexists(models) and not models.is_dir():
+        faults.append(f"{models}: expected a folder of models, found another kind of file")
     for folder in sorted(path for path in models.glob("*") if path.is_dir()):
         try:
             trainings.append(read_training(folder))
-        except (BadResult, OSError) as error:
+        except BadResult as error:
             faults.append(str(error))
+        except OSError as error:
+            faults.append(f"{error.filename or folder}: expected a file, found {reason(error)}")
     return trainings, faults
 
 

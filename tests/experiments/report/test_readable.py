@@ -237,6 +237,24 @@ class Trainings(WithCheckout):
         self.assertIn("whole (aaaa)", page)
         self.assertNotIn("Traceback", result.stderr)
 
+    def test_whose_files_are_no_files_are_named_in_one_line(self):
+        lost, loop = write_training(self.checkout.root, "aaaa", log={"bytes": 9, "hash": ""}), write_training(self.checkout.root, "bbbb")
+        (lost / "log.jsonl").unlink()
+        (loop / "run.json").unlink()
+        (loop / "run.json").symlink_to("run.json")
+        (self.checkout.root / "experiments/papers/forgetting_transformer/ablations/config.toml").unlink()
+        result = self.checkout.run("report.py")
+        self.assertEqual(result.returncode, 1)
+        self.assertIn("bbbb/run.json: expected a file, found Too many levels of symbolic links\n", result.stderr)
+        self.assertIn("aaaa/log.jsonl: expected the log of its training, found none\n", result.stderr)
+        self.assertRegex(result.stderr, r"config.toml: expected the table \[claim\], found No such file or directory\n")
+        self.assertNotIn("Err", result.stderr)
+        for place in ("README.md", "loop"):
+            (self.checkout.root / "loop").unlink(missing_ok=True)
+            (self.checkout.root / "loop").symlink_to("loop")
+            refused = self.checkout.run("report.py", "--results", str(self.checkout.root / place))
+            self.assertEqual((refused.returncode, refused.stderr), (1, f"report: --results: expected a folder, found {self.checkout.root / place}\n"))
+
     def test_whose_memory_is_measured_are_side_by_side_and_what_is_not_is_said(self):
         def measured(name, mixer, **measures):
             folder = write_training(self.checkout.root, name, name)

@@ -2,6 +2,7 @@
 // Folders as one compressed file, by the programs tar and xz.
 
 #include <filesystem>
+#include <functional>
 #include <string>
 
 namespace lethe {
@@ -32,7 +33,11 @@ void pack(const std::filesystem::path& folder, const std::filesystem::path& file
 
 /// Reads such a file back into an empty folder.
 ///
-/// throws  std::runtime_error naming a file that is truncated or damaged, or holds anything but files and folders
+/// throws  std::runtime_error naming a file that is absent, truncated or damaged, or holds anything but files and folders
 void unpack(const std::filesystem::path& file, const std::filesystem::path& folder);
+
+/// Calls `work` on the unpacked folder of a file; its errors name "FILE: MEMBER" in place of the folder's files.
+void naming_members(const std::filesystem::path& file, const std::filesystem::path& folder,
+                    const std::function<void()>& work);
 
 }  // namespace lethe

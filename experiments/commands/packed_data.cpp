@@ -57,6 +57,8 @@ fs::path pack_dataset(const fs::path& folder, const fs::path& to, int64_t part_b
 
 fs::path unpack_dataset(const fs::path& list, const fs::path& root) {
   const nlohmann::json packed = read_sealed(list);
+  for (const char* member : {"format", "name", "content_sha256", "parts"})
+    if (!packed.contains(member)) throw std::invalid_argument(list.string() + ": expected " + member + ", found none");
   const std::string name = packed.at("name"), content = packed.at("content_sha256");
   if (packed.at("format") != kPartsFormat || name.empty() || fs::path(name).filename() != name || name.starts_with("."))
     throw std::invalid_argument(list.string() + ": expected format " + std::to_string(kPartsFormat) +
@@ -82,9 +84,11 @@ fs::path unpack_dataset(const fs::path& list, const fs::path& root) {
   joined.close();
   if (!joined) throw std::runtime_error(archive.string() + ": cannot be written");
   fs::create_directories(contents);
-  unpack(archive, contents);
-  if (const std::string found = Dataset(contents).content_hash(); found != content)
-    throw std::invalid_argument(list.string() + ": expected a dataset with content " + content + ", found " + found);
+  naming_members(list, scratch.path(), [&] { unpack(archive, contents); });
+  naming_members(list, contents, [&] {
+    if (const std::string found = Dataset(contents).content_hash(); found != content)
+      throw std::invalid_argument(list.string() + ": expected a dataset with content " + content + ", found " + found);
+  });
   fs::rename(contents, target);
   return target;
 }

@@ -151,6 +151,7 @@ void run(const SuiteOptions& options, const Place& place) {
       if (progress.training.notice.empty()) line.show(described(progress));
       else line.show(progress.training);
     };
+    context.check = StopSignals::check;  // the deadline ends a job between measurements
     run_experiments(selected, context);
   }
   if (!is_worker) std::printf("%s\n", context.only.empty() ? context.results.c_str() : place.models().c_str());

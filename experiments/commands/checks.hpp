@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "experiments/commands/nearest.hpp"
+#include "experiments/json_file.hpp"
 
 namespace lethe {
 
@@ -27,7 +28,7 @@ inline CLI::Validator number_between(double low, double high = std::numeric_limi
   const auto wrong = [=](const std::string& text) {
     double value;
     const bool good = CLI::detail::lexical_cast(text, value) && std::isfinite(value) && value >= low && value <= high;
-    return good ? std::string() : "expected a number " + range + ", found " + text;
+    return good ? std::string() : "expected a number " + range + ", found " + shortened(text);
   };
   return CLI::Validator([wrong](std::string& text) { return wrong(text); }, "");
 }
@@ -47,7 +48,7 @@ inline CLI::Validator one_of(const std::vector<std::string>& words) {
         if (std::ranges::find(words, found) != words.end()) return std::string();
         std::string expected;
         for (const std::string& word : words) expected += (expected.empty() ? "" : ", ") + word;
-        return "expected one of " + expected + ", found " + found + suggestion(found, words);
+        return "expected one of " + expected + ", found " + shortened(found) + suggestion(found, words);
       },
       "");
 }

@@ -176,8 +176,10 @@ void add_convert(CLI::App& app, const Place& place) {
         std::tuple{
             "--value-scale", "value_scale",
             "W_v is multiplied by this, and 1 - σ(b_z) for decay (default 1; additive, linear, no norm: 1/512)"}})
-    command->add_option_function<double>(
-        option, [&options = *options, member](double value) { options.conversion[member] = value; }, description);
+    command
+        ->add_option_function<double>(
+            option, [&options = *options, member](double value) { options.conversion[member] = value; }, description)
+        ->check(number_between(0));
   command->add_flag("--no-rope", options->no_rope, "Drop the source's rotation of queries and keys");
   for (const Knob& knob : kTrainingKnobs) add(knob);
   command->add_option("--label", options->label, "A name for people; no part of the artefact's identity");

@@ -100,7 +100,7 @@ Run run_of_file(const std::string& path) {
 int64_t vocabulary_of(const std::string& tokenizer) {
   if (tokenizer == "bytes") return 257;
   if (tokenizer == "gpt2") return 50257;
-  throw std::invalid_argument("tokenizer: expected bytes or gpt2, found " + tokenizer);
+  throw std::invalid_argument("tokenizer: expected bytes or gpt2, found " + shortened(tokenizer));
 }
 
 }  // namespace

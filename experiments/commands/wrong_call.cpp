@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "experiments/commands/nearest.hpp"
+#include "experiments/json_file.hpp"
 
 namespace lethe {
 namespace {
@@ -49,7 +50,7 @@ std::string between(const std::string& text, const std::string& before, const st
 std::string unconverted(const CLI::App& command, const std::string& name, const std::string& found) {
   const CLI::Option* option = command.get_option_no_throw(name);
   const bool fraction = option != nullptr && option->get_type_name() == "FLOAT";
-  return name + ": expected a " + (fraction ? "" : "whole ") + "number, found " + found;
+  return name + ": expected a " + (fraction ? "" : "whole ") + "number, found " + shortened(found);
 }
 
 // Options with another name than the value that they set; a dash is an underscore in the others.

@@ -151,6 +151,12 @@ class Calls(CommandTest):
             self.assertIn(name, listed)
 
 
+    def test_whose_output_can_not_be_written_fail(self):
+        for command in (("list", "sizes"), ("describe",), ("list", "models")):
+            with open("/dev/full", "w") as full, tempfile.TemporaryDirectory() as root:
+                result = subprocess.run([BINARY, "--root", root, *command], stdout=full, stderr=subprocess.PIPE, text=True, timeout=300)
+            self.assertEqual((result.returncode, result.stderr), (1, "lethe: standard output: cannot be written\n"))
+
     def test_of_list_name_a_damaged_claim_and_go_on(self):
         with tempfile.TemporaryDirectory() as root:
             shutil.copytree(ROOT / "experiments/papers", Path(root) / "experiments/papers")

@@ -79,6 +79,17 @@ class Trainings(CommandTest):
         times = [json.loads(line)["seconds"] for line in (folder / "log.jsonl").read_text().splitlines()[: before + 1]]
         self.assertEqual(times, sorted(times))
 
+    def test_of_an_evaluation_end_between_their_steps(self):
+        folder = self.done("--root", self.root, "train", *TINY).splitlines()[-1]
+        for number, status in ((signal.SIGTERM, 143), (signal.SIGINT, 130)):
+            process = subprocess.Popen([BINARY, "--threads", "1", "evaluate", folder, "--what", "associative_recall", "--settings", '{"steps": 1000000}'],
+                                       stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)  # fmt: skip
+            self.addCleanup(self.end, process)
+            self.assertIn("associative_recall of", process.stderr.readline())
+            process.send_signal(number)
+            _, said = process.communicate(timeout=60)
+            self.assertEqual(process.returncode, status, said)
+
     def test_wait_for_another_process_and_name_it(self):
         first, folder = self.begun("train", *LONG)
         second = subprocess.Popen([BINARY, "--threads", "1", "--root", self.root, "train", *LONG], stderr=subprocess.PIPE, text=True)

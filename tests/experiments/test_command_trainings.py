@@ -9,6 +9,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 import unittest
@@ -78,6 +79,18 @@ class Trainings(CommandTest):
         self.begun("run", "ablations", "--scale", "quick", before=before)
         times = [json.loads(line)["seconds"] for line in (folder / "log.jsonl").read_text().splitlines()[: before + 1]]
         self.assertEqual(times, sorted(times))
+
+    def test_that_go_on_meanwhile_are_never_called_broken(self):
+        sys.path.insert(0, str(ROOT / "tools"))
+        from report.trainings import check_begun_log
+        process, folder = self.begun("train", *LONG)  # a checkpoint every second step
+        for _ in range(500):
+            check_begun_log(folder)
+        for _ in range(20):
+            self.assertRegex(self.done("--root", self.root, "list", "models"), rf"(?m)^  {folder.name} +training \d+ %")
+        for _ in range(2):
+            self.done("--root", self.root, "plot", folder.name, "--output", f"{self.root}/curve.svg")
+        self.assertIsNone(process.poll())
 
     def test_of_an_evaluation_end_between_their_steps(self):
         folder = self.done("--root", self.root, "train", *TINY).splitlines()[-1]

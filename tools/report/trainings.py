@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 import os
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -133,9 +134,9 @@ def checkpoint_position(folder):
     throws  BadResult naming the checkpoint that has none
     """
     for path in (folder / "checkpoint.pt", folder / "checkpoint.previous.pt"):  # a training that goes on may just rename the first
-        if path.exists() and not path.is_file():
-            raise BadResult(f"{path}: expected a regular file, found another")
         try:
+            if not stat.S_ISREG(path.stat().st_mode):
+                raise BadResult(f"{path}: expected a regular file, found another")
             with open(path, "rb") as file:
                 first, header = file.readline(LONGEST_HEADER), file.readline(LONGEST_HEADER)
         except FileNotFoundError:

@@ -103,6 +103,24 @@ class Trainings(CommandTest):
             _, said = process.communicate(timeout=60)
             self.assertEqual(process.returncode, status, said)
 
+    def test_of_a_claims_evaluation_end_between_their_steps(self):
+        shutil.copytree(ROOT / "experiments/papers", Path(self.root) / "experiments/papers")
+        config = Path(self.root) / "experiments/papers/forgetting_transformer/recall/config.toml"
+        before, smoke = config.read_text().split("[smoke.task]")
+        config.write_text(f"{before}[smoke.task]{smoke.replace('steps = 2', 'steps = 1000000')}")
+        process = subprocess.Popen([BINARY, "--threads", "1", "--root", self.root, "run", "recall", "--scale", "smoke"], stdout=subprocess.PIPE,
+                                   stderr=subprocess.PIPE, text=True)  # fmt: skip
+        self.addCleanup(self.end, process)
+        for _ in range(600):
+            if list(Path(self.root).glob("artefacts/models/*/done.json")):
+                break
+            time.sleep(0.1)
+        time.sleep(8)  # the rest of the trainings; then one evaluation of a million steps
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=60)
+        self.assertEqual(process.returncode, 143, said)
+        self.assertFalse(list(Path(self.root).glob("artefacts/results/*/*.csv")))
+
     def test_wait_for_another_process_and_name_it(self):
         first, folder = self.begun("train", *LONG)
         second = subprocess.Popen([BINARY, "--threads", "1", "--root", self.root, "train", *LONG], stderr=subprocess.PIPE, text=True)

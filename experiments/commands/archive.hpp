@@ -33,7 +33,7 @@ void pack(const std::filesystem::path& folder, const std::filesystem::path& file
 
 /// Reads such a file back into an empty folder.
 ///
-/// throws  std::runtime_error naming a file that is absent, truncated or damaged, or holds anything but files and folders
+/// throws  std::runtime_error naming a file that is absent, truncated or damaged, or holds more than files and folders
 void unpack(const std::filesystem::path& file, const std::filesystem::path& folder);
 
 /// Calls `work` on the unpacked folder of a file; its errors name "FILE: MEMBER" in place of the folder's files.

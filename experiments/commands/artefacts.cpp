@@ -23,7 +23,8 @@ Artefact whole(const fs::path& folder) {
   const StoredArtefact stored = read_artefact(folder);
   if (!stored.broken.empty()) throw std::invalid_argument(stored.broken);
   if (stored.done.is_null()) {
-    const std::string found = "artefact: expected a trained model, found " + folder.filename().string() + ", which ";
+    const std::string name = fs::weakly_canonical(folder).filename();
+    const std::string found = "artefact: expected a trained model, found " + name + ", which ";
     if (is_locked(folder / "lock"))
       throw std::invalid_argument(found + "is in training at " + share_logged(stored) + " of its steps");
     throw std::invalid_argument(found + (stored.failed.empty() ? "stopped at " : "failed at ") + share_logged(stored) +
@@ -40,15 +41,16 @@ std::vector<fs::path> artefact_folders(const fs::path& models) {
   for (const auto& entry : fs::directory_iterator(models, fault))
     if (entry.is_directory(unreadable)) found.push_back(entry.path());
   if (fault && fault != std::errc::no_such_file_or_directory)
-    throw std::runtime_error(models.string() + ": expected a folder of models, found: " + fault.message());
+    throw std::runtime_error(models.string() + ": expected a folder of models, found " + fault.message());
   std::ranges::sort(found);
   return found;
 }
 
 std::string share_logged(const StoredArtefact& stored) {
   const nlohmann::json step = last_logged(stored.folder).value("step", nlohmann::json(-1));
-  const double done = step.is_number() ? step.get<double>() + 1 : 0;
-  return fixed(std::floor(100 * done / static_cast<double>(stored.run.training.steps())), 0) + " %";
+  const double share =
+      (step.is_number() ? step.get<double>() + 1 : 0) / static_cast<double>(stored.run.training.steps());
+  return fixed(std::floor(100 * std::clamp(share, 0.0, 1.0)), 0) + " %";
 }
 
 std::vector<fs::path> finished_artefacts(const fs::path& models) {

@@ -22,8 +22,8 @@ std::string share_logged(const StoredArtefact& stored);
 
 /// The artefact of `name`: the path of its folder, its name below `models`, or a beginning that only one name has.
 ///
-/// throws  std::invalid_argument where no artefact or several match, the training of the match is not finished (it says how far it came and
-///         what goes on), or its files are broken: see read_artefact
+/// throws  std::invalid_argument where no artefact or several match, the training of the match is not finished (with its
+///         share and the call that goes on), or its files are broken: see read_artefact
 Artefact find_artefact(const std::filesystem::path& models, const std::string& name);
 
 }  // namespace lethe

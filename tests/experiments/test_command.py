@@ -399,7 +399,7 @@ class Models(CommandTest):
             (folder / "checkpoint.previous.pt").replace(folder / "checkpoint.pt")
             (folder / "log.jsonl").write_text("".join((folder / "log.jsonl").read_text().splitlines(keepends=True)[:2]))
             found = f"expected a trained model, found {name}, which "
-            for call in (("evaluate", name), ("generate", str(folder)), ("convert", name[:6]), ("train", "--from", name),
+            for call in (("evaluate", name), ("generate", f"{folder}/"), ("convert", name[:6]), ("train", "--from", name),
                          ("export", name, "--output", f"{root}/weights"), ("bundle", name, "--to", f"{root}/bundle")):
                 self.refused(2, f": {found}stopped at 50 % of its steps; lethe train {folder}/run.json goes on\n", "--root", root, *call)
             with open(folder / "lock", "w") as lock:
@@ -414,7 +414,7 @@ class Models(CommandTest):
             self.assertIn("none yet", self.done("--root", root, "list", "models"))
             (Path(root) / "artefacts").write_text("")
             for call in (("list", "models"), ("evaluate", "3f2a"), ("bundle",)):
-                self.refused(1, f"{root}/artefacts/models: expected a folder of models, found: Not a directory\n", "--root", root, *call)
+                self.refused(1, f"{root}/artefacts/models: expected a folder of models, found Not a directory\n", "--root", root, *call)
             self.refused(2, "--root: expected a folder, found ", "--root", f"{root}/artefacts", "list", "models")
 
     def test_are_drawn_and_named_in_the_report(self):

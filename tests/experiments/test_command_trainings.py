@@ -95,8 +95,8 @@ class Trainings(CommandTest):
     def test_of_an_evaluation_end_between_their_steps(self):
         folder = self.done("--root", self.root, "train", *TINY).splitlines()[-1]
         for number, status in ((signal.SIGTERM, 143), (signal.SIGINT, 130)):
-            process = subprocess.Popen([BINARY, "--threads", "1", "evaluate", folder, "--what", "associative_recall", "--settings", '{"steps": 1000000}'],
-                                       stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)  # fmt: skip
+            process = subprocess.Popen([BINARY, "--threads", "1", "evaluate", folder, "--what", "associative_recall", "--settings",
+                                        '{"steps": 1000000}'], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)  # fmt: skip
             self.addCleanup(self.end, process)
             self.assertIn("associative_recall of", process.stderr.readline())
             process.send_signal(number)

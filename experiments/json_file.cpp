@@ -22,13 +22,14 @@ constexpr size_t kLongestShown = 100;
 
 }  // namespace
 
-std::string shown(const json& value) {
-  std::string text = value.dump(-1, ' ', false, json::error_handler_t::replace);
+std::string shortened(std::string text) {
   if (text.size() <= kLongestShown) return text;
   text.resize(kLongestShown);
   while (!text.empty() && (text.back() & 0x80) != 0) text.pop_back();  // no part of a character
   return text + "…";
 }
+
+std::string shown(const json& value) { return shortened(value.dump(-1, ' ', false, json::error_handler_t::replace)); }
 
 std::string as_utf8(const std::string& bytes) {
   return json::parse(json(bytes).dump(-1, ' ', false, json::error_handler_t::replace)).get<std::string>();

@@ -9,7 +9,10 @@
 
 namespace lethe {
 
-/// A value for a message: its JSON, cut after a hundred bytes.
+/// A text for a message: cut after a hundred bytes.
+std::string shortened(std::string text);
+
+/// A value for a message: its JSON, shortened.
 std::string shown(const nlohmann::json& value);
 
 /// Text that JSON can hold and a terminal can show: bytes that are no UTF-8 are replaced.

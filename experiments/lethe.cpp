@@ -4,6 +4,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <filesystem>
 #include <iostream>
 #include <thread>
@@ -82,7 +83,9 @@ int main(int argc, char** argv) {
     return fail(kWrongCall, name + ": expected a value, found an empty one");
   try {
     app.parse(argc, argv);
-    return 0;
+    std::cout.flush();
+    const bool printed = std::cout.good() && std::fflush(stdout) == 0 && std::ferror(stdout) == 0;
+    return printed ? 0 : fail(kFailed, "standard output: cannot be written");
   } catch (const CLI::ParseError& error) {
     return error.get_exit_code() == 0 ? app.exit(error) : fail(kWrongCall, lethe::wrong_call(app, error));
   } catch (const lethe::Interrupted& error) {
@@ -91,7 +94,7 @@ int main(int argc, char** argv) {
     const bool says_more = error.status() == kWrongCall || error.status() == lethe::kContinues || error.status() > 128;
     return says_more ? error.status() : kFailed;
   } catch (const std::invalid_argument& error) {
-    return fail(kWrongCall, error.what());
+    return fail(kWrongCall, lethe::with_option(app, error.what()));
   } catch (const std::filesystem::filesystem_error& error) {
     return fail(kFailed, error.path1().string() + ": cannot be used: " + error.code().message());
   } catch (const c10::Error& error) {

@@ -29,12 +29,24 @@ def named(models, name):
     return matching[0]
 
 
+def without_curve(trainings):
+    """A line on each training whose log has nothing to draw."""
+    return [f"{training.folder / 'log.jsonl'}: expected a line with tokens and loss, found none" for training in trainings if not training.curve()[0]]
+
+
 def chosen(models, names):
+    """The trainings with a curve: those named, each of which has to have one, or all."""
     if names:
-        return [read_training(named(models, name)) for name in dict.fromkeys(names)]
+        trainings = [read_training(named(models, name)) for name in dict.fromkeys(names)]
+        for fault in without_curve(trainings):
+            raise BadResult(fault)
+        return trainings
     trainings, faults = sound_trainings(models)
-    for fault in faults:
+    for fault in faults + without_curve(trainings):
         print(f"plot: left out: {fault}", file=sys.stderr)
+    trainings = [training for training in trainings if training.curve()[0]]
+    if not trainings:
+        raise BadResult(f"models: expected one with a log below {models}, found none")
     return trainings
 
 
@@ -72,8 +84,6 @@ def main():
     parser.add_argument("--root", type=folder, default=ROOT, help="the folder with artefacts/ (default: the checkout that holds this script)")
     arguments = parser.parse_args()
     trainings = chosen(arguments.root / "artefacts" / "models", arguments.names)
-    if not any(training.log for training in trainings):
-        raise BadResult(f"models: expected one with a log below {arguments.root / 'artefacts' / 'models'}, found none")
     if arguments.tensorboard:
         export(trainings, arguments.tensorboard)
     if arguments.output or not arguments.tensorboard:

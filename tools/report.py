@@ -18,11 +18,12 @@ A damaged file is named on standard error and in report.html, and everything els
 import one_line_errors  # noqa: F401  (first: an error is one line)
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
 from report.benchmarks import benchmark_files, benchmark_page
-from report.files import BadResult, folder, write_whole
+from report.files import BadResult, folder, reason, write_whole
 from report.items import all_folders, items_text
 from report.memory import memory_part
 from report.results import Faults, machine_folders, sound_claims
@@ -141,7 +142,7 @@ def rewrite_tables(root, results):
         try:
             write_whole(path, with_tables(path.read_text(), root, results))
         except (UnknownTable, BadResult, OSError) as error:
-            faults.append(f"{path}: {error}")
+            faults.append(f"{path}: {reason(error)}")
     return faults
 
 
@@ -154,6 +155,8 @@ def main():
     arguments = parser.parse_args()
     results = arguments.results or arguments.root / "results"
     models = arguments.models or arguments.root / "artefacts" / "models"
+    if os.path.lexists(results) and not results.is_dir():
+        raise BadResult(f"--results: expected a folder, found {results}")
     faults = [] if arguments.tables else make_pages(arguments.root, results, models)
     if results.resolve() == (arguments.root / "results").resolve():  # README files show the checkout's results, not one's own
         faults += rewrite_tables(arguments.root, results)

@@ -27,7 +27,7 @@ class Tokenizer:
 
 
 BEGIN_PIECE = b"<|endoftext|>"
-GPT2_FILES = "--gpt2-files (or LETHE_GPT2_FILES)"
+GPT2_FILES = "--gpt2-files of lethe data prepare (or LETHE_GPT2_FILES)"  # other commands take the vocabulary that it kept
 PART = 1 << 16  # characters that are encoded at once, so that progress moves
 # The merges of a word take a time that grows with the square of its length. A run of one kind of character is therefore cut at
 # every thousand: there alone the tokens differ from those of the whole text.
@@ -133,5 +133,5 @@ def read_vocabulary(path: Path) -> list[bytes]:
         begin, at = at + 2, at + 2 + int.from_bytes(content[at : at + 2], "little")
         pieces.append(content[begin:at])
     if len(pieces) != count or at != len(content) or len(set(pieces)) != count or not {bytes([b]) for b in range(256)} < set(pieces):
-        raise WrongCall(f"{path}: expected the vocabulary of GPT-2 as --gpt2-files writes it, found a damaged one")
+        raise WrongCall(f"{path}: expected the vocabulary of GPT-2 as lethe data prepare --gpt2-files writes it, found a damaged one")
     return pieces

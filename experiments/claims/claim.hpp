@@ -59,6 +59,7 @@ struct Study {
   std::function<void(double)> progress;  ///< called with the share of the measurement that is done
   bool is_part = false;                  ///< whether `trained` has only some of the runs
   bool makes = true;                     ///< whether absent measurements are computed
+  std::function<void()> check = {};  ///< called between the steps of an evaluation; its exception ends it; may be empty
 
   /// The trained models of the runs of that label, in their order.
   ///

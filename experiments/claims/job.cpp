@@ -221,7 +221,8 @@ Study study_of(const Task& task, const Context& context, std::function<void(doub
           .data = task.data,
           .paper = read_paper(claim_folder(context.root, task.experiment) / "paper.csv"),
           .trained = {},
-          .progress = std::move(progress)};
+          .progress = std::move(progress),
+          .check = context.check};
 }
 
 /// Computes a claim's measurements of a part of its models, all of them trained.

@@ -30,6 +30,7 @@ struct Context {
   /// no claim is finished.
   std::vector<std::string> only;
   std::function<void(const JobProgress&)> progress;  ///< may be empty
+  std::function<void()> check = {};                  ///< as Study::check
 };
 
 /// A run that claims need.

@@ -91,10 +91,13 @@ Evaluated evaluated(const Study& study, const Artefact& model, const std::string
   const Evaluation& evaluation = evaluation_named(name);
   nlohmann::json key = settings;
   if (!kept.empty()) key["kept"] = kept;
+  const auto check = [&](double) {
+    if (study.check) study.check();
+  };
   return evaluated_of(study.measured(model, {name, evaluation.version}, key, [&](LanguageModel& weights) {
     Evaluated found;
     try {
-      found = evaluation.run(weights, study.dataset, settings, {});
+      found = evaluation.run(weights, study.dataset, settings, check);
     } catch (const NotFinite&) {
       if (!model.run.training.divergence_is_a_result) throw;
     }

@@ -1,7 +1,12 @@
 #include "experiments/commands/archive.hpp"
 
+#include <unistd.h>
+
+#include <cerrno>
 #include <cstdlib>
+#include <cstring>
 #include <iterator>
+#include <nlohmann/json.hpp>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -40,6 +45,14 @@ ScratchFolder::~ScratchFolder() {
   fs::remove_all(path_, unremovable);
 }
 
+void expect_folder_to_write(const std::string& name, const fs::path& folder) {
+  try {
+    const ScratchFolder probe(folder);
+  } catch (const std::exception&) {
+    throw std::invalid_argument(name + ": expected a folder to write in, found " + folder.string());
+  }
+}
+
 void pack(const fs::path& folder, const fs::path& file) {
   const fs::path draft = fs::absolute(file.string() + ".new");
   tar(file, "a place to write an archive",
@@ -50,6 +63,9 @@ void pack(const fs::path& folder, const fs::path& file) {
 }
 
 void unpack(const fs::path& file, const fs::path& folder) {
+  if (access(file.c_str(), R_OK) != 0)
+    throw std::runtime_error(file.string() + ": cannot be read: " + std::strerror(errno));
+  if (!fs::is_regular_file(file)) throw std::runtime_error(file.string() + ": expected a regular file, found another");
   tar(file, "a tar.xz archive",
       {"--extract", "--xz", "--no-same-owner", "--no-same-permissions", "--directory", folder.string(), "--file",
        fs::absolute(file).string()});
@@ -57,6 +73,27 @@ void unpack(const fs::path& file, const fs::path& folder) {
     if (entry.is_symlink() || !(entry.is_regular_file() || entry.is_directory()))
       throw std::runtime_error(file.string() + ": expected files and folders alone, found " +
                                entry.path().lexically_relative(folder).string());
+}
+
+void naming_members(const fs::path& file, const fs::path& folder, const std::function<void()>& work) {
+  const auto named = [&](std::string message) {
+    const std::string begin = folder.string() + "/", name = file.string() + ": ";
+    for (size_t at = 0; (at = message.find(begin, at)) != std::string::npos; at += name.size())
+      message.replace(at, begin.size(), name);
+    return message;
+  };
+  try {
+    work();
+  } catch (const fs::filesystem_error& error) {
+    throw std::runtime_error(named(error.path1().string() + ": cannot be used: " + error.code().message()));
+  } catch (const nlohmann::json::exception&) {
+    throw std::invalid_argument(file.string() +
+                                ": expected the members that lethe writes, found one absent or another");
+  } catch (const std::invalid_argument& error) {
+    throw std::invalid_argument(named(error.what()));
+  } catch (const std::runtime_error& error) {
+    throw std::runtime_error(named(error.what()));
+  }
 }
 
 }  // namespace lethe

@@ -340,7 +340,7 @@ void add_bench(CLI::App& app, const Place&) {
   command
       ->add_option("--gates", options->gates,
                    "Forget gates: initial, open or bimodal (seven heads of ten forget within tens of tokens)")
-      ->check(CLI::IsMember({"initial", "open", "bimodal"}))
+      ->check(one_of({"initial", "open", "bimodal"}))
       ->capture_default_str();
   command->add_option("--json", options->json, "A file for the figures");
   command->add_flag("--without-optimizer", options->without_optimizer, "Forward and backward alone");

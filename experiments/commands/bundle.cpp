@@ -129,25 +129,30 @@ int64_t merge_artefact(const fs::path& folder, const fs::path& models) {
 
 Imported import_bundles(const std::vector<std::string>& files, const fs::path& models) {
   const ScratchFolder scratch;
-  std::vector<fs::path> folders;
+  const auto folder_of = [&](size_t number) { return scratch.path() / std::to_string(number); };
   for (size_t number = 0; number < files.size(); ++number) {
     const std::string& file = files[number];
-    const fs::path contents = scratch.path() / std::to_string(number);
+    const fs::path contents = folder_of(number);
     fs::create_directories(contents);
     unpack(file, contents);
-    if (const auto format = read_sealed(contents / "bundle.json").value("format", nlohmann::json(0));
-        format != kBundleFormat)
-      throw std::invalid_argument(file + ": expected a bundle of format " + std::to_string(kBundleFormat) +
-                                  (format > kBundleFormat ? " (a newer lethe wrote it: update this one)" : "") +
-                                  ", found " + shown(format));
-    for (const fs::path& folder : sorted_entries(contents / "models")) folders.push_back(folder);
+    naming_members(file, contents, [&] {
+      const auto format = read_sealed(contents / "bundle.json").value("format", nlohmann::json(0));
+      if (format != kBundleFormat)
+        throw std::invalid_argument(file + ": expected a bundle of format " + std::to_string(kBundleFormat) +
+                                    (format > kBundleFormat ? " (a newer lethe wrote it: update this one)" : "") +
+                                    ", found " + shown(format));
+    });
   }
-  for (const fs::path& folder : folders) check_artefact(folder, models);  // all before the first copy
+  for (size_t number = 0; number < files.size(); ++number)  // all before the first copy
+    naming_members(files[number], folder_of(number), [&] {
+      for (const fs::path& folder : sorted_entries(folder_of(number) / "models")) check_artefact(folder, models);
+    });
   Imported imported;
-  for (const fs::path& folder : folders) {
-    imported.models += !is_finished(models / folder.filename());
-    imported.measurements += merge_artefact(folder, models);
-  }
+  for (size_t number = 0; number < files.size(); ++number)
+    for (const fs::path& folder : sorted_entries(folder_of(number) / "models")) {
+      imported.models += !is_finished(models / folder.filename());
+      imported.measurements += merge_artefact(folder, models);
+    }
   return imported;
 }
 

@@ -4,11 +4,15 @@
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
+
+#include "experiments/commands/nearest.hpp"
+#include "experiments/json_file.hpp"
 
 namespace lethe {
 
@@ -23,8 +27,8 @@ inline CLI::Validator number_between(double low, double high = std::numeric_limi
   const std::string range = bounded ? "from " + written(low) + " to " + written(high) : "of at least " + written(low);
   const auto wrong = [=](const std::string& text) {
     double value;
-    const bool good = CLI::detail::lexical_cast(text, value) && value >= low && value <= high;
-    return good ? std::string() : "expected a number " + range + ", found " + text;
+    const bool good = CLI::detail::lexical_cast(text, value) && std::isfinite(value) && value >= low && value <= high;
+    return good ? std::string() : "expected a number " + range + ", found " + shortened(text);
   };
   return CLI::Validator([wrong](std::string& text) { return wrong(text); }, "");
 }
@@ -44,7 +48,16 @@ inline CLI::Validator one_of(const std::vector<std::string>& words) {
         if (std::ranges::find(words, found) != words.end()) return std::string();
         std::string expected;
         for (const std::string& word : words) expected += (expected.empty() ? "" : ", ") + word;
-        return "expected one of " + expected + ", found " + found;
+        return "expected one of " + expected + ", found " + shortened(found) + suggestion(found, words);
+      },
+      "");
+}
+
+/// An existing file.
+inline CLI::Validator existing_file() {
+  return CLI::Validator(
+      [](std::string& path) {
+        return CLI::ExistingFile(path).empty() ? std::string() : "expected a file, found " + path;
       },
       "");
 }

@@ -4,6 +4,7 @@
 #include <CLI/CLI.hpp>
 #include <filesystem>
 #include <string>
+#include <vector>
 
 namespace lethe {
 
@@ -25,6 +26,9 @@ struct Place {
 
 /// Adds --scale, of the commands that read config.toml of the claims.
 void add_scale(CLI::App& command, std::string& scale);
+
+/// Adds the claims that a command works on: paper/claim, paper or claim; none: all.
+void add_claims(CLI::App& command, std::vector<std::string>& claims);
 
 // Errors are thrown, see main(): std::invalid_argument for a wrong call, any other exception for a failed run.
 void add_list(CLI::App& app, const Place& place);

@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "experiments/commands/artefacts.hpp"
+#include "experiments/commands/checks.hpp"
 #include "experiments/commands/commands.hpp"
 #include "experiments/commands/model_data.hpp"
 #include "experiments/commands/progress_line.hpp"
@@ -159,9 +160,13 @@ void add_convert(CLI::App& app, const Place& place) {
         },
         knob.description);
   };
-  std::string names;
-  for (const Mixer& row : mixers()) names += (names.empty() ? "" : ", ") + row.name;
-  command->add_option("--mixer", options->mixer, "One of " + names + " (default: as it is)");
+  std::string listed;
+  std::vector<std::string> names;
+  for (const Mixer& row : mixers()) {
+    names.push_back(row.name);
+    listed += (listed.empty() ? "" : ", ") + row.name;
+  }
+  command->add_option("--mixer", options->mixer, "One of " + listed + " (default: as it is)")->check(one_of(names));
   for (const Knob& knob : kMixerKnobs) add(knob);
   command->add_option_function<std::string>(
       "--projections", [&options = *options](const std::string& word) { options.conversion["projections"] = word; },
@@ -171,8 +176,10 @@ void add_convert(CLI::App& app, const Place& place) {
         std::tuple{
             "--value-scale", "value_scale",
             "W_v is multiplied by this, and 1 - σ(b_z) for decay (default 1; additive, linear, no norm: 1/512)"}})
-    command->add_option_function<double>(
-        option, [&options = *options, member](double value) { options.conversion[member] = value; }, description);
+    command
+        ->add_option_function<double>(
+            option, [&options = *options, member](double value) { options.conversion[member] = value; }, description)
+        ->check(number_between(0));
   command->add_flag("--no-rope", options->no_rope, "Drop the source's rotation of queries and keys");
   for (const Knob& knob : kTrainingKnobs) add(knob);
   command->add_option("--label", options->label, "A name for people; no part of the artefact's identity");

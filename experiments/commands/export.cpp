@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "experiments/commands/artefacts.hpp"
+#include "experiments/commands/checks.hpp"
 #include "experiments/commands/commands.hpp"
 #include "experiments/models/safetensors.hpp"
 
@@ -39,7 +40,7 @@ void add_export(CLI::App& app, const Place& place) {
       ->required();
   command->add_option("--output", options->output, "The file to write")->required();
   command->add_option("--dtype", options->dtype, "float32 or bfloat16")
-      ->check(CLI::IsMember({"float32", "bfloat16"}))
+      ->check(one_of({"float32", "bfloat16"}))
       ->capture_default_str();
   command->footer("Example:\n  lethe export 3f2a --output model.safetensors");
   command->callback([options, &place] { export_weights(*options, place); });

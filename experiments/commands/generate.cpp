@@ -44,7 +44,9 @@ void add_generate(CLI::App& app, const Place& place) {
   command->add_option("--top", options->drawing.top, "Draw among this many likeliest tokens; 0: all")
       ->check(number_between(0))
       ->capture_default_str();
-  command->add_option("--seed", options->drawing.seed, "Seed of the draws")->capture_default_str();
+  command->add_option("--seed", options->drawing.seed, "Seed of the draws")
+      ->check(number_between(0))
+      ->capture_default_str();
   command->add_option("--device", options->device, "cpu, cuda or cuda:N")->capture_default_str();
   command->footer("Example:\n  lethe generate 3f2a --prompt 'In the beginning' --tokens 300");
   command->callback([options, &place] { generate(*options, place); });

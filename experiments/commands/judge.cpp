@@ -7,6 +7,7 @@
 #include "experiments/claims/registry.hpp"
 #include "experiments/commands/archive.hpp"
 #include "experiments/commands/bundle.hpp"
+#include "experiments/commands/checks.hpp"
 #include "experiments/commands/commands.hpp"
 
 namespace lethe {
@@ -63,6 +64,7 @@ void judge_bundles(const JudgeOptions& options, const Place& place) {
   context.root = place.suite();
   context.results = (options.results.empty() ? place.results() : std::filesystem::absolute(options.results)) /
                     folder_of(scratch.path(), options.scale);
+  expect_folder_to_write("results", context.results);
   context.threads = place.threads;
   context.command_line = place.command_line;
   for (const Judged& judged : judge_experiments(select_experiments(options.experiments), context, scratch.path()))
@@ -75,9 +77,9 @@ void judge_bundles(const JudgeOptions& options, const Place& place) {
 void add_judge(CLI::App& app, const Place& place) {
   auto* command = app.add_subcommand("judge", "Judge claims again from the raw numbers of bundles");
   auto options = std::make_shared<JudgeOptions>();
-  command->add_option("experiments", options->experiments, "paper/claim, paper or claim; none: all");
+  add_claims(*command, options->experiments);
   command->add_option("--from", options->bundles, "Bundles")
-      ->check(CLI::ExistingFile)
+      ->check(existing_file())
       ->default_str("results/raw/SCALE-*.tar.xz");
   add_scale(*command, options->scale);
   command->add_option("--results", options->results, "The folder of results, one folder a machine below it")

@@ -2,9 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <ctime>
-#include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
@@ -13,6 +11,7 @@
 #include "experiments/commands/text_table.hpp"
 #include "experiments/files.hpp"
 #include "experiments/models/language_model.hpp"
+#include "experiments/training/training_log.hpp"
 
 namespace lethe {
 namespace {
@@ -21,20 +20,6 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 
 constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
-
-/// The last step of a log, from the file's last kilobytes: the log of a long training is long.
-json last_logged(const fs::path& path) {
-  constexpr std::streamoff kEnd = 16384;
-  std::ifstream file(path, std::ios::binary | std::ios::ate);
-  if (!file) return json::object();
-  file.seekg(std::max<std::streamoff>(0, file.tellg() - kEnd));
-  json last = json::object();
-  for (std::string line; std::getline(file, line);) {
-    json read = json::parse(line, nullptr, /*allow_exceptions=*/false);
-    if (read.is_object() && read.contains("step") && read.contains("loss")) last = std::move(read);
-  }
-  return last;
-}
 
 double number_in(const json& object, const char* key) {
   const auto found = object.find(key);
@@ -75,17 +60,16 @@ std::vector<std::string> row_of(const fs::path& folder) {
   if (is_done && !is_finished(folder))
     throw std::runtime_error((folder / "checkpoint.pt").string() + ": expected a checkpoint, found none");
   const json& done = stored.done;
-  const json last = last_logged(folder / "log.jsonl");
   double loss = is_done ? number_in(done, "validation_loss") : kNone;
   std::string state = "finished";
   if (is_done && done.contains("diverged") && done.at("diverged").is_string()) {
     state = "failed: " + done.at("diverged").get<std::string>();
   } else if (!is_done) {
-    const double share = (number_in(last, "step") + 1) / static_cast<double>(run.training.steps());
+    expect_log_of_checkpoint(folder);
     state = is_locked(folder / "lock") ? "training" : stored.failed.empty() ? "stopped" : "failed";
-    state += " " + fixed(std::isfinite(share) ? std::floor(100 * share) : 0, 0) + " %";
+    state += " " + share_logged(stored);
     if (state.starts_with("failed")) state += ": " + stored.failed;
-    loss = number_in(last, "loss");
+    loss = number_in(last_logged(folder), "loss");
   }
   return {folder.filename(),
           state,
@@ -101,12 +85,8 @@ std::vector<std::string> row_of(const fs::path& folder) {
 }  // namespace
 
 std::string models_table(const fs::path& models) {
-  std::vector<fs::path> folders;
-  std::error_code absent;
-  for (const auto& entry : fs::directory_iterator(models, absent))
-    if (entry.is_directory()) folders.push_back(entry.path());
+  const std::vector<fs::path> folders = artefact_folders(models);
   if (folders.empty()) return "";
-  std::ranges::sort(folders);
   TextTable table({"name", "state", "architecture", "parameters", "tokens", "corpus", "loss", "date", "label"});
   for (const fs::path& folder : folders) {
     try {

@@ -20,6 +20,7 @@ namespace fs = std::filesystem;
 
 constexpr int kPartsFormat = 1;
 constexpr int64_t kLargestPart = int64_t{1} << 30;  // held in memory
+constexpr int64_t kMostParts = 1000;                // their names have three digits
 
 std::string numbered(const std::string& name, size_t number) {
   char digits[32];
@@ -36,6 +37,10 @@ fs::path pack_dataset(const fs::path& folder, const fs::path& to, int64_t part_b
   const ScratchFolder scratch(to);
   const fs::path archive = scratch.path() / "archive";
   pack(folder, archive);
+  const int64_t least = (static_cast<int64_t>(fs::file_size(archive)) + kMostParts - 1) / kMostParts;
+  if (part_bytes > 0 && part_bytes < least)
+    throw std::invalid_argument("part_bytes: expected at least " + std::to_string(least) + ", for at most " +
+                                std::to_string(kMostParts) + " parts, found " + std::to_string(part_bytes));
   nlohmann::json parts = nlohmann::json::array();
   std::ifstream bytes(archive, std::ios::binary);
   std::string part(static_cast<size_t>(part_bytes > 0 ? std::min(part_bytes, kLargestPart) : kLargestPart), '\0');
@@ -52,6 +57,8 @@ fs::path pack_dataset(const fs::path& folder, const fs::path& to, int64_t part_b
 
 fs::path unpack_dataset(const fs::path& list, const fs::path& root) {
   const nlohmann::json packed = read_sealed(list);
+  for (const char* member : {"format", "name", "content_sha256", "parts"})
+    if (!packed.contains(member)) throw std::invalid_argument(list.string() + ": expected " + member + ", found none");
   const std::string name = packed.at("name"), content = packed.at("content_sha256");
   if (packed.at("format") != kPartsFormat || name.empty() || fs::path(name).filename() != name || name.starts_with("."))
     throw std::invalid_argument(list.string() + ": expected format " + std::to_string(kPartsFormat) +
@@ -77,9 +84,11 @@ fs::path unpack_dataset(const fs::path& list, const fs::path& root) {
   joined.close();
   if (!joined) throw std::runtime_error(archive.string() + ": cannot be written");
   fs::create_directories(contents);
-  unpack(archive, contents);
-  if (const std::string found = Dataset(contents).content_hash(); found != content)
-    throw std::invalid_argument(list.string() + ": expected a dataset with content " + content + ", found " + found);
+  naming_members(list, scratch.path(), [&] { unpack(archive, contents); });
+  naming_members(list, contents, [&] {
+    if (const std::string found = Dataset(contents).content_hash(); found != content)
+      throw std::invalid_argument(list.string() + ": expected a dataset with content " + content + ", found " + found);
+  });
   fs::rename(contents, target);
   return target;
 }

@@ -8,9 +8,9 @@ namespace lethe {
 
 /// Writes NAME.parts.json and NAME.000.part, NAME.001.part, … of a dataset NAME: together a tar.xz file.
 ///
-/// reads    folder: of a dataset; part_bytes: of a part, at most; 0: one part
+/// reads    folder: of a dataset; part_bytes: of a part, at most; 0: as few as possible
 /// returns  the path of NAME.parts.json
-/// throws   std::invalid_argument, std::runtime_error naming the file
+/// throws   std::invalid_argument, std::runtime_error naming the file, and for more than a thousand parts
 std::filesystem::path pack_dataset(const std::filesystem::path& folder, const std::filesystem::path& to,
                                    int64_t part_bytes);
 

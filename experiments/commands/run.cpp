@@ -4,7 +4,6 @@
 #include <chrono>
 #include <csignal>
 #include <cstdio>
-#include <fstream>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -14,12 +13,14 @@
 
 #include "experiments/claims/job.hpp"
 #include "experiments/claims/registry.hpp"
+#include "experiments/commands/archive.hpp"
 #include "experiments/commands/checks.hpp"
 #include "experiments/commands/commands.hpp"
 #include "experiments/commands/deadline.hpp"
 #include "experiments/commands/farm.hpp"
 #include "experiments/commands/progress_line.hpp"
 #include "experiments/data/run_program.hpp"
+#include "experiments/training/training_log.hpp"
 
 namespace lethe {
 namespace {
@@ -40,18 +41,10 @@ std::string described(const JobProgress& progress) {
   return line;
 }
 
-/// The tokens that a training has seen, by the last whole line of its log.
+/// The tokens that a training has seen, by its log.
 double tokens_logged(const std::filesystem::path& folder) {
-  constexpr std::streamoff kTail = 4096;
-  std::ifstream log(folder / "log.jsonl", std::ios::ate);
-  if (!log) return 0;
-  log.seekg(std::max<std::streamoff>(0, static_cast<std::streamoff>(log.tellg()) - kTail));
-  double tokens = 0;
-  for (std::string line; std::getline(log, line);) {
-    const auto step = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
-    if (step.is_object() && step.contains("tokens")) tokens = step["tokens"].get<double>();
-  }
-  return tokens;
+  const nlohmann::json tokens = last_logged(folder).value("tokens", nlohmann::json(0));
+  return tokens.is_number() ? tokens.get<double>() : 0;
 }
 
 /// The progress of a farm, from the logs of its runs.
@@ -144,6 +137,7 @@ void run(const SuiteOptions& options, const Place& place) {
   context.threads = place.threads;
   context.command_line = place.command_line;
   context.only = is_worker ? std::vector{options.worker} : options.only;
+  if (!is_worker) expect_folder_to_write("results", context.results);
   const std::filesystem::path call_folder = std::filesystem::current_path();
   std::filesystem::current_path(place.root);  // a corpus in config.toml is a path below it
   const bool is_farm = !is_worker && std::max(options.gpus, options.processes) > 0;
@@ -157,6 +151,7 @@ void run(const SuiteOptions& options, const Place& place) {
       if (progress.training.notice.empty()) line.show(described(progress));
       else line.show(progress.training);
     };
+    context.check = StopSignals::check;  // the deadline ends a job between measurements
     run_experiments(selected, context);
   }
   if (!is_worker) std::printf("%s\n", context.only.empty() ? context.results.c_str() : place.models().c_str());
@@ -173,11 +168,22 @@ void add_scale(CLI::App& command, std::string& scale) {
       ->capture_default_str();
 }
 
+void add_claims(CLI::App& command, std::vector<std::string>& claims) {
+  std::vector<std::string> names;
+  for (const Experiment& experiment : experiments())
+    for (const std::string& name : {experiment.claim, experiment.paper, experiment.name()}) names.push_back(name);
+  const auto unknown = [names](std::string& name) {
+    const bool is_known = std::ranges::count(names, name) > 0;
+    return is_known ? "" : "expected a paper, a claim or paper/claim, found " + name + suggestion(name, names);
+  };
+  command.add_option("experiments", claims, "paper/claim, paper or claim; none: all (lethe list shows them)")
+      ->check(CLI::Validator(unknown, ""));
+}
+
 void add_run(CLI::App& app, const Place& place) {
   auto* command = app.add_subcommand("run", "Train what claims need, and measure them");
   auto options = std::make_shared<SuiteOptions>();
-  command->add_option("experiments", options->experiments,
-                      "paper/claim, paper or claim; none: all (lethe list shows them)");
+  add_claims(*command, options->experiments);
   add_scale(*command, options->scale);
   command->add_option("--results", options->results, "The folder of results, one folder a machine below it")
       ->default_str("artefacts/results, which git ignores");

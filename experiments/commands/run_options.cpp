@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
+#include "experiments/commands/checks.hpp"
 #include "experiments/commands/defaults.hpp"
 #include "experiments/commands/nearest.hpp"
 #include "experiments/json_file.hpp"
@@ -58,7 +59,9 @@ std::string settings_of(const json& members, const std::string& title, const std
 }
 
 /// A value as JSON where it is valid JSON (numbers, true, null), else as a string.
-json value_of(const std::string& text) { return json::accept(text) ? parse_json(text, "--set") : json(text); }
+json value_of(const std::string& member, const std::string& text) {
+  return json::accept(text) ? parse_json(text, member) : json(text);
+}
 
 void set_member(json& model, json& training, const std::string& member, const std::string& value) {
   std::vector<json*> configs{&model};
@@ -72,7 +75,7 @@ void set_member(json& model, json& training, const std::string& member, const st
     for (const auto& [name, _] : config->items()) known.push_back(name);
     if (!config->contains(member) || (found && config == &training)) continue;
     // String members stay strings: a corpus may be a folder named 1984.
-    (*config)[member] = (*config)[member].is_string() ? json(value) : value_of(value);
+    (*config)[member] = (*config)[member].is_string() ? json(value) : value_of(member, value);
     found = true;
     if (config != &model) continue;
     if (member == "mixer")
@@ -89,7 +92,7 @@ void set_member(json& model, json& training, const std::string& member, const st
 Run run_of_file(const std::string& path) {
   try {
     return read_json(path).get<Run>();
-  } catch (const std::runtime_error& error) {
+  } catch (const std::exception& error) {
     throw std::invalid_argument(std::string("run.json: ") + error.what());
   }
 }
@@ -97,7 +100,7 @@ Run run_of_file(const std::string& path) {
 int64_t vocabulary_of(const std::string& tokenizer) {
   if (tokenizer == "bytes") return 257;
   if (tokenizer == "gpt2") return 50257;
-  throw std::invalid_argument("tokenizer: expected bytes or gpt2, found " + tokenizer);
+  throw std::invalid_argument("tokenizer: expected bytes or gpt2, found " + shortened(tokenizer));
 }
 
 }  // namespace
@@ -125,7 +128,10 @@ void RunOptions::add_to(CLI::App& command) {
       "input", input_,
       "The corpus: a text file, a folder of text, bible or headers; or a run.json, which the options change");
   command.add_option("--label", label_, "A name for people; no part of the artefact's identity");
+  std::vector<std::string> architectures;
+  for (const Architecture& architecture : named_architectures()) architectures.push_back(architecture.name);
   command.add_option("--architecture", architecture_, "One of " + architecture_names())
+      ->check(one_of(architectures))
       ->default_str("fox-pro")
       ->group(kModel);
   command.add_option("--size", size_, "A size of the papers: 125m, 360m or 760m (GPT-2 tokens)")->group(kModel);

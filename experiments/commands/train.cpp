@@ -80,9 +80,8 @@ void train_and_tell(const TrainOptions& options, const Run& run, const Dataset& 
   const auto folder = models / artefact_name(run, dataset);
   bool trained_now = false;
   double limit = std::numeric_limits<double>::infinity();
-  if (std::filesystem::exists(folder / "done.json")) {
-    std::cerr << "found       trained before: nothing is left to do\n";
-  } else {
+  const bool is_found = is_finished(run, dataset, models);
+  if (!is_found) {
     const torch::Device device = device_named(run.training.device);
     limit =
         tokens_per_second_at(product_flops_per_second(device, dtype_named(run.model.compute_dtype)), run, world.size());
@@ -97,6 +96,7 @@ void train_and_tell(const TrainOptions& options, const Run& run, const Dataset& 
     };
     artefact = trained(run, dataset, models, tell, world);
   }
+  if (is_found) std::cerr << "found       trained before: nothing is left to do\n";
   print_end(artefact, dataset, place, trained_now ? options.sample : 0);
 }
 

@@ -1,8 +1,12 @@
 #include "experiments/commands/wrong_call.hpp"
 
+#include <algorithm>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "experiments/commands/nearest.hpp"
+#include "experiments/json_file.hpp"
 
 namespace lethe {
 namespace {
@@ -46,10 +50,33 @@ std::string between(const std::string& text, const std::string& before, const st
 std::string unconverted(const CLI::App& command, const std::string& name, const std::string& found) {
   const CLI::Option* option = command.get_option_no_throw(name);
   const bool fraction = option != nullptr && option->get_type_name() == "FLOAT";
-  return name + ": expected a " + (fraction ? "" : "whole ") + "number, found " + found;
+  return name + ": expected a " + (fraction ? "" : "whole ") + "number, found " + shortened(found);
+}
+
+// Options with another name than the value that they set; a dash is an underscore in the others.
+constexpr std::pair<std::string_view, std::string_view> kOtherNames[] = {
+    {"tokens", "total_tokens"}, {"context", "context_length"}, {"features", "feature_map"}, {"from", "artefact"}};
+
+std::string value_set_by(std::string option) {
+  for (const auto& [name, value] : kOtherNames)
+    if (option == name) return std::string(value);
+  std::ranges::replace(option, '-', '_');
+  return option;
 }
 
 }  // namespace
+
+std::string with_option(const CLI::App& app, const std::string& message) {
+  const size_t end = message.find(": ");
+  const std::string head = message.substr(0, end);
+  if (end == std::string::npos || head.find('/') != std::string::npos) return message;  // a file's error
+  const std::string value = head.substr(head.rfind('.') + 1);                           // of "training.total_tokens"
+  for (const CLI::App* at = &innermost_command(app); at != nullptr; at = at->get_parent())
+    for (const CLI::Option* option : at->get_options())
+      for (const std::string& name : option->get_lnames())
+        if (option->count() > 0 && value_set_by(name) == value) return "--" + name + message.substr(end);
+  return message;
+}
 
 std::string wrong_call(const CLI::App& app, const CLI::ParseError& error) {
   const auto extras = app.remaining(true);

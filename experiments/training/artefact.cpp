@@ -19,6 +19,7 @@
 #include "experiments/models/footprint.hpp"
 #include "experiments/models/not_finite.hpp"
 #include "experiments/training/conversion.hpp"
+#include "experiments/training/stored_artefact.hpp"
 #include "experiments/training/trainer.hpp"
 #include "experiments/training/validation.hpp"
 
@@ -244,6 +245,10 @@ bool is_finished(const fs::path& folder) {
          (fs::exists(folder / "checkpoint.pt", unreadable) || weights_are_absent(folder));
 }
 
+bool is_finished(const Run& run, const Dataset& dataset, const fs::path& root) {
+  return !finished(root / artefact_name(run, dataset), identity(run, dataset), {}).is_null();
+}
+
 Artefact trained(const Run& run, const Dataset& dataset, const fs::path& root, const Watcher& progress) {
   return trained(run, dataset, root, progress, World::alone());
 }
@@ -285,6 +290,18 @@ void noting_failure(const fs::path& folder, const std::function<void()>& work) {
     }
     throw;
   }
+}
+
+void write_run(const Artefact& artefact) {
+  write_whole(artefact.folder / "run.json", nlohmann::json(artefact.run).dump(1) + "\n");
+}
+
+// Writes run.json of a finished model anew where it isn't that of done.json.
+void restore_run(const Artefact& artefact, const Watcher& progress) {
+  if (read_artefact(artefact.folder).broken.empty()) return;
+  notice(progress, (artefact.folder / "run.json").string() +
+                       ": expected the run of done.json, found another or a damaged file; it is written anew");
+  write_run(artefact);
 }
 
 void train(const Run& run, const Dataset& dataset, const Artefact& artefact, const LanguageModel& source,
@@ -331,11 +348,12 @@ Artefact trained(const Run& run, const Dataset& dataset, const fs::path& root, c
   if (const nlohmann::json done = finished(artefact.folder, identity(run, dataset), progress); !done.is_null()) {
     if (done.contains("diverged") && !done["diverged"].is_null() && !run.training.divergence_is_a_result)
       throw NotFinite(done["diverged"].get<std::string>());
+    restore_run(artefact, progress);
     world.from_first(kFinished);
     return artefact;
   }
   noting_failure(artefact.folder, [&] {
-    write_whole(artefact.folder / "run.json", nlohmann::json(run).dump(1) + "\n");
+    write_run(artefact);
     LanguageModel source = nullptr;
     if (run.conversion) source = trained_source(run, dataset, root, progress);
     world.from_first(kToTrain);

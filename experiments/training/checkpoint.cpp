@@ -19,6 +19,7 @@ namespace fs = std::filesystem;
 constexpr std::string_view kMagic = "lethe checkpoint ";
 constexpr const char* kFormat = "2";  // 1 had an archive of Torch, whose reader trusts the sizes that it finds
 constexpr size_t kLongestFirstLine = 128;
+constexpr size_t kLongestHeader = size_t{4} << 20;  // both lines: an identity has the mixer of each layer
 
 struct Damage : std::runtime_error {
   Damage(const fs::path& path, const std::string& expected, const std::string& found)
@@ -37,14 +38,19 @@ std::string next_line(std::string_view& rest) {
   return line;
 }
 
+// The first line of a checkpoint; `rest` begins after it.
+std::string first_line(const fs::path& path, std::string_view& rest) {
+  if (!rest.starts_with(kMagic)) throw Damage(path, "a checkpoint of lethe with its SHA-256", "another kind of file");
+  return next_line(rest);
+}
+
 // The hash that the first line gives, after its count was compared with the size of the file: no memory has been taken for it.
 std::string expected_hash(const fs::path& path) {
   std::array<char, kLongestFirstLine> start{};
   std::ifstream file(path, std::ios::binary);
   file.read(start.data(), start.size());
   std::string_view rest(start.data(), static_cast<size_t>(file.gcount()));
-  if (!rest.starts_with(kMagic)) throw Damage(path, "a checkpoint of lethe with its SHA-256", "another kind of file");
-  const std::string line = next_line(rest);
+  const std::string line = first_line(path, rest);
   std::istringstream first(line);
   std::string word, format = "none", hash = "none", count = "none";
   first >> word >> word >> format >> hash >> count;
@@ -59,6 +65,18 @@ std::string expected_hash(const fs::path& path) {
   return hash;
 }
 
+CheckpointHeader header_of(const fs::path& path, const std::string& line) {
+  try {
+    const auto json = parse_json(line, path.string());
+    CheckpointHeader header{json.at("identity"), whole_number(json.at("steps_done")),
+                            json.at("log").get<LogPosition>()};
+    if (header.steps_done < 0) throw std::out_of_range("steps_done");
+    return header;
+  } catch (const std::exception&) {
+    throw Damage(path, "a header with identity, steps_done and log", "another");
+  }
+}
+
 Checkpoint checked(const fs::path& path) {
   if (!fs::exists(path)) throw Damage(path, "a checkpoint", "none");
   if (!fs::is_regular_file(path)) throw Damage(path, "a regular file", "another");
@@ -67,15 +85,7 @@ Checkpoint checked(const fs::path& path) {
   std::string_view rest = bytes;
   next_line(rest);
   if (const std::string found = sha256(rest); found != hash) throw Damage(path, "content with SHA-256 " + hash, found);
-  Checkpoint checkpoint;
-  try {
-    const auto header = parse_json(next_line(rest), path.string());
-    checkpoint.header = {header.at("identity"), whole_number(header.at("steps_done")),
-                         header.at("log").get<LogPosition>()};
-    if (checkpoint.header.steps_done < 0) throw std::out_of_range("steps_done");
-  } catch (const std::exception&) {
-    throw Damage(path, "a header with identity, steps_done and log", "another");
-  }
+  Checkpoint checkpoint{header_of(path, next_line(rest)), {}};
   bytes.erase(0, bytes.size() - rest.size());
   checkpoint.tensors = std::move(bytes);
   return checkpoint;
@@ -115,6 +125,28 @@ Checkpoint read_checkpoint(const fs::path& path) {
   } catch (const Damage& damage) {
     throw std::runtime_error(damage.what() + advice(path));
   }
+}
+
+// A training may replace the file meanwhile: it is opened once.
+std::optional<CheckpointHeader> read_checkpoint_header(const fs::path& path) {
+  for (const fs::path& candidate : {path, previous_checkpoint(path)}) {
+    std::error_code absent;
+    const fs::file_type type = fs::status(candidate, absent).type();
+    if (type == fs::file_type::not_found) continue;
+    if (type != fs::file_type::regular) throw Damage(candidate, "a regular file", "another");
+    std::ifstream file(candidate, std::ios::binary);
+    if (!file) continue;
+    std::string start(kLongestHeader, '\0');
+    file.read(start.data(), std::ssize(start));
+    std::string_view rest(start.data(), static_cast<size_t>(file.gcount()));
+    try {
+      first_line(candidate, rest);
+      return header_of(candidate, next_line(rest));
+    } catch (const Damage& damage) {
+      throw std::runtime_error(damage.what() + advice(candidate));
+    }
+  }
+  return std::nullopt;
 }
 
 std::optional<Checkpoint> newest_checkpoint(const fs::path& path, const std::string& identity,

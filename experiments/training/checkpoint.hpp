@@ -36,6 +36,13 @@ void write_checkpoint(const std::filesystem::path& path, const CheckpointHeader&
 /// throws  std::runtime_error "path: expected …, found …; delete it: …" where it is absent, cut, damaged or of another format
 Checkpoint read_checkpoint(const std::filesystem::path& path);
 
+/// The header of the checkpoint at `path`, or of the one before it where that is absent: without the tensors, and so without
+/// their hash.
+///
+/// returns  nullopt where neither is there
+/// throws   std::runtime_error as read_checkpoint for another kind of file
+std::optional<CheckpointHeader> read_checkpoint_header(const std::filesystem::path& path);
+
 /// The checkpoint before that at `path`: checkpoint.previous.pt beside checkpoint.pt.
 std::filesystem::path previous_checkpoint(const std::filesystem::path& path);
 

@@ -133,7 +133,7 @@ class Interrupted : public std::runtime_error {
 
 /// The trained model of `run`: read from `root` where it is finished, resumed where it has begun, else trained now. A killed
 /// training continues at its last checkpoint, bit-identically to one that was never killed. Where another process trains the
-/// same run, this one waits for it and reads the result.
+/// same run, this one waits for it and reads the result. A damaged run.json of a finished model is written anew.
 ///
 /// On the CPU the same run gives the same bits on the same machine with the same number of threads: sums are split over
 /// threads, and the order of a sum decides its last bit. On a GPU that holds where the training is `deterministic`; else two
@@ -164,6 +164,9 @@ LanguageModel load_model(const Artefact& artefact, const std::string& device);
 /// Whether an artefact's folder has the end of its training: done.json, and the checkpoint unless done.json says that the weights are
 /// absent: "weights": "absent" stands in an imported artefact, whose weights stayed where it was trained.
 bool is_finished(const std::filesystem::path& folder);
+
+/// Whether `trained` finds this run finished below `root`: is_finished, with a whole done.json of its identity.
+bool is_finished(const Run& run, const Dataset& dataset, const std::filesystem::path& root);
 
 /// The device of a name in the format of TrainingConfig::device.
 ///

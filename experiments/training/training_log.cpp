@@ -1,5 +1,6 @@
 #include "experiments/training/training_log.hpp"
 
+#include <algorithm>
 #include <limits>
 #include <numeric>
 #include <stdexcept>
@@ -8,6 +9,7 @@
 #include "experiments/data/sha256.hpp"
 #include "experiments/files.hpp"
 #include "experiments/json_file.hpp"
+#include "experiments/training/checkpoint.hpp"
 
 namespace lethe {
 
@@ -25,6 +27,7 @@ namespace fs = std::filesystem;
 
 constexpr size_t kLastSteps = 20;
 constexpr std::streamsize kLongestLine = 1 << 16;  // a longer one ends what is read
+constexpr const char* kAdvice = ", those of its checkpoint; restore it, or delete its folder: training starts anew";
 
 // Visits the whole lines of a file that end at or before `end`.
 //
@@ -59,8 +62,7 @@ TrainingLog::TrainingLog(fs::path path, const LogPosition& at) : path_(std::move
     last.push_back(line);
     if (last.size() > kLastSteps) last.pop_front();
   });
-  expect_position(path_, position_, at,
-                  ", those of its checkpoint; restore it, or delete its folder: training starts anew");
+  expect_position(path_, position_, at, kAdvice);
   for (const std::string& line : last) remember(parse_json(line, path_.string()));
   fs::resize_file(path_, static_cast<uintmax_t>(at.bytes));
   file_.open(path_, std::ios::app);
@@ -90,6 +92,26 @@ double TrainingLog::last_losses() const {
   return std::accumulate(losses_.begin(), losses_.end(), 0.0) / static_cast<double>(losses_.size());
 }
 
+void expect_log_of_checkpoint(const fs::path& folder) {
+  const auto header = read_checkpoint_header(folder / "checkpoint.pt");  // first: the log is never behind it
+  if (!header) return;
+  const fs::path path = folder / "log.jsonl";
+  expect_position(path, for_each_line(path, header->log.bytes, [](const std::string&) {}), header->log, kAdvice);
+}
+
+nlohmann::json last_logged(const fs::path& folder) {
+  constexpr std::streamoff kEnd = 16384;
+  std::ifstream file(folder / "log.jsonl", std::ios::binary | std::ios::ate);
+  if (!file) return nlohmann::json::object();
+  file.seekg(std::max<std::streamoff>(0, static_cast<std::streamoff>(file.tellg()) - kEnd));
+  nlohmann::json last = nlohmann::json::object();
+  for (std::string line; std::getline(file, line);) {
+    nlohmann::json read = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+    if (read.is_object() && read.contains("step") && read.contains("loss")) last = std::move(read);
+  }
+  return last;
+}
+
 void read_log(const fs::path& folder, const std::function<void(const nlohmann::json&)>& visit) {
   const fs::path path = folder / "log.jsonl";
   if (fs::exists(folder / "done.json")) {
@@ -103,6 +125,8 @@ void read_log(const fs::path& folder, const std::function<void(const nlohmann::j
     const auto size = static_cast<int64_t>(fs::file_size(path));
     expect_position(path, for_each_line(path, size, [](const std::string&) {}), all,
                     ", those of its training; restore it");
+  } else {
+    expect_log_of_checkpoint(folder);
   }
   for_each_line(path, std::numeric_limits<int64_t>::max(),
                 [&](const std::string& line) { visit(parse_json(line, path.string())); });

@@ -48,8 +48,19 @@ class TrainingLog {
   std::ofstream file_;
 };
 
-/// The lines of a log, in order. Those of a finished training are compared with done.json first; of a training in progress, the
-/// last line may be missing.
+/// Compares the log of a training that is not finished with its newest checkpoint; what follows that place is not known. A
+/// training that goes on meanwhile appends alone.
+///
+/// throws  std::runtime_error naming the log where its beginning is not that of the checkpoint, or an unusable checkpoint
+void expect_log_of_checkpoint(const std::filesystem::path& folder);
+
+/// The last line of a log with a step and a loss, from the file's last kilobytes: the log of a long training is long.
+///
+/// returns  an empty object where there is none
+nlohmann::json last_logged(const std::filesystem::path& folder);
+
+/// The lines of a log, in order. They are compared with done.json first, or with the checkpoint of a training that is not
+/// finished, whose last line may be missing.
 ///
 /// throws  std::invalid_argument, std::runtime_error naming the file that is broken
 void read_log(const std::filesystem::path& folder, const std::function<void(const nlohmann::json& line)>& visit);

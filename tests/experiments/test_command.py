@@ -52,40 +52,63 @@ class Calls(CommandTest):
             ("--layers: expected once, found 2 times", "train", "--layers", "3", "--layers", "4"),
             ("--threads: expected once, found 2 times", "list", "--threads", "1", "--threads", "2"),
             ("layers: expected once, found 2 times", "train", "--set", "layers=3", "--set", "layers=4"),
-            ("layers: expected once, found 2 times", "describe", "--layers", "3", "--set", "layers=4"),
+            ("--layers: expected once, found 2 times", "describe", "--layers", "3", "--set", "layers=4"),
             ("parts: expected one of claims, evaluations", "list", "modells"),
             ("--scale: expected one of smoke, quick, gpu, paper, found tiny", "list", "--scale", "tiny"),
             ("found 'kv_shft' (did you mean kv_shift?)", "describe", "--set", "kv_shft=false"),
             ("--set: expected a member among", "describe", "--set", "kv_shft=false"),
             ("--set: expected key=value, found 'rope'", "describe", "--set", "rope"),
             ("rope: expected true or false, found 5", "describe", "--set", "rope=5"),
-            ("architecture", "describe", "--architecture", "fox"),
+            ("found fox-po (did you mean fox-pro?)", "describe", "--architecture", "fox-po"),
+            ("--architecture: expected one of ", "describe", "--architecture", "fox"),
             ("forget_gate: expected full", "describe", "--architecture", "gated_delta", "--set", "forget_gate=none"),
-            ("size", "describe", "--size", "7b"),
             ("corpus: expected 'bible', 'headers' or text (a file or a folder), found 'nowhere'", "data", "show", "nowhere"),
-            ("no_such_claim", "run", "no_such_claim"),
+            ("experiments: expected a paper, a claim or paper/claim, found no_such_claim\n", "run", "no_such_claim"),
+            ("paper/claim, found ablatoins (did you mean ablations?)", "run", "needle", "ablatoins"),
+            ("found troughput (did you mean throughput?)", "judge", "troughput"),
+            ("--from: expected a file, found /nowhere", "judge", "--from", "/nowhere"),
+            ("found gate (did you mean gates?)", "evaluate", "some-model", "--what", "gate"),
+            ("found dekay (did you mean decay?)", "convert", "some-model", "--mixer", "dekay"),
+            ("expected one of float32, bfloat16, found float16 (did you mean", "export", "some-model", "--output", "x", "--dtype", "float16"),
+            ("--seed: expected a number of at least 0, found -1", "generate", "some-model", "--seed", "-1"),
+            (f"--layers: expected a whole number, found \"{99 * '9'}…\n", "describe", "--layers", 400 * "9"),
+            (f"--tokens: expected a number of at least 1, found {100 * '9'}…\n", "generate", "some-model", "--tokens", 400 * "9"),
+            (f"--threads: expected a number from 0 to {max(64, os.cpu_count())}, found {100 * '9'}…\n", "list", "--threads", 400 * "9"),
+            ("--learning-rate: expected a number, found \"1e999\"\n", "describe", "--learning-rate", "1e999"),
+            ("--until: expected a number of at least 0, found 1e999\n", "train", "--until", "1e999"),
+            ("--value-scale: expected a number of at least 0, found 1e999\n", "convert", "some-model", "--value-scale", "1e999"),
+            ("--settings: expected JSON with numbers of double precision", "evaluate", "some-model", "--settings", '{"length": 1e999}'),
+            ("--temperature: expected a number of at least 0, found 1e999", "generate", "some-model", "--temperature", "1e999"),
             ("artefact: expected the folder or name of a trained model", "generate", "no-such-model"),
-            ("layers: expected 1 … 1000, found 1000000000", "describe", "--layers", "1000000000"),
-            ("layers: expected a whole number, found 1000000000.0", "describe", "--layers", "1e9"),
-            ("layers: expected 1 … 1000, found -1", "describe", "--layers", "-1"),
-            ("width: expected a whole number of 64 bits with sign", "describe", "--width", "18446744073709551615"),
+            ("--layers: expected 1 … 1000, found 1000000000", "describe", "--layers", "1000000000"),
+            ("--layers: expected a whole number, found 1000000000.0", "describe", "--layers", "1e9"),
+            ("--layers: expected 1 … 1000, found -1", "describe", "--layers", "-1"),
+            ("--width: expected a whole number of 64 bits with sign", "describe", "--width", "18446744073709551615"),
             ("parameters: expected at most 2^44", "describe", "--layers", "1000", "--width", "1048576"),
-            ("batch_tokens: expected a whole number, found 9", "describe", "--batch-tokens", "9e18"),
-            ("batch_tokens: expected 1 … 2^53, found 9", "describe", "--batch-tokens", "9000000000000000000"),
-            ("context_length: expected 1 … 2^53, found -512", "describe", "--context", "-512"),
+            ("--batch-tokens: expected a whole number, found 9", "describe", "--batch-tokens", "9e18"),
+            ("--batch-tokens: expected 1 … 2^53, found 9", "describe", "--batch-tokens", "9000000000000000000"),
+            ("--context: expected 1 … 2^53, found -512", "describe", "--context", "-512"),
+            ("layers: expected 1 … 1000, found 0", "describe", "--set", "layers=0"),
+            ("--tokens: expected 1 … 2^53, found 0", "describe", "--tokens", "0"),
+            ("--tokens: expected a whole number, found \"many\"", "describe", "--tokens", "many"),
+            ("--learning-rate: expected > 0, found", "describe", "--learning-rate", "-1"),
+            ("--seed: expected a whole number ≥ 0, found -1", "train", "--seed", "-1"),
+            ("--device: expected cpu, cuda or cuda:N, found tpu", "train", "--device", "tpu", "--set", "seed=1"),
+            ("--size: expected 760m, 360m or 125m, found 7b", "describe", "--size", "7b"),
+            ("--from: expected the folder or name of a trained model", "train", "--from", "no-such-model"),
             ("state_size: expected 1 … 1048576", "describe", "--architecture", "delta", "--set", "state_size=1000000000000"),
-            ("--set: expected JSON of at most 64 levels", "describe", "--set", "rope=" + 500 * "[" + 500 * "]"),
+            ("rope: expected JSON of at most 64 levels", "describe", "--set", "rope=" + 500 * "[" + 500 * "]"),
             ("--threads: expected a number from 0 to", "list", "--threads", "1000000000"),
             (f"--threads: expected a number from 0 to {max(64, os.cpu_count())}, found -1", "list", "--threads", "-1"),
             (f"--threads: expected a number from 0 to {max(64, os.cpu_count())}, found many", "list", "--threads", "many"),
             ("--threads: expected a value, found none", "list", "--threads"),
             ("--root: expected a folder, found /nowhere", "--root", "/nowhere", "list"),
             ("--tokens: expected a number of at least 1, found 0", "generate", "some-model", "--tokens", "0"),
-            ("heads: expected a whole number, found", "describe", "--heads", "few"),
+            ("--heads: expected a whole number, found", "describe", "--heads", "few"),
             ("--seed: expected a whole number, found 1.5", "generate", "some-model", "--seed", "1.5"),
             ("artefact: expected a value, found none", "generate"),
-            ("processes: expected one a GPU, 2, found 3", "train", "--gpus", "2", "--processes", "3"),
-            ("processes: expected", "train", "--processes", str(8 * os.cpu_count() + 1)),
+            ("--processes: expected one a GPU, 2, found 3", "train", "--gpus", "2", "--processes", "3"),
+            ("--processes: expected", "train", "--processes", str(8 * os.cpu_count() + 1)),
             ("argument: expected a value, found an empty one", "train", ""),
             ("--from: expected a value, found an empty one", "train", "--from", ""),
             ("--architecture: expected a value, found an empty one", "train", "--architecture="),
@@ -127,6 +150,12 @@ class Calls(CommandTest):
         for name in ("forgetting_transformer/ablations", "adaptive_computation_pruning/savings", "per_token_loss", "fox-pro", "760m"):
             self.assertIn(name, listed)
 
+
+    def test_whose_output_can_not_be_written_fail(self):
+        for command in (("list", "sizes"), ("describe",), ("list", "models")):
+            with open("/dev/full", "w") as full, tempfile.TemporaryDirectory() as root:
+                result = subprocess.run([BINARY, "--root", root, *command], stdout=full, stderr=subprocess.PIPE, text=True, timeout=300)
+            self.assertEqual((result.returncode, result.stderr), (1, "lethe: standard output: cannot be written\n"))
 
     def test_of_list_name_a_damaged_claim_and_go_on(self):
         with tempfile.TemporaryDirectory() as root:
@@ -183,6 +212,18 @@ class Benchmarks(CommandTest):
         self.assertEqual((full.returncode, full.stderr), (1, "lethe: /dev/full: cannot be written: No space left on device\n"))
 
 
+class Results(CommandTest):
+    def test_are_refused_before_the_work_where_they_can_not_be_written(self):
+        with tempfile.TemporaryDirectory() as root:
+            (Path(root) / "file").write_text("")
+            run, refusal = ("run", "duality", "--scale", "smoke"), "results: expected a folder to write in, found"
+            for command in (run, ("judge", "savings", "--scale", "gpu")):
+                self.refused(2, f"--{refusal} {root}/file/", "--root", root, *command, "--results", f"{root}/file")
+            (Path(root) / "artefacts").write_text("")
+            self.refused(2, f"lethe: {refusal} {root}/artefacts/results/", "--root", root, *run)
+            self.assertEqual(sorted(path.name for path in Path(root).iterdir()), ["artefacts", "file"])
+
+
 class Corpora(CommandTest):
     def setUp(self):
         temporary = tempfile.TemporaryDirectory()
@@ -199,8 +240,18 @@ class Corpora(CommandTest):
             self.assertIn(expected, prepared)
         self.assertEqual(self.done("--root", str(self.root), "data", "show", str(self.texts)), prepared)
 
+    def test_are_not_packed_in_thousands_of_files(self):
+        parts = self.root / "parts"
+        pack = ("--root", str(self.root), "data", "pack", str(self.texts), "--to", str(parts), "--part-bytes")
+        self.refused(2, "--part-bytes: expected at least ", *pack, "1")
+        self.assertEqual(list(parts.iterdir()), [])
+        self.done(*pack, "200")
+        self.assertGreater(len(list(parts.glob("*.part"))), 1)
+
     def test_in_gpt2_tokens_need_its_files(self):
-        self.refused(2, "--gpt2-files", "--root", str(self.root), "data", "prepare", str(self.texts), "--tokenizer", "gpt2")
+        for command in (("data", "prepare"), ("data", "show"), ("train",)):  # the last two have no such option
+            self.refused(2, "--gpt2-files of lethe data prepare (or LETHE_GPT2_FILES): expected the folder of GPT-2's encoder.json", "--root",
+                         str(self.root), *command, str(self.texts), "--tokenizer", "gpt2")
 
 
 class Models(CommandTest):
@@ -223,6 +274,23 @@ class Models(CommandTest):
         self.assertEqual((self.folder / "done.json").stat().st_mtime_ns, before)
         other = self.done("--root", self.root, "train", str(self.folder / "run.json"), "--seed", "1")
         self.assertNotEqual(other.splitlines()[-1], str(self.folder))
+
+    def test_are_called_found_only_where_nothing_is_left_to_do(self):
+        with tempfile.TemporaryDirectory() as root:
+            shutil.copytree(Path(self.root) / "artefacts", Path(root) / "artefacts")
+            folder = Path(root) / "artefacts/models" / self.folder.name
+            call, found = ("--root", root, "train", *TINY), "found       trained before: nothing is left to do\n"
+            (folder / "run.json").write_text("{")
+            said = lethe(*call)
+            self.assertRegex(said.stderr, rf"^lethe: {folder}/run.json: expected the run of done.json, found .*; it is written anew\n{found}$")
+            self.assertEqual((folder / "run.json").read_bytes(), (self.folder / "run.json").read_bytes())
+            self.done("--root", root, "evaluate", folder.name, "--sequences", "1")
+            for damage, status in ((lambda: (folder / "done.json").write_text("{"), 0), (lambda: (folder / "checkpoint.pt").unlink(), 0),
+                                   (lambda: [(folder / "done.json").write_text("{"), (folder / "log.jsonl").write_text("")], 1)):
+                damage()
+                said = lethe(*call)
+                self.assertEqual(said.returncode, status, said.stderr)
+                self.assertNotIn("trained before", said.stderr)
 
     def test_are_trained_by_two_processes_under_the_same_name(self):
         run = (*TINY, "--seed", "2")
@@ -269,7 +337,7 @@ class Models(CommandTest):
     def test_are_evaluated_by_any_row_of_the_table(self):
         evaluate = ("--root", self.root, "evaluate", str(self.folder))
         self.assertIn("  loss, nats", self.done(*evaluate, "--what", "per_token_loss", "--settings", '{"length": 32, "sequences": 1}'))
-        self.refused(2, "evaluation: expected one of per_token_loss, pruned_share", *evaluate, "--what", "needles")
+        self.refused(2, "--what: expected one of per_token_loss, pruned_share", *evaluate, "--what", "needles")
         self.refused(2, "log_pruning_tolerance: expected a model that prunes, found none", *evaluate, "--what", "pruned_share")
         self.refused(2, "pruned_share: expected keys among length, sequences, split, found window", *evaluate, "--what", "pruned_share",
                      "--window", "11")
@@ -300,18 +368,19 @@ class Models(CommandTest):
         self.assertIn("attn.fgate_proj.bias", shown)
         model = json.loads((Path(shown.splitlines()[-1]) / "run.json").read_text())["model"]
         self.assertEqual((model["mixer"]["forget_gate"], model["mixer"]["name"]), ("full", "gated_linear"))
-        self.refused(2, "forget_gate: expected full, bias_only or fixed", *gated, "--forget-gate", "none")
+        self.refused(2, "--forget-gate: expected full, bias_only or fixed", *gated, "--forget-gate", "none")
         self.refused(2, "source: expected softmax attention", "--root", self.root, "convert", str(self.folder), "--mixer", "decay")
 
     def test_are_listed_with_their_state_and_one_broken_blocks_none(self):
         with tempfile.TemporaryDirectory() as root:
             models = Path(root) / "artefacts/models"
-            for name in ("finished", "stopped", "training", "diverged", "damaged", "lost"):
+            for name in ("finished", "stopped", "training", "diverged", "damaged", "lost", "edited"):
                 shutil.copytree(self.folder, models / name)
                 if name in ("stopped", "training"):
                     (models / name / "done.json").unlink()
                     log = models / name / "log.jsonl"
                     log.write_text("\n".join(log.read_text().splitlines()[:2]) + "\n")
+                    shutil.copy(models / name / "checkpoint.previous.pt", models / name / "checkpoint.pt")  # of two steps
             done = models / "diverged/done.json"
             content = json.loads(done.read_text()) | {"diverged": "loss: expected a finite number"}
             del content["sha256"]
@@ -319,14 +388,43 @@ class Models(CommandTest):
             done.write_text(json.dumps(content, indent=1, sort_keys=True))
             (models / "damaged/run.json").write_text('{"model": [')
             (models / "lost/checkpoint.pt").unlink()
+            (models / "edited/done.json").unlink()
+            (models / "edited/log.jsonl").write_text((models / "edited/log.jsonl").read_text().replace('"loss":5', '"loss":1', 1))
             with open(models / "training/lock", "w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 listed = self.done("--root", root, "list", "models")
             for line in (r"finished +finished +fox-pro +12k +512 +bible +\d\.\d{4} +\d{4}-\d\d-\d\d \d\d:\d\d", r"stopped +stopped 50 %", r"training +training 50 %",
                          r"diverged +failed: loss: expected a finite", r"damaged +broken: .*run\.json: expected",
-                         r"lost +broken: .*checkpoint\.pt: expected a checkpoint, found none"):
+                         r"lost +broken: .*checkpoint\.pt: expected a checkpoint, found none",
+                         r"edited +broken: .*log\.jsonl: expected \d+ bytes .*, those of its checkpoint"):
                 self.assertRegex(listed, rf"(?m)^  {line}")
             self.assertNotIn("\n\n", listed)
+
+    def test_that_are_not_finished_say_what_goes_on(self):
+        with tempfile.TemporaryDirectory() as root:
+            name, folder = self.folder.name, Path(root) / "artefacts/models" / self.folder.name
+            shutil.copytree(self.folder, folder)
+            (folder / "done.json").unlink()
+            (folder / "checkpoint.previous.pt").replace(folder / "checkpoint.pt")
+            (folder / "log.jsonl").write_text("".join((folder / "log.jsonl").read_text().splitlines(keepends=True)[:2]))
+            found = f"expected a trained model, found {name}, which "
+            for call in (("evaluate", name), ("generate", f"{folder}/"), ("convert", name[:6]), ("train", "--from", name),
+                         ("export", name, "--output", f"{root}/weights"), ("bundle", name, "--to", f"{root}/bundle")):
+                self.refused(2, f": {found}stopped at 50 % of its steps; lethe train {folder}/run.json goes on\n", "--root", root, *call)
+            with open(folder / "lock", "w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                self.refused(2, f"artefact: {found}is in training at 50 % of its steps\n", "--root", root, "generate", name)
+            self.assertEqual(self.done("--root", root, "train", str(folder / "run.json")).splitlines()[-1], str(folder))
+            self.assertEqual(len((folder / "log.jsonl").read_text().splitlines()), 4)
+            self.done("--root", root, "evaluate", name, "--sequences", "1")
+
+    def test_whose_folder_can_not_be_read_are_not_none(self):
+        with tempfile.TemporaryDirectory() as root:
+            self.assertIn("none yet", self.done("--root", root, "list", "models"))
+            (Path(root) / "artefacts").write_text("")
+            for call in (("list", "models"), ("evaluate", "3f2a"), ("bundle",)):
+                self.refused(1, f"{root}/artefacts/models: expected a folder of models, found Not a directory\n", "--root", root, *call)
+            self.refused(2, "--root: expected a folder, found ", "--root", f"{root}/artefacts", "list", "models")
 
     def test_are_drawn_and_named_in_the_report(self):
         picture = Path(self.root) / "curves.svg"

@@ -9,6 +9,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 import unittest
@@ -78,6 +79,47 @@ class Trainings(CommandTest):
         self.begun("run", "ablations", "--scale", "quick", before=before)
         times = [json.loads(line)["seconds"] for line in (folder / "log.jsonl").read_text().splitlines()[: before + 1]]
         self.assertEqual(times, sorted(times))
+
+    def test_that_go_on_meanwhile_are_never_called_broken(self):
+        sys.path.insert(0, str(ROOT / "tools"))
+        from report.trainings import check_begun_log
+        process, folder = self.begun("train", *LONG)  # a checkpoint every second step
+        for _ in range(500):
+            check_begun_log(folder)
+        for _ in range(20):
+            self.assertRegex(self.done("--root", self.root, "list", "models"), rf"(?m)^  {folder.name} +training \d+ %")
+        for _ in range(2):
+            self.done("--root", self.root, "plot", folder.name, "--output", f"{self.root}/curve.svg")
+        self.assertIsNone(process.poll())
+
+    def test_of_an_evaluation_end_between_their_steps(self):
+        folder = self.done("--root", self.root, "train", *TINY).splitlines()[-1]
+        for number, status in ((signal.SIGTERM, 143), (signal.SIGINT, 130)):
+            process = subprocess.Popen([BINARY, "--threads", "1", "evaluate", folder, "--what", "associative_recall", "--settings",
+                                        '{"steps": 1000000}'], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)  # fmt: skip
+            self.addCleanup(self.end, process)
+            self.assertIn("associative_recall of", process.stderr.readline())
+            process.send_signal(number)
+            _, said = process.communicate(timeout=60)
+            self.assertEqual(process.returncode, status, said)
+
+    def test_of_a_claims_evaluation_end_between_their_steps(self):
+        shutil.copytree(ROOT / "experiments/papers", Path(self.root) / "experiments/papers")
+        config = Path(self.root) / "experiments/papers/forgetting_transformer/recall/config.toml"
+        before, smoke = config.read_text().split("[smoke.task]")
+        config.write_text(f"{before}[smoke.task]{smoke.replace('steps = 2', 'steps = 1000000')}")
+        process = subprocess.Popen([BINARY, "--threads", "1", "--root", self.root, "run", "recall", "--scale", "smoke"], stdout=subprocess.PIPE,
+                                   stderr=subprocess.PIPE, text=True)  # fmt: skip
+        self.addCleanup(self.end, process)
+        for _ in range(600):
+            if list(Path(self.root).glob("artefacts/models/*/done.json")):
+                break
+            time.sleep(0.1)
+        time.sleep(8)  # the rest of the trainings; then one evaluation of a million steps
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=60)
+        self.assertEqual(process.returncode, 143, said)
+        self.assertFalse(list(Path(self.root).glob("artefacts/results/*/*.csv")))
 
     def test_wait_for_another_process_and_name_it(self):
         first, folder = self.begun("train", *LONG)

@@ -18,19 +18,34 @@ def folder(text):
     return Path(text)
 
 
+def reason(error):
+    """The words of an error without the names that Python gives to errors and their numbers."""
+    return error.strerror if isinstance(error, OSError) and error.strerror else " ".join(str(error).split())
+
+
 def write_whole(path, content):
-    """Writes text or bytes beside the place and renames, and only what changed. A link stays; what is no regular file, as /dev/stdout, is written into."""
-    path, content = Path(path).resolve() if Path(path).is_symlink() and not Path(path).is_char_device() else Path(path), content.encode() if isinstance(content, str) else content
-    if path.exists() and not path.is_file():
-        path.write_bytes(content)
-    elif not path.exists() or path.read_bytes() != content:
-        draft = path.with_name(path.name + ".new")
-        try:
-            draft.write_bytes(content)
-            draft.replace(path)
-        except BaseException:
-            draft.unlink(missing_ok=True)
-            raise
+    """Writes text or bytes beside the place and renames, and only what changed. A link stays; what is no regular file, as /dev/stdout, is
+    written into.
+
+    throws  BadResult naming the place where it can't be written
+    """
+    given, content = path, content.encode() if isinstance(content, str) else content
+    try:
+        path = Path(path).resolve() if Path(path).is_symlink() and not Path(path).is_char_device() else Path(path)
+        if path.exists() and not path.is_file():
+            path.write_bytes(content)
+        elif not path.exists() or path.read_bytes() != content:
+            draft = path.with_name(path.name + ".new")
+            try:
+                draft.write_bytes(content)
+                draft.replace(path)
+            except BaseException:
+                draft.unlink(missing_ok=True)
+                raise
+    except OSError as error:
+        raise BadResult(f"{given}: expected a place to write, found {reason(error)}") from None
+    except RuntimeError:  # of Path.resolve
+        raise BadResult(f"{given}: expected a place to write, found links in a loop") from None
 
 
 def read_sealed(path, members=()):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean, stdev
 
-from report.files import BadResult, read_json, read_sealed
+from report.files import BadResult, read_json, read_sealed, reason
 
 COLUMNS = (
     "experiment,claim,variant,implementation,device,dtype,batch,length,heads,key_dim,value_dim,seed,metric,unit,value,stddev,samples"
@@ -188,7 +188,7 @@ def load_claim(root, certificate_path):
     try:
         about = tomllib.loads((home / "config.toml").read_text())["claim"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise BadResult(f"{home / 'config.toml'}: expected the table [claim], found {error}") from None
+        raise BadResult(f"{home / 'config.toml'}: expected the table [claim], found {reason(error)}") from None
     return Claim(
         folder=certificate_path.parent,
         home=home,
@@ -203,8 +203,11 @@ def load_claim(root, certificate_path):
 
 def fault(path, error):
     """A line on a file that broke what read it."""
-    text = " ".join(str(error).split())
-    return text if isinstance(error, BadResult) else f"{path}: expected a result, found {type(error).__name__} {text}"
+    if isinstance(error, BadResult):
+        return reason(error)
+    if isinstance(error, OSError) and error.strerror:
+        return f"{path}: expected a result, found {error.strerror}" + (f" ({error.filename})" if error.filename else "")
+    return f"{path}: expected a result, found {type(error).__name__} {reason(error)}"
 
 
 class Faults(list):

@@ -3,11 +3,13 @@
 import hashlib
 import json
 import math
+import os
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 
 from report.curves import smoothed
-from report.files import BadResult, read_json, read_sealed
+from report.files import BadResult, read_json, read_sealed, reason
 from report.markdown import number, table
 
 
@@ -75,7 +77,10 @@ def read_training(folder):
             raise BadResult(f"{folder / 'run.json'}: {part}: expected a JSON object, found {type(run[part]).__name__}")
     done = read_sealed(folder / "done.json") if (folder / "done.json").exists() else {}
     check_run(folder, run, done)
-    check_log(folder / "log.jsonl", done.get("log"))
+    if done:
+        check_log(folder / "log.jsonl", done.get("log"))
+    else:
+        check_begun_log(folder)
     error = read_sealed(folder / "failed.json").get("error", "") if (folder / "failed.json").exists() else ""
     return Training(folder, run, done, read_log(folder / "log.jsonl"), str(error))
 
@@ -101,25 +106,76 @@ def check_run(folder, run, done):
                 raise BadResult(f"{folder / 'run.json'}: expected the run of done.json ({part}.{name}: {value}), found {run[part].get(name)}")
 
 
-def check_log(path, position):
-    """throws  BadResult where a log isn't that of the end of its training: h_n = SHA-256(h_{n−1} line_n)"""
-    if position is None:
-        return
-    found, content = "", path.read_bytes()
+def hash_of_lines(content):
+    """h_n = SHA-256(h_{n−1} line_n), h_0 empty"""
+    found = ""
     for line in content.split(b"\n")[:-1]:
         found = hashlib.sha256(found.encode() + line).hexdigest()
-    if (len(content), found) != (position["bytes"], position["hash"]):
+    return found
+
+
+def check_log(path, position):
+    """throws  BadResult where a log isn't that of the end of its training"""
+    if position is None:
+        return
+    if not path.is_file():
+        raise BadResult(f"{path}: expected the log of its training, found {'another kind of file' if os.path.lexists(path) else 'none'}")
+    content = path.read_bytes()
+    if (len(content), hash_of_lines(content)) != (position["bytes"], position["hash"]):
         raise BadResult(f"{path}: expected the {position['bytes']} bytes of its training, found {'others' if len(content) == position['bytes'] else len(content)}")
+
+
+LONGEST_HEADER = 1 << 22  # bytes of a line of a checkpoint
+
+
+def checkpoint_position(folder):
+    """The place in log.jsonl that the header of the newest checkpoint has; None without one.
+
+    throws  BadResult naming the checkpoint that has none
+    """
+    for path in (folder / "checkpoint.pt", folder / "checkpoint.previous.pt"):  # a training that goes on may just rename the first
+        try:
+            if not stat.S_ISREG(path.stat().st_mode):
+                raise BadResult(f"{path}: expected a regular file, found another")
+            with open(path, "rb") as file:
+                first, header = file.readline(LONGEST_HEADER), file.readline(LONGEST_HEADER)
+        except FileNotFoundError:
+            continue
+        try:
+            position = json.loads(header)["log"]
+            if first.startswith(b"lethe checkpoint ") and isinstance(position["bytes"], int):
+                return position["bytes"], position["hash"]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            pass
+        raise BadResult(f"{path}: expected a checkpoint of lethe with the place in its log, found another kind of file")
+    return None
+
+
+def check_begun_log(folder):
+    """The log of a training without an end, up to its checkpoint; one that goes on meanwhile appends alone.
+
+    throws  BadResult where those lines aren't the checkpoint's
+    """
+    position, path = checkpoint_position(folder), folder / "log.jsonl"  # in this order: the log is never behind the checkpoint
+    if position is None:
+        return
+    begin = path.read_bytes()[:position[0]] if path.exists() else b""
+    if (len(begin), hash_of_lines(begin)) != position:
+        raise BadResult(f"{path}: expected the {position[0]} bytes of its checkpoint, found {'others' if len(begin) == position[0] else len(begin)}")
 
 
 def sound_trainings(models):
     """(the trainings below a folder by name, a line on each damaged one)"""
     trainings, faults = [], []
+    if os.path.lexists(models) and not models.is_dir():
+        faults.append(f"{models}: expected a folder of models, found another kind of file")
     for folder in sorted(path for path in models.glob("*") if path.is_dir()):
         try:
             trainings.append(read_training(folder))
-        except (BadResult, OSError) as error:
+        except BadResult as error:
             faults.append(str(error))
+        except OSError as error:
+            faults.append(f"{error.filename or folder}: expected a file, found {reason(error)}")
     return trainings, faults
 
 

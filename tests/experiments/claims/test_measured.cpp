@@ -109,6 +109,17 @@ TEST_F(MeasuredFiles, AreNotMadeByAStudyThatMakesNone) {
   EXPECT_EQ(ask({"width"}), 1);
 }
 
+TEST_F(MeasuredFiles, StopBetweenTheStepsOfAnEvaluation) {
+  int steps = 0;
+  study.check = [&] {
+    if (++steps == 3) throw Interrupted(15, "SIGTERM");
+  };
+  const nlohmann::json task = {{"steps", 1000000}, {"batch", 1}, {"pairs", 2}, {"vocabulary", 8}};
+  EXPECT_THROW(evaluated(study, model, "associative_recall", task), Interrupted);
+  EXPECT_EQ(steps, 3);
+  EXPECT_FALSE(fs::exists(model.folder / "measured"));
+}
+
 TEST_F(MeasuredFiles, OfAPartEndTheClaimAfterItsLastModel) {
   int asked = 0;
   study.each([&](const Artefact&) { ++asked; });

@@ -223,6 +223,21 @@ class Bundles(Machines):
                 self.assertNotEqual(result.returncode, 0)
                 self.assertIn(file.name, result.stderr)
                 self.assertEqual(table.artefacts("run.json"), set())
+                self.assertNotIn("/lethe-", result.stderr, "the folder that it was unpacked in")
+        for absent in ("bundle.json", "log.jsonl", "run.json"):
+            with self.subTest(absent=absent):
+                folder = self.folder / f"without {absent}"
+                folder.mkdir()
+                subprocess.run(["tar", "-xJf", self.files[0], "-C", folder], check=True)
+                next(folder.rglob(absent)).unlink()
+                bundle = self.repacked(folder)
+                result = table.call("bundle", "import", bundle)
+                self.assertRegex(result.stderr, rf"^lethe: {bundle}: .*{absent}: cannot be (read|used): No such file or directory\n$")
+        (loop := self.folder / "loop.tar.xz").symlink_to(loop)
+        for place, found in ((self.folder / "nowhere", "cannot be read: No such file or directory"),
+                             (loop, "cannot be read: Too many levels of symbolic links"), (self.folder, "expected a regular file, found another")):
+            result = table.call("bundle", "import", str(place))
+            self.assertEqual((result.returncode, result.stderr), (1, f"lethe: {place}: {found}\n"))
         cut = self.folder / "cut.tar.xz"
         cut.write_bytes(Path(self.files[0]).read_bytes()[:-100])
         self.refused(table.call("bundle", "import", str(cut)), 1, "cut.tar.xz: expected a tar.xz archive")
@@ -261,6 +276,7 @@ class Data(Machines):
         self.refused(self.unpack(), 1, part.name, "SHA-256")
         part.unlink()
         self.refused(self.unpack(), 1, part.name)
+        self.assertNotIn("/lethe-", self.unpack().stderr)
         self.assertEqual(list(self.unpacked.iterdir()), [])
 
 

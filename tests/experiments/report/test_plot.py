@@ -10,7 +10,7 @@ import unittest
 from pathlib import Path
 
 from checkout import SOURCE
-from test_readable import write_training
+from test_readable import write_checkpoint, write_training
 
 WRITER = """
 import json
@@ -64,6 +64,37 @@ class Plot(unittest.TestCase):
         self.assertEqual(result.returncode, 0)
         self.assertRegex(result.stderr, "^plot: left out: .*aaaa1/run.json: expected JSON, found .*\n$")
         self.assertIn("bbbb2", (self.root / "losses.svg").read_text())
+
+    def test_names_a_place_that_can_not_be_written_in_one_line(self):
+        (self.root / "loop.svg").symlink_to("loop.svg")
+        for place in ("loop.svg", "/dev/full", "/proc/curves.svg"):
+            self.refused(f"{place}: expected a place to write, found [^()]*\n$", "--output", place)
+
+    def test_draws_no_log_without_steps(self):
+        models = self.root / "artefacts/models"
+        for name, log in (("aaaa1", ""), ("cccc3", '{"step": 0}\n')):
+            (models / name).mkdir(exist_ok=True)
+            (models / name / "run.json").write_text((models / "bbbb2/run.json").read_text())
+            (models / name / "log.jsonl").write_text(log)
+            self.refused(f".*{name}/log.jsonl: expected a line with tokens and loss, found none\n$", name, "bbbb2")
+        result = self.plot()
+        self.assertEqual((result.returncode, result.stderr.count("left out: "), result.stdout), (0, 2, "losses.svg\n"))
+        (models / "bbbb2/log.jsonl").unlink()
+        result = self.plot()
+        self.assertEqual((result.returncode, result.stdout), (1, ""))
+        self.assertIn("bbbb2/log.jsonl: expected a line with tokens and loss", result.stderr)
+        self.assertTrue(result.stderr.endswith("plot: models: expected one with a log below " + str(models) + ", found none\n"))
+
+    def test_leaves_out_an_edited_log_of_a_training_without_an_end(self):
+        folder = self.root / "artefacts/models/aaaa1"
+        (folder / "done.json").unlink()
+        write_checkpoint(folder)
+        self.assertEqual(self.plot().stderr, "")
+        (folder / "log.jsonl").write_text((folder / "log.jsonl").read_text().replace("2.5", "0.5"))
+        result = self.plot()
+        self.assertEqual(result.returncode, 0)
+        self.assertRegex(result.stderr, "^plot: left out: .*aaaa1/log.jsonl: expected the .* bytes of its checkpoint, found others\n$")
+        self.refused(".*aaaa1/log.jsonl: expected the .* bytes of its checkpoint, found others\n$", "aaaa1")
 
     def test_writes_into_a_device_and_leaves_it_one(self):
         self.assertEqual(self.plot("--output", "/dev/null").returncode, 0)

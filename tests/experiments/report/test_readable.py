@@ -12,6 +12,7 @@ from report.markdown import with_band
 from report.results import VERDICTS, load_machine
 from report.style import COLOURS, DASHES, VERDICT_COLOURS, bars_within, panels, plt
 from sealed_json import sealed
+from report.trainings import hash_of_lines
 from report.tables import legend_table, numbers_table, readable_unit, scale_sentence
 
 # Machado, Oliveira and Fernandes 2009, severity 1: linear RGB as protanopes, deuteranopes and tritanopes see it.
@@ -158,6 +159,13 @@ def write_training(root, name, label="", machine="m", losses=(3.0, 2.0, 1.5), **
     return folder
 
 
+def write_checkpoint(folder):
+    """A checkpoint after the lines of the log, as far as the report reads it."""
+    log = (folder / "log.jsonl").read_bytes()
+    header = json.dumps({"identity": "{}", "steps_done": 3, "log": {"bytes": len(log), "hash": hash_of_lines(log)}})
+    (folder / "checkpoint.pt").write_text(f"lethe checkpoint 2 {64 * '0'} {len(header) + 1}\n{header}\n")
+
+
 class Trainings(WithCheckout):
     def setUp(self):
         super().setUp()
@@ -198,6 +206,25 @@ class Trainings(WithCheckout):
         self.assertEqual(self.checkout.run("report.py", "--results", str(self.checkout.results)).returncode, 1)  # README.md wants the lost table
         self.assertIn("running (aaaa)", (self.checkout.results / "trainings/report.html").read_text())
 
+    def test_without_an_end_are_compared_with_their_checkpoint(self):
+        folder = write_training(self.checkout.root, "aaaa", "running")
+        (folder / "done.json").unlink()
+        write_checkpoint(folder)
+        log = (folder / "log.jsonl").read_text()
+        for content, fault in ((log, ""), (log + '{"step": 3, "tokens": 400, "loss": 1.25}\n{"st', ""), (log.replace("2.0", "0.1"), "found others"),
+                               (log[:-2], f"found {len(log) - 2}")):
+            with self.subTest(content):
+                (folder / "log.jsonl").write_text(content)
+                result, page = self.report()
+                self.assertEqual(("running (aaaa)" in page, result.returncode), (not fault, 1 if fault else 0), result.stderr)
+                line = f"^report: .*aaaa/log.jsonl: expected the {len(log)} bytes of its checkpoint, {fault}\n$"
+                self.assertRegex(result.stderr, line if fault else "^$")
+        (folder / "log.jsonl").write_text(log)
+        (folder / "checkpoint.pt").rename(folder / "checkpoint.previous.pt")  # as between both renames of a training
+        self.assertEqual(self.report()[0].returncode, 0)
+        (folder / "checkpoint.pt").write_text("torn")
+        self.assertRegex(self.report()[0].stderr, "^report: .*aaaa/checkpoint.pt: expected a checkpoint of lethe .*\n$")
+
     def test_that_are_damaged_are_named_and_the_rest_goes_on(self):
         write_training(self.checkout.root, "aaaa", "whole")
         (write_training(self.checkout.root, "cccc") / "run.json").write_text("{")
@@ -209,6 +236,24 @@ class Trainings(WithCheckout):
             self.assertIn("dddd/log.jsonl, line 2: expected JSON", text)
         self.assertIn("whole (aaaa)", page)
         self.assertNotIn("Traceback", result.stderr)
+
+    def test_whose_files_are_no_files_are_named_in_one_line(self):
+        lost, loop = write_training(self.checkout.root, "aaaa", log={"bytes": 9, "hash": ""}), write_training(self.checkout.root, "bbbb")
+        (lost / "log.jsonl").unlink()
+        (loop / "run.json").unlink()
+        (loop / "run.json").symlink_to("run.json")
+        (self.checkout.root / "experiments/papers/forgetting_transformer/ablations/config.toml").unlink()
+        result = self.checkout.run("report.py")
+        self.assertEqual(result.returncode, 1)
+        self.assertIn("bbbb/run.json: expected a file, found Too many levels of symbolic links\n", result.stderr)
+        self.assertIn("aaaa/log.jsonl: expected the log of its training, found none\n", result.stderr)
+        self.assertRegex(result.stderr, r"config.toml: expected the table \[claim\], found No such file or directory\n")
+        self.assertNotIn("Err", result.stderr)
+        for place in ("README.md", "loop"):
+            (self.checkout.root / "loop").unlink(missing_ok=True)
+            (self.checkout.root / "loop").symlink_to("loop")
+            refused = self.checkout.run("report.py", "--results", str(self.checkout.root / place))
+            self.assertEqual((refused.returncode, refused.stderr), (1, f"report: --results: expected a folder, found {self.checkout.root / place}\n"))
 
     def test_whose_memory_is_measured_are_side_by_side_and_what_is_not_is_said(self):
         def measured(name, mixer, **measures):

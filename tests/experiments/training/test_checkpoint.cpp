@@ -228,6 +228,25 @@ TEST_F(Stored, WritesADamagedEndAnewFromItsCheckpoint) {
   }
 }
 
+TEST_F(Stored, WritesADamagedRunOfAFinishedModelAnew) {
+  const std::string whole = read_whole(run_json);
+  std::string another = whole;
+  another.replace(another.find("\"total_tokens\": 1536"), 20, "\"total_tokens\": 1280");
+  for (const std::string& bytes : {whole.substr(0, 100), another, std::string()}) {
+    overwrite(run_json, bytes);
+    EXPECT_TRUE(is_finished(run, dataset, models));
+    EXPECT_NE(read_artefact(artefact.folder).broken, "");
+    go_on();
+    ASSERT_EQ(notices.size(), 1u);
+    EXPECT_NE(notices[0].find("run.json: expected the run of done.json, found another"), std::string::npos);
+    EXPECT_EQ(read_whole(run_json), whole);
+  }
+  go_on();
+  EXPECT_TRUE(notices.empty());
+  flip(done, 100);
+  EXPECT_FALSE(is_finished(run, dataset, models)) << "it is written anew";
+}
+
 TEST_F(Stored, RefusesAFlippedBitInItsLog) {
   const std::string whole = read_whole(log);
   int64_t lines = 0;
@@ -243,6 +262,30 @@ TEST_F(Stored, RefusesAFlippedBitInItsLog) {
   fs::remove(done);
   flip(log, 100);
   EXPECT_NE(refusal([&] { go_on(); }).find("log.jsonl: expected "), std::string::npos);
+}
+
+TEST_F(Stored, ComparesTheLogOfAnUnfinishedTrainingWithItsCheckpoint) {
+  const auto reading = [&] { return refusal([&] { read_log(artefact.folder, [](const nlohmann::json&) {}); }); };
+  fs::remove(done);
+  const std::string whole = read_whole(log);
+  std::mt19937 random(4);
+  for (int i = 0; i < 100; ++i) {
+    flip(log, random() % (8 * whole.size()));
+    ASSERT_NE(reading().find("log.jsonl: expected "), std::string::npos);
+    overwrite(log, whole);
+  }
+  overwrite(log, whole.substr(0, whole.size() - 1));
+  EXPECT_NE(reading().find("those of its checkpoint"), std::string::npos);
+  overwrite(log, whole + whole);
+  EXPECT_EQ(reading(), "no error") << "a training has gone on";
+  fs::rename(checkpoint, checkpoint.string() + ".away");  // between both renames of write_checkpoint
+  EXPECT_EQ(reading(), "no error");
+  overwrite(log, "{}\n" + whole);
+  EXPECT_NE(reading().find("log.jsonl: expected "), std::string::npos);
+  fs::remove(previous_checkpoint(checkpoint));
+  EXPECT_EQ(reading(), "no error") << "there is nothing to compare with";
+  write_whole(checkpoint, "torn");
+  EXPECT_NE(reading().find("checkpoint.pt: expected a checkpoint of lethe"), std::string::npos);
 }
 
 TEST_F(Stored, IsRefusedWhereARunExceedsTheMemoryOrTheBounds) {

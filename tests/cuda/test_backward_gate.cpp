@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <random>
+#include <utility>
 
 #include "reference/agreement.hpp"
 #include "tests/cuda/backward.hpp"
@@ -35,33 +36,35 @@ std::vector<double> gate_gradient(const Problem& problem, GateSums& sums, bool f
   const DeviceArray<char> memory(testing::HopperKernels::backward_passes_bytes(s));
   Workspace cut(memory.data());
   const BackwardWorkspace workspace = backward_workspace_in(cut, s);
-  const auto put = [](float* to, const float* from, int64_t count) {
-    testing::require(cudaMemcpy(to, from, count * sizeof(float), cudaMemcpyHostToDevice));
-  };
+  // Changed here and copied back whole: beside other processes every copy waits for its turn.
+  const int64_t heads = s.batch * s.query_heads;
+  std::vector<float> slices = testing::download(workspace.grad_query, testing::slice_of(s, heads, 0));
+  std::vector<float> columns = testing::download(workspace.column_sums, testing::column_sum_at(s, heads, 0));
   const auto put_parts = [&](int64_t row, int64_t first) {
     const int64_t count = std::min(testing::kRowsOfGroup, s.query_length - first);
     const auto rows = sums.of_rows.begin() + row * s.query_length + first;
     double sum = 0;
     int i = 0;
     for (const int64_t at : testing::parts_at(s, row, first)) {
-      const float part = (i % 2 == 0 ? 3.0f : -1.0f) * rows[i % count];
+      slices[at] = (i % 2 == 0 ? 3.0f : -1.0f) * rows[i % count];
       ++i;
-      put(workspace.grad_query + at, &part, 1);
-      sum += part;
+      sum += slices[at];
     }
     std::fill_n(rows, count, static_cast<float>(sum / count));
   };
-  for (int64_t row = 0; row < s.batch * s.query_heads; ++row) {
-    put(workspace.column_sums + testing::column_sum_at(s, row, 0), &sums.of_columns[row * s.key_length], s.key_length);
+  for (int64_t row = 0; row < heads; ++row) {
+    std::copy_n(&sums.of_columns[row * s.key_length], s.key_length, &columns[testing::column_sum_at(s, row, 0)]);
     for (int64_t query = 0; query < s.query_length; query += 64) {
       if (float_sums && !testing::rows_apart(problem, row, query)) {
         put_parts(row, query);
       } else {
-        put(workspace.grad_query + testing::row_sum_at(s, row, query), &sums.of_rows[row * s.query_length + query],
-            std::min<int64_t>(64, s.query_length - query));
+        std::copy_n(&sums.of_rows[row * s.query_length + query], std::min<int64_t>(64, s.query_length - query),
+                    &slices[testing::row_sum_at(s, row, query)]);
       }
     }
   }
+  for (const auto& [to, from] : {std::pair(workspace.grad_query, &slices), {workspace.column_sums, &columns}})
+    testing::require(cudaMemcpy(to, from->data(), from->size() * sizeof(float), cudaMemcpyHostToDevice));
   const DeviceArray<float> gradient(s.batch * s.key_length * s.query_heads);
   BackwardArguments arguments{};
   arguments.shape = s;

@@ -81,13 +81,18 @@ int main(int argc, char** argv) {
 
   if (const std::string name = empty_argument(argc, argv); !name.empty())
     return fail(kWrongCall, name + ": expected a value, found an empty one");
-  try {
-    app.parse(argc, argv);
+  const auto end_of_output = [] {
     std::cout.flush();
     const bool printed = std::cout.good() && std::fflush(stdout) == 0 && std::ferror(stdout) == 0;
     return printed ? 0 : fail(kFailed, "standard output: cannot be written");
+  };
+  try {
+    app.parse(argc, argv);
+    return end_of_output();
   } catch (const CLI::ParseError& error) {
-    return error.get_exit_code() == 0 ? app.exit(error) : fail(kWrongCall, lethe::wrong_call(app, error));
+    if (error.get_exit_code() != 0) return fail(kWrongCall, lethe::wrong_call(app, error));
+    app.exit(error);  // prints the help or the version
+    return end_of_output();
   } catch (const lethe::Interrupted& error) {
     return fail(error.signal() == lethe::Interrupted::kDeadline ? lethe::kContinues : 128 + error.signal(), error.what());
   } catch (const lethe::ProgramFailed& error) {

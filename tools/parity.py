@@ -28,6 +28,7 @@ import importlib.metadata
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -295,7 +296,7 @@ def certificate(options):
     return {"commit": os.environ.get("LETHE_COMMIT") or said(ROOT, "rev-parse", "HEAD") or "unknown",
             "dirty": None if changes is None else bool(changes), "peer": commit_of(options.peer) or "unknown",
             "built": built.read_text().strip() if (built := options.build / "bin/lethe.commit").is_file() else None,
-            "command_line": " ".join(["tools/parity.py", *(Path(word).name if word.startswith("/") else word for word in sys.argv[1:])]),
+            "command_line": " ".join(["tools/parity.py", *(re.sub(r"(^|=)/.*/", r"\1", word) for word in sys.argv[1:])]),
             "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"), "machine": machine, "device": options.device,
             "versions": {name: importlib.metadata.version(name) for name in ("torch", "triton", "transformers")}, "seed": options.seed,
             "scale": asdict(options.scale), "replaced": list(ON_THE_CPU) if options.device == "cpu" else []}

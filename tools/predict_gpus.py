@@ -49,7 +49,9 @@ FLOPS = 4096  # of an HMMA.16816
 # kernel: (FLOPs of a pair in units of the head dim, {pattern of a loop's kernel: such FLOPs that it computes}). Not the backward at 128: a Hopper GPU
 # runs one kernel there that wants more shared memory than these GPUs have.
 OURS = {("lethe", "forward", dim): (4, {rf"ampere\w*forward_tilesI13__nv_bfloat16Li{dim}E": 4}) for dim in (64, 128)} | {
-    ("lethe", "backward", 64): (10, {r"ampere\w*backward_keysI13__nv_bfloat16NS0_10SweepSizesILi64E": 8, r"ampere\w*backward_queriesI13__nv_bfloat16Li64E": 6})}
+    ("lethe", "backward", 64): (10, {
+        r"ampere\w*backward_keysI13__nv_bfloat16NS0_10SweepSizesILi64E": 8,
+        r"ampere\w*backward_queriesI13__nv_bfloat16Li64E": 6})}
 CAUSAL = "ELb0ELb1ELb0ELb0ELb1ELb1ELb0"
 FLASH = {("flash_attention_2", "forward", 64): (4, {rf"flash_fwd_kernel\w*Li64ELi128ELi128ELi4ELb0ELb0E\w*bfloat16\w*EE{CAUSAL[1:]}ELb0E": 4}),
          ("flash_attention_2", "forward", 128): (4, {rf"flash_fwd_kernel\w*Li128ELi128ELi64ELi4ELb0ELb0E\w*bfloat16\w*EE{CAUSAL[1:]}ELb0E": 4}),
@@ -336,7 +338,7 @@ def predict(arguments):
     lines += [f"| {r['implementation']} | {r['direction']} | {r['head_dim']} | {r['ms']:.3f} | {r['ghz']:.2f} | "
               + " | ".join(f"{e:.2f}" for e in efficiencies[r["implementation"], r["direction"], r["head_dim"]]) + " |" for r in measured["rows"]
               if (r["implementation"], r["direction"], r["head_dim"]) in efficiencies]
-    lines += ["", "On such a GPU, `tools/gpu_check` writes measured figures to `results/<gpu>`; they then take this page's place."]
+    lines += ["", "On such a GPU, `tools/predict_gpus.py measure` times the same calls; its figures then take this page's place."]
     (folder / "predictions.md").write_text("\n".join(lines) + "\n")
     print(*lines, sep="\n")
 

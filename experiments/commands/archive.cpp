@@ -46,11 +46,16 @@ ScratchFolder::~ScratchFolder() {
 }
 
 void expect_folder_to_write(const std::string& name, const fs::path& folder) {
+  std::error_code ignored;
+  std::vector<fs::path> absent;
+  for (fs::path at = folder; !at.empty() && !fs::exists(at, ignored) && at != at.root_path(); at = at.parent_path())
+    absent.push_back(at);
   try {
     const ScratchFolder probe(folder);
   } catch (const std::exception&) {
     throw std::invalid_argument(name + ": expected a folder to write in, found " + folder.string());
   }
+  for (const fs::path& made : absent) fs::remove(made, ignored);  // the work makes them once it has something to write
 }
 
 void pack(const fs::path& folder, const fs::path& file) {
@@ -65,7 +70,7 @@ void pack(const fs::path& folder, const fs::path& file) {
 void unpack(const fs::path& file, const fs::path& folder) {
   if (access(file.c_str(), R_OK) != 0)
     throw std::runtime_error(file.string() + ": cannot be read: " + std::strerror(errno));
-  if (!fs::is_regular_file(file)) throw std::runtime_error(file.string() + ": expected a regular file, found another");
+  if (fs::is_directory(file)) throw std::runtime_error(file.string() + ": expected a file, found a folder");
   tar(file, "a tar.xz archive",
       {"--extract", "--xz", "--no-same-owner", "--no-same-permissions", "--directory", folder.string(), "--file",
        fs::absolute(file).string()});

@@ -318,10 +318,9 @@ void bench(const BenchOptions& options, const Run& run, World& world) {
 void bench(const BenchOptions& options) {
   Run run = options.run.run();
   options.ranks.run(run.training.device, [&](World& world) {
-    if (world.size() > 1 && (options.without_optimizer || options.profile || options.prompt || !options.trace.empty()))
-      throw std::invalid_argument(
-          "processes: expected one for --without-optimizer, --profile, --prompt and --trace, found " +
-          std::to_string(world.size()));
+    if (world.size() > 1 && (options.without_optimizer || options.profile || !options.trace.empty()))
+      throw std::invalid_argument("processes: expected one for --without-optimizer, --profile and --trace, found " +
+                                  std::to_string(world.size()));
     bench(options, run, world);
   });
 }
@@ -343,7 +342,8 @@ void add_bench(CLI::App& app, const Place&) {
       ->check(one_of({"initial", "open", "bimodal"}))
       ->capture_default_str();
   command->add_option("--json", options->json, "A file for the figures");
-  command->add_flag("--without-optimizer", options->without_optimizer, "Forward and backward alone");
+  auto* without_optimizer =
+      command->add_flag("--without-optimizer", options->without_optimizer, "Forward and backward alone");
   auto* profile = command->add_flag("--profile", options->profile, "Print microseconds a token by operator");
   auto* trace = command->add_option("--trace", options->trace,
                                     "A file for a trace of one step, for chrome://tracing or Perfetto");
@@ -353,9 +353,12 @@ void add_bench(CLI::App& app, const Place&) {
   command
       ->add_flag("--prompt", options->prompt,
                  "In place of a step: one prompt of --context tokens, read as evaluations read it; on a GPU its memory")
+      ->excludes(without_optimizer)
       ->excludes(profile)
       ->excludes(trace)
-      ->excludes(serve);
+      ->excludes(serve)
+      ->excludes(command->get_option("--gpus"))
+      ->excludes(command->get_option("--processes"));
   command->footer(
       "Takes the options of lethe train.\n"
       "Example:\n"

@@ -137,7 +137,7 @@ void run(const SuiteOptions& options, const Place& place) {
   context.threads = place.threads;
   context.command_line = place.command_line;
   context.only = is_worker ? std::vector{options.worker} : options.only;
-  if (!is_worker) expect_folder_to_write("results", context.results);
+  if (context.only.empty()) expect_folder_to_write("results", context.results);
   const std::filesystem::path call_folder = std::filesystem::current_path();
   std::filesystem::current_path(place.root);  // a corpus in config.toml is a path below it
   const bool is_farm = !is_worker && std::max(options.gpus, options.processes) > 0;

@@ -69,7 +69,8 @@ std::string value_set_by(std::string option) {
 std::string with_option(const CLI::App& app, const std::string& message) {
   const size_t end = message.find(": ");
   const std::string head = message.substr(0, end);
-  if (end == std::string::npos || head.find('/') != std::string::npos) return message;  // a file's error
+  const bool is_file = head.find('/') != std::string::npos || head.ends_with(".json") || head.ends_with(".toml");
+  if (end == std::string::npos || is_file) return message;
   const std::string value = head.substr(head.rfind('.') + 1);                           // of "training.total_tokens"
   for (const CLI::App* at = &innermost_command(app); at != nullptr; at = at->get_parent())
     for (const CLI::Option* option : at->get_options())

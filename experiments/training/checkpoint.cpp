@@ -41,7 +41,14 @@ std::string next_line(std::string_view& rest) {
 // The first line of a checkpoint; `rest` begins after it.
 std::string first_line(const fs::path& path, std::string_view& rest) {
   if (!rest.starts_with(kMagic)) throw Damage(path, "a checkpoint of lethe with its SHA-256", "another kind of file");
-  return next_line(rest);
+  const std::string line = next_line(rest);
+  const std::string format = line.substr(kMagic.size(), line.find(' ', kMagic.size()) - kMagic.size());
+  if (format != kFormat) {
+    const char* advice =
+        format > kFormat && format <= "9" ? " (a newer lethe may have written it: update this one)" : "";
+    throw Damage(path, std::string("format ") + kFormat + advice, "format " + format);
+  }
+  return line;
 }
 
 // The hash that the first line gives, after its count was compared with the size of the file: no memory has been taken for it.
@@ -54,11 +61,6 @@ std::string expected_hash(const fs::path& path) {
   std::istringstream first(line);
   std::string word, format = "none", hash = "none", count = "none";
   first >> word >> word >> format >> hash >> count;
-  if (format != kFormat) {
-    const char* advice =
-        format > kFormat && format <= "9" ? " (a newer lethe may have written it: update this one)" : "";
-    throw Damage(path, std::string("format ") + kFormat + advice, "format " + format);
-  }
   const std::string size =
       std::to_string(fs::file_size(path) - std::min<uintmax_t>(fs::file_size(path), line.size() + 1));
   if (count != size) throw Damage(path, count + " bytes", size);
@@ -132,7 +134,7 @@ std::optional<CheckpointHeader> read_checkpoint_header(const fs::path& path) {
   for (const fs::path& candidate : {path, previous_checkpoint(path)}) {
     std::error_code absent;
     const fs::file_type type = fs::status(candidate, absent).type();
-    if (type == fs::file_type::not_found) continue;
+    if (type == fs::file_type::not_found || type == fs::file_type::none) continue;
     if (type != fs::file_type::regular) throw Damage(candidate, "a regular file", "another");
     std::ifstream file(candidate, std::ios::binary);
     if (!file) continue;

@@ -105,10 +105,13 @@ class MatrixState(unittest.TestCase):
                             gate = "gate" in name
                             # Gates that forget everything have a gradient of nearly 0.
                             floor = 1e-3 * expected["query"].norm().item() if gate else 1e-30
-                            # Strengths up to 2: with a gate of 1 a write turns its key's value around, and the state keeps every error.
-                            strong = call == "head-gated delta" and dtype != torch.float32
-                            turns = strong and kind in ("open", "one")
-                            budget = (2e-2 if turns else 3e-3) if gate else 1e-2 if turns else max(BUDGET[dtype], 2e-3) if strong else BUDGET[dtype]
+                            budget = 3e-3 if gate else BUDGET[dtype]
+                            # Strengths up to 2: with gates of 1 a write turns its key's value around, and the state keeps every error. Found were
+                            # 1.4 % of bfloat16's gate and 0.24 % of float16's values.
+                            if call == "head-gated delta" and dtype == torch.float16:
+                                budget = 3e-3
+                            elif call == "head-gated delta" and dtype == torch.bfloat16 and gate and kind in ("open", "one"):
+                                budget = 2e-2
                             self.assertLessEqual(worst_head(actual, expected[name], floor), budget, name)
 
     def test_keeps_the_budget_for_every_length_and_size(self):

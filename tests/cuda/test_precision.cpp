@@ -128,7 +128,8 @@ TEST_P(Precision, HoldsTheBudgetWhereTheLogitsDecideAgainstTheGate) {
       if (t % period != 3) continue;
       for (int64_t d = 0; d < dim; ++d) problem.key[t * dim + d] = round_to(dtype, problem.key[t * dim + d] * 4);
     }
-    expect_budget(problem, "needles " + std::to_string(period), dim == 32 ? 2.5 : 1);  // 1 % was found at head dim 32
+    expect_budget(problem, "needles " + std::to_string(period),
+                  dim == 32 && dtype == Dtype::kBFloat16 && period == 64 ? 2.5 : 1);  // 0.99 % was found
   }
 }
 

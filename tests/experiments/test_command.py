@@ -202,7 +202,7 @@ class Benchmarks(CommandTest):
         figures = json.loads(found.read_text())
         self.assertEqual((figures["device"], figures["prompts"] >= 1, figures["milliseconds"] > 0), ("cpu", True, True))
         self.refused(2, "excludes", *self.call, "--prompt", "--serve")
-        self.refused(1, "expected one for --without-optimizer, --profile, --prompt", *self.call, "--prompt", "--processes", "2")
+        self.refused(2, "excludes", *self.call, "--prompt", "--processes", "2")
 
     def test_refuse_files_that_can_not_be_written_before_the_work(self):
         for option in ("--json", "--trace"):

@@ -111,11 +111,11 @@ class Trainings(CommandTest):
         process = subprocess.Popen([BINARY, "--threads", "1", "--root", self.root, "run", "recall", "--scale", "smoke"], stdout=subprocess.PIPE,
                                    stderr=subprocess.PIPE, text=True)  # fmt: skip
         self.addCleanup(self.end, process)
-        for _ in range(600):
-            if list(Path(self.root).glob("artefacts/models/*/done.json")):
-                break
-            time.sleep(0.1)
-        time.sleep(8)  # the rest of the trainings; then one evaluation of a million steps
+        said = ""
+        while "measuring forgetting_transformer/recall" not in said:  # the trainings are done; then comes an evaluation of a million steps
+            said = process.stderr.readline()
+            self.assertIsNone(process.poll())
+        time.sleep(1)
         process.send_signal(signal.SIGTERM)
         _, said = process.communicate(timeout=60)
         self.assertEqual(process.returncode, 143, said)

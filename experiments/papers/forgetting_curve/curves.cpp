@@ -123,7 +123,7 @@ Comparison Curves::control(const std::string& statement, const std::string& vari
   Comparison comparison = gap(statement, {{variant, 1}}, length, expectation);
   const std::vector<double> repeats = gaps(variant, length);
   if (!repeats.empty()) comparison.band = band_of_mean(repeats);
-  comparison.note = "in a first run its band had the scatter of the other rows' seeds too";
+  comparison.note = study_.settings.value("control_after_a_run", "");
   return comparison;
 }
 

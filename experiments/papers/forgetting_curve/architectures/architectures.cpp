@@ -84,7 +84,8 @@ Findings measure(const Study& study) {
     for (Comparison& comparison : comparisons)
       if (comparison.statement.starts_with("FoX")) {
         comparison.no_refutation = reason;
-        if (comparison.headline) comparison.note = "was a headline in a first run, which copied nothing";
+        if (comparison.headline)
+          comparison.note = "was a headline in a first run; " + study.settings.value("first_run", "");
         comparison.headline = false;
       }
   for (Comparison& comparison : comparisons)

@@ -104,6 +104,15 @@ nlohmann::json gpu_certificate(const Gpu& gpu) {
   return json;
 }
 
+std::string built_commit() {
+  std::error_code absent;
+  const auto program = std::filesystem::read_symlink("/proc/self/exe", absent);
+  std::ifstream file(program.parent_path() / "lethe.commit");
+  std::string commit;
+  std::getline(file, commit);
+  return commit;
+}
+
 nlohmann::json birth_certificate(const std::filesystem::path& folder, const std::string& command_line,
                                  torch::Device device) {
   utsname system{};
@@ -129,6 +138,7 @@ nlohmann::json birth_certificate(const std::filesystem::path& folder, const std:
   const Revision revision = revision_around(folder);
   json["commit"] = revision.commit;
   json["dirty"] = revision.dirty ? nlohmann::json(*revision.dirty) : nlohmann::json(nullptr);
+  if (const std::string commit = built_commit(); !commit.empty()) json["built"] = commit;
   return json;
 }
 

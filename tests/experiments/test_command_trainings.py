@@ -176,6 +176,8 @@ class Trainings(CommandTest):
                 (done,) = folder.glob("artefacts/models/*/done.json")
                 certificate = json.loads(done.read_text())
                 self.assertEqual(certificate["commit"] == "unknown", bool(words))
+                built = Path(BINARY).with_name("lethe.commit")
+                self.assertEqual(certificate.get("built"), built.read_text().strip() if built.exists() else None)
                 self.assertEqual(certificate["dirty"] is None, bool(words))
                 warnings = [line for line in result.stderr.splitlines() if line.startswith("lethe: commit")]
                 self.assertEqual(len(warnings), 1 if words else 0, result.stderr)

@@ -203,7 +203,7 @@ TEST(ShortSight, LeavesALossThatRisesOpen) {
 }
 
 TEST(FirstRuns, ThatChangedSettingsOrRulesAreNotedBesideEachVerdict) {
-  const nlohmann::json words = {{"first_run", "in a first run"}};
+  const nlohmann::json words = {{"first_run", "in a first run"}, {"control_after_a_run", "in a first run"}};
   for (const auto& judged :
        {architectures(0.4, words).judged(), small_model(kNoise).judged(), segment_recurrence(0.1).judged()})
     for (const Comparison& comparison : judged)

@@ -5,6 +5,8 @@
 #include <cstring>
 #include <numbers>
 
+#include "optimized/cpu/shuffle.hpp"
+
 namespace lethe::cpu::LETHE_INSTRUCTION_SET {
 namespace {
 
@@ -94,7 +96,7 @@ inline __attribute__((always_inline)) Lanes sums_of(Lanes* rows) {
 #pragma GCC unroll 8
     for (int r = 0; r < kLanes; r += 2 * distance) {
       const Lanes a = rows[r], b = rows[r + distance];
-      rows[r] = __builtin_shuffle(a, b, own) + __builtin_shuffle(a, b, other);
+      rows[r] = shuffled(a, b, own) + shuffled(a, b, other);
     }
   }
   return rows[0];

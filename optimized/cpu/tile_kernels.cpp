@@ -3,6 +3,7 @@
 #include "optimized/cpu/tile_kernels.hpp"
 
 #include "optimized/cpu/exponential.hpp"
+#include "optimized/cpu/shuffle.hpp"
 
 namespace lethe::cpu::LETHE_INSTRUCTION_SET {
 namespace {
@@ -59,7 +60,7 @@ template <typename Scalar, typename Op>
 inline __attribute__((always_inline)) Scalar reduce(Vector<Scalar> numbers, const Op& op) {
 #pragma GCC unroll 8
   for (int distance = kLanes<Scalar> / 2; distance > 0; distance /= 2)
-    numbers = op(numbers, __builtin_shuffle(numbers, lanes<Scalar>() ^ distance));
+    numbers = op(numbers, shuffled(numbers, lanes<Scalar>() ^ distance));
   return numbers[0];
 }
 

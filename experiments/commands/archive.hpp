@@ -1,5 +1,5 @@
 #pragma once
-// Folders as one compressed file, by the programs tar and xz.
+// Temporary folders, a check of folders, and folders as one compressed file by the programs tar and xz.
 
 #include <filesystem>
 #include <functional>
@@ -21,7 +21,7 @@ class ScratchFolder {
   std::filesystem::path path_;
 };
 
-/// Makes a folder where it is absent, and a file in it, which is removed: before work whose results belong there.
+/// Tries to make the folder and a folder in it, and removes what it made: before work whose results belong there.
 ///
 /// throws  std::invalid_argument "name: expected …" where it is no folder, or can't be written
 void expect_folder_to_write(const std::string& name, const std::filesystem::path& folder);

@@ -71,7 +71,7 @@ std::string with_option(const CLI::App& app, const std::string& message) {
   const std::string head = message.substr(0, end);
   const bool is_file = head.find('/') != std::string::npos || head.ends_with(".json") || head.ends_with(".toml");
   if (end == std::string::npos || is_file) return message;
-  const std::string value = head.substr(head.rfind('.') + 1);                           // of "training.total_tokens"
+  const std::string value = head.substr(head.rfind('.') + 1);  // of "training.total_tokens"
   for (const CLI::App* at = &innermost_command(app); at != nullptr; at = at->get_parent())
     for (const CLI::Option* option : at->get_options())
       for (const std::string& name : option->get_lnames())

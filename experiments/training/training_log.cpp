@@ -93,7 +93,8 @@ double TrainingLog::last_losses() const {
 }
 
 void expect_log_of_checkpoint(const fs::path& folder) {
-  const auto header = read_checkpoint_header(folder / "checkpoint.pt");  // first: the log is never behind it
+  // Read before the log, which has its lines and may have more.
+  const auto header = read_checkpoint_header(folder / "checkpoint.pt");
   if (!header) return;
   const fs::path path = folder / "log.jsonl";
   expect_position(path, for_each_line(path, header->log.bytes, [](const std::string&) {}), header->log, kAdvice);

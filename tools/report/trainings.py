@@ -156,7 +156,7 @@ def check_begun_log(folder):
 
     throws  BadResult where those lines aren't the checkpoint's
     """
-    position, path = checkpoint_position(folder), folder / "log.jsonl"  # in this order: the log is never behind the checkpoint
+    position, path = checkpoint_position(folder), folder / "log.jsonl"  # the log is read last: it has the checkpoint's lines, and may have more
     if position is None:
         return
     begin = path.read_bytes()[:position[0]] if path.exists() else b""

@@ -40,7 +40,7 @@ int64_t reach_of(const ModelConfig& model) {
 /// Adds a control's mean gain in each haystack, over the depths at which the needle lies beyond its reach: the prompts without the needle differ
 /// from haystack to haystack alone.
 void add_control(const Study& study, const Run& run, const std::vector<Point>& points, Measurements& into) {
-  const NeedleSettings needle;
+  const NeedleSettings needle;  // a token has a byte or more; 32: "Answer:" and the line breaks
   const auto most_tokens = static_cast<double>(needle.question.size() + needle.begin.size() + needle.end.size() + 32);
   const auto hidden = static_cast<double>(reach_of(run.model)) + most_tokens;
   const auto repeats = whole_number(study.settings.at("needle"), "repeats");

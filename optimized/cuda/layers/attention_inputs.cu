@@ -1,149 +1,23 @@
-// The path of pieces: a warp marches along a chunk of tokens with a slice of 256 columns, whose rows reach shared memory in pieces of 16 bytes,
-// kAhead tokens early. A thread computes on four columns in each half of a head: both of every pair that a rotation mixes.
-#include "optimized/cuda/layers/attention_inputs.cuh"
-#include "optimized/cuda/ptx/address.cuh"
-#include "optimized/cuda/ptx/copy_async.cuh"
+// The path of pieces: a warp marches along a chunk of tokens with a slice of 256 columns.
+#include "optimized/cuda/layers/attention_inputs_pieces.cuh"
 
 namespace lethe::layers {
 namespace {
 
 using namespace attention_inputs_kernels;
 
-constexpr int kHalf = 4, kColumns = 2 * kHalf;            // of a thread: in each half of its head, and in all
-constexpr int kSliceColumns = 32 * kColumns;              // of a warp
-constexpr int kStages = 4, kAhead = kStages - 1;          // tokens in shared memory; copied before the one in use
-constexpr int kForwardTokens = 16, kForwardBlocks = 8;    // of a chunk; of an SM
+constexpr int kForwardTokens = 8, kForwardBlocks = 8;     // of a chunk; of an SM
 constexpr int kBackwardTokens = 31, kBackwardBlocks = 4;  // 32 with the next chunk's first token
-
-// A thread's place in its row; lanes beyond the last head compute on zeros and write nothing.
-template <int kLanes>
-struct Columns {
-  static constexpr int kHeadDim = kLanes * kColumns;
-
-  __device__ Columns(const AttentionInputs& call, unsigned slice)
-      : lane(threadIdx.x % kLanes), slice_head(threadIdx.x % 32 / kLanes),
-        head(int64_t{slice} * (32 / kLanes) + slice_head), column(head * kHeadDim + lane * kHalf),
-        active(head < call.heads) {}
-
-  int lane, slice_head;  // of the head; in the slice
-  int64_t head, column;  // column: the first of its first half's; the second half's are D/2 after it
-  bool active;
-};
-
-// What a warp has in shared memory: kRows rows and the angles of a token, stage by stage; α of all tokens.
-template <int kLanes, int kRows, int kTokens>
-struct Ring {
-  uint4 rows[kStages][kRows][32];
-  float4 cosine[kStages][kLanes], sine[kStages][kLanes];
-  float alphas[kTokens][32 / kLanes];
-
-  // Of heads whose half is shorter than the banks, every other 128 bytes have the halves exchanged: reading a half has no bank conflicts.
-  static __device__ int place(int piece) { return piece ^ (kLanes <= 8 ? piece / 8 % 2 * (kLanes / 2) : 0); }
-
-  // Zeros, and nothing is read, unless wanted. from: the slice's first column.
-  template <typename T>
-  __device__ void copy_row(int stage, int row, const T* from, bool wanted) {
-    const int piece = threadIdx.x % 32;
-    ptx::copy_chunk(ptx::shared_address(&rows[stage][row][place(piece)]), from + piece * kColumns, wanted);
-  }
-
-  __device__ void copy_angles(int stage, const AttentionInputs& call, int t) {
-    for (int piece = threadIdx.x % 32; piece < 2 * kLanes; piece += 32) {
-      const auto* from = static_cast<const float*>(piece < kLanes ? call.cosine : call.sine);
-      float4* to = piece < kLanes ? &cosine[stage][piece] : &sine[stage][piece - kLanes];
-      ptx::copy_chunk(ptx::shared_address(to), from + (int64_t{t} * kLanes + piece % kLanes) * kHalf);
-    }
-  }
-
-  // α of the tokens [begin, last] of a chunk: σ of the shift's logits.
-  template <typename T>
-  __device__ void read_alphas(const AttentionInputs& call, const HeadRows& part, const Chunk& chunk, int last,
-                              unsigned slice) {
-    constexpr int kHeads = 32 / kLanes;
-    const int head = threadIdx.x % kHeads;
-    if (int64_t{slice} * kHeads + head >= call.heads) return;
-    const T* logits = pointer<T>(part.shift, chunk.first, int64_t{slice} * kHeads + head);
-#pragma unroll
-    for (int t = threadIdx.x % 32 / kHeads; t < kTokens; t += kLanes)
-      if (chunk.begin + t <= last) alphas[t][head] = sigmoid(widened(logits[(chunk.begin + t) * part.shift.pitch]));
-  }
-
-  template <typename T>
-  __device__ void read_row(int stage, int row, const Columns<kLanes>& at, float (&x)[kColumns]) const {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int piece = place(at.slice_head * kLanes + half * (kLanes / 2) + at.lane / 2);
-      float numbers[kHalf];
-      widen(load<kHalf>(reinterpret_cast<const T*>(&rows[stage][row][piece]) + at.lane % 2 * kHalf), numbers);
-#pragma unroll
-      for (int i = 0; i < kHalf; ++i) x[half * kHalf + i] = numbers[i];
-    }
-  }
-
-  // Rotates by the angles of a token, or back.
-  __device__ void rotate(int stage, int lane, bool back, float (&x)[kColumns]) const {
-    const float4 c = cosine[stage][lane], s = sine[stage][lane];
-    const float cosines[kHalf] = {c.x, c.y, c.z, c.w}, sines[kHalf] = {s.x, s.y, s.z, s.w};
-#pragma unroll
-    for (int i = 0; i < kHalf; ++i) {
-      const float low = x[i], high = x[kHalf + i], sine = back ? -sines[i] : sines[i];
-      x[i] = low * cosines[i] - high * sine;
-      x[kHalf + i] = high * cosines[i] + low * sine;
-    }
-  }
-};
-
-// A thread's columns of a row in global memory.
-template <int kLanes, typename T>
-__device__ void load_columns(const T* from, float (&x)[kColumns]) {
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    float numbers[kHalf];
-    widen(load<kHalf>(from + half * (kLanes * kHalf)), numbers);
-#pragma unroll
-    for (int i = 0; i < kHalf; ++i) x[half * kHalf + i] = numbers[i];
-  }
-}
-template <int kLanes, typename T>
-__device__ void store_columns(const float (&x)[kColumns], T* to) {
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const float numbers[kHalf] = {x[half * kHalf], x[half * kHalf + 1], x[half * kHalf + 2], x[half * kHalf + 3]};
-    store(narrow<T>(numbers), to + half * (kLanes * kHalf));
-  }
-}
-
-// By single elements: among a model's parameters a weight may begin anywhere.
-template <int kLanes>
-__device__ void load_weights(const HeadRows& part, const Columns<kLanes>& at, float (&weights)[kColumns]) {
-  const float* from = static_cast<const float*>(part.norm) + (part.norm_per_head ? at.column : at.lane * kHalf);
-#pragma unroll
-  for (int i = 0; i < kColumns; ++i) weights[i] = at.active ? from[i % kHalf + i / kHalf * (kLanes * kHalf)] : 0;
-}
-
-// work.operator()<kShifted, kNormed, kRotated>() for a part: a loop without the other switches' branches.
-template <typename Work>
-__device__ void with_switches(const HeadRows& part, const Work& work) {
-  const auto with_norm = [&]<bool kShifted, bool kNormed>() {
-    if (part.rotated) work.template operator()<kShifted, kNormed, true>();
-    else work.template operator()<kShifted, kNormed, false>();
-  };
-  const auto with_shift = [&]<bool kShifted>() {
-    if (part.norm) with_norm.template operator()<kShifted, true>();
-    else with_norm.template operator()<kShifted, false>();
-  };
-  if (part.shift.data) with_shift.template operator()<true>();
-  else with_shift.template operator()<false>();
-}
 
 // ---- Forward
 
 template <int kLanes>
-using ForwardRing = Ring<kLanes, 1, kForwardTokens>;
+using ForwardRing = Ring<kLanes, 1, kForwardTokens, 4>;
 
 template <typename T, int kLanes, bool kShifted, bool kNormed, bool kRotated>
 __device__ void part_values(const AttentionInputs& call, const HeadRows& part, const Chunk& chunk, unsigned slice,
                             ForwardRing<kLanes>& ring) {
+  constexpr int kStages = ForwardRing<kLanes>::kStages, kAhead = kStages - 1;
   const Columns<kLanes> at(call, slice);
   const bool copies = int64_t{slice} * kSliceColumns + threadIdx.x % 32 * kColumns < call.heads * at.kHeadDim;
   const T* products = pointer<T>(part.product, chunk.first, int64_t{slice} * kSliceColumns);
@@ -211,12 +85,13 @@ __global__ void __launch_bounds__(kThreads, kForwardBlocks) forward_kernel(const
 // ---- Backward
 
 template <int kLanes>
-using BackwardRing = Ring<kLanes, 2, kBackwardTokens + 1>;
+using BackwardRing = Ring<kLanes, 2, kBackwardTokens + 1, kLanes <= 16 ? 6 : 4>;  // static shared memory ends at 48 KB
 
 // Marches down from the last token, or from the first one of the next chunk for what it sends back. grad_norm: the chunk's sum.
 template <typename T, int kLanes, bool kShifted, bool kNormed, bool kRotated>
 __device__ void part_gradients(const AttentionInputs& call, const HeadRows& part, const Chunk& chunk, unsigned slice,
                                BackwardRing<kLanes>& ring, float (&grad_norm)[kColumns]) {
+  constexpr int kStages = BackwardRing<kLanes>::kStages, kAhead = kStages - 1;
   const Columns<kLanes> at(call, slice);
   constexpr float kShare = 1.0f / at.kHeadDim;
   const bool copies = int64_t{slice} * kSliceColumns + threadIdx.x % 32 * kColumns < call.heads * at.kHeadDim;

@@ -58,9 +58,9 @@ class Call:
     window: int | None = None
     packed: bool = False
 
-    def __call__(self, inputs, gate=None, statistics=False):
+    def __call__(self, inputs, gate=None, with_statistics=False):
         os.environ["LETHE_KERNELS"] = FAMILIES[self.family][0]  # read at every call
-        operator = torch.ops.lethe.forgetting_attention_with_statistics if statistics else torch.ops.lethe.forgetting_attention
+        operator = torch.ops.lethe.forgetting_attention_with_statistics if with_statistics else torch.ops.lethe.forgetting_attention
         return operator(inputs.query, inputs.key, inputs.value, inputs.log_forget if gate is None else gate, log_pruning_tolerance=self.tolerance,
                         window=self.window, cu_seqlens=inputs.cu_seqlens)
 
@@ -112,8 +112,8 @@ def equal_lengths(lengths):
 
 # ---- What is right
 
-def within_budget(name, actual, wanted, dtype):
-    error, budget = float((actual.double() - wanted.double()).norm() / wanted.double().norm()), BUDGETS[name] * OF_BUDGET[dtype]
+def within_budget(name, actual, wanted, dtype, times=1):
+    error, budget = float((actual.double() - wanted.double()).norm() / wanted.double().norm()), times * BUDGETS[name] * OF_BUDGET[dtype]
     if not error <= budget:
         raise RuntimeError(f"{name}: expected a relative error up to {budget:.0e}, found {error:.1e}")
 
@@ -154,13 +154,13 @@ def check_rows(call, inputs):
 
 
 def check_beside(call, other, inputs):
-    """The other's values and gradients against ours with an open gate."""
+    """The other's values and gradients against ours with an open gate: coarsely, since both round."""
     sides = []
     for run in (lambda: other(inputs), lambda: call(inputs, torch.zeros_like(inputs.log_forget))):
         values = run()
         sides.append((values.detach(), *torch.autograd.grad(values, inputs.leaves(False), inputs.grad)))
     for name, one, reference in zip(BUDGETS, *sides):
-        within_budget(name, one, reference, call.dtype)
+        within_budget(name, one, reference, call.dtype, times=3)
 
 
 def check_family(call, inputs, device):
@@ -237,7 +237,7 @@ def sides_of(call, others, length, device):
     if isinstance(others, Call):
         for side in sides:
             with torch.no_grad():
-                side.work = float(side.call(side.sets[0], statistics=True)[2].sum())
+                side.work = float(side.call(side.sets[0], with_statistics=True)[2].sum())
         return sides, left_out
     for name in others:
         try:
@@ -338,12 +338,14 @@ def provenance(arguments):
             run = subprocess.run(command, capture_output=True, text=True, cwd=pathlib.Path(__file__).parent)
             if run.returncode == 0 and run.stdout.strip():
                 return run.stdout.splitlines()[0].strip()
-        return "unknown"
+        return ""
 
     on_gpu = arguments.device == "cuda"
     return {"gpu": torch.cuda.get_device_name() if on_gpu else "cpu",
-            "driver": said("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader") if on_gpu else "none", "torch": torch.__version__,
-            "commit": arguments.commit or said("git", "rev-parse", "HEAD"), "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "driver": said("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader") or "unknown" if on_gpu else "none", "torch": torch.__version__,
+            "commit": arguments.commit or said("git", "rev-parse", "HEAD") or "unknown",
+            "dirty": None if arguments.commit else bool(said("git", "status", "--porcelain", "--untracked-files=no")),
+            "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
             "length": arguments.length, "rounds": arguments.rounds, "seed": SEED}
 
 
@@ -374,6 +376,8 @@ def main():
         if arguments.only and row.name not in arguments.only:
             continue
         for call, others in row.cases(arguments.length):
+            if call.family == "hopper" and arguments.device == "cuda" and torch.cuda.get_device_capability() != (9, 0):
+                continue
             for line in measured(row, call, others, arguments):
                 lines.append(line)
                 print(printed(line), flush=True)

@@ -37,7 +37,7 @@ def portable_page(path):
     found = json.loads(path.read_text())
     shapes = dict.fromkeys(f"{line['row']}, D = {line['head_dim']}: {line['batch']} × {line['tokens']} × {line['heads']}"
                            for line in found["rows"] if not line["error"])
-    left_out = dict.fromkeys(f"{line['row']}, D = {line['head_dim']}, {name}: {why}" for line in found["rows"] for name, why in line.get("left_out", {}).items())
+    left_out = dict.fromkeys(f"{line['row']}, D = {line['head_dim']}, {name}: {why.rstrip('.')}" for line in found["rows"] for name, why in line.get("left_out", {}).items())
     return (
         f"# {path.stem}\n\n{portable_table(path)}\n`portable`: the kernels for every GPU (`LETHE_KERNELS=portable`); `hopper`: those of compute capability 9.0. "
         "Both sides of a row ran in turn; the ratio is the other side's time per work over ours (window: ours over the other's), its median over rounds ± the "

@@ -1,0 +1,49 @@
+"""portable.json of optimized/benchmarks/cuda/portable.py as a table: the kernels for every GPU, and beside them Hopper's, against their bounds."""
+
+import json
+
+from report.markdown import commit_words, number, table, with_band
+from report.results import BadResult
+
+PORTABLE = "portable"
+MEMBERS = ("family", "head_dim", "dtype", "direction", "milliseconds", "beside", "beside_milliseconds", "work", "ratio", "ratio_spread", "at_most", "must",
+           "aim", "reached")
+
+
+def portable_data(folder):
+    """The folder's file, where it has one: a list of one or none."""
+    return [path] if (path := folder / f"{PORTABLE}.json").exists() else []
+
+
+def portable_table(path):
+    """A row a case and direction; of one that failed its error."""
+    rows = []
+    for line in json.loads(path.read_text())["rows"]:
+        case = [line["title"], f"D = {line['head_dim']}, {line['family']}"]
+        if line["error"]:
+            rows.append([*case, f"error: {line['error']}".replace("|", "\\|"), *[""] * 6])
+            continue
+        for name in MEMBERS:
+            if name not in line:
+                raise BadResult(f"{path}: {' '.join(case)}: expected {name}, found none")
+        bound = "≤" if line["at_most"] else "≥"
+        rows.append([*case, line["direction"], number(line["milliseconds"]), f"{line['beside']}, {number(line['beside_milliseconds'])}",
+                     "" if line["work"] == 1 else number(line["work"]), with_band(line["ratio"], line["ratio_spread"]),
+                     f"{bound} {line['must']}, {bound} {line['aim']}", line["reached"]])
+    return table(["row", "case", "direction", "ms", "beside, ms", "work over theirs", "ratio", "must, aim", "reached"], rows)
+
+
+def portable_page(path):
+    found = json.loads(path.read_text())
+    shapes = dict.fromkeys(f"{line['row']}, D = {line['head_dim']}: {line['batch']} × {line['tokens']} × {line['heads']}"
+                           for line in found["rows"] if not line["error"])
+    left_out = dict.fromkeys(f"{line['row']}, D = {line['head_dim']}, {name}: {why.rstrip('.')}" for line in found["rows"] for name, why in line.get("left_out", {}).items())
+    return (
+        f"# {path.stem}\n\n{portable_table(path)}\n`portable`: the kernels for every GPU (`LETHE_KERNELS=portable`); `hopper`: those of compute capability 9.0. "
+        "Both sides of a row ran in turn; the ratio is the other side's time per work over ours (window: ours over the other's), its median over rounds ± the "
+        "standard deviation. Work: visited pairs beside our own calls, 1 beside Torch's attention, which has no gate. Forward keeps what the backward needs; "
+        "backward has the gate's gradient. Before its times each side was checked against float64, Torch's against ours with an open gate.\n\n"
+        f"Batch × tokens × heads: {'; '.join(shapes) or 'none'}.{' Left out: ' + '; '.join(left_out) + '.' if left_out else ''}\n\n"
+        f"`optimized/benchmarks/cuda/portable.py`, {found['rounds']} rounds, T = {found['length']}; commit {commit_words(found['commit'], found['dirty'])}; {found['gpu']}, "
+        f"driver {found['driver']}, torch {found['torch']}; {found['date']}.\n"
+    )

@@ -8,12 +8,12 @@ namespace {
 
 // A block: 32 pieces of V channels, and 8 runs of consecutive tokens, one a warp. A thread walks along its run with the last tokens in registers.
 constexpr int kLanes = 32, kRuns = 8, kThreads = kLanes * kRuns;
-constexpr int kAhead = 4;  // tokens whose loads are in flight
 constexpr int kForwardRun = 16, kBackwardRun = 32;
+constexpr int kForwardAhead = 8, kBackwardAhead = 4;  // tokens whose loads are in flight
 
-// The backward holds 3·W·V numbers a thread, the forward 2·W·V.
+// Elements of a piece: the forward holds 2·W of them a thread in registers, the backward 4·W.
 template <typename T>
-constexpr int kBackwardPiece = sizeof(T) == 8 ? 2 : 4;
+constexpr int kChannels = sizeof(T) == 8 ? 2 : 4;
 
 // What a thread computes: sequence, first token, first channel.
 struct Place {
@@ -21,7 +21,7 @@ struct Place {
   int64_t part;  // of the tokens of all sequences
 };
 template <int V>
-__device__ Place place_of(const ShortConvolution& call, int run, unsigned piece_blocks, unsigned token_blocks) {
+__device__ Place place_of(int run, unsigned piece_blocks, unsigned token_blocks) {
   const unsigned part = blockIdx.x / piece_blocks, batch = part / token_blocks;
   return {batch, (int64_t{part - batch * token_blocks} * kRuns + threadIdx.y) * run,
           (int64_t{blockIdx.x - part * piece_blocks} * kLanes + threadIdx.x) * V, part};
@@ -51,18 +51,18 @@ template <int V, int W, typename T>
 __global__ void __launch_bounds__(kThreads) short_convolution_kernel(const __grid_constant__ ShortConvolution call,
                                                                      unsigned piece_blocks, unsigned token_blocks) {
   using Number = Wide<T>;
-  const Place at = place_of<V>(call, kForwardRun, piece_blocks, token_blocks);
+  const Place at = place_of<V>(kForwardRun, piece_blocks, token_blocks);
   if (at.channel >= call.channels || at.begin >= call.length) return;
   Number weight[W][V], bias[V], x[W][V];
   load_weights<V, W>(call, at.channel, weight, bias);
 #pragma unroll
   for (int i = 1; i < W; ++i) widen(load_token<V, W, T>(call, at, at.begin - W + i), x[i]);
-  for (int64_t first = at.begin; first < at.begin + kForwardRun && first < call.length; first += kAhead) {
-    Piece<T, V> ahead[kAhead];
+  for (int64_t first = at.begin; first < at.begin + kForwardRun && first < call.length; first += kForwardAhead) {
+    Piece<T, V> ahead[kForwardAhead];
 #pragma unroll
-    for (int a = 0; a < kAhead; ++a) ahead[a] = load_token<V, W, T>(call, at, first + a);
+    for (int a = 0; a < kForwardAhead; ++a) ahead[a] = load_token<V, W, T>(call, at, first + a);
 #pragma unroll
-    for (int a = 0; a < kAhead; ++a) {
+    for (int a = 0; a < kForwardAhead; ++a) {
       const int64_t t = first + a;
       Number u[V];
 #pragma unroll
@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(kThreads)
                                       unsigned token_blocks, int64_t parts) {
   using Number = Wide<T>;
   const ShortConvolution& of = call.forward;
-  const Place at = place_of<V>(of, kBackwardRun, piece_blocks, token_blocks);
+  const Place at = place_of<V>(kBackwardRun, piece_blocks, token_blocks);
   Number grad_weight[W][V] = {}, grad_bias[V] = {};
   if (at.channel < of.channels && at.begin < of.length) {
     Number weight[W][V], bias[V], x[W][V], du[W][V] = {};
@@ -127,17 +127,17 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int i = 1; i < W; ++i) widen(load_token<V, W, T>(of, at, at.begin - W + i), x[i]);
     const int64_t end = at.begin + kBackwardRun;  // tokens up to end + W − 1 read those of this run
-    for (int64_t first = at.begin; first < end + W - 1 && first < of.length + W - 1; first += kAhead) {
-      Piece<T, V> ahead[kAhead], arriving[kAhead];
+    for (int64_t first = at.begin; first < end + W - 1 && first < of.length + W - 1; first += kBackwardAhead) {
+      Piece<T, V> ahead[kBackwardAhead], arriving[kBackwardAhead];
 #pragma unroll
-      for (int a = 0; a < kAhead; ++a) {
+      for (int a = 0; a < kBackwardAhead; ++a) {
         const int64_t t = first + a;
         ahead[a] = load_token<V, W, T>(of, at, t);
         arriving[a] = load_if<V>(t < of.length, static_cast<const T*>(call.grad_values.data) +
                                                     (at.batch * of.length + t) * call.grad_values.pitch + at.channel);
       }
 #pragma unroll
-      for (int a = 0; a < kAhead; ++a) {
+      for (int a = 0; a < kBackwardAhead; ++a) {
         const int64_t t = first + a;
         const bool owned = t < end;
         Number gradient[V];
@@ -247,7 +247,7 @@ void backward(const ShortConvolutionBackward& call) {
 void short_convolution(const ShortConvolution& call) {
   if (call.batch == 0 || call.length == 0 || call.channels == 0) return;
   with_element(call.dtype, [&]<typename T>(T*) {
-    constexpr int V = kPieceElements<T>;
+    constexpr int V = kChannels<T>;
     const bool piecewise = holds_pieces_of<V, T>(call) && holds_pieces<V>(static_cast<const T*>(call.values), 0);
     piecewise ? forward<V, T>(call) : forward<1, T>(call);
   });
@@ -261,7 +261,7 @@ size_t short_convolution_workspace_bytes(const ShortConvolution& call) {
 void short_convolution_backward(const ShortConvolutionBackward& call) {
   if (call.forward.channels == 0) return;
   with_element(call.forward.dtype, [&]<typename T>(T*) {
-    constexpr int V = kBackwardPiece<T>;
+    constexpr int V = kChannels<T>;
     const bool piecewise = holds_pieces_of<V, T>(call.forward) &&
                            holds_pieces<V>(static_cast<const T*>(call.grad_values.data), call.grad_values.pitch) &&
                            holds_pieces<V>(static_cast<const T*>(call.grad_x.data), call.grad_x.pitch) &&

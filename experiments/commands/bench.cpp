@@ -157,6 +157,14 @@ class Step {
   Tensor losses_;
 };
 
+// Bytes that the allocator has given out on a GPU: now, or at most since resetPeakStats.
+int64_t allocated_bytes(const torch::Device& device, bool peak) {
+  constexpr size_t kAggregate = 0;
+  const auto of_device = c10::getDeviceAllocator(device.type())->getDeviceStats(device.index());
+  const auto& stats = of_device.allocated_bytes[kAggregate];
+  return peak ? stats.peak : stats.current;
+}
+
 // Seconds of `count` steps that all ranks take.
 double timed(Step& step, int64_t count) {
   step.meet();
@@ -185,6 +193,8 @@ void print(const Run& run, const nlohmann::json& result) {
   const double rate = flops * result.at("tokens_per_second").get<double>();
   std::printf("%-22s %.1f\n%-22s %.1f\n", "TFLOP/s", rate / 1e12, "% of a large product",
               100 * rate / result.at("product_flops_per_second").get<double>());
+  if (const auto bytes = result.find("peak_bytes"); bytes != result.end())
+    std::printf("%-22s %.2f\n", "GiB at most", bytes->get<double>() / (1 << 30));
 }
 
 // Microseconds a token by operator, over a few steps.
@@ -250,14 +260,6 @@ void serve(Step& step) {
   step.world().from_first(0);
 }
 
-// Bytes that the allocator has given out on a GPU: now, or at most since resetPeakStats.
-int64_t allocated_bytes(const torch::Device& device, bool peak) {
-  constexpr size_t kAggregate = 0;
-  const auto of_device = c10::getDeviceAllocator(device.type())->getDeviceStats(device.index());
-  const auto& stats = of_device.allocated_bytes[kAggregate];
-  return peak ? stats.peak : stats.current;
-}
-
 // Reading one prompt of `context` random tokens as an evaluation does: loss and hit of each. On a GPU its memory too.
 nlohmann::json measured_prompt(const Run& run, const BenchOptions& options) {
   LanguageModel model(run.model, device_named(run.training.device), run.training.seed);
@@ -309,6 +311,8 @@ void bench(const BenchOptions& options, const Run& run, World& world) {
   result["product_flops_per_second"] =
       world.size() * product_flops_per_second(device_named(run.training.device), dtype_named(run.model.compute_dtype));
   result["device"] = run.training.device;
+  if (const torch::Device device = step.model()->device(); device.is_cuda())
+    result["peak_bytes"] = allocated_bytes(device, true);
   print(run, result);
   if (options.profile) result["operators"] = profiled(step);
   if (trace) write_trace(step, *trace);

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Training steps per second beside PyTorch's, on one GPU: the same weights, the same tokens, the same losses, then the time of each in turn.
 
-usage: tools/compare_training.py [--build build/cuda] [--case 125m:4096:fox-pro …] [--gpus 2 4] [--rounds 9] [--slot 2.0] [--output FILE.json]
+usage: tools/compare_training.py [--build build/cuda] [--case 125m:4096:fox-pro …] [--gpus 2 4] [--prompts 125m:16384:fox-pro …] [--rounds 9]
+                                 [--slot 2.0] [--output FILE.json]
 
 A row is a process that takes steps on command, so that only one works at a time; the order is random in every round, the figure the median (760m, of which
 two do not fit: one row after another). A step is
@@ -241,6 +242,16 @@ def compare(case, options):
                  "slowest": row.figures["tokens"] / max(row.times)} if row.times else {})} for row in rows]
 
 
+def prompt_of(case, options):
+    """One prompt of the case's length, read as evaluations read it: milliseconds, and on a GPU the bytes beyond the weights."""
+    with tempfile.TemporaryDirectory(dir=options.scratch) as folder:
+        figures = pathlib.Path(folder) / "prompt.json"
+        subprocess.run([f"{options.build}/bin/lethe", "bench", "--prompt", "--size", case.size, "--architecture", case.architecture, "--context", str(case.length),
+                        "--batch-tokens", str(case.length), "--device", "cuda", "--seconds", str(options.slot), "--set", "compute_dtype=bfloat16",
+                        "--set", f"vocabulary={VOCABULARY}", "--json", str(figures)], check=True, stdout=subprocess.DEVNULL)
+        return {"case": case.text, **json.loads(figures.read_text())}
+
+
 def table(found):
     """The page of a comparison: a line a case, our speed over that of the same model compiled by PyTorch, and over the official code's where it ran."""
     rows = {result["row"] for result in found["results"]}
@@ -251,12 +262,17 @@ def table(found):
              "AdamW. The same weights and tokens gave the same loss.", "",
              f"| model | tokens/s, lethe |{''.join(f' {name} | ratio |' for _, name in rivals)}", "|---|---|" + "---|---|" * len(rivals)]
     cases = dict.fromkeys(result["case"] for result in found["results"])
+    gib = {result["case"]: f"{result['peak_bytes'] / 2**30:.1f}" for result in found["results"] if result["row"] == "lethe" and "peak_bytes" in result}
+    if gib:
+        lines[-2] += " GiB at most, lethe |"
+        lines[-1] += "---|"
     speeds_of = {case: {result["row"]: result.get("tokens_per_second") for result in found["results"] if result["case"] == case} for case in cases}
     figure = lambda speed: f"{speed:.0f}" if speed else "–"
     ratio = lambda speed, other: f"{speed / other:.3f}" if speed and other else "–"
     for case, speeds in speeds_of.items():
         ours = speeds.get("lethe")
         figures = [figure(ours)] + [text for row, _ in rivals for text in (figure(speeds.get(row)), ratio(ours, speeds.get(row)))]
+        figures += [gib.get(case, "–")] if gib else []
         lines.append(f"| {case.replace(':', ', ')} | {' | '.join(figures)} |")
     if "compiled" in rows:
         lines += ["", "The Transformer's rival has cuDNN's attention, FoX's our operator: `examples/fox.py` under `torch.compile`."]
@@ -268,6 +284,10 @@ def table(found):
             one = speeds.get("lethe")
             figures = [figure(one)] + [text for row in several for text in (figure(speeds.get(row)), ratio(speeds.get(row), one))]
             lines.append(f"| {case.replace(':', ', ')} | {' | '.join(figures)} |")
+    if found.get("prompts"):
+        lines += ["", "One prompt, read as evaluations read it:", "", "| model | ms | GiB beyond the weights |", "|---|---|---|"]
+        lines += [f"| {prompt['case'].replace(':', ', ')} | {prompt['milliseconds']:.1f} | {prompt['bytes_beyond_the_weights'] / 2**30:.2f} |"
+                  for prompt in found["prompts"]]
     return "\n".join(lines) + "\n"
 
 
@@ -298,6 +318,7 @@ def main():
                                                       "760m:16384:transformer-llama", "760m:16384:fox-pro", "760m:16384:fox-pro+acp"])
     parser.add_argument("--rows", nargs="+", default=["lethe", "compiled", "official"], choices=["lethe", "compiled", "official"])
     parser.add_argument("--gpus", nargs="+", default=[], type=int, help="also so many of them, data parallel")
+    parser.add_argument("--prompts", nargs="+", default=[], metavar="CASE", help="read one prompt each of such cases, too")
     parser.add_argument("--peer", default=str(ROOT / ".peers/forgetting-transformer"), help="the official code; without it there is no such row")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--slot", type=float, default=2.0, help="seconds of a row in a round")
@@ -306,7 +327,7 @@ def main():
     options = parser.parse_args()
     options.library = options.library or next(iter(sorted(map(str, pathlib.Path(options.build).rglob("liblethe_torch.so")))), "")
     try:
-        cases = [Case(text) for text in options.case]
+        cases, prompts = [Case(text) for text in options.case], [Case(text) for text in options.prompts]
     except ValueError as error:
         sys.exit(f"compare_training: {error}")
     if options.output and not pathlib.Path(options.output).parent.is_dir():
@@ -314,6 +335,10 @@ def main():
     if not (pathlib.Path(options.peer) / "src/forgetting_transformer").is_dir():
         options.rows = [row for row in options.rows if row != "official"]
     results, provenance = [], certificate()
+    if prompts:
+        provenance["prompts"] = [prompt_of(case, options) for case in prompts]
+        for prompt in provenance["prompts"]:
+            print(f"{prompt['case']:32}{'prompt':12}{prompt['milliseconds']:>8.1f} ms", flush=True)
     print(f"{'case':32}{'row':12}{'tokens/s':>10}{'range':>20}{'loss':>10}")
     for case in cases:
         for result in compare(case, options):

@@ -242,8 +242,10 @@ void serve(Step& step) {
     while (const int64_t count = step.world().from_first()) timed(step, count);
     return;
   }
-  std::cout << "ready " << nlohmann::json({{"loss", loss}, {"gradient_norm", norm}, {"tokens", step.tokens()}}).dump()
-            << std::endl;
+  nlohmann::json ready = {{"loss", loss}, {"gradient_norm", norm}, {"tokens", step.tokens()}};
+  if (const torch::Device device = step.model()->device(); device.is_cuda())
+    ready["peak_bytes"] = allocated_bytes(device, true);
+  std::cout << "ready " << ready.dump() << std::endl;
   std::string word;
   for (int64_t count; std::cin >> word >> count && (word == "go" || word == "losses") && count > 0;) {
     if (word == "go") {

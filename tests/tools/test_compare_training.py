@@ -66,6 +66,14 @@ class Table(unittest.TestCase):
                                 "| model | tokens/s, one GPU | 2 GPUs | of one | 4 GPUs | of one |",
                                 "| 125m, 4096, fox-pro | 300000 | 585000 | 1.950 | – | – |"])
 
+    def test_has_memory_and_prompts_where_they_were_measured(self):
+        found = {"gpu": "NVIDIA H100", "driver": "580", "torch": "2.11.0", "commit": "c" * 40, "date": "2026-01-02T03:04:05Z", "tokens_a_step": 32768,
+                 "rounds": 5, "slot_seconds": 2.0, "results": [result("125m:4096:fox-pro", "lethe", 300000.0) | {"peak_bytes": 3 << 30}],
+                 "prompts": [{"case": "125m:16384:fox-pro", "milliseconds": 36.37, "bytes_beyond_the_weights": 1 << 29}]}
+        rows = [line for line in table(found).splitlines() if line.startswith("| ")]
+        self.assertEqual(rows, ["| model | tokens/s, lethe | GiB at most, lethe |", "| 125m, 4096, fox-pro | 300000 | 3.0 |",
+                                "| model | ms | GiB beyond the weights |", "| 125m, 16384, fox-pro | 36.4 | 0.50 |"])
+
     def test_of_the_committed_results_is_the_committed_page(self):
         for data in ROOT.glob("results/*/training_step*.json"):
             self.assertEqual(data.with_suffix(".md").read_text(), table(json.loads(data.read_text())))

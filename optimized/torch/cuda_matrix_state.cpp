@@ -29,16 +29,24 @@ Tensor widened(const Tensor& tensor, int64_t size) {
   return tensor.size(-1) == size ? tensor : at::constant_pad_nd(tensor, {0, size - tensor.size(-1)});
 }
 
-// The tensor itself where a kernel can read it in 16-byte pieces, else a contiguous copy.
-Tensor readable(const Tensor& tensor) {
+// The tensor itself where a kernel can read it in 16-byte pieces, else a contiguous copy. shared_heads: whether it reads one head for all.
+Tensor readable(const Tensor& tensor, bool shared_heads = false) {
   constexpr int64_t kPiece = 8;  // elements
   bool fits = tensor.stride(3) == 1 && reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % 16 == 0;
-  for (int dim = 0; dim < 3; ++dim) fits = fits && tensor.stride(dim) > 0 && tensor.stride(dim) % kPiece == 0;
+  for (const int dim : {0, 1, 2}) {
+    const bool one = dim == 2 && shared_heads && tensor.stride(dim) == 0;
+    fits = fits && (one || tensor.stride(dim) > 0) && tensor.stride(dim) % kPiece == 0;
+  }
   return fits ? tensor : tensor.clone(at::MemoryFormat::Contiguous);
 }
 
 Operand operand(const Tensor& tensor) {
   return {tensor.const_data_ptr(), tensor.stride(0), tensor.stride(1), tensor.stride(2)};
+}
+
+// Whether the call's kernels read queries and keys that all heads have in common, those of one gate a token or none.
+bool reads_shared_heads(const MatrixStateInputs& in) {
+  return !in.beta && !in.log_value_gate && (!in.log_key_gate || in.log_key_gate->dim() == 3);
 }
 
 // A call as the kernels read it.
@@ -51,7 +59,8 @@ struct Prepared {
 
   explicit Prepared(const MatrixStateInputs& in)
       : key_dim(in.query.size(3)), value_dim(in.value.size(3)), normalize(in.normalize),
-        query(readable(widened(in.query, padded(key_dim)))), key(readable(widened(in.key, padded(key_dim)))) {
+        query(readable(widened(in.query, padded(key_dim)), reads_shared_heads(in))),
+        key(readable(widened(in.key, padded(key_dim)), reads_shared_heads(in))) {
     using Gate = MatrixStateForm::Gate;
     Tensor columns = in.value;
     if (normalize)

@@ -161,6 +161,23 @@ class MatrixState(unittest.TestCase):
                                 budget = 1e-2 if strongest > 1 else 3e-3 if "gate" in name else 2e-3 if one_key else half
                                 self.assertLessEqual(worst_head(actual, expected[name]), budget, name)
 
+    def test_heads_may_share_queries_and_keys(self):
+        for dtype in (torch.bfloat16, torch.float32):
+            tensors = {name: tensor.to(DEVICE) for name, tensor in state_problem(dtype, key_dim=64, value_dim=64).items()}
+            expanded = {name: tensors[name][:, :, :1].expand_as(tensors[name]) for name in ("query", "key")}
+            for call, (operator, names, options) in STATE_CALLS.items():
+                with self.subTest(call, dtype=dtype):
+                    if call == "normalized":  # its keys aren't those of the state that was drawn
+                        continue
+                    results = []
+                    for given in (tensors | expanded, tensors | {name: tensor.contiguous() for name, tensor in expanded.items()}):
+                        leaves = {name: given[name].detach().requires_grad_() for name in names if name}
+                        values, state = getattr(torch.ops.lethe, operator)(*(name and leaves[name] for name in names), **options)
+                        torch.autograd.backward((values, state), (values.detach().sin(), state.detach().sin()))
+                        results.append([values, state, *(leaf.grad for leaf in leaves.values())])
+                    for shared, apart in zip(*results):
+                        self.assertTrue(torch.equal(shared, apart))
+
     def test_later_tokens_change_no_bit_of_earlier_ones(self):
         for call, (operator, names, options) in STATE_CALLS.items():
             for length in (40, 100, 128):

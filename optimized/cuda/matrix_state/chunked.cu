@@ -58,7 +58,9 @@ void launch(SweepArguments p, Dtype dtype, cudaStream_t stream, bool overlapping
   cuda_check(cudaGetDevice(&device), "matrix state: device");
   if (compute_capability(device) >= 90) {
     const auto map = [&](const Operand& operand, int dim) {
-      return tensor_map(operand, dtype, p.batch, p.length, p.heads, dim, kChunk);
+      Operand one = operand;  // the copy engine has no stride of 0
+      if (one.head_stride == 0) one.head_stride = one.token_stride;
+      return tensor_map(one, dtype, p.batch, p.length, operand.head_stride ? p.heads : 1, dim, kChunk);
     };
     p.maps[0] = map(p.query, p.rows);
     p.maps[1] = map(p.key, p.rows);

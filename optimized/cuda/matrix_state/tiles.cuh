@@ -18,7 +18,7 @@ __device__ inline uint32_t tile_piece(uint32_t row, uint32_t piece) {
 }
 
 /// A warp: the tile of 64 tokens from `first`, kPanels wide; tokens past the end and columns past `columns` are zeros. `barrier` counts its bytes where
-/// the copy engine brings it.
+/// the copy engine brings it. Of an operand whose heads are one, a stride of 0, that one.
 template <int kPanels>
 __device__ void copy_tile(char* to, const CUtensorMap& map, const Operand& from, uint64_t* barrier, int column,
                           int columns, int64_t first, int64_t length, int64_t b, int64_t h, int lane) {
@@ -26,8 +26,8 @@ __device__ void copy_tile(char* to, const CUtensorMap& map, const Operand& from,
   if (lane > 0) return;
 #pragma unroll
   for (int i = 0; i < kPanels; ++i)
-    ptx::load_tile(to + i * kPanel, &map, barrier, column + 64 * i, static_cast<int>(h), static_cast<int>(first),
-                   static_cast<int>(b));
+    ptx::load_tile(to + i * kPanel, &map, barrier, column + 64 * i, from.head_stride ? static_cast<int>(h) : 0,
+                   static_cast<int>(first), static_cast<int>(b));
 #else
   const int64_t token_bytes = from.token_stride * 2;
   const char* start = static_cast<const char*>(from.data) +

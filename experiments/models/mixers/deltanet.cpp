@@ -1,6 +1,7 @@
 #include "experiments/models/mixers/deltanet.hpp"
 
 #include <cmath>
+#include <tuple>
 
 #include "experiments/models/layers.hpp"
 #include "experiments/models/mixers/parts/expansion.hpp"
@@ -51,12 +52,11 @@ MixerLayer make_deltanet(const ModelConfig& model, const DeltaNetConfig& own, co
     if (past) past->kept.resize(4);  // the convolutions' tokens, the state
     const std::vector<Tensor> product = products.pieces(x);
     const auto convolved = [&](const ShortConvolution& convolution, size_t i) {
-      return convolution(product[i], past ? &past->kept[i] : nullptr).unflatten(-1, {heads, -1});
+      return convolution(product[i], past ? &past->kept[i] : nullptr);
     };
     StateInputs in;
-    in.query = unit_length(convolved(of_query, 0));
-    in.key = unit_length(convolved(of_key, 1));
-    in.value = convolved(of_value, 2);
+    std::tie(in.query, in.key) = unit_lengths(convolved(of_query, 0), convolved(of_key, 1), heads);
+    in.value = convolved(of_value, 2).unflatten(-1, {heads, -1});
     in.beta = torch::sigmoid(product[4].to(wide));  // [B,T,H]
     if (time_step) in.log_key_gate = time_step->of(product[5]).log_gate;
     const auto [o, state] = recurrence(in, continues ? std::optional(past->kept[3]) : std::nullopt, scale);

@@ -19,7 +19,10 @@ RecurrentEnd::RecurrentEnd(const Weights& weights, int64_t width, int64_t groups
           {weights.parameter("o_proj.weight", {width, groups * size}, initial(width, groups * size))})) {}
 
 Tensor RecurrentEnd::operator()(const Tensor& o, const Tensor& gate_logits) const {
-  const Tensor weight = norm.to(accumulation_dtype(o.scalar_type())).repeat({groups});
+  const Tensor own = norm.to(accumulation_dtype(o.scalar_type()));
+  if (groups == 1 && !gate.defined())
+    return output_(std::get<0>(add_rms_norm(o.flatten(2), std::nullopt, own, kNormEpsilon, o.scalar_type())));
+  const Tensor weight = own.repeat({groups});
   const Tensor rows = o.reshape({o.size(0), o.size(1), groups, size});
   if (!gate.defined()) return output_(gated_output(rows, std::nullopt, weight, kNormEpsilon));
   return output_(gated_output(rows, gate_logits, weight, kNormEpsilon) * gate_logits);  // silu(g) = g σ(g)
@@ -31,10 +34,19 @@ Initial small_xavier(int64_t rows, int64_t columns) {
 
 Initial usual(int64_t, int64_t) { return normal(); }
 
-Tensor unit_length(const Tensor& x) {
+std::pair<Tensor, Tensor> unit_lengths(const Tensor& query, const Tensor& key, int64_t heads) {
   constexpr double kEpsilon = 1e-6;
-  const Tensor wide = x.to(accumulation_dtype(x.scalar_type()));
-  return (wide * (wide.square().sum(-1, true) + kEpsilon).rsqrt()).to(x.scalar_type());
+  const auto dim = static_cast<double>(query.size(2) / heads);
+  const Tensor weight = torch::full({query.size(2) / heads}, 1 / std::sqrt(dim),
+                                    query.options().dtype(accumulation_dtype(query.scalar_type())));
+  const HeadInputs of_heads = attention_inputs({.query = query,
+                                                .key = key,
+                                                .value = key,
+                                                .query_norm = weight,
+                                                .key_norm = weight,
+                                                .heads = heads,
+                                                .epsilon = kEpsilon / dim});
+  return {of_heads.query, of_heads.key};
 }
 
 }  // namespace lethe

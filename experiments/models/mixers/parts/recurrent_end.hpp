@@ -3,6 +3,8 @@
 
 #include <torch/types.h>
 
+#include <utility>
+
 #include "experiments/models/parameters.hpp"
 
 namespace lethe {
@@ -34,7 +36,11 @@ Initial small_xavier(int64_t rows, int64_t columns);
 /// N(0, 0.02²), whatever the size.
 Initial usual(int64_t rows, int64_t columns);
 
-/// x / √(Σ x² + 1e-6) over the last dimension, in the dtype of x.
-torch::Tensor unit_length(const torch::Tensor& x);
+/// Queries and keys of length 1: x / √(Σ x² + 1e-6) of each head, by attention_inputs, whose norm of a constant weight it is.
+///
+/// reads    query, key [B,T,H·D]
+/// returns  [B,T,H,D] in their dtype
+std::pair<torch::Tensor, torch::Tensor> unit_lengths(const torch::Tensor& query, const torch::Tensor& key,
+                                                     int64_t heads);
 
 }  // namespace lethe

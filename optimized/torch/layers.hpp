@@ -44,6 +44,25 @@ at::Tensor swiglu(const at::Tensor& gate_and_up);
 at::Tensor gated_output(const at::Tensor& o, const std::optional<at::Tensor>& gate,
                         const std::optional<at::Tensor>& norm, double epsilon);
 
+/// y_h = x_h · s_h for each head h of a token: a time step times what is written.
+///
+/// source   Dao & Gu 2024, "Mamba-2", Section 7
+/// reads    x [B,T,H·D]; scale [B,T,H] float32 (float64)
+/// returns  [B,T,H,D] in the dtype of x
+/// throws   c10::Error "name: expected …, found …" for another dtype, device or shape
+/// cost     one read and one write of each array; backward the same. On the CPU a few of Torch's operations
+at::Tensor scaled_heads(const at::Tensor& x, const at::Tensor& scale);
+
+/// y = (o + skip ⊙ x) ⊙ silu(gate), skip a number a head: what a state gives, what passes by it, and the output gate.
+///
+/// source   Dao & Gu 2024, "Mamba-2", Section 7
+/// reads    o [B,T,H,D], copied where it is not contiguous; x, gate [B,T,H·D] in its dtype; skip [H] float32 (float64)
+/// returns  [B,T,H·D] in the dtype of o
+/// throws   c10::Error "name: expected …, found …" for another dtype, device or shape
+/// cost     one read and one write of each array; backward reads o, x and gate again, and a float32 partial sum of skip's gradient a block. On the CPU a
+///          few of Torch's operations
+at::Tensor gated_skip(const at::Tensor& o, const at::Tensor& x, const at::Tensor& skip, const at::Tensor& gate);
+
 /// A causal convolution of every channel with a few weights of its own, and SiLU where wanted:
 ///
 ///   u_tc = b_c + Σ_{i<W} w_ci x_{t−W+1+i,c},  values = u, or silu(u)

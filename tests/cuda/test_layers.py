@@ -60,6 +60,24 @@ def gated_output_calls(dtype):
         yield o, None, norm, EPSILON
 
 
+def scaled_heads_calls(dtype):
+    """Heads of one, two and four elements a lane, of none and of more than a warp's; fewer heads than a block has warps and more; rows left over."""
+    wide = torch.promote_types(dtype, torch.float32)
+    for batch, length, heads, dim in ((1, 1, 24, 64), (2, 701, 24, 64), (1, 99, 12, 128), (3, 50, 3, 32), (1, 9, 9, 256), (2, 5, 3, 20), (1, 7, 2, 300)):
+        yield normal(batch, length, heads * dim, dtype=dtype), normal(batch, length, heads, dtype=wide)
+    yield normal(2, 50, 192, dtype=dtype, pad=64), normal(2, 50, 3, dtype=wide, pad=5)
+    yield normal(2, 50, 192, dtype=dtype, pad=1), normal(2, 50, 3, dtype=wide)
+    yield normal(2, 50, 192, dtype=dtype, shift=1), normal(2, 50, 3, dtype=wide)
+
+
+def gated_skip_calls(dtype):
+    wide = torch.promote_types(dtype, torch.float32)
+    for x, scale in scaled_heads_calls(dtype):
+        heads = scale.shape[2]
+        o = normal(*x.shape[:2], heads, x.shape[2] // heads, dtype=dtype)
+        yield o, x, normal(heads, dtype=wide), normal(*x.shape, dtype=dtype, pad=8)
+
+
 def short_convolution_calls(dtype):
     """Runs that are whole, partly filled and shorter than the convolution; channels of whole pieces and others; every width."""
     wide = torch.promote_types(dtype, torch.float32)
@@ -72,7 +90,8 @@ def short_convolution_calls(dtype):
     yield normal(2, 50, 64, dtype=dtype, shift=1), weight, None, None, True
 
 
-CALLS = {"add_rms_norm": add_rms_norm_calls, "swiglu": swiglu_calls, "gated_output": gated_output_calls, "short_convolution": short_convolution_calls}
+CALLS = {"add_rms_norm": add_rms_norm_calls, "swiglu": swiglu_calls, "gated_output": gated_output_calls, "scaled_heads": scaled_heads_calls,
+         "gated_skip": gated_skip_calls, "short_convolution": short_convolution_calls}
 
 
 def moved(arguments, device, dtype=None):
@@ -155,6 +174,8 @@ class Layers(unittest.TestCase):
         empty = lambda *shape, dtype=f: torch.zeros(*shape, dtype=dtype, device=DEVICE)
         for name, arguments in (("add_rms_norm", (empty(0, 8), empty(0, 8), empty(8, dtype=torch.float32), EPSILON, f)),
                                 ("swiglu", (empty(0, 8),)), ("gated_output", (empty(0, 3, 2, 4), empty(0, 3, 8), empty(8, dtype=torch.float32), EPSILON)),
+                                ("scaled_heads", (empty(0, 3, 8), empty(0, 3, 2, dtype=torch.float32))),
+                                ("gated_skip", (empty(0, 3, 2, 4), empty(0, 3, 8), empty(2, dtype=torch.float32), empty(0, 3, 8))),
                                 ("short_convolution", (empty(2, 0, 8), empty(8, 4, dtype=torch.float32), empty(8, dtype=torch.float32), empty(2, 3, 8), True))):
             self.assertEqual(sum(float(r.abs().sum()) for r in results(name, arguments)), 0)
 

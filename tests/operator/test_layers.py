@@ -43,7 +43,16 @@ def short_convolution(x, weight, bias, state, silu):
     return (torch.nn.functional.silu(u) if silu else u,)
 
 
-FORMULAS = {"add_rms_norm": add_rms_norm, "swiglu": swiglu, "gated_output": gated_output, "short_convolution": short_convolution}
+def scaled_heads(x, scale):
+    return (x.unflatten(-1, (scale.shape[-1], -1)) * scale.unsqueeze(-1),)
+
+
+def gated_skip(o, x, skip, gate):
+    return ((o + x.view(o.shape) * skip.unsqueeze(-1)).flatten(2) * torch.nn.functional.silu(gate),)
+
+
+FORMULAS = {"add_rms_norm": add_rms_norm, "swiglu": swiglu, "gated_output": gated_output, "scaled_heads": scaled_heads, "gated_skip": gated_skip,
+            "short_convolution": short_convolution}
 
 
 def operator(name):
@@ -70,6 +79,11 @@ def cases(dtype):
     yield "gated_output", (o.transpose(0, 1), gate.transpose(0, 1), norm, EPSILON)
     for absent in ((gate, None), (None, norm), (None, None)):
         yield "gated_output", (o, *absent, EPSILON)
+    scale, skip = normal(2, 5, 3, dtype=weights, seed=11), normal(3, dtype=weights, seed=12)
+    yield "scaled_heads", (products[..., 20:56], scale)
+    yield "scaled_heads", (products[..., 20:56].transpose(0, 1), scale.transpose(0, 1))
+    yield "gated_skip", (o, products[..., 2:38], skip, gate)
+    yield "gated_skip", (o.transpose(0, 1), products[..., 2:38].transpose(0, 1), skip, gate.transpose(0, 1))
     taps, bias, state = normal(35, 4, dtype=weights, seed=7), normal(35, dtype=weights, seed=8), normal(2, 3, 35, dtype=dtype, seed=10)
     yield "short_convolution", (products[..., 10:45], taps, bias, state, True)
     yield "short_convolution", (products[..., 10:45].transpose(0, 1), taps, None, None, False)
@@ -136,6 +150,8 @@ class Layers(unittest.TestCase):
         calls = {"add_rms_norm": (normal(1000, 70, dtype=f), normal(1000, 70, dtype=f), normal(70, dtype=f), EPSILON, f),
                  "swiglu": (normal(1000, 140, dtype=f),),
                  "gated_output": (normal(2, 500, 5, 14, dtype=f), normal(2, 500, 70, dtype=f), normal(70, dtype=f), EPSILON),
+                 "scaled_heads": (normal(2, 500, 70, dtype=f), normal(2, 500, 5, dtype=f)),
+                 "gated_skip": (normal(2, 500, 5, 14, dtype=f), normal(2, 500, 70, dtype=f), normal(5, dtype=f), normal(2, 500, 70, dtype=f)),
                  "short_convolution": (normal(2, 500, 70, dtype=f), normal(70, 4, dtype=f), normal(70, dtype=f), normal(2, 3, 70, dtype=f), True)}
         threads = torch.get_num_threads()
         try:
@@ -152,6 +168,8 @@ class Layers(unittest.TestCase):
     def test_no_rows_give_none_and_a_weight_gradient_of_zero(self):
         for name, arguments in (("add_rms_norm", (normal(0, 8), normal(0, 8), normal(8), EPSILON, torch.float64)),
                                 ("swiglu", (normal(0, 8),)), ("gated_output", (normal(0, 3, 2, 4), normal(0, 3, 8), normal(8), EPSILON)),
+                                ("scaled_heads", (normal(0, 3, 8), normal(0, 3, 2))),
+                                ("gated_skip", (normal(0, 3, 2, 4), normal(0, 3, 8), normal(2), normal(0, 3, 8))),
                                 ("short_convolution", (normal(2, 0, 8), normal(8, 4), normal(8), normal(2, 3, 8), True))):
             gradients = run(operator(name), arguments)[1]
             self.assertEqual([g.shape for g in gradients], [a.shape for a in arguments if torch.is_tensor(a)])
@@ -184,6 +202,8 @@ class Layers(unittest.TestCase):
                 (lambda: lethe.add_rms_norm(x, None, w, EPSILON, torch.int32), "dtype: expected float64"),
                 (lambda: lethe.add_rms_norm(x.half(), None, w.float(), EPSILON, torch.bfloat16),
                  "residual: expected dtype Float or BFloat16, found Half"),
+                (lambda: lethe.scaled_heads(normal(2, 5, 8), normal(2, 5, 3)), "x: expected as many columns for each of the heads"),
+                (lambda: lethe.gated_skip(normal(2, 5, 2, 4), normal(2, 5, 8), normal(3), normal(2, 5, 8)), "skip: expected shape"),
                 (lambda: lethe.swiglu(normal(3, 7)), "gate_and_up: expected an even number of columns, found 7"),
                 (lambda: lethe.gated_output(normal(1, 2, 3, 4), normal(1, 2, 11), None, EPSILON), "gate: expected shape"),
                 (lambda: lethe.gated_output(normal(1, 2, 3, 4), None, normal(12).float(), EPSILON), "norm: expected dtype Double, found Float"),

@@ -68,14 +68,12 @@ MixerLayer make_mamba2(const ModelConfig& model, const Mamba2Config& own, const 
       const Tensor groups = of_groups.unflatten(-1, {own.groups, 1, own.state_size});
       return groups.expand({-1, -1, -1, heads / own.groups, -1}).flatten(2, 3);
     };
-    const Tensor values = all[0].unflatten(-1, {heads, -1});  // [B,T,H,P]
     const auto [size, log_gate] = time_step.of(columns[2]);
-    StateInputs in{of_heads(all[2]), of_heads(all[1]), (values * size.unsqueeze(-1)).to(dtype), log_gate};
+    StateInputs in{of_heads(all[2]), of_heads(all[1]), scaled_heads(all[0], size), log_gate};
     const auto [o, state] = recurrence(in, continues ? std::optional(past->kept[1]) : std::nullopt);
     if (past) past->kept[1] = state;
     if (trace) *trace = trace_of(in, o, o.size(-1));
-    const Tensor read = (o + values * skip.to(wide).unsqueeze(-1)).to(dtype).flatten(-2);
-    const Tensor gated = read * torch::silu(columns[0]);
+    const Tensor gated = gated_skip(o, all[0], skip.to(wide), columns[0]);
     return output(std::get<0>(add_rms_norm(gated, std::nullopt, norm.to(wide), own.norm_epsilon, dtype)));
   };
 }

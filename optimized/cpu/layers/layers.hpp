@@ -33,6 +33,18 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> gated_output_backward(const at::T
 at::Tensor swiglu_forward(const at::Tensor& gate_and_up);
 at::Tensor swiglu_backward(const at::Tensor& grad_values, const at::Tensor& gate_and_up);
 
+at::Tensor scaled_heads_forward(const at::Tensor& x, const at::Tensor& scale);
+/// returns  the gradients of x and scale
+std::tuple<at::Tensor, at::Tensor> scaled_heads_backward(const at::Tensor& grad_values, const at::Tensor& x,
+                                                         const at::Tensor& scale);
+
+at::Tensor gated_skip_forward(const at::Tensor& o, const at::Tensor& x, const at::Tensor& skip, const at::Tensor& gate);
+/// returns  the gradients of o, x, skip and gate
+std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> gated_skip_backward(const at::Tensor& grad_values,
+                                                                               const at::Tensor& o, const at::Tensor& x,
+                                                                               const at::Tensor& skip,
+                                                                               const at::Tensor& gate);
+
 at::Tensor short_convolution_forward(const at::Tensor& x, const at::Tensor& weight,
                                      const std::optional<at::Tensor>& bias, const std::optional<at::Tensor>& state,
                                      bool silu);

@@ -99,6 +99,58 @@ struct GatedOutputBackward {
 size_t gated_output_workspace_bytes(int64_t rows, int64_t heads, int64_t head_dim, Dtype dtype);
 void gated_output_backward(const GatedOutputBackward& call);
 
+/// y_h = x_h · s_h of each head h of a row
+struct ScaledHeads {
+  int64_t rows, heads, head_dim;
+  Dtype dtype;
+  Rows x;             ///< [rows, heads·head_dim]
+  const void* scale;  ///< [rows, heads], float32 (float64 for float64)
+  void* values;       ///< [rows, heads·head_dim]
+  cudaStream_t stream;
+};
+void scaled_heads(const ScaledHeads& call);
+
+/// dx_h = dy_h · s_h,  ds_h = Σ_d x_hd · dy_hd
+struct ScaledHeadsBackward {
+  int64_t rows, heads, head_dim;
+  Dtype dtype;
+  Rows grad_values, x;
+  const void* scale;
+  MutableRows grad_x;  ///< [rows, heads·head_dim]
+  void* grad_scale;    ///< [rows, heads], as scale
+  cudaStream_t stream;
+};
+void scaled_heads_backward(const ScaledHeadsBackward& call);
+
+/// y_h = (o_h + skip_h · x_h) ∘ silu(gate_h) of each head h of a row
+struct GatedSkip {
+  int64_t rows, heads, head_dim;
+  Dtype dtype;
+  const void* o;     ///< [rows, heads·head_dim]
+  Rows x, gate;      ///< [rows, heads·head_dim]
+  const void* skip;  ///< [heads], float32 (float64 for float64)
+  void* values;      ///< [rows, heads·head_dim]
+  cudaStream_t stream;
+};
+void gated_skip(const GatedSkip& call);
+
+/// do = dy ∘ silu(gate),  dx_h = skip_h · do_h,  dskip_h = Σ_{rows,d} do_hd · x_hd,  dgate = dy ∘ (o + skip · x) ∘ silu'(gate)
+struct GatedSkipBackward {
+  int64_t rows, heads, head_dim;
+  Dtype dtype;
+  Rows grad_values;
+  const void* o;
+  Rows x, gate;
+  const void* skip;
+  void* grad_o;                   ///< [rows, heads·head_dim]
+  MutableRows grad_x, grad_gate;  ///< [rows, heads·head_dim]
+  void* grad_skip;                ///< [heads], as skip
+  void* workspace;                ///< gated_skip_workspace_bytes
+  cudaStream_t stream;
+};
+size_t gated_skip_workspace_bytes(int64_t rows, int64_t heads, Dtype dtype);
+void gated_skip_backward(const GatedSkipBackward& call);
+
 /// u_tc = bias_c + Σ_{i<width} weight_ci · x_{t−width+1+i,c},  values = u, or silu(u)
 struct ShortConvolution {
   int64_t batch, length, channels;

@@ -26,6 +26,7 @@
 #include "experiments/models/safetensors.hpp"
 #include "experiments/training/machine_limit.hpp"
 #include "experiments/training/trainer.hpp"
+#include "optimized/torch/products.hpp"
 
 namespace lethe {
 namespace {
@@ -139,6 +140,7 @@ class Step {
     if (!options.weights.empty()) read_weights(model_, file_ = read_safetensors(options.weights), options.weights);
     set_gates(model_, options.gates);
     model_->set_recompute(recompute_named(run_.training.recompute));
+    measure_products(run_.training.gemms == "measured");
     return model_->flatten(true, world_.size());
   }
   const Dataset::Batch& batch_of_next_step() const { return batches_[taken_ % batches_.size()]; }
@@ -195,6 +197,38 @@ void print(const Run& run, const nlohmann::json& result) {
               100 * rate / result.at("product_flops_per_second").get<double>());
   if (const auto bytes = result.find("peak_bytes"); bytes != result.end())
     std::printf("%-22s %.2f\n", "GiB at most", bytes->get<double>() / (1 << 30));
+}
+
+// The products that were measured, and what it gained.
+nlohmann::json print_products(bool each) {
+  const std::vector<MeasuredProduct> products = measured_products();
+  nlohmann::json json = nlohmann::json::array();
+  double by_default = 0, now = 0, seconds = 0;
+  for (const MeasuredProduct& product : products) {
+    const auto calls = static_cast<double>(product.calls);
+    by_default += calls * product.default_time;
+    now += calls * (product.changed ? product.best_time : product.default_time);
+    seconds += product.seconds;
+    json.push_back({{"product", product.name},
+                    {"calls", product.calls},
+                    {"candidates", product.candidates},
+                    {"default_microseconds", product.default_time},
+                    {"best_microseconds", product.best_time},
+                    {"changed", product.changed},
+                    {"seconds", product.seconds}});
+  }
+  if (products.empty()) return json;
+  std::printf("%-22s %lld of %zu chosen by measurement, %.1f %% less of their time; measured in %.2f s\n", "GEMMs",
+              static_cast<long long>(std::ranges::count_if(products, &MeasuredProduct::changed)), products.size(),
+              by_default > 0 ? 100 * (1 - now / by_default) : 0, seconds);
+  if (!each) return json;
+  std::printf("  %-46s %8s %10s %10s %7s\n", "product", "calls", "default us", "best us", "gain");
+  for (const MeasuredProduct& product : products)
+    std::printf("  %-46s %8lld %10.1f %10.1f %5.1f %% %s\n", product.name.c_str(),
+                static_cast<long long>(product.calls), product.default_time, product.best_time,
+                product.default_time > 0 ? 100 * (1 - product.best_time / product.default_time) : 0,
+                product.changed ? "" : "kept");
+  return json;
 }
 
 // Microseconds a token by operator, over a few steps.
@@ -316,6 +350,7 @@ void bench(const BenchOptions& options, const Run& run, World& world) {
   if (const torch::Device device = step.model()->device(); device.is_cuda())
     result["peak_bytes"] = allocated_bytes(device, true);
   print(run, result);
+  if (const nlohmann::json products = print_products(options.profile); !products.empty()) result["gemms"] = products;
   if (options.profile) result["operators"] = profiled(step);
   if (trace) write_trace(step, *trace);
   if (json) json->commit({result.dump(1), "\n"});

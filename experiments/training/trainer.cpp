@@ -16,6 +16,7 @@
 #include "experiments/models/safetensors.hpp"
 #include "experiments/training/conversion.hpp"
 #include "experiments/training/stored_artefact.hpp"
+#include "optimized/torch/products.hpp"
 
 namespace lethe {
 
@@ -36,6 +37,7 @@ void use_deterministic_kernels() {
 LanguageModel fresh_model(const Run& run, const Dataset& dataset, const LanguageModel& source, const World& world) {
   run.training.check();
   if (run.training.deterministic) use_deterministic_kernels();
+  measure_products(run.training.gemms == "measured");
   if (run.model.vocabulary < dataset.vocabulary()) {
     throw std::invalid_argument("vocabulary: expected at least the " + std::to_string(dataset.vocabulary()) +
                                 " tokens of " + dataset.name() + ", found " + std::to_string(run.model.vocabulary));

@@ -44,6 +44,9 @@ struct TrainingConfig {
   bool zero = false;
   /// Whether equal calls give equal bits on a GPU too: ATen then takes its deterministic kernels. Not part of the identity
   bool deterministic = false;
+  /// "measured": on a GPU each large matrix product takes the algorithm that was fastest when the process first ran it
+  /// (optimized/torch/products.hpp), but ATen's where `deterministic`. "default": ATen's. Not part of the identity
+  std::string gemms = "measured";
   /// "cpu", "cuda" or "cuda:N": the device of training and evaluation. Not part of the identity
   std::string device = "cpu";
   /// What a step computes again instead of keeping it: none, activations or block (recompute.hpp). Not part of the identity

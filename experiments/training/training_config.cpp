@@ -38,6 +38,7 @@ void visit_training(Config& config, Visitor&& visit) {
   visit("divergence_is_a_result", config.divergence_is_a_result);
   visit("zero", config.zero);
   visit("deterministic", config.deterministic);
+  visit("gemms", config.gemms);
   visit("device", config.device);
   visit("recompute", config.recompute);
 }
@@ -93,6 +94,7 @@ void TrainingConfig::check() const {
   number("beta2", beta2, "0 ≤ beta2 < 1", beta2 >= 0 && beta2 < 1);
   number("epsilon", epsilon, "> 0", epsilon > 0);
   number("clip_norm", clip_norm, "> 0", clip_norm > 0);
+  expect(gemms == "measured" || gemms == "default", "gemms", "measured or default", gemms);
   expect_device_name(device);
   recompute_named(recompute);
 }
@@ -141,8 +143,8 @@ std::string identity(const Run& run, const Dataset& dataset) { return identity(r
 std::string identity(const Run& run, const std::string& data_hash) {
   nlohmann::json parts = {
       {"format", kRunFormat}, {"model", run.model}, {"training", run.training}, {"data", data_hash}};
-  for (const char* name :
-       {"checkpoint_tokens", "corpus", "deterministic", "device", "divergence_is_a_result", "recompute", "zero"})
+  for (const char* name : {"checkpoint_tokens", "corpus", "deterministic", "device", "divergence_is_a_result", "gemms",
+                           "recompute", "zero"})
     parts["training"].erase(name);
   if (!run.model.residual_in_compute_dtype) parts["model"].erase("residual_in_compute_dtype");  // younger than format 2
   for (const char* name : {"decay_tokens", "repeats"})                                          // younger too

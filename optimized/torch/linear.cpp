@@ -2,14 +2,13 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/ops/addmm.h>
-#include <ATen/ops/linear.h>
-#include <ATen/ops/mm.h>
+#include <ATen/ops/_unsafe_view.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <vector>
 
 #include "optimized/torch/layers.hpp"
+#include "optimized/torch/products.hpp"
 
 namespace lethe {
 namespace {
@@ -18,15 +17,11 @@ using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// gradient += dyᵀ x
-void add_weight_gradient(Tensor& gradient, const Tensor& dy, const Tensor& x) {
-  if (gradient.scalar_type() == x.scalar_type()) {
-    gradient.addmm_(dy.t(), x);
-  } else if (x.is_cuda()) {
-    at::addmm_out(gradient, gradient, dy.t(), x, gradient.scalar_type());
-  } else {
-    gradient.add_(at::mm(dy.t(), x));
-  }
+// x Wᵀ
+Tensor product_with_transpose(const Tensor& x, const Tensor& weight) {
+  std::vector<int64_t> sizes = x.sizes().vec();
+  sizes.back() = weight.size(0);
+  return at::_unsafe_view(product(x.reshape({-1, weight.size(1)}), weight.t()), sizes);
 }
 
 // Weight and gradient are kept as constants: an optimizer changes both in place between steps, which a saved variable's version check forbids.
@@ -35,15 +30,14 @@ struct Linear : torch::autograd::Function<Linear> {
     context->saved_data["weight"] = weight;
     context->saved_data["gradient"] = gradient;
     context->save_for_backward({x});
-    return at::linear(x, weight);
+    return product_with_transpose(x, weight);
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const Tensor weight = context->saved_data["weight"].toTensor(), x = context->get_saved_variables()[0];
-    Tensor gradient = context->saved_data["gradient"].toTensor();
     const Tensor dy = gradients[0].reshape({-1, weight.size(0)});
-    add_weight_gradient(gradient, dy, x.reshape({-1, weight.size(1)}));
-    return {at::mm(dy, weight).view(x.sizes()), Tensor(), Tensor()};
+    add_product(context->saved_data["gradient"].toTensor(), dy.t(), x.reshape({-1, weight.size(1)}));
+    return {product(dy, weight).view(x.sizes()), Tensor(), Tensor()};
   }
 };
 
@@ -60,18 +54,17 @@ struct LinearOfSwiglu : torch::autograd::Function<LinearOfSwiglu> {
     context->saved_data["weight"] = weight;
     context->saved_data["gradient"] = gradient;
     context->save_for_backward({gate_and_up});
-    return at::linear(swiglu(gate_and_up), weight);
+    return product_with_transpose(swiglu(gate_and_up), weight);
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const at::AutoDispatchBelowAutograd below_autograd;
     const Tensor weight = context->saved_data["weight"].toTensor(), gate_and_up = context->get_saved_variables()[0];
-    Tensor gradient = context->saved_data["gradient"].toTensor();
     const Tensor dy = gradients[0].reshape({-1, weight.size(0)});
-    add_weight_gradient(gradient, dy, swiglu(gate_and_up).view({-1, weight.size(1)}));
+    add_product(context->saved_data["gradient"].toTensor(), dy.t(), swiglu(gate_and_up).view({-1, weight.size(1)}));
     std::vector<int64_t> sizes = gate_and_up.sizes().vec();
     sizes.back() = weight.size(1);
-    return {swiglu_backward(at::mm(dy, weight).view(sizes), gate_and_up), Tensor(), Tensor()};
+    return {swiglu_backward(product(dy, weight).view(sizes), gate_and_up), Tensor(), Tensor()};
   }
 };
 

@@ -1,7 +1,6 @@
 #include "optimized/torch/linear_cross_entropy.hpp"
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/addmm.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/mm.h>
@@ -13,6 +12,7 @@
 
 #include "optimized/cpu/layers/layers.hpp"
 #include "optimized/operators/checks.hpp"
+#include "optimized/torch/products.hpp"
 #ifdef LETHE_CUDA_KERNELS
 #include <c10/cuda/CUDAStream.h>
 
@@ -88,12 +88,6 @@ void check(const Tensor& hidden, const Tensor& weight, const Tensor& labels, int
   TORCH_CHECK(rows_at_once >= 0, "rows_at_once: expected at least 0, found ", rows_at_once);
 }
 
-// sum += a b, of 16-bit factors on CUDA in one product with float32 sums
-void add_product(Tensor& sum, const Tensor& a, const Tensor& b) {
-  if (a.scalar_type() == sum.scalar_type()) sum.addmm_(a, b.to(sum.scalar_type()));
-  else at::addmm_out(sum, sum, a, b, sum.scalar_type());
-}
-
 LinearCrossEntropy run(const Tensor& hidden, const Tensor& weight, const Tensor& all_labels, int64_t vocabulary,
                        std::optional<double> scale, Tensor* weight_gradient, int64_t rows_at_once) {
   check(hidden, weight, all_labels, vocabulary, rows_at_once);
@@ -112,11 +106,12 @@ LinearCrossEntropy run(const Tensor& hidden, const Tensor& weight, const Tensor&
     const auto part = [&](const Tensor& tensor) { return tensor.narrow(0, first, count); };
     const Tensor of_chunk = part(hidden);
     LogitRows chunk{buffer.narrow(0, 0, count), part(labels), vocabulary, scale, part(out.losses), part(out.correct)};
-    at::mm_out(chunk.logits, of_chunk, weight.t());
+    // An evaluation's rows change from call to call: nothing is measured for them.
+    if (scale) product_out(chunk.logits, of_chunk, weight.t());
+    else at::mm_out(chunk.logits, of_chunk, weight.t());
     const Tensor gradient = hidden.is_cpu() ? cpu::cross_entropy_rows(chunk) : rows_on_device(chunk);
     if (!scale) continue;
-    Tensor grad_hidden = part(out.grad_hidden);
-    at::mm_out(grad_hidden, chunk.logits, weight);
+    product_out(part(out.grad_hidden), chunk.logits, weight);
     add_product(*weight_gradient, gradient.t(), of_chunk);
   }
   return out;

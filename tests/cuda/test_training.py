@@ -96,6 +96,25 @@ class Training(unittest.TestCase):
         found, _ = self.trained(DEVICE, *self.DETERMINISTIC, root=root)
         self.assertEqual(self.losses_of(found), self.losses_of(expected))
 
+    def test_bench_reports_the_products_that_were_measured(self):
+        if DEVICE != "cuda":
+            self.skipTest("nothing is measured on a CPU")
+        shape = "--layers 2 --width 256 --heads 4 --context 512 --batch-tokens 8192 --seconds 0.1 --set=compute_dtype=bfloat16".split()
+        for gemms in ("measured", "default"):
+            figures = self.folder / f"{gemms}.json"
+            run = subprocess.run([BINARY, "--threads", "1", "bench", "--device", DEVICE, *shape, f"--set=gemms={gemms}", "--profile", "--json", figures],
+                                 capture_output=True, text=True, timeout=300)
+            self.assertEqual(run.returncode, 0, run.stderr)
+            products = json.loads(figures.read_text()).get("gemms", [])
+            self.assertEqual("GEMMs" in run.stdout, gemms == "measured", run.stdout)
+            if gemms == "default":
+                self.assertEqual(products, [])
+                continue
+            self.assertGreaterEqual(len(products), 9)  # three a layer's matrix, and the head's
+            for product in products:
+                self.assertGreater(product["candidates"], 0, product)
+                self.assertGreater(product["calls"], 1, product)
+
     def test_learns_on_two_gpus_as_on_one(self):
         if DEVICE != "cuda" or torch.cuda.device_count() < 2:
             self.skipTest(f"GPUs: expected 2, found {torch.cuda.device_count()}")

@@ -4,6 +4,7 @@
 # reads    LETHE_PYTHON  a python3 whose environment holds torch (default: an active environment, then .venv, then PATH)
 # defines  LibTorch::cpu   headers, libtorch, libtorch_cpu, libc10
 #          LibTorch::cuda  the same with libtorch_cuda, libc10_cuda and the CUDA runtime that the wheel brings (where it does)
+#          LibTorch::cublaslt  cuBLASLt's headers and the library that libtorch_cuda loads (where the wheel's packages have both)
 #          LibTorch::distributed  c10d: LibTorch::cpu with USE_C10D_GLOO where Gloo's headers are found (Debian: libgloo-dev), and with LETHE_CUDA
 #                          LibTorch::cuda with USE_C10D_NCCL where the wheel's packages have NCCL's
 #          LibTorch_ROOT_DIR, LibTorch_VERSION, LibTorch_CUDA_RUNTIME_DIR
@@ -43,6 +44,16 @@ if(LibTorch_FOUND AND NOT TARGET LibTorch::cpu)
     # CMake neither splits nor reorders.
     target_link_libraries(LibTorch::cuda INTERFACE
       LibTorch::cpu -Wl,--push-state,--no-as-needed,${_lib}/libtorch_cuda.so,--pop-state ${_lib}/libc10_cuda.so ${_cudart})
+    file(GLOB _cublaslt ${LibTorch_CUDA_RUNTIME_DIR}/libcublasLt.so.* ${LibTorch_ROOT_DIR}/../nvidia/cublas/lib/libcublasLt.so.*)
+    if(_cublaslt)
+      list(GET _cublaslt 0 _cublaslt)
+      get_filename_component(_cublaslt ${_cublaslt} REALPATH)
+      get_filename_component(_cublaslt_dir ${_cublaslt} DIRECTORY)
+      add_library(LibTorch::cublaslt INTERFACE IMPORTED GLOBAL)
+      # After the directories of a CUDA toolkit, which may have all of CUDA's headers.
+      target_include_directories(LibTorch::cublaslt SYSTEM INTERFACE ${_cublaslt_dir}/../include)
+      target_link_libraries(LibTorch::cublaslt INTERFACE ${_cublaslt})
+    endif()
   endif()
 
   # Gloo itself is in libtorch_cpu; libtorch_cuda finds NCCL beside the wheel, wherever the program runs.

@@ -4,6 +4,7 @@
 
 #include <nlohmann/json.hpp>
 #include <set>
+#include <stdexcept>
 
 #include "experiments/training/conversion.hpp"
 #include "tests/experiments/tiny.hpp"
@@ -52,6 +53,15 @@ TEST_F(Identity, HasDecayAndRepeatsWhereTheyAreUsed) {
   run.training.decay_tokens = 256;
   names.insert(artefact_name(run, dataset));
   EXPECT_EQ(names.size(), 3u);
+}
+
+TEST_F(Identity, IsTheSameByMeasuredAndDefaultGemms) {
+  lethe::Run run = tiny_run();
+  const std::string measured = artefact_name(run, dataset);
+  run.training.gemms = "default";
+  EXPECT_EQ(artefact_name(run, dataset), measured);
+  run.training.gemms = "fastest";
+  EXPECT_THROW(run.training.check(), std::invalid_argument);
 }
 
 TEST_F(Identity, HasTheOrderOfMixers) {

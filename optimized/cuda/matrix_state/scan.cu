@@ -154,7 +154,7 @@ void scan_forward(const MatrixStateForward& a) {
   p.values = a.values;
   if (a.float_values) p.values_dtype = Dtype::kFloat32;
   p.last = a.last_state;
-  launch<Scan::kForward>(p, a.stream);
+  p.length == 1 ? step_forward(p, a.stream) : launch<Scan::kForward>(p, a.stream);
 }
 
 void scan_backward(const MatrixStateBackward& a) {

@@ -1,6 +1,8 @@
 #pragma once
 // What a pass of the scan kernels reads and writes (scan.cuh).
 
+#include <cuda_runtime_api.h>
+
 #include <cstdint>
 
 #include "optimized/cuda/attention.hpp"
@@ -39,5 +41,8 @@ struct ScanArguments {
   float *row_ends, *column_ends;  ///< [B·H, segments, ·]: ⟨S, R⟩ after each segment's last token
   float* states;                  ///< [B·H, segments, rows·columns of the kernel] in the threads' order
 };
+
+/// step.cu: the forward of a single token, at most 128 rows.
+void step_forward(const ScanArguments& arguments, cudaStream_t stream);
 
 }  // namespace lethe::matrix_state

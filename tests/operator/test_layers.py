@@ -82,8 +82,9 @@ def cases(dtype):
     scale, skip = normal(2, 5, 3, dtype=weights, seed=11), normal(3, dtype=weights, seed=12)
     yield "scaled_heads", (products[..., 20:56], scale)
     yield "scaled_heads", (products[..., 20:56].transpose(0, 1), scale.transpose(0, 1))
-    yield "gated_skip", (o, products[..., 2:38], skip, gate)
-    yield "gated_skip", (o.transpose(0, 1), products[..., 2:38].transpose(0, 1), skip, gate.transpose(0, 1))
+    passing = normal(2, 5, 48, dtype=dtype, seed=13)[..., 5:41]
+    yield "gated_skip", (o, passing, skip, gate)
+    yield "gated_skip", (o.transpose(0, 1), passing.transpose(0, 1), skip, gate.transpose(0, 1))
     taps, bias, state = normal(35, 4, dtype=weights, seed=7), normal(35, dtype=weights, seed=8), normal(2, 3, 35, dtype=dtype, seed=10)
     yield "short_convolution", (products[..., 10:45], taps, bias, state, True)
     yield "short_convolution", (products[..., 10:45].transpose(0, 1), taps, None, None, False)

@@ -18,7 +18,7 @@ Tensor scaled_heads_forward(const Tensor& x, const Tensor& scale) {
 }
 
 std::tuple<Tensor, Tensor> scaled_heads_backward(const Tensor& grad_values, const Tensor& x, const Tensor& scale) {
-  const Tensor arriving = grad_values.to(scale.scalar_type());
+  const Tensor arriving = grad_values.to(scale.scalar_type()).contiguous();
   const Tensor sums = of_heads(x, scale.size(2)).to(scale.scalar_type()).mul(arriving).sum(3);
   return {arriving.mul(scale.unsqueeze(3)).to(x.scalar_type()).flatten(2).contiguous(), sums};
 }
@@ -35,8 +35,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> gated_skip_backward(const Tensor& gra
                                                                const Tensor& gate) {
   const at::ScalarType wide = skip.scalar_type(), dtype = o.scalar_type();
   const int64_t heads = o.size(2);
-  const Tensor given = of_heads(x, heads).to(wide), factors = skip.unsqueeze(1), arriving = grad_values.to(wide),
-               logits = gate.to(wide);
+  const Tensor given = of_heads(x, heads).to(wide), factors = skip.unsqueeze(1),
+               arriving = grad_values.to(wide).contiguous(), logits = gate.to(wide);
   const Tensor open = logits.sigmoid(), silu = logits.mul(open);
   const Tensor read = o.to(wide).add(given.mul(factors)).flatten(2);
   const Tensor grad_gate = arriving.mul(read).mul(open.add(silu.mul(open.neg().add(1))));

@@ -13,7 +13,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.transforms import Bbox
 
 from checkout import SOURCE, WithCheckout  # first: it finds tools/report
-from report.curves import smoothed_over_positions
+from report.curves import losses, smoothed_over_positions
 from report.markdown import with_band
 from report.results import VERDICTS, load_machine
 from report.style import COLOURS, DASHES, VERDICT_COLOURS, bars_within, panels, plt, save
@@ -150,6 +150,12 @@ class Numbers(WithCheckout):
     def test_smoothing_over_positions_keeps_the_beginning(self):
         self.assertEqual(smoothed_over_positions([8.0, 4.0, 2.0, 1.0]), [8.0, 4.0, 2.0, 1.0])
         self.assertAlmostEqual(smoothed_over_positions([0.0] * 15 + [5.0] + [0.0] * 15)[15], 1.0)
+
+    def test_a_loss_curve_of_stretches_is_one_of_positions(self):
+        claim = self.claim()
+        for x, value in ((1, 5.0), (2, 4.0), (4, 3.0), (7, 2.0)):
+            claim.points.append({"quantity": "loss_at_position", "variant": "stretches", "seed": 0, "x": float(x), "y": math.nan, "value": value})
+        self.assertEqual(losses(claim, "stretches"), ([1, 2, 4, 7], [5.0, 4.0, 3.0, 3.0, 2.0, 2.0, 2.0]))
 
     def test_units_fit_their_values(self):
         self.assertEqual(readable_unit("s", [0.0021, 0.0035, 0.5]), (1e3, "ms"))

@@ -1,6 +1,7 @@
 #include "experiments/claims/measures.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <limits>
 #include <map>
 #include <stdexcept>
@@ -13,6 +14,7 @@ namespace {
 
 constexpr const char* kLossCurve = "loss_at_position";
 constexpr const char* kSequences = "loss_of_sequence";
+constexpr size_t kPointsAnOctave = 512;  // of a loss curve
 
 double number(const nlohmann::json& value) {
   return value.is_null() ? std::numeric_limits<double>::quiet_NaN() : value.get<double>();
@@ -136,12 +138,19 @@ std::vector<double> losses_of_sequences(const Evaluated& found, int64_t first, i
 }
 
 std::vector<Point> loss_curve(const Run& run, const Evaluated& found) {
+  const std::vector<double> losses = found.curve(kLossCurve);
   std::vector<Point> curve;
-  for (const Point& point : found.points) {
-    if (point.quantity != kLossCurve) continue;
-    curve.push_back(point);
-    curve.back().variant = run.label;
-    curve.back().seed = run.training.seed;
+  double sum = 0;
+  size_t begin = 0;
+  for (size_t end = 1; end <= losses.size(); ++end) {
+    sum += losses[end - 1];
+    if (end % std::max<size_t>(1, std::bit_ceil(end) / (2 * kPointsAnOctave)) != 0 && end < losses.size()) continue;
+    curve.push_back({.quantity = kLossCurve,
+                     .variant = run.label,
+                     .seed = run.training.seed,
+                     .x = static_cast<double>(end),
+                     .value = sum / static_cast<double>(end - begin)});
+    sum = 0, begin = end;
   }
   return curve;
 }

@@ -37,7 +37,7 @@ nlohmann::json json_of(const std::vector<Point>& points);
 Evaluated evaluated_of(const nlohmann::json& json);
 std::vector<Point> points_of(const nlohmann::json& json);
 
-/// L(i) of such an evaluation as points of a run over i, from 1.
+/// L(i) of such an evaluation as points of a run: over i the mean since the point before, at every i up to 1024, then 512 times an octave.
 std::vector<Point> loss_curve(const Run& run, const Evaluated& found);
 
 /// The records of an evaluation with the columns of the claim and the run filled.

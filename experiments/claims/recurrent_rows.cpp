@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <array>
+#include <ranges>
 #include <stdexcept>
 #include <utility>
+
+#include "experiments/listed.hpp"
 
 namespace lethe {
 namespace {
@@ -19,12 +22,10 @@ constexpr std::array<std::pair<const char*, const char*>, 7> kRecurrentRows{{{"M
 }  // namespace
 
 Row recurrent_row(const std::string& name) {
-  std::string names;
-  for (const auto& [row, architecture] : kRecurrentRows) {
+  for (const auto& [row, architecture] : kRecurrentRows)
     if (row == name) return {name, named_architecture(architecture)};
-    names += (names.empty() ? "" : ", ") + std::string(row);
-  }
-  throw std::invalid_argument("recurrent_rows: expected some of " + names + ", found " + name);
+  throw std::invalid_argument("recurrent_rows: expected some of " + listed(kRecurrentRows | std::views::keys) +
+                              ", found " + name);
 }
 
 bool is_recurrent_row(const std::string& name) {

@@ -9,6 +9,7 @@
 
 #include "experiments/files.hpp"
 #include "experiments/json_file.hpp"
+#include "experiments/listed.hpp"
 
 namespace lethe {
 namespace {
@@ -73,8 +74,7 @@ nlohmann::json scale_table(const std::filesystem::path& path, const std::string&
   file.erase("claim");
   const toml::table* table = file[scale].as_table();
   if (table == nullptr) {
-    std::string known;
-    for (const auto& [name, _] : file) known += (known.empty() ? "" : ", ") + std::string(name.str());
+    std::string known = listed(file, [](const auto& entry) { return entry.first.str(); });
     if (known.size() > kLongestReason) known = shown(known);
     throw std::invalid_argument("scale: expected one of " + known + " of " + path.string() + ", found " + scale);
   }

@@ -1,30 +1,10 @@
 #pragma once
-// Temporary folders, a check of folders, and folders as one compressed file by the programs tar and xz.
+// Folders as one compressed file, by the programs tar and xz.
 
 #include <filesystem>
 #include <functional>
-#include <string>
 
 namespace lethe {
-
-/// An empty folder below `parent`, removed at the end.
-class ScratchFolder {
- public:
-  explicit ScratchFolder(const std::filesystem::path& parent = std::filesystem::temp_directory_path());
-  ~ScratchFolder();
-  ScratchFolder(const ScratchFolder&) = delete;
-  ScratchFolder& operator=(const ScratchFolder&) = delete;
-
-  const std::filesystem::path& path() const { return path_; }
-
- private:
-  std::filesystem::path path_;
-};
-
-/// Tries to make the folder and a folder in it, and removes what it made: before work whose results belong there.
-///
-/// throws  std::invalid_argument "name: expected …" where it is no folder, or can't be written
-void expect_folder_to_write(const std::string& name, const std::filesystem::path& folder);
 
 /// Writes the contents of `folder` to a tar.xz file, the same bytes for the same files.
 ///

@@ -7,6 +7,7 @@
 
 #include "experiments/commands/text_table.hpp"
 #include "experiments/files.hpp"
+#include "experiments/listed.hpp"
 #include "experiments/training/training_log.hpp"
 
 namespace lethe {
@@ -61,7 +62,6 @@ std::vector<fs::path> finished_artefacts(const fs::path& models) {
 
 Artefact find_artefact(const fs::path& models, const std::string& name) {
   if (has_file(name, "done.json") || has_file(name, "run.json")) return whole(name);
-  std::string names;
   std::vector<fs::path> finished, begun;
   for (const fs::path& folder : artefact_folders(models)) {
     const std::string candidate = folder.filename();
@@ -69,7 +69,6 @@ Artefact find_artefact(const fs::path& models, const std::string& name) {
     if (!candidate.starts_with(name)) continue;
     if (has_file(folder, "done.json")) {
       finished.push_back(folder);
-      names += (names.empty() ? "" : ", ") + candidate;
     } else if (has_file(folder, "run.json")) {
       begun.push_back(folder);
     }
@@ -78,7 +77,9 @@ Artefact find_artefact(const fs::path& models, const std::string& name) {
   if (finished.size() != 1)
     throw std::invalid_argument(
         "artefact: expected the folder or name of a trained model (lethe list shows them), found '" + name +
-        (names.empty() ? "'" : "', which begins " + names));
+        (finished.empty() ? "'" : "', which begins " + listed(finished, [](const fs::path& folder) {
+                                    return folder.filename().string();
+                                  })));
   return whole(finished.front());
 }
 

@@ -15,9 +15,9 @@
 #include <stdexcept>
 #include <vector>
 
-#include "experiments/commands/archive.hpp"
 #include "experiments/commands/checks.hpp"
 #include "experiments/commands/commands.hpp"
+#include "experiments/commands/folders.hpp"
 #include "experiments/commands/rank_options.hpp"
 #include "experiments/commands/run_options.hpp"
 #include "experiments/commands/step_profile.hpp"

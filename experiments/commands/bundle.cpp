@@ -9,6 +9,7 @@
 #include "experiments/commands/artefacts.hpp"
 #include "experiments/commands/bundle.hpp"
 #include "experiments/commands/commands.hpp"
+#include "experiments/commands/folders.hpp"
 #include "experiments/data/sha256.hpp"
 #include "experiments/files.hpp"
 #include "experiments/json_file.hpp"

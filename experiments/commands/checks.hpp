@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <stdexcept>
 #include <string>
@@ -13,6 +14,7 @@
 
 #include "experiments/commands/nearest.hpp"
 #include "experiments/json_file.hpp"
+#include "experiments/listed.hpp"
 
 namespace lethe {
 
@@ -46,11 +48,17 @@ inline CLI::Validator one_of(const std::vector<std::string>& words) {
   return CLI::Validator(
       [words](std::string& found) {
         if (std::ranges::find(words, found) != words.end()) return std::string();
-        std::string expected;
-        for (const std::string& word : words) expected += (expected.empty() ? "" : ", ") + word;
-        return "expected one of " + expected + ", found " + shortened(found) + suggestion(found, words);
+        return "expected one of " + listed(words) + ", found " + shortened(found) + suggestion(found, words);
       },
       "");
+}
+
+/// One of the words that `word_of` reads from the elements of a range.
+template <class Range, class Projection>
+CLI::Validator one_of(const Range& range, Projection word_of) {
+  std::vector<std::string> words;
+  for (const auto& element : range) words.push_back(std::invoke(word_of, element));
+  return one_of(words);
 }
 
 /// An existing file.

@@ -13,6 +13,7 @@
 #include "experiments/commands/progress_line.hpp"
 #include "experiments/commands/run_options.hpp"
 #include "experiments/json_file.hpp"
+#include "experiments/listed.hpp"
 #include "experiments/training/conversion.hpp"
 #include "experiments/training/training_log.hpp"
 
@@ -160,13 +161,8 @@ void add_convert(CLI::App& app, const Place& place) {
         },
         knob.description);
   };
-  std::string listed;
-  std::vector<std::string> names;
-  for (const Mixer& row : mixers()) {
-    names.push_back(row.name);
-    listed += (listed.empty() ? "" : ", ") + row.name;
-  }
-  command->add_option("--mixer", options->mixer, "One of " + listed + " (default: as it is)")->check(one_of(names));
+  command->add_option("--mixer", options->mixer, "One of " + listed(mixers(), &Mixer::name) + " (default: as it is)")
+      ->check(one_of(mixers(), &Mixer::name));
   for (const Knob& knob : kMixerKnobs) add(knob);
   command->add_option_function<std::string>(
       "--projections", [&options = *options](const std::string& word) { options.conversion["projections"] = word; },

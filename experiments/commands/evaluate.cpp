@@ -285,10 +285,8 @@ void add_evaluate(CLI::App& app, const Place& place) {
       ->add_option("artefacts", options->artefacts,
                    "Folders, names, or the beginnings of names (lethe list models shows them)")
       ->required();
-  std::vector<std::string> names;
-  for (const Evaluation& evaluation : evaluations()) names.push_back(evaluation.name);
   command->add_option("--what", options->what, "The evaluation (lethe list evaluations shows them)")
-      ->check(one_of(names))
+      ->check(one_of(evaluations(), &Evaluation::name))
       ->capture_default_str();
   command
       ->add_option_function<std::string>(

@@ -5,10 +5,10 @@
 
 #include "experiments/claims/judging.hpp"
 #include "experiments/claims/registry.hpp"
-#include "experiments/commands/archive.hpp"
 #include "experiments/commands/bundle.hpp"
 #include "experiments/commands/checks.hpp"
 #include "experiments/commands/commands.hpp"
+#include "experiments/commands/folders.hpp"
 
 namespace lethe {
 namespace {

@@ -78,10 +78,8 @@ void add_list(CLI::App& app, const Place& place) {
   auto* command = app.add_subcommand(
       "list", "Models with their state and loss; claims and what they cost; evaluations, architectures, sizes");
   auto options = std::make_shared<ListOptions>();
-  std::vector<std::string> names;
-  for (const Part& part : kParts) names.push_back(part.name);
-  command->add_option("parts", options->parts, "claims, evaluations, architectures, sizes, models; none: all")
-      ->check(one_of(names));
+  command->add_option("parts", options->parts, listed(kParts, &Part::name) + "; none: all")
+      ->check(one_of(kParts, &Part::name));
   add_scale(*command, options->scale);
   command->footer("Example:\n  lethe list models");
   command->callback([options, &place] {

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "experiments/commands/archive.hpp"
+#include "experiments/commands/folders.hpp"
 #include "experiments/data/dataset.hpp"
 #include "experiments/data/sha256.hpp"
 #include "experiments/files.hpp"

@@ -13,11 +13,11 @@
 
 #include "experiments/claims/job.hpp"
 #include "experiments/claims/registry.hpp"
-#include "experiments/commands/archive.hpp"
 #include "experiments/commands/checks.hpp"
 #include "experiments/commands/commands.hpp"
 #include "experiments/commands/deadline.hpp"
 #include "experiments/commands/farm.hpp"
+#include "experiments/commands/folders.hpp"
 #include "experiments/commands/progress_line.hpp"
 #include "experiments/data/run_program.hpp"
 #include "experiments/training/training_log.hpp"

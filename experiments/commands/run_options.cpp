@@ -7,6 +7,7 @@
 #include "experiments/commands/defaults.hpp"
 #include "experiments/commands/nearest.hpp"
 #include "experiments/json_file.hpp"
+#include "experiments/listed.hpp"
 
 namespace lethe {
 namespace {
@@ -83,9 +84,7 @@ void set_member(json& model, json& training, const std::string& member, const st
     break;
   }
   if (found) return;
-  std::string listed;
-  for (const std::string& name : known) listed += (listed.empty() ? "" : ", ") + name;
-  throw std::invalid_argument("--set: expected a member among " + listed + ", found '" + member + "'" +
+  throw std::invalid_argument("--set: expected a member among " + listed(known) + ", found '" + member + "'" +
                               suggestion(member, known));
 }
 
@@ -128,10 +127,9 @@ void RunOptions::add_to(CLI::App& command) {
       "input", input_,
       "The corpus: a text file, a folder of text, bible or headers; or a run.json, which the options change");
   command.add_option("--label", label_, "A name for people; no part of the artefact's identity");
-  std::vector<std::string> architectures;
-  for (const Architecture& architecture : named_architectures()) architectures.push_back(architecture.name);
-  command.add_option("--architecture", architecture_, "One of " + architecture_names())
-      ->check(one_of(architectures))
+  const std::vector<Architecture> architectures = named_architectures();
+  command.add_option("--architecture", architecture_, "One of " + listed(architectures, &Architecture::name))
+      ->check(one_of(architectures, &Architecture::name))
       ->default_str("fox-pro")
       ->group(kModel);
   command.add_option("--size", size_, "A size of the papers: 125m, 360m or 760m (GPT-2 tokens)")->group(kModel);

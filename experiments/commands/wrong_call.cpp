@@ -7,6 +7,7 @@
 
 #include "experiments/commands/nearest.hpp"
 #include "experiments/json_file.hpp"
+#include "experiments/listed.hpp"
 
 namespace lethe {
 namespace {
@@ -22,12 +23,8 @@ std::string call_of(const CLI::App& command) {
 
 std::string missing_command(const CLI::App& command, const std::string& found) {
   std::vector<std::string> names;
-  std::string listed;
-  for (const CLI::App* one : command.get_subcommands(nullptr)) {
-    names.push_back(one->get_name());
-    listed += (listed.empty() ? "" : ", ") + names.back();
-  }
-  return "command: expected one of " + listed + ", found " + (found.empty() ? "none" : found) +
+  for (const CLI::App* one : command.get_subcommands(nullptr)) names.push_back(one->get_name());
+  return "command: expected one of " + listed(names) + ", found " + (found.empty() ? "none" : found) +
          suggestion(found, names);
 }
 

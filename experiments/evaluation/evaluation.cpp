@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <stdexcept>
 
+#include "experiments/listed.hpp"
+
 namespace lethe {
 
 #define LETHE_EVALUATION(name) Evaluation name##_evaluation();
@@ -19,12 +21,10 @@ const std::vector<Evaluation>& evaluations() {
 }
 
 const Evaluation& evaluation_named(const std::string& name) {
-  std::string known;
-  for (const Evaluation& row : evaluations()) {
+  for (const Evaluation& row : evaluations())
     if (row.name == name) return row;
-    known += (known.empty() ? "" : ", ") + row.name;
-  }
-  throw std::invalid_argument("evaluation: expected one of " + known + ", found " + name);
+  throw std::invalid_argument("evaluation: expected one of " + listed(evaluations(), &Evaluation::name) + ", found " +
+                              name);
 }
 
 double Evaluated::value(const std::string& metric) const {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <stdexcept>
 
+#include "experiments/listed.hpp"
 #include "experiments/models/json_members.hpp"
 
 namespace lethe {
@@ -83,17 +84,11 @@ std::vector<Architecture> named_architectures() {
   return all;
 }
 
-std::string architecture_names() {
-  std::string names;
-  for (const Architecture& architecture : named_architectures())
-    names += (names.empty() ? "" : ", ") + architecture.name;
-  return names;
-}
-
 ModelConfig named_architecture(const std::string& name) {
   for (const Architecture& architecture : named_architectures())
     if (architecture.name == name) return architecture.model;
-  throw std::invalid_argument("architecture: expected one of " + architecture_names() + ", found " + name);
+  throw std::invalid_argument("architecture: expected one of " + listed(named_architectures(), &Architecture::name) +
+                              ", found " + name);
 }
 
 ModelConfig llama(MixerStack mixer) {

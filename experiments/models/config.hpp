@@ -57,9 +57,6 @@ std::vector<Architecture> named_architectures();
 /// throws  std::invalid_argument for another name
 ModelConfig named_architecture(const std::string& name);
 
-/// The names of named_architectures(), separated by commas.
-std::string architecture_names();
-
 /// The trunk of the (LLaMA) architectures, without output gate, norm and size.
 ModelConfig llama(MixerStack mixer);
 

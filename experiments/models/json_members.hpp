@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <ranges>
 #include <set>
 #include <stdexcept>
 #include <string>
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include "experiments/json_file.hpp"
+#include "experiments/listed.hpp"
 
 namespace lethe {
 
@@ -73,12 +75,9 @@ class JsonReader {
   }
 
   void finish() const {
-    for (const auto& [key, value] : object_.items()) {
-      if (known_.count(key)) continue;
-      std::string names;
-      for (const std::string& name : known_) names += (names.empty() ? "" : ", ") + name;
-      throw std::invalid_argument(what_ + ": expected keys among " + names + ", found " + key);
-    }
+    for (const auto& [key, value] : object_.items())
+      if (!known_.count(key))
+        throw std::invalid_argument(what_ + ": expected keys among " + listed(known_) + ", found " + key);
   }
 
  private:
@@ -94,12 +93,9 @@ class JsonReader {
         read(key, json, value.emplace());
       }
     } else if constexpr (std::is_enum_v<T>) {
-      std::string names;
-      for (const auto& [member, name] : EnumNames<T>::names) {
+      for (const auto& [member, name] : EnumNames<T>::names)
         if (json == name) return void(value = member);
-        names += (names.empty() ? "" : ", ") + name;
-      }
-      expect(false, "one of " + names);
+      expect(false, "one of " + listed(EnumNames<T>::names | std::views::values));
     } else if constexpr (std::same_as<T, bool>) {
       expect(json.is_boolean(), "true or false");
       value = json.get<bool>();

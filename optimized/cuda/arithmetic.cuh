@@ -69,4 +69,11 @@ __device__ inline float load_global(const float* address) {
   return number;
 }
 
+/// Four floats, the same.
+__device__ inline float4 load_global4(const float* address) {
+  float4 v;
+  asm volatile("ld.global.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(address));
+  return v;
+}
+
 }  // namespace lethe

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <random>
 
+#include "experiments/listed.hpp"
 #include "tests/experiments/tiny.hpp"
 #include "tests/fuzz/kinds.hpp"
 #include "tests/fuzz/mutations.hpp"
@@ -16,11 +17,9 @@ namespace {
 
 const lethe::Kind& chosen_kind() {
   const char* name = std::getenv("LETHE_FUZZ_KIND");
-  std::string known;
-  for (const lethe::Kind& one : lethe::kinds()) {
+  for (const lethe::Kind& one : lethe::kinds())
     if (name != nullptr && one.name == name) return one;
-    known += (known.empty() ? "" : ", ") + one.name;
-  }
+  const std::string known = lethe::listed(lethe::kinds(), &lethe::Kind::name);
   std::fprintf(stderr, "LETHE_FUZZ_KIND: expected one of %s, found %s\n", known.c_str(), name ? name : "none");
   std::exit(2);
 }

@@ -34,6 +34,13 @@ def smoothed_over_positions(values):
     return result
 
 
+def losses(claim, variant):
+    """The positions that end a stretch, and L(i) of every position from 1 on: a point is the mean of its stretch, which begins after the one before."""
+    ends, means = claim.curve("loss_at_position", variant)
+    ends = [int(end) for end in ends]
+    return ends, [mean for begin, end, mean in zip([0, *ends], ends, means) for _ in range(end - begin)]
+
+
 def first_shown(length):
     """The first position of an axis: the ones before it differ by more than the curves do."""
     return max(1, 2 ** round(math.log2(length / 64)))
@@ -43,12 +50,12 @@ def draw_loss_curves(axes, claim, variants):
     """L(i), smoothed, over a logarithmic axis of positions."""
     lowest, highest, first, last = math.inf, -math.inf, 1, 2
     for position, variant in enumerate(variants, start=1):  # variants without a look of their own begin after those of FoX
-        x, values = claim.curve("loss_at_position", variant)
-        if not x:
+        ends, values = losses(claim, variant)
+        if not ends:
             continue
         smooth = smoothed_over_positions(values)
-        first, last = first_shown(len(x)), x[-1]
-        axes.plot(x, smooth, label=variant, **look(variant, position))
+        first, last = first_shown(ends[-1]), ends[-1]
+        axes.plot(ends, [smooth[end - 1] for end in ends], label=variant, **look(variant, position))
         shown = smooth[first - 1:]
         lowest, highest = min(lowest, *shown), max(highest, *shown)
     log_positions(axes, first, last)

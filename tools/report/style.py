@@ -6,8 +6,9 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402  (after the choice of the backend)
+from matplotlib.layout_engine import ConstrainedLayoutEngine  # noqa: E402
 from matplotlib.ticker import EngFormatter, FuncFormatter, NullLocator  # noqa: E402
-from matplotlib.transforms import ScaledTranslation  # noqa: E402
+from matplotlib.transforms import Bbox, ScaledTranslation  # noqa: E402
 
 from report.files import write_whole  # noqa: E402
 
@@ -90,10 +91,23 @@ def mark_training_length(axes, length):
                   ha="right", va="bottom", fontsize=7, color=GREY, annotation_clip=False)
 
 
+class RoundedLayout(ConstrainedLayoutEngine):
+    """Constrained layout with rounded positions. Its solver sums in the order of addresses, so that the last bits differ between runs, and with them
+    the names of clip paths in SVG, which are hashes of their coordinates."""
+
+    def execute(self, figure):
+        super().execute(figure)
+        for part in figure.subfigs:
+            part.bbox_relative.set_points(part.bbox_relative.get_points().round(6))
+        for axes in figure.axes:
+            axes.set_position(Bbox(axes.get_position(original=True).get_points().round(6)))
+
+
 def save(figure, path):
     """Writes SVG (or what the file's ending asks for) without a date in it, so that the same data give the same file."""
     buffer = io.BytesIO()
     kind = path.suffix.removeprefix(".") or "svg"
+    figure.set_layout_engine(RoundedLayout())
     figure.savefig(buffer, format=kind, metadata={"Date": None} if kind == "svg" else None)
     plt.close(figure)
     write_whole(path, buffer.getvalue())

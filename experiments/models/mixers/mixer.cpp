@@ -4,16 +4,15 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
+#include "experiments/listed.hpp"
+
 namespace lethe {
 namespace {
 
 const Mixer& mixer_named(const std::string& name) {
-  std::string names;
-  for (const Mixer& row : mixers()) {
+  for (const Mixer& row : mixers())
     if (row.name == name) return row;
-    names += (names.empty() ? "" : ", ") + row.name;
-  }
-  throw std::invalid_argument("mixer.name: expected one of " + names + ", found " + name);
+  throw std::invalid_argument("mixer.name: expected one of " + listed(mixers(), &Mixer::name) + ", found " + name);
 }
 
 }  // namespace
@@ -60,8 +59,7 @@ void from_json(const nlohmann::json& json, MixerConfig& config) {
 }
 
 void MixerStack::expect_only(const std::string& name) const {
-  std::string found;
-  for (const MixerConfig& mixer : mixers_) found += (found.empty() ? "" : ", ") + mixer.row().name;
+  const std::string found = listed(mixers_, [](const MixerConfig& mixer) { return mixer.row().name; });
   expect(found == name, "mixer", name + " in every layer", found);
 }
 

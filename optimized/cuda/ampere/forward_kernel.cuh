@@ -1,7 +1,7 @@
 #pragma once
 // The forward kernel by mma.sync: one CTA a tile of queries, each warp for its own rows of it.
 
-#include "optimized/cuda/ampere/forward_tile.cuh"
+#include "optimized/cuda/ampere/forward_output.cuh"
 #include "optimized/cuda/launch.cuh"
 
 namespace lethe::ampere {
@@ -38,7 +38,7 @@ __global__ void __launch_bounds__((ForwardSizesOf<Element, kDim>::kThreads), 2)
     const bool fit = tile.visit_blocks(registers, follow);
     if (__syncthreads_and(fit) || follow) break;
   }
-  tile.store(registers);
+  ForwardOutput<Element, Sizes>(tile).store(registers);
 }
 
 }  // namespace lethe::ampere

@@ -382,69 +382,6 @@ struct ForwardTile {
       }
     return fit;
   }
-
-  /// A warp's rows of 16-bit numbers, from where its queries were.
-  __device__ __forceinline__ void copy_out(void* to) const {
-    __syncwarp();
-    constexpr int kChunks = kDim / 8;
-    for (int i = lane; i < 16 * kRowTiles * kChunks; i += 32) {
-      const int row = i / kChunks, chunk = i % kChunks, query = tile.query + warp_row + row;
-      if (query >= p.query_length || chunk * 8 >= p.value_dim) continue;
-      Element* out = static_cast<Element*>(to) +
-                     ((int64_t{tile.batch} * p.query_length + query) * p.query_heads + tile.head) * p.value_dim;
-      reinterpret_cast<uint4*>(out)[chunk] = *reinterpret_cast<const uint4*>(shared.query + tile_bytes<kDim>(warp_row) +
-                                                                             ptx::swizzled_chunk<kDim>(row, chunk));
-    }
-    __syncwarp();
-  }
-
-  __device__ __forceinline__ void store(Registers& r) const {
-#pragma unroll
-    for (int i = 0; i < kRowTiles; ++i)
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const float inverse = 1 / r.sum[i][h];
-#pragma unroll
-        for (int d = 0; d < kOutputTiles; ++d)
-#pragma unroll
-          for (int e = 0; e < 2; ++e) r.output[i][d][2 * h + e] *= inverse;
-        const int query = tile.query + warp_row + 16 * i + 8 * h + lane / 4;
-        if (lane % 4 == 0 && query < p.query_length)
-          p.log_normalizer[(int64_t{tile.batch} * p.query_length + query) * p.query_heads + tile.head] =
-              static_cast<float>((r.maximum[i][h] + log2_approximate(r.sum[i][h])) * std::numbers::ln2);
-      }
-    if constexpr (kFloat) {
-      const int query = tile.query + warp_row;
-      store_float_rows<kDim>(r.output, 1, static_cast<float*>(p.values) + tile.head * p.value_dim,
-                             int64_t{tile.batch} * p.query_length + query, p.query_length - query,
-                             int64_t{p.query_heads} * p.value_dim, p.value_dim);
-    } else {
-      store_rounded(r);
-    }
-  }
-
-  __device__ __forceinline__ void store_rounded(Registers& r) const {
-    const auto stage = [&](auto word_of) {
-#pragma unroll
-      for (int i = 0; i < kRowTiles; ++i)
-#pragma unroll
-        for (int h = 0; h < 2; ++h)
-#pragma unroll
-          for (int d = 0; d < kOutputTiles; ++d)
-            *reinterpret_cast<uint32_t*>(shared.query + tile_bytes<kDim>(warp_row) +
-                                         ptx::swizzled_chunk<kDim>(16 * i + 8 * h + lane / 4, d) + lane % 4 * 4) =
-                word_of(r.output[i][d][2 * h], r.output[i][d][2 * h + 1]);
-    };
-    __syncwarp();
-    stage([](float x, float y) { return pack<Element>(x, y); });
-    copy_out(p.values);
-    if (!p.residual) return;
-    stage([](float x, float y) {
-      const float2 rounded = unpack<Element>(pack<Element>(x, y));
-      return pack<Element>(x - rounded.x, y - rounded.y);
-    });
-    copy_out(p.residual);
-  }
 };
 
 }  // namespace lethe::ampere

@@ -5,7 +5,7 @@
 //   R ← γ_C R + scale · (γ ∘ Q)ᵀ dO − (γ ∘ K)ᵀ dV
 //
 // dN is the gradient of what is written where later tokens of the chunk keep theirs, dN̄ the whole one, which delta_gradients.cuh reads.
-#include "optimized/cuda/matrix_state/delta_parts.cuh"
+#include "optimized/cuda/matrix_state/delta_state.cuh"
 
 namespace lethe::matrix_state {
 

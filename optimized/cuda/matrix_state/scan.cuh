@@ -3,7 +3,7 @@
 // thread holds 8 rows × 4 columns. The lanes of a warp cover all rows, so sums over rows stay in the warp; sums over columns are completed at the end of
 // a chunk, in shared memory. Inputs come a chunk ahead, converted to float and with gates instead of their logarithms.
 
-#include "optimized/cuda/matrix_state/scan_parts.cuh"
+#include "optimized/cuda/matrix_state/scan_sums.cuh"
 
 namespace lethe::matrix_state {
 
@@ -124,60 +124,7 @@ __global__ void __launch_bounds__(ScanShape<kRows, kColumns>::kThreads) scan(con
     const float4 all = *reinterpret_cast<const float4*>(array + column0);
     x[0] = all.x, x[1] = all.y, x[2] = all.z, x[3] = all.w;
   };
-  // Σ over all rows of x_row s, of column `2·(lane & 1) + lane / 2 % 2` of the thread's four.
-  const int own_column = 2 * (lane & 1) + (lane >> 1 & 1);
-  const auto over_rows = [&](const float(&x)[8]) {
-    float sum[4] = {};
-#pragma unroll
-    for (int i = 0; i < 8; ++i)
-#pragma unroll
-      for (int j = 0; j < 4; ++j) sum[j] = fmaf(x[i], s[i][j], sum[j]);
-    const bool high = lane & 1, higher = lane & 2;
-    const float a0 = (high ? sum[2] : sum[0]) + __shfl_xor_sync(~0u, high ? sum[0] : sum[2], 1);
-    const float a1 = (high ? sum[3] : sum[1]) + __shfl_xor_sync(~0u, high ? sum[1] : sum[3], 1);
-    float a = (higher ? a1 : a0) + __shfl_xor_sync(~0u, higher ? a0 : a1, 2);
-#pragma unroll
-    for (int step = 4; step < Shape::kRowLanes; step *= 2) a += __shfl_xor_sync(~0u, a, step);
-    return a;
-  };
-  // All four columns' sums in each lane, from over_rows' one.
-  const auto gathered = [&](float a, float(&x)[4]) {
-    const float other = __shfl_xor_sync(~0u, a, 2);
-    const bool high = lane & 1, higher = lane & 2;
-    const float even = higher ? other : a, odd = higher ? a : other, far_even = __shfl_xor_sync(~0u, even, 1),
-                far_odd = __shfl_xor_sync(~0u, odd, 1);
-    x[0] = high ? far_even : even, x[1] = high ? far_odd : odd, x[2] = high ? even : far_even,
-    x[3] = high ? odd : far_odd;
-  };
-  // Σ over this warp's columns of s x_column, into shared memory.
-  const auto over_columns = [&](const float(&x)[4], float* to) {
-    float sum[8];
-#pragma unroll
-    for (int i = 0; i < 8; ++i) sum[i] = fmaf(s[i][3], x[3], fmaf(s[i][2], x[2], fmaf(s[i][1], x[1], s[i][0] * x[0])));
-    if constexpr (Shape::kColumnLanes == 1) {
-#pragma unroll
-      for (int i = 0; i < 8; i += 4)
-        *reinterpret_cast<float4*>(to + row_of(i)) = {sum[i], sum[i + 1], sum[i + 2], sum[i + 3]};
-      return;
-    }
-    const bool high = c & 1;
-    float four_rows[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i)
-      four_rows[i] = (high ? sum[4 + i] : sum[i]) + __shfl_xor_sync(~0u, high ? sum[i] : sum[4 + i], Shape::kRowLanes);
-    const int row = (high ? kRows / 2 : 0) + 4 * r;
-    if constexpr (Shape::kColumnLanes == 2) {
-      *reinterpret_cast<float4*>(to + row) = {four_rows[0], four_rows[1], four_rows[2], four_rows[3]};
-    } else {
-      const bool higher = c & 2;
-      float two[2];
-#pragma unroll
-      for (int i = 0; i < 2; ++i)
-        two[i] = (higher ? four_rows[2 + i] : four_rows[i]) +
-                 __shfl_xor_sync(~0u, higher ? four_rows[i] : four_rows[2 + i], 2 * Shape::kRowLanes);
-      *reinterpret_cast<float2*>(to + row + (higher ? 2 : 0)) = {two[0], two[1]};
-    }
-  };
+  const int own_column = 2 * (lane & 1) + (lane >> 1 & 1);  // of the thread's four: that of sum_over_rows
   const auto decay = [&](const ScanInputs<kRows, kColumns>& in, int token) {
     float f[8];
     eight(in.gate[token], f);
@@ -211,13 +158,13 @@ __global__ void __launch_bounds__(ScanShape<kRows, kColumns>::kThreads) scan(con
     if constexpr (kPass == Scan::kCorrection) {
       float m[4];
       four(in.other[token], m);
-      over_columns(m, shared.column_sums[warp][token]);
+      sum_over_columns<Shape>(m, s, shared.column_sums[warp][token], r, c);
     }
     if constexpr (kDelta) {
       const float beta = in.beta[token];
       if constexpr (!kReadsResidual) {
         float held[4];
-        gathered(over_rows(k), held);
+        gather_sums(sum_over_rows<Shape>(k, s, lane), held, lane);
 #pragma unroll
         for (int j = 0; j < 4; ++j) written[j] -= held[j];
         if (kPass == Scan::kQuery && r == 0)
@@ -232,14 +179,14 @@ __global__ void __launch_bounds__(ScanShape<kRows, kColumns>::kThreads) scan(con
       if (kPass == Scan::kForward || has_value_gate) {
         float q[8];
         eight(in.query[token], q);
-        const float sum = over_rows(q);
+        const float sum = sum_over_rows<Shape>(q, s, lane);
         if (stores_row_sum) shared.row_sums[token][column0 + own_column] = sum;
       }
     }
     if constexpr (kPass == Scan::kQuery) {
       float d[4];
       four(in.other[token], d);
-      over_columns(d, shared.column_sums[warp][token]);
+      sum_over_columns<Shape>(d, s, shared.column_sums[warp][token], r, c);
     }
   };
   const auto reverse_token = [&](const ScanInputs<kRows, kColumns>& in, int token) {
@@ -253,13 +200,13 @@ __global__ void __launch_bounds__(ScanShape<kRows, kColumns>::kThreads) scan(con
 #pragma unroll
       for (int j = 0; j < 4; ++j) written[j] *= beta;
     }
-    over_columns(written, shared.column_sums[warp][token]);
+    sum_over_columns<Shape>(written, s, shared.column_sums[warp][token], r, c);
     eight(in.key[token], k);
-    const float sum = over_rows(k);  // Rᵀk
+    const float sum = sum_over_rows<Shape>(k, s, lane);  // Rᵀk
     if (stores_row_sum) shared.row_sums[token][column0 + own_column] = sum * beta;
     if constexpr (kDelta) {
       float all[4], residual[4];
-      gathered(sum, all);
+      gather_sums(sum, all, lane);
       four(in.value[token], residual);
       float strength = (all[0] * residual[0] + all[1] * residual[1]) + (all[2] * residual[2] + all[3] * residual[3]);
 #pragma unroll

@@ -20,31 +20,13 @@
 #include "optimized/cuda/launch.cuh"
 #include "optimized/cuda/matrix_state/chunk_gates.cuh"
 #include "optimized/cuda/matrix_state/crossings.cuh"
+#include "optimized/cuda/matrix_state/sweep_output.cuh"
+#include "optimized/cuda/matrix_state/sweep_shared.cuh"
 #include "optimized/cuda/matrix_state/tiles.cuh"
 #include "optimized/cuda/matrix_state/units.cuh"
 #include "optimized/cuda/ptx/mma.cuh"
 
 namespace lethe::matrix_state {
-
-template <int kRows, int kColumns, Role kRole>
-struct SweepShared {
-  static constexpr bool kHasPartner = kRole != Role::kRead;
-  static constexpr int kTile = kPanelsOf<kRows> * kPanel, kNarrow = kPanelsOf<kColumns> * kPanel;
-  static constexpr int kKey = kTile, kValue = 2 * kTile, kPartner = kValue + kNarrow;
-  static constexpr int kStage = kPartner + (kHasPartner ? kNarrow : 0);
-  static constexpr int kStages = kRows == 64 ? 3 : 2;
-  static constexpr int kState = kStages * kStage, kGates = kState + kRows * kColumns * 2;
-  static constexpr int kCrossings = kGates + 2 * sizeof(ChunkGates);
-  static constexpr int kLargest = kCrossings + (kHasPartner ? 2 * sizeof(Crossings) : 0);
-  static constexpr int kFull = kLargest + kWarps * sizeof(float);  // mbarriers
-  static constexpr int kBytes = kFull + kStages * sizeof(uint64_t);
-};
-
-__device__ inline float4 load_global4(const float* address) {
-  float4 v;
-  asm volatile("ld.global.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(address));
-  return v;
-}
 
 template <typename Element, int kRows, int kColumns, Role kRole, bool kGated>
 __global__ void __launch_bounds__(kThreads, kRows == 64 ? 2 : 1) sweep(const __grid_constant__ SweepArguments p) {
@@ -100,10 +82,7 @@ __global__ void __launch_bounds__(kThreads, kRows == 64 ? 2 : 1) sweep(const __g
   __syncthreads();
 #endif
   const bool loads = warp == kWarps;
-  // Where this lane's pieces of a chunk's output begin: those of 16-bit elements.
-  const int64_t token_bytes = static_cast<int64_t>(p.heads) * p.columns * 2;
-  char* const own_out = static_cast<char*>(p.out) + (b * p.length + 16 * warp + lane / kColumnTiles) * token_bytes +
-                        (h * p.columns + column + lane % kColumnTiles * 8) * 2;
+  const SweepOutput<Element, kColumns> output(p, b, h, column, columns, warp, lane);
   RawGates raw{};
   const auto load_gates_of = [&](int n) {
     raw = load_gates(gate, p.gate.token_stride, static_cast<int64_t>(chunk_of(n)) * kChunk, p.length, p.reverse, lane);
@@ -391,41 +370,7 @@ __global__ void __launch_bounds__(kThreads, kRows == 64 ? 2 : 1) sweep(const __g
         for (int e = 0; e < 4; ++e) out[c][e] *= row_unit[e / 2];
     }
 
-    // Out through the block's rows of A, which this warp alone reads.
-    if (p.float_out) {
-#pragma unroll
-      for (int c = 0; c < kColumnTiles; ++c)
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const int64_t token = first + i0 + 8 * half;
-          if (token < p.length && 8 * c < columns)
-            *reinterpret_cast<float2*>(static_cast<float*>(p.out) + ((b * p.length + token) * p.heads + h) * p.columns +
-                                       column + 8 * c + 2 * t) = {out[c][2 * half], out[c][2 * half + 1]};
-        }
-    } else {
-      __syncwarp();
-#pragma unroll
-      for (int c = 0; c < kColumnTiles; ++c)
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const uint32_t to = stage + tile_piece(i0 + 8 * half, c) + t * 4,
-                         packed = pack<Element>(out[c][2 * half], out[c][2 * half + 1]);
-          asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(packed) : "memory");
-        }
-      __syncwarp();
-      constexpr int kRowsAtOnce = 32 / kColumnTiles;
-      const int row = 16 * block + lane / kColumnTiles, piece = lane % kColumnTiles;
-      char* to = own_out + first * token_bytes;
-#pragma unroll
-      for (int i = 0; i < 16; i += kRowsAtOnce) {
-        uint4 eight;
-        asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(eight.x), "=r"(eight.y), "=r"(eight.z), "=r"(eight.w)
-                     : "r"(stage + tile_piece(row + i, piece))
-                     : "memory");
-        if (first + row + i < p.length && 8 * piece < columns) *reinterpret_cast<uint4*>(to + i * token_bytes) = eight;
-      }
-    }
+    output.write(out, stage, first);  // through the block's rows of A, which this warp alone reads
 #if __CUDA_ARCH__ >= 900
     ptx::fence_async_shared();  // before the copy engine writes this stage
 #endif

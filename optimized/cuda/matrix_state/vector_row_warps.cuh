@@ -6,6 +6,7 @@
 
 #include <type_traits>
 
+#include "optimized/cuda/matrix_state/vector_block.cuh"
 #include "optimized/cuda/matrix_state/vector_pair_warps.cuh"
 
 namespace lethe::matrix_state {
@@ -154,8 +155,8 @@ struct VectorRows {
 #pragma unroll
         for (int h = 0; h < 2; ++h)
           ptx::store_words(products_at(m, h),
-                             {__float_as_uint(runs.eight[2 * m][h]), __float_as_uint(runs.eight[2 * m + 1][h]),
-                              __float_as_uint(runs.sixteen(m ^ 1, h)), __float_as_uint(runs.half_chunk(1 - m / 2, h))});
+                           {__float_as_uint(runs.eight[2 * m][h]), __float_as_uint(runs.eight[2 * m + 1][h]),
+                            __float_as_uint(runs.sixteen(m ^ 1, h)), __float_as_uint(runs.half_chunk(1 - m / 2, h))});
     }
     __syncwarp();
 
@@ -182,13 +183,7 @@ struct VectorRows {
         for (int m = 0; m < 4; ++m) shared_terms[m][h] = product[h] * total[h] * state_unit;
     }
 
-    const auto same =
-        [&](int which) {  // pairs of one halving of an eight, in a right operand: column g, rows 2t and 2t + 1
-          const auto of = [&](int i) { return halving_of(max(g, i), min(g, i)) == which; };
-          return (of(2 * t) ? 0xffffu : 0u) | (of(2 * t + 1) ? 0xffff0000u : 0u);
-        };
-    const uint32_t mask1 = same(1), mask2 = same(2), mask4 = same(4);
-    const uint32_t lower_mask = (2 * t < g ? 0xffffu : 0u) | (2 * t + 1 < g ? 0xffff0000u : 0u);
+    const EightMasks masks(g, t);
     const uint32_t rows_at = ptx::swizzled_chunk<kTokens>(lane % 8 + lane / 16 * 8, lane / 8 % 2),
                    transposed_at = ptx::swizzled_chunk<kTokens>(lane % 16, lane / 16);
     // B of row block r and column block c as a right operand whose columns are its rows; or its columns.
@@ -205,15 +200,17 @@ struct VectorRows {
       const bool upper32 = m / 2, upper16 = m % 2;
       uint32_t raw_q[4], raw_k[4];
       load_rows(m, raw_q, raw_k);
-      float q[2][4], k[2][4], dq[2][4] = {}, dk[2][4] = {}, query_terms[2][4], key_terms[2][4];
-      EightGates run[2];
-      float eights[2][2], sibling[2],
-          other_half[2];  // products of the block's eights, of its sibling of 16 and of the other 32 tokens
+      VectorBlock<Element> block(t);
+      float(&q)[2][4] = block.q, (&k)[2][4] = block.k, (&dq)[2][4] = block.dq, (&dk)[2][4] = block.dk,
+      (&query_terms)[2][4] = block.query_terms, (&key_terms)[2][4] = block.key_terms, (&query8)[2][4] = block.query8,
+      (&key8)[2][4] = block.key8;
+      EightGates(&run)[2] = block.run;
+      float sibling[2], other_half[2];  // products of the block's sibling of 16 and of the other 32 tokens
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const uint4 four = ptx::load_words(products_at(m, h));
-        eights[0][h] = __uint_as_float(four.x);
-        eights[1][h] = __uint_as_float(four.y);
+        block.eights[0][h] = __uint_as_float(four.x);
+        block.eights[1][h] = __uint_as_float(four.y);
         sibling[h] = __uint_as_float(four.z);
         other_half[h] = __uint_as_float(four.w);
       }
@@ -249,7 +246,7 @@ struct VectorRows {
         }
       }
       // q times the gates since the beginning of its run of 8, 16, 32 tokens, k times those up to the end.
-      float query8[2][4], key8[2][4], query16[2][4], key16[2][4], query32[2][4], key32[2][4];
+      float query16[2][4], key16[2][4], query32[2][4], key32[2][4];
 #pragma unroll
       for (int i = 0; i < 2; ++i)
 #pragma unroll
@@ -257,8 +254,8 @@ struct VectorRows {
           const int h = j / 2;
           query8[i][j] = q[i][j] * run[i].up(j, upper2, upper4);
           key8[i][j] = k[i][j] * run[i].down(j, upper2, upper4);
-          query16[i][j] = i ? query8[i][j] * eights[0][h] : query8[i][j];
-          key16[i][j] = i ? key8[i][j] : key8[i][j] * eights[1][h];
+          query16[i][j] = i ? query8[i][j] * block.eights[0][h] : query8[i][j];
+          key16[i][j] = i ? key8[i][j] : key8[i][j] * block.eights[1][h];
           query32[i][j] = query16[i][j] * (upper16 ? sibling[h] : 1.0f);
           key32[i][j] = key16[i][j] * (upper16 ? 1.0f : sibling[h]);
           dq[i][j] *= p.scale * state_unit;
@@ -266,16 +263,8 @@ struct VectorRows {
           query_terms[i][j] = dq[i][j] * query32[i][j] * (upper32 ? other_half[h] : 1.0f);
           key_terms[i][j] = dk[i][j] * key32[i][j] * (upper32 ? 1.0f : other_half[h]);
         }
-      const auto scaled = [&](float(&sum)[2][4], float unit) {
-        if constexpr (kHalf) {
-#pragma unroll
-          for (int i = 0; i < 2; ++i)
-#pragma unroll
-            for (int j = 0; j < 4; ++j) sum[i][j] *= unit;
-        }
-      };
-      const auto unit_of = [&](int block) {
-        return block == 0 ? pair_units[0] : block == 1 ? pair_units[1] : block == 2 ? pair_units[2] : pair_units[3];
+      const auto unit_of = [&](int r) {
+        return r == 0 ? pair_units[0] : r == 1 ? pair_units[1] : r == 2 ? pair_units[2] : pair_units[3];
       };
       // What the tokens give to the gates of the blocks of the other half of their run of 64 or 32, by lane.
       float to_half[2], to_sibling[2];
@@ -292,7 +281,7 @@ struct VectorRows {
         else load_pairs_transposed(r, c, right);
         ptx::multiply_add<Element>(sum[0], left, right[0], right[1]);
         ptx::multiply_add<Element>(sum[1], left, right[2], right[3]);
-        scaled(sum, unit_of(r));
+        VectorBlock<Element>::scale(sum, unit_of(r));
       };
       const auto halves_of_32 = [&](auto is_upper, float(&gradient)[2][4], float(&terms)[2][4],
                                     const float(&operand)[2][4]) {
@@ -329,114 +318,15 @@ struct VectorRows {
 #pragma unroll
       for (int h = 0; h < 2; ++h)
 #pragma unroll
-        for (int block = 0; block < 4; ++block) {
-          shared_terms[block][h] += block / 2 == m / 2 ? 0.0f : to_half[h];
-          shared_terms[block][h] += block == (m ^ 1) ? to_sibling[h] : 0.0f;
+        for (int other = 0; other < 4; ++other) {
+          shared_terms[other][h] += other / 2 == m / 2 ? 0.0f : to_half[h];
+          shared_terms[other][h] += other == (m ^ 1) ? to_sibling[h] : 0.0f;
         }
       uint32_t diagonal[4], transposed[4];
       load_pairs(m, m, diagonal);
       load_pairs_transposed(m, m, transposed);
-      float y[2][4];  // the part of d log f that the block itself has
-      // Halves of 8: the block's second eight is the upper one.
-      {
-        const float of_second[2] = {quad_total(query_terms[1][0] + query_terms[1][1]),
-                                    quad_total(query_terms[1][2] + query_terms[1][3])},
-                    of_first[2] = {quad_total(key_terms[0][0] + key_terms[0][1]),
-                                   quad_total(key_terms[0][2] + key_terms[0][3])};
-        float operand[2][4];
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          operand[0][j] = key8[0][j];
-          operand[1][j] = query8[1][j];
-          y[0][j] = of_second[j / 2];
-          y[1][j] = of_first[j / 2];
-        }
-        uint32_t left[4];
-        pack_left(operand, left);
-        float sum[2][4] = {};
-        ptx::multiply_add<Element>(sum[0], left, 0, transposed[1]);
-        ptx::multiply_add<Element>(sum[1], left, diagonal[2], 0);
-        scaled(sum, unit_of(m));
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          dk[0][j] = dk[0][j] * eights[1][j / 2] + sum[0][j];
-          key_terms[0][j] += sum[0][j] * operand[0][j];
-          dq[1][j] = dq[1][j] * eights[0][j / 2] + sum[1][j];
-          query_terms[1][j] += sum[1][j] * operand[1][j];
-        }
-      }
-      const uint32_t first_pairs = (diagonal[0] & lower_mask) | (transposed[0] & ~lower_mask),
-                     second_pairs = (diagonal[3] & lower_mask) | (transposed[3] & ~lower_mask);
-      // Halves of 4 and 2 tokens: those of the lanes with upper4, or upper2.
-      const auto halves = [&](bool upper, int neighbour, uint32_t mask, auto up_of, auto down_of, auto other_of) {
-        float operand[2][4], sum[2][4] = {};
-        uint32_t left[4];
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-#pragma unroll
-          for (int h = 0; h < 2; ++h) {
-            float sent = upper ? query_terms[i][2 * h] + query_terms[i][2 * h + 1]
-                               : key_terms[i][2 * h] + key_terms[i][2 * h + 1];
-            if (neighbour == 2) sent += __shfl_xor_sync(kEveryLane, sent, 1);
-            const float got = __shfl_xor_sync(kEveryLane, sent, neighbour);
-            y[i][2 * h] += got;
-            y[i][2 * h + 1] += got;
-          }
-#pragma unroll
-          for (int j = 0; j < 4; ++j) operand[i][j] = upper ? q[i][j] * up_of(run[i], j) : k[i][j] * down_of(run[i], j);
-        }
-        pack_left(operand, left);
-        ptx::multiply_add<Element>(sum[0], left, first_pairs & mask, 0);
-        ptx::multiply_add<Element>(sum[1], left, 0, second_pairs & mask);
-        scaled(sum, unit_of(m));
-#pragma unroll
-        for (int i = 0; i < 2; ++i)
-#pragma unroll
-          for (int j = 0; j < 4; ++j) {
-            const float factor = other_of(run[i], j / 2), term = sum[i][j] * operand[i][j];
-            dq[i][j] = upper ? dq[i][j] * factor + sum[i][j] : dq[i][j];
-            dk[i][j] = upper ? dk[i][j] : dk[i][j] * factor + sum[i][j];
-            query_terms[i][j] += upper ? term : 0.0f;
-            key_terms[i][j] += upper ? 0.0f : term;
-          }
-      };
-      halves(
-          upper4, 2, mask4, [&](const EightGates& r, int j) { return r.up_four(j, upper2); },
-          [&](const EightGates& r, int j) { return r.down_four(j, upper2); },
-          [](const EightGates& r, int h) { return r.other_four[h]; });
-      halves(
-          upper2, 1, mask2, [](const EightGates& r, int j) { return r.up_two(j); },
-          [](const EightGates& r, int j) { return r.down_two(j); },
-          [](const EightGates& r, int h) { return r.other_two[h]; });
-      // Pairs of neighbours, and tokens with themselves.
-      {
-        float operand[2][4], sum[2][4] = {};
-        uint32_t left[4];
-#pragma unroll
-        for (int i = 0; i < 2; ++i)
-#pragma unroll
-          for (int j = 0; j < 4; ++j) operand[i][j] = j % 2 ? q[i][j] * run[i].f[j] : k[i][j];
-        pack_left(operand, left);
-        ptx::multiply_add<Element>(sum[0], left, first_pairs & mask1, 0);
-        ptx::multiply_add<Element>(sum[1], left, 0, second_pairs & mask1);
-        scaled(sum, unit_of(m));
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const float2 own = ptx::load_floats(pairs + PairRecord::kDiagonal + (16 * m + 8 * i + 2 * t) * 4);
-#pragma unroll
-          for (int h = 0; h < 2; ++h) {
-            const int even = 2 * h, odd = 2 * h + 1;
-            y[i][even] += query_terms[i][odd] + query_terms[i][even];
-            y[i][odd] += key_terms[i][even] + query_terms[i][odd];
-            const float term = sum[i][odd] * operand[i][odd];
-            y[i][odd] += term;
-            dk[i][even] = dk[i][even] * run[i].f[odd] + sum[i][even] + own.x * q[i][even];
-            dk[i][odd] += own.y * q[i][odd];
-            dq[i][odd] = (dq[i][odd] * run[i].f[even] + sum[i][odd]) * run[i].f[odd] + own.y * k[i][odd];
-            dq[i][even] = dq[i][even] * run[i].f[even] + own.x * k[i][even];
-          }
-        }
-      }
+      block.halve(
+          masks, diagonal, transposed, [&] { return unit_of(m); }, pairs, m);
       // To the places of the gates, q and k, whose 16 rows this warp alone reads.
       __syncwarp();
 #pragma unroll
@@ -444,7 +334,8 @@ struct VectorRows {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
 #pragma unroll
-          for (int j = 2 * h; j < 2 * h + 2; ++j) ptx::store_word(gate_at(2 * m + i, j), __float_as_uint(y[i][j]));
+          for (int j = 2 * h; j < 2 * h + 2; ++j)
+            ptx::store_word(gate_at(2 * m + i, j), __float_as_uint(block.y[i][j]));
           const uint32_t to = stage + ptx::swizzled_chunk<kRowTile>(16 * m + 8 * i + g, 2 * warp + h) + 4 * t;
           ptx::store_word(to, ptx::transpose_matrix(pack<Element>(dq[i][2 * h], dq[i][2 * h + 1])));
           ptx::store_word(to + Shared::kKey, ptx::transpose_matrix(pack<Element>(dk[i][2 * h], dk[i][2 * h + 1])));
@@ -489,17 +380,6 @@ struct VectorRows {
         const float x = __uint_as_float(ptx::load_word(gate_at(i, j))) + shared_terms[i / 2][j / 2];
         if (8 * i + j % 2 < left && inside[j / 2]) to[j % 2 * stride + j / 2 * 8] = x;
       }
-  }
-
-  __device__ __forceinline__ static float quad_total(float x) {
-    x += __shfl_xor_sync(kEveryLane, x, 1);
-    return x + __shfl_xor_sync(kEveryLane, x, 2);
-  }
-  __device__ __forceinline__ static void pack_left(const float (&x)[2][4], uint32_t (&to)[4]) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i)
-#pragma unroll
-      for (int h = 0; h < 2; ++h) to[h + 2 * i] = pack<Element>(x[i][2 * h], x[i][2 * h + 1]);
   }
 };
 

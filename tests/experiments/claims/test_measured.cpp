@@ -143,6 +143,28 @@ TEST_F(MeasuredFiles, AreThoseOfTheEvaluationToTheLastDigit) {
   }
 }
 
+TEST(LossCurve, HasMeansOfStretchesAfter1024Positions) {
+  Evaluated found;
+  double sum = 0;
+  for (int i = 1; i <= 5001; ++i) {
+    found.points.push_back({.quantity = "loss_at_position", .x = static_cast<double>(i), .value = 1.0 / i});
+    sum += 1.0 / i;
+  }
+  const std::vector<Point> curve = loss_curve(tiny_run(), found);
+  ASSERT_EQ(std::ssize(curve), 1024 + 512 + 512 + (5000 - 4096) / 8 + 1);
+  double begin = 0;
+  for (const Point& point : curve) {
+    const double stretch = point.x <= 1024 ? 1 : point.x <= 2048 ? 2 : point.x <= 4096 ? 4 : point.x <= 5000 ? 8 : 1;
+    ASSERT_EQ(point.x, begin + stretch);
+    sum -= stretch * point.value;
+    begin = point.x;
+  }
+  EXPECT_EQ(begin, 5001);
+  EXPECT_NEAR(sum, 0, 1e-12);
+  EXPECT_EQ(curve[99].value, 0.01);
+  EXPECT_NEAR(curve[1024].value, (1.0 / 1025 + 1.0 / 1026) / 2, 1e-15);
+}
+
 TEST_F(MeasuredFiles, GiveTheLossOfEachSequenceBetweenTwoPositions) {
   const Evaluated found = evaluate(study, model, 32);
   const auto whole = losses_of_sequences(found, 0, 32), late = losses_of_sequences(found, 8, 32);

@@ -4,13 +4,19 @@ import itertools
 import json
 import math
 import shutil
+import tempfile
 import unittest
+import unittest.mock
+from pathlib import Path
+
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.transforms import Bbox
 
 from checkout import SOURCE, WithCheckout  # first: it finds tools/report
-from report.curves import smoothed_over_positions
+from report.curves import losses, smoothed_over_positions
 from report.markdown import with_band
 from report.results import VERDICTS, load_machine
-from report.style import COLOURS, DASHES, VERDICT_COLOURS, bars_within, panels, plt
+from report.style import COLOURS, DASHES, VERDICT_COLOURS, bars_within, panels, plt, save
 from sealed_json import sealed
 from report.trainings import hash_of_lines
 from report.tables import legend_table, numbers_table, readable_unit, scale_sentence
@@ -105,6 +111,25 @@ class Figures(unittest.TestCase):
                 self.assertEqual(axes.get_xscale(), "log", name)
         self.assertGreaterEqual(seen, 5)
 
+    def test_are_saved_with_the_same_bytes_whatever_the_last_bits_of_the_layout(self):
+        layout = ConstrainedLayoutEngine.execute
+
+        def with_other_bits(engine, figure):
+            layout(engine, figure)
+            for box in [part.bbox_relative for part in figure.subfigs]:
+                box.set_points(box.get_points() * (1 + 1e-15))
+            for axes in figure.axes:
+                axes.set_position(Bbox(axes.get_position(original=True).get_points() * (1 + 1e-15)))
+
+        claims = {claim.name: claim for claim in load_machine(SOURCE, SOURCE / "results" / "intel-xeon-2-cores")}
+        for name in ("duality", "per_head_savings"):  # with and without subfigures
+            with tempfile.TemporaryDirectory() as folder:
+                first, second = Path(folder) / "first.svg", Path(folder) / "second.svg"
+                save(claims[name].figure(), first)
+                with unittest.mock.patch.object(ConstrainedLayoutEngine, "execute", with_other_bits):
+                    save(claims[name].figure(), second)
+                self.assertEqual(first.read_bytes(), second.read_bytes(), name)
+
     def test_show_what_one_should_see(self):
         for claim in load_machine(SOURCE, SOURCE / "results" / "intel-xeon-2-cores"):
             self.assertGreater(len(claim.caption), 60, claim.name)
@@ -125,6 +150,12 @@ class Numbers(WithCheckout):
     def test_smoothing_over_positions_keeps_the_beginning(self):
         self.assertEqual(smoothed_over_positions([8.0, 4.0, 2.0, 1.0]), [8.0, 4.0, 2.0, 1.0])
         self.assertAlmostEqual(smoothed_over_positions([0.0] * 15 + [5.0] + [0.0] * 15)[15], 1.0)
+
+    def test_a_loss_curve_of_stretches_is_one_of_positions(self):
+        claim = self.claim()
+        for x, value in ((1, 5.0), (2, 4.0), (4, 3.0), (7, 2.0)):
+            claim.points.append({"quantity": "loss_at_position", "variant": "stretches", "seed": 0, "x": float(x), "y": math.nan, "value": value})
+        self.assertEqual(losses(claim, "stretches"), ([1, 2, 4, 7], [5.0, 4.0, 3.0, 3.0, 2.0, 2.0, 2.0]))
 
     def test_units_fit_their_values(self):
         self.assertEqual(readable_unit("s", [0.0021, 0.0035, 0.5]), (1e3, "ms"))

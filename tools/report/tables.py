@@ -12,6 +12,7 @@ from report.precision import PRECISION, precision_log, precision_table
 from report.profile import PROFILE, profile_data, profile_table
 from report.results import VERDICTS, load_machine, machine_folders, sound_claims
 from report.throughput import ratio_table, short_ratio_table, throughput_data
+from report.training import TRAINING, training_data, training_table
 
 MARKER = re.compile(r"(<!-- table:(?P<machine>[\w.-]+)/(?P<name>[\w.-]+) -->\n)(?P<body>.*?)(<!-- /table -->)", re.DOTALL)
 UNSEARCHED = {".git", ".venv", "build", "artefacts"}  # folders without a README of ours
@@ -238,7 +239,7 @@ def index(root, results):
 
 def readme_table(root, results, machine, name):
     """The table that a marker <!-- table:MACHINE/NAME --> asks for: "verdicts", "papers", a claim's "CLAIM" or "CLAIM.statements", a benchmark's,
-    "portable", "precision" or "backward_profile"; all/items is the table of the papers' items."""
+    "portable", "training", "precision" or "backward_profile"; all/items is the table of the papers' items."""
     if (machine, name) == ("all", "items"):
         return items_text(root, all_folders(root, results), use)
     if (benchmark := results / machine / f"{name}.json") in benchmark_files(results / machine):
@@ -246,6 +247,8 @@ def readme_table(root, results, machine, name):
     for data in portable_data(results / machine):
         if name == data.stem:
             return portable_table(data)
+    if name == TRAINING and training_data(results / machine):
+        return training_table(results / machine)
     for data in throughput_data(results / machine):
         if name == data.stem:
             return ratio_table(data)

@@ -200,6 +200,19 @@ class Benchmarks(WithCheckout):
         with self.assertRaisesRegex(BadResult, "expected one pruned share, found"):
             readme_table(self.checkout.root, self.checkout.results, "m", "attention_throughput")
 
+    def test_speeds_of_training_come_from_the_newest_file_and_ratios_from_one(self):
+        def write(name, date, *results):
+            rows = [{"case": case, "row": row, "error": None, "tokens_per_second": speed} | more for case, row, speed, more in results]
+            (self.checkout.machine / f"{name}.json").write_text(json.dumps({"date": date, "results": rows}))
+        fox, large = "125m:4096:fox-pro", "760m:16384:fox-pro+acp"
+        write("training_step", "2026-01-02", (fox, "lethe", 300.0, {}), (fox, "compiled", 200.0, {}))
+        write("training_step_b", "2026-01-01", (fox, "lethe", 100.0, {}), (fox, "official", 40.0, {}), (fox, "2 GPUs", 190.0, {}))
+        write("training_step_c", "2026-01-03", (large, "lethe", 50.0, {"peak_bytes": 60 << 30}))
+        rows = readme_table(self.checkout.root, self.checkout.results, "m", "training").splitlines()
+        self.assertEqual([rows[0], *rows[2:]], [
+            "| model, parameters, context | tokens/s | × compiled by PyTorch | × official code | two GPUs × one | GiB |",
+            "| FoX (Pro), 125M, 4096 | 300 | 1.50 | 2.50 | 1.90 |  |", "| FoX (Pro), pruned, 760M, 16384 | 50 |  |  |  | 60 |"])
+
     def test_the_portable_kernels_are_told_beside_their_bounds(self):
         about = {"title": "window", "row": "window", "family": "portable", "head_dim": 64, "dtype": "bfloat16", "batch": 1, "tokens": 16384, "heads": 32}
         line = about | {"direction": "forward", "milliseconds": 1.25, "beside": "full", "beside_milliseconds": 4.0, "work": 0.25, "ratio": 1.25,

@@ -12,13 +12,6 @@ __device__ inline void copy_chunk(uint32_t shared, const void* global, bool vali
                : "memory");
 }
 
-/// The same of 8 bytes, by way of the L1 cache.
-__device__ inline void copy_pair(uint32_t shared, const void* global, bool valid = true) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(shared), "l"(__cvta_generic_to_global(global)),
-               "r"(valid ? 8 : 0)
-               : "memory");
-}
-
 /// The same of 4 bytes.
 __device__ inline void copy_word(uint32_t shared, const void* global, bool valid = true) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared), "l"(__cvta_generic_to_global(global)),

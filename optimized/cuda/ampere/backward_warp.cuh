@@ -32,7 +32,7 @@ struct SweepSizes {
   static constexpr int kWarps = 4, kThreads = 32 * kWarps;
   static constexpr int kRows = 16 * kRowTiles * kWarps;
   static constexpr int kColumns = kDim <= 128 ? 64 : 16;  // of a stage
-  static constexpr bool kFirstInShared = false, kSecondInRegisters = kDim <= 128, kInPairs = false;
+  static constexpr bool kFirstInShared = false, kSecondInRegisters = kDim <= 128;
 };
 
 /// The same of floats.
@@ -43,7 +43,7 @@ struct FloatSweepSizes {
   static constexpr int kWarps = kDim <= 64 ? 4 : 2, kThreads = 32 * kWarps;
   static constexpr int kRows = 16 * kRowTiles * kWarps;
   static constexpr int kColumns = 16;
-  static constexpr bool kFirstInShared = true, kSecondInRegisters = false, kInPairs = false;
+  static constexpr bool kFirstInShared = true, kSecondInRegisters = false;
 };
 
 template <typename Element, int kDim>
@@ -56,7 +56,7 @@ struct FusedSizes {
   static constexpr int kRowTiles = kDim <= 64 ? 2 : 1;
   static constexpr int kRows = kGateBlock, kWarps = kRows / (16 * kRowTiles), kThreads = 32 * kWarps;
   static constexpr int kColumns = 32, kBuffers = 2, kQueryParts = 1;
-  static constexpr bool kFirstInShared = true, kSecondInRegisters = kRowTiles == 1, kInPairs = false;
+  static constexpr bool kFirstInShared = true, kSecondInRegisters = kRowTiles == 1;
   static_assert(kDim % 16 == 0 && kDim / 16 <= kWarps);
 };
 
@@ -75,8 +75,7 @@ struct BackwardStage {
   static constexpr int kPitch = Sizes::kPitch, kColumns = Sizes::kColumns;
   alignas(128) char first[tile_bytes<kPitch>(kColumns)];
   alignas(128) char second[tile_bytes<kPitch>(kColumns)];
-  using Numbers = std::conditional_t<Sizes::kInPairs, float2, float4>;  // of two columns, or of both rows of theirs
-  Numbers bias[kColumns / 2], negative_delta[kColumns / 2];             // of the columns; Δ where these are queries
+  float4 bias[kColumns / 2], negative_delta[kColumns / 2];  // of the columns; Δ where these are queries
   TwoFloats base;
 };
 

@@ -16,18 +16,13 @@ struct WideSizes {
   static constexpr int kRowTiles = kDim <= 128 ? 2 : 1, kRows = 64 * kRowTiles;
   static constexpr int kWarps = 8, kThreads = 32 * kWarps;
   static constexpr int kColumns = kDim <= 128 ? 64 : 32, kBuffers = 1, kQueryParts = kDim <= 128 ? 2 : 1;
-  static constexpr bool kFirstInShared = true, kSecondInRegisters = false, kInPairs = true;
+  static constexpr bool kFirstInShared = true, kSecondInRegisters = false;
 };
 
 template <typename Sizes>
 struct WideShared : FusedShared<Sizes> {
   alignas(128) char weights[tile_bytes<Sizes::kColumns>(Sizes::kRows)];  // Pᵀ of a stage
-
-  /// Of dS, over the second half of the queries: where row sums were.
-  __device__ __forceinline__ float (&column_sums())[Sizes::kRows] {
-    static_assert(sizeof(this->row_sums) >= Sizes::kRows * sizeof(float));
-    return *reinterpret_cast<float(*)[Sizes::kRows]>(&this->row_sums);
-  }
+  float column_sums[Sizes::kRows];                                       // of dS, over the second half of the queries
 };
 
 template <typename Element, typename WarpSizes>
@@ -80,18 +75,13 @@ struct WideWarp {
                    queries = ptx::shared_address(stage.first) + right,
                    grads = ptx::shared_address(stage.second) + right;
     Scores score, grad;
-    const auto of_queries = [&](const float2* numbers) {
-      return [=, first = numbers + column / 2 + lane % 4](int, int c) {
-        const float2 pair = first[4 * c];
-        return make_float4(pair.x, pair.y, pair.x, pair.y);
-      };
-    };
+    const float4 *bias = stage.bias + column / 2 + lane % 4, *delta = stage.negative_delta + column / 2 + lane % 4;
 #pragma unroll
     for (int k = 0; k < kDim / 16; ++k)
-      multiply_rows<Element, kDim, false>(score, 0, keys, queries, k, of_queries(stage.bias));
+      multiply_rows<Element, kDim, false>(score, 0, keys, queries, k, [&](int, int c) { return bias[4 * c]; });
 #pragma unroll
     for (int k = 0; k < kDim / 16; ++k)
-      multiply_rows<Element, kDim, false>(grad, 0, values, grads, k, of_queries(stage.negative_delta));
+      multiply_rows<Element, kDim, false>(grad, 0, values, grads, k, [&](int, int c) { return delta[4 * c]; });
     mask(score);
 #pragma unroll
     for (int pair = 0; pair < kScoreTiles; pair += 2) {
@@ -219,25 +209,22 @@ __global__ void __launch_bounds__(Sizes::kThreads, 1) backward_wide(const __grid
         finish(step);
       }
     }
-    __syncthreads();
-    float(&others)[Sizes::kRows] = shared.column_sums();
     float sums[Sizes::kRowTiles][2];
-    const auto for_rows = [&](auto call) {
 #pragma unroll
-      for (int i = 0; i < Sizes::kRowTiles; ++i)
+    for (int i = 0; i < Sizes::kRowTiles; ++i)
 #pragma unroll
-        for (int h = 0; h < 2; ++h) call(i, h);
-    };
-    for_rows([&](int i, int h) {
-      sums[i][h] = tile::sum_of_column(r.sum[i][h]);
-      if (warp.half == 1 && warp.lane % 4 == 0) others[warp.row_of(i, h)] = sums[i][h];
-    });
+      for (int h = 0; h < 2; ++h) {
+        sums[i][h] = tile::sum_of_column(r.sum[i][h]);
+        if (warp.half == 1 && warp.lane % 4 == 0) shared.column_sums[warp.row_of(i, h)] = sums[i][h];
+      }
     __syncthreads();
-    for_rows([&](int i, int h) {
-      if (warp.half == 0 && warp.lane % 4 == 0)
-        p.workspace.column_sums[int64_t{tile.row} * p.key_blocks * kBlock + tile.key_of(i, h)] =
-            sums[i][h] + others[warp.row_of(i, h)];
-    });
+#pragma unroll
+    for (int i = 0; i < Sizes::kRowTiles; ++i)
+#pragma unroll
+      for (int h = 0; h < 2; ++h)
+        if (warp.half == 0 && warp.lane % 4 == 0)
+          p.workspace.column_sums[int64_t{tile.row} * p.key_blocks * kBlock + tile.key_of(i, h)] =
+              sums[i][h] + shared.column_sums[warp.row_of(i, h)];
     __syncthreads();
   }
   ptx::copies_wait<0>();
@@ -251,8 +238,6 @@ __global__ void __launch_bounds__(Sizes::kThreads, 1) backward_wide(const __grid
 
 template <int kDim>
 inline constexpr int kWideBytes = sizeof(WideShared<WideSizes<kDim>>);
-static_assert(kWideBytes<64> <= 163 * 1024 && kWideBytes<128> <= 163 * 1024 && kWideBytes<256> <= 163 * 1024,
-              "compute capability 8.0 has that");
 
 }  // namespace
 

@@ -25,8 +25,7 @@ __device__ __forceinline__ void multiply_float_rows(float (&sums)[kRowTiles][kCo
     for (int c = 0; c < kColumns; ++c)
 #pragma unroll
       for (int e = 0; e < 4; ++e) sums[i][c][e] = 0;
-  constexpr int kAtOnce = kDim <= 64 ? 4 : 1;
-#pragma unroll kAtOnce
+#pragma unroll 4
   for (int chunk = 0; chunk < kDim / 4; ++chunk) {
     float4 of_left[kRowTiles][2];
 #pragma unroll

@@ -36,14 +36,12 @@ struct StageCopies {
     const int64_t of_row = int64_t{row} * p.padded_queries / 2;
     queries.template copy<kColumns>(ptx::shared_address(stage.first), query);
     grads.template copy<kColumns>(ptx::shared_address(stage.second), query);
-    const auto copy_numbers = [](auto* to, const float4* from, bool valid) {
-      if constexpr (Sizes::kInPairs) ptx::copy_pair(ptx::shared_address(to), from, valid);
-      else ptx::copy_chunk(ptx::shared_address(to), from, valid);
-    };
-    const int pair = threadIdx.x % (kColumns / 2);
-    const int64_t at = of_row + query / 2 + pair;
-    if (threadIdx.x < kColumns / 2) copy_numbers(&stage.bias[pair], p.workspace.row_bias + at, !near);
-    else if (threadIdx.x < kColumns) copy_numbers(&stage.negative_delta[pair], p.workspace.negative_delta + at, true);
+    if (threadIdx.x < kColumns / 2)
+      ptx::copy_chunk(ptx::shared_address(&stage.bias[threadIdx.x]),
+                      p.workspace.row_bias + of_row + query / 2 + threadIdx.x, !near);
+    else if (threadIdx.x < kColumns)
+      ptx::copy_chunk(ptx::shared_address(&stage.negative_delta[threadIdx.x - kColumns / 2]),
+                      p.workspace.negative_delta + of_row + query / 2 + threadIdx.x - kColumns / 2);
     else if (threadIdx.x == kColumns)
       ptx::copy_chunk(ptx::shared_address(&stage.base),
                       p.scratch.base_log2 + int64_t{row} * (p.key_blocks + 1) + block_of(p, query));

@@ -44,6 +44,6 @@ def portable_page(path):
         "standard deviation. Work: visited pairs beside our own calls, 1 beside Torch's attention, which has no gate. Forward keeps what the backward needs; "
         "backward has the gate's gradient. Before its times each side was checked against float64, Torch's against ours with an open gate.\n\n"
         f"Batch × tokens × heads: {'; '.join(shapes) or 'none'}.{' Left out: ' + '; '.join(left_out) + '.' if left_out else ''}\n\n"
-        f"`optimized/benchmarks/cuda/portable.py`, {found['rounds']} rounds, T = {found['length']}; commit {commit_words(found['commit'], found['dirty'])}; {found['gpu']}, "
+        f"`optimized/benchmarks/cuda/portable.py`, {found['rounds']} rounds, T = {found['length']}; commit {commit_words(found['commit'], found.get('dirty'))}; {found['gpu']}, "
         f"driver {found['driver']}, torch {found['torch']}; {found['date']}.\n"
     )

@@ -3,7 +3,8 @@
 
 usage: matrix_state.py LIBRARY [--output FILE.json] [--only NAME]… [--rounds N] [--commit HASH]
 
-A floor counts every input, gradient and output once, at the speed of a copy of 384 MB in the same process. The L2 cache is filled by reading another
+A floor counts every input, gradient and output once, at the speed of a copy of 384 MB in the same process; that of one token is the time of a copy of
+as many bytes, whose launch is no shorter. The L2 cache is filled by reading another
 array before each call: dirty lines of a write would be written back inside the call. A time is the median between CUDA events on a GPU that is kept
 busy until the call is queued. The backward is that of all inputs, without its forward.
 """
@@ -75,6 +76,13 @@ def microseconds(call, rounds, other):
     return statistics.median(times[1:])
 
 
+def copy_of(count, rounds, other):
+    """Microseconds of a copy that reads and writes `count` bytes in all."""
+    source = torch.ones(max(1, count // 8), device="cuda")
+    target = torch.empty_like(source)
+    return microseconds(lambda: target.copy_(source), rounds, other)
+
+
 def measured(name, rounds, other, speed):
     """The case's rows: a direction, its time, its floor and the floor's share of the time."""
     *sizes, form = CASES[name]
@@ -90,8 +98,9 @@ def measured(name, rounds, other, speed):
         direction = torch.randn_like(values)
         backward = microseconds(lambda: torch.autograd.grad(values, leaves, direction, retain_graph=True), rounds, other)
         rows.append(("backward", backward, read + nbytes(leaves)))
-    return [{"case": name, "direction": direction, "microseconds": time, "floor_microseconds": count / speed, "share": count / speed / time}
-            for direction, time, count in rows]
+    floors = [copy_of(count, rounds, other) if sizes[1] == 1 else count / speed for _, _, count in rows]
+    return [{"case": name, "direction": direction, "microseconds": time, "floor_microseconds": floor, "share": floor / time}
+            for (direction, time, _), floor in zip(rows, floors)]
 
 
 def main():

@@ -64,7 +64,8 @@ class Training(unittest.TestCase):
         self.expect_alike(there, here, 0.03)
 
     def test_recurrent_models_learn_in_bfloat16_nearly_as_in_float32(self):
-        for architecture in ("mamba2", "hgrn2", "deltanet", "gated-deltanet", "gla", "retnet", "samba", "mamba2-fox"):
+        every = ("mamba2", "hgrn2", "deltanet", "gated-deltanet", "gla", "retnet", "samba", "mamba2-fox")
+        for architecture in every if DEVICE == "cuda" else ("gated-deltanet", "mamba2-fox"):  # a CPU tries the test itself
             with self.subTest(architecture):
                 there, _ = self.trained(DEVICE, f"--architecture={architecture}", "--set=compute_dtype=bfloat16")
                 here, _ = self.trained("cpu", f"--architecture={architecture}")

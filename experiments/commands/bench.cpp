@@ -15,6 +15,7 @@
 #include <stdexcept>
 #include <vector>
 
+#include "experiments/commands/bench_model.hpp"
 #include "experiments/commands/checks.hpp"
 #include "experiments/commands/commands.hpp"
 #include "experiments/commands/folders.hpp"
@@ -44,31 +45,8 @@ struct BenchOptions {
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
-// Sets every forget gate's bias: seven heads of ten forget over some ten tokens, the others over thousands, or all over thousands.
-void set_gates(LanguageModel& model, const std::string& gates) {
-  if (gates == "initial") return;
-  constexpr double kGlobal = 9.2, kLocal = 2.25;  // log σ = −1e−4 and −0.1
-  const torch::NoGradGuard no_gradient;
-  for (auto& parameter : model->named_parameters()) {
-    if (!parameter.key().ends_with("fgate_proj.bias")) continue;
-    parameter.value().fill_(kGlobal);
-    const int64_t heads = parameter.value().numel();
-    if (gates == "bimodal") parameter.value().narrow(0, 0, (7 * heads + 5) / 10).fill_(kLocal);
-  }
-}
-
 constexpr const char* kText =
     "text";  // [n·B,T+1] int64, in the file of the weights: n batches, which the steps take in turn
-
-void read_weights(LanguageModel& model, const Safetensors& file, const std::string& path) {
-  const torch::NoGradGuard no_gradient;
-  for (auto& parameter : model->named_parameters()) {
-    const auto found = file.tensors.find(parameter.key());
-    if (found == file.tensors.end() || found->second.sizes() != parameter.value().sizes())
-      throw std::invalid_argument(path + ": expected " + parameter.key() + " of the model's shape, found none");
-    parameter.value().copy_(found->second);
-  }
-}
 
 // The training step on random tokens, the same in every step and on every rank.
 class Step {

@@ -1,0 +1,29 @@
+#include "experiments/commands/bench_model.hpp"
+
+#include <stdexcept>
+
+namespace lethe {
+
+void read_weights(LanguageModel& model, const Safetensors& file, const std::string& path) {
+  const torch::NoGradGuard no_gradient;
+  for (auto& parameter : model->named_parameters()) {
+    const auto found = file.tensors.find(parameter.key());
+    if (found == file.tensors.end() || found->second.sizes() != parameter.value().sizes())
+      throw std::invalid_argument(path + ": expected " + parameter.key() + " of the model's shape, found none");
+    parameter.value().copy_(found->second);
+  }
+}
+
+void set_gates(LanguageModel& model, const std::string& gates) {
+  if (gates == "initial") return;
+  constexpr double kGlobal = 9.2, kLocal = 2.25;  // log σ = −1e−4 and −0.1
+  const torch::NoGradGuard no_gradient;
+  for (auto& parameter : model->named_parameters()) {
+    if (!parameter.key().ends_with("fgate_proj.bias")) continue;
+    parameter.value().fill_(kGlobal);
+    const int64_t heads = parameter.value().numel();
+    if (gates == "bimodal") parameter.value().narrow(0, 0, (7 * heads + 5) / 10).fill_(kLocal);
+  }
+}
+
+}  // namespace lethe

@@ -1,0 +1,55 @@
+"""Tables of a machine's speeds: training steps, and the kernels for every GPU against their bounds."""
+
+import json
+import unittest
+
+from checkout import WithCheckout  # first: it finds tools/report
+from report.portable import portable_page
+from report.results import BadResult
+from report.tables import readme_table
+
+
+class SpeedTables(WithCheckout):
+    def test_speeds_of_training_come_from_the_newest_file_and_ratios_from_one(self):
+        def write(name, date, *results):
+            rows = [{"case": case, "row": row, "error": None, "tokens_per_second": speed} | more for case, row, speed, more in results]
+            (self.checkout.machine / f"{name}.json").write_text(json.dumps({"date": date, "results": rows}))
+        fox, large = "125m:4096:fox-pro", "760m:16384:fox-pro+acp"
+        write("training_step", "2026-01-02", (fox, "lethe", 300.0, {}), (fox, "compiled", 200.0, {}))
+        write("training_step_b", "2026-01-01", (fox, "lethe", 100.0, {}), (fox, "official", 40.0, {}), (fox, "2 GPUs", 190.0, {}))
+        write("training_step_c", "2026-01-03", (large, "lethe", 50.0, {"peak_bytes": 60 << 30}))
+        rows = readme_table(self.checkout.root, self.checkout.results, "m", "training").splitlines()
+        self.assertEqual([rows[0], *rows[2:]], [
+            "| model, parameters, context | tokens/s | × compiled by PyTorch | × official code | two GPUs × one | GiB |",
+            "| FoX (Pro), 125M, 4096 | 300 | 1.50 | 2.50 | 1.90 |  |", "| FoX (Pro), pruned, 760M, 16384 | 50 |  |  |  | 60 |"])
+
+    def test_the_portable_kernels_are_told_beside_their_bounds(self):
+        about = {"title": "window", "row": "window", "family": "portable", "head_dim": 64, "dtype": "bfloat16", "batch": 1, "tokens": 16384, "heads": 32}
+        line = about | {"direction": "forward", "milliseconds": 1.25, "beside": "full", "beside_milliseconds": 4.0, "work": 0.25, "ratio": 1.25,
+                        "ratio_spread": 0.012, "at_most": True, "must": 1.2, "aim": 1.1, "reached": "no", "left_out": {"cuDNN": "not here"}, "error": None}
+        beside = line | {"title": "dims", "row": "dims", "direction": "backward", "work": 1.0, "at_most": False, "must": 0.8, "aim": 1.0, "reached": "aim"}
+        path = self.checkout.machine / "portable.json"
+        found = {"gpu": "NVIDIA H100", "driver": "580", "torch": "2.11.0", "commit": "d" * 40, "dirty": None, "date": "2026-01-02", "length": 16384, "rounds": 9,
+                 "rows": [line, beside, about | {"title": "float32", "error": "values: expected a | b"}]}
+        path.write_text(json.dumps(found))
+        rows = readme_table(self.checkout.root, self.checkout.results, "m", "portable").splitlines()
+        self.assertEqual(rows[0], "| row | case | direction | ms | beside, ms | work over theirs | ratio | must, aim | reached |")
+        self.assertEqual(rows[2:], [
+            "| window | D = 64, portable | forward | 1.250 | full, 4.000 | 0.2500 | 1.250 ± 0.012 | ≤ 1.2, ≤ 1.1 | no |",
+            "| dims | D = 64, portable | backward | 1.250 | full, 4.000 |  | 1.250 ± 0.012 | ≥ 0.8, ≥ 1.0 | aim |",
+            "| float32 | D = 64, portable | error: values: expected a \\| b |  |  |  |  |  |  |"])
+        page = portable_page(path)
+        for words in ("dddddddddddd (as told)", "NVIDIA H100", "9 rounds", "window, D = 64: 1 × 16384 × 32", "window, D = 64, cuDNN: not here"):
+            self.assertIn(words, page)
+        self.assertIn("portable.md: expected it beside the data", self.checkout.run("check_results.py").stdout)
+        self.checkout.run("report.py")
+        self.assertEqual(path.with_suffix(".md").read_text(), page)
+        self.assertIn("[portable](m/portable.md)", (self.checkout.results / "README.md").read_text())
+        del line["ratio"]
+        path.write_text(json.dumps(found))
+        with self.assertRaisesRegex(BadResult, "window D = 64, portable: expected ratio, found none"):
+            portable_page(path)
+
+
+if __name__ == "__main__":
+    unittest.main()

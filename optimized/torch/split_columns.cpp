@@ -37,6 +37,7 @@ class GatheredGradient : public torch::CustomClassHolder {
     const auto found = known().find(piece.storage().unsafeGetStorageImpl());
     if (found == known().end()) return {};
     GatheredGradient& gathered = *found->second;
+    if (!gathered.has_piece(piece)) return {};
     if (!gathered.given_.insert(piece.storage_offset()).second) return {};
     gathered.allocate(piece.options());
     return gathered.gradient_.as_strided(piece.sizes(), piece.strides(), piece.storage_offset() - gathered.offset_);
@@ -51,6 +52,15 @@ class GatheredGradient : public torch::CustomClassHolder {
   }
 
  private:
+  // Whether a view is columns of all rows, and no other view of the storage: an operator writes all rows of a gradient at one pitch.
+  bool has_piece(const Tensor& view) const {
+    const int64_t last = static_cast<int64_t>(sizes_.size()) - 1;
+    if (view.dim() != last + 1 || (view.size(last) > 1 && view.stride(last) != 1)) return false;
+    int64_t pitch = sizes_[last];
+    for (int64_t dim = last - 1; dim >= 0; pitch *= sizes_[dim--])
+      if (view.size(dim) != sizes_[dim] || view.stride(dim) != pitch) return false;
+    return true;
+  }
   static std::mutex& mutex() {
     static std::mutex mutex;
     return mutex;

@@ -64,5 +64,23 @@ TEST(SplitColumns, GiveAPieceItsPlaceOnceAndOtherTensorsNone) {
   EXPECT_TRUE(gradient_like(torch::ones({3, 4}).narrow(1, 0, 2)).is_contiguous());
 }
 
+TEST(SplitColumns, GiveNoPlaceToOtherViewsOfAPiece) {
+  using View = Tensor (*)(const Tensor&);
+  for (const View view_of :
+       {View([](const Tensor& piece) { return piece.narrow(1, 0, 3); }),
+        View([](const Tensor& piece) { return piece.transpose(0, 1); }), View([](const Tensor& piece) {
+          return piece.narrow(0, 0, 1).expand({2, -1, -1});
+        }),
+        View([](const Tensor& piece) {
+          return piece.narrow(-1, 0, 1).expand({-1, -1, 3});
+        })}) {
+    const Tensor all = product() * 1;
+    const std::vector<Tensor> pieces = split_columns(all, kSizes);
+    const Tensor view = view_of(pieces[0]);
+    EXPECT_TRUE(gradient_like(view).is_contiguous()) << view.sizes() << view.strides();
+    EXPECT_EQ(gradient_like(pieces[0]).stride(1), all.size(2));
+  }
+}
+
 }  // namespace
 }  // namespace lethe

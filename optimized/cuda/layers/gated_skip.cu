@@ -6,7 +6,7 @@ namespace {
 
 template <typename T, int V>
 __global__ void __launch_bounds__(kHeadThreads) gated_skip_kernel(const __grid_constant__ GatedSkip call) {
-  const HeadPlace place = head_place();
+  const HeadPlace place = head_place(call.heads);
   if (place.head >= call.heads) return;
   const int64_t width = call.heads * call.head_dim, column_of_head = place.head * call.head_dim;
   const auto *o = static_cast<const T*>(call.o) + column_of_head,
@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(kHeadThreads) gated_skip_kernel(const __grid_c
 template <typename T, int V>
 __global__ void __launch_bounds__(kHeadThreads)
     gated_skip_backward_kernel(const __grid_constant__ GatedSkipBackward call) {
-  const HeadPlace place = head_place();
+  const HeadPlace place = head_place(call.heads);
   if (place.head >= call.heads) return;
   const int64_t width = call.heads * call.head_dim, column_of_head = place.head * call.head_dim;
   const auto *o = static_cast<const T*>(call.o) + column_of_head,
@@ -89,7 +89,8 @@ __global__ void __launch_bounds__(kHeadThreads)
     }
   }
   const Wide<T> sum = lane_sum(grad_skip);
-  if (threadIdx.x % 32 == 0) static_cast<Wide<T>*>(call.workspace)[int64_t{blockIdx.x} * call.heads + place.head] = sum;
+  if (threadIdx.x % 32 == 0)
+    static_cast<Wide<T>*>(call.workspace)[place.first / kHeadRows * call.heads + place.head] = sum;
 }
 
 }  // namespace
@@ -104,14 +105,14 @@ void gated_skip(const GatedSkip& call) {
              holds_pieces<v()>(static_cast<const T*>(call.values), 0);
     };
     with_head_piece(call.head_dim, fits, [&]<int V>() {
-      gated_skip_kernel<T, V><<<head_blocks(call.rows, call.heads), kHeadThreads, 0, call.stream>>>(call);
+      gated_skip_kernel<T, V><<<head_blocks(call.rows, call.heads).blocks, kHeadThreads, 0, call.stream>>>(call);
     });
   });
   check_launch("gated_skip");
 }
 
 size_t gated_skip_workspace_bytes(int64_t rows, int64_t heads, Dtype dtype) {
-  return head_blocks(rows, heads).x * heads * (dtype == Dtype::kFloat64 ? sizeof(double) : sizeof(float));
+  return head_blocks(rows, heads).parts * heads * (dtype == Dtype::kFloat64 ? sizeof(double) : sizeof(float));
 }
 
 void gated_skip_backward(const GatedSkipBackward& call) {
@@ -126,11 +127,12 @@ void gated_skip_backward(const GatedSkipBackward& call) {
              holds_pieces<v()>(static_cast<const T*>(call.grad_x.data), call.grad_x.pitch) &&
              holds_pieces<v()>(static_cast<const T*>(call.grad_gate.data), call.grad_gate.pitch);
     };
-    const dim3 blocks = head_blocks(call.rows, call.heads);
-    with_head_piece(call.head_dim, fits,
-                    [&]<int V>() { gated_skip_backward_kernel<T, V><<<blocks, kHeadThreads, 0, call.stream>>>(call); });
+    const HeadBlocks blocks = head_blocks(call.rows, call.heads);
+    with_head_piece(call.head_dim, fits, [&]<int V>() {
+      gated_skip_backward_kernel<T, V><<<blocks.blocks, kHeadThreads, 0, call.stream>>>(call);
+    });
     check_launch("gated_skip_backward");
-    sum_partials(static_cast<const Wide<T>*>(call.workspace), static_cast<int>(blocks.x), call.heads,
+    sum_partials(static_cast<const Wide<T>*>(call.workspace), static_cast<int>(blocks.parts), call.heads,
                  static_cast<Wide<T>*>(call.grad_skip), call.stream);
   });
 }

@@ -14,17 +14,23 @@ constexpr int kHeadRows = 4;  // whose loads are in flight
 struct HeadPlace {
   int64_t head, first, step;
 };
-__device__ inline HeadPlace head_place() {
-  return {int64_t{blockIdx.y} * kHeadWarps + threadIdx.x / 32, int64_t{blockIdx.x} * kHeadRows,
-          int64_t{gridDim.x} * kHeadRows};
+__device__ inline HeadPlace head_place(int64_t heads) {
+  const unsigned of_heads = static_cast<unsigned>((heads + kHeadWarps - 1) / kHeadWarps);
+  const unsigned part = blockIdx.x / of_heads, parts = gridDim.x / of_heads;
+  return {int64_t{blockIdx.x - part * of_heads} * kHeadWarps + threadIdx.x / 32, int64_t{part} * kHeadRows,
+          int64_t{parts} * kHeadRows};
 }
 
-/// Blocks of `heads` heads' warps that fill the GPU: x over rows, y over heads.
-inline dim3 head_blocks(int64_t rows, int64_t heads) {
+/// Blocks that fill the GPU: `parts` of the rows, each with a block for every kHeadWarps heads.
+struct HeadBlocks {
+  unsigned parts, blocks;
+};
+inline HeadBlocks head_blocks(int64_t rows, int64_t heads) {
   const int64_t of_heads = (heads + kHeadWarps - 1) / kHeadWarps, of_rows = (rows + kHeadRows - 1) / kHeadRows;
   constexpr int64_t kBlocks = 8;  // of a multiprocessor
   const int64_t most = std::max<int64_t>(1, kBlocks * multiprocessors() / of_heads);
-  return {static_cast<unsigned>(std::max<int64_t>(1, std::min(most, of_rows))), static_cast<unsigned>(of_heads)};
+  const int64_t parts = std::max<int64_t>(1, std::min(most, of_rows));
+  return {static_cast<unsigned>(parts), static_cast<unsigned>(parts * of_heads)};
 }
 
 /// work.operator()<V>(): the elements of a lane that one load brings. fits(V): whether the arrays hold such pieces.

@@ -6,7 +6,7 @@ namespace {
 
 template <typename T, int V>
 __global__ void __launch_bounds__(kHeadThreads) scaled_heads_kernel(const __grid_constant__ ScaledHeads call) {
-  const HeadPlace place = head_place();
+  const HeadPlace place = head_place(call.heads);
   if (place.head >= call.heads) return;
   const auto* x = static_cast<const T*>(call.x.data) + place.head * call.head_dim;
   T* const values = static_cast<T*>(call.values) + place.head * call.head_dim;
@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(kHeadThreads) scaled_heads_kernel(const __grid
 template <typename T, int V>
 __global__ void __launch_bounds__(kHeadThreads)
     scaled_heads_backward_kernel(const __grid_constant__ ScaledHeadsBackward call) {
-  const HeadPlace place = head_place();
+  const HeadPlace place = head_place(call.heads);
   if (place.head >= call.heads) return;
   const int64_t column_of_head = place.head * call.head_dim;
   const auto *x = static_cast<const T*>(call.x.data) + column_of_head,
@@ -88,7 +88,7 @@ void scaled_heads(const ScaledHeads& call) {
              holds_pieces<v()>(static_cast<const T*>(call.values), 0);
     };
     with_head_piece(call.head_dim, fits, [&]<int V>() {
-      scaled_heads_kernel<T, V><<<head_blocks(call.rows, call.heads), kHeadThreads, 0, call.stream>>>(call);
+      scaled_heads_kernel<T, V><<<head_blocks(call.rows, call.heads).blocks, kHeadThreads, 0, call.stream>>>(call);
     });
   });
   check_launch("scaled_heads");
@@ -103,7 +103,8 @@ void scaled_heads_backward(const ScaledHeadsBackward& call) {
              holds_pieces<v()>(static_cast<const T*>(call.grad_x.data), call.grad_x.pitch);
     };
     with_head_piece(call.head_dim, fits, [&]<int V>() {
-      scaled_heads_backward_kernel<T, V><<<head_blocks(call.rows, call.heads), kHeadThreads, 0, call.stream>>>(call);
+      scaled_heads_backward_kernel<T, V>
+          <<<head_blocks(call.rows, call.heads).blocks, kHeadThreads, 0, call.stream>>>(call);
     });
   });
   check_launch("scaled_heads_backward");

@@ -37,7 +37,8 @@ __device__ inline void over_all_rows(float (&sums)[4], float (&partials)[kStepTh
 
 template <int kRowsEach, bool kDelta>
 __global__ void __launch_bounds__(kStepThreads) step(const __grid_constant__ ScanArguments p) {
-  __shared__ float held_partials[kStepThreads / 32][kStepColumns], partials[kStepThreads / 32][kStepColumns];
+  __shared__ __align__(16) float held_partials[kStepThreads / 32][kStepColumns];
+  __shared__ __align__(16) float partials[kStepThreads / 32][kStepColumns];
   const int tiles = (p.columns + kStepColumns - 1) / kStepColumns;
   const int64_t head = blockIdx.x / tiles, b = head / p.heads, h = head % p.heads;
   const int column = static_cast<int>(blockIdx.x % tiles) * kStepColumns + threadIdx.x % kStepPieces * 4;

@@ -260,7 +260,9 @@ bool multiplied_by_choice(const Tensor& out, const Tensor& a, const Tensor& b, b
     const auto start = std::chrono::steady_clock::now();
     try {
       if (describe(gemm, *layouts)) measure(gemm, *layouts, out, a, b, by_default, margin);
-    } catch (const c10::OutOfMemoryError&) {  // of the copy of a sum: the default needs none
+    } catch (const c10::Error&) {  // no memory for the copy of a sum, or for a library: the default needs none
+      gemm.chosen.reset();
+      gemm.report = {.name = gemm.report.name};
     }
     gemm.report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   }
@@ -278,7 +280,8 @@ std::vector<MeasuredProduct> gemm_choices() {
   auto& [mutex, all] = gemms();
   const std::lock_guard<std::mutex> lock(mutex);
   std::vector<MeasuredProduct> reports;
-  for (const auto& [layouts, gemm] : all) reports.push_back(gemm.report);
+  for (const auto& [layouts, gemm] : all)
+    if (gemm.report.default_time > 0) reports.push_back(gemm.report);
   return reports;
 }
 

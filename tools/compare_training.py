@@ -205,11 +205,7 @@ def compare(case, options):
         weights = f"{folder}/weights.safetensors"
         case.write(weights)
         environment = dict(os.environ)
-        lethe = [f"{options.build}/bin/lethe", "bench", "--serve", "--size", case.size, "--architecture", case.architecture, "--context",
-                 str(case.length), "--batch-tokens", str(TOKENS), "--device", "cuda", "--learning-rate", "1e-3", "--weights", weights,
-                 "--set", "compute_dtype=bfloat16", "--set", f"vocabulary={VOCABULARY}"]
-        if case.prunes:
-            lethe += ["--set", f"log_pruning_tolerance={LOG_TOLERANCE}", "--gates", "bimodal"]
+        lethe = [*bench(case, options), "--serve", "--batch-tokens", str(TOKENS), "--learning-rate", "1e-3", "--weights", weights]
         rows = []
         several = lethe.copy()
         place = several.index("--batch-tokens") + 1
@@ -242,13 +238,19 @@ def compare(case, options):
                  "slowest": row.figures["tokens"] / max(row.times)} if row.times else {})} for row in rows]
 
 
+def bench(case, options):
+    """lethe bench of the case's model and gates on a GPU."""
+    pruning = ["--set", f"log_pruning_tolerance={LOG_TOLERANCE}", "--gates", "bimodal"] if case.prunes else []
+    return [f"{options.build}/bin/lethe", "bench", "--size", case.size, "--architecture", case.architecture, "--context", str(case.length), "--device", "cuda",
+            "--set", "compute_dtype=bfloat16", "--set", f"vocabulary={VOCABULARY}", *pruning]
+
+
 def prompt_of(case, options):
     """One prompt of the case's length, read as evaluations read it: milliseconds, and on a GPU the bytes beyond the weights."""
     with tempfile.TemporaryDirectory(dir=options.scratch) as folder:
         figures = pathlib.Path(folder) / "prompt.json"
-        subprocess.run([f"{options.build}/bin/lethe", "bench", "--prompt", "--size", case.size, "--architecture", case.architecture, "--context", str(case.length),
-                        "--batch-tokens", str(case.length), "--device", "cuda", "--seconds", str(options.slot), "--set", "compute_dtype=bfloat16",
-                        "--set", f"vocabulary={VOCABULARY}", "--json", str(figures)], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run([*bench(case, options), "--prompt", "--batch-tokens", str(case.length), "--seconds", str(options.slot), "--json", str(figures)],
+                       check=True, stdout=subprocess.DEVNULL)
         return {"case": case.text, **json.loads(figures.read_text())}
 
 
@@ -318,7 +320,7 @@ def main():
                                                       "760m:16384:transformer-llama", "760m:16384:fox-pro", "760m:16384:fox-pro+acp"])
     parser.add_argument("--rows", nargs="+", default=["lethe", "compiled", "official"], choices=["lethe", "compiled", "official"])
     parser.add_argument("--gpus", nargs="+", default=[], type=int, help="also so many of them, data parallel")
-    parser.add_argument("--prompts", nargs="+", default=[], metavar="CASE", help="read one prompt each of such cases, too")
+    parser.add_argument("--prompts", nargs="+", default=[], metavar="CASE", help="read one prompt each of such cases, too: of a length that divides a step's tokens")
     parser.add_argument("--peer", default=str(ROOT / ".peers/forgetting-transformer"), help="the official code; without it there is no such row")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--slot", type=float, default=2.0, help="seconds of a row in a round")

@@ -320,13 +320,13 @@ void bench(const BenchOptions& options, const Run& run, World& world) {
   Step step(run, options, world);
   if (options.serve) return serve(step);
   nlohmann::json result = measured(step, options.seconds);
+  if (const torch::Device device = step.model()->device(); device.is_cuda())
+    result["peak_bytes"] = allocated_bytes(device, true);
   if (!world.is_first()) return;
   result["processes"] = world.size();
   result["product_flops_per_second"] =
       world.size() * product_flops_per_second(device_named(run.training.device), dtype_named(run.model.compute_dtype));
   result["device"] = run.training.device;
-  if (const torch::Device device = step.model()->device(); device.is_cuda())
-    result["peak_bytes"] = allocated_bytes(device, true);
   print(run, result);
   if (const nlohmann::json products = print_products(options.profile); !products.empty()) result["gemms"] = products;
   if (options.profile) result["operators"] = profiled(step);

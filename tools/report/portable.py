@@ -1,9 +1,7 @@
 """portable.json of optimized/benchmarks/cuda/portable.py as a table: the kernels for every GPU, and beside them Hopper's, against their bounds."""
 
-import json
-
+from report.files import BadResult, read_json
 from report.markdown import commit_words, number, table, with_band
-from report.results import BadResult
 
 PORTABLE = "portable"
 MEMBERS = ("family", "head_dim", "dtype", "direction", "milliseconds", "beside", "beside_milliseconds", "work", "ratio", "ratio_spread", "at_most", "must",
@@ -18,7 +16,7 @@ def portable_data(folder):
 def portable_table(path):
     """A row a case and direction; of one that failed its error."""
     rows = []
-    for line in json.loads(path.read_text())["rows"]:
+    for line in read_json(path, ("rows",))["rows"]:
         case = [line["title"], f"D = {line['head_dim']}, {line['family']}"]
         if line["error"]:
             rows.append([*case, f"error: {line['error']}".replace("|", "\\|"), *[""] * 6])
@@ -34,7 +32,7 @@ def portable_table(path):
 
 
 def portable_page(path):
-    found = json.loads(path.read_text())
+    found = read_json(path, ("rows", "rounds", "length", "commit", "gpu", "driver", "torch", "date"))
     shapes = dict.fromkeys(f"{line['row']}, D = {line['head_dim']}: {line['batch']} × {line['tokens']} × {line['heads']}"
                            for line in found["rows"] if not line["error"])
     left_out = dict.fromkeys(f"{line['row']}, D = {line['head_dim']}, {name}: {why.rstrip('.')}" for line in found["rows"] for name, why in line.get("left_out", {}).items())

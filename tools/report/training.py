@@ -1,6 +1,6 @@
 """All training_step*.json of a machine, by tools/compare_training.py, as one table: a line a model and length."""
 
-from report.files import read_json
+from report.files import BadResult, read_json
 from report.markdown import table
 
 TRAINING = "training"
@@ -9,7 +9,7 @@ NAMES = {"transformer-llama": "Transformer (LLaMA)", "fox-llama": "FoX (LLaMA)",
 
 def training_data(folder):
     """The files, the newest last."""
-    return sorted(folder.glob("training_step*.json"), key=lambda path: read_json(path)["date"])
+    return sorted(folder.glob("training_step*.json"), key=lambda path: read_json(path, ("date", "results"))["date"])
 
 
 def training_table(folder):
@@ -18,6 +18,8 @@ def training_table(folder):
     for path in training_data(folder):
         rows_of = {}
         for result in read_json(path)["results"]:
+            if result["case"].split(":")[-1] not in NAMES:
+                raise BadResult(f"{path}: expected one of {', '.join(NAMES)}, found {result['case']}")
             if result.get("tokens_per_second"):
                 rows_of.setdefault(result["case"], {})[result["row"]] = result
         for case, rows in rows_of.items():

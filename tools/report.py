@@ -10,7 +10,7 @@ them results/README.md. And in every README file of the checkout the tables betw
 
 MACHINE is a folder of results/; NAME is "verdicts", "papers" (a line each), a claim (its numbers), CLAIM.statements (its comparisons), a file of
 tools/benchmark, OPERATOR_cpu, or of tools/gpu_check, OPERATOR_cuda, "portable", "attention_throughput" (".short"), its ratios, "precision", errors in
-its log, or of tools/gpu_profile, "backward_profile". all/items is the table of every item of the papers.
+its log, of tools/gpu_profile, "backward_profile", or of tools/compare_training.py, "training". all/items is the table of every item of the papers.
 
 A damaged file is named on standard error and in report.html, and everything else is made. Exit status: 1 where there was one.
 """

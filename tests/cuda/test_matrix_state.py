@@ -161,6 +161,17 @@ class MatrixState(unittest.TestCase):
                                 budget = 1e-2 if strongest > 1 else 3e-3 if "gate" in name else 2e-3 if one_key else half
                                 self.assertLessEqual(worst_head(actual, expected[name]), budget, name)
 
+    def test_one_token_of_every_call_equals_the_cpu(self):
+        for call in STATE_CALLS:
+            for dtype in BUDGET:
+                for sizes in (dict(key_dim=64, value_dim=64), dict(key_dim=128, value_dim=128), dict(key_dim=7, value_dim=70)):
+                    with self.subTest(call, dtype=dtype, **sizes):
+                        tensors = state_problem(dtype, length=1, **sizes)
+                        expected = run_state(call, {name: tensor.double() for name, tensor in tensors.items()}, "cpu")
+                        actual = run_state(call, tensors, DEVICE)
+                        found = {name: error(actual[name].cpu(), expected[name]) for name in ("values", "last state")}
+                        self.assertEqual(beyond(found, BUDGET[dtype] * (1.5 if call == "normalized" else 1)), {})
+
     def test_heads_may_share_queries_and_keys(self):
         for dtype in (torch.bfloat16, torch.float32):
             tensors = {name: tensor.to(DEVICE) for name, tensor in state_problem(dtype, key_dim=64, value_dim=64).items()}

@@ -12,15 +12,15 @@ import json
 import random
 import statistics
 import sys
-import time
 from dataclasses import dataclass
 from typing import Callable
 
 import torch
 
+from timing import milliseconds
+
 CACHE_BYTES = 256 << 20  # more than any L2 cache several times over
-BUSY_CYCLES = 4_000_000  # of the GPU, some 2 ms: longer than the CPU takes to queue CALLS calls
-CALLS = 8
+CALLS = 8  # in a row, of which a time is the mean
 
 
 @dataclass(frozen=True)
@@ -135,31 +135,13 @@ def copies(count, strided, device):
     return lambda i: targets[i % len(targets)].copy_(sources[i % len(sources)])
 
 
-def microseconds(call, device):
-    """Of one call, the mean of CALLS in a row."""
-    if device == "cpu":
-        begin = time.perf_counter()
-        for i in range(CALLS):
-            call(i)
-        return 1e6 * (time.perf_counter() - begin) / CALLS
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    torch.cuda.synchronize()
-    torch.cuda._sleep(BUSY_CYCLES)
-    begin.record()
-    for i in range(CALLS):
-        call(i)
-    end.record()
-    end.synchronize()
-    return 1e3 * begin.elapsed_time(end) / CALLS
-
-
 def measured(operator, model, arguments):
     """The table's rows of one operator and model."""
     case = Case(operator, model, arguments.tokens, arguments.device)
     times = {name: [] for name in case.calls}
     for round_number in range(arguments.rounds + 1):  # the first one warms up
         for name in random.sample(list(case.calls), len(case.calls)):
-            duration = microseconds(case.calls[name], arguments.device)
+            duration = 1e3 * milliseconds(case.calls[name], CALLS, arguments.device)
             if round_number:
                 times[name].append(duration)
     median = {name: statistics.median(values) for name, values in times.items()}

@@ -32,7 +32,8 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import rms_norm, scaled_dot_product_attention
 
-BUSY_CYCLES = 4_000_000  # of the GPU, some 2 ms: longer than the CPU takes to queue a slot's calls
+from timing import milliseconds
+
 SLOT_MILLISECONDS, SLOT_CALLS = 10, 8
 SEED = 1
 WIDTH = 2048  # heads · head dim: 128 tiles of 128 queries a head at T = 16384, several waves of any GPU
@@ -254,24 +255,6 @@ def sides_of(call, others, length, device):
 
 def first_line(error):
     return (str(error).splitlines() or [type(error).__name__])[0]
-
-
-def milliseconds(call, calls, device):
-    """Of one call, the mean of some in a row."""
-    if device == "cpu":
-        begin = time.perf_counter()
-        for i in range(calls):
-            call(i)
-        return 1e3 * (time.perf_counter() - begin) / calls
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    torch.cuda.synchronize()
-    torch.cuda._sleep(BUSY_CYCLES)
-    begin.record()
-    for i in range(calls):
-        call(i)
-    end.record()
-    end.synchronize()
-    return begin.elapsed_time(end) / calls
 
 
 def series(sides, rounds, device):

@@ -150,13 +150,14 @@ std::string identity(const Run& run, const std::string& data_hash) {
   for (const char* name : {"decay_tokens", "repeats"})                                          // younger too
     if (parts["training"].at(name) == 0) parts["training"].erase(name);
   if (!run.training.packs_documents) parts["training"].erase("packs_documents");
-  const auto without_mass = [](nlohmann::json& mixer) {
+  const auto without_younger = [](nlohmann::json& mixer) {
     if (mixer.contains("prune_by_mass") && !mixer.at("prune_by_mass").get<bool>()) mixer.erase("prune_by_mass");
+    if (mixer.contains("forget_bias") && mixer.at("forget_bias") == 0) mixer.erase("forget_bias");
   };
   nlohmann::json& mixers = parts["model"]["mixer"];
   if (mixers.is_array())
-    for (nlohmann::json& mixer : mixers) without_mass(mixer);
-  else without_mass(mixers);
+    for (nlohmann::json& mixer : mixers) without_younger(mixer);
+  else without_younger(mixers);
   if (run.conversion) {
     parts["conversion"] = *run.conversion;
     parts["conversion"].erase("source_data");

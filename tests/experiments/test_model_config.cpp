@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "experiments/models/config.hpp"
@@ -141,6 +142,8 @@ TEST(ModelConfig, RefusesOptionsWithoutAModel) {
             "compute_dtype: expected float32, bfloat16, float16 or float64, found int8");
   EXPECT_NE(refused([](ModelConfig& c) { c.mixer.only<AttentionConfig>().log_pruning_tolerance = 1; }), "no error");
   EXPECT_NE(refused([](ModelConfig& c) { c.mixer.only<AttentionConfig>().decay_time_max = 1; }), "no error");
+  EXPECT_EQ(refused([](ModelConfig& c) { c.mixer.only<AttentionConfig>().forget_bias = HUGE_VAL; }),
+            "forget_bias: expected a finite number, found inf");
   EXPECT_NE(error_of([] { named_architecture("fox"); }), "no error");
   EXPECT_NE(error_of([] {
               ModelConfig c;

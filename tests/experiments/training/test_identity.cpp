@@ -31,6 +31,8 @@ TEST_F(Identity, HasTheOptionsOfTheModelsMixer) {
   };
   EXPECT_TRUE(changes_name("gated_linear", {{"feature_map", "positive_random"}}));
   EXPECT_TRUE(changes_name("gated_linear", {{"forget_gate", "fixed"}}));
+  EXPECT_TRUE(changes_name("gated_linear", {{"forget_bias", 3}}));
+  EXPECT_FALSE(changes_name("gated_linear", {{"forget_bias", 0}})) << "models keep their names";
   EXPECT_TRUE(changes_name("gated_delta", {{"write_bias", -1}}));
   EXPECT_TRUE(changes_name("gated_delta", {{"state_size", 8}}));
   EXPECT_FALSE(changes_name("gated_delta", {{"state_size", 16}})) << "the default";

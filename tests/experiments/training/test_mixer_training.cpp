@@ -114,6 +114,10 @@ TEST_F(MixerTraining, BeginsWithTheGatesThatTheConfigurationSays) {
     EXPECT_TRUE(bias(name, "fixed", "fgate_bias").equal(times));
   }
   EXPECT_EQ(bias("gated_delta", "full", "gate_proj.bias").abs().max().item<double>(), 0);
+  for (const char* name : {"fox-llama", "gated_linear", "gated_delta"}) {
+    LanguageModel open(tiny_model(with(name, {{"forget_bias", 4}})));
+    EXPECT_TRUE(open->named_parameters()["model.layers.1.attn.fgate_proj.bias"].eq(4).all().item<bool>()) << name;
+  }
 }
 
 TEST_F(MixerTraining, GoesOnFromATrainedSoftmaxModel) {

@@ -9,6 +9,7 @@ namespace lethe {
 using torch::Tensor;
 
 void ForgetGateConfig::check() const {
+  expect(std::isfinite(forget_bias), "forget_bias", "a finite number", std::to_string(forget_bias));
   expect(decay_time_min > 0 && decay_time_max >= decay_time_min && std::isfinite(decay_time_max), "decay_time_min",
          "0 < decay_time_min ≤ decay_time_max < ∞",
          std::to_string(decay_time_min) + " and " + std::to_string(decay_time_max));
@@ -36,7 +37,7 @@ ForgetGateWeights::ForgetGateWeights(const Weights& weights, const ModelConfig& 
   switch (own.forget_gate) {
     case ForgetGate::kFull:
       weight = weights.parameter("fgate_proj.weight", {model.heads, model.width}, normal());
-      bias = weights.parameter("fgate_proj.bias", {model.heads}, constant(0));
+      bias = weights.parameter("fgate_proj.bias", {model.heads}, constant(own.forget_bias));
       break;
     case ForgetGate::kBiasOnly: bias = weights.parameter("fgate_bias", {model.heads}, decay_times); break;
     case ForgetGate::kFixed: bias = weights.buffer("fgate_bias", {model.heads}, decay_times); break;

@@ -12,7 +12,7 @@ namespace lethe {
 /// The kind of a head's forget gate f (FoX §4.5).
 enum class ForgetGate {
   kNone,      ///< f = 1: a Transformer
-  kFull,      ///< f_t = σ(w·x_t + b), bias starting at 0
+  kFull,      ///< f_t = σ(w·x_t + b), b starting at forget_bias
   kBiasOnly,  ///< f = σ(b), b trained, long-init
   kFixed      ///< f = σ(b), b fixed, long-init: ALiBi
 };
@@ -27,17 +27,19 @@ struct EnumNames<ForgetGate> {
 
 struct ForgetGateConfig {
   ForgetGate forget_gate = ForgetGate::kFull;
+  double forget_bias = 0;  ///< initial b of kFull; FoX's 0 begins with a half-life of one token, n with about ln 2 · eⁿ
   double decay_time_min = 2.0;  ///< long-init of kBiasOnly and kFixed: T(b) from min to max, log-spaced over the heads
   double decay_time_max = 256.0;
 
   template <class Self, class Visitor>
   static void members(Self& self, Visitor&& visit) {
     visit("forget_gate", self.forget_gate);
+    visit("forget_bias", self.forget_bias);
     visit("decay_time_min", self.decay_time_min);
     visit("decay_time_max", self.decay_time_max);
   }
 
-  /// throws  std::invalid_argument for invalid decay times
+  /// throws  std::invalid_argument for an invalid bias or decay times
   void check() const;
 
   /// The same for a mixer with a state, where a gate is required.

@@ -24,6 +24,12 @@ struct Operand {
   int64_t batch_stride, token_stride, head_stride;
 };
 
+/// The same for a tensor that a kernel writes.
+struct MutableOperand {
+  void* data;
+  int64_t batch_stride, token_stride, head_stride;
+};
+
 /// The operand of Element with strides in 16-bit elements, of which a float has two.
 template <typename Element>
 Operand in_halves(const Operand& operand) {
@@ -65,15 +71,15 @@ struct BackwardArguments {
   double scale;
   Operand query, key, value;
   Gates gates;
-  int window = kNoWindow;                    ///< the forward's
-  Operand values, residual, grad_values;     ///< the forward's (o = values + residual), and the gradient that arrives
-  const float* log_normalizer;               ///< [B, Tq, Hq] contiguous, as the forward left it
-  const int32_t* first_key_block;            ///< [B, Hq, ⌈Tq/128⌉], the same
-  void *grad_query, *grad_key, *grad_value;  ///< [B, T, heads, D] contiguous, of `dtype`
-  float* grad_log_forget;                    ///< [B, Tk, Hq] contiguous
-  void* workspace;                           ///< device, 256-byte aligned, backward_workspace_bytes(shape) long
-  bool deterministic;                        ///< dq is summed in one fixed order
-  bool float_sums;                           ///< the gate's gradient from sums of float dS, not of dS in 16 bits
+  int window = kNoWindow;                 ///< the forward's
+  Operand values, residual, grad_values;  ///< the forward's (o = values + residual), and the gradient that arrives
+  const float* log_normalizer;            ///< [B, Tq, Hq] contiguous, as the forward left it
+  const int32_t* first_key_block;         ///< [B, Hq, ⌈Tq/128⌉], the same
+  MutableOperand grad_query, grad_key, grad_value;  ///< of `dtype`, apart from each other
+  float* grad_log_forget;                           ///< [B, Tk, Hq] contiguous
+  void* workspace;                                  ///< device, 256-byte aligned, backward_workspace_bytes(shape) long
+  bool deterministic;                               ///< dq is summed in one fixed order
+  bool float_sums;                                  ///< the gate's gradient from sums of float dS, not of dS in 16 bits
   cudaStream_t stream;
 };
 

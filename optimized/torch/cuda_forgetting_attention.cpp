@@ -13,6 +13,7 @@
 
 #include "optimized/cuda/attention.hpp"
 #include "optimized/torch/dtype.hpp"
+#include "optimized/torch/split_columns.hpp"
 
 namespace lethe::cuda {
 namespace {
@@ -31,15 +32,28 @@ int64_t whole_chunks(int64_t dim, const Tensor& like) {
   return (dim + chunk - 1) / chunk * chunk;
 }
 
-// The tensor itself where kernels can address it, else a contiguous copy, with zeros after its rows where these are not whole chunks.
-Tensor addressable(const Tensor& tensor) {
-  const int64_t dim = tensor.size(3), whole = whole_chunks(dim, tensor);
-  if (dim < whole) return at::constant_pad_nd(tensor, {0, whole - dim}, 0).contiguous();
+bool is_addressable(const Tensor& tensor) {
   const int64_t size = tensor.element_size();
   bool fits = tensor.stride(3) == 1 && reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % kAlignment == 0;
   for (int dim = 0; dim < 3; ++dim)
     fits = fits && tensor.stride(dim) > 0 && tensor.stride(dim) * size % kAlignment == 0;
-  return fits ? tensor : tensor.clone(at::MemoryFormat::Contiguous);
+  return fits;
+}
+
+// The tensor itself where kernels can address it, else a contiguous copy, with zeros after its rows where these are not whole chunks.
+Tensor addressable(const Tensor& tensor) {
+  const int64_t dim = tensor.size(3), whole = whole_chunks(dim, tensor);
+  if (dim < whole) return at::constant_pad_nd(tensor, {0, whole - dim}, 0).contiguous();
+  return is_addressable(tensor) ? tensor : tensor.clone(at::MemoryFormat::Contiguous);
+}
+
+// For the gradient of `tensor`, which kernels read as `read`: its place in a product's gradient where kernels can write there, else a new tensor.
+Tensor gradient_of(const Tensor& tensor, const Tensor& read) {
+  if (read.size(3) == tensor.size(3)) {
+    const Tensor place = gradient_like(tensor);
+    if (is_addressable(place)) return place;
+  }
+  return at::empty(read.sizes(), read.options());
 }
 
 // Of rows of whole chunks, those of `dim`.
@@ -49,6 +63,9 @@ Tensor without_padding(const Tensor& tensor, int64_t dim) {
 
 Operand operand(const Tensor& tensor) {
   return {tensor.const_data_ptr(), tensor.stride(0), tensor.stride(1), tensor.stride(2)};
+}
+MutableOperand written(const Tensor& tensor) {
+  return {tensor.mutable_data_ptr(), tensor.stride(0), tensor.stride(1), tensor.stride(2)};
 }
 
 Gates gates_of(const Tensor& log_forget) {
@@ -128,9 +145,8 @@ AttentionGradients forgetting_attention_backward(const AttentionFamily& family, 
                normalizer = out.log_normalizer.contiguous();
   const Tensor first_key_block = out.boundary.contiguous();
   // Before the first kernel: under deterministic algorithms Torch fills new tensors.
-  Tensor grad_query = at::empty(q.sizes(), query.options()), grad_key = at::empty(k.sizes(), key.options());
-  Tensor grad_value = at::empty(v.sizes(), value.options()),
-         grad_log_forget = at::empty(log_forget.sizes(), log_forget.options());
+  const Tensor grad_query = gradient_of(query, q), grad_key = gradient_of(key, k), grad_value = gradient_of(value, v);
+  const Tensor grad_log_forget = at::empty(log_forget.sizes(), log_forget.options());
   const Tensor workspace = workspace_of(family.backward_workspace_bytes(shape), query);
   family.backward({.shape = shape,
                    .dtype = dtype_of(query.scalar_type()),
@@ -145,9 +161,9 @@ AttentionGradients forgetting_attention_backward(const AttentionFamily& family, 
                    .grad_values = operand(grad_o),
                    .log_normalizer = normalizer.const_data_ptr<float>(),
                    .first_key_block = first_key_block.const_data_ptr<int32_t>(),
-                   .grad_query = grad_query.mutable_data_ptr(),
-                   .grad_key = grad_key.mutable_data_ptr(),
-                   .grad_value = grad_value.mutable_data_ptr(),
+                   .grad_query = written(grad_query),
+                   .grad_key = written(grad_key),
+                   .grad_value = written(grad_value),
                    .grad_log_forget = grad_log_forget.mutable_data_ptr<float>(),
                    .workspace = workspace.mutable_data_ptr(),
                    .deterministic = at::globalContext().deterministicAlgorithms(),

@@ -52,10 +52,14 @@ class GatheredGradient : public torch::CustomClassHolder {
   }
 
  private:
-  // Whether a view is columns of all rows, and no other view of the storage: an operator writes all rows of a gradient at one pitch.
+  // Whether a view is columns of all rows, of one dimension or in heads, and no other view of the storage: an operator writes all rows of a gradient
+  // at one pitch.
   bool has_piece(const Tensor& view) const {
     const int64_t last = static_cast<int64_t>(sizes_.size()) - 1;
-    if (view.dim() != last + 1 || (view.size(last) > 1 && view.stride(last) != 1)) return false;
+    if (view.dim() <= last) return false;
+    int64_t columns = 1;
+    for (int64_t dim = view.dim() - 1; dim >= last; columns *= view.size(dim--))
+      if (view.size(dim) > 1 && view.stride(dim) != columns) return false;
     int64_t pitch = sizes_[last];
     for (int64_t dim = last - 1; dim >= 0; pitch *= sizes_[dim--])
       if (view.size(dim) != sizes_[dim] || view.stride(dim) != pitch) return false;

@@ -14,8 +14,8 @@ namespace lethe {
 /// returns  views [..., size]; differentiable once
 std::vector<at::Tensor> split_columns(const at::Tensor& all, at::IntArrayRef sizes);
 
-/// An uninitialized tensor for the gradient of `tensor`: the piece's place in the gathered gradient for a piece of split_columns, at its first call in a
-/// backward pass, with the piece's strides; else a contiguous tensor.
+/// An uninitialized tensor for the gradient of `tensor`: the piece's place in the gathered gradient for a piece of split_columns, [..., size] or
+/// [..., heads, size / heads], at its first call in a backward pass, with the tensor's strides; else a contiguous tensor.
 at::Tensor gradient_like(const at::Tensor& tensor);
 
 }  // namespace lethe

@@ -1,7 +1,9 @@
 #pragma once
 // One problem through the CUDA kernels, forward and backward.
 
+#include <algorithm>
 #include <functional>
+#include <vector>
 
 #include "tests/cuda/attention.hpp"
 
@@ -29,6 +31,44 @@ inline void expect_same_gradients(const BackwardResult& actual, const BackwardRe
   EXPECT_EQ(actual.log_forget, expected.log_forget);
 }
 
+/// A gradient [B, T, heads, D] as columns of a wider array: tokens and sequences lie further apart than they are long.
+template <typename Element>
+class GradientColumns {
+ public:
+  GradientColumns(int64_t batch, int64_t length, int64_t heads, int64_t dim)
+      : batch_(batch), length_(length), columns_(heads * dim), dim_(dim),
+        array_(batch * (length + kTokensBetween) * (columns_ + kColumnsBetween)) {}
+
+  MutableOperand operand() const { return {array_.data(), (length_ + kTokensBetween) * pitch(), pitch(), dim_}; }
+
+  /// Its numbers. Fails the test where anything was written between them.
+  std::vector<double> host() const {
+    const std::vector<Element> all = array_.host();
+    std::vector<double> numbers;
+    int64_t written = 0;
+    for (int64_t row = 0; row < batch_ * (length_ + kTokensBetween); ++row) {
+      const bool own = row % (length_ + kTokensBetween) < length_;
+      for (int64_t column = 0; column < pitch(); ++column) {
+        const Element& element = all[row * pitch() + column];
+        if (own && column < columns_) numbers.push_back(static_cast<float>(element));
+        else written += !all_ones(element);
+      }
+    }
+    EXPECT_EQ(written, 0) << "elements beside the gradient's";
+    return numbers;
+  }
+
+ private:
+  static constexpr int64_t kColumnsBetween = 8, kTokensBetween = 1;  // 16 bytes of the narrow types
+  static bool all_ones(const Element& element) {
+    const auto* bytes = reinterpret_cast<const unsigned char*>(&element);
+    return std::all_of(bytes, bytes + sizeof(Element), [](unsigned char byte) { return byte == 0xff; });
+  }
+  int64_t pitch() const { return columns_ + kColumnsBetween; }
+  int64_t batch_, length_, columns_, dim_;
+  DeviceArray<Element> array_;
+};
+
 /// The options of a backward, its plan apart; the defaults are the operator's.
 struct BackwardOptions {
   bool deterministic = false, float_sums = true;
@@ -42,12 +82,13 @@ BackwardResult backward(const Problem& problem, const std::vector<double>& grad_
                         const PlanOptions& options) {
   const Shape& s = problem.shape;
   const DeviceProblem<Element, Kernels> device(problem, options);
-  const int64_t rows = s.batch * s.query_heads * s.query_length, key_rows = s.batch * s.heads * s.key_length;
+  const int64_t rows = s.batch * s.query_heads * s.query_length;
   const DeviceArray<Element> values(rows * s.value_dim), residual(rows * s.value_dim),
       grad(to_element<Element>({grad_values.begin(), grad_values.end()}));
   const DeviceArray<float> log_normalizer(rows), grad_log_forget(s.batch * s.key_length * s.query_heads);
   const DeviceArray<int64_t> visited_pairs(s.batch * s.query_heads);
-  const DeviceArray<Element> query(rows * s.key_dim), key(key_rows * s.key_dim), value(key_rows * s.value_dim);
+  const GradientColumns<Element> query(s.batch, s.query_length, s.query_heads, s.key_dim),
+      key(s.batch, s.key_length, s.heads, s.key_dim), value(s.batch, s.key_length, s.heads, s.value_dim);
   const DeviceArray<char> memory(Kernels::backward_passes_bytes(s));
   poison_shared_memory();
   Kernels::launch_forward(
@@ -73,9 +114,9 @@ BackwardResult backward(const Problem& problem, const std::vector<double>& grad_
                               .grad_values = like_query(grad),
                               .log_normalizer = log_normalizer.data(),
                               .first_key_block = device.first_key_block(),
-                              .grad_query = query.data(),
-                              .grad_key = key.data(),
-                              .grad_value = value.data(),
+                              .grad_query = query.operand(),
+                              .grad_key = key.operand(),
+                              .grad_value = value.operand(),
                               .grad_log_forget = grad_log_forget.data(),
                               .workspace = nullptr,
                               .deterministic = how.deterministic,
@@ -93,7 +134,7 @@ BackwardResult backward(const Problem& problem, const std::vector<double>& grad_
   const std::vector<float> gate = grad_log_forget.host();
   memory.host();  // checks the canary
   residual.host();
-  return {floats(values), floats(query), floats(key), floats(value), {gate.begin(), gate.end()}};
+  return {floats(values), query.host(), key.host(), value.host(), {gate.begin(), gate.end()}};
 }
 
 inline BackwardResult run_backward(const Problem& problem, const std::vector<double>& grad_values,

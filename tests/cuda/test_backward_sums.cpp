@@ -48,8 +48,11 @@ GateSums sums_without_delta(const Problem& problem, const std::vector<double>& g
   arguments.grad_values = like_query(grad);
   arguments.log_normalizer = normalizer.data();
   const Plan plan = device.backward_plan();
-  arguments.grad_key = key.data();
-  arguments.grad_value = value.data();
+  const auto like_key = [&](const DeviceArray<Element>& array) {
+    return MutableOperand{array.data(), s.key_length * s.heads * s.key_dim, s.heads * s.key_dim, s.key_dim};
+  };
+  arguments.grad_key = like_key(key);
+  arguments.grad_value = like_key(value);
   arguments.float_sums = float_sums;
   arguments.deterministic = deterministic;
   Workspace cut(memory.data());

@@ -64,6 +64,19 @@ TEST(SplitColumns, GiveAPieceItsPlaceOnceAndOtherTensorsNone) {
   EXPECT_TRUE(gradient_like(torch::ones({3, 4}).narrow(1, 0, 2)).is_contiguous());
 }
 
+TEST(SplitColumns, GiveAPiecesHeadsItsPlace) {
+  const Tensor all = product() * 1;
+  const std::vector<Tensor> pieces = split_columns(all, kSizes);
+  const Tensor heads = pieces[2].unflatten(-1, {kHeads, -1}), place = gradient_like(heads);
+  EXPECT_EQ(place.sizes(), heads.sizes());
+  EXPECT_EQ(place.strides(), heads.strides());
+  place.fill_(2);
+  const Tensor gathered = torch::autograd::grad({heads}, {all}, {place})[0];
+  EXPECT_EQ(place.const_data_ptr(), gathered.narrow(-1, 2 * kWidth, kWidth).const_data_ptr());
+  EXPECT_EQ(gathered.sum().item<double>(), 2.0 * static_cast<double>(heads.numel()));
+  EXPECT_TRUE(gradient_like(pieces[0].narrow(-1, 0, 4).unflatten(-1, {2, 2}).transpose(2, 3)).is_contiguous());
+}
+
 TEST(SplitColumns, GiveNoPlaceToOtherViewsOfAPiece) {
   using View = Tensor (*)(const Tensor&);
   for (const View view_of :

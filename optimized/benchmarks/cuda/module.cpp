@@ -16,6 +16,10 @@ lethe::Operand operand(const lethe_problem& p, const void* data) {
   return {data, p.length * p.heads * p.dim, p.heads * p.dim, p.dim};
 }
 
+lethe::MutableOperand written(const lethe_problem& p, void* data) {
+  return {data, p.length * p.heads * p.dim, p.heads * p.dim, p.dim};
+}
+
 // A forward's memory: its workspace, then the boundary that its backward reads.
 int32_t* boundary(const lethe_problem& p) {
   return reinterpret_cast<int32_t*>(static_cast<char*>(p.forward_memory) +
@@ -56,9 +60,9 @@ void backward(const lethe_problem& p) {
                      .grad_values = operand(p, p.grad_values),
                      .log_normalizer = p.log_normalizer,
                      .first_key_block = boundary(p),
-                     .grad_query = p.grad_query,
-                     .grad_key = p.grad_key,
-                     .grad_value = p.grad_value,
+                     .grad_query = written(p, p.grad_query),
+                     .grad_key = written(p, p.grad_key),
+                     .grad_value = written(p, p.grad_value),
                      .grad_log_forget = p.grad_log_forget,
                      .workspace = p.backward_memory,
                      .deterministic = false,

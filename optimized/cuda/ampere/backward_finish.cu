@@ -10,7 +10,7 @@ constexpr int kThreads = 64;
 
 struct FinishParameters {
   BackwardWorkspace workspace;
-  void* grad_query;  // [B, Tq, Hq, D]
+  MutableOperand grad_query;
   float scale;
   int query_length, padded_queries, query_heads, dim;
 };
@@ -26,9 +26,8 @@ __global__ void __launch_bounds__(kThreads) finish(const __grid_constant__ Finis
   const float* from = grad_query_tile<kDim>(p.workspace, int64_t{row} * p.padded_queries, query);
 #pragma unroll
   for (int d = 0; d < kDim / 8; ++d) load_tile(sums[0][d], from + 128 * d);
-  store_rows<Element, kDim, 1>(sums, p.scale, rows[warp], static_cast<Element*>(p.grad_query) + head * p.dim,
-                               int64_t{batch} * p.query_length + query, p.query_length - query,
-                               int64_t{p.query_heads} * p.dim, p.dim);
+  store_rows<Element, kDim, 1>(sums, p.scale, rows[warp], rows_of<Element>(p.grad_query, batch, head), query,
+                               p.query_length - query, p.grad_query.token_stride, p.dim);
 }
 
 }  // namespace

@@ -80,14 +80,13 @@ __global__ void __launch_bounds__(Sizes::kThreads, 256 / Sizes::kThreads)
     }
     __syncthreads();
   }
-  const int64_t first_row = int64_t{batch} * p.key_length + first_key;
   const int left = p.key_length - first_key;
   if constexpr (kKeys)
-    warp.store(r.first, p.scale, static_cast<Element*>(p.grad_key) + head * p.key_dim, first_row, left,
-               int64_t{p.heads} * p.key_dim, p.key_dim);
+    warp.store(r.first, p.scale, rows_of<Element>(p.grad_key, batch, head), first_key, left, p.grad_key.token_stride,
+               p.key_dim);
   if constexpr (kValues)
-    warp.store(r.second, 1, static_cast<Element*>(p.grad_value) + head * p.value_dim, first_row, left,
-               int64_t{p.heads} * p.value_dim, p.value_dim);
+    warp.store(r.second, 1, rows_of<Element>(p.grad_value, batch, head), first_key, left, p.grad_value.token_stride,
+               p.value_dim);
 }
 
 template <typename Element, typename Sizes, bool kKeys, bool kValues, bool kQueries>
@@ -160,8 +159,7 @@ void launch_backward_keys(const BackwardArguments& arguments, const BackwardWork
 void launch_backward_fused(const BackwardArguments& arguments, const BackwardWorkspace& workspace, const Plan& plan) {
   const BackwardParameters p = backward_parameters(arguments, workspace, plan);
   for_dimension(arguments.dtype, arguments.shape, [&]<typename Element, int kDim> {
-    if constexpr (kDim == 96 && sizeof(Element) == 2)
-      launch<Element, FusedSizes<kDim>, true, true, true>(arguments, p);
+    if constexpr (kDim == 96 && sizeof(Element) == 2) launch<Element, FusedSizes<kDim>, true, true, true>(arguments, p);
   });
 }
 

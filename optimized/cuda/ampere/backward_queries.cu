@@ -204,9 +204,8 @@ __global__ void __launch_bounds__((SweepSizesOf<Element, kDim>::kThreads), 2)
     }
   __syncthreads();
   const tile::Tile<Sizes::kRows> own = tile;
-  warp.store(r.first, p.scale, static_cast<Element*>(p.grad_query) + own.head * p.key_dim,
-             int64_t{own.batch} * p.query_length + own.query, p.query_length - own.query,
-             int64_t{p.query_heads} * p.key_dim, p.key_dim);
+  warp.store(r.first, p.scale, rows_of<Element>(p.grad_query, own.batch, own.head), own.query,
+             p.query_length - own.query, p.grad_query.token_stride, p.key_dim);
 }
 
 }  // namespace

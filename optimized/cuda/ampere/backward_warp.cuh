@@ -64,7 +64,7 @@ struct BackwardParameters : tile::ForwardShape {
   Operand query, key, value, grad_values;
   Scratch scratch;
   BackwardWorkspace workspace;
-  void *grad_query, *grad_key, *grad_value;
+  MutableOperand grad_query, grad_key, grad_value;
   int key_dim, value_dim, padded_queries, query_offset;
   float scale, scale_log2;
   double inverse_scale;
@@ -112,8 +112,14 @@ template <typename Element, typename Sizes>
 using BackwardSharedOf =
     std::conditional_t<std::is_same_v<Element, float>, FloatBackwardShared<Sizes>, BackwardShared<Sizes>>;
 
-/// A warp's 16·kRowTiles rows of a gradient, from first_row on, of which `rows` are left: [B, T, heads, dim] by rows of row_elements. By way of
-/// `own`, shared memory of the warp.
+/// The first row of a sequence's head.
+template <typename Element>
+__device__ __forceinline__ Element* rows_of(const MutableOperand& gradient, int64_t batch, int64_t head) {
+  return static_cast<Element*>(gradient.data) + batch * gradient.batch_stride + head * gradient.head_stride;
+}
+
+/// A warp's 16·kRowTiles rows of a head's gradient, from first_row on, of which `rows` are left, row_elements apart. By way of `own`, shared memory
+/// of the warp.
 template <typename Element, int kDim, int kRowTiles>
 __device__ __forceinline__ void store_rows(const float (&sums)[kRowTiles][kDim / 8][4], float scale, char* own,
                                            void* gradient, int64_t first_row, int rows, int64_t row_elements, int dim) {

@@ -228,12 +228,11 @@ __global__ void __launch_bounds__(Sizes::kThreads, 1) backward_wide(const __grid
     __syncthreads();
   }
   ptx::copies_wait<0>();
-  const int64_t first_row = int64_t{batch} * p.key_length + first_key;
   const int left = p.key_length - first_key;
-  warp.store(r.key, p.scale, static_cast<Element*>(p.grad_key) + head * p.key_dim, first_row, left,
-             int64_t{p.heads} * p.key_dim, p.key_dim);
-  warp.store(r.value, 1, static_cast<Element*>(p.grad_value) + head * p.value_dim, first_row, left,
-             int64_t{p.heads} * p.value_dim, p.value_dim);
+  warp.store(r.key, p.scale, rows_of<Element>(p.grad_key, batch, head), first_key, left, p.grad_key.token_stride,
+             p.key_dim);
+  warp.store(r.value, 1, rows_of<Element>(p.grad_value, batch, head), first_key, left, p.grad_value.token_stride,
+             p.value_dim);
 }
 
 template <int kDim>
@@ -241,9 +240,7 @@ inline constexpr int kWideBytes = sizeof(WideShared<WideSizes<kDim>>);
 
 }  // namespace
 
-int bytes_of_wide(int64_t dim) {
-  return dim == 128 ? kWideBytes<128> : dim == 256 ? kWideBytes<256> : INT_MAX;
-}
+int bytes_of_wide(int64_t dim) { return dim == 128 ? kWideBytes<128> : dim == 256 ? kWideBytes<256> : INT_MAX; }
 
 void launch_backward_wide(const BackwardArguments& arguments, const BackwardWorkspace& workspace, const Plan& plan) {
   const Shape& s = arguments.shape;

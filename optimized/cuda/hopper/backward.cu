@@ -20,8 +20,9 @@ void launch(const BackwardArguments& arguments, const BackwardWorkspace& workspa
   const auto map = [&](const Operand& operand, int64_t length, int64_t heads, int rows) {
     return tensor_map(operand, arguments.dtype, shape.batch, length, heads, kDim, rows);
   };
-  const auto contiguous = [&](void* data) {
-    return Operand{data, shape.key_length * shape.heads * kDim, shape.heads * kDim, kDim};
+  const auto written = [&](const MutableOperand& operand) {
+    return map({operand.data, operand.batch_stride, operand.token_stride, operand.head_stride}, shape.key_length,
+               shape.heads, 64);
   };
   const int key_tiles = int(gate_blocks(shape.key_length));
   const int rows = int(shape.batch * shape.heads);
@@ -32,8 +33,8 @@ void launch(const BackwardArguments& arguments, const BackwardWorkspace& workspa
       .key = map(arguments.key, shape.key_length, shape.heads, kKeys),
       .value = map(arguments.value, shape.key_length, shape.heads, kKeys),
       .grad_output = map(arguments.grad_values, shape.query_length, shape.query_heads, Shared::kQueries),
-      .grad_key = map(contiguous(arguments.grad_key), shape.key_length, shape.heads, 64),
-      .grad_value = map(contiguous(arguments.grad_value), shape.key_length, shape.heads, 64),
+      .grad_key = written(arguments.grad_key),
+      .grad_value = written(arguments.grad_value),
       .plan = plan,
       .workspace = workspace,
       .query_length = int(shape.query_length),

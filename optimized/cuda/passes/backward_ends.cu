@@ -98,7 +98,7 @@ __global__ void __launch_bounds__(kPrepareThreads) prepare(const __grid_constant
 
 struct FinishParameters {
   const float* slices;
-  void* grad_query;  // [B, Tq, Hq, D]
+  MutableOperand grad_query;
   float scale;
   int query_length, query_heads, slices_a_head;
 };
@@ -127,8 +127,8 @@ __global__ void __launch_bounds__(kFinishThreads) finish_query(const __grid_cons
   for (int i = 0; i < 4; ++i) {
     const int r = threadIdx.x / 8 + 16 * i, chunk = threadIdx.x % 8;
     if (first + r >= p.query_length) continue;
-    Element* out = static_cast<Element*>(p.grad_query) +
-                   ((int64_t{batch} * p.query_length + first + r) * p.query_heads + head) * kDim + 64 * panel;
+    Element* out = static_cast<Element*>(p.grad_query.data) + batch * p.grad_query.batch_stride +
+                   (first + r) * p.grad_query.token_stride + head * p.grad_query.head_stride + 64 * panel;
     reinterpret_cast<uint4*>(out)[chunk] = *reinterpret_cast<const uint4*>(&tile[r * kRowWords + 4 * chunk]);
   }
   if (kGate && blockIdx.x + 1 == gridDim.x) wait_for_previous_kernel();

@@ -231,15 +231,16 @@ nlohmann::json profiled(Step& step) {
   return json;
 }
 
-// A trace of one step, for chrome://tracing or Perfetto.
+// A trace of a few steps and of what lies between them, for chrome://tracing or Perfetto.
 void write_trace(Step& step, const OutputFile& file) {
+  constexpr int64_t kSteps = 4;
   using namespace torch::autograd::profiler;
   const ProfilerConfig config(ProfilerState::KINETO);
   std::set<ActivityType> activities{ActivityType::CPU};
   if (step.model()->device().is_cuda()) activities.insert(ActivityType::CUDA);
   prepareProfiler(config, activities);
   enableProfiler(config, activities);
-  step.take(1);
+  step.take(kSteps);
   const ScratchFolder scratch;
   const std::string draft = scratch.path() / "trace.json";
   disableProfiler()->save(draft);
@@ -365,7 +366,7 @@ void add_bench(CLI::App& app, const Place&) {
       command->add_flag("--without-optimizer", options->without_optimizer, "Forward and backward alone");
   auto* profile = command->add_flag("--profile", options->profile, "Print microseconds a token by operator");
   auto* trace = command->add_option("--trace", options->trace,
-                                    "A file for a trace of one step, for chrome://tracing or Perfetto");
+                                    "A file for a trace of four steps, for chrome://tracing or Perfetto");
   auto* serve = command->add_flag("--serve", options->serve,
                                   "Take steps on command: a line \"go N\" on standard input takes N and prints their "
                                   "seconds, \"losses N\" the loss of each");

@@ -3,16 +3,19 @@
 
 usage: tools/compare_training.py [--build build/cuda] [--case 125m:4096:fox-pro …] [--gpus 2 4] [--prompts 125m:16384:fox-pro …] [--rounds 9]
                                  [--slot 2.0] [--output FILE.json]
+       tools/compare_training.py --fla .peers/flash-linear-attention --case 125m:4096:mamba2 125m:4096:hgrn2 125m:4096:deltanet [--output FILE.json]
 
 A row is a process that takes steps on command, so that only one works at a time; the order is random in every round, the figure the median (760m, of which
-two do not fit: one row after another). A step is
-forward, backward, clipping and AdamW on 32768 tokens in bfloat16 with float32 master weights. A row whose loss is not within 0.5 % of the first row's of
-its model, or whose gradient norm is not within 1 %, has no time.
+two do not fit: one row after another). A step is forward, backward, clipping and AdamW on 32768 tokens in bfloat16 with float32 master weights. A row whose
+loss is not within 0.5 % of the first row's of its model, or whose gradient norm is not within 1 %, has no time.
 
   lethe        this suite: lethe bench
   compiled     the same model in PyTorch under torch.compile (examples/fox.py): cuDNN's attention, or our operator where there are gates
   official     FoX in the official code, where it lies in --peer (tools/parity.py says from where): torch.compile's rival's step around its Triton kernels
   N GPUs       with --gpus: lethe bench --gpus N, as many tokens a GPU
+  fla          a recurrent model in FLA (tools/fla_models.py), with bfloat16 copies of float32 weights, all its fusions, and the kernels it says
+  fla-compiled the same under torch.compile
+  fla-gla      FLA's Mamba-2 by FLA's own kernels, under torch.compile, where --rows names it
 """
 import one_line_errors  # noqa: F401  (first: an error is one line)
 import argparse
@@ -20,12 +23,14 @@ import json
 import os
 import pathlib
 import random
+import re
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 
+from fla_models import ARCHITECTURES as RECURRENT, fla_model, fla_step, import_fla, our_state
 from official_fox import import_official, official_model
 from report.files import write_whole
 
@@ -34,6 +39,7 @@ SIZES = {"125m": (12, 768, 12), "360m": (24, 1024, 16), "760m": (24, 1536, 24)} 
 LARGE = {"760m"}  # two of them do not fit a GPU of 140 GiB
 OFFICIAL_TOKENS = {"760m": 16384}  # of a micro-batch, as in the official configurations; else all
 VOCABULARY, TOKENS = 50304, 32768
+FLA_ROWS = ("fla", "fla-compiled", "fla-gla")
 LOG_TOLERANCE = -10.0
 
 
@@ -42,16 +48,20 @@ def mlp_width(width, pro):
 
 
 class Case:
-    """A model, a length, and its gates: transformer-llama, fox-llama, fox-pro, or fox-pro+acp."""
+    """A model, a length, and its gates: transformer-llama, fox-llama, fox-pro, or fox-pro+acp; or mamba2, hgrn2, or deltanet of the checkout `fla`."""
 
-    def __init__(self, text):
+    def __init__(self, text, fla=None):
         self.size, length, self.name = (*text.split(":"), "", "", "")[:3]
         self.length, self.text = int(length) if length.isdecimal() else 0, text
         self.architecture = self.name.removesuffix("+acp")
         self.prunes = self.name.endswith("+acp")
         self.pro, self.forgets = self.architecture.endswith("pro"), self.architecture.startswith("fox")
-        if text.count(":") != 2 or self.size not in SIZES or self.length < 1 or TOKENS % self.length or self.architecture not in ("transformer-llama", "fox-llama", "fox-pro"):
+        self.recurrent, self.fla = self.name in RECURRENT, fla
+        known = self.architecture in ("transformer-llama", "fox-llama", "fox-pro", *RECURRENT)
+        if text.count(":") != 2 or self.size not in SIZES or self.length < 1 or TOKENS % self.length or not known or self.prunes and self.architecture in RECURRENT:
             raise ValueError(f"--case: expected SIZE:LENGTH:MODEL such as 125m:4096:fox-pro, found {text}")
+        if self.recurrent and not fla:
+            raise ValueError(f"--fla: expected a checkout of FLA, which draws the weights of {text}, found none")
 
     def model(self):
         import torch
@@ -60,6 +70,10 @@ class Case:
         import fox
 
         layers, width, heads = SIZES[self.size]
+        if self.recurrent:
+            models = import_fla(self.fla)
+            torch.manual_seed(0)
+            return fla_model(models, self.name, VOCABULARY, layers, width, heads)
         torch.manual_seed(0)
         model = fox.LanguageModel(fox.Config(VOCABULARY, layers, width, heads, mlp_width(width, self.pro), self.pro, self.forgets,
                                              log_pruning_tolerance=LOG_TOLERANCE if self.prunes else None, prune_by_mass=False))
@@ -80,7 +94,8 @@ class Case:
     def write(self, path):
         from safetensors.torch import save_file
 
-        save_file(dict(self.model().state_dict(), text=self.text_tokens()), path)
+        state = self.model().state_dict()
+        save_file(dict(our_state(state) if self.recurrent else state, text=self.text_tokens()), path)
 
 
 def read_weights(path):
@@ -140,7 +155,14 @@ def serve_official(case, weights, peer):
     serve(model, backward)
 
 
-def serve(model, backward):
+def serve_fla(case, weights, row):
+    """Steps of FLA on command; the file has the same weights, as the seed draws them, in our shapes."""
+    _, tokens, labels = read_weights(weights)
+    masters, backward, figures = fla_step(case.model().cuda().train(), own_kernels=row == "fla-gla", compiled=row != "fla")
+    serve(masters, lambda: backward(tokens, labels), figures)
+
+
+def serve(model, backward, figures=None):
     """Steps on command, as `lethe bench --serve`."""
     import torch
 
@@ -158,7 +180,7 @@ def serve(model, backward):
     for _ in range(3):
         step()
     torch.cuda.synchronize()
-    print("ready", json.dumps({"loss": loss, "gradient_norm": norm, "tokens": TOKENS}), flush=True)
+    print("ready", json.dumps({"loss": loss, "gradient_norm": norm, "tokens": TOKENS, **(figures or {})}), flush=True)
     for line in sys.stdin:
         start = time.perf_counter()
         for _ in range(int(line.split()[1])):
@@ -200,6 +222,11 @@ class Row:
         self.process.wait()
 
 
+def runs(row, case):
+    of_fla = case.recurrent and (row != "fla-gla" or case.name == "mamba2")
+    return of_fla if row in FLA_ROWS else row == "lethe" or not case.recurrent and (row != "official" or case.forgets)
+
+
 def compare(case, options):
     with tempfile.TemporaryDirectory(dir=options.scratch) as folder:
         weights = f"{folder}/weights.safetensors"
@@ -211,17 +238,21 @@ def compare(case, options):
         place = several.index("--batch-tokens") + 1
         for name, command in (("lethe", lethe), ("compiled", [sys.executable, __file__, "--serve", case.text, weights, options.library]),
                               ("official", [sys.executable, __file__, "--serve-official", case.text, weights, options.peer]),
+                              *((row, [sys.executable, __file__, "--serve-fla", case.text, weights, row, str(case.fla)]) for row in FLA_ROWS),
                               *((f"{count} GPUs", [*several[:place], str(count * TOKENS), *several[place + 1:], "--gpus", str(count)]) for count in options.gpus)):
-            if name in options.rows and (name != "official" or case.forgets) or name.endswith(" GPUs"):
+            if name in options.rows and runs(name, case) or name.endswith(" GPUs"):
                 rows.append(Row(name, command, environment))
                 rows[-1].wait_until_ready()  # one after another: compilation and warm-up overlap no measurement
                 if case.size in LARGE:  # memory for one: the rows run one after another
                     rows[-1].measure_alone(options)
         working = [row for row in rows if row.error is None]
+        if case.recurrent and working and working[0].name == "lethe":
+            described = subprocess.run([lethe[0], "describe", *bench(case, options)[2:]], capture_output=True, text=True, check=True).stdout
+            working[0].figures["parameters"] = int(re.search(r"^ *parameters +(\d+)", described, re.MULTILINE)[1])
         for row in working[1:]:
             first = working[0].figures
-            for figure, bound in (("loss", 0.005), ("gradient_norm", 0.01)):
-                if not abs(row.figures[figure] / first[figure] - 1) < bound:
+            for figure, bound in (("loss", 0.005), ("gradient_norm", 0.01), ("parameters", 0.001)):
+                if figure in first.keys() & row.figures.keys() and not abs(row.figures[figure] / first[figure] - 1) < bound:
                     row.error = f"{figure}: expected {first[figure]:.5g} within {bound:.1%} as {working[0].name}, found {row.figures[figure]:.5g}"
         for row in rows:
             if row.error is not None:
@@ -255,9 +286,9 @@ def prompt_of(case, options):
 
 
 def table(found):
-    """The page of a comparison: a line a case, our speed over that of the same model compiled by PyTorch, and over the official code's where it ran."""
+    """The page of a comparison: a line a case, our speed over that of the same model compiled by PyTorch, and over those of the official code and FLA."""
     rows = {result["row"] for result in found["results"]}
-    rivals = [(row, name) for row, name in (("compiled", "compiled by PyTorch"), ("official", "official code")) if row in rows]
+    rivals = [(row, name) for row, name in (("compiled", "compiled by PyTorch"), ("official", "official code"), ("fla", "FLA")) if row in rows]
     lines = [f"# Training steps on one {found['gpu']}", "",
              f"`tools/compare_training.py` at commit {found['commit'][:12]}, {found['date'][:10]}, torch {found['torch']}, driver {found['driver']}: medians of "
              f"{found['rounds']} rounds of {found['slot_seconds']} s in turn; a step is {found['tokens_a_step']} tokens in bfloat16, forward, backward, clipping and "
@@ -272,12 +303,15 @@ def table(found):
     figure = lambda speed: f"{speed:.0f}" if speed else "–"
     ratio = lambda speed, other: f"{speed / other:.3f}" if speed and other else "–"
     for case, speeds in speeds_of.items():
+        speeds["fla"] = max((speeds[row] for row in FLA_ROWS if speeds.get(row)), default=None)
         ours = speeds.get("lethe")
         figures = [figure(ours)] + [text for row, _ in rivals for text in (figure(speeds.get(row)), ratio(ours, speeds.get(row)))]
         figures += [gib.get(case, "–")] if gib else []
         lines.append(f"| {case.replace(':', ', ')} | {' | '.join(figures)} |")
     if "compiled" in rows:
         lines += ["", "The Transformer's rival has cuDNN's attention, FoX's our operator: `examples/fox.py` under `torch.compile`."]
+    if "fla" in rows:
+        lines += ["", "FLA is the faster of its models as they are and under `torch.compile`."]
     several = sorted((row for row in rows if row.endswith(" GPUs")), key=lambda row: int(row.split()[0]))
     if several:
         lines += ["", f"Data parallel, {found['tokens_a_step']} tokens a GPU and step:", "",
@@ -313,15 +347,18 @@ def main():
         return serve_compiled(Case(sys.argv[2]), sys.argv[3], sys.argv[4])
     if sys.argv[1:2] == ["--serve-official"]:
         return serve_official(Case(sys.argv[2]), sys.argv[3], sys.argv[4])
+    if sys.argv[1:2] == ["--serve-fla"]:
+        return serve_fla(Case(sys.argv[2], sys.argv[5]), sys.argv[3], sys.argv[4])
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", default=str(ROOT / "build/cuda"))
     parser.add_argument("--library", default=None, help="liblethe_torch.so (default: the build's)")
     parser.add_argument("--case", nargs="+", default=["125m:4096:transformer-llama", "125m:4096:fox-llama", "125m:4096:fox-pro", "125m:4096:fox-pro+acp",
                                                       "760m:16384:transformer-llama", "760m:16384:fox-pro", "760m:16384:fox-pro+acp"])
-    parser.add_argument("--rows", nargs="+", default=["lethe", "compiled", "official"], choices=["lethe", "compiled", "official"])
+    parser.add_argument("--rows", nargs="+", default=["lethe", "compiled", "official", *FLA_ROWS[:2]], choices=["lethe", "compiled", "official", *FLA_ROWS])
     parser.add_argument("--gpus", nargs="+", default=[], type=int, help="also so many of them, data parallel")
     parser.add_argument("--prompts", nargs="+", default=[], metavar="CASE", help="read one prompt each of such cases, too: of a length that divides a step's tokens")
     parser.add_argument("--peer", default=str(ROOT / ".peers/forgetting-transformer"), help="the official code; without it there is no such row")
+    parser.add_argument("--fla", default=None, help="a checkout of FLA, for recurrent models")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--slot", type=float, default=2.0, help="seconds of a row in a round")
     parser.add_argument("--scratch", default=None, help="a folder for the weights (default: the system's)")
@@ -329,7 +366,7 @@ def main():
     options = parser.parse_args()
     options.library = options.library or next(iter(sorted(map(str, pathlib.Path(options.build).rglob("liblethe_torch.so")))), "")
     try:
-        cases, prompts = [Case(text) for text in options.case], [Case(text) for text in options.prompts]
+        cases, prompts = [Case(text, options.fla) for text in options.case], [Case(text, options.fla) for text in options.prompts]
     except ValueError as error:
         sys.exit(f"compare_training: {error}")
     if options.output and not pathlib.Path(options.output).parent.is_dir():
@@ -347,7 +384,8 @@ def main():
             results.append(result)
             if "tokens_per_second" in result:
                 spread = f"{result['slowest']:.0f}–{result['fastest']:.0f}"
-                print(f"{result['case']:32}{result['row']:12}{result['tokens_per_second']:>10.0f}{spread:>20}{result['loss']:>10.4f}", flush=True)
+                print(f"{result['case']:32}{result['row']:12}{result['tokens_per_second']:>10.0f}{spread:>20}{result['loss']:>10.4f}{result.get('parameters', ''):>11}",
+                      flush=True)
             else:
                 print(f"{result['case']:32}{result['row']:12}{result['error']}", flush=True)
         if options.output:

@@ -1,21 +1,25 @@
 #!/usr/bin/env python3
 """Times gated_state and delta_state, forward and backward, against the time in which the card copies as many bytes as a call must read and write.
 
-usage: matrix_state.py LIBRARY [--output FILE.json] [--only NAME]… [--rounds N] [--commit HASH]
+usage: matrix_state.py LIBRARY [--fla FOLDER] [--gates usual near-one] [--output FILE.json] [--only NAME]… [--rounds N] [--commit HASH]
 
 A floor counts every input, gradient and output once, at the speed of a copy of 384 MB in the same process; that of one token is the time of a copy of
 as many bytes, whose launch is no shorter. The L2 cache is filled by reading another
 array before each call: dirty lines of a write would be written back inside the call. A time is the median between CUDA events on a GPU that is kept
 busy until the call is queued. The backward is that of all inputs, without its forward.
+
+With --fla, a checkout of flash-linear-attention, its operators of the same mechanism get the same tensors and the same clock; a row has the fastest of them.
+One that raises, or whose values or gradients are not within --tolerance of ours (the norm of the difference over ours), has no time.
 """
 import argparse
+import importlib
 import json
 import statistics
 import sys
 
 import torch
 
-BUSY_CYCLES = 2_000_000
+BUSY_CYCLES = 10_000_000  # longer than the CPU takes to queue a call, FLA's many kernels too
 MEGABYTE = 1 << 20
 bf16 = torch.bfloat16
 
@@ -36,12 +40,27 @@ CASES = {
     "one token, 16": (16, 1, 24, 64, 64, "token state"),
     "one token, 64": (64, 1, 24, 64, 64, "token state"),
 }
+LOGITS = {"usual": 3.0, "near-one": 8.0}  # mean logit of a gate
+
+# FLA's operators of a form: module below fla.ops, function, its names of our gates, its other options. No form with a normaliser has one with gates.
+SCALAR, RECURRENT = {"key_gate": "g"}, {"key_gate": "gk", "value_gate": "gv"}
+FLA = {
+    "": [("linear_attn", "chunk_linear_attn", {}, {"normalize": False}), ("linear_attn", "fused_chunk_linear_attn", {}, {"normalize": False})],
+    "token": [("simple_gla", "chunk_simple_gla", SCALAR, {}), ("simple_gla", "fused_chunk_simple_gla", SCALAR, {})],
+    "key": [("gla", "chunk_gla", SCALAR, {}), ("gla", "chunk_gla", SCALAR, {"state_v_first": True})],
+    "key value": [("gla", "fused_recurrent_gla", RECURRENT, {}), ("gla", "fused_recurrent_gla", RECURRENT, {"state_v_first": True})],
+    "delta": [("delta_rule", "chunk_delta_rule", {}, {})],
+    "delta token": [("gated_delta_rule", "chunk_gated_delta_rule", SCALAR, {}), ("gated_delta_rule", "chunk_gated_delta_rule", SCALAR, {"state_v_first": True})],
+    # The second is right for log gates above −5 alone.
+    "delta key": [("kda", "chunk_kda", SCALAR, options) for options in ({}, {"safe_gate": True}, {"safe_gate": True, "disable_recompute": True})],
+    "token state": [("simple_gla", "fused_recurrent_simple_gla", SCALAR, {})],
+}
 
 
-def inputs_of(batch, length, heads, rows, columns, form):
+def inputs_of(batch, length, heads, rows, columns, form, gates="usual"):
     """Arguments by name, None where the form has none."""
     normal = lambda *shape, dtype=bf16: torch.randn(batch, length, heads, *shape, device="cuda").to(dtype)
-    gate = lambda *shape: torch.nn.functional.logsigmoid(normal(*shape, dtype=torch.float32) + 3)
+    gate = lambda *shape: torch.nn.functional.logsigmoid(normal(*shape, dtype=torch.float32) + LOGITS[gates])
     query, key, value = normal(rows), torch.nn.functional.normalize(normal(rows), dim=-1), normal(columns)
     if "normalized" in form:
         query, key = query.abs(), key.abs()
@@ -56,6 +75,53 @@ def run(given, form):
     if "delta" in form:
         return torch.ops.lethe.delta_state(*head, given["beta"], given["key_gate"], given["state"])
     return torch.ops.lethe.gated_state(*head, given["key_gate"], given["value_gate"], given["state"], normalize="normalized" in form)
+
+
+def run_fla(given, operator):
+    """Values and, where one is given, the last state, by FLA's operator of a row of FLA."""
+    module, function, gates, options = operator
+    named = {"q": given["query"], "k": given["key"], "v": given["value"], "beta": given["beta"], **{theirs: given[ours] for ours, theirs in gates.items()}}
+    state = {} if given["state"] is None else {"initial_state": given["state"], "output_final_state": True}
+    call = getattr(importlib.import_module(f"fla.ops.{module}"), function)
+    return call(**{name: tensor for name, tensor in named.items() if tensor is not None}, **state, **options, scale=given["query"].shape[-1] ** -0.5)
+
+
+def gradients_of(values, given, direction):
+    """By name, of all inputs that there are."""
+    leaves = {name: tensor for name, tensor in given.items() if tensor is not None}
+    return dict(zip(leaves, torch.autograd.grad(values, leaves.values(), direction, retain_graph=True)))
+
+
+def worst_of(found, expected):
+    """The largest error of a tensor by its name, NaN being infinite: (error, name)."""
+    of = lambda name: ((found[name].float() - expected[name].float()).norm() / expected[name].float().norm()).nan_to_num(nan=torch.inf).item()
+    return max((of(name), name) for name in expected)
+
+
+def of_rivals(given, form, expected, direction, tolerance, clock):
+    """What FLA's operators take: by direction the fastest's row members. `expected` has our values by name, and our gradients where there is a direction."""
+    fastest, reasons = {}, []
+    for operator in FLA.get(form, ()):
+        name = " ".join([operator[1], *operator[3]])
+        try:
+            with torch.no_grad():
+                times = {"forward": lambda: run_fla(given, operator)}
+                found = dict(zip(("values", "last state"), times["forward"]()))
+            if direction is not None:
+                values = run_fla(given, operator)[0]
+                found |= gradients_of(values, given, direction)
+                times["backward"] = lambda: gradients_of(values, given, direction)
+            error, where = worst_of(found, expected)
+            if not error <= tolerance:
+                raise ValueError(f"{where}: expected ours within {tolerance:.1%}, found {error:.2%}")
+            for side, call in times.items():
+                with torch.set_grad_enabled(side == "backward"):
+                    time = clock(call)
+                if time < fastest.get(side, {}).get("rival_microseconds", float("inf")):
+                    fastest[side] = {"rival": name, "rival_microseconds": time, "rival_error": error, "rival_error_of": where}
+        except Exception as reason:  # of any kind: a rival's failure is a result
+            reasons.append(f"{name}: {type(reason).__name__}: {' '.join(str(reason).split())[:200]}")
+    return fastest, reasons
 
 
 def nbytes(tensors):
@@ -83,29 +149,41 @@ def copy_of(count, rounds, other):
     return microseconds(lambda: target.copy_(source), rounds, other)
 
 
-def measured(name, rounds, other, speed):
-    """The case's rows: a direction, its time, its floor and the floor's share of the time."""
+def measured(name, gates, arguments, other, speed):
+    """The case's rows: a direction, its time, its floor and the floor's share of the time; with --fla the rival's time and its ratio to ours."""
     *sizes, form = CASES[name]
-    given = inputs_of(*sizes, form)
+    given = inputs_of(*sizes, form, gates)
+    clock = lambda call: microseconds(call, arguments.rounds, other)
     with torch.no_grad():
-        forward = microseconds(lambda: run(given, form), rounds, other)
+        forward = clock(lambda: run(given, form))
     leaves = [tensor.requires_grad_() for tensor in given.values() if tensor is not None]
     values, state = run(given, form)
     # The last state's gradient counts as little as the state itself where there is none at the beginning.
     read = nbytes(leaves) + values.nbytes
     rows = [("forward", forward, read + (state.nbytes if given["state"] is not None else 0))]
+    expected, direction = {"values": values.detach()}, None
+    if given["state"] is not None:
+        expected["last state"] = state.detach()
     if sizes[1] > 1:
         direction = torch.randn_like(values)
-        backward = microseconds(lambda: torch.autograd.grad(values, leaves, direction, retain_graph=True), rounds, other)
+        backward = clock(lambda: torch.autograd.grad(values, leaves, direction, retain_graph=True))
         rows.append(("backward", backward, read + nbytes(leaves)))
-    floors = [copy_of(count, rounds, other) if sizes[1] == 1 else count / speed for _, _, count in rows]
-    return [{"case": name, "direction": direction, "microseconds": time, "floor_microseconds": floor, "share": floor / time}
-            for (direction, time, _), floor in zip(rows, floors)]
+        expected |= gradients_of(values, given, direction) if arguments.fla else {}
+    floors = [copy_of(count, arguments.rounds, other) if sizes[1] == 1 else count / speed for _, _, count in rows]
+    rivals, reasons = of_rivals(given, form, expected, direction, arguments.tolerance, clock) if arguments.fla else ({}, [])
+    for reason in reasons:
+        print(f"{name:24} {gates:8} no time of {reason}")
+    return [{"case": name, "gates": gates, "direction": side, "microseconds": time, "floor_microseconds": floor, "share": floor / time, **rivals.get(side, {}),
+             **({"ratio": rivals[side]["rival_microseconds"] / time} if side in rivals else {}), **({"no_time_of": reasons} if reasons else {})}
+            for (side, time, _), floor in zip(rows, floors)]
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("library")
+    parser.add_argument("--fla", help="a checkout of flash-linear-attention, timed beside ours; it needs transformers and einops")
+    parser.add_argument("--tolerance", type=float, default=0.02, help="of a rival's values and gradients")
+    parser.add_argument("--gates", nargs="+", choices=list(LOGITS), default=["usual"], help="near-one: logits of 8 instead of 3, in cases that have gates")
     parser.add_argument("--output", help="JSON file of all rows")
     parser.add_argument("--only", action="append", choices=list(CASES))
     parser.add_argument("--rounds", type=int, default=9)
@@ -114,17 +192,24 @@ def main():
     if not torch.cuda.is_available():
         sys.exit("device: expected a CUDA device, found none")
     torch.ops.load_library(arguments.library)
+    if arguments.fla:
+        sys.path.insert(0, arguments.fla)
     torch.manual_seed(1)
     other, source = (torch.ones(megabytes * MEGABYTE // 4, device="cuda") for megabytes in (256, 384))
     target = torch.empty_like(source)
     speed = 2 * source.nbytes / microseconds(lambda: target.copy_(source), arguments.rounds, other)  # bytes a microsecond
     print(f"{torch.cuda.get_device_name()}: copies at {speed / 1e3:.0f} GB/s")
-    print(f"{'case':24} {'direction':9} {'µs':>9} {'floor':>8} {'share':>7}")
+    print(f"{'case':24} {'gates':8} {'direction':9} {'µs':>9} {'floor':>8} {'share':>7}" + f" {'rival µs':>9} {'ratio':>6}" * bool(arguments.fla))
     rows = []
-    for name in arguments.only or CASES:
-        for row in measured(name, arguments.rounds, other, speed):
+    for name, gates in ((name, gates) for name in arguments.only or CASES for gates in arguments.gates):
+        if gates != arguments.gates[0] and not {"token", "key"} & set(CASES[name][-1].split()):
+            continue
+        for row in measured(name, gates, arguments, other, speed):
             rows.append(row)
-            print(f"{name:24} {row['direction']:9} {row['microseconds']:9.1f} {row['floor_microseconds']:8.1f} {row['share']:7.3f}", flush=True)
+            rival = ""
+            if "rival" in row:
+                rival = f" {row['rival_microseconds']:9.1f} {row['ratio']:6.2f} {row['rival']}, {row['rival_error']:.2%} of {row['rival_error_of']}"
+            print(f"{name:24} {gates:8} {row['direction']:9} {row['microseconds']:9.1f} {row['floor_microseconds']:8.1f} {row['share']:7.3f}{rival}", flush=True)
     if arguments.output:
         with open(arguments.output, "w") as file:
             json.dump({"device": torch.cuda.get_device_name(), "torch": torch.__version__, "commit": arguments.commit,

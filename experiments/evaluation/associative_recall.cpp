@@ -98,6 +98,13 @@ void RecallTask::check() const {
   expect(power > 0 && std::isfinite(power), "power", "> 0 and finite", std::to_string(power));
 }
 
+RecallTask RecallTask::with_pairs(int64_t fewer) const {
+  RecallTask task = *this;
+  task.pairs = fewer;
+  task.updates = updates * fewer / pairs;
+  return task;
+}
+
 RecallBatch recall_batch(const RecallTask& task, uint64_t seed, int64_t first, int64_t count) {
   std::vector<double> weights((task.tokens() - 2 * (task.pairs + task.updates)) / 2);
   for (size_t g = 0; g < weights.size(); ++g) weights[g] = std::pow(static_cast<double>(g + 1), task.power - 1);
@@ -145,12 +152,12 @@ RecallScore trained_recall(ModelConfig config, const RecallTask& task, const Rec
   options.warmup_tokens = options.total_tokens / 10;
   options.learning_rate = training.learning_rate;
   AdamW optimizer(model->flat(), options);
-  const auto answers = static_cast<double>(training.batch * task.pairs);
   for (int64_t step = 0; step < training.steps; ++step) {
-    const RecallBatch batch = recall_batch(task, seed, step * training.batch, training.batch);
+    const int64_t pairs = training.pairs.empty() ? task.pairs : training.pairs[step % std::ssize(training.pairs)];
+    const RecallBatch batch = recall_batch(task.with_pairs(pairs), seed, step * training.batch, training.batch);
     model->flat().gradient.zero_();
     const Tensor losses = model->predictions(batch.tokens.to(device), batch.answers.to(device)).losses;
-    const Tensor loss = losses.sum() / answers;
+    const Tensor loss = losses.sum() / static_cast<double>(training.batch * pairs);
     loss.backward();
     optimizer.step(learning_rate_at(options, step * options.batch_tokens), loss.detach().to(torch::kFloat64));
     if (progress) progress(static_cast<double>(step + 1) / static_cast<double>(training.steps));
@@ -172,6 +179,7 @@ struct RecallSettings {
     reader("steps", training.steps);
     reader("batch", training.batch);
     reader("learning_rate", training.learning_rate);
+    reader("training_pairs", training.pairs);
     reader("tested", training.tested);
     reader("seeds", seeds);
     reader("model", model);
@@ -181,6 +189,9 @@ struct RecallSettings {
     for (const auto& [name, value] : {std::pair("steps", training.steps), std::pair("batch", training.batch),
                                       std::pair("tested", training.tested), std::pair("seeds", seeds)})
       expect(value >= 1, name, "at least 1", std::to_string(value));
+    for (const int64_t pairs : training.pairs)
+      expect(pairs >= 1 && pairs <= task.pairs, "training_pairs", "1 … pairs = " + std::to_string(task.pairs),
+             std::to_string(pairs));
     expect(model.is_object(), "model", "a JSON object", model.dump());
   }
 

@@ -30,6 +30,9 @@ struct RecallTask {
   int64_t length = 0;       ///< tokens of a sequence; 0: least_length()
   double power = 0.01;
 
+  /// The task with fewer pairs and the same share of updates; its length is the least where this one's is.
+  RecallTask with_pairs(int64_t fewer) const;
+
   int64_t least_length() const { return 4 * pairs + 2 * updates; }
   int64_t tokens() const { return length > 0 ? length : least_length(); }
 
@@ -52,6 +55,8 @@ struct RecallTraining {
   int64_t steps = 400;
   int64_t batch = 64;  ///< sequences a step
   double learning_rate = 1e-2;
+  /// Pairs of the steps' sequences in turn, each ≤ the task's, as Zoology trains on few and many pairs; empty: the task's
+  std::vector<int64_t> pairs = {};
   int64_t tested = 512;  ///< sequences
 };
 

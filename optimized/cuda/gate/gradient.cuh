@@ -13,7 +13,7 @@
 //   join_groups(row, queries)   by a whole CTA: replaces the parts of each shared sum by one mean
 //   at(row, query)              r of (batch, query head) `row` after that
 //
-// One CTA a head, O(Tk): forwards for Z, then backwards for u and the sum. Bound by latency, some microseconds for 4096 tokens.
+// One CTA a head, O(Tk): forwards for Z, then backwards for u and the sum. Bound by latency.
 
 #include <numbers>
 
@@ -87,6 +87,56 @@ __device__ inline double scan(double value, double& total, double (&of_warps)[kW
   return sum;
 }
 
+// The gates of a thread's four tokens and of the one after, as they lie in memory. A chunk's are loaded before the chunk before it is computed: the
+// kernel would wait for memory longer than it computes.
+struct Gates {
+  float before = 0,
+        bias[kTokensAThread + 1] = {};  // local parts of the prefix: of the token before the first, and theirs
+  uint8_t cuts[kTokensAThread + 1] = {};
+  double base[2] = {};  // of the blocks on both sides of the one boundary that is asked about
+};
+
+// One head's gates.
+struct HeadOfGates {
+  const GatePrefix& prefix;
+  int64_t row;  // of its first token
+  const double* base;
+  int key_length;
+
+  // at_end: whether the boundary between blocks is after the tokens, not before them. first: a multiple of four.
+  __device__ Gates load(int first, bool at_end) const {
+    Gates gates;
+    if (first >= key_length) return gates;
+    const float4 bias = *reinterpret_cast<const float4*>(prefix.bias + row + first);
+    const uchar4 cuts = *reinterpret_cast<const uchar4*>(prefix.cut_before + row + first);
+    gates.bias[0] = bias.x, gates.bias[1] = bias.y, gates.bias[2] = bias.z, gates.bias[3] = bias.w;
+    gates.cuts[0] = cuts.x, gates.cuts[1] = cuts.y, gates.cuts[2] = cuts.z, gates.cuts[3] = cuts.w;
+    if (first > 0) gates.before = prefix.bias[row + first - 1];
+    if (first + kTokensAThread < key_length) {
+      gates.bias[kTokensAThread] = prefix.bias[row + first + kTokensAThread];
+      gates.cuts[kTokensAThread] = prefix.cut_before[row + first + kTokensAThread];
+    }
+    const int boundary = at_end ? first + kTokensAThread : first;
+    if (boundary % kGateBlock == 0 && boundary > 0 && boundary < key_length) {
+      gates.base[0] = base[boundary / kGateBlock - 1];
+      gates.base[1] = base[boundary / kGateBlock];
+    }
+    return gates;
+  }
+
+  __device__ static bool is_cut(const Gates& gates, int first, int i) {
+    return gates.cuts[i] == (first + i) % kGateBlock;
+  }
+
+  // f_t of the i-th token, the share of the weight seen by t − 1 that t still sees.
+  __device__ float forget(const Gates& gates, int first, int i) const {
+    const int token = first + i;
+    if (token <= 0 || token >= key_length || is_cut(gates, first, i)) return 0;
+    const float between = token % kGateBlock == 0 ? float((gates.base[1] - gates.base[0]) * std::numbers::log2e) : 0.0f;
+    return exp2f(fminf(0, between + (i == 0 ? gates.before : gates.bias[i - 1]) - gates.bias[i]));
+  }
+};
+
 // Entry 0 is in no logit, and a cut's own gate changes nothing: their gradients are exactly 0.
 template <typename RowSums>
 __global__ void __launch_bounds__(kThreads) finish_gate(const __grid_constant__ Parameters p, RowSums row_sums) {
@@ -97,67 +147,103 @@ __global__ void __launch_bounds__(kThreads) finish_gate(const __grid_constant__ 
   const int batch = row_of_heads / p.query_heads, head = row_of_heads % p.query_heads;
   const int key_length = p.query_offset + p.query_length;
   const int64_t row = row_of_heads * p.key_blocks * kGateBlock;
-  const double* base = p.prefix.base + row_of_heads * (p.key_blocks + 1);
-  const auto is_cut = [&](int token) { return p.prefix.cut_before[row + token] == token % kGateBlock; };
-  // f_t, the share of the weight seen by t − 1 that t still sees.
-  const auto forget = [&](int token) {
-    if (token <= 0 || token >= key_length || is_cut(token)) return 0.0f;
-    const int block = token / kGateBlock, block_before = (token - 1) / kGateBlock;
-    const float between = block == block_before ? 0 : float((base[block] - base[block_before]) * std::numbers::log2e);
-    return exp2f(fminf(0, between + p.prefix.bias[row + token - 1] - p.prefix.bias[row + token]));
-  };
+  const HeadOfGates gates_of{p.prefix, row, p.prefix.base + row_of_heads * (p.key_blocks + 1), key_length};
 
   row_sums.join_groups(row_of_heads, p.query_length);
   __syncthreads();
 
   const int chunks = (key_length + kChunk - 1) / kChunk;
+  struct Forwards {
+    Gates gates;
+    float sums[kTokensAThread];
+  };
+  const auto first_of = [](int chunk) { return chunk * kChunk + int(threadIdx.x) * kTokensAThread; };
+  const auto load_forwards = [&](int chunk) {
+    const int first = first_of(chunk);
+    Forwards loaded{gates_of.load(first, false), {}};
+#pragma unroll
+    for (int i = 0; i < kTokensAThread; ++i) {
+      const int query = first + i - p.query_offset;
+      if (query >= 0 && query < p.query_length) loaded.sums[i] = row_sums.at(row_of_heads, query);
+    }
+    return loaded;
+  };
   float seen = 0;  // Z of the last token before the chunk
+  Forwards forwards = load_forwards(0);
+#pragma unroll 1
   for (int chunk = 0; chunk < chunks; ++chunk) {
-    const int first = chunk * kChunk + threadIdx.x * kTokensAThread;
+    const int first = first_of(chunk);
     Affine step[kTokensAThread], own;
 #pragma unroll
     for (int i = 0; i < kTokensAThread; ++i) {
-      if (first + i < key_length) step[i] = {forget(first + i), 1};
+      if (first + i < key_length) step[i] = {gates_of.forget(forwards.gates, first, i), 1};
       own.then(step[i]);
     }
+    float sums[kTokensAThread];
+#pragma unroll
+    for (int i = 0; i < kTokensAThread; ++i) sums[i] = forwards.sums[i];
+    if (chunk + 1 < chunks) forwards = load_forwards(chunk + 1);
     float sum = scan(own, seen, maps_of_warps);
 #pragma unroll
     for (int i = 0; i < kTokensAThread; ++i) {
       sum = step[i](sum);
       const int query = first + i - p.query_offset;
-      if (query >= 0 && query < p.query_length) p.row_shares[row + first + i] = row_sums.at(row_of_heads, query) / sum;
+      if (query >= 0 && query < p.query_length) p.row_shares[row + first + i] = sums[i] / sum;
     }
   }
   __syncthreads();
 
+  // Lower threads hold later tokens, so an upward scan is a suffix sum; a thread's own four run backwards.
+  struct Backwards {
+    Gates gates;
+    float4 shares = {}, columns = {};
+  };
+  const auto first_behind = [](int chunk) {
+    return chunk * kChunk + (kThreads - int(threadIdx.x) - 1) * kTokensAThread;
+  };
+  const auto load_backwards = [&](int chunk) {
+    const int first = first_behind(chunk);
+    Backwards loaded{gates_of.load(first, true)};
+    if (first < key_length) {
+      loaded.shares = *reinterpret_cast<const float4*>(p.row_shares + row + first);
+      loaded.columns = *reinterpret_cast<const float4*>(p.column_sums + row + first);
+    }
+    return loaded;
+  };
   float taken = 0;    // u of the first token after the chunk
   double behind = 0;  // the sum over all later chunks
+  Backwards backwards = load_backwards(chunks - 1);
+#pragma unroll 1
   for (int chunk = chunks - 1; chunk >= 0; --chunk) {
-    // Lower threads hold later tokens, so an upward scan is a suffix sum; a thread's own four run backwards.
-    const int last = chunk * kChunk + (kThreads - threadIdx.x) * kTokensAThread - 1;
+    const int first = first_behind(chunk);
+    const float shares[] = {backwards.shares.x, backwards.shares.y, backwards.shares.z, backwards.shares.w};
+    const float columns[] = {backwards.columns.x, backwards.columns.y, backwards.columns.z, backwards.columns.w};
     Affine step[kTokensAThread], own;
+    uint32_t nothing = 0;  // tokens without a gradient, as bits
 #pragma unroll
-    for (int i = 0; i < kTokensAThread; ++i) {
-      const int token = last - i;
-      if (token < key_length) step[i] = {forget(token + 1), token >= p.query_offset ? p.row_shares[row + token] : 0};
+    for (int i = kTokensAThread - 1; i >= 0; --i) {
+      const int token = first + i;
+      if (token < key_length)
+        step[i] = {gates_of.forget(backwards.gates, first, i + 1), token >= p.query_offset ? shares[i] : 0};
+      if (token == 0 || HeadOfGates::is_cut(backwards.gates, first, i)) nothing |= 1u << i;
       own.then(step[i]);
     }
+    if (chunk > 0) backwards = load_backwards(chunk - 1);
     float share = scan(own, taken, maps_of_warps);
     double sums[kTokensAThread], sum = 0;
 #pragma unroll
-    for (int i = 0; i < kTokensAThread; ++i) {
+    for (int i = kTokensAThread - 1; i >= 0; --i) {
       share = step[i](share);
-      if (last - i < key_length) sum += double{share} - p.column_sums[row + last - i];
+      if (first + i < key_length) sum += double{share} - columns[i];
       sums[i] = sum;
     }
     const double before = scan(sum, behind, sums_of_warps);
 #pragma unroll
     for (int i = 0; i < kTokensAThread; ++i) {
-      const int token = last - i;
+      const int token = first + i;
       if (token >= key_length) continue;
-      const bool nothing = token == 0 || is_cut(token);
       p.grad_log_forget[(int64_t{batch} * key_length + token) * p.query_heads + head] =
-          nothing ? 0.0f : static_cast<float>(before + sums[i]);
+          nothing >> i & 1 ? 0.0f : static_cast<float>(before + sums[i]);
     }
   }
 }

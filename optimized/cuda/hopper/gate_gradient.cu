@@ -23,25 +23,42 @@ struct RowSums {
   }
   __device__ int lanes_of_group() const { return tile_rows == kGroupRows ? 32 : 16; }
 
-  // A row's own sum, or the first part of its group, which becomes the mean.
-  __device__ float& at(int64_t row, int query) const {
-    float* of_tile = slices + (row * slices_a_head + int64_t{query / tile_rows} * 2) * kSliceFloats + kSliceRows * 64;
+  __device__ float* of_tile(int64_t row, int query) const {
+    return slices + (row * slices_a_head + int64_t{query / tile_rows} * 2) * kSliceFloats + kSliceRows * 64;
+  }
+  // The first part of a row's group, which becomes the mean.
+  __device__ float* group_of(int64_t row, int query) const {
+    return of_tile(row, query) + query % tile_rows / kGroupRows * lanes_of_group();
+  }
+  // A row's own sum, or the mean of its group.
+  __device__ float at(int64_t row, int query) const {
     const int in_tile = query % tile_rows;
-    return is_separate(row, query) ? of_tile[in_tile / kSliceRows * kSliceFloats + in_tile % kSliceRows]
-                                   : of_tile[in_tile / kGroupRows * lanes_of_group()];
+    return is_separate(row, query) ? of_tile(row, query)[in_tile / kSliceRows * kSliceFloats + in_tile % kSliceRows]
+                                   : *group_of(row, query);
   }
 
-  // One warp a group.
+  // A warp has several groups at a time, whose loads it waits for together.
   __device__ void join_groups(int64_t row, int queries) const {
-    const int lane = threadIdx.x % 32, warps = blockDim.x / 32;
-    for (int query = threadIdx.x / 32 * kGroupRows; query < queries; query += warps * kGroupRows) {
-      if (is_separate(row, query)) continue;
-      float* parts = &at(row, query);
-      float sum = 0;
-      if (lane < lanes_of_group())
-        for (int warp = 0; warp < 8; ++warp) sum += parts[warp / 4 * kSliceFloats + warp % 4 * 32 + lane];
-      for (int lanes = 16; lanes > 0; lanes /= 2) sum += __shfl_xor_sync(~0u, sum, lanes);
-      if (lane == 0) *parts = sum / min(kGroupRows, queries - query);
+    constexpr int kAtOnce = 4;
+    const int lane = threadIdx.x % 32, apart = blockDim.x / 32 * kGroupRows;
+    for (int first = threadIdx.x / 32 * kGroupRows; first < queries; first += kAtOnce * apart) {
+      bool shared[kAtOnce];
+      float sums[kAtOnce] = {};
+#pragma unroll
+      for (int g = 0; g < kAtOnce; ++g) shared[g] = first + g * apart < queries && !is_separate(row, first + g * apart);
+#pragma unroll
+      for (int g = 0; g < kAtOnce; ++g) {
+        if (!shared[g] || lane >= lanes_of_group()) continue;
+        const float* parts = group_of(row, first + g * apart);
+#pragma unroll
+        for (int warp = 0; warp < 8; ++warp) sums[g] += parts[warp / 4 * kSliceFloats + warp % 4 * 32 + lane];
+      }
+#pragma unroll
+      for (int g = 0; g < kAtOnce; ++g) {
+        for (int lanes = 16; lanes > 0; lanes /= 2) sums[g] += __shfl_xor_sync(~0u, sums[g], lanes);
+        if (shared[g] && lane == 0)
+          *group_of(row, first + g * apart) = sums[g] / min(kGroupRows, queries - (first + g * apart));
+      }
     }
   }
 };

@@ -1,5 +1,7 @@
 #include "experiments/evaluation/pruned_share.hpp"
 
+#include <ATen/Parallel.h>
+
 #include <any>
 #include <cmath>
 #include <numeric>
@@ -19,10 +21,10 @@ Matrix<double> matrix_of(const torch::Tensor& rows) {
 }
 
 /// The share of the causal pairs of a head with D_ij < δ.
-double pruned_entries(const Head& head, double threshold) {
-  const int64_t length = head.key.rows();
+double pruned_entries(const Vector<double>& log_forget, double threshold) {
+  const int64_t length = log_forget.size();
   const reference::Blocks single{1, 1};
-  const auto boundary = pruning::boundary_by_search(head.log_forget, length, single, threshold);
+  const auto boundary = pruning::boundary_by_search(log_forget, length, single, threshold);
   const auto pairs = static_cast<double>(length * (length + 1) / 2);
   return 1.0 - static_cast<double>(pruning::visited_pairs(length, length, single, boundary)) / pairs;
 }
@@ -84,15 +86,19 @@ std::vector<HeadShare> head_shares(LanguageModel& model, const Dataset& dataset,
     const auto trace = traced(model, dataset, length, sequence, split);
     for (int64_t layer = 0; layer < layers; ++layer) {
       const AttentionTrace& seen = trace[static_cast<size_t>(layer)];
-      for (int64_t head = 0; head < heads; ++head) {
-        HeadShare& share = shares[static_cast<size_t>(layer * heads + head)];
-        share.layer = layer;
-        share.head = head;
-        const double pairs = 0.5 * static_cast<double>(length) * static_cast<double>(length + 1);
-        share.blocks.push_back(1.0 - seen.visited_pairs[0][head].item<double>() / pairs);
-        const double threshold = traced_threshold(seen, head, *log_tolerance);
-        share.entries.push_back(pruned_entries(traced_head(seen, head), threshold));
-      }
+      const double pairs = 0.5 * static_cast<double>(length) * static_cast<double>(length + 1);
+      const Matrix<double> log_forget = matrix_of(seen.log_forget.squeeze(0)), visited = matrix_of(seen.visited_pairs),
+                           bounds = matrix_of(seen.logit_bound.unsqueeze(0));
+      at::parallel_for(0, heads, 1, [&](int64_t begin, int64_t end) {
+        for (int64_t head = begin; head < end; ++head) {
+          HeadShare& share = shares[static_cast<size_t>(layer * heads + head)];
+          share.layer = layer;
+          share.head = head;
+          share.blocks.push_back(1.0 - visited(0, head) / pairs);
+          const double threshold = pruning::threshold(bounds(0, head), length, *log_tolerance);
+          share.entries.push_back(pruned_entries(log_forget.col(head), threshold));
+        }
+      });
     }
     if (progress) progress(static_cast<double>(sequence + 1) / static_cast<double>(sequences));
   }

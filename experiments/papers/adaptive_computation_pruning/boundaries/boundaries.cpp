@@ -1,8 +1,11 @@
 // ACP Fig. 6: the decay D, the attention A and the pruning boundary of three heads, from the most local to the most global;
 // and the bound of the pruning criterion, checked on every head.
 
+#include <ATen/Parallel.h>
+
 #include <algorithm>
 #include <cmath>
+#include <vector>
 
 #include "experiments/claims/measures.hpp"
 #include "experiments/evaluation/pruned_share.hpp"
@@ -52,14 +55,17 @@ nlohmann::json measured_heads(LanguageModel& model, const Dataset& dataset, int6
     return pruning::boundary_by_search(head.log_forget, length, single, threshold);
   };
 
+  std::vector<double> discarded(shares.size());
+  at::parallel_for(0, std::ssize(shares), 1, [&](int64_t begin, int64_t end) {
+    for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end); ++i) {
+      const Head head = head_of(shares[i]);
+      discarded[i] = pruning::discarded_weight(head, single, boundary_of(shares[i], head)).maxCoeff();
+    }
+  });
   nlohmann::json heads = nlohmann::json::array();
-  for (const HeadShare& share : shares) {
-    const Head head = head_of(share);
+  for (size_t i = 0; i < shares.size(); ++i)
     heads.push_back(
-        {{"name", share.name()},
-         {"pruned_share", share.entries[0]},
-         {"discarded_weight", pruning::discarded_weight(head, single, boundary_of(share, head)).maxCoeff()}});
-  }
+        {{"name", shares[i].name()}, {"pruned_share", shares[i].entries[0]}, {"discarded_weight", discarded[i]}});
   std::ranges::sort(shares, std::ranges::greater{}, [](const HeadShare& share) { return share.entries[0]; });
   std::vector<Point> shown;  // from the most local head to the most global
   for (const HeadShare* share : {&shares.front(), &shares[shares.size() / 2], &shares.back()}) {

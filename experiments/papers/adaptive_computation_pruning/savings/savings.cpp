@@ -119,8 +119,11 @@ struct Found {
 struct Gain {
   double value, band;
 };
-Gain gain(const std::vector<double>& speedup, double confidence) {
-  return {median(speedup) - 1, band_of_median(speedup, confidence)};
+/// NaN without a run at that context.
+Gain gain(const std::map<int64_t, std::vector<double>>& speedups, int64_t length, double confidence) {
+  const auto found = speedups.find(length);
+  if (found == speedups.end()) return {std::nan(""), std::nan("")};
+  return {median(found->second) - 1, band_of_median(found->second, confidence)};
 }
 Gain operator-(const Gain& a, const Gain& b) { return {a.value - b.value, std::hypot(a.band, b.band)}; }
 
@@ -151,9 +154,9 @@ std::vector<Comparison> comparisons_of_lengths(const Study& study, const Found& 
                       .measured = gain.value,
                       .band = gain.band};
   };
-  const Gain step = gain(found.step_speedup.at(longest), found.confidence),
-             early = gain(found.step_speedup.at(shortest), found.confidence),
-             alone = gain(found.operator_speedup.at(longest), found.confidence);
+  const Gain step = gain(found.step_speedup, longest, found.confidence),
+             early = gain(found.step_speedup, shortest, found.confidence),
+             alone = gain(found.operator_speedup, longest, found.confidence);
   std::vector<Comparison> all = {
       of_shares("About 70 % of the attention's blocks are pruned" + place, {{at(longest), 1}},
                 Expectation::between(share - 0.1, share + 0.1), "ACP Fig. 2 left"),
@@ -169,6 +172,11 @@ std::vector<Comparison> comparisons_of_lengths(const Study& study, const Found& 
   all.front().paper = share;
   if (lengths.size() < 2)
     for (const size_t growth : {1, 3}) all[growth].open = "this scale has one context length";
+  for (Comparison& comparison : all) {
+    if (!std::isnan(comparison.measured)) continue;
+    comparison.out_of_reach.clear();
+    comparison.open = "one of its contexts has not run yet";
+  }
   Comparison equal =
       found.losses.compare("Training with pruning ends at the same loss as training without",
                            {{kWith, 1}, {kWithout, -1}}, Expectation::within(study.settings.at("no_effect_margin")));

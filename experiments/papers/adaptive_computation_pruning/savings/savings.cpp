@@ -22,6 +22,7 @@ namespace lethe::savings {
 namespace {
 
 const std::string kWith = "FoX (Pro) with ACP", kWithout = "FoX (Pro) without ACP";
+constexpr int64_t kShortestWithFalls = 4096;  ///< contexts of which L(i) is asked to fall
 
 /// Seconds of one call, including the work that it launched on GPUs.
 template <typename Work>
@@ -108,10 +109,11 @@ std::string at(int64_t length) { return "context " + std::to_string(length); }
 /// The findings of all runs with pruning.
 struct Found {
   explicit Found(double confidence)
-      : confidence(confidence), shares(confidence), untrained(confidence), losses(confidence) {}
+      : confidence(confidence), shares(confidence), untrained(confidence), losses(confidence), falls(confidence) {}
   double confidence;
-  Measurements shares, untrained;                                         ///< of the blocks, by at(length)
-  Measurements losses;                                                    ///< at the longest context, by label
+  Measurements shares, untrained;  ///< of the blocks, by at(length)
+  Measurements losses;             ///< at the longest context, by label
+  Measurements falls;              ///< there: the mean of L(i) over T/16 … T/8 less that over T/2 … T, by label
   std::map<int64_t, std::vector<double>> operator_speedup, step_speedup;  ///< of seed 0, by repetition
 };
 
@@ -175,6 +177,7 @@ std::vector<Comparison> comparisons_of_lengths(const Study& study, const Found& 
   for (Comparison& comparison : all) {
     if (!std::isnan(comparison.measured)) continue;
     comparison.out_of_reach.clear();
+    comparison.control.reset();
     comparison.open = "one of its contexts has not run yet";
   }
   Comparison equal =
@@ -189,6 +192,21 @@ std::vector<Comparison> comparisons_of_lengths(const Study& study, const Found& 
       equal.open = "runs with and without pruning are equal to the last bit";
   }
   all.push_back(equal);
+  return all;
+}
+
+/// Whether models of the longest context use it. Not of the paper.
+std::vector<Comparison> falls_of_losses(const Found& found, int64_t longest) {
+  std::vector<Comparison> all;
+  for (const std::string& label : {kWithout, kWith}) {
+    Comparison fall = found.falls.compare("L(i) of " + label + " falls from " + std::to_string(longest / 16) + " … " +
+                                              std::to_string(longest / 8) + " to the last half of " +
+                                              std::to_string(longest) + " tokens",
+                                          {{label, 1}}, Expectation::positive());
+    fall.source = "FoX App. C, for longer contexts";
+    fall.note = "written after the run of scale gpu";
+    all.push_back(fall);
+  }
   return all;
 }
 
@@ -301,6 +319,10 @@ Findings measure(const Study& study) {
     // Of one seed both read the same text in the same order from the same initial weights.
     const Evaluated evaluated = evaluate(study, trained, length, sequences);
     found.losses.add(run, evaluated.value("loss"), losses_of_sequences(evaluated, 0, length));
+    std::vector<double> fall = losses_of_sequences(evaluated, length / 16, length / 8);
+    const std::vector<double> late = losses_of_sequences(evaluated, length / 2, length);
+    for (size_t s = 0; s < fall.size(); ++s) fall[s] -= late[s];
+    found.falls.add(run, mean(fall), fall);
     findings.records.push_back(record_of(study.experiment, run, 1, length, "loss", "nats", evaluated.value("loss")));
     for (auto&& points : {training_curve(run, trained), loss_curve(run, evaluated)})
       findings.points.insert(findings.points.end(), points.begin(), points.end());
@@ -313,6 +335,8 @@ Findings measure(const Study& study) {
   judge_by_gates(findings.comparisons, opened, study.settings);
   opened.out_of_reach = study.settings.value("gates_out_of_reach", "");
   findings.comparisons.push_back(opened);
+  if (longest >= kShortestWithFalls)
+    std::ranges::copy(falls_of_losses(found, longest), std::back_inserter(findings.comparisons));
   std::ranges::copy(shares_of_flops(study), std::back_inserter(findings.comparisons));
   return findings;
 }

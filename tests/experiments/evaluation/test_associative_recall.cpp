@@ -120,7 +120,34 @@ TEST(AssociativeRecall, RefusesTasksWithoutSequences) {
             "length: expected 0 or an even number from 24 on, found 22");
 }
 
+TEST(AssociativeRecall, HasFewerPairsWithTheSameShareOfUpdates) {
+  const RecallTask fewer = small_task(3).with_pairs(2);
+  EXPECT_EQ(fewer.pairs, 2);
+  EXPECT_EQ(fewer.updates, 1);
+  EXPECT_EQ(fewer.tokens(), 10);
+  EXPECT_EQ(small_task(3, 64).with_pairs(2).tokens(), 64);
+}
+
 class RecallRow : public TinyDatasetTest {};
+
+TEST_F(RecallRow, TrainsOnFewAndManyPairsInTurn) {
+  LanguageModel model(tiny_model());
+  const auto loss = [&](const nlohmann::json& pairs) {
+    nlohmann::json settings = {{"pairs", 2}, {"vocabulary", 8}, {"steps", 3}, {"batch", 4}, {"tested", 16}};
+    if (!pairs.is_null()) settings["training_pairs"] = pairs;
+    return evaluation_named("associative_recall").run(model, dataset, settings, {}).value("loss");
+  };
+  EXPECT_EQ(loss({2}), loss(nullptr));
+  EXPECT_NE(loss({1, 2}), loss(nullptr));
+  EXPECT_EQ(loss({1, 2}), loss({1, 2, 1}));
+  std::string refused;
+  try {
+    loss({3});
+  } catch (const std::invalid_argument& error) {
+    refused = error.what();
+  }
+  EXPECT_EQ(refused, "training_pairs: expected 1 … pairs = 2, found 3");
+}
 
 TEST_F(RecallRow, TrainsAModelThatRemembersAndOneThatCannot) {
   LanguageModel model(tiny_model());

@@ -19,7 +19,7 @@ MUTANTS = generated(
     ("dispatch_second_call", "compute_capability", "known[device] = major * 10 + minor;", swapped("* 10 + minor", "")),
     ("torch_empty", "unsupported_by", "return is_empty(call.shape) ? kEmpty : family.unsupported(call.shape, call.dtype, call.compute_capability);",
      swapped("is_empty(call.shape)", "false")),
-    ("torch_misaligned", "addressable", "reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % kAlignment == 0",
+    ("torch_misaligned", "is_addressable", "reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % kAlignment == 0",
      swapped("reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % kAlignment == 0", "true")),
     ("torch_no_tolerance", "forgetting_attention_forward", "in.log_pruning_tolerance.value_or(", swapped("in.log_pruning_tolerance.value_or", "")),
     ("torch_boundary_anew", "backward", ".boundary_given = true,", never("true")),

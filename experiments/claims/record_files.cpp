@@ -122,7 +122,10 @@ nlohmann::json read_certificate(const std::filesystem::path& base) {
   nlohmann::json json = read_json(path);
   if (!json.contains("files") && !json.contains("sha256")) return json;
   json = without_seal(std::move(json), path.string());
-  const nlohmann::json files = json.value("files", nlohmann::json::object());
+  const nlohmann::json files = json.value("files", nlohmann::json());
+  if (!files.is_object())
+    throw std::invalid_argument(path.string() + ": files: expected their hashes by name, found " +
+                                (files.is_null() ? "none" : shown(files.dump())));
   for (const auto& [name, hash] : files.items()) {
     const std::filesystem::path file = base.parent_path() / name;
     if (name.size() > kLongestName || file.filename() != name)

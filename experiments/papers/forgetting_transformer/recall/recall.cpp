@@ -14,32 +14,32 @@
 namespace lethe::recall {
 namespace {
 
-constexpr double kLearned = 0.05;  // of the queries: a row that answers fewer beyond a guess has not learned the task
+// Of the queries, beyond 1 / pairs: a row that answers fewer knows the values of its context at most, and not their keys.
+constexpr double kLearned = 0.05;
 constexpr const char *kSoftmax = "Softmax attention", *kNoPositions = "Softmax attention without positions",
-                     *kFox = "FoX", *kBlind = "One token alone";
+                     *kFox = "FoX", *kBlind = "One token alone", *kFresh = "FoX, untrained on the task";
 
 std::string linear_of(int64_t state) { return "Linear attention with state " + std::to_string(state); }
 std::string gated_of(int64_t state) { return "Gated linear attention with state " + std::to_string(state); }
 std::string delta_of(int64_t state) { return "DeltaNet with state " + std::to_string(state); }
 
-/// The sizes of a state: a small and a large one where each key has one value, and the one where some have two.
+/// The sizes of a state, a small and a large one.
 struct Sizes {
-  int64_t small, small_delta, large, with_updates;
+  int64_t small, large;
 };
 Sizes sizes_of(const Study& study) {
-  const auto size = [&](const char* name) { return whole_number(study.settings, name); };
-  return {size("small_state"), size("small_delta_state"), size("large_state"), size("state_with_updates")};
+  return {whole_number(study.settings, "small_state"), whole_number(study.settings, "large_state")};
 }
 
 /// A row, and the variants of the task that it is trained on.
 struct Stack {
   std::string name;
   MixerStack mixer;
-  bool plain, with_updates;
+  bool plain, with_updates, is_trained = true;
 };
 
 /// Two layers: a mixture of each token with the one before, in place of the short convolution of Zoology's models, then the mixer by its name.
-/// `head_dim`: width over heads; `forget_bias`: where the gates of gated linear attention begin, FoX's at 0.
+/// `head_dim`: width over heads; `forget_bias`: where the gates begin.
 std::vector<Stack> stacks(const Sizes& sizes, int64_t head_dim, double forget_bias) {
   const auto one_token = [](bool kv_shift) {
     LocalConfig local;
@@ -51,26 +51,27 @@ std::vector<Stack> stacks(const Sizes& sizes, int64_t head_dim, double forget_bi
   const auto add = [&](const std::string& name, MixerConfig mixer, bool plain, bool with_updates) {
     all.push_back({name, MixerStack(std::vector<MixerConfig>{one_token(true), std::move(mixer)}), plain, with_updates});
   };
-  const auto add_states = [&](int64_t state, int64_t delta_state, bool updates) {
-    AdditiveConfig linear;
-    linear.state_size = state;
-    add(linear_of(state), linear, !updates, updates);
-    GatedLinearConfig gated;
-    gated.state_size = state;
-    gated.forget_bias = forget_bias;
-    add(gated_of(state), gated, !updates, updates);
-    DeltaNetConfig delta;
-    delta.key_expansion = static_cast<double>(delta_state) / static_cast<double>(head_dim);
-    add(delta_of(delta_state), delta, !updates, updates);
-  };
   AttentionConfig softmax = named_architecture("transformer-llama").mixer.only<AttentionConfig>();
   add(kSoftmax, softmax, true, true);
   softmax.rope = false;
   add(kNoPositions, softmax, false, true);
-  add(kFox, named_architecture("fox-llama").mixer.only<AttentionConfig>(), true, true);
-  add_states(sizes.small, sizes.small_delta, false);
-  add_states(sizes.large, sizes.large, false);
-  add_states(sizes.with_updates, sizes.with_updates, true);
+  AttentionConfig fox = named_architecture("fox-llama").mixer.only<AttentionConfig>();
+  fox.forget_bias = forget_bias;
+  add(kFox, fox, true, true);
+  for (const int64_t state : {sizes.small, sizes.large}) {
+    AdditiveConfig linear;
+    linear.state_size = state;
+    add(linear_of(state), linear, true, state == sizes.large);
+    GatedLinearConfig gated;
+    gated.state_size = state;
+    gated.forget_bias = forget_bias;
+    add(gated_of(state), gated, true, state == sizes.large);
+  }
+  DeltaNetConfig delta;
+  delta.key_expansion = static_cast<double>(sizes.large) / static_cast<double>(head_dim);
+  add(delta_of(sizes.large), delta, false, true);
+  add(kFresh, fox, true, false);
+  all.back().is_trained = false;
   all.push_back({kBlind, MixerStack(std::vector<MixerConfig>{one_token(false), one_token(false)}), true, false});
   return all;
 }
@@ -83,10 +84,11 @@ struct Scores {
 };
 
 /// The settings of the evaluation for a stack: settings["task"], with the trunk settings["task"]["model"] and this mixer.
-nlohmann::json task_of(const Study& study, const MixerStack& mixer, int64_t updates) {
+nlohmann::json task_of(const Study& study, const Stack& stack, int64_t updates) {
   nlohmann::json task = study.settings.at("task");
   task["updates"] = updates;
-  nlohmann::json trunk = llama(mixer);
+  if (!stack.is_trained) task["steps"] = 1;  // the first of a warm-up has the rate 0
+  nlohmann::json trunk = llama(stack.mixer);
   for (const char* sized : {"vocabulary", "layers", "width", "heads"}) trunk.erase(sized);
   trunk.update(task.at("model"));
   task["model"] = trunk;
@@ -107,12 +109,12 @@ void add_points(const std::string& label, const std::string& quantity, const Eva
 void measure_stacks(const Study& study, const Artefact& host, Scores& scores, Findings& findings) {
   const auto updates = whole_number(study.settings, "updates");
   const nlohmann::json& trunk = study.settings.at("task").at("model");
-  for (const auto& [label, mixer, plain, with_updates] :
-       stacks(sizes_of(study), whole_number(trunk, "width") / whole_number(trunk, "heads"),
-              study.settings.at("forget_bias")))
+  for (const Stack& stack : stacks(sizes_of(study), whole_number(trunk, "width") / whole_number(trunk, "heads"),
+                                   study.settings.at("forget_bias")))
     for (const int64_t changed : {int64_t{0}, updates}) {
-      if (changed == 0 ? !plain : !with_updates) continue;
-      const Evaluated found = evaluated(study, host, "associative_recall", task_of(study, mixer, changed),
+      if (changed == 0 ? !stack.plain : !stack.with_updates) continue;
+      const std::string& label = stack.name;
+      const Evaluated found = evaluated(study, host, "associative_recall", task_of(study, stack, changed),
                                         {"accuracy_at_seed", "updated_accuracy_at_seed"});
       add_points(label, "accuracy_at_seed", found, changed == 0 ? scores.recall : scores.with_updates, findings);
       if (changed > 0) add_points(label, "updated_accuracy_at_seed", found, scores.updated, findings);
@@ -141,7 +143,8 @@ void measure_model(const Study& study, const Artefact& model, Findings& findings
     for (const Record& record : records_of(study, model.run, found))
       if (std::ranges::count(metrics, record.metric) > 0) findings.records.push_back(record);
   };
-  if (model.run.training.seed == 0)  // the task trains models of its own: it says the same of every seed
+  // The task trains models of its own: it says the same of every seed, and nothing of an untrained model.
+  if (model.run.training.seed == 0 && model.run.label != kUntrained)
     add(evaluated(study, model, "associative_recall", task), {"accuracy"});
   add(evaluate(study, model, length), {"loss"});
   add(evaluated(study, model, "forgetting_curve", study.settings.at("curve"),
@@ -153,9 +156,10 @@ void measure_model(const Study& study, const Artefact& model, Findings& findings
 }
 
 std::vector<Comparison> comparisons_of(const Study& study, const Scores& scores) {
-  const auto [small, small_delta, large, two_values] = sizes_of(study);
+  const auto [small, large] = sizes_of(study);
   const Expectation tens{.low = 0.2, .direction = +1}, most{.low = 0.85, .direction = +1};
   const double chance = 2.0 / static_cast<double>(whole_number(study.settings.at("task"), "vocabulary"));
+  const double of_context = 1.0 / static_cast<double>(whole_number(study.settings.at("task"), "pairs"));
   std::vector<Comparison> all;
   // Of the first row over the second; open where one of them has not learned the task, but for comparisons with a guess.
   const auto add = [&](const Measurements& scores_of, const std::string& statement, const std::string& row,
@@ -167,7 +171,7 @@ std::vector<Comparison> comparisons_of(const Study& study, const Scores& scores)
     comparison.note = study.settings.value("first_run", "");
     const Measurements& learned = &scores_of == &scores.updated ? scores.with_updates : scores.recall;
     for (const std::string& one : {row, other}) {
-      if (other == kBlind || learned.compare("", {{one, 1}}, {}).measured > chance + kLearned) continue;
+      if (other == kBlind || learned.compare("", {{one, 1}}, {}).measured > of_context + kLearned) continue;
       comparison.open = one + " has not learned the task in " + study.settings.at("task").at("steps").dump() + " steps";
     }
     all.push_back(comparison);
@@ -176,23 +180,24 @@ std::vector<Comparison> comparisons_of(const Study& study, const Scores& scores)
   add(scores.recall, "FoX recalls more than a guess", kFox, kBlind, most, true);
   add(scores.recall, "A larger state recalls more, gated linear attention", gated_of(large), gated_of(small), tens,
       true);
-  add(scores.recall, "A larger state recalls more, linear attention", linear_of(large), linear_of(small), tens, false);
-  add(scores.recall, "A larger state recalls more, DeltaNet", delta_of(large), delta_of(small_delta), tens, true);
-  add(scores.updated, "A gate recalls the last of two values more often", gated_of(two_values), linear_of(two_values),
-      tens, true);
+  add(scores.recall, "A larger state recalls more, linear attention", linear_of(large), linear_of(small), tens, true);
+  add(scores.updated, "A gate recalls the last of two values more often", gated_of(large), linear_of(large), tens,
+      true);
   add(scores.updated, "A forget gate recalls the last of two values more often, softmax attention", kFox, kNoPositions,
       tens, true);
-  add(scores.updated, "A delta rule recalls the last of two values more often", delta_of(two_values),
-      linear_of(two_values), tens, false);
-  add(scores.updated, "FoX recalls the last of two values more often than a linear state", kFox, linear_of(two_values),
-      tens, true);
-  Comparison control = scores.recall.compare("Control: a model that sees one token alone guesses", {{kBlind, 1}},
-                                             {.low = chance - 0.03, .high = chance + 0.03});
-  control.source = "ours";
-  control.unit = "share of the queries";
-  control.headline = true;
-  control.band = 0;
-  all.push_back(control);
+  add(scores.updated, "A delta rule recalls the last of two values more often", delta_of(large), linear_of(large), tens,
+      false);
+  add(scores.updated, "FoX recalls the last of two values more often than a linear state", kFox, linear_of(large), tens,
+      true);
+  for (const auto& [statement, row] : {std::pair("Control: a model that sees one token alone guesses", kBlind),
+                                       std::pair("Control: an untrained model guesses", kFresh)}) {
+    Comparison control = scores.recall.compare(statement, {{row, 1}}, {.low = chance - 0.03, .high = chance + 0.03});
+    control.source = "ours";
+    control.unit = "share of the queries";
+    control.headline = true;
+    control.band = 0;
+    all.push_back(control);
+  }
   return all;
 }
 

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "experiments/claims/record_files.hpp"
 #include "experiments/claims/registry.hpp"
 #include "experiments/claims/settings.hpp"
 #include "experiments/json_file.hpp"
@@ -95,6 +96,13 @@ class Recall : public TinyDatasetTest {
 TEST_F(Recall, IsReproducedWhereEveryRowLearnsTheTask) {
   for (const Comparison& comparison : judged(kAllLearn))
     EXPECT_EQ(comparison.verdict(), Verdict::kReproduced) << comparison.statement;
+}
+
+TEST_F(Recall, WritesItsRecords) {
+  const auto records = experiment.measure(study).records;
+  const std::filesystem::path base = folder.path() / "recall";
+  write_records(base, records, "lethe run recall");
+  EXPECT_EQ(read_records(base.string() + ".csv").size(), records.size());
 }
 
 TEST_F(Recall, KeepsAStatementOpenWhereOneOfItsRowsHasNotLearnedTheTask) {

@@ -17,7 +17,7 @@ namespace {
 // Of the queries, beyond 1 / pairs: a row that answers fewer knows the values of its context at most, and not their keys.
 constexpr double kLearned = 0.05;
 constexpr const char *kSoftmax = "Softmax attention", *kNoPositions = "Softmax attention without positions",
-                     *kFox = "FoX", *kBlind = "One token alone", *kFresh = "FoX, untrained on the task";
+                     *kFox = "FoX", *kBlind = "One token alone", *kFresh = "Untrained FoX";
 
 std::string linear_of(int64_t state) { return "Linear attention with state " + std::to_string(state); }
 std::string gated_of(int64_t state) { return "Gated linear attention with state " + std::to_string(state); }

@@ -5,6 +5,7 @@
 #include "optimized/cuda/ampere/backward.hpp"
 #include "optimized/cuda/ampere/dimensions.hpp"
 #include "optimized/cuda/arithmetic.cuh"
+#include "optimized/cuda/gate/gradient.hpp"
 #include "optimized/cuda/launch.cuh"
 
 namespace lethe::ampere {
@@ -96,7 +97,7 @@ BackwardWorkspace backward_workspace_in(Workspace& workspace, const Shape& shape
           .row_number = workspace.take<double>(rows * queries),
           .row_sums = workspace.take<float>(rows * queries),
           .column_sums = workspace.take<float>(rows * keys),
-          .row_shares = workspace.take<float>(rows * keys),
+          .row_shares = workspace.take<float>(gate_gradient_floats(shape)),
           .grad_query = workspace.take<float>(sums),
           .grad_query_floats = sums};
 }

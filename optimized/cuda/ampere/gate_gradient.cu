@@ -11,7 +11,7 @@ struct RowSums {
   const float* sums;
   int padded_queries;
 
-  __device__ void join_groups(int64_t, int) const {}
+  __device__ void join_groups(int64_t, int, int, int) const {}
   __device__ float at(int64_t row, int query) const { return sums[row * padded_queries + query]; }
 };
 

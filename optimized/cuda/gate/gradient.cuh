@@ -10,241 +10,88 @@
 // (row_groups.cuh) get its mean.
 //
 // `RowSums` is a kernel family's storage of r, a device functor with
-//   join_groups(row, queries)   by a whole CTA: replaces the parts of each shared sum by one mean
-//   at(row, query)              r of (batch, query head) `row` after that
+//   join_groups(row, begin, end, queries)   by a whole CTA: replaces the parts of each shared sum that begins in [begin, end) by one mean
+//   at(row, query)                          r of (batch, query head) `row` after that
 //
-// One CTA a head, O(Tk): forwards for Z, then backwards for u and the sum. Bound by latency.
+// O(Tk), bound by latency. A head of few chunks has one CTA: forwards for Z, then backwards for u and the sum, chunk by chunk. Of longer heads every
+// 1024 tokens have their own, in four passes (gradient_passes.cuh). Both give the same bits.
 
-#include <numbers>
-
-#include "optimized/cuda/gate/plan.hpp"
-#include "optimized/cuda/launch.cuh"
+#include "optimized/cuda/gate/gradient_passes.cuh"
 
 namespace lethe {
 namespace gate_gradient {
 
-inline constexpr int kThreads = 1024, kWarps = kThreads / 32, kTokensAThread = 4, kChunk = kThreads * kTokensAThread;
+inline constexpr int kThreads = 1024, kWarps = kThreads / 32, kChunk = kThreads * kTokensAThread;
+static_assert(kChunk == kChunkTokens);
 
-struct Parameters {
-  const float* column_sums;
-  float* row_shares;
-  GatePrefix prefix;
-  float* grad_log_forget;
-  int query_length, query_offset, query_heads, key_blocks;
-};
+// From so many chunks on the passes take less time.
+inline constexpr int kChunksOfPasses = 3;
 
-// x → factor·x + offset
-struct Affine {
-  float factor = 1, offset = 0;
-  __device__ float operator()(float x) const { return factor * x + offset; }
-  __device__ void then(const Affine& next) {
-    offset = next(offset);
-    factor *= next.factor;
-  }
-};
-
-// Returns the maps of all lower threads applied to `carry`; `carry` becomes the result of all maps.
-__device__ inline float scan(Affine own, float& carry, Affine (&of_warps)[kWarps]) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const auto below = [](const Affine& map, int lanes) {
-    return Affine{__shfl_up_sync(~0u, map.factor, lanes), __shfl_up_sync(~0u, map.offset, lanes)};
-  };
-#pragma unroll
-  for (int lanes = 1; lanes < 32; lanes *= 2) {
-    Affine sum = below(own, lanes);
-    sum.then(own);
-    if (lane >= lanes) own = sum;
-  }
-  if (lane == 31) of_warps[warp] = own;
-  __syncthreads();
-  float x = carry;
-  for (int w = 0; w < kWarps; ++w) {
-    if (w == warp) x = carry;
-    carry = of_warps[w](carry);
-  }
-  const Affine before = below(own, 1);
-  __syncthreads();
-  return lane == 0 ? x : before(x);
-}
-
-// The sum of `value` over all lower threads; `total` grows by the sum over all.
-__device__ inline double scan(double value, double& total, double (&of_warps)[kWarps]) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  double sum = value;  // inclusive over the lanes up to this one
-#pragma unroll
-  for (int lanes = 1; lanes < 32; lanes *= 2) {
-    const double below = __shfl_up_sync(~0u, sum, lanes);
-    if (lane >= lanes) sum += below;
-  }
-  if (lane == 31) of_warps[warp] = sum;
-  __syncthreads();
-  sum += total - value;
-  for (int w = 0; w < kWarps; ++w) {
-    if (w < warp) sum += of_warps[w];
-    total += of_warps[w];
-  }
-  __syncthreads();
-  return sum;
-}
-
-// The gates of a thread's four tokens and of the one after, as they lie in memory. A chunk's are loaded before the chunk before it is computed: the
-// kernel would wait for memory longer than it computes.
-struct Gates {
-  float before = 0,
-        bias[kTokensAThread + 1] = {};  // local parts of the prefix: of the token before the first, and theirs
-  uint8_t cuts[kTokensAThread + 1] = {};
-  double base[2] = {};  // of the blocks on both sides of the one boundary that is asked about
-};
-
-// One head's gates.
-struct HeadOfGates {
-  const GatePrefix& prefix;
-  int64_t row;  // of its first token
-  const double* base;
-  int key_length;
-
-  // at_end: whether the boundary between blocks is after the tokens, not before them. first: a multiple of four.
-  __device__ Gates load(int first, bool at_end) const {
-    Gates gates;
-    if (first >= key_length) return gates;
-    const float4 bias = *reinterpret_cast<const float4*>(prefix.bias + row + first);
-    const uchar4 cuts = *reinterpret_cast<const uchar4*>(prefix.cut_before + row + first);
-    gates.bias[0] = bias.x, gates.bias[1] = bias.y, gates.bias[2] = bias.z, gates.bias[3] = bias.w;
-    gates.cuts[0] = cuts.x, gates.cuts[1] = cuts.y, gates.cuts[2] = cuts.z, gates.cuts[3] = cuts.w;
-    if (first > 0) gates.before = prefix.bias[row + first - 1];
-    if (first + kTokensAThread < key_length) {
-      gates.bias[kTokensAThread] = prefix.bias[row + first + kTokensAThread];
-      gates.cuts[kTokensAThread] = prefix.cut_before[row + first + kTokensAThread];
-    }
-    const int boundary = at_end ? first + kTokensAThread : first;
-    if (boundary % kGateBlock == 0 && boundary > 0 && boundary < key_length) {
-      gates.base[0] = base[boundary / kGateBlock - 1];
-      gates.base[1] = base[boundary / kGateBlock];
-    }
-    return gates;
-  }
-
-  __device__ static bool is_cut(const Gates& gates, int first, int i) {
-    return gates.cuts[i] == (first + i) % kGateBlock;
-  }
-
-  // f_t of the i-th token, the share of the weight seen by t − 1 that t still sees.
-  __device__ float forget(const Gates& gates, int first, int i) const {
-    const int token = first + i;
-    if (token <= 0 || token >= key_length || is_cut(gates, first, i)) return 0;
-    const float between = token % kGateBlock == 0 ? float((gates.base[1] - gates.base[0]) * std::numbers::log2e) : 0.0f;
-    return exp2f(fminf(0, between + (i == 0 ? gates.before : gates.bias[i - 1]) - gates.bias[i]));
-  }
-};
-
-// Entry 0 is in no logit, and a cut's own gate changes nothing: their gradients are exactly 0.
+// A chunk's loads are issued before the chunk before it is computed: the kernel would wait for memory longer than it computes.
 template <typename RowSums>
 __global__ void __launch_bounds__(kThreads) finish_gate(const __grid_constant__ Parameters p, RowSums row_sums) {
   let_next_kernel_start();
   __shared__ Affine maps_of_warps[kWarps];
   __shared__ double sums_of_warps[kWarps];
   const int64_t row_of_heads = blockIdx.x;
-  const int batch = row_of_heads / p.query_heads, head = row_of_heads % p.query_heads;
-  const int key_length = p.query_offset + p.query_length;
-  const int64_t row = row_of_heads * p.key_blocks * kGateBlock;
-  const HeadOfGates gates_of{p.prefix, row, p.prefix.base + row_of_heads * (p.key_blocks + 1), key_length};
+  const HeadOfGates head(p, row_of_heads);
 
-  row_sums.join_groups(row_of_heads, p.query_length);
+  row_sums.join_groups(row_of_heads, 0, p.query_length, p.query_length);
   __syncthreads();
 
-  const int chunks = (key_length + kChunk - 1) / kChunk;
+  const int chunks = (head.key_length + kChunk - 1) / kChunk;
   struct Forwards {
     Gates gates;
-    float sums[kTokensAThread];
+    OfTokens sums;
   };
   const auto first_of = [](int chunk) { return chunk * kChunk + int(threadIdx.x) * kTokensAThread; };
   const auto load_forwards = [&](int chunk) {
-    const int first = first_of(chunk);
-    Forwards loaded{gates_of.load(first, false), {}};
-#pragma unroll
-    for (int i = 0; i < kTokensAThread; ++i) {
-      const int query = first + i - p.query_offset;
-      if (query >= 0 && query < p.query_length) loaded.sums[i] = row_sums.at(row_of_heads, query);
-    }
-    return loaded;
+    return Forwards{head.load(first_of(chunk), false), load_row_sums(p, row_sums, row_of_heads, first_of(chunk))};
   };
-  float seen = 0;  // Z of the last token before the chunk
+  float weight = 0;  // Z of the last token before the chunk
   Forwards forwards = load_forwards(0);
 #pragma unroll 1
   for (int chunk = 0; chunk < chunks; ++chunk) {
     const int first = first_of(chunk);
-    Affine step[kTokensAThread], own;
-#pragma unroll
-    for (int i = 0; i < kTokensAThread; ++i) {
-      if (first + i < key_length) step[i] = {gates_of.forget(forwards.gates, first, i), 1};
-      own.then(step[i]);
-    }
-    float sums[kTokensAThread];
-#pragma unroll
-    for (int i = 0; i < kTokensAThread; ++i) sums[i] = forwards.sums[i];
+    const Steps steps = weight_steps(head, forwards.gates, first);
+    const OfTokens sums = forwards.sums;
     if (chunk + 1 < chunks) forwards = load_forwards(chunk + 1);
-    float sum = scan(own, seen, maps_of_warps);
-#pragma unroll
-    for (int i = 0; i < kTokensAThread; ++i) {
-      sum = step[i](sum);
-      const int query = first + i - p.query_offset;
-      if (query >= 0 && query < p.query_length) p.row_shares[row + first + i] = sums[i] / sum;
-    }
+    shares_of(steps, scan(steps.all, weight, maps_of_warps), sums, first, p.query_offset)
+        .store(p.row_shares + head.row, first, head.key_length);
   }
   __syncthreads();
 
   // Lower threads hold later tokens, so an upward scan is a suffix sum; a thread's own four run backwards.
   struct Backwards {
     Gates gates;
-    float4 shares = {}, columns = {};
+    OfTokens shares, columns;
   };
   const auto first_behind = [](int chunk) {
     return chunk * kChunk + (kThreads - int(threadIdx.x) - 1) * kTokensAThread;
   };
   const auto load_backwards = [&](int chunk) {
     const int first = first_behind(chunk);
-    Backwards loaded{gates_of.load(first, true)};
-    if (first < key_length) {
-      loaded.shares = *reinterpret_cast<const float4*>(p.row_shares + row + first);
-      loaded.columns = *reinterpret_cast<const float4*>(p.column_sums + row + first);
-    }
-    return loaded;
+    return Backwards{head.load(first, true), OfTokens::load(p.row_shares + head.row, first, head.key_length),
+                     OfTokens::load(p.column_sums + head.row, first, head.key_length)};
   };
-  float taken = 0;    // u of the first token after the chunk
+  float carry = 0;    // u of the first token after the chunk
   double behind = 0;  // the sum over all later chunks
   Backwards backwards = load_backwards(chunks - 1);
 #pragma unroll 1
   for (int chunk = chunks - 1; chunk >= 0; --chunk) {
     const int first = first_behind(chunk);
-    const float shares[] = {backwards.shares.x, backwards.shares.y, backwards.shares.z, backwards.shares.w};
-    const float columns[] = {backwards.columns.x, backwards.columns.y, backwards.columns.z, backwards.columns.w};
-    Affine step[kTokensAThread], own;
-    uint32_t nothing = 0;  // tokens without a gradient, as bits
-#pragma unroll
-    for (int i = kTokensAThread - 1; i >= 0; --i) {
-      const int token = first + i;
-      if (token < key_length)
-        step[i] = {gates_of.forget(backwards.gates, first, i + 1), token >= p.query_offset ? shares[i] : 0};
-      if (token == 0 || HeadOfGates::is_cut(backwards.gates, first, i)) nothing |= 1u << i;
-      own.then(step[i]);
-    }
+    const Steps steps = taken_steps(head, backwards.gates, first, backwards.shares);
+    const uint32_t nothing = without_gradient(backwards.gates.cuts, first);
+    const OfTokens columns = backwards.columns;
     if (chunk > 0) backwards = load_backwards(chunk - 1);
-    float share = scan(own, taken, maps_of_warps);
-    double sums[kTokensAThread], sum = 0;
-#pragma unroll
-    for (int i = kTokensAThread - 1; i >= 0; --i) {
-      share = step[i](share);
-      if (first + i < key_length) sum += double{share} - columns[i];
-      sums[i] = sum;
-    }
-    const double before = scan(sum, behind, sums_of_warps);
-#pragma unroll
-    for (int i = 0; i < kTokensAThread; ++i) {
-      const int token = first + i;
-      if (token >= key_length) continue;
-      p.grad_log_forget[(int64_t{batch} * key_length + token) * p.query_heads + head] =
-          nothing >> i & 1 ? 0.0f : static_cast<float>(before + sums[i]);
-    }
+    const SuffixSums sums(taken_of(steps, scan(steps.all, carry, maps_of_warps)), columns, first, head.key_length);
+    const double inclusive = scan_warp(sums.sum);
+    if (threadIdx.x % 32 == 31) sums_of_warps[threadIdx.x / 32] = inclusive;
+    __syncthreads();
+    const double after = sum_before(inclusive, sums.sum, behind, sums_of_warps, threadIdx.x / 32);
+    for (const double sum : sums_of_warps) behind += sum;
+    __syncthreads();
+    store_gradient(p, row_of_heads, first, after, sums, nothing);
   }
 }
 
@@ -255,26 +102,41 @@ struct GateGradientArguments {
   Shape shape;
   GatePrefix prefix;
   const float* column_sums;  ///< [B·Hq, N·128]  Σ_i dS_ij
-  float* row_shares;         ///< [B·Hq, N·128]  scratch, by position: r_i / Z_i
-  float* grad_log_forget;    ///< [B, Tk, Hq] contiguous
+  float*
+      row_shares;  ///< [B·Hq, N·128]  scratch, by position: r_i / Z_i; then the passes' maps and sums of blocks: gate_gradient_floats()
+  float* grad_log_forget;  ///< [B, Tk, Hq] contiguous
   cudaStream_t stream;
 };
 
-/// d log f from the row and column sums of dS.
+/// d log f from the row and column sums of dS: by one kernel, or by four where a head has several chunks, as its length alone decides.
 template <typename RowSums>
 void launch_gate_gradient(const GateGradientArguments& a, const RowSums& row_sums) {
+  using namespace gate_gradient;
   const Shape& s = a.shape;
-  gate_gradient::finish_gate<<<s.batch * s.query_heads, gate_gradient::kThreads, 0, a.stream>>>(
-      {.column_sums = a.column_sums,
-       .row_shares = a.row_shares,
-       .prefix = a.prefix,
-       .grad_log_forget = a.grad_log_forget,
-       .query_length = int(s.query_length),
-       .query_offset = int(s.key_length - s.query_length),
-       .query_heads = int(s.query_heads),
-       .key_blocks = int(gate_blocks(s.key_length))},
-      row_sums);
+  const int64_t rows = s.batch * s.query_heads, ctas = rows * pieces(s.key_length), blocks = ctas * kPieceWarps;
+  Affine* maps = reinterpret_cast<Affine*>(a.row_shares + rows * gate_blocks(s.key_length) * kGateBlock);
+  const Parameters parameters{.column_sums = a.column_sums,
+                              .row_shares = a.row_shares,
+                              .weight_maps = maps,
+                              .taken_maps = maps + blocks,
+                              .sums = reinterpret_cast<double*>(maps + 2 * blocks),
+                              .prefix = a.prefix,
+                              .grad_log_forget = a.grad_log_forget,
+                              .query_length = int(s.query_length),
+                              .query_offset = int(s.key_length - s.query_length),
+                              .query_heads = int(s.query_heads),
+                              .key_blocks = int(gate_blocks(s.key_length)),
+                              .pieces = int(pieces(s.key_length))};
+  if (s.key_length <= (kChunksOfPasses - 1) * kChunk) {
+    finish_gate<<<rows, kThreads, 0, a.stream>>>(parameters, row_sums);
+    cuda_check(cudaGetLastError(), "backward: gate");
+    return;
+  }
+  weigh_blocks<<<ctas, kPieceThreads, 0, a.stream>>>(parameters, row_sums);
   cuda_check(cudaGetLastError(), "backward: gate");
+  launch_overlapping(share_rows<RowSums>, ctas, kPieceThreads, 0, a.stream, parameters, row_sums);
+  launch_overlapping(sum_blocks_taken<RowSums>, ctas, kPieceThreads, 0, a.stream, parameters);
+  launch_overlapping(suffix_sums<RowSums>, ctas, kPieceThreads, 0, a.stream, parameters);
 }
 
 }  // namespace lethe

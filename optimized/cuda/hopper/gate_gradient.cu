@@ -38,14 +38,14 @@ struct RowSums {
   }
 
   // A warp has several groups at a time, whose loads it waits for together.
-  __device__ void join_groups(int64_t row, int queries) const {
+  __device__ void join_groups(int64_t row, int begin, int end, int queries) const {
     constexpr int kAtOnce = 4;
     const int lane = threadIdx.x % 32, apart = blockDim.x / 32 * kGroupRows;
-    for (int first = threadIdx.x / 32 * kGroupRows; first < queries; first += kAtOnce * apart) {
+    for (int first = begin + threadIdx.x / 32 * kGroupRows; first < end; first += kAtOnce * apart) {
       bool shared[kAtOnce];
       float sums[kAtOnce] = {};
 #pragma unroll
-      for (int g = 0; g < kAtOnce; ++g) shared[g] = first + g * apart < queries && !is_separate(row, first + g * apart);
+      for (int g = 0; g < kAtOnce; ++g) shared[g] = first + g * apart < end && !is_separate(row, first + g * apart);
 #pragma unroll
       for (int g = 0; g < kAtOnce; ++g) {
         if (!shared[g] || lane >= lanes_of_group()) continue;

@@ -7,6 +7,7 @@
 
 #include "optimized/cuda/arithmetic.cuh"
 #include "optimized/cuda/check.hpp"
+#include "optimized/cuda/gate/gradient.hpp"
 #include "optimized/cuda/gate/strong_gates.cuh"
 #include "optimized/cuda/gate/switch.hpp"
 #include "optimized/cuda/hopper/backward.hpp"
@@ -154,7 +155,7 @@ BackwardWorkspace backward_workspace_in(Workspace& workspace, const Shape& shape
           .row_number = workspace.take<double>(rows * queries),
           .negative_delta = workspace.take<BiasColumn>(rows * queries),
           .column_sums = workspace.take<float>(rows * keys),
-          .row_shares = workspace.take<float>(rows * keys),
+          .row_shares = workspace.take<float>(gate_gradient_floats(shape)),
           .turns = workspace.take<int32_t>(rows * (queries / kRows))};
 }
 

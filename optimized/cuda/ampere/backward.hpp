@@ -14,7 +14,7 @@ struct BackwardWorkspace {
   double* row_number;      ///< [B·Hq, Tp]  c_i − log_normalizer_i; −inf past Tq
   float* row_sums;         ///< [B·Hq, Tp]  Σ_j dS_ij
   float* column_sums;      ///< [B·Hq, N·128]  Σ_i dS_ij
-  float* row_shares;       ///< [B·Hq, N·128]  scratch of the gate's gradient
+  float* row_shares;       ///< scratch of the gate's gradient, gate_gradient_floats()
   float*
       grad_query;  ///< [B·Hq, Tp, dim]  Σ_j dS_ij k_j in tiles of sixteen queries and eight columns (grad_query.cuh); null unless fused
   int64_t grad_query_floats;

@@ -42,59 +42,66 @@ __global__ void __launch_bounds__(kPrepareThreads) prepare(const __grid_constant
   const int first = blockIdx.x % p.row_blocks * kRows + threadIdx.x / kLanesARow;
   const int batch = row_of_heads / p.query_heads, head = row_of_heads % p.query_heads;
   const int lane_of_row = threadIdx.x % kLanesARow;
-  float delta[kRounds];
-#pragma unroll
-  for (int round = 0; round < kRounds; ++round) {
-    const int query = first + round * kRowsAtOnce;
-    delta[round] = 0;
-    if (query < p.query_length) {
-      const auto load = [&](const Operand& operand) {
-        const Element* data = static_cast<const Element*>(operand.data) + batch * operand.batch_stride +
-                              query * operand.token_stride + head * operand.head_stride;
-        return reinterpret_cast<const uint4*>(data)[lane_of_row];
-      };
-      const uint4 value = load(p.values), grad = load(p.grad_values);
-      const uint4 rest = p.residual.data ? load(p.residual) : uint4{0, 0, 0, 0};
-      const uint32_t pairs[3][4] = {
-          {value.x, value.y, value.z, value.w}, {rest.x, rest.y, rest.z, rest.w}, {grad.x, grad.y, grad.z, grad.w}};
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float2 v = unpack<Element>(pairs[0][i]), r = unpack<Element>(pairs[1][i]),
-                     g = unpack<Element>(pairs[2][i]);
-        delta[round] += (v.x + r.x) * g.x + (v.y + r.y) * g.y;
-      }
-    }
-#pragma unroll
-    for (int offset = kLanesARow / 2; offset > 0; offset /= 2)
-      delta[round] += __shfl_xor_sync(~0u, delta[round], offset);
-  }
   constexpr int kFloat4s = kSliceFloats * (kDim / 64) / 4;
   float4* slices = reinterpret_cast<float4*>(p.workspace.grad_query) + int64_t{blockIdx.x} * kFloat4s;
   for (int i = threadIdx.x; i < kFloat4s; i += kPrepareThreads) slices[i] = float4{0, 0, 0, 0};
 
+  // A row's lanes have kRounds rows, of which each of the first lanes writes one. Its log-normaliser is loaded here, under the others' loads.
+  const int query = first + lane_of_row * kRowsAtOnce;
+  const bool has_row = lane_of_row < kRounds, has_query = has_row && query < p.query_length;
+  float log_normalizer = 0, delta = 0;
+  if (has_query) log_normalizer = p.log_normalizer[(int64_t{batch} * p.query_length + query) * p.query_heads + head];
+  constexpr int kLoads = 2;  // rounds whose loads are issued together
+  static_assert(kRounds % kLoads == 0 && kRounds <= kLanesARow);
+#pragma unroll
+  for (int begin = 0; begin < kRounds; begin += kLoads) {
+    uint4 loaded[kLoads][3] = {};
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      const int of_round = first + (begin + i) * kRowsAtOnce;
+      if (of_round >= p.query_length) continue;
+      const auto load = [&](const Operand& operand) {
+        const Element* data = static_cast<const Element*>(operand.data) + batch * operand.batch_stride +
+                              of_round * operand.token_stride + head * operand.head_stride;
+        return reinterpret_cast<const uint4*>(data)[lane_of_row];
+      };
+      loaded[i][0] = load(p.values), loaded[i][2] = load(p.grad_values);
+      if (p.residual.data) loaded[i][1] = load(p.residual);
+    }
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      float sum = 0;
+      const auto add = [&](uint32_t value, uint32_t rest, uint32_t grad) {
+        const float2 v = unpack<Element>(value), r = unpack<Element>(rest), g = unpack<Element>(grad);
+        sum += (v.x + r.x) * g.x + (v.y + r.y) * g.y;
+      };
+      const auto& [value, rest, grad] = loaded[i];
+      add(value.x, rest.x, grad.x), add(value.y, rest.y, grad.y), add(value.z, rest.z, grad.z),
+          add(value.w, rest.w, grad.w);
+#pragma unroll
+      for (int offset = kLanesARow / 2; offset > 0; offset /= 2) sum += __shfl_xor_sync(~0u, sum, offset);
+      if (lane_of_row == begin + i) delta = sum;
+    }
+  }
+
   wait_for_previous_kernel();
   if (blockIdx.x == 0 && threadIdx.x == 0) *p.plan.scratch.next_tile = 0;
-  if (lane_of_row > 0) return;
-#pragma unroll
-  for (int round = 0; round < kRounds; ++round) {
-    const int query = first + round * kRowsAtOnce, position = query + p.query_offset;
-    const int64_t out = row_of_heads * p.padded_queries + query;
-    constexpr int kTile = kTileQueries<kDim>;
-    double bias = -INFINITY, frame = 0;  // past the end: weight 0
-    if (query < p.query_length) {
-      bias = -p.log_normalizer[(int64_t{batch} * p.query_length + query) * p.query_heads + head];
-      if constexpr (kGate) {
-        frame = p.plan.prefix
-                    .base[row_of_heads * (p.key_blocks + 1) + (p.query_offset + query / kTile * kTile) / kGateBlock];
-        bias += prefix_at(p.plan.prefix, row_of_heads, p.key_blocks, position);
-      }
+  if (!has_row) return;
+  const int64_t out = row_of_heads * p.padded_queries + query;
+  constexpr int kTile = kTileQueries<kDim>;
+  double bias = -INFINITY, frame = 0;  // past the end: weight 0
+  if (has_query) {
+    bias = -log_normalizer;
+    if constexpr (kGate) {
+      frame =
+          p.plan.prefix.base[row_of_heads * (p.key_blocks + 1) + (p.query_offset + query / kTile * kTile) / kGateBlock];
+      bias += prefix_at(p.plan.prefix, row_of_heads, p.key_blocks, query + p.query_offset);
     }
-    if constexpr (kGate) p.workspace.row_number[out] = bias * p.inverse_scale;
-    bias -= frame;
-    p.workspace.row_bias[out] = bias_column(static_cast<float>(bias * p.inverse_scale));
-    p.workspace.negative_delta[out] =
-        bias_column(isinf(delta[round]) ? NAN : -delta[round]);  // an overflow must not look finite
   }
+  if constexpr (kGate) p.workspace.row_number[out] = bias * p.inverse_scale;
+  bias -= frame;
+  p.workspace.row_bias[out] = bias_column(static_cast<float>(bias * p.inverse_scale));
+  p.workspace.negative_delta[out] = bias_column(isinf(delta) ? NAN : -delta);  // an overflow must not look finite
 }
 
 struct FinishParameters {
@@ -104,7 +111,7 @@ struct FinishParameters {
   int query_length, query_heads, slices_a_head;
 };
 
-// One CTA a slice: 64 queries × 64 of D. It runs beside finish_gate: one CTA a head leaves most of the device idle. Both read only data written
+// One CTA a slice: 64 queries × 64 of D. It runs beside the gate's gradient, which leaves most of the device idle. Both read only data written
 // before either began; only the last CTA waits, so whatever comes after this kernel comes after both.
 template <typename Element, int kDim>
 __global__ void __launch_bounds__(kFinishThreads) finish_query(const __grid_constant__ FinishParameters p) {

@@ -30,7 +30,7 @@ FILTERS = {
     "forward": ["*OfAFewTokens*:*SharesKeysAmongAGroup*:*PrunesOnlyBlocks*", "*Forward.*", "*ForwardPruning.*", "*ForwardPrecision.*"],
     "plan": ["*OfAFewTokens*:*SharesKeysAmongAGroup*", "*Prefix.*:*Boundary.*", "*ForwardPruning.*", "*Forward.*"],
     "backward": ["*OfAFewTokens*:*SumsOverAGroup*:*ComputesTheGatesGradient*:*BackwardSums.*:*ReadsNothing*-*After32*",
-                 "*ItHasAlone*:*ServesItTwice*:*After32*", "*BackwardGate.*", "*InTheFixedOrder*",
+                 "*ItHasAlone*:*ServesItTwice*:*After32*", "*BackwardGate.*", "*BackwardGateOfLongHeads.*", "*InTheFixedOrder*",
                  "*Precision.HoldsTheBudgetForOpenGatesAndAnyNumbers*", "*Backward.*:*BackwardTiles.*"],
     "operators": [":".join(f"Operators.test_{name}" for name in (
         "runs_on_the_current_stream", "deterministic_algorithms_repeat_bit_by_bit",

@@ -27,8 +27,7 @@ struct BackwardWorkspace {
   double* row_number;          ///< [B·Hq, Tp]  (c_i − log_normalizer_i) / scale; −inf / scale past Tq
   BiasColumn* negative_delta;  ///< [B·Hq, Tp]  −Σ_d dO·O; 0 past Tq
   float* column_sums;          ///< [B·Hq, N·128]  Σ_i dS_ij
-  float*
-      row_shares;  ///< scratch of the gate's gradient, gate_gradient_floats(): r_i / Z_i by position, numbers of blocks
+  float* row_shares;           ///< by position: r_i / Z_i, then u; numbers of blocks: gate_gradient_floats()
   int32_t* turns;  ///< [B·Hq, Tp/tile]  key tiles that have added to a query tile; used where the order is fixed
 };
 

@@ -152,21 +152,20 @@ class BackwardGate : public testing::EveryKernel {
   }
 };
 
-const IsWeak nowhere = [](int64_t) { return false; };
-const IsWeak in_two_of_three = [](int64_t block) { return block % 3 != 1; };
+const IsWeak no_block = [](int64_t) { return false; };
+const IsWeak every_block = [](int64_t) { return true; };
+const IsWeak two_blocks_of_three = [](int64_t block) { return block % 3 != 1; };
 
 TEST_P(BackwardGate, ComputesTheGatesGradientFromTheSums) {
-  for (const bool float_sums : {false, true}) expect_gradients(float_sums, nowhere);
+  for (const bool float_sums : {false, true}) expect_gradients(float_sums, no_block);
 }
 
 TEST_P(BackwardGate, GivesEachRowTheMeanOfItsGroup) {
-  expect_gradients(true, [](int64_t) { return true; });
-  expect_gradients(true, in_two_of_three);
+  expect_gradients(true, every_block);
+  expect_gradients(true, two_blocks_of_three);
 }
 
-TEST_P(BackwardGate, TakesSumsOf16BitsOfEachRowForEveryGate) {
-  expect_gradients(false, [](int64_t) { return true; });
-}
+TEST_P(BackwardGate, TakesSumsOf16BitsOfEachRowForEveryGate) { expect_gradients(false, every_block); }
 
 // Heads of several chunks of 4096, which many CTAs compute.
 class BackwardGateOfLongHeads : public BackwardGate {};
@@ -176,7 +175,7 @@ TEST_P(BackwardGateOfLongHeads, IsThatOfPackedSequences) {
   const std::vector<int64_t> cuts = {1,    2,    127,  128,  129,  1023, 1024, 1025,  2600, 4095,
                                      4096, 4097, 5000, 6144, 7777, 9216, 9300, 10700, 11776};
   for (const bool float_sums : {false, true})
-    expect_gradient(problem_of(shape(1, 12800, 12800, 2, 2), in_two_of_three, cuts, true), float_sums);
+    expect_gradient(problem_of(shape(1, 12800, 12800, 2, 2), two_blocks_of_three, cuts, true), float_sums);
 }
 
 // Sequences across every border of a chunk, and a head of few; fewer queries than keys, whose groups of rows lie across borders too.
@@ -184,7 +183,7 @@ TEST_P(BackwardGateOfLongHeads, IsThatOfFewerQueriesThanKeys) {
   std::vector<int64_t> cuts;
   for (int64_t cut = 600; cut < 16384; cut += 1500) cuts.push_back(cut);
   for (const auto& [queries, keys] : {std::pair<int64_t, int64_t>{8193, 8193}, {12200, 16384}, {70, 9000}})
-    expect_gradient(problem_of(shape(1, queries, keys, 2, 2), nowhere,
+    expect_gradient(problem_of(shape(1, queries, keys, 2, 2), no_block,
                                {cuts.begin(), std::lower_bound(cuts.begin(), cuts.end(), keys)}),
                     true);
 }
@@ -195,12 +194,12 @@ TEST_P(BackwardGateOfLongHeads, HasTheBitsThatOneCtaGives) {
   for (const int64_t length : {kShort + 1, kShort + 5000, int64_t{66000}}) {
     for (const bool float_sums : {false, true}) {
       SCOPED_TRACE(length);
-      const Problem both = problem_of(shape(1, length, length, 2, 2), in_two_of_three, {600, 4096, 7000}, true);
+      const Problem both = problem_of(shape(1, length, length, 2, 2), two_blocks_of_three, {600, 4096, 7000}, true);
       GateSums of_both = random_sums(both.shape);
       for (auto* tensor : {&of_both.of_rows, &of_both.of_columns})
         for (size_t i = 0; i < tensor->size(); ++i)
           if (int64_t(i) % length >= kShort) (*tensor)[i] = 0;
-      Problem alone = problem_of(shape(1, kShort, kShort, 1, 1), nowhere, {});
+      Problem alone = problem_of(shape(1, kShort, kShort, 1, 1), no_block, {});
       for (int64_t token = 0; token < kShort; ++token) alone.log_forget[token] = both.log_forget[2 * token + 1];
       const auto second = [&](const std::vector<float>& of) {
         return std::vector<float>(of.begin() + length, of.begin() + length + kShort);
@@ -214,7 +213,7 @@ TEST_P(BackwardGateOfLongHeads, HasTheBitsThatOneCtaGives) {
 }
 
 TEST_P(BackwardGateOfLongHeads, HasTheSameBitsTwice) {
-  const Problem problem = problem_of(shape(3, 9000, 10000, 2, 2), in_two_of_three, {3, 4096, 5555});
+  const Problem problem = problem_of(shape(3, 9000, 10000, 2, 2), two_blocks_of_three, {3, 4096, 5555});
   GateSums sums = random_sums(problem.shape), again = sums;
   EXPECT_EQ(gradient_of(problem, sums, true), gradient_of(problem, again, true));
 }

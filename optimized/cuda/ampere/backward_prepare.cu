@@ -23,17 +23,19 @@ struct PrepareParameters {
   int cleared;  // float4s of dQ's sums a CTA
 };
 
-// Eight elements a lane, kLanes lanes a row.
+// Eight elements a lane, kLanes lanes a row. What needs nothing of the gate's plan comes first and overlaps the plan's own kernels. All earlier work has
+// ended: the first of these is launched without overlap, and of an earlier backward on the same plan dQ's sums have been read before its last kernels.
 template <typename Element, int kLanes>
 __global__ void __launch_bounds__(kThreads) prepare(const __grid_constant__ PrepareParameters p) {
   constexpr int kRows = kThreads / kLanes;
   const int64_t row = blockIdx.x / p.row_blocks;
   const int query = blockIdx.x % p.row_blocks * kRows + threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
   const int batch = row / p.query_heads, head = row % p.query_heads;
-  float delta = 0;
-  wait_for_previous_kernel();
+  float delta = 0, log_normalizer = 0;
   float4* sums = reinterpret_cast<float4*>(p.workspace.grad_query) + int64_t{blockIdx.x} * p.cleared;
   for (int i = threadIdx.x; i < p.cleared; i += kThreads) sums[i] = float4{0, 0, 0, 0};
+  if (lane == 0 && query < p.query_length)  // under the loads below
+    log_normalizer = p.log_normalizer[(int64_t{batch} * p.query_length + query) * p.query_heads + head];
   if (query < p.query_length && lane * 8 < p.value_dim) {
     const auto row_of = [&](const Operand& operand) {
       return static_cast<const Element*>(operand.data) + batch * operand.batch_stride + query * operand.token_stride +
@@ -61,13 +63,13 @@ __global__ void __launch_bounds__(kThreads) prepare(const __grid_constant__ Prep
   }
 #pragma unroll
   for (int offset = kLanes / 2; offset > 0; offset /= 2) delta += __shfl_xor_sync(~0u, delta, offset);
+  wait_for_previous_kernel();
   if (lane > 0 || query >= p.padded_queries) return;
   double number = -INFINITY, base = 0;  // past the end: weight 0
   if (query < p.query_length) {
     base = p.prefix.base[row * (p.key_blocks + 1) +
                          (p.query_offset + query / int(kGateBlock) * int(kGateBlock)) / int(kGateBlock)];
-    number = prefix_at(p.prefix, row, p.key_blocks, query + p.query_offset) -
-             p.log_normalizer[(int64_t{batch} * p.query_length + query) * p.query_heads + head];
+    number = prefix_at(p.prefix, row, p.key_blocks, query + p.query_offset) - log_normalizer;
   }
   const int64_t at = row * p.padded_queries + query;
   const auto store = [&](float4* quads, float x) {

@@ -3,7 +3,9 @@
 usage: test_packed.py LIBLETHE_TORCH [--device cuda] [unittest's own arguments]
 """
 
+import sys
 import unittest
+import unittest.mock
 
 import on_device
 import torch
@@ -61,6 +63,15 @@ class Packed(unittest.TestCase):
                 with self.subTest(dtype=dtype, tolerance=tolerance):
                     self.expect_as_apart(lambda x, cu: lethe.forgetting_attention(*x, log_pruning_tolerance=tolerance, cu_seqlens=cu), inputs,
                                          BOUNDS[dtype] + (1e-4 if tolerance else 0))
+
+    def test_attention_of_long_calls_is_that_of_each_sequence(self):
+        if DEVICE == "cpu":
+            self.skipTest("a GPU's kernels share a head of more than 8192 tokens among CTAs")
+        with unittest.mock.patch.object(sys.modules[__name__], "LENGTHS", [3000, 1, 4095, 2600, 5]):
+            for dtype in DTYPES[1:]:
+                *inputs, _ = tensors(dtype)
+                with self.subTest(dtype=dtype):
+                    self.expect_as_apart(lambda x, cu: lethe.forgetting_attention(*x, cu_seqlens=cu), inputs, BOUNDS[dtype])
 
     def test_states_are_those_of_each_sequence(self):
         for dtype in DTYPES:

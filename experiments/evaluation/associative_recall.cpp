@@ -1,9 +1,14 @@
 #include "experiments/evaluation/associative_recall.hpp"
 
+#include <ATen/Parallel.h>
+
 #include <algorithm>
+#include <atomic>
 #include <cmath>
+#include <future>
 #include <limits>
 #include <map>
+#include <mutex>
 #include <numeric>
 #include <random>
 
@@ -16,7 +21,7 @@ namespace {
 
 using torch::Tensor;
 
-constexpr int kRecallVersion = 2;
+constexpr int kRecallVersion = 3;                     // 3: on a CPU a seed has one thread, whatever their number
 constexpr int64_t kTestSequences = int64_t{1} << 40;  // their first number
 constexpr int64_t kTestedAtOnce = 64;
 
@@ -202,6 +207,54 @@ struct RecallSettings {
   std::string raw;
 };
 
+/// Trains and tests the seeds that the journal lacks: on a CPU each on one thread, as many at once as there are threads, on a GPU one after another.
+///
+/// throws   what a training throws, or `progress`, after those that run beside it have ended; their measurements are kept
+void train_missing(const LanguageModel& model, const ModelConfig& config, const RecallSettings& settings,
+                   Journal& journal, const std::function<void(double)>& progress) {
+  std::vector<int64_t> missing;
+  for (int64_t seed = 0; seed < settings.seeds; ++seed)
+    if (!journal.find({{"seed", seed}})) missing.push_back(seed);
+  const auto seeds = static_cast<double>(settings.seeds);
+  double done = seeds - static_cast<double>(missing.size());
+  std::mutex mutex;  // of done, the journal and progress
+  std::atomic<size_t> next = 0;
+  std::atomic<bool> failed = false;
+  const auto train = [&] {
+    for (size_t place; !failed && (place = next++) < missing.size();) try {
+        double before = 0;
+        const auto advance = [&](double share) {
+          const std::lock_guard lock(mutex);
+          done += share - before;
+          before = share;
+          if (progress) progress(done / seeds);
+        };
+        const RecallScore score = trained_recall(config, settings.task, settings.training,
+                                                 static_cast<uint64_t>(missing[place]), model->device(), advance);
+        const std::lock_guard lock(mutex);
+        journal.add({{"seed", missing[place]},
+                     {"accuracy", score.accuracy},
+                     {"updated_accuracy", score.updated_accuracy},
+                     {"outdated", score.outdated},
+                     {"loss", score.loss}});
+      } catch (...) {
+        failed = true;
+        throw;
+      }
+  };
+  if (!model->device().is_cpu()) return train();
+  const int threads = std::max(1, at::get_num_threads());
+  std::vector<std::future<void>> trainings;
+  for (size_t i = 0; i < std::min<size_t>(missing.size(), threads); ++i)
+    trainings.push_back(std::async(std::launch::async, [&] {
+      at::set_num_threads(1);  // of this thread, and of those that begin later
+      train();
+    }));
+  for (const auto& training : trainings) training.wait();
+  at::set_num_threads(threads);
+  for (auto& training : trainings) training.get();
+}
+
 /// The mean of a metric over seeds, and every seed's number as a point.
 void add_metric(Evaluated& result, Record empty, const char* metric, const char* unit,
                 const std::vector<double>& values) {
@@ -231,25 +284,12 @@ Evaluation associative_recall_evaluation() {
         {"evaluation", "associative_recall"}, {"version", kRecallVersion}, {"settings", given}, {"model", config}};
     about["settings"].erase("raw");
     Journal journal(settings.raw, about, {"seed"});
+    train_missing(model, config.get<ModelConfig>(), settings, journal, progress);
     std::map<std::string, std::vector<double>> values;
-    for (int64_t seed = 0; seed < settings.seeds; ++seed) {
-      if (!journal.find({{"seed", seed}})) {
-        const RecallScore score =
-            trained_recall(config.get<ModelConfig>(), settings.task, settings.training, static_cast<uint64_t>(seed),
-                           model->device(), [&](double share) {
-                             if (progress)
-                               progress((static_cast<double>(seed) + share) / static_cast<double>(settings.seeds));
-                           });
-        journal.add({{"seed", seed},
-                     {"accuracy", score.accuracy},
-                     {"updated_accuracy", score.updated_accuracy},
-                     {"outdated", score.outdated},
-                     {"loss", score.loss}});
-      }
+    for (int64_t seed = 0; seed < settings.seeds; ++seed)
       for (const char* metric : {"accuracy", "updated_accuracy", "outdated", "loss"})
         if (const auto& value = journal.find({{"seed", seed}})->at(metric); value.is_number())
           if (!std::isnan(value.get<double>())) values[metric].push_back(value.get<double>());
-    }
     Record empty = record_of_model(model, settings.training.tested, settings.task.tokens(), "", "", 0);
     const ModelConfig trained = config.get<ModelConfig>();
     empty.heads = trained.heads;

@@ -178,5 +178,42 @@ TEST_F(RecallRow, GoesOnAfterTheSeedsThatAreDone) {
   EXPECT_EQ(run().curve("accuracy_at_seed").front(), 7) << "read, not trained again";
 }
 
+TEST_F(RecallRow, GivesEqualBitsWithAnyNumberOfThreads) {
+  LanguageModel model(tiny_model());
+  const nlohmann::json settings = {{"pairs", 2}, {"vocabulary", 8}, {"steps", 4},
+                                   {"batch", 4}, {"tested", 16},    {"seeds", 3}};
+  const int before = at::get_num_threads();
+  std::vector<double> losses;
+  for (const int threads : {1, 2, 3}) {
+    at::set_num_threads(threads);
+    const Evaluated found = evaluation_named("associative_recall").run(model, dataset, settings, {});
+    losses.push_back(found.value("loss"));
+    EXPECT_EQ(at::get_num_threads(), threads);
+    EXPECT_EQ(found.curve("accuracy_at_seed").size(), 3u);
+  }
+  at::set_num_threads(before);
+  EXPECT_EQ(losses, std::vector(3, losses.front()));
+}
+
+TEST_F(RecallRow, KeepsTheSeedsThatAreDoneWhereItIsStopped) {
+  LanguageModel model(tiny_model());
+  const nlohmann::json settings = {{"pairs", 2},
+                                   {"vocabulary", 8},
+                                   {"steps", 2},
+                                   {"batch", 4},
+                                   {"tested", 16},
+                                   {"seeds", 4},
+                                   {"raw", folder.path() / "raw.jsonl"}};
+  const auto stop = [](double share) {
+    if (share > 0.6) throw std::runtime_error("stopped");
+  };
+  EXPECT_THROW(evaluation_named("associative_recall").run(model, dataset, settings, stop), std::runtime_error);
+  const std::string kept = read_whole(folder.path() / "raw.jsonl");
+  EXPECT_GE(std::ranges::count(kept, '\n'), 2) << "the head, and a seed";
+  EXPECT_EQ(evaluation_named("associative_recall").run(model, dataset, settings, {}).curve("accuracy_at_seed").size(),
+            4u);
+  EXPECT_EQ(read_whole(folder.path() / "raw.jsonl").substr(0, kept.size()), kept);
+}
+
 }  // namespace
 }  // namespace lethe

@@ -311,7 +311,7 @@ def table(found):
     if "compiled" in rows:
         lines += ["", "The Transformer's rival has cuDNN's attention, FoX's our operator: `examples/fox.py` under `torch.compile`."]
     if "fla" in rows:
-        lines += ["", "FLA is the faster of its models as they are and under `torch.compile`."]
+        lines += ["", "FLA's speed is the highest of the rows " + ", ".join(row for row in FLA_ROWS if row in rows) + ", which `--help` describes."]
     several = sorted((row for row in rows if row.endswith(" GPUs")), key=lambda row: int(row.split()[0]))
     if several:
         lines += ["", f"Data parallel, {found['tokens_a_step']} tokens a GPU and step:", "",

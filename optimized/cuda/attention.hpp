@@ -73,13 +73,17 @@ struct BackwardArguments {
   Gates gates;
   int window = kNoWindow;                 ///< the forward's
   Operand values, residual, grad_values;  ///< the forward's (o = values + residual), and the gradient that arrives
-  const float* log_normalizer;            ///< [B, Tq, Hq] contiguous, as the forward left it
-  const int32_t* first_key_block;         ///< [B, Hq, ⌈Tq/128⌉], the same
-  MutableOperand grad_query, grad_key, grad_value;  ///< of `dtype`, apart from each other
-  float* grad_log_forget;                           ///< [B, Tk, Hq] contiguous
-  void* workspace;                                  ///< device, 256-byte aligned, backward_workspace_bytes(shape) long
-  bool deterministic;                               ///< dq is summed in one fixed order
-  bool float_sums;                                  ///< the gate's gradient from sums of float dS, not of dS in 16 bits
+  const float* delta =
+      nullptr;  ///< [B, Tq, Hq] contiguous, Σ_d dO·(values + residual), which are then unread; null: computed
+  const float* log_normalizer;     ///< [B, Tq, Hq] contiguous, as the forward left it
+  const int32_t* first_key_block;  ///< [B, Hq, ⌈Tq/128⌉], the same
+  MutableOperand grad_query, grad_key,
+      grad_value;            ///< of `dtype`, apart from each other; grad_query unused unless finish_query
+  float* grad_log_forget;    ///< [B, Tk, Hq] contiguous
+  void* workspace;           ///< device, 256-byte aligned, backward_workspace_bytes(shape) long
+  bool deterministic;        ///< dq is summed in one fixed order
+  bool float_sums;           ///< the gate's gradient from sums of float dS, not of dS in 16 bits
+  bool finish_query = true;  ///< false: dq / scale stays in the family's query_sums
   cudaStream_t stream;
 };
 
@@ -98,6 +102,8 @@ struct AttentionFamily : Coverage {
   void (*backward)(const BackwardArguments& arguments);
   size_t (*forward_workspace_bytes)(const Shape& shape);
   size_t (*backward_workspace_bytes)(const Shape& shape);
+  /// Where a backward without finish_query leaves dq / scale in its workspace, in slices (query_sums.hpp); null: it always finishes.
+  const float* (*query_sums)(const Shape& shape, void* workspace);
 };
 
 /// The families in the order in which they are asked: that of kAttentionCoverage.

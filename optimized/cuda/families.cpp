@@ -14,9 +14,9 @@ namespace {
 
 constexpr AttentionFamily kFamilies[] = {
     {kHopperCoverage, hopper::forward, hopper::backward, hopper::forward_workspace_bytes,
-     hopper::backward_workspace_bytes},
+     hopper::backward_workspace_bytes, hopper::query_sums},
     {kAmpereCoverage, ampere::forward, ampere::backward, ampere::forward_workspace_bytes,
-     ampere::backward_workspace_bytes},
+     ampere::backward_workspace_bytes, nullptr},
 };
 static_assert(std::ranges::equal(kFamilies, kAttentionCoverage, {}, &Coverage::unsupported, &Coverage::unsupported),
               "a build without these kernels names the same families in the same order");

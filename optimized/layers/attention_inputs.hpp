@@ -8,6 +8,13 @@
 
 namespace lethe::layers {
 
+/// A gradient of queries as attention's backward on CUDA leaves it, in slices of optimized/cuda/query_sums.hpp: g = scale · sum.
+struct QuerySums {
+  const float* data = nullptr;  ///< [batch, heads, slices, kSliceFloats]; null: absent
+  int64_t slices = 0;           ///< of a head
+  float scale = 1;
+};
+
 /// Queries, keys or values. With u the product and α = σ(shift), for each token t and head:
 ///
 ///   x_t = α_t u_{t−1} + (1 − α_t) u_t,  n = x · rstd,  rstd = (mean_D x² + ε)^(−1/2),  y = R_t (w ∘ n)
@@ -27,6 +34,7 @@ struct HeadRows {
   void* values = nullptr;  ///< y [rows, heads·head_dim], contiguous; forward only
   // Backward only.
   Rows grad_values = {};          ///< g
+  QuerySums grad_sums = {};       ///< g in its stead, of 16-bit products of head dim 64 or 128 on CUDA, without shift
   MutableRows grad_product = {};  ///< du
   MutableRows grad_shift = {};    ///< absent with shift
   void* grad_norm = nullptr;      ///< wide, as norm; null with it

@@ -32,6 +32,15 @@ struct AttentionOutputs {
 
 struct AttentionGradients {
   at::Tensor query, key, value, log_forget;
+  at::Tensor query_sums = {};  ///< in place of query, where a backward was asked for them: AttentionHandover
+};
+
+/// What attention's backward takes over from that of the operator after it, and leaves to that of the operator before it.
+struct AttentionHandover {
+  at::Tensor delta =
+      {};  ///< [B,Tq,Hq] float32, Σ_d ∂o·(values + residual), whose arrays are then unread; undefined: computed
+  bool query_sums =
+      false;  ///< whether ∂query / scale is left in float32 in the kernels' slices, [B·Hq, slices, kSliceFloats] of query_sums.hpp
 };
 
 /// 1/√D, the scale of a query [B,Tq,Hq,D] where none is given.

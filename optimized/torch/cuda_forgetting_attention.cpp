@@ -12,6 +12,7 @@
 #include <limits>
 
 #include "optimized/cuda/attention.hpp"
+#include "optimized/cuda/query_sums.hpp"
 #include "optimized/torch/dtype.hpp"
 #include "optimized/torch/split_columns.hpp"
 
@@ -80,6 +81,17 @@ Tensor workspace_of(size_t bytes, const Tensor& like) {
   return at::empty({static_cast<int64_t>(bytes)}, like.options().dtype(at::kByte));
 }
 
+// dq / scale in the workspace of a backward that did not finish it.
+Tensor sums_in(const Tensor& workspace, const AttentionFamily& family, const Shape& shape) {
+  const auto* begin = static_cast<const std::byte*>(workspace.const_data_ptr());
+  const auto* sums = reinterpret_cast<const std::byte*>(family.query_sums(shape, workspace.mutable_data_ptr()));
+  const int64_t rows = shape.batch * shape.query_heads,
+                slices = whole_blocks(shape.query_length) / 64 * (shape.key_dim / 64);
+  return workspace.narrow(0, sums - begin, rows * slices * kSliceFloats * static_cast<int64_t>(sizeof(float)))
+      .view(at::kFloat)
+      .view({rows, slices, kSliceFloats});
+}
+
 // Torch's switch for attention that may add up in 16 bits, torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True): off unless it is
 // turned on.
 bool sums_in_16_bits_allowed() { return at::globalContext().allowFP16BF16ReductionMathSDP(); }
@@ -133,19 +145,22 @@ AttentionOutputs forgetting_attention_forward(const AttentionFamily& family, con
 }
 
 AttentionGradients forgetting_attention_backward(const AttentionFamily& family, const Tensor& grad_values,
-                                                 const AttentionInputs& in, const AttentionOutputs& out) {
+                                                 const AttentionInputs& in, const AttentionOutputs& out,
+                                                 const AttentionHandover& handover) {
   const Tensor &query = in.query, &key = in.key, &value = in.value, &log_forget = in.log_forget;
   const double scale = in.scale;
   const c10::cuda::CUDAGuard device(query.device());
   const cudaStream_t stream = at::cuda::getCurrentCUDAStream();
   const Tensor q = addressable(query), k = addressable(key), v = addressable(value);
   const Shape shape = shape_of(q, k, v);
-  const Tensor o = addressable(out.values), grad_o = addressable(grad_values),
-               rest = out.residual.numel() > 0 ? addressable(out.residual) : Tensor(),
+  const bool delta_given = handover.delta.defined(), finishes = !handover.query_sums;
+  const Tensor o = delta_given ? Tensor() : addressable(out.values), grad_o = addressable(grad_values),
+               rest = !delta_given && out.residual.numel() > 0 ? addressable(out.residual) : Tensor(),
                normalizer = out.log_normalizer.contiguous();
   const Tensor first_key_block = out.boundary.contiguous();
   // Before the first kernel: under deterministic algorithms Torch fills new tensors.
-  const Tensor grad_query = gradient_of(query, q), grad_key = gradient_of(key, k), grad_value = gradient_of(value, v);
+  const Tensor grad_query = finishes ? gradient_of(query, q) : Tensor(), grad_key = gradient_of(key, k),
+               grad_value = gradient_of(value, v);
   const Tensor grad_log_forget = at::empty(log_forget.sizes(), log_forget.options());
   const Tensor workspace = workspace_of(family.backward_workspace_bytes(shape), query);
   family.backward({.shape = shape,
@@ -156,21 +171,24 @@ AttentionGradients forgetting_attention_backward(const AttentionFamily& family, 
                    .value = operand(v),
                    .gates = gates_of(log_forget),
                    .window = window_of(in),
-                   .values = operand(o),
+                   .values = o.defined() ? operand(o) : Operand{},
                    .residual = rest.defined() ? operand(rest) : Operand{},
                    .grad_values = operand(grad_o),
+                   .delta = delta_given ? handover.delta.const_data_ptr<float>() : nullptr,
                    .log_normalizer = normalizer.const_data_ptr<float>(),
                    .first_key_block = first_key_block.const_data_ptr<int32_t>(),
-                   .grad_query = written(grad_query),
+                   .grad_query = finishes ? written(grad_query) : MutableOperand{},
                    .grad_key = written(grad_key),
                    .grad_value = written(grad_value),
                    .grad_log_forget = grad_log_forget.mutable_data_ptr<float>(),
                    .workspace = workspace.mutable_data_ptr(),
                    .deterministic = at::globalContext().deterministicAlgorithms(),
                    .float_sums = !sums_in_16_bits_allowed(),
+                   .finish_query = finishes,
                    .stream = stream});
-  return {without_padding(grad_query, query.size(3)), without_padding(grad_key, key.size(3)),
-          without_padding(grad_value, value.size(3)), grad_log_forget};
+  return {finishes ? without_padding(grad_query, query.size(3)) : Tensor(), without_padding(grad_key, key.size(3)),
+          without_padding(grad_value, value.size(3)), grad_log_forget,
+          finishes ? Tensor() : sums_in(workspace, family, shape)};
 }
 
 }  // namespace lethe::cuda

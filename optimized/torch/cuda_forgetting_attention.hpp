@@ -15,7 +15,10 @@ namespace lethe::cuda {
 AttentionOutputs forgetting_attention_forward(const AttentionFamily& family, const AttentionInputs& inputs);
 
 /// The gradients of forgetting_attention_forward's values.
+///
+/// reads    handover, with query_sums for a family that leaves them and head dims that need no padding alone
 AttentionGradients forgetting_attention_backward(const AttentionFamily& family, const at::Tensor& grad_values,
-                                                 const AttentionInputs& inputs, const AttentionOutputs& outputs);
+                                                 const AttentionInputs& inputs, const AttentionOutputs& outputs,
+                                                 const AttentionHandover& handover);
 
 }  // namespace lethe::cuda

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "optimized/cpu/operators.hpp"
+#include "optimized/operators/attention.hpp"
 #include "optimized/operators/matrix_state.hpp"
 #include "optimized/portable/operators.hpp"
 #include "optimized/torch/dtype.hpp"
@@ -45,7 +46,7 @@ std::string unsupported_by_state(const MatrixStateCoverage& family, const Call& 
 
 // The row of a kernel family, still without its functions.
 AttentionImplementation row_of(const Coverage& family) {
-  return {family.name, at::kCUDA, std::bind_front(unsupported_by, family), nullptr, nullptr};
+  return {{family.name, at::kCUDA, std::bind_front(unsupported_by, family), nullptr, nullptr}};
 }
 
 MatrixStateImplementation row_of(const MatrixStateCoverage& family) {
@@ -59,7 +60,11 @@ std::vector<AttentionImplementation> cuda_rows() {
   for (const AttentionFamily& family : attention_families()) {
     AttentionImplementation& row = rows.emplace_back(row_of(family));
     row.forward = std::bind_front(cuda::forgetting_attention_forward, std::cref(family));
-    row.backward = std::bind_front(cuda::forgetting_attention_backward, std::cref(family));
+    row.backward_between = std::bind_front(cuda::forgetting_attention_backward, std::cref(family));
+    row.backward = [&family](const at::Tensor& grad_values, const AttentionInputs& in, const AttentionOutputs& out) {
+      return cuda::forgetting_attention_backward(family, grad_values, in, out, {});
+    };
+    row.leaves_query_sums = family.query_sums != nullptr;
   }
   return rows;
 }
@@ -90,9 +95,9 @@ int capability_of(const at::Tensor&) { return 0; }
 std::vector<AttentionImplementation> attention_rows() {
   std::vector<AttentionImplementation> rows = cuda_rows();
   rows.insert(rows.begin(),
-              {"CPU", at::kCPU, every_call, cpu::forgetting_attention_forward, cpu::forgetting_attention_backward});
-  rows.push_back({"portable", std::nullopt, every_call, portable::forgetting_attention_forward,
-                  portable::forgetting_attention_backward});
+              {{"CPU", at::kCPU, every_call, cpu::forgetting_attention_forward, cpu::forgetting_attention_backward}});
+  rows.push_back({{"portable", std::nullopt, every_call, portable::forgetting_attention_forward,
+                   portable::forgetting_attention_backward}});
   return rows;
 }
 

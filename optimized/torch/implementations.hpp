@@ -17,6 +17,7 @@ namespace lethe {
 struct AttentionInputs;  // optimized/operators/attention.hpp
 struct AttentionOutputs;
 struct AttentionGradients;
+struct AttentionHandover;
 struct MatrixStateInputs;  // optimized/operators/matrix_state.hpp
 struct MatrixStateOutputs;
 struct MatrixStateGradients;
@@ -42,9 +43,15 @@ struct Implementation {
   std::function<Forward> forward;                       ///< empty in a build without it, as `backward` is
   std::function<Backward> backward;
 };
-using AttentionImplementation =
-    Implementation<AttentionOutputs(const AttentionInputs&),
-                   AttentionGradients(const at::Tensor& grad_values, const AttentionInputs&, const AttentionOutputs&)>;
+struct AttentionImplementation : Implementation<AttentionOutputs(const AttentionInputs&),
+                                                AttentionGradients(const at::Tensor& grad_values,
+                                                                   const AttentionInputs&, const AttentionOutputs&)> {
+  /// The backward between those of gated_output and attention_inputs; empty where it can take over nothing.
+  std::function<AttentionGradients(const at::Tensor& grad_values, const AttentionInputs&, const AttentionOutputs&,
+                                   const AttentionHandover&)>
+      backward_between = {};
+  bool leaves_query_sums = false;  ///< whether AttentionHandover::query_sums may be set
+};
 using MatrixStateImplementation =
     Implementation<MatrixStateOutputs(const MatrixStateInputs&),
                    MatrixStateGradients(const at::Tensor& grad_values, const at::Tensor& grad_state,

@@ -32,9 +32,8 @@ PortableResult portably(const ProblemTensors& in, double scale, std::optional<do
   const AttentionInputs inputs{in.query,  in.key,   in.value, in.log_forget, scale,
                                tolerance, no_bound, true,     std::nullopt,  by_mass};
   const AttentionOutputs out = portable::forgetting_attention_forward(inputs);
-  const auto [query, key, value, log_forget] =
-      portable::forgetting_attention_backward(at::ones_like(out.values), inputs, out);
-  return {out.values, out.log_normalizer, out.visited_pairs, out.boundary, {query, key, value, log_forget}};
+  const AttentionGradients of = portable::forgetting_attention_backward(at::ones_like(out.values), inputs, out);
+  return {out.values, out.log_normalizer, out.visited_pairs, out.boundary, {of.query, of.key, of.value, of.log_forget}};
 }
 
 void expect_equal_to_the_kernels(const Problem& problem) {

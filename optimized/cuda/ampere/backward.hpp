@@ -33,7 +33,7 @@ BackwardWorkspace backward_workspace_in(Workspace& workspace, const Shape& shape
 /// gate. Each throws std::runtime_error for a CUDA error.
 void launch_backward_passes(const BackwardArguments& arguments, const BackwardWorkspace& workspace, const Plan& plan);
 
-/// Δ_i = dO_i·o_i, the rows' bias and numbers; clears what the fused kernel adds to. One pass over o, its residual and dO.
+/// Δ_i = dO_i·o_i, the rows' bias and numbers; clears what the fused kernel adds to. One pass over o, its residual and dO, or over a given Δ.
 void launch_backward_prepare(const BackwardArguments& arguments, const BackwardWorkspace& workspace, const Plan& plan);
 /// dK and dV, and the column sums of dS: a CTA owns keys.
 void launch_backward_keys(const BackwardArguments& arguments, const BackwardWorkspace& workspace, const Plan& plan);

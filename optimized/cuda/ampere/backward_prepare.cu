@@ -15,7 +15,7 @@ constexpr int kThreads = 256;
 
 struct PrepareParameters {
   Operand values, residual, grad_values;
-  const float* log_normalizer;
+  const float *delta, *log_normalizer;
   GatePrefix prefix;
   BackwardWorkspace workspace;
   double inverse_scale;
@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(kThreads) prepare(const __grid_constant__ Prep
   for (int i = threadIdx.x; i < p.cleared; i += kThreads) sums[i] = float4{0, 0, 0, 0};
   if (lane == 0 && query < p.query_length)  // under the loads below
     log_normalizer = p.log_normalizer[(int64_t{batch} * p.query_length + query) * p.query_heads + head];
-  if (query < p.query_length && lane * 8 < p.value_dim) {
+  if (query < p.query_length && lane * 8 < p.value_dim && !p.delta) {
     const auto row_of = [&](const Operand& operand) {
       return static_cast<const Element*>(operand.data) + batch * operand.batch_stride + query * operand.token_stride +
              head * operand.head_stride;
@@ -67,6 +67,8 @@ __global__ void __launch_bounds__(kThreads) prepare(const __grid_constant__ Prep
   if (lane > 0 || query >= p.padded_queries) return;
   double number = -INFINITY, base = 0;  // past the end: weight 0
   if (query < p.query_length) {
+    const int64_t token = (int64_t{batch} * p.query_length + query) * p.query_heads + head;
+    if (p.delta) delta = p.delta[token];
     base = p.prefix.base[row * (p.key_blocks + 1) +
                          (p.query_offset + query / int(kGateBlock) * int(kGateBlock)) / int(kGateBlock)];
     number = prefix_at(p.prefix, row, p.key_blocks, query + p.query_offset) - log_normalizer;
@@ -111,6 +113,7 @@ void launch_backward_prepare(const BackwardArguments& arguments, const BackwardW
     const PrepareParameters parameters{arguments.values,
                                        arguments.residual,
                                        arguments.grad_values,
+                                       arguments.delta,
                                        arguments.log_normalizer,
                                        plan.prefix,
                                        workspace,

@@ -22,6 +22,12 @@ size_t backward_workspace_bytes(const Shape& shape) {
   return workspace.bytes();
 }
 
+const float* query_sums(const Shape& shape, void* memory) {
+  Workspace workspace(memory);
+  plan_in(workspace, shape, nullptr);
+  return backward_workspace_in(workspace, shape).grad_query;
+}
+
 namespace {
 
 Plan plan_of(const ForwardArguments& a) {
@@ -75,7 +81,7 @@ void launch_backward_passes(const BackwardArguments& arguments, const BackwardWo
   launch_backward_prepare(arguments, workspace, plan);
   launch_backward_tiles(arguments, workspace, plan);
   if constexpr (kGate) launch_backward_gate(arguments, workspace, plan);
-  launch_backward_finish(arguments, workspace);
+  if (arguments.finish_query) launch_backward_finish(arguments, workspace);
 }
 
 }  // namespace lethe

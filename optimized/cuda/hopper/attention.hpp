@@ -9,6 +9,9 @@ namespace lethe::hopper {
 size_t forward_workspace_bytes(const Shape& shape);
 size_t backward_workspace_bytes(const Shape& shape);
 
+/// AttentionFamily::query_sums.
+const float* query_sums(const Shape& shape, void* workspace);
+
 /// AttentionFamily::forward.
 ///
 /// numerics  products of 16-bit operands summed in float; weights rounded to 16 bits before they are multiplied by `value`. The error of

@@ -4,15 +4,11 @@
 #include <cuda.h>
 
 #include "optimized/cuda/hopper/plan.hpp"
+#include "optimized/cuda/query_sums.hpp"
 
 namespace lethe {
 
 struct BiasColumn;  // bias_step.cuh
-
-/// Floats of one slice of the accumulated query gradient: 64 queries × 64 of D in the order of wgmma's accumulators (float4 k of
-/// thread t at k·512 + 4t), then 64 row sums of dS. Where rows are summed in groups, the writing warpgroup's threads store their parts of
-/// its tile's group sums instead.
-inline constexpr int kSliceFloats = 64 * 64 + 128;
 
 /// Queries in one tile of the main kernel.
 template <int kDim>
@@ -39,7 +35,7 @@ BackwardWorkspace backward_workspace_in(Workspace& workspace, const Shape& shape
 void launch_backward_passes(const BackwardArguments& arguments, const BackwardWorkspace& workspace, const Plan& plan);
 
 /// Δ_i = dO_i·o_i, the rows' bias and numbers; sets dQ, the turns, the zeros and the plan's count of tiles to zero. One pass over o, its
-/// residual and dO.
+/// residual and dO, none of which is read where Δ is given.
 void launch_backward_prepare(const BackwardArguments& arguments, const BackwardWorkspace& workspace, const Plan& plan);
 /// dK and dV; the float dQ, and the row and column sums of dS. All of the products: backward_kernel.cuh.
 void launch_backward_tiles(const BackwardArguments& arguments, const BackwardWorkspace& workspace, const Plan& plan);

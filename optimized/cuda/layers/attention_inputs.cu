@@ -1,5 +1,5 @@
 // The path of pieces: a warp marches along a chunk of tokens with a slice of 256 columns.
-#include "optimized/cuda/layers/attention_inputs_pieces.cuh"
+#include "optimized/cuda/layers/attention_inputs_sums.cuh"
 
 namespace lethe::layers {
 namespace {
@@ -8,6 +8,7 @@ using namespace attention_inputs_kernels;
 
 constexpr int kForwardTokens = 8, kForwardBlocks = 8;     // of a chunk; of an SM
 constexpr int kBackwardTokens = 31, kBackwardBlocks = 4;  // 32 with the next chunk's first token
+static_assert(kBackwardTokens <= kSumTokens);
 
 // ---- Forward
 
@@ -93,7 +94,6 @@ __device__ void part_gradients(const AttentionInputs& call, const HeadRows& part
                                BackwardRing<kLanes>& ring, float (&grad_norm)[kColumns]) {
   constexpr int kStages = BackwardRing<kLanes>::kStages, kAhead = kStages - 1;
   const Columns<kLanes> at(call, slice);
-  constexpr float kShare = 1.0f / at.kHeadDim;
   const bool copies = int64_t{slice} * kSliceColumns + threadIdx.x % 32 * kColumns < call.heads * at.kHeadDim;
   const T* gradients = pointer<T>(part.grad_values, chunk.first, int64_t{slice} * kSliceColumns);
   const T* products = pointer<T>(part.product, chunk.first, int64_t{slice} * kSliceColumns);
@@ -137,21 +137,7 @@ __device__ void part_gradients(const AttentionInputs& call, const HeadRows& part
         now[i] = before;
       }
     }
-    if (kNormed) {
-      float square = 0, along = 0;
-#pragma unroll
-      for (int i = 0; i < kColumns; ++i) {
-        square += x[i] * x[i];
-        along += x[i] * (weights[i] * dx[i]);
-      }
-      const float rstd = rsqrtf(lane_sum(square, kLanes) * kShare + static_cast<float>(call.epsilon));
-      const float share = rstd * rstd * kShare * lane_sum(along, kLanes);
-#pragma unroll
-      for (int i = 0; i < kColumns; ++i) {
-        if (own) grad_norm[i] += x[i] * rstd * dx[i];
-        dx[i] = rstd * (weights[i] * dx[i] - share * x[i]);
-      }
-    }
+    if (kNormed) through_norm<kLanes>(call, x, weights, own, dx, grad_norm);
     if (own && at.active) {
       float du[kColumns];
 #pragma unroll
@@ -207,7 +193,8 @@ __device__ void add_norm_gradients(const Plan& plan, const Place& place, const C
   }
 }
 
-template <typename T, int kLanes>
+// kSums: the query's gradient arrives as sums.
+template <typename T, int kLanes, bool kSums>
 __global__ void __launch_bounds__(kThreads, kBackwardBlocks) backward_kernel(const __grid_constant__ Plan plan) {
   __shared__ BackwardRing<kLanes> rings[kWarps];
   const Place place = place_of_block(plan);
@@ -215,7 +202,11 @@ __global__ void __launch_bounds__(kThreads, kBackwardBlocks) backward_kernel(con
   if (place.part == 3) return gate_gradients<T>(plan, chunk, place);
   const HeadRows& part = plan.call.parts[place.part];
   float grad_norm[kColumns] = {};
-  if (chunk.begin < chunk.end)
+  const bool of_sums = kSums && place.part == 0;
+  if constexpr (kSums) {
+    if (of_sums) gradients_of_sums<T, kLanes>(plan, part, place, grad_norm);
+  }
+  if (!of_sums && chunk.begin < chunk.end)
     with_switches(part, [&]<bool kShifted, bool kNormed, bool kRotated>() {
       part_gradients<T, kLanes, kShifted, kNormed, kRotated>(plan.call, part, chunk, place.slice,
                                                              rings[threadIdx.x / 32], grad_norm);
@@ -289,7 +280,12 @@ void attention_inputs_backward(const AttentionInputs& call, void* memory, cudaSt
   const bool done = with_pieces(call, [&]<typename T, int kLanes>() {
     Workspace workspace(memory);
     const Plan plan = backward_plan(call, workspace);
-    launch(backward_kernel<T, kLanes>, plan, stream);
+    if constexpr (kLanes == 8 || kLanes == 16) {
+      launch(call.parts[0].grad_sums.data ? backward_kernel<T, kLanes, true> : backward_kernel<T, kLanes, false>, plan,
+             stream);
+    } else {
+      launch(backward_kernel<T, kLanes, false>, plan, stream);
+    }
     add_up<float>(
         plan, [&](const HeadRows& part) { return sums_size(plan, part); }, stream);
   });

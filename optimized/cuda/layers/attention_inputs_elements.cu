@@ -1,5 +1,6 @@
 // The path of single elements: a warp has one head of a chunk of tokens, its lanes every 32nd element.
 #include "optimized/cuda/layers/attention_inputs.cuh"
+#include "optimized/cuda/query_sums.hpp"
 
 namespace lethe::layers::attention_inputs_kernels {
 namespace {
@@ -12,8 +13,8 @@ struct Head {
   using Number = Wide<T>;
 
   __device__ Head(const AttentionInputs& call, const HeadRows& part, int64_t first, int64_t head)
-      : part(part), first(first), head(head), size(call.head_dim), column(head * call.head_dim),
-        half(call.head_dim / 2), epsilon(static_cast<Number>(call.epsilon)),
+      : part(part), first(first), head(head), of_sums(first / call.length * call.heads + head), size(call.head_dim),
+        column(head * call.head_dim), half(call.head_dim / 2), epsilon(static_cast<Number>(call.epsilon)),
         weight(static_cast<const Number*>(part.norm)), cosine(static_cast<const Number*>(call.cosine)),
         sine(static_cast<const Number*>(call.sine)) {
     if (part.norm_per_head) weight += column;
@@ -30,19 +31,27 @@ struct Head {
     const Number now = product(t, e);
     return part.shift.data ? now + alpha * (product(t - 1, e) - now) : now;
   }
+  // g
+  __device__ Number gradient(int64_t t, int64_t e) const {
+    const QuerySums& sums = part.grad_sums;
+    if (!sums.data) return widened(*pointer<T>(part.grad_values, first + t, column + e));
+    const int64_t slice = of_sums * sums.slices + t / 64 * (size / 64) + e / 64;
+    const int r = t % 64, c = e % 64;
+    return sums.scale * sums.data[slice * kSliceFloats + c / 8 * 512 + r / 16 * 128 + r % 8 * 16 + r % 16 / 8 * 2 +
+                                  c % 8 / 2 * 4 + c % 2];
+  }
   // R_tᵀ g
   __device__ Number turned_back(int64_t t, int64_t e) const {
-    const T* gradient = pointer<T>(part.grad_values, first + t, column);
-    const Number own = widened(gradient[e]);
+    const Number own = gradient(t, e);
     if (!part.rotated) return own;
     const bool low = e < half;
-    const Number partner = widened(gradient[low ? e + half : e - half]);
+    const Number partner = gradient(t, low ? e + half : e - half);
     const int64_t angle = t * half + (low ? e : e - half);
     return own * cosine[angle] + (low ? partner : -partner) * sine[angle];
   }
 
   const HeadRows& part;
-  int64_t first, head, size, column, half;
+  int64_t first, head, of_sums, size, column, half;
   Number epsilon;
   const Number *weight, *cosine, *sine;
 };

@@ -26,6 +26,38 @@ struct Columns {
   bool active;
 };
 
+// Rotates a thread's pairs by their angles, or back.
+__device__ inline void rotate_by(float4 cosine, float4 sine, bool back, float (&x)[kColumns]) {
+  const float cosines[kHalf] = {cosine.x, cosine.y, cosine.z, cosine.w},
+              sines[kHalf] = {sine.x, sine.y, sine.z, sine.w};
+#pragma unroll
+  for (int i = 0; i < kHalf; ++i) {
+    const float low = x[i], high = x[kHalf + i], turn = back ? -sines[i] : sines[i];
+    x[i] = low * cosines[i] - high * turn;
+    x[kHalf + i] = high * cosines[i] + low * turn;
+  }
+}
+
+// The gradient of the norm's input x in place of the output's, and what x adds to the weights' gradient.
+template <int kLanes>
+__device__ void through_norm(const AttentionInputs& call, const float (&x)[kColumns], const float (&weights)[kColumns],
+                             bool own, float (&dx)[kColumns], float (&grad_norm)[kColumns]) {
+  constexpr float kShare = 1.0f / Columns<kLanes>::kHeadDim;
+  float square = 0, along = 0;
+#pragma unroll
+  for (int i = 0; i < kColumns; ++i) {
+    square += x[i] * x[i];
+    along += x[i] * (weights[i] * dx[i]);
+  }
+  const float rstd = rsqrtf(lane_sum(square, kLanes) * kShare + static_cast<float>(call.epsilon));
+  const float share = rstd * rstd * kShare * lane_sum(along, kLanes);
+#pragma unroll
+  for (int i = 0; i < kColumns; ++i) {
+    if (own) grad_norm[i] += x[i] * rstd * dx[i];
+    dx[i] = rstd * (weights[i] * dx[i] - share * x[i]);
+  }
+}
+
 // What a warp has in shared memory: kRows rows and the angles of a token, stage by stage; α of all tokens.
 template <int kLanes, int kRows, int kTokens, int kTokensAtOnce>
 struct Ring {
@@ -79,14 +111,7 @@ struct Ring {
 
   // Rotates by the angles of a token, or back.
   __device__ void rotate(int stage, int lane, bool back, float (&x)[kColumns]) const {
-    const float4 c = cosine[stage][lane], s = sine[stage][lane];
-    const float cosines[kHalf] = {c.x, c.y, c.z, c.w}, sines[kHalf] = {s.x, s.y, s.z, s.w};
-#pragma unroll
-    for (int i = 0; i < kHalf; ++i) {
-      const float low = x[i], high = x[kHalf + i], sine = back ? -sines[i] : sines[i];
-      x[i] = low * cosines[i] - high * sine;
-      x[kHalf + i] = high * cosines[i] + low * sine;
-    }
+    rotate_by(cosine[stage][lane], sine[stage][lane], back, x);
   }
 };
 

@@ -91,22 +91,37 @@ __device__ void write_partial(const float (&grad_norm)[V], Layout layout, Place 
   }
 }
 
-template <typename T>
+// In the order of attention's own pass (passes/backward_ends.cu), so that its bits are the same.
+template <int V>
+__device__ float head_delta(const float (&values)[V], const float (&rest)[V], const float (&gradient)[V], int lanes) {
+  float sum = 0;
+#pragma unroll
+  for (int v = 0; v < V; v += 2)
+    sum += (values[v] + rest[v]) * gradient[v] + (values[v + 1] + rest[v + 1]) * gradient[v + 1];
+  for (int distance = lanes / 2; distance > 0; distance /= 2) sum += __shfl_xor_sync(~0u, sum, distance);
+  return sum;
+}
+
+template <typename T, bool kDelta>
 __global__ void __launch_bounds__(kMostThreads, 1)
     gated_output_backward_kernel(const GatedOutputBackward call, Layout layout) {
   constexpr int V = kPieceElements<T>;
   const Place place = place_of(layout);
+  const int head = place.piece / layout.head_lanes;
+  const bool first_of_head = place.piece % layout.head_lanes == 0;
   const int column = place.piece * V;
   const int64_t width = int64_t{layout.row_threads} * V, block_rows = int64_t{kUnroll} * layout.block_rows;
   float weight[V], grad_norm[V] = {};
   load_norm(call.norm, place.has_rows, column, weight);
   for (int64_t block_row = blockIdx.x * block_rows; block_row < call.rows; block_row += gridDim.x * block_rows) {
-    Piece<T, V> o[kUnroll], gate[kUnroll], grad_values[kUnroll];
+    Piece<T, V> o[kUnroll], rest[kUnroll], gate[kUnroll], grad_values[kUnroll];
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
       const int64_t row = block_row + u * layout.block_rows + place.row;
       const bool inside = place.has_rows && row < call.rows;
       o[u] = load_if<V>(inside, static_cast<const T*>(call.o) + row * width + column);
+      if constexpr (kDelta)
+        rest[u] = load_if<V>(inside && call.residual, static_cast<const T*>(call.residual) + row * width + column);
       gate[u] =
           load_if<V>(inside && call.gate.data, static_cast<const T*>(call.gate.data) + row * call.gate.pitch + column);
       grad_values[u] =
@@ -137,7 +152,16 @@ __global__ void __launch_bounds__(kMostThreads, 1)
       const float mean = call.norm ? lane_sum(dot(n, product), layout.head_lanes) / call.head_dim : 0.0f;
 #pragma unroll
       for (int v = 0; v < V; ++v) product[v] = rstd * (product[v] - n[v] * mean);
-      if (inside) store(narrow<T>(product), static_cast<T*>(call.grad_o) + row * width + column);
+      const Piece<T, V> grad_o = narrow<T>(product);
+      if (inside) store(grad_o, static_cast<T*>(call.grad_o) + row * width + column);
+      if constexpr (kDelta) {
+        float values[V], residual[V], rounded[V];
+        widen(o[u], values);
+        widen(rest[u], residual);
+        widen(grad_o, rounded);
+        const float delta = head_delta(values, residual, rounded, layout.head_lanes);
+        if (inside && first_of_head) static_cast<float*>(call.delta)[row * call.heads + head] = delta;
+      }
     }
   }
   if (call.norm) write_partial(grad_norm, layout, place, static_cast<float*>(call.workspace));
@@ -197,15 +221,25 @@ __global__ void __launch_bounds__(32 * kWarps) gated_output_backward_any_width(c
         sum += widened(part.o[i]) * widened(grad_values[i]) * share(i) * part.norm[i];
     }
     const Number mean = lane_sum(sum) * part.rstd / call.head_dim;
+    Number delta = 0;
     for (int64_t i = threadIdx.x; i < call.head_dim; i += 32) {
       const Number n = widened(part.o[i]) * part.rstd, open = share(i), product = widened(grad_values[i]) * open;
       const Number weighted = call.norm ? product * part.norm[i] : product;
-      static_cast<T*>(call.grad_o)[row * width + column + i] = stored<T>(part.rstd * (weighted - n * mean));
+      const T grad_o = stored<T>(part.rstd * (weighted - n * mean));
+      static_cast<T*>(call.grad_o)[row * width + column + i] = grad_o;
+      if (call.delta) {
+        const T* const residual = static_cast<const T*>(call.residual);
+        const Number rest = residual ? widened(residual[row * width + column + i]) : Number(0);
+        delta += (widened(part.o[i]) + rest) * widened(grad_o);
+      }
       if (call.gate.data)
         static_cast<T*>(call.grad_gate.data)[row * call.grad_gate.pitch + column + i] =
             stored<T>(weighted * n * (1 - open));
       if (call.norm) partial[i] = row == blockIdx.x ? n * product : partial[i] + n * product;
     }
+    if (!call.delta) continue;
+    delta = lane_sum(delta);
+    if (threadIdx.x == 0) static_cast<Number*>(call.delta)[row * call.heads + head] = delta;
   }
 }
 
@@ -237,7 +271,7 @@ unsigned backward_blocks(int64_t rows, int block_rows, int per_multiprocessor = 
 // As many blocks as run at a time. Returns their number.
 template <typename T>
 unsigned launch(const GatedOutputBackward& call, Layout layout) {
-  const auto kernel = gated_output_backward_kernel<T>;
+  const auto kernel = call.delta ? gated_output_backward_kernel<T, true> : gated_output_backward_kernel<T, false>;
   int per_multiprocessor;
   cuda_check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_multiprocessor, kernel, layout.threads(), 0),
              "gated_output_backward");
@@ -280,7 +314,8 @@ void gated_output_backward(const GatedOutputBackward& call) {
       if (!launched && layout.row_threads && all_hold_pieces<T>(call.o, 0) &&
           all_hold_pieces<T>(call.gate.data, call.gate.pitch) &&
           all_hold_pieces<T>(call.grad_values.data, call.grad_values.pitch) && all_hold_pieces<T>(call.grad_o, 0) &&
-          all_hold_pieces<T>(call.grad_gate.data, call.grad_gate.pitch) && all_hold_pieces<float>(call.norm, 0)) {
+          all_hold_pieces<T>(call.residual, 0) && all_hold_pieces<T>(call.grad_gate.data, call.grad_gate.pitch) &&
+          all_hold_pieces<float>(call.norm, 0)) {
         blocks = launch<T>(call, layout);
         launched = true;
       }

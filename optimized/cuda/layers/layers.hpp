@@ -81,18 +81,21 @@ struct GatedOutput {
 };
 void gated_output(const GatedOutput& call);
 
-/// With n = o · rstd (recomputed), s = σ(gate): dgate = dy ∘ n w ∘ s(1 − s), do as RMSNorm's derivative of dy ∘ s, dw = Σ_rows n ∘ dy ∘ s.
+/// With n = o · rstd (recomputed), s = σ(gate): dgate = dy ∘ n w ∘ s(1 − s), do as RMSNorm's derivative of dy ∘ s, dw = Σ_rows n ∘ dy ∘ s. Where asked,
+/// also delta_h = Σ_d do_hd (o + residual)_hd of the rounded do, which is what attention's backward multiplies by the values.
 struct GatedOutputBackward {
   int64_t rows, heads, head_dim;
   Dtype dtype;
   double epsilon;
   Rows grad_values;
   const void* o;
+  const void* residual = nullptr;  ///< [rows, heads·head_dim], unread without delta; null: 0
   Rows gate;
   const void* norm;
   void* grad_o;           ///< [rows, heads·head_dim]
   MutableRows grad_gate;  ///< absent with the gate
   void* grad_norm;        ///< [heads·head_dim], as norm; absent with it
+  void* delta = nullptr;  ///< [rows, heads], as norm; null: not wanted
   void* workspace;        ///< gated_output_workspace_bytes
   cudaStream_t stream;
 };

@@ -1,7 +1,7 @@
 // Before and after the main backward kernel, all bound by memory.
 //
-//   prepare   Δ_i = dO_i·o_i, the rows' bias, accumulators to zero     reads o in two parts, dO; writes 40 bytes a query, 4 of dq
-//   finish    dq from float slices in fragment order to 16 bits in rows    reads 4 bytes, writes 2 of each of dq
+//   prepare   Δ_i = dO_i·o_i unless given, the rows' bias, accumulators to zero    reads o in two parts, dO; writes 40 bytes a query, 4 of dq
+//   finish    dq from float slices in fragment order to 16 bits in rows, unless another operator reads the slices   reads 4 bytes, writes 2 of each of dq
 
 #include <cmath>
 
@@ -22,7 +22,7 @@ constexpr int kPrepareThreads = 256, kFinishThreads = 128;
 
 struct PrepareParameters {
   Operand values, residual, grad_values;
-  const float* log_normalizer;
+  const float *delta, *log_normalizer;
   Plan plan;
   BackwardWorkspace workspace;
   double inverse_scale;
@@ -50,11 +50,15 @@ __global__ void __launch_bounds__(kPrepareThreads) prepare(const __grid_constant
   const int query = first + lane_of_row * kRowsAtOnce;
   const bool has_row = lane_of_row < kRounds, has_query = has_row && query < p.query_length;
   float log_normalizer = 0, delta = 0;
-  if (has_query) log_normalizer = p.log_normalizer[(int64_t{batch} * p.query_length + query) * p.query_heads + head];
+  if (has_query) {
+    const int64_t token = (int64_t{batch} * p.query_length + query) * p.query_heads + head;
+    log_normalizer = p.log_normalizer[token];
+    if (p.delta) delta = p.delta[token];
+  }
   constexpr int kLoads = 2;  // rounds whose loads are issued together
   static_assert(kRounds % kLoads == 0 && kRounds <= kLanesARow);
 #pragma unroll
-  for (int begin = 0; begin < kRounds; begin += kLoads) {
+  for (int begin = p.delta ? kRounds : 0; begin < kRounds; begin += kLoads) {
     uint4 loaded[kLoads][3] = {};
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
@@ -172,6 +176,7 @@ void launch_backward_prepare(const BackwardArguments& arguments, const BackwardW
   const PrepareParameters parameters{arguments.values,
                                      arguments.residual,
                                      arguments.grad_values,
+                                     arguments.delta,
                                      arguments.log_normalizer,
                                      plan,
                                      workspace,

@@ -12,7 +12,7 @@ from shell_programs import ShellPrograms
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PROGRAMS = ("test_ptx", "test_cuda_forward", "test_cuda_backward", "test_cuda_forward_racecheck", "test_cuda_backward_racecheck",
-            "test_cuda_cross_entropy", "test_cuda_linear_cross_entropy", "test_cuda_products", "lethe", "test_two_gpus", "rank", "benchmark_cuda_kernels", "liblethe_torch.so",
+            "test_cuda_cross_entropy", "test_cuda_linear_cross_entropy", "test_cuda_products", "test_cuda_gated_attention", "lethe", "test_two_gpus", "rank", "benchmark_cuda_kernels", "liblethe_torch.so",
             "lethe_kernels.so", "lethe_kernels_without_gate.so")
 
 
@@ -48,7 +48,7 @@ class Steps(ShellPrograms):
     def test_each_test_has_a_summary_line_and_output_in_its_labels_log(self):
         status, summary, complaint = self.check()
         self.assertEqual(status, 0, complaint)
-        self.assertEqual(len(summary), (1 + 24 + 32 + 13) + (4 * 8 + 9) + 6)
+        self.assertEqual(len(summary), (1 + 24 + 32 + 15) + (4 * 8 + 9) + 6)
         for line in summary:
             self.assertRegex(line, r"(gpu|sanitizer|benchmark)\.\S+ \.+ +Passed +\d+\.\d+ sec$")
             self.assertIn(line, self.log("check.log"))

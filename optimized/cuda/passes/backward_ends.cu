@@ -57,34 +57,36 @@ __global__ void __launch_bounds__(kPrepareThreads) prepare(const __grid_constant
   }
   constexpr int kLoads = 2;  // rounds whose loads are issued together
   static_assert(kRounds % kLoads == 0 && kRounds <= kLanesARow);
+  if (!p.delta) {
 #pragma unroll
-  for (int begin = p.delta ? kRounds : 0; begin < kRounds; begin += kLoads) {
-    uint4 loaded[kLoads][3] = {};
+    for (int begin = 0; begin < kRounds; begin += kLoads) {
+      uint4 loaded[kLoads][3] = {};
 #pragma unroll
-    for (int i = 0; i < kLoads; ++i) {
-      const int of_round = first + (begin + i) * kRowsAtOnce;
-      if (of_round >= p.query_length) continue;
-      const auto load = [&](const Operand& operand) {
-        const Element* data = static_cast<const Element*>(operand.data) + batch * operand.batch_stride +
-                              of_round * operand.token_stride + head * operand.head_stride;
-        return reinterpret_cast<const uint4*>(data)[lane_of_row];
-      };
-      loaded[i][0] = load(p.values), loaded[i][2] = load(p.grad_values);
-      if (p.residual.data) loaded[i][1] = load(p.residual);
-    }
+      for (int i = 0; i < kLoads; ++i) {
+        const int of_round = first + (begin + i) * kRowsAtOnce;
+        if (of_round >= p.query_length) continue;
+        const auto load = [&](const Operand& operand) {
+          const Element* data = static_cast<const Element*>(operand.data) + batch * operand.batch_stride +
+                                of_round * operand.token_stride + head * operand.head_stride;
+          return reinterpret_cast<const uint4*>(data)[lane_of_row];
+        };
+        loaded[i][0] = load(p.values), loaded[i][2] = load(p.grad_values);
+        if (p.residual.data) loaded[i][1] = load(p.residual);
+      }
 #pragma unroll
-    for (int i = 0; i < kLoads; ++i) {
-      float sum = 0;
-      const auto add = [&](uint32_t value, uint32_t rest, uint32_t grad) {
-        const float2 v = unpack<Element>(value), r = unpack<Element>(rest), g = unpack<Element>(grad);
-        sum += (v.x + r.x) * g.x + (v.y + r.y) * g.y;
-      };
-      const auto& [value, rest, grad] = loaded[i];
-      add(value.x, rest.x, grad.x), add(value.y, rest.y, grad.y), add(value.z, rest.z, grad.z),
-          add(value.w, rest.w, grad.w);
+      for (int i = 0; i < kLoads; ++i) {
+        float sum = 0;
+        const auto add = [&](uint32_t value, uint32_t rest, uint32_t grad) {
+          const float2 v = unpack<Element>(value), r = unpack<Element>(rest), g = unpack<Element>(grad);
+          sum += (v.x + r.x) * g.x + (v.y + r.y) * g.y;
+        };
+        const auto& [value, rest, grad] = loaded[i];
+        add(value.x, rest.x, grad.x), add(value.y, rest.y, grad.y), add(value.z, rest.z, grad.z),
+            add(value.w, rest.w, grad.w);
 #pragma unroll
-      for (int offset = kLanesARow / 2; offset > 0; offset /= 2) sum += __shfl_xor_sync(~0u, sum, offset);
-      if (lane_of_row == begin + i) delta = sum;
+        for (int offset = kLanesARow / 2; offset > 0; offset /= 2) sum += __shfl_xor_sync(~0u, sum, offset);
+        if (lane_of_row == begin + i) delta = sum;
+      }
     }
   }
 

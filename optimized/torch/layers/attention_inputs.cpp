@@ -4,10 +4,11 @@
 #include <torch/library.h>
 
 #include "optimized/cpu/layers/attention_inputs.hpp"
-#include "optimized/operators/checks.hpp"
 #include "optimized/operators/rows.hpp"
 #include "optimized/torch/dtype.hpp"
 #include "optimized/torch/layers.hpp"
+#include "optimized/torch/layers/attention_input_arguments.hpp"
+#include "optimized/torch/layers/backward.hpp"
 #include "optimized/torch/rules.hpp"
 #include "optimized/torch/split_columns.hpp"
 #ifdef LETHE_CUDA_KERNELS
@@ -36,108 +37,9 @@ constexpr const char* kBackward =
     "Tensor grad_key_shift, Tensor grad_value_shift, Tensor grad_query_norm, Tensor grad_key_norm, Tensor "
     "grad_gate_logits, Tensor grad_gate_bias)";
 
-struct Arguments {
-  OptionalTensor query, key, value, key_shift, value_shift, query_norm, key_norm, cosine, sine, gate_logits, gate_bias;
-  int64_t heads;
-  double epsilon;
-
-  // A tensor [B,T,...] of the products' dtype, which sets B, T, dtype and device of all.
-  const Tensor& first() const {
-    for (const OptionalTensor* tensor : {&query, &key, &value, &gate_logits})
-      if (*tensor) return **tensor;
-    TORCH_CHECK(false, "attention_inputs: expected query, key, value or gate_logits, found none");
-  }
-  // One of the products that has heads of head_dim columns, if any.
-  const Tensor* product() const {
-    for (const OptionalTensor* tensor : {&query, &key, &value})
-      if (*tensor) return &**tensor;
-    return nullptr;
-  }
-  c10::SymInt head_dim() const { return product() ? product()->sym_size(2) / heads : c10::SymInt(0); }
-  at::TensorOptions wide_options() const { return first().options().dtype(accumulation_dtype(first().scalar_type())); }
-};
-
-struct Outputs {
-  Tensor query, key, value, log_forget;
-};
-struct Gradients {
-  Tensor query, key, value, key_shift, value_shift, query_norm, key_norm, gate_logits, gate_bias;
-};
-
-// ---- Checks
-
-void check_norm(const char* name, const OptionalTensor& norm, const OptionalTensor& product, const Arguments& in) {
-  if (!norm) return;
-  TORCH_CHECK(product, name, ": expected none without its product, found one");
-  check_like(name, *norm, accumulation_dtype(product->scalar_type()), *product);
-  check_rank(name, *norm, 1, "[D] or [H·D]");
-  const c10::SymInt size = norm->sym_size(0), head_dim = in.head_dim();
-  TORCH_CHECK(size == head_dim || size == head_dim * in.heads, name, ": expected ", head_dim, " or ",
-              head_dim * in.heads, " numbers, found ", size);
-}
-
-void check_rotation(const Arguments& in) {
-  TORCH_CHECK(in.cosine.has_value() == in.sine.has_value(), "cosine: expected sine with it and none without, found ",
-              in.cosine ? "no sine" : "only sine");
-  if (!in.cosine || !(in.query || in.key)) return;
-  const Tensor& product = in.query ? *in.query : *in.key;
-  const c10::SymInt head_dim = in.head_dim();
-  TORCH_CHECK(head_dim % 2 == 0, "cosine: expected an even head dim, found ", head_dim);
-  for (const auto& [name, angles] : {std::pair("cosine", &in.cosine), std::pair("sine", &in.sine)}) {
-    check_like(name, **angles, accumulation_dtype(product.scalar_type()), product);
-    check_shape(name, **angles, {product.sym_size(1), head_dim / 2});
-  }
-}
-
-void check_arguments(const Arguments& in) {
-  const Tensor& first = in.first();
-  const at::ScalarType dtype = first.scalar_type();
-  const char* const name = in.query ? "query" : in.key ? "key" : in.value ? "value" : "gate_logits";
-  check_floating(name, first);
-  check_rank(name, first, 3, "[B,T,H·D]");
-  TORCH_CHECK(in.heads >= 1, "heads: expected at least 1, found ", in.heads);
-  const c10::SymInt batch = first.sym_size(0), length = first.sym_size(1);
-  const auto check = [&](const char* of, const OptionalTensor& tensor, const c10::SymInt& columns) {
-    if (!tensor) return;
-    check_like(of, *tensor, dtype, first);
-    check_shape(of, *tensor, {batch, length, columns});
-  };
-  if (in.product()) {
-    const c10::SymInt width = first.sym_size(2);
-    TORCH_CHECK(width >= 1 && width % in.heads == 0, name, ": expected a multiple of ", in.heads,
-                " heads in the last dimension, found ", width);
-    check("key", in.key, width);
-    check("value", in.value, width);
-  }
-  TORCH_CHECK(!in.key_shift || in.key, "key_shift: expected none without key, found one");
-  TORCH_CHECK(!in.value_shift || in.value, "value_shift: expected none without value, found one");
-  check("key_shift", in.key_shift, in.heads);
-  check("value_shift", in.value_shift, in.heads);
-  check("gate_logits", in.gate_logits, in.heads);
-  check_norm("query_norm", in.query_norm, in.query, in);
-  check_norm("key_norm", in.key_norm, in.key, in);
-  check_rotation(in);
-  if (in.gate_bias) {
-    TORCH_CHECK(in.gate_logits, "gate_bias: expected none without gate_logits, found one");
-    check_like("gate_bias", *in.gate_bias, accumulation_dtype(dtype), first);
-    check_shape("gate_bias", *in.gate_bias, {in.heads});
-  }
-  TORCH_CHECK(in.epsilon >= 0, "epsilon: expected a number >= 0, found ", in.epsilon);
-}
-
-void check_gradients(const Outputs& gradients, const Arguments& in) {
-  const auto check = [&](const char* name, const Tensor& gradient, const OptionalTensor& product) {
-    if (!product) return;
-    check_like(name, gradient, product->scalar_type(), *product);
-    check_shape(name, gradient, {product->sym_size(0), product->sym_size(1), in.heads, in.head_dim()});
-  };
-  check("grad_query", gradients.query, in.query);
-  check("grad_key", gradients.key, in.key);
-  check("grad_value", gradients.value, in.value);
-  if (!in.gate_logits) return;
-  check_like("grad_log_forget", gradients.log_forget, accumulation_dtype(in.first().scalar_type()), in.first());
-  check_shape("grad_log_forget", gradients.log_forget, in.gate_logits->sym_sizes());
-}
+using Arguments = AttentionInputArguments;
+using Outputs = HeadInputs;
+using Gradients = AttentionInputGradients;
 
 // ---- Shapes
 
@@ -263,17 +165,17 @@ Outputs run(const Arguments& given) {
   return out;
 }
 
-Gradients run_backward(const Outputs& given_gradients, const Arguments& given) {
-  check_arguments(given);
-  check_gradients(given_gradients, given);
+// query_sums: in place of the query's gradient where it is defined.
+Gradients gradients_of(const Outputs& given_gradients, const Tensor& query_sums, double query_scale,
+                       const Arguments& given) {
   const Arguments in = addressable(given);
   const auto gradient_rows = [](const Tensor& gradient, const OptionalTensor& product) {
-    return product ? addressable(gradient.flatten(2)) : OptionalTensor();
+    return product && gradient.defined() ? addressable(gradient.flatten(2)) : OptionalTensor();
   };
   const OptionalTensor arriving[] = {gradient_rows(given_gradients.query, in.query),
                                      gradient_rows(given_gradients.key, in.key),
                                      gradient_rows(given_gradients.value, in.value)};
-  const Tensor grad_log_forget = given_gradients.log_forget.contiguous();
+  const Tensor grad_log_forget = in.gate_logits ? given_gradients.log_forget.contiguous() : Tensor();
   const Gradients out = placed_gradients(given);
   if (in.first().numel() == 0) {  // no data pointer: a kernel would take the parts for absent
     for (const Tensor& sum : {out.query_norm, out.key_norm, out.gate_bias}) sum.zero_();
@@ -282,15 +184,17 @@ Gradients run_backward(const Outputs& given_gradients, const Arguments& given) {
   layers::AttentionInputs call = call_of(in);
   const Tensor* products[] = {&out.query, &out.key, &out.value};
   for (int i = 0; i < 3; ++i) {
-    if (!arriving[i]) continue;
+    if (!call.parts[i].product.data) continue;
     call.parts[i].grad_values = rows(arriving[i]);
     call.parts[i].grad_product = mutable_rows(*products[i]);
   }
+  if (query_sums.defined())
+    call.parts[0].grad_sums = {query_sums.const_data_ptr<float>(), query_sums.size(1), static_cast<float>(query_scale)};
   if (in.key_shift) call.parts[1].grad_shift = mutable_rows(out.key_shift);
   if (in.value_shift) call.parts[2].grad_shift = mutable_rows(out.value_shift);
   if (in.query_norm) call.parts[0].grad_norm = out.query_norm.mutable_data_ptr();
   if (in.key_norm) call.parts[1].grad_norm = out.key_norm.mutable_data_ptr();
-  call.grad_log_forget = grad_log_forget.const_data_ptr();
+  if (in.gate_logits) call.grad_log_forget = grad_log_forget.const_data_ptr();
   if (in.gate_logits) call.grad_gate_logits = mutable_rows(out.gate_logits);
   if (in.gate_bias) call.grad_gate_bias = out.gate_bias.mutable_data_ptr();
 #ifdef LETHE_CUDA_KERNELS
@@ -304,6 +208,12 @@ Gradients run_backward(const Outputs& given_gradients, const Arguments& given) {
 #endif
   cpu::attention_inputs_backward(call);
   return out;
+}
+
+Gradients run_backward(const Outputs& gradients, const Arguments& in) {
+  check_arguments(in);
+  check_gradients(gradients, in);
+  return gradients_of(gradients, {}, 1, in);
 }
 
 // ---- Registration
@@ -358,33 +268,45 @@ TORCH_LIBRARY_IMPL(lethe, Autograd, library) {
   library.impl("_attention_inputs_backward", torch::autograd::autogradNotImplementedFallback());
 }
 
+bool changes_anything(const Arguments& in) { return in.query || in.key || in.value || in.gate_logits; }
+
 }  // namespace
 
 HeadInputs attention_inputs(const AttentionInputProducts& in) {
-  check_layout("query", in.query);
-  check_layout("key", in.key);
-  check_layout("value", in.value);
-  check_arguments({in.query, in.key, in.value, in.key_shift, in.value_shift, in.query_norm, in.key_norm, in.cosine,
-                   in.sine, in.gate_logits, in.gate_bias, in.heads, in.epsilon});
-  const bool rotated = in.cosine.has_value(), changes_query = in.query_norm || rotated,
-             changes_key = in.key_shift || in.key_norm || rotated, changes_value = in.value_shift.has_value();
-  const auto changed = [](bool changes, const Tensor& product) {
-    return changes ? OptionalTensor(product) : OptionalTensor();
-  };
+  check_arguments(in);
   const auto heads = [&](const Tensor& product) {
     return product.unflatten(-1, {in.heads, product.size(-1) / in.heads});
   };
-  if (!changes_query && !changes_key && !changes_value && !in.gate_logits)
-    return {heads(in.query), heads(in.key), heads(in.value), {}};
+  const Arguments own = changed(in);
+  if (!changes_anything(own)) return {heads(in.query), heads(in.key), heads(in.value), {}};
   static const auto op = c10::Dispatcher::singleton()
                              .findSchemaOrThrow("lethe::_attention_inputs_forward", "")
                              .typed<decltype(forward<run>)>();
   const auto [query, key, value, log_forget] =
-      op.call(changed(changes_query, in.query), changed(changes_key, in.key), changed(changes_value, in.value),
-              in.key_shift, in.value_shift, in.query_norm, in.key_norm, in.cosine, in.sine, in.gate_logits,
-              in.gate_bias, in.heads, in.epsilon);
-  return {changes_query ? query : heads(in.query), changes_key ? key : heads(in.key),
-          changes_value ? value : heads(in.value), in.gate_logits ? log_forget : Tensor()};
+      op.call(own.query, own.key, own.value, own.key_shift, own.value_shift, own.query_norm, own.key_norm, own.cosine,
+              own.sine, own.gate_logits, own.gate_bias, own.heads, own.epsilon);
+  return {own.query ? query : heads(in.query), own.key ? key : heads(in.key), own.value ? value : heads(in.value),
+          in.gate_logits ? log_forget : Tensor()};
+}
+
+AttentionInputGradients attention_inputs_backward(const HeadInputs& gradients, const Tensor& query_sums,
+                                                  double query_scale, const AttentionInputProducts& products) {
+  const Arguments own = changed(products);
+  AttentionInputGradients out;
+  if (changes_anything(own))
+    out = gradients_of({gradients.query, gradients.key, gradients.value, gradients.log_forget}, query_sums, query_scale,
+                       own);
+  if (!own.query) out.query = gradients.query.flatten(2);
+  if (!own.key) out.key = gradients.key.flatten(2);
+  if (!own.value) out.value = gradients.value.flatten(2);
+  for (const auto& [given, gradient] : {std::pair(&own.key_shift, &out.key_shift),
+                                        {&own.value_shift, &out.value_shift},
+                                        {&own.query_norm, &out.query_norm},
+                                        {&own.key_norm, &out.key_norm},
+                                        {&own.gate_logits, &out.gate_logits},
+                                        {&own.gate_bias, &out.gate_bias}})
+    if (!*given) *gradient = Tensor();
+  return out;
 }
 
 }  // namespace lethe

@@ -35,13 +35,23 @@ MixerLayer make_attention(const ModelConfig& model, const AttentionConfig& own, 
   return [=](const Tensor& x, Rotations& rotations, std::any* trace, Past* past) {
     const TokensAndShift given(x, own.kv_shift, past);
     const std::vector<Tensor> product = products.pieces(given.x);
-    auto [q, k, v, log_gate] = given.own(inputs.heads_of({product[0], product[1], product[2], product[4], product[5]},
-                                                         rotations, product[6], forget.bias, given.first));
+    const AttentionInputProducts of_heads = inputs.products_of(
+        {product[0], product[1], product[2], product[4], product[5]}, rotations, product[6], forget.bias, given.first);
+    const Tensor bound = tolerance || trace ? inputs.logit_bound(x.scalar_type()) : Tensor();
+    const auto bound_argument = bound.defined() ? std::optional<Tensor>(bound) : std::nullopt;
+    if (!trace && !past && !rotations.packed) {
+      const auto constant = of_heads.gate_logits ? std::nullopt : std::optional(forget.constant_gate(x, end.heads));
+      return end(GatedAttention{.products = of_heads,
+                                .log_forget = constant,
+                                .log_pruning_tolerance = tolerance,
+                                .logit_bound = bound_argument,
+                                .prune_by_mass = prune_by_mass},
+                 product[3]);
+    }
+    auto [q, k, v, log_gate] = given.own(inputs.heads_of(of_heads, rotations));
     Tensor log_forget = log_gate.defined() ? log_gate : forget.constant_gate(x, end.heads);  // [B,T,H]
     if (past) continue_past(*past, x, {&k, &v, &log_forget});
     const Tensor output_gate = given.own(product[3]);
-    const Tensor bound = tolerance || trace ? inputs.logit_bound(x.scalar_type()) : Tensor();
-    const auto bound_argument = bound.defined() ? std::optional<Tensor>(bound) : std::nullopt;
     const auto sequences = rotations.packed ? std::optional<Tensor>(rotations.packed->cu_seqlens) : std::nullopt;
     if (!trace) {
       return end(forgetting_attention(q, k, v, log_forget, std::nullopt, tolerance, bound_argument, std::nullopt,

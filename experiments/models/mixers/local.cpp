@@ -40,8 +40,10 @@ MixerLayer make_local(const ModelConfig& model, const LocalConfig& own, const We
   return [=](const Tensor& x, Rotations& rotations, std::any*, Past* past) {
     const TokensAndShift given(x, own.kv_shift, past);
     const std::vector<Tensor> product = products.pieces(given.x);
-    HeadInputs in = given.own(
-        inputs.heads_of({product[0], product[1], product[2], product[4], product[5]}, rotations, {}, {}, given.first));
+    HeadInputs in =
+        given.own(inputs.heads_of(inputs.products_of({product[0], product[1], product[2], product[4], product[5]},
+                                                     rotations, {}, {}, given.first),
+                                  rotations));
     if (past) continue_past(*past, x, {&in.key, &in.value}, window - 1);
     const auto sequences = rotations.packed ? std::optional<Tensor>(rotations.packed->cu_seqlens) : std::nullopt;
     return end(local_attention(in.query, in.key, in.value, window, sequences), given.own(product[3]));

@@ -62,7 +62,8 @@ MixerLayer make_segment(const ModelConfig& model, const SegmentConfig& own, cons
   const int64_t segment = own.segment;
   return [=](const Tensor& x, Rotations& rotations, std::any*) {
     const std::vector<Tensor> product = products.pieces(x);
-    const auto in = inputs.heads_of({product[0], product[1], product[2], product[4], product[5]}, rotations);
+    const auto in = inputs.heads_of(
+        inputs.products_of({product[0], product[1], product[2], product[4], product[5]}, rotations), rotations);
     return end(segment_attention(in.query, in.key, in.value, segment), product[3]);
   };
 }

@@ -9,6 +9,12 @@ namespace lethe {
 
 using torch::Tensor;
 
+namespace {
+
+std::optional<Tensor> optional(const Tensor& x) { return x.defined() ? std::optional(x) : std::nullopt; }
+
+}  // namespace
+
 OutputEnd::OutputEnd(const Weights& weights, const ModelConfig& model)
     : heads(model.heads),
       gate(model.output_gate ? weights.parameter("ogate_proj.weight", {model.width, model.width}, normal()) : Tensor()),
@@ -17,9 +23,18 @@ OutputEnd::OutputEnd(const Weights& weights, const ModelConfig& model)
 
 Tensor OutputEnd::operator()(const Tensor& o, const Tensor& gate_logits) const {
   if (!norm.defined() && !gate.defined()) return output_(o.flatten(-2));
-  const auto optional = [](const Tensor& x) { return x.defined() ? std::optional(x) : std::nullopt; };
-  const Tensor weight = norm.defined() ? norm.to(accumulation_dtype(o.scalar_type())) : Tensor();
-  return output_(gated_output(o, optional(gate_logits), optional(weight), kNormEpsilon));
+  return output_(gated_output(o, optional(gate_logits), widened_norm(o.scalar_type()), kNormEpsilon));
+}
+
+Tensor OutputEnd::operator()(GatedAttention attention, const Tensor& gate_logits) const {
+  if (gate.defined()) attention.output_gate = gate_logits;
+  attention.output_norm = widened_norm(attention.products.query.scalar_type());
+  attention.output_epsilon = kNormEpsilon;
+  return output_(gated_attention(attention));
+}
+
+std::optional<Tensor> OutputEnd::widened_norm(torch::Dtype dtype) const {
+  return norm.defined() ? std::optional(norm.to(accumulation_dtype(dtype))) : std::nullopt;
 }
 
 double OutputEnd::multiply_adds(const ModelConfig& model) {

@@ -3,8 +3,11 @@
 
 #include <torch/types.h>
 
+#include <optional>
+
 #include "experiments/models/config.hpp"
 #include "experiments/models/parameters.hpp"
+#include "optimized/torch/gated_attention.hpp"
 
 namespace lethe {
 
@@ -19,6 +22,9 @@ struct OutputEnd {
   /// returns  [B,T,width] in the dtype of o
   torch::Tensor operator()(const torch::Tensor& o, const torch::Tensor& gate_logits) const;
 
+  /// The same of the o of a GatedAttention, whose output members are set here.
+  torch::Tensor operator()(GatedAttention attention, const torch::Tensor& gate_logits) const;
+
   /// Multiply-adds of a token, and the columns in the compute dtype that autograd keeps of it, the values o among them.
   static double multiply_adds(const ModelConfig& model);
   static int64_t columns(const ModelConfig& model);
@@ -27,6 +33,8 @@ struct OutputEnd {
   torch::Tensor gate, norm;  // [width,width], [width]
 
  private:
+  std::optional<torch::Tensor> widened_norm(torch::Dtype dtype) const;
+
   Product output_;  // of o_proj.weight [width,width]
 };
 

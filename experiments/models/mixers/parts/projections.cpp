@@ -71,8 +71,9 @@ QueryKeyValue::QueryKeyValue(const Weights& weights, const ModelConfig& model, c
   }
 }
 
-HeadInputs QueryKeyValue::heads_of(const std::vector<Tensor>& products, Rotations& rotations, const Tensor& gate_logits,
-                                   const Tensor& gate_bias, int64_t first) const {
+AttentionInputProducts QueryKeyValue::products_of(const std::vector<Tensor>& products, Rotations& rotations,
+                                                  const Tensor& gate_logits, const Tensor& gate_bias,
+                                                  int64_t first) const {
   const torch::Dtype wide = accumulation_dtype(products[0].scalar_type());
   const auto widened = [&](const Tensor& weight) { return std::optional(weight.to(wide)); };
   AttentionInputProducts in{
@@ -84,6 +85,10 @@ HeadInputs QueryKeyValue::heads_of(const std::vector<Tensor>& products, Rotation
     in.cosine = rotation.cosine.squeeze(1), in.sine = rotation.sine.squeeze(1);
   }
   if (gate_logits.defined()) in.gate_logits = gate_logits, in.gate_bias = widened(gate_bias);
+  return in;
+}
+
+HeadInputs QueryKeyValue::heads_of(AttentionInputProducts in, const Rotations& rotations) const {
   if (!own.kv_shift || !rotations.packed) return attention_inputs(in);
   // A sequence's first token has none before it: what is shifted into it are zeros.
   const Packed& packed = *rotations.packed;

@@ -65,12 +65,18 @@ struct QueryKeyValue {
   /// Registers the parameters of the switches that are on.
   QueryKeyValue(const Weights& weights, const ModelConfig& model, const ProjectionConfig& own);
 
+  /// The arguments of attention_inputs, or of gated_attention.
+  ///
   /// reads    products [B,T,n] of x with query, key, value, key_shift and value_shift, the last two undefined without the shift; for a gate
   ///          that reads x, its logits [B,T,H] and bias [H]; first: the position of the first token
+  AttentionInputProducts products_of(const std::vector<torch::Tensor>& products, Rotations& rotations,
+                                     const torch::Tensor& gate_logits = {}, const torch::Tensor& gate_bias = {},
+                                     int64_t first = 0) const;
+
+  /// attention_inputs(products); of packed sequences without a shift from one into the next.
+  ///
   /// returns  query, key, value [B,T,H,D]; log_forget [B,T,H], undefined without logits
-  HeadInputs heads_of(const std::vector<torch::Tensor>& products, Rotations& rotations,
-                      const torch::Tensor& gate_logits = {}, const torch::Tensor& gate_bias = {},
-                      int64_t first = 0) const;
+  HeadInputs heads_of(AttentionInputProducts products, const Rotations& rotations) const;
 
   /// U = γq·γk·√D ≥ |q·k|/√D with γ = max |w| of the norms' weights, widened by four roundings of `dtype`.
   ///

@@ -15,6 +15,13 @@ std::string expected_16_bits(Dtype dtype) {
   return "dtype: expected bfloat16 or float16, found " + dtype_name(dtype);
 }
 
+std::string unsupported_dim(const Shape& shape, int64_t largest) {
+  for (const auto& [name, dim] : {std::pair{"head dim", shape.key_dim}, {"value dim", shape.value_dim}})
+    if (dim < 1 || dim > largest)
+      return std::string(name) + ": expected 1 to " + std::to_string(largest) + ", found " + std::to_string(dim);
+  return "";
+}
+
 // Positions and tile numbers are 32-bit integers; batch and heads are dimensions of a grid.
 std::string unsupported_size(const Shape& shape, int64_t tiles_a_block) {
   constexpr int64_t kLongest = int64_t{1} << 30, kGrid = 65535;
@@ -59,12 +66,9 @@ std::string unsupported_of_chunks(const Shape& shape, const MatrixStateForm& for
 }  // namespace
 
 std::string unsupported_by_hopper(const Shape& shape, Dtype dtype, int capability) {
-  const std::string dim = std::to_string(shape.key_dim);
   if (capability != 90) return "device: expected compute capability 9.0, found " + dotted(capability);
   if (const std::string reason = expected_16_bits(dtype); !reason.empty()) return reason;
-  if (shape.key_dim != 64 && shape.key_dim != 128) return "head dim: expected 64 or 128, found " + dim;
-  if (shape.value_dim != shape.key_dim)
-    return "value dim: expected the head dim (" + dim + "), found " + std::to_string(shape.value_dim);
+  if (const std::string reason = unsupported_dim(shape, 128); !reason.empty()) return reason;
   return unsupported_size(shape, 1);
 }
 
@@ -72,9 +76,7 @@ std::string unsupported_by_ampere(const Shape& shape, Dtype dtype, int capabilit
   const int64_t largest_dim = dtype == Dtype::kFloat32 ? 128 : 256;
   if (capability < 80) return "device: expected compute capability 8.0 or above, found " + dotted(capability);
   if (dtype == Dtype::kFloat64) return "dtype: expected float32, bfloat16 or float16, found float64";
-  for (const auto& [name, dim] : {std::pair{"head dim", shape.key_dim}, {"value dim", shape.value_dim}})
-    if (dim < 1 || dim > largest_dim)
-      return std::string(name) + ": expected 1 to " + std::to_string(largest_dim) + ", found " + std::to_string(dim);
+  if (const std::string reason = unsupported_dim(shape, largest_dim); !reason.empty()) return reason;
   return unsupported_size(shape, 2);
 }
 

@@ -175,7 +175,8 @@ inline ForwardResult run_forward(const Problem& problem, const PlanOptions& opti
 inline std::vector<int64_t> boundary_pairs(const Shape& shape, const std::vector<int32_t>& first_key_block) {
   const int64_t blocks = (shape.query_length + kGateBlock - 1) / kGateBlock;
   std::vector<int64_t> pairs(shape.batch * shape.query_heads, 0);
-  const int64_t tile = family_under_test == Family::kHopper ? forward_tile_rows(shape.key_dim) : kGateBlock;
+  const int64_t tile =
+      family_under_test == Family::kHopper ? forward_tile_rows(hopper::instance_dim(shape)) : kGateBlock;
   for (size_t row = 0; row < pairs.size(); ++row)
     for (int64_t i = 0; i < shape.query_length; ++i)
       pairs[row] += i + shape.key_length - shape.query_length + 1 -

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "optimized/cuda/hopper/backward.hpp"
+#include "optimized/cuda/hopper/dimensions.hpp"
 #include "reference/problem.hpp"
 
 namespace lethe::testing {
@@ -21,7 +22,7 @@ inline int64_t padded(int64_t length) { return (length + kGateBlock - 1) / kGate
 
 /// Floats of BackwardWorkspace::grad_query before the first slice of a query's 64, which alone has their row sums. `row` = b·Hq + h.
 inline int64_t slice_of(const Shape& s, int64_t row, int64_t query) {
-  return (row * padded(s.query_length) + query) / 64 * (s.key_dim / 64) * kSliceFloats;
+  return (row * padded(s.query_length) + query) / 64 * (hopper::instance_dim(s) / 64) * kSliceFloats;
 }
 
 /// Index of a query's row sum in BackwardWorkspace::grad_query; those of its 64 are neighbours.
@@ -35,7 +36,9 @@ inline int64_t column_sum_at(const Shape& s, int64_t row, int64_t key) { return 
 /// Rows that share a float sum of dS where any do.
 inline constexpr int64_t kRowsOfGroup = 64;
 
-inline int64_t rows_of_tile(const Shape& s) { return s.key_dim == 64 ? kTileQueries<64> : kTileQueries<128>; }
+inline int64_t rows_of_tile(const Shape& s) {
+  return hopper::instance_dim(s) == 64 ? kTileQueries<64> : kTileQueries<128>;
+}
 
 /// Whether each row of a query's tile has a float sum of its own: not if the gate neither cuts nor decays to e⁻¹ in a block of 128 positions with
 /// queries of the tile, nor in the one before; where tiles don't begin with blocks, nor in the one after the tile.

@@ -8,6 +8,7 @@
 #include "optimized/cuda/ampere/forward.hpp"
 #include "optimized/cuda/hopper/attention.hpp"
 #include "optimized/cuda/hopper/backward.hpp"
+#include "optimized/cuda/hopper/dimensions.hpp"
 #include "optimized/cuda/hopper/forward.hpp"
 #include "tests/cuda/device.hpp"
 

@@ -88,7 +88,8 @@ Shares worst_shares(const Problem& problem, const std::vector<double>& grad_valu
             [&](const Head& h, const Matrix<double>& g) { return testing::rounded_gradients(h, g, problem.dtype); });
       const std::vector<double> grad =
           slice(grad_values, s.query_length, s.query_heads, s.value_dim, batch, head * s.query_heads / s.heads);
-      const double floor = (problem.dtype == Dtype::kFloat32 ? 0.1 : 0.001) * Eigen::Map<const Vector<double>>(grad.data(), grad.size()).norm();
+      const double floor = (problem.dtype == Dtype::kFloat32 ? 0.1 : 0.001) *
+                           Eigen::Map<const Vector<double>>(grad.data(), grad.size()).norm();
       for (const BackwardResult& result : results) {
         const std::vector<Part> actual = parts_of_group(result, s, batch, head);
         for (size_t i = 0; i < actual.size(); ++i) {
@@ -317,8 +318,26 @@ TEST_P(Backward, RefusesWhatAWrongFormulaWouldGive) {
 }
 
 INSTANTIATE_TEST_SUITE_P(EveryKernel, Backward, testing::hopper_instances(), testing::name_of_instance);
+INSTANTIATE_TEST_SUITE_P(OfShortRows, Backward, testing::short_rows(Dtype::kBFloat16), testing::name_of_instance);
+INSTANTIATE_TEST_SUITE_P(OfShorterRows, Backward, testing::short_rows(Dtype::kFloat16), testing::name_of_instance);
 INSTANTIATE_TEST_SUITE_P(OfAmpere, Backward, testing::ampere_instances(), testing::name_of_instance);
 INSTANTIATE_TEST_SUITE_P(OfFloats, Backward, testing::float_instances(), testing::name_of_instance);
+
+class BackwardOfShortRows : public testing::EveryKernel {};
+
+TEST_P(BackwardOfShortRows, EqualsTheReferenceAndItsOwnBits) {
+  const Problem problem = random_problem(shape(2, 190, 433, 2, 4), dtype(), Gate::kInitial, 41);
+  const testing::PlanOptions pruned{.log_pruning_tolerance = -10};
+  expect_agreement(problem, pruned);
+  const std::vector<double> grad = grad_values_of(problem, 99);
+  const std::vector<BackwardResult> firsts = of_both_sums(problem, grad, pruned, true),
+                                    seconds = of_both_sums(problem, grad, pruned, true);
+  for (size_t i = 0; i < firsts.size(); ++i) expect_same_gradients(firsts[i], seconds[i]);
+  const auto strong = testing::with_strong_gates(random_problem(shape(1, 300, 300, 1, 2), dtype(), Gate::kCutting, 42));
+  expect_agreement(strong.back().second);
+}
+
+INSTANTIATE_TEST_SUITE_P(EveryHeadDim, BackwardOfShortRows, testing::other_short_rows(), testing::name_of_instance);
 
 }  // namespace
 }  // namespace lethe

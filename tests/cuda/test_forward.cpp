@@ -316,8 +316,21 @@ TEST_P(Forward, RefusesWhatAWrongGateWouldGive) {
 }
 
 INSTANTIATE_TEST_SUITE_P(EveryKernel, Forward, testing::hopper_instances(), testing::name_of_instance);
+INSTANTIATE_TEST_SUITE_P(OfShortRows, Forward, testing::short_rows(Dtype::kBFloat16), testing::name_of_instance);
+INSTANTIATE_TEST_SUITE_P(OfShorterRows, Forward, testing::short_rows(Dtype::kFloat16), testing::name_of_instance);
 INSTANTIATE_TEST_SUITE_P(OfAmpere, Forward, testing::ampere_instances(), testing::name_of_instance);
 INSTANTIATE_TEST_SUITE_P(OfFloats, Forward, testing::float_instances(), testing::name_of_instance);
+
+class ForwardOfShortRows : public testing::EveryKernel {};
+
+TEST_P(ForwardOfShortRows, EqualsTheReference) {
+  expect_agreement(random_problem(shape(2, 190, 433, 2, 4), dtype(), Gate::kInitial, 41),
+                   {.log_pruning_tolerance = -10});
+  const auto strong = testing::with_strong_gates(random_problem(shape(1, 300, 300, 1, 2), dtype(), Gate::kCutting, 42));
+  expect_agreement(strong.back().second);
+}
+
+INSTANTIATE_TEST_SUITE_P(EveryHeadDim, ForwardOfShortRows, testing::other_short_rows(), testing::name_of_instance);
 
 class ForwardPrecision : public testing::EveryKernel {};
 
@@ -357,10 +370,11 @@ TEST(Unsupported, NamesTheReason) {
             "value dim: expected 1 to 256, found 264");
   EXPECT_EQ(unsupported_by_hopper(fine, Dtype::kBFloat16, 80), "device: expected compute capability 9.0, found 8.0");
   EXPECT_EQ(unsupported_by_hopper(fine, Dtype::kFloat32, 90), "dtype: expected bfloat16 or float16, found float32");
-  EXPECT_EQ(unsupported_by_hopper({1, 8, 8, 1, 1, 96, 96}, Dtype::kFloat16, 90),
-            "head dim: expected 64 or 128, found 96");
-  EXPECT_EQ(unsupported_by_hopper({1, 8, 8, 1, 1, 64, 128}, Dtype::kFloat16, 90),
-            "value dim: expected the head dim (64), found 128");
+  EXPECT_EQ(unsupported_by_hopper({1, 8, 8, 1, 1, 1, 128}, Dtype::kFloat16, 90), "");
+  EXPECT_EQ(unsupported_by_hopper({1, 8, 8, 1, 1, 129, 64}, Dtype::kFloat16, 90),
+            "head dim: expected 1 to 128, found 129");
+  EXPECT_EQ(unsupported_by_hopper({1, 8, 8, 1, 1, 64, 136}, Dtype::kFloat16, 90),
+            "value dim: expected 1 to 128, found 136");
   const std::string too_large =
       "size: expected a length up to 2^30, batch and heads below 2^16 and fewer than 2^31 tiles, found more";
   constexpr int64_t kLongest = int64_t{1} << 30;

@@ -62,7 +62,7 @@ class Operators(unittest.TestCase):
                 with self.subTest(dtype=dtype, dim=dim):
                     self.check(problem(dtype, dim=dim))
 
-    def test_the_kernels_for_every_gpu_equal_the_cpu(self):
+    def test_every_head_dim_equals_the_cpu(self):
         for dtype in (torch.bfloat16, torch.float16, torch.float32):
             for dim, value_dim in ((32, 32), (96, 96), (256, 256), (20, 20), (40, 72), (64, 32), (128, 64), (192, 100)):
                 if dtype == torch.float32 and dim > 128:
@@ -76,10 +76,10 @@ class Operators(unittest.TestCase):
         try:
             self.assertEqual(says(), "sm_80 kernels, not the sm_90a kernels: LETHE_KERNELS: found portable")
             for dtype in (torch.bfloat16, torch.float16):
-                for dim in (64, 128):
+                for dim, value_dim in ((64, 64), (128, 128), (40, 72)):
                     with self.subTest(dtype=dtype, dim=dim):
-                        self.check(problem(dtype, dim=dim))
-                        self.check(problem(dtype, dim=dim), log_pruning_tolerance=-math.inf)
+                        self.check(problem(dtype, dim=dim, value_dim=value_dim))
+                        self.check(problem(dtype, dim=dim, value_dim=value_dim), log_pruning_tolerance=-math.inf)
             os.environ["LETHE_KERNELS"] = "fast"
             with self.assertRaisesRegex(RuntimeError, "LETHE_KERNELS: expected portable, or nothing, found fast"):
                 says()
@@ -92,7 +92,7 @@ class Operators(unittest.TestCase):
                 self.check(problem(dtype, dim=dim, value_dim=value_dim))
 
     def test_all_pairs_are_visited_without_a_cut_and_fewer_with_one(self):
-        for dim in (64, 96, 264):
+        for dim in (64, 96, 192, 264):
             inputs = problem(torch.bfloat16, queries=500, keys=600, dim=dim)
             inputs[3][:, 77] = -0.5
             self.assertTrue((run(inputs, "cuda")[2] == causal_pairs(inputs)).all())
@@ -105,12 +105,14 @@ class Operators(unittest.TestCase):
             *(tensor.to(device) for tensor in problem(torch.bfloat16, **options)[:3]))
         self.assertEqual(says("cpu"), "CPU")
         self.assertEqual(says("cuda"), "sm_90a kernels")
-        self.assertEqual(says("cuda", dim=96), "sm_80 kernels, not the sm_90a kernels: head dim: expected 64 or 128, found 96")
-        self.assertEqual(says("cuda", dim=264), "portable, not the sm_90a kernels: head dim: expected 64 or 128, found 264, "
+        for dim, value_dim in ((96, 96), (1, 128), (20, 8)):
+            self.assertEqual(says("cuda", dim=dim, value_dim=value_dim), "sm_90a kernels")
+        self.assertEqual(says("cuda", dim=136), "sm_80 kernels, not the sm_90a kernels: head dim: expected 1 to 128, found 136")
+        self.assertEqual(says("cuda", dim=264), "portable, not the sm_90a kernels: head dim: expected 1 to 128, found 264, "
                                                 "not the sm_80 kernels: head dim: expected 1 to 256, found 264")
 
     def test_pruning_changes_no_more_than_the_tolerance(self):
-        for dim in (64, 96, 264):
+        for dim in (64, 96, 192, 264):
             inputs = problem(torch.float16, queries=1000, keys=1000, dim=dim)
             whole, pruned = run(inputs, "cuda"), run(inputs, "cuda", log_pruning_tolerance=-10.0)
             self.assertLess(int(pruned[2].sum()), int(whole[2].sum()))
@@ -122,7 +124,7 @@ class Operators(unittest.TestCase):
         torch.use_deterministic_algorithms(True)  # else dq's order of summation differs
         try:
             for dtype in (torch.bfloat16, torch.float16):
-                for dim in (64, 128, 96, 264):
+                for dim in (64, 96, 192, 264):
                     inputs = problem(dtype, queries=900, keys=1000, dim=dim)
                     whole = run(inputs, "cuda")
                     thresholds = [{"log_pruning_tolerance": -math.inf}]
@@ -171,7 +173,7 @@ class Operators(unittest.TestCase):
         self.assertLess(int(of_heads[1, 0]), int(of_heads[1, 1]))
 
     def test_backward_reads_the_boundary_of_forward(self):
-        for dim in (64, 128, 96, 264):
+        for dim in (64, 96, 192, 264):
             inputs = problem(torch.bfloat16, queries=100, keys=1000, dim=dim)
             inputs[3].fill_(-0.02)  # weights 900 tokens back are 10^-8: numbers, unless skipped
             far = [(run(inputs, "cuda", **options)[4][:, 0] != 0).any().item()

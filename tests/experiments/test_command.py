@@ -121,8 +121,9 @@ class Calls(CommandTest):
     def test_of_describe_say_what_runs_attention_on_a_gpu_and_why(self):
         for options, expected in (
             (("--set", "compute_dtype=bfloat16"), "9.0: sm_90a kernels; 8.0, 8.6, 8.9, 10.0, 12.0: sm_80 kernels"),
-            (("--set", "compute_dtype=bfloat16", "--heads", "16"),
-             "every GPU since 8.0: sm_80 kernels, not the sm_90a kernels: head dim: expected 64 or 128, found 96"),
+            (("--set", "compute_dtype=bfloat16", "--heads", "16"), "9.0: sm_90a kernels; 8.0, 8.6, 8.9, 10.0, 12.0: sm_80 kernels"),
+            (("--set", "compute_dtype=bfloat16", "--heads", "8"),
+             "every GPU since 8.0: sm_80 kernels, not the sm_90a kernels: head dim: expected 1 to 128, found 192"),
             ((), "every GPU since 8.0: sm_80 kernels, not the sm_90a kernels: dtype: expected bfloat16 or float16, found float32"),
         ):
             with self.subTest(options=options):

@@ -15,13 +15,13 @@ BOUNDS = {torch.float64: 1e-11, torch.float32: 2e-5, torch.bfloat16: 3e-2, torch
 HEADS, KEY_HEADS, DIM = 4, 2, 64
 
 
-def tensors(dtype, *, matrix_state=False):
+def tensors(dtype, *, matrix_state=False, dim=DIM):
     """query, key, value [1,T,H,D]; log f [1,T,H], with cuts; β."""
     generator = torch.Generator().manual_seed(3)
     total, heads = sum(LENGTHS), HEADS if matrix_state else KEY_HEADS
 
     def normal(heads):
-        return torch.randn(1, total, heads, DIM, generator=generator).to(DEVICE, dtype)
+        return torch.randn(1, total, heads, dim, generator=generator).to(DEVICE, dtype)
 
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     gate = torch.nn.functional.logsigmoid(4 * torch.randn(1, total, HEADS, generator=generator) + 3)
@@ -57,10 +57,10 @@ class Packed(unittest.TestCase):
                 self.assertTrue(found.isfinite().all())
 
     def test_attention_is_that_of_each_sequence(self):
-        for dtype in DTYPES:
-            *inputs, _ = tensors(dtype)
+        for dtype, dim in [(dtype, DIM) for dtype in DTYPES] + [(DTYPES[-1], 96)]:
+            *inputs, _ = tensors(dtype, dim=dim)
             for tolerance in (None, -10.0):
-                with self.subTest(dtype=dtype, tolerance=tolerance):
+                with self.subTest(dtype=dtype, dim=dim, tolerance=tolerance):
                     self.expect_as_apart(lambda x, cu: lethe.forgetting_attention(*x, log_pruning_tolerance=tolerance, cu_seqlens=cu), inputs,
                                          BOUNDS[dtype] + (1e-4 if tolerance else 0))
 

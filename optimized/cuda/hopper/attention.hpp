@@ -1,11 +1,11 @@
 #pragma once
-// The Hopper family: bfloat16 and float16 at head dims 64 and 128 on compute capability 9.0.
+// The Hopper family: bfloat16 and float16 at head dims up to 128 on compute capability 9.0.
 
 #include "optimized/cuda/attention.hpp"
 
 namespace lethe::hopper {
 
-/// Bytes of workspace that forward and backward ask for, multiples of 256. A backward's: about 4.125·D + 65 a query and head.
+/// Bytes of workspace that forward and backward ask for, multiples of 256. A backward's: about 4.125·D + 65 a query and head, D 64 or 128 (dimensions.hpp).
 size_t forward_workspace_bytes(const Shape& shape);
 size_t backward_workspace_bytes(const Shape& shape);
 

@@ -5,6 +5,7 @@
 
 #include "optimized/cuda/check.hpp"
 #include "optimized/cuda/hopper/backward_kernel.cuh"
+#include "optimized/cuda/hopper/dimensions.hpp"
 #include "optimized/cuda/hopper/tensor_map.hpp"
 #include "optimized/cuda/launch.cuh"
 
@@ -17,24 +18,26 @@ template <typename Element, int kDim>
 void launch(const BackwardArguments& arguments, const BackwardWorkspace& workspace, const Plan& plan) {
   using Shared = BackwardShared<kDim>;
   const Shape& shape = arguments.shape;
-  const auto map = [&](const Operand& operand, int64_t length, int64_t heads, int rows) {
-    return tensor_map(operand, arguments.dtype, shape.batch, length, heads, kDim, rows);
+  const auto map = [&](const Operand& operand, int64_t length, int64_t heads, int64_t dim, int rows) {
+    return tensor_map(operand, arguments.dtype, shape.batch, length, heads, dim, rows);
   };
-  const auto written = [&](const MutableOperand& operand) {
+  const auto written = [&](const MutableOperand& operand, int64_t dim) {
     return map({operand.data, operand.batch_stride, operand.token_stride, operand.head_stride}, shape.key_length,
-               shape.heads, 64);
+               shape.heads, dim, 64);
   };
   const int key_tiles = int(gate_blocks(shape.key_length));
   const int rows = int(shape.batch * shape.heads);
-  const int64_t head_bytes = shape.query_length * kDim * 8 * (shape.query_heads / shape.heads);  // Q, dO and float dQ
+  const int64_t head_bytes = shape.query_length * (2 * (shape.key_dim + shape.value_dim) + 4 * kDim) *
+                             (shape.query_heads / shape.heads);  // Q, dO and float dQ
   const float logit_scale = float(divisor_scale(arguments.scale) * std::numbers::log2e);
   const BackwardParameters parameters{
-      .query = map(arguments.query, shape.query_length, shape.query_heads, Shared::kQueries),
-      .key = map(arguments.key, shape.key_length, shape.heads, kKeys),
-      .value = map(arguments.value, shape.key_length, shape.heads, kKeys),
-      .grad_output = map(arguments.grad_values, shape.query_length, shape.query_heads, Shared::kQueries),
-      .grad_key = written(arguments.grad_key),
-      .grad_value = written(arguments.grad_value),
+      .query = map(arguments.query, shape.query_length, shape.query_heads, shape.key_dim, Shared::kQueries),
+      .key = map(arguments.key, shape.key_length, shape.heads, shape.key_dim, kKeys),
+      .value = map(arguments.value, shape.key_length, shape.heads, shape.value_dim, kKeys),
+      .grad_output =
+          map(arguments.grad_values, shape.query_length, shape.query_heads, shape.value_dim, Shared::kQueries),
+      .grad_key = written(arguments.grad_key, shape.key_dim),
+      .grad_value = written(arguments.grad_value, shape.value_dim),
       .plan = plan,
       .workspace = workspace,
       .query_length = int(shape.query_length),
@@ -69,11 +72,8 @@ void launch(const BackwardArguments& arguments, const BackwardWorkspace& workspa
 
 void launch_backward_tiles(const BackwardArguments& arguments, const BackwardWorkspace& workspace, const Plan& plan) {
   using namespace hopper::backward_pass;
-  const bool bfloat16 = arguments.dtype == Dtype::kBFloat16;
-  if (arguments.shape.key_dim == 64)
-    bfloat16 ? launch<__nv_bfloat16, 64>(arguments, workspace, plan) : launch<__half, 64>(arguments, workspace, plan);
-  else
-    bfloat16 ? launch<__nv_bfloat16, 128>(arguments, workspace, plan) : launch<__half, 128>(arguments, workspace, plan);
+  hopper::for_instance(arguments.dtype, arguments.shape,
+                       [&]<typename Element, int kDim> { launch<Element, kDim>(arguments, workspace, plan); });
 }
 
 }  // namespace lethe

@@ -16,7 +16,7 @@ inline constexpr int kTileQueries = kDim == 64 ? 128 : 64;
 
 /// The workspace, cut up. Tp = Tq rounded up to 128.
 struct BackwardWorkspace {
-  float* grad_query;  ///< [B·Hq, Tp/64, D/64, kSliceFloats], summed over key tiles
+  float* grad_query;  ///< [B·Hq, Tp/64, D/64, kSliceFloats], D the instance's (dimensions.hpp); summed over key tiles
   /// [B·Hq, Tp]  (c_i − c of the tile's frame − log_normalizer) / scale; past Tq the number that makes a weight 0
   BiasColumn* row_bias;
   BiasColumn* zeros;           ///< [128]  for row_bias in steps on the diagonal near strong gates

@@ -5,6 +5,7 @@
 #include <numbers>
 
 #include "optimized/cuda/check.hpp"
+#include "optimized/cuda/hopper/dimensions.hpp"
 #include "optimized/cuda/hopper/forward.hpp"
 #include "optimized/cuda/hopper/forward_kernel.cuh"
 #include "optimized/cuda/hopper/tensor_map.hpp"
@@ -30,17 +31,17 @@ void launch(const ForwardParameters& parameters, int grid, cudaStream_t stream) 
 void launch_forward_tiles(const ForwardArguments& arguments, const Plan& plan) {
   using namespace hopper::forward_pass;
   const Shape& s = arguments.shape;
-  const auto map = [&](const Operand& operand, int64_t length, int64_t heads, int rows) {
-    return tensor_map(operand, arguments.dtype, s.batch, length, heads, s.key_dim, rows);
+  const auto map = [&](const Operand& operand, int64_t length, int64_t heads, int64_t dim, int rows) {
+    return tensor_map(operand, arguments.dtype, s.batch, length, heads, dim, rows);
   };
-  const int64_t width = s.query_heads * s.key_dim;
+  const int64_t width = s.query_heads * s.value_dim;
   ForwardParameters p;
-  const int tile_rows = forward_tile_rows(s.key_dim);
-  p.query = map(arguments.query, s.query_length, s.query_heads, tile_rows);
-  p.key = map(arguments.key, s.key_length, s.heads, kColumns);
-  p.value = map(arguments.value, s.key_length, s.heads, kColumns);
+  const int tile_rows = forward_tile_rows(hopper::instance_dim(s));
+  p.query = map(arguments.query, s.query_length, s.query_heads, s.key_dim, tile_rows);
+  p.key = map(arguments.key, s.key_length, s.heads, s.key_dim, kColumns);
+  p.value = map(arguments.value, s.key_length, s.heads, s.value_dim, kColumns);
   const auto output_map = [&](void* data) {
-    return map({data, s.query_length * width, width, s.key_dim}, s.query_length, s.query_heads, 64);
+    return map({data, s.query_length * width, width, s.value_dim}, s.query_length, s.query_heads, s.value_dim, 64);
   };
   p.output = output_map(arguments.values);
   p.residual = output_map(arguments.residual ? arguments.residual : arguments.values);
@@ -58,14 +59,13 @@ void launch_forward_tiles(const ForwardArguments& arguments, const Plan& plan) {
   p.key_blocks = gate_blocks(s.key_length);
   const int rows = s.batch * s.query_heads;
   p.tiles = rows * p.query_tiles;
-  p.section = heads_in_cache(s.key_length * s.key_dim * 4 * s.heads / s.query_heads, rows);
+  p.section = heads_in_cache(s.key_length * (s.key_dim + s.value_dim) * 2 * s.heads / s.query_heads, rows);
   p.log_normalizer = arguments.log_normalizer;
   p.keep_residual = arguments.residual != nullptr;
   p.visited_pairs = arguments.visited_pairs;
   const int grid = std::min(p.tiles, multiprocessors());
-  const bool bfloat16 = arguments.dtype == Dtype::kBFloat16;
-  if (s.key_dim == 64) (bfloat16 ? launch<__nv_bfloat16, 64> : launch<__half, 64>)(p, grid, arguments.stream);
-  else (bfloat16 ? launch<__nv_bfloat16, 128> : launch<__half, 128>)(p, grid, arguments.stream);
+  hopper::for_instance(arguments.dtype, s,
+                       [&]<typename Element, int kDim> { launch<Element, kDim>(p, grid, arguments.stream); });
 }
 
 }  // namespace lethe

@@ -5,8 +5,8 @@
 
 namespace lethe {
 
-/// Queries of one tile of the forward kernel. A tile visits the key blocks of the query block that its first query is in.
-constexpr int64_t forward_tile_rows(int64_t head_dim) { return head_dim == 64 ? 192 : 128; }
+/// Queries of one tile of the forward kernel of an instance. A tile visits the key blocks of the query block that its first query is in.
+constexpr int64_t forward_tile_rows(int64_t instance_dim) { return instance_dim == 64 ? 192 : 128; }
 
 /// Values, log normalizer and visited pairs of a forward whose plan has been launched on the same stream; throws std::runtime_error for a
 /// CUDA error.

@@ -3,6 +3,7 @@
 #include "optimized/cuda/gate/gradient.cuh"
 #include "optimized/cuda/gate/row_groups.cuh"
 #include "optimized/cuda/hopper/backward.hpp"
+#include "optimized/cuda/hopper/dimensions.hpp"
 
 namespace lethe {
 namespace {
@@ -67,13 +68,14 @@ struct RowSums {
 
 void launch_backward_gate(const BackwardArguments& arguments, const BackwardWorkspace& workspace, const Plan& plan) {
   const Shape& shape = arguments.shape;
+  const int64_t dim = hopper::instance_dim(shape);
   const RowSums row_sums{.slices = workspace.grad_query,
                          .separate_rows = plan.prefix.separate_rows,
                          .float_sums = arguments.float_sums,
                          .query_offset = int(shape.key_length - shape.query_length),
                          .key_blocks = int(gate_blocks(shape.key_length)),
-                         .slices_a_head = int(whole_blocks(shape.query_length) / kSliceRows * (shape.key_dim / 64)),
-                         .tile_rows = shape.key_dim == 64 ? kTileQueries<64> : kTileQueries<128>};
+                         .slices_a_head = int(whole_blocks(shape.query_length) / kSliceRows * (dim / 64)),
+                         .tile_rows = dim == 64 ? kTileQueries<64> : kTileQueries<128>};
   launch_gate_gradient({.shape = shape,
                         .prefix = plan.prefix,
                         .column_sums = workspace.column_sums,

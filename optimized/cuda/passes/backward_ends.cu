@@ -12,6 +12,7 @@
 #include "optimized/cuda/gate/switch.hpp"
 #include "optimized/cuda/hopper/backward.hpp"
 #include "optimized/cuda/hopper/bias_step.cuh"
+#include "optimized/cuda/hopper/dimensions.hpp"
 #include "optimized/cuda/launch.cuh"
 
 namespace lethe {
@@ -26,7 +27,7 @@ struct PrepareParameters {
   Plan plan;
   BackwardWorkspace workspace;
   double inverse_scale;
-  int query_length, query_offset, query_heads, key_blocks, padded_queries, row_blocks;
+  int dim, query_length, query_offset, query_heads, key_blocks, padded_queries, row_blocks;  // dim: columns of dO
 };
 
 // The loads and stores that need nothing of the gate's plan come first and overlap the plan's own kernels. All earlier work has ended: the first of
@@ -64,7 +65,7 @@ __global__ void __launch_bounds__(kPrepareThreads) prepare(const __grid_constant
 #pragma unroll
       for (int i = 0; i < kLoads; ++i) {
         const int of_round = first + (begin + i) * kRowsAtOnce;
-        if (of_round >= p.query_length) continue;
+        if (of_round >= p.query_length || 8 * lane_of_row >= p.dim) continue;
         const auto load = [&](const Operand& operand) {
           const Element* data = static_cast<const Element*>(operand.data) + batch * operand.batch_stride +
                                 of_round * operand.token_stride + head * operand.head_stride;
@@ -114,7 +115,7 @@ struct FinishParameters {
   const float* slices;
   MutableOperand grad_query;
   float scale;
-  int query_length, query_heads, slices_a_head;
+  int dim, query_length, query_heads, slices_a_head;
 };
 
 // One CTA a slice: 64 queries × 64 of D. It runs beside the gate's gradient, which leaves most of the device idle. Both read only data written
@@ -140,7 +141,7 @@ __global__ void __launch_bounds__(kFinishThreads) finish_query(const __grid_cons
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const int r = threadIdx.x / 8 + 16 * i, chunk = threadIdx.x % 8;
-    if (first + r >= p.query_length) continue;
+    if (first + r >= p.query_length || 64 * panel + 8 * chunk >= p.dim) continue;
     Element* out = static_cast<Element*>(p.grad_query.data) + batch * p.grad_query.batch_stride +
                    (first + r) * p.grad_query.token_stride + head * p.grad_query.head_stride + 64 * panel;
     reinterpret_cast<uint4*>(out)[chunk] = *reinterpret_cast<const uint4*>(&tile[r * kRowWords + 4 * chunk]);
@@ -148,28 +149,20 @@ __global__ void __launch_bounds__(kFinishThreads) finish_query(const __grid_cons
   if (kGate && blockIdx.x + 1 == gridDim.x) wait_for_previous_kernel();
 }
 
-// Element type and head dimension, chosen once for a generic lambda.
-template <typename Call>
-void dispatch(const BackwardArguments& arguments, Call call) {
-  const bool bfloat16 = arguments.dtype == Dtype::kBFloat16;
-  if (arguments.shape.key_dim == 64)
-    bfloat16 ? call.template operator()<__nv_bfloat16, 64>() : call.template operator()<__half, 64>();
-  else bfloat16 ? call.template operator()<__nv_bfloat16, 128>() : call.template operator()<__half, 128>();
-}
-
 }  // namespace
 
 BackwardWorkspace backward_workspace_in(Workspace& workspace, const Shape& shape) {
   const int64_t rows = shape.batch * shape.query_heads, queries = whole_blocks(shape.query_length),
                 keys = whole_blocks(shape.key_length);
-  return {.grad_query = workspace.take<float>(rows * (queries / kRows) * (shape.key_dim / 64) * kSliceFloats),
-          .row_bias = workspace.take<BiasColumn>(rows * queries),
-          .zeros = workspace.take<BiasColumn>(kGateBlock),
-          .row_number = workspace.take<double>(rows * queries),
-          .negative_delta = workspace.take<BiasColumn>(rows * queries),
-          .column_sums = workspace.take<float>(rows * keys),
-          .row_shares = workspace.take<float>(gate_gradient_floats(shape)),
-          .turns = workspace.take<int32_t>(rows * (queries / kRows))};
+  return {
+      .grad_query = workspace.take<float>(rows * (queries / kRows) * (hopper::instance_dim(shape) / 64) * kSliceFloats),
+      .row_bias = workspace.take<BiasColumn>(rows * queries),
+      .zeros = workspace.take<BiasColumn>(kGateBlock),
+      .row_number = workspace.take<double>(rows * queries),
+      .negative_delta = workspace.take<BiasColumn>(rows * queries),
+      .column_sums = workspace.take<float>(rows * keys),
+      .row_shares = workspace.take<float>(gate_gradient_floats(shape)),
+      .turns = workspace.take<int32_t>(rows * (queries / kRows))};
 }
 
 void launch_backward_prepare(const BackwardArguments& arguments, const BackwardWorkspace& workspace, const Plan& plan) {
@@ -183,13 +176,14 @@ void launch_backward_prepare(const BackwardArguments& arguments, const BackwardW
                                      plan,
                                      workspace,
                                      1 / divisor_scale(arguments.scale),
+                                     int(shape.value_dim),
                                      int(shape.query_length),
                                      int(shape.key_length - shape.query_length),
                                      int(shape.query_heads),
                                      int(gate_blocks(shape.key_length)),
                                      int(whole_blocks(shape.query_length)),
                                      int(whole_blocks(shape.query_length) / kRows)};
-  dispatch(arguments, [&]<typename Element, int kDim> {
+  hopper::for_instance(arguments.dtype, shape, [&]<typename Element, int kDim> {
     launch_overlapping(prepare<Element, kDim>, parameters.row_blocks * rows, kPrepareThreads, 0, arguments.stream,
                        parameters);
   });
@@ -198,10 +192,16 @@ void launch_backward_prepare(const BackwardArguments& arguments, const BackwardW
 void launch_backward_finish(const BackwardArguments& arguments, const BackwardWorkspace& workspace) {
   const Shape& shape = arguments.shape;
   const int64_t rows = shape.batch * shape.query_heads;
-  const int panels = int(shape.key_dim / 64), slices = int(whole_blocks(shape.query_length) / kRows) * panels;
-  const FinishParameters finish{workspace.grad_query,    arguments.grad_query,   float(arguments.scale),
-                                int(shape.query_length), int(shape.query_heads), slices};
-  dispatch(arguments, [&]<typename Element, int kDim> {
+  const int panels = int(hopper::instance_dim(shape) / 64),
+            slices = int(whole_blocks(shape.query_length) / kRows) * panels;
+  const FinishParameters finish{workspace.grad_query,
+                                arguments.grad_query,
+                                float(arguments.scale),
+                                int(shape.key_dim),
+                                int(shape.query_length),
+                                int(shape.query_heads),
+                                slices};
+  hopper::for_instance(arguments.dtype, shape, [&]<typename Element, int kDim> {
     if constexpr (kGate) {
       launch_overlapping(finish_query<Element, kDim>, slices * rows, kFinishThreads, 0, arguments.stream, finish);
     } else {

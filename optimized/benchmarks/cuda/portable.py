@@ -212,7 +212,9 @@ ROWS = (
         lambda length: [(Call("portable", dim), ["FlashAttention-2"]) for dim in (64, 128)]),
     Row("pruned", "pruned, × unpruned / (1 − p)", both(0.85, 0.93),
         lambda length: [(Call("portable", dim, gate="bimodal", tolerance=LOG_TOLERANCE), Call("portable", dim, gate="bimodal")) for dim in (64, 128)]),
-    Row("dims", "other head dims, × Torch's best", both(0.8, 1.0), lambda length: [(Call("portable", dim), list(BACKENDS)) for dim in (32, 96, 256)]),
+    Row("dims", "other head dims, × Torch's best", both(0.8, 1.0),
+        lambda length: [(Call(family, dim), list(BACKENDS)) for family, dim in
+                        (("hopper", 32), ("portable", 32), ("hopper", 96), ("portable", 96), ("portable", 256))]),
     Row("float32", "float32, × Torch's best", both(0.5, 1.0), lambda length: [(Call("portable", 64, torch.float32), list(BACKENDS))]),
     Row("window", "window, time over share of the full", both(1.2, 1.1),
         lambda length: [(replace(call, window=max(1, length // 8)), call) for call in every_family()], at_most=True),

@@ -199,7 +199,9 @@ Handover hands_over(const GatedAttention& call) {
   if (!in.query.is_cuda() || at::autocast::is_autocast_enabled(at::kCUDA)) return {};
   const AttentionImplementation& row = implementation_for(call);
   if (!row.backward_between) return {};
-  return {.delta = call.output_gate || call.output_norm, .query_sums = row.leaves_query_sums && changes_query(in)};
+  const bool fills_slices = in.query.size(-1) / in.heads % 64 == 0 && in.query.size(-1) == in.value.size(-1);
+  return {.delta = call.output_gate || call.output_norm,
+          .query_sums = row.leaves_query_sums && fills_slices && changes_query(in)};
 #else
   return {};
 #endif

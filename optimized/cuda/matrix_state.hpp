@@ -34,6 +34,7 @@ struct MatrixStateForward : MatrixStateInput {
   void* values;  ///< [B, T, H, V] contiguous, of `dtype`, or float where `float_values`
   bool float_values;
   float* last_state;  ///< [B, H, K, V] contiguous
+  void* workspace;    ///< device, 256-byte aligned, forward_workspace_bytes long; null where that is 0
   cudaStream_t stream;
 };
 
@@ -55,6 +56,7 @@ struct MatrixStateBackward : MatrixStateInput {
 struct MatrixStateFamily : MatrixStateCoverage {
   void (*forward)(const MatrixStateForward& arguments);
   void (*backward)(const MatrixStateBackward& arguments);
+  size_t (*forward_workspace_bytes)(const Shape& shape, const MatrixStateForm& form);
   size_t (*backward_workspace_bytes)(const Shape& shape, const MatrixStateForm& form);
 };
 

@@ -109,6 +109,10 @@ struct Prepared {
     return at::empty({query.size(0), query.size(2), query.size(3), value.size(3)}, query.options().dtype(at::kFloat));
   }
 
+  Tensor bytes(size_t count) const {
+    return at::empty({static_cast<int64_t>(count)}, query.options().dtype(at::kByte));
+  }
+
   // The part of a kernel's state or gradient that the caller sees: that of z's gradient is the sum over its columns.
   Tensor state_to_caller(const Tensor& wide, bool is_state) const {
     const Tensor rows = wide.narrow(2, 0, key_dim);
@@ -120,9 +124,9 @@ struct Prepared {
   // values [B,T,H,value.size(3)], in float where they are divided.
   std::tuple<Tensor, Tensor> read(const MatrixStateFamily& family) const {
     const Tensor values = at::empty(value.sizes(), normalize ? value.options().dtype(at::kFloat) : value.options()),
-                 last = new_state();
+                 last = new_state(), workspace = bytes(family.forward_workspace_bytes(input.shape, input.form));
     family.forward({input, values.mutable_data_ptr(), normalize, last.mutable_data_ptr<float>(),
-                    at::cuda::getCurrentCUDAStream()});
+                    workspace.mutable_data_ptr(), at::cuda::getCurrentCUDAStream()});
     return {values, last};
   }
 };
@@ -165,9 +169,7 @@ MatrixStateGradients matrix_state_backward(const MatrixStateFamily& family, cons
   const Tensor d_query = like(call.query), d_key = like(call.key), d_value = like(call.value);
   const Tensor d_key_gate = like_given(call.key_gate), d_value_gate = like_given(call.value_gate),
                d_beta = like_given(in.beta), d_initial = in.state ? call.new_state() : Tensor();
-  const Tensor workspace =
-      at::empty({static_cast<int64_t>(family.backward_workspace_bytes(call.input.shape, call.input.form))},
-                call.query.options().dtype(at::kByte));
+  const Tensor workspace = call.bytes(family.backward_workspace_bytes(call.input.shape, call.input.form));
   MatrixStateBackward arguments{call.input};
   arguments.grad_values = operand(d_values);
   arguments.grad_last_state = d_last.const_data_ptr<float>();

@@ -291,6 +291,96 @@ class VectorGates(unittest.TestCase):
                 self.assert_budget(with_gates(state_problem(torch.float16, **(WIDE | dict(length=3000))), GATES[kind], generator), torch.float16)
 
 
+class Segments(unittest.TestCase):
+    """No gate or one a token, of 16-bit inputs and over 512 tokens: a head's tokens in segments of 512, whose states meet."""
+    CALLS = ("no gate", "head gate", "normalized")
+
+    def assert_budget(self, tensors, dtype, calls=CALLS, **named):
+        for call in calls:
+            with self.subTest(call, dtype=dtype, **named):
+                expected = run_state(call, {name: tensor.double() for name, tensor in tensors.items()}, "cpu")
+                over = {}
+                for name, actual in run_state(call, tensors, DEVICE).items():
+                    floor = (0.1 * expected["value"] if call == "normalized" else 1e-3 * expected["query"]).norm().item() if "gate" in name else 1e-30
+                    budget = 3e-3 if "gate" in name else BUDGET[dtype] * (1.5 if call == "normalized" else 1)
+                    over |= beyond({name: worst_head(actual, expected[name], floor)}, budget)
+                self.assertEqual(over, {})
+
+    def test_keep_the_budget_for_every_length(self):
+        for length in (511, 512, 513, 575, 577, 1024, 1025, 1700):
+            for dtype in (torch.bfloat16, torch.float16):
+                self.assert_budget(state_problem(dtype, **(WIDE | dict(length=length))), dtype, length=length)
+
+    def test_keep_the_budget_for_every_size(self):
+        for rows, columns in ((16, 32), (40, 64), (64, 40), (64, 128), (96, 40), (128, 64), (128, 128), (256, 64), (64, 256)):
+            tensors = state_problem(torch.bfloat16, **(WIDE | dict(length=1100, key_dim=rows, value_dim=columns)))
+            self.assert_budget(tensors, torch.bfloat16, rows=rows, columns=columns)
+
+    def test_keep_the_budget_for_every_gate(self):
+        generator = torch.Generator().manual_seed(4)
+        for kind, logs in GATES.items():
+            for dtype in (torch.bfloat16, torch.float16):
+                tensors = with_gates(state_problem(dtype, **(WIDE | dict(length=1100))), logs, generator)
+                self.assert_budget(tensors, dtype, ("head gate",), gates=kind)
+
+    def test_keep_the_budget_where_gates_close_beside_their_borders(self):
+        for closed in (-88.0, -torch.inf):
+            for at in (448, 511, 512, 513, 575, 1023, 1024, 1099):
+                tensors = state_problem(torch.float16, **(WIDE | dict(length=1100)))
+                tensors["head_gate"] = torch.full_like(tensors["head_gate"], -1e-3)
+                tensors["head_gate"][:, at, 0] = closed
+                self.assert_budget(tensors, torch.float16, ("head gate",), closed=closed, at=at)
+
+    def test_keep_the_budget_of_packed_sequences(self):
+        lengths = (300, 212, 1, 511, 513, 63)
+        tensors = state_problem(torch.bfloat16, **(WIDE | dict(length=sum(lengths))))
+        for gated in (False, True):
+            gate = tensors["head_gate"].clamp_min(-10) if gated else None
+            offsets = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+            results = []
+            for device, wide in (("cpu", True), (DEVICE, False)):
+                given = [tensors[name].double() if wide else tensors[name] for name in ("query", "key", "value")]
+                given = [tensor.to(device).detach().requires_grad_() for tensor in (*given, *([gate.double() if wide else gate] if gated else []))]
+                values, state = torch.ops.lethe.gated_state(*given[:3], given[3] if gated else None, None, cu_seqlens=offsets.to(device))
+                directions = [torch.linspace(-9, 9, x.numel(), dtype=torch.float64).sin().view(x.shape).to(device, x.dtype) for x in (values, state)]
+                torch.autograd.backward((values, state), directions)
+                results.append([values.detach(), state.detach(), *(tensor.grad for tensor in given)])
+            for expected, actual in zip(*results):
+                self.assertLessEqual(worst_head(actual, expected), 3e-3 if actual.dim() == 3 else BUDGET[torch.bfloat16], f"gated: {gated}")
+
+    def test_keep_the_budget_over_thousands_of_tokens(self):
+        generator = torch.Generator().manual_seed(3)
+        for kind in ("open", "one", "all kinds"):
+            self.assert_budget(with_gates(state_problem(torch.bfloat16, **(WIDE | dict(length=9000))), GATES[kind], generator), torch.bfloat16,
+                               ("head gate",), gates=kind)
+
+    def test_values_have_the_same_bits_whatever_follows(self):
+        for call in self.CALLS:
+            operator, names, options = STATE_CALLS[call]
+            tensors = {name: tensor.to(DEVICE) for name, tensor in state_problem(torch.bfloat16, **(WIDE | dict(length=1500))).items()}
+            run = lambda length: getattr(torch.ops.lethe, operator)(
+                *(name and (tensors[name] if "state" in name else tensors[name][:, :length]) for name in names), **options)[0]
+            whole = run(1500)
+            for length in (100, 512, 513, 1024, 1300):
+                with self.subTest(call, length=length):
+                    self.assertTrue(torch.equal(run(length), whole[:, :length]))
+
+    def test_equal_calls_and_other_batches_give_equal_bits(self):
+        for call in self.CALLS:
+            for sizes in (dict(key_dim=64, value_dim=64), dict(key_dim=128, value_dim=64)):
+                tensors = state_problem(torch.bfloat16, length=1300, batch=3, heads=5, **sizes)
+                alone = {name: tensor[1:2] for name, tensor in tensors.items()}
+                first = run_state(call, tensors, DEVICE)
+                for _ in range(3):
+                    second = run_state(call, tensors, DEVICE)
+                    for name in first:
+                        with self.subTest(call, name=name, **sizes):
+                            self.assertTrue(torch.equal(first[name], second[name]))
+                operator, names, options = STATE_CALLS[call]
+                values = getattr(torch.ops.lethe, operator)(*(name and alone[name].to(DEVICE) for name in names), **options)[0]
+                self.assertTrue(torch.equal(values, first["values"][1:2]))
+
+
 if __name__ == "__main__":
     if sys.argv[2:3] == ["--device"]:
         DEVICE = sys.argv.pop(3)

@@ -7,12 +7,17 @@ namespace lethe {
 
 namespace {
 
+size_t no_workspace(const Shape&, const MatrixStateForm&) { return 0; }
+
 constexpr MatrixStateFamily kFamilies[] = {
-    {kChunkCoverage, matrix_state::chunk_forward, matrix_state::chunk_backward, matrix_state::chunk_workspace_bytes},
-    {kVectorCoverage, matrix_state::vector_forward, matrix_state::vector_backward,
+    {kChunkCoverage, matrix_state::chunk_forward, matrix_state::chunk_backward,
+     matrix_state::chunk_forward_workspace_bytes, matrix_state::chunk_workspace_bytes},
+    {kVectorCoverage, matrix_state::vector_forward, matrix_state::vector_backward, no_workspace,
      matrix_state::vector_workspace_bytes},
-    {kDeltaCoverage, matrix_state::delta_forward, matrix_state::delta_backward, matrix_state::delta_workspace_bytes},
-    {kScanCoverage, matrix_state::scan_forward, matrix_state::scan_backward, matrix_state::scan_workspace_bytes},
+    {kDeltaCoverage, matrix_state::delta_forward, matrix_state::delta_backward, no_workspace,
+     matrix_state::delta_workspace_bytes},
+    {kScanCoverage, matrix_state::scan_forward, matrix_state::scan_backward, no_workspace,
+     matrix_state::scan_workspace_bytes},
 };
 static_assert(std::ranges::equal(kFamilies, kMatrixStateCoverage, {}, &MatrixStateCoverage::unsupported,
                                  &MatrixStateCoverage::unsupported),

@@ -8,6 +8,7 @@ namespace lethe::matrix_state {
 /// chunked.cu: no gate or one a token, by tensor cores.
 void chunk_forward(const MatrixStateForward& arguments);
 void chunk_backward(const MatrixStateBackward& arguments);
+size_t chunk_forward_workspace_bytes(const Shape& shape, const MatrixStateForm& form);
 size_t chunk_workspace_bytes(const Shape& shape, const MatrixStateForm& form);
 
 /// vector_gates.cu: a gate a row, and perhaps one a column, by tensor cores.

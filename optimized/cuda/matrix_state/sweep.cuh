@@ -1,15 +1,16 @@
 #pragma once
-// A pass of a matrix state over the tokens of one head and one tile of columns (SweepArguments), in chunks of 64 tokens.
+// A pass of a matrix state over the tokens of one segment of a head (segments.cuh) and one tile of columns (SweepArguments), in chunks of 64 tokens.
 //
-// A fifth warp copies tiles, prepares gates and stores their gradient's shares. Each of the other four owns 16 of the chunk's rows and 16 of every 64
-// rows of the state, which stays in float accumulators. A chunk is
+// Each of the four warps owns 16 of the chunk's rows and 16 of every 64 rows of the state, which stays in float accumulators. The next chunk's tiles come
+// while one is in work. A chunk is
 //
-//   wait for its tiles                                   barrier
+//   its tiles are there                                  barrier
 //   the state, rounded to 16 bits, to shared memory
 //   P = A Bᵀ, weighted by D                              barrier
 //   O = E ∘ (A S) + P C;   S = E_C S + (b·D_C)ᵀ C
 //
-// float16: the rounded state and each row of P are divided by a power of two, so that neither overflows nor becomes subnormal.
+// and where the segment is summed first only the last line's second half. float16: the rounded state and each row of P are divided by a power of two, so
+// that neither overflows nor becomes subnormal.
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -20,6 +21,8 @@
 #include "optimized/cuda/launch.cuh"
 #include "optimized/cuda/matrix_state/chunk_gates.cuh"
 #include "optimized/cuda/matrix_state/crossings.cuh"
+#include "optimized/cuda/matrix_state/fragments.cuh"
+#include "optimized/cuda/matrix_state/segments.cuh"
 #include "optimized/cuda/matrix_state/sweep_output.cuh"
 #include "optimized/cuda/matrix_state/sweep_shared.cuh"
 #include "optimized/cuda/matrix_state/tiles.cuh"
@@ -29,121 +32,161 @@
 namespace lethe::matrix_state {
 
 template <typename Element, int kRows, int kColumns, Role kRole, bool kGated>
-__global__ void __launch_bounds__(kThreads, kRows == 64 ? 2 : 1) sweep(const __grid_constant__ SweepArguments p) {
+__global__ void __launch_bounds__(kComputing, SweepShared<kRows, kColumns, kRole>::kTogether)
+    sweep(const __grid_constant__ SweepArguments p) {
   using Shared = SweepShared<kRows, kColumns, kRole>;
   constexpr bool kHalf = std::is_same_v<Element, __half>, kCrosses = kRole != Role::kRead;
-  constexpr int kRowTiles = kRows / 64, kColumnTiles = kColumns / 8;
+  constexpr int kRowTiles = kRows / 64, kColumnTiles = kColumns / 8, kTiles = kRowTiles * kColumnTiles;
   extern __shared__ __align__(1024) char memory[];
   const uint32_t shared = ptx::shared_address(memory);
   let_next_kernel_start();
   ChunkGates* const all_gates = reinterpret_cast<ChunkGates*>(memory + Shared::kGates);
   Crossings* const all_crossings = reinterpret_cast<Crossings*>(memory + Shared::kCrossings);
   float* const largest = reinterpret_cast<float*>(memory + Shared::kLargest);
-  uint64_t* const full = reinterpret_cast<uint64_t*>(memory + Shared::kFull);
+  const typename Shared::Ring ring{memory, reinterpret_cast<uint64_t*>(memory + Shared::kFull)};
 
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int tiles = (p.columns + kColumns - 1) / kColumns, tile = blockIdx.x % tiles, column = tile * kColumns;
-  const int64_t all_heads = static_cast<int64_t>(p.batch) * p.heads, head = blockIdx.x / tiles, b = head / p.heads,
-                h = head % p.heads;
+  const int64_t all_heads = static_cast<int64_t>(p.batch) * p.heads, head = blockIdx.x / tiles % all_heads,
+                b = head / p.heads, h = head % p.heads, tile_head = tile * all_heads + head;
+  const Segment segment(p.length, p.reverse, all_heads, tiles);
   const int chunks = static_cast<int>((p.length + kChunk - 1) / kChunk), columns = min(kColumns, p.columns - column);
   const float* gate = kGated ? p.gate.log_forget + b * p.gate.batch_stride + h * p.gate.head_stride : nullptr;
-  float* crossings_out = kCrosses ? p.crossings + (tile * all_heads + head) * chunks * kChunk : nullptr;
-  float* chunk_states =
-      kCrosses ? p.chunk_states + (tile * all_heads + head) * chunks * (kRows * kColumns) + threadIdx.x * 4 : nullptr;
-  const auto chunk_of = [&](int n) { return p.reverse ? chunks - 1 - n : n; };  // its place in time
+  float* crossings_out = kCrosses ? p.crossings + tile_head * chunks * kChunk : nullptr;
+  float* chunk_states = kCrosses ? p.chunk_states + tile_head * chunks * (kRows * kColumns) + threadIdx.x * 4 : nullptr;
 
-  const auto copy = [&](int n) {
-    if (n < chunks) {
-      const int index = n % Shared::kStages;
-      char* const to = memory + index * Shared::kStage;
-      const int64_t first = static_cast<int64_t>(chunk_of(n)) * kChunk;
-#if __CUDA_ARCH__ >= 900
-      if (lane == 0) ptx::mbarrier_arrive_expect(&full[index], Shared::kStage);
-#endif
+  // A step reads a chunk's tiles: those of its key and value to sum the segment, then those of all operands.
+  const int summed = segment.last ? 0 : segment.count, steps = summed + segment.count;
+  const auto copy = [&](int step) {
+    if (step < steps) {
+      char* const to = ring.stage(step);
+      const bool all = step >= summed;
+      const int64_t first = static_cast<int64_t>(segment.chunk(all ? step - summed : step)) * kChunk;
+      ring.expect(step, all ? Shared::kStage : Shared::kPartner - Shared::kKey);
       const auto tile_of = [&](auto width, int offset, int which, const Operand& from, int at, int end) {
-        copy_tile<kPanelsOf<decltype(width)::value>>(to + offset, p.maps[which], from, &full[index], at, end, first,
-                                                     p.length, b, h, lane);
+        copy_tile<kPanelsOf<decltype(width)::value>>(to + offset, p.maps[which], from, ring.barrier(step), at, end,
+                                                     first, p.length, b, h);
       };
-      tile_of(std::integral_constant<int, kRows>(), 0, 0, p.query, 0, p.rows);
       tile_of(std::integral_constant<int, kRows>(), Shared::kKey, 1, p.key, 0, p.rows);
       tile_of(std::integral_constant<int, kColumns>(), Shared::kValue, 2, p.value, column, p.columns);
-      if constexpr (kCrosses)
-        tile_of(std::integral_constant<int, kColumns>(), Shared::kPartner, 3, p.partner, column, p.columns);
+      if (all) {
+        tile_of(std::integral_constant<int, kRows>(), 0, 0, p.query, 0, p.rows);
+        if constexpr (kCrosses)
+          tile_of(std::integral_constant<int, kColumns>(), Shared::kPartner, 3, p.partner, column, p.columns);
+      }
     }
-#if __CUDA_ARCH__ < 900
-    ptx::copies_commit();
-#endif
+    ring.commit();
   };
-#if __CUDA_ARCH__ >= 900
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < Shared::kStages; ++i) ptx::mbarrier_init(&full[i], 1);
-    ptx::mbarrier_init_fence();
+  ring.begin();
+  copy(0);
+  if constexpr (kGated) {
+    for (int n = warp; n < segment.count; n += kWarps)
+      prepare_gates(all_gates[n],
+                    load_gates(gate, p.gate.token_stride, static_cast<int64_t>(segment.chunk(n)) * kChunk, p.length,
+                               p.reverse, lane),
+                    p.read_scale, p.write_scale, p.reverse, lane);
   }
-  __syncthreads();
-#endif
-  const bool loads = warp == kWarps;
-  const SweepOutput<Element, kColumns> output(p, b, h, column, columns, warp, lane);
-  RawGates raw{};
-  const auto load_gates_of = [&](int n) {
-    raw = load_gates(gate, p.gate.token_stride, static_cast<int64_t>(chunk_of(n)) * kChunk, p.length, p.reverse, lane);
-  };
-  if (loads) {
-    for (int n = 0; n + 1 < Shared::kStages; ++n) copy(n);
-    if constexpr (kGated) {
-      load_gates_of(0);
-      prepare_gates(all_gates[0], raw, p.read_scale, p.write_scale, p.reverse, lane);
-      if (chunks > 1) load_gates_of(1);
-    }
-  }
+  const SweepOutput<Element, kColumns> output{p, b, h, column, columns, warp, lane, memory + Shared::kOut};
 
-  float state[kRowTiles][kColumnTiles][4];  // row 16·(4m + warp) + g + 8·(e / 2), column 8n + 2t + e % 2
+  float state[kTiles][4] = {};  // tile m·kColumnTiles + n: row 16·(4m + warp) + g + 8·(e / 2), column 8n + 2t + e % 2
   const auto state_row = [&](int m, int e) { return 64 * m + 16 * warp + g + 8 * (e / 2); };
+  const auto each_element = [&](auto&& visit) {  // with its place in a state of global memory, or -1
 #pragma unroll
-  for (int m = 0; m < kRowTiles; ++m)
-#pragma unroll
-    for (int n = 0; n < kColumnTiles; ++n)
+    for (int i = 0; i < kTiles; ++i)
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        const int r = state_row(m, e), c = column + 8 * n + 2 * t + e % 2;
-        const bool given = p.initial && !loads && r < p.rows && c < p.columns;
-        state[m][n][e] = given ? p.initial[head * p.rows * p.columns + r * p.row_stride + c * p.column_stride] : 0.0f;
+        const int r = state_row(i / kColumnTiles, e), c = column + 8 * (i % kColumnTiles) + 2 * t + e % 2;
+        visit(i, e,
+              r < p.rows && c < p.columns ? head * p.rows * p.columns + r * p.row_stride + c * p.column_stride
+                                          : int64_t{-1});
       }
+  };
+  // Keys of 16 tokens, weighted, as left operands.
+  const auto weighted_keys = [&](uint32_t(&keys)[kRowTiles][4], uint32_t tile, int k, const ChunkGates& gates) {
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+      ptx::load_matrices_transposed(
+          keys[m], tile + tile_piece(16 * k + lane % 8 + lane / 16 * 8, 8 * m + 2 * warp + lane / 8 % 2));
+      weigh_keys<Element, kGated>(keys[m], gates.write, p.write_scale, k, lane);
+    }
+  };
+  const auto load_values = [&](uint32_t(&r)[kColumnTiles / 2][4], uint32_t tile, int k) {
+#pragma unroll
+    for (int c = 0; c < kColumnTiles / 2; ++c)
+      ptx::load_matrices_transposed(r[c], tile + tile_piece(16 * k + lane % 16, 2 * c + lane / 16));
+  };
+  const auto decay_state = [&](float total) {
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) state[i][e] *= total;
+  };
+
+  float decay = 1.0f;
+  for (int step = 0; step < summed; ++step) {
+    ring.begin_step();
+    copy(step + 1);
+    const uint32_t stage = ptx::shared_address(ring.stage(step));
+    const ChunkGates& gates = all_gates[step];
+    if constexpr (kGated) {
+      decay_state(gates.total);
+      decay *= gates.total;
+    }
+    ring.wait(step);
+#pragma unroll
+    for (int k = 0; k < kChunk / 16; ++k) {
+      uint32_t keys[kRowTiles][4], r[kColumnTiles / 2][4];
+      weighted_keys(keys, stage + Shared::kKey, k, gates);
+      load_values(r, stage + Shared::kValue, k);
+#pragma unroll
+      for (int c = 0; c < kColumnTiles / 2; ++c)
+#pragma unroll
+        for (int m = 0; m < kRowTiles; ++m) {
+          ptx::multiply_add<Element>(state[m * kColumnTiles + 2 * c], keys[m], r[c][0], r[c][1]);
+          ptx::multiply_add<Element>(state[m * kColumnTiles + 2 * c + 1], keys[m], r[c][2], r[c][3]);
+        }
+    }
+  }
+  {
+    float before[kTiles][4];
+    const HandedStates<kTiles> handed(p.segments, p.length, segment, tile_head);
+    if (segment.first) {
+      each_element(
+          [&](int i, int e, int64_t place) { before[i][e] = p.initial && place >= 0 ? p.initial[place] : 0.0f; });
+    } else {
+      handed.receive(before);
+    }
+    if (!segment.last) handed.hand_on(before, state, decay);
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) state[i][e] = before[i][e];
+  }
   const auto note_largest = [&] {
     float x = 0.0f;
 #pragma unroll
-    for (int m = 0; m < kRowTiles; ++m)
+    for (int i = 0; i < kTiles; ++i)
 #pragma unroll
-      for (int n = 0; n < kColumnTiles; ++n)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) x = fmaxf(x, fabsf(state[m][n][e]));
+      for (int e = 0; e < 4; ++e) x = fmaxf(x, fabsf(state[i][e]));
     const uint32_t bits = __reduce_max_sync(kAllLanes, __float_as_uint(x));
     if (lane == 0) largest[warp] = __uint_as_float(bits);
   };
-  if constexpr (kHalf) {
-    if (!loads) note_largest();
-  }
+  if constexpr (kHalf) note_largest();
+  const auto store_crossings_of = [&](int n) {
+    store_crossings<kRole>(all_crossings[n & 1], crossings_out + static_cast<int64_t>(segment.chunk(n)) * kChunk, lane);
+  };
 
-  for (int n = 0; n < chunks; ++n) {
-#if __CUDA_ARCH__ < 900
-    if (loads) ptx::copies_wait<Shared::kStages - 2>();
-#endif
-    __syncthreads();
-    const int64_t first = static_cast<int64_t>(chunk_of(n)) * kChunk;
-    if (loads) {
-      copy(n + Shared::kStages - 1);
-      if constexpr (kCrosses) {
-        if (n > 0)
-          store_crossings<kRole>(all_crossings[(n - 1) & 1],
-                                 crossings_out + static_cast<int64_t>(chunk_of(n - 1)) * kChunk, lane);
-      }
-      if (kGated && n + 1 < chunks)
-        prepare_gates(all_gates[(n + 1) & 1], raw, p.read_scale, p.write_scale, p.reverse, lane);
-      if (kGated && n + 2 < chunks) load_gates_of(n + 2);
-      continue;
+  for (int n = 0; n < segment.count; ++n) {
+    const int step = summed + n;
+    ring.begin_step();
+    copy(step + 1);
+    const int64_t first = static_cast<int64_t>(segment.chunk(n)) * kChunk;
+    if constexpr (kCrosses) {
+      if (n > 0 && warp == n % kWarps) store_crossings_of(n - 1);
     }
     const int block = warp;  // of rows
-    const uint32_t stage = shared + n % Shared::kStages * Shared::kStage, rounded_state = shared + Shared::kState;
-    const ChunkGates& gates = all_gates[n & 1];
+    const uint32_t stage = ptx::shared_address(ring.stage(step)), rounded_state = shared + Shared::kState;
+    const ChunkGates& gates = all_gates[n];
     Crossings& crossings = all_crossings[n & 1];
 
     // The state to shared memory, and to or from the other pass.
@@ -160,7 +203,7 @@ __global__ void __launch_bounds__(kThreads, kRows == 64 ? 2 : 1) sweep(const __g
     for (int m = 0; m < kRowTiles; ++m)
 #pragma unroll
       for (int c = 0; c < kColumnTiles; ++c) {
-        const float(&s)[4] = state[m][c];
+        const float(&s)[4] = state[m * kColumnTiles + c];
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const uint32_t packed = pack<Element>(s[2 * half] * unscale, s[2 * half + 1] * unscale);
@@ -168,7 +211,7 @@ __global__ void __launch_bounds__(kThreads, kRows == 64 ? 2 : 1) sweep(const __g
           asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(packed) : "memory");
         }
         if constexpr (kCrosses) {
-          float* other = chunk_states + static_cast<int64_t>(chunk_of(n)) * (kRows * kColumns) +
+          float* other = chunk_states + static_cast<int64_t>(segment.chunk(n)) * (kRows * kColumns) +
                          (m * kColumnTiles + c) * kComputing * 4;
           if constexpr (kRole == Role::kQueryGradient) {
             *reinterpret_cast<float4*>(other) = {s[0], s[1], s[2], s[3]};
@@ -179,10 +222,7 @@ __global__ void __launch_bounds__(kThreads, kRows == 64 ? 2 : 1) sweep(const __g
           }
         }
       }
-
-#if __CUDA_ARCH__ >= 900
-    ptx::mbarrier_wait(&full[n % Shared::kStages], n / Shared::kStages & 1);
-#endif
+    ring.wait(step);
 
     // P = A Bᵀ, keys after the row included: their weight is zero.
     const auto left_rows = [&](uint32_t tile, int k, uint32_t(&a)[4]) {
@@ -258,7 +298,7 @@ __global__ void __launch_bounds__(kThreads, kRows == 64 ? 2 : 1) sweep(const __g
         weights[c][half] =
             pack<Element>(scores[c][2 * half] * unit_inverse[half], scores[c][2 * half + 1] * unit_inverse[half]);
 
-    asm volatile("bar.sync 1, %0;" ::"n"(kComputing) : "memory");  // the rounded state
+    __syncthreads();  // the rounded state
 
     float out[kColumnTiles][4] = {};
 #pragma unroll
@@ -278,15 +318,18 @@ __global__ void __launch_bounds__(kThreads, kRows == 64 ? 2 : 1) sweep(const __g
     if constexpr (kEarly) {
 #pragma unroll
       for (int c = 0; c < kColumnTiles; ++c)
-        states_product += (state[0][c][0] * others[c].x + state[0][c][1] * others[c].y) +
-                          (state[0][c][2] * others[c].z + state[0][c][3] * others[c].w);
+        states_product += (state[c][0] * others[c].x + state[c][1] * others[c].y) +
+                          (state[c][2] * others[c].z + state[c][3] * others[c].w);
     }
     const float read[2] = {state_unit * (kGated ? gates.read[i0] : p.read_scale),
                            state_unit * (kGated ? gates.read[i0 + 8] : p.read_scale)};
+    const auto scale_out = [&](const float(&by)[2]) {
 #pragma unroll
-    for (int c = 0; c < kColumnTiles; ++c)
+      for (int c = 0; c < kColumnTiles; ++c)
 #pragma unroll
-      for (int e = 0; e < 4; ++e) out[c][e] *= read[e / 2];
+        for (int e = 0; e < 4; ++e) out[c][e] *= by[e / 2];
+    };
+    scale_out(read);
     if constexpr (kCrosses) {
       float dot[2] = {0.0f, 0.0f};
 #pragma unroll
@@ -311,90 +354,42 @@ __global__ void __launch_bounds__(kThreads, kRows == 64 ? 2 : 1) sweep(const __g
         if (lane == 0) crossings.states[warp] = sum;
       }
     }
-    if constexpr (kHalf) {
-#pragma unroll
-      for (int c = 0; c < kColumnTiles; ++c)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) out[c][e] *= unit_inverse[e / 2];
-    }
-    if constexpr (kGated) {
-      const float total = gates.total;
-#pragma unroll
-      for (int m = 0; m < kRowTiles; ++m)
-#pragma unroll
-        for (int c = 0; c < kColumnTiles; ++c)
-#pragma unroll
-          for (int e = 0; e < 4; ++e) state[m][c][e] *= total;
-    }
-    // O += P C and S += (b·D_C)ᵀ C.
+    if constexpr (kHalf) scale_out(unit_inverse);
+    if constexpr (kGated) decay_state(gates.total);
+      // O += P C and S += (b·D_C)ᵀ C.
 #pragma unroll
     for (int k = 0; k < kChunk / 16; ++k) {
-      uint32_t keys[kRowTiles][4];
-      const int j = 16 * k + 2 * t;
-      float2 near{p.write_scale, p.write_scale}, far = near;
-      if constexpr (kGated) {
-        near = *reinterpret_cast<const float2*>(&gates.write[j]);
-        far = *reinterpret_cast<const float2*>(&gates.write[j + 8]);
-      }
-#pragma unroll
-      for (int m = 0; m < kRowTiles; ++m) {
-        ptx::load_matrices_transposed(
-            keys[m],
-            stage + Shared::kKey + tile_piece(16 * k + lane % 8 + lane / 16 * 8, 8 * m + 2 * warp + lane / 8 % 2));
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const float2 x = unpack<Element>(keys[m][i]), w = i < 2 ? near : far;
-          keys[m][i] = pack<Element>(x.x * w.x, x.y * w.y);
-        }
-      }
+      uint32_t keys[kRowTiles][4], r[kColumnTiles / 2][4];
+      weighted_keys(keys, stage + Shared::kKey, k, gates);
       const uint32_t left[4] = {weights[2 * k][0], weights[2 * k][1], weights[2 * k + 1][0], weights[2 * k + 1][1]};
-      uint32_t r[kColumnTiles / 2][4];
-#pragma unroll
-      for (int c = 0; c < kColumnTiles / 2; ++c)
-        ptx::load_matrices_transposed(r[c], stage + Shared::kValue + tile_piece(16 * k + lane % 16, 2 * c + lane / 16));
+      load_values(r, stage + Shared::kValue, k);
 #pragma unroll
       for (int c = 0; c < kColumnTiles / 2; ++c) {
         ptx::multiply_add<Element>(out[2 * c], left, r[c][0], r[c][1]);
         ptx::multiply_add<Element>(out[2 * c + 1], left, r[c][2], r[c][3]);
 #pragma unroll
         for (int m = 0; m < kRowTiles; ++m) {
-          ptx::multiply_add<Element>(state[m][2 * c], keys[m], r[c][0], r[c][1]);
-          ptx::multiply_add<Element>(state[m][2 * c + 1], keys[m], r[c][2], r[c][3]);
+          ptx::multiply_add<Element>(state[m * kColumnTiles + 2 * c], keys[m], r[c][0], r[c][1]);
+          ptx::multiply_add<Element>(state[m * kColumnTiles + 2 * c + 1], keys[m], r[c][2], r[c][3]);
         }
       }
     }
-    if constexpr (kHalf) {
-#pragma unroll
-      for (int c = 0; c < kColumnTiles; ++c)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) out[c][e] *= row_unit[e / 2];
-    }
+    if constexpr (kHalf) scale_out(row_unit);
 
-    output.write(out, stage, first);  // through the block's rows of A, which this warp alone reads
-#if __CUDA_ARCH__ >= 900
-    ptx::fence_async_shared();  // before the copy engine writes this stage
-#endif
+    output.write(out, first);
     if constexpr (kHalf) note_largest();
   }
+  output.finish();
   wait_for_previous_kernel();
   if constexpr (kCrosses) {
     __syncthreads();
-    if (loads)
-      store_crossings<kRole>(all_crossings[(chunks - 1) & 1],
-                             crossings_out + static_cast<int64_t>(chunk_of(chunks - 1)) * kChunk, lane);
+    if (warp == 0) store_crossings_of(segment.count - 1);
   }
-  if (!p.last || loads) return;
+  if (!p.last || !segment.last) return;
   const float factor = kGated && p.reverse ? (gate[0] < -104.0f ? 0.0f : expf(gate[0])) : 1.0f;
-#pragma unroll
-  for (int m = 0; m < kRowTiles; ++m)
-#pragma unroll
-    for (int n = 0; n < kColumnTiles; ++n)
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const int r = state_row(m, e), c = column + 8 * n + 2 * t + e % 2;
-        if (r < p.rows && c < p.columns)
-          p.last[head * p.rows * p.columns + r * p.row_stride + c * p.column_stride] = state[m][n][e] * factor;
-      }
+  each_element([&](int i, int e, int64_t place) {
+    if (place >= 0) p.last[place] = state[i][e] * factor;
+  });
 }
 
 }  // namespace lethe::matrix_state

@@ -10,9 +10,20 @@
 namespace lethe::matrix_state {
 
 constexpr int kChunk = 64;  ///< tokens that meet in one product
+/// Chunks of a segment, which a CTA of its own sweeps (segments.cuh). Segments begin at multiples of it, whatever the length and the number of heads.
+#ifndef LETHE_SEGMENT_CHUNKS
+#define LETHE_SEGMENT_CHUNKS 8
+#endif
+constexpr int kSegmentChunks = LETHE_SEGMENT_CHUNKS;
 /// Warps that compute; one more copies.
 constexpr int kWarps = 4, kComputing = 32 * kWarps, kThreads = kComputing + 32;
 constexpr unsigned kAllLanes = 0xffffffffu;
+
+/// What the segments of a head hand on: the state after each one but the last.
+struct SegmentStates {
+  float* states;   ///< [column tiles, B·H, segments − 1], in the fragments' order
+  int32_t* ready;  ///< [column tiles, B·H, segments − 1, kWarps]: 1 where a warp's part is there; zeros at launch
+};
 
 /// For the tokens in order, or in reverse: with a, b, c the rows of `query`, `key`, `value`,
 ///
@@ -21,7 +32,7 @@ constexpr unsigned kAllLanes = 0xffffffffu;
 ///
 /// D_ij is the product of the gates that separate i and j, E_i of those since the chunk began. In reverse time token t has the gate of t + 1.
 struct SweepArguments {
-  CUtensorMap maps[4];        ///< of query, key, value and partner, for compute capability 9.0 and above
+  CUtensorMap maps[5];  ///< of query, key, value, partner and out in 16 rows, for compute capability 9.0 and above
   Operand query, key, value;  ///< [B, T, H, rows], the same, [B, T, H, columns]
   Operand partner;            ///< [B, T, H, columns]: the input whose gradient `out` is; read for the gate's gradient
   Gates gate;
@@ -36,6 +47,7 @@ struct SweepArguments {
   int64_t row_stride, column_stride;
   float* chunk_states;  ///< of each column tile, head and chunk in the fragments' order: the state before the chunk
   float* crossings;     ///< [column tiles, B·H, chunks·kChunk]: shares of the gate's gradient
+  SegmentStates segments;
 };
 
 }  // namespace lethe::matrix_state

@@ -17,13 +17,13 @@ __device__ inline uint32_t tile_piece(uint32_t row, uint32_t piece) {
   return piece / 8 * kPanel + ptx::swizzled_chunk<64>(row, piece % 8);
 }
 
-/// A warp: the tile of 64 tokens from `first`, kPanels wide; tokens past the end and columns past `columns` are zeros. `barrier` counts its bytes where
-/// the copy engine brings it. Of an operand whose heads are one, a stride of 0, that one.
+/// The CTA: the tile of 64 tokens from `first`, kPanels wide; tokens past the end and columns past `columns` are zeros. `barrier` counts its bytes where
+/// the copy engine brings it, by thread 0. Of an operand whose heads are one, a stride of 0, that one.
 template <int kPanels>
 __device__ void copy_tile(char* to, const CUtensorMap& map, const Operand& from, uint64_t* barrier, int column,
-                          int columns, int64_t first, int64_t length, int64_t b, int64_t h, int lane) {
+                          int columns, int64_t first, int64_t length, int64_t b, int64_t h) {
 #if __CUDA_ARCH__ >= 900
-  if (lane > 0) return;
+  if (threadIdx.x > 0) return;
 #pragma unroll
   for (int i = 0; i < kPanels; ++i)
     ptx::load_tile(to + i * kPanel, &map, barrier, column + 64 * i, from.head_stride ? static_cast<int>(h) : 0,
@@ -32,9 +32,9 @@ __device__ void copy_tile(char* to, const CUtensorMap& map, const Operand& from,
   const int64_t token_bytes = from.token_stride * 2;
   const char* start = static_cast<const char*>(from.data) +
                       (b * from.batch_stride + h * from.head_stride + column) * 2 + first * token_bytes;
-  for (int piece = lane % 8; piece < 8 * kPanels; piece += 8)
-#pragma unroll 8
-    for (int row = lane / 8; row < kChunk; row += 4) {
+  for (int piece = threadIdx.x % 8; piece < 8 * kPanels; piece += 8)
+#pragma unroll
+    for (int row = threadIdx.x / 8; row < kChunk; row += kComputing / 8) {
       const bool valid = column + piece * 8 < columns && first + row < length;
       ptx::copy_chunk(ptx::shared_address(to) + tile_piece(row, piece),
                       valid ? start + row * token_bytes + piece * 16 : start, valid);

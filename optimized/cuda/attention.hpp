@@ -1,7 +1,7 @@
 #pragma once
 // Forgetting Attention on CUDA: the arguments of a call, and the kernel families that run it (families.cpp). Raw device pointers, no Torch.
 //
-// Shapes: batch B, query_length Tq, key_length Tk, query_heads Hq, heads H (Hq a multiple of H), key_dim = value_dim = D. Query i has
+// Shapes: batch B, query_length Tq, key_length Tk, query_heads Hq, heads H (Hq a multiple of H), key_dim K, value_dim V, D either. Query i has
 // position i + Tk − Tq. Everything below runs on the given stream, allocates nothing and never synchronises.
 
 #include <cuda_runtime_api.h>
@@ -54,9 +54,9 @@ struct ForwardArguments {
   const float* logit_bound;      ///< [B, Hq], U ≥ max |scale·q·k|; null: computed from the largest norms
   bool prune_by_mass = false;    ///< whether pruning bounds the sum of weights, not each by the largest
   int window = kNoWindow;        ///< ≥ 1, keys that a query sees at most, its own included
-  void* values;                  ///< [B, Tq, Hq, D] contiguous
+  void* values;                  ///< [B, Tq, Hq, V] contiguous
   void*
-      residual;  ///< [B, Tq, Hq, D] contiguous, the rounding error of values, rounded itself; null: not wanted, or floats
+      residual;  ///< [B, Tq, Hq, V] contiguous, the rounding error of values, rounded itself; null: not wanted, or floats
   float* log_normalizer;     ///< [B, Tq, Hq] contiguous, natural log, D_ii = 0
   int64_t* visited_pairs;    ///< [B, Hq]: causal pairs inside the visited blocks, counted once a tile
   int32_t* first_key_block;  ///< [B, Hq, ⌈Tq/128⌉]: the pruning boundary, which the backward reads
@@ -96,7 +96,7 @@ struct BackwardArguments {
 ///
 /// source   Forgetting Transformer, Eq. 11–13; FlashAttention-2, Algorithm 2; Adaptive Computation Pruning, Algorithm 1
 /// throws   std::runtime_error for a CUDA error. A call must not be made where `unsupported` returns a reason
-/// cost     4·D flops a visited pair forward, 10·D backward, on the tensor cores; accumulation is stated with each family
+/// cost     4·D flops a visited pair forward, 10·D backward, of an instance's D, on the tensor cores; accumulation is stated with each family
 struct AttentionFamily : Coverage {
   void (*forward)(const ForwardArguments& arguments);
   void (*backward)(const BackwardArguments& arguments);

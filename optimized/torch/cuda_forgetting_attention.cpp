@@ -83,6 +83,7 @@ Tensor workspace_of(size_t bytes, const Tensor& like) {
 
 // dq / scale in the workspace of a backward that did not finish it.
 Tensor sums_in(const Tensor& workspace, const AttentionFamily& family, const Shape& shape) {
+  TORCH_INTERNAL_ASSERT(shape.key_dim == shape.value_dim && (shape.key_dim == 64 || shape.key_dim == 128));
   const auto* begin = static_cast<const std::byte*>(workspace.const_data_ptr());
   const auto* sums = reinterpret_cast<const std::byte*>(family.query_sums(shape, workspace.mutable_data_ptr()));
   const int64_t rows = shape.batch * shape.query_heads,

@@ -16,7 +16,7 @@ AttentionOutputs forgetting_attention_forward(const AttentionFamily& family, con
 
 /// The gradients of forgetting_attention_forward's values.
 ///
-/// reads    handover, with query_sums for a family that leaves them and head dims that need no padding alone
+/// reads    handover, with query_sums for a family that leaves them, and key and value dims both 64 or both 128, alone
 AttentionGradients forgetting_attention_backward(const AttentionFamily& family, const at::Tensor& grad_values,
                                                  const AttentionInputs& inputs, const AttentionOutputs& outputs,
                                                  const AttentionHandover& handover);

@@ -127,16 +127,17 @@ struct GatedAttentionNode : torch::autograd::Function<GatedAttentionNode> {
     constants->window = call.window;
     constants->handover = handover;
     constants->implementation = &implementation_for(call);
-    const AttentionOutputs out = attention_forward(in, log_forget, constants->scale, call);
-    const Tensor y = gated_output(out.values, call.output_gate, call.output_norm, call.output_epsilon);
+    AttentionOutputs out = attention_forward(in, log_forget, constants->scale, call);
+    Tensor y = gated_output(out.values, call.output_gate, call.output_norm, call.output_epsilon);
+    // Without gate and norm y is attention's values: a view that autograd does not follow, and the saved tensor itself, so that its version is checked.
+    if (!handover.delta) y = out.values = at::_unsafe_view(out.values, y.sizes());
 
     Saved saved{call.products, in.query, in.key, in.value, log_forget, out, call.output_gate, call.output_norm};
     variable_list tensors;
     saved.visit([&](const Tensor& tensor) { tensors.push_back(tensor); });
     context->save_for_backward(tensors);
     context->saved_data["constants"] = c10::IValue::make_capsule(constants);
-    // A view that autograd does not follow: without gate and norm y is attention's values.
-    return handover.delta ? y : at::_unsafe_view(out.values, y.sizes());
+    return y;
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
@@ -151,13 +152,13 @@ struct GatedAttentionNode : torch::autograd::Function<GatedAttentionNode> {
     saved.products.epsilon = constants.epsilon;
 
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    const std::vector<int64_t> heads = saved.attention.values.sizes().vec();
     cuda::GatedOutputGradients end;
     if (constants.handover.delta) {
       end = cuda::gated_output_backward(gradients[0], saved.attention.values, saved.attention.residual,
                                         saved.output_gate, saved.output_norm, constants.output_epsilon, true);
     } else {
-      end.o = gradients[0].reshape(heads);
+      saved.attention.values = saved.attention.values.unflatten(-1, {constants.heads, -1});
+      end.o = gradients[0].reshape(saved.attention.values.sizes());
     }
     const OptionalTensor no_bound;
     const AttentionGradients middle = constants.implementation->backward_between(

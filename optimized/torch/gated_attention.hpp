@@ -35,7 +35,8 @@ struct GatedAttention {
 /// source   FoX Eq. 11–20 and 22–24
 /// reads    log_forget float32 (float64), if and only if products.gate_logits is absent
 /// returns  [B,T,H·D] in the dtype of the products
-/// throws   c10::Error as the three, and "log_forget: expected …, found …"; where handed over, c10::NotImplementedError for a second derivative
+/// throws   c10::Error as the three, and "log_forget: expected …, found …"; where handed over, c10::NotImplementedError for a second derivative,
+///          and for create_graph; torch.func refuses it
 /// cost     theirs; handed over 6 bytes of 10 an element less in attention's backward and 2 more in gated_output's, and a kernel that reads 4 and
 ///          writes 2 less for 2 more in attention_inputs'
 at::Tensor gated_attention(const GatedAttention& call);
@@ -44,7 +45,8 @@ at::Tensor gated_attention(const GatedAttention& call);
 struct Handover {
   bool delta =
       false;  ///< Δ, from gated_output's: on CUDA's kernel families (optimized/coverage.hpp) where there is an output gate or norm
-  bool query_sums = false;  ///< ∂q as sums: on the sm_90a kernels where the query has a norm or a rotation
+  bool query_sums =
+      false;  ///< ∂q as sums: on the sm_90a kernels at head dims 64 and 128 where the query has a norm or a rotation
   bool any() const { return delta || query_sums; }
 };
 

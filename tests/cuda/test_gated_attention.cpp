@@ -33,7 +33,7 @@ Named leaves_on_gpu(const LayerSwitches& s, at::ScalarType dtype) {
   return leaves;
 }
 
-// All switches; lengths and heads that leave tiles, slices and chunks partly filled; head dims of the other family, the last of rows that it pads.
+// All switches; lengths and heads that leave tiles, slices and chunks partly filled; head dims that fill no instance, the last of padded rows.
 std::vector<LayerSwitches> all_switches() {
   std::vector<LayerSwitches> all;
   for (const int64_t head_dim : {64, 128}) {
@@ -45,8 +45,13 @@ std::vector<LayerSwitches> all_switches() {
                      .heads = 1 + length % 5,
                      .head_dim = head_dim});
   }
-  for (const int64_t head_dim : {32, 96, 20}) all.push_back({.rotation = true, .head_dim = head_dim});
+  for (const int64_t head_dim : {32, 96, 20, 256}) all.push_back({.rotation = true, .head_dim = head_dim});
   return all;
+}
+
+// Of one key: the query's gradient is 0 but for rounding.
+bool is_noise(const LayerSwitches& s, const std::string& name) {
+  return s.length == 1 && (name == "query" || name == "query_norm");
 }
 
 TEST_F(GatedAttentionOnCuda, HandsOverWhereKernelsCan) {
@@ -57,7 +62,8 @@ TEST_F(GatedAttentionOnCuda, HandsOverWhereKernelsCan) {
       const Named leaves = leaves_on_gpu(s, dtype);
       const Handover found = hands_over(call_on(s, leaves));
       EXPECT_EQ(found.delta, dtype != at::kDouble && (s.output_gate || s.output_norm)) << dtype;
-      const bool by_hopper = on_hopper() && (dtype == at::kBFloat16 || dtype == at::kHalf) && s.head_dim % 64 == 0;
+      const bool by_hopper =
+          on_hopper() && (dtype == at::kBFloat16 || dtype == at::kHalf) && (s.head_dim == 64 || s.head_dim == 128);
       EXPECT_EQ(found.query_sums, by_hopper && (s.norm || s.rotation)) << dtype;
     }
   }
@@ -72,6 +78,7 @@ TEST_F(GatedAttentionOnCuda, GradientsAreAsExactAsOfTheThreeInTurn) {
                   in_turn = results_of(s, leaves, dtype, kGpu, three_in_turn),
                   found = results_of(s, leaves, dtype, kGpu, gated_attention);
       for (size_t i = 0; i < exact.size(); ++i) {
+        if (is_noise(s, exact[i].first)) continue;
         const double own = relative_difference(found[i].second, exact[i].second),
                      other = relative_difference(in_turn[i].second, exact[i].second);
         EXPECT_LE(own, 1.1 * other + 1e-5) << exact[i].first;
@@ -90,14 +97,42 @@ TEST_F(GatedAttentionOnCuda, AllButTheQuerysGradientsKeepTheirBits) {
                   found = results_of(s, leaves, dtype, kGpu, gated_attention);
       for (size_t i = 0; i < found.size(); ++i) {
         const auto& [name, gradient] = found[i];
+        if (is_noise(s, name)) continue;
         const double difference = relative_difference(gradient, in_turn[i].second);
-        const bool same_order = s.head_dim % 32 == 0 && s.head_dim != 96;  // of Δ's sums: in pieces of rows
+        // Of Δ's sums: in pieces of rows, which begin at even addresses.
+        const bool same_order = !s.misaligned && s.head_dim % 32 == 0 && s.head_dim != 96 && s.head_dim <= 128;
         if (!same_order || name == "query" || name == "query_norm") EXPECT_LT(difference, rounding) << name;
         else if (name == "output_norm") EXPECT_LT(difference, 1e-5) << name;  // another number of partial sums
         else EXPECT_TRUE(gradient.equal(in_turn[i].second)) << name << " differs by " << difference;
       }
     }
   }
+}
+
+// The gate's gradient by many CTAs, the last kernels before attention_inputs reads the slices; and the order of sums that training has.
+TEST_F(GatedAttentionOnCuda, GradientsOfALongHeadAreThoseOfTheThreeInTurn) {
+  LETHE_NEEDS_TORCH_GPU();
+  for (const bool deterministic : {true, false}) {
+    at::globalContext().setDeterministicAlgorithms(deterministic, false);
+    for (const int64_t length : {700, 8200}) {
+      const LayerSwitches s{.rotation = true, .batch = 1, .length = length, .heads = 2};
+      SCOPED_TRACE(s.name() + (deterministic ? " deterministic" : ""));
+      const Named leaves = random_leaves(s, at::kBFloat16),
+                  in_turn = results_of(s, leaves, at::kBFloat16, kGpu, three_in_turn),
+                  found = results_of(s, leaves, at::kBFloat16, kGpu, gated_attention);
+      for (size_t i = 0; i < found.size(); ++i)
+        EXPECT_LT(relative_difference(found[i].second, in_turn[i].second), 8e-3) << found[i].first;
+    }
+  }
+}
+
+TEST_F(GatedAttentionOnCuda, RefusesGradientsOfValuesThatWereChanged) {
+  LETHE_NEEDS_TORCH_GPU();
+  const LayerSwitches s{.rotation = true, .output_gate = false, .output_norm = false};
+  const Named leaves = leaves_on_gpu(s, at::kBFloat16);
+  Tensor y = gated_attention(call_on(s, leaves));
+  y.mul_(2);
+  EXPECT_THROW(torch::autograd::grad({y}, {tensor_of(leaves, "product")}, {tensor_of(leaves, "output")}), c10::Error);
 }
 
 TEST_F(GatedAttentionOnCuda, EqualCallsGiveEqualBits) {
@@ -140,6 +175,7 @@ TEST_F(GatedAttentionOnCuda, RunsOnTheCurrentStream) {
   const LayerSwitches s{.length = 300};
   const Named leaves = random_leaves(s, at::kBFloat16),
               expected = results_of(s, leaves, at::kBFloat16, kGpu, gated_attention);
+  at::cuda::getCurrentCUDAStream().synchronize();
   const c10::cuda::CUDAStream stream = at::cuda::getStreamFromPool();
   const c10::cuda::CUDAStreamGuard guard(stream);
   const Named found = results_of(s, leaves, at::kBFloat16, kGpu, gated_attention);

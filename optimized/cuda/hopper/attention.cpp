@@ -77,6 +77,7 @@ void backward(const BackwardArguments& a) {
 
 namespace lethe {
 
+// Again on one plan only where finish_query ends each: it alone ends after all others, so that the next prepare clears no sums that are being read.
 void launch_backward_passes(const BackwardArguments& arguments, const BackwardWorkspace& workspace, const Plan& plan) {
   launch_backward_prepare(arguments, workspace, plan);
   launch_backward_tiles(arguments, workspace, plan);

@@ -31,7 +31,7 @@ struct PrepareParameters {
 };
 
 // The loads and stores that need nothing of the gate's plan come first and overlap the plan's own kernels. All earlier work has ended: the first of
-// the plan's kernels is launched without overlap, and an earlier backward on the same plan ends its last kernel after all its others.
+// the plan's kernels is launched without overlap, and an earlier backward on the same plan ends with finish_query, after all its other kernels.
 template <typename Element, int kDim>
 __global__ void __launch_bounds__(kPrepareThreads) prepare(const __grid_constant__ PrepareParameters p) {
   let_next_kernel_start();

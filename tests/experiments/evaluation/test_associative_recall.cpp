@@ -175,7 +175,8 @@ TEST_F(RecallRow, GoesOnAfterTheSeedsThatAreDone) {
   const size_t place = written.find("\"accuracy\":");
   written.replace(place, written.find(',', place) - place, "\"accuracy\":7");
   overwrite(folder.path() / "raw.jsonl", written);
-  EXPECT_EQ(run().curve("accuracy_at_seed").front(), 7) << "read, not trained again";
+  const auto again = run().curve("accuracy_at_seed");
+  EXPECT_EQ(std::ranges::count(again, 7), 1) << "read, not trained again; of the seed that ended first";
 }
 
 TEST_F(RecallRow, GivesEqualBitsWithAnyNumberOfThreads) {
@@ -207,7 +208,10 @@ TEST_F(RecallRow, KeepsTheSeedsThatAreDoneWhereItIsStopped) {
   const auto stop = [](double share) {
     if (share > 0.6) throw std::runtime_error("stopped");
   };
+  const int before = at::get_num_threads();
+  at::set_num_threads(2);  // with four all seeds could be under way when it stops
   EXPECT_THROW(evaluation_named("associative_recall").run(model, dataset, settings, stop), std::runtime_error);
+  at::set_num_threads(before);
   const std::string kept = read_whole(folder.path() / "raw.jsonl");
   EXPECT_GE(std::ranges::count(kept, '\n'), 2) << "the head, and a seed";
   EXPECT_EQ(evaluation_named("associative_recall").run(model, dataset, settings, {}).curve("accuracy_at_seed").size(),

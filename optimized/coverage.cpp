@@ -31,6 +31,12 @@ std::string unsupported_size(const Shape& shape, int64_t tiles_a_block) {
   return "";
 }
 
+// Of shared memory that a CTA can have, in KB.
+int shared_kilobytes(int capability) {
+  if (capability >= 90 && capability < 120) return 227;
+  return capability == 80 || capability == 87 ? 163 : 99;
+}
+
 constexpr int64_t kShortest = 16;  // tokens: below it one at a time is faster, and exact in float32
 
 std::string unsupported_size(const Shape& shape, const MatrixStateForm& form, int64_t widest, int capability) {
@@ -83,7 +89,8 @@ std::string unsupported_by_ampere(const Shape& shape, Dtype dtype, int capabilit
 std::string unsupported_by_chunks(const Shape& shape, const MatrixStateForm& form, Dtype dtype, int capability) {
   if (const std::string reason = unsupported_of_chunks(shape, form, dtype); !reason.empty()) return reason;
   if (form.delta) return "beta: expected none, found one";
-  return unsupported_size(shape, form, 256, capability);
+  const int shared = shared_kilobytes(capability);
+  return unsupported_size(shape, form, shared == 227 ? 256 : shared == 163 ? 128 : 64, capability);
 }
 
 std::string unsupported_by_vector_gates(const Shape& shape, const MatrixStateForm& form, Dtype dtype, int capability) {
@@ -91,20 +98,16 @@ std::string unsupported_by_vector_gates(const Shape& shape, const MatrixStateFor
   if (form.delta) return "beta: expected none, found one";
   if (form.key_gate != MatrixStateForm::Gate::kKey)
     return "log_key_gate: expected one a row, found none or one a token";
-  // Shared memory of a CTA: 227 KB on 9.x and 10.x, 163 KB on 8.0 and 8.7, 99 KB on others.
-  const bool most = capability / 10 == 9 || capability / 10 == 10;
-  if (capability >= 80 && !most && capability != 80 && capability != 87)
+  if (capability >= 80 && shared_kilobytes(capability) < 163)
     return "device: expected 163 KB of shared memory for a CTA, as of compute capability 8.0, found " +
            dotted(capability);
-  return unsupported_size(shape, form, most ? 128 : 64, capability);
+  return unsupported_size(shape, form, shared_kilobytes(capability) == 227 ? 128 : 64, capability);
 }
 
 std::string unsupported_by_delta_chunks(const Shape& shape, const MatrixStateForm& form, Dtype dtype, int capability) {
   if (!form.delta) return "beta: expected one, found none";
   if (const std::string reason = unsupported_of_chunks(shape, form, dtype); !reason.empty()) return reason;
-  // Where a CTA can have 99 KB of shared memory.
-  const bool small = capability == 86 || capability == 89 || capability >= 120;
-  return unsupported_size(shape, form, small ? 64 : 128, capability);
+  return unsupported_size(shape, form, shared_kilobytes(capability) == 99 ? 64 : 128, capability);
 }
 
 std::string unsupported_by_scan(const Shape& shape, const MatrixStateForm& form, Dtype dtype, int capability) {

@@ -1,5 +1,5 @@
-// gated_state by passes over chunks of 64 tokens. The gradients of a state of at most 64 × 64 are two kernels of their own (fused.hpp); others are three more
-// passes of the same kernel:
+// gated_state by passes over chunks of 64 tokens. The gradients of a state of at most 64 × 64 are two kernels of their own (fused.hpp) where a CTA can have
+// over 99 KB of shared memory; others are three more passes of the same kernel:
 //
 //   dq_i = Σ_{j ≤ i} D_ij (dO_i·v_j) k_j     query dO, key v, value k
 //   dk_j = Σ_{i ≥ j} D_ij (dO_i·v_j) q_i     in reverse: query v, key dO, value q
@@ -23,6 +23,8 @@ namespace {
 template <typename Element, int kRows, int kColumns, Role kRole, bool kGated>
 void launch_instance(const SweepArguments& p, bool overlapping, cudaStream_t stream) {
   constexpr int kBytes = SweepShared<kRows, kColumns, kRole>::kBytes;
+  constexpr int kKilobytes = kRows == 64 ? 99 : kRows == 128 ? 163 : 227;
+  static_assert(kBytes <= 1024 * kKilobytes, "by these unsupported_by_chunks tells GPUs apart");
   const auto kernel = sweep<Element, kRows, kColumns, kRole, kGated>;
   cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
              "matrix state: shared memory");

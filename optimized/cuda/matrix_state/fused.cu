@@ -24,6 +24,15 @@ void launch(const FusedArguments& p, cudaStream_t stream) {
 
 }  // namespace
 
+bool is_fused(const Shape& shape) {
+  if (shape.key_dim > 64 || shape.value_dim > 64) return false;
+  int device, bytes;
+  cuda_check(cudaGetDevice(&device), "matrix state: device");
+  cuda_check(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
+             "matrix state: shared memory");
+  return bytes >= FusedShared::kBytes;
+}
+
 void launch_fused(FusedArguments p, Dtype dtype, cudaStream_t stream) {
   int device;
   cuda_check(cudaGetDevice(&device), "matrix state: device");

@@ -27,8 +27,8 @@ struct FusedArguments {
   SegmentStates before, after;       ///< what segments hand on: S, and R
 };
 
-/// Whether the two kernels take a call's shape.
-constexpr bool is_fused(const Shape& shape) { return shape.key_dim <= 64 && shape.value_dim <= 64; }
+/// Whether the two kernels run: a state of at most 64 × 64, where a CTA of the current device can have their shared memory, more than 99 KB.
+bool is_fused(const Shape& shape);
 
 /// fused.cu: the two kernels, on the stream.
 void launch_fused(FusedArguments arguments, Dtype dtype, cudaStream_t stream);

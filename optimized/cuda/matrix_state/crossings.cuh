@@ -14,6 +14,20 @@ struct Crossings {
   float states[kWarps];         ///< shares of ⟨state before, gradient after⟩
 };
 
+/// Of 64 columns, two of eight a lane: the sum over the lanes that share them.
+__device__ inline void store_sums_of_lanes(const float (&sums)[8][2], float* to, int lane) {
+  const int g = lane / 4, t = lane % 4;
+#pragma unroll
+  for (int n = 0; n < 8; ++n) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      float sum = sums[n][i];
+      for (int step = 4; step < 32; step *= 2) sum += __shfl_xor_sync(kAllLanes, sum, step);
+      if (g == 0) to[8 * n + 2 * t + i] = sum;
+    }
+  }
+}
+
 /// Of 16 rows' weighted pairs M [16, 64], row i = first_row + g (+ 8): Σ_{i ≥ l} Σ_{j < l} M_ij of each l. Every term is a pair that gate l separates.
 __device__ inline void sum_crossing_pairs(const float (&pairs)[8][4], int block, int lane, float* to) {
   const int g = lane / 4, t = lane % 4;
@@ -38,15 +52,7 @@ __device__ inline void sum_crossing_pairs(const float (&pairs)[8][4], int block,
       before += __shfl_sync(kAllLanes, sum, 3, 4);
     }
   }
-#pragma unroll
-  for (int n = 0; n < 8; ++n) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      float sum = sums[n][i];
-      for (int step = 4; step < 32; step *= 2) sum += __shfl_xor_sync(kAllLanes, sum, step);
-      if (g == 0) to[8 * n + 2 * t + i] = sum;
-    }
-  }
+  store_sums_of_lanes(sums, to, lane);
 }
 
 /// A warp: the chunk's shares of d log f. Forwards the pairs inside the chunk and the reads of the state before it; in reverse the writes that later

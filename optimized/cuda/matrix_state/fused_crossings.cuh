@@ -1,6 +1,7 @@
 #pragma once
 // d log f of the fused gradients: as in crossings.cuh, of keys by queries and in one pass.
 
+#include "optimized/cuda/matrix_state/crossings.cuh"
 #include "optimized/cuda/matrix_state/fragments.cuh"
 
 namespace lethe::matrix_state {
@@ -36,15 +37,7 @@ __device__ inline void sum_key_crossings(const float (&pairs)[8][4], Place at, f
       after += __shfl_sync(kAllLanes, sum, 0, 4);
     }
   }
-#pragma unroll
-  for (int n = 0; n < 8; ++n) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      float sum = sums[n][i];
-      for (int step = 4; step < 32; step *= 2) sum += __shfl_xor_sync(kAllLanes, sum, step);
-      if (g == 0) to[8 * n + 2 * t + i] = sum;
-    }
-  }
+  store_sums_of_lanes(sums, to, at.lane);
 }
 
 /// A warp: d log f of a chunk of `tokens` tokens, `stride` apart.

@@ -232,19 +232,20 @@ __global__ void __launch_bounds__(kComputing, 2) fused_gradients(const __grid_co
     const float near_read = state_unit * (kGated ? gates.read[i0] : 1.0f),
                 far_read = state_unit * (kGated ? gates.read[i0 + 8] : 1.0f);
     const int64_t own = first + 16 * warp;
+    const auto store_dots = [&](float* to, const float(&rows)[8][4], int tile) {  // of rows and a tile's
+      float dot[2];
+      row_dots<Element>(dot, rows, stage + tile, place);
+      if (t == 0) {
+        to[i0] = dot[0];
+        to[i0 + 8] = dot[1];
+      }
+    };
 
     {  // dk
       float out[8][4] = {};
       add_product_transposed<Element>(out, stage + Shared::kValue, rounded, place);
       scale_rows(out, near_read, far_read);
-      if constexpr (kGated) {
-        float dot[2];
-        row_dots<Element>(dot, out, stage + Shared::kKey, place);
-        if (t == 0) {
-          crossings.keys[i0] = dot[0];
-          crossings.keys[i0 + 8] = dot[1];
-        }
-      }
+      if constexpr (kGated) store_dots(crossings.keys, out, Shared::kKey);
       if constexpr (kHalf) scale_rows(out, grad_inverse, grad_inverse);
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
@@ -322,14 +323,7 @@ __global__ void __launch_bounds__(kComputing, 2) fused_gradients(const __grid_co
         for (int c = 2 * s; c < 2 * s + 2; ++c)
 #pragma unroll
           for (int e = 0; e < 4; ++e) out[c][e] *= (e < 2 ? near_of : far_of) * unit_of_rows(s);
-      if constexpr (kGated) {
-        float dot[2];
-        row_dots<Element>(dot, out, stage + Shared::kQuery, place);
-        if (t == 0) {
-          crossings.queries[i0] = dot[0];
-          crossings.queries[i0 + 8] = dot[1];
-        }
-      }
+      if constexpr (kGated) store_dots(crossings.queries, out, Shared::kQuery);
       if constexpr (kHalf) scale_rows(out, grad_inverse, grad_inverse);
 #pragma unroll
       for (int k = 0; k < 4; ++k) {

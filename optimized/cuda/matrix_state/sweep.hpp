@@ -11,12 +11,9 @@ namespace lethe::matrix_state {
 
 constexpr int kChunk = 64;  ///< tokens that meet in one product
 /// Chunks of a segment, which a CTA of its own sweeps (segments.cuh). Segments begin at multiples of it, whatever the length and the number of heads.
-#ifndef LETHE_SEGMENT_CHUNKS
-#define LETHE_SEGMENT_CHUNKS 8
-#endif
-constexpr int kSegmentChunks = LETHE_SEGMENT_CHUNKS;
-/// Warps that compute; one more copies.
-constexpr int kWarps = 4, kComputing = 32 * kWarps, kThreads = kComputing + 32;
+constexpr int kSegmentChunks = 8;
+/// Warps of a CTA, and its threads.
+constexpr int kWarps = 4, kComputing = 32 * kWarps;
 constexpr unsigned kAllLanes = 0xffffffffu;
 
 /// What the segments of a head hand on: the state after each one but the last.

@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(kComputing, 4) fused_states(const __grid_const
   ChunkGates* const all_gates = reinterpret_cast<ChunkGates*>(memory + Shared::kGates);
   const Shared::Ring ring{memory, reinterpret_cast<uint64_t*>(memory + Shared::kFull)};
 
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const Place place{warp, lane};
   const int64_t all_heads = static_cast<int64_t>(p.batch) * p.heads, head = blockIdx.x % all_heads, b = head / p.heads,
                 h = head % p.heads, chunks = (p.length + kChunk - 1) / kChunk;

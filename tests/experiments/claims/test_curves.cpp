@@ -102,8 +102,9 @@ HandMade architectures(double of_fox, const nlohmann::json& changes = nlohmann::
 }
 
 /// A small Llama that copies up to 91 of 128 tokens, one seed better than the other.
-HandMade small_model(const std::vector<double>& of_untrained) {
-  return HandMade("small_model", "quick", nlohmann::json::object(), [&](HandMade& claim) {
+HandMade small_model(const std::vector<double>& of_untrained,
+                     const nlohmann::json& changes = nlohmann::json::object()) {
+  return HandMade("small_model", "quick", changes, [&](HandMade& claim) {
     const auto copies = [](uint64_t seed, int64_t length) {
       return std::vector<double>(3, length > 91 ? 0 : seed == 0 ? 0.45 : 0.35);
     };
@@ -167,6 +168,21 @@ TEST(CurveControls, ThatCopyRefuteTheClaim) {
   EXPECT_EQ(one_of(judged, "Untrained: no gap").verdict(), Verdict::kRefuted);
   EXPECT_EQ(overall(judged), Verdict::kRefuted);
   EXPECT_EQ(overall(small_model(kNoise).judged()), Verdict::kTrendReproduced);
+}
+
+TEST(SmallModel, OfAnotherArchitectureHasAStatementWhereItRan) {
+  const nlohmann::json others = {{"other_rows", {"FoX (LLaMA)", "Decay"}}, {"state_size", 4}};
+  HandMade claim = small_model(kNoise, others);
+  const std::string of_fox = "FoX (LLaMA) has coarse memory of half to all", of_decay = "Llama copies more than Decay";
+  claim.curve("FoX (LLaMA)", always({0.4, 0.41, 0.39}));
+  claim.curve("Decay", always({0.02, 0.03, 0.01}));
+  EXPECT_EQ(one_of(claim.judged(), of_fox).verdict(), Verdict::kReproduced);
+  EXPECT_EQ(one_of(claim.judged(), of_decay).verdict(), Verdict::kTrendReproduced);
+  claim.curve("FoX (LLaMA)", always({0, 0, 0}));
+  claim.curve("Decay", always({0.6, 0.61, 0.59}));
+  EXPECT_EQ(one_of(claim.judged(), of_fox).verdict(), Verdict::kRefuted);
+  EXPECT_EQ(one_of(claim.judged(), of_decay).verdict(), Verdict::kRefuted);
+  for (const Artefact& model : claim.study.trained) EXPECT_EQ(model.run.model.mlp_ratio, 6) << model.run.label;
 }
 
 TEST(ClosedGates, NeitherRefuteNorDecide) {

@@ -1,16 +1,31 @@
 // The forgetting curves of Llama-83M on training and other text (Curve Fig. 4, Appendix D.1).
 
+#include <algorithm>
 #include <cmath>
 
 #include "experiments/json_file.hpp"
 #include "experiments/papers/forgetting_curve/curves.hpp"
 #include "experiments/papers/forgetting_curve/llama.hpp"
+#include "experiments/papers/forgetting_curve/rows.hpp"
 
 namespace lethe::small_model {
+namespace {
+
+// Other architectures of Llama-83M's sizes; not the paper's.
+std::vector<std::string> other_rows(const nlohmann::json& settings) {
+  return settings.value("other_rows", std::vector<std::string>());
+}
+
+}  // namespace
 
 std::vector<Run> runs(const nlohmann::json& settings, int64_t vocabulary) {
   std::vector<Run> runs = runs_of({kLlama, llama_83m()}, settings, vocabulary, curve_seeds(settings, kLlama));
   runs.push_back(untrained(runs.front()));
+  for (const std::string& name : other_rows(settings)) {
+    Row row = curve_row(name, settings);
+    row.architecture.mlp_ratio = llama_83m().mlp_ratio;
+    std::ranges::copy(runs_of(row, settings, vocabulary, curve_seeds(settings, name)), std::back_inserter(runs));
+  }
   return runs;
 }
 
@@ -44,6 +59,17 @@ Findings measure(const Study& study) {
   for (Comparison& comparison : curves.findings.comparisons) comparison.note = study.settings.value("first_run", "");
   curves.findings.comparisons.push_back(
       stated(curves.control("Untrained: no gap", "Untrained", half / 2, Expectation::within(0.01)), "control", true));
+  for (const std::string& name : other_rows(study.settings)) {
+    if (!curves.has(name)) continue;
+    const bool is_attention = name.starts_with("FoX") || name.starts_with("Transformer");
+    curves.findings.comparisons.push_back(
+        is_attention ? stated(curves.memory(name + " has coarse memory of half to all of its training length", name,
+                                            coarse_memory, half, {.low = 1, .high = 2}),
+                              "ours", false)
+                     : stated(curves.gap("Llama copies more than " + name + " at a quarter of its training length",
+                                         {{unread, 1}, {name, -1}}, half / 2, Expectation::positive()),
+                              "ours", false));
+  }
   return curves.findings;
 }
 

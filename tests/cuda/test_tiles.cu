@@ -7,6 +7,7 @@
 #include <random>
 #include <vector>
 
+#include "optimized/cuda/gate/sections.hpp"
 #include "optimized/cuda/tile/order.cuh"
 
 namespace lethe::tile {
@@ -124,6 +125,30 @@ TEST(Tiles, ShowEachQueryItsKeysAfterManyCutsAndAPrunedBoundary) {
     }
     expect_each_query_to_see_its_keys(queries, keys, cuts, first_blocks);
   }
+}
+
+// Heads by rank, the first `long_heads` of them long.
+TEST(Sections, BehindTheFirstAreOfLongHeadsAloneOrHaveNone) {
+  for (int count = 1; count <= 20; ++count)
+    for (int long_heads = 0; long_heads <= count; ++long_heads)
+      for (int section = 1; section <= count; ++section) {
+        std::vector<int> rank_at(count, -1);
+        for (int rank = 0; rank < count; ++rank) rank_at[place_of_rank(rank, count, long_heads, section)] = rank;
+        ASSERT_EQ(std::count(rank_at.begin(), rank_at.end(), -1), 0) << "each place once";
+        const int odd = long_heads % section;
+        if (long_heads <= section || (odd > 0 && count - long_heads < section - odd)) {
+          ASSERT_TRUE(std::is_sorted(rank_at.begin(), rank_at.end()));
+          continue;
+        }
+        for (int first = section; first < count; first += section) {
+          const int end = std::min(first + section, count);
+          const auto in_section = std::count_if(rank_at.begin() + first, rank_at.begin() + end,
+                                                [&](int rank) { return rank < long_heads; });
+          ASSERT_TRUE(in_section == 0 || in_section == section) << count << " " << long_heads << " " << section;
+          ASSERT_TRUE(std::is_sorted(rank_at.begin() + first, rank_at.begin() + end));
+        }
+        ASSERT_LT(rank_at[0], long_heads);
+      }
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include "optimized/cuda/ampere/dimensions.hpp"
 #include "optimized/cuda/ampere/grad_query.cuh"
 #include "optimized/cuda/ampere/key_tile.cuh"
+#include "optimized/cuda/gate/sections.hpp"
 
 namespace lethe::ampere {
 namespace {
@@ -95,7 +96,7 @@ void launch(const BackwardArguments& arguments, BackwardParameters p) {
   const int rows = int(s.batch * s.heads);
   p.query_tiles = int((s.key_length + Sizes::kRows - 1) / Sizes::kRows);
   p.tiles = rows * p.query_tiles;
-  p.section = key_section(s, sizeof(Element));
+  p.section = section_of_keys(s, (s.key_dim + s.value_dim) * sizeof(Element));
   constexpr int kBytes = sizeof(std::conditional_t<kQueries, FusedShared<Sizes>, BackwardSharedOf<Element, Sizes>>);
   static_assert(kBytes <= kSmallSharedBytes);
   const auto kernel = backward_keys<Element, Sizes, kKeys, kValues, kQueries>;
@@ -136,11 +137,6 @@ BackwardParameters backward_parameters(const BackwardArguments& a, const Backwar
   p.scale_log2 = float(divisor_scale(a.scale) * std::numbers::log2e);
   p.inverse_scale = 1 / divisor_scale(a.scale);
   return p;
-}
-
-int key_section(const Shape& s, int64_t element_bytes) {
-  return heads_in_cache(s.query_length * (s.key_dim + s.value_dim) * element_bytes * (s.query_heads / s.heads),
-                        s.batch * s.heads);
 }
 
 void launch_backward_keys(const BackwardArguments& arguments, const BackwardWorkspace& workspace, const Plan& plan) {

@@ -4,6 +4,7 @@
 
 #include "optimized/cuda/ampere/backward_warp.cuh"
 #include "optimized/cuda/ampere/dimensions.hpp"
+#include "optimized/cuda/gate/sections.hpp"
 
 namespace lethe::ampere {
 namespace {
@@ -218,8 +219,7 @@ void launch_backward_queries(const BackwardArguments& arguments, const BackwardW
     const int rows = int(s.batch * s.query_heads);
     p.query_tiles = int((s.query_length + Sizes::kRows - 1) / Sizes::kRows);
     p.tiles = rows * p.query_tiles;
-    p.section =
-        heads_in_cache(s.key_length * (s.key_dim + s.value_dim) * sizeof(Element) * s.heads / s.query_heads, rows);
+    p.section = section_of_queries(s, sizeof(Element));
     constexpr int kBytes = sizeof(BackwardSharedOf<Element, Sizes>);
     const auto kernel = backward_queries<Element, kDim>;
     cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes), "backward");

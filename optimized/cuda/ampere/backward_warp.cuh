@@ -341,9 +341,6 @@ __device__ inline float decay_of_blocks(const BackwardParameters& p, int64_t row
   return static_cast<float>((base[query_block] - base[key_block + 1]) * p.inverse_scale);
 }
 
-/// Heads of keys whose queries share the L2 cache.
-int key_section(const Shape& shape, int64_t element_bytes);
-
 /// What the kernels are launched with.
 BackwardParameters backward_parameters(const BackwardArguments& arguments, const BackwardWorkspace& workspace,
                                        const Plan& plan);

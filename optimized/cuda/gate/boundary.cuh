@@ -17,6 +17,7 @@
 #include "optimized/cuda/gate/cuts.cuh"
 #include "optimized/cuda/gate/prefix.cuh"
 #include "optimized/cuda/gate/row_groups.cuh"
+#include "optimized/cuda/gate/sections.hpp"
 #include "optimized/cuda/gate/strong_gates.cuh"
 
 namespace lethe::gate {
@@ -39,6 +40,7 @@ struct BoundArguments {
   double scale, log_tolerance;
   const float* logit_bound;
   bool boundary_given;
+  Sections sections;
   GatePrefix prefix;
   Boundary boundary;
   WorkOrder order;
@@ -137,26 +139,33 @@ __device__ inline void find_boundary(const BoundArguments& a, int row) {
   if (threadIdx.x == 0) a.prefix.separate_rows[row * (blocks + 1) + blocks] = 0;
 }
 
-// order[0 … count) = heads by falling sums of `group` numbers, ties in their own order. With more than kLargest heads any order will do.
-__device__ inline void sort_heads(int32_t* order, const int32_t* blocks, int count, int group) {
+// order[0 … count) = heads by falling sums of `group` numbers, ties in their own order, as place_of_rank puts them. With more than kLargest heads any
+// order will do.
+__device__ inline void sort_heads(int32_t* order, const int32_t* blocks, int count, int group, int section) {
   constexpr int kLargest = 2048;
-  __shared__ int work[kLargest];
+  __shared__ int work[kLargest], most;
+  __syncthreads();
+  if (threadIdx.x == 0) most = 0;
   __syncthreads();
   if (count <= kLargest) {
     for (int i = threadIdx.x; i < count; i += kScanThreads) {
       work[i] = 0;
       for (int g = 0; g < group; ++g) work[i] += __ldcg(blocks + i * group + g);
+      atomicMax(&most, work[i]);
     }
   }
   __syncthreads();
   for (int i = threadIdx.x; i < count; i += kScanThreads) {
-    int rank = i;
+    int place = i;
     if (count <= kLargest) {
-      rank = 0;
-      for (int other = 0; other < count; ++other)
+      int rank = 0, long_heads = 0;
+      for (int other = 0; other < count; ++other) {
         rank += work[other] > work[i] || (work[other] == work[i] && other < i);
+        long_heads += work[other] > most / 2;
+      }
+      place = place_of_rank(rank, count, long_heads, section);
     }
-    order[rank] = i;
+    order[place] = i;
   }
 }
 
@@ -178,8 +187,8 @@ __device__ inline bool done_last(int32_t* counter, int parts, int expected) {
 __device__ inline void order_heads(const BoundArguments& a, int found) {
   if (!done_last(a.order.heads_done, found, a.rows)) return;
   const int group = a.query_heads / a.heads;
-  sort_heads(a.order.head_order, a.order.head_blocks, a.rows, 1);
-  sort_heads(a.order.key_head_order, a.order.head_blocks, a.rows / group, group);
+  sort_heads(a.order.head_order, a.order.head_blocks, a.rows, 1, a.sections.queries);
+  sort_heads(a.order.key_head_order, a.order.head_blocks, a.rows / group, group, a.sections.keys);
 }
 
 // One CTA a (batch, query head), where U is given or not needed.

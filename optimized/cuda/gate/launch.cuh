@@ -33,12 +33,13 @@ __global__ void __launch_bounds__(kScanThreads)
 ///
 /// source   Adaptive Computation Pruning, Eq. 3 and Algorithm 1, by binary search: D falls along a row of blocks
 /// reads    query, key: up to 256 elements a row, a multiple of 8
+///          sections: of the kernels that follow, whose order of tiles it prepares
 ///          derived: a kernel family's own operands, computed with the prefix (prefix.cuh)
 /// cost     one read of log_forget. Where the bound is computed from norms, also one of query and key, of those heads whose gates forget more
 ///          than ε from first to last (no others can be pruned, whatever their norms). O(M log N) a head
 template <typename Derived>
 void launch_gate(const GateInputs& a, GatePrefix prefix, const Boundary& boundary, const WorkOrder& order,
-                 const Derived& derived) {
+                 Sections sections, const Derived& derived) {
   using namespace gate;
   const Shape& s = a.shape;
   const int64_t blocks = gate_blocks(s.key_length), rows = s.batch * s.query_heads;
@@ -54,6 +55,7 @@ void launch_gate(const GateInputs& a, GatePrefix prefix, const Boundary& boundar
                              .log_tolerance = a.log_pruning_tolerance,
                              .logit_bound = a.logit_bound,
                              .boundary_given = a.boundary_given,
+                             .sections = sections,
                              .prefix = prefix,
                              .boundary = boundary,
                              .order = order};

@@ -4,6 +4,7 @@
 #include <numbers>
 
 #include "optimized/cuda/check.hpp"
+#include "optimized/cuda/gate/sections.hpp"
 #include "optimized/cuda/hopper/backward_kernel.cuh"
 #include "optimized/cuda/hopper/dimensions.hpp"
 #include "optimized/cuda/hopper/tensor_map.hpp"
@@ -27,8 +28,6 @@ void launch(const BackwardArguments& arguments, const BackwardWorkspace& workspa
   };
   const int key_tiles = int(gate_blocks(shape.key_length));
   const int rows = int(shape.batch * shape.heads);
-  const int64_t head_bytes = shape.query_length * (2 * (shape.key_dim + shape.value_dim) + 4 * kDim) *
-                             (shape.query_heads / shape.heads);  // Q, dO and float dQ
   const float logit_scale = float(divisor_scale(arguments.scale) * std::numbers::log2e);
   const BackwardParameters parameters{
       .query = map(arguments.query, shape.query_length, shape.query_heads, shape.key_dim, Shared::kQueries),
@@ -45,7 +44,7 @@ void launch(const BackwardArguments& arguments, const BackwardWorkspace& workspa
       .heads = int(shape.heads),
       .group = int(shape.query_heads / shape.heads),
       .rows = rows,
-      .section = heads_in_cache(head_bytes, rows),
+      .section = section_of_keys(shape, query_bytes(shape)),
       .query_tiles = int((shape.query_length + Shared::kQueries - 1) / Shared::kQueries),
       .key_tiles = key_tiles,
       .padded_queries = int(whole_blocks(shape.query_length)),

@@ -5,6 +5,7 @@
 #include <numbers>
 
 #include "optimized/cuda/check.hpp"
+#include "optimized/cuda/gate/sections.hpp"
 #include "optimized/cuda/hopper/dimensions.hpp"
 #include "optimized/cuda/hopper/forward.hpp"
 #include "optimized/cuda/hopper/forward_kernel.cuh"
@@ -59,7 +60,7 @@ void launch_forward_tiles(const ForwardArguments& arguments, const Plan& plan) {
   p.key_blocks = gate_blocks(s.key_length);
   const int rows = s.batch * s.query_heads;
   p.tiles = rows * p.query_tiles;
-  p.section = heads_in_cache(s.key_length * (s.key_dim + s.value_dim) * 2 * s.heads / s.query_heads, rows);
+  p.section = section_of_queries(s, 2);
   p.log_normalizer = arguments.log_normalizer;
   p.keep_residual = arguments.residual != nullptr;
   p.visited_pairs = arguments.visited_pairs;

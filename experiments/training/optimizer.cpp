@@ -59,11 +59,12 @@ Tensor AdamW::gradient_norm() const {
   return squares.sqrt();
 }
 
-Tensor AdamW::step(double learning_rate, const Tensor& loss) {
+Tensor AdamW::step(double learning_rate, const Tensor& loss, double gradient_scale) {
   const torch::NoGradGuard no_gradient;
-  const Tensor norm = gradient_norm();
+  const Tensor norm = gradient_norm() / gradient_scale;
   const Tensor is_finite = torch::isfinite(norm).logical_and(torch::isfinite(loss)).to(torch::kFloat32);
-  const Tensor divisor = ((norm + 1e-6) / config_.clip_norm).clamp_min(1).to(torch::kFloat32), skipped = 1 - is_finite;
+  const Tensor divisor = (((norm + 1e-6) / config_.clip_norm).clamp_min(1) * gradient_scale).to(torch::kFloat32),
+               skipped = 1 - is_finite;
   steps_ += is_finite;
   for (const Group& group : groups_) {
     if (group.weights.empty()) continue;

@@ -23,9 +23,9 @@ class AdamW {
   /// One update from the flat gradient, which has no defined value afterwards; all ranks then have the same weights. Where loss or norm is not finite,
   /// parameters, moments and the count of steps stay as they are.
   ///
-  /// reads    the batch's loss, a scalar on the device
-  /// returns  the gradient's norm before clipping, a float64 scalar on the device
-  torch::Tensor step(double learning_rate, const torch::Tensor& loss);
+  /// reads    the batch's loss, a scalar on the device; gradient_scale: the flat gradient's factor, a power of two
+  /// returns  the gradient's norm before clipping, without its factor: a float64 scalar on the device
+  torch::Tensor step(double learning_rate, const torch::Tensor& loss, double gradient_scale = 1);
 
   /// The norm of the flat gradient, over all ranks' shares: a float64 scalar on the device.
   torch::Tensor gradient_norm() const;

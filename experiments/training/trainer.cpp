@@ -24,7 +24,8 @@ using torch::Tensor;
 
 namespace {
 
-constexpr int64_t kProbedSequences = 4;  // at most, for the largest states and values
+constexpr int64_t kProbedSequences = 4;           // at most, for the largest states and values
+constexpr const char* kLossScale = "loss_scale";  // of a checkpoint
 
 // For the whole process: operators without a deterministic kernel are errors from here on.
 void use_deterministic_kernels() {
@@ -57,14 +58,14 @@ LanguageModel fresh_model(const Run& run, const Dataset& dataset, const Language
 Trainer::Trainer(const Run& run, const Dataset& dataset, const LanguageModel& source, World& world)
     : run_(run), dataset_(dataset), world_(world), share_{world.rank(), world.size()},
       model_(fresh_model(run, dataset, source, world)), exchange_(model_->flat(), world, run.training.zero),
-      optimizer_(model_->flat(), run.training, &exchange_) {
+      optimizer_(model_->flat(), run.training, &exchange_), scale_(run.training.loss_scale) {
   share_.micro_sequences(run.training);
   share_weights();
 }
 
 StepFigures take_step(LanguageModel& model, AdamW& optimizer, double learning_rate, int64_t micro_batches,
                       const std::function<Dataset::Batch(int64_t)>& micro_batch, GradientExchange* exchange,
-                      int64_t request) {
+                      int64_t request, double loss_scale) {
   model->flat().gradient.zero_();
   const auto options = torch::TensorOptions(model->device()).dtype(torch::kFloat64);
   // What all ranks sum beside the gradient.
@@ -75,7 +76,8 @@ StepFigures take_step(LanguageModel& model, AdamW& optimizer, double learning_ra
       const auto [tokens, labels, sequences] = micro_batch(micro);
       const double share = 1 / static_cast<double>(tokens.numel() * micro_batches * ranks);
       if (exchange && micro + 1 == micro_batches) exchange->begin();
-      loss.add_(model->accumulate_gradients(tokens, labels, share, sequences).sum(torch::kFloat64) * share);
+      loss.add_(model->accumulate_gradients(tokens, labels, share * loss_scale, sequences).sum(torch::kFloat64) *
+                share);
     }
   } catch (const NotFinite&) {
     if (ranks == 1) throw;
@@ -85,7 +87,7 @@ StepFigures take_step(LanguageModel& model, AdamW& optimizer, double learning_ra
     exchange->finish();
     exchange->world().sum(sums).wait();
   }
-  const Tensor norm = optimizer.step(learning_rate, loss);
+  const Tensor norm = optimizer.step(learning_rate, loss, loss_scale);
   return {loss, norm, sums[1]};
 }
 
@@ -118,21 +120,28 @@ Trainer::Step Trainer::step(int64_t request) {
   const TrainingConfig& config = run_.training;
   const double rate = learning_rate_at(config, steps_done_ * config.batch_tokens);
   const int64_t micro_batches = share_.sequences(config) / share_.micro_sequences(config);
-  if (!batches_) batches_ = std::make_unique<Batches>(dataset_, config, steps_done_, model_->device(), share_);
-  try {
-    const StepFigures found = take_step(
-        model_, optimizer_, rate, micro_batches, [&](int64_t) { return batches_->next(); }, &exchange_,
-        world_.is_first() ? request : 0);
-    // The step's only wait for the device.
-    const Tensor figures = torch::stack({found.loss, found.gradient_norm, found.request}).cpu();
-    const double* values = figures.const_data_ptr<double>();
-    expect_finite("loss", values[0]);
-    expect_finite("gradient norm", values[1]);
-    ++steps_done_;
-    return {values[0], rate, values[1], static_cast<int64_t>(values[2])};
-  } catch (...) {
-    batches_.reset();  // the step may be taken again
-    throw;
+  for (;;) {
+    if (!batches_) batches_ = std::make_unique<Batches>(dataset_, config, steps_done_, model_->device(), share_);
+    try {
+      const StepFigures found = take_step(
+          model_, optimizer_, rate, micro_batches, [&](int64_t) { return batches_->next(); }, &exchange_,
+          world_.is_first() ? request : 0, scale_.value());
+      // The step's only wait for the device.
+      const Tensor figures = torch::stack({found.loss, found.gradient_norm, found.request}).cpu();
+      const double* values = figures.const_data_ptr<double>();
+      if (std::isfinite(values[0]) && !std::isfinite(values[1]) && scale_.halve()) {
+        batches_.reset();
+        continue;
+      }
+      expect_finite("loss", values[0]);
+      expect_finite("gradient norm", values[1]);
+      scale_.step_kept();
+      ++steps_done_;
+      return {values[0], rate, values[1], static_cast<int64_t>(values[2])};
+    } catch (...) {
+      batches_.reset();  // the step may be taken again
+      throw;
+    }
   }
 }
 
@@ -152,6 +161,8 @@ void for_each_moment(LanguageModel& model, const AdamW::Moments& moments, Tensor
   }
   visit("steps", steps);
 }
+
+Tensor tensor_of(const LossScale::State& state) { return torch::tensor({state.exponent, state.kept}, torch::kInt64); }
 
 // The tensors of a checkpoint, by name.
 class StoredState {
@@ -188,6 +199,7 @@ Trainer::Snapshot Trainer::snapshot(const LogPosition& log) {
   };
   for_each_weight(model_, keep);
   for_each_moment(model_, all_moments, optimizer_.steps(), keep);
+  if (scale_.is_on()) keep(kLossScale, tensor_of(scale_.state()));
   return snapshot;
 }
 
@@ -202,6 +214,11 @@ std::optional<CheckpointHeader> Trainer::read(const std::filesystem::path& path,
   const StoredState state(path, *checkpoint);
   for_each_weight(model_, state);
   for_each_moment(model_, moments, optimizer_.steps(), state);
+  if (scale_.is_on()) {
+    const Tensor scale = tensor_of(scale_.state());
+    state(kLossScale, scale);
+    scale_.set({scale[0].item<int64_t>(), scale[1].item<int64_t>()});
+  }
   return checkpoint->header;
 }
 
@@ -212,6 +229,8 @@ std::optional<CheckpointHeader> Trainer::resume(const std::filesystem::path& pat
   if (world_.is_first()) header = read(path, moments, warn);
   if (world_.from_first(header.has_value()) == 0) return std::nullopt;
   steps_done_ = world_.from_first(header ? header->steps_done : 0);
+  const auto [exponent, kept] = scale_.state();
+  scale_.set({world_.from_first(exponent), world_.from_first(kept)});
   for (const Tensor& state : {moments.first, moments.second, optimizer_.steps()}) world_.broadcast(state).wait();
   optimizer_.set_moments(moments);
   share_weights();

@@ -11,6 +11,7 @@
 #include "experiments/training/batches.hpp"
 #include "experiments/training/checkpoint.hpp"
 #include "experiments/training/gradient_exchange.hpp"
+#include "experiments/training/loss_scale.hpp"
 #include "experiments/training/optimizer.hpp"
 #include "experiments/training/training.hpp"
 #include "experiments/training/world.hpp"
@@ -26,13 +27,13 @@ struct StepFigures {
 
 /// One step: the gradient of one batch, micro-batch by micro-batch, clipped, then AdamW. The host waits for nothing.
 ///
-/// reads  model, flattened with gradients; micro_batch(i): micro-batches 0 … micro_batches − 1, of equal size, on the model's device; exchange: of the
+/// reads  model, flattened with gradients; loss_scale: as AdamW::step's gradient_scale; micro_batch(i): micro-batches 0 … micro_batches − 1, of equal size, on the model's device; exchange: of the
 ///        optimizer, where each of several ranks has its own micro-batches; request: a number of the first rank, which all ranks receive; 0 on the others
 StepFigures take_step(LanguageModel& model, AdamW& optimizer, double learning_rate, int64_t micro_batches,
                       const std::function<Dataset::Batch(int64_t)>& micro_batch, GradientExchange* exchange = nullptr,
-                      int64_t request = 0);
+                      int64_t request = 0, double loss_scale = 1);
 
-/// Takes optimizer steps one by one. Its whole state is the weights, the optimizer's moments and the number of steps done:
+/// Takes optimizer steps one by one. Its whole state is the weights, the optimizer's moments, the loss's scale and the number of steps done:
 /// the batches are a function of that number, so a checkpoint is enough to continue bit-identically.
 ///
 /// Each of several ranks computes the gradient of its share of every batch's sequences. All have the same weights; their number changes the order of sums
@@ -54,7 +55,8 @@ class Trainer {
     int64_t request;       ///< of the first rank
   };
 
-  /// One step: the gradient of one batch, micro-batch by micro-batch, clipped, then AdamW.
+  /// One step: the gradient of one batch, micro-batch by micro-batch, clipped, then AdamW; once more at half the loss's scale where that has one and the
+  /// gradient is not finite.
   ///
   /// reads   request: a small number of the first rank, which all ranks receive; the others' is not read
   /// throws  NotFinite where loss, gradient or activations are not finite; the weights are then those before the step
@@ -105,6 +107,7 @@ class Trainer {
   LanguageModel model_;
   GradientExchange exchange_;
   AdamW optimizer_;
+  LossScale scale_;
   std::unique_ptr<Batches> batches_;  // from the step steps_done_ on
   int64_t steps_done_ = 0;
 };

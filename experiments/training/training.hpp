@@ -29,7 +29,9 @@ struct TrainingConfig {
   int64_t decay_tokens = 0;
   double weight_decay = 0.1;
   double beta1 = 0.9, beta2 = 0.95, epsilon = 1e-8;
-  double clip_norm = 1.0;         ///< global gradient norm
+  double clip_norm = 1.0;  ///< global gradient norm
+  /// For float16: the loss's factor before the backward pass at first, a power of two that then follows the gradient (loss_scale.hpp). 0: none
+  double loss_scale = 0;
   uint64_t seed = 0;              ///< of initialization and data order
   int64_t checkpoint_tokens = 0;  ///< between checkpoints, at most ten minutes; 0: that alone. Not part of the identity
   std::string corpus = "bible";

@@ -29,6 +29,7 @@ void visit_training(Config& config, Visitor&& visit) {
   visit("beta2", config.beta2);
   visit("epsilon", config.epsilon);
   visit("clip_norm", config.clip_norm);
+  visit("loss_scale", config.loss_scale);
   visit("seed", config.seed);
   visit("checkpoint_tokens", config.checkpoint_tokens);
   visit("corpus", config.corpus);
@@ -94,6 +95,9 @@ void TrainingConfig::check() const {
   number("beta2", beta2, "0 ≤ beta2 < 1", beta2 >= 0 && beta2 < 1);
   number("epsilon", epsilon, "> 0", epsilon > 0);
   number("clip_norm", clip_norm, "> 0", clip_norm > 0);
+  number(
+      "loss_scale", loss_scale, "0, or a power of two from 1 to 2^24",
+      loss_scale == 0 || (loss_scale >= 1 && loss_scale <= 0x1p24 && std::exp2(std::ilogb(loss_scale)) == loss_scale));
   expect(gemms == "measured" || gemms == "default", "gemms", "measured or default", gemms);
   expect_device_name(device);
   recompute_named(recompute);
@@ -147,7 +151,7 @@ std::string identity(const Run& run, const std::string& data_hash) {
                            "recompute", "zero"})
     parts["training"].erase(name);
   if (!run.model.residual_in_compute_dtype) parts["model"].erase("residual_in_compute_dtype");  // younger than format 2
-  for (const char* name : {"decay_tokens", "repeats"})                                          // younger too
+  for (const char* name : {"decay_tokens", "loss_scale", "repeats"})                            // younger too
     if (parts["training"].at(name) == 0) parts["training"].erase(name);
   if (!run.training.packs_documents) parts["training"].erase("packs_documents");
   const auto without_younger = [](nlohmann::json& mixer) {

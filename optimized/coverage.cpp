@@ -74,7 +74,7 @@ std::string unsupported_of_chunks(const Shape& shape, const MatrixStateForm& for
 std::string unsupported_by_hopper(const Shape& shape, Dtype dtype, int capability) {
   if (capability != 90) return "device: expected compute capability 9.0, found " + dotted(capability);
   if (const std::string reason = expected_16_bits(dtype); !reason.empty()) return reason;
-  if (const std::string reason = unsupported_dim(shape, 128); !reason.empty()) return reason;
+  if (const std::string reason = unsupported_dim(shape, 256); !reason.empty()) return reason;
   return unsupported_size(shape, 1);
 }
 

@@ -200,7 +200,8 @@ Handover hands_over(const GatedAttention& call) {
   if (!in.query.is_cuda() || at::autocast::is_autocast_enabled(at::kCUDA)) return {};
   const AttentionImplementation& row = implementation_for(call);
   if (!row.backward_between) return {};
-  const bool fills_slices = in.query.size(-1) / in.heads % 64 == 0 && in.query.size(-1) == in.value.size(-1);
+  const int64_t dim = in.query.size(-1) / in.heads;
+  const bool fills_slices = (dim == 64 || dim == 128) && in.query.size(-1) == in.value.size(-1);
   return {.delta = call.output_gate || call.output_norm,
           .query_sums = row.leaves_query_sums && fills_slices && changes_query(in)};
 #else

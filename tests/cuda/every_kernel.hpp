@@ -38,10 +38,12 @@ inline auto instances_of(Family family, std::vector<int64_t> dims,
   return ::testing::Combine(::testing::Values(family), ::testing::ValuesIn(dtypes), ::testing::ValuesIn(dims));
 }
 inline auto hopper_instances() { return instances_of(Family::kHopper, {64, 128}); }
+inline auto hopper_forward_instances() { return instances_of(Family::kHopper, {64, 128, 256}); }
 /// Head dims below the instance's: rows that end inside a tile. Of some every test; of the others a few.
 inline auto short_rows(Dtype dtype) {
   return instances_of(Family::kHopper, {dtype == Dtype::kBFloat16 ? 96 : 40}, {dtype});
 }
+inline auto wide_short_rows() { return instances_of(Family::kHopper, {136, 160, 192, 200, 248}); }
 inline auto other_short_rows() { return instances_of(Family::kHopper, {8, 24, 32, 48, 56, 72, 80, 88, 104, 112, 120}); }
 inline auto ampere_instances() { return instances_of(Family::kAmpere, {32, 64, 96, 128, 256}); }
 inline auto float_instances() { return instances_of(Family::kAmpere, {32, 64, 128}, {Dtype::kFloat32}); }

@@ -315,7 +315,7 @@ TEST_P(Forward, RefusesWhatAWrongGateWouldGive) {
   EXPECT_GT(worst_error(problem, result).values, 3 * budget(dtype()));
 }
 
-INSTANTIATE_TEST_SUITE_P(EveryKernel, Forward, testing::hopper_instances(), testing::name_of_instance);
+INSTANTIATE_TEST_SUITE_P(EveryKernel, Forward, testing::hopper_forward_instances(), testing::name_of_instance);
 INSTANTIATE_TEST_SUITE_P(OfShortRows, Forward, testing::short_rows(Dtype::kBFloat16), testing::name_of_instance);
 INSTANTIATE_TEST_SUITE_P(OfShorterRows, Forward, testing::short_rows(Dtype::kFloat16), testing::name_of_instance);
 INSTANTIATE_TEST_SUITE_P(OfAmpere, Forward, testing::ampere_instances(), testing::name_of_instance);
@@ -331,6 +331,8 @@ TEST_P(ForwardOfShortRows, EqualsTheReference) {
 }
 
 INSTANTIATE_TEST_SUITE_P(EveryHeadDim, ForwardOfShortRows, testing::other_short_rows(), testing::name_of_instance);
+INSTANTIATE_TEST_SUITE_P(AboveTheSecondInstance, ForwardOfShortRows, testing::wide_short_rows(),
+                         testing::name_of_instance);
 
 class ForwardPrecision : public testing::EveryKernel {};
 
@@ -349,7 +351,7 @@ TEST_P(ForwardPrecision, KeepsTheBiasExactAtALengthOf262144) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(EveryKernel, ForwardPrecision, testing::hopper_instances(), testing::name_of_instance);
+INSTANTIATE_TEST_SUITE_P(EveryKernel, ForwardPrecision, testing::hopper_forward_instances(), testing::name_of_instance);
 INSTANTIATE_TEST_SUITE_P(OfAmpere, ForwardPrecision, testing::ampere_instances(), testing::name_of_instance);
 
 TEST(Unsupported, NamesTheReason) {
@@ -370,11 +372,11 @@ TEST(Unsupported, NamesTheReason) {
             "value dim: expected 1 to 256, found 264");
   EXPECT_EQ(unsupported_by_hopper(fine, Dtype::kBFloat16, 80), "device: expected compute capability 9.0, found 8.0");
   EXPECT_EQ(unsupported_by_hopper(fine, Dtype::kFloat32, 90), "dtype: expected bfloat16 or float16, found float32");
-  EXPECT_EQ(unsupported_by_hopper({1, 8, 8, 1, 1, 1, 128}, Dtype::kFloat16, 90), "");
-  EXPECT_EQ(unsupported_by_hopper({1, 8, 8, 1, 1, 129, 64}, Dtype::kFloat16, 90),
-            "head dim: expected 1 to 128, found 129");
-  EXPECT_EQ(unsupported_by_hopper({1, 8, 8, 1, 1, 64, 136}, Dtype::kFloat16, 90),
-            "value dim: expected 1 to 128, found 136");
+  EXPECT_EQ(unsupported_by_hopper({1, 8, 8, 1, 1, 1, 256}, Dtype::kFloat16, 90), "");
+  EXPECT_EQ(unsupported_by_hopper({1, 8, 8, 1, 1, 257, 64}, Dtype::kFloat16, 90),
+            "head dim: expected 1 to 256, found 257");
+  EXPECT_EQ(unsupported_by_hopper({1, 8, 8, 1, 1, 64, 264}, Dtype::kFloat16, 90),
+            "value dim: expected 1 to 256, found 264");
   const std::string too_large =
       "size: expected a length up to 2^30, batch and heads below 2^16 and fewer than 2^31 tiles, found more";
   constexpr int64_t kLongest = int64_t{1} << 30;

@@ -105,10 +105,9 @@ class Operators(unittest.TestCase):
             *(tensor.to(device) for tensor in problem(torch.bfloat16, **options)[:3]))
         self.assertEqual(says("cpu"), "CPU")
         self.assertEqual(says("cuda"), "sm_90a kernels")
-        for dim, value_dim in ((96, 96), (1, 128), (20, 8)):
+        for dim, value_dim in ((96, 96), (1, 128), (20, 8), (136, 136), (64, 256)):
             self.assertEqual(says("cuda", dim=dim, value_dim=value_dim), "sm_90a kernels")
-        self.assertEqual(says("cuda", dim=136), "sm_80 kernels, not the sm_90a kernels: head dim: expected 1 to 128, found 136")
-        self.assertEqual(says("cuda", dim=264), "portable, not the sm_90a kernels: head dim: expected 1 to 128, found 264, "
+        self.assertEqual(says("cuda", dim=264), "portable, not the sm_90a kernels: head dim: expected 1 to 256, found 264, "
                                                 "not the sm_80 kernels: head dim: expected 1 to 256, found 264")
 
     def test_pruning_changes_no_more_than_the_tolerance(self):

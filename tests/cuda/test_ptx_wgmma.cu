@@ -213,6 +213,13 @@ TEST(Wgmma, EqualsTheProductWithEightColumnsMore) {
   expect_products_with_sums<__half>();
 }
 
+// With 256 columns: the one form that exists.
+TEST(Wgmma, EqualsTheProductOf256Columns) {
+  LETHE_NEEDS_GPU();
+  expect_product<__nv_bfloat16, 256, false, true>(register_product<__nv_bfloat16, 256, Major::kMN>);
+  expect_product<__half, 256, false, true>(register_product<__half, 256, Major::kMN>);
+}
+
 TEST(Wgmma, EqualsTheProductInBfloat16) {
   LETHE_NEEDS_GPU();
   expect_all_products<__nv_bfloat16, 64>();

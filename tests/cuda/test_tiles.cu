@@ -46,35 +46,36 @@ struct HostPlan {
   }
 };
 
-// The keys that the kernel's loops over a tile leave: masked down from the diagonal, clean down to the last cut, masked again.
-template <int kRows>
+// The keys that the kernel's loops over a tile's steps leave: masked down from the diagonal, clean down to the last cut, masked again.
+template <int kRows, int kKeys>
 bool sees(const ForwardShape& a, const Tile<kRows>& tile, int row, int key) {
   const int offset = a.key_length - a.query_length, warpgroup = row / 64, position = tile.query + row + offset;
-  const int block = key / kColumns, own_last = own_last_block(tile, warpgroup, offset, a.key_length),
-            unmasked = block_below_diagonal(tile.query + 64 * warpgroup + offset);
+  const int block = key / kKeys, own_last = own_last_block<kKeys>(tile, warpgroup, offset, a.key_length),
+            unmasked = block_below_diagonal<kKeys>(tile.query + 64 * warpgroup + offset);
   if (block < tile.first || block > own_last) return false;
   if (block != own_last && block <= unmasked && block >= tile.cut_block) return true;
   const auto visibility = visibility_of(a, tile, (tile.query + offset) / kColumns);
   return key <= visibility.last_key(position) && (block >= tile.cut_block || key >= visibility.first_key(position));
 }
 
-template <int kRows>
+template <int kRows, int kKeys>
 void expect_each_query_to_see_its_keys(int queries, int keys, const std::vector<int>& cuts,
                                        const std::vector<int32_t>& first_blocks, int window) {
   const HostPlan plan(queries, keys, kRows, cuts, first_blocks, window);
   std::vector<int> tiles_of_a_query(queries, 0);
   for (int index = 0; index < plan.parameters.tiles; ++index) {
-    const Tile<kRows> tile = tile_at<kRows>(plan.parameters, index);
+    Tile<kRows> tile = tile_at<kRows>(plan.parameters, index);
+    count_in_steps<kKeys>(tile, keys - queries, keys);
     for (int row = 0; row < kRows && tile.query + row < queries; ++row) {
       const int position = tile.query + row + keys - queries;
       ++tiles_of_a_query[tile.query + row];
-      ASSERT_LE(tile.first, first_blocks[(tile.query + row) / kColumns]);
+      ASSERT_LE(tile.first * kKeys, first_blocks[(tile.query + row) / kColumns] * kColumns);
       const auto behind = std::upper_bound(cuts.begin(), cuts.end(), position);
       const int first_key = std::max(behind == cuts.begin() ? 0 : *(behind - 1), position - window + 1);
-      for (int key = tile.first * kColumns; key < (tile.last + 1) * kColumns; ++key)
-        ASSERT_EQ(sees(plan.parameters, tile, row, key), key >= first_key && key <= position)
-            << kRows << " rows, " << queries << " of " << keys << ", query " << tile.query + row << ", key " << key
-            << ", window " << window << ", first cut " << (cuts.empty() ? -1 : cuts.front());
+      for (int key = tile.first * kKeys; key < (tile.last + 1) * kKeys; ++key)
+        ASSERT_EQ((sees<kRows, kKeys>(plan.parameters, tile, row, key)), key >= first_key && key <= position)
+            << kRows << " rows, " << kKeys << " keys, " << queries << " of " << keys << ", query " << tile.query + row
+            << ", key " << key << ", window " << window << ", first cut " << (cuts.empty() ? -1 : cuts.front());
     }
   }
   EXPECT_EQ(tiles_of_a_query, std::vector<int>(queries, 1));
@@ -82,8 +83,9 @@ void expect_each_query_to_see_its_keys(int queries, int keys, const std::vector<
 
 void expect_each_query_to_see_its_keys(int queries, int keys, const std::vector<int>& cuts,
                                        const std::vector<int32_t>& first_blocks, int window = kNoWindow) {
-  expect_each_query_to_see_its_keys<128>(queries, keys, cuts, first_blocks, window);
-  expect_each_query_to_see_its_keys<192>(queries, keys, cuts, first_blocks, window);
+  expect_each_query_to_see_its_keys<128, kColumns>(queries, keys, cuts, first_blocks, window);
+  expect_each_query_to_see_its_keys<192, kColumns>(queries, keys, cuts, first_blocks, window);
+  expect_each_query_to_see_its_keys<128, 64>(queries, keys, cuts, first_blocks, window);
 }
 
 TEST(Tiles, ShowEachQueryItsKeysAfterOneCutAnywhere) {

@@ -123,7 +123,7 @@ class Calls(CommandTest):
             (("--set", "compute_dtype=bfloat16"), "9.0: sm_90a kernels; 8.0, 8.6, 8.9, 10.0, 12.0: sm_80 kernels"),
             (("--set", "compute_dtype=bfloat16", "--heads", "16"), "9.0: sm_90a kernels; 8.0, 8.6, 8.9, 10.0, 12.0: sm_80 kernels"),
             (("--set", "compute_dtype=bfloat16", "--heads", "8"),
-             "every GPU since 8.0: sm_80 kernels, not the sm_90a kernels: head dim: expected 1 to 128, found 192"),
+             "9.0: sm_90a kernels; 8.0, 8.6, 8.9, 10.0, 12.0: sm_80 kernels"),
             ((), "every GPU since 8.0: sm_80 kernels, not the sm_90a kernels: dtype: expected bfloat16 or float16, found float32"),
         ):
             with self.subTest(options=options):

@@ -71,8 +71,9 @@ void launch(const BackwardArguments& arguments, const BackwardWorkspace& workspa
 
 void launch_backward_tiles(const BackwardArguments& arguments, const BackwardWorkspace& workspace, const Plan& plan) {
   using namespace hopper::backward_pass;
-  hopper::for_instance(arguments.dtype, arguments.shape,
-                       [&]<typename Element, int kDim> { launch<Element, kDim>(arguments, workspace, plan); });
+  hopper::for_instance(arguments.dtype, arguments.shape, [&]<typename Element, int kDim> {
+    if constexpr (hopper::has_backward(kDim)) launch<Element, kDim>(arguments, workspace, plan);
+  });
 }
 
 }  // namespace lethe

@@ -11,7 +11,13 @@
 namespace lethe::hopper {
 
 /// Columns of the instance whose tiles hold rows of both head dims. Past a row's end the copy engine loads zeros and stores nothing.
-constexpr int64_t instance_dim(const Shape& shape) { return std::max(shape.key_dim, shape.value_dim) <= 64 ? 64 : 128; }
+constexpr int64_t instance_dim(const Shape& shape) {
+  const int64_t dim = std::max(shape.key_dim, shape.value_dim);
+  return dim <= 64 ? 64 : dim <= 128 ? 128 : 256;
+}
+
+/// Whether an instance has a backward. That of the kernels for every GPU reads what the forward of any family left.
+constexpr bool has_backward(int64_t instance_dim) { return instance_dim <= 128; }
 
 /// Bytes that the backward's tiles of keys read of a query: its rows of Q and dO, and the float row of dQ.
 constexpr int64_t query_bytes(const Shape& shape) {
@@ -21,10 +27,14 @@ constexpr int64_t query_bytes(const Shape& shape) {
 /// Calls `call.operator()<Element, kDim>()` of that instance.
 template <typename Call>
 void for_instance(Dtype dtype, const Shape& shape, Call call) {
-  const bool bfloat16 = dtype == Dtype::kBFloat16;
-  if (instance_dim(shape) == 64)
-    bfloat16 ? call.template operator()<__nv_bfloat16, 64>() : call.template operator()<__half, 64>();
-  else bfloat16 ? call.template operator()<__nv_bfloat16, 128>() : call.template operator()<__half, 128>();
+  const auto of_dim = [&]<int kDim> {
+    dtype == Dtype::kBFloat16 ? call.template operator()<__nv_bfloat16, kDim>()
+                              : call.template operator()<__half, kDim>();
+  };
+  const int64_t dim = instance_dim(shape);
+  if (dim == 64) of_dim.template operator()<64>();
+  else if (dim == 128) of_dim.template operator()<128>();
+  else of_dim.template operator()<256>();
 }
 
 }  // namespace lethe::hopper

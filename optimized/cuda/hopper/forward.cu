@@ -37,10 +37,11 @@ void launch_forward_tiles(const ForwardArguments& arguments, const Plan& plan) {
   };
   const int64_t width = s.query_heads * s.value_dim;
   ForwardParameters p;
-  const int tile_rows = forward_tile_rows(hopper::instance_dim(s));
+  const int64_t dim = hopper::instance_dim(s);
+  const int tile_rows = forward_tile_rows(dim), step_keys = dim <= 128 ? kStepKeys<128> : kStepKeys<256>;
   p.query = map(arguments.query, s.query_length, s.query_heads, s.key_dim, tile_rows);
-  p.key = map(arguments.key, s.key_length, s.heads, s.key_dim, kColumns);
-  p.value = map(arguments.value, s.key_length, s.heads, s.value_dim, kColumns);
+  p.key = map(arguments.key, s.key_length, s.heads, s.key_dim, step_keys);
+  p.value = map(arguments.value, s.key_length, s.heads, s.value_dim, step_keys);
   const auto output_map = [&](void* data) {
     return map({data, s.query_length * width, width, s.value_dim}, s.query_length, s.query_heads, s.value_dim, 64);
   };

@@ -17,6 +17,7 @@ template <typename Element, int kDim, bool kRepeat>
 struct ForwardConsumer {
   using Size = Sizes<kDim>;
   static constexpr int kStages = Size::kStages, kRows = Size::kRows, kWarpgroups = Size::kWarpgroups;
+  static constexpr int kKeys = Size::kKeys, kStepsOfBlock = Size::kStepsOfBlock;
 
   const ForwardParameters& a;
   Shared<kDim>& shared;
@@ -47,7 +48,7 @@ struct ForwardConsumer {
         lane(threadIdx.x % 32), offset(a.key_length - a.query_length), tile_row(warpgroup * 64 + warp * 16 + lane / 4),
         first_query(ptx::pin_uniform(ptx::advance<64 * 128>(ptx::operand_descriptor(shared.query[0], 0), warpgroup))),
         first_key(ptx::pin_uniform(ptx::operand_descriptor(shared.key[0], 0))),
-        first_value(ptx::pin_uniform(ptx::operand_descriptor(shared.value[0], kColumns * 128))),
+        first_value(ptx::pin_uniform(ptx::operand_descriptor(shared.value[0], kKeys * 128))),
         first_start(bias_operand(shared.start.eights[0])), ones(ones_in_registers(lane)),
         first_end(ptx::shared_address(shared.block_end)), my_turn(kTurns + warpgroup),
         next_turn(kTurns + (warpgroup + 1) % kWarpgroups) {}
@@ -57,6 +58,7 @@ struct ForwardConsumer {
   // ---- operands ----
 
   __device__ __forceinline__ uint64_t query_operand(uint32_t slot) const {
+    if constexpr (Size::kQueryBuffers == 1) return ptx::opaque_descriptor(first_query);  // not one kept for each k-step
     return ptx::advance<sizeof shared.query[0]>(first_query, slot);
   }
   __device__ __forceinline__ uint64_t key_operand(uint32_t stage) const {
@@ -97,7 +99,7 @@ struct ForwardConsumer {
     for (int step = 0; step < kDim / 16; ++step) {
       const int panel = step / 4, within = step % 4 * (32 >> 4);
       ptx::wgmma<ptx::Major::kK, ptx::Major::kK>(Element{}, rows.x, query + panel * (kRows * 128 >> 4) + within,
-                                                 key + panel * (kColumns * 128 >> 4) + within, step > 0 || kBiasFirst);
+                                                 key + panel * (kKeys * 128 >> 4) + within, step > 0 || kBiasFirst);
     }
     if constexpr (kGate && !kBiasFirst) issue_dense_bias(rows.x, ones, bias, true);
     ptx::wgmma_commit();
@@ -106,7 +108,7 @@ struct ForwardConsumer {
   /// O += P·V
   template <bool kInTurn>
   __device__ __forceinline__ void issue_output(uint64_t value) {
-    constexpr int kSteps = kColumns / 16;
+    constexpr int kSteps = kKeys / 16;
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       if (kInTurn && Size::kPassEarly && step == kSteps - 1) pass_turn();
@@ -128,7 +130,7 @@ struct ForwardConsumer {
 
   /// The last block that this warpgroup's rows see. One that only the others' rows see is handed back unread.
   __device__ __forceinline__ int own_last(const Tile<kRows>& tile) const {
-    return ptx::broadcast(own_last_block(tile, warpgroup, offset, a.key_length));
+    return ptx::broadcast(own_last_block<kKeys>(tile, warpgroup, offset, a.key_length));
   }
   __device__ __forceinline__ void skip_keys(const Tile<kRows>& tile) {
     for (int block = ptx::broadcast(tile.last); block > own_last(tile); --block) {
@@ -166,14 +168,15 @@ struct ForwardConsumer {
   __device__ __forceinline__ void mask_block(int block, OfRows& bias) {
     if constexpr (kRepeat && kGate) {
       if (is_exact(block)) {
-        const bool strong = a.prefix.block_sum[int64_t{tile().row} * a.key_blocks + block] < kStrongSum;
-        const int64_t first_token = token(block * kColumns);
-        add_decay(rows, {decay_since(0, block), decay_since(1, block)}, a.prefix.bias + first_token,
+        const int of_gate = block / kStepsOfBlock;
+        const bool strong = a.prefix.block_sum[int64_t{tile().row} * a.key_blocks + of_gate] < kStrongSum;
+        const int64_t first_token = token(block * kKeys);
+        add_decay(rows, {decay_since(0, of_gate), decay_since(1, of_gate)}, a.prefix.bias + first_token,
                   strong ? a.prefix.bias_rest + first_token : nullptr);
         bias = {0, 0};
       }
     }
-    mask(rows, block * kColumns, query + tile_row + offset, block < cut_block,
+    mask(rows, block * kKeys, query + tile_row + offset, block < cut_block,
          visibility_of(a, tile(), (query + offset) / kColumns), [&](int h) { return position_of(h); });
   }
 
@@ -184,12 +187,12 @@ struct ForwardConsumer {
     batch = held.batch, head = held.head, query = ptx::broadcast(held.query);
     first = ptx::broadcast(held.first), last = own_last(held), skipped_blocks = ptx::broadcast(held.last) - last;
     cut_block = ptx::broadcast(held.cut_block);
-    unmasked = block_below_diagonal(query + 64 * warpgroup + offset);
+    unmasked = block_below_diagonal<kKeys>(query + 64 * warpgroup + offset);
     last_position = min(query + kRows + offset, a.key_length) - 1;
     frame = held.frame;
     if constexpr (kRepeat && kGate) {
       // F of the warpgroup's own: of what it sees clean nothing comes after F, so that no sum of large numbers is small
-      const int first_own = min(unmasked + 1, last);
+      const int first_own = min(unmasked + 1, last) / kStepsOfBlock;
       frame = a.scratch.base_log2[int64_t{held.row} * (a.key_blocks + 1) + first_own];
       row_frame = {decay_since(0, first_own).high, decay_since(1, first_own).high};
     }
@@ -212,7 +215,7 @@ struct ForwardConsumer {
       if (threadIdx.x % 128 == 0) ptx::bulk_wait_read<0>();
       release(&shared.tile_empty[slot.index ^ 1], lane);
     }
-    query_buffer_holds_residual = a.keep_residual;
+    if constexpr (Size::kOutputBuffer) query_buffer_holds_residual = a.keep_residual;
     skip_values();
     previous = at;
     at.advance(kStages);
@@ -343,7 +346,8 @@ struct ForwardConsumer {
     if (threadIdx.x % 128 == 0) ptx::bulk_wait_read<0>();  // the previous tile's store has left the buffer
     ptx::named_barrier_sync(kStores<kWarpgroups> + warpgroup, 128);
     const int first_row = warpgroup * 64 + warp * 16;
-    stage_output<Element, false>(rows, inverse, ptx::shared_address(shared.output), kRows, first_row);
+    char* output = shared.query[Size::kQueryBuffers];
+    stage_output<Element, false>(rows, inverse, ptx::shared_address(output), kRows, first_row);
     if (a.keep_residual) stage_output<Element, true>(rows, inverse, ptx::shared_address(query_rows), kRows, first_row);
     ptx::fence_async_shared();
     ptx::named_barrier_sync(kStores<kWarpgroups> + warpgroup, 128);
@@ -351,7 +355,7 @@ struct ForwardConsumer {
 #pragma unroll
     for (int panel = 0; panel < kDim / 64; ++panel) {
       const int bytes = panel * kRows * 128 + warpgroup * 64 * 128, first_row = query + warpgroup * 64;
-      ptx::store_tile(&a.output, shared.output + bytes, panel * 64, head, first_row, batch);
+      ptx::store_tile(&a.output, output + bytes, panel * 64, head, first_row, batch);
       if (a.keep_residual) ptx::store_tile(&a.residual, query_rows + bytes, panel * 64, head, first_row, batch);
     }
     ptx::bulk_commit();

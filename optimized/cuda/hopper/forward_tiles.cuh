@@ -7,14 +7,16 @@
 #include "optimized/cuda/hopper/ptx/copy.cuh"
 #include "optimized/cuda/launch.cuh"
 #include "optimized/cuda/tile/order.cuh"
+#include "optimized/cuda/tile/softmax.cuh"
 
 namespace lethe::hopper::forward_pass {
 
 using namespace tile;
 
-inline constexpr int kTileSlots = 2;  // the next tile's queries arrive while this one is computed
+inline constexpr int kTileSlots = 2;  // the next tile is known while this one is computed
 
-/// Sizes of a kernel. At head dim 64 the exponentials take as long as the products: three warpgroups hide more latency than two.
+/// Sizes of a kernel. At head dim 64 the exponentials take as long as the products: three warpgroups hide more latency than two. Above 128 there is
+/// shared memory for one tile's queries alone, over which its output leaves, and a step has half a block's keys.
 template <int kDim>
 struct Sizes {
   static constexpr int kWarpgroups = kDim == 64 ? 3 : 2;
@@ -23,7 +25,10 @@ struct Sizes {
   static constexpr int kProducerRegisters = kDim == 64 ? 32 : 40, kConsumerRegisters = kDim == 64 ? 160 : 232;
   static constexpr int kStages = kDim == 64 ? 3 : 2;
   static constexpr bool kBiasFirst = kDim == 64;   // of a clean block: before Q·K and before the warpgroup's turn
-  static constexpr bool kPassEarly = kDim == 128;  // the turn, before the last k-step of P·V
+  static constexpr bool kPassEarly = kDim >= 128;  // the turn, before the last k-step of P·V
+  static constexpr int kKeys = kStepKeys<kDim>, kStepsOfBlock = kColumns / kKeys;
+  static constexpr int kQueryBuffers = kDim <= 128 ? kTileSlots : 1;
+  static constexpr bool kOutputBuffer = kDim <= 128;  // apart from the queries
 };
 
 /// Named barriers (forward_kernel.cuh): the first of one for each warpgroup.
@@ -45,28 +50,28 @@ struct ForwardParameters : ForwardMaps, ForwardShape {
 
 template <int kDim>
 struct alignas(1024) Shared {
-  static constexpr int kStages = Sizes<kDim>::kStages, kRows = Sizes<kDim>::kRows;
-  DenseBias<kColumns, kStages> start;  // the keys' part of the bias; not at the end (bias_step.cuh)
-  TwoFloats block_end[kStages];        // log₂e·c after the block
+  using Size = Sizes<kDim>;
+  static constexpr int kStages = Size::kStages, kRows = Size::kRows, kKeys = Size::kKeys;
+  DenseBias<kKeys, kStages> start;  // the keys' part of the bias; not at the end (bias_step.cuh)
+  TwoFloats block_end[kStages];     // log₂e·c after the keys' block
   Tile<kRows> tile[kTileSlots];
   int index[kTileSlots], listed[kTileSlots];
   uint64_t tile_wanted, tile_known[kTileSlots];            // the next tile
   uint64_t tile_full[kTileSlots], tile_empty[kTileSlots];  // a tile and its queries
   uint64_t key_full[kStages], key_empty[kStages], value_full[kStages], value_empty[kStages];
-  alignas(1024) char query[kTileSlots][kRows * kDim * 2];
-  char output[kRows * kDim * 2];
-  char key[kStages][kColumns * kDim * 2];
-  char value[kStages][kColumns * kDim * 2];
+  alignas(1024) char query[Size::kQueryBuffers + Size::kOutputBuffer][kRows * kDim * 2];  // and the output, the last
+  char key[kStages][kKeys * kDim * 2];
+  char value[kStages][kKeys * kDim * 2];
 };
 
-// Blocks of a tile that are left to load when the next tile is taken.
+// Steps of a tile that are left to load when the next tile is taken.
 inline constexpr int kBlocksAhead = 3;
 
-// Sums the causal pairs inside a tile's blocks: row r sees first_visible + r keys.
-template <int kRows>
+// Sums the causal pairs inside a tile's steps: row r sees first_visible + r keys.
+template <int kKeys, int kRows>
 __device__ inline void count_pairs(const ForwardParameters& a, const Tile<kRows>& tile) {
   const long long rows = min(kRows, a.query_length - tile.query),
-                  first_visible = tile.query + a.key_length - a.query_length + 1 - tile.first * kColumns;
+                  first_visible = tile.query + a.key_length - a.query_length + 1 - tile.first * kKeys;
   atomicAdd(a.scratch.pairs + tile.row, static_cast<unsigned long long>(rows * first_visible + rows * (rows - 1) / 2));
 }
 
@@ -95,10 +100,11 @@ __device__ inline void schedule(const ForwardParameters& a, Shared<kDim>& shared
       if constexpr (kGate)
         tile.frame = a.scratch.base_log2[static_cast<int64_t>(tile.row) * (a.key_blocks + 1) +
                                          (tile.query + a.key_length - a.query_length) / kColumns];
+      count_in_steps<Sizes<kDim>::kKeys>(tile, a.key_length - a.query_length, a.key_length);
       shared.index[slot.index] = index;
       shared.listed[slot.index] = false;
       if (kRepeat || !tile.strong) break;
-      count_pairs(a, tile);
+      count_pairs<Sizes<kDim>::kKeys>(a, tile);
       list_tile(a, index);
     }
     if (turn >= tiles) tile.row = -1;
@@ -121,35 +127,48 @@ __device__ inline void load_rows(char* destination, int rows, const CUtensorMap&
     ptx::load_tile(destination + panel * rows * 128, &map, full, panel * 64, head, token, batch);
 }
 
-// Loads the tiles' queries and keys. Counts the pairs.
+// Loads the tiles' queries and keys. Counts the pairs. Where there is one buffer of queries, the tile before must hand it back, with which its slot
+// comes: this tile's first keys are loaded before.
 template <int kDim, bool kRepeat>
 __device__ inline void load_keys(const ForwardParameters& a, Shared<kDim>& shared) {
-  constexpr int kStages = Sizes<kDim>::kStages, kRows = Sizes<kDim>::kRows;
+  constexpr int kStages = Sizes<kDim>::kStages, kRows = Sizes<kDim>::kRows, kKeys = Sizes<kDim>::kKeys;
+  constexpr bool kQueriesFirst = Sizes<kDim>::kQueryBuffers > 1;
   const int group = a.query_heads / a.heads;
   ptx::RingPosition at, slot;
+  [[maybe_unused]] ptx::RingPosition used{.index = kTileSlots};  // the slot of the tile before
   for (;; slot.advance(kTileSlots)) {
     ptx::mbarrier_wait(&shared.tile_known[slot.index], slot.parity);
     const Tile<kRows> tile = shared.tile[slot.index];  // a copy, for registers; the slot holds it long enough
     if (tile.row < 0) break;
-    ptx::mbarrier_arrive_expect(&shared.tile_full[slot.index], kRows * kDim * 2);
-    load_rows<kDim>(shared.query[slot.index], kRows, a.query, &shared.tile_full[slot.index], tile.head, tile.query,
-                    tile.batch);
+    const auto load_queries = [&](uint32_t buffer) {
+      ptx::mbarrier_arrive_expect(&shared.tile_full[slot.index], kRows * kDim * 2);
+      load_rows<kDim>(shared.query[buffer], kRows, a.query, &shared.tile_full[slot.index], tile.head, tile.query,
+                      tile.batch);
+    };
+    if constexpr (kQueriesFirst) load_queries(slot.index);
     const int key_head = tile.head / group;
 #pragma unroll 1
     for (int block = tile.last; block >= tile.first; --block) {
       ptx::mbarrier_wait_patiently(&shared.key_empty[at.index], at.parity ^ 1);
       uint64_t* full = &shared.key_full[at.index];
-      ptx::mbarrier_arrive_expect(full, kColumns * kDim * 2);
-      load_rows<kDim>(shared.key[at.index], kColumns, a.key, full, key_head, block * kColumns, tile.batch);
+      ptx::mbarrier_arrive_expect(full, kKeys * kDim * 2);
+      load_rows<kDim>(shared.key[at.index], kKeys, a.key, full, key_head, block * kKeys, tile.batch);
       if (block == min(tile.last, tile.first + kBlocksAhead)) ptx::mbarrier_arrive(&shared.tile_wanted);
       at.advance(kStages);
+      if constexpr (!kQueriesFirst) {
+        if (block == max(tile.last - (kStages - 1), tile.first)) {
+          if (used.index < kTileSlots) ptx::mbarrier_wait_patiently(&shared.tile_empty[used.index], used.parity);
+          load_queries(0);
+          used = slot;
+        }
+      }
     }
-    if constexpr (!kRepeat) count_pairs(a, tile);
+    if constexpr (!kRepeat) count_pairs<kKeys>(a, tile);
   }
   ptx::mbarrier_arrive(&shared.tile_full[slot.index]);
 }
 
-// Loads each block of each tile when the stage of its ring is free: load(tile) returns the function that loads a (block, stage). A tile's
+// Loads each step of each tile when the stage of its ring is free: load(tile) returns the function that loads a (block, stage). A tile's
 // numbers are copied: the consumers may release it before its last block is loaded.
 template <int kDim, typename Load>
 __device__ inline void load_blocks(Shared<kDim>& shared, uint64_t (&empty)[Sizes<kDim>::kStages], Load load) {
@@ -184,8 +203,8 @@ __device__ inline void load_gate(const ForwardParameters& a, Shared<kDim>& share
       constexpr uint32_t kStartBytes = sizeof shared.start.eights[0], kEndBytes = sizeof shared.block_end[0];
       uint64_t* full = &shared.key_full[stage];
       ptx::mbarrier_arrive_expect(full, kStartBytes + kEndBytes);
-      ptx::load_run(&shared.block_end[stage], ends + block, kEndBytes, full);
-      ptx::load_run(shared.start.eights[stage], starts + block * (kColumns / 8), kStartBytes, full);
+      ptx::load_run(&shared.block_end[stage], ends + block / Sizes<kDim>::kStepsOfBlock, kEndBytes, full);
+      ptx::load_run(shared.start.eights[stage], starts + block * (Sizes<kDim>::kKeys / 8), kStartBytes, full);
     };
   });
 }
@@ -193,12 +212,13 @@ __device__ inline void load_gate(const ForwardParameters& a, Shared<kDim>& share
 // Loads the tiles' values.
 template <int kDim>
 __device__ inline void load_values(const ForwardParameters& a, Shared<kDim>& shared) {
+  constexpr int kKeys = Sizes<kDim>::kKeys;
   const int group = a.query_heads / a.heads;
   load_blocks(shared, shared.value_empty, [&](const auto& tile) {
     return [&, head = tile.head / group](int block, int stage) {
       uint64_t* full = &shared.value_full[stage];
-      ptx::mbarrier_arrive_expect(full, kColumns * kDim * 2);
-      load_rows<kDim>(shared.value[stage], kColumns, a.value, full, head, block * kColumns, tile.batch);
+      ptx::mbarrier_arrive_expect(full, kKeys * kDim * 2);
+      load_rows<kDim>(shared.value[stage], kKeys, a.value, full, head, block * kKeys, tile.batch);
     };
   });
 }

@@ -25,7 +25,7 @@ inline constexpr int kSpan = (kRows + kColumns - 2) / kColumns + 1;
 template <int kRows>
 struct Tile {
   int batch, head, row, query;  // query head; row = batch · query_heads + head, −1 where no tile is left; first query
-  int first, last;              // key blocks, both included
+  int first, last;              // key blocks, both included; after count_in_steps() their parts
   int cut_block;                // blocks below it reach across a cut, or out of a query's window
   // For each block with queries of the tile: c before it less F, and the last cut before it. Then whether a cut is among the tile's positions, and
   // whether one of the blocks is strong.
@@ -77,14 +77,27 @@ __host__ __device__ inline Tile<kRows> tile_at(const ForwardShape& a, int index)
   return tile;
 }
 
-/// The last block that a warpgroup's rows see; offset = Tk − Tq.
-template <int kRows>
+/// The last block, or part of kKeys keys of one, that a warpgroup's rows see; offset = Tk − Tq.
+template <int kKeys = kColumns, int kRows>
 __host__ __device__ inline int own_last_block(const Tile<kRows>& tile, int warpgroup, int offset, int key_length) {
-  return (min(tile.query + 64 * (warpgroup + 1) + offset, key_length) - 1) / kColumns;
+  return (min(tile.query + 64 * (warpgroup + 1) + offset, key_length) - 1) / kKeys;
 }
 
-/// The last block before the diagonal of rows from this position on.
-__host__ __device__ inline int block_below_diagonal(int position) { return position / kColumns - 1; }
+/// The tile's first, last and cut_block in parts of kKeys keys, which divides a block.
+template <int kKeys, int kRows>
+__host__ __device__ inline void count_in_steps(Tile<kRows>& tile, int offset, int key_length) {
+  if constexpr (kKeys < kColumns) {
+    tile.first *= kColumns / kKeys;
+    tile.cut_block *= kColumns / kKeys;
+    tile.last = own_last_block<kKeys>(tile, kRows / 64 - 1, offset, key_length);
+  }
+}
+
+/// The last block before the diagonal of rows from this position on; with kKeys the last part of it.
+template <int kKeys = kColumns>
+__host__ __device__ inline int block_below_diagonal(int position) {
+  return position / kColumns * (kColumns / kKeys) - 1;
+}
 
 /// The cuts of a tile's queries, for Visibility.
 template <int kRows>

@@ -15,12 +15,17 @@ inline constexpr float kRescaleAbove = 8;  // log₂, where the maximum is follo
 // The bound of a row's sum of bfloat16 weights: below it they can be multiplied with values below 2²⁸ and summed in float.
 inline constexpr float kLargestSum = 0x1p100f;
 
+/// Keys of a forward's step: a block of the gate, or half of one where O leaves registers for no more.
+template <int kDim>
+inline constexpr int kStepKeys = kDim <= 128 ? 128 : 64;
+
 // A thread's state of its two rows, and its part of S, P and O.
 template <int kDim>
 struct Rows {
-  float x[64];  // a block's logits in log₂, then their exponentials
+  static constexpr int kLogits = kStepKeys<kDim> / 2;
+  float x[kLogits];  // a step's logits in log₂, then their exponentials
   float output[kDim / 2];
-  uint32_t weights[32];  // the exponentials, rounded
+  uint32_t weights[kLogits / 2];  // the exponentials, rounded
   float maximum[2], sum[2], shrink[2];
 };
 
@@ -33,14 +38,14 @@ struct OfRows {
 template <int kDim>
 __device__ inline void scale_scores(Rows<kDim>& rows, float scale) {
 #pragma unroll
-  for (int i = 0; i < 64; ++i) rows.x[i] *= scale;
+  for (int i = 0; i < Rows<kDim>::kLogits; ++i) rows.x[i] *= scale;
 }
 
-// x_ij += log₂e·(c_i − c_j): decay[h] is the decay from before the block to a row, bias and rest are the block's.
+// x_ij += log₂e·(c_i − c_j): decay[h] is the decay from before the block to a row, bias and rest are those of the step's keys.
 template <int kDim>
 __device__ inline void add_decay(Rows<kDim>& rows, const TwoFloats (&decay)[2], const float* bias, const float* rest) {
 #pragma unroll
-  for (int e = 0; e < 32; ++e) {
+  for (int e = 0; e < Rows<kDim>::kLogits / 2; ++e) {
     const int column = e / 2 * 8 + threadIdx.x % 4 * 2 + e % 2;
     const float high = load_global(bias + column), low = rest ? load_global(rest + column) : 0;
 #pragma unroll
@@ -48,7 +53,7 @@ __device__ inline void add_decay(Rows<kDim>& rows, const TwoFloats (&decay)[2], 
   }
 }
 
-// The columns below `column`, as bits, among the 32 columns of a block that a thread holds in one row.
+// The columns below `column`, as bits, among the columns of a step, at most 32, that a thread holds in one row.
 __device__ inline uint32_t columns_below(int column) {
   const int from = column - threadIdx.x % 4 * 2;  // its columns are 0, 1, 8, 9, 16, …
   const int count = from <= 0 ? 0 : from / 8 * 2 + min(from % 8, 2);
@@ -65,7 +70,7 @@ __device__ inline void mask(Rows<kDim>& rows, int first_column, int position, bo
     uint32_t visible = columns_below(visibility.last_key(position + 8 * h) + 1 - first_column);
     if (kGate && across_a_cut) visible &= ~columns_below(visibility.first_key(at(h)) - first_column);
 #pragma unroll
-    for (int e = 0; e < 32; ++e)
+    for (int e = 0; e < Rows<kDim>::kLogits / 2; ++e)
       if (!(visible >> e & 1)) rows.x[4 * (e / 2) + 2 * h + e % 2] = -INFINITY;
   }
 }
@@ -88,7 +93,8 @@ __device__ inline bool follow_maximum(Rows<kDim>& rows, const OfRows& block_bias
   for (int h = 0; h < 2; ++h) {
     float largest = fmaxf(rows.x[2 * h], rows.x[2 * h + 1]);
 #pragma unroll
-    for (int j = 1; j < 16; ++j) largest = fmaxf(largest, fmaxf(rows.x[4 * j + 2 * h], rows.x[4 * j + 2 * h + 1]));
+    for (int j = 1; j < Rows<kDim>::kLogits / 4; ++j)
+      largest = fmaxf(largest, fmaxf(rows.x[4 * j + 2 * h], rows.x[4 * j + 2 * h + 1]));
     largest = largest_of_four(largest);
     // A NaN gate, which is in the block's number, must reach m, except in a row that is masked in the whole block.
     if (largest != -INFINITY) largest += block_bias.row[h];
@@ -108,12 +114,12 @@ __device__ inline float offset_of(const Rows<kDim>& rows, int h, const OfRows& b
   return rows.maximum[h] == -INFINITY ? 0 : block_bias.row[h] - rows.maximum[h];
 }
 
-// x → 2^(scale · x + offset). At head dim 64 one row after the other, at 128 in register order: ptxas then lets most of them read the shared operand
+// x → 2^(scale · x + offset). At head dim 64 one row after the other, above in register order: ptxas then lets most of them read the shared operand
 // from the reuse cache (4 and 2 % faster than the opposite orders).
 template <int kDim>
 __device__ inline void exponentiate(Rows<kDim>& rows, const float (&offset)[2], float scale = 1) {
 #pragma unroll
-  for (int i = 0; i < 64; ++i) {
+  for (int i = 0; i < Rows<kDim>::kLogits; ++i) {
     const int e = kDim == 64 ? i % 32 / 2 * 4 + i / 32 * 2 + i % 2 : i, h = e / 2 % 2;
     rows.x[e] = exp2_approximate(fmaf(rows.x[e], scale, offset[h]));
     rows.sum[h] += rows.x[e];
@@ -123,7 +129,7 @@ __device__ inline void exponentiate(Rows<kDim>& rows, const float (&offset)[2], 
 template <typename Element, int kDim>
 __device__ inline void pack_weights(Rows<kDim>& rows) {
 #pragma unroll
-  for (int i = 0; i < 32; ++i) rows.weights[i] = pack<Element>(rows.x[2 * i], rows.x[2 * i + 1]);
+  for (int i = 0; i < Rows<kDim>::kLogits / 2; ++i) rows.weights[i] = pack<Element>(rows.x[2 * i], rows.x[2 * i + 1]);
 }
 
 // Whether a row's weights are within their format, and the sums of their products within float's. Before the last block's are multiplied;

@@ -53,6 +53,12 @@ __device__ inline int opaque(int value) {
   return value;
 }
 
+/// The same of a descriptor.
+__device__ inline uint64_t opaque_descriptor(uint64_t descriptor) {
+  asm volatile("" : "+l"(descriptor));
+  return descriptor;
+}
+
 /// Keeps ptxas from moving instructions across this point, which fence_registers() does not: a loop that is never entered, at which its blocks end.
 /// Work meant to run during a wait would otherwise be moved before the issue of the instruction waited for. Two instructions. `number` is below 2¹⁶,
 /// or the thread waits forever, and is opaque to the compiler; ptxas merges two places of a function that have the same kPlace.
@@ -109,6 +115,11 @@ enum class Major { kK = 0, kMN = 1 };
 #define LETHE_N64 \
   LETHE_N32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
   "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define LETHE_N128 \
+  LETHE_N64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
+  "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, " \
+  "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
+  "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 
 // `accumulate` false starts D from zero: the scale-d predicate of the instruction.
 #define LETHE_WGMMA(ELEMENT, TYPE)                                                                                              \
@@ -141,6 +152,14 @@ enum class Major { kK = 0, kMN = 1 };
                  " {" LETHE_N64 "}, {%64, %65, %66, %67}, %68, p, 1, 1, %70;\n}"                                                \
                  : LETHE_D32(d, 0), LETHE_D32(d, 32)                                                                            \
                  : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(int{accumulate}), "n"(int(kMajorB)));                        \
+  }                                                                                                                             \
+  template <Major kMajorB>                                                                                                      \
+  __device__ inline void wgmma(ELEMENT, float (&d)[128], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint64_t b,        \
+                               bool accumulate) {                                                                               \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %133, 0;\nwgmma.mma_async.sync.aligned.m64n256k16.f32." TYPE "." TYPE        \
+                 " {" LETHE_N128 "}, {%128, %129, %130, %131}, %132, p, 1, 1, %134;\n}"                                         \
+                 : LETHE_D32(d, 0), LETHE_D32(d, 32), LETHE_D32(d, 64), LETHE_D32(d, 96)                                        \
+                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(int{accumulate}), "n"(int(kMajorB)));                        \
   }
 
 // The unused first argument picks the element type: wgmma<Major::kK, Major::kK>(Element{}, d, a, b, accumulate).
@@ -148,6 +167,7 @@ LETHE_WGMMA(__nv_bfloat16, "bf16")
 LETHE_WGMMA(__half, "f16")
 
 #undef LETHE_WGMMA
+#undef LETHE_N128
 #undef LETHE_N64
 #undef LETHE_N32
 #undef LETHE_D32

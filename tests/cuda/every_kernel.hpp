@@ -37,8 +37,7 @@ inline auto instances_of(Family family, std::vector<int64_t> dims,
                          std::vector<Dtype> dtypes = {Dtype::kBFloat16, Dtype::kFloat16}) {
   return ::testing::Combine(::testing::Values(family), ::testing::ValuesIn(dtypes), ::testing::ValuesIn(dims));
 }
-inline auto hopper_instances() { return instances_of(Family::kHopper, {64, 128}); }
-inline auto hopper_forward_instances() { return instances_of(Family::kHopper, {64, 128, 256}); }
+inline auto hopper_instances() { return instances_of(Family::kHopper, {64, 128, 256}); }
 /// Head dims below the instance's: rows that end inside a tile. Of some every test; of the others a few.
 inline auto short_rows(Dtype dtype) {
   return instances_of(Family::kHopper, {dtype == Dtype::kBFloat16 ? 96 : 40}, {dtype});

@@ -40,6 +40,11 @@ inline int64_t rows_of_tile(const Shape& s) {
   return hopper::instance_dim(s) == 64 ? kTileQueries<64> : kTileQueries<128>;
 }
 
+/// Whether the sums are of floats: asked for, or because an instance has no others.
+inline bool in_float(const Shape& s, bool float_sums) {
+  return float_sums || !hopper::has_16_bit_sums(hopper::instance_dim(s));
+}
+
 /// Whether each row of a query's tile has a float sum of its own: not if the gate neither cuts nor decays to e⁻¹ in a block of 128 positions with
 /// queries of the tile, nor in the one before; where tiles don't begin with blocks, nor in the one after the tile.
 inline bool rows_apart(const Problem& problem, int64_t row, int64_t query) {

@@ -57,7 +57,7 @@ std::vector<double> gate_gradient(const Problem& problem, GateSums& sums, bool f
   for (int64_t row = 0; row < heads; ++row) {
     std::copy_n(&sums.of_columns[row * s.key_length], s.key_length, &columns[testing::column_sum_at(s, row, 0)]);
     for (int64_t query = 0; query < s.query_length; query += 64) {
-      if (float_sums && !testing::rows_apart(problem, row, query)) {
+      if (testing::in_float(s, float_sums) && !testing::rows_apart(problem, row, query)) {
         put_parts(row, query);
       } else {
         std::copy_n(&sums.of_rows[row * s.query_length + query], std::min<int64_t>(64, s.query_length - query),

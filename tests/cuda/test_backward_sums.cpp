@@ -66,7 +66,7 @@ GateSums sums_without_delta(const Problem& problem, const std::vector<double>& g
   GateSums sums;
   for (int64_t row = 0; row < rows; ++row) {
     for (int64_t query = 0; query < s.query_length; ++query) {
-      if (!float_sums || testing::rows_apart(problem, row, query)) {
+      if (!testing::in_float(s, float_sums) || testing::rows_apart(problem, row, query)) {
         sums.of_rows.push_back(slices[testing::row_sum_at(s, row, query)]);
       } else {
         double sum = 0;
@@ -115,7 +115,7 @@ double error_of_sums(const Problem& problem, bool float_sums, bool deterministic
     };
     for (int64_t i = 0; i < s.query_length; ++i) {
       int64_t first = i, count = 1;
-      if (float_sums && !testing::rows_apart(problem, row, i)) {
+      if (testing::in_float(s, float_sums) && !testing::rows_apart(problem, row, i)) {
         first = i / testing::kRowsOfGroup * testing::kRowsOfGroup;
         count = std::min(testing::kRowsOfGroup, s.query_length - first);
       }

@@ -186,7 +186,7 @@ TEST_P(ForwardPruning, VisitsNoBlockBeforeACutWithoutATolerance) {
   EXPECT_EQ(result.visited_pairs, testing::boundary_pairs(problem.shape, result.first_key_block));
 }
 
-INSTANTIATE_TEST_SUITE_P(EveryKernel, ForwardPruning, testing::hopper_forward_instances(), testing::name_of_instance);
+INSTANTIATE_TEST_SUITE_P(EveryKernel, ForwardPruning, testing::hopper_instances(), testing::name_of_instance);
 INSTANTIATE_TEST_SUITE_P(OfAmpere, ForwardPruning, testing::ampere_instances(), testing::name_of_instance);
 INSTANTIATE_TEST_SUITE_P(OfFloats, ForwardPruning, testing::float_instances(), testing::name_of_instance);
 

@@ -51,9 +51,9 @@ Found expect_budget(const Problem& problem, const std::string& what, double of_g
   return found;
 }
 
-// Not required where the logits decide against the gate: there most of the error is not of dS. One family has float sums alone.
-void expect_float_sums_to_be_more_exact(const Found& found, double times) {
-  if (testing::family_under_test == testing::Family::kAmpere) return;
+// Not required where the logits decide against the gate: there most of the error is not of dS. One family and one instance have float sums alone.
+void expect_float_sums_to_be_more_exact(const Found& found, double times, int64_t dim) {
+  if (testing::family_under_test == testing::Family::kAmpere || !hopper::has_16_bit_sums(dim)) return;
   EXPECT_LE(times * found.of_float_sums.back(), found.errors.back());
 }
 
@@ -72,14 +72,14 @@ class Precision : public testing::EveryKernel {};
 TEST_P(Precision, HoldsTheBudgetForEveryGateAtALengthOf8192) {
   const auto [family, dtype, dim] = GetParam();
   for (const Gate gate : {Gate::kOpen, Gate::kInitial, Gate::kStrong, Gate::kSpiky, Gate::kZero, Gate::kCutting})
-    expect_float_sums_to_be_more_exact(expect_budget(one_head(8192, dim, dtype, gate, 20), gate_name(gate)), 2);
+    expect_float_sums_to_be_more_exact(expect_budget(one_head(8192, dim, dtype, gate, 20), gate_name(gate)), 2, dim);
 }
 
 TEST_P(Precision, HoldsTheBudgetForOpenGatesAndAnyNumbers) {
   const auto [family, dtype, dim] = GetParam();
   for (uint64_t seed = 30; seed < 36; ++seed) {
     const Found found = expect_budget(one_head(2048, dim, dtype, Gate::kZero, seed), "zero");
-    expect_float_sums_to_be_more_exact(found, 3);
+    expect_float_sums_to_be_more_exact(found, 3, dim);
     // Only dS and the results computed from it are rounded: computed from P in 16 bits, dS would have three roundings, 22 % more.
     const double two_roundings = std::sqrt(2) * error_of_rounding(dtype);
     for (const size_t i : {1, 2})
@@ -93,7 +93,7 @@ TEST_P(Precision, HoldsTheBudgetForEvenGates) {
   for (const double gate : {-1.0, -1.99, -3.0, -5.0, -7.99}) {
     Problem problem = one_head(2048, dim, dtype, Gate::kZero, 21);
     for (double& log_forget : problem.log_forget) log_forget = round_to(Dtype::kFloat32, gate);
-    expect_float_sums_to_be_more_exact(expect_budget(problem, "even " + std::to_string(gate).substr(0, 5)), 2);
+    expect_float_sums_to_be_more_exact(expect_budget(problem, "even " + std::to_string(gate).substr(0, 5)), 2, dim);
   }
 }
 
@@ -102,7 +102,7 @@ TEST_P(Precision, HoldsTheBudgetForWeakAndForStrongGatesAtALengthOf16384) {
   for (const double mean : {-0.5, -0.05}) {
     Problem problem = one_head(16384, dim, dtype, Gate::kOpen, 17);
     for (double& gate : problem.log_forget) gate = round_to(Dtype::kFloat32, gate * mean / -1e-4);
-    expect_float_sums_to_be_more_exact(expect_budget(problem, "mean " + std::to_string(mean).substr(0, 5)), 2);
+    expect_float_sums_to_be_more_exact(expect_budget(problem, "mean " + std::to_string(mean).substr(0, 5)), 2, dim);
   }
 }
 
@@ -115,7 +115,7 @@ TEST_P(Precision, HoldsTheBudgetWhereRowsShareSumsAndWhereTheyDoNot) {
     Problem problem = one_head(4096, dim, dtype, Gate::kZero, 22);
     for (int64_t t = 0; t < 4096; ++t)
       problem.log_forget[t] = round_to(Dtype::kFloat32, t / kGateBlock % 3 == 0 ? strong : weak);
-    expect_float_sums_to_be_more_exact(expect_budget(problem, what), 2);
+    expect_float_sums_to_be_more_exact(expect_budget(problem, what), 2, dim);
   }
 }
 

@@ -220,6 +220,13 @@ TEST(Wgmma, EqualsTheProductOf256Columns) {
   expect_product<__half, 256, false, true>(register_product<__half, 256, Major::kMN>);
 }
 
+// With 32 columns: both operands from shared memory.
+TEST(Wgmma, EqualsTheProductOf32Columns) {
+  LETHE_NEEDS_GPU();
+  expect_product<__nv_bfloat16, 32, false, false>(shared_product<__nv_bfloat16, 32, Major::kK, Major::kK>);
+  expect_product<__half, 32, false, false>(shared_product<__half, 32, Major::kK, Major::kK>);
+}
+
 TEST(Wgmma, EqualsTheProductInBfloat16) {
   LETHE_NEEDS_GPU();
   expect_all_products<__nv_bfloat16, 64>();

@@ -22,6 +22,15 @@ __global__ void add_rows(const float* tile, float* sums_of_row) {
   reinterpret_cast<float2*>(sums_of_row)[threadIdx.x] = tile::sums_of_rows(sums, lane);
 }
 
+// The same of the first 32 rows.
+__global__ void add_half_the_rows(const float* tile, float* sums_of_row) {
+  const int lane = threadIdx.x % 32;
+  float sums[8];
+  for (int j = 0; j < 4; ++j)
+    for (int e = 0; e < 2; ++e) sums[2 * j + e] = tile[lane / 4 * kTileRows + 8 * j + 2 * (lane % 4) + e];
+  sums_of_row[tile::row_of_thirty_two(lane)] = tile::sum_of_thirty_two_rows(sums, lane);
+}
+
 __global__ void add_columns(const float* tile, float* sums_of_column) {
   const int lane = threadIdx.x % 32;
   float sum = 0;
@@ -42,6 +51,18 @@ TEST(RowSums, AreOfEachRowOverTheColumnsOfAWarp) {
     for (int row = 0; row < kTileRows; ++row) expected[row] += tile[column * kTileRows + row];
   const DeviceArray<float> tile_device(tile), sums(kTileRows);
   add_rows<<<1, 32>>>(tile_device.data(), sums.data());
+  testing::require(cudaGetLastError());
+  EXPECT_EQ(sums.host(), expected);
+}
+
+TEST(RowSums, AreOfEachOfThirtyTwoRows) {
+  LETHE_NEEDS_GPU();
+  const auto tile = testing::small_integers(kTileColumns * kTileRows, 12);
+  std::vector<float> expected(32);
+  for (int column = 0; column < kTileColumns; ++column)
+    for (int row = 0; row < 32; ++row) expected[row] += tile[column * kTileRows + row];
+  const DeviceArray<float> tile_device(tile), sums(32);
+  add_half_the_rows<<<1, 32>>>(tile_device.data(), sums.data());
   testing::require(cudaGetLastError());
   EXPECT_EQ(sums.host(), expected);
 }

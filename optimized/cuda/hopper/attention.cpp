@@ -3,10 +3,8 @@
 
 #include <limits>
 
-#include "optimized/cuda/ampere/attention.hpp"
 #include "optimized/cuda/gate/switch.hpp"
 #include "optimized/cuda/hopper/backward.hpp"
-#include "optimized/cuda/hopper/dimensions.hpp"
 #include "optimized/cuda/hopper/forward.hpp"
 
 namespace lethe::hopper {
@@ -18,7 +16,6 @@ size_t forward_workspace_bytes(const Shape& shape) {
 }
 
 size_t backward_workspace_bytes(const Shape& shape) {
-  if (!has_backward(instance_dim(shape))) return ampere::backward_workspace_bytes(shape);
   Workspace workspace(nullptr);
   plan_in(workspace, shape, nullptr);
   backward_workspace_in(workspace, shape);
@@ -58,7 +55,6 @@ void forward(const ForwardArguments& a) { launch_forward_tiles(a, plan_of(a)); }
 void forward_gate_alone(const ForwardArguments& a) { plan_of(a); }
 
 void backward(const BackwardArguments& a) {
-  if (!has_backward(instance_dim(a.shape))) return ampere::backward(a);
   Workspace memory(a.workspace);
   // The boundary is given: the gate's kernels only read it.
   const Plan plan = plan_in(memory, a.shape, const_cast<int32_t*>(a.first_key_block), a.window);

@@ -26,13 +26,13 @@ void launch(const BackwardArguments& arguments, const BackwardWorkspace& workspa
     return map({operand.data, operand.batch_stride, operand.token_stride, operand.head_stride}, shape.key_length,
                shape.heads, dim, 64);
   };
-  const int key_tiles = int(gate_blocks(shape.key_length));
+  const int key_blocks = int(gate_blocks(shape.key_length)), key_tiles = key_blocks * (kBlock / Shared::kKeys);
   const int rows = int(shape.batch * shape.heads);
   const float logit_scale = float(divisor_scale(arguments.scale) * std::numbers::log2e);
   const BackwardParameters parameters{
       .query = map(arguments.query, shape.query_length, shape.query_heads, shape.key_dim, Shared::kQueries),
-      .key = map(arguments.key, shape.key_length, shape.heads, shape.key_dim, kKeys),
-      .value = map(arguments.value, shape.key_length, shape.heads, shape.value_dim, kKeys),
+      .key = map(arguments.key, shape.key_length, shape.heads, shape.key_dim, Shared::kKeys),
+      .value = map(arguments.value, shape.key_length, shape.heads, shape.value_dim, Shared::kKeys),
       .grad_output =
           map(arguments.grad_values, shape.query_length, shape.query_heads, shape.value_dim, Shared::kQueries),
       .grad_key = written(arguments.grad_key, shape.key_dim),
@@ -51,7 +51,8 @@ void launch(const BackwardArguments& arguments, const BackwardWorkspace& workspa
       .scale = float(arguments.scale),
       .logit_scale = logit_scale,
       .inverse_scale = 1 / divisor_scale(arguments.scale),
-      .deterministic = arguments.deterministic};
+      .deterministic = arguments.deterministic,
+      .key_blocks = key_blocks};
 
   const auto start = [&]<bool kFloatSums> {
     const auto kernel = backward_tiles<Element, kDim, kFloatSums>;
@@ -63,7 +64,8 @@ void launch(const BackwardArguments& arguments, const BackwardWorkspace& workspa
     const int grid = BackwardCta<Element, kDim, kFloatSums>::kManyTiles ? std::min(tiles, multiprocessors()) : tiles;
     launch_overlapping(kernel, grid, kBackwardThreads, kSharedBytes, arguments.stream, parameters);
   };
-  arguments.float_sums ? start.template operator()<kGate>() : start.template operator()<false>();
+  if constexpr (!hopper::has_16_bit_sums(kDim)) start.template operator()<kGate>();
+  else arguments.float_sums ? start.template operator()<kGate>() : start.template operator()<false>();
 }
 
 }  // namespace
@@ -71,9 +73,8 @@ void launch(const BackwardArguments& arguments, const BackwardWorkspace& workspa
 
 void launch_backward_tiles(const BackwardArguments& arguments, const BackwardWorkspace& workspace, const Plan& plan) {
   using namespace hopper::backward_pass;
-  hopper::for_instance(arguments.dtype, arguments.shape, [&]<typename Element, int kDim> {
-    if constexpr (hopper::has_backward(kDim)) launch<Element, kDim>(arguments, workspace, plan);
-  });
+  hopper::for_instance(arguments.dtype, arguments.shape,
+                       [&]<typename Element, int kDim> { launch<Element, kDim>(arguments, workspace, plan); });
 }
 
 }  // namespace lethe

@@ -19,8 +19,8 @@ struct BackwardConsumer : BackwardScores<Element, kDim, kFloatSums, kSumsRows> {
   using Base::enter_head, Base::read_step, Base::mask_scores;
   using Base::grad_value, Base::grad_key, Base::grad_query, Base::score, Base::grad_weight, Base::weight,
       Base::grad_score, Base::column_sums, Base::group_part, Base::bias;
-  using Base::kQueries, Base::kPanels, Base::kGroups, Base::kScores, Base::kDeltaStep, Base::kScoresFollow, Base::kSums,
-      Base::kRowSums;
+  using Base::kQueries, Base::kKeys, Base::kPanels, Base::kGroups, Base::kScores, Base::kDeltaStep, Base::kScoresFollow,
+      Base::kSums, Base::kRowSums;
   using Base::stage, Base::parity, Base::flags, Base::row, Base::more;
   using typename Base::Cta, typename Base::Registers, typename Base::Shared;
   using Major = ptx::Major;

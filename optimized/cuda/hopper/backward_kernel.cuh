@@ -53,6 +53,7 @@
 
 #include "optimized/cuda/hopper/backward_consumer.cuh"
 #include "optimized/cuda/hopper/backward_producer.cuh"
+#include "optimized/cuda/hopper/backward_split.cuh"
 #include "optimized/cuda/launch.cuh"
 
 namespace lethe::hopper::backward_pass {
@@ -63,22 +64,24 @@ __global__ void __launch_bounds__(kBackwardThreads, 1) backward_tiles(const __gr
   extern __shared__ __align__(1024) uint8_t raw[];  // read as it is: a rounded pointer would lose its address space
   Shared& shared = *reinterpret_cast<Shared*>(raw);
 
-  const uint32_t one = pack<Element>(1, 1);
-  for (uint32_t i = threadIdx.x; i < sizeof shared.ones / 4; i += kBackwardThreads)
-    reinterpret_cast<uint32_t*>(shared.ones)[i] = one;
-  if constexpr (Shared::kPanels > 1) {
-    for (int stage = 0; stage < kStages; ++stage)
-      for (int i = threadIdx.x; i < Shared::kQueryPanelBytes / 4; i += kBackwardThreads)
-        reinterpret_cast<uint32_t*>(shared.query[stage][Shared::kPanels])[i] = one;
+  if constexpr (!Shared::kSplit) {
+    const uint32_t one = pack<Element>(1, 1);
+    for (uint32_t i = threadIdx.x; i < sizeof shared.ones / 4; i += kBackwardThreads)
+      reinterpret_cast<uint32_t*>(shared.ones)[i] = one;
+    if constexpr (Shared::kPanels > 1) {
+      for (int stage = 0; stage < kStages; ++stage)
+        for (int i = threadIdx.x; i < Shared::kQueryPanelBytes / 4; i += kBackwardThreads)
+          reinterpret_cast<uint32_t*>(shared.query[stage][Shared::kPanels])[i] = one;
+    }
   }
   fill_ones(shared.bias_ones, threadIdx.x);
   ptx::fence_async_shared();
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < kStages; ++stage) {
       ptx::mbarrier_init(&shared.query_full[stage], 2);  // loaded and described
-      ptx::mbarrier_init(&shared.output_full[stage], 1);
+      if (stage < Shared::kOutputStages) ptx::mbarrier_init(&shared.output_full[stage], 1);
       ptx::mbarrier_init(&shared.query_empty[stage], 8 * kArrivalsOfAWarp);
-      ptx::mbarrier_init(&shared.output_empty[stage], 8 * kArrivalsOfAWarp);
+      if (stage < Shared::kOutputStages) ptx::mbarrier_init(&shared.output_empty[stage], 8 * kArrivalsOfAWarp);
     }
     for (int slot = 0; slot < kTileSlots; ++slot) {
       ptx::mbarrier_init(&shared.tile_full[slot], 1);
@@ -97,7 +100,10 @@ __global__ void __launch_bounds__(kBackwardThreads, 1) backward_tiles(const __gr
   if (warpgroup == 2) {
     ptx::registers_shrink<24>();
     if (threadIdx.x == 256) cta.load_queries();
-    if (threadIdx.x / 32 == 9) cta.add_slices();
+    if (threadIdx.x / 32 == 9) {
+      if constexpr (Shared::kSplit) cta.add_split_slices();
+      else cta.add_slices();
+    }
     if (threadIdx.x == 320) cta.load_grad_outputs();
     if (threadIdx.x == 352) cta.describe_steps();
   } else {
@@ -107,8 +113,15 @@ __global__ void __launch_bounds__(kBackwardThreads, 1) backward_tiles(const __gr
       typename Consumer::Registers registers;
       Consumer(cta, warpgroup, threadIdx.x % 128, registers).consume();
     };
-    if (cta.kOneInstance || warpgroup == 0) consume.template operator()<true>();
-    else consume.template operator()<false>();
+    if constexpr (Shared::kSplit) {
+      using Consumer = SplitConsumer<Element, kDim, kFloatSums>;
+      typename Consumer::Registers registers;
+      Consumer(cta, warpgroup, threadIdx.x % 128, registers).consume();
+    } else if (cta.kOneInstance || warpgroup == 0) {
+      consume.template operator()<true>();
+    } else {
+      consume.template operator()<false>();
+    }
   }
 }
 

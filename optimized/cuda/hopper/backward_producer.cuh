@@ -2,6 +2,7 @@
 // The producer warpgroup of the main backward kernel: three threads feed the consumers, a warp adds their dQ to global memory.
 
 #include <climits>
+#include <type_traits>
 
 #include "optimized/cuda/hopper/backward_shared.cuh"
 #include "optimized/cuda/hopper/ptx/copy.cuh"
@@ -11,15 +12,15 @@ namespace lethe::hopper::backward_pass {
 /// Loads the steps of a key tile, and its K or V: K arrives at the first Q's barrier, V at the first dO's, so that Sᵀ can start before V has
 /// arrived. Either is issued after all else that the first step needs, for the key tile before may still be using its place.
 template <typename Element, int kDim, bool kFloatSums>
-template <int kStagePanels>
-__device__ void BackwardCta<Element, kDim, kFloatSums>::load(const StepOperand<kStagePanels>& operand,
+template <int kStagePanels, int kRing>
+__device__ void BackwardCta<Element, kDim, kFloatSums>::load(const StepOperand<kStagePanels, kRing>& operand,
                                                              ptx::RingPosition& ring) {
   constexpr uint32_t kTileBytes = kPanels * Shared::kQueryPanelBytes + sizeof(operand.numbers[0]);
   constexpr uint32_t kFixedBytes = kPanels * Shared::kKeyPanelBytes;
   BackwardWalk at = walk(tile());
   bool first = true;
 #pragma unroll 1
-  for (bool more = at.next_head(); more; more = at.next(), ring.advance(kStages), first = false) {
+  for (bool more = at.next_head(); more; more = at.next(), ring.advance(kRing), first = false) {
     const int stage = ring.index;
     const BiasColumn* numbers =
         p.query_offset + at.tile * kQueries < operand.zeros_end
@@ -72,9 +73,10 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::load_queries() {
   bool any = !kManyTiles || publish_tile();
 #pragma unroll 1
   while (any) {
-    load<Shared::kQueryPanels>({p.query, p.key, shared.query, shared.key, shared.row_bias, p.workspace.row_bias,
-                                exact_end(), shared.query_full, shared.query_empty, shared.keys_free},
-                               ring);
+    load<Shared::kQueryPanels, kStages>(
+        {p.query, p.key, shared.query, shared.key, shared.row_bias, p.workspace.row_bias, exact_end(),
+         shared.query_full, shared.query_empty, shared.keys_free},
+        ring);
     ++tiles;
     any = kManyTiles && publish_tile();
   }
@@ -85,9 +87,10 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::load_grad_outputs() {
   ptx::RingPosition ring;
 #pragma unroll 1
   for (bool any = enter_tile(); any; any = next_tile())
-    load<kPanels>({p.grad_output, p.value, shared.grad_output, shared.value, shared.negative_delta,
-                   p.workspace.negative_delta, 0, shared.output_full, shared.output_empty, shared.values_free},
-                  ring);
+    load<kPanels, Shared::kOutputStages>(
+        {p.grad_output, p.value, shared.grad_output, shared.value, shared.negative_delta, p.workspace.negative_delta, 0,
+         shared.output_full, shared.output_empty, shared.values_free},
+        ring);
 }
 
 template <typename Element, int kDim, bool kFloatSums>
@@ -111,21 +114,22 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::describe_steps() {
       float frame = 0;
       bool separate_rows = false;
       if constexpr (kGate) {
-        const TwoFloats* base = p.plan.scratch.base_log2 + heads * (p.key_tiles + 1);
-        const uint8_t* separate = p.plan.prefix.separate_rows + heads * (p.key_tiles + 1);
+        const TwoFloats* base = p.plan.scratch.base_log2 + heads * (key_blocks() + 1);
+        const uint8_t* separate = p.plan.prefix.separate_rows + heads * (key_blocks() + 1);
         if (in_group != head_read) {
           head_read = in_group;
-          key_base = base[key_tile + (shared.exact_end > 0)];  // as the keys' biases
-          query_base = base[position / kKeys];
-          query_separate = separate[position / kKeys];
-          end_query = visibility_of_keys(p.plan.prefix, heads, p.key_tiles, key_tile).end_query(key_tile * kKeys);
+          key_base = base[block_of(key_tile) + (shared.exact_end > 0)];  // as the keys' biases
+          query_base = base[position / kBlock];
+          query_separate = separate[position / kBlock];
+          end_query =
+              visibility_of_keys(p.plan.prefix, heads, key_blocks(), block_of(key_tile)).end_query(key_tile * kKeys);
         }
         frame = (query_base.high - key_base.high) + (query_base.low - key_base.low);
         if (isnan(frame)) frame = 0;  // as the keys' biases
         separate_rows = query_separate;
-        query_base = base[(position + kQueries) / kKeys];  // the last one's is the sum over all
-        query_separate = separate[(position + kQueries) / kKeys];
-        if (p.query_offset % kKeys != 0) separate_rows |= query_separate;  // as in gate/row_groups.cuh
+        query_base = base[(position + kQueries) / kBlock];  // the last one's is the sum over all
+        query_separate = separate[(position + kQueries) / kBlock];
+        if (p.query_offset % kBlock != 0) separate_rows |= query_separate;  // as in gate/row_groups.cuh
       }
       uint32_t flags = 0;
       if (kFloatSums && separate_rows) flags |= BackwardStep::kSeparateRows;
@@ -141,17 +145,19 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::describe_steps() {
   }
 }
 
-/// Adds the eight warps' row sums of a step, in the place of the first's, and issues their addition to global memory, after dQ of the query's
+/// Adds the warps' row sums of a step, in the place of the first's, and issues their addition to global memory, after dQ of the query's
 /// first 64 columns, in a bulk group that stays open.
 template <typename Element, int kDim, bool kFloatSums>
 __device__ void BackwardCta<Element, kDim, kFloatSums>::add_row_sums(float* slices, int step) {
   const int lane = threadIdx.x % 32;
-  float(&sums)[8][kQueries] = shared.row_sums[step % (2 * kStages)];
+  constexpr int kRing = std::extent_v<decltype(shared.row_sums), 0>,
+                kWarps = std::extent_v<decltype(shared.row_sums), 1>;
+  float(&sums)[kWarps][kQueries] = shared.row_sums[step % kRing];
 #pragma unroll
   for (int slice = 0; slice < kQueries / 64; ++slice) {
     float2 sum = {0, 0};  // of two queries
 #pragma unroll
-    for (int warp = 0; warp < 8; ++warp) {
+    for (int warp = 0; warp < kWarps; ++warp) {
       const float2 part = reinterpret_cast<const float2*>(sums[warp] + 64 * slice)[lane];
       sum.x += part.x, sum.y += part.y;
     }
@@ -246,6 +252,70 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::add_slices() {
       if (p.deterministic && leader) {
         ptx::bulk_wait<0>();
         ptx::store_release(turn(), tiles_before() + 1);
+      }
+    }
+  }
+  if (leader) ptx::bulk_wait<0>();
+}
+
+/// dQ of a step is in four slices: two of each warpgroup, one after the other, the step's row sums after the first two. The order of additions as in
+/// add_slices().
+template <typename Element, int kDim, bool kFloatSums>
+__device__ void BackwardCta<Element, kDim, kFloatSums>::add_split_slices() {
+  const int lane = threadIdx.x % 32;
+  const bool leader = lane == 0;
+  int step = 0;
+  const auto hand_back = [&]<int kPending>(int warpgroup) {
+    if (leader) ptx::bulk_wait_read<kPending>();
+    __syncwarp();
+    ptx::named_barrier_arrive(kSliceEmpty + warpgroup, 160);
+  };
+  for (int warpgroup = 0; warpgroup < 2; ++warpgroup) hand_back.template operator()<0>(warpgroup);
+#pragma unroll 1
+  for (bool any = enter_tile(); any; any = next_tile(lane)) {
+    BackwardWalk at = walk(tile());
+    bool more = at.next_head();
+    if (more) {  // the first slices are of no step
+      for (int warpgroup = 0; warpgroup < 2; ++warpgroup) {
+        ptx::named_barrier_sync(kSliceFull + warpgroup, 160);
+        ptx::named_barrier_arrive(kSliceEmpty + warpgroup, 160);
+      }
+    }
+#pragma unroll 1
+    for (; more; more = at.next(), ++step) {
+      const int64_t heads = row_of_heads(at.head), query_tile = heads * (p.padded_queries / kQueries) + at.tile;
+      float* slices = p.workspace.grad_query + query_tile * kPanels * kSliceFloats;
+      const bool separate =
+          kFloatSums && rows_are_separate(p.plan.prefix.separate_rows + heads * (key_blocks() + 1),
+                                          p.query_offset + at.tile * kQueries, kQueries, p.query_offset);
+      int32_t* turn = p.workspace.turns + query_tile;
+      const int last = min(at.tile * kQueries + kQueries, p.query_length) - 1;
+      const int tiles_before = (p.query_offset + last) / kKeys - tile().key_tile;  // in the fixed order
+      if (p.deterministic && leader) {
+        while (ptx::load_acquire(turn) != tiles_before) {
+        }
+        ptx::fence_async_global();
+      }
+      __syncwarp();
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+#pragma unroll
+        for (int warpgroup = 0; warpgroup < 2; ++warpgroup) {
+          ptx::named_barrier_sync(kSliceFull + warpgroup, 160);
+          ptx::fence_async_shared();
+          const int sums = kFloatSums && half == 0 ? 128 : 0;
+          if (leader)
+            ptx::reduce_add_run(slices + (2 * half + warpgroup) * kSliceFloats, shared.grad_query[warpgroup],
+                                sizeof(float) * (64 * 64 + sums));
+          if (half == 0 && warpgroup == 1 && separate) add_row_sums(slices, step);
+          if (leader) ptx::bulk_commit();
+        }
+        hand_back.template operator()<1>(0);
+        hand_back.template operator()<0>(1);
+      }
+      if (p.deterministic && leader) {
+        ptx::bulk_wait<0>();
+        ptx::store_release(turn, tiles_before + 1);
       }
     }
   }

@@ -16,8 +16,11 @@ struct BackwardScores {
   using Cta = BackwardCta<Element, kDim, kFloatSums>;
   using Shared = typename Cta::Shared;
 
-  static constexpr int kQueries = Cta::kQueries, kPanels = Cta::kPanels, kGroups = Cta::kGroups;
-  static constexpr int kScores = kQueries / 2;  // accumulators of a 64 × kQueries product
+  static constexpr int kQueries = Cta::kQueries, kKeys = Cta::kKeys, kPanels = Cta::kPanels, kGroups = Cta::kGroups;
+  static constexpr bool kSplit = Shared::kSplit;
+  static constexpr int kOwnQueries = kSplit ? kQueries / 2 : kQueries;  // of a step's scores: a warpgroup's
+  static constexpr int kOwnColumns = kSplit ? kDim / 2 : kDim;          // of dV and dK
+  static constexpr int kScores = kOwnQueries / 2;                       // accumulators of a 64 × kOwnQueries product
   static constexpr int kDeltaStep =
       kDim == 64 ? 3 : 6;  // the k-step of dPᵀ that Δ is subtracted before: the fastest places
   // Is dV waited for before dQ and dK are issued, so that its operand's registers are free and Sᵀ can follow them at once? Float sums
@@ -31,6 +34,7 @@ struct BackwardScores {
   Shared& shared;
   const int warpgroup, thread, warp, lane;
   const int column;           // of the accumulators' first register: query
+  const int64_t key_place;    // in shared.key_bias
   const int64_t key_in_tile;  // of Sᵀ's and dPᵀ's registers 0, 1 (mod 4); 2 and 3 are 8 further
   // b_j of a head's keys, from where every step reads them: registers are what this kernel is short of.
   const uint32_t key_bias_address;
@@ -38,7 +42,7 @@ struct BackwardScores {
   // Arrays in registers, of an object apart: the compiler keeps a struct in memory until the last loop over its arrays is unrolled, and
   // until then it can hoist nothing that comes from the struct.
   struct Registers {
-    float grad_value[kDim / 2], grad_key[kDim / 2 + kSums], grad_query[32 + kRowSums];
+    float grad_value[kOwnColumns / 2], grad_key[kOwnColumns / 2 + kSums], grad_query[32 + kRowSums];
     float score[kScores], grad_weight[kScores];
     uint32_t weight[kScores / 2];      // P, 16 bits
     uint32_t grad_score[kScores / 2];  // dS, 16 bits
@@ -46,7 +50,7 @@ struct BackwardScores {
     float group_part[2] = {0, 0};  // of a group of rows, this step's and the step before's; 0 where each row has a sum
     float bias[2];                 // what is added to Sᵀ's two rows
   };
-  float (&grad_value)[kDim / 2], (&grad_key)[kDim / 2 + kSums], (&grad_query)[32 + kRowSums];
+  float (&grad_value)[kOwnColumns / 2], (&grad_key)[kOwnColumns / 2 + kSums], (&grad_query)[32 + kRowSums];
   float (&score)[kScores], (&grad_weight)[kScores];
   uint32_t (&weight)[kScores / 2], (&grad_score)[kScores / 2];
   float (&column_sums)[2], (&group_part)[2], (&bias)[2];
@@ -62,8 +66,9 @@ struct BackwardScores {
 
   __device__ __forceinline__ BackwardScores(Cta& cta, int warpgroup, int thread, Registers& registers)
       : cta(cta), p(cta.p), shared(cta.shared), warpgroup(warpgroup), thread(thread), warp(thread / 32),
-        lane(thread % 32), column(2 * (lane % 4)), key_in_tile(64 * warpgroup + 16 * warp + lane / 4),
-        key_bias_address(ptx::shared_address(&shared.key_bias[key_in_tile])), grad_value(registers.grad_value),
+        lane(thread % 32), column(2 * (lane % 4) + (kSplit ? kOwnQueries * warpgroup : 0)),
+        key_place(64 * warpgroup + 16 * warp + lane / 4), key_in_tile(kSplit ? key_place % kKeys : key_place),
+        key_bias_address(ptx::shared_address(&shared.key_bias[key_place])), grad_value(registers.grad_value),
         grad_key(registers.grad_key), grad_query(registers.grad_query), score(registers.score),
         grad_weight(registers.grad_weight), weight(registers.weight), grad_score(registers.grad_score),
         column_sums(registers.column_sums), group_part(registers.group_part), bias(registers.bias) {}
@@ -71,7 +76,7 @@ struct BackwardScores {
   // ---- the gate's part of a head and of a step ----
 
   __device__ __forceinline__ double prefix_of_key(int row, int further) const {
-    return prefix_at(p.plan.prefix, row, p.key_tiles, cta.tile().key_tile * kKeys + int(key_in_tile) + further);
+    return prefix_at(p.plan.prefix, row, cta.key_blocks(), cta.tile().key_tile * kKeys + int(key_in_tile) + further);
   }
 
   /// b_j of this thread's two keys to where the head's steps read them; `meanwhile` runs while they come from global memory.
@@ -87,12 +92,13 @@ struct BackwardScores {
     meanwhile();
     if (kGate && lane % 4 == 0) {
       if (near) {  // to after it: keys near its end have weight
-        const double end = p.plan.prefix.base[int64_t{row} * (p.key_tiles + 1) + cta.tile().key_tile + 1];
+        const double end =
+            p.plan.prefix.base[int64_t{row} * (cta.key_blocks() + 1) + cta.block_of(cta.tile().key_tile) + 1];
         for (int h = 0; h < 2; ++h)
           numbers[h] = static_cast<float>((end - prefix_of_key(row, 8 * h)) * std::numbers::log2e);
       }
       // NaN reaches the queries that see it by their own numbers; from here it would get through the mask to others, too
-      for (int h = 0; h < 2; ++h) shared.key_bias[key_in_tile + 8 * h] = isnan(numbers[h]) ? 0 : numbers[h];
+      for (int h = 0; h < 2; ++h) shared.key_bias[key_place + 8 * h] = isnan(numbers[h]) ? 0 : numbers[h];
     }
     __syncwarp();
   }
@@ -133,7 +139,8 @@ struct BackwardScores {
     mask_where({Visible::first_query(key) - position, Visible::first_query(key + 8) - position},
                [](int query, int from) { return query < from; });
     if (!kGate || !(flags & BackwardStep::kCut)) return;
-    const Visible visible = visibility_of_keys(p.plan.prefix, shared.step[stage].row, p.key_tiles, key_tile);
+    const Visible visible =
+        visibility_of_keys(p.plan.prefix, shared.step[stage].row, cta.key_blocks(), cta.block_of(key_tile));
     mask_where({visible.end_query(key) - position, visible.end_query(key + 8) - position},
                [](int query, int end) { return query >= end; });
   }

@@ -19,15 +19,17 @@ struct BackwardParameters {
   int query_length, query_offset;  // Tq, Tk − Tq
   int heads, group;                // H, Hq / H
   int rows, section;               // B·H; heads whose queries, gradients and dQ share the L2 cache at a time
-  int query_tiles, key_tiles;      // ⌈Tq/tile⌉, N
+  int query_tiles, key_tiles;      // ⌈Tq/tile⌉, N · tiles of a block
   int padded_queries;              // Tp
   float scale, logit_scale;        // scale, a
   double inverse_scale;            // 1 / scale
   bool deterministic;
+  int key_blocks;  // N; a block may have several key tiles
 };
 
 inline constexpr int kBackwardThreads = 384;
-inline constexpr int kKeys = 128;  // a tile; 64 a warpgroup
+/// Of the gate's plan.
+inline constexpr int kBlock = int(kGateBlock);
 inline constexpr int kStages = 2;
 inline constexpr int kTileSlots = 4;  // tiles published at a time: some roles are a tile ahead
 
@@ -53,7 +55,10 @@ struct BackwardTile {
 /// What one CTA holds in shared memory. Panels are [rows][64] of 16 bits, swizzled.
 template <int kDim>
 struct alignas(1024) BackwardShared {
+  static constexpr bool kSplit = false;
   static constexpr int kQueries = kTileQueries<kDim>;
+  static constexpr int kKeys = 128;  // a tile; 64 a warpgroup
+  static constexpr int kOutputStages = kStages;
   static constexpr int kPanels = kDim / 64;
   static constexpr int kQueryPanelBytes = kQueries * 128;
   static constexpr int kKeyPanelBytes = kKeys * 128;
@@ -81,6 +86,42 @@ struct alignas(1024) BackwardShared {
   // Float sums of dS, each consumer warp's over its 16 keys, where each row has a sum. Those of the CTA's nth step are number n mod 4: their
   // total stays there until the slices of step n + 1 are handed back, which dQ of step n + 2 overwrites, written in step n + 3.
   alignas(16) float row_sums[2 * kStages][8][kQueries];
+};
+
+/// At head dim 256 a tile has 64 keys, which both warpgroups share: each computes half of a step's queries of Sᵀ and dPᵀ, and half of the columns of
+/// dV, dK and dQ, two panels (backward_split.cuh). P goes through shared memory as dS does, there is one stage of dO, and dV and dK leave from the
+/// places of V and K.
+template <>
+struct alignas(1024) BackwardShared<256> {
+  static constexpr bool kSplit = true;
+  static constexpr int kQueries = kTileQueries<256>;
+  static constexpr int kKeys = 64;
+  static constexpr int kOutputStages = 1;
+  static constexpr int kPanels = 4, kQueryPanels = 4;
+  static constexpr int kQueryPanelBytes = kQueries * 128;
+  static constexpr int kKeyPanelBytes = kKeys * 128;
+
+  uint8_t key[kPanels][kKeyPanelBytes];
+  uint8_t value[kPanels][kKeyPanelBytes];
+  uint8_t query[kStages][kPanels][kQueryPanelBytes];
+  uint8_t grad_output[kOutputStages][kPanels][kQueryPanelBytes];
+  uint8_t grad_score[kStages][kKeyPanelBytes];  // dS [key][query]
+  uint8_t weight[kKeyPanelBytes];               // P [key][query]
+  alignas(128) BiasColumn row_bias[kStages][kQueries];
+  alignas(128) BiasColumn negative_delta[kOutputStages][kQueries];
+  BiasOnes bias_ones;
+  alignas(16) float grad_query[2][kSliceFloats];
+  BackwardStep step[kStages];
+  BackwardTile tile[kTileSlots];
+  float key_bias[2 * kKeys];  // a copy for each warpgroup
+  float column_sums[kKeys];   // those of a head's second half
+  int exact_end;
+  uint64_t tile_full[kTileSlots], tile_empty[kTileSlots];
+  uint64_t keys_free[kTileSlots], values_free[kTileSlots];
+  uint64_t query_full[kStages], query_empty[kStages], output_full[kOutputStages], output_empty[kOutputStages];
+  // Of a step's dS, by stage: each warp's over its 16 keys, the queries of both warpgroups side by side. A step's slices are handed back, read, before
+  // the step after the next is summed.
+  alignas(16) float row_sums[kStages][4][kQueries];
 };
 
 /// The query tiles of one key tile: over the query heads of its group, and in each from the diagonal to the last that sees it.
@@ -117,6 +158,8 @@ inline constexpr uint64_t kOnesStep = 128 - (uint64_t{128} << 16);
 
 /// Named barriers (backward_kernel.cuh): the first of two, one for each warpgroup; of kScoresReady two for each stage.
 enum BackwardBarrier : uint32_t { kScoresReady = 1, kSliceEmpty = 5, kSliceFull = 7, kWarpgroup = 9 };
+/// In place of kScoresReady where the warpgroups share keys (backward_split.cuh): the second for each of them.
+enum SplitBarrier : uint32_t { kScoresStored = 1, kWeightFree = 2, kColumnSums = 4 };
 
 /// One CTA's share of the work, by role.
 /// `kFloatSums`: the sums of dS are of floats, not of what is rounded to 16 bits.
@@ -125,9 +168,11 @@ struct BackwardCta {
   static_assert(kGate || !kFloatSums);
   using Shared = BackwardShared<kDim>;
   static constexpr int kQueries = Shared::kQueries;
+  static constexpr int kKeys = Shared::kKeys;
   static constexpr int kPanels = Shared::kPanels;
   static constexpr int kGroups = kQueries / kGroupRows;
-  static_assert(sizeof(Shared::grad_score) >= kPanels * Shared::kKeyPanelBytes);  // which dK leaves from
+  static_assert(Shared::kSplit ||
+                sizeof(Shared::grad_score) >= kPanels * Shared::kKeyPanelBytes);  // which dK leaves from
 
   /// Whether both warpgroups run the same instance of BackwardConsumer. Not where columns of ones would sum rows of dS that both have: there
   /// warpgroup 0 alone sums.
@@ -161,14 +206,20 @@ struct BackwardCta {
     return int64_t{tile().batch * p.heads + tile().head} * p.group + in_group;
   }  // b·Hq + h
 
+  /// Blocks of the plan in a head, and that of a key tile.
+  __device__ int key_blocks() const { return kKeys == kBlock ? p.key_tiles : p.key_blocks; }
+  __device__ static int block_of(int key_tile) { return key_tile / (kBlock / kKeys); }
+
   __device__ BackwardWalk walk(const BackwardTile& tile) const {
-    const int first = max(0, tile.key_tile * kKeys - p.query_offset) / kQueries;
+    int first = max(0, tile.key_tile * kKeys - p.query_offset) / kQueries;
+    // of the last block's tiles one may have no key
+    if (kKeys < kBlock && tile.key_tile * kKeys >= p.query_offset + p.query_length) first = p.query_tiles;
     const int64_t row = int64_t{tile.batch * p.heads + tile.head} * p.group;
-    return {p.plan.boundary.last_query_block + row * p.key_tiles + tile.key_tile,
-            p.key_tiles,
+    return {p.plan.boundary.last_query_block + row * key_blocks() + block_of(tile.key_tile),
+            key_blocks(),
             p.group,
             p.query_tiles,
-            kKeys / kQueries,
+            kBlock / kQueries,
             first};
   }
 
@@ -182,33 +233,34 @@ struct BackwardCta {
   __device__ bool near_strong_gates() const {
     bool marked = false;
     for (int in_group = 0; kGate && in_group < p.group && !marked; ++in_group)
-      marked = p.plan.boundary.near_strong[row_of_heads(in_group) * p.key_tiles + tile().key_tile];
+      marked = p.plan.boundary.near_strong[row_of_heads(in_group) * key_blocks() + block_of(tile().key_tile)];
     return marked;
   }
 
-  /// Query tiles that begin before this position have queries among the tile's keys, and add c_i − c_j to each logit; 0 where no strong gate
+  /// Query tiles that begin before this position have queries in the keys' block, and add c_i − c_j to each logit; 0 where no strong gate
   /// is near.
-  __device__ int exact_end() const { return near_strong_gates() ? (tile().key_tile + 1) * kKeys : 0; }
+  __device__ int exact_end() const { return near_strong_gates() ? (block_of(tile().key_tile) + 1) * kBlock : 0; }
 
   /// What is loaded with each step, and the K or V of the key tile, which is loaded with the first.
-  template <int kStagePanels>
+  template <int kStagePanels, int kRing>
   struct StepOperand {
     const CUtensorMap &map, &fixed_map;
-    uint8_t (&tiles)[kStages][kStagePanels][Shared::kQueryPanelBytes];
+    uint8_t (&tiles)[kRing][kStagePanels][Shared::kQueryPanelBytes];
     uint8_t (&fixed)[kPanels][Shared::kKeyPanelBytes];
-    BiasColumn (&numbers)[kStages][kQueries];  // one a query
+    BiasColumn (&numbers)[kRing][kQueries];  // one a query
     const BiasColumn* all_numbers;
     int zeros_end;  // zeros for tiles that begin before this position
-    uint64_t (&full)[kStages], (&empty)[kStages], (&fixed_free)[kTileSlots];
+    uint64_t (&full)[kRing], (&empty)[kRing], (&fixed_free)[kTileSlots];
   };
-  template <int kStagePanels>
-  __device__ void load(const StepOperand<kStagePanels>& operand, ptx::RingPosition& ring);
+  template <int kStagePanels, int kRing>
+  __device__ void load(const StepOperand<kStagePanels, kRing>& operand, ptx::RingPosition& ring);
   __device__ BackwardTile tile_of(int index) const;
   __device__ bool publish_tile();
   __device__ void load_queries();       // one thread of the producer warpgroup, and the keys; publishes tiles
   __device__ void load_grad_outputs();  // another, and the values
   __device__ void describe_steps();     // a third
   __device__ void add_slices();         // a warp
+  __device__ void add_split_slices();   // the same where a warpgroup has two slices a step
   __device__ void add_row_sums(float* slices, int step);  // its part of float sums of separate rows
   template <int kCount>
   __device__ void store_gradient(const CUtensorMap& map, uint8_t* panels, int warpgroup, int thread, float factor,

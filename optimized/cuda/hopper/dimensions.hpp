@@ -16,8 +16,8 @@ constexpr int64_t instance_dim(const Shape& shape) {
   return dim <= 64 ? 64 : dim <= 128 ? 128 : 256;
 }
 
-/// Whether an instance has a backward. That of the kernels for every GPU reads what the forward of any family left.
-constexpr bool has_backward(int64_t instance_dim) { return instance_dim <= 128; }
+/// Whether an instance can compute the gate's gradient from sums of dS in 16 bits; each can from sums in float.
+constexpr bool has_16_bit_sums(int64_t instance_dim) { return instance_dim <= 128; }
 
 /// Bytes that the backward's tiles of keys read of a query: its rows of Q and dO, and the float row of dQ.
 constexpr int64_t query_bytes(const Shape& shape) {

@@ -11,7 +11,8 @@ namespace {
 constexpr int kSliceRows = 64;
 
 // A row's sum lies in the first slice of its 64 queries, after dQ. A group's parts lie there by thread of the warpgroup that wrote them, in
-// both slices of the tile: of two groups a tile the first sixteen lanes have the first.
+// the tile's first two slices: of two groups a tile the first sixteen lanes have the first.
+template <int kSlicesOfTile>
 struct RowSums {
   float* slices;
   const uint8_t* separate_rows;
@@ -25,7 +26,7 @@ struct RowSums {
   __device__ int lanes_of_group() const { return tile_rows == kGroupRows ? 32 : 16; }
 
   __device__ float* of_tile(int64_t row, int query) const {
-    return slices + (row * slices_a_head + int64_t{query / tile_rows} * 2) * kSliceFloats + kSliceRows * 64;
+    return slices + (row * slices_a_head + int64_t{query / tile_rows} * kSlicesOfTile) * kSliceFloats + kSliceRows * 64;
   }
   // The first part of a row's group, which becomes the mean.
   __device__ float* group_of(int64_t row, int query) const {
@@ -69,20 +70,24 @@ struct RowSums {
 void launch_backward_gate(const BackwardArguments& arguments, const BackwardWorkspace& workspace, const Plan& plan) {
   const Shape& shape = arguments.shape;
   const int64_t dim = hopper::instance_dim(shape);
-  const RowSums row_sums{.slices = workspace.grad_query,
-                         .separate_rows = plan.prefix.separate_rows,
-                         .float_sums = arguments.float_sums,
-                         .query_offset = int(shape.key_length - shape.query_length),
-                         .key_blocks = int(gate_blocks(shape.key_length)),
-                         .slices_a_head = int(whole_blocks(shape.query_length) / kSliceRows * (dim / 64)),
-                         .tile_rows = dim == 64 ? kTileQueries<64> : kTileQueries<128>};
-  launch_gate_gradient({.shape = shape,
-                        .prefix = plan.prefix,
-                        .column_sums = workspace.column_sums,
-                        .row_shares = workspace.row_shares,
-                        .grad_log_forget = arguments.grad_log_forget,
-                        .stream = arguments.stream},
-                       row_sums);
+  const auto launch = [&]<int kSlicesOfTile> {
+    const RowSums<kSlicesOfTile> row_sums{
+        .slices = workspace.grad_query,
+        .separate_rows = plan.prefix.separate_rows,
+        .float_sums = arguments.float_sums || !hopper::has_16_bit_sums(dim),
+        .query_offset = int(shape.key_length - shape.query_length),
+        .key_blocks = int(gate_blocks(shape.key_length)),
+        .slices_a_head = int(whole_blocks(shape.query_length) / kSliceRows * (dim / 64)),
+        .tile_rows = dim == 64 ? kTileQueries<64> : kTileQueries<128>};
+    launch_gate_gradient({.shape = shape,
+                          .prefix = plan.prefix,
+                          .column_sums = workspace.column_sums,
+                          .row_shares = workspace.row_shares,
+                          .grad_log_forget = arguments.grad_log_forget,
+                          .stream = arguments.stream},
+                         row_sums);
+  };
+  dim == 256 ? launch.template operator()<4>() : launch.template operator()<2>();
 }
 
 }  // namespace lethe

@@ -20,6 +20,10 @@ __device__ inline float2 sums_of_rows(float* sums, int lane) {
   else return {sums[0], sums[1]};
 }
 
+/// The same of 32 columns: `sums[2j + e]`, j < 4; a lane returns the sum of row_of_thirty_two(lane).
+__device__ inline float sum_of_thirty_two_rows(float (&sums)[8], int lane) { return sums_of_rows<16, 4>(sums, lane).x; }
+__device__ inline int row_of_thirty_two(int lane) { return lane / 8 * 8 + lane % 4 * 2 + lane / 4 % 2; }
+
 /// The same of 16 columns: a lane returns the sum of row_of_sixteen(lane), as the lane four from it does.
 __device__ inline float sum_of_sixteen_rows(float (&sums)[4], int lane) {
   const bool upper = lane & 16, odd = lane & 8;

@@ -9,7 +9,7 @@ MUTANTS = generated(
      swapped("row_bytes >> 4} << 32) | (uint64_t{k_bytes", "k_bytes >> 4} << 32) | (uint64_t{row_bytes")),
     ("wgmma_advance", "advance", "kBytes / 16", swapped("16", "32")),
     ("wgmma_majors_swapped", "LETHE_WGMMA", '"n"(int(kMajorA)), "n"(int(kMajorB))',
-     swapped('(int(kMajorA)), "n"(int(kMajorB))', '(int(kMajorB)), "n"(int(kMajorA))'), {"count": 2}),
+     swapped('(int(kMajorA)), "n"(int(kMajorB))', '(int(kMajorB)), "n"(int(kMajorA))'), {"count": 3}),
     ("wgmma_always_adds_shared_64", "LETHE_WGMMA", ".ne.b32 p, %34, 0;", swapped("ne.b32 p, %34", "eq.b32 p, 0")),
     ("copy_load_order", "load_tile", '"r"(c1), "r"(c2)', swapped('c1), "r"(c2', 'c2), "r"(c1')),
     ("copy_adds_integers", "reduce_add_run", "bulk_group.add.f32", swapped("f32", "u32")),

@@ -109,6 +109,7 @@ enum class Major { kK = 0, kMN = 1 };
 // clang-format off
 #define LETHE_D8(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
 #define LETHE_D32(d, i) LETHE_D8(d, i), LETHE_D8(d, i + 8), LETHE_D8(d, i + 16), LETHE_D8(d, i + 24)
+#define LETHE_N16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define LETHE_N32 \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
@@ -123,6 +124,13 @@ enum class Major { kK = 0, kMN = 1 };
 
 // `accumulate` false starts D from zero: the scale-d predicate of the instruction.
 #define LETHE_WGMMA(ELEMENT, TYPE)                                                                                              \
+  template <Major kMajorA, Major kMajorB>                                                                                       \
+  __device__ inline void wgmma(ELEMENT, float (&d)[16], uint64_t a, uint64_t b, bool accumulate) {                              \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\nwgmma.mma_async.sync.aligned.m64n32k16.f32." TYPE "." TYPE          \
+                 " {" LETHE_N16 "}, %16, %17, p, 1, 1, %19, %20;\n}"                                                            \
+                 : LETHE_D8(d, 0), LETHE_D8(d, 8)                                                                               \
+                 : "l"(a), "l"(b), "r"(int{accumulate}), "n"(int(kMajorA)), "n"(int(kMajorB)));                                 \
+  }                                                                                                                             \
   template <Major kMajorA, Major kMajorB>                                                                                       \
   __device__ inline void wgmma(ELEMENT, float (&d)[32], uint64_t a, uint64_t b, bool accumulate) {                              \
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE "." TYPE          \
@@ -170,6 +178,7 @@ LETHE_WGMMA(__half, "f16")
 #undef LETHE_N128
 #undef LETHE_N64
 #undef LETHE_N32
+#undef LETHE_N16
 #undef LETHE_D32
 #undef LETHE_D8
 // clang-format on

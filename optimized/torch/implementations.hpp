@@ -78,7 +78,7 @@ const Row& implementation_of(std::span<const Row> rows, const Call& call) {
 
 /// Its name, and why the rows before it were passed over, so that no implementation's speed is taken for another's.
 ///
-/// returns  such as "sm_90a kernels", or "sm_80 kernels, not the sm_90a kernels: head dim: expected 1 to 128, found 192"
+/// returns  such as "sm_90a kernels", or "sm_80 kernels, not the sm_90a kernels: dtype: expected bfloat16 or float16, found float32"
 template <typename Row>
 std::string implementation_name(std::span<const Row> rows, const Call& call) {
   const Row& chosen = implementation_of(rows, call);

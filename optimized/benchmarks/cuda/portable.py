@@ -214,7 +214,7 @@ ROWS = (
         lambda length: [(Call("portable", dim, gate="bimodal", tolerance=LOG_TOLERANCE), Call("portable", dim, gate="bimodal")) for dim in (64, 128)]),
     Row("dims", "other head dims, × Torch's best", both(0.8, 1.0),
         lambda length: [(Call(family, dim), list(BACKENDS)) for family, dim in
-                        (("hopper", 32), ("portable", 32), ("hopper", 96), ("portable", 96), ("portable", 256))]),
+                        (("hopper", 32), ("portable", 32), ("hopper", 96), ("portable", 96), ("hopper", 256), ("portable", 256))]),
     Row("float32", "float32, × Torch's best", both(0.5, 1.0), lambda length: [(Call("portable", 64, torch.float32), list(BACKENDS))]),
     Row("window", "window, time over share of the full", both(1.2, 1.1),
         lambda length: [(replace(call, window=max(1, length // 8)), call) for call in every_family()], at_most=True),

@@ -1,11 +1,11 @@
 #pragma once
-// The Hopper family: bfloat16 and float16 at head dims up to 128 on compute capability 9.0.
+// The Hopper family: bfloat16 and float16 at head dims up to 256 on compute capability 9.0.
 
 #include "optimized/cuda/attention.hpp"
 
 namespace lethe::hopper {
 
-/// Bytes of workspace that forward and backward ask for, multiples of 256. A backward's: about 4.125·D + 65 a query and head, D 64 or 128 (dimensions.hpp).
+/// Bytes of workspace that forward and backward ask for, multiples of 256. A backward's: about 4.125·D + 65 a query and head, D 64, 128 or 256 (dimensions.hpp).
 size_t forward_workspace_bytes(const Shape& shape);
 size_t backward_workspace_bytes(const Shape& shape);
 
@@ -26,8 +26,8 @@ void forward_gate_alone(const ForwardArguments& arguments);
 ///
 /// numerics  P and dS rounded to 16 bits before they are multiplied: in float16 what is below 2⁻²⁵ is lost, so a loss wants scaling
 ///           there. P has log_normalizer's error as a factor. dO_i·o_i in float, of values + residual. The row and column
-///           sums of the gate's gradient are both of the same rounded dS, or with `float_sums` of the same dS in float; a row's
-///           sum, 0 in exact arithmetic, is subtracted from the row's keys (gate/gradient.cuh). With `float_sums` 64 rows share one, and
+///           sums of the gate's gradient are both of the same rounded dS, or with `float_sums`, and above head dim 128, of the same dS in float; a row's
+///           sum, 0 in exact arithmetic, is subtracted from the row's keys (gate/gradient.cuh). Of float sums 64 rows share one, and
 ///           each has the mean, unless log f sum to −1 or less in a block of 128 tokens that their tile has queries in, or in the one before,
 ///           or there is a cut (gate/row_groups.cuh). The suffix sum is in double. dq is summed in float over key tiles: in any order, or
 ///           with `deterministic` in one fixed order

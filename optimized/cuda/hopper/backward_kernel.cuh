@@ -25,6 +25,8 @@
 //                 has a sum: a thread adds the two keys of each query, lanes exchange their warp's 16 keys (tile/row_sums.cuh), and the
 //                 warp that adds dQ to global memory adds the eight warps' parts.
 //
+// At head dim 256 two warpgroups share 64 keys (backward_split.cuh): two slices of dQ a step each, sums of floats alone, one stage of dO.
+//
 // Barriers. Roles: consume, two warpgroups of 4 warps each, C0 and C1; load_queries, load_grad_outputs and describe_steps, a thread each;
 // add_slices, a warp. A warp's arrival counts 1 (32 in the build for racecheck, handover.cuh). [n]: a ring of n.
 //

@@ -18,18 +18,19 @@
 // One CTA an SM. Warpgroup 0: one thread hands out tiles, up to a tile ahead; three others feed the copy engine: one Q, once a tile, and K,
 // one what the gate adds to K, one V. K and its bias share a ring, V has its own. The other warpgroups: 64 query rows each. A thread holds
 // 2 rows × 32 columns of S, its part of O, and P of the previous block as the next product's operand. Key blocks run from the diagonal
-// down to the pruning boundary. Within a warpgroup the exponentials of block n run under P·V of block n+1; among warpgroups, named
+// down to the pruning boundary. At head dim 256 a thread's O takes 128 registers, so a step has half a block, 2 rows × 16 columns of S; there is
+// one buffer of queries, over which O leaves (forward_one_buffer.cuh), and what stands below for a block is for half of one. Within a warpgroup the exponentials of block n run under P·V of block n+1; among warpgroups, named
 // barriers pass the turn to issue products, so that one's products run under the others' exponentials.
 //
-// Barriers. Roles: consume, W warpgroups of 4 warps each (3 at D = 64, 2 at 128); schedule, load_keys, load_gate and load_values, a thread
-// each. A warp's arrival counts 1 (32 in the build for racecheck, handover.cuh). [n]: a ring of n; S stages, 3 at D = 64, 2 at 128.
+// Barriers. Roles: consume, W warpgroups of 4 warps each (3 at D = 64, else 2); schedule, load_keys, load_gate and load_values, a thread
+// each. A warp's arrival counts 1 (32 in the build for racecheck, handover.cuh). [n]: a ring of n; S stages, 3 at D = 64, else 2.
 //
 //   mbarrier          arrives                        count   waits                 what a phase hands over
 //   tile_wanted       load_keys                      1       schedule              the demand for a tile, kBlocksAhead before its last block
 //   tile_known[2]     schedule                       1       the three loaders     shared.tile and its index; row −1 after the last
 //   tile_full[2]      load_keys (and bytes)          1       consume               the same, and the tile's Q
 //   tile_empty[2]     consume: a warp                4W + 2  schedule              the slot; with a residual, which leaves from Q's place,
-//                     load_gate, load_values                                       one tile later
+//                     load_gate, load_values                 D = 256: load_keys    one tile later; at D = 256 the one buffer of Q
 //   key_full[S]       load_keys, load_gate (bytes)   2       consume               K of a block; the keys' bias and the block's number
 //   key_empty[S]      consume: a warp, after S       4W      load_keys, load_gate  the stage of these
 //   value_full[S]     load_values (and bytes)        1       consume               V of a block

@@ -28,7 +28,7 @@ SPILLS = [
     (r"7forwardI\w+Lb1E", 296),
     (r"7forwardI\w+Li64E", 192),
     (r"7forwardI\w+Li128E", 120),
-    (r"7forwardI\w+Li256E", 120),
+    (r"7forwardI\w+Li256E", 40),
     (r"14backward_tilesI\w+Li64E", 226),
     (r"14backward_tilesI\w+Li128E", 278),
     (r"14backward_tilesI\w+Li256E", 202),
@@ -53,13 +53,13 @@ LOOPS = [
     (r"7forwardI13__nv_bfloat16Li128ELb0E", UNDER_OUTPUT, [(332, 64, 1, 0), (751, 66, 1, 0)]),
     (r"7forwardI6__halfLi128ELb0E", UNDER_OUTPUT, [(332, 64, 1, 0), (742, 66, 1, 0)]),
     # of half a block's keys
-    (r"7forwardI\w+Li256ELb0E", UNDER_OUTPUT, [(245, 32, 1, 0), (624, 34, 1, 0)]),
+    (r"7forwardI\w+Li256ELb0E", UNDER_OUTPUT, [(237, 32, 1, 0), (617, 34, 1, 0)]),
     # the second launch, for tiles that overflowed or have strong gates: the maximum may move in every block
     (r"7forwardI13__nv_bfloat16Li64ELb1E", UNDER_OUTPUT, [(518, 66, 1, 2), (1508, 66, 4, 54)]),
     (r"7forwardI6__halfLi64ELb1E", UNDER_OUTPUT, [(518, 66, 1, 2), (1511, 66, 4, 54)]),
     (r"7forwardI13__nv_bfloat16Li128ELb1E", UNDER_OUTPUT, [(559, 66, 1, 0), (1436, 66, 4, 0)]),
     (r"7forwardI6__halfLi128ELb1E", UNDER_OUTPUT, [(559, 66, 1, 0), (1444, 66, 4, 0)]),
-    (r"7forwardI\w+Li256ELb1E", UNDER_OUTPUT, [(478, 34, 1, 0), (1056, 34, 4, 0)]),
+    (r"7forwardI\w+Li256ELb1E", UNDER_OUTPUT, [(470, 34, 1, 0), (1047, 34, 4, 2)]),
     # at 64 one loop for both warpgroups; at 128 that of the one that does not sum the rows of dS, and of the one that does
     (r"14backward_tilesI\w+Li64ELb0E", UNDER_GRAD_WEIGHT, [(450, 64, 0, 0)]),
     (r"14backward_tilesI\w+Li128ELb0E", UNDER_GRAD_WEIGHT, [(334, 32, 0, 0), (342, 32, 0, 0)]),

@@ -5,8 +5,7 @@
 #include <numbers>
 
 #include "optimized/cuda/hopper/forward_output.cuh"
-#include "optimized/cuda/hopper/forward_tiles.cuh"
-#include "optimized/cuda/hopper/ptx/wgmma.cuh"
+#include "optimized/cuda/hopper/forward_queries.cuh"
 #include "optimized/cuda/tile/softmax.cuh"
 
 namespace lethe::hopper::forward_pass {
@@ -32,6 +31,7 @@ struct ForwardConsumer {
   bool query_buffer_holds_residual = false;
 
   // Of the tile.
+  [[no_unique_address]] HeldQueries<Size::kQuerySteps> held;
   TwoFloats frame{};                    // log₂e·F
   [[maybe_unused]] OfRows row_frame{};  // log₂e·(c_i − F), in the second launch
   int batch, head, query;               // query: the first
@@ -96,11 +96,8 @@ struct ForwardConsumer {
     if constexpr (kBiasFirst) issue_dense_bias(rows.x, ones, bias, false);
     if constexpr (kInTurn) await_turn();
 #pragma unroll
-    for (int step = 0; step < kDim / 16; ++step) {
-      const int panel = step / 4, within = step % 4 * (32 >> 4);
-      ptx::wgmma<ptx::Major::kK, ptx::Major::kK>(Element{}, rows.x, query + panel * (kRows * 128 >> 4) + within,
-                                                 key + panel * (kKeys * 128 >> 4) + within, step > 0 || kBiasFirst);
-    }
+    for (int step = 0; step < kDim / 16; ++step)
+      multiply_queries<Element>(rows, held, step, query, key, step > 0 || kBiasFirst);
     if constexpr (kGate && !kBiasFirst) issue_dense_bias(rows.x, ones, bias, true);
     ptx::wgmma_commit();
   }
@@ -366,6 +363,7 @@ struct ForwardConsumer {
     if (warpgroup == kWarpgroups - 1) pass_turn();
     ptx::mbarrier_wait(&shared.tile_full[0], 0);
     if (shared.tile[0].row < 0) return false;  // all are left to the second launch
+    held.load(ptx::shared_address(shared.query[0]), kRows, warpgroup * 64 + warp * 16);
     skip_keys(shared.tile[0]);
     ptx::mbarrier_wait(&shared.key_full[at.index], at.parity);
     ptx::wgmma_fence();

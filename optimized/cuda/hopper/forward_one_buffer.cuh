@@ -56,6 +56,7 @@ struct OneBufferConsumer : ForwardConsumer<Element, kDim, kRepeat> {
     slot.advance(kTileSlots);
     ptx::mbarrier_wait(&shared.tile_full[slot.index], slot.parity);
     if (ptx::broadcast(this->tile().row) < 0) return false;
+    this->held.load(ptx::shared_address(shared.query[0]), kRows, warpgroup * 64 + warp * 16);
     this->skip_keys(this->tile());
     ptx::mbarrier_wait(&shared.key_full[at.index], at.parity);
     ptx::wgmma_fence();

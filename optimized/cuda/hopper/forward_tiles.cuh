@@ -27,6 +27,7 @@ struct Sizes {
   static constexpr bool kBiasFirst = kDim == 64;   // of a clean block: before Q·K and before the warpgroup's turn
   static constexpr bool kPassEarly = kDim >= 128;  // the turn, before the last k-step of P·V
   static constexpr int kKeys = kStepKeys<kDim>, kStepsOfBlock = kColumns / kKeys;
+  static constexpr int kQuerySteps = kDim <= 128 ? 0 : 4;  // k-steps of S whose queries are held in registers
   static constexpr int kQueryBuffers = kDim <= 128 ? kTileSlots : 1;
   static constexpr bool kOutputBuffer = kDim <= 128;  // apart from the queries
 };

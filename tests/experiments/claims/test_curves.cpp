@@ -179,7 +179,8 @@ TEST(SmallModel, OfAnotherArchitectureHasAStatementWhereItRan) {
   EXPECT_EQ(one_of(claim.judged(), of_fox).verdict(), Verdict::kReproduced);
   EXPECT_EQ(one_of(claim.judged(), of_decay).verdict(), Verdict::kTrendReproduced);
   claim.curve("FoX (LLaMA)", always({0, 0, 0}));
-  claim.curve("Decay", always({0.6, 0.61, 0.59}));
+  claim.curve("Llama", always({0.1, 0.11, 0.09}));  // without the seeds' scatter
+  claim.curve("Decay", always({0.4, 0.41, 0.39}));
   EXPECT_EQ(one_of(claim.judged(), of_fox).verdict(), Verdict::kRefuted);
   EXPECT_EQ(one_of(claim.judged(), of_decay).verdict(), Verdict::kRefuted);
   for (const Artefact& model : claim.study.trained) EXPECT_EQ(model.run.model.mlp_ratio, 6) << model.run.label;

@@ -11,7 +11,10 @@
 #include <tuple>
 #include <vector>
 
+#include "optimized/cuda/gate/sections.hpp"
 #include "optimized/cuda/hopper/attention.hpp"
+#include "optimized/cuda/hopper/dimensions.hpp"
+#include "optimized/cuda/hopper/forward.hpp"
 #include "optimized/cuda/hopper/plan.hpp"
 #include "reference/computation_pruning.hpp"
 #include "tests/cuda/device.hpp"
@@ -168,6 +171,36 @@ TEST_P(Prefix, WritesNoNanIntoKStepsWhereAGateIsNan) {
       const int64_t behind = block - row * 37 % length / kGateBlock;
       ASSERT_EQ(separate_rows[row * (blocks + 1) + block], behind == 0 || behind == 1) << "row " << row;
     }
+}
+
+// Sequences of several lengths in every head; and none, where the last tile comes first.
+TEST_P(Prefix, OrdersTilesByTheBlocksThatCutsLeave) {
+  const int64_t tile_rows = forward_tile_rows(hopper::instance_dim(shape)),
+                tiles = (length + tile_rows - 1) / tile_rows;
+  for (const bool has_cuts : {true, false}) {
+    std::vector<float> log_forget(rows * length, -0.01f);
+    for (int64_t row = 0; has_cuts && row < rows; ++row)
+      for (int64_t t = 100, next = 700; t < length; t += next, next = 3001 - next)
+        log_forget[place_of(row, t)] = -kInfinity;
+    const DeviceArray<float> gate(log_forget);
+    const Plan plan = plan_of(gate);
+    const auto order = testing::download(plan.order.tile_order, tiles);
+    const auto first = testing::download(plan.boundary.first_key_block, blocks);
+    const int32_t section = testing::download(plan.order.query_section, 1)[0];
+    const auto blocks_of = [&](int64_t tile) {
+      return (std::min((tile + 1) * tile_rows, length) - 1) / kGateBlock - first[tile * tile_rows / kGateBlock];
+    };
+    std::vector<bool> seen(tiles, false);
+    for (int64_t place = 0; place < tiles; ++place) {
+      ASSERT_TRUE(order[place] >= 0 && order[place] < tiles && !seen[order[place]]) << place;
+      seen[order[place]] = true;
+      if (!has_cuts) ASSERT_EQ(order[place], tiles - 1 - place);
+      if (place > 0) ASSERT_GE(blocks_of(order[place - 1]), blocks_of(order[place])) << place;
+    }
+    EXPECT_GE(section, section_of_queries(shape, 2));
+    EXPECT_LE(section, rows);
+    if (!has_cuts) EXPECT_EQ(section, section_of_queries(shape, 2));
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Heads, Prefix,

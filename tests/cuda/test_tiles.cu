@@ -15,7 +15,7 @@ namespace {
 
 // One head; `cuts` ascend. The plan as launch_plan leaves it, as far as tiles read it.
 struct HostPlan {
-  std::vector<int32_t> first_key_block, block_cut_before, head_order{0};
+  std::vector<int32_t> first_key_block, block_cut_before, head_order{0}, tile_order;
   std::vector<uint8_t> cut_before;
   std::vector<double> base;
   ForwardShape parameters{};
@@ -37,7 +37,9 @@ struct HostPlan {
     parameters.query_blocks = (queries + kColumns - 1) / kColumns;
     parameters.query_tiles = parameters.tiles = (queries + rows - 1) / rows;
     parameters.key_blocks = blocks;
+    for (int tile = parameters.tiles; tile-- > 0;) tile_order.push_back(tile);
     parameters.order.head_order = head_order.data();
+    parameters.order.tile_order = tile_order.data();
     parameters.boundary.first_key_block = first_key_block.data();
     parameters.prefix.base = base.data();
     parameters.prefix.block_cut_before = block_cut_before.data();
@@ -64,7 +66,7 @@ void expect_each_query_to_see_its_keys(int queries, int keys, const std::vector<
   const HostPlan plan(queries, keys, kRows, cuts, first_blocks, window);
   std::vector<int> tiles_of_a_query(queries, 0);
   for (int index = 0; index < plan.parameters.tiles; ++index) {
-    Tile<kRows> tile = tile_at<kRows>(plan.parameters, index);
+    Tile<kRows> tile = tile_at<kRows>(plan.parameters, index, 1);
     count_in_steps<kKeys>(tile, keys - queries, keys);
     for (int row = 0; row < kRows && tile.query + row < queries; ++row) {
       const int position = tile.query + row + keys - queries;

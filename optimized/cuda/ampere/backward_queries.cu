@@ -4,7 +4,6 @@
 
 #include "optimized/cuda/ampere/backward_warp.cuh"
 #include "optimized/cuda/ampere/dimensions.hpp"
-#include "optimized/cuda/gate/sections.hpp"
 
 namespace lethe::ampere {
 namespace {
@@ -144,7 +143,7 @@ __global__ void __launch_bounds__((SweepSizesOf<Element, kDim>::kThreads), 2)
   auto& shared = *reinterpret_cast<typename Warp::Shared*>(memory);
   wait_for_previous_kernel();
   if (threadIdx.x == 0) {
-    tile::Tile<Sizes::kRows> tile = tile::tile_at<Sizes::kRows>(p, blockIdx.x);
+    tile::Tile<Sizes::kRows> tile = tile::tile_at<Sizes::kRows>(p, blockIdx.x, *p.order.query_section);
     tile.frame = p.scratch.base_log2[int64_t{tile.row} * (p.key_blocks + 1) + block_of(p, tile.query)];
     shared.tile = tile;
   }
@@ -219,7 +218,6 @@ void launch_backward_queries(const BackwardArguments& arguments, const BackwardW
     const int rows = int(s.batch * s.query_heads);
     p.query_tiles = int((s.query_length + Sizes::kRows - 1) / Sizes::kRows);
     p.tiles = rows * p.query_tiles;
-    p.section = section_of_queries(s, sizeof(Element));
     constexpr int kBytes = sizeof(BackwardSharedOf<Element, Sizes>);
     const auto kernel = backward_queries<Element, kDim>;
     cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes), "backward");

@@ -6,7 +6,6 @@
 #include "optimized/cuda/ampere/dimensions.hpp"
 #include "optimized/cuda/ampere/forward_kernel.cuh"
 #include "optimized/cuda/check.hpp"
-#include "optimized/cuda/gate/sections.hpp"
 
 namespace lethe::ampere {
 
@@ -27,7 +26,6 @@ void launch_forward_tiles(const ForwardArguments& arguments, const Plan& plan) {
     p.query_tiles = int((s.query_length + Sizes::kRows - 1) / Sizes::kRows);
     p.key_blocks = int(gate_blocks(s.key_length));
     p.tiles = rows * p.query_tiles;
-    p.section = section_of_queries(s, sizeof(Element));
     p.query = in_halves<Element>(arguments.query);
     p.key = in_halves<Element>(arguments.key);
     p.value = in_halves<Element>(arguments.value);

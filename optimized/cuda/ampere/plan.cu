@@ -2,6 +2,9 @@
 
 #include "optimized/cuda/ampere/plan.hpp"
 
+#include "optimized/cuda/ampere/backward_warp.cuh"
+#include "optimized/cuda/ampere/dimensions.hpp"
+#include "optimized/cuda/ampere/forward_shared.cuh"
 #include "optimized/cuda/gate/launch.cuh"
 
 namespace lethe::ampere {
@@ -32,6 +35,15 @@ struct Operands {
   }
 };
 
+// Queries of a tile of the forward, or of the backward's kernel of queries.
+int tile_rows(Dtype dtype, const Shape& shape, bool backward) {
+  int rows = 0;
+  for_dimension(dtype, shape, [&]<typename Element, int kDim> {
+    rows = backward ? SweepSizesOf<Element, kDim>::kRows : ForwardSizesOf<Element, kDim>::kRows;
+  });
+  return rows;
+}
+
 }  // namespace
 
 Plan plan_in(Workspace& workspace, const Shape& shape, int32_t* first_key_block, int window) {
@@ -46,8 +58,10 @@ Plan plan_in(Workspace& workspace, const Shape& shape, int32_t* first_key_block,
 void launch_plan(const GateInputs& inputs, const Plan& plan, int64_t* visited_pairs) {
   const int64_t element_bytes = inputs.dtype == Dtype::kFloat32 ? 4 : 2;
   const Shape& s = inputs.shape;
-  launch_gate(inputs, plan.prefix, plan.boundary, plan.order,
-              {section_of_queries(s, element_bytes), section_of_keys(s, (s.key_dim + s.value_dim) * element_bytes)},
+  const Sections sections = {section_of_queries(s, element_bytes),
+                             section_of_keys(s, (s.key_dim + s.value_dim) * element_bytes),
+                             tile_rows(inputs.dtype, s, inputs.boundary_given)};
+  launch_gate(inputs, plan.prefix, plan.boundary, plan.order, sections,
               Operands{plan.scratch, 1 / divisor_scale(inputs.scale), visited_pairs});
 }
 

@@ -19,6 +19,7 @@
 #include "optimized/cuda/gate/row_groups.cuh"
 #include "optimized/cuda/gate/sections.hpp"
 #include "optimized/cuda/gate/strong_gates.cuh"
+#include "optimized/cuda/gate/switch.hpp"
 
 namespace lethe::gate {
 
@@ -169,6 +170,36 @@ __device__ inline void sort_heads(int32_t* order, const int32_t* blocks, int cou
   }
 }
 
+// The order of a head's tiles of queries, and the section, which all heads take from this row. With more than kLargest tiles the last is first.
+__device__ inline void order_tiles(const BoundArguments& a, int row) {
+  constexpr int kLargest = 2048;
+  __shared__ int blocks[kLargest], most;
+  const int tile_rows = a.sections.tile_rows, tiles = (a.key_length - a.offset + tile_rows - 1) / tile_rows;
+  const int32_t* first_key = a.boundary.first_key_block + static_cast<int64_t>(row) * a.query_blocks;
+  const bool by_blocks = kGate && tiles <= kLargest &&
+                         a.prefix.block_cut_before[static_cast<int64_t>(row) * (a.key_blocks + 1) + a.key_blocks] > 0;
+  if (threadIdx.x == 0) most = 1;
+  __syncthreads();
+  for (int t = threadIdx.x; by_blocks && t < tiles; t += kScanThreads) {
+    const int query = t * tile_rows, last = min(query + tile_rows + a.offset, a.key_length) - 1;
+    blocks[t] = last / kGateBlock - first_key[query / kGateBlock] + 1;
+    atomicMax(&most, blocks[t]);
+  }
+  __syncthreads();
+  for (int t = threadIdx.x; t < tiles; t += kScanThreads) {
+    int place = tiles - 1 - t;
+    if (by_blocks) {
+      place = 0;
+      for (int other = 0; other < tiles; ++other)
+        place += blocks[other] > blocks[t] || (blocks[other] == blocks[t] && other > t);
+    }
+    a.order.tile_order[place] = t;
+  }
+  if (threadIdx.x == 0)
+    *a.order.query_section =
+        by_blocks ? min(a.rows, a.sections.queries * max(1, a.key_blocks / most)) : a.sections.queries;
+}
+
 // By a whole CTA that has done `parts` of `counter`: whether all `expected` are done. If so, the others' writes are visible to it.
 __device__ inline bool done_last(int32_t* counter, int parts, int expected) {
   __shared__ int done;
@@ -201,6 +232,8 @@ __global__ void __launch_bounds__(kScanThreads)
   scan_blocks(a.prefix, derived, row, a.key_blocks);
   __syncthreads();
   find_boundary(a, row);
+  __syncthreads();
+  if (row == 0) order_tiles(a, row);
   if (a.boundary_given || a.log_tolerance > -DBL_MAX) {
     order_heads(a, 1);
   } else if (threadIdx.x == 0) {  // nothing is pruned: heads are alike, but for cuts
@@ -305,6 +338,7 @@ __global__ void __launch_bounds__(kScanThreads)
     find_boundary(bound, first_row + g);
     __syncthreads();
   }
+  if (first_row == 0) order_tiles(bound, 0);
   order_heads(bound, group);
 }
 

@@ -20,6 +20,7 @@ __global__ void __launch_bounds__(kScanThreads)
     a.boundary.first_key_block[int64_t{row} * a.query_blocks + m] = 0;
   for (int n = threadIdx.x; n < a.key_blocks; n += kScanThreads)
     a.boundary.last_query_block[int64_t{row} * a.key_blocks + n] = a.query_blocks - 1;
+  if (row == 0) order_tiles(a, row);
   if (threadIdx.x > 0) return;
   a.order.head_order[row] = row;
   if (row % group == 0) a.order.key_head_order[row / group] = row / group;

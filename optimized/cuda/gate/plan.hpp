@@ -42,14 +42,20 @@ struct Boundary {
   uint8_t* near_strong;       ///< [B, Hq, N]  1 where key block n or the one before it is strong
 };
 
-/// Heads by the work that the boundary leaves, and the counters of the search for the boundary.
+constexpr int64_t kFewestTileRows = 64;  ///< of the kernels' tiles of queries
+
+/// Heads and tiles by the work that the boundary leaves, and the counters of the search for the boundary.
 struct WorkOrder {
   int32_t* head_blocks;     ///< [B, Hq]  blocks of 128 queries × 128 keys to visit
   int32_t* head_order;      ///< [B·Hq]  (batch, query head) pairs, those with most blocks first
   int32_t* key_head_order;  ///< [B·H]  (batch, key head) pairs, by the blocks of their groups
-  float* largest_square;    ///< [2, B, Hq]  max ‖q‖², max ‖k‖² where the logits' bound is computed from them
-  int32_t* parts_done;      ///< [B·Hq]  of each (batch, key head): CTAs that have done their part of its heads' bounds
-  int32_t* heads_done;      ///< [1]  heads whose boundary is found
+  /// [at most ⌈Tq / 64⌉]  tiles of a head's queries: the last first, or where there are cuts those with most blocks
+  int32_t* tile_order;
+  /// [1]  Sections::queries; more where cuts leave short sequences, of which the L2 cache holds more heads
+  int32_t* query_section;
+  float* largest_square;  ///< [2, B, Hq]  max ‖q‖², max ‖k‖² where the logits' bound is computed from them
+  int32_t* parts_done;    ///< [B·Hq]  of each (batch, key head): CTAs that have done their part of its heads' bounds
+  int32_t* heads_done;    ///< [1]  heads whose boundary is found
 };
 
 inline GatePrefix gate_prefix_in(Workspace& workspace, const Shape& shape, int window) {
@@ -78,6 +84,8 @@ inline WorkOrder work_order_in(Workspace& workspace, const Shape& shape) {
   return {.head_blocks = workspace.take<int32_t>(rows),
           .head_order = workspace.take<int32_t>(rows),
           .key_head_order = workspace.take<int32_t>(shape.batch * shape.heads),
+          .tile_order = workspace.take<int32_t>((shape.query_length + kFewestTileRows - 1) / kFewestTileRows),
+          .query_section = workspace.take<int32_t>(1),
           .largest_square = workspace.take<float>(2 * rows),
           .parts_done = workspace.take<int32_t>(rows),
           .heads_done = workspace.take<int32_t>(1)};

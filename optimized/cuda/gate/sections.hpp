@@ -6,9 +6,10 @@
 
 namespace lethe {
 
-/// The heads of a section: of tiles of queries, which read keys and values, and of tiles of keys, which read what queries have.
+/// The heads of a section: of tiles of queries, which read keys and values, and of tiles of keys, which read what queries have. Then the queries of a
+/// tile.
 struct Sections {
-  int queries, keys;
+  int queries, keys, tile_rows;
 };
 
 inline int section_of_queries(const Shape& s, int64_t element_bytes) {

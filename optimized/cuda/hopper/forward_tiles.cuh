@@ -97,7 +97,7 @@ __device__ inline void schedule(const ForwardParameters& a, Shared<kDim>& shared
     Tile<kRows>& tile = shared.tile[slot.index];
     for (; turn < tiles; take_next()) {
       const int index = kRepeat ? a.scratch.repeats[1 + turn] : turn;
-      tile = tile_at<kRows>(a, index);
+      tile = tile_at<kRows>(a, index, a.section);
       if constexpr (kGate)
         tile.frame = a.scratch.base_log2[static_cast<int64_t>(tile.row) * (a.key_blocks + 1) +
                                          (tile.query + a.key_length - a.query_length) / kColumns];

@@ -5,6 +5,7 @@
 #include "optimized/cuda/gate/launch.cuh"
 #include "optimized/cuda/hopper/bias_step.cuh"
 #include "optimized/cuda/hopper/dimensions.hpp"
+#include "optimized/cuda/hopper/forward.hpp"
 
 namespace lethe {
 namespace {
@@ -59,7 +60,8 @@ Plan plan_in(Workspace& workspace, const Shape& shape, int32_t* first_key_block,
 
 void launch_plan(const GateInputs& inputs, const Plan& plan) {
   const Sections sections = {section_of_queries(inputs.shape, 2),
-                             section_of_keys(inputs.shape, hopper::query_bytes(inputs.shape))};
+                             section_of_keys(inputs.shape, hopper::query_bytes(inputs.shape)),
+                             int(forward_tile_rows(hopper::instance_dim(inputs.shape)))};
   launch_gate(inputs, plan.prefix, plan.boundary, plan.order, sections,
               HopperOperands{plan.scratch, 1 / divisor_scale(inputs.scale), !inputs.boundary_given});
 }

@@ -35,15 +35,15 @@ struct Tile {
   TwoFloats frame;  // log₂e·F, set by the kernel; F is c before the block of the tile's first position
 };
 
-/// Longest first: sections of heads, those with most blocks first; inside a section from the last query block down, heads innermost.
+/// Longest first: sections of `heads` heads, those with most blocks first; inside a section tiles as WorkOrder has them, heads innermost.
 template <int kRows>
-__host__ __device__ inline Tile<kRows> tile_at(const ForwardShape& a, int index) {
-  const int per_section = a.section * a.query_tiles, rows = a.tiles / a.query_tiles;
+__host__ __device__ inline Tile<kRows> tile_at(const ForwardShape& a, int index, int heads) {
+  const int per_section = heads * a.query_tiles, rows = a.tiles / a.query_tiles;
   const int section = index / per_section, within = index % per_section;
-  const int width = min(a.section, rows - section * a.section);
+  const int width = min(heads, rows - section * heads);
   Tile<kRows> tile;
-  tile.row = a.order.head_order[section * a.section + within % width];
-  tile.query = (a.query_tiles - 1 - within / width) * kRows;
+  tile.row = a.order.head_order[section * heads + within % width];
+  tile.query = a.order.tile_order[within / width] * kRows;
   tile.batch = tile.row / a.query_heads;
   tile.head = tile.row % a.query_heads;
   tile.first = a.boundary.first_key_block[tile.row * a.query_blocks + tile.query / static_cast<int>(kGateBlock)];

@@ -1,0 +1,80 @@
+#pragma once
+// What the kernels of wgmma read and write: no gate or one a token, a state of at most 64 × 64, on compute capability 9.0. Shapes as in sweep.hpp.
+
+#include "optimized/cuda/matrix_state/sweep.hpp"
+
+namespace lethe::matrix_state {
+
+/// Segments of a head in the order of a sweep: forwards in time, or in reverse.
+struct SegmentOrder {
+  int chunks, segments;
+  bool reverse;
+
+  __host__ __device__ SegmentOrder(int64_t length, bool reversed)
+      : chunks(static_cast<int>((length + kChunk - 1) / kChunk)),
+        segments((chunks + kSegmentChunks - 1) / kSegmentChunks), reverse(reversed) {}
+
+  /// A segment's chunks, the place in time of its earliest, and that of its n-th one.
+  __device__ int count(int index) const { return min(kSegmentChunks, chunks - begin(index)); }
+  __device__ int begin(int index) const { return (reverse ? segments - 1 - index : index) * kSegmentChunks; }
+  __device__ int chunk(int index, int n) const { return begin(index) + (reverse ? count(index) - 1 - n : n); }
+};
+
+/// A head's segments [begin, end) in order: the n-th of so many pieces, of which each is a CTA's.
+struct Piece {
+  int begin, end;
+
+  __host__ __device__ Piece(const SegmentOrder& order, int n, int pieces)
+      : begin(static_cast<int>(int64_t{1} * order.segments * n / pieces)),
+        end(static_cast<int>(int64_t{1} * order.segments * (n + 1) / pieces)) {}
+};
+
+/// The states after each of the first segments in order, of key [B, T, H, rows] and value [B, T, H, columns]: in reverse of the gradient, of query and dO.
+struct SegmentArguments {
+  CUtensorMap maps[2];  ///< of key and value
+  Operand key, value;
+  Gates gate;
+  int64_t length;
+  int batch, heads, rows, columns;
+  float scale;
+  bool reverse;
+  int segments;          ///< the first ones
+  const float* initial;  ///< [B, H, rows, columns] contiguous; null: zeros
+  float* states;         ///< [B·H, segments, 4096] in the fragments' order
+  float* decays;         ///< [B·H, segments]: the product of a segment's gates
+};
+
+/// A forward, by pieces of heads.
+struct StateForwardArguments {
+  CUtensorMap maps[4];  ///< of query, key, value and out in 16 rows
+  Operand query, key, value;
+  Gates gate;
+  void* out;  ///< [B, T, H, columns] contiguous
+  bool float_out;
+  int64_t length;
+  int batch, heads, rows, columns;
+  float scale;
+  const float* initial;  ///< [B, H, rows, columns] contiguous; null: zeros
+  float* last;           ///< the same; null: not wanted
+  int pieces, handed;    ///< of a head; segments in `states`, at least all before the last piece
+  const float* states;   ///< of SegmentArguments
+  int stages;            ///< of tiles in shared memory
+};
+
+/// All gradients, the same.
+struct StateGradientArguments {
+  CUtensorMap maps[7];  ///< of query, key, value, dO; of their gradients but dO's, in 16 rows
+  Operand query, key, value, grad_values;
+  Gates gate;
+  float* grad_gate;  ///< [B, T, H] contiguous
+  int64_t length;
+  int batch, heads, rows, columns;
+  float scale;
+  const float *initial, *grad_last;  ///< [B, H, rows, columns] contiguous; null: zeros
+  float* grad_initial;               ///< the same; null: not wanted
+  int pieces, handed;        ///< of a head, in reverse; segments in `grad_states`, at least all before the last piece
+  const float* states;       ///< of SegmentArguments: after all segments but the last
+  const float* grad_states;  ///< in reverse
+};
+
+}  // namespace lethe::matrix_state

@@ -1,0 +1,218 @@
+#pragma once
+// All gradients of gated_state for a state of at most 64 × 64 (FusedArguments has the equations): a CTA sweeps a piece of a head in reverse time
+// (segments.cuh). A chunk's key and value are read twice, the first time, up to a segment earlier, for the states before the segment's chunks.
+//
+//   warp 0         tiles and gates; d log f of the chunks that are done
+//   warpgroup 1    S of every chunk
+//   warpgroup 2    R, rounded to 16 bits; R = E_C R + (q·D)ᵀ dO; ⟨S, R⟩
+//   warpgroup 3    P = K Qᵀ, dP = V dOᵀ, weighted; dk = dP Q + E V Rᵀ; dv = P dO + E K R
+//   warpgroup 4    dq = dPᵀ K + E dO Sᵀ
+//
+// float16: R, P and dP of a chunk and 16 rows of S are each divided by a power of two.
+
+#include "optimized/cuda/matrix_state/hopper/gradients_pairs.cuh"
+#include "optimized/cuda/matrix_state/hopper/gradients_states.cuh"
+
+namespace lethe::matrix_state {
+
+/// A warpgroup: dq of every chunk.
+template <typename Element, bool kGated>
+__device__ __forceinline__ void sweep_queries(const Gradients<Element, kGated>& call) {
+  using Shared = GradientsShared;
+  using ptx::Major;
+  constexpr bool kHalf = Gradients<Element, kGated>::kHalf;
+  const auto& p = call.p;
+  auto& small = call.small();
+  const Place place{call.warp, call.lane};
+  const int i0 = 16 * call.warp + call.lane / 4;
+  ptx::RingPosition at;
+  uint32_t parity = 0;
+  call.each_chunk([&](const auto& chunk) {
+    ptx::mbarrier_wait(&small.full[at.index], at.parity);
+    ptx::mbarrier_wait(&small.state_full[chunk.slot], chunk.parity);
+    const ChunkGates& gates = call.gates(at.index);
+    const char* const tiles = call.stage(at.index);
+    float out[32];
+    ptx::undefined(out);
+    ptx::fence_registers(out);
+    ptx::wgmma_fence();
+    issue_product<Element, Major::kK, Major::kK>(out, tiles + Shared::kGradValues, call.state(chunk.slot), false);
+    ptx::wgmma_commit();
+    ptx::wgmma_wait<0>();
+    ptx::fence_registers(out);
+    if constexpr (kGated || kHalf) {
+      // E: the gates after the chunk's first token, which R's update has with the scale, and that one.
+      const float near = kGated ? gates.write[i0] * gates.entry : 1.0f,
+                  far = kGated ? gates.write[i0 + 8] * gates.entry : 1.0f;
+#pragma unroll
+      for (int i = 0; i < 32; ++i)
+        out[i] *= (i % 4 < 2 ? near : far) * (kHalf ? small.state_units[chunk.slot][i / 8] : 1.0f);
+    }
+    arrive_warp(&small.state_empty[chunk.slot], call.lane);
+    if constexpr (kGated) store_dots<Element>(call.crossings(at.index).queries, out, tiles + Shared::kQuery, place);
+
+    ptx::mbarrier_wait(&small.pairs_full, parity);
+    const float grad_unit = kHalf ? small.grad_unit : 1.0f;
+    if constexpr (kHalf) scale_rows(out, reciprocal_of_power(grad_unit), reciprocal_of_power(grad_unit));
+    ptx::fence_registers(out);
+    ptx::wgmma_fence();
+    issue_product<Element, Major::kMN, Major::kMN>(out, call.pairs(), tiles + Shared::kKey, true);
+    ptx::wgmma_commit();
+    ptx::wgmma_wait<0>();
+    ptx::fence_registers(out);
+    arrive_warp(&small.empty[at.index], call.lane);
+    uint32_t packed[16];
+    pack_sums<Element>(packed, out, grad_unit);
+    ptx::named_barrier_sync(3, kComputing);  // all warps have read dP, whose place dq takes
+    store_rows_by_map(call.pairs(), packed, p.maps[4], chunk.first, call.b, call.h, place);
+    if (call.lane == 0) {
+      ptx::bulk_wait_read<0>();
+      ptx::mbarrier_arrive(&small.pairs_empty);
+    }
+    at.advance(Shared::kStages);
+    parity ^= 1;
+  });
+  if (call.lane == 0) ptx::bulk_wait<0>();
+}
+
+/// A warp: tiles and gates of every chunk in reverse time, those that rebuild S a segment ahead; d log f of a chunk where its stage is free again.
+template <typename Element, bool kGated>
+__device__ __forceinline__ void load_gradients(const Gradients<Element, kGated>& call) {
+  using Shared = GradientsShared;
+  const auto& p = call.p;
+  auto& small = call.small();
+  const int lane = call.lane;
+  const auto raw_of = [&](int64_t first, bool reverse) {
+    return load_gates(call.gate(), p.gate.token_stride, first, p.length, reverse, lane);
+  };
+  const auto next_of = [&](int& s, int& n) {
+    if (++n < call.order.count(s)) return;
+    n = 0;
+    ++s;
+  };
+  ptx::RingPosition rebuild, at;
+  int done_segment = call.piece.begin, done = 0;  // the next chunk whose d log f is stored
+  const auto finish = [&](int i) {
+    const int64_t first = static_cast<int64_t>(call.order.chunk(done_segment, done)) * kChunk;
+    store_gate_gradient(call.crossings(i), p.grad_gate + (call.b * p.length + first) * p.heads + call.h, p.heads,
+                        p.length - first, lane);
+    next_of(done_segment, done);
+  };
+  int segment = call.piece.begin, n = 0, loaded = 0;  // the next chunk whose tiles are loaded
+  const auto load = [&] {
+    if (segment >= call.piece.end) return;
+    const int64_t first = static_cast<int64_t>(call.order.chunk(segment, n)) * kChunk;
+    RawGates raw{};
+    if constexpr (kGated) raw = raw_of(first, true);
+    ptx::mbarrier_wait(&small.empty[at.index], at.parity ^ 1);
+    uint64_t* const full = &small.full[at.index];
+    if (lane == 0) {
+      char* const to = call.stage(at.index);
+      ptx::mbarrier_arrive_expect(full, Shared::kStage);
+      load_tile_of(to + Shared::kKey, p.maps[1], p.key, full, first, call.b, call.h);
+      load_tile_of(to + Shared::kQuery, p.maps[0], p.query, full, first, call.b, call.h);
+      load_tile_of(to + Shared::kValue, p.maps[2], p.value, full, first, call.b, call.h);
+      load_tile_of(to + Shared::kGradValues, p.maps[3], p.grad_values, full, first, call.b, call.h);
+    }
+    if constexpr (kGated) {
+      if (loaded >= Shared::kStages) finish(at.index);
+      prepare_gates(call.gates(at.index), raw, 1.0f, p.scale, true, lane);
+      arrive_warp(full, lane);
+    }
+    ++loaded;
+    at.advance(Shared::kStages);
+    next_of(segment, n);
+  };
+  const auto load_rebuild = [&](int s, int m) {  // a segment's m-th chunk by time: not the last one
+    if (s >= call.piece.end || m + 1 >= call.order.count(s)) return;
+    const int64_t first = static_cast<int64_t>(call.order.begin(s) + m) * kChunk;
+    RawGates raw{};
+    if constexpr (kGated) raw = raw_of(first, false);
+    ptx::mbarrier_wait(&small.rebuild_empty[rebuild.index], rebuild.parity ^ 1);
+    uint64_t* const full = &small.rebuild_full[rebuild.index];
+    if (lane == 0) {
+      char* const to = call.rebuild_stage(rebuild.index);
+      ptx::mbarrier_arrive_expect(full, Shared::kRebuildStage);
+      load_tile_of(to, p.maps[1], p.key, full, first, call.b, call.h);
+      load_tile_of(to + kPanel, p.maps[2], p.value, full, first, call.b, call.h);
+    }
+    if constexpr (kGated) {
+      prepare_gates(call.rebuild_gates(rebuild.index), raw, 1.0f, 1.0f, false, lane);
+      arrive_warp(full, lane);
+    }
+    rebuild.advance(Shared::kRebuildStages);
+  };
+  for (int m = 0; m < kSegmentChunks; ++m) {
+    if (m < Shared::kStages) load();
+    load_rebuild(call.piece.begin, m);
+  }
+  for (int s = call.piece.begin; s < call.piece.end; ++s) {
+    for (int m = 0; m < kSegmentChunks; ++m) {
+      if (m < call.order.count(s)) load();
+      load_rebuild(s + 1, m);
+    }
+  }
+  if constexpr (kGated) {
+    for (; loaded < Shared::kStages; ++loaded) at.advance(Shared::kStages);  // past stages that no chunk used
+    for (; done_segment < call.piece.end; at.advance(Shared::kStages)) {
+      ptx::mbarrier_wait(&small.empty[at.index], at.parity ^ 1);
+      finish(at.index);
+    }
+  }
+}
+
+template <typename Element, bool kGated>
+__global__ void __launch_bounds__(GradientsShared::kThreads, 1)
+    sweep_gradients(const __grid_constant__ StateGradientArguments p) {
+  using Shared = GradientsShared;
+  extern __shared__ __align__(1024) char memory[];
+  const int group = threadIdx.x / kComputing;
+  const int64_t all_heads = static_cast<int64_t>(p.batch) * p.heads, head = blockIdx.x % all_heads;
+  const SegmentOrder order(p.length, true);
+  const Gradients<Element, kGated> call{p,
+                                        memory,
+                                        static_cast<int>(threadIdx.x / 32 % kWarps),
+                                        static_cast<int>(threadIdx.x % 32),
+                                        head / p.heads,
+                                        head % p.heads,
+                                        head,
+                                        order,
+                                        Piece(order, static_cast<int>(blockIdx.x / all_heads), p.pieces)};
+  let_next_kernel_start();
+  if (threadIdx.x == 0) {
+    Shared::Small& small = call.small();
+    constexpr int kOfCopies = kGated ? 2 : 1;
+    const auto init = [](auto& barriers, int arrivals) {
+      for (uint64_t& barrier : barriers) ptx::mbarrier_init(&barrier, arrivals);
+    };
+    init(small.full, kOfCopies);
+    init(small.empty, 3 * kWarps);
+    init(small.rebuild_full, kOfCopies);
+    init(small.rebuild_empty, kWarps);
+    init(small.state_full, kWarps);
+    init(small.state_empty, (kGated ? 2 : 1) * kWarps);
+    for (uint64_t* barrier : {&small.grad_state_full, &small.grad_state_empty, &small.pairs_full, &small.pairs_empty})
+      ptx::mbarrier_init(barrier, kWarps);
+    ptx::mbarrier_init_fence();
+  }
+  __syncthreads();
+  wait_for_previous_kernel();
+  if (group == 0) {
+    ptx::registers_shrink<Shared::kLoadRegisters>();
+    if (threadIdx.x < 32) load_gradients(call);
+  } else if (group == 1) {
+    ptx::registers_grow<Shared::kStateRegisters>();
+    rebuild_states(call);
+  } else if (group == 2) {
+    ptx::registers_grow<Shared::kGradStateRegisters>();
+    sweep_grad_states(call);
+  } else if (group == 3) {
+    ptx::registers_grow<Shared::kPairRegisters>();
+    sweep_pairs(call);
+  } else {
+    ptx::registers_shrink<Shared::kQueryRegisters>();
+    sweep_queries(call);
+  }
+}
+
+}  // namespace lethe::matrix_state

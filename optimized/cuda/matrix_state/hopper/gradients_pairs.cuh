@@ -1,0 +1,232 @@
+#pragma once
+// The gradients' pairs: P and dP of a chunk, keys by queries, weighted once; dk and dv from them.
+
+#include "optimized/cuda/matrix_state/hopper/gradients_shared.cuh"
+#include "optimized/cuda/tile/row_sums.cuh"
+
+namespace lethe::matrix_state {
+
+/// Of a warp's 16 keys' weighted pairs M [16, 64] by query: Σ_{j < l} Σ_{i ≥ l} M_ji of each l. Every term is a pair that gate l separates. Columns of 8
+/// queries are added from the last one on. Those after the keys' own 16 are summed over the keys, and over the later queries at the end.
+struct KeyCrossings {
+  const int block, g, t;
+  float sums[16] = {}, later[2] = {};
+
+  __device__ explicit KeyCrossings(Place at) : block(at.block), g(at.lane / 4), t(at.lane % 4) {}
+
+  /// M of queries 8n + 2t and the next one, by the keys g and g + 8.
+  __device__ __forceinline__ void add(int n, const float (&near)[2], const float (&far)[2]) {
+    if (n / 2 > block) {
+      sums[2 * n] = near[0] + far[0];
+      sums[2 * n + 1] = near[1] + far[1];
+      later[0] += near[0] + near[1];
+      later[1] += far[0] + far[1];
+    } else if (n / 2 == block) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float m0 = half ? far[0] : near[0], m1 = half ? far[1] : near[1];
+        float& after = later[half];
+        if (n % 2) after = quad_sum(after);
+        float sum = m0 + m1;
+        float other = __shfl_down_sync(kAllLanes, sum, 1, 4);
+        if (t < 3) sum += other;
+        other = __shfl_down_sync(kAllLanes, sum, 2, 4);
+        if (t < 2) sum += other;
+        other = __shfl_down_sync(kAllLanes, sum, 1, 4);
+        const float here = after + (t == 3 ? 0.0f : other) + m1;
+        const int l = 8 * n + 2 * t, j = 16 * block + g + 8 * half;
+        if (l > j) sums[2 * n] += here + m0;
+        if (l + 1 > j) sums[2 * n + 1] += here;
+        after += __shfl_sync(kAllLanes, sum, 0, 4);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void store(float* to, int lane) {
+    const float2 two = tile::sums_of_rows(sums, lane);
+    float sum = two.x + two.y;  // over this lane's queries and all later ones, where those are after the keys
+    for (int step = 1; step < 32; step *= 2) {
+      const float other = __shfl_down_sync(kAllLanes, sum, step);
+      if (lane + step < 32) sum += other;
+    }
+    const float beyond = __shfl_down_sync(kAllLanes, sum, 1);
+    float2 result = two;
+    if (lane / 8 > block) {
+      result.y = two.y + (lane == 31 ? 0.0f : beyond);
+      result.x = sum;
+    }
+    *reinterpret_cast<float2*>(to + 2 * lane) = result;
+  }
+};
+
+/// Dot products of a lane's rows g and g + 8 of sums with those of a tile, over the four lanes that share a row.
+template <typename Element>
+__device__ __forceinline__ void store_dots(float* to, const float (&sum)[32], const char* tile, Place at) {
+  float dot[2] = {0.0f, 0.0f};
+#pragma unroll
+  for (int c = 0; c < 4; ++c) {
+    uint32_t a[4];
+    load_left(a, ptx::shared_address(tile), c, at);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 x = unpack<Element>(a[i]);
+      dot[i % 2] += sum[8 * c + 2 * i] * x.x + sum[8 * c + 2 * i + 1] * x.y;
+    }
+  }
+  const float near = quad_sum(dot[0]), far = quad_sum(dot[1]);
+  if (at.lane % 4 == 0) {
+    to[16 * at.block + at.lane / 4] = near;
+    to[16 * at.block + at.lane / 4 + 8] = far;
+  }
+}
+
+/// P and dP weighted by D, zero for queries before the key; what their products give to d log f.
+template <typename Element, bool kGated>
+__device__ __forceinline__ void weigh_pairs(float (&scores)[32], float (&grads)[32], const ChunkGates& gates,
+                                            float scale, float* crossings, Place at) {
+  constexpr int kFlip = kChunk - 1;
+  const int j0 = 16 * at.block + at.lane / 4, t = at.lane % 4;
+  const int first_seen[2] = {kGated ? gates.first_seen[j0] : 0, kGated ? gates.first_seen[j0 + 8] : 0};
+  const float sum[2] = {kGated ? gates.sum[j0] : 0.0f, kGated ? gates.sum[j0 + 8] : 0.0f};
+  KeyCrossings crossing(at);
+#pragma unroll
+  for (int n = 7; n >= 0; --n) {
+    const int i = 8 * n + 2 * t;
+    const float2 sum_i = kGated ? *reinterpret_cast<const float2*>(&gates.sum[i]) : float2{0.0f, 0.0f};
+    float products[2][2];
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const int half = e / 2, query = (i + e % 2) ^ kFlip, key = (j0 + 8 * half) ^ kFlip;  // in the sweep's order
+      const bool seen =
+          static_cast<unsigned>(query - first_seen[half]) <= static_cast<unsigned>(key - first_seen[half]);
+      const float weight = kGated ? scale * exp2_approximate(sum[half] - (e % 2 ? sum_i.y : sum_i.x)) : scale;
+      float &score = scores[4 * n + e], &grad = grads[4 * n + e];
+      score = seen ? score * weight : 0.0f;
+      if constexpr (kGated) products[half][e % 2] = seen ? score * grad : 0.0f;
+      grad = seen ? grad * weight : 0.0f;
+    }
+    if constexpr (kGated) crossing.add(n, products[0], products[1]);
+  }
+  if constexpr (kGated) crossing.store(crossings, at.lane);
+}
+
+/// A warpgroup: the pairs of every chunk, dk and dv.
+template <typename Element, bool kGated>
+__device__ __forceinline__ void sweep_pairs(const Gradients<Element, kGated>& call) {
+  using Shared = GradientsShared;
+  using ptx::Major;
+  constexpr bool kHalf = Gradients<Element, kGated>::kHalf;
+  const auto& p = call.p;
+  auto& small = call.small();
+  const Place place{call.warp, call.lane};
+  const int j0 = 16 * call.warp + call.lane / 4;
+  ptx::RingPosition at;
+  uint32_t parity = 0;
+  call.each_chunk([&](const auto& chunk) {
+    ptx::mbarrier_wait(&small.full[at.index], at.parity);
+    const ChunkGates& gates = call.gates(at.index);
+    const char *const tiles = call.stage(at.index), *const query = tiles + Shared::kQuery,
+                      *const key = tiles + Shared::kKey, *const value = tiles + Shared::kValue,
+                      *const grad_values = tiles + Shared::kGradValues;
+    float score_unit = 1.0f, grad_unit = 1.0f;
+    uint32_t score_weights[16], grad_weights[16];
+    {
+      float scores[32], grads[32];
+      ptx::undefined(scores);
+      ptx::undefined(grads);
+      ptx::fence_registers(scores);
+      ptx::fence_registers(grads);
+      ptx::wgmma_fence();
+      issue_product<Element, Major::kK, Major::kK>(scores, key, query, false);
+      issue_product<Element, Major::kK, Major::kK>(grads, value, grad_values, false);
+      ptx::wgmma_commit();
+      ptx::wgmma_wait<0>();
+      ptx::fence_registers(scores);
+      ptx::fence_registers(grads);
+      weigh_pairs<Element, kGated>(scores, grads, gates, p.scale, call.crossings(at.index).pairs[call.warp], place);
+      ptx::mbarrier_wait(&small.pairs_empty, parity ^ 1);
+      if constexpr (kHalf) {
+        const float x = largest_of_warp(largest_of(scores)), y = largest_of_warp(largest_of(grads));
+        if (call.lane == 0) {
+          small.largest_pairs[0][call.warp] = x;
+          small.largest_pairs[1][call.warp] = y;
+        }
+        ptx::named_barrier_sync(2, kComputing);
+        // P and dP come up to 2^14, so that rows 2^-28 times as large keep all their bits. Not below 2^-40, by which sums are divided.
+        const auto unit_of = [](const float(&all)[kWarps]) {
+          return power_of_two_below(fmaxf(fmaxf(fmaxf(all[0], all[1]), fmaxf(all[2], all[3])), 0x1p-40f)) * 0x1p-14f;
+        };
+        score_unit = unit_of(small.largest_pairs[0]);
+        grad_unit = unit_of(small.largest_pairs[1]);
+        if (call.warp == 0 && call.lane == 0) small.grad_unit = grad_unit;
+      }
+      pack_sums<Element>(score_weights, scores, reciprocal_of_power(score_unit));
+      pack_sums<Element>(grad_weights, grads, reciprocal_of_power(grad_unit));
+    }
+    store_packed(ptx::shared_address(call.pairs()), grad_weights, place);
+    ptx::fence_async_shared();
+    arrive_warp(&small.pairs_full, call.lane);
+
+    ptx::mbarrier_wait(&small.grad_state_full, parity);
+    float out_key[32], out_value[32];
+    ptx::undefined(out_key);
+    ptx::undefined(out_value);
+    ptx::fence_registers(out_key);
+    ptx::fence_registers(out_value);
+    ptx::fence_registers(score_weights);
+    ptx::fence_registers(grad_weights);
+    ptx::wgmma_fence();
+    issue_product<Element, Major::kK, Major::kK>(out_key, value, call.grad_state(), false);
+    if constexpr (kGated || kHalf) {
+      ptx::wgmma_commit();
+      issue_product<Element, Major::kK, Major::kMN>(out_value, key, call.grad_state(), false);
+      ptx::wgmma_commit();
+      const float unit = kHalf ? small.grad_state_unit : 1.0f, near = unit * (kGated ? gates.read[j0] : 1.0f),
+                  far = unit * (kGated ? gates.read[j0 + 8] : 1.0f);
+      ptx::wgmma_wait<1>();
+      ptx::fence_registers(out_key);
+      scale_rows(out_key, near, far);
+      if constexpr (kGated) store_dots<Element>(call.crossings(at.index).keys, out_key, key, place);
+      if constexpr (kHalf) scale_rows(out_key, reciprocal_of_power(grad_unit), reciprocal_of_power(grad_unit));
+      ptx::fence_registers(out_key);
+      ptx::wgmma_fence();
+      issue_product<Element, Major::kMN>(out_key, grad_weights, query, true);
+      ptx::wgmma_commit();
+      ptx::wgmma_wait<1>();
+      ptx::fence_registers(out_value);
+      scale_rows(out_value, near * reciprocal_of_power(score_unit), far * reciprocal_of_power(score_unit));
+      ptx::fence_registers(out_value);
+      ptx::wgmma_fence();
+    } else {
+      issue_product<Element, Major::kMN>(out_key, grad_weights, query, true);
+      ptx::wgmma_commit();
+      issue_product<Element, Major::kK, Major::kMN>(out_value, key, call.grad_state(), false);
+    }
+    issue_product<Element, Major::kMN>(out_value, score_weights, grad_values, true);
+    ptx::wgmma_commit();
+    ptx::wgmma_wait<1>();
+    ptx::fence_registers(out_key);
+    ptx::fence_registers(grad_weights);
+    uint32_t packed[16];
+    pack_sums<Element>(packed, out_key, grad_unit);
+    ptx::wgmma_wait<0>();
+    ptx::fence_registers(out_value);
+    ptx::fence_registers(score_weights);
+    arrive_warp(&small.empty[at.index], call.lane);
+    ptx::named_barrier_sync(2, kComputing);  // all warps have read R, whose place dk takes
+    store_rows_by_map(call.grad_state(), packed, p.maps[5], chunk.first, call.b, call.h, place);
+    pack_sums<Element>(packed, out_value, score_unit);
+    if (call.lane == 0) ptx::bulk_wait_read<1>();  // the previous chunk's dv has left
+    __syncwarp();
+    store_rows_by_map(call.memory + Shared::kOut, packed, p.maps[6], chunk.first, call.b, call.h, place);
+    if (call.lane == 0) {
+      ptx::bulk_wait_read<1>();  // and this one's dk
+      ptx::mbarrier_arrive(&small.grad_state_empty);
+    }
+    at.advance(Shared::kStages);
+    parity ^= 1;
+  });
+  if (call.lane == 0) ptx::bulk_wait<0>();
+}
+
+}  // namespace lethe::matrix_state

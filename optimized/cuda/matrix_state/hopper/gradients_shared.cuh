@@ -1,0 +1,92 @@
+#pragma once
+// What the warps of the gradients' kernel (gradients.cuh) share: its memory, the order of chunks, and each barrier's meaning.
+
+#include "optimized/cuda/matrix_state/fused_crossings.cuh"
+#include "optimized/cuda/matrix_state/hopper/forward.cuh"
+
+namespace lethe::matrix_state {
+
+struct GradientsShared {
+  static constexpr int kThreads = 5 * kComputing, kStages = 3, kRebuildStages = 2;
+  static constexpr int kStage = 4 * kPanel, kRebuildStage = 2 * kPanel;
+  static constexpr int kQuery = 0, kGradValues = kPanel, kKey = 2 * kPanel, kValue = 3 * kPanel;
+  static constexpr int kRebuild = kStages * kStage, kStates = kRebuild + kRebuildStages * kRebuildStage;
+  static constexpr int kGradState = kStates + kSegmentChunks * kPanel, kPairs = kGradState + kPanel,
+                       kOut = kPairs + kPanel;
+  static constexpr int kGates = kOut + kPanel, kRebuildGates = kGates + kStages * sizeof(ChunkGates);
+  static constexpr int kCrossings = kRebuildGates + kRebuildStages * sizeof(ChunkGates);
+  /// Of the threads of each warpgroup: 480 in all.
+  static constexpr int kLoadRegisters = 40, kStateRegisters = 96, kGradStateRegisters = 104, kPairRegisters = 152,
+                       kQueryRegisters = 88;
+  struct Small {
+    uint64_t full[kStages], empty[kStages];                                ///< a chunk's tiles and gates
+    uint64_t rebuild_full[kRebuildStages], rebuild_empty[kRebuildStages];  ///< a chunk's key, value and gates, for S
+    uint64_t state_full[kSegmentChunks], state_empty[kSegmentChunks];      ///< S of a chunk
+    uint64_t grad_state_full, grad_state_empty;                            ///< R; then dk on its way out
+    uint64_t pairs_full, pairs_empty;                                      ///< dP; then dq on its way out
+    float state_units[kSegmentChunks][kWarps], largest[kWarps], largest_pairs[2][kWarps], grad_state_unit, grad_unit;
+  };
+  static constexpr int kSmall = kCrossings + kStages * sizeof(FusedCrossings), kBytes = kSmall + sizeof(Small);
+  static_assert(kBytes <= 227 * 1024 && kSmall % 8 == 0);
+};
+
+/// The kernel's arguments and a warp's place among them.
+template <typename Element, bool kGated>
+struct Gradients {
+  static constexpr bool kHalf = std::is_same_v<Element, __half>;
+  using Shared = GradientsShared;
+  const StateGradientArguments& p;
+  char* const memory;
+  const int warp, lane;  ///< of the warpgroup
+  const int64_t b, h, head;
+  const SegmentOrder order;  ///< in reverse
+  const Piece piece;
+
+  __device__ Shared::Small& small() const { return *reinterpret_cast<Shared::Small*>(memory + Shared::kSmall); }
+  __device__ char* stage(int i) const { return memory + i * Shared::kStage; }
+  __device__ ChunkGates& gates(int i) const { return reinterpret_cast<ChunkGates*>(memory + Shared::kGates)[i]; }
+  __device__ FusedCrossings& crossings(int i) const {
+    return reinterpret_cast<FusedCrossings*>(memory + Shared::kCrossings)[i];
+  }
+  __device__ char* rebuild_stage(int i) const { return memory + Shared::kRebuild + i * Shared::kRebuildStage; }
+  __device__ ChunkGates& rebuild_gates(int i) const {
+    return reinterpret_cast<ChunkGates*>(memory + Shared::kRebuildGates)[i];
+  }
+  __device__ char* state(int slot) const { return memory + Shared::kStates + slot * kPanel; }
+  __device__ char* grad_state() const { return memory + Shared::kGradState; }
+  __device__ char* pairs() const { return memory + Shared::kPairs; }
+  __device__ const float* gate() const {
+    return kGated ? p.gate.log_forget + b * p.gate.batch_stride + h * p.gate.head_stride : nullptr;
+  }
+
+  /// A chunk of the sweep, in reverse time.
+  struct Chunk {
+    int64_t first;    ///< token
+    int slot;         ///< of its S, and
+    uint32_t parity;  ///< of the barriers of that
+    bool begins;      ///< a segment after the first
+  };
+
+  /// S of a segment's m-th chunk by time. Slots are free again from the latest chunk on, so that the next segment, whose S come in order of time, takes
+  /// them the other way round.
+  __device__ int slot_of(int segment, int m) const { return (segment - piece.begin) % 2 ? kSegmentChunks - 1 - m : m; }
+  /// Of the slot's use in a segment. Of those that the piece's first segment has no chunk for, that is not the first one.
+  __device__ uint32_t parity_of(int segment, int slot) const {
+    return (segment - piece.begin - (slot >= order.count(piece.begin))) & 1;
+  }
+
+  /// Every chunk, with its segment's number and its own in it.
+  template <typename Visit>
+  __device__ __forceinline__ void each_chunk(Visit&& visit) const {
+    for (int s = piece.begin; s < piece.end; ++s) {
+      const int count = order.count(s);
+      for (int n = 0; n < count; ++n) {
+        const int slot = slot_of(s, count - 1 - n);
+        visit(Chunk{static_cast<int64_t>(order.chunk(s, n)) * kChunk, slot, parity_of(s, slot),
+                    n == 0 && s > piece.begin});
+      }
+    }
+  }
+};
+
+}  // namespace lethe::matrix_state

@@ -1,0 +1,197 @@
+// The launches of the kernels of wgmma (launch.hpp).
+#include "optimized/cuda/matrix_state/hopper/launch.hpp"
+
+#include <algorithm>
+#include <type_traits>
+
+#include "optimized/cuda/check.hpp"
+#include "optimized/cuda/hopper/tensor_map.hpp"
+#include "optimized/cuda/matrix_state/hopper/gradients.cuh"
+#include "optimized/cuda/workspace.hpp"
+
+namespace lethe::matrix_state {
+namespace {
+
+int segments_in(const Shape& shape) { return SegmentOrder(shape.key_length, false).segments; }
+
+// Pieces of a head, a CTA each: one where a CTA for every `processors_a_head` multiprocessors is enough, else as many as fill these.
+int pieces_of(const Shape& shape, int processors_a_head) {
+  const int64_t heads = shape.batch * shape.heads, processors = multiprocessors();
+  if (processors_a_head * heads >= processors) return 1;
+  return static_cast<int>(std::clamp<int64_t>(processors / heads, 1, segments_in(shape)));
+}
+int forward_pieces(const Shape& shape) { return pieces_of(shape, 4); }
+int backward_pieces(const Shape& shape) { return pieces_of(shape, 1); }
+
+/// The states after a head's first segments, of one sweep.
+struct SegmentMemory {
+  int segments = 0;
+  float *states = nullptr, *decays = nullptr;
+
+  /// All before the last of so many pieces.
+  SegmentMemory(Workspace& memory, const Shape& shape, int pieces)
+      : segments(Piece(SegmentOrder(shape.key_length, false), pieces - 1, pieces).begin) {
+    const int64_t handed = shape.batch * shape.heads * segments;
+    states = memory.take<float>(handed * kStateFloats);
+    decays = memory.take<float>(handed);
+  }
+};
+
+struct Maps {
+  const MatrixStateInput& in;
+
+  CUtensorMap operator()(Operand operand, int64_t dim, int tokens = kChunk) const {
+    const int64_t heads = operand.head_stride ? in.shape.heads : 1;
+    if (operand.head_stride == 0) operand.head_stride = operand.token_stride;  // the copy engine has no stride of 0
+    return tensor_map(operand, in.dtype, in.shape.batch, in.shape.key_length, heads, dim, tokens);
+  }
+  /// Of a result [B, T, H, dim] contiguous, in the rows of a warp.
+  CUtensorMap of_result(void* result, int64_t dim) const {
+    const int64_t token = in.shape.heads * dim;
+    return (*this)({result, in.shape.key_length * token, token, dim}, dim, kChunk / kWarps);
+  }
+};
+
+template <typename Arguments>
+Arguments arguments_of(const MatrixStateInput& in) {
+  Arguments p{};
+  p.gate = {static_cast<const float*>(in.key_gate.data), in.key_gate.batch_stride, in.key_gate.token_stride,
+            in.key_gate.head_stride};
+  p.length = in.shape.key_length;
+  p.batch = static_cast<int>(in.shape.batch);
+  p.heads = static_cast<int>(in.shape.heads);
+  p.rows = static_cast<int>(in.shape.key_dim);
+  p.columns = static_cast<int>(in.shape.value_dim);
+  return p;
+}
+
+template <typename Arguments>
+void launch(void (*kernel)(Arguments), int64_t ctas, int threads, int bytes, bool overlapping, cudaStream_t stream,
+            const Arguments& p) {
+  cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+             "matrix state: shared memory");
+  const dim3 grid(static_cast<unsigned>(ctas));
+  if (overlapping) return launch_overlapping(kernel, grid, threads, bytes, stream, p);
+  kernel<<<grid, threads, bytes, stream>>>(p);
+  cuda_check(cudaGetLastError(), "matrix state: launch");
+}
+
+// visit(Element{}, whether there are gates)
+template <typename Visit>
+void by_type(const MatrixStateInput& in, Visit&& visit) {
+  const bool gated = in.key_gate.data != nullptr;
+  if (in.dtype == Dtype::kBFloat16)
+    gated ? visit(__nv_bfloat16{}, std::true_type{}) : visit(__nv_bfloat16{}, std::false_type{});
+  else gated ? visit(__half{}, std::true_type{}) : visit(__half{}, std::false_type{});
+}
+
+void sum_segments(const MatrixStateInput& in, const Operand& key, const Operand& value, float scale, bool reverse,
+                  const float* initial, const SegmentMemory& to, bool overlapping, cudaStream_t stream) {
+  const int64_t all_heads = in.shape.batch * in.shape.heads;
+  if (to.segments == 0) return;
+  const Maps map{in};
+  SegmentArguments p = arguments_of<SegmentArguments>(in);
+  p.maps[0] = map(key, in.shape.key_dim);
+  p.maps[1] = map(value, in.shape.value_dim);
+  p.key = key;
+  p.value = value;
+  p.scale = scale;
+  p.reverse = reverse;
+  p.initial = initial;
+  p.segments = to.segments;
+  p.states = to.states;
+  p.decays = to.decays;
+  by_type(in, [&](auto element, auto gated) {
+    launch(segment_sums<decltype(element), gated.value>, all_heads * to.segments, kComputing, SumsShared::kBytes,
+           overlapping, stream, p);
+    launch(join_segments<gated.value>, all_heads * kJoiningCtas, kJoiningThreads, 0, true, stream, p);
+  });
+}
+
+}  // namespace
+
+bool runs_by_warpgroups(const Shape& shape) {
+  if (shape.key_dim > 64 || shape.value_dim > 64) return false;
+  int device;
+  cuda_check(cudaGetDevice(&device), "matrix state: device");
+  return compute_capability(device) == 90;
+}
+
+size_t warpgroup_forward_workspace_bytes(const Shape& shape) {
+  Workspace memory(nullptr);
+  SegmentMemory(memory, shape, forward_pieces(shape));
+  return memory.bytes();
+}
+
+size_t warpgroup_backward_workspace_bytes(const Shape& shape) {
+  Workspace memory(nullptr);
+  SegmentMemory(memory, shape, segments_in(shape));
+  SegmentMemory(memory, shape, backward_pieces(shape));
+  return memory.bytes();
+}
+
+void warpgroup_forward(const MatrixStateForward& a) {
+  StateForwardArguments p = arguments_of<StateForwardArguments>(a);
+  p.pieces = forward_pieces(a.shape);
+  const int64_t ctas = a.shape.batch * a.shape.heads * p.pieces;
+  Workspace memory(a.workspace);
+  const SegmentMemory handed(memory, a.shape, p.pieces);
+  sum_segments(a, a.key, a.value, 1.0f, false, a.initial_state, handed, false, a.stream);
+  p.states = handed.states;
+  p.handed = handed.segments;
+  const Maps map{a};
+  p.maps[0] = map(a.query, a.shape.key_dim);
+  p.maps[1] = map(a.key, a.shape.key_dim);
+  p.maps[2] = map(a.value, a.shape.value_dim);
+  if (!a.float_values) p.maps[3] = map.of_result(a.values, a.shape.value_dim);
+  p.query = a.query;
+  p.key = a.key;
+  p.value = a.value;
+  p.out = a.values;
+  p.float_out = a.float_values;
+  p.scale = static_cast<float>(a.scale);
+  p.initial = a.initial_state;
+  p.last = a.last_state;
+  p.stages = ctas <= multiprocessors() ? ForwardShared::kMostStages : ForwardShared::kFewestStages;
+  by_type(a, [&](auto element, auto gated) {
+    launch(sweep_forward<decltype(element), gated.value>, ctas, ForwardShared::kThreads, ForwardShared::bytes(p.stages),
+           handed.segments > 0, a.stream, p);
+  });
+}
+
+void warpgroup_backward(const MatrixStateBackward& a) {
+  const float scale = static_cast<float>(a.scale);
+  StateGradientArguments p = arguments_of<StateGradientArguments>(a);
+  p.pieces = backward_pieces(a.shape);
+  const int64_t ctas = a.shape.batch * a.shape.heads * p.pieces;
+  Workspace memory(a.workspace);
+  const SegmentMemory states(memory, a.shape, segments_in(a.shape)), grads(memory, a.shape, p.pieces);
+  sum_segments(a, a.key, a.value, 1.0f, false, a.initial_state, states, false, a.stream);
+  sum_segments(a, a.query, a.grad_values, scale, true, a.grad_last_state, grads, true, a.stream);
+  p.states = states.states;
+  p.grad_states = grads.states;
+  p.handed = grads.segments;
+  const Maps map{a};
+  p.maps[0] = map(a.query, a.shape.key_dim);
+  p.maps[1] = map(a.key, a.shape.key_dim);
+  p.maps[2] = map(a.value, a.shape.value_dim);
+  p.maps[3] = map(a.grad_values, a.shape.value_dim);
+  p.maps[4] = map.of_result(a.grad_query, a.shape.key_dim);
+  p.maps[5] = map.of_result(a.grad_key, a.shape.key_dim);
+  p.maps[6] = map.of_result(a.grad_value, a.shape.value_dim);
+  p.query = a.query;
+  p.key = a.key;
+  p.value = a.value;
+  p.grad_values = a.grad_values;
+  p.grad_gate = a.grad_key_gate;
+  p.scale = scale;
+  p.initial = a.initial_state;
+  p.grad_last = a.grad_last_state;
+  p.grad_initial = a.grad_initial_state;
+  by_type(a, [&](auto element, auto gated) {
+    launch(sweep_gradients<decltype(element), gated.value>, ctas, GradientsShared::kThreads, GradientsShared::kBytes,
+           states.segments > 0, a.stream, p);
+  });
+}
+
+}  // namespace lethe::matrix_state

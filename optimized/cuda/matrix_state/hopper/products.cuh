@@ -1,0 +1,128 @@
+#pragma once
+// Products of tiles of 64 × 64 by a warpgroup, whose sums are fragments: number 4n + 2h + e of a lane is row 16·warp + g + 8h, column 8n + 2t + e of the
+// 64, with g = lane / 4 and t = lane % 4.
+
+#include <type_traits>
+
+#include "optimized/cuda/hopper/ptx/copy.cuh"
+#include "optimized/cuda/hopper/ptx/fragment.cuh"
+#include "optimized/cuda/hopper/ptx/wgmma.cuh"
+#include "optimized/cuda/matrix_state/fragments.cuh"
+
+namespace lethe::matrix_state {
+
+/// One thread: the tile of 64 tokens from `first`; of an operand whose heads are one, a stride of 0, that one.
+__device__ __forceinline__ void load_tile_of(char* to, const CUtensorMap& map, const Operand& from, uint64_t* barrier,
+                                             int64_t first, int64_t b, int64_t h) {
+  ptx::load_tile(to, &map, barrier, 0, from.head_stride ? static_cast<int>(h) : 0, static_cast<int>(first),
+                 static_cast<int>(b));
+}
+
+/// Bytes between two steps of 16 along the products' sum, in a tile: of rows along M or N, or along the sum.
+template <ptx::Major kMajor>
+inline constexpr int kStepBytes = kMajor == ptx::Major::kK ? 32 : 2048;
+
+/// sum = (accumulate ? sum : 0) + left · right of two tiles in shared memory, by a warpgroup, issued and not waited for.
+template <typename Element, ptx::Major kLeft, ptx::Major kRight>
+__device__ __forceinline__ void issue_product(float (&sum)[32], const char* left, const char* right, bool accumulate) {
+  const uint64_t a = ptx::operand_descriptor(left, kPanel), b = ptx::operand_descriptor(right, kPanel);
+#pragma unroll
+  for (int k = 0; k < 4; ++k)
+    ptx::wgmma<kLeft, kRight>(Element{}, sum, ptx::advance<kStepBytes<kLeft>>(a, k),
+                              ptx::advance<kStepBytes<kRight>>(b, k), accumulate || k > 0);
+}
+
+/// The same where registers hold the left operand: sums packed in pairs, in their order.
+template <typename Element, ptx::Major kRight>
+__device__ __forceinline__ void issue_product(float (&sum)[32], const uint32_t (&left)[16], const char* right,
+                                              bool accumulate) {
+  const uint64_t b = ptx::operand_descriptor(right, kPanel);
+#pragma unroll
+  for (int k = 0; k < 4; ++k)
+    ptx::wgmma<kRight>(Element{}, sum, left[4 * k], left[4 * k + 1], left[4 * k + 2], left[4 * k + 3],
+                       ptx::advance<kStepBytes<kRight>>(b, k), accumulate || k > 0);
+}
+
+/// sum += (b ∘ write)ᵀ c of tiles of tokens, with scales of their own or without; waited for. `keys` keeps the left operand.
+template <typename Element, bool kGated>
+__device__ __forceinline__ void add_to_state(float (&sum)[32], const char* b, const char* c, const float* write,
+                                             Place at) {
+  if constexpr (kGated) {
+    uint32_t keys[16];
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      uint32_t(&four)[4] = *reinterpret_cast<uint32_t(*)[4]>(&keys[4 * k]);
+      load_left_transposed(four, ptx::shared_address(b), k, at);
+      weigh_keys<Element, true>(four, write, 1.0f, k, at.lane);
+    }
+    ptx::fence_registers(keys);
+    ptx::fence_registers(sum);
+    ptx::wgmma_fence();
+    issue_product<Element, ptx::Major::kMN>(sum, keys, c, true);
+    ptx::wgmma_commit();
+    ptx::wgmma_wait<0>();
+    ptx::fence_registers(sum);
+    ptx::fence_registers(keys);
+  } else {
+    ptx::fence_registers(sum);
+    ptx::wgmma_fence();
+    issue_product<Element, ptx::Major::kMN, ptx::Major::kMN>(sum, b, c, true);
+    ptx::wgmma_commit();
+    ptx::wgmma_wait<0>();
+    ptx::fence_registers(sum);
+  }
+}
+
+/// Sums times `scale` in 16 bits: a left operand, or what store_packed stores.
+template <typename Element>
+__device__ __forceinline__ void pack_sums(uint32_t (&packed)[16], const float (&sum)[32], float scale) {
+#pragma unroll
+  for (int i = 0; i < 16; ++i) packed[i] = pack<Element>(sum[2 * i] * scale, sum[2 * i + 1] * scale);
+}
+
+/// A warp's 16 rows to a tile.
+__device__ __forceinline__ void store_packed(uint32_t tile, const uint32_t (&packed)[16], Place at) {
+#pragma unroll
+  for (int c = 0; c < 4; ++c)
+    ptx::store_matrices(tile + tile_piece(16 * at.block + at.lane % 16, 2 * c + at.lane / 16), packed[4 * c],
+                        packed[4 * c + 1], packed[4 * c + 2], packed[4 * c + 3]);
+}
+
+/// A warp's 16 rows of a tile that begins at token `first`, by way of its part of a tile in shared memory whose last store has been read.
+__device__ __forceinline__ void store_rows_by_map(char* tile, const uint32_t (&packed)[16], const CUtensorMap& map,
+                                                  int64_t first, int64_t b, int64_t h, Place at) {
+  store_packed(ptx::shared_address(tile), packed, at);
+  ptx::fence_async_shared();
+  __syncwarp();
+  if (at.lane == 0) {
+    ptx::store_tile(&map, tile + 16 * at.block * 128, 0, static_cast<int>(h), static_cast<int>(first) + 16 * at.block,
+                    static_cast<int>(b));
+    ptx::bulk_commit();
+  }
+}
+
+/// Row g's sums times `near`, row g + 8's times `far`.
+__device__ __forceinline__ void scale_rows(float (&sum)[32], float near, float far) {
+#pragma unroll
+  for (int i = 0; i < 32; ++i) sum[i] *= i % 4 < 2 ? near : far;
+}
+
+__device__ __forceinline__ float largest_of(const float (&x)[32]) {
+  float most = 0.0f;
+#pragma unroll
+  for (int i = 0; i < 32; ++i) most = fmaxf(most, fabsf(x[i]));
+  return most;
+}
+
+/// Of a warp's lanes, each at least 0.
+__device__ __forceinline__ float largest_of_warp(float x) {
+  return __uint_as_float(__reduce_max_sync(kAllLanes, __float_as_uint(x)));
+}
+
+/// An arrival of a warp, after all its lanes.
+__device__ __forceinline__ void arrive_warp(uint64_t* barrier, int lane) {
+  __syncwarp();
+  if (lane == 0) ptx::mbarrier_arrive(barrier);
+}
+
+}  // namespace lethe::matrix_state

@@ -1,0 +1,193 @@
+#pragma once
+// A head's tokens in segments of kSegmentChunks chunks. Of the state, the one before the segment and the segment's own sum are kept apart:
+//
+//   S = decay · before + sum     with gates; decay: their product since the segment's beginning
+//   S = before + scale · sum     without: sums of unweighted products
+//
+// So a state has the same bits whether one CTA sweeps the whole head or each of its pieces has a CTA, which begins from a state that segment_sums and
+// join_segments computed.
+
+#include "optimized/cuda/launch.cuh"
+#include "optimized/cuda/matrix_state/hopper/arguments.cuh"
+#include "optimized/cuda/matrix_state/hopper/products.cuh"
+
+namespace lethe::matrix_state {
+
+constexpr int kStateFloats = 64 * 64;
+
+/// A warpgroup's part of a state.
+template <bool kGated>
+struct State {
+  float before[32], sum[32];
+  float decay, scale;
+
+  __device__ __forceinline__ explicit State(float write_scale) : decay(1.0f), scale(write_scale) {}
+
+  __device__ __forceinline__ void clear_sum() {
+    decay = 1.0f;
+#pragma unroll
+    for (int i = 0; i < 32; ++i) sum[i] = 0.0f;
+  }
+
+  __device__ __forceinline__ float value(int i) const { return joined(before[i], decay, sum[i], scale); }
+
+  static __device__ __forceinline__ float joined(float before, float decay, float sum, float scale) {
+    return kGated ? fmaf(decay, before, sum) : fmaf(scale, sum, before);
+  }
+
+  /// A segment ends.
+  __device__ __forceinline__ void join() {
+#pragma unroll
+    for (int i = 0; i < 32; ++i) before[i] = value(i);
+    clear_sum();
+  }
+
+  /// Over a chunk whose gates' product is `total`: before the chunk is added.
+  __device__ __forceinline__ void forget(float total) {
+    decay *= total;
+#pragma unroll
+    for (int i = 0; i < 32; ++i) sum[i] *= total;
+  }
+
+  /// From [rows, columns] contiguous: zeros beyond, or of a null pointer.
+  __device__ __forceinline__ void load(const float* from, int rows, int columns, Place at) {
+    each_element(rows, columns, at,
+                 [&](int i, bool inside, int place) { before[i] = from && inside ? from[place] : 0.0f; });
+    clear_sum();
+  }
+
+  /// From a segment's place.
+  __device__ __forceinline__ void load_segment(const float* from, Place at) {
+    const float* own = from + (32 * at.block + at.lane) * 4;
+#pragma unroll
+    for (int n = 0; n < 8; ++n) {
+      const float4 x = load_global4(own + n * kComputing * 4);
+      before[4 * n] = x.x;
+      before[4 * n + 1] = x.y;
+      before[4 * n + 2] = x.z;
+      before[4 * n + 3] = x.w;
+    }
+    clear_sum();
+  }
+
+  __device__ __forceinline__ void store(float* to, float factor, int rows, int columns, Place at) const {
+    each_element(rows, columns, at, [&](int i, bool inside, int place) {
+      if (inside) to[place] = value(i) * factor;
+    });
+  }
+
+ private:
+  template <typename Visit>
+  static __device__ __forceinline__ void each_element(int rows, int columns, Place at, Visit&& visit) {
+    const int row = 16 * at.block + at.lane / 4, column = at.lane % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < 32; ++i) {
+      const int r = row + 8 * (i / 2 % 2), c = column + 8 * (i / 4) + i % 2;
+      visit(i, r < rows && c < columns, r * columns + c);
+    }
+  }
+};
+
+struct SumsShared {
+  static constexpr int kStages = 4, kStage = 2 * kPanel;
+  static constexpr int kGates = kStages * kStage, kFull = kGates + kSegmentChunks * sizeof(ChunkGates);
+  static constexpr int kBytes = kFull + kStages * sizeof(uint64_t);
+};
+
+/// A CTA: a segment's own sum.
+template <typename Element, bool kGated>
+__global__ void __launch_bounds__(kComputing, 3) segment_sums(const __grid_constant__ SegmentArguments p) {
+  using Shared = SumsShared;
+  extern __shared__ __align__(1024) char memory[];
+  let_next_kernel_start();
+  ChunkGates* const all_gates = reinterpret_cast<ChunkGates*>(memory + Shared::kGates);
+  uint64_t* const full = reinterpret_cast<uint64_t*>(memory + Shared::kFull);
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const Place place{warp, lane};
+  const int64_t all_heads = static_cast<int64_t>(p.batch) * p.heads, head = blockIdx.x % all_heads, b = head / p.heads,
+                h = head % p.heads;
+  const SegmentOrder order(p.length, p.reverse);
+  const int index = static_cast<int>(blockIdx.x / all_heads), count = order.count(index);
+  const auto first_of = [&](int n) { return static_cast<int64_t>(order.chunk(index, n)) * kChunk; };
+
+  const auto copy = [&](int n) {
+    if (threadIdx.x > 0 || n >= count) return;
+    char* const to = memory + n % Shared::kStages * Shared::kStage;
+    uint64_t* const barrier = &full[n % Shared::kStages];
+    ptx::mbarrier_arrive_expect(barrier, Shared::kStage);
+    load_tile_of(to, p.maps[0], p.key, barrier, first_of(n), b, h);
+    load_tile_of(to + kPanel, p.maps[1], p.value, barrier, first_of(n), b, h);
+  };
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < Shared::kStages; ++i) ptx::mbarrier_init(&full[i], 1);
+    ptx::mbarrier_init_fence();
+  }
+  __syncthreads();
+  wait_for_previous_kernel();
+  for (int n = 0; n < Shared::kStages - 1; ++n) copy(n);
+  if constexpr (kGated) {
+    const float* gate = p.gate.log_forget + b * p.gate.batch_stride + h * p.gate.head_stride;
+    for (int n = warp; n < count; n += kWarps)
+      prepare_gates(all_gates[n], load_gates(gate, p.gate.token_stride, first_of(n), p.length, p.reverse, lane), 1.0f,
+                    p.scale, p.reverse, lane);
+  }
+
+  State<kGated> state(p.scale);
+  state.clear_sum();
+  for (int n = 0; n < count; ++n) {
+    __syncthreads();  // all warps are done with the chunk before, whose stage is filled again; the gates are there
+    copy(n + Shared::kStages - 1);
+    if constexpr (kGated) state.forget(all_gates[n].total);
+    ptx::mbarrier_wait(&full[n % Shared::kStages], n / Shared::kStages & 1);
+    const char* stage = memory + n % Shared::kStages * Shared::kStage;
+    add_to_state<Element, kGated>(state.sum, stage, stage + kPanel, all_gates[n].write, place);
+  }
+  const int64_t at = head * p.segments + index;
+  float4* const to = reinterpret_cast<float4*>(p.states + at * kStateFloats) + threadIdx.x;
+#pragma unroll
+  for (int n = 0; n < 8; ++n)
+    to[n * kComputing] = {state.sum[4 * n], state.sum[4 * n + 1], state.sum[4 * n + 2], state.sum[4 * n + 3]};
+  if (kGated && threadIdx.x == 0) p.decays[at] = state.decay;
+}
+
+constexpr int kJoiningThreads = 256, kJoiningCtas = kStateFloats / 4 / kJoiningThreads;  ///< CTAs of a head
+
+/// A thread: four numbers of a head's state, after every segment in their order, in the place of the segment's own sum.
+template <bool kGated>
+__global__ void __launch_bounds__(kJoiningThreads) join_segments(const __grid_constant__ SegmentArguments p) {
+  constexpr int kAtOnce = 8;  // sums that are on their way
+  let_next_kernel_start();
+  wait_for_previous_kernel();
+  const int64_t head = blockIdx.x / kJoiningCtas, handing = p.segments;
+  const int piece = blockIdx.x % kJoiningCtas * kJoiningThreads + threadIdx.x;  // of four numbers
+  const int warp = piece / 32 % kWarps, lane = piece % 32, n = piece / kComputing;
+  const int row = 16 * warp + lane / 4, column = 8 * n + lane % 4 * 2;
+  float x[4];
+#pragma unroll
+  for (int e = 0; e < 4; ++e) {
+    const int r = row + 8 * (e / 2), c = column + e % 2;
+    x[e] = p.initial && r < p.rows && c < p.columns ? p.initial[(head * p.rows + r) * p.columns + c] : 0.0f;
+  }
+  float* const states = p.states + head * handing * kStateFloats + piece * 4;
+  const float* decays = kGated ? p.decays + head * handing : nullptr;
+  for (int64_t first = 0; first < handing; first += kAtOnce) {
+    float4 sums[kAtOnce];
+    float decay[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const bool there = first + i < handing;
+      sums[i] = there ? load_global4(states + (first + i) * kStateFloats) : float4{};
+      decay[i] = kGated && there ? load_global(decays + first + i) : 1.0f;
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (first + i >= handing) break;
+      const float sum[4] = {sums[i].x, sums[i].y, sums[i].z, sums[i].w};
+#pragma unroll
+      for (int e = 0; e < 4; ++e) x[e] = State<kGated>::joined(x[e], decay[i], sum[e], p.scale);
+      *reinterpret_cast<float4*>(states + (first + i) * kStateFloats) = {x[0], x[1], x[2], x[3]};
+    }
+  }
+}
+
+}  // namespace lethe::matrix_state

@@ -113,27 +113,34 @@ struct Forward {
       state.store(p.last + head * p.rows * p.columns, 1.0f, p.rows, p.columns, place);
   }
 
-  /// P weighted by D, zero for keys after the row.
+  /// P weighted by D, zero for keys after the row. A warp leaves out the keys after its rows, and masks those before them where a cut is in the chunk.
   __device__ __forceinline__ void weigh(float (&scores)[32], const ChunkGates& gate) const {
     const int i0 = 16 * warp + lane / 4, t = lane % 4;
+    const int first_seen[2] = {kGated ? gate.first_seen[i0] : 0, kGated ? gate.first_seen[i0 + 8] : 0};
+    const float sum[2] = {kGated ? gate.sum[i0] : 0.0f, kGated ? gate.sum[i0 + 8] : 0.0f};
+    const bool cuts = kGated && gate.first_seen[kChunk - 1] > 0;
+    const auto weigh_eight = [&](int n, auto masked) {
+      const int j = 8 * n + 2 * t;
+      const float2 sum_j = kGated ? *reinterpret_cast<const float2*>(&gate.sum[j]) : float2{0.0f, 0.0f};
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int row = i0 + 8 * half, seen = kGated ? gate.first_seen[row] : 0;
-      const float sum = kGated ? gate.sum[row] : 0.0f;
+      for (int e = 0; e < 4; ++e) {
+        const int half = e / 2, row = i0 + 8 * half;
+        const bool seen = !decltype(masked)::value || static_cast<unsigned>(j + e % 2 - first_seen[half]) <=
+                                                          static_cast<unsigned>(row - first_seen[half]);
+        float& score = scores[4 * n + e];
+        if constexpr (kGated) score *= p.scale * exp2_approximate(sum[half] - (e % 2 ? sum_j.y : sum_j.x));
+        score = seen ? score : 0.0f;
+      }
+    };
 #pragma unroll
-      for (int n = 0; n < 8; ++n) {
-        const int key = 8 * n + 2 * t;
-        float &x = scores[4 * n + 2 * half], &y = scores[4 * n + 2 * half + 1];
-        if constexpr (kGated) {
-          const float2 sums = *reinterpret_cast<const float2*>(&gate.sum[key]);
-          x *= p.scale * exp2_approximate(sum - sums.x);
-          y *= p.scale * exp2_approximate(sum - sums.y);
-          x = static_cast<unsigned>(key - seen) <= static_cast<unsigned>(row - seen) ? x : 0.0f;
-          y = static_cast<unsigned>(key + 1 - seen) <= static_cast<unsigned>(row - seen) ? y : 0.0f;
-        } else {
-          x = key <= row ? x : 0.0f;
-          y = key + 1 <= row ? y : 0.0f;
-        }
+    for (int n = 0; n < 8; ++n) {
+      if (n / 2 > warp) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) scores[4 * n + e] = 0.0f;
+      } else if (n / 2 == warp || cuts) {
+        weigh_eight(n, std::true_type{});
+      } else {
+        weigh_eight(n, std::false_type{});
       }
     }
   }

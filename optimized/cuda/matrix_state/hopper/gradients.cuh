@@ -2,7 +2,8 @@
 // All gradients of gated_state for a state of at most 64 × 64 (FusedArguments has the equations): a CTA sweeps a piece of a head in reverse time
 // (segments.cuh). A chunk's key and value are read twice, the first time, up to a segment earlier, for the states before the segment's chunks.
 //
-//   warp 0         tiles and gates; d log f of the chunks that are done
+//   warp 2         key, value and gates for S
+//   warp 3         tiles and gates; d log f of the chunks that are done
 //   warpgroup 1    S of every chunk
 //   warpgroup 2    R, rounded to 16 bits; R = E_C R + (q·D)ᵀ dO; ⟨S, R⟩
 //   warpgroup 3    P = K Qᵀ, dP = V dOᵀ, weighted; dk = dP Q + E V Rᵀ; dv = P dO + E K R
@@ -75,90 +76,77 @@ __device__ __forceinline__ void sweep_queries(const Gradients<Element, kGated>& 
   if (call.lane == 0) ptx::bulk_wait<0>();
 }
 
-/// A warp: tiles and gates of every chunk in reverse time, those that rebuild S a segment ahead; d log f of a chunk where its stage is free again.
+/// A warp: tiles and gates of every chunk in reverse time; d log f of a chunk where its stage is free again.
 template <typename Element, bool kGated>
-__device__ __forceinline__ void load_gradients(const Gradients<Element, kGated>& call) {
+__device__ __forceinline__ void load_chunks(const Gradients<Element, kGated>& call) {
   using Shared = GradientsShared;
   const auto& p = call.p;
   auto& small = call.small();
-  const int lane = call.lane;
-  const auto raw_of = [&](int64_t first, bool reverse) {
-    return load_gates(call.gate(), p.gate.token_stride, first, p.length, reverse, lane);
-  };
-  const auto next_of = [&](int& s, int& n) {
-    if (++n < call.order.count(s)) return;
-    n = 0;
-    ++s;
-  };
-  ptx::RingPosition rebuild, at;
-  int done_segment = call.piece.begin, done = 0;  // the next chunk whose d log f is stored
+  ptx::RingPosition at;
+  int64_t first_done = -1;  // the next chunk whose d log f is stored: its first token
   const auto finish = [&](int i) {
-    const int64_t first = static_cast<int64_t>(call.order.chunk(done_segment, done)) * kChunk;
-    store_gate_gradient(call.crossings(i), p.grad_gate + (call.b * p.length + first) * p.heads + call.h, p.heads,
-                        p.length - first, lane);
-    next_of(done_segment, done);
+    store_gate_gradient(call.crossings(i), p.grad_gate + (call.b * p.length + first_done) * p.heads + call.h, p.heads,
+                        p.length - first_done, call.lane);
+    first_done -= kChunk;  // segments follow each other in reverse, as their chunks do
   };
-  int segment = call.piece.begin, n = 0, loaded = 0;  // the next chunk whose tiles are loaded
-  const auto load = [&] {
-    if (segment >= call.piece.end) return;
-    const int64_t first = static_cast<int64_t>(call.order.chunk(segment, n)) * kChunk;
+  int loaded = 0;
+  call.each_chunk([&](const auto& chunk) {
     RawGates raw{};
-    if constexpr (kGated) raw = raw_of(first, true);
+    if constexpr (kGated) raw = load_gates(call.gate(), p.gate.token_stride, chunk.first, p.length, true, call.lane);
     ptx::mbarrier_wait(&small.empty[at.index], at.parity ^ 1);
     uint64_t* const full = &small.full[at.index];
-    if (lane == 0) {
+    if (call.lane == 0) {
       char* const to = call.stage(at.index);
       ptx::mbarrier_arrive_expect(full, Shared::kStage);
-      load_tile_of(to + Shared::kKey, p.maps[1], p.key, full, first, call.b, call.h);
-      load_tile_of(to + Shared::kQuery, p.maps[0], p.query, full, first, call.b, call.h);
-      load_tile_of(to + Shared::kValue, p.maps[2], p.value, full, first, call.b, call.h);
-      load_tile_of(to + Shared::kGradValues, p.maps[3], p.grad_values, full, first, call.b, call.h);
+      load_tile_of(to + Shared::kKey, p.maps[1], p.key, full, chunk.first, call.b, call.h);
+      load_tile_of(to + Shared::kQuery, p.maps[0], p.query, full, chunk.first, call.b, call.h);
+      load_tile_of(to + Shared::kValue, p.maps[2], p.value, full, chunk.first, call.b, call.h);
+      load_tile_of(to + Shared::kGradValues, p.maps[3], p.grad_values, full, chunk.first, call.b, call.h);
     }
     if constexpr (kGated) {
+      if (loaded == 0) first_done = chunk.first;
       if (loaded >= Shared::kStages) finish(at.index);
-      prepare_gates(call.gates(at.index), raw, 1.0f, p.scale, true, lane);
-      arrive_warp(full, lane);
+      prepare_gates(call.gates(at.index), raw, 1.0f, p.scale, true, call.lane);
+      arrive_warp(full, call.lane);
     }
     ++loaded;
     at.advance(Shared::kStages);
-    next_of(segment, n);
-  };
-  const auto load_rebuild = [&](int s, int m) {  // a segment's m-th chunk by time: not the last one
-    if (s >= call.piece.end || m + 1 >= call.order.count(s)) return;
-    const int64_t first = static_cast<int64_t>(call.order.begin(s) + m) * kChunk;
-    RawGates raw{};
-    if constexpr (kGated) raw = raw_of(first, false);
-    ptx::mbarrier_wait(&small.rebuild_empty[rebuild.index], rebuild.parity ^ 1);
-    uint64_t* const full = &small.rebuild_full[rebuild.index];
-    if (lane == 0) {
-      char* const to = call.rebuild_stage(rebuild.index);
-      ptx::mbarrier_arrive_expect(full, Shared::kRebuildStage);
-      load_tile_of(to, p.maps[1], p.key, full, first, call.b, call.h);
-      load_tile_of(to + kPanel, p.maps[2], p.value, full, first, call.b, call.h);
-    }
-    if constexpr (kGated) {
-      prepare_gates(call.rebuild_gates(rebuild.index), raw, 1.0f, 1.0f, false, lane);
-      arrive_warp(full, lane);
-    }
-    rebuild.advance(Shared::kRebuildStages);
-  };
-  for (int m = 0; m < kSegmentChunks; ++m) {
-    if (m < Shared::kStages) load();
-    load_rebuild(call.piece.begin, m);
-  }
-  for (int s = call.piece.begin; s < call.piece.end; ++s) {
-    for (int m = 0; m < kSegmentChunks; ++m) {
-      if (m < call.order.count(s)) load();
-      load_rebuild(s + 1, m);
-    }
-  }
+  });
   if constexpr (kGated) {
+    const int left = min(loaded, Shared::kStages);
     for (; loaded < Shared::kStages; ++loaded) at.advance(Shared::kStages);  // past stages that no chunk used
-    for (; done_segment < call.piece.end; at.advance(Shared::kStages)) {
+    for (int i = 0; i < left; ++i, at.advance(Shared::kStages)) {
       ptx::mbarrier_wait(&small.empty[at.index], at.parity ^ 1);
       finish(at.index);
     }
   }
+}
+
+/// A warp: key, value and gates of every chunk by time, but the last one of each segment, for S of the next chunk.
+template <typename Element, bool kGated>
+__device__ __forceinline__ void load_rebuild_chunks(const Gradients<Element, kGated>& call) {
+  using Shared = GradientsShared;
+  const auto& p = call.p;
+  auto& small = call.small();
+  ptx::RingPosition at;
+  for (int s = call.piece.begin; s < call.piece.end; ++s)
+    for (int m = 0; m + 1 < call.order.count(s); ++m, at.advance(Shared::kRebuildStages)) {
+      const int64_t first = static_cast<int64_t>(call.order.begin(s) + m) * kChunk;
+      RawGates raw{};
+      if constexpr (kGated) raw = load_gates(call.gate(), p.gate.token_stride, first, p.length, false, call.lane);
+      ptx::mbarrier_wait(&small.rebuild_empty[at.index], at.parity ^ 1);
+      uint64_t* const full = &small.rebuild_full[at.index];
+      if (call.lane == 0) {
+        char* const to = call.rebuild_stage(at.index);
+        ptx::mbarrier_arrive_expect(full, Shared::kRebuildStage);
+        load_tile_of(to, p.maps[1], p.key, full, first, call.b, call.h);
+        load_tile_of(to + kPanel, p.maps[2], p.value, full, first, call.b, call.h);
+      }
+      if constexpr (kGated) {
+        prepare_gates(call.rebuild_gates(at.index), raw, 1.0f, 1.0f, false, call.lane);
+        arrive_warp(full, call.lane);
+      }
+    }
 }
 
 template <typename Element, bool kGated>
@@ -199,7 +187,8 @@ __global__ void __launch_bounds__(GradientsShared::kThreads, 1)
   wait_for_previous_kernel();
   if (group == 0) {
     ptx::registers_shrink<Shared::kLoadRegisters>();
-    if (threadIdx.x < 32) load_gradients(call);
+    if (call.warp == 3) load_chunks(call);
+    else if (call.warp == 2) load_rebuild_chunks(call);
   } else if (group == 1) {
     ptx::registers_grow<Shared::kStateRegisters>();
     rebuild_states(call);

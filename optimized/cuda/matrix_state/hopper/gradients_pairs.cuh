@@ -80,25 +80,28 @@ __device__ __forceinline__ void store_dots(float* to, const float (&sum)[32], co
   }
 }
 
-/// P and dP weighted by D, zero for queries before the key; what their products give to d log f.
+/// P and dP weighted by D, zero for queries before the key; what their products give to d log f. A warp leaves out the queries before its keys, and masks
+/// those after them where a cut is in the chunk.
 template <typename Element, bool kGated>
 __device__ __forceinline__ void weigh_pairs(float (&scores)[32], float (&grads)[32], const ChunkGates& gates,
                                             float scale, float* crossings, Place at) {
   constexpr int kFlip = kChunk - 1;
   const int j0 = 16 * at.block + at.lane / 4, t = at.lane % 4;
-  const int first_seen[2] = {kGated ? gates.first_seen[j0] : 0, kGated ? gates.first_seen[j0 + 8] : 0};
+  // A key's queries are those from it on, up to the last one that no cut separates from it.
+  const int last_seen[2] = {kGated ? kFlip - gates.first_seen[j0] : kFlip,
+                            kGated ? kFlip - gates.first_seen[j0 + 8] : kFlip};
+  const bool cuts = kGated && gates.first_seen[0] > 0;
   const float sum[2] = {kGated ? gates.sum[j0] : 0.0f, kGated ? gates.sum[j0 + 8] : 0.0f};
   KeyCrossings crossing(at);
-#pragma unroll
-  for (int n = 7; n >= 0; --n) {
+  const auto weigh = [&](int n, auto masked) {
     const int i = 8 * n + 2 * t;
     const float2 sum_i = kGated ? *reinterpret_cast<const float2*>(&gates.sum[i]) : float2{0.0f, 0.0f};
     float products[2][2];
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
-      const int half = e / 2, query = (i + e % 2) ^ kFlip, key = (j0 + 8 * half) ^ kFlip;  // in the sweep's order
-      const bool seen =
-          static_cast<unsigned>(query - first_seen[half]) <= static_cast<unsigned>(key - first_seen[half]);
+      const int half = e / 2, j = j0 + 8 * half;
+      const bool seen = !decltype(masked)::value ||
+                        static_cast<unsigned>(i + e % 2 - j) <= static_cast<unsigned>(last_seen[half] - j);
       const float weight = kGated ? scale * exp2_approximate(sum[half] - (e % 2 ? sum_i.y : sum_i.x)) : scale;
       float &score = scores[4 * n + e], &grad = grads[4 * n + e];
       score = seen ? score * weight : 0.0f;
@@ -106,6 +109,17 @@ __device__ __forceinline__ void weigh_pairs(float (&scores)[32], float (&grads)[
       grad = seen ? grad * weight : 0.0f;
     }
     if constexpr (kGated) crossing.add(n, products[0], products[1]);
+  };
+#pragma unroll
+  for (int n = 7; n >= 0; --n) {
+    if (n / 2 < at.block) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) scores[4 * n + e] = grads[4 * n + e] = 0.0f;
+    } else if (n / 2 == at.block || cuts) {
+      weigh(n, std::true_type{});
+    } else {
+      weigh(n, std::false_type{});
+    }
   }
   if constexpr (kGated) crossing.store(crossings, at.lane);
 }

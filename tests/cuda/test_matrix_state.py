@@ -365,6 +365,25 @@ class Segments(unittest.TestCase):
                 with self.subTest(call, length=length):
                     self.assertTrue(torch.equal(run(length), whole[:, :length]))
 
+    def test_few_heads_and_many_give_equal_bits(self):
+        """On some GPUs few heads are swept in pieces, many as wholes."""
+        for dtype in (torch.bfloat16, torch.float16):
+            for call in ("no gate", "head gate"):
+                operator, names, options = STATE_CALLS[call]
+                for sizes in (dict(key_dim=64, value_dim=64), dict(key_dim=128, value_dim=64)):
+                    one = state_problem(dtype, length=1300, batch=1, heads=2, **sizes)
+                    direction = torch.linspace(-9, 9, one["value"].numel(), dtype=torch.float64).sin().view(one["value"].shape)
+                    results = []
+                    for copies in (1, 20, 75):
+                        given = {name: one[name].repeat(copies, *[1] * (one[name].dim() - 1)).to(DEVICE).requires_grad_() for name in names if name}
+                        values, state = getattr(torch.ops.lethe, operator)(*(name and given[name] for name in names), **options)
+                        torch.autograd.backward((values, state), (direction.repeat(copies, 1, 1, 1).to(DEVICE, dtype), state.detach().sin()))
+                        results.append({"values": values.detach()[:1], "state": state.detach()[:1], **{name: tensor.grad[:1] for name, tensor in given.items()}})
+                    for other in results[1:]:
+                        for name, tensor in results[0].items():
+                            with self.subTest(call, dtype=dtype, name=name, **sizes):
+                                self.assertTrue(torch.equal(tensor, other[name]))
+
     def test_equal_calls_and_other_batches_give_equal_bits(self):
         for call in self.CALLS:
             for sizes in (dict(key_dim=64, value_dim=64), dict(key_dim=128, value_dim=64)):

@@ -14,7 +14,7 @@ namespace lethe::matrix_state {
 struct ForwardShared {
   static constexpr int kThreads = 3 * kComputing, kMostStages = 8, kFewestStages = 3, kStage = 3 * kPanel;
   /// Of the threads of each warpgroup: 240 in all, two CTAs a multiprocessor.
-  static constexpr int kLoadRegisters = 40, kStateRegisters = 88, kReadRegisters = 112;
+  static constexpr int kLoadRegisters = 24, kStateRegisters = 96, kReadRegisters = 120;
   struct Small {
     uint64_t full[kMostStages], empty[kMostStages], state_full[2], state_empty[2];
     float largest[kWarps], units[2];

@@ -16,7 +16,7 @@ struct GradientsShared {
   static constexpr int kGates = kOut + kPanel, kRebuildGates = kGates + kStages * sizeof(ChunkGates);
   static constexpr int kCrossings = kRebuildGates + kRebuildStages * sizeof(ChunkGates);
   /// Of the threads of each warpgroup: 480 in all.
-  static constexpr int kLoadRegisters = 40, kStateRegisters = 96, kGradStateRegisters = 104, kPairRegisters = 152,
+  static constexpr int kLoadRegisters = 40, kStateRegisters = 104, kGradStateRegisters = 112, kPairRegisters = 136,
                        kQueryRegisters = 88;
   struct Small {
     uint64_t full[kStages], empty[kStages];                                ///< a chunk's tiles and gates

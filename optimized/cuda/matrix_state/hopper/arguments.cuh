@@ -1,22 +1,26 @@
 #pragma once
-// What the kernels of wgmma read and write: no gate or one a token, a state of at most 64 × 64, on compute capability 9.0. Shapes as in sweep.hpp.
+// What the kernels of wgmma read and write: no gate or one a token, a state of at most 128 × 64, on compute capability 9.0. Shapes as in sweep.hpp.
 
 #include "optimized/cuda/matrix_state/sweep.hpp"
 
 namespace lethe::matrix_state {
 
-/// Segments of a head in the order of a sweep: forwards in time, or in reverse.
+/// Chunks of a segment where the state has kBlocks · 64 rows: S of all of them fit into shared memory.
+template <int kBlocks>
+inline constexpr int kChunksOfSegment = kSegmentChunks / kBlocks;
+
+/// Segments of a head, of `each` chunks, in the order of a sweep: forwards in time, or in reverse.
 struct SegmentOrder {
-  int chunks, segments;
+  int each, chunks, segments;
   bool reverse;
 
-  __host__ __device__ SegmentOrder(int64_t length, bool reversed)
-      : chunks(static_cast<int>((length + kChunk - 1) / kChunk)),
-        segments((chunks + kSegmentChunks - 1) / kSegmentChunks), reverse(reversed) {}
+  __host__ __device__ SegmentOrder(int64_t length, bool reversed, int chunks_of_segment)
+      : each(chunks_of_segment), chunks(static_cast<int>((length + kChunk - 1) / kChunk)),
+        segments((chunks + each - 1) / each), reverse(reversed) {}
 
   /// A segment's chunks, the place in time of its earliest, and that of its n-th one.
-  __device__ int count(int index) const { return min(kSegmentChunks, chunks - begin(index)); }
-  __device__ int begin(int index) const { return (reverse ? segments - 1 - index : index) * kSegmentChunks; }
+  __device__ int count(int index) const { return min(each, chunks - begin(index)); }
+  __device__ int begin(int index) const { return (reverse ? segments - 1 - index : index) * each; }
   __device__ int chunk(int index, int n) const { return begin(index) + (reverse ? count(index) - 1 - n : n); }
 };
 
@@ -40,7 +44,7 @@ struct SegmentArguments {
   bool reverse;
   int segments;          ///< the first ones
   const float* initial;  ///< [B, H, rows, columns] contiguous; null: zeros
-  float* states;         ///< [B·H, segments, 4096] in the fragments' order
+  float* states;         ///< [B·H, segments, 4096 a block of 64 rows] in the fragments' order
   float* decays;         ///< [B·H, segments]: the product of a segment's gates
 };
 

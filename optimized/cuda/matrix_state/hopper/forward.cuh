@@ -1,9 +1,9 @@
 #pragma once
-// gated_state's values for a state of at most 64 × 64: a CTA sweeps a piece of a head (segments.cuh) in chunks of 64 tokens.
+// gated_state's values for a state of at most 128 × 64: a CTA sweeps a piece of a head (segments.cuh) in chunks of 64 tokens.
 //
 //   warp 0         tiles of a chunk, its gates                                        → full
-//   warpgroup 1    S, rounded to 16 bits, to shared memory; S = E_C S + (k·D_C)ᵀ v     → state_full
-//   warpgroup 2    P = Q Kᵀ of the next chunk; O = E ∘ (Q S) + P V of this one
+//   warpgroup 2…   S, rounded to 16 bits, to shared memory; S = E_C S + (k·D_C)ᵀ v     → state_full
+//   warpgroup 1    P = Q Kᵀ of the next chunk; O = E ∘ (Q S) + P V of this one
 //
 // float16: the rounded state and each row of P are divided by a power of two, so that neither overflows nor becomes subnormal.
 
@@ -11,24 +11,31 @@
 
 namespace lethe::matrix_state {
 
+/// kBlocks: of 64 rows of the state, a warpgroup each.
+template <int kBlocks>
 struct ForwardShared {
-  static constexpr int kThreads = 3 * kComputing, kMostStages = 8, kFewestStages = 3, kStage = 3 * kPanel;
-  /// Of the threads of each warpgroup: 240 in all, two CTAs a multiprocessor.
-  static constexpr int kLoadRegisters = 24, kStateRegisters = 96, kReadRegisters = 120;
+  static constexpr int kThreads = (2 + kBlocks) * kComputing, kStateWarps = kBlocks * kWarps;
+  static constexpr int kKey = kBlocks * kPanel, kValue = 2 * kKey, kStage = kValue + kPanel, kState = kBlocks * kPanel;
+  static constexpr int kMostStages = kBlocks == 1 ? 8 : 4;
+  /// CTAs of a multiprocessor, the stages of each that allow that, and the registers of the threads of each warpgroup.
+  static constexpr int kTogether = kBlocks == 1 ? 2 : 1, kFewestStages = kBlocks == 1 ? 3 : 4;
+  static constexpr int kLoadRegisters = kBlocks == 1 ? 24 : 40, kStateRegisters = kBlocks == 1 ? 96 : 112,
+                       kReadRegisters = kBlocks == 1 ? 120 : 160;
   struct Small {
     uint64_t full[kMostStages], empty[kMostStages], state_full[2], state_empty[2];
-    float largest[kWarps], units[2];
+    float largest[kStateWarps], units[2];
   };
-  static constexpr int kOut = 2 * kPanel, kSmall = kOut + kPanel, kRing = kSmall + 1024;
+  static constexpr int kOut = 2 * kState, kSmall = kOut + kPanel, kRing = kSmall + 1024;
   static_assert(sizeof(Small) <= 1024);
   /// The stages of tiles, and after them those of gates.
   static constexpr int bytes(int stages) { return kRing + stages * (kStage + static_cast<int>(sizeof(ChunkGates))); }
+  static_assert(kTogether * (bytes(kFewestStages) + 1024) <= 228 * 1024 && bytes(kMostStages) <= 227 * 1024);
 };
 
-template <typename Element, bool kGated>
+template <typename Element, bool kGated, int kBlocks>
 struct Forward {
   static constexpr bool kHalf = std::is_same_v<Element, __half>;
-  using Shared = ForwardShared;
+  using Shared = ForwardShared<kBlocks>;
   const StateForwardArguments& p;
   char* const memory;
   const int warp, lane;  ///< of the warpgroup
@@ -37,12 +44,15 @@ struct Forward {
   const Piece piece;
   const int chunks;  ///< of the piece
 
-  __device__ Shared::Small& small() const { return *reinterpret_cast<Shared::Small*>(memory + Shared::kSmall); }
+  __device__ typename Shared::Small& small() const {
+    return *reinterpret_cast<typename Shared::Small*>(memory + Shared::kSmall);
+  }
+  __device__ char* rounded_state(int i) const { return memory + i * Shared::kState; }
   __device__ char* stage(int i) const { return memory + Shared::kRing + i * Shared::kStage; }
   __device__ ChunkGates& gates(int i) const {
     return reinterpret_cast<ChunkGates*>(memory + Shared::kRing + p.stages * Shared::kStage)[i];
   }
-  __device__ int64_t first_of(int n) const { return static_cast<int64_t>(piece.begin * kSegmentChunks + n) * kChunk; }
+  __device__ int64_t first_of(int n) const { return static_cast<int64_t>(piece.begin * order.each + n) * kChunk; }
 
   __device__ __forceinline__ void load() const {
     const float* gate = kGated ? p.gate.log_forget + b * p.gate.batch_stride + h * p.gate.head_stride : nullptr;
@@ -58,9 +68,9 @@ struct Forward {
       if (lane == 0) {
         char* const to = stage(at.index);
         ptx::mbarrier_arrive_expect(full, Shared::kStage);
-        load_tile_of(to, p.maps[0], p.query, full, first_of(n), b, h);
-        load_tile_of(to + kPanel, p.maps[1], p.key, full, first_of(n), b, h);
-        load_tile_of(to + 2 * kPanel, p.maps[2], p.value, full, first_of(n), b, h);
+        load_tile_of<kBlocks>(to, p.maps[0], p.query, full, first_of(n), b, h);
+        load_tile_of<kBlocks>(to + Shared::kKey, p.maps[1], p.key, full, first_of(n), b, h);
+        load_tile_of<1>(to + Shared::kValue, p.maps[2], p.value, full, first_of(n), b, h);
       }
       if constexpr (kGated) {
         const RawGates raw = next;
@@ -71,16 +81,17 @@ struct Forward {
     }
   }
 
-  __device__ __forceinline__ void update_state() const {
+  /// A warpgroup: its block of the state.
+  __device__ __forceinline__ void update_state(int block) const {
     wait_for_previous_kernel();
     const Place place{warp, lane};
     State<kGated> state(1.0f);
-    if (piece.begin == 0)
-      state.load(p.initial ? p.initial + head * p.rows * p.columns : nullptr, p.rows, p.columns, place);
-    else state.load_segment(p.states + (head * p.handed + piece.begin - 1) * kStateFloats, place);
+    if (piece.begin == 0) load_block(state.before, p.initial, head, block, p.rows, p.columns, place);
+    else load_block_of_segment(state.before, p.states, head * p.handed + piece.begin - 1, block, kBlocks, place);
+    state.clear_sum();
     ptx::RingPosition at, rounded;
     for (int n = 0; n < chunks; ++n, at.advance(p.stages), rounded.advance(2)) {
-      if (n > 0 && n % kSegmentChunks == 0) state.join();
+      if (n > 0 && n % order.each == 0) state.join();
       ptx::mbarrier_wait(&small().state_empty[rounded.index], rounded.parity ^ 1);
       {
         float now[32];
@@ -88,29 +99,41 @@ struct Forward {
         for (int i = 0; i < 32; ++i) now[i] = state.value(i);
         float inverse = 1.0f;
         if constexpr (kHalf) {
+          float* const all = small().largest;
           const float x = largest_of_warp(largest_of(now));
-          if (lane == 0) small().largest[warp] = x;
-          ptx::named_barrier_sync(1, kComputing);
-          const float* all = small().largest;
-          const float unit = power_of_two_below(fmaxf(fmaxf(all[0], all[1]), fmaxf(all[2], all[3])));
+          if (lane == 0) all[kWarps * block + warp] = x;
+          ptx::named_barrier_sync(1, kBlocks * kComputing);
+          float most = all[0];
+#pragma unroll
+          for (int i = 1; i < Shared::kStateWarps; ++i) most = fmaxf(most, all[i]);
+          const float unit = power_of_two_below(most);
           inverse = reciprocal_of_power(unit);
-          if (warp == 0 && lane == 0) small().units[rounded.index] = unit;
-          ptx::named_barrier_sync(1, kComputing);  // before the next largest
+          if (block == 0 && warp == 0 && lane == 0) small().units[rounded.index] = unit;
+          ptx::named_barrier_sync(1, kBlocks * kComputing);  // before the next largest
         }
         uint32_t packed[16];
         pack_sums<Element>(packed, now, inverse);
-        store_packed(ptx::shared_address(memory + rounded.index * kPanel), packed, place);
+        store_packed(ptx::shared_address(rounded_state(rounded.index) + block * kPanel), packed, place);
         ptx::fence_async_shared();
         arrive_warp(&small().state_full[rounded.index], lane);
       }
       ptx::mbarrier_wait(&small().full[at.index], at.parity);
       if constexpr (kGated) state.forget(gates(at.index).total);
-      add_to_state<Element, kGated>(state.sum, stage(at.index) + kPanel, stage(at.index) + 2 * kPanel,
-                                    gates(at.index).write, place);
+      add_to_state<Element, kGated ? Weights::kGates : Weights::kNone>(
+          state.sum, stage(at.index) + Shared::kKey + block * kPanel, stage(at.index) + Shared::kValue,
+          gates(at.index).write, 1.0f, place);
       arrive_warp(&small().empty[at.index], lane);
     }
     if (p.last && piece.end == order.segments)
-      state.store(p.last + head * p.rows * p.columns, 1.0f, p.rows, p.columns, place);
+      store_block(p.last, head, block, p.rows, p.columns, place, [&](int i) { return state.value(i); });
+  }
+
+  /// P of a chunk, issued.
+  __device__ __forceinline__ void issue_scores(float (&scores)[32], const char* tiles) const {
+#pragma unroll
+    for (int i = 0; i < kBlocks; ++i)
+      issue_product<Element, ptx::Major::kK, ptx::Major::kK>(scores, tiles + i * kPanel,
+                                                             tiles + Shared::kKey + i * kPanel, i > 0);
   }
 
   /// P weighted by D, zero for keys after the row. A warp leaves out the keys after its rows, and masks those before them where a cut is in the chunk.
@@ -179,7 +202,7 @@ struct Forward {
       ptx::undefined(scores);
       ptx::fence_registers(scores);
       ptx::wgmma_fence();
-      issue_product<Element, Major::kK, Major::kK>(scores, stage(0), stage(0) + kPanel, false);
+      issue_scores(scores, stage(0));
       ptx::wgmma_commit();
       ptx::wgmma_wait<0>();
       ptx::fence_registers(scores);
@@ -201,11 +224,14 @@ struct Forward {
       ptx::fence_registers(scores);
       ptx::fence_registers(weights);
       ptx::wgmma_fence();
-      issue_product<Element, Major::kK, Major::kMN>(out, tiles, memory + rounded.index * kPanel, false);
-      if constexpr (!kGated && !kHalf) issue_product<Element, Major::kMN>(out, weights, tiles + 2 * kPanel, true);
+#pragma unroll
+      for (int i = 0; i < kBlocks; ++i)
+        issue_product<Element, Major::kK, Major::kMN>(out, tiles + i * kPanel,
+                                                      rounded_state(rounded.index) + i * kPanel, i > 0);
+      if constexpr (!kGated && !kHalf) issue_product<Element, Major::kMN>(out, weights, tiles + Shared::kValue, true);
       ptx::wgmma_commit();
       // P of the next chunk; after the last one its own once more, so that no product depends on a branch.
-      issue_product<Element, Major::kK, Major::kK>(scores, stage(at.index), stage(at.index) + kPanel, false);
+      issue_scores(scores, stage(at.index));
       ptx::wgmma_commit();
       ptx::wgmma_wait<1>();
       ptx::fence_registers(out);
@@ -216,7 +242,7 @@ struct Forward {
                    unit * (kGated ? gate.read[i0 + 8] : 1.0f) * reciprocal_of_power(row_unit[1]));
         ptx::fence_registers(out);
         ptx::wgmma_fence();
-        issue_product<Element, Major::kMN>(out, weights, tiles + 2 * kPanel, true);
+        issue_product<Element, Major::kMN>(out, weights, tiles + Shared::kValue, true);
         ptx::wgmma_commit();
         ptx::wgmma_wait<1>();
         ptx::fence_registers(scores);
@@ -259,51 +285,53 @@ struct Forward {
     pack_sums<Element>(packed, out, 1.0f);
     if (lane == 0) ptx::bulk_wait_read<0>();  // the previous chunk's rows have left
     __syncwarp();
-    store_rows_by_map(memory + Shared::kOut, packed, p.maps[3], first, b, h, place);
+    store_rows_by_map(memory + Shared::kOut, packed, p.maps[3], 0, first, b, h, place);
   }
 };
 
-template <typename Element, bool kGated>
-__global__ void __launch_bounds__(ForwardShared::kThreads, 2)
+template <typename Element, bool kGated, int kBlocks>
+__global__ void __launch_bounds__(ForwardShared<kBlocks>::kThreads, ForwardShared<kBlocks>::kTogether)
     sweep_forward(const __grid_constant__ StateForwardArguments p) {
+  using Shared = ForwardShared<kBlocks>;
   extern __shared__ __align__(1024) char memory[];
   const int group = threadIdx.x / kComputing;
   const int64_t all_heads = static_cast<int64_t>(p.batch) * p.heads, head = blockIdx.x % all_heads;
-  const SegmentOrder order(p.length, false);
+  const SegmentOrder order(p.length, false, kChunksOfSegment<kBlocks>);
   const Piece piece(order, static_cast<int>(blockIdx.x / all_heads), p.pieces);
-  const Forward<Element, kGated> call{p,
-                                      memory,
-                                      static_cast<int>(threadIdx.x / 32 % kWarps),
-                                      static_cast<int>(threadIdx.x % 32),
-                                      head / p.heads,
-                                      head % p.heads,
-                                      head,
-                                      order,
-                                      piece,
-                                      min(piece.end * kSegmentChunks, order.chunks) - piece.begin * kSegmentChunks};
+  const Forward<Element, kGated, kBlocks> call{p,
+                                               memory,
+                                               static_cast<int>(threadIdx.x / 32 % kWarps),
+                                               static_cast<int>(threadIdx.x % 32),
+                                               head / p.heads,
+                                               head % p.heads,
+                                               head,
+                                               order,
+                                               piece,
+                                               min(piece.end * order.each, order.chunks) - piece.begin * order.each};
   let_next_kernel_start();
   if (threadIdx.x == 0) {
-    ForwardShared::Small& small = call.small();
+    auto& small = call.small();
     for (int i = 0; i < p.stages; ++i) {
       ptx::mbarrier_init(&small.full[i], kGated ? 2 : 1);
-      ptx::mbarrier_init(&small.empty[i], 2 * kWarps);
+      ptx::mbarrier_init(&small.empty[i], Shared::kStateWarps + kWarps);
     }
     for (int i = 0; i < 2; ++i) {
-      ptx::mbarrier_init(&small.state_full[i], kWarps);
+      ptx::mbarrier_init(&small.state_full[i], Shared::kStateWarps);
       ptx::mbarrier_init(&small.state_empty[i], kWarps);
     }
     ptx::mbarrier_init_fence();
   }
   __syncthreads();
   if (group == 0) {
-    ptx::registers_shrink<ForwardShared::kLoadRegisters>();
+    ptx::registers_shrink<Shared::kLoadRegisters>();
     if (threadIdx.x < 32) call.load();
   } else if (group == 1) {
-    ptx::registers_grow<ForwardShared::kStateRegisters>();
-    call.update_state();
-  } else {
-    ptx::registers_grow<ForwardShared::kReadRegisters>();
+    ptx::registers_grow<Shared::kReadRegisters>();
     call.read();
+  } else {
+    if constexpr (kBlocks == 1) ptx::registers_grow<Shared::kStateRegisters>();
+    else ptx::registers_shrink<Shared::kStateRegisters>();
+    call.update_state(group - 2);
   }
 }
 

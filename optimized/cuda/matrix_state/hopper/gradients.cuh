@@ -1,5 +1,5 @@
 #pragma once
-// All gradients of gated_state for a state of at most 64 × 64 (FusedArguments has the equations): a CTA sweeps a piece of a head in reverse time
+// All gradients of gated_state for a state of at most 128 × 64 (FusedArguments has the equations): a CTA sweeps a piece of a head in reverse time
 // (segments.cuh). A chunk's key and value are read twice, the first time, up to a segment earlier, for the states before the segment's chunks.
 //
 //   warp 2         key, value and gates for S
@@ -17,11 +17,13 @@
 namespace lethe::matrix_state {
 
 /// A warpgroup: dq of every chunk.
-template <typename Element, bool kGated>
-__device__ __forceinline__ void sweep_queries(const Gradients<Element, kGated>& call) {
-  using Shared = GradientsShared;
+template <typename Call>
+__device__ __forceinline__ void sweep_queries(const Call& call) {
+  using Shared = typename Call::Shared;
+  using Element = typename Call::Element;
   using ptx::Major;
-  constexpr bool kHalf = Gradients<Element, kGated>::kHalf;
+  constexpr bool kGated = Call::kGated, kHalf = Call::kHalf;
+  constexpr int kBlocks = Call::kBlocks;
   const auto& p = call.p;
   auto& small = call.small();
   const Place place{call.warp, call.lane};
@@ -33,43 +35,53 @@ __device__ __forceinline__ void sweep_queries(const Gradients<Element, kGated>& 
     ptx::mbarrier_wait(&small.state_full[chunk.slot], chunk.parity);
     const ChunkGates& gates = call.gates(at.index);
     const char* const tiles = call.stage(at.index);
-    float out[32];
-    ptx::undefined(out);
-    ptx::fence_registers(out);
-    ptx::wgmma_fence();
-    issue_product<Element, Major::kK, Major::kK>(out, tiles + Shared::kGradValues, call.state(chunk.slot), false);
-    ptx::wgmma_commit();
-    ptx::wgmma_wait<0>();
-    ptx::fence_registers(out);
-    if constexpr (kGated || kHalf) {
-      // E: the gates after the chunk's first token, which R's update has with the scale, and that one.
-      const float near = kGated ? gates.write[i0] * gates.entry : 1.0f,
-                  far = kGated ? gates.write[i0 + 8] * gates.entry : 1.0f;
+    uint32_t packed[kBlocks][16];
+    float dot[2] = {0.0f, 0.0f}, grad_unit = 1.0f;
 #pragma unroll
-      for (int i = 0; i < 32; ++i)
-        out[i] *= (i % 4 < 2 ? near : far) * (kHalf ? small.state_units[chunk.slot][i / 8] : 1.0f);
-    }
-    arrive_warp(&small.state_empty[chunk.slot], call.lane);
-    if constexpr (kGated) store_dots<Element>(call.crossings(at.index).queries, out, tiles + Shared::kQuery, place);
+    for (int block = 0; block < kBlocks; ++block) {
+      float out[32];
+      ptx::undefined(out);
+      ptx::fence_registers(out);
+      ptx::wgmma_fence();
+      issue_product<Element, Major::kK, Major::kK>(out, tiles + Shared::kGradValues,
+                                                   call.state(chunk.slot) + block * kPanel, false);
+      ptx::wgmma_commit();
+      ptx::wgmma_wait<0>();
+      ptx::fence_registers(out);
+      if constexpr (kGated || kHalf) {
+        // E: the gates after the chunk's first token, which R's update has with the scale, and that one.
+        const float near = kGated ? gates.write[i0] * gates.entry : 1.0f,
+                    far = kGated ? gates.write[i0 + 8] * gates.entry : 1.0f;
+#pragma unroll
+        for (int i = 0; i < 32; ++i)
+          out[i] *= (i % 4 < 2 ? near : far) * (kHalf ? small.state_units[chunk.slot][kWarps * block + i / 8] : 1.0f);
+      }
+      if (block + 1 == kBlocks) arrive_warp(&small.state_empty[chunk.slot], call.lane);
+      if constexpr (kGated) add_dots<Element>(dot, out, tiles + Shared::kQuery + block * kPanel, place);
 
-    ptx::mbarrier_wait(&small.pairs_full, parity);
-    const float grad_unit = kHalf ? small.grad_unit : 1.0f;
-    if constexpr (kHalf) scale_rows(out, reciprocal_of_power(grad_unit), reciprocal_of_power(grad_unit));
-    ptx::fence_registers(out);
-    ptx::wgmma_fence();
-    issue_product<Element, Major::kMN, Major::kMN>(out, call.pairs(), tiles + Shared::kKey, true);
-    ptx::wgmma_commit();
-    ptx::wgmma_wait<0>();
-    ptx::fence_registers(out);
-    arrive_warp(&small.empty[at.index], call.lane);
-    uint32_t packed[16];
-    pack_sums<Element>(packed, out, grad_unit);
-    ptx::named_barrier_sync(3, kComputing);  // all warps have read dP, whose place dq takes
-    store_rows_by_map(call.pairs(), packed, p.maps[4], chunk.first, call.b, call.h, place);
-    if (call.lane == 0) {
-      ptx::bulk_wait_read<0>();
-      ptx::mbarrier_arrive(&small.pairs_empty);
+      if (block == 0) {
+        ptx::mbarrier_wait(&small.pairs_full, parity);
+        if constexpr (kHalf) grad_unit = small.grad_unit;
+      }
+      if constexpr (kHalf) scale_rows(out, reciprocal_of_power(grad_unit), reciprocal_of_power(grad_unit));
+      ptx::fence_registers(out);
+      ptx::wgmma_fence();
+      issue_product<Element, Major::kMN, Major::kMN>(out, call.pairs(), tiles + Shared::kKey + block * kPanel, true);
+      ptx::wgmma_commit();
+      ptx::wgmma_wait<0>();
+      ptx::fence_registers(out);
+      pack_sums<Element>(packed[block], out, grad_unit);
     }
+    if constexpr (kGated) store_dots(call.crossings(at.index).queries, dot, place);
+    arrive_warp(&small.empty[at.index], call.lane);
+    ptx::named_barrier_sync(3, kComputing);  // all warps have read dP, whose place dq takes
+#pragma unroll
+    for (int block = 0; block < kBlocks; ++block) {
+      store_rows_by_map(call.pairs(), packed[block], p.maps[4], 64 * block, chunk.first, call.b, call.h, place);
+      if (call.lane == 0) ptx::bulk_wait_read<0>();
+      __syncwarp();
+    }
+    if (call.lane == 0) ptx::mbarrier_arrive(&small.pairs_empty);
     at.advance(Shared::kStages);
     parity ^= 1;
   });
@@ -77,9 +89,11 @@ __device__ __forceinline__ void sweep_queries(const Gradients<Element, kGated>& 
 }
 
 /// A warp: tiles and gates of every chunk in reverse time; d log f of a chunk where its stage is free again.
-template <typename Element, bool kGated>
-__device__ __forceinline__ void load_chunks(const Gradients<Element, kGated>& call) {
-  using Shared = GradientsShared;
+template <typename Call>
+__device__ __forceinline__ void load_chunks(const Call& call) {
+  using Shared = typename Call::Shared;
+  constexpr bool kGated = Call::kGated;
+  constexpr int kBlocks = Call::kBlocks;
   const auto& p = call.p;
   auto& small = call.small();
   ptx::RingPosition at;
@@ -98,10 +112,10 @@ __device__ __forceinline__ void load_chunks(const Gradients<Element, kGated>& ca
     if (call.lane == 0) {
       char* const to = call.stage(at.index);
       ptx::mbarrier_arrive_expect(full, Shared::kStage);
-      load_tile_of(to + Shared::kKey, p.maps[1], p.key, full, chunk.first, call.b, call.h);
-      load_tile_of(to + Shared::kQuery, p.maps[0], p.query, full, chunk.first, call.b, call.h);
-      load_tile_of(to + Shared::kValue, p.maps[2], p.value, full, chunk.first, call.b, call.h);
-      load_tile_of(to + Shared::kGradValues, p.maps[3], p.grad_values, full, chunk.first, call.b, call.h);
+      load_tile_of<kBlocks>(to + Shared::kKey, p.maps[1], p.key, full, chunk.first, call.b, call.h);
+      load_tile_of<kBlocks>(to + Shared::kQuery, p.maps[0], p.query, full, chunk.first, call.b, call.h);
+      load_tile_of<1>(to + Shared::kValue, p.maps[2], p.value, full, chunk.first, call.b, call.h);
+      load_tile_of<1>(to + Shared::kGradValues, p.maps[3], p.grad_values, full, chunk.first, call.b, call.h);
     }
     if constexpr (kGated) {
       if (loaded == 0) first_done = chunk.first;
@@ -123,9 +137,11 @@ __device__ __forceinline__ void load_chunks(const Gradients<Element, kGated>& ca
 }
 
 /// A warp: key, value and gates of every chunk by time, but the last one of each segment, for S of the next chunk.
-template <typename Element, bool kGated>
-__device__ __forceinline__ void load_rebuild_chunks(const Gradients<Element, kGated>& call) {
-  using Shared = GradientsShared;
+template <typename Call>
+__device__ __forceinline__ void load_rebuild_chunks(const Call& call) {
+  using Shared = typename Call::Shared;
+  constexpr bool kGated = Call::kGated;
+  constexpr int kBlocks = Call::kBlocks;
   const auto& p = call.p;
   auto& small = call.small();
   ptx::RingPosition at;
@@ -139,8 +155,8 @@ __device__ __forceinline__ void load_rebuild_chunks(const Gradients<Element, kGa
       if (call.lane == 0) {
         char* const to = call.rebuild_stage(at.index);
         ptx::mbarrier_arrive_expect(full, Shared::kRebuildStage);
-        load_tile_of(to, p.maps[1], p.key, full, first, call.b, call.h);
-        load_tile_of(to + kPanel, p.maps[2], p.value, full, first, call.b, call.h);
+        load_tile_of<kBlocks>(to, p.maps[1], p.key, full, first, call.b, call.h);
+        load_tile_of<1>(to + Shared::kState, p.maps[2], p.value, full, first, call.b, call.h);
       }
       if constexpr (kGated) {
         prepare_gates(call.rebuild_gates(at.index), raw, 1.0f, 1.0f, false, call.lane);
@@ -149,26 +165,26 @@ __device__ __forceinline__ void load_rebuild_chunks(const Gradients<Element, kGa
     }
 }
 
-template <typename Element, bool kGated>
-__global__ void __launch_bounds__(GradientsShared::kThreads, 1)
+template <typename Element, bool kGated, int kBlocks>
+__global__ void __launch_bounds__(GradientsShared<kBlocks>::kThreads, 1)
     sweep_gradients(const __grid_constant__ StateGradientArguments p) {
-  using Shared = GradientsShared;
+  using Shared = GradientsShared<kBlocks>;
   extern __shared__ __align__(1024) char memory[];
   const int group = threadIdx.x / kComputing;
   const int64_t all_heads = static_cast<int64_t>(p.batch) * p.heads, head = blockIdx.x % all_heads;
-  const SegmentOrder order(p.length, true);
-  const Gradients<Element, kGated> call{p,
-                                        memory,
-                                        static_cast<int>(threadIdx.x / 32 % kWarps),
-                                        static_cast<int>(threadIdx.x % 32),
-                                        head / p.heads,
-                                        head % p.heads,
-                                        head,
-                                        order,
-                                        Piece(order, static_cast<int>(blockIdx.x / all_heads), p.pieces)};
+  const SegmentOrder order(p.length, true, kChunksOfSegment<kBlocks>);
+  const Gradients<Element, kGated, kBlocks> call{p,
+                                                 memory,
+                                                 static_cast<int>(threadIdx.x / 32 % kWarps),
+                                                 static_cast<int>(threadIdx.x % 32),
+                                                 head / p.heads,
+                                                 head % p.heads,
+                                                 head,
+                                                 order,
+                                                 Piece(order, static_cast<int>(blockIdx.x / all_heads), p.pieces)};
   let_next_kernel_start();
   if (threadIdx.x == 0) {
-    Shared::Small& small = call.small();
+    auto& small = call.small();
     constexpr int kOfCopies = kGated ? 2 : 1;
     const auto init = [](auto& barriers, int arrivals) {
       for (uint64_t& barrier : barriers) ptx::mbarrier_init(&barrier, arrivals);

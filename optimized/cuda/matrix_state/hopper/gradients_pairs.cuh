@@ -59,27 +59,6 @@ struct KeyCrossings {
   }
 };
 
-/// Dot products of a lane's rows g and g + 8 of sums with those of a tile, over the four lanes that share a row.
-template <typename Element>
-__device__ __forceinline__ void store_dots(float* to, const float (&sum)[32], const char* tile, Place at) {
-  float dot[2] = {0.0f, 0.0f};
-#pragma unroll
-  for (int c = 0; c < 4; ++c) {
-    uint32_t a[4];
-    load_left(a, ptx::shared_address(tile), c, at);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float2 x = unpack<Element>(a[i]);
-      dot[i % 2] += sum[8 * c + 2 * i] * x.x + sum[8 * c + 2 * i + 1] * x.y;
-    }
-  }
-  const float near = quad_sum(dot[0]), far = quad_sum(dot[1]);
-  if (at.lane % 4 == 0) {
-    to[16 * at.block + at.lane / 4] = near;
-    to[16 * at.block + at.lane / 4 + 8] = far;
-  }
-}
-
 /// P and dP weighted by D, zero for queries before the key; what their products give to d log f. A warp leaves out the queries before its keys, and masks
 /// those after them where a cut is in the chunk.
 template <typename Element, bool kGated>
@@ -125,17 +104,20 @@ __device__ __forceinline__ void weigh_pairs(float (&scores)[32], float (&grads)[
 }
 
 /// A warpgroup: the pairs of every chunk, dk and dv.
-template <typename Element, bool kGated>
-__device__ __forceinline__ void sweep_pairs(const Gradients<Element, kGated>& call) {
-  using Shared = GradientsShared;
+template <typename Call>
+__device__ __forceinline__ void sweep_pairs(const Call& call) {
+  using Shared = typename Call::Shared;
+  using Element = typename Call::Element;
   using ptx::Major;
-  constexpr bool kHalf = Gradients<Element, kGated>::kHalf;
+  constexpr bool kGated = Call::kGated, kHalf = Call::kHalf;
+  constexpr int kBlocks = Call::kBlocks;
   const auto& p = call.p;
   auto& small = call.small();
   const Place place{call.warp, call.lane};
   const int j0 = 16 * call.warp + call.lane / 4;
   ptx::RingPosition at;
   uint32_t parity = 0;
+  bool started = false;
   call.each_chunk([&](const auto& chunk) {
     ptx::mbarrier_wait(&small.full[at.index], at.parity);
     const ChunkGates& gates = call.gates(at.index);
@@ -151,9 +133,16 @@ __device__ __forceinline__ void sweep_pairs(const Gradients<Element, kGated>& ca
       ptx::fence_registers(scores);
       ptx::fence_registers(grads);
       ptx::wgmma_fence();
-      issue_product<Element, Major::kK, Major::kK>(scores, key, query, false);
+#pragma unroll
+      for (int block = 0; block < kBlocks; ++block)
+        issue_product<Element, Major::kK, Major::kK>(scores, key + block * kPanel, query + block * kPanel, block > 0);
       issue_product<Element, Major::kK, Major::kK>(grads, value, grad_values, false);
       ptx::wgmma_commit();
+      if (started && call.lane == 0) {
+        ptx::bulk_wait_read<0>();  // the previous chunk's dk has left
+        ptx::mbarrier_arrive(&small.grad_state_empty);
+      }
+      started = true;
       ptx::wgmma_wait<0>();
       ptx::fence_registers(scores);
       ptx::fence_registers(grads);
@@ -182,60 +171,101 @@ __device__ __forceinline__ void sweep_pairs(const Gradients<Element, kGated>& ca
     arrive_warp(&small.pairs_full, call.lane);
 
     ptx::mbarrier_wait(&small.grad_state_full, parity);
-    float out_key[32], out_value[32];
-    ptx::undefined(out_key);
+    const float unit = kHalf ? small.grad_state_unit : 1.0f, near = unit * (kGated ? gates.read[j0] : 1.0f),
+                far = unit * (kGated ? gates.read[j0 + 8] : 1.0f);
+    float out_value[32];
+    // Where nothing is scaled between the products with R and with pairs, they are one batch. Of two blocks dv comes first: there are no registers for both.
+    constexpr bool kScaled = kGated || kHalf, kApart = kBlocks > 1;
+    const auto issue_value_of_state = [&] {
+#pragma unroll
+      for (int block = 0; block < kBlocks; ++block)
+        issue_product<Element, Major::kK, Major::kMN>(out_value, key + block * kPanel,
+                                                      call.grad_state() + block * kPanel, block > 0);
+      if constexpr (kScaled) ptx::wgmma_commit();
+    };
+    const auto issue_value_of_pairs = [&] {
+      if constexpr (kScaled) {
+        ptx::fence_registers(out_value);
+        scale_rows(out_value, near * reciprocal_of_power(score_unit), far * reciprocal_of_power(score_unit));
+        ptx::fence_registers(out_value);
+        ptx::wgmma_fence();
+      }
+      issue_product<Element, Major::kMN>(out_value, score_weights, grad_values, true);
+      ptx::wgmma_commit();
+    };
+    const auto store_value = [&] {
+      ptx::fence_registers(out_value);
+      ptx::fence_registers(score_weights);
+      uint32_t packed[16];
+      pack_sums<Element>(packed, out_value, score_unit);
+      if (call.lane == 0) ptx::bulk_wait_read<0>();  // the previous chunk's dv has left
+      __syncwarp();
+      store_rows_by_map(call.memory + Shared::kOut, packed, p.maps[6], 0, chunk.first, call.b, call.h, place);
+    };
     ptx::undefined(out_value);
-    ptx::fence_registers(out_key);
     ptx::fence_registers(out_value);
     ptx::fence_registers(score_weights);
     ptx::fence_registers(grad_weights);
     ptx::wgmma_fence();
-    issue_product<Element, Major::kK, Major::kK>(out_key, value, call.grad_state(), false);
-    if constexpr (kGated || kHalf) {
-      ptx::wgmma_commit();
-      issue_product<Element, Major::kK, Major::kMN>(out_value, key, call.grad_state(), false);
-      ptx::wgmma_commit();
-      const float unit = kHalf ? small.grad_state_unit : 1.0f, near = unit * (kGated ? gates.read[j0] : 1.0f),
-                  far = unit * (kGated ? gates.read[j0 + 8] : 1.0f);
-      ptx::wgmma_wait<1>();
-      ptx::fence_registers(out_key);
-      scale_rows(out_key, near, far);
-      if constexpr (kGated) store_dots<Element>(call.crossings(at.index).keys, out_key, key, place);
-      if constexpr (kHalf) scale_rows(out_key, reciprocal_of_power(grad_unit), reciprocal_of_power(grad_unit));
-      ptx::fence_registers(out_key);
-      ptx::wgmma_fence();
-      issue_product<Element, Major::kMN>(out_key, grad_weights, query, true);
-      ptx::wgmma_commit();
-      ptx::wgmma_wait<1>();
-      ptx::fence_registers(out_value);
-      scale_rows(out_value, near * reciprocal_of_power(score_unit), far * reciprocal_of_power(score_unit));
-      ptx::fence_registers(out_value);
-      ptx::wgmma_fence();
-    } else {
-      issue_product<Element, Major::kMN>(out_key, grad_weights, query, true);
-      ptx::wgmma_commit();
-      issue_product<Element, Major::kK, Major::kMN>(out_value, key, call.grad_state(), false);
+    issue_value_of_state();
+    if constexpr (kApart) {
+      if constexpr (kScaled) ptx::wgmma_wait<0>();
+      issue_value_of_pairs();
+      ptx::wgmma_wait<0>();
+      store_value();
+    } else if constexpr (!kScaled) {
+      issue_value_of_pairs();
     }
-    issue_product<Element, Major::kMN>(out_value, score_weights, grad_values, true);
+    float out_key[kBlocks][32];
+#pragma unroll
+    for (int block = 0; block < kBlocks; ++block) {
+      ptx::undefined(out_key[block]);
+      ptx::fence_registers(out_key[block]);
+    }
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int block = 0; block < kBlocks; ++block)
+      issue_product<Element, Major::kK, Major::kK>(out_key[block], value, call.grad_state() + block * kPanel, false);
+    if constexpr (kScaled) {
+      ptx::wgmma_commit();
+      if constexpr (!kApart) {
+        ptx::wgmma_wait<1>();
+        issue_value_of_pairs();
+        ptx::wgmma_wait<1>();
+      } else {
+        ptx::wgmma_wait<0>();
+      }
+      float dot[2] = {0.0f, 0.0f};
+#pragma unroll
+      for (int block = 0; block < kBlocks; ++block) {
+        ptx::fence_registers(out_key[block]);
+        scale_rows(out_key[block], near, far);
+        if constexpr (kGated) add_dots<Element>(dot, out_key[block], key + block * kPanel, place);
+        if constexpr (kHalf) scale_rows(out_key[block], reciprocal_of_power(grad_unit), reciprocal_of_power(grad_unit));
+        ptx::fence_registers(out_key[block]);
+      }
+      if constexpr (kGated) store_dots(call.crossings(at.index).keys, dot, place);
+      ptx::wgmma_fence();
+    }
+#pragma unroll
+    for (int block = 0; block < kBlocks; ++block)
+      issue_product<Element, Major::kMN>(out_key[block], grad_weights, query + block * kPanel, true);
     ptx::wgmma_commit();
-    ptx::wgmma_wait<1>();
-    ptx::fence_registers(out_key);
-    ptx::fence_registers(grad_weights);
-    uint32_t packed[16];
-    pack_sums<Element>(packed, out_key, grad_unit);
+    if constexpr (!kApart) {
+      ptx::wgmma_wait<1>();
+      store_value();
+    }
     ptx::wgmma_wait<0>();
-    ptx::fence_registers(out_value);
-    ptx::fence_registers(score_weights);
+    ptx::fence_registers(grad_weights);
     arrive_warp(&small.empty[at.index], call.lane);
     ptx::named_barrier_sync(2, kComputing);  // all warps have read R, whose place dk takes
-    store_rows_by_map(call.grad_state(), packed, p.maps[5], chunk.first, call.b, call.h, place);
-    pack_sums<Element>(packed, out_value, score_unit);
-    if (call.lane == 0) ptx::bulk_wait_read<1>();  // the previous chunk's dv has left
-    __syncwarp();
-    store_rows_by_map(call.memory + Shared::kOut, packed, p.maps[6], chunk.first, call.b, call.h, place);
-    if (call.lane == 0) {
-      ptx::bulk_wait_read<1>();  // and this one's dk
-      ptx::mbarrier_arrive(&small.grad_state_empty);
+#pragma unroll
+    for (int block = 0; block < kBlocks; ++block) {
+      ptx::fence_registers(out_key[block]);
+      uint32_t packed[16];
+      pack_sums<Element>(packed, out_key[block], grad_unit);
+      store_rows_by_map(call.grad_state() + block * kPanel, packed, p.maps[5], 64 * block, chunk.first, call.b, call.h,
+                        place);
     }
     at.advance(Shared::kStages);
     parity ^= 1;

@@ -6,35 +6,39 @@
 
 namespace lethe::matrix_state {
 
+/// kBlocks: of 64 rows of the state.
+template <int kBlocks>
 struct GradientsShared {
-  static constexpr int kThreads = 5 * kComputing, kStages = 3, kRebuildStages = 2;
-  static constexpr int kStage = 4 * kPanel, kRebuildStage = 2 * kPanel;
-  static constexpr int kQuery = 0, kGradValues = kPanel, kKey = 2 * kPanel, kValue = 3 * kPanel;
-  static constexpr int kRebuild = kStages * kStage, kStates = kRebuild + kRebuildStages * kRebuildStage;
-  static constexpr int kGradState = kStates + kSegmentChunks * kPanel, kPairs = kGradState + kPanel,
-                       kOut = kPairs + kPanel;
-  static constexpr int kGates = kOut + kPanel, kRebuildGates = kGates + kStages * sizeof(ChunkGates);
-  static constexpr int kCrossings = kRebuildGates + kRebuildStages * sizeof(ChunkGates);
+  static constexpr int kThreads = 5 * kComputing, kStages = kBlocks == 1 ? 3 : 2, kRebuildStages = kBlocks == 1 ? 2 : 1;
+  static constexpr int kState = kBlocks * kPanel, kSlots = kChunksOfSegment<kBlocks>;
+  static constexpr int kQuery = 0, kKey = kState, kValue = 2 * kState, kGradValues = kValue + kPanel,
+                       kStage = kGradValues + kPanel, kRebuildStage = kState + kPanel;
   /// Of the threads of each warpgroup: 480 in all.
   static constexpr int kLoadRegisters = 40, kStateRegisters = 104, kGradStateRegisters = 112, kPairRegisters = 136,
                        kQueryRegisters = 88;
   struct Small {
     uint64_t full[kStages], empty[kStages];                                ///< a chunk's tiles and gates
     uint64_t rebuild_full[kRebuildStages], rebuild_empty[kRebuildStages];  ///< a chunk's key, value and gates, for S
-    uint64_t state_full[kSegmentChunks], state_empty[kSegmentChunks];      ///< S of a chunk
+    uint64_t state_full[kSlots], state_empty[kSlots];                      ///< S of a chunk
     uint64_t grad_state_full, grad_state_empty;                            ///< R; then dk on its way out
     uint64_t pairs_full, pairs_empty;                                      ///< dP; then dq on its way out
-    float state_units[kSegmentChunks][kWarps], largest[kWarps], largest_pairs[2][kWarps], grad_state_unit, grad_unit;
+    float state_units[kSlots][kBlocks * kWarps], largest[kWarps], largest_pairs[2][kWarps], grad_state_unit, grad_unit;
   };
+  static constexpr int kRebuild = kStages * kStage, kStates = kRebuild + kRebuildStages * kRebuildStage;
+  static constexpr int kGradState = kStates + kSlots * kState, kPairs = kGradState + kState, kOut = kPairs + kPanel;
+  static constexpr int kGates = kOut + kPanel, kRebuildGates = kGates + kStages * sizeof(ChunkGates);
+  static constexpr int kCrossings = kRebuildGates + kRebuildStages * sizeof(ChunkGates);
   static constexpr int kSmall = kCrossings + kStages * sizeof(FusedCrossings), kBytes = kSmall + sizeof(Small);
   static_assert(kBytes <= 227 * 1024 && kSmall % 8 == 0);
 };
 
 /// The kernel's arguments and a warp's place among them.
-template <typename Element, bool kGated>
+template <typename Element_, bool kGated_, int kBlocks_>
 struct Gradients {
-  static constexpr bool kHalf = std::is_same_v<Element, __half>;
-  using Shared = GradientsShared;
+  using Element = Element_;
+  using Shared = GradientsShared<kBlocks_>;
+  static constexpr bool kGated = kGated_, kHalf = std::is_same_v<Element, __half>;
+  static constexpr int kBlocks = kBlocks_;
   const StateGradientArguments& p;
   char* const memory;
   const int warp, lane;  ///< of the warpgroup
@@ -42,7 +46,9 @@ struct Gradients {
   const SegmentOrder order;  ///< in reverse
   const Piece piece;
 
-  __device__ Shared::Small& small() const { return *reinterpret_cast<Shared::Small*>(memory + Shared::kSmall); }
+  __device__ typename Shared::Small& small() const {
+    return *reinterpret_cast<typename Shared::Small*>(memory + Shared::kSmall);
+  }
   __device__ char* stage(int i) const { return memory + i * Shared::kStage; }
   __device__ ChunkGates& gates(int i) const { return reinterpret_cast<ChunkGates*>(memory + Shared::kGates)[i]; }
   __device__ FusedCrossings& crossings(int i) const {
@@ -52,7 +58,7 @@ struct Gradients {
   __device__ ChunkGates& rebuild_gates(int i) const {
     return reinterpret_cast<ChunkGates*>(memory + Shared::kRebuildGates)[i];
   }
-  __device__ char* state(int slot) const { return memory + Shared::kStates + slot * kPanel; }
+  __device__ char* state(int slot) const { return memory + Shared::kStates + slot * Shared::kState; }
   __device__ char* grad_state() const { return memory + Shared::kGradState; }
   __device__ char* pairs() const { return memory + Shared::kPairs; }
   __device__ const float* gate() const {
@@ -69,13 +75,13 @@ struct Gradients {
 
   /// S of a segment's m-th chunk by time. Slots are free again from the latest chunk on, so that the next segment, whose S come in order of time, takes
   /// them the other way round.
-  __device__ int slot_of(int segment, int m) const { return (segment - piece.begin) % 2 ? kSegmentChunks - 1 - m : m; }
+  __device__ int slot_of(int segment, int m) const { return (segment - piece.begin) % 2 ? Shared::kSlots - 1 - m : m; }
   /// Of the slot's use in a segment. Of those that the piece's first segment has no chunk for, that is not the first one.
   __device__ uint32_t parity_of(int segment, int slot) const {
     return (segment - piece.begin - (slot >= order.count(piece.begin))) & 1;
   }
 
-  /// Every chunk, with its segment's number and its own in it.
+  /// Every chunk.
   template <typename Visit>
   __device__ __forceinline__ void each_chunk(Visit&& visit) const {
     for (int s = piece.begin; s < piece.end; ++s) {
@@ -88,5 +94,29 @@ struct Gradients {
     }
   }
 };
+
+/// The dot products of a lane's rows g and g + 8 of sums with those of a tile are added to `dot`: a lane's share.
+template <typename Element>
+__device__ __forceinline__ void add_dots(float (&dot)[2], const float (&sum)[32], const char* tile, Place at) {
+#pragma unroll
+  for (int c = 0; c < 4; ++c) {
+    uint32_t a[4];
+    load_left(a, ptx::shared_address(tile), c, at);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 x = unpack<Element>(a[i]);
+      dot[i % 2] += sum[8 * c + 2 * i] * x.x + sum[8 * c + 2 * i + 1] * x.y;
+    }
+  }
+}
+
+/// The sums over the four lanes that share a row.
+__device__ __forceinline__ void store_dots(float* to, const float (&dot)[2], Place at) {
+  const float near = quad_sum(dot[0]), far = quad_sum(dot[1]);
+  if (at.lane % 4 == 0) {
+    to[16 * at.block + at.lane / 4] = near;
+    to[16 * at.block + at.lane / 4 + 8] = far;
+  }
+}
 
 }  // namespace lethe::matrix_state

@@ -6,45 +6,63 @@
 namespace lethe::matrix_state {
 
 /// A warpgroup: S of every chunk, times the scale where there are no gates.
-template <typename Element, bool kGated>
-__device__ __forceinline__ void rebuild_states(const Gradients<Element, kGated>& call) {
+template <typename Call>
+__device__ __forceinline__ void rebuild_states(const Call& call) {
+  using Shared = typename Call::Shared;
+  using Element = typename Call::Element;
+  constexpr bool kGated = Call::kGated;
+  constexpr int kBlocks = Call::kBlocks;
   const auto& p = call.p;
   auto& small = call.small();
   const Place place{call.warp, call.lane};
-  State<kGated> state(1.0f);
+  float state[kBlocks][32];
   ptx::RingPosition at;
   for (int s = call.piece.begin; s < call.piece.end; ++s) {
     const int count = call.order.count(s), in_time = call.order.segments - 1 - s;
-    if (in_time == 0)
-      state.load(p.initial ? p.initial + call.head * p.rows * p.columns : nullptr, p.rows, p.columns, place);
-    else state.load_segment(p.states + (call.head * (call.order.segments - 1) + in_time - 1) * kStateFloats, place);
+#pragma unroll
+    for (int block = 0; block < kBlocks; ++block) {
+      if (in_time == 0) load_block(state[block], p.initial, call.head, block, p.rows, p.columns, place);
+      else
+        load_block_of_segment(state[block], p.states, call.head * (call.order.segments - 1) + in_time - 1, block,
+                              kBlocks, place);
+    }
     for (int m = 0; m < count; ++m) {
       const int slot = call.slot_of(s, m);
-      float now[32];
-#pragma unroll
-      for (int i = 0; i < 32; ++i) now[i] = kGated ? state.value(i) : state.value(i) * p.scale;
-      float unit = 1.0f;
-      if constexpr (Gradients<Element, kGated>::kHalf) unit = power_of_two_below(largest_of_warp(largest_of(now)));
-      uint32_t packed[16];
-      pack_sums<Element>(packed, now, reciprocal_of_power(unit));
       ptx::mbarrier_wait(&small.state_empty[slot], call.parity_of(s, slot) ^ 1);
-      if (call.lane == 0) small.state_units[slot][call.warp] = unit;
-      store_packed(ptx::shared_address(call.state(slot)), packed, place);
+#pragma unroll
+      for (int block = 0; block < kBlocks; ++block) {
+        const float scale = kGated ? 1.0f : p.scale;
+        float unit = 1.0f;
+        if constexpr (Call::kHalf) {
+          unit = power_of_two_below(largest_of_warp(largest_of(state[block])) * fabsf(scale));
+          if (call.lane == 0) small.state_units[slot][kWarps * block + call.warp] = unit;
+        }
+        uint32_t packed[16];
+        pack_sums<Element>(packed, state[block], scale * reciprocal_of_power(unit));
+        store_packed(ptx::shared_address(call.state(slot) + block * kPanel), packed, place);
+      }
       ptx::fence_async_shared();
       arrive_warp(&small.state_full[slot], call.lane);
       if (m + 1 == count) break;
       ptx::mbarrier_wait(&small.rebuild_full[at.index], at.parity);
       const ChunkGates& gates = call.rebuild_gates(at.index);
       const char* const tiles = call.rebuild_stage(at.index);
-      if constexpr (kGated) state.forget(gates.total);
-      add_to_state<Element, kGated>(state.sum, tiles, tiles + kPanel, gates.write, place);
+#pragma unroll
+      for (int block = 0; block < kBlocks; ++block) {
+        if constexpr (kGated) {
+#pragma unroll
+          for (int i = 0; i < 32; ++i) state[block][i] *= gates.total;
+        }
+        add_to_state<Element, kGated ? Weights::kGates : Weights::kNone>(
+            state[block], tiles + block * kPanel, tiles + Shared::kState, gates.write, 1.0f, place);
+      }
       arrive_warp(&small.rebuild_empty[at.index], call.lane);
-      at.advance(GradientsShared::kRebuildStages);
+      at.advance(Shared::kRebuildStages);
     }
   }
 }
 
-/// A warp's share of ⟨S, R⟩, of its rows of S in 16 bits.
+/// A lane's share of ⟨S, R⟩ of a warp's rows, of S in 16 bits.
 template <typename Element>
 __device__ __forceinline__ float product_of_states(const float (&grad)[32], uint32_t state, Place at) {
   float product = 0.0f;
@@ -58,32 +76,78 @@ __device__ __forceinline__ float product_of_states(const float (&grad)[32], uint
       product += x.x * grad[8 * k + 2 * i] + x.y * grad[8 * k + 2 * i + 1];
     }
   }
-  for (int step = 1; step < 32; step *= 2) product += __shfl_xor_sync(kAllLanes, product, step);
   return product;
 }
 
+/// R of a warpgroup. Of one block the sum of a segment is apart, so that pieces begin with the same bits (State); of two R is one sum, and heads are whole.
+template <bool kGated, int kBlocks>
+struct GradState {
+  float running[kBlocks][32];
+
+  __device__ __forceinline__ explicit GradState(float) {}
+  template <typename Load>
+  __device__ __forceinline__ void load(Load&& load) {
+#pragma unroll
+    for (int block = 0; block < kBlocks; ++block) load(running[block], block);
+  }
+  __device__ __forceinline__ void join() {}
+  __device__ __forceinline__ float value(int block, int i) const { return running[block][i]; }
+  __device__ __forceinline__ void forget(float total) {
+#pragma unroll
+    for (int block = 0; block < kBlocks; ++block)
+#pragma unroll
+      for (int i = 0; i < 32; ++i) running[block][i] *= total;
+  }
+  __device__ __forceinline__ float (&sum(int block))[32] { return running[block]; }
+  static constexpr Weights kWeights = kGated ? Weights::kGates : Weights::kScale;
+};
+
+template <bool kGated>
+struct GradState<kGated, 1> {
+  State<kGated> state;
+
+  __device__ __forceinline__ explicit GradState(float scale) : state(scale) {}
+  template <typename Load>
+  __device__ __forceinline__ void load(Load&& load) {
+    load(state.before, 0);
+    state.clear_sum();
+  }
+  __device__ __forceinline__ void join() { state.join(); }
+  __device__ __forceinline__ float value(int, int i) const { return state.value(i); }
+  __device__ __forceinline__ void forget(float total) { state.forget(total); }
+  __device__ __forceinline__ float (&sum(int))[32] { return state.sum; }
+  static constexpr Weights kWeights = kGated ? Weights::kGates : Weights::kNone;
+};
+
 /// A warpgroup: R of every chunk, the gradient of the initial state, and what ⟨S, R⟩ gives to d log f.
-template <typename Element, bool kGated>
-__device__ __forceinline__ void sweep_grad_states(const Gradients<Element, kGated>& call) {
-  using Shared = GradientsShared;
+template <typename Call>
+__device__ __forceinline__ void sweep_grad_states(const Call& call) {
+  using Shared = typename Call::Shared;
+  using Element = typename Call::Element;
+  using State = GradState<Call::kGated, Call::kBlocks>;
+  constexpr bool kGated = Call::kGated;
+  constexpr int kBlocks = Call::kBlocks;
   const auto& p = call.p;
   auto& small = call.small();
   const Place place{call.warp, call.lane};
-  State<kGated> state(p.scale);
-  if (call.piece.begin == 0)
-    state.load(p.grad_last ? p.grad_last + call.head * p.rows * p.columns : nullptr, p.rows, p.columns, place);
-  else state.load_segment(p.grad_states + (call.head * p.handed + call.piece.begin - 1) * kStateFloats, place);
+  State state(p.scale);
+  state.load([&](float(&to)[32], int block) {
+    if (call.piece.begin == 0) load_block(to, p.grad_last, call.head, block, p.rows, p.columns, place);
+    else load_block_of_segment(to, p.grad_states, call.head * p.handed + call.piece.begin - 1, block, kBlocks, place);
+  });
   ptx::RingPosition at;
   uint32_t parity = 0;
   call.each_chunk([&](const auto& chunk) {
     if (chunk.begins) state.join();
-    float now[32];
-#pragma unroll
-    for (int i = 0; i < 32; ++i) now[i] = state.value(i);
     ptx::mbarrier_wait(&small.grad_state_empty, parity ^ 1);
     float inverse = 1.0f;
-    if constexpr (Gradients<Element, kGated>::kHalf) {
-      const float x = largest_of_warp(largest_of(now));
+    if constexpr (Call::kHalf) {
+      float x = 0.0f;
+#pragma unroll
+      for (int block = 0; block < kBlocks; ++block)
+#pragma unroll
+        for (int i = 0; i < 32; ++i) x = fmaxf(x, fabsf(state.value(block, i)));
+      x = largest_of_warp(x);
       if (call.lane == 0) small.largest[call.warp] = x;
       ptx::named_barrier_sync(1, kComputing);
       const float* all = small.largest;
@@ -91,9 +155,18 @@ __device__ __forceinline__ void sweep_grad_states(const Gradients<Element, kGate
       inverse = reciprocal_of_power(unit);
       if (call.warp == 0 && call.lane == 0) small.grad_state_unit = unit;
     }
-    uint32_t packed[16];
-    pack_sums<Element>(packed, now, inverse);
-    store_packed(ptx::shared_address(call.grad_state()), packed, place);
+    const auto value_of = [&](float(&now)[32], int block) {
+#pragma unroll
+      for (int i = 0; i < 32; ++i) now[i] = state.value(block, i);
+    };
+#pragma unroll
+    for (int block = 0; block < kBlocks; ++block) {
+      float now[32];
+      value_of(now, block);
+      uint32_t packed[16];
+      pack_sums<Element>(packed, now, inverse);
+      store_packed(ptx::shared_address(call.grad_state() + block * kPanel), packed, place);
+    }
     ptx::fence_async_shared();
     arrive_warp(&small.grad_state_full, call.lane);
 
@@ -102,21 +175,34 @@ __device__ __forceinline__ void sweep_grad_states(const Gradients<Element, kGate
     const char* const tiles = call.stage(at.index);
     if constexpr (kGated) {
       ptx::mbarrier_wait(&small.state_full[chunk.slot], chunk.parity);
-      const float product = product_of_states<Element>(now, ptx::shared_address(call.state(chunk.slot)), place);
-      if (call.lane == 0)
-        call.crossings(at.index).states[call.warp] =
-            product * gates.total * gates.entry * small.state_units[chunk.slot][call.warp];
+      float product = 0.0f;
+#pragma unroll
+      for (int block = 0; block < kBlocks; ++block) {
+        float now[32];
+        value_of(now, block);
+        product +=
+            product_of_states<Element>(now, ptx::shared_address(call.state(chunk.slot) + block * kPanel), place) *
+            (Call::kHalf ? small.state_units[chunk.slot][kWarps * block + call.warp] : 1.0f);
+      }
+      for (int step = 1; step < 32; step *= 2) product += __shfl_xor_sync(kAllLanes, product, step);
+      if (call.lane == 0) call.crossings(at.index).states[call.warp] = product * gates.total * gates.entry;
       arrive_warp(&small.state_empty[chunk.slot], call.lane);
       state.forget(gates.total);
     }
-    add_to_state<Element, kGated>(state.sum, tiles + Shared::kQuery, tiles + Shared::kGradValues, gates.write, place);
+#pragma unroll
+    for (int block = 0; block < kBlocks; ++block)
+      add_to_state<Element, State::kWeights>(state.sum(block), tiles + Shared::kQuery + block * kPanel,
+                                             tiles + Shared::kGradValues, gates.write, p.scale, place);
     arrive_warp(&small.empty[at.index], call.lane);
     at.advance(Shared::kStages);
     parity ^= 1;
   });
   if (!p.grad_initial || call.piece.end < call.order.segments) return;
   const float factor = !kGated ? 1.0f : call.gate()[0] < -104.0f ? 0.0f : expf(call.gate()[0]);
-  state.store(p.grad_initial + call.head * p.rows * p.columns, factor, p.rows, p.columns, place);
+#pragma unroll
+  for (int block = 0; block < kBlocks; ++block)
+    store_block(p.grad_initial, call.head, block, p.rows, p.columns, place,
+                [&](int i) { return state.value(block, i) * factor; });
 }
 
 }  // namespace lethe::matrix_state

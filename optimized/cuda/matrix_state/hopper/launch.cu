@@ -12,16 +12,20 @@
 namespace lethe::matrix_state {
 namespace {
 
-int segments_in(const Shape& shape) { return SegmentOrder(shape.key_length, false).segments; }
+// Blocks of 64 rows of the state.
+int blocks_of(const Shape& shape) { return shape.key_dim <= 64 ? 1 : 2; }
+SegmentOrder order_of(const Shape& shape) {
+  return {shape.key_length, false, blocks_of(shape) == 1 ? kChunksOfSegment<1> : kChunksOfSegment<2>};
+}
 
 // Pieces of a head, a CTA each: one where a CTA for every `processors_a_head` multiprocessors is enough, else as many as fill these.
 int pieces_of(const Shape& shape, int processors_a_head) {
   const int64_t heads = shape.batch * shape.heads, processors = multiprocessors();
   if (processors_a_head * heads >= processors) return 1;
-  return static_cast<int>(std::clamp<int64_t>(processors / heads, 1, segments_in(shape)));
+  return static_cast<int>(std::clamp<int64_t>(processors / heads, 1, order_of(shape).segments));
 }
 int forward_pieces(const Shape& shape) { return pieces_of(shape, 4); }
-int backward_pieces(const Shape& shape) { return pieces_of(shape, 1); }
+int backward_pieces(const Shape& shape) { return blocks_of(shape) == 1 ? pieces_of(shape, 1) : 1; }
 
 /// The states after a head's first segments, of one sweep.
 struct SegmentMemory {
@@ -30,9 +34,9 @@ struct SegmentMemory {
 
   /// All before the last of so many pieces.
   SegmentMemory(Workspace& memory, const Shape& shape, int pieces)
-      : segments(Piece(SegmentOrder(shape.key_length, false), pieces - 1, pieces).begin) {
+      : segments(Piece(order_of(shape), pieces - 1, pieces).begin) {
     const int64_t handed = shape.batch * shape.heads * segments;
-    states = memory.take<float>(handed * kStateFloats);
+    states = memory.take<float>(handed * blocks_of(shape) * kBlockFloats);
     decays = memory.take<float>(handed);
   }
 };
@@ -76,13 +80,17 @@ void launch(void (*kernel)(Arguments), int64_t ctas, int threads, int bytes, boo
   cuda_check(cudaGetLastError(), "matrix state: launch");
 }
 
-// visit(Element{}, whether there are gates)
+// visit(Element{}, whether there are gates, blocks of the state)
 template <typename Visit>
 void by_type(const MatrixStateInput& in, Visit&& visit) {
+  const auto by_blocks = [&](auto element, auto gated) {
+    if (blocks_of(in.shape) == 1) visit(element, gated, std::integral_constant<int, 1>{});
+    else visit(element, gated, std::integral_constant<int, 2>{});
+  };
   const bool gated = in.key_gate.data != nullptr;
   if (in.dtype == Dtype::kBFloat16)
-    gated ? visit(__nv_bfloat16{}, std::true_type{}) : visit(__nv_bfloat16{}, std::false_type{});
-  else gated ? visit(__half{}, std::true_type{}) : visit(__half{}, std::false_type{});
+    gated ? by_blocks(__nv_bfloat16{}, std::true_type{}) : by_blocks(__nv_bfloat16{}, std::false_type{});
+  else gated ? by_blocks(__half{}, std::true_type{}) : by_blocks(__half{}, std::false_type{});
 }
 
 void sum_segments(const MatrixStateInput& in, const Operand& key, const Operand& value, float scale, bool reverse,
@@ -101,17 +109,19 @@ void sum_segments(const MatrixStateInput& in, const Operand& key, const Operand&
   p.segments = to.segments;
   p.states = to.states;
   p.decays = to.decays;
-  by_type(in, [&](auto element, auto gated) {
-    launch(segment_sums<decltype(element), gated.value>, all_heads * to.segments, kComputing, SumsShared::kBytes,
-           overlapping, stream, p);
-    launch(join_segments<gated.value>, all_heads * kJoiningCtas, kJoiningThreads, 0, true, stream, p);
+  by_type(in, [&](auto element, auto gated, auto blocks) {
+    using Shared = SumsShared<blocks.value>;
+    launch(segment_sums<decltype(element), gated.value, blocks.value>, all_heads * to.segments, Shared::kThreads,
+           Shared::kBytes, overlapping, stream, p);
+    launch(join_segments<gated.value, blocks.value>, all_heads * blocks.value * kJoiningCtas, kJoiningThreads, 0, true,
+           stream, p);
   });
 }
 
 }  // namespace
 
 bool runs_by_warpgroups(const Shape& shape) {
-  if (shape.key_dim > 64 || shape.value_dim > 64) return false;
+  if (shape.key_dim > 128 || shape.value_dim > 64) return false;
   int device;
   cuda_check(cudaGetDevice(&device), "matrix state: device");
   return compute_capability(device) == 90;
@@ -125,7 +135,7 @@ size_t warpgroup_forward_workspace_bytes(const Shape& shape) {
 
 size_t warpgroup_backward_workspace_bytes(const Shape& shape) {
   Workspace memory(nullptr);
-  SegmentMemory(memory, shape, segments_in(shape));
+  SegmentMemory(memory, shape, order_of(shape).segments);
   SegmentMemory(memory, shape, backward_pieces(shape));
   return memory.bytes();
 }
@@ -152,9 +162,10 @@ void warpgroup_forward(const MatrixStateForward& a) {
   p.scale = static_cast<float>(a.scale);
   p.initial = a.initial_state;
   p.last = a.last_state;
-  p.stages = ctas <= multiprocessors() ? ForwardShared::kMostStages : ForwardShared::kFewestStages;
-  by_type(a, [&](auto element, auto gated) {
-    launch(sweep_forward<decltype(element), gated.value>, ctas, ForwardShared::kThreads, ForwardShared::bytes(p.stages),
+  by_type(a, [&](auto element, auto gated, auto blocks) {
+    using Shared = ForwardShared<blocks.value>;
+    p.stages = ctas <= multiprocessors() ? Shared::kMostStages : Shared::kFewestStages;
+    launch(sweep_forward<decltype(element), gated.value, blocks.value>, ctas, Shared::kThreads, Shared::bytes(p.stages),
            handed.segments > 0, a.stream, p);
   });
 }
@@ -165,7 +176,7 @@ void warpgroup_backward(const MatrixStateBackward& a) {
   p.pieces = backward_pieces(a.shape);
   const int64_t ctas = a.shape.batch * a.shape.heads * p.pieces;
   Workspace memory(a.workspace);
-  const SegmentMemory states(memory, a.shape, segments_in(a.shape)), grads(memory, a.shape, p.pieces);
+  const SegmentMemory states(memory, a.shape, order_of(a.shape).segments), grads(memory, a.shape, p.pieces);
   sum_segments(a, a.key, a.value, 1.0f, false, a.initial_state, states, false, a.stream);
   sum_segments(a, a.query, a.grad_values, scale, true, a.grad_last_state, grads, true, a.stream);
   p.states = states.states;
@@ -188,8 +199,9 @@ void warpgroup_backward(const MatrixStateBackward& a) {
   p.initial = a.initial_state;
   p.grad_last = a.grad_last_state;
   p.grad_initial = a.grad_initial_state;
-  by_type(a, [&](auto element, auto gated) {
-    launch(sweep_gradients<decltype(element), gated.value>, ctas, GradientsShared::kThreads, GradientsShared::kBytes,
+  by_type(a, [&](auto element, auto gated, auto blocks) {
+    using Shared = GradientsShared<blocks.value>;
+    launch(sweep_gradients<decltype(element), gated.value, blocks.value>, ctas, Shared::kThreads, Shared::kBytes,
            states.segments > 0, a.stream, p);
   });
 }

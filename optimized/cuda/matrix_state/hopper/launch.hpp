@@ -1,5 +1,5 @@
 #pragma once
-// gated_state and its gradients by wgmma: no gate or one a token, a state of at most 64 × 64, 16-bit inputs, on compute capability 9.0 (chunked.cu).
+// gated_state and its gradients by wgmma: no gate or one a token, a state of at most 128 × 64, 16-bit inputs, on compute capability 9.0 (chunked.cu).
 
 #include "optimized/cuda/matrix_state.hpp"
 
@@ -8,7 +8,7 @@ namespace lethe::matrix_state {
 /// Whether these kernels run a call of this shape on the current device.
 bool runs_by_warpgroups(const Shape& shape);
 
-/// A CTA sweeps a head where heads are at least a quarter of the multiprocessors, else a segment of one: the results are the same bits (segments.cuh).
+/// A CTA sweeps a head, or where there are few of them a piece of one: the results are the same bits (segments.cuh).
 void warpgroup_forward(const MatrixStateForward& arguments);
 void warpgroup_backward(const MatrixStateBackward& arguments);
 size_t warpgroup_forward_workspace_bytes(const Shape& shape);

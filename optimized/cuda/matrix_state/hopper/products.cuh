@@ -11,11 +11,14 @@
 
 namespace lethe::matrix_state {
 
-/// One thread: the tile of 64 tokens from `first`; of an operand whose heads are one, a stride of 0, that one.
+/// One thread: the tile of 64 tokens from `first`, kPanels wide; of an operand whose heads are one, a stride of 0, that one.
+template <int kPanels>
 __device__ __forceinline__ void load_tile_of(char* to, const CUtensorMap& map, const Operand& from, uint64_t* barrier,
                                              int64_t first, int64_t b, int64_t h) {
-  ptx::load_tile(to, &map, barrier, 0, from.head_stride ? static_cast<int>(h) : 0, static_cast<int>(first),
-                 static_cast<int>(b));
+#pragma unroll
+  for (int i = 0; i < kPanels; ++i)
+    ptx::load_tile(to + i * kPanel, &map, barrier, 64 * i, from.head_stride ? static_cast<int>(h) : 0,
+                   static_cast<int>(first), static_cast<int>(b));
 }
 
 /// Bytes between two steps of 16 along the products' sum, in a tile: of rows along M or N, or along the sum.
@@ -43,17 +46,20 @@ __device__ __forceinline__ void issue_product(float (&sum)[32], const uint32_t (
                        ptx::advance<kStepBytes<kRight>>(b, k), accumulate || k > 0);
 }
 
-/// sum += (b ∘ write)ᵀ c of tiles of tokens, with scales of their own or without; waited for. `keys` keeps the left operand.
-template <typename Element, bool kGated>
+/// What each token is multiplied by where it enters a state: nothing, one scale, or its gates and the scale.
+enum class Weights { kNone, kScale, kGates };
+
+/// sum += (b ∘ weights)ᵀ c of tiles of tokens; waited for.
+template <typename Element, Weights kWeights>
 __device__ __forceinline__ void add_to_state(float (&sum)[32], const char* b, const char* c, const float* write,
-                                             Place at) {
-  if constexpr (kGated) {
+                                             float scale, Place at) {
+  if constexpr (kWeights != Weights::kNone) {
     uint32_t keys[16];
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
       uint32_t(&four)[4] = *reinterpret_cast<uint32_t(*)[4]>(&keys[4 * k]);
       load_left_transposed(four, ptx::shared_address(b), k, at);
-      weigh_keys<Element, true>(four, write, 1.0f, k, at.lane);
+      weigh_keys<Element, kWeights == Weights::kGates>(four, write, scale, k, at.lane);
     }
     ptx::fence_registers(keys);
     ptx::fence_registers(sum);
@@ -90,13 +96,13 @@ __device__ __forceinline__ void store_packed(uint32_t tile, const uint32_t (&pac
 
 /// A warp's 16 rows of a tile that begins at token `first`, by way of its part of a tile in shared memory whose last store has been read.
 __device__ __forceinline__ void store_rows_by_map(char* tile, const uint32_t (&packed)[16], const CUtensorMap& map,
-                                                  int64_t first, int64_t b, int64_t h, Place at) {
+                                                  int column, int64_t first, int64_t b, int64_t h, Place at) {
   store_packed(ptx::shared_address(tile), packed, at);
   ptx::fence_async_shared();
   __syncwarp();
   if (at.lane == 0) {
-    ptx::store_tile(&map, tile + 16 * at.block * 128, 0, static_cast<int>(h), static_cast<int>(first) + 16 * at.block,
-                    static_cast<int>(b));
+    ptx::store_tile(&map, tile + 16 * at.block * 128, column, static_cast<int>(h),
+                    static_cast<int>(first) + 16 * at.block, static_cast<int>(b));
     ptx::bulk_commit();
   }
 }

@@ -1,5 +1,5 @@
 #pragma once
-// A head's tokens in segments of kSegmentChunks chunks. Of the state, the one before the segment and the segment's own sum are kept apart:
+// A head's tokens in segments of kChunksOfSegment chunks. Of the state, the one before the segment and the segment's own sum are kept apart:
 //
 //   S = decay · before + sum     with gates; decay: their product since the segment's beginning
 //   S = before + scale · sum     without: sums of unweighted products
@@ -13,9 +13,9 @@
 
 namespace lethe::matrix_state {
 
-constexpr int kStateFloats = 64 * 64;
+constexpr int kBlockFloats = 64 * 64;
 
-/// A warpgroup's part of a state.
+/// A warpgroup's part of a state: 64 rows.
 template <bool kGated>
 struct State {
   float before[32], sum[32];
@@ -48,65 +48,71 @@ struct State {
 #pragma unroll
     for (int i = 0; i < 32; ++i) sum[i] *= total;
   }
-
-  /// From [rows, columns] contiguous: zeros beyond, or of a null pointer.
-  __device__ __forceinline__ void load(const float* from, int rows, int columns, Place at) {
-    each_element(rows, columns, at,
-                 [&](int i, bool inside, int place) { before[i] = from && inside ? from[place] : 0.0f; });
-    clear_sum();
-  }
-
-  /// From a segment's place.
-  __device__ __forceinline__ void load_segment(const float* from, Place at) {
-    const float* own = from + (32 * at.block + at.lane) * 4;
-#pragma unroll
-    for (int n = 0; n < 8; ++n) {
-      const float4 x = load_global4(own + n * kComputing * 4);
-      before[4 * n] = x.x;
-      before[4 * n + 1] = x.y;
-      before[4 * n + 2] = x.z;
-      before[4 * n + 3] = x.w;
-    }
-    clear_sum();
-  }
-
-  __device__ __forceinline__ void store(float* to, float factor, int rows, int columns, Place at) const {
-    each_element(rows, columns, at, [&](int i, bool inside, int place) {
-      if (inside) to[place] = value(i) * factor;
-    });
-  }
-
- private:
-  template <typename Visit>
-  static __device__ __forceinline__ void each_element(int rows, int columns, Place at, Visit&& visit) {
-    const int row = 16 * at.block + at.lane / 4, column = at.lane % 4 * 2;
-#pragma unroll
-    for (int i = 0; i < 32; ++i) {
-      const int r = row + 8 * (i / 2 % 2), c = column + 8 * (i / 4) + i % 2;
-      visit(i, r < rows && c < columns, r * columns + c);
-    }
-  }
 };
 
+/// visit(i, whether it is inside, its place in [rows, columns]) of a lane's numbers of the state's rows from 64 · block on.
+template <typename Visit>
+__device__ __forceinline__ void each_of_block(int block, int rows, int columns, Place at, Visit&& visit) {
+  const int row = 64 * block + 16 * at.block + at.lane / 4, column = at.lane % 4 * 2;
+#pragma unroll
+  for (int i = 0; i < 32; ++i) {
+    const int r = row + 8 * (i / 2 % 2), c = column + 8 * (i / 4) + i % 2;
+    visit(i, r < rows && c < columns, r * columns + c);
+  }
+}
+
+/// A block of a head's state [rows, columns] contiguous: zeros beyond, or of a null pointer.
+__device__ __forceinline__ void load_block(float (&to)[32], const float* from, int64_t head, int block, int rows,
+                                           int columns, Place at) {
+  each_of_block(block, rows, columns, at, [&](int i, bool inside, int place) {
+    to[i] = from && inside ? from[head * rows * columns + place] : 0.0f;
+  });
+}
+
+/// The same of a segment's state in the fragments' order, of `blocks` blocks.
+__device__ __forceinline__ void load_block_of_segment(float (&to)[32], const float* from, int64_t segment, int block,
+                                                      int blocks, Place at) {
+  const float* own = from + (segment * blocks + block) * kBlockFloats + (32 * at.block + at.lane) * 4;
+#pragma unroll
+  for (int n = 0; n < 8; ++n) {
+    const float4 x = load_global4(own + n * kComputing * 4);
+    to[4 * n] = x.x;
+    to[4 * n + 1] = x.y;
+    to[4 * n + 2] = x.z;
+    to[4 * n + 3] = x.w;
+  }
+}
+
+/// value(i) of each number of a block to a head's state [rows, columns] contiguous.
+template <typename Value>
+__device__ __forceinline__ void store_block(float* to, int64_t head, int block, int rows, int columns, Place at,
+                                            Value&& value) {
+  each_of_block(block, rows, columns, at, [&](int i, bool inside, int place) {
+    if (inside) to[head * rows * columns + place] = value(i);
+  });
+}
+
+template <int kBlocks>
 struct SumsShared {
-  static constexpr int kStages = 4, kStage = 2 * kPanel;
-  static constexpr int kGates = kStages * kStage, kFull = kGates + kSegmentChunks * sizeof(ChunkGates);
+  static constexpr int kStages = 4, kStage = (kBlocks + 1) * kPanel, kThreads = kBlocks * kComputing;
+  static constexpr int kGates = kStages * kStage, kFull = kGates + kChunksOfSegment<kBlocks> * sizeof(ChunkGates);
   static constexpr int kBytes = kFull + kStages * sizeof(uint64_t);
 };
 
-/// A CTA: a segment's own sum.
-template <typename Element, bool kGated>
-__global__ void __launch_bounds__(kComputing, 3) segment_sums(const __grid_constant__ SegmentArguments p) {
-  using Shared = SumsShared;
+/// A CTA: a segment's own sum, 64 rows a warpgroup.
+template <typename Element, bool kGated, int kBlocks>
+__global__ void __launch_bounds__(SumsShared<kBlocks>::kThreads, 4 - kBlocks)
+    segment_sums(const __grid_constant__ SegmentArguments p) {
+  using Shared = SumsShared<kBlocks>;
   extern __shared__ __align__(1024) char memory[];
   let_next_kernel_start();
   ChunkGates* const all_gates = reinterpret_cast<ChunkGates*>(memory + Shared::kGates);
   uint64_t* const full = reinterpret_cast<uint64_t*>(memory + Shared::kFull);
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const Place place{warp, lane};
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, block = warp / kWarps;
+  const Place place{warp % kWarps, lane};
   const int64_t all_heads = static_cast<int64_t>(p.batch) * p.heads, head = blockIdx.x % all_heads, b = head / p.heads,
                 h = head % p.heads;
-  const SegmentOrder order(p.length, p.reverse);
+  const SegmentOrder order(p.length, p.reverse, kChunksOfSegment<kBlocks>);
   const int index = static_cast<int>(blockIdx.x / all_heads), count = order.count(index);
   const auto first_of = [&](int n) { return static_cast<int64_t>(order.chunk(index, n)) * kChunk; };
 
@@ -115,8 +121,8 @@ __global__ void __launch_bounds__(kComputing, 3) segment_sums(const __grid_const
     char* const to = memory + n % Shared::kStages * Shared::kStage;
     uint64_t* const barrier = &full[n % Shared::kStages];
     ptx::mbarrier_arrive_expect(barrier, Shared::kStage);
-    load_tile_of(to, p.maps[0], p.key, barrier, first_of(n), b, h);
-    load_tile_of(to + kPanel, p.maps[1], p.value, barrier, first_of(n), b, h);
+    load_tile_of<kBlocks>(to, p.maps[0], p.key, barrier, first_of(n), b, h);
+    load_tile_of<1>(to + kBlocks * kPanel, p.maps[1], p.value, barrier, first_of(n), b, h);
   };
   if (threadIdx.x == 0) {
     for (int i = 0; i < Shared::kStages; ++i) ptx::mbarrier_init(&full[i], 1);
@@ -127,7 +133,7 @@ __global__ void __launch_bounds__(kComputing, 3) segment_sums(const __grid_const
   for (int n = 0; n < Shared::kStages - 1; ++n) copy(n);
   if constexpr (kGated) {
     const float* gate = p.gate.log_forget + b * p.gate.batch_stride + h * p.gate.head_stride;
-    for (int n = warp; n < count; n += kWarps)
+    for (int n = warp; n < count; n += kBlocks * kWarps)
       prepare_gates(all_gates[n], load_gates(gate, p.gate.token_stride, first_of(n), p.length, p.reverse, lane), 1.0f,
                     p.scale, p.reverse, lane);
   }
@@ -140,52 +146,56 @@ __global__ void __launch_bounds__(kComputing, 3) segment_sums(const __grid_const
     if constexpr (kGated) state.forget(all_gates[n].total);
     ptx::mbarrier_wait(&full[n % Shared::kStages], n / Shared::kStages & 1);
     const char* stage = memory + n % Shared::kStages * Shared::kStage;
-    add_to_state<Element, kGated>(state.sum, stage, stage + kPanel, all_gates[n].write, place);
+    add_to_state<Element, kGated ? Weights::kGates : Weights::kNone>(
+        state.sum, stage + block * kPanel, stage + kBlocks * kPanel, all_gates[n].write, 1.0f, place);
   }
   const int64_t at = head * p.segments + index;
-  float4* const to = reinterpret_cast<float4*>(p.states + at * kStateFloats) + threadIdx.x;
+  float4* const to =
+      reinterpret_cast<float4*>(p.states + (at * kBlocks + block) * kBlockFloats) + threadIdx.x % kComputing;
 #pragma unroll
   for (int n = 0; n < 8; ++n)
     to[n * kComputing] = {state.sum[4 * n], state.sum[4 * n + 1], state.sum[4 * n + 2], state.sum[4 * n + 3]};
   if (kGated && threadIdx.x == 0) p.decays[at] = state.decay;
 }
 
-constexpr int kJoiningThreads = 256, kJoiningCtas = kStateFloats / 4 / kJoiningThreads;  ///< CTAs of a head
+constexpr int kJoiningThreads = 256, kJoiningCtas = kBlockFloats / 4 / kJoiningThreads;  ///< CTAs of a block of a head
 
 /// A thread: four numbers of a head's state, after every segment in their order, in the place of the segment's own sum.
-template <bool kGated>
+template <bool kGated, int kBlocks>
 __global__ void __launch_bounds__(kJoiningThreads) join_segments(const __grid_constant__ SegmentArguments p) {
   constexpr int kAtOnce = 8;  // sums that are on their way
+  constexpr int kFloats = kBlocks * kBlockFloats;
   let_next_kernel_start();
   wait_for_previous_kernel();
-  const int64_t head = blockIdx.x / kJoiningCtas, handing = p.segments;
-  const int piece = blockIdx.x % kJoiningCtas * kJoiningThreads + threadIdx.x;  // of four numbers
-  const int warp = piece / 32 % kWarps, lane = piece % 32, n = piece / kComputing;
-  const int row = 16 * warp + lane / 4, column = 8 * n + lane % 4 * 2;
+  const int64_t head = blockIdx.x / (kJoiningCtas * kBlocks);
+  const int block = blockIdx.x / kJoiningCtas % kBlocks,
+            piece = blockIdx.x % kJoiningCtas * kJoiningThreads + threadIdx.x;  // of four numbers
+  const int row = 64 * block + 16 * (piece / 32 % kWarps) + piece % 32 / 4,
+            column = 8 * (piece / kComputing) + piece % 4 * 2;
   float x[4];
 #pragma unroll
   for (int e = 0; e < 4; ++e) {
     const int r = row + 8 * (e / 2), c = column + e % 2;
     x[e] = p.initial && r < p.rows && c < p.columns ? p.initial[(head * p.rows + r) * p.columns + c] : 0.0f;
   }
-  float* const states = p.states + head * handing * kStateFloats + piece * 4;
-  const float* decays = kGated ? p.decays + head * handing : nullptr;
-  for (int64_t first = 0; first < handing; first += kAtOnce) {
+  float* const states = p.states + head * p.segments * kFloats + block * kBlockFloats + piece * 4;
+  const float* decays = kGated ? p.decays + head * p.segments : nullptr;
+  for (int64_t first = 0; first < p.segments; first += kAtOnce) {
     float4 sums[kAtOnce];
     float decay[kAtOnce];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      const bool there = first + i < handing;
-      sums[i] = there ? load_global4(states + (first + i) * kStateFloats) : float4{};
+      const bool there = first + i < p.segments;
+      sums[i] = there ? load_global4(states + (first + i) * kFloats) : float4{};
       decay[i] = kGated && there ? load_global(decays + first + i) : 1.0f;
     }
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      if (first + i >= handing) break;
+      if (first + i >= p.segments) break;
       const float sum[4] = {sums[i].x, sums[i].y, sums[i].z, sums[i].w};
 #pragma unroll
       for (int e = 0; e < 4; ++e) x[e] = State<kGated>::joined(x[e], decay[i], sum[e], p.scale);
-      *reinterpret_cast<float4*>(states + (first + i) * kStateFloats) = {x[0], x[1], x[2], x[3]};
+      *reinterpret_cast<float4*>(states + (first + i) * kFloats) = {x[0], x[1], x[2], x[3]};
     }
   }
 }

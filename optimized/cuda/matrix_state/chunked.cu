@@ -1,5 +1,5 @@
-// gated_state by passes over chunks of 64 tokens. On compute capability 9.0 a state of at most 64 × 64 has kernels of its own (hopper/launch.hpp). Elsewhere
-// its gradients are two kernels (fused.hpp) where a CTA can have over 99 KB of shared memory; others are three more passes of the same kernel:
+// gated_state by passes over chunks of 64 tokens. On compute capability 9.0 a state of at most 128 × 64 has kernels of its own (hopper/launch.hpp). Elsewhere
+// the gradients of one of at most 64 × 64 are two kernels (fused.hpp) where a CTA can have over 99 KB of shared memory; others are three more passes:
 //
 //   dq_i = Σ_{j ≤ i} D_ij (dO_i·v_j) k_j     query dO, key v, value k
 //   dk_j = Σ_{i ≥ j} D_ij (dO_i·v_j) q_i     in reverse: query v, key dO, value q

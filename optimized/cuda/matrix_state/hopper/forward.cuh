@@ -17,10 +17,11 @@ struct ForwardShared {
   static constexpr int kThreads = (2 + kBlocks) * kComputing, kStateWarps = kBlocks * kWarps;
   static constexpr int kKey = kBlocks * kPanel, kValue = 2 * kKey, kStage = kValue + kPanel, kState = kBlocks * kPanel;
   static constexpr int kMostStages = kBlocks == 1 ? 8 : 4;
-  /// CTAs of a multiprocessor, the stages of each that allow that, and the registers of the threads of each warpgroup.
+  /// CTAs of a multiprocessor, and the stages of each that allow that.
   static constexpr int kTogether = kBlocks == 1 ? 2 : 1, kFewestStages = kBlocks == 1 ? 3 : 4;
-  static constexpr int kLoadRegisters = kBlocks == 1 ? 24 : 40, kStateRegisters = kBlocks == 1 ? 96 : 112,
-                       kReadRegisters = kBlocks == 1 ? 120 : 160;
+  /// Of each thread at the launch, and of those of each warpgroup.
+  static constexpr int kRegisters = kBlocks == 1 ? 80 : 128, kLoadRegisters = kBlocks == 1 ? 24 : 40,
+                       kStateRegisters = kBlocks == 1 ? 96 : 112, kReadRegisters = kBlocks == 1 ? 120 : 160;
   struct Small {
     uint64_t full[kMostStages], empty[kMostStages], state_full[2], state_empty[2];
     float largest[kStateWarps], units[2];
@@ -323,14 +324,13 @@ __global__ void __launch_bounds__(ForwardShared<kBlocks>::kThreads, ForwardShare
   }
   __syncthreads();
   if (group == 0) {
-    ptx::registers_shrink<Shared::kLoadRegisters>();
+    change_registers<Shared::kRegisters, Shared::kLoadRegisters>();
     if (threadIdx.x < 32) call.load();
   } else if (group == 1) {
-    ptx::registers_grow<Shared::kReadRegisters>();
+    change_registers<Shared::kRegisters, Shared::kReadRegisters>();
     call.read();
   } else {
-    if constexpr (kBlocks == 1) ptx::registers_grow<Shared::kStateRegisters>();
-    else ptx::registers_shrink<Shared::kStateRegisters>();
+    change_registers<Shared::kRegisters, Shared::kStateRegisters>();
     call.update_state(group - 2);
   }
 }

@@ -202,20 +202,20 @@ __global__ void __launch_bounds__(GradientsShared<kBlocks>::kThreads, 1)
   __syncthreads();
   wait_for_previous_kernel();
   if (group == 0) {
-    ptx::registers_shrink<Shared::kLoadRegisters>();
+    change_registers<Shared::kRegisters, Shared::kLoadRegisters>();
     if (call.warp == 3) load_chunks(call);
     else if (call.warp == 2) load_rebuild_chunks(call);
   } else if (group == 1) {
-    ptx::registers_grow<Shared::kStateRegisters>();
+    change_registers<Shared::kRegisters, Shared::kStateRegisters>();
     rebuild_states(call);
   } else if (group == 2) {
-    ptx::registers_grow<Shared::kGradStateRegisters>();
+    change_registers<Shared::kRegisters, Shared::kGradStateRegisters>();
     sweep_grad_states(call);
   } else if (group == 3) {
-    ptx::registers_grow<Shared::kPairRegisters>();
+    change_registers<Shared::kRegisters, Shared::kPairRegisters>();
     sweep_pairs(call);
   } else {
-    ptx::registers_shrink<Shared::kQueryRegisters>();
+    change_registers<Shared::kRegisters, Shared::kQueryRegisters>();
     sweep_queries(call);
   }
 }

@@ -13,9 +13,9 @@ struct GradientsShared {
   static constexpr int kState = kBlocks * kPanel, kSlots = kChunksOfSegment<kBlocks>;
   static constexpr int kQuery = 0, kKey = kState, kValue = 2 * kState, kGradValues = kValue + kPanel,
                        kStage = kGradValues + kPanel, kRebuildStage = kState + kPanel;
-  /// Of the threads of each warpgroup: 480 in all.
-  static constexpr int kLoadRegisters = 40, kStateRegisters = 104, kGradStateRegisters = 112, kPairRegisters = 136,
-                       kQueryRegisters = 88;
+  /// Of each thread at the launch, and of those of each warpgroup: five times as many in all.
+  static constexpr int kRegisters = 96, kLoadRegisters = 40, kStateRegisters = 104, kGradStateRegisters = 112,
+                       kPairRegisters = kBlocks == 1 ? 136 : 128, kQueryRegisters = kBlocks == 1 ? 88 : 96;
   struct Small {
     uint64_t full[kStages], empty[kStages];                                ///< a chunk's tiles and gates
     uint64_t rebuild_full[kRebuildStages], rebuild_empty[kRebuildStages];  ///< a chunk's key, value and gates, for S

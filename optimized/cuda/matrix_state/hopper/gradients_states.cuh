@@ -53,7 +53,7 @@ __device__ __forceinline__ void rebuild_states(const Call& call) {
 #pragma unroll
           for (int i = 0; i < 32; ++i) state[block][i] *= gates.total;
         }
-        add_to_state<Element, kGated ? Weights::kGates : Weights::kNone>(
+        add_to_state<Element, kGated ? Weights::kGates : Weights::kNone, 4 / kBlocks>(
             state[block], tiles + block * kPanel, tiles + Shared::kState, gates.write, 1.0f, place);
       }
       arrive_warp(&small.rebuild_empty[at.index], call.lane);
@@ -191,8 +191,8 @@ __device__ __forceinline__ void sweep_grad_states(const Call& call) {
     }
 #pragma unroll
     for (int block = 0; block < kBlocks; ++block)
-      add_to_state<Element, State::kWeights>(state.sum(block), tiles + Shared::kQuery + block * kPanel,
-                                             tiles + Shared::kGradValues, gates.write, p.scale, place);
+      add_to_state<Element, State::kWeights, 4 / kBlocks>(state.sum(block), tiles + Shared::kQuery + block * kPanel,
+                                                          tiles + Shared::kGradValues, gates.write, p.scale, place);
     arrive_warp(&small.empty[at.index], call.lane);
     at.advance(Shared::kStages);
     parity ^= 1;

@@ -49,26 +49,33 @@ __device__ __forceinline__ void issue_product(float (&sum)[32], const uint32_t (
 /// What each token is multiplied by where it enters a state: nothing, one scale, or its gates and the scale.
 enum class Weights { kNone, kScale, kGates };
 
-/// sum += (b ∘ weights)ᵀ c of tiles of tokens; waited for.
-template <typename Element, Weights kWeights>
+/// sum += (b ∘ weights)ᵀ c of tiles of tokens; waited for. With weights in batches of 16 · kSteps tokens, whose left operand is in registers.
+template <typename Element, Weights kWeights, int kSteps = 4>
 __device__ __forceinline__ void add_to_state(float (&sum)[32], const char* b, const char* c, const float* write,
                                              float scale, Place at) {
   if constexpr (kWeights != Weights::kNone) {
-    uint32_t keys[16];
+    const uint64_t right = ptx::operand_descriptor(c, kPanel);
 #pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      uint32_t(&four)[4] = *reinterpret_cast<uint32_t(*)[4]>(&keys[4 * k]);
-      load_left_transposed(four, ptx::shared_address(b), k, at);
-      weigh_keys<Element, kWeights == Weights::kGates>(four, write, scale, k, at.lane);
+    for (int first = 0; first < 4; first += kSteps) {
+      uint32_t keys[kSteps][4];
+#pragma unroll
+      for (int k = 0; k < kSteps; ++k) {
+        load_left_transposed(keys[k], ptx::shared_address(b), first + k, at);
+        weigh_keys<Element, kWeights == Weights::kGates>(keys[k], write, scale, first + k, at.lane);
+        ptx::fence_registers(keys[k]);
+      }
+      ptx::fence_registers(sum);
+      ptx::wgmma_fence();
+#pragma unroll
+      for (int k = 0; k < kSteps; ++k)
+        ptx::wgmma<ptx::Major::kMN>(Element{}, sum, keys[k][0], keys[k][1], keys[k][2], keys[k][3],
+                                    ptx::advance<kStepBytes<ptx::Major::kMN>>(right, first + k), true);
+      ptx::wgmma_commit();
+      ptx::wgmma_wait<0>();
+      ptx::fence_registers(sum);
+#pragma unroll
+      for (int k = 0; k < kSteps; ++k) ptx::fence_registers(keys[k]);
     }
-    ptx::fence_registers(keys);
-    ptx::fence_registers(sum);
-    ptx::wgmma_fence();
-    issue_product<Element, ptx::Major::kMN>(sum, keys, c, true);
-    ptx::wgmma_commit();
-    ptx::wgmma_wait<0>();
-    ptx::fence_registers(sum);
-    ptx::fence_registers(keys);
   } else {
     ptx::fence_registers(sum);
     ptx::wgmma_fence();
@@ -123,6 +130,13 @@ __device__ __forceinline__ float largest_of(const float (&x)[32]) {
 /// Of a warp's lanes, each at least 0.
 __device__ __forceinline__ float largest_of_warp(float x) {
   return __uint_as_float(__reduce_max_sync(kAllLanes, __float_as_uint(x)));
+}
+
+/// A warpgroup's threads have kTo registers from here on, instead of kFrom.
+template <int kFrom, int kTo>
+__device__ __forceinline__ void change_registers() {
+  if constexpr (kTo > kFrom) ptx::registers_grow<kTo>();
+  else if constexpr (kTo < kFrom) ptx::registers_shrink<kTo>();
 }
 
 /// An arrival of a warp, after all its lanes.

@@ -1,4 +1,4 @@
-// gated_state by passes over chunks of 64 tokens. On compute capability 9.0 a state of at most 128 × 64 has kernels of its own (hopper/launch.hpp). Elsewhere
+// gated_state by passes over chunks of 64 tokens. On compute capability 9.0 states of at most 128 rows have kernels of their own (hopper/launch.hpp). Elsewhere
 // the gradients of one of at most 64 × 64 are two kernels (fused.hpp) where a CTA can have over 99 KB of shared memory; others are three more passes:
 //
 //   dq_i = Σ_{j ≤ i} D_ij (dO_i·v_j) k_j     query dO, key v, value k
@@ -214,14 +214,14 @@ __global__ void add_shares(const float* query_shares, const float* key_shares, f
 }  // namespace
 
 size_t chunk_forward_workspace_bytes(const Shape& shape, const MatrixStateForm&) {
-  if (runs_by_warpgroups(shape)) return warpgroup_forward_workspace_bytes(shape);
+  if (forward_by_warpgroups(shape)) return warpgroup_forward_workspace_bytes(shape);
   Workspace memory(nullptr);
   handed_forwards(memory, shape);
   return memory.bytes();
 }
 
 size_t chunk_workspace_bytes(const Shape& shape, const MatrixStateForm& form) {
-  if (runs_by_warpgroups(shape)) return std::max<size_t>(warpgroup_backward_workspace_bytes(shape), 256);
+  if (backward_by_warpgroups(shape)) return std::max<size_t>(warpgroup_backward_workspace_bytes(shape), 256);
   Workspace memory(nullptr);
   handed_backwards(memory, shape);
   if (is_fused(shape)) FusedStates(memory, shape);
@@ -230,7 +230,7 @@ size_t chunk_workspace_bytes(const Shape& shape, const MatrixStateForm& form) {
 }
 
 void chunk_forward(const MatrixStateForward& a) {
-  if (runs_by_warpgroups(a.shape)) return warpgroup_forward(a);
+  if (forward_by_warpgroups(a.shape)) return warpgroup_forward(a);
   Workspace memory(a.workspace);
   const Handed handed = handed_forwards(memory, a.shape);
   handed.clear(a.stream);
@@ -249,7 +249,7 @@ void chunk_forward(const MatrixStateForward& a) {
 }
 
 void chunk_backward(const MatrixStateBackward& a) {
-  if (runs_by_warpgroups(a.shape)) return warpgroup_backward(a);
+  if (backward_by_warpgroups(a.shape)) return warpgroup_backward(a);
   const bool gated = a.key_gate.data != nullptr;
   Workspace memory(a.workspace);
   const Handed handed = handed_backwards(memory, a.shape);

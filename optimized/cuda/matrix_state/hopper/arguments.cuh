@@ -42,13 +42,14 @@ struct SegmentArguments {
   int batch, heads, rows, columns;
   float scale;
   bool reverse;
+  int tiles;             ///< of 64 columns, a CTA each
   int segments;          ///< the first ones
   const float* initial;  ///< [B, H, rows, columns] contiguous; null: zeros
-  float* states;         ///< [B·H, segments, 4096 a block of 64 rows] in the fragments' order
-  float* decays;         ///< [B·H, segments]: the product of a segment's gates
+  float* states;         ///< [tiles, B·H, segments, 4096 a block of 64 rows] in the fragments' order
+  float* decays;         ///< [tiles, B·H, segments]: the product of a segment's gates
 };
 
-/// A forward, by pieces of heads.
+/// A forward, by pieces of heads and tiles of 64 columns of the state.
 struct StateForwardArguments {
   CUtensorMap maps[4];  ///< of query, key, value and out in 16 rows
   Operand query, key, value;
@@ -60,12 +61,13 @@ struct StateForwardArguments {
   float scale;
   const float* initial;  ///< [B, H, rows, columns] contiguous; null: zeros
   float* last;           ///< the same; null: not wanted
-  int pieces, handed;    ///< of a head; segments in `states`, at least all before the last piece
+  int tiles;             ///< of 64 columns
+  int pieces, handed;    ///< of a head; segments in `states`, all before the last piece
   const float* states;   ///< of SegmentArguments
   int stages;            ///< of tiles in shared memory
 };
 
-/// All gradients, the same.
+/// All gradients, by pieces of heads, of a state of one tile of columns.
 struct StateGradientArguments {
   CUtensorMap maps[7];  ///< of query, key, value, dO; of their gradients but dO's, in 16 rows
   Operand query, key, value, grad_values;
@@ -76,9 +78,9 @@ struct StateGradientArguments {
   float scale;
   const float *initial, *grad_last;  ///< [B, H, rows, columns] contiguous; null: zeros
   float* grad_initial;               ///< the same; null: not wanted
-  int pieces, handed;        ///< of a head, in reverse; segments in `grad_states`, at least all before the last piece
-  const float* states;       ///< of SegmentArguments: after all segments but the last
-  const float* grad_states;  ///< in reverse
+  int pieces, handed;                ///< of a head, in reverse; segments in `grad_states`, all before the last piece
+  const float* states;               ///< of SegmentArguments: after all segments but the last
+  const float* grad_states;          ///< in reverse
 };
 
 }  // namespace lethe::matrix_state

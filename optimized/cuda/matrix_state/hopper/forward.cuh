@@ -1,5 +1,5 @@
 #pragma once
-// gated_state's values for a state of at most 128 × 64: a CTA sweeps a piece of a head (segments.cuh) in chunks of 64 tokens.
+// gated_state's values for a state of at most 128 rows: a CTA sweeps a piece of a head (segments.cuh) and 64 columns of its state in chunks of 64 tokens.
 //
 //   warp 0         tiles of a chunk, its gates                                        → full
 //   warpgroup 2…   S, rounded to 16 bits, to shared memory; S = E_C S + (k·D_C)ᵀ v     → state_full
@@ -40,7 +40,8 @@ struct Forward {
   const StateForwardArguments& p;
   char* const memory;
   const int warp, lane;  ///< of the warpgroup
-  const int64_t b, h, head;
+  const int b, h, head;
+  const int tile;  ///< of columns
   const SegmentOrder order;
   const Piece piece;
   const int chunks;  ///< of the piece
@@ -69,9 +70,9 @@ struct Forward {
       if (lane == 0) {
         char* const to = stage(at.index);
         ptx::mbarrier_arrive_expect(full, Shared::kStage);
-        load_tile_of<kBlocks>(to, p.maps[0], p.query, full, first_of(n), b, h);
-        load_tile_of<kBlocks>(to + Shared::kKey, p.maps[1], p.key, full, first_of(n), b, h);
-        load_tile_of<1>(to + Shared::kValue, p.maps[2], p.value, full, first_of(n), b, h);
+        load_tile_of<kBlocks>(to, p.maps[0], p.query, full, 0, first_of(n), b, h);
+        load_tile_of<kBlocks>(to + Shared::kKey, p.maps[1], p.key, full, 0, first_of(n), b, h);
+        load_tile_of<1>(to + Shared::kValue, p.maps[2], p.value, full, 64 * tile, first_of(n), b, h);
       }
       if constexpr (kGated) {
         const RawGates raw = next;
@@ -87,8 +88,11 @@ struct Forward {
     wait_for_previous_kernel();
     const Place place{warp, lane};
     State<kGated> state(1.0f);
-    if (piece.begin == 0) load_block(state.before, p.initial, head, block, p.rows, p.columns, place);
-    else load_block_of_segment(state.before, p.states, head * p.handed + piece.begin - 1, block, kBlocks, place);
+    if (piece.begin == 0) load_block(state.before, p.initial, head, block, tile, p.rows, p.columns, place);
+    else
+      load_block_of_segment(state.before, p.states,
+                            (int64_t{1} * tile * p.batch * p.heads + head) * p.handed + piece.begin - 1, block, kBlocks,
+                            place);
     state.clear_sum();
     ptx::RingPosition at, rounded;
     for (int n = 0; n < chunks; ++n, at.advance(p.stages), rounded.advance(2)) {
@@ -126,7 +130,7 @@ struct Forward {
       arrive_warp(&small().empty[at.index], lane);
     }
     if (p.last && piece.end == order.segments)
-      store_block(p.last, head, block, p.rows, p.columns, place, [&](int i) { return state.value(i); });
+      store_block(p.last, head, block, tile, p.rows, p.columns, place, [&](int i) { return state.value(i); });
   }
 
   /// P of a chunk, issued.
@@ -272,10 +276,12 @@ struct Forward {
 
   __device__ __forceinline__ void write(const float (&out)[32], int64_t first, Place place) const {
     if (p.float_out) {
+      const int own = ptx::opaque(lane),
+                first_column = 64 * ptx::opaque(tile);  // so that addresses occupy no registers elsewhere
 #pragma unroll
       for (int i = 0; i < 16; ++i) {
-        const int64_t token = first + 16 * warp + lane / 4 + 8 * (i % 2);
-        const int column = 8 * (i / 2) + lane % 4 * 2;
+        const int64_t token = first + 16 * warp + own / 4 + 8 * (i % 2);
+        const int column = first_column + 8 * (i / 2) + own % 4 * 2;
         if (token < p.length && column < p.columns)
           *reinterpret_cast<float2*>(static_cast<float*>(p.out) + ((b * p.length + token) * p.heads + h) * p.columns +
                                      column) = {out[2 * i], out[2 * i + 1]};
@@ -286,7 +292,7 @@ struct Forward {
     pack_sums<Element>(packed, out, 1.0f);
     if (lane == 0) ptx::bulk_wait_read<0>();  // the previous chunk's rows have left
     __syncwarp();
-    store_rows_by_map(memory + Shared::kOut, packed, p.maps[3], 0, first, b, h, place);
+    store_rows_by_map(memory + Shared::kOut, packed, p.maps[3], 64 * tile, first, b, h, place);
   }
 };
 
@@ -296,9 +302,9 @@ __global__ void __launch_bounds__(ForwardShared<kBlocks>::kThreads, ForwardShare
   using Shared = ForwardShared<kBlocks>;
   extern __shared__ __align__(1024) char memory[];
   const int group = threadIdx.x / kComputing;
-  const int64_t all_heads = static_cast<int64_t>(p.batch) * p.heads, head = blockIdx.x % all_heads;
+  const int all_heads = p.batch * p.heads, head = static_cast<int>(blockIdx.x / p.tiles) % all_heads;
   const SegmentOrder order(p.length, false, kChunksOfSegment<kBlocks>);
-  const Piece piece(order, static_cast<int>(blockIdx.x / all_heads), p.pieces);
+  const Piece piece(order, static_cast<int>(blockIdx.x) / (all_heads * p.tiles), p.pieces);
   const Forward<Element, kGated, kBlocks> call{p,
                                                memory,
                                                static_cast<int>(threadIdx.x / 32 % kWarps),
@@ -306,6 +312,7 @@ __global__ void __launch_bounds__(ForwardShared<kBlocks>::kThreads, ForwardShare
                                                head / p.heads,
                                                head % p.heads,
                                                head,
+                                               static_cast<int>(blockIdx.x % p.tiles),
                                                order,
                                                piece,
                                                min(piece.end * order.each, order.chunks) - piece.begin * order.each};

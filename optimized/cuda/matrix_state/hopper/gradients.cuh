@@ -112,10 +112,10 @@ __device__ __forceinline__ void load_chunks(const Call& call) {
     if (call.lane == 0) {
       char* const to = call.stage(at.index);
       ptx::mbarrier_arrive_expect(full, Shared::kStage);
-      load_tile_of<kBlocks>(to + Shared::kKey, p.maps[1], p.key, full, chunk.first, call.b, call.h);
-      load_tile_of<kBlocks>(to + Shared::kQuery, p.maps[0], p.query, full, chunk.first, call.b, call.h);
-      load_tile_of<1>(to + Shared::kValue, p.maps[2], p.value, full, chunk.first, call.b, call.h);
-      load_tile_of<1>(to + Shared::kGradValues, p.maps[3], p.grad_values, full, chunk.first, call.b, call.h);
+      load_tile_of<kBlocks>(to + Shared::kKey, p.maps[1], p.key, full, 0, chunk.first, call.b, call.h);
+      load_tile_of<kBlocks>(to + Shared::kQuery, p.maps[0], p.query, full, 0, chunk.first, call.b, call.h);
+      load_tile_of<1>(to + Shared::kValue, p.maps[2], p.value, full, 0, chunk.first, call.b, call.h);
+      load_tile_of<1>(to + Shared::kGradValues, p.maps[3], p.grad_values, full, 0, chunk.first, call.b, call.h);
     }
     if constexpr (kGated) {
       if (loaded == 0) first_done = chunk.first;
@@ -155,8 +155,8 @@ __device__ __forceinline__ void load_rebuild_chunks(const Call& call) {
       if (call.lane == 0) {
         char* const to = call.rebuild_stage(at.index);
         ptx::mbarrier_arrive_expect(full, Shared::kRebuildStage);
-        load_tile_of<kBlocks>(to, p.maps[1], p.key, full, first, call.b, call.h);
-        load_tile_of<1>(to + Shared::kState, p.maps[2], p.value, full, first, call.b, call.h);
+        load_tile_of<kBlocks>(to, p.maps[1], p.key, full, 0, first, call.b, call.h);
+        load_tile_of<1>(to + Shared::kState, p.maps[2], p.value, full, 0, first, call.b, call.h);
       }
       if constexpr (kGated) {
         prepare_gates(call.rebuild_gates(at.index), raw, 1.0f, 1.0f, false, call.lane);
@@ -171,7 +171,7 @@ __global__ void __launch_bounds__(GradientsShared<kBlocks>::kThreads, 1)
   using Shared = GradientsShared<kBlocks>;
   extern __shared__ __align__(1024) char memory[];
   const int group = threadIdx.x / kComputing;
-  const int64_t all_heads = static_cast<int64_t>(p.batch) * p.heads, head = blockIdx.x % all_heads;
+  const int all_heads = p.batch * p.heads, head = static_cast<int>(blockIdx.x) % all_heads;
   const SegmentOrder order(p.length, true, kChunksOfSegment<kBlocks>);
   const Gradients<Element, kGated, kBlocks> call{p,
                                                  memory,
@@ -181,7 +181,7 @@ __global__ void __launch_bounds__(GradientsShared<kBlocks>::kThreads, 1)
                                                  head % p.heads,
                                                  head,
                                                  order,
-                                                 Piece(order, static_cast<int>(blockIdx.x / all_heads), p.pieces)};
+                                                 Piece(order, static_cast<int>(blockIdx.x) / all_heads, p.pieces)};
   let_next_kernel_start();
   if (threadIdx.x == 0) {
     auto& small = call.small();

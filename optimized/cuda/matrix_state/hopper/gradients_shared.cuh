@@ -42,7 +42,7 @@ struct Gradients {
   const StateGradientArguments& p;
   char* const memory;
   const int warp, lane;  ///< of the warpgroup
-  const int64_t b, h, head;
+  const int b, h, head;
   const SegmentOrder order;  ///< in reverse
   const Piece piece;
 

@@ -21,10 +21,10 @@ __device__ __forceinline__ void rebuild_states(const Call& call) {
     const int count = call.order.count(s), in_time = call.order.segments - 1 - s;
 #pragma unroll
     for (int block = 0; block < kBlocks; ++block) {
-      if (in_time == 0) load_block(state[block], p.initial, call.head, block, p.rows, p.columns, place);
+      if (in_time == 0) load_block(state[block], p.initial, call.head, block, 0, p.rows, p.columns, place);
       else
-        load_block_of_segment(state[block], p.states, call.head * (call.order.segments - 1) + in_time - 1, block,
-                              kBlocks, place);
+        load_block_of_segment(state[block], p.states, int64_t{1} * call.head * (call.order.segments - 1) + in_time - 1,
+                              block, kBlocks, place);
     }
     for (int m = 0; m < count; ++m) {
       const int slot = call.slot_of(s, m);
@@ -132,8 +132,10 @@ __device__ __forceinline__ void sweep_grad_states(const Call& call) {
   const Place place{call.warp, call.lane};
   State state(p.scale);
   state.load([&](float(&to)[32], int block) {
-    if (call.piece.begin == 0) load_block(to, p.grad_last, call.head, block, p.rows, p.columns, place);
-    else load_block_of_segment(to, p.grad_states, call.head * p.handed + call.piece.begin - 1, block, kBlocks, place);
+    if (call.piece.begin == 0) load_block(to, p.grad_last, call.head, block, 0, p.rows, p.columns, place);
+    else
+      load_block_of_segment(to, p.grad_states, int64_t{1} * call.head * p.handed + call.piece.begin - 1, block, kBlocks,
+                            place);
   });
   ptx::RingPosition at;
   uint32_t parity = 0;
@@ -201,7 +203,7 @@ __device__ __forceinline__ void sweep_grad_states(const Call& call) {
   const float factor = !kGated ? 1.0f : call.gate()[0] < -104.0f ? 0.0f : expf(call.gate()[0]);
 #pragma unroll
   for (int block = 0; block < kBlocks; ++block)
-    store_block(p.grad_initial, call.head, block, p.rows, p.columns, place,
+    store_block(p.grad_initial, call.head, block, 0, p.rows, p.columns, place,
                 [&](int i) { return state.value(block, i) * factor; });
 }
 

@@ -14,13 +14,15 @@ namespace {
 
 // Blocks of 64 rows of the state.
 int blocks_of(const Shape& shape) { return shape.key_dim <= 64 ? 1 : 2; }
+// Tiles of 64 columns.
+int tiles_of(const Shape& shape) { return static_cast<int>((shape.value_dim + 63) / 64); }
 SegmentOrder order_of(const Shape& shape) {
   return {shape.key_length, false, blocks_of(shape) == 1 ? kChunksOfSegment<1> : kChunksOfSegment<2>};
 }
 
 // Pieces of a head, a CTA each: one where a CTA for every `processors_a_head` multiprocessors is enough, else as many as fill these.
 int pieces_of(const Shape& shape, int processors_a_head) {
-  const int64_t heads = shape.batch * shape.heads, processors = multiprocessors();
+  const int64_t heads = shape.batch * shape.heads * tiles_of(shape), processors = multiprocessors();
   if (processors_a_head * heads >= processors) return 1;
   return static_cast<int>(std::clamp<int64_t>(processors / heads, 1, order_of(shape).segments));
 }
@@ -35,7 +37,7 @@ struct SegmentMemory {
   /// All before the last of so many pieces.
   SegmentMemory(Workspace& memory, const Shape& shape, int pieces)
       : segments(Piece(order_of(shape), pieces - 1, pieces).begin) {
-    const int64_t handed = shape.batch * shape.heads * segments;
+    const int64_t handed = shape.batch * shape.heads * tiles_of(shape) * segments;
     states = memory.take<float>(handed * blocks_of(shape) * kBlockFloats);
     decays = memory.take<float>(handed);
   }
@@ -95,7 +97,7 @@ void by_type(const MatrixStateInput& in, Visit&& visit) {
 
 void sum_segments(const MatrixStateInput& in, const Operand& key, const Operand& value, float scale, bool reverse,
                   const float* initial, const SegmentMemory& to, bool overlapping, cudaStream_t stream) {
-  const int64_t all_heads = in.shape.batch * in.shape.heads;
+  const int64_t tile_heads = in.shape.batch * in.shape.heads * tiles_of(in.shape);
   if (to.segments == 0) return;
   const Maps map{in};
   SegmentArguments p = arguments_of<SegmentArguments>(in);
@@ -106,26 +108,29 @@ void sum_segments(const MatrixStateInput& in, const Operand& key, const Operand&
   p.scale = scale;
   p.reverse = reverse;
   p.initial = initial;
+  p.tiles = tiles_of(in.shape);
   p.segments = to.segments;
   p.states = to.states;
   p.decays = to.decays;
   by_type(in, [&](auto element, auto gated, auto blocks) {
     using Shared = SumsShared<blocks.value>;
-    launch(segment_sums<decltype(element), gated.value, blocks.value>, all_heads * to.segments, Shared::kThreads,
+    launch(segment_sums<decltype(element), gated.value, blocks.value>, tile_heads * to.segments, Shared::kThreads,
            Shared::kBytes, overlapping, stream, p);
-    launch(join_segments<gated.value, blocks.value>, all_heads * blocks.value * kJoiningCtas, kJoiningThreads, 0, true,
+    launch(join_segments<gated.value, blocks.value>, tile_heads * blocks.value * kJoiningCtas, kJoiningThreads, 0, true,
            stream, p);
   });
 }
 
-}  // namespace
-
-bool runs_by_warpgroups(const Shape& shape) {
-  if (shape.key_dim > 128 || shape.value_dim > 64) return false;
+bool is_hopper() {
   int device;
   cuda_check(cudaGetDevice(&device), "matrix state: device");
   return compute_capability(device) == 90;
 }
+
+}  // namespace
+
+bool forward_by_warpgroups(const Shape& shape) { return shape.key_dim <= 128 && is_hopper(); }
+bool backward_by_warpgroups(const Shape& shape) { return shape.key_dim <= 128 && shape.value_dim <= 64 && is_hopper(); }
 
 size_t warpgroup_forward_workspace_bytes(const Shape& shape) {
   Workspace memory(nullptr);
@@ -143,7 +148,8 @@ size_t warpgroup_backward_workspace_bytes(const Shape& shape) {
 void warpgroup_forward(const MatrixStateForward& a) {
   StateForwardArguments p = arguments_of<StateForwardArguments>(a);
   p.pieces = forward_pieces(a.shape);
-  const int64_t ctas = a.shape.batch * a.shape.heads * p.pieces;
+  p.tiles = tiles_of(a.shape);
+  const int64_t ctas = a.shape.batch * a.shape.heads * p.tiles * p.pieces;
   Workspace memory(a.workspace);
   const SegmentMemory handed(memory, a.shape, p.pieces);
   sum_segments(a, a.key, a.value, 1.0f, false, a.initial_state, handed, false, a.stream);

@@ -1,12 +1,14 @@
 #pragma once
-// gated_state and its gradients by wgmma: no gate or one a token, a state of at most 128 × 64, 16-bit inputs, on compute capability 9.0 (chunked.cu).
+// gated_state by wgmma, for a state of at most 128 rows, and its gradients, for one of at most 128 × 64: no gate or one a token, 16-bit inputs, on compute
+// capability 9.0 (chunked.cu).
 
 #include "optimized/cuda/matrix_state.hpp"
 
 namespace lethe::matrix_state {
 
 /// Whether these kernels run a call of this shape on the current device.
-bool runs_by_warpgroups(const Shape& shape);
+bool forward_by_warpgroups(const Shape& shape);
+bool backward_by_warpgroups(const Shape& shape);
 
 /// A CTA sweeps a head, or where there are few of them a piece of one: the results are the same bits (segments.cuh).
 void warpgroup_forward(const MatrixStateForward& arguments);

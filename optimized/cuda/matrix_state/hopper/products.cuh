@@ -11,13 +11,13 @@
 
 namespace lethe::matrix_state {
 
-/// One thread: the tile of 64 tokens from `first`, kPanels wide; of an operand whose heads are one, a stride of 0, that one.
+/// One thread: the tile of 64 tokens from `first` and kPanels · 64 columns from `column`; of an operand whose heads are one, a stride of 0, that one.
 template <int kPanels>
 __device__ __forceinline__ void load_tile_of(char* to, const CUtensorMap& map, const Operand& from, uint64_t* barrier,
-                                             int64_t first, int64_t b, int64_t h) {
+                                             int column, int64_t first, int64_t b, int64_t h) {
 #pragma unroll
   for (int i = 0; i < kPanels; ++i)
-    ptx::load_tile(to + i * kPanel, &map, barrier, 64 * i, from.head_stride ? static_cast<int>(h) : 0,
+    ptx::load_tile(to + i * kPanel, &map, barrier, column + 64 * i, from.head_stride ? static_cast<int>(h) : 0,
                    static_cast<int>(first), static_cast<int>(b));
 }
 

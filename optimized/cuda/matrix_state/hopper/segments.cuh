@@ -50,10 +50,10 @@ struct State {
   }
 };
 
-/// visit(i, whether it is inside, its place in [rows, columns]) of a lane's numbers of the state's rows from 64 · block on.
+/// visit(i, whether it is inside, its place in [rows, columns]) of a lane's numbers of the state's rows from 64 · block and columns from 64 · tile on.
 template <typename Visit>
-__device__ __forceinline__ void each_of_block(int block, int rows, int columns, Place at, Visit&& visit) {
-  const int row = 64 * block + 16 * at.block + at.lane / 4, column = at.lane % 4 * 2;
+__device__ __forceinline__ void each_of_block(int block, int tile, int rows, int columns, Place at, Visit&& visit) {
+  const int row = 64 * block + 16 * at.block + at.lane / 4, column = 64 * tile + at.lane % 4 * 2;
 #pragma unroll
   for (int i = 0; i < 32; ++i) {
     const int r = row + 8 * (i / 2 % 2), c = column + 8 * (i / 4) + i % 2;
@@ -62,9 +62,9 @@ __device__ __forceinline__ void each_of_block(int block, int rows, int columns, 
 }
 
 /// A block of a head's state [rows, columns] contiguous: zeros beyond, or of a null pointer.
-__device__ __forceinline__ void load_block(float (&to)[32], const float* from, int64_t head, int block, int rows,
-                                           int columns, Place at) {
-  each_of_block(block, rows, columns, at, [&](int i, bool inside, int place) {
+__device__ __forceinline__ void load_block(float (&to)[32], const float* from, int64_t head, int block, int tile,
+                                           int rows, int columns, Place at) {
+  each_of_block(block, tile, rows, columns, at, [&](int i, bool inside, int place) {
     to[i] = from && inside ? from[head * rows * columns + place] : 0.0f;
   });
 }
@@ -85,9 +85,9 @@ __device__ __forceinline__ void load_block_of_segment(float (&to)[32], const flo
 
 /// value(i) of each number of a block to a head's state [rows, columns] contiguous.
 template <typename Value>
-__device__ __forceinline__ void store_block(float* to, int64_t head, int block, int rows, int columns, Place at,
-                                            Value&& value) {
-  each_of_block(block, rows, columns, at, [&](int i, bool inside, int place) {
+__device__ __forceinline__ void store_block(float* to, int64_t head, int block, int tile, int rows, int columns,
+                                            Place at, Value&& value) {
+  each_of_block(block, tile, rows, columns, at, [&](int i, bool inside, int place) {
     if (inside) to[head * rows * columns + place] = value(i);
   });
 }
@@ -99,7 +99,7 @@ struct SumsShared {
   static constexpr int kBytes = kFull + kStages * sizeof(uint64_t);
 };
 
-/// A CTA: a segment's own sum, 64 rows a warpgroup.
+/// A CTA: a segment's own sum of a tile of columns, 64 rows a warpgroup.
 template <typename Element, bool kGated, int kBlocks>
 __global__ void __launch_bounds__(SumsShared<kBlocks>::kThreads, 4 - kBlocks)
     segment_sums(const __grid_constant__ SegmentArguments p) {
@@ -110,10 +110,11 @@ __global__ void __launch_bounds__(SumsShared<kBlocks>::kThreads, 4 - kBlocks)
   uint64_t* const full = reinterpret_cast<uint64_t*>(memory + Shared::kFull);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, block = warp / kWarps;
   const Place place{warp % kWarps, lane};
-  const int64_t all_heads = static_cast<int64_t>(p.batch) * p.heads, head = blockIdx.x % all_heads, b = head / p.heads,
-                h = head % p.heads;
+  const int tile = blockIdx.x % p.tiles;
+  const int64_t all_heads = static_cast<int64_t>(p.batch) * p.heads, head = blockIdx.x / p.tiles % all_heads,
+                b = head / p.heads, h = head % p.heads;
   const SegmentOrder order(p.length, p.reverse, kChunksOfSegment<kBlocks>);
-  const int index = static_cast<int>(blockIdx.x / all_heads), count = order.count(index);
+  const int index = static_cast<int>(blockIdx.x / (all_heads * p.tiles)), count = order.count(index);
   const auto first_of = [&](int n) { return static_cast<int64_t>(order.chunk(index, n)) * kChunk; };
 
   const auto copy = [&](int n) {
@@ -121,8 +122,8 @@ __global__ void __launch_bounds__(SumsShared<kBlocks>::kThreads, 4 - kBlocks)
     char* const to = memory + n % Shared::kStages * Shared::kStage;
     uint64_t* const barrier = &full[n % Shared::kStages];
     ptx::mbarrier_arrive_expect(barrier, Shared::kStage);
-    load_tile_of<kBlocks>(to, p.maps[0], p.key, barrier, first_of(n), b, h);
-    load_tile_of<1>(to + kBlocks * kPanel, p.maps[1], p.value, barrier, first_of(n), b, h);
+    load_tile_of<kBlocks>(to, p.maps[0], p.key, barrier, 0, first_of(n), b, h);
+    load_tile_of<1>(to + kBlocks * kPanel, p.maps[1], p.value, barrier, 64 * tile, first_of(n), b, h);
   };
   if (threadIdx.x == 0) {
     for (int i = 0; i < Shared::kStages; ++i) ptx::mbarrier_init(&full[i], 1);
@@ -149,7 +150,7 @@ __global__ void __launch_bounds__(SumsShared<kBlocks>::kThreads, 4 - kBlocks)
     add_to_state<Element, kGated ? Weights::kGates : Weights::kNone>(
         state.sum, stage + block * kPanel, stage + kBlocks * kPanel, all_gates[n].write, 1.0f, place);
   }
-  const int64_t at = head * p.segments + index;
+  const int64_t at = (tile * all_heads + head) * p.segments + index;
   float4* const to =
       reinterpret_cast<float4*>(p.states + (at * kBlocks + block) * kBlockFloats) + threadIdx.x % kComputing;
 #pragma unroll
@@ -158,28 +159,29 @@ __global__ void __launch_bounds__(SumsShared<kBlocks>::kThreads, 4 - kBlocks)
   if (kGated && threadIdx.x == 0) p.decays[at] = state.decay;
 }
 
-constexpr int kJoiningThreads = 256, kJoiningCtas = kBlockFloats / 4 / kJoiningThreads;  ///< CTAs of a block of a head
+constexpr int kJoiningThreads = 256, kJoiningCtas = kBlockFloats / 4 / kJoiningThreads;  ///< CTAs of a block of a tile
 
-/// A thread: four numbers of a head's state, after every segment in their order, in the place of the segment's own sum.
+/// A thread: four numbers of a tile of a head's state, after every segment in their order, in the place of the segment's own sum.
 template <bool kGated, int kBlocks>
 __global__ void __launch_bounds__(kJoiningThreads) join_segments(const __grid_constant__ SegmentArguments p) {
   constexpr int kAtOnce = 8;  // sums that are on their way
   constexpr int kFloats = kBlocks * kBlockFloats;
   let_next_kernel_start();
   wait_for_previous_kernel();
-  const int64_t head = blockIdx.x / (kJoiningCtas * kBlocks);
+  const int64_t all_heads = static_cast<int64_t>(p.batch) * p.heads, place = blockIdx.x / (kJoiningCtas * kBlocks),
+                head = place % all_heads;
   const int block = blockIdx.x / kJoiningCtas % kBlocks,
             piece = blockIdx.x % kJoiningCtas * kJoiningThreads + threadIdx.x;  // of four numbers
   const int row = 64 * block + 16 * (piece / 32 % kWarps) + piece % 32 / 4,
-            column = 8 * (piece / kComputing) + piece % 4 * 2;
+            column = static_cast<int>(place / all_heads) * 64 + 8 * (piece / kComputing) + piece % 4 * 2;
   float x[4];
 #pragma unroll
   for (int e = 0; e < 4; ++e) {
     const int r = row + 8 * (e / 2), c = column + e % 2;
     x[e] = p.initial && r < p.rows && c < p.columns ? p.initial[(head * p.rows + r) * p.columns + c] : 0.0f;
   }
-  float* const states = p.states + head * p.segments * kFloats + block * kBlockFloats + piece * 4;
-  const float* decays = kGated ? p.decays + head * p.segments : nullptr;
+  float* const states = p.states + place * p.segments * kFloats + block * kBlockFloats + piece * 4;
+  const float* decays = kGated ? p.decays + place * p.segments : nullptr;
   for (int64_t first = 0; first < p.segments; first += kAtOnce) {
     float4 sums[kAtOnce];
     float decay[kAtOnce];

@@ -42,11 +42,12 @@ struct SegmentArguments {
   int batch, heads, rows, columns;
   float scale;
   bool reverse;
-  int tiles;             ///< of 64 columns, a CTA each
-  int segments;          ///< the first ones
-  const float* initial;  ///< [B, H, rows, columns] contiguous; null: zeros
-  float* states;         ///< [tiles, B·H, segments, 4096 a block of 64 rows] in the fragments' order
-  float* decays;         ///< [tiles, B·H, segments]: the product of a segment's gates
+  int first_head, head_count;  ///< of B·H: which
+  int tiles;                   ///< of 64 columns, a CTA each
+  int segments;                ///< the first ones
+  const float* initial;        ///< [B, H, rows, columns] contiguous; null: zeros
+  float* states;               ///< [tiles, head_count, segments, 4096 a block of 64 rows] in the fragments' order
+  float* decays;               ///< [tiles, head_count, segments]: the product of a segment's gates
 };
 
 /// A forward, by pieces of heads and tiles of 64 columns of the state.
@@ -67,7 +68,7 @@ struct StateForwardArguments {
   int stages;            ///< of tiles in shared memory
 };
 
-/// All gradients, by pieces of heads, of a state of one tile of columns.
+/// All gradients, by heads and by pieces of heads, of a state of one tile of columns.
 struct StateGradientArguments {
   CUtensorMap maps[7];  ///< of query, key, value, dO; of their gradients but dO's, in 16 rows
   Operand query, key, value, grad_values;
@@ -78,7 +79,8 @@ struct StateGradientArguments {
   float scale;
   const float *initial, *grad_last;  ///< [B, H, rows, columns] contiguous; null: zeros
   float* grad_initial;               ///< the same; null: not wanted
-  int pieces, handed;                ///< of a head, in reverse; segments in `grad_states`, all before the last piece
+  int whole_heads;                   ///< the first ones, a CTA each; of the others
+  int pieces, handed;                ///< in reverse; segments in `grad_states`, all before the last piece
   const float* states;               ///< of SegmentArguments: after all segments but the last
   const float* grad_states;          ///< in reverse
 };

@@ -171,17 +171,19 @@ __global__ void __launch_bounds__(GradientsShared<kBlocks>::kThreads, 1)
   using Shared = GradientsShared<kBlocks>;
   extern __shared__ __align__(1024) char memory[];
   const int group = threadIdx.x / kComputing;
-  const int all_heads = p.batch * p.heads, head = static_cast<int>(blockIdx.x) % all_heads;
+  const int cut_heads = p.batch * p.heads - p.whole_heads, cut = static_cast<int>(blockIdx.x) - p.whole_heads,
+            head = cut < 0 ? static_cast<int>(blockIdx.x) : p.whole_heads + cut % cut_heads;
   const SegmentOrder order(p.length, true, kChunksOfSegment<kBlocks>);
-  const Gradients<Element, kGated, kBlocks> call{p,
-                                                 memory,
-                                                 static_cast<int>(threadIdx.x / 32 % kWarps),
-                                                 static_cast<int>(threadIdx.x % 32),
-                                                 head / p.heads,
-                                                 head % p.heads,
-                                                 head,
-                                                 order,
-                                                 Piece(order, static_cast<int>(blockIdx.x) / all_heads, p.pieces)};
+  const Gradients<Element, kGated, kBlocks> call{
+      p,
+      memory,
+      static_cast<int>(threadIdx.x / 32 % kWarps),
+      static_cast<int>(threadIdx.x % 32),
+      head / p.heads,
+      head % p.heads,
+      head,
+      order,
+      cut < 0 ? Piece(order, 0, 1) : Piece(order, cut / cut_heads, p.pieces)};
   let_next_kernel_start();
   if (threadIdx.x == 0) {
     auto& small = call.small();

@@ -142,6 +142,7 @@ __device__ __forceinline__ void sweep_pairs(const Call& call) {
         ptx::bulk_wait_read<0>();  // the previous chunk's dk has left
         ptx::mbarrier_arrive(&small.grad_state_empty);
       }
+      __syncwarp();
       started = true;
       ptx::wgmma_wait<0>();
       ptx::fence_registers(scores);

@@ -134,7 +134,8 @@ __device__ __forceinline__ void sweep_grad_states(const Call& call) {
   state.load([&](float(&to)[32], int block) {
     if (call.piece.begin == 0) load_block(to, p.grad_last, call.head, block, 0, p.rows, p.columns, place);
     else
-      load_block_of_segment(to, p.grad_states, int64_t{1} * call.head * p.handed + call.piece.begin - 1, block, kBlocks,
+      load_block_of_segment(to, p.grad_states,
+                            int64_t{1} * (call.head - p.whole_heads) * p.handed + call.piece.begin - 1, block, kBlocks,
                             place);
   });
   ptx::RingPosition at;

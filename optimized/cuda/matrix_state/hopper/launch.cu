@@ -20,24 +20,37 @@ SegmentOrder order_of(const Shape& shape) {
   return {shape.key_length, false, blocks_of(shape) == 1 ? kChunksOfSegment<1> : kChunksOfSegment<2>};
 }
 
-// Pieces of a head, a CTA each: one where a CTA for every `processors_a_head` multiprocessors is enough, else as many as fill these.
-int pieces_of(const Shape& shape, int processors_a_head) {
-  const int64_t heads = shape.batch * shape.heads * tiles_of(shape), processors = multiprocessors();
-  if (processors_a_head * heads >= processors) return 1;
-  return static_cast<int>(std::clamp<int64_t>(processors / heads, 1, order_of(shape).segments));
-}
-int forward_pieces(const Shape& shape) { return pieces_of(shape, 4); }
-int backward_pieces(const Shape& shape) { return blocks_of(shape) == 1 ? pieces_of(shape, 1) : 1; }
+int64_t heads_of(const Shape& shape) { return shape.batch * shape.heads; }
 
-/// The states after a head's first segments, of one sweep.
+// Pieces of a head, a CTA each: one where a CTA for every four multiprocessors is enough to be bound by the card's memory, else as many as fill these.
+int forward_pieces(const Shape& shape) {
+  const int64_t ctas = heads_of(shape) * tiles_of(shape), processors = multiprocessors();
+  if (4 * ctas >= processors) return 1;
+  return static_cast<int>(std::clamp<int64_t>(processors / ctas, 1, order_of(shape).segments));
+}
+
+// The heads that a backward sweeps by a CTA each; and the pieces of the others, which would leave multiprocessors without work.
+struct Split {
+  int whole_heads, pieces;
+
+  explicit Split(const Shape& shape) : whole_heads(static_cast<int>(heads_of(shape))), pieces(1) {
+    const int processors = multiprocessors(), left = whole_heads % processors;
+    if (blocks_of(shape) > 1 || left == 0) return;
+    pieces = std::clamp(processors / left, 1, order_of(shape).segments);
+    if (pieces > 1) whole_heads -= left;
+  }
+  int cut_heads(const Shape& shape) const { return static_cast<int>(heads_of(shape)) - whole_heads; }
+};
+
+/// The states after the first segments of some heads, of one sweep.
 struct SegmentMemory {
-  int segments = 0;
+  int heads, segments;
   float *states = nullptr, *decays = nullptr;
 
-  /// All before the last of so many pieces.
-  SegmentMemory(Workspace& memory, const Shape& shape, int pieces)
-      : segments(Piece(order_of(shape), pieces - 1, pieces).begin) {
-    const int64_t handed = shape.batch * shape.heads * tiles_of(shape) * segments;
+  /// Of the last `head_count` heads: all before the last of so many pieces.
+  SegmentMemory(Workspace& memory, const Shape& shape, int64_t head_count, int pieces)
+      : heads(static_cast<int>(head_count)), segments(Piece(order_of(shape), pieces - 1, pieces).begin) {
+    const int64_t handed = head_count * tiles_of(shape) * segments;
     states = memory.take<float>(handed * blocks_of(shape) * kBlockFloats);
     decays = memory.take<float>(handed);
   }
@@ -97,8 +110,8 @@ void by_type(const MatrixStateInput& in, Visit&& visit) {
 
 void sum_segments(const MatrixStateInput& in, const Operand& key, const Operand& value, float scale, bool reverse,
                   const float* initial, const SegmentMemory& to, bool overlapping, cudaStream_t stream) {
-  const int64_t tile_heads = in.shape.batch * in.shape.heads * tiles_of(in.shape);
-  if (to.segments == 0) return;
+  const int64_t tile_heads = int64_t{1} * to.heads * tiles_of(in.shape);
+  if (tile_heads * to.segments == 0) return;
   const Maps map{in};
   SegmentArguments p = arguments_of<SegmentArguments>(in);
   p.maps[0] = map(key, in.shape.key_dim);
@@ -108,6 +121,8 @@ void sum_segments(const MatrixStateInput& in, const Operand& key, const Operand&
   p.scale = scale;
   p.reverse = reverse;
   p.initial = initial;
+  p.first_head = static_cast<int>(heads_of(in.shape)) - to.heads;
+  p.head_count = to.heads;
   p.tiles = tiles_of(in.shape);
   p.segments = to.segments;
   p.states = to.states;
@@ -134,14 +149,15 @@ bool backward_by_warpgroups(const Shape& shape) { return shape.key_dim <= 128 &&
 
 size_t warpgroup_forward_workspace_bytes(const Shape& shape) {
   Workspace memory(nullptr);
-  SegmentMemory(memory, shape, forward_pieces(shape));
+  SegmentMemory(memory, shape, heads_of(shape), forward_pieces(shape));
   return memory.bytes();
 }
 
 size_t warpgroup_backward_workspace_bytes(const Shape& shape) {
   Workspace memory(nullptr);
-  SegmentMemory(memory, shape, order_of(shape).segments);
-  SegmentMemory(memory, shape, backward_pieces(shape));
+  const Split split(shape);
+  SegmentMemory(memory, shape, heads_of(shape), order_of(shape).segments);
+  SegmentMemory(memory, shape, split.cut_heads(shape), split.pieces);
   return memory.bytes();
 }
 
@@ -149,9 +165,9 @@ void warpgroup_forward(const MatrixStateForward& a) {
   StateForwardArguments p = arguments_of<StateForwardArguments>(a);
   p.pieces = forward_pieces(a.shape);
   p.tiles = tiles_of(a.shape);
-  const int64_t ctas = a.shape.batch * a.shape.heads * p.tiles * p.pieces;
+  const int64_t ctas = heads_of(a.shape) * p.tiles * p.pieces;
   Workspace memory(a.workspace);
-  const SegmentMemory handed(memory, a.shape, p.pieces);
+  const SegmentMemory handed(memory, a.shape, heads_of(a.shape), p.pieces);
   sum_segments(a, a.key, a.value, 1.0f, false, a.initial_state, handed, false, a.stream);
   p.states = handed.states;
   p.handed = handed.segments;
@@ -179,12 +195,15 @@ void warpgroup_forward(const MatrixStateForward& a) {
 void warpgroup_backward(const MatrixStateBackward& a) {
   const float scale = static_cast<float>(a.scale);
   StateGradientArguments p = arguments_of<StateGradientArguments>(a);
-  p.pieces = backward_pieces(a.shape);
-  const int64_t ctas = a.shape.batch * a.shape.heads * p.pieces;
+  const Split split(a.shape);
+  const int64_t ctas = split.whole_heads + int64_t{1} * split.cut_heads(a.shape) * split.pieces;
   Workspace memory(a.workspace);
-  const SegmentMemory states(memory, a.shape, order_of(a.shape).segments), grads(memory, a.shape, p.pieces);
+  const SegmentMemory states(memory, a.shape, heads_of(a.shape), order_of(a.shape).segments),
+      grads(memory, a.shape, split.cut_heads(a.shape), split.pieces);
   sum_segments(a, a.key, a.value, 1.0f, false, a.initial_state, states, false, a.stream);
   sum_segments(a, a.query, a.grad_values, scale, true, a.grad_last_state, grads, true, a.stream);
+  p.whole_heads = split.whole_heads;
+  p.pieces = split.pieces;
   p.states = states.states;
   p.grad_states = grads.states;
   p.handed = grads.segments;

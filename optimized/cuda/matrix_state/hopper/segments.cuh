@@ -111,10 +111,10 @@ __global__ void __launch_bounds__(SumsShared<kBlocks>::kThreads, 4 - kBlocks)
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, block = warp / kWarps;
   const Place place{warp % kWarps, lane};
   const int tile = blockIdx.x % p.tiles;
-  const int64_t all_heads = static_cast<int64_t>(p.batch) * p.heads, head = blockIdx.x / p.tiles % all_heads,
-                b = head / p.heads, h = head % p.heads;
+  const int64_t own = blockIdx.x / p.tiles % p.head_count, head = p.first_head + own, b = head / p.heads,
+                h = head % p.heads;
   const SegmentOrder order(p.length, p.reverse, kChunksOfSegment<kBlocks>);
-  const int index = static_cast<int>(blockIdx.x / (all_heads * p.tiles)), count = order.count(index);
+  const int index = static_cast<int>(blockIdx.x) / (p.head_count * p.tiles), count = order.count(index);
   const auto first_of = [&](int n) { return static_cast<int64_t>(order.chunk(index, n)) * kChunk; };
 
   const auto copy = [&](int n) {
@@ -150,7 +150,7 @@ __global__ void __launch_bounds__(SumsShared<kBlocks>::kThreads, 4 - kBlocks)
     add_to_state<Element, kGated ? Weights::kGates : Weights::kNone>(
         state.sum, stage + block * kPanel, stage + kBlocks * kPanel, all_gates[n].write, 1.0f, place);
   }
-  const int64_t at = (tile * all_heads + head) * p.segments + index;
+  const int64_t at = (int64_t{1} * tile * p.head_count + own) * p.segments + index;
   float4* const to =
       reinterpret_cast<float4*>(p.states + (at * kBlocks + block) * kBlockFloats) + threadIdx.x % kComputing;
 #pragma unroll
@@ -168,12 +168,11 @@ __global__ void __launch_bounds__(kJoiningThreads) join_segments(const __grid_co
   constexpr int kFloats = kBlocks * kBlockFloats;
   let_next_kernel_start();
   wait_for_previous_kernel();
-  const int64_t all_heads = static_cast<int64_t>(p.batch) * p.heads, place = blockIdx.x / (kJoiningCtas * kBlocks),
-                head = place % all_heads;
+  const int64_t place = blockIdx.x / (kJoiningCtas * kBlocks), head = p.first_head + place % p.head_count;
   const int block = blockIdx.x / kJoiningCtas % kBlocks,
             piece = blockIdx.x % kJoiningCtas * kJoiningThreads + threadIdx.x;  // of four numbers
   const int row = 64 * block + 16 * (piece / 32 % kWarps) + piece % 32 / 4,
-            column = static_cast<int>(place / all_heads) * 64 + 8 * (piece / kComputing) + piece % 4 * 2;
+            column = static_cast<int>(place / p.head_count) * 64 + 8 * (piece / kComputing) + piece % 4 * 2;
   float x[4];
 #pragma unroll
   for (int e = 0; e < 4; ++e) {

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """The machine code of the CUDA kernels against a written budget: a test of what is built, of label `kernels`.
 
-usage: check_kernels.py LIBRARY [--nvcc VERSION] [--cuobjdump PATH]
+usage: check_kernels.py LIBRARY… [--nvcc VERSION] [--cuobjdump PATH]
 
 Fails where a kernel spills more than allowed, its products are serialised, or a main loop has grown, moves more into uniform registers, accesses
 local memory more often, or has its exponentials moved out from under the product. All is read from the machine code: that shows a serialised
 product whatever ptxas reports (C7510 to C7518), by an arrival of its own. Exits with 77, which ctest counts as skipped, without
-cuobjdump and where VERSION, of the nvcc that built the library, is not the one whose budgets these are.
+cuobjdump and where VERSION, of the nvcc that built the libraries, is not the one whose budgets these are.
 """
 import one_line_errors  # noqa: F401  (first: an error is one line)
 
@@ -33,6 +33,12 @@ SPILLS = [
     (r"14backward_tilesI\w+Li128E", 278),
     (r"14backward_tilesI\w+Li256E", 202),
     (r"scan_(norms_)?and_bound", 132),  # the search for the boundary by mass
+    # the matrix state by wgmma: numbers of a chunk's place, and in float16 units of rows
+    (r"sweep_forwardI13__nv_bfloat16Lb1ELi1E", 4),
+    (r"sweep_forwardI6__half\w+Li1E", 64),
+    (r"sweep_gradientsI\w+Lb1ELi1E", 48),
+    (r"sweep_gradientsI6__half\w+Li2E", 156),
+    (r"sweep_gradientsI13__nv_bfloat16Lb1ELi2E", 116),
 ]
 STORED = {None: 4, "U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16}  # bytes of an STL
 
@@ -162,7 +168,7 @@ def find_cuobjdump(given):
 
 def main():
     parser = argparse.ArgumentParser(usage=__doc__.split("usage: ")[1])
-    parser.add_argument("library")
+    parser.add_argument("libraries", nargs="+")
     parser.add_argument("--nvcc", default=NVCC)
     parser.add_argument("--cuobjdump")
     arguments = parser.parse_args()
@@ -173,11 +179,14 @@ def main():
     if cuobjdump is None:
         print("cuobjdump: expected on the path, in the CUDA toolkit or beside Triton, found none; nothing was checked")
         return SKIPPED
-    dump = subprocess.run([cuobjdump, "--dump-sass", arguments.library], capture_output=True, text=True)
-    if dump.returncode:
-        print(f"{cuobjdump}: expected machine code, found {dump.stderr.strip()}")
-        return 1
-    complaints = complaints_about(instructions_of(dump.stdout), SPILLS, LOOPS)
+    kernels = {}
+    for library in arguments.libraries:
+        dump = subprocess.run([cuobjdump, "--dump-sass", library], capture_output=True, text=True)
+        if dump.returncode:
+            print(f"{cuobjdump}: expected machine code, found {dump.stderr.strip()}")
+            return 1
+        kernels |= instructions_of(dump.stdout)
+    complaints = complaints_about(kernels, SPILLS, LOOPS)
     print(*complaints, sep="\n")
     return int(bool(complaints))
 

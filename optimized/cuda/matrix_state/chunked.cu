@@ -211,26 +211,29 @@ __global__ void add_shares(const float* query_shares, const float* key_shares, f
   to[i] = sum;
 }
 
+bool has_gate(const MatrixStateForm& form) { return form.key_gate != MatrixStateForm::Gate::kNone; }
+
 }  // namespace
 
-size_t chunk_forward_workspace_bytes(const Shape& shape, const MatrixStateForm&) {
-  if (forward_by_warpgroups(shape)) return warpgroup_forward_workspace_bytes(shape);
+size_t chunk_forward_workspace_bytes(const Shape& shape, const MatrixStateForm& form) {
+  if (forward_by_warpgroups(shape, has_gate(form))) return warpgroup_forward_workspace_bytes(shape);
   Workspace memory(nullptr);
   handed_forwards(memory, shape);
   return memory.bytes();
 }
 
 size_t chunk_workspace_bytes(const Shape& shape, const MatrixStateForm& form) {
-  if (backward_by_warpgroups(shape)) return std::max<size_t>(warpgroup_backward_workspace_bytes(shape), 256);
+  if (backward_by_warpgroups(shape, has_gate(form)))
+    return std::max<size_t>(warpgroup_backward_workspace_bytes(shape), 256);
   Workspace memory(nullptr);
   handed_backwards(memory, shape);
   if (is_fused(shape)) FusedStates(memory, shape);
-  else if (form.key_gate != MatrixStateForm::Gate::kNone) Passes(memory, shape);
+  else if (has_gate(form)) Passes(memory, shape);
   return std::max<size_t>(memory.bytes(), 256);
 }
 
 void chunk_forward(const MatrixStateForward& a) {
-  if (forward_by_warpgroups(a.shape)) return warpgroup_forward(a);
+  if (forward_by_warpgroups(a.shape, a.key_gate.data != nullptr)) return warpgroup_forward(a);
   Workspace memory(a.workspace);
   const Handed handed = handed_forwards(memory, a.shape);
   handed.clear(a.stream);
@@ -249,8 +252,8 @@ void chunk_forward(const MatrixStateForward& a) {
 }
 
 void chunk_backward(const MatrixStateBackward& a) {
-  if (backward_by_warpgroups(a.shape)) return warpgroup_backward(a);
   const bool gated = a.key_gate.data != nullptr;
+  if (backward_by_warpgroups(a.shape, gated)) return warpgroup_backward(a);
   Workspace memory(a.workspace);
   const Handed handed = handed_backwards(memory, a.shape);
   handed.clear(a.stream);

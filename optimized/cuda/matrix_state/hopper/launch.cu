@@ -12,6 +12,9 @@
 namespace lethe::matrix_state {
 namespace {
 
+// Tokens of a head that the kernels of sweep.cuh are not faster for: with a gate, and in the backward of at most 64 rows with one.
+constexpr int64_t kLongestGated = 8192, kLongestGatedBackward = 4096;
+
 // Blocks of 64 rows of the state.
 int blocks_of(const Shape& shape) { return shape.key_dim <= 64 ? 1 : 2; }
 // Tiles of 64 columns.
@@ -22,11 +25,10 @@ SegmentOrder order_of(const Shape& shape) {
 
 int64_t heads_of(const Shape& shape) { return shape.batch * shape.heads; }
 
-// Pieces of a head, a CTA each: one where a CTA for every four multiprocessors is enough to be bound by the card's memory, else as many as fill these.
+// Pieces of a head, a CTA each: as many as multiprocessors have a CTA for.
 int forward_pieces(const Shape& shape) {
-  const int64_t ctas = heads_of(shape) * tiles_of(shape), processors = multiprocessors();
-  if (4 * ctas >= processors) return 1;
-  return static_cast<int>(std::clamp<int64_t>(processors / ctas, 1, order_of(shape).segments));
+  const int64_t ctas = heads_of(shape) * tiles_of(shape);
+  return static_cast<int>(std::clamp<int64_t>(multiprocessors() / ctas, 1, order_of(shape).segments));
 }
 
 // The heads that a backward sweeps by a CTA each; and the pieces of the others, which would leave multiprocessors without work.
@@ -144,8 +146,14 @@ bool is_hopper() {
 
 }  // namespace
 
-bool forward_by_warpgroups(const Shape& shape) { return shape.key_dim <= 128 && is_hopper(); }
-bool backward_by_warpgroups(const Shape& shape) { return shape.key_dim <= 128 && shape.value_dim <= 64 && is_hopper(); }
+// In long heads, of which there are few, the gate's work on a head's chunks one after the other costs more than the segments of sweep.cuh do.
+bool forward_by_warpgroups(const Shape& shape, bool gated) {
+  return shape.key_dim <= 128 && (!gated || shape.key_length <= kLongestGated) && is_hopper();
+}
+bool backward_by_warpgroups(const Shape& shape, bool gated) {
+  const bool is_short = shape.key_length <= (shape.key_dim > 64 ? kLongestGated : kLongestGatedBackward);
+  return shape.key_dim <= 128 && shape.value_dim <= 64 && (is_short || (!gated && shape.key_dim <= 64)) && is_hopper();
+}
 
 size_t warpgroup_forward_workspace_bytes(const Shape& shape) {
   Workspace memory(nullptr);

@@ -6,9 +6,10 @@
 
 namespace lethe::matrix_state {
 
-/// Whether these kernels run a call of this shape on the current device.
-bool forward_by_warpgroups(const Shape& shape);
-bool backward_by_warpgroups(const Shape& shape);
+/// Whether these kernels run a call of this shape, with a gate or without, on the current device: where they are the faster ones. Not by the number of
+/// heads, of which the bits of a head don't depend.
+bool forward_by_warpgroups(const Shape& shape, bool gated);
+bool backward_by_warpgroups(const Shape& shape, bool gated);
 
 /// A CTA sweeps a head, or where there are few of them a piece of one: the results are the same bits (segments.cuh).
 void warpgroup_forward(const MatrixStateForward& arguments);

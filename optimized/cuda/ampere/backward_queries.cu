@@ -143,7 +143,7 @@ __global__ void __launch_bounds__((SweepSizesOf<Element, kDim>::kThreads), 2)
   auto& shared = *reinterpret_cast<typename Warp::Shared*>(memory);
   wait_for_previous_kernel();
   if (threadIdx.x == 0) {
-    tile::Tile<Sizes::kRows> tile = tile::tile_at<Sizes::kRows>(p, blockIdx.x, *p.order.query_section);
+    tile::Tile<Sizes::kRows> tile = tile::tile_at<Sizes::kRows>(p, blockIdx.x, __ldcg(p.order.query_section));
     tile.frame = p.scratch.base_log2[int64_t{tile.row} * (p.key_blocks + 1) + block_of(p, tile.query)];
     shared.tile = tile;
   }

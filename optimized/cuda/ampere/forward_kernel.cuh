@@ -14,7 +14,7 @@ __global__ void __launch_bounds__((ForwardSizesOf<Element, kDim>::kThreads), 2)
   auto& shared = *reinterpret_cast<ForwardSharedOf<Element, Sizes>*>(memory);
   wait_for_previous_kernel();
   if (threadIdx.x == 0) {
-    tile::Tile<Sizes::kRows> tile = tile::tile_at<Sizes::kRows>(p, blockIdx.x, *p.order.query_section);
+    tile::Tile<Sizes::kRows> tile = tile::tile_at<Sizes::kRows>(p, blockIdx.x, __ldcg(p.order.query_section));
     const int64_t blocks = int64_t{tile.row} * (p.key_blocks + 1);
     const int offset = p.key_length - p.query_length, first = tile.query + offset,
               last = min(first + Sizes::kRows, p.key_length) - 1, rows = last - first + 1;

@@ -215,8 +215,8 @@ bool has_gate(const MatrixStateForm& form) { return form.key_gate != MatrixState
 
 }  // namespace
 
-size_t chunk_forward_workspace_bytes(const Shape& shape, const MatrixStateForm& form) {
-  if (forward_by_warpgroups(shape, has_gate(form))) return warpgroup_forward_workspace_bytes(shape);
+size_t chunk_forward_workspace_bytes(const Shape& shape, const MatrixStateForm&) {
+  if (forward_by_warpgroups(shape)) return warpgroup_forward_workspace_bytes(shape);
   Workspace memory(nullptr);
   handed_forwards(memory, shape);
   return memory.bytes();
@@ -233,7 +233,7 @@ size_t chunk_workspace_bytes(const Shape& shape, const MatrixStateForm& form) {
 }
 
 void chunk_forward(const MatrixStateForward& a) {
-  if (forward_by_warpgroups(a.shape, a.key_gate.data != nullptr)) return warpgroup_forward(a);
+  if (forward_by_warpgroups(a.shape)) return warpgroup_forward(a);
   Workspace memory(a.workspace);
   const Handed handed = handed_forwards(memory, a.shape);
   handed.clear(a.stream);

@@ -12,8 +12,8 @@
 namespace lethe::matrix_state {
 namespace {
 
-// Tokens of a head that the kernels of sweep.cuh are not faster for: with a gate, and in the backward of at most 64 rows with one.
-constexpr int64_t kLongestGated = 8192, kLongestGatedBackward = 4096;
+// Tokens of a head to which the backward is faster than that of sweep.cuh: with more than 64 rows, and with at most 64 and a gate.
+constexpr int64_t kLongestOfTwoBlocks = 8192, kLongestGated = 4096;
 
 // Blocks of 64 rows of the state.
 int blocks_of(const Shape& shape) { return shape.key_dim <= 64 ? 1 : 2; }
@@ -146,12 +146,10 @@ bool is_hopper() {
 
 }  // namespace
 
+bool forward_by_warpgroups(const Shape& shape) { return shape.key_dim <= 128 && is_hopper(); }
 // In long heads, of which there are few, the gate's work on a head's chunks one after the other costs more than the segments of sweep.cuh do.
-bool forward_by_warpgroups(const Shape& shape, bool gated) {
-  return shape.key_dim <= 128 && (!gated || shape.key_length <= kLongestGated) && is_hopper();
-}
 bool backward_by_warpgroups(const Shape& shape, bool gated) {
-  const bool is_short = shape.key_length <= (shape.key_dim > 64 ? kLongestGated : kLongestGatedBackward);
+  const bool is_short = shape.key_length <= (shape.key_dim > 64 ? kLongestOfTwoBlocks : kLongestGated);
   return shape.key_dim <= 128 && shape.value_dim <= 64 && (is_short || (!gated && shape.key_dim <= 64)) && is_hopper();
 }
 

@@ -6,9 +6,9 @@
 
 namespace lethe::matrix_state {
 
-/// Whether these kernels run a call of this shape, with a gate or without, on the current device: where they are the faster ones. Not by the number of
-/// heads, of which the bits of a head don't depend.
-bool forward_by_warpgroups(const Shape& shape, bool gated);
+/// Whether these kernels run a call of this shape, with a gate or without, on the current device. The number of heads decides nothing, so that the bits
+/// of a head don't depend on it; nor does the length in the forward, where no token changes the bits of earlier ones.
+bool forward_by_warpgroups(const Shape& shape);
 bool backward_by_warpgroups(const Shape& shape, bool gated);
 
 /// A CTA sweeps a head, or where there are few of them a piece of one: the results are the same bits (segments.cuh).

@@ -1,5 +1,6 @@
 #include "optimized/coverage.hpp"
 
+#include <algorithm>
 #include <climits>
 #include <utility>
 
@@ -75,7 +76,7 @@ std::string unsupported_by_hopper(const Shape& shape, Dtype dtype, int capabilit
   if (capability != 90) return "device: expected compute capability 9.0, found " + dotted(capability);
   if (const std::string reason = expected_16_bits(dtype); !reason.empty()) return reason;
   if (const std::string reason = unsupported_dim(shape, 256); !reason.empty()) return reason;
-  return unsupported_size(shape, 1);
+  return unsupported_size(shape, std::max(shape.key_dim, shape.value_dim) <= 128 ? 1 : 2);
 }
 
 std::string unsupported_by_ampere(const Shape& shape, Dtype dtype, int capability) {

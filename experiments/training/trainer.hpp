@@ -27,8 +27,9 @@ struct StepFigures {
 
 /// One step: the gradient of one batch, micro-batch by micro-batch, clipped, then AdamW. The host waits for nothing.
 ///
-/// reads  model, flattened with gradients; loss_scale: as AdamW::step's gradient_scale; micro_batch(i): micro-batches 0 … micro_batches − 1, of equal size, on the model's device; exchange: of the
-///        optimizer, where each of several ranks has its own micro-batches; request: a number of the first rank, which all ranks receive; 0 on the others
+/// reads  model, flattened with gradients; micro_batch(i): micro-batches 0 … micro_batches − 1, of equal size, on the model's device; exchange: of the
+///        optimizer, where each of several ranks has its own micro-batches; request: a number of the first rank, which all ranks receive; 0 on the others;
+///        loss_scale: as AdamW::step's gradient_scale
 StepFigures take_step(LanguageModel& model, AdamW& optimizer, double learning_rate, int64_t micro_batches,
                       const std::function<Dataset::Batch(int64_t)>& micro_batch, GradientExchange* exchange = nullptr,
                       int64_t request = 0, double loss_scale = 1);

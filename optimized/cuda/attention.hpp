@@ -82,7 +82,7 @@ struct BackwardArguments {
   float* grad_log_forget;    ///< [B, Tk, Hq] contiguous
   void* workspace;           ///< device, 256-byte aligned, backward_workspace_bytes(shape) long
   bool deterministic;        ///< dq is summed in one fixed order
-  bool float_sums;           ///< the gate's gradient from sums of float dS, not of dS in 16 bits
+  bool float_sums;           ///< the gate's gradient from sums of float dS, not (Hopper, to head dim 128) in 16 bits
   bool finish_query = true;  ///< false: dq / scale stays in the family's query_sums
   cudaStream_t stream;
 };

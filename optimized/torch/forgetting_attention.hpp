@@ -46,7 +46,7 @@ namespace lethe {
 ///          (optimized/gate.hpp) for −inf. On the CPU a weight below e^−88 (float64: e^−709) of the row's greatest is 0.
 ///          The environment's LETHE_KERNELS=portable leaves the kernels for one architecture out.
 ///          The Hopper kernels (bfloat16 and float16 at head dims up to 256) compute the gate's gradient from row and column sums of the
-///          same float32 dS, of each row or, where the gate hardly decays, of 64 rows in one; or, where
+///          same float32 dS, of each row or, where the gate hardly decays, of 64 rows in one; or, at head dims up to 128 where
 ///          torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True) allows that when the backward runs, from sums of dS rounded to
 ///          16 bits, added in float32: faster where the gate decays and, unless logits decide against it, less exact. Torch's own
 ///          attention in its math backend obeys that switch, too

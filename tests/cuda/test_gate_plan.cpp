@@ -200,13 +200,16 @@ TEST_P(Prefix, OrdersTilesByTheBlocksThatCutsLeave) {
     EXPECT_GE(section, section_of_queries(shape, 2));
     EXPECT_LE(section, std::max<int64_t>(section_of_queries(shape, 2), 2));
     if (!has_cuts) EXPECT_EQ(section, section_of_queries(shape, 2));
+    if (has_cuts && 4 * (blocks_of(order[0]) + 1) <= blocks)
+      EXPECT_EQ(section, std::max<int64_t>(section_of_queries(shape, 2), std::min<int64_t>(rows, 2)));
   }
 }
 
 INSTANTIATE_TEST_SUITE_P(Heads, Prefix,
                          ::testing::Values(std::tuple{300, 1, true}, std::tuple{300, 8, true},
                                            std::tuple{1024, 17, true}, std::tuple{300, 17, false},
-                                           std::tuple{40000, 2, true}, std::tuple{130, 8200, true}));
+                                           std::tuple{40000, 2, true}, std::tuple{140000, 2, true},
+                                           std::tuple{130, 8200, true}));
 
 class PruningBoundary
     : public ::testing::TestWithParam<std::tuple<int64_t, int64_t, bool>> {  // key and query length, by mass

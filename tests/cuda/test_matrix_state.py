@@ -353,11 +353,11 @@ class Segments(unittest.TestCase):
     def test_values_have_the_same_bits_whatever_follows(self):
         for call in self.CALLS:
             operator, names, options = STATE_CALLS[call]
-            tensors = {name: tensor.to(DEVICE) for name, tensor in state_problem(torch.bfloat16, **(WIDE | dict(length=1500))).items()}
+            tensors = {name: tensor.to(DEVICE) for name, tensor in state_problem(torch.bfloat16, **(WIDE | dict(length=9000))).items()}
             run = lambda length: getattr(torch.ops.lethe, operator)(
                 *(name and (tensors[name] if "state" in name else tensors[name][:, :length]) for name in names), **options)[0]
-            whole = run(1500)
-            for length in (100, 512, 513, 1024, 1300):
+            whole = run(9000)
+            for length in (100, 512, 513, 1024, 1300, 4096, 8192):
                 with self.subTest(call, length=length):
                     self.assertTrue(torch.equal(run(length), whole[:, :length]))
 

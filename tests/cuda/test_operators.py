@@ -12,8 +12,7 @@ import torch
 
 BUDGET = {torch.bfloat16: 5e-3, torch.float16: 1e-3, torch.float32: 1e-5, torch.float64: 1e-10}
 
-GRAPHS = [(dtype, dim, options) for dtype in (torch.bfloat16, torch.float16) for dim in (64, 128)
-          for options in ({}, {"log_pruning_tolerance": -5.0})]
+GRAPHS = [(dtype, dim, options) for dtype in (torch.bfloat16, torch.float16) for dim in (64, 128) for options in ({}, {"log_pruning_tolerance": -5.0})]
 
 
 def problem(dtype, batch=2, queries=200, keys=300, query_heads=4, heads=2, dim=64, value_dim=None, seed=0):
@@ -69,6 +68,10 @@ class Operators(unittest.TestCase):
                     continue
                 with self.subTest(dtype=dtype, dim=dim, value_dim=value_dim):
                     self.check(problem(dtype, dim=dim, value_dim=value_dim))
+
+    def test_heads_of_many_tiles_equal_the_cpu(self):
+        for dtype, dim in ((torch.float32, 128), (torch.bfloat16, 64), (torch.bfloat16, 256)):
+            self.check(problem(dtype, batch=1, queries=4200, keys=4200, query_heads=2, heads=1, dim=dim))
 
     def test_the_environment_asks_for_the_kernels_for_every_gpu(self):
         says = lambda: torch.ops.lethe.forgetting_attention_implementation(*(tensor.cuda() for tensor in problem(torch.bfloat16)[:3]))

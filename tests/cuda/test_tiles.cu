@@ -132,7 +132,7 @@ TEST(Tiles, ShowEachQueryItsKeysAfterManyCutsAndAPrunedBoundary) {
 }
 
 // Heads by rank, the first `long_heads` of them long.
-TEST(Sections, BehindTheFirstAreOfLongHeadsAloneOrHaveNone) {
+TEST(Sections, AfterTheFirstAreOfLongHeadsAloneOrHaveNone) {
   for (int count = 1; count <= 20; ++count)
     for (int long_heads = 0; long_heads <= count; ++long_heads)
       for (int section = 1; section <= count; ++section) {

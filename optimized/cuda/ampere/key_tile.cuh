@@ -10,7 +10,7 @@ struct KeyPlace {
   int batch, head, first_key;
 };
 
-/// Longest first: sections of heads, those with most blocks first; inside a section from the first keys on, heads innermost.
+/// Longest first: sections of heads in WorkOrder's order; inside a section from the first keys on, heads innermost.
 template <int kRows>
 __device__ __forceinline__ KeyPlace key_place(const BackwardParameters& p) {
   const int rows = p.tiles / p.query_tiles, per_section = p.section * p.query_tiles, section = blockIdx.x / per_section,

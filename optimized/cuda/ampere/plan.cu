@@ -39,6 +39,8 @@ struct Operands {
 int tile_rows(Dtype dtype, const Shape& shape, bool backward) {
   int rows = 0;
   for_dimension(dtype, shape, [&]<typename Element, int kDim> {
+    static_assert(SweepSizesOf<Element, kDim>::kRows >= kFewestTileRows &&
+                  ForwardSizesOf<Element, kDim>::kRows >= kFewestTileRows);
     rows = backward ? SweepSizesOf<Element, kDim>::kRows : ForwardSizesOf<Element, kDim>::kRows;
   });
   return rows;

@@ -42,14 +42,14 @@ struct Boundary {
   uint8_t* near_strong;       ///< [B, Hq, N]  1 where key block n or the one before it is strong
 };
 
-constexpr int64_t kFewestTileRows = 64;  ///< of the kernels' tiles of queries
+constexpr int64_t kFewestTileRows = 32;  ///< of the kernels' tiles of queries
 
 /// Heads and tiles by the work that the boundary leaves, and the counters of the search for the boundary.
 struct WorkOrder {
   int32_t* head_blocks;     ///< [B, Hq]  blocks of 128 queries × 128 keys to visit
   int32_t* head_order;      ///< [B·Hq]  (batch, query head) pairs, those with most blocks first
   int32_t* key_head_order;  ///< [B·H]  (batch, key head) pairs, by the blocks of their groups
-  /// [at most ⌈Tq / 64⌉]  tiles of a head's queries: the last first, or where there are cuts those with most blocks
+  /// [at most ⌈Tq / 32⌉]  tiles of a head's queries: the last first, or where there are cuts those with most blocks
   int32_t* tile_order;
   /// [1]  Sections::queries; two in place of one where cuts leave sequences of at most a quarter of the keys
   int32_t* query_section;

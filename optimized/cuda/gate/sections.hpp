@@ -12,6 +12,7 @@ struct Sections {
   int queries, keys, tile_rows;
 };
 
+/// reads  element_bytes: of keys and values
 inline int section_of_queries(const Shape& s, int64_t element_bytes) {
   return heads_in_cache(s.key_length * (s.key_dim + s.value_dim) * element_bytes * s.heads / s.query_heads,
                         s.batch * s.query_heads);
@@ -23,9 +24,9 @@ inline int section_of_keys(const Shape& s, int64_t query_bytes) {
 }
 
 #ifdef __CUDACC__
-/// The place in the order of tiles of the head that has this rank by work, of `count` heads. Long ones, with at least half of the first one's work, of
-/// which there are more than a section has: those beyond whole sections come first, beside the shortest heads. Behind the others their longest tiles
-/// would begin when the rest is almost done.
+/// The place in the order of tiles of the head that has this rank by work, of `count` heads. Of long ones, with more than half of the first one's work,
+/// there may be more than a section has: those beyond whole sections come first, beside the shortest heads. After the others their longest tiles would
+/// begin when the rest is almost done.
 __host__ __device__ inline int place_of_rank(int rank, int count, int long_heads, int section) {
   const int odd = long_heads > section ? long_heads % section : 0, beside = odd > 0 ? section - odd : 0;
   if (count - long_heads < beside) return rank;

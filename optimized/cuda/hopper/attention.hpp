@@ -5,7 +5,7 @@
 
 namespace lethe::hopper {
 
-/// Bytes of workspace that forward and backward ask for, multiples of 256. A backward's: about 4.125·D + 65 a query and head, D 64, 128 or 256 (dimensions.hpp).
+/// Bytes of workspace that forward and backward ask for, multiples of 256. A backward's: about 4.125·D + 65 a query and head, D 64, 128 or 256.
 size_t forward_workspace_bytes(const Shape& shape);
 size_t backward_workspace_bytes(const Shape& shape);
 

@@ -143,7 +143,7 @@ struct BackwardWalk {
   __device__ bool next() { return ++tile < end || next_head(); }
 };
 
-/// Longest first: sections of heads, those with most blocks first; inside a section from the first key tile on, which most queries
+/// Longest first: sections of heads in WorkOrder's order; inside a section from the first key tile on, which most queries
 /// see, heads innermost. In the fixed order of dQ's sums from the last key tile on instead: no tile waits for a later one.
 __device__ inline BackwardTile backward_tile_at(const BackwardParameters& p, int index) {
   const int per_section = p.section * p.key_tiles, section = index / per_section, within = index % per_section;

@@ -19,8 +19,9 @@
 // one what the gate adds to K, one V. K and its bias share a ring, V has its own. The other warpgroups: 64 query rows each. A thread holds
 // 2 rows × 32 columns of S, its part of O, and P of the previous block as the next product's operand. Key blocks run from the diagonal
 // down to the pruning boundary. At head dim 256 a thread's O takes 128 registers, so a step has half a block, 2 rows × 16 columns of S; there is
-// one buffer of queries, over which O leaves (forward_one_buffer.cuh), and what stands below for a block is for half of one. Within a warpgroup the exponentials of block n run under P·V of block n+1; among warpgroups, named
-// barriers pass the turn to issue products, so that one's products run under the others' exponentials.
+// one buffer of queries, over which O leaves (forward_one_buffer.cuh), and what stands below for a block is for half of one.
+// Within a warpgroup the exponentials of block n run under P·V of block n+1; among warpgroups, named barriers pass the turn to issue products, so that
+// one's products run under the others' exponentials.
 //
 // Barriers. Roles: consume, W warpgroups of 4 warps each (3 at D = 64, else 2); schedule, load_keys, load_gate and load_values, a thread
 // each. A warp's arrival counts 1 (32 in the build for racecheck, handover.cuh). [n]: a ring of n; S stages, 3 at D = 64, else 2.

@@ -42,13 +42,15 @@ struct OneBufferConsumer : ForwardConsumer<Element, kDim, kRepeat> {
     stage_output<Element, kResidual>(rows, kNormalized, ptx::shared_address(output), kRows, warpgroup * 64 + warp * 16);
     ptx::fence_async_shared();
     ptx::named_barrier_sync(kStores<kWarpgroups> + warpgroup, 128);
-    if (threadIdx.x % 128 != 0) return;
+    if (threadIdx.x % 128 == 0) {
 #pragma unroll
-    for (int panel = 0; panel < kDim / 64; ++panel)
-      ptx::store_tile(&map, output + panel * kRows * 128 + warpgroup * 64 * 128, panel * 64, head,
-                      query + warpgroup * 64, batch);
-    ptx::bulk_commit();
-    ptx::bulk_wait_read<0>();
+      for (int panel = 0; panel < kDim / 64; ++panel)
+        ptx::store_tile(&map, output + panel * kRows * 128 + warpgroup * 64 * 128, panel * 64, head,
+                        query + warpgroup * 64, batch);
+      ptx::bulk_commit();
+      ptx::bulk_wait_read<0>();
+    }
+    __syncwarp();
   }
 
   /// The next tile's first scores. Is there a next tile?

@@ -35,7 +35,7 @@ struct Tile {
   TwoFloats frame;  // log₂e·F, set by the kernel; F is c before the block of the tile's first position
 };
 
-/// Longest first: sections of `heads` heads, those with most blocks first; inside a section tiles as WorkOrder has them, heads innermost.
+/// Longest first: sections of `heads` heads, heads and the tiles of a section as WorkOrder has them, heads innermost.
 template <int kRows>
 __host__ __device__ inline Tile<kRows> tile_at(const ForwardShape& a, int index, int heads) {
   const int per_section = heads * a.query_tiles, rows = a.tiles / a.query_tiles;

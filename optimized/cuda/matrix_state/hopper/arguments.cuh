@@ -1,5 +1,6 @@
 #pragma once
-// What the kernels of wgmma read and write: no gate or one a token, a state of at most 128 × 64, on compute capability 9.0. Shapes as in sweep.hpp.
+// What the kernels of wgmma read and write: no gate or one a token, a state of at most 128 rows, for gradients of at most
+// 128 × 64, on compute capability 9.0. Shapes as in sweep.hpp.
 
 #include "optimized/cuda/matrix_state/sweep.hpp"
 

@@ -14,6 +14,7 @@ bool backward_by_warpgroups(const Shape& shape, bool gated);
 /// A CTA sweeps a head, or where there are few of them a piece of one: the results are the same bits (segments.cuh).
 void warpgroup_forward(const MatrixStateForward& arguments);
 void warpgroup_backward(const MatrixStateBackward& arguments);
+/// Bytes of their workspace on the current device: the number of pieces is that of its multiprocessors.
 size_t warpgroup_forward_workspace_bytes(const Shape& shape);
 size_t warpgroup_backward_workspace_bytes(const Shape& shape);
 

@@ -83,8 +83,8 @@ class Rows(unittest.TestCase):
                                   capture_output=True, text=True, env=os.environ | {"OMP_WAIT_POLICY": "passive"})
             self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
             found = json.loads(output.read_text())
-        self.assertEqual((found["commit"], found["gpu"], found["length"], len(found["rows"])), ("c0", "cpu", 256, 36))
-        self.assertEqual(len(done.stdout.splitlines()), 37)
+        self.assertEqual((found["commit"], found["gpu"], found["length"], len(found["rows"])), ("c0", "cpu", 256, 38))
+        self.assertEqual(len(done.stdout.splitlines()), 39)
         self.assertEqual({line["row"] for line in found["rows"]}, {row.name for row in portable.ROWS})
 
     def measure(self, row, change):

@@ -3,6 +3,8 @@
 #include <chrono>
 #include <thread>
 
+#include "experiments/models/safetensors.hpp"
+#include "experiments/training/checkpoint.hpp"
 #include "tests/experiments/distributed/training.hpp"
 
 namespace lethe {
@@ -73,6 +75,22 @@ TEST_F(TwoProcesses, EndTogetherWhereTrainingDiverges) {
   begin("both", 2).expect_success();
   const auto done = nlohmann::json::parse(read_whole(root("both") / artefact_name(run, dataset) / "done.json"));
   EXPECT_TRUE(done.at("diverged").is_string());
+}
+
+// At 2^24 the first steps' gradients are beyond float16, on both or on neither.
+TEST_F(TwoProcesses, TakeAStepAgainTogether) {
+  run.model.compute_dtype = "float16";
+  run.training.loss_scale = 0x1p24;
+  trained(run, dataset, root("alone"));
+  begin("both", 2).expect_success();
+  expect_equal("both", "alone", 1e-3);
+  for (const char* name : {"both", "alone"}) {
+    const auto path = root(name) / artefact_name(run, dataset) / "checkpoint.pt";
+    const std::string tensors = read_checkpoint(path).tensors;
+    const int64_t exponent =
+        parse_safetensors(tensors, path.string()).tensors.at("loss_scale").copy()[0].item<int64_t>();
+    EXPECT_TRUE(exponent > 8 && exponent < 24) << exponent;
+  }
 }
 
 TEST_F(TwoProcesses, RefuseABatchThatTheyCannotShare) {

@@ -16,7 +16,7 @@ template <typename Element, int kDim, bool kFloatSums, bool kSumsRows>
 struct BackwardConsumer : BackwardScores<Element, kDim, kFloatSums, kSumsRows> {
   using Base = BackwardScores<Element, kDim, kFloatSums, kSumsRows>;
   using Base::cta, Base::p, Base::shared, Base::warpgroup, Base::thread, Base::warp, Base::lane, Base::key_in_tile;
-  using Base::enter_head, Base::read_step, Base::mask_scores;
+  using Base::enter_head, Base::read_step, Base::mask_scores, Base::weights, Base::store_column_sums;
   using Base::grad_value, Base::grad_key, Base::grad_query, Base::score, Base::grad_weight, Base::weight,
       Base::grad_score, Base::column_sums, Base::group_part, Base::bias;
   using Base::kQueries, Base::kKeys, Base::kPanels, Base::kGroups, Base::kScores, Base::kDeltaStep, Base::kScoresFollow,
@@ -105,16 +105,6 @@ struct BackwardConsumer : BackwardScores<Element, kDim, kFloatSums, kSumsRows> {
 
   // ---- between products ----
 
-  /// P = exp2(a·S + R_i + b_j)
-  __device__ __forceinline__ void weights() {
-#pragma unroll
-    for (int i = 0; i < kScores / 2; ++i) {
-      score[2 * i] = exp2_approximate(fmaf(score[2 * i], p.logit_scale, bias[i % 2]));
-      score[2 * i + 1] = exp2_approximate(fmaf(score[2 * i + 1], p.logit_scale, bias[i % 2]));
-      weight[i] = pack<Element>(score[2 * i], score[2 * i + 1]);
-    }
-  }
-
   /// dS = P (dP − Δ), once dPᵀ has arrived
   __device__ __forceinline__ void grad_scores() {
     ptx::wgmma_wait<1>();
@@ -186,14 +176,6 @@ struct BackwardConsumer : BackwardScores<Element, kDim, kFloatSums, kSumsRows> {
       if (flags & BackwardStep::kSeparateRows) sum_separate_rows();
       else sum_row_groups();
     }
-  }
-
-  /// Column sums of dS of this thread's two keys, to global memory.
-  __device__ __forceinline__ void store_column_sums(int row, float first, float second) const {
-    if (!kGate || lane % 4 != 0) return;
-    float* sums = p.workspace.column_sums + (int64_t{row} * p.key_tiles + cta.tile().key_tile) * kKeys + key_in_tile;
-    sums[0] = first;
-    sums[8] = second;
   }
 
   /// dQ to the slice that add_slices() adds to global memory.

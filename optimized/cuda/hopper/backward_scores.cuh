@@ -144,6 +144,24 @@ struct BackwardScores {
     mask_where({visible.end_query(key) - position, visible.end_query(key + 8) - position},
                [](int query, int end) { return query >= end; });
   }
+
+  /// P = exp2(a·S + R_i + b_j)
+  __device__ __forceinline__ void weights() {
+#pragma unroll
+    for (int i = 0; i < kScores / 2; ++i) {
+      score[2 * i] = exp2_approximate(fmaf(score[2 * i], p.logit_scale, bias[i % 2]));
+      score[2 * i + 1] = exp2_approximate(fmaf(score[2 * i + 1], p.logit_scale, bias[i % 2]));
+      weight[i] = pack<Element>(score[2 * i], score[2 * i + 1]);
+    }
+  }
+
+  /// Column sums of dS of this thread's two keys, to global memory.
+  __device__ __forceinline__ void store_column_sums(int row, float first, float second) const {
+    if (!kGate || lane % 4 != 0) return;
+    float* sums = p.workspace.column_sums + (int64_t{row} * p.key_tiles + cta.tile().key_tile) * kKeys + key_in_tile;
+    sums[0] = first;
+    sums[8] = second;
+  }
 };
 
 }  // namespace lethe::hopper::backward_pass

@@ -55,7 +55,7 @@ template <typename Element, int kDim, bool kFloatSums>
 struct SplitConsumer : BackwardScores<Element, kDim, kFloatSums, true> {
   using Base = BackwardScores<Element, kDim, kFloatSums, true>;
   using Base::cta, Base::p, Base::shared, Base::warpgroup, Base::thread, Base::warp, Base::lane, Base::key_in_tile;
-  using Base::enter_head, Base::read_step, Base::mask_scores;
+  using Base::enter_head, Base::read_step, Base::mask_scores, Base::weights, Base::store_column_sums;
   using Base::grad_value, Base::grad_key, Base::grad_query, Base::score, Base::grad_weight, Base::weight,
       Base::grad_score, Base::column_sums, Base::group_part, Base::bias;
   using Base::kQueries, Base::kKeys, Base::kOwnQueries, Base::kScores, Base::kDeltaStep;
@@ -139,16 +139,6 @@ struct SplitConsumer : BackwardScores<Element, kDim, kFloatSums, true> {
   }
 
   // ---- between products ----
-
-  /// P = exp2(a·S + R_i + b_j)
-  __device__ __forceinline__ void weights() {
-#pragma unroll
-    for (int i = 0; i < kScores / 2; ++i) {
-      score[2 * i] = exp2_approximate(fmaf(score[2 * i], p.logit_scale, bias[i % 2]));
-      score[2 * i + 1] = exp2_approximate(fmaf(score[2 * i + 1], p.logit_scale, bias[i % 2]));
-      weight[i] = pack<Element>(score[2 * i], score[2 * i + 1]);
-    }
-  }
 
   /// dS = P (dP − Δ), of the weights in float
   __device__ __forceinline__ void grad_scores() {
@@ -251,14 +241,6 @@ struct SplitConsumer : BackwardScores<Element, kDim, kFloatSums, true> {
     ptx::fence_registers(grad_key);
     ptx::fence_registers(score);
     stage ^= 1;
-  }
-
-  /// Column sums of dS of this thread's two keys, to global memory.
-  __device__ __forceinline__ void store_column_sums(int row, float first, float second) const {
-    if (!kGate || lane % 4 != 0) return;
-    float* sums = p.workspace.column_sums + (int64_t{row} * p.key_tiles + cta.tile().key_tile) * kKeys + key_in_tile;
-    sums[0] = first;
-    sums[8] = second;
   }
 
   /// The column sums of the head that has ended, of both warpgroups' queries. Before C1 writes again both have met at kScoresStored.

@@ -15,7 +15,7 @@ struct ForwardShape {
   Boundary boundary;
   WorkOrder order;
   int query_length, key_length, heads, query_heads, query_blocks, query_tiles, key_blocks, tiles;
-  int section;  // heads whose keys and values share the L2 cache at a time
+  int section;  // heads whose keys and values share the L2 cache at a time; ampere/ reads WorkOrder::query_section in its place
 };
 
 /// The largest number of key blocks that contain the positions of a tile's queries.

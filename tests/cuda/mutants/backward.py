@@ -70,7 +70,7 @@ MUTANTS = generated(
            more=(("ptx::fence_async_shared();", f"{SLEEP_OF_ONE} ptx::fence_async_shared();"),)),
     Mutant("backward_first_tile_by_place", "backward", "publish_tile", "atomicAdd(p.plan.scratch.next_tile, 1)",
            "tiles ? int(gridDim.x) + atomicAdd(p.plan.scratch.next_tile, 1) : int(blockIdx.x)"),
-    Mutant("backward_weights_in_16_bits", "backward", "BackwardConsumer::weights", "weight[i] = pack<Element>(score[2 * i], score[2 * i + 1]);",
+    Mutant("backward_weights_in_16_bits", "backward", "BackwardScores::weights", "weight[i] = pack<Element>(score[2 * i], score[2 * i + 1]);",
            "weight[i] = pack<Element>(score[2 * i], score[2 * i + 1]); const float2 both = unpack<Element>(weight[i]);"
            " score[2 * i] = both.x, score[2 * i + 1] = both.y;"),
     Mutant("float_sums_columns_of_rounded", "backward", "sum_separate_rows", "column_sums[i / 2 % 2] += grad_weight[i];",

@@ -149,7 +149,8 @@ struct Forward {
     const bool cuts = kGated && gate.first_seen[kChunk - 1] > 0;
     const auto weigh_eight = [&](int n, auto masked) {
       const int j = 8 * n + 2 * t;
-      const float2 sum_j = kGated ? *reinterpret_cast<const float2*>(&gate.sum[j]) : float2{0.0f, 0.0f};
+      [[maybe_unused]] const float2 sum_j =
+          kGated ? *reinterpret_cast<const float2*>(&gate.sum[j]) : float2{0.0f, 0.0f};
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const int half = e / 2, row = i0 + 8 * half;

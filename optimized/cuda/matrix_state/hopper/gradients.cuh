@@ -36,7 +36,7 @@ __device__ __forceinline__ void sweep_queries(const Call& call) {
     const ChunkGates& gates = call.gates(at.index);
     const char* const tiles = call.stage(at.index);
     uint32_t packed[kBlocks][16];
-    float dot[2] = {0.0f, 0.0f}, grad_unit = 1.0f;
+    [[maybe_unused]] float dot[2] = {0.0f, 0.0f}, grad_unit = 1.0f;
 #pragma unroll
     for (int block = 0; block < kBlocks; ++block) {
       float out[32];
@@ -105,7 +105,7 @@ __device__ __forceinline__ void load_chunks(const Call& call) {
   };
   int loaded = 0;
   call.each_chunk([&](const auto& chunk) {
-    RawGates raw{};
+    [[maybe_unused]] RawGates raw{};
     if constexpr (kGated) raw = load_gates(call.gate(), p.gate.token_stride, chunk.first, p.length, true, call.lane);
     ptx::mbarrier_wait(&small.empty[at.index], at.parity ^ 1);
     uint64_t* const full = &small.full[at.index];

@@ -75,7 +75,7 @@ __device__ __forceinline__ void weigh_pairs(float (&scores)[32], float (&grads)[
   const auto weigh = [&](int n, auto masked) {
     const int i = 8 * n + 2 * t;
     const float2 sum_i = kGated ? *reinterpret_cast<const float2*>(&gates.sum[i]) : float2{0.0f, 0.0f};
-    float products[2][2];
+    [[maybe_unused]] float products[2][2];
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
       const int half = e / 2, j = j0 + 8 * half;
@@ -172,8 +172,9 @@ __device__ __forceinline__ void sweep_pairs(const Call& call) {
     arrive_warp(&small.pairs_full, call.lane);
 
     ptx::mbarrier_wait(&small.grad_state_full, parity);
-    const float unit = kHalf ? small.grad_state_unit : 1.0f, near = unit * (kGated ? gates.read[j0] : 1.0f),
-                far = unit * (kGated ? gates.read[j0 + 8] : 1.0f);
+    const float unit = kHalf ? small.grad_state_unit : 1.0f;
+    [[maybe_unused]] const float near = unit * (kGated ? gates.read[j0] : 1.0f),
+                                 far = unit * (kGated ? gates.read[j0 + 8] : 1.0f);
     float out_value[32];
     // Where nothing is scaled between the products with R and with pairs, they are one batch. Of two blocks dv comes first: there are no registers for both.
     constexpr bool kScaled = kGated || kHalf, kApart = kBlocks > 1;
@@ -236,7 +237,7 @@ __device__ __forceinline__ void sweep_pairs(const Call& call) {
       } else {
         ptx::wgmma_wait<0>();
       }
-      float dot[2] = {0.0f, 0.0f};
+      [[maybe_unused]] float dot[2] = {0.0f, 0.0f};
 #pragma unroll
       for (int block = 0; block < kBlocks; ++block) {
         ptx::fence_registers(out_key[block]);

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "experiments/json_file.hpp"
+#include "experiments/models/mixers/attention.hpp"
 #include "experiments/papers/forgetting_curve/curves.hpp"
 #include "experiments/papers/forgetting_curve/llama.hpp"
 #include "experiments/papers/forgetting_curve/rows.hpp"
@@ -61,7 +62,8 @@ Findings measure(const Study& study) {
       stated(curves.control("Untrained: no gap", "Untrained", half / 2, Expectation::within(0.01)), "control", true));
   for (const std::string& name : other_rows(study.settings)) {
     if (!curves.has(name)) continue;
-    const bool is_attention = name.starts_with("FoX") || name.starts_with("Transformer");
+    const ModelConfig architecture = curve_row(name, study.settings).architecture;
+    const bool is_attention = architecture.mixer.of(0).if_own<AttentionConfig>() != nullptr;
     curves.findings.comparisons.push_back(
         is_attention ? stated(curves.memory(name + " has coarse memory of half to all of its training length", name,
                                             coarse_memory, half, {.low = 1, .high = 2}),

@@ -66,7 +66,7 @@ class Steps(ShellPrograms):
             + [("racecheck", "cuda_forward_racecheck", str(part), "3") for part in range(3)]
             + [("racecheck", "cuda_backward_racecheck", str(part), "12") for part in range(12)]))
         self.assertRegex(self.log("benchmark.log"), r"benchmark ran .*--benchmark_context=commit=abc .*--benchmark_context=gpu=NVIDIA G1 ")
-        self.assertRegex(self.log("benchmark.log"), r"compare_attention.py .* --commit=abc --length 4096 --length 16384\n")
+        self.assertRegex(self.log("benchmark.log"), r"compare_attention.py .* --commit=abc --length 4096 --length 16384 --rounds 6\n")
         self.assertNotIn(f'"{self.folder}', self.log("check.log"))  # of the commands
 
     def test_one_that_fails_fails_the_check_and_the_others_still_run(self):

@@ -2,7 +2,7 @@
 """Checks that results/ is whole and that every table agrees with the data.
 
 * every CSV has the columns of its kind and the certificate of its claim beside it, with commit, machine and versions;
-* every <claim>.md, <operator>_cpu.md, <operator>_cuda.md, portable.md, attention_throughput.md and results/README.md is what tools/report.py writes
+* every <claim>.md, <operator>_cpu.md, <operator>_cuda.md, portable.md, matrix_state.md, attention_throughput.md and results/README.md is what tools/report.py writes
   from the data now;
 * so is every table between markers in a README file;
 * a claim that judges a file of measurements has judged the file that is there.
@@ -19,6 +19,7 @@ from pathlib import Path
 
 from report.benchmarks import benchmark_files, benchmark_page
 from report.files import BadResult, folder, read_json
+from report.matrix_state import matrix_state_data, matrix_state_page
 from report.portable import portable_data, portable_page
 from report.results import COLUMNS, POINT_COLUMNS, fault, machine_folders, read_table, sound_claims
 from report.tables import UnknownTable, claim_page, index, readmes, use, with_tables
@@ -81,7 +82,7 @@ def faults(root, results):
         for claim in claims:
             yield from difference(folder / f"{claim.name}.md", claim_page(claim))
             yield from stale_data(root, claim)
-        for files, page in ((benchmark_files(folder), benchmark_page), (portable_data(folder), portable_page),
+        for files, page in ((benchmark_files(folder), benchmark_page), (portable_data(folder), portable_page), (matrix_state_data(folder), matrix_state_page),
                             (throughput_data(folder), throughput_page)):
             for path in files:
                 try:

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Makes tables, figures and pages from the results that are there.
 
-For every folder of results/: <claim>.md, <claim>.svg, <operator>_cpu.md, <operator>_cuda.md, portable.md, attention_throughput.md
+For every folder of results/: <claim>.md, <claim>.svg, <operator>_cpu.md, <operator>_cuda.md, portable.md, matrix_state.md, attention_throughput.md
 with a figure a length, and report.html, which also shows one's own trainings of artefacts/models and the memory of all of them; for all of
 them results/README.md. And in every README file of the checkout the tables between markers:
 
@@ -9,7 +9,7 @@ them results/README.md. And in every README file of the checkout the tables betw
     <!-- /table -->
 
 MACHINE is a folder of results/; NAME is "verdicts", "papers" (a line each), a claim (its numbers), CLAIM.statements (its comparisons), a file of
-tools/benchmark, OPERATOR_cpu, or of tools/gpu_check, OPERATOR_cuda, "portable", "attention_throughput" (".short"), its ratios, "precision", errors in
+tools/benchmark, OPERATOR_cpu, or of tools/gpu_check, OPERATOR_cuda, "portable", "matrix_state", "attention_throughput" (".short"), its ratios, "precision", errors in
 its log, of tools/gpu_profile, "backward_profile", or of tools/compare_training.py, "training". all/items is the table of every item of the papers.
 
 A damaged file is named on standard error and in report.html, and everything else is made. Exit status: 1 where there was one.
@@ -26,6 +26,7 @@ from report.benchmarks import benchmark_files, benchmark_page
 from report.files import BadResult, folder, reason, write_whole
 from report.items import all_folders, items_text
 from report.memory import memory_part
+from report.matrix_state import matrix_state_data, matrix_state_page
 from report.portable import portable_data, portable_page
 from report.results import Faults, machine_folders, sound_claims
 from report.tables import UnknownTable, claim_page, index, readmes, use, with_tables
@@ -60,7 +61,8 @@ def measurement_parts(root, folder, claims, faults):
     judged = [root / claim.certificate.get("settings", {}).get("data", "") for claim in claims]
     of_claims = [path for path in judged if path.suffix == ".csv" and path.exists()]
     parts = [part for data in dict.fromkeys([*throughput_data(folder), *of_claims]) for part in throughput_part(data, faults)]
-    for path, page_of in [*((path, benchmark_page) for path in benchmark_files(folder)), *((path, portable_page) for path in portable_data(folder))]:
+    for path, page_of in [*((path, benchmark_page) for path in benchmark_files(folder)), *((path, portable_page) for path in portable_data(folder)),
+                          *((path, matrix_state_page) for path in matrix_state_data(folder))]:
         with faults.of(path):
             page = page_of(path)
             write_whole(path.with_suffix(".md"), page)

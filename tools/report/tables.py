@@ -7,6 +7,7 @@ from pathlib import Path
 from report.benchmarks import benchmark_files, benchmark_table
 from report.items import all_folders, items_text
 from report.markdown import commit_words, number, table, with_band
+from report.matrix_state import matrix_state_data, matrix_state_table
 from report.portable import portable_data, portable_table
 from report.precision import PRECISION, precision_log, precision_table
 from report.profile import PROFILE, profile_data, profile_table
@@ -230,7 +231,7 @@ def index(root, results):
         text += f"\n## {folder.name}\n"
         if claims:
             text += f"\n{verdicts_table(claims, folder.name + '/')}"
-        others = {path.stem for path in folder.glob("*.md")} | {path.stem for path in [*benchmark_files(folder), *portable_data(folder)]}
+        others = {path.stem for path in folder.glob("*.md")} | {path.stem for path in [*benchmark_files(folder), *portable_data(folder), *matrix_state_data(folder)]}
         others = sorted(others - {claim.name for claim in claims})
         if others:
             text += "\nMeasurements: " + ", ".join(f"[{name}]({folder.name}/{name}.md)" for name in others) + ".\n"
@@ -239,7 +240,7 @@ def index(root, results):
 
 def readme_table(root, results, machine, name):
     """The table that a marker <!-- table:MACHINE/NAME --> asks for: "verdicts", "papers", a claim's "CLAIM" or "CLAIM.statements", a benchmark's,
-    "portable", "training", "precision" or "backward_profile"; all/items is the table of the papers' items."""
+    "portable", "matrix_state", "training", "precision" or "backward_profile"; all/items is the table of the papers' items."""
     if (machine, name) == ("all", "items"):
         return items_text(root, all_folders(root, results), use)
     if (benchmark := results / machine / f"{name}.json") in benchmark_files(results / machine):
@@ -247,6 +248,9 @@ def readme_table(root, results, machine, name):
     for data in portable_data(results / machine):
         if name == data.stem:
             return portable_table(data)
+    for data in matrix_state_data(results / machine):
+        if name == data.stem:
+            return matrix_state_table(data)
     if name == TRAINING and training_data(results / machine):
         return training_table(results / machine)
     for data in throughput_data(results / machine):

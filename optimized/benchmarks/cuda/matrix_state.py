@@ -19,6 +19,9 @@ import sys
 
 import torch
 
+from timing import provenance
+
+SEED = 1
 BUSY_CYCLES = 10_000_000  # longer than the CPU takes to queue a call, FLA's many kernels too
 MEGABYTE = 1 << 20
 bf16 = torch.bfloat16
@@ -39,6 +42,19 @@ CASES = {
     "delta, key gate": (8, 4096, 12, 128, 128, "delta key"),
     "one token, 16": (16, 1, 24, 64, 64, "token state"),
     "one token, 64": (64, 1, 24, 64, 64, "token state"),
+}
+# name: ((least share of the floor, forward and backward), the shares aimed at)
+GOALS = {
+    "no gate": ((0.80, 0.60), (0.90, 0.78)),
+    "no gate, 16k": ((0.70, 0.50), (0.82, 0.63)),
+    **dict.fromkeys(("token gate", "token gate, 128 x 64", "normalized"), ((0.78, 0.58), (0.87, 0.70))),
+    "key gate": ((0.50, 0.35), (0.70, 0.45)),
+    "key and value gates": ((0.40, 0.28), (0.58, 0.38)),
+    "delta": ((0.45, 0.25), (0.65, 0.36)),
+    "delta, token gate": ((0.50, 0.18), (0.66, 0.25)),
+    "delta, key gate": ((0.30, 0.12), (0.50, 0.20)),
+    "one token, 16": ((0.75,), (0.85,)),
+    "one token, 64": ((0.75,), (0.85,)),
 }
 LOGITS = {"usual": 3.0, "near-one": 8.0}  # mean logit of a gate
 
@@ -149,6 +165,14 @@ def copy_of(count, rounds, other):
     return microseconds(lambda: target.copy_(source), rounds, other)
 
 
+def reached(name, side, share):
+    """The goals of a row of GOALS, and which of them its share reaches."""
+    if name not in GOALS:
+        return {}
+    must, aim = (goal[side == "backward"] for goal in GOALS[name])
+    return {"must": must, "aim": aim, "reached": "aim" if share >= aim else "must" if share >= must else "no"}
+
+
 def measured(name, gates, arguments, other, speed):
     """The case's rows: a direction, its time, its floor and the floor's share of the time; with --fla the rival's time and its ratio to ours."""
     *sizes, form = CASES[name]
@@ -173,7 +197,9 @@ def measured(name, gates, arguments, other, speed):
     rivals, reasons = of_rivals(given, form, expected, direction, arguments.tolerance, clock) if arguments.fla else ({}, [])
     for reason in reasons:
         print(f"{name:24} {gates:8} no time of {reason}")
-    return [{"case": name, "gates": gates, "direction": side, "microseconds": time, "floor_microseconds": floor, "share": floor / time, **rivals.get(side, {}),
+    shape = dict(zip(("batch", "tokens", "heads", "rows", "columns"), sizes))
+    return [{"case": name, **shape, "gates": gates, "direction": side, "microseconds": time, "floor_microseconds": floor, "share": floor / time,
+             **reached(name, side, floor / time), **rivals.get(side, {}),
              **({"ratio": rivals[side]["rival_microseconds"] / time} if side in rivals else {}), **({"no_time_of": reasons} if reasons else {})}
             for (side, time, _), floor in zip(rows, floors)]
 
@@ -194,7 +220,7 @@ def main():
     torch.ops.load_library(arguments.library)
     if arguments.fla:
         sys.path.insert(0, arguments.fla)
-    torch.manual_seed(1)
+    torch.manual_seed(SEED)
     other, source = (torch.ones(megabytes * MEGABYTE // 4, device="cuda") for megabytes in (256, 384))
     target = torch.empty_like(source)
     speed = 2 * source.nbytes / microseconds(lambda: target.copy_(source), arguments.rounds, other)  # bytes a microsecond
@@ -212,8 +238,8 @@ def main():
             print(f"{name:24} {gates:8} {row['direction']:9} {row['microseconds']:9.1f} {row['floor_microseconds']:8.1f} {row['share']:7.3f}{rival}", flush=True)
     if arguments.output:
         with open(arguments.output, "w") as file:
-            json.dump({"device": torch.cuda.get_device_name(), "torch": torch.__version__, "commit": arguments.commit,
-                       "copy_gigabytes_per_second": speed / 1e3, "rows": rows}, file, indent=1)
+            json.dump(provenance("cuda", arguments.commit) | {"rounds": arguments.rounds, "seed": SEED, "copy_gigabytes_per_second": speed / 1e3, "rows": rows},
+                      file, indent=1)
 
 
 if __name__ == "__main__":

@@ -12,8 +12,6 @@ Before its times a side is checked: values and gradients of a short call, and ro
 gate. A row of ours that fails has no time, and makes the exit status 1; a missed bound does not.
 """
 import argparse
-import contextlib
-import datetime
 import gc
 import json
 import math
@@ -21,7 +19,6 @@ import os
 import pathlib
 import random
 import statistics
-import subprocess
 import sys
 import time
 import warnings
@@ -32,7 +29,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import rms_norm, scaled_dot_product_attention
 
-from timing import milliseconds
+from timing import milliseconds, provenance
 
 SLOT_MILLISECONDS, SLOT_CALLS = 10, 8
 SEED = 1
@@ -317,23 +314,6 @@ def printed(line):
             f"{line['ratio']:6.3f} ± {line['ratio_spread']:5.3f} {bound} {line['must']:4.2f} {line['aim']:5.2f}  {line['reached']}")
 
 
-def provenance(arguments):
-    def said(*command):
-        with contextlib.suppress(OSError):
-            run = subprocess.run(command, capture_output=True, text=True, cwd=pathlib.Path(__file__).parent)
-            if run.returncode == 0 and run.stdout.strip():
-                return run.stdout.splitlines()[0].strip()
-        return ""
-
-    on_gpu = arguments.device == "cuda"
-    return {"gpu": torch.cuda.get_device_name() if on_gpu else "cpu",
-            "driver": said("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader") or "unknown" if on_gpu else "none", "torch": torch.__version__,
-            "commit": arguments.commit or said("git", "rev-parse", "HEAD") or "unknown",
-            "dirty": None if arguments.commit else bool(said("git", "status", "--porcelain", "--untracked-files=no")),
-            "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
-            "length": arguments.length, "rounds": arguments.rounds, "seed": SEED}
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("library")
@@ -355,7 +335,7 @@ def main():
     torch.ops.load_library(arguments.library)
     torch.set_float32_matmul_precision("highest")
     random.seed(SEED)
-    lines, about, begin = [], provenance(arguments), time.monotonic()
+    lines, about, begin = [], provenance(arguments.device, arguments.commit) | {"length": arguments.length, "rounds": arguments.rounds, "seed": SEED}, time.monotonic()
     print(f"{'row':8} {'family':8} {'D':>4} {'direction':9} {'ms':>9} {'beside':17} {'ms':>9} {'ratio':>14}   {'must':>4} {'aim':>5}  reached")
     for row in ROWS:
         if arguments.only and row.name not in arguments.only:

@@ -1,9 +1,10 @@
-"""Tables of a machine's speeds: training steps, and the kernels for every GPU against their bounds."""
+"""Tables of a machine's speeds: training steps, and the kernels for every GPU and of the linear family against their bounds."""
 
 import json
 import unittest
 
 from checkout import WithCheckout  # first: it finds tools/report
+from report.matrix_state import matrix_state_page
 from report.portable import portable_page
 from report.results import BadResult
 from report.tables import readme_table
@@ -49,6 +50,32 @@ class SpeedTables(WithCheckout):
         path.write_text(json.dumps(found))
         with self.assertRaisesRegex(BadResult, "window D = 64, portable: expected ratio, found none"):
             portable_page(path)
+
+    def test_the_linear_family_is_told_beside_the_bytes_it_moves(self):
+        line = {"case": "delta", "batch": 8, "tokens": 4096, "heads": 24, "rows": 64, "columns": 64, "gates": "usual", "direction": "forward", "microseconds": 200.0,
+                "floor_microseconds": 96.0, "share": 0.48, "must": 0.45, "aim": 0.65, "reached": "must"}
+        other = {name: value for name, value in line.items() if name not in ("must", "aim", "reached")} | {"direction": "backward"}
+        found = {"gpu": "NVIDIA H100", "driver": "580", "torch": "2.11.0", "commit": "d" * 40, "dirty": None, "date": "2026-01-02", "rounds": 9,
+                 "copy_gigabytes_per_second": 3012.4, "rows": [line, other]}
+        path = self.checkout.machine / "matrix_state.json"
+        path.write_text(json.dumps(found))
+        rows = readme_table(self.checkout.root, self.checkout.results, "m", "matrix_state").splitlines()
+        self.assertEqual([rows[0], *rows[2:]], [
+            "| case | B × T × H, K × V | gates | direction | µs | floor, µs | share | must, aim | reached |",
+            "| delta | 8 × 4096 × 24, 64 × 64 | usual | forward | 200.0 | 96.00 | 0.48 | ≥ 0.45, ≥ 0.65 | must |",
+            "| delta | 8 × 4096 × 24, 64 × 64 | usual | backward | 200.0 | 96.00 | 0.48 |  |  |"])
+        for words in ("3012 GB/s", "dddddddddddd (as told)", "9 rounds"):
+            self.assertIn(words, matrix_state_page(path))
+        self.assertIn("matrix_state.md: expected it beside the data", self.checkout.run("check_results.py").stdout)
+        self.checkout.run("report.py")
+        self.assertIn("[matrix_state](m/matrix_state.md)", (self.checkout.results / "README.md").read_text())
+        found["rows"] = [line | {"ratio": 2.5, "rival": "chunk_delta_rule"}, other]
+        path.write_text(json.dumps(found))
+        self.assertIn("| must | 2.50, chunk_delta_rule |\n", readme_table(self.checkout.root, self.checkout.results, "m", "matrix_state"))
+        del other["share"]
+        path.write_text(json.dumps(found | {"rows": [other]}))
+        with self.assertRaisesRegex(BadResult, "delta: expected share, found none"):
+            matrix_state_page(path)
 
 
 if __name__ == "__main__":

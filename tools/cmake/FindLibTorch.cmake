@@ -70,7 +70,9 @@ if(LibTorch_FOUND AND NOT TARGET LibTorch::cpu)
   if(LETHE_CUDA AND TARGET LibTorch::cuda)
     if(EXISTS ${_nccl}/include/nccl.h)
       get_filename_component(_nccl ${_nccl} REALPATH)
-      target_include_directories(LibTorch::distributed SYSTEM INTERFACE ${_nccl}/include ${LibTorch_CUDA_RUNTIME_DIR}/../include)
+      # The toolkit's headers first: the wheel's include files of its crt/, which only a package of nvcc has.
+      target_include_directories(LibTorch::distributed SYSTEM INTERFACE
+        ${_nccl}/include ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES} ${LibTorch_CUDA_RUNTIME_DIR}/../include)
       target_compile_definitions(LibTorch::distributed INTERFACE USE_C10D_NCCL)
       target_link_libraries(LibTorch::distributed INTERFACE LibTorch::cuda)
     else()

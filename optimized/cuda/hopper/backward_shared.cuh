@@ -256,6 +256,8 @@ struct BackwardCta {
   __device__ void load(const StepOperand<kStagePanels, kRing>& operand, ptx::RingPosition& ring);
   __device__ BackwardTile tile_of(int index) const;
   __device__ bool publish_tile();
+  __device__ void prefetch_tile() const;
+  template <bool kPrefetch>
   __device__ void load_queries();       // one thread of the producer warpgroup, and the keys; publishes tiles
   __device__ void load_grad_outputs();  // another, and the values
   __device__ void describe_steps();     // a third

@@ -46,7 +46,7 @@
 
 namespace lethe::hopper::forward_pass {
 
-template <typename Element, int kDim, bool kRepeat>
+template <typename Element, int kDim, bool kRepeat, bool kEdges>
 __global__ void __launch_bounds__(Sizes<kDim>::kThreads, 1) forward(const __grid_constant__ ForwardParameters a) {
   let_next_kernel_start();
   if constexpr (kRepeat) {
@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(Sizes<kDim>::kThreads, 1) forward(const __grid
   if (threadIdx.x < 128) {
     ptx::registers_shrink<Size::kProducerRegisters>();
     if (threadIdx.x == 0) load_keys<kDim, kRepeat>(a, shared);
-    if (threadIdx.x == 32) schedule<kDim, kRepeat>(a, shared);
+    if (threadIdx.x == 32) schedule<kDim, kRepeat, kEdges>(a, shared);
     if (threadIdx.x == 64) load_values<kDim>(a, shared);
     if constexpr (kGate) {
       if (threadIdx.x == 96) load_gate<kDim>(a, shared);
@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(Sizes<kDim>::kThreads, 1) forward(const __grid
   } else {
     ptx::registers_grow<Size::kConsumerRegisters>();
     Rows<kDim> rows;
-    if constexpr (Size::kQueryBuffers > 1) ForwardConsumer<Element, kDim, kRepeat>(a, shared, rows).consume();
+    if constexpr (Size::kQueryBuffers > 1) ForwardConsumer<Element, kDim, kRepeat, kEdges>(a, shared, rows).consume();
     else OneBufferConsumer<Element, kDim, kRepeat>(a, shared, rows).consume();
   }
 }

@@ -54,8 +54,8 @@ void launch(const BackwardArguments& arguments, const BackwardWorkspace& workspa
       .key_blocks = key_blocks};
 
   const auto start = [&]<bool kFloatSums> {
-    if constexpr (kHasPrefetch<kDim, kFloatSums>)
-      if (plan.prefix.window != kNoWindow) return launch_prefetching<Element, kDim>(parameters, arguments.stream);
+    if constexpr (kHasEdges<kDim, kFloatSums>)
+      if (plan.prefix.window != kNoWindow) return launch_edges<Element, kDim>(parameters, arguments.stream);
     launch_tiles<Element, kDim, kFloatSums, false>(parameters, arguments.stream);
   };
   if constexpr (!hopper::has_16_bit_sums(kDim)) start.template operator()<kGate>();

@@ -9,9 +9,9 @@
 
 namespace lethe::hopper::backward_pass {
 
-template <typename Element, int kDim, bool kFloatSums, bool kPrefetch>
+template <typename Element, int kDim, bool kFloatSums, bool kEdges>
 void launch_tiles(const BackwardParameters& parameters, cudaStream_t stream) {
-  const auto kernel = backward_tiles<Element, kDim, kFloatSums, kPrefetch>;
+  const auto kernel = backward_tiles<Element, kDim, kFloatSums, kEdges>;
   constexpr int kSharedBytes = sizeof(BackwardShared<kDim>);
   static_assert(kSharedBytes <= kLargestSharedBytes);
   cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes),
@@ -21,11 +21,11 @@ void launch_tiles(const BackwardParameters& parameters, cudaStream_t stream) {
   launch_overlapping(kernel, grid, kBackwardThreads, kSharedBytes, stream, parameters);
 }
 
-/// Whether an instance has a kernel for windows and packed sequences, in backward_prefetch.cu.
+/// Whether an instance has a kernel for windows and packed sequences, in backward_edges.cu.
 template <int kDim, bool kFloatSums>
-inline constexpr bool kHasPrefetch = kDim <= 128 && kFloatSums;
+inline constexpr bool kHasEdges = kDim <= 128 && kFloatSums;
 
 template <typename Element, int kDim>
-void launch_prefetching(const BackwardParameters& parameters, cudaStream_t stream);
+void launch_edges(const BackwardParameters& parameters, cudaStream_t stream);
 
 }  // namespace lethe::hopper::backward_pass

@@ -84,13 +84,13 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::prefetch_tile() const {
 
 /// The next tile is taken, which is some trips to global memory, as soon as all loads of this one's queries are issued.
 template <typename Element, int kDim, bool kFloatSums>
-template <bool kPrefetch>
+template <bool kEdges>
 __device__ void BackwardCta<Element, kDim, kFloatSums>::load_queries() {
   ptx::RingPosition ring;
   bool any = !kManyTiles || publish_tile();
 #pragma unroll 1
   while (any) {
-    if constexpr (kPrefetch) prefetch_tile();
+    if constexpr (kEdges) prefetch_tile();
     load<Shared::kQueryPanels, kStages>(
         {p.query, p.key, shared.query, shared.key, shared.row_bias, p.workspace.row_bias, exact_end(),
          shared.query_full, shared.query_empty, shared.keys_free},
@@ -112,6 +112,7 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::load_grad_outputs() {
 }
 
 template <typename Element, int kDim, bool kFloatSums>
+template <bool kEdges>
 __device__ void BackwardCta<Element, kDim, kFloatSums>::describe_steps() {
   ptx::RingPosition ring;
 #pragma unroll 1
@@ -124,6 +125,7 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::describe_steps() {
     shared.exact_end = exact_end();
     using Visible = Visibility<KeyBlockCuts>;
     int head_read = -1, end_query = INT_MAX;  // end_query: of the key tile's first key
+    [[maybe_unused]] int next_cut = INT_MAX;
 #pragma unroll 1
     for (bool more = at.next_head(); more; ring.advance(kStages)) {
       const int stage = ring.index, in_group = at.head, position = p.query_offset + at.tile * kQueries;
@@ -139,8 +141,9 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::describe_steps() {
           key_base = base[block_of(key_tile) + (shared.exact_end > 0)];  // as the keys' biases
           query_base = base[position / kBlock];
           query_separate = separate[position / kBlock];
-          end_query =
-              visibility_of_keys(p.plan.prefix, heads, key_blocks(), block_of(key_tile)).end_query(key_tile * kKeys);
+          const auto visible = visibility_of_keys(p.plan.prefix, heads, key_blocks(), block_of(key_tile));
+          end_query = visible.end_query(key_tile * kKeys);
+          if constexpr (kEdges) next_cut = visible.cuts.next_cut(key_tile * kKeys);
         }
         frame = (query_base.high - key_base.high) + (query_base.low - key_base.low);
         if (isnan(frame)) frame = 0;  // as the keys' biases
@@ -152,6 +155,11 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::describe_steps() {
       uint32_t flags = 0;
       if (kFloatSums && separate_rows) flags |= BackwardStep::kSeparateRows;
       if (position + kQueries > end_query) flags |= BackwardStep::kMasked | BackwardStep::kCut;
+      if (kEdges && flags & BackwardStep::kCut) {
+        if (next_cut >= position + kQueries) flags |= BackwardStep::kWindowEnds;
+        else if (next_cut >= (key_tile + 1) * kKeys && next_cut == end_query)
+          flags |= BackwardStep::kOneEnd | max(next_cut - position, 0) << BackwardStep::kEnd;
+      }
       if (Visible::masks_last_key(position, key_tile * kKeys + kKeys - 1)) flags |= BackwardStep::kMasked;
       if (position < shared.exact_end) flags |= BackwardStep::kMasked | BackwardStep::kDiagonal;
       if (!more) flags |= BackwardStep::kLast;

@@ -23,6 +23,9 @@
 // Within a warpgroup the exponentials of block n run under P·V of block n+1; among warpgroups, named barriers pass the turn to issue products, so that
 // one's products run under the others' exponentials.
 //
+// kEdges: for windows and packed sequences. Each warpgroup finds where its own rows' keys begin, and the second launch stores warpgroups, not tiles: no
+// row's bits depend on another sequence. What the table calls a block, and a turn, is also handed on by a warpgroup whose rows see none of it.
+//
 // Barriers. Roles: consume, W warpgroups of 4 warps each (3 at D = 64, else 2); schedule, load_keys, load_gate and load_values, a thread
 // each. A warp's arrival counts 1 (32 in the build for racecheck, handover.cuh). [n]: a ring of n; S stages, 3 at D = 64, else 2.
 //

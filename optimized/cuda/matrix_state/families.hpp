@@ -8,6 +8,7 @@ namespace lethe::matrix_state {
 /// chunked.cu: no gate or one a token, by tensor cores.
 void chunk_forward(const MatrixStateForward& arguments);
 void chunk_backward(const MatrixStateBackward& arguments);
+bool chunk_normalizes(const Shape& shape, const MatrixStateForm& form, bool backward);
 size_t chunk_forward_workspace_bytes(const Shape& shape, const MatrixStateForm& form);
 size_t chunk_workspace_bytes(const Shape& shape, const MatrixStateForm& form);
 

@@ -9,6 +9,8 @@
 //   warpgroup 3    P = K Qᵀ, dP = V dOᵀ, weighted; dk = dP Q + E V Rᵀ; dv = P dO + E K R
 //   warpgroup 4    dq = dPᵀ K + E dO Sᵀ
 //
+// With a normaliser dO is that over z·q already, and every dP of a query has the gradient of z·q besides; z and its gradient are a column of S and R apart.
+//
 // float16: R, P and dP of a chunk and 16 rows of S are each divided by a power of two.
 
 #include "optimized/cuda/matrix_state/hopper/gradients_pairs.cuh"
@@ -55,6 +57,11 @@ __device__ __forceinline__ void sweep_queries(const Call& call) {
 #pragma unroll
         for (int i = 0; i < 32; ++i)
           out[i] *= (i % 4 < 2 ? near : far) * (kHalf ? small.state_units[chunk.slot][kWarps * block + i / 8] : 1.0f);
+      }
+      if constexpr (Call::kNormalized) {
+        const float* const x = call.grad_normalizer(at.index);
+        const auto weight = [&](int row) { return kGated ? gates.write[row] * gates.entry * x[row] : x[row]; };
+        add_outer_product(out, weight(i0), weight(i0 + 8), call.columns().states[chunk.slot] + 64 * block, call.lane);
       }
       if (block + 1 == kBlocks) arrive_warp(&small.state_empty[chunk.slot], call.lane);
       if constexpr (kGated) add_dots<Element>(dot, out, tiles + Shared::kQuery + block * kPanel, place);
@@ -107,6 +114,9 @@ __device__ __forceinline__ void load_chunks(const Call& call) {
   call.each_chunk([&](const auto& chunk) {
     [[maybe_unused]] RawGates raw{};
     if constexpr (kGated) raw = load_gates(call.gate(), p.gate.token_stride, chunk.first, p.length, true, call.lane);
+    [[maybe_unused]] float2 column{};
+    if constexpr (Call::kNormalized)
+      column = load_column(p.grad_normalizer, call.head, call.order.chunks, chunk.first, call.lane);
     ptx::mbarrier_wait(&small.empty[at.index], at.parity ^ 1);
     uint64_t* const full = &small.full[at.index];
     if (call.lane == 0) {
@@ -121,8 +131,14 @@ __device__ __forceinline__ void load_chunks(const Call& call) {
       if (loaded == 0) first_done = chunk.first;
       if (loaded >= Shared::kStages) finish(at.index);
       prepare_gates(call.gates(at.index), raw, 1.0f, p.scale, true, call.lane);
-      arrive_warp(full, call.lane);
     }
+    if constexpr (Call::kNormalized) {
+      auto& to = call.columns().grad_normalizer[at.index];
+      *reinterpret_cast<float2*>(&to.whole[2 * call.lane]) = column;
+      prepare_column<typename Call::Element>(to.values, to.unit, column, call.lane);
+      ptx::fence_async_shared();
+    }
+    if constexpr (kGated || Call::kNormalized) arrive_warp(full, call.lane);
     ++loaded;
     at.advance(Shared::kStages);
   });
@@ -165,16 +181,16 @@ __device__ __forceinline__ void load_rebuild_chunks(const Call& call) {
     }
 }
 
-template <typename Element, bool kGated, int kBlocks>
-__global__ void __launch_bounds__(GradientsShared<kBlocks>::kThreads, 1)
+template <typename Element, bool kGated, int kBlocks, bool kNormalized>
+__global__ void __launch_bounds__(GradientsShared<kBlocks, kNormalized>::kThreads, 1)
     sweep_gradients(const __grid_constant__ StateGradientArguments p) {
-  using Shared = GradientsShared<kBlocks>;
+  using Shared = GradientsShared<kBlocks, kNormalized>;
   extern __shared__ __align__(1024) char memory[];
   const int group = threadIdx.x / kComputing;
   const int cut_heads = p.batch * p.heads - p.whole_heads, cut = static_cast<int>(blockIdx.x) - p.whole_heads,
             head = cut < 0 ? static_cast<int>(blockIdx.x) : p.whole_heads + cut % cut_heads;
   const SegmentOrder order(p.length, true, kChunksOfSegment<kBlocks>);
-  const Gradients<Element, kGated, kBlocks> call{
+  const Gradients<Element, kGated, kBlocks, kNormalized> call{
       p,
       memory,
       static_cast<int>(threadIdx.x / 32 % kWarps),
@@ -191,7 +207,7 @@ __global__ void __launch_bounds__(GradientsShared<kBlocks>::kThreads, 1)
     const auto init = [](auto& barriers, int arrivals) {
       for (uint64_t& barrier : barriers) ptx::mbarrier_init(&barrier, arrivals);
     };
-    init(small.full, kOfCopies);
+    init(small.full, kGated || kNormalized ? 2 : 1);
     init(small.empty, 3 * kWarps);
     init(small.rebuild_full, kOfCopies);
     init(small.rebuild_empty, kWarps);
@@ -200,6 +216,10 @@ __global__ void __launch_bounds__(GradientsShared<kBlocks>::kThreads, 1)
     for (uint64_t* barrier : {&small.grad_state_full, &small.grad_state_empty, &small.pairs_full, &small.pairs_empty})
       ptx::mbarrier_init(barrier, kWarps);
     ptx::mbarrier_init_fence();
+  }
+  if constexpr (kNormalized) {
+    if (threadIdx.x < kChunk) store_parts<Element>(call.columns().ones, threadIdx.x, 1.0f);
+    ptx::fence_async_shared();
   }
   __syncthreads();
   wait_for_previous_kernel();

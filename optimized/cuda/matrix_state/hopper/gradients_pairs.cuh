@@ -60,10 +60,10 @@ struct KeyCrossings {
 };
 
 /// P and dP weighted by D, zero for queries before the key; what their products give to d log f. A warp leaves out the queries before its keys, and masks
-/// those after them where a cut is in the chunk.
-template <typename Element, bool kGated>
+/// those after them where a cut is in the chunk. With a normaliser each query's dP has the gradient of z·q besides.
+template <typename Element, bool kGated, bool kNormalized>
 __device__ __forceinline__ void weigh_pairs(float (&scores)[32], float (&grads)[32], const ChunkGates& gates,
-                                            float scale, float* crossings, Place at) {
+                                            const float* grad_normalizer, float scale, float* crossings, Place at) {
   constexpr int kFlip = kChunk - 1;
   const int j0 = 16 * at.block + at.lane / 4, t = at.lane % 4;
   // A key's queries are those from it on, up to the last one that no cut separates from it.
@@ -76,6 +76,8 @@ __device__ __forceinline__ void weigh_pairs(float (&scores)[32], float (&grads)[
     const int i = 8 * n + 2 * t;
     const float2 sum_i = kGated ? *reinterpret_cast<const float2*>(&gates.sum[i]) : float2{0.0f, 0.0f};
     [[maybe_unused]] float products[2][2];
+    [[maybe_unused]] float2 beside{0.0f, 0.0f};
+    if constexpr (kNormalized) beside = *reinterpret_cast<const float2*>(&grad_normalizer[i]);
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
       const int half = e / 2, j = j0 + 8 * half;
@@ -84,6 +86,7 @@ __device__ __forceinline__ void weigh_pairs(float (&scores)[32], float (&grads)[
       const float weight = kGated ? scale * exp2_approximate(sum[half] - (e % 2 ? sum_i.y : sum_i.x)) : scale;
       float &score = scores[4 * n + e], &grad = grads[4 * n + e];
       score = seen ? score * weight : 0.0f;
+      if constexpr (kNormalized) grad += e % 2 ? beside.y : beside.x;
       if constexpr (kGated) products[half][e % 2] = seen ? score * grad : 0.0f;
       grad = seen ? grad * weight : 0.0f;
     }
@@ -147,7 +150,8 @@ __device__ __forceinline__ void sweep_pairs(const Call& call) {
       ptx::wgmma_wait<0>();
       ptx::fence_registers(scores);
       ptx::fence_registers(grads);
-      weigh_pairs<Element, kGated>(scores, grads, gates, p.scale, call.crossings(at.index).pairs[call.warp], place);
+      weigh_pairs<Element, kGated, Call::kNormalized>(scores, grads, gates, call.grad_normalizer(at.index), p.scale,
+                                                      call.crossings(at.index).pairs[call.warp], place);
       ptx::mbarrier_wait(&small.pairs_empty, parity ^ 1);
       if constexpr (kHalf) {
         const float x = largest_of_warp(largest_of(scores)), y = largest_of_warp(largest_of(grads));
@@ -242,6 +246,9 @@ __device__ __forceinline__ void sweep_pairs(const Call& call) {
       for (int block = 0; block < kBlocks; ++block) {
         ptx::fence_registers(out_key[block]);
         scale_rows(out_key[block], near, far);
+        if constexpr (Call::kNormalized)
+          add_outer_product(out_key[block], kGated ? gates.read[j0] : 1.0f, kGated ? gates.read[j0 + 8] : 1.0f,
+                            call.columns().grad_state + 64 * block, call.lane);
         if constexpr (kGated) add_dots<Element>(dot, out_key[block], key + block * kPanel, place);
         if constexpr (kHalf) scale_rows(out_key[block], reciprocal_of_power(grad_unit), reciprocal_of_power(grad_unit));
         ptx::fence_registers(out_key[block]);
@@ -264,6 +271,8 @@ __device__ __forceinline__ void sweep_pairs(const Call& call) {
 #pragma unroll
     for (int block = 0; block < kBlocks; ++block) {
       ptx::fence_registers(out_key[block]);
+      if constexpr (Call::kNormalized && !kScaled)
+        add_outer_product(out_key[block], 1.0f, 1.0f, call.columns().grad_state + 64 * block, call.lane);
       uint32_t packed[16];
       pack_sums<Element>(packed, out_key[block], grad_unit);
       store_rows_by_map(call.grad_state() + block * kPanel, packed, p.maps[5], 64 * block, chunk.first, call.b, call.h,

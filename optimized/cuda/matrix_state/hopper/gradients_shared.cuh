@@ -7,9 +7,10 @@
 namespace lethe::matrix_state {
 
 /// kBlocks: of 64 rows of the state.
-template <int kBlocks>
+template <int kBlocks, bool kNormalized>
 struct GradientsShared {
-  static constexpr int kThreads = 5 * kComputing, kStages = kBlocks == 1 ? 3 : 2, kRebuildStages = kBlocks == 1 ? 2 : 1;
+  static constexpr int kThreads = 5 * kComputing, kStages = kBlocks == 1 ? 3 : 2,
+                       kRebuildStages = kBlocks == 1 && !kNormalized ? 2 : 1;
   static constexpr int kState = kBlocks * kPanel, kSlots = kChunksOfSegment<kBlocks>;
   static constexpr int kQuery = 0, kKey = kState, kValue = 2 * kState, kGradValues = kValue + kPanel,
                        kStage = kGradValues + kPanel, kRebuildStage = kState + kPanel;
@@ -28,16 +29,28 @@ struct GradientsShared {
   static constexpr int kGradState = kStates + kSlots * kState, kPairs = kGradState + kState, kOut = kPairs + kPanel;
   static constexpr int kGates = kOut + kPanel, kRebuildGates = kGates + kStages * sizeof(ChunkGates);
   static constexpr int kCrossings = kRebuildGates + kRebuildStages * sizeof(ChunkGates);
-  static constexpr int kSmall = kCrossings + kStages * sizeof(FusedCrossings), kBytes = kSmall + sizeof(Small);
+  /// Of a normalised call: what the gradient of z·q is in a chunk; z before each chunk, and its gradient after one.
+  struct Column {
+    SplitVector values;
+    float whole[kChunk], unit;
+  };
+  struct Columns {
+    Column grad_normalizer[kStages];
+    SplitVector ones;
+    float states[kSlots][64 * kBlocks], grad_state[64 * kBlocks];
+  };
+  static constexpr int kColumns = (kCrossings + kStages * static_cast<int>(sizeof(FusedCrossings)) + 15) / 16 * 16,
+                       kSmall = kColumns + (kNormalized ? static_cast<int>(sizeof(Columns)) : 0),
+                       kBytes = kSmall + sizeof(Small);
   static_assert(kBytes <= 227 * 1024 && kSmall % 8 == 0);
 };
 
 /// The kernel's arguments and a warp's place among them.
-template <typename Element_, bool kGated_, int kBlocks_>
+template <typename Element_, bool kGated_, int kBlocks_, bool kNormalized_>
 struct Gradients {
   using Element = Element_;
-  using Shared = GradientsShared<kBlocks_>;
-  static constexpr bool kGated = kGated_, kHalf = std::is_same_v<Element, __half>;
+  using Shared = GradientsShared<kBlocks_, kNormalized_>;
+  static constexpr bool kGated = kGated_, kHalf = std::is_same_v<Element, __half>, kNormalized = kNormalized_;
   static constexpr int kBlocks = kBlocks_;
   const StateGradientArguments& p;
   char* const memory;
@@ -53,6 +66,13 @@ struct Gradients {
   __device__ ChunkGates& gates(int i) const { return reinterpret_cast<ChunkGates*>(memory + Shared::kGates)[i]; }
   __device__ FusedCrossings& crossings(int i) const {
     return reinterpret_cast<FusedCrossings*>(memory + Shared::kCrossings)[i];
+  }
+  __device__ typename Shared::Columns& columns() const {
+    return *reinterpret_cast<typename Shared::Columns*>(memory + Shared::kColumns);
+  }
+  /// Of a stage, where the call is normalised.
+  __device__ const float* grad_normalizer(int i) const {
+    return kNormalized ? columns().grad_normalizer[i].whole : nullptr;
   }
   __device__ char* rebuild_stage(int i) const { return memory + Shared::kRebuild + i * Shared::kRebuildStage; }
   __device__ ChunkGates& rebuild_gates(int i) const {
@@ -107,6 +127,19 @@ __device__ __forceinline__ void add_dots(float (&dot)[2], const float (&sum)[32]
       const float2 x = unpack<Element>(a[i]);
       dot[i % 2] += sum[8 * c + 2 * i] * x.x + sum[8 * c + 2 * i + 1] * x.y;
     }
+  }
+}
+
+/// sum += (near, far)ᵀ · vector of 64 numbers, of rows g and g + 8.
+__device__ __forceinline__ void add_outer_product(float (&sum)[32], float near, float far, const float* vector,
+                                                  int lane) {
+#pragma unroll
+  for (int n = 0; n < 8; ++n) {
+    const float2 x = *reinterpret_cast<const float2*>(vector + 8 * n + lane % 4 * 2);
+    sum[4 * n] = fmaf(near, x.x, sum[4 * n]);
+    sum[4 * n + 1] = fmaf(near, x.y, sum[4 * n + 1]);
+    sum[4 * n + 2] = fmaf(far, x.x, sum[4 * n + 2]);
+    sum[4 * n + 3] = fmaf(far, x.y, sum[4 * n + 3]);
   }
 }
 

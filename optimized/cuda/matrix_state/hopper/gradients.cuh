@@ -6,94 +6,20 @@
 //   warp 3         tiles and gates; d log f of the chunks that are done
 //   warpgroup 1    S of every chunk
 //   warpgroup 2    R, rounded to 16 bits; R = E_C R + (q·D)ᵀ dO; ⟨S, R⟩
-//   warpgroup 3    P = K Qᵀ, dP = V dOᵀ, weighted; dk = dP Q + E V Rᵀ; dv = P dO + E K R
-//   warpgroup 4    dq = dPᵀ K + E dO Sᵀ
+//   warpgroup 3    P = K Qᵀ, dP = V dOᵀ, weighted
+//   warpgroup 4    dq = dPᵀ K + E dO Sᵀ; dk = dP Q + E V Rᵀ; dv = P dO + E K R
+//
+// Above 64 rows warpgroup 3 computes dk and dv (gradients_two_blocks.cuh).
 //
 // With a normaliser dO is that over z·q already, and every dP of a query has the gradient of z·q besides; z and its gradient are a column of S and R apart.
 //
 // float16: R, P and dP of a chunk and 16 rows of S are each divided by a power of two.
 
-#include "optimized/cuda/matrix_state/hopper/gradients_pairs.cuh"
+#include "optimized/cuda/matrix_state/hopper/gradients_one_block.cuh"
 #include "optimized/cuda/matrix_state/hopper/gradients_states.cuh"
+#include "optimized/cuda/matrix_state/hopper/gradients_two_blocks.cuh"
 
 namespace lethe::matrix_state {
-
-/// A warpgroup: dq of every chunk.
-template <typename Call>
-__device__ __forceinline__ void sweep_queries(const Call& call) {
-  using Shared = typename Call::Shared;
-  using Element = typename Call::Element;
-  using ptx::Major;
-  constexpr bool kGated = Call::kGated, kHalf = Call::kHalf;
-  constexpr int kBlocks = Call::kBlocks;
-  const auto& p = call.p;
-  auto& small = call.small();
-  const Place place{call.warp, call.lane};
-  const int i0 = 16 * call.warp + call.lane / 4;
-  ptx::RingPosition at;
-  uint32_t parity = 0;
-  call.each_chunk([&](const auto& chunk) {
-    ptx::mbarrier_wait(&small.full[at.index], at.parity);
-    ptx::mbarrier_wait(&small.state_full[chunk.slot], chunk.parity);
-    const ChunkGates& gates = call.gates(at.index);
-    const char* const tiles = call.stage(at.index);
-    uint32_t packed[kBlocks][16];
-    [[maybe_unused]] float dot[2] = {0.0f, 0.0f}, grad_unit = 1.0f;
-#pragma unroll
-    for (int block = 0; block < kBlocks; ++block) {
-      float out[32];
-      ptx::undefined(out);
-      ptx::fence_registers(out);
-      ptx::wgmma_fence();
-      issue_product<Element, Major::kK, Major::kK>(out, tiles + Shared::kGradValues,
-                                                   call.state(chunk.slot) + block * kPanel, false);
-      ptx::wgmma_commit();
-      ptx::wgmma_wait<0>();
-      ptx::fence_registers(out);
-      if constexpr (kGated || kHalf) {
-        // E: the gates after the chunk's first token, which R's update has with the scale, and that one.
-        const float near = kGated ? gates.write[i0] * gates.entry : 1.0f,
-                    far = kGated ? gates.write[i0 + 8] * gates.entry : 1.0f;
-#pragma unroll
-        for (int i = 0; i < 32; ++i)
-          out[i] *= (i % 4 < 2 ? near : far) * (kHalf ? small.state_units[chunk.slot][kWarps * block + i / 8] : 1.0f);
-      }
-      if constexpr (Call::kNormalized) {
-        const float* const x = call.grad_normalizer(at.index);
-        const auto weight = [&](int row) { return kGated ? gates.write[row] * gates.entry * x[row] : x[row]; };
-        add_outer_product(out, weight(i0), weight(i0 + 8), call.columns().states[chunk.slot] + 64 * block, call.lane);
-      }
-      if (block + 1 == kBlocks) arrive_warp(&small.state_empty[chunk.slot], call.lane);
-      if constexpr (kGated) add_dots<Element>(dot, out, tiles + Shared::kQuery + block * kPanel, place);
-
-      if (block == 0) {
-        ptx::mbarrier_wait(&small.pairs_full, parity);
-        if constexpr (kHalf) grad_unit = small.grad_unit;
-      }
-      if constexpr (kHalf) scale_rows(out, reciprocal_of_power(grad_unit), reciprocal_of_power(grad_unit));
-      ptx::fence_registers(out);
-      ptx::wgmma_fence();
-      issue_product<Element, Major::kMN, Major::kMN>(out, call.pairs(), tiles + Shared::kKey + block * kPanel, true);
-      ptx::wgmma_commit();
-      ptx::wgmma_wait<0>();
-      ptx::fence_registers(out);
-      pack_sums<Element>(packed[block], out, grad_unit);
-    }
-    if constexpr (kGated) store_dots(call.crossings(at.index).queries, dot, place);
-    arrive_warp(&small.empty[at.index], call.lane);
-    ptx::named_barrier_sync(3, kComputing);  // all warps have read dP, whose place dq takes
-#pragma unroll
-    for (int block = 0; block < kBlocks; ++block) {
-      store_rows_by_map(call.pairs(), packed[block], p.maps[4], 64 * block, chunk.first, call.b, call.h, place);
-      if (call.lane == 0) ptx::bulk_wait_read<0>();
-      __syncwarp();
-    }
-    if (call.lane == 0) ptx::mbarrier_arrive(&small.pairs_empty);
-    at.advance(Shared::kStages);
-    parity ^= 1;
-  });
-  if (call.lane == 0) ptx::bulk_wait<0>();
-}
 
 /// A warp: tiles and gates of every chunk in reverse time; d log f of a chunk where its stage is free again.
 template <typename Call>
@@ -235,10 +161,12 @@ __global__ void __launch_bounds__(GradientsShared<kBlocks, kNormalized>::kThread
     sweep_grad_states(call);
   } else if (group == 3) {
     change_registers<Shared::kRegisters, Shared::kPairRegisters>();
-    sweep_pairs(call);
+    if constexpr (kBlocks == 1) sweep_pairs(call);
+    else sweep_pairs_and_keys(call);
   } else {
-    change_registers<Shared::kRegisters, Shared::kQueryRegisters>();
-    sweep_queries(call);
+    change_registers<Shared::kRegisters, Shared::kOutRegisters>();
+    if constexpr (kBlocks == 1) sweep_outputs(call);
+    else sweep_queries(call);
   }
 }
 

@@ -10,24 +10,29 @@ namespace lethe::matrix_state {
 template <int kBlocks, bool kNormalized>
 struct GradientsShared {
   static constexpr int kThreads = 5 * kComputing, kStages = kBlocks == 1 ? 3 : 2,
-                       kRebuildStages = kBlocks == 1 && !kNormalized ? 2 : 1;
+                       kRebuildStages = 1;
   static constexpr int kState = kBlocks * kPanel, kSlots = kChunksOfSegment<kBlocks>;
   static constexpr int kQuery = 0, kKey = kState, kValue = 2 * kState, kGradValues = kValue + kPanel,
                        kStage = kGradValues + kPanel, kRebuildStage = kState + kPanel;
   /// Of each thread at the launch, and of those of each warpgroup: five times as many in all.
   static constexpr int kRegisters = 96, kLoadRegisters = 40, kStateRegisters = 104, kGradStateRegisters = 112,
-                       kPairRegisters = kBlocks == 1 ? 136 : 128, kQueryRegisters = kBlocks == 1 ? 88 : 96;
+                       kPairRegisters = kBlocks == 1 ? 112 : 128, kOutRegisters = kBlocks == 1 ? 112 : 96;
   struct Small {
     uint64_t full[kStages], empty[kStages];                                ///< a chunk's tiles and gates
     uint64_t rebuild_full[kRebuildStages], rebuild_empty[kRebuildStages];  ///< a chunk's key, value and gates, for S
     uint64_t state_full[kSlots], state_empty[kSlots];                      ///< S of a chunk
-    uint64_t grad_state_full, grad_state_empty;                            ///< R; then dk on its way out
-    uint64_t pairs_full, pairs_empty;                                      ///< dP; then dq on its way out
-    float state_units[kSlots][kBlocks * kWarps], largest[kWarps], largest_pairs[2][kWarps], grad_state_unit, grad_unit;
+    uint64_t grad_state_full, grad_state_empty;                            ///< R; then dk, where that leaves from there
+    uint64_t pairs_full, pairs_empty;                                      ///< P and dP; of two blocks dP, then dq
+    float state_units[kSlots][kBlocks * kWarps], largest[kWarps], largest_pairs[2][kWarps];
+    float grad_state_unit, score_unit, grad_unit;
   };
   static constexpr int kRebuild = kStages * kStage, kStates = kRebuild + kRebuildStages * kRebuildStage;
   static constexpr int kGradState = kStates + kSlots * kState, kPairs = kGradState + kState, kOut = kPairs + kPanel;
-  static constexpr int kGates = kOut + kPanel, kRebuildGates = kGates + kStages * sizeof(ChunkGates);
+  /// Of one block dq leaves from kOut and dv from a place of its own, dk after dq. In a normalised call, which has no room for that, dv leaves after dq, and
+  /// dk from R's place.
+  static constexpr int kScores = kOut + kPanel, kValueOut = kNormalized ? kOut : kScores + kPanel,
+                       kKeyOut = kNormalized ? kGradState : kOut;
+  static constexpr int kGates = kScores + (kBlocks == 1 ? (kNormalized ? 1 : 2) * kPanel : 0), kRebuildGates = kGates + kStages * sizeof(ChunkGates);
   static constexpr int kCrossings = kRebuildGates + kRebuildStages * sizeof(ChunkGates);
   /// Of a normalised call: what the gradient of z·q is in a chunk; z before each chunk, and its gradient after one.
   struct Column {
@@ -81,6 +86,7 @@ struct Gradients {
   __device__ char* state(int slot) const { return memory + Shared::kStates + slot * Shared::kState; }
   __device__ char* grad_state() const { return memory + Shared::kGradState; }
   __device__ char* pairs() const { return memory + Shared::kPairs; }
+  __device__ char* scores() const { return memory + Shared::kScores; }
   __device__ const float* gate() const {
     return kGated ? p.gate.log_forget + b * p.gate.batch_stride + h * p.gate.head_stride : nullptr;
   }

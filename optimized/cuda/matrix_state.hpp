@@ -20,7 +20,8 @@ namespace lethe {
 struct MatrixStateInput {
   Shape shape;
   Dtype dtype;
-  MatrixStateForm form;  ///< `normalize`, of a family that says so alone: values over z·q; states have a column more, the last, which is z
+  MatrixStateForm
+      form;  ///< `normalize`, of a family that says so alone: values over z·q; states have a column more, the last, which is z
   double scale;
   Operand query, key, value;
   Operand key_gate;            ///< [B, T, H] or, by the form, [B, T, H, K]; null data where the form has none

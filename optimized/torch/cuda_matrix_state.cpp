@@ -167,10 +167,10 @@ MatrixStateGradients matrix_state_backward(const MatrixStateFamily& family, cons
                                            const Tensor& grad_state, const MatrixStateInputs& in) {
   const c10::cuda::CUDAGuard device(in.query.device());
   const Prepared call(family, in, true);
-  const Tensor d_values = readable(
-      call.normalize && !call.apart
-          ? gradient_before_division(std::get<0>(call.read(family)), grad_values, call.value_dim)
-          : widened(grad_values, call.value.size(3)));
+  const Tensor d_values =
+      readable(call.normalize && !call.apart
+                   ? gradient_before_division(std::get<0>(call.read(family)), grad_values, call.value_dim)
+                   : widened(grad_values, call.value.size(3)));
   const Tensor d_last = call.state_of(grad_state, false);
   const auto like = [](const Tensor& tensor) { return at::empty(tensor.sizes(), tensor.options()); };
   const auto like_given = [&](const OptionalTensor& tensor) { return tensor ? like(*tensor) : Tensor(); };

@@ -47,10 +47,10 @@ struct SegmentArguments {
   int tiles;                   ///< of 64 columns, a CTA each
   int segments;                ///< the first ones
   const float* initial;        ///< [B, H, rows, columns] contiguous; null: zeros
-  const float* column;         ///< [B·H, chunks · 64], normalised: of the last column, as `value` has the others; null: all 1
-  float* vectors;              ///< [tiles, head_count, segments, 64 a block of rows], normalised: the last column
-  float* states;               ///< [tiles, head_count, segments, 4096 a block of 64 rows] in the fragments' order
-  float* decays;               ///< [tiles, head_count, segments]: the product of a segment's gates
+  const float* column;  ///< [B·H, chunks · 64], normalised: of the last column, as `value` has the others; null: all 1
+  float* vectors;       ///< [tiles, head_count, segments, 64 a block of rows], normalised: the last column
+  float* states;        ///< [tiles, head_count, segments, 4096 a block of 64 rows] in the fragments' order
+  float* decays;        ///< [tiles, head_count, segments]: the product of a segment's gates
 };
 
 /// A forward, by pieces of heads and tiles of 64 columns of the state.
@@ -64,10 +64,10 @@ struct StateForwardArguments {
   int64_t length;
   int batch, heads, rows, columns;
   float scale;
-  const float* initial;  ///< [B, H, rows, columns] contiguous; null: zeros
-  float* last;           ///< the same; null: not wanted
-  int tiles;             ///< of 64 columns
-  int pieces, handed;    ///< of a head; segments in `states`, all before the last piece
+  const float* initial;           ///< [B, H, rows, columns] contiguous; null: zeros
+  float* last;                    ///< the same; null: not wanted
+  int tiles;                      ///< of 64 columns
+  int pieces, handed;             ///< of a head; segments in `states`, all before the last piece
   const float *states, *vectors;  ///< of SegmentArguments
   int stages;                     ///< of tiles in shared memory
 };
@@ -82,10 +82,10 @@ struct StateGradientArguments {
   int batch, heads, rows, columns;
   float scale;
   const float* grad_normalizer;  ///< [B·H, chunks · 64], normalised: dO is that over z·q, and this the gradient of z·q
-  const float *initial, *grad_last;  ///< [B, H, rows, columns] contiguous; null: zeros
-  float* grad_initial;               ///< the same; null: not wanted
-  int whole_heads;                   ///< the first ones, a CTA each; of the others
-  int pieces, handed;                ///< in reverse; segments in `grad_states`, all before the last piece
+  const float *initial, *grad_last;         ///< [B, H, rows, columns] contiguous; null: zeros
+  float* grad_initial;                      ///< the same; null: not wanted
+  int whole_heads;                          ///< the first ones, a CTA each; of the others
+  int pieces, handed;                       ///< in reverse; segments in `grad_states`, all before the last piece
   const float *states, *vectors;            ///< of SegmentArguments: after all segments but the last
   const float *grad_states, *grad_vectors;  ///< in reverse
 };

@@ -38,10 +38,12 @@ struct ForwardShared {
   static_assert(kTogether * (bytes(kFewestStages) + 1024) <= 228 * 1024 && bytes(kMostStages) <= 227 * 1024);
 };
 
-template <typename Element, bool kGated, int kBlocks, Normalizer kNormalizer>
+template <typename Element_, bool kGated_, int kBlocks, Normalizer kNormalizer_>
 struct Forward {
-  using ElementType = Element;
-  static constexpr bool kHalf = std::is_same_v<Element, __half>, kNormalized = kNormalizer != Normalizer::kNone;
+  using Element = Element_;
+  static constexpr Normalizer kNormalizer = kNormalizer_;
+  static constexpr bool kGated = kGated_, kHalf = std::is_same_v<Element, __half>,
+                        kNormalized = kNormalizer != Normalizer::kNone;
   using Shared = ForwardShared<kBlocks>;
   const StateForwardArguments& p;
   char* const memory;
@@ -319,11 +321,11 @@ struct Forward {
         ptx::fence_registers(out);
         ptx::fence_registers(weights);
         arrive_warp(&small().empty[index], lane);
-        finish(out, divisors, row_unit, first_of(n), n, place);
+        write_rows(*this, out, divisors, row_unit, n, place);
       } else {
         ptx::fence_registers(weights);
         arrive_warp(&small().state_empty[rounded.index], lane);
-        finish(out, divisors, row_unit, first_of(n), n, place);
+        write_rows(*this, out, divisors, row_unit, n, place);
         ptx::wgmma_wait<0>();
         ptx::fence_registers(scores);
         arrive_warp(&small().empty[index], lane);
@@ -332,21 +334,6 @@ struct Forward {
       take_weights(scores);
     }
     if (lane == 0) ptx::bulk_wait<0>();
-  }
-
-  /// A chunk's rows, of which the weights are in row_unit.
-  __device__ __forceinline__ void finish(float (&out)[32], float (&divisors)[4], const float (&row_unit)[2],
-                                         int64_t first, int n, Place place) const {
-    if constexpr (kNormalized) {
-      ptx::fence_registers(divisors);
-      const float divisor[2] = {row_of_column(divisors, 0, lane), row_of_column(divisors, 1, lane)};
-      if constexpr (kNormalizer == Normalizer::kGradients)
-        return write_gradients(*this, out, divisor, row_unit, first, n, place);
-      scale_rows(out, 1.0f / divisor[0], 1.0f / divisor[1]);  // both are in the same unit
-    } else {
-      scale_rows(out, row_unit[0] * (kGated ? 1.0f : p.scale), row_unit[1] * (kGated ? 1.0f : p.scale));
-    }
-    write_values(*this, out, first, place);
   }
 };
 
@@ -359,17 +346,18 @@ __global__ void __launch_bounds__(ForwardShared<kBlocks>::kThreads, ForwardShare
   const int all_heads = p.batch * p.heads, head = static_cast<int>(blockIdx.x / p.tiles) % all_heads;
   const SegmentOrder order(p.length, false, kChunksOfSegment<kBlocks>);
   const Piece piece(order, static_cast<int>(blockIdx.x) / (all_heads * p.tiles), p.pieces);
-  const Forward<Element, kGated, kBlocks, kNormalizer> call{p,
-                                               memory,
-                                               static_cast<int>(threadIdx.x / 32 % kWarps),
-                                               static_cast<int>(threadIdx.x % 32),
-                                               head / p.heads,
-                                               head % p.heads,
-                                               head,
-                                               static_cast<int>(blockIdx.x % p.tiles),
-                                               order,
-                                               piece,
-                                               min(piece.end * order.each, order.chunks) - piece.begin * order.each};
+  const Forward<Element, kGated, kBlocks, kNormalizer> call{
+      p,
+      memory,
+      static_cast<int>(threadIdx.x / 32 % kWarps),
+      static_cast<int>(threadIdx.x % 32),
+      head / p.heads,
+      head % p.heads,
+      head,
+      static_cast<int>(blockIdx.x % p.tiles),
+      order,
+      piece,
+      min(piece.end * order.each, order.chunks) - piece.begin * order.each};
   let_next_kernel_start();
   if (threadIdx.x == 0) {
     auto& small = call.small();

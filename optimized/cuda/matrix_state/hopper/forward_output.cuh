@@ -2,7 +2,7 @@
 // What a warp of the forward writes of its 16 rows of a chunk: values, or of a normalised call dO over z·q and the gradient of z·q.
 
 #include "optimized/cuda/matrix_state/hopper/arguments.cuh"
-#include "optimized/cuda/matrix_state/hopper/products.cuh"
+#include "optimized/cuda/matrix_state/hopper/normalizer.cuh"
 
 namespace lethe::matrix_state {
 
@@ -18,13 +18,13 @@ __device__ __forceinline__ void write_values(const Call& call, const float (&out
       const int column = first_column + 8 * (i / 2) + own % 4 * 2;
       if (token < p.length && column < p.columns)
         *reinterpret_cast<float2*>(static_cast<float*>(p.out) +
-                                   ((call.b * p.length + token) * p.heads + call.h) * p.columns + column) = {
-            out[2 * i], out[2 * i + 1]};
+                                   ((call.b * p.length + token) * p.heads + call.h) * p.columns +
+                                   column) = {out[2 * i], out[2 * i + 1]};
     }
     return;
   }
   uint32_t packed[16];
-  pack_sums<typename Call::ElementType>(packed, out, 1.0f);
+  pack_sums<typename Call::Element>(packed, out, 1.0f);
   if (call.lane == 0) ptx::bulk_wait_read<0>();  // the previous chunk's rows have left
   __syncwarp();
   store_rows_by_map(call.memory + Call::Shared::kOut, packed, p.maps[3], 64 * call.tile, first, call.b, call.h, place);
@@ -47,7 +47,7 @@ __device__ __forceinline__ void load_grad_values(const Call& call, int64_t first
 template <typename Call>
 __device__ __forceinline__ void write_gradients(const Call& call, const float (&out)[32], const float (&divisor)[2],
                                                 const float (&row_unit)[2], int64_t first, int n, Place place) {
-  using Element = typename Call::ElementType;
+  using Element = typename Call::Element;
   const auto& p = call.p;
   char* const tile = call.memory + Call::Shared::kOut;
   const float inverse[2] = {1.0f / divisor[0], 1.0f / divisor[1]};
@@ -77,6 +77,24 @@ __device__ __forceinline__ void write_gradients(const Call& call, const float (&
   }
   __syncwarp();  // all lanes have read dO
   store_rows_by_map(tile, packed, p.maps[3], 0, first, call.b, call.h, place);
+}
+
+/// Chunk n's rows, in row_unit where the type is float16: values, which a normaliser divides, or gradients.
+template <typename Call>
+__device__ __forceinline__ void write_rows(const Call& call, float (&out)[32], float (&divisors)[4],
+                                           const float (&row_unit)[2], int n, Place place) {
+  const int64_t first = call.first_of(n);
+  if constexpr (Call::kNormalized) {
+    ptx::fence_registers(divisors);
+    const float divisor[2] = {row_of_column(divisors, 0, call.lane), row_of_column(divisors, 1, call.lane)};
+    if constexpr (Call::kNormalizer == Normalizer::kGradients)
+      return write_gradients(call, out, divisor, row_unit, first, n, place);
+    scale_rows(out, 1.0f / divisor[0], 1.0f / divisor[1]);  // both are in the same unit
+  } else {
+    const float scale = Call::kGated ? 1.0f : call.p.scale;
+    scale_rows(out, row_unit[0] * scale, row_unit[1] * scale);
+  }
+  write_values(call, out, first, place);
 }
 
 }  // namespace lethe::matrix_state

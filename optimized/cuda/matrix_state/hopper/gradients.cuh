@@ -2,8 +2,9 @@
 // All gradients of gated_state for a state of at most 128 × 64 (FusedArguments has the equations): a CTA sweeps a piece of a head in reverse time
 // (segments.cuh). A chunk's key and value are read twice, the first time, up to a segment earlier, for the states before the segment's chunks.
 //
+//   warp 1         d log f of the chunks that are done
 //   warp 2         key, value and gates for S
-//   warp 3         tiles and gates; d log f of the chunks that are done
+//   warp 3         tiles and gates
 //   warpgroup 1    S of every chunk
 //   warpgroup 2    R, rounded to 16 bits; R = E_C R + (q·D)ᵀ dO; ⟨S, R⟩
 //   warpgroup 3    P = K Qᵀ, dP = V dOᵀ, weighted
@@ -21,7 +22,7 @@
 
 namespace lethe::matrix_state {
 
-/// A warp: tiles and gates of every chunk in reverse time; d log f of a chunk where its stage is free again.
+/// A warp: tiles and gates of every chunk in reverse time.
 template <typename Call>
 __device__ __forceinline__ void load_chunks(const Call& call) {
   using Shared = typename Call::Shared;
@@ -30,13 +31,6 @@ __device__ __forceinline__ void load_chunks(const Call& call) {
   const auto& p = call.p;
   auto& small = call.small();
   ptx::RingPosition at;
-  int64_t first_done = -1;  // the next chunk whose d log f is stored: its first token
-  const auto finish = [&](int i) {
-    store_gate_gradient(call.crossings(i), p.grad_gate + (call.b * p.length + first_done) * p.heads + call.h, p.heads,
-                        p.length - first_done, call.lane);
-    first_done -= kChunk;  // segments follow each other in reverse, as their chunks do
-  };
-  int loaded = 0;
   call.each_chunk([&](const auto& chunk) {
     [[maybe_unused]] RawGates raw{};
     if constexpr (kGated) raw = load_gates(call.gate(), p.gate.token_stride, chunk.first, p.length, true, call.lane);
@@ -53,11 +47,7 @@ __device__ __forceinline__ void load_chunks(const Call& call) {
       load_tile_of<1>(to + Shared::kValue, p.maps[2], p.value, full, 0, chunk.first, call.b, call.h);
       load_tile_of<1>(to + Shared::kGradValues, p.maps[3], p.grad_values, full, 0, chunk.first, call.b, call.h);
     }
-    if constexpr (kGated) {
-      if (loaded == 0) first_done = chunk.first;
-      if (loaded >= Shared::kStages) finish(at.index);
-      prepare_gates(call.gates(at.index), raw, 1.0f, p.scale, true, call.lane);
-    }
+    if constexpr (kGated) prepare_gates(call.gates(at.index), raw, 1.0f, p.scale, true, call.lane);
     if constexpr (Call::kNormalized) {
       auto& to = call.columns().grad_normalizer[at.index];
       *reinterpret_cast<float2*>(&to.whole[2 * call.lane]) = column;
@@ -65,17 +55,37 @@ __device__ __forceinline__ void load_chunks(const Call& call) {
       ptx::fence_async_shared();
     }
     if constexpr (kGated || Call::kNormalized) arrive_warp(full, call.lane);
-    ++loaded;
     at.advance(Shared::kStages);
   });
-  if constexpr (kGated) {
-    const int left = min(loaded, Shared::kStages);
-    for (; loaded < Shared::kStages; ++loaded) at.advance(Shared::kStages);  // past stages that no chunk used
-    for (int i = 0; i < left; ++i, at.advance(Shared::kStages)) {
-      ptx::mbarrier_wait(&small.empty[at.index], at.parity ^ 1);
-      finish(at.index);
-    }
-  }
+}
+
+/// A warp: d log f of every chunk, when its stage is free again and before it is filled.
+template <typename Call>
+__device__ __forceinline__ void store_gate_gradients(const Call& call) {
+  using Shared = typename Call::Shared;
+  const auto& p = call.p;
+  auto& small = call.small();
+  ptx::RingPosition at;
+  int used = 0;
+  int64_t first_done = -1;  // of the next chunk: segments follow each other in reverse, as their chunks do
+  const auto finish = [&] {
+    const RawGates raw = load_gates(call.gate(), p.gate.token_stride, first_done, p.length, false, call.lane);
+    ptx::mbarrier_wait(&small.empty[at.index], at.parity ^ 1);
+    store_gate_gradient(call.crossings(at.index), {is_cut(raw.first), is_cut(raw.second)},
+                        p.grad_gate + (call.b * p.length + first_done) * p.heads + call.h, p.heads,
+                        p.length - first_done, call.lane);
+    first_done -= kChunk;
+  };
+  call.each_chunk([&](const auto& chunk) {
+    if (used == 0) first_done = chunk.first;
+    if (used >= Shared::kStages) finish();
+    arrive_warp(&small.full[at.index], call.lane);
+    ++used;
+    at.advance(Shared::kStages);
+  });
+  const int left = min(used, Shared::kStages);
+  for (; used < Shared::kStages; ++used) at.advance(Shared::kStages);  // past stages that no chunk used
+  for (int i = 0; i < left; ++i, at.advance(Shared::kStages)) finish();
 }
 
 /// A warp: key, value and gates of every chunk by time, but the last one of each segment, for S of the next chunk.
@@ -119,7 +129,7 @@ __global__ void __launch_bounds__(GradientsShared<kBlocks, kNormalized>::kThread
   const Gradients<Element, kGated, kBlocks, kNormalized> call{
       p,
       memory,
-      static_cast<int>(threadIdx.x / 32 % kWarps),
+      ptx::in_uniform_register(static_cast<int>(threadIdx.x / 32 % kWarps)),
       static_cast<int>(threadIdx.x % 32),
       head / p.heads,
       head % p.heads,
@@ -133,7 +143,8 @@ __global__ void __launch_bounds__(GradientsShared<kBlocks, kNormalized>::kThread
     const auto init = [](auto& barriers, int arrivals) {
       for (uint64_t& barrier : barriers) ptx::mbarrier_init(&barrier, arrivals);
     };
-    init(small.full, kGated || kNormalized ? 2 : 1);
+    // A copy's bytes, what is computed of gates and the normaliser, and d log f of the stage's chunk before.
+    init(small.full, kGated ? 3 : kNormalized ? 2 : 1);
     init(small.empty, 3 * kWarps);
     init(small.rebuild_full, kOfCopies);
     init(small.rebuild_empty, kWarps);
@@ -153,6 +164,7 @@ __global__ void __launch_bounds__(GradientsShared<kBlocks, kNormalized>::kThread
     change_registers<Shared::kRegisters, Shared::kLoadRegisters>();
     if (call.warp == 3) load_chunks(call);
     else if (call.warp == 2) load_rebuild_chunks(call);
+    else if (kGated && call.warp == 1) store_gate_gradients(call);
   } else if (group == 1) {
     change_registers<Shared::kRegisters, Shared::kStateRegisters>();
     rebuild_states(call);

@@ -125,8 +125,7 @@ __device__ __forceinline__ void sweep_outputs(const Call& call) {
     };
     const auto store_value = [&] {
       constexpr int kYoungest = Shared::kValueOut == Shared::kOut ? 0 : 1;
-      store(std::integral_constant<int, kYoungest>{}, out_value, score_unit, Shared::kValueOut, p.maps[6],
-            chunk.first);
+      store(std::integral_constant<int, kYoungest>{}, out_value, score_unit, Shared::kValueOut, p.maps[6], chunk.first);
     };
     ptx::mbarrier_wait(&small.grad_state_full, parity);
     [[maybe_unused]] const float unit = kHalf ? small.grad_state_unit : 1.0f;

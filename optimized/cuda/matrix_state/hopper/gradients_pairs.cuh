@@ -1,63 +1,10 @@
 #pragma once
 // The gradients' pairs: P and dP of a chunk, keys by queries, weighted once.
 
+#include "optimized/cuda/matrix_state/hopper/gradients_gates.cuh"
 #include "optimized/cuda/matrix_state/hopper/gradients_shared.cuh"
-#include "optimized/cuda/tile/row_sums.cuh"
 
 namespace lethe::matrix_state {
-
-/// Of a warp's 16 keys' weighted pairs M [16, 64] by query: Σ_{j < l} Σ_{i ≥ l} M_ji of each l. Every term is a pair that gate l separates. Columns of 8
-/// queries are added from the last one on. Those after the keys' own 16 are summed over the keys, and over the later queries at the end.
-struct KeyCrossings {
-  const int block, g, t;
-  float sums[16] = {}, later[2] = {};
-
-  __device__ explicit KeyCrossings(Place at) : block(at.block), g(at.lane / 4), t(at.lane % 4) {}
-
-  /// M of queries 8n + 2t and the next one, by the keys g and g + 8.
-  __device__ __forceinline__ void add(int n, const float (&near)[2], const float (&far)[2]) {
-    if (n / 2 > block) {
-      sums[2 * n] = near[0] + far[0];
-      sums[2 * n + 1] = near[1] + far[1];
-      later[0] += near[0] + near[1];
-      later[1] += far[0] + far[1];
-    } else if (n / 2 == block) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const float m0 = half ? far[0] : near[0], m1 = half ? far[1] : near[1];
-        float& after = later[half];
-        if (n % 2) after = quad_sum(after);
-        float sum = m0 + m1;
-        float other = __shfl_down_sync(kAllLanes, sum, 1, 4);
-        if (t < 3) sum += other;
-        other = __shfl_down_sync(kAllLanes, sum, 2, 4);
-        if (t < 2) sum += other;
-        other = __shfl_down_sync(kAllLanes, sum, 1, 4);
-        const float here = after + (t == 3 ? 0.0f : other) + m1;
-        const int l = 8 * n + 2 * t, j = 16 * block + g + 8 * half;
-        if (l > j) sums[2 * n] += here + m0;
-        if (l + 1 > j) sums[2 * n + 1] += here;
-        after += __shfl_sync(kAllLanes, sum, 0, 4);
-      }
-    }
-  }
-
-  __device__ __forceinline__ void store(float* to, int lane) {
-    const float2 two = tile::sums_of_rows(sums, lane);
-    float sum = two.x + two.y;  // over this lane's queries and all later ones, where those are after the keys
-    for (int step = 1; step < 32; step *= 2) {
-      const float other = __shfl_down_sync(kAllLanes, sum, step);
-      if (lane + step < 32) sum += other;
-    }
-    const float beyond = __shfl_down_sync(kAllLanes, sum, 1);
-    float2 result = two;
-    if (lane / 8 > block) {
-      result.y = two.y + (lane == 31 ? 0.0f : beyond);
-      result.x = sum;
-    }
-    *reinterpret_cast<float2*>(to + 2 * lane) = result;
-  }
-};
 
 /// P and dP weighted by D, zero for queries before the key; what their products give to d log f. A warp leaves out the queries before its keys, and masks
 /// those after them where a cut is in the chunk. With a normaliser each query's dP has the gradient of z·q besides.
@@ -71,39 +18,52 @@ __device__ __forceinline__ void weigh_pairs(float (&scores)[32], float (&grads)[
                             kGated ? kFlip - gates.first_seen[j0 + 8] : kFlip};
   const bool cuts = kGated && gates.first_seen[0] > 0;
   const float sum[2] = {kGated ? gates.sum[j0] : 0.0f, kGated ? gates.sum[j0 + 8] : 0.0f};
-  KeyCrossings crossing(at);
-  const auto weigh = [&](int n, auto masked) {
+  // Of queries after the keys' own 16 tokens D is a product: from the key to the last of those, and from there.
+  const float border = kGated ? gates.sum[16 * at.block + 15] : 0.0f;
+  const float to_border[2] = {scale * exp2_approximate(sum[0] - border), scale * exp2_approximate(sum[1] - border)};
+  PairSums pair_sums;
+  const auto weigh = [&](int n, auto own_tokens, auto masked) {
+    constexpr bool kOwn = decltype(own_tokens)::value, kMasked = decltype(masked)::value;
     const int i = 8 * n + 2 * t;
-    const float2 sum_i = kGated ? *reinterpret_cast<const float2*>(&gates.sum[i]) : float2{0.0f, 0.0f};
-    [[maybe_unused]] float products[2][2];
-    [[maybe_unused]] float2 beside{0.0f, 0.0f};
+    [[maybe_unused]] float2 sum_i{0.0f, 0.0f}, beside{0.0f, 0.0f};
+    if constexpr (kGated) sum_i = *reinterpret_cast<const float2*>(&gates.sum[i]);
     if constexpr (kNormalized) beside = *reinterpret_cast<const float2*>(&grad_normalizer[i]);
+    [[maybe_unused]] float from_border[2], products[2][2];
+    if constexpr (kGated && !kOwn) {
+      from_border[0] = exp2_approximate(border - sum_i.x);
+      from_border[1] = exp2_approximate(border - sum_i.y);
+    }
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
       const int half = e / 2, j = j0 + 8 * half;
-      const bool seen = !decltype(masked)::value ||
-                        static_cast<unsigned>(i + e % 2 - j) <= static_cast<unsigned>(last_seen[half] - j);
-      const float weight = kGated ? scale * exp2_approximate(sum[half] - (e % 2 ? sum_i.y : sum_i.x)) : scale;
+      const bool seen = !kMasked || static_cast<unsigned>(i + e % 2 - j) <= static_cast<unsigned>(last_seen[half] - j);
+      float weight = scale;
+      if constexpr (kGated && kOwn) weight *= exp2_approximate(sum[half] - (e % 2 ? sum_i.y : sum_i.x));
+      else if constexpr (kGated) weight = to_border[half] * from_border[e % 2];
       float &score = scores[4 * n + e], &grad = grads[4 * n + e];
       score = seen ? score * weight : 0.0f;
       if constexpr (kNormalized) grad += e % 2 ? beside.y : beside.x;
-      if constexpr (kGated) products[half][e % 2] = seen ? score * grad : 0.0f;
+      if constexpr (kGated) products[half][e % 2] = seen && !(kOwn && i + e % 2 == j) ? score * grad : 0.0f;
       grad = seen ? grad * weight : 0.0f;
     }
-    if constexpr (kGated) crossing.add(n, products[0], products[1]);
+    if constexpr (kGated) pair_sums.add(n, products[0], products[1]);
   };
+  constexpr std::true_type kYes;
+  constexpr std::false_type kNo;
 #pragma unroll
-  for (int n = 7; n >= 0; --n) {
+  for (int n = 0; n < 8; ++n) {
     if (n / 2 < at.block) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) scores[4 * n + e] = grads[4 * n + e] = 0.0f;
-    } else if (n / 2 == at.block || cuts) {
-      weigh(n, std::true_type{});
+    } else if (n / 2 == at.block) {
+      weigh(n, kYes, kYes);
+    } else if (cuts) {
+      weigh(n, kNo, kYes);
     } else {
-      weigh(n, std::false_type{});
+      weigh(n, kNo, kNo);
     }
   }
-  if constexpr (kGated) crossing.store(crossings, at.lane);
+  if constexpr (kGated) pair_sums.store(crossings, at);
 }
 
 /// P and dP of a chunk, weighted, by a warpgroup. `meanwhile` runs under their products.
@@ -113,8 +73,7 @@ __device__ __forceinline__ void compute_pairs(const Call& call, int index, float
   using Shared = typename Call::Shared;
   using Element = typename Call::Element;
   using ptx::Major;
-  const char *const tiles = call.stage(index), *const query = tiles + Shared::kQuery,
-                    *const key = tiles + Shared::kKey;
+  const char *const tiles = call.stage(index), *const query = tiles + Shared::kQuery, *const key = tiles + Shared::kKey;
   ptx::undefined(scores);
   ptx::undefined(grads);
   ptx::fence_registers(scores);

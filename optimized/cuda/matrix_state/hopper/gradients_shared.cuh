@@ -9,14 +9,14 @@ namespace lethe::matrix_state {
 /// kBlocks: of 64 rows of the state.
 template <int kBlocks, bool kNormalized>
 struct GradientsShared {
-  static constexpr int kThreads = 5 * kComputing, kStages = kBlocks == 1 ? 3 : 2,
-                       kRebuildStages = 1;
+  static constexpr int kThreads = 5 * kComputing, kStages = kBlocks == 1 ? 3 : 2, kRebuildStages = 1;
   static constexpr int kState = kBlocks * kPanel, kSlots = kChunksOfSegment<kBlocks>;
   static constexpr int kQuery = 0, kKey = kState, kValue = 2 * kState, kGradValues = kValue + kPanel,
                        kStage = kGradValues + kPanel, kRebuildStage = kState + kPanel;
   /// Of each thread at the launch, and of those of each warpgroup: five times as many in all.
-  static constexpr int kRegisters = 96, kLoadRegisters = 40, kStateRegisters = 104, kGradStateRegisters = 112,
-                       kPairRegisters = kBlocks == 1 ? 112 : 128, kOutRegisters = kBlocks == 1 ? 112 : 96;
+  static constexpr int kRegisters = 96, kLoadRegisters = 40, kStateRegisters = kBlocks == 1 ? 96 : 104,
+                       kGradStateRegisters = 112, kPairRegisters = kBlocks == 1 ? 120 : 128,
+                       kOutRegisters = kBlocks == 1 ? 112 : 96;
   struct Small {
     uint64_t full[kStages], empty[kStages];                                ///< a chunk's tiles and gates
     uint64_t rebuild_full[kRebuildStages], rebuild_empty[kRebuildStages];  ///< a chunk's key, value and gates, for S
@@ -32,7 +32,8 @@ struct GradientsShared {
   /// dk from R's place.
   static constexpr int kScores = kOut + kPanel, kValueOut = kNormalized ? kOut : kScores + kPanel,
                        kKeyOut = kNormalized ? kGradState : kOut;
-  static constexpr int kGates = kScores + (kBlocks == 1 ? (kNormalized ? 1 : 2) * kPanel : 0), kRebuildGates = kGates + kStages * sizeof(ChunkGates);
+  static constexpr int kGates = kScores + (kBlocks == 1 ? (kNormalized ? 1 : 2) * kPanel : 0),
+                       kRebuildGates = kGates + kStages * sizeof(ChunkGates);
   static constexpr int kCrossings = kRebuildGates + kRebuildStages * sizeof(ChunkGates);
   /// Of a normalised call: what the gradient of z·q is in a chunk; z before each chunk, and its gradient after one.
   struct Column {

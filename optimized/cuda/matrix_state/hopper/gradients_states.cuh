@@ -49,9 +49,8 @@ __device__ __forceinline__ void rebuild_states(const Call& call) {
         pack_sums<Element>(packed, state[block], scale * reciprocal_of_power(unit));
         store_packed(ptx::shared_address(call.state(slot) + block * kPanel), packed, place);
         if constexpr (Call::kNormalized)
-          each_of_column(place, [&](int half, int row) {
-            call.columns().states[slot][64 * block + row] = last[block].sum[half];
-          });
+          each_of_column(
+              place, [&](int half, int row) { call.columns().states[slot][64 * block + row] = last[block].sum[half]; });
       }
       ptx::fence_async_shared();
       arrive_warp(&small.state_full[slot], call.lane);
@@ -172,8 +171,7 @@ __device__ __forceinline__ void sweep_grad_states(const Call& call) {
     } else {
       const int64_t segment = int64_t{1} * (call.head - p.whole_heads) * p.handed + call.piece.begin - 1;
       load_block_of_segment(to, p.grad_states, segment, block, kBlocks, place);
-      if constexpr (Call::kNormalized)
-        load_column_of_segment(column, p.grad_vectors, segment, block, kBlocks, place);
+      if constexpr (Call::kNormalized) load_column_of_segment(column, p.grad_vectors, segment, block, kBlocks, place);
     }
   });
   ptx::RingPosition at;

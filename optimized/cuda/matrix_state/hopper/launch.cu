@@ -46,7 +46,14 @@ struct Split {
   explicit Split(const Shape& shape) : whole_heads(static_cast<int>(heads_of(shape))), pieces(1) {
     const int processors = multiprocessors(), left = whole_heads % processors;
     if (blocks_of(shape) > 1 || left == 0) return;
-    pieces = std::clamp(processors / left, 1, order_of(shape).segments);
+    // Rounds of CTAs times the segments of one, and for R of a piece's beginning as much as a fraction of a head.
+    constexpr double kCostOfPiece = 0.005;
+    const int segments = order_of(shape).segments;
+    const auto cost = [&](int n) {
+      return (left * n + processors - 1) / processors * ((segments + n - 1) / n) + kCostOfPiece * segments * n;
+    };
+    for (int n = 2; n <= segments; ++n)
+      if (cost(n) < cost(pieces)) pieces = n;
     if (pieces > 1) whole_heads -= left;
   }
   int cut_heads(const Shape& shape) const { return static_cast<int>(heads_of(shape)) - whole_heads; }
@@ -210,7 +217,7 @@ void divide_gradients(const MatrixStateBackward& a, const SegmentMemory& states,
   p.grad_normalizer = to.grad_normalizer;
   by_type(a, [&](auto element, auto gated, auto blocks) {
     launch_forward<decltype(element), gated.value, blocks.value, Normalizer::kGradients>(p, states.segments > 0,
-                                                                                          a.stream);
+                                                                                         a.stream);
   });
 }
 

@@ -184,8 +184,7 @@ __global__ void __launch_bounds__(SumsShared<kBlocks, kNormalized>::kThreads, 4 
   for (int n = 0; n < 8; ++n)
     to[n * kComputing] = {state.sum[4 * n], state.sum[4 * n + 1], state.sum[4 * n + 2], state.sum[4 * n + 3]};
   if constexpr (kNormalized)
-    each_of_column(place,
-                   [&](int half, int row) { p.vectors[(at * kBlocks + block) * 64 + row] = last.sum[half]; });
+    each_of_column(place, [&](int half, int row) { p.vectors[(at * kBlocks + block) * 64 + row] = last.sum[half]; });
   if (kGated && threadIdx.x == 0) p.decays[at] = state.decay;
 }
 

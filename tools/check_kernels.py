@@ -34,12 +34,19 @@ SPILLS = [
     (r"14backward_tilesI\w+Li128E", 278),
     (r"14backward_tilesI\w+Li256E", 202),
     (r"scan_(norms_)?and_bound", 132),  # the search for the boundary by mass
-    # the matrix state by wgmma: numbers of a chunk's place, and in float16 units of rows
+    # the matrix state by wgmma: numbers of a chunk's place, and in float16 units of rows; with a normaliser first
+    (r"sweep_forwardI13__nv_bfloat16\w+10NormalizerE[12]E", 104),
+    (r"sweep_forwardI6__half\w+Li1E\w+10NormalizerE[12]E", 288),
+    (r"sweep_forwardI6__half\w+Li2E\w+10NormalizerE[12]E", 52),
     (r"sweep_forwardI13__nv_bfloat16Lb1ELi1E", 4),
     (r"sweep_forwardI6__half\w+Li1E", 64),
+    (r"sweep_gradientsI\w+Li1ELb1E", 132),
+    (r"sweep_gradientsI13__nv_bfloat16\w+Li2ELb1E", 228),
+    (r"sweep_gradientsI6__half\w+Li2ELb1E", 580),
     (r"sweep_gradientsI\w+Lb1ELi1E", 48),
-    (r"sweep_gradientsI6__half\w+Li2E", 156),
-    (r"sweep_gradientsI13__nv_bfloat16Lb1ELi2E", 116),
+    (r"sweep_gradientsI6__half\w+Li2E", 252),
+    (r"sweep_gradientsI13__nv_bfloat16Lb1ELi2E", 184),
+    (r"sweep_gradientsI13__nv_bfloat16Lb0ELi2E", 56),
 ]
 STORED = {None: 4, "U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16}  # bytes of an STL
 

@@ -357,8 +357,21 @@ class Segments(unittest.TestCase):
     def test_keep_the_budget_over_thousands_of_tokens(self):
         generator = torch.Generator().manual_seed(3)
         for kind in ("open", "one", "all kinds"):
+            calls = ("head gate", "normalized") if kind != "all kinds" else ("head gate",)
             self.assert_budget(with_gates(state_problem(torch.bfloat16, **(WIDE | dict(length=9000))), GATES[kind], generator), torch.bfloat16,
-                               ("head gate",), gates=kind)
+                               calls, gates=kind)
+
+    def test_gates_of_zero_have_a_gradient_of_zero(self):
+        for dtype, rows in itertools.product((torch.bfloat16, torch.float16), (64, 128)):
+            tensors = state_problem(dtype, **(WIDE | dict(length=600, key_dim=rows)))
+            closed = [0, 1, 15, 16, 63, 64, 127, 128, 511, 512, 599]
+            tensors["head_gate"] = torch.full_like(tensors["head_gate"], -0.1)
+            tensors["head_gate"][:, closed] = -torch.inf
+            for call in ("head gate", "normalized"):
+                with self.subTest(call, dtype=dtype, rows=rows):
+                    found = run_state(call, tensors, DEVICE)["head_gate"].cpu()
+                    self.assertEqual(found[:, closed].count_nonzero().item(), 0)
+                    self.assertGreater(found.count_nonzero().item(), 0)
 
     def test_values_have_the_same_bits_whatever_follows(self):
         for call in self.CALLS:

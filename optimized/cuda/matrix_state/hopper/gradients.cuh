@@ -122,14 +122,14 @@ __global__ void __launch_bounds__(GradientsShared<kBlocks, kNormalized>::kThread
     sweep_gradients(const __grid_constant__ StateGradientArguments p) {
   using Shared = GradientsShared<kBlocks, kNormalized>;
   extern __shared__ __align__(1024) char memory[];
-  const int group = threadIdx.x / kComputing;
+  const int group = threadIdx.x / kComputing, warp = threadIdx.x / 32 % kWarps;
   const int cut_heads = p.batch * p.heads - p.whole_heads, cut = static_cast<int>(blockIdx.x) - p.whole_heads,
             head = cut < 0 ? static_cast<int>(blockIdx.x) : p.whole_heads + cut % cut_heads;
   const SegmentOrder order(p.length, true, kChunksOfSegment<kBlocks>);
   const Gradients<Element, kGated, kBlocks, kNormalized> call{
       p,
       memory,
-      ptx::in_uniform_register(static_cast<int>(threadIdx.x / 32 % kWarps)),
+      kBlocks == 1 ? ptx::in_uniform_register(warp) : warp,  // there are no registers for it above 64 rows
       static_cast<int>(threadIdx.x % 32),
       head / p.heads,
       head % p.heads,

@@ -118,7 +118,9 @@ struct Forward {
         float now[32];
 #pragma unroll
         for (int i = 0; i < 32; ++i) now[i] = state.value(i);
-        const float row[2] = {last.value(state, 0), last.value(state, 1)};
+        float row[2] = {0.0f, 0.0f};
+        if (lane % 4 == 0)  // the others have none
+          for (int half = 0; half < 2; ++half) row[half] = last.value(state, half);
         float inverse[2] = {1.0f, 1.0f};
         if constexpr (kHalf) {
           auto& all = small().largest;

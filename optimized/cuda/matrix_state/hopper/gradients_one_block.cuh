@@ -72,9 +72,14 @@ __device__ __forceinline__ void sweep_outputs(const Call& call) {
     {
       float out[32];
       [[maybe_unused]] float dot[2] = {0.0f, 0.0f};
+      // Where nothing is scaled or added between the products with S and with pairs, they are one batch.
+      constexpr bool kTogether = !kScaled && !Call::kNormalized;
+      const auto issue_pairs = [&] { issue_product<Element, Major::kMN, Major::kMN>(out, call.pairs(), key, true); };
       start(out);
+      if constexpr (kTogether) ptx::mbarrier_wait(&small.pairs_full, parity);
       ptx::wgmma_fence();
       issue_product<Element, Major::kK, Major::kK>(out, grad_values, call.state(chunk.slot), false);
+      if constexpr (kTogether) issue_pairs();
       ptx::wgmma_commit();
       if (kKeyInState && started && call.lane == 0) {
         ptx::bulk_wait_read<0>();  // the previous chunk's dk has left
@@ -102,18 +107,20 @@ __device__ __forceinline__ void sweep_outputs(const Call& call) {
         add_dots<Element>(dot, out, query, place);
         store_dots(call.crossings(at.index).queries, dot, place);
       }
-      ptx::mbarrier_wait(&small.pairs_full, parity);
-      if constexpr (kHalf) {
-        score_unit = small.score_unit;
-        grad_unit = small.grad_unit;
-        scale_rows(out, reciprocal_of_power(grad_unit), reciprocal_of_power(grad_unit));
+      if constexpr (!kTogether) {
+        ptx::mbarrier_wait(&small.pairs_full, parity);
+        if constexpr (kHalf) {
+          score_unit = small.score_unit;
+          grad_unit = small.grad_unit;
+          scale_rows(out, reciprocal_of_power(grad_unit), reciprocal_of_power(grad_unit));
+        }
+        ptx::fence_registers(out);
+        ptx::wgmma_fence();
+        issue_pairs();
+        ptx::wgmma_commit();
+        ptx::wgmma_wait<0>();
+        ptx::fence_registers(out);
       }
-      ptx::fence_registers(out);
-      ptx::wgmma_fence();
-      issue_product<Element, Major::kMN, Major::kMN>(out, call.pairs(), key, true);
-      ptx::wgmma_commit();
-      ptx::wgmma_wait<0>();
-      ptx::fence_registers(out);
       store(std::integral_constant<int, 0>{}, out, grad_unit, Shared::kOut, p.maps[4], chunk.first);
     }
     float out_value[32], out_key[32];

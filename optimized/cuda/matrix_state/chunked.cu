@@ -1,4 +1,5 @@
-// gated_state by passes over chunks of 64 tokens. On compute capability 9.0 states of at most 128 rows have kernels of their own (hopper/launch.hpp). Elsewhere
+// gated_state by passes over chunks of 64 tokens. On compute capability 9.0 states of at most 128 rows have kernels of their own (hopper/launch.hpp), which
+// alone compute a normaliser apart. Elsewhere
 // the gradients of one of at most 64 × 64 are two kernels (fused.hpp) where a CTA can have over 99 KB of shared memory; others are three more passes:
 //
 //   dq_i = Σ_{j ≤ i} D_ij (dO_i·v_j) k_j     query dO, key v, value k
@@ -216,7 +217,7 @@ bool has_gate(const MatrixStateForm& form) { return form.key_gate != MatrixState
 }  // namespace
 
 bool chunk_normalizes(const Shape& shape, const MatrixStateForm& form, bool backward) {
-  return backward ? backward_by_warpgroups(shape, form) : forward_by_warpgroups(shape);
+  return shape.value_dim > 0 && (backward ? backward_by_warpgroups(shape, form) : forward_by_warpgroups(shape));
 }
 
 size_t chunk_forward_workspace_bytes(const Shape& shape, const MatrixStateForm& form) {

@@ -47,6 +47,7 @@ SPILLS = [
     (r"sweep_gradientsI6__half\w+Li2E", 252),
     (r"sweep_gradientsI13__nv_bfloat16Lb1ELi2E", 184),
     (r"sweep_gradientsI13__nv_bfloat16Lb0ELi2E", 56),
+    (r"delta_sweepI\w+Li1ELi1ELb", 100),
 ]
 STORED = {None: 4, "U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16}  # bytes of an STL
 

@@ -15,8 +15,8 @@ constexpr MatrixStateFamily kFamilies[] = {
      matrix_state::chunk_forward_workspace_bytes, matrix_state::chunk_workspace_bytes, matrix_state::chunk_normalizes},
     {kVectorCoverage, matrix_state::vector_forward, matrix_state::vector_backward, no_workspace,
      matrix_state::vector_workspace_bytes, never},
-    {kDeltaCoverage, matrix_state::delta_forward, matrix_state::delta_backward, no_workspace,
-     matrix_state::delta_workspace_bytes, never},
+    {kDeltaCoverage, matrix_state::delta_forward, matrix_state::delta_backward,
+     matrix_state::delta_forward_workspace_bytes, matrix_state::delta_workspace_bytes, never},
     {kScanCoverage, matrix_state::scan_forward, matrix_state::scan_backward, no_workspace,
      matrix_state::scan_workspace_bytes, never},
 };

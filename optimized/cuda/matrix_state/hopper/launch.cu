@@ -5,8 +5,8 @@
 #include <type_traits>
 
 #include "optimized/cuda/check.hpp"
-#include "optimized/cuda/hopper/tensor_map.hpp"
 #include "optimized/cuda/matrix_state/hopper/gradients.cuh"
+#include "optimized/cuda/matrix_state/hopper/maps.hpp"
 #include "optimized/cuda/workspace.hpp"
 
 namespace lethe::matrix_state {
@@ -82,21 +82,6 @@ struct NormalizerMemory {
   NormalizerMemory(Workspace& memory, const Shape& shape)
       : grad_values(memory.take<uint16_t>(heads_of(shape) * shape.key_length * shape.value_dim)),
         grad_normalizer(memory.take<float>(heads_of(shape) * padded_tokens(shape))) {}
-};
-
-struct Maps {
-  const MatrixStateInput& in;
-
-  CUtensorMap operator()(Operand operand, int64_t dim, int tokens = kChunk) const {
-    const int64_t heads = operand.head_stride ? in.shape.heads : 1;
-    if (operand.head_stride == 0) operand.head_stride = operand.token_stride;  // the copy engine has no stride of 0
-    return tensor_map(operand, in.dtype, in.shape.batch, in.shape.key_length, heads, dim, tokens);
-  }
-  /// Of a result [B, T, H, dim] contiguous, in the rows of a warp.
-  CUtensorMap of_result(void* result, int64_t dim) const {
-    const int64_t token = in.shape.heads * dim;
-    return (*this)({result, in.shape.key_length * token, token, dim}, dim, kChunk / kWarps);
-  }
 };
 
 template <typename Arguments>

@@ -8,6 +8,20 @@ namespace lethe::matrix_state {
 template <typename Element>
 using PairOf = std::conditional_t<std::is_same_v<Element, __half>, __half2, __nv_bfloat162>;
 
+/// A register as the vector type of 16-bit arithmetic, and back.
+template <typename Element>
+__device__ __forceinline__ PairOf<Element> pair_of(uint32_t word) {
+  PairOf<Element> pair;
+  memcpy(&pair, &word, sizeof pair);
+  return pair;
+}
+template <typename Pair>
+__device__ __forceinline__ uint32_t word_of(const Pair& pair) {
+  uint32_t word;
+  memcpy(&word, &pair, sizeof word);
+  return word;
+}
+
 /// A lane's part of a row of a tile of kPanels panels: half of each panel's. The rows of eight lanes are in different banks.
 template <int kPanels>
 struct RowPart {
@@ -28,17 +42,15 @@ struct RowPart {
 /// The largest number of a row, of which two lanes have the parts.
 template <typename Element, int kPieces>
 __device__ __forceinline__ float largest_of_row(const uint4 (&pieces)[kPieces]) {
-  using Pair = PairOf<Element>;
-  Pair most = __habs2(reinterpret_cast<const Pair&>(pieces[0].x));
+  PairOf<Element> most = __habs2(pair_of<Element>(pieces[0].x));
 #pragma unroll
   for (int i = 0; i < kPieces; ++i) {
     const uint32_t words[4] = {pieces[i].x, pieces[i].y, pieces[i].z, pieces[i].w};
 #pragma unroll
-    for (int e = 0; e < 4; ++e) most = __hmax2(most, __habs2(reinterpret_cast<const Pair&>(words[e])));
+    for (int e = 0; e < 4; ++e) most = __hmax2(most, __habs2(pair_of<Element>(words[e])));
   }
-  const uint32_t other = __shfl_xor_sync(kAllLanes, reinterpret_cast<const uint32_t&>(most), 16);
-  most = __hmax2(most, reinterpret_cast<const Pair&>(other));
-  const float2 both = unpack<Element>(reinterpret_cast<const uint32_t&>(most));
+  most = __hmax2(most, pair_of<Element>(__shfl_xor_sync(kAllLanes, word_of(most), 16)));
+  const float2 both = unpack<Element>(word_of(most));
   return fmaxf(both.x, both.y);
 }
 

@@ -26,7 +26,7 @@ struct DeltaSweepShared {
     float decay[kStages];           ///< γ_C and the unit of S, over that of the next S
     float after[kStages];           ///< the unit of the next S
     float first_reciprocal;         ///< of the first unit
-    uint64_t full[kStages], prepared[kStages], empty[kStages], pairs_empty[2], measured[2];
+    uint64_t full[kStages], prepared[kStages], empty[kStages], measured[2];
   };
   static constexpr int kState = kStages * kStage, kPairs = kState + kGroups * kBlocks * kPanel,
                        kSolved = kPairs + 2 * kFragments, kSmall = kSolved + kStages * int{sizeof(SolvedChunk)};

@@ -5,7 +5,7 @@
 //   warpgroup 0    tiles of a chunk, its W, its gates and strengths                        → full
 //   warpgroup 1    makes the rows of Q and K float16; P = Q Kᵀ; weights P and W by units   → prepared
 //   warpgroup 2…   S, rounded, to shared memory; X = V − γ K S; R = X − W β X;
-//                  S = γ_C S + Kᵀ (D_C β R); O = γ Q S + P β R                             → measured, empty, pairs_empty
+//                  S = γ_C S + Kᵀ (D_C β R); O = γ Q S + P β R                             → measured, empty
 //
 // All that becomes float16 is divided by the units of delta_units.cuh. X, R and O lie over V, R times its weights over the rounded state. So
 // that a chunk's rows of O need not have left before the next one begins, its stage is empty only then.
@@ -36,6 +36,7 @@ struct DeltaSweep {
   }
   __device__ char* stage(int i) const { return memory + i * Shared::kStage; }
   __device__ SolvedChunk& solved(int i) const { return reinterpret_cast<SolvedChunk*>(memory + Shared::kSolved)[i]; }
+  /// P of a chunk. Two places are enough: chunk n is prepared when the state before chunk n − 1 is measured, so when chunk n − 2 is swept.
   __device__ uint4* pairs(int n) const {
     return reinterpret_cast<uint4*>(memory + Shared::kPairs + n % 2 * kFragments);
   }
@@ -101,8 +102,8 @@ struct DeltaSweep {
     DeltaTokenUnits& units = small().units;
     float unit = 1.0f, unit_before = 1.0f;  // of the state before this chunk, and the one before it
     DeltaGrowth growth;
-    ptx::RingPosition at, pair;
-    for (int n = 0; n < p.chunks; ++n, at.advance(Shared::kStages), pair.advance(2)) {
+    ptx::RingPosition at;
+    for (int n = 0; n < p.chunks; ++n, at.advance(Shared::kStages)) {
       char* const tiles = stage(at.index);
       DeltaTokens& tokens = small().tokens[at.index];
       SolvedChunk& chunk = solved(at.index);
@@ -153,11 +154,8 @@ struct DeltaSweep {
         weigh_blocks(chunk.inverse, units.of_row, outer, block, lane);
       }
       if constexpr (!kKeeps) {
-        ptx::mbarrier_wait(&small().pairs_empty[pair.index], pair.parity ^ 1);
-        {
-          const float outer[2] = {units.of_state[i0], units.of_state[i0 + 8]};
-          store_weighted(pairs(n), by_tiles(sums), units.of_pair, outer, block, lane);
-        }
+        const float outer[2] = {units.of_state[i0], units.of_state[i0 + 8]};
+        store_weighted(pairs(n), by_tiles(sums), units.of_pair, outer, block, lane);
       }
       arrive_warp(&small().prepared[at.index], lane);
     }
@@ -192,8 +190,8 @@ struct DeltaSweep {
     };
     measure(0);
     float unit = 1.0f;  // of the state
-    ptx::RingPosition at, pair;
-    for (int n = 0; n < p.chunks; ++n, at.advance(Shared::kStages), pair.advance(2)) {
+    ptx::RingPosition at;
+    for (int n = 0; n < p.chunks; ++n, at.advance(Shared::kStages)) {
       DeltaTokens& tokens = small().tokens[at.index];
       SolvedChunk& chunk = solved(at.index);
       char* const query = stage(at.index);
@@ -290,7 +288,6 @@ struct DeltaSweep {
       } else {
         ptx::fence_async_shared();
         load_blocks(left, pairs(n), block, lane);
-        arrive_warp(&small().pairs_empty[pair.index], lane);
         sync();
         ptx::fence_registers(out);
         ptx::fence_registers(left);
@@ -369,10 +366,7 @@ __global__ void __launch_bounds__(DeltaSweepShared<kBlocks, kGroups>::kThreads,
       ptx::mbarrier_init(&small.prepared[i], kWarps);
       ptx::mbarrier_init(&small.empty[i], Shared::kStateWarps);
     }
-    for (int i = 0; i < 2; ++i) {
-      ptx::mbarrier_init(&small.pairs_empty[i], Shared::kStateWarps);
-      ptx::mbarrier_init(&small.measured[i], Shared::kStateWarps);
-    }
+    for (int i = 0; i < 2; ++i) ptx::mbarrier_init(&small.measured[i], Shared::kStateWarps);
     ptx::mbarrier_init_fence();
   }
   __syncthreads();

@@ -17,21 +17,17 @@ struct Halves {
   }
 };
 
-/// sums += A B by tile of eight columns, without what two low parts give; of the high parts alone unless kTwoParts.
-template <bool kTwoParts>
+/// sums += A B by tile of eight columns, without what two low parts give.
 __device__ __forceinline__ void add_halves(float (&sum)[4], const uint32_t (&high)[4], const uint32_t (&low)[4],
                                            const uint32_t (&right_high)[2], const uint32_t (&right_low)[2]) {
-  if constexpr (kTwoParts) {
-    ptx::multiply_add<__half>(sum, high, right_low[0], right_low[1]);
-    ptx::multiply_add<__half>(sum, low, right_high[0], right_high[1]);
-  }
+  ptx::multiply_add<__half>(sum, high, right_low[0], right_low[1]);
+  ptx::multiply_add<__half>(sum, low, right_high[0], right_high[1]);
   ptx::multiply_add<__half>(sum, high, right_high[0], right_high[1]);
 }
 
 /// `sums` has G's rows of this warp and returns W's. `solution` gets the blocks (i, j ≤ i) of W as float16, and above the diagonal what that leaves of
 /// those that other rows need: of block (i, j) in block (j, i + 1). Keys that correlate make W of numbers that nearly cancel, which 16 bits would lose.
-/// Where kTwoParts is false they are lost. `scratch`: 16 rows of 20 floats, this warp's.
-template <bool kTwoParts = true>
+/// `scratch`: 16 rows of 20 floats, this warp's.
 __device__ __forceinline__ void solve_rows(Sums& sums, uint32_t solution, float* scratch, const float* strength,
                                            const float* key_unit, int block, int lane) {
   constexpr int kStride = 20;
@@ -99,9 +95,9 @@ __device__ __forceinline__ void solve_rows(Sums& sums, uint32_t solution, float*
     for (int half = 0; half < 2; ++half) {
       const Halves parts(sums[c][2 * half], sums[c][2 * half + 1]);
       right_high[half] = ptx::transposed(parts.high);
-      right_low[half] = kTwoParts ? ptx::transposed(parts.low) : 0;
+      right_low[half] = ptx::transposed(parts.low);
     }
-    add_halves<kTwoParts>(sums[c], high, low, right_high, right_low);
+    add_halves(sums[c], high, low, right_high, right_low);
   }
 #pragma unroll
   for (int c = 0; c < 8; ++c) {
@@ -117,7 +113,7 @@ __device__ __forceinline__ void solve_rows(Sums& sums, uint32_t solution, float*
       for (int half = 0; half < 2; ++half) {
         const Halves parts(sums[c][2 * half], sums[c][2 * half + 1]);
         ptx::store_word(at_piece(sums_address(solution, block, lane), c) + 1024 * half, parts.high);
-        if (kTwoParts && block + 1 < kWarps)
+        if (block + 1 < kWarps)
           ptx::store_word(at_piece(sums_address(solution, c / 2, lane), 2 * (block + 1) + c % 2) + 1024 * half,
                           parts.low);
       }
@@ -145,13 +141,13 @@ __device__ __forceinline__ void solve_rows(Sums& sums, uint32_t solution, float*
     }
 #pragma unroll
     for (int j = 0; j <= k; ++j) {
-      uint32_t right_high[4], right_low[4] = {};
+      uint32_t right_high[4], right_low[4];
       load_right_rows(right_high, solution, k, j, lane);
-      if constexpr (kTwoParts) load_right_rows(right_low, solution, j, k + 1, lane);
+      load_right_rows(right_low, solution, j, k + 1, lane);
 #pragma unroll
       for (int n = 0; n < 2; ++n)
-        add_halves<kTwoParts>(sums[2 * j + n], high, low, {right_high[2 * n], right_high[2 * n + 1]},
-                              {right_low[2 * n], right_low[2 * n + 1]});
+        add_halves(sums[2 * j + n], high, low, {right_high[2 * n], right_high[2 * n + 1]},
+                   {right_low[2 * n], right_low[2 * n + 1]});
     }
   }
   store_blocks();

@@ -83,9 +83,7 @@ __global__ void __launch_bounds__(kComputing, 5) solve_chunks(const __grid_const
   }
   __syncthreads();
   weigh_pairs(sums, small.gates, gated, 1, block, lane);
-  // One part of 16 bits, 11 of them, is enough beside inputs of 8.
-  solve_rows<std::is_same_v<Element, __half>>(sums, solution, small.scratch[block], small.strength, small.key_unit,
-                                              block, lane);
+  solve_rows(sums, solution, small.scratch[block], small.strength, small.key_unit, block, lane);
   if (p.transposed) {
     uint4* const transposed = p.transposed + int64_t{1} * blockIdx.x * (kLowerBlocks * 32) + lane;
     for (int j = 0; j <= block; ++j) {

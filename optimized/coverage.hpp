@@ -34,7 +34,7 @@ struct MatrixStateForm {
 };
 
 /// Why the kernels that take 64 tokens at a time, without the delta rule, with a gate a row, and with the delta rule, or those that take one token, can't run
-/// a call; "" where they can. A normaliser is two further value columns.
+/// a call; "" where they can. A normaliser is two further value columns, or one that the kernels keep apart.
 std::string unsupported_by_chunks(const Shape& shape, const MatrixStateForm& form, Dtype dtype, int capability);
 std::string unsupported_by_vector_gates(const Shape& shape, const MatrixStateForm& form, Dtype dtype, int capability);
 std::string unsupported_by_delta_chunks(const Shape& shape, const MatrixStateForm& form, Dtype dtype, int capability);

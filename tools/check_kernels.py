@@ -23,22 +23,31 @@ NVCC = "13.0"  # the compiler of these budgets
 
 # Bytes that a kernel's stores to local memory write, each counted once, by a pattern of its mangled name: ptxas' spill stores, and eight bytes of the
 # forward's own. They are in the warps that load and distribute tiles, which have 24 to 40 registers, and where LOOPS allows accesses of local memory.
-# Lb1E is a forward's second launch.
+# The first Lb1E is a forward's second launch, the second one an instance for windows and packed sequences.
 SPILLS = [
-    (r"7forwardI\w+Lb1E", 296),
+    (r"7forwardI\w+Li\d+ELb1E", 296),
     (r"7forwardI\w+Li64E", 192),
     (r"7forwardI\w+Li128E", 120),
     (r"7forwardI\w+Li256E", 40),
+    (r"14backward_tilesI\w+Li64ELb1ELb1E", 234),
     (r"14backward_tilesI\w+Li64E", 226),
     (r"14backward_tilesI\w+Li128E", 278),
     (r"14backward_tilesI\w+Li256E", 202),
     (r"scan_(norms_)?and_bound", 132),  # the search for the boundary by mass
-    # the matrix state by wgmma: numbers of a chunk's place, and in float16 units of rows
+    # the matrix state by wgmma: numbers of a chunk's place, and in float16 units of rows; with a normaliser first
+    (r"sweep_forwardI13__nv_bfloat16\w+10NormalizerE[12]E", 104),
+    (r"sweep_forwardI6__half\w+Li1E\w+10NormalizerE[12]E", 288),
+    (r"sweep_forwardI6__half\w+Li2E\w+10NormalizerE[12]E", 52),
     (r"sweep_forwardI13__nv_bfloat16Lb1ELi1E", 4),
     (r"sweep_forwardI6__half\w+Li1E", 64),
+    (r"sweep_gradientsI\w+Li1ELb1E", 132),
+    (r"sweep_gradientsI13__nv_bfloat16\w+Li2ELb1E", 228),
+    (r"sweep_gradientsI6__half\w+Li2ELb1E", 580),
     (r"sweep_gradientsI\w+Lb1ELi1E", 48),
-    (r"sweep_gradientsI6__half\w+Li2E", 156),
-    (r"sweep_gradientsI13__nv_bfloat16Lb1ELi2E", 116),
+    (r"sweep_gradientsI6__half\w+Li2E", 252),
+    (r"sweep_gradientsI13__nv_bfloat16Lb1ELi2E", 184),
+    (r"sweep_gradientsI13__nv_bfloat16Lb0ELi2E", 56),
+    (r"delta_sweepI\w+Li1ELi1ELb", 100),
 ]
 STORED = {None: 4, "U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16}  # bytes of an STL
 
@@ -52,6 +61,9 @@ UNDER_OUTPUT = 1  # forward: P·V of the block before, after the wait for S, unt
 # the backward took 1.07 as long; and at most so many accesses of local memory: with some of both it took 1.03 to 1.06 as long. One per cent more
 # instructions are allowed than were counted.
 LOOPS = [
+    # for windows and packed sequences: the same, and between them a block whose weights are masked after the exponentials
+    (r"7forwardI\w+Li64ELb0ELb1E", UNDER_OUTPUT, [(322, 64, 1, 1), (477, 64, 1, 10), (717, 66, 1, 13)]),
+    (r"7forwardI\w+Li128ELb0ELb1E", UNDER_OUTPUT, [(332, 64, 1, 0), (500, 64, 1, 0), (753, 66, 1, 0)]),
     # a block that all rows see whole; one that is masked, with two exponentials more where the maximum moves. The one access at head dim 64 came with
     # the window, and costs no time (log/2026-11-26-window.md)
     (r"7forwardI13__nv_bfloat16Li64ELb0E", UNDER_OUTPUT, [(319, 64, 1, 1), (711, 66, 1, 17)]),

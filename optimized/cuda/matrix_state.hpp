@@ -20,7 +20,8 @@ namespace lethe {
 struct MatrixStateInput {
   Shape shape;
   Dtype dtype;
-  MatrixStateForm form;  ///< without normaliser
+  MatrixStateForm
+      form;  ///< `normalize`, of a family that says so alone: values over z·q; states have a column more, the last, which is z
   double scale;
   Operand query, key, value;
   Operand key_gate;            ///< [B, T, H] or, by the form, [B, T, H, K]; null data where the form has none
@@ -58,6 +59,8 @@ struct MatrixStateFamily : MatrixStateCoverage {
   void (*backward)(const MatrixStateBackward& arguments);
   size_t (*forward_workspace_bytes)(const Shape& shape, const MatrixStateForm& form);
   size_t (*backward_workspace_bytes)(const Shape& shape, const MatrixStateForm& form);
+  /// Whether a call without columns of ones may have `normalize` in its form, of which these kernels compute the normaliser apart.
+  bool (*normalizes)(const Shape& shape, const MatrixStateForm& form, bool backward);
 };
 
 /// The families in the order in which they are asked: that of kMatrixStateCoverage.

@@ -74,7 +74,7 @@ Gates gates_of(const Tensor& log_forget) {
 }
 
 int window_of(const AttentionInputs& in) {
-  return static_cast<int>(std::min<int64_t>(in.window.value_or(kNoWindow), kNoWindow));
+  return in.window ? static_cast<int>(std::min<int64_t>(*in.window, kLargestWindow)) : kNoWindow;
 }
 
 Tensor workspace_of(size_t bytes, const Tensor& like) {

@@ -1,6 +1,6 @@
-// A kernel family's calls with rows and columns in multiples of eight, and the normaliser as columns of the state.
+// A kernel family's calls with rows and columns in multiples of eight, and the normaliser as columns of the state where the kernels don't compute it apart.
 //
-// A normalised call reads [Sᵀq, z·q] in float, z being the state of a value of ones, and divides. Its backward has the gradients of both, in 16 bits; that
+// There a normalised call reads [Sᵀq, z·q] in float, z being the state of a value of ones, and divides. Its backward has the gradients of both, in 16 bits; that
 // of z·q, a small difference of large numbers where values have a large mean, in two parts by two columns of ones.
 #include "optimized/torch/cuda_matrix_state.hpp"
 
@@ -53,22 +53,26 @@ bool reads_shared_heads(const MatrixStateInputs& in) {
 struct Prepared {
   const int64_t key_dim, value_dim;
   const bool normalize;
+  bool apart = false;  // whether the kernels normalise, over states whose last column is z
   Tensor query, key, value;
   OptionalTensor key_gate, value_gate, state;
   MatrixStateInput input{};
 
-  explicit Prepared(const MatrixStateInputs& in)
+  Prepared(const MatrixStateFamily& family, const MatrixStateInputs& in, bool backward)
       : key_dim(in.query.size(3)), value_dim(in.value.size(3)), normalize(in.normalize),
         query(readable(widened(in.query, padded(key_dim)), reads_shared_heads(in))),
         key(readable(widened(in.key, padded(key_dim)), reads_shared_heads(in))) {
     using Gate = MatrixStateForm::Gate;
+    const int64_t length = query.size(1), heads = query.size(2);
+    if (in.log_key_gate) input.form.key_gate = in.log_key_gate->dim() == 4 ? Gate::kKey : Gate::kToken;
+    input.shape = {query.size(0), length, length, heads, heads, query.size(3), padded(value_dim)};
+    apart = input.form.normalize = normalize && family.normalizes(input.shape, input.form, backward);
     Tensor columns = in.value;
-    if (normalize)
+    if (normalize && !apart)
       columns = at::cat(
           {columns, at::ones({columns.size(0), columns.size(1), columns.size(2), kOnes}, columns.options())}, 3);
     value = readable(widened(columns, padded(columns.size(3))));
-    const int64_t length = query.size(1), heads = query.size(2);
-    input.shape = {query.size(0), length, length, heads, heads, query.size(3), value.size(3)};
+    input.shape.value_dim = value.size(3);
     input.dtype = dtype_of(in.query.scalar_type());
     input.scale = normalize ? 1.0 : in.scale;
     input.query = operand(query);
@@ -78,7 +82,6 @@ struct Prepared {
       const bool per_row = in.log_key_gate->dim() == 4;
       key_gate = per_row ? readable(widened(*in.log_key_gate, query.size(3))) : *in.log_key_gate;
       input.key_gate = operand(*key_gate);
-      input.form.key_gate = per_row ? Gate::kKey : Gate::kToken;
     }
     if (in.log_value_gate) {
       value_gate = readable(widened(*in.log_value_gate, value.size(3)));
@@ -98,15 +101,18 @@ struct Prepared {
   // A state, or its gradient, [B,H,K,columns] as [B,H,rows,columns] of the kernels. Each column of ones has z; z's gradient arrives at one of them.
   Tensor state_of(const Tensor& given, bool is_state) const {
     Tensor wide = given;
-    if (normalize && is_state) wide = at::cat({wide, wide.narrow(3, value_dim, 1)}, 3);
-    const int64_t rows = query.size(3), columns = value.size(3);
+    const int64_t rows = query.size(3), columns = value.size(3) + apart;
+    if (apart && columns > value_dim + 1)
+      wide = at::cat({widened(given.narrow(3, 0, value_dim), columns - 1), given.narrow(3, value_dim, 1)}, 3);
+    else if (normalize && !apart && is_state) wide = at::cat({wide, wide.narrow(3, value_dim, 1)}, 3);
     if (wide.size(2) < rows || wide.size(3) < columns)
       wide = at::constant_pad_nd(wide, {0, columns - wide.size(3), 0, rows - wide.size(2)});
     return wide.contiguous();
   }
 
   Tensor new_state() const {
-    return at::empty({query.size(0), query.size(2), query.size(3), value.size(3)}, query.options().dtype(at::kFloat));
+    return at::empty({query.size(0), query.size(2), query.size(3), value.size(3) + apart},
+                     query.options().dtype(at::kFloat));
   }
 
   Tensor bytes(size_t count) const {
@@ -117,15 +123,19 @@ struct Prepared {
   Tensor state_to_caller(const Tensor& wide, bool is_state) const {
     const Tensor rows = wide.narrow(2, 0, key_dim);
     if (!normalize) return rows.narrow(3, 0, value_dim).contiguous();
+    if (apart && value.size(3) > value_dim)
+      return at::cat({rows.narrow(3, 0, value_dim), rows.narrow(3, value.size(3), 1)}, 3);
+    if (apart) return rows.contiguous();
     if (is_state) return rows.narrow(3, 0, value_dim + 1).contiguous();
     return at::cat({rows.narrow(3, 0, value_dim), rows.narrow(3, value_dim, kOnes).sum(3, true)}, 3);
   }
 
-  // values [B,T,H,value.size(3)], in float where they are divided.
+  // values [B,T,H,value.size(3)], in float where they are to be divided.
   std::tuple<Tensor, Tensor> read(const MatrixStateFamily& family) const {
-    const Tensor values = at::empty(value.sizes(), normalize ? value.options().dtype(at::kFloat) : value.options()),
+    const bool in_float = normalize && !apart;
+    const Tensor values = at::empty(value.sizes(), in_float ? value.options().dtype(at::kFloat) : value.options()),
                  last = new_state(), workspace = bytes(family.forward_workspace_bytes(input.shape, input.form));
-    family.forward({input, values.mutable_data_ptr(), normalize, last.mutable_data_ptr<float>(),
+    family.forward({input, values.mutable_data_ptr(), in_float, last.mutable_data_ptr<float>(),
                     workspace.mutable_data_ptr(), at::cuda::getCurrentCUDAStream()});
     return {values, last};
   }
@@ -146,9 +156,9 @@ Tensor gradient_before_division(const Tensor& read, const Tensor& grad_values, i
 
 MatrixStateOutputs matrix_state_forward(const MatrixStateFamily& family, const MatrixStateInputs& in) {
   const c10::cuda::CUDAGuard device(in.query.device());
-  const Prepared call(in);
+  const Prepared call(family, in, false);
   auto [values, last] = call.read(family);
-  if (call.normalize)
+  if (call.normalize && !call.apart)
     values = values.narrow(3, 0, call.value_dim).div(values.narrow(3, call.value_dim, 1)).to(in.query.scalar_type());
   return {values.narrow(3, 0, call.value_dim).contiguous(), call.state_to_caller(last, true)};
 }
@@ -156,10 +166,11 @@ MatrixStateOutputs matrix_state_forward(const MatrixStateFamily& family, const M
 MatrixStateGradients matrix_state_backward(const MatrixStateFamily& family, const Tensor& grad_values,
                                            const Tensor& grad_state, const MatrixStateInputs& in) {
   const c10::cuda::CUDAGuard device(in.query.device());
-  const Prepared call(in);
+  const Prepared call(family, in, true);
   const Tensor d_values =
-      readable(call.normalize ? gradient_before_division(std::get<0>(call.read(family)), grad_values, call.value_dim)
-                              : widened(grad_values, call.value.size(3)));
+      readable(call.normalize && !call.apart
+                   ? gradient_before_division(std::get<0>(call.read(family)), grad_values, call.value_dim)
+                   : widened(grad_values, call.value.size(3)));
   const Tensor d_last = call.state_of(grad_state, false);
   const auto like = [](const Tensor& tensor) { return at::empty(tensor.sizes(), tensor.options()); };
   const auto like_given = [&](const OptionalTensor& tensor) { return tensor ? like(*tensor) : Tensor(); };

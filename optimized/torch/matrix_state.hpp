@@ -31,8 +31,8 @@ namespace lethe {
 /// cost     O(B·H·T·K·V), forward and backward; saves its inputs for the backward and nothing else. On the CPU the backward's own memory
 ///          is 32·T·K bytes for each head in work (at most one a thread; 80·T·K where threads share a head), O(K·V) a thread, and
 ///          with normalize O(T·V) in float64. A GPU's backward keeps the state of every 64th token,
-///          T·K·V / 16 bytes a head (in float64 twice that), on compute capability 9.0 to 128 × 64 of every 512th (above 64 rows 256th),
-///          and a few float32 numbers a token and row or column
+///          T·K·V / 16 bytes a head (in float64 twice that), on compute capability 9.0 to 128 × 64 of every 512th (above 64 rows 256th; with
+///          normalize 2·T·V bytes a head besides), and a few float32 numbers a token and row or column
 /// numerics on the CPU gates are e^log, states and sums float64 whatever the inputs, rounded once. A gate of 0 (−∞, or below −708)
 ///          erases its row or column of the state even where that is NaN or ∞, and ends the gradient from later tokens, with a gradient of 0
 ///          itself: the tokens from there on have the values and gradients of a state that held zeros. On other devices 0·∞ is NaN.

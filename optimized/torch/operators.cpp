@@ -121,18 +121,20 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> call_attention(const Tensor& 
   check_layout("log_forget", log_forget);
   if (options.logit_bound) check_layout("logit_bound", *options.logit_bound);
   Tensor gate = log_forget;
+  std::optional<int64_t> window = options.window;
   if (options.cu_seqlens) {
     TORCH_CHECK(query.dim() == 4 && key.dim() == 4 && query.sym_size(1) == key.sym_size(1),
                 "query: expected as many tokens as key with cu_seqlens, found shapes ", query.sym_sizes(), " and ",
                 key.sym_sizes());
     gate = gate_of_sequences(log_forget, *options.cu_seqlens, "query", query);
+    if (!window) window = kWindowOfSequences;
   }
   static const auto op = c10::Dispatcher::singleton()
                              .findSchemaOrThrow("lethe::_forgetting_attention_forward", "")
                              .typed<decltype(attention_forward<run_attention>)>();
   // Whether a gradient needs the residual is decided below, where the derivative is recorded.
   return op.call(query, key, value, gate, options.scale ? *options.scale : default_scale(query),
-                 options.log_pruning_tolerance, options.logit_bound, options.window, options.prune_by_mass, false);
+                 options.log_pruning_tolerance, options.logit_bound, window, options.prune_by_mass, false);
 }
 
 }  // namespace

@@ -7,6 +7,9 @@
 
 namespace lethe {
 
+/// A window that hides nothing, for calls of packed sequences without one: families choose other kernels for tiles of several sequences.
+inline constexpr int64_t kWindowOfSequences = int64_t{1} << 40;
+
 /// Gates that let nothing pass into a sequence from those before it: log f of each first token is −∞, a cut. Nothing else changes: a query never reads the
 /// gate of its sequence's first token, since D_ij = Σ_{j < l ≤ i} log f_l.
 ///

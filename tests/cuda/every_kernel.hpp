@@ -22,10 +22,14 @@ class EveryKernel : public ::testing::TestWithParam<Instance> {
  protected:
   void SetUp() override {
     family_under_test = std::get<Family>(GetParam());
+    if (family_under_test == Family::kHopperWindows) {
+      family_under_test = Family::kHopper;
+      window_under_test = kLargestWindow;
+    }
     const bool hopper = family_under_test == Family::kHopper;
     if (!have_gpu(hopper)) GTEST_SKIP() << "needs a GPU of compute capability " << (hopper ? "9.0" : "8.0 or more");
   }
-  void TearDown() override { family_under_test = Family::kHopper; }
+  void TearDown() override { family_under_test = Family::kHopper, window_under_test = kNoWindow; }
   Dtype dtype() const { return std::get<Dtype>(GetParam()); }
   int64_t dim() const { return std::get<int64_t>(GetParam()); }
   Shape shape(int64_t batch, int64_t queries, int64_t keys, int64_t heads, int64_t query_heads) const {
@@ -37,6 +41,7 @@ inline auto instances_of(Family family, std::vector<int64_t> dims,
                          std::vector<Dtype> dtypes = {Dtype::kBFloat16, Dtype::kFloat16}) {
   return ::testing::Combine(::testing::Values(family), ::testing::ValuesIn(dtypes), ::testing::ValuesIn(dims));
 }
+inline auto window_instances() { return instances_of(Family::kHopperWindows, {64, 128}); }
 inline auto hopper_instances() { return instances_of(Family::kHopper, {64, 128, 256}); }
 /// Head dims below the instance's: rows that end inside a tile. Of some every test; of the others a few.
 inline auto short_rows(Dtype dtype) {
@@ -48,8 +53,9 @@ inline auto ampere_instances() { return instances_of(Family::kAmpere, {32, 64, 9
 inline auto float_instances() { return instances_of(Family::kAmpere, {32, 64, 128}, {Dtype::kFloat32}); }
 
 inline std::string name_of_instance(const ::testing::TestParamInfo<Instance>& info) {
-  return (std::get<Family>(info.param) == Family::kAmpere ? "sm_80_" : "") + dtype_name(std::get<Dtype>(info.param)) +
-         "_" + std::to_string(std::get<int64_t>(info.param));
+  const char* prefixes[] = {"", "windows_", "sm_80_"};
+  return prefixes[static_cast<int>(std::get<Family>(info.param))] + dtype_name(std::get<Dtype>(info.param)) + "_" +
+         std::to_string(std::get<int64_t>(info.param));
 }
 
 /// Finite gates whose sums within a tile are so large that floats of that size can't resolve its pairs: for each name gates by token, of the last

@@ -14,6 +14,9 @@
 
 namespace lethe::testing {
 
+/// The window of the Hopper family's calls: by kLargestWindow, which hides nothing, they run the instances for windows.
+inline int window_under_test = kNoWindow;
+
 struct HopperKernels {
   using Plan = lethe::Plan;
 
@@ -24,7 +27,7 @@ struct HopperKernels {
     return workspace.bytes();
   }
   static Plan plan_in(Workspace& workspace, const Shape& shape, int32_t* first_key_block) {
-    return lethe::plan_in(workspace, shape, first_key_block);
+    return lethe::plan_in(workspace, shape, first_key_block, window_under_test);
   }
   static void launch_plan(const GateInputs& inputs, const Plan& plan) { lethe::launch_plan(inputs, plan); }
   static void launch_forward(const ForwardArguments& arguments, const Plan& plan) {
@@ -60,7 +63,7 @@ struct AmpereKernels {
   static std::optional<int32_t> repeated_tiles(const Plan&) { return std::nullopt; }  // each CTA repeats its own
 };
 
-enum class Family { kHopper, kAmpere };
+enum class Family { kHopper, kHopperWindows, kAmpere };  // kHopperWindows: kHopper, with kLargestWindow
 
 /// The family that run_forward and run_backward run: set for each test of EveryKernel.
 inline Family family_under_test = Family::kHopper;

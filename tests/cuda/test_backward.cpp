@@ -318,6 +318,7 @@ TEST_P(Backward, RefusesWhatAWrongFormulaWouldGive) {
 }
 
 INSTANTIATE_TEST_SUITE_P(EveryKernel, Backward, testing::hopper_instances(), testing::name_of_instance);
+INSTANTIATE_TEST_SUITE_P(OfWindows, Backward, testing::window_instances(), testing::name_of_instance);
 INSTANTIATE_TEST_SUITE_P(OfShortRows, Backward, testing::short_rows(Dtype::kBFloat16), testing::name_of_instance);
 INSTANTIATE_TEST_SUITE_P(OfShorterRows, Backward, testing::short_rows(Dtype::kFloat16), testing::name_of_instance);
 INSTANTIATE_TEST_SUITE_P(OfAmpere, Backward, testing::ampere_instances(), testing::name_of_instance);

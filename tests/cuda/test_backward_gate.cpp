@@ -220,6 +220,7 @@ TEST_P(BackwardGateOfLongHeads, HasTheSameBitsTwice) {
 
 INSTANTIATE_TEST_SUITE_P(EveryKernel, BackwardGateOfLongHeads, testing::hopper_instances(), testing::name_of_instance);
 INSTANTIATE_TEST_SUITE_P(EveryKernel, BackwardGate, testing::hopper_instances(), testing::name_of_instance);
+INSTANTIATE_TEST_SUITE_P(OfWindows, BackwardGate, testing::window_instances(), testing::name_of_instance);
 
 }  // namespace
 }  // namespace lethe

@@ -174,6 +174,7 @@ TEST_P(BackwardSums, InFloatAreOfEachRowInTilesAfter32Others) {
 }
 
 INSTANTIATE_TEST_SUITE_P(EveryKernel, BackwardSums, testing::hopper_instances(), testing::name_of_instance);
+INSTANTIATE_TEST_SUITE_P(OfWindows, BackwardSums, testing::window_instances(), testing::name_of_instance);
 
 }  // namespace
 }  // namespace lethe

@@ -158,6 +158,7 @@ TEST_P(BackwardTiles, MayBeginUnderThePlanAndServesItTwice) {
 }
 
 INSTANTIATE_TEST_SUITE_P(EveryKernel, BackwardTiles, testing::hopper_instances(), testing::name_of_instance);
+INSTANTIATE_TEST_SUITE_P(OfWindows, BackwardTiles, testing::window_instances(), testing::name_of_instance);
 
 }  // namespace
 }  // namespace lethe

@@ -316,6 +316,7 @@ TEST_P(Forward, RefusesWhatAWrongGateWouldGive) {
 }
 
 INSTANTIATE_TEST_SUITE_P(EveryKernel, Forward, testing::hopper_instances(), testing::name_of_instance);
+INSTANTIATE_TEST_SUITE_P(OfWindows, Forward, testing::window_instances(), testing::name_of_instance);
 INSTANTIATE_TEST_SUITE_P(OfShortRows, Forward, testing::short_rows(Dtype::kBFloat16), testing::name_of_instance);
 INSTANTIATE_TEST_SUITE_P(OfShorterRows, Forward, testing::short_rows(Dtype::kFloat16), testing::name_of_instance);
 INSTANTIATE_TEST_SUITE_P(OfAmpere, Forward, testing::ampere_instances(), testing::name_of_instance);
@@ -352,6 +353,7 @@ TEST_P(ForwardPrecision, KeepsTheBiasExactAtALengthOf262144) {
 }
 
 INSTANTIATE_TEST_SUITE_P(EveryKernel, ForwardPrecision, testing::hopper_instances(), testing::name_of_instance);
+INSTANTIATE_TEST_SUITE_P(OfWindows, ForwardPrecision, testing::window_instances(), testing::name_of_instance);
 INSTANTIATE_TEST_SUITE_P(OfAmpere, ForwardPrecision, testing::ampere_instances(), testing::name_of_instance);
 
 TEST(Unsupported, NamesTheReason) {

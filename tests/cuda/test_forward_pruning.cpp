@@ -187,6 +187,7 @@ TEST_P(ForwardPruning, VisitsNoBlockBeforeACutWithoutATolerance) {
 }
 
 INSTANTIATE_TEST_SUITE_P(EveryKernel, ForwardPruning, testing::hopper_instances(), testing::name_of_instance);
+INSTANTIATE_TEST_SUITE_P(OfWindows, ForwardPruning, testing::window_instances(), testing::name_of_instance);
 INSTANTIATE_TEST_SUITE_P(OfAmpere, ForwardPruning, testing::ampere_instances(), testing::name_of_instance);
 INSTANTIATE_TEST_SUITE_P(OfFloats, ForwardPruning, testing::float_instances(), testing::name_of_instance);
 

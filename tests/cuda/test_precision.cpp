@@ -135,6 +135,7 @@ TEST_P(Precision, HoldsTheBudgetWhereTheLogitsDecideAgainstTheGate) {
 }
 
 INSTANTIATE_TEST_SUITE_P(EveryKernel, Precision, testing::hopper_instances(), testing::name_of_instance);
+INSTANTIATE_TEST_SUITE_P(OfWindows, Precision, testing::window_instances(), testing::name_of_instance);
 INSTANTIATE_TEST_SUITE_P(OfAmpere, Precision, testing::ampere_instances(), testing::name_of_instance);
 
 TEST(PrecisionOracle, EqualsTheReference) {

@@ -4,6 +4,7 @@
 
 #include "optimized/cuda/arithmetic.cuh"
 #include "optimized/cuda/hopper/ptx/fragment.cuh"
+#include "optimized/cuda/hopper/ptx/wgmma_eight_columns.cuh"
 #include "optimized/cuda/hopper/ptx/wgmma_with_sums.cuh"
 #include "tests/cuda/device.hpp"
 
@@ -272,6 +273,21 @@ TEST(Wgmma, ReadsOperandsWithoutASwizzleByTheirTwoStrides) {
   expect_unswizzled_products<__nv_bfloat16, 64>();
   expect_unswizzled_products<__nv_bfloat16, 128>();
   expect_unswizzled_products<__half, 64>();
+}
+
+// With eight columns: B with rows along N, with a swizzle and without.
+template <typename Element>
+void expect_products_of_eight_columns() {
+  expect_product<Element, 8, false, false>(shared_product<Element, 8, Major::kK, Major::kK>);
+  expect_product<Element, 8, true, false>(shared_product<Element, 8, Major::kMN, Major::kK>);
+  expect_product<Element, 8, false, false>(register_product<Element, 8, Major::kK>);
+  expect_unswizzled_product<Element, 8, Major::kK, Major::kK>();
+}
+
+TEST(Wgmma, EqualsTheProductOfEightColumns) {
+  LETHE_NEEDS_GPU();
+  expect_products_of_eight_columns<__nv_bfloat16>();
+  expect_products_of_eight_columns<__half>();
 }
 
 TEST(Wgmma, StartsForgottenAccumulatorsFromZero) {

@@ -60,6 +60,35 @@ bool sees(const ForwardShape& a, const Tile<kRows>& tile, int row, int key) {
   return key <= visibility.last_key(position) && (block >= tile.cut_block || key >= visibility.first_key(position));
 }
 
+// The same of the loops whose warpgroups find their own edges: masked, clean, and from the edge on by columns; a warpgroup of two sequences all masked.
+template <int kRows, int kKeys>
+bool sees_by_own_edges(const ForwardShape& a, const Tile<kRows>& tile, int row, int key) {
+  const int offset = a.key_length - a.query_length, warpgroup = row / 64, position = tile.query + row + offset;
+  const int block = key / kKeys, own_last = own_last_block<kKeys>(tile, warpgroup, offset, a.key_length),
+            unmasked = block_below_diagonal<kKeys>(tile.query + 64 * warpgroup + offset);
+  const OwnEdges own = own_edges<kKeys>(a, tile, warpgroup);
+  if (block < own.first || block > own_last) return false;
+  const bool diagonal = block == own_last || block > unmasked;
+  if (!diagonal && block >= own.cut_block) return true;
+  const auto visibility = visibility_of(a, tile, (tile.query + offset) / kColumns);
+  return (!diagonal || key <= visibility.last_key(position)) &&
+         (block >= own.cut_block || key >= visibility.first_key(position));
+}
+
+// Rows whose keys are not hidden by a maximum of their own are of one sequence.
+template <int kRows>
+void expect_own_edges_to_find_cuts(const ForwardShape& a, const Tile<kRows>& tile) {
+  const int offset = a.key_length - a.query_length;
+  const auto visibility = visibility_of(a, tile, (tile.query + offset) / kColumns);
+  for (int warpgroup = 0; 64 * warpgroup < kRows && tile.query + 64 * warpgroup < a.query_length; ++warpgroup) {
+    const int first = tile.query + 64 * warpgroup + offset, end = std::min(first + 64, a.key_length);
+    bool cut_within = false;
+    for (int position = first + 1; position < end; ++position)
+      cut_within |= visibility.cuts.last_cut(position) == position;
+    ASSERT_EQ(own_edges(a, tile, warpgroup).cut_within, cut_within) << first;
+  }
+}
+
 template <int kRows, int kKeys>
 void expect_each_query_to_see_its_keys(int queries, int keys, const std::vector<int>& cuts,
                                        const std::vector<int32_t>& first_blocks, int window) {
@@ -68,6 +97,7 @@ void expect_each_query_to_see_its_keys(int queries, int keys, const std::vector<
   for (int index = 0; index < plan.parameters.tiles; ++index) {
     Tile<kRows> tile = tile_at<kRows>(plan.parameters, index, 1);
     count_in_steps<kKeys>(tile, keys - queries, keys);
+    if (kKeys == kColumns) expect_own_edges_to_find_cuts(plan.parameters, tile);
     for (int row = 0; row < kRows && tile.query + row < queries; ++row) {
       const int position = tile.query + row + keys - queries;
       ++tiles_of_a_query[tile.query + row];
@@ -75,9 +105,10 @@ void expect_each_query_to_see_its_keys(int queries, int keys, const std::vector<
       const auto behind = std::upper_bound(cuts.begin(), cuts.end(), position);
       const int first_key = std::max(behind == cuts.begin() ? 0 : *(behind - 1), position - window + 1);
       for (int key = tile.first * kKeys; key < (tile.last + 1) * kKeys; ++key)
-        ASSERT_EQ((sees<kRows, kKeys>(plan.parameters, tile, row, key)), key >= first_key && key <= position)
-            << kRows << " rows, " << kKeys << " keys, " << queries << " of " << keys << ", query " << tile.query + row
-            << ", key " << key << ", window " << window << ", first cut " << (cuts.empty() ? -1 : cuts.front());
+        for (const auto found : {sees<kRows, kKeys>, sees_by_own_edges<kRows, kKeys>})
+          ASSERT_EQ(found(plan.parameters, tile, row, key), key >= first_key && key <= position)
+              << kRows << " rows, " << kKeys << " keys, " << queries << " of " << keys << ", query " << tile.query + row
+              << ", key " << key << ", window " << window << ", first cut " << (cuts.empty() ? -1 : cuts.front());
     }
   }
   EXPECT_EQ(tiles_of_a_query, std::vector<int>(queries, 1));

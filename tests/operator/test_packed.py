@@ -3,6 +3,7 @@
 usage: test_packed.py LIBLETHE_TORCH [--device cuda] [unittest's own arguments]
 """
 
+import itertools
 import sys
 import unittest
 import unittest.mock
@@ -140,6 +141,26 @@ class Packed(unittest.TestCase):
         for part in (slice(0, first), slice(last, None)):
             self.assertTrue(torch.equal(before[:, part], after[:, part]))
         self.assertFalse(torch.equal(before, after))
+
+    def test_weights_beyond_their_format_stay_in_their_sequence(self):
+        lengths = [300, 40, 500, 64, 250]  # at tiles of 128 and 192 tokens, which most of them share
+        first, last = sum(lengths[:2]), sum(lengths[:3])
+        with unittest.mock.patch.object(sys.modules[__name__], "LENGTHS", lengths):
+            for dtype, dim, step in itertools.product(DTYPES, (64, 128), (8, 48, 64)):  # octaves that logits rise by in a block of 128 keys
+                with self.subTest(dtype=dtype, dim=dim, step=step):
+                    *inputs, _ = tensors(dtype, dim=dim)
+                    before = lethe.forgetting_attention(*inputs, cu_seqlens=sequences())
+                    direction = torch.ones(dim, dtype=torch.float64, device=DEVICE) / dim**0.5
+                    age = torch.arange(last - first, device=DEVICE, dtype=torch.float64).flip(0)[:, None, None] / 128
+                    query, key = (torch.nn.functional.normalize(x[:, first:last].double(), dim=-1) for x in inputs[:2])
+                    inputs[0][:, first:last] = (query + dim**0.5 * direction).to(dtype)
+                    inputs[1][:, first:last] = (key + step * 0.6931 * age * direction).to(dtype)
+                    after = lethe.forgetting_attention(*inputs, cu_seqlens=sequences())
+                    for part in (slice(0, first), slice(last, None)):
+                        self.assertTrue(torch.equal(before[:, part], after[:, part]))
+                    expected = lethe.forgetting_attention(*(x[:, first:last].double() for x in inputs))
+                    error = (after[:, first:last].double() - expected).norm() / expected.norm()
+                    self.assertLessEqual(error.item(), BOUNDS[dtype])
 
     def test_compiled_calls_are_equal(self):
         *inputs, _ = tensors(torch.float32)

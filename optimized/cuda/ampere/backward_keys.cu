@@ -5,7 +5,6 @@
 #include "optimized/cuda/ampere/dimensions.hpp"
 #include "optimized/cuda/ampere/grad_query.cuh"
 #include "optimized/cuda/ampere/key_tile.cuh"
-#include "optimized/cuda/gate/sections.hpp"
 
 namespace lethe::ampere {
 namespace {
@@ -96,7 +95,7 @@ void launch(const BackwardArguments& arguments, BackwardParameters p) {
   const int rows = int(s.batch * s.heads);
   p.query_tiles = int((s.key_length + Sizes::kRows - 1) / Sizes::kRows);
   p.tiles = rows * p.query_tiles;
-  p.section = section_of_keys(s, (s.key_dim + s.value_dim) * sizeof(Element));
+  p.section = section_of_key_tiles(s, sizeof(Element), p.prefix.window, Sizes::kRows);
   constexpr int kBytes = sizeof(std::conditional_t<kQueries, FusedShared<Sizes>, BackwardSharedOf<Element, Sizes>>);
   static_assert(kBytes <= kSmallSharedBytes);
   const auto kernel = backward_keys<Element, Sizes, kKeys, kValues, kQueries>;

@@ -6,7 +6,6 @@
 #include "optimized/cuda/ampere/dimensions.hpp"
 #include "optimized/cuda/ampere/grad_query.cuh"
 #include "optimized/cuda/ampere/key_tile.cuh"
-#include "optimized/cuda/gate/sections.hpp"
 
 namespace lethe::ampere {
 namespace {
@@ -251,7 +250,7 @@ void launch_backward_wide(const BackwardArguments& arguments, const BackwardWork
       using Sizes = WideSizes<kDim>;
       p.query_tiles = int((s.key_length + Sizes::kRows - 1) / Sizes::kRows);
       p.tiles = int(s.batch * s.heads) * p.query_tiles;
-      p.section = section_of_keys(s, (s.key_dim + s.value_dim) * sizeof(Element));
+      p.section = section_of_key_tiles(s, sizeof(Element), p.prefix.window, Sizes::kRows);
       const auto kernel = backward_wide<Element, Sizes>;
       cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kWideBytes<kDim>),
                  "backward");

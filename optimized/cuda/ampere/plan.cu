@@ -60,9 +60,9 @@ Plan plan_in(Workspace& workspace, const Shape& shape, int32_t* first_key_block,
 void launch_plan(const GateInputs& inputs, const Plan& plan, int64_t* visited_pairs) {
   const int64_t element_bytes = inputs.dtype == Dtype::kFloat32 ? 4 : 2;
   const Shape& s = inputs.shape;
-  const Sections sections = {section_of_queries(s, element_bytes),
-                             section_of_keys(s, (s.key_dim + s.value_dim) * element_bytes),
-                             tile_rows(inputs.dtype, s, inputs.boundary_given)};
+  const int window = plan.prefix.window, rows = tile_rows(inputs.dtype, s, inputs.boundary_given);
+  const Sections sections = {section_of_query_tiles(s, element_bytes, window, rows),
+                             section_of_key_tiles(s, element_bytes, window, rows), rows};
   launch_gate(inputs, plan.prefix, plan.boundary, plan.order, sections,
               Operands{plan.scratch, 1 / divisor_scale(inputs.scale), visited_pairs});
 }

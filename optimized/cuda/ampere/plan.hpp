@@ -5,6 +5,7 @@
 #include <vector_types.h>
 
 #include "optimized/cuda/gate/plan.hpp"
+#include "optimized/cuda/gate/sections.hpp"
 #include "optimized/cuda/gate/strong_gates.cuh"
 
 namespace lethe::ampere {
@@ -25,6 +26,15 @@ struct Plan {
   WorkOrder order;
   Scratch scratch;
 };
+
+/// Heads of a section: of tiles of `rows` queries, of tiles of `rows` keys. Two CTAs a multiprocessor.
+inline int section_of_query_tiles(const Shape& shape, int64_t element_bytes, int window, int64_t rows) {
+  return section_of_queries(shape, element_bytes, window, 2 * multiprocessors() * rows);
+}
+inline int section_of_key_tiles(const Shape& shape, int64_t element_bytes, int window, int64_t rows) {
+  return section_of_keys(shape, (shape.key_dim + shape.value_dim) * element_bytes, window,
+                         2 * multiprocessors() * rows);
+}
 
 /// The plan's arrays; the boundary itself lies at `first_key_block` [B, Hq, M].
 Plan plan_in(Workspace& workspace, const Shape& shape, int32_t* first_key_block, int window = kNoWindow);

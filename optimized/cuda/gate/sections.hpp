@@ -1,7 +1,11 @@
 #pragma once
 // Sections of heads: those whose tiles run at a time, because what they read shares the L2 cache.
 
+#include <algorithm>
+#include <climits>
+
 #include "optimized/cuda/attention.hpp"
+#include "optimized/cuda/gate/visibility.hpp"
 #include "optimized/cuda/launch.cuh"
 
 namespace lethe {
@@ -12,15 +16,32 @@ struct Sections {
   int queries, keys, tile_rows;
 };
 
-/// reads  element_bytes: of keys and values
-inline int section_of_queries(const Shape& s, int64_t element_bytes) {
-  return heads_in_cache(s.key_length * (s.key_dim + s.value_dim) * element_bytes * s.heads / s.query_heads,
-                        s.batch * s.query_heads);
+/// The same where a tile reads a window of a head's `tokens`: at a time a section reads a window of each head, and as many tokens as its running tiles
+/// have. Sections of nearly equal size: the shortest tiles of the last one end the kernel.
+///
+/// reads  head_bytes: of all tokens; running: tokens of all tiles that run at a time
+inline int heads_in_cache(int64_t head_bytes, int64_t heads, int64_t tokens, int64_t window, int64_t running) {
+  const int whole = heads_in_cache(head_bytes, heads);
+  if (window >= tokens) return whole;
+  const int64_t in_cache = heads_in_cache(head_bytes / tokens, INT_MAX),  // tokens
+      most = std::clamp<int64_t>((in_cache - running) / window, whole, heads), sections = (heads + most - 1) / most;
+  return static_cast<int>((heads + sections - 1) / sections);
 }
 
-/// reads  query_bytes: what a tile of keys reads of a query
-inline int section_of_keys(const Shape& s, int64_t query_bytes) {
-  return heads_in_cache(s.query_length * query_bytes * (s.query_heads / s.heads), s.batch * s.heads);
+/// reads  element_bytes: of keys and values; running: queries of all tiles that run at a time
+inline int section_of_queries(const Shape& s, int64_t element_bytes, int window = kNoWindow, int64_t running = 0) {
+  return heads_in_cache(s.key_length * (s.key_dim + s.value_dim) * element_bytes * s.heads / s.query_heads,
+                        s.batch * s.query_heads, s.key_length, window, running);
+}
+
+/// Two heads at least of several sequences: the tiles of one end unevenly.
+///
+/// reads  query_bytes: what a tile of keys reads of a query; running: keys of all tiles that run at a time
+inline int section_of_keys(const Shape& s, int64_t query_bytes, int window = kNoWindow, int64_t running = 0) {
+  const int64_t heads = s.batch * s.heads;
+  const int section =
+      heads_in_cache(s.query_length * query_bytes * (s.query_heads / s.heads), heads, s.query_length, window, running);
+  return window == kLargestWindow ? std::max<int>(section, std::min<int64_t>(heads, 2)) : section;
 }
 
 #ifdef __CUDACC__

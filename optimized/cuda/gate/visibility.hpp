@@ -9,8 +9,9 @@
 
 namespace lethe {
 
-/// A window that hides nothing.
-inline constexpr int kNoWindow = 1 << 30;
+/// A window that hides nothing; one that hides nothing either, of calls whose rows are of several sequences or have any other window. By it a family
+/// chooses kernels and the order of its tiles: results do not depend on it.
+inline constexpr int kNoWindow = 1 << 30, kLargestWindow = kNoWindow - 1;
 
 /// Query i sees key j, both by position among the keys, where first_key(i) ≤ j ≤ last_key(i): the past, from the last cut and the window's begin on.
 ///

@@ -3,10 +3,9 @@
 #include <algorithm>
 #include <numbers>
 
-#include "optimized/cuda/check.hpp"
-#include "optimized/cuda/gate/sections.hpp"
-#include "optimized/cuda/hopper/backward_kernel.cuh"
+#include "optimized/cuda/hopper/backward_launch.cuh"
 #include "optimized/cuda/hopper/dimensions.hpp"
+#include "optimized/cuda/hopper/forward.hpp"
 #include "optimized/cuda/hopper/tensor_map.hpp"
 #include "optimized/cuda/launch.cuh"
 
@@ -44,7 +43,7 @@ void launch(const BackwardArguments& arguments, const BackwardWorkspace& workspa
       .heads = int(shape.heads),
       .group = int(shape.query_heads / shape.heads),
       .rows = rows,
-      .section = section_of_keys(shape, query_bytes(shape)),
+      .section = section_of_key_tiles(shape, plan.prefix.window),
       .query_tiles = int((shape.query_length + Shared::kQueries - 1) / Shared::kQueries),
       .key_tiles = key_tiles,
       .padded_queries = int(whole_blocks(shape.query_length)),
@@ -55,14 +54,9 @@ void launch(const BackwardArguments& arguments, const BackwardWorkspace& workspa
       .key_blocks = key_blocks};
 
   const auto start = [&]<bool kFloatSums> {
-    const auto kernel = backward_tiles<Element, kDim, kFloatSums>;
-    constexpr int kSharedBytes = sizeof(Shared);
-    static_assert(kSharedBytes <= kLargestSharedBytes);
-    cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes),
-               "backward: shared memory");
-    const int tiles = key_tiles * rows;
-    const int grid = BackwardCta<Element, kDim, kFloatSums>::kManyTiles ? std::min(tiles, multiprocessors()) : tiles;
-    launch_overlapping(kernel, grid, kBackwardThreads, kSharedBytes, arguments.stream, parameters);
+    if constexpr (kHasEdges<kDim, kFloatSums>)
+      if (plan.prefix.window != kNoWindow) return launch_edges<Element, kDim>(parameters, arguments.stream);
+    launch_tiles<Element, kDim, kFloatSums, false>(parameters, arguments.stream);
   };
   if constexpr (!hopper::has_16_bit_sums(kDim)) start.template operator()<kGate>();
   else arguments.float_sums ? start.template operator()<kGate>() : start.template operator()<false>();

@@ -12,9 +12,9 @@
 namespace lethe::hopper::backward_pass {
 
 /// `kSumsRows`: this warpgroup's dQ has the columns that sum rows of dS. All methods are for all threads of the warpgroup.
-template <typename Element, int kDim, bool kFloatSums, bool kSumsRows>
-struct BackwardConsumer : BackwardScores<Element, kDim, kFloatSums, kSumsRows> {
-  using Base = BackwardScores<Element, kDim, kFloatSums, kSumsRows>;
+template <typename Element, int kDim, bool kFloatSums, bool kSumsRows, bool kEdges>
+struct BackwardConsumer : BackwardScores<Element, kDim, kFloatSums, kSumsRows, kEdges> {
+  using Base = BackwardScores<Element, kDim, kFloatSums, kSumsRows, kEdges>;
   using Base::cta, Base::p, Base::shared, Base::warpgroup, Base::thread, Base::warp, Base::lane, Base::key_in_tile;
   using Base::enter_head, Base::read_step, Base::mask_scores, Base::weights, Base::store_column_sums;
   using Base::grad_value, Base::grad_key, Base::grad_query, Base::score, Base::grad_weight, Base::weight,

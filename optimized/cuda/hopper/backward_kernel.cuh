@@ -60,7 +60,7 @@
 
 namespace lethe::hopper::backward_pass {
 
-template <typename Element, int kDim, bool kFloatSums>
+template <typename Element, int kDim, bool kFloatSums, bool kEdges = false>
 __global__ void __launch_bounds__(kBackwardThreads, 1) backward_tiles(const __grid_constant__ BackwardParameters p) {
   using Shared = BackwardShared<kDim>;
   extern __shared__ __align__(1024) uint8_t raw[];  // read as it is: a rounded pointer would lose its address space
@@ -101,17 +101,17 @@ __global__ void __launch_bounds__(kBackwardThreads, 1) backward_tiles(const __gr
   const int warpgroup = ptx::in_uniform_register(threadIdx.x / 128);
   if (warpgroup == 2) {
     ptx::registers_shrink<24>();
-    if (threadIdx.x == 256) cta.load_queries();
+    if (threadIdx.x == 256) cta.template load_queries<kEdges>();
     if (threadIdx.x / 32 == 9) {
       if constexpr (Shared::kSplit) cta.add_split_slices();
       else cta.add_slices();
     }
     if (threadIdx.x == 320) cta.load_grad_outputs();
-    if (threadIdx.x == 352) cta.describe_steps();
+    if (threadIdx.x == 352) cta.template describe_steps<kEdges>();
   } else {
     ptx::registers_grow<240>();
     const auto consume = [&]<bool kSumsRows> {
-      using Consumer = BackwardConsumer<Element, kDim, kFloatSums, kSumsRows>;
+      using Consumer = BackwardConsumer<Element, kDim, kFloatSums, kSumsRows, kEdges>;
       typename Consumer::Registers registers;
       Consumer(cta, warpgroup, threadIdx.x % 128, registers).consume();
     };

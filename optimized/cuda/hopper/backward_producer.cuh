@@ -66,13 +66,31 @@ __device__ bool BackwardCta<Element, kDim, kFloatSums>::publish_tile() {
   return tile.key_tile >= 0;
 }
 
+/// What no tile before has read, into the L2 cache: the tile's keys and values, which are loaded only when those of the tile before are no longer
+/// read, and the last queries and dO of a window: tiles ascend.
+template <typename Element, int kDim, bool kFloatSums>
+__device__ void BackwardCta<Element, kDim, kFloatSums>::prefetch_tile() const {
+  const BackwardTile tile = this->tile();
+  for (int panel = 0; panel < kPanels; ++panel) {
+    ptx::prefetch_tile(&p.key, 64 * panel, tile.head, tile.key_tile * kKeys, tile.batch);
+    ptx::prefetch_tile(&p.value, 64 * panel, tile.head, tile.key_tile * kKeys, tile.batch);
+  }
+  for (BackwardWalk at = walk(tile); at.next_head();)
+    for (int query_tile = max(at.tile, at.end - kBlock / kQueries); query_tile < at.end; ++query_tile)
+      for (int panel = 0; panel < kPanels; ++panel)
+        for (const CUtensorMap* map : {&p.query, &p.grad_output})
+          ptx::prefetch_tile(map, 64 * panel, tile.head * p.group + at.head, query_tile * kQueries, tile.batch);
+}
+
 /// The next tile is taken, which is some trips to global memory, as soon as all loads of this one's queries are issued.
 template <typename Element, int kDim, bool kFloatSums>
+template <bool kEdges>
 __device__ void BackwardCta<Element, kDim, kFloatSums>::load_queries() {
   ptx::RingPosition ring;
   bool any = !kManyTiles || publish_tile();
 #pragma unroll 1
   while (any) {
+    if constexpr (kEdges) prefetch_tile();
     load<Shared::kQueryPanels, kStages>(
         {p.query, p.key, shared.query, shared.key, shared.row_bias, p.workspace.row_bias, exact_end(),
          shared.query_full, shared.query_empty, shared.keys_free},
@@ -94,6 +112,7 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::load_grad_outputs() {
 }
 
 template <typename Element, int kDim, bool kFloatSums>
+template <bool kEdges>
 __device__ void BackwardCta<Element, kDim, kFloatSums>::describe_steps() {
   ptx::RingPosition ring;
 #pragma unroll 1
@@ -106,6 +125,7 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::describe_steps() {
     shared.exact_end = exact_end();
     using Visible = Visibility<KeyBlockCuts>;
     int head_read = -1, end_query = INT_MAX;  // end_query: of the key tile's first key
+    [[maybe_unused]] int next_cut = INT_MAX;
 #pragma unroll 1
     for (bool more = at.next_head(); more; ring.advance(kStages)) {
       const int stage = ring.index, in_group = at.head, position = p.query_offset + at.tile * kQueries;
@@ -121,8 +141,9 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::describe_steps() {
           key_base = base[block_of(key_tile) + (shared.exact_end > 0)];  // as the keys' biases
           query_base = base[position / kBlock];
           query_separate = separate[position / kBlock];
-          end_query =
-              visibility_of_keys(p.plan.prefix, heads, key_blocks(), block_of(key_tile)).end_query(key_tile * kKeys);
+          const auto visible = visibility_of_keys(p.plan.prefix, heads, key_blocks(), block_of(key_tile));
+          end_query = visible.end_query(key_tile * kKeys);
+          if constexpr (kEdges) next_cut = visible.cuts.next_cut(key_tile * kKeys);
         }
         frame = (query_base.high - key_base.high) + (query_base.low - key_base.low);
         if (isnan(frame)) frame = 0;  // as the keys' biases
@@ -134,6 +155,11 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::describe_steps() {
       uint32_t flags = 0;
       if (kFloatSums && separate_rows) flags |= BackwardStep::kSeparateRows;
       if (position + kQueries > end_query) flags |= BackwardStep::kMasked | BackwardStep::kCut;
+      if (kEdges && flags & BackwardStep::kCut) {
+        if (next_cut >= position + kQueries) flags |= BackwardStep::kWindowEnds;
+        else if (next_cut >= (key_tile + 1) * kKeys && next_cut == end_query)
+          flags |= BackwardStep::kOneEnd | max(next_cut - position, 0) << BackwardStep::kEnd;
+      }
       if (Visible::masks_last_key(position, key_tile * kKeys + kKeys - 1)) flags |= BackwardStep::kMasked;
       if (position < shared.exact_end) flags |= BackwardStep::kMasked | BackwardStep::kDiagonal;
       if (!more) flags |= BackwardStep::kLast;

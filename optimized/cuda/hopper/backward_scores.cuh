@@ -11,7 +11,8 @@
 namespace lethe::hopper::backward_pass {
 
 /// The state of one thread of a consumer warpgroup. All methods are for all threads of the warpgroup.
-template <typename Element, int kDim, bool kFloatSums, bool kSumsRows>
+/// kEdges: the instance for windows and packed sequences, whose steps mostly say where their keys' queries end.
+template <typename Element, int kDim, bool kFloatSums, bool kSumsRows, bool kEdges = false>
 struct BackwardScores {
   using Cta = BackwardCta<Element, kDim, kFloatSums>;
   using Shared = typename Cta::Shared;
@@ -134,15 +135,24 @@ struct BackwardScores {
       for (int i = 0; i < kScores; ++i)
         if (hidden(i / 4 * 8 + i % 2, bound[i / 2 % 2])) score[i] = masked;
     };
+    const auto ends = [](int query, int end) { return query >= end; };
     using Visible = Visibility<KeyBlockCuts>;
     const int key_tile = cta.tile().key_tile, key = key_tile * kKeys + int(key_in_tile);
+    if constexpr (kEdges) {
+      if (flags & BackwardStep::kCut && flags & (BackwardStep::kWindowEnds | BackwardStep::kOneEnd) &&
+          !Visible::masks_last_key(position - column, key_tile * kKeys + kKeys - 1)) {
+        const int end = int(flags >> BackwardStep::kEnd) - column, window_end = key + p.plan.prefix.window - position;
+        const bool one = flags & BackwardStep::kOneEnd;
+        mask_where({one ? end : window_end, one ? end : window_end + 8}, ends);
+        return;
+      }
+    }
     mask_where({Visible::first_query(key) - position, Visible::first_query(key + 8) - position},
                [](int query, int from) { return query < from; });
     if (!kGate || !(flags & BackwardStep::kCut)) return;
     const Visible visible =
         visibility_of_keys(p.plan.prefix, shared.step[stage].row, cta.key_blocks(), cta.block_of(key_tile));
-    mask_where({visible.end_query(key) - position, visible.end_query(key + 8) - position},
-               [](int query, int end) { return query >= end; });
+    mask_where({visible.end_query(key) - position, visible.end_query(key + 8) - position}, ends);
   }
 
   /// P = exp2(a·S + R_i + b_j)

@@ -39,6 +39,9 @@ struct alignas(16) BackwardStep {
   static constexpr uint32_t kLastOfHead = 4, kLast = 8;
   static constexpr uint32_t kDiagonal = 16;      // queries are among the keys; set near strong gates alone
   static constexpr uint32_t kSeparateRows = 32;  // float sums are of each row of dS, not of groups of them
+  // With kCut, in the instance for windows and packed sequences: the keys' queries end by the window alone, or all at one position, so many after the
+  // step's first as the bits from kEnd on say.
+  static constexpr uint32_t kWindowEnds = 64, kOneEnd = 128, kEnd = 16;
 
   float frame;   // log₂e (c at the query tile's frame − c at the key tile's)
   int row;       // b·Hq + h
@@ -256,11 +259,14 @@ struct BackwardCta {
   __device__ void load(const StepOperand<kStagePanels, kRing>& operand, ptx::RingPosition& ring);
   __device__ BackwardTile tile_of(int index) const;
   __device__ bool publish_tile();
-  __device__ void load_queries();       // one thread of the producer warpgroup, and the keys; publishes tiles
-  __device__ void load_grad_outputs();  // another, and the values
-  __device__ void describe_steps();     // a third
-  __device__ void add_slices();         // a warp
-  __device__ void add_split_slices();   // the same where a warpgroup has two slices a step
+  __device__ void prefetch_tile() const;
+  template <bool kEdges>
+  __device__ void describe_steps();  // one thread of the producer warpgroup
+  template <bool kEdges>
+  __device__ void load_queries();                         // another, and the keys; publishes tiles
+  __device__ void load_grad_outputs();                    // a third, and the values
+  __device__ void add_slices();                           // a warp
+  __device__ void add_split_slices();                     // the same where a warpgroup has two slices a step
   __device__ void add_row_sums(float* slices, int step);  // its part of float sums of separate rows
   template <int kCount>
   __device__ void store_gradient(const CUtensorMap& map, uint8_t* panels, int warpgroup, int thread, float factor,

@@ -4,30 +4,13 @@
 #include <algorithm>
 #include <numbers>
 
-#include "optimized/cuda/check.hpp"
-#include "optimized/cuda/gate/sections.hpp"
 #include "optimized/cuda/hopper/dimensions.hpp"
 #include "optimized/cuda/hopper/forward.hpp"
-#include "optimized/cuda/hopper/forward_kernel.cuh"
+#include "optimized/cuda/hopper/forward_launch.cuh"
 #include "optimized/cuda/hopper/tensor_map.hpp"
 #include "optimized/cuda/launch.cuh"
 
 namespace lethe {
-namespace hopper::forward_pass {
-namespace {
-
-template <typename Element, int kDim>
-void launch(const ForwardParameters& parameters, int grid, cudaStream_t stream) {
-  constexpr int kBytes = sizeof(Shared<kDim>);
-  static_assert(kBytes <= kLargestSharedBytes);
-  for (auto* kernel : {forward<Element, kDim, false>, forward<Element, kDim, true>}) {
-    cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes), "forward");
-    launch_overlapping(kernel, grid, Sizes<kDim>::kThreads, kBytes, stream, parameters);
-  }
-}
-
-}  // namespace
-}  // namespace hopper::forward_pass
 
 void launch_forward_tiles(const ForwardArguments& arguments, const Plan& plan) {
   using namespace hopper::forward_pass;
@@ -61,13 +44,16 @@ void launch_forward_tiles(const ForwardArguments& arguments, const Plan& plan) {
   p.key_blocks = gate_blocks(s.key_length);
   const int rows = s.batch * s.query_heads;
   p.tiles = rows * p.query_tiles;
-  p.section = section_of_queries(s, 2);
+  p.section = hopper::section_of_query_tiles(s, plan.prefix.window);
   p.log_normalizer = arguments.log_normalizer;
   p.keep_residual = arguments.residual != nullptr;
   p.visited_pairs = arguments.visited_pairs;
   const int grid = std::min(p.tiles, multiprocessors());
-  hopper::for_instance(arguments.dtype, s,
-                       [&]<typename Element, int kDim> { launch<Element, kDim>(p, grid, arguments.stream); });
+  hopper::for_instance(arguments.dtype, s, [&]<typename Element, int kDim> {
+    if constexpr (kHasEdges<kDim>)
+      if (plan.prefix.window != kNoWindow) return launch_edges<Element, kDim>(p, grid, arguments.stream);
+    launch<Element, kDim, false>(p, grid, arguments.stream);
+  });
 }
 
 }  // namespace lethe

@@ -5,123 +5,29 @@
 #include <numbers>
 
 #include "optimized/cuda/hopper/forward_output.cuh"
-#include "optimized/cuda/hopper/forward_queries.cuh"
-#include "optimized/cuda/tile/softmax.cuh"
+#include "optimized/cuda/hopper/forward_products.cuh"
 
 namespace lethe::hopper::forward_pass {
 
-/// `rows`: arrays in registers, an object apart: the compiler keeps a struct in memory until the last loop over its arrays is unrolled, and
-/// until then it can hoist nothing that comes from the struct. All methods are for all threads of the warpgroup.
-template <typename Element, int kDim, bool kRepeat>
-struct ForwardConsumer {
-  using Size = Sizes<kDim>;
-  static constexpr int kStages = Size::kStages, kRows = Size::kRows, kWarpgroups = Size::kWarpgroups;
-  static constexpr int kKeys = Size::kKeys, kStepsOfBlock = Size::kStepsOfBlock;
-
-  const ForwardParameters& a;
-  Shared<kDim>& shared;
-  Rows<kDim>& rows;
-  const int warpgroup, warp, lane, offset;  // offset = Tk − Tq
-  const int tile_row;                       // the thread's first row of a tile; its second is 8 further
-  const uint64_t first_query, first_key, first_value, first_start;  // descriptors of the first slot and stage
-  const uint32_t ones, first_end;
-  const uint32_t my_turn, next_turn;
-  ptx::RingPosition at, previous, slot;  // of a block's key; of the block before it, whose value comes now; of the tile
-  // The residual of the tile before leaves from where its queries were: they are handed back one tile late.
-  bool query_buffer_holds_residual = false;
-
-  // Of the tile.
-  [[no_unique_address]] HeldQueries<Size::kQuerySteps> held;
-  TwoFloats frame{};                    // log₂e·F
-  [[maybe_unused]] OfRows row_frame{};  // log₂e·(c_i − F), in the second launch
-  int batch, head, query;               // query: the first
-  int first, last, skipped_blocks;      // last: of the blocks that the warpgroup's rows see; those after it are skipped
-  int cut_block;                        // blocks below it reach across a cut, or out of a query's window
-  int unmasked, last_position;          // blocks up to it lie before the diagonal
-  // Of the steps.
-  int block;
-  bool accumulate;
-  bool fits;  // whether the lane's parts of the sums were within their bound wherever a maximum moved
+/// All methods are for all threads of the warpgroup. kEdges: for tiles of several sequences, and windows. Each warpgroup finds where its own rows' keys
+/// begin.
+template <typename Element, int kDim, bool kRepeat, bool kEdges = false>
+struct ForwardConsumer : ForwardProducts<Element, kDim, kRepeat> {
+  using Base = ForwardProducts<Element, kDim, kRepeat>;
+  using Base::a, Base::shared, Base::rows, Base::warpgroup, Base::warp, Base::lane, Base::offset, Base::tile_row;
+  using Base::at, Base::previous, Base::slot, Base::query_buffer_holds_residual, Base::held, Base::frame;
+  using Base::await_turn, Base::pass_turn, Base::pin_rows;
+  using Base::batch, Base::head, Base::query, Base::first, Base::last, Base::skipped_blocks, Base::cut_block;
+  using Base::block, Base::accumulate, Base::fits;
+  using Base::kStages, Base::kRows, Base::kWarpgroups, Base::kKeys, Base::kStepsOfBlock;
+  using Base::query_operand, Base::key_operand, Base::value_operand, Base::start_unless, Base::block_number;
+  using Base::row_frame, Base::cut_within, Base::unseen_blocks, Base::stored, Base::unmasked, Base::last_position;
+  using typename Base::Size;
 
   __device__ __forceinline__ ForwardConsumer(const ForwardParameters& a, Shared<kDim>& shared, Rows<kDim>& rows)
-      : a(a), shared(shared), rows(rows), warpgroup(ptx::broadcast(threadIdx.x / 128) - 1), warp(threadIdx.x / 32 % 4),
-        lane(threadIdx.x % 32), offset(a.key_length - a.query_length), tile_row(warpgroup * 64 + warp * 16 + lane / 4),
-        first_query(ptx::pin_uniform(ptx::advance<64 * 128>(ptx::operand_descriptor(shared.query[0], 0), warpgroup))),
-        first_key(ptx::pin_uniform(ptx::operand_descriptor(shared.key[0], 0))),
-        first_value(ptx::pin_uniform(ptx::operand_descriptor(shared.value[0], kKeys * 128))),
-        first_start(bias_operand(shared.start.eights[0])), ones(ones_in_registers(lane)),
-        first_end(ptx::shared_address(shared.block_end)), my_turn(kTurns + warpgroup),
-        next_turn(kTurns + (warpgroup + 1) % kWarpgroups) {}
+      : Base(a, shared, rows) {}
 
   __device__ __forceinline__ const Tile<kRows>& tile() const { return shared.tile[slot.index]; }
-
-  // ---- operands ----
-
-  __device__ __forceinline__ uint64_t query_operand(uint32_t slot) const {
-    if constexpr (Size::kQueryBuffers == 1) return ptx::opaque_descriptor(first_query);  // not one kept for each k-step
-    return ptx::advance<sizeof shared.query[0]>(first_query, slot);
-  }
-  __device__ __forceinline__ uint64_t key_operand(uint32_t stage) const {
-    return ptx::advance<sizeof shared.key[0]>(first_key, stage);
-  }
-  __device__ __forceinline__ uint64_t value_operand(uint32_t stage) const {
-    return ptx::advance<sizeof shared.value[0]>(first_value, stage);
-  }
-  /// Of a block whose logits get c_i − c_j later: zeros.
-  __device__ __forceinline__ uint64_t start_unless(bool exact, uint32_t stage) const {
-    if (kRepeat && kGate && exact) return no_bias_operand(shared.start);
-    return ptx::advance<sizeof shared.start.eights[0]>(first_start, stage);
-  }
-  /// A block's number: log₂e·(F − c after the block), and then with c_i for F.
-  __device__ __forceinline__ OfRows block_number(uint32_t stage) const {
-    if constexpr (!kGate) return OfRows{0, 0};
-    const float2 end = ptx::load_pair(first_end + stage * sizeof shared.block_end[0]);
-    const float number = (frame.high - end.x) + (frame.low - end.y);
-    return kRepeat ? OfRows{number + row_frame.row[0], number + row_frame.row[1]} : OfRows{number, number};
-  }
-
-  // ---- products ----
-
-  // Turns: warpgroup w issues its products (but for a bias that comes first) when barrier kTurns + w has heard from the one before it; 0
-  // begins.
-  __device__ __forceinline__ void await_turn() const { ptx::named_barrier_sync(my_turn, 256); }
-  __device__ __forceinline__ void pass_turn() const { ptx::named_barrier_arrive(next_turn, 256); }
-
-  /// S = Q·Kᵀ + the keys' bias. What follows the bias is added to a float of its size. A clean block lies before all of the warpgroup's
-  /// queries: its keys with a small bias have weight, so the bias may come first, and then needs no turn: it fills the tensor core while the
-  /// turn is passed on. Elsewhere it comes last.
-  template <bool kClean, bool kInTurn>
-  __device__ __forceinline__ void issue_scores(uint64_t query, uint64_t key, uint64_t bias) {
-    constexpr bool kBiasFirst = kGate && kClean && Size::kBiasFirst;
-    if constexpr (kBiasFirst) issue_dense_bias(rows.x, ones, bias, false);
-    if constexpr (kInTurn) await_turn();
-#pragma unroll
-    for (int step = 0; step < kDim / 16; ++step)
-      multiply_queries<Element>(rows, held, step, query, key, step > 0 || kBiasFirst);
-    if constexpr (kGate && !kBiasFirst) issue_dense_bias(rows.x, ones, bias, true);
-    ptx::wgmma_commit();
-  }
-
-  /// O += P·V
-  template <bool kInTurn>
-  __device__ __forceinline__ void issue_output(uint64_t value) {
-    constexpr int kSteps = kKeys / 16;
-#pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      if (kInTurn && Size::kPassEarly && step == kSteps - 1) pass_turn();
-      ptx::wgmma<ptx::Major::kMN>(Element{}, rows.output, rows.weights[4 * step], rows.weights[4 * step + 1],
-                                  rows.weights[4 * step + 2], rows.weights[4 * step + 3], value + step * (2048 >> 4),
-                                  accumulate || step > 0);
-    }
-    if constexpr (kInTurn && !Size::kPassEarly) pass_turn();
-    ptx::wgmma_commit();
-  }
-
-  __device__ __forceinline__ void pin_rows() {
-    ptx::fence_registers(rows.x);
-    ptx::fence_registers(rows.output);
-    ptx::fence_registers(rows.weights);
-  }
 
   // ---- where the tile's queries are ----
 
@@ -162,6 +68,13 @@ struct ForwardConsumer {
   }
   __device__ __forceinline__ bool is_exact(int block) const { return kRepeat && tile().strong && block > unmasked; }
 
+  /// The columns of an edge's block that the thread's rows see, as bits.
+  __device__ __forceinline__ void find_visible(uint32_t (&visible)[2]) const {
+    const auto visibility = visibility_of(a, tile(), (query + offset) / kColumns);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) visible[h] = ~columns_below(visibility.first_key(position_of(h)) - block * kKeys);
+  }
+
   __device__ __forceinline__ void mask_block(int block, OfRows& bias) {
     if constexpr (kRepeat && kGate) {
       if (is_exact(block)) {
@@ -187,6 +100,17 @@ struct ForwardConsumer {
     unmasked = block_below_diagonal<kKeys>(query + 64 * warpgroup + offset);
     last_position = min(query + kRows + offset, a.key_length) - 1;
     frame = held.frame;
+    if constexpr (kEdges && !kRepeat) {
+      const OwnEdges own = own_edges<kKeys>(a, held, warpgroup);
+      const int unseen = ptx::broadcast(own.first) - first;
+      // A step with weights of 0 ends the product of the last weights that are not: a product that waited for its turn
+      // after the steps would need one of its own.
+      unseen_blocks = max(unseen - 1, 0);
+      first += unseen_blocks;
+      cut_block = ptx::broadcast(own.cut_block), cut_within = ptx::broadcast(own.cut_within);
+    }
+    if constexpr (kEdges && kRepeat)
+      stored = ptx::broadcast(repeated_groups(a, shared.index[slot.index])) >> warpgroup & 1;
     if constexpr (kRepeat && kGate) {
       // F of the warpgroup's own: of what it sees clean nothing comes after F, so that no sum of large numbers is small
       const int first_own = min(unmasked + 1, last) / kStepsOfBlock;
@@ -222,7 +146,8 @@ struct ForwardConsumer {
     block = last - 1;
   }
 
-  template <bool kMasked>
+  /// kEdge: of a block before the diagonal that some rows do not see whole, which are of one sequence.
+  template <bool kMasked, bool kEdge = false>
   __device__ __forceinline__ void step() {
     ptx::mbarrier_wait(&shared.key_full[at.index], at.parity);
     const uint32_t stage = ptx::broadcast(at.index), value_stage = ptx::broadcast(previous.index),
@@ -230,10 +155,12 @@ struct ForwardConsumer {
     ptx::mbarrier_wait(&shared.value_full[previous.index], previous.parity);
     pin_rows();
     ptx::wgmma_fence();
-    issue_scores<!kMasked, true>(query_operand(query_slot), key_operand(stage),
-                                 start_unless(kMasked && is_exact(block), stage));
-    issue_output<true>(value_operand(value_stage));
+    this->template issue_scores<!kMasked, true>(query_operand(query_slot), key_operand(stage),
+                                                start_unless(kMasked && is_exact(block), stage));
+    this->template issue_output<true>(value_operand(value_stage));
     OfRows block_bias = block_number(stage);
+    [[maybe_unused]] uint32_t visible[2];
+    if constexpr (kEdge) find_visible(visible);
     ptx::wgmma_wait<1>();
     ptx::fence_registers(rows.x);
     if constexpr (kMasked || kRepeat) scale_scores(rows, a.scale_log2);
@@ -245,6 +172,9 @@ struct ForwardConsumer {
       if constexpr (!kRepeat) fits = fits && rows.sum[0] < kLargestSum / 4 && rows.sum[1] < kLargestSum / 4;
       moved = follow_maximum(rows, block_bias);
       exponentiate(rows, {offset_of(rows, 0, block_bias), offset_of(rows, 1, block_bias)});
+    } else if constexpr (kEdge) {
+      exponentiate_visible(rows, {block_bias.row[0] - rows.maximum[0], block_bias.row[1] - rows.maximum[1]},
+                           a.scale_log2, visible);
     } else {
       // no row is without a maximum: each has seen itself
       exponentiate(rows, {block_bias.row[0] - rows.maximum[0], block_bias.row[1] - rows.maximum[1]}, a.scale_log2);
@@ -268,14 +198,35 @@ struct ForwardConsumer {
     --block;
   }
 
-  /// First the diagonal's blocks and the clean ones down to the last cut; then, masked again, those across it.
+  /// First the diagonal's blocks and the clean ones down to the last cut; then, masked again, those across it. Rows of one sequence have no need of
+  /// a maximum in these: what leaves its format sends no other sequence's rows to the second launch.
   __device__ __forceinline__ void steps() {
 #pragma unroll 1
-    for (const int masked_down_to : {max(first, unmasked + 1), first}) {
+    for (const int masked_down_to : {max(first, unmasked + 1), kEdges && !kRepeat && !cut_within ? INT_MAX : first}) {
 #pragma unroll 1
       while (block >= masked_down_to) step<true>();
 #pragma unroll 1
       while (block >= max(first, cut_block)) step<false>();
+    }
+    if constexpr (kEdges && !kRepeat) {
+#pragma unroll 1
+      while (block >= first) step<false, true>();
+      skip_unseen();
+    }
+  }
+
+  /// Hands back the blocks that are left of the tile, each in its turn. The last weights are 0 there: any value serves as their operand.
+  __device__ __forceinline__ void skip_unseen() {
+#pragma unroll 1
+    for (int i = 0; i < unseen_blocks; ++i) {
+      ptx::mbarrier_wait(&shared.key_full[at.index], at.parity);
+      release(&shared.key_empty[at.index], lane);
+      ptx::mbarrier_wait(&shared.value_full[previous.index], previous.parity);
+      release(&shared.value_empty[previous.index], lane);
+      await_turn();
+      pass_turn();
+      previous = at;
+      at.advance(kStages);
     }
   }
 
@@ -283,9 +234,10 @@ struct ForwardConsumer {
   __device__ __forceinline__ void finish_sums() {
 #pragma unroll
     for (int h = 0; h < 2; ++h) rows.sum[h] = sum_of_four(rows.sum[h]);
-    if (!kRepeat && !__all_sync(~0u, fits && weights_fit<Element>(rows, accumulate)) && lane == 0 &&
-        atomicExch(&shared.listed[slot.index], true) == false)
-      list_tile(a, shared.index[slot.index]);
+    if (!kRepeat && !__all_sync(~0u, fits && weights_fit<Element>(rows, accumulate)) && lane == 0) {
+      if constexpr (kEdges) atomicOr(&repeated_groups(a, shared.index[slot.index]), 1 << warpgroup);
+      if (atomicExch(&shared.listed[slot.index], true) == false) list_tile(a, shared.index[slot.index]);
+    }
   }
 
   /// c_i − F, in two parts: what it takes from global memory is wanted after the next product.
@@ -317,8 +269,9 @@ struct ForwardConsumer {
                    query_slot = ptx::broadcast(slot.index);
     pin_rows();
     ptx::wgmma_fence();
-    issue_output<false>(value_operand(value_stage));
-    issue_scores<false, false>(query_operand(query_slot), key_operand(stage), start_unless(tile().strong, stage));
+    this->template issue_output<false>(value_operand(value_stage));
+    this->template issue_scores<false, false>(query_operand(query_slot), key_operand(stage),
+                                              start_unless(tile().strong, stage));
     ptx::wgmma_wait<1>();
     ptx::fence_registers(rows.output);
     release(&shared.value_empty[value_stage], lane);
@@ -329,6 +282,8 @@ struct ForwardConsumer {
   /// Of the tile whose last product change_tile() issued, as is what follows.
   __device__ __forceinline__ void store_log_normalizer(const float (&row_base)[2], const float (&row_bias)[2],
                                                        float (&inverse)[2]) const {
+    if constexpr (kEdges && kRepeat)
+      if (!stored) return;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       inverse[h] = 1 / rows.sum[h];
@@ -340,6 +295,8 @@ struct ForwardConsumer {
   }
 
   __device__ __forceinline__ void store_output(const float (&inverse)[2], char* query_rows) {
+    if constexpr (kEdges && kRepeat)
+      if (!stored) return;
     if (threadIdx.x % 128 == 0) ptx::bulk_wait_read<0>();  // the previous tile's store has left the buffer
     ptx::named_barrier_sync(kStores<kWarpgroups> + warpgroup, 128);
     const int first_row = warpgroup * 64 + warp * 16;
@@ -368,8 +325,8 @@ struct ForwardConsumer {
     ptx::mbarrier_wait(&shared.key_full[at.index], at.parity);
     ptx::wgmma_fence();
     const uint32_t first_stage = ptx::broadcast(at.index);
-    issue_scores<false, false>(query_operand(0), key_operand(first_stage),
-                               start_unless(shared.tile[0].strong, first_stage));
+    this->template issue_scores<false, false>(query_operand(0), key_operand(first_stage),
+                                              start_unless(shared.tile[0].strong, first_stage));
     ptx::wgmma_wait<0>();
     ptx::fence_registers(rows.x);
     return true;

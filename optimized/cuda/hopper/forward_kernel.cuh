@@ -23,6 +23,9 @@
 // Within a warpgroup the exponentials of block n run under P·V of block n+1; among warpgroups, named barriers pass the turn to issue products, so that
 // one's products run under the others' exponentials.
 //
+// kEdges: for windows and packed sequences. Each warpgroup finds where its own rows' keys begin, and the second launch stores warpgroups, not tiles: no
+// row's bits depend on another sequence. What the table calls a block, and a turn, is also handed on by a warpgroup whose rows see none of it.
+//
 // Barriers. Roles: consume, W warpgroups of 4 warps each (3 at D = 64, else 2); schedule, load_keys, load_gate and load_values, a thread
 // each. A warp's arrival counts 1 (32 in the build for racecheck, handover.cuh). [n]: a ring of n; S stages, 3 at D = 64, else 2.
 //
@@ -46,7 +49,7 @@
 
 namespace lethe::hopper::forward_pass {
 
-template <typename Element, int kDim, bool kRepeat>
+template <typename Element, int kDim, bool kRepeat, bool kEdges>
 __global__ void __launch_bounds__(Sizes<kDim>::kThreads, 1) forward(const __grid_constant__ ForwardParameters a) {
   let_next_kernel_start();
   if constexpr (kRepeat) {
@@ -86,7 +89,7 @@ __global__ void __launch_bounds__(Sizes<kDim>::kThreads, 1) forward(const __grid
   if (threadIdx.x < 128) {
     ptx::registers_shrink<Size::kProducerRegisters>();
     if (threadIdx.x == 0) load_keys<kDim, kRepeat>(a, shared);
-    if (threadIdx.x == 32) schedule<kDim, kRepeat>(a, shared);
+    if (threadIdx.x == 32) schedule<kDim, kRepeat, kEdges>(a, shared);
     if (threadIdx.x == 64) load_values<kDim>(a, shared);
     if constexpr (kGate) {
       if (threadIdx.x == 96) load_gate<kDim>(a, shared);
@@ -94,7 +97,7 @@ __global__ void __launch_bounds__(Sizes<kDim>::kThreads, 1) forward(const __grid
   } else {
     ptx::registers_grow<Size::kConsumerRegisters>();
     Rows<kDim> rows;
-    if constexpr (Size::kQueryBuffers > 1) ForwardConsumer<Element, kDim, kRepeat>(a, shared, rows).consume();
+    if constexpr (Size::kQueryBuffers > 1) ForwardConsumer<Element, kDim, kRepeat, kEdges>(a, shared, rows).consume();
     else OneBufferConsumer<Element, kDim, kRepeat>(a, shared, rows).consume();
   }
 }

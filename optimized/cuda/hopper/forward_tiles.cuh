@@ -81,13 +81,28 @@ __device__ inline void list_tile(const ForwardParameters& a, int index) {
   a.scratch.repeats[1 + atomicAdd(a.scratch.repeats, 1)] = index;
 }
 
+/// Of a tile that is on the second launch's list, a bit a warpgroup whose rows it stores: their weights left their format, or the tile is strong. Only
+/// kEdges counts by warpgroups, so that no row's bits depend on another sequence's.
+__device__ inline int32_t& repeated_groups(const ForwardParameters& a, int index) {
+  return a.scratch.repeats[1 + a.tiles + index];
+}
+
+// Of a window's blocks the first is one that no tile before has read: tiles descend.
+template <int kDim>
+__device__ inline void prefetch_first_block(const ForwardParameters& a, const Tile<Sizes<kDim>::kRows>& tile) {
+  const int head = tile.head / (a.query_heads / a.heads), token = tile.first * Sizes<kDim>::kKeys;
+  for (const CUtensorMap* map : {&a.key, &a.value})
+    for (int panel = 0; panel < kDim / 64; ++panel) ptx::prefetch_tile(map, panel * 64, head, token, tile.batch);
+}
+
 // Publishes tiles, by one thread; those with strong gates go to the second launch. Reading a tile's numbers takes several dependent trips to
 // global memory, so the next is taken before all blocks of this one are loaded, but only some blocks before: CTAs that take their final tiles
 // early end at very different times.
-template <int kDim, bool kRepeat>
+template <int kDim, bool kRepeat, bool kEdges>
 __device__ inline void schedule(const ForwardParameters& a, Shared<kDim>& shared) {
   constexpr int kRows = Sizes<kDim>::kRows;
   const int tiles = kRepeat ? a.scratch.repeats[0] : a.tiles;
+  const int section = kEdges ? __ldcg(a.order.query_section) : a.section;
   uint32_t wanted = 0;  // parity
   ptx::RingPosition slot;
   int turn = blockIdx.x;
@@ -97,13 +112,14 @@ __device__ inline void schedule(const ForwardParameters& a, Shared<kDim>& shared
     Tile<kRows>& tile = shared.tile[slot.index];
     for (; turn < tiles; take_next()) {
       const int index = kRepeat ? a.scratch.repeats[1 + turn] : turn;
-      tile = tile_at<kRows>(a, index, a.section);
+      tile = tile_at<kRows>(a, index, section);
       if constexpr (kGate)
         tile.frame = a.scratch.base_log2[static_cast<int64_t>(tile.row) * (a.key_blocks + 1) +
                                          (tile.query + a.key_length - a.query_length) / kColumns];
       count_in_steps<Sizes<kDim>::kKeys>(tile, a.key_length - a.query_length, a.key_length);
       shared.index[slot.index] = index;
       shared.listed[slot.index] = false;
+      if constexpr (kEdges && !kRepeat) repeated_groups(a, index) = tile.strong ? ~0 : 0;
       if (kRepeat || !tile.strong) break;
       count_pairs<Sizes<kDim>::kKeys>(a, tile);
       list_tile(a, index);
@@ -111,6 +127,7 @@ __device__ inline void schedule(const ForwardParameters& a, Shared<kDim>& shared
     if (turn >= tiles) tile.row = -1;
     ptx::mbarrier_arrive(&shared.tile_known[slot.index]);
     if (turn >= tiles) return;
+    if constexpr (kEdges && !kRepeat) prefetch_first_block<kDim>(a, tile);
     ptx::mbarrier_wait_patiently(&shared.tile_wanted, wanted);
     wanted ^= 1;
     take_next();

@@ -55,12 +55,12 @@ Plan plan_in(Workspace& workspace, const Shape& shape, int32_t* first_key_block,
                       .start = workspace.take<BiasOfEight>(rows * keys * kGateBlock / 8),
                       .next_tile = workspace.take<int32_t>(1),
                       .pairs = workspace.take<unsigned long long>(rows),
-                      .repeats = workspace.take<int32_t>(1 + rows * queries)}};
+                      .repeats = workspace.take<int32_t>(1 + 2 * rows * queries)}};
 }
 
 void launch_plan(const GateInputs& inputs, const Plan& plan) {
-  const Sections sections = {section_of_queries(inputs.shape, 2),
-                             section_of_keys(inputs.shape, hopper::query_bytes(inputs.shape)),
+  const Sections sections = {hopper::section_of_query_tiles(inputs.shape, plan.prefix.window),
+                             hopper::section_of_key_tiles(inputs.shape, plan.prefix.window),
                              int(forward_tile_rows(hopper::instance_dim(inputs.shape)))};
   launch_gate(inputs, plan.prefix, plan.boundary, plan.order, sections,
               HopperOperands{plan.scratch, 1 / divisor_scale(inputs.scale), !inputs.boundary_given});

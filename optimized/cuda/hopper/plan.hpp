@@ -16,9 +16,9 @@ struct Scratch {
   BiasOfEight* start;
   int32_t* next_tile;  ///< [1]  tiles that a forward's CTAs have asked for, each beyond its first, or a backward's
   unsigned long long* pairs;  ///< [B, Hq]  causal pairs inside the blocks that the forward has computed
-  int32_t*
-      repeats;  ///< [1 + B·Hq·M]  tiles that the forward's second launch computes, their count first: after an overflow, and
-                ///< those with strong gates
+  /// [1 + 2·B·Hq·M]  tiles that the forward's second launch computes, their count first: after an overflow, and those with strong gates. Then what it
+  /// stores of each tile (repeated_groups, forward_tiles.cuh)
+  int32_t* repeats;
 };
 
 /// All of it, for one forward or one backward.

@@ -20,6 +20,8 @@ struct RawGates {
   float first, second, entry;
 };
 
+__device__ inline bool is_cut(float log_forget) { return log_forget < -104.0f; }
+
 /// Lane l's gates: of rows 2l and 2l + 1 of the chunk that begins at token `first`; 0 outside the sequence.
 __device__ inline RawGates load_gates(const float* gate, int64_t stride, int64_t first, int64_t length, bool reverse,
                                       int lane) {
@@ -32,9 +34,8 @@ __device__ inline RawGates load_gates(const float* gate, int64_t stride, int64_t
 /// A warp: the sums in double, rounded once. Row i's depends on rows up to i alone.
 __device__ inline void prepare_gates(ChunkGates& to, const RawGates& raw, float read_scale, float write_scale,
                                      bool reverse, int lane) {
-  constexpr float kCut = -104.0f;
   constexpr double kLog2e = std::numbers::log2e;
-  const bool cut0 = raw.first < kCut, cut1 = raw.second < kCut;
+  const bool cut0 = is_cut(raw.first), cut1 = is_cut(raw.second);
   const uint32_t even = __ballot_sync(kAllLanes, cut0), odd = __ballot_sync(kAllLanes, cut1);
   const double first = cut0 ? 0.0 : raw.first * kLog2e, both = first + (cut1 ? 0.0 : raw.second * kLog2e);
   double before = both;
@@ -62,7 +63,7 @@ __device__ inline void prepare_gates(ChunkGates& to, const RawGates& raw, float 
   }
   if (lane == 0) {
     to.total = last_cut < 0 ? exp2f(static_cast<float>(whole)) : 0.0f;
-    to.entry = raw.entry < kCut ? 0.0f : expf(raw.entry);
+    to.entry = is_cut(raw.entry) ? 0.0f : expf(raw.entry);
   }
 }
 

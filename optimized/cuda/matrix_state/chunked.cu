@@ -1,4 +1,5 @@
-// gated_state by passes over chunks of 64 tokens. On compute capability 9.0 states of at most 128 rows have kernels of their own (hopper/launch.hpp). Elsewhere
+// gated_state by passes over chunks of 64 tokens. On compute capability 9.0 states of at most 128 rows have kernels of their own (hopper/launch.hpp), which
+// alone compute a normaliser apart. Elsewhere
 // the gradients of one of at most 64 × 64 are two kernels (fused.hpp) where a CTA can have over 99 KB of shared memory; others are three more passes:
 //
 //   dq_i = Σ_{j ≤ i} D_ij (dO_i·v_j) k_j     query dO, key v, value k
@@ -215,16 +216,20 @@ bool has_gate(const MatrixStateForm& form) { return form.key_gate != MatrixState
 
 }  // namespace
 
-size_t chunk_forward_workspace_bytes(const Shape& shape, const MatrixStateForm&) {
-  if (forward_by_warpgroups(shape)) return warpgroup_forward_workspace_bytes(shape);
+bool chunk_normalizes(const Shape& shape, const MatrixStateForm& form, bool backward) {
+  return shape.value_dim > 0 && (backward ? backward_by_warpgroups(shape, form) : forward_by_warpgroups(shape));
+}
+
+size_t chunk_forward_workspace_bytes(const Shape& shape, const MatrixStateForm& form) {
+  if (forward_by_warpgroups(shape)) return warpgroup_forward_workspace_bytes(shape, form);
   Workspace memory(nullptr);
   handed_forwards(memory, shape);
   return memory.bytes();
 }
 
 size_t chunk_workspace_bytes(const Shape& shape, const MatrixStateForm& form) {
-  if (backward_by_warpgroups(shape, has_gate(form)))
-    return std::max<size_t>(warpgroup_backward_workspace_bytes(shape), 256);
+  if (backward_by_warpgroups(shape, form))
+    return std::max<size_t>(warpgroup_backward_workspace_bytes(shape, form), 256);
   Workspace memory(nullptr);
   handed_backwards(memory, shape);
   if (is_fused(shape)) FusedStates(memory, shape);
@@ -253,7 +258,7 @@ void chunk_forward(const MatrixStateForward& a) {
 
 void chunk_backward(const MatrixStateBackward& a) {
   const bool gated = a.key_gate.data != nullptr;
-  if (backward_by_warpgroups(a.shape, gated)) return warpgroup_backward(a);
+  if (backward_by_warpgroups(a.shape, a.form)) return warpgroup_backward(a);
   Workspace memory(a.workspace);
   const Handed handed = handed_backwards(memory, a.shape);
   handed.clear(a.stream);

@@ -4,6 +4,8 @@
 #include "optimized/cuda/matrix_state/delta_gradients.cuh"
 #include "optimized/cuda/matrix_state/delta_launch.hpp"
 #include "optimized/cuda/matrix_state/delta_reverse.cuh"
+#include "optimized/cuda/matrix_state/families.hpp"
+#include "optimized/cuda/matrix_state/hopper/delta.hpp"
 #include "optimized/cuda/workspace.hpp"
 
 namespace lethe::matrix_state {
@@ -57,10 +59,10 @@ DeltaArrays arrays_of(Workspace& memory, const Shape& shape) {
 
 }  // namespace
 
-size_t delta_workspace_bytes(const Shape& shape, const MatrixStateForm&) {
+size_t delta_workspace_bytes(const Shape& shape, const MatrixStateForm& form) {
   Workspace memory(nullptr);
   arrays_of(memory, shape);
-  return memory.bytes();
+  return memory.bytes() + delta_forward_workspace_bytes(shape, form);
 }
 
 void delta_backward(const MatrixStateBackward& a) {
@@ -68,10 +70,14 @@ void delta_backward(const MatrixStateBackward& a) {
   const bool hopper = runs_hopper_code();
   const DeltaArrays arrays = arrays_of(memory, a.shape);
 
-  DeltaArguments states = delta_arguments(a, a.value, hopper);
-  states.initial = a.initial_state;
-  states.arrays = arrays;
-  launch_delta_states(states, a.dtype, a.stream);
+  if (hopper) {
+    delta_states_by_warpgroups(a, arrays, memory.rest(), a.stream);
+  } else {
+    DeltaArguments states = delta_arguments(a, a.value, false);
+    states.initial = a.initial_state;
+    states.arrays = arrays;
+    launch_delta_states(states, a.dtype, a.stream);
+  }
 
   DeltaArguments reversed = delta_arguments(a, a.grad_values, hopper);
   reversed.initial = a.grad_last_state;

@@ -3,6 +3,7 @@
 
 #include "optimized/cuda/hopper/tensor_map.hpp"
 #include "optimized/cuda/matrix_state/delta_launch.hpp"
+#include "optimized/cuda/matrix_state/hopper/delta.hpp"
 
 namespace lethe::matrix_state {
 namespace {
@@ -66,7 +67,13 @@ void launch_delta_states(const DeltaArguments& arguments, Dtype dtype, cudaStrea
   launch<true>(arguments, dtype, stream);
 }
 
+// Where the device runs the kernels of wgmma.
+size_t delta_forward_workspace_bytes(const Shape& shape, const MatrixStateForm&) {
+  return runs_hopper_code() ? delta_warpgroup_workspace_bytes(shape) : 0;
+}
+
 void delta_forward(const MatrixStateForward& a) {
+  if (runs_hopper_code()) return delta_forward_by_warpgroups(a);
   DeltaArguments p = delta_arguments(a, a.value, runs_hopper_code());
   p.initial = a.initial_state;
   p.last = a.last_state;

@@ -136,39 +136,6 @@ __global__ void __launch_bounds__(delta_threads(kGroups), kRows == 64 ? 2 : 1)
       if (gated || n == 0) prepare_gates(shared.gates, raw.gates, 1.0f, 1.0f, false, lane);
       if (n + 1 < chunks) load_raw(n + 1);
     }
-    // Products of this warp's rows with keys, times D; keys up to the row or before it.
-    const auto weigh = [&](Sums& sums, int before) {
-      if (!gated) {
-#pragma unroll
-        for (int c = 0; c < 8; ++c)
-#pragma unroll
-          for (int e = 0; e < 4; ++e)
-            if (8 * c + 2 * t + e % 2 > i0 + 8 * (e / 2) - before) sums[c][e] = 0.0f;
-        return;
-      }
-      const int first_seen[2] = {shared.gates.first_seen[i0], shared.gates.first_seen[i0 + 8]};
-      const float sum[2] = {shared.gates.sum[i0], shared.gates.sum[i0 + 8]};
-#pragma unroll
-      for (int c = 0; c < 8; ++c) {
-        const int j = 8 * c + 2 * t;
-        const float2 sum_j = *reinterpret_cast<const float2*>(&shared.gates.sum[j]);
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          const int half = e / 2, row = i0 + 8 * half, at = j + e % 2;
-          const bool seen = sees(row, at, first_seen[half]) && at <= row - before;
-          const float decay = exp2_approximate(sum[half] - (e % 2 ? sum_j.y : sum_j.x));
-          sums[c][e] = seen ? sums[c][e] * decay : 0.0f;
-        }
-      }
-    };
-    const auto times_columns = [&](Sums& sums, const float* factors) {
-#pragma unroll
-      for (int c = 0; c < 8; ++c) {
-        const float2 factor = *reinterpret_cast<const float2*>(factors + 8 * c + 2 * t);
-#pragma unroll
-        for (int e = 0; e < 4; ++e) sums[c][e] *= e % 2 ? factor.y : factor.x;
-      }
-    };
     const auto store = [&](const Sums& sums, int offset, float* units, const float(&row_unit)[2]) {
       float unit[2];
       uint4* const to = reinterpret_cast<uint4*>(memory + offset + (n & 1) * kFragments) + lane;
@@ -186,7 +153,7 @@ __global__ void __launch_bounds__(delta_threads(kGroups), kRows == 64 ? 2 : 1)
       if constexpr (!kKeeps) rows.read_query[token] = shared.gates.read[token] * rows.pair_unit[token];
       if (token == 0) rows.total = shared.gates.total;
     }
-    weigh(sums, 1);
+    weigh_pairs(sums, shared.gates, gated, 1, block, lane);
     solve_rows(sums, solution,
                reinterpret_cast<float*>(memory + Memory::kPairs + (n & 1) * kFragments + block * (kFragments / kWarps)),
                shared.strength, shared.key_unit, block, lane);
@@ -199,15 +166,15 @@ __global__ void __launch_bounds__(delta_threads(kGroups), kRows == 64 ? 2 : 1)
           to[32 * lower_block(block, j)] = {words[0], words[1], words[2], words[3]};
         }
     }
-    times_columns(sums, shared.strength);
+    scale_columns(sums, shared.strength, lane);
     store(sums, Memory::kInverse, rows.inverse_unit, key_unit);
     if constexpr (!kKeeps) {
       // All warps have left the scratch, which lies where the pairs go.
       ptx::named_barrier_sync(kPrepareBarrier, kComputing);
       Sums pairs = {};
       multiply_rows<kRows / 16>(pairs, query, key, block, lane);
-      weigh(pairs, 0);
-      times_columns(pairs, shared.key_unit);
+      weigh_pairs(pairs, shared.gates, gated, 0, block, lane);
+      scale_columns(pairs, shared.key_unit, lane);
       const float query_unit[2] = {rows.pair_unit[i0], rows.pair_unit[i0 + 8]};
       store(pairs, Memory::kPairs, rows.pair_unit, query_unit);
     }

@@ -305,6 +305,46 @@ __device__ __forceinline__ bool sees(int row, int column, int first_seen) {
   return static_cast<unsigned>(column - first_seen) <= static_cast<unsigned>(row - first_seen);
 }
 
+/// This warp's rows of products with keys, times D: keys up to the row less `before`, zeros after it. Masks are where the rows' own keys or a cut are.
+__device__ __forceinline__ void weigh_pairs(Sums& sums, const ChunkGates& gates, bool gated, int before, int block,
+                                            int lane) {
+  const int i0 = 16 * block + lane / 4, t = lane % 4;
+  const int first_seen[2] = {gated ? gates.first_seen[i0] : 0, gated ? gates.first_seen[i0 + 8] : 0};
+  const bool cuts = gated && gates.first_seen[kChunk - 1] > 0;
+  const float sum[2] = {gates.sum[i0], gates.sum[i0 + 8]};
+#pragma unroll
+  for (int c = 0; c < 8; ++c) {
+    if (c / 2 > block) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) sums[c][e] = 0.0f;
+      continue;
+    }
+    const int j = 8 * c + 2 * t;
+    if (gated) {
+      const float2 sum_j = *reinterpret_cast<const float2*>(&gates.sum[j]);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) sums[c][e] *= exp2_approximate(sum[e / 2] - (e % 2 ? sum_j.y : sum_j.x));
+    }
+    if (c / 2 == block || cuts) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int half = e / 2, row = i0 + 8 * half, at = j + e % 2;
+        if (!sees(row, at, first_seen[half]) || at > row - before) sums[c][e] = 0.0f;
+      }
+    }
+  }
+}
+
+/// The sums' columns times `factors`.
+__device__ __forceinline__ void scale_columns(Sums& sums, const float* factors, int lane) {
+#pragma unroll
+  for (int c = 0; c < 8; ++c) {
+    const float2 factor = *reinterpret_cast<const float2*>(&factors[8 * c + lane % 4 * 2]);
+#pragma unroll
+    for (int e = 0; e < 4; ++e) sums[c][e] *= e % 2 ? factor.y : factor.x;
+  }
+}
+
 /// A warp: the largest of 64 products |a_j b_j|.
 __device__ __forceinline__ float largest_product(const float* a, const float* b, int lane) {
   const float2 x = *reinterpret_cast<const float2*>(a + 2 * lane), y = *reinterpret_cast<const float2*>(b + 2 * lane);

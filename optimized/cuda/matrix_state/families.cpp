@@ -8,16 +8,17 @@ namespace lethe {
 namespace {
 
 size_t no_workspace(const Shape&, const MatrixStateForm&) { return 0; }
+bool never(const Shape&, const MatrixStateForm&, bool) { return false; }
 
 constexpr MatrixStateFamily kFamilies[] = {
     {kChunkCoverage, matrix_state::chunk_forward, matrix_state::chunk_backward,
-     matrix_state::chunk_forward_workspace_bytes, matrix_state::chunk_workspace_bytes},
+     matrix_state::chunk_forward_workspace_bytes, matrix_state::chunk_workspace_bytes, matrix_state::chunk_normalizes},
     {kVectorCoverage, matrix_state::vector_forward, matrix_state::vector_backward, no_workspace,
-     matrix_state::vector_workspace_bytes},
-    {kDeltaCoverage, matrix_state::delta_forward, matrix_state::delta_backward, no_workspace,
-     matrix_state::delta_workspace_bytes},
+     matrix_state::vector_workspace_bytes, never},
+    {kDeltaCoverage, matrix_state::delta_forward, matrix_state::delta_backward,
+     matrix_state::delta_forward_workspace_bytes, matrix_state::delta_workspace_bytes, never},
     {kScanCoverage, matrix_state::scan_forward, matrix_state::scan_backward, no_workspace,
-     matrix_state::scan_workspace_bytes},
+     matrix_state::scan_workspace_bytes, never},
 };
 static_assert(std::ranges::equal(kFamilies, kMatrixStateCoverage, {}, &MatrixStateCoverage::unsupported,
                                  &MatrixStateCoverage::unsupported),

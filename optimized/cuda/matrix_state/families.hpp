@@ -8,6 +8,7 @@ namespace lethe::matrix_state {
 /// chunked.cu: no gate or one a token, by tensor cores.
 void chunk_forward(const MatrixStateForward& arguments);
 void chunk_backward(const MatrixStateBackward& arguments);
+bool chunk_normalizes(const Shape& shape, const MatrixStateForm& form, bool backward);
 size_t chunk_forward_workspace_bytes(const Shape& shape, const MatrixStateForm& form);
 size_t chunk_workspace_bytes(const Shape& shape, const MatrixStateForm& form);
 
@@ -22,6 +23,7 @@ size_t vector_gradient_workspace_bytes(const Shape& shape, bool value_gate);
 /// delta_forward.cu, delta_backward.cu: the delta rule without a gate or with one a token, by tensor cores.
 void delta_forward(const MatrixStateForward& arguments);
 void delta_backward(const MatrixStateBackward& arguments);
+size_t delta_forward_workspace_bytes(const Shape& shape, const MatrixStateForm& form);
 size_t delta_workspace_bytes(const Shape& shape, const MatrixStateForm& form);
 
 /// scan.cu: everything, token by token in float.

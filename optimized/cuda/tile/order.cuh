@@ -119,4 +119,20 @@ __host__ __device__ inline Visibility<TileCuts<kRows>> visibility_of(const Forwa
   return {{a, tile, first_block}, a.prefix.window};
 }
 
+/// Where the keys of a warpgroup's 64 rows begin.
+struct OwnEdges {
+  int first;        // the first block, or part of kKeys keys, that one of them sees
+  int cut_block;    // blocks below it reach across a cut of one of them, or out of its window
+  bool cut_within;  // whether a cut is among their positions: they are of two sequences
+};
+
+template <int kKeys = kColumns, int kRows>
+__host__ __device__ inline OwnEdges own_edges(const ForwardShape& a, const Tile<kRows>& tile, int warpgroup) {
+  const int position = tile.query + a.key_length - a.query_length, last = min(position + kRows, a.key_length) - 1,
+            first_row = min(position + 64 * warpgroup, last), last_row = min(first_row + 63, last);
+  const auto visibility = visibility_of(a, tile, position / kColumns);
+  return {max(tile.first, visibility.first_key(first_row) / kKeys),
+          (visibility.first_key(last_row) + kKeys - 1) / kKeys, visibility.cuts.last_cut(last_row) > first_row};
+}
+
 }  // namespace lethe::tile

@@ -126,6 +126,19 @@ __device__ inline void exponentiate(Rows<kDim>& rows, const float (&offset)[2], 
   }
 }
 
+/// The same where row h sees of a step's columns those of `visible[h]`, as bits: x = 0 elsewhere, whatever its logit and offset.
+template <int kDim>
+__device__ inline void exponentiate_visible(Rows<kDim>& rows, const float (&offset)[2], float scale,
+                                            const uint32_t (&visible)[2]) {
+#pragma unroll
+  for (int i = 0; i < Rows<kDim>::kLogits; ++i) {
+    const int e = kDim == 64 ? i % 32 / 2 * 4 + i / 32 * 2 + i % 2 : i, h = e / 2 % 2, column = e / 4 * 2 + e % 2;
+    const float weight = exp2_approximate(fmaf(rows.x[e], scale, offset[h]));  // in any case: a branch serialises wgmma
+    rows.x[e] = visible[h] >> column & 1 ? weight : 0;
+    rows.sum[h] += rows.x[e];
+  }
+}
+
 template <typename Element, int kDim>
 __device__ inline void pack_weights(Rows<kDim>& rows) {
 #pragma unroll

@@ -5,7 +5,7 @@ from .mutant import dropped, generated, never, swapped
 MUTANTS = generated(
     "forward",
     ("launch_forward_any_scale", "launch_forward_tiles", "divisor_scale(arguments.scale) *", swapped("divisor_scale(arguments.scale)", "arguments.scale")),
-    ("launch_forward_once", "launch", "forward<Element, kDim, false>, forward<Element, kDim, true>", swapped(", forward<Element, kDim, true>", "")),
+    ("launch_forward_once", "launch", "forward<Element, kDim, false, kEdges>, forward<Element, kDim, true, kEdges>", swapped(", forward<Element, kDim, true, kEdges>", "")),
     ("map_strides", "tensor_map", "operand.head_stride, kBytes * operand.token_stride",
      swapped("head_stride, kBytes * operand.token_stride", "token_stride, kBytes * operand.head_stride")),
     ("map_past_the_end", "tensor_map", "CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE",

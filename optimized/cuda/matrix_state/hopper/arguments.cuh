@@ -1,6 +1,6 @@
 #pragma once
 // What the kernels of wgmma read and write: no gate or one a token, a state of at most 128 rows, for gradients of at most
-// 128 × 64, on compute capability 9.0. Shapes as in sweep.hpp.
+// 128 × 64, on compute capability 9.0. Shapes as in sweep.hpp. In a normalised call a state has columns + 1 columns, the last of which is z, or z's gradient.
 
 #include "optimized/cuda/matrix_state/sweep.hpp"
 
@@ -47,26 +47,29 @@ struct SegmentArguments {
   int tiles;                   ///< of 64 columns, a CTA each
   int segments;                ///< the first ones
   const float* initial;        ///< [B, H, rows, columns] contiguous; null: zeros
-  float* states;               ///< [tiles, head_count, segments, 4096 a block of 64 rows] in the fragments' order
-  float* decays;               ///< [tiles, head_count, segments]: the product of a segment's gates
+  const float* column;  ///< [B·H, chunks · 64], normalised: of the last column, as `value` has the others; null: all 1
+  float* vectors;       ///< [tiles, head_count, segments, 64 a block of rows], normalised: the last column
+  float* states;        ///< [tiles, head_count, segments, 4096 a block of 64 rows] in the fragments' order
+  float* decays;        ///< [tiles, head_count, segments]: the product of a segment's gates
 };
 
 /// A forward, by pieces of heads and tiles of 64 columns of the state.
 struct StateForwardArguments {
-  CUtensorMap maps[4];  ///< of query, key, value and out in 16 rows
-  Operand query, key, value;
+  CUtensorMap maps[5];  ///< of query, key, value and out in 16 rows; for gradients of dO in 16 rows
+  Operand query, key, value, grad_values;
   Gates gate;
-  void* out;  ///< [B, T, H, columns] contiguous
+  void* out;  ///< [B, T, H, columns] contiguous: the values; for gradients dO / z·q
   bool float_out;
+  float* grad_normalizer;  ///< [B·H, chunks · 64], for gradients: that of z·q
   int64_t length;
   int batch, heads, rows, columns;
   float scale;
-  const float* initial;  ///< [B, H, rows, columns] contiguous; null: zeros
-  float* last;           ///< the same; null: not wanted
-  int tiles;             ///< of 64 columns
-  int pieces, handed;    ///< of a head; segments in `states`, all before the last piece
-  const float* states;   ///< of SegmentArguments
-  int stages;            ///< of tiles in shared memory
+  const float* initial;           ///< [B, H, rows, columns] contiguous; null: zeros
+  float* last;                    ///< the same; null: not wanted
+  int tiles;                      ///< of 64 columns
+  int pieces, handed;             ///< of a head; segments in `states`, all before the last piece
+  const float *states, *vectors;  ///< of SegmentArguments
+  int stages;                     ///< of tiles in shared memory
 };
 
 /// All gradients, by heads and by pieces of heads, of a state of one tile of columns.
@@ -78,12 +81,13 @@ struct StateGradientArguments {
   int64_t length;
   int batch, heads, rows, columns;
   float scale;
-  const float *initial, *grad_last;  ///< [B, H, rows, columns] contiguous; null: zeros
-  float* grad_initial;               ///< the same; null: not wanted
-  int whole_heads;                   ///< the first ones, a CTA each; of the others
-  int pieces, handed;                ///< in reverse; segments in `grad_states`, all before the last piece
-  const float* states;               ///< of SegmentArguments: after all segments but the last
-  const float* grad_states;          ///< in reverse
+  const float* grad_normalizer;  ///< [B·H, chunks · 64], normalised: dO is that over z·q, and this the gradient of z·q
+  const float *initial, *grad_last;         ///< [B, H, rows, columns] contiguous; null: zeros
+  float* grad_initial;                      ///< the same; null: not wanted
+  int whole_heads;                          ///< the first ones, a CTA each; of the others
+  int pieces, handed;                       ///< in reverse; segments in `grad_states`, all before the last piece
+  const float *states, *vectors;            ///< of SegmentArguments: after all segments but the last
+  const float *grad_states, *grad_vectors;  ///< in reverse
 };
 
 }  // namespace lethe::matrix_state

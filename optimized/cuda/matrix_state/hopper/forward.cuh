@@ -5,8 +5,12 @@
 //   warpgroup 2…   S, rounded to 16 bits, to shared memory; S = E_C S + (k·D_C)ᵀ v     → state_full
 //   warpgroup 1    P = Q Kᵀ of the next chunk; O = E ∘ (Q S) + P V of this one
 //
+// With a normaliser z is a column of S apart, and Q z and the rows' sums of P are computed beside Q S and P V: O is divided by them. For the gradients dO is
+// divided in place of O, and −O·dO divided twice is the gradient of z·q.
+//
 // float16: the rounded state and each row of P are divided by a power of two, so that neither overflows nor becomes subnormal.
 
+#include "optimized/cuda/matrix_state/hopper/forward_output.cuh"
 #include "optimized/cuda/matrix_state/hopper/segments.cuh"
 
 namespace lethe::matrix_state {
@@ -23,19 +27,23 @@ struct ForwardShared {
   static constexpr int kRegisters = kBlocks == 1 ? 80 : 128, kLoadRegisters = kBlocks == 1 ? 24 : 40,
                        kStateRegisters = kBlocks == 1 ? 96 : 112, kReadRegisters = kBlocks == 1 ? 120 : 160;
   struct Small {
-    uint64_t full[kMostStages], empty[kMostStages], state_full[2], state_empty[2];
-    float largest[kStateWarps], units[2];
+    SplitVector ones, columns[2][kBlocks];  ///< z, rounded as S is
+    uint64_t full[kMostStages], empty[kMostStages], state_full[2], state_empty[2], grad_full[kWarps];
+    float largest[2][kStateWarps], units[2][2];  ///< of S and of z
   };
-  static constexpr int kOut = 2 * kState, kSmall = kOut + kPanel, kRing = kSmall + 1024;
-  static_assert(sizeof(Small) <= 1024);
+  static constexpr int kOut = 2 * kState, kSmall = kOut + kPanel, kRing = kSmall + 2048;
+  static_assert(sizeof(Small) <= 2048);
   /// The stages of tiles, and after them those of gates.
   static constexpr int bytes(int stages) { return kRing + stages * (kStage + static_cast<int>(sizeof(ChunkGates))); }
   static_assert(kTogether * (bytes(kFewestStages) + 1024) <= 228 * 1024 && bytes(kMostStages) <= 227 * 1024);
 };
 
-template <typename Element, bool kGated, int kBlocks>
+template <typename Element_, bool kGated_, int kBlocks, Normalizer kNormalizer_>
 struct Forward {
-  static constexpr bool kHalf = std::is_same_v<Element, __half>;
+  using Element = Element_;
+  static constexpr Normalizer kNormalizer = kNormalizer_;
+  static constexpr bool kGated = kGated_, kHalf = std::is_same_v<Element, __half>,
+                        kNormalized = kNormalizer != Normalizer::kNone;
   using Shared = ForwardShared<kBlocks>;
   const StateForwardArguments& p;
   char* const memory;
@@ -87,50 +95,86 @@ struct Forward {
   __device__ __forceinline__ void update_state(int block) const {
     wait_for_previous_kernel();
     const Place place{warp, lane};
+    const int stride = p.columns + kNormalized;
     State<kGated> state(1.0f);
-    if (piece.begin == 0) load_block(state.before, p.initial, head, block, tile, p.rows, p.columns, place);
-    else
-      load_block_of_segment(state.before, p.states,
-                            (int64_t{1} * tile * p.batch * p.heads + head) * p.handed + piece.begin - 1, block, kBlocks,
-                            place);
+    StateColumn last;
+    if (piece.begin == 0) {
+      load_block(state.before, p.initial, head, block, tile, p.rows, p.columns, stride, place);
+      if constexpr (kNormalized) load_last_column(last.before, p.initial, head, block, p.rows, p.columns, place);
+    } else {
+      const int64_t segment = (int64_t{1} * tile * p.batch * p.heads + head) * p.handed + piece.begin - 1;
+      load_block_of_segment(state.before, p.states, segment, block, kBlocks, place);
+      if constexpr (kNormalized) load_column_of_segment(last.before, p.vectors, segment, block, kBlocks, place);
+    }
     state.clear_sum();
     ptx::RingPosition at, rounded;
     for (int n = 0; n < chunks; ++n, at.advance(p.stages), rounded.advance(2)) {
-      if (n > 0 && n % order.each == 0) state.join();
+      if (n > 0 && n % order.each == 0) {
+        if constexpr (kNormalized) last.join(state);
+        state.join();
+      }
       ptx::mbarrier_wait(&small().state_empty[rounded.index], rounded.parity ^ 1);
       {
         float now[32];
 #pragma unroll
         for (int i = 0; i < 32; ++i) now[i] = state.value(i);
-        float inverse = 1.0f;
+        float row[2] = {0.0f, 0.0f};
+        if (lane % 4 == 0)  // the others have none
+          for (int half = 0; half < 2; ++half) row[half] = last.value(state, half);
+        float inverse[2] = {1.0f, 1.0f};
         if constexpr (kHalf) {
-          float* const all = small().largest;
-          const float x = largest_of_warp(largest_of(now));
-          if (lane == 0) all[kWarps * block + warp] = x;
+          auto& all = small().largest;
+          const float of_state = largest_of_warp(largest_of(now)),
+                      of_column = kNormalized ? largest_of_warp(fmaxf(fabsf(row[0]), fabsf(row[1]))) : 0.0f;
+          if (lane == 0) {
+            all[0][kWarps * block + warp] = of_state;
+            if constexpr (kNormalized) all[1][kWarps * block + warp] = of_column;
+          }
           ptx::named_barrier_sync(1, kBlocks * kComputing);
-          float most = all[0];
 #pragma unroll
-          for (int i = 1; i < Shared::kStateWarps; ++i) most = fmaxf(most, all[i]);
-          const float unit = power_of_two_below(most);
-          inverse = reciprocal_of_power(unit);
-          if (block == 0 && warp == 0 && lane == 0) small().units[rounded.index] = unit;
+          for (int of = 0; of < 1 + kNormalized; ++of) {
+            float most = all[of][0];
+#pragma unroll
+            for (int i = 1; i < Shared::kStateWarps; ++i) most = fmaxf(most, all[of][i]);
+            const float unit = power_of_two_below(most);
+            inverse[of] = reciprocal_of_power(unit);
+            if (block == 0 && warp == 0 && lane == 0) small().units[rounded.index][of] = unit;
+          }
           ptx::named_barrier_sync(1, kBlocks * kComputing);  // before the next largest
         }
+        if constexpr (kNormalized)
+          each_of_column(place, [&](int half, int of) {
+            store_parts<Element>(small().columns[rounded.index][block], of, row[half] * inverse[1]);
+          });
         uint32_t packed[16];
-        pack_sums<Element>(packed, now, inverse);
+        pack_sums<Element>(packed, now, inverse[0]);
         store_packed(ptx::shared_address(rounded_state(rounded.index) + block * kPanel), packed, place);
         ptx::fence_async_shared();
         arrive_warp(&small().state_full[rounded.index], lane);
       }
       ptx::mbarrier_wait(&small().full[at.index], at.parity);
       if constexpr (kGated) state.forget(gates(at.index).total);
-      add_to_state<Element, kGated ? Weights::kGates : Weights::kNone>(
-          state.sum, stage(at.index) + Shared::kKey + block * kPanel, stage(at.index) + Shared::kValue,
-          gates(at.index).write, 1.0f, place);
+      const auto add = [&](auto&& column) {
+        add_to_state<Element, kGated ? Weights::kGates : Weights::kNone>(
+            state.sum, stage(at.index) + Shared::kKey + block * kPanel, stage(at.index) + Shared::kValue,
+            gates(at.index).write, 1.0f, place, column);
+      };
+      if constexpr (kNormalized) {
+        if constexpr (kGated) last.forget(gates(at.index).total);
+        ColumnProduct<Element> product(small().ones);
+        add(product);
+        last.add(product, 1.0f);
+      } else {
+        add(NoColumn{});
+      }
       arrive_warp(&small().empty[at.index], lane);
     }
-    if (p.last && piece.end == order.segments)
-      store_block(p.last, head, block, tile, p.rows, p.columns, place, [&](int i) { return state.value(i); });
+    if (!p.last || piece.end < order.segments) return;
+    store_block(p.last, head, block, tile, p.rows, p.columns, stride, place, [&](int i) { return state.value(i); });
+    if constexpr (kNormalized) {
+      if (tile == 0)
+        store_last_column(p.last, head, block, p.rows, p.columns, place, [&](int i) { return last.value(state, i); });
+    }
   }
 
   /// P of a chunk, issued.
@@ -223,9 +267,10 @@ struct Forward {
         ptx::mbarrier_wait(&small().full[at.index], at.parity);
       }
       ptx::mbarrier_wait(&small().state_full[rounded.index], rounded.parity);
-      float out[32], scores[32];
+      float out[32], scores[32], divisors[4];
       ptx::undefined(out);
       ptx::undefined(scores);
+      ptx::undefined(divisors);
       ptx::fence_registers(out);
       ptx::fence_registers(scores);
       ptx::fence_registers(weights);
@@ -234,21 +279,41 @@ struct Forward {
       for (int i = 0; i < kBlocks; ++i)
         issue_product<Element, Major::kK, Major::kMN>(out, tiles + i * kPanel,
                                                       rounded_state(rounded.index) + i * kPanel, i > 0);
-      if constexpr (!kGated && !kHalf) issue_product<Element, Major::kMN>(out, weights, tiles + Shared::kValue, true);
+      if constexpr (kNormalized) {
+        ptx::fence_registers(divisors);
+#pragma unroll
+        for (int i = 0; i < kBlocks; ++i)
+          issue_column<Element, Major::kK>(divisors, tiles + i * kPanel, small().columns[rounded.index][i], i > 0);
+      }
+      const auto issue_pairs = [&] {
+        issue_product<Element, Major::kMN>(out, weights, tiles + Shared::kValue, true);
+        if constexpr (kNormalized) issue_column<Element>(divisors, weights, small().ones);
+      };
+      if constexpr (!kGated && !kHalf) issue_pairs();
       ptx::wgmma_commit();
       // P of the next chunk; after the last one its own once more, so that no product depends on a branch.
       issue_scores(scores, stage(at.index));
       ptx::wgmma_commit();
+      if constexpr (kNormalizer == Normalizer::kGradients) load_grad_values(*this, first_of(n));
       ptx::wgmma_wait<1>();
       ptx::fence_registers(out);
       if constexpr (kGated || kHalf) {
         const ChunkGates& gate = gates(index);
-        const float unit = kHalf ? small().units[rounded.index] : 1.0f;
-        scale_rows(out, unit * (kGated ? gate.read[i0] : 1.0f) * reciprocal_of_power(row_unit[0]),
-                   unit * (kGated ? gate.read[i0 + 8] : 1.0f) * reciprocal_of_power(row_unit[1]));
+        // Of S and z in their units, to P in its rows' units.
+        const auto factor = [&](int of, int half) {
+          return (kHalf ? small().units[rounded.index][of] : 1.0f) * (kGated ? gate.read[i0 + 8 * half] : 1.0f) *
+                 reciprocal_of_power(row_unit[half]);
+        };
+        scale_rows(out, factor(0, 0), factor(0, 1));
         ptx::fence_registers(out);
+        if constexpr (kNormalized) {
+          ptx::fence_registers(divisors);
+#pragma unroll
+          for (int i = 0; i < 4; ++i) divisors[i] *= factor(1, i / 2);
+          ptx::fence_registers(divisors);
+        }
         ptx::wgmma_fence();
-        issue_product<Element, Major::kMN>(out, weights, tiles + Shared::kValue, true);
+        issue_pairs();
         ptx::wgmma_commit();
         ptx::wgmma_wait<1>();
         ptx::fence_registers(scores);
@@ -258,13 +323,11 @@ struct Forward {
         ptx::fence_registers(out);
         ptx::fence_registers(weights);
         arrive_warp(&small().empty[index], lane);
-        scale_rows(out, row_unit[0] * (kGated ? 1.0f : p.scale), row_unit[1] * (kGated ? 1.0f : p.scale));
-        write(out, first_of(n), place);
+        write_rows(*this, out, divisors, row_unit, n, place);
       } else {
         ptx::fence_registers(weights);
         arrive_warp(&small().state_empty[rounded.index], lane);
-        scale_rows(out, p.scale, p.scale);
-        write(out, first_of(n), place);
+        write_rows(*this, out, divisors, row_unit, n, place);
         ptx::wgmma_wait<0>();
         ptx::fence_registers(scores);
         arrive_warp(&small().empty[index], lane);
@@ -274,30 +337,9 @@ struct Forward {
     }
     if (lane == 0) ptx::bulk_wait<0>();
   }
-
-  __device__ __forceinline__ void write(const float (&out)[32], int64_t first, Place place) const {
-    if (p.float_out) {
-      const int own = ptx::opaque(lane),
-                first_column = 64 * ptx::opaque(tile);  // so that addresses occupy no registers elsewhere
-#pragma unroll
-      for (int i = 0; i < 16; ++i) {
-        const int64_t token = first + 16 * warp + own / 4 + 8 * (i % 2);
-        const int column = first_column + 8 * (i / 2) + own % 4 * 2;
-        if (token < p.length && column < p.columns)
-          *reinterpret_cast<float2*>(static_cast<float*>(p.out) + ((b * p.length + token) * p.heads + h) * p.columns +
-                                     column) = {out[2 * i], out[2 * i + 1]};
-      }
-      return;
-    }
-    uint32_t packed[16];
-    pack_sums<Element>(packed, out, 1.0f);
-    if (lane == 0) ptx::bulk_wait_read<0>();  // the previous chunk's rows have left
-    __syncwarp();
-    store_rows_by_map(memory + Shared::kOut, packed, p.maps[3], 64 * tile, first, b, h, place);
-  }
 };
 
-template <typename Element, bool kGated, int kBlocks>
+template <typename Element, bool kGated, int kBlocks, Normalizer kNormalizer>
 __global__ void __launch_bounds__(ForwardShared<kBlocks>::kThreads, ForwardShared<kBlocks>::kTogether)
     sweep_forward(const __grid_constant__ StateForwardArguments p) {
   using Shared = ForwardShared<kBlocks>;
@@ -306,17 +348,18 @@ __global__ void __launch_bounds__(ForwardShared<kBlocks>::kThreads, ForwardShare
   const int all_heads = p.batch * p.heads, head = static_cast<int>(blockIdx.x / p.tiles) % all_heads;
   const SegmentOrder order(p.length, false, kChunksOfSegment<kBlocks>);
   const Piece piece(order, static_cast<int>(blockIdx.x) / (all_heads * p.tiles), p.pieces);
-  const Forward<Element, kGated, kBlocks> call{p,
-                                               memory,
-                                               static_cast<int>(threadIdx.x / 32 % kWarps),
-                                               static_cast<int>(threadIdx.x % 32),
-                                               head / p.heads,
-                                               head % p.heads,
-                                               head,
-                                               static_cast<int>(blockIdx.x % p.tiles),
-                                               order,
-                                               piece,
-                                               min(piece.end * order.each, order.chunks) - piece.begin * order.each};
+  const Forward<Element, kGated, kBlocks, kNormalizer> call{
+      p,
+      memory,
+      static_cast<int>(threadIdx.x / 32 % kWarps),
+      static_cast<int>(threadIdx.x % 32),
+      head / p.heads,
+      head % p.heads,
+      head,
+      static_cast<int>(blockIdx.x % p.tiles),
+      order,
+      piece,
+      min(piece.end * order.each, order.chunks) - piece.begin * order.each};
   let_next_kernel_start();
   if (threadIdx.x == 0) {
     auto& small = call.small();
@@ -328,7 +371,12 @@ __global__ void __launch_bounds__(ForwardShared<kBlocks>::kThreads, ForwardShare
       ptx::mbarrier_init(&small.state_full[i], Shared::kStateWarps);
       ptx::mbarrier_init(&small.state_empty[i], kWarps);
     }
+    for (uint64_t& barrier : small.grad_full) ptx::mbarrier_init(&barrier, 1);
     ptx::mbarrier_init_fence();
+  }
+  if constexpr (kNormalizer != Normalizer::kNone) {
+    if (threadIdx.x < kChunk) store_parts<Element>(call.small().ones, threadIdx.x, 1.0f);
+    ptx::fence_async_shared();
   }
   __syncthreads();
   if (group == 0) {

@@ -2,93 +2,27 @@
 // All gradients of gated_state for a state of at most 128 × 64 (FusedArguments has the equations): a CTA sweeps a piece of a head in reverse time
 // (segments.cuh). A chunk's key and value are read twice, the first time, up to a segment earlier, for the states before the segment's chunks.
 //
+//   warp 1         d log f of the chunks that are done
 //   warp 2         key, value and gates for S
-//   warp 3         tiles and gates; d log f of the chunks that are done
+//   warp 3         tiles and gates
 //   warpgroup 1    S of every chunk
 //   warpgroup 2    R, rounded to 16 bits; R = E_C R + (q·D)ᵀ dO; ⟨S, R⟩
-//   warpgroup 3    P = K Qᵀ, dP = V dOᵀ, weighted; dk = dP Q + E V Rᵀ; dv = P dO + E K R
-//   warpgroup 4    dq = dPᵀ K + E dO Sᵀ
+//   warpgroup 3    P = K Qᵀ, dP = V dOᵀ, weighted
+//   warpgroup 4    dq = dPᵀ K + E dO Sᵀ; dk = dP Q + E V Rᵀ; dv = P dO + E K R
+//
+// Above 64 rows warpgroup 3 computes dk and dv (gradients_two_blocks.cuh).
+//
+// With a normaliser dO is that over z·q already, and every dP of a query has the gradient of z·q besides; z and its gradient are a column of S and R apart.
 //
 // float16: R, P and dP of a chunk and 16 rows of S are each divided by a power of two.
 
-#include "optimized/cuda/matrix_state/hopper/gradients_pairs.cuh"
+#include "optimized/cuda/matrix_state/hopper/gradients_one_block.cuh"
 #include "optimized/cuda/matrix_state/hopper/gradients_states.cuh"
+#include "optimized/cuda/matrix_state/hopper/gradients_two_blocks.cuh"
 
 namespace lethe::matrix_state {
 
-/// A warpgroup: dq of every chunk.
-template <typename Call>
-__device__ __forceinline__ void sweep_queries(const Call& call) {
-  using Shared = typename Call::Shared;
-  using Element = typename Call::Element;
-  using ptx::Major;
-  constexpr bool kGated = Call::kGated, kHalf = Call::kHalf;
-  constexpr int kBlocks = Call::kBlocks;
-  const auto& p = call.p;
-  auto& small = call.small();
-  const Place place{call.warp, call.lane};
-  const int i0 = 16 * call.warp + call.lane / 4;
-  ptx::RingPosition at;
-  uint32_t parity = 0;
-  call.each_chunk([&](const auto& chunk) {
-    ptx::mbarrier_wait(&small.full[at.index], at.parity);
-    ptx::mbarrier_wait(&small.state_full[chunk.slot], chunk.parity);
-    const ChunkGates& gates = call.gates(at.index);
-    const char* const tiles = call.stage(at.index);
-    uint32_t packed[kBlocks][16];
-    [[maybe_unused]] float dot[2] = {0.0f, 0.0f}, grad_unit = 1.0f;
-#pragma unroll
-    for (int block = 0; block < kBlocks; ++block) {
-      float out[32];
-      ptx::undefined(out);
-      ptx::fence_registers(out);
-      ptx::wgmma_fence();
-      issue_product<Element, Major::kK, Major::kK>(out, tiles + Shared::kGradValues,
-                                                   call.state(chunk.slot) + block * kPanel, false);
-      ptx::wgmma_commit();
-      ptx::wgmma_wait<0>();
-      ptx::fence_registers(out);
-      if constexpr (kGated || kHalf) {
-        // E: the gates after the chunk's first token, which R's update has with the scale, and that one.
-        const float near = kGated ? gates.write[i0] * gates.entry : 1.0f,
-                    far = kGated ? gates.write[i0 + 8] * gates.entry : 1.0f;
-#pragma unroll
-        for (int i = 0; i < 32; ++i)
-          out[i] *= (i % 4 < 2 ? near : far) * (kHalf ? small.state_units[chunk.slot][kWarps * block + i / 8] : 1.0f);
-      }
-      if (block + 1 == kBlocks) arrive_warp(&small.state_empty[chunk.slot], call.lane);
-      if constexpr (kGated) add_dots<Element>(dot, out, tiles + Shared::kQuery + block * kPanel, place);
-
-      if (block == 0) {
-        ptx::mbarrier_wait(&small.pairs_full, parity);
-        if constexpr (kHalf) grad_unit = small.grad_unit;
-      }
-      if constexpr (kHalf) scale_rows(out, reciprocal_of_power(grad_unit), reciprocal_of_power(grad_unit));
-      ptx::fence_registers(out);
-      ptx::wgmma_fence();
-      issue_product<Element, Major::kMN, Major::kMN>(out, call.pairs(), tiles + Shared::kKey + block * kPanel, true);
-      ptx::wgmma_commit();
-      ptx::wgmma_wait<0>();
-      ptx::fence_registers(out);
-      pack_sums<Element>(packed[block], out, grad_unit);
-    }
-    if constexpr (kGated) store_dots(call.crossings(at.index).queries, dot, place);
-    arrive_warp(&small.empty[at.index], call.lane);
-    ptx::named_barrier_sync(3, kComputing);  // all warps have read dP, whose place dq takes
-#pragma unroll
-    for (int block = 0; block < kBlocks; ++block) {
-      store_rows_by_map(call.pairs(), packed[block], p.maps[4], 64 * block, chunk.first, call.b, call.h, place);
-      if (call.lane == 0) ptx::bulk_wait_read<0>();
-      __syncwarp();
-    }
-    if (call.lane == 0) ptx::mbarrier_arrive(&small.pairs_empty);
-    at.advance(Shared::kStages);
-    parity ^= 1;
-  });
-  if (call.lane == 0) ptx::bulk_wait<0>();
-}
-
-/// A warp: tiles and gates of every chunk in reverse time; d log f of a chunk where its stage is free again.
+/// A warp: tiles and gates of every chunk in reverse time.
 template <typename Call>
 __device__ __forceinline__ void load_chunks(const Call& call) {
   using Shared = typename Call::Shared;
@@ -97,16 +31,12 @@ __device__ __forceinline__ void load_chunks(const Call& call) {
   const auto& p = call.p;
   auto& small = call.small();
   ptx::RingPosition at;
-  int64_t first_done = -1;  // the next chunk whose d log f is stored: its first token
-  const auto finish = [&](int i) {
-    store_gate_gradient(call.crossings(i), p.grad_gate + (call.b * p.length + first_done) * p.heads + call.h, p.heads,
-                        p.length - first_done, call.lane);
-    first_done -= kChunk;  // segments follow each other in reverse, as their chunks do
-  };
-  int loaded = 0;
   call.each_chunk([&](const auto& chunk) {
     [[maybe_unused]] RawGates raw{};
     if constexpr (kGated) raw = load_gates(call.gate(), p.gate.token_stride, chunk.first, p.length, true, call.lane);
+    [[maybe_unused]] float2 column{};
+    if constexpr (Call::kNormalized)
+      column = load_column(p.grad_normalizer, call.head, call.order.chunks, chunk.first, call.lane);
     ptx::mbarrier_wait(&small.empty[at.index], at.parity ^ 1);
     uint64_t* const full = &small.full[at.index];
     if (call.lane == 0) {
@@ -117,23 +47,45 @@ __device__ __forceinline__ void load_chunks(const Call& call) {
       load_tile_of<1>(to + Shared::kValue, p.maps[2], p.value, full, 0, chunk.first, call.b, call.h);
       load_tile_of<1>(to + Shared::kGradValues, p.maps[3], p.grad_values, full, 0, chunk.first, call.b, call.h);
     }
-    if constexpr (kGated) {
-      if (loaded == 0) first_done = chunk.first;
-      if (loaded >= Shared::kStages) finish(at.index);
-      prepare_gates(call.gates(at.index), raw, 1.0f, p.scale, true, call.lane);
-      arrive_warp(full, call.lane);
+    if constexpr (kGated) prepare_gates(call.gates(at.index), raw, 1.0f, p.scale, true, call.lane);
+    if constexpr (Call::kNormalized) {
+      auto& to = call.columns().grad_normalizer[at.index];
+      *reinterpret_cast<float2*>(&to.whole[2 * call.lane]) = column;
+      prepare_column<typename Call::Element>(to.values, to.unit, column, call.lane);
+      ptx::fence_async_shared();
     }
-    ++loaded;
+    if constexpr (kGated || Call::kNormalized) arrive_warp(full, call.lane);
     at.advance(Shared::kStages);
   });
-  if constexpr (kGated) {
-    const int left = min(loaded, Shared::kStages);
-    for (; loaded < Shared::kStages; ++loaded) at.advance(Shared::kStages);  // past stages that no chunk used
-    for (int i = 0; i < left; ++i, at.advance(Shared::kStages)) {
-      ptx::mbarrier_wait(&small.empty[at.index], at.parity ^ 1);
-      finish(at.index);
-    }
-  }
+}
+
+/// A warp: d log f of every chunk, when its stage is free again and before it is filled.
+template <typename Call>
+__device__ __forceinline__ void store_gate_gradients(const Call& call) {
+  using Shared = typename Call::Shared;
+  const auto& p = call.p;
+  auto& small = call.small();
+  ptx::RingPosition at;
+  int used = 0;
+  int64_t first_done = -1;  // of the next chunk: segments follow each other in reverse, as their chunks do
+  const auto finish = [&] {
+    const RawGates raw = load_gates(call.gate(), p.gate.token_stride, first_done, p.length, false, call.lane);
+    ptx::mbarrier_wait(&small.empty[at.index], at.parity ^ 1);
+    store_gate_gradient(call.crossings(at.index), {is_cut(raw.first), is_cut(raw.second)},
+                        p.grad_gate + (call.b * p.length + first_done) * p.heads + call.h, p.heads,
+                        p.length - first_done, call.lane);
+    first_done -= kChunk;
+  };
+  call.each_chunk([&](const auto& chunk) {
+    if (used == 0) first_done = chunk.first;
+    if (used >= Shared::kStages) finish();
+    arrive_warp(&small.full[at.index], call.lane);
+    ++used;
+    at.advance(Shared::kStages);
+  });
+  const int left = min(used, Shared::kStages);
+  for (; used < Shared::kStages; ++used) at.advance(Shared::kStages);  // past stages that no chunk used
+  for (int i = 0; i < left; ++i, at.advance(Shared::kStages)) finish();
 }
 
 /// A warp: key, value and gates of every chunk by time, but the last one of each segment, for S of the next chunk.
@@ -165,19 +117,19 @@ __device__ __forceinline__ void load_rebuild_chunks(const Call& call) {
     }
 }
 
-template <typename Element, bool kGated, int kBlocks>
-__global__ void __launch_bounds__(GradientsShared<kBlocks>::kThreads, 1)
+template <typename Element, bool kGated, int kBlocks, bool kNormalized>
+__global__ void __launch_bounds__(GradientsShared<kBlocks, kNormalized>::kThreads, 1)
     sweep_gradients(const __grid_constant__ StateGradientArguments p) {
-  using Shared = GradientsShared<kBlocks>;
+  using Shared = GradientsShared<kBlocks, kNormalized>;
   extern __shared__ __align__(1024) char memory[];
-  const int group = threadIdx.x / kComputing;
+  const int group = threadIdx.x / kComputing, warp = threadIdx.x / 32 % kWarps;
   const int cut_heads = p.batch * p.heads - p.whole_heads, cut = static_cast<int>(blockIdx.x) - p.whole_heads,
             head = cut < 0 ? static_cast<int>(blockIdx.x) : p.whole_heads + cut % cut_heads;
   const SegmentOrder order(p.length, true, kChunksOfSegment<kBlocks>);
-  const Gradients<Element, kGated, kBlocks> call{
+  const Gradients<Element, kGated, kBlocks, kNormalized> call{
       p,
       memory,
-      static_cast<int>(threadIdx.x / 32 % kWarps),
+      kBlocks == 1 ? ptx::in_uniform_register(warp) : warp,  // there are no registers for it above 64 rows
       static_cast<int>(threadIdx.x % 32),
       head / p.heads,
       head % p.heads,
@@ -191,7 +143,8 @@ __global__ void __launch_bounds__(GradientsShared<kBlocks>::kThreads, 1)
     const auto init = [](auto& barriers, int arrivals) {
       for (uint64_t& barrier : barriers) ptx::mbarrier_init(&barrier, arrivals);
     };
-    init(small.full, kOfCopies);
+    // A copy's bytes, what is computed of gates and the normaliser, and d log f of the stage's chunk before.
+    init(small.full, kGated ? 3 : kNormalized ? 2 : 1);
     init(small.empty, 3 * kWarps);
     init(small.rebuild_full, kOfCopies);
     init(small.rebuild_empty, kWarps);
@@ -201,12 +154,17 @@ __global__ void __launch_bounds__(GradientsShared<kBlocks>::kThreads, 1)
       ptx::mbarrier_init(barrier, kWarps);
     ptx::mbarrier_init_fence();
   }
+  if constexpr (kNormalized) {
+    if (threadIdx.x < kChunk) store_parts<Element>(call.columns().ones, threadIdx.x, 1.0f);
+    ptx::fence_async_shared();
+  }
   __syncthreads();
   wait_for_previous_kernel();
   if (group == 0) {
     change_registers<Shared::kRegisters, Shared::kLoadRegisters>();
     if (call.warp == 3) load_chunks(call);
     else if (call.warp == 2) load_rebuild_chunks(call);
+    else if (kGated && call.warp == 1) store_gate_gradients(call);
   } else if (group == 1) {
     change_registers<Shared::kRegisters, Shared::kStateRegisters>();
     rebuild_states(call);
@@ -215,10 +173,12 @@ __global__ void __launch_bounds__(GradientsShared<kBlocks>::kThreads, 1)
     sweep_grad_states(call);
   } else if (group == 3) {
     change_registers<Shared::kRegisters, Shared::kPairRegisters>();
-    sweep_pairs(call);
+    if constexpr (kBlocks == 1) sweep_pairs(call);
+    else sweep_pairs_and_keys(call);
   } else {
-    change_registers<Shared::kRegisters, Shared::kQueryRegisters>();
-    sweep_queries(call);
+    change_registers<Shared::kRegisters, Shared::kOutRegisters>();
+    if constexpr (kBlocks == 1) sweep_outputs(call);
+    else sweep_queries(call);
   }
 }
 

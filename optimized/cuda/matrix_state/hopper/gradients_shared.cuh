@@ -7,37 +7,56 @@
 namespace lethe::matrix_state {
 
 /// kBlocks: of 64 rows of the state.
-template <int kBlocks>
+template <int kBlocks, bool kNormalized>
 struct GradientsShared {
-  static constexpr int kThreads = 5 * kComputing, kStages = kBlocks == 1 ? 3 : 2, kRebuildStages = kBlocks == 1 ? 2 : 1;
+  static constexpr int kThreads = 5 * kComputing, kStages = kBlocks == 1 ? 3 : 2, kRebuildStages = 1;
   static constexpr int kState = kBlocks * kPanel, kSlots = kChunksOfSegment<kBlocks>;
   static constexpr int kQuery = 0, kKey = kState, kValue = 2 * kState, kGradValues = kValue + kPanel,
                        kStage = kGradValues + kPanel, kRebuildStage = kState + kPanel;
   /// Of each thread at the launch, and of those of each warpgroup: five times as many in all.
-  static constexpr int kRegisters = 96, kLoadRegisters = 40, kStateRegisters = 104, kGradStateRegisters = 112,
-                       kPairRegisters = kBlocks == 1 ? 136 : 128, kQueryRegisters = kBlocks == 1 ? 88 : 96;
+  static constexpr int kRegisters = 96, kLoadRegisters = 40, kStateRegisters = kBlocks == 1 ? 96 : 104,
+                       kGradStateRegisters = 112, kPairRegisters = kBlocks == 1 ? 120 : 128,
+                       kOutRegisters = kBlocks == 1 ? 112 : 96;
   struct Small {
     uint64_t full[kStages], empty[kStages];                                ///< a chunk's tiles and gates
     uint64_t rebuild_full[kRebuildStages], rebuild_empty[kRebuildStages];  ///< a chunk's key, value and gates, for S
     uint64_t state_full[kSlots], state_empty[kSlots];                      ///< S of a chunk
-    uint64_t grad_state_full, grad_state_empty;                            ///< R; then dk on its way out
-    uint64_t pairs_full, pairs_empty;                                      ///< dP; then dq on its way out
-    float state_units[kSlots][kBlocks * kWarps], largest[kWarps], largest_pairs[2][kWarps], grad_state_unit, grad_unit;
+    uint64_t grad_state_full, grad_state_empty;                            ///< R; then dk, where that leaves from there
+    uint64_t pairs_full, pairs_empty;                                      ///< P and dP; of two blocks dP, then dq
+    float state_units[kSlots][kBlocks * kWarps], largest[kWarps], largest_pairs[2][kWarps];
+    float grad_state_unit, score_unit, grad_unit;
   };
   static constexpr int kRebuild = kStages * kStage, kStates = kRebuild + kRebuildStages * kRebuildStage;
   static constexpr int kGradState = kStates + kSlots * kState, kPairs = kGradState + kState, kOut = kPairs + kPanel;
-  static constexpr int kGates = kOut + kPanel, kRebuildGates = kGates + kStages * sizeof(ChunkGates);
+  /// Of one block dq leaves from kOut and dv from a place of its own, dk after dq. In a normalised call, which has no room for that, dv leaves after dq, and
+  /// dk from R's place.
+  static constexpr int kScores = kOut + kPanel, kValueOut = kNormalized ? kOut : kScores + kPanel,
+                       kKeyOut = kNormalized ? kGradState : kOut;
+  static constexpr int kGates = kScores + (kBlocks == 1 ? (kNormalized ? 1 : 2) * kPanel : 0),
+                       kRebuildGates = kGates + kStages * sizeof(ChunkGates);
   static constexpr int kCrossings = kRebuildGates + kRebuildStages * sizeof(ChunkGates);
-  static constexpr int kSmall = kCrossings + kStages * sizeof(FusedCrossings), kBytes = kSmall + sizeof(Small);
+  /// Of a normalised call: what the gradient of z·q is in a chunk; z before each chunk, and its gradient after one.
+  struct Column {
+    SplitVector values;
+    float whole[kChunk], unit;
+  };
+  struct Columns {
+    Column grad_normalizer[kStages];
+    SplitVector ones;
+    float states[kSlots][64 * kBlocks], grad_state[64 * kBlocks];
+  };
+  static constexpr int kColumns = (kCrossings + kStages * static_cast<int>(sizeof(FusedCrossings)) + 15) / 16 * 16,
+                       kSmall = kColumns + (kNormalized ? static_cast<int>(sizeof(Columns)) : 0),
+                       kBytes = kSmall + sizeof(Small);
   static_assert(kBytes <= 227 * 1024 && kSmall % 8 == 0);
 };
 
 /// The kernel's arguments and a warp's place among them.
-template <typename Element_, bool kGated_, int kBlocks_>
+template <typename Element_, bool kGated_, int kBlocks_, bool kNormalized_>
 struct Gradients {
   using Element = Element_;
-  using Shared = GradientsShared<kBlocks_>;
-  static constexpr bool kGated = kGated_, kHalf = std::is_same_v<Element, __half>;
+  using Shared = GradientsShared<kBlocks_, kNormalized_>;
+  static constexpr bool kGated = kGated_, kHalf = std::is_same_v<Element, __half>, kNormalized = kNormalized_;
   static constexpr int kBlocks = kBlocks_;
   const StateGradientArguments& p;
   char* const memory;
@@ -54,6 +73,13 @@ struct Gradients {
   __device__ FusedCrossings& crossings(int i) const {
     return reinterpret_cast<FusedCrossings*>(memory + Shared::kCrossings)[i];
   }
+  __device__ typename Shared::Columns& columns() const {
+    return *reinterpret_cast<typename Shared::Columns*>(memory + Shared::kColumns);
+  }
+  /// Of a stage, where the call is normalised.
+  __device__ const float* grad_normalizer(int i) const {
+    return kNormalized ? columns().grad_normalizer[i].whole : nullptr;
+  }
   __device__ char* rebuild_stage(int i) const { return memory + Shared::kRebuild + i * Shared::kRebuildStage; }
   __device__ ChunkGates& rebuild_gates(int i) const {
     return reinterpret_cast<ChunkGates*>(memory + Shared::kRebuildGates)[i];
@@ -61,6 +87,7 @@ struct Gradients {
   __device__ char* state(int slot) const { return memory + Shared::kStates + slot * Shared::kState; }
   __device__ char* grad_state() const { return memory + Shared::kGradState; }
   __device__ char* pairs() const { return memory + Shared::kPairs; }
+  __device__ char* scores() const { return memory + Shared::kScores; }
   __device__ const float* gate() const {
     return kGated ? p.gate.log_forget + b * p.gate.batch_stride + h * p.gate.head_stride : nullptr;
   }
@@ -107,6 +134,19 @@ __device__ __forceinline__ void add_dots(float (&dot)[2], const float (&sum)[32]
       const float2 x = unpack<Element>(a[i]);
       dot[i % 2] += sum[8 * c + 2 * i] * x.x + sum[8 * c + 2 * i + 1] * x.y;
     }
+  }
+}
+
+/// sum += (near, far)ᵀ · vector of 64 numbers, of rows g and g + 8.
+__device__ __forceinline__ void add_outer_product(float (&sum)[32], float near, float far, const float* vector,
+                                                  int lane) {
+#pragma unroll
+  for (int n = 0; n < 8; ++n) {
+    const float2 x = *reinterpret_cast<const float2*>(vector + 8 * n + lane % 4 * 2);
+    sum[4 * n] = fmaf(near, x.x, sum[4 * n]);
+    sum[4 * n + 1] = fmaf(near, x.y, sum[4 * n + 1]);
+    sum[4 * n + 2] = fmaf(far, x.x, sum[4 * n + 2]);
+    sum[4 * n + 3] = fmaf(far, x.y, sum[4 * n + 3]);
   }
 }
 

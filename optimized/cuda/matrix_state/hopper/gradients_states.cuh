@@ -15,16 +15,24 @@ __device__ __forceinline__ void rebuild_states(const Call& call) {
   const auto& p = call.p;
   auto& small = call.small();
   const Place place{call.warp, call.lane};
+  const int stride = p.columns + Call::kNormalized;
   float state[kBlocks][32];
+  [[maybe_unused]] StateColumn last[kBlocks];  // in `sum`
   ptx::RingPosition at;
   for (int s = call.piece.begin; s < call.piece.end; ++s) {
     const int count = call.order.count(s), in_time = call.order.segments - 1 - s;
 #pragma unroll
     for (int block = 0; block < kBlocks; ++block) {
-      if (in_time == 0) load_block(state[block], p.initial, call.head, block, 0, p.rows, p.columns, place);
-      else
-        load_block_of_segment(state[block], p.states, int64_t{1} * call.head * (call.order.segments - 1) + in_time - 1,
-                              block, kBlocks, place);
+      if (in_time == 0) {
+        load_block(state[block], p.initial, call.head, block, 0, p.rows, p.columns, stride, place);
+        if constexpr (Call::kNormalized)
+          load_last_column(last[block].sum, p.initial, call.head, block, p.rows, p.columns, place);
+      } else {
+        const int64_t segment = int64_t{1} * call.head * (call.order.segments - 1) + in_time - 1;
+        load_block_of_segment(state[block], p.states, segment, block, kBlocks, place);
+        if constexpr (Call::kNormalized)
+          load_column_of_segment(last[block].sum, p.vectors, segment, block, kBlocks, place);
+      }
     }
     for (int m = 0; m < count; ++m) {
       const int slot = call.slot_of(s, m);
@@ -40,6 +48,9 @@ __device__ __forceinline__ void rebuild_states(const Call& call) {
         uint32_t packed[16];
         pack_sums<Element>(packed, state[block], scale * reciprocal_of_power(unit));
         store_packed(ptx::shared_address(call.state(slot) + block * kPanel), packed, place);
+        if constexpr (Call::kNormalized)
+          each_of_column(
+              place, [&](int half, int row) { call.columns().states[slot][64 * block + row] = last[block].sum[half]; });
       }
       ptx::fence_async_shared();
       arrive_warp(&small.state_full[slot], call.lane);
@@ -53,8 +64,18 @@ __device__ __forceinline__ void rebuild_states(const Call& call) {
 #pragma unroll
           for (int i = 0; i < 32; ++i) state[block][i] *= gates.total;
         }
-        add_to_state<Element, kGated ? Weights::kGates : Weights::kNone, 4 / kBlocks>(
-            state[block], tiles + block * kPanel, tiles + Shared::kState, gates.write, 1.0f, place);
+        const auto add = [&](auto&& column) {
+          add_to_state<Element, kGated ? Weights::kGates : Weights::kNone, 4 / kBlocks>(
+              state[block], tiles + block * kPanel, tiles + Shared::kState, gates.write, 1.0f, place, column);
+        };
+        if constexpr (Call::kNormalized) {
+          if constexpr (kGated) last[block].forget(gates.total);
+          ColumnProduct<Element> product(call.columns().ones);
+          add(product);
+          last[block].add(product, 1.0f);
+        } else {
+          add(NoColumn{});
+        }
       }
       arrive_warp(&small.rebuild_empty[at.index], call.lane);
       at.advance(Shared::kRebuildStages);
@@ -99,6 +120,9 @@ struct GradState {
       for (int i = 0; i < 32; ++i) running[block][i] *= total;
   }
   __device__ __forceinline__ float (&sum(int block))[32] { return running[block]; }
+  __device__ __forceinline__ float column_value(const StateColumn& column, int half) const { return column.sum[half]; }
+  __device__ __forceinline__ void join_column(StateColumn&) const {}
+  static __device__ __forceinline__ float (&loaded(StateColumn& column))[2] { return column.sum; }
   static constexpr Weights kWeights = kGated ? Weights::kGates : Weights::kScale;
 };
 
@@ -116,6 +140,11 @@ struct GradState<kGated, 1> {
   __device__ __forceinline__ float value(int, int i) const { return state.value(i); }
   __device__ __forceinline__ void forget(float total) { state.forget(total); }
   __device__ __forceinline__ float (&sum(int))[32] { return state.sum; }
+  __device__ __forceinline__ float column_value(const StateColumn& column, int half) const {
+    return column.value(state, half);
+  }
+  __device__ __forceinline__ void join_column(StateColumn& column) const { column.join(state); }
+  static __device__ __forceinline__ float (&loaded(StateColumn& column))[2] { return column.before; }
   static constexpr Weights kWeights = kGated ? Weights::kGates : Weights::kNone;
 };
 
@@ -130,18 +159,31 @@ __device__ __forceinline__ void sweep_grad_states(const Call& call) {
   const auto& p = call.p;
   auto& small = call.small();
   const Place place{call.warp, call.lane};
+  const int stride = p.columns + Call::kNormalized;
   State state(p.scale);
+  [[maybe_unused]] StateColumn last[kBlocks];
   state.load([&](float(&to)[32], int block) {
-    if (call.piece.begin == 0) load_block(to, p.grad_last, call.head, block, 0, p.rows, p.columns, place);
-    else
-      load_block_of_segment(to, p.grad_states,
-                            int64_t{1} * (call.head - p.whole_heads) * p.handed + call.piece.begin - 1, block, kBlocks,
-                            place);
+    float(&column)[2] = State::loaded(last[block]);
+    if (call.piece.begin == 0) {
+      load_block(to, p.grad_last, call.head, block, 0, p.rows, p.columns, stride, place);
+      if constexpr (Call::kNormalized)
+        load_last_column(column, p.grad_last, call.head, block, p.rows, p.columns, place);
+    } else {
+      const int64_t segment = int64_t{1} * (call.head - p.whole_heads) * p.handed + call.piece.begin - 1;
+      load_block_of_segment(to, p.grad_states, segment, block, kBlocks, place);
+      if constexpr (Call::kNormalized) load_column_of_segment(column, p.grad_vectors, segment, block, kBlocks, place);
+    }
   });
   ptx::RingPosition at;
   uint32_t parity = 0;
   call.each_chunk([&](const auto& chunk) {
-    if (chunk.begins) state.join();
+    if (chunk.begins) {
+      if constexpr (Call::kNormalized) {
+#pragma unroll
+        for (int block = 0; block < kBlocks; ++block) state.join_column(last[block]);
+      }
+      state.join();
+    }
     ptx::mbarrier_wait(&small.grad_state_empty, parity ^ 1);
     float inverse = 1.0f;
     if constexpr (Call::kHalf) {
@@ -169,6 +211,10 @@ __device__ __forceinline__ void sweep_grad_states(const Call& call) {
       uint32_t packed[16];
       pack_sums<Element>(packed, now, inverse);
       store_packed(ptx::shared_address(call.grad_state() + block * kPanel), packed, place);
+      if constexpr (Call::kNormalized)
+        each_of_column(place, [&](int half, int row) {
+          call.columns().grad_state[64 * block + row] = state.column_value(last[block], half);
+        });
     }
     ptx::fence_async_shared();
     arrive_warp(&small.grad_state_full, call.lane);
@@ -186,6 +232,10 @@ __device__ __forceinline__ void sweep_grad_states(const Call& call) {
         product +=
             product_of_states<Element>(now, ptx::shared_address(call.state(chunk.slot) + block * kPanel), place) *
             (Call::kHalf ? small.state_units[chunk.slot][kWarps * block + call.warp] : 1.0f);
+        if constexpr (Call::kNormalized)
+          each_of_column(place, [&](int half, int row) {
+            product += call.columns().states[chunk.slot][64 * block + row] * state.column_value(last[block], half);
+          });
       }
       for (int step = 1; step < 32; step *= 2) product += __shfl_xor_sync(kAllLanes, product, step);
       if (call.lane == 0) call.crossings(at.index).states[call.warp] = product * gates.total * gates.entry;
@@ -193,9 +243,22 @@ __device__ __forceinline__ void sweep_grad_states(const Call& call) {
       state.forget(gates.total);
     }
 #pragma unroll
-    for (int block = 0; block < kBlocks; ++block)
-      add_to_state<Element, State::kWeights, 4 / kBlocks>(state.sum(block), tiles + Shared::kQuery + block * kPanel,
-                                                          tiles + Shared::kGradValues, gates.write, p.scale, place);
+    for (int block = 0; block < kBlocks; ++block) {
+      const auto add = [&](auto&& column) {
+        add_to_state<Element, State::kWeights, 4 / kBlocks>(state.sum(block), tiles + Shared::kQuery + block * kPanel,
+                                                            tiles + Shared::kGradValues, gates.write, p.scale, place,
+                                                            column);
+      };
+      if constexpr (Call::kNormalized) {
+        const auto& of_chunk = call.columns().grad_normalizer[at.index];
+        if constexpr (kGated) last[block].forget(gates.total);
+        ColumnProduct<Element> product(of_chunk.values);
+        add(product);
+        last[block].add(product, of_chunk.unit);
+      } else {
+        add(NoColumn{});
+      }
+    }
     arrive_warp(&small.empty[at.index], call.lane);
     at.advance(Shared::kStages);
     parity ^= 1;
@@ -203,9 +266,13 @@ __device__ __forceinline__ void sweep_grad_states(const Call& call) {
   if (!p.grad_initial || call.piece.end < call.order.segments) return;
   const float factor = !kGated ? 1.0f : call.gate()[0] < -104.0f ? 0.0f : expf(call.gate()[0]);
 #pragma unroll
-  for (int block = 0; block < kBlocks; ++block)
-    store_block(p.grad_initial, call.head, block, 0, p.rows, p.columns, place,
+  for (int block = 0; block < kBlocks; ++block) {
+    store_block(p.grad_initial, call.head, block, 0, p.rows, p.columns, stride, place,
                 [&](int i) { return state.value(block, i) * factor; });
+    if constexpr (Call::kNormalized)
+      store_last_column(p.grad_initial, call.head, block, p.rows, p.columns, place,
+                        [&](int half) { return state.column_value(last[block], half) * factor; });
+  }
 }
 
 }  // namespace lethe::matrix_state

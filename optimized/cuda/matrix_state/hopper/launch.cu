@@ -5,14 +5,15 @@
 #include <type_traits>
 
 #include "optimized/cuda/check.hpp"
-#include "optimized/cuda/hopper/tensor_map.hpp"
 #include "optimized/cuda/matrix_state/hopper/gradients.cuh"
+#include "optimized/cuda/matrix_state/hopper/maps.hpp"
 #include "optimized/cuda/workspace.hpp"
 
 namespace lethe::matrix_state {
 namespace {
 
-// Tokens of a head to which the backward is faster than that of sweep.cuh: with more than 64 rows, and with at most 64 and a gate.
+// Tokens of a head to which the backward is faster than that of sweep.cuh: with more than 64 rows, and with at most 64 and a gate. That one has a
+// normaliser among its columns.
 constexpr int64_t kLongestOfTwoBlocks = 8192, kLongestGated = 4096;
 
 // Blocks of 64 rows of the state.
@@ -24,11 +25,18 @@ SegmentOrder order_of(const Shape& shape) {
 }
 
 int64_t heads_of(const Shape& shape) { return shape.batch * shape.heads; }
+int64_t padded_tokens(const Shape& shape) { return int64_t{kChunk} * order_of(shape).chunks; }
 
 // Pieces of a head, a CTA each: as many as multiprocessors have a CTA for.
 int forward_pieces(const Shape& shape) {
   const int64_t ctas = heads_of(shape) * tiles_of(shape);
   return static_cast<int>(std::clamp<int64_t>(multiprocessors() / ctas, 1, order_of(shape).segments));
+}
+
+// The same of a normaliser's pass before the backward, which has the states of all segments: some for each of two CTAs' places.
+int normalizer_pieces(const Shape& shape) {
+  const int64_t pieces = (6 * multiprocessors() + heads_of(shape) / 2) / heads_of(shape);
+  return static_cast<int>(std::clamp<int64_t>(pieces, 1, order_of(shape).segments));
 }
 
 // The heads that a backward sweeps by a CTA each; and the pieces of the others, which would leave multiprocessors without work.
@@ -38,7 +46,14 @@ struct Split {
   explicit Split(const Shape& shape) : whole_heads(static_cast<int>(heads_of(shape))), pieces(1) {
     const int processors = multiprocessors(), left = whole_heads % processors;
     if (blocks_of(shape) > 1 || left == 0) return;
-    pieces = std::clamp(processors / left, 1, order_of(shape).segments);
+    // Rounds of CTAs times the segments of one, and for R of a piece's beginning as much as a fraction of a head.
+    constexpr double kCostOfPiece = 0.005;
+    const int segments = order_of(shape).segments;
+    const auto cost = [&](int n) {
+      return (left * n + processors - 1) / processors * ((segments + n - 1) / n) + kCostOfPiece * segments * n;
+    };
+    for (int n = 2; n <= segments; ++n)
+      if (cost(n) < cost(pieces)) pieces = n;
     if (pieces > 1) whole_heads -= left;
   }
   int cut_heads(const Shape& shape) const { return static_cast<int>(heads_of(shape)) - whole_heads; }
@@ -47,30 +62,26 @@ struct Split {
 /// The states after the first segments of some heads, of one sweep.
 struct SegmentMemory {
   int heads, segments;
-  float *states = nullptr, *decays = nullptr;
+  float *states = nullptr, *decays = nullptr, *vectors = nullptr;
 
   /// Of the last `head_count` heads: all before the last of so many pieces.
-  SegmentMemory(Workspace& memory, const Shape& shape, int64_t head_count, int pieces)
+  SegmentMemory(Workspace& memory, const Shape& shape, bool normalized, int64_t head_count, int pieces)
       : heads(static_cast<int>(head_count)), segments(Piece(order_of(shape), pieces - 1, pieces).begin) {
     const int64_t handed = head_count * tiles_of(shape) * segments;
     states = memory.take<float>(handed * blocks_of(shape) * kBlockFloats);
     decays = memory.take<float>(handed);
+    if (normalized) vectors = memory.take<float>(handed * blocks_of(shape) * 64);
   }
 };
 
-struct Maps {
-  const MatrixStateInput& in;
+/// What a normaliser's pass writes before the backward: dO over z·q, [B, T, H, V] of 16 bits, and the gradient of z·q.
+struct NormalizerMemory {
+  uint16_t* grad_values;
+  float* grad_normalizer;
 
-  CUtensorMap operator()(Operand operand, int64_t dim, int tokens = kChunk) const {
-    const int64_t heads = operand.head_stride ? in.shape.heads : 1;
-    if (operand.head_stride == 0) operand.head_stride = operand.token_stride;  // the copy engine has no stride of 0
-    return tensor_map(operand, in.dtype, in.shape.batch, in.shape.key_length, heads, dim, tokens);
-  }
-  /// Of a result [B, T, H, dim] contiguous, in the rows of a warp.
-  CUtensorMap of_result(void* result, int64_t dim) const {
-    const int64_t token = in.shape.heads * dim;
-    return (*this)({result, in.shape.key_length * token, token, dim}, dim, kChunk / kWarps);
-  }
+  NormalizerMemory(Workspace& memory, const Shape& shape)
+      : grad_values(memory.take<uint16_t>(heads_of(shape) * shape.key_length * shape.value_dim)),
+        grad_normalizer(memory.take<float>(heads_of(shape) * padded_tokens(shape))) {}
 };
 
 template <typename Arguments>
@@ -110,8 +121,18 @@ void by_type(const MatrixStateInput& in, Visit&& visit) {
   else gated ? by_blocks(__half{}, std::true_type{}) : by_blocks(__half{}, std::false_type{});
 }
 
-void sum_segments(const MatrixStateInput& in, const Operand& key, const Operand& value, float scale, bool reverse,
-                  const float* initial, const SegmentMemory& to, bool overlapping, cudaStream_t stream) {
+// The same, and whether the call is normalised.
+template <typename Visit>
+void by_type_and_normalizer(const MatrixStateInput& in, Visit&& visit) {
+  by_type(in, [&](auto element, auto gated, auto blocks) {
+    in.form.normalize ? visit(element, gated, blocks, std::true_type{})
+                      : visit(element, gated, blocks, std::false_type{});
+  });
+}
+
+void sum_segments(const MatrixStateInput& in, const Operand& key, const Operand& value, const float* column,
+                  float scale, bool reverse, const float* initial, const SegmentMemory& to, bool overlapping,
+                  cudaStream_t stream) {
   const int64_t tile_heads = int64_t{1} * to.heads * tiles_of(in.shape);
   if (tile_heads * to.segments == 0) return;
   const Maps map{in};
@@ -127,14 +148,61 @@ void sum_segments(const MatrixStateInput& in, const Operand& key, const Operand&
   p.head_count = to.heads;
   p.tiles = tiles_of(in.shape);
   p.segments = to.segments;
+  p.column = column;
+  p.vectors = to.vectors;
   p.states = to.states;
   p.decays = to.decays;
-  by_type(in, [&](auto element, auto gated, auto blocks) {
-    using Shared = SumsShared<blocks.value>;
-    launch(segment_sums<decltype(element), gated.value, blocks.value>, tile_heads * to.segments, Shared::kThreads,
+  by_type_and_normalizer(in, [&](auto element, auto gated, auto blocks, auto normalized) {
+    constexpr int kBlocks = blocks.value;
+    constexpr bool kGated = gated.value, kNormalized = normalized.value;
+    using Shared = SumsShared<kBlocks, kNormalized>;
+    launch(segment_sums<decltype(element), kGated, kBlocks, kNormalized>, tile_heads * to.segments, Shared::kThreads,
            Shared::kBytes, overlapping, stream, p);
-    launch(join_segments<gated.value, blocks.value>, tile_heads * blocks.value * kJoiningCtas, kJoiningThreads, 0, true,
-           stream, p);
+    launch(join_segments<kGated, kBlocks, kNormalized>, tile_heads * kBlocks * (kJoiningCtas + kNormalized),
+           kJoiningThreads, 0, true, stream, p);
+  });
+}
+
+// A forward of so many pieces of a head from the states before them.
+StateForwardArguments forward_arguments(const MatrixStateInput& in, const SegmentMemory& handed, int pieces) {
+  const Maps map{in};
+  StateForwardArguments p = arguments_of<StateForwardArguments>(in);
+  p.maps[0] = map(in.query, in.shape.key_dim);
+  p.maps[1] = map(in.key, in.shape.key_dim);
+  p.maps[2] = map(in.value, in.shape.value_dim);
+  p.query = in.query;
+  p.key = in.key;
+  p.value = in.value;
+  p.scale = static_cast<float>(in.scale);
+  p.initial = in.initial_state;
+  p.tiles = tiles_of(in.shape);
+  p.pieces = pieces;
+  p.handed = handed.segments;
+  p.states = handed.states;
+  p.vectors = handed.vectors;
+  return p;
+}
+
+template <typename Element, bool kGated, int kBlocks, Normalizer kNormalizer>
+void launch_forward(StateForwardArguments p, bool overlapping, cudaStream_t stream) {
+  using Shared = ForwardShared<kBlocks>;
+  const int64_t ctas = int64_t{1} * p.batch * p.heads * p.tiles * p.pieces;
+  p.stages = ctas <= multiprocessors() ? Shared::kMostStages : Shared::kFewestStages;
+  launch(sweep_forward<Element, kGated, kBlocks, kNormalizer>, ctas, Shared::kThreads, Shared::bytes(p.stages),
+         overlapping, stream, p);
+}
+
+// dO over z·q and the gradient of z·q, by a forward from the states of all segments.
+void divide_gradients(const MatrixStateBackward& a, const SegmentMemory& states, const NormalizerMemory& to) {
+  const Maps map{a};
+  StateForwardArguments p = forward_arguments(a, states, normalizer_pieces(a.shape));
+  p.maps[3] = map.of_result(to.grad_values, a.shape.value_dim);
+  p.maps[4] = map(a.grad_values, a.shape.value_dim, kChunk / kWarps);
+  p.grad_values = a.grad_values;
+  p.grad_normalizer = to.grad_normalizer;
+  by_type(a, [&](auto element, auto gated, auto blocks) {
+    launch_forward<decltype(element), gated.value, blocks.value, Normalizer::kGradients>(p, states.segments > 0,
+                                                                                         a.stream);
   });
 }
 
@@ -148,92 +216,95 @@ bool is_hopper() {
 
 bool forward_by_warpgroups(const Shape& shape) { return shape.key_dim <= 128 && is_hopper(); }
 // In long heads, of which there are few, the gate's work on a head's chunks one after the other costs more than the segments of sweep.cuh do.
-bool backward_by_warpgroups(const Shape& shape, bool gated) {
-  const bool is_short = shape.key_length <= (shape.key_dim > 64 ? kLongestOfTwoBlocks : kLongestGated);
-  return shape.key_dim <= 128 && shape.value_dim <= 64 && (is_short || (!gated && shape.key_dim <= 64)) && is_hopper();
+bool backward_by_warpgroups(const Shape& shape, const MatrixStateForm& form) {
+  const bool is_short = shape.key_length <= (shape.key_dim > 64 ? kLongestOfTwoBlocks : kLongestGated),
+             gated = form.key_gate != MatrixStateForm::Gate::kNone;
+  return shape.key_dim <= 128 && shape.value_dim <= 64 &&
+         (is_short || form.normalize || (!gated && shape.key_dim <= 64)) && is_hopper();
 }
 
-size_t warpgroup_forward_workspace_bytes(const Shape& shape) {
+size_t warpgroup_forward_workspace_bytes(const Shape& shape, const MatrixStateForm& form) {
   Workspace memory(nullptr);
-  SegmentMemory(memory, shape, heads_of(shape), forward_pieces(shape));
+  SegmentMemory(memory, shape, form.normalize, heads_of(shape), forward_pieces(shape));
   return memory.bytes();
 }
 
-size_t warpgroup_backward_workspace_bytes(const Shape& shape) {
+size_t warpgroup_backward_workspace_bytes(const Shape& shape, const MatrixStateForm& form) {
   Workspace memory(nullptr);
   const Split split(shape);
-  SegmentMemory(memory, shape, heads_of(shape), order_of(shape).segments);
-  SegmentMemory(memory, shape, split.cut_heads(shape), split.pieces);
+  SegmentMemory(memory, shape, form.normalize, heads_of(shape), order_of(shape).segments);
+  SegmentMemory(memory, shape, form.normalize, split.cut_heads(shape), split.pieces);
+  if (form.normalize) NormalizerMemory(memory, shape);
   return memory.bytes();
 }
 
 void warpgroup_forward(const MatrixStateForward& a) {
-  StateForwardArguments p = arguments_of<StateForwardArguments>(a);
-  p.pieces = forward_pieces(a.shape);
-  p.tiles = tiles_of(a.shape);
-  const int64_t ctas = heads_of(a.shape) * p.tiles * p.pieces;
+  const int pieces = forward_pieces(a.shape);
   Workspace memory(a.workspace);
-  const SegmentMemory handed(memory, a.shape, heads_of(a.shape), p.pieces);
-  sum_segments(a, a.key, a.value, 1.0f, false, a.initial_state, handed, false, a.stream);
-  p.states = handed.states;
-  p.handed = handed.segments;
-  const Maps map{a};
-  p.maps[0] = map(a.query, a.shape.key_dim);
-  p.maps[1] = map(a.key, a.shape.key_dim);
-  p.maps[2] = map(a.value, a.shape.value_dim);
-  if (!a.float_values) p.maps[3] = map.of_result(a.values, a.shape.value_dim);
-  p.query = a.query;
-  p.key = a.key;
-  p.value = a.value;
+  const SegmentMemory handed(memory, a.shape, a.form.normalize, heads_of(a.shape), pieces);
+  sum_segments(a, a.key, a.value, nullptr, 1.0f, false, a.initial_state, handed, false, a.stream);
+  StateForwardArguments p = forward_arguments(a, handed, pieces);
+  if (!a.float_values) p.maps[3] = Maps{a}.of_result(a.values, a.shape.value_dim);
   p.out = a.values;
   p.float_out = a.float_values;
-  p.scale = static_cast<float>(a.scale);
-  p.initial = a.initial_state;
   p.last = a.last_state;
-  by_type(a, [&](auto element, auto gated, auto blocks) {
-    using Shared = ForwardShared<blocks.value>;
-    p.stages = ctas <= multiprocessors() ? Shared::kMostStages : Shared::kFewestStages;
-    launch(sweep_forward<decltype(element), gated.value, blocks.value>, ctas, Shared::kThreads, Shared::bytes(p.stages),
-           handed.segments > 0, a.stream, p);
+  by_type_and_normalizer(a, [&](auto element, auto gated, auto blocks, auto normalized) {
+    constexpr Normalizer kNormalizer = normalized.value ? Normalizer::kDivides : Normalizer::kNone;
+    launch_forward<decltype(element), gated.value, blocks.value, kNormalizer>(p, handed.segments > 0, a.stream);
   });
 }
 
 void warpgroup_backward(const MatrixStateBackward& a) {
   const float scale = static_cast<float>(a.scale);
-  StateGradientArguments p = arguments_of<StateGradientArguments>(a);
   const Split split(a.shape);
   const int64_t ctas = split.whole_heads + int64_t{1} * split.cut_heads(a.shape) * split.pieces;
+  const bool normalized = a.form.normalize;
   Workspace memory(a.workspace);
-  const SegmentMemory states(memory, a.shape, heads_of(a.shape), order_of(a.shape).segments),
-      grads(memory, a.shape, split.cut_heads(a.shape), split.pieces);
-  sum_segments(a, a.key, a.value, 1.0f, false, a.initial_state, states, false, a.stream);
-  sum_segments(a, a.query, a.grad_values, scale, true, a.grad_last_state, grads, true, a.stream);
+  const SegmentMemory states(memory, a.shape, normalized, heads_of(a.shape), order_of(a.shape).segments),
+      grads(memory, a.shape, normalized, split.cut_heads(a.shape), split.pieces);
+  sum_segments(a, a.key, a.value, nullptr, 1.0f, false, a.initial_state, states, false, a.stream);
+  Operand grad_values = a.grad_values;
+  const float* grad_normalizer = nullptr;
+  if (normalized) {
+    const NormalizerMemory divided(memory, a.shape);
+    divide_gradients(a, states, divided);
+    const int64_t token = a.shape.heads * a.shape.value_dim;
+    grad_values = {divided.grad_values, a.shape.key_length * token, token, a.shape.value_dim};
+    grad_normalizer = divided.grad_normalizer;
+  }
+  sum_segments(a, a.query, grad_values, grad_normalizer, scale, true, a.grad_last_state, grads, true, a.stream);
+  StateGradientArguments p = arguments_of<StateGradientArguments>(a);
   p.whole_heads = split.whole_heads;
   p.pieces = split.pieces;
   p.states = states.states;
+  p.vectors = states.vectors;
   p.grad_states = grads.states;
+  p.grad_vectors = grads.vectors;
   p.handed = grads.segments;
   const Maps map{a};
   p.maps[0] = map(a.query, a.shape.key_dim);
   p.maps[1] = map(a.key, a.shape.key_dim);
   p.maps[2] = map(a.value, a.shape.value_dim);
-  p.maps[3] = map(a.grad_values, a.shape.value_dim);
+  p.maps[3] = map(grad_values, a.shape.value_dim);
   p.maps[4] = map.of_result(a.grad_query, a.shape.key_dim);
   p.maps[5] = map.of_result(a.grad_key, a.shape.key_dim);
   p.maps[6] = map.of_result(a.grad_value, a.shape.value_dim);
   p.query = a.query;
   p.key = a.key;
   p.value = a.value;
-  p.grad_values = a.grad_values;
+  p.grad_values = grad_values;
+  p.grad_normalizer = grad_normalizer;
   p.grad_gate = a.grad_key_gate;
   p.scale = scale;
   p.initial = a.initial_state;
   p.grad_last = a.grad_last_state;
   p.grad_initial = a.grad_initial_state;
-  by_type(a, [&](auto element, auto gated, auto blocks) {
-    using Shared = GradientsShared<blocks.value>;
-    launch(sweep_gradients<decltype(element), gated.value, blocks.value>, ctas, Shared::kThreads, Shared::kBytes,
-           states.segments > 0, a.stream, p);
+  by_type_and_normalizer(a, [&](auto element, auto gated, auto blocks, auto normalizes) {
+    constexpr int kBlocks = blocks.value;
+    constexpr bool kNormalized = normalizes.value;
+    using Shared = GradientsShared<kBlocks, kNormalized>;
+    launch(sweep_gradients<decltype(element), gated.value, kBlocks, kNormalized>, ctas, Shared::kThreads,
+           Shared::kBytes, states.segments > 0 || normalized, a.stream, p);
   });
 }
 

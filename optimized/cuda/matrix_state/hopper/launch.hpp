@@ -9,13 +9,13 @@ namespace lethe::matrix_state {
 /// Whether these kernels run a call of this shape, with a gate or without, on the current device. The number of heads decides nothing, so that the bits
 /// of a head don't depend on it; nor does the length in the forward, where no token changes the bits of earlier ones.
 bool forward_by_warpgroups(const Shape& shape);
-bool backward_by_warpgroups(const Shape& shape, bool gated);
+bool backward_by_warpgroups(const Shape& shape, const MatrixStateForm& form);
 
 /// A CTA sweeps a head, or where there are few of them a piece of one: the results are the same bits (segments.cuh).
 void warpgroup_forward(const MatrixStateForward& arguments);
 void warpgroup_backward(const MatrixStateBackward& arguments);
 /// Bytes of their workspace on the current device: the number of pieces is that of its multiprocessors.
-size_t warpgroup_forward_workspace_bytes(const Shape& shape);
-size_t warpgroup_backward_workspace_bytes(const Shape& shape);
+size_t warpgroup_forward_workspace_bytes(const Shape& shape, const MatrixStateForm& form);
+size_t warpgroup_backward_workspace_bytes(const Shape& shape, const MatrixStateForm& form);
 
 }  // namespace lethe::matrix_state

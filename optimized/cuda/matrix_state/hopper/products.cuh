@@ -49,10 +49,18 @@ __device__ __forceinline__ void issue_product(float (&sum)[32], const uint32_t (
 /// What each token is multiplied by where it enters a state: nothing, one scale, or its gates and the scale.
 enum class Weights { kNone, kScale, kGates };
 
-/// sum += (b ∘ weights)ᵀ c of tiles of tokens; waited for. With weights in batches of 16 · kSteps tokens, whose left operand is in registers.
-template <typename Element, Weights kWeights, int kSteps = 4>
+/// Where add_to_state has nothing to multiply but the state's own columns. ColumnProduct of normalizer.cuh is the other.
+struct NoColumn {
+  __device__ void fence() {}
+  __device__ void issue(const uint32_t (&)[4], int) {}
+  __device__ void issue(const char*) {}
+};
+
+/// sum += (b ∘ weights)ᵀ c of tiles of tokens; waited for. With weights in batches of 16 · kSteps tokens, whose left operand is in registers. `column`
+/// issues its product with the same left operand.
+template <typename Element, Weights kWeights, int kSteps = 4, typename Column = NoColumn>
 __device__ __forceinline__ void add_to_state(float (&sum)[32], const char* b, const char* c, const float* write,
-                                             float scale, Place at) {
+                                             float scale, Place at, Column&& column = {}) {
   if constexpr (kWeights != Weights::kNone) {
     const uint64_t right = ptx::operand_descriptor(c, kPanel);
 #pragma unroll
@@ -65,24 +73,31 @@ __device__ __forceinline__ void add_to_state(float (&sum)[32], const char* b, co
         ptx::fence_registers(keys[k]);
       }
       ptx::fence_registers(sum);
+      column.fence();
       ptx::wgmma_fence();
 #pragma unroll
-      for (int k = 0; k < kSteps; ++k)
+      for (int k = 0; k < kSteps; ++k) {
         ptx::wgmma<ptx::Major::kMN>(Element{}, sum, keys[k][0], keys[k][1], keys[k][2], keys[k][3],
                                     ptx::advance<kStepBytes<ptx::Major::kMN>>(right, first + k), true);
+        column.issue(keys[k], first + k);
+      }
       ptx::wgmma_commit();
       ptx::wgmma_wait<0>();
       ptx::fence_registers(sum);
+      column.fence();
 #pragma unroll
       for (int k = 0; k < kSteps; ++k) ptx::fence_registers(keys[k]);
     }
   } else {
     ptx::fence_registers(sum);
+    column.fence();
     ptx::wgmma_fence();
     issue_product<Element, ptx::Major::kMN, ptx::Major::kMN>(sum, b, c, true);
+    column.issue(b);
     ptx::wgmma_commit();
     ptx::wgmma_wait<0>();
     ptx::fence_registers(sum);
+    column.fence();
   }
 }
 

@@ -9,7 +9,7 @@
 
 #include "optimized/cuda/launch.cuh"
 #include "optimized/cuda/matrix_state/hopper/arguments.cuh"
-#include "optimized/cuda/matrix_state/hopper/products.cuh"
+#include "optimized/cuda/matrix_state/hopper/normalizer.cuh"
 
 namespace lethe::matrix_state {
 
@@ -50,22 +50,23 @@ struct State {
   }
 };
 
-/// visit(i, whether it is inside, its place in [rows, columns]) of a lane's numbers of the state's rows from 64 · block and columns from 64 · tile on.
+/// visit(i, whether it is inside, its place in [rows, stride]) of a lane's numbers of the state's rows from 64 · block and columns from 64 · tile on.
 template <typename Visit>
-__device__ __forceinline__ void each_of_block(int block, int tile, int rows, int columns, Place at, Visit&& visit) {
+__device__ __forceinline__ void each_of_block(int block, int tile, int rows, int columns, int stride, Place at,
+                                              Visit&& visit) {
   const int row = 64 * block + 16 * at.block + at.lane / 4, column = 64 * tile + at.lane % 4 * 2;
 #pragma unroll
   for (int i = 0; i < 32; ++i) {
     const int r = row + 8 * (i / 2 % 2), c = column + 8 * (i / 4) + i % 2;
-    visit(i, r < rows && c < columns, r * columns + c);
+    visit(i, r < rows && c < columns, r * stride + c);
   }
 }
 
-/// A block of a head's state [rows, columns] contiguous: zeros beyond, or of a null pointer.
+/// A block of a head's state [rows, stride] contiguous, of its first columns: zeros beyond, or of a null pointer.
 __device__ __forceinline__ void load_block(float (&to)[32], const float* from, int64_t head, int block, int tile,
-                                           int rows, int columns, Place at) {
-  each_of_block(block, tile, rows, columns, at, [&](int i, bool inside, int place) {
-    to[i] = from && inside ? from[head * rows * columns + place] : 0.0f;
+                                           int rows, int columns, int stride, Place at) {
+  each_of_block(block, tile, rows, columns, stride, at, [&](int i, bool inside, int place) {
+    to[i] = from && inside ? from[head * rows * stride + place] : 0.0f;
   });
 }
 
@@ -83,27 +84,35 @@ __device__ __forceinline__ void load_block_of_segment(float (&to)[32], const flo
   }
 }
 
-/// value(i) of each number of a block to a head's state [rows, columns] contiguous.
+/// value(i) of each number of a block to a head's state [rows, stride] contiguous.
 template <typename Value>
 __device__ __forceinline__ void store_block(float* to, int64_t head, int block, int tile, int rows, int columns,
-                                            Place at, Value&& value) {
-  each_of_block(block, tile, rows, columns, at, [&](int i, bool inside, int place) {
-    if (inside) to[head * rows * columns + place] = value(i);
+                                            int stride, Place at, Value&& value) {
+  each_of_block(block, tile, rows, columns, stride, at, [&](int i, bool inside, int place) {
+    if (inside) to[head * rows * stride + place] = value(i);
   });
 }
 
-template <int kBlocks>
+template <int kBlocks, bool kNormalized>
 struct SumsShared {
-  static constexpr int kStages = 4, kStage = (kBlocks + 1) * kPanel, kThreads = kBlocks * kComputing;
-  static constexpr int kGates = kStages * kStage, kFull = kGates + kChunksOfSegment<kBlocks> * sizeof(ChunkGates);
-  static constexpr int kBytes = kFull + kStages * sizeof(uint64_t);
+  static constexpr int kStages = kNormalized ? 3 : 4, kStage = (kBlocks + 1) * kPanel, kThreads = kBlocks * kComputing;
+  /// A chunk's numbers of the column that is apart.
+  struct Column {
+    SplitVector values;
+    float unit;
+  };
+  static constexpr int kChunks = kChunksOfSegment<kBlocks>;
+  static constexpr int kGates = kStages * kStage, kColumns = (kGates + kChunks * sizeof(ChunkGates) + 15) / 16 * 16,
+                       kFull = kColumns + (kNormalized ? kChunks * sizeof(Column) : 0);
+  static constexpr int kBytes = kFull + kStages * sizeof(uint64_t) + kBeyondSplitVector;
+  static_assert((4 - kBlocks) * (kBytes + 1024) <= 228 * 1024);
 };
 
-/// A CTA: a segment's own sum of a tile of columns, 64 rows a warpgroup.
-template <typename Element, bool kGated, int kBlocks>
-__global__ void __launch_bounds__(SumsShared<kBlocks>::kThreads, 4 - kBlocks)
+/// A CTA: a segment's own sum of a tile of columns, 64 rows a warpgroup; of a normalised call also that of the column apart.
+template <typename Element, bool kGated, int kBlocks, bool kNormalized>
+__global__ void __launch_bounds__(SumsShared<kBlocks, kNormalized>::kThreads, 4 - kBlocks)
     segment_sums(const __grid_constant__ SegmentArguments p) {
-  using Shared = SumsShared<kBlocks>;
+  using Shared = SumsShared<kBlocks, kNormalized>;
   extern __shared__ __align__(1024) char memory[];
   let_next_kernel_start();
   ChunkGates* const all_gates = reinterpret_cast<ChunkGates*>(memory + Shared::kGates);
@@ -138,17 +147,35 @@ __global__ void __launch_bounds__(SumsShared<kBlocks>::kThreads, 4 - kBlocks)
       prepare_gates(all_gates[n], load_gates(gate, p.gate.token_stride, first_of(n), p.length, p.reverse, lane), 1.0f,
                     p.scale, p.reverse, lane);
   }
+  auto* const columns = reinterpret_cast<typename Shared::Column*>(memory + Shared::kColumns);
+  if constexpr (kNormalized) {
+    for (int n = warp; n < count; n += kBlocks * kWarps)
+      prepare_column<Element>(columns[n].values, columns[n].unit,
+                              load_column(p.column, head, order.chunks, first_of(n), lane), lane);
+    ptx::fence_async_shared();
+  }
 
   State<kGated> state(p.scale);
   state.clear_sum();
+  StateColumn last;
   for (int n = 0; n < count; ++n) {
     __syncthreads();  // all warps are done with the chunk before, whose stage is filled again; the gates are there
     copy(n + Shared::kStages - 1);
     if constexpr (kGated) state.forget(all_gates[n].total);
     ptx::mbarrier_wait(&full[n % Shared::kStages], n / Shared::kStages & 1);
     const char* stage = memory + n % Shared::kStages * Shared::kStage;
-    add_to_state<Element, kGated ? Weights::kGates : Weights::kNone>(
-        state.sum, stage + block * kPanel, stage + kBlocks * kPanel, all_gates[n].write, 1.0f, place);
+    const auto add = [&](auto&& column) {
+      add_to_state<Element, kGated ? Weights::kGates : Weights::kNone>(
+          state.sum, stage + block * kPanel, stage + kBlocks * kPanel, all_gates[n].write, 1.0f, place, column);
+    };
+    if constexpr (kNormalized) {
+      ColumnProduct<Element> product(columns[n].values);
+      add(product);
+      if constexpr (kGated) last.forget(all_gates[n].total);
+      last.add(product, columns[n].unit);
+    } else {
+      add(NoColumn{});
+    }
   }
   const int64_t at = (int64_t{1} * tile * p.head_count + own) * p.segments + index;
   float4* const to =
@@ -156,28 +183,46 @@ __global__ void __launch_bounds__(SumsShared<kBlocks>::kThreads, 4 - kBlocks)
 #pragma unroll
   for (int n = 0; n < 8; ++n)
     to[n * kComputing] = {state.sum[4 * n], state.sum[4 * n + 1], state.sum[4 * n + 2], state.sum[4 * n + 3]};
+  if constexpr (kNormalized)
+    each_of_column(place, [&](int half, int row) { p.vectors[(at * kBlocks + block) * 64 + row] = last.sum[half]; });
   if (kGated && threadIdx.x == 0) p.decays[at] = state.decay;
 }
 
-constexpr int kJoiningThreads = 256, kJoiningCtas = kBlockFloats / 4 / kJoiningThreads;  ///< CTAs of a block of a tile
+/// CTAs of a block of a tile, and of a normalised call one more, of the column apart.
+constexpr int kJoiningThreads = 256, kJoiningCtas = kBlockFloats / 4 / kJoiningThreads;
+
+/// A thread: the numbers of the column apart.
+template <bool kGated, int kBlocks>
+__device__ __forceinline__ void join_columns(const SegmentArguments& p, int64_t place, int64_t head, int block) {
+  const int row = 64 * block + threadIdx.x;
+  if (threadIdx.x >= 64) return;
+  float x = p.initial && row < p.rows ? p.initial[(head * p.rows + row) * (p.columns + 1) + p.columns] : 0.0f;
+  for (int64_t at = place * p.segments; at < (place + 1) * p.segments; ++at) {
+    float& sum = p.vectors[at * kBlocks * 64 + row];
+    sum = x = State<kGated>::joined(x, kGated ? p.decays[at] : 1.0f, sum, p.scale);
+  }
+}
 
 /// A thread: four numbers of a tile of a head's state, after every segment in their order, in the place of the segment's own sum.
-template <bool kGated, int kBlocks>
+template <bool kGated, int kBlocks, bool kNormalized>
 __global__ void __launch_bounds__(kJoiningThreads) join_segments(const __grid_constant__ SegmentArguments p) {
   constexpr int kAtOnce = 8;  // sums that are on their way
-  constexpr int kFloats = kBlocks * kBlockFloats;
+  constexpr int kFloats = kBlocks * kBlockFloats, kCtas = kJoiningCtas + kNormalized;
   let_next_kernel_start();
   wait_for_previous_kernel();
-  const int64_t place = blockIdx.x / (kJoiningCtas * kBlocks), head = p.first_head + place % p.head_count;
-  const int block = blockIdx.x / kJoiningCtas % kBlocks,
-            piece = blockIdx.x % kJoiningCtas * kJoiningThreads + threadIdx.x;  // of four numbers
+  const int64_t place = blockIdx.x / (kCtas * kBlocks), head = p.first_head + place % p.head_count;
+  const int block = blockIdx.x / kCtas % kBlocks, stride = p.columns + kNormalized,
+            piece = blockIdx.x % kCtas * kJoiningThreads + threadIdx.x;  // of four numbers
+  if constexpr (kNormalized) {
+    if (blockIdx.x % kCtas == kJoiningCtas) return join_columns<kGated, kBlocks>(p, place, head, block);
+  }
   const int row = 64 * block + 16 * (piece / 32 % kWarps) + piece % 32 / 4,
             column = static_cast<int>(place / p.head_count) * 64 + 8 * (piece / kComputing) + piece % 4 * 2;
   float x[4];
 #pragma unroll
   for (int e = 0; e < 4; ++e) {
     const int r = row + 8 * (e / 2), c = column + e % 2;
-    x[e] = p.initial && r < p.rows && c < p.columns ? p.initial[(head * p.rows + r) * p.columns + c] : 0.0f;
+    x[e] = p.initial && r < p.rows && c < p.columns ? p.initial[(head * p.rows + r) * stride + c] : 0.0f;
   }
   float* const states = p.states + place * p.segments * kFloats + block * kBlockFloats + piece * 4;
   const float* decays = kGated ? p.decays + place * p.segments : nullptr;

@@ -1,0 +1,122 @@
+// The launches of the delta rule's kernels of wgmma (delta.hpp).
+#include "optimized/cuda/matrix_state/hopper/delta.hpp"
+
+#include "optimized/cuda/matrix_state/hopper/delta_solve.cuh"
+#include "optimized/cuda/matrix_state/hopper/delta_sweep.cuh"
+#include "optimized/cuda/matrix_state/hopper/maps.hpp"
+#include "optimized/cuda/workspace.hpp"
+
+namespace lethe::matrix_state {
+namespace {
+
+int chunks_of(const Shape& shape) { return static_cast<int>((shape.key_length + kChunk - 1) / kChunk); }
+int64_t heads_of(const Shape& shape) { return shape.batch * shape.heads; }
+
+Gates gate_of(const MatrixStateInput& in) {
+  return {static_cast<const float*>(in.key_gate.data), in.key_gate.batch_stride, in.key_gate.token_stride,
+          in.key_gate.head_stride};
+}
+
+void allow_bytes(const void* kernel, int bytes) {
+  cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+             "delta rule: shared memory");
+}
+
+template <typename Element, int kBlocks>
+void solve(const MatrixStateInput& a, SolvedChunk* solved, uint4* transposed, cudaStream_t stream) {
+  DeltaSolveArguments p{};
+  p.map = Maps{a}(a.key, a.shape.key_dim);
+  p.key = a.key;
+  p.gate = gate_of(a);
+  p.beta = a.beta;
+  p.length = a.shape.key_length;
+  p.heads = static_cast<int>(a.shape.heads);
+  p.chunks = chunks_of(a.shape);
+  p.solved = solved;
+  p.transposed = transposed;
+  const auto kernel = solve_chunks<Element, kBlocks>;
+  constexpr int kBytes = SolveShared<kBlocks>::kBytes;
+  allow_bytes(reinterpret_cast<const void*>(kernel), kBytes);
+  kernel<<<static_cast<unsigned>(heads_of(a.shape) * p.chunks), kComputing, kBytes, stream>>>(p);
+  cuda_check(cudaGetLastError(), "delta rule: launch");
+}
+
+DeltaSweepArguments sweep_arguments(const MatrixStateInput& a, const SolvedChunk* solved) {
+  const Maps map{a};
+  DeltaSweepArguments p{};
+  p.maps[0] = map(a.query, a.shape.key_dim);
+  p.maps[1] = map(a.key, a.shape.key_dim);
+  p.maps[2] = map(a.value, a.shape.value_dim);
+  p.query = a.query;
+  p.key = a.key;
+  p.value = a.value;
+  p.gate = gate_of(a);
+  p.beta = a.beta;
+  p.scale = static_cast<float>(a.scale);
+  p.length = a.shape.key_length;
+  p.heads = static_cast<int>(a.shape.heads);
+  p.all_heads = static_cast<int>(heads_of(a.shape));
+  p.chunks = chunks_of(a.shape);
+  p.rows = static_cast<int>(a.shape.key_dim);
+  p.columns = static_cast<int>(a.shape.value_dim);
+  p.solved = solved;
+  p.initial = a.initial_state;
+  return p;
+}
+
+template <typename Element, int kBlocks, int kGroups, bool kKeeps>
+void sweep(const DeltaSweepArguments& p, cudaStream_t stream) {
+  using Shared = DeltaSweepShared<kBlocks, kGroups>;
+  const auto kernel = delta_sweep<Element, kBlocks, kGroups, kKeeps>;
+  allow_bytes(reinterpret_cast<const void*>(kernel), Shared::kBytes);
+  const int64_t ctas = int64_t{1} * p.all_heads * delta_ctas(p.columns, kGroups);
+  launch_overlapping(kernel, dim3(static_cast<unsigned>(ctas)), Shared::kThreads, Shared::kBytes, stream, p);
+}
+
+template <typename Element, bool kKeeps>
+void launch(const MatrixStateInput& a, SolvedChunk* solved, const DeltaSweepArguments& p, cudaStream_t stream) {
+  if (p.rows <= 64) {
+    solve<Element, 1>(a, solved, p.arrays.inverse, stream);
+    return sweep<Element, 1, 1, kKeeps>(p, stream);
+  }
+  solve<Element, 2>(a, solved, p.arrays.inverse, stream);
+  p.columns <= 64 ? sweep<Element, 2, 1, kKeeps>(p, stream) : sweep<Element, 2, 2, kKeeps>(p, stream);
+}
+
+template <bool kKeeps>
+void launch(const MatrixStateInput& a, SolvedChunk* solved, const DeltaSweepArguments& p, cudaStream_t stream) {
+  a.dtype == Dtype::kBFloat16 ? launch<__nv_bfloat16, kKeeps>(a, solved, p, stream)
+                              : launch<__half, kKeeps>(a, solved, p, stream);
+}
+
+SolvedChunk* take_solved(Workspace& memory, const Shape& shape) {
+  return memory.take<SolvedChunk>(heads_of(shape) * chunks_of(shape));
+}
+
+}  // namespace
+
+size_t delta_warpgroup_workspace_bytes(const Shape& shape) {
+  Workspace memory(nullptr);
+  take_solved(memory, shape);
+  return memory.bytes();
+}
+
+void delta_forward_by_warpgroups(const MatrixStateForward& a) {
+  Workspace memory(a.workspace);
+  SolvedChunk* const solved = take_solved(memory, a.shape);
+  DeltaSweepArguments p = sweep_arguments(a, solved);
+  p.maps[3] = Maps{a}.of_result(a.values, a.shape.value_dim);
+  p.last = a.last_state;
+  launch<false>(a, solved, p, a.stream);
+}
+
+void delta_states_by_warpgroups(const MatrixStateInput& in, const DeltaArrays& arrays, void* workspace,
+                                cudaStream_t stream) {
+  Workspace memory(workspace);
+  SolvedChunk* const solved = take_solved(memory, in.shape);
+  DeltaSweepArguments p = sweep_arguments(in, solved);
+  p.arrays = arrays;
+  launch<true>(in, solved, p, stream);
+}
+
+}  // namespace lethe::matrix_state

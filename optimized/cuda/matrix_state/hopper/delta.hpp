@@ -1,0 +1,18 @@
+#pragma once
+// delta_state by wgmma, for a state of at most 128 rows: no gate or one a token, 16-bit inputs, on compute capability 9.0 (delta_forward.cu).
+
+#include "optimized/cuda/matrix_state.hpp"
+#include "optimized/cuda/matrix_state/delta.hpp"
+
+namespace lethe::matrix_state {
+
+/// All chunks are solved at once, a CTA each; then a CTA sweeps a head and 64 columns of its state, or 128 of one of more than 64 rows. The bits of a head
+/// don't depend on the number of heads, nor those of a token on later ones. Products of float16 operands times powers of two, sums in float.
+void delta_forward_by_warpgroups(const MatrixStateForward& arguments);
+/// The same without queries: the states, residuals and inverses of `arrays` for a backward.
+void delta_states_by_warpgroups(const MatrixStateInput& in, const DeltaArrays& arrays, void* workspace,
+                                cudaStream_t stream);
+/// Bytes of the workspace of either.
+size_t delta_warpgroup_workspace_bytes(const Shape& shape);
+
+}  // namespace lethe::matrix_state

@@ -1,0 +1,44 @@
+#pragma once
+// What the forward of the delta rule by wgmma reads and writes: no gate or one a token, a state of at most 128 rows, on compute capability 9.0. Shapes as
+// in delta.hpp, whose equations these kernels compute.
+
+#include "optimized/cuda/matrix_state/delta.hpp"
+
+namespace lethe::matrix_state {
+
+/// W of a chunk, which no state enters: so all chunks are solved at once, before the sweep.
+struct alignas(16) SolvedChunk {
+  uint4 inverse
+      [kLowerBlocks *
+       32];  ///< W β and the keys' units, by blocks, each a left operand of 32 lanes, rows divided by their units
+  float unit[kChunk];      ///< of its rows
+  float key_unit[kChunk];  ///< powers of two below the keys' largest numbers
+  float key_norm[kChunk];  ///< |k|
+};
+
+/// W of all chunks.
+struct DeltaSolveArguments {
+  CUtensorMap map;  ///< of key
+  Operand key;      ///< [B, T, H, rows]
+  Gates gate, beta;
+  int64_t length;
+  int heads, chunks;    ///< chunks of a head
+  SolvedChunk* solved;  ///< [B·H, chunks]
+  uint4* transposed;    ///< Wᵀ as in DeltaArrays; null: not wanted
+};
+
+/// A CTA: a head and kGroups times 64 columns.
+struct DeltaSweepArguments {
+  CUtensorMap maps[4];  ///< of query, key, value, and of out in 16 rows
+  Operand query, key, value;
+  Gates gate, beta;
+  float scale;
+  int64_t length;
+  int heads, all_heads, chunks, rows, columns;  ///< all_heads: B·H
+  const SolvedChunk* solved;
+  const float* initial;  ///< [B, H, rows, columns] contiguous; null: zeros
+  float* last;           ///< the same; null: not wanted
+  DeltaArrays arrays;    ///< where it keeps S and r for a backward instead of reading with queries
+};
+
+}  // namespace lethe::matrix_state

@@ -1,0 +1,144 @@
+#pragma once
+// Rows of a chunk's tiles as float16 divided by powers of two, by a warp its 16; and their weighted triangles.
+
+#include "optimized/cuda/matrix_state/delta_parts.cuh"
+
+namespace lethe::matrix_state {
+
+template <typename Element>
+using PairOf = std::conditional_t<std::is_same_v<Element, __half>, __half2, __nv_bfloat162>;
+
+/// A register as the vector type of 16-bit arithmetic, and back.
+template <typename Element>
+__device__ __forceinline__ PairOf<Element> pair_of(uint32_t word) {
+  PairOf<Element> pair;
+  memcpy(&pair, &word, sizeof pair);
+  return pair;
+}
+template <typename Pair>
+__device__ __forceinline__ uint32_t word_of(const Pair& pair) {
+  uint32_t word;
+  memcpy(&word, &pair, sizeof word);
+  return word;
+}
+
+/// A lane's part of a row of a tile of kPanels panels: half of each panel's. The rows of eight lanes are in different banks.
+template <int kPanels>
+struct RowPart {
+  int row;
+  uint32_t address;  ///< of the first piece
+
+  __device__ __forceinline__ RowPart(uint32_t tile, int block, int lane)
+      : row(16 * block + lane % 16), address(tile + tile_piece(row, lane / 16 * 4)) {}
+
+  /// visit(a piece's number, its address), of 16 bytes
+  template <typename Visit>
+  __device__ __forceinline__ void each(Visit&& visit) const {
+#pragma unroll
+    for (int i = 0; i < 4 * kPanels; ++i) visit(i, at_piece(address, i % 4) + i / 4 * kPanel);
+  }
+};
+
+/// The largest number of a row, of which two lanes have the parts.
+template <typename Element, int kPieces>
+__device__ __forceinline__ float largest_of_row(const uint4 (&pieces)[kPieces]) {
+  PairOf<Element> most = __habs2(pair_of<Element>(pieces[0].x));
+#pragma unroll
+  for (int i = 0; i < kPieces; ++i) {
+    const uint32_t words[4] = {pieces[i].x, pieces[i].y, pieces[i].z, pieces[i].w};
+#pragma unroll
+    for (int e = 0; e < 4; ++e) most = __hmax2(most, __habs2(pair_of<Element>(words[e])));
+  }
+  most = __hmax2(most, pair_of<Element>(__shfl_xor_sync(kAllLanes, word_of(most), 16)));
+  const float2 both = unpack<Element>(word_of(most));
+  return fmaxf(both.x, both.y);
+}
+
+template <int kPanels>
+__device__ __forceinline__ void load_row(uint4 (&pieces)[4 * kPanels], const RowPart<kPanels>& part) {
+  part.each([&](int i, uint32_t address) { pieces[i] = ptx::load_words(address); });
+}
+
+template <typename Element, int kPanels>
+__device__ __forceinline__ void store_row(const uint4 (&pieces)[4 * kPanels], const RowPart<kPanels>& part,
+                                          float factor) {
+  const auto scaled = [&](uint32_t word) {
+    const float2 pair = unpack<Element>(word);
+    return pack<__half>(pair.x * factor, pair.y * factor);
+  };
+  part.each([&](int i, uint32_t address) {
+    const uint4& x = pieces[i];
+    ptx::store_words(address, {scaled(x.x), scaled(x.y), scaled(x.z), scaled(x.w)});
+  });
+}
+
+/// Rows become float16 divided by their units, which are known.
+template <typename Element, int kPanels>
+__device__ __forceinline__ void divide_rows(uint32_t tile, const float* units, int block, int lane) {
+  const RowPart<kPanels> part(tile, block, lane);
+  uint4 pieces[4 * kPanels];
+  load_row(pieces, part);
+  store_row<Element>(pieces, part, reciprocal_of_power(units[part.row]));
+}
+
+/// The same by units of their largest numbers.
+template <typename Element, int kPanels>
+__device__ __forceinline__ void divide_rows_by_largest(uint32_t tile, float* units, int block, int lane) {
+  const RowPart<kPanels> part(tile, block, lane);
+  uint4 pieces[4 * kPanels];
+  load_row(pieces, part);
+  const float unit = power_of_two_below(largest_of_row<Element>(pieces));
+  store_row<Element>(pieces, part, reciprocal_of_power(unit));
+  if (lane < 16) units[part.row] = unit;
+}
+
+template <typename Element, int kPanels>
+__device__ __forceinline__ void measure_rows(uint32_t tile, float* largest, int block, int lane) {
+  const RowPart<kPanels> part(tile, block, lane);
+  uint4 pieces[4 * kPanels];
+  load_row(pieces, part);
+  const float most = largest_of_row<Element>(pieces);
+  if (lane < 16) largest[part.row] = most;
+}
+
+/// A warp's blocks of a lower triangle become products of what they are with `factors` of their columns and `outer` of their rows.
+__device__ __forceinline__ void weigh_blocks(uint4* blocks, const float* factors, const float (&outer)[2], int block,
+                                             int lane) {
+#pragma unroll
+  for (int k = 0; k < kWarps; ++k) {
+    if (k > block) break;
+    uint4& place = blocks[32 * lower_block(block, k) + lane];
+    uint32_t left[4];
+    Weighted(place, factors + 16 * k, lane % 4).pack_to(left, outer);
+    place = {left[0], left[1], left[2], left[3]};
+  }
+}
+
+/// The same of sums, which become blocks.
+__device__ __forceinline__ void store_weighted(uint4* blocks, const Sums& sums, const float* factors,
+                                               const float (&outer)[2], int block, int lane) {
+#pragma unroll
+  for (int k = 0; k < kWarps; ++k) {
+    if (k > block) break;
+    uint32_t words[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float(&x)[4] = sums[2 * k + i / 2];
+      const float2 factor = *reinterpret_cast<const float2*>(&factors[16 * k + 8 * (i / 2) + lane % 4 * 2]);
+      words[i] = pack<__half>(x[i % 2 * 2] * factor.x * outer[i % 2], x[i % 2 * 2 + 1] * factor.y * outer[i % 2]);
+    }
+    blocks[32 * lower_block(block, k) + lane] = {words[0], words[1], words[2], words[3]};
+  }
+}
+
+/// Blocks as a left operand.
+__device__ __forceinline__ void load_blocks(uint32_t (&left)[16], const uint4* blocks, int block, int lane) {
+#pragma unroll
+  for (int k = 0; k < kWarps; ++k) {
+    uint4 words{};
+    if (k <= block) words = blocks[32 * lower_block(block, k) + lane];
+    left[4 * k] = words.x, left[4 * k + 1] = words.y, left[4 * k + 2] = words.z, left[4 * k + 3] = words.w;
+  }
+}
+
+}  // namespace lethe::matrix_state

@@ -1,0 +1,37 @@
+#pragma once
+// The shared memory of the delta rule's sweep: the places of its parts in bytes; and its registers.
+
+#include "optimized/cuda/matrix_state/hopper/delta_arguments.cuh"
+#include "optimized/cuda/matrix_state/hopper/delta_units.cuh"
+#include "optimized/cuda/matrix_state/tiles.cuh"
+
+namespace lethe::matrix_state {
+
+/// kBlocks: of 64 rows of the state. kGroups: of 64 columns, a warpgroup each.
+template <int kBlocks, int kGroups>
+struct DeltaSweepShared {
+  static constexpr int kThreads = (2 + kGroups) * kComputing, kStateWarps = kGroups * kWarps;
+  static constexpr int kKey = kBlocks * kPanel, kValue = 2 * kKey, kStage = kValue + kGroups * kPanel;
+  static constexpr int kStages = 3, kTogether = kBlocks == 1 ? 2 : 1;
+  /// Of each thread at the launch, and of those of each warpgroup.
+  static constexpr int kRegisters = kBlocks == 1   ? 80
+                                    : kGroups == 1 ? 168
+                                                   : 128,
+                       kLoadRegisters = kBlocks == 1 ? 24 : 40, kPrepareRegisters = kBlocks == 1 ? 64 : 96,
+                       kStateRegisters = kBlocks == 1 ? 152 : 184;
+  struct Small {
+    DeltaTokens tokens[kStages];
+    DeltaTokenUnits units;
+    float largest[2][kStateWarps];  ///< of the state before a chunk, which is held divided by a unit
+    float decay[kStages];           ///< γ_C and the unit of S, over that of the next S
+    float after[kStages];           ///< the unit of the next S
+    float first_reciprocal;         ///< of the first unit
+    uint64_t full[kStages], prepared[kStages], empty[kStages], measured[2];
+  };
+  static constexpr int kState = kStages * kStage, kPairs = kState + kGroups * kBlocks * kPanel,
+                       kSolved = kPairs + 2 * kFragments, kSmall = kSolved + kStages * int{sizeof(SolvedChunk)};
+  static constexpr int kBytes = kSmall + int{sizeof(Small)};
+  static_assert(kTogether * (kBytes + 1024) <= 228 * 1024 && kBytes <= 227 * 1024);
+};
+
+}  // namespace lethe::matrix_state

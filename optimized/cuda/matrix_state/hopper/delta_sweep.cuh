@@ -1,0 +1,385 @@
+#pragma once
+// delta_state's values for a state of at most 128 rows, from the chunks that delta_solve.cuh solved: a CTA sweeps a head and kGroups times 64 columns of its
+// state in chunks of 64 tokens, by the equations of delta_forward.cuh.
+//
+//   warpgroup 0    tiles of a chunk, its W, its gates and strengths                        → full
+//   warpgroup 1    makes the rows of Q and K float16; P = Q Kᵀ; weights P and W by units   → prepared
+//   warpgroup 2…   S, rounded, to shared memory; X = V − γ K S; R = X − W β X;
+//                  S = γ_C S + Kᵀ (D_C β R); O = γ Q S + P β R                             → measured, empty
+//
+// All that becomes float16 is divided by the units of delta_units.cuh. X, R and O lie over V, R times its weights over the rounded state. So
+// that a chunk's rows of O need not have left before the next one begins, its stage is empty only then.
+
+#include "optimized/cuda/launch.cuh"
+#include "optimized/cuda/matrix_state/delta_state.cuh"
+#include "optimized/cuda/matrix_state/hopper/delta_rows.cuh"
+#include "optimized/cuda/matrix_state/hopper/delta_shared.cuh"
+#include "optimized/cuda/matrix_state/hopper/products.cuh"
+
+namespace lethe::matrix_state {
+
+/// Sums of wgmma in the order of mma.sync's.
+__device__ __forceinline__ Sums& by_tiles(float (&sums)[32]) { return reinterpret_cast<Sums&>(sums); }
+
+/// kKeeps: for a backward, without queries.
+template <typename Element, int kBlocks, int kGroups, bool kKeeps>
+struct DeltaSweep {
+  using Shared = DeltaSweepShared<kBlocks, kGroups>;
+  const DeltaSweepArguments& p;
+  char* const memory;
+  const int block, lane;  ///< the warp of its warpgroup, and the lane
+  const int b, h, head;
+  const int tile;  ///< the first one, of 64 columns
+
+  __device__ typename Shared::Small& small() const {
+    return *reinterpret_cast<typename Shared::Small*>(memory + Shared::kSmall);
+  }
+  __device__ char* stage(int i) const { return memory + i * Shared::kStage; }
+  __device__ SolvedChunk& solved(int i) const { return reinterpret_cast<SolvedChunk*>(memory + Shared::kSolved)[i]; }
+  /// P of a chunk. Two places are enough: chunk n is prepared when the state before chunk n − 1 is measured, so when chunk n − 2 is swept.
+  __device__ uint4* pairs(int n) const {
+    return reinterpret_cast<uint4*>(memory + Shared::kPairs + n % 2 * kFragments);
+  }
+  __device__ static int64_t first_of(int n) { return static_cast<int64_t>(n) * kChunk; }
+  // What a chunk's rows are multiplied with lies over what is not read again when it is prepared.
+  __device__ static float* read_state(SolvedChunk& chunk) { return chunk.key_unit; }  ///< γ and the unit of S, over σ
+  __device__ static float* out_unit(SolvedChunk& chunk) { return chunk.key_norm; }  ///< scale · σ and the query's unit
+
+  /// Of gates that are open what the chunk before has written over.
+  static __device__ __forceinline__ void open_gates(ChunkGates& gates, int lane) {
+    const float2 ones{1.0f, 1.0f};
+    *reinterpret_cast<float2*>(&gates.read[2 * lane]) = ones;
+    *reinterpret_cast<float2*>(&gates.write[2 * lane]) = ones;
+  }
+
+  /// One warp.
+  __device__ __forceinline__ void load() const {
+    const auto raw_of = [&](int n) {
+      RawChunk raw;
+      raw.load(p.gate, p.beta, p.length, b, h, first_of(n), lane);
+      return raw;
+    };
+    RawChunk next = raw_of(0);
+    wait_for_previous_kernel();
+    ptx::RingPosition at;
+    for (int n = 0; n < p.chunks; ++n, at.advance(Shared::kStages)) {
+      ptx::mbarrier_wait(&small().empty[at.index], at.parity ^ 1);
+      uint64_t* const full = &small().full[at.index];
+      if (lane == 0) {
+        char* const to = stage(at.index);
+        ptx::mbarrier_arrive_expect(full, Shared::kStage - (kKeeps ? Shared::kKey : 0) + sizeof(SolvedChunk));
+        load_tile_of<kBlocks>(to + Shared::kKey, p.maps[1], p.key, full, 0, first_of(n), b, h);
+        if constexpr (!kKeeps) load_tile_of<kBlocks>(to, p.maps[0], p.query, full, 0, first_of(n), b, h);
+        load_tile_of<kGroups>(to + Shared::kValue, p.maps[2], p.value, full, 64 * tile, first_of(n), b, h);
+        ptx::load_run(&solved(at.index), &p.solved[int64_t{1} * head * p.chunks + n], sizeof(SolvedChunk), full);
+      }
+      const RawChunk raw = next;
+      if (n + 1 < p.chunks) next = raw_of(n + 1);
+      DeltaTokens& tokens = small().tokens[at.index];
+      *reinterpret_cast<float2*>(&tokens.beta[2 * lane]) = raw.beta;
+      if (p.gate.log_forget || n < Shared::kStages) {
+        prepare_gates(tokens.gates, raw.gates, 1.0f, 1.0f, false, lane);
+      } else {
+        open_gates(tokens.gates, lane);
+      }
+      arrive_warp(full, lane);
+    }
+  }
+
+  /// A bound of the lengths of the state's columns by the largest number of chunk n's, of `unit`.
+  __device__ __forceinline__ float bound_of(int n, float unit) const {
+    constexpr float kRoot = kBlocks == 1 ? 8.0f : 11.5f;
+    float most = 0.0f;
+#pragma unroll
+    for (int i = 0; i < Shared::kStateWarps; ++i) most = fmaxf(most, small().largest[n % 2][i]);
+    return most * unit * kRoot;
+  }
+
+  /// A warpgroup: what no state enters, and the units.
+  __device__ __forceinline__ void prepare() const {
+    const bool gated = p.gate.log_forget != nullptr;
+    const int i0 = 16 * block + lane / 4;
+    DeltaTokenUnits& units = small().units;
+    float unit = 1.0f, unit_before = 1.0f;  // of the state before this chunk, and the one before it
+    DeltaGrowth growth;
+    ptx::RingPosition at;
+    for (int n = 0; n < p.chunks; ++n, at.advance(Shared::kStages)) {
+      char* const tiles = stage(at.index);
+      DeltaTokens& tokens = small().tokens[at.index];
+      SolvedChunk& chunk = solved(at.index);
+      ptx::mbarrier_wait(&small().full[at.index], at.parity);
+      const uint32_t query = ptx::shared_address(tiles);
+      divide_rows<Element, kBlocks>(query + Shared::kKey, chunk.key_unit, block, lane);
+      if constexpr (!kKeeps) divide_rows_by_largest<Element, kBlocks>(query, units.query_unit, block, lane);
+      measure_rows<Element, kGroups>(query + Shared::kValue, units.largest_value, block, lane);
+      ptx::fence_async_shared();
+      ptx::named_barrier_sync(kPrepareBarrier, kComputing);
+      if (block == 1) {
+        const int earlier = max(n - 1, 0);
+        ptx::mbarrier_wait(&small().measured[earlier % 2], earlier / 2 % 2);
+        float before = bound_of(earlier, unit_before);
+        if (n == 0) {
+          unit = delta_unit(before);
+          if (lane == 0) small().first_reciprocal = reciprocal_of_power(unit);
+        } else {
+          before = growth.after(before);
+        }
+        const float next = prepare_units(tokens, units, chunk.key_unit, chunk.key_norm, read_state(chunk),
+                                         out_unit(chunk), before, unit, p.scale, growth, lane);
+        if (lane == 0) {
+          small().decay[at.index] = tokens.gates.total * unit * reciprocal_of_power(next);
+          small().after[at.index] = next;
+        }
+        unit_before = n == 0 ? 1.0f : unit;
+        unit = next;
+      }
+      [[maybe_unused]] float sums[32];
+      if constexpr (!kKeeps) {
+        ptx::undefined(sums);
+        ptx::fence_registers(sums);
+        ptx::wgmma_fence();
+#pragma unroll
+        for (int i = 0; i < kBlocks; ++i)
+          issue_product<__half, ptx::Major::kK, ptx::Major::kK>(sums, tiles + i * kPanel,
+                                                                tiles + Shared::kKey + i * kPanel, i > 0);
+        ptx::wgmma_commit();
+        ptx::wgmma_wait<0>();
+        ptx::fence_registers(sums);
+        weigh_pairs(by_tiles(sums), tokens.gates, gated, 0, block, lane);
+      }
+      ptx::named_barrier_sync(kPrepareBarrier, kComputing);
+      {
+        const float outer[2] = {-chunk.unit[i0] * tokens.reciprocal()[i0],
+                                -chunk.unit[i0 + 8] * tokens.reciprocal()[i0 + 8]};
+        weigh_blocks(chunk.inverse, units.of_row, outer, block, lane);
+      }
+      if constexpr (!kKeeps) {
+        const float outer[2] = {units.of_state[i0], units.of_state[i0 + 8]};
+        store_weighted(pairs(n), by_tiles(sums), units.of_pair, outer, block, lane);
+      }
+      arrive_warp(&small().prepared[at.index], lane);
+    }
+  }
+
+  /// A warpgroup: all rows of 64 columns of the state, and O.
+  __device__ __forceinline__ void sweep(int group) const {
+    using ptx::Major;
+    const Place place{block, lane};
+    const int i0 = 16 * block + lane / 4, column = 64 * (tile + group), columns = min(64, p.columns - column);
+    const auto place_of = [&](int row, int c) { return (int64_t{1} * head * p.rows + row) * p.columns + column + c; };
+    char* const rounded = memory + Shared::kState + group * kBlocks * kPanel;
+    const auto sync = [&] { ptx::named_barrier_sync(kStateBarrier + group, kComputing); };
+
+    DeltaState<64 * kBlocks> state;  // divided by units that prepare() knows
+    state.load(p.initial, p.rows, columns, place_of, block, lane);
+    const auto sums_of = [&](int m) -> float(&)[32] { return reinterpret_cast<float(&)[32]>(state.x[m]); };
+    const auto scale_state = [&](float factor) {
+#pragma unroll
+      for (int m = 0; m < kBlocks; ++m) scale_rows(sums_of(m), factor, factor);
+    };
+    // Of the state before chunk n.
+    const auto measure = [&](int n) {
+      const float most = state.largest();
+      if (lane == 0) small().largest[n % 2][group * kWarps + block] = most;
+      arrive_warp(&small().measured[n % 2], lane);
+    };
+    const auto put = [&](char* to, const float(&sums)[32]) {
+      uint32_t packed[16];
+      pack_sums<__half>(packed, sums, 1.0f);
+      store_packed(ptx::shared_address(to), packed, place);
+    };
+    measure(0);
+    float unit = 1.0f;  // of the state
+    ptx::RingPosition at;
+    for (int n = 0; n < p.chunks; ++n, at.advance(Shared::kStages)) {
+      DeltaTokens& tokens = small().tokens[at.index];
+      SolvedChunk& chunk = solved(at.index);
+      char* const query = stage(at.index);
+      const char* const key = query + Shared::kKey;
+      char* const value = query + Shared::kValue + group * kPanel;
+      ptx::mbarrier_wait(&small().full[at.index], at.parity);
+      ptx::mbarrier_wait(&small().prepared[at.index], at.parity);
+      if (n == 0) {
+        scale_state(small().first_reciprocal);
+        unit = reciprocal_of_power(small().first_reciprocal);
+      }
+#pragma unroll
+      for (int m = 0; m < kBlocks; ++m) put(rounded + m * kPanel, sums_of(m));
+      if constexpr (kKeeps) keep_state(n, group, rounded, unit);
+      ptx::fence_async_shared();
+      sync();
+      float x[32];
+      [[maybe_unused]] float out[32];
+      uint32_t left[16];
+      ptx::undefined(x);
+      ptx::fence_registers(x);
+      if constexpr (!kKeeps) {
+        ptx::undefined(out);
+        ptx::fence_registers(out);
+      }
+      ptx::wgmma_fence();
+#pragma unroll
+      for (int m = 0; m < kBlocks; ++m)
+        issue_product<__half, Major::kK, Major::kMN>(x, key + m * kPanel, rounded + m * kPanel, m > 0);
+      ptx::wgmma_commit();
+      if constexpr (!kKeeps) {
+#pragma unroll
+        for (int m = 0; m < kBlocks; ++m)
+          issue_product<__half, Major::kK, Major::kMN>(out, query + m * kPanel, rounded + m * kPanel, m > 0);
+      }
+      ptx::wgmma_commit();
+      uint32_t values[16];
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        uint32_t four[4];
+        load_left(four, ptx::shared_address(value), block, k, lane);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) values[4 * k + i] = four[i];
+      }
+      const float read[2] = {tokens.read_key()[i0], tokens.read_key()[i0 + 8]},
+                  reciprocal[2] = {tokens.reciprocal()[i0], tokens.reciprocal()[i0 + 8]};
+      ptx::wgmma_wait<1>();
+      ptx::fence_registers(x);
+#pragma unroll
+      for (int i = 0; i < 16; ++i) {
+        const float2 v = unpack<Element>(values[i]);
+        x[2 * i] = fmaf(v.x, reciprocal[i % 2], -read[i % 2] * x[2 * i]);
+        x[2 * i + 1] = fmaf(v.y, reciprocal[i % 2], -read[i % 2] * x[2 * i + 1]);
+      }
+      put(value, x);
+      ptx::fence_async_shared();
+      load_blocks(left, chunk.inverse, block, lane);
+      ptx::wgmma_wait<0>();
+      if constexpr (!kKeeps) ptx::fence_registers(out);
+      if (n > 0 && lane == 0) {
+        ptx::bulk_wait_read<0>();
+        ptx::mbarrier_arrive(&small().empty[at.index == 0 ? Shared::kStages - 1 : at.index - 1]);
+      }
+      sync();
+      ptx::fence_registers(x);
+      ptx::fence_registers(left);
+      ptx::wgmma_fence();
+      issue_product<__half, Major::kMN>(x, left, value, true);
+      ptx::wgmma_commit();
+      if constexpr (!kKeeps) scale_rows(out, read_state(chunk)[i0], read_state(chunk)[i0 + 8]);
+      scale_state(small().decay[at.index]);
+      unit = small().after[at.index];
+      ptx::wgmma_wait<0>();
+      ptx::fence_registers(x);
+      ptx::fence_registers(left);
+      {
+        float weighted[32];
+#pragma unroll
+        for (int i = 0; i < 32; ++i) weighted[i] = x[i] * tokens.write()[i0 + i / 2 % 2 * 8];
+        put(rounded, weighted);
+      }
+      ptx::fence_async_shared();
+      sync();  // R's weighted rows are there, and X is read
+#pragma unroll
+      for (int m = 0; m < kBlocks; ++m) ptx::fence_registers(sums_of(m));
+      ptx::wgmma_fence();
+#pragma unroll
+      for (int m = 0; m < kBlocks; ++m)
+        issue_product<__half, Major::kMN, Major::kMN>(sums_of(m), key + m * kPanel, rounded, true);
+      ptx::wgmma_commit();
+      put(value, x);
+      if constexpr (kKeeps) {
+        keep_residual(n, group, value, reciprocal);
+      } else {
+        ptx::fence_async_shared();
+        load_blocks(left, pairs(n), block, lane);
+        sync();
+        ptx::fence_registers(out);
+        ptx::fence_registers(left);
+        ptx::wgmma_fence();
+        issue_product<__half, Major::kMN>(out, left, value, true);
+      }
+      ptx::wgmma_commit();
+      ptx::wgmma_wait<1>();
+#pragma unroll
+      for (int m = 0; m < kBlocks; ++m) ptx::fence_registers(sums_of(m));
+      measure(n + 1);
+      ptx::wgmma_wait<0>();
+      if constexpr (!kKeeps) ptx::fence_registers(out);
+      ptx::fence_registers(left);
+      sync();  // all products have ended
+      if constexpr (!kKeeps) {
+        scale_rows(out, out_unit(chunk)[i0], out_unit(chunk)[i0 + 8]);
+        uint32_t packed[16];
+        pack_sums<Element>(packed, out, 1.0f);
+        store_rows_by_map(value, packed, p.maps[3], column, first_of(n), b, h, place);
+      }
+    }
+    if (p.last) {
+      scale_state(unit);
+      state.store(p.last, p.rows, columns, place_of, block, lane);
+    }
+    if (lane == 0) ptx::bulk_wait<0>();
+  }
+
+  __device__ int64_t kept_tile(int n, int group) const {
+    return (int64_t{1} * (tile + group) * p.all_heads + head) * p.chunks + n;
+  }
+  /// This warp's rows of S before a chunk, and what it is divided by.
+  __device__ __forceinline__ void keep_state(int n, int group, const char* rounded, float unit) const {
+    const int64_t kept = kept_tile(n, group);
+    __syncwarp();
+#pragma unroll
+    for (int m = 0; m < kBlocks; ++m)
+      write_image(p.arrays.before + (kept * kBlocks + m) * (kPanel / 16), ptx::shared_address(rounded) + m * kPanel,
+                  block, lane);
+    if (threadIdx.x % kComputing == 0) p.arrays.before_unit[kept] = unit;
+  }
+  /// The same of R.
+  __device__ __forceinline__ void keep_residual(int n, int group, const char* value,
+                                                const float (&reciprocal)[2]) const {
+    const int64_t kept = kept_tile(n, group);
+    __syncwarp();
+    write_image(p.arrays.residual + kept * (kPanel / 16), ptx::shared_address(value), block, lane);
+    if (lane % 4 > 0) return;
+    float* const units = p.arrays.residual_unit + kept * kChunk + 16 * block + lane / 4;
+    units[0] = reciprocal_of_power(reciprocal[0]);
+    units[8] = reciprocal_of_power(reciprocal[1]);
+  }
+};
+
+template <typename Element, int kBlocks, int kGroups, bool kKeeps>
+__global__ void __launch_bounds__(DeltaSweepShared<kBlocks, kGroups>::kThreads,
+                                  DeltaSweepShared<kBlocks, kGroups>::kTogether)
+    delta_sweep(const __grid_constant__ DeltaSweepArguments p) {
+  using Shared = DeltaSweepShared<kBlocks, kGroups>;
+  extern __shared__ __align__(1024) char memory[];
+  const int warpgroup = threadIdx.x / kComputing, ctas = delta_ctas(p.columns, kGroups),
+            head = static_cast<int>(blockIdx.x) / ctas;
+  const DeltaSweep<Element, kBlocks, kGroups, kKeeps> call{p,
+                                                           memory,
+                                                           static_cast<int>(threadIdx.x / 32 % kWarps),
+                                                           static_cast<int>(threadIdx.x % 32),
+                                                           head / p.heads,
+                                                           head % p.heads,
+                                                           head,
+                                                           static_cast<int>(blockIdx.x) % ctas * kGroups};
+  if (threadIdx.x == 0) {
+    auto& small = call.small();
+    for (int i = 0; i < Shared::kStages; ++i) {
+      ptx::mbarrier_init(&small.full[i], 2);
+      ptx::mbarrier_init(&small.prepared[i], kWarps);
+      ptx::mbarrier_init(&small.empty[i], Shared::kStateWarps);
+    }
+    for (int i = 0; i < 2; ++i) ptx::mbarrier_init(&small.measured[i], Shared::kStateWarps);
+    ptx::mbarrier_init_fence();
+  }
+  __syncthreads();
+  if (warpgroup == 0) {
+    change_registers<Shared::kRegisters, Shared::kLoadRegisters>();
+    if (threadIdx.x < 32) call.load();
+  } else if (warpgroup == 1) {
+    change_registers<Shared::kRegisters, Shared::kPrepareRegisters>();
+    call.prepare();
+  } else {
+    change_registers<Shared::kRegisters, Shared::kStateRegisters>();
+    call.sweep(warpgroup - 2);
+  }
+}
+
+}  // namespace lethe::matrix_state

@@ -1,0 +1,100 @@
+#pragma once
+// What a warp of the forward writes of its 16 rows of a chunk: values, or of a normalised call dO over z·q and the gradient of z·q.
+
+#include "optimized/cuda/matrix_state/hopper/arguments.cuh"
+#include "optimized/cuda/matrix_state/hopper/normalizer.cuh"
+
+namespace lethe::matrix_state {
+
+template <typename Call>
+__device__ __forceinline__ void write_values(const Call& call, const float (&out)[32], int64_t first, Place place) {
+  const auto& p = call.p;
+  if (p.float_out) {
+    const int own = ptx::opaque(call.lane),
+              first_column = 64 * ptx::opaque(call.tile);  // so that addresses occupy no registers elsewhere
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+      const int64_t token = first + 16 * call.warp + own / 4 + 8 * (i % 2);
+      const int column = first_column + 8 * (i / 2) + own % 4 * 2;
+      if (token < p.length && column < p.columns)
+        *reinterpret_cast<float2*>(static_cast<float*>(p.out) +
+                                   ((call.b * p.length + token) * p.heads + call.h) * p.columns +
+                                   column) = {out[2 * i], out[2 * i + 1]};
+    }
+    return;
+  }
+  uint32_t packed[16];
+  pack_sums<typename Call::Element>(packed, out, 1.0f);
+  if (call.lane == 0) ptx::bulk_wait_read<0>();  // the previous chunk's rows have left
+  __syncwarp();
+  store_rows_by_map(call.memory + Call::Shared::kOut, packed, p.maps[3], 64 * call.tile, first, call.b, call.h, place);
+}
+
+/// dO, to where the result leaves from.
+template <typename Call>
+__device__ __forceinline__ void load_grad_values(const Call& call, int64_t first) {
+  if (call.lane > 0) return;
+  constexpr int kRows = kChunk / kWarps;
+  uint64_t* const full = &call.small().grad_full[call.warp];
+  ptx::bulk_wait_read<0>();  // the previous chunk's rows have left
+  ptx::mbarrier_arrive_expect(full, kRows * 128);
+  ptx::load_tile(call.memory + Call::Shared::kOut + kRows * 128 * call.warp, &call.p.maps[4], full, 0,
+                 call.p.grad_values.head_stride ? call.h : 0, static_cast<int>(first) + kRows * call.warp, call.b);
+}
+
+/// dO / z·q in 16 bits; and what it gives to z·q, of those 16 bits, since pairs add up the difference of both. `divisor` is z·q in out's unit, that of a
+/// row; chunk n of the sweep.
+template <typename Call>
+__device__ __forceinline__ void write_gradients(const Call& call, const float (&out)[32], const float (&divisor)[2],
+                                                const float (&row_unit)[2], int64_t first, int n, Place place) {
+  using Element = typename Call::Element;
+  const auto& p = call.p;
+  char* const tile = call.memory + Call::Shared::kOut;
+  const float inverse[2] = {1.0f / divisor[0], 1.0f / divisor[1]};
+  const float true_inverse[2] = {inverse[0] * reciprocal_of_power(row_unit[0]),
+                                 inverse[1] * reciprocal_of_power(row_unit[1])};
+  uint32_t packed[16];
+  float dot[2] = {0.0f, 0.0f};
+  ptx::mbarrier_wait(&call.small().grad_full[call.warp], n & 1);
+#pragma unroll
+  for (int c = 0; c < 4; ++c) {
+    uint32_t a[4];
+    load_left(a, ptx::shared_address(tile), c, place);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 x = unpack<Element>(a[i]);
+      packed[4 * c + i] = pack<Element>(x.x * true_inverse[i % 2], x.y * true_inverse[i % 2]);
+      const float2 y = unpack<Element>(packed[4 * c + i]);
+      dot[i % 2] += out[8 * c + 2 * i] * y.x + out[8 * c + 2 * i + 1] * y.y;
+    }
+  }
+  float* const to = p.grad_normalizer + int64_t{1} * call.head * call.order.chunks * kChunk + first;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const float sum = quad_sum(dot[half]);
+    const int row = 16 * call.warp + call.lane / 4 + 8 * half;
+    if (call.lane % 4 == 0) to[row] = first + row < p.length ? -sum * inverse[half] : 0.0f;
+  }
+  __syncwarp();  // all lanes have read dO
+  store_rows_by_map(tile, packed, p.maps[3], 0, first, call.b, call.h, place);
+}
+
+/// Chunk n's rows, in row_unit where the type is float16: values, which a normaliser divides, or gradients.
+template <typename Call>
+__device__ __forceinline__ void write_rows(const Call& call, float (&out)[32], float (&divisors)[4],
+                                           const float (&row_unit)[2], int n, Place place) {
+  const int64_t first = call.first_of(n);
+  if constexpr (Call::kNormalized) {
+    ptx::fence_registers(divisors);
+    const float divisor[2] = {row_of_column(divisors, 0, call.lane), row_of_column(divisors, 1, call.lane)};
+    if constexpr (Call::kNormalizer == Normalizer::kGradients)
+      return write_gradients(call, out, divisor, row_unit, first, n, place);
+    scale_rows(out, 1.0f / divisor[0], 1.0f / divisor[1]);  // both are in the same unit
+  } else {
+    const float scale = Call::kGated ? 1.0f : call.p.scale;
+    scale_rows(out, row_unit[0] * scale, row_unit[1] * scale);
+  }
+  write_values(call, out, first, place);
+}
+
+}  // namespace lethe::matrix_state

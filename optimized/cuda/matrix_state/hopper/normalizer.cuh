@@ -1,0 +1,149 @@
+#pragma once
+// A column of the state that is kept apart from the values' columns, in float: with a normaliser the last one, z, whose value is 1 at every token; of the
+// gradient R the last one, whose dO is the gradient of z·q. Products with it have eight columns, of which two are its two parts of 16 bits: together they
+// have 16 bits of each number's mantissa at least, of float16 also 24 bits of the largest.
+
+#include "optimized/cuda/hopper/ptx/wgmma_eight_columns.cuh"
+#include "optimized/cuda/matrix_state/hopper/products.cuh"
+
+namespace lethe::matrix_state {
+
+/// What a call does about a normaliser: there is none; values are divided by it; or it is read for the gradients, in place of values.
+enum class Normalizer { kNone, kDivides, kGradients };
+
+/// 64 numbers x in two parts: element i of part s at [i / 8][s][i % 8]. As a right operand without a swizzle its columns are the two parts and six of
+/// which nothing is read.
+struct alignas(16) SplitVector {
+  uint16_t parts[8][2][8];
+};
+constexpr int kBeyondSplitVector = 96;  ///< bytes that a product reads after one
+
+template <typename Element>
+__device__ __forceinline__ void store_parts(SplitVector& to, int i, float x) {
+  const uint32_t near = pack<Element>(x, 0.0f), rest = pack<Element>(x - unpack<Element>(near).x, 0.0f);
+  to.parts[i / 8][0][i % 8] = static_cast<uint16_t>(near);
+  to.parts[i / 8][1][i % 8] = static_cast<uint16_t>(rest);
+}
+
+/// A warp: a chunk's numbers of a column, times 1 / unit where the type is float16; all 1 of a null pointer.
+template <typename Element>
+__device__ __forceinline__ void prepare_column(SplitVector& to, float& unit, float2 x, int lane) {
+  unit = 1.0f;
+  if constexpr (std::is_same_v<Element, __half>)
+    unit = power_of_two_below(largest_of_warp(fmaxf(fabsf(x.x), fabsf(x.y))));
+  const float inverse = reciprocal_of_power(unit);
+  store_parts<Element>(to, 2 * lane, x.x * inverse);
+  store_parts<Element>(to, 2 * lane + 1, x.y * inverse);
+}
+
+/// Numbers 2l and 2l + 1 of a column [B·H, chunks · 64] in the chunk that begins at `first`; 1 of a null pointer.
+__device__ __forceinline__ float2 load_column(const float* column, int64_t head, int64_t chunks, int64_t first,
+                                              int lane) {
+  if (!column) return {1.0f, 1.0f};
+  return *reinterpret_cast<const float2*>(column + head * chunks * kChunk + first + 2 * lane);
+}
+
+/// sum = (accumulate ? sum : 0) + left · right, issued: what lanes with t = 0 have in sum[2h] + sum[2h + 1] is row g + 8h.
+template <typename Element, ptx::Major kLeft>
+__device__ __forceinline__ void issue_column(float (&sum)[4], const char* left, const SplitVector& right,
+                                             bool accumulate) {
+  const uint64_t a = ptx::operand_descriptor(left, kPanel), b = ptx::unswizzled_descriptor(&right, 32, 0);
+#pragma unroll
+  for (int k = 0; k < 4; ++k)
+    ptx::wgmma<kLeft, ptx::Major::kK>(Element{}, sum, ptx::advance<kStepBytes<kLeft>>(a, k), ptx::advance<64>(b, k),
+                                      accumulate || k > 0);
+}
+
+template <typename Element>
+__device__ __forceinline__ void issue_column(float (&sum)[4], const uint32_t (&left)[16], const SplitVector& right) {
+  const uint64_t b = ptx::unswizzled_descriptor(&right, 32, 0);
+#pragma unroll
+  for (int k = 0; k < 4; ++k)
+    ptx::wgmma<ptx::Major::kK>(Element{}, sum, left[4 * k], left[4 * k + 1], left[4 * k + 2], left[4 * k + 3],
+                               ptx::advance<64>(b, k), true);
+}
+
+/// A row's sum of issue_column, in all four lanes that share the row.
+__device__ __forceinline__ float row_of_column(const float (&sum)[4], int half, int lane) {
+  return __shfl_sync(kAllLanes, sum[2 * half] + sum[2 * half + 1], lane & ~3);
+}
+
+/// What add_to_state adds beside the state: the same keys' product with a column.
+template <typename Element>
+struct ColumnProduct {
+  const SplitVector& right;
+  float sum[4];
+
+  __device__ __forceinline__ explicit ColumnProduct(const SplitVector& values) : right(values) { ptx::undefined(sum); }
+  __device__ __forceinline__ void fence() { ptx::fence_registers(sum); }
+  __device__ __forceinline__ void issue(const uint32_t (&keys)[4], int k) {
+    ptx::wgmma<ptx::Major::kK>(Element{}, sum, keys[0], keys[1], keys[2], keys[3],
+                               ptx::advance<64>(ptx::unswizzled_descriptor(&right, 32, 0), k), k > 0);
+  }
+  __device__ __forceinline__ void issue(const char* keys) {
+    issue_column<Element, ptx::Major::kMN>(sum, keys, right, false);
+  }
+  __device__ __forceinline__ float of_row(int half) const { return sum[2 * half] + sum[2 * half + 1]; }
+};
+
+/// A lane's rows g and g + 8 of the column, right in lanes with t = 0; before the segment and of it apart, as State has its numbers.
+struct StateColumn {
+  float before[2] = {}, sum[2] = {};
+
+  __device__ __forceinline__ void forget(float total) {
+    sum[0] *= total;
+    sum[1] *= total;
+  }
+  template <typename Element>
+  __device__ __forceinline__ void add(const ColumnProduct<Element>& product, float unit) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) sum[half] = fmaf(unit, product.of_row(half), sum[half]);
+  }
+  template <typename State>
+  __device__ __forceinline__ float value(const State& state, int half) const {
+    return State::joined(before[half], state.decay, sum[half], state.scale);
+  }
+  /// Where a segment ends: before the state itself is joined.
+  template <typename State>
+  __device__ __forceinline__ void join(const State& state) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      before[half] = value(state, half);
+      sum[half] = 0.0f;
+    }
+  }
+};
+
+/// visit(half, place in 64 rows) of a lane's rows where it has them.
+template <typename Visit>
+__device__ __forceinline__ void each_of_column(Place at, Visit&& visit) {
+  if (at.lane % 4 > 0) return;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) visit(half, 16 * at.block + at.lane / 4 + 8 * half);
+}
+
+/// The last column of a head's state [rows, columns + 1] contiguous: zeros beyond, or of a null pointer.
+__device__ __forceinline__ void load_last_column(float (&to)[2], const float* from, int64_t head, int block, int rows,
+                                                 int columns, Place at) {
+  each_of_column(at, [&](int half, int row) {
+    const int64_t r = 64 * block + row;
+    to[half] = from && r < rows ? from[(head * rows + r) * (columns + 1) + columns] : 0.0f;
+  });
+}
+
+template <typename Value>
+__device__ __forceinline__ void store_last_column(float* to, int64_t head, int block, int rows, int columns, Place at,
+                                                  Value&& value) {
+  each_of_column(at, [&](int half, int row) {
+    const int64_t r = 64 * block + row;
+    if (r < rows) to[(head * rows + r) * (columns + 1) + columns] = value(half);
+  });
+}
+
+/// The same of a segment's columns [segment, blocks, 64].
+__device__ __forceinline__ void load_column_of_segment(float (&to)[2], const float* from, int64_t segment, int block,
+                                                       int blocks, Place at) {
+  each_of_column(at, [&](int half, int row) { to[half] = load_global(from + (segment * blocks + block) * 64 + row); });
+}
+
+}  // namespace lethe::matrix_state

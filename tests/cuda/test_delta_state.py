@@ -1,0 +1,129 @@
+"""delta_state on a GPU: the powers of two by which its kernels divide what they make float16.
+
+usage: python3 tests/cuda/test_delta_state.py LIBRARY [--device DEVICE] [unittest arguments]
+  DEVICE  where they run (default cuda); "--device cpu" tries the tests themselves without a GPU
+"""
+import itertools
+import sys
+import unittest
+
+import torch
+from test_operators import BUDGET, load_library_or_skip
+
+DEVICE = "cuda"
+SIZES = ((64, 64), (128, 128), (128, 64), (40, 72))
+
+
+def delta_problem(dtype, length=260, heads=2, rows=64, columns=64, correlation=0.5, seed=6):
+    """Keys of norm 1, strengths up to 1, one gate a token, and a state."""
+    generator = torch.Generator().manual_seed(seed)
+    normal = lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.float64)
+    key = correlation ** 0.5 * normal(1, 1, heads, rows) + (1 - correlation) ** 0.5 * normal(1, length, heads, rows)
+    return {"query": normal(1, length, heads, rows).to(dtype), "key": torch.nn.functional.normalize(key, dim=-1).to(dtype),
+            "value": normal(1, length, heads, columns).to(dtype), "beta": torch.rand(1, length, heads, generator=generator),
+            "gate": torch.nn.functional.logsigmoid(normal(1, length, heads) + 4).float(), "state": normal(1, heads, rows, columns).float()}
+
+
+def run(given, device, gated=True):
+    """Values and last state, on the CPU."""
+    names = ("query", "key", "value", "beta", "gate" if gated else None, "state")
+    results = torch.ops.lethe.delta_state(*(name and given[name].to(device) for name in names))
+    return [result.cpu() for result in results]
+
+
+def gradients(given, device):
+    """By name, of a fixed loss on values and last state."""
+    leaves = {name: tensor.to(device).requires_grad_() for name, tensor in given.items()}
+    results = torch.ops.lethe.delta_state(*(leaves[name] for name in ("query", "key", "value", "beta", "gate", "state")))
+    torch.autograd.backward(results, [torch.linspace(-9, 9, r.numel(), dtype=torch.float64).sin().view(r.shape).to(r.dtype).to(device) for r in results])
+    return {name: leaf.grad.cpu() for name, leaf in leaves.items()}
+
+
+def double(given):
+    return {name: tensor.double() for name, tensor in given.items()}
+
+
+class Units(unittest.TestCase):
+    def assert_windows(self, given, budget, gated=True):
+        """Every 32 tokens of a head are within the budget: a large token hides no later error."""
+        actual, expected = (run(x, device, gated)[0].double().transpose(1, 2) for x, device in ((given, DEVICE), (double(given), "cpu")))
+        for begin in range(0, actual.size(2), 32):
+            off, whole = ((x[:, :, begin:begin + 32]).norm(dim=(2, 3)) for x in (actual - expected, expected))
+            worst = (off / whole).nan_to_num(nan=torch.inf).max().item()
+            self.assertLessEqual(worst, budget, f"tokens from {begin}")
+
+    def test_values_and_state_times_a_power_of_two_give_results_times_it(self):
+        for (rows, columns), dtype, power in itertools.product(SIZES, (torch.bfloat16, torch.float32), (-20, 13, 40)):
+            if dtype == torch.float32 and DEVICE != "cpu":
+                continue  # token by token, without units
+            with self.subTest(rows=rows, columns=columns, power=power):
+                given = delta_problem(dtype, rows=rows, columns=columns)
+                scaled = given | {name: given[name] * 2.0 ** power for name in ("value", "state")}
+                for once, times in zip(run(given, DEVICE), run(scaled, DEVICE)):
+                    self.assertTrue(torch.equal(once * 2.0 ** power, times))
+
+    def test_keys_times_a_power_of_two_and_strengths_over_its_square_give_results_over_it(self):
+        for (rows, columns), power in itertools.product(SIZES, (-6, 9)):
+            with self.subTest(rows=rows, columns=columns, power=power):
+                given = delta_problem(torch.bfloat16, rows=rows, columns=columns)
+                scaled = given | {"key": given["key"] * 2.0 ** power, "beta": given["beta"] * 4.0 ** -power, "state": given["state"] * 2.0 ** -power}
+                for once, times in zip(run(given, DEVICE), run(scaled, DEVICE)):
+                    self.assertTrue(torch.equal(once * 2.0 ** -power, times))
+
+    def test_keep_the_budget_after_large_tokens(self):
+        for (rows, columns), dtype, cut in itertools.product(SIZES, (torch.bfloat16, torch.float16), (False, True)):
+            with self.subTest(rows=rows, columns=columns, dtype=dtype, cut=cut):
+                given = delta_problem(dtype, rows=rows, columns=columns, correlation=0.0)
+                given["value"][:, 70] *= 2.0 ** (12 if cut else 5)
+                if cut:
+                    given["gate"][:, 75] = -torch.inf
+                self.assert_windows(given, 2 * BUDGET[dtype])
+
+    def test_keep_the_budget_after_states_of_any_size(self):
+        for dtype, power, gated in itertools.product((torch.bfloat16, torch.float16), (-60, 0, 6), (False, True)):
+            with self.subTest(dtype=dtype, power=power, gated=gated):
+                given = delta_problem(dtype)
+                given["state"] *= 2.0 ** power
+                self.assert_windows(given, 2 * BUDGET[dtype], gated)
+
+    def test_keep_the_budget_over_thousands_of_tokens(self):
+        for dtype in (torch.bfloat16, torch.float16):
+            for gated in (False, True):
+                with self.subTest(dtype=dtype, gated=gated):
+                    self.assert_windows(delta_problem(dtype, length=4160), 2 * BUDGET[dtype], gated)
+
+    def test_zeros_give_zeros(self):
+        given = delta_problem(torch.bfloat16)
+        for name in ("value", "key", "beta"):
+            with self.subTest(name):
+                nothing = given | {name: torch.zeros_like(given[name]), "state": torch.zeros_like(given["state"])}
+                for result in run(nothing, DEVICE):
+                    self.assertEqual(result.abs().max().item(), 0)
+
+    def test_gradients_keep_the_budget_where_keys_and_states_have_any_size(self):
+        for (rows, columns), dtype, power in itertools.product(SIZES, (torch.bfloat16, torch.float16), (-3, 3)):
+            with self.subTest(rows=rows, columns=columns, dtype=dtype, power=power):
+                given = delta_problem(dtype, rows=rows, columns=columns)
+                given |= {"key": given["key"] * 2.0 ** power, "beta": given["beta"] * 4.0 ** -power, "state": given["state"] * 2.0 ** -power}
+                expected = gradients(double(given), "cpu")
+                for name, actual in gradients(given, DEVICE).items():
+                    worst = ((actual.double() - expected[name]).norm() / expected[name].norm()).nan_to_num(nan=torch.inf).item()
+                    self.assertLessEqual(worst, 3e-3 if name == "gate" else 2 * BUDGET[dtype], name)
+
+    def test_a_head_has_the_same_bits_among_many(self):
+        for rows, columns in ((64, 64), (128, 128)):
+            with self.subTest(rows=rows, columns=columns):
+                given = delta_problem(torch.bfloat16, length=200, heads=300, rows=rows, columns=columns)
+                first = {name: tensor[:, 7:8] if name == "state" else tensor[:, :, 7:8] for name, tensor in given.items()}
+                for many, alone, dim in zip(run(given, DEVICE), run(first, DEVICE), (2, 1)):
+                    self.assertTrue(torch.equal(many.narrow(dim, 7, 1), alone))
+
+
+if __name__ == "__main__":
+    if sys.argv[2:3] == ["--device"]:
+        DEVICE = sys.argv.pop(3)
+        del sys.argv[2]
+        torch.ops.load_library(sys.argv.pop(1))
+    else:
+        load_library_or_skip()
+    unittest.main()

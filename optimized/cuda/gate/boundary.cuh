@@ -195,9 +195,10 @@ __device__ inline void order_tiles(const BoundArguments& a, int row) {
     }
     a.order.tile_order[place] = t;
   }
-  // The tiles of one head of short sequences end unevenly; those of two, which the L2 cache then holds, don't.
+  // The tiles of one head of short sequences end unevenly; those of some, which the L2 cache then holds, less so.
   const bool short_sequences = by_blocks && 4 * most <= a.key_blocks;
-  if (threadIdx.x == 0) *a.order.query_section = max(a.sections.queries, short_sequences ? min(a.rows, 2) : 1);
+  if (threadIdx.x == 0)
+    *a.order.query_section = max(a.sections.queries, short_sequences ? min(a.rows, a.sections.short_queries) : 1);
 }
 
 // By a whole CTA that has done `parts` of `counter`: whether all `expected` are done. If so, the others' writes are visible to it.

@@ -11,9 +11,9 @@
 namespace lethe {
 
 /// The heads of a section: of tiles of queries, which read keys and values, and of tiles of keys, which read what queries have. Then the queries of a
-/// tile.
+/// tile, and the least heads for tiles of queries where sequences are short.
 struct Sections {
-  int queries, keys, tile_rows;
+  int queries, keys, tile_rows, short_queries;
 };
 
 /// The same where a tile reads a window of a head's `tokens`: at a time a section reads a window of each head, and as many tokens as its running tiles
@@ -34,14 +34,14 @@ inline int section_of_queries(const Shape& s, int64_t element_bytes, int window 
                         s.batch * s.query_heads, s.key_length, window, running);
 }
 
-/// Two heads at least of several sequences: the tiles of one end unevenly.
+/// Four heads at least of several sequences: the tiles of fewer end unevenly.
 ///
 /// reads  query_bytes: what a tile of keys reads of a query; running: keys of all tiles that run at a time
 inline int section_of_keys(const Shape& s, int64_t query_bytes, int window = kNoWindow, int64_t running = 0) {
   const int64_t heads = s.batch * s.heads;
   const int section =
       heads_in_cache(s.query_length * query_bytes * (s.query_heads / s.heads), heads, s.query_length, window, running);
-  return window == kLargestWindow ? std::max<int>(section, std::min<int64_t>(heads, 2)) : section;
+  return window == kLargestWindow ? std::max<int>(section, std::min<int64_t>(heads, 4)) : section;
 }
 
 #ifdef __CUDACC__

@@ -43,12 +43,16 @@ int normalizer_pieces(const Shape& shape) {
 struct Split {
   int whole_heads, pieces;
 
-  explicit Split(const Shape& shape) : whole_heads(static_cast<int>(heads_of(shape))), pieces(1) {
-    const int processors = multiprocessors(), left = whole_heads % processors;
+  Split(const Shape& shape, const MatrixStateForm& form) : whole_heads(static_cast<int>(heads_of(shape))), pieces(1) {
+    const int processors = multiprocessors(), left = whole_heads % processors, segments = order_of(shape).segments;
     if (blocks_of(shape) > 1 || left == 0) return;
+    if (form.key_gate == MatrixStateForm::Gate::kNone) {  // memory binds, and further pieces bring further rounds
+      pieces = std::clamp(processors / left, 1, segments);
+      if (pieces > 1) whole_heads -= left;
+      return;
+    }
     // Rounds of CTAs times the segments of one, and for R of a piece's beginning as much as a fraction of a head.
     constexpr double kCostOfPiece = 0.005;
-    const int segments = order_of(shape).segments;
     const auto cost = [&](int n) {
       return (left * n + processors - 1) / processors * ((segments + n - 1) / n) + kCostOfPiece * segments * n;
     };
@@ -231,7 +235,7 @@ size_t warpgroup_forward_workspace_bytes(const Shape& shape, const MatrixStateFo
 
 size_t warpgroup_backward_workspace_bytes(const Shape& shape, const MatrixStateForm& form) {
   Workspace memory(nullptr);
-  const Split split(shape);
+  const Split split(shape, form);
   SegmentMemory(memory, shape, form.normalize, heads_of(shape), order_of(shape).segments);
   SegmentMemory(memory, shape, form.normalize, split.cut_heads(shape), split.pieces);
   if (form.normalize) NormalizerMemory(memory, shape);
@@ -256,7 +260,7 @@ void warpgroup_forward(const MatrixStateForward& a) {
 
 void warpgroup_backward(const MatrixStateBackward& a) {
   const float scale = static_cast<float>(a.scale);
-  const Split split(a.shape);
+  const Split split(a.shape, a.form);
   const int64_t ctas = split.whole_heads + int64_t{1} * split.cut_heads(a.shape) * split.pieces;
   const bool normalized = a.form.normalize;
   Workspace memory(a.workspace);

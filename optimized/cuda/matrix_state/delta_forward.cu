@@ -8,26 +8,15 @@
 namespace lethe::matrix_state {
 namespace {
 
-template <typename Element, int kRows, int kGroups, bool kKeeps>
-void launch_instance(const DeltaArguments& p, bool hopper, cudaStream_t stream) {
-  launch_delta<kGroups>(delta_chunks<Element, kRows, kGroups, kKeeps>,
-                        hopper ? DeltaForwardMemory<kRows, kGroups, delta_stages(true)>::kBytes
-                               : DeltaForwardMemory<kRows, kGroups, delta_stages(false)>::kBytes,
-                        p, stream);
-}
-
 template <typename Element, bool kKeeps>
-void launch_rows(const DeltaArguments& p, bool hopper, cudaStream_t stream) {
-  if (p.rows <= 64) return launch_instance<Element, 64, 1, kKeeps>(p, hopper, stream);
-  delta_groups(hopper, p.rows, p.columns) == 1 ? launch_instance<Element, 128, 1, kKeeps>(p, hopper, stream)
-                                               : launch_instance<Element, 128, 2, kKeeps>(p, hopper, stream);
+void launch_rows(const DeltaArguments& p, cudaStream_t stream) {
+  p.rows <= 64 ? launch_delta<1>(delta_chunks<Element, 64, kKeeps>, DeltaForwardMemory<64>::kBytes, p, stream)
+               : launch_delta<1>(delta_chunks<Element, 128, kKeeps>, DeltaForwardMemory<128>::kBytes, p, stream);
 }
 
 template <bool kKeeps>
 void launch(const DeltaArguments& p, Dtype dtype, cudaStream_t stream) {
-  const bool hopper = runs_hopper_code();
-  dtype == Dtype::kBFloat16 ? launch_rows<__nv_bfloat16, kKeeps>(p, hopper, stream)
-                            : launch_rows<__half, kKeeps>(p, hopper, stream);
+  dtype == Dtype::kBFloat16 ? launch_rows<__nv_bfloat16, kKeeps>(p, stream) : launch_rows<__half, kKeeps>(p, stream);
 }
 
 }  // namespace
@@ -74,7 +63,7 @@ size_t delta_forward_workspace_bytes(const Shape& shape, const MatrixStateForm&)
 
 void delta_forward(const MatrixStateForward& a) {
   if (runs_hopper_code()) return delta_forward_by_warpgroups(a);
-  DeltaArguments p = delta_arguments(a, a.value, runs_hopper_code());
+  DeltaArguments p = delta_arguments(a, a.value, false);
   p.initial = a.initial_state;
   p.last = a.last_state;
   p.out = a.values;

@@ -25,45 +25,35 @@ struct alignas(16) DeltaForwardRows {
   float total;  ///< γ_C
 };
 
-template <int kGroups>
 struct DeltaForwardShared {
   DeltaForwardRows rows[2];
   alignas(16) ChunkGates gates;
   alignas(16) float key_unit[kChunk];
-  float strength[kChunk];         ///< β times the key's unit
-  float factor[kGroups][kChunk];  ///< units of X's rows, then of N's, of each 64 columns
-  float largest[kGroups][kWarps];
-  uint64_t full[3];  ///< mbarriers of the stages
+  float strength[kChunk];  ///< β times the key's unit
+  float factor[kChunk];    ///< units of X's rows, then of N's
+  float largest[kWarps];
 };
 
-template <int kRows, int kGroups, int kStages>
+template <int kRows>
 struct DeltaForwardMemory {
-  static constexpr int kTile = kRows / 64 * kPanel, kKey = kTile, kValue = 2 * kTile,
-                       kStage = 2 * kTile + kGroups * kPanel;
-  static constexpr int kPairs = kStages * kStage, kInverse = kPairs + 2 * kFragments,
-                       kState = kInverse + 2 * kFragments, kSolution = kState + kGroups * kTile,
-                       kOthers = kSolution + kPanel;
-  static constexpr int kBytes = kOthers + sizeof(DeltaForwardShared<kGroups>);
+  static constexpr int kTile = kRows / 64 * kPanel, kKey = kTile, kValue = 2 * kTile, kStage = 2 * kTile + kPanel;
+  static constexpr int kStages = delta_stages(false), kPairs = kStages * kStage, kInverse = kPairs + 2 * kFragments,
+                       kState = kInverse + 2 * kFragments, kSolution = kState + kTile, kOthers = kSolution + kPanel;
+  static constexpr int kBytes = kOthers + sizeof(DeltaForwardShared);
 };
 
-template <typename Element, int kRows, int kGroups, bool kKeeps>
-__global__ void __launch_bounds__(delta_threads(kGroups), kRows == 64 ? 2 : 1)
+template <typename Element, int kRows, bool kKeeps>
+__global__ void __launch_bounds__(delta_threads(1), kRows == 64 ? 2 : 1)
     delta_chunks(const __grid_constant__ DeltaArguments p) {
-#if __CUDA_ARCH__ >= 900
-  constexpr int kStages = delta_stages(true);
-#else
-  constexpr int kStages = delta_stages(false);
-#endif
-  using Memory = DeltaForwardMemory<kRows, kGroups, kStages>;
-  constexpr int kPanels = kRows / 64;
+  using Memory = DeltaForwardMemory<kRows>;
+  constexpr int kPanels = kRows / 64, kStages = Memory::kStages;
   extern __shared__ __align__(1024) char memory[];
   const uint32_t base = ptx::shared_address(memory);
-  auto& shared = *reinterpret_cast<DeltaForwardShared<kGroups>*>(memory + Memory::kOthers);
+  auto& shared = *reinterpret_cast<DeltaForwardShared*>(memory + Memory::kOthers);
 
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, block = warp % kWarps, g = lane / 4, t = lane % 4;
-  const bool prepares = warp >= kGroups * kWarps;
-  const int group = kGroups == 1 || prepares ? 0 : warp / kWarps;
-  const int ctas = delta_ctas(p.columns, kGroups), tile = blockIdx.x % ctas * kGroups + group, column = 64 * tile,
+  const bool prepares = warp >= kWarps;
+  const int ctas = delta_ctas(p.columns, 1), tile = blockIdx.x % ctas, column = 64 * tile,
             columns = min(64, p.columns - column);
   const int64_t head = blockIdx.x / ctas, b = head / p.heads, h = head % p.heads;
   const int chunks = static_cast<int>((p.length + kChunk - 1) / kChunk);
@@ -75,40 +65,15 @@ __global__ void __launch_bounds__(delta_threads(kGroups), kRows == 64 ? 2 : 1)
   const auto place_of = [&](int row, int c) { return (head * p.rows + row) * p.columns + column + c; };
   const int i0 = 16 * block + g;
 
-#if __CUDA_ARCH__ >= 900
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < kStages; ++i) ptx::mbarrier_init(&shared.full[i], 1);
-    ptx::mbarrier_init_fence();
-  }
-  __syncthreads();
-#endif
   const auto copy = [&](int n) {
     const int64_t first = static_cast<int64_t>(n) * kChunk;
-#if __CUDA_ARCH__ >= 900
-    if (n >= chunks || block > 0 || lane > 0) return;
-    char* const to = memory + n % kStages * Memory::kStage;
-    uint64_t* const full = &shared.full[n % kStages];
-    ptx::mbarrier_arrive_expect(full, kKeeps ? Memory::kStage - Memory::kTile : Memory::kStage);
-    const auto bring = [&](int offset, const CUtensorMap& map, int from) {
-      ptx::load_tile(to + offset, &map, full, from, static_cast<int>(h), static_cast<int>(first), static_cast<int>(b));
-    };
-#pragma unroll
-    for (int panel = 0; panel < kPanels; ++panel) {
-      if constexpr (!kKeeps) bring(panel * kPanel, p.maps[0], 64 * panel);
-      bring(Memory::kKey + panel * kPanel, p.maps[1], 64 * panel);
-    }
-#pragma unroll
-    for (int panel = 0; panel < kGroups; ++panel)
-      bring(Memory::kValue + panel * kPanel, p.maps[2], column + 64 * panel);
-#else
     if (n < chunks) {
       const uint32_t to = stage_of(n);
       if constexpr (!kKeeps) copy_rows<kPanels>(to, p.query, b, h, 0, p.rows, first, p.length, block, lane);
       copy_rows<kPanels>(to + Memory::kKey, p.key, b, h, 0, p.rows, first, p.length, block, lane);
-      copy_rows<kGroups>(to + Memory::kValue, p.other, b, h, column, p.columns, first, p.length, block, lane);
+      copy_rows<1>(to + Memory::kValue, p.other, b, h, column, p.columns, first, p.length, block, lane);
     }
     ptx::copies_commit();
-#endif
   };
 
   const bool gated = p.gate.log_forget != nullptr;
@@ -121,16 +86,12 @@ __global__ void __launch_bounds__(delta_threads(kGroups), kRows == 64 ? 2 : 1)
     DeltaForwardRows& rows = shared.rows[n & 1];
     const uint32_t query = stage_of(n), key = query + Memory::kKey, solution = base + Memory::kSolution;
     if (block == 0) *reinterpret_cast<float2*>(&rows.beta[2 * lane]) = raw.beta;
-#if __CUDA_ARCH__ >= 900
-    ptx::mbarrier_wait(&shared.full[n % kStages], n / kStages & 1);
-#else
     ptx::copies_wait<kStages - 2>();
     __syncwarp();
-#endif
     if constexpr (!kKeeps) normalize_rows<Element, kPanels>(query, rows.pair_unit, block, lane);
     normalize_rows<Element, kPanels>(key, shared.key_unit, block, lane);
     ptx::named_barrier_sync(kPrepareBarrier, kComputing);
-    const int token = threadIdx.x - kGroups * kComputing;
+    const int token = threadIdx.x - kComputing;
     if (token < kChunk) shared.strength[token] = rows.beta[token] * shared.key_unit[token];
     if (block == 0) {
       if (gated || n == 0) prepare_gates(shared.gates, raw.gates, 1.0f, 1.0f, false, lane);
@@ -184,21 +145,21 @@ __global__ void __launch_bounds__(delta_threads(kGroups), kRows == 64 ? 2 : 1)
   if (!prepares) {
     state.load(p.initial, p.rows, columns, place_of, block, lane);
     const float largest = state.largest();
-    if (lane == 0) shared.largest[group][block] = largest;
+    if (lane == 0) shared.largest[block] = largest;
   }
   const int64_t token_bytes = static_cast<int64_t>(p.heads) * p.columns * 2;
   char* const out = static_cast<char*>(p.out) + ((b * p.length * p.heads + h) * p.columns + column) * 2;
 
   const auto compute = [&](int n) {
     const DeltaForwardRows& rows = shared.rows[n & 1];
-    const uint32_t query = stage_of(n), key = query + Memory::kKey, value = query + Memory::kValue + group * kPanel,
-                   rounded = base + Memory::kState + group * Memory::kTile;
-    float(&factors)[kChunk] = shared.factor[group];
-    const float(&largest)[kWarps] = shared.largest[group];
+    const uint32_t query = stage_of(n), key = query + Memory::kKey, value = query + Memory::kValue,
+                   rounded = base + Memory::kState;
+    float(&factors)[kChunk] = shared.factor;
+    const float(&largest)[kWarps] = shared.largest;
     const float most = power_of_two_below(fmaxf(fmaxf(largest[0], largest[1]), fmaxf(largest[2], largest[3]))),
                 state_unit = most * state.unit;
     state.round_to(rounded, reciprocal_of_power(most), block, lane);
-    ptx::named_barrier_sync(kStateBarrier + group, kComputing);
+    ptx::named_barrier_sync(kStateBarrier, kComputing);
     if constexpr (kKeeps) {
       uint4* const to = p.arrays.before + tile_index_of(n) * (Memory::kTile / 16);
 #pragma unroll
@@ -238,7 +199,7 @@ __global__ void __launch_bounds__(delta_threads(kGroups), kRows == 64 ? 2 : 1)
     };
     put_rows(x, value);  // over the values of this warp's rows
     put_units(factors);
-    ptx::named_barrier_sync(kStateBarrier + group, kComputing);
+    ptx::named_barrier_sync(kStateBarrier, kComputing);
     const auto fragments = [&](int offset) {
       const uint4* from = reinterpret_cast<const uint4*>(memory + offset + (n & 1) * kFragments) + lane;
       return [=](int k) { return k <= block ? from[32 * lower_block(block, k)] : uint4{}; };
@@ -247,7 +208,7 @@ __global__ void __launch_bounds__(delta_threads(kGroups), kRows == 64 ? 2 : 1)
       const float outer[2] = {rows.inverse_unit[i0], rows.inverse_unit[i0 + 8]}, own[2] = {unit[0], unit[1]};
       multiply_weighted<true>(x, outer, own, fragments(Memory::kInverse), factors, value, lane);
     }
-    ptx::named_barrier_sync(kStateBarrier + group, kComputing);  // X's tile is read
+    ptx::named_barrier_sync(kStateBarrier, kComputing);  // X's tile is read
     if constexpr (kKeeps) {
       put_rows(x, rounded);  // over rows of the state, which are read
       put_units(p.arrays.residual_unit + tile_index_of(n) * kChunk);
@@ -264,7 +225,7 @@ __global__ void __launch_bounds__(delta_threads(kGroups), kRows == 64 ? 2 : 1)
       read_state(read, query);
       scale_rows(read, factor);
     }
-    ptx::named_barrier_sync(kStateBarrier + group, kComputing);
+    ptx::named_barrier_sync(kStateBarrier, kComputing);
     if constexpr (!kKeeps) {
       const float outer[2] = {rows.pair_unit[i0], rows.pair_unit[i0 + 8]},
                   own[2] = {kRows * factor[0], kRows * factor[1]};
@@ -290,7 +251,7 @@ __global__ void __launch_bounds__(delta_threads(kGroups), kRows == 64 ? 2 : 1)
       }
     }
     const float after = state.largest();
-    if (lane == 0) shared.largest[group][block] = after;
+    if (lane == 0) shared.largest[block] = after;
   };
 
   if (prepares) {
@@ -305,9 +266,6 @@ __global__ void __launch_bounds__(delta_threads(kGroups), kRows == 64 ? 2 : 1)
     } else if (n >= 0) {
       compute(n);
     }
-#if __CUDA_ARCH__ >= 900
-    ptx::fence_async_shared();  // before the copy engine writes this stage
-#endif
   }
   if (p.last && !prepares) state.store(p.last, p.rows, columns, place_of, block, lane);
 }

@@ -292,7 +292,7 @@ class Segments(unittest.TestCase):
     """No gate or one a token, of 16-bit inputs and over 512 tokens: a head's tokens in segments of 512, whose states meet."""
     CALLS = ("no gate", "head gate", "normalized", "normalized, no gate")
 
-    def assert_budget(self, tensors, dtype, calls=CALLS, **named):
+    def assert_budget(self, tensors, dtype, calls=CALLS, of_query=None, **named):
         for call in calls:
             with self.subTest(call, dtype=dtype, **named):
                 expected = run_state(call, {name: tensor.double() for name, tensor in tensors.items()}, "cpu")
@@ -300,6 +300,7 @@ class Segments(unittest.TestCase):
                 for name, actual in run_state(call, tensors, DEVICE).items():
                     floor = (0.1 * expected["value"] if "normalized" in call else 1e-3 * expected["query"]).norm().item() if "gate" in name else 1e-30
                     budget = 3e-3 if "gate" in name else BUDGET[dtype] * (1.5 if "normalized" in call else 1)
+                    budget = of_query if of_query and name == "query" else budget
                     over |= beyond({name: worst_head(actual, expected[name], floor)}, budget)
                 self.assertEqual(over, {})
 
@@ -323,11 +324,13 @@ class Segments(unittest.TestCase):
 
     def test_keep_the_budget_of_values_far_from_zero(self):  # the normaliser's gradient is what the values' leaves
         for dtype in (torch.bfloat16, torch.float16):
+            tensors = state_problem(dtype, **(WIDE | dict(length=1100)))
+            tensors["value"] = (tensors["value"].double() + 3).to(dtype)
+            # After a state of zeros dq = D (S - z oᵀ)ᵀ, of which 1 / 70 is left, and products read S in 16 bits: 0.084 of bfloat16 was found and
+            # 0.011 of float16; with z in 16 bits, too, 0.67 and 0.085 are to be expected.
+            self.assert_budget(tensors, dtype, ("normalized, no gate",), of_query=20 * BUDGET[dtype])
             for gate in (0.0, -1e-3, -0.5):
-                tensors = state_problem(dtype, **(WIDE | dict(length=1100)))
-                tensors["value"] = (tensors["value"].double() + 3).to(dtype)
-                tensors["head_gate"] = torch.full_like(tensors["head_gate"], gate)
-                self.assert_budget(tensors, dtype, ("normalized", "normalized, no gate"), gate=gate)
+                self.assert_budget(tensors | {"head_gate": torch.full_like(tensors["head_gate"], gate)}, dtype, ("normalized",), gate=gate)
 
     def test_keep_the_budget_where_gates_close_beside_their_borders(self):
         for closed in (-88.0, -torch.inf):

@@ -29,9 +29,9 @@ SPILLS = [
     (r"7forwardI\w+Li64E", 192),
     (r"7forwardI\w+Li128E", 120),
     (r"7forwardI\w+Li256E", 40),
-    (r"14backward_tilesI\w+Li64ELb1ELb1E", 234),
+    (r"14backward_tilesI\w+Li64ELb1ELb1E", 238),
     (r"14backward_tilesI\w+Li64E", 226),
-    (r"14backward_tilesI\w+Li128E", 278),
+    (r"14backward_tilesI\w+Li128E", 282),
     (r"14backward_tilesI\w+Li256E", 202),
     (r"scan_(norms_)?and_bound", 132),  # the search for the boundary by mass
     # the matrix state by wgmma: numbers of a chunk's place, and in float16 units of rows; with a normaliser first

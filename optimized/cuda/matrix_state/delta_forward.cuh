@@ -137,6 +137,7 @@ __global__ void __launch_bounds__(delta_threads(1), kRows == 64 ? 2 : 1)
       weigh_pairs(pairs, shared.gates, gated, 0, block, lane);
       scale_columns(pairs, shared.key_unit, lane);
       const float query_unit[2] = {rows.pair_unit[i0], rows.pair_unit[i0 + 8]};
+      __syncwarp();  // all lanes have read what store overwrites
       store(pairs, Memory::kPairs, rows.pair_unit, query_unit);
     }
   };

@@ -25,8 +25,8 @@ from pathlib import Path
 from report.benchmarks import benchmark_files, benchmark_page
 from report.files import BadResult, folder, reason, write_whole
 from report.items import all_folders, items_text
-from report.memory import memory_part
 from report.matrix_state import matrix_state_data, matrix_state_page
+from report.memory import memory_part
 from report.portable import portable_data, portable_page
 from report.results import Faults, machine_folders, sound_claims
 from report.tables import UnknownTable, claim_page, index, readmes, use, with_tables

@@ -186,5 +186,33 @@ TEST(Sections, AfterTheFirstAreOfLongHeadsAloneOrHaveNone) {
       }
 }
 
+TEST(Sections, OfWindowsAreOfNearlyEqualSize) {
+  for (int64_t heads = 1; heads <= 40; ++heads)
+    for (const int64_t tokens : {1, 100, 4096, 16384, 65536})
+      for (const int64_t token_bytes : {128, 256, 512, 1024})
+        for (const int64_t window : {int64_t{1}, int64_t{128}, int64_t{2048}, tokens, int64_t{kLargestWindow}})
+          for (const int64_t running : {0, 25344, 1 << 20})
+            for (const int64_t most : {8, INT_MAX}) {
+              const int section = heads_in_cache(tokens * token_bytes, heads, tokens, window, running, most),
+                        whole = heads_in_cache(tokens * token_bytes, heads);
+              ASSERT_TRUE(section >= 1 && section <= heads && section <= std::max<int64_t>(whole, most));
+              if (window >= tokens) {
+                ASSERT_EQ(section, whole);
+                continue;
+              }
+              const int64_t sections = (heads + section - 1) / section, last = heads - (sections - 1) * section;
+              ASSERT_GT(last, section - sections) << heads << " heads of " << tokens << ", window " << window;
+            }
+}
+
+TEST(Sections, OfSeveralSequencesHaveSomeHeads) {
+  Shape shape{
+      .query_length = 65536, .key_length = 65536, .heads = 8, .query_heads = 8, .key_dim = 128, .value_dim = 128};
+  EXPECT_EQ(section_of_keys(shape, 512, kNoWindow, 0, 8, 4), 1);
+  EXPECT_EQ(section_of_keys(shape, 512, kLargestWindow, 0, 8, 4), 4);
+  shape.heads = shape.query_heads = 3;
+  EXPECT_EQ(section_of_keys(shape, 512, kLargestWindow, 0, 8, 4), 3);
+}
+
 }  // namespace
 }  // namespace lethe::tile

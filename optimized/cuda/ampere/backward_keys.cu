@@ -95,7 +95,7 @@ void launch(const BackwardArguments& arguments, BackwardParameters p) {
   const int rows = int(s.batch * s.heads);
   p.query_tiles = int((s.key_length + Sizes::kRows - 1) / Sizes::kRows);
   p.tiles = rows * p.query_tiles;
-  p.section = section_of_key_tiles(s, sizeof(Element), p.prefix.window, Sizes::kRows);
+  p.section = section_of_key_tiles(s, sizeof(Element), p.prefix.window);
   constexpr int kBytes = sizeof(std::conditional_t<kQueries, FusedShared<Sizes>, BackwardSharedOf<Element, Sizes>>);
   static_assert(kBytes <= kSmallSharedBytes);
   const auto kernel = backward_keys<Element, Sizes, kKeys, kValues, kQueries>;

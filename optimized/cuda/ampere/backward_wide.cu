@@ -250,7 +250,7 @@ void launch_backward_wide(const BackwardArguments& arguments, const BackwardWork
       using Sizes = WideSizes<kDim>;
       p.query_tiles = int((s.key_length + Sizes::kRows - 1) / Sizes::kRows);
       p.tiles = int(s.batch * s.heads) * p.query_tiles;
-      p.section = section_of_key_tiles(s, sizeof(Element), p.prefix.window, Sizes::kRows);
+      p.section = section_of_key_tiles(s, sizeof(Element), p.prefix.window);
       const auto kernel = backward_wide<Element, Sizes>;
       cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kWideBytes<kDim>),
                  "backward");

@@ -62,7 +62,7 @@ void launch_plan(const GateInputs& inputs, const Plan& plan, int64_t* visited_pa
   const Shape& s = inputs.shape;
   const int window = plan.prefix.window, rows = tile_rows(inputs.dtype, s, inputs.boundary_given);
   const Sections sections = {section_of_query_tiles(s, element_bytes, window, rows),
-                             section_of_key_tiles(s, element_bytes, window, rows), rows, 4};
+                             section_of_key_tiles(s, element_bytes, window), rows, 4};
   launch_gate(inputs, plan.prefix, plan.boundary, plan.order, sections,
               Operands{plan.scratch, 1 / divisor_scale(inputs.scale), visited_pairs});
 }

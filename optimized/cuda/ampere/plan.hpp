@@ -27,13 +27,13 @@ struct Plan {
   Scratch scratch;
 };
 
-/// Heads of a section: of tiles of `rows` queries, of tiles of `rows` keys. Two CTAs a multiprocessor.
+/// Heads of a section: of tiles of `rows` queries, of tiles of keys, as of 128. Two CTAs a multiprocessor.
 inline int section_of_query_tiles(const Shape& shape, int64_t element_bytes, int window, int64_t rows) {
   return section_of_queries(shape, element_bytes, window, 2 * multiprocessors() * rows);
 }
-inline int section_of_key_tiles(const Shape& shape, int64_t element_bytes, int window, int64_t rows) {
+inline int section_of_key_tiles(const Shape& shape, int64_t element_bytes, int window) {
   return section_of_keys(shape, (shape.key_dim + shape.value_dim) * element_bytes, window,
-                         2 * multiprocessors() * rows);
+                         2 * multiprocessors() * kGateBlock, INT_MAX, 4);
 }
 
 /// The plan's arrays; the boundary itself lies at `first_key_block` [B, Hq, M].

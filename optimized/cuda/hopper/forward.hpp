@@ -12,16 +12,16 @@ constexpr int64_t forward_tile_rows(int64_t instance_dim) { return instance_dim 
 
 namespace hopper {
 
-/// Heads of a section: of the forward's tiles, of the backward's tiles of 128 keys. One CTA a multiprocessor. Of windows no more than eight where whole
-/// heads are fewer: more were slower.
+/// Heads of a section: of the forward's tiles, of the backward's tiles of 128 keys. One CTA a multiprocessor. Of windows no more than eight: at head dim
+/// 128 more were slower; of several sequences four in the backward to that dim, where that was measured (log/2026-11-27-edges-of-warpgroups.md).
 constexpr int kMostHeadsOfWindows = 8;
 inline int section_of_query_tiles(const Shape& shape, int window) {
-  return std::min(section_of_queries(shape, 2, window, multiprocessors() * forward_tile_rows(instance_dim(shape))),
-                  std::max(section_of_queries(shape, 2), kMostHeadsOfWindows));
+  return section_of_queries(shape, 2, window, multiprocessors() * forward_tile_rows(instance_dim(shape)),
+                            kMostHeadsOfWindows);
 }
 inline int section_of_key_tiles(const Shape& shape, int window) {
-  return std::min(section_of_keys(shape, query_bytes(shape), window, multiprocessors() * kGateBlock),
-                  std::max(section_of_keys(shape, query_bytes(shape)), kMostHeadsOfWindows));
+  return section_of_keys(shape, query_bytes(shape), window, multiprocessors() * kGateBlock, kMostHeadsOfWindows,
+                         instance_dim(shape) <= 128 ? 4 : 2);
 }
 
 }  // namespace hopper

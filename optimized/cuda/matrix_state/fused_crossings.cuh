@@ -40,11 +40,9 @@ __device__ inline void sum_key_crossings(const float (&pairs)[8][4], Place at, f
   store_sums_of_lanes(sums, to, at.lane);
 }
 
-/// A warp: d log f of a chunk of `tokens` tokens, `stride` apart.
-__device__ inline void store_gate_gradient(const FusedCrossings& from, float* to, int64_t stride, int64_t tokens,
-                                           int lane) {
-  const float q0 = from.queries[2 * lane], q1 = from.queries[2 * lane + 1], k0 = from.keys[2 * lane];
-  float after = q0 + q1, before = k0 + from.keys[2 * lane + 1];
+/// A warp, of each lane's own sums: `after` becomes that of its lane and all later ones, `before` that of all earlier ones; returns that of all later ones.
+__device__ __forceinline__ float sum_around(float& after, float& before, int lane) {
+#pragma unroll
   for (int step = 1; step < 32; step *= 2) {
     const float later = __shfl_down_sync(kAllLanes, after, step), earlier = __shfl_up_sync(kAllLanes, before, step);
     if (lane + step < 32) after += later;
@@ -54,6 +52,15 @@ __device__ inline void store_gate_gradient(const FusedCrossings& from, float* to
   if (lane == 31) beyond = 0.0f;
   before = __shfl_up_sync(kAllLanes, before, 1);
   if (lane == 0) before = 0.0f;
+  return beyond;
+}
+
+/// A warp: d log f of a chunk of `tokens` tokens, `stride` apart.
+__device__ inline void store_gate_gradient(const FusedCrossings& from, float* to, int64_t stride, int64_t tokens,
+                                           int lane) {
+  const float q0 = from.queries[2 * lane], q1 = from.queries[2 * lane + 1], k0 = from.keys[2 * lane];
+  float after = q0 + q1, before = k0 + from.keys[2 * lane + 1];
+  const float beyond = sum_around(after, before, lane);
   float x[2] = {0.0f, 0.0f};
   for (int block = 0; block <= lane / 8; ++block) {
     x[0] += from.pairs[block][2 * lane];

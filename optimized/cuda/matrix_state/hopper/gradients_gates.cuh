@@ -50,16 +50,7 @@ __device__ inline void store_gate_gradient(const FusedCrossings& from, const Cut
     query.y += pair.y;
   }
   float after = query.x + query.y, before = key.x + key.y;
-#pragma unroll
-  for (int step = 1; step < 32; step *= 2) {
-    const float later = __shfl_down_sync(kAllLanes, after, step), earlier = __shfl_up_sync(kAllLanes, before, step);
-    if (lane + step < 32) after += later;
-    if (lane >= step) before += earlier;
-  }
-  float beyond = __shfl_down_sync(kAllLanes, after, 1);
-  if (lane == 31) beyond = 0.0f;
-  before = __shfl_up_sync(kAllLanes, before, 1);
-  if (lane == 0) before = 0.0f;
+  const float beyond = sum_around(after, before, lane);
   const float states = (from.states[0] + from.states[1]) + (from.states[2] + from.states[3]);
   const float x[2] = {cuts.first ? 0.0f : (after + before) + states,
                       cuts.second ? 0.0f : ((query.y + beyond) + (before + key.x)) + states};

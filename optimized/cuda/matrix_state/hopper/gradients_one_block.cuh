@@ -1,6 +1,6 @@
 #pragma once
-// The gradients of a state of at most 64 rows: P and dP by one warpgroup, dq, dk and dv by another, a chunk behind it. The three leave from places that no
-// product reads, so that operands are free as soon as they are read; but for dk of a normalised call.
+// The gradients of a state of at most 64 rows: one warpgroup computes P and dP, another dq, dk and dv of the chunk before. These three are stored from shared
+// memory that no product reads, so that operands are free as soon as they are read; but for dk of a normalised call.
 
 #include "optimized/cuda/matrix_state/hopper/gradients_pairs.cuh"
 

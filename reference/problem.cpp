@@ -1,7 +1,8 @@
 #include "reference/problem.hpp"
 
-#include <algorithm>
+#include <bit>
 #include <cmath>
+#include <cstdint>
 #include <limits>
 #include <numbers>
 #include <stdexcept>
@@ -32,13 +33,21 @@ class Generator {
   uint64_t state_;
 };
 
-// Rounds to `precision` significant bits (the hidden one included), with the format's smallest normal exponent and maximum.
+// To the nearest number of `precision` significant bits (the hidden one included), ties to even, with the format's smallest normal exponent and
+// maximum. On the bits of the double: tests round every weight of a head.
 double round_bits(double value, int precision, int min_exponent, double maximum) {
-  if (!std::isfinite(value) || value == 0.0) return value;
-  int exponent = 0;
-  std::frexp(value, &exponent);                                        // value = m · 2^exponent, |m| in [0.5, 1)
-  const int shift = precision - std::max(exponent, min_exponent + 1);  // subnormals keep fewer bits
-  const double rounded = std::ldexp(std::nearbyint(std::ldexp(value, shift)), -shift);
+  if (!std::isfinite(value)) return value;
+  double rounded;
+  if (std::abs(value) <
+      std::ldexp(1.0, min_exponent)) {  // a multiple of the smallest subnormal: in this sum it is the last bit
+    const double to_quantum = std::ldexp(1.5, min_exponent + 1 - precision + 52);
+    rounded = std::copysign((value + to_quantum) - to_quantum, value);
+  } else {
+    const int dropped = std::numeric_limits<double>::digits - precision;
+    uint64_t bits = std::bit_cast<uint64_t>(value);
+    bits += (uint64_t{1} << (dropped - 1)) - 1 + (bits >> dropped & 1);
+    rounded = std::bit_cast<double>(bits >> dropped << dropped);
+  }
   return std::abs(rounded) > maximum ? std::copysign(std::numeric_limits<double>::infinity(), value) : rounded;
 }
 

@@ -26,6 +26,8 @@ TEST(Rounding, Float16OverflowsAndKeepsSubnormals) {
   EXPECT_EQ(round_to(Dtype::kFloat16, 0x1p-24), 0x1p-24);
   EXPECT_EQ(round_to(Dtype::kFloat16, 0x1.8p-24), 0x1p-23);
   EXPECT_EQ(round_to(Dtype::kFloat16, 0x1p-26), 0.0);
+  EXPECT_EQ(round_to(Dtype::kFloat16, 0x5p-25), 0x1p-23);  // a tie of two subnormals
+  EXPECT_TRUE(std::signbit(round_to(Dtype::kFloat16, -0x1p-26)));
 }
 
 TEST(RandomProblem, IsTheSameForTheSameSeedAndDiffersForAnother) {

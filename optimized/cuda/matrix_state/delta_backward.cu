@@ -31,13 +31,15 @@ void launch_gradients(const DeltaGradients& p, cudaStream_t stream) {
 }
 
 template <typename Element>
-void launch_both(const DeltaArguments& reversed, const DeltaGradients& gradients, bool hopper, cudaStream_t stream) {
-  if (reversed.rows <= 64) launch_reversed<Element, 64, 1>(reversed, hopper, stream);
-  else if (delta_groups(hopper, reversed.rows, reversed.columns) == 1)
-    launch_reversed<Element, 128, 1>(reversed, hopper, stream);
-  else launch_reversed<Element, 128, 2>(reversed, hopper, stream);
-  reversed.columns <= 64 ? launch_gradients<Element, 1>(gradients, stream)
-                         : launch_gradients<Element, 2>(gradients, stream);
+void launch_reversed(const DeltaArguments& p, bool hopper, cudaStream_t stream) {
+  if (p.rows <= 64) launch_reversed<Element, 64, 1>(p, hopper, stream);
+  else if (delta_groups(hopper, p.rows, p.columns) == 1) launch_reversed<Element, 128, 1>(p, hopper, stream);
+  else launch_reversed<Element, 128, 2>(p, hopper, stream);
+}
+
+template <typename Element>
+void launch_gradients(const DeltaGradients& p, int columns, cudaStream_t stream) {
+  columns <= 64 ? launch_gradients<Element, 1>(p, stream) : launch_gradients<Element, 2>(p, stream);
 }
 
 DeltaArrays arrays_of(Workspace& memory, const Shape& shape) {
@@ -84,12 +86,17 @@ void delta_backward(const MatrixStateBackward& a) {
   reversed.last = a.grad_initial_state;
   reversed.out = a.grad_value;
   reversed.arrays = arrays;
+  const bool brain = a.dtype == Dtype::kBFloat16;
+  brain ? launch_reversed<__nv_bfloat16>(reversed, hopper, a.stream)
+        : launch_reversed<__half>(reversed, hopper, a.stream);
+
+  if (hopper) return delta_gradients_by_warpgroups(a, arrays, memory.rest());
   const DeltaGradients gradients{a.query,        a.key,           a.grad_values,    reversed.gate,
                                  a.beta,         reversed.scale,  reversed.length,  reversed.batch,
                                  reversed.heads, reversed.rows,   reversed.columns, a.grad_query,
                                  a.grad_key,     a.grad_key_gate, a.grad_beta,      arrays};
-  a.dtype == Dtype::kBFloat16 ? launch_both<__nv_bfloat16>(reversed, gradients, hopper, a.stream)
-                              : launch_both<__half>(reversed, gradients, hopper, a.stream);
+  brain ? launch_gradients<__nv_bfloat16>(gradients, reversed.columns, a.stream)
+        : launch_gradients<__half>(gradients, reversed.columns, a.stream);
 }
 
 }  // namespace lethe::matrix_state

@@ -41,4 +41,17 @@ struct DeltaSweepArguments {
   DeltaArrays arrays;    ///< where it keeps S and r for a backward instead of reading with queries
 };
 
+/// The gradients inside all chunks: a CTA one and 64 columns of the keys.
+struct DeltaChunkGradients {
+  CUtensorMap maps[5];  ///< of query, key, grad_values; of grad_query and grad_key in 16 rows
+  Operand query, key, grad_values;
+  Gates gate, beta;
+  float scale;
+  int64_t length, all_chunks;  ///< all_chunks: of all heads
+  int heads, chunks, rows;
+  float *grad_gate, *grad_beta;  ///< [B, T, H] contiguous; grad_gate null: no gate
+  float* gate_share;             ///< [B, T, H]: what columns from 64 on share in grad_gate; null where there are none
+  DeltaArrays arrays;
+};
+
 }  // namespace lethe::matrix_state

@@ -5,6 +5,9 @@
 
 namespace lethe::matrix_state {
 
+/// Sums of wgmma in the order of mma.sync's.
+__device__ __forceinline__ Sums& by_tiles(float (&sums)[32]) { return reinterpret_cast<Sums&>(sums); }
+
 template <typename Element>
 using PairOf = std::conditional_t<std::is_same_v<Element, __half>, __half2, __nv_bfloat162>;
 

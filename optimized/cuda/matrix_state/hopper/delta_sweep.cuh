@@ -18,9 +18,6 @@
 
 namespace lethe::matrix_state {
 
-/// Sums of wgmma in the order of mma.sync's.
-__device__ __forceinline__ Sums& by_tiles(float (&sums)[32]) { return reinterpret_cast<Sums&>(sums); }
-
 /// kKeeps: for a backward, without queries.
 template <typename Element, int kBlocks, int kGroups, bool kKeeps>
 struct DeltaSweep {

@@ -11,14 +11,6 @@
 namespace lethe::matrix_state {
 namespace {
 
-template <typename Element, int kRows, int kGroups>
-void launch_reversed(const DeltaArguments& p, bool hopper, cudaStream_t stream) {
-  launch_delta<kGroups>(delta_reversed<Element, kRows, kGroups>,
-                        hopper ? DeltaReverseMemory<kRows, kGroups, delta_stages(true)>::kBytes
-                               : DeltaReverseMemory<kRows, kGroups, delta_stages(false)>::kBytes,
-                        p, stream);
-}
-
 template <typename Element, int kTiles>
 void launch_gradients(const DeltaGradients& p, cudaStream_t stream) {
   const auto kernel = delta_gradients<Element, kTiles>;
@@ -31,10 +23,9 @@ void launch_gradients(const DeltaGradients& p, cudaStream_t stream) {
 }
 
 template <typename Element>
-void launch_reversed(const DeltaArguments& p, bool hopper, cudaStream_t stream) {
-  if (p.rows <= 64) launch_reversed<Element, 64, 1>(p, hopper, stream);
-  else if (delta_groups(hopper, p.rows, p.columns) == 1) launch_reversed<Element, 128, 1>(p, hopper, stream);
-  else launch_reversed<Element, 128, 2>(p, hopper, stream);
+void launch_reversed(const DeltaArguments& p, cudaStream_t stream) {
+  p.rows <= 64 ? launch_delta(delta_reversed<Element, 64>, DeltaReverseMemory<64>::kBytes, p, stream)
+               : launch_delta(delta_reversed<Element, 128>, DeltaReverseMemory<128>::kBytes, p, stream);
 }
 
 template <typename Element>
@@ -69,28 +60,26 @@ size_t delta_workspace_bytes(const Shape& shape, const MatrixStateForm& form) {
 
 void delta_backward(const MatrixStateBackward& a) {
   Workspace memory(a.workspace);
-  const bool hopper = runs_hopper_code();
   const DeltaArrays arrays = arrays_of(memory, a.shape);
 
-  if (hopper) {
-    delta_states_by_warpgroups(a, arrays, memory.rest(), a.stream);
-  } else {
-    DeltaArguments states = delta_arguments(a, a.value, false);
-    states.initial = a.initial_state;
-    states.arrays = arrays;
-    launch_delta_states(states, a.dtype, a.stream);
+  if (runs_hopper_code()) {
+    void* const rest = memory.rest();
+    delta_states_by_warpgroups(a, arrays, rest, a.stream);
+    delta_reverse_by_warpgroups(a, arrays, rest);
+    return delta_gradients_by_warpgroups(a, arrays, rest);
   }
+  DeltaArguments states = delta_arguments(a, a.value);
+  states.initial = a.initial_state;
+  states.arrays = arrays;
+  launch_delta_states(states, a.dtype, a.stream);
 
-  DeltaArguments reversed = delta_arguments(a, a.grad_values, hopper);
+  DeltaArguments reversed = delta_arguments(a, a.grad_values);
   reversed.initial = a.grad_last_state;
   reversed.last = a.grad_initial_state;
   reversed.out = a.grad_value;
   reversed.arrays = arrays;
   const bool brain = a.dtype == Dtype::kBFloat16;
-  brain ? launch_reversed<__nv_bfloat16>(reversed, hopper, a.stream)
-        : launch_reversed<__half>(reversed, hopper, a.stream);
-
-  if (hopper) return delta_gradients_by_warpgroups(a, arrays, memory.rest());
+  brain ? launch_reversed<__nv_bfloat16>(reversed, a.stream) : launch_reversed<__half>(reversed, a.stream);
   const DeltaGradients gradients{a.query,        a.key,           a.grad_values,    reversed.gate,
                                  a.beta,         reversed.scale,  reversed.length,  reversed.batch,
                                  reversed.heads, reversed.rows,   reversed.columns, a.grad_query,

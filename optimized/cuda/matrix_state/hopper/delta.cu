@@ -1,6 +1,7 @@
 // The launches of the delta rule's kernels of wgmma (delta.hpp).
 #include "optimized/cuda/matrix_state/hopper/delta.hpp"
 
+#include "optimized/cuda/matrix_state/hopper/delta_back_sweep.cuh"
 #include "optimized/cuda/matrix_state/hopper/delta_gradients.cuh"
 #include "optimized/cuda/matrix_state/hopper/delta_solve.cuh"
 #include "optimized/cuda/matrix_state/hopper/delta_sweep.cuh"
@@ -90,6 +91,21 @@ void launch(const MatrixStateInput& a, SolvedChunk* solved, const DeltaSweepArgu
                               : launch<__half, kKeeps>(a, solved, p, stream);
 }
 
+template <typename Element, int kBlocks, int kGroups>
+void sweep_back(const DeltaSweepArguments& p, cudaStream_t stream) {
+  using Shared = DeltaBackShared<kBlocks, kGroups>;
+  const auto kernel = delta_back_sweep<Element, kBlocks, kGroups>;
+  allow_bytes(reinterpret_cast<const void*>(kernel), Shared::kBytes);
+  const int64_t ctas = int64_t{1} * p.all_heads * delta_ctas(p.columns, kGroups);
+  launch_overlapping(kernel, dim3(static_cast<unsigned>(ctas)), Shared::kThreads, Shared::kBytes, stream, p);
+}
+
+template <typename Element>
+void sweep_back(const DeltaSweepArguments& p, cudaStream_t stream) {
+  if (p.rows <= 64) return sweep_back<Element, 1, 1>(p, stream);
+  p.columns <= 64 ? sweep_back<Element, 2, 1>(p, stream) : sweep_back<Element, 2, 2>(p, stream);
+}
+
 template <typename Element, int kTiles>
 void launch_gradients(const DeltaChunkGradients& p, cudaStream_t stream) {
   const auto kernel = delta_chunk_gradients<Element, kTiles>;
@@ -133,6 +149,19 @@ void delta_states_by_warpgroups(const MatrixStateInput& in, const DeltaArrays& a
   DeltaSweepArguments p = sweep_arguments(in, solved);
   p.arrays = arrays;
   launch<true>(in, solved, p, stream);
+}
+
+void delta_reverse_by_warpgroups(const MatrixStateBackward& a, const DeltaArrays& arrays, void* workspace) {
+  Workspace memory(workspace);
+  DeltaSweepArguments p = sweep_arguments(a, take_solved(memory, a.shape));
+  const Maps map{a};
+  p.maps[2] = map(a.grad_values, a.shape.value_dim);
+  p.maps[3] = map.of_result(a.grad_value, a.shape.value_dim);
+  p.value = a.grad_values;
+  p.initial = a.grad_last_state;
+  p.last = a.grad_initial_state;
+  p.arrays = arrays;
+  a.dtype == Dtype::kBFloat16 ? sweep_back<__nv_bfloat16>(p, a.stream) : sweep_back<__half>(p, a.stream);
 }
 
 void delta_gradients_by_warpgroups(const MatrixStateBackward& a, const DeltaArrays& arrays, void* workspace) {

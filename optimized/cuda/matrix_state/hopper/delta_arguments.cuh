@@ -27,9 +27,9 @@ struct DeltaSolveArguments {
   uint4* transposed;    ///< Wᵀ as in DeltaArrays; null: not wanted
 };
 
-/// A CTA: a head and kGroups times 64 columns.
+/// A CTA: a head and kGroups times 64 columns. From the last token back, the value is the result's gradient, and its result the value's gradient.
 struct DeltaSweepArguments {
-  CUtensorMap maps[4];  ///< of query, key, value, and of out in 16 rows
+  CUtensorMap maps[4];  ///< of query, key, value, and of the result in 16 rows
   Operand query, key, value;
   Gates gate, beta;
   float scale;
@@ -38,7 +38,7 @@ struct DeltaSweepArguments {
   const SolvedChunk* solved;
   const float* initial;  ///< [B, H, rows, columns] contiguous; null: zeros
   float* last;           ///< the same; null: not wanted
-  DeltaArrays arrays;    ///< where it keeps S and r for a backward instead of reading with queries
+  DeltaArrays arrays;    ///< where it keeps S and r for a backward instead of reading with queries; R and dN̄
 };
 
 /// The gradients inside all chunks: a CTA one and 64 columns of the keys.

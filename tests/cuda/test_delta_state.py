@@ -31,11 +31,12 @@ def run(given, device, gated=True):
     return [result.cpu() for result in results]
 
 
-def gradients(given, device):
-    """By name, of a fixed loss on values and last state."""
-    leaves = {name: tensor.to(device).requires_grad_() for name, tensor in given.items()}
+def gradients(given, device, times=lambda direction: direction):
+    """By name, of a fixed loss on values and last state, whose directions are mapped by `times`."""
+    leaves = {name: tensor.to(device).detach().requires_grad_() for name, tensor in given.items()}
     results = torch.ops.lethe.delta_state(*(leaves[name] for name in ("query", "key", "value", "beta", "gate", "state")))
-    torch.autograd.backward(results, [torch.linspace(-9, 9, r.numel(), dtype=torch.float64).sin().view(r.shape).to(r.dtype).to(device) for r in results])
+    directions = (torch.linspace(-9, 9, r.numel(), dtype=torch.float64).sin().view(r.shape).to(r.dtype) for r in results)
+    torch.autograd.backward(results, [times(direction).to(device) for direction in directions])
     return {name: leaf.grad.cpu() for name, leaf in leaves.items()}
 
 
@@ -109,6 +110,40 @@ class Units(unittest.TestCase):
                 for name, actual in gradients(given, DEVICE).items():
                     worst = ((actual.double() - expected[name]).norm() / expected[name].norm()).nan_to_num(nan=torch.inf).item()
                     self.assertLessEqual(worst, 3e-3 if name == "gate" else 2 * BUDGET[dtype], name)
+
+    def test_a_loss_times_a_power_of_two_gives_gradients_times_it(self):
+        for (rows, columns), power in itertools.product(SIZES, (-20, 13, 40)):
+            with self.subTest(rows=rows, columns=columns, power=power):
+                given = delta_problem(torch.bfloat16, rows=rows, columns=columns)
+                times = gradients(given, DEVICE, lambda direction: direction * 2.0 ** power)
+                for name, once in gradients(given, DEVICE).items():
+                    self.assertTrue(torch.equal(once * 2.0 ** power, times[name]), name)
+
+    def test_gradients_keep_the_budget_before_a_loss_of_large_tokens(self):
+        def larger(direction):
+            if direction.size(1) == 260:
+                direction[:, 180] *= 2.0 ** 5
+            return direction
+        for (rows, columns), dtype in itertools.product(SIZES, (torch.bfloat16, torch.float16)):
+            with self.subTest(rows=rows, columns=columns, dtype=dtype):
+                given = delta_problem(dtype, rows=rows, columns=columns, correlation=0.0)
+                actual, expected = (gradients(x, device, larger)["value"].double().transpose(1, 2)
+                                    for x, device in ((given, DEVICE), (double(given), "cpu")))
+                for begin in range(0, actual.size(2), 32):
+                    off, whole = ((x[:, :, begin:begin + 32]).norm(dim=(2, 3)) for x in (actual.cpu() - expected, expected))
+                    worst = (off / whole).nan_to_num(nan=torch.inf).max().item()
+                    self.assertLessEqual(worst, 2 * BUDGET[dtype], f"tokens from {begin}")
+
+    def test_a_head_has_the_same_gradients_among_many(self):
+        for rows, columns in ((64, 64), (128, 128)):
+            with self.subTest(rows=rows, columns=columns):
+                given = delta_problem(torch.bfloat16, length=200, heads=300, rows=rows, columns=columns)
+                cut = lambda tensor: tensor[:, 7:8] if tensor.size(1) == 300 else tensor[:, :, 7:8]
+                kept = []
+                many = gradients(given, DEVICE, lambda direction: kept.append(cut(direction)) or direction)
+                alone = gradients({name: cut(tensor) for name, tensor in given.items()}, DEVICE, lambda _: kept.pop(0))
+                for name, tensor in many.items():
+                    self.assertTrue(torch.equal(cut(tensor), alone[name]), name)
 
     def test_a_head_has_the_same_bits_among_many(self):
         for rows, columns in ((64, 64), (128, 128)):

@@ -1,6 +1,6 @@
 #pragma once
-// W = (I + G β)⁻¹ G of every chunk (delta_forward.cuh), a CTA a chunk; |k|² is a float. Warps have their blocks in turn, so that the last block, which has most to do, is
-// not always on the same of a multiprocessor's four schedulers.
+// W = (I + G β)⁻¹ G of every chunk (delta_forward.cuh), a CTA a chunk; the square of a key's length is a float. Warps have their blocks in turn, so that
+// the last block, which has most to do, is not always on the same of a multiprocessor's four schedulers.
 
 #include "optimized/cuda/launch.cuh"
 #include "optimized/cuda/matrix_state/delta_solution.cuh"

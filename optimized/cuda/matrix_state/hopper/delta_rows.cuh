@@ -108,14 +108,10 @@ __device__ __forceinline__ void measure_rows(uint32_t tile, float* largest, int 
 
 // Blocks of a triangle, a left operand's. A warp has a row of a lower one; of an upper one, whose blocks are those of its transpose, a column.
 
-/// Where a warp's block of 16 columns k is among those of its triangle; has_block whether it has one.
+/// Where a warp's block of 16 columns k is among those of its triangle.
 template <bool kUpper>
 __device__ __forceinline__ int block_at(int block, int k) {
   return 32 * (kUpper ? lower_block(k, block) : lower_block(block, k));
-}
-template <bool kUpper>
-__device__ __forceinline__ bool has_block(int block, int k) {
-  return kUpper ? k >= block : k <= block;
 }
 
 /// A warp's blocks become products of what they are with `factors` of their columns and `outer` of their rows.
@@ -124,7 +120,8 @@ __device__ __forceinline__ void weigh_blocks(uint4* blocks, const float* factors
                                              int lane) {
 #pragma unroll
   for (int k = 0; k < kWarps; ++k) {
-    if (!has_block<kUpper>(block, k)) continue;
+    if (!kUpper && k > block) break;
+    if (kUpper && k < block) continue;
     uint4& place = blocks[block_at<kUpper>(block, k) + lane];
     uint32_t left[4];
     Weighted(place, factors + 16 * k, lane % 4).pack_to(left, outer);
@@ -138,7 +135,8 @@ __device__ __forceinline__ void store_weighted(uint4* blocks, const Sums& sums, 
                                                const float (&outer)[2], int block, int lane) {
 #pragma unroll
   for (int k = 0; k < kWarps; ++k) {
-    if (!has_block<kUpper>(block, k)) continue;
+    if (!kUpper && k > block) break;
+    if (kUpper && k < block) continue;
     uint32_t words[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -156,7 +154,7 @@ __device__ __forceinline__ void load_blocks(uint32_t (&left)[16], const uint4* b
 #pragma unroll
   for (int k = 0; k < kWarps; ++k) {
     uint4 words{};
-    if (has_block<kUpper>(block, k)) words = blocks[block_at<kUpper>(block, k) + lane];
+    if (kUpper ? k >= block : k <= block) words = blocks[block_at<kUpper>(block, k) + lane];
     left[4 * k] = words.x, left[4 * k + 1] = words.y, left[4 * k + 2] = words.z, left[4 * k + 3] = words.w;
   }
 }

@@ -66,31 +66,13 @@ __device__ bool BackwardCta<Element, kDim, kFloatSums>::publish_tile() {
   return tile.key_tile >= 0;
 }
 
-/// What no tile before has read, into the L2 cache: the tile's keys and values, which are loaded only when those of the tile before are no longer
-/// read, and the last queries and dO of a window: tiles ascend.
-template <typename Element, int kDim, bool kFloatSums>
-__device__ void BackwardCta<Element, kDim, kFloatSums>::prefetch_tile() const {
-  const BackwardTile tile = this->tile();
-  for (int panel = 0; panel < kPanels; ++panel) {
-    ptx::prefetch_tile(&p.key, 64 * panel, tile.head, tile.key_tile * kKeys, tile.batch);
-    ptx::prefetch_tile(&p.value, 64 * panel, tile.head, tile.key_tile * kKeys, tile.batch);
-  }
-  for (BackwardWalk at = walk(tile); at.next_head();)
-    for (int query_tile = max(at.tile, at.end - kBlock / kQueries); query_tile < at.end; ++query_tile)
-      for (int panel = 0; panel < kPanels; ++panel)
-        for (const CUtensorMap* map : {&p.query, &p.grad_output})
-          ptx::prefetch_tile(map, 64 * panel, tile.head * p.group + at.head, query_tile * kQueries, tile.batch);
-}
-
 /// The next tile is taken, which is some trips to global memory, as soon as all loads of this one's queries are issued.
 template <typename Element, int kDim, bool kFloatSums>
-template <bool kEdges>
 __device__ void BackwardCta<Element, kDim, kFloatSums>::load_queries() {
   ptx::RingPosition ring;
   bool any = !kManyTiles || publish_tile();
 #pragma unroll 1
   while (any) {
-    if constexpr (kEdges) prefetch_tile();
     load<Shared::kQueryPanels, kStages>(
         {p.query, p.key, shared.query, shared.key, shared.row_bias, p.workspace.row_bias, exact_end(),
          shared.query_full, shared.query_empty, shared.keys_free},

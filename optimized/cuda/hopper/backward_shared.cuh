@@ -259,10 +259,8 @@ struct BackwardCta {
   __device__ void load(const StepOperand<kStagePanels, kRing>& operand, ptx::RingPosition& ring);
   __device__ BackwardTile tile_of(int index) const;
   __device__ bool publish_tile();
-  __device__ void prefetch_tile() const;
   template <bool kEdges>
   __device__ void describe_steps();  // one thread of the producer warpgroup
-  template <bool kEdges>
   __device__ void load_queries();                         // another, and the keys; publishes tiles
   __device__ void load_grad_outputs();                    // a third, and the values
   __device__ void add_slices();                           // a warp

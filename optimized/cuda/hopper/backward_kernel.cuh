@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(kBackwardThreads, 1) backward_tiles(const __gr
   const int warpgroup = ptx::in_uniform_register(threadIdx.x / 128);
   if (warpgroup == 2) {
     ptx::registers_shrink<24>();
-    if (threadIdx.x == 256) cta.load_queries();
+    if (threadIdx.x == 256) cta.template load_queries<kEdges>();
     if (threadIdx.x / 32 == 9) {
       if constexpr (Shared::kSplit) cta.add_split_slices();
       else cta.add_slices();

@@ -46,9 +46,10 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::load(const StepOperand<k
 
 /// The tile of an index; none after the last.
 template <typename Element, int kDim, bool kFloatSums>
+template <bool kEdges>
 __device__ BackwardTile BackwardCta<Element, kDim, kFloatSums>::tile_of(int index) const {
   if (index >= p.key_tiles * p.rows) return {.key_tile = -1};
-  BackwardTile tile = backward_tile_at(p, index);
+  BackwardTile tile = kEdges ? window_tile_at(p, index) : backward_tile_at(p, index);
   BackwardWalk at = walk(tile);
   if (at.next_head()) tile.first_in_group = at.head;
   return tile;
@@ -57,9 +58,10 @@ __device__ BackwardTile BackwardCta<Element, kDim, kFloatSums>::tile_of(int inde
 /// Publishes the CTA's next tile, the first that no CTA has taken; returns false after the last. A CTA takes even its first tile here: no other
 /// CTA waits for one that has not begun.
 template <typename Element, int kDim, bool kFloatSums>
+template <bool kEdges>
 __device__ bool BackwardCta<Element, kDim, kFloatSums>::publish_tile() {
   const int slot = tiles % kTileSlots;
-  const BackwardTile tile = tile_of(atomicAdd(p.plan.scratch.next_tile, 1));
+  const BackwardTile tile = tile_of<kEdges>(atomicAdd(p.plan.scratch.next_tile, 1));
   ptx::mbarrier_wait_patiently(&shared.tile_empty[slot], tiles / kTileSlots % 2 ^ 1);
   shared.tile[slot] = tile;
   ptx::mbarrier_arrive(&shared.tile_full[slot]);
@@ -68,9 +70,10 @@ __device__ bool BackwardCta<Element, kDim, kFloatSums>::publish_tile() {
 
 /// The next tile is taken, which is some trips to global memory, as soon as all loads of this one's queries are issued.
 template <typename Element, int kDim, bool kFloatSums>
+template <bool kEdges>
 __device__ void BackwardCta<Element, kDim, kFloatSums>::load_queries() {
   ptx::RingPosition ring;
-  bool any = !kManyTiles || publish_tile();
+  bool any = !kManyTiles || publish_tile<kEdges>();
 #pragma unroll 1
   while (any) {
     load<Shared::kQueryPanels, kStages>(
@@ -78,7 +81,7 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::load_queries() {
          shared.query_full, shared.query_empty, shared.keys_free},
         ring);
     ++tiles;
-    any = kManyTiles && publish_tile();
+    any = kManyTiles && publish_tile<kEdges>();
   }
 }
 

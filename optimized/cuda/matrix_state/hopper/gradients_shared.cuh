@@ -33,8 +33,8 @@ struct GradientsShared {
   static constexpr int kScores = kOut + kPanel, kValueOut = kNormalized ? kOut : kScores + kPanel,
                        kKeyOut = kNormalized ? kGradState : kOut;
   static constexpr int kGates = kScores + (kBlocks == 1 ? (kNormalized ? 1 : 2) * kPanel : 0),
-                       kRebuildGates = kGates + kStages * sizeof(ChunkGates);
-  static constexpr int kCrossings = kRebuildGates + kRebuildStages * sizeof(ChunkGates);
+                       kRebuildGates = kGates + kStages * sizeof(GatesInReverse);
+  static constexpr int kCrossings = kRebuildGates + kRebuildStages * sizeof(GatesByTime);
   /// Of a normalised call: what the gradient of z·q is in a chunk; z before each chunk, and its gradient after one.
   struct Column {
     SplitVector values;
@@ -69,7 +69,9 @@ struct Gradients {
     return *reinterpret_cast<typename Shared::Small*>(memory + Shared::kSmall);
   }
   __device__ char* stage(int i) const { return memory + i * Shared::kStage; }
-  __device__ ChunkGates& gates(int i) const { return reinterpret_cast<ChunkGates*>(memory + Shared::kGates)[i]; }
+  __device__ GatesInReverse& gates(int i) const {
+    return reinterpret_cast<GatesInReverse*>(memory + Shared::kGates)[i];
+  }
   __device__ FusedCrossings& crossings(int i) const {
     return reinterpret_cast<FusedCrossings*>(memory + Shared::kCrossings)[i];
   }
@@ -81,13 +83,17 @@ struct Gradients {
     return kNormalized ? columns().grad_normalizer[i].whole : nullptr;
   }
   __device__ char* rebuild_stage(int i) const { return memory + Shared::kRebuild + i * Shared::kRebuildStage; }
-  __device__ ChunkGates& rebuild_gates(int i) const {
-    return reinterpret_cast<ChunkGates*>(memory + Shared::kRebuildGates)[i];
+  __device__ GatesByTime& rebuild_gates(int i) const {
+    return reinterpret_cast<GatesByTime*>(memory + Shared::kRebuildGates)[i];
   }
   __device__ char* state(int slot) const { return memory + Shared::kStates + slot * Shared::kState; }
   __device__ char* grad_state() const { return memory + Shared::kGradState; }
   __device__ char* pairs() const { return memory + Shared::kPairs; }
   __device__ char* scores() const { return memory + Shared::kScores; }
+  /// Of the chunk that begins at a token.
+  __device__ const PreparedGates& prepared_gates(int64_t first) const {
+    return p.gates[int64_t{1} * head * order.chunks + first / kChunk];
+  }
   __device__ const float* gate() const {
     return kGated ? p.gate.log_forget + b * p.gate.batch_stride + h * p.gate.head_stride : nullptr;
   }

@@ -56,7 +56,7 @@ __device__ __forceinline__ void rebuild_states(const Call& call) {
       arrive_warp(&small.state_full[slot], call.lane);
       if (m + 1 == count) break;
       ptx::mbarrier_wait(&small.rebuild_full[at.index], at.parity);
-      const ChunkGates& gates = call.rebuild_gates(at.index);
+      const GatesByTime& gates = call.rebuild_gates(at.index);
       const char* const tiles = call.rebuild_stage(at.index);
 #pragma unroll
       for (int block = 0; block < kBlocks; ++block) {

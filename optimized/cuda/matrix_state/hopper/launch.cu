@@ -7,6 +7,7 @@
 #include "optimized/cuda/check.hpp"
 #include "optimized/cuda/matrix_state/hopper/gradients.cuh"
 #include "optimized/cuda/matrix_state/hopper/maps.hpp"
+#include "optimized/cuda/matrix_state/hopper/prepared_gates.cuh"
 #include "optimized/cuda/workspace.hpp"
 
 namespace lethe::matrix_state {
@@ -88,6 +89,10 @@ struct NormalizerMemory {
         grad_normalizer(memory.take<float>(heads_of(shape) * padded_tokens(shape))) {}
 };
 
+PreparedGates* take_gates(Workspace& memory, const Shape& shape, bool gated) {
+  return gated ? memory.take<PreparedGates>(heads_of(shape) * order_of(shape).chunks) : nullptr;
+}
+
 template <typename Arguments>
 Arguments arguments_of(const MatrixStateInput& in) {
   Arguments p{};
@@ -132,6 +137,20 @@ void by_type_and_normalizer(const MatrixStateInput& in, Visit&& visit) {
     in.form.normalize ? visit(element, gated, blocks, std::true_type{})
                       : visit(element, gated, blocks, std::false_type{});
   });
+}
+
+// The gates of all chunks.
+void prepare_gates_of_chunks(const MatrixStateInput& in, float scale, PreparedGates* to, cudaStream_t stream) {
+  PreparedGatesArguments p{};
+  p.gate = arguments_of<SegmentArguments>(in).gate;
+  p.length = in.shape.key_length;
+  p.batch = static_cast<int>(in.shape.batch);
+  p.heads = static_cast<int>(in.shape.heads);
+  p.scale = scale;
+  p.to = to;
+  const int64_t chunks = heads_of(in.shape) * order_of(in.shape).chunks;
+  launch(prepare_all_gates, (chunks + kPreparingWarps - 1) / kPreparingWarps, 32 * kPreparingWarps, 0, false, stream,
+         p);
 }
 
 void sum_segments(const MatrixStateInput& in, const Operand& key, const Operand& value, const float* column,
@@ -239,6 +258,7 @@ size_t warpgroup_backward_workspace_bytes(const Shape& shape, const MatrixStateF
   SegmentMemory(memory, shape, form.normalize, heads_of(shape), order_of(shape).segments);
   SegmentMemory(memory, shape, form.normalize, split.cut_heads(shape), split.pieces);
   if (form.normalize) NormalizerMemory(memory, shape);
+  take_gates(memory, shape, form.key_gate != MatrixStateForm::Gate::kNone);
   return memory.bytes();
 }
 
@@ -266,7 +286,10 @@ void warpgroup_backward(const MatrixStateBackward& a) {
   Workspace memory(a.workspace);
   const SegmentMemory states(memory, a.shape, normalized, heads_of(a.shape), order_of(a.shape).segments),
       grads(memory, a.shape, normalized, split.cut_heads(a.shape), split.pieces);
-  sum_segments(a, a.key, a.value, nullptr, 1.0f, false, a.initial_state, states, false, a.stream);
+  const bool gated = a.key_gate.data != nullptr;
+  PreparedGates* const gates = take_gates(memory, a.shape, gated);
+  if (gated) prepare_gates_of_chunks(a, scale, gates, a.stream);
+  sum_segments(a, a.key, a.value, nullptr, 1.0f, false, a.initial_state, states, gated, a.stream);
   Operand grad_values = a.grad_values;
   const float* grad_normalizer = nullptr;
   if (normalized) {
@@ -298,17 +321,18 @@ void warpgroup_backward(const MatrixStateBackward& a) {
   p.value = a.value;
   p.grad_values = grad_values;
   p.grad_normalizer = grad_normalizer;
+  p.gates = gates;
   p.grad_gate = a.grad_key_gate;
   p.scale = scale;
   p.initial = a.initial_state;
   p.grad_last = a.grad_last_state;
   p.grad_initial = a.grad_initial_state;
-  by_type_and_normalizer(a, [&](auto element, auto gated, auto blocks, auto normalizes) {
+  by_type_and_normalizer(a, [&](auto element, auto has_gate, auto blocks, auto normalizes) {
     constexpr int kBlocks = blocks.value;
     constexpr bool kNormalized = normalizes.value;
     using Shared = GradientsShared<kBlocks, kNormalized>;
-    launch(sweep_gradients<decltype(element), gated.value, kBlocks, kNormalized>, ctas, Shared::kThreads,
-           Shared::kBytes, states.segments > 0 || normalized, a.stream, p);
+    launch(sweep_gradients<decltype(element), has_gate.value, kBlocks, kNormalized>, ctas, Shared::kThreads,
+           Shared::kBytes, states.segments > 0 || normalized || gated, a.stream, p);
   });
 }
 

@@ -28,10 +28,8 @@ struct GradientsShared {
   };
   static constexpr int kRebuild = kStages * kStage, kStates = kRebuild + kRebuildStages * kRebuildStage;
   static constexpr int kGradState = kStates + kSlots * kState, kPairs = kGradState + kState, kOut = kPairs + kPanel;
-  /// Of one block dq leaves from kOut and dv from a place of its own, dk after dq. In a normalised call, which has no room for that, dv leaves after dq, and
-  /// dk from R's place.
-  static constexpr int kScores = kOut + kPanel, kValueOut = kNormalized ? kOut : kScores + kPanel,
-                       kKeyOut = kNormalized ? kGradState : kOut;
+  /// Of one block dq and after it dv leave from kOut, dk from a place of its own; in a normalised call, which has no room for that, from R's.
+  static constexpr int kScores = kOut + kPanel, kKeyOut = kNormalized ? kGradState : kScores + kPanel;
   static constexpr int kGates = kScores + (kBlocks == 1 ? (kNormalized ? 1 : 2) * kPanel : 0),
                        kRebuildGates = kGates + kStages * sizeof(GatesInReverse);
   static constexpr int kCrossings = kRebuildGates + kRebuildStages * sizeof(GatesByTime);
@@ -138,7 +136,7 @@ __device__ __forceinline__ void add_dots(float (&dot)[2], const float (&sum)[32]
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float2 x = unpack<Element>(a[i]);
-      dot[i % 2] += sum[8 * c + 2 * i] * x.x + sum[8 * c + 2 * i + 1] * x.y;
+      dot[i % 2] = fmaf(sum[8 * c + 2 * i], x.x, fmaf(sum[8 * c + 2 * i + 1], x.y, dot[i % 2]));
     }
   }
 }

@@ -149,8 +149,8 @@ void prepare_gates_of_chunks(const MatrixStateInput& in, float scale, PreparedGa
   p.scale = scale;
   p.to = to;
   const int64_t chunks = heads_of(in.shape) * order_of(in.shape).chunks;
-  launch(prepare_all_gates, (chunks + kPreparingWarps - 1) / kPreparingWarps, 32 * kPreparingWarps, 0, false, stream,
-         p);
+  launch(prepare_all_gates, (chunks + kPreparingWarps - 1) / kPreparingWarps, 32 * kPreparingWarps,
+         sizeof(PreparingShared), false, stream, p);
 }
 
 void sum_segments(const MatrixStateInput& in, const Operand& key, const Operand& value, const float* column,

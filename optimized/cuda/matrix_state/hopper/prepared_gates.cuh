@@ -8,12 +8,16 @@
 namespace lethe::matrix_state {
 
 constexpr int kPreparingWarps = 8;
+struct PreparingShared {
+  PreparedGates all[kPreparingWarps];
+  ChunkGates by_time[kPreparingWarps];
+};
 
 /// A warp: the gates of a chunk [B, T, H], to [B·H, chunks].
 __global__ void __launch_bounds__(32 * kPreparingWarps)
     prepare_all_gates(const __grid_constant__ PreparedGatesArguments p) {
-  __shared__ PreparedGates all[kPreparingWarps];
-  __shared__ ChunkGates all_by_time[kPreparingWarps];
+  extern __shared__ __align__(1024) char memory[];
+  auto& shared = *reinterpret_cast<PreparingShared*>(memory);
   let_next_kernel_start();
   wait_for_previous_kernel();
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32,
@@ -23,8 +27,8 @@ __global__ void __launch_bounds__(32 * kPreparingWarps)
   const int64_t h = index % p.heads, chunk = index / p.heads % chunks, b = index / p.heads / chunks;
   if (b >= p.batch) return;
   const float* gate = p.gate.log_forget + b * p.gate.batch_stride + h * p.gate.head_stride;
-  PreparedGates& own = all[warp];
-  ChunkGates& by_time = all_by_time[warp];
+  PreparedGates& own = shared.all[warp];
+  ChunkGates& by_time = shared.by_time[warp];
   const auto load = [&](bool reverse) {
     return load_gates(gate, p.gate.token_stride, chunk * kChunk, p.length, reverse, lane);
   };

@@ -115,12 +115,16 @@ struct Gradients {
   /// Every chunk.
   template <typename Visit>
   __device__ __forceinline__ void each_chunk(Visit&& visit) const {
-    for (int s = piece.begin; s < piece.end; ++s) {
-      const int count = order.count(s);
-      for (int n = 0; n < count; ++n) {
-        const int slot = slot_of(s, count - 1 - n);
-        visit(Chunk{static_cast<int64_t>(order.chunk(s, n)) * kChunk, slot, parity_of(s, slot),
-                    n == 0 && s > piece.begin});
+    const int count_of_first = order.count(piece.begin);
+    for (int s = piece.begin, use = 0; s < piece.end; ++s, ++use) {
+      const int count = order.count(s), step = use % 2 ? 1 : -1;
+      Chunk chunk{static_cast<int64_t>(order.chunk(s, 0)) * kChunk, slot_of(s, count - 1), 0, use > 0};
+      for (int left = count; left > 0; --left) {
+        chunk.parity = (use - (chunk.slot >= count_of_first)) & 1;
+        visit(chunk);
+        chunk.first -= kChunk;
+        chunk.slot += step;
+        chunk.begins = false;
       }
     }
   }

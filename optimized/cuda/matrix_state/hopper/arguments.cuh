@@ -44,6 +44,7 @@ struct SegmentArguments {
   int batch, heads, rows, columns;
   float scale;
   bool reverse;
+  bool beside_previous;        ///< nothing is read that the kernel before writes
   int first_head, head_count;  ///< of B·H: which
   int tiles;                   ///< of 64 columns, a CTA each
   int segments;                ///< the first ones

@@ -153,8 +153,11 @@ void prepare_gates_of_chunks(const MatrixStateInput& in, float scale, PreparedGa
          sizeof(PreparingShared), false, stream, p);
 }
 
+// Whether a kernel starts before the one before it has ended, and whether it waits for that before it reads.
+enum class Overlap { kNone, kWaits, kBeside };
+
 void sum_segments(const MatrixStateInput& in, const Operand& key, const Operand& value, const float* column,
-                  float scale, bool reverse, const float* initial, const SegmentMemory& to, bool overlapping,
+                  float scale, bool reverse, const float* initial, const SegmentMemory& to, Overlap overlap,
                   cudaStream_t stream) {
   const int64_t tile_heads = int64_t{1} * to.heads * tiles_of(in.shape);
   if (tile_heads * to.segments == 0) return;
@@ -166,6 +169,7 @@ void sum_segments(const MatrixStateInput& in, const Operand& key, const Operand&
   p.value = value;
   p.scale = scale;
   p.reverse = reverse;
+  p.beside_previous = overlap == Overlap::kBeside;
   p.initial = initial;
   p.first_head = static_cast<int>(heads_of(in.shape)) - to.heads;
   p.head_count = to.heads;
@@ -180,7 +184,7 @@ void sum_segments(const MatrixStateInput& in, const Operand& key, const Operand&
     constexpr bool kGated = gated.value, kNormalized = normalized.value;
     using Shared = SumsShared<kBlocks, kNormalized>;
     launch(segment_sums<decltype(element), kGated, kBlocks, kNormalized>, tile_heads * to.segments, Shared::kThreads,
-           Shared::kBytes, overlapping, stream, p);
+           Shared::kBytes, overlap != Overlap::kNone, stream, p);
     launch(join_segments<kGated, kBlocks, kNormalized>, tile_heads * kBlocks * (kJoiningCtas + kNormalized),
            kJoiningThreads, 0, true, stream, p);
   });
@@ -266,7 +270,7 @@ void warpgroup_forward(const MatrixStateForward& a) {
   const int pieces = forward_pieces(a.shape);
   Workspace memory(a.workspace);
   const SegmentMemory handed(memory, a.shape, a.form.normalize, heads_of(a.shape), pieces);
-  sum_segments(a, a.key, a.value, nullptr, 1.0f, false, a.initial_state, handed, false, a.stream);
+  sum_segments(a, a.key, a.value, nullptr, 1.0f, false, a.initial_state, handed, Overlap::kNone, a.stream);
   StateForwardArguments p = forward_arguments(a, handed, pieces);
   if (!a.float_values) p.maps[3] = Maps{a}.of_result(a.values, a.shape.value_dim);
   p.out = a.values;
@@ -289,7 +293,8 @@ void warpgroup_backward(const MatrixStateBackward& a) {
   const bool gated = a.key_gate.data != nullptr;
   PreparedGates* const gates = take_gates(memory, a.shape, gated);
   if (gated) prepare_gates_of_chunks(a, scale, gates, a.stream);
-  sum_segments(a, a.key, a.value, nullptr, 1.0f, false, a.initial_state, states, gated, a.stream);
+  sum_segments(a, a.key, a.value, nullptr, 1.0f, false, a.initial_state, states,
+               gated ? Overlap::kBeside : Overlap::kNone, a.stream);
   Operand grad_values = a.grad_values;
   const float* grad_normalizer = nullptr;
   if (normalized) {
@@ -299,7 +304,8 @@ void warpgroup_backward(const MatrixStateBackward& a) {
     grad_values = {divided.grad_values, a.shape.key_length * token, token, a.shape.value_dim};
     grad_normalizer = divided.grad_normalizer;
   }
-  sum_segments(a, a.query, grad_values, grad_normalizer, scale, true, a.grad_last_state, grads, true, a.stream);
+  sum_segments(a, a.query, grad_values, grad_normalizer, scale, true, a.grad_last_state, grads, Overlap::kWaits,
+               a.stream);
   StateGradientArguments p = arguments_of<StateGradientArguments>(a);
   p.whole_heads = split.whole_heads;
   p.pieces = split.pieces;

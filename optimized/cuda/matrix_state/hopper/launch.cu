@@ -13,9 +13,8 @@
 namespace lethe::matrix_state {
 namespace {
 
-// Tokens of a head to which the backward is faster than that of sweep.cuh: with more than 64 rows, and with at most 64 and a gate. That one has a
-// normaliser among its columns.
-constexpr int64_t kLongestOfTwoBlocks = 8192, kLongestGated = 4096;
+// Tokens of a head to which the backward with more than 64 rows is faster than that of sweep.cuh. That one has a normaliser among its columns.
+constexpr int64_t kLongestOfTwoBlocks = 8192;
 
 // Blocks of 64 rows of the state.
 int blocks_of(const Shape& shape) { return shape.key_dim <= 64 ? 1 : 2; }
@@ -242,12 +241,9 @@ bool is_hopper() {
 }  // namespace
 
 bool forward_by_warpgroups(const Shape& shape) { return shape.key_dim <= 128 && is_hopper(); }
-// In long heads, of which there are few, the gate's work on a head's chunks one after the other costs more than the segments of sweep.cuh do.
 bool backward_by_warpgroups(const Shape& shape, const MatrixStateForm& form) {
-  const bool is_short = shape.key_length <= (shape.key_dim > 64 ? kLongestOfTwoBlocks : kLongestGated),
-             gated = form.key_gate != MatrixStateForm::Gate::kNone;
   return shape.key_dim <= 128 && shape.value_dim <= 64 &&
-         (is_short || form.normalize || (!gated && shape.key_dim <= 64)) && is_hopper();
+         (shape.key_dim <= 64 || shape.key_length <= kLongestOfTwoBlocks || form.normalize) && is_hopper();
 }
 
 size_t warpgroup_forward_workspace_bytes(const Shape& shape, const MatrixStateForm& form) {

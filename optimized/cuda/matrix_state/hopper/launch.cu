@@ -300,8 +300,8 @@ void warpgroup_backward(const MatrixStateBackward& a) {
     grad_values = {divided.grad_values, a.shape.key_length * token, token, a.shape.value_dim};
     grad_normalizer = divided.grad_normalizer;
   }
-  sum_segments(a, a.query, grad_values, grad_normalizer, scale, true, a.grad_last_state, grads, Overlap::kWaits,
-               a.stream);
+  sum_segments(a, a.query, grad_values, grad_normalizer, scale, true, a.grad_last_state, grads,
+               normalized ? Overlap::kWaits : Overlap::kBeside, a.stream);
   StateGradientArguments p = arguments_of<StateGradientArguments>(a);
   p.whole_heads = split.whole_heads;
   p.pieces = split.pieces;

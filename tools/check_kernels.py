@@ -45,7 +45,7 @@ SPILLS = [
     (r"sweep_gradientsI6__half\w+Li2ELb1E", 580),
     (r"sweep_gradientsI\w+Lb1ELi1E", 48),
     (r"sweep_gradientsI6__half\w+Li2E", 252),
-    (r"sweep_gradientsI13__nv_bfloat16Lb1ELi2E", 184),
+    (r"sweep_gradientsI13__nv_bfloat16Lb1ELi2E", 224),
     (r"sweep_gradientsI13__nv_bfloat16Lb0ELi2E", 56),
     (r"delta_sweepI\w+Li1ELi1ELb", 100),
 ]

@@ -1,0 +1,265 @@
+#pragma once
+// delta_state's values from the chunks that delta_keys_prepare.cuh prepared: a CTA a head and 16 columns of its state a warp, in chunks of 64 tokens, by the
+// equations of delta_keys.hpp. Columns need nothing of each other: a warp's part of Sᵀ stays in its registers, and so do Xᵀ, Rᵀ and Nᵀ, the left operands
+// of the products that follow. While a chunk is swept, the next one comes.
+//
+// What the state enters is float16, divided by powers of two: S by one a warp, which comes from before the chunk. X and N meet other tokens in two
+// numbers of bfloat16, which need none, so that no token's rounding depends on a later one.
+
+#include "optimized/cuda/matrix_state/delta_keys_prepare.cuh"
+
+namespace lethe::matrix_state {
+
+template <int kRows, int kWidth>
+struct DeltaKeySweepMemory {
+  using Record = DeltaKeyRecord<kRows>;
+  static constexpr int kValue = (Record::kBytes + 1023) / 1024 * 1024, kStage = kValue + kWidth / 64 * kPanel,
+                       kBytes = 2 * kStage;
+};
+
+/// 16 columns by 64 tokens: column g + 8·(e / 2), token 8i + 2t + e % 2 at [i][e] of lane 4g + t.
+using ColumnSums = float[8][4];
+
+/// 16 columns by 64 tokens as left operands, of 16 tokens each, in two parts.
+struct ColumnOperands {
+  uint32_t high[kWarps][4], low[kWarps][4];
+
+  __device__ __forceinline__ explicit ColumnOperands(const ColumnSums& sums) {
+#pragma unroll
+    for (int k = 0; k < kWarps; ++k)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float(&x)[4] = sums[2 * k + i / 2];
+        const BrainParts parts(x[i % 2 * 2], x[i % 2 * 2 + 1]);
+        high[k][i] = parts.high;
+        low[k][i] = parts.low;
+      }
+  }
+
+  /// sums += these · Lᵀ, L the lower triangle at `from`.
+  __device__ __forceinline__ void multiply(ColumnSums& sums, const char* from, int lane) const {
+    const uint4* const words = reinterpret_cast<const uint4*>(from) + lane;
+#pragma unroll
+    for (int j = 0; j < kWarps; ++j)
+#pragma unroll
+      for (int i = j; i < kWarps; ++i) {
+        const uint4 big = words[32 * lower_block(i, j)], rest = words[32 * (kLowerBlocks + lower_block(i, j))];
+        const auto add = [&](float(&sum)[4], uint32_t big0, uint32_t big1, uint32_t rest0, uint32_t rest1) {
+          ptx::multiply_add<__nv_bfloat16>(sum, high[j], rest0, rest1);
+          ptx::multiply_add<__nv_bfloat16>(sum, low[j], big0, big1);
+          ptx::multiply_add<__nv_bfloat16>(sum, high[j], big0, big1);
+        };
+        add(sums[2 * i], big.x, big.z, rest.x, rest.z);
+        add(sums[2 * i + 1], big.y, big.w, rest.y, rest.w);
+      }
+  }
+};
+
+template <typename Element, int kRows, int kWidth>
+struct DeltaKeySweep {
+  using Record = DeltaKeyRecord<kRows>;
+  using Memory = DeltaKeySweepMemory<kRows, kWidth>;
+  static constexpr int kThreads = 2 * kWidth;
+  const DeltaKeyArguments& p;
+  char* const memory;
+  const int warp, lane;
+  const int64_t head, b, h;
+  const int column;           ///< the CTA's first
+  float state[kRows / 8][4];  ///< column g + 8·(e / 2), row 8n + 2t + e % 2
+
+  /// All threads: begin to bring chunk n of the window.
+  __device__ __forceinline__ void copy(int n) const {
+    if (n < p.chunks) {
+      const uint32_t to = ptx::shared_address(memory + n % 2 * Memory::kStage);
+      const char* const from = p.records + (head * p.chunks + n) * Record::kBytes;
+#pragma unroll 4
+      for (int i = threadIdx.x * 16; i < Record::kBytes; i += kThreads * 16) ptx::copy_chunk(to + i, from + i);
+      const int64_t first = (p.first_chunk + static_cast<int64_t>(n)) * kChunk;
+      const int piece = threadIdx.x % (kWidth / 8);
+      const char* const values = static_cast<const char*>(p.value.data) +
+                                 (b * p.value.batch_stride + h * p.value.head_stride + column + 8 * piece) * 2;
+#pragma unroll
+      for (int row = threadIdx.x / (kWidth / 8); row < kChunk; row += kThreads / (kWidth / 8)) {
+        const bool valid = first + row < p.length && column + 8 * piece < p.columns;
+        ptx::copy_chunk(
+            to + Memory::kValue + tile_piece(row, piece),
+            valid ? values + (first + row) * p.value.token_stride * 2 : static_cast<const char*>(p.value.data), valid);
+      }
+    }
+    ptx::copies_commit();
+  }
+
+  template <typename Use>
+  __device__ __forceinline__ void each_of_state(const Use& use) {
+#pragma unroll
+    for (int n = 0; n < kRows / 8; ++n)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int row = 8 * n + 2 * (lane % 4) + e % 2, c = column + 16 * warp + lane / 4 + 8 * (e / 2);
+        use(state[n][e], row < p.rows && c < p.columns, (head * p.rows + row) * p.columns + c);
+      }
+  }
+
+  /// sums = (rows of the tile · S)ᵀ in the units of both.
+  __device__ __forceinline__ void read_state(ColumnSums& sums, const uint32_t (&left)[kRows / 16][4],
+                                             uint32_t tile) const {
+#pragma unroll
+    for (int k = 0; k < kRows / 16; ++k)
+#pragma unroll
+      for (int c = 0; c < kWarps; ++c) {
+        uint32_t right[4];
+        load_right_columns(right, tile, k, c, lane);
+        ptx::multiply_add<__half>(sums[2 * c], left[k], right[0], right[1]);
+        ptx::multiply_add<__half>(sums[2 * c + 1], left[k], right[2], right[3]);
+      }
+  }
+
+  /// A token's factor each, of the sums' tokens.
+  template <typename Use>
+  __device__ __forceinline__ void each_token(const float* factors, const Use& use) const {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const float2 two = *reinterpret_cast<const float2*>(&factors[8 * i + lane % 4 * 2]);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) use(i, e, e % 2 ? two.y : two.x);
+    }
+  }
+
+  __device__ __forceinline__ void sweep(int n) {
+    const char* const stage = memory + n % 2 * Memory::kStage;
+    const uint32_t tiles = ptx::shared_address(stage);
+    const auto floats = [&](int offset) { return reinterpret_cast<const float*>(stage + offset); };
+    const float* const key_units = floats(Record::kKeyUnits);
+    const float* const beta = floats(Record::kBeta);
+    float largest = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kRows / 8; ++i)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) largest = fmaxf(largest, fabsf(state[i][e]));
+    float unit = unit_of(largest), inverse = kRowScale * reciprocal_of_power(unit);
+    ColumnSums x = {}, out = {};
+    {
+      uint32_t left[kRows / 16][4];
+#pragma unroll
+      for (int k = 0; k < kRows / 16; ++k)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float(&s)[4] = state[2 * k + i / 2];
+          left[k][i] = pack<__half>(s[i % 2 * 2] * inverse, s[i % 2 * 2 + 1] * inverse);
+        }
+      read_state(x, left, tiles + Record::kReadKey);
+      read_state(out, left, tiles + Record::kQuery);
+    }
+    unit *= 1.0f / kRowScale;
+    each_token(floats(Record::kQueryUnits), [&](int i, int e, float factor) { out[i][e] *= factor * unit; });
+#pragma unroll
+    for (int c = 0; c < kWarps; ++c) {
+      uint32_t values[4];  // tokens 16c … and 8 later, columns 0–7 and 8–15 of each
+      load_transposed_left(values, tiles + Memory::kValue + warp / 4 * kPanel, c, warp % 4, lane);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float2 v = unpack<Element>(values[i]);
+        const int tile = 2 * c + i / 2;
+        const float2 factor = *reinterpret_cast<const float2*>(&key_units[8 * tile + lane % 4 * 2]);
+        float(&to)[4] = x[tile];
+        to[i % 2 * 2] = fmaf(-factor.x * unit, to[i % 2 * 2], v.x);
+        to[i % 2 * 2 + 1] = fmaf(-factor.y * unit, to[i % 2 * 2 + 1], v.y);
+      }
+    }
+    {
+      ColumnSums weighted;
+      each_token(beta, [&](int i, int e, float factor) { weighted[i][e] = x[i][e] * factor; });
+      ColumnOperands(weighted).multiply(x, stage + Record::kInverse, lane);
+    }
+    each_token(beta, [&](int i, int e, float factor) { x[i][e] *= factor; });
+    ColumnOperands(x).multiply(out, stage + Record::kPairs, lane);
+    store(out, n);
+
+    largest = 0.0f;
+    each_token(key_units, [&](int i, int e, float factor) {
+      x[i][e] *= factor;
+      largest = fmaxf(largest, fabsf(x[i][e]));
+    });
+    unit = unit_of(largest), inverse = kRowScale * reciprocal_of_power(unit);
+    unit *= 1.0f / kRowScale;
+    uint32_t left[kWarps][4];
+#pragma unroll
+    for (int k = 0; k < kWarps; ++k)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float(&from)[4] = x[2 * k + i / 2];
+        left[k][i] = pack<__half>(from[i % 2 * 2] * inverse, from[i % 2 * 2 + 1] * inverse);
+      }
+#pragma unroll
+    for (int c = 0; c < kRows / 16; ++c) {
+      float sums[2][4] = {};
+#pragma unroll
+      for (int k = 0; k < kWarps; ++k) {
+        uint32_t right[4];
+        load_right_rows(right, tiles + Record::kWriteKey + c / 4 * kPanel, k, c % 4, lane);
+        ptx::multiply_add<__half>(sums[0], left[k], right[0], right[1]);
+        ptx::multiply_add<__half>(sums[1], left[k], right[2], right[3]);
+      }
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const float2 total = *reinterpret_cast<const float2*>(floats(Record::kTotals) + 16 * c + 8 * i + lane % 4 * 2);
+#pragma unroll
+        for (int e = 0; e < 4; ++e)
+          state[2 * c + i][e] = fmaf(sums[i][e], unit, state[2 * c + i][e] * (e % 2 ? total.y : total.x));
+      }
+    }
+  }
+
+  __device__ __forceinline__ static float unit_of(float largest) {
+    return row_unit(__uint_as_float(__reduce_max_sync(kAllLanes, __float_as_uint(largest))));
+  }
+
+  /// The rows of O. Two lanes exchange, so that each has eight bytes and four of them 32.
+  __device__ __forceinline__ void store(const ColumnSums& out, int n) const {
+    const int g = lane / 4, t = lane % 4;
+    const bool odd = t % 2 != 0;
+    const int to = column + 16 * warp + (odd ? 8 + 2 * (t - 1) : 2 * t);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const uint32_t near = ptx::transposed(pack<Element>(out[i][0], out[i][1])),
+                     far = ptx::transposed(pack<Element>(out[i][2], out[i][3])),
+                     other = __shfl_xor_sync(kAllLanes, odd ? near : far, 1);
+      const int64_t token = (p.first_chunk + static_cast<int64_t>(n)) * kChunk + 8 * i + g;
+      if (token < p.length && to < p.columns)
+        *reinterpret_cast<uint2*>(static_cast<char*>(p.out) +
+                                  (((b * p.length + token) * p.heads + h) * p.columns + to) * 2) =
+            odd ? uint2{other, far} : uint2{near, other};
+    }
+  }
+};
+
+template <typename Element, int kRows, int kWidth>
+__global__ void __launch_bounds__(2 * kWidth, kRows == 64 ? 2 : 1)
+    sweep_delta_keys(const __grid_constant__ DeltaKeyArguments p) {
+  extern __shared__ __align__(1024) char memory[];
+  const int tiles = (p.columns + kWidth - 1) / kWidth;
+  const int64_t head = blockIdx.x / tiles;
+  DeltaKeySweep<Element, kRows, kWidth> call{p,
+                                             memory,
+                                             static_cast<int>(threadIdx.x / 32),
+                                             static_cast<int>(threadIdx.x % 32),
+                                             head,
+                                             head / p.heads,
+                                             head % p.heads,
+                                             static_cast<int>(blockIdx.x % tiles) * kWidth};
+  call.copy(0);
+  call.each_of_state(
+      [&](float& number, bool inside, int64_t at) { number = p.initial && inside ? p.initial[at] : 0.0f; });
+  for (int n = 0; n < p.chunks; ++n) {
+    ptx::copies_wait<0>();
+    __syncthreads();  // this chunk is there, and no warp reads the one before
+    call.copy(n + 1);
+    call.sweep(n);
+  }
+  if (!p.last) return;
+  call.each_of_state([&](float& number, bool inside, int64_t at) {
+    if (inside) p.last[at] = number;
+  });
+}
+
+}  // namespace lethe::matrix_state

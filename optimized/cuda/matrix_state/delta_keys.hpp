@@ -29,9 +29,20 @@ struct DeltaKeyRecord {
       kBeta = kQueryUnits + kChunk * 4, kBytes = kBeta + kChunk * 4;
 };
 
+/// What the sweeps of a backward leave, float16 by a warp of 16 columns, and what it is to be multiplied with. Operands are those of 32 lanes.
+struct DeltaKeyArrays {
+  uint4 *before, *after;  ///< Sᵀ before each chunk, its gradient after it: [B·H, chunks, warps, padded rows / 16, 32]
+  uint4 *residual, *written;  ///< Rᵀ and the gradient of vᵀ: [B·H, chunks, warps, 4, 32]
+  float *before_unit, *after_unit, *residual_unit, *written_unit;  ///< [B·H, chunks, warps]
+  float* strength;  ///< [B·H, chunks, warps, 64]: what 16 columns give to the gradient of β
+};
+
+/// Warps of 16 columns, those that only fill a tile of 64 among them.
+__host__ __device__ constexpr int delta_key_warps(int columns) { return (columns + 63) / 64 * 4; }
+
 /// A window of chunks of all heads.
 struct DeltaKeyArguments {
-  Operand query, key, value;  ///< [B, T, H, rows], the same, [B, T, H, columns]
+  Operand query, key, value;  ///< [B, T, H, rows], the same, [B, T, H, columns]: in reverse the gradient of the values
   Operand gate;               ///< logarithms in float, [B, T, H, rows]
   Gates beta;
   float scale;
@@ -39,9 +50,22 @@ struct DeltaKeyArguments {
   int heads, rows, columns;
   int first_chunk, chunks;
   char* records;         ///< DeltaKeyRecords [B·H, chunks]
-  const float* initial;  ///< [B, H, rows, columns]: the state before the window; null: zeros
+  const float* initial;  ///< [B, H, rows, columns]: the state before the window; null: zeros. In reverse
+                         ///< the gradient of that after it
   float* last;           ///< the same after it; null: not wanted
-  void* out;             ///< [B, T, H, columns] contiguous
+  void* out;             ///< [B, T, H, columns] contiguous; in reverse the gradient of the value
+  DeltaKeyArrays arrays;
+};
+
+struct DeltaKeyGradients {
+  Operand query, key, grad_values, gate;
+  Gates beta;
+  float scale;
+  int64_t length;
+  int heads, rows, columns, chunks;
+  void *grad_query, *grad_key;   ///< [B, T, H, rows] contiguous
+  float *grad_gate, *grad_beta;  ///< [B, T, H, rows], [B, T, H] contiguous
+  DeltaKeyArrays arrays;
 };
 
 }  // namespace lethe::matrix_state

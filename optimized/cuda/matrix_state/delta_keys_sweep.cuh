@@ -36,6 +36,26 @@ struct ColumnOperands {
       }
   }
 
+  /// sums += these · L, L the lower triangle at `from`; the numbers are bfloat16 where they have one part.
+  template <bool kTwoParts>
+  __device__ __forceinline__ void multiply_transposed(ColumnSums& sums, const char* from, int lane) const {
+    const uint4* const words = reinterpret_cast<const uint4*>(from) + lane;
+#pragma unroll
+    for (int i = 0; i < kWarps; ++i)
+#pragma unroll
+      for (int j = 0; j <= i; ++j) {
+        const uint4 big = words[32 * lower_block(i, j)], rest = words[32 * (kLowerBlocks + lower_block(i, j))];
+        const auto add = [&](float(&sum)[4], uint32_t big0, uint32_t big1, uint32_t rest0, uint32_t rest1) {
+          big0 = ptx::transposed(big0), big1 = ptx::transposed(big1);
+          ptx::multiply_add<__nv_bfloat16>(sum, high[i], ptx::transposed(rest0), ptx::transposed(rest1));
+          if constexpr (kTwoParts) ptx::multiply_add<__nv_bfloat16>(sum, low[i], big0, big1);
+          ptx::multiply_add<__nv_bfloat16>(sum, high[i], big0, big1);
+        };
+        add(sums[2 * j], big.x, big.y, rest.x, rest.y);
+        add(sums[2 * j + 1], big.z, big.w, rest.z, rest.w);
+      }
+  }
+
   /// sums += these · Lᵀ, L the lower triangle at `from`.
   __device__ __forceinline__ void multiply(ColumnSums& sums, const char* from, int lane) const {
     const uint4* const words = reinterpret_cast<const uint4*>(from) + lane;
@@ -55,7 +75,39 @@ struct ColumnOperands {
   }
 };
 
-template <typename Element, int kRows, int kWidth>
+/// 16 columns by 64 tokens as left operands of float16.
+__device__ __forceinline__ void pack_columns(uint32_t (&left)[kWarps][4], const ColumnSums& sums, float factor) {
+#pragma unroll
+  for (int k = 0; k < kWarps; ++k)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float(&x)[4] = sums[2 * k + i / 2];
+      left[k][i] = pack<__half>(x[i % 2 * 2] * factor, x[i % 2 * 2 + 1] * factor);
+    }
+}
+
+/// A number's unit, and what its float16s are multiplied with to be it.
+struct WarpUnit {
+  float inverse, unit;
+
+  /// A warp: of its lanes' largest number.
+  __device__ __forceinline__ explicit WarpUnit(float largest) {
+    const float power = row_unit(__uint_as_float(__reduce_max_sync(kAllLanes, __float_as_uint(largest))));
+    inverse = kRowScale * reciprocal_of_power(power);
+    unit = power * (1.0f / kRowScale);
+  }
+};
+
+__device__ __forceinline__ float largest_of(const ColumnSums& sums) {
+  float largest = 0.0f;
+#pragma unroll
+  for (int i = 0; i < 8; ++i)
+#pragma unroll
+    for (int e = 0; e < 4; ++e) largest = fmaxf(largest, fabsf(sums[i][e]));
+  return largest;
+}
+
+template <typename Element, int kRows, int kWidth, bool kKeeps>
 struct DeltaKeySweep {
   using Record = DeltaKeyRecord<kRows>;
   using Memory = DeltaKeySweepMemory<kRows, kWidth>;
@@ -67,14 +119,18 @@ struct DeltaKeySweep {
   const int column;           ///< the CTA's first
   float state[kRows / 8][4];  ///< column g + 8·(e / 2), row 8n + 2t + e % 2
 
-  /// All threads: begin to bring chunk n of the window.
-  __device__ __forceinline__ void copy(int n) const {
+  /// All threads: begin to bring the window's chunk `chunk` to the n-th stage. Of a record, what a sweep that keeps does not read stays away.
+  __device__ __forceinline__ void copy(int n, int chunk) const {
     if (n < p.chunks) {
       const uint32_t to = ptx::shared_address(memory + n % 2 * Memory::kStage);
-      const char* const from = p.records + (head * p.chunks + n) * Record::kBytes;
+      const char* const from = p.records + (head * p.chunks + chunk) * Record::kBytes;
+      const auto copy_part = [&](int begin, int end) {
 #pragma unroll 4
-      for (int i = threadIdx.x * 16; i < Record::kBytes; i += kThreads * 16) ptx::copy_chunk(to + i, from + i);
-      const int64_t first = (p.first_chunk + static_cast<int64_t>(n)) * kChunk;
+        for (int i = begin + threadIdx.x * 16; i < end; i += kThreads * 16) ptx::copy_chunk(to + i, from + i);
+      };
+      copy_part(kKeeps ? Record::kReadKey : 0, kKeeps ? Record::kPairs : Record::kBytes);
+      if constexpr (kKeeps) copy_part(Record::kTotals, Record::kBytes);
+      const int64_t first = (p.first_chunk + static_cast<int64_t>(chunk)) * kChunk;
       const int piece = threadIdx.x % (kWidth / 8);
       const char* const values = static_cast<const char*>(p.value.data) +
                                  (b * p.value.batch_stride + h * p.value.head_stride + column + 8 * piece) * 2;
@@ -87,6 +143,54 @@ struct DeltaKeySweep {
       }
     }
     ptx::copies_commit();
+  }
+
+  /// Where arrays have what this warp leaves of a chunk: a number of its place among all warps.
+  __device__ __forceinline__ int64_t kept(int chunk) const {
+    return (head * p.chunks + chunk) * delta_key_warps(p.columns) + column / 16 + warp;
+  }
+  template <int kCount>
+  __device__ __forceinline__ void keep(uint4* to, float* units, const uint32_t (&left)[kCount][4], float unit,
+                                       int chunk) const {
+    const int64_t at = kept(chunk);
+#pragma unroll
+    for (int k = 0; k < kCount; ++k)
+      to[(at * kCount + k) * 32 + lane] = {left[k][0], left[k][1], left[k][2], left[k][3]};
+    if (lane == 0) units[at] = unit;
+  }
+
+  /// The state as left operands of float16.
+  __device__ __forceinline__ float round_state(uint32_t (&left)[kRows / 16][4]) const {
+    float largest = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kRows / 8; ++i)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) largest = fmaxf(largest, fabsf(state[i][e]));
+    const WarpUnit unit(largest);
+#pragma unroll
+    for (int k = 0; k < kRows / 16; ++k)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float(&s)[4] = state[2 * k + i / 2];
+        left[k][i] = pack<__half>(s[i % 2 * 2] * unit.inverse, s[i % 2 * 2 + 1] * unit.inverse);
+      }
+    return unit.unit;
+  }
+
+  /// The chunk's tile of values, transposed, in the sums' places.
+  template <typename Use>
+  __device__ __forceinline__ void each_value(uint32_t tile, const Use& use) const {
+#pragma unroll
+    for (int c = 0; c < kWarps; ++c) {
+      uint32_t values[4];  // tokens 16c … and 8 later, columns 0–7 and 8–15 of each
+      load_transposed_left(values, tile + warp / 4 * kPanel, c, warp % 4, lane);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float2 v = unpack<Element>(values[i]);
+        use(2 * c + i / 2, i % 2 * 2, v.x);
+        use(2 * c + i / 2, i % 2 * 2 + 1, v.y);
+      }
+    }
   }
 
   template <typename Use>
@@ -125,84 +229,25 @@ struct DeltaKeySweep {
     }
   }
 
-  __device__ __forceinline__ void sweep(int n) {
-    const char* const stage = memory + n % 2 * Memory::kStage;
-    const uint32_t tiles = ptx::shared_address(stage);
-    const auto floats = [&](int offset) { return reinterpret_cast<const float*>(stage + offset); };
-    const float* const key_units = floats(Record::kKeyUnits);
-    const float* const beta = floats(Record::kBeta);
-    float largest = 0.0f;
-#pragma unroll
-    for (int i = 0; i < kRows / 8; ++i)
-#pragma unroll
-      for (int e = 0; e < 4; ++e) largest = fmaxf(largest, fabsf(state[i][e]));
-    float unit = unit_of(largest), inverse = kRowScale * reciprocal_of_power(unit);
-    ColumnSums x = {}, out = {};
-    {
-      uint32_t left[kRows / 16][4];
-#pragma unroll
-      for (int k = 0; k < kRows / 16; ++k)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const float(&s)[4] = state[2 * k + i / 2];
-          left[k][i] = pack<__half>(s[i % 2 * 2] * inverse, s[i % 2 * 2 + 1] * inverse);
-        }
-      read_state(x, left, tiles + Record::kReadKey);
-      read_state(out, left, tiles + Record::kQuery);
-    }
-    unit *= 1.0f / kRowScale;
-    each_token(floats(Record::kQueryUnits), [&](int i, int e, float factor) { out[i][e] *= factor * unit; });
-#pragma unroll
-    for (int c = 0; c < kWarps; ++c) {
-      uint32_t values[4];  // tokens 16c … and 8 later, columns 0–7 and 8–15 of each
-      load_transposed_left(values, tiles + Memory::kValue + warp / 4 * kPanel, c, warp % 4, lane);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float2 v = unpack<Element>(values[i]);
-        const int tile = 2 * c + i / 2;
-        const float2 factor = *reinterpret_cast<const float2*>(&key_units[8 * tile + lane % 4 * 2]);
-        float(&to)[4] = x[tile];
-        to[i % 2 * 2] = fmaf(-factor.x * unit, to[i % 2 * 2], v.x);
-        to[i % 2 * 2 + 1] = fmaf(-factor.y * unit, to[i % 2 * 2 + 1], v.y);
-      }
-    }
-    {
-      ColumnSums weighted;
-      each_token(beta, [&](int i, int e, float factor) { weighted[i][e] = x[i][e] * factor; });
-      ColumnOperands(weighted).multiply(x, stage + Record::kInverse, lane);
-    }
-    each_token(beta, [&](int i, int e, float factor) { x[i][e] *= factor; });
-    ColumnOperands(x).multiply(out, stage + Record::kPairs, lane);
-    store(out, n);
-
-    largest = 0.0f;
-    each_token(key_units, [&](int i, int e, float factor) {
-      x[i][e] *= factor;
-      largest = fmaxf(largest, fabsf(x[i][e]));
-    });
-    unit = unit_of(largest), inverse = kRowScale * reciprocal_of_power(unit);
-    unit *= 1.0f / kRowScale;
-    uint32_t left[kWarps][4];
-#pragma unroll
-    for (int k = 0; k < kWarps; ++k)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float(&from)[4] = x[2 * k + i / 2];
-        left[k][i] = pack<__half>(from[i % 2 * 2] * inverse, from[i % 2 * 2 + 1] * inverse);
-      }
+  /// The state times the chunk's gates, plus `unit` times what 64 tokens' operands give with rows of tiles.
+  template <int kTiles>
+  __device__ __forceinline__ void update_state(const uint32_t (&left)[kTiles][kWarps][4],
+                                               const uint32_t (&tiles)[kTiles], const float* totals, float unit) {
 #pragma unroll
     for (int c = 0; c < kRows / 16; ++c) {
       float sums[2][4] = {};
 #pragma unroll
-      for (int k = 0; k < kWarps; ++k) {
-        uint32_t right[4];
-        load_right_rows(right, tiles + Record::kWriteKey + c / 4 * kPanel, k, c % 4, lane);
-        ptx::multiply_add<__half>(sums[0], left[k], right[0], right[1]);
-        ptx::multiply_add<__half>(sums[1], left[k], right[2], right[3]);
-      }
+      for (int i = 0; i < kTiles; ++i)
+#pragma unroll
+        for (int k = 0; k < kWarps; ++k) {
+          uint32_t right[4];
+          load_right_rows(right, tiles[i] + c / 4 * kPanel, k, c % 4, lane);
+          ptx::multiply_add<__half>(sums[0], left[i][k], right[0], right[1]);
+          ptx::multiply_add<__half>(sums[1], left[i][k], right[2], right[3]);
+        }
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const float2 total = *reinterpret_cast<const float2*>(floats(Record::kTotals) + 16 * c + 8 * i + lane % 4 * 2);
+        const float2 total = *reinterpret_cast<const float2*>(totals + 16 * c + 8 * i + lane % 4 * 2);
 #pragma unroll
         for (int e = 0; e < 4; ++e)
           state[2 * c + i][e] = fmaf(sums[i][e], unit, state[2 * c + i][e] * (e % 2 ? total.y : total.x));
@@ -210,12 +255,49 @@ struct DeltaKeySweep {
     }
   }
 
-  __device__ __forceinline__ static float unit_of(float largest) {
-    return row_unit(__uint_as_float(__reduce_max_sync(kAllLanes, __float_as_uint(largest))));
+  __device__ __forceinline__ void sweep(int n) {
+    const char* const stage = memory + n % 2 * Memory::kStage;
+    const uint32_t tiles = ptx::shared_address(stage);
+    const auto floats = [&](int offset) { return reinterpret_cast<const float*>(stage + offset); };
+    const float* const key_units = floats(Record::kKeyUnits);
+    const float* const beta = floats(Record::kBeta);
+    ColumnSums x = {}, out = {};
+    float unit;
+    {
+      uint32_t left[kRows / 16][4];
+      unit = round_state(left);
+      read_state(x, left, tiles + Record::kReadKey);
+      if constexpr (kKeeps) keep(p.arrays.before, p.arrays.before_unit, left, unit, n);
+      else read_state(out, left, tiles + Record::kQuery);
+    }
+    if constexpr (!kKeeps)
+      each_token(floats(Record::kQueryUnits), [&](int i, int e, float factor) { out[i][e] *= factor * unit; });
+    each_token(key_units, [&](int i, int e, float factor) { x[i][e] *= -factor * unit; });
+    each_value(tiles + Memory::kValue, [&](int i, int e, float value) { x[i][e] += value; });
+    {
+      ColumnSums weighted;
+      each_token(beta, [&](int i, int e, float factor) { weighted[i][e] = x[i][e] * factor; });
+      ColumnOperands(weighted).multiply(x, stage + Record::kInverse, lane);
+    }
+    uint32_t left[1][kWarps][4];
+    if constexpr (kKeeps) {
+      const WarpUnit of_residual(largest_of(x));
+      pack_columns(left[0], x, of_residual.inverse);
+      keep(p.arrays.residual, p.arrays.residual_unit, left[0], of_residual.unit, n);
+    }
+    each_token(beta, [&](int i, int e, float factor) { x[i][e] *= factor; });
+    if constexpr (!kKeeps) {
+      ColumnOperands(x).multiply(out, stage + Record::kPairs, lane);
+      store(out, n);
+    }
+    each_token(key_units, [&](int i, int e, float factor) { x[i][e] *= factor; });
+    const WarpUnit written(largest_of(x));
+    pack_columns(left[0], x, written.inverse);
+    update_state<1>(left, {tiles + Record::kWriteKey}, floats(Record::kTotals), written.unit);
   }
 
-  /// The rows of O. Two lanes exchange, so that each has eight bytes and four of them 32.
-  __device__ __forceinline__ void store(const ColumnSums& out, int n) const {
+  /// The rows of `out`, of a chunk. Two lanes exchange, so that each has eight bytes and four of them 32.
+  __device__ __forceinline__ void store(const ColumnSums& out, int chunk) const {
     const int g = lane / 4, t = lane % 4;
     const bool odd = t % 2 != 0;
     const int to = column + 16 * warp + (odd ? 8 + 2 * (t - 1) : 2 * t);
@@ -224,7 +306,7 @@ struct DeltaKeySweep {
       const uint32_t near = ptx::transposed(pack<Element>(out[i][0], out[i][1])),
                      far = ptx::transposed(pack<Element>(out[i][2], out[i][3])),
                      other = __shfl_xor_sync(kAllLanes, odd ? near : far, 1);
-      const int64_t token = (p.first_chunk + static_cast<int64_t>(n)) * kChunk + 8 * i + g;
+      const int64_t token = (p.first_chunk + static_cast<int64_t>(chunk)) * kChunk + 8 * i + g;
       if (token < p.length && to < p.columns)
         *reinterpret_cast<uint2*>(static_cast<char*>(p.out) +
                                   (((b * p.length + token) * p.heads + h) * p.columns + to) * 2) =
@@ -233,27 +315,34 @@ struct DeltaKeySweep {
   }
 };
 
-template <typename Element, int kRows, int kWidth>
+/// What a CTA of either sweep is.
+template <typename Sweep>
+__device__ __forceinline__ Sweep delta_key_sweep_of(const DeltaKeyArguments& p, char* memory, int width) {
+  const int tiles = (p.columns + width - 1) / width;
+  const int64_t head = blockIdx.x / tiles;
+  return {p,
+          memory,
+          static_cast<int>(threadIdx.x / 32),
+          static_cast<int>(threadIdx.x % 32),
+          head,
+          head / p.heads,
+          head % p.heads,
+          static_cast<int>(blockIdx.x % tiles) * width};
+}
+
+/// kKeeps: for a backward, which wants the states and R, not the values.
+template <typename Element, int kRows, int kWidth, bool kKeeps>
 __global__ void __launch_bounds__(2 * kWidth, kRows == 64 ? 2 : 1)
     sweep_delta_keys(const __grid_constant__ DeltaKeyArguments p) {
   extern __shared__ __align__(1024) char memory[];
-  const int tiles = (p.columns + kWidth - 1) / kWidth;
-  const int64_t head = blockIdx.x / tiles;
-  DeltaKeySweep<Element, kRows, kWidth> call{p,
-                                             memory,
-                                             static_cast<int>(threadIdx.x / 32),
-                                             static_cast<int>(threadIdx.x % 32),
-                                             head,
-                                             head / p.heads,
-                                             head % p.heads,
-                                             static_cast<int>(blockIdx.x % tiles) * kWidth};
-  call.copy(0);
+  auto call = delta_key_sweep_of<DeltaKeySweep<Element, kRows, kWidth, kKeeps>>(p, memory, kWidth);
+  call.copy(0, 0);
   call.each_of_state(
       [&](float& number, bool inside, int64_t at) { number = p.initial && inside ? p.initial[at] : 0.0f; });
   for (int n = 0; n < p.chunks; ++n) {
     ptx::copies_wait<0>();
     __syncthreads();  // this chunk is there, and no warp reads the one before
-    call.copy(n + 1);
+    call.copy(n + 1, n + 1);
     call.sweep(n);
   }
   if (!p.last) return;

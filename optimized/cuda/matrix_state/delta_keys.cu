@@ -1,10 +1,12 @@
 // delta_state with a gate a row, by windows of chunks of 64 tokens: what the state does not enter, of all chunks of a window at once, then a sweep over them.
+// While one window is swept, by a CTA a head, the next one is prepared by the multiprocessors that are left: windows have two places in turn.
 // The backward's window is all chunks: prepared once, swept to the last one and back, and then each chunk's gradients for themselves.
 #include <algorithm>
 
 #include "optimized/cuda/check.hpp"
-#include "optimized/cuda/hopper/tensor_map.hpp"
+#include "optimized/cuda/launch.cuh"
 #include "optimized/cuda/matrix_state/delta_keys_gradients.cuh"
+#include "optimized/cuda/matrix_state/delta_keys_prepare.cuh"
 #include "optimized/cuda/matrix_state/delta_keys_reverse.cuh"
 #include "optimized/cuda/matrix_state/families.hpp"
 #include "optimized/cuda/workspace.hpp"
@@ -27,6 +29,9 @@ int window_of(const Shape& shape) {
                 windows = (chunks + most - 1) / most;
   return static_cast<int>((chunks + windows - 1) / windows);
 }
+
+// Chunks that the forward has a place for.
+int places_of(const Shape& shape) { return std::min(2 * window_of(shape), chunks_of(shape)); }
 
 char* take_records(Workspace& memory, const Shape& shape, int chunks) {
   return memory.take<char>(heads_of(shape) * chunks * record_bytes(shape.key_dim));
@@ -52,19 +57,22 @@ void allow_bytes(const void* kernel, int bytes) {
 }
 
 template <typename Element, int kRows>
-void prepare(const DeltaKeyArguments& p, int64_t heads, cudaStream_t stream) {
+void prepare(const DeltaKeyArguments& p, int64_t heads, bool overlapping, cudaStream_t stream) {
   const auto kernel = prepare_delta_keys<Element, kRows>;
   constexpr int kBytes = DeltaKeyMemory<kRows>::kBytes;
   allow_bytes(reinterpret_cast<const void*>(kernel), kBytes);
-  kernel<<<static_cast<unsigned>(heads * p.chunks), kComputing, kBytes, stream>>>(p);
+  const dim3 grid(static_cast<unsigned>(heads * p.chunks));
+  if (overlapping) return launch_overlapping(kernel, grid, kComputing, kBytes, stream, p);
+  kernel<<<grid, kComputing, kBytes, stream>>>(p);
   cuda_check(cudaGetLastError(), "delta rule: launch");
 }
 
-template <int kWidth, typename Kernel>
-void sweep(Kernel kernel, int bytes, const DeltaKeyArguments& p, int64_t heads, cudaStream_t stream) {
+template <int kWidth>
+void sweep(void (*kernel)(DeltaKeyArguments), int bytes, const DeltaKeyArguments& p, int64_t heads,
+           cudaStream_t stream) {
   allow_bytes(reinterpret_cast<const void*>(kernel), bytes);
-  kernel<<<static_cast<unsigned>(heads * ((p.columns + kWidth - 1) / kWidth)), 2 * kWidth, bytes, stream>>>(p);
-  cuda_check(cudaGetLastError(), "delta rule: launch");
+  const dim3 grid(static_cast<unsigned>(heads * ((p.columns + kWidth - 1) / kWidth)));
+  launch_overlapping(kernel, grid, 2 * kWidth, bytes, stream, p);
 }
 
 template <typename Element, int kRows, int kColumns>
@@ -72,8 +80,8 @@ void gradients(const DeltaKeyGradients& p, int64_t heads, cudaStream_t stream) {
   const auto kernel = delta_key_gradients<Element, kRows, kColumns>;
   constexpr int kBytes = DeltaKeyGradientMemory<kColumns>::kBytes;
   allow_bytes(reinterpret_cast<const void*>(kernel), kBytes);
-  kernel<<<static_cast<unsigned>(heads * p.chunks * ((p.rows + 63) / 64)), kComputing, kBytes, stream>>>(p);
-  cuda_check(cudaGetLastError(), "delta rule: launch");
+  launch_overlapping(kernel, dim3(static_cast<unsigned>(heads * p.chunks * ((p.rows + 63) / 64))), kComputing, kBytes,
+                     stream, p);
 }
 
 // The CTA of 128 columns needs more shared memory than one of compute capability 8.0 has.
@@ -85,18 +93,16 @@ bool sweeps_wide(int columns) {
 }
 
 template <typename Element, int kRows, int kWidth>
-void launch_window(const DeltaKeyArguments& p, int64_t heads, cudaStream_t stream) {
-  prepare<Element, kRows>(p, heads, stream);
-  sweep<kWidth>(sweep_delta_keys<Element, kRows, kWidth, false>, DeltaKeySweepMemory<kRows, kWidth>::kBytes, p, heads,
-                stream);
-}
-
-template <typename Element, int kRows, int kWidth>
 void launch_windows(const MatrixStateForward& a, DeltaKeyArguments p) {
   const int chunks = chunks_of(a.shape), window = window_of(a.shape);
+  const int64_t heads = heads_of(a.shape);
+  char* const places[2] = {p.records, p.records + heads * window * DeltaKeyRecord<kRows>::kBytes};
   for (p.first_chunk = 0; p.first_chunk < chunks; p.first_chunk += window, p.initial = p.last) {
     p.chunks = std::min(window, chunks - p.first_chunk);
-    launch_window<Element, kRows, kWidth>(p, heads_of(a.shape), a.stream);
+    p.records = places[p.first_chunk / window % 2];
+    prepare<Element, kRows>(p, heads, p.first_chunk > 0, a.stream);
+    sweep<kWidth>(sweep_delta_keys<Element, kRows, kWidth, false>, DeltaKeySweepMemory<kRows, kWidth>::kBytes, p, heads,
+                  a.stream);
   }
 }
 
@@ -104,7 +110,7 @@ template <typename Element, int kRows, int kWidth>
 void launch_gradients(const MatrixStateBackward& a, const DeltaKeyArguments& p) {
   const int64_t heads = heads_of(a.shape);
   constexpr int kBytes = DeltaKeySweepMemory<kRows, kWidth>::kBytes;
-  prepare<Element, kRows>(p, heads, a.stream);
+  prepare<Element, kRows>(p, heads, false, a.stream);
   sweep<kWidth>(sweep_delta_keys<Element, kRows, kWidth, true>, kBytes, p, heads, a.stream);
   DeltaKeyArguments reverse = p;
   reverse.value = a.grad_values;
@@ -168,7 +174,7 @@ DeltaKeyArguments arguments_of(const MatrixStateInput& in) {
 
 size_t delta_key_forward_workspace_bytes(const Shape& shape, const MatrixStateForm&) {
   Workspace memory(nullptr);
-  take_records(memory, shape, window_of(shape));
+  take_records(memory, shape, places_of(shape));
   return memory.bytes();
 }
 
@@ -182,7 +188,7 @@ size_t delta_key_workspace_bytes(const Shape& shape, const MatrixStateForm&) {
 void delta_key_forward(const MatrixStateForward& a) {
   Workspace memory(a.workspace);
   DeltaKeyArguments p = arguments_of(a);
-  p.records = take_records(memory, a.shape, window_of(a.shape));
+  p.records = take_records(memory, a.shape, places_of(a.shape));
   p.out = a.values;
   p.last = a.last_state;
   a.dtype == Dtype::kBFloat16 ? launch_element<__nv_bfloat16>(a, p) : launch_element<__half>(a, p);

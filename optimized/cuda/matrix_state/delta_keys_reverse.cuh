@@ -84,6 +84,8 @@ __global__ void __launch_bounds__(2 * kWidth, kRows == 64 ? 2 : 1)
   extern __shared__ __align__(1024) char memory[];
   using Reverse = DeltaKeyReverse<Element, kRows, kWidth>;
   Reverse call{delta_key_sweep_of<typename Reverse::Sweep>(p, memory, kWidth)};
+  wait_for_previous_kernel();
+  let_next_kernel_start();
   call.copy(0, p.chunks - 1);
   call.each_of_state(
       [&](float& number, bool inside, int64_t at) { number = p.initial && inside ? p.initial[at] : 0.0f; });

@@ -6,7 +6,8 @@
 // What the state enters is float16, divided by powers of two: S by one a warp, which comes from before the chunk. X and N meet other tokens in two
 // numbers of bfloat16, which need none, so that no token's rounding depends on a later one.
 
-#include "optimized/cuda/matrix_state/delta_keys_prepare.cuh"
+#include "optimized/cuda/launch.cuh"
+#include "optimized/cuda/matrix_state/delta_keys_parts.cuh"
 
 namespace lethe::matrix_state {
 
@@ -85,18 +86,6 @@ __device__ __forceinline__ void pack_columns(uint32_t (&left)[kWarps][4], const 
       left[k][i] = pack<__half>(x[i % 2 * 2] * factor, x[i % 2 * 2 + 1] * factor);
     }
 }
-
-/// A number's unit, and what its float16s are multiplied with to be it.
-struct WarpUnit {
-  float inverse, unit;
-
-  /// A warp: of its lanes' largest number.
-  __device__ __forceinline__ explicit WarpUnit(float largest) {
-    const float power = row_unit(__uint_as_float(__reduce_max_sync(kAllLanes, __float_as_uint(largest))));
-    inverse = kRowScale * reciprocal_of_power(power);
-    unit = power * (1.0f / kRowScale);
-  }
-};
 
 __device__ __forceinline__ float largest_of(const ColumnSums& sums) {
   float largest = 0.0f;
@@ -336,6 +325,8 @@ __global__ void __launch_bounds__(2 * kWidth, kRows == 64 ? 2 : 1)
     sweep_delta_keys(const __grid_constant__ DeltaKeyArguments p) {
   extern __shared__ __align__(1024) char memory[];
   auto call = delta_key_sweep_of<DeltaKeySweep<Element, kRows, kWidth, kKeeps>>(p, memory, kWidth);
+  wait_for_previous_kernel();
+  let_next_kernel_start();
   call.copy(0, 0);
   call.each_of_state(
       [&](float& number, bool inside, int64_t at) { number = p.initial && inside ? p.initial[at] : 0.0f; });

@@ -154,6 +154,62 @@ class Units(unittest.TestCase):
                     self.assertTrue(torch.equal(many.narrow(dim, 7, 1), alone))
 
 
+class KeyGates(unittest.TestCase):
+    """One gate a row: tokens meet by halving, and a long call is prepared in windows."""
+    PATTERNS = {"one": lambda u, t: 0 * u, "nearly one": lambda u, t: 0 * u - 1e-7, "sigmoid": lambda u, t: torch.log(u.clamp(1e-3, 0.999)),
+                "zeros": lambda u, t: torch.where(u < 0.3, -torch.inf, -0.1 * u), "alternating": lambda u, t: -88.0 * (t % 2) + 0 * u,
+                "strong": lambda u, t: 0 * u - 88}
+
+    def problem(self, dtype, pattern="sigmoid", seed=3, **named):
+        given = delta_problem(dtype, **named)
+        generator = torch.Generator().manual_seed(seed)
+        uniform = torch.rand(given["key"].shape, generator=generator)
+        return given | {"gate": self.PATTERNS[pattern](uniform, torch.arange(uniform.size(1))[None, :, None, None]).float()}
+
+    def test_keep_the_budget_for_every_gate_and_size(self):
+        for pattern, dtype, (rows, columns) in itertools.product(self.PATTERNS, (torch.bfloat16, torch.float16), (*SIZES, (128, 72))):
+            with self.subTest(pattern=pattern, dtype=dtype, rows=rows, columns=columns):
+                given = self.problem(dtype, pattern, rows=rows, columns=columns)
+                for actual, expected in zip(run(given, DEVICE), run(double(given), "cpu")):
+                    self.assertLessEqual(((actual.double() - expected).norm() / expected.norm()).nan_to_num(nan=torch.inf).item(), BUDGET[dtype])
+                expected = gradients(double(given), "cpu")
+                for name, actual in gradients(given, DEVICE).items():
+                    floor = 1e-3 * expected["query"].norm() if name == "gate" else 1e-30
+                    worst = ((actual.double() - expected[name]).norm() / expected[name].norm().clamp(min=floor)).nan_to_num(nan=torch.inf).item()
+                    self.assertLessEqual(worst, 3e-3 if name == "gate" else 2 * BUDGET[dtype], name)
+
+    def test_values_and_state_times_a_power_of_two_give_results_times_it(self):
+        for (rows, columns), power in itertools.product(SIZES, (-20, 13)):
+            with self.subTest(rows=rows, columns=columns, power=power):
+                given = self.problem(torch.bfloat16, rows=rows, columns=columns)
+                scaled = given | {name: given[name] * 2.0 ** power for name in ("value", "state")}
+                for once, times in zip(run(given, DEVICE), run(scaled, DEVICE)):
+                    self.assertTrue(torch.equal(once * 2.0 ** power, times))
+
+    def test_no_later_token_changes_a_bit(self):
+        for rows, columns in SIZES:
+            with self.subTest(rows=rows, columns=columns):
+                given = self.problem(torch.float16, rows=rows, columns=columns)
+                changed = {name: tensor.clone() for name, tensor in given.items()}
+                for name, number in (("query", 30), ("key", -20), ("value", 1000), ("beta", 2), ("gate", -9)):
+                    changed[name][:, 75:] = number
+                self.assertTrue(torch.equal(run(given, DEVICE)[0][:, :75], run(changed, DEVICE)[0][:, :75]))
+
+    def test_a_head_has_the_same_bits_among_many_whatever_its_windows(self):
+        for rows, columns, heads in ((64, 64, 800), (128, 128, 600)):
+            with self.subTest(rows=rows, columns=columns):
+                given = self.problem(torch.bfloat16, length=330, heads=heads, rows=rows, columns=columns)
+                first = {name: tensor[:, 7:8] if name == "state" else tensor[:, :, 7:8] for name, tensor in given.items()}
+                for many, alone, dim in zip(run(given, DEVICE), run(first, DEVICE), (2, 1)):
+                    self.assertTrue(torch.equal(many.narrow(dim, 7, 1), alone))
+
+    def test_equal_calls_give_equal_bits(self):
+        given = self.problem(torch.bfloat16, rows=128, columns=128)
+        once, again = gradients(given, DEVICE), gradients(given, DEVICE)
+        for name in once:
+            self.assertTrue(torch.equal(once[name], again[name]), name)
+
+
 if __name__ == "__main__":
     if sys.argv[2:3] == ["--device"]:
         DEVICE = sys.argv.pop(3)

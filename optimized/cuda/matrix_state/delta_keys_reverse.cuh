@@ -79,7 +79,7 @@ struct DeltaKeyReverse : DeltaKeySweep<Element, kRows, kWidth, false> {
 
 /// `value`, `out`, `initial` and `last` are the gradient of the values, that of the value, of the last state and of the initial one.
 template <typename Element, int kRows, int kWidth>
-__global__ void __launch_bounds__(2 * kWidth, kRows == 64 ? 2 : 1)
+__global__ void __launch_bounds__(2 * kWidth, kRows + kWidth == 128 ? 2 : 1)
     reverse_delta_keys(const __grid_constant__ DeltaKeyArguments p) {
   extern __shared__ __align__(1024) char memory[];
   using Reverse = DeltaKeyReverse<Element, kRows, kWidth>;

@@ -321,7 +321,7 @@ __device__ __forceinline__ Sweep delta_key_sweep_of(const DeltaKeyArguments& p, 
 
 /// kKeeps: for a backward, which wants the states and R, not the values.
 template <typename Element, int kRows, int kWidth, bool kKeeps>
-__global__ void __launch_bounds__(2 * kWidth, kRows == 64 ? 2 : 1)
+__global__ void __launch_bounds__(2 * kWidth, kRows + kWidth == 128 ? 2 : 1)
     sweep_delta_keys(const __grid_constant__ DeltaKeyArguments p) {
   extern __shared__ __align__(1024) char memory[];
   auto call = delta_key_sweep_of<DeltaKeySweep<Element, kRows, kWidth, kKeeps>>(p, memory, kWidth);

@@ -14,7 +14,7 @@
 namespace lethe::matrix_state {
 namespace {
 
-int64_t padded_columns(int64_t columns) { return columns <= 64 ? 64 : 128; }
+int64_t padded_columns(int64_t columns) { return columns <= 32 ? 32 : columns <= 64 ? 64 : 128; }
 int64_t chunks_of(const Shape& shape) { return (shape.key_length + kTokens - 1) / kTokens; }
 
 // The arrays between the kernels of a backward.
@@ -26,14 +26,17 @@ struct Between {
 
   Between(Workspace& memory, const Shape& shape, bool value_gate) {
     const int64_t heads = shape.batch * shape.heads, widest = std::max(shape.key_dim, shape.value_dim);
-    const auto tiles = [](int64_t rows) { return (rows + kRowTile - 1) / kRowTile; };
+    const auto warps = [&](int64_t rows) {  // of all tiles and chunks
+      const int64_t tile = row_tile_of(rows);
+      return heads * chunks_of(shape) * ((rows + tile - 1) / tile) * (tile / kBlock);
+    };
     const auto of_states = [&](int64_t rows, int64_t columns) {
-      return heads * chunks_of(shape) * tiles(rows) * 4 * padded_columns(columns) / 16 * 32;
+      return warps(rows) * (padded_columns(columns) / 16) * 32;
     };
     int64_t count = of_states(shape.key_dim, shape.value_dim);
     if (value_gate) count = std::max(count, of_states(shape.value_dim, shape.key_dim));
     states = memory.take<uint4>(count);
-    units = memory.take<float>(heads * chunks_of(shape) * tiles(widest) * 4);
+    units = memory.take<float>(warps(widest));
     if (value_gate) {
       records = memory.take<char>(heads * chunks_of(shape) * PairRecord::kBytes);
       scaled_left = memory.take<uint16_t>(heads * shape.key_length * widest);
@@ -46,23 +49,33 @@ template <typename Kernel, typename Arguments>
 void run(Kernel kernel, int64_t grid, int threads, int bytes, const Arguments& p, cudaStream_t stream) {
   cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
              "matrix state: shared memory");
+  cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, 100),
+             "matrix state: shared memory");
   kernel<<<static_cast<unsigned>(grid), threads, bytes, stream>>>(p);
   cuda_check(cudaGetLastError(), "matrix state: launch");
 }
 
-template <typename Element, int kColumns, bool kColumnGate>
+template <typename Element, int kRows, int kColumns, bool kColumnGate>
 void launch_instance(const VectorGradientArguments& p, cudaStream_t stream) {
-  const int64_t grid = static_cast<int64_t>(p.batch) * p.heads * ((p.rows + kRowTile - 1) / kRowTile);
-  run(vector_states<Element, kColumns, kColumnGate>, grid, 128, VectorStatesShared<kColumns>::kBytes, p, stream);
-  run(vector_gradient<Element, kColumns, kColumnGate>, grid, kVectorThreads,
-      VectorGradientShared<kColumns, kColumnGate>::kBytes, p, stream);
+  const int64_t grid = static_cast<int64_t>(p.batch) * p.heads * ((p.rows + kRows - 1) / kRows);
+  run(vector_states<Element, kRows, kColumns, kColumnGate>, grid, 2 * kRows,
+      VectorStatesShared<kRows, kColumns>::kBytes, p, stream);
+  run(vector_gradient<Element, kRows, kColumns, kColumnGate>, grid, 2 * kRows,
+      VectorGradientShared<kRows, kColumns, kColumnGate>::kBytes, p, stream);
+}
+
+template <typename Element, int kRows, bool kColumnGate>
+void launch_columns(const VectorGradientArguments& p, cudaStream_t stream) {
+  if (p.columns <= 32) return launch_instance<Element, kRows, 32, kColumnGate>(p, stream);
+  p.columns <= 64 ? launch_instance<Element, kRows, 64, kColumnGate>(p, stream)
+                  : launch_instance<Element, kRows, 128, kColumnGate>(p, stream);
 }
 
 template <typename Element>
 void launch(const VectorGradientArguments& p, cudaStream_t stream) {
-  if (p.columns <= 64)
-    return p.pairs ? launch_instance<Element, 64, true>(p, stream) : launch_instance<Element, 64, false>(p, stream);
-  p.pairs ? launch_instance<Element, 128, true>(p, stream) : launch_instance<Element, 128, false>(p, stream);
+  if (row_tile_of(p.rows) == 32)
+    return p.pairs ? launch_columns<Element, 32, true>(p, stream) : launch_columns<Element, 32, false>(p, stream);
+  p.pairs ? launch_columns<Element, 64, true>(p, stream) : launch_columns<Element, 64, false>(p, stream);
 }
 
 // One of the two sides: its query and key, what multiplies them, and where its gradients go.

@@ -28,7 +28,7 @@ struct VectorPairsShared {
   static constexpr int kTile = kTokens * 64 * 2, kRight = kTile, kGates = 2 * kTile,
                        kOperands =
                            kGates +
-                           kTokens * kGateStride;  // of halves of 32, 16, 8, 4, 2 and 1 tokens: channels by tokens
+                           kTokens * kGateStride<64>;  // of halves of 32, 16, 8, 4, 2 and 1 tokens: channels by tokens
   static constexpr int kBytes = kOperands + 6 * kTile;
 };
 
@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(128, 2) vector_pairs(const __grid_constant__ V
     copy_rows<2, 8>(p.right, place, first, p.length, place.row, p.channels, lane,
                     tile_rows<64>(shared + Shared::kRight, kBlock * warp));
     copy_rows<4, 16>(p.gate, place, first, p.length, place.row, p.channels, lane, [&](int row, int piece, int further) {
-      return shared + Shared::kGates + (kBlock * warp + row + further) * kGateStride + piece * 16;
+      return shared + Shared::kGates + (kBlock * warp + row + further) * kGateStride<64> + piece * 16;
     });
     ptx::copies_commit();
     ptx::copies_wait<0>();
@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(128, 2) vector_pairs(const __grid_constant__ V
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const float log =
-            kLog2e * __uint_as_float(ptx::load_word(shared + Shared::kGates + (8 * i + 2 * t + j % 2) * kGateStride +
+            kLog2e * __uint_as_float(ptx::load_word(shared + Shared::kGates + (8 * i + 2 * t + j % 2) * kGateStride<64> +
                                                     (16 * warp + g + 8 * (j / 2)) * 4));
         logs[j / 2] += log;
         gates[i].f[j] = exp2_approximate(log);

@@ -18,7 +18,7 @@ struct VectorGradientArguments {
   const char*
       pairs;  ///< with a gate a column: PairRecords [B·H, chunks]; value and grad_values are then v and dO with those gates
   const float *initial, *grad_last;  ///< [B, H, rows, columns]; null: zeros
-  uint4* states;       ///< [tiles, B·H, chunks, warp, padded columns / 16, lane]: S before each chunk as a left operand
+  uint4* states;  ///< [tiles, B·H, chunks, warp, padded columns / 16, lane]: S before each chunk as a left operand
   float* state_units;  ///< [tiles, B·H, chunks, warp]: the powers of two that float16's are divided by
 };
 
@@ -47,12 +47,9 @@ template <int kRows>
 __device__ inline RowTile row_tile(const VectorGradientArguments& p) {
   const int tiles = (p.rows + kRows - 1) / kRows, tile = static_cast<int>(blockIdx.x % tiles);
   const int64_t head = blockIdx.x / tiles;
-  return {head,
-          head / p.heads,
-          head % p.heads,
-          static_cast<int64_t>(tile) * p.batch * p.heads + head,
-          tile * kRows,
-          static_cast<int>((p.length + kTokens - 1) / kTokens)};
+  return {head,           head / p.heads,
+          head % p.heads, static_cast<int64_t>(tile) * p.batch * p.heads + head,
+          tile * kRows,   static_cast<int>((p.length + kTokens - 1) / kTokens)};
 }
 
 /// The blocks of 16 tokens of a chunk that one of kWarps warps copies, two of them such that their products with the blocks before are as many for each.
@@ -79,7 +76,7 @@ __device__ __forceinline__ void copy_rows(const Operand& from, const RowTile& pl
     return;
   }
   const bool inside = column + piece * kElements < columns;
-#pragma unroll
+#pragma unroll 1
   for (int i = 0; i < kBlock; i += kRowsAtOnce, token += kRowsAtOnce, source += step) {
     const bool valid = inside && token < length;
     ptx::copy_chunk(at(lane / kPieces, piece, i), valid ? source : begin, valid);

@@ -71,11 +71,10 @@ struct VectorPairs {
       }
     }
     each_block<Shared::kWarps>(warp, [&](int block) {
-      copy_rows<4, kRows / 4>(p.key_gate, place, first_of(n, block), p.length, place.row, p.rows, lane,
-                              [&](int r, int piece, int further) {
-                                return shared + Shared::kGates + (kBlock * block + r + further) * kGateStride<kRows> +
-                                       piece * 16;
-                              });
+      copy_rows<4, kRows / 4>(
+          p.key_gate, place, first_of(n, block), p.length, place.row, p.rows, lane, [&](int r, int piece, int further) {
+            return shared + Shared::kGates + (kBlock * block + r + further) * kGateStride<kRows> + piece * 16;
+          });
     });
   }
 

@@ -78,9 +78,9 @@ __global__ void __launch_bounds__(128, 2) vector_pairs(const __grid_constant__ V
     for (int i = 0; i < 8; ++i) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        const float log =
-            kLog2e * __uint_as_float(ptx::load_word(shared + Shared::kGates + (8 * i + 2 * t + j % 2) * kGateStride<64> +
-                                                    (16 * warp + g + 8 * (j / 2)) * 4));
+        const float log = kLog2e * __uint_as_float(ptx::load_word(shared + Shared::kGates +
+                                                                  (8 * i + 2 * t + j % 2) * kGateStride<64> +
+                                                                  (16 * warp + g + 8 * (j / 2)) * 4));
         logs[j / 2] += log;
         gates[i].f[j] = exp2_approximate(log);
       }

@@ -183,7 +183,7 @@ struct VectorRows {
 #pragma unroll
         for (int h = 0; h < 2; ++h)
           ptx::store_floats(products_at(m, h), runs.eight[2 * m][h], runs.eight[2 * m + 1][h]);
-      // R of the chunk before.
+          // R of the chunk before.
 #pragma unroll
       for (int c = 0; c < kSteps; ++c) {
         uint32_t right[4];

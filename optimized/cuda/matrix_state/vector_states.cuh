@@ -96,9 +96,10 @@ __global__ void __launch_bounds__(2 * kRows, (kColumns <= 64 ? 3 : 2) * (64 / kR
         EightGates gates;
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-          const float log = kLog2e * __uint_as_float(ptx::load_word(stage + Shared::kGates +
-                                                                    (16 * m + 8 * i + 2 * t + j % 2) * kGateStride<kRows> +
-                                                                    (16 * warp + g + 8 * (j / 2)) * 4));
+          const float log =
+              kLog2e * __uint_as_float(ptx::load_word(stage + Shared::kGates +
+                                                      (16 * m + 8 * i + 2 * t + j % 2) * kGateStride<kRows> +
+                                                      (16 * warp + g + 8 * (j / 2)) * 4));
           logs[j / 2] += log;
           gates.f[j] = exp2_approximate(log);
         }

@@ -124,8 +124,9 @@ void launch_side(const MatrixStateBackward& a, const Side& own, const Side& othe
                                p.heads,
                                p.columns,
                                p.scale};
-    run(vector_pairs<Element>, shape.batch * shape.heads * chunks_of(shape), 128, VectorPairsShared::kBytes, pairs,
-        a.stream);
+    const int64_t grid = shape.batch * shape.heads * chunks_of(shape);
+    pairs.channels <= 32 ? run(vector_pairs<Element, 32>, grid, 128, VectorPairsShared<32>::kBytes, pairs, a.stream)
+                         : run(vector_pairs<Element, 64>, grid, 128, VectorPairsShared<64>::kBytes, pairs, a.stream);
     const auto contiguous = [&](const void* data) {
       return Operand{data, p.length * p.heads * p.columns, static_cast<int64_t>(p.heads) * p.columns, p.columns};
     };

@@ -18,7 +18,10 @@ struct VectorGradientArguments {
   const char*
       pairs;  ///< with a gate a column: PairRecords [B·H, chunks]; value and grad_values are then v and dO with those gates
   const float *initial, *grad_last;  ///< [B, H, rows, columns]; null: zeros
-  uint4* states;  ///< [tiles, B·H, chunks, warp, padded columns / 16, lane]: S before each chunk as a left operand
+  uint4*
+      states;  ///< [tiles, B·H, chunks, warp, padded columns / 16, lane]: S before each chunk as a left operand; or, `transposed`, of Sᵀ
+  bool
+      transposed;  ///< `states` are those of the other side, whose rows are these columns: bfloat16 alone, whose states have no unit
   float* state_units;  ///< [tiles, B·H, chunks, warp]: the powers of two that float16's are divided by
 };
 
@@ -30,7 +33,12 @@ struct PairRecord {
 };
 
 /// Rows of a CTA, of which a warp owns 16.
-constexpr int row_tile_of(int64_t rows) { return rows <= 32 ? 32 : 64; }
+__host__ __device__ constexpr int row_tile_of(int64_t rows) { return rows <= 32 ? 32 : 64; }
+
+/// The columns that an instance for `columns` has.
+__host__ __device__ constexpr int padded_columns(int64_t columns) {
+  return columns <= 32 ? 32 : columns <= 64 ? 64 : 128;
+}
 
 /// Bytes between the gates of two tokens in shared memory: tokens 2t and rows g of a fragment are in different banks.
 template <int kRows>

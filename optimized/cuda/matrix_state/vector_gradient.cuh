@@ -14,7 +14,8 @@
 // pairs that gate l separates are, at each halving, those of the upper tokens from l on or of the lower ones before l: no difference is taken.
 //
 // A warp owns 16 rows of R, S, q, k and f, with tokens along the columns of its accumulators; of the tokens it copies, multiplies and stores a share. An SM has
-// several CTAs, of which one computes while another waits. S comes from vector_states.
+// several CTAs, of which one computes while another waits. S comes from vector_states; with a gate
+// a column too it is the same for both sides.
 
 #include "optimized/cuda/launch.cuh"
 #include "optimized/cuda/matrix_state/vector_pair_warps.cuh"
@@ -65,6 +66,7 @@ __global__ void __launch_bounds__(2 * kRows, 128 / kRows)
     }
   }
   rows.end();
+  wait_for_previous_kernel();
 }
 
 }  // namespace lethe::matrix_state

@@ -12,6 +12,7 @@
 #include <type_traits>
 
 #include "optimized/cuda/arithmetic.cuh"
+#include "optimized/cuda/launch.cuh"
 #include "optimized/cuda/matrix_state/vector_chunk.cuh"
 
 namespace lethe::matrix_state {
@@ -42,6 +43,7 @@ __global__ void __launch_bounds__(128, kPanel == 64 ? 2 : 3)
   constexpr int kSteps = kPanel / 16;
   constexpr bool kHalf = std::is_same_v<Element, __half>;
   extern __shared__ __align__(1024) char memory[];
+  let_next_kernel_start();
   const uint32_t shared = ptx::shared_address(memory);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const bool upper2 = t & 1, upper4 = t & 2;
@@ -277,6 +279,7 @@ __global__ void __launch_bounds__(128, kPanel == 64 ? 2 : 3)
 #pragma unroll
   for (int at = threadIdx.x * 16; at < PairRecord::kDiagonal; at += 128 * 16)
     *reinterpret_cast<uint4*>(record + at) = ptx::load_words(shared + at);
+  wait_for_previous_kernel();
 }
 
 }  // namespace lethe::matrix_state

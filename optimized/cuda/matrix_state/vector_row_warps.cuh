@@ -46,6 +46,17 @@ struct VectorRows {
         if (in_state(n, e)) p.grad_initial[state_at(n, e)] = grad[n][e];
   }
 
+  /// Columns 16k … of the warp's rows of S before the chunk, from the other side's states, where they are rows.
+  __device__ __forceinline__ uint4 transposed_state(int chunk, int k) const {
+    const int warps = row_tile_of(p.columns) / kBlock, tile = warps == 2 ? k / 2 : k / 4;
+    const int64_t tile_head = static_cast<int64_t>(tile) * p.batch * p.heads + place.head;
+    const int64_t at = ((tile_head * place.chunks + chunk) * warps + k % warps) * (padded_columns(p.rows) / kBlock) +
+                       place.row / kBlock + warp;
+    const uint4 four = p.states[at * 32 + lane];
+    return {ptx::transpose_matrix(four.x), ptx::transpose_matrix(four.z), ptx::transpose_matrix(four.y),
+            ptx::transpose_matrix(four.w)};
+  }
+
   __device__ __forceinline__ void step(int n) {
     const int g = lane / 4, t = lane % 4;
     const bool upper2 = t & 1, upper4 = t & 2;
@@ -53,16 +64,21 @@ struct VectorRows {
     const uint32_t pairs = shared + Shared::kPairs;
     const int chunk = place.chunks - 1 - n;
     const int64_t state_at = (place.index * place.chunks + chunk) * Shared::kWarps + warp;
-    const uint4* const states = p.states + state_at * kSteps * 32 + lane;
+    const auto load_state = [&](int k) {
+      if constexpr (kColumnGate && !kHalf) {
+        if (p.transposed) return transposed_state(chunk, k);
+      }
+      return p.states[(state_at * kSteps + k) * 32 + lane];
+    };
     uint4 kept[kKeepStates ? kSteps : 1];
     if constexpr (kKeepStates) {
 #pragma unroll
-      for (int k = 0; k < kSteps; ++k) kept[k] = states[k * 32];
+      for (int k = 0; k < kSteps; ++k) kept[k] = load_state(k);
     }
     const auto state_of = [&](int k, uint32_t(&to)[4]) {
       uint4 four;
       if constexpr (kKeepStates) four = kept[k];
-      else four = states[k * 32];
+      else four = load_state(k);
       to[0] = four.x, to[1] = four.y, to[2] = four.z, to[3] = four.w;
     };
     float grad_unit = 1.0f, grad_unscale = 1.0f, state_unit = 1.0f, pair_units[4] = {1.0f, 1.0f, 1.0f, 1.0f};

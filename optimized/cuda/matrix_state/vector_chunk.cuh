@@ -30,6 +30,11 @@ struct VectorGradientArguments {
 struct PairRecord {
   static constexpr int kDiagonal = kTokens * kTokens * 2, kUnits = kDiagonal + kTokens * 4, kTotals = kUnits + 16,
                        kEnd = kTotals + 128 * 4, kBytes = (kEnd + 127) / 128 * 128;
+  /// Whether the 16 bytes at `at` hold anything: of B those of blocks up to the diagonal do.
+  __device__ __forceinline__ static bool used(int at) {
+    const int row = at / (kTokens * 2), piece = (at / 16 ^ row) & 7;
+    return at >= kDiagonal || piece / 2 <= row / kBlock;
+  }
 };
 
 /// Rows of a CTA, of which a warp owns 16.

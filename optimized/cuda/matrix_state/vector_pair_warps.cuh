@@ -67,7 +67,7 @@ struct VectorPairs {
 #pragma unroll
       for (int i = 0; i < Shared::kPairBytes; i += 2 * kRows * 16) {
         const int at = i + (32 * warp + lane) * 16;
-        if (at < Shared::kPairBytes) ptx::copy_chunk(shared + Shared::kPairs + at, record + at);
+        if (at < Shared::kPairBytes && PairRecord::used(at)) ptx::copy_chunk(shared + Shared::kPairs + at, record + at);
       }
     }
     each_block<Shared::kWarps>(warp, [&](int block) {

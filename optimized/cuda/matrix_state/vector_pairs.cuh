@@ -29,16 +29,16 @@ struct VectorPairsArguments {
 template <int kPanel>
 struct VectorPairsShared {
   static constexpr int kTile = kTokens * kPanel * 2, kRight = kTile, kGates = 2 * kTile,
-                       kOperands = kGates + kTokens * kGateStride<kPanel>;
+                       kOperands = kGates;  // the gates' place, once they are in registers
   static constexpr int kOperand =
       kPanel * kTokens * 2;  // of halves of 32, 16, 8, 4, 2 and 1 tokens: channels by tokens
   static constexpr int kBytes = kOperands + 6 * kOperand;
+  static_assert(6 * kOperand >= kTokens * kGateStride<kPanel>);
   static_assert(kBytes >= PairRecord::kDiagonal);  // at last it has B
 };
 
 template <typename Element, int kPanel>
-__global__ void __launch_bounds__(128, kPanel == 64 ? 2 : 3)
-    vector_pairs(const __grid_constant__ VectorPairsArguments p) {
+__global__ void __launch_bounds__(128, 3) vector_pairs(const __grid_constant__ VectorPairsArguments p) {
   using Shared = VectorPairsShared<kPanel>;
   constexpr int kSteps = kPanel / 16;
   constexpr bool kHalf = std::is_same_v<Element, __half>;
@@ -80,10 +80,10 @@ __global__ void __launch_bounds__(128, kPanel == 64 ? 2 : 3)
     ptx::copies_wait<0>();
     __syncthreads();
 
+    const bool owns_channels = kPanel == 64 || warp < kSteps;
     uint32_t scaled_left[4][4], scaled_right[4][4];
-    if (warp < kSteps) {
-      EightGates gates[8];
-      ChunkProducts runs;
+    EightGates gates[8];
+    if (owns_channels) {
       float logs[2] = {};
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
@@ -95,9 +95,6 @@ __global__ void __launch_bounds__(128, kPanel == 64 ? 2 : 3)
           logs[j / 2] += log;
           gates[i].f[j] = exp2_approximate(log);
         }
-        gates[i].multiply();
-        runs.eight[i][0] = gates[i].eight[0];
-        runs.eight[i][1] = gates[i].eight[1];
       }
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
@@ -105,6 +102,16 @@ __global__ void __launch_bounds__(128, kPanel == 64 ? 2 : 3)
         logs[h] += __shfl_xor_sync(kEveryLane, logs[h], 2);
         if (t == 0)
           reinterpret_cast<float*>(record + PairRecord::kTotals)[place.row + 16 * warp + g + 8 * h] = exp2f(logs[h]);
+      }
+    }
+    __syncthreads();
+    if (owns_channels) {
+      ChunkProducts runs;
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        gates[i].multiply();
+        runs.eight[i][0] = gates[i].eight[0];
+        runs.eight[i][1] = gates[i].eight[1];
       }
 #pragma unroll
       for (int m = 0; m < 4; ++m) {
@@ -200,7 +207,7 @@ __global__ void __launch_bounds__(128, kPanel == 64 ? 2 : 3)
     __syncthreads();
 
     // Out through the places of a and b.
-    if (warp < kSteps) {
+    if (owns_channels) {
 #pragma unroll
       for (int m = 0; m < 4; ++m)
 #pragma unroll
@@ -278,7 +285,7 @@ __global__ void __launch_bounds__(128, kPanel == 64 ? 2 : 3)
   __syncthreads();
 #pragma unroll
   for (int at = threadIdx.x * 16; at < PairRecord::kDiagonal; at += 128 * 16)
-    *reinterpret_cast<uint4*>(record + at) = ptx::load_words(shared + at);
+    if (PairRecord::used(at)) *reinterpret_cast<uint4*>(record + at) = ptx::load_words(shared + at);
   wait_for_previous_kernel();
 }
 

@@ -65,11 +65,12 @@ __device__ inline RowTile row_tile(const VectorGradientArguments& p) {
           tile * kRows,   static_cast<int>((p.length + kTokens - 1) / kTokens)};
 }
 
-/// The blocks of 16 tokens of a chunk that one of kWarps warps copies, two of them such that their products with the blocks before are as many for each.
+/// Calls work with each of a warp's blocks of 16 tokens of a chunk: one of four, or two whose pairs with the tokens before them are as many for both warps.
 template <int kWarps, typename Work>
 __device__ __forceinline__ void each_block(int warp, Work work) {
-  work(warp);
-  if constexpr (kWarps == 2) work(3 - warp);
+  static_assert(kWarps == 2 || kWarps == 4);
+#pragma unroll 1
+  for (int i = 0; i < 4 / kWarps; ++i) work(i == 0 ? warp : 3 - warp);
 }
 
 /// A warp copies 16 tokens of an operand, kPieces of 16 bytes a row, from `column` on; zeros past the end.

@@ -47,9 +47,10 @@ __global__ void __launch_bounds__(128, 3) vector_pairs(const __grid_constant__ V
   const uint32_t shared = ptx::shared_address(memory);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const bool upper2 = t & 1, upper4 = t & 2;
+  // The first chunks last: vector_states begins with them and finds them in the L2 cache.
+  const int64_t heads = static_cast<int64_t>(p.batch) * p.heads, head = blockIdx.x % heads;
   const int chunks = static_cast<int>((p.length + kTokens - 1) / kTokens),
-            chunk = static_cast<int>(blockIdx.x % chunks);
-  const int64_t head = blockIdx.x / chunks;
+            chunk = chunks - 1 - static_cast<int>(blockIdx.x / heads);
   RowTile place{head, head / p.heads, head % p.heads, 0, 0, chunks};
   const int64_t first = static_cast<int64_t>(chunk) * kTokens + kBlock * warp;
   char* const record = p.records + (head * chunks + chunk) * PairRecord::kBytes;

@@ -1,5 +1,5 @@
 #pragma once
-// The warps of vector_sweep.cuh that prepare a chunk: its operands with their gates, and its pairs.
+// How vector_sweep.cuh prepares a chunk: its operands with their gates, and its pairs; its copies and stores.
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -25,7 +25,7 @@ struct VectorSweepShared {
   static constexpr int kBytes = kColumnGates + (kValueGate ? 4 * 2 * kColumnGateStage : 0);
 };
 
-/// A preparing warp's share: block `pw` of every chunk.
+/// Block `pw` of every chunk: one warp prepares it, another copies and stores it.
 template <typename Element, int kRows>
 struct VectorPreparation {
   using Shared = VectorSweepShared<kRows>;

@@ -74,13 +74,13 @@ def beyond(errors, budget):
     return {name: error for name, error in errors.items() if not error <= budget}
 
 
-def run_state(call, tensors, device):
-    """Results and gradients by name, of a fixed loss on values and state."""
+def run_state(call, tensors, device, weigh=lambda values, state: (values, state)):
+    """Results and gradients by name, of a fixed loss on values and state, whose gradients `weigh` may change."""
     operator, names, options = STATE_CALLS[call]
     given = {name: tensors[name].to(device).detach().requires_grad_() for name in names if name}
     results = getattr(torch.ops.lethe, operator)(*(name and given[name] for name in names), **options)
     directions = [torch.linspace(-1, 1, result.numel(), dtype=torch.float64).mul(9).sin().view(result.shape) for result in results]
-    torch.autograd.backward(results, [d.to(result.dtype).to(device) for d, result in zip(directions, results)])
+    torch.autograd.backward(results, [d.to(result.dtype).to(device) for d, result in zip(weigh(*directions), results)])
     return {"values": results[0].detach(), "last state": results[1].detach(), **{name: tensor.grad for name, tensor in given.items()}}
 
 

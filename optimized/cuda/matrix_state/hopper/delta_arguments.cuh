@@ -1,5 +1,5 @@
 #pragma once
-// What the forward of the delta rule by wgmma reads and writes: no gate or one a token, a state of at most 128 rows, on compute capability 9.0. Shapes as
+// What the delta rule by wgmma reads and writes: no gate or one a token, a state of at most 128 rows, on compute capability 9.0. Shapes as
 // in delta.hpp, whose equations these kernels compute.
 
 #include "optimized/cuda/matrix_state/delta.hpp"

@@ -167,12 +167,22 @@ __device__ __forceinline__ void sweep_outputs(const Call& call) {
       ptx::wgmma_wait<0>();
       ptx::fence_registers(of_state);
       const float unit = kHalf ? small.grad_state_unit : 1.0f;
-      const float near = unit * (kGated ? gates.read[i0] : 1.0f), far = unit * (kGated ? gates.read[i0 + 8] : 1.0f);
-      if constexpr (Call::kNormalized) {
-        const float inverse = reciprocal_of_power(unit);
-        add_outer_product(of_state, inverse, inverse, call.columns().grad_state, call.lane);
+      float read = kGated ? gates.read[i0] : 1.0f, read_far = kGated ? gates.read[i0 + 8] : 1.0f;
+      const float near = unit * read, far = unit * read_far;
+      if constexpr (
+          Call::
+              kNormalized) {  // the column has no unit: where R is 0 and the column isn't, its reciprocal would overflow
+        if constexpr (kHalf) {
+#pragma unroll
+          for (int i = 0; i < 32; ++i) of_state[i] *= unit;
+        }
+        add_outer_product(of_state, 1.0f, 1.0f, call.columns().grad_state, call.lane);
+      } else {
+        read = near;
+        read_far = far;
       }
-      scale_rows_to(out_key, of_state, near * reciprocal_of_power(grad_unit), far * reciprocal_of_power(grad_unit));
+      scale_rows_to(out_key, of_state, read * reciprocal_of_power(grad_unit),
+                    read_far * reciprocal_of_power(grad_unit));
       ptx::fence_registers(out_key);
       ptx::wgmma_fence();
       issue_key_of_pairs();
@@ -180,7 +190,7 @@ __device__ __forceinline__ void sweep_outputs(const Call& call) {
       if constexpr (kGated) {
         float dot[2] = {0.0f, 0.0f};
         add_dots<Element>(dot, of_state, key, place);
-        store_dots(call.crossings(at.index).keys, {near * dot[0], far * dot[1]}, place);
+        store_dots(call.crossings(at.index).keys, {read * dot[0], read_far * dot[1]}, place);
       }
       start(out_value);
       ptx::wgmma_fence();

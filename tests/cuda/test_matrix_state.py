@@ -197,9 +197,9 @@ class MatrixState(unittest.TestCase):
                     self.assertTrue(torch.equal(run(tensors.__getitem__)[:, :length], run(late)[:, :length]))
 
     def test_equal_calls_and_other_batches_give_equal_bits(self):
-        for call in STATE_CALLS:
-            with self.subTest(call):
-                tensors = state_problem(torch.bfloat16, key_dim=64, value_dim=64)
+        for call, (rows, columns) in itertools.product(STATE_CALLS, ((64, 64), (24, 128), (128, 24))):
+            with self.subTest(call, rows=rows, columns=columns):
+                tensors = state_problem(torch.bfloat16, key_dim=rows, value_dim=columns)
                 first, second = run_state(call, tensors, DEVICE), run_state(call, tensors, DEVICE)
                 for name in first:
                     self.assertTrue(torch.equal(first[name], second[name]), name)
@@ -263,7 +263,7 @@ class VectorGates(unittest.TestCase):
         for rows, columns in ((16, 16), (32, 24), (32, 64), (24, 128), (40, 72), (64, 32), (64, 128), (96, 40), (128, 64), (128, 128)):
             for dtype in (torch.bfloat16, torch.float16):
                 with self.subTest(rows=rows, columns=columns, dtype=dtype):
-                    self.assert_budget(state_problem(dtype, **(WIDE | dict(length=150, key_dim=rows, value_dim=columns))), dtype)
+                    self.assert_budget(state_problem(dtype, **(WIDE | dict(batch=2, length=150, key_dim=rows, value_dim=columns))), dtype)
 
     def test_keep_the_budget_for_every_length(self):
         for length in (16, 17, 31, 32, 33, 47, 63, 64, 65, 79, 128, 129, 193):

@@ -48,7 +48,7 @@ FLOPS = 4096  # of an HMMA.16816
 
 # kernel: (FLOPs of a pair in units of the head dim, {pattern of a loop's kernel: such FLOPs that it computes}). Not the backward at 128: a Hopper GPU
 # runs one kernel there that wants more shared memory than these GPUs have.
-OURS = {("lethe", "forward", dim): (4, {rf"ampere\w*forward_tilesI13__nv_bfloat16Li{dim}E": 4}) for dim in (64, 128)} | {
+OURS = {("lethe", "forward", dim): (4, {rf"ampere\w*forward_tilesI13__nv_bfloat16NS0_12ForwardSizesILi{dim}E": 4}) for dim in (64, 128)} | {
     ("lethe", "backward", 64): (10, {
         r"ampere\w*backward_keysI13__nv_bfloat16NS0_10SweepSizesILi64E": 8,
         r"ampere\w*backward_queriesI13__nv_bfloat16Li64E": 6})}

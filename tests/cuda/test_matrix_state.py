@@ -129,7 +129,7 @@ class MatrixState(unittest.TestCase):
             for rows, columns in ((16, 32), (32, 64), (64, 128), (96, 40), (128, 64), (128, 128), (256, 64), (64, 256))]
         for size in sizes:
             tensors = state_problem(torch.bfloat16, **(WIDE | size))
-            for call in ("no gate", "head gate", "key gate", "normalized", "normalized, no gate", "delta", "head-gated delta"):
+            for call in ("no gate", "head gate", "key gate", "normalized", "normalized, no gate", "delta", "head-gated delta", "gated delta"):
                 with self.subTest(call, **size):
                     expected = run_state(call, {name: tensor.double() for name, tensor in tensors.items()}, "cpu")
                     for name, actual in run_state(call, tensors, DEVICE).items():

@@ -13,7 +13,7 @@ struct DeltaKeyMemory {
   struct Small {
     float scratch[kWarps][16 * 20];
     float logs[kWarps][kRows], totals[kWarps][kRows];  ///< of 16 tokens' gates: log₂ of the product, and the product
-    alignas(16) float key_unit[kChunk], query_unit[kChunk], strength[kChunk];
+    alignas(16) float key_unit[kChunk], strength[kChunk];
   };
   static constexpr int kTile = kRows / 64 * kPanel, kReadKey = kTile, kWriteKey = 2 * kTile, kSolution = 3 * kTile,
                        kSmall = kSolution + kPanel, kBytes = kSmall + static_cast<int>(sizeof(Small));

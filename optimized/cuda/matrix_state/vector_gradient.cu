@@ -167,7 +167,7 @@ void launch_sides(const MatrixStateBackward& a, const BothSides& between) {
   VectorGradientArguments of_columns = gradient_of(a, columns, rows, between.columns);
   of_columns.transposed = !of_columns.states;
   if (of_columns.transposed) of_columns.states = of_rows.states;
-  // The two sides read nothing of each other's, so the second begins beside the last CTAs of the first.
+  // Neither launch of a pair reads what the other writes, so the second begins beside the last CTAs of the first.
   launch_pairs<Element>(pairs_of(a, columns, between.rows), false, a.stream);
   launch_pairs<Element>(pairs_of(a, rows, between.columns), true, a.stream);
   launch<Element>(of_rows, true, false, a.stream);

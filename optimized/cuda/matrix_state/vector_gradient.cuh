@@ -1,5 +1,6 @@
 #pragma once
-// The gradients of query, key and log f of a matrix state with a gate a row: a pass over chunks of 64 tokens, the last one first, of one head and up to 64 rows.
+// The gradients of query, key and log f of a matrix state with a gate a row: a pass over chunks of 64 tokens, the last one first, of one head and up to
+// 64 rows.
 //
 // With S the state before a chunk, R the gradient of the state after it, and B_ij = scale dO_i·v_j:
 //
@@ -13,9 +14,9 @@
 // Σ_i D_ij B_ij q_i for the lower ones, but for the token's own gates, by which what has been summed is multiplied from one halving to the next. The
 // pairs that gate l separates are, at each halving, those of the upper tokens from l on or of the lower ones before l: no difference is taken.
 //
-// A warp owns 16 rows of R, S, q, k and f, with tokens along the columns of its accumulators; of the tokens it copies, multiplies and stores a share. An SM has
-// several CTAs, of which one computes while another waits. S comes from vector_states; with a gate
-// a column too it is the same for both sides.
+// A warp owns 16 rows of R, S, q, k and f, with tokens along the columns of its accumulators; of the tokens it copies, multiplies and stores a share. An
+// SM has several CTAs, of which one computes while another waits. S comes from vector_states; with a gate a column too it is, in bfloat16, the same for
+// both sides.
 
 #include "optimized/cuda/launch.cuh"
 #include "optimized/cuda/matrix_state/vector_pair_warps.cuh"

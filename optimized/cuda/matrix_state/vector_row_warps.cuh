@@ -195,11 +195,12 @@ struct VectorRows {
         }
       ptx::store_words(operand_at(0, m), {by16[0], by16[1], by16[2], by16[3]});
       ptx::store_words(operand_at(1, m), {by32[0], by32[1], by32[2], by32[3]});
-      if (t == 0)
+      if (t == 0) {
 #pragma unroll
         for (int h = 0; h < 2; ++h)
           ptx::store_floats(products_at(m, h), runs.eight[2 * m][h], runs.eight[2 * m + 1][h]);
-          // R of the chunk before.
+      }
+      // R of the chunk before.
 #pragma unroll
       for (int c = 0; c < kSteps; ++c) {
         uint32_t right[4];

@@ -2,7 +2,7 @@
 // A pass of a matrix state with a gate a row over the tokens of one head and 64 columns (VectorSweepArguments), in chunks of four blocks of 16 tokens.
 //
 // Four warps prepare a chunk, a block each, while four sweep over the one before, 16 columns each: their part of Sᵀ stays in float accumulators, which
-// rounded to 16 bits are the left operand of the next product. They wait less and so copy and store, too. Between two chunks is one barrier.
+// rounded to 16 bits are the left operand of the next product. They have less to do, and so copy and store, too. Between two chunks is one barrier.
 //
 //   prepare    E ∘ a and D_B ∘ b over a and b; P_ij = Σ_κ D_ijκ a_iκ b_jκ
 //   sweep      Oᵀ = Sᵀ (E ∘ a)ᵀ + Cᵀ Pᵀ;  Sᵀ = E_B Sᵀ + Cᵀ (D_B ∘ b), of one block after the other

@@ -1,5 +1,5 @@
 // All gradients in one kernel: a CTA owns keys and walks over the queries that see them. Two warps share the rows of Sᵀ: each has half of a stage's
-// queries of S and dP, and after a barrier half of the columns of dK and dV.
+// queries of S and dP, and half of the columns of dK and dV, to which it adds its own queries' products and, after a barrier of the two, the other's.
 
 #include <climits>
 

@@ -71,7 +71,7 @@ __device__ __forceinline__ void clear_scores(char* rows) {
     *reinterpret_cast<uint4*>(rows + i) = uint4{0, 0, 0, 0};
 }
 
-/// By each warp: dS of its keys and sixteen queries of a stage.
+/// By each warp: Σ_j dS_ij over its keys j, of sixteen queries i of a stage.
 template <typename Sizes, int kRowTiles>
 __device__ __forceinline__ void keep_row_sums(FusedShared<Sizes>& shared, int buffer, int column,
                                               const float (&grad)[kRowTiles][2][4]) {
@@ -89,6 +89,8 @@ __device__ __forceinline__ void keep_row_sums(FusedShared<Sizes>& shared, int bu
   const float sum = tile::sum_of_sixteen_rows(sums, lane);
   if ((lane & 4) == 0) shared.row_sums[buffer][part][column + tile::row_of_sixteen(lane)] = sum;
 }
+
+/// By each warp: dS of its keys and sixteen queries of a stage, and the same sums.
 template <typename Sizes, int kRowTiles>
 __device__ __forceinline__ void keep_grad_scores(FusedShared<Sizes>& shared, int buffer, int column,
                                                  const float (&grad)[kRowTiles][2][4],

@@ -4,6 +4,7 @@
 
 #include "optimized/cuda/ampere/grad_query.cuh"
 #include "optimized/cuda/ampere/key_tile.cuh"
+#include "optimized/cuda/ptx/keep_order.cuh"
 
 namespace lethe::ampere {
 
@@ -46,17 +47,6 @@ __device__ __forceinline__ void store_fragment(uint32_t address, const uint32_t 
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(fragment[0]),
                "r"(fragment[1]), "r"(fragment[2]), "r"(fragment[3])
                : "memory");
-}
-
-/// Keeps ptxas from moving instructions across this point: a loop that is never entered, at which its blocks end. `number` is none of 2¹⁶ to 2¹⁶ + 2¹⁵,
-/// which the compiler does not know; ptxas merges two places of a function that have the same kPlace.
-template <int kPlace>
-__device__ __forceinline__ void keep_order(uint32_t number) {
-  asm volatile(
-      "{\n.reg .pred p;\n"
-      "AGAIN_%=: setp.ne.u32 p, %0, %1;\n@p bra ON_%=;\nnanosleep.u32 1;\nbra AGAIN_%=;\nON_%=:\n}" ::"r"(number),
-      "n"(0x10000 + kPlace)
-      : "memory");
 }
 
 /// multiply(fragments, i) for each i < kCount in turn, after load(fragments, i), which is issued before the step before is multiplied.
@@ -189,7 +179,7 @@ struct WideWarp {
   template <int kPlace = 0>
   static __device__ __forceinline__ void keep_order_at(int place, uint32_t number) {
     if constexpr (kPlace < kDim / 16) {
-      if (place == kPlace) return keep_order<kPlace>(number);
+      if (place == kPlace) return ptx::keep_order<kPlace>(number);
       keep_order_at<kPlace + 1>(place, number);
     }
   }

@@ -288,18 +288,20 @@ struct DeltaKeySweep {
   /// The rows of `out`, of a chunk. Two lanes exchange, so that each has eight bytes and four of them 32.
   __device__ __forceinline__ void store(const ColumnSums& out, int chunk) const {
     const int g = lane / 4, t = lane % 4;
-    const bool odd = t % 2 != 0;
-    const int to = column + 16 * warp + (odd ? 8 + 2 * (t - 1) : 2 * t);
+    const int to = column + 16 * warp + 2 * t + t % 2 * 6;
+    // Bytes of the first of two words, in odd lanes of the second one. By a condition instead, the compiler makes two loops of this one, one of them of the
+    // odd lanes: there a warp would wait for itself.
+    const uint32_t own = 0x3210u + t % 2 * 0x4444u;
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       const uint32_t near = ptx::transposed(pack<Element>(out[i][0], out[i][1])),
-                     far = ptx::transposed(pack<Element>(out[i][2], out[i][3])),
-                     other = __shfl_xor_sync(kAllLanes, odd ? near : far, 1);
+                     far = ptx::transposed(pack<Element>(out[i][2], out[i][3])), kept = __byte_perm(near, far, own),
+                     other = __shfl_xor_sync(kAllLanes, __byte_perm(far, near, own), 1);
       const int64_t token = (p.first_chunk + static_cast<int64_t>(chunk)) * kChunk + 8 * i + g;
       if (token < p.length && to < p.columns)
         *reinterpret_cast<uint2*>(static_cast<char*>(p.out) +
-                                  (((b * p.length + token) * p.heads + h) * p.columns + to) * 2) =
-            odd ? uint2{other, far} : uint2{near, other};
+                                  (((b * p.length + token) * p.heads + h) * p.columns + to) * 2) = {
+            __byte_perm(kept, other, own), __byte_perm(other, kept, own)};
     }
   }
 };

@@ -1,5 +1,5 @@
 // All gradients in one kernel: a CTA owns keys and walks over the queries that see them. Two warps share the rows of Sᵀ: each has half of a stage's
-// queries of S and dP, and half of the columns of dK and dV, to which it adds its own queries' products and, after a barrier of the two, the other's.
+// queries of S and dP, and half of the columns of dK and dV, to which it adds its own queries' products and, after a barrier, the other's.
 
 #include <climits>
 
@@ -46,11 +46,8 @@ __global__ void __launch_bounds__(Sizes::kThreads, 1) backward_wide(const __grid
     const auto keep = [&](int column, const auto& grad, const auto&) { keep_row_sums(shared, 0, column, grad); };
     // `seen`: by a query of the stage, as both warps of these keys know.
     const auto finish = [&](int step, bool seen) {
-      if (seen) {
-        warp.meet_other();
-        warp.add_others(r, shared.stage[step & 1]);
-      }
       __syncthreads();
+      if (seen) warp.add_others(r, shared.stage[step & 1]);
       warp.add_grad_query(p, tile.row, step);
       add_row_sums(shared, 0, p.workspace.row_sums + int64_t{tile.row} * p.padded_queries + step * kColumns);
     };

@@ -88,11 +88,6 @@ struct WideWarp {
       : shared(shared), lane(threadIdx.x % 32), half(warp / 4), warp_row(warp % 4 * 16 * kRowTiles),
         scale_log2(scale_log2) {}
 
-  /// Waits for the other warp of the same keys.
-  __device__ __forceinline__ void meet_other() const {
-    asm volatile("bar.sync %0, 64;" ::"r"(1 + warp_row / (16 * kRowTiles)) : "memory");
-  }
-
   __device__ __forceinline__ int row_of(int row_tile, int h) const {
     return warp_row + 16 * row_tile + 8 * h + lane / 4;
   }

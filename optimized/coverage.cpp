@@ -111,6 +111,19 @@ std::string unsupported_by_delta_chunks(const Shape& shape, const MatrixStateFor
   return unsupported_size(shape, form, shared_kilobytes(capability) == 99 ? 64 : 128, capability);
 }
 
+std::string unsupported_by_delta_key_chunks(const Shape& shape, const MatrixStateForm& form, Dtype dtype,
+                                            int capability) {
+  if (!form.delta) return "beta: expected one, found none";
+  if (const std::string reason = unsupported_in_chunks(shape, dtype); !reason.empty()) return reason;
+  if (form.key_gate != MatrixStateForm::Gate::kKey)
+    return "log_key_gate: expected one a row, found none or one a token";
+  if (form.value_gate) return "log_value_gate: expected none, found one";
+  if (capability >= 80 && shared_kilobytes(capability) < 163)
+    return "device: expected 163 KB of shared memory for a CTA, as of compute capability 8.0, found " +
+           dotted(capability);
+  return unsupported_size(shape, form, 128, capability);
+}
+
 std::string unsupported_by_scan(const Shape& shape, const MatrixStateForm& form, Dtype dtype, int capability) {
   if (dtype == Dtype::kFloat64) return "dtype: expected float32, bfloat16 or float16, found float64";
   return unsupported_size(shape, form, 128, capability);

@@ -33,11 +33,13 @@ struct MatrixStateForm {
   bool value_gate = false, delta = false, normalize = false;
 };
 
-/// Why the kernels that take 64 tokens at a time, without the delta rule, with a gate a row, and with the delta rule, or those that take one token, can't run
-/// a call; "" where they can. A normaliser is two further value columns, or one that the kernels keep apart.
+/// Why the kernels that take 64 tokens at a time, without the delta rule, with a gate a row, with the delta rule, and with both, or those that take one
+/// token, can't run a call; "" where they can. A normaliser is two further value columns, or one that the kernels keep apart.
 std::string unsupported_by_chunks(const Shape& shape, const MatrixStateForm& form, Dtype dtype, int capability);
 std::string unsupported_by_vector_gates(const Shape& shape, const MatrixStateForm& form, Dtype dtype, int capability);
 std::string unsupported_by_delta_chunks(const Shape& shape, const MatrixStateForm& form, Dtype dtype, int capability);
+std::string unsupported_by_delta_key_chunks(const Shape& shape, const MatrixStateForm& form, Dtype dtype,
+                                            int capability);
 std::string unsupported_by_scan(const Shape& shape, const MatrixStateForm& form, Dtype dtype, int capability);
 
 /// A kernel family of the matrix state operators, and what it covers.
@@ -49,9 +51,11 @@ struct MatrixStateCoverage {
 inline constexpr MatrixStateCoverage kChunkCoverage{"chunk kernels", unsupported_by_chunks};
 inline constexpr MatrixStateCoverage kVectorCoverage{"vector gate kernels", unsupported_by_vector_gates};
 inline constexpr MatrixStateCoverage kDeltaCoverage{"delta chunk kernels", unsupported_by_delta_chunks};
+inline constexpr MatrixStateCoverage kDeltaKeyCoverage{"delta key gate kernels", unsupported_by_delta_key_chunks};
 inline constexpr MatrixStateCoverage kScanCoverage{"scan kernels", unsupported_by_scan};
 
 /// Of every family of the matrix state, in the order in which they are asked.
-inline constexpr MatrixStateCoverage kMatrixStateCoverage[] = {kChunkCoverage, kVectorCoverage, kDeltaCoverage, kScanCoverage};
+inline constexpr MatrixStateCoverage kMatrixStateCoverage[] = {kChunkCoverage, kVectorCoverage, kDeltaCoverage,
+                                                               kDeltaKeyCoverage, kScanCoverage};
 
 }  // namespace lethe

@@ -41,13 +41,18 @@ SPILLS = [
     (r"sweep_forwardI13__nv_bfloat16Lb1ELi1E", 4),
     (r"sweep_forwardI6__half\w+Li1E", 64),
     (r"sweep_gradientsI\w+Li1ELb1E", 132),
-    (r"sweep_gradientsI13__nv_bfloat16\w+Li2ELb1E", 228),
+    (r"sweep_gradientsI13__nv_bfloat16\w+Li2ELb1E", 324),
     (r"sweep_gradientsI6__half\w+Li2ELb1E", 580),
     (r"sweep_gradientsI\w+Lb1ELi1E", 48),
-    (r"sweep_gradientsI6__half\w+Li2E", 252),
-    (r"sweep_gradientsI13__nv_bfloat16Lb1ELi2E", 184),
+    (r"sweep_gradientsI6__half\w+Li2E", 288),
+    (r"sweep_gradientsI13__nv_bfloat16Lb1ELi2E", 224),
     (r"sweep_gradientsI13__nv_bfloat16Lb0ELi2E", 56),
     (r"delta_sweepI\w+Li1ELi1ELb", 100),
+    (r"delta_back_sweepI\w+Li1ELi1E", 76),
+    (r"delta_back_sweepI\w+Li2E", 8),
+    (r"delta_chunk_gradientsI\w+Li1E", 132),
+    (r"solve_chunksI\w+Li1E", 8),  # six CTAs a multiprocessor
+    (r"solve_chunksI\w+Li2E", 16),
 ]
 STORED = {None: 4, "U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16}  # bytes of an STL
 

@@ -47,8 +47,11 @@ GPUS = {"A100 SXM": ("80", "80", 108, 1.41, 1.41), "L40S": ("89", "80", 142, 1.9
 FLOPS = 4096  # of an HMMA.16816
 
 # kernel: (FLOPs of a pair in units of the head dim, {pattern of a loop's kernel: such FLOPs that it computes}). Not the backward at 128: a Hopper GPU
-# runs one kernel there that wants more shared memory than these GPUs have.
-OURS = {("lethe", "forward", dim): (4, {rf"ampere\w*forward_tilesI13__nv_bfloat16Li{dim}E": 4}) for dim in (64, 128)} | {
+# runs one kernel there that wants more shared memory than these GPUs have. The backward at 64 is that by two kernels, which an L40S runs, and an A100 only
+# in the fixed order: otherwise it runs one kernel there too, backward_wide, whose 102784 bytes of shared memory are more than a CTA may have on an L40S,
+# 101376. There is no prediction of that one. A Hopper GPU runs it as well: the time in results/predictions/measured.json is of the two kernels, from
+# before, and one measured anew belongs to these counts in the fixed order only.
+OURS = {("lethe", "forward", dim): (4, {rf"ampere\w*forward_tilesI13__nv_bfloat16NS0_12ForwardSizesILi{dim}E": 4}) for dim in (64, 128)} | {
     ("lethe", "backward", 64): (10, {
         r"ampere\w*backward_keysI13__nv_bfloat16NS0_10SweepSizesILi64E": 8,
         r"ampere\w*backward_queriesI13__nv_bfloat16Li64E": 6})}

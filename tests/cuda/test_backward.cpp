@@ -122,9 +122,14 @@ TEST_P(Backward, EqualsTheReferenceAtEveryLengthAroundATile) {
 }
 
 TEST_P(Backward, EqualsTheReferenceForEveryGate) {
+  const bool two_kernels =
+      std::get<testing::Family>(GetParam()) == testing::Family::kAmpere && dtype() != Dtype::kFloat32 && dim() == 64;
   for (const Gate gate : {Gate::kOpen, Gate::kInitial, Gate::kStrong, Gate::kSpiky, Gate::kZero, Gate::kCutting}) {
     SCOPED_TRACE(gate_name(gate));
-    expect_agreement(random_problem(shape(1, 900, 900, 2, 2), dtype(), gate, 5));
+    const Problem problem = random_problem(shape(1, 900, 900, 2, 2), dtype(), gate, 5);
+    expect_agreement(problem);
+    // In the fixed order two kernels, which GPUs with less shared memory run at this head dim always.
+    if (two_kernels) expect_agreement(problem, {}, true);
   }
 }
 

@@ -31,11 +31,12 @@ def run(given, device, gated=True):
     return [result.cpu() for result in results]
 
 
-def gradients(given, device):
-    """By name, of a fixed loss on values and last state."""
-    leaves = {name: tensor.to(device).requires_grad_() for name, tensor in given.items()}
+def gradients(given, device, times=lambda direction: direction):
+    """By name, of a fixed loss on values and last state, whose directions are mapped by `times`."""
+    leaves = {name: tensor.to(device).detach().requires_grad_() for name, tensor in given.items()}
     results = torch.ops.lethe.delta_state(*(leaves[name] for name in ("query", "key", "value", "beta", "gate", "state")))
-    torch.autograd.backward(results, [torch.linspace(-9, 9, r.numel(), dtype=torch.float64).sin().view(r.shape).to(r.dtype).to(device) for r in results])
+    directions = (torch.linspace(-9, 9, r.numel(), dtype=torch.float64).sin().view(r.shape).to(r.dtype) for r in results)
+    torch.autograd.backward(results, [times(direction).to(device) for direction in directions])
     return {name: leaf.grad.cpu() for name, leaf in leaves.items()}
 
 
@@ -110,6 +111,40 @@ class Units(unittest.TestCase):
                     worst = ((actual.double() - expected[name]).norm() / expected[name].norm()).nan_to_num(nan=torch.inf).item()
                     self.assertLessEqual(worst, 3e-3 if name == "gate" else 2 * BUDGET[dtype], name)
 
+    def test_a_loss_times_a_power_of_two_gives_gradients_times_it(self):
+        for (rows, columns), power in itertools.product(SIZES, (-20, 13, 40)):
+            with self.subTest(rows=rows, columns=columns, power=power):
+                given = delta_problem(torch.bfloat16, rows=rows, columns=columns)
+                times = gradients(given, DEVICE, lambda direction: direction * 2.0 ** power)
+                for name, once in gradients(given, DEVICE).items():
+                    self.assertTrue(torch.equal(once * 2.0 ** power, times[name]), name)
+
+    def test_gradients_keep_the_budget_before_a_loss_of_large_tokens(self):
+        def larger(direction):
+            if direction.size(1) == 260:
+                direction[:, 180] *= 2.0 ** 5
+            return direction
+        for (rows, columns), dtype in itertools.product(SIZES, (torch.bfloat16, torch.float16)):
+            with self.subTest(rows=rows, columns=columns, dtype=dtype):
+                given = delta_problem(dtype, rows=rows, columns=columns, correlation=0.0)
+                actual, expected = (gradients(x, device, larger)["value"].double().transpose(1, 2)
+                                    for x, device in ((given, DEVICE), (double(given), "cpu")))
+                for begin in range(0, actual.size(2), 32):
+                    off, whole = ((x[:, :, begin:begin + 32]).norm(dim=(2, 3)) for x in (actual.cpu() - expected, expected))
+                    worst = (off / whole).nan_to_num(nan=torch.inf).max().item()
+                    self.assertLessEqual(worst, 2 * BUDGET[dtype], f"tokens from {begin}")
+
+    def test_a_head_has_the_same_gradients_among_many(self):
+        for rows, columns in ((64, 64), (128, 128)):
+            with self.subTest(rows=rows, columns=columns):
+                given = delta_problem(torch.bfloat16, length=200, heads=300, rows=rows, columns=columns)
+                cut = lambda tensor: tensor[:, 7:8] if tensor.size(1) == 300 else tensor[:, :, 7:8]
+                kept = []
+                many = gradients(given, DEVICE, lambda direction: kept.append(cut(direction)) or direction)
+                alone = gradients({name: cut(tensor) for name, tensor in given.items()}, DEVICE, lambda _: kept.pop(0))
+                for name, tensor in many.items():
+                    self.assertTrue(torch.equal(cut(tensor), alone[name]), name)
+
     def test_a_head_has_the_same_bits_among_many(self):
         for rows, columns in ((64, 64), (128, 128)):
             with self.subTest(rows=rows, columns=columns):
@@ -117,6 +152,67 @@ class Units(unittest.TestCase):
                 first = {name: tensor[:, 7:8] if name == "state" else tensor[:, :, 7:8] for name, tensor in given.items()}
                 for many, alone, dim in zip(run(given, DEVICE), run(first, DEVICE), (2, 1)):
                     self.assertTrue(torch.equal(many.narrow(dim, 7, 1), alone))
+
+
+class KeyGates(unittest.TestCase):
+    """One gate a row: tokens meet by halving, and a long call is prepared in windows."""
+    PATTERNS = {"one": lambda u, t: 0 * u, "nearly one": lambda u, t: 0 * u - 1e-7, "sigmoid": lambda u, t: torch.log(u.clamp(1e-3, 0.999)),
+                "zeros": lambda u, t: torch.where(u < 0.3, -torch.inf, -0.1 * u), "alternating": lambda u, t: -88.0 * (t % 2) + 0 * u,
+                "strong": lambda u, t: 0 * u - 88, "slow": lambda u, t: -0.03 * u}
+    CHUNK_BYTES = {64: 46080, 128: 70912}  # of what is prepared of 64 tokens, by rows
+    WINDOW_BYTES = 256 << 20  # at least those of a window (delta_keys.cu, kWindowBytes)
+
+    def problem(self, dtype, pattern="sigmoid", seed=3, **named):
+        given = delta_problem(dtype, **named)
+        generator = torch.Generator().manual_seed(seed)
+        uniform = torch.rand(given["key"].shape, generator=generator)
+        return given | {"gate": self.PATTERNS[pattern](uniform, torch.arange(uniform.size(1))[None, :, None, None]).float()}
+
+    def test_keep_the_budget_for_every_gate_and_size(self):
+        for pattern, dtype, (rows, columns) in itertools.product(self.PATTERNS, (torch.bfloat16, torch.float16), (*SIZES, (128, 72))):
+            with self.subTest(pattern=pattern, dtype=dtype, rows=rows, columns=columns):
+                given = self.problem(dtype, pattern, rows=rows, columns=columns)
+                for actual, expected in zip(run(given, DEVICE), run(double(given), "cpu")):
+                    self.assertLessEqual(((actual.double() - expected).norm() / expected.norm()).nan_to_num(nan=torch.inf).item(), BUDGET[dtype])
+                expected = gradients(double(given), "cpu")
+                for name, actual in gradients(given, DEVICE).items():
+                    floor = 1e-3 * expected["query"].norm() if name == "gate" else 1e-30
+                    worst = ((actual.double() - expected[name]).norm() / expected[name].norm().clamp(min=floor)).nan_to_num(nan=torch.inf).item()
+                    self.assertLessEqual(worst, 3e-3 if name == "gate" else 2 * BUDGET[dtype], name)
+
+    def test_values_and_state_times_a_power_of_two_give_results_times_it(self):
+        for (rows, columns), power in itertools.product(SIZES, (-20, 13)):
+            with self.subTest(rows=rows, columns=columns, power=power):
+                given = self.problem(torch.bfloat16, rows=rows, columns=columns)
+                scaled = given | {name: given[name] * 2.0 ** power for name in ("value", "state")}
+                for once, times in zip(run(given, DEVICE), run(scaled, DEVICE)):
+                    self.assertTrue(torch.equal(once * 2.0 ** power, times))
+
+    def test_no_later_token_changes_a_bit(self):
+        for rows, columns in SIZES:
+            with self.subTest(rows=rows, columns=columns):
+                given = self.problem(torch.float16, rows=rows, columns=columns)
+                changed = {name: tensor.clone() for name, tensor in given.items()}
+                for name, number in (("query", 30), ("key", -20), ("value", 1000), ("beta", 2), ("gate", -9)):
+                    changed[name][:, 75:] = number
+                self.assertTrue(torch.equal(run(given, DEVICE)[0][:, :75], run(changed, DEVICE)[0][:, :75]))
+
+    def test_a_head_has_the_same_bits_among_many_whatever_its_windows(self):
+        # Eight heads have one window. Of 40 a GPU has room for two sweeps and what is prepared at once: a launch too early would show.
+        for rows, columns, heads in ((64, 64, 40), (128, 128, 40), (128, 128, 400)):
+            with self.subTest(rows=rows, columns=columns, heads=heads):
+                chunks = 2 * self.WINDOW_BYTES // (heads * self.CHUNK_BYTES[rows]) + 1  # three windows or more
+                given = self.problem(torch.bfloat16, "slow", length=64 * chunks - 10, heads=8, rows=rows, columns=columns)
+                copies = {name: torch.cat([tensor.to(DEVICE)] * (heads // 8), 1 if name == "state" else 2) for name, tensor in given.items()}
+                for many, few, dim in zip(run(copies, DEVICE), run(given, DEVICE), (2, 1)):
+                    for part in many.split(8, dim):
+                        self.assertTrue(torch.equal(part, few))
+
+    def test_equal_calls_give_equal_bits(self):
+        given = self.problem(torch.bfloat16, rows=128, columns=128)
+        once, again = gradients(given, DEVICE), gradients(given, DEVICE)
+        for name in once:
+            self.assertTrue(torch.equal(once[name], again[name]), name)
 
 
 if __name__ == "__main__":

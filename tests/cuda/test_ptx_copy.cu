@@ -29,7 +29,6 @@ __global__ void copy_box(const __grid_constant__ CUtensorMap from, const __grid_
   }
   __syncthreads();
   if (threadIdx.x == 0) {
-    ptx::prefetch_tile(&from, d0, head, token, batch);
     ptx::mbarrier_arrive_expect(&full, sizeof tile);
     ptx::load_tile(tile, &from, &full, d0, head, token, batch);
   }

@@ -86,6 +86,8 @@ class Packed(unittest.TestCase):
                 "normalized": (lambda x, cu: lethe.gated_state(*x, None, normalize=True, cu_seqlens=cu)[0], [*positive, value, gate]),
                 "delta": (lambda x, cu: lethe.delta_state(*x, cu_seqlens=cu)[0], [query, key, value, beta]),
                 "gated delta": (lambda x, cu: lethe.delta_state(*x, cu_seqlens=cu)[0], [query, key, value, beta, gate]),
+                "key-gated delta": (lambda x, cu: lethe.delta_state(*x, cu_seqlens=cu)[0],
+                                    [query, key, value, beta, gate.unsqueeze(3) * torch.linspace(0.2, 1, DIM, device=DEVICE, dtype=gate.dtype)]),
             }
             for name, (call, inputs) in calls.items():
                 with self.subTest(name, dtype=dtype):

@@ -12,14 +12,14 @@ BOUNDS = {torch.float64: 1e-11, torch.float32: 3e-5, torch.bfloat16: 3e-2, torch
 QUERIES, KEYS, HEADS, KEY_HEADS = 500, 600, 4, 2
 
 
-def tensors(dtype, gate="initial", dim=64):
-    """query, key, value, log f of two sequences."""
+def tensors(dtype, gate="initial", dim=64, batch=2, heads=HEADS, key_heads=KEY_HEADS):
+    """query, key, value, log f."""
     generator = torch.Generator().manual_seed(5)
     wide = torch.float64 if dtype == torch.float64 else torch.float32
-    shapes = ((QUERIES, HEADS), (KEYS, KEY_HEADS), (KEYS, KEY_HEADS))
-    inputs = [torch.randn(2, length, heads, dim, generator=generator).to(DEVICE, dtype) for length, heads in shapes]
+    shapes = ((QUERIES, heads), (KEYS, key_heads), (KEYS, key_heads))
+    inputs = [torch.randn(batch, length, count, dim, generator=generator).to(DEVICE, dtype) for length, count in shapes]
     shift = {"open": 9.0, "initial": 0.0, "cutting": 6.0}[gate]
-    log_forget = torch.nn.functional.logsigmoid(torch.randn(2, KEYS, HEADS, generator=generator) + shift)
+    log_forget = torch.nn.functional.logsigmoid(torch.randn(batch, KEYS, heads, generator=generator) + shift)
     if gate == "cutting":
         log_forget[:, ::97, 1] = -float("inf")
     return [*inputs, log_forget.to(DEVICE, wide)]
@@ -42,9 +42,9 @@ def dense(query, key, value, log_forget, window):
 
 
 class Window(unittest.TestCase):
-    def check(self, dtype, gate, window, dim=64):
-        inputs = [x.requires_grad_() for x in tensors(dtype, gate, dim)]
-        arriving = torch.randn(2, QUERIES, HEADS, dim, generator=torch.Generator().manual_seed(6)).to(DEVICE)
+    def check(self, dtype, gate, window, dim=64, **sizes):
+        inputs = [x.requires_grad_() for x in tensors(dtype, gate, dim, **sizes)]
+        arriving = torch.randn(inputs[0].shape, generator=torch.Generator().manual_seed(6)).to(DEVICE)
         values, log_normalizer, pairs = lethe.forgetting_attention_with_statistics(*inputs, window=window)
         found = [values, log_normalizer, *torch.autograd.grad(values, inputs, arriving.to(values.dtype))]
         expected_values, expected_normalizer, near = dense(*inputs, window)
@@ -69,6 +69,12 @@ class Window(unittest.TestCase):
             for dim in (16, 32, 80, 96, 128, 256):
                 with self.subTest(dim=dim):
                     self.check(dtype, "initial", 100, dim)
+
+    def test_is_that_of_the_definition_over_sections_of_heads(self):
+        # On a Hopper GPU what the backward's tiles of keys read fills the cache (gate/sections.hpp) with 16 key heads of 4 query heads each: two sections, of
+        # 11 and 10, and after both of them the last tile of keys of every head.
+        group = 4 if DEVICE == "cuda" else 1
+        self.check(DTYPES[-1], "initial", 100, 128, batch=3, heads=7 * group, key_heads=7)
 
     def test_holds_logits_that_grow_towards_the_windows_edge(self):
         for dtype in DTYPES:

@@ -24,7 +24,7 @@ struct BackwardWorkspace {
 int64_t dim_of_instance(const Shape& shape);
 
 /// Whether one kernel may sum all gradients at an instance's head dim, unless dQ is wanted in a fixed order: where that is faster.
-constexpr bool is_fused(int64_t dim) { return dim > 64; }
+constexpr bool is_fused(int64_t dim) { return dim >= 64; }
 
 /// The arrays of a backward's workspace, after those of its plan.
 BackwardWorkspace backward_workspace_in(Workspace& workspace, const Shape& shape);
@@ -41,7 +41,7 @@ void launch_backward_keys(const BackwardArguments& arguments, const BackwardWork
 void launch_backward_queries(const BackwardArguments& arguments, const BackwardWorkspace& workspace, const Plan& plan);
 /// dK and dV, the column sums of dS, and what each tile of keys adds to dQ and the row sums: at head dim 96.
 void launch_backward_fused(const BackwardArguments& arguments, const BackwardWorkspace& workspace, const Plan& plan);
-/// The same by other tiles, at 128 and 256, which want bytes_of_wide(dim) of shared memory.
+/// The same by other tiles, at 64, 128 and 256, which want bytes_of_wide(dim) of shared memory.
 void launch_backward_wide(const BackwardArguments& arguments, const BackwardWorkspace& workspace, const Plan& plan);
 int bytes_of_wide(int64_t dim);
 /// dQ from its sums.

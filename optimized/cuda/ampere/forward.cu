@@ -41,7 +41,7 @@ void launch_forward_tiles(const ForwardArguments& arguments, const Plan& plan) {
     p.visited_pairs = arguments.visited_pairs;
     constexpr int kBytes = sizeof(ForwardSharedOf<Element, Sizes>);
     static_assert(kBytes <= kSmallSharedBytes);
-    const auto kernel = forward_tiles<Element, kDim>;
+    const auto kernel = forward_tiles<Element, Sizes>;
     cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes), "forward");
     launch_overlapping(kernel, p.tiles, Sizes::kThreads, kBytes, arguments.stream, p);
   });

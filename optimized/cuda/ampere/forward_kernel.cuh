@@ -6,10 +6,8 @@
 
 namespace lethe::ampere {
 
-template <typename Element, int kDim>
-__global__ void __launch_bounds__((ForwardSizesOf<Element, kDim>::kThreads), 2)
-    forward_tiles(const __grid_constant__ ForwardParameters p) {
-  using Sizes = ForwardSizesOf<Element, kDim>;
+template <typename Element, typename Sizes>
+__global__ void __launch_bounds__(Sizes::kThreads, 2) forward_tiles(const __grid_constant__ ForwardParameters p) {
   extern __shared__ __align__(1024) char memory[];
   auto& shared = *reinterpret_cast<ForwardSharedOf<Element, Sizes>*>(memory);
   wait_for_previous_kernel();
@@ -31,12 +29,15 @@ __global__ void __launch_bounds__((ForwardSizesOf<Element, kDim>::kThreads), 2)
                                             p.key_dim * sizeof(Element) / 2)
       .template copy<Sizes::kRows>(ptx::shared_address(shared.query), tile.tile.query);
   typename Tile::Registers registers;
+  tile.loads.begin(tile.last_block());
   tile.find_rows();
   __syncthreads();
   // Again with a maximum that follows every block, where weights left their format.
   for (bool follow = false;; follow = true) {
     const bool fit = tile.visit_blocks(registers, follow);
+    ptx::copies_wait<0>();
     if (__syncthreads_and(fit) || follow) break;
+    tile.loads.begin(tile.last_block());
   }
   ForwardOutput<Element, Sizes>(tile).store(registers);
 }

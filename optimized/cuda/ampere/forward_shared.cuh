@@ -18,7 +18,7 @@ struct ForwardSizes {
   static constexpr int kWarps = 4, kThreads = 32 * kWarps;
   static constexpr int kRows = 16 * kRowTiles * kWarps;
   static constexpr int kKeys = kDim <= 32 ? 64 : 32;  // with more, scores leave too few registers
-  static constexpr int kKeysAtOnce = 16;
+  static constexpr int kKeysAtOnce = 16, kStages = 2;
   static constexpr bool kQueriesInRegisters = kDim <= 64;
 };
 
@@ -30,7 +30,7 @@ struct FloatForwardSizes {
   static constexpr int kWarps = kDim <= 64 ? 4 : 2, kThreads = 32 * kWarps;
   static constexpr int kRows = 16 * kRowTiles * kWarps;
   static constexpr int kKeys = kDim <= 64 ? 32 : 16;
-  static constexpr int kKeysAtOnce = kKeys;
+  static constexpr int kKeysAtOnce = kKeys, kStages = 2;
   static constexpr bool kQueriesInRegisters = false;
 };
 
@@ -53,12 +53,14 @@ template <typename Sizes>
 struct ForwardShared {
   static constexpr int kPitch = Sizes::kPitch;
   alignas(128) char query[tile_bytes<kPitch>(Sizes::kRows)];
-  alignas(128) char key[2][tile_bytes<kPitch>(Sizes::kKeys)];
-  alignas(128) char value[2][tile_bytes<kPitch>(Sizes::kKeys)];
-  float4 bias[2][Sizes::kKeys / 2];  // of the keys in key[]
-  TwoFloats base[2];                 // log₂e·c at the end of the block of the keys in value[]
-  float row_decay[Sizes::kRows];     // log₂e (c_i − c before the tile's first block)
-  int row_first[Sizes::kRows];       // the first key that a row sees
+  static constexpr int kStages = Sizes::kStages;
+  alignas(128) char key[kStages][tile_bytes<kPitch>(Sizes::kKeys)];
+  alignas(128) char value[kStages][tile_bytes<kPitch>(Sizes::kKeys)];
+  float4 bias[kStages][Sizes::kKeys / 2];       // of the keys in key[], before the near blocks
+  float4 near_bias[kStages][Sizes::kKeys / 2];  // of those in value[], in near blocks
+  TwoFloats base[kStages];                      // log₂e·c at the end of the block of the keys in value[]
+  float row_decay[Sizes::kRows];                // log₂e (c_i − c before the tile's first block)
+  int row_first[Sizes::kRows];                  // the first key that a row sees
   tile::Tile<Sizes::kRows> tile;
 };
 

@@ -7,7 +7,7 @@
 #include <numbers>
 #include <type_traits>
 
-#include "optimized/cuda/ampere/forward_shared.cuh"
+#include "optimized/cuda/ampere/forward_loads.cuh"
 #include "optimized/cuda/arithmetic.cuh"
 #include "optimized/cuda/tile/softmax.cuh"
 
@@ -34,12 +34,14 @@ struct ForwardTile {
   Shared& shared;
   const tile::Tile<Sizes::kRows>& tile;
   const int lane, warp_row, first_position, first_block;  // the warp's first row; of the tile's first query
+  const ForwardLoads<Element, Sizes> loads;
   const uint32_t query_address, key_address, value_address;
   const LaneOffsets<kPitch> offsets;
 
   __device__ __forceinline__ ForwardTile(const ForwardParameters& p, Shared& shared)
       : p(p), shared(shared), tile(shared.tile), lane(threadIdx.x % 32), warp_row(threadIdx.x / 32 * 16 * kRowTiles),
         first_position(tile.query + p.key_length - p.query_length), first_block(first_position / tile::kColumns),
+        loads(p, shared, first_position),
         query_address(ptx::shared_address(shared.query) + tile_bytes<kPitch>(warp_row)),
         key_address(ptx::shared_address(shared.key)), value_address(ptx::shared_address(shared.value)) {}
 
@@ -48,9 +50,7 @@ struct ForwardTile {
     return min(first_position + warp_row + 16 * row_tile + 8 * h + lane / 4, p.key_length - 1);
   }
 
-  /// Whether a block has positions of the tile's queries or later ones. There c_i and c_j may be large and their difference small: it is added to each
-  /// logit, and no bias enters the product.
-  __device__ __forceinline__ bool is_near(int n) const { return n * kKeys / tile::kColumns >= first_block; }
+  __device__ __forceinline__ bool is_near(int n) const { return loads.is_near(n); }
 
   __device__ __forceinline__ void clear(Registers& r) const {
 #pragma unroll
@@ -63,6 +63,8 @@ struct ForwardTile {
         for (int e = 0; e < 4; ++e) r.output[i][d][e] = 0;
     }
   }
+
+  static __device__ __forceinline__ constexpr int stage(int n) { return ForwardLoads<Element, Sizes>::stage(n); }
 
   __device__ __forceinline__ float& row_decay(int row_tile, int h) const {
     return shared.row_decay[warp_row + 16 * row_tile + 8 * h + lane / 4];
@@ -91,11 +93,11 @@ struct ForwardTile {
     float sums[kRowTiles][kKeysAtOnce / 8][4];
     float4 bias[kKeysAtOnce / 8];
 #pragma unroll
-    for (int c = 0; c < kKeysAtOnce / 8; ++c) bias[c] = shared.bias[n & 1][(first + 8 * c) / 2 + lane % 4];
+    for (int c = 0; c < kKeysAtOnce / 8; ++c) bias[c] = shared.bias[stage(n)][(first + 8 * c) / 2 + lane % 4];
     if constexpr (kFloat) {
       // The bias may be large: it comes last.
       multiply_float_rows<kDim>(sums, shared.query + tile_bytes<kPitch>(warp_row),
-                                shared.key[n & 1] + tile_bytes<kPitch>(first));
+                                shared.key[stage(n)] + tile_bytes<kPitch>(first));
 #pragma unroll
       for (int i = 0; i < kRowTiles; ++i)
 #pragma unroll
@@ -104,7 +106,7 @@ struct ForwardTile {
           sums[i][c][2] += bias[c].z, sums[i][c][3] += bias[c].w;
         }
     } else {
-      const uint32_t keys = key_address + (n & 1) * sizeof(shared.key[0]) + tile_bytes<kDim>(first) + offsets.right;
+      const uint32_t keys = key_address + stage(n) * sizeof(shared.key[0]) + tile_bytes<kDim>(first) + offsets.right;
 #pragma unroll
       for (int k = 0; k < kDim / 16; ++k)
         multiply_rows<Element, kDim, Sizes::kQueriesInRegisters>(sums, r.query, query_address + offsets.left, keys, k,
@@ -157,19 +159,18 @@ struct ForwardTile {
       for (int k = 0; k < kKeysAtOnce / 16; ++k) {
         const int row = first + 16 * k;
         if constexpr (kFloat)
-          multiply_float_columns<kDim>(r.output, own_weights(k), shared.value[n & 1] + tile_bytes<kPitch>(row));
+          multiply_float_columns<kDim>(r.output, own_weights(k), shared.value[stage(n)] + tile_bytes<kPitch>(row));
         else
           multiply_columns<Element, kDim, kRowTiles>(
               r.output, weights[k],
-              value_address + (n & 1) * sizeof(shared.value[0]) + tile_bytes<kDim>(row) + offsets.left);
+              value_address + stage(n) * sizeof(shared.value[0]) + tile_bytes<kDim>(row) + offsets.left);
       }
     }
   }
 
   /// S += (c_i − c_j) / scale of a near block. `decay` is log₂e (c_i − c at the end of the keys' block).
   __device__ __forceinline__ void add_decay(Registers& r, int n, const float (&decay)[kRowTiles][2]) const {
-    const float4* bias =
-        p.scratch.key_bias + int64_t{tile.row} * p.key_blocks * (tile::kColumns / 2) + n * (kKeys / 2) + lane % 4;
+    const float4* bias = shared.near_bias[stage(n)] + lane % 4;
 #pragma unroll
     for (int c = 0; c < kScoreTiles; ++c) {
       const float4 of_keys = bias[4 * c];
@@ -262,7 +263,7 @@ struct ForwardTile {
 
   /// log₂e (c_i − c at the end of the keys' block).
   __device__ __forceinline__ void find_decay(float (&decay)[kRowTiles][2], int n) const {
-    const TwoFloats end = shared.base[n & 1];
+    const TwoFloats end = shared.base[stage(n)];
     const float of_blocks = (tile.frame.high - end.high) + (tile.frame.low - end.low);
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i)
@@ -313,61 +314,34 @@ struct ForwardTile {
     step<true>(r, n, offset);
   }
 
-  /// All blocks of the tile. Returns whether this thread's weights and sums were within their formats.
+  __device__ __forceinline__ int last_block() const {
+    return (min(first_position + Sizes::kRows, p.key_length) - 1) / kKeys;
+  }
+
+  /// All blocks of the tile, whose loads have begun. Returns whether this thread's weights and sums were within their formats.
   __device__ __forceinline__ bool visit_blocks(Registers& r, bool follow) {
-    const int key_head = tile.head / (p.query_heads / p.heads);
-    const RowCopies<kPitch, Sizes::kThreads> keys(p.key, tile.batch, key_head, p.key_length,
-                                                  p.key_dim * sizeof(Element) / 2),
-        values(p.value, tile.batch, key_head, p.key_length, p.value_dim * sizeof(Element) / 2);
-    const int64_t row_blocks = int64_t{tile.row} * (p.key_blocks + 1),
-                  row_bias = int64_t{tile.row} * p.key_blocks * (tile::kColumns / 2);
-    const auto load_keys = [&](int n) {
-      keys.template copy<kKeys>(key_address + (n & 1) * sizeof(shared.key[0]), n * kKeys);
-      if (threadIdx.x < kKeys / 2)
-        ptx::copy_chunk(ptx::shared_address(&shared.bias[n & 1][threadIdx.x]),
-                        p.scratch.key_bias + row_bias + n * (kKeys / 2) + threadIdx.x, !is_near(n));
-    };
-    const auto load_values = [&](int n) {
-      values.template copy<kKeys>(value_address + (n & 1) * sizeof(shared.value[0]), n * kKeys);
-      if (threadIdx.x == Sizes::kThreads - 1)
-        ptx::copy_chunk(ptx::shared_address(&shared.base[n & 1]),
-                        p.scratch.base_log2 + row_blocks + n * kKeys / tile::kColumns + 1);
-    };
     // The boundary's blocks have 128 keys.
     const int first = max(tile.first * (tile::kColumns / kKeys), shared.row_first[0] / kKeys),
               own_first = max(first, first_key(0) / kKeys), cut = shared.row_first[Sizes::kRows - 1];
-    const int last = (min(first_position + Sizes::kRows, p.key_length) - 1) / kKeys;
-    const int own_last = (min(first_position + warp_row + 16 * kRowTiles, p.key_length) - 1) / kKeys;
+    const int last = last_block(),
+              own_last = (min(first_position + warp_row + 16 * kRowTiles, p.key_length) - 1) / kKeys;
 
-    load_keys(last);
-    ptx::copies_commit();
-    load_values(last);
-    if (last > first) load_keys(last - 1);
-    ptx::copies_commit();
     clear(r);
-    ptx::copies_wait<1>();
+    ptx::copies_wait<Sizes::kStages - 1>();
     __syncthreads();
     if constexpr (Sizes::kQueriesInRegisters) load_lefts<kDim, kRowTiles>(r.query, query_address + offsets.left);
     if (own_last == last) multiply_scores(r, last);
-    // Waits for V of block n and K of the one before, and loads those of the next.
-    const auto advance = [&](int n) {
-      ptx::copies_wait<0>();
-      __syncthreads();
-      if (n > first) load_values(n - 1);
-      if (n > first + 1) load_keys(n - 2);
-      ptx::copies_commit();
-    };
     for (int n = last; n >= first;) {
 #pragma unroll 1
       for (; n == first || (n > first && is_special(n, follow)); --n) {
-        advance(n);
+        loads.template advance<true>(n, first);
         if (own_first <= n && n <= own_last) visit(r, n, n > own_first, follow);
         else if (n - 1 == own_last && n > first) multiply_scores(r, n - 1);
       }
       // Nothing of the special blocks is in the loop of most.
 #pragma unroll 1
       for (; n > first && n * kKeys >= cut; --n) {
-        advance(n);
+        loads.template advance<false>(n, first);
         visit_clean(r, n);
       }
     }

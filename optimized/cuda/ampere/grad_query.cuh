@@ -71,14 +71,11 @@ __device__ __forceinline__ void clear_scores(char* rows) {
     *reinterpret_cast<uint4*>(rows + i) = uint4{0, 0, 0, 0};
 }
 
-/// By each warp: dS of its keys and sixteen queries of a stage.
+/// By each warp: Σ_j dS_ij over its keys j, of sixteen queries i of a stage.
 template <typename Sizes, int kRowTiles>
-__device__ __forceinline__ void keep_grad_scores(FusedShared<Sizes>& shared, int buffer, int column,
-                                                 const float (&grad)[kRowTiles][2][4],
-                                                 const uint32_t (&rounded)[kRowTiles][4]) {
+__device__ __forceinline__ void keep_row_sums(FusedShared<Sizes>& shared, int buffer, int column,
+                                              const float (&grad)[kRowTiles][2][4]) {
   const int lane = threadIdx.x % 32, part = own_part<Sizes>();
-  store_scores<Sizes::kColumns, kRowTiles>(
-      shared.grad_scores[buffer] + tile_bytes<Sizes::kColumns>(part * 16 * kRowTiles), column, rounded);
   float sums[4] = {0, 0, 0, 0};
 #pragma unroll
   for (int i = 0; i < kRowTiles; ++i)
@@ -93,6 +90,17 @@ __device__ __forceinline__ void keep_grad_scores(FusedShared<Sizes>& shared, int
   if ((lane & 4) == 0) shared.row_sums[buffer][part][column + tile::row_of_sixteen(lane)] = sum;
 }
 
+/// By each warp: dS of its keys and sixteen queries of a stage, and the same sums.
+template <typename Sizes, int kRowTiles>
+__device__ __forceinline__ void keep_grad_scores(FusedShared<Sizes>& shared, int buffer, int column,
+                                                 const float (&grad)[kRowTiles][2][4],
+                                                 const uint32_t (&rounded)[kRowTiles][4]) {
+  const int lane = threadIdx.x % 32, part = own_part<Sizes>();
+  store_scores<Sizes::kColumns, kRowTiles>(
+      shared.grad_scores[buffer] + tile_bytes<Sizes::kColumns>(part * 16 * kRowTiles), column, rounded);
+  keep_row_sums(shared, buffer, column, grad);
+}
+
 /// The same where the warp's keys see none of the stage's queries.
 template <typename Sizes>
 __device__ __forceinline__ void keep_no_grad_scores(FusedShared<Sizes>& shared, int buffer) {
@@ -100,6 +108,16 @@ __device__ __forceinline__ void keep_no_grad_scores(FusedShared<Sizes>& shared, 
   clear_scores<Sizes::kColumns, Sizes::kRowTiles>(shared.grad_scores[buffer] +
                                                   tile_bytes<Sizes::kColumns>(part * 16 * Sizes::kRowTiles));
   for (int i = lane; i < Sizes::kColumns; i += 32) shared.row_sums[buffer][part][i] = 0;
+}
+
+/// By all warps, after a barrier: the keys' parts of a stage's row sums.
+template <typename Sizes>
+__device__ __forceinline__ void add_row_sums(FusedShared<Sizes>& shared, int buffer, float* row_sums) {
+  if (threadIdx.x >= Sizes::kColumns) return;
+  float sum = 0;
+#pragma unroll
+  for (int i = 0; i < shared.kParts; ++i) sum += shared.row_sums[buffer][i][threadIdx.x];
+  atomicAdd(row_sums + threadIdx.x, sum);
 }
 
 /// By all warps, after a barrier: what a stage adds to dQ and the row sums.
@@ -147,12 +165,7 @@ __device__ __forceinline__ void add_grad_query(FusedShared<Sizes>& shared, const
                           128 * (2 * (kGroups * warp + g) + c),
                       sums[g][i][c]);
   }
-  if (threadIdx.x < kColumns) {
-    float sum = 0;
-#pragma unroll
-    for (int i = 0; i < shared.kParts; ++i) sum += shared.row_sums[buffer][i][threadIdx.x];
-    atomicAdd(p.workspace.row_sums + padded_row + query + threadIdx.x, sum);
-  }
+  add_row_sums(shared, buffer, p.workspace.row_sums + padded_row + query);
 }
 
 }  // namespace lethe::ampere

@@ -12,6 +12,7 @@
 // CTA that finishes the last part of a group of heads continues with their boundaries.
 
 #include <cfloat>
+#include <climits>
 
 #include "optimized/cuda/arithmetic.cuh"
 #include "optimized/cuda/gate/cuts.cuh"
@@ -170,33 +171,47 @@ __device__ inline void sort_heads(int32_t* order, const int32_t* blocks, int cou
   }
 }
 
-// The order of a head's tiles of queries, and the section, which all heads take from this row. With more than kLargest tiles the last is first.
+// The order of a head's tiles of queries, and the section, which all heads take from this row. With cuts: a sequence's tiles together, which share its
+// keys in the L2 cache, the longest sequence first, its last tile first. With more than kLargest tiles the last is first.
 __device__ inline void order_tiles(const BoundArguments& a, int row) {
-  constexpr int kLargest = 2048;
-  __shared__ int blocks[kLargest], most;
+  constexpr int kLargest = 2048;  // a power of two
+  __shared__ int first_block[kLargest], most;
+  __shared__ alignas(16) uint32_t work[kLargest];  // of a tile's sequence, then the tile: no two are equal
   const int tile_rows = a.sections.tile_rows, tiles = (a.key_length - a.offset + tile_rows - 1) / tile_rows;
   const int32_t* first_key = a.boundary.first_key_block + static_cast<int64_t>(row) * a.query_blocks;
-  const bool by_blocks = kGate && tiles <= kLargest &&
-                         a.prefix.block_cut_before[static_cast<int64_t>(row) * (a.key_blocks + 1) + a.key_blocks] > 0;
+  const bool by_work = kGate && tiles <= kLargest &&
+                       a.prefix.block_cut_before[static_cast<int64_t>(row) * (a.key_blocks + 1) + a.key_blocks] > 0;
+  const auto blocks_of = [&](int t) {
+    return (min((t + 1) * tile_rows + a.offset, a.key_length) - 1) / kGateBlock - first_block[t] + 1;
+  };
   if (threadIdx.x == 0) most = 1;
+  for (int t = threadIdx.x; by_work && t < tiles; t += kScanThreads)
+    first_block[t] = first_key[t * tile_rows / kGateBlock];
   __syncthreads();
-  for (int t = threadIdx.x; by_blocks && t < tiles; t += kScanThreads) {
-    const int query = t * tile_rows, last = min(query + tile_rows + a.offset, a.key_length) - 1;
-    blocks[t] = last / kGateBlock - first_key[query / kGateBlock] + 1;
-    atomicMax(&most, blocks[t]);
+  for (int t = threadIdx.x; by_work && t < (tiles + 3) / 4 * 4; t += kScanThreads) {
+    work[t] = 0;
+    if (t >= tiles) break;
+    const int last = t + first_where(tiles - t, [&](int i) { return first_block[t + i] > first_block[t]; }) - 1,
+              blocks = blocks_of(last);
+    work[t] = static_cast<uint32_t>(min(blocks, INT_MAX / kLargest)) * kLargest + t;
+    atomicMax(&most, blocks);
   }
   __syncthreads();
   for (int t = threadIdx.x; t < tiles; t += kScanThreads) {
     int place = tiles - 1 - t;
-    if (by_blocks) {
+    if (by_work) {
       place = 0;
-      for (int other = 0; other < tiles; ++other)
-        place += blocks[other] > blocks[t] || (blocks[other] == blocks[t] && other > t);
+      const uint32_t own = work[t];
+#pragma unroll 4
+      for (int other = 0; other < tiles; other += 4) {
+        const uint4 four = *reinterpret_cast<const uint4*>(work + other);
+        place += (four.x > own) + (four.y > own) + (four.z > own) + (four.w > own);
+      }
     }
     a.order.tile_order[place] = t;
   }
-  // The tiles of one head of short sequences end unevenly; those of some, which the L2 cache then holds, less so.
-  const bool short_sequences = by_blocks && 4 * most <= a.key_blocks;
+  // The tiles of one head of short sequences end unevenly; those of some less so.
+  const bool short_sequences = by_work && 4 * most <= a.key_blocks;
   if (threadIdx.x == 0)
     *a.order.query_section = max(a.sections.queries, short_sequences ? min(a.rows, a.sections.short_queries) : 1);
 }

@@ -49,9 +49,9 @@ struct WorkOrder {
   int32_t* head_blocks;     ///< [B, Hq]  blocks of 128 queries × 128 keys to visit
   int32_t* head_order;      ///< [B·Hq]  (batch, query head) pairs, those with most blocks first
   int32_t* key_head_order;  ///< [B·H]  (batch, key head) pairs, by the blocks of their groups
-  /// [at most ⌈Tq / 32⌉]  tiles of a head's queries: the last first, or where there are cuts those with most blocks
+  /// [at most ⌈Tq / 32⌉]  tiles of a head's queries: the last first, or where there are cuts the longest sequence's
   int32_t* tile_order;
-  /// [1]  Sections::queries; two in place of one where cuts leave sequences of at most a quarter of the keys
+  /// [1]  Sections::queries; at least four, Sections::short_queries, where cuts leave sequences of at most a quarter of the keys
   int32_t* query_section;
   float* largest_square;  ///< [2, B, Hq]  max ‖q‖², max ‖k‖² where the logits' bound is computed from them
   int32_t* parts_done;    ///< [B·Hq]  of each (batch, key head): CTAs that have done their part of its heads' bounds

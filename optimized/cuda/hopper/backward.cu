@@ -51,7 +51,10 @@ void launch(const BackwardArguments& arguments, const BackwardWorkspace& workspa
       .logit_scale = logit_scale,
       .inverse_scale = 1 / divisor_scale(arguments.scale),
       .deterministic = arguments.deterministic,
-      .key_blocks = key_blocks};
+      .key_blocks = key_blocks,
+      .short_tiles = arguments.deterministic || plan.prefix.window >= kLargestWindow
+                         ? 0
+                         : std::min(key_tiles, (plan.prefix.window + Shared::kKeys - 1) / Shared::kKeys)};
 
   const auto start = [&]<bool kFloatSums> {
     if constexpr (kHasEdges<kDim, kFloatSums>)

@@ -7,6 +7,7 @@
 #include "optimized/cuda/hopper/backward_output.cuh"
 #include "optimized/cuda/hopper/backward_scores.cuh"
 #include "optimized/cuda/hopper/ptx/wgmma_with_sums.cuh"
+#include "optimized/cuda/ptx/keep_order.cuh"
 #include "optimized/cuda/tile/row_sums.cuh"
 
 namespace lethe::hopper::backward_pass {

@@ -46,9 +46,10 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::load(const StepOperand<k
 
 /// The tile of an index; none after the last.
 template <typename Element, int kDim, bool kFloatSums>
+template <bool kEdges>
 __device__ BackwardTile BackwardCta<Element, kDim, kFloatSums>::tile_of(int index) const {
   if (index >= p.key_tiles * p.rows) return {.key_tile = -1};
-  BackwardTile tile = backward_tile_at(p, index);
+  BackwardTile tile = kEdges ? window_tile_at(p, index) : backward_tile_at(p, index);
   BackwardWalk at = walk(tile);
   if (at.next_head()) tile.first_in_group = at.head;
   return tile;
@@ -57,29 +58,14 @@ __device__ BackwardTile BackwardCta<Element, kDim, kFloatSums>::tile_of(int inde
 /// Publishes the CTA's next tile, the first that no CTA has taken; returns false after the last. A CTA takes even its first tile here: no other
 /// CTA waits for one that has not begun.
 template <typename Element, int kDim, bool kFloatSums>
+template <bool kEdges>
 __device__ bool BackwardCta<Element, kDim, kFloatSums>::publish_tile() {
   const int slot = tiles % kTileSlots;
-  const BackwardTile tile = tile_of(atomicAdd(p.plan.scratch.next_tile, 1));
+  const BackwardTile tile = tile_of<kEdges>(atomicAdd(p.plan.scratch.next_tile, 1));
   ptx::mbarrier_wait_patiently(&shared.tile_empty[slot], tiles / kTileSlots % 2 ^ 1);
   shared.tile[slot] = tile;
   ptx::mbarrier_arrive(&shared.tile_full[slot]);
   return tile.key_tile >= 0;
-}
-
-/// What no tile before has read, into the L2 cache: the tile's keys and values, which are loaded only when those of the tile before are no longer
-/// read, and the last queries and dO of a window: tiles ascend.
-template <typename Element, int kDim, bool kFloatSums>
-__device__ void BackwardCta<Element, kDim, kFloatSums>::prefetch_tile() const {
-  const BackwardTile tile = this->tile();
-  for (int panel = 0; panel < kPanels; ++panel) {
-    ptx::prefetch_tile(&p.key, 64 * panel, tile.head, tile.key_tile * kKeys, tile.batch);
-    ptx::prefetch_tile(&p.value, 64 * panel, tile.head, tile.key_tile * kKeys, tile.batch);
-  }
-  for (BackwardWalk at = walk(tile); at.next_head();)
-    for (int query_tile = max(at.tile, at.end - kBlock / kQueries); query_tile < at.end; ++query_tile)
-      for (int panel = 0; panel < kPanels; ++panel)
-        for (const CUtensorMap* map : {&p.query, &p.grad_output})
-          ptx::prefetch_tile(map, 64 * panel, tile.head * p.group + at.head, query_tile * kQueries, tile.batch);
 }
 
 /// The next tile is taken, which is some trips to global memory, as soon as all loads of this one's queries are issued.
@@ -87,16 +73,15 @@ template <typename Element, int kDim, bool kFloatSums>
 template <bool kEdges>
 __device__ void BackwardCta<Element, kDim, kFloatSums>::load_queries() {
   ptx::RingPosition ring;
-  bool any = !kManyTiles || publish_tile();
+  bool any = !kManyTiles || publish_tile<kEdges>();
 #pragma unroll 1
   while (any) {
-    if constexpr (kEdges) prefetch_tile();
     load<Shared::kQueryPanels, kStages>(
         {p.query, p.key, shared.query, shared.key, shared.row_bias, p.workspace.row_bias, exact_end(),
          shared.query_full, shared.query_empty, shared.keys_free},
         ring);
     ++tiles;
-    any = kManyTiles && publish_tile();
+    any = kManyTiles && publish_tile<kEdges>();
   }
 }
 

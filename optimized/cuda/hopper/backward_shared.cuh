@@ -24,7 +24,8 @@ struct BackwardParameters {
   float scale, logit_scale;        // scale, a
   double inverse_scale;            // 1 / scale
   bool deterministic;
-  int key_blocks;  // N; a block may have several key tiles
+  int key_blocks;   // N; a block may have several key tiles
+  int short_tiles;  // key tiles of a head whose queries end before a window does; 0 in the fixed order
 };
 
 inline constexpr int kBackwardThreads = 384;
@@ -155,6 +156,19 @@ __device__ inline BackwardTile backward_tile_at(const BackwardParameters& p, int
   return {p.deterministic ? p.key_tiles - 1 - tile : tile, row % p.heads, row / p.heads};
 }
 
+/// The same for windows: the last key tiles of all heads, which fewer queries see, come after all others and let the kernel end evenly.
+__device__ inline BackwardTile window_tile_at(const BackwardParameters& p, int index) {
+  const int in_sections = p.key_tiles - p.short_tiles, rest = index - p.rows * in_sections;
+  int tile = in_sections + rest / p.rows, place = rest % p.rows;
+  if (rest < 0) {
+    const int per_section = p.section * in_sections, section = index / per_section, within = index % per_section;
+    const int width = min(p.section, p.rows - section * p.section);
+    tile = within / width, place = section * p.section + within % width;
+  }
+  const int row = p.plan.order.key_head_order[place];
+  return {p.deterministic ? p.key_tiles - 1 - tile : tile, row % p.heads, row / p.heads};
+}
+
 /// In units of a descriptor, 16 bytes: a step of 16 rows in an operand of one panel whose further columns are always the same 16
 /// rows of ones. The start moves on by 2048 bytes, and the distance from it to the ones shrinks by as much.
 inline constexpr uint64_t kOnesStep = 128 - (uint64_t{128} << 16);
@@ -257,9 +271,10 @@ struct BackwardCta {
   };
   template <int kStagePanels, int kRing>
   __device__ void load(const StepOperand<kStagePanels, kRing>& operand, ptx::RingPosition& ring);
+  template <bool kEdges>
   __device__ BackwardTile tile_of(int index) const;
+  template <bool kEdges>
   __device__ bool publish_tile();
-  __device__ void prefetch_tile() const;
   template <bool kEdges>
   __device__ void describe_steps();  // one thread of the producer warpgroup
   template <bool kEdges>

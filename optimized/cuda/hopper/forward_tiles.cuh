@@ -87,14 +87,6 @@ __device__ inline int32_t& repeated_groups(const ForwardParameters& a, int index
   return a.scratch.repeats[1 + a.tiles + index];
 }
 
-// Of a window's blocks the first is one that no tile before has read: tiles descend.
-template <int kDim>
-__device__ inline void prefetch_first_block(const ForwardParameters& a, const Tile<Sizes<kDim>::kRows>& tile) {
-  const int head = tile.head / (a.query_heads / a.heads), token = tile.first * Sizes<kDim>::kKeys;
-  for (const CUtensorMap* map : {&a.key, &a.value})
-    for (int panel = 0; panel < kDim / 64; ++panel) ptx::prefetch_tile(map, panel * 64, head, token, tile.batch);
-}
-
 // Publishes tiles, by one thread; those with strong gates go to the second launch. Reading a tile's numbers takes several dependent trips to
 // global memory, so the next is taken before all blocks of this one are loaded, but only some blocks before: CTAs that take their final tiles
 // early end at very different times.
@@ -127,7 +119,6 @@ __device__ inline void schedule(const ForwardParameters& a, Shared<kDim>& shared
     if (turn >= tiles) tile.row = -1;
     ptx::mbarrier_arrive(&shared.tile_known[slot.index]);
     if (turn >= tiles) return;
-    if constexpr (kEdges && !kRepeat) prefetch_first_block<kDim>(a, tile);
     ptx::mbarrier_wait_patiently(&shared.tile_wanted, wanted);
     wanted ^= 1;
     take_next();

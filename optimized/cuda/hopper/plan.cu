@@ -61,7 +61,7 @@ Plan plan_in(Workspace& workspace, const Shape& shape, int32_t* first_key_block,
 void launch_plan(const GateInputs& inputs, const Plan& plan) {
   const Sections sections = {hopper::section_of_query_tiles(inputs.shape, plan.prefix.window),
                              hopper::section_of_key_tiles(inputs.shape, plan.prefix.window),
-                             int(forward_tile_rows(hopper::instance_dim(inputs.shape))), 2};
+                             int(forward_tile_rows(hopper::instance_dim(inputs.shape))), 4};
   launch_gate(inputs, plan.prefix, plan.boundary, plan.order, sections,
               HopperOperands{plan.scratch, 1 / divisor_scale(inputs.scale), !inputs.boundary_given});
 }

@@ -10,10 +10,10 @@
 
 namespace lethe::matrix_state {
 
-/// Threads of a pass over the chunks: four warps for each 64 columns of the state, and four that prepare the next chunk for them.
-__host__ __device__ constexpr int delta_threads(int groups) { return (groups + 1) * kComputing; }
-/// Groups of 64 columns in a CTA: all of a state of more than 64 rows, so that its chunks are prepared once, where shared memory suffices.
-constexpr int delta_groups(bool hopper, int rows, int columns) { return hopper && rows > 64 && columns > 64 ? 2 : 1; }
+/// Below compute capability 9.0: threads of a pass over the chunks, four warps for 64 columns of the state and four that prepare the next chunk for them;
+/// and stages of tiles in shared memory.
+constexpr int kDeltaThreads = 2 * kComputing, kDeltaStages = 2;
+/// CTAs for a head's columns, of groups of 64.
 __host__ __device__ constexpr int delta_ctas(int columns, int groups) {
   return (columns + 64 * groups - 1) / (64 * groups);
 }
@@ -21,9 +21,6 @@ __host__ __device__ constexpr int delta_ctas(int columns, int groups) {
 constexpr int kLowerBlocks = kWarps * (kWarps + 1) / 2;
 
 __host__ __device__ constexpr int lower_block(int row, int column) { return row * (row + 1) / 2 + column; }
-
-/// Stages of tiles in shared memory: fewer where a CTA has less of it.
-__host__ __device__ constexpr int delta_stages(bool hopper) { return hopper ? 3 : 2; }
 
 /// Arrays between the passes of a backward, of each head and chunk; those of a state's columns, of each tile of 64 columns first. Tiles are images of
 /// shared memory, 64 rows of 128 bytes in the order of tile_piece.
@@ -36,7 +33,6 @@ struct DeltaArrays {
 };
 
 struct DeltaArguments {
-  CUtensorMap maps[3];  ///< of query, key and other, for compute capability 9.0
   Operand query, key,
       other;         ///< [B, T, H, rows], the same, [B, T, H, columns]: the value, in reverse its result's gradient
   Gates gate, beta;  ///< no gate: null

@@ -11,14 +11,6 @@
 namespace lethe::matrix_state {
 namespace {
 
-template <typename Element, int kRows, int kGroups>
-void launch_reversed(const DeltaArguments& p, bool hopper, cudaStream_t stream) {
-  launch_delta<kGroups>(delta_reversed<Element, kRows, kGroups>,
-                        hopper ? DeltaReverseMemory<kRows, kGroups, delta_stages(true)>::kBytes
-                               : DeltaReverseMemory<kRows, kGroups, delta_stages(false)>::kBytes,
-                        p, stream);
-}
-
 template <typename Element, int kTiles>
 void launch_gradients(const DeltaGradients& p, cudaStream_t stream) {
   const auto kernel = delta_gradients<Element, kTiles>;
@@ -31,13 +23,14 @@ void launch_gradients(const DeltaGradients& p, cudaStream_t stream) {
 }
 
 template <typename Element>
-void launch_both(const DeltaArguments& reversed, const DeltaGradients& gradients, bool hopper, cudaStream_t stream) {
-  if (reversed.rows <= 64) launch_reversed<Element, 64, 1>(reversed, hopper, stream);
-  else if (delta_groups(hopper, reversed.rows, reversed.columns) == 1)
-    launch_reversed<Element, 128, 1>(reversed, hopper, stream);
-  else launch_reversed<Element, 128, 2>(reversed, hopper, stream);
-  reversed.columns <= 64 ? launch_gradients<Element, 1>(gradients, stream)
-                         : launch_gradients<Element, 2>(gradients, stream);
+void launch_reversed(const DeltaArguments& p, cudaStream_t stream) {
+  p.rows <= 64 ? launch_delta(delta_reversed<Element, 64>, DeltaReverseMemory<64>::kBytes, p, stream)
+               : launch_delta(delta_reversed<Element, 128>, DeltaReverseMemory<128>::kBytes, p, stream);
+}
+
+template <typename Element>
+void launch_gradients(const DeltaGradients& p, int columns, cudaStream_t stream) {
+  columns <= 64 ? launch_gradients<Element, 1>(p, stream) : launch_gradients<Element, 2>(p, stream);
 }
 
 DeltaArrays arrays_of(Workspace& memory, const Shape& shape) {
@@ -67,29 +60,32 @@ size_t delta_workspace_bytes(const Shape& shape, const MatrixStateForm& form) {
 
 void delta_backward(const MatrixStateBackward& a) {
   Workspace memory(a.workspace);
-  const bool hopper = runs_hopper_code();
   const DeltaArrays arrays = arrays_of(memory, a.shape);
 
-  if (hopper) {
-    delta_states_by_warpgroups(a, arrays, memory.rest(), a.stream);
-  } else {
-    DeltaArguments states = delta_arguments(a, a.value, false);
-    states.initial = a.initial_state;
-    states.arrays = arrays;
-    launch_delta_states(states, a.dtype, a.stream);
+  if (runs_hopper_code()) {
+    void* const rest = memory.rest();
+    delta_states_by_warpgroups(a, arrays, rest, a.stream);
+    delta_reverse_by_warpgroups(a, arrays, rest);
+    return delta_gradients_by_warpgroups(a, arrays, rest);
   }
+  DeltaArguments states = delta_arguments(a, a.value);
+  states.initial = a.initial_state;
+  states.arrays = arrays;
+  launch_delta_states(states, a.dtype, a.stream);
 
-  DeltaArguments reversed = delta_arguments(a, a.grad_values, hopper);
+  DeltaArguments reversed = delta_arguments(a, a.grad_values);
   reversed.initial = a.grad_last_state;
   reversed.last = a.grad_initial_state;
   reversed.out = a.grad_value;
   reversed.arrays = arrays;
+  const bool brain = a.dtype == Dtype::kBFloat16;
+  brain ? launch_reversed<__nv_bfloat16>(reversed, a.stream) : launch_reversed<__half>(reversed, a.stream);
   const DeltaGradients gradients{a.query,        a.key,           a.grad_values,    reversed.gate,
                                  a.beta,         reversed.scale,  reversed.length,  reversed.batch,
                                  reversed.heads, reversed.rows,   reversed.columns, a.grad_query,
                                  a.grad_key,     a.grad_key_gate, a.grad_beta,      arrays};
-  a.dtype == Dtype::kBFloat16 ? launch_both<__nv_bfloat16>(reversed, gradients, hopper, a.stream)
-                              : launch_both<__half>(reversed, gradients, hopper, a.stream);
+  brain ? launch_gradients<__nv_bfloat16>(gradients, reversed.columns, a.stream)
+        : launch_gradients<__half>(gradients, reversed.columns, a.stream);
 }
 
 }  // namespace lethe::matrix_state

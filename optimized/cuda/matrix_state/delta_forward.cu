@@ -1,7 +1,6 @@
 // delta_state without a gate or with one a token, by chunks of 64 tokens: the forward, and the one that a backward runs first.
 #include "optimized/cuda/matrix_state/delta_forward.cuh"
 
-#include "optimized/cuda/hopper/tensor_map.hpp"
 #include "optimized/cuda/matrix_state/delta_launch.hpp"
 #include "optimized/cuda/matrix_state/hopper/delta.hpp"
 
@@ -10,8 +9,8 @@ namespace {
 
 template <typename Element, bool kKeeps>
 void launch_rows(const DeltaArguments& p, cudaStream_t stream) {
-  p.rows <= 64 ? launch_delta<1>(delta_chunks<Element, 64, kKeeps>, DeltaForwardMemory<64>::kBytes, p, stream)
-               : launch_delta<1>(delta_chunks<Element, 128, kKeeps>, DeltaForwardMemory<128>::kBytes, p, stream);
+  p.rows <= 64 ? launch_delta(delta_chunks<Element, 64, kKeeps>, DeltaForwardMemory<64>::kBytes, p, stream)
+               : launch_delta(delta_chunks<Element, 128, kKeeps>, DeltaForwardMemory<128>::kBytes, p, stream);
 }
 
 template <bool kKeeps>
@@ -27,7 +26,7 @@ bool runs_hopper_code() {
   return compute_capability(device) / 10 == 9;
 }
 
-DeltaArguments delta_arguments(const MatrixStateInput& in, const Operand& other, bool hopper) {
+DeltaArguments delta_arguments(const MatrixStateInput& in, const Operand& other) {
   DeltaArguments p{};
   p.query = in.query;
   p.key = in.key;
@@ -41,14 +40,6 @@ DeltaArguments delta_arguments(const MatrixStateInput& in, const Operand& other,
   p.heads = static_cast<int>(in.shape.heads);
   p.rows = static_cast<int>(in.shape.key_dim);
   p.columns = static_cast<int>(in.shape.value_dim);
-  if (hopper) {
-    const auto map = [&](const Operand& operand, int64_t dim) {
-      return tensor_map(operand, in.dtype, p.batch, p.length, p.heads, dim, kChunk);
-    };
-    p.maps[0] = map(p.query, p.rows);
-    p.maps[1] = map(p.key, p.rows);
-    p.maps[2] = map(p.other, p.columns);
-  }
   return p;
 }
 
@@ -63,7 +54,7 @@ size_t delta_forward_workspace_bytes(const Shape& shape, const MatrixStateForm&)
 
 void delta_forward(const MatrixStateForward& a) {
   if (runs_hopper_code()) return delta_forward_by_warpgroups(a);
-  DeltaArguments p = delta_arguments(a, a.value, false);
+  DeltaArguments p = delta_arguments(a, a.value);
   p.initial = a.initial_state;
   p.last = a.last_state;
   p.out = a.values;

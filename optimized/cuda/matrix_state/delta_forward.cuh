@@ -37,14 +37,15 @@ struct DeltaForwardShared {
 template <int kRows>
 struct DeltaForwardMemory {
   static constexpr int kTile = kRows / 64 * kPanel, kKey = kTile, kValue = 2 * kTile, kStage = 2 * kTile + kPanel;
-  static constexpr int kStages = delta_stages(false), kPairs = kStages * kStage, kInverse = kPairs + 2 * kFragments,
+  static constexpr int kStages = kDeltaStages, kPairs = kStages * kStage, kInverse = kPairs + 2 * kFragments,
                        kState = kInverse + 2 * kFragments, kSolution = kState + kTile, kOthers = kSolution + kPanel;
   static constexpr int kBytes = kOthers + sizeof(DeltaForwardShared);
 };
 
 template <typename Element, int kRows, bool kKeeps>
-__global__ void __launch_bounds__(delta_threads(1), kRows == 64 ? 2 : 1)
+__global__ void __launch_bounds__(kDeltaThreads, kRows == 64 ? 2 : 1)
     delta_chunks(const __grid_constant__ DeltaArguments p) {
+#if __CUDA_ARCH__ < 900  // where the kernels of wgmma run instead
   using Memory = DeltaForwardMemory<kRows>;
   constexpr int kPanels = kRows / 64, kStages = Memory::kStages;
   extern __shared__ __align__(1024) char memory[];
@@ -269,6 +270,7 @@ __global__ void __launch_bounds__(delta_threads(1), kRows == 64 ? 2 : 1)
     }
   }
   if (p.last && !prepares) state.store(p.last, p.rows, columns, place_of, block, lane);
+#endif
 }
 
 }  // namespace lethe::matrix_state

@@ -93,6 +93,7 @@ __device__ __forceinline__ void add_row_products(float (&to)[2], const Sums& sum
 template <typename Element, int kTiles>
 __global__ void __launch_bounds__(kComputing, kTiles == 1 ? 3 : 2)
     delta_gradients(const __grid_constant__ DeltaGradients p) {
+#if __CUDA_ARCH__ < 900  // where the kernel of wgmma runs instead
   using Memory = DeltaGradientsMemory<kTiles>;
   extern __shared__ __align__(1024) char memory[];
   const uint32_t base = ptx::shared_address(memory);
@@ -387,6 +388,7 @@ __global__ void __launch_bounds__(kComputing, kTiles == 1 ? 3 : 2)
 #pragma unroll 8
   for (int i = 0; i < kChunk; ++i) sum += i >= l ? shared.rows[i] : shared.columns[i];
   p.grad_gate[(b * p.length + first + l) * p.heads + h] = sum;
+#endif
 }
 
 }  // namespace lethe::matrix_state

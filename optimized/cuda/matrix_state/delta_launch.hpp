@@ -13,18 +13,18 @@ namespace lethe::matrix_state {
 bool runs_hopper_code();
 
 /// The arguments of a pass that reads `other` beside query and key.
-DeltaArguments delta_arguments(const MatrixStateInput& in, const Operand& other, bool hopper);
+DeltaArguments delta_arguments(const MatrixStateInput& in, const Operand& other);
 
 /// The forward that keeps for a backward what it needs.
 void launch_delta_states(const DeltaArguments& arguments, Dtype dtype, cudaStream_t stream);
 
-/// Launches a pass: a CTA a head and kGroups times 64 columns.
-template <int kGroups, typename Kernel>
+/// Launches a pass: a CTA a head and 64 columns.
+template <typename Kernel>
 void launch_delta(Kernel kernel, int bytes, const DeltaArguments& p, cudaStream_t stream) {
   cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
              "delta rule: shared memory");
-  const int ctas = p.batch * p.heads * delta_ctas(p.columns, kGroups);
-  kernel<<<static_cast<unsigned>(ctas), delta_threads(kGroups), bytes, stream>>>(p);
+  const int ctas = p.batch * p.heads * delta_ctas(p.columns, 1);
+  kernel<<<static_cast<unsigned>(ctas), kDeltaThreads, bytes, stream>>>(p);
   cuda_check(cudaGetLastError(), "delta rule: launch");
 }
 

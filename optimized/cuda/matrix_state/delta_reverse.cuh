@@ -21,45 +21,37 @@ struct alignas(16) DeltaReverseRows {
   float total;               ///< γ_C
 };
 
-template <int kGroups>
 struct DeltaReverseShared {
   DeltaReverseRows rows[2];
   alignas(16) ChunkGates gates;
   alignas(16) float pair_factor[kChunk];  ///< of Pᵀ's columns
-  float factor[kGroups][kChunk];          ///< units of dN's rows times strengths, of each 64 columns
-  float gradient_unit[kGroups][kChunk];   ///< units of dV's rows, the same
+  float factor[kChunk];                   ///< units of dN's rows times strengths
+  float gradient_unit[kChunk];            ///< units of dV's rows
   float ones[kChunk];
-  float largest[kGroups][kWarps];
-  uint64_t full[3];
+  float largest[kWarps];
 };
 
-template <int kRows, int kGroups, int kStages>
+template <int kRows>
 struct DeltaReverseMemory {
-  static constexpr int kTile = kRows / 64 * kPanel, kKey = kTile, kOther = 2 * kTile,
-                       kStage = 2 * kTile + kGroups * kPanel;
-  static constexpr int kPairs = kStages * kStage, kState = kPairs + 2 * kFragments, kWritten = kState + kGroups * kTile,
-                       kGradient = kWritten + kGroups * kPanel, kOthers = kGradient + kGroups * kPanel;
-  static constexpr int kBytes = kOthers + sizeof(DeltaReverseShared<kGroups>);
+  static constexpr int kTile = kRows / 64 * kPanel, kKey = kTile, kOther = 2 * kTile, kStage = 2 * kTile + kPanel;
+  static constexpr int kPairs = kDeltaStages * kStage, kState = kPairs + 2 * kFragments, kWritten = kState + kTile,
+                       kGradient = kWritten + kPanel, kOthers = kGradient + kPanel;
+  static constexpr int kBytes = kOthers + sizeof(DeltaReverseShared);
 };
 
-template <typename Element, int kRows, int kGroups>
-__global__ void __launch_bounds__(delta_threads(kGroups), kRows == 64 ? 2 : 1)
+template <typename Element, int kRows>
+__global__ void __launch_bounds__(kDeltaThreads, kRows == 64 ? 2 : 1)
     delta_reversed(const __grid_constant__ DeltaArguments p) {
-#if __CUDA_ARCH__ >= 900
-  constexpr int kStages = delta_stages(true);
-#else
-  constexpr int kStages = delta_stages(false);
-#endif
-  using Memory = DeltaReverseMemory<kRows, kGroups, kStages>;
-  constexpr int kPanels = kRows / 64;
+#if __CUDA_ARCH__ < 900  // where the kernels of wgmma run instead
+  using Memory = DeltaReverseMemory<kRows>;
+  constexpr int kPanels = kRows / 64, kStages = kDeltaStages;
   extern __shared__ __align__(1024) char memory[];
   const uint32_t base = ptx::shared_address(memory);
-  auto& shared = *reinterpret_cast<DeltaReverseShared<kGroups>*>(memory + Memory::kOthers);
+  auto& shared = *reinterpret_cast<DeltaReverseShared*>(memory + Memory::kOthers);
 
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, block = warp % kWarps, g = lane / 4, t = lane % 4;
-  const bool prepares = warp >= kGroups * kWarps;
-  const int group = kGroups == 1 || prepares ? 0 : warp / kWarps;
-  const int ctas = delta_ctas(p.columns, kGroups), tile = blockIdx.x % ctas * kGroups + group, column = 64 * tile,
+  const bool prepares = warp >= kWarps;
+  const int ctas = delta_ctas(p.columns, 1), tile = blockIdx.x % ctas, column = 64 * tile,
             columns = min(64, p.columns - column);
   const int64_t head = blockIdx.x / ctas, b = head / p.heads, h = head % p.heads;
   const int chunks = static_cast<int>((p.length + kChunk - 1) / kChunk);
@@ -72,40 +64,15 @@ __global__ void __launch_bounds__(delta_threads(kGroups), kRows == 64 ? 2 : 1)
   const auto place_of = [&](int row, int c) { return (head * p.rows + row) * p.columns + column + c; };
   const int j0 = 16 * block + g;
 
-#if __CUDA_ARCH__ >= 900
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < kStages; ++i) ptx::mbarrier_init(&shared.full[i], 1);
-    ptx::mbarrier_init_fence();
-  }
-  __syncthreads();
-#endif
   const auto copy = [&](int n) {
     const int64_t first = static_cast<int64_t>(chunk_of(n)) * kChunk;
-#if __CUDA_ARCH__ >= 900
-    if (n >= chunks || block > 0 || lane > 0) return;
-    char* const to = memory + n % kStages * Memory::kStage;
-    uint64_t* const full = &shared.full[n % kStages];
-    ptx::mbarrier_arrive_expect(full, Memory::kStage);
-    const auto bring = [&](int offset, const CUtensorMap& map, int from) {
-      ptx::load_tile(to + offset, &map, full, from, static_cast<int>(h), static_cast<int>(first), static_cast<int>(b));
-    };
-#pragma unroll
-    for (int panel = 0; panel < kPanels; ++panel) {
-      bring(panel * kPanel, p.maps[0], 64 * panel);
-      bring(Memory::kKey + panel * kPanel, p.maps[1], 64 * panel);
-    }
-#pragma unroll
-    for (int panel = 0; panel < kGroups; ++panel)
-      bring(Memory::kOther + panel * kPanel, p.maps[2], column + 64 * panel);
-#else
     if (n < chunks) {
       const uint32_t to = stage_of(n);
       copy_rows<kPanels>(to, p.query, b, h, 0, p.rows, first, p.length, block, lane);
       copy_rows<kPanels>(to + Memory::kKey, p.key, b, h, 0, p.rows, first, p.length, block, lane);
-      copy_rows<kGroups>(to + Memory::kOther, p.other, b, h, column, p.columns, first, p.length, block, lane);
+      copy_rows<1>(to + Memory::kOther, p.other, b, h, column, p.columns, first, p.length, block, lane);
     }
     ptx::copies_commit();
-#endif
   };
 
   const bool gated = p.gate.log_forget != nullptr;
@@ -118,17 +85,13 @@ __global__ void __launch_bounds__(delta_threads(kGroups), kRows == 64 ? 2 : 1)
     DeltaReverseRows& rows = shared.rows[n & 1];
     const uint32_t query = stage_of(n), key = query + Memory::kKey;
     if (block == 0) *reinterpret_cast<float2*>(&rows.beta[2 * lane]) = raw.beta;
-#if __CUDA_ARCH__ >= 900
-    ptx::mbarrier_wait(&shared.full[n % kStages], n / kStages & 1);
-#else
     ptx::copies_wait<kStages - 2>();
     __syncwarp();
-#endif
     normalize_rows<Element, kPanels>(query, rows.pair_unit, block, lane);
     normalize_rows<Element, kPanels>(key, rows.key_unit, block, lane);
-    normalize_rows<Element, kGroups>(query + Memory::kOther, rows.read_query, block, lane);
+    normalize_rows<Element, 1>(query + Memory::kOther, rows.read_query, block, lane);
     ptx::named_barrier_sync(kPrepareBarrier, kComputing);
-    const int token = threadIdx.x - kGroups * kComputing;
+    const int token = threadIdx.x - kComputing;
     if (token < kChunk) shared.pair_factor[token] = p.scale * (rows.pair_unit[token] * rows.read_query[token]);
     if (block == 0) {
       if (gated || n == 0) prepare_gates(shared.gates, raw.gates, 1.0f, 1.0f, false, lane);
@@ -172,7 +135,7 @@ __global__ void __launch_bounds__(delta_threads(kGroups), kRows == 64 ? 2 : 1)
   if (!prepares) {
     state.load(p.initial, p.rows, columns, place_of, block, lane);
     const float largest = state.largest();
-    if (lane == 0) shared.largest[group][block] = largest;
+    if (lane == 0) shared.largest[block] = largest;
     if (threadIdx.x < kChunk) shared.ones[threadIdx.x] = 1.0f;
   }
   const int64_t token_bytes = static_cast<int64_t>(p.heads) * p.columns * 2;
@@ -180,27 +143,26 @@ __global__ void __launch_bounds__(delta_threads(kGroups), kRows == 64 ? 2 : 1)
 
   const auto compute = [&](int n) {
     const DeltaReverseRows& rows = shared.rows[n & 1];
-    const uint32_t query = stage_of(n), key = query + Memory::kKey, gradient = query + Memory::kOther + group * kPanel,
-                   rounded = base + Memory::kState + group * Memory::kTile,
-                   written = base + Memory::kWritten + group * kPanel,
-                   value_gradient = base + Memory::kGradient + group * kPanel;
-    float(&factors)[kChunk] = shared.factor[group];
-    float(&gradient_units)[kChunk] = shared.gradient_unit[group];
+    const uint32_t query = stage_of(n), key = query + Memory::kKey, gradient = query + Memory::kOther,
+                   rounded = base + Memory::kState, written = base + Memory::kWritten,
+                   value_gradient = base + Memory::kGradient;
+    float(&factors)[kChunk] = shared.factor;
+    float(&gradient_units)[kChunk] = shared.gradient_unit;
     uint4 inverse[kWarps];
 #pragma unroll
     for (int k = 0; k < kWarps; ++k) inverse[k] = uint4{};
 #pragma unroll
     for (int k = 0; k < kWarps; ++k)
       if (k >= block) inverse[k] = p.arrays.inverse[(index_of(n) * kLowerBlocks + lower_block(k, block)) * 32 + lane];
-    const float(&largest)[kWarps] = shared.largest[group];
+    const float(&largest)[kWarps] = shared.largest;
     const float most = power_of_two_below(fmaxf(fmaxf(largest[0], largest[1]), fmaxf(largest[2], largest[3]))),
                 state_unit = most * state.unit;
     state.round_to(rounded, reciprocal_of_power(most), block, lane);
-    ptx::named_barrier_sync(kStateBarrier + group, kComputing);
+    ptx::named_barrier_sync(kStateBarrier, kComputing);
     uint4* const image = p.arrays.after + tile_index_of(n) * (Memory::kTile / 16);
 #pragma unroll
     for (int m = 0; m < kPanels; ++m) write_image(image + m * (kPanel / 16), rounded + m * kPanel, block, lane);
-    if (threadIdx.x % kComputing == 0) p.arrays.after_unit[tile_index_of(n)] = state_unit;
+    if (threadIdx.x == 0) p.arrays.after_unit[tile_index_of(n)] = state_unit;
 
     Sums x = {};
 #pragma unroll
@@ -230,7 +192,7 @@ __global__ void __launch_bounds__(delta_threads(kGroups), kRows == 64 ? 2 : 1)
       factors[j0] = rows.strength[j0] * unit[0];
       factors[j0 + 8] = rows.strength[j0 + 8] * unit[1];
     }
-    ptx::named_barrier_sync(kStateBarrier + group, kComputing);
+    ptx::named_barrier_sync(kStateBarrier, kComputing);
     {
       const float outer[2] = {rows.key_unit[j0], rows.key_unit[j0 + 8]}, own[2] = {unit[0], unit[1]};
       multiply_weighted<true>(
@@ -249,7 +211,7 @@ __global__ void __launch_bounds__(delta_threads(kGroups), kRows == 64 ? 2 : 1)
     scale_rows(x, beta);
     put_rows(value_gradient);
     if (t == 0) gradient_units[j0] = unit[0], gradient_units[j0 + 8] = unit[1];
-    ptx::named_barrier_sync(kStateBarrier + group, kComputing);
+    ptx::named_barrier_sync(kStateBarrier, kComputing);
     const float one[2] = {1.0f, 1.0f};
     store_rows<Element>(x, one, written, block, lane);
     __syncwarp();
@@ -277,7 +239,7 @@ __global__ void __launch_bounds__(delta_threads(kGroups), kRows == 64 ? 2 : 1)
       add(rows.read_key, gradient_units, key, value_gradient);
     }
     const float after = state.largest();
-    if (lane == 0) shared.largest[group][block] = after;
+    if (lane == 0) shared.largest[block] = after;
   };
 
   if (prepares) {
@@ -292,11 +254,9 @@ __global__ void __launch_bounds__(delta_threads(kGroups), kRows == 64 ? 2 : 1)
     } else if (n >= 0) {
       compute(n);
     }
-#if __CUDA_ARCH__ >= 900
-    ptx::fence_async_shared();  // before the copy engine writes this stage
-#endif
   }
   if (p.last && !prepares) state.store(p.last, p.rows, columns, place_of, block, lane);
+#endif
 }
 
 }  // namespace lethe::matrix_state

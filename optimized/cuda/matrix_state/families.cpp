@@ -17,6 +17,8 @@ constexpr MatrixStateFamily kFamilies[] = {
      matrix_state::vector_workspace_bytes, never},
     {kDeltaCoverage, matrix_state::delta_forward, matrix_state::delta_backward,
      matrix_state::delta_forward_workspace_bytes, matrix_state::delta_workspace_bytes, never},
+    {kDeltaKeyCoverage, matrix_state::delta_key_forward, matrix_state::delta_key_backward,
+     matrix_state::delta_key_forward_workspace_bytes, matrix_state::delta_key_workspace_bytes, never},
     {kScanCoverage, matrix_state::scan_forward, matrix_state::scan_backward, no_workspace,
      matrix_state::scan_workspace_bytes, never},
 };

@@ -26,6 +26,12 @@ void delta_backward(const MatrixStateBackward& arguments);
 size_t delta_forward_workspace_bytes(const Shape& shape, const MatrixStateForm& form);
 size_t delta_workspace_bytes(const Shape& shape, const MatrixStateForm& form);
 
+/// delta_keys.cu: the delta rule with a gate a row, by tensor cores.
+void delta_key_forward(const MatrixStateForward& arguments);
+void delta_key_backward(const MatrixStateBackward& arguments);
+size_t delta_key_forward_workspace_bytes(const Shape& shape, const MatrixStateForm& form);
+size_t delta_key_workspace_bytes(const Shape& shape, const MatrixStateForm& form);
+
 /// scan.cu: everything, token by token in float.
 void scan_forward(const MatrixStateForward& arguments);
 void scan_backward(const MatrixStateBackward& arguments);

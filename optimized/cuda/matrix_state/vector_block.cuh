@@ -99,16 +99,17 @@ struct VectorBlock {
       ptx::multiply_add<Element>(sum[0], left, first_pairs & mask, 0);
       ptx::multiply_add<Element>(sum[1], left, 0, second_pairs & mask);
       scale(sum, unit());
+      const auto add = [&](float(&gradient)[2][4], float(&terms)[2][4]) {
 #pragma unroll
-      for (int i = 0; i < 2; ++i)
+        for (int i = 0; i < 2; ++i)
 #pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          const float factor = other_of(run[i], j / 2), term = sum[i][j] * operand[i][j];
-          dq[i][j] = upper ? dq[i][j] * factor + sum[i][j] : dq[i][j];
-          dk[i][j] = upper ? dk[i][j] : dk[i][j] * factor + sum[i][j];
-          query_terms[i][j] += upper ? term : 0.0f;
-          key_terms[i][j] += upper ? 0.0f : term;
-        }
+          for (int j = 0; j < 4; ++j) {
+            gradient[i][j] = gradient[i][j] * other_of(run[i], j / 2) + sum[i][j];
+            terms[i][j] += sum[i][j] * operand[i][j];
+          }
+      };
+      if (upper) add(dq, query_terms);
+      else add(dk, key_terms);
     };
     halves(
         upper4, 2, masks.four, [&](const EightGates& r, int j) { return r.up_four(j, upper2); },

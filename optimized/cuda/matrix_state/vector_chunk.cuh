@@ -6,7 +6,7 @@
 
 namespace lethe::matrix_state {
 
-/// Of vector_states and vector_gradient. A tile is 64 rows of a head's state.
+/// Of vector_states and vector_gradient. A tile is row_tile_of(rows) rows of a head's state.
 struct VectorGradientArguments {
   Operand query, key, value, grad_values, key_gate;
   void *grad_query, *grad_key;          ///< [B, T, H, rows] contiguous; grad_query null: not wanted
@@ -18,7 +18,10 @@ struct VectorGradientArguments {
   const char*
       pairs;  ///< with a gate a column: PairRecords [B·H, chunks]; value and grad_values are then v and dO with those gates
   const float *initial, *grad_last;  ///< [B, H, rows, columns]; null: zeros
-  uint4* states;       ///< [tiles, B·H, chunks, warp, columns / 16, lane]: S before each chunk as a left operand
+  uint4*
+      states;  ///< [tiles, B·H, chunks, warp, padded columns / 16, lane]: S before each chunk as a left operand; or, `transposed`, of Sᵀ
+  bool
+      transposed;  ///< `states` are those of the other side, whose rows are these columns: bfloat16 alone, whose states have no unit
   float* state_units;  ///< [tiles, B·H, chunks, warp]: the powers of two that float16's are divided by
 };
 
@@ -27,27 +30,47 @@ struct VectorGradientArguments {
 struct PairRecord {
   static constexpr int kDiagonal = kTokens * kTokens * 2, kUnits = kDiagonal + kTokens * 4, kTotals = kUnits + 16,
                        kEnd = kTotals + 128 * 4, kBytes = (kEnd + 127) / 128 * 128;
+  /// Whether the 16 bytes at `at` hold anything: of B those of blocks up to the diagonal do.
+  __device__ __forceinline__ static bool used(int at) {
+    const int row = at / (kTokens * 2), piece = (at / 16 ^ row) & 7;
+    return at >= kDiagonal || piece / 2 <= row / kBlock;
+  }
 };
 
-constexpr int kRowTile = 64;                     ///< rows of a CTA
-constexpr int kGateStride = (kRowTile + 4) * 4;  ///< bytes: tokens 2t and rows g of a fragment are in different banks
+/// Rows of a CTA, of which a warp owns 16.
+__host__ __device__ constexpr int row_tile_of(int64_t rows) { return rows <= 32 ? 32 : 64; }
 
-/// What a CTA of either kernel is: a tile of rows of a head.
+/// The columns that an instance for `columns` has.
+__host__ __device__ constexpr int padded_columns(int64_t columns) {
+  return columns <= 32 ? 32 : columns <= 64 ? 64 : 128;
+}
+
+/// Bytes between the gates of two tokens in shared memory: tokens 2t and rows g of a fragment are in different banks.
+template <int kRows>
+inline constexpr int kGateStride = (kRows + 4) * 4;
+
+/// What a CTA of either kernel is: a tile of kRows rows of a head.
 struct RowTile {
   int64_t head, b, h, index;  ///< index: of the tile and head
   int row;
   int chunks;
 };
 
+template <int kRows>
 __device__ inline RowTile row_tile(const VectorGradientArguments& p) {
-  const int tiles = (p.rows + kRowTile - 1) / kRowTile, tile = static_cast<int>(blockIdx.x % tiles);
+  const int tiles = (p.rows + kRows - 1) / kRows, tile = static_cast<int>(blockIdx.x % tiles);
   const int64_t head = blockIdx.x / tiles;
-  return {head,
-          head / p.heads,
-          head % p.heads,
-          static_cast<int64_t>(tile) * p.batch * p.heads + head,
-          tile * kRowTile,
-          static_cast<int>((p.length + kTokens - 1) / kTokens)};
+  return {head,           head / p.heads,
+          head % p.heads, static_cast<int64_t>(tile) * p.batch * p.heads + head,
+          tile * kRows,   static_cast<int>((p.length + kTokens - 1) / kTokens)};
+}
+
+/// Calls work with each of a warp's blocks of 16 tokens of a chunk: one of four, or two whose pairs with the tokens before them are as many for both warps.
+template <int kWarps, typename Work>
+__device__ __forceinline__ void each_block(int warp, Work work) {
+  static_assert(kWarps == 2 || kWarps == 4);
+#pragma unroll 1
+  for (int i = 0; i < 4 / kWarps; ++i) work(i == 0 ? warp : 3 - warp);
 }
 
 /// A warp copies 16 tokens of an operand, kPieces of 16 bytes a row, from `column` on; zeros past the end.
@@ -58,15 +81,19 @@ __device__ __forceinline__ void copy_rows(const Operand& from, const RowTile& pl
   const int piece = lane % kPieces;
   const char* const begin = static_cast<const char*>(from.data) +
                             (place.b * from.batch_stride + place.h * from.head_stride + column) * kElement;
+  const int64_t step = kRowsAtOnce * from.token_stride * kElement;
   int64_t token = first + lane / kPieces;
   const char* source = begin + token * from.token_stride * kElement + piece * 16;
-  const bool inside = column + piece * kElements < columns;
+  if (first + kBlock <= length && column + kPieces * kElements <= columns) {
 #pragma unroll
-  for (int i = 0; i < kBlock; i += kRowsAtOnce) {
+    for (int i = 0; i < kBlock; i += kRowsAtOnce, source += step) ptx::copy_chunk(at(lane / kPieces, piece, i), source);
+    return;
+  }
+  const bool inside = column + piece * kElements < columns;
+#pragma unroll 1
+  for (int i = 0; i < kBlock; i += kRowsAtOnce, token += kRowsAtOnce, source += step) {
     const bool valid = inside && token < length;
     ptx::copy_chunk(at(lane / kPieces, piece, i), valid ? source : begin, valid);
-    token += kRowsAtOnce;
-    source += kRowsAtOnce * from.token_stride * kElement;
   }
 }
 

@@ -14,55 +14,86 @@
 namespace lethe::matrix_state {
 namespace {
 
-int64_t padded_columns(int64_t columns) { return columns <= 64 ? 64 : 128; }
 int64_t chunks_of(const Shape& shape) { return (shape.key_length + kTokens - 1) / kTokens; }
 
-// The arrays between the kernels of a backward.
+// What the kernels before it leave for the gradient of one side, of `rows` rows.
 struct Between {
-  uint4* states;
-  float* units;
+  uint4* states = nullptr;  // null: those of the other side
+  float* units = nullptr;
   char* records = nullptr;
   uint16_t *scaled_left = nullptr, *scaled_right = nullptr;
 
-  Between(Workspace& memory, const Shape& shape, bool value_gate) {
-    const int64_t heads = shape.batch * shape.heads, widest = std::max(shape.key_dim, shape.value_dim);
-    const auto tiles = [](int64_t rows) { return (rows + kRowTile - 1) / kRowTile; };
-    const auto of_states = [&](int64_t rows, int64_t columns) {
-      return heads * chunks_of(shape) * tiles(rows) * 4 * padded_columns(columns) / 16 * 32;
-    };
-    int64_t count = of_states(shape.key_dim, shape.value_dim);
-    if (value_gate) count = std::max(count, of_states(shape.value_dim, shape.key_dim));
-    states = memory.take<uint4>(count);
-    units = memory.take<float>(heads * chunks_of(shape) * tiles(widest) * 4);
-    if (value_gate) {
-      records = memory.take<char>(heads * chunks_of(shape) * PairRecord::kBytes);
-      scaled_left = memory.take<uint16_t>(heads * shape.key_length * widest);
-      scaled_right = memory.take<uint16_t>(heads * shape.key_length * widest);
+  Between(Workspace& memory, const Shape& shape, int64_t rows, int64_t columns, bool has_states, bool column_gate) {
+    const int64_t heads = shape.batch * shape.heads, chunks = heads * chunks_of(shape);
+    if (has_states) {
+      const int64_t tile = row_tile_of(rows), warps = chunks * ((rows + tile - 1) / tile) * (tile / kBlock);
+      states = memory.take<uint4>(warps * (padded_columns(columns) / kBlock) * 32);
+      units = memory.take<float>(warps);
+    }
+    if (column_gate) {
+      records = memory.take<char>(chunks * PairRecord::kBytes);
+      scaled_left = memory.take<uint16_t>(heads * shape.key_length * columns);
+      scaled_right = memory.take<uint16_t>(heads * shape.key_length * columns);
     }
   }
 };
 
-template <typename Kernel, typename Arguments>
-void run(Kernel kernel, int64_t grid, int threads, int bytes, const Arguments& p, cudaStream_t stream) {
+// Of the rows, and with gates of both of the columns, which in float16 have states of their own: a state's units are those of its rows.
+struct BothSides {
+  Between rows, columns;
+
+  BothSides(Workspace& memory, const Shape& shape, bool value_gate, bool half)
+      : rows(memory, shape, shape.key_dim, shape.value_dim, true, value_gate),
+        columns(memory, shape, shape.value_dim, shape.key_dim, value_gate && half, value_gate) {}
+};
+
+template <typename Arguments>
+void run(void (*kernel)(Arguments), int64_t grid, int threads, int bytes, const Arguments& p, bool overlapping,
+         cudaStream_t stream) {
   cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
              "matrix state: shared memory");
+  cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, 100),
+             "matrix state: shared memory");
+  if (overlapping) return launch_overlapping(kernel, dim3(static_cast<unsigned>(grid)), threads, bytes, stream, p);
   kernel<<<static_cast<unsigned>(grid), threads, bytes, stream>>>(p);
   cuda_check(cudaGetLastError(), "matrix state: launch");
 }
 
-template <typename Element, int kColumns, bool kColumnGate>
-void launch_instance(const VectorGradientArguments& p, cudaStream_t stream) {
-  const int64_t grid = static_cast<int64_t>(p.batch) * p.heads * ((p.rows + kRowTile - 1) / kRowTile);
-  run(vector_states<Element, kColumns, kColumnGate>, grid, 128, VectorStatesShared<kColumns>::kBytes, p, stream);
-  run(vector_gradient<Element, kColumns, kColumnGate>, grid, kVectorThreads,
-      VectorGradientShared<kColumns, kColumnGate>::kBytes, p, stream);
+template <typename Element, int kRows, int kColumns, bool kColumnGate>
+void launch_instance(const VectorGradientArguments& p, bool states, bool overlapping, cudaStream_t stream) {
+  const int64_t grid = static_cast<int64_t>(p.batch) * p.heads * ((p.rows + kRows - 1) / kRows);
+  if (states)
+    return run(vector_states<Element, kRows, kColumns, kColumnGate>, grid, 2 * kRows,
+               VectorStatesShared<kRows, kColumns>::kBytes, p, overlapping, stream);
+  run(vector_gradient<Element, kRows, kColumns, kColumnGate>, grid, 2 * kRows,
+      VectorGradientShared<kRows, kColumns, kColumnGate>::kBytes, p, overlapping, stream);
+}
+
+template <typename Element, int kRows, bool kColumnGate>
+void launch_columns(const VectorGradientArguments& p, bool states, bool overlapping, cudaStream_t stream) {
+  if (p.columns <= 32) return launch_instance<Element, kRows, 32, kColumnGate>(p, states, overlapping, stream);
+  p.columns <= 64 ? launch_instance<Element, kRows, 64, kColumnGate>(p, states, overlapping, stream)
+                  : launch_instance<Element, kRows, 128, kColumnGate>(p, states, overlapping, stream);
+}
+
+template <typename Element, bool kColumnGate>
+void launch_rows(const VectorGradientArguments& p, bool states, bool overlapping, cudaStream_t stream) {
+  row_tile_of(p.rows) == 32 ? launch_columns<Element, 32, kColumnGate>(p, states, overlapping, stream)
+                            : launch_columns<Element, 64, kColumnGate>(p, states, overlapping, stream);
+}
+
+// vector_states, or else vector_gradient.
+template <typename Element>
+void launch(const VectorGradientArguments& p, bool states, bool overlapping, cudaStream_t stream) {
+  p.pairs ? launch_rows<Element, true>(p, states, overlapping, stream)
+          : launch_rows<Element, false>(p, states, overlapping, stream);
 }
 
 template <typename Element>
-void launch(const VectorGradientArguments& p, cudaStream_t stream) {
-  if (p.columns <= 64)
-    return p.pairs ? launch_instance<Element, 64, true>(p, stream) : launch_instance<Element, 64, false>(p, stream);
-  p.pairs ? launch_instance<Element, 128, true>(p, stream) : launch_instance<Element, 128, false>(p, stream);
+void launch_pairs(const VectorPairsArguments& p, bool overlapping, cudaStream_t stream) {
+  const int64_t grid = (p.length + kTokens - 1) / kTokens * p.batch * p.heads;
+  p.channels <= 32 ? run(vector_pairs<Element, 32>, grid, 128, VectorPairsShared<32>::kBytes, p, overlapping, stream)
+                   : run(vector_pairs<Element, 64>, grid, 128, VectorPairsShared<64>::kBytes, p, overlapping, stream);
 }
 
 // One of the two sides: its query and key, what multiplies them, and where its gradients go.
@@ -74,9 +105,22 @@ struct Side {
   int64_t stride;  // of its index in a state
 };
 
-template <typename Element>
-void launch_side(const MatrixStateBackward& a, const Side& own, const Side& other, const Between& between) {
-  const Shape& shape = a.shape;
+VectorPairsArguments pairs_of(const MatrixStateBackward& a, const Side& other, const Between& between) {
+  return {other.query,
+          other.key,
+          other.gate,
+          between.scaled_left,
+          between.scaled_right,
+          between.records,
+          a.shape.key_length,
+          static_cast<int>(a.shape.batch),
+          static_cast<int>(a.shape.heads),
+          static_cast<int>(other.dim),
+          static_cast<float>(a.scale)};
+}
+
+VectorGradientArguments gradient_of(const MatrixStateBackward& a, const Side& own, const Side& other,
+                                    const Between& between) {
   VectorGradientArguments p{};
   p.query = own.query;
   p.key = own.key;
@@ -86,9 +130,9 @@ void launch_side(const MatrixStateBackward& a, const Side& own, const Side& othe
   p.grad_query = own.grad_query;
   p.grad_key = own.grad_key;
   p.grad_key_gate = own.grad_gate;
-  p.length = shape.key_length;
-  p.batch = static_cast<int>(shape.batch);
-  p.heads = static_cast<int>(shape.heads);
+  p.length = a.shape.key_length;
+  p.batch = static_cast<int>(a.shape.batch);
+  p.heads = static_cast<int>(a.shape.heads);
   p.rows = static_cast<int>(own.dim);
   p.columns = static_cast<int>(other.dim);
   p.row_stride = own.stride;
@@ -99,51 +143,52 @@ void launch_side(const MatrixStateBackward& a, const Side& own, const Side& othe
   p.grad_initial = own.grad_query ? a.grad_initial_state : nullptr;
   p.states = between.states;
   p.state_units = between.units;
-  if (a.form.value_gate) {
-    VectorPairsArguments pairs{other.query,
-                               other.key,
-                               other.gate,
-                               between.scaled_left,
-                               between.scaled_right,
-                               between.records,
-                               p.length,
-                               p.batch,
-                               p.heads,
-                               p.columns,
-                               p.scale};
-    run(vector_pairs<Element>, shape.batch * shape.heads * chunks_of(shape), 128, VectorPairsShared::kBytes, pairs,
-        a.stream);
+  p.pairs = between.records;
+  if (p.pairs) {
     const auto contiguous = [&](const void* data) {
       return Operand{data, p.length * p.heads * p.columns, static_cast<int64_t>(p.heads) * p.columns, p.columns};
     };
     p.grad_values = contiguous(between.scaled_left);
     p.value = contiguous(between.scaled_right);
-    p.pairs = between.records;
   }
-  launch<Element>(p, a.stream);
+  return p;
 }
 
 template <typename Element>
-void launch_sides(const MatrixStateBackward& a, const Between& between) {
+void launch_sides(const MatrixStateBackward& a, const BothSides& between) {
   const Side rows{a.query,      a.key,      a.key_gate,      a.shape.key_dim,
                   a.grad_query, a.grad_key, a.grad_key_gate, a.shape.value_dim},
       columns{a.grad_values, a.value, a.value_gate, a.shape.value_dim, nullptr, a.grad_value, a.grad_value_gate, 1};
-  launch_side<Element>(a, rows, columns, between);
-  if (a.form.value_gate) launch_side<Element>(a, columns, rows, between);
+  const VectorGradientArguments of_rows = gradient_of(a, rows, columns, between.rows);
+  if (!a.form.value_gate) {
+    launch<Element>(of_rows, true, false, a.stream);
+    return launch<Element>(of_rows, false, false, a.stream);
+  }
+  VectorGradientArguments of_columns = gradient_of(a, columns, rows, between.columns);
+  of_columns.transposed = !of_columns.states;
+  if (of_columns.transposed) of_columns.states = of_rows.states;
+  // Neither launch of a pair reads what the other writes, so the second begins beside the last CTAs of the first.
+  launch_pairs<Element>(pairs_of(a, columns, between.rows), false, a.stream);
+  launch_pairs<Element>(pairs_of(a, rows, between.columns), true, a.stream);
+  launch<Element>(of_rows, true, false, a.stream);
+  if (!of_columns.transposed) launch<Element>(of_columns, true, false, a.stream);
+  launch<Element>(of_rows, false, false, a.stream);
+  launch<Element>(of_columns, false, true, a.stream);
 }
 
 }  // namespace
 
 size_t vector_gradient_workspace_bytes(const Shape& shape, bool value_gate) {
   Workspace memory(nullptr);
-  Between(memory, shape, value_gate);
+  BothSides(memory, shape, value_gate, true);
   return std::max<size_t>(memory.bytes(), 256);
 }
 
 void vector_gradient_launch(const MatrixStateBackward& a) {
   Workspace memory(a.workspace);
-  const Between between(memory, a.shape, a.form.value_gate);
-  a.dtype == Dtype::kBFloat16 ? launch_sides<__nv_bfloat16>(a, between) : launch_sides<__half>(a, between);
+  const bool half = a.dtype != Dtype::kBFloat16;
+  const BothSides between(memory, a.shape, a.form.value_gate, half);
+  half ? launch_sides<__half>(a, between) : launch_sides<__nv_bfloat16>(a, between);
 }
 
 }  // namespace lethe::matrix_state

@@ -1,5 +1,6 @@
 #pragma once
-// The gradients of query, key and log f of a matrix state with a gate a row: a pass over chunks of 64 tokens, the last one first, of one head and 64 rows.
+// The gradients of query, key and log f of a matrix state with a gate a row: a pass over chunks of 64 tokens, the last one first, of one head and up to
+// 64 rows.
 //
 // With S the state before a chunk, R the gradient of the state after it, and B_ij = scale dO_i·v_j:
 //
@@ -13,8 +14,9 @@
 // Σ_i D_ij B_ij q_i for the lower ones, but for the token's own gates, by which what has been summed is multiplied from one halving to the next. The
 // pairs that gate l separates are, at each halving, those of the upper tokens from l on or of the lower ones before l: no difference is taken.
 //
-// Four warps own 16 rows each, of R, S, q, k and f, with tokens along the columns of their accumulators. Four others copy, multiply B of the chunk before,
-// and store. S comes from vector_states.
+// A warp owns 16 rows of R, S, q, k and f, with tokens along the columns of its accumulators; of the tokens it copies, multiplies and stores a share. An
+// SM has several CTAs, of which one computes while another waits. S comes from vector_states; with a gate a column too it is, in bfloat16, the same for
+// both sides.
 
 #include "optimized/cuda/launch.cuh"
 #include "optimized/cuda/matrix_state/vector_pair_warps.cuh"
@@ -23,42 +25,49 @@
 
 namespace lethe::matrix_state {
 
-template <typename Element, int kColumns, bool kColumnGate>
-__global__ void __launch_bounds__(kVectorThreads, 1)
+template <typename Element, int kRows, int kColumns, bool kColumnGate>
+__global__ void __launch_bounds__(2 * kRows, 128 / kRows)
     vector_gradient(const __grid_constant__ VectorGradientArguments p) {
+  using Shared = VectorGradientShared<kRows, kColumns, kColumnGate>;
   extern __shared__ __align__(1024) char memory[];
   let_next_kernel_start();
   const uint32_t shared = ptx::shared_address(memory);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const RowTile place = row_tile(p);
-  if (warp < 4) {
-    VectorRows<Element, kColumns, kColumnGate> rows{p, place, shared, warp, lane};
-    rows.begin();
-    __syncthreads();
+  const RowTile place = row_tile<kRows>(p);
+  VectorRows<Element, kRows, kColumns, kColumnGate> rows{p, place, shared, warp, lane};
+  const VectorPairs<Element, kRows, kColumns, kColumnGate> pairs{p, place, shared, warp, lane};
+  rows.begin();
+  pairs.load(0);
+  pairs.load_gates(0);
+  ptx::copies_commit();
+  if constexpr (Shared::kStages == 2) {
+    pairs.load(1);
+    ptx::copies_commit();
+  }
 #pragma unroll 1
-    for (int n = 0; n < place.chunks; ++n) {
-      if (place.row + 16 * warp < p.rows) rows.step(n);
-      __syncthreads();
+  for (int n = 0; n < place.chunks; ++n) {
+    // All but the next chunk has come.
+    ptx::copies_wait<Shared::kStages - 1>();
+    if constexpr (!kColumnGate) {
+      if (Shared::kStages == 1 || n == 0) __syncthreads();
+      pairs.multiply(n);
     }
-    rows.end();
-  } else {
-    const VectorPairs<Element, kColumns, kColumnGate> pairs{p, place, shared, warp - 4, lane};
-    const auto load = [&](int n) {
-      if (n < place.chunks) pairs.load(n);
+    __syncthreads();
+    if (place.row + 16 * warp < p.rows) rows.step(n);
+    if constexpr (Shared::kStages == 2) ptx::copies_wait<0>();
+    __syncthreads();
+    pairs.store(n);
+    if (n + 1 == place.chunks) break;
+    pairs.load_gates(n + 1);
+    if constexpr (Shared::kStages == 1) pairs.load(n + 1);
+    ptx::copies_commit();
+    if constexpr (Shared::kStages == 2) {
+      pairs.load(n + 2);
       ptx::copies_commit();
-    };
-#pragma unroll 1
-    for (int n = -1; n <= place.chunks; ++n) {
-      if (n > 0) pairs.store(n - 1);
-      load(n + 1);
-      ptx::copies_wait<0>();
-      if constexpr (!kColumnGate) {
-        ptx::sync_threads<1, kVectorThreads / 2>();  // the rows of v that the other warps copied
-        if (n + 1 < place.chunks) pairs.multiply(n + 1);
-      }
-      if (n < place.chunks) __syncthreads();
     }
   }
+  rows.end();
+  wait_for_previous_kernel();
 }
 
 }  // namespace lethe::matrix_state

@@ -3,7 +3,8 @@
 //
 //   E_i ∘ a_i,   D_Cj ∘ b_j,   B_ij = scale Σ_κ D_ijκ a_iκ b_jκ,   E_C
 //
-// by halving (vector_sweep.cuh). A CTA is a chunk of a head. Four warps own 16 channels each while they multiply by gates, then 16 rows of B each.
+// by halving (vector_sweep.cuh). A CTA is a chunk of a head. Its warps own 16 channels each while they multiply by gates, of a panel of 64 or of at most 32 in
+// all; then four own 16 rows of B each.
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -11,6 +12,7 @@
 #include <type_traits>
 
 #include "optimized/cuda/arithmetic.cuh"
+#include "optimized/cuda/launch.cuh"
 #include "optimized/cuda/matrix_state/vector_chunk.cuh"
 
 namespace lethe::matrix_state {
@@ -24,25 +26,31 @@ struct VectorPairsArguments {
   float scale;
 };
 
+template <int kPanel>
 struct VectorPairsShared {
-  static constexpr int kTile = kTokens * 64 * 2, kRight = kTile, kGates = 2 * kTile,
-                       kOperands =
-                           kGates +
-                           kTokens * kGateStride;  // of halves of 32, 16, 8, 4, 2 and 1 tokens: channels by tokens
-  static constexpr int kBytes = kOperands + 6 * kTile;
+  static constexpr int kTile = kTokens * kPanel * 2, kRight = kTile, kGates = 2 * kTile,
+                       kOperands = kGates;  // the gates' place, once they are in registers
+  static constexpr int kOperand =
+      kPanel * kTokens * 2;  // of halves of 32, 16, 8, 4, 2 and 1 tokens: channels by tokens
+  static constexpr int kBytes = kOperands + 6 * kOperand;
+  static_assert(6 * kOperand >= kTokens * kGateStride<kPanel>);
+  static_assert(kBytes >= PairRecord::kDiagonal);  // at last it has B
 };
 
-template <typename Element>
-__global__ void __launch_bounds__(128, 2) vector_pairs(const __grid_constant__ VectorPairsArguments p) {
-  using Shared = VectorPairsShared;
+template <typename Element, int kPanel>
+__global__ void __launch_bounds__(128, 3) vector_pairs(const __grid_constant__ VectorPairsArguments p) {
+  using Shared = VectorPairsShared<kPanel>;
+  constexpr int kSteps = kPanel / 16;
   constexpr bool kHalf = std::is_same_v<Element, __half>;
   extern __shared__ __align__(1024) char memory[];
+  let_next_kernel_start();
   const uint32_t shared = ptx::shared_address(memory);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const bool upper2 = t & 1, upper4 = t & 2;
+  // The first chunks last: vector_states begins with them and finds them in the L2 cache.
+  const int64_t heads = static_cast<int64_t>(p.batch) * p.heads, head = blockIdx.x % heads;
   const int chunks = static_cast<int>((p.length + kTokens - 1) / kTokens),
-            chunk = static_cast<int>(blockIdx.x % chunks);
-  const int64_t head = blockIdx.x / chunks;
+            chunk = chunks - 1 - static_cast<int>(blockIdx.x / heads);
   RowTile place{head, head / p.heads, head % p.heads, 0, 0, chunks};
   const int64_t first = static_cast<int64_t>(chunk) * kTokens + kBlock * warp;
   char* const record = p.records + (head * chunks + chunk) * PairRecord::kBytes;
@@ -59,79 +67,91 @@ __global__ void __launch_bounds__(128, 2) vector_pairs(const __grid_constant__ V
   };
 
 #pragma unroll 1
-  for (int panel = 0; 64 * panel < p.channels; ++panel) {
-    place.row = 64 * panel;
-    copy_rows<2, 8>(p.left, place, first, p.length, place.row, p.channels, lane, tile_rows<64>(shared, kBlock * warp));
-    copy_rows<2, 8>(p.right, place, first, p.length, place.row, p.channels, lane,
-                    tile_rows<64>(shared + Shared::kRight, kBlock * warp));
-    copy_rows<4, 16>(p.gate, place, first, p.length, place.row, p.channels, lane, [&](int row, int piece, int further) {
-      return shared + Shared::kGates + (kBlock * warp + row + further) * kGateStride + piece * 16;
-    });
+  for (int panel = 0; kPanel * panel < p.channels; ++panel) {
+    place.row = kPanel * panel;
+    copy_rows<2, kPanel / 8>(p.left, place, first, p.length, place.row, p.channels, lane,
+                             tile_rows<kPanel>(shared, kBlock * warp));
+    copy_rows<2, kPanel / 8>(p.right, place, first, p.length, place.row, p.channels, lane,
+                             tile_rows<kPanel>(shared + Shared::kRight, kBlock * warp));
+    copy_rows<4, kPanel / 4>(
+        p.gate, place, first, p.length, place.row, p.channels, lane, [&](int row, int piece, int further) {
+          return shared + Shared::kGates + (kBlock * warp + row + further) * kGateStride<kPanel> + piece * 16;
+        });
     ptx::copies_commit();
     ptx::copies_wait<0>();
     __syncthreads();
 
-    EightGates gates[8];
-    ChunkProducts runs;
-    float logs[2] = {};
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const float log =
-            kLog2e * __uint_as_float(ptx::load_word(shared + Shared::kGates + (8 * i + 2 * t + j % 2) * kGateStride +
-                                                    (16 * warp + g + 8 * (j / 2)) * 4));
-        logs[j / 2] += log;
-        gates[i].f[j] = exp2_approximate(log);
-      }
-      gates[i].multiply();
-      runs.eight[i][0] = gates[i].eight[0];
-      runs.eight[i][1] = gates[i].eight[1];
-    }
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      logs[h] += __shfl_xor_sync(kEveryLane, logs[h], 1);
-      logs[h] += __shfl_xor_sync(kEveryLane, logs[h], 2);
-      if (t == 0)
-        reinterpret_cast<float*>(record + PairRecord::kTotals)[place.row + 16 * warp + g + 8 * h] = exp2f(logs[h]);
-    }
+    const bool owns_channels = kPanel == 64 || warp < kSteps;
     uint32_t scaled_left[4][4], scaled_right[4][4];
+    EightGates gates[8];
+    if (owns_channels) {
+      float logs[2] = {};
 #pragma unroll
-    for (int m = 0; m < 4; ++m) {
-      uint32_t raw_left[4], raw_right[4];
-      const uint32_t at = shared + ptx::swizzled_chunk<64>(16 * m + lane % 8 + lane / 16 * 8, 2 * warp + lane / 8 % 2);
-      ptx::load_matrices_transposed(raw_left, at);
-      ptx::load_matrices_transposed(raw_right, at + Shared::kRight);
+      for (int i = 0; i < 8; ++i) {
 #pragma unroll
-      for (int i = 0; i < 2; ++i)
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          const EightGates& run = gates[2 * m + i];
-          const int j = 2 * h;
-          const float2 a = unpack<Element>(raw_left[h + 2 * i]), b = unpack<Element>(raw_right[h + 2 * i]);
-          const float2 up = product(a, {run.up(j, upper2, upper4), run.up(j + 1, upper2, upper4)}),
-                       down = product(b, {run.down(j, upper2, upper4), run.down(j + 1, upper2, upper4)});
-          const uint32_t to =
-              shared + Shared::kOperands + ptx::swizzled_chunk<64>(16 * warp + g + 8 * h, 2 * m + i) + 4 * t;
-          const auto keep = [&](int which, float2 x, float factor) {
-            ptx::store_word(to + which * Shared::kTile, pack<Element>(x.x * factor, x.y * factor));
-          };
-          keep(0, m / 2 ? up : down, m / 2 ? runs.up32(m, i, h) : runs.down32(m, i, h));
-          keep(1, m % 2 ? up : down, m % 2 ? runs.up16(m, i, h) : runs.down16(m, i, h));
-          keep(2, i ? up : down, 1.0f);
-          keep(3,
-               upper4 ? product(a, {run.up_four(j, upper2), run.up_four(j + 1, upper2)})
-                      : product(b, {run.down_four(j, upper2), run.down_four(j + 1, upper2)}),
-               1.0f);
-          keep(4,
-               upper2 ? product(a, {run.up_two(j), run.up_two(j + 1)})
-                      : product(b, {run.down_two(j), run.down_two(j + 1)}),
-               1.0f);
-          keep(5, {b.x, a.y * run.f[j + 1]}, 1.0f);
-          const float to_start = runs.up64(m, i, h), to_end = runs.down64(m, i, h);
-          scaled_left[m][h + 2 * i] = pack<Element>(up.x * to_start, up.y * to_start);
-          scaled_right[m][h + 2 * i] = pack<Element>(down.x * to_end, down.y * to_end);
+        for (int j = 0; j < 4; ++j) {
+          const float log = kLog2e * __uint_as_float(ptx::load_word(shared + Shared::kGates +
+                                                                    (8 * i + 2 * t + j % 2) * kGateStride<kPanel> +
+                                                                    (16 * warp + g + 8 * (j / 2)) * 4));
+          logs[j / 2] += log;
+          gates[i].f[j] = exp2_approximate(log);
         }
+      }
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        logs[h] += __shfl_xor_sync(kEveryLane, logs[h], 1);
+        logs[h] += __shfl_xor_sync(kEveryLane, logs[h], 2);
+        if (t == 0)
+          reinterpret_cast<float*>(record + PairRecord::kTotals)[place.row + 16 * warp + g + 8 * h] = exp2f(logs[h]);
+      }
+    }
+    __syncthreads();
+    if (owns_channels) {
+      ChunkProducts runs;
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        gates[i].multiply();
+        runs.eight[i][0] = gates[i].eight[0];
+        runs.eight[i][1] = gates[i].eight[1];
+      }
+#pragma unroll
+      for (int m = 0; m < 4; ++m) {
+        uint32_t raw_left[4], raw_right[4];
+        const uint32_t at =
+            shared + ptx::swizzled_chunk<kPanel>(16 * m + lane % 8 + lane / 16 * 8, 2 * warp + lane / 8 % 2);
+        ptx::load_matrices_transposed(raw_left, at);
+        ptx::load_matrices_transposed(raw_right, at + Shared::kRight);
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+#pragma unroll
+          for (int h = 0; h < 2; ++h) {
+            const EightGates& run = gates[2 * m + i];
+            const int j = 2 * h;
+            const float2 a = unpack<Element>(raw_left[h + 2 * i]), b = unpack<Element>(raw_right[h + 2 * i]);
+            const float2 up = product(a, {run.up(j, upper2, upper4), run.up(j + 1, upper2, upper4)}),
+                         down = product(b, {run.down(j, upper2, upper4), run.down(j + 1, upper2, upper4)});
+            const uint32_t to =
+                shared + Shared::kOperands + ptx::swizzled_chunk<64>(16 * warp + g + 8 * h, 2 * m + i) + 4 * t;
+            const auto keep = [&](int which, float2 x, float factor) {
+              ptx::store_word(to + which * Shared::kOperand, pack<Element>(x.x * factor, x.y * factor));
+            };
+            keep(0, m / 2 ? up : down, m / 2 ? runs.up32(m, i, h) : runs.down32(m, i, h));
+            keep(1, m % 2 ? up : down, m % 2 ? runs.up16(m, i, h) : runs.down16(m, i, h));
+            keep(2, i ? up : down, 1.0f);
+            keep(3,
+                 upper4 ? product(a, {run.up_four(j, upper2), run.up_four(j + 1, upper2)})
+                        : product(b, {run.down_four(j, upper2), run.down_four(j + 1, upper2)}),
+                 1.0f);
+            keep(4,
+                 upper2 ? product(a, {run.up_two(j), run.up_two(j + 1)})
+                        : product(b, {run.down_two(j), run.down_two(j + 1)}),
+                 1.0f);
+            keep(5, {b.x, a.y * run.f[j + 1]}, 1.0f);
+            const float to_start = runs.up64(m, i, h), to_end = runs.down64(m, i, h);
+            scaled_left[m][h + 2 * i] = pack<Element>(up.x * to_start, up.y * to_start);
+            scaled_right[m][h + 2 * i] = pack<Element>(down.x * to_end, down.y * to_end);
+          }
+      }
     }
     __syncthreads();
 
@@ -139,14 +159,14 @@ __global__ void __launch_bounds__(128, 2) vector_pairs(const __grid_constant__ V
     const uint32_t operand_at =
         shared + Shared::kOperands + ptx::swizzled_chunk<64>(lane % 8 + lane / 16 * 8, lane / 8 % 2);
     const auto load_operand = [&](int which, int k, int block, uint32_t(&to)[4]) {
-      ptx::load_matrices_transposed(to, steps_right<64>(operand_at + which * Shared::kTile + 16 * k * 128, block));
+      ptx::load_matrices_transposed(to, steps_right<64>(operand_at + which * Shared::kOperand + 16 * k * 128, block));
     };
 #pragma unroll
     for (int c = 0; c < 3; ++c) {
       if (c >= warp) continue;
       const int which = c / 2 == warp / 2 ? 1 : 0;
 #pragma unroll
-      for (int k = 0; k < 4; ++k) {
+      for (int k = 0; k < kSteps; ++k) {
         uint32_t left[4], right[4];
         load_operand(which, k, warp, left);
         load_operand(which, k, c, right);
@@ -158,7 +178,7 @@ __global__ void __launch_bounds__(128, 2) vector_pairs(const __grid_constant__ V
     for (int which = 2; which < 6; ++which) {
       float low[4] = {}, high[4] = {};
 #pragma unroll
-      for (int k = 0; k < 4; ++k) {
+      for (int k = 0; k < kSteps; ++k) {
         uint32_t x[4];
         load_operand(which, k, warp, x);
         ptx::multiply_add<Element>(low, x, x[0], x[2]);
@@ -174,9 +194,10 @@ __global__ void __launch_bounds__(128, 2) vector_pairs(const __grid_constant__ V
     {
       float low[4] = {}, high[4] = {};
 #pragma unroll
-      for (int k = 0; k < 4; ++k) {
+      for (int k = 0; k < kSteps; ++k) {
         uint32_t left[4], right[4];
-        const uint32_t at = steps_right<64>(shared + ptx::swizzled_chunk<64>(16 * warp + lane % 16, lane / 16), k);
+        const uint32_t at =
+            steps_right<kPanel>(shared + ptx::swizzled_chunk<kPanel>(16 * warp + lane % 16, lane / 16), k);
         ptx::load_matrices(left, at);
         ptx::load_matrices(right, at + Shared::kRight);
         ptx::multiply_add<Element>(low, left, right[0], right[2]);
@@ -187,25 +208,30 @@ __global__ void __launch_bounds__(128, 2) vector_pairs(const __grid_constant__ V
     __syncthreads();
 
     // Out through the places of a and b.
+    if (owns_channels) {
 #pragma unroll
-    for (int m = 0; m < 4; ++m)
+      for (int m = 0; m < 4; ++m)
 #pragma unroll
-      for (int i = 0; i < 2; ++i)
+        for (int i = 0; i < 2; ++i)
 #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          const uint32_t to = shared + ptx::swizzled_chunk<64>(16 * m + 8 * i + g, 2 * warp + h) + 4 * t;
-          ptx::store_word(to, ptx::transpose_matrix(scaled_left[m][h + 2 * i]));
-          ptx::store_word(to + Shared::kRight, ptx::transpose_matrix(scaled_right[m][h + 2 * i]));
-        }
+          for (int h = 0; h < 2; ++h) {
+            const uint32_t to = shared + ptx::swizzled_chunk<kPanel>(16 * m + 8 * i + g, 2 * warp + h) + 4 * t;
+            ptx::store_word(to, ptx::transpose_matrix(scaled_left[m][h + 2 * i]));
+            ptx::store_word(to + Shared::kRight, ptx::transpose_matrix(scaled_right[m][h + 2 * i]));
+          }
+    }
     __syncthreads();
-    const int piece = lane % 8;
-    int64_t token = first + lane / 8;
+    constexpr int kPieces = kPanel / 8, kRowsAtOnce = 32 / kPieces;
+    const int piece = lane % kPieces, row = kBlock * warp + lane / kPieces;
+    const int64_t token = static_cast<int64_t>(chunk) * kTokens + row;
+    const int left = place.row + 8 * piece < p.channels ? static_cast<int>(min(p.length - token, int64_t{kBlock})) : 0;
+    const int64_t step = int64_t{2} * kRowsAtOnce * p.heads * p.channels;
+    int64_t to = (((place.b * p.length + token) * p.heads + place.h) * p.channels + place.row + 8 * piece) * 2;
 #pragma unroll
-    for (int i = 0; i < kBlock; i += 4, token += 4) {
-      const uint32_t from = shared + rows_below<64>(ptx::swizzled_chunk<64>(kBlock * warp + lane / 8, piece), i);
+    for (int i = 0; i < kBlock; i += kRowsAtOnce, to += step) {
+      const uint32_t from = shared + rows_below<kPanel>(ptx::swizzled_chunk<kPanel>(row, piece), i);
       const uint4 x = ptx::load_words(from), y = ptx::load_words(from + Shared::kRight);
-      if (token >= p.length || place.row + 8 * piece >= p.channels) continue;
-      const int64_t to = (((place.b * p.length + token) * p.heads + place.h) * p.channels + place.row + 8 * piece) * 2;
+      if (i >= left) continue;
       *reinterpret_cast<uint4*>(static_cast<char*>(p.scaled_left) + to) = x;
       *reinterpret_cast<uint4*>(static_cast<char*>(p.scaled_right) + to) = y;
     }
@@ -260,7 +286,8 @@ __global__ void __launch_bounds__(128, 2) vector_pairs(const __grid_constant__ V
   __syncthreads();
 #pragma unroll
   for (int at = threadIdx.x * 16; at < PairRecord::kDiagonal; at += 128 * 16)
-    *reinterpret_cast<uint4*>(record + at) = ptx::load_words(shared + at);
+    if (PairRecord::used(at)) *reinterpret_cast<uint4*>(record + at) = ptx::load_words(shared + at);
+  wait_for_previous_kernel();
 }
 
 }  // namespace lethe::matrix_state

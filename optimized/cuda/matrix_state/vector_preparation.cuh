@@ -1,5 +1,5 @@
 #pragma once
-// The warps of vector_sweep.cuh that prepare a chunk: its operands with their gates, and its pairs.
+// How vector_sweep.cuh prepares a chunk: its operands with their gates, and its pairs; its copies and stores.
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -25,7 +25,7 @@ struct VectorSweepShared {
   static constexpr int kBytes = kColumnGates + (kValueGate ? 4 * 2 * kColumnGateStage : 0);
 };
 
-/// A preparing warp's share: block `pw` of every chunk.
+/// Block `pw` of every chunk: one warp prepares it, another copies and stores it.
 template <typename Element, int kRows>
 struct VectorPreparation {
   using Shared = VectorSweepShared<kRows>;
@@ -41,6 +41,7 @@ struct VectorPreparation {
     const uint32_t stage = shared + n % Shared::kStages * Shared::kStage;
     const uint32_t gates = shared + Shared::kGates + n % Shared::kGateStages * Shared::kGateStage;
     const int64_t first = static_cast<int64_t>(n) * kTokens;
+    const int64_t highest = place.token(first + kBlock * pw + (p.reverse ? 0 : kBlock - 1));
     const auto copy = [&](auto pieces_of_row, const Operand& from, auto element_bytes, int shift, int column,
                           int columns, auto at_row) {
       constexpr int kPieces = decltype(pieces_of_row)::value, kRowsAtOnce = 32 / kPieces;
@@ -50,13 +51,18 @@ struct VectorPreparation {
                                 (place.b * from.batch_stride + place.h * from.head_stride + column) * kElement;
       int token = static_cast<int>(place.token(first + kBlock * pw + lane / kPieces)) + shift;
       const char* source = begin + token * from.token_stride * kElement + piece * 16;
-      const bool inside = column + piece * kElements < columns;
+      const int64_t step = sign * kRowsAtOnce * from.token_stride * kElement;
+      if (highest + shift < p.length && column + kPieces * kElements <= columns) {
 #pragma unroll
-      for (int i = 0; i < kBlock; i += kRowsAtOnce) {
+        for (int i = 0; i < kBlock; i += kRowsAtOnce, source += step)
+          ptx::copy_chunk(at_row(lane / kPieces, piece, i), source);
+        return;
+      }
+      const bool inside = column + piece * kElements < columns;
+#pragma unroll 1
+      for (int i = 0; i < kBlock; i += kRowsAtOnce, source += step, token += sign * kRowsAtOnce) {
         const bool valid = inside && token < p.length;
         ptx::copy_chunk(at_row(lane / kPieces, piece, i), valid ? source : begin, valid);
-        token += sign * kRowsAtOnce;
-        source += sign * kRowsAtOnce * from.token_stride * kElement;
       }
     };
     const auto tile_row = [&](auto width, uint32_t tile) {
@@ -81,17 +87,18 @@ struct VectorPreparation {
 
   /// Stores the block's rows of chunk n's output, which the sweep left in the place of c.
   __device__ __forceinline__ void store(int n) const {
-    const uint32_t tile = shared + n % Shared::kStages * Shared::kStage + Shared::kValue;
-    char* const out = static_cast<char*>(p.out);
+    const int row = kBlock * pw + lane / 8, piece = lane % 8, sign = p.reverse ? -1 : 1;
+    const uint32_t tile =
+        shared + n % Shared::kStages * Shared::kStage + Shared::kValue + ptx::swizzled_chunk<kSweepColumns>(row, piece);
+    int token = static_cast<int>(place.token(static_cast<int64_t>(n) * kTokens + row));
+    const int length = place.column + 8 * piece < p.columns ? static_cast<int>(p.length) : 0;
+    char* to = static_cast<char*>(p.out) +
+               (((place.b * p.length + token) * p.heads + place.h) * p.columns + place.column + 8 * piece) * 2;
+    const int64_t step = sign * int64_t{8} * p.heads * p.columns;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int row = kBlock * pw + i * 4 + lane / 8, piece = lane % 8;
-      const uint4 eight = ptx::load_words(tile + ptx::swizzled_chunk<kSweepColumns>(row, piece));
-      const int64_t token = place.token(static_cast<int64_t>(n) * kTokens + row);
-      if (token < p.length && place.column + 8 * piece < p.columns)
-        *reinterpret_cast<uint4*>(
-            out + (((place.b * p.length + token) * p.heads + place.h) * p.columns + place.column + 8 * piece) * 2) =
-            eight;
+    for (int i = 0; i < kBlock; i += 4, token += 4 * sign, to += step) {
+      const uint4 eight = ptx::load_words(rows_below<kSweepColumns>(tile, i));
+      if (token < length) *reinterpret_cast<uint4*>(to) = eight;
     }
     __syncwarp();
   }
@@ -149,7 +156,9 @@ struct VectorPreparation {
       __syncwarp();  // all lanes have read the gates and the rows: both places are free
       // Two halvings at a time in the place of the gates.
       const auto operand_at = [&](int slot, int row, int piece) {
-        return ((gates + panel * 256 + piece * 16) ^ (((slot * (kWide / 8)) ^ (row & 7)) << 4)) + row * (kRows * 4);
+        const uint32_t at = gates + panel * 256 + piece * 16;
+        if constexpr (kWide == 64) return (at ^ (row & 7) << 4) + slot * 128 + row * (kRows * 4);
+        else return (at ^ ((slot * (kWide / 8)) ^ (row & 7)) << 4) + row * (kRows * 4);
       };
       // A row's 16 bits are read again for each halving, all rows before any operand is stored: registers for a and b, and for what is unpacked of them,
       // would be too many, and a load that follows a store waits for it.

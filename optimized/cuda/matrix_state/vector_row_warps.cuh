@@ -1,5 +1,5 @@
 #pragma once
-// The warps of vector_gradient.cuh that own rows of R, S, q, k and f.
+// What a warp of vector_gradient.cuh does with its 16 rows of R, S, q, k and f.
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -11,11 +11,11 @@
 
 namespace lethe::matrix_state {
 
-/// A warp of those that own rows: g and g + 8 of its 16 a lane.
-template <typename Element, int kColumns, bool kColumnGate>
+/// Rows g and g + 8 of a warp's 16 are a lane's.
+template <typename Element, int kRows, int kColumns, bool kColumnGate>
 struct VectorRows {
-  using Shared = VectorGradientShared<kColumns, kColumnGate>;
-  static constexpr bool kHalf = std::is_same_v<Element, __half>, kKeepStates = kColumns == 64;
+  using Shared = VectorGradientShared<kRows, kColumns, kColumnGate>;
+  static constexpr bool kHalf = std::is_same_v<Element, __half>, kKeepStates = kColumns <= 64;
   static constexpr int kSteps = kColumns / 16;
   const VectorGradientArguments& p;
   const RowTile& place;
@@ -46,23 +46,39 @@ struct VectorRows {
         if (in_state(n, e)) p.grad_initial[state_at(n, e)] = grad[n][e];
   }
 
+  /// Columns 16k … of the warp's rows of S before the chunk, from the other side's states, where they are rows.
+  __device__ __forceinline__ uint4 transposed_state(int chunk, int k) const {
+    const int warps = row_tile_of(p.columns) / kBlock, tile = warps == 2 ? k / 2 : k / 4;
+    const int64_t tile_head = static_cast<int64_t>(tile) * p.batch * p.heads + place.head;
+    const int64_t at = ((tile_head * place.chunks + chunk) * warps + k % warps) * (padded_columns(p.rows) / kBlock) +
+                       place.row / kBlock + warp;
+    const uint4 four = p.states[at * 32 + lane];
+    return {ptx::transpose_matrix(four.x), ptx::transpose_matrix(four.z), ptx::transpose_matrix(four.y),
+            ptx::transpose_matrix(four.w)};
+  }
+
   __device__ __forceinline__ void step(int n) {
     const int g = lane / 4, t = lane % 4;
     const bool upper2 = t & 1, upper4 = t & 2;
     const uint32_t stage = shared + n % Shared::kStages * Shared::kStage;
-    const uint32_t pairs = Shared::pairs(shared, n);
+    const uint32_t pairs = shared + Shared::kPairs;
     const int chunk = place.chunks - 1 - n;
-    const int64_t state_at = (place.index * place.chunks + chunk) * 4 + warp;
-    const uint4* const states = p.states + state_at * kSteps * 32 + lane;
+    const int64_t state_at = (place.index * place.chunks + chunk) * Shared::kWarps + warp;
+    const auto load_state = [&](int k) {
+      if constexpr (kColumnGate && !kHalf) {
+        if (p.transposed) return transposed_state(chunk, k);
+      }
+      return p.states[(state_at * kSteps + k) * 32 + lane];
+    };
     uint4 kept[kKeepStates ? kSteps : 1];
     if constexpr (kKeepStates) {
 #pragma unroll
-      for (int k = 0; k < kSteps; ++k) kept[k] = states[k * 32];
+      for (int k = 0; k < kSteps; ++k) kept[k] = load_state(k);
     }
     const auto state_of = [&](int k, uint32_t(&to)[4]) {
       uint4 four;
       if constexpr (kKeepStates) four = kept[k];
-      else four = states[k * 32];
+      else four = load_state(k);
       to[0] = four.x, to[1] = four.y, to[2] = four.z, to[3] = four.w;
     };
     float grad_unit = 1.0f, grad_unscale = 1.0f, state_unit = 1.0f, pair_units[4] = {1.0f, 1.0f, 1.0f, 1.0f};
@@ -81,15 +97,38 @@ struct VectorRows {
     const auto total_of = [&](int eight) {  // E_C of columns 8·eight + 2t and the next
       return ptx::load_floats(pairs + PairRecord::kTotals + (8 * eight + 2 * t) * 4);
     };
-    const uint32_t columns_at = ptx::swizzled_chunk<kRowTile>(lane % 8 + lane / 16 * 8, 2 * warp + lane / 8 % 2);
+    const uint32_t columns_at = ptx::swizzled_chunk<kRows>(lane % 8 + lane / 16 * 8, 2 * warp + lane / 8 % 2);
     const auto load_rows = [&](int m, uint32_t(&q)[4], uint32_t(&k)[4]) {  // transposed: rows of the state by tokens
-      const uint32_t at = stage + columns_at + 16 * m * (kRowTile * 2);
+      const uint32_t at = stage + columns_at + 16 * m * (kRows * 2);
       ptx::load_matrices_transposed(q, at);
       ptx::load_matrices_transposed(k, at + Shared::kKey);
     };
     const auto gate_at = [&](int eight, int j) {
-      return stage + Shared::kGates + (8 * eight + 2 * t + j % 2) * kGateStride + (16 * warp + g + 8 * (j / 2)) * 4;
+      return shared + Shared::kGates + (8 * eight + 2 * t + j % 2) * kGateStride<kRows> +
+             (16 * warp + g + 8 * (j / 2)) * 4;
     };
+
+    // ⟨S, R⟩ of each row, but for its own gates; R as left operands.
+    float product[2] = {};
+    uint32_t grads[kSteps][4];
+#pragma unroll
+    for (int k = 0; k < kSteps; ++k) {
+      uint32_t s[4];
+      state_of(k, s);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float2 two = unpack<Element>(s[i]);
+        float(&r)[4] = grad[2 * k + i / 2];
+        float& x = r[i % 2 * 2];
+        float& y = r[i % 2 * 2 + 1];
+        grads[k][i] = pack<Element>(x * grad_unscale, y * grad_unscale);
+        if constexpr (kColumnGate) {
+          const float2 column_total = total_of(2 * k + i / 2);
+          x *= column_total.x, y *= column_total.y;
+        }
+        product[i % 2] += two.x * x + two.y * y;
+      }
+    }
 
     // The gates, in the place of their logarithms, and the operands of halves of 16 and 32 tokens and of the whole chunk.
     EightGates gates[8];
@@ -115,20 +154,26 @@ struct VectorRows {
       logs[h] += __shfl_xor_sync(kEveryLane, logs[h], 1);
       logs[h] += __shfl_xor_sync(kEveryLane, logs[h], 2);
       total[h] = exp2f(logs[h]);
+#pragma unroll
+      for (int c = 0; c < kColumns / 8; ++c) {
+        grad[c][2 * h] *= total[h];
+        grad[c][2 * h + 1] *= total[h];
+      }
     }
     ChunkProducts runs;
 #pragma unroll
     for (int i = 0; i < 8; ++i) runs.eight[i][0] = gates[i].eight[0], runs.eight[i][1] = gates[i].eight[1];
     const auto operand_at = [&](int which, int m) {
-      return shared + Shared::kOperands + ((warp * 3 + which) * 4 + m) * 512 + lane * 16;
+      return shared + Shared::kOperands + ((warp * 2 + which) * 4 + m) * 512 + lane * 16;
     };
     const auto load_operand = [&](int which, int m, uint32_t(&to)[4]) {
       const uint4 four = ptx::load_words(operand_at(which, m));
       to[0] = four.x, to[1] = four.y, to[2] = four.z, to[3] = four.w;
     };
     const auto products_at = [&](int m, int h) {
-      return shared + Shared::kProducts + (warp * 4 + m) * 256 + (g + 8 * h) * 16;
+      return shared + Shared::kProducts + (warp * 4 + m) * 128 + (g + 8 * h) * 8;
     };
+    const uint32_t grads_at = stage + Shared::kGradValue + ptx::swizzled_chunk<kColumns>(lane % 16, lane / 16);
 #pragma unroll
     for (int m = 0; m < 4; ++m) {
       uint32_t q[4], k[4], by16[4], by32[4], query[4];
@@ -150,38 +195,28 @@ struct VectorRows {
         }
       ptx::store_words(operand_at(0, m), {by16[0], by16[1], by16[2], by16[3]});
       ptx::store_words(operand_at(1, m), {by32[0], by32[1], by32[2], by32[3]});
-      ptx::store_words(operand_at(2, m), {query[0], query[1], query[2], query[3]});
-      if (t == 0)
+      if (t == 0) {
 #pragma unroll
         for (int h = 0; h < 2; ++h)
-          ptx::store_words(products_at(m, h),
-                           {__float_as_uint(runs.eight[2 * m][h]), __float_as_uint(runs.eight[2 * m + 1][h]),
-                            __float_as_uint(runs.sixteen(m ^ 1, h)), __float_as_uint(runs.half_chunk(1 - m / 2, h))});
+          ptx::store_floats(products_at(m, h), runs.eight[2 * m][h], runs.eight[2 * m + 1][h]);
+      }
+      // R of the chunk before.
+#pragma unroll
+      for (int c = 0; c < kSteps; ++c) {
+        uint32_t right[4];
+        ptx::load_matrices_transposed(right, steps_right<kColumns>(grads_at + 16 * m * (kColumns * 2), c));
+        ptx::multiply_add<Element>(grad[2 * c], query, right[0], right[1]);
+        ptx::multiply_add<Element>(grad[2 * c + 1], query, right[2], right[3]);
+      }
     }
     __syncwarp();
 
     // What every gate of a block separates, of other blocks: by lane, summed over the lanes of a row at the end.
-    float shared_terms[4][2] = {};
-    {
-      float product[2] = {};
+    float shared_terms[4][2];
 #pragma unroll
-      for (int k = 0; k < kSteps; ++k) {
-        uint32_t s[4];
-        state_of(k, s);
+    for (int h = 0; h < 2; ++h)
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const float2 two = unpack<Element>(s[i]);
-          const float(&r)[4] = grad[2 * k + i / 2];
-          float2 column_total{1.0f, 1.0f};
-          if constexpr (kColumnGate) column_total = total_of(2 * k + i / 2);
-          product[i % 2] += two.x * r[i % 2 * 2] * column_total.x + two.y * r[i % 2 * 2 + 1] * column_total.y;
-        }
-      }
-#pragma unroll
-      for (int h = 0; h < 2; ++h)
-#pragma unroll
-        for (int m = 0; m < 4; ++m) shared_terms[m][h] = product[h] * total[h] * state_unit;
-    }
+      for (int m = 0; m < 4; ++m) shared_terms[m][h] = product[h] * total[h] * state_unit;
 
     const EightMasks masks(g, t);
     const uint32_t rows_at = ptx::swizzled_chunk<kTokens>(lane % 8 + lane / 16 * 8, lane / 8 % 2),
@@ -208,11 +243,12 @@ struct VectorRows {
       float sibling[2], other_half[2];  // products of the block's sibling of 16 and of the other 32 tokens
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const uint4 four = ptx::load_words(products_at(m, h));
-        block.eights[0][h] = __uint_as_float(four.x);
-        block.eights[1][h] = __uint_as_float(four.y);
-        sibling[h] = __uint_as_float(four.z);
-        other_half[h] = __uint_as_float(four.w);
+        const float2 own = ptx::load_floats(products_at(m, h)), near = ptx::load_floats(products_at(m ^ 1, h)),
+                     far = ptx::load_floats(products_at(m ^ 2, h)), last = ptx::load_floats(products_at(m ^ 3, h));
+        block.eights[0][h] = own.x;
+        block.eights[1][h] = own.y;
+        sibling[h] = near.x * near.y;
+        other_half[h] = (far.x * far.y) * (last.x * last.y);
       }
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
@@ -235,14 +271,9 @@ struct VectorRows {
           ptx::load_matrices(right, steps_right<kColumns>(at, c));
           ptx::multiply_add<Element>(dq[0], left, right[0], right[1]);
           ptx::multiply_add<Element>(dq[1], left, right[2], right[3]);
-          const float(&r0)[4] = grad[2 * c], (&r1)[4] = grad[2 * c + 1];
-          const uint32_t of_grad[4] = {pack<Element>(r0[0] * grad_unscale, r0[1] * grad_unscale),
-                                       pack<Element>(r0[2] * grad_unscale, r0[3] * grad_unscale),
-                                       pack<Element>(r1[0] * grad_unscale, r1[1] * grad_unscale),
-                                       pack<Element>(r1[2] * grad_unscale, r1[3] * grad_unscale)};
           ptx::load_matrices(right, steps_right<kColumns>(at + Shared::kValue - Shared::kGradValue, c));
-          ptx::multiply_add<Element>(dk[0], of_grad, right[0], right[1]);
-          ptx::multiply_add<Element>(dk[1], of_grad, right[2], right[3]);
+          ptx::multiply_add<Element>(dk[0], grads[c], right[0], right[1]);
+          ptx::multiply_add<Element>(dk[1], grads[c], right[2], right[3]);
         }
       }
       // q times the gates since the beginning of its run of 8, 16, 32 tokens, k times those up to the end.
@@ -336,32 +367,10 @@ struct VectorRows {
 #pragma unroll
           for (int j = 2 * h; j < 2 * h + 2; ++j)
             ptx::store_word(gate_at(2 * m + i, j), __float_as_uint(block.y[i][j]));
-          const uint32_t to = stage + ptx::swizzled_chunk<kRowTile>(16 * m + 8 * i + g, 2 * warp + h) + 4 * t;
+          const uint32_t to = stage + ptx::swizzled_chunk<kRows>(16 * m + 8 * i + g, 2 * warp + h) + 4 * t;
           ptx::store_word(to, ptx::transpose_matrix(pack<Element>(dq[i][2 * h], dq[i][2 * h + 1])));
           ptx::store_word(to + Shared::kKey, ptx::transpose_matrix(pack<Element>(dk[i][2 * h], dk[i][2 * h + 1])));
         }
-    }
-
-    // R of the chunk before.
-#pragma unroll
-    for (int c = 0; c < kColumns / 8; ++c) {
-      float2 column_total{1.0f, 1.0f};
-      if constexpr (kColumnGate) column_total = total_of(c);
-#pragma unroll
-      for (int e = 0; e < 4; ++e) grad[c][e] *= total[e / 2] * (e % 2 ? column_total.y : column_total.x);
-    }
-    const uint32_t grads_at = stage + Shared::kGradValue + ptx::swizzled_chunk<kColumns>(lane % 16, lane / 16);
-#pragma unroll
-    for (int m = 0; m < 4; ++m) {
-      uint32_t query[4];
-      load_operand(2, m, query);
-#pragma unroll
-      for (int c = 0; c < kSteps; ++c) {
-        uint32_t right[4];
-        ptx::load_matrices_transposed(right, steps_right<kColumns>(grads_at + 16 * m * (kColumns * 2), c));
-        ptx::multiply_add<Element>(grad[2 * c], query, right[0], right[1]);
-        ptx::multiply_add<Element>(grad[2 * c + 1], query, right[2], right[3]);
-      }
     }
 
 #pragma unroll

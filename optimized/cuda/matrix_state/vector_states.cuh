@@ -10,35 +10,38 @@
 
 namespace lethe::matrix_state {
 
-template <int kColumns>
+template <int kRows, int kColumns>
 struct VectorStatesShared {
   static constexpr int kStages = kColumns == 64 ? 3 : 2;
-  static constexpr int kValue = kTokens * kRowTile * 2, kGates = kValue + kTokens * kColumns * 2,
-                       kStage = kGates + kTokens * kGateStride, kBytes = kStages * kStage;
+  static constexpr int kValue = kTokens * kRows * 2, kGates = kValue + kTokens * kColumns * 2,
+                       kStage = kGates + kTokens * kGateStride<kRows>, kBytes = kStages * kStage;
 };
 
 /// The state before each chunk, in 16 bits: S ← E_C S + Σ_j (D_Cj ∘ k_j) v_jᵀ. A warp owns 16 rows.
-template <typename Element, int kColumns, bool kColumnGate>
-__global__ void __launch_bounds__(128, kColumns == 64 ? 3 : 2)
+template <typename Element, int kRows, int kColumns, bool kColumnGate>
+__global__ void __launch_bounds__(2 * kRows, (kColumns <= 64 ? 3 : 2) * (64 / kRows))
     vector_states(const __grid_constant__ VectorGradientArguments p) {
-  using Shared = VectorStatesShared<kColumns>;
+  using Shared = VectorStatesShared<kRows, kColumns>;
+  constexpr int kWarps = kRows / 16;
   constexpr bool kHalf = std::is_same_v<Element, __half>;
   extern __shared__ __align__(1024) char memory[];
   const uint32_t shared = ptx::shared_address(memory);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  const RowTile place = row_tile(p);
+  const RowTile place = row_tile<kRows>(p);
   const auto load = [&](int n) {
     if (n < place.chunks) {
       const uint32_t stage = shared + n % Shared::kStages * Shared::kStage;
-      const int64_t first = static_cast<int64_t>(n) * kTokens + kBlock * warp;
-      copy_rows<2, kRowTile / 8>(p.key, place, first, p.length, place.row, p.rows, lane,
-                                 tile_rows<kRowTile>(stage, kBlock * warp));
-      copy_rows<2, kColumns / 8>(p.value, place, first, p.length, 0, p.columns, lane,
-                                 tile_rows<kColumns>(stage + Shared::kValue, kBlock * warp));
-      copy_rows<4, kRowTile / 4>(
-          p.key_gate, place, first, p.length, place.row, p.rows, lane, [&](int row, int piece, int further) {
-            return stage + Shared::kGates + (kBlock * warp + row + further) * kGateStride + piece * 16;
-          });
+      each_block<kWarps>(warp, [&](int block) {
+        const int row = kBlock * block;
+        const int64_t first = static_cast<int64_t>(n) * kTokens + row;
+        copy_rows<2, kRows / 8>(p.key, place, first, p.length, place.row, p.rows, lane, tile_rows<kRows>(stage, row));
+        copy_rows<2, kColumns / 8>(p.value, place, first, p.length, 0, p.columns, lane,
+                                   tile_rows<kColumns>(stage + Shared::kValue, row));
+        copy_rows<4, kRows / 4>(p.key_gate, place, first, p.length, place.row, p.rows, lane,
+                                [&](int r, int piece, int further) {
+                                  return stage + Shared::kGates + (row + r + further) * kGateStride<kRows> + piece * 16;
+                                });
+      });
     }
     ptx::copies_commit();
   };
@@ -61,7 +64,7 @@ __global__ void __launch_bounds__(128, kColumns == 64 ? 3 : 2)
     __syncthreads();
     load(n + Shared::kStages - 1);
     const uint32_t stage = shared + n % Shared::kStages * Shared::kStage;
-    const int64_t at = (place.index * place.chunks + n) * 4 + warp;
+    const int64_t at = (place.index * place.chunks + n) * kWarps + warp;
     float unscale = 1.0f;
     if constexpr (kHalf) {
       float x = 0.0f;
@@ -87,15 +90,16 @@ __global__ void __launch_bounds__(128, kColumns == 64 ? 3 : 2)
     for (int m = 3; m >= 0; --m) {
       uint32_t raw[4];
       ptx::load_matrices_transposed(
-          raw, stage + ptx::swizzled_chunk<kRowTile>(16 * m + lane % 8 + lane / 16 * 8, 2 * warp + lane / 8 % 2));
+          raw, stage + ptx::swizzled_chunk<kRows>(16 * m + lane % 8 + lane / 16 * 8, 2 * warp + lane / 8 % 2));
 #pragma unroll
       for (int i = 1; i >= 0; --i) {
         EightGates gates;
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-          const float log = kLog2e * __uint_as_float(ptx::load_word(stage + Shared::kGates +
-                                                                    (16 * m + 8 * i + 2 * t + j % 2) * kGateStride +
-                                                                    (16 * warp + g + 8 * (j / 2)) * 4));
+          const float log =
+              kLog2e * __uint_as_float(ptx::load_word(stage + Shared::kGates +
+                                                      (16 * m + 8 * i + 2 * t + j % 2) * kGateStride<kRows> +
+                                                      (16 * warp + g + 8 * (j / 2)) * 4));
           logs[j / 2] += log;
           gates.f[j] = exp2_approximate(log);
         }

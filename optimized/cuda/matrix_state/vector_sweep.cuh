@@ -2,7 +2,7 @@
 // A pass of a matrix state with a gate a row over the tokens of one head and 64 columns (VectorSweepArguments), in chunks of four blocks of 16 tokens.
 //
 // Four warps prepare a chunk, a block each, while four sweep over the one before, 16 columns each: their part of Sᵀ stays in float accumulators, which
-// rounded to 16 bits are the left operand of the next product. Between two chunks is one barrier.
+// rounded to 16 bits are the left operand of the next product. They have less to do, and so copy and store, too. Between two chunks is one barrier.
 //
 //   prepare    E ∘ a and D_B ∘ b over a and b; P_ij = Σ_κ D_ijκ a_iκ b_jκ
 //   sweep      Oᵀ = Sᵀ (E ∘ a)ᵀ + Cᵀ Pᵀ;  Sᵀ = E_B Sᵀ + Cᵀ (D_B ∘ b), of one block after the other
@@ -92,8 +92,6 @@ struct VectorSweep {
     if constexpr (kValueGate) {
       if (n + 1 < chunks) load_gates(n + 1);
       ptx::copies_commit();
-      ptx::copies_wait<1>();
-      __syncwarp();
     }
 #pragma unroll 1
     for (int block = 0; block < kTokens / kBlock; ++block) sweep_block(n, block);
@@ -339,35 +337,37 @@ __global__ void __launch_bounds__(kVectorThreads, kRows <= 32 || (kRows == 64 &&
   const int64_t head = blockIdx.x / tiles;
   const VectorPlace place{head, head / p.heads, head % p.heads, static_cast<int>(blockIdx.x % tiles) * kSweepColumns,
                           p.reverse ? static_cast<int64_t>(chunks) * kTokens - 1 : -1};
+  const VectorPreparation<Element, kRows> block{p, place, shared, warp % 4, lane};
   if (warp < 4) {
     VectorSweep<Element, kRows, kValueGate> columns{p, place, shared, warp, lane};
     columns.begin();
-    __syncthreads();
-    for (int n = 0; n < chunks; ++n) {
-      columns.sweep(n, chunks);
-      __syncthreads();
-    }
-    columns.end();
-  } else {
-    const VectorPreparation<Element, kRows> block{p, place, shared, warp - 4, lane};
     const auto load = [&](int n) {
       if (n < chunks) block.load(n);
       ptx::copies_commit();
     };
     load(0);
+    ptx::copies_wait<0>();
+    __syncthreads();
     load(1);
+    ptx::copies_wait<0>();
+    __syncthreads();
 #pragma unroll 1
-    for (int n = -1; n < chunks; ++n) {
+    for (int n = 0; n < chunks; ++n) {
       if (n > 0 && !p.float_out) block.store(n - 1);
-      if (n >= 0) load(n + 2);
-      if (n + 1 < chunks) {
-        ptx::copies_wait<1>();
-        __syncwarp();
-        block.prepare(n + 1);
-      }
+      load(n + 2);
+      columns.sweep(n, chunks);
+      ptx::copies_wait<0>();
       __syncthreads();
     }
     if (!p.float_out) block.store(chunks - 1);
+    columns.end();
+  } else {
+    __syncthreads();
+#pragma unroll 1
+    for (int n = 0; n <= chunks; ++n) {
+      if (n < chunks) block.prepare(n);
+      __syncthreads();
+    }
   }
   wait_for_previous_kernel();
 }

@@ -39,12 +39,14 @@ __global__ void __launch_bounds__(kPrepareThreads) prepare(const __grid_constant
   if (blockIdx.x == 0 && threadIdx.x < kGateBlock) p.workspace.zeros[threadIdx.x] = {};
   constexpr int kLanesARow = kDim / 8;  // 16 bytes a lane
   constexpr int kRowsAtOnce = kPrepareThreads / kLanesARow, kRounds = kRows / kRowsAtOnce;
-  const int64_t row_of_heads = blockIdx.x / p.row_blocks;
-  const int first = blockIdx.x % p.row_blocks * kRows + threadIdx.x / kLanesARow;
+  const int index =
+      gridDim.x - 1 - blockIdx.x;  // what the main kernel reads first is written last: it is in the L2 cache
+  const int64_t row_of_heads = index / p.row_blocks;
+  const int first = index % p.row_blocks * kRows + threadIdx.x / kLanesARow;
   const int batch = row_of_heads / p.query_heads, head = row_of_heads % p.query_heads;
   const int lane_of_row = threadIdx.x % kLanesARow;
   constexpr int kFloat4s = kSliceFloats * (kDim / 64) / 4;
-  float4* slices = reinterpret_cast<float4*>(p.workspace.grad_query) + int64_t{blockIdx.x} * kFloat4s;
+  float4* slices = reinterpret_cast<float4*>(p.workspace.grad_query) + int64_t{index} * kFloat4s;
   for (int i = threadIdx.x; i < kFloat4s; i += kPrepareThreads) slices[i] = float4{0, 0, 0, 0};
 
   // A row's lanes have kRounds rows, of which each of the first lanes writes one. Its log-normaliser is loaded here, under the others' loads.
@@ -69,10 +71,11 @@ __global__ void __launch_bounds__(kPrepareThreads) prepare(const __grid_constant
         const auto load = [&](const Operand& operand) {
           const Element* data = static_cast<const Element*>(operand.data) + batch * operand.batch_stride +
                                 of_round * operand.token_stride + head * operand.head_stride;
-          return reinterpret_cast<const uint4*>(data)[lane_of_row];
+          return reinterpret_cast<const uint4*>(data) + lane_of_row;
         };
-        loaded[i][0] = load(p.values), loaded[i][2] = load(p.grad_values);
-        if (p.residual.data) loaded[i][1] = load(p.residual);
+        // Of these the main kernel reads dO alone.
+        loaded[i][0] = __ldcs(load(p.values)), loaded[i][2] = *load(p.grad_values);
+        if (p.residual.data) loaded[i][1] = __ldcs(load(p.residual));
       }
 #pragma unroll
       for (int i = 0; i < kLoads; ++i) {
@@ -125,7 +128,8 @@ __global__ void __launch_bounds__(kFinishThreads) finish_query(const __grid_cons
   constexpr int kPanels = kDim / 64;
   constexpr int kRowWords = 32 + 4;  // of shared memory, padded so that rows start in different banks
   __shared__ alignas(16) uint32_t tile[kRows * kRowWords];
-  const float4* slice = reinterpret_cast<const float4*>(p.slices + int64_t{blockIdx.x} * kSliceFloats);
+  const int index = gridDim.x - 1 - blockIdx.x;  // the main kernel's last sums first
+  const float4* slice = reinterpret_cast<const float4*>(p.slices + int64_t{index} * kSliceFloats);
   const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
 #pragma unroll
   for (int k = 0; k < 8; ++k) {
@@ -135,7 +139,7 @@ __global__ void __launch_bounds__(kFinishThreads) finish_query(const __grid_cons
     tile[(row + 8) * kRowWords + word] = pack<Element>(part.z * p.scale, part.w * p.scale);
   }
   __syncthreads();
-  const int row_of_heads = blockIdx.x / p.slices_a_head, slice_of_head = blockIdx.x % p.slices_a_head;
+  const int row_of_heads = index / p.slices_a_head, slice_of_head = index % p.slices_a_head;
   const int batch = row_of_heads / p.query_heads, head = row_of_heads % p.query_heads;
   const int first = slice_of_head / kPanels * kRows, panel = slice_of_head % kPanels;
 #pragma unroll

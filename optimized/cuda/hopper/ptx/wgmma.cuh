@@ -59,18 +59,6 @@ __device__ inline uint64_t opaque_descriptor(uint64_t descriptor) {
   return descriptor;
 }
 
-/// Keeps ptxas from moving instructions across this point, which fence_registers() does not: a loop that is never entered, at which its blocks end.
-/// Work meant to run during a wait would otherwise be moved before the issue of the instruction waited for. Two instructions. `number` is below 2¹⁶,
-/// or the thread waits forever, and is opaque to the compiler; ptxas merges two places of a function that have the same kPlace.
-template <int kPlace>
-__device__ inline void keep_order(uint32_t number) {
-  asm volatile(
-      "{\n.reg .pred p;\n"
-      "AGAIN_%=: setp.ne.u32 p, %0, %1;\n@p bra ON_%=;\nnanosleep.u32 1;\nbra AGAIN_%=;\nON_%=:\n}" ::"r"(number),
-      "n"(0x10000 + kPlace)
-      : "memory");
-}
-
 /// Descriptor of a 128-byte-swizzled operand. `panel_bytes` (rows·128, the step to the next 64 elements of M or N) matters to
 /// MN-major operands wider than 64 only. Advance by adding bytes/16.
 __device__ inline uint64_t operand_descriptor(const void* shared, uint32_t panel_bytes) {

@@ -2,6 +2,7 @@
 // What the kernels of wgmma read and write: no gate or one a token, a state of at most 128 rows, for gradients of at most
 // 128 × 64, on compute capability 9.0. Shapes as in sweep.hpp. In a normalised call a state has columns + 1 columns, the last of which is z, or z's gradient.
 
+#include "optimized/cuda/matrix_state/chunk_gates.cuh"
 #include "optimized/cuda/matrix_state/sweep.hpp"
 
 namespace lethe::matrix_state {
@@ -43,6 +44,7 @@ struct SegmentArguments {
   int batch, heads, rows, columns;
   float scale;
   bool reverse;
+  bool beside_previous;        ///< nothing is read that the kernel before writes
   int first_head, head_count;  ///< of B·H: which
   int tiles;                   ///< of 64 columns, a CTA each
   int segments;                ///< the first ones
@@ -72,12 +74,31 @@ struct StateForwardArguments {
   int stages;                     ///< of tiles in shared memory
 };
 
+/// A chunk's gates as the gradients read them, by copies of multiples of 16 bytes: in reverse, with the scale in `write`; and by time for S.
+struct alignas(16) GatesInReverse : ChunkGates {};
+struct alignas(16) GatesByTime {
+  float write[kChunk], total;
+};
+struct PreparedGates {
+  GatesInReverse in_reverse;
+  GatesByTime by_time;
+};
+
+struct PreparedGatesArguments {
+  Gates gate;
+  int64_t length;
+  int batch, heads;
+  float scale;
+  PreparedGates* to;  ///< [B·H, chunks]
+};
+
 /// All gradients, by heads and by pieces of heads, of a state of one tile of columns.
 struct StateGradientArguments {
   CUtensorMap maps[7];  ///< of query, key, value, dO; of their gradients but dO's, in 16 rows
   Operand query, key, value, grad_values;
   Gates gate;
-  float* grad_gate;  ///< [B, T, H] contiguous
+  const PreparedGates* gates;  ///< [B·H, chunks]
+  float* grad_gate;            ///< [B, T, H] contiguous
   int64_t length;
   int batch, heads, rows, columns;
   float scale;

@@ -1,6 +1,8 @@
 // The launches of the delta rule's kernels of wgmma (delta.hpp).
 #include "optimized/cuda/matrix_state/hopper/delta.hpp"
 
+#include "optimized/cuda/matrix_state/hopper/delta_back_sweep.cuh"
+#include "optimized/cuda/matrix_state/hopper/delta_gradients.cuh"
 #include "optimized/cuda/matrix_state/hopper/delta_solve.cuh"
 #include "optimized/cuda/matrix_state/hopper/delta_sweep.cuh"
 #include "optimized/cuda/matrix_state/hopper/maps.hpp"
@@ -89,6 +91,36 @@ void launch(const MatrixStateInput& a, SolvedChunk* solved, const DeltaSweepArgu
                               : launch<__half, kKeeps>(a, solved, p, stream);
 }
 
+template <typename Element, int kBlocks, int kGroups>
+void sweep_back(const DeltaSweepArguments& p, cudaStream_t stream) {
+  using Shared = DeltaBackShared<kBlocks, kGroups>;
+  const auto kernel = delta_back_sweep<Element, kBlocks, kGroups>;
+  allow_bytes(reinterpret_cast<const void*>(kernel), Shared::kBytes);
+  const int64_t ctas = int64_t{1} * p.all_heads * delta_ctas(p.columns, kGroups);
+  launch_overlapping(kernel, dim3(static_cast<unsigned>(ctas)), Shared::kThreads, Shared::kBytes, stream, p);
+}
+
+template <typename Element>
+void sweep_back(const DeltaSweepArguments& p, cudaStream_t stream) {
+  if (p.rows <= 64) return sweep_back<Element, 1, 1>(p, stream);
+  p.columns <= 64 ? sweep_back<Element, 2, 1>(p, stream) : sweep_back<Element, 2, 2>(p, stream);
+}
+
+template <typename Element, int kTiles>
+void launch_gradients(const DeltaChunkGradients& p, cudaStream_t stream) {
+  const auto kernel = delta_chunk_gradients<Element, kTiles>;
+  constexpr int kBytes = ChunkGradientsShared<kTiles>::kBytes;
+  allow_bytes(reinterpret_cast<const void*>(kernel), kBytes);
+  const int64_t ctas = p.all_chunks * ((p.rows + 63) / 64);
+  kernel<<<static_cast<unsigned>(ctas), kComputing, kBytes, stream>>>(p);
+  cuda_check(cudaGetLastError(), "delta rule: launch");
+}
+
+template <typename Element>
+void launch_gradients(const DeltaChunkGradients& p, int64_t columns, cudaStream_t stream) {
+  columns <= 64 ? launch_gradients<Element, 1>(p, stream) : launch_gradients<Element, 2>(p, stream);
+}
+
 SolvedChunk* take_solved(Workspace& memory, const Shape& shape) {
   return memory.take<SolvedChunk>(heads_of(shape) * chunks_of(shape));
 }
@@ -117,6 +149,52 @@ void delta_states_by_warpgroups(const MatrixStateInput& in, const DeltaArrays& a
   DeltaSweepArguments p = sweep_arguments(in, solved);
   p.arrays = arrays;
   launch<true>(in, solved, p, stream);
+}
+
+void delta_reverse_by_warpgroups(const MatrixStateBackward& a, const DeltaArrays& arrays, void* workspace) {
+  Workspace memory(workspace);
+  DeltaSweepArguments p = sweep_arguments(a, take_solved(memory, a.shape));
+  const Maps map{a};
+  p.maps[2] = map(a.grad_values, a.shape.value_dim);
+  p.maps[3] = map.of_result(a.grad_value, a.shape.value_dim);
+  p.value = a.grad_values;
+  p.initial = a.grad_last_state;
+  p.last = a.grad_initial_state;
+  p.arrays = arrays;
+  a.dtype == Dtype::kBFloat16 ? sweep_back<__nv_bfloat16>(p, a.stream) : sweep_back<__half>(p, a.stream);
+}
+
+void delta_gradients_by_warpgroups(const MatrixStateBackward& a, const DeltaArrays& arrays, void* workspace) {
+  const Maps map{a};
+  const Shape& shape = a.shape;
+  DeltaChunkGradients p{};
+  p.maps[0] = map(a.query, shape.key_dim);
+  p.maps[1] = map(a.key, shape.key_dim);
+  p.maps[2] = map(a.grad_values, shape.value_dim);
+  p.maps[3] = map.of_result(a.grad_query, shape.key_dim);
+  p.maps[4] = map.of_result(a.grad_key, shape.key_dim);
+  p.query = a.query;
+  p.key = a.key;
+  p.grad_values = a.grad_values;
+  p.gate = gate_of(a);
+  p.beta = a.beta;
+  p.scale = static_cast<float>(a.scale);
+  p.length = shape.key_length;
+  p.heads = static_cast<int>(shape.heads);
+  p.chunks = chunks_of(shape);
+  p.all_chunks = heads_of(shape) * p.chunks;
+  p.rows = static_cast<int>(shape.key_dim);
+  p.grad_gate = a.grad_key_gate;
+  p.grad_beta = a.grad_beta;
+  p.arrays = arrays;
+  const bool shares = p.gate.log_forget && p.rows > 64;
+  if (shares) p.gate_share = static_cast<float*>(workspace);
+  a.dtype == Dtype::kBFloat16 ? launch_gradients<__nv_bfloat16>(p, shape.value_dim, a.stream)
+                              : launch_gradients<__half>(p, shape.value_dim, a.stream);
+  if (!shares) return;
+  const int64_t size = heads_of(shape) * shape.key_length;
+  add_gate_shares<<<static_cast<unsigned>((size + 255) / 256), 256, 0, a.stream>>>(p.grad_gate, p.gate_share, size);
+  cuda_check(cudaGetLastError(), "delta rule: launch");
 }
 
 }  // namespace lethe::matrix_state

@@ -1,5 +1,5 @@
 #pragma once
-// What the forward of the delta rule by wgmma reads and writes: no gate or one a token, a state of at most 128 rows, on compute capability 9.0. Shapes as
+// What the delta rule by wgmma reads and writes: no gate or one a token, a state of at most 128 rows, on compute capability 9.0. Shapes as
 // in delta.hpp, whose equations these kernels compute.
 
 #include "optimized/cuda/matrix_state/delta.hpp"
@@ -27,9 +27,9 @@ struct DeltaSolveArguments {
   uint4* transposed;    ///< Wᵀ as in DeltaArrays; null: not wanted
 };
 
-/// A CTA: a head and kGroups times 64 columns.
+/// A CTA: a head and kGroups times 64 columns. From the last token back, the value is the result's gradient, and its result the value's gradient.
 struct DeltaSweepArguments {
-  CUtensorMap maps[4];  ///< of query, key, value, and of out in 16 rows
+  CUtensorMap maps[4];  ///< of query, key, value, and of the result in 16 rows
   Operand query, key, value;
   Gates gate, beta;
   float scale;
@@ -38,7 +38,20 @@ struct DeltaSweepArguments {
   const SolvedChunk* solved;
   const float* initial;  ///< [B, H, rows, columns] contiguous; null: zeros
   float* last;           ///< the same; null: not wanted
-  DeltaArrays arrays;    ///< where it keeps S and r for a backward instead of reading with queries
+  DeltaArrays arrays;    ///< where it keeps S and r for a backward instead of reading with queries; R and dN̄
+};
+
+/// The gradients inside all chunks: a CTA one and 64 columns of the keys.
+struct DeltaChunkGradients {
+  CUtensorMap maps[5];  ///< of query, key, grad_values; of grad_query and grad_key in 16 rows
+  Operand query, key, grad_values;
+  Gates gate, beta;
+  float scale;
+  int64_t length, all_chunks;  ///< all_chunks: of all heads
+  int heads, chunks, rows;
+  float *grad_gate, *grad_beta;  ///< [B, T, H] contiguous; grad_gate null: no gate
+  float* gate_share;             ///< [B, T, H]: what columns from 64 on share in grad_gate; null where there are none
+  DeltaArrays arrays;
 };
 
 }  // namespace lethe::matrix_state

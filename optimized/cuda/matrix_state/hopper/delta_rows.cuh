@@ -5,6 +5,9 @@
 
 namespace lethe::matrix_state {
 
+/// Sums of wgmma in the order of mma.sync's.
+__device__ __forceinline__ Sums& by_tiles(float (&sums)[32]) { return reinterpret_cast<Sums&>(sums); }
+
 template <typename Element>
 using PairOf = std::conditional_t<std::is_same_v<Element, __half>, __half2, __nv_bfloat162>;
 
@@ -81,15 +84,17 @@ __device__ __forceinline__ void divide_rows(uint32_t tile, const float* units, i
   store_row<Element>(pieces, part, reciprocal_of_power(units[part.row]));
 }
 
-/// The same by units of their largest numbers.
+/// The same by units of their largest numbers, which `largest` gets where it is not null.
 template <typename Element, int kPanels>
-__device__ __forceinline__ void divide_rows_by_largest(uint32_t tile, float* units, int block, int lane) {
+__device__ __forceinline__ void divide_rows_by_largest(uint32_t tile, float* units, int block, int lane,
+                                                       float* largest = nullptr) {
   const RowPart<kPanels> part(tile, block, lane);
   uint4 pieces[4 * kPanels];
   load_row(pieces, part);
-  const float unit = power_of_two_below(largest_of_row<Element>(pieces));
+  const float most = largest_of_row<Element>(pieces), unit = power_of_two_below(most);
   store_row<Element>(pieces, part, reciprocal_of_power(unit));
   if (lane < 16) units[part.row] = unit;
+  if (largest && lane < 16) largest[part.row] = most;
 }
 
 template <typename Element, int kPanels>
@@ -101,13 +106,23 @@ __device__ __forceinline__ void measure_rows(uint32_t tile, float* largest, int 
   if (lane < 16) largest[part.row] = most;
 }
 
-/// A warp's blocks of a lower triangle become products of what they are with `factors` of their columns and `outer` of their rows.
+// Blocks of a triangle, a left operand's. A warp has a row of a lower one; of an upper one, whose blocks are those of its transpose, a column.
+
+/// Where a warp's block of 16 columns k is among those of its triangle.
+template <bool kUpper>
+__device__ __forceinline__ int block_at(int block, int k) {
+  return 32 * (kUpper ? lower_block(k, block) : lower_block(block, k));
+}
+
+/// A warp's blocks become products of what they are with `factors` of their columns and `outer` of their rows.
+template <bool kUpper = false>
 __device__ __forceinline__ void weigh_blocks(uint4* blocks, const float* factors, const float (&outer)[2], int block,
                                              int lane) {
 #pragma unroll
   for (int k = 0; k < kWarps; ++k) {
-    if (k > block) break;
-    uint4& place = blocks[32 * lower_block(block, k) + lane];
+    if (!kUpper && k > block) break;
+    if (kUpper && k < block) continue;
+    uint4& place = blocks[block_at<kUpper>(block, k) + lane];
     uint32_t left[4];
     Weighted(place, factors + 16 * k, lane % 4).pack_to(left, outer);
     place = {left[0], left[1], left[2], left[3]};
@@ -115,11 +130,13 @@ __device__ __forceinline__ void weigh_blocks(uint4* blocks, const float* factors
 }
 
 /// The same of sums, which become blocks.
+template <bool kUpper = false>
 __device__ __forceinline__ void store_weighted(uint4* blocks, const Sums& sums, const float* factors,
                                                const float (&outer)[2], int block, int lane) {
 #pragma unroll
   for (int k = 0; k < kWarps; ++k) {
-    if (k > block) break;
+    if (!kUpper && k > block) break;
+    if (kUpper && k < block) continue;
     uint32_t words[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -127,16 +144,17 @@ __device__ __forceinline__ void store_weighted(uint4* blocks, const Sums& sums, 
       const float2 factor = *reinterpret_cast<const float2*>(&factors[16 * k + 8 * (i / 2) + lane % 4 * 2]);
       words[i] = pack<__half>(x[i % 2 * 2] * factor.x * outer[i % 2], x[i % 2 * 2 + 1] * factor.y * outer[i % 2]);
     }
-    blocks[32 * lower_block(block, k) + lane] = {words[0], words[1], words[2], words[3]};
+    blocks[block_at<kUpper>(block, k) + lane] = {words[0], words[1], words[2], words[3]};
   }
 }
 
 /// Blocks as a left operand.
+template <bool kUpper = false>
 __device__ __forceinline__ void load_blocks(uint32_t (&left)[16], const uint4* blocks, int block, int lane) {
 #pragma unroll
   for (int k = 0; k < kWarps; ++k) {
     uint4 words{};
-    if (k <= block) words = blocks[32 * lower_block(block, k) + lane];
+    if (kUpper ? k >= block : k <= block) words = blocks[block_at<kUpper>(block, k) + lane];
     left[4 * k] = words.x, left[4 * k + 1] = words.y, left[4 * k + 2] = words.z, left[4 * k + 3] = words.w;
   }
 }

@@ -1,6 +1,6 @@
 #pragma once
-// W = (I + G β)⁻¹ G of every chunk (delta_forward.cuh), a CTA a chunk. Warps have their blocks in turn, so that the last block, which has most to do, is
-// not always on the same of a multiprocessor's four schedulers.
+// W = (I + G β)⁻¹ G of every chunk (delta_forward.cuh), a CTA a chunk; the square of a key's length is a float. Warps have their blocks in turn, so that
+// the last block, which has most to do, is not always on the same of a multiprocessor's four schedulers.
 
 #include "optimized/cuda/launch.cuh"
 #include "optimized/cuda/matrix_state/delta_solution.cuh"
@@ -17,22 +17,35 @@ struct SolveShared {
     float scratch[kWarps][16 * 20];
     ChunkGates gates;
     alignas(16) float key_unit[kChunk];
-    float beta[kChunk], strength[kChunk];
+    float strength[kChunk];  ///< β times the key's unit
     uint64_t full;
   };
   static constexpr int kSolution = kBlocks * kPanel, kSmall = kSolution + kPanel;
   static constexpr int kBytes = kSmall + static_cast<int>(sizeof(Small));
 };
 
+/// A warp's products of keys, up to its diagonal block, over the units of both.
+__device__ __forceinline__ void divide_by_units(Sums& sums, const float* units, int block, int lane) {
+  const int i0 = 16 * block + lane / 4;
+  const float row[2] = {reciprocal_of_power(units[i0]), reciprocal_of_power(units[i0 + 8])};
+#pragma unroll
+  for (int c = 0; c < 8; ++c) {
+    if (c / 2 > block) continue;
+    const float2 unit = *reinterpret_cast<const float2*>(&units[8 * c + lane % 4 * 2]);
+    const float near = reciprocal_of_power(unit.x), far = reciprocal_of_power(unit.y);
+#pragma unroll
+    for (int e = 0; e < 4; ++e) sums[c][e] = sums[c][e] * row[e / 2] * (e % 2 ? far : near);
+  }
+}
+
 template <typename Element, int kBlocks>
-__global__ void __launch_bounds__(kComputing, 5) solve_chunks(const __grid_constant__ DeltaSolveArguments p) {
+__global__ void __launch_bounds__(kComputing, 6) solve_chunks(const __grid_constant__ DeltaSolveArguments p) {
   using Shared = SolveShared<kBlocks>;
   extern __shared__ __align__(1024) char memory[];
   auto& small = *reinterpret_cast<typename Shared::Small*>(memory + Shared::kSmall);
   const int block = ptx::in_uniform_register((threadIdx.x / 32 + blockIdx.x) % kWarps), lane = threadIdx.x % 32,
-            i0 = 16 * block + lane / 4;
-  const int64_t head = blockIdx.x / p.chunks, b = head / p.heads, h = head % p.heads,
-                first = static_cast<int64_t>(blockIdx.x % p.chunks) * kChunk;
+            i0 = 16 * block + lane / 4, head = static_cast<int>(blockIdx.x) / p.chunks, b = head / p.heads,
+            h = head % p.heads, first = static_cast<int>(blockIdx.x) % p.chunks * kChunk;
   let_next_kernel_start();
   if (threadIdx.x == 0) {
     ptx::mbarrier_init(&small.full, 1);
@@ -41,48 +54,65 @@ __global__ void __launch_bounds__(kComputing, 5) solve_chunks(const __grid_const
     load_tile_of<kBlocks>(memory, p.map, p.key, &small.full, 0, first, b, h);
   }
   const bool gated = p.gate.log_forget != nullptr;
-  RawChunk raw;
-  if (block == 0) raw.load(p.gate, p.beta, p.length, b, h, first, lane);
+  const int64_t own = int64_t{first} + 16 * block + lane;
+  float beta = 0.0f;
+  if (lane < 16 && own < p.length)
+    beta =
+        load_global(p.beta.log_forget + b * p.beta.batch_stride + h * p.beta.head_stride + own * p.beta.token_stride);
+  RawGates gates{};
+  if (gated && block == 0)
+    gates = load_gates(p.gate.log_forget + b * p.gate.batch_stride + h * p.gate.head_stride, p.gate.token_stride, first,
+                       p.length, false, lane);
   __syncthreads();
-  if (block == 0) {
-    *reinterpret_cast<float2*>(&small.beta[2 * lane]) = raw.beta;
-    if (gated) prepare_gates(small.gates, raw.gates, 1.0f, 1.0f, false, lane);
-  }
+  if (gated && block == 0) prepare_gates(small.gates, gates, 1.0f, 1.0f, false, lane);
   const uint32_t key = ptx::shared_address(memory), solution = key + Shared::kSolution;
-  ptx::mbarrier_wait(&small.full, 0);
-  divide_rows_by_largest<Element, kBlocks>(key, small.key_unit, block, lane);
-  __syncthreads();
   SolvedChunk& to = p.solved[blockIdx.x];
-  if (threadIdx.x < kChunk) {
-    const float unit = small.key_unit[threadIdx.x];
-    small.strength[threadIdx.x] = small.beta[threadIdx.x] * unit;
-    to.key_unit[threadIdx.x] = unit;
-  }
-  Sums sums = {};
+  ptx::mbarrier_wait(&small.full, 0);
+  float products[32];
+  ptx::undefined(products);
+  ptx::fence_registers(products);
 #pragma unroll
-  for (int k = 0; k < 4 * kBlocks; ++k) {
-    uint32_t a[4];
-    load_left(a, key, block, k, lane);
+  for (int i = 0; i < kBlocks; ++i) {
+    uint32_t left[16];  // this warp's rows, which are not those of its place among the four
 #pragma unroll
-    for (int j = 0; j < kWarps; ++j) {
-      if (j > block) break;
-      uint32_t right[4];
-      load_right_columns(right, key, k, j, lane);
-      ptx::multiply_add<__half>(sums[2 * j], a, right[0], right[1]);
-      ptx::multiply_add<__half>(sums[2 * j + 1], a, right[2], right[3]);
+    for (int k = 0; k < 4; ++k) {
+      uint32_t four[4];
+      load_left(four, key + i * kPanel, block, k, lane);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) left[4 * k + j] = four[j];
     }
+    ptx::fence_registers(left);
+    ptx::wgmma_fence();
+    issue_product<Element, ptx::Major::kK>(products, left, memory + i * kPanel, i > 0);
+    ptx::wgmma_commit();
+    if (i == 0) {
+      const RowPart<kBlocks> part(key, block, lane);
+      uint4 pieces[4 * kBlocks];
+      load_row(pieces, part);
+      const float unit = power_of_two_below(largest_of_row<Element>(pieces));
+      if (lane < 16) {
+        small.key_unit[part.row] = unit;
+        small.strength[part.row] = beta * unit;
+        to.key_unit[part.row] = unit;
+      }
+    }
+    ptx::wgmma_wait<0>();
+    ptx::fence_registers(products);
+    ptx::fence_registers(left);
   }
   // |k|² is on the diagonal: of rows g and g + 8 the lanes have it whose columns those are.
+  Sums& sums = by_tiles(products);
   float square[2] = {0.0f, 0.0f};
 #pragma unroll
   for (int c = 0; c < 8; ++c)
     if (c / 2 == block) square[c % 2] = lane / 4 % 2 ? sums[c][2 * (c % 2) + 1] : sums[c][2 * (c % 2)];
   if (lane % 4 == lane / 8) {
-    to.key_norm[i0] = __fsqrt_rn(square[0]) * small.key_unit[i0];
-    to.key_norm[i0 + 8] = __fsqrt_rn(square[1]) * small.key_unit[i0 + 8];
+    to.key_norm[i0] = __fsqrt_rn(square[0]);
+    to.key_norm[i0 + 8] = __fsqrt_rn(square[1]);
   }
   __syncthreads();
   weigh_pairs(sums, small.gates, gated, 1, block, lane);
+  divide_by_units(sums, small.key_unit, block, lane);
   solve_rows(sums, solution, small.scratch[block], small.strength, small.key_unit, block, lane);
   if (p.transposed) {
     uint4* const transposed = p.transposed + int64_t{1} * blockIdx.x * (kLowerBlocks * 32) + lane;

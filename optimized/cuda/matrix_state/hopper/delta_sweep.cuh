@@ -18,9 +18,6 @@
 
 namespace lethe::matrix_state {
 
-/// Sums of wgmma in the order of mma.sync's.
-__device__ __forceinline__ Sums& by_tiles(float (&sums)[32]) { return reinterpret_cast<Sums&>(sums); }
-
 /// kKeeps: for a backward, without queries.
 template <typename Element, int kBlocks, int kGroups, bool kKeeps>
 struct DeltaSweep {
@@ -44,13 +41,6 @@ struct DeltaSweep {
   // What a chunk's rows are multiplied with lies over what is not read again when it is prepared.
   __device__ static float* read_state(SolvedChunk& chunk) { return chunk.key_unit; }  ///< γ and the unit of S, over σ
   __device__ static float* out_unit(SolvedChunk& chunk) { return chunk.key_norm; }  ///< scale · σ and the query's unit
-
-  /// Of gates that are open what the chunk before has written over.
-  static __device__ __forceinline__ void open_gates(ChunkGates& gates, int lane) {
-    const float2 ones{1.0f, 1.0f};
-    *reinterpret_cast<float2*>(&gates.read[2 * lane]) = ones;
-    *reinterpret_cast<float2*>(&gates.write[2 * lane]) = ones;
-  }
 
   /// One warp.
   __device__ __forceinline__ void load() const {

@@ -14,6 +14,13 @@
 
 namespace lethe::matrix_state {
 
+/// A warp: of gates that are open what a chunk before has written over.
+__device__ __forceinline__ void open_gates(ChunkGates& gates, int lane) {
+  const float2 ones{1.0f, 1.0f};
+  *reinterpret_cast<float2*>(&gates.read[2 * lane]) = ones;
+  *reinterpret_cast<float2*>(&gates.write[2 * lane]) = ones;
+}
+
 /// Of each token of a chunk, what is multiplied with. The units of a row are those of its token.
 struct DeltaTokens {
   ChunkGates gates;

@@ -32,8 +32,6 @@ __device__ __forceinline__ void load_chunks(const Call& call) {
   auto& small = call.small();
   ptx::RingPosition at;
   call.each_chunk([&](const auto& chunk) {
-    [[maybe_unused]] RawGates raw{};
-    if constexpr (kGated) raw = load_gates(call.gate(), p.gate.token_stride, chunk.first, p.length, true, call.lane);
     [[maybe_unused]] float2 column{};
     if constexpr (Call::kNormalized)
       column = load_column(p.grad_normalizer, call.head, call.order.chunks, chunk.first, call.lane);
@@ -41,20 +39,22 @@ __device__ __forceinline__ void load_chunks(const Call& call) {
     uint64_t* const full = &small.full[at.index];
     if (call.lane == 0) {
       char* const to = call.stage(at.index);
-      ptx::mbarrier_arrive_expect(full, Shared::kStage);
+      ptx::mbarrier_arrive_expect(full, Shared::kStage + (kGated ? sizeof(GatesInReverse) : 0));
+      if constexpr (kGated)
+        ptx::load_run(&call.gates(at.index), &call.prepared_gates(chunk.first).in_reverse, sizeof(GatesInReverse),
+                      full);
       load_tile_of<kBlocks>(to + Shared::kKey, p.maps[1], p.key, full, 0, chunk.first, call.b, call.h);
       load_tile_of<kBlocks>(to + Shared::kQuery, p.maps[0], p.query, full, 0, chunk.first, call.b, call.h);
       load_tile_of<1>(to + Shared::kValue, p.maps[2], p.value, full, 0, chunk.first, call.b, call.h);
       load_tile_of<1>(to + Shared::kGradValues, p.maps[3], p.grad_values, full, 0, chunk.first, call.b, call.h);
     }
-    if constexpr (kGated) prepare_gates(call.gates(at.index), raw, 1.0f, p.scale, true, call.lane);
     if constexpr (Call::kNormalized) {
       auto& to = call.columns().grad_normalizer[at.index];
       *reinterpret_cast<float2*>(&to.whole[2 * call.lane]) = column;
       prepare_column<typename Call::Element>(to.values, to.unit, column, call.lane);
       ptx::fence_async_shared();
+      arrive_warp(full, call.lane);
     }
-    if constexpr (kGated || Call::kNormalized) arrive_warp(full, call.lane);
     at.advance(Shared::kStages);
   });
 }
@@ -100,19 +100,15 @@ __device__ __forceinline__ void load_rebuild_chunks(const Call& call) {
   for (int s = call.piece.begin; s < call.piece.end; ++s)
     for (int m = 0; m + 1 < call.order.count(s); ++m, at.advance(Shared::kRebuildStages)) {
       const int64_t first = static_cast<int64_t>(call.order.begin(s) + m) * kChunk;
-      RawGates raw{};
-      if constexpr (kGated) raw = load_gates(call.gate(), p.gate.token_stride, first, p.length, false, call.lane);
       ptx::mbarrier_wait(&small.rebuild_empty[at.index], at.parity ^ 1);
       uint64_t* const full = &small.rebuild_full[at.index];
       if (call.lane == 0) {
         char* const to = call.rebuild_stage(at.index);
-        ptx::mbarrier_arrive_expect(full, Shared::kRebuildStage);
+        ptx::mbarrier_arrive_expect(full, Shared::kRebuildStage + (kGated ? sizeof(GatesByTime) : 0));
+        if constexpr (kGated)
+          ptx::load_run(&call.rebuild_gates(at.index), &call.prepared_gates(first).by_time, sizeof(GatesByTime), full);
         load_tile_of<kBlocks>(to, p.maps[1], p.key, full, 0, first, call.b, call.h);
         load_tile_of<1>(to + Shared::kState, p.maps[2], p.value, full, 0, first, call.b, call.h);
-      }
-      if constexpr (kGated) {
-        prepare_gates(call.rebuild_gates(at.index), raw, 1.0f, 1.0f, false, call.lane);
-        arrive_warp(full, call.lane);
       }
     }
 }
@@ -139,14 +135,13 @@ __global__ void __launch_bounds__(GradientsShared<kBlocks, kNormalized>::kThread
   let_next_kernel_start();
   if (threadIdx.x == 0) {
     auto& small = call.small();
-    constexpr int kOfCopies = kGated ? 2 : 1;
     const auto init = [](auto& barriers, int arrivals) {
       for (uint64_t& barrier : barriers) ptx::mbarrier_init(&barrier, arrivals);
     };
-    // A copy's bytes, what is computed of gates and the normaliser, and d log f of the stage's chunk before.
-    init(small.full, kGated ? 3 : kNormalized ? 2 : 1);
+    // A copy's bytes, what is computed of the normaliser, and d log f of the stage's chunk before.
+    init(small.full, 1 + kNormalized + kGated);
     init(small.empty, 3 * kWarps);
-    init(small.rebuild_full, kOfCopies);
+    init(small.rebuild_full, 1);
     init(small.rebuild_empty, kWarps);
     init(small.state_full, kWarps);
     init(small.state_empty, (kGated ? 2 : 1) * kWarps);

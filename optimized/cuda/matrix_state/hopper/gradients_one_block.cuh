@@ -69,126 +69,166 @@ __device__ __forceinline__ void sweep_outputs(const Call& call) {
     float score_unit = 1.0f, grad_unit = 1.0f;
     ptx::mbarrier_wait(&small.full[at.index], at.parity);
     ptx::mbarrier_wait(&small.state_full[chunk.slot], chunk.parity);
+    // What comes of S is scaled into other registers, so that its dot products run under the products with pairs.
     {
       float out[32];
-      [[maybe_unused]] float dot[2] = {0.0f, 0.0f};
       // Where nothing is scaled or added between the products with S and with pairs, they are one batch.
       constexpr bool kTogether = !kScaled && !Call::kNormalized;
-      const auto issue_pairs = [&] { issue_product<Element, Major::kMN, Major::kMN>(out, call.pairs(), key, true); };
-      start(out);
-      if constexpr (kTogether) ptx::mbarrier_wait(&small.pairs_full, parity);
-      ptx::wgmma_fence();
-      issue_product<Element, Major::kK, Major::kK>(out, grad_values, call.state(chunk.slot), false);
-      if constexpr (kTogether) issue_pairs();
-      ptx::wgmma_commit();
-      if (kKeyInState && started && call.lane == 0) {
-        ptx::bulk_wait_read<0>();  // the previous chunk's dk has left
-        ptx::mbarrier_arrive(&small.grad_state_empty);
-      }
-      __syncwarp();
-      started = true;
-      ptx::wgmma_wait<0>();
-      ptx::fence_registers(out);
-      // E: the gates after the chunk's first token, which R's update has with the scale, and that one.
-      const auto factor = [&](int row) { return kGated ? gates.write[row] * gates.entry : 1.0f; };
-      if constexpr (kScaled) {
-        const float near = factor(i0), far = factor(i0 + 8);
+      const auto issue_of_state = [&](float(&sum)[32]) {
+        start(sum);
+        ptx::wgmma_fence();
+        issue_product<Element, Major::kK, Major::kK>(sum, grad_values, call.state(chunk.slot), false);
+      };
+      const auto issue_pairs = [&] {
+        issue_product<Element, Major::kMN, Major::kMN>(out, call.pairs(), key, true);
+        ptx::wgmma_commit();
+      };
+      const auto release_last_key = [&] {
+        if (kKeyInState && started && call.lane == 0) {
+          ptx::bulk_wait_read<0>();  // the previous chunk's dk has left
+          ptx::mbarrier_arrive(&small.grad_state_empty);
+        }
+        __syncwarp();
+        started = true;
+      };
+      if constexpr (kTogether) {
+        ptx::mbarrier_wait(&small.pairs_full, parity);
+        issue_of_state(out);
+        issue_pairs();
+        release_last_key();
+        ptx::wgmma_wait<0>();
+        arrive_warp(&small.state_empty[chunk.slot], call.lane);
+      } else {
+        float of_state[32];
+        issue_of_state(of_state);
+        ptx::wgmma_commit();
+        release_last_key();
+        ptx::wgmma_wait<0>();
+        ptx::fence_registers(of_state);
+        if constexpr (kHalf) {
 #pragma unroll
-        for (int i = 0; i < 32; ++i)
-          out[i] *= (i % 4 < 2 ? near : far) * (kHalf ? small.state_units[chunk.slot][i / 8] : 1.0f);
-      }
-      if constexpr (Call::kNormalized) {
-        const float* const x = call.grad_normalizer(at.index);
-        add_outer_product(out, factor(i0) * x[i0], factor(i0 + 8) * x[i0 + 8], call.columns().states[chunk.slot],
-                          call.lane);
-      }
-      arrive_warp(&small.state_empty[chunk.slot], call.lane);
-      if constexpr (kGated) {
-        add_dots<Element>(dot, out, query, place);
-        store_dots(call.crossings(at.index).queries, dot, place);
-      }
-      if constexpr (!kTogether) {
+          for (int i = 0; i < 32; ++i) of_state[i] *= small.state_units[chunk.slot][i / 8];
+        }
+        if constexpr (Call::kNormalized) {
+          const float* const x = call.grad_normalizer(at.index);
+          add_outer_product(of_state, x[i0], x[i0 + 8], call.columns().states[chunk.slot], call.lane);
+        }
+        arrive_warp(&small.state_empty[chunk.slot], call.lane);
         ptx::mbarrier_wait(&small.pairs_full, parity);
         if constexpr (kHalf) {
           score_unit = small.score_unit;
           grad_unit = small.grad_unit;
-          scale_rows(out, reciprocal_of_power(grad_unit), reciprocal_of_power(grad_unit));
         }
+        // E: the gates after the chunk's first token, which R's update has with the scale, and that one.
+        const auto factor = [&](int row) { return kGated ? gates.write[row] * gates.entry : 1.0f; };
+        const float near = factor(i0), far = factor(i0 + 8);
+        scale_rows_to(out, of_state, near * reciprocal_of_power(grad_unit), far * reciprocal_of_power(grad_unit));
         ptx::fence_registers(out);
         ptx::wgmma_fence();
         issue_pairs();
-        ptx::wgmma_commit();
+        if constexpr (kGated) {
+          float dot[2] = {0.0f, 0.0f};
+          add_dots<Element>(dot, of_state, query, place);
+          store_dots(call.crossings(at.index).queries, {near * dot[0], far * dot[1]}, place);
+        }
         ptx::wgmma_wait<0>();
-        ptx::fence_registers(out);
       }
+      ptx::fence_registers(out);
       store(std::integral_constant<int, 0>{}, out, grad_unit, Shared::kOut, p.maps[4], chunk.first);
     }
     float out_value[32], out_key[32];
+    const auto issue_value_of_state = [&] {
+      issue_product<Element, Major::kK, Major::kMN>(out_value, key, call.grad_state(), false);
+    };
     const auto issue_value_of_pairs = [&] {
       issue_product<Element, Major::kK, Major::kMN>(out_value, call.scores(), grad_values, true);
+    };
+    const auto issue_key_of_state = [&](float(&sum)[32]) {
+      issue_product<Element, Major::kK, Major::kK>(sum, value, call.grad_state(), false);
     };
     const auto issue_key_of_pairs = [&] {
       issue_product<Element, Major::kK, Major::kMN>(out_key, call.pairs(), query, true);
     };
-    const auto store_value = [&] {
-      constexpr int kYoungest = Shared::kValueOut == Shared::kOut ? 0 : 1;
-      store(std::integral_constant<int, kYoungest>{}, out_value, score_unit, Shared::kValueOut, p.maps[6], chunk.first);
+    const auto store_key = [&] {
+      if constexpr (kKeyInState) ptx::named_barrier_sync(3, kComputing);  // all warps have read R
+      store(std::integral_constant<int, 2>{}, out_key, grad_unit, Shared::kKeyOut, p.maps[5], chunk.first);
+    };
+    const auto release_operands = [&] {
+      arrive_warp(&small.pairs_empty, call.lane);
+      arrive_warp(&small.empty[at.index], call.lane);
     };
     ptx::mbarrier_wait(&small.grad_state_full, parity);
-    [[maybe_unused]] const float unit = kHalf ? small.grad_state_unit : 1.0f;
-    const auto read = [&](int row) { return kGated ? gates.read[row] : 1.0f; };
-    start(out_value);
-    start(out_key);
-    ptx::wgmma_fence();
-    issue_product<Element, Major::kK, Major::kMN>(out_value, key, call.grad_state(), false);
-    if constexpr (kScaled) ptx::wgmma_commit();
-    else issue_value_of_pairs();
-    issue_product<Element, Major::kK, Major::kK>(out_key, value, call.grad_state(), false);
-    if constexpr (!kScaled) issue_key_of_pairs();
-    ptx::wgmma_commit();
-    // Where sums are scaled between the products with R and with pairs, those of dv are issued under those of dk.
     if constexpr (kScaled) {
-      const float near = unit * read(i0), far = unit * read(i0 + 8);
+      float of_state[32];
+      start(of_state);
+      ptx::wgmma_fence();
+      issue_key_of_state(of_state);
+      ptx::wgmma_commit();
+      ptx::wgmma_wait<0>();
+      ptx::fence_registers(of_state);
+      const float unit = kHalf ? small.grad_state_unit : 1.0f;
+      float read = kGated ? gates.read[i0] : 1.0f, read_far = kGated ? gates.read[i0 + 8] : 1.0f;
+      const float near = unit * read, far = unit * read_far;
+      if constexpr (
+          Call::
+              kNormalized) {  // the column has no unit: where R is 0 and the column isn't, its reciprocal would overflow
+        if constexpr (kHalf) {
+#pragma unroll
+          for (int i = 0; i < 32; ++i) of_state[i] *= unit;
+        }
+        add_outer_product(of_state, 1.0f, 1.0f, call.columns().grad_state, call.lane);
+      } else {
+        read = near;
+        read_far = far;
+      }
+      scale_rows_to(out_key, of_state, read * reciprocal_of_power(grad_unit),
+                    read_far * reciprocal_of_power(grad_unit));
+      ptx::fence_registers(out_key);
+      ptx::wgmma_fence();
+      issue_key_of_pairs();
+      ptx::wgmma_commit();
+      if constexpr (kGated) {
+        float dot[2] = {0.0f, 0.0f};
+        add_dots<Element>(dot, of_state, key, place);
+        store_dots(call.crossings(at.index).keys, {read * dot[0], read_far * dot[1]}, place);
+      }
+      start(out_value);
+      ptx::wgmma_fence();
+      issue_value_of_state();
+      ptx::wgmma_commit();
       ptx::wgmma_wait<1>();
+      ptx::fence_registers(out_key);
+      if constexpr (!kKeyInState) store_key();
+      ptx::wgmma_wait<0>();
       ptx::fence_registers(out_value);
+      if constexpr (!kKeyInState) arrive_warp(&small.grad_state_empty, call.lane);
       scale_rows(out_value, near * reciprocal_of_power(score_unit), far * reciprocal_of_power(score_unit));
       ptx::fence_registers(out_value);
       ptx::wgmma_fence();
       issue_value_of_pairs();
       ptx::wgmma_commit();
-      ptx::wgmma_wait<1>();
-      ptx::fence_registers(out_key);
-      scale_rows(out_key, near, far);
-    } else {
+      if constexpr (kKeyInState) store_key();
       ptx::wgmma_wait<0>();
       ptx::fence_registers(out_value);
-      ptx::fence_registers(out_key);
-    }
-    if constexpr (Call::kNormalized)
-      add_outer_product(out_key, read(i0), read(i0 + 8), call.columns().grad_state, call.lane);
-    if constexpr (!kKeyInState) arrive_warp(&small.grad_state_empty, call.lane);
-    if constexpr (kScaled) {
-      if constexpr (kGated) {
-        [[maybe_unused]] float dot[2] = {0.0f, 0.0f};
-        add_dots<Element>(dot, out_key, key, place);
-        store_dots(call.crossings(at.index).keys, dot, place);
-      }
-      if constexpr (kHalf) scale_rows(out_key, reciprocal_of_power(grad_unit), reciprocal_of_power(grad_unit));
-      ptx::fence_registers(out_key);
+      release_operands();
+    } else {
+      start(out_value);
+      start(out_key);
       ptx::wgmma_fence();
+      issue_value_of_state();
+      issue_value_of_pairs();
+      issue_key_of_state(out_key);
       issue_key_of_pairs();
       ptx::wgmma_commit();
-      ptx::wgmma_wait<1>();
-      ptx::fence_registers(out_value);
-      store_value();
       ptx::wgmma_wait<0>();
+      ptx::fence_registers(out_value);
       ptx::fence_registers(out_key);
+      if constexpr (Call::kNormalized) add_outer_product(out_key, 1.0f, 1.0f, call.columns().grad_state, call.lane);
+      if constexpr (!kKeyInState) arrive_warp(&small.grad_state_empty, call.lane);
+      release_operands();
+      store_key();
     }
-    arrive_warp(&small.pairs_empty, call.lane);
-    arrive_warp(&small.empty[at.index], call.lane);
-    if constexpr (!kScaled) store_value();
-    if constexpr (kKeyInState) ptx::named_barrier_sync(3, kComputing);  // all warps have read R
-    store(std::integral_constant<int, 1>{}, out_key, grad_unit, Shared::kKeyOut, p.maps[5], chunk.first);
+    store(std::integral_constant<int, 1>{}, out_value, score_unit, Shared::kOut, p.maps[6], chunk.first);
     at.advance(Shared::kStages);
     parity ^= 1;
   });

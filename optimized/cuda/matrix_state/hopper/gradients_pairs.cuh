@@ -48,21 +48,28 @@ __device__ __forceinline__ void weigh_pairs(float (&scores)[32], float (&grads)[
     }
     if constexpr (kGated) pair_sums.add(n, products[0], products[1]);
   };
-  constexpr std::true_type kYes;
-  constexpr std::false_type kNo;
+  // Each warp's part has code of its own, without branches; where a cut is in the chunk, all warps have the same.
+  constexpr int kAnyBlock = -1;
+  const auto weigh_all = [&](auto of_block) {
+    constexpr int kBlock = decltype(of_block)::value;
+    const int own = kBlock == kAnyBlock ? at.block : kBlock;
 #pragma unroll
-  for (int n = 0; n < 8; ++n) {
-    if (n / 2 < at.block) {
+    for (int n = 0; n < 8; ++n) {
+      if (n / 2 < own) {
 #pragma unroll
-      for (int e = 0; e < 4; ++e) scores[4 * n + e] = grads[4 * n + e] = 0.0f;
-    } else if (n / 2 == at.block) {
-      weigh(n, kYes, kYes);
-    } else if (cuts) {
-      weigh(n, kNo, kYes);
-    } else {
-      weigh(n, kNo, kNo);
+        for (int e = 0; e < 4; ++e) scores[4 * n + e] = grads[4 * n + e] = 0.0f;
+      } else if (n / 2 == own) {
+        weigh(n, std::true_type{}, std::true_type{});
+      } else {
+        weigh(n, std::false_type{}, std::bool_constant<kBlock == kAnyBlock>{});
+      }
     }
-  }
+  };
+  if (cuts) weigh_all(std::integral_constant<int, kAnyBlock>{});
+  else if (at.block == 0) weigh_all(std::integral_constant<int, 0>{});
+  else if (at.block == 1) weigh_all(std::integral_constant<int, 1>{});
+  else if (at.block == 2) weigh_all(std::integral_constant<int, 2>{});
+  else weigh_all(std::integral_constant<int, 3>{});
   if constexpr (kGated) pair_sums.store(crossings, at);
 }
 

@@ -28,13 +28,11 @@ struct GradientsShared {
   };
   static constexpr int kRebuild = kStages * kStage, kStates = kRebuild + kRebuildStages * kRebuildStage;
   static constexpr int kGradState = kStates + kSlots * kState, kPairs = kGradState + kState, kOut = kPairs + kPanel;
-  /// Of one block dq leaves from kOut and dv from a place of its own, dk after dq. In a normalised call, which has no room for that, dv leaves after dq, and
-  /// dk from R's place.
-  static constexpr int kScores = kOut + kPanel, kValueOut = kNormalized ? kOut : kScores + kPanel,
-                       kKeyOut = kNormalized ? kGradState : kOut;
+  /// Of one block dq and after it dv leave from kOut, dk from a place of its own; in a normalised call, which has no room for that, from R's.
+  static constexpr int kScores = kOut + kPanel, kKeyOut = kNormalized ? kGradState : kScores + kPanel;
   static constexpr int kGates = kScores + (kBlocks == 1 ? (kNormalized ? 1 : 2) * kPanel : 0),
-                       kRebuildGates = kGates + kStages * sizeof(ChunkGates);
-  static constexpr int kCrossings = kRebuildGates + kRebuildStages * sizeof(ChunkGates);
+                       kRebuildGates = kGates + kStages * sizeof(GatesInReverse);
+  static constexpr int kCrossings = kRebuildGates + kRebuildStages * sizeof(GatesByTime);
   /// Of a normalised call: what the gradient of z·q is in a chunk; z before each chunk, and its gradient after one.
   struct Column {
     SplitVector values;
@@ -69,7 +67,9 @@ struct Gradients {
     return *reinterpret_cast<typename Shared::Small*>(memory + Shared::kSmall);
   }
   __device__ char* stage(int i) const { return memory + i * Shared::kStage; }
-  __device__ ChunkGates& gates(int i) const { return reinterpret_cast<ChunkGates*>(memory + Shared::kGates)[i]; }
+  __device__ GatesInReverse& gates(int i) const {
+    return reinterpret_cast<GatesInReverse*>(memory + Shared::kGates)[i];
+  }
   __device__ FusedCrossings& crossings(int i) const {
     return reinterpret_cast<FusedCrossings*>(memory + Shared::kCrossings)[i];
   }
@@ -81,13 +81,17 @@ struct Gradients {
     return kNormalized ? columns().grad_normalizer[i].whole : nullptr;
   }
   __device__ char* rebuild_stage(int i) const { return memory + Shared::kRebuild + i * Shared::kRebuildStage; }
-  __device__ ChunkGates& rebuild_gates(int i) const {
-    return reinterpret_cast<ChunkGates*>(memory + Shared::kRebuildGates)[i];
+  __device__ GatesByTime& rebuild_gates(int i) const {
+    return reinterpret_cast<GatesByTime*>(memory + Shared::kRebuildGates)[i];
   }
   __device__ char* state(int slot) const { return memory + Shared::kStates + slot * Shared::kState; }
   __device__ char* grad_state() const { return memory + Shared::kGradState; }
   __device__ char* pairs() const { return memory + Shared::kPairs; }
   __device__ char* scores() const { return memory + Shared::kScores; }
+  /// Of the chunk that begins at a token.
+  __device__ const PreparedGates& prepared_gates(int64_t first) const {
+    return p.gates[int64_t{1} * head * order.chunks + first / kChunk];
+  }
   __device__ const float* gate() const {
     return kGated ? p.gate.log_forget + b * p.gate.batch_stride + h * p.gate.head_stride : nullptr;
   }
@@ -111,12 +115,16 @@ struct Gradients {
   /// Every chunk.
   template <typename Visit>
   __device__ __forceinline__ void each_chunk(Visit&& visit) const {
-    for (int s = piece.begin; s < piece.end; ++s) {
-      const int count = order.count(s);
-      for (int n = 0; n < count; ++n) {
-        const int slot = slot_of(s, count - 1 - n);
-        visit(Chunk{static_cast<int64_t>(order.chunk(s, n)) * kChunk, slot, parity_of(s, slot),
-                    n == 0 && s > piece.begin});
+    const int count_of_first = order.count(piece.begin);
+    for (int s = piece.begin, use = 0; s < piece.end; ++s, ++use) {
+      const int count = order.count(s), step = use % 2 ? 1 : -1;
+      Chunk chunk{static_cast<int64_t>(order.chunk(s, 0)) * kChunk, slot_of(s, count - 1), 0, use > 0};
+      for (int left = count; left > 0; --left) {
+        chunk.parity = (use - (chunk.slot >= count_of_first)) & 1;
+        visit(chunk);
+        chunk.first -= kChunk;
+        chunk.slot += step;
+        chunk.begins = false;
       }
     }
   }
@@ -132,7 +140,7 @@ __device__ __forceinline__ void add_dots(float (&dot)[2], const float (&sum)[32]
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float2 x = unpack<Element>(a[i]);
-      dot[i % 2] += sum[8 * c + 2 * i] * x.x + sum[8 * c + 2 * i + 1] * x.y;
+      dot[i % 2] = fmaf(sum[8 * c + 2 * i], x.x, fmaf(sum[8 * c + 2 * i + 1], x.y, dot[i % 2]));
     }
   }
 }

@@ -56,7 +56,7 @@ __device__ __forceinline__ void rebuild_states(const Call& call) {
       arrive_warp(&small.state_full[slot], call.lane);
       if (m + 1 == count) break;
       ptx::mbarrier_wait(&small.rebuild_full[at.index], at.parity);
-      const ChunkGates& gates = call.rebuild_gates(at.index);
+      const GatesByTime& gates = call.rebuild_gates(at.index);
       const char* const tiles = call.rebuild_stage(at.index);
 #pragma unroll
       for (int block = 0; block < kBlocks; ++block) {
@@ -86,7 +86,7 @@ __device__ __forceinline__ void rebuild_states(const Call& call) {
 /// A lane's share of ⟨S, R⟩ of a warp's rows, of S in 16 bits.
 template <typename Element>
 __device__ __forceinline__ float product_of_states(const float (&grad)[32], uint32_t state, Place at) {
-  float product = 0.0f;
+  float even = 0.0f, odd = 0.0f;
 #pragma unroll
   for (int k = 0; k < 4; ++k) {
     uint32_t a[4];
@@ -94,10 +94,11 @@ __device__ __forceinline__ float product_of_states(const float (&grad)[32], uint
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float2 x = unpack<Element>(a[i]);
-      product += x.x * grad[8 * k + 2 * i] + x.y * grad[8 * k + 2 * i + 1];
+      even = fmaf(x.x, grad[8 * k + 2 * i], even);
+      odd = fmaf(x.y, grad[8 * k + 2 * i + 1], odd);
     }
   }
-  return product;
+  return even + odd;
 }
 
 /// R of a warpgroup. Of one block the sum of a segment is apart, so that pieces begin with the same bits (State); of two R is one sum, and heads are whole.

@@ -7,14 +7,14 @@
 #include "optimized/cuda/check.hpp"
 #include "optimized/cuda/matrix_state/hopper/gradients.cuh"
 #include "optimized/cuda/matrix_state/hopper/maps.hpp"
+#include "optimized/cuda/matrix_state/hopper/prepared_gates.cuh"
 #include "optimized/cuda/workspace.hpp"
 
 namespace lethe::matrix_state {
 namespace {
 
-// Tokens of a head to which the backward is faster than that of sweep.cuh: with more than 64 rows, and with at most 64 and a gate. That one has a
-// normaliser among its columns.
-constexpr int64_t kLongestOfTwoBlocks = 8192, kLongestGated = 4096;
+// Tokens of a head to which the backward with more than 64 rows is faster than that of sweep.cuh. That one has a normaliser among its columns.
+constexpr int64_t kLongestOfTwoBlocks = 8192;
 
 // Blocks of 64 rows of the state.
 int blocks_of(const Shape& shape) { return shape.key_dim <= 64 ? 1 : 2; }
@@ -88,6 +88,10 @@ struct NormalizerMemory {
         grad_normalizer(memory.take<float>(heads_of(shape) * padded_tokens(shape))) {}
 };
 
+PreparedGates* take_gates(Workspace& memory, const Shape& shape, bool gated) {
+  return gated ? memory.take<PreparedGates>(heads_of(shape) * order_of(shape).chunks) : nullptr;
+}
+
 template <typename Arguments>
 Arguments arguments_of(const MatrixStateInput& in) {
   Arguments p{};
@@ -134,8 +138,25 @@ void by_type_and_normalizer(const MatrixStateInput& in, Visit&& visit) {
   });
 }
 
+// The gates of all chunks.
+void prepare_gates_of_chunks(const MatrixStateInput& in, float scale, PreparedGates* to, cudaStream_t stream) {
+  PreparedGatesArguments p{};
+  p.gate = arguments_of<SegmentArguments>(in).gate;
+  p.length = in.shape.key_length;
+  p.batch = static_cast<int>(in.shape.batch);
+  p.heads = static_cast<int>(in.shape.heads);
+  p.scale = scale;
+  p.to = to;
+  const int64_t chunks = heads_of(in.shape) * order_of(in.shape).chunks;
+  launch(prepare_all_gates, (chunks + kPreparingWarps - 1) / kPreparingWarps, 32 * kPreparingWarps,
+         sizeof(PreparingShared), false, stream, p);
+}
+
+// Whether a kernel starts before the one before it has ended, and whether it waits for that before it reads.
+enum class Overlap { kNone, kWaits, kBeside };
+
 void sum_segments(const MatrixStateInput& in, const Operand& key, const Operand& value, const float* column,
-                  float scale, bool reverse, const float* initial, const SegmentMemory& to, bool overlapping,
+                  float scale, bool reverse, const float* initial, const SegmentMemory& to, Overlap overlap,
                   cudaStream_t stream) {
   const int64_t tile_heads = int64_t{1} * to.heads * tiles_of(in.shape);
   if (tile_heads * to.segments == 0) return;
@@ -147,6 +168,7 @@ void sum_segments(const MatrixStateInput& in, const Operand& key, const Operand&
   p.value = value;
   p.scale = scale;
   p.reverse = reverse;
+  p.beside_previous = overlap == Overlap::kBeside;
   p.initial = initial;
   p.first_head = static_cast<int>(heads_of(in.shape)) - to.heads;
   p.head_count = to.heads;
@@ -161,7 +183,7 @@ void sum_segments(const MatrixStateInput& in, const Operand& key, const Operand&
     constexpr bool kGated = gated.value, kNormalized = normalized.value;
     using Shared = SumsShared<kBlocks, kNormalized>;
     launch(segment_sums<decltype(element), kGated, kBlocks, kNormalized>, tile_heads * to.segments, Shared::kThreads,
-           Shared::kBytes, overlapping, stream, p);
+           Shared::kBytes, overlap != Overlap::kNone, stream, p);
     launch(join_segments<kGated, kBlocks, kNormalized>, tile_heads * kBlocks * (kJoiningCtas + kNormalized),
            kJoiningThreads, 0, true, stream, p);
   });
@@ -219,12 +241,9 @@ bool is_hopper() {
 }  // namespace
 
 bool forward_by_warpgroups(const Shape& shape) { return shape.key_dim <= 128 && is_hopper(); }
-// In long heads, of which there are few, the gate's work on a head's chunks one after the other costs more than the segments of sweep.cuh do.
 bool backward_by_warpgroups(const Shape& shape, const MatrixStateForm& form) {
-  const bool is_short = shape.key_length <= (shape.key_dim > 64 ? kLongestOfTwoBlocks : kLongestGated),
-             gated = form.key_gate != MatrixStateForm::Gate::kNone;
   return shape.key_dim <= 128 && shape.value_dim <= 64 &&
-         (is_short || form.normalize || (!gated && shape.key_dim <= 64)) && is_hopper();
+         (shape.key_dim <= 64 || shape.key_length <= kLongestOfTwoBlocks || form.normalize) && is_hopper();
 }
 
 size_t warpgroup_forward_workspace_bytes(const Shape& shape, const MatrixStateForm& form) {
@@ -239,6 +258,7 @@ size_t warpgroup_backward_workspace_bytes(const Shape& shape, const MatrixStateF
   SegmentMemory(memory, shape, form.normalize, heads_of(shape), order_of(shape).segments);
   SegmentMemory(memory, shape, form.normalize, split.cut_heads(shape), split.pieces);
   if (form.normalize) NormalizerMemory(memory, shape);
+  take_gates(memory, shape, form.key_gate != MatrixStateForm::Gate::kNone);
   return memory.bytes();
 }
 
@@ -246,7 +266,7 @@ void warpgroup_forward(const MatrixStateForward& a) {
   const int pieces = forward_pieces(a.shape);
   Workspace memory(a.workspace);
   const SegmentMemory handed(memory, a.shape, a.form.normalize, heads_of(a.shape), pieces);
-  sum_segments(a, a.key, a.value, nullptr, 1.0f, false, a.initial_state, handed, false, a.stream);
+  sum_segments(a, a.key, a.value, nullptr, 1.0f, false, a.initial_state, handed, Overlap::kNone, a.stream);
   StateForwardArguments p = forward_arguments(a, handed, pieces);
   if (!a.float_values) p.maps[3] = Maps{a}.of_result(a.values, a.shape.value_dim);
   p.out = a.values;
@@ -266,7 +286,11 @@ void warpgroup_backward(const MatrixStateBackward& a) {
   Workspace memory(a.workspace);
   const SegmentMemory states(memory, a.shape, normalized, heads_of(a.shape), order_of(a.shape).segments),
       grads(memory, a.shape, normalized, split.cut_heads(a.shape), split.pieces);
-  sum_segments(a, a.key, a.value, nullptr, 1.0f, false, a.initial_state, states, false, a.stream);
+  const bool gated = a.key_gate.data != nullptr;
+  PreparedGates* const gates = take_gates(memory, a.shape, gated);
+  if (gated) prepare_gates_of_chunks(a, scale, gates, a.stream);
+  sum_segments(a, a.key, a.value, nullptr, 1.0f, false, a.initial_state, states,
+               gated ? Overlap::kBeside : Overlap::kNone, a.stream);
   Operand grad_values = a.grad_values;
   const float* grad_normalizer = nullptr;
   if (normalized) {
@@ -276,7 +300,8 @@ void warpgroup_backward(const MatrixStateBackward& a) {
     grad_values = {divided.grad_values, a.shape.key_length * token, token, a.shape.value_dim};
     grad_normalizer = divided.grad_normalizer;
   }
-  sum_segments(a, a.query, grad_values, grad_normalizer, scale, true, a.grad_last_state, grads, true, a.stream);
+  sum_segments(a, a.query, grad_values, grad_normalizer, scale, true, a.grad_last_state, grads,
+               normalized ? Overlap::kWaits : Overlap::kBeside, a.stream);
   StateGradientArguments p = arguments_of<StateGradientArguments>(a);
   p.whole_heads = split.whole_heads;
   p.pieces = split.pieces;
@@ -298,17 +323,18 @@ void warpgroup_backward(const MatrixStateBackward& a) {
   p.value = a.value;
   p.grad_values = grad_values;
   p.grad_normalizer = grad_normalizer;
+  p.gates = gates;
   p.grad_gate = a.grad_key_gate;
   p.scale = scale;
   p.initial = a.initial_state;
   p.grad_last = a.grad_last_state;
   p.grad_initial = a.grad_initial_state;
-  by_type_and_normalizer(a, [&](auto element, auto gated, auto blocks, auto normalizes) {
+  by_type_and_normalizer(a, [&](auto element, auto has_gate, auto blocks, auto normalizes) {
     constexpr int kBlocks = blocks.value;
     constexpr bool kNormalized = normalizes.value;
     using Shared = GradientsShared<kBlocks, kNormalized>;
-    launch(sweep_gradients<decltype(element), gated.value, kBlocks, kNormalized>, ctas, Shared::kThreads,
-           Shared::kBytes, states.segments > 0 || normalized, a.stream, p);
+    launch(sweep_gradients<decltype(element), has_gate.value, kBlocks, kNormalized>, ctas, Shared::kThreads,
+           Shared::kBytes, states.segments > 0 || normalized || gated, a.stream, p);
   });
 }
 

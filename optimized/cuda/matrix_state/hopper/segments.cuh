@@ -139,7 +139,7 @@ __global__ void __launch_bounds__(SumsShared<kBlocks, kNormalized>::kThreads, 4 
     ptx::mbarrier_init_fence();
   }
   __syncthreads();
-  wait_for_previous_kernel();
+  if (!p.beside_previous) wait_for_previous_kernel();
   for (int n = 0; n < Shared::kStages - 1; ++n) copy(n);
   if constexpr (kGated) {
     const float* gate = p.gate.log_forget + b * p.gate.batch_stride + h * p.gate.head_stride;
@@ -186,6 +186,7 @@ __global__ void __launch_bounds__(SumsShared<kBlocks, kNormalized>::kThreads, 4 
   if constexpr (kNormalized)
     each_of_column(place, [&](int half, int row) { p.vectors[(at * kBlocks + block) * 64 + row] = last.sum[half]; });
   if (kGated && threadIdx.x == 0) p.decays[at] = state.decay;
+  if (p.beside_previous) wait_for_previous_kernel();  // for those after this one
 }
 
 /// CTAs of a block of a tile, and of a normalised call one more, of the column apart.

@@ -1,0 +1,206 @@
+// delta_state with a gate a row, by windows of chunks of 64 tokens: what the state does not enter, of all chunks of a window at once, then a sweep over them.
+// While one window is swept, by a CTA a head, the next one is prepared by the multiprocessors that are left: windows have two places in turn.
+// The backward's window is all chunks: prepared once, swept to the last one and back, and then each chunk's gradients for themselves.
+#include <algorithm>
+
+#include "optimized/cuda/check.hpp"
+#include "optimized/cuda/launch.cuh"
+#include "optimized/cuda/matrix_state/delta_keys_gradients.cuh"
+#include "optimized/cuda/matrix_state/delta_keys_prepare.cuh"
+#include "optimized/cuda/matrix_state/delta_keys_reverse.cuh"
+#include "optimized/cuda/matrix_state/families.hpp"
+#include "optimized/cuda/workspace.hpp"
+
+namespace lethe::matrix_state {
+namespace {
+
+constexpr int64_t kWindowBytes = int64_t{256}
+                                 << 20;  ///< of prepared chunks, at most: unless one chunk of all heads has more
+
+int64_t heads_of(const Shape& shape) { return shape.batch * shape.heads; }
+int64_t record_bytes(int64_t rows) { return rows <= 64 ? DeltaKeyRecord<64>::kBytes : DeltaKeyRecord<128>::kBytes; }
+
+int chunks_of(const Shape& shape) { return static_cast<int>((shape.key_length + kChunk - 1) / kChunk); }
+
+// Chunks of a window of a forward: windows of equal length.
+int window_of(const Shape& shape) {
+  const int64_t chunks = chunks_of(shape),
+                most = std::max<int64_t>(1, kWindowBytes / (heads_of(shape) * record_bytes(shape.key_dim))),
+                windows = (chunks + most - 1) / most;
+  return static_cast<int>((chunks + windows - 1) / windows);
+}
+
+// Chunks that the forward has a place for.
+int places_of(const Shape& shape) { return std::min(2 * window_of(shape), chunks_of(shape)); }
+
+char* take_records(Workspace& memory, const Shape& shape, int chunks) {
+  return memory.take<char>(heads_of(shape) * chunks * record_bytes(shape.key_dim));
+}
+
+DeltaKeyArrays take_arrays(Workspace& memory, const Shape& shape) {
+  const int64_t warps = heads_of(shape) * chunks_of(shape) * delta_key_warps(static_cast<int>(shape.value_dim)),
+                of_state = warps * (shape.key_dim <= 64 ? 4 : 8) * 32, of_tokens = warps * kWarps * 32;
+  DeltaKeyArrays arrays{};
+  arrays.before = memory.take<uint4>(of_state);
+  arrays.after = memory.take<uint4>(of_state);
+  arrays.residual = memory.take<uint4>(of_tokens);
+  arrays.written = memory.take<uint4>(of_tokens);
+  for (float** units : {&arrays.before_unit, &arrays.after_unit, &arrays.residual_unit, &arrays.written_unit})
+    *units = memory.take<float>(warps);
+  arrays.strength = memory.take<float>(warps * kChunk);
+  return arrays;
+}
+
+void allow_bytes(const void* kernel, int bytes) {
+  cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+             "delta rule: shared memory");
+}
+
+template <typename Element, int kRows>
+void prepare(const DeltaKeyArguments& p, int64_t heads, bool overlapping, cudaStream_t stream) {
+  const auto kernel = prepare_delta_keys<Element, kRows>;
+  constexpr int kBytes = DeltaKeyMemory<kRows>::kBytes;
+  allow_bytes(reinterpret_cast<const void*>(kernel), kBytes);
+  const dim3 grid(static_cast<unsigned>(heads * p.chunks));
+  if (overlapping) return launch_overlapping(kernel, grid, kComputing, kBytes, stream, p);
+  kernel<<<grid, kComputing, kBytes, stream>>>(p);
+  cuda_check(cudaGetLastError(), "delta rule: launch");
+}
+
+template <int kWidth>
+void sweep(void (*kernel)(DeltaKeyArguments), int bytes, const DeltaKeyArguments& p, int64_t heads,
+           cudaStream_t stream) {
+  allow_bytes(reinterpret_cast<const void*>(kernel), bytes);
+  const dim3 grid(static_cast<unsigned>(heads * ((p.columns + kWidth - 1) / kWidth)));
+  launch_overlapping(kernel, grid, 2 * kWidth, bytes, stream, p);
+}
+
+template <typename Element, int kRows, int kColumns>
+void gradients(const DeltaKeyGradients& p, int64_t heads, cudaStream_t stream) {
+  const auto kernel = delta_key_gradients<Element, kRows, kColumns>;
+  constexpr int kBytes = DeltaKeyGradientMemory<kColumns>::kBytes;
+  allow_bytes(reinterpret_cast<const void*>(kernel), kBytes);
+  launch_overlapping(kernel, dim3(static_cast<unsigned>(heads * p.chunks * ((p.rows + 63) / 64))), kComputing, kBytes,
+                     stream, p);
+}
+
+// The CTA of 128 columns needs more shared memory than one of compute capability 8.0 has.
+bool sweeps_wide(int columns) {
+  if (columns <= 64) return false;
+  int device;
+  cuda_check(cudaGetDevice(&device), "delta rule: device");
+  return compute_capability(device) >= 90;
+}
+
+template <typename Element, int kRows, int kWidth>
+void launch_windows(const MatrixStateForward& a, DeltaKeyArguments p) {
+  const int chunks = chunks_of(a.shape), window = window_of(a.shape);
+  const int64_t heads = heads_of(a.shape);
+  char* const places[2] = {p.records, p.records + heads * window * DeltaKeyRecord<kRows>::kBytes};
+  for (p.first_chunk = 0; p.first_chunk < chunks; p.first_chunk += window, p.initial = p.last) {
+    p.chunks = std::min(window, chunks - p.first_chunk);
+    p.records = places[p.first_chunk / window % 2];
+    prepare<Element, kRows>(p, heads, p.first_chunk > 0, a.stream);
+    sweep<kWidth>(sweep_delta_keys<Element, kRows, kWidth, false>, DeltaKeySweepMemory<kRows, kWidth>::kBytes, p, heads,
+                  a.stream);
+  }
+}
+
+template <typename Element, int kRows, int kWidth>
+void launch_gradients(const MatrixStateBackward& a, const DeltaKeyArguments& p) {
+  const int64_t heads = heads_of(a.shape);
+  constexpr int kBytes = DeltaKeySweepMemory<kRows, kWidth>::kBytes;
+  prepare<Element, kRows>(p, heads, false, a.stream);
+  sweep<kWidth>(sweep_delta_keys<Element, kRows, kWidth, true>, kBytes, p, heads, a.stream);
+  DeltaKeyArguments reverse = p;
+  reverse.value = a.grad_values;
+  reverse.out = a.grad_value;
+  reverse.initial = a.grad_last_state;
+  reverse.last = a.grad_initial_state;
+  sweep<kWidth>(reverse_delta_keys<Element, kRows, kWidth>, kBytes, reverse, heads, a.stream);
+  DeltaKeyGradients g{};
+  g.query = p.query;
+  g.key = p.key;
+  g.grad_values = a.grad_values;
+  g.gate = p.gate;
+  g.beta = p.beta;
+  g.scale = p.scale;
+  g.length = p.length;
+  g.heads = p.heads;
+  g.rows = p.rows;
+  g.columns = p.columns;
+  g.chunks = p.chunks;
+  g.grad_query = a.grad_query;
+  g.grad_key = a.grad_key;
+  g.grad_gate = a.grad_key_gate;
+  g.grad_beta = a.grad_beta;
+  g.arrays = p.arrays;
+  p.columns <= 64 ? gradients<Element, kRows, 64>(g, heads, a.stream)
+                  : gradients<Element, kRows, 128>(g, heads, a.stream);
+}
+
+template <typename Element, int kRows, int kWidth>
+void launch(const MatrixStateForward& a, const DeltaKeyArguments& p) {
+  launch_windows<Element, kRows, kWidth>(a, p);
+}
+template <typename Element, int kRows, int kWidth>
+void launch(const MatrixStateBackward& a, const DeltaKeyArguments& p) {
+  launch_gradients<Element, kRows, kWidth>(a, p);
+}
+
+template <typename Element, typename Call>
+void launch_element(const Call& a, const DeltaKeyArguments& p) {
+  if (sweeps_wide(p.columns)) p.rows <= 64 ? launch<Element, 64, 128>(a, p) : launch<Element, 128, 128>(a, p);
+  else p.rows <= 64 ? launch<Element, 64, 64>(a, p) : launch<Element, 128, 64>(a, p);
+}
+
+DeltaKeyArguments arguments_of(const MatrixStateInput& in) {
+  DeltaKeyArguments p{};
+  p.query = in.query;
+  p.key = in.key;
+  p.value = in.value;
+  p.gate = in.key_gate;
+  p.beta = in.beta;
+  p.scale = static_cast<float>(in.scale);
+  p.length = in.shape.key_length;
+  p.heads = static_cast<int>(in.shape.heads);
+  p.rows = static_cast<int>(in.shape.key_dim);
+  p.columns = static_cast<int>(in.shape.value_dim);
+  p.initial = in.initial_state;
+  return p;
+}
+
+}  // namespace
+
+size_t delta_key_forward_workspace_bytes(const Shape& shape, const MatrixStateForm&) {
+  Workspace memory(nullptr);
+  take_records(memory, shape, places_of(shape));
+  return memory.bytes();
+}
+
+size_t delta_key_workspace_bytes(const Shape& shape, const MatrixStateForm&) {
+  Workspace memory(nullptr);
+  take_records(memory, shape, chunks_of(shape));
+  take_arrays(memory, shape);
+  return memory.bytes();
+}
+
+void delta_key_forward(const MatrixStateForward& a) {
+  Workspace memory(a.workspace);
+  DeltaKeyArguments p = arguments_of(a);
+  p.records = take_records(memory, a.shape, places_of(a.shape));
+  p.out = a.values;
+  p.last = a.last_state;
+  a.dtype == Dtype::kBFloat16 ? launch_element<__nv_bfloat16>(a, p) : launch_element<__half>(a, p);
+}
+
+void delta_key_backward(const MatrixStateBackward& a) {
+  Workspace memory(a.workspace);
+  DeltaKeyArguments p = arguments_of(a);
+  p.chunks = chunks_of(a.shape);
+  p.records = take_records(memory, a.shape, p.chunks);
+  p.arrays = take_arrays(memory, a.shape);
+  a.dtype == Dtype::kBFloat16 ? launch_element<__nv_bfloat16>(a, p) : launch_element<__half>(a, p);
+}
+
+}  // namespace lethe::matrix_state

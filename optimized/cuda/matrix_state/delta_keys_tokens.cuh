@@ -1,0 +1,350 @@
+#pragma once
+// A warp's 16 tokens of a chunk that delta_keys_prepare.cuh prepares.
+
+#include <cstring>
+#include <numbers>
+
+#include "optimized/cuda/matrix_state/delta_keys_parts.cuh"
+
+namespace lethe::matrix_state {
+
+template <int kRows>
+struct DeltaKeyMemory {
+  struct Small {
+    float scratch[kWarps][16 * 20];
+    float logs[kWarps][kRows], totals[kWarps][kRows];  ///< of 16 tokens' gates: log₂ of the product, and the product
+    alignas(16) float key_unit[kChunk], strength[kChunk];
+  };
+  static constexpr int kTile = kRows / 64 * kPanel, kReadKey = kTile, kWriteKey = 2 * kTile, kSolution = 3 * kTile,
+                       kSmall = kSolution + kPanel, kBytes = kSmall + static_cast<int>(sizeof(Small));
+};
+
+/// Which pairs (row g or g + 8, column c of the same eight) a halving of n tokens is right for: those whose halving it is. 0: none.
+__device__ __forceinline__ int delta_halving(int row, int column) {
+  return column >= row ? 0 : 1 << (31 - __clz(row ^ column));
+}
+
+/// A warp's 16 tokens, lane 4g + t: rows g and g + 8, of step s channels 32s + 8t ….
+template <typename Element, int kRows>
+struct DeltaKeyBlock {
+  static constexpr int kSteps = kRows / 32;
+  using Memory = DeltaKeyMemory<kRows>;
+  using Small = typename Memory::Small;
+  const DeltaKeyArguments& p;
+  char* const memory;
+  const int block, lane;
+  const int64_t b, h, first;  ///< first: the block's first token
+
+  __device__ __forceinline__ Small& small() const { return *reinterpret_cast<Small*>(memory + Memory::kSmall); }
+  __device__ __forceinline__ uint32_t tile(int offset) const { return ptx::shared_address(memory) + offset; }
+
+  /// A row's eight elements of step s, zeros outside.
+  __device__ __forceinline__ uint4 load_row(const Operand& from, int half, int s) const {
+    const int64_t token = first + lane / 4 + 8 * half;
+    const int channel = 32 * s + 8 * (lane % 4);
+    if (token >= p.length || channel >= p.rows) return {0, 0, 0, 0};
+    return *reinterpret_cast<const uint4*>(
+        static_cast<const char*>(from.data) +
+        (b * from.batch_stride + token * from.token_stride + h * from.head_stride + channel) * 2);
+  }
+  __device__ __forceinline__ void load_gates(float (&to)[2][8], int s) const {
+    const int channel = 32 * s + 8 * (lane % 4);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int64_t token = first + lane / 4 + 8 * half;
+      const bool inside = token < p.length && channel < p.rows;
+      const float* from = static_cast<const float*>(p.gate.data) +
+                          (b * p.gate.batch_stride + token * p.gate.token_stride + h * p.gate.head_stride + channel);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const float4 four = inside ? load_global4(from + 4 * i) : float4{0.0f, 0.0f, 0.0f, 0.0f};
+        to[half][4 * i] = four.x, to[half][4 * i + 1] = four.y, to[half][4 * i + 2] = four.z,
+                     to[half][4 * i + 3] = four.w;
+      }
+    }
+  }
+
+  __device__ __forceinline__ uint32_t own_row(int offset, int half, int s) const {
+    return tile(offset) + tile_piece(16 * block + lane / 4 + 8 * half, 4 * s + lane % 4);
+  }
+
+  /// A lane's part of two rows, divided by their units, to a tile.
+  __device__ __forceinline__ void divide(const Operand& from, int offset, float (&unit)[2]) const {
+    uint4 rows[2][kSteps];
+#pragma unroll
+    for (int s = 0; s < kSteps; ++s)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) rows[half][s] = load_row(from, half, s);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float largest = 0.0f;
+#pragma unroll
+      for (int s = 0; s < kSteps; ++s) {
+        const uint4& x = rows[half][s];
+        for (uint32_t word : {x.x, x.y, x.z, x.w}) {
+          const float2 two = unpack<Element>(word);
+          largest = fmaxf(largest, fmaxf(fabsf(two.x), fabsf(two.y)));
+        }
+      }
+      unit[half] = row_unit(quad_max(largest));
+      const float factor = reciprocal_of_power(unit[half]) * kRowScale;
+      const auto divided = [&](uint32_t word) {
+        const float2 two = unpack<Element>(word);
+        return pack<__half>(two.x * factor, two.y * factor);
+      };
+#pragma unroll
+      for (int s = 0; s < kSteps; ++s) {
+        const uint4& x = rows[half][s];
+        ptx::store_words(own_row(offset, half, s), {divided(x.x), divided(x.y), divided(x.z), divided(x.w)});
+      }
+    }
+  }
+
+  // Pairs of rows 16·block + g and 8 below: rows and columns below 8, both above, rows above and columns below.
+  struct Pairs {
+    float near[2] = {}, far[2] = {}, across[4] = {};
+  };
+
+  /// Eight channels of two rows times factors, as operands.
+  struct Operands {
+    uint32_t words[2][4];
+    __device__ __forceinline__ Operands(const float (&x)[2][8], const float (&factor)[2][8]) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+          words[half][i] =
+              pack<__half>(x[half][2 * i] * factor[half][2 * i], x[half][2 * i + 1] * factor[half][2 * i + 1]);
+    }
+    /// By products of float16: of what the factors make small, 2^-25 of the largest number is lost.
+    __device__ __forceinline__ Operands(const uint4 (&x)[2], const uint32_t (&factor)[2][4]) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const uint32_t of[4] = {x[half].x, x[half].y, x[half].z, x[half].w};
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const __half2 product = __hmul2(halves(of[i]), halves(factor[half][i]));
+          memcpy(&words[half][i], &product, 4);
+        }
+      }
+    }
+    /// sum += these rows · `other`'s rows g, or g + 8.
+    __device__ __forceinline__ void multiply(float (&sum)[4], const Operands& other, int half) const {
+#pragma unroll
+      for (int k = 0; k < 2; ++k)
+        ptx::multiply_add<__half>(sum, {words[0][2 * k], words[1][2 * k], words[0][2 * k + 1], words[1][2 * k + 1]},
+                                  other.words[half][2 * k], other.words[half][2 * k + 1]);
+    }
+    __device__ __forceinline__ uint4 row(int half) const {
+      return {words[half][0], words[half][1], words[half][2], words[half][3]};
+    }
+  };
+
+  /// Adds to sums what step s's channels give, and leaves in the tiles the rows with the gates of their 16 tokens.
+  __device__ __forceinline__ void halve(const float (&gates)[2][8], int s, Pairs& keys, Pairs& queries,
+                                        float (&own)[2]) const {
+    const int g = lane / 4, t = lane % 4;
+    // Of the run that has the row: the gates from its beginning to the row, and after the row to its end.
+    float up[2][8], down[2][8], logs[8];
+#pragma unroll
+    for (int c = 0; c < 8; ++c) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float log = gates[half][c] * std::numbers::log2e_v<float>;
+        logs[c] = half ? logs[c] + log : log;
+        up[half][c] = exp2_approximate(log);
+        down[half][c] = 1.0f;
+      }
+    }
+    uint4 query[2], key[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      query[half] = ptx::load_words(own_row(0, half, s));
+      key[half] = ptx::load_words(own_row(Memory::kReadKey, half, s));
+    }
+#pragma unroll
+    for (int n = 1; n < 8; n *= 2) {
+      const bool upper = g & n;
+      uint32_t factor[2][4];
+      float other[2][8];
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int c = 2 * i;
+          factor[half][i] =
+              pack<__half>(upper ? up[half][c] : down[half][c], upper ? up[half][c + 1] : down[half][c + 1]);
+          other[half][c] = __shfl_xor_sync(kAllLanes, up[half][c] * down[half][c], 4 * n);
+          other[half][c + 1] = __shfl_xor_sync(kAllLanes, up[half][c + 1] * down[half][c + 1], 4 * n);
+        }
+      const Operands keyed(key, factor), asked(query, factor);
+      const auto add = [&](const Operands& rows, Pairs& to) {
+        float near[4] = {}, far[4] = {};
+        rows.multiply(near, keyed, 0);
+        rows.multiply(far, keyed, 1);
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const bool right = delta_halving(g, 2 * t + e) == n;
+          to.near[e] += right ? near[e] : 0.0f;
+          to.far[e] += right ? far[2 + e] : 0.0f;
+        }
+      };
+      add(keyed, keys);
+      add(asked, queries);
+      const auto extend = [&](float(&run)[2][8]) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+#pragma unroll
+          for (int c = 0; c < 8; ++c) run[half][c] *= other[half][c];
+      };
+      if (upper) extend(up);
+      else extend(down);
+    }
+    {
+      uint32_t factor[2][4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        factor[0][i] = pack<__half>(down[0][2 * i], down[0][2 * i + 1]);
+        factor[1][i] = pack<__half>(up[1][2 * i], up[1][2 * i + 1]);
+      }
+      const Operands keyed(key, factor), asked(query, factor);
+      keyed.multiply(keys.across, keyed, 0);
+      asked.multiply(queries.across, keyed, 0);
+    }
+    float q[2][8], k[2][8];
+    const auto unpack_row = [](float(&to)[8], const uint4& row) {
+      const uint32_t words[4] = {row.x, row.y, row.z, row.w};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float2 two = unpack<__half>(words[i]);
+        to[2 * i] = two.x, to[2 * i + 1] = two.y;
+      }
+    };
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      unpack_row(q[half], query[half]);
+      unpack_row(k[half], key[half]);
+#pragma unroll
+      for (int c = 0; c < 8; ++c) own[half] = fmaf(q[half][c], k[half][c], own[half]);
+    }
+#pragma unroll
+    for (int c = 0; c < 8; ++c) {
+      const float above = up[0][c] * down[0][c], below = up[1][c] * down[1][c];
+      up[1][c] *= above;
+      down[0][c] *= below;
+    }
+    const auto store = [&](int offset, const Operands& rows) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) ptx::store_words(own_row(offset, half, s), rows.row(half));
+    };
+    store(0, Operands(q, up));
+    store(Memory::kReadKey, Operands(k, up));
+    store(Memory::kWriteKey, Operands(k, down));
+    // log₂ of the 16 tokens' gates: of each lane the sum of one channel.
+#pragma unroll
+    for (int n = 4; n > 0; n /= 2) {
+      const bool upper = g & n;
+#pragma unroll
+      for (int c = 0; c < n; ++c) {
+        const float sent = upper ? logs[c] : logs[c + n], kept = upper ? logs[c + n] : logs[c];
+        logs[c] = kept + __shfl_xor_sync(kAllLanes, sent, 4 * n);
+      }
+    }
+    const int channel = 32 * s + 8 * t + g;
+    small().logs[block][channel] = logs[0];
+    small().totals[block][channel] = exp2f(logs[0]);
+  }
+
+  /// The rows of the tiles with the gates since the chunk's beginning, or until its end, to the record.
+  __device__ __forceinline__ void store_rows(char* record) const {
+    constexpr int kPieces = kRows / 8, kAtOnce = 32 / kPieces;
+    using Record = DeltaKeyRecord<kRows>;
+    const int piece = lane % kPieces;
+    float before[8], after[8];
+#pragma unroll
+    for (int c = 0; c < 8; ++c) {
+      before[c] = after[c] = 1.0f;
+#pragma unroll
+      for (int i = 0; i < kWarps; ++i) {
+        const float total = small().totals[i][8 * piece + c];
+        if (i < block) before[c] *= total;
+        if (i > block) after[c] *= total;
+      }
+    }
+    const auto store = [&](int from, int to, const float(&factor)[8], int i) {
+      const uint32_t at = tile_piece(16 * block + kAtOnce * i + lane / kPieces, piece);
+      const uint4 x = ptx::load_words(tile(from) + at);
+      const auto weighted = [&](uint32_t word, int c) {
+        const float2 two = unpack<__half>(word);
+        return pack<__half>(two.x * factor[c], two.y * factor[c + 1]);
+      };
+      *reinterpret_cast<uint4*>(record + to + at) = {weighted(x.x, 0), weighted(x.y, 2), weighted(x.z, 4),
+                                                     weighted(x.w, 6)};
+    };
+#pragma unroll 2
+    for (int i = 0; i < 16 / kAtOnce; ++i) {
+      store(0, Record::kQuery, before, i);
+      store(Memory::kReadKey, Record::kReadKey, before, i);
+      store(Memory::kWriteKey, Record::kWriteKey, after, i);
+    }
+  }
+
+  /// The pairs of the block's rows with earlier blocks' tokens.
+  __device__ __forceinline__ void multiply_earlier(Sums& keys, Sums& queries) const {
+    const int t = lane % 4;
+    const auto weigh = [&](uint32_t& word, float2 factor) {
+      const float2 two = unpack<__half>(word);
+      word = pack<__half>(two.x * factor.x, two.y * factor.y);
+    };
+#pragma unroll 2
+    for (int k = 0; k < kRows / 16; ++k) {
+      uint32_t asked[4], keyed[4];
+      load_left(asked, tile(0), block, k, lane);
+      load_left(keyed, tile(Memory::kReadKey), block, k, lane);
+      const auto total = [&](int of, int eight) {
+        return *reinterpret_cast<const float2*>(&small().totals[of][16 * k + 8 * eight + 2 * t]);
+      };
+#pragma unroll
+      for (int j = kWarps - 2; j >= 0; --j) {
+        if (j >= block) continue;
+        // Blocks 2 and 3 meet 0 and 1 in the middle of the chunk.
+        if (block == 3 && j == 1)
+#pragma unroll
+          for (int i = 0; i < 4; ++i) weigh(asked[i], total(2, i / 2)), weigh(keyed[i], total(2, i / 2));
+        uint32_t right[4];
+        load_right_columns(right, tile(Memory::kWriteKey), k, j, lane);
+        if (block >= 2 && j == 0)
+#pragma unroll
+          for (int i = 0; i < 4; ++i) weigh(right[i], total(1, i % 2));
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          ptx::multiply_add<__half>(keys[2 * j + i], keyed, right[2 * i], right[2 * i + 1]);
+          ptx::multiply_add<__half>(queries[2 * j + i], asked, right[2 * i], right[2 * i + 1]);
+        }
+      }
+    }
+  }
+
+  /// The sums' blocks up to the diagonal, rows and columns times factors, in two parts each.
+  __device__ __forceinline__ void store_triangle(const Sums& sums, const float (&row)[2], const float* columns,
+                                                 char* to) const {
+    uint4* const words = reinterpret_cast<uint4*>(to) + lane;
+#pragma unroll
+    for (int k = 0; k < kWarps; ++k) {
+      if (k > block) continue;
+      uint32_t high[4], low[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float(&x)[4] = sums[2 * k + i / 2];
+        const float2 column = *reinterpret_cast<const float2*>(&columns[16 * k + 8 * (i / 2) + lane % 4 * 2]);
+        const BrainParts parts(x[i % 2 * 2] * row[i % 2] * column.x, x[i % 2 * 2 + 1] * row[i % 2] * column.y);
+        high[i] = parts.high;
+        low[i] = parts.low;
+      }
+      words[32 * lower_block(block, k)] = {high[0], high[1], high[2], high[3]};
+      words[32 * (kLowerBlocks + lower_block(block, k))] = {low[0], low[1], low[2], low[3]};
+    }
+  }
+};
+
+}  // namespace lethe::matrix_state

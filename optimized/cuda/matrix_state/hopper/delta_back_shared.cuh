@@ -1,0 +1,43 @@
+#pragma once
+// The shared memory of the delta rule's sweep from the last token back: the places of its parts in bytes; and its registers.
+
+#include "optimized/cuda/matrix_state/hopper/delta_arguments.cuh"
+#include "optimized/cuda/matrix_state/hopper/delta_back_units.cuh"
+#include "optimized/cuda/matrix_state/tiles.cuh"
+
+namespace lethe::matrix_state {
+
+/// kBlocks: of 64 rows of the state. kGroups: of 64 columns, a warpgroup each.
+template <int kBlocks, int kGroups>
+struct DeltaBackShared {
+  static constexpr int kThreads = (2 + kGroups) * kComputing, kStateWarps = kGroups * kWarps;
+  static constexpr int kKey = kBlocks * kPanel, kGradient = 2 * kKey, kStage = kGradient + kGroups * kPanel;
+  static constexpr int kStages = kBlocks == 1 ? 2 : 3, kTogether = kBlocks == 1 ? 2 : 1;
+  /// Of each thread at the launch, and of those of each warpgroup.
+  static constexpr int kRegisters = kBlocks == 1   ? 80
+                                    : kGroups == 1 ? 168
+                                                   : 128,
+                       kLoadRegisters = kBlocks == 1 ? 24 : 40, kPrepareRegisters = kBlocks == 1 ? 64 : 96,
+                       kStateRegisters = kBlocks == 1 ? 152 : 184;
+  /// Of a chunk, what solve_chunks has left.
+  struct alignas(16) Solved {
+    uint4 inverse[kLowerBlocks * 32];  ///< Wᵀ
+    float key_unit[kChunk], key_norm[kChunk];
+  };
+  struct Small {
+    DeltaBackTokens tokens[kStages];
+    DeltaBackUnits units;
+    float largest[2][kStateWarps];  ///< of R after a chunk, which is held divided by a unit
+    float decay[kStages];           ///< γ_C and the unit of R, over that of the R before
+    float next[kStages];            ///< the unit of the R before
+    float first_reciprocal;         ///< of the first unit
+    uint64_t full[kStages], prepared[kStages], empty[kStages], measured[2];
+  };
+  static constexpr int kState = kStages * kStage, kRows = kState + kGroups * kBlocks * kPanel,
+                       kPairs = kRows + kGroups * kPanel, kSolved = kPairs + 2 * kFragments,
+                       kSmall = kSolved + kStages * int{sizeof(Solved)};
+  static constexpr int kBytes = kSmall + int{sizeof(Small)};
+  static_assert(kTogether * (kBytes + 1024) <= 228 * 1024 && kBytes <= 227 * 1024);
+};
+
+}  // namespace lethe::matrix_state

@@ -1,0 +1,378 @@
+#pragma once
+// The delta rule's gradients from the last token back by wgmma, for a state of at most 128 rows: a CTA sweeps a head and kGroups times 64 columns of the
+// gradient R of the state, in chunks of 64 tokens.
+//
+//   dN = scale · Pᵀ dO + (D_C ∘ K) R      dN̄ = dN − Wᵀ (β ∘ dN)      dV = β ∘ dN̄
+//   R ← γ_C R + scale · (γ ∘ Q)ᵀ dO − (γ ∘ K)ᵀ dV
+//
+// dN is the gradient of what is written where later tokens of the chunk keep theirs, dN̄ the whole one, which delta_gradients.cuh reads.
+//
+//   warpgroup 0    tiles of a chunk, its Wᵀ, its gates and strengths                                     → full
+//   warpgroup 1    makes the rows of Q, K and dO float16; Pᵀ = K Qᵀ; weights Pᵀ, Wᵀ and Q by units       → prepared
+//   warpgroup 2…   R, rounded, to shared memory; the equations                                           → measured, empty
+//
+// All that becomes float16 is divided by the units of delta_back_units.cuh. What dV's rows are multiplied with lies over the rounded R.
+
+#include "optimized/cuda/launch.cuh"
+#include "optimized/cuda/matrix_state/delta_state.cuh"
+#include "optimized/cuda/matrix_state/hopper/delta_back_shared.cuh"
+#include "optimized/cuda/matrix_state/hopper/delta_rows.cuh"
+#include "optimized/cuda/matrix_state/hopper/products.cuh"
+
+namespace lethe::matrix_state {
+
+/// A warp's rows of products of keys with queries, times D: queries from the row's token on, zeros before it. Blocks before the diagonal's are not read.
+__device__ __forceinline__ void weigh_later_pairs(float (&sums)[32], const ChunkGates& gates, bool gated, int block,
+                                                  int lane) {
+  const int j0 = 16 * block + lane / 4, t = lane % 4;
+  const bool cuts = gated && gates.first_seen[kChunk - 1] > 0;
+  const float sum[2] = {gated ? gates.sum[j0] : 0.0f, gated ? gates.sum[j0 + 8] : 0.0f};
+#pragma unroll
+  for (int c = 0; c < 8; ++c) {
+    if (c / 2 < block) continue;
+    const int i = 8 * c + 2 * t;
+    if (gated) {
+      const float2 sum_i = *reinterpret_cast<const float2*>(&gates.sum[i]);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) sums[4 * c + e] *= exp2_approximate((e % 2 ? sum_i.y : sum_i.x) - sum[e / 2]);
+    }
+    if (c / 2 == block || cuts) {
+      const int2 first_seen = cuts ? *reinterpret_cast<const int2*>(&gates.first_seen[i]) : int2{0, 0};
+#pragma unroll
+      for (int e = 0; e < 4; ++e)
+        if (!sees(i + e % 2, j0 + 8 * (e / 2), e % 2 ? first_seen.y : first_seen.x)) sums[4 * c + e] = 0.0f;
+    }
+  }
+}
+
+template <typename Element, int kBlocks, int kGroups>
+struct DeltaBackSweep {
+  using Shared = DeltaBackShared<kBlocks, kGroups>;
+  using Solved = typename Shared::Solved;
+  const DeltaSweepArguments& p;
+  char* const memory;
+  const int block, lane;  ///< the warp of its warpgroup, and the lane
+  const int b, h, head;
+  const int tile;  ///< the first one, of 64 columns
+
+  __device__ typename Shared::Small& small() const {
+    return *reinterpret_cast<typename Shared::Small*>(memory + Shared::kSmall);
+  }
+  __device__ char* stage(int i) const { return memory + i * Shared::kStage; }
+  __device__ Solved& solved(int i) const { return reinterpret_cast<Solved*>(memory + Shared::kSolved)[i]; }
+  /// Pᵀ of a chunk, in two places as in delta_sweep.cuh.
+  __device__ uint4* pairs(int n) const {
+    return reinterpret_cast<uint4*>(memory + Shared::kPairs + n % 2 * kFragments);
+  }
+  /// The n-th chunk's place in time, its first token, and its and a tile's place in arrays.
+  __device__ int chunk_of(int n) const { return p.chunks - 1 - n; }
+  __device__ int64_t first_of(int n) const { return static_cast<int64_t>(chunk_of(n)) * kChunk; }
+  __device__ int64_t kept(int n) const { return int64_t{1} * head * p.chunks + chunk_of(n); }
+  __device__ int64_t kept_tile(int n, int group) const {
+    return int64_t{1} * (tile + group) * p.all_heads * p.chunks + kept(n);
+  }
+
+  /// One warp.
+  __device__ __forceinline__ void load() const {
+    const auto raw_of = [&](int n) {
+      RawChunk raw;
+      raw.load(p.gate, p.beta, p.length, b, h, first_of(n), lane);
+      return raw;
+    };
+    RawChunk next = raw_of(0);
+    wait_for_previous_kernel();
+    ptx::RingPosition at;
+    for (int n = 0; n < p.chunks; ++n, at.advance(Shared::kStages)) {
+      ptx::mbarrier_wait(&small().empty[at.index], at.parity ^ 1);
+      uint64_t* const full = &small().full[at.index];
+      if (lane == 0) {
+        char* const to = stage(at.index);
+        const int first = static_cast<int>(first_of(n));
+        ptx::mbarrier_arrive_expect(full, Shared::kStage + sizeof(Solved));
+        load_tile_of<kBlocks>(to + Shared::kKey, p.maps[1], p.key, full, 0, first, b, h);
+        load_tile_of<kBlocks>(to, p.maps[0], p.query, full, 0, first, b, h);
+        load_tile_of<kGroups>(to + Shared::kGradient, p.maps[2], p.value, full, 64 * tile, first, b, h);
+        Solved& chunk = solved(at.index);
+        ptx::load_run(chunk.inverse, p.arrays.inverse + kept(n) * (kLowerBlocks * 32), kFragments, full);
+        ptx::load_run(chunk.key_unit, p.solved[kept(n)].key_unit, 2 * sizeof(chunk.key_unit), full);
+      }
+      const RawChunk raw = next;
+      if (n + 1 < p.chunks) next = raw_of(n + 1);
+      DeltaBackTokens& tokens = small().tokens[at.index];
+      *reinterpret_cast<float2*>(&tokens.beta[2 * lane]) = raw.beta;
+      if (p.gate.log_forget || n < Shared::kStages) {
+        prepare_gates(tokens.gates, raw.gates, 1.0f, 1.0f, false, lane);
+      } else {
+        open_gates(tokens.gates, lane);
+      }
+      arrive_warp(full, lane);
+    }
+  }
+
+  /// A bound of the lengths of R's columns by the largest number after chunk n, of `unit`.
+  __device__ __forceinline__ float bound_of(int n, float unit) const {
+    float most = 0.0f;
+#pragma unroll
+    for (int i = 0; i < Shared::kStateWarps; ++i) most = fmaxf(most, small().largest[n % 2][i]);
+    return most * unit * kRoot;
+  }
+  static constexpr float kRoot = kBlocks == 1 ? 8.0f : 11.5f;
+
+  /// A warpgroup: what no R enters, and the units.
+  __device__ __forceinline__ void prepare() const {
+    const bool gated = p.gate.log_forget != nullptr;
+    const int j0 = 16 * block + lane / 4;
+    DeltaBackUnits& units = small().units;
+    float unit = 1.0f, unit_before = 1.0f;  // of R after this chunk, and after the one that was swept before it
+    DeltaGrowth growth;
+    ptx::RingPosition at;
+    for (int n = 0; n < p.chunks; ++n, at.advance(Shared::kStages)) {
+      char* const tiles = stage(at.index);
+      DeltaBackTokens& tokens = small().tokens[at.index];
+      Solved& chunk = solved(at.index);
+      ptx::mbarrier_wait(&small().full[at.index], at.parity);
+      const uint32_t query = ptx::shared_address(tiles);
+      divide_rows<Element, kBlocks>(query + Shared::kKey, chunk.key_unit, block, lane);
+      divide_rows_by_largest<Element, kBlocks>(query, units.query_unit, block, lane, units.largest_query);
+      divide_rows_by_largest<Element, kGroups>(query + Shared::kGradient, units.gradient_unit, block, lane,
+                                               units.largest_gradient);
+      ptx::fence_async_shared();
+      ptx::named_barrier_sync(kPrepareBarrier, kComputing);
+      if (block == 1) {
+        const int earlier = max(n - 1, 0);
+        ptx::mbarrier_wait(&small().measured[earlier % 2], earlier / 2 % 2);
+        float before = bound_of(earlier, unit_before);
+        if (n == 0) {
+          unit = delta_unit(before);
+          if (lane == 0) small().first_reciprocal = reciprocal_of_power(unit);
+        } else {
+          before = growth.after(before);
+        }
+        const float total = tokens.gates.total;
+        const auto keep = [&](int token, float row_unit) {
+#pragma unroll
+          for (int i = 0; i < kGroups; ++i)
+            if (64 * (tile + i) < p.columns) p.arrays.written_unit[kept_tile(n, i) * kChunk + token] = row_unit;
+        };
+        const float next = prepare_back_units(tokens, units, chunk.key_unit, chunk.key_norm, before, unit, p.scale,
+                                              kRoot, keep, growth, lane);
+        if (lane == 0) {
+          small().decay[at.index] = total * unit * reciprocal_of_power(next);
+          small().next[at.index] = next;
+        }
+        unit_before = n == 0 ? 1.0f : unit;
+        unit = next;
+      }
+      float sums[32];
+      ptx::undefined(sums);
+      ptx::fence_registers(sums);
+      ptx::wgmma_fence();
+#pragma unroll
+      for (int i = 0; i < kBlocks; ++i)
+        issue_product<__half, ptx::Major::kK, ptx::Major::kK>(sums, tiles + Shared::kKey + i * kPanel,
+                                                              tiles + i * kPanel, i > 0);
+      ptx::wgmma_commit();
+      ptx::wgmma_wait<0>();
+      ptx::fence_registers(sums);
+      weigh_later_pairs(sums, tokens.gates, gated, block, lane);
+      ptx::named_barrier_sync(kPrepareBarrier, kComputing);
+      const float outer[2] = {units.of_row[j0], units.of_row[j0 + 8]};
+      weigh_blocks<true>(chunk.inverse, units.of_written, outer, block, lane);
+      store_weighted<true>(pairs(n), by_tiles(sums), units.of_column, outer, block, lane);
+      weigh_rows(query, units.of_read);
+      ptx::fence_async_shared();
+      arrive_warp(&small().prepared[at.index], lane);
+    }
+  }
+
+  /// This warp's rows of float16 times factors.
+  __device__ __forceinline__ void weigh_rows(uint32_t rows, const float* factors) const {
+    const RowPart<kBlocks> part(rows, block, lane);
+    uint4 pieces[4 * kBlocks];
+    load_row(pieces, part);
+    store_row<__half>(pieces, part, factors[part.row]);
+  }
+
+  /// A warpgroup: all rows of 64 columns of R.
+  __device__ __forceinline__ void sweep(int group) const {
+    using ptx::Major;
+    const Place place{block, lane};
+    const int i0 = 16 * block + lane / 4, column = 64 * (tile + group), columns = min(64, p.columns - column);
+    const auto place_of = [&](int row, int c) { return (int64_t{1} * head * p.rows + row) * p.columns + column + c; };
+    char *const rounded = memory + Shared::kState + group * kBlocks * kPanel, *const rows = memory + Shared::kRows +
+                                                                                            group * kPanel;
+    const auto sync = [&] { ptx::named_barrier_sync(kStateBarrier + group, kComputing); };
+
+    DeltaState<64 * kBlocks> state;  // divided by units that prepare() knows
+    state.load(p.initial, p.rows, columns, place_of, block, lane);
+    const auto sums_of = [&](int m) -> float(&)[32] { return reinterpret_cast<float(&)[32]>(state.x[m]); };
+    const auto fence_state = [&] {
+#pragma unroll
+      for (int m = 0; m < kBlocks; ++m) ptx::fence_registers(sums_of(m));
+    };
+    const auto scale_state = [&](float factor) {
+#pragma unroll
+      for (int m = 0; m < kBlocks; ++m) scale_rows(sums_of(m), factor, factor);
+    };
+    // Of R after the n-th chunk.
+    const auto measure = [&](int n) {
+      const float most = state.largest();
+      if (lane == 0) small().largest[n % 2][group * kWarps + block] = most;
+      arrive_warp(&small().measured[n % 2], lane);
+    };
+    const auto put = [&](char* to, const float(&sums)[32]) {
+      uint32_t packed[16];
+      pack_sums<__half>(packed, sums, 1.0f);
+      store_packed(ptx::shared_address(to), packed, place);
+    };
+    measure(0);
+    float unit = 1.0f;  // of R
+    ptx::RingPosition at;
+    for (int n = 0; n < p.chunks; ++n, at.advance(Shared::kStages)) {
+      DeltaBackTokens& tokens = small().tokens[at.index];
+      char* const query = stage(at.index);
+      const char *const key = query + Shared::kKey, *const gradient = query + Shared::kGradient + group * kPanel;
+      ptx::mbarrier_wait(&small().full[at.index], at.parity);
+      ptx::mbarrier_wait(&small().prepared[at.index], at.parity);
+      if (n == 0) {
+        scale_state(small().first_reciprocal);
+        unit = reciprocal_of_power(small().first_reciprocal);
+      }
+#pragma unroll
+      for (int m = 0; m < kBlocks; ++m) put(rounded + m * kPanel, sums_of(m));
+      uint32_t left[16];
+      load_blocks<true>(left, pairs(n), block, lane);
+      ptx::fence_async_shared();
+      sync();
+      // K R and Pᵀ dO, and what the queries add to R.
+      float x[32], y[32];
+      ptx::undefined(x);
+      ptx::undefined(y);
+      ptx::fence_registers(x);
+      ptx::fence_registers(y);
+      ptx::fence_registers(left);
+      ptx::wgmma_fence();
+#pragma unroll
+      for (int m = 0; m < kBlocks; ++m)
+        issue_product<__half, Major::kK, Major::kMN>(x, key + m * kPanel, rounded + m * kPanel, m > 0);
+      issue_product<__half, Major::kMN>(y, left, gradient, false);
+      ptx::wgmma_commit();
+      scale_state(small().decay[at.index]);
+      fence_state();
+      ptx::wgmma_fence();
+#pragma unroll
+      for (int m = 0; m < kBlocks; ++m)
+        issue_product<__half, Major::kMN, Major::kMN>(sums_of(m), query + m * kPanel, gradient, true);
+      ptx::wgmma_commit();
+      keep_state(n, group, rounded, unit);
+      unit = small().next[at.index];
+      const float read[2] = {tokens.read_key()[i0], tokens.read_key()[i0 + 8]};
+      if (lane == 0) ptx::bulk_wait_read<0>();  // dV of the chunk before has left `rows`
+      __syncwarp();
+      ptx::wgmma_wait<1>();
+      ptx::fence_registers(x);
+      ptx::fence_registers(y);
+      ptx::fence_registers(left);
+#pragma unroll
+      for (int i = 0; i < 32; ++i) x[i] = fmaf(read[i / 2 % 2], x[i], y[i]);
+      put(rows, x);
+      load_blocks<true>(left, solved(at.index).inverse, block, lane);
+      ptx::fence_async_shared();
+      sync();
+      ptx::fence_registers(x);
+      ptx::fence_registers(left);
+      ptx::wgmma_fence();
+      issue_product<__half, Major::kMN>(x, left, rows, true);
+      ptx::wgmma_commit();
+      const float write[2] = {tokens.write()[i0], tokens.write()[i0 + 8]},
+                  strength[2] = {tokens.strength()[i0], tokens.strength()[i0 + 8]};
+      ptx::wgmma_wait<0>();
+      ptx::fence_registers(x);
+      ptx::fence_registers(left);
+      fence_state();
+      {
+        float weighted[32];
+#pragma unroll
+        for (int i = 0; i < 32; ++i) weighted[i] = x[i] * write[i / 2 % 2];
+        put(rounded, weighted);
+      }
+      ptx::fence_async_shared();
+      sync();  // dV's weighted rows are there, and dN's are read
+      fence_state();
+      ptx::wgmma_fence();
+#pragma unroll
+      for (int m = 0; m < kBlocks; ++m)
+        issue_product<__half, Major::kMN, Major::kMN>(sums_of(m), key + m * kPanel, rounded, true);
+      ptx::wgmma_commit();
+      put(rows, x);
+      __syncwarp();
+      write_image(p.arrays.written + kept_tile(n, group) * (kPanel / 16), ptx::shared_address(rows), block, lane);
+      __syncwarp();
+      scale_rows(x, strength[0], strength[1]);
+      uint32_t packed[16];
+      pack_sums<Element>(packed, x, 1.0f);
+      store_rows_by_map(rows, packed, p.maps[3], column, first_of(n), b, h, place);
+      ptx::wgmma_wait<0>();
+      fence_state();
+      measure(n + 1);
+      sync();  // all products have ended
+      if (lane == 0) ptx::mbarrier_arrive(&small().empty[at.index]);
+    }
+    if (p.last) {
+      scale_state(unit);
+      state.store(p.last, p.rows, columns, place_of, block, lane);
+    }
+    if (lane == 0) ptx::bulk_wait<0>();
+  }
+
+  /// This warp's rows of R after a chunk, and what it is divided by.
+  __device__ __forceinline__ void keep_state(int n, int group, const char* rounded, float unit) const {
+    const int64_t to = kept_tile(n, group);
+#pragma unroll
+    for (int m = 0; m < kBlocks; ++m)
+      write_image(p.arrays.after + (to * kBlocks + m) * (kPanel / 16), ptx::shared_address(rounded) + m * kPanel, block,
+                  lane);
+    if (threadIdx.x % kComputing == 0) p.arrays.after_unit[to] = unit;
+  }
+};
+
+template <typename Element, int kBlocks, int kGroups>
+__global__ void __launch_bounds__(DeltaBackShared<kBlocks, kGroups>::kThreads,
+                                  DeltaBackShared<kBlocks, kGroups>::kTogether)
+    delta_back_sweep(const __grid_constant__ DeltaSweepArguments p) {
+  using Shared = DeltaBackShared<kBlocks, kGroups>;
+  extern __shared__ __align__(1024) char memory[];
+  const int warpgroup = threadIdx.x / kComputing, ctas = delta_ctas(p.columns, kGroups),
+            head = static_cast<int>(blockIdx.x) / ctas;
+  const DeltaBackSweep<Element, kBlocks, kGroups> call{p,
+                                                       memory,
+                                                       static_cast<int>(threadIdx.x / 32 % kWarps),
+                                                       static_cast<int>(threadIdx.x % 32),
+                                                       head / p.heads,
+                                                       head % p.heads,
+                                                       head,
+                                                       static_cast<int>(blockIdx.x) % ctas * kGroups};
+  if (threadIdx.x == 0) {
+    auto& small = call.small();
+    for (int i = 0; i < Shared::kStages; ++i) {
+      ptx::mbarrier_init(&small.full[i], 2);
+      ptx::mbarrier_init(&small.prepared[i], kWarps);
+      ptx::mbarrier_init(&small.empty[i], Shared::kStateWarps);
+    }
+    for (int i = 0; i < 2; ++i) ptx::mbarrier_init(&small.measured[i], Shared::kStateWarps);
+    ptx::mbarrier_init_fence();
+  }
+  __syncthreads();
+  if (warpgroup == 0) {
+    change_registers<Shared::kRegisters, Shared::kLoadRegisters>();
+    if (threadIdx.x < 32) call.load();
+  } else if (warpgroup == 1) {
+    change_registers<Shared::kRegisters, Shared::kPrepareRegisters>();
+    call.prepare();
+  } else {
+    change_registers<Shared::kRegisters, Shared::kStateRegisters>();
+    call.sweep(warpgroup - 2);
+  }
+}
+
+}  // namespace lethe::matrix_state

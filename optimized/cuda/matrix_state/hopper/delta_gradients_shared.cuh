@@ -1,0 +1,114 @@
+#pragma once
+// The shared memory of the delta rule's gradients inside a chunk: the places of its parts in bytes; and what is weighed and summed there.
+
+#include "optimized/cuda/matrix_state/hopper/delta_arguments.cuh"
+#include "optimized/cuda/matrix_state/hopper/delta_rows.cuh"
+#include "optimized/cuda/matrix_state/hopper/products.cuh"
+
+namespace lethe::matrix_state {
+
+/// kTiles: of 64 columns of the values. M lies over the residual and Z over R, when these are read; dQ over dO and dK over S.
+template <int kTiles>
+struct ChunkGradientsShared {
+  struct Small {
+    ChunkGates gates;
+    alignas(16) float beta[kChunk];
+    float residual_unit[kTiles][kChunk], written_unit[kTiles][kChunk], gradient_unit[kChunk];
+    float largest[4][kWarps];             ///< of Q, K, M and Z
+    float pairs[kWarps][kChunk];          ///< sums of pairs that a gate separates, by block of 16 rows
+    float rows[kChunk], columns[kChunk];  ///< shares of each token, by what reads S and by what R reads
+    float states[kWarps];                 ///< of ⟨S, R⟩
+    uint64_t full[2];                     ///< of what has Element's type; of the rest
+  };
+  static constexpr int kTile = kTiles * kPanel, kGradient = 0, kResidual = kTile, kWritten = 2 * kTile,
+                       kBefore = 3 * kTile, kAfter = 4 * kTile, kQuery = 5 * kTile, kKey = kQuery + kPanel,
+                       kSmall = kKey + kPanel;
+  static constexpr int kBytes = kSmall + int{sizeof(Small)}, kTogether = kTiles == 1 ? 3 : 2;
+  static_assert(kTogether * (kBytes + 1024) <= 228 * 1024);
+};
+
+/// Of rows g and g + 8 of a square the numbers on its diagonal, in the lanes that have them: those whose lane % 4 is lane / 8.
+__device__ __forceinline__ void take_diagonal(float (&diagonal)[2], const float (&square)[32], int block, int lane) {
+#pragma unroll
+  for (int c = 0; c < 8; ++c)
+    if (c / 2 == block) {
+      const int at = 4 * c + 2 * (c % 2);
+      diagonal[c % 2] = lane / 4 % 2 ? square[at + 1] : square[at];
+    }
+}
+
+/// M and Z before their units, from dO rᵀ and dN̄ rᵀ, whose true numbers are these times `row` and `column`.
+template <typename Small>
+__device__ __forceinline__ void weigh_tokens(Small& at, bool gated, int block, int lane, float (&reads)[32],
+                                             float (&corrections)[32], const float (&read_factor)[2],
+                                             const float (&correction_factor)[2], const float* column_unit) {
+  const int i0 = 16 * block + lane / 4, t = lane % 4;
+  const int first_seen[2] = {gated ? at.gates.first_seen[i0] : 0, gated ? at.gates.first_seen[i0 + 8] : 0};
+  const bool cuts = gated && at.gates.first_seen[kChunk - 1] > 0;
+  const float sum[2] = {gated ? at.gates.sum[i0] : 0.0f, gated ? at.gates.sum[i0 + 8] : 0.0f};
+  float largest[2] = {0.0f, 0.0f};
+#pragma unroll
+  for (int c = 0; c < 8; ++c) {
+    if (c / 2 > block) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) reads[4 * c + e] = corrections[4 * c + e] = 0.0f;
+      continue;
+    }
+    const int j = 8 * c + 2 * t;
+    float2 beta = *reinterpret_cast<const float2*>(&at.beta[j]), sum_j{};
+    if (column_unit) {
+      const float2 unit = *reinterpret_cast<const float2*>(&column_unit[j]);
+      beta = {beta.x * unit.x, beta.y * unit.y};
+    }
+    if (gated) sum_j = *reinterpret_cast<const float2*>(&at.gates.sum[j]);
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      float factor = e % 2 ? beta.y : beta.x;
+      if (gated) factor *= exp2_approximate(sum[e / 2] - (e % 2 ? sum_j.y : sum_j.x));
+      reads[4 * c + e] *= factor * read_factor[e / 2];
+      corrections[4 * c + e] *= factor * correction_factor[e / 2];
+      if (c / 2 == block || cuts) {
+        const int i = i0 + 8 * (e / 2), column = j + e % 2;
+        const bool seen = sees(i, column, first_seen[e / 2]);
+        if (!seen) reads[4 * c + e] = 0.0f;
+        if (!seen || column == i) corrections[4 * c + e] = 0.0f;
+      }
+      largest[0] = fmaxf(largest[0], fabsf(reads[4 * c + e]));
+      largest[1] = fmaxf(largest[1], fabsf(corrections[4 * c + e]));
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const float most = largest_of_warp(largest[i]);
+    if (lane == 0) at.largest[2 + i][block] = most;
+  }
+}
+
+/// A warp: d log f of a lane's two tokens from the shares in shared memory.
+template <typename Small>
+__device__ __forceinline__ float2 sum_gate_shares(const Small& at, int lane) {
+  // A lane's two tokens: the rows from each on, and the columns before it.
+  const float2 rows = *reinterpret_cast<const float2*>(&at.rows[2 * lane]),
+               columns = *reinterpret_cast<const float2*>(&at.columns[2 * lane]);
+  float later = rows.x + rows.y, earlier = columns.x + columns.y;
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const float from_later = __shfl_down_sync(kAllLanes, later, step),
+                from_earlier = __shfl_up_sync(kAllLanes, earlier, step);
+    if (lane + step < 32) later += from_later;
+    if (lane >= step) earlier += from_earlier;
+  }
+  later = __shfl_down_sync(kAllLanes, later, 1);
+  earlier = __shfl_up_sync(kAllLanes, earlier, 1);
+  if (lane == 31) later = 0.0f;
+  if (lane == 0) earlier = 0.0f;
+  const float whole = at.gates.total * ((at.states[0] + at.states[1]) + (at.states[2] + at.states[3]));
+  float2 sums{whole + (later + rows.y + rows.x) + earlier, whole + (later + rows.y) + (earlier + columns.x)};
+  for (int rows_block = lane / 8; rows_block < kWarps; ++rows_block) {
+    sums.x += at.pairs[rows_block][2 * lane];
+    sums.y += at.pairs[rows_block][2 * lane + 1];
+  }
+  return sums;
+}
+
+}  // namespace lethe::matrix_state

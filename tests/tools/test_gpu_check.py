@@ -48,7 +48,7 @@ class Steps(ShellPrograms):
     def test_each_test_has_a_summary_line_and_output_in_its_labels_log(self):
         status, summary, complaint = self.check()
         self.assertEqual(status, 0, complaint)
-        self.assertEqual(len(summary), (1 + 24 + 32 + 17) + (4 * 8 + 9) + 6)
+        self.assertEqual(len(summary), (1 + 24 + 32 + 17) + (3 * 11 + 17) + 6)
         for line in summary:
             self.assertRegex(line, r"(gpu|sanitizer|benchmark)\.\S+ \.+ +Passed +\d+\.\d+ sec$")
             self.assertIn(line, self.log("check.log"))
@@ -60,14 +60,26 @@ class Steps(ShellPrograms):
         checked = re.findall(r"checked (\w+) /\S*/test_(\w+), part (\d*) of (\d*)", self.log("sanitizer.log"))
         self.assertEqual(sorted(checked), sorted(
             [(tool, program, "", "") for tool in ("memcheck", "initcheck", "synccheck") for program in ("ptx", "cuda_cross_entropy")]
-            + [(tool, program, str(part), "3") for tool in ("memcheck", "initcheck", "synccheck") for program in ("cuda_forward", "cuda_backward")
-               for part in range(3)]
+            + [(tool, program, str(part), str(count)) for tool in ("memcheck", "initcheck", "synccheck")
+               for program, count in (("cuda_forward", 3), ("cuda_backward", 6)) for part in range(count)]
             + [("racecheck", "ptx", "", ""), ("racecheck", "cuda_cross_entropy", "", "")]
             + [("racecheck", "cuda_forward_racecheck", str(part), "3") for part in range(3)]
             + [("racecheck", "cuda_backward_racecheck", str(part), "12") for part in range(12)]))
         self.assertRegex(self.log("benchmark.log"), r"benchmark ran .*--benchmark_context=commit=abc .*--benchmark_context=gpu=NVIDIA G1 ")
         self.assertRegex(self.log("benchmark.log"), r"compare_attention.py .* --commit=abc --length 4096 --length 16384 --rounds 6\n")
         self.assertNotIn(f'"{self.folder}', self.log("check.log"))  # of the commands
+
+    def test_benchmarks_have_a_gpu_each_where_there_are_two(self):
+        alone = 'mkdir "../gpu_$CUDA_VISIBLE_DEVICES" || exit 1; sleep 0.1; rmdir "../gpu_$CUDA_VISIBLE_DEVICES"'  # fails beside another one
+        self.script("build/benchmark_cuda_kernels", f'{alone}; echo "gate on $CUDA_VISIBLE_DEVICES"')
+        self.script("bin/python3", f'case "$1" in -c) echo nowhere ;; *compare_attention*) {alone}; echo "rivals on $CUDA_VISIBLE_DEVICES" ;; esac')
+        for visible, gate, rivals in (("0,3", "0", "3"), ("2", "2", "2")):
+            with self.subTest(visible):
+                run = subprocess.run([ROOT / "tools/gpu_check", self.folder / "build"], capture_output=True, text=True,
+                                     env=self.environment() | {"CUDA_VISIBLE_DEVICES": visible})
+                self.assertEqual(run.returncode, 0, run.stdout + run.stderr)
+                self.assertEqual(self.log("benchmark.log").count(f"gate on {gate}\n"), 2)
+                self.assertIn(f"rivals on {rivals}\n", self.log("benchmark.log"))
 
     def test_one_that_fails_fails_the_check_and_the_others_still_run(self):
         for name, label in (("build/test_cuda_forward", "gpu.forward"), ("bin/compute-sanitizer", "sanitizer"),

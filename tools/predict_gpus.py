@@ -326,7 +326,7 @@ def predict(arguments):
     names = ("gpu", "implementation", "direction", "head_dim", "low_tflops", "high_tflops", "kind")
     (folder / "predictions.json").write_text(json.dumps([dict(zip(names, row)) for row in table], indent=1) + "\n")
     lines = ["# Predicted speeds on an A100 and an L40S", "",
-             "**Every figure of this page is a prediction**: none of these GPUs has run the kernels. bfloat16, T = 16384, causal, no pruning, with the gate and "
+             "**Every figure of this page is a prediction**: none of these GPUs has run the kernels. An A100 runs the kernels of the backward at 64 that are meant here in the fixed order alone. bfloat16, T = 16384, causal, no pruning, with the gate and "
              "its gradient; TFLOP/s by the visited pairs. By `tools/predict_gpus.py`, from `counts.json` and `measured.json` of this folder.", "",
              f"Models that predict FlashAttention-2's published A100 figures (forward and backward, T = 16384) within {WITHIN:.0%}: "
              + (", ".join(models[m] for m in good) if len(good) < 2 or all(abs(r[m] - 1) <= WITHIN for r in check.values() for m in (0, 1))

@@ -55,7 +55,7 @@ struct FusedSizes {
   static constexpr int kDim = kHeadDim, kPitch = kDim;
   static constexpr int kRowTiles = kDim <= 64 ? 2 : 1;
   static constexpr int kRows = kGateBlock, kWarps = kRows / (16 * kRowTiles), kThreads = 32 * kWarps;
-  static constexpr int kColumns = 32, kBuffers = 2, kQueryParts = 1;
+  static constexpr int kColumns = 32, kBuffers = 2;
   static constexpr bool kFirstInShared = true, kSecondInRegisters = kRowTiles == 1;
   static_assert(kDim % 16 == 0 && kDim / 16 <= kWarps);
 };

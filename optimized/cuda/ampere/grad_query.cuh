@@ -124,12 +124,10 @@ __device__ __forceinline__ void add_row_sums(FusedShared<Sizes>& shared, int buf
 template <typename Element, typename Sizes>
 __device__ __forceinline__ void add_grad_query(FusedShared<Sizes>& shared, const BackwardParameters& p, int row,
                                                int step) {
-  // A warp has a part of the queries and some groups of sixteen columns of K.
-  constexpr int kDim = Sizes::kDim, kColumns = Sizes::kColumns, kParts = Sizes::kQueryParts,
-                kWarps = Sizes::kWarps / kParts;
-  constexpr int kRowTiles = kColumns / 16 / kParts, kGroups = (kDim / 16 + kWarps - 1) / kWarps;
-  const int warp = threadIdx.x / 32 / kParts, part = threadIdx.x / 32 % kParts, query = step * kColumns,
-            buffer = step % Sizes::kBuffers;
+  // A warp has some groups of sixteen columns of K.
+  constexpr int kDim = Sizes::kDim, kColumns = Sizes::kColumns, kWarps = Sizes::kWarps;
+  constexpr int kRowTiles = kColumns / 16, kGroups = (kDim / 16 + kWarps - 1) / kWarps;
+  const int warp = threadIdx.x / 32, query = step * kColumns, buffer = step % Sizes::kBuffers;
   const int64_t padded_row = int64_t{row} * p.padded_queries;
   if (kDim / 16 == kGroups * kWarps || warp < kDim / 16) {
     float sums[kGroups][kRowTiles][2][4] = {};
@@ -146,8 +144,7 @@ __device__ __forceinline__ void add_grad_query(FusedShared<Sizes>& shared, const
 #pragma unroll
       for (int i = 0; i < kRowTiles; ++i) {
         uint32_t of_left[4];
-        ptx::load_matrices_transposed(of_left,
-                                      at_step<kColumns>(left + tile_bytes<kColumns>(key), part * kRowTiles + i));
+        ptx::load_matrices_transposed(of_left, at_step<kColumns>(left + tile_bytes<kColumns>(key), i));
 #pragma unroll
         for (int g = 0; g < kGroups; ++g) {
           ptx::multiply_add<Element>(sums[g][i][0], of_left, of_right[g][0], of_right[g][1]);
@@ -161,9 +158,9 @@ __device__ __forceinline__ void add_grad_query(FusedShared<Sizes>& shared, const
       for (int i = 0; i < kRowTiles; ++i)
 #pragma unroll
         for (int c = 0; c < 2; ++c)
-          add_to_tile(grad_query_tile<kDim>(p.workspace, padded_row, query + 16 * (part * kRowTiles + i)) +
-                          128 * (2 * (kGroups * warp + g) + c),
-                      sums[g][i][c]);
+          add_to_tile(
+              grad_query_tile<kDim>(p.workspace, padded_row, query + 16 * i) + 128 * (2 * (kGroups * warp + g) + c),
+              sums[g][i][c]);
   }
   add_row_sums(shared, buffer, p.workspace.row_sums + padded_row + query);
 }

@@ -4,6 +4,7 @@
 
 #include "optimized/cuda/ampere/grad_query.cuh"
 #include "optimized/cuda/ampere/key_tile.cuh"
+#include "optimized/cuda/hopper/ptx/fragment.cuh"
 #include "optimized/cuda/ptx/keep_order.cuh"
 
 namespace lethe::ampere {
@@ -41,13 +42,6 @@ struct SteppedOffsets {
 
   static __device__ __forceinline__ constexpr int panel(int step) { return step / kSteps * (kSteps * 32); }
 };
-
-/// A left operand's fragment to sixteen rows of a tile, at a lane's address as load_matrices() takes it.
-__device__ __forceinline__ void store_fragment(uint32_t address, const uint32_t (&fragment)[4]) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(fragment[0]),
-               "r"(fragment[1]), "r"(fragment[2]), "r"(fragment[3])
-               : "memory");
-}
 
 /// multiply(fragments, i) for each i < kCount in turn, after load(fragments, i), which is issued before the step before is multiplied.
 template <typename Fragments, int kCount, typename Load, typename Multiply>
@@ -134,7 +128,8 @@ struct WideWarp {
     const uint32_t rows = ptx::shared_address(tile) + tile_bytes<kColumns>(warp_row);
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i)
-      store_fragment(score_offset(column) + rows + tile_bytes<kColumns>(16 * i), packed[i]);
+      ptx::store_matrices(score_offset(column) + rows + tile_bytes<kColumns>(16 * i), packed[i][0], packed[i][1],
+                          packed[i][2], packed[i][3]);
 #else
     ampere::store_scores<kColumns, kRowTiles>(tile + tile_bytes<kColumns>(warp_row), column, packed);
 #endif

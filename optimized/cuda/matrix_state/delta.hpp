@@ -1,7 +1,6 @@
 #pragma once
 // What the passes of the delta rule read and write (delta_forward.cuh, delta_reverse.cuh, delta_gradients.cuh).
 
-#include <cuda.h>
 #include <cuda_fp16.h>
 
 #include <cstdint>

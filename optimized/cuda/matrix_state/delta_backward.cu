@@ -1,5 +1,4 @@
 // The backward of delta_state without a gate or with one a token: the states again, the gradients from the last token back, and those inside each chunk.
-#include <algorithm>
 
 #include "optimized/cuda/matrix_state/delta_gradients.cuh"
 #include "optimized/cuda/matrix_state/delta_launch.hpp"

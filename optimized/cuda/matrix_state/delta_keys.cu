@@ -1,5 +1,5 @@
 // delta_state with a gate a row, by windows of chunks of 64 tokens: what the state does not enter, of all chunks of a window at once, then a sweep over them.
-// While one window is swept, by a CTA a head, the next one is prepared by the multiprocessors that are left: windows have two places in turn.
+// While one window is swept, by a CTA a head (on 8.0 for 64 columns of it), the next one is prepared by the multiprocessors that are left: windows have two places in turn.
 // The backward's window is all chunks: prepared once, swept to the last one and back, and then each chunk's gradients for themselves.
 #include <algorithm>
 
@@ -84,7 +84,7 @@ void gradients(const DeltaKeyGradients& p, int64_t heads, cudaStream_t stream) {
                      stream, p);
 }
 
-// The CTA of 128 columns needs more shared memory than one of compute capability 8.0 has.
+// The CTA of 128 columns needs, of 128 rows, more shared memory than one of compute capability 8.0 has.
 bool sweeps_wide(int columns) {
   if (columns <= 64) return false;
   int device;

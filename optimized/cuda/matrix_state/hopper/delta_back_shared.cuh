@@ -1,24 +1,19 @@
 #pragma once
-// The shared memory of the delta rule's sweep from the last token back: the places of its parts in bytes; and its registers.
+// The shared memory of the delta rule's sweep from the last token back: the places of its parts in bytes.
 
 #include "optimized/cuda/matrix_state/hopper/delta_arguments.cuh"
 #include "optimized/cuda/matrix_state/hopper/delta_back_units.cuh"
+#include "optimized/cuda/matrix_state/hopper/delta_roles.cuh"
 #include "optimized/cuda/matrix_state/tiles.cuh"
 
 namespace lethe::matrix_state {
 
 /// kBlocks: of 64 rows of the state. kGroups: of 64 columns, a warpgroup each.
 template <int kBlocks, int kGroups>
-struct DeltaBackShared {
-  static constexpr int kThreads = (2 + kGroups) * kComputing, kStateWarps = kGroups * kWarps;
+struct DeltaBackShared : DeltaSweepRoles<kBlocks, kGroups> {
+  using DeltaSweepRoles<kBlocks, kGroups>::kStateWarps, DeltaSweepRoles<kBlocks, kGroups>::kTogether;
   static constexpr int kKey = kBlocks * kPanel, kGradient = 2 * kKey, kStage = kGradient + kGroups * kPanel;
-  static constexpr int kStages = kBlocks == 1 ? 2 : 3, kTogether = kBlocks == 1 ? 2 : 1;
-  /// Of each thread at the launch, and of those of each warpgroup.
-  static constexpr int kRegisters = kBlocks == 1   ? 80
-                                    : kGroups == 1 ? 168
-                                                   : 128,
-                       kLoadRegisters = kBlocks == 1 ? 24 : 40, kPrepareRegisters = kBlocks == 1 ? 64 : 96,
-                       kStateRegisters = kBlocks == 1 ? 152 : 184;
+  static constexpr int kStages = kBlocks == 1 ? 2 : 3;
   /// Of a chunk, what solve_chunks has left.
   struct alignas(16) Solved {
     uint4 inverse[kLowerBlocks * 32];  ///< Wᵀ

@@ -51,15 +51,7 @@ __device__ __forceinline__ float prepare_back_units(DeltaBackTokens& tokens, Del
     gate[i] = forget * fmaxf(1.0f, fabsf(1.0f - beta[i] * norm[i] * norm[i]));
   }
   growth = DeltaGrowth{gate[1], gate[1] * read[1]}.behind({gate[0], gate[0] * read[0]});
-#pragma unroll
-  for (int step = 1; step < 32; step *= 2) {
-    const DeltaGrowth later{__shfl_up_sync(kAllLanes, growth.product, step),
-                            __shfl_up_sync(kAllLanes, growth.written, step)};
-    if (lane >= step) growth = growth.behind(later);
-  }
-  DeltaGrowth later{__shfl_up_sync(kAllLanes, growth.product, 1), __shfl_up_sync(kAllLanes, growth.written, 1)};
-  if (lane == 0) later = {};
-  growth = {__shfl_sync(kAllLanes, growth.product, 31), __shfl_sync(kAllLanes, growth.written, 31)};
+  const DeltaGrowth later = growth_before(growth, lane);  // lanes have tokens from the last one on
   const float next = delta_unit(growth.after(before)), next_reciprocal = reciprocal_of_power(next);
   float bound = later.after(before);
 #pragma unroll

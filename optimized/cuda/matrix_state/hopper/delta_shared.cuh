@@ -1,7 +1,8 @@
 #pragma once
-// The shared memory of the delta rule's sweep: the places of its parts in bytes; and its registers.
+// The shared memory of the delta rule's sweep: the places of its parts in bytes.
 
 #include "optimized/cuda/matrix_state/hopper/delta_arguments.cuh"
+#include "optimized/cuda/matrix_state/hopper/delta_roles.cuh"
 #include "optimized/cuda/matrix_state/hopper/delta_units.cuh"
 #include "optimized/cuda/matrix_state/tiles.cuh"
 
@@ -9,16 +10,10 @@ namespace lethe::matrix_state {
 
 /// kBlocks: of 64 rows of the state. kGroups: of 64 columns, a warpgroup each.
 template <int kBlocks, int kGroups>
-struct DeltaSweepShared {
-  static constexpr int kThreads = (2 + kGroups) * kComputing, kStateWarps = kGroups * kWarps;
+struct DeltaSweepShared : DeltaSweepRoles<kBlocks, kGroups> {
+  using DeltaSweepRoles<kBlocks, kGroups>::kStateWarps, DeltaSweepRoles<kBlocks, kGroups>::kTogether;
   static constexpr int kKey = kBlocks * kPanel, kValue = 2 * kKey, kStage = kValue + kGroups * kPanel;
-  static constexpr int kStages = 3, kTogether = kBlocks == 1 ? 2 : 1;
-  /// Of each thread at the launch, and of those of each warpgroup.
-  static constexpr int kRegisters = kBlocks == 1   ? 80
-                                    : kGroups == 1 ? 168
-                                                   : 128,
-                       kLoadRegisters = kBlocks == 1 ? 24 : 40, kPrepareRegisters = kBlocks == 1 ? 64 : 96,
-                       kStateRegisters = kBlocks == 1 ? 152 : 184;
+  static constexpr int kStages = 3;
   struct Small {
     DeltaTokens tokens[kStages];
     DeltaTokenUnits units;

@@ -349,27 +349,7 @@ __global__ void __launch_bounds__(DeltaSweepShared<kBlocks, kGroups>::kThreads,
                                                            head % p.heads,
                                                            head,
                                                            static_cast<int>(blockIdx.x) % ctas * kGroups};
-  if (threadIdx.x == 0) {
-    auto& small = call.small();
-    for (int i = 0; i < Shared::kStages; ++i) {
-      ptx::mbarrier_init(&small.full[i], 2);
-      ptx::mbarrier_init(&small.prepared[i], kWarps);
-      ptx::mbarrier_init(&small.empty[i], Shared::kStateWarps);
-    }
-    for (int i = 0; i < 2; ++i) ptx::mbarrier_init(&small.measured[i], Shared::kStateWarps);
-    ptx::mbarrier_init_fence();
-  }
-  __syncthreads();
-  if (warpgroup == 0) {
-    change_registers<Shared::kRegisters, Shared::kLoadRegisters>();
-    if (threadIdx.x < 32) call.load();
-  } else if (warpgroup == 1) {
-    change_registers<Shared::kRegisters, Shared::kPrepareRegisters>();
-    call.prepare();
-  } else {
-    change_registers<Shared::kRegisters, Shared::kStateRegisters>();
-    call.sweep(warpgroup - 2);
-  }
+  run_roles<Shared>(call, warpgroup);
 }
 
 }  // namespace lethe::matrix_state

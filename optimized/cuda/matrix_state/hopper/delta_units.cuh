@@ -51,6 +51,20 @@ struct DeltaGrowth {
   }
 };
 
+/// A warp: of all lanes before this one, in their order; `growth`, this lane's, becomes that of the whole warp.
+__device__ __forceinline__ DeltaGrowth growth_before(DeltaGrowth& growth, int lane) {
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const DeltaGrowth earlier{__shfl_up_sync(kAllLanes, growth.product, step),
+                              __shfl_up_sync(kAllLanes, growth.written, step)};
+    if (lane >= step) growth = growth.behind(earlier);
+  }
+  DeltaGrowth earlier{__shfl_up_sync(kAllLanes, growth.product, 1), __shfl_up_sync(kAllLanes, growth.written, 1)};
+  if (lane == 0) earlier = {};
+  growth = {__shfl_sync(kAllLanes, growth.product, 31), __shfl_sync(kAllLanes, growth.written, 31)};
+  return earlier;
+}
+
 __device__ __forceinline__ float delta_unit(float bound) {
   return power_of_two_below(fminf(fmaxf(bound, 0x1p-100f), 0x1p100f));
 }
@@ -76,15 +90,7 @@ __device__ __forceinline__ float prepare_units(DeltaTokens& tokens, DeltaTokenUn
     written[i] = fabsf(beta[i]) * norm[i] * largest[i];
   }
   growth = DeltaGrowth{gate[1], written[1]}.behind({gate[0], written[0]});
-#pragma unroll
-  for (int step = 1; step < 32; step *= 2) {
-    const DeltaGrowth earlier{__shfl_up_sync(kAllLanes, growth.product, step),
-                              __shfl_up_sync(kAllLanes, growth.written, step)};
-    if (lane >= step) growth = growth.behind(earlier);
-  }
-  DeltaGrowth earlier{__shfl_up_sync(kAllLanes, growth.product, 1), __shfl_up_sync(kAllLanes, growth.written, 1)};
-  if (lane == 0) earlier = {};
-  growth = {__shfl_sync(kAllLanes, growth.product, 31), __shfl_sync(kAllLanes, growth.written, 31)};
+  const DeltaGrowth earlier = growth_before(growth, lane);
   const float next = delta_unit(growth.after(before)), next_reciprocal = reciprocal_of_power(next);
   float bound = earlier.after(before);
 #pragma unroll

@@ -1,12 +1,11 @@
 #include "experiments/evaluation/pruned_share.hpp"
 
-#include <ATen/Parallel.h>
-
 #include <any>
 #include <cmath>
 #include <numeric>
 
 #include "experiments/evaluation/evaluation.hpp"
+#include "experiments/parallel.hpp"
 #include "reference/computation_pruning.hpp"
 
 namespace lethe {
@@ -24,7 +23,7 @@ Matrix<double> matrix_of(const torch::Tensor& rows) {
 double pruned_entries(const Vector<double>& log_forget, double threshold) {
   const int64_t length = log_forget.size();
   const reference::Blocks single{1, 1};
-  const auto boundary = pruning::boundary_by_search(log_forget, length, single, threshold);
+  const auto boundary = pruning::boundary_by_walk(log_forget, length, single, threshold);
   const auto pairs = static_cast<double>(length * (length + 1) / 2);
   return 1.0 - static_cast<double>(pruning::visited_pairs(length, length, single, boundary)) / pairs;
 }

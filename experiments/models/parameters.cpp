@@ -1,11 +1,12 @@
 #include "experiments/models/parameters.hpp"
 
 #include <ATen/CPUGeneratorImpl.h>
-#include <ATen/Parallel.h>
 
 #include <atomic>
 #include <random>
 #include <utility>
+
+#include "experiments/parallel.hpp"
 
 namespace lethe {
 

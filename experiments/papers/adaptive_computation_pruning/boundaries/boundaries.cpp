@@ -1,8 +1,6 @@
 // ACP Fig. 6: the decay D, the attention A and the pruning boundary of three heads, from the most local to the most global;
 // and the bound of the pruning criterion, checked on every head.
 
-#include <ATen/Parallel.h>
-
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -10,6 +8,7 @@
 #include "experiments/claims/measures.hpp"
 #include "experiments/evaluation/pruned_share.hpp"
 #include "experiments/papers/adaptive_computation_pruning/runs.hpp"
+#include "experiments/parallel.hpp"
 #include "reference/computation_pruning.hpp"
 
 namespace lethe::boundaries {
@@ -52,7 +51,7 @@ nlohmann::json measured_heads(LanguageModel& model, const Dataset& dataset, int6
   };
   const auto boundary_of = [&](const HeadShare& share, const Head& head) {
     const double threshold = traced_threshold(trace[static_cast<size_t>(share.layer)], share.head, log_tolerance);
-    return pruning::boundary_by_search(head.log_forget, length, single, threshold);
+    return pruning::boundary_by_walk(head.log_forget, length, single, threshold);
   };
 
   std::vector<double> discarded(shares.size());

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <atomic>
 #include <exception>
+#include <limits>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -22,6 +23,7 @@
 #include "experiments/json_file.hpp"
 #include "experiments/models/config.hpp"
 #include "experiments/training/conversion.hpp"
+#include "experiments/training/machine_limit.hpp"
 
 namespace lethe {
 namespace {
@@ -193,8 +195,12 @@ void train(const Task& task, const std::filesystem::path& models, Clock& clock) 
       if (is_trained(artefact_name(run, task.dataset), models)) continue;
       const std::string what = "training " + described(run);
       try {
-        trained(run, task.dataset, models, [&](const Progress& progress) {
+        // On CPU cores small models train side by side, and a measurement would stand in their way.
+        const double limit =
+            run.training.device == "cpu" ? std::numeric_limits<double>::quiet_NaN() : training_limit(run);
+        trained(run, task.dataset, models, [&](Progress progress) {
           if (!progress.notice.empty()) return clock.notice(progress);
+          progress.limit = limit;
           const double share = static_cast<double>(progress.step) / static_cast<double>(progress.steps);
           clock.begun(what, share * training_work(run), progress);
         });

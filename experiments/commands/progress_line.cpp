@@ -41,10 +41,18 @@ void ProgressLine::keep(const std::string& text) { std::cerr << (terminal_ ? "\r
 
 std::string described(const Progress& progress) {
   char text[160];
-  std::snprintf(text, sizeof text, "step %lld of %lld, loss %.4f, %.0f tokens/s, ",
-                static_cast<long long>(progress.step), static_cast<long long>(progress.steps), progress.loss,
-                progress.tokens_per_second);
-  return text + duration(progress.seconds_left) + " left";
+  std::snprintf(text, sizeof text, "step %lld of %lld, loss %.4f, ", static_cast<long long>(progress.step),
+                static_cast<long long>(progress.steps), progress.loss);
+  return text + speed_of(progress) + ", " + duration(progress.seconds_left) + " left";
+}
+
+std::string speed_of(const Progress& progress) {
+  char text[80];
+  std::snprintf(text, sizeof text, "%.0f tokens/s", progress.tokens_per_second);
+  std::string speed = text;
+  if (!std::isfinite(progress.limit)) return speed;
+  std::snprintf(text, sizeof text, " (%.0f %% of the limit)", 100 * progress.tokens_per_second / progress.limit);
+  return speed + text;
 }
 
 std::string duration(double seconds) {

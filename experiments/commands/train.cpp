@@ -79,19 +79,18 @@ void train_and_tell(const TrainOptions& options, const Run& run, const Dataset& 
                     const std::filesystem::path& models, const Start& start, const Place& place, World& world) {
   const auto folder = models / artefact_name(run, dataset);
   bool trained_now = false;
-  double limit = std::numeric_limits<double>::infinity();
+  double limit = std::numeric_limits<double>::quiet_NaN();
   const bool is_found = is_finished(run, dataset, models);
   if (!is_found) {
-    const torch::Device device = device_named(run.training.device);
-    limit =
-        tokens_per_second_at(product_flops_per_second(device, dtype_named(run.model.compute_dtype)), run, world.size());
+    limit = training_limit(run, world.size());
     print_opening(run, dataset, folder, start.source ? start.source->folder : std::filesystem::path(), limit);
   }
   Artefact artefact;
   {
-    TrainingLines lines(dataset, options.deadline, limit);
-    const auto tell = [&](const Progress& progress) {
+    TrainingLines lines(dataset, options.deadline);
+    const auto tell = [&](Progress progress) {
       trained_now = trained_now || progress.notice.empty();
+      progress.limit = limit;
       lines.show(progress);
     };
     artefact = trained(run, dataset, models, tell, world);

@@ -62,11 +62,6 @@ double bits_per_byte(double loss, const Dataset& dataset, const std::string& spl
   return loss * static_cast<double>(dataset.tokens(split)) / bytes / std::numbers::ln2;
 }
 
-double tokens_per_second_at(double flops_per_second, const Run& run, int64_t processes) {
-  return static_cast<double>(processes) * flops_per_second /
-         training_flops_per_token(run.model, run.training.context_length);
-}
-
 void print_opening(const Run& run, const Dataset& dataset, const fs::path& folder, const fs::path& source,
                    double limit) {
   const TrainingConfig& training = run.training;
@@ -90,11 +85,6 @@ void print_opening(const Run& run, const Dataset& dataset, const fs::path& folde
                                 : "at the end");
 }
 
-std::string TrainingLines::speed_of(const Progress& progress) const {
-  return fixed(progress.tokens_per_second, 0) + " tokens/s" +
-         (std::isfinite(limit_) ? " (" + fixed(100 * progress.tokens_per_second / limit_, 0) + " % of the limit)" : "");
-}
-
 void TrainingLines::show(const Progress& progress) {
   if (!progress.notice.empty()) return line_.show(progress);
   if (!began_ && progress.resumed_at > 0)
@@ -112,8 +102,7 @@ void TrainingLines::show(const Progress& progress) {
                   duration(progress.seconds_left).c_str());
     line_.keep(text);
   }
-  line_.show("step " + std::to_string(progress.step) + " of " + std::to_string(progress.steps) + ", loss " +
-             fixed(progress.loss, 4) + ", " + speed_of(progress) + ", " + duration(progress.seconds_left) + " left");
+  line_.show(progress);
 }
 
 void print_end(const Artefact& artefact, const Dataset& dataset, const Place& place, int64_t sample) {

@@ -1,7 +1,6 @@
 #pragma once
 // The output of lethe train before, during and after a training.
 
-#include <limits>
 #include <string>
 
 #include "experiments/commands/commands.hpp"
@@ -13,31 +12,22 @@ namespace lethe {
 /// A loss in nats a token of a split as bits a byte of its text; NaN where the split has no bytes.
 double bits_per_byte(double loss, const Dataset& dataset, const std::string& split);
 
-/// Tokens a second of a training whose FLOPs, all pairs of its attention included, run at the rate of a large matrix product on every process.
-///
-/// reads  flops_per_second: product_flops_per_second of the machine (training/machine_limit.hpp)
-double tokens_per_second_at(double flops_per_second, const Run& run, int64_t processes);
-
 /// Prints the training that is about to start: corpus, model, tokens, folder, checkpoints; on standard error.
 ///
-/// reads  folder: of the artefact; source: of a model that starts from another, its folder, else empty; limit: tokens_per_second_at the machine's rate
+/// reads  folder: of the artefact; source: of a model that starts from another, its folder, else empty; limit: training_limit (training/machine_limit.hpp)
 void print_opening(const Run& run, const Dataset& dataset, const std::filesystem::path& folder,
                    const std::filesystem::path& source, double limit);
 
 /// The progress of one training on standard error: a line that is rewritten, and lines that stay: the step of resumption, the estimated time,
-/// and the validation losses. Speeds stand with their share of the machine's limit, where it is given.
+/// and the validation losses.
 class TrainingLines {
  public:
-  explicit TrainingLines(const Dataset& dataset, const Deadline& deadline = {},
-                         double limit = std::numeric_limits<double>::infinity())
-      : dataset_(dataset), line_(deadline), limit_(limit) {}
+  explicit TrainingLines(const Dataset& dataset, const Deadline& deadline = {}) : dataset_(dataset), line_(deadline) {}
   void show(const Progress& progress);
 
  private:
   const Dataset& dataset_;
-  std::string speed_of(const Progress& progress) const;
   ProgressLine line_;
-  double limit_;
   bool began_ = false, timed_ = false;
 };
 

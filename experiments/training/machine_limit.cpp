@@ -28,4 +28,9 @@ double product_flops_per_second(torch::Device device, torch::Dtype dtype) {
   return 2.0 * static_cast<double>(n * n * n) / seconds[2];
 }
 
+double training_limit(const Run& run, int64_t processes) {
+  const double rate = product_flops_per_second(device_named(run.training.device), dtype_named(run.model.compute_dtype));
+  return static_cast<double>(processes) * rate / training_flops_per_token(run.model, run.training.context_length);
+}
+
 }  // namespace lethe

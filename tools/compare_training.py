@@ -30,7 +30,7 @@ import sys
 import tempfile
 import time
 
-from fla_models import ARCHITECTURES as RECURRENT, fla_model, fla_step, import_fla, our_state
+from fla_models import ARCHITECTURES as RECURRENT, fla_model, fla_step, import_fla, our_state, with_triton
 from official_fox import import_official, official_model
 from report.files import write_whole
 
@@ -311,7 +311,7 @@ def table(found):
     if "compiled" in rows:
         lines += ["", "The Transformer's rival has cuDNN's attention, FoX's our operator: `examples/fox.py` under `torch.compile`."]
     if "fla" in rows:
-        lines += ["", "FLA's speed is the highest of the rows " + ", ".join(row for row in FLA_ROWS if row in rows) + ", which `--help` describes."]
+        lines += ["", f"FLA's speed is the highest of the rows {', '.join(row for row in FLA_ROWS if row in rows)}, which `--help` describes{with_triton(found['results'])}."]
     several = sorted((row for row in rows if row.endswith(" GPUs")), key=lambda row: int(row.split()[0]))
     if several:
         lines += ["", f"Data parallel, {found['tokens_a_step']} tokens a GPU and step:", "",

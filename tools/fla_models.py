@@ -159,3 +159,9 @@ def fla_step(model, own_kernels, compiled):
     masters, backward = trained_in_bfloat16(model, torch.compile(loss) if compiled else loss)
     triton = importlib.import_module("triton").__version__
     return masters, backward, {"kernels": kernels, "parameters": sum(weight.numel() for weight in masters), "triton": triton}
+
+
+def with_triton(results):
+    """", with Triton 3.7.1", of results that name theirs; else nothing."""
+    versions = sorted({result["triton"] for result in results if "triton" in result})
+    return f", with Triton {', '.join(versions)}" if versions else ""

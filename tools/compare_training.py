@@ -3,7 +3,7 @@
 
 usage: tools/compare_training.py [--build build/cuda] [--case 125m:4096:fox-pro …] [--gpus 2 4] [--prompts 125m:16384:fox-pro …] [--rounds 9]
                                  [--slot 2.0] [--output FILE.json]
-       tools/compare_training.py --fla .peers/flash-linear-attention --case 125m:4096:mamba2 125m:4096:hgrn2 125m:4096:deltanet [--output FILE.json]
+       tools/compare_training.py --fla .peers/flash-linear-attention --case 125m:4096:mamba2 125m:4096:hgrn2 125m:4096:gla … [--output FILE.json]
 
 A row is a process that takes steps on command, so that only one works at a time; the order is random in every round, the figure the median (760m, of which
 two do not fit: one row after another). A step is forward, backward, clipping and AdamW on 32768 tokens in bfloat16 with float32 master weights. A row whose
@@ -30,7 +30,7 @@ import sys
 import tempfile
 import time
 
-from fla_models import ARCHITECTURES as RECURRENT, fla_model, fla_step, import_fla, our_state
+from fla_models import ARCHITECTURES as RECURRENT, fla_model, fla_step, import_fla, our_state, with_triton
 from official_fox import import_official, official_model
 from report.files import write_whole
 
@@ -48,7 +48,7 @@ def mlp_width(width, pro):
 
 
 class Case:
-    """A model, a length, and its gates: transformer-llama, fox-llama, fox-pro, or fox-pro+acp; or mamba2, hgrn2, or deltanet of the checkout `fla`."""
+    """A model, a length, and its gates: transformer-llama, fox-llama, fox-pro, or fox-pro+acp; or a recurrent one of fla_models.py, of the checkout `fla`."""
 
     def __init__(self, text, fla=None):
         self.size, length, self.name = (*text.split(":"), "", "", "")[:3]
@@ -311,7 +311,7 @@ def table(found):
     if "compiled" in rows:
         lines += ["", "The Transformer's rival has cuDNN's attention, FoX's our operator: `examples/fox.py` under `torch.compile`."]
     if "fla" in rows:
-        lines += ["", "FLA's speed is the highest of the rows " + ", ".join(row for row in FLA_ROWS if row in rows) + ", which `--help` describes."]
+        lines += ["", f"FLA's speed is the highest of the rows {', '.join(row for row in FLA_ROWS if row in rows)}, which `--help` describes{with_triton(found['results'])}."]
     several = sorted((row for row in rows if row.endswith(" GPUs")), key=lambda row: int(row.split()[0]))
     if several:
         lines += ["", f"Data parallel, {found['tokens_a_step']} tokens a GPU and step:", "",

@@ -43,7 +43,8 @@ class Cases(unittest.TestCase):
         self.assertEqual(of("transformer-llama"), ["lethe", "compiled"])
         self.assertEqual(of("fox-pro"), ["lethe", "compiled", "official"])
         self.assertEqual(of("mamba2"), ["lethe", "fla", "fla-compiled", "fla-gla"])
-        self.assertEqual(of("hgrn2"), ["lethe", "fla", "fla-compiled"])
+        for name in ("hgrn2", "gla", "deltanet", "gated-deltanet"):
+            self.assertEqual(of(name), ["lethe", "fla", "fla-compiled"])
 
     def test_are_not_measured_for_a_file_that_can_not_be_written(self):
         with tempfile.TemporaryDirectory() as folder:
@@ -77,6 +78,7 @@ class FlaWeights(unittest.TestCase):
         layer = "model.layers.0."
         ours = our_state({layer + "attn.g_norm.weight": torch.zeros(4), layer + "attn.q_conv1d.weight": torch.zeros(4, 1, 4),
                           layer + "mlp.gate_proj.weight": torch.zeros(6, 4), layer + "mlp.up_proj.weight": torch.ones(6, 4)})
+        self.assertEqual(list(our_state({layer + "attn.g_norm_swish_gate.weight": torch.zeros(4)})), [layer + "attn.o_norm.weight"])
         self.assertEqual({name: tuple(value.shape) for name, value in ours.items()}, {
             layer + "attn.o_norm.weight": (4,), layer + "attn.q_conv1d.weight": (4, 4), layer + "mlp.gate_proj.weight": (12, 4)})
         self.assertEqual(ours[layer + "mlp.gate_proj.weight"][:, 0].tolist(), [0.0] * 6 + [1.0] * 6)
@@ -136,6 +138,9 @@ class Table(unittest.TestCase):
         rows = [line for line in table(found).splitlines() if line.startswith("| ")]
         self.assertEqual(rows, ["| model | tokens/s, lethe | FLA | ratio |", "| 125m, 4096, mamba2 | 300000 | 200000 | 1.500 |",
                                 "| 125m, 4096, hgrn2 | 300000 | – | – |"])
+        self.assertIn("rows fla, fla-compiled, which `--help` describes.\n", table(found))
+        found["results"][1]["triton"] = "3.7.1"
+        self.assertIn("which `--help` describes, with Triton 3.7.1.\n", table(found))
 
     def test_has_memory_and_prompts_where_they_were_measured(self):
         found = {"gpu": "NVIDIA H100", "driver": "580", "torch": "2.11.0", "commit": "c" * 40, "date": "2026-01-02T03:04:05Z", "tokens_a_step": 32768,
@@ -146,7 +151,7 @@ class Table(unittest.TestCase):
                                 "| model | ms | GiB beyond the weights |", "| 125m, 16384, fox-pro | 36.4 | 0.50 |"])
 
     def test_of_the_committed_results_is_the_committed_page(self):
-        for data in ROOT.glob("results/*/training_step*.json"):
+        for data in (*ROOT.glob("results/*/training_step*.json"), *ROOT.glob("results/*/recurrent_*.json")):
             self.assertEqual(data.with_suffix(".md").read_text(), table(json.loads(data.read_text())))
 
 

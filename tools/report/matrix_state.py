@@ -1,15 +1,16 @@
-"""matrix_state.json of optimized/benchmarks/cuda/matrix_state.py as a table: the linear family's times against the bytes that a call must move."""
+"""matrix_state.json of optimized/benchmarks/cuda/matrix_state.py as a table: the linear family's times against the bytes that a call must move.
+matrix_state_rivals.json, of its option --fla: the same beside flash-linear-attention."""
 
 from report.files import BadResult, read_json
 from report.markdown import commit_words, number, table
 
-MATRIX_STATE = "matrix_state"
+MATRIX_STATE = ("matrix_state", "matrix_state_rivals")
 MEMBERS = ("batch", "tokens", "heads", "rows", "columns", "gates", "direction", "microseconds", "floor_microseconds", "share")
 
 
 def matrix_state_data(folder):
-    """The folder's file, where it has one: a list of one or none."""
-    return [path] if (path := folder / f"{MATRIX_STATE}.json").exists() else []
+    """The folder's files, of those that there can be."""
+    return [path for name in MATRIX_STATE if (path := folder / f"{name}.json").exists()]
 
 
 def matrix_state_table(path):
@@ -28,12 +29,24 @@ def matrix_state_table(path):
     return table(head if rivals else head[:-1], [row if rivals else row[:-1] for row in rows])
 
 
+def rivals_words(found):
+    """What the page says of the column × FLA, and of directions in which no operator of FLA's has a time but some were asked; nothing without --fla."""
+    if "fla" not in found:
+        return ""
+    failed = {f"{line['case']}, {line['gates']} gates, {line['direction']}": line["no_time_of"] for line in found["rows"] if "no_time_of" in line and "ratio" not in line}
+    return (
+        f"× FLA: the time of the fastest operator of flash-linear-attention {found['fla']} with Triton {found['triton']} that finds the same, over ours, and its name.\n\n"
+        + "".join(f"No time of FLA's, {name}: {'; '.join(reasons)}.\n\n" for name, reasons in failed.items())
+    )
+
+
 def matrix_state_page(path):
     found = read_json(path, ("rows", "rounds", "commit", "gpu", "driver", "torch", "date", "copy_gigabytes_per_second"))
     return (
         f"# {path.stem}\n\n{matrix_state_table(path)}\nThe floor is the time of a copy of as many bytes as inputs, gradients and outputs have, each counted once, at "
         f"{found['copy_gigabytes_per_second']:.0f} GB/s measured in the same process; share: floor over time. A time is a median over rounds with a cold L2 cache; backward is "
         "that of all inputs, without its forward. Gates: `usual` have a mean logit of 3, `near-one` of 8.\n\n"
+        f"{rivals_words(found)}"
         f"`optimized/benchmarks/cuda/matrix_state.py`, {found['rounds']} rounds; commit {commit_words(found['commit'], found.get('dirty'))}; {found['gpu']}, "
         f"driver {found['driver']}, torch {found['torch']}; {found['date']}.\n"
     )

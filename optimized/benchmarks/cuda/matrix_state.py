@@ -2,6 +2,7 @@
 """Times gated_state and delta_state, forward and backward, against the time in which the card copies as many bytes as a call must read and write.
 
 usage: matrix_state.py LIBRARY [--fla FOLDER] [--gates usual near-one] [--output FILE.json] [--only NAME]… [--rounds N] [--commit HASH]
+       matrix_state.py LIBRARY --profile FILE.log [--gates usual near-one] [--only NAME]… [--rounds N] [--commit HASH]
 
 A floor counts every input, gradient and output once, at the speed of a copy of 384 MB in the same process; that of one token is the time of a copy of
 as many bytes, whose launch is no shorter. The L2 cache is filled by reading another
@@ -9,11 +10,15 @@ array before each call: dirty lines of a write would be written back inside the 
 busy until the call is queued. The backward is that of all inputs, without its forward.
 
 With --fla, a checkout of flash-linear-attention, its operators of the same mechanism get the same tensors and the same clock; a row has the fastest of them.
-One that raises, or whose values or gradients are not within --tolerance of ours (the norm of the difference over ours), has no time.
+One that raises, or whose values or gradients are not within --tolerance of ours (the norm of the difference over ours), has no time of that direction. On
+Hopper FLA's chunked backward with a gate a token asks for Triton 3.7.1 (its issue 640).
+
+With --profile, no times but those of each kernel, by torch.profiler: of a forward with the backward of all inputs, the mean of --rounds calls.
 """
 import argparse
 import importlib
 import json
+import pathlib
 import statistics
 import sys
 
@@ -114,29 +119,37 @@ def worst_of(found, expected):
     return max((of(name), name) for name in expected)
 
 
+def expected_of(given, form):
+    """What a rival has to find: by direction, ours by name; and the values' gradient for the backward, None where a call has but one token."""
+    values, state = run(given, form)
+    expected = {"forward": {"values": values.detach(), **({} if given["state"] is None else {"last state": state.detach()})}}
+    if values.shape[1] == 1:
+        return expected, None
+    direction = torch.randn_like(values)
+    return expected | {"backward": gradients_of(values, given, direction)}, direction
+
+
 def of_rivals(given, form, expected, direction, tolerance, clock):
-    """What FLA's operators take: by direction the fastest's row members. `expected` has our values by name, and our gradients where there is a direction."""
-    fastest, reasons = {}, []
-    for operator in FLA.get(form, ()):
-        name = " ".join([operator[1], *operator[3]])
+    """What FLA's operators take: by direction the fastest's row members; and by direction why others have no time. The arguments from expected_of."""
+    fastest, reasons = {}, {side: [] for side in expected}
+    for operator, side in ((operator, side) for operator in FLA.get(form, ()) for side in expected):
+        name = " ".join([operator[1], *(option for option, on in operator[3].items() if on)])
         try:
-            with torch.no_grad():
-                times = {"forward": lambda: run_fla(given, operator)}
-                found = dict(zip(("values", "last state"), times["forward"]()))
-            if direction is not None:
-                values = run_fla(given, operator)[0]
-                found |= gradients_of(values, given, direction)
-                times["backward"] = lambda: gradients_of(values, given, direction)
-            error, where = worst_of(found, expected)
-            if not error <= tolerance:
-                raise ValueError(f"{where}: expected ours within {tolerance:.1%}, found {error:.2%}")
-            for side, call in times.items():
-                with torch.set_grad_enabled(side == "backward"):
-                    time = clock(call)
-                if time < fastest.get(side, {}).get("rival_microseconds", float("inf")):
-                    fastest[side] = {"rival": name, "rival_microseconds": time, "rival_error": error, "rival_error_of": where}
+            with torch.set_grad_enabled(side == "backward"):
+                results = run_fla(given, operator)
+                if side == "forward":
+                    call, found = lambda: run_fla(given, operator), dict(zip(("values", "last state"), results))
+                else:
+                    call = lambda: gradients_of(results[0], given, direction)
+                    found = call()
+                error, where = worst_of(found, expected[side])
+                if not error <= tolerance:
+                    raise ValueError(f"{where}: expected ours within {tolerance:.1%}, found {error:.2%}")
+                time = clock(call)
+            if time < fastest.get(side, {}).get("rival_microseconds", float("inf")):
+                fastest[side] = {"rival": name, "rival_microseconds": time, "rival_error": error, "rival_error_of": where}
         except Exception as reason:  # of any kind: a rival's failure is a result
-            reasons.append(f"{name}: {type(reason).__name__}: {' '.join(str(reason).split())[:200]}")
+            reasons[side].append(f"{name}: {type(reason).__name__}: {' '.join(str(reason).split())[:200]}")
     return fastest, reasons
 
 
@@ -185,23 +198,63 @@ def measured(name, gates, arguments, other, speed):
     # The last state's gradient counts as little as the state itself where there is none at the beginning.
     read = nbytes(leaves) + values.nbytes
     rows = [("forward", forward, read + (state.nbytes if given["state"] is not None else 0))]
-    expected, direction = {"values": values.detach()}, None
-    if given["state"] is not None:
-        expected["last state"] = state.detach()
     if sizes[1] > 1:
         direction = torch.randn_like(values)
         backward = clock(lambda: torch.autograd.grad(values, leaves, direction, retain_graph=True))
         rows.append(("backward", backward, read + nbytes(leaves)))
-        expected |= gradients_of(values, given, direction) if arguments.fla else {}
     floors = [copy_of(count, arguments.rounds, other) if sizes[1] == 1 else count / speed for _, _, count in rows]
-    rivals, reasons = of_rivals(given, form, expected, direction, arguments.tolerance, clock) if arguments.fla else ({}, [])
-    for reason in reasons:
-        print(f"{name:24} {gates:8} no time of {reason}")
+    rivals, reasons = of_rivals(given, form, *expected_of(given, form), arguments.tolerance, clock) if arguments.fla else ({}, {})
+    for side, reason in ((side, reason) for side in reasons for reason in reasons[side]):
+        print(f"{name:24} {gates:8} {side:9} no time of {reason}")
     shape = dict(zip(("batch", "tokens", "heads", "rows", "columns"), sizes))
     return [{"case": name, **shape, "gates": gates, "direction": side, "microseconds": time, "floor_microseconds": floor, "share": floor / time,
              **reached(name, side, floor / time), **rivals.get(side, {}),
-             **({"ratio": rivals[side]["rival_microseconds"] / time} if side in rivals else {}), **({"no_time_of": reasons} if reasons else {})}
+             **({"ratio": rivals[side]["rival_microseconds"] / time} if side in rivals else {}), **({"no_time_of": reasons[side]} if reasons.get(side) else {})}
             for (side, time, _), floor in zip(rows, floors)]
+
+
+def kernels_of(name, gates, rounds, other):
+    """Of a call's kernels, forward and backward: (microseconds, launches, name) of each, means of `rounds` calls with a cold L2 cache, the longest first."""
+    *sizes, form = CASES[name]
+    given = {member: tensor if tensor is None else tensor.requires_grad_() for member, tensor in inputs_of(*sizes, form, gates).items()}
+    direction = torch.randn_like(given["value"])
+
+    def call():
+        with torch.set_grad_enabled(sizes[1] > 1):
+            values = run(given, form)[0]
+        if sizes[1] > 1:
+            gradients_of(values, given, direction)
+
+    times = {}
+    for count in range(rounds + 1):  # the first is not counted
+        other.sum()
+        torch.cuda.synchronize()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
+            call()
+            torch.cuda.synchronize()
+        for event in found.key_averages() if count else ():
+            if event.device_time_total:
+                time, launches = times.get(event.key, (0.0, 0.0))
+                times[event.key] = time + event.device_time_total / rounds, launches + event.count / rounds
+    return sorted(((*figures, kernel) for kernel, figures in times.items()), reverse=True)
+
+
+def profile_lines(title, kernels):
+    return [f"-- {title}", *(f"{time:8.1f} us  {launches:4.1f} x  {kernel[:110]}" for time, launches, kernel in kernels)]
+
+
+def profile(arguments, cases, other):
+    """Writes --profile, and prints its lines."""
+    about = provenance("cuda", arguments.commit)
+    dirty = {None: " (as told)", True: ", changed,", False: ""}[about["dirty"]]
+    lines = [f"# microseconds a kernel by torch.profiler, forward with backward of the cases of optimized/benchmarks/cuda/matrix_state.py, mean of "
+             f"{arguments.rounds} calls, with the library of {about['commit']}{dirty}, {about['gpu']}, torch {about['torch']}, {about['date'][:10]}"]
+    print(lines[0])
+    for name, gates in cases:
+        found = profile_lines(name if gates == "usual" else f"{name}, gates {gates}", kernels_of(name, gates, arguments.rounds, other))
+        print("\n".join(found), flush=True)
+        lines += found
+        arguments.profile.write_text("\n".join(lines) + "\n")  # after each case: a job that runs out of time keeps what it has
 
 
 def main():
@@ -210,36 +263,50 @@ def main():
     parser.add_argument("--fla", help="a checkout of flash-linear-attention, timed beside ours; it needs transformers and einops")
     parser.add_argument("--tolerance", type=float, default=0.02, help="of a rival's values and gradients")
     parser.add_argument("--gates", nargs="+", choices=list(LOGITS), default=["usual"], help="near-one: logits of 8 instead of 3, in cases that have gates")
-    parser.add_argument("--output", help="JSON file of all rows")
+    parser.add_argument("--output", type=pathlib.Path, help="JSON file of all rows")
+    parser.add_argument("--profile", type=pathlib.Path, help="a file for the kernels' times, which are all that is measured")
     parser.add_argument("--only", action="append", choices=list(CASES))
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=int, default=None, help="default: 9 times, or 5 calls with --profile")
     parser.add_argument("--commit", default="")
     arguments = parser.parse_args()
+    arguments.rounds = (5 if arguments.profile else 9) if arguments.rounds is None else arguments.rounds
+    if arguments.rounds < 1:
+        parser.error(f"--rounds: expected at least 1, found {arguments.rounds}")
+    if arguments.profile and (arguments.output or arguments.fla):
+        parser.error(f"--profile: expected neither --output nor --fla beside it, found {'--output' if arguments.output else '--fla'}")
+    for option in ("output", "profile"):
+        path = getattr(arguments, option)
+        if path and not path.absolute().parent.is_dir():
+            parser.error(f"--{option}: expected a file in a folder that exists, found {path}")
+    if arguments.fla and not (pathlib.Path(arguments.fla) / "fla/ops").is_dir():
+        parser.error(f"--fla: expected a checkout of flash-linear-attention, found {arguments.fla}")
     if not torch.cuda.is_available():
         sys.exit("device: expected a CUDA device, found none")
     torch.ops.load_library(arguments.library)
-    if arguments.fla:
-        sys.path.insert(0, arguments.fla)
     torch.manual_seed(SEED)
+    cases = [(name, gates) for name in arguments.only or CASES for gates in arguments.gates
+             if gates == arguments.gates[0] or {"token", "key"} & set(CASES[name][-1].split())]
     other, source = (torch.ones(megabytes * MEGABYTE // 4, device="cuda") for megabytes in (256, 384))
+    if arguments.profile:
+        return profile(arguments, cases, other)
     target = torch.empty_like(source)
     speed = 2 * source.nbytes / microseconds(lambda: target.copy_(source), arguments.rounds, other)  # bytes a microsecond
+    about = provenance("cuda", arguments.commit) | {"rounds": arguments.rounds, "seed": SEED, "copy_gigabytes_per_second": speed / 1e3}
+    if arguments.fla:
+        sys.path.insert(0, arguments.fla)
+        about |= {name: importlib.import_module(name).__version__ for name in ("fla", "triton")}
     print(f"{torch.cuda.get_device_name()}: copies at {speed / 1e3:.0f} GB/s")
     print(f"{'case':24} {'gates':8} {'direction':9} {'µs':>9} {'floor':>8} {'share':>7}" + f" {'rival µs':>9} {'ratio':>6}" * bool(arguments.fla))
     rows = []
-    for name, gates in ((name, gates) for name in arguments.only or CASES for gates in arguments.gates):
-        if gates != arguments.gates[0] and not {"token", "key"} & set(CASES[name][-1].split()):
-            continue
+    for name, gates in cases:
         for row in measured(name, gates, arguments, other, speed):
             rows.append(row)
             rival = ""
             if "rival" in row:
                 rival = f" {row['rival_microseconds']:9.1f} {row['ratio']:6.2f} {row['rival']}, {row['rival_error']:.2%} of {row['rival_error_of']}"
             print(f"{name:24} {gates:8} {row['direction']:9} {row['microseconds']:9.1f} {row['floor_microseconds']:8.1f} {row['share']:7.3f}{rival}", flush=True)
-    if arguments.output:
-        with open(arguments.output, "w") as file:
-            json.dump(provenance("cuda", arguments.commit) | {"rounds": arguments.rounds, "seed": SEED, "copy_gigabytes_per_second": speed / 1e3, "rows": rows},
-                      file, indent=1)
+        if arguments.output:  # after each case: a job that runs out of time keeps what it has
+            arguments.output.write_text(json.dumps(about | {"rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -72,6 +72,14 @@ class SpeedTables(WithCheckout):
         found["rows"] = [line | {"ratio": 2.5, "rival": "chunk_delta_rule"}, other]
         path.write_text(json.dumps(found))
         self.assertIn("| must | 2.50, chunk_delta_rule |\n", readme_table(self.checkout.root, self.checkout.results, "m", "matrix_state"))
+        rivals = self.checkout.machine / "matrix_state_rivals.json"
+        rivals.write_text(json.dumps(found | {"fla": "0.5.2", "triton": "3.7.1", "rows": [*found["rows"], other | {"no_time_of": ["chunk_kda: ValueError: wrong"]}]}))
+        page = matrix_state_page(rivals)
+        for words in ("# matrix_state_rivals", "flash-linear-attention 0.5.2 with Triton 3.7.1", "No time of FLA's, delta, usual gates, backward: chunk_kda: ValueError: wrong.\n"):
+            self.assertIn(words, page)
+        self.assertNotIn("× FLA:", matrix_state_page(path))
+        self.assertIn("matrix_state_rivals.md: expected it beside the data", self.checkout.run("check_results.py").stdout)
+        rivals.unlink()
         del other["share"]
         path.write_text(json.dumps(found | {"rows": [other]}))
         with self.assertRaisesRegex(BadResult, "delta: expected share, found none"):

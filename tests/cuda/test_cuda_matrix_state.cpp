@@ -1,0 +1,352 @@
+// gated_state and delta_state by each family of their kernels, without Torch: values, last state and every gradient of a small call against the reference,
+// twice with the same bits. Calls are small for compute-sanitizer's sake.
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <ostream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "optimized/cuda/matrix_state.hpp"
+#include "reference/agreement.hpp"
+#include "reference/decay_fast_weights.hpp"
+#include "reference/gated_delta_fast_weights.hpp"
+#include "reference/gated_linear_attention.hpp"
+#include "tests/cuda/device.hpp"
+#include "tests/cuda/poison.hpp"
+
+namespace lethe {
+namespace {
+
+using testing::DeviceArray;
+using Gate = MatrixStateForm::Gate;
+
+constexpr int64_t kBatch = 2, kHeads = 2, kAll = kBatch * kHeads;
+
+struct Call {
+  const char *name, *family;
+  MatrixStateForm form;
+  int64_t rows, columns;
+  Dtype dtype = Dtype::kBFloat16;
+  int64_t length = 130;  // two chunks of 64 tokens and two tokens of a third
+};
+void PrintTo(const Call& call, std::ostream* out) { *out << call.name; }
+
+constexpr MatrixStateForm kNone{}, kToken{.key_gate = Gate::kToken}, kKey{.key_gate = Gate::kKey},
+    kBoth{.key_gate = Gate::kKey, .value_gate = true}, kNormalized{.key_gate = Gate::kToken, .normalize = true},
+    kDelta{.delta = true}, kTokenDelta{.key_gate = Gate::kToken, .delta = true},
+    kKeyDelta{.key_gate = Gate::kKey, .delta = true};
+constexpr const char *kChunks = "chunk kernels", *kVectors = "vector gate kernels", *kDeltas = "delta chunk kernels",
+                     *kDeltaKeys = "delta key gate kernels", *kScans = "scan kernels";
+
+const Call kCalls[] = {
+    {"none_64x64", kChunks, kNone, 64, 64},
+    {"token_64x64", kChunks, kToken, 64, 64},
+    {"token_float16_64x64", kChunks, kToken, 64, 64, Dtype::kFloat16},
+    {"token_in_segments_64x64", kChunks, kToken, 64, 64, Dtype::kBFloat16, 1100},
+    {"token_40x24", kChunks, kToken, 40, 24},
+    {"token_128x64", kChunks, kToken, 128, 64},
+    {"token_128x128", kChunks, kToken, 128, 128},
+    {"token_256x64", kChunks, kToken, 256, 64},
+    {"normalized_64x64", kChunks, kNormalized, 64, 64},
+    {"key_64x64", kVectors, kKey, 64, 64},
+    {"key_40x24", kVectors, kKey, 40, 24},
+    {"key_128x128", kVectors, kKey, 128, 128},
+    {"key_and_value_32x64", kVectors, kBoth, 32, 64},
+    {"delta_64x64", kDeltas, kDelta, 64, 64},
+    {"delta_128x128", kDeltas, kDelta, 128, 128},
+    {"delta_token_64x64", kDeltas, kTokenDelta, 64, 64},
+    {"delta_token_40x24", kDeltas, kTokenDelta, 40, 24},
+    {"delta_token_128x128", kDeltas, kTokenDelta, 128, 128},
+    {"delta_key_64x64", kDeltaKeys, kKeyDelta, 64, 64},
+    {"delta_key_40x24", kDeltaKeys, kKeyDelta, 40, 24},
+    {"delta_key_128x128", kDeltaKeys, kKeyDelta, 128, 128},
+    {"scan_token_64x64", kScans, kToken, 64, 64, Dtype::kFloat32},
+    {"scan_key_and_value_128x64", kScans, kBoth, 128, 64, Dtype::kFloat32},
+    {"scan_delta_key_64x128", kScans, kKeyDelta, 64, 128, Dtype::kFloat32},
+    {"scan_of_a_few_tokens_40x24", kScans, kKey, 40, 24, Dtype::kBFloat16, 10},
+    {"step_token_64x64", kScans, kToken, 64, 64, Dtype::kFloat16, 1},
+    {"step_delta_key_128x128", kScans, kKeyDelta, 128, 128, Dtype::kFloat32, 1},
+};
+
+using Numbers = std::vector<double>;
+
+// Normal deviates, and logarithms of gates, rounded to float.
+Problem drawn(int64_t count, uint64_t seed) {
+  return random_problem({.query_length = count, .key_length = count}, Dtype::kFloat32, lethe::Gate::kInitial, seed);
+}
+Numbers normal(int64_t count, uint64_t seed) { return drawn(count, seed).query; }
+// Of a mean near e^(−1/64): what one chunk hands to the next counts.
+Numbers log_gates(int64_t count, uint64_t seed) {
+  Numbers gates = drawn(count, seed).log_forget;
+  for (double& gate : gates) gate = static_cast<float>(gate / 48);
+  return gates;
+}
+
+// The inputs of a call and the gradients that arrive, [B, T, H, ·] or [B, H, K, ·], as a kernel reads them.
+struct Inputs {
+  Numbers query, key, value, key_gate, value_gate, beta, state, grad_values, grad_state;
+
+  explicit Inputs(const Call& call) {
+    const int64_t tokens = kAll * call.length, columns = call.columns + call.form.normalize;
+    query = normal(tokens * call.rows, 1);
+    key = normal(tokens * call.rows, 2);
+    value = normal(tokens * call.columns, 3);
+    grad_values = normal(tokens * call.columns, 4);
+    state = normal(kAll * call.rows * columns, 5);
+    grad_state = normal(kAll * call.rows * columns, 6);
+    if (call.form.key_gate != Gate::kNone)
+      key_gate = log_gates(tokens * (call.form.key_gate == Gate::kKey ? call.rows : 1), 7);
+    if (call.form.value_gate) value_gate = log_gates(tokens * call.columns, 8);
+    if (call.form.normalize)
+      for (Numbers* features : {&query, &key, &state})
+        for (double& number : *features) number = std::fabs(number);
+    for (int64_t i = 0; i < tokens; ++i) {
+      double squares = 0;
+      for (int64_t row = 0; row < call.rows; ++row) squares += key[i * call.rows + row] * key[i * call.rows + row];
+      for (int64_t row = 0; row < call.rows; ++row) key[i * call.rows + row] /= std::sqrt(squares);
+    }
+    if (call.form.delta)
+      for (const double gate : drawn(tokens, 9).log_forget) beta.push_back(static_cast<float>(std::exp(gate)));
+    for (Numbers* tensor : {&query, &key, &value, &grad_values})
+      for (double& number : *tensor) number = round_to(call.dtype, number);
+  }
+};
+
+// A head's [T, columns] of [B, T, H, columns].
+Matrix<double> of_tokens(const Numbers& all, const Call& call, int64_t head, int64_t columns) {
+  if (all.empty()) return {};
+  Matrix<double> one(call.length, columns);
+  for (int64_t t = 0; t < call.length; ++t)
+    for (int64_t c = 0; c < columns; ++c)
+      one(t, c) = all[((head / kHeads * call.length + t) * kHeads + head % kHeads) * columns + c];
+  return one;
+}
+// A head's [K, columns] of [B, H, K, width], from a column on.
+Matrix<double> of_state(const Numbers& all, const Call& call, int64_t head, int64_t from, int64_t columns) {
+  const int64_t width = call.columns + call.form.normalize;
+  Matrix<double> one(call.rows, columns);
+  for (int64_t r = 0; r < call.rows; ++r)
+    for (int64_t c = 0; c < columns; ++c) one(r, c) = all[(head * call.rows + r) * width + from + c];
+  return one;
+}
+
+double scale_of(const Call& call) { return call.form.normalize ? 1 : 1 / std::sqrt(static_cast<double>(call.rows)); }
+
+using Results = std::map<std::string, std::vector<Matrix<double>>>;  // by name, of each head
+
+void append(Results& results, const char* name, const Matrix<double>& found) {
+  if (found.size() > 0) results[name].push_back(found);
+}
+
+Results expected_of(const Call& call, const Inputs& in) {
+  Results results;
+  for (int64_t h = 0; h < kAll; ++h) {
+    const bool per_row = call.form.key_gate == Gate::kKey;
+    Head head{.query = of_tokens(in.query, call, h, call.rows),
+              .key = of_tokens(in.key, call, h, call.rows),
+              .value = of_tokens(in.value, call, h, call.columns),
+              .log_forget = {},
+              .scale = scale_of(call)};
+    if (per_row) head.log_key_gate = of_tokens(in.key_gate, call, h, call.rows);
+    else if (!in.key_gate.empty()) head.log_forget = of_tokens(in.key_gate, call, h, 1).col(0);
+    head.log_value_gate = of_tokens(in.value_gate, call, h, call.columns);
+    if (!in.beta.empty()) head.write_strength = of_tokens(in.beta, call, h, 1).col(0);
+    head.initial_state = of_state(in.state, call, h, 0, call.columns);
+    const Matrix<double> grad_values = of_tokens(in.grad_values, call, h, call.columns),
+                         grad_state = of_state(in.grad_state, call, h, 0, call.columns);
+    Output out;
+    Gradients gradients;
+    if (call.form.delta) {
+      out = reference::gated_delta_fast_weights::recurrent(head);
+      gradients = reference::gated_delta_fast_weights::gradients(head, grad_values, grad_state);
+    } else if (call.form.key_gate == Gate::kToken) {
+      using namespace reference::gated_linear_attention;
+      const auto normalized = call.form.normalize ? reference::Normalized::kYes : reference::Normalized::kNo;
+      Vector<double> grad_normalizer;
+      if (call.form.normalize) {
+        head.initial_normalizer = of_state(in.state, call, h, call.columns, 1).col(0);
+        grad_normalizer = of_state(in.grad_state, call, h, call.columns, 1).col(0);
+      }
+      out = recurrent(head, normalized);
+      gradients =
+          reference::gated_linear_attention::gradients(head, normalized, grad_values, grad_state, grad_normalizer);
+    } else {
+      out = reference::decay_fast_weights::recurrent(head);
+      gradients = reference::decay_fast_weights::gradients(head, grad_values, grad_state);
+    }
+    append(results, "values", out.values);
+    append(results, "last state", out.state);
+    append(results, "last normalizer", out.normalizer);
+    append(results, "query", gradients.query);
+    append(results, "key", gradients.key);
+    append(results, "value", gradients.value);
+    append(results, "key gate", per_row ? gradients.log_key_gate : Matrix<double>(gradients.log_forget));
+    append(results, "value gate", gradients.log_value_gate);
+    append(results, "beta", gradients.write_strength);
+    append(results, "state", gradients.initial_state);
+    append(results, "normalizer", gradients.initial_normalizer);
+  }
+  return results;
+}
+
+template <typename Element>
+Numbers numbers(const DeviceArray<Element>& array) {
+  Numbers found;
+  for (const Element& element : array.host()) found.push_back(static_cast<float>(element));
+  return found;
+}
+
+// What the kernels write, by name, as they lay it out. `poisoned`: shared memory is NaN before them.
+template <typename Element>
+std::map<std::string, Numbers> run(const MatrixStateFamily& family, const Call& call, const Inputs& in, bool poisoned) {
+  const auto uploaded = [](const Numbers& given) { return std::vector<float>(given.begin(), given.end()); };
+  const auto elements = [&](const Numbers& given) { return testing::to_element<Element>(uploaded(given)); };
+  const DeviceArray<Element> query(elements(in.query)), key(elements(in.key)), value(elements(in.value)),
+      grad_values(elements(in.grad_values)), values(in.value.size()), grad_query(in.query.size()),
+      grad_key(in.key.size()), grad_value(in.value.size());
+  const DeviceArray<float> key_gate(uploaded(in.key_gate)), value_gate(uploaded(in.value_gate)),
+      beta(uploaded(in.beta)), state(uploaded(in.state)), grad_state(uploaded(in.grad_state)),
+      last_state(in.state.size()), grad_key_gate(in.key_gate.size()), grad_value_gate(in.value_gate.size()),
+      grad_beta(in.beta.size()), grad_initial_state(in.state.size());
+  const auto operand = [&](const void* data, int64_t columns) {
+    return Operand{data, call.length * kHeads * columns, kHeads * columns, columns};
+  };
+  const auto if_any = [](const DeviceArray<float>& array) { return array.size() > 0 ? array.data() : nullptr; };
+  MatrixStateInput input{};
+  input.shape = {.batch = kBatch,
+                 .query_length = call.length,
+                 .key_length = call.length,
+                 .heads = kHeads,
+                 .query_heads = kHeads,
+                 .key_dim = call.rows,
+                 .value_dim = call.columns};
+  input.dtype = call.dtype;
+  input.form = call.form;
+  input.scale = scale_of(call);
+  input.query = operand(query.data(), call.rows);
+  input.key = operand(key.data(), call.rows);
+  input.value = operand(value.data(), call.columns);
+  input.key_gate = operand(if_any(key_gate), call.form.key_gate == Gate::kKey ? call.rows : 1);
+  input.value_gate = operand(if_any(value_gate), call.columns);
+  input.beta = {if_any(beta), call.length * kHeads, kHeads, 1};
+  input.initial_state = state.data();
+  const DeviceArray<char> forward_memory(family.forward_workspace_bytes(input.shape, input.form)),
+      backward_memory(family.backward_workspace_bytes(input.shape, input.form));
+
+  if (poisoned) testing::poison_shared_memory();
+  MatrixStateForward forward{};
+  static_cast<MatrixStateInput&>(forward) = input;
+  forward.values = values.data();
+  forward.last_state = last_state.data();
+  forward.workspace = forward_memory.data();
+  family.forward(forward);
+
+  if (poisoned) testing::poison_shared_memory();
+  MatrixStateBackward backward{};
+  static_cast<MatrixStateInput&>(backward) = input;
+  backward.grad_values = operand(grad_values.data(), call.columns);
+  backward.grad_last_state = grad_state.data();
+  backward.grad_query = grad_query.data();
+  backward.grad_key = grad_key.data();
+  backward.grad_value = grad_value.data();
+  backward.grad_key_gate = if_any(grad_key_gate);
+  backward.grad_value_gate = if_any(grad_value_gate);
+  backward.grad_beta = if_any(grad_beta);
+  backward.grad_initial_state = grad_initial_state.data();
+  backward.workspace = backward_memory.data();
+  family.backward(backward);
+  return {{"values", numbers(values)},
+          {"last state", numbers(last_state)},
+          {"query", numbers(grad_query)},
+          {"key", numbers(grad_key)},
+          {"value", numbers(grad_value)},
+          {"key gate", numbers(grad_key_gate)},
+          {"value gate", numbers(grad_value_gate)},
+          {"beta", numbers(grad_beta)},
+          {"state", numbers(grad_initial_state)}};
+}
+
+std::map<std::string, Numbers> run(const MatrixStateFamily& family, const Call& call, const Inputs& in, bool poisoned) {
+  if (call.dtype == Dtype::kFloat32) return run<float>(family, call, in, poisoned);
+  return call.dtype == Dtype::kFloat16 ? run<__half>(family, call, in, poisoned)
+                                       : run<__nv_bfloat16>(family, call, in, poisoned);
+}
+
+// The same by head; a normaliser is the last column of a state.
+Results of_heads(const Call& call, const std::map<std::string, Numbers>& found) {
+  Results results;
+  for (int64_t h = 0; h < kAll; ++h) {
+    const auto tokens = [&](const char* name, int64_t columns) {
+      append(results, name, of_tokens(found.at(name), call, h, columns));
+    };
+    tokens("values", call.columns);
+    tokens("query", call.rows);
+    tokens("key", call.rows);
+    tokens("value", call.columns);
+    tokens("key gate", call.form.key_gate == Gate::kKey ? call.rows : 1);
+    tokens("value gate", call.columns);
+    tokens("beta", 1);
+    for (const auto& [state, normalizer] : {std::pair{"last state", "last normalizer"}, {"state", "normalizer"}}) {
+      append(results, state, of_state(found.at(state), call, h, 0, call.columns));
+      if (call.form.normalize) append(results, normalizer, of_state(found.at(state), call, h, call.columns, 1));
+    }
+  }
+  return results;
+}
+
+// The first family that takes the call, as the operators choose it; null where only another device has kernels for it.
+const MatrixStateFamily* family_of(const Call& call) {
+  const Shape shape{.batch = kBatch,
+                    .query_length = call.length,
+                    .key_length = call.length,
+                    .heads = kHeads,
+                    .query_heads = kHeads,
+                    .key_dim = call.rows,
+                    .value_dim = call.columns};
+  for (const MatrixStateFamily& family : matrix_state_families()) {
+    if (!family.unsupported(shape, call.form, call.dtype, compute_capability(0)).empty()) continue;
+    const bool runs = !call.form.normalize ||
+                      (family.normalizes(shape, call.form, false) && family.normalizes(shape, call.form, true));
+    return runs && family.name == std::string(call.family) ? &family : nullptr;
+  }
+  return nullptr;
+}
+
+class MatrixState : public ::testing::TestWithParam<Call> {};
+
+TEST_P(MatrixState, EqualsTheReferenceWithTheSameBitsTwice) {
+  if (!testing::have_gpu(false)) GTEST_SKIP() << "needs a GPU of compute capability 8.0 or more";
+  const Call& call = GetParam();
+  const MatrixStateFamily* family = family_of(call);
+  if (!family) {
+    ASSERT_NE(compute_capability(0), 90) << "expected " << call.family;
+    GTEST_SKIP() << "other kernels run it here";
+  }
+  const Inputs in(call);
+  const std::map<std::string, Numbers> found = run(*family, call, in, true);
+  EXPECT_TRUE(run(*family, call, in, false) == found) << "other bits in the second run";
+  const Results expected = expected_of(call, in), actual = of_heads(call, found);
+  ASSERT_EQ(actual.size(), expected.size());
+  const double roundings = 4 * budget(call.dtype);
+  for (const auto& [name, heads] : expected) {
+    ASSERT_EQ(actual.count(name), 1U) << name;
+    const bool gate = name.find("gate") != std::string::npos;
+    for (size_t h = 0; h < heads.size(); ++h) {
+      const Matrix<double>& one = actual.at(name)[h];
+      const size_t size = heads[h].size();
+      const Agreement agreement =
+          compare({one.data(), size}, {heads[h].data(), size}, gate ? std::max(roundings, 3e-3) : roundings);
+      EXPECT_EQ(static_cast<size_t>(one.size()), size) << name;
+      EXPECT_TRUE(agreement.passed()) << name << " of head " << h << ": " << agreement.describe();
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Calls, MatrixState, ::testing::ValuesIn(kCalls),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+}  // namespace
+}  // namespace lethe

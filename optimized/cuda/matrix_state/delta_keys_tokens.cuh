@@ -328,21 +328,19 @@ struct DeltaKeyBlock {
   /// The sums' blocks up to the diagonal, rows and columns times factors, in two parts each.
   __device__ __forceinline__ void store_triangle(const Sums& sums, const float (&row)[2], const float* columns,
                                                  char* to) const {
-    uint4* const words = reinterpret_cast<uint4*>(to) + lane;
 #pragma unroll
     for (int k = 0; k < kWarps; ++k) {
       if (k > block) continue;
-      uint32_t high[4], low[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const float(&x)[4] = sums[2 * k + i / 2];
         const float2 column = *reinterpret_cast<const float2*>(&columns[16 * k + 8 * (i / 2) + lane % 4 * 2]);
         const BrainParts parts(x[i % 2 * 2] * row[i % 2] * column.x, x[i % 2 * 2 + 1] * row[i % 2] * column.y);
-        high[i] = parts.high;
-        low[i] = parts.low;
+        uint32_t* const words =
+            reinterpret_cast<uint32_t*>(to + triangle_matrix(2 * block + i % 2, 2 * k + i / 2)) + lane;
+        words[0] = parts.high;
+        words[kTriangle / 4] = parts.low;
       }
-      words[32 * lower_block(block, k)] = {high[0], high[1], high[2], high[3]};
-      words[32 * (kLowerBlocks + lower_block(block, k))] = {low[0], low[1], low[2], low[3]};
     }
   }
 };

@@ -78,7 +78,7 @@ struct ColumnOperands {
 
   /// A lane's row of block (i, j) of a triangle: matrices of the rows' halves, then of the columns'.
   __device__ __forceinline__ static uint32_t block_address(uint32_t from, int i, int j, int lane) {
-    return from + triangle_matrix(2 * i, 2 * j) + (lane / 16 * (8 - 2 * j) + lane / 8 % 2) * 128 + lane % 8 * 16;
+    return from + triangle_matrix(2 * i, 2 * j) + (lane / 16 * (8 - 2 * j) - lane / 8 % 2) * 128 + lane % 8 * 16;
   }
 };
 
@@ -291,23 +291,38 @@ struct DeltaKeySweep {
     update_state<1>(left, {tiles + Record::kWriteKey}, floats(Record::kTotals), written.unit);
   }
 
-  /// The rows of `out`, of a chunk. Two lanes exchange, so that each has eight bytes and four of them 32.
+  /// 16 columns by 64 tokens in 16 bits, of sums' places.
+  using PackedColumns = uint32_t[8][2];
+  __device__ __forceinline__ static void pack_sums(PackedColumns& to, const ColumnSums& sums) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+#pragma unroll
+      for (int far = 0; far < 2; ++far) to[i][far] = pack<Element>(sums[i][2 * far], sums[i][2 * far + 1]);
+  }
   __device__ __forceinline__ void store(const ColumnSums& out, int chunk) const {
+    PackedColumns packed;
+    pack_sums(packed, out);
+    store(packed, chunk);
+  }
+
+  /// The rows of `out`, of a chunk. Two lanes exchange, so that each has eight bytes and four of them 32.
+  __device__ __forceinline__ void store(const PackedColumns& packed, int chunk) const {
     const int g = lane / 4, t = lane % 4;
     const int to = column + 16 * warp + 2 * t + t % 2 * 6;
+    const int64_t first = (p.first_chunk + static_cast<int64_t>(chunk)) * kChunk,
+                  step = int64_t{16} * p.heads * p.columns;
+    const int tokens = to < p.columns ? static_cast<int>(min(p.length - first, static_cast<int64_t>(kChunk))) : 0;
+    char* const rows = static_cast<char*>(p.out) + (((b * p.length + first + g) * p.heads + h) * p.columns + to) * 2;
     // Bytes of the first of two words, in odd lanes of the second one. By a condition instead, the compiler makes two loops of this one, one of them of the
     // odd lanes: there a warp would wait for itself.
     const uint32_t own = 0x3210u + t % 2 * 0x4444u;
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      const uint32_t near = ptx::transposed(pack<Element>(out[i][0], out[i][1])),
-                     far = ptx::transposed(pack<Element>(out[i][2], out[i][3])), kept = __byte_perm(near, far, own),
+      const uint32_t near = ptx::transposed(packed[i][0]), far = ptx::transposed(packed[i][1]),
+                     kept = __byte_perm(near, far, own),
                      other = __shfl_xor_sync(kAllLanes, __byte_perm(far, near, own), 1);
-      const int64_t token = (p.first_chunk + static_cast<int64_t>(chunk)) * kChunk + 8 * i + g;
-      if (token < p.length && to < p.columns)
-        *reinterpret_cast<uint2*>(static_cast<char*>(p.out) +
-                                  (((b * p.length + token) * p.heads + h) * p.columns + to) * 2) = {
-            __byte_perm(kept, other, own), __byte_perm(other, kept, own)};
+      if (8 * i + g < tokens)
+        *reinterpret_cast<uint2*>(rows + i * step) = {__byte_perm(kept, other, own), __byte_perm(other, kept, own)};
     }
   }
 };

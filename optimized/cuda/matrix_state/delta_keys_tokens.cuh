@@ -5,18 +5,21 @@
 #include <numbers>
 
 #include "optimized/cuda/matrix_state/delta_keys_parts.cuh"
+#include "optimized/cuda/ptx/prefetch.cuh"
 
 namespace lethe::matrix_state {
 
 template <int kRows>
 struct DeltaKeyMemory {
   struct Small {
-    float scratch[kWarps][16 * 20];
     float logs[kWarps][kRows], totals[kWarps][kRows];  ///< of 16 tokens' gates: log₂ of the product, and the product
     alignas(16) float key_unit[kChunk], strength[kChunk];
   };
-  static constexpr int kTile = kRows / 64 * kPanel, kReadKey = kTile, kWriteKey = 2 * kTile, kSolution = 3 * kTile,
-                       kSmall = kSolution + kPanel, kBytes = kSmall + static_cast<int>(sizeof(Small));
+  /// A warp's own rows of the query lie where its blocks of the solution come, and of the read keys where it solves its block: both are read no more
+  /// by then, and other warps have never read them.
+  static constexpr int kTile = kRows / 64 * kPanel, kReadKey = kTile, kWriteKey = 2 * kTile, kSolution = 0,
+                       kScratch = kReadKey, kScratchStride = kPanel / kWarps, kSmall = 3 * kTile,
+                       kBytes = kSmall + static_cast<int>(sizeof(Small));
 };
 
 /// Which pairs (row g or g + 8, column c of the same eight) a halving of n tokens is right for: those whose halving it is. 0: none.
@@ -46,6 +49,15 @@ struct DeltaKeyBlock {
     return *reinterpret_cast<const uint4*>(
         static_cast<const char*>(from.data) +
         (b * from.batch_stride + token * from.token_stride + h * from.head_stride + channel) * 2);
+  }
+  /// Begins to bring the gates of the warp's tokens.
+  __device__ __forceinline__ void prefetch_gates() const {
+#pragma unroll
+    for (int i = lane; i < 16 * kSteps; i += 32) {
+      const int64_t token = min(first + i / kSteps, p.length - 1);
+      ptx::prefetch(static_cast<const float*>(p.gate.data) + b * p.gate.batch_stride + token * p.gate.token_stride +
+                    h * p.gate.head_stride + min(i % kSteps * 32, p.rows - 1));
+    }
   }
   __device__ __forceinline__ void load_gates(float (&to)[2][8], int s) const {
     const int channel = 32 * s + 8 * (lane % 4);

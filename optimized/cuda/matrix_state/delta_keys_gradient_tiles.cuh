@@ -42,17 +42,22 @@ struct DeltaKeyGradientTiles {
   __device__ __forceinline__ int channel_of(int half) const { return 64 * tile + 16 * warp + lane / 4 + 8 * half; }
   /// The logarithms of eight tokens' gates, zeros outside. Without a branch, so that many are in flight.
   __device__ __forceinline__ void fetch_gates(float (&to)[4], int eight) const {
+    const int last = static_cast<int>(min(p.length - 1 - first, static_cast<int64_t>(kChunk - 1)));
+    const float* const of_first = static_cast<const float*>(p.gate.data) + b * p.gate.batch_stride +
+                                  first * p.gate.token_stride + h * p.gate.head_stride;
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const int64_t token = first + 8 * eight + 2 * (lane % 4) + j % 2;
-      const int channel = channel_of(j / 2);
-      const bool inside = token < p.length && channel < p.rows;
-      const float log = load_global(static_cast<const float*>(p.gate.data) + b * p.gate.batch_stride +
-                                    min(token, p.length - 1) * p.gate.token_stride + h * p.gate.head_stride +
-                                    min(channel, p.rows - 1));
-      to[j] = inside ? log : 0.0f;
+    for (int e = 0; e < 2; ++e) {
+      const int token = 8 * eight + 2 * (lane % 4) + e;
+      const float* const row = of_first + min(token, last) * p.gate.token_stride;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int channel = channel_of(half);
+        const float log = load_global(row + min(channel, p.rows - 1));
+        to[2 * half + e] = token <= last && channel < p.rows ? log : 0.0f;
+      }
     }
   }
+
   /// Begins to bring what comes after the pairs: a thread half a token's gates, and of each of its warp's channels' parts of states 128 bytes.
   __device__ __forceinline__ void prefetch() const {
     const int64_t token = min(first + threadIdx.x / 2, p.length - 1);

@@ -35,12 +35,15 @@ struct DeltaKeyWarpgroupReverse : DeltaKeyWarpgroups<Element, kRows, false, true
     ColumnSums gradient;
     read_gradient(gradient);
     ColumnOperands operands(gradient);
-    fence(of_pairs, operands.high, operands.low);
+    constexpr bool kTwoParts = std::is_same_v<Element, __half>;  // a number of bfloat16 has no low part
+    fence(of_pairs, operands.high);
+    if constexpr (kTwoParts) fence(operands.low);
     ptx::wgmma_fence();
-    this->template issue_lower_transposed<std::is_same_v<Element, __half>>(of_pairs, operands, stage + Stage::kPairs);
+    this->template issue_lower_transposed<kTwoParts>(of_pairs, operands, stage + Stage::kPairs);
     ptx::wgmma_commit();
     ptx::wgmma_wait<0>();
-    fence(x, left, operands.high, operands.low);
+    fence(x, left, operands.high);
+    if constexpr (kTwoParts) fence(operands.low);
     fence(of_pairs);
     each_token(key_units, [&](int i, int e, float factor) { x[i][e] = fmaf(x[i][e], factor * unit, of_pairs[i][e]); });
     uint4 residual[kWarps];

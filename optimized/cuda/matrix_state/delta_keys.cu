@@ -2,6 +2,7 @@
 // While one window is swept, by a CTA a head (on 8.0 for 64 columns of it), the next one is prepared by the multiprocessors that are left: windows have two places in turn.
 // The backward's window is all chunks: prepared once, swept to the last one and back, and then each chunk's gradients for themselves.
 #include <algorithm>
+#include <type_traits>
 
 #include "optimized/cuda/check.hpp"
 #include "optimized/cuda/launch.cuh"

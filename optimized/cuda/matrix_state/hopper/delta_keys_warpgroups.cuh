@@ -6,6 +6,8 @@
 // tokens gives to itself and to later ones are the first of the sums, as in the sweep back what it gives to itself and to earlier ones. Products of
 // further sums, zeros, would pass a later token's infinity on to earlier ones; and sums that begin within others' registers stall the products.
 
+#include <type_traits>
+
 #include "optimized/cuda/hopper/ptx/copy.cuh"
 #include "optimized/cuda/hopper/ptx/wgmma_few_columns.cuh"
 #include "optimized/cuda/matrix_state/delta_keys_sweep.cuh"

@@ -37,7 +37,7 @@ template <typename Element, int kRows, bool kKeeps, bool kBack>
 struct DeltaKeyWarpgroups : DeltaKeySweep<Element, kRows, 128, kKeeps> {
   using Sweep = DeltaKeySweep<Element, kRows, 128, kKeeps>;
   using Stage = DeltaKeyStage<kRows>;
-  using Sweep::p, Sweep::memory, Sweep::head, Sweep::b, Sweep::h, Sweep::column, Sweep::state;
+  using Sweep::p, Sweep::memory, Sweep::warp, Sweep::lane, Sweep::head, Sweep::b, Sweep::h, Sweep::column, Sweep::state;
   using typename Sweep::Record;
   static constexpr int kThreads = 256;
 
@@ -58,32 +58,27 @@ struct DeltaKeyWarpgroups : DeltaKeySweep<Element, kRows, 128, kKeeps> {
     __syncthreads();
   }
 
-  /// All threads: begin to bring the window's chunk `chunk` to the n-th stage, the first warp its record by runs. Of a record, what a sweep that keeps does
-  /// not read stays away.
+  /// All threads: begin to bring the window's chunk `chunk` to the n-th stage, its record by runs. Of a record, what a sweep that keeps does not read stays
+  /// away. A warp issues its lanes' runs one after the other, so that each has an eighth of them; one that ends before its bytes are expected ends no phase.
   __device__ __forceinline__ void copy(int n, int chunk) const {
     if (n < p.chunks) {
       char* const to = stage(n);
-      if (threadIdx.x < 32) {
-        const char* const from = p.records + (head * p.chunks + chunk) * Record::kBytes;
-        constexpr int kFirst = kKeeps ? Record::kReadKey : Record::kQuery,
-                      kNatural = kBack ? kFirst : Record::kWriteKey, kFloats = Record::kBytes - Record::kTotals;
-        const int lane = threadIdx.x;
-        if (lane == 0) {
-          ptx::mbarrier_arrive_expect(full(n), Record::kInverse - kFirst + kFloats + (kKeeps ? 2 : 4) * kTriangle);
-          ptx::load_run(to + kNatural, from + kNatural, Record::kInverse - kNatural, full(n));
-          ptx::load_run(to + Stage::kTotals, from + Record::kTotals, kFloats, full(n));
-        }
-        __syncwarp();
-        // Tiles whose last rows come first, by 8 rows.
-        if (lane < (kNatural - kFirst) / 1024)
-          ptx::load_run(to + kFirst + lane / 8 * kPanel + (7 - lane % 8) * 1024, from + kFirst + lane * 1024, 1024,
-                        full(n));
-        const int part = lane / 8, of_columns = lane % 8;
-        if (!kKeeps || part < 2)
-          ptx::load_run(to + Stage::kInverse + part * kPanel + of_columns * 1024,
-                        from + Record::kInverse + part * kTriangle + triangle_matrix(7, of_columns),
-                        (8 - of_columns / 2 * 2) * 128, full(n));
+      const char* const from = p.records + (head * p.chunks + chunk) * Record::kBytes;
+      constexpr int kFirst = kKeeps ? Record::kReadKey : Record::kQuery, kNatural = kBack ? kFirst : Record::kWriteKey,
+                    kFloats = Record::kBytes - Record::kTotals, kTriangles = kKeeps ? 2 : 4;
+      if (threadIdx.x == 0) {
+        ptx::mbarrier_arrive_expect(full(n), Record::kInverse - kFirst + kFloats + kTriangles * kTriangle);
+        ptx::load_run(to + kNatural, from + kNatural, Record::kInverse - kNatural, full(n));
+        ptx::load_run(to + Stage::kTotals, from + Record::kTotals, kFloats, full(n));
       }
+      // Tiles whose last rows come first, by 8 rows.
+      if (lane < (kNatural - kFirst) / kPanel)
+        ptx::load_run(to + kFirst + lane * kPanel + (7 - warp) * 1024, from + kFirst + lane * kPanel + warp * 1024,
+                      1024, full(n));
+      if (lane < kTriangles)
+        ptx::load_run(to + Stage::kInverse + lane * kPanel + warp * 1024,
+                      from + Record::kInverse + lane * kTriangle + triangle_matrix(7, warp), (8 - warp / 2 * 2) * 128,
+                      full(n));
       const int64_t first = (p.first_chunk + static_cast<int64_t>(chunk)) * kChunk;
       const int piece = threadIdx.x % 16;
       const bool inside = column + 8 * piece < p.columns;

@@ -197,6 +197,14 @@ class KeyGates(unittest.TestCase):
                     changed[name][:, 75:] = number
                 self.assertTrue(torch.equal(run(given, DEVICE)[0][:, :75], run(changed, DEVICE)[0][:, :75]))
 
+    def test_an_infinite_value_reaches_no_earlier_block_of_16_tokens(self):
+        for dtype, (rows, columns) in itertools.product((torch.bfloat16, torch.float16), (*SIZES, (128, 72))):
+            with self.subTest(dtype=dtype, rows=rows, columns=columns):
+                given = self.problem(dtype, rows=rows, columns=columns)
+                changed = given | {"value": given["value"].clone()}
+                changed["value"][:, 100:] = torch.inf
+                self.assertTrue(torch.equal(run(given, DEVICE)[0][:, :96], run(changed, DEVICE)[0][:, :96]))
+
     def test_a_head_has_the_same_bits_among_many_whatever_its_windows(self):
         # Eight heads have one window. Of 40 a GPU has room for two sweeps and what is prepared at once: a launch too early would show.
         for rows, columns, heads in ((64, 64, 40), (128, 128, 40), (128, 128, 400)):

@@ -2,19 +2,22 @@
 // While one window is swept, by a CTA a head (on 8.0 for 64 columns of it), the next one is prepared by the multiprocessors that are left: windows have two places in turn.
 // The backward's window is all chunks: prepared once, swept to the last one and back, and then each chunk's gradients for themselves.
 #include <algorithm>
+#include <type_traits>
 
 #include "optimized/cuda/check.hpp"
 #include "optimized/cuda/launch.cuh"
 #include "optimized/cuda/matrix_state/delta_keys_gradients.cuh"
 #include "optimized/cuda/matrix_state/delta_keys_prepare.cuh"
 #include "optimized/cuda/matrix_state/delta_keys_reverse.cuh"
+#include "optimized/cuda/matrix_state/delta_launch.hpp"
 #include "optimized/cuda/matrix_state/families.hpp"
+#include "optimized/cuda/matrix_state/hopper/delta_keys.hpp"
 #include "optimized/cuda/workspace.hpp"
 
 namespace lethe::matrix_state {
 namespace {
 
-constexpr int64_t kWindowBytes = int64_t{256}
+constexpr int64_t kWindowBytes = int64_t{128}
                                  << 20;  ///< of prepared chunks, at most: unless one chunk of all heads has more
 
 int64_t heads_of(const Shape& shape) { return shape.batch * shape.heads; }
@@ -75,6 +78,23 @@ void sweep(void (*kernel)(DeltaKeyArguments), int bytes, const DeltaKeyArguments
   launch_overlapping(kernel, grid, 2 * kWidth, bytes, stream, p);
 }
 
+template <typename Element>
+constexpr Dtype kDtypeOf = std::is_same_v<Element, __nv_bfloat16> ? Dtype::kBFloat16 : Dtype::kFloat16;
+
+template <typename Element, int kRows, int kWidth, bool kKeeps>
+void sweep_forward(const DeltaKeyArguments& p, int64_t heads, cudaStream_t stream) {
+  if (kWidth == 128 && runs_hopper_code()) return sweep_keys_by_warpgroups(p, kDtypeOf<Element>, kKeeps, heads, stream);
+  sweep<kWidth>(sweep_delta_keys<Element, kRows, kWidth, kKeeps>, DeltaKeySweepMemory<kRows, kWidth>::kBytes, p, heads,
+                stream);
+}
+
+template <typename Element, int kRows, int kWidth>
+void sweep_back(const DeltaKeyArguments& p, int64_t heads, cudaStream_t stream) {
+  if (kWidth == 128 && runs_hopper_code()) return reverse_keys_by_warpgroups(p, kDtypeOf<Element>, heads, stream);
+  sweep<kWidth>(reverse_delta_keys<Element, kRows, kWidth>, DeltaKeySweepMemory<kRows, kWidth>::kBytes, p, heads,
+                stream);
+}
+
 template <typename Element, int kRows, int kColumns>
 void gradients(const DeltaKeyGradients& p, int64_t heads, cudaStream_t stream) {
   const auto kernel = delta_key_gradients<Element, kRows, kColumns>;
@@ -101,23 +121,21 @@ void launch_windows(const MatrixStateForward& a, DeltaKeyArguments p) {
     p.chunks = std::min(window, chunks - p.first_chunk);
     p.records = places[p.first_chunk / window % 2];
     prepare<Element, kRows>(p, heads, p.first_chunk > 0, a.stream);
-    sweep<kWidth>(sweep_delta_keys<Element, kRows, kWidth, false>, DeltaKeySweepMemory<kRows, kWidth>::kBytes, p, heads,
-                  a.stream);
+    sweep_forward<Element, kRows, kWidth, false>(p, heads, a.stream);
   }
 }
 
 template <typename Element, int kRows, int kWidth>
 void launch_gradients(const MatrixStateBackward& a, const DeltaKeyArguments& p) {
   const int64_t heads = heads_of(a.shape);
-  constexpr int kBytes = DeltaKeySweepMemory<kRows, kWidth>::kBytes;
   prepare<Element, kRows>(p, heads, false, a.stream);
-  sweep<kWidth>(sweep_delta_keys<Element, kRows, kWidth, true>, kBytes, p, heads, a.stream);
+  sweep_forward<Element, kRows, kWidth, true>(p, heads, a.stream);
   DeltaKeyArguments reverse = p;
   reverse.value = a.grad_values;
   reverse.out = a.grad_value;
   reverse.initial = a.grad_last_state;
   reverse.last = a.grad_initial_state;
-  sweep<kWidth>(reverse_delta_keys<Element, kRows, kWidth>, kBytes, reverse, heads, a.stream);
+  sweep_back<Element, kRows, kWidth>(reverse, heads, a.stream);
   DeltaKeyGradients g{};
   g.query = p.query;
   g.key = p.key;

@@ -14,8 +14,14 @@
 
 namespace lethe::matrix_state {
 
-/// Bytes of the blocks of a lower triangle of 64 × 64 as left operands.
+/// Bytes of the blocks of 16 × 16 on and below the diagonal of 64 × 64 numbers of 16 bits.
 constexpr int kTriangle = kLowerBlocks * 32 * static_cast<int>(sizeof(uint4));
+/// Where rows 8a … and columns 8b … of them are: 8 rows of 16 bytes, one after the other. Those of the same columns follow each other, the last rows first.
+__host__ __device__ constexpr int triangle_matrix(int a, int b) {
+  const int j = b / 2;
+  return 256 * (8 * j - j * (j - 1)) + b % 2 * (8 - 2 * j) * 128 + (7 - a) * 128;
+}
+static_assert(triangle_matrix(6, 7) + 128 == kTriangle);
 
 /// Byte offsets of what is prepared of a chunk, of up to kRows rows. Tiles are images of shared memory, of float16: a token's row is divided by its unit. A
 /// triangle is two numbers of bfloat16, the number rounded and what that leaves, in kTriangle bytes each.

@@ -102,6 +102,18 @@ struct DeltaKeyTokens {
           y[i][2 * h] += got;
           y[i][2 * h + 1] += got;
         }
+      // A lane's tokens are of one half: to the other half's sums it adds zeros, by a unit of 0.
+      const float to_read = upper ? unit : 0.0f, to_write = upper ? 0.0f : unit;
+      Numbers gates;
+      float read_factor[2][2], write_factor[2][2];
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          gates[i][j] = upper ? up_of(run[i], j) : down_of(run[i], j);
+          read_factor[i][j / 2] = upper ? other_of(run[i], j / 2) : 1.0f;
+          write_factor[i][j / 2] = upper ? 1.0f : other_of(run[i], j / 2);
+        }
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         Numbers operand, sum = {};
@@ -109,17 +121,20 @@ struct DeltaKeyTokens {
         for (int i = 0; i < 2; ++i)
 #pragma unroll
           for (int j = 0; j < 4; ++j)
-            operand[i][j] = upper ? reader[r][i][j] * up_of(run[i], j) : k[i][j] * down_of(run[i], j);
-        multiply(sum, operand, r, mask);
+            operand[i][j] = (r == 0 ? (upper ? reader[0][i][j] : k[i][j]) : k[i][j]) * gates[i][j];
+        uint32_t left[4];
+        pack_left(operand, left);
+        ptx::multiply_add<__half>(sum[0], left, first_pairs[r] & mask, 0);
+        ptx::multiply_add<__half>(sum[1], left, 0, second_pairs[r] & mask);
 #pragma unroll
         for (int i = 0; i < 2; ++i)
 #pragma unroll
           for (int j = 0; j < 4; ++j) {
-            const float factor = other_of(run[i], j / 2), term = sum[i][j] * operand[i][j];
-            read[r][i][j] = upper ? read[r][i][j] * factor + sum[i][j] : read[r][i][j];
-            write[i][j] = upper ? write[i][j] : (r == 0 ? write[i][j] * factor : write[i][j]) + sum[i][j];
-            read_terms[i][j] += upper ? term : 0.0f;
-            write_terms[i][j] += upper ? 0.0f : term;
+            const float of_read = sum[i][j] * to_read, of_write = sum[i][j] * to_write;
+            read[r][i][j] = fmaf(read[r][i][j], read_factor[i][j / 2], of_read);
+            write[i][j] = r == 0 ? fmaf(write[i][j], write_factor[i][j / 2], of_write) : write[i][j] + of_write;
+            read_terms[i][j] = fmaf(of_read, operand[i][j], read_terms[i][j]);
+            write_terms[i][j] = fmaf(of_write, operand[i][j], write_terms[i][j]);
           }
       }
     };

@@ -1,7 +1,11 @@
 #pragma once
 // What delta_keys_gradients.cuh reads, as tiles of float16 in shared memory and operands in registers, and the pairs of a chunk's tokens.
 
+#include <cstring>
+
 #include "optimized/cuda/matrix_state/delta_keys_parts.cuh"
+#include "optimized/cuda/matrix_state/vector_chunk.cuh"
+#include "optimized/cuda/ptx/prefetch.cuh"
 
 namespace lethe::matrix_state {
 
@@ -34,73 +38,136 @@ struct DeltaKeyGradientTiles {
   __device__ __forceinline__ Small& small() const { return *reinterpret_cast<Small*>(memory + Memory::kSmall); }
   __device__ __forceinline__ uint32_t at(int offset) const { return ptx::shared_address(memory) + offset; }
 
-  /// The largest of all warps' units of an array, by which float16 is then divided.
-  __device__ __forceinline__ float common_unit(const float* units) const {
-    float most = units[index * kSteps];
+  // The warp's channels g and g + 8.
+  __device__ __forceinline__ int channel_of(int half) const { return 64 * tile + 16 * warp + lane / 4 + 8 * half; }
+  /// The logarithms of eight tokens' gates, zeros outside. Without a branch, so that many are in flight.
+  __device__ __forceinline__ void fetch_gates(float (&to)[4], int eight) const {
+    const int last = static_cast<int>(min(p.length - 1 - first, static_cast<int64_t>(kChunk - 1)));
+    const float* const of_first = static_cast<const float*>(p.gate.data) + b * p.gate.batch_stride +
+                                  first * p.gate.token_stride + h * p.gate.head_stride;
 #pragma unroll
-    for (int i = 1; i < kSteps; ++i) most = fmaxf(most, units[index * kSteps + i]);
-    return most;
-  }
-  /// Words of a sweep's warp, of its unit, as of a common one.
-  __device__ __forceinline__ static void change_unit(uint32_t (&words)[4], float own, float common) {
-    const __half2 ratio = __float2half2_rn(own / common);
+    for (int e = 0; e < 2; ++e) {
+      const int token = 8 * eight + 2 * (lane % 4) + e;
+      const float* const row = of_first + min(token, last) * p.gate.token_stride;
 #pragma unroll
-    for (uint32_t& word : words) {
-      const float2 two = unpack<__half>(word), factor = __half22float2(ratio);
-      word = pack<__half>(two.x * factor.x, two.y * factor.y);
+      for (int half = 0; half < 2; ++half) {
+        const int channel = channel_of(half);
+        const float log = load_global(row + min(channel, p.rows - 1));
+        to[2 * half + e] = token <= last && channel < p.rows ? log : 0.0f;
+      }
     }
+  }
+
+  /// Begins to bring what comes after the pairs: a thread half a token's gates, and of each of its warp's channels' parts of states 128 bytes.
+  __device__ __forceinline__ void prefetch() const {
+    const int64_t token = min(first + threadIdx.x / 2, p.length - 1);
+    const int channel = min(64 * tile + 32 * (static_cast<int>(threadIdx.x) % 2), p.rows - 1);
+    ptx::prefetch(static_cast<const float*>(p.gate.data) + b * p.gate.batch_stride + token * p.gate.token_stride +
+                  h * p.gate.head_stride + channel);
+    if (lane / 4 >= kSteps) return;
+    const int64_t part = ((index * kSteps + lane / 4) * (kRows / 16) + 4 * tile + warp) * 32 + lane % 4 * 8;
+    ptx::prefetch(p.arrays.before + part);
+    ptx::prefetch(p.arrays.after + part);
+  }
+
+  /// The units of the sweeps' arrays, a lane one: of array lane / 8 (residual, written, before, after) that of warp lane % 8, as what words of that unit
+  /// are multiplied with to have the largest one of the array, a power of two of at most 1.
+  struct Units {
+    float largest;
+    uint32_t ratio;
+    __device__ __forceinline__ float common(int array) const { return __shfl_sync(kAllLanes, largest, 8 * array); }
+    __device__ __forceinline__ uint32_t change(int array, int w) const {
+      return __shfl_sync(kAllLanes, ratio, 8 * array + w);
+    }
+  };
+  __device__ __forceinline__ float fetch_unit() const {
+    const DeltaKeyArrays& of = p.arrays;
+    const float* const from =
+        lane < 16 ? (lane < 8 ? of.residual_unit : of.written_unit) : (lane < 24 ? of.before_unit : of.after_unit);
+    return from[index * kSteps + lane % kSteps];
+  }
+  __device__ __forceinline__ static Units units_of(float own) {
+    float largest = own;
+#pragma unroll
+    for (int step = 1; step < 8; step *= 2) largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, step));
+    const float ratio = own * reciprocal_of_power(largest);
+    return {largest, pack<__half>(ratio, ratio)};
+  }
+  __device__ __forceinline__ static uint32_t change_unit(uint32_t word, uint32_t ratio) {
+    const __half2 product = __hmul2(halves(word), halves(ratio));
+    uint32_t changed;
+    memcpy(&changed, &product, sizeof changed);
+    return changed;
   }
   __device__ __forceinline__ static void to_words(uint32_t (&words)[4], const uint4& four) {
     words[0] = four.x, words[1] = four.y, words[2] = four.z, words[3] = four.w;
   }
 
-  /// An array of columns by tokens to a tile of tokens by columns, divided by the unit that is returned.
-  __device__ __forceinline__ float load_tokens(const uint4* from, const float* units, int offset) const {
-    const float common = common_unit(units);
+  /// An array of columns by tokens, of each of this warp's kSteps / kWarps sixteens of columns and 16 tokens. Loads come before any store, so that
+  /// all of a kernel's are in flight at once.
+  using TokenWords = uint4[kSteps / kWarps][kWarps];
+  __device__ __forceinline__ void fetch_tokens(TokenWords& to, const uint4* from) const {
 #pragma unroll
-    for (int w = warp; w < kSteps; w += kWarps)
+    for (int i = 0; i < kSteps / kWarps; ++i)
+#pragma unroll
+      for (int k = 0; k < kWarps; ++k) to[i][k] = from[((index * kSteps + warp + i * kWarps) * kWarps + k) * 32 + lane];
+  }
+  /// These to a tile of tokens by columns, divided by the unit that is returned.
+  __device__ __forceinline__ float store_tokens(const TokenWords& from, const Units& units, int array,
+                                                int offset) const {
+#pragma unroll
+    for (int n = 0; n < kSteps / kWarps; ++n) {
+      const int w = warp + n * kWarps;
+      const uint32_t ratio = units.change(array, w);
 #pragma unroll
       for (int k = 0; k < kWarps; ++k) {
         uint32_t words[4];
-        to_words(words, from[((index * kSteps + w) * kWarps + k) * 32 + lane]);
-        change_unit(words, units[index * kSteps + w], common);
+        to_words(words, from[n][k]);
 #pragma unroll
         for (int i = 0; i < 4; ++i)
           ptx::store_word(at(offset) + tile_piece(16 * k + 8 * (i / 2) + lane / 4, 2 * w + i % 2) + lane % 4 * 4,
-                          ptx::transposed(words[i]));
+                          ptx::transposed(change_unit(words[i], ratio)));
       }
-    return common;
+    }
+    return units.common(array);
   }
 
   /// A state's rows of this warp's channels as left operands, divided by the unit that is returned.
-  __device__ __forceinline__ float load_state(uint32_t (&to)[kSteps][4], const uint4* from, const float* units) const {
-    const float common = common_unit(units);
+  __device__ __forceinline__ float load_state(uint32_t (&to)[kSteps][4], const uint4* from, const Units& units,
+                                              int array) const {
 #pragma unroll
     for (int w = 0; w < kSteps; ++w) {
       uint32_t words[4];
       to_words(words, from[((index * kSteps + w) * (kRows / 16) + 4 * tile + warp) * 32 + lane]);
-      change_unit(words, units[index * kSteps + w], common);
-      to[w][0] = ptx::transposed(words[0]), to[w][1] = ptx::transposed(words[2]);
-      to[w][2] = ptx::transposed(words[1]), to[w][3] = ptx::transposed(words[3]);
+      const uint32_t ratio = units.change(array, w);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) to[w][i % 2 * 2 + i / 2] = ptx::transposed(change_unit(words[i], ratio));
     }
-    return common;
+    return units.common(array);
   }
 
-  /// This warp's 16 tokens of the gradient of the values, divided by their units.
-  __device__ __forceinline__ void load_gradient() const {
-    constexpr int kPieces = kColumns / 8, kAtOnce = 32 / kPieces;
+  /// This warp's 16 tokens of the gradient of the values.
+  static constexpr int kPieces = kColumns / 8, kAtOnce = 32 / kPieces;  ///< of a row, and rows at once
+  using GradientRows = uint4[16 / kAtOnce];
+  __device__ __forceinline__ void fetch_gradient(GradientRows& rows) const {
     const int piece = lane % kPieces;
-    uint4 rows[16 / kAtOnce];
+    const char* const from =
+        static_cast<const char*>(p.grad_values.data) +
+        (b * p.grad_values.batch_stride + h * p.grad_values.head_stride + (8 * piece < p.columns ? 8 * piece : 0)) * 2;
 #pragma unroll
     for (int i = 0; i < 16 / kAtOnce; ++i) {
       const int64_t token = first + 16 * warp + kAtOnce * i + lane / kPieces;
-      rows[i] = {0, 0, 0, 0};
-      if (token < p.length && 8 * piece < p.columns)
-        rows[i] = *reinterpret_cast<const uint4*>(static_cast<const char*>(p.grad_values.data) +
-                                                  (b * p.grad_values.batch_stride + token * p.grad_values.token_stride +
-                                                   h * p.grad_values.head_stride + 8 * piece) *
-                                                      2);
+      rows[i] = load_row(from, token, p.grad_values.token_stride, 8 * piece < p.columns);
     }
+  }
+  /// 16 bytes of a token's row, zeros past the end; the address is one inside in any case.
+  __device__ __forceinline__ uint4 load_row(const char* from, int64_t token, int64_t stride, bool inside) const {
+    const uint4 row = *reinterpret_cast<const uint4*>(from + min(token, p.length - 1) * stride * 2);
+    return token < p.length && inside ? row : uint4{0, 0, 0, 0};
+  }
+  /// These to their tile, divided by their units.
+  __device__ __forceinline__ void store_gradient(const GradientRows& rows) const {
+    const int piece = lane % kPieces;
 #pragma unroll
     for (int i = 0; i < 16 / kAtOnce; ++i) {
       const int row = 16 * warp + kAtOnce * i + lane / kPieces;
@@ -139,25 +206,29 @@ struct DeltaKeyGradientTiles {
     return fmaxf(fmaxf(of[0], of[1]), fmaxf(of[2], of[3]));
   }
 
-  /// The tiles of 64 channels of q and k, divided by the unit that is returned.
-  __device__ __forceinline__ float load_rows() const {
-    uint4 rows[2][4];
-    const int piece = lane % 8, channel = 64 * tile + 8 * piece;
+  /// This warp's 16 tokens of 64 channels of q and k.
+  using Rows = uint4[2][4];
+  __device__ __forceinline__ void fetch_rows(Rows& rows) const {
+    const int channel = 64 * tile + 8 * (lane % 8);
+    const bool inside = channel < p.rows;
+#pragma unroll
+    for (int which = 0; which < 2; ++which) {
+      const Operand& of = which ? p.key : p.query;
+      const char* const from =
+          static_cast<const char*>(of.data) + (b * of.batch_stride + h * of.head_stride + (inside ? channel : 0)) * 2;
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        rows[which][i] = load_row(from, first + 16 * warp + 4 * i + lane / 8, of.token_stride, inside);
+    }
+  }
+  /// These to their tiles, divided by the unit that is returned. All threads.
+  __device__ __forceinline__ float store_rows_of(const Rows& rows) const {
+    const int piece = lane % 8;
     float largest = 0.0f;
 #pragma unroll
     for (int which = 0; which < 2; ++which)
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const Operand& from = which ? p.key : p.query;
-        const int64_t token = first + 16 * warp + 4 * i + lane / 8;
-        uint4& row = rows[which][i];
-        row = {0, 0, 0, 0};
-        if (token < p.length && channel < p.rows)
-          row = *reinterpret_cast<const uint4*>(
-              static_cast<const char*>(from.data) +
-              (b * from.batch_stride + token * from.token_stride + h * from.head_stride + channel) * 2);
-        largest = fmaxf(largest, largest_of_words(row));
-      }
+      for (int i = 0; i < 4; ++i) largest = fmaxf(largest, largest_of_words(rows[which][i]));
     const float unit = row_unit(largest_of_all(largest, 0));
 #pragma unroll
     for (int which = 0; which < 2; ++which)

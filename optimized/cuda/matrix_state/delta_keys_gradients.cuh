@@ -20,23 +20,16 @@ namespace lethe::matrix_state {
 template <typename Element, int kRows, int kColumns>
 struct DeltaKeyGradient : DeltaKeyGradientTiles<Element, kRows, kColumns> {
   using Tiles = DeltaKeyGradientTiles<Element, kRows, kColumns>;
-  using Tiles::load_rows, Tiles::multiply_pairs;
+  using Tiles::multiply_pairs;
   using Tiles::p, Tiles::warp, Tiles::lane, Tiles::b, Tiles::h, Tiles::first, Tiles::index, Tiles::tile, Tiles::kSteps;
-  using Tiles::small, Tiles::at, Tiles::to_words, Tiles::load_tokens, Tiles::load_state, Tiles::load_gradient;
+  using Tiles::small, Tiles::at, Tiles::to_words, Tiles::load_state, Tiles::channel_of, Tiles::fetch_gates,
+      Tiles::prefetch;
   using typename Tiles::Memory;
 
-  // The warp's channels g and g + 8.
-  __device__ __forceinline__ int channel_of(int half) const { return 64 * tile + 16 * warp + lane / 4 + 8 * half; }
-  __device__ __forceinline__ void load_gates(EightGates& to, float (&logs)[2], int eight) const {
+  __device__ __forceinline__ static void make_gates(EightGates& to, float (&logs)[2], const float (&raw)[4]) {
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      const int64_t token = first + 8 * eight + 2 * (lane % 4) + j % 2;
-      const int channel = channel_of(j / 2);
-      const float log = token < p.length && channel < p.rows
-                            ? load_global(static_cast<const float*>(p.gate.data) + b * p.gate.batch_stride +
-                                          token * p.gate.token_stride + h * p.gate.head_stride + channel) *
-                                  kLog2e
-                            : 0.0f;
+      const float log = raw[j] * kLog2e;
       logs[j / 2] += log;
       to.f[j] = exp2_approximate(log);
     }
@@ -69,7 +62,7 @@ struct DeltaKeyGradient : DeltaKeyGradientTiles<Element, kRows, kColumns> {
   }
 
   /// The operands of halves of 16 and 32 tokens, and the products of gates. Returns E_C of the channels.
-  __device__ __forceinline__ void prepare(float (&total)[2]) const {
+  __device__ __forceinline__ void prepare(const float (&raw)[8][4], float (&total)[2]) const {
     const int t = lane % 4;
     const bool upper2 = t & 1, upper4 = t & 2;
     EightGates gates[8];
@@ -77,7 +70,7 @@ struct DeltaKeyGradient : DeltaKeyGradientTiles<Element, kRows, kColumns> {
     ChunkProducts runs;
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      load_gates(gates[i], logs, i);
+      make_gates(gates[i], logs, raw[i]);
       runs.eight[i][0] = gates[i].eight[0], runs.eight[i][1] = gates[i].eight[1];
     }
 #pragma unroll
@@ -133,24 +126,35 @@ struct DeltaKeyGradient : DeltaKeyGradientTiles<Element, kRows, kColumns> {
     const int g = lane / 4, t = lane % 4;
     const bool upper2 = t & 1, upper4 = t & 2;
     using Numbers = DeltaKeyTokens::Numbers;
-    const float residual_unit = load_tokens(p.arrays.residual, p.arrays.residual_unit, Memory::kResidual),
-                written_unit = load_tokens(p.arrays.written, p.arrays.written_unit, Memory::kWritten);
-    load_gradient();
-    if (threadIdx.x < kChunk) {
-      const int64_t token = first + threadIdx.x;
-      small().beta[threadIdx.x] =
-          token < p.length
-              ? p.beta.log_forget[b * p.beta.batch_stride + token * p.beta.token_stride + h * p.beta.head_stride]
-              : 0.0f;
+    float residual_unit, written_unit, unit;
+    const typename Tiles::Units units = Tiles::units_of(Tiles::fetch_unit());
+    {
+      typename Tiles::TokenWords residual, written;
+      typename Tiles::GradientRows gradient;
+      typename Tiles::Rows rows;
+      Tiles::fetch_tokens(residual, p.arrays.residual);
+      Tiles::fetch_tokens(written, p.arrays.written);
+      Tiles::fetch_gradient(gradient);
+      Tiles::fetch_rows(rows);
+      const int64_t token = first + threadIdx.x % kChunk;
+      const float beta = load_global(p.beta.log_forget + b * p.beta.batch_stride +
+                                     min(token, p.length - 1) * p.beta.token_stride + h * p.beta.head_stride);
+      prefetch();
+      residual_unit = Tiles::store_tokens(residual, units, 0, Memory::kResidual);
+      written_unit = Tiles::store_tokens(written, units, 1, Memory::kWritten);
+      Tiles::store_gradient(gradient);
+      if (threadIdx.x < kChunk) small().beta[threadIdx.x] = token < p.length ? beta : 0.0f;
+      unit = Tiles::store_rows_of(rows);  // all threads meet in it
     }
-    const float unit = load_rows();  // all threads meet in it
     const float pair_unit = multiply_pairs(residual_unit, written_unit) * unit;
     __syncthreads();
-    float total[2];
-    prepare(total);
+    float raw[8][4], total[2];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) fetch_gates(raw[i], i);
+    prepare(raw, total);
     uint32_t before[kSteps][4], after[kSteps][4];
-    const float before_unit = load_state(before, p.arrays.before, p.arrays.before_unit),
-                after_unit = load_state(after, p.arrays.after, p.arrays.after_unit);
+    const float before_unit = load_state(before, p.arrays.before, units, 2),
+                after_unit = load_state(after, p.arrays.after, units, 3);
     float of_states[2] = {}, shared_terms[4][2] = {};
 #pragma unroll
     for (int k = 0; k < kSteps; ++k)
@@ -176,11 +180,9 @@ struct DeltaKeyGradient : DeltaKeyGradientTiles<Element, kRows, kColumns> {
       Numbers(&read)[2] = block.read;
       Numbers &write = block.write, &read_terms = block.read_terms, &write_terms = block.write_terms;
       float sibling[2], other_half[2];  // products of the block's sibling of 16 and of the other 32 tokens
-      {
-        float logs[2] = {};
+      float logs[2][4];
 #pragma unroll
-        for (int i = 0; i < 2; ++i) load_gates(run[i], logs, 2 * m + i);
-      }
+      for (int i = 0; i < 2; ++i) fetch_gates(logs[i], 2 * m + i);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const uint4 four = ptx::load_words(products_at(m, half));
@@ -204,6 +206,11 @@ struct DeltaKeyGradient : DeltaKeyGradientTiles<Element, kRows, kColumns> {
       of_state(read[0], before, Memory::kGradient);
       of_state(read[1], before, Memory::kWritten);
       of_state(write, after, Memory::kResidual);
+      {
+        float unused[2] = {};
+#pragma unroll
+        for (int i = 0; i < 2; ++i) make_gates(run[i], unused, logs[i]);
+      }
       Numbers reader16[2], reader32[2], key16, key32;
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
@@ -330,14 +337,20 @@ struct DeltaKeyGradient : DeltaKeyGradientTiles<Element, kRows, kColumns> {
     for (int m = 0; m < 4; ++m)
 #pragma unroll
       for (int half = 0; half < 2; ++half) shared_terms[m][half] = quad_total(shared_terms[m][half]);
+    // What the blocks have left of d log f: all of it is loaded before any of it is stored.
+    float own_part[8][4] = {};
+    const auto each_gate = [&](auto use) {
 #pragma unroll
-    for (int i = 0; i < 8; ++i)
+      for (int i = 0; i < 8; ++i)
 #pragma unroll
-      for (int j = 0; j < 4; ++j)
-        if (8 * i + j % 2 < left && inside[j / 2]) {
-          float& y = grad_gate[(8 * i + j % 2) * stride + 8 * (j / 2)];
-          y = (y + shared_terms[i / 2][j / 2]) * unit + of_states[j / 2];
-        }
+        for (int j = 0; j < 4; ++j)
+          if (8 * i + j % 2 < left && inside[j / 2])
+            use(own_part[i][j], grad_gate[(8 * i + j % 2) * stride + 8 * (j / 2)], i, j);
+    };
+    each_gate([](float& number, const float& y, int, int) { number = y; });
+    each_gate([&](float& number, float& y, int i, int j) {
+      y = (number + shared_terms[i / 2][j / 2]) * unit + of_states[j / 2];
+    });
     __syncthreads();
     store();
   }
@@ -367,11 +380,12 @@ struct DeltaKeyGradient : DeltaKeyGradientTiles<Element, kRows, kColumns> {
 template <typename Element, int kRows, int kColumns>
 __global__ void __launch_bounds__(kComputing, 2) delta_key_gradients(const __grid_constant__ DeltaKeyGradients p) {
   extern __shared__ __align__(1024) char memory[];
-  const int tiles = (p.rows + 63) / 64;
-  const int64_t index = blockIdx.x / tiles, head = index / p.chunks;
+  const unsigned tiles = static_cast<unsigned>(p.rows + 63) / 64, index = blockIdx.x / tiles,
+                 chunks = static_cast<unsigned>(p.chunks), heads = static_cast<unsigned>(p.heads),
+                 head = index / chunks;
   const DeltaKeyGradient<Element, kRows, kColumns> call{
-      {p, memory, static_cast<int>(threadIdx.x / 32), static_cast<int>(threadIdx.x % 32), head / p.heads,
-       head % p.heads, index % p.chunks * kChunk, index, static_cast<int>(blockIdx.x % tiles)}};
+      {p, memory, static_cast<int>(threadIdx.x / 32), static_cast<int>(threadIdx.x % 32), head / heads, head % heads,
+       index % chunks * kChunk, index, static_cast<int>(blockIdx.x % tiles)}};
   wait_for_previous_kernel();
   call.run();
 }

@@ -12,8 +12,16 @@
 
 namespace lethe::matrix_state {
 
+/// CTAs a multiprocessor: as many as its shared memory has room for, of 128 rows.
+#if __CUDA_ARCH__ >= 900
+constexpr int kPrepareCtas = 4;
+#else
+constexpr int kPrepareCtas = 3;
+#endif
+
 template <typename Element, int kRows>
-__global__ void __launch_bounds__(kComputing, 3) prepare_delta_keys(const __grid_constant__ DeltaKeyArguments p) {
+__global__ void __launch_bounds__(kComputing, kPrepareCtas)
+    prepare_delta_keys(const __grid_constant__ DeltaKeyArguments p) {
   using Block = DeltaKeyBlock<Element, kRows>;
   using Memory = typename Block::Memory;
   using Record = DeltaKeyRecord<kRows>;
@@ -21,14 +29,22 @@ __global__ void __launch_bounds__(kComputing, 3) prepare_delta_keys(const __grid
   // Warps have their blocks in turn: the last block, which has most to do, is not always on the same scheduler.
   const int block = __shfl_sync(kAllLanes, (threadIdx.x / 32 + blockIdx.x) % kWarps, 0), lane = threadIdx.x % 32,
             g = lane / 4, t = lane % 4, i0 = 16 * block + g;
-  const int64_t head = blockIdx.x / p.chunks, b = head / p.heads, h = head % p.heads,
-                first = (p.first_chunk + static_cast<int64_t>(blockIdx.x % p.chunks)) * kChunk;
+  const unsigned chunks = static_cast<unsigned>(p.chunks), heads = static_cast<unsigned>(p.heads),
+                 head = blockIdx.x / chunks;
+  const int64_t b = head / heads, h = head % heads,
+                first = (p.first_chunk + static_cast<int64_t>(blockIdx.x % chunks)) * kChunk;
   let_next_kernel_start();
   const Block call{p, memory, block, lane, b, h, first + 16 * block};
   auto& small = call.small();
   char* const record = p.records + static_cast<int64_t>(blockIdx.x) * Record::kBytes;
   float* const key_units = reinterpret_cast<float*>(record + Record::kKeyUnits);
 
+  call.prefetch_gates();
+  // Of a token of each of the first two lanes of four: row g or g + 8.
+  const int64_t beta_token = first + i0 + 8 * (t % 2);
+  const float beta_inside = load_global(p.beta.log_forget + b * p.beta.batch_stride +
+                                        min(beta_token, p.length - 1) * p.beta.token_stride + h * p.beta.head_stride),
+              beta = beta_token < p.length ? beta_inside : 0.0f;
   typename Block::Pairs keys, queries;
   float own[2] = {0.0f, 0.0f}, key_unit[2], query_unit[2];
   call.divide(p.key, Memory::kReadKey, key_unit);
@@ -49,12 +65,7 @@ __global__ void __launch_bounds__(kComputing, 3) prepare_delta_keys(const __grid
   own[1] = quad_sum(own[1]);
   if (t < 2) {
     const int row = i0 + 8 * t;
-    const int64_t token = first + row;
     const float unit = t ? key_unit[1] : key_unit[0];
-    const float beta =
-        token < p.length
-            ? p.beta.log_forget[b * p.beta.batch_stride + token * p.beta.token_stride + h * p.beta.head_stride]
-            : 0.0f;
     small.key_unit[row] = unit;
     small.strength[row] = beta * unit;
     key_units[row] = unit * (1.0f / kRowScale);
@@ -97,7 +108,9 @@ __global__ void __launch_bounds__(kComputing, 3) prepare_delta_keys(const __grid
   for (int c = 0; c < 8; ++c)
 #pragma unroll
     for (int e = 0; e < 4; ++e) sums[c][e] *= kUnscale;
-  solve_rows(sums, call.tile(Memory::kSolution), small.scratch[block], small.strength, small.key_unit, block, lane);
+  solve_rows(sums, call.tile(Memory::kSolution),
+             reinterpret_cast<float*>(memory + Memory::kScratch + block * Memory::kScratchStride), small.strength,
+             small.key_unit, block, lane);
   const float row[2] = {-key_unit[0], -key_unit[1]};
   call.store_triangle(sums, row, small.key_unit, record + Record::kInverse);
   // The kernel before reads another window, so that only the end of this one must be after its own: one CTA is enough, and no other is kept.

@@ -39,12 +39,12 @@ struct DeltaKeyReverse : DeltaKeySweep<Element, kRows, kWidth, false> {
       this->each_token(key_units, [&](int i, int e, float factor) { x[i][e] *= factor * unit; });
     }
     this->each_value(tiles + Memory::kValue, [&](int i, int e, float value) { gradient[i][e] = value; });
-    ColumnOperands(gradient).template multiply_transposed<std::is_same_v<Element, __half>>(x, stage + Record::kPairs,
+    ColumnOperands(gradient).template multiply_transposed<std::is_same_v<Element, __half>>(x, tiles + Record::kPairs,
                                                                                            lane);
     {
       ColumnSums weighted;
       this->each_token(beta, [&](int i, int e, float factor) { weighted[i][e] = x[i][e] * factor; });
-      ColumnOperands(weighted).template multiply_transposed<true>(x, stage + Record::kInverse, lane);
+      ColumnOperands(weighted).template multiply_transposed<true>(x, tiles + Record::kInverse, lane);
     }
     // The gradient of β: lane g of t has token 8i + 2t + e of its tile in the sums over its columns, and those of the other lanes of t.
 #pragma unroll

@@ -39,40 +39,46 @@ struct ColumnOperands {
 
   /// sums += these · L, L the lower triangle at `from`; the numbers are bfloat16 where they have one part.
   template <bool kTwoParts>
-  __device__ __forceinline__ void multiply_transposed(ColumnSums& sums, const char* from, int lane) const {
-    const uint4* const words = reinterpret_cast<const uint4*>(from) + lane;
+  __device__ __forceinline__ void multiply_transposed(ColumnSums& sums, uint32_t from, int lane) const {
 #pragma unroll
     for (int i = 0; i < kWarps; ++i)
 #pragma unroll
       for (int j = 0; j <= i; ++j) {
-        const uint4 big = words[32 * lower_block(i, j)], rest = words[32 * (kLowerBlocks + lower_block(i, j))];
-        const auto add = [&](float(&sum)[4], uint32_t big0, uint32_t big1, uint32_t rest0, uint32_t rest1) {
-          big0 = ptx::transposed(big0), big1 = ptx::transposed(big1);
-          ptx::multiply_add<__nv_bfloat16>(sum, high[i], ptx::transposed(rest0), ptx::transposed(rest1));
-          if constexpr (kTwoParts) ptx::multiply_add<__nv_bfloat16>(sum, low[i], big0, big1);
-          ptx::multiply_add<__nv_bfloat16>(sum, high[i], big0, big1);
-        };
-        add(sums[2 * j], big.x, big.y, rest.x, rest.y);
-        add(sums[2 * j + 1], big.z, big.w, rest.z, rest.w);
+        uint32_t big[4], rest[4];
+        ptx::load_matrices_transposed(big, block_address(from, i, j, lane));
+        ptx::load_matrices_transposed(rest, block_address(from + kTriangle, i, j, lane));
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          float(&sum)[4] = sums[2 * j + half];
+          ptx::multiply_add<__nv_bfloat16>(sum, high[i], rest[2 * half], rest[2 * half + 1]);
+          if constexpr (kTwoParts) ptx::multiply_add<__nv_bfloat16>(sum, low[i], big[2 * half], big[2 * half + 1]);
+          ptx::multiply_add<__nv_bfloat16>(sum, high[i], big[2 * half], big[2 * half + 1]);
+        }
       }
   }
 
   /// sums += these · Lᵀ, L the lower triangle at `from`.
-  __device__ __forceinline__ void multiply(ColumnSums& sums, const char* from, int lane) const {
-    const uint4* const words = reinterpret_cast<const uint4*>(from) + lane;
+  __device__ __forceinline__ void multiply(ColumnSums& sums, uint32_t from, int lane) const {
 #pragma unroll
     for (int j = 0; j < kWarps; ++j)
 #pragma unroll
       for (int i = j; i < kWarps; ++i) {
-        const uint4 big = words[32 * lower_block(i, j)], rest = words[32 * (kLowerBlocks + lower_block(i, j))];
-        const auto add = [&](float(&sum)[4], uint32_t big0, uint32_t big1, uint32_t rest0, uint32_t rest1) {
-          ptx::multiply_add<__nv_bfloat16>(sum, high[j], rest0, rest1);
-          ptx::multiply_add<__nv_bfloat16>(sum, low[j], big0, big1);
-          ptx::multiply_add<__nv_bfloat16>(sum, high[j], big0, big1);
-        };
-        add(sums[2 * i], big.x, big.z, rest.x, rest.z);
-        add(sums[2 * i + 1], big.y, big.w, rest.y, rest.w);
+        uint32_t big[4], rest[4];
+        ptx::load_matrices(big, block_address(from, i, j, lane));
+        ptx::load_matrices(rest, block_address(from + kTriangle, i, j, lane));
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          float(&sum)[4] = sums[2 * i + half];
+          ptx::multiply_add<__nv_bfloat16>(sum, high[j], rest[half], rest[half + 2]);
+          ptx::multiply_add<__nv_bfloat16>(sum, low[j], big[half], big[half + 2]);
+          ptx::multiply_add<__nv_bfloat16>(sum, high[j], big[half], big[half + 2]);
+        }
       }
+  }
+
+  /// A lane's row of block (i, j) of a triangle: matrices of the rows' halves, then of the columns'.
+  __device__ __forceinline__ static uint32_t block_address(uint32_t from, int i, int j, int lane) {
+    return from + triangle_matrix(2 * i, 2 * j) + (lane / 16 * (8 - 2 * j) - lane / 8 % 2) * 128 + lane % 8 * 16;
   }
 };
 
@@ -266,7 +272,7 @@ struct DeltaKeySweep {
     {
       ColumnSums weighted;
       each_token(beta, [&](int i, int e, float factor) { weighted[i][e] = x[i][e] * factor; });
-      ColumnOperands(weighted).multiply(x, stage + Record::kInverse, lane);
+      ColumnOperands(weighted).multiply(x, tiles + Record::kInverse, lane);
     }
     uint32_t left[1][kWarps][4];
     if constexpr (kKeeps) {
@@ -276,7 +282,7 @@ struct DeltaKeySweep {
     }
     each_token(beta, [&](int i, int e, float factor) { x[i][e] *= factor; });
     if constexpr (!kKeeps) {
-      ColumnOperands(x).multiply(out, stage + Record::kPairs, lane);
+      ColumnOperands(x).multiply(out, tiles + Record::kPairs, lane);
       store(out, n);
     }
     each_token(key_units, [&](int i, int e, float factor) { x[i][e] *= factor; });
@@ -285,23 +291,38 @@ struct DeltaKeySweep {
     update_state<1>(left, {tiles + Record::kWriteKey}, floats(Record::kTotals), written.unit);
   }
 
-  /// The rows of `out`, of a chunk. Two lanes exchange, so that each has eight bytes and four of them 32.
+  /// 16 columns by 64 tokens in 16 bits, of sums' places.
+  using PackedColumns = uint32_t[8][2];
+  __device__ __forceinline__ static void pack_sums(PackedColumns& to, const ColumnSums& sums) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+#pragma unroll
+      for (int far = 0; far < 2; ++far) to[i][far] = pack<Element>(sums[i][2 * far], sums[i][2 * far + 1]);
+  }
   __device__ __forceinline__ void store(const ColumnSums& out, int chunk) const {
+    PackedColumns packed;
+    pack_sums(packed, out);
+    store(packed, chunk);
+  }
+
+  /// The rows of `out`, of a chunk. Two lanes exchange, so that each has eight bytes and four of them 32.
+  __device__ __forceinline__ void store(const PackedColumns& packed, int chunk) const {
     const int g = lane / 4, t = lane % 4;
     const int to = column + 16 * warp + 2 * t + t % 2 * 6;
+    const int64_t first = (p.first_chunk + static_cast<int64_t>(chunk)) * kChunk,
+                  step = int64_t{16} * p.heads * p.columns;
+    const int tokens = to < p.columns ? static_cast<int>(min(p.length - first, static_cast<int64_t>(kChunk))) : 0;
+    char* const rows = static_cast<char*>(p.out) + (((b * p.length + first + g) * p.heads + h) * p.columns + to) * 2;
     // Bytes of the first of two words, in odd lanes of the second one. By a condition instead, the compiler makes two loops of this one, one of them of the
     // odd lanes: there a warp would wait for itself.
     const uint32_t own = 0x3210u + t % 2 * 0x4444u;
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      const uint32_t near = ptx::transposed(pack<Element>(out[i][0], out[i][1])),
-                     far = ptx::transposed(pack<Element>(out[i][2], out[i][3])), kept = __byte_perm(near, far, own),
+      const uint32_t near = ptx::transposed(packed[i][0]), far = ptx::transposed(packed[i][1]),
+                     kept = __byte_perm(near, far, own),
                      other = __shfl_xor_sync(kAllLanes, __byte_perm(far, near, own), 1);
-      const int64_t token = (p.first_chunk + static_cast<int64_t>(chunk)) * kChunk + 8 * i + g;
-      if (token < p.length && to < p.columns)
-        *reinterpret_cast<uint2*>(static_cast<char*>(p.out) +
-                                  (((b * p.length + token) * p.heads + h) * p.columns + to) * 2) = {
-            __byte_perm(kept, other, own), __byte_perm(other, kept, own)};
+      if (8 * i + g < tokens)
+        *reinterpret_cast<uint2*>(rows + i * step) = {__byte_perm(kept, other, own), __byte_perm(other, kept, own)};
     }
   }
 };

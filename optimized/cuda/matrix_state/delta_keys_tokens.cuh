@@ -5,18 +5,21 @@
 #include <numbers>
 
 #include "optimized/cuda/matrix_state/delta_keys_parts.cuh"
+#include "optimized/cuda/ptx/prefetch.cuh"
 
 namespace lethe::matrix_state {
 
 template <int kRows>
 struct DeltaKeyMemory {
   struct Small {
-    float scratch[kWarps][16 * 20];
     float logs[kWarps][kRows], totals[kWarps][kRows];  ///< of 16 tokens' gates: log₂ of the product, and the product
     alignas(16) float key_unit[kChunk], strength[kChunk];
   };
-  static constexpr int kTile = kRows / 64 * kPanel, kReadKey = kTile, kWriteKey = 2 * kTile, kSolution = 3 * kTile,
-                       kSmall = kSolution + kPanel, kBytes = kSmall + static_cast<int>(sizeof(Small));
+  /// A warp's own rows of the query lie where its blocks of the solution come, and of the read keys where it solves its block: both are read no more
+  /// by then, and other warps have never read them.
+  static constexpr int kTile = kRows / 64 * kPanel, kReadKey = kTile, kWriteKey = 2 * kTile, kSolution = 0,
+                       kScratch = kReadKey, kScratchStride = kPanel / kWarps, kSmall = 3 * kTile,
+                       kBytes = kSmall + static_cast<int>(sizeof(Small));
 };
 
 /// Which pairs (row g or g + 8, column c of the same eight) a halving of n tokens is right for: those whose halving it is. 0: none.
@@ -46,6 +49,15 @@ struct DeltaKeyBlock {
     return *reinterpret_cast<const uint4*>(
         static_cast<const char*>(from.data) +
         (b * from.batch_stride + token * from.token_stride + h * from.head_stride + channel) * 2);
+  }
+  /// Begins to bring the gates of the warp's tokens.
+  __device__ __forceinline__ void prefetch_gates() const {
+#pragma unroll
+    for (int i = lane; i < 16 * kSteps; i += 32) {
+      const int64_t token = min(first + i / kSteps, p.length - 1);
+      ptx::prefetch(static_cast<const float*>(p.gate.data) + b * p.gate.batch_stride + token * p.gate.token_stride +
+                    h * p.gate.head_stride + min(i % kSteps * 32, p.rows - 1));
+    }
   }
   __device__ __forceinline__ void load_gates(float (&to)[2][8], int s) const {
     const int channel = 32 * s + 8 * (lane % 4);
@@ -328,21 +340,19 @@ struct DeltaKeyBlock {
   /// The sums' blocks up to the diagonal, rows and columns times factors, in two parts each.
   __device__ __forceinline__ void store_triangle(const Sums& sums, const float (&row)[2], const float* columns,
                                                  char* to) const {
-    uint4* const words = reinterpret_cast<uint4*>(to) + lane;
 #pragma unroll
     for (int k = 0; k < kWarps; ++k) {
       if (k > block) continue;
-      uint32_t high[4], low[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const float(&x)[4] = sums[2 * k + i / 2];
         const float2 column = *reinterpret_cast<const float2*>(&columns[16 * k + 8 * (i / 2) + lane % 4 * 2]);
         const BrainParts parts(x[i % 2 * 2] * row[i % 2] * column.x, x[i % 2 * 2 + 1] * row[i % 2] * column.y);
-        high[i] = parts.high;
-        low[i] = parts.low;
+        uint32_t* const words =
+            reinterpret_cast<uint32_t*>(to + triangle_matrix(2 * block + i % 2, 2 * k + i / 2)) + lane;
+        words[0] = parts.high;
+        words[kTriangle / 4] = parts.low;
       }
-      words[32 * lower_block(block, k)] = {high[0], high[1], high[2], high[3]};
-      words[32 * (kLowerBlocks + lower_block(block, k))] = {low[0], low[1], low[2], low[3]};
     }
   }
 };

@@ -1,0 +1,48 @@
+// The launches of the sweeps of the delta rule with a gate a row by wgmma (delta_keys.hpp).
+#include "optimized/cuda/matrix_state/hopper/delta_keys.hpp"
+
+#include "optimized/cuda/check.hpp"
+#include "optimized/cuda/matrix_state/hopper/delta_keys_reverse.cuh"
+#include "optimized/cuda/matrix_state/hopper/delta_keys_sweep.cuh"
+
+namespace lethe::matrix_state {
+namespace {
+
+template <int kRows>
+void launch(void (*kernel)(DeltaKeyArguments), const DeltaKeyArguments& p, int64_t heads, cudaStream_t stream) {
+  constexpr int kBytes = kDeltaKeyWarpgroupBytes<kRows>;
+  cuda_check(
+      cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
+      "delta rule: shared memory");
+  launch_overlapping(kernel, dim3(static_cast<unsigned>(heads * ((p.columns + 127) / 128))), 256, kBytes, stream, p);
+}
+
+template <typename Element, int kRows>
+void sweep(const DeltaKeyArguments& p, bool keeps, int64_t heads, cudaStream_t stream) {
+  launch<kRows>(keeps ? sweep_delta_keys_by_warpgroups<Element, kRows, true>
+                      : sweep_delta_keys_by_warpgroups<Element, kRows, false>,
+                p, heads, stream);
+}
+
+}  // namespace
+
+void sweep_keys_by_warpgroups(const DeltaKeyArguments& p, Dtype dtype, bool keeps, int64_t heads, cudaStream_t stream) {
+  const bool brain = dtype == Dtype::kBFloat16;
+  if (p.rows <= 64)
+    brain ? sweep<__nv_bfloat16, 64>(p, keeps, heads, stream) : sweep<__half, 64>(p, keeps, heads, stream);
+  else brain ? sweep<__nv_bfloat16, 128>(p, keeps, heads, stream) : sweep<__half, 128>(p, keeps, heads, stream);
+}
+
+void reverse_keys_by_warpgroups(const DeltaKeyArguments& p, Dtype dtype, int64_t heads, cudaStream_t stream) {
+  const bool brain = dtype == Dtype::kBFloat16;
+  if (p.rows <= 64)
+    launch<64>(
+        brain ? reverse_delta_keys_by_warpgroups<__nv_bfloat16, 64> : reverse_delta_keys_by_warpgroups<__half, 64>, p,
+        heads, stream);
+  else
+    launch<128>(
+        brain ? reverse_delta_keys_by_warpgroups<__nv_bfloat16, 128> : reverse_delta_keys_by_warpgroups<__half, 128>, p,
+        heads, stream);
+}
+
+}  // namespace lethe::matrix_state

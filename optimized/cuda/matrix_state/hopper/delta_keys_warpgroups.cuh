@@ -1,0 +1,197 @@
+#pragma once
+// What the sweeps of delta_keys_sweep.cuh by wgmma share. A warpgroup owns 64 columns of a head's state and a CTA two warpgroups: Sᵀ and what else is a left
+// operand stays in registers, in the places that mma.sync has it, and a right operand is read from shared memory once for 64 columns instead of 16.
+//
+// In a stage a triangle is a square of 8 × 8 matrices by columns, the last rows first. Forward, sums have the last tokens first too: then what a block of
+// tokens gives to itself and to later ones are the first of the sums, as in the sweep back what it gives to itself and to earlier ones. Products of
+// further sums, zeros, would pass a later token's infinity on to earlier ones; and sums that begin within others' registers stall the products.
+
+#include <type_traits>
+
+#include "optimized/cuda/hopper/ptx/copy.cuh"
+#include "optimized/cuda/hopper/ptx/wgmma_few_columns.cuh"
+#include "optimized/cuda/matrix_state/delta_keys_sweep.cuh"
+
+namespace lethe::matrix_state {
+
+/// Byte offsets of a stage: a DeltaKeyRecord whose triangles are squares, and the chunk's values.
+template <int kRows>
+struct DeltaKeyStage {
+  using Record = DeltaKeyRecord<kRows>;
+  static constexpr int kInverse = Record::kInverse, kPairs = kInverse + 2 * kPanel, kTotals = kPairs + 2 * kPanel,
+                       kKeyUnits = kTotals + Record::kKeyUnits - Record::kTotals,
+                       kQueryUnits = kTotals + Record::kQueryUnits - Record::kTotals,
+                       kBeta = kTotals + Record::kBeta - Record::kTotals,
+                       kEnd = kTotals + Record::kBytes - Record::kTotals, kValue = (kEnd + 1023) / 1024 * 1024,
+                       kBytes = kValue + 2 * kPanel;
+};
+/// Bytes of a sweep's shared memory: two stages and their barriers.
+template <int kRows>
+inline constexpr int kDeltaKeyWarpgroupBytes = 2 * DeltaKeyStage<kRows>::kBytes + 16;
+
+using FlatSums = float[32];
+__device__ __forceinline__ FlatSums& flat(ColumnSums& sums) { return reinterpret_cast<FlatSums&>(sums); }
+
+/// kBack: for the sweep back.
+template <typename Element, int kRows, bool kKeeps, bool kBack>
+struct DeltaKeyWarpgroups : DeltaKeySweep<Element, kRows, 128, kKeeps> {
+  using Sweep = DeltaKeySweep<Element, kRows, 128, kKeeps>;
+  using Stage = DeltaKeyStage<kRows>;
+  using Sweep::p, Sweep::memory, Sweep::warp, Sweep::lane, Sweep::head, Sweep::b, Sweep::h, Sweep::column, Sweep::state;
+  using typename Sweep::Record;
+  static constexpr int kThreads = 256;
+
+  __device__ __forceinline__ char* stage(int n) const { return memory + n % 2 * Stage::kBytes; }
+
+  /// Of each stage: whether the copy engine has brought what it brings.
+  __device__ __forceinline__ uint64_t* full(int n) const {
+    return reinterpret_cast<uint64_t*>(memory + 2 * Stage::kBytes) + n % 2;
+  }
+
+  /// All threads, before anything else.
+  __device__ __forceinline__ void begin() const {
+    if (threadIdx.x == 0) {
+      ptx::mbarrier_init(full(0), 1);
+      ptx::mbarrier_init(full(1), 1);
+      ptx::mbarrier_init_fence();
+    }
+    __syncthreads();
+  }
+
+  /// All threads: begin to bring the window's chunk `chunk` to the n-th stage, its record by runs. Of a record, what a sweep that keeps does not read stays
+  /// away. A warp issues its lanes' runs one after the other, so that each has an eighth of them; one that ends before its bytes are expected ends no phase.
+  __device__ __forceinline__ void copy(int n, int chunk) const {
+    if (n < p.chunks) {
+      char* const to = stage(n);
+      const char* const from = p.records + (head * p.chunks + chunk) * Record::kBytes;
+      constexpr int kFirst = kKeeps ? Record::kReadKey : Record::kQuery, kNatural = kBack ? kFirst : Record::kWriteKey,
+                    kFloats = Record::kBytes - Record::kTotals, kTriangles = kKeeps ? 2 : 4;
+      if (threadIdx.x == 0) {
+        ptx::mbarrier_arrive_expect(full(n), Record::kInverse - kFirst + kFloats + kTriangles * kTriangle);
+        ptx::load_run(to + kNatural, from + kNatural, Record::kInverse - kNatural, full(n));
+        ptx::load_run(to + Stage::kTotals, from + Record::kTotals, kFloats, full(n));
+      }
+      // Tiles whose last rows come first, by 8 rows.
+      if (lane < (kNatural - kFirst) / kPanel)
+        ptx::load_run(to + kFirst + lane * kPanel + (7 - warp) * 1024, from + kFirst + lane * kPanel + warp * 1024,
+                      1024, full(n));
+      if (lane < kTriangles)
+        ptx::load_run(to + Stage::kInverse + lane * kPanel + warp * 1024,
+                      from + Record::kInverse + lane * kTriangle + triangle_matrix(7, warp), (8 - warp / 2 * 2) * 128,
+                      full(n));
+      const int64_t first = (p.first_chunk + static_cast<int64_t>(chunk)) * kChunk;
+      const int piece = threadIdx.x % 16;
+      const bool inside = column + 8 * piece < p.columns;
+      const char* const values = static_cast<const char*>(p.value.data) +
+                                 (b * p.value.batch_stride + h * p.value.head_stride + column + 8 * piece) * 2;
+#pragma unroll
+      for (int row = threadIdx.x / 16; row < kChunk; row += kThreads / 16) {
+        const bool valid = first + row < p.length && inside;
+        ptx::copy_chunk(
+            ptx::shared_address(to) + Stage::kValue + tile_piece(row, piece),
+            valid ? values + (first + row) * p.value.token_stride * 2 : static_cast<const char*>(p.value.data), valid);
+      }
+    }
+    ptx::copies_commit();
+  }
+
+  /// The n-th stage is there, and no warpgroup reads the one before.
+  __device__ __forceinline__ void meet(int n) const {
+    ptx::copies_wait<0>();
+    ptx::mbarrier_wait(full(n), n / 2 % 2);
+    __syncthreads();
+  }
+
+  template <int kCount>
+  __device__ __forceinline__ static void fence(uint32_t (&left)[kCount][4]) {
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) ptx::fence_registers(left[k]);
+  }
+
+  /// Before products are issued, and after they have been waited for.
+  template <typename... Operands>
+  __device__ __forceinline__ static void fence(ColumnSums& sums, Operands&... left) {
+    ptx::fence_registers(flat(sums));
+    (fence(left), ...);
+  }
+
+  // What follows is issued, and not waited for.
+
+  /// sums = (rows of the tile · S)ᵀ in the units of both.
+  __device__ __forceinline__ static void issue_read(ColumnSums& sums, const uint32_t (&left)[kRows / 16][4],
+                                                    const char* tile) {
+#pragma unroll
+    for (int k = 0; k < kRows / 16; ++k)
+      ptx::wgmma<ptx::Major::kK>(__half{}, flat(sums), left[k][0], left[k][1], left[k][2], left[k][3],
+                                 ptx::advance<32>(ptx::operand_descriptor(tile + k / 4 * kPanel, kPanel), k % 4),
+                                 k > 0);
+  }
+
+  /// The first 16·kBlocks of the sums += block k of left times what begins at `square` and, a panel further, what rounding has left of it: products of two
+  /// numbers each that count, the smaller ones first. kSwap: the operand's first eight tokens come last.
+  template <ptx::Major kMajor, bool kTwoParts, bool kSwap, int kBlocks>
+  __device__ __forceinline__ static void issue_parts(ColumnSums& sums, const ColumnOperands& left, int k,
+                                                     const char* square, uint32_t k_bytes, uint32_t row_bytes) {
+    const auto issue = [&](const uint32_t(&of)[4], const char* right) {
+      constexpr int kFirst = kSwap ? 2 : 0;
+      ptx::wgmma<kMajor>(__nv_bfloat16{}, reinterpret_cast<float(&)[8 * kBlocks]>(sums), of[kFirst], of[kFirst + 1],
+                         of[2 - kFirst], of[3 - kFirst], ptx::unswizzled_descriptor(right, k_bytes, row_bytes), true);
+    };
+    issue(left.high[k], square + kPanel);
+    if constexpr (kTwoParts) issue(left.low[k], square);
+    issue(left.high[k], square);
+  }
+  /// sums += left · Lᵀ, L the lower triangle of a square; the last tokens' sums first.
+  __device__ __forceinline__ static void issue_lower(ColumnSums& sums, const ColumnOperands& left, const char* square) {
+    each_step([&]<int k>(std::integral_constant<int, k>) {
+      issue_parts<ptx::Major::kK, true, false, kWarps - k>(sums, left, k, square + 2 * k * 1024, 1024, 128);
+    });
+  }
+  /// sums += left · L; the numbers are bfloat16 where they have one part.
+  template <bool kTwoParts>
+  __device__ __forceinline__ static void issue_lower_transposed(ColumnSums& sums, const ColumnOperands& left,
+                                                                const char* square) {
+    each_step([&]<int k>(std::integral_constant<int, k>) {
+      issue_parts<ptx::Major::kMN, kTwoParts, true, k + 1>(sums, left, k, square + (6 - 2 * k) * 128, 128, 1024);
+    });
+  }
+  // Products of one shape add to the same sums in order; those of another shape do so behind a fence.
+  template <typename Step>
+  __device__ __forceinline__ static void each_step(const Step& step) {
+    step(std::integral_constant<int, 0>{});
+    ptx::wgmma_fence();
+    step(std::integral_constant<int, 1>{});
+    ptx::wgmma_fence();
+    step(std::integral_constant<int, 2>{});
+    ptx::wgmma_fence();
+    step(std::integral_constant<int, 3>{});
+  }
+
+  /// What 64 tokens' operands give to each 64 rows of the state with rows of tiles.
+  using Added = ColumnSums[kRows / 64];
+  template <int kTiles>
+  __device__ __forceinline__ static void issue_added(Added& added, const uint32_t (&left)[kTiles][kWarps][4],
+                                                     const char* const (&tiles)[kTiles]) {
+#pragma unroll
+    for (int panel = 0; panel < kRows / 64; ++panel)
+#pragma unroll
+      for (int i = 0; i < kTiles; ++i)
+#pragma unroll
+        for (int k = 0; k < kWarps; ++k)
+          ptx::wgmma<ptx::Major::kMN>(
+              __half{}, flat(added[panel]), left[i][k][0], left[i][k][1], left[i][k][2], left[i][k][3],
+              ptx::advance<2048>(ptx::operand_descriptor(tiles[i] + panel * kPanel, kPanel), k), i + k > 0);
+  }
+  /// The state times the chunk's gates, plus `unit` times what is added.
+  __device__ __forceinline__ void add(const Added& added, const float* totals, float unit) {
+#pragma unroll
+    for (int i = 0; i < kRows / 8; ++i) {
+      const float2 total = *reinterpret_cast<const float2*>(totals + 8 * i + threadIdx.x % 4 * 2);
+#pragma unroll
+      for (int e = 0; e < 4; ++e)
+        state[i][e] = fmaf(added[i / 8][i % 8][e], unit, state[i][e] * (e % 2 ? total.y : total.x));
+    }
+  }
+};
+
+}  // namespace lethe::matrix_state

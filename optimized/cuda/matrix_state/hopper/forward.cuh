@@ -15,6 +15,9 @@
 
 namespace lethe::matrix_state {
 
+/// Chunks between the one that is loaded and the one that is prefetched.
+constexpr int kChunksAhead = 2;
+
 /// kBlocks: of 64 rows of the state, a warpgroup each.
 template <int kBlocks>
 struct ForwardShared {
@@ -81,6 +84,12 @@ struct Forward {
         load_tile_of<kBlocks>(to, p.maps[0], p.query, full, 0, first_of(n), b, h);
         load_tile_of<kBlocks>(to + Shared::kKey, p.maps[1], p.key, full, 0, first_of(n), b, h);
         load_tile_of<1>(to + Shared::kValue, p.maps[2], p.value, full, 64 * tile, first_of(n), b, h);
+        const int later = n + kChunksAhead;
+        if (n + 1 >= p.stages && later < chunks) {
+          prefetch_tile_of<kBlocks>(p.maps[0], p.query, 0, first_of(later), b, h);
+          prefetch_tile_of<kBlocks>(p.maps[1], p.key, 0, first_of(later), b, h);
+          prefetch_tile_of<1>(p.maps[2], p.value, 64 * tile, first_of(later), b, h);
+        }
       }
       if constexpr (kGated) {
         const RawGates raw = next;

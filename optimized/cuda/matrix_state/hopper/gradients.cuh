@@ -22,6 +22,9 @@
 
 namespace lethe::matrix_state {
 
+/// Chunks between the one whose key and value are loaded for S and the one whose are prefetched.
+constexpr int kRebuildChunksAhead = 4;
+
 /// A warp: tiles and gates of every chunk in reverse time.
 template <typename Call>
 __device__ __forceinline__ void load_chunks(const Call& call) {
@@ -30,6 +33,8 @@ __device__ __forceinline__ void load_chunks(const Call& call) {
   constexpr int kBlocks = Call::kBlocks;
   const auto& p = call.p;
   auto& small = call.small();
+  const int64_t end =
+      static_cast<int64_t>(call.order.begin(call.piece.end - 1)) * kChunk;  // the piece's earliest token
   ptx::RingPosition at;
   call.each_chunk([&](const auto& chunk) {
     [[maybe_unused]] float2 column{};
@@ -47,6 +52,12 @@ __device__ __forceinline__ void load_chunks(const Call& call) {
       load_tile_of<kBlocks>(to + Shared::kQuery, p.maps[0], p.query, full, 0, chunk.first, call.b, call.h);
       load_tile_of<1>(to + Shared::kValue, p.maps[2], p.value, full, 0, chunk.first, call.b, call.h);
       load_tile_of<1>(to + Shared::kGradValues, p.maps[3], p.grad_values, full, 0, chunk.first, call.b, call.h);
+      // Key and value are in the L2 cache since load_rebuild_chunks loaded or prefetched them.
+      const int64_t later = chunk.first - kChunksAhead * kChunk;
+      if (later >= end) {
+        prefetch_tile_of<kBlocks>(p.maps[0], p.query, 0, later, call.b, call.h);
+        prefetch_tile_of<1>(p.maps[3], p.grad_values, 0, later, call.b, call.h);
+      }
     }
     if constexpr (Call::kNormalized) {
       auto& to = call.columns().grad_normalizer[at.index];
@@ -88,6 +99,15 @@ __device__ __forceinline__ void store_gate_gradients(const Call& call) {
   for (int i = 0; i < left; ++i, at.advance(Shared::kStages)) finish();
 }
 
+/// A thread: S before a segment of the piece, where it isn't the call's initial one, begins to come to the L2 cache.
+template <typename Call>
+__device__ __forceinline__ void prefetch_state(const Call& call, int s) {
+  const int in_time = call.order.segments - 1 - s;
+  if (s >= call.piece.end || in_time == 0) return;
+  constexpr int kFloats = Call::kBlocks * kBlockFloats;
+  ptx::prefetch_run(call.p.states + call.segment_before(in_time) * kFloats, kFloats * sizeof(float));
+}
+
 /// A warp: key, value and gates of every chunk by time, but the last one of each segment, for S of the next chunk.
 template <typename Call>
 __device__ __forceinline__ void load_rebuild_chunks(const Call& call) {
@@ -96,9 +116,25 @@ __device__ __forceinline__ void load_rebuild_chunks(const Call& call) {
   constexpr int kBlocks = Call::kBlocks;
   const auto& p = call.p;
   auto& small = call.small();
+  // This warp waits for one chunk's copies before it issues the next one's, so they come from the L2 cache: chunks ahead, of the next segment too.
+  const auto prefetch = [&](int s, int m) {
+    if (m >= call.order.count(s)) {
+      m -= call.order.count(s);
+      if (++s == call.piece.end || m >= call.order.count(s)) return;
+    }
+    if (call.lane > 0) return;
+    const int64_t first = static_cast<int64_t>(call.order.begin(s) + m) * kChunk;
+    if constexpr (kGated) ptx::prefetch_run(&call.prepared_gates(first), sizeof(PreparedGates));
+    prefetch_tile_of<kBlocks>(p.maps[1], p.key, 0, first, call.b, call.h);
+    prefetch_tile_of<1>(p.maps[2], p.value, 0, first, call.b, call.h);
+  };
+  for (int m = 0; m < kRebuildChunksAhead; ++m) prefetch(call.piece.begin, m);
   ptx::RingPosition at;
   for (int s = call.piece.begin; s < call.piece.end; ++s)
-    for (int m = 0; m + 1 < call.order.count(s); ++m, at.advance(Shared::kRebuildStages)) {
+    for (int m = 0; m < call.order.count(s); ++m) {
+      prefetch(s, m + kRebuildChunksAhead);
+      if (m == 0 && call.lane == 0) prefetch_state(call, s + 1);
+      if (m + 1 == call.order.count(s)) break;
       const int64_t first = static_cast<int64_t>(call.order.begin(s) + m) * kChunk;
       ptx::mbarrier_wait(&small.rebuild_empty[at.index], at.parity ^ 1);
       uint64_t* const full = &small.rebuild_full[at.index];
@@ -110,6 +146,7 @@ __device__ __forceinline__ void load_rebuild_chunks(const Call& call) {
         load_tile_of<kBlocks>(to, p.maps[1], p.key, full, 0, first, call.b, call.h);
         load_tile_of<1>(to + Shared::kState, p.maps[2], p.value, full, 0, first, call.b, call.h);
       }
+      at.advance(Shared::kRebuildStages);
     }
 }
 

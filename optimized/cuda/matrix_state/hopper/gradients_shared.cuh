@@ -96,6 +96,11 @@ struct Gradients {
     return kGated ? p.gate.log_forget + b * p.gate.batch_stride + h * p.gate.head_stride : nullptr;
   }
 
+  /// Of a segment by time but the first: the place in `states` of S before it.
+  __device__ int64_t segment_before(int in_time) const {
+    return int64_t{1} * head * (order.segments - 1) + in_time - 1;
+  }
+
   /// A chunk of the sweep, in reverse time.
   struct Chunk {
     int64_t first;    ///< token

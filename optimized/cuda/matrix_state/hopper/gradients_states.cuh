@@ -28,7 +28,7 @@ __device__ __forceinline__ void rebuild_states(const Call& call) {
         if constexpr (Call::kNormalized)
           load_last_column(last[block].sum, p.initial, call.head, block, p.rows, p.columns, place);
       } else {
-        const int64_t segment = int64_t{1} * call.head * (call.order.segments - 1) + in_time - 1;
+        const int64_t segment = call.segment_before(in_time);
         load_block_of_segment(state[block], p.states, segment, block, kBlocks, place);
         if constexpr (Call::kNormalized)
           load_column_of_segment(last[block].sum, p.vectors, segment, block, kBlocks, place);

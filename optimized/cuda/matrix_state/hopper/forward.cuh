@@ -1,7 +1,8 @@
 #pragma once
 // gated_state's values for a state of at most 128 rows: a CTA sweeps a piece of a head (segments.cuh) and 64 columns of its state in chunks of 64 tokens.
 //
-//   warp 0         tiles of a chunk, its gates                                        → full
+//   warp 0         tiles of a chunk                                                   → full
+//   warps 1 to 3   gates of every third chunk                                         → full
 //   warpgroup 2…   S, rounded to 16 bits, to shared memory; S = E_C S + (k·D_C)ᵀ v     → state_full
 //   warpgroup 1    P = Q Kᵀ of the next chunk; O = E ∘ (Q S) + P V of this one
 //
@@ -23,6 +24,7 @@ template <int kBlocks>
 struct ForwardShared {
   static constexpr int kThreads = (2 + kBlocks) * kComputing, kStateWarps = kBlocks * kWarps;
   static constexpr int kKey = kBlocks * kPanel, kValue = 2 * kKey, kStage = kValue + kPanel, kState = kBlocks * kPanel;
+  static constexpr int kGateWarps = kWarps - 1;
   static constexpr int kMostStages = kBlocks == 1 ? 8 : 4;
   /// CTAs of a multiprocessor, and the stages of each that allow that.
   static constexpr int kTogether = kBlocks == 1 ? 2 : 1, kFewestStages = kBlocks == 1 ? 3 : 4;
@@ -67,36 +69,37 @@ struct Forward {
   }
   __device__ int64_t first_of(int n) const { return static_cast<int64_t>(piece.begin * order.each + n) * kChunk; }
 
+  /// A thread: tiles of every chunk, and of chunks beyond the ring's stages to the L2 cache.
   __device__ __forceinline__ void load() const {
-    const float* gate = kGated ? p.gate.log_forget + b * p.gate.batch_stride + h * p.gate.head_stride : nullptr;
-    const auto raw_of = [&](int n) {
-      return load_gates(gate, p.gate.token_stride, first_of(n), p.length, false, lane);
-    };
-    RawGates next{};
-    if constexpr (kGated) next = raw_of(0);
     ptx::RingPosition at;
     for (int n = 0; n < chunks; ++n, at.advance(p.stages)) {
       ptx::mbarrier_wait(&small().empty[at.index], at.parity ^ 1);
       uint64_t* const full = &small().full[at.index];
-      if (lane == 0) {
-        char* const to = stage(at.index);
-        ptx::mbarrier_arrive_expect(full, Shared::kStage);
-        load_tile_of<kBlocks>(to, p.maps[0], p.query, full, 0, first_of(n), b, h);
-        load_tile_of<kBlocks>(to + Shared::kKey, p.maps[1], p.key, full, 0, first_of(n), b, h);
-        load_tile_of<1>(to + Shared::kValue, p.maps[2], p.value, full, 64 * tile, first_of(n), b, h);
-        const int later = n + kChunksAhead;
-        if (n + 1 >= p.stages && later < chunks) {
-          prefetch_tile_of<kBlocks>(p.maps[0], p.query, 0, first_of(later), b, h);
-          prefetch_tile_of<kBlocks>(p.maps[1], p.key, 0, first_of(later), b, h);
-          prefetch_tile_of<1>(p.maps[2], p.value, 64 * tile, first_of(later), b, h);
-        }
-      }
-      if constexpr (kGated) {
-        const RawGates raw = next;
-        if (n + 1 < chunks) next = raw_of(n + 1);
-        prepare_gates(gates(at.index), raw, p.scale, 1.0f, false, lane);
-        arrive_warp(full, lane);
-      }
+      char* const to = stage(at.index);
+      ptx::mbarrier_arrive_expect(full, Shared::kStage);
+      load_tile_of<kBlocks>(to, p.maps[0], p.query, full, 0, first_of(n), b, h);
+      load_tile_of<kBlocks>(to + Shared::kKey, p.maps[1], p.key, full, 0, first_of(n), b, h);
+      load_tile_of<1>(to + Shared::kValue, p.maps[2], p.value, full, 64 * tile, first_of(n), b, h);
+      const int later = n + kChunksAhead;
+      if (n + 1 < p.stages || later >= chunks) continue;
+      prefetch_tile_of<kBlocks>(p.maps[0], p.query, 0, first_of(later), b, h);
+      prefetch_tile_of<kBlocks>(p.maps[1], p.key, 0, first_of(later), b, h);
+      prefetch_tile_of<1>(p.maps[2], p.value, 64 * tile, first_of(later), b, h);
+    }
+  }
+
+  /// Warp `w` of kGateWarps: the gates of every chunk n with n % kGateWarps = w. Their numbers come while the chunk's stage is still in use.
+  __device__ __forceinline__ void prepare_gates_of_chunks(int w) const {
+    const float* gate = p.gate.log_forget + b * p.gate.batch_stride + h * p.gate.head_stride;
+    ptx::RingPosition at;
+    for (int i = 0; i < w; ++i) at.advance(p.stages);
+    for (int n = w; n < chunks; n += Shared::kGateWarps) {
+      const RawGates raw = load_gates(gate, p.gate.token_stride, first_of(n), p.length, false, lane);
+      ptx::mbarrier_wait(&small().empty[at.index], at.parity ^ 1);
+      prepare_gates(gates(at.index), raw, p.scale, 1.0f, false, lane);
+      arrive_warp(&small().full[at.index], lane);
+#pragma unroll
+      for (int i = 0; i < Shared::kGateWarps; ++i) at.advance(p.stages);
     }
   }
 
@@ -200,31 +203,53 @@ struct Forward {
     const int first_seen[2] = {kGated ? gate.first_seen[i0] : 0, kGated ? gate.first_seen[i0 + 8] : 0};
     const float sum[2] = {kGated ? gate.sum[i0] : 0.0f, kGated ? gate.sum[i0 + 8] : 0.0f};
     const bool cuts = kGated && gate.first_seen[kChunk - 1] > 0;
-    const auto weigh_eight = [&](int n, auto masked) {
+    // Of keys before the rows' own 16 tokens D is a product: from the key to the last of those, and from there.
+    const float border = kGated && warp > 0 ? gate.sum[16 * warp - 1] : 0.0f;
+    const float from_border[2] = {p.scale * exp2_approximate(sum[0] - border),
+                                  p.scale * exp2_approximate(sum[1] - border)};
+    const auto weigh_eight = [&](int n, auto own_tokens, auto masked) {
+      constexpr bool kOwn = decltype(own_tokens)::value, kMasked = decltype(masked)::value;
       const int j = 8 * n + 2 * t;
-      [[maybe_unused]] const float2 sum_j =
-          kGated ? *reinterpret_cast<const float2*>(&gate.sum[j]) : float2{0.0f, 0.0f};
+      [[maybe_unused]] float2 sum_j{0.0f, 0.0f};
+      if constexpr (kGated) sum_j = *reinterpret_cast<const float2*>(&gate.sum[j]);
+      [[maybe_unused]] float to_border[2];
+      if constexpr (kGated && !kOwn) {
+        to_border[0] = exp2_approximate(border - sum_j.x);
+        to_border[1] = exp2_approximate(border - sum_j.y);
+      }
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const int half = e / 2, row = i0 + 8 * half;
-        const bool seen = !decltype(masked)::value || static_cast<unsigned>(j + e % 2 - first_seen[half]) <=
-                                                          static_cast<unsigned>(row - first_seen[half]);
+        const bool seen = !kMasked || static_cast<unsigned>(j + e % 2 - first_seen[half]) <=
+                                          static_cast<unsigned>(row - first_seen[half]);
         float& score = scores[4 * n + e];
-        if constexpr (kGated) score *= p.scale * exp2_approximate(sum[half] - (e % 2 ? sum_j.y : sum_j.x));
+        if constexpr (kGated && kOwn) score *= p.scale * exp2_approximate(sum[half] - (e % 2 ? sum_j.y : sum_j.x));
+        else if constexpr (kGated) score *= from_border[half] * to_border[e % 2];
         score = seen ? score : 0.0f;
       }
     };
+    // Each warp's part has code of its own, without branches; where a cut is in the chunk, all warps have the same.
+    constexpr int kAnyBlock = -1;
+    const auto weigh_all = [&](auto of_block) {
+      constexpr int kBlock = decltype(of_block)::value;
+      const int own = kBlock == kAnyBlock ? warp : kBlock;
 #pragma unroll
-    for (int n = 0; n < 8; ++n) {
-      if (n / 2 > warp) {
+      for (int n = 0; n < 8; ++n) {
+        if (n / 2 > own) {
 #pragma unroll
-        for (int e = 0; e < 4; ++e) scores[4 * n + e] = 0.0f;
-      } else if (n / 2 == warp || cuts) {
-        weigh_eight(n, std::true_type{});
-      } else {
-        weigh_eight(n, std::false_type{});
+          for (int e = 0; e < 4; ++e) scores[4 * n + e] = 0.0f;
+        } else if (n / 2 == own) {
+          weigh_eight(n, std::true_type{}, std::true_type{});
+        } else {
+          weigh_eight(n, std::false_type{}, std::bool_constant<kBlock == kAnyBlock>{});
+        }
       }
-    }
+    };
+    if (cuts) weigh_all(std::integral_constant<int, kAnyBlock>{});
+    else if (warp == 0) weigh_all(std::integral_constant<int, 0>{});
+    else if (warp == 1) weigh_all(std::integral_constant<int, 1>{});
+    else if (warp == 2) weigh_all(std::integral_constant<int, 2>{});
+    else weigh_all(std::integral_constant<int, 3>{});
   }
 
   /// What a row of P, weighted, is divided by.
@@ -390,7 +415,11 @@ __global__ void __launch_bounds__(ForwardShared<kBlocks>::kThreads, ForwardShare
   __syncthreads();
   if (group == 0) {
     change_registers<Shared::kRegisters, Shared::kLoadRegisters>();
-    if (threadIdx.x < 32) call.load();
+    if (call.warp == 0) {
+      if (call.lane == 0) call.load();
+    } else if constexpr (kGated) {
+      call.prepare_gates_of_chunks(call.warp - 1);
+    }
   } else if (group == 1) {
     change_registers<Shared::kRegisters, Shared::kReadRegisters>();
     call.read();

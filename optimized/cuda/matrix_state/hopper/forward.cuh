@@ -28,6 +28,8 @@ struct ForwardShared {
   static constexpr int kMostStages = kBlocks == 1 ? 8 : 4;
   /// CTAs of a multiprocessor, and the stages of each that allow that.
   static constexpr int kTogether = kBlocks == 1 ? 2 : 1, kFewestStages = kBlocks == 1 ? 3 : 4;
+  /// Of heads in pieces, a CTA a multiprocessor: as many as leave place for a CTA of segment_sums, so that heads' beginnings start beside the last of those.
+  static constexpr int kStagesBesideSums = kBlocks == 1 ? 5 : 4;
   /// Of each thread at the launch, and of those of each warpgroup.
   static constexpr int kRegisters = kBlocks == 1 ? 80 : 128, kLoadRegisters = kBlocks == 1 ? 24 : 40,
                        kStateRegisters = kBlocks == 1 ? 96 : 112, kReadRegisters = kBlocks == 1 ? 120 : 160;
@@ -41,6 +43,7 @@ struct ForwardShared {
   /// The stages of tiles, and after them those of gates.
   static constexpr int bytes(int stages) { return kRing + stages * (kStage + static_cast<int>(sizeof(ChunkGates))); }
   static_assert(kTogether * (bytes(kFewestStages) + 1024) <= 228 * 1024 && bytes(kMostStages) <= 227 * 1024);
+  static_assert(kBlocks > 1 || bytes(kStagesBesideSums) + SumsShared<kBlocks, false>::kBytes + 2048 <= 228 * 1024);
 };
 
 template <typename Element_, bool kGated_, int kBlocks, Normalizer kNormalizer_>
@@ -105,7 +108,7 @@ struct Forward {
 
   /// A warpgroup: its block of the state.
   __device__ __forceinline__ void update_state(int block) const {
-    wait_for_previous_kernel();
+    if (piece.begin > 0) wait_for_previous_kernel();
     const Place place{warp, lane};
     const int stride = p.columns + kNormalized;
     State<kGated> state(1.0f);
@@ -181,6 +184,7 @@ struct Forward {
       }
       arrive_warp(&small().empty[at.index], lane);
     }
+    if (piece.begin == 0) wait_for_previous_kernel();  // for those after this one: a head's beginning depends on none
     if (!p.last || piece.end < order.segments) return;
     store_block(p.last, head, block, tile, p.rows, p.columns, stride, place, [&](int i) { return state.value(i); });
     if constexpr (kNormalized) {
@@ -418,7 +422,7 @@ __global__ void __launch_bounds__(ForwardShared<kBlocks>::kThreads, ForwardShare
     if (call.warp == 0) {
       if (call.lane == 0) call.load();
     } else if constexpr (kGated) {
-      call.prepare_gates_of_chunks(call.warp - 1);
+      call.prepare_gates_of_chunks(ptx::in_uniform_register(call.warp) - 1);
     }
   } else if (group == 1) {
     change_registers<Shared::kRegisters, Shared::kReadRegisters>();

@@ -72,17 +72,20 @@ struct Forward {
   }
   __device__ int64_t first_of(int n) const { return static_cast<int64_t>(piece.begin * order.each + n) * kChunk; }
 
-  /// A thread: tiles of every chunk, and of chunks beyond the ring's stages to the L2 cache.
+  /// A thread: tiles of every chunk, and of chunks beyond the ring's stages to the L2 cache. What no other CTA reads leaves that first, before keys and
+  /// values that segment_sums read and that are still to come.
   __device__ __forceinline__ void load() const {
+    const uint64_t policy =
+        ptx::cache_policy(p.tiles == 1 && p.query.head_stride && p.key.head_stride && p.value.head_stride);
     ptx::RingPosition at;
     for (int n = 0; n < chunks; ++n, at.advance(p.stages)) {
       ptx::mbarrier_wait(&small().empty[at.index], at.parity ^ 1);
       uint64_t* const full = &small().full[at.index];
       char* const to = stage(at.index);
       ptx::mbarrier_arrive_expect(full, Shared::kStage);
-      load_tile_of<kBlocks>(to, p.maps[0], p.query, full, 0, first_of(n), b, h);
-      load_tile_of<kBlocks>(to + Shared::kKey, p.maps[1], p.key, full, 0, first_of(n), b, h);
-      load_tile_of<1>(to + Shared::kValue, p.maps[2], p.value, full, 64 * tile, first_of(n), b, h);
+      load_tile_as<kBlocks>(policy, to, p.maps[0], p.query, full, 0, first_of(n), b, h);
+      load_tile_as<kBlocks>(policy, to + Shared::kKey, p.maps[1], p.key, full, 0, first_of(n), b, h);
+      load_tile_as<1>(policy, to + Shared::kValue, p.maps[2], p.value, full, 64 * tile, first_of(n), b, h);
       const int later = n + kChunksAhead;
       if (n + 1 < p.stages || later >= chunks) continue;
       prefetch_tile_of<kBlocks>(p.maps[0], p.query, 0, first_of(later), b, h);

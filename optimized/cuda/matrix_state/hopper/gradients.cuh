@@ -25,7 +25,7 @@ namespace lethe::matrix_state {
 /// Chunks between the one whose key and value are loaded for S and the one whose are prefetched.
 constexpr int kRebuildChunksAhead = 4;
 
-/// A warp: tiles and gates of every chunk in reverse time.
+/// A warp: tiles and gates of every chunk in reverse time. What no other CTA reads leaves the L2 cache first, before keys and values of chunks to come.
 template <typename Call>
 __device__ __forceinline__ void load_chunks(const Call& call) {
   using Shared = typename Call::Shared;
@@ -35,6 +35,8 @@ __device__ __forceinline__ void load_chunks(const Call& call) {
   auto& small = call.small();
   const int64_t end =
       static_cast<int64_t>(call.order.begin(call.piece.end - 1)) * kChunk;  // the piece's earliest token
+  const uint64_t policy =
+      ptx::cache_policy(p.query.head_stride && p.key.head_stride && p.value.head_stride && p.grad_values.head_stride);
   ptx::RingPosition at;
   call.each_chunk([&](const auto& chunk) {
     [[maybe_unused]] float2 column{};
@@ -48,10 +50,10 @@ __device__ __forceinline__ void load_chunks(const Call& call) {
       if constexpr (kGated)
         ptx::load_run(&call.gates(at.index), &call.prepared_gates(chunk.first).in_reverse, sizeof(GatesInReverse),
                       full);
-      load_tile_of<kBlocks>(to + Shared::kKey, p.maps[1], p.key, full, 0, chunk.first, call.b, call.h);
-      load_tile_of<kBlocks>(to + Shared::kQuery, p.maps[0], p.query, full, 0, chunk.first, call.b, call.h);
-      load_tile_of<1>(to + Shared::kValue, p.maps[2], p.value, full, 0, chunk.first, call.b, call.h);
-      load_tile_of<1>(to + Shared::kGradValues, p.maps[3], p.grad_values, full, 0, chunk.first, call.b, call.h);
+      load_tile_as<kBlocks>(policy, to + Shared::kKey, p.maps[1], p.key, full, 0, chunk.first, call.b, call.h);
+      load_tile_as<kBlocks>(policy, to + Shared::kQuery, p.maps[0], p.query, full, 0, chunk.first, call.b, call.h);
+      load_tile_as<1>(policy, to + Shared::kValue, p.maps[2], p.value, full, 0, chunk.first, call.b, call.h);
+      load_tile_as<1>(policy, to + Shared::kGradValues, p.maps[3], p.grad_values, full, 0, chunk.first, call.b, call.h);
       // Key and value are in the L2 cache since load_rebuild_chunks loaded or prefetched them.
       const int64_t later = chunk.first - kChunksAhead * kChunk;
       if (later >= end) {

@@ -5,12 +5,12 @@
 //   warp 1         d log f of the chunks that are done
 //   warp 2         key, value and gates for S
 //   warp 3         tiles and gates
-//   warpgroup 1    S of every chunk
+//   warpgroup 1    S of every chunk; dq = dPᵀ K + E dO Sᵀ
 //   warpgroup 2    R, rounded to 16 bits; R = E_C R + (q·D)ᵀ dO; ⟨S, R⟩
 //   warpgroup 3    P = K Qᵀ, dP = V dOᵀ, weighted
-//   warpgroup 4    dq = dPᵀ K + E dO Sᵀ; dk = dP Q + E V Rᵀ; dv = P dO + E K R
+//   warpgroup 4    dk = dP Q + E V Rᵀ; dv = P dO + E K R
 //
-// Above 64 rows warpgroup 3 computes dk and dv (gradients_two_blocks.cuh).
+// Above 64 rows warpgroup 3 computes dk and dv, and warpgroup 4 dq (gradients_two_blocks.cuh).
 //
 // With a normaliser dO is that over z·q already, and every dP of a query has the gradient of z·q besides; z and its gradient are a column of S and R apart.
 //
@@ -179,13 +179,14 @@ __global__ void __launch_bounds__(GradientsShared<kBlocks, kNormalized>::kThread
     };
     // A copy's bytes, what is computed of the normaliser, and d log f of the stage's chunk before.
     init(small.full, 1 + kNormalized + kGated);
-    init(small.empty, 3 * kWarps);
+    init(small.empty, (kBlocks == 1 ? 4 : 3) * kWarps);  // of the warpgroups that read a stage
     init(small.rebuild_full, 1);
     init(small.rebuild_empty, kWarps);
     init(small.state_full, kWarps);
     init(small.state_empty, (kGated ? 2 : 1) * kWarps);
-    for (uint64_t* barrier : {&small.grad_state_full, &small.grad_state_empty, &small.pairs_full, &small.pairs_empty})
+    for (uint64_t* barrier : {&small.grad_state_full, &small.grad_state_empty, &small.pairs_full})
       ptx::mbarrier_init(barrier, kWarps);
+    ptx::mbarrier_init(&small.pairs_empty, (kBlocks == 1 ? 2 : 1) * kWarps);
     ptx::mbarrier_init_fence();
   }
   if constexpr (kNormalized) {
@@ -201,7 +202,8 @@ __global__ void __launch_bounds__(GradientsShared<kBlocks, kNormalized>::kThread
     else if (kGated && call.warp == 1) store_gate_gradients(call);
   } else if (group == 1) {
     change_registers<Shared::kRegisters, Shared::kStateRegisters>();
-    rebuild_states(call);
+    if constexpr (kBlocks == 1) sweep_states_and_queries(call);
+    else rebuild_states(call);
   } else if (group == 2) {
     change_registers<Shared::kRegisters, Shared::kGradStateRegisters>();
     sweep_grad_states(call);
@@ -211,7 +213,7 @@ __global__ void __launch_bounds__(GradientsShared<kBlocks, kNormalized>::kThread
     else sweep_pairs_and_keys(call);
   } else {
     change_registers<Shared::kRegisters, Shared::kOutRegisters>();
-    if constexpr (kBlocks == 1) sweep_outputs(call);
+    if constexpr (kBlocks == 1) sweep_keys(call);
     else sweep_queries(call);
   }
 }

@@ -100,7 +100,9 @@ struct Forward {
     ptx::RingPosition at;
     for (int i = 0; i < w; ++i) at.advance(p.stages);
     for (int n = w; n < chunks; n += Shared::kGateWarps) {
-      const RawGates raw = load_gates(gate, p.gate.token_stride, first_of(n), p.length, false, lane);
+      const int64_t token = first_of(n) + 2 * lane;
+      const auto load = [&](int64_t i) { return i < p.length ? load_global(gate + i * p.gate.token_stride) : 0.0f; };
+      const RawGates raw{load(token), load(token + 1), 0.0f};
       ptx::mbarrier_wait(&small().empty[at.index], at.parity ^ 1);
       prepare_gates(gates(at.index), raw, p.scale, 1.0f, false, lane);
       arrive_warp(&small().full[at.index], lane);

@@ -12,6 +12,7 @@
 // float16: the rounded state and each row of P are divided by a power of two, so that neither overflows nor becomes subnormal.
 
 #include "optimized/cuda/matrix_state/hopper/forward_output.cuh"
+#include "optimized/cuda/matrix_state/hopper/forward_weights.cuh"
 #include "optimized/cuda/matrix_state/hopper/segments.cuh"
 
 namespace lethe::matrix_state {
@@ -206,77 +207,6 @@ struct Forward {
                                                              tiles + Shared::kKey + i * kPanel, i > 0);
   }
 
-  /// P weighted by D, zero for keys after the row. A warp leaves out the keys after its rows, and masks those before them where a cut is in the chunk.
-  __device__ __forceinline__ void weigh(float (&scores)[32], const ChunkGates& gate) const {
-    const int i0 = 16 * warp + lane / 4, t = lane % 4;
-    const int first_seen[2] = {kGated ? gate.first_seen[i0] : 0, kGated ? gate.first_seen[i0 + 8] : 0};
-    const float sum[2] = {kGated ? gate.sum[i0] : 0.0f, kGated ? gate.sum[i0 + 8] : 0.0f};
-    const bool cuts = kGated && gate.first_seen[kChunk - 1] > 0;
-    // Of keys before the rows' own 16 tokens D is a product: from the key to the last of those, and from there.
-    const float border = kGated && warp > 0 ? gate.sum[16 * warp - 1] : 0.0f;
-    const float from_border[2] = {p.scale * exp2_approximate(sum[0] - border),
-                                  p.scale * exp2_approximate(sum[1] - border)};
-    const auto weigh_eight = [&](int n, auto own_tokens, auto masked) {
-      constexpr bool kOwn = decltype(own_tokens)::value, kMasked = decltype(masked)::value;
-      const int j = 8 * n + 2 * t;
-      [[maybe_unused]] float2 sum_j{0.0f, 0.0f};
-      if constexpr (kGated) sum_j = *reinterpret_cast<const float2*>(&gate.sum[j]);
-      [[maybe_unused]] float to_border[2];
-      if constexpr (kGated && !kOwn) {
-        to_border[0] = exp2_approximate(border - sum_j.x);
-        to_border[1] = exp2_approximate(border - sum_j.y);
-      }
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const int half = e / 2, row = i0 + 8 * half;
-        const bool seen = !kMasked || static_cast<unsigned>(j + e % 2 - first_seen[half]) <=
-                                          static_cast<unsigned>(row - first_seen[half]);
-        float& score = scores[4 * n + e];
-        if constexpr (kGated && kOwn) score *= p.scale * exp2_approximate(sum[half] - (e % 2 ? sum_j.y : sum_j.x));
-        else if constexpr (kGated) score *= from_border[half] * to_border[e % 2];
-        score = seen ? score : 0.0f;
-      }
-    };
-    // Each warp's part has code of its own, without branches; where a cut is in the chunk, all warps have the same.
-    constexpr int kAnyBlock = -1;
-    const auto weigh_all = [&](auto of_block) {
-      constexpr int kBlock = decltype(of_block)::value;
-      const int own = kBlock == kAnyBlock ? warp : kBlock;
-#pragma unroll
-      for (int n = 0; n < 8; ++n) {
-        if (n / 2 > own) {
-#pragma unroll
-          for (int e = 0; e < 4; ++e) scores[4 * n + e] = 0.0f;
-        } else if (n / 2 == own) {
-          weigh_eight(n, std::true_type{}, std::true_type{});
-        } else {
-          weigh_eight(n, std::false_type{}, std::bool_constant<kBlock == kAnyBlock>{});
-        }
-      }
-    };
-    if (cuts) weigh_all(std::integral_constant<int, kAnyBlock>{});
-    else if (warp == 0) weigh_all(std::integral_constant<int, 0>{});
-    else if (warp == 1) weigh_all(std::integral_constant<int, 1>{});
-    else if (warp == 2) weigh_all(std::integral_constant<int, 2>{});
-    else weigh_all(std::integral_constant<int, 3>{});
-  }
-
-  /// What a row of P, weighted, is divided by.
-  __device__ __forceinline__ void row_units(float (&unit)[2], const float (&scores)[32]) const {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      unit[half] = 1.0f;
-      if constexpr (kHalf) {
-        float x = 0.0f;
-#pragma unroll
-        for (int c = 0; c < 8; ++c)
-          x = fmaxf(x, fmaxf(fabsf(scores[4 * c + 2 * half]), fabsf(scores[4 * c + 2 * half + 1])));
-        // Not below 2^-40, by which sums are divided: a row may have no weight but that of the state.
-        unit[half] = power_of_two_below(fmaxf(quad_max(x), 0x1p-40f));
-      }
-    }
-  }
-
   __device__ __forceinline__ void read() const {
     using ptx::Major;
     const Place place{warp, lane};
@@ -284,7 +214,7 @@ struct Forward {
     uint32_t weights[16];
     float row_unit[2];
     const auto take_weights = [&](float(&scores)[32]) {
-      row_units(row_unit, scores);
+      row_units<kHalf>(row_unit, scores);
       if constexpr (kHalf) scale_rows(scores, reciprocal_of_power(row_unit[0]), reciprocal_of_power(row_unit[1]));
       pack_sums<Element>(weights, scores, 1.0f);
     };
@@ -299,7 +229,7 @@ struct Forward {
       ptx::wgmma_commit();
       ptx::wgmma_wait<0>();
       ptx::fence_registers(scores);
-      weigh(scores, gates(0));
+      weigh_scores<kGated>(scores, gates(0), p.scale, place);
       take_weights(scores);
     }
     for (int n = 0; n < chunks; ++n, rounded.advance(2)) {
@@ -361,7 +291,7 @@ struct Forward {
         ptx::wgmma_wait<1>();
         ptx::fence_registers(scores);
         arrive_warp(&small().state_empty[rounded.index], lane);
-        weigh(scores, gates(at.index));
+        weigh_scores<kGated>(scores, gates(at.index), p.scale, place);
         ptx::wgmma_wait<0>();
         ptx::fence_registers(out);
         ptx::fence_registers(weights);
@@ -374,7 +304,7 @@ struct Forward {
         ptx::wgmma_wait<0>();
         ptx::fence_registers(scores);
         arrive_warp(&small().empty[index], lane);
-        weigh(scores, gates(at.index));
+        weigh_scores<kGated>(scores, gates(at.index), p.scale, place);
       }
       take_weights(scores);
     }

@@ -1,5 +1,5 @@
 // One token of a matrix state: the state is read, decayed, written and read out while it lies in registers. A CTA has 64 columns of a head, a thread four
-// of them in every kStepGroups-th row.
+// of them in four or eight rows.
 
 #include "optimized/cuda/matrix_state/scan_parts.cuh"
 
@@ -11,12 +11,14 @@ namespace {
 constexpr int kStepColumns = 64, kStepPieces = kStepColumns / 4, kStepGroups = 16,
               kStepThreads = kStepPieces * kStepGroups;
 
-// Element `at` of a token's row, as float.
-__device__ inline float element_of(const Operand& from, int64_t b, int64_t h, int64_t at, Dtype dtype) {
-  const int64_t index = b * from.batch_stride + h * from.head_stride + at;
-  if (dtype == Dtype::kFloat32) return static_cast<const float*>(from.data)[index];
-  if (dtype == Dtype::kBFloat16) return __bfloat162float(static_cast<const __nv_bfloat16*>(from.data)[index]);
-  return __half2float(static_cast<const __half*>(from.data)[index]);
+// kCount numbers of a token's row from place `at` on, on their way.
+template <Dtype kDtype, int kCount>
+__device__ inline Raw<kCount> load_row(const Operand& from, int64_t b, int64_t h, int at) {
+  constexpr int kBytes = kDtype == Dtype::kFloat32 ? 4 : 2;
+  Raw<kCount> raw;
+  load_words<kCount * kBytes / 4>(raw, static_cast<int64_t>(__cvta_generic_to_global(from.data)) +
+                                           (b * from.batch_stride + h * from.head_stride + at) * kBytes);
+  return raw;
 }
 
 // Sums of four columns over all rows, from each thread's own rows; the same bits in every thread of a column.
@@ -35,42 +37,61 @@ __device__ inline void over_all_rows(float (&sums)[4], float (&partials)[kStepTh
   }
 }
 
-template <int kRowsEach, bool kDelta>
-__global__ void __launch_bounds__(kStepThreads) step(const __grid_constant__ ScanArguments p) {
+// Loads are all issued before a number of any is used, so the type is the template's.
+template <Dtype kDtype, int kRowsEach, bool kDelta>
+__global__ void __launch_bounds__(kStepThreads, (kRowsEach == 4 ? 5 : 3) - kDelta)
+    step(const __grid_constant__ ScanArguments p) {
   __shared__ __align__(16) float held_partials[kStepThreads / 32][kStepColumns];
   __shared__ __align__(16) float partials[kStepThreads / 32][kStepColumns];
-  const int tiles = (p.columns + kStepColumns - 1) / kStepColumns;
-  const int64_t head = blockIdx.x / tiles, b = head / p.heads, h = head % p.heads;
+  const unsigned tiles = (p.columns + kStepColumns - 1) / kStepColumns, head = blockIdx.x / tiles;
+  const int64_t b = head / p.heads, h = head % p.heads;
   const int column = static_cast<int>(blockIdx.x % tiles) * kStepColumns + threadIdx.x % kStepPieces * 4;
-  const bool inside = column < p.columns;
-  const auto row_of = [](int i) { return static_cast<int>(threadIdx.x) / kStepPieces + i * kStepGroups; };
-  const auto place_of = [&](int i) { return (head * p.rows + row_of(i)) * p.columns + column; };
+  const int row = static_cast<int>(threadIdx.x) / kStepPieces * kRowsEach;
+  // Rows and columns are multiples of 8: all numbers of a thread are of the state, or none is.
+  const bool valid = column < p.columns && row < p.rows;
+  const int64_t place = (int64_t{1} * head * p.rows + row) * p.columns + column;
 
   float s[kRowsEach][4] = {};
+  Raw<kRowsEach> raw_key{}, raw_query{};
+  Raw<4> raw_value{};
+  float gate[kRowsEach] = {}, value_gate[4] = {}, beta = 0.0f;  // logarithms at first
+  if (valid) {
+    if (p.initial) {
 #pragma unroll
-  for (int i = 0; i < kRowsEach; ++i)
-    if (p.initial && inside && row_of(i) < p.rows) load_floats(p.initial + place_of(i), s[i]);
-  float key[kRowsEach], query[kRowsEach], gate[kRowsEach], written[4] = {}, value_gate[4] = {1, 1, 1, 1};
+      for (int i = 0; i < kRowsEach; ++i) {
+        const float4 x = load_global4(p.initial + place + i * p.columns);
+        s[i][0] = x.x, s[i][1] = x.y, s[i][2] = x.z, s[i][3] = x.w;
+      }
+    }
+    raw_key = load_row<kDtype, kRowsEach>(p.key, b, h, row);
+    raw_query = load_row<kDtype, kRowsEach>(p.query, b, h, row);
+    raw_value = load_row<kDtype, 4>(p.value, b, h, column);
+    if constexpr (kDelta) beta = load_global(p.beta.log_forget + b * p.beta.batch_stride + h * p.beta.head_stride);
+    if (p.value_gate.data) {
+      const Raw<4> raw = load_row<Dtype::kFloat32, 4>(p.value_gate, b, h, column);
+      to_floats(raw, Dtype::kFloat32, value_gate);
+    }
+    if (p.key_gate.data) {
+      const int64_t step = p.gate_per_row ? 1 : 0;
+      const float* const from = static_cast<const float*>(p.key_gate.data) + b * p.key_gate.batch_stride +
+                                h * p.key_gate.head_stride + row * step;
 #pragma unroll
-  for (int i = 0; i < kRowsEach; ++i) {
-    const bool valid = row_of(i) < p.rows;
-    key[i] = valid ? element_of(p.key, b, h, row_of(i), p.dtype) : 0.0f;
-    query[i] = valid ? p.scale * element_of(p.query, b, h, row_of(i), p.dtype) : 0.0f;
-    gate[i] = 1.0f;
-    if (p.key_gate.data && valid)
-      gate[i] = expf(element_of(p.key_gate, b, h, p.gate_per_row ? row_of(i) : 0, Dtype::kFloat32));
-  }
-#pragma unroll
-  for (int j = 0; j < 4; ++j) {
-    if (!inside) continue;
-    written[j] = element_of(p.value, b, h, column + j, p.dtype);
-    if (p.value_gate.data) value_gate[j] = expf(element_of(p.value_gate, b, h, column + j, Dtype::kFloat32));
+      for (int i = 0; i < kRowsEach; ++i) gate[i] = load_global(from + i * step);
+    }
   }
 
+  float key[kRowsEach], query[kRowsEach], written[4];
+  to_floats(raw_key, kDtype, key);
+  to_floats(raw_query, kDtype, query);
+  to_floats(raw_value, kDtype, written);
 #pragma unroll
-  for (int i = 0; i < kRowsEach; ++i)
+  for (float& x : value_gate) x = expf(x);
 #pragma unroll
-    for (int j = 0; j < 4; ++j) s[i][j] = s[i][j] * gate[i] * value_gate[j];
+  for (int i = 0; i < kRowsEach; ++i) {
+    const float factor = expf(gate[i]);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) s[i][j] = s[i][j] * factor * value_gate[j];
+  }
   if constexpr (kDelta) {
     float held[4] = {};
 #pragma unroll
@@ -78,44 +99,44 @@ __global__ void __launch_bounds__(kStepThreads) step(const __grid_constant__ Sca
 #pragma unroll
       for (int j = 0; j < 4; ++j) held[j] = fmaf(key[i], s[i][j], held[j]);
     over_all_rows(held, held_partials);
-    const float beta = p.beta.log_forget[b * p.beta.batch_stride + h * p.beta.head_stride];
 #pragma unroll
     for (int j = 0; j < 4; ++j) written[j] = beta * (written[j] - held[j]);
   }
   float sums[4] = {};
 #pragma unroll
   for (int i = 0; i < kRowsEach; ++i) {
+    const float scaled = p.scale * query[i];
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       s[i][j] = fmaf(key[i], written[j], s[i][j]);
-      sums[j] = fmaf(query[i], s[i][j], sums[j]);
+      sums[j] = fmaf(scaled, s[i][j], sums[j]);
     }
-    if (p.last && inside && row_of(i) < p.rows) store_floats(p.last + place_of(i), s[i]);
+    if (p.last && valid) store_floats(p.last + place + i * p.columns, s[i]);
   }
   over_all_rows(sums, partials);
-  if (threadIdx.x >= kStepPieces || !inside) return;
-  const int64_t to = head * p.columns + column;
-#pragma unroll
-  for (int j = 0; j < 4; ++j) {
-    if (p.values_dtype == Dtype::kFloat32) static_cast<float*>(p.values)[to + j] = sums[j];
-    else if (p.values_dtype == Dtype::kBFloat16)
-      static_cast<__nv_bfloat16*>(p.values)[to + j] = __float2bfloat16_rn(sums[j]);
-    else static_cast<__half*>(p.values)[to + j] = __float2half_rn(sums[j]);
-  }
+  if (threadIdx.x >= kStepPieces || !valid) return;
+  store_numbers(p.values, int64_t{1} * head * p.columns + column, sums, p.values_dtype);
 }
 
-template <bool kDelta>
+template <Dtype kDtype, bool kDelta>
 void launch(const ScanArguments& p, cudaStream_t stream) {
   const int tiles = (p.columns + kStepColumns - 1) / kStepColumns;
-  const auto kernel = p.rows <= 4 * kStepGroups ? step<4, kDelta> : step<8, kDelta>;
+  const auto kernel = p.rows <= 4 * kStepGroups ? step<kDtype, 4, kDelta> : step<kDtype, 8, kDelta>;
   kernel<<<static_cast<unsigned>(p.batch * p.heads * tiles), kStepThreads, 0, stream>>>(p);
   cuda_check(cudaGetLastError(), "matrix state: launch");
+}
+
+template <Dtype kDtype>
+void launch_of(const ScanArguments& p, cudaStream_t stream) {
+  p.beta.log_forget ? launch<kDtype, true>(p, stream) : launch<kDtype, false>(p, stream);
 }
 
 }  // namespace
 
 void step_forward(const ScanArguments& p, cudaStream_t stream) {
-  p.beta.log_forget ? launch<true>(p, stream) : launch<false>(p, stream);
+  if (p.dtype == Dtype::kFloat32) launch_of<Dtype::kFloat32>(p, stream);
+  else if (p.dtype == Dtype::kBFloat16) launch_of<Dtype::kBFloat16>(p, stream);
+  else launch_of<Dtype::kFloat16>(p, stream);
 }
 
 }  // namespace lethe::matrix_state

@@ -26,47 +26,33 @@
 namespace lethe::matrix_state {
 
 template <typename Element, int kRows, int kColumns, bool kColumnGate>
-__global__ void __launch_bounds__(2 * kRows, 128 / kRows)
+__global__ void __launch_bounds__(2 * kRows, VectorGradientShared<kRows, kColumns, kColumnGate>::kCtas)
     vector_gradient(const __grid_constant__ VectorGradientArguments p) {
   using Shared = VectorGradientShared<kRows, kColumns, kColumnGate>;
   extern __shared__ __align__(1024) char memory[];
   let_next_kernel_start();
   const uint32_t shared = ptx::shared_address(memory);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const RowTile place = row_tile<kRows>(p);
+  const unsigned tiles = static_cast<unsigned>(p.batch * p.heads * ((p.rows + kRows - 1) / kRows));
+  const RowTile place = row_tile<kRows>(p, blockIdx.x % tiles, static_cast<int>(blockIdx.x / tiles));
   VectorRows<Element, kRows, kColumns, kColumnGate> rows{p, place, shared, warp, lane};
   const VectorPairs<Element, kRows, kColumns, kColumnGate> pairs{p, place, shared, warp, lane};
-  rows.begin();
-  pairs.load(0);
-  pairs.load_gates(0);
+  const bool owns_rows = place.row + 16 * warp < p.rows;
+  pairs.load_columns();
   ptx::copies_commit();
-  if constexpr (Shared::kStages == 2) {
-    pairs.load(1);
-    ptx::copies_commit();
-  }
-#pragma unroll 1
-  for (int n = 0; n < place.chunks; ++n) {
-    // All but the next chunk has come.
-    ptx::copies_wait<Shared::kStages - 1>();
-    if constexpr (!kColumnGate) {
-      if (Shared::kStages == 1 || n == 0) __syncthreads();
-      pairs.multiply(n);
-    }
+  pairs.load_rows();
+  ptx::copies_commit();
+  if (owns_rows) rows.begin();
+  if constexpr (!kColumnGate) {
+    ptx::copies_wait<1>();
     __syncthreads();
-    if (place.row + 16 * warp < p.rows) rows.step(n);
-    if constexpr (Shared::kStages == 2) ptx::copies_wait<0>();
-    __syncthreads();
-    pairs.store(n);
-    if (n + 1 == place.chunks) break;
-    pairs.load_gates(n + 1);
-    if constexpr (Shared::kStages == 1) pairs.load(n + 1);
-    ptx::copies_commit();
-    if constexpr (Shared::kStages == 2) {
-      pairs.load(n + 2);
-      ptx::copies_commit();
-    }
+    pairs.multiply();
   }
-  rows.end();
+  ptx::copies_wait<0>();
+  __syncthreads();
+  if (owns_rows) rows.step();
+  __syncthreads();
+  pairs.store();
   wait_for_previous_kernel();
 }
 

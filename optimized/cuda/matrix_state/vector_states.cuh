@@ -1,11 +1,12 @@
 #pragma once
-// The states before each chunk, which vector_gradient.cuh reads.
+// The states before each chunk and their gradients after it, which vector_gradient.cuh reads.
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
 #include <type_traits>
 
+#include "optimized/cuda/launch.cuh"
 #include "optimized/cuda/matrix_state/vector_chunk.cuh"
 
 namespace lethe::matrix_state {
@@ -17,8 +18,9 @@ struct VectorStatesShared {
                        kStage = kGates + kTokens * kGateStride<kRows>, kBytes = kStages * kStage;
 };
 
-/// The state before each chunk, in 16 bits: S ← E_C S + Σ_j (D_Cj ∘ k_j) v_jᵀ. A warp owns 16 rows.
-template <typename Element, int kRows, int kColumns, bool kColumnGate>
+/// The state before each chunk, in 16 bits: S ← E_C S + Σ_j (D_Cj ∘ k_j) v_jᵀ. Or, `kReverse`, from the last chunk on the gradient of that after it:
+/// R ← E_C R + Σ_i scale (E_i ∘ q_i) dO_iᵀ. A warp owns 16 rows.
+template <typename Element, int kRows, int kColumns, bool kColumnGate, bool kReverse>
 __global__ void __launch_bounds__(2 * kRows, (kColumns <= 64 ? 3 : 2) * (64 / kRows))
     vector_states(const __grid_constant__ VectorGradientArguments p) {
   using Shared = VectorStatesShared<kRows, kColumns>;
@@ -26,16 +28,22 @@ __global__ void __launch_bounds__(2 * kRows, (kColumns <= 64 ? 3 : 2) * (64 / kR
   constexpr bool kHalf = std::is_same_v<Element, __half>;
   extern __shared__ __align__(1024) char memory[];
   const uint32_t shared = ptx::shared_address(memory);
+  let_next_kernel_start();
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  const RowTile place = row_tile<kRows>(p);
+  const RowTile place = row_tile<kRows>(p, blockIdx.x, 0);
+  const Operand &keys_from = kReverse ? p.query : p.key, &values_from = kReverse ? p.grad_values : p.value;
+  const float* const initial = kReverse ? p.grad_last : p.initial;
+  uint4* const states = kReverse ? p.grad_states : p.states;
+  const auto chunk_of = [&](int n) { return kReverse ? place.chunks - 1 - n : n; };
   const auto load = [&](int n) {
     if (n < place.chunks) {
       const uint32_t stage = shared + n % Shared::kStages * Shared::kStage;
       each_block<kWarps>(warp, [&](int block) {
         const int row = kBlock * block;
-        const int64_t first = static_cast<int64_t>(n) * kTokens + row;
-        copy_rows<2, kRows / 8>(p.key, place, first, p.length, place.row, p.rows, lane, tile_rows<kRows>(stage, row));
-        copy_rows<2, kColumns / 8>(p.value, place, first, p.length, 0, p.columns, lane,
+        const int64_t first = static_cast<int64_t>(chunk_of(n)) * kTokens + row;
+        copy_rows<2, kRows / 8>(keys_from, place, first, p.length, place.row, p.rows, lane,
+                                tile_rows<kRows>(stage, row));
+        copy_rows<2, kColumns / 8>(values_from, place, first, p.length, 0, p.columns, lane,
                                    tile_rows<kColumns>(stage + Shared::kValue, row));
         copy_rows<4, kRows / 4>(p.key_gate, place, first, p.length, place.row, p.rows, lane,
                                 [&](int r, int piece, int further) {
@@ -46,15 +54,22 @@ __global__ void __launch_bounds__(2 * kRows, (kColumns <= 64 ? 3 : 2) * (64 / kR
     ptx::copies_commit();
   };
   float state[kColumns / 8][4];  // row g + 8·(e / 2), column 8n + 2t + e % 2
+  const auto each_entry = [&](auto work) {
+#pragma unroll
+    for (int n = 0; n < kColumns / 8; ++n)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int row = place.row + 16 * warp + g + 8 * (e / 2), column = 8 * n + 2 * t + e % 2;
+        if (row < p.rows && column < p.columns)
+          work(state[n][e],
+               place.head * p.rows * p.columns + row * p.row_stride + column * p.column_stride);
+      }
+  };
 #pragma unroll
   for (int n = 0; n < kColumns / 8; ++n)
 #pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      const int row = place.row + 16 * warp + g + 8 * (e / 2), column = 8 * n + 2 * t + e % 2;
-      state[n][e] = p.initial && row < p.rows && column < p.columns
-                        ? p.initial[place.head * p.rows * p.columns + row * p.row_stride + column * p.column_stride]
-                        : 0.0f;
-    }
+    for (int e = 0; e < 4; ++e) state[n][e] = 0.0f;
+  if (initial) each_entry([&](float& x, int64_t at) { x = initial[at]; });
 #pragma unroll
   for (int n = 0; n + 1 < Shared::kStages; ++n) load(n);
   const bool upper2 = t & 1, upper4 = t & 2;
@@ -64,7 +79,7 @@ __global__ void __launch_bounds__(2 * kRows, (kColumns <= 64 ? 3 : 2) * (64 / kR
     __syncthreads();
     load(n + Shared::kStages - 1);
     const uint32_t stage = shared + n % Shared::kStages * Shared::kStage;
-    const int64_t at = (place.index * place.chunks + n) * kWarps + warp;
+    const int64_t at = (place.index * place.chunks + chunk_of(n)) * kWarps + warp;
     float unscale = 1.0f;
     if constexpr (kHalf) {
       float x = 0.0f;
@@ -74,25 +89,28 @@ __global__ void __launch_bounds__(2 * kRows, (kColumns <= 64 ? 3 : 2) * (64 / kR
         for (int e = 0; e < 4; ++e) x = fmaxf(x, fabsf(state[k][e]));
       const float unit = power_below(__uint_as_float(__reduce_max_sync(kEveryLane, __float_as_uint(x))));
       unscale = inverse_of_power(unit);
-      if (lane == 0) p.state_units[at] = unit;
+      if (lane == 0) (kReverse ? p.grad_units : p.state_units)[at] = unit;
     }
 #pragma unroll
     for (int k = 0; k < kColumns / 16; ++k) {
       const float(&s0)[4] = state[2 * k], (&s1)[4] = state[2 * k + 1];
-      p.states[(at * (kColumns / 16) + k) * 32 + lane] = {
+      states[(at * (kColumns / 16) + k) * 32 + lane] = {
           pack<Element>(s0[0] * unscale, s0[1] * unscale), pack<Element>(s0[2] * unscale, s0[3] * unscale),
           pack<Element>(s1[0] * unscale, s1[1] * unscale), pack<Element>(s1[2] * unscale, s1[3] * unscale)};
     }
-    // From the last token back: `after` is the product of the gates that follow.
+    // From the last token back, `others` is the product of the gates that follow; in reverse from the first one on, of those before, by the scale.
     uint32_t keys[4][4];
-    float after[2] = {1.0f, 1.0f}, logs[2] = {};
+    const float scale = kReverse ? p.scale : 1.0f;
+    float others[2] = {scale, scale}, logs[2] = {};
 #pragma unroll
-    for (int m = 3; m >= 0; --m) {
+    for (int block = 0; block < 4; ++block) {
+      const int m = kReverse ? block : 3 - block;
       uint32_t raw[4];
       ptx::load_matrices_transposed(
           raw, stage + ptx::swizzled_chunk<kRows>(16 * m + lane % 8 + lane / 16 * 8, 2 * warp + lane / 8 % 2));
 #pragma unroll
-      for (int i = 1; i >= 0; --i) {
+      for (int eight = 0; eight < 2; ++eight) {
+        const int i = kReverse ? eight : 1 - eight;
         EightGates gates;
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
@@ -107,9 +125,11 @@ __global__ void __launch_bounds__(2 * kRows, (kColumns <= 64 ? 3 : 2) * (64 / kR
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
           const float2 k = unpack<Element>(raw[h + 2 * i]);
-          keys[m][h + 2 * i] = pack<Element>(k.x * gates.down(2 * h, upper2, upper4) * after[h],
-                                             k.y * gates.down(2 * h + 1, upper2, upper4) * after[h]);
-          after[h] *= gates.eight[h];
+          const auto factor = [&](int j) {
+            return (kReverse ? gates.up(j, upper2, upper4) : gates.down(j, upper2, upper4)) * others[h];
+          };
+          keys[m][h + 2 * i] = pack<Element>(k.x * factor(2 * h), k.y * factor(2 * h + 1));
+          others[h] *= gates.eight[h];
         }
       }
     }
@@ -125,7 +145,7 @@ __global__ void __launch_bounds__(2 * kRows, (kColumns <= 64 ? 3 : 2) * (64 / kR
       }
     }
     if constexpr (kColumnGate) {
-      const char* totals = p.pairs + (place.head * place.chunks + n) * PairRecord::kBytes + PairRecord::kTotals;
+      const char* totals = p.pairs + (place.head * place.chunks + chunk_of(n)) * PairRecord::kBytes + PairRecord::kTotals;
 #pragma unroll
       for (int k = 0; k < kColumns / 8; ++k) {
         const float2 total = *reinterpret_cast<const float2*>(totals + (8 * k + 2 * t) * 4);
@@ -144,6 +164,10 @@ __global__ void __launch_bounds__(2 * kRows, (kColumns <= 64 ? 3 : 2) * (64 / kR
         ptx::multiply_add<Element>(state[2 * k + 1], keys[m], right[2], right[3]);
       }
   }
+  if constexpr (kReverse) {
+    if (p.grad_initial) each_entry([&](float& x, int64_t at) { p.grad_initial[at] = x; });
+  }
+  wait_for_previous_kernel();
 }
 
 }  // namespace lethe::matrix_state

@@ -71,7 +71,7 @@ void launch_instance(const VectorGradientArguments& p, Kernel which, bool overla
                2 * kRows, VectorGradientShared<kRows, kColumns, kColumnGate>::kBytes, p, overlapping, stream);
   const auto states = which == Kernel::kStates ? vector_states<Element, kRows, kColumns, kColumnGate, false>
                                                : vector_states<Element, kRows, kColumns, kColumnGate, true>;
-  run(states, tiles, 2 * kRows, VectorStatesShared<kRows, kColumns>::kBytes, p, overlapping, stream);
+  run(states, tiles, 4 * kRows, VectorStatesShared<kRows, kColumns>::kBytes, p, overlapping, stream);
 }
 
 template <typename Element, int kRows, bool kColumnGate>

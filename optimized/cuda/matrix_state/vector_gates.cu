@@ -29,13 +29,11 @@ void launch_rows(const VectorSweepArguments& p, cudaStream_t stream) {
 
 template <typename Element>
 void launch_gates(const VectorSweepArguments& p, cudaStream_t stream) {
-  p.value_gate.data ? launch_rows<Element, true>(p, stream)
-                    : launch_rows<Element, false>(p, stream);
+  p.value_gate.data ? launch_rows<Element, true>(p, stream) : launch_rows<Element, false>(p, stream);
 }
 
 void launch(const VectorSweepArguments& p, Dtype dtype, cudaStream_t stream) {
-  dtype == Dtype::kBFloat16 ? launch_gates<__nv_bfloat16>(p, stream)
-                            : launch_gates<__half>(p, stream);
+  dtype == Dtype::kBFloat16 ? launch_gates<__nv_bfloat16>(p, stream) : launch_gates<__half>(p, stream);
 }
 
 VectorSweepArguments arguments_of(const MatrixStateInput& in) {

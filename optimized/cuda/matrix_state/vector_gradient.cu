@@ -96,7 +96,7 @@ void launch(const VectorGradientArguments& p, Kernel which, bool overlapping, cu
 template <typename Element>
 void launch_pairs(const VectorPairsArguments& p, bool overlapping, cudaStream_t stream) {
   const int64_t grid = (p.length + kTokens - 1) / kTokens * p.batch * p.heads;
-  p.channels <= 32 ? run(vector_pairs<Element, 32>, grid, 128, VectorPairsShared<32>::kBytes, p, overlapping, stream)
+  p.channels <= 32 ? run(vector_pairs<Element, 32>, grid, 64, VectorPairsShared<32>::kBytes, p, overlapping, stream)
                    : run(vector_pairs<Element, 64>, grid, 128, VectorPairsShared<64>::kBytes, p, overlapping, stream);
 }
 
@@ -169,8 +169,7 @@ void launch_sides(const MatrixStateBackward& a, const BothSides& between) {
   // Of an overlapping launch no kernel reads what the one before it writes: it begins beside that one's last CTAs.
   if (!a.form.value_gate) {
     constexpr bool kLeavesStates = std::is_same_v<Element, __nv_bfloat16>;
-    vector_sweep_back(a, kLeavesStates ? of_rows.grad_states : nullptr,
-                      kLeavesStates ? of_rows.grad_initial : nullptr);
+    vector_sweep_back(a, kLeavesStates ? of_rows.grad_states : nullptr, kLeavesStates ? of_rows.grad_initial : nullptr);
     launch<Element>(of_rows, Kernel::kStates, true, a.stream);
     if (!kLeavesStates) launch<Element>(of_rows, Kernel::kGradStates, true, a.stream);
     return launch<Element>(of_rows, Kernel::kGradient, false, a.stream);

@@ -15,7 +15,8 @@ template <int kRows, int kColumns, bool kColumnGate>
 struct VectorGradientShared {
   static constexpr int kWarps = kRows / 16, kCtas = (kColumns <= 64 ? 192 : 128) / kRows;
   static constexpr int kKey = kTokens * kRows * 2, kGradValue = 2 * kKey, kValue = kGradValue + kTokens * kColumns * 2;
-  static constexpr int kGates = kValue + kTokens * kColumns * 2, kPairs = kGates + kTokens * kRows * 4, kPairBytes = PairRecord::kTotals + (kColumnGate ? kColumns * 4 : 0);
+  static constexpr int kGates = kValue + kTokens * kColumns * 2, kPairs = kGates + kTokens * kRows * 4,
+                       kPairBytes = PairRecord::kTotals + (kColumnGate ? kColumns * 4 : 0);
   /// Of a warp and block of 16 tokens, what a lane holds of a left operand, two of them; and of each row, the products of its gates.
   static constexpr int kOperands = kPairs + kPairBytes, kProducts = kOperands + kWarps * 2 * 4 * 512;
   static constexpr int kBytes = kProducts + kWarps * 4 * 128;
@@ -68,11 +69,10 @@ struct VectorPairs {
       };
       copy(p.query, shared);
       copy(p.key, shared + Shared::kKey);
-      copy_rows<4, kRows / 4>(p.key_gate, place, first, p.length, place.row, p.rows, lane,
-                              [&](int r, int piece, int further) {
-                                return shared + Shared::kGates +
-                                       gate_offset<kRows>(kBlock * block + r + further, 4 * piece);
-                              });
+      copy_rows<4, kRows / 4>(
+          p.key_gate, place, first, p.length, place.row, p.rows, lane, [&](int r, int piece, int further) {
+            return shared + Shared::kGates + gate_offset<kRows>(kBlock * block + r + further, 4 * piece);
+          });
     });
   }
 

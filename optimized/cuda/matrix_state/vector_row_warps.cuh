@@ -34,9 +34,9 @@ struct VectorRows {
   __device__ __forceinline__ uint4 load_transposed(const uint4* from, int k) const {
     const int warps = row_tile_of(p.columns) / kBlock, tile = warps == 2 ? k / 2 : k / 4;
     const int64_t tile_head = static_cast<int64_t>(tile) * p.batch * p.heads + place.head;
-    const int64_t at = ((tile_head * place.chunks + place.chunk) * warps + k % warps) *
-                           (padded_columns(p.rows) / kBlock) +
-                       place.row / kBlock + warp;
+    const int64_t at =
+        ((tile_head * place.chunks + place.chunk) * warps + k % warps) * (padded_columns(p.rows) / kBlock) +
+        place.row / kBlock + warp;
     return from[at * 32 + lane];
   }
   __device__ __forceinline__ static uint4 exchanged(const uint4& four, bool transposed) {
@@ -69,9 +69,8 @@ struct VectorRows {
       // The sweep's lacks the gate of the next chunk's first token.
       const int64_t token = place.first() + kTokens;
       if (token < p.length) {
-        const float* const gates =
-            static_cast<const float*>(p.key_gate.data) + place.b * p.key_gate.batch_stride +
-            token * p.key_gate.token_stride + place.h * p.key_gate.head_stride;
+        const float* const gates = static_cast<const float*>(p.key_gate.data) + place.b * p.key_gate.batch_stride +
+                                   token * p.key_gate.token_stride + place.h * p.key_gate.head_stride;
 #pragma unroll
         for (int h = 0; h < 2; ++h)
           if (row_of(h) < p.rows) grad_factor[h] = kLog2e * gates[row_of(h)];

@@ -68,8 +68,7 @@ __global__ void __launch_bounds__(4 * kRows, 128 / kRows)
     for (int n = 0; n < 2 * kSteps; ++n)
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        const int row = place.row + 16 * warp + g + 8 * (e / 2),
-                  column = part * (kColumns / 2) + 8 * n + 2 * t + e % 2;
+        const int row = place.row + 16 * warp + g + 8 * (e / 2), column = part * (kColumns / 2) + 8 * n + 2 * t + e % 2;
         if (row < p.rows && column < p.columns)
           work(state[n][e], place.head * p.rows * p.columns + row * p.row_stride + column * p.column_stride);
       }
@@ -122,8 +121,8 @@ __global__ void __launch_bounds__(4 * kRows, 128 / kRows)
       const int m = 2 * part + (kReverse ? block : 1 - block);
       uint32_t raw[4], keys[4];
       ptx::load_matrices_transposed(
-          raw, stage + ptx::swizzled_chunk<kRows>(lane % 8 + lane / 16 * 8, 2 * warp + lane / 8 % 2) +
-                   16 * m * (kRows * 2));
+          raw,
+          stage + ptx::swizzled_chunk<kRows>(lane % 8 + lane / 16 * 8, 2 * warp + lane / 8 % 2) + 16 * m * (kRows * 2));
 #pragma unroll
       for (int eight = 0; eight < 2; ++eight) {
         const int i = kReverse ? eight : 1 - eight;
@@ -187,8 +186,8 @@ __global__ void __launch_bounds__(4 * kRows, 128 / kRows)
 #pragma unroll
         for (int k = 0; k < kSteps; ++k) {
           uint32_t right[4];
-          ptx::load_matrices_transposed(
-              right, steps_right<kColumns>(values, part * kSteps + k) + 16 * m * (kColumns * 2));
+          ptx::load_matrices_transposed(right,
+                                        steps_right<kColumns>(values, part * kSteps + k) + 16 * m * (kColumns * 2));
           ptx::multiply_add<Element>(state[2 * k], keys, right[0], right[1]);
           ptx::multiply_add<Element>(state[2 * k + 1], keys, right[2], right[3]);
         }

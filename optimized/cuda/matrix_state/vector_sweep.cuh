@@ -44,8 +44,7 @@ struct VectorSweep {
 
   /// Where the lane leaves the first of its operands before chunk n of the pass; null: none of the warp's columns.
   __device__ __forceinline__ uint4* state_operand(int n) const {
-    const int warps = row_tile_of(p.columns) / kBlock,
-              chunks = static_cast<int>((p.length + kTokens - 1) / kTokens);
+    const int warps = row_tile_of(p.columns) / kBlock, chunks = static_cast<int>((p.length + kTokens - 1) / kTokens);
     if (warp >= warps) return nullptr;
     const int64_t tile_head = static_cast<int64_t>(place.column / kSweepColumns) * p.batch * p.heads + place.head;
     const int64_t at = (tile_head * chunks + (p.reverse ? chunks - 1 - n : n)) * warps + warp;

@@ -274,12 +274,13 @@ class VectorGates(unittest.TestCase):
         for period in (2, 3, 16, 17, 64):
             for offset in (0, 1):
                 for closed in (-88.0, -torch.inf):
-                    with self.subTest(period=period, offset=offset, closed=closed):
-                        tensors = state_problem(torch.float16, **(WIDE | dict(length=200)))
-                        for name in ("key_gate", "value_gate"):
-                            tensors[name] = torch.zeros_like(tensors[name])
-                            tensors[name][:, offset::period] = closed
-                        self.assert_budget(tensors, torch.float16)
+                    for dtype in (torch.bfloat16, torch.float16):
+                        with self.subTest(period=period, offset=offset, closed=closed, dtype=dtype):
+                            tensors = state_problem(dtype, **(WIDE | dict(length=200)))
+                            for name in ("key_gate", "value_gate"):
+                                tensors[name] = torch.zeros_like(tensors[name])
+                                tensors[name][:, offset::period] = closed
+                            self.assert_budget(tensors, dtype)
 
     def test_keep_the_budget_over_thousands_of_tokens(self):
         generator = torch.Generator().manual_seed(3)

@@ -14,11 +14,13 @@ size_t chunk_workspace_bytes(const Shape& shape, const MatrixStateForm& form);
 
 /// vector_gates.cu: a gate a row, and perhaps one a column, by tensor cores.
 void vector_forward(const MatrixStateForward& arguments);
+/// The gradient of the value where columns have no gate, by a sweep in reverse: dv_j = Σ_{i ≥ j} (Σ_κ D_ijκ q_iκ k_jκ) dO_i. The next kernel may begin beside it.
+///
+/// writes  states  VectorSweepArguments::states, and `first` the gradient of the initial state; null: not wanted
+void vector_sweep_back(const MatrixStateBackward& arguments, void* states, float* first);
+/// vector_gradient.cu: the gradients.
 void vector_backward(const MatrixStateBackward& arguments);
 size_t vector_workspace_bytes(const Shape& shape, const MatrixStateForm& form);
-/// vector_gradient.cu: their gradients, but for that of the value where columns have no gate.
-void vector_gradient_launch(const MatrixStateBackward& arguments);
-size_t vector_gradient_workspace_bytes(const Shape& shape, bool value_gate);
 
 /// delta_forward.cu, delta_backward.cu: the delta rule without a gate or with one a token, by tensor cores.
 void delta_forward(const MatrixStateForward& arguments);

@@ -18,11 +18,11 @@ struct VectorGradientArguments {
   const char*
       pairs;  ///< with a gate a column: PairRecords [B·H, chunks]; value and grad_values are then v and dO with those gates
   const float *initial, *grad_last;  ///< [B, H, rows, columns]; null: zeros
-  uint4*
-      states;  ///< [tiles, B·H, chunks, warp, padded columns / 16, lane]: S before each chunk as a left operand; or, `transposed`, of Sᵀ
-  bool
-      transposed;  ///< `states` are those of the other side, whose rows are these columns: bfloat16 alone, whose states have no unit
-  float* state_units;  ///< [tiles, B·H, chunks, warp]: the powers of two that float16's are divided by
+  /// S before each chunk and R after it, as left operands: [tiles, B·H, chunks, warp, padded columns / 16, lane]
+  uint4 *states, *grad_states;
+  /// `states`, `grad_states` are left operands of Sᵀ, of Rᵀ, with rows and columns exchanged: bfloat16 alone, whose states have no unit
+  bool transposed, grad_transposed;
+  float *state_units, *grad_units;  ///< [tiles, B·H, chunks, warp]: the powers of two that float16's are divided by
 };
 
 /// Bytes of what vector_pairs leaves of a chunk: B as a tile of 64 × 64 lies in shared memory, B_ii, the powers of two that four times 16 rows of B are
@@ -37,9 +37,6 @@ struct PairRecord {
   }
 };
 
-/// Rows of a CTA, of which a warp owns 16.
-__host__ __device__ constexpr int row_tile_of(int64_t rows) { return rows <= 32 ? 32 : 64; }
-
 /// The columns that an instance for `columns` has.
 __host__ __device__ constexpr int padded_columns(int64_t columns) {
   return columns <= 32 ? 32 : columns <= 64 ? 64 : 128;
@@ -49,20 +46,25 @@ __host__ __device__ constexpr int padded_columns(int64_t columns) {
 template <int kRows>
 inline constexpr int kGateStride = (kRows + 4) * 4;
 
-/// What a CTA of either kernel is: a tile of kRows rows of a head.
+/// What a CTA of any of these kernels is: a tile of kRows rows of a head, and perhaps one of its chunks.
 struct RowTile {
   int64_t head, b, h, index;  ///< index: of the tile and head
   int row;
-  int chunks;
+  int chunks, chunk;
+  __device__ __forceinline__ int64_t first() const { return static_cast<int64_t>(chunk) * kTokens; }
 };
 
+/// CTA `index` of all tiles and heads.
 template <int kRows>
-__device__ inline RowTile row_tile(const VectorGradientArguments& p) {
-  const int tiles = (p.rows + kRows - 1) / kRows, tile = static_cast<int>(blockIdx.x % tiles);
-  const int64_t head = blockIdx.x / tiles;
-  return {head,           head / p.heads,
-          head % p.heads, static_cast<int64_t>(tile) * p.batch * p.heads + head,
-          tile * kRows,   static_cast<int>((p.length + kTokens - 1) / kTokens)};
+__device__ inline RowTile row_tile(const VectorGradientArguments& p, unsigned index, int chunk) {
+  const unsigned tiles = (p.rows + kRows - 1) / kRows, tile = index % tiles, head = index / tiles, heads = p.heads;
+  return {head,
+          head / heads,
+          head % heads,
+          static_cast<int64_t>(tile) * p.batch * p.heads + head,
+          static_cast<int>(tile) * kRows,
+          static_cast<int>((p.length + kTokens - 1) / kTokens),
+          chunk};
 }
 
 /// Calls work with each of a warp's blocks of 16 tokens of a chunk: one of four, or two whose pairs with the tokens before them are as many for both warps.

@@ -7,7 +7,7 @@ namespace lethe::matrix_state {
 namespace {
 
 template <typename Element, int kRows, bool kValueGate>
-void launch_instance(const VectorSweepArguments& p, bool overlapping, cudaStream_t stream) {
+void launch_instance(const VectorSweepArguments& p, cudaStream_t stream) {
   constexpr int kBytes = VectorSweepShared<kRows, kValueGate>::kBytes;
   const auto kernel = vector_sweep<Element, kRows, kValueGate>;
   cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
@@ -16,27 +16,24 @@ void launch_instance(const VectorSweepArguments& p, bool overlapping, cudaStream
              "matrix state: shared memory");
   const int tiles = (p.columns + kSweepColumns - 1) / kSweepColumns;
   const dim3 grid(static_cast<unsigned>(p.batch * p.heads * tiles));
-  if (overlapping) return launch_overlapping(kernel, grid, kVectorThreads, kBytes, stream, p);
   kernel<<<grid, kVectorThreads, kBytes, stream>>>(p);
   cuda_check(cudaGetLastError(), "matrix state: launch");
 }
 
 template <typename Element, bool kValueGate>
-void launch_rows(const VectorSweepArguments& p, bool overlapping, cudaStream_t stream) {
-  if (p.rows <= 32) return launch_instance<Element, 32, kValueGate>(p, overlapping, stream);
-  p.rows <= 64 ? launch_instance<Element, 64, kValueGate>(p, overlapping, stream)
-               : launch_instance<Element, 128, kValueGate>(p, overlapping, stream);
+void launch_rows(const VectorSweepArguments& p, cudaStream_t stream) {
+  if (p.rows <= 32) return launch_instance<Element, 32, kValueGate>(p, stream);
+  p.rows <= 64 ? launch_instance<Element, 64, kValueGate>(p, stream)
+               : launch_instance<Element, 128, kValueGate>(p, stream);
 }
 
 template <typename Element>
-void launch_gates(const VectorSweepArguments& p, bool overlapping, cudaStream_t stream) {
-  p.value_gate.data ? launch_rows<Element, true>(p, overlapping, stream)
-                    : launch_rows<Element, false>(p, overlapping, stream);
+void launch_gates(const VectorSweepArguments& p, cudaStream_t stream) {
+  p.value_gate.data ? launch_rows<Element, true>(p, stream) : launch_rows<Element, false>(p, stream);
 }
 
-void launch(const VectorSweepArguments& p, Dtype dtype, bool overlapping, cudaStream_t stream) {
-  dtype == Dtype::kBFloat16 ? launch_gates<__nv_bfloat16>(p, overlapping, stream)
-                            : launch_gates<__half>(p, overlapping, stream);
+void launch(const VectorSweepArguments& p, Dtype dtype, cudaStream_t stream) {
+  dtype == Dtype::kBFloat16 ? launch_gates<__nv_bfloat16>(p, stream) : launch_gates<__half>(p, stream);
 }
 
 VectorSweepArguments arguments_of(const MatrixStateInput& in) {
@@ -59,22 +56,15 @@ VectorSweepArguments arguments_of(const MatrixStateInput& in) {
 
 }  // namespace
 
-size_t vector_workspace_bytes(const Shape& shape, const MatrixStateForm& form) {
-  return vector_gradient_workspace_bytes(shape, form.value_gate);
-}
-
 void vector_forward(const MatrixStateForward& a) {
   VectorSweepArguments p = arguments_of(a);
   p.out = a.values;
   p.float_out = a.float_values;
   p.last = a.last_state;
-  launch(p, a.dtype, false, a.stream);
+  launch(p, a.dtype, a.stream);
 }
 
-void vector_backward(const MatrixStateBackward& a) {
-  vector_gradient_launch(a);
-  if (a.form.value_gate) return;
-  // dv_j = Σ_{i ≥ j} (Σ_κ D_ijκ q_iκ k_jκ) dO_i is a sweep in reverse. It reads nothing of the kernel before it, beside whose last CTAs it runs.
+void vector_sweep_back(const MatrixStateBackward& a, void* states, float* first) {
   VectorSweepArguments p = arguments_of(a);
   p.query = a.key;
   p.key = a.query;
@@ -84,7 +74,9 @@ void vector_backward(const MatrixStateBackward& a) {
   p.read_scale = 1.0f;
   p.write_scale = static_cast<float>(a.scale);
   p.initial = a.grad_last_state;
-  launch(p, a.dtype, true, a.stream);
+  p.last = first;
+  p.states = states;
+  launch(p, a.dtype, a.stream);
 }
 
 }  // namespace lethe::matrix_state

@@ -26,6 +26,9 @@ struct VectorSweepArguments {
   float read_scale, write_scale;
   const float* initial;  ///< [B, H, rows, columns]; null: zeros
   float* last;           ///< the same; null: not wanted. In reverse times the gates of the first token
+  /// In bfloat16 without a value gate the state before each chunk of the pass, here in the order of tokens, as left operands of its transpose:
+  /// [tiles of columns, B·H, chunks, warps, padded rows / 16, lane] of 16 bytes; null: not wanted
+  void* states;
 };
 
 }  // namespace lethe::matrix_state

@@ -18,8 +18,8 @@ int64_t chunks_of(const Shape& shape) { return (shape.key_length + kTokens - 1) 
 
 // What the kernels before it leave for the gradient of one side, of `rows` rows.
 struct Between {
-  uint4* states = nullptr;  // null: those of the other side
-  float* units = nullptr;
+  uint4 *states = nullptr, *grad_states = nullptr;  // null: those of the other side
+  float *units = nullptr, *grad_units = nullptr;
   char* records = nullptr;
   uint16_t *scaled_left = nullptr, *scaled_right = nullptr;
 
@@ -28,7 +28,9 @@ struct Between {
     if (has_states) {
       const int64_t tile = row_tile_of(rows), warps = chunks * ((rows + tile - 1) / tile) * (tile / kBlock);
       states = memory.take<uint4>(warps * (padded_columns(columns) / kBlock) * 32);
+      grad_states = memory.take<uint4>(warps * (padded_columns(columns) / kBlock) * 32);
       units = memory.take<float>(warps);
+      grad_units = memory.take<float>(warps);
     }
     if (column_gate) {
       records = memory.take<char>(chunks * PairRecord::kBytes);
@@ -59,40 +61,42 @@ void run(void (*kernel)(Arguments), int64_t grid, int threads, int bytes, const 
   cuda_check(cudaGetLastError(), "matrix state: launch");
 }
 
+enum class Kernel { kStates, kGradStates, kGradient };
+
 template <typename Element, int kRows, int kColumns, bool kColumnGate>
-void launch_instance(const VectorGradientArguments& p, bool states, bool overlapping, cudaStream_t stream) {
-  const int64_t grid = static_cast<int64_t>(p.batch) * p.heads * ((p.rows + kRows - 1) / kRows);
-  if (states)
-    return run(vector_states<Element, kRows, kColumns, kColumnGate>, grid, 2 * kRows,
-               VectorStatesShared<kRows, kColumns>::kBytes, p, overlapping, stream);
-  run(vector_gradient<Element, kRows, kColumns, kColumnGate>, grid, 2 * kRows,
-      VectorGradientShared<kRows, kColumns, kColumnGate>::kBytes, p, overlapping, stream);
+void launch_instance(const VectorGradientArguments& p, Kernel which, bool overlapping, cudaStream_t stream) {
+  const int64_t tiles = static_cast<int64_t>(p.batch) * p.heads * ((p.rows + kRows - 1) / kRows);
+  if (which == Kernel::kGradient)
+    return run(vector_gradient<Element, kRows, kColumns, kColumnGate>, tiles * ((p.length + kTokens - 1) / kTokens),
+               2 * kRows, VectorGradientShared<kRows, kColumns, kColumnGate>::kBytes, p, overlapping, stream);
+  const auto states = which == Kernel::kStates ? vector_states<Element, kRows, kColumns, kColumnGate, false>
+                                               : vector_states<Element, kRows, kColumns, kColumnGate, true>;
+  run(states, tiles, 4 * kRows, VectorStatesShared<kRows, kColumns>::kBytes, p, overlapping, stream);
 }
 
 template <typename Element, int kRows, bool kColumnGate>
-void launch_columns(const VectorGradientArguments& p, bool states, bool overlapping, cudaStream_t stream) {
-  if (p.columns <= 32) return launch_instance<Element, kRows, 32, kColumnGate>(p, states, overlapping, stream);
-  p.columns <= 64 ? launch_instance<Element, kRows, 64, kColumnGate>(p, states, overlapping, stream)
-                  : launch_instance<Element, kRows, 128, kColumnGate>(p, states, overlapping, stream);
+void launch_columns(const VectorGradientArguments& p, Kernel which, bool overlapping, cudaStream_t stream) {
+  if (p.columns <= 32) return launch_instance<Element, kRows, 32, kColumnGate>(p, which, overlapping, stream);
+  p.columns <= 64 ? launch_instance<Element, kRows, 64, kColumnGate>(p, which, overlapping, stream)
+                  : launch_instance<Element, kRows, 128, kColumnGate>(p, which, overlapping, stream);
 }
 
 template <typename Element, bool kColumnGate>
-void launch_rows(const VectorGradientArguments& p, bool states, bool overlapping, cudaStream_t stream) {
-  row_tile_of(p.rows) == 32 ? launch_columns<Element, 32, kColumnGate>(p, states, overlapping, stream)
-                            : launch_columns<Element, 64, kColumnGate>(p, states, overlapping, stream);
+void launch_rows(const VectorGradientArguments& p, Kernel which, bool overlapping, cudaStream_t stream) {
+  row_tile_of(p.rows) == 32 ? launch_columns<Element, 32, kColumnGate>(p, which, overlapping, stream)
+                            : launch_columns<Element, 64, kColumnGate>(p, which, overlapping, stream);
 }
 
-// vector_states, or else vector_gradient.
 template <typename Element>
-void launch(const VectorGradientArguments& p, bool states, bool overlapping, cudaStream_t stream) {
-  p.pairs ? launch_rows<Element, true>(p, states, overlapping, stream)
-          : launch_rows<Element, false>(p, states, overlapping, stream);
+void launch(const VectorGradientArguments& p, Kernel which, bool overlapping, cudaStream_t stream) {
+  p.pairs ? launch_rows<Element, true>(p, which, overlapping, stream)
+          : launch_rows<Element, false>(p, which, overlapping, stream);
 }
 
 template <typename Element>
 void launch_pairs(const VectorPairsArguments& p, bool overlapping, cudaStream_t stream) {
   const int64_t grid = (p.length + kTokens - 1) / kTokens * p.batch * p.heads;
-  p.channels <= 32 ? run(vector_pairs<Element, 32>, grid, 128, VectorPairsShared<32>::kBytes, p, overlapping, stream)
+  p.channels <= 32 ? run(vector_pairs<Element, 32>, grid, 64, VectorPairsShared<32>::kBytes, p, overlapping, stream)
                    : run(vector_pairs<Element, 64>, grid, 128, VectorPairsShared<64>::kBytes, p, overlapping, stream);
 }
 
@@ -142,7 +146,9 @@ VectorGradientArguments gradient_of(const MatrixStateBackward& a, const Side& ow
   p.grad_last = a.grad_last_state;
   p.grad_initial = own.grad_query ? a.grad_initial_state : nullptr;
   p.states = between.states;
+  p.grad_states = between.grad_states;
   p.state_units = between.units;
+  p.grad_units = between.grad_units;
   p.pairs = between.records;
   if (p.pairs) {
     const auto contiguous = [&](const void* data) {
@@ -160,31 +166,42 @@ void launch_sides(const MatrixStateBackward& a, const BothSides& between) {
                   a.grad_query, a.grad_key, a.grad_key_gate, a.shape.value_dim},
       columns{a.grad_values, a.value, a.value_gate, a.shape.value_dim, nullptr, a.grad_value, a.grad_value_gate, 1};
   const VectorGradientArguments of_rows = gradient_of(a, rows, columns, between.rows);
+  // Of an overlapping launch no kernel reads what the one before it writes: it begins beside that one's last CTAs.
   if (!a.form.value_gate) {
-    launch<Element>(of_rows, true, false, a.stream);
-    return launch<Element>(of_rows, false, false, a.stream);
+    constexpr bool kLeavesStates = std::is_same_v<Element, __nv_bfloat16>;
+    vector_sweep_back(a, kLeavesStates ? of_rows.grad_states : nullptr, kLeavesStates ? of_rows.grad_initial : nullptr);
+    launch<Element>(of_rows, Kernel::kStates, true, a.stream);
+    if (!kLeavesStates) launch<Element>(of_rows, Kernel::kGradStates, true, a.stream);
+    return launch<Element>(of_rows, Kernel::kGradient, false, a.stream);
   }
   VectorGradientArguments of_columns = gradient_of(a, columns, rows, between.columns);
-  of_columns.transposed = !of_columns.states;
-  if (of_columns.transposed) of_columns.states = of_rows.states;
-  // Neither launch of a pair reads what the other writes, so the second begins beside the last CTAs of the first.
+  const bool transposed = !of_columns.states;
+  of_columns.transposed = of_columns.grad_transposed = transposed;
+  if (transposed) {
+    of_columns.states = of_rows.states;
+    of_columns.grad_states = of_rows.grad_states;
+  }
   launch_pairs<Element>(pairs_of(a, columns, between.rows), false, a.stream);
   launch_pairs<Element>(pairs_of(a, rows, between.columns), true, a.stream);
-  launch<Element>(of_rows, true, false, a.stream);
-  if (!of_columns.transposed) launch<Element>(of_columns, true, false, a.stream);
-  launch<Element>(of_rows, false, false, a.stream);
-  launch<Element>(of_columns, false, true, a.stream);
+  launch<Element>(of_rows, Kernel::kStates, false, a.stream);
+  launch<Element>(of_rows, Kernel::kGradStates, true, a.stream);
+  if (!transposed) {
+    launch<Element>(of_columns, Kernel::kStates, true, a.stream);
+    launch<Element>(of_columns, Kernel::kGradStates, true, a.stream);
+  }
+  launch<Element>(of_rows, Kernel::kGradient, false, a.stream);
+  launch<Element>(of_columns, Kernel::kGradient, true, a.stream);
 }
 
 }  // namespace
 
-size_t vector_gradient_workspace_bytes(const Shape& shape, bool value_gate) {
+size_t vector_workspace_bytes(const Shape& shape, const MatrixStateForm& form) {
   Workspace memory(nullptr);
-  BothSides(memory, shape, value_gate, true);
+  BothSides(memory, shape, form.value_gate, true);
   return std::max<size_t>(memory.bytes(), 256);
 }
 
-void vector_gradient_launch(const MatrixStateBackward& a) {
+void vector_backward(const MatrixStateBackward& a) {
   Workspace memory(a.workspace);
   const bool half = a.dtype != Dtype::kBFloat16;
   const BothSides between(memory, a.shape, a.form.value_gate, half);

@@ -1,13 +1,14 @@
 #pragma once
-// The gradients of query, key and log f of a matrix state with a gate a row: a pass over chunks of 64 tokens, the last one first, of one head and up to
-// 64 rows.
+// The gradients of query, key and log f of a matrix state with a gate a row: of 64 tokens of one head and up to 64 rows, a CTA each.
 //
 // With S the state before a chunk, R the gradient of the state after it, and B_ij = scale dO_i·v_j:
 //
 //   dq_i = E_i ∘ (scale S dO_i) + Σ_{j ≤ i} D_ij ∘ B_ij k_j
 //   dk_j = D_Cj ∘ (R v_j)       + Σ_{i ≥ j} D_ij ∘ B_ij q_i
 //   d log f_l = Σ_{i ≥ l} q_i ∘ E_i ∘ (scale S dO_i) + Σ_{j < l} k_j ∘ D_Cj ∘ (R v_j) + E_C ⟨S, R⟩ + Σ_{i ≥ l > j} q_i ∘ D_ij ∘ B_ij k_j
-//   R ← E_C R + Σ_i scale (E_i ∘ q_i) dO_iᵀ
+//
+// S comes from vector_states; R from there too, or in bfloat16 without a gate a column from the sweep for dv (vector_sweep.cuh). With a gate a column both are,
+// in bfloat16, the same for both sides.
 //
 // Halving (vector_sweep.cuh), from runs of 64 tokens to runs of 2: a token of an upper half has the operand q times the gates since the middle, one of a
 // lower half k times the gates up to it. One product of these with the symmetric B of the run's pairs is Σ_j D_ij B_ij k_j for the upper tokens and
@@ -15,8 +16,7 @@
 // pairs that gate l separates are, at each halving, those of the upper tokens from l on or of the lower ones before l: no difference is taken.
 //
 // A warp owns 16 rows of R, S, q, k and f, with tokens along the columns of its accumulators; of the tokens it copies, multiplies and stores a share. An
-// SM has several CTAs, of which one computes while another waits. S comes from vector_states; with a gate a column too it is, in bfloat16, the same for
-// both sides.
+// SM has several CTAs, of which some compute while another loads or stores.
 
 #include "optimized/cuda/launch.cuh"
 #include "optimized/cuda/matrix_state/vector_pair_warps.cuh"
@@ -26,47 +26,33 @@
 namespace lethe::matrix_state {
 
 template <typename Element, int kRows, int kColumns, bool kColumnGate>
-__global__ void __launch_bounds__(2 * kRows, 128 / kRows)
+__global__ void __launch_bounds__(2 * kRows, VectorGradientShared<kRows, kColumns, kColumnGate>::kCtas)
     vector_gradient(const __grid_constant__ VectorGradientArguments p) {
   using Shared = VectorGradientShared<kRows, kColumns, kColumnGate>;
   extern __shared__ __align__(1024) char memory[];
   let_next_kernel_start();
   const uint32_t shared = ptx::shared_address(memory);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const RowTile place = row_tile<kRows>(p);
+  const unsigned tiles = static_cast<unsigned>(p.batch * p.heads * ((p.rows + kRows - 1) / kRows));
+  const RowTile place = row_tile<kRows>(p, blockIdx.x % tiles, static_cast<int>(blockIdx.x / tiles));
   VectorRows<Element, kRows, kColumns, kColumnGate> rows{p, place, shared, warp, lane};
   const VectorPairs<Element, kRows, kColumns, kColumnGate> pairs{p, place, shared, warp, lane};
-  rows.begin();
-  pairs.load(0);
-  pairs.load_gates(0);
+  const bool owns_rows = place.row + 16 * warp < p.rows;
+  pairs.load_columns();
   ptx::copies_commit();
-  if constexpr (Shared::kStages == 2) {
-    pairs.load(1);
-    ptx::copies_commit();
-  }
-#pragma unroll 1
-  for (int n = 0; n < place.chunks; ++n) {
-    // All but the next chunk has come.
-    ptx::copies_wait<Shared::kStages - 1>();
-    if constexpr (!kColumnGate) {
-      if (Shared::kStages == 1 || n == 0) __syncthreads();
-      pairs.multiply(n);
-    }
+  pairs.load_rows();
+  ptx::copies_commit();
+  if (owns_rows) rows.begin();
+  if constexpr (!kColumnGate) {
+    ptx::copies_wait<1>();
     __syncthreads();
-    if (place.row + 16 * warp < p.rows) rows.step(n);
-    if constexpr (Shared::kStages == 2) ptx::copies_wait<0>();
-    __syncthreads();
-    pairs.store(n);
-    if (n + 1 == place.chunks) break;
-    pairs.load_gates(n + 1);
-    if constexpr (Shared::kStages == 1) pairs.load(n + 1);
-    ptx::copies_commit();
-    if constexpr (Shared::kStages == 2) {
-      pairs.load(n + 2);
-      ptx::copies_commit();
-    }
+    pairs.multiply();
   }
-  rows.end();
+  ptx::copies_wait<0>();
+  __syncthreads();
+  if (owns_rows) rows.step();
+  __syncthreads();
+  pairs.store();
   wait_for_previous_kernel();
 }
 

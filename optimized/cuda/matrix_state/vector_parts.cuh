@@ -19,6 +19,9 @@ constexpr int kVectorThreads = 256;
 constexpr unsigned kEveryLane = 0xffffffffu;
 constexpr float kLog2e = std::numbers::log2e_v<float>;
 
+/// Rows of a state that a CTA owns of its gradients, and that a left operand's array has together: a warp has 16.
+__host__ __device__ constexpr int row_tile_of(int64_t rows) { return rows <= 32 ? 32 : 64; }
+
 /// The head and columns of a CTA. In reverse, row r of the pass is token `last` − r, else r.
 struct VectorPlace {
   int64_t head, b, h;

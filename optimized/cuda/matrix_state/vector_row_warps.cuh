@@ -21,76 +21,76 @@ struct VectorRows {
   const RowTile& place;
   uint32_t shared;
   int warp, lane;
-  float grad[kColumns / 8][4];  // R: row g + 8·(e / 2), column 8n + 2t + e % 2
+  uint4 states[kKeepStates ? kSteps : 1], grads[kSteps];  // S and R as left operands
+  float grad_factor[2];  // of rows g and g + 8 what R has been divided by; in bfloat16, log2 of it
 
   __device__ __forceinline__ int row_of(int half) const { return place.row + 16 * warp + lane / 4 + 8 * half; }
-  __device__ __forceinline__ bool in_state(int n, int e) const {
-    return row_of(e / 2) < p.rows && 8 * n + 2 * (lane % 4) + e % 2 < p.columns;
-  }
-  __device__ __forceinline__ int64_t state_at(int n, int e) const {
-    return place.head * p.rows * p.columns + row_of(e / 2) * p.row_stride +
-           (8 * n + 2 * (lane % 4) + e % 2) * p.column_stride;
-  }
-  __device__ __forceinline__ void begin() {
-#pragma unroll
-    for (int n = 0; n < kColumns / 8; ++n)
-#pragma unroll
-      for (int e = 0; e < 4; ++e) grad[n][e] = p.grad_last && in_state(n, e) ? p.grad_last[state_at(n, e)] : 0.0f;
-  }
-  __device__ __forceinline__ void end() const {
-    if (!p.grad_initial) return;
-#pragma unroll
-    for (int n = 0; n < kColumns / 8; ++n)
-#pragma unroll
-      for (int e = 0; e < 4; ++e)
-        if (in_state(n, e)) p.grad_initial[state_at(n, e)] = grad[n][e];
-  }
 
-  /// Columns 16k … of the warp's rows of S before the chunk, from the other side's states, where they are rows.
-  __device__ __forceinline__ uint4 transposed_state(int chunk, int k) const {
+  /// Step k of the warp's rows of S or R from operands of the same rows; or of the other side, where they are columns.
+  __device__ __forceinline__ uint4 load_state(const uint4* from, int k) const {
+    const int64_t at = (place.index * place.chunks + place.chunk) * Shared::kWarps + warp;
+    return from[(at * kSteps + k) * 32 + lane];
+  }
+  __device__ __forceinline__ uint4 load_transposed(const uint4* from, int k) const {
     const int warps = row_tile_of(p.columns) / kBlock, tile = warps == 2 ? k / 2 : k / 4;
     const int64_t tile_head = static_cast<int64_t>(tile) * p.batch * p.heads + place.head;
-    const int64_t at = ((tile_head * place.chunks + chunk) * warps + k % warps) * (padded_columns(p.rows) / kBlock) +
-                       place.row / kBlock + warp;
-    const uint4 four = p.states[at * 32 + lane];
+    const int64_t at =
+        ((tile_head * place.chunks + place.chunk) * warps + k % warps) * (padded_columns(p.rows) / kBlock) +
+        place.row / kBlock + warp;
+    return from[at * 32 + lane];
+  }
+  __device__ __forceinline__ static uint4 exchanged(const uint4& four, bool transposed) {
+    if (!transposed) return four;
     return {ptx::transpose_matrix(four.x), ptx::transpose_matrix(four.z), ptx::transpose_matrix(four.y),
             ptx::transpose_matrix(four.w)};
   }
+  // Which they are: known to the compiler but with gates of both in bfloat16.
+  __device__ __forceinline__ bool transposed() const { return kColumnGate && !kHalf && p.transposed; }
+  __device__ __forceinline__ bool grad_transposed() const { return !kHalf && (!kColumnGate || p.grad_transposed); }
+  __device__ __forceinline__ uint4 state(int k) const {
+    return exchanged(transposed() ? load_transposed(p.states, k) : load_state(p.states, k), transposed());
+  }
 
-  __device__ __forceinline__ void step(int n) {
-    const int g = lane / 4, t = lane % 4;
-    const bool upper2 = t & 1, upper4 = t & 2;
-    const uint32_t stage = shared + n % Shared::kStages * Shared::kStage;
-    const uint32_t pairs = shared + Shared::kPairs;
-    const int chunk = place.chunks - 1 - n;
-    const int64_t state_at = (place.index * place.chunks + chunk) * Shared::kWarps + warp;
-    const auto load_state = [&](int k) {
-      if constexpr (kColumnGate && !kHalf) {
-        if (p.transposed) return transposed_state(chunk, k);
-      }
-      return p.states[(state_at * kSteps + k) * 32 + lane];
-    };
-    uint4 kept[kKeepStates ? kSteps : 1];
+  /// Begins to load S, R and the factors of R.
+  __device__ __forceinline__ void begin() {
     if constexpr (kKeepStates) {
 #pragma unroll
-      for (int k = 0; k < kSteps; ++k) kept[k] = load_state(k);
+      for (int k = 0; k < kSteps; ++k)
+        states[k] = transposed() ? load_transposed(p.states, k) : load_state(p.states, k);
     }
+#pragma unroll
+    for (int k = 0; k < kSteps; ++k)
+      grads[k] = grad_transposed() ? load_transposed(p.grad_states, k) : load_state(p.grad_states, k);
+    grad_factor[0] = grad_factor[1] = 0.0f;
+    if constexpr (kHalf) {
+      grad_factor[0] = grad_factor[1] =
+          p.grad_units[(place.index * place.chunks + place.chunk) * Shared::kWarps + warp];
+    } else if constexpr (!kColumnGate) {
+      // The sweep's lacks the gate of the next chunk's first token.
+      const int64_t token = place.first() + kTokens;
+      if (token < p.length) {
+        const float* const gates = static_cast<const float*>(p.key_gate.data) + place.b * p.key_gate.batch_stride +
+                                   token * p.key_gate.token_stride + place.h * p.key_gate.head_stride;
+#pragma unroll
+        for (int h = 0; h < 2; ++h)
+          if (row_of(h) < p.rows) grad_factor[h] = kLog2e * gates[row_of(h)];
+      }
+    }
+  }
+
+  __device__ __forceinline__ void step() {
+    const int g = lane / 4, t = lane % 4;
+    const bool upper2 = t & 1, upper4 = t & 2;
+    const uint32_t pairs = shared + Shared::kPairs;
     const auto state_of = [&](int k, uint32_t(&to)[4]) {
       uint4 four;
-      if constexpr (kKeepStates) four = kept[k];
-      else four = load_state(k);
+      if constexpr (kKeepStates) four = states[k];
+      else four = state(k);
       to[0] = four.x, to[1] = four.y, to[2] = four.z, to[3] = four.w;
     };
-    float grad_unit = 1.0f, grad_unscale = 1.0f, state_unit = 1.0f, pair_units[4] = {1.0f, 1.0f, 1.0f, 1.0f};
+    float state_unit = 1.0f, pair_units[4] = {1.0f, 1.0f, 1.0f, 1.0f};
     if constexpr (kHalf) {
-      float x = 0.0f;
-#pragma unroll
-      for (int k = 0; k < kColumns / 8; ++k)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) x = fmaxf(x, fabsf(grad[k][e]));
-      grad_unit = power_below(__uint_as_float(__reduce_max_sync(kEveryLane, __float_as_uint(x))));
-      grad_unscale = inverse_of_power(grad_unit);
-      state_unit = p.state_units[state_at];
+      state_unit = p.state_units[(place.index * place.chunks + place.chunk) * Shared::kWarps + warp];
 #pragma unroll
       for (int i = 0; i < 4; ++i) pair_units[i] = __uint_as_float(ptx::load_word(pairs + PairRecord::kUnits + i * 4));
     }
@@ -99,34 +99,44 @@ struct VectorRows {
     };
     const uint32_t columns_at = ptx::swizzled_chunk<kRows>(lane % 8 + lane / 16 * 8, 2 * warp + lane / 8 % 2);
     const auto load_rows = [&](int m, uint32_t(&q)[4], uint32_t(&k)[4]) {  // transposed: rows of the state by tokens
-      const uint32_t at = stage + columns_at + 16 * m * (kRows * 2);
+      const uint32_t at = shared + columns_at + 16 * m * (kRows * 2);
       ptx::load_matrices_transposed(q, at);
       ptx::load_matrices_transposed(k, at + Shared::kKey);
     };
     const auto gate_at = [&](int eight, int j) {
-      return shared + Shared::kGates + (8 * eight + 2 * t + j % 2) * kGateStride<kRows> +
-             (16 * warp + g + 8 * (j / 2)) * 4;
+      return shared + Shared::kGates + gate_offset<kRows>(8 * eight + 2 * t + j % 2, 16 * warp + g + 8 * (j / 2));
     };
 
-    // ⟨S, R⟩ of each row, but for its own gates; R as left operands.
-    float product[2] = {};
-    uint32_t grads[kSteps][4];
+    if constexpr (!kHalf) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) grad_factor[h] = kColumnGate ? 1.0f : exp2_approximate(grad_factor[h]);
+    }
+    // ⟨S, R⟩ of each row, but for its own gates.
+    float product[2] = {}, products[4] = {};
 #pragma unroll
     for (int k = 0; k < kSteps; ++k) {
+      if constexpr (kKeepStates) states[k] = exchanged(states[k], transposed());
+      grads[k] = exchanged(grads[k], grad_transposed());
       uint32_t s[4];
       state_of(k, s);
+      const uint32_t r[4] = {grads[k].x, grads[k].y, grads[k].z, grads[k].w};
+      if constexpr (kColumnGate) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float2 two = unpack<Element>(s[i]);
-        float(&r)[4] = grad[2 * k + i / 2];
-        float& x = r[i % 2 * 2];
-        float& y = r[i % 2 * 2 + 1];
-        grads[k][i] = pack<Element>(x * grad_unscale, y * grad_unscale);
-        if constexpr (kColumnGate) {
-          const float2 column_total = total_of(2 * k + i / 2);
-          x *= column_total.x, y *= column_total.y;
+        for (int i = 0; i < 4; ++i) {
+          const float2 a = unpack<Element>(s[i]), b = unpack<Element>(r[i]), gates = total_of(2 * k + i / 2);
+          product[i % 2] += a.x * (b.x * gates.x) + a.y * (b.y * gates.y);
         }
-        product[i % 2] += two.x * x + two.y * y;
+      } else {
+        // The diagonal of S Rᵀ, of rows g by columns below 8 and of rows g + 8 by those above: R's registers as a left operand are those of Rᵀ as a right one.
+        const uint32_t low[4] = {s[0], 0, 0, s[1]}, high[4] = {s[2], 0, 0, s[3]};
+        ptx::multiply_add<Element>(products, low, r[0], r[1]);
+        ptx::multiply_add<Element>(products, high, r[2], r[3]);
+      }
+    }
+    if constexpr (!kColumnGate) {
+      if (g / 2 == t) {
+        product[0] = g % 2 ? products[1] : products[0];
+        product[1] = g % 2 ? products[3] : products[2];
       }
     }
 
@@ -154,11 +164,6 @@ struct VectorRows {
       logs[h] += __shfl_xor_sync(kEveryLane, logs[h], 1);
       logs[h] += __shfl_xor_sync(kEveryLane, logs[h], 2);
       total[h] = exp2f(logs[h]);
-#pragma unroll
-      for (int c = 0; c < kColumns / 8; ++c) {
-        grad[c][2 * h] *= total[h];
-        grad[c][2 * h + 1] *= total[h];
-      }
     }
     ChunkProducts runs;
 #pragma unroll
@@ -173,10 +178,9 @@ struct VectorRows {
     const auto products_at = [&](int m, int h) {
       return shared + Shared::kProducts + (warp * 4 + m) * 128 + (g + 8 * h) * 8;
     };
-    const uint32_t grads_at = stage + Shared::kGradValue + ptx::swizzled_chunk<kColumns>(lane % 16, lane / 16);
 #pragma unroll
     for (int m = 0; m < 4; ++m) {
-      uint32_t q[4], k[4], by16[4], by32[4], query[4];
+      uint32_t q[4], k[4], by16[4], by32[4];
       load_rows(m, q, k);
 #pragma unroll
       for (int i = 0; i < 2; ++i)
@@ -191,7 +195,6 @@ struct VectorRows {
           };
           by16[h + 2 * i] = m % 2 ? packed(a, up, runs.up16(m, i, h)) : packed(b, down, runs.down16(m, i, h));
           by32[h + 2 * i] = m / 2 ? packed(a, up, runs.up32(m, i, h)) : packed(b, down, runs.down32(m, i, h));
-          query[h + 2 * i] = packed(a, up, runs.up64(m, i, h) * p.scale);
         }
       ptx::store_words(operand_at(0, m), {by16[0], by16[1], by16[2], by16[3]});
       ptx::store_words(operand_at(1, m), {by32[0], by32[1], by32[2], by32[3]});
@@ -199,14 +202,6 @@ struct VectorRows {
 #pragma unroll
         for (int h = 0; h < 2; ++h)
           ptx::store_floats(products_at(m, h), runs.eight[2 * m][h], runs.eight[2 * m + 1][h]);
-      }
-      // R of the chunk before.
-#pragma unroll
-      for (int c = 0; c < kSteps; ++c) {
-        uint32_t right[4];
-        ptx::load_matrices_transposed(right, steps_right<kColumns>(grads_at + 16 * m * (kColumns * 2), c));
-        ptx::multiply_add<Element>(grad[2 * c], query, right[0], right[1]);
-        ptx::multiply_add<Element>(grad[2 * c + 1], query, right[2], right[3]);
       }
     }
     __syncwarp();
@@ -216,21 +211,22 @@ struct VectorRows {
 #pragma unroll
     for (int h = 0; h < 2; ++h)
 #pragma unroll
-      for (int m = 0; m < 4; ++m) shared_terms[m][h] = product[h] * total[h] * state_unit;
+      for (int m = 0; m < 4; ++m) shared_terms[m][h] = product[h] * total[h] * (state_unit * grad_factor[h]);
 
     const EightMasks masks(g, t);
-    const uint32_t rows_at = ptx::swizzled_chunk<kTokens>(lane % 8 + lane / 16 * 8, lane / 8 % 2),
-                   transposed_at = ptx::swizzled_chunk<kTokens>(lane % 16, lane / 16);
+    const uint32_t rows_at = pairs + ptx::swizzled_chunk<kTokens>(lane % 8 + lane / 16 * 8, lane / 8 % 2),
+                   transposed_at = pairs + ptx::swizzled_chunk<kTokens>(lane % 16, lane / 16);
     // B of row block r and column block c as a right operand whose columns are its rows; or its columns.
     const auto load_pairs = [&](int r, int c, uint32_t(&to)[4]) {
-      ptx::load_matrices(to, steps_right<kTokens>(pairs + rows_at + 16 * r * (kTokens * 2), c));
+      ptx::load_matrices(to, steps_right<kTokens>(rows_at, c) + 16 * r * (kTokens * 2));
     };
     const auto load_pairs_transposed = [&](int r, int c, uint32_t(&to)[4]) {
-      ptx::load_matrices_transposed(to, steps_right<kTokens>(pairs + transposed_at + 16 * r * (kTokens * 2), c));
+      ptx::load_matrices_transposed(to, steps_right<kTokens>(transposed_at, c) + 16 * r * (kTokens * 2));
     };
-    const uint32_t tokens_at = ptx::swizzled_chunk<kColumns>(lane % 8 + lane / 16 * 8, lane / 8 % 2);
+    const uint32_t tokens_at =
+        shared + Shared::kGradValue + ptx::swizzled_chunk<kColumns>(lane % 8 + lane / 16 * 8, lane / 8 % 2);
 
-#pragma unroll 1
+#pragma unroll
     for (int m = 0; m < 4; ++m) {
       const bool upper32 = m / 2, upper16 = m % 2;
       uint32_t raw_q[4], raw_k[4];
@@ -263,17 +259,18 @@ struct VectorRows {
       }
       // States outside the chunk.
       {
-        const uint32_t at = stage + Shared::kGradValue + tokens_at + 16 * m * (kColumns * 2);
 #pragma unroll
         for (int c = 0; c < kSteps; ++c) {
           uint32_t left[4], right[4];
+          const uint32_t grad[4] = {grads[c].x, grads[c].y, grads[c].z, grads[c].w};
           state_of(c, left);
-          ptx::load_matrices(right, steps_right<kColumns>(at, c));
+          const uint32_t at = steps_right<kColumns>(tokens_at, c) + 16 * m * (kColumns * 2);
+          ptx::load_matrices(right, at);
           ptx::multiply_add<Element>(dq[0], left, right[0], right[1]);
           ptx::multiply_add<Element>(dq[1], left, right[2], right[3]);
-          ptx::load_matrices(right, steps_right<kColumns>(at + Shared::kValue - Shared::kGradValue, c));
-          ptx::multiply_add<Element>(dk[0], grads[c], right[0], right[1]);
-          ptx::multiply_add<Element>(dk[1], grads[c], right[2], right[3]);
+          ptx::load_matrices(right, at + (Shared::kValue - Shared::kGradValue));
+          ptx::multiply_add<Element>(dk[0], grad, right[0], right[1]);
+          ptx::multiply_add<Element>(dk[1], grad, right[2], right[3]);
         }
       }
       // q times the gates since the beginning of its run of 8, 16, 32 tokens, k times those up to the end.
@@ -290,7 +287,7 @@ struct VectorRows {
           query32[i][j] = query16[i][j] * (upper16 ? sibling[h] : 1.0f);
           key32[i][j] = key16[i][j] * (upper16 ? 1.0f : sibling[h]);
           dq[i][j] *= p.scale * state_unit;
-          dk[i][j] *= grad_unit;
+          if constexpr (kHalf || !kColumnGate) dk[i][j] *= grad_factor[h];
           query_terms[i][j] = dq[i][j] * query32[i][j] * (upper32 ? other_half[h] : 1.0f);
           key_terms[i][j] = dk[i][j] * key32[i][j] * (upper32 ? 1.0f : other_half[h]);
         }
@@ -367,7 +364,7 @@ struct VectorRows {
 #pragma unroll
           for (int j = 2 * h; j < 2 * h + 2; ++j)
             ptx::store_word(gate_at(2 * m + i, j), __float_as_uint(block.y[i][j]));
-          const uint32_t to = stage + ptx::swizzled_chunk<kRows>(16 * m + 8 * i + g, 2 * warp + h) + 4 * t;
+          const uint32_t to = shared + ptx::swizzled_chunk<kRows>(16 * m + 8 * i + g, 2 * warp + h) + 4 * t;
           ptx::store_word(to, ptx::transpose_matrix(pack<Element>(dq[i][2 * h], dq[i][2 * h + 1])));
           ptx::store_word(to + Shared::kKey, ptx::transpose_matrix(pack<Element>(dk[i][2 * h], dk[i][2 * h + 1])));
         }
@@ -376,18 +373,10 @@ struct VectorRows {
 #pragma unroll
     for (int m = 0; m < 4; ++m)
 #pragma unroll
-      for (int h = 0; h < 2; ++h) shared_terms[m][h] = quad_total(shared_terms[m][h]);
-    const int64_t first = static_cast<int64_t>(chunk) * kTokens + 2 * t,
-                  stride = static_cast<int64_t>(p.heads) * p.rows;
-    const int left = static_cast<int>(min(p.length - first, static_cast<int64_t>(kTokens)));
-    float* to = p.grad_key_gate + (place.b * p.length + first) * stride + place.h * p.rows + row_of(0);
-    const bool inside[2] = {row_of(0) < p.rows, row_of(1) < p.rows};
-#pragma unroll
-    for (int i = 0; i < 8; ++i, to += 8 * stride)
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const float x = __uint_as_float(ptx::load_word(gate_at(i, j))) + shared_terms[i / 2][j / 2];
-        if (8 * i + j % 2 < left && inside[j / 2]) to[j % 2 * stride + j / 2 * 8] = x;
+      for (int h = 0; h < 2; ++h) {
+        const float total = quad_total(shared_terms[m][h]);
+        if (t == 0)
+          ptx::store_word(shared + Shared::kProducts + (warp * 4 + m) * 128 + (g + 8 * h) * 4, __float_as_uint(total));
       }
   }
 };

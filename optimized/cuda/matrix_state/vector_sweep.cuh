@@ -27,7 +27,7 @@ namespace lethe::matrix_state {
 template <typename Element, int kRows, bool kValueGate>
 struct VectorSweep {
   using Shared = VectorSweepShared<kRows, kValueGate>;
-  static constexpr bool kHalf = std::is_same_v<Element, __half>;
+  static constexpr bool kHalf = std::is_same_v<Element, __half>, kLeavesStates = !kHalf && !kValueGate;
   const VectorSweepArguments& p;
   const VectorPlace& place;
   uint32_t shared;
@@ -40,6 +40,15 @@ struct VectorSweep {
   }
   __device__ __forceinline__ bool in_state(int n, int e) const {
     return 8 * n + 2 * (lane % 4) + e % 2 < p.rows && column_of(e) < p.columns;
+  }
+
+  /// Where the lane leaves the first of its operands before chunk n of the pass; null: none of the warp's columns.
+  __device__ __forceinline__ uint4* state_operand(int n) const {
+    const int warps = row_tile_of(p.columns) / kBlock, chunks = static_cast<int>((p.length + kTokens - 1) / kTokens);
+    if (warp >= warps) return nullptr;
+    const int64_t tile_head = static_cast<int64_t>(place.column / kSweepColumns) * p.batch * p.heads + place.head;
+    const int64_t at = (tile_head * chunks + (p.reverse ? chunks - 1 - n : n)) * warps + warp;
+    return static_cast<uint4*>(p.states) + at * (kRows / 16) * 32 + lane;
   }
 
   __device__ __forceinline__ void begin() {
@@ -122,6 +131,7 @@ struct VectorSweep {
     const uint32_t queries =
                        stage + first * (kRows * 2) + ptx::swizzled_chunk<kRows>(lane % 8 + lane / 16 * 8, lane / 8 % 2),
                    keys = stage + Shared::kKey + first * (kRows * 2) + ptx::swizzled_chunk<kRows>(lane % 16, lane / 16);
+    uint4* const to = kLeavesStates && block == 0 && p.states ? state_operand(n) : nullptr;
     float out[2][4] = {};  // column g + 8·(e / 2), token 8i + 2t + e % 2
 #pragma unroll
     for (int k = 0; k < kRows / 16; ++k) {
@@ -129,6 +139,9 @@ struct VectorSweep {
       const uint32_t left[4] = {
           pack<Element>(s0[0] * unscale, s0[1] * unscale), pack<Element>(s0[2] * unscale, s0[3] * unscale),
           pack<Element>(s1[0] * unscale, s1[1] * unscale), pack<Element>(s1[2] * unscale, s1[3] * unscale)};
+      if constexpr (kLeavesStates) {
+        if (to) to[32 * k] = {left[0], left[1], left[2], left[3]};
+      }
       uint32_t right[4];
       ptx::load_matrices(right, steps_right<kRows>(queries, k));
       ptx::multiply_add<Element>(out[0], left, right[0], right[1]);
@@ -330,6 +343,7 @@ template <typename Element, int kRows, bool kValueGate>
 __global__ void __launch_bounds__(kVectorThreads, kRows <= 32 || (kRows == 64 && !kValueGate) ? 2 : 1)
     vector_sweep(const __grid_constant__ VectorSweepArguments p) {
   extern __shared__ __align__(1024) char memory[];
+  if constexpr (!kValueGate) let_next_kernel_start();
   const uint32_t shared = ptx::shared_address(memory);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int chunks = static_cast<int>((p.length + kTokens - 1) / kTokens);

@@ -50,7 +50,8 @@ SPILLS = [
     (r"delta_sweepI\w+Li1ELi1ELb", 100),
     (r"delta_back_sweepI\w+Li1ELi1E", 76),
     (r"delta_back_sweepI\w+Li2E", 8),
-    (r"delta_chunk_gradientsI\w+Li1E", 132),
+    (r"delta_chunk_gradientsI\w+Li1E", 148),
+    (r"delta_chunk_gradientsI\w+Li2ELb1ELb1E", 260),  # three CTAs a multiprocessor
     (r"solve_chunksI\w+Li1E", 8),  # six CTAs a multiprocessor
     (r"solve_chunksI\w+Li2E", 16),
 ]

@@ -10,7 +10,6 @@
 // M and Z are float16 with one unit each; so are the rows of Q and K here, since nothing later than the chunk is in any of these sums. Where keys have more
 // than 64 columns, each CTA has its columns' share of d log f, and a kernel adds them.
 
-#include "optimized/cuda/matrix_state/crossings.cuh"
 #include "optimized/cuda/matrix_state/hopper/delta_gradients_products.cuh"
 
 namespace lethe::matrix_state {
@@ -203,7 +202,7 @@ struct ChunkGradients : ChunkGradientProducts<Element, kTiles, kOneUnit, kPhased
         x[e + 1] = fmaf(x[e + 1] * m.y, unit[0], y[e + 1] * z.y * unit[1]);
       }
     }
-    sum_crossing_pairs(by_tiles(x), block, lane, at.pairs[block]);
+    sum_pairs_across_gates(x, block, lane, at.pairs[block]);
     if (lane % 4 == 0) {
       const int i0 = row();
       at.rows[i0] = row_shares[0], at.rows[i0 + 8] = row_shares[1];

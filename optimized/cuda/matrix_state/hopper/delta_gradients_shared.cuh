@@ -94,6 +94,44 @@ __device__ __forceinline__ void weigh_tokens(Small& at, bool gated, int block, i
   }
 }
 
+/// Of 2 · kCount sums half are this lane's from here on, with what the lane 2 · kCount away has of them.
+template <int kCount>
+__device__ __forceinline__ void halve_sums(float (&sums)[16], int lane) {
+  const bool upper = lane & 2 * kCount;
+#pragma unroll
+  for (int k = 0; k < kCount; ++k) {
+    const float kept = upper ? sums[kCount + k] : sums[k], given = upper ? sums[k] : sums[kCount + k];
+    sums[k] = kept + __shfl_xor_sync(kAllLanes, given, 2 * kCount);
+  }
+}
+
+/// As sum_crossing_pairs (crossings.cuh), by fewer exchanges: number 4n + 2h + e of `pairs` is row 16·block + g + 8h, column 8n + 2t + e.
+__device__ __forceinline__ void sum_pairs_across_gates(const float (&pairs)[32], int block, int lane, float* to) {
+  const int g = lane / 4, t = lane % 4;
+  float sums[16] = {};  // of columns 8n + 2t + e at 2n + e
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int i = 16 * block + g + 8 * half;
+    float before = 0.0f;
+#pragma unroll
+    for (int n = 0; n < 8; ++n) {
+      const float m = pairs[4 * n + 2 * half], own = m + pairs[4 * n + 2 * half + 1];
+      const float near = __shfl_xor_sync(kAllLanes, own, 1), two = own + near, far = __shfl_xor_sync(kAllLanes, two, 2);
+      const float here = before + ((t % 2 ? near : 0.0f) + (t / 2 ? far : 0.0f));
+      const int l = 8 * n + 2 * t;
+      if (l <= i) sums[2 * n] += here;
+      if (l + 1 <= i) sums[2 * n + 1] += here + m;
+      before += two + far;
+    }
+  }
+  // Over the eight lanes of each t, each of which gets two columns.
+  halve_sums<8>(sums, lane);
+  halve_sums<4>(sums, lane);
+  halve_sums<2>(sums, lane);
+  const int n = (lane & 16) / 4 + (lane & 8) / 4 + (lane & 4) / 4;
+  *reinterpret_cast<float2*>(to + 8 * n + 2 * t) = {sums[0], sums[1]};
+}
+
 /// A warp: d log f of a lane's two tokens from the shares in shared memory.
 template <typename Small>
 __device__ __forceinline__ float2 sum_gate_shares(const Small& at, int lane) {

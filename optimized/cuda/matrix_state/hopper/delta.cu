@@ -112,8 +112,7 @@ void launch_gradients(const DeltaChunkGradients& p, cudaStream_t stream) {
   constexpr int kBytes = ChunkGradientsShared<kTiles, kOneUnit, kPhased>::kBytes;
   allow_bytes(reinterpret_cast<const void*>(kernel), kBytes);
   const int64_t ctas = p.all_chunks * ((p.rows + 63) / 64);
-  kernel<<<static_cast<unsigned>(ctas), kComputing, kBytes, stream>>>(p);
-  cuda_check(cudaGetLastError(), "delta rule: launch");
+  launch_overlapping(kernel, dim3(static_cast<unsigned>(ctas)), kComputing, kBytes, stream, p);
 }
 
 template <typename Element>
@@ -167,7 +166,7 @@ void delta_reverse_by_warpgroups(const MatrixStateBackward& a, const DeltaArrays
   a.dtype == Dtype::kBFloat16 ? sweep_back<__nv_bfloat16>(p, a.stream) : sweep_back<__half>(p, a.stream);
 }
 
-void delta_gradients_by_warpgroups(const MatrixStateBackward& a, const DeltaArrays& arrays, void* workspace) {
+void delta_gradients_by_warpgroups(const MatrixStateBackward& a, const DeltaArrays& arrays) {
   const Maps map{a};
   const Shape& shape = a.shape;
   DeltaChunkGradients p{};
@@ -187,16 +186,16 @@ void delta_gradients_by_warpgroups(const MatrixStateBackward& a, const DeltaArra
   p.chunks = chunks_of(shape);
   p.all_chunks = heads_of(shape) * p.chunks;
   p.rows = static_cast<int>(shape.key_dim);
+  p.columns = static_cast<int>(shape.value_dim);
   p.grad_gate = a.grad_key_gate;
   p.grad_beta = a.grad_beta;
   p.arrays = arrays;
-  const bool shares = p.gate.log_forget && p.rows > 64;
-  if (shares) p.gate_share = static_cast<float*>(workspace);
   a.dtype == Dtype::kBFloat16 ? launch_gradients<__nv_bfloat16>(p, shape.value_dim, a.stream)
                               : launch_gradients<__half>(p, shape.value_dim, a.stream);
-  if (!shares) return;
+  if (!p.gate.log_forget || p.rows <= 64) return;
   const int64_t size = heads_of(shape) * shape.key_length;
-  add_gate_shares<<<static_cast<unsigned>((size + 255) / 256), 256, 0, a.stream>>>(p.grad_gate, p.gate_share, size);
+  add_gate_shares<<<static_cast<unsigned>((size + 255) / 256), 256, 0, a.stream>>>(p.grad_gate, arrays.gate_share,
+                                                                                   size);
   cuda_check(cudaGetLastError(), "delta rule: launch");
 }
 

@@ -84,6 +84,7 @@ struct DeltaBackSweep {
     };
     RawChunk next = raw_of(0);
     wait_for_previous_kernel();
+    let_next_kernel_start();  // the gradients, which wait for each chunk of each head
     ptx::RingPosition at;
     for (int n = 0; n < p.chunks; ++n, at.advance(Shared::kStages)) {
       ptx::mbarrier_wait(&small().empty[at.index], at.parity ^ 1);
@@ -174,7 +175,15 @@ struct DeltaBackSweep {
       unit_before = n == 0 ? 1.0f : unit;
       unit = next;
       arrive_warp(&small().weighed[at.index], lane);
+      if (n > 1) publish(n - 1);  // R after the first n − 1 chunks has been measured
     }
+    for (int n = p.chunks - 1; n <= p.chunks; ++n) ptx::mbarrier_wait(&small().measured[n % 2], n / 2 % 2);
+    publish(p.chunks);
+  }
+  /// Of arrays that delta_gradients.cuh reads those of so many chunks are written.
+  __device__ __forceinline__ void publish(int chunks) const {
+    __syncwarp();
+    if (lane == 0) ptx::store_release(&p.arrays.swept[blockIdx.x], chunks);
   }
 
   /// A warpgroup: what no R enters, then weighed.

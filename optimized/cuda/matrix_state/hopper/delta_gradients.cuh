@@ -211,7 +211,8 @@ struct ChunkGradients : ChunkGradientProducts<Element, kTiles, kOneUnit, kPhased
     __syncthreads();
     if (block > 0) return;
     const float2 sums = sum_gate_shares(at, lane);
-    float* const to = (key_tile == 0 ? p.grad_gate : p.gate_share) + (b * p.length + first + 2 * lane) * p.heads + h;
+    float* const to =
+        (key_tile == 0 ? p.grad_gate : p.arrays.gate_share) + (b * p.length + first + 2 * lane) * p.heads + h;
     if (first + 2 * lane < p.length) to[0] = sums.x;
     if (first + 2 * lane + 1 < p.length) to[p.heads] = sums.y;
   }
@@ -221,19 +222,24 @@ template <typename Element, int kTiles, bool kOneUnit, bool kPhased>
 __global__ void __launch_bounds__(kComputing, ChunkGradientsShared<kTiles, kOneUnit, kPhased>::kTogether)
     delta_chunk_gradients(const __grid_constant__ DeltaChunkGradients p) {
   extern __shared__ __align__(1024) char memory[];
-  const int key_tiles = (p.rows + 63) / 64, chunk = static_cast<int>(blockIdx.x) / key_tiles, head = chunk / p.chunks;
+  // In the order in which chunks are swept from the last token back, all heads' together: the sweep may still run.
+  const int key_tiles = (p.rows + 63) / 64, order = static_cast<int>(blockIdx.x) / key_tiles,
+            all_heads = static_cast<int>(p.all_chunks / p.chunks), head = order % all_heads,
+            chunk = p.chunks - 1 - order / all_heads;
   const ChunkGradients<Element, kTiles, kOneUnit, kPhased> call{
       {p, memory, ptx::in_uniform_register(threadIdx.x / 32), static_cast<int>(threadIdx.x % 32),
-       static_cast<int>(blockIdx.x) % key_tiles, chunk, head / p.heads, head % p.heads, chunk % p.chunks * kChunk,
-       p.gate.log_forget != nullptr}};
+       static_cast<int>(blockIdx.x) % key_tiles, int64_t{1} * head * p.chunks + chunk, head / p.heads, head % p.heads,
+       chunk * kChunk, p.gate.log_forget != nullptr}};
   if (threadIdx.x == 0) {
     for (uint64_t& full : call.small().full) ptx::mbarrier_init(&full, 1);
     ptx::mbarrier_init_fence();
     call.load();
   }
+  __syncwarp();
   call.load_small();
   __syncthreads();
   call.run();
+  if (blockIdx.x + 1 == gridDim.x) wait_for_previous_kernel();  // the next one waits for this one alone
 }
 
 /// to += share, of `size` numbers.

@@ -1,6 +1,7 @@
 #pragma once
 // The products of delta_gradients.cuh with S, R, the residual and dN̄, and what is loaded for them.
 
+#include "optimized/cuda/launch.cuh"
 #include "optimized/cuda/matrix_state/hopper/delta_gradients_shared.cuh"
 
 namespace lethe::matrix_state {
@@ -31,12 +32,26 @@ struct ChunkGradientProducts {
     ptx::mbarrier_arrive_expect(&full[1], (kPhased ? 3 : 4) * kTiles * kPanel);
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) {
-      const int64_t tokens = kept(i) * (kPanel / 16);
-      ptx::load_run(tile(Shared::kResidual, i), p.arrays.residual + tokens, kPanel, &full[1]);
-      ptx::load_run(tile(Shared::kWritten, i), p.arrays.written + tokens, kPanel, &full[1]);
+      load_run_of(Shared::kResidual, p.arrays.residual, i, &full[1]);
       if constexpr (!kPhased) load_state(Shared::kBefore, p.arrays.before, i, &full[1]);
+    }
+    wait_for_sweep();
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i) {
+      load_run_of(Shared::kWritten, p.arrays.written, i, &full[1]);
       load_state(Shared::kAfter, p.arrays.after, i, &full[1]);
     }
+  }
+  /// One thread: until this chunk is swept from the last token back.
+  __device__ __forceinline__ void wait_for_sweep() const {
+    const int ctas = delta_ctas(p.columns, p.rows <= 64 ? 1 : kTiles);
+    const int64_t head = index / p.chunks;
+    for (int i = 0; i < ctas; ++i)
+      while (ptx::load_acquire(&p.arrays.swept[head * ctas + i]) < p.chunks - first / kChunk) __nanosleep(100);
+    ptx::fence_async_global();
+  }
+  __device__ __forceinline__ void load_run_of(int to, const uint4* from, int i, uint64_t* barrier) const {
+    ptx::load_run(tile(to, i), from + kept(i) * (kPanel / 16), kPanel, barrier);
   }
   /// Q and K.
   __device__ __forceinline__ void load_rows(uint64_t* barrier) const {
@@ -61,21 +76,24 @@ struct ChunkGradientProducts {
     load_rows(full);
   }
 
-  /// Gates, strengths and units, before a barrier.
+  /// Gates, strengths and units of the residual, before a barrier; then those of what the sweep has left, before another one. By warps that don't load.
   __device__ __forceinline__ void load_small() const {
     auto& to = small();
-    if (block == 0) {
+    if (block == 1) {
       RawChunk raw;
       raw.load(p.gate, p.beta, p.length, b, h, first, lane);
       *reinterpret_cast<float2*>(&to.beta[2 * lane]) = raw.beta;
       if (gated) prepare_gates(to.gates, raw.gates, 1.0f, 1.0f, false, lane);
     }
+    load_units(to.residual_unit, p.arrays.residual_unit);
+    __syncthreads();
+    load_units(to.written_unit, p.arrays.written_unit);
+  }
+  __device__ __forceinline__ void load_units(float (&to)[Shared::kUnits][kChunk], const float* from) const {
     const int token = threadIdx.x % kChunk;
-    const bool residual = threadIdx.x < kChunk;
+    if (block < kWarps / 2) return;
 #pragma unroll
-    for (int i = 0; i < Shared::kUnits; ++i)
-      (residual ? to.residual_unit : to.written_unit)[i][token] =
-          (residual ? p.arrays.residual_unit : p.arrays.written_unit)[kept(i) * kChunk + token];
+    for (int i = 0; i < Shared::kUnits; ++i) to[i][token] = from[kept(i) * kChunk + token];
   }
 
   /// Of four warps the largest number, as a power of two.

@@ -52,6 +52,7 @@ struct DeltaSweep {
     };
     RawChunk next = raw_of(0);
     wait_for_previous_kernel();
+    if (kKeeps && lane == 0) p.arrays.swept[blockIdx.x] = 0;  // before the sweep back, whose CTAs are the same
     ptx::RingPosition at;
     for (int n = 0; n < p.chunks; ++n, at.advance(Shared::kStages)) {
       ptx::mbarrier_wait(&small().empty[at.index], at.parity ^ 1);

@@ -7,6 +7,7 @@
 #include "optimized/cuda/arithmetic.cuh"
 #include "optimized/cuda/hopper/ptx/copy.cuh"
 #include "optimized/cuda/hopper/ptx/fragment.cuh"
+#include "optimized/cuda/hopper/ptx/prefetch.cuh"
 #include "optimized/cuda/hopper/tensor_map.hpp"
 #include "tests/cuda/device.hpp"
 
@@ -24,6 +25,7 @@ __global__ void copy_box(const __grid_constant__ CUtensorMap from, const __grid_
   __shared__ uint64_t full;
   if (threadIdx.x == 0) {
     ptx::prefetch_tensor_map(&from);
+    ptx::prefetch_tile(&from, d0, head, token, batch);
     ptx::mbarrier_init(&full, 1);
     ptx::mbarrier_init_fence();
   }

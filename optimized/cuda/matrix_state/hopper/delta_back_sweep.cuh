@@ -99,6 +99,8 @@ struct DeltaBackSweep {
         Solved& chunk = solved(at.index);
         ptx::load_run(chunk.inverse, p.arrays.inverse + kept(n) * (kLowerBlocks * 32), kFragments, full);
         ptx::load_run(chunk.key_unit, p.solved[kept(n)].key_unit, 2 * sizeof(chunk.key_unit), full);
+        if (n + kChunksAhead < p.chunks)
+          prefetch_chunk<kBlocks, kGroups, true>(p, tile, first_of(n + kChunksAhead), b, h);
       }
       const RawChunk raw = next;
       if (n + 1 < p.chunks) next = raw_of(n + 1);
@@ -160,7 +162,6 @@ struct DeltaBackSweep {
       } else {
         before = growth.after(before);
       }
-      const float total = tokens.gates.total;
       const auto keep = [&](int token, float row_unit) {
 #pragma unroll
         for (int i = 0; i < kGroups; ++i)
@@ -169,7 +170,7 @@ struct DeltaBackSweep {
       const float next = prepare_back_units(tokens, small().row_units[at.index], small().units[n % 2], chunk.key_unit,
                                             chunk.key_norm, before, unit, p.scale, kRoot, keep, growth, lane);
       if (lane == 0) {
-        small().decay[at.index] = total * unit * reciprocal_of_power(next);
+        small().decay[at.index] = tokens.gates.total * unit * reciprocal_of_power(next);
         small().next[at.index] = next;
       }
       unit_before = n == 0 ? 1.0f : unit;

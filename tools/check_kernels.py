@@ -49,9 +49,10 @@ SPILLS = [
     (r"sweep_gradientsI13__nv_bfloat16Lb0ELi2E", 56),
     (r"segment_sumsI\w+Lb1ELi2E", 16),
     (r"delta_sweepI\w+Li1ELi1ELb", 100),
-    (r"delta_back_sweepI\w+Li1ELi1E", 76),
-    (r"delta_back_sweepI\w+Li2E", 8),
-    (r"delta_chunk_gradientsI\w+Li1E", 132),
+    (r"delta_back_sweepI\w+Li1ELi1E", 88),
+    (r"delta_back_sweepI\w+Li2E", 20),
+    (r"delta_chunk_gradientsI\w+Li1E", 100),
+    (r"delta_chunk_gradientsI\w+Li2ELb1ELb1E", 276),  # three CTAs a multiprocessor
     (r"solve_chunksI\w+Li1E", 8),  # six CTAs a multiprocessor
     (r"solve_chunksI\w+Li2E", 16),
 ]

@@ -145,6 +145,17 @@ class Units(unittest.TestCase):
                 for name, tensor in many.items():
                     self.assertTrue(torch.equal(cut(tensor), alone[name]), name)
 
+    def test_equal_calls_give_equal_gradients_after_others(self):
+        """Chunks' gradients are computed while others are swept, in memory that holds another call's arrays."""
+        for rows, columns in ((64, 64), (128, 128)):
+            with self.subTest(rows=rows, columns=columns):
+                given, other = (delta_problem(torch.bfloat16, length=2048, heads=48, rows=rows, columns=columns, seed=seed) for seed in (6, 7))
+                first = gradients(given, DEVICE)
+                for _ in range(4):
+                    gradients(other, DEVICE)
+                    for name, again in gradients(given, DEVICE).items():
+                        self.assertTrue(torch.equal(first[name], again), name)
+
     def test_a_head_has_the_same_bits_among_many(self):
         for rows, columns in ((64, 64), (128, 128)):
             with self.subTest(rows=rows, columns=columns):

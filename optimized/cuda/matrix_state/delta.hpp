@@ -29,6 +29,8 @@ struct DeltaArrays {
   float *before_unit, *after_unit;
   uint4 *residual, *written;            ///< r, and the gradient of n
   float *residual_unit, *written_unit;  ///< of each token
+  float* gate_share;                    ///< [B, T, H]: what columns from 64 on of the keys share in grad_gate, by wgmma
+  int32_t* swept;  ///< [B·H, CTAs of a head] by wgmma: chunks that a CTA has swept from the last token back, published
 };
 
 struct DeltaArguments {

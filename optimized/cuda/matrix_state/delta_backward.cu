@@ -46,6 +46,8 @@ DeltaArrays arrays_of(Workspace& memory, const Shape& shape) {
   arrays.written = memory.take<uint4>(tiles * kPieces);
   arrays.residual_unit = memory.take<float>(tiles * kChunk);
   arrays.written_unit = memory.take<float>(tiles * kChunk);
+  arrays.gate_share = memory.take<float>(shape.batch * shape.key_length * shape.heads);
+  arrays.swept = memory.take<int32_t>(shape.batch * shape.heads * ((shape.value_dim + 63) / 64));
   return arrays;
 }
 
@@ -65,7 +67,7 @@ void delta_backward(const MatrixStateBackward& a) {
     void* const rest = memory.rest();
     delta_states_by_warpgroups(a, arrays, rest, a.stream);
     delta_reverse_by_warpgroups(a, arrays, rest);
-    return delta_gradients_by_warpgroups(a, arrays, rest);
+    return delta_gradients_by_warpgroups(a, arrays);
   }
   DeltaArguments states = delta_arguments(a, a.value);
   states.initial = a.initial_state;

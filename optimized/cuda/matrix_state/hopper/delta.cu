@@ -106,19 +106,21 @@ void sweep_back(const DeltaSweepArguments& p, cudaStream_t stream) {
   p.columns <= 64 ? sweep_back<Element, 2, 1>(p, stream) : sweep_back<Element, 2, 2>(p, stream);
 }
 
-template <typename Element, int kTiles>
+template <typename Element, int kTiles, bool kOneUnit, bool kPhased>
 void launch_gradients(const DeltaChunkGradients& p, cudaStream_t stream) {
-  const auto kernel = delta_chunk_gradients<Element, kTiles>;
-  constexpr int kBytes = ChunkGradientsShared<kTiles>::kBytes;
+  const auto kernel = delta_chunk_gradients<Element, kTiles, kOneUnit, kPhased>;
+  constexpr int kBytes = ChunkGradientsShared<kTiles, kOneUnit, kPhased>::kBytes;
   allow_bytes(reinterpret_cast<const void*>(kernel), kBytes);
   const int64_t ctas = p.all_chunks * ((p.rows + 63) / 64);
-  kernel<<<static_cast<unsigned>(ctas), kComputing, kBytes, stream>>>(p);
-  cuda_check(cudaGetLastError(), "delta rule: launch");
+  launch_overlapping(kernel, dim3(static_cast<unsigned>(ctas)), kComputing, kBytes, stream, p);
 }
 
 template <typename Element>
 void launch_gradients(const DeltaChunkGradients& p, int64_t columns, cudaStream_t stream) {
-  columns <= 64 ? launch_gradients<Element, 1>(p, stream) : launch_gradients<Element, 2>(p, stream);
+  if (columns <= 64) return launch_gradients<Element, 1, true, false>(p, stream);
+  // The CTA that sweeps both tiles of a state of more than 64 rows gives them one unit.
+  p.rows <= 64 ? launch_gradients<Element, 2, false, false>(p, stream)
+               : launch_gradients<Element, 2, true, true>(p, stream);
 }
 
 SolvedChunk* take_solved(Workspace& memory, const Shape& shape) {
@@ -164,7 +166,7 @@ void delta_reverse_by_warpgroups(const MatrixStateBackward& a, const DeltaArrays
   a.dtype == Dtype::kBFloat16 ? sweep_back<__nv_bfloat16>(p, a.stream) : sweep_back<__half>(p, a.stream);
 }
 
-void delta_gradients_by_warpgroups(const MatrixStateBackward& a, const DeltaArrays& arrays, void* workspace) {
+void delta_gradients_by_warpgroups(const MatrixStateBackward& a, const DeltaArrays& arrays) {
   const Maps map{a};
   const Shape& shape = a.shape;
   DeltaChunkGradients p{};
@@ -184,16 +186,16 @@ void delta_gradients_by_warpgroups(const MatrixStateBackward& a, const DeltaArra
   p.chunks = chunks_of(shape);
   p.all_chunks = heads_of(shape) * p.chunks;
   p.rows = static_cast<int>(shape.key_dim);
+  p.columns = static_cast<int>(shape.value_dim);
   p.grad_gate = a.grad_key_gate;
   p.grad_beta = a.grad_beta;
   p.arrays = arrays;
-  const bool shares = p.gate.log_forget && p.rows > 64;
-  if (shares) p.gate_share = static_cast<float*>(workspace);
   a.dtype == Dtype::kBFloat16 ? launch_gradients<__nv_bfloat16>(p, shape.value_dim, a.stream)
                               : launch_gradients<__half>(p, shape.value_dim, a.stream);
-  if (!shares) return;
+  if (!p.gate.log_forget || p.rows <= 64) return;
   const int64_t size = heads_of(shape) * shape.key_length;
-  add_gate_shares<<<static_cast<unsigned>((size + 255) / 256), 256, 0, a.stream>>>(p.grad_gate, p.gate_share, size);
+  add_gate_shares<<<static_cast<unsigned>((size + 255) / 256), 256, 0, a.stream>>>(p.grad_gate, arrays.gate_share,
+                                                                                   size);
   cuda_check(cudaGetLastError(), "delta rule: launch");
 }
 

@@ -48,9 +48,8 @@ struct DeltaChunkGradients {
   Gates gate, beta;
   float scale;
   int64_t length, all_chunks;  ///< all_chunks: of all heads
-  int heads, chunks, rows;
+  int heads, chunks, rows, columns;
   float *grad_gate, *grad_beta;  ///< [B, T, H] contiguous; grad_gate null: no gate
-  float* gate_share;             ///< [B, T, H]: what columns from 64 on share in grad_gate; null where there are none
   DeltaArrays arrays;
 };
 

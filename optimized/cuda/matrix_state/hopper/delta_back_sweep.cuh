@@ -7,8 +7,10 @@
 //
 // dN is the gradient of what is written where later tokens of the chunk keep theirs, dN̄ the whole one, which delta_gradients.cuh reads.
 //
-//   warpgroup 0    tiles of a chunk, its Wᵀ, its gates and strengths                                     → full
-//   warpgroup 1    makes the rows of Q, K and dO float16; Pᵀ = K Qᵀ; weights Pᵀ, Wᵀ and Q by units       → prepared
+//   warp 0         tiles of a chunk, its Wᵀ, its gates and strengths                                     → full
+//   warps 2, 3     make the rows of Q and dO float16                                                     → rows
+//   warp 1         units                                                                                 → weighed
+//   warpgroup 1    makes the rows of K float16; Pᵀ = K Qᵀ; weights Pᵀ, Wᵀ and Q by units                 → prepared
 //   warpgroup 2…   R, rounded, to shared memory; the equations                                           → measured, empty
 //
 // All that becomes float16 is divided by the units of delta_back_units.cuh. What dV's rows are multiplied with lies over the rounded R.
@@ -59,6 +61,7 @@ struct DeltaBackSweep {
     return *reinterpret_cast<typename Shared::Small*>(memory + Shared::kSmall);
   }
   __device__ char* stage(int i) const { return memory + i * Shared::kStage; }
+  __device__ char* keys(int n) const { return memory + Shared::kKeys + n % Shared::kKeyStages * Shared::kTile; }
   __device__ Solved& solved(int i) const { return reinterpret_cast<Solved*>(memory + Shared::kSolved)[i]; }
   /// Pᵀ of a chunk, in two places as in delta_sweep.cuh.
   __device__ uint4* pairs(int n) const {
@@ -81,6 +84,7 @@ struct DeltaBackSweep {
     };
     RawChunk next = raw_of(0);
     wait_for_previous_kernel();
+    let_next_kernel_start();  // the gradients, which wait for each chunk of each head
     ptx::RingPosition at;
     for (int n = 0; n < p.chunks; ++n, at.advance(Shared::kStages)) {
       ptx::mbarrier_wait(&small().empty[at.index], at.parity ^ 1);
@@ -88,13 +92,15 @@ struct DeltaBackSweep {
       if (lane == 0) {
         char* const to = stage(at.index);
         const int first = static_cast<int>(first_of(n));
-        ptx::mbarrier_arrive_expect(full, Shared::kStage + sizeof(Solved));
-        load_tile_of<kBlocks>(to + Shared::kKey, p.maps[1], p.key, full, 0, first, b, h);
+        ptx::mbarrier_arrive_expect(full, Shared::kStage + Shared::kTile + sizeof(Solved));
+        load_tile_of<kBlocks>(keys(n), p.maps[1], p.key, full, 0, first, b, h);
         load_tile_of<kBlocks>(to, p.maps[0], p.query, full, 0, first, b, h);
         load_tile_of<kGroups>(to + Shared::kGradient, p.maps[2], p.value, full, 64 * tile, first, b, h);
         Solved& chunk = solved(at.index);
         ptx::load_run(chunk.inverse, p.arrays.inverse + kept(n) * (kLowerBlocks * 32), kFragments, full);
         ptx::load_run(chunk.key_unit, p.solved[kept(n)].key_unit, 2 * sizeof(chunk.key_unit), full);
+        if (n + kChunksAhead < p.chunks)
+          prefetch_chunk<kBlocks, kGroups, true>(p, tile, first_of(n + kChunksAhead), b, h);
       }
       const RawChunk raw = next;
       if (n + 1 < p.chunks) next = raw_of(n + 1);
@@ -118,68 +124,103 @@ struct DeltaBackSweep {
   }
   static constexpr float kRoot = kBlocks == 1 ? 8.0f : 11.5f;
 
-  /// A warpgroup: what no R enters, and the units.
-  __device__ __forceinline__ void prepare() const {
-    const bool gated = p.gate.log_forget != nullptr;
-    const int j0 = 16 * block + lane / 4;
-    DeltaBackUnits& units = small().units;
+  /// A warp: two of four blocks of rows.
+  __device__ __forceinline__ void divide(int half) const {
+    ptx::RingPosition at;
+    for (int n = 0; n < p.chunks; ++n, at.advance(Shared::kStages)) {
+      DeltaBackRows& rows = small().row_units[at.index];
+      const uint32_t query = ptx::shared_address(stage(at.index));
+      ptx::mbarrier_wait(&small().full[at.index], at.parity);
+#pragma unroll 1
+      for (int i = 2 * half; i < 2 * half + 2; ++i) {
+        const int row = 16 * i + lane % 16;
+        rows.largest_query[row] = measure_and_divide_row<Element>(RowPart<kBlocks>(query, i, lane));
+        rows.largest_gradient[row] =
+            measure_and_divide_row<Element>(RowPart<kGroups>(query + Shared::kGradient, i, lane));
+      }
+      ptx::fence_async_shared();
+      arrive_warp(&small().rows[at.index], lane);
+    }
+  }
+
+  /// A warp: the units.
+  __device__ __forceinline__ void weigh() const {
     float unit = 1.0f, unit_before = 1.0f;  // of R after this chunk, and after the one that was swept before it
     DeltaGrowth growth;
     ptx::RingPosition at;
     for (int n = 0; n < p.chunks; ++n, at.advance(Shared::kStages)) {
-      char* const tiles = stage(at.index);
       DeltaBackTokens& tokens = small().tokens[at.index];
+      const Solved& chunk = solved(at.index);
+      const int earlier = max(n - 1, 0);
+      ptx::mbarrier_wait(&small().full[at.index], at.parity);
+      ptx::mbarrier_wait(&small().rows[at.index], at.parity);
+      ptx::mbarrier_wait(&small().measured[earlier % 2], earlier / 2 % 2);
+      float before = bound_of(earlier, unit_before);
+      if (n == 0) {
+        unit = delta_unit(before);
+        if (lane == 0) small().first_reciprocal = reciprocal_of_power(unit);
+      } else {
+        before = growth.after(before);
+      }
+      const auto keep = [&](int token, float row_unit) {
+#pragma unroll
+        for (int i = 0; i < kGroups; ++i)
+          if (64 * (tile + i) < p.columns) p.arrays.written_unit[kept_tile(n, i) * kChunk + token] = row_unit;
+      };
+      const float next = prepare_back_units(tokens, small().row_units[at.index], small().units[n % 2], chunk.key_unit,
+                                            chunk.key_norm, before, unit, p.scale, kRoot, keep, growth, lane);
+      if (lane == 0) {
+        small().decay[at.index] = tokens.gates.total * unit * reciprocal_of_power(next);
+        small().next[at.index] = next;
+      }
+      unit_before = n == 0 ? 1.0f : unit;
+      unit = next;
+      arrive_warp(&small().weighed[at.index], lane);
+      if (n > 1) publish(n - 1);  // R after the first n − 1 chunks has been measured
+    }
+    for (int n = p.chunks - 1; n <= p.chunks; ++n) ptx::mbarrier_wait(&small().measured[n % 2], n / 2 % 2);
+    publish(p.chunks);
+  }
+  /// Of arrays that delta_gradients.cuh reads those of so many chunks are written.
+  __device__ __forceinline__ void publish(int chunks) const {
+    __syncwarp();
+    if (lane == 0) ptx::store_release(&p.arrays.swept[blockIdx.x], chunks);
+  }
+
+  /// A warpgroup: what no R enters, then weighed.
+  __device__ __forceinline__ void prepare() const {
+    const int block = static_cast<int>(threadIdx.x / 32 % kWarps);  // in a register of each thread: fewer spills
+    const bool gated = p.gate.log_forget != nullptr;
+    const int j0 = 16 * block + lane / 4;
+    ptx::RingPosition at;
+    for (int n = 0; n < p.chunks; ++n, at.advance(Shared::kStages)) {
+      char *const queries = stage(at.index), *const key = keys(n);
+      const DeltaBackTokens& tokens = small().tokens[at.index];
+      const DeltaBackUnits& units = small().units[n % 2];
       Solved& chunk = solved(at.index);
       ptx::mbarrier_wait(&small().full[at.index], at.parity);
-      const uint32_t query = ptx::shared_address(tiles);
-      divide_rows<Element, kBlocks>(query + Shared::kKey, chunk.key_unit, block, lane);
-      divide_rows_by_largest<Element, kBlocks>(query, units.query_unit, block, lane, units.largest_query);
-      divide_rows_by_largest<Element, kGroups>(query + Shared::kGradient, units.gradient_unit, block, lane,
-                                               units.largest_gradient);
+      divide_rows<Element, kBlocks>(ptx::shared_address(key), chunk.key_unit, block, lane);
       ptx::fence_async_shared();
+      ptx::mbarrier_wait(&small().rows[at.index], at.parity);
       ptx::named_barrier_sync(kPrepareBarrier, kComputing);
-      if (block == 1) {
-        const int earlier = max(n - 1, 0);
-        ptx::mbarrier_wait(&small().measured[earlier % 2], earlier / 2 % 2);
-        float before = bound_of(earlier, unit_before);
-        if (n == 0) {
-          unit = delta_unit(before);
-          if (lane == 0) small().first_reciprocal = reciprocal_of_power(unit);
-        } else {
-          before = growth.after(before);
-        }
-        const float total = tokens.gates.total;
-        const auto keep = [&](int token, float row_unit) {
-#pragma unroll
-          for (int i = 0; i < kGroups; ++i)
-            if (64 * (tile + i) < p.columns) p.arrays.written_unit[kept_tile(n, i) * kChunk + token] = row_unit;
-        };
-        const float next = prepare_back_units(tokens, units, chunk.key_unit, chunk.key_norm, before, unit, p.scale,
-                                              kRoot, keep, growth, lane);
-        if (lane == 0) {
-          small().decay[at.index] = total * unit * reciprocal_of_power(next);
-          small().next[at.index] = next;
-        }
-        unit_before = n == 0 ? 1.0f : unit;
-        unit = next;
-      }
       float sums[32];
       ptx::undefined(sums);
       ptx::fence_registers(sums);
       ptx::wgmma_fence();
 #pragma unroll
       for (int i = 0; i < kBlocks; ++i)
-        issue_product<__half, ptx::Major::kK, ptx::Major::kK>(sums, tiles + Shared::kKey + i * kPanel,
-                                                              tiles + i * kPanel, i > 0);
+        issue_product<__half, ptx::Major::kK, ptx::Major::kK>(sums, key + i * kPanel, queries + i * kPanel, i > 0);
       ptx::wgmma_commit();
       ptx::wgmma_wait<0>();
       ptx::fence_registers(sums);
       weigh_later_pairs(sums, tokens.gates, gated, block, lane);
-      ptx::named_barrier_sync(kPrepareBarrier, kComputing);
+      ptx::mbarrier_wait(&small().weighed[at.index], at.parity);
+      const auto factor = [&](int column) { return *reinterpret_cast<const float2*>(&units.of_written[column]); };
       const float outer[2] = {units.of_row[j0], units.of_row[j0 + 8]};
-      weigh_blocks<true>(chunk.inverse, units.of_written, outer, block, lane);
+      weigh_blocks<true>(chunk.inverse, factor, outer, block, lane);
       store_weighted<true>(pairs(n), by_tiles(sums), units.of_column, outer, block, lane);
-      weigh_rows(query, units.of_read);
+      ptx::named_barrier_sync(kPrepareBarrier, kComputing);  // all have multiplied with Q
+      weigh_rows(ptx::shared_address(queries), units.of_read);
       ptx::fence_async_shared();
       arrive_warp(&small().prepared[at.index], lane);
     }
@@ -216,7 +257,7 @@ struct DeltaBackSweep {
     };
     // Of R after the n-th chunk.
     const auto measure = [&](int n) {
-      const float most = state.largest();
+      const float most = largest_of_sums(reinterpret_cast<const float(&)[kBlocks][32]>(state.x));
       if (lane == 0) small().largest[n % 2][group * kWarps + block] = most;
       arrive_warp(&small().measured[n % 2], lane);
     };
@@ -231,7 +272,7 @@ struct DeltaBackSweep {
     for (int n = 0; n < p.chunks; ++n, at.advance(Shared::kStages)) {
       DeltaBackTokens& tokens = small().tokens[at.index];
       char* const query = stage(at.index);
-      const char *const key = query + Shared::kKey, *const gradient = query + Shared::kGradient + group * kPanel;
+      const char *const key = keys(n), *const gradient = query + Shared::kGradient + group * kPanel;
       ptx::mbarrier_wait(&small().full[at.index], at.parity);
       ptx::mbarrier_wait(&small().prepared[at.index], at.parity);
       if (n == 0) {
@@ -290,6 +331,7 @@ struct DeltaBackSweep {
       ptx::fence_registers(x);
       ptx::fence_registers(left);
       fence_state();
+      if (Shared::kEarly && lane == 0) ptx::mbarrier_arrive(&small().empty[at.index]);
       {
         float weighted[32];
 #pragma unroll
@@ -316,7 +358,7 @@ struct DeltaBackSweep {
       fence_state();
       measure(n + 1);
       sync();  // all products have ended
-      if (lane == 0) ptx::mbarrier_arrive(&small().empty[at.index]);
+      if (!Shared::kEarly && lane == 0) ptx::mbarrier_arrive(&small().empty[at.index]);
     }
     if (p.last) {
       scale_state(unit);
@@ -342,17 +384,17 @@ __global__ void __launch_bounds__(DeltaBackShared<kBlocks, kGroups>::kThreads,
     delta_back_sweep(const __grid_constant__ DeltaSweepArguments p) {
   using Shared = DeltaBackShared<kBlocks, kGroups>;
   extern __shared__ __align__(1024) char memory[];
-  const int warpgroup = threadIdx.x / kComputing, ctas = delta_ctas(p.columns, kGroups),
+  const int warp = ptx::in_uniform_register(threadIdx.x / 32), ctas = delta_ctas(p.columns, kGroups),
             head = static_cast<int>(blockIdx.x) / ctas;
   const DeltaBackSweep<Element, kBlocks, kGroups> call{p,
                                                        memory,
-                                                       static_cast<int>(threadIdx.x / 32 % kWarps),
+                                                       warp % kWarps,
                                                        static_cast<int>(threadIdx.x % 32),
                                                        head / p.heads,
                                                        head % p.heads,
                                                        head,
                                                        static_cast<int>(blockIdx.x) % ctas * kGroups};
-  run_roles<Shared>(call, warpgroup);
+  run_roles<Shared>(call, warp / kWarps);
 }
 
 }  // namespace lethe::matrix_state

@@ -21,9 +21,13 @@ struct DeltaBackTokens {
   __device__ float* strength() { return beta; }         ///< β u
 };
 
+/// The same, of what its rows are measured for.
+struct DeltaBackRows {
+  float largest_query[kChunk], largest_gradient[kChunk];  ///< a row's unit is the power of two below
+};
+
 /// The same, of the chunk that is prepared alone.
 struct DeltaBackUnits {
-  float query_unit[kChunk], gradient_unit[kChunk], largest_query[kChunk], largest_gradient[kChunk];
   float of_row[kChunk];      ///< the key's unit over u
   float of_column[kChunk];   ///< scale, and the units of query and gradient
   float of_read[kChunk];     ///< γ times that, over the unit of the R before
@@ -33,10 +37,10 @@ struct DeltaBackUnits {
 /// A warp: a chunk's numbers from `before`, a bound of the columns of the R after it, which is held divided by `unit`. `row_unit` gets u. Returns what R is
 /// divided by before the chunk, and in `growth` the chunk's.
 template <typename RowUnit>
-__device__ __forceinline__ float prepare_back_units(DeltaBackTokens& tokens, DeltaBackUnits& units,
-                                                    const float* key_unit, const float* key_norm, float before,
-                                                    float unit, float scale, float root, const RowUnit& row_unit,
-                                                    DeltaGrowth& growth, int lane) {
+__device__ __forceinline__ float prepare_back_units(DeltaBackTokens& tokens, const DeltaBackRows& rows,
+                                                    DeltaBackUnits& units, const float* key_unit, const float* key_norm,
+                                                    float before, float unit, float scale, float root,
+                                                    const RowUnit& row_unit, DeltaGrowth& growth, int lane) {
   const ChunkGates& gates = tokens.gates;
   float beta[2], norm[2], read[2], gate[2];
 #pragma unroll
@@ -47,7 +51,7 @@ __device__ __forceinline__ float prepare_back_units(DeltaBackTokens& tokens, Del
                                                             : exp2_approximate(gates.sum[token] - gates.sum[token - 1]);
     beta[i] = tokens.beta[token];
     norm[i] = key_norm[token];
-    read[i] = fabsf(scale) * root * units.largest_query[token] * units.largest_gradient[token];
+    read[i] = fabsf(scale) * root * rows.largest_query[token] * rows.largest_gradient[token];
     gate[i] = forget * fmaxf(1.0f, fabsf(1.0f - beta[i] * norm[i] * norm[i]));
   }
   growth = DeltaGrowth{gate[1], gate[1] * read[1]}.behind({gate[0], gate[0] * read[0]});
@@ -58,7 +62,9 @@ __device__ __forceinline__ float prepare_back_units(DeltaBackTokens& tokens, Del
   for (int i = 0; i < 2; ++i) {
     const int token = kChunk - 1 - 2 * lane - i;
     const float most = fmaxf(bound, read[i]), row = delta_unit(norm[i] * most), reciprocal = reciprocal_of_power(row),
-                key = key_unit[token], column = scale * (units.query_unit[token] * units.gradient_unit[token]),
+                key = key_unit[token],
+                column = scale * (power_of_two_below(rows.largest_query[token]) *
+                                  power_of_two_below(rows.largest_gradient[token])),
                 strength = beta[i] * row;
     bound = gate[i] * most;
     row_unit(token, row);

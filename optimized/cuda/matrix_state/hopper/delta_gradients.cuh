@@ -10,69 +10,18 @@
 // M and Z are float16 with one unit each; so are the rows of Q and K here, since nothing later than the chunk is in any of these sums. Where keys have more
 // than 64 columns, each CTA has its columns' share of d log f, and a kernel adds them.
 
-#include "optimized/cuda/matrix_state/crossings.cuh"
-#include "optimized/cuda/matrix_state/hopper/delta_gradients_shared.cuh"
+#include "optimized/cuda/matrix_state/hopper/delta_gradients_products.cuh"
 
 namespace lethe::matrix_state {
 
-template <typename Element, int kTiles>
-struct ChunkGradients {
-  using Shared = ChunkGradientsShared<kTiles>;
-  using Major = ptx::Major;
-  const DeltaChunkGradients& p;
-  char* const memory;
-  const int block, lane, key_tile;
-  const int64_t index;  ///< of the chunk
-  const int b, h, first;
-  const bool gated;
-
-  __device__ typename Shared::Small& small() const {
-    return *reinterpret_cast<typename Shared::Small*>(memory + Shared::kSmall);
-  }
-  __device__ char* tile(int offset, int i = 0) const { return memory + offset + i * kPanel; }
-  __device__ int64_t kept(int i) const { return i * p.all_chunks + index; }
-  __device__ int row() const { return 16 * block + lane / 4; }
-
-  __device__ __forceinline__ void load() const {
-    auto& full = small().full;
-    const int padded = p.rows <= 64 ? 1 : 2;
-    ptx::mbarrier_arrive_expect(&full[0], (kTiles + 2) * kPanel);
-    load_tile_of<1>(tile(Shared::kQuery), p.maps[0], p.query, &full[0], 64 * key_tile, first, b, h);
-    load_tile_of<1>(tile(Shared::kKey), p.maps[1], p.key, &full[0], 64 * key_tile, first, b, h);
-    load_tile_of<kTiles>(tile(Shared::kGradient), p.maps[2], p.grad_values, &full[0], 0, first, b, h);
-    ptx::mbarrier_arrive_expect(&full[1], 4 * kTiles * kPanel);
-#pragma unroll
-    for (int i = 0; i < kTiles; ++i) {
-      const int64_t tokens = kept(i) * (kPanel / 16), states = (kept(i) * padded + key_tile) * (kPanel / 16);
-      ptx::load_run(tile(Shared::kResidual, i), p.arrays.residual + tokens, kPanel, &full[1]);
-      ptx::load_run(tile(Shared::kWritten, i), p.arrays.written + tokens, kPanel, &full[1]);
-      ptx::load_run(tile(Shared::kBefore, i), p.arrays.before + states, kPanel, &full[1]);
-      ptx::load_run(tile(Shared::kAfter, i), p.arrays.after + states, kPanel, &full[1]);
-    }
-  }
-
-  /// Gates, strengths and units, before a barrier.
-  __device__ __forceinline__ void load_small() const {
-    auto& to = small();
-    if (block == 0) {
-      RawChunk raw;
-      raw.load(p.gate, p.beta, p.length, b, h, first, lane);
-      *reinterpret_cast<float2*>(&to.beta[2 * lane]) = raw.beta;
-      if (gated) prepare_gates(to.gates, raw.gates, 1.0f, 1.0f, false, lane);
-    }
-    const int token = threadIdx.x % kChunk;
-    const bool residual = threadIdx.x < kChunk;
-#pragma unroll
-    for (int i = 0; i < kTiles; ++i)
-      (residual ? to.residual_unit : to.written_unit)[i][token] =
-          (residual ? p.arrays.residual_unit : p.arrays.written_unit)[kept(i) * kChunk + token];
-  }
-
-  /// Of four warps the largest number, as a power of two.
-  __device__ __forceinline__ float unit_of(int i) const {
-    const float(&x)[kWarps] = small().largest[i];
-    return power_of_two_below(fmaxf(fmaxf(x[0], x[1]), fmaxf(x[2], x[3])));
-  }
+template <typename Element, int kTiles, bool kOneUnit, bool kPhased>
+struct ChunkGradients : ChunkGradientProducts<Element, kTiles, kOneUnit, kPhased> {
+  using Products = ChunkGradientProducts<Element, kTiles, kOneUnit, kPhased>;
+  using Products::p, Products::block, Products::lane, Products::key_tile, Products::b, Products::h, Products::first,
+      Products::gated;
+  using Products::small, Products::tile, Products::row, Products::unit_of, Products::start, Products::multiply,
+      Products::load_before, Products::load_rows_late;
+  using typename Products::Major, typename Products::Shared;
 
   __device__ __forceinline__ void store_strength(const float (&products)[32], const float (&factor)[2]) const {
     float diagonal[2] = {0.0f, 0.0f};
@@ -85,22 +34,24 @@ struct ChunkGradients {
     }
   }
 
-  static __device__ __forceinline__ void start(float (&sums)[32]) {
-    ptx::undefined(sums);
-    ptx::fence_registers(sums);
-  }
-  /// Two products with the rows of one tile, waited for.
-  static __device__ __forceinline__ void multiply(float (&x)[32], const char* x_left, float (&y)[32],
-                                                  const char* y_left, const char* right) {
-    start(x);
-    start(y);
-    ptx::wgmma_fence();
-    issue_product<__half, Major::kK, Major::kK>(x, x_left, right, false);
-    issue_product<__half, Major::kK, Major::kK>(y, y_left, right, false);
-    ptx::wgmma_commit();
-    ptx::wgmma_wait<0>();
-    ptx::fence_registers(x);
-    ptx::fence_registers(y);
+  /// Q and K by units of their largest numbers, stored after `meanwhile`; they are to be fenced. kPhased: read again, since registers hold sums.
+  template <typename Meanwhile>
+  __device__ __forceinline__ void divide_tokens(uint32_t query, uint32_t key, const Meanwhile& meanwhile) const {
+    auto& at = small();
+    const RowPart<1> of_query(query, block, lane), of_key(key, block, lane);
+    uint4 queries[4], keys[4];
+    load_row(queries, of_query);
+    if constexpr (!kPhased) load_row(keys, of_key);
+    const float most_of_query = largest_of_warp(largest_of_row<Element>(queries));
+    if constexpr (kPhased) load_row(keys, of_key);
+    const float most_of_key = largest_of_warp(largest_of_row<Element>(keys));
+    if (lane == 0) at.largest[0][block] = most_of_query, at.largest[1][block] = most_of_key;
+    meanwhile();
+    __syncthreads();
+    if constexpr (kPhased) load_row(queries, of_query);
+    store_row<Element>(queries, of_query, reciprocal_of_power(unit_of(0)));
+    if constexpr (kPhased) load_row(keys, of_key);
+    store_row<Element>(keys, of_key, reciprocal_of_power(unit_of(1)));
   }
 
   __device__ __forceinline__ void run() const {
@@ -112,21 +63,13 @@ struct ChunkGradients {
     // What has Element's type becomes float16.
     ptx::mbarrier_wait(&at.full[0], 0);
     const uint32_t query = ptx::shared_address(tile(Shared::kQuery)), key = ptx::shared_address(tile(Shared::kKey));
-    {
-      const RowPart<1> of_query(query, block, lane), of_key(key, block, lane);
-      uint4 queries[4], keys[4];
-      load_row(queries, of_query);
-      load_row(keys, of_key);
-      const float most[2] = {largest_of_warp(largest_of_row<Element>(queries)),
-                             largest_of_warp(largest_of_row<Element>(keys))};
-      if (lane == 0) at.largest[0][block] = most[0], at.largest[1][block] = most[1];
+    const auto divide_gradients = [&] {
       divide_rows_by_largest<Element, kTiles>(ptx::shared_address(tile(Shared::kGradient)), at.gradient_unit, block,
                                               lane);
-      __syncthreads();
-      store_row<Element>(queries, of_query, reciprocal_of_power(unit_of(0)));
-      store_row<Element>(keys, of_key, reciprocal_of_power(unit_of(1)));
-    }
-    const float query_unit = unit_of(0), key_unit = unit_of(1);
+    };
+    kPhased ? divide_gradients() : divide_tokens(query, key, divide_gradients);
+    float query_unit, key_unit;
+    if constexpr (!kPhased) query_unit = unit_of(0), key_unit = unit_of(1);
     ptx::fence_async_shared();
     __syncthreads();
     ptx::mbarrier_wait(&at.full[1], 0);
@@ -134,18 +77,26 @@ struct ChunkGradients {
     const float gradient_unit[2] = {at.gradient_unit[i0], at.gradient_unit[i0 + 8]};
     float grad_key[32], column_shares[2] = {0.0f, 0.0f}, row_shares[2] = {0.0f, 0.0f};
     float reads_unit, corrections_unit;
-    char *const of_reads = tile(Shared::kResidual), *const of_corrections = tile(Shared::kAfter);
+    char *const of_reads = tile(Shared::kReads), *const of_corrections = tile(Shared::kCorrections);
+    const auto share_columns = [&] {
+      if (!gated) return;
+      row_dots<__half>(column_shares, by_tiles(grad_key), key, place);
+      column_shares[0] *= key_unit, column_shares[1] *= key_unit;
+    };
     {
-      if (gated) share_states();
+      if constexpr (!kPhased)
+        if (gated) this->share_states();
       float reads[32], corrections[32];
-      multiply_tokens(reads, corrections, grad_key, gradient_unit, beta);
-      if (gated) {
-        row_dots<__half>(column_shares, by_tiles(grad_key), key, place);
-        column_shares[0] *= key_unit, column_shares[1] *= key_unit;
+      this->multiply_tokens(reads, corrections, grad_key, gradient_unit, beta);
+      if constexpr (kPhased) {
+        __syncthreads();  // r is read
+        if (threadIdx.x == 0) load_before();
+      } else {
+        share_columns();
       }
       float read_factor[2] = {p.scale, p.scale}, correction_factor[2] = {-beta[0], -beta[1]},
             strength[2] = {1.0f, 1.0f};
-      if constexpr (kTiles == 1) {
+      if constexpr (kOneUnit) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const float unit = at.written_unit[0][i0 + 8 * half];
@@ -156,7 +107,13 @@ struct ChunkGradients {
       }
       store_strength(corrections, strength);
       weigh_tokens(at, gated, block, lane, reads, corrections, read_factor, correction_factor,
-                   kTiles == 1 ? at.residual_unit[0] : nullptr);
+                   kOneUnit ? at.residual_unit[0] : nullptr);
+      if constexpr (kPhased) {
+        if (gated) {
+          ptx::mbarrier_wait(&at.full[2], 0);
+          this->share_states();
+        }
+      }
       __syncthreads();  // r and R are read, and the largest numbers there
       reads_unit = unit_of(2), corrections_unit = unit_of(3);
       uint32_t packed[16];
@@ -168,7 +125,18 @@ struct ChunkGradients {
       __syncthreads();
     }
     float grad_query[32], x[32], y[32];
-    multiply_before(grad_query, y, gradient_unit, read, beta);
+    if constexpr (kPhased) ptx::mbarrier_wait(&at.full[2], 0);
+    this->multiply_before(grad_query, y, gradient_unit, read, beta);
+    if constexpr (kPhased) {
+      __syncthreads();  // dO, dN̄ and S are read
+      if (threadIdx.x == 0) load_rows_late();
+      ptx::mbarrier_wait(&at.full[3], 0);
+      divide_tokens(query, key, [] {});
+      query_unit = unit_of(0), key_unit = unit_of(1);
+      ptx::fence_async_shared();
+      __syncthreads();
+      share_columns();
+    }
     if (gated) {
       float others[2];
       row_dots<__half>(row_shares, by_tiles(grad_query), query, place);
@@ -201,102 +169,16 @@ struct ChunkGradients {
     ptx::wgmma_wait<0>();
     ptx::fence_registers(x);
     add(grad_key, x, reads_unit * query_unit);
-    __syncthreads();  // dO and S are read
+    if constexpr (!kPhased) __syncthreads();  // dO and S are read
     const auto put = [&](char* to, const float(&sums)[32], const CUtensorMap& map) {
       uint32_t packed[16];
       pack_sums<Element>(packed, sums, 1.0f);
       store_rows_by_map(to, packed, map, 64 * key_tile, first, b, h, place);
     };
-    put(tile(Shared::kGradient), grad_query, p.maps[3]);
-    put(tile(Shared::kBefore), grad_key, p.maps[4]);
+    put(tile(Shared::kGradQuery), grad_query, p.maps[3]);
+    put(tile(Shared::kGradKey), grad_key, p.maps[4]);
     if (gated) share_gates(row_shares, column_shares, query_unit, key_unit, reads_unit, corrections_unit);
     if (lane == 0) ptx::bulk_wait<0>();
-  }
-
-  /// dO rᵀ and dN̄ rᵀ, of one tile divided by their units, of several not; and what R shares in dK.
-  __device__ __forceinline__ void multiply_tokens(float (&reads)[32], float (&corrections)[32], float (&grad_key)[32],
-                                                  const float (&gradient_unit)[2], const float (&beta)[2]) const {
-    const auto product = [&](float(&x)[32], float(&y)[32], float(&z)[32], int i) {
-      const char* const residual = tile(Shared::kResidual, i);
-      start(x);
-      start(y);
-      start(z);
-      ptx::wgmma_fence();
-      issue_product<__half, Major::kK, Major::kK>(x, tile(Shared::kGradient, i), residual, false);
-      issue_product<__half, Major::kK, Major::kK>(y, tile(Shared::kWritten, i), residual, false);
-      issue_product<__half, Major::kK, Major::kK>(z, residual, tile(Shared::kAfter, i), false);
-      ptx::wgmma_commit();
-      const float *const unit = small().residual_unit[i] + row(), *const write = small().gates.write + row(),
-                         after = p.arrays.after_unit[kept(i)];
-      ptx::wgmma_wait<0>();
-      ptx::fence_registers(x);
-      ptx::fence_registers(y);
-      ptx::fence_registers(z);
-      scale_rows(z, (gated ? write[0] : 1.0f) * beta[0] * (unit[0] * after),
-                 (gated ? write[8] : 1.0f) * beta[1] * (unit[8] * after));
-      if constexpr (kTiles > 1) {
-        const float* const written = small().written_unit[i] + row();
-        const float written_unit[2] = {written[0], written[8]};
-#pragma unroll
-        for (int e = 0; e < 32; ++e) {
-          const float2 column = *reinterpret_cast<const float2*>(&small().residual_unit[i][e / 4 * 8 + lane % 4 * 2]);
-          const float factor = e % 2 ? column.y : column.x;
-          x[e] *= factor * gradient_unit[e / 2 % 2];
-          y[e] *= factor * written_unit[e / 2 % 2];
-        }
-      }
-    };
-    product(reads, corrections, grad_key, 0);
-#pragma unroll
-    for (int i = 1; i < kTiles; ++i) {
-      float x[32], y[32], z[32];
-      product(x, y, z, i);
-#pragma unroll
-      for (int e = 0; e < 32; ++e) reads[e] += x[e], corrections[e] += y[e], grad_key[e] += z[e];
-    }
-  }
-
-  /// What S shares in dQ and dK.
-  __device__ __forceinline__ void multiply_before(float (&grad_query)[32], float (&grad_key)[32],
-                                                  const float (&gradient_unit)[2], const float (&read)[2],
-                                                  const float (&beta)[2]) const {
-    const auto product = [&](float(&x)[32], float(&y)[32], int i) {
-      multiply(x, tile(Shared::kGradient, i), y, tile(Shared::kWritten, i), tile(Shared::kBefore, i));
-      const float unit = p.arrays.before_unit[kept(i)], *const written_unit = small().written_unit[i] + row();
-      scale_rows(x, p.scale * read[0] * (gradient_unit[0] * unit), p.scale * read[1] * (gradient_unit[1] * unit));
-      scale_rows(y, -read[0] * beta[0] * (written_unit[0] * unit), -read[1] * beta[1] * (written_unit[8] * unit));
-    };
-    product(grad_query, grad_key, 0);
-#pragma unroll
-    for (int i = 1; i < kTiles; ++i) {
-      float x[32], y[32];
-      product(x, y, i);
-#pragma unroll
-      for (int e = 0; e < 32; ++e) grad_query[e] += x[e], grad_key[e] += y[e];
-    }
-  }
-
-  /// ⟨S, R⟩ of this warp's rows.
-  __device__ __forceinline__ void share_states() const {
-    float states = 0.0f;
-#pragma unroll
-    for (int i = 0; i < kTiles; ++i) {
-      float x[32];
-      ptx::undefined(x);
-      ptx::fence_registers(x);
-      ptx::wgmma_fence();
-      issue_product<__half, Major::kK, Major::kK>(x, tile(Shared::kBefore, i), tile(Shared::kAfter, i), false);
-      ptx::wgmma_commit();
-      ptx::wgmma_wait<0>();
-      ptx::fence_registers(x);
-      float diagonal[2] = {0.0f, 0.0f};
-      take_diagonal(diagonal, x, block, lane);
-      if (lane % 4 == lane / 8)
-        states += (diagonal[0] + diagonal[1]) * p.arrays.before_unit[kept(i)] * p.arrays.after_unit[kept(i)];
-    }
-#pragma unroll
-    for (int step = 1; step < 32; step *= 2) states += __shfl_xor_sync(kAllLanes, states, step);
-    if (lane == 0) small().states[block] = states;
   }
 
   /// d log f.
@@ -304,15 +186,14 @@ struct ChunkGradients {
                                               float query_unit, float key_unit, float reads_unit,
                                               float corrections_unit) const {
     auto& at = small();
-    const char *const queries = tile(Shared::kQuery), *const keys = tile(Shared::kKey);
     float x[32], y[32];
-    multiply(x, queries, y, keys, keys);
+    multiply(x, Shared::kQuery, y, Shared::kKey, Shared::kKey);
     const float unit[2] = {reads_unit * query_unit * key_unit, corrections_unit * key_unit * key_unit};
 #pragma unroll
     for (int k = 0; k < kWarps; ++k) {
       uint32_t read[4], corrected[4];
-      load_left(read, ptx::shared_address(tile(Shared::kResidual)), block, k, lane);
-      load_left(corrected, ptx::shared_address(tile(Shared::kAfter)), block, k, lane);
+      load_left(read, ptx::shared_address(tile(Shared::kReads)), block, k, lane);
+      load_left(corrected, ptx::shared_address(tile(Shared::kCorrections)), block, k, lane);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const float2 m = unpack<__half>(read[i]), z = unpack<__half>(corrected[i]);
@@ -321,7 +202,7 @@ struct ChunkGradients {
         x[e + 1] = fmaf(x[e + 1] * m.y, unit[0], y[e + 1] * z.y * unit[1]);
       }
     }
-    sum_crossing_pairs(by_tiles(x), block, lane, at.pairs[block]);
+    sum_pairs_across_gates(x, block, lane, at.pairs[block]);
     if (lane % 4 == 0) {
       const int i0 = row();
       at.rows[i0] = row_shares[0], at.rows[i0 + 8] = row_shares[1];
@@ -330,35 +211,35 @@ struct ChunkGradients {
     __syncthreads();
     if (block > 0) return;
     const float2 sums = sum_gate_shares(at, lane);
-    float* const to = (key_tile == 0 ? p.grad_gate : p.gate_share) + (b * p.length + first + 2 * lane) * p.heads + h;
+    float* const to =
+        (key_tile == 0 ? p.grad_gate : p.arrays.gate_share) + (b * p.length + first + 2 * lane) * p.heads + h;
     if (first + 2 * lane < p.length) to[0] = sums.x;
     if (first + 2 * lane + 1 < p.length) to[p.heads] = sums.y;
   }
 };
 
-template <typename Element, int kTiles>
-__global__ void __launch_bounds__(kComputing, ChunkGradientsShared<kTiles>::kTogether)
+template <typename Element, int kTiles, bool kOneUnit, bool kPhased>
+__global__ void __launch_bounds__(kComputing, ChunkGradientsShared<kTiles, kOneUnit, kPhased>::kTogether)
     delta_chunk_gradients(const __grid_constant__ DeltaChunkGradients p) {
   extern __shared__ __align__(1024) char memory[];
-  const int key_tiles = (p.rows + 63) / 64, chunk = static_cast<int>(blockIdx.x) / key_tiles, head = chunk / p.chunks;
-  const ChunkGradients<Element, kTiles> call{p,
-                                             memory,
-                                             ptx::in_uniform_register(threadIdx.x / 32),
-                                             static_cast<int>(threadIdx.x % 32),
-                                             static_cast<int>(blockIdx.x) % key_tiles,
-                                             chunk,
-                                             head / p.heads,
-                                             head % p.heads,
-                                             chunk % p.chunks * kChunk,
-                                             p.gate.log_forget != nullptr};
+  // In the order in which chunks are swept from the last token back, all heads' together: the sweep may still run.
+  const int key_tiles = (p.rows + 63) / 64, order = static_cast<int>(blockIdx.x) / key_tiles,
+            all_heads = static_cast<int>(p.all_chunks / p.chunks), head = order % all_heads,
+            chunk = p.chunks - 1 - order / all_heads;
+  const ChunkGradients<Element, kTiles, kOneUnit, kPhased> call{
+      {p, memory, ptx::in_uniform_register(threadIdx.x / 32), static_cast<int>(threadIdx.x % 32),
+       static_cast<int>(blockIdx.x) % key_tiles, int64_t{1} * head * p.chunks + chunk, head / p.heads, head % p.heads,
+       chunk * kChunk, p.gate.log_forget != nullptr}};
   if (threadIdx.x == 0) {
     for (uint64_t& full : call.small().full) ptx::mbarrier_init(&full, 1);
     ptx::mbarrier_init_fence();
     call.load();
   }
+  __syncwarp();
   call.load_small();
   __syncthreads();
   call.run();
+  if (blockIdx.x + 1 == gridDim.x) wait_for_previous_kernel();  // the next one waits for this one alone
 }
 
 /// to += share, of `size` numbers.

@@ -7,24 +7,34 @@
 
 namespace lethe::matrix_state {
 
-/// kTiles: of 64 columns of the values. M lies over the residual and Z over R, when these are read; dQ over dO and dK over S.
-template <int kTiles>
+/// kTiles: of 64 columns of the values. M lies over the residual and Z over R, when these are read; dQ over dO and dK over S. kOneUnit: the tiles of a token
+/// or a state have one. kPhased: three CTAs share a multiprocessor, since S lies over the residual and Q and K over dO, loaded when these are read; M and Z
+/// lie over R, dQ and dK over dN̄.
+template <int kTiles, bool kOneUnit, bool kPhased>
 struct ChunkGradientsShared {
+  static constexpr int kUnits = kOneUnit ? 1 : kTiles;
   struct Small {
     ChunkGates gates;
     alignas(16) float beta[kChunk];
-    float residual_unit[kTiles][kChunk], written_unit[kTiles][kChunk], gradient_unit[kChunk];
+    float residual_unit[kUnits][kChunk], written_unit[kUnits][kChunk], gradient_unit[kChunk];
     float largest[4][kWarps];             ///< of Q, K, M and Z
     float pairs[kWarps][kChunk];          ///< sums of pairs that a gate separates, by block of 16 rows
     float rows[kChunk], columns[kChunk];  ///< shares of each token, by what reads S and by what R reads
     float states[kWarps];                 ///< of ⟨S, R⟩
-    uint64_t full[2];                     ///< of what has Element's type; of the rest
+    uint64_t full
+        [kPhased
+             ? 4
+             : 2];  ///< of what has Element's type; of the rest. kPhased: of dO; of the rest but S; of S; of Q and K
   };
   static constexpr int kTile = kTiles * kPanel, kGradient = 0, kResidual = kTile, kWritten = 2 * kTile,
-                       kBefore = 3 * kTile, kAfter = 4 * kTile, kQuery = 5 * kTile, kKey = kQuery + kPanel,
-                       kSmall = kKey + kPanel;
-  static constexpr int kBytes = kSmall + int{sizeof(Small)}, kTogether = kTiles == 1 ? 3 : 2;
-  static_assert(kTogether * (kBytes + 1024) <= 228 * 1024);
+                       kBefore = kPhased ? kResidual : 3 * kTile, kAfter = kPhased ? 3 * kTile : 4 * kTile,
+                       kQuery = kPhased ? kGradient : 5 * kTile, kKey = kQuery + kPanel,
+                       kReads = kPhased ? kAfter : kResidual, kCorrections = kPhased ? kAfter + kPanel : kAfter,
+                       kGradQuery = kPhased ? kWritten : kGradient, kGradKey = kPhased ? kWritten + kPanel : kBefore,
+                       kSmall = kPhased ? 4 * kTile : kKey + kPanel;
+  static constexpr int kBytes = kSmall + int{sizeof(Small)}, kTogether = kTiles == 1 || kPhased ? 3 : 2;
+  static_assert(kTogether * (kBytes + 1024) <= 228 * 1024 && (kOneUnit || kTiles > 1) &&
+                (!kPhased || (kOneUnit && kTiles > 1)));
 };
 
 /// Of rows g and g + 8 of a square the numbers on its diagonal, in the lanes that have them: those whose lane % 4 is lane / 8.
@@ -82,6 +92,44 @@ __device__ __forceinline__ void weigh_tokens(Small& at, bool gated, int block, i
     const float most = largest_of_warp(largest[i]);
     if (lane == 0) at.largest[2 + i][block] = most;
   }
+}
+
+/// Of 2 · kCount sums half are this lane's from here on, with what the lane 2 · kCount away has of them.
+template <int kCount>
+__device__ __forceinline__ void halve_sums(float (&sums)[16], int lane) {
+  const bool upper = lane & 2 * kCount;
+#pragma unroll
+  for (int k = 0; k < kCount; ++k) {
+    const float kept = upper ? sums[kCount + k] : sums[k], given = upper ? sums[k] : sums[kCount + k];
+    sums[k] = kept + __shfl_xor_sync(kAllLanes, given, 2 * kCount);
+  }
+}
+
+/// As sum_crossing_pairs (crossings.cuh), by fewer exchanges: number 4n + 2h + e of `pairs` is row 16·block + g + 8h, column 8n + 2t + e.
+__device__ __forceinline__ void sum_pairs_across_gates(const float (&pairs)[32], int block, int lane, float* to) {
+  const int g = lane / 4, t = lane % 4;
+  float sums[16] = {};  // of columns 8n + 2t + e at 2n + e
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int i = 16 * block + g + 8 * half;
+    float before = 0.0f;
+#pragma unroll
+    for (int n = 0; n < 8; ++n) {
+      const float m = pairs[4 * n + 2 * half], own = m + pairs[4 * n + 2 * half + 1];
+      const float near = __shfl_xor_sync(kAllLanes, own, 1), two = own + near, far = __shfl_xor_sync(kAllLanes, two, 2);
+      const float here = before + ((t % 2 ? near : 0.0f) + (t / 2 ? far : 0.0f));
+      const int l = 8 * n + 2 * t;
+      if (l <= i) sums[2 * n] += here;
+      if (l + 1 <= i) sums[2 * n + 1] += here + m;
+      before += two + far;
+    }
+  }
+  // Over the eight lanes of each t, each of which gets two columns.
+  halve_sums<8>(sums, lane);
+  halve_sums<4>(sums, lane);
+  halve_sums<2>(sums, lane);
+  const int n = (lane & 16) / 4 + (lane & 8) / 4 + (lane & 4) / 4;
+  *reinterpret_cast<float2*>(to + 8 * n + 2 * t) = {sums[0], sums[1]};
 }
 
 /// A warp: d log f of a lane's two tokens from the shares in shared memory.

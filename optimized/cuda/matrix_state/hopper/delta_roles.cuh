@@ -1,10 +1,23 @@
 #pragma once
-// What both sweeps of the delta rule have: a warp that loads, a warpgroup that prepares chunks, one for each 64 columns of the state; barriers, registers.
+// What both sweeps of the delta rule have: a warpgroup that loads, measures rows and finds units, one that prepares chunks, one for each 64 columns of the
+// state; barriers, registers.
 
 #include "optimized/cuda/hopper/ptx/barrier.cuh"
+#include "optimized/cuda/matrix_state/hopper/delta_arguments.cuh"
 #include "optimized/cuda/matrix_state/hopper/products.cuh"
 
 namespace lethe::matrix_state {
+
+/// Chunks by which tiles are brought to the L2 cache before they are loaded: shared memory has room for two or three chunks.
+constexpr int kChunksAhead = 2;
+
+/// One thread: the tiles of the chunk from token `first`.
+template <int kBlocks, int kGroups, bool kQueries>
+__device__ __forceinline__ void prefetch_chunk(const DeltaSweepArguments& p, int tile, int64_t first, int b, int h) {
+  prefetch_tile_of<kBlocks>(p.maps[1], p.key, 0, first, b, h);
+  if constexpr (kQueries) prefetch_tile_of<kBlocks>(p.maps[0], p.query, 0, first, b, h);
+  prefetch_tile_of<kGroups>(p.maps[2], p.value, 64 * tile, first, b, h);
+}
 
 /// kBlocks: of 64 rows of the state. kGroups: of 64 columns, a warpgroup each.
 template <int kBlocks, int kGroups>
@@ -15,9 +28,20 @@ struct DeltaSweepRoles {
   static constexpr int kRegisters = kBlocks == 1   ? 80
                                     : kGroups == 1 ? 168
                                                    : 128,
-                       kLoadRegisters = kBlocks == 1 ? 24 : 40, kPrepareRegisters = kBlocks == 1 ? 64 : 96,
+                       kLoadRegisters = kBlocks == 1 ? 24 : 56, kPrepareRegisters = kBlocks == 1 ? 64 : 88,
                        kStateRegisters = kBlocks == 1 ? 152 : 184;
 };
+
+/// A warp: the largest of the numbers of a state, in four chains.
+template <int kCount>
+__device__ __forceinline__ float largest_of_sums(const float (&sums)[kCount][32]) {
+  float most[4] = {};
+#pragma unroll
+  for (int m = 0; m < kCount; ++m)
+#pragma unroll
+    for (int i = 0; i < 32; ++i) most[i % 4] = fmaxf(most[i % 4], fabsf(sums[m][i]));
+  return largest_of_warp(fmaxf(fmaxf(most[0], most[1]), fmaxf(most[2], most[3])));
+}
 
 /// A CTA: the barriers, then each warp's part of `call`.
 template <typename Shared, typename Call>
@@ -26,6 +50,8 @@ __device__ __forceinline__ void run_roles(const Call& call, int warpgroup) {
     auto& small = call.small();
     for (int i = 0; i < Shared::kStages; ++i) {
       ptx::mbarrier_init(&small.full[i], 2);
+      ptx::mbarrier_init(&small.rows[i], 2);
+      ptx::mbarrier_init(&small.weighed[i], 1);
       ptx::mbarrier_init(&small.prepared[i], kWarps);
       ptx::mbarrier_init(&small.empty[i], Shared::kStateWarps);
     }
@@ -35,7 +61,9 @@ __device__ __forceinline__ void run_roles(const Call& call, int warpgroup) {
   __syncthreads();
   if (warpgroup == 0) {
     change_registers<Shared::kRegisters, Shared::kLoadRegisters>();
-    if (threadIdx.x < 32) call.load();
+    if (call.block == 0) call.load();
+    else if (call.block == 1) call.weigh();
+    else call.divide(call.block - 2);
   } else if (warpgroup == 1) {
     change_registers<Shared::kRegisters, Shared::kPrepareRegisters>();
     call.prepare();

@@ -42,6 +42,14 @@ struct RowPart {
   }
 };
 
+/// Of four numbers at least 0, two of them another lane's.
+template <typename Element>
+__device__ __forceinline__ float largest_of_two_lanes(PairOf<Element> most) {
+  most = __hmax2(most, pair_of<Element>(__shfl_xor_sync(kAllLanes, word_of(most), 16)));
+  const float2 both = unpack<Element>(word_of(most));
+  return fmaxf(both.x, both.y);
+}
+
 /// The largest number of a row, of which two lanes have the parts.
 template <typename Element, int kPieces>
 __device__ __forceinline__ float largest_of_row(const uint4 (&pieces)[kPieces]) {
@@ -52,9 +60,7 @@ __device__ __forceinline__ float largest_of_row(const uint4 (&pieces)[kPieces]) 
 #pragma unroll
     for (int e = 0; e < 4; ++e) most = __hmax2(most, __habs2(pair_of<Element>(words[e])));
   }
-  most = __hmax2(most, pair_of<Element>(__shfl_xor_sync(kAllLanes, word_of(most), 16)));
-  const float2 both = unpack<Element>(word_of(most));
-  return fmaxf(both.x, both.y);
+  return largest_of_two_lanes<Element>(most);
 }
 
 template <int kPanels>
@@ -62,16 +68,19 @@ __device__ __forceinline__ void load_row(uint4 (&pieces)[4 * kPanels], const Row
   part.each([&](int i, uint32_t address) { pieces[i] = ptx::load_words(address); });
 }
 
+template <typename Element>
+__device__ __forceinline__ uint32_t scaled_to_half(uint32_t word, float factor) {
+  const float2 pair = unpack<Element>(word);
+  return pack<__half>(pair.x * factor, pair.y * factor);
+}
+
 template <typename Element, int kPanels>
 __device__ __forceinline__ void store_row(const uint4 (&pieces)[4 * kPanels], const RowPart<kPanels>& part,
                                           float factor) {
-  const auto scaled = [&](uint32_t word) {
-    const float2 pair = unpack<Element>(word);
-    return pack<__half>(pair.x * factor, pair.y * factor);
-  };
   part.each([&](int i, uint32_t address) {
     const uint4& x = pieces[i];
-    ptx::store_words(address, {scaled(x.x), scaled(x.y), scaled(x.z), scaled(x.w)});
+    ptx::store_words(address, {scaled_to_half<Element>(x.x, factor), scaled_to_half<Element>(x.y, factor),
+                               scaled_to_half<Element>(x.z, factor), scaled_to_half<Element>(x.w, factor)});
   });
 }
 
@@ -84,26 +93,40 @@ __device__ __forceinline__ void divide_rows(uint32_t tile, const float* units, i
   store_row<Element>(pieces, part, reciprocal_of_power(units[part.row]));
 }
 
-/// The same by units of their largest numbers, which `largest` gets where it is not null.
+/// The same by units of their largest numbers.
 template <typename Element, int kPanels>
-__device__ __forceinline__ void divide_rows_by_largest(uint32_t tile, float* units, int block, int lane,
-                                                       float* largest = nullptr) {
+__device__ __forceinline__ void divide_rows_by_largest(uint32_t tile, float* units, int block, int lane) {
   const RowPart<kPanels> part(tile, block, lane);
   uint4 pieces[4 * kPanels];
   load_row(pieces, part);
-  const float most = largest_of_row<Element>(pieces), unit = power_of_two_below(most);
+  const float unit = power_of_two_below(largest_of_row<Element>(pieces));
   store_row<Element>(pieces, part, reciprocal_of_power(unit));
   if (lane < 16) units[part.row] = unit;
-  if (largest && lane < 16) largest[part.row] = most;
 }
 
+// By warps of few registers, a piece at a time.
+
+/// The largest number of this lane's row.
 template <typename Element, int kPanels>
-__device__ __forceinline__ void measure_rows(uint32_t tile, float* largest, int block, int lane) {
-  const RowPart<kPanels> part(tile, block, lane);
-  uint4 pieces[4 * kPanels];
-  load_row(pieces, part);
-  const float most = largest_of_row<Element>(pieces);
-  if (lane < 16) largest[part.row] = most;
+__device__ __forceinline__ float measure_row(const RowPart<kPanels>& part) {
+  PairOf<Element> most = pair_of<Element>(0);
+  part.each([&](int, uint32_t address) {
+    const uint4 x = ptx::load_words(address);
+    for (const uint32_t word : {x.x, x.y, x.z, x.w}) most = __hmax2(most, __habs2(pair_of<Element>(word)));
+  });
+  return largest_of_two_lanes<Element>(most);
+}
+
+/// Rows become float16 divided by the powers of two below their largest numbers: returns that of this lane's row.
+template <typename Element, int kPanels>
+__device__ __forceinline__ float measure_and_divide_row(const RowPart<kPanels>& part) {
+  const float most = measure_row<Element>(part), factor = reciprocal_of_power(power_of_two_below(most));
+  part.each([&](int, uint32_t address) {
+    const uint4 x = ptx::load_words(address);
+    ptx::store_words(address, {scaled_to_half<Element>(x.x, factor), scaled_to_half<Element>(x.y, factor),
+                               scaled_to_half<Element>(x.z, factor), scaled_to_half<Element>(x.w, factor)});
+  });
+  return most;
 }
 
 // Blocks of a triangle, a left operand's. A warp has a row of a lower one; of an upper one, whose blocks are those of its transpose, a column.
@@ -114,18 +137,28 @@ __device__ __forceinline__ int block_at(int block, int k) {
   return 32 * (kUpper ? lower_block(k, block) : lower_block(block, k));
 }
 
-/// A warp's blocks become products of what they are with `factors` of their columns and `outer` of their rows.
-template <bool kUpper = false>
-__device__ __forceinline__ void weigh_blocks(uint4* blocks, const float* factors, const float (&outer)[2], int block,
+/// A warp's blocks become products of what they are with factors of their columns and `outer` of their rows. factor(column): of two.
+template <bool kUpper = false, typename Factor>
+__device__ __forceinline__ void weigh_blocks(uint4* blocks, const Factor& factor, const float (&outer)[2], int block,
                                              int lane) {
+  uint4 words[kWarps];
+#pragma unroll
+  for (int k = 0; k < kWarps; ++k)
+    if (kUpper ? k >= block : k <= block) words[k] = blocks[block_at<kUpper>(block, k) + lane];
 #pragma unroll
   for (int k = 0; k < kWarps; ++k) {
     if (!kUpper && k > block) break;
     if (kUpper && k < block) continue;
-    uint4& place = blocks[block_at<kUpper>(block, k) + lane];
+    const int column = 16 * k + lane % 4 * 2;
+    const float2 near = factor(column), far = factor(column + 8);
+    const uint32_t of[4] = {words[k].x, words[k].y, words[k].z, words[k].w};
     uint32_t left[4];
-    Weighted(place, factors + 16 * k, lane % 4).pack_to(left, outer);
-    place = {left[0], left[1], left[2], left[3]};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 pair = unpack<__half>(of[i]), w = i < 2 ? near : far;
+      left[i] = pack<__half>(pair.x * w.x * outer[i % 2], pair.y * w.y * outer[i % 2]);
+    }
+    blocks[block_at<kUpper>(block, k) + lane] = {left[0], left[1], left[2], left[3]};
   }
 }
 

@@ -2,13 +2,15 @@
 // delta_state's values for a state of at most 128 rows, from the chunks that delta_solve.cuh solved: a CTA sweeps a head and kGroups times 64 columns of its
 // state in chunks of 64 tokens, by the equations of delta_forward.cuh.
 //
-//   warpgroup 0    tiles of a chunk, its W, its gates and strengths                        → full
-//   warpgroup 1    makes the rows of Q and K float16; P = Q Kᵀ; weights P and W by units   → prepared
+//   warp 0         tiles of a chunk, its W, its gates and strengths                        → full
+//   warps 2, 3     make the rows of Q float16, measure those of V                          → rows
+//   warp 1         units                                                                   → weighed
+//   warpgroup 1    makes the rows of K float16; P = Q Kᵀ; weights P and W by units         → prepared
 //   warpgroup 2…   S, rounded, to shared memory; X = V − γ K S; R = X − W β X;
 //                  S = γ_C S + Kᵀ (D_C β R); O = γ Q S + P β R                             → measured, empty
 //
 // All that becomes float16 is divided by the units of delta_units.cuh. X, R and O lie over V, R times its weights over the rounded state. So
-// that a chunk's rows of O need not have left before the next one begins, its stage is empty only then.
+// that a chunk's rows of O need not have left before the next one begins, its stage is empty only during that.
 
 #include "optimized/cuda/launch.cuh"
 #include "optimized/cuda/matrix_state/delta_state.cuh"
@@ -38,9 +40,8 @@ struct DeltaSweep {
     return reinterpret_cast<uint4*>(memory + Shared::kPairs + n % 2 * kFragments);
   }
   __device__ static int64_t first_of(int n) { return static_cast<int64_t>(n) * kChunk; }
-  // What a chunk's rows are multiplied with lies over what is not read again when it is prepared.
-  __device__ static float* read_state(SolvedChunk& chunk) { return chunk.key_unit; }  ///< γ and the unit of S, over σ
-  __device__ static float* out_unit(SolvedChunk& chunk) { return chunk.key_norm; }  ///< scale · σ and the query's unit
+  /// scale · σ and the query's unit, over what is not read again when the units are known.
+  __device__ static float* out_unit(SolvedChunk& chunk) { return chunk.key_norm; }
 
   /// One warp.
   __device__ __forceinline__ void load() const {
@@ -51,6 +52,7 @@ struct DeltaSweep {
     };
     RawChunk next = raw_of(0);
     wait_for_previous_kernel();
+    if (kKeeps && lane == 0) p.arrays.swept[blockIdx.x] = 0;  // before the sweep back, whose CTAs are the same
     ptx::RingPosition at;
     for (int n = 0; n < p.chunks; ++n, at.advance(Shared::kStages)) {
       ptx::mbarrier_wait(&small().empty[at.index], at.parity ^ 1);
@@ -62,6 +64,8 @@ struct DeltaSweep {
         if constexpr (!kKeeps) load_tile_of<kBlocks>(to, p.maps[0], p.query, full, 0, first_of(n), b, h);
         load_tile_of<kGroups>(to + Shared::kValue, p.maps[2], p.value, full, 64 * tile, first_of(n), b, h);
         ptx::load_run(&solved(at.index), &p.solved[int64_t{1} * head * p.chunks + n], sizeof(SolvedChunk), full);
+        if (n + kChunksAhead < p.chunks)
+          prefetch_chunk<kBlocks, kGroups, !kKeeps>(p, tile, first_of(n + kChunksAhead), b, h);
       }
       const RawChunk raw = next;
       if (n + 1 < p.chunks) next = raw_of(n + 1);
@@ -85,46 +89,74 @@ struct DeltaSweep {
     return most * unit * kRoot;
   }
 
-  /// A warpgroup: what no state enters, and the units.
-  __device__ __forceinline__ void prepare() const {
-    const bool gated = p.gate.log_forget != nullptr;
-    const int i0 = 16 * block + lane / 4;
-    DeltaTokenUnits& units = small().units;
+  /// A warp: two of four blocks of rows.
+  __device__ __forceinline__ void divide(int half) const {
+    ptx::RingPosition at;
+    for (int n = 0; n < p.chunks; ++n, at.advance(Shared::kStages)) {
+      DeltaTokenUnits& units = small().units[at.index];
+      const uint32_t query = ptx::shared_address(stage(at.index));
+      ptx::mbarrier_wait(&small().full[at.index], at.parity);
+#pragma unroll 1
+      for (int i = 2 * half; i < 2 * half + 2; ++i) {
+        const int row = 16 * i + lane % 16;
+        const float of_value = measure_row<Element>(RowPart<kGroups>(query + Shared::kValue, i, lane));
+        units.largest_value[row] = of_value;
+        if constexpr (!kKeeps)
+          units.query_unit[row] = power_of_two_below(measure_and_divide_row<Element>(RowPart<kBlocks>(query, i, lane)));
+      }
+      if constexpr (!kKeeps) ptx::fence_async_shared();
+      arrive_warp(&small().rows[at.index], lane);
+    }
+  }
+
+  /// A warp: the units.
+  __device__ __forceinline__ void weigh() const {
     float unit = 1.0f, unit_before = 1.0f;  // of the state before this chunk, and the one before it
     DeltaGrowth growth;
+    ptx::RingPosition at;
+    for (int n = 0; n < p.chunks; ++n, at.advance(Shared::kStages)) {
+      DeltaTokens& tokens = small().tokens[at.index];
+      SolvedChunk& chunk = solved(at.index);
+      const int earlier = max(n - 1, 0);
+      ptx::mbarrier_wait(&small().full[at.index], at.parity);
+      ptx::mbarrier_wait(&small().rows[at.index], at.parity);
+      ptx::mbarrier_wait(&small().measured[earlier % 2], earlier / 2 % 2);
+      float before = bound_of(earlier, unit_before);
+      if (n == 0) {
+        unit = delta_unit(before);
+        if (lane == 0) small().first_reciprocal = reciprocal_of_power(unit);
+      } else {
+        before = growth.after(before);
+      }
+      const float next = prepare_units(tokens, small().units[at.index], chunk.key_unit, chunk.key_norm,
+                                       small().of_state[n % 2], out_unit(chunk), before, unit, p.scale, growth, lane);
+      if (lane == 0) {
+        small().decay[at.index] = tokens.gates.total * unit * reciprocal_of_power(next);
+        small().after[at.index] = next;
+      }
+      unit_before = n == 0 ? 1.0f : unit;
+      unit = next;
+      arrive_warp(&small().weighed[at.index], lane);
+    }
+  }
+
+  /// A warpgroup: what no state enters, then weighed.
+  __device__ __forceinline__ void prepare() const {
+    const int block = static_cast<int>(threadIdx.x / 32 % kWarps);  // in a register of each thread: fewer spills
+    const bool gated = p.gate.log_forget != nullptr;
+    const int i0 = 16 * block + lane / 4;
     ptx::RingPosition at;
     for (int n = 0; n < p.chunks; ++n, at.advance(Shared::kStages)) {
       char* const tiles = stage(at.index);
       DeltaTokens& tokens = small().tokens[at.index];
       SolvedChunk& chunk = solved(at.index);
       ptx::mbarrier_wait(&small().full[at.index], at.parity);
-      const uint32_t query = ptx::shared_address(tiles);
-      divide_rows<Element, kBlocks>(query + Shared::kKey, chunk.key_unit, block, lane);
-      if constexpr (!kKeeps) divide_rows_by_largest<Element, kBlocks>(query, units.query_unit, block, lane);
-      measure_rows<Element, kGroups>(query + Shared::kValue, units.largest_value, block, lane);
+      divide_rows<Element, kBlocks>(ptx::shared_address(tiles) + Shared::kKey, chunk.key_unit, block, lane);
       ptx::fence_async_shared();
-      ptx::named_barrier_sync(kPrepareBarrier, kComputing);
-      if (block == 1) {
-        const int earlier = max(n - 1, 0);
-        ptx::mbarrier_wait(&small().measured[earlier % 2], earlier / 2 % 2);
-        float before = bound_of(earlier, unit_before);
-        if (n == 0) {
-          unit = delta_unit(before);
-          if (lane == 0) small().first_reciprocal = reciprocal_of_power(unit);
-        } else {
-          before = growth.after(before);
-        }
-        const float next = prepare_units(tokens, units, chunk.key_unit, chunk.key_norm, read_state(chunk),
-                                         out_unit(chunk), before, unit, p.scale, growth, lane);
-        if (lane == 0) {
-          small().decay[at.index] = tokens.gates.total * unit * reciprocal_of_power(next);
-          small().after[at.index] = next;
-        }
-        unit_before = n == 0 ? 1.0f : unit;
-        unit = next;
-      }
       [[maybe_unused]] float sums[32];
       if constexpr (!kKeeps) {
+        ptx::mbarrier_wait(&small().rows[at.index], at.parity);
+        ptx::named_barrier_sync(kPrepareBarrier, kComputing);
         ptx::undefined(sums);
         ptx::fence_registers(sums);
         ptx::wgmma_fence();
@@ -137,15 +169,20 @@ struct DeltaSweep {
         ptx::fence_registers(sums);
         weigh_pairs(by_tiles(sums), tokens.gates, gated, 0, block, lane);
       }
-      ptx::named_barrier_sync(kPrepareBarrier, kComputing);
+      ptx::mbarrier_wait(&small().weighed[at.index], at.parity);
+      const float* const reciprocal = tokens.reciprocal();
       {
-        const float outer[2] = {-chunk.unit[i0] * tokens.reciprocal()[i0],
-                                -chunk.unit[i0 + 8] * tokens.reciprocal()[i0 + 8]};
-        weigh_blocks(chunk.inverse, units.of_row, outer, block, lane);
+        const auto factor = [&](int column) {
+          const float2 x = *reinterpret_cast<const float2*>(&reciprocal[column]);
+          return float2{reciprocal_of_power(x.x), reciprocal_of_power(x.y)};
+        };
+        const float outer[2] = {-chunk.unit[i0] * reciprocal[i0], -chunk.unit[i0 + 8] * reciprocal[i0 + 8]};
+        weigh_blocks(chunk.inverse, factor, outer, block, lane);
       }
       if constexpr (!kKeeps) {
-        const float outer[2] = {units.of_state[i0], units.of_state[i0 + 8]};
-        store_weighted(pairs(n), by_tiles(sums), units.of_pair, outer, block, lane);
+        const uint16_t* const of_state = small().of_state[n % 2];
+        const float outer[2] = {power_of(of_state[i0]), power_of(of_state[i0 + 8])};
+        store_weighted(pairs(n), by_tiles(sums), small().units[at.index].of_pair(), outer, block, lane);
       }
       arrive_warp(&small().prepared[at.index], lane);
     }
@@ -169,7 +206,7 @@ struct DeltaSweep {
     };
     // Of the state before chunk n.
     const auto measure = [&](int n) {
-      const float most = state.largest();
+      const float most = largest_of_sums(reinterpret_cast<const float(&)[kBlocks][32]>(state.x));
       if (lane == 0) small().largest[n % 2][group * kWarps + block] = most;
       arrive_warp(&small().measured[n % 2], lane);
     };
@@ -179,7 +216,8 @@ struct DeltaSweep {
       store_packed(ptx::shared_address(to), packed, place);
     };
     measure(0);
-    float unit = 1.0f;  // of the state
+    constexpr int kBehind = kKeeps ? 0 : 1;  // products with queries, which are waited for later
+    float unit = 1.0f;                       // of the state
     ptx::RingPosition at;
     for (int n = 0; n < p.chunks; ++n, at.advance(Shared::kStages)) {
       DeltaTokens& tokens = small().tokens[at.index];
@@ -195,7 +233,6 @@ struct DeltaSweep {
       }
 #pragma unroll
       for (int m = 0; m < kBlocks; ++m) put(rounded + m * kPanel, sums_of(m));
-      if constexpr (kKeeps) keep_state(n, group, rounded, unit);
       ptx::fence_async_shared();
       sync();
       float x[32];
@@ -216,8 +253,9 @@ struct DeltaSweep {
 #pragma unroll
         for (int m = 0; m < kBlocks; ++m)
           issue_product<__half, Major::kK, Major::kMN>(out, query + m * kPanel, rounded + m * kPanel, m > 0);
+        ptx::wgmma_commit();
       }
-      ptx::wgmma_commit();
+      if constexpr (kKeeps) keep_state(n, group, rounded, unit);  // under the product
       uint32_t values[16];
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
@@ -228,7 +266,7 @@ struct DeltaSweep {
       }
       const float read[2] = {tokens.read_key()[i0], tokens.read_key()[i0 + 8]},
                   reciprocal[2] = {tokens.reciprocal()[i0], tokens.reciprocal()[i0 + 8]};
-      ptx::wgmma_wait<1>();
+      ptx::wgmma_wait<kBehind>();
       ptx::fence_registers(x);
 #pragma unroll
       for (int i = 0; i < 16; ++i) {
@@ -241,7 +279,7 @@ struct DeltaSweep {
       load_blocks(left, chunk.inverse, block, lane);
       ptx::wgmma_wait<0>();
       if constexpr (!kKeeps) ptx::fence_registers(out);
-      if (n > 0 && lane == 0) {
+      if (!kKeeps && n > 0 && lane == 0) {
         ptx::bulk_wait_read<0>();
         ptx::mbarrier_arrive(&small().empty[at.index == 0 ? Shared::kStages - 1 : at.index - 1]);
       }
@@ -251,7 +289,10 @@ struct DeltaSweep {
       ptx::wgmma_fence();
       issue_product<__half, Major::kMN>(x, left, value, true);
       ptx::wgmma_commit();
-      if constexpr (!kKeeps) scale_rows(out, read_state(chunk)[i0], read_state(chunk)[i0 + 8]);
+      if constexpr (!kKeeps) {
+        const float* const read_state = small().units[at.index].read_state();
+        scale_rows(out, read_state[i0], read_state[i0 + 8]);
+      }
       scale_state(small().decay[at.index]);
       unit = small().after[at.index];
       ptx::wgmma_wait<0>();
@@ -274,6 +315,7 @@ struct DeltaSweep {
       ptx::wgmma_commit();
       put(value, x);
       if constexpr (kKeeps) {
+        ptx::fence_async_shared();  // the next tile comes here
         keep_residual(n, group, value, reciprocal);
       } else {
         ptx::fence_async_shared();
@@ -283,9 +325,9 @@ struct DeltaSweep {
         ptx::fence_registers(left);
         ptx::wgmma_fence();
         issue_product<__half, Major::kMN>(out, left, value, true);
+        ptx::wgmma_commit();
       }
-      ptx::wgmma_commit();
-      ptx::wgmma_wait<1>();
+      ptx::wgmma_wait<kBehind>();
 #pragma unroll
       for (int m = 0; m < kBlocks; ++m) ptx::fence_registers(sums_of(m));
       measure(n + 1);
@@ -293,7 +335,9 @@ struct DeltaSweep {
       if constexpr (!kKeeps) ptx::fence_registers(out);
       ptx::fence_registers(left);
       sync();  // all products have ended
-      if constexpr (!kKeeps) {
+      if constexpr (kKeeps) {
+        if (lane == 0) ptx::mbarrier_arrive(&small().empty[at.index]);
+      } else {
         scale_rows(out, out_unit(chunk)[i0], out_unit(chunk)[i0 + 8]);
         uint32_t packed[16];
         pack_sums<Element>(packed, out, 1.0f);
@@ -339,17 +383,17 @@ __global__ void __launch_bounds__(DeltaSweepShared<kBlocks, kGroups>::kThreads,
     delta_sweep(const __grid_constant__ DeltaSweepArguments p) {
   using Shared = DeltaSweepShared<kBlocks, kGroups>;
   extern __shared__ __align__(1024) char memory[];
-  const int warpgroup = threadIdx.x / kComputing, ctas = delta_ctas(p.columns, kGroups),
+  const int warp = ptx::in_uniform_register(threadIdx.x / 32), ctas = delta_ctas(p.columns, kGroups),
             head = static_cast<int>(blockIdx.x) / ctas;
   const DeltaSweep<Element, kBlocks, kGroups, kKeeps> call{p,
                                                            memory,
-                                                           static_cast<int>(threadIdx.x / 32 % kWarps),
+                                                           warp % kWarps,
                                                            static_cast<int>(threadIdx.x % 32),
                                                            head / p.heads,
                                                            head % p.heads,
                                                            head,
                                                            static_cast<int>(blockIdx.x) % ctas * kGroups};
-  run_roles<Shared>(call, warpgroup);
+  run_roles<Shared>(call, warp / kWarps);
 }
 
 }  // namespace lethe::matrix_state

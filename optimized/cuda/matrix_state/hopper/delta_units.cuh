@@ -32,13 +32,20 @@ struct DeltaTokens {
   __device__ float* reciprocal() { return beta; }      ///< 1/u
 };
 
-/// The same, of the chunk that is prepared alone.
+/// The same, of what its rows are measured for.
 struct DeltaTokenUnits {
   float query_unit[kChunk], largest_value[kChunk];
-  float of_row[kChunk];    ///< u
-  float of_pair[kChunk];   ///< the key's unit, β and u
-  float of_state[kChunk];  ///< 1/σ
+
+  // As above.
+  __device__ float* of_pair() { return query_unit; }        ///< the key's unit, β and u
+  __device__ float* read_state() { return largest_value; }  ///< γ and the unit of S, over σ
 };
+
+/// A power of two by its upper 16 bits.
+__device__ __forceinline__ float power_of(uint16_t bits) { return __uint_as_float(uint32_t{bits} << 16); }
+__device__ __forceinline__ uint16_t bits_of_power(float power) {
+  return static_cast<uint16_t>(__float_as_uint(power) >> 16);
+}
 
 /// σ after a chunk by σ before it: max(product · before, written).
 struct DeltaGrowth {
@@ -69,11 +76,11 @@ __device__ __forceinline__ float delta_unit(float bound) {
   return power_of_two_below(fminf(fmaxf(bound, 0x1p-100f), 0x1p100f));
 }
 
-/// A warp: a chunk's numbers from `before`, a bound of the state's columns before it, which are held divided by `unit`. `read_state` gets γ and the unit
-/// of S, over σ, and `out_unit` the query's unit and σ, times `scale`; they may be key_unit and key_norm. Returns what the state is divided by after the
-/// chunk, and in `growth` the chunk's.
+/// A warp: a chunk's numbers from `before`, a bound of the state's columns before it, which are held divided by `unit`. `of_state` gets 1/σ, by
+/// bits_of_power, and `out_unit` the query's unit and σ, times `scale`; it may be key_norm. Returns what the state is divided by after the chunk, and in
+/// `growth` the chunk's.
 __device__ __forceinline__ float prepare_units(DeltaTokens& tokens, DeltaTokenUnits& units, const float* key_unit,
-                                               const float* key_norm, float* read_state, float* out_unit, float before,
+                                               const float* key_norm, uint16_t* of_state, float* out_unit, float before,
                                                float unit, float scale, DeltaGrowth& growth, int lane) {
   const ChunkGates& gates = tokens.gates;
   float forget[2], beta[2], norm[2], largest[2], gate[2], written[2];
@@ -102,13 +109,12 @@ __device__ __forceinline__ float prepare_units(DeltaTokens& tokens, DeltaTokenUn
     const float state = delta_unit(bound), state_reciprocal = reciprocal_of_power(state),
                 read = gates.read[token] * unit, key = key_unit[token], query = units.query_unit[token],
                 pair = key * beta[i] * row;
-    units.of_row[token] = row;
-    units.of_pair[token] = pair;
-    units.of_state[token] = state_reciprocal;
+    units.of_pair()[token] = pair;
+    of_state[token] = bits_of_power(state_reciprocal);
     tokens.read_key()[token] = read * key * reciprocal;
     tokens.write()[token] = gates.write[token] * pair * next_reciprocal;
     tokens.reciprocal()[token] = reciprocal;
-    read_state[token] = read * state_reciprocal;
+    units.read_state()[token] = read * state_reciprocal;
     out_unit[token] = query * state * scale;
   }
   return next;

@@ -246,6 +246,7 @@ __device__ void BackwardCta<Element, kDim, kFloatSums, kEdges>::add_slices() {
           stored_here = __ballot_sync(~0u, exists && first_keys[query_tile / (kBlock / kQueries)] == tile().key_tile);
           stored = __ballot_sync(
               ~0u, exists && ptx::load_acquire(p.workspace.turns + row * tiles_of_head + query_tile) != 0);
+          ptx::fence_async_global();
         }
       }
       if (p.deterministic && leader) {
@@ -254,8 +255,8 @@ __device__ void BackwardCta<Element, kDim, kFloatSums, kEdges>::add_slices() {
         ptx::fence_async_global();
       }
       const bool stores = kEdges && at.back && stored_here & 1;
-      if (kEdges && at.back && !stores && leader) {
-        while (!(stored & 1) && ptx::load_acquire(turn()) == 0) {
+      if (kEdges && at.back && !stores && !(stored & 1) && leader) {
+        while (ptx::load_acquire(turn()) == 0) {
         }
         ptx::fence_async_global();
       }

@@ -26,10 +26,11 @@ NVCC = "13.0"  # the compiler of these budgets
 # The first Lb1E is a forward's second launch, the second one an instance for windows and packed sequences.
 SPILLS = [
     (r"7forwardI\w+Li\d+ELb1E", 296),
-    (r"7forwardI\w+Li64E", 192),
+    (r"7forwardI\w+Li64E", 196),
     (r"7forwardI\w+Li128E", 120),
     (r"7forwardI\w+Li256E", 40),
-    (r"14backward_tilesI\w+Li64ELb1ELb1E", 238),
+    (r"14backward_tilesI\w+Li64ELb1ELb1E", 284),
+    (r"14backward_tilesI\w+Li128ELb1ELb1E", 320),
     (r"14backward_tilesI\w+Li64E", 226),
     (r"14backward_tilesI\w+Li128E", 282),
     (r"14backward_tilesI\w+Li256E", 202),
@@ -68,9 +69,10 @@ UNDER_OUTPUT = 1  # forward: P·V of the block before, after the wait for S, unt
 # the backward took 1.07 as long; and at most so many accesses of local memory: with some of both it took 1.03 to 1.06 as long. One per cent more
 # instructions are allowed than were counted.
 LOOPS = [
-    # for windows and packed sequences: the same, and between them a block whose weights are masked after the exponentials
-    (r"7forwardI\w+Li64ELb0ELb1E", UNDER_OUTPUT, [(322, 64, 1, 1), (477, 64, 1, 10), (717, 66, 1, 13)]),
-    (r"7forwardI\w+Li128ELb0ELb1E", UNDER_OUTPUT, [(332, 64, 1, 0), (500, 64, 1, 0), (753, 66, 1, 0)]),
+    # for windows and packed sequences: the same, and between them a block whose weights are masked after the exponentials. In bfloat16 two moves are of the
+    # place of K's stage, before the turn
+    (r"7forwardI\w+Li64ELb0ELb1E", UNDER_OUTPUT, [(322, 64, 3, 1), (477, 64, 3, 10), (722, 66, 3, 13)]),
+    (r"7forwardI\w+Li128ELb0ELb1E", UNDER_OUTPUT, [(333, 64, 3, 0), (500, 64, 3, 0), (753, 66, 3, 0)]),
     # a block that all rows see whole; one that is masked, with two exponentials more where the maximum moves. The one access at head dim 64 came with
     # the window, and costs no time (log/2026-11-26-window.md)
     (r"7forwardI13__nv_bfloat16Li64ELb0E", UNDER_OUTPUT, [(319, 64, 1, 1), (711, 66, 1, 17)]),

@@ -4,8 +4,7 @@
 #include <numbers>
 
 #include "optimized/cuda/ampere/dimensions.hpp"
-#include "optimized/cuda/ampere/forward_kernel.cuh"
-#include "optimized/cuda/check.hpp"
+#include "optimized/cuda/ampere/forward_launch.cuh"
 
 namespace lethe::ampere {
 
@@ -39,11 +38,9 @@ void launch_forward_tiles(const ForwardArguments& arguments, const Plan& plan) {
     p.residual = arguments.residual;
     p.log_normalizer = arguments.log_normalizer;
     p.visited_pairs = arguments.visited_pairs;
-    constexpr int kBytes = sizeof(ForwardSharedOf<Element, Sizes>);
-    static_assert(kBytes <= kSmallSharedBytes);
-    const auto kernel = forward_tiles<Element, Sizes>;
-    cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes), "forward");
-    launch_overlapping(kernel, p.tiles, Sizes::kThreads, kBytes, arguments.stream, p);
+    if constexpr (kHasEdges<Element, kDim>)
+      if (plan.prefix.window < kLargestWindow) return launch_edges<Element, kDim>(p, arguments.stream);
+    launch_forward<Element, Sizes, false>(p, arguments.stream);
   });
 }
 

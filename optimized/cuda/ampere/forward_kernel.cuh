@@ -6,7 +6,7 @@
 
 namespace lethe::ampere {
 
-template <typename Element, typename Sizes>
+template <typename Element, typename Sizes, bool kEdges = false>
 __global__ void __launch_bounds__(Sizes::kThreads, 2) forward_tiles(const __grid_constant__ ForwardParameters p) {
   extern __shared__ __align__(1024) char memory[];
   auto& shared = *reinterpret_cast<ForwardSharedOf<Element, Sizes>*>(memory);
@@ -23,7 +23,7 @@ __global__ void __launch_bounds__(Sizes::kThreads, 2) forward_tiles(const __grid
               static_cast<unsigned long long>(pairs));
   }
   __syncthreads();
-  using Tile = ForwardTile<Element, Sizes>;
+  using Tile = ForwardTile<Element, Sizes, kEdges>;
   Tile tile(p, shared);
   RowCopies<Sizes::kPitch, Sizes::kThreads>(p.query, tile.tile.batch, tile.tile.head, p.query_length,
                                             p.key_dim * sizeof(Element) / 2)
@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(Sizes::kThreads, 2) forward_tiles(const __grid
     if (__syncthreads_and(fit) || follow) break;
     tile.loads.begin(tile.last_block());
   }
-  ForwardOutput<Element, Sizes>(tile).store(registers);
+  ForwardOutput<Element, Sizes, kEdges>(tile).store(registers);
 }
 
 }  // namespace lethe::ampere

@@ -7,9 +7,9 @@
 
 namespace lethe::ampere {
 
-template <typename Element, typename Sizes>
+template <typename Element, typename Sizes, bool kEdges>
 struct ForwardOutput {
-  using Tile = ForwardTile<Element, Sizes>;
+  using Tile = ForwardTile<Element, Sizes, kEdges>;
   static constexpr int kDim = Sizes::kDim, kRowTiles = Sizes::kRowTiles, kOutputTiles = Tile::kOutputTiles;
 
   const ForwardParameters& p;

@@ -13,7 +13,9 @@
 
 namespace lethe::ampere {
 
-template <typename Element, typename TileSizes>
+/// kEdges: of a call with a window. Where a tile's queries are of one sequence, what a window hides gets the weight 0 after the exponentials, and there is no
+/// maximum: of a block that some of a warp's rows see in part, before the tile's own positions.
+template <typename Element, typename TileSizes, bool kEdges>
 struct ForwardTile {
   using Sizes = TileSizes;
   using Shared = ForwardSharedOf<Element, Sizes>;
@@ -129,9 +131,10 @@ struct ForwardTile {
     return shared.weights[threadIdx.x / 32][k];
   }
 
-  /// Weights of block n, O += P V, and S of the block before it.
+  /// Weights of block n, O += P V, and S of the block before it. `hidden`, unless null: the first key that a row sees, less the lane's first column.
   template <bool kMore>
-  __device__ __forceinline__ void step(Registers& r, int n, const float (&offset)[kRowTiles][2]) const {
+  __device__ __forceinline__ void step(Registers& r, int n, const float (&offset)[kRowTiles][2],
+                                       const int (*hidden)[2] = nullptr) const {
 #pragma unroll
     for (int first = 0; first < kKeys; first += kKeysAtOnce) {
       uint32_t weights[kKeysAtOnce / 16][kRowTiles][4];
@@ -143,6 +146,7 @@ struct ForwardTile {
 #pragma unroll
           for (int e = 0; e < 4; ++e) {
             x[e] = exp2_approximate(fmaf(x[e], p.scale_log2, offset[i][e / 2]));
+            if (hidden && first + 8 * column + e % 2 < hidden[i][e / 2]) x[e] = 0;
             r.sum[i][e / 2] += x[e];
           }
           if constexpr (!kFloat) {
@@ -276,6 +280,12 @@ struct ForwardTile {
     return follow || is_near(n) || n * kKeys < shared.row_first[Sizes::kRows - 1];
   }
 
+  /// Whether all of the warp's rows see all of a block.
+  __device__ __forceinline__ bool sees_whole(int n) const {
+    return n * kKeys >= first_key(16 * kRowTiles - 1) &&
+           (n + 1) * kKeys <= min(first_position + warp_row + 1, p.key_length);
+  }
+
   /// A special block whose logits are in registers, or the warp's last.
   __device__ __forceinline__ void visit(Registers& r, int n, bool more, bool follow) const {
     float offset[kRowTiles][2];
@@ -288,7 +298,7 @@ struct ForwardTile {
       for (int i = 0; i < kRowTiles; ++i) offset[i][0] = offset[i][1] = 0;
     }
     const bool masked = near || n * kKeys < first_key(16 * kRowTiles - 1);
-    if (masked) mask(r, n);
+    if (masked && !(kEdges && sees_whole(n))) mask(r, n);
     if (masked && !follow) keep_sums_beyond_their_bound(r);
     if (masked || follow) follow_maximum(r, offset);
 #pragma unroll
@@ -314,6 +324,22 @@ struct ForwardTile {
     step<true>(r, n, offset);
   }
 
+  /// A block before the tile's positions that the warp's rows see in part, or its last.
+  __device__ __forceinline__ void visit_edge(Registers& r, int n, bool more) const {
+    float offset[kRowTiles][2];
+    int hidden[kRowTiles][2];
+    find_decay(offset, n);
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        offset[i][h] -= r.maximum[i][h];
+        hidden[i][h] = first_key(16 * i + 8 * h + lane / 4) - n * kKeys - 2 * (lane % 4);
+      }
+    if (more) step<true>(r, n, offset, hidden);
+    else step<false>(r, n, offset, hidden);
+  }
+
   __device__ __forceinline__ int last_block() const {
     return (min(first_position + Sizes::kRows, p.key_length) - 1) / kKeys;
   }
@@ -331,9 +357,10 @@ struct ForwardTile {
     __syncthreads();
     if constexpr (Sizes::kQueriesInRegisters) load_lefts<kDim, kRowTiles>(r.query, query_address + offsets.left);
     if (own_last == last) multiply_scores(r, last);
+    const bool by_weights = kEdges && !follow && !tile.cut_within;
     for (int n = last; n >= first;) {
 #pragma unroll 1
-      for (; n == first || (n > first && is_special(n, follow)); --n) {
+      for (; by_weights ? n >= first && is_near(n) : n == first || (n > first && is_special(n, follow)); --n) {
         loads.template advance<true>(n, first);
         if (own_first <= n && n <= own_last) visit(r, n, n > own_first, follow);
         else if (n - 1 == own_last && n > first) multiply_scores(r, n - 1);
@@ -343,6 +370,13 @@ struct ForwardTile {
       for (; n > first && n * kKeys >= cut; --n) {
         loads.template advance<false>(n, first);
         visit_clean(r, n);
+      }
+      if constexpr (kEdges) {
+#pragma unroll 1
+        for (; by_weights && n >= first; --n) {
+          loads.template advance<false>(n, first);
+          if (own_first <= n) visit_edge(r, n, n > own_first);
+        }
       }
     }
     bool fit = true;

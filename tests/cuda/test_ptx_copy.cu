@@ -84,7 +84,7 @@ TEST(TensorCopy, LoadsSwizzledBoxesWithZerosOutsideAndStoresClipped) {
   }
 }
 
-__global__ void copy_runs(const float* source, float* copied, float* sum) {
+__global__ void copy_runs(const float* source, float* copied, float* stored, float* sum) {
   __shared__ alignas(16) float run[256];
   __shared__ uint64_t full;
   if (threadIdx.x == 0) {
@@ -100,19 +100,22 @@ __global__ void copy_runs(const float* source, float* copied, float* sum) {
   ptx::mbarrier_wait(&full, 0);
   for (int i = threadIdx.x; i < 256; i += blockDim.x) copied[blockIdx.x * 256 + i] = run[i];
   if (threadIdx.x == 0) {
+    ptx::store_run(stored + blockIdx.x * 256, run, sizeof run);
     ptx::reduce_add_run(sum, run, sizeof run);
     ptx::bulk_commit();
     ptx::bulk_wait<0>();
   }
 }
 
-TEST(RunCopy, LoadsAndAddsUp) {
+TEST(RunCopy, LoadsStoresAndAddsUp) {
   LETHE_NEEDS_GPU();
   constexpr int kBlocks = 40;
   const auto values = testing::small_integers(kBlocks * 256, 3);
-  const DeviceArray<float> source(values), copied(values.size()), sum(std::vector<float>(256, 5.0f));
-  copy_runs<<<kBlocks, 32>>>(source.data(), copied.data(), sum.data());
+  const DeviceArray<float> source(values), copied(values.size()), stored(values.size()),
+      sum(std::vector<float>(256, 5.0f));
+  copy_runs<<<kBlocks, 32>>>(source.data(), copied.data(), stored.data(), sum.data());
   EXPECT_EQ(copied.host(), values);
+  EXPECT_EQ(stored.host(), values);
   std::vector<float> expected(256, 5.0f);
   for (size_t i = 0; i < values.size(); ++i) expected[i % 256] += values[i];
   EXPECT_EQ(sum.host(), expected);

@@ -36,6 +36,7 @@ nlohmann::json Study::measured(const Artefact& model, const Measure& measure, co
   nlohmann::json found = key;
   found["value"] = nlohmann::json::parse(compute(model_of(*this, model)).dump());
   found["device"] = model.run.training.device;
+  found["weights_sha256"] = read_sealed(model.folder / "done.json").value("weights_sha256", "unknown");
   found.update(birth_certificate(model.folder, ""));
   found.erase("command_line");
   std::filesystem::create_directories(folder);

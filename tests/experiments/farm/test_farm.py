@@ -114,6 +114,10 @@ class Farms(Machines):
         self.assertEqual(farm.artefacts(), alone.artefacts())
         self.assertEqual(farm.measurements(), alone.measurements())
         self.assertEqual(farm.records(), alone.records())
+        for name in farm.measurements():  # of those weights, and of no other training of the run
+            model, file = name.split("/")
+            hashes = {json.loads((farm.models / model / path).read_text())["weights_sha256"] for path in ("done.json", f"measured/{file}")}
+            self.assertEqual(len(hashes), 1)
 
     def test_that_are_ended_end_their_trainings_after_a_checkpoint(self):
         machine = self.machine("one")

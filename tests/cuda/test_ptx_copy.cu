@@ -7,7 +7,6 @@
 #include "optimized/cuda/arithmetic.cuh"
 #include "optimized/cuda/hopper/ptx/copy.cuh"
 #include "optimized/cuda/hopper/ptx/fragment.cuh"
-#include "optimized/cuda/hopper/ptx/l2_cache.cuh"
 #include "optimized/cuda/hopper/tensor_map.hpp"
 #include "tests/cuda/device.hpp"
 
@@ -18,11 +17,9 @@ using testing::DeviceArray;
 
 constexpr int kRows = 32;
 
-enum class Cache { kUsual, kPrefetched, kEvictedFirst };
-
 // Loads the box at (d0, head, token, batch), writes it out unswizzled, and stores the same box into another tensor.
 __global__ void copy_box(const __grid_constant__ CUtensorMap from, const __grid_constant__ CUtensorMap to, __half* box,
-                         int d0, int head, int token, int batch, Cache cache) {
+                         int d0, int head, int token, int batch) {
   __shared__ alignas(1024) char tile[kRows * 128];
   __shared__ uint64_t full;
   if (threadIdx.x == 0) {
@@ -33,12 +30,7 @@ __global__ void copy_box(const __grid_constant__ CUtensorMap from, const __grid_
   __syncthreads();
   if (threadIdx.x == 0) {
     ptx::mbarrier_arrive_expect(&full, sizeof tile);
-    if (cache == Cache::kUsual) {
-      ptx::load_tile(tile, &from, &full, d0, head, token, batch);
-    } else {
-      ptx::prefetch_tile(&from, d0, head, token, batch);
-      ptx::load_tile_as(ptx::cache_policy(cache == Cache::kEvictedFirst), tile, &from, &full, d0, head, token, batch);
-    }
+    ptx::load_tile(tile, &from, &full, d0, head, token, batch);
   }
   ptx::mbarrier_wait(&full, 0);
   for (int i = threadIdx.x; i < kRows * 64; i += blockDim.x)
@@ -59,32 +51,30 @@ TEST(TensorCopy, LoadsSwizzledBoxesWithZerosOutsideAndStoresClipped) {
   for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i % 2039);
   const auto index = [](int b, int t, int h, int d) { return ((b * kLength + t) * kHeads + h) * kDim + d; };
   const DeviceArray<__half> source(testing::to_element<__half>(values));
+  const DeviceArray<__half> box(kRows * 64), target(values.size());
   const auto map = [&](const __half* data) {
     return tensor_map({data, kLength * kHeads * kDim, kHeads * kDim, kDim}, Dtype::kFloat16, kBatch, kLength, kHeads,
                       kDim, kRows);
   };
   constexpr int kColumn = 64, kHead = 2, kToken = 32, kItem = 1;
-  for (const Cache cache : {Cache::kUsual, Cache::kPrefetched, Cache::kEvictedFirst}) {
-    const DeviceArray<__half> box(kRows * 64), target(values.size());
-    copy_box<<<1, 128>>>(map(source.data()), map(target.data()), box.data(), kColumn, kHead, kToken, kItem, cache);
-    const auto loaded = box.host();
-    const auto stored = target.host();
-    std::vector<bool> written(values.size(), false);
-    for (int row = 0; row < kRows; ++row)
-      for (int column = 0; column < 64; ++column) {
-        const bool inside = kToken + row < kLength;
-        const int i = inside ? index(kItem, kToken + row, kHead, kColumn + column) : 0;
-        ASSERT_EQ(__half2float(loaded[row * 64 + column]), inside ? values[i] : 0.0f) << row << ' ' << column;
-        if (inside) {
-          ASSERT_EQ(__half2float(stored[i]), values[i]);
-          written[i] = true;
-        }
+  copy_box<<<1, 128>>>(map(source.data()), map(target.data()), box.data(), kColumn, kHead, kToken, kItem);
+  const auto loaded = box.host();
+  const auto stored = target.host();
+  std::vector<bool> written(values.size(), false);
+  for (int row = 0; row < kRows; ++row)
+    for (int column = 0; column < 64; ++column) {
+      const bool inside = kToken + row < kLength;
+      const int i = inside ? index(kItem, kToken + row, kHead, kColumn + column) : 0;
+      ASSERT_EQ(__half2float(loaded[row * 64 + column]), inside ? values[i] : 0.0f) << row << ' ' << column;
+      if (inside) {
+        ASSERT_EQ(__half2float(stored[i]), values[i]);
+        written[i] = true;
       }
-    for (size_t i = 0; i < values.size(); ++i) ASSERT_EQ(std::isnan(__half2float(stored[i])), !written[i]) << i;
-  }
+    }
+  for (size_t i = 0; i < values.size(); ++i) ASSERT_EQ(std::isnan(__half2float(stored[i])), !written[i]) << i;
 }
 
-__global__ void copy_runs(const float* source, float* copied, float* stored, float* sum) {
+__global__ void copy_runs(const float* source, float* copied, float* sum) {
   __shared__ alignas(16) float run[256];
   __shared__ uint64_t full;
   if (threadIdx.x == 0) {
@@ -94,28 +84,24 @@ __global__ void copy_runs(const float* source, float* copied, float* stored, flo
   __syncthreads();
   if (threadIdx.x == 0) {
     ptx::mbarrier_arrive_expect(&full, sizeof run);
-    ptx::prefetch_run(source + blockIdx.x * 256, sizeof run);
     ptx::load_run(run, source + blockIdx.x * 256, sizeof run, &full);
   }
   ptx::mbarrier_wait(&full, 0);
   for (int i = threadIdx.x; i < 256; i += blockDim.x) copied[blockIdx.x * 256 + i] = run[i];
   if (threadIdx.x == 0) {
-    ptx::store_run(stored + blockIdx.x * 256, run, sizeof run);
     ptx::reduce_add_run(sum, run, sizeof run);
     ptx::bulk_commit();
     ptx::bulk_wait<0>();
   }
 }
 
-TEST(RunCopy, LoadsStoresAndAddsUp) {
+TEST(RunCopy, LoadsAndAddsUp) {
   LETHE_NEEDS_GPU();
   constexpr int kBlocks = 40;
   const auto values = testing::small_integers(kBlocks * 256, 3);
-  const DeviceArray<float> source(values), copied(values.size()), stored(values.size()),
-      sum(std::vector<float>(256, 5.0f));
-  copy_runs<<<kBlocks, 32>>>(source.data(), copied.data(), stored.data(), sum.data());
+  const DeviceArray<float> source(values), copied(values.size()), sum(std::vector<float>(256, 5.0f));
+  copy_runs<<<kBlocks, 32>>>(source.data(), copied.data(), sum.data());
   EXPECT_EQ(copied.host(), values);
-  EXPECT_EQ(stored.host(), values);
   std::vector<float> expected(256, 5.0f);
   for (size_t i = 0; i < values.size(); ++i) expected[i % 256] += values[i];
   EXPECT_EQ(sum.host(), expected);

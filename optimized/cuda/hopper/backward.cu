@@ -54,8 +54,7 @@ void launch(const BackwardArguments& arguments, const BackwardWorkspace& workspa
       .key_blocks = key_blocks,
       .short_tiles = arguments.deterministic || plan.prefix.window >= kLargestWindow
                          ? 0
-                         : std::min(key_tiles, (plan.prefix.window + Shared::kKeys - 1) / Shared::kKeys),
-      .stores_first = stores_first_part(arguments, plan)};
+                         : std::min(key_tiles, (plan.prefix.window + Shared::kKeys - 1) / Shared::kKeys)};
 
   const auto start = [&]<bool kFloatSums> {
     if constexpr (kHasEdges<kDim, kFloatSums>)

@@ -3,10 +3,6 @@
 
 #include <cuda.h>
 
-#include <algorithm>
-
-#include "optimized/cuda/gate/switch.hpp"
-#include "optimized/cuda/hopper/dimensions.hpp"
 #include "optimized/cuda/hopper/plan.hpp"
 #include "optimized/cuda/query_sums.hpp"
 
@@ -28,8 +24,7 @@ struct BackwardWorkspace {
   BiasColumn* negative_delta;  ///< [B·Hq, Tp]  −Σ_d dO·O; 0 past Tq
   float* column_sums;          ///< [B·Hq, N·128]  Σ_i dS_ij
   float* row_shares;           ///< by position: r_i / Z_i, then u; numbers of blocks: gate_gradient_floats()
-  /// [B·Hq, Tp/tile]  key tiles that have added to a query tile, where the order is fixed; whether the first has stored, where it does
-  int32_t* turns;
+  int32_t* turns;  ///< [B·Hq, Tp/tile]  key tiles that have added to a query tile; used where the order is fixed
 };
 
 /// The arrays of a backward's workspace, after those of its plan.
@@ -39,14 +34,7 @@ BackwardWorkspace backward_workspace_in(Workspace& workspace, const Shape& shape
 /// std::runtime_error for a CUDA error.
 void launch_backward_passes(const BackwardArguments& arguments, const BackwardWorkspace& workspace, const Plan& plan);
 
-/// Whether the first key tile that sees a query stores its part of dQ, to which the others add: in windows, whose tiles of keys begin after one another
-/// what they see. Elsewhere all add to zeros.
-inline bool stores_first_part(const BackwardArguments& arguments, const Plan& plan) {
-  return kGate && !arguments.deterministic && arguments.float_sums && hopper::instance_dim(arguments.shape) <= 128 &&
-         plan.prefix.window < std::min<int64_t>(arguments.shape.key_length, kLargestWindow);
-}
-
-/// Δ_i = dO_i·o_i, the rows' bias and numbers; sets dQ, unless stores_first_part(), the turns, the zeros and the plan's count of tiles to zero. One pass over o, its
+/// Δ_i = dO_i·o_i, the rows' bias and numbers; sets dQ, the turns, the zeros and the plan's count of tiles to zero. One pass over o, its
 /// residual and dO, none of which is read where Δ is given.
 void launch_backward_prepare(const BackwardArguments& arguments, const BackwardWorkspace& workspace, const Plan& plan);
 /// dK and dV; the float dQ, and the row and column sums of dS. All of the products: backward_kernel.cuh.

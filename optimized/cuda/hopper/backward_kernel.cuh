@@ -94,20 +94,20 @@ __global__ void __launch_bounds__(kBackwardThreads, 1) backward_tiles(const __gr
     ptx::mbarrier_init_fence();
   }
   wait_for_previous_kernel();
-  BackwardCta<Element, kDim, kFloatSums, kEdges> cta{p, shared};
+  BackwardCta<Element, kDim, kFloatSums> cta{p, shared};
   if constexpr (!cta.kManyTiles) cta.only = backward_tile_at(p, blockIdx.x);
   __syncthreads();
 
   const int warpgroup = ptx::in_uniform_register(threadIdx.x / 128);
   if (warpgroup == 2) {
     ptx::registers_shrink<24>();
-    if (threadIdx.x == 256) cta.load_queries();
+    if (threadIdx.x == 256) cta.template load_queries<kEdges>();
     if (threadIdx.x / 32 == 9) {
       if constexpr (Shared::kSplit) cta.add_split_slices();
       else cta.add_slices();
     }
     if (threadIdx.x == 320) cta.load_grad_outputs();
-    if (threadIdx.x == 352) cta.describe_steps();
+    if (threadIdx.x == 352) cta.template describe_steps<kEdges>();
   } else {
     ptx::registers_grow<240>();
     const auto consume = [&]<bool kSumsRows> {

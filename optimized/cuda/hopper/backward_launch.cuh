@@ -17,8 +17,7 @@ void launch_tiles(const BackwardParameters& parameters, cudaStream_t stream) {
   cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes),
              "backward: shared memory");
   const int tiles = parameters.key_tiles * parameters.rows;
-  const int grid =
-      BackwardCta<Element, kDim, kFloatSums, kEdges>::kManyTiles ? std::min(tiles, multiprocessors()) : tiles;
+  const int grid = BackwardCta<Element, kDim, kFloatSums>::kManyTiles ? std::min(tiles, multiprocessors()) : tiles;
   launch_overlapping(kernel, grid, kBackwardThreads, kSharedBytes, stream, parameters);
 }
 

@@ -11,11 +11,11 @@ namespace lethe::hopper::backward_pass {
 /// Stores a warpgroup's 64 keys of dV or dK, times `factor`, from its accumulators through its own rows of `panels`, [panel][key][64] of 16 bits,
 /// by the copy engine. Thread 0 commits the copy, and must wait for its reads before others write there. Further accumulators of dK hold sums
 /// of dS, which are not stored here.
-template <typename Element, int kDim, bool kFloatSums, bool kEdges>
+template <typename Element, int kDim, bool kFloatSums>
 template <int kCount>
-__device__ void BackwardCta<Element, kDim, kFloatSums, kEdges>::store_gradient(const CUtensorMap& map, uint8_t* panels,
-                                                                               int warpgroup, int thread, float factor,
-                                                                               const float (&grad)[kCount]) {
+__device__ void BackwardCta<Element, kDim, kFloatSums>::store_gradient(const CUtensorMap& map, uint8_t* panels,
+                                                                       int warpgroup, int thread, float factor,
+                                                                       const float (&grad)[kCount]) {
   const int warp = thread / 32, lane = thread % 32;
   const auto rows = [&](int panel) { return panels + panel * Shared::kKeyPanelBytes + warpgroup * 64 * 128; };
   const auto pair = [&](int i) { return pack<Element>(grad[i] * factor, grad[i + 1] * factor); };

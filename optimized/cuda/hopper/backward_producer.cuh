@@ -11,21 +11,21 @@ namespace lethe::hopper::backward_pass {
 
 /// Loads the steps of a key tile, and its K or V: K arrives at the first Q's barrier, V at the first dO's, so that Sᵀ can start before V has
 /// arrived. Either is issued after all else that the first step needs, for the key tile before may still be using its place.
-template <typename Element, int kDim, bool kFloatSums, bool kEdges>
+template <typename Element, int kDim, bool kFloatSums>
 template <int kStagePanels, int kRing>
-__device__ void BackwardCta<Element, kDim, kFloatSums, kEdges>::load(const StepOperand<kStagePanels, kRing>& operand,
-                                                                     ptx::RingPosition& ring) {
+__device__ void BackwardCta<Element, kDim, kFloatSums>::load(const StepOperand<kStagePanels, kRing>& operand,
+                                                             ptx::RingPosition& ring) {
   constexpr uint32_t kTileBytes = kPanels * Shared::kQueryPanelBytes + sizeof(operand.numbers[0]);
   constexpr uint32_t kFixedBytes = kPanels * Shared::kKeyPanelBytes;
-  BackwardWalk<kEdges> at = walk(tile());
+  BackwardWalk at = walk(tile());
   bool first = true;
 #pragma unroll 1
   for (bool more = at.next_head(); more; more = at.next(), ring.advance(kRing), first = false) {
     const int stage = ring.index;
     const BiasColumn* numbers =
-        p.query_offset + at.query_tile() * kQueries < operand.zeros_end
+        p.query_offset + at.tile * kQueries < operand.zeros_end
             ? p.workspace.zeros
-            : operand.all_numbers + row_of_heads(at.head) * p.padded_queries + at.query_tile() * kQueries;
+            : operand.all_numbers + row_of_heads(at.head) * p.padded_queries + at.tile * kQueries;
     uint64_t* full = &operand.full[stage];
     ptx::mbarrier_wait_patiently(&operand.empty[stage], ring.parity ^ 1);
     ptx::mbarrier_arrive_expect(full, kTileBytes + (first ? kFixedBytes : 0));
@@ -33,7 +33,7 @@ __device__ void BackwardCta<Element, kDim, kFloatSums, kEdges>::load(const StepO
 #pragma unroll
     for (int panel = 0; panel < kPanels; ++panel)
       ptx::load_tile(operand.tiles[stage][panel], &operand.map, full, 64 * panel, tile().head * p.group + at.head,
-                     at.query_tile() * kQueries, tile().batch);
+                     at.tile * kQueries, tile().batch);
     if (!first) continue;
     if (tiles > 0)
       ptx::mbarrier_wait_patiently(&operand.fixed_free[(tiles - 1) % kTileSlots], (tiles - 1) / kTileSlots % 2);
@@ -45,21 +45,23 @@ __device__ void BackwardCta<Element, kDim, kFloatSums, kEdges>::load(const StepO
 }
 
 /// The tile of an index; none after the last.
-template <typename Element, int kDim, bool kFloatSums, bool kEdges>
-__device__ BackwardTile BackwardCta<Element, kDim, kFloatSums, kEdges>::tile_of(int index) const {
+template <typename Element, int kDim, bool kFloatSums>
+template <bool kEdges>
+__device__ BackwardTile BackwardCta<Element, kDim, kFloatSums>::tile_of(int index) const {
   if (index >= p.key_tiles * p.rows) return {.key_tile = -1};
   BackwardTile tile = kEdges ? window_tile_at(p, index) : backward_tile_at(p, index);
-  BackwardWalk<kEdges> at = walk(tile);
+  BackwardWalk at = walk(tile);
   if (at.next_head()) tile.first_in_group = at.head;
   return tile;
 }
 
 /// Publishes the CTA's next tile, the first that no CTA has taken; returns false after the last. A CTA takes even its first tile here: no other
 /// CTA waits for one that has not begun.
-template <typename Element, int kDim, bool kFloatSums, bool kEdges>
-__device__ bool BackwardCta<Element, kDim, kFloatSums, kEdges>::publish_tile() {
+template <typename Element, int kDim, bool kFloatSums>
+template <bool kEdges>
+__device__ bool BackwardCta<Element, kDim, kFloatSums>::publish_tile() {
   const int slot = tiles % kTileSlots;
-  const BackwardTile tile = tile_of(atomicAdd(p.plan.scratch.next_tile, 1));
+  const BackwardTile tile = tile_of<kEdges>(atomicAdd(p.plan.scratch.next_tile, 1));
   ptx::mbarrier_wait_patiently(&shared.tile_empty[slot], tiles / kTileSlots % 2 ^ 1);
   shared.tile[slot] = tile;
   ptx::mbarrier_arrive(&shared.tile_full[slot]);
@@ -67,10 +69,11 @@ __device__ bool BackwardCta<Element, kDim, kFloatSums, kEdges>::publish_tile() {
 }
 
 /// The next tile is taken, which is some trips to global memory, as soon as all loads of this one's queries are issued.
-template <typename Element, int kDim, bool kFloatSums, bool kEdges>
-__device__ void BackwardCta<Element, kDim, kFloatSums, kEdges>::load_queries() {
+template <typename Element, int kDim, bool kFloatSums>
+template <bool kEdges>
+__device__ void BackwardCta<Element, kDim, kFloatSums>::load_queries() {
   ptx::RingPosition ring;
-  bool any = !kManyTiles || publish_tile();
+  bool any = !kManyTiles || publish_tile<kEdges>();
 #pragma unroll 1
   while (any) {
     load<Shared::kQueryPanels, kStages>(
@@ -78,12 +81,12 @@ __device__ void BackwardCta<Element, kDim, kFloatSums, kEdges>::load_queries() {
          shared.query_full, shared.query_empty, shared.keys_free},
         ring);
     ++tiles;
-    any = kManyTiles && publish_tile();
+    any = kManyTiles && publish_tile<kEdges>();
   }
 }
 
-template <typename Element, int kDim, bool kFloatSums, bool kEdges>
-__device__ void BackwardCta<Element, kDim, kFloatSums, kEdges>::load_grad_outputs() {
+template <typename Element, int kDim, bool kFloatSums>
+__device__ void BackwardCta<Element, kDim, kFloatSums>::load_grad_outputs() {
   ptx::RingPosition ring;
 #pragma unroll 1
   for (bool any = enter_tile(); any; any = next_tile())
@@ -93,13 +96,14 @@ __device__ void BackwardCta<Element, kDim, kFloatSums, kEdges>::load_grad_output
         ring);
 }
 
-template <typename Element, int kDim, bool kFloatSums, bool kEdges>
-__device__ void BackwardCta<Element, kDim, kFloatSums, kEdges>::describe_steps() {
+template <typename Element, int kDim, bool kFloatSums>
+template <bool kEdges>
+__device__ void BackwardCta<Element, kDim, kFloatSums>::describe_steps() {
   ptx::RingPosition ring;
 #pragma unroll 1
   for (bool any = enter_tile(); any; any = next_tile()) {
     const int key_tile = tile().key_tile;
-    BackwardWalk<kEdges> at = walk(tile());
+    BackwardWalk at = walk(tile());
     // The gate's numbers of a tile are read a tile ahead: their latency must not come between the release of a stage and its step.
     TwoFloats query_base{}, key_base{};
     bool query_separate = false;
@@ -109,7 +113,7 @@ __device__ void BackwardCta<Element, kDim, kFloatSums, kEdges>::describe_steps()
     [[maybe_unused]] int next_cut = INT_MAX;
 #pragma unroll 1
     for (bool more = at.next_head(); more; ring.advance(kStages)) {
-      const int stage = ring.index, in_group = at.head, position = p.query_offset + at.query_tile() * kQueries;
+      const int stage = ring.index, in_group = at.head, position = p.query_offset + at.tile * kQueries;
       const int64_t heads = row_of_heads(in_group);
       more = at.next();
       float frame = 0;
@@ -129,15 +133,9 @@ __device__ void BackwardCta<Element, kDim, kFloatSums, kEdges>::describe_steps()
         frame = (query_base.high - key_base.high) + (query_base.low - key_base.low);
         if (isnan(frame)) frame = 0;  // as the keys' biases
         separate_rows = query_separate;
-        if (kEdges && at.back) {
-          if (p.query_offset % kBlock != 0) separate_rows |= separate[(position + kQueries) / kBlock];
-          query_base = base[max(position - kQueries, 0) / kBlock];
-          query_separate = separate[max(position - kQueries, 0) / kBlock];
-        } else {
-          query_base = base[(position + kQueries) / kBlock];  // the last one's is the sum over all
-          query_separate = separate[(position + kQueries) / kBlock];
-          if (p.query_offset % kBlock != 0) separate_rows |= query_separate;  // as in gate/row_groups.cuh
-        }
+        query_base = base[(position + kQueries) / kBlock];  // the last one's is the sum over all
+        query_separate = separate[(position + kQueries) / kBlock];
+        if (p.query_offset % kBlock != 0) separate_rows |= query_separate;  // as in gate/row_groups.cuh
       }
       uint32_t flags = 0;
       if (kFloatSums && separate_rows) flags |= BackwardStep::kSeparateRows;
@@ -160,8 +158,8 @@ __device__ void BackwardCta<Element, kDim, kFloatSums, kEdges>::describe_steps()
 
 /// Adds the warps' row sums of a step, in the place of the first's, and issues their addition to global memory, after dQ of the query's
 /// first 64 columns, in a bulk group that stays open.
-template <typename Element, int kDim, bool kFloatSums, bool kEdges>
-__device__ void BackwardCta<Element, kDim, kFloatSums, kEdges>::add_row_sums(float* slices, int step) {
+template <typename Element, int kDim, bool kFloatSums>
+__device__ void BackwardCta<Element, kDim, kFloatSums>::add_row_sums(float* slices, int step) {
   const int lane = threadIdx.x % 32;
   constexpr int kRing = std::extent_v<decltype(shared.row_sums), 0>,
                 kWarps = std::extent_v<decltype(shared.row_sums), 1>;
@@ -187,19 +185,15 @@ __device__ void BackwardCta<Element, kDim, kFloatSums, kEdges>::add_row_sums(flo
 /// dQ of a step is in two slices, one a warpgroup. In the fixed order a key tile adds to a query tile after all later key tiles. Those are
 /// taken before it, and a CTA computes its tiles in the order in which it took them: so the first of all unfinished tiles waits for none.
 /// (Where each tile has a CTA they begin in the order of their indices, which this GPU keeps and CUDA does not promise.)
-/// Where p.stores_first, the first key tile that sees a query tile stores its part, and others add theirs once that has arrived. The first one is taken
-/// before all others and walks over the query tiles from the last one back: those that it stores come first.
 /// Float sums of separate rows are added while the copy engine reads the slices: in such steps the others wait for this warp.
-template <typename Element, int kDim, bool kFloatSums, bool kEdges>
-__device__ void BackwardCta<Element, kDim, kFloatSums, kEdges>::add_slices() {
+template <typename Element, int kDim, bool kFloatSums>
+__device__ void BackwardCta<Element, kDim, kFloatSums>::add_slices() {
   const int lane = threadIdx.x % 32;
   const bool leader = lane == 0;
   int step = 0, head = -1;
   float* slices = nullptr;
   uint32_t separate_rows = 0;  // a bit a query tile, from the step's on: read for 32 at a time, for the read takes long
   int separate_rows_end = 0;   // the first tile that has no bit
-  // Likewise: where this key tile is the first; where that one has stored.
-  [[maybe_unused]] uint32_t stored_here = 0, stored = 0;
   // A slice is handed back as soon as the copy engine has read it, or after both have been issued: the faster ways.
   constexpr bool kHandBackAtOnce = kPanels == 1;
   const auto hand_back = [&]<int kPending>(int warpgroup) {
@@ -214,18 +208,18 @@ __device__ void BackwardCta<Element, kDim, kFloatSums, kEdges>::add_slices() {
   hand_back_both();
 #pragma unroll 1
   for (bool any = enter_tile(); any; any = next_tile(lane), head = -1) {
-    BackwardWalk<kEdges> at = walk(tile());
+    BackwardWalk at = walk(tile());
     bool more = at.next_head();
     if (more) {  // the slices of the warpgroups' first step are of no step (backward_consumer.cuh)
       for (int warpgroup = 0; warpgroup < 2; ++warpgroup) ptx::named_barrier_sync(kSliceFull + warpgroup, 160);
       for (int warpgroup = 0; warpgroup < 2; ++warpgroup) ptx::named_barrier_arrive(kSliceEmpty + warpgroup, 160);
     }
 #pragma unroll 1
-    for (; more; more = at.next(), ++step, slices += kEdges && at.back ? -2 * kSliceFloats : 2 * kSliceFloats) {
-      const auto query_tile = [&] { return row_of_heads(at.head) * (p.padded_queries / kQueries) + at.query_tile(); };
+    for (; more; more = at.next(), ++step, slices += 2 * kSliceFloats) {
+      const auto query_tile = [&] { return row_of_heads(at.head) * (p.padded_queries / kQueries) + at.tile; };
       const auto turn = [&] { return p.workspace.turns + query_tile(); };
       const auto tiles_before = [&] {  // in the fixed order
-        const int last = min(at.query_tile() * kQueries + kQueries, p.query_length) - 1;
+        const int last = min(at.tile * kQueries + kQueries, p.query_length) - 1;
         return (p.query_offset + last) / kKeys - tile().key_tile;
       };
       if (at.head != head) {
@@ -235,28 +229,14 @@ __device__ void BackwardCta<Element, kDim, kFloatSums, kEdges>::add_slices() {
       }
       if (kFloatSums && at.tile >= separate_rows_end) {
         const uint8_t* separate = p.plan.prefix.separate_rows + row_of_heads(head) * (p.key_tiles + 1);
-        const int query_tile = at.query_tile(lane);
-        const bool exists = (!kEdges || query_tile >= 0) && query_tile < p.query_tiles;
-        separate_rows = __ballot_sync(~0u, exists && rows_are_separate(separate, p.query_offset + query_tile * kQueries,
-                                                                       kQueries, p.query_offset));
+        const int query_tile = at.tile + lane;
+        separate_rows = __ballot_sync(
+            ~0u, query_tile < p.query_tiles &&
+                     rows_are_separate(separate, p.query_offset + query_tile * kQueries, kQueries, p.query_offset));
         separate_rows_end = at.tile + 32;
-        if (kEdges && at.back) {
-          const int64_t row = row_of_heads(head), tiles_of_head = p.padded_queries / kQueries;
-          const int32_t* first_keys = p.plan.boundary.first_key_block + row * (p.padded_queries / kBlock);
-          stored_here = __ballot_sync(~0u, exists && first_keys[query_tile / (kBlock / kQueries)] == tile().key_tile);
-          stored = __ballot_sync(
-              ~0u, exists && ptx::load_acquire(p.workspace.turns + row * tiles_of_head + query_tile) != 0);
-          ptx::fence_async_global();
-        }
       }
       if (p.deterministic && leader) {
         while (ptx::load_acquire(turn()) != tiles_before()) {
-        }
-        ptx::fence_async_global();
-      }
-      const bool stores = kEdges && at.back && stored_here & 1;
-      if (kEdges && at.back && !stores && !(stored & 1) && leader) {
-        while (ptx::load_acquire(turn()) == 0) {
         }
         ptx::fence_async_global();
       }
@@ -270,28 +250,16 @@ __device__ void BackwardCta<Element, kDim, kFloatSums, kEdges>::add_slices() {
         ptx::named_barrier_sync(kSliceFull + warpgroup, 160);
         ptx::fence_async_shared();
         if (leader) {
-          constexpr uint32_t kBytes = sizeof(float) * 64 * 64, kSumsBytes = sizeof(float) * kSums;
-          if (stores)
-            ptx::store_run(slices + warpgroup * kSliceFloats, shared.grad_query[warpgroup], kBytes + kSumsBytes);
-          else
-            ptx::reduce_add_run(slices + warpgroup * kSliceFloats, shared.grad_query[warpgroup],
-                                kBytes + (with_sums ? kSumsBytes : 0));
+          ptx::reduce_add_run(slices + warpgroup * kSliceFloats, shared.grad_query[warpgroup],
+                              sizeof(float) * (64 * 64 + (with_sums ? kSums : 0)));
           ptx::bulk_commit();
         }
         if (at_once) hand_back.template operator()<0>(warpgroup);
       }
-      if (separate && stores && leader) ptx::bulk_wait<0>();  // the rows' sums are added to what the slices bring
       if (separate) add_row_sums(slices, step);
       if (!at_once) hand_back_both();
       if (separate && leader) ptx::bulk_commit();  // after the slices, which wait for themselves alone
       separate_rows >>= 1;
-      if (kEdges && at.back) {
-        stored_here >>= 1, stored >>= 1;
-        if (stores && leader) {
-          ptx::bulk_wait<0>();
-          ptx::store_release(turn(), 1);
-        }
-      }
       if (p.deterministic && leader) {
         ptx::bulk_wait<0>();
         ptx::store_release(turn(), tiles_before() + 1);
@@ -303,8 +271,8 @@ __device__ void BackwardCta<Element, kDim, kFloatSums, kEdges>::add_slices() {
 
 /// dQ of a step is in four slices: two of each warpgroup, one after the other, the step's row sums after the first two. The order of additions as in
 /// add_slices().
-template <typename Element, int kDim, bool kFloatSums, bool kEdges>
-__device__ void BackwardCta<Element, kDim, kFloatSums, kEdges>::add_split_slices() {
+template <typename Element, int kDim, bool kFloatSums>
+__device__ void BackwardCta<Element, kDim, kFloatSums>::add_split_slices() {
   const int lane = threadIdx.x % 32;
   const bool leader = lane == 0;
   int step = 0;
@@ -316,7 +284,7 @@ __device__ void BackwardCta<Element, kDim, kFloatSums, kEdges>::add_split_slices
   for (int warpgroup = 0; warpgroup < 2; ++warpgroup) hand_back.template operator()<0>(warpgroup);
 #pragma unroll 1
   for (bool any = enter_tile(); any; any = next_tile(lane)) {
-    BackwardWalk<kEdges> at = walk(tile());
+    BackwardWalk at = walk(tile());
     bool more = at.next_head();
     if (more) {  // the first slices are of no step
       for (int warpgroup = 0; warpgroup < 2; ++warpgroup) {
@@ -326,13 +294,13 @@ __device__ void BackwardCta<Element, kDim, kFloatSums, kEdges>::add_split_slices
     }
 #pragma unroll 1
     for (; more; more = at.next(), ++step) {
-      const int64_t heads = row_of_heads(at.head), query_tile = heads * (p.padded_queries / kQueries) + at.query_tile();
+      const int64_t heads = row_of_heads(at.head), query_tile = heads * (p.padded_queries / kQueries) + at.tile;
       float* slices = p.workspace.grad_query + query_tile * kPanels * kSliceFloats;
       const bool separate =
           kFloatSums && rows_are_separate(p.plan.prefix.separate_rows + heads * (key_blocks() + 1),
-                                          p.query_offset + at.query_tile() * kQueries, kQueries, p.query_offset);
+                                          p.query_offset + at.tile * kQueries, kQueries, p.query_offset);
       int32_t* turn = p.workspace.turns + query_tile;
-      const int last = min(at.query_tile() * kQueries + kQueries, p.query_length) - 1;
+      const int last = min(at.tile * kQueries + kQueries, p.query_length) - 1;
       const int tiles_before = (p.query_offset + last) / kKeys - tile().key_tile;  // in the fixed order
       if (p.deterministic && leader) {
         while (ptx::load_acquire(turn) != tiles_before) {

@@ -14,7 +14,7 @@ namespace lethe::hopper::backward_pass {
 /// kEdges: the instance for windows and packed sequences, whose steps mostly say where their keys' queries end.
 template <typename Element, int kDim, bool kFloatSums, bool kSumsRows, bool kEdges = false>
 struct BackwardScores {
-  using Cta = BackwardCta<Element, kDim, kFloatSums, kEdges>;
+  using Cta = BackwardCta<Element, kDim, kFloatSums>;
   using Shared = typename Cta::Shared;
 
   static constexpr int kQueries = Cta::kQueries, kKeys = Cta::kKeys, kPanels = Cta::kPanels, kGroups = Cta::kGroups;

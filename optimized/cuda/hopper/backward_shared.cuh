@@ -24,9 +24,8 @@ struct BackwardParameters {
   float scale, logit_scale;        // scale, a
   double inverse_scale;            // 1 / scale
   bool deterministic;
-  int key_blocks;     // N; a block may have several key tiles
-  int short_tiles;    // key tiles of a head whose queries end before a window does; 0 in the fixed order
-  bool stores_first;  // stores_first_part(): the walk is from a key tile's last query tile back
+  int key_blocks;   // N; a block may have several key tiles
+  int short_tiles;  // key tiles of a head whose queries end before a window does; 0 in the fixed order
 };
 
 inline constexpr int kBackwardThreads = 384;
@@ -129,19 +128,12 @@ struct alignas(1024) BackwardShared<256> {
   alignas(16) float row_sums[kStages][4][kQueries];
 };
 
-/// The query tiles of one key tile: over the query heads of its group, and in each from the diagonal to the last that sees it, or from that one back.
+/// The query tiles of one key tile: over the query heads of its group, and in each from the diagonal to the last that sees it.
 /// The roles that load, describe and add dQ walk it each; the consumers follow BackwardStep.
-template <bool kEdges>
 struct BackwardWalk {
   const int32_t* last_query_block;  // of the group's first head, at this key tile
   int key_tiles, group, query_tiles, tiles_a_block, first;
-  bool back;
-  int head = -1, tile = 0, end = 0;  // tile: as if from the diagonal on
-
-  /// The query tile, or that of the head's step so many further.
-  __device__ int query_tile(int further = 0) const {
-    return kEdges && back ? first + end - 1 - (tile + further) : tile + further;
-  }
+  int head = -1, tile = 0, end = 0;
 
   __device__ bool next_head() {
     while (++head < group) {
@@ -188,7 +180,7 @@ enum SplitBarrier : uint32_t { kScoresStored = 1, kWeightFree = 2, kColumnSums =
 
 /// One CTA's share of the work, by role.
 /// `kFloatSums`: the sums of dS are of floats, not of what is rounded to 16 bits.
-template <typename Element, int kDim, bool kFloatSums, bool kEdges>
+template <typename Element, int kDim, bool kFloatSums>
 struct BackwardCta {
   static_assert(kGate || !kFloatSums);
   using Shared = BackwardShared<kDim>;
@@ -235,7 +227,7 @@ struct BackwardCta {
   __device__ int key_blocks() const { return kKeys == kBlock ? p.key_tiles : p.key_blocks; }
   __device__ static int block_of(int key_tile) { return key_tile / (kBlock / kKeys); }
 
-  __device__ BackwardWalk<kEdges> walk(const BackwardTile& tile) const {
+  __device__ BackwardWalk walk(const BackwardTile& tile) const {
     int first = max(0, tile.key_tile * kKeys - p.query_offset) / kQueries;
     // of the last block's tiles one may have no key
     if (kKeys < kBlock && tile.key_tile * kKeys >= p.query_offset + p.query_length) first = p.query_tiles;
@@ -245,14 +237,13 @@ struct BackwardCta {
             p.group,
             p.query_tiles,
             kBlock / kQueries,
-            first,
-            p.stores_first};
+            first};
   }
 
   /// The first of the group's query heads that sees the tile's keys, or −1.
   __device__ int first_in_group() const {
     if constexpr (kManyTiles) return tile().first_in_group;
-    BackwardWalk<kEdges> at = walk(tile());
+    BackwardWalk at = walk(tile());
     return at.next_head() ? at.head : -1;
   }
 
@@ -280,9 +271,13 @@ struct BackwardCta {
   };
   template <int kStagePanels, int kRing>
   __device__ void load(const StepOperand<kStagePanels, kRing>& operand, ptx::RingPosition& ring);
+  template <bool kEdges>
   __device__ BackwardTile tile_of(int index) const;
+  template <bool kEdges>
   __device__ bool publish_tile();
-  __device__ void describe_steps();                       // one thread of the producer warpgroup
+  template <bool kEdges>
+  __device__ void describe_steps();  // one thread of the producer warpgroup
+  template <bool kEdges>
   __device__ void load_queries();                         // another, and the keys; publishes tiles
   __device__ void load_grad_outputs();                    // a third, and the values
   __device__ void add_slices();                           // a warp

@@ -158,12 +158,6 @@ struct ForwardConsumer : ForwardProducts<Element, kDim, kRepeat> {
     this->template issue_scores<!kMasked, true>(query_operand(query_slot), key_operand(stage),
                                                 start_unless(kMasked && is_exact(block), stage));
     this->template issue_output<true>(value_operand(value_stage));
-    finish_step<kMasked, kEdge>(stage, value_stage);
-  }
-
-  /// The rest of a step, whose products are issued.
-  template <bool kMasked, bool kEdge>
-  __device__ __forceinline__ void finish_step(uint32_t stage, uint32_t value_stage) {
     OfRows block_bias = block_number(stage);
     [[maybe_unused]] uint32_t visible[2];
     if constexpr (kEdge) find_visible(visible);
@@ -300,8 +294,7 @@ struct ForwardConsumer : ForwardProducts<Element, kDim, kRepeat> {
     }
   }
 
-  __device__ __forceinline__ void store_output(const float (&inverse)[2], char* query_rows, int batch, int head,
-                                               int query) {
+  __device__ __forceinline__ void store_output(const float (&inverse)[2], char* query_rows) {
     if constexpr (kEdges && kRepeat)
       if (!stored) return;
     if (threadIdx.x % 128 == 0) ptx::bulk_wait_read<0>();  // the previous tile's store has left the buffer
@@ -310,10 +303,9 @@ struct ForwardConsumer : ForwardProducts<Element, kDim, kRepeat> {
     char* output = shared.query[Size::kQueryBuffers];
     stage_output<Element, false>(rows, inverse, ptx::shared_address(output), kRows, first_row);
     if (a.keep_residual) stage_output<Element, true>(rows, inverse, ptx::shared_address(query_rows), kRows, first_row);
-    if constexpr (!kEdges || kRepeat) ptx::fence_async_shared();
+    ptx::fence_async_shared();
     ptx::named_barrier_sync(kStores<kWarpgroups> + warpgroup, 128);
     if (threadIdx.x % 128 != 0) return;
-    if constexpr (kEdges && !kRepeat) ptx::fence_async_shared();
 #pragma unroll
     for (int panel = 0; panel < kDim / 64; ++panel) {
       const int bytes = panel * kRows * 128 + warpgroup * 64 * 128, first_row = query + warpgroup * 64;
@@ -352,7 +344,7 @@ struct ForwardConsumer : ForwardProducts<Element, kDim, kRepeat> {
       char* query_rows = shared.query[slot.index];
       more = change_tile();
       store_log_normalizer(row_base, row_bias, inverse);
-      store_output(inverse, query_rows, batch, head, query);
+      store_output(inverse, query_rows);
       ptx::wgmma_wait<0>();
       ptx::fence_registers(rows.x);
     }

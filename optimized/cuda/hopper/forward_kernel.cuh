@@ -45,7 +45,6 @@
 //   kTurns + w        warpgroup w − 1 (mod W) warpgroup w  256     the turn to issue the products of a block; the last begins by passing it
 //   kStores + w       warpgroup w            warpgroup w   128     the output buffer, read by the copy engine; then its staged rows
 
-#include "optimized/cuda/hopper/forward_late_output.cuh"
 #include "optimized/cuda/hopper/forward_one_buffer.cuh"
 
 namespace lethe::hopper::forward_pass {
@@ -98,9 +97,7 @@ __global__ void __launch_bounds__(Sizes<kDim>::kThreads, 1) forward(const __grid
   } else {
     ptx::registers_grow<Size::kConsumerRegisters>();
     Rows<kDim> rows;
-    if constexpr (kEdges && !kRepeat) LateOutputConsumer<Element, kDim>(a, shared, rows).consume();
-    else if constexpr (Size::kQueryBuffers > 1)
-      ForwardConsumer<Element, kDim, kRepeat, kEdges>(a, shared, rows).consume();
+    if constexpr (Size::kQueryBuffers > 1) ForwardConsumer<Element, kDim, kRepeat, kEdges>(a, shared, rows).consume();
     else OneBufferConsumer<Element, kDim, kRepeat>(a, shared, rows).consume();
   }
 }

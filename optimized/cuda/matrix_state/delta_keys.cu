@@ -17,7 +17,7 @@
 namespace lethe::matrix_state {
 namespace {
 
-constexpr int64_t kWindowBytes = int64_t{128}
+constexpr int64_t kWindowBytes = int64_t{256}
                                  << 20;  ///< of prepared chunks, at most: unless one chunk of all heads has more
 
 int64_t heads_of(const Shape& shape) { return shape.batch * shape.heads; }

@@ -12,16 +12,8 @@
 
 namespace lethe::matrix_state {
 
-/// CTAs a multiprocessor: as many as its shared memory has room for, of 128 rows.
-#if __CUDA_ARCH__ >= 900
-constexpr int kPrepareCtas = 4;
-#else
-constexpr int kPrepareCtas = 3;
-#endif
-
 template <typename Element, int kRows>
-__global__ void __launch_bounds__(kComputing, kPrepareCtas)
-    prepare_delta_keys(const __grid_constant__ DeltaKeyArguments p) {
+__global__ void __launch_bounds__(kComputing, 3) prepare_delta_keys(const __grid_constant__ DeltaKeyArguments p) {
   using Block = DeltaKeyBlock<Element, kRows>;
   using Memory = typename Block::Memory;
   using Record = DeltaKeyRecord<kRows>;

@@ -1,7 +1,6 @@
 // Before and after the main backward kernel, all bound by memory.
 //
-//   prepare   Δ_i = dO_i·o_i unless given, the rows' bias, accumulators to zero    reads o in two parts, dO; writes 40 bytes a query, 4 of dq unless the
-//             main kernel stores what comes first
+//   prepare   Δ_i = dO_i·o_i unless given, the rows' bias, accumulators to zero    reads o in two parts, dO; writes 40 bytes a query, 4 of dq
 //   finish    dq from float slices in fragment order to 16 bits in rows, unless another operator reads the slices   reads 4 bytes, writes 2 of each of dq
 
 #include <cmath>
@@ -33,7 +32,7 @@ struct PrepareParameters {
 
 // The loads and stores that need nothing of the gate's plan come first and overlap the plan's own kernels. All earlier work has ended: the first of
 // the plan's kernels is launched without overlap, and an earlier backward on the same plan ends with finish_query, after all its other kernels.
-template <typename Element, int kDim, bool kClears>
+template <typename Element, int kDim>
 __global__ void __launch_bounds__(kPrepareThreads) prepare(const __grid_constant__ PrepareParameters p) {
   let_next_kernel_start();
   if (threadIdx.x == 0) p.workspace.turns[blockIdx.x] = 0;  // one a CTA; fewer are used where tiles are larger
@@ -48,7 +47,7 @@ __global__ void __launch_bounds__(kPrepareThreads) prepare(const __grid_constant
   const int lane_of_row = threadIdx.x % kLanesARow;
   constexpr int kFloat4s = kSliceFloats * (kDim / 64) / 4;
   float4* slices = reinterpret_cast<float4*>(p.workspace.grad_query) + int64_t{index} * kFloat4s;
-  for (int i = threadIdx.x; kClears && i < kFloat4s; i += kPrepareThreads) slices[i] = float4{0, 0, 0, 0};
+  for (int i = threadIdx.x; i < kFloat4s; i += kPrepareThreads) slices[i] = float4{0, 0, 0, 0};
 
   // A row's lanes have kRounds rows, of which each of the first lanes writes one. Its log-normaliser is loaded here, under the others' loads.
   const int query = first + lane_of_row * kRowsAtOnce;
@@ -189,9 +188,8 @@ void launch_backward_prepare(const BackwardArguments& arguments, const BackwardW
                                      int(whole_blocks(shape.query_length)),
                                      int(whole_blocks(shape.query_length) / kRows)};
   hopper::for_instance(arguments.dtype, shape, [&]<typename Element, int kDim> {
-    const auto kernel =
-        stores_first_part(arguments, plan) ? prepare<Element, kDim, false> : prepare<Element, kDim, true>;
-    launch_overlapping(kernel, parameters.row_blocks * rows, kPrepareThreads, 0, arguments.stream, parameters);
+    launch_overlapping(prepare<Element, kDim>, parameters.row_blocks * rows, kPrepareThreads, 0, arguments.stream,
+                       parameters);
   });
 }
 

@@ -38,13 +38,6 @@ __device__ inline void load_run(void* shared, const void* global, uint32_t bytes
                : "memory");
 }
 
-/// shared → global, `bytes` of a contiguous run; both addresses and `bytes` multiples of 16. Belongs to the thread's open bulk group.
-__device__ inline void store_run(void* global, const void* shared, uint32_t bytes) {
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(__cvta_generic_to_global(global)),
-               "r"(shared_address(shared)), "r"(bytes)
-               : "memory");
-}
-
 /// global += shared, elementwise over `bytes` of floats; the order among CTAs is open.
 __device__ inline void reduce_add_run(float* global, const float* shared, uint32_t bytes) {
   asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(

@@ -44,9 +44,7 @@ struct SegmentArguments {
   int batch, heads, rows, columns;
   float scale;
   bool reverse;
-  bool beside_previous;  ///< nothing is read that the kernel before writes
-  bool last_first;       ///< the last segments come first: what is read next are the first ones, then in the L2 cache
-  bool whole;            ///< a CTA sweeps all segments and writes the states after them: nothing is left to join
+  bool beside_previous;        ///< nothing is read that the kernel before writes
   int first_head, head_count;  ///< of B·H: which
   int tiles;                   ///< of 64 columns, a CTA each
   int segments;                ///< the first ones

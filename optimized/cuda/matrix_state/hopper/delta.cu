@@ -106,10 +106,10 @@ void sweep_back(const DeltaSweepArguments& p, cudaStream_t stream) {
   p.columns <= 64 ? sweep_back<Element, 2, 1>(p, stream) : sweep_back<Element, 2, 2>(p, stream);
 }
 
-template <typename Element, int kTiles, bool kOneUnit, bool kPhased>
+template <typename Element, int kTiles, bool kOneUnit>
 void launch_gradients(const DeltaChunkGradients& p, cudaStream_t stream) {
-  const auto kernel = delta_chunk_gradients<Element, kTiles, kOneUnit, kPhased>;
-  constexpr int kBytes = ChunkGradientsShared<kTiles, kOneUnit, kPhased>::kBytes;
+  const auto kernel = delta_chunk_gradients<Element, kTiles, kOneUnit>;
+  constexpr int kBytes = ChunkGradientsShared<kTiles, kOneUnit>::kBytes;
   allow_bytes(reinterpret_cast<const void*>(kernel), kBytes);
   const int64_t ctas = p.all_chunks * ((p.rows + 63) / 64);
   launch_overlapping(kernel, dim3(static_cast<unsigned>(ctas)), kComputing, kBytes, stream, p);
@@ -117,10 +117,9 @@ void launch_gradients(const DeltaChunkGradients& p, cudaStream_t stream) {
 
 template <typename Element>
 void launch_gradients(const DeltaChunkGradients& p, int64_t columns, cudaStream_t stream) {
-  if (columns <= 64) return launch_gradients<Element, 1, true, false>(p, stream);
+  if (columns <= 64) return launch_gradients<Element, 1, true>(p, stream);
   // The CTA that sweeps both tiles of a state of more than 64 rows gives them one unit.
-  p.rows <= 64 ? launch_gradients<Element, 2, false, false>(p, stream)
-               : launch_gradients<Element, 2, true, true>(p, stream);
+  p.rows <= 64 ? launch_gradients<Element, 2, false>(p, stream) : launch_gradients<Element, 2, true>(p, stream);
 }
 
 SolvedChunk* take_solved(Workspace& memory, const Shape& shape) {

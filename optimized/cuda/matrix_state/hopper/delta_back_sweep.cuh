@@ -99,8 +99,6 @@ struct DeltaBackSweep {
         Solved& chunk = solved(at.index);
         ptx::load_run(chunk.inverse, p.arrays.inverse + kept(n) * (kLowerBlocks * 32), kFragments, full);
         ptx::load_run(chunk.key_unit, p.solved[kept(n)].key_unit, 2 * sizeof(chunk.key_unit), full);
-        if (n + kChunksAhead < p.chunks)
-          prefetch_chunk<kBlocks, kGroups, true>(p, tile, first_of(n + kChunksAhead), b, h);
       }
       const RawChunk raw = next;
       if (n + 1 < p.chunks) next = raw_of(n + 1);

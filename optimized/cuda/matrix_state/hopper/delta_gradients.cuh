@@ -14,13 +14,12 @@
 
 namespace lethe::matrix_state {
 
-template <typename Element, int kTiles, bool kOneUnit, bool kPhased>
-struct ChunkGradients : ChunkGradientProducts<Element, kTiles, kOneUnit, kPhased> {
-  using Products = ChunkGradientProducts<Element, kTiles, kOneUnit, kPhased>;
+template <typename Element, int kTiles, bool kOneUnit>
+struct ChunkGradients : ChunkGradientProducts<Element, kTiles, kOneUnit> {
+  using Products = ChunkGradientProducts<Element, kTiles, kOneUnit>;
   using Products::p, Products::block, Products::lane, Products::key_tile, Products::b, Products::h, Products::first,
       Products::gated;
-  using Products::small, Products::tile, Products::row, Products::unit_of, Products::start, Products::multiply,
-      Products::load_before, Products::load_rows_late;
+  using Products::small, Products::tile, Products::row, Products::unit_of, Products::start, Products::multiply;
   using typename Products::Major, typename Products::Shared;
 
   __device__ __forceinline__ void store_strength(const float (&products)[32], const float (&factor)[2]) const {
@@ -34,23 +33,20 @@ struct ChunkGradients : ChunkGradientProducts<Element, kTiles, kOneUnit, kPhased
     }
   }
 
-  /// Q and K by units of their largest numbers, stored after `meanwhile`; they are to be fenced. kPhased: read again, since registers hold sums.
+  /// Q and K by units of their largest numbers, stored after `meanwhile`; they are to be fenced.
   template <typename Meanwhile>
   __device__ __forceinline__ void divide_tokens(uint32_t query, uint32_t key, const Meanwhile& meanwhile) const {
     auto& at = small();
     const RowPart<1> of_query(query, block, lane), of_key(key, block, lane);
     uint4 queries[4], keys[4];
     load_row(queries, of_query);
-    if constexpr (!kPhased) load_row(keys, of_key);
+    load_row(keys, of_key);
     const float most_of_query = largest_of_warp(largest_of_row<Element>(queries));
-    if constexpr (kPhased) load_row(keys, of_key);
     const float most_of_key = largest_of_warp(largest_of_row<Element>(keys));
     if (lane == 0) at.largest[0][block] = most_of_query, at.largest[1][block] = most_of_key;
     meanwhile();
     __syncthreads();
-    if constexpr (kPhased) load_row(queries, of_query);
     store_row<Element>(queries, of_query, reciprocal_of_power(unit_of(0)));
-    if constexpr (kPhased) load_row(keys, of_key);
     store_row<Element>(keys, of_key, reciprocal_of_power(unit_of(1)));
   }
 
@@ -67,9 +63,8 @@ struct ChunkGradients : ChunkGradientProducts<Element, kTiles, kOneUnit, kPhased
       divide_rows_by_largest<Element, kTiles>(ptx::shared_address(tile(Shared::kGradient)), at.gradient_unit, block,
                                               lane);
     };
-    kPhased ? divide_gradients() : divide_tokens(query, key, divide_gradients);
-    float query_unit, key_unit;
-    if constexpr (!kPhased) query_unit = unit_of(0), key_unit = unit_of(1);
+    divide_tokens(query, key, divide_gradients);
+    const float query_unit = unit_of(0), key_unit = unit_of(1);
     ptx::fence_async_shared();
     __syncthreads();
     ptx::mbarrier_wait(&at.full[1], 0);
@@ -78,21 +73,13 @@ struct ChunkGradients : ChunkGradientProducts<Element, kTiles, kOneUnit, kPhased
     float grad_key[32], column_shares[2] = {0.0f, 0.0f}, row_shares[2] = {0.0f, 0.0f};
     float reads_unit, corrections_unit;
     char *const of_reads = tile(Shared::kReads), *const of_corrections = tile(Shared::kCorrections);
-    const auto share_columns = [&] {
-      if (!gated) return;
-      row_dots<__half>(column_shares, by_tiles(grad_key), key, place);
-      column_shares[0] *= key_unit, column_shares[1] *= key_unit;
-    };
     {
-      if constexpr (!kPhased)
-        if (gated) this->share_states();
+      if (gated) this->share_states();
       float reads[32], corrections[32];
       this->multiply_tokens(reads, corrections, grad_key, gradient_unit, beta);
-      if constexpr (kPhased) {
-        __syncthreads();  // r is read
-        if (threadIdx.x == 0) load_before();
-      } else {
-        share_columns();
+      if (gated) {
+        row_dots<__half>(column_shares, by_tiles(grad_key), key, place);
+        column_shares[0] *= key_unit, column_shares[1] *= key_unit;
       }
       float read_factor[2] = {p.scale, p.scale}, correction_factor[2] = {-beta[0], -beta[1]},
             strength[2] = {1.0f, 1.0f};
@@ -108,12 +95,6 @@ struct ChunkGradients : ChunkGradientProducts<Element, kTiles, kOneUnit, kPhased
       store_strength(corrections, strength);
       weigh_tokens(at, gated, block, lane, reads, corrections, read_factor, correction_factor,
                    kOneUnit ? at.residual_unit[0] : nullptr);
-      if constexpr (kPhased) {
-        if (gated) {
-          ptx::mbarrier_wait(&at.full[2], 0);
-          this->share_states();
-        }
-      }
       __syncthreads();  // r and R are read, and the largest numbers there
       reads_unit = unit_of(2), corrections_unit = unit_of(3);
       uint32_t packed[16];
@@ -125,18 +106,7 @@ struct ChunkGradients : ChunkGradientProducts<Element, kTiles, kOneUnit, kPhased
       __syncthreads();
     }
     float grad_query[32], x[32], y[32];
-    if constexpr (kPhased) ptx::mbarrier_wait(&at.full[2], 0);
     this->multiply_before(grad_query, y, gradient_unit, read, beta);
-    if constexpr (kPhased) {
-      __syncthreads();  // dO, dN̄ and S are read
-      if (threadIdx.x == 0) load_rows_late();
-      ptx::mbarrier_wait(&at.full[3], 0);
-      divide_tokens(query, key, [] {});
-      query_unit = unit_of(0), key_unit = unit_of(1);
-      ptx::fence_async_shared();
-      __syncthreads();
-      share_columns();
-    }
     if (gated) {
       float others[2];
       row_dots<__half>(row_shares, by_tiles(grad_query), query, place);
@@ -169,7 +139,7 @@ struct ChunkGradients : ChunkGradientProducts<Element, kTiles, kOneUnit, kPhased
     ptx::wgmma_wait<0>();
     ptx::fence_registers(x);
     add(grad_key, x, reads_unit * query_unit);
-    if constexpr (!kPhased) __syncthreads();  // dO and S are read
+    __syncthreads();  // dO and S are read
     const auto put = [&](char* to, const float(&sums)[32], const CUtensorMap& map) {
       uint32_t packed[16];
       pack_sums<Element>(packed, sums, 1.0f);
@@ -218,15 +188,15 @@ struct ChunkGradients : ChunkGradientProducts<Element, kTiles, kOneUnit, kPhased
   }
 };
 
-template <typename Element, int kTiles, bool kOneUnit, bool kPhased>
-__global__ void __launch_bounds__(kComputing, ChunkGradientsShared<kTiles, kOneUnit, kPhased>::kTogether)
+template <typename Element, int kTiles, bool kOneUnit>
+__global__ void __launch_bounds__(kComputing, ChunkGradientsShared<kTiles, kOneUnit>::kTogether)
     delta_chunk_gradients(const __grid_constant__ DeltaChunkGradients p) {
   extern __shared__ __align__(1024) char memory[];
   // In the order in which chunks are swept from the last token back, all heads' together: the sweep may still run.
   const int key_tiles = (p.rows + 63) / 64, order = static_cast<int>(blockIdx.x) / key_tiles,
             all_heads = static_cast<int>(p.all_chunks / p.chunks), head = order % all_heads,
             chunk = p.chunks - 1 - order / all_heads;
-  const ChunkGradients<Element, kTiles, kOneUnit, kPhased> call{
+  const ChunkGradients<Element, kTiles, kOneUnit> call{
       {p, memory, ptx::in_uniform_register(threadIdx.x / 32), static_cast<int>(threadIdx.x % 32),
        static_cast<int>(blockIdx.x) % key_tiles, int64_t{1} * head * p.chunks + chunk, head / p.heads, head % p.heads,
        chunk * kChunk, p.gate.log_forget != nullptr}};

@@ -6,9 +6,9 @@
 
 namespace lethe::matrix_state {
 
-template <typename Element, int kTiles, bool kOneUnit, bool kPhased>
+template <typename Element, int kTiles, bool kOneUnit>
 struct ChunkGradientProducts {
-  using Shared = ChunkGradientsShared<kTiles, kOneUnit, kPhased>;
+  using Shared = ChunkGradientsShared<kTiles, kOneUnit>;
   using Major = ptx::Major;
   const DeltaChunkGradients& p;
   char* const memory;
@@ -26,14 +26,15 @@ struct ChunkGradientProducts {
 
   __device__ __forceinline__ void load() const {
     auto& full = small().full;
-    ptx::mbarrier_arrive_expect(&full[0], (kPhased ? kTiles : kTiles + 2) * kPanel);
-    if constexpr (!kPhased) load_rows(&full[0]);
+    ptx::mbarrier_arrive_expect(&full[0], (kTiles + 2) * kPanel);
+    load_tile_of<1>(tile(Shared::kQuery), p.maps[0], p.query, &full[0], 64 * key_tile, first, b, h);
+    load_tile_of<1>(tile(Shared::kKey), p.maps[1], p.key, &full[0], 64 * key_tile, first, b, h);
     load_tile_of<kTiles>(tile(Shared::kGradient), p.maps[2], p.grad_values, &full[0], 0, first, b, h);
-    ptx::mbarrier_arrive_expect(&full[1], (kPhased ? 3 : 4) * kTiles * kPanel);
+    ptx::mbarrier_arrive_expect(&full[1], 4 * kTiles * kPanel);
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) {
       load_run_of(Shared::kResidual, p.arrays.residual, i, &full[1]);
-      if constexpr (!kPhased) load_state(Shared::kBefore, p.arrays.before, i, &full[1]);
+      load_state(Shared::kBefore, p.arrays.before, i, &full[1]);
     }
     wait_for_sweep();
 #pragma unroll
@@ -53,27 +54,10 @@ struct ChunkGradientProducts {
   __device__ __forceinline__ void load_run_of(int to, const uint4* from, int i, uint64_t* barrier) const {
     ptx::load_run(tile(to, i), from + kept(i) * (kPanel / 16), kPanel, barrier);
   }
-  /// Q and K.
-  __device__ __forceinline__ void load_rows(uint64_t* barrier) const {
-    load_tile_of<1>(tile(Shared::kQuery), p.maps[0], p.query, barrier, 64 * key_tile, first, b, h);
-    load_tile_of<1>(tile(Shared::kKey), p.maps[1], p.key, barrier, 64 * key_tile, first, b, h);
-  }
   /// This CTA's rows of 64 columns of S or R.
   __device__ __forceinline__ void load_state(int to, const uint4* from, int i, uint64_t* barrier) const {
     const int padded = p.rows <= 64 ? 1 : 2;
     ptx::load_run(tile(to, i), from + (kept(i) * padded + key_tile) * (kPanel / 16), kPanel, barrier);
-  }
-  /// Of kPhased, one thread, when all have read what lies there.
-  __device__ __forceinline__ void load_before() const {
-    uint64_t* const full = &small().full[2];
-    ptx::mbarrier_arrive_expect(full, kTiles * kPanel);
-#pragma unroll
-    for (int i = 0; i < kTiles; ++i) load_state(Shared::kBefore, p.arrays.before, i, full);
-  }
-  __device__ __forceinline__ void load_rows_late() const {
-    uint64_t* const full = &small().full[3];
-    ptx::mbarrier_arrive_expect(full, 2 * kPanel);
-    load_rows(full);
   }
 
   /// Gates, strengths and units of the residual, before a barrier; then those of what the sweep has left, before another one. By warps that don't load.

@@ -8,9 +8,8 @@
 namespace lethe::matrix_state {
 
 /// kTiles: of 64 columns of the values. M lies over the residual and Z over R, when these are read; dQ over dO and dK over S. kOneUnit: the tiles of a token
-/// or a state have one. kPhased: three CTAs share a multiprocessor, since S lies over the residual and Q and K over dO, loaded when these are read; M and Z
-/// lie over R, dQ and dK over dN̄.
-template <int kTiles, bool kOneUnit, bool kPhased>
+/// or a state have one.
+template <int kTiles, bool kOneUnit>
 struct ChunkGradientsShared {
   static constexpr int kUnits = kOneUnit ? 1 : kTiles;
   struct Small {
@@ -21,20 +20,14 @@ struct ChunkGradientsShared {
     float pairs[kWarps][kChunk];          ///< sums of pairs that a gate separates, by block of 16 rows
     float rows[kChunk], columns[kChunk];  ///< shares of each token, by what reads S and by what R reads
     float states[kWarps];                 ///< of ⟨S, R⟩
-    uint64_t full
-        [kPhased
-             ? 4
-             : 2];  ///< of what has Element's type; of the rest. kPhased: of dO; of the rest but S; of S; of Q and K
+    uint64_t full[2];                     ///< of what has Element's type; of the rest
   };
   static constexpr int kTile = kTiles * kPanel, kGradient = 0, kResidual = kTile, kWritten = 2 * kTile,
-                       kBefore = kPhased ? kResidual : 3 * kTile, kAfter = kPhased ? 3 * kTile : 4 * kTile,
-                       kQuery = kPhased ? kGradient : 5 * kTile, kKey = kQuery + kPanel,
-                       kReads = kPhased ? kAfter : kResidual, kCorrections = kPhased ? kAfter + kPanel : kAfter,
-                       kGradQuery = kPhased ? kWritten : kGradient, kGradKey = kPhased ? kWritten + kPanel : kBefore,
-                       kSmall = kPhased ? 4 * kTile : kKey + kPanel;
-  static constexpr int kBytes = kSmall + int{sizeof(Small)}, kTogether = kTiles == 1 || kPhased ? 3 : 2;
-  static_assert(kTogether * (kBytes + 1024) <= 228 * 1024 && (kOneUnit || kTiles > 1) &&
-                (!kPhased || (kOneUnit && kTiles > 1)));
+                       kBefore = 3 * kTile, kAfter = 4 * kTile, kQuery = 5 * kTile, kKey = kQuery + kPanel,
+                       kReads = kResidual, kCorrections = kAfter, kGradQuery = kGradient, kGradKey = kBefore,
+                       kSmall = kKey + kPanel;
+  static constexpr int kBytes = kSmall + int{sizeof(Small)}, kTogether = kTiles == 1 ? 3 : 2;
+  static_assert(kTogether * (kBytes + 1024) <= 228 * 1024 && (kOneUnit || kTiles > 1));
 };
 
 /// Of rows g and g + 8 of a square the numbers on its diagonal, in the lanes that have them: those whose lane % 4 is lane / 8.

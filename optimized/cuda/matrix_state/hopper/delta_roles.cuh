@@ -8,17 +8,6 @@
 
 namespace lethe::matrix_state {
 
-/// Chunks by which tiles are brought to the L2 cache before they are loaded: shared memory has room for two or three chunks.
-constexpr int kChunksAhead = 2;
-
-/// One thread: the tiles of the chunk from token `first`.
-template <int kBlocks, int kGroups, bool kQueries>
-__device__ __forceinline__ void prefetch_chunk(const DeltaSweepArguments& p, int tile, int64_t first, int b, int h) {
-  prefetch_tile_of<kBlocks>(p.maps[1], p.key, 0, first, b, h);
-  if constexpr (kQueries) prefetch_tile_of<kBlocks>(p.maps[0], p.query, 0, first, b, h);
-  prefetch_tile_of<kGroups>(p.maps[2], p.value, 64 * tile, first, b, h);
-}
-
 /// kBlocks: of 64 rows of the state. kGroups: of 64 columns, a warpgroup each.
 template <int kBlocks, int kGroups>
 struct DeltaSweepRoles {

@@ -64,8 +64,6 @@ struct DeltaSweep {
         if constexpr (!kKeeps) load_tile_of<kBlocks>(to, p.maps[0], p.query, full, 0, first_of(n), b, h);
         load_tile_of<kGroups>(to + Shared::kValue, p.maps[2], p.value, full, 64 * tile, first_of(n), b, h);
         ptx::load_run(&solved(at.index), &p.solved[int64_t{1} * head * p.chunks + n], sizeof(SolvedChunk), full);
-        if (n + kChunksAhead < p.chunks)
-          prefetch_chunk<kBlocks, kGroups, !kKeeps>(p, tile, first_of(n + kChunksAhead), b, h);
       }
       const RawChunk raw = next;
       if (n + 1 < p.chunks) next = raw_of(n + 1);

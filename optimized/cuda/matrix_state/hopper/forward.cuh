@@ -1,8 +1,7 @@
 #pragma once
 // gated_state's values for a state of at most 128 rows: a CTA sweeps a piece of a head (segments.cuh) and 64 columns of its state in chunks of 64 tokens.
 //
-//   warp 0         tiles of a chunk                                                   → full
-//   warps 1 to 3   gates of every third chunk                                         → full
+//   warp 0         tiles of a chunk, its gates                                        → full
 //   warpgroup 2…   S, rounded to 16 bits, to shared memory; S = E_C S + (k·D_C)ᵀ v     → state_full
 //   warpgroup 1    P = Q Kᵀ of the next chunk; O = E ∘ (Q S) + P V of this one
 //
@@ -12,25 +11,18 @@
 // float16: the rounded state and each row of P are divided by a power of two, so that neither overflows nor becomes subnormal.
 
 #include "optimized/cuda/matrix_state/hopper/forward_output.cuh"
-#include "optimized/cuda/matrix_state/hopper/forward_weights.cuh"
 #include "optimized/cuda/matrix_state/hopper/segments.cuh"
 
 namespace lethe::matrix_state {
-
-/// Chunks between the one that is loaded and the one that is prefetched.
-constexpr int kChunksAhead = 2;
 
 /// kBlocks: of 64 rows of the state, a warpgroup each.
 template <int kBlocks>
 struct ForwardShared {
   static constexpr int kThreads = (2 + kBlocks) * kComputing, kStateWarps = kBlocks * kWarps;
   static constexpr int kKey = kBlocks * kPanel, kValue = 2 * kKey, kStage = kValue + kPanel, kState = kBlocks * kPanel;
-  static constexpr int kGateWarps = kWarps - 1;
   static constexpr int kMostStages = kBlocks == 1 ? 8 : 4;
   /// CTAs of a multiprocessor, and the stages of each that allow that.
   static constexpr int kTogether = kBlocks == 1 ? 2 : 1, kFewestStages = kBlocks == 1 ? 3 : 4;
-  /// Of heads in pieces, a CTA a multiprocessor: as many as leave place for a CTA of segment_sums, so that heads' beginnings start beside the last of those.
-  static constexpr int kStagesBesideSums = kBlocks == 1 ? 5 : 4;
   /// Of each thread at the launch, and of those of each warpgroup.
   static constexpr int kRegisters = kBlocks == 1 ? 80 : 128, kLoadRegisters = kBlocks == 1 ? 24 : 40,
                        kStateRegisters = kBlocks == 1 ? 96 : 112, kReadRegisters = kBlocks == 1 ? 120 : 160;
@@ -44,7 +36,6 @@ struct ForwardShared {
   /// The stages of tiles, and after them those of gates.
   static constexpr int bytes(int stages) { return kRing + stages * (kStage + static_cast<int>(sizeof(ChunkGates))); }
   static_assert(kTogether * (bytes(kFewestStages) + 1024) <= 228 * 1024 && bytes(kMostStages) <= 227 * 1024);
-  static_assert(kBlocks > 1 || bytes(kStagesBesideSums) + SumsShared<kBlocks, false>::kBytes + 2048 <= 228 * 1024);
 };
 
 template <typename Element_, bool kGated_, int kBlocks, Normalizer kNormalizer_>
@@ -73,48 +64,36 @@ struct Forward {
   }
   __device__ int64_t first_of(int n) const { return static_cast<int64_t>(piece.begin * order.each + n) * kChunk; }
 
-  /// A thread: tiles of every chunk, and of chunks beyond the ring's stages to the L2 cache. What no other CTA reads leaves that first, before keys and
-  /// values that segment_sums read and that are still to come.
   __device__ __forceinline__ void load() const {
-    const uint64_t policy =
-        ptx::cache_policy(p.tiles == 1 && p.query.head_stride && p.key.head_stride && p.value.head_stride);
+    const float* gate = kGated ? p.gate.log_forget + b * p.gate.batch_stride + h * p.gate.head_stride : nullptr;
+    const auto raw_of = [&](int n) {
+      return load_gates(gate, p.gate.token_stride, first_of(n), p.length, false, lane);
+    };
+    RawGates next{};
+    if constexpr (kGated) next = raw_of(0);
     ptx::RingPosition at;
     for (int n = 0; n < chunks; ++n, at.advance(p.stages)) {
       ptx::mbarrier_wait(&small().empty[at.index], at.parity ^ 1);
       uint64_t* const full = &small().full[at.index];
-      char* const to = stage(at.index);
-      ptx::mbarrier_arrive_expect(full, Shared::kStage);
-      load_tile_as<kBlocks>(policy, to, p.maps[0], p.query, full, 0, first_of(n), b, h);
-      load_tile_as<kBlocks>(policy, to + Shared::kKey, p.maps[1], p.key, full, 0, first_of(n), b, h);
-      load_tile_as<1>(policy, to + Shared::kValue, p.maps[2], p.value, full, 64 * tile, first_of(n), b, h);
-      const int later = n + kChunksAhead;
-      if (n + 1 < p.stages || later >= chunks) continue;
-      prefetch_tile_of<kBlocks>(p.maps[0], p.query, 0, first_of(later), b, h);
-      prefetch_tile_of<kBlocks>(p.maps[1], p.key, 0, first_of(later), b, h);
-      prefetch_tile_of<1>(p.maps[2], p.value, 64 * tile, first_of(later), b, h);
-    }
-  }
-
-  /// Warp `w` of kGateWarps: the gates of every chunk n with n % kGateWarps = w. Their numbers come while the chunk's stage is still in use.
-  __device__ __forceinline__ void prepare_gates_of_chunks(int w) const {
-    const float* gate = p.gate.log_forget + b * p.gate.batch_stride + h * p.gate.head_stride;
-    ptx::RingPosition at;
-    for (int i = 0; i < w; ++i) at.advance(p.stages);
-    for (int n = w; n < chunks; n += Shared::kGateWarps) {
-      const int64_t token = first_of(n) + 2 * lane;
-      const auto load = [&](int64_t i) { return i < p.length ? load_global(gate + i * p.gate.token_stride) : 0.0f; };
-      const RawGates raw{load(token), load(token + 1), 0.0f};
-      ptx::mbarrier_wait(&small().empty[at.index], at.parity ^ 1);
-      prepare_gates(gates(at.index), raw, p.scale, 1.0f, false, lane);
-      arrive_warp(&small().full[at.index], lane);
-#pragma unroll
-      for (int i = 0; i < Shared::kGateWarps; ++i) at.advance(p.stages);
+      if (lane == 0) {
+        char* const to = stage(at.index);
+        ptx::mbarrier_arrive_expect(full, Shared::kStage);
+        load_tile_of<kBlocks>(to, p.maps[0], p.query, full, 0, first_of(n), b, h);
+        load_tile_of<kBlocks>(to + Shared::kKey, p.maps[1], p.key, full, 0, first_of(n), b, h);
+        load_tile_of<1>(to + Shared::kValue, p.maps[2], p.value, full, 64 * tile, first_of(n), b, h);
+      }
+      if constexpr (kGated) {
+        const RawGates raw = next;
+        if (n + 1 < chunks) next = raw_of(n + 1);
+        prepare_gates(gates(at.index), raw, p.scale, 1.0f, false, lane);
+        arrive_warp(full, lane);
+      }
     }
   }
 
   /// A warpgroup: its block of the state.
   __device__ __forceinline__ void update_state(int block) const {
-    if (piece.begin > 0) wait_for_previous_kernel();
+    wait_for_previous_kernel();
     const Place place{warp, lane};
     const int stride = p.columns + kNormalized;
     State<kGated> state(1.0f);
@@ -190,7 +169,6 @@ struct Forward {
       }
       arrive_warp(&small().empty[at.index], lane);
     }
-    if (piece.begin == 0) wait_for_previous_kernel();  // for those after this one: a head's beginning depends on none
     if (!p.last || piece.end < order.segments) return;
     store_block(p.last, head, block, tile, p.rows, p.columns, stride, place, [&](int i) { return state.value(i); });
     if constexpr (kNormalized) {
@@ -207,6 +185,55 @@ struct Forward {
                                                              tiles + Shared::kKey + i * kPanel, i > 0);
   }
 
+  /// P weighted by D, zero for keys after the row. A warp leaves out the keys after its rows, and masks those before them where a cut is in the chunk.
+  __device__ __forceinline__ void weigh(float (&scores)[32], const ChunkGates& gate) const {
+    const int i0 = 16 * warp + lane / 4, t = lane % 4;
+    const int first_seen[2] = {kGated ? gate.first_seen[i0] : 0, kGated ? gate.first_seen[i0 + 8] : 0};
+    const float sum[2] = {kGated ? gate.sum[i0] : 0.0f, kGated ? gate.sum[i0 + 8] : 0.0f};
+    const bool cuts = kGated && gate.first_seen[kChunk - 1] > 0;
+    const auto weigh_eight = [&](int n, auto masked) {
+      const int j = 8 * n + 2 * t;
+      [[maybe_unused]] const float2 sum_j =
+          kGated ? *reinterpret_cast<const float2*>(&gate.sum[j]) : float2{0.0f, 0.0f};
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int half = e / 2, row = i0 + 8 * half;
+        const bool seen = !decltype(masked)::value || static_cast<unsigned>(j + e % 2 - first_seen[half]) <=
+                                                          static_cast<unsigned>(row - first_seen[half]);
+        float& score = scores[4 * n + e];
+        if constexpr (kGated) score *= p.scale * exp2_approximate(sum[half] - (e % 2 ? sum_j.y : sum_j.x));
+        score = seen ? score : 0.0f;
+      }
+    };
+#pragma unroll
+    for (int n = 0; n < 8; ++n) {
+      if (n / 2 > warp) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) scores[4 * n + e] = 0.0f;
+      } else if (n / 2 == warp || cuts) {
+        weigh_eight(n, std::true_type{});
+      } else {
+        weigh_eight(n, std::false_type{});
+      }
+    }
+  }
+
+  /// What a row of P, weighted, is divided by.
+  __device__ __forceinline__ void row_units(float (&unit)[2], const float (&scores)[32]) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      unit[half] = 1.0f;
+      if constexpr (kHalf) {
+        float x = 0.0f;
+#pragma unroll
+        for (int c = 0; c < 8; ++c)
+          x = fmaxf(x, fmaxf(fabsf(scores[4 * c + 2 * half]), fabsf(scores[4 * c + 2 * half + 1])));
+        // Not below 2^-40, by which sums are divided: a row may have no weight but that of the state.
+        unit[half] = power_of_two_below(fmaxf(quad_max(x), 0x1p-40f));
+      }
+    }
+  }
+
   __device__ __forceinline__ void read() const {
     using ptx::Major;
     const Place place{warp, lane};
@@ -214,7 +241,7 @@ struct Forward {
     uint32_t weights[16];
     float row_unit[2];
     const auto take_weights = [&](float(&scores)[32]) {
-      row_units<kHalf>(row_unit, scores);
+      row_units(row_unit, scores);
       if constexpr (kHalf) scale_rows(scores, reciprocal_of_power(row_unit[0]), reciprocal_of_power(row_unit[1]));
       pack_sums<Element>(weights, scores, 1.0f);
     };
@@ -229,7 +256,7 @@ struct Forward {
       ptx::wgmma_commit();
       ptx::wgmma_wait<0>();
       ptx::fence_registers(scores);
-      weigh_scores<kGated>(scores, gates(0), p.scale, place);
+      weigh(scores, gates(0));
       take_weights(scores);
     }
     for (int n = 0; n < chunks; ++n, rounded.advance(2)) {
@@ -291,7 +318,7 @@ struct Forward {
         ptx::wgmma_wait<1>();
         ptx::fence_registers(scores);
         arrive_warp(&small().state_empty[rounded.index], lane);
-        weigh_scores<kGated>(scores, gates(at.index), p.scale, place);
+        weigh(scores, gates(at.index));
         ptx::wgmma_wait<0>();
         ptx::fence_registers(out);
         ptx::fence_registers(weights);
@@ -304,7 +331,7 @@ struct Forward {
         ptx::wgmma_wait<0>();
         ptx::fence_registers(scores);
         arrive_warp(&small().empty[index], lane);
-        weigh_scores<kGated>(scores, gates(at.index), p.scale, place);
+        weigh(scores, gates(at.index));
       }
       take_weights(scores);
     }
@@ -354,11 +381,7 @@ __global__ void __launch_bounds__(ForwardShared<kBlocks>::kThreads, ForwardShare
   __syncthreads();
   if (group == 0) {
     change_registers<Shared::kRegisters, Shared::kLoadRegisters>();
-    if (call.warp == 0) {
-      if (call.lane == 0) call.load();
-    } else if constexpr (kGated) {
-      call.prepare_gates_of_chunks(ptx::in_uniform_register(call.warp) - 1);
-    }
+    if (threadIdx.x < 32) call.load();
   } else if (group == 1) {
     change_registers<Shared::kRegisters, Shared::kReadRegisters>();
     call.read();

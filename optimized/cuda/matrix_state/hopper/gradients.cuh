@@ -5,12 +5,12 @@
 //   warp 1         d log f of the chunks that are done
 //   warp 2         key, value and gates for S
 //   warp 3         tiles and gates
-//   warpgroup 1    S of every chunk; dq = dPᵀ K + E dO Sᵀ
+//   warpgroup 1    S of every chunk
 //   warpgroup 2    R, rounded to 16 bits; R = E_C R + (q·D)ᵀ dO; ⟨S, R⟩
 //   warpgroup 3    P = K Qᵀ, dP = V dOᵀ, weighted
-//   warpgroup 4    dk = dP Q + E V Rᵀ; dv = P dO + E K R
+//   warpgroup 4    dq = dPᵀ K + E dO Sᵀ; dk = dP Q + E V Rᵀ; dv = P dO + E K R
 //
-// Above 64 rows warpgroup 3 computes dk and dv, and warpgroup 4 dq (gradients_two_blocks.cuh).
+// Above 64 rows warpgroup 3 computes dk and dv (gradients_two_blocks.cuh).
 //
 // With a normaliser dO is that over z·q already, and every dP of a query has the gradient of z·q besides; z and its gradient are a column of S and R apart.
 //
@@ -22,10 +22,7 @@
 
 namespace lethe::matrix_state {
 
-/// Chunks between the one whose key and value are loaded for S and the one whose are prefetched.
-constexpr int kRebuildChunksAhead = 4;
-
-/// A warp: tiles and gates of every chunk in reverse time. What no other CTA reads leaves the L2 cache first, before keys and values of chunks to come.
+/// A warp: tiles and gates of every chunk in reverse time.
 template <typename Call>
 __device__ __forceinline__ void load_chunks(const Call& call) {
   using Shared = typename Call::Shared;
@@ -33,10 +30,6 @@ __device__ __forceinline__ void load_chunks(const Call& call) {
   constexpr int kBlocks = Call::kBlocks;
   const auto& p = call.p;
   auto& small = call.small();
-  const int64_t end =
-      static_cast<int64_t>(call.order.begin(call.piece.end - 1)) * kChunk;  // the piece's earliest token
-  const uint64_t policy =
-      ptx::cache_policy(p.query.head_stride && p.key.head_stride && p.value.head_stride && p.grad_values.head_stride);
   ptx::RingPosition at;
   call.each_chunk([&](const auto& chunk) {
     [[maybe_unused]] float2 column{};
@@ -50,16 +43,10 @@ __device__ __forceinline__ void load_chunks(const Call& call) {
       if constexpr (kGated)
         ptx::load_run(&call.gates(at.index), &call.prepared_gates(chunk.first).in_reverse, sizeof(GatesInReverse),
                       full);
-      load_tile_as<kBlocks>(policy, to + Shared::kKey, p.maps[1], p.key, full, 0, chunk.first, call.b, call.h);
-      load_tile_as<kBlocks>(policy, to + Shared::kQuery, p.maps[0], p.query, full, 0, chunk.first, call.b, call.h);
-      load_tile_as<1>(policy, to + Shared::kValue, p.maps[2], p.value, full, 0, chunk.first, call.b, call.h);
-      load_tile_as<1>(policy, to + Shared::kGradValues, p.maps[3], p.grad_values, full, 0, chunk.first, call.b, call.h);
-      // Key and value are in the L2 cache since load_rebuild_chunks loaded or prefetched them.
-      const int64_t later = chunk.first - kChunksAhead * kChunk;
-      if (later >= end) {
-        prefetch_tile_of<kBlocks>(p.maps[0], p.query, 0, later, call.b, call.h);
-        prefetch_tile_of<1>(p.maps[3], p.grad_values, 0, later, call.b, call.h);
-      }
+      load_tile_of<kBlocks>(to + Shared::kKey, p.maps[1], p.key, full, 0, chunk.first, call.b, call.h);
+      load_tile_of<kBlocks>(to + Shared::kQuery, p.maps[0], p.query, full, 0, chunk.first, call.b, call.h);
+      load_tile_of<1>(to + Shared::kValue, p.maps[2], p.value, full, 0, chunk.first, call.b, call.h);
+      load_tile_of<1>(to + Shared::kGradValues, p.maps[3], p.grad_values, full, 0, chunk.first, call.b, call.h);
     }
     if constexpr (Call::kNormalized) {
       auto& to = call.columns().grad_normalizer[at.index];
@@ -101,15 +88,6 @@ __device__ __forceinline__ void store_gate_gradients(const Call& call) {
   for (int i = 0; i < left; ++i, at.advance(Shared::kStages)) finish();
 }
 
-/// A thread: S before a segment of the piece, where it isn't the call's initial one, begins to come to the L2 cache.
-template <typename Call>
-__device__ __forceinline__ void prefetch_state(const Call& call, int s) {
-  const int in_time = call.order.segments - 1 - s;
-  if (s >= call.piece.end || in_time == 0) return;
-  constexpr int kFloats = Call::kBlocks * kBlockFloats;
-  ptx::prefetch_run(call.p.states + call.segment_before(in_time) * kFloats, kFloats * sizeof(float));
-}
-
 /// A warp: key, value and gates of every chunk by time, but the last one of each segment, for S of the next chunk.
 template <typename Call>
 __device__ __forceinline__ void load_rebuild_chunks(const Call& call) {
@@ -118,25 +96,9 @@ __device__ __forceinline__ void load_rebuild_chunks(const Call& call) {
   constexpr int kBlocks = Call::kBlocks;
   const auto& p = call.p;
   auto& small = call.small();
-  // This warp waits for one chunk's copies before it issues the next one's, so they come from the L2 cache: chunks ahead, of the next segment too.
-  const auto prefetch = [&](int s, int m) {
-    if (m >= call.order.count(s)) {
-      m -= call.order.count(s);
-      if (++s == call.piece.end || m >= call.order.count(s)) return;
-    }
-    if (call.lane > 0) return;
-    const int64_t first = static_cast<int64_t>(call.order.begin(s) + m) * kChunk;
-    if constexpr (kGated) ptx::prefetch_run(&call.prepared_gates(first), sizeof(PreparedGates));
-    prefetch_tile_of<kBlocks>(p.maps[1], p.key, 0, first, call.b, call.h);
-    prefetch_tile_of<1>(p.maps[2], p.value, 0, first, call.b, call.h);
-  };
-  for (int m = 0; m < kRebuildChunksAhead; ++m) prefetch(call.piece.begin, m);
   ptx::RingPosition at;
   for (int s = call.piece.begin; s < call.piece.end; ++s)
-    for (int m = 0; m < call.order.count(s); ++m) {
-      prefetch(s, m + kRebuildChunksAhead);
-      if (m == 0 && call.lane == 0) prefetch_state(call, s + 1);
-      if (m + 1 == call.order.count(s)) break;
+    for (int m = 0; m + 1 < call.order.count(s); ++m, at.advance(Shared::kRebuildStages)) {
       const int64_t first = static_cast<int64_t>(call.order.begin(s) + m) * kChunk;
       ptx::mbarrier_wait(&small.rebuild_empty[at.index], at.parity ^ 1);
       uint64_t* const full = &small.rebuild_full[at.index];
@@ -148,7 +110,6 @@ __device__ __forceinline__ void load_rebuild_chunks(const Call& call) {
         load_tile_of<kBlocks>(to, p.maps[1], p.key, full, 0, first, call.b, call.h);
         load_tile_of<1>(to + Shared::kState, p.maps[2], p.value, full, 0, first, call.b, call.h);
       }
-      at.advance(Shared::kRebuildStages);
     }
 }
 
@@ -179,14 +140,13 @@ __global__ void __launch_bounds__(GradientsShared<kBlocks, kNormalized>::kThread
     };
     // A copy's bytes, what is computed of the normaliser, and d log f of the stage's chunk before.
     init(small.full, 1 + kNormalized + kGated);
-    init(small.empty, (kBlocks == 1 ? 4 : 3) * kWarps);  // of the warpgroups that read a stage
+    init(small.empty, 3 * kWarps);
     init(small.rebuild_full, 1);
     init(small.rebuild_empty, kWarps);
     init(small.state_full, kWarps);
     init(small.state_empty, (kGated ? 2 : 1) * kWarps);
-    for (uint64_t* barrier : {&small.grad_state_full, &small.grad_state_empty, &small.pairs_full})
+    for (uint64_t* barrier : {&small.grad_state_full, &small.grad_state_empty, &small.pairs_full, &small.pairs_empty})
       ptx::mbarrier_init(barrier, kWarps);
-    ptx::mbarrier_init(&small.pairs_empty, (kBlocks == 1 ? 2 : 1) * kWarps);
     ptx::mbarrier_init_fence();
   }
   if constexpr (kNormalized) {
@@ -202,8 +162,7 @@ __global__ void __launch_bounds__(GradientsShared<kBlocks, kNormalized>::kThread
     else if (kGated && call.warp == 1) store_gate_gradients(call);
   } else if (group == 1) {
     change_registers<Shared::kRegisters, Shared::kStateRegisters>();
-    if constexpr (kBlocks == 1) sweep_states_and_queries(call);
-    else rebuild_states(call);
+    rebuild_states(call);
   } else if (group == 2) {
     change_registers<Shared::kRegisters, Shared::kGradStateRegisters>();
     sweep_grad_states(call);
@@ -213,7 +172,7 @@ __global__ void __launch_bounds__(GradientsShared<kBlocks, kNormalized>::kThread
     else sweep_pairs_and_keys(call);
   } else {
     change_registers<Shared::kRegisters, Shared::kOutRegisters>();
-    if constexpr (kBlocks == 1) sweep_keys(call);
+    if constexpr (kBlocks == 1) sweep_outputs(call);
     else sweep_queries(call);
   }
 }

@@ -14,8 +14,8 @@ struct GradientsShared {
   static constexpr int kQuery = 0, kKey = kState, kValue = 2 * kState, kGradValues = kValue + kPanel,
                        kStage = kGradValues + kPanel, kRebuildStage = kState + kPanel;
   /// Of each thread at the launch, and of those of each warpgroup: five times as many in all.
-  static constexpr int kRegisters = 96, kLoadRegisters = kBlocks == 1 ? 24 : 40, kStateRegisters = 104,
-                       kGradStateRegisters = kBlocks == 1 ? 120 : 112, kPairRegisters = kBlocks == 1 ? 120 : 128,
+  static constexpr int kRegisters = 96, kLoadRegisters = 40, kStateRegisters = kBlocks == 1 ? 96 : 104,
+                       kGradStateRegisters = 112, kPairRegisters = kBlocks == 1 ? 120 : 128,
                        kOutRegisters = kBlocks == 1 ? 112 : 96;
   struct Small {
     uint64_t full[kStages], empty[kStages];                                ///< a chunk's tiles and gates
@@ -28,8 +28,8 @@ struct GradientsShared {
   };
   static constexpr int kRebuild = kStages * kStage, kStates = kRebuild + kRebuildStages * kRebuildStage;
   static constexpr int kGradState = kStates + kSlots * kState, kPairs = kGradState + kState, kOut = kPairs + kPanel;
-  /// Of one block dv leaves from kOut, dk from a place of its own; in a normalised call, which has no room for that, both from kOut.
-  static constexpr int kScores = kOut + kPanel, kKeyOut = kNormalized ? kOut : kScores + kPanel;
+  /// Of one block dq and after it dv leave from kOut, dk from a place of its own; in a normalised call, which has no room for that, from R's.
+  static constexpr int kScores = kOut + kPanel, kKeyOut = kNormalized ? kGradState : kScores + kPanel;
   static constexpr int kGates = kScores + (kBlocks == 1 ? (kNormalized ? 1 : 2) * kPanel : 0),
                        kRebuildGates = kGates + kStages * sizeof(GatesInReverse);
   static constexpr int kCrossings = kRebuildGates + kRebuildStages * sizeof(GatesByTime);
@@ -94,11 +94,6 @@ struct Gradients {
   }
   __device__ const float* gate() const {
     return kGated ? p.gate.log_forget + b * p.gate.batch_stride + h * p.gate.head_stride : nullptr;
-  }
-
-  /// Of a segment by time but the first: the place in `states` of S before it.
-  __device__ int64_t segment_before(int in_time) const {
-    return int64_t{1} * head * (order.segments - 1) + in_time - 1;
   }
 
   /// A chunk of the sweep, in reverse time.

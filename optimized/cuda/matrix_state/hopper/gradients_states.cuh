@@ -5,104 +5,80 @@
 
 namespace lethe::matrix_state {
 
-/// A warpgroup's S of a chunk, which it stores times the scale where there are no gates.
+/// A warpgroup: S of every chunk, times the scale where there are no gates.
 template <typename Call>
-struct RebuiltState {
+__device__ __forceinline__ void rebuild_states(const Call& call) {
   using Shared = typename Call::Shared;
   using Element = typename Call::Element;
-  static constexpr bool kGated = Call::kGated;
-  static constexpr int kBlocks = Call::kBlocks;
-  const Call& call;
+  constexpr bool kGated = Call::kGated;
+  constexpr int kBlocks = Call::kBlocks;
+  const auto& p = call.p;
+  auto& small = call.small();
+  const Place place{call.warp, call.lane};
+  const int stride = p.columns + Call::kNormalized;
   float state[kBlocks][32];
-  StateColumn last[kBlocks];  // in `sum`
+  [[maybe_unused]] StateColumn last[kBlocks];  // in `sum`
   ptx::RingPosition at;
-
-  __device__ __forceinline__ explicit RebuiltState(const Call& of) : call(of) {}
-  __device__ __forceinline__ Place place() const { return {call.warp, call.lane}; }
-
-  /// Of a segment's first chunk by time.
-  __device__ __forceinline__ void load(int s) {
-    const auto& p = call.p;
-    const int in_time = call.order.segments - 1 - s, stride = p.columns + Call::kNormalized;
+  for (int s = call.piece.begin; s < call.piece.end; ++s) {
+    const int count = call.order.count(s), in_time = call.order.segments - 1 - s;
 #pragma unroll
     for (int block = 0; block < kBlocks; ++block) {
       if (in_time == 0) {
-        load_block(state[block], p.initial, call.head, block, 0, p.rows, p.columns, stride, place());
+        load_block(state[block], p.initial, call.head, block, 0, p.rows, p.columns, stride, place);
         if constexpr (Call::kNormalized)
-          load_last_column(last[block].sum, p.initial, call.head, block, p.rows, p.columns, place());
+          load_last_column(last[block].sum, p.initial, call.head, block, p.rows, p.columns, place);
       } else {
-        const int64_t segment = call.segment_before(in_time);
-        load_block_of_segment(state[block], p.states, segment, block, kBlocks, place());
+        const int64_t segment = int64_t{1} * call.head * (call.order.segments - 1) + in_time - 1;
+        load_block_of_segment(state[block], p.states, segment, block, kBlocks, place);
         if constexpr (Call::kNormalized)
-          load_column_of_segment(last[block].sum, p.vectors, segment, block, kBlocks, place());
+          load_column_of_segment(last[block].sum, p.vectors, segment, block, kBlocks, place);
       }
     }
-  }
-
-  /// To the slot of a segment's m-th chunk by time.
-  __device__ __forceinline__ void store(int s, int m) const {
-    auto& small = call.small();
-    const int slot = call.slot_of(s, m);
-    ptx::mbarrier_wait(&small.state_empty[slot], call.parity_of(s, slot) ^ 1);
+    for (int m = 0; m < count; ++m) {
+      const int slot = call.slot_of(s, m);
+      ptx::mbarrier_wait(&small.state_empty[slot], call.parity_of(s, slot) ^ 1);
 #pragma unroll
-    for (int block = 0; block < kBlocks; ++block) {
-      const float scale = kGated ? 1.0f : call.p.scale;
-      float unit = 1.0f;
-      if constexpr (Call::kHalf) {
-        unit = power_of_two_below(largest_of_warp(largest_of(state[block])) * fabsf(scale));
-        if (call.lane == 0) small.state_units[slot][kWarps * block + call.warp] = unit;
+      for (int block = 0; block < kBlocks; ++block) {
+        const float scale = kGated ? 1.0f : p.scale;
+        float unit = 1.0f;
+        if constexpr (Call::kHalf) {
+          unit = power_of_two_below(largest_of_warp(largest_of(state[block])) * fabsf(scale));
+          if (call.lane == 0) small.state_units[slot][kWarps * block + call.warp] = unit;
+        }
+        uint32_t packed[16];
+        pack_sums<Element>(packed, state[block], scale * reciprocal_of_power(unit));
+        store_packed(ptx::shared_address(call.state(slot) + block * kPanel), packed, place);
+        if constexpr (Call::kNormalized)
+          each_of_column(
+              place, [&](int half, int row) { call.columns().states[slot][64 * block + row] = last[block].sum[half]; });
       }
-      uint32_t packed[16];
-      pack_sums<Element>(packed, state[block], scale * reciprocal_of_power(unit));
-      store_packed(ptx::shared_address(call.state(slot) + block * kPanel), packed, place());
-      if constexpr (Call::kNormalized)
-        each_of_column(
-            place(), [&](int half, int row) { call.columns().states[slot][64 * block + row] = last[block].sum[half]; });
-    }
-    ptx::fence_async_shared();
-    arrive_warp(&small.state_full[slot], call.lane);
-  }
-
-  /// Becomes that of the next chunk.
-  __device__ __forceinline__ void update() {
-    auto& small = call.small();
-    ptx::mbarrier_wait(&small.rebuild_full[at.index], at.parity);
-    const GatesByTime& gates = call.rebuild_gates(at.index);
-    const char* const tiles = call.rebuild_stage(at.index);
+      ptx::fence_async_shared();
+      arrive_warp(&small.state_full[slot], call.lane);
+      if (m + 1 == count) break;
+      ptx::mbarrier_wait(&small.rebuild_full[at.index], at.parity);
+      const GatesByTime& gates = call.rebuild_gates(at.index);
+      const char* const tiles = call.rebuild_stage(at.index);
 #pragma unroll
-    for (int block = 0; block < kBlocks; ++block) {
-      if constexpr (kGated) {
+      for (int block = 0; block < kBlocks; ++block) {
+        if constexpr (kGated) {
 #pragma unroll
-        for (int i = 0; i < 32; ++i) state[block][i] *= gates.total;
+          for (int i = 0; i < 32; ++i) state[block][i] *= gates.total;
+        }
+        const auto add = [&](auto&& column) {
+          add_to_state<Element, kGated ? Weights::kGates : Weights::kNone, 4 / kBlocks>(
+              state[block], tiles + block * kPanel, tiles + Shared::kState, gates.write, 1.0f, place, column);
+        };
+        if constexpr (Call::kNormalized) {
+          if constexpr (kGated) last[block].forget(gates.total);
+          ColumnProduct<Element> product(call.columns().ones);
+          add(product);
+          last[block].add(product, 1.0f);
+        } else {
+          add(NoColumn{});
+        }
       }
-      const auto add = [&](auto&& column) {
-        add_to_state<Element, kGated ? Weights::kGates : Weights::kNone, 4 / kBlocks>(
-            state[block], tiles + block * kPanel, tiles + Shared::kState, gates.write, 1.0f, place(), column);
-      };
-      if constexpr (Call::kNormalized) {
-        if constexpr (kGated) last[block].forget(gates.total);
-        ColumnProduct<Element> product(call.columns().ones);
-        add(product);
-        last[block].add(product, 1.0f);
-      } else {
-        add(NoColumn{});
-      }
-    }
-    arrive_warp(&small.rebuild_empty[at.index], call.lane);
-    at.advance(Shared::kRebuildStages);
-  }
-};
-
-/// A warpgroup: S of every chunk.
-template <typename Call>
-__device__ __forceinline__ void rebuild_states(const Call& call) {
-  RebuiltState<Call> rebuilt(call);
-  for (int s = call.piece.begin; s < call.piece.end; ++s) {
-    rebuilt.load(s);
-    rebuilt.store(s, 0);
-    for (int m = 1; m < call.order.count(s); ++m) {
-      rebuilt.update();
-      rebuilt.store(s, m);
+      arrive_warp(&small.rebuild_empty[at.index], call.lane);
+      at.advance(Shared::kRebuildStages);
     }
   }
 }

@@ -155,12 +155,11 @@ void prepare_gates_of_chunks(const MatrixStateInput& in, float scale, PreparedGa
 // Whether a kernel starts before the one before it has ended, and whether it waits for that before it reads.
 enum class Overlap { kNone, kWaits, kBeside };
 
-// Whether there is anything to launch.
-bool sum_segments(const MatrixStateInput& in, const Operand& key, const Operand& value, const float* column,
+void sum_segments(const MatrixStateInput& in, const Operand& key, const Operand& value, const float* column,
                   float scale, bool reverse, const float* initial, const SegmentMemory& to, Overlap overlap,
-                  cudaStream_t stream, bool last_first = false) {
+                  cudaStream_t stream) {
   const int64_t tile_heads = int64_t{1} * to.heads * tiles_of(in.shape);
-  if (tile_heads * to.segments == 0) return false;
+  if (tile_heads * to.segments == 0) return;
   const Maps map{in};
   SegmentArguments p = arguments_of<SegmentArguments>(in);
   p.maps[0] = map(key, in.shape.key_dim);
@@ -170,8 +169,6 @@ bool sum_segments(const MatrixStateInput& in, const Operand& key, const Operand&
   p.scale = scale;
   p.reverse = reverse;
   p.beside_previous = overlap == Overlap::kBeside;
-  p.whole = tile_heads >= multiprocessors();
-  p.last_first = last_first && !p.whole;
   p.initial = initial;
   p.first_head = static_cast<int>(heads_of(in.shape)) - to.heads;
   p.head_count = to.heads;
@@ -185,14 +182,11 @@ bool sum_segments(const MatrixStateInput& in, const Operand& key, const Operand&
     constexpr int kBlocks = blocks.value;
     constexpr bool kGated = gated.value, kNormalized = normalized.value;
     using Shared = SumsShared<kBlocks, kNormalized>;
-    launch(segment_sums<decltype(element), kGated, kBlocks, kNormalized>,
-           p.whole ? tile_heads : tile_heads * to.segments, Shared::kThreads, Shared::kBytes, overlap != Overlap::kNone,
-           stream, p);
-    if (p.whole) return;
+    launch(segment_sums<decltype(element), kGated, kBlocks, kNormalized>, tile_heads * to.segments, Shared::kThreads,
+           Shared::kBytes, overlap != Overlap::kNone, stream, p);
     launch(join_segments<kGated, kBlocks, kNormalized>, tile_heads * kBlocks * (kJoiningCtas + kNormalized),
            kJoiningThreads, 0, true, stream, p);
   });
-  return true;
 }
 
 // A forward of so many pieces of a head from the states before them.
@@ -219,9 +213,7 @@ template <typename Element, bool kGated, int kBlocks, Normalizer kNormalizer>
 void launch_forward(StateForwardArguments p, bool overlapping, cudaStream_t stream) {
   using Shared = ForwardShared<kBlocks>;
   const int64_t ctas = int64_t{1} * p.batch * p.heads * p.tiles * p.pieces;
-  p.stages = ctas > multiprocessors() ? Shared::kFewestStages
-             : p.handed > 0           ? Shared::kStagesBesideSums
-                                      : Shared::kMostStages;
+  p.stages = ctas <= multiprocessors() ? Shared::kMostStages : Shared::kFewestStages;
   launch(sweep_forward<Element, kGated, kBlocks, kNormalizer>, ctas, Shared::kThreads, Shared::bytes(p.stages),
          overlapping, stream, p);
 }
@@ -274,7 +266,7 @@ void warpgroup_forward(const MatrixStateForward& a) {
   const int pieces = forward_pieces(a.shape);
   Workspace memory(a.workspace);
   const SegmentMemory handed(memory, a.shape, a.form.normalize, heads_of(a.shape), pieces);
-  sum_segments(a, a.key, a.value, nullptr, 1.0f, false, a.initial_state, handed, Overlap::kNone, a.stream, true);
+  sum_segments(a, a.key, a.value, nullptr, 1.0f, false, a.initial_state, handed, Overlap::kNone, a.stream);
   StateForwardArguments p = forward_arguments(a, handed, pieces);
   if (!a.float_values) p.maps[3] = Maps{a}.of_result(a.values, a.shape.value_dim);
   p.out = a.values;
@@ -297,29 +289,19 @@ void warpgroup_backward(const MatrixStateBackward& a) {
   const bool gated = a.key_gate.data != nullptr;
   PreparedGates* const gates = take_gates(memory, a.shape, gated);
   if (gated) prepare_gates_of_chunks(a, scale, gates, a.stream);
+  sum_segments(a, a.key, a.value, nullptr, 1.0f, false, a.initial_state, states,
+               gated ? Overlap::kBeside : Overlap::kNone, a.stream);
   Operand grad_values = a.grad_values;
   const float* grad_normalizer = nullptr;
-  Overlap overlap = gated ? Overlap::kBeside : Overlap::kNone;
-  const auto sum_states = [&] {
-    sum_segments(a, a.key, a.value, nullptr, 1.0f, false, a.initial_state, states, overlap, a.stream);
-  };
-  const auto sum_grads = [&] {
-    return sum_segments(a, a.query, grad_values, grad_normalizer, scale, true, a.grad_last_state, grads, overlap,
-                        a.stream);
-  };
   if (normalized) {
-    sum_states();
     const NormalizerMemory divided(memory, a.shape);
     divide_gradients(a, states, divided);
     const int64_t token = a.shape.heads * a.shape.value_dim;
     grad_values = {divided.grad_values, a.shape.key_length * token, token, a.shape.value_dim};
     grad_normalizer = divided.grad_normalizer;
-    overlap = Overlap::kWaits;
-    sum_grads();
-  } else {  // few segments first: their join runs beside the other sums
-    if (sum_grads()) overlap = Overlap::kBeside;
-    sum_states();
   }
+  sum_segments(a, a.query, grad_values, grad_normalizer, scale, true, a.grad_last_state, grads,
+               normalized ? Overlap::kWaits : Overlap::kBeside, a.stream);
   StateGradientArguments p = arguments_of<StateGradientArguments>(a);
   p.whole_heads = split.whole_heads;
   p.pieces = split.pieces;

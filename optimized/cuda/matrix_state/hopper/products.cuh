@@ -6,7 +6,6 @@
 
 #include "optimized/cuda/hopper/ptx/copy.cuh"
 #include "optimized/cuda/hopper/ptx/fragment.cuh"
-#include "optimized/cuda/hopper/ptx/l2_cache.cuh"
 #include "optimized/cuda/hopper/ptx/wgmma.cuh"
 #include "optimized/cuda/matrix_state/fragments.cuh"
 
@@ -20,26 +19,6 @@ __device__ __forceinline__ void load_tile_of(char* to, const CUtensorMap& map, c
   for (int i = 0; i < kPanels; ++i)
     ptx::load_tile(to + i * kPanel, &map, barrier, column + 64 * i, from.head_stride ? static_cast<int>(h) : 0,
                    static_cast<int>(first), static_cast<int>(b));
-}
-
-/// The same by a cache policy.
-template <int kPanels>
-__device__ __forceinline__ void load_tile_as(uint64_t policy, char* to, const CUtensorMap& map, const Operand& from,
-                                             uint64_t* barrier, int column, int64_t first, int64_t b, int64_t h) {
-#pragma unroll
-  for (int i = 0; i < kPanels; ++i)
-    ptx::load_tile_as(policy, to + i * kPanel, &map, barrier, column + 64 * i,
-                      from.head_stride ? static_cast<int>(h) : 0, static_cast<int>(first), static_cast<int>(b));
-}
-
-/// One thread: the same tile begins to come to the L2 cache, so that load_tile_of has it at that cache's latency.
-template <int kPanels>
-__device__ __forceinline__ void prefetch_tile_of(const CUtensorMap& map, const Operand& from, int column, int64_t first,
-                                                 int64_t b, int64_t h) {
-#pragma unroll
-  for (int i = 0; i < kPanels; ++i)
-    ptx::prefetch_tile(&map, column + 64 * i, from.head_stride ? static_cast<int>(h) : 0, static_cast<int>(first),
-                       static_cast<int>(b));
 }
 
 /// Bytes between two steps of 16 along the products' sum, in a tile: of rows along M or N, or along the sum.

@@ -5,7 +5,7 @@
 //   S = before + scale · sum     without: sums of unweighted products
 //
 // So a state has the same bits whether one CTA sweeps the whole head or each of its pieces has a CTA, which begins from a state that segment_sums and
-// join_segments computed: a CTA a segment, or, where heads suffice for all multiprocessors, segment_sums alone.
+// join_segments computed.
 
 #include "optimized/cuda/launch.cuh"
 #include "optimized/cuda/matrix_state/hopper/arguments.cuh"
@@ -108,33 +108,26 @@ struct SumsShared {
   static_assert((4 - kBlocks) * (kBytes + 1024) <= 228 * 1024);
 };
 
-/// A CTA: a segment's own sum of a tile of columns, 64 rows a warpgroup; of a normalised call also that of the column apart. Or, `whole`, the states after
-/// all those segments, with the bits of join_segments.
+/// A CTA: a segment's own sum of a tile of columns, 64 rows a warpgroup; of a normalised call also that of the column apart.
 template <typename Element, bool kGated, int kBlocks, bool kNormalized>
 __global__ void __launch_bounds__(SumsShared<kBlocks, kNormalized>::kThreads, 4 - kBlocks)
     segment_sums(const __grid_constant__ SegmentArguments p) {
   using Shared = SumsShared<kBlocks, kNormalized>;
-  constexpr int kAllWarps = kBlocks * kWarps, kOwnChunks = (Shared::kChunks + kAllWarps - 1) / kAllWarps;
   extern __shared__ __align__(1024) char memory[];
   let_next_kernel_start();
   ChunkGates* const all_gates = reinterpret_cast<ChunkGates*>(memory + Shared::kGates);
   uint64_t* const full = reinterpret_cast<uint64_t*>(memory + Shared::kFull);
-  const int warp = ptx::in_uniform_register(threadIdx.x / 32), lane = threadIdx.x % 32, block = warp / kWarps;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, block = warp / kWarps;
   const Place place{warp % kWarps, lane};
   const int tile = blockIdx.x % p.tiles;
   const int64_t own = blockIdx.x / p.tiles % p.head_count, head = p.first_head + own, b = head / p.heads,
                 h = head % p.heads;
   const SegmentOrder order(p.length, p.reverse, kChunksOfSegment<kBlocks>);
-  const int rank = static_cast<int>(blockIdx.x) / (p.head_count * p.tiles),
-            begin = p.last_first ? p.segments - 1 - rank : rank, end = p.whole ? p.segments : begin + 1,
-            earliest = order.begin(p.reverse ? end - 1 : begin),
-            chunks = order.begin(p.reverse ? begin : end - 1) + order.count(p.reverse ? begin : end - 1) - earliest;
-  const auto first_of = [&](int n) {
-    return static_cast<int64_t>(earliest + (p.reverse ? chunks - 1 - n : n)) * kChunk;
-  };
+  const int index = static_cast<int>(blockIdx.x) / (p.head_count * p.tiles), count = order.count(index);
+  const auto first_of = [&](int n) { return static_cast<int64_t>(order.chunk(index, n)) * kChunk; };
 
   const auto copy = [&](int n) {
-    if (threadIdx.x > 0 || n >= chunks) return;
+    if (threadIdx.x > 0 || n >= count) return;
     char* const to = memory + n % Shared::kStages * Shared::kStage;
     uint64_t* const barrier = &full[n % Shared::kStages];
     ptx::mbarrier_arrive_expect(barrier, Shared::kStage);
@@ -148,86 +141,51 @@ __global__ void __launch_bounds__(SumsShared<kBlocks, kNormalized>::kThreads, 4 
   __syncthreads();
   if (!p.beside_previous) wait_for_previous_kernel();
   for (int n = 0; n < Shared::kStages - 1; ++n) copy(n);
-
-  // Gates of the segment from chunk `first` on: a warp's, which come while the segment before is summed.
-  RawGates raw[kOwnChunks];
-  const auto load_raw_gates = [&](int first, int count) {
+  if constexpr (kGated) {
     const float* gate = p.gate.log_forget + b * p.gate.batch_stride + h * p.gate.head_stride;
-#pragma unroll
-    for (int i = 0; i < kOwnChunks; ++i)
-      if (warp + i * kAllWarps < count)
-        raw[i] =
-            load_gates(gate, p.gate.token_stride, first_of(first + warp + i * kAllWarps), p.length, p.reverse, lane);
-  };
+    for (int n = warp; n < count; n += kBlocks * kWarps)
+      prepare_gates(all_gates[n], load_gates(gate, p.gate.token_stride, first_of(n), p.length, p.reverse, lane), 1.0f,
+                    p.scale, p.reverse, lane);
+  }
   auto* const columns = reinterpret_cast<typename Shared::Column*>(memory + Shared::kColumns);
-  const auto prepare_segment = [&](int first, int count) {
-#pragma unroll
-    for (int i = 0; i < kOwnChunks; ++i) {
-      const int n = warp + i * kAllWarps;
-      if (n >= count) break;
-      if constexpr (kGated) prepare_gates(all_gates[n], raw[i], 1.0f, p.scale, p.reverse, lane);
-      if constexpr (kNormalized)
-        prepare_column<Element>(columns[n].values, columns[n].unit,
-                                load_column(p.column, head, order.chunks, first_of(first + n), lane), lane);
-    }
-    if constexpr (kNormalized) ptx::fence_async_shared();
-  };
+  if constexpr (kNormalized) {
+    for (int n = warp; n < count; n += kBlocks * kWarps)
+      prepare_column<Element>(columns[n].values, columns[n].unit,
+                              load_column(p.column, head, order.chunks, first_of(n), lane), lane);
+    ptx::fence_async_shared();
+  }
 
-  const int stride = p.columns + kNormalized;
   State<kGated> state(p.scale);
-  StateColumn last;
-  if (p.whole) {
-    load_block(state.before, p.initial, head, block, tile, p.rows, p.columns, stride, place);
-    if constexpr (kNormalized) load_last_column(last.before, p.initial, head, block, p.rows, p.columns, place);
-  }
   state.clear_sum();
-  if constexpr (kGated) load_raw_gates(0, order.count(begin));
-  int n = 0;
-  for (int s = begin; s < end; ++s) {
-    const int count = order.count(s);
-    if constexpr (kGated || kNormalized) {
-      if (s > begin) __syncthreads();  // all warps are done with the gates of the segment before
-      prepare_segment(n, count);
-    }
-    if constexpr (kGated) {
-      if (s + 1 < end) load_raw_gates(n + count, order.count(s + 1));
-    }
-    for (int i = 0; i < count; ++i, ++n) {
-      __syncthreads();  // all warps are done with the chunk before, whose stage is filled again; the gates are there
-      copy(n + Shared::kStages - 1);
-      if constexpr (kGated) state.forget(all_gates[i].total);
-      ptx::mbarrier_wait(&full[n % Shared::kStages], n / Shared::kStages & 1);
-      const char* stage = memory + n % Shared::kStages * Shared::kStage;
-      const auto add = [&](auto&& column) {
-        add_to_state<Element, kGated ? Weights::kGates : Weights::kNone>(
-            state.sum, stage + block * kPanel, stage + kBlocks * kPanel, all_gates[i].write, 1.0f, place, column);
-      };
-      if constexpr (kNormalized) {
-        ColumnProduct<Element> product(columns[i].values);
-        add(product);
-        if constexpr (kGated) last.forget(all_gates[i].total);
-        last.add(product, columns[i].unit);
-      } else {
-        add(NoColumn{});
-      }
-    }
-    const int64_t at = (int64_t{1} * tile * p.head_count + own) * p.segments + s;
-    if (kGated && !p.whole && threadIdx.x == 0) p.decays[at] = state.decay;
-    if (p.whole) {
-      if constexpr (kNormalized) last.join(state);
-      state.join();
-    }
-    float4* const to =
-        reinterpret_cast<float4*>(p.states + (at * kBlocks + block) * kBlockFloats) + threadIdx.x % kComputing;
-    const auto store = [&](const float(&x)[32], const float(&column)[2]) {
-#pragma unroll
-      for (int i = 0; i < 8; ++i) to[i * kComputing] = {x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]};
-      if constexpr (kNormalized)
-        each_of_column(place, [&](int half, int row) { p.vectors[(at * kBlocks + block) * 64 + row] = column[half]; });
+  StateColumn last;
+  for (int n = 0; n < count; ++n) {
+    __syncthreads();  // all warps are done with the chunk before, whose stage is filled again; the gates are there
+    copy(n + Shared::kStages - 1);
+    if constexpr (kGated) state.forget(all_gates[n].total);
+    ptx::mbarrier_wait(&full[n % Shared::kStages], n / Shared::kStages & 1);
+    const char* stage = memory + n % Shared::kStages * Shared::kStage;
+    const auto add = [&](auto&& column) {
+      add_to_state<Element, kGated ? Weights::kGates : Weights::kNone>(
+          state.sum, stage + block * kPanel, stage + kBlocks * kPanel, all_gates[n].write, 1.0f, place, column);
     };
-    if (p.whole) store(state.before, last.before);
-    else store(state.sum, last.sum);
+    if constexpr (kNormalized) {
+      ColumnProduct<Element> product(columns[n].values);
+      add(product);
+      if constexpr (kGated) last.forget(all_gates[n].total);
+      last.add(product, columns[n].unit);
+    } else {
+      add(NoColumn{});
+    }
   }
+  const int64_t at = (int64_t{1} * tile * p.head_count + own) * p.segments + index;
+  float4* const to =
+      reinterpret_cast<float4*>(p.states + (at * kBlocks + block) * kBlockFloats) + threadIdx.x % kComputing;
+#pragma unroll
+  for (int n = 0; n < 8; ++n)
+    to[n * kComputing] = {state.sum[4 * n], state.sum[4 * n + 1], state.sum[4 * n + 2], state.sum[4 * n + 3]};
+  if constexpr (kNormalized)
+    each_of_column(place, [&](int half, int row) { p.vectors[(at * kBlocks + block) * 64 + row] = last.sum[half]; });
+  if (kGated && threadIdx.x == 0) p.decays[at] = state.decay;
   if (p.beside_previous) wait_for_previous_kernel();  // for those after this one
 }
 

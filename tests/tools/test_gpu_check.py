@@ -48,7 +48,7 @@ class Steps(ShellPrograms):
     def test_each_test_has_a_summary_line_and_output_in_its_labels_log(self):
         status, summary, complaint = self.check()
         self.assertEqual(status, 0, complaint)
-        self.assertEqual(len(summary), (1 + 24 + 32 + 18) + (3 * 15 + 21) + 6)
+        self.assertEqual(len(summary), (1 + 24 + 32 + 18) + (2 * 15 + 11 + 17) + 6)
         for line in summary:
             self.assertRegex(line, r"(gpu|sanitizer|benchmark)\.\S+ \.+ +Passed +\d+\.\d+ sec$")
             self.assertIn(line, self.log("check.log"))
@@ -61,9 +61,9 @@ class Steps(ShellPrograms):
         self.assertEqual(sorted(checked), sorted(
             [(tool, program, "", "") for tool in ("memcheck", "initcheck", "synccheck") for program in ("ptx", "cuda_cross_entropy")]
             + [(tool, program, str(part), str(count)) for tool in ("memcheck", "initcheck", "synccheck")
-               for program, count in (("cuda_forward", 3), ("cuda_backward", 6), ("cuda_matrix_state", 4)) for part in range(count)]
+               for program, count in (("cuda_forward", 3), ("cuda_backward", 6)) for part in range(count)]
+            + [(tool, "cuda_matrix_state", str(part), "4") for tool in ("memcheck", "initcheck") for part in range(4)]
             + [("racecheck", "ptx", "", ""), ("racecheck", "cuda_cross_entropy", "", "")]
-            + [("racecheck", "cuda_matrix_state", str(part), "4") for part in range(4)]
             + [("racecheck", "cuda_forward_racecheck", str(part), "3") for part in range(3)]
             + [("racecheck", "cuda_backward_racecheck", str(part), "12") for part in range(12)]))
         self.assertRegex(self.log("benchmark.log"), r"benchmark ran .*--benchmark_context=commit=abc .*--benchmark_context=gpu=NVIDIA G1 ")

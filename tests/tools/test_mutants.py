@@ -265,7 +265,7 @@ exit 1""")
         self.assertEqual(objects_of(maps), [f"optimized/cuda/CMakeFiles/lethe_cuda.dir/{maps.removeprefix('cuda/')}.o"])
         self.assertEqual(sorted(target.split("/", 3)[-1] for target in objects_of(softmax)),
                          ["lethe_cuda.dir/hopper/forward.cu.o", "lethe_cuda.dir/hopper/forward_edges.cu.o",
-                          "lethe_cuda_ampere.dir/ampere/forward.cu.o"])
+                          "lethe_cuda_ampere.dir/ampere/forward.cu.o", "lethe_cuda_ampere.dir/ampere/forward_edges.cu.o"])
         self.assertIn("optimized/torch/CMakeFiles/lethe_torch.dir/autocast_rule.cpp.o", objects_of("torch/rules.hpp"))
 
     def test_a_delay_must_pass_all(self):

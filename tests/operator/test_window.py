@@ -77,8 +77,8 @@ class Window(unittest.TestCase):
         self.check(DTYPES[-1], "initial", 100, 128, batch=3, heads=7 * group, key_heads=7)
 
     def test_adds_up_the_gradient_of_queries_as_in_the_fixed_order(self):
-        # On a Hopper GPU the first of a query's tiles of keys stores its part of dq, where the order is open: here among several waves of tiles, more than 32
-        # of them a query, of gates near 1 and of others. In the fixed order all add to zeros.
+        # Where the order is open, the tiles of keys that a query sees add to its dq as they end: here in several waves of tiles, more than 32 of them a
+        # query, of gates near 1 and of others. In the fixed order they add one after the other.
         length, heads = (5000, 24) if DEVICE == "cuda" else (700, 2)
         for dim in (64, 128):
             for shift in (9.0, 0.0):

@@ -155,7 +155,7 @@ struct DeltaKeyWarpgroups : DeltaKeySweep<Element, kRows, 128, kKeeps> {
       issue_parts<ptx::Major::kMN, kTwoParts, true, k + 1>(sums, left, k, square + (6 - 2 * k) * 128, 128, 1024);
     });
   }
-  // Products of one shape add to the same sums in order; those of another shape do so behind a fence.
+  // Products of one shape add to the same sums in order; those of another shape do so after a fence.
   template <typename Step>
   __device__ __forceinline__ static void each_step(const Step& step) {
     step(std::integral_constant<int, 0>{});

@@ -73,15 +73,16 @@ __device__ __forceinline__ uint32_t scaled_to_half(uint32_t word, float factor) 
   const float2 pair = unpack<Element>(word);
   return pack<__half>(pair.x * factor, pair.y * factor);
 }
+template <typename Element>
+__device__ __forceinline__ uint4 scaled_to_half(const uint4& x, float factor) {
+  return {scaled_to_half<Element>(x.x, factor), scaled_to_half<Element>(x.y, factor),
+          scaled_to_half<Element>(x.z, factor), scaled_to_half<Element>(x.w, factor)};
+}
 
 template <typename Element, int kPanels>
 __device__ __forceinline__ void store_row(const uint4 (&pieces)[4 * kPanels], const RowPart<kPanels>& part,
                                           float factor) {
-  part.each([&](int i, uint32_t address) {
-    const uint4& x = pieces[i];
-    ptx::store_words(address, {scaled_to_half<Element>(x.x, factor), scaled_to_half<Element>(x.y, factor),
-                               scaled_to_half<Element>(x.z, factor), scaled_to_half<Element>(x.w, factor)});
-  });
+  part.each([&](int i, uint32_t address) { ptx::store_words(address, scaled_to_half<Element>(pieces[i], factor)); });
 }
 
 /// Rows become float16 divided by their units, which are known.
@@ -122,9 +123,7 @@ template <typename Element, int kPanels>
 __device__ __forceinline__ float measure_and_divide_row(const RowPart<kPanels>& part) {
   const float most = measure_row<Element>(part), factor = reciprocal_of_power(power_of_two_below(most));
   part.each([&](int, uint32_t address) {
-    const uint4 x = ptx::load_words(address);
-    ptx::store_words(address, {scaled_to_half<Element>(x.x, factor), scaled_to_half<Element>(x.y, factor),
-                               scaled_to_half<Element>(x.z, factor), scaled_to_half<Element>(x.w, factor)});
+    ptx::store_words(address, scaled_to_half<Element>(ptx::load_words(address), factor));
   });
   return most;
 }

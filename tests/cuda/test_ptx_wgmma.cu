@@ -5,6 +5,7 @@
 #include "optimized/cuda/arithmetic.cuh"
 #include "optimized/cuda/hopper/ptx/fragment.cuh"
 #include "optimized/cuda/hopper/ptx/wgmma_eight_columns.cuh"
+#include "optimized/cuda/hopper/ptx/wgmma_few_columns.cuh"
 #include "optimized/cuda/hopper/ptx/wgmma_with_sums.cuh"
 #include "tests/cuda/device.hpp"
 
@@ -61,7 +62,18 @@ __global__ void __launch_bounds__(128, 1)
   write_accumulators<kN>(d, registers);
 }
 
-// The same with A [M, K] from registers, loaded as the fragment the header describes.
+// A [M, 4·kWords] as the fragment the header describes.
+template <typename Element, int kWords>
+__device__ void load_fragment(uint32_t (&fragment)[kWords], const Element* a) {
+  const int row = (threadIdx.x / 32) * 16 + threadIdx.x % 32 / 4, column = threadIdx.x % 4 * 2;
+  for (int j = 0; j < kWords / 2; ++j)
+    for (int h = 0; h < 2; ++h) {
+      const Element* pair = a + (row + 8 * h) * 4 * kWords + 8 * j + column;
+      fragment[2 * j + h] = pack<Element>(static_cast<float>(pair[0]), static_cast<float>(pair[1]));
+    }
+}
+
+// The same with A [M, K] from registers.
 template <typename Element, int kN, Major kMajorB>
 __global__ void __launch_bounds__(128, 1)
     register_product(const Element* a, const Element* b, float* d, bool accumulate) {
@@ -73,12 +85,7 @@ __global__ void __launch_bounds__(128, 1)
   float registers[kN / 2];
   for (float& value : registers) value = 1;
   uint32_t fragment[kDepth / 4];
-  const int row = (threadIdx.x / 32) * 16 + threadIdx.x % 32 / 4, column = threadIdx.x % 4 * 2;
-  for (int j = 0; j < kDepth / 8; ++j)
-    for (int h = 0; h < 2; ++h) {
-      const Element* pair = a + (row + 8 * h) * kDepth + 8 * j + column;
-      fragment[2 * j + h] = pack<Element>(static_cast<float>(pair[0]), static_cast<float>(pair[1]));
-    }
+  load_fragment(fragment, a);
   ptx::fence_registers(registers);
   ptx::fence_registers(fragment);
   ptx::wgmma_fence();
@@ -125,6 +132,31 @@ __global__ void __launch_bounds__(128, 1)
   ptx::wgmma<kMajorA, kMajorB>(
       Element{}, registers, ptx::unswizzled_descriptor(a_matrices, strides_of_a.k_bytes, strides_of_a.row_bytes),
       ptx::unswizzled_descriptor(b_matrices, strides_of_b.k_bytes, strides_of_b.row_bytes), false);
+  ptx::wgmma_commit();
+  ptx::wgmma_wait<0>();
+  ptx::fence_registers(registers);
+  write_accumulators<kN>(d, registers);
+}
+
+// The same with A from registers.
+template <typename Element, int kN, Major kMajorB>
+__global__ void __launch_bounds__(128, 1)
+    unswizzled_register_product(const Element* a, const Element* b, Strides strides, float* d) {
+  __shared__ alignas(16) char b_matrices[5120];
+  for (int i = threadIdx.x; i < 5120; i += blockDim.x) b_matrices[i] = -1;
+  __syncthreads();
+  fill_matrices<kMajorB>(b_matrices, b, kN, strides);
+  ptx::fence_async_shared();
+  __syncthreads();
+  float registers[kN / 2];
+  uint32_t fragment[4];
+  load_fragment(fragment, a);
+  ptx::undefined(registers);
+  ptx::fence_registers(registers);
+  ptx::fence_registers(fragment);
+  ptx::wgmma_fence();
+  ptx::wgmma<kMajorB>(Element{}, registers, fragment[0], fragment[1], fragment[2], fragment[3],
+                      ptx::unswizzled_descriptor(b_matrices, strides.k_bytes, strides.row_bytes), false);
   ptx::wgmma_commit();
   ptx::wgmma_wait<0>();
   ptx::fence_registers(registers);
@@ -288,6 +320,32 @@ TEST(Wgmma, EqualsTheProductOfEightColumns) {
   LETHE_NEEDS_GPU();
   expect_products_of_eight_columns<__nv_bfloat16>();
   expect_products_of_eight_columns<__half>();
+}
+
+// With 16, 32 and 48 columns: A from registers, as the triangles of the delta rule are read.
+template <typename Element, int kN>
+void expect_products_of_few_columns() {
+  expect_product<Element, kN, false, false>(register_product<Element, kN, Major::kK>);
+  const auto a = testing::small_integers(kM * 16, 7), b = testing::small_integers(16 * kN, 8);
+  const DeviceArray<Element> a_device(testing::to_element<Element>(a));
+  const DeviceArray<Element> b_device(testing::to_element<Element>(transposed(b, 16, kN)));
+  for (const auto kernel :
+       {unswizzled_register_product<Element, kN, Major::kK>, unswizzled_register_product<Element, kN, Major::kMN>}) {
+    const DeviceArray<float> d(kM * kN);
+    kernel<<<1, 128>>>(a_device.data(), b_device.data(), {144, 304}, d.data());
+    testing::require(cudaGetLastError());
+    EXPECT_EQ(d.host(), product(a, b, kN)) << "N " << kN;
+  }
+}
+
+TEST(Wgmma, EqualsTheProductOf16To48Columns) {
+  LETHE_NEEDS_GPU();
+  expect_products_of_few_columns<__nv_bfloat16, 16>();
+  expect_products_of_few_columns<__nv_bfloat16, 32>();
+  expect_products_of_few_columns<__nv_bfloat16, 48>();
+  expect_products_of_few_columns<__half, 16>();
+  expect_products_of_few_columns<__half, 32>();
+  expect_products_of_few_columns<__half, 48>();
 }
 
 TEST(Wgmma, StartsForgottenAccumulatorsFromZero) {

@@ -1,14 +1,19 @@
 #!/usr/bin/env python3
 """Predicted speeds of the sm_80 kernels on an A100 and an L40S, from counted instructions and the efficiency measured on a Hopper GPU.
 
-usage: predict_gpus.py count COUNTS.json [--library LIBRARY] [--flash FOLDER] [--cuobjdump PATH]
+usage: predict_gpus.py predict FOLDER [--library LIBRARY] [--torch LIBTORCH] [--portable FILE]… [--cuobjdump PATH]
        predict_gpus.py measure LIBRARY MEASURED.json
-       predict_gpus.py predict FOLDER
 
-count    instructions of a step of each kernel's main loop, per pipe and architecture, into COUNTS.json: of a liblethe_torch.so, and of FlashAttention-2
-         from a folder of the cubins of Torch's libtorch_cuda.so (cuobjdump -xelf sm_80 libtorch_cuda.so, and sm_90)
-measure  on a Hopper GPU: time, clock and rates of both, forward and backward, T = 16384, bfloat16, without pruning
-predict  FOLDER/predictions.json and .md from FOLDER/counts.json and measured.json
+predict  FOLDER/predictions.json and .md from FOLDER/counts.json and measured.json. Before that,
+           --library, --torch   count instructions of a step of each kernel's main loop, per pipe and architecture, into counts.json: of ours in a
+                                library of the preset `kernels`, of FlashAttention-2 in Torch's libtorch_cuda.so
+           --portable           writes measured.json anew with the times of a file by optimized/benchmarks/cuda/portable.py
+measure  on a Hopper GPU: time, clock and rates of both, forward and backward, bfloat16, without pruning, as `portable.py --only gate`
+
+All of it without a GPU:
+    .venv/bin/python tools/predict_gpus.py predict results/predictions --library build/kernels/lib/lethe_kernels.so \\
+      --torch .venv/lib/python3.11/site-packages/torch/lib/libtorch_cuda.so \\
+      --portable results/h200/portable.json --portable results/h200/portable_switches.json
 
 Cycles of a step, per warp and quarter of a multiprocessor, from the counts, in two models:
   overlapped  the busiest pipe's, or the issue slots'
@@ -39,22 +44,24 @@ from check_resources import resources_of
 # Shared memory: 128 bytes a cycle for the four quarters.
 FP32 = ("FADD", "FMUL", "FFMA", "IMAD", "IMUL")
 SPECIAL = ("MUFU",)
-SHARED = {"LDSM": 16, "LDGSTS": 16, "SHFL": 4, "LDS": 4, "STS": 4, "RED": 4, "ATOMS": 4}
+SHARED = {"LDSM": 16, "STSM": 16, "LDGSTS": 16, "SHFL": 4, "LDS": 4, "STS": 4, "RED": 4, "REDG": 4, "ATOMS": 4}
+WIDTHS = {".64": 2, ".128": 4, "x2": 2, "x4": 4}  # of an LDS, STS or REDG
 TENSOR = {"80": 8, "89": 16}  # HMMA.16816 with sums in float32
 FP32_CYCLES = {"80": 2, "89": 1, "90": 1}
-# name: architecture of its pipes, of its code, multiprocessors, GHz that a long kernel holds: least and most
-GPUS = {"A100 SXM": ("80", "80", 108, 1.41, 1.41), "L40S": ("89", "80", 142, 1.9, 2.2)}
+TWO = "backward in two kernels"
+# name: architecture of its pipes, of its code, multiprocessors, GHz that a long kernel holds: least and most; head dims whose backward is one kernel,
+# backward_wide: a CTA may have 166912 bytes of shared memory on an A100, 101376 on an L40S
+GPUS = {"A100 SXM": ("80", "80", 108, 1.41, 1.41, (64,)), "L40S": ("89", "80", 142, 1.9, 2.2, ())}
 FLOPS = 4096  # of an HMMA.16816
+HIGHEST_GHZ = 1.98  # of an H100 SXM and an H200, where a time comes without its clock
 
-# kernel: (FLOPs of a pair in units of the head dim, {pattern of a loop's kernel: such FLOPs that it computes}). Not the backward at 128: a Hopper GPU
-# runs one kernel there that wants more shared memory than these GPUs have. The backward at 64 is that by two kernels, which an L40S runs, and an A100 only
-# in the fixed order: otherwise it runs one kernel there too, backward_wide, whose 102784 bytes of shared memory are more than a CTA may have on an L40S,
-# 101376. There is no prediction of that one. A Hopper GPU runs it as well: the time in results/predictions/measured.json is of the two kernels, from
-# before, and one measured anew belongs to these counts in the fixed order only.
-OURS = {("lethe", "forward", dim): (4, {rf"ampere\w*forward_tilesI13__nv_bfloat16NS0_12ForwardSizesILi{dim}E": 4}) for dim in (64, 128)} | {
-    ("lethe", "backward", 64): (10, {
-        r"ampere\w*backward_keysI13__nv_bfloat16NS0_10SweepSizesILi64E": 8,
-        r"ampere\w*backward_queriesI13__nv_bfloat16Li64E": 6})}
+# kernel: (FLOPs of a pair in units of the head dim, {pattern of a loop's kernel: such FLOPs that it computes}). The forward's instances for windows are
+# not meant. A Hopper GPU runs two kernels in the fixed order alone.
+OURS = {("lethe", "forward", dim): (4, {rf"ampere\w*forward_tilesI13__nv_bfloat16NS0_12ForwardSizesILi{dim}EEELb0E": 4}) for dim in (64, 128)} | {
+    ("lethe", "backward", 64): (10, {r"ampere\w*backward_wideI13__nv_bfloat16NS0_9WideSizesILi64E": 10})} | {
+    ("lethe", TWO, dim): (10, {
+        rf"ampere\w*backward_keysI13__nv_bfloat16NS0_10SweepSizesILi{dim}E": 8,
+        rf"ampere\w*backward_queriesI13__nv_bfloat16Li{dim}E": 6}) for dim in (64, 128)}
 CAUSAL = "ELb0ELb1ELb0ELb0ELb1ELb1ELb0"
 FLASH = {("flash_attention_2", "forward", 64): (4, {rf"flash_fwd_kernel\w*Li64ELi128ELi128ELi4ELb0ELb0E\w*bfloat16\w*EE{CAUSAL[1:]}ELb0E": 4}),
          ("flash_attention_2", "forward", 128): (4, {rf"flash_fwd_kernel\w*Li128ELi128ELi64ELi4ELb0ELb0E\w*bfloat16\w*EE{CAUSAL[1:]}ELb0E": 4}),
@@ -64,10 +71,11 @@ FLASH = {("flash_attention_2", "forward", 64): (4, {rf"flash_fwd_kernel\w*Li64EL
 # On an A100 SXM, causal, T = 16384, forward and backward together, TFLOP/s: Dao, FlashAttention-2 (2023), Fig. 4.
 PUBLISHED = {64: 171, 128: 189}
 WITHIN = 0.10
+MODELS = ("overlapped", "in turn")
 
 
 def main_loop(instructions):
-    """The body of the longest backward branch that holds products and exponentials, and no other such; forward branches in it are taken."""
+    """The body of the longest backward branch that holds products and exponentials, and no other such; its forward branches are taken, over copies too."""
     index = {address: i for i, (address, _) in enumerate(instructions)}
     target_of = lambda text: (found := re.search(r"\bBRA\b.* 0x([0-9a-f]+)", text)) and index.get(int(found[1], 16))
     spans = []
@@ -104,37 +112,32 @@ def pipes_of(path):
         elif base in SPECIAL:
             counts["special"] += 1
         elif base in SHARED:
-            counts["shared"] += SHARED[base] * (2 if name.endswith(".64") else 4 if name.endswith(".128") and base in ("LDS", "STS") else 1)
+            width = base in ("LDS", "STS", "REDG") and re.search(r"(\.64|\.128|x2|x4)\b", name)
+            counts["shared"] += SHARED[base] * (WIDTHS[width[1]] if width else 1)
         elif not base.startswith("U") and base not in ("BRA", "BAR", "LDGDEPBAR", "DEPBAR", "LDL", "STL", "LDG", "STG", "LDC", "NOP", "BSSY", "BSYNC"):
             counts["alu"] += 1
     return dict(counts)
 
 
-def dumps_of(files, patterns, cuobjdump):
+def dumps_of(file, patterns, cuobjdump):
     """(architecture, {kernel: instructions}) of the machine code of the kernels that match."""
-    run = lambda *arguments: subprocess.run([cuobjdump, *arguments], capture_output=True, text=True, check=True).stdout
-    for file in map(str, files):
-        names = {}
-        for architecture, name, _ in resources_of(run("--dump-resource-usage", file)):
-            if architecture in ("80", "90") and any(re.search(pattern, name) for pattern in patterns):
-                names.setdefault(architecture, set()).add(name)
-        for architecture, those in names.items():
-            yield architecture, instructions_of(run("--gpu-architecture", f"sm_{architecture}", "--dump-sass", "--function", ",".join(sorted(those)), file))
+    run = lambda *arguments: subprocess.run([cuobjdump, *arguments, str(file)], capture_output=True, text=True, check=True).stdout
+    names = {}
+    for architecture, name, _ in resources_of(run("--dump-resource-usage")):
+        if architecture in ("80", "90") and any(re.search(pattern, name) for pattern in patterns):
+            names.setdefault(architecture, set()).add(name)
+    for architecture, those in names.items():
+        yield architecture, instructions_of(run("--gpu-architecture", f"sm_{architecture}", "--dump-sass", "--function", ",".join(sorted(those))))
 
 
-def count(arguments):
-    cuobjdump = find_cuobjdump(arguments.cuobjdump)
-    if cuobjdump is None:
+def count(file, sources, cuobjdump):
+    """Into a file: rows of the kernels of each (OURS or FLASH, library); of others those that are there stay."""
+    if (cuobjdump := find_cuobjdump(cuobjdump)) is None:
         raise SystemExit("cuobjdump: expected on the path, in the CUDA toolkit or beside Triton, found none")
-    sources = [(OURS, [Path(arguments.library)])] if arguments.library else []
-    if arguments.flash:
-        names = b"flash_fwd_kernel", b"seqk_parallel"
-        cubins = [p for p in sorted(Path(arguments.flash).glob("*.sm_[89]0.cubin")) if any(n in p.read_bytes() for n in names)]
-        sources.append((FLASH, cubins))
     found = {}
-    for kernels, files in sources:
+    for kernels, library in sources:
         patterns = {pattern for _, loops in kernels.values() for pattern in loops}
-        for architecture, functions in dumps_of(files, patterns, cuobjdump):
+        for architecture, functions in dumps_of(library, patterns, cuobjdump):
             for pattern in patterns:
                 for name, instructions in functions.items():
                     if re.search(pattern, name) and (path := main_loop(instructions)):
@@ -146,10 +149,28 @@ def count(arguments):
         for loop in row["loops"]:
             if set(loop["counts"]) != {"80", "90"}:
                 raise SystemExit(f"{row['implementation']} {row['direction']} {row['head_dim']}: expected loops of sm_80 and sm_90, found {sorted(loop['counts'])}")
-    file = Path(arguments.counts)
     counted = {row["implementation"] for row in rows}
     kept = [row for row in json.loads(file.read_text()) if row["implementation"] not in counted] if file.exists() else []
     file.write_text(json.dumps(kept + rows, indent=1) + "\n")
+
+
+def from_portable(before, files):
+    """measured.json with the times of portable.py's files. The cycles of a product stay. Where rows have switches, only TWO is taken: WIDE64=0."""
+    rows, sources = [], []
+    for file in files:
+        found = json.loads(Path(file).read_text())
+        if found["gpu"] != before["gpu"] or found["torch"] != before["torch"]:
+            raise SystemExit(f"{file}: expected {before['gpu']}, torch {before['torch']}, found {found['gpu']}, torch {found['torch']}")
+        sources.append({"file": "/".join(Path(file).absolute().parts[-2:]), "commit": found["commit"], "date": found["date"]})
+        for line in found["rows"]:
+            if line["row"] != "gate" or line["family"] != "portable" or line["error"]:
+                continue
+            times = [("lethe", line["direction"], line["milliseconds"]), ("flash_attention_2", line["direction"], line["others"]["FlashAttention-2"])]
+            if "switches" in line:
+                times = [("lethe", TWO, line["milliseconds"])] if line["switches"] == {"WIDE64": 0} and line["direction"] == "backward" else []
+            rows += [{"implementation": name, "direction": direction, "head_dim": line["head_dim"], "heads": line["heads"], "length": line["tokens"],
+                      "ms": ms, "ghz": None} for name, direction, ms in times]
+    return {key: before[key] for key in ("gpu", "multiprocessors", "torch", "cycles_of_a_product")} | {"sources": sources, "rows": rows}
 
 
 # ---- on a Hopper GPU
@@ -220,8 +241,9 @@ def measure(arguments):
     import torch
 
     torch.ops.load_library(arguments.library)
+    torch.utils.deterministic.fill_uninitialized_memory = False
     length, rows = 16384, []
-    for dim, heads in ((64, 24), (128, 12)):
+    for dim, heads in ((64, 32), (128, 16)):
         torch.manual_seed(0)
         query, key, value = (torch.randn(1, length, heads, dim, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
         gate = torch.full((1, length, heads), -1e-6, device="cuda", requires_grad=True)
@@ -238,7 +260,8 @@ def measure(arguments):
             arriving = torch.randn_like(values)
             inputs = (query, key, value, gate) if name == "lethe" else (query, key, value)
             backward = lambda: torch.autograd.grad(values, inputs, arriving, retain_graph=True)
-            for direction, call in (("forward", lambda: forward()), ("backward", backward)):
+            for direction, call in (("forward", lambda: forward()), ("backward", backward), *([(TWO, backward)] if name == "lethe" else [])):
+                torch.use_deterministic_algorithms(direction == TWO)
                 for _ in range(3):
                     call()
                 with torch.no_grad() if direction == "forward" else torch.enable_grad(), Clock() as clock:
@@ -283,7 +306,7 @@ def cycles_of_a_pair(row, code, pipes, tensor):
 
 def speed(row, efficiency, gpu, ghz):
     """TFLOP/s in both models."""
-    pipes, code, multiprocessors, _, _ = GPUS[gpu]
+    pipes, code, multiprocessors, *_ = GPUS[gpu]
     return [row["flops"] * 4 * multiprocessors * ghz * 1e-3 * share / each
             for share, each in zip(efficiency, cycles_of_a_pair(row, code, pipes, TENSOR[pipes]))]
 
@@ -293,19 +316,18 @@ def predictions(counts, measured):
     efficiencies = {}
     for found in measured["rows"]:
         key = found["implementation"], found["direction"], found["head_dim"]
-        row = next((r for r in counts if (r["implementation"], r["direction"], r["head_dim"]) == key), None)
-        if row is None:
+        if (row := next((r for r in counts if (r["implementation"], r["direction"], r["head_dim"]) == key), None)) is None:
             continue
         pairs = found["heads"] * found["length"] * (found["length"] + 1) / 2 * found["head_dim"]
-        measured_cycles = found["ms"] * 1e-3 * found["ghz"] * 1e9 * 4 * measured["multiprocessors"] / pairs
+        measured_cycles = found["ms"] * 1e-3 * (found["ghz"] or HIGHEST_GHZ) * 1e9 * 4 * measured["multiprocessors"] / pairs
         efficiencies[key] = [each / measured_cycles for each in cycles_of_a_pair(row, "90", "90", measured["cycles_of_a_product"])]
     rows = []
-    for gpu, (_, _, _, least, most) in GPUS.items():
+    for gpu, (_, _, _, least, most, one_kernel) in GPUS.items():
         for row in counts:
-            if (row["implementation"], row["direction"], row["head_dim"]) not in efficiencies:
-                continue
             key = row["implementation"], row["direction"], row["head_dim"]
-            rows.append((gpu, *key, *zip(speed(row, efficiencies[key], gpu, least), speed(row, efficiencies[key], gpu, most))))
+            other_kernels = row["implementation"] == "lethe" and row["direction"] == (TWO if row["head_dim"] in one_kernel else "backward")
+            if key in efficiencies and not other_kernels:
+                rows.append((gpu, *key, *zip(speed(row, efficiencies[key], gpu, least), speed(row, efficiencies[key], gpu, most))))
     check = {}
     for dim, published in PUBLISHED.items():
         both = {direction: next(r for r in rows if r[:4] == ("A100 SXM", "flash_attention_2", direction, dim)) for direction in ("forward", "backward")}
@@ -315,9 +337,13 @@ def predictions(counts, measured):
 
 def predict(arguments):
     folder = Path(arguments.folder)
+    if sources := [(kernels, library) for kernels, library in ((OURS, arguments.library), (FLASH, arguments.torch)) if library]:
+        count(folder / "counts.json", sources, arguments.cuobjdump)
     measured = json.loads((folder / "measured.json").read_text())
+    if arguments.portable:
+        measured = from_portable(measured, arguments.portable)
+        (folder / "measured.json").write_text(json.dumps(measured, indent=1) + "\n")
     rows, check, efficiencies = predictions(json.loads((folder / "counts.json").read_text()), measured)
-    models = ("overlapped", "in turn")
     good = [m for m in (0, 1) if all(abs(ratio[m] - 1) <= WITHIN for ratio in check.values())] or [0, 1]
     table = []
     for gpu, implementation, direction, dim, *ranges in rows:
@@ -326,21 +352,27 @@ def predict(arguments):
     names = ("gpu", "implementation", "direction", "head_dim", "low_tflops", "high_tflops", "kind")
     (folder / "predictions.json").write_text(json.dumps([dict(zip(names, row)) for row in table], indent=1) + "\n")
     lines = ["# Predicted speeds on an A100 and an L40S", "",
-             "**Every figure of this page is a prediction**: none of these GPUs has run the kernels. An A100 runs the kernels of the backward at 64 that are meant here in the fixed order alone. bfloat16, T = 16384, causal, no pruning, with the gate and "
-             "its gradient; TFLOP/s by the visited pairs. By `tools/predict_gpus.py`, from `counts.json` and `measured.json` of this folder.", "",
+             "**Every figure of this page is a prediction**: none of these GPUs has run the kernels. bfloat16, T = 16384, causal, no pruning, with the gate and "
+             "its gradient; TFLOP/s by the visited pairs. The backward is one kernel where a CTA may have its shared memory (an A100 at 64), else two"
+             + ("" if ("lethe", TWO, 128) in efficiencies else "; those at 128 have no prediction, since no time of them was measured")
+             + ". By `tools/predict_gpus.py`, from `counts.json` and `measured.json` of this folder.", "",
              f"Models that predict FlashAttention-2's published A100 figures (forward and backward, T = 16384) within {WITHIN:.0%}: "
-             + (", ".join(models[m] for m in good) if len(good) < 2 or all(abs(r[m] - 1) <= WITHIN for r in check.values() for m in (0, 1))
+             + (", ".join(MODELS[m] for m in good) if len(good) < 2 or all(abs(r[m] - 1) <= WITHIN for r in check.values() for m in (0, 1))
                 else "neither, so the range of both is given") + ".", "",
-             "| head dim | published | " + " | ".join(f"{m} ÷ published" for m in models) + " |", "|---|---|---|---|"]
+             "| head dim | published | " + " | ".join(f"{m} ÷ published" for m in MODELS) + " |", "|---|---|---|---|"]
     lines += [f"| {dim} | {PUBLISHED[dim]} | " + " | ".join(f"{r:.2f}" for r in ratio) + " |" for dim, ratio in check.items()]
     lines += ["", "| GPU | implementation | direction | head dim | predicted TFLOP/s |", "|---|---|---|---|---|"]
     lines += [f"| {gpu} | {implementation} | {direction} | {dim} | {low if low == high else f'{low} to {high}'} (prediction) |"
               for gpu, implementation, direction, dim, low, high, _ in table]
     lines += ["", f"Efficiency on an {measured['gpu']} (cycles by each model ÷ measured), with {measured['cycles_of_a_product']:.2f} cycles an mma.sync:", "",
               "| implementation | direction | head dim | ms | GHz | overlapped | in turn |", "|---|---|---|---|---|---|---|"]
-    lines += [f"| {r['implementation']} | {r['direction']} | {r['head_dim']} | {r['ms']:.3f} | {r['ghz']:.2f} | "
+    lines += [f"| {r['implementation']} | {r['direction']} | {r['head_dim']} | {r['ms']:.3f} | {r['ghz'] or HIGHEST_GHZ:.2f} | "
               + " | ".join(f"{e:.2f}" for e in efficiencies[r["implementation"], r["direction"], r["head_dim"]]) + " |" for r in measured["rows"]
               if (r["implementation"], r["direction"], r["head_dim"]) in efficiencies]
+    if "sources" in measured:
+        named = ", ".join(f"`{s['file']}` of {re.sub('[0-9a-f]{40}', lambda found: found[0][:12], s['commit'])}" for s in measured["sources"])
+        lines += ["", f"Times: {named}; two kernels by its switch WIDE64=0. Their clock was not recorded and is taken as the highest, "
+                  f"{HIGHEST_GHZ} GHz: by each per cent that it was lower, every prediction is one per cent too low."]
     lines += ["", "On such a GPU, `tools/predict_gpus.py measure` times the same calls; its figures then take this page's place."]
     (folder / "predictions.md").write_text("\n".join(lines) + "\n")
     print(*lines, sep="\n")
@@ -349,12 +381,6 @@ def predict(arguments):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True)
-    command = commands.add_parser("count")
-    command.add_argument("counts")
-    command.add_argument("--library")
-    command.add_argument("--flash")
-    command.add_argument("--cuobjdump")
-    command.set_defaults(run=count)
     command = commands.add_parser("measure")
     command.add_argument("library")
     command.add_argument("measured")
@@ -362,6 +388,9 @@ def main():
     command.set_defaults(run=measure)
     command = commands.add_parser("predict")
     command.add_argument("folder")
+    for option in ("--library", "--torch", "--cuobjdump"):
+        command.add_argument(option)
+    command.add_argument("--portable", action="append", default=[])
     command.set_defaults(run=predict)
     arguments = parser.parse_args()
     arguments.run(arguments)

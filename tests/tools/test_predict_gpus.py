@@ -1,7 +1,9 @@
 """The predictions' arithmetic, on machine code written by hand: instructions a pipe, the two models, and that a model finds itself again."""
 
+import json
 import pathlib
 import sys
+import tempfile
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -35,6 +37,47 @@ class PredictGpus(unittest.TestCase):
 
     def test_each_instruction_is_counted_at_its_pipe(self):
         self.assertEqual(predict_gpus.pipes_of(STEP), {"issue": 9, "tensor": 1, "special": 1, "fp32": 2, "shared": 16 + 8, "alu": 1})
+
+    def test_stores_and_additions_of_9_0_cost_what_those_of_8_0_do(self):
+        older = ["STS R1, [R2]"] * 4 + ["RED.E.ADD.F32.FTZ.RN.STRONG.GPU [R2], R1"] * 4
+        newer = ["STSM.16.M88.4 [R2], R4", "REDG.E.ADD.F32x4.FTZ.RN.STRONG.GPU [R2], R4"]
+        self.assertEqual(predict_gpus.pipes_of(older)["shared"], 32)
+        self.assertEqual(predict_gpus.pipes_of(newer), {"issue": 2, "shared": 32})
+        self.assertEqual(predict_gpus.pipes_of(["REDG.E.ADD.F32.FTZ.RN.STRONG.GPU [R2], R4"])["shared"], 4)
+
+    def test_a_window_has_instances_that_are_not_counted(self):
+        pattern, = predict_gpus.OURS["lethe", "forward", 64][1]
+        name = "_ZN5lethe6ampere13forward_tilesI13__nv_bfloat16NS0_12ForwardSizesILi64EEELb{}EEEvNS0_17ForwardParametersE"
+        self.assertRegex(name.format(0), pattern)
+        self.assertNotRegex(name.format(1), pattern)
+
+    def test_a_gpu_has_the_backward_that_fits_its_shared_memory(self):
+        counts = {"issue": 1000, "tensor": 250}
+        row = lambda name, direction, dim: {"implementation": name, "direction": direction, "head_dim": dim}
+        measured = [row("lethe", direction, dim) for direction in ("backward", predict_gpus.TWO) for dim in (64, 128)]
+        measured += [row("flash_attention_2", direction, dim) for direction in ("forward", "backward") for dim in (64, 128)]
+        rows = [r | {"flops": 10, "loops": [{"flops": 10, "counts": {"80": counts, "90": counts}}]} for r in measured]
+        found, _, _ = predict_gpus.predictions(rows, {"multiprocessors": 132, "cycles_of_a_product": 5.0, "rows": [
+            r | {"heads": 1, "length": 16384, "ghz": None, "ms": 1.0} for r in measured]})
+        self.assertEqual({(gpu, direction, dim) for gpu, name, direction, dim, *_ in found if name == "lethe"},
+                         {("A100 SXM", "backward", 64), ("A100 SXM", predict_gpus.TWO, 128)} | {("L40S", predict_gpus.TWO, dim) for dim in (64, 128)})
+
+    def test_times_come_from_the_gate_rows_of_portable(self):
+        line = {"row": "gate", "family": "portable", "head_dim": 64, "heads": 32, "tokens": 16384, "direction": "backward", "milliseconds": 2.0,
+                "others": {"FlashAttention-2": 3.0}, "error": None}
+        about = {"gpu": "NVIDIA H200", "torch": "2.11.0", "commit": "0" * 40, "date": "2026-11-28T00:00:00Z"}
+        before = {"gpu": "NVIDIA H200", "torch": "2.11.0", "multiprocessors": 132, "cycles_of_a_product": 6.0, "rows": []}
+        with tempfile.TemporaryDirectory() as folder:
+            files = [pathlib.Path(folder) / name for name in ("portable.json", "portable_switches.json", "other.json")]
+            files[0].write_text(json.dumps(about | {"rows": [line, line | {"row": "window"}, line | {"family": "hopper"}, line | {"error": "wrong"}]}))
+            files[1].write_text(json.dumps(about | {"rows": [line | {"switches": switches} for switches in ({}, {"WIDE64": 0}, {"WIDE": 0})]}))
+            files[2].write_text(json.dumps(about | {"gpu": "NVIDIA H100", "rows": []}))
+            found = predict_gpus.from_portable(before, files[:2])
+            with self.assertRaisesRegex(SystemExit, "expected NVIDIA H200.*found NVIDIA H100"):
+                predict_gpus.from_portable(before, files[2:])
+        self.assertEqual([(r["implementation"], r["direction"], r["ms"]) for r in found["rows"]],
+                         [("lethe", "backward", 2.0), ("flash_attention_2", "backward", 3.0), ("lethe", predict_gpus.TWO, 2.0)])
+        self.assertEqual(found["cycles_of_a_product"], 6.0)
 
     def test_models_are_the_busiest_pipe_and_the_tensor_pipe_with_the_next(self):
         counts = {"issue": 1601, "fp32": 729, "alu": 368, "shared": 1324, "tensor": 256, "special": 132}

@@ -122,8 +122,8 @@ struct Progress {
   double validation_loss =
       std::numeric_limits<double>::quiet_NaN();  ///< of this step where it is due, see validation.hpp
   int64_t resumed_at = 0;                        ///< steps of earlier processes
-  double limit = std::numeric_limits<
-      double>::quiet_NaN();  ///< tokens a second, training_limit of the machine, where it was measured
+  /// Tokens a second: training_limit (machine_limit.hpp), where it was measured.
+  double limit = std::numeric_limits<double>::quiet_NaN();
 };
 
 /// Thrown by a progress callback: the training saves a checkpoint after its current step, and ends.

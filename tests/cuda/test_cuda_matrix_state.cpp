@@ -33,6 +33,15 @@ struct Call {
   int64_t length = 130;  // two chunks of 64 tokens and two tokens of a third
 };
 void PrintTo(const Call& call, std::ostream* out) { *out << call.name; }
+Shape shape_of(const Call& call) {
+  return {.batch = kBatch,
+          .query_length = call.length,
+          .key_length = call.length,
+          .heads = kHeads,
+          .query_heads = kHeads,
+          .key_dim = call.rows,
+          .value_dim = call.columns};
+}
 
 constexpr MatrixStateForm kNone{}, kToken{.key_gate = Gate::kToken}, kKey{.key_gate = Gate::kKey},
     kBoth{.key_gate = Gate::kKey, .value_gate = true}, kNormalized{.key_gate = Gate::kToken, .normalize = true},
@@ -216,13 +225,7 @@ std::map<std::string, Numbers> run(const MatrixStateFamily& family, const Call& 
   };
   const auto if_any = [](const DeviceArray<float>& array) { return array.size() > 0 ? array.data() : nullptr; };
   MatrixStateInput input{};
-  input.shape = {.batch = kBatch,
-                 .query_length = call.length,
-                 .key_length = call.length,
-                 .heads = kHeads,
-                 .query_heads = kHeads,
-                 .key_dim = call.rows,
-                 .value_dim = call.columns};
+  input.shape = shape_of(call);
   input.dtype = call.dtype;
   input.form = call.form;
   input.scale = scale_of(call);
@@ -299,13 +302,7 @@ Results of_heads(const Call& call, const std::map<std::string, Numbers>& found) 
 
 // The first family that takes the call, as the operators choose it; null where only another device has kernels for it.
 const MatrixStateFamily* family_of(const Call& call) {
-  const Shape shape{.batch = kBatch,
-                    .query_length = call.length,
-                    .key_length = call.length,
-                    .heads = kHeads,
-                    .query_heads = kHeads,
-                    .key_dim = call.rows,
-                    .value_dim = call.columns};
+  const Shape shape = shape_of(call);
   for (const MatrixStateFamily& family : matrix_state_families()) {
     if (!family.unsupported(shape, call.form, call.dtype, compute_capability(0)).empty()) continue;
     const bool runs = !call.form.normalize ||

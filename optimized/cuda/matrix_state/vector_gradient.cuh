@@ -53,7 +53,7 @@ __global__ void __launch_bounds__(2 * kRows, VectorGradientShared<kRows, kColumn
   if (owns_rows) rows.step();
   __syncthreads();
   pairs.store();
-  wait_for_previous_kernel();
+  end_after_previous_kernel();
 }
 
 }  // namespace lethe::matrix_state

@@ -198,7 +198,7 @@ __global__ void __launch_bounds__(4 * kRows, 128 / kRows)
   if constexpr (kReverse) {
     if (p.grad_initial) each_entry([&](float& x, int64_t at) { p.grad_initial[at] = x; });
   }
-  wait_for_previous_kernel();
+  end_after_previous_kernel();
 }
 
 }  // namespace lethe::matrix_state

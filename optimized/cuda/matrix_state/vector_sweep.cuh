@@ -383,7 +383,7 @@ __global__ void __launch_bounds__(kVectorThreads, kRows <= 32 || (kRows == 64 &&
       __syncthreads();
     }
   }
-  wait_for_previous_kernel();
+  end_after_previous_kernel();
 }
 
 }  // namespace lethe::matrix_state

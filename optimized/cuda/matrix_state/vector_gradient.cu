@@ -166,13 +166,14 @@ void launch_sides(const MatrixStateBackward& a, const BothSides& between) {
                   a.grad_query, a.grad_key, a.grad_key_gate, a.shape.value_dim},
       columns{a.grad_values, a.value, a.value_gate, a.shape.value_dim, nullptr, a.grad_value, a.grad_value_gate, 1};
   const VectorGradientArguments of_rows = gradient_of(a, rows, columns, between.rows);
-  // Of an overlapping launch no kernel reads what the one before it writes: it begins beside that one's last CTAs.
+  // Of an overlapping launch no kernel reads what the one before it writes, but for a key gate's gradient, which waits until it needs the states: it begins
+  // beside that one's last CTAs.
   if (!a.form.value_gate) {
     constexpr bool kLeavesStates = std::is_same_v<Element, __nv_bfloat16>;
     vector_sweep_back(a, kLeavesStates ? of_rows.grad_states : nullptr, kLeavesStates ? of_rows.grad_initial : nullptr);
     launch<Element>(of_rows, Kernel::kStates, true, a.stream);
     if (!kLeavesStates) launch<Element>(of_rows, Kernel::kGradStates, true, a.stream);
-    return launch<Element>(of_rows, Kernel::kGradient, false, a.stream);
+    return launch<Element>(of_rows, Kernel::kGradient, true, a.stream);
   }
   VectorGradientArguments of_columns = gradient_of(a, columns, rows, between.columns);
   const bool transposed = !of_columns.states;

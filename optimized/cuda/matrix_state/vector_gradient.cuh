@@ -42,6 +42,8 @@ __global__ void __launch_bounds__(2 * kRows, VectorGradientShared<kRows, kColumn
   ptx::copies_commit();
   pairs.load_rows();
   ptx::copies_commit();
+  // S and R are what the kernels before it write; without a gate a column all else is an input.
+  if constexpr (!kColumnGate) wait_for_previous_kernel();
   if (owns_rows) rows.begin();
   if constexpr (!kColumnGate) {
     ptx::copies_wait<1>();

@@ -36,11 +36,11 @@ __device__ __forceinline__ RowTile tile_in_turn(const VectorGradientArguments& p
   return row_tile<kRows>(p, at % of + (is_late ? early : 0), static_cast<int>(chunks - 1 - at / of));
 }
 
-__device__ __forceinline__ void wait_for_states(const VectorGradientArguments& p, const RowTile& place) {
-  wait_for_mark(p.state_marks + place.index, place.chunk + 1);
+__device__ __forceinline__ void wait_for_states(const VectorGradientArguments& p, const RowTile& place, int lane) {
+  // Lane 0 looks for S, the others for R's tiles of columns.
   const int tiles = (p.columns + kSweepColumns - 1) / kSweepColumns;
-#pragma unroll 1
-  for (int i = 0; i < tiles; ++i) wait_for_mark(p.grad_marks + place.head * tiles + i, place.chunks - place.chunk);
+  wait_for_marks(lane == 0 ? p.state_marks + place.index : p.grad_marks + place.head * tiles + min(lane, tiles) - 1,
+                 lane == 0 ? place.chunk + 1 : place.chunks - place.chunk);
 }
 
 template <typename Element, int kRows, int kColumns, bool kColumnGate>
@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(2 * kRows, VectorGradientShared<kRows, kColumn
   ptx::copies_commit();
   // S and R are what the kernels before it write; without a gate a column all else is an input.
   if constexpr (!kColumnGate) {
-    if (p.state_marks) wait_for_states(p, place);
+    if (p.state_marks) wait_for_states(p, place, lane);
     else wait_for_previous_kernel();
   }
   if (owns_rows) rows.begin();

@@ -36,14 +36,15 @@ __device__ __forceinline__ void mark(int32_t* marks, int chunks, int all) {
     asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(marks), "r"(chunks) : "memory");
 }
 
-/// Waits until so many chunks are there. All CTAs that write them run already, or have ended.
-__device__ __forceinline__ void wait_for_mark(const int32_t* marks, int chunks) {
+/// A warp waits until as many chunks are there at each lane's mark as the lane needs. All CTAs that write them run already, or have ended.
+__device__ __forceinline__ void wait_for_marks(const int32_t* mark, int needed) {
   for (;;) {
     int32_t there;
-    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(there) : "l"(marks) : "memory");
-    if (there >= chunks) return;
+    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(there) : "l"(mark) : "memory");
+    if (__all_sync(kEveryLane, there >= needed)) break;
     __nanosleep(500);
   }
+  __syncwarp();
 }
 
 __device__ inline float2 product(float2 x, float2 y) { return {x.x * y.x, x.y * y.y}; }

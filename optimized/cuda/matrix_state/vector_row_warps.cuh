@@ -103,9 +103,9 @@ struct VectorRows {
       ptx::load_matrices_transposed(q, at);
       ptx::load_matrices_transposed(k, at + Shared::kKey);
     };
-    const auto gate_at = [&](int eight, int j) {
-      return shared + Shared::kGates + gate_offset<kRows>(8 * eight + 2 * t + j % 2, 16 * warp + g + 8 * (j / 2));
-    };
+    const uint32_t gates_at[2] = {shared + Shared::kGates + gate_offset<kRows>(2 * t, 16 * warp + g),
+                                  shared + Shared::kGates + gate_offset<kRows>(2 * t, 16 * warp + g + 8)};
+    const auto gate_at = [&](int eight, int j) { return gates_at[j / 2] + (8 * eight + j % 2) * (kRows * 4); };
 
     if constexpr (!kHalf) {
 #pragma unroll

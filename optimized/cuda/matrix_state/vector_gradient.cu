@@ -198,16 +198,17 @@ void launch_sides(const MatrixStateBackward& a, const BothSides& between) {
     of_columns.states = of_rows.states;
     of_columns.grad_states = of_rows.grad_states;
   }
+  // The states find in the L2 cache what the columns' pairs have left, and the columns' gradient what the rows' pairs have.
   launch_pairs<Element>(pairs_of(a, columns, between.rows), false, a.stream);
-  launch_pairs<Element>(pairs_of(a, rows, between.columns), true, a.stream);
   launch<Element>(of_rows, Kernel::kStates, false, a.stream);
   launch<Element>(of_rows, Kernel::kGradStates, true, a.stream);
+  launch_pairs<Element>(pairs_of(a, rows, between.columns), true, a.stream);
   if (!transposed) {
-    launch<Element>(of_columns, Kernel::kStates, true, a.stream);
+    launch<Element>(of_columns, Kernel::kStates, false, a.stream);
     launch<Element>(of_columns, Kernel::kGradStates, true, a.stream);
   }
-  launch<Element>(of_rows, Kernel::kGradient, false, a.stream);
-  launch<Element>(of_columns, Kernel::kGradient, true, a.stream);
+  launch<Element>(of_columns, Kernel::kGradient, false, a.stream);
+  launch<Element>(of_rows, Kernel::kGradient, true, a.stream);
 }
 
 }  // namespace

@@ -282,6 +282,21 @@ class VectorGates(unittest.TestCase):
                                 tensors[name][:, offset::period] = closed
                             self.assert_budget(tensors, dtype)
 
+    def test_more_heads_than_places_equal_heads_alone(self):
+        # Gradients begin beside the sweeps whose states they read: none may read one too early, of memory that holds NaN.
+        tensors = state_problem(torch.bfloat16, **(WIDE | dict(length=620, batch=16, heads=24)))
+        for call in ("key gate", "both gates"):
+            directions = []
+            for repetition in range(3):
+                torch.full((1 << 28,), torch.nan, device=DEVICE)
+                whole = run_state(call, tensors, DEVICE, lambda *of_all: directions.extend(of_all) or of_all)
+                for b in (0, 11, 15):
+                    alone = run_state(call, {name: tensor[b:b + 1] for name, tensor in tensors.items()}, DEVICE,
+                                      lambda *_: [direction[b:b + 1] for direction in directions[:2]])
+                    for name, actual in alone.items():
+                        with self.subTest(call, name=name, sequence=b, repetition=repetition):
+                            self.assertTrue(torch.equal(actual, whole[name][b:b + 1]))
+
     def test_keep_the_budget_over_thousands_of_tokens(self):
         generator = torch.Generator().manual_seed(3)
         for kind in ("open", "one"):

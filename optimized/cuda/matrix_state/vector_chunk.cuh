@@ -23,6 +23,9 @@ struct VectorGradientArguments {
   /// `states`, `grad_states` are left operands of Sᵀ, of Rᵀ, with rows and columns exchanged: bfloat16 alone, whose states have no unit
   bool transposed, grad_transposed;
   float *state_units, *grad_units;  ///< [tiles, B·H, chunks, warp]: the powers of two that float16's are divided by
+  /// How many chunks' S are there, [tiles, B·H], and how many chunks' R, from the last one on, [B·H, tiles of columns]; zero before their kernels begin.
+  /// Null: a kernel that reads them begins when these have ended
+  int32_t *state_marks, *grad_marks;
 };
 
 /// Bytes of what vector_pairs leaves of a chunk: B as a tile of 64 × 64 lies in shared memory, B_ii, the powers of two that four times 16 rows of B are

@@ -64,7 +64,7 @@ void vector_forward(const MatrixStateForward& a) {
   launch(p, a.dtype, a.stream);
 }
 
-void vector_sweep_back(const MatrixStateBackward& a, void* states, float* first) {
+void vector_sweep_back(const MatrixStateBackward& a, void* states, float* first, int32_t* marks) {
   VectorSweepArguments p = arguments_of(a);
   p.query = a.key;
   p.key = a.query;
@@ -76,6 +76,7 @@ void vector_sweep_back(const MatrixStateBackward& a, void* states, float* first)
   p.initial = a.grad_last_state;
   p.last = first;
   p.states = states;
+  p.marks = marks;
   launch(p, a.dtype, a.stream);
 }
 

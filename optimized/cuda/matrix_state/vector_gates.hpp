@@ -7,7 +7,8 @@
 
 namespace lethe::matrix_state {
 
-constexpr int kBlock = 16;  ///< tokens between two states of a sweep
+constexpr int kBlock = 16;     ///< tokens between two states of a sweep
+constexpr int kMarkSteps = 8;  ///< chunks from one mark of those whose states others may read to the next
 
 /// For the tokens in order, or in reverse, with a, b, c the rows of `query`, `key`, `value`:
 ///
@@ -29,6 +30,8 @@ struct VectorSweepArguments {
   /// In bfloat16 without a value gate the state before each chunk of the pass, here in the order of tokens, as left operands of its transpose:
   /// [tiles of columns, B·H, chunks, warps, padded rows / 16, lane] of 16 bytes; null: not wanted
   void* states;
+  /// Of each CTA, the chunks so far whose states others may read, zero before the kernel begins; null: none read them before it ends
+  int32_t* marks;
 };
 
 }  // namespace lethe::matrix_state

@@ -43,10 +43,19 @@ struct Between {
 // Of the rows, and with gates of both of the columns, which in float16 have states of their own: a state's units are those of its rows.
 struct BothSides {
   Between rows, columns;
+  int32_t *state_marks, *grad_marks;  // one array
+  int64_t mark_bytes;
 
   BothSides(Workspace& memory, const Shape& shape, bool value_gate, bool half)
       : rows(memory, shape, shape.key_dim, shape.value_dim, true, value_gate),
-        columns(memory, shape, shape.value_dim, shape.key_dim, value_gate && half, value_gate) {}
+        columns(memory, shape, shape.value_dim, shape.key_dim, value_gate && half, value_gate) {
+    const int64_t heads = shape.batch * shape.heads, tile = row_tile_of(shape.key_dim),
+                  of_states = heads * ((shape.key_dim + tile - 1) / tile),
+                  of_grads = heads * ((shape.value_dim + kSweepColumns - 1) / kSweepColumns);
+    mark_bytes = (of_states + of_grads) * static_cast<int64_t>(sizeof(int32_t));
+    state_marks = memory.take<int32_t>(of_states + of_grads);
+    grad_marks = state_marks + of_states;
+  }
 };
 
 template <typename Arguments>
@@ -165,14 +174,22 @@ void launch_sides(const MatrixStateBackward& a, const BothSides& between) {
   const Side rows{a.query,      a.key,      a.key_gate,      a.shape.key_dim,
                   a.grad_query, a.grad_key, a.grad_key_gate, a.shape.value_dim},
       columns{a.grad_values, a.value, a.value_gate, a.shape.value_dim, nullptr, a.grad_value, a.grad_value_gate, 1};
-  const VectorGradientArguments of_rows = gradient_of(a, rows, columns, between.rows);
-  // Of an overlapping launch no kernel reads what the one before it writes: it begins beside that one's last CTAs.
+  VectorGradientArguments of_rows = gradient_of(a, rows, columns, between.rows);
+  // Of an overlapping launch no kernel reads what the one before it writes: it begins beside that one's last CTAs. But for a key gate's gradient, whose CTAs
+  // wait for the states that they need: it begins when all CTAs before it have.
   if (!a.form.value_gate) {
     constexpr bool kLeavesStates = std::is_same_v<Element, __nv_bfloat16>;
-    vector_sweep_back(a, kLeavesStates ? of_rows.grad_states : nullptr, kLeavesStates ? of_rows.grad_initial : nullptr);
+    if constexpr (kLeavesStates) {
+      of_rows.state_marks = between.state_marks;
+      of_rows.grad_marks = between.grad_marks;
+      cuda_check(cudaMemsetAsync(between.state_marks, 0, between.mark_bytes, a.stream), "matrix state: marks");
+      vector_sweep_back(a, of_rows.grad_states, of_rows.grad_initial, of_rows.grad_marks);
+    } else {
+      vector_sweep_back(a, nullptr, nullptr, nullptr);
+    }
     launch<Element>(of_rows, Kernel::kStates, true, a.stream);
     if (!kLeavesStates) launch<Element>(of_rows, Kernel::kGradStates, true, a.stream);
-    return launch<Element>(of_rows, Kernel::kGradient, false, a.stream);
+    return launch<Element>(of_rows, Kernel::kGradient, true, a.stream);
   }
   VectorGradientArguments of_columns = gradient_of(a, columns, rows, between.columns);
   const bool transposed = !of_columns.states;
@@ -181,16 +198,17 @@ void launch_sides(const MatrixStateBackward& a, const BothSides& between) {
     of_columns.states = of_rows.states;
     of_columns.grad_states = of_rows.grad_states;
   }
+  // The states find in the L2 cache what the columns' pairs have left, and the columns' gradient what the rows' pairs have.
   launch_pairs<Element>(pairs_of(a, columns, between.rows), false, a.stream);
-  launch_pairs<Element>(pairs_of(a, rows, between.columns), true, a.stream);
   launch<Element>(of_rows, Kernel::kStates, false, a.stream);
   launch<Element>(of_rows, Kernel::kGradStates, true, a.stream);
+  launch_pairs<Element>(pairs_of(a, rows, between.columns), true, a.stream);
   if (!transposed) {
-    launch<Element>(of_columns, Kernel::kStates, true, a.stream);
+    launch<Element>(of_columns, Kernel::kStates, false, a.stream);
     launch<Element>(of_columns, Kernel::kGradStates, true, a.stream);
   }
-  launch<Element>(of_rows, Kernel::kGradient, false, a.stream);
-  launch<Element>(of_columns, Kernel::kGradient, true, a.stream);
+  launch<Element>(of_columns, Kernel::kGradient, false, a.stream);
+  launch<Element>(of_rows, Kernel::kGradient, true, a.stream);
 }
 
 }  // namespace

@@ -25,6 +25,24 @@
 
 namespace lethe::matrix_state {
 
+/// The CTAs in the order in which their states come: from the last chunk on, of which R is there first; of the last quarter of the tiles, whose S are the
+/// last to be begun, after all others.
+template <int kRows>
+__device__ __forceinline__ RowTile tile_in_turn(const VectorGradientArguments& p, unsigned tiles) {
+  const unsigned chunks = static_cast<unsigned>((p.length + kTokens - 1) / kTokens), late = tiles / 4,
+                 early = tiles - late;
+  const bool is_late = blockIdx.x >= early * chunks;
+  const unsigned at = is_late ? blockIdx.x - early * chunks : blockIdx.x, of = is_late ? late : early;
+  return row_tile<kRows>(p, at % of + (is_late ? early : 0), static_cast<int>(chunks - 1 - at / of));
+}
+
+__device__ __forceinline__ void wait_for_states(const VectorGradientArguments& p, const RowTile& place, int lane) {
+  // Lane 0 looks for S, the others for R's tiles of columns.
+  const int tiles = (p.columns + kSweepColumns - 1) / kSweepColumns;
+  wait_for_marks(lane == 0 ? p.state_marks + place.index : p.grad_marks + place.head * tiles + min(lane, tiles) - 1,
+                 lane == 0 ? place.chunk + 1 : place.chunks - place.chunk);
+}
+
 template <typename Element, int kRows, int kColumns, bool kColumnGate>
 __global__ void __launch_bounds__(2 * kRows, VectorGradientShared<kRows, kColumns, kColumnGate>::kCtas)
     vector_gradient(const __grid_constant__ VectorGradientArguments p) {
@@ -34,7 +52,9 @@ __global__ void __launch_bounds__(2 * kRows, VectorGradientShared<kRows, kColumn
   const uint32_t shared = ptx::shared_address(memory);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const unsigned tiles = static_cast<unsigned>(p.batch * p.heads * ((p.rows + kRows - 1) / kRows));
-  const RowTile place = row_tile<kRows>(p, blockIdx.x % tiles, static_cast<int>(blockIdx.x / tiles));
+  const RowTile place = kColumnGate || !p.state_marks
+                            ? row_tile<kRows>(p, blockIdx.x % tiles, static_cast<int>(blockIdx.x / tiles))
+                            : tile_in_turn<kRows>(p, tiles);
   VectorRows<Element, kRows, kColumns, kColumnGate> rows{p, place, shared, warp, lane};
   const VectorPairs<Element, kRows, kColumns, kColumnGate> pairs{p, place, shared, warp, lane};
   const bool owns_rows = place.row + 16 * warp < p.rows;
@@ -42,6 +62,11 @@ __global__ void __launch_bounds__(2 * kRows, VectorGradientShared<kRows, kColumn
   ptx::copies_commit();
   pairs.load_rows();
   ptx::copies_commit();
+  // S and R are what the kernels before it write; without a gate a column all else is an input.
+  if constexpr (!kColumnGate) {
+    if (p.state_marks) wait_for_states(p, place, lane);
+    else wait_for_previous_kernel();
+  }
   if (owns_rows) rows.begin();
   if constexpr (!kColumnGate) {
     ptx::copies_wait<1>();
@@ -53,7 +78,7 @@ __global__ void __launch_bounds__(2 * kRows, VectorGradientShared<kRows, kColumn
   if (owns_rows) rows.step();
   __syncthreads();
   pairs.store();
-  wait_for_previous_kernel();
+  end_after_previous_kernel();
 }
 
 }  // namespace lethe::matrix_state

@@ -17,8 +17,10 @@ struct VectorGradientShared {
   static constexpr int kKey = kTokens * kRows * 2, kGradValue = 2 * kKey, kValue = kGradValue + kTokens * kColumns * 2;
   static constexpr int kGates = kValue + kTokens * kColumns * 2, kPairs = kGates + kTokens * kRows * 4,
                        kPairBytes = PairRecord::kTotals + (kColumnGate ? kColumns * 4 : 0);
-  /// Of a warp and block of 16 tokens, what a lane holds of a left operand, two of them; and of each row, the products of its gates.
-  static constexpr int kOperands = kPairs + kPairBytes, kProducts = kOperands + kWarps * 2 * 4 * 512;
+  /// Of a warp's five left operands that wait, what its lanes hold: with 32 rows the first three are where B has nothing, above its blocks of 16 on the
+  /// diagonal. And of each row, the products of its gates.
+  static constexpr int kWaiting = 5, kInPairs = kRows == 32 ? 3 : 0;
+  static constexpr int kOperands = kPairs + kPairBytes, kProducts = kOperands + kWarps * (kWaiting - kInPairs) * 512;
   static constexpr int kBytes = kProducts + kWarps * 4 * 128;
   static_assert(kPairBytes % 16 == 0);
 };

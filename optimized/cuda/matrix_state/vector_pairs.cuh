@@ -299,7 +299,7 @@ __global__ void __launch_bounds__(2 * kPanel, 192 / kPanel)
 #pragma unroll
   for (int at = threadIdx.x * 16; at < PairRecord::kDiagonal; at += 2 * kPanel * 16)
     if (PairRecord::used(at)) *reinterpret_cast<uint4*>(record + at) = ptx::load_words(shared + at);
-  wait_for_previous_kernel();
+  end_after_previous_kernel();
 }
 
 }  // namespace lethe::matrix_state

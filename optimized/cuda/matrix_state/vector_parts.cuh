@@ -30,6 +30,23 @@ struct VectorPlace {
   __device__ __forceinline__ int64_t token(int64_t row) const { return last < 0 ? row : last - row; }
 };
 
+/// After a barrier of the CTA: one of its threads lets other CTAs read what the CTA has written for the first `chunks` of its `all` chunks.
+__device__ __forceinline__ void mark(int32_t* marks, int chunks, int all) {
+  if (chunks % kMarkSteps == 0 || chunks == all)
+    asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(marks), "r"(chunks) : "memory");
+}
+
+/// A warp waits until as many chunks are there at each lane's mark as the lane needs. All CTAs that write them run already, or have ended.
+__device__ __forceinline__ void wait_for_marks(const int32_t* mark, int needed) {
+  for (;;) {
+    int32_t there;
+    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(there) : "l"(mark) : "memory");
+    if (__all_sync(kEveryLane, there >= needed)) break;
+    __nanosleep(500);
+  }
+  __syncwarp();
+}
+
 __device__ inline float2 product(float2 x, float2 y) { return {x.x * y.x, x.y * y.y}; }
 
 /// The power of two at or below x ≥ 0, not a subnormal one; and 1 over it.

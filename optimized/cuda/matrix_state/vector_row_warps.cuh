@@ -103,9 +103,9 @@ struct VectorRows {
       ptx::load_matrices_transposed(q, at);
       ptx::load_matrices_transposed(k, at + Shared::kKey);
     };
-    const auto gate_at = [&](int eight, int j) {
-      return shared + Shared::kGates + gate_offset<kRows>(8 * eight + 2 * t + j % 2, 16 * warp + g + 8 * (j / 2));
-    };
+    const uint32_t gates_at[2] = {shared + Shared::kGates + gate_offset<kRows>(2 * t, 16 * warp + g),
+                                  shared + Shared::kGates + gate_offset<kRows>(2 * t, 16 * warp + g + 8)};
+    const auto gate_at = [&](int eight, int j) { return gates_at[j / 2] + (8 * eight + j % 2) * (kRows * 4); };
 
     if constexpr (!kHalf) {
 #pragma unroll
@@ -168,41 +168,50 @@ struct VectorRows {
     ChunkProducts runs;
 #pragma unroll
     for (int i = 0; i < 8; ++i) runs.eight[i][0] = gates[i].eight[0], runs.eight[i][1] = gates[i].eight[1];
-    const auto operand_at = [&](int which, int m) {
-      return shared + Shared::kOperands + ((warp * 2 + which) * 4 + m) * 512 + lane * 16;
+    // Where a lane's part of one of the operands that wait is.
+    const auto operand_at = [&](int slot) {
+      if (slot >= Shared::kInPairs)
+        return shared + Shared::kOperands +
+               (warp * (Shared::kWaiting - Shared::kInPairs) + slot - Shared::kInPairs) * 512 + lane * 16;
+      // B's blocks 0, 1 and 0, 2 and 0, 3 of warp 0; 1, 2 and 1, 3 and 2, 3 of warp 1.
+      const int r = slot == 2 ? 2 * warp : warp, c = slot == 2 ? 3 : slot + 1 + warp;
+      return pairs +
+             ptx::swizzled_chunk<kTokens>(16 * r + lane / 16 * 8 + lane / 2 % 4 * 2 + lane / 8 % 2, 2 * c + lane % 2);
     };
-    const auto load_operand = [&](int which, int m, uint32_t(&to)[4]) {
-      const uint4 four = ptx::load_words(operand_at(which, m));
+    const auto load_operand = [&](int slot, uint32_t(&to)[4]) {
+      const uint4 four = ptx::load_words(operand_at(slot));
       to[0] = four.x, to[1] = four.y, to[2] = four.z, to[3] = four.w;
+    };
+    const auto keep_operand = [&](int slot, const float(&x)[2][4]) {
+      uint32_t left[4];
+      VectorBlock<Element>::pack_left(x, left);
+      ptx::store_words(operand_at(slot), {left[0], left[1], left[2], left[3]});
     };
     const auto products_at = [&](int m, int h) {
       return shared + Shared::kProducts + (warp * 4 + m) * 128 + (g + 8 * h) * 8;
     };
 #pragma unroll
     for (int m = 0; m < 4; ++m) {
-      uint32_t q[4], k[4], by16[4], by32[4];
-      load_rows(m, q, k);
-#pragma unroll
-      for (int i = 0; i < 2; ++i)
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          const EightGates& run = gates[2 * m + i];
-          const float2 a = unpack<Element>(q[h + 2 * i]), b = unpack<Element>(k[h + 2 * i]);
-          const float2 up{run.up(2 * h, upper2, upper4), run.up(2 * h + 1, upper2, upper4)};
-          const float2 down{run.down(2 * h, upper2, upper4), run.down(2 * h + 1, upper2, upper4)};
-          const auto packed = [](float2 x, float2 y, float factor) {
-            return pack<Element>(x.x * y.x * factor, x.y * y.y * factor);
-          };
-          by16[h + 2 * i] = m % 2 ? packed(a, up, runs.up16(m, i, h)) : packed(b, down, runs.down16(m, i, h));
-          by32[h + 2 * i] = m / 2 ? packed(a, up, runs.up32(m, i, h)) : packed(b, down, runs.down32(m, i, h));
-        }
-      ptx::store_words(operand_at(0, m), {by16[0], by16[1], by16[2], by16[3]});
-      ptx::store_words(operand_at(1, m), {by32[0], by32[1], by32[2], by32[3]});
       if (t == 0) {
 #pragma unroll
         for (int h = 0; h < 2; ++h)
           ptx::store_floats(products_at(m, h), runs.eight[2 * m][h], runs.eight[2 * m + 1][h]);
       }
+      if (m == 0) continue;
+      uint32_t raw[4];
+      float by16[2][4], by32[2][4];
+      ptx::load_matrices_transposed(raw, shared + columns_at + 16 * m * (kRows * 2));
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const float2 two = unpack<Element>(raw[j / 2 + 2 * i]);
+          const float x = (j % 2 ? two.y : two.x) * gates[2 * m + i].up(j, upper2, upper4);
+          by16[i][j] = x * runs.up16(m, i, j / 2);
+          by32[i][j] = x * runs.up32(m, i, j / 2);
+        }
+      if (m % 2) keep_operand(m / 2, by16);
+      if (m / 2) keep_operand(m, by32);
     }
     __syncwarp();
 
@@ -301,10 +310,10 @@ struct VectorRows {
         for (int h = 0; h < 2; ++h) to[h] = (x[0][2 * h] + x[0][2 * h + 1]) + (x[1][2 * h] + x[1][2 * h + 1]);
       };
       // Halves of 32 and 16 tokens: rows of the upper half by the lower one's keys, or keys of the lower one by the upper one's queries.
-      const auto half_of = [&](int which, int r, int c, auto is_upper, float(&sum)[2][4]) {
+      const auto half_of = [&](int slot, int r, int c, auto is_upper, float(&sum)[2][4]) {
         constexpr bool kUpper = decltype(is_upper)::value;
         uint32_t left[4], right[4];
-        load_operand(which, kUpper ? c : r, left);
+        load_operand(slot, left);
         if constexpr (kUpper) load_pairs(r, c, right);
         else load_pairs_transposed(r, c, right);
         ptx::multiply_add<Element>(sum[0], left, right[0], right[1]);
@@ -315,8 +324,8 @@ struct VectorRows {
                                     const float(&operand)[2][4]) {
         row_sums(terms, to_half);
         float sum[2][4] = {}, more[2][4] = {};
-        half_of(1, is_upper.value ? m : 2, is_upper.value ? 0 : m, is_upper, sum);
-        half_of(1, is_upper.value ? m : 3, is_upper.value ? 1 : m, is_upper, more);
+        half_of(is_upper.value ? 4 : 2, is_upper.value ? m : 2, is_upper.value ? 0 : m, is_upper, sum);
+        half_of(is_upper.value ? 0 : 3, is_upper.value ? m : 3, is_upper.value ? 1 : m, is_upper, more);
 #pragma unroll
         for (int i = 0; i < 2; ++i)
 #pragma unroll
@@ -330,7 +339,7 @@ struct VectorRows {
                                     const float(&operand)[2][4]) {
         row_sums(terms, to_sibling);
         float sum[2][4] = {};
-        half_of(0, is_upper.value ? m : m + 1, is_upper.value ? m - 1 : m, is_upper, sum);
+        half_of(m / 2, is_upper.value ? m : m + 1, is_upper.value ? m - 1 : m, is_upper, sum);
 #pragma unroll
         for (int i = 0; i < 2; ++i)
 #pragma unroll
@@ -343,6 +352,8 @@ struct VectorRows {
       else halves_of_32(std::false_type(), dk, key_terms, key32);
       if (upper16) halves_of_16(std::true_type(), dq, query_terms, query16);
       else halves_of_16(std::false_type(), dk, key_terms, key16);
+      if (!upper16) keep_operand(m / 2, key16);
+      if (!upper32) keep_operand(upper16 ? 0 : 4, key32);
 #pragma unroll
       for (int h = 0; h < 2; ++h)
 #pragma unroll

@@ -166,6 +166,9 @@ __global__ void __launch_bounds__(4 * kRows, 128 / kRows)
       }
     }
     __syncthreads();
+    if constexpr (!kHalf && !kColumnGate && !kReverse) {
+      if (p.state_marks && threadIdx.x == 0) mark(p.state_marks + place.index, n + 1, place.chunks);
+    }
     const uint32_t values = stage + Shared::kValue + ptx::swizzled_chunk<kColumns>(lane % 16, lane / 16);
 #pragma unroll
     for (int step = 0; step < 2; ++step) {
@@ -198,7 +201,7 @@ __global__ void __launch_bounds__(4 * kRows, 128 / kRows)
   if constexpr (kReverse) {
     if (p.grad_initial) each_entry([&](float& x, int64_t at) { p.grad_initial[at] = x; });
   }
-  wait_for_previous_kernel();
+  end_after_previous_kernel();
 }
 
 }  // namespace lethe::matrix_state

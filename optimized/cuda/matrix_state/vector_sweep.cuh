@@ -372,6 +372,9 @@ __global__ void __launch_bounds__(kVectorThreads, kRows <= 32 || (kRows == 64 &&
       columns.sweep(n, chunks);
       ptx::copies_wait<0>();
       __syncthreads();
+      if constexpr (VectorSweep<Element, kRows, kValueGate>::kLeavesStates) {
+        if (p.marks && threadIdx.x == 0) mark(p.marks + blockIdx.x, n + 1, chunks);
+      }
     }
     if (!p.float_out) block.store(chunks - 1);
     columns.end();
@@ -383,7 +386,7 @@ __global__ void __launch_bounds__(kVectorThreads, kRows <= 32 || (kRows == 64 &&
       __syncthreads();
     }
   }
-  wait_for_previous_kernel();
+  end_after_previous_kernel();
 }
 
 }  // namespace lethe::matrix_state

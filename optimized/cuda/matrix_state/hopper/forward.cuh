@@ -1,7 +1,8 @@
 #pragma once
 // gated_state's values for a state of at most 128 rows: a CTA sweeps a piece of a head (segments.cuh) and 64 columns of its state in chunks of 64 tokens.
 //
-//   warp 0         tiles of a chunk, its gates                                        → full
+//   warp 0         tiles of a chunk                                                   → full
+//   warps 1 to 3   gates of every third chunk                                         → full
 //   warpgroup 2…   S, rounded to 16 bits, to shared memory; S = E_C S + (k·D_C)ᵀ v     → state_full
 //   warpgroup 1    P = Q Kᵀ of the next chunk; O = E ∘ (Q S) + P V of this one
 //
@@ -20,6 +21,7 @@ template <int kBlocks>
 struct ForwardShared {
   static constexpr int kThreads = (2 + kBlocks) * kComputing, kStateWarps = kBlocks * kWarps;
   static constexpr int kKey = kBlocks * kPanel, kValue = 2 * kKey, kStage = kValue + kPanel, kState = kBlocks * kPanel;
+  static constexpr int kGateWarps = kWarps - 1;
   static constexpr int kMostStages = kBlocks == 1 ? 8 : 4;
   /// CTAs of a multiprocessor, and the stages of each that allow that.
   static constexpr int kTogether = kBlocks == 1 ? 2 : 1, kFewestStages = kBlocks == 1 ? 3 : 4;
@@ -64,13 +66,8 @@ struct Forward {
   }
   __device__ int64_t first_of(int n) const { return static_cast<int64_t>(piece.begin * order.each + n) * kChunk; }
 
+  /// A warp: tiles of every chunk.
   __device__ __forceinline__ void load() const {
-    const float* gate = kGated ? p.gate.log_forget + b * p.gate.batch_stride + h * p.gate.head_stride : nullptr;
-    const auto raw_of = [&](int n) {
-      return load_gates(gate, p.gate.token_stride, first_of(n), p.length, false, lane);
-    };
-    RawGates next{};
-    if constexpr (kGated) next = raw_of(0);
     ptx::RingPosition at;
     for (int n = 0; n < chunks; ++n, at.advance(p.stages)) {
       ptx::mbarrier_wait(&small().empty[at.index], at.parity ^ 1);
@@ -82,12 +79,23 @@ struct Forward {
         load_tile_of<kBlocks>(to + Shared::kKey, p.maps[1], p.key, full, 0, first_of(n), b, h);
         load_tile_of<1>(to + Shared::kValue, p.maps[2], p.value, full, 64 * tile, first_of(n), b, h);
       }
-      if constexpr (kGated) {
-        const RawGates raw = next;
-        if (n + 1 < chunks) next = raw_of(n + 1);
-        prepare_gates(gates(at.index), raw, p.scale, 1.0f, false, lane);
-        arrive_warp(full, lane);
-      }
+    }
+  }
+
+  /// Warp `w` of kGateWarps: the gates of every chunk n with n % kGateWarps = w. Their numbers come while the chunk's stage is still in use.
+  __device__ __forceinline__ void prepare_gates_of_chunks(int w) const {
+    const float* gate = p.gate.log_forget + b * p.gate.batch_stride + h * p.gate.head_stride;
+    ptx::RingPosition at;
+    for (int i = 0; i < w; ++i) at.advance(p.stages);
+    for (int n = w; n < chunks; n += Shared::kGateWarps) {
+      const int64_t token = first_of(n) + 2 * lane;
+      const auto load = [&](int64_t i) { return i < p.length ? load_global(gate + i * p.gate.token_stride) : 0.0f; };
+      const RawGates raw{load(token), load(token + 1), 0.0f};
+      ptx::mbarrier_wait(&small().empty[at.index], at.parity ^ 1);
+      prepare_gates(gates(at.index), raw, p.scale, 1.0f, false, lane);
+      arrive_warp(&small().full[at.index], lane);
+#pragma unroll
+      for (int i = 0; i < Shared::kGateWarps; ++i) at.advance(p.stages);
     }
   }
 
@@ -382,6 +390,7 @@ __global__ void __launch_bounds__(ForwardShared<kBlocks>::kThreads, ForwardShare
   if (group == 0) {
     change_registers<Shared::kRegisters, Shared::kLoadRegisters>();
     if (threadIdx.x < 32) call.load();
+    else if constexpr (kGated) call.prepare_gates_of_chunks(ptx::in_uniform_register(threadIdx.x / 32) - 1);
   } else if (group == 1) {
     change_registers<Shared::kRegisters, Shared::kReadRegisters>();
     call.read();

@@ -12,6 +12,7 @@
 // float16: the rounded state and each row of P are divided by a power of two, so that neither overflows nor becomes subnormal.
 
 #include "optimized/cuda/matrix_state/hopper/forward_output.cuh"
+#include "optimized/cuda/matrix_state/hopper/forward_weights.cuh"
 #include "optimized/cuda/matrix_state/hopper/segments.cuh"
 
 namespace lethe::matrix_state {
@@ -193,53 +194,9 @@ struct Forward {
                                                              tiles + Shared::kKey + i * kPanel, i > 0);
   }
 
-  /// P weighted by D, zero for keys after the row. A warp leaves out the keys after its rows, and masks those before them where a cut is in the chunk.
-  __device__ __forceinline__ void weigh(float (&scores)[32], const ChunkGates& gate) const {
-    const int i0 = 16 * warp + lane / 4, t = lane % 4;
-    const int first_seen[2] = {kGated ? gate.first_seen[i0] : 0, kGated ? gate.first_seen[i0 + 8] : 0};
-    const float sum[2] = {kGated ? gate.sum[i0] : 0.0f, kGated ? gate.sum[i0 + 8] : 0.0f};
-    const bool cuts = kGated && gate.first_seen[kChunk - 1] > 0;
-    const auto weigh_eight = [&](int n, auto masked) {
-      const int j = 8 * n + 2 * t;
-      [[maybe_unused]] const float2 sum_j =
-          kGated ? *reinterpret_cast<const float2*>(&gate.sum[j]) : float2{0.0f, 0.0f};
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const int half = e / 2, row = i0 + 8 * half;
-        const bool seen = !decltype(masked)::value || static_cast<unsigned>(j + e % 2 - first_seen[half]) <=
-                                                          static_cast<unsigned>(row - first_seen[half]);
-        float& score = scores[4 * n + e];
-        if constexpr (kGated) score *= p.scale * exp2_approximate(sum[half] - (e % 2 ? sum_j.y : sum_j.x));
-        score = seen ? score : 0.0f;
-      }
-    };
-#pragma unroll
-    for (int n = 0; n < 8; ++n) {
-      if (n / 2 > warp) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) scores[4 * n + e] = 0.0f;
-      } else if (n / 2 == warp || cuts) {
-        weigh_eight(n, std::true_type{});
-      } else {
-        weigh_eight(n, std::false_type{});
-      }
-    }
-  }
-
-  /// What a row of P, weighted, is divided by.
-  __device__ __forceinline__ void row_units(float (&unit)[2], const float (&scores)[32]) const {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      unit[half] = 1.0f;
-      if constexpr (kHalf) {
-        float x = 0.0f;
-#pragma unroll
-        for (int c = 0; c < 8; ++c)
-          x = fmaxf(x, fmaxf(fabsf(scores[4 * c + 2 * half]), fabsf(scores[4 * c + 2 * half + 1])));
-        // Not below 2^-40, by which sums are divided: a row may have no weight but that of the state.
-        unit[half] = power_of_two_below(fmaxf(quad_max(x), 0x1p-40f));
-      }
-    }
+  __device__ __forceinline__ void weigh(float (&scores)[32], int stage) const {
+    if constexpr (kGated) weigh_scores(scores, gates(stage), p.scale, {warp, lane});
+    else weigh_scores(scores, {warp, lane});
   }
 
   __device__ __forceinline__ void read() const {
@@ -249,7 +206,7 @@ struct Forward {
     uint32_t weights[16];
     float row_unit[2];
     const auto take_weights = [&](float(&scores)[32]) {
-      row_units(row_unit, scores);
+      row_units<kHalf>(row_unit, scores);
       if constexpr (kHalf) scale_rows(scores, reciprocal_of_power(row_unit[0]), reciprocal_of_power(row_unit[1]));
       pack_sums<Element>(weights, scores, 1.0f);
     };
@@ -264,7 +221,7 @@ struct Forward {
       ptx::wgmma_commit();
       ptx::wgmma_wait<0>();
       ptx::fence_registers(scores);
-      weigh(scores, gates(0));
+      weigh(scores, 0);
       take_weights(scores);
     }
     for (int n = 0; n < chunks; ++n, rounded.advance(2)) {
@@ -326,7 +283,7 @@ struct Forward {
         ptx::wgmma_wait<1>();
         ptx::fence_registers(scores);
         arrive_warp(&small().state_empty[rounded.index], lane);
-        weigh(scores, gates(at.index));
+        weigh(scores, at.index);
         ptx::wgmma_wait<0>();
         ptx::fence_registers(out);
         ptx::fence_registers(weights);
@@ -339,7 +296,7 @@ struct Forward {
         ptx::wgmma_wait<0>();
         ptx::fence_registers(scores);
         arrive_warp(&small().empty[index], lane);
-        weigh(scores, gates(at.index));
+        weigh(scores, at.index);
       }
       take_weights(scores);
     }

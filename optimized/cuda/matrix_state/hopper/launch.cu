@@ -6,6 +6,7 @@
 
 #include "optimized/cuda/check.hpp"
 #include "optimized/cuda/matrix_state/hopper/gradients.cuh"
+#include "optimized/cuda/matrix_state/hopper/head_states.cuh"
 #include "optimized/cuda/matrix_state/hopper/maps.hpp"
 #include "optimized/cuda/matrix_state/hopper/prepared_gates.cuh"
 #include "optimized/cuda/workspace.hpp"
@@ -155,11 +156,17 @@ void prepare_gates_of_chunks(const MatrixStateInput& in, float scale, PreparedGa
 // Whether a kernel starts before the one before it has ended, and whether it waits for that before it reads.
 enum class Overlap { kNone, kWaits, kBeside };
 
-void sum_segments(const MatrixStateInput& in, const Operand& key, const Operand& value, const float* column,
+// Whether all heads' states come by a CTA a head.
+bool by_whole_heads(const MatrixStateInput& in) {
+  return heads_of(in.shape) * tiles_of(in.shape) >= multiprocessors() && !in.form.normalize;
+}
+
+// `whole`: by a CTA a head, by time. Returns whether there is anything to launch.
+bool sum_segments(const MatrixStateInput& in, const Operand& key, const Operand& value, const float* column,
                   float scale, bool reverse, const float* initial, const SegmentMemory& to, Overlap overlap,
-                  cudaStream_t stream) {
+                  cudaStream_t stream, bool whole = false) {
   const int64_t tile_heads = int64_t{1} * to.heads * tiles_of(in.shape);
-  if (tile_heads * to.segments == 0) return;
+  if (tile_heads * to.segments == 0) return false;
   const Maps map{in};
   SegmentArguments p = arguments_of<SegmentArguments>(in);
   p.maps[0] = map(key, in.shape.key_dim);
@@ -178,6 +185,14 @@ void sum_segments(const MatrixStateInput& in, const Operand& key, const Operand&
   p.vectors = to.vectors;
   p.states = to.states;
   p.decays = to.decays;
+  if (whole) {
+    by_type(in, [&](auto element, auto gated, auto blocks) {
+      using Shared = SumsShared<blocks.value, false>;
+      launch(head_states<decltype(element), gated.value, blocks.value>, tile_heads, Shared::kThreads, Shared::kBytes,
+             overlap != Overlap::kNone, stream, p);
+    });
+    return true;
+  }
   by_type_and_normalizer(in, [&](auto element, auto gated, auto blocks, auto normalized) {
     constexpr int kBlocks = blocks.value;
     constexpr bool kGated = gated.value, kNormalized = normalized.value;
@@ -187,6 +202,7 @@ void sum_segments(const MatrixStateInput& in, const Operand& key, const Operand&
     launch(join_segments<kGated, kBlocks, kNormalized>, tile_heads * kBlocks * (kJoiningCtas + kNormalized),
            kJoiningThreads, 0, true, stream, p);
   });
+  return true;
 }
 
 // A forward of so many pieces of a head from the states before them.
@@ -289,19 +305,32 @@ void warpgroup_backward(const MatrixStateBackward& a) {
   const bool gated = a.key_gate.data != nullptr;
   PreparedGates* const gates = take_gates(memory, a.shape, gated);
   if (gated) prepare_gates_of_chunks(a, scale, gates, a.stream);
-  sum_segments(a, a.key, a.value, nullptr, 1.0f, false, a.initial_state, states,
-               gated ? Overlap::kBeside : Overlap::kNone, a.stream);
   Operand grad_values = a.grad_values;
   const float* grad_normalizer = nullptr;
-  if (normalized) {
-    const NormalizerMemory divided(memory, a.shape);
-    divide_gradients(a, states, divided);
-    const int64_t token = a.shape.heads * a.shape.value_dim;
-    grad_values = {divided.grad_values, a.shape.key_length * token, token, a.shape.value_dim};
-    grad_normalizer = divided.grad_normalizer;
+  Overlap overlap = gated ? Overlap::kBeside : Overlap::kNone;
+  const auto sum_states = [&](bool whole) {
+    sum_segments(a, a.key, a.value, nullptr, 1.0f, false, a.initial_state, states, overlap, a.stream, whole);
+  };
+  const auto sum_grads = [&] {
+    return sum_segments(a, a.query, grad_values, grad_normalizer, scale, true, a.grad_last_state, grads, overlap,
+                        a.stream);
+  };
+  if (by_whole_heads(a)) {  // the others first, whose join runs beside the states
+    if (sum_grads()) overlap = Overlap::kBeside;
+    sum_states(true);
+  } else {
+    sum_states(false);
+    overlap = Overlap::kBeside;
+    if (normalized) {
+      const NormalizerMemory divided(memory, a.shape);
+      divide_gradients(a, states, divided);
+      const int64_t token = a.shape.heads * a.shape.value_dim;
+      grad_values = {divided.grad_values, a.shape.key_length * token, token, a.shape.value_dim};
+      grad_normalizer = divided.grad_normalizer;
+      overlap = Overlap::kWaits;
+    }
+    sum_grads();
   }
-  sum_segments(a, a.query, grad_values, grad_normalizer, scale, true, a.grad_last_state, grads,
-               normalized ? Overlap::kWaits : Overlap::kBeside, a.stream);
   StateGradientArguments p = arguments_of<StateGradientArguments>(a);
   p.whole_heads = split.whole_heads;
   p.pieces = split.pieces;

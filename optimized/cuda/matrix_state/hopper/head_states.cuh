@@ -1,0 +1,87 @@
+#pragma once
+// The states after a head's segments by a CTA that sweeps the head: where heads suffice for all multiprocessors, with the bits of segment_sums and
+// join_segments (segments.cuh), whose states go to memory and back once more.
+
+#include "optimized/cuda/matrix_state/hopper/segments.cuh"
+
+namespace lethe::matrix_state {
+
+/// A CTA: a tile of columns of a head's states after its first segments, 64 rows a warpgroup; by time, and without a normaliser.
+template <typename Element, bool kGated, int kBlocks>
+__global__ void __launch_bounds__(SumsShared<kBlocks, false>::kThreads, 4 - kBlocks)
+    head_states(const __grid_constant__ SegmentArguments p) {
+  using Shared = SumsShared<kBlocks, false>;
+  constexpr int kAllWarps = kBlocks * kWarps, kEach = Shared::kChunks,
+                kOwnChunks = (kEach + kAllWarps - 1) / kAllWarps;  // of a segment, whose gates a warp prepares
+  extern __shared__ __align__(1024) char memory[];
+  let_next_kernel_start();
+  ChunkGates* const all_gates = reinterpret_cast<ChunkGates*>(memory + Shared::kGates);
+  uint64_t* const full = reinterpret_cast<uint64_t*>(memory + Shared::kFull);
+  const int warp = ptx::in_uniform_register(threadIdx.x / 32), lane = threadIdx.x % 32, block = warp / kWarps;
+  const Place place{warp % kWarps, lane};
+  const int tile = blockIdx.x % p.tiles;
+  const int64_t own = blockIdx.x / p.tiles, head = p.first_head + own, b = head / p.heads, h = head % p.heads;
+  const int chunks = p.segments * kEach;  // the last segment, which alone may be shorter, is not among them
+
+  const auto copy = [&](int n) {
+    if (threadIdx.x > 0 || n >= chunks) return;
+    char* const to = memory + n % Shared::kStages * Shared::kStage;
+    uint64_t* const barrier = &full[n % Shared::kStages];
+    ptx::mbarrier_arrive_expect(barrier, Shared::kStage);
+    load_tile_of<kBlocks>(to, p.maps[0], p.key, barrier, 0, int64_t{kChunk} * n, b, h);
+    load_tile_of<1>(to + kBlocks * kPanel, p.maps[1], p.value, barrier, 64 * tile, int64_t{kChunk} * n, b, h);
+  };
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < Shared::kStages; ++i) ptx::mbarrier_init(&full[i], 1);
+    ptx::mbarrier_init_fence();
+  }
+  __syncthreads();
+  if (!p.beside_previous) wait_for_previous_kernel();
+  for (int n = 0; n < Shared::kStages - 1; ++n) copy(n);
+
+  // A warp's gates of a segment: their numbers come while the segment before is summed.
+  [[maybe_unused]] RawGates raw[kOwnChunks];
+  const auto load_segment_gates = [&](int s) {
+    const float* gate = p.gate.log_forget + b * p.gate.batch_stride + h * p.gate.head_stride;
+#pragma unroll
+    for (int i = 0; i < kOwnChunks; ++i)
+      raw[i] = load_gates(gate, p.gate.token_stride, int64_t{kChunk} * (s * kEach + warp + i * kAllWarps), p.length,
+                          false, lane);
+  };
+  if constexpr (kGated) load_segment_gates(0);
+
+  State<kGated> state(p.scale);
+  load_block(state.before, p.initial, head, block, tile, p.rows, p.columns, p.columns, place);
+  state.clear_sum();
+  for (int s = 0; s < p.segments; ++s) {
+    if constexpr (kGated) {
+      if (s > 0) __syncthreads();  // all warps are done with the gates of the segment before
+#pragma unroll
+      for (int i = 0; i < kOwnChunks; ++i)
+        if (warp + i * kAllWarps < kEach)
+          prepare_gates(all_gates[warp + i * kAllWarps], raw[i], 1.0f, p.scale, false, lane);
+      if (s + 1 < p.segments) load_segment_gates(s + 1);
+    }
+    for (int i = 0; i < kEach; ++i) {
+      const int n = s * kEach + i;
+      __syncthreads();  // all warps are done with the chunk before, whose stage is filled again; the gates are there
+      copy(n + Shared::kStages - 1);
+      if constexpr (kGated) state.forget(all_gates[i].total);
+      ptx::mbarrier_wait(&full[n % Shared::kStages], n / Shared::kStages & 1);
+      const char* const stage = memory + n % Shared::kStages * Shared::kStage;
+      add_to_state<Element, kGated ? Weights::kGates : Weights::kNone>(
+          state.sum, stage + block * kPanel, stage + kBlocks * kPanel, all_gates[i].write, 1.0f, place);
+    }
+    state.join();
+    const int64_t at = (int64_t{1} * tile * p.head_count + own) * p.segments + s;
+    float4* const to =
+        reinterpret_cast<float4*>(p.states + (at * kBlocks + block) * kBlockFloats) + threadIdx.x % kComputing;
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+      to[i * kComputing] = {state.before[4 * i], state.before[4 * i + 1], state.before[4 * i + 2],
+                            state.before[4 * i + 3]};
+  }
+  if (p.beside_previous) wait_for_previous_kernel();  // for those after this one
+}
+
+}  // namespace lethe::matrix_state

@@ -26,6 +26,8 @@ struct ForwardShared {
   static constexpr int kMostStages = kBlocks == 1 ? 8 : 4;
   /// CTAs of a multiprocessor, and the stages of each that allow that.
   static constexpr int kTogether = kBlocks == 1 ? 2 : 1, kFewestStages = kBlocks == 1 ? 3 : 4;
+  /// Of heads in pieces by a CTA a multiprocessor: as many as leave place for a CTA of head_states, beside which heads' beginnings are swept.
+  static constexpr int kStagesBesideStates = 4;
   /// Of each thread at the launch, and of those of each warpgroup.
   static constexpr int kRegisters = kBlocks == 1 ? 80 : 128, kLoadRegisters = kBlocks == 1 ? 24 : 40,
                        kStateRegisters = kBlocks == 1 ? 96 : 112, kReadRegisters = kBlocks == 1 ? 120 : 160;
@@ -102,7 +104,7 @@ struct Forward {
 
   /// A warpgroup: its block of the state.
   __device__ __forceinline__ void update_state(int block) const {
-    wait_for_previous_kernel();
+    if (piece.begin > 0) wait_for_previous_kernel();
     const Place place{warp, lane};
     const int stride = p.columns + kNormalized;
     State<kGated> state(1.0f);
@@ -111,7 +113,8 @@ struct Forward {
       load_block(state.before, p.initial, head, block, tile, p.rows, p.columns, stride, place);
       if constexpr (kNormalized) load_last_column(last.before, p.initial, head, block, p.rows, p.columns, place);
     } else {
-      const int64_t segment = (int64_t{1} * tile * p.batch * p.heads + head) * p.handed + piece.begin - 1;
+      const int64_t cut_heads = int64_t{1} * p.batch * p.heads - p.whole_heads,
+                    segment = (tile * cut_heads + head - p.whole_heads) * p.handed + piece.begin - 1;
       load_block_of_segment(state.before, p.states, segment, block, kBlocks, place);
       if constexpr (kNormalized) load_column_of_segment(last.before, p.vectors, segment, block, kBlocks, place);
     }
@@ -178,6 +181,7 @@ struct Forward {
       }
       arrive_warp(&small().empty[at.index], lane);
     }
+    wait_for_previous_kernel();  // for those after this one: a head's beginning itself depends on none
     if (!p.last || piece.end < order.segments) return;
     store_block(p.last, head, block, tile, p.rows, p.columns, stride, place, [&](int i) { return state.value(i); });
     if constexpr (kNormalized) {
@@ -310,9 +314,12 @@ __global__ void __launch_bounds__(ForwardShared<kBlocks>::kThreads, ForwardShare
   using Shared = ForwardShared<kBlocks>;
   extern __shared__ __align__(1024) char memory[];
   const int group = threadIdx.x / kComputing;
-  const int all_heads = p.batch * p.heads, head = static_cast<int>(blockIdx.x / p.tiles) % all_heads;
+  const int unit = static_cast<int>(blockIdx.x) / p.tiles, cut_heads = p.batch * p.heads - p.whole_heads,
+            cut = unit - p.whole_heads, head = cut < 0 ? unit : p.whole_heads + cut % cut_heads;
   const SegmentOrder order(p.length, false, kChunksOfSegment<kBlocks>);
-  const Piece piece(order, static_cast<int>(blockIdx.x) / (all_heads * p.tiles), p.pieces);
+  const Piece piece = cut < 0        ? Piece(order, 0, 1)
+                      : p.second > 0 ? Piece::of_two(order, cut / cut_heads, p.second)
+                                     : Piece(order, cut / cut_heads, p.pieces);
   const Forward<Element, kGated, kBlocks, kNormalizer> call{
       p,
       memory,

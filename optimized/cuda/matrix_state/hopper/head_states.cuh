@@ -1,17 +1,26 @@
 #pragma once
-// The states after a head's segments by a CTA that sweeps the head: where heads suffice for all multiprocessors, with the bits of segment_sums and
-// join_segments (segments.cuh), whose states go to memory and back once more.
+// The states after a head's segments by a CTA that sweeps the head, with the bits of segment_sums and join_segments (segments.cuh), whose states go to memory
+// and back once more: where heads suffice for all multiprocessors, or where those that are left sweep heads' beginnings beside it.
 
 #include "optimized/cuda/matrix_state/hopper/segments.cuh"
 
 namespace lethe::matrix_state {
 
+template <int kBlocks>
+struct HeadStatesShared {
+  static constexpr int kStages = kBlocks == 1 ? 5 : 4, kStage = (kBlocks + 1) * kPanel, kThreads = kBlocks * kComputing;
+  static constexpr int kGates = kStages * kStage, kEach = kChunksOfSegment<kBlocks>,
+                       kFull = kGates + kEach * static_cast<int>(sizeof(ChunkGates));
+  static constexpr int kBytes = kFull + kStages * static_cast<int>(sizeof(uint64_t));
+  static_assert(kFull % 8 == 0 && 2 * (kBytes + 1024) <= 228 * 1024);
+};
+
 /// A CTA: a tile of columns of a head's states after its first segments, 64 rows a warpgroup; by time, and without a normaliser.
 template <typename Element, bool kGated, int kBlocks>
-__global__ void __launch_bounds__(SumsShared<kBlocks, false>::kThreads, 4 - kBlocks)
+__global__ void __launch_bounds__(HeadStatesShared<kBlocks>::kThreads, 2)
     head_states(const __grid_constant__ SegmentArguments p) {
-  using Shared = SumsShared<kBlocks, false>;
-  constexpr int kAllWarps = kBlocks * kWarps, kEach = Shared::kChunks,
+  using Shared = HeadStatesShared<kBlocks>;
+  constexpr int kAllWarps = kBlocks * kWarps, kEach = Shared::kEach,
                 kOwnChunks = (kEach + kAllWarps - 1) / kAllWarps;  // of a segment, whose gates a warp prepares
   extern __shared__ __align__(1024) char memory[];
   let_next_kernel_start();
@@ -73,6 +82,7 @@ __global__ void __launch_bounds__(SumsShared<kBlocks, false>::kThreads, 4 - kBlo
           state.sum, stage + block * kPanel, stage + kBlocks * kPanel, all_gates[i].write, 1.0f, place);
     }
     state.join();
+    if (p.only_last && s + 1 < p.segments) continue;
     const int64_t at = (int64_t{1} * tile * p.head_count + own) * p.segments + s;
     float4* const to =
         reinterpret_cast<float4*>(p.states + (at * kBlocks + block) * kBlockFloats) + threadIdx.x % kComputing;

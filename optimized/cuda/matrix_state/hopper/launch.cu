@@ -117,7 +117,7 @@ bool by_whole_heads(const MatrixStateInput& in) {
   return heads_of(in.shape) * tiles_of(in.shape) >= multiprocessors() && !in.form.normalize;
 }
 
-// Whether sums are by a CTA a segment, or, by time and without a normaliser, by a CTA a head: all states or the last.
+// Whether sums are by a CTA a segment, or, without a normaliser, by a CTA a head, in reverse of two blocks alone: all states or the last.
 enum class By { kSegments, kStates, kOneState };
 
 // Returns whether there is anything to launch.
@@ -145,11 +145,15 @@ bool sum_segments(const MatrixStateInput& in, const Operand& key, const Operand&
   p.states = to.states;
   p.decays = to.decays;
   p.only_last = by == By::kOneState;
+  const auto launch_heads = [&](auto element, auto gated, auto blocks, auto gradient) {
+    using Shared = HeadStatesShared<blocks.value>;
+    launch(head_states<decltype(element), gated.value, blocks.value, gradient.value>, tile_heads, Shared::kThreads,
+           Shared::kBytes, overlap != Overlap::kNone, stream, p);
+  };
   if (by != By::kSegments) {
     by_type(in, [&](auto element, auto gated, auto blocks) {
-      using Shared = HeadStatesShared<blocks.value>;
-      launch(head_states<decltype(element), gated.value, blocks.value>, tile_heads, Shared::kThreads, Shared::kBytes,
-             overlap != Overlap::kNone, stream, p);
+      if (!reverse) return launch_heads(element, gated, blocks, std::false_type{});
+      if constexpr (blocks.value == 2) launch_heads(element, gated, blocks, std::true_type{});
     });
     return true;
   }
@@ -280,8 +284,9 @@ void warpgroup_backward(const MatrixStateBackward& a) {
     sum_segments(a, a.key, a.value, nullptr, 1.0f, false, a.initial_state, states, overlap, a.stream, by);
   };
   const auto sum_grads = [&] {
+    const By by = blocks_of(a.shape) == 1 ? By::kSegments : split.pieces == 2 ? By::kOneState : By::kStates;
     return sum_segments(a, a.query, grad_values, grad_normalizer, scale, true, a.grad_last_state, grads, overlap,
-                        a.stream);
+                        a.stream, by);
   };
   if (by_whole_heads(a)) {  // the others first, whose join runs beside the states
     if (sum_grads()) overlap = Overlap::kBeside;

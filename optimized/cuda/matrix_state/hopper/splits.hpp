@@ -59,7 +59,13 @@ struct Split {
 
   Split(const Shape& shape, const MatrixStateForm& form) : whole_heads(static_cast<int>(heads_of(shape))), pieces(1) {
     const int processors = multiprocessors(), left = whole_heads % processors, segments = order_of(shape).segments;
-    if (blocks_of(shape) > 1 || left == 0) return;
+    if (left == 0) return;
+    if (blocks_of(shape) > 1) {  // R of a piece's beginning comes by a CTA a head
+      if (form.normalize) return;
+      pieces = std::clamp(processors / left, 1, segments);
+      if (pieces > 1) whole_heads -= left;
+      return;
+    }
     if (form.key_gate == MatrixStateForm::Gate::kNone) {  // memory binds, and further pieces bring further rounds
       pieces = std::clamp(processors / left, 1, segments);
       if (pieces > 1) whole_heads -= left;

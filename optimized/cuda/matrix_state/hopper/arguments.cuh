@@ -33,6 +33,13 @@ struct Piece {
   __host__ __device__ Piece(const SegmentOrder& order, int n, int pieces)
       : begin(static_cast<int>(int64_t{1} * order.segments * n / pieces)),
         end(static_cast<int>(int64_t{1} * order.segments * (n + 1) / pieces)) {}
+
+  /// The n-th of two, the second of which begins at `second`.
+  static __device__ Piece of_two(const SegmentOrder& order, int n, int second) {
+    Piece piece(order, 0, 1);
+    (n == 0 ? piece.end : piece.begin) = second;
+    return piece;
+  }
 };
 
 /// The states after each of the first segments in order, of key [B, T, H, rows] and value [B, T, H, columns]: in reverse of the gradient, of query and dO.
@@ -53,6 +60,7 @@ struct SegmentArguments {
   float* vectors;       ///< [tiles, head_count, segments, 64 a block of rows], normalised: the last column
   float* states;        ///< [tiles, head_count, segments, 4096 a block of 64 rows] in the fragments' order
   float* decays;        ///< [tiles, head_count, segments]: the product of a segment's gates
+  bool only_last;       ///< of head_states: the state after the last segment alone is wanted
 };
 
 /// A forward, by pieces of heads and tiles of 64 columns of the state.
@@ -66,10 +74,12 @@ struct StateForwardArguments {
   int64_t length;
   int batch, heads, rows, columns;
   float scale;
-  const float* initial;           ///< [B, H, rows, columns] contiguous; null: zeros
-  float* last;                    ///< the same; null: not wanted
-  int tiles;                      ///< of 64 columns
-  int pieces, handed;             ///< of a head; segments in `states`, all before the last piece
+  const float* initial;  ///< [B, H, rows, columns] contiguous; null: zeros
+  float* last;           ///< the same; null: not wanted
+  int tiles;             ///< of 64 columns
+  int whole_heads;       ///< the first ones, a CTA each for a tile; of the others
+  int pieces, handed;    ///< in order; segments in `states`, at least all before the last piece
+  int second;            ///< the segment with which the second of two unlike pieces begins; 0: pieces are alike
   const float *states, *vectors;  ///< of SegmentArguments
   int stages;                     ///< of tiles in shared memory
 };

@@ -1,7 +1,8 @@
 #pragma once
 // gated_state's values for a state of at most 128 rows: a CTA sweeps a piece of a head (segments.cuh) and 64 columns of its state in chunks of 64 tokens.
 //
-//   warp 0         tiles of a chunk, its gates                                        → full
+//   warp 0         tiles of a chunk                                                   → full
+//   warps 1 to 3   gates of every third chunk                                         → full
 //   warpgroup 2…   S, rounded to 16 bits, to shared memory; S = E_C S + (k·D_C)ᵀ v     → state_full
 //   warpgroup 1    P = Q Kᵀ of the next chunk; O = E ∘ (Q S) + P V of this one
 //
@@ -11,6 +12,7 @@
 // float16: the rounded state and each row of P are divided by a power of two, so that neither overflows nor becomes subnormal.
 
 #include "optimized/cuda/matrix_state/hopper/forward_output.cuh"
+#include "optimized/cuda/matrix_state/hopper/forward_weights.cuh"
 #include "optimized/cuda/matrix_state/hopper/segments.cuh"
 
 namespace lethe::matrix_state {
@@ -20,9 +22,12 @@ template <int kBlocks>
 struct ForwardShared {
   static constexpr int kThreads = (2 + kBlocks) * kComputing, kStateWarps = kBlocks * kWarps;
   static constexpr int kKey = kBlocks * kPanel, kValue = 2 * kKey, kStage = kValue + kPanel, kState = kBlocks * kPanel;
+  static constexpr int kGateWarps = kWarps - 1;
   static constexpr int kMostStages = kBlocks == 1 ? 8 : 4;
   /// CTAs of a multiprocessor, and the stages of each that allow that.
   static constexpr int kTogether = kBlocks == 1 ? 2 : 1, kFewestStages = kBlocks == 1 ? 3 : 4;
+  /// Of heads in pieces by a CTA a multiprocessor: as many as leave place for a CTA of head_states, beside which heads' beginnings are swept.
+  static constexpr int kStagesBesideStates = 4;
   /// Of each thread at the launch, and of those of each warpgroup.
   static constexpr int kRegisters = kBlocks == 1 ? 80 : 128, kLoadRegisters = kBlocks == 1 ? 24 : 40,
                        kStateRegisters = kBlocks == 1 ? 96 : 112, kReadRegisters = kBlocks == 1 ? 120 : 160;
@@ -64,13 +69,8 @@ struct Forward {
   }
   __device__ int64_t first_of(int n) const { return static_cast<int64_t>(piece.begin * order.each + n) * kChunk; }
 
+  /// A warp: tiles of every chunk.
   __device__ __forceinline__ void load() const {
-    const float* gate = kGated ? p.gate.log_forget + b * p.gate.batch_stride + h * p.gate.head_stride : nullptr;
-    const auto raw_of = [&](int n) {
-      return load_gates(gate, p.gate.token_stride, first_of(n), p.length, false, lane);
-    };
-    RawGates next{};
-    if constexpr (kGated) next = raw_of(0);
     ptx::RingPosition at;
     for (int n = 0; n < chunks; ++n, at.advance(p.stages)) {
       ptx::mbarrier_wait(&small().empty[at.index], at.parity ^ 1);
@@ -82,18 +82,29 @@ struct Forward {
         load_tile_of<kBlocks>(to + Shared::kKey, p.maps[1], p.key, full, 0, first_of(n), b, h);
         load_tile_of<1>(to + Shared::kValue, p.maps[2], p.value, full, 64 * tile, first_of(n), b, h);
       }
-      if constexpr (kGated) {
-        const RawGates raw = next;
-        if (n + 1 < chunks) next = raw_of(n + 1);
-        prepare_gates(gates(at.index), raw, p.scale, 1.0f, false, lane);
-        arrive_warp(full, lane);
-      }
+    }
+  }
+
+  /// Warp `w` of kGateWarps: the gates of every chunk n with n % kGateWarps = w. Their numbers come while the chunk's stage is still in use.
+  __device__ __forceinline__ void prepare_gates_of_chunks(int w) const {
+    const float* gate = p.gate.log_forget + b * p.gate.batch_stride + h * p.gate.head_stride;
+    ptx::RingPosition at;
+    for (int i = 0; i < w; ++i) at.advance(p.stages);
+    for (int n = w; n < chunks; n += Shared::kGateWarps) {
+      const int64_t token = first_of(n) + 2 * lane;
+      const auto load = [&](int64_t i) { return i < p.length ? load_global(gate + i * p.gate.token_stride) : 0.0f; };
+      const RawGates raw{load(token), load(token + 1), 0.0f};
+      ptx::mbarrier_wait(&small().empty[at.index], at.parity ^ 1);
+      prepare_gates(gates(at.index), raw, p.scale, 1.0f, false, lane);
+      arrive_warp(&small().full[at.index], lane);
+#pragma unroll
+      for (int i = 0; i < Shared::kGateWarps; ++i) at.advance(p.stages);
     }
   }
 
   /// A warpgroup: its block of the state.
   __device__ __forceinline__ void update_state(int block) const {
-    wait_for_previous_kernel();
+    if (piece.begin > 0) wait_for_previous_kernel();
     const Place place{warp, lane};
     const int stride = p.columns + kNormalized;
     State<kGated> state(1.0f);
@@ -102,7 +113,8 @@ struct Forward {
       load_block(state.before, p.initial, head, block, tile, p.rows, p.columns, stride, place);
       if constexpr (kNormalized) load_last_column(last.before, p.initial, head, block, p.rows, p.columns, place);
     } else {
-      const int64_t segment = (int64_t{1} * tile * p.batch * p.heads + head) * p.handed + piece.begin - 1;
+      const int64_t cut_heads = int64_t{1} * p.batch * p.heads - p.whole_heads,
+                    segment = (tile * cut_heads + head - p.whole_heads) * p.handed + piece.begin - 1;
       load_block_of_segment(state.before, p.states, segment, block, kBlocks, place);
       if constexpr (kNormalized) load_column_of_segment(last.before, p.vectors, segment, block, kBlocks, place);
     }
@@ -169,6 +181,7 @@ struct Forward {
       }
       arrive_warp(&small().empty[at.index], lane);
     }
+    wait_for_previous_kernel();  // for those after this one: a head's beginning itself depends on none
     if (!p.last || piece.end < order.segments) return;
     store_block(p.last, head, block, tile, p.rows, p.columns, stride, place, [&](int i) { return state.value(i); });
     if constexpr (kNormalized) {
@@ -185,53 +198,9 @@ struct Forward {
                                                              tiles + Shared::kKey + i * kPanel, i > 0);
   }
 
-  /// P weighted by D, zero for keys after the row. A warp leaves out the keys after its rows, and masks those before them where a cut is in the chunk.
-  __device__ __forceinline__ void weigh(float (&scores)[32], const ChunkGates& gate) const {
-    const int i0 = 16 * warp + lane / 4, t = lane % 4;
-    const int first_seen[2] = {kGated ? gate.first_seen[i0] : 0, kGated ? gate.first_seen[i0 + 8] : 0};
-    const float sum[2] = {kGated ? gate.sum[i0] : 0.0f, kGated ? gate.sum[i0 + 8] : 0.0f};
-    const bool cuts = kGated && gate.first_seen[kChunk - 1] > 0;
-    const auto weigh_eight = [&](int n, auto masked) {
-      const int j = 8 * n + 2 * t;
-      [[maybe_unused]] const float2 sum_j =
-          kGated ? *reinterpret_cast<const float2*>(&gate.sum[j]) : float2{0.0f, 0.0f};
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const int half = e / 2, row = i0 + 8 * half;
-        const bool seen = !decltype(masked)::value || static_cast<unsigned>(j + e % 2 - first_seen[half]) <=
-                                                          static_cast<unsigned>(row - first_seen[half]);
-        float& score = scores[4 * n + e];
-        if constexpr (kGated) score *= p.scale * exp2_approximate(sum[half] - (e % 2 ? sum_j.y : sum_j.x));
-        score = seen ? score : 0.0f;
-      }
-    };
-#pragma unroll
-    for (int n = 0; n < 8; ++n) {
-      if (n / 2 > warp) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) scores[4 * n + e] = 0.0f;
-      } else if (n / 2 == warp || cuts) {
-        weigh_eight(n, std::true_type{});
-      } else {
-        weigh_eight(n, std::false_type{});
-      }
-    }
-  }
-
-  /// What a row of P, weighted, is divided by.
-  __device__ __forceinline__ void row_units(float (&unit)[2], const float (&scores)[32]) const {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      unit[half] = 1.0f;
-      if constexpr (kHalf) {
-        float x = 0.0f;
-#pragma unroll
-        for (int c = 0; c < 8; ++c)
-          x = fmaxf(x, fmaxf(fabsf(scores[4 * c + 2 * half]), fabsf(scores[4 * c + 2 * half + 1])));
-        // Not below 2^-40, by which sums are divided: a row may have no weight but that of the state.
-        unit[half] = power_of_two_below(fmaxf(quad_max(x), 0x1p-40f));
-      }
-    }
+  __device__ __forceinline__ void weigh(float (&scores)[32], int stage) const {
+    if constexpr (kGated) weigh_scores(scores, gates(stage), p.scale, {warp, lane});
+    else weigh_scores(scores, {warp, lane});
   }
 
   __device__ __forceinline__ void read() const {
@@ -241,7 +210,7 @@ struct Forward {
     uint32_t weights[16];
     float row_unit[2];
     const auto take_weights = [&](float(&scores)[32]) {
-      row_units(row_unit, scores);
+      row_units<kHalf>(row_unit, scores);
       if constexpr (kHalf) scale_rows(scores, reciprocal_of_power(row_unit[0]), reciprocal_of_power(row_unit[1]));
       pack_sums<Element>(weights, scores, 1.0f);
     };
@@ -256,7 +225,7 @@ struct Forward {
       ptx::wgmma_commit();
       ptx::wgmma_wait<0>();
       ptx::fence_registers(scores);
-      weigh(scores, gates(0));
+      weigh(scores, 0);
       take_weights(scores);
     }
     for (int n = 0; n < chunks; ++n, rounded.advance(2)) {
@@ -318,7 +287,7 @@ struct Forward {
         ptx::wgmma_wait<1>();
         ptx::fence_registers(scores);
         arrive_warp(&small().state_empty[rounded.index], lane);
-        weigh(scores, gates(at.index));
+        weigh(scores, at.index);
         ptx::wgmma_wait<0>();
         ptx::fence_registers(out);
         ptx::fence_registers(weights);
@@ -331,7 +300,7 @@ struct Forward {
         ptx::wgmma_wait<0>();
         ptx::fence_registers(scores);
         arrive_warp(&small().empty[index], lane);
-        weigh(scores, gates(at.index));
+        weigh(scores, at.index);
       }
       take_weights(scores);
     }
@@ -345,9 +314,12 @@ __global__ void __launch_bounds__(ForwardShared<kBlocks>::kThreads, ForwardShare
   using Shared = ForwardShared<kBlocks>;
   extern __shared__ __align__(1024) char memory[];
   const int group = threadIdx.x / kComputing;
-  const int all_heads = p.batch * p.heads, head = static_cast<int>(blockIdx.x / p.tiles) % all_heads;
+  const int unit = static_cast<int>(blockIdx.x) / p.tiles, cut_heads = p.batch * p.heads - p.whole_heads,
+            cut = unit - p.whole_heads, head = cut < 0 ? unit : p.whole_heads + cut % cut_heads;
   const SegmentOrder order(p.length, false, kChunksOfSegment<kBlocks>);
-  const Piece piece(order, static_cast<int>(blockIdx.x) / (all_heads * p.tiles), p.pieces);
+  const Piece piece = cut < 0        ? Piece(order, 0, 1)
+                      : p.second > 0 ? Piece::of_two(order, cut / cut_heads, p.second)
+                                     : Piece(order, cut / cut_heads, p.pieces);
   const Forward<Element, kGated, kBlocks, kNormalizer> call{
       p,
       memory,
@@ -382,6 +354,7 @@ __global__ void __launch_bounds__(ForwardShared<kBlocks>::kThreads, ForwardShare
   if (group == 0) {
     change_registers<Shared::kRegisters, Shared::kLoadRegisters>();
     if (threadIdx.x < 32) call.load();
+    else if constexpr (kGated) call.prepare_gates_of_chunks(ptx::in_uniform_register(threadIdx.x / 32) - 1);
   } else if (group == 1) {
     change_registers<Shared::kRegisters, Shared::kReadRegisters>();
     call.read();

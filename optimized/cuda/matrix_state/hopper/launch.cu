@@ -1,13 +1,14 @@
 // The launches of the kernels of wgmma (launch.hpp).
 #include "optimized/cuda/matrix_state/hopper/launch.hpp"
 
-#include <algorithm>
 #include <type_traits>
 
 #include "optimized/cuda/check.hpp"
 #include "optimized/cuda/matrix_state/hopper/gradients.cuh"
+#include "optimized/cuda/matrix_state/hopper/head_states.cuh"
 #include "optimized/cuda/matrix_state/hopper/maps.hpp"
 #include "optimized/cuda/matrix_state/hopper/prepared_gates.cuh"
+#include "optimized/cuda/matrix_state/hopper/splits.hpp"
 #include "optimized/cuda/workspace.hpp"
 
 namespace lethe::matrix_state {
@@ -16,61 +17,17 @@ namespace {
 // Tokens of a head to which the backward with more than 64 rows is faster than that of sweep.cuh. That one has a normaliser among its columns.
 constexpr int64_t kLongestOfTwoBlocks = 8192;
 
-// Blocks of 64 rows of the state.
-int blocks_of(const Shape& shape) { return shape.key_dim <= 64 ? 1 : 2; }
-// Tiles of 64 columns.
-int tiles_of(const Shape& shape) { return static_cast<int>((shape.value_dim + 63) / 64); }
-SegmentOrder order_of(const Shape& shape) {
-  return {shape.key_length, false, blocks_of(shape) == 1 ? kChunksOfSegment<1> : kChunksOfSegment<2>};
-}
-
-int64_t heads_of(const Shape& shape) { return shape.batch * shape.heads; }
-int64_t padded_tokens(const Shape& shape) { return int64_t{kChunk} * order_of(shape).chunks; }
-
-// Pieces of a head, a CTA each: as many as multiprocessors have a CTA for.
-int forward_pieces(const Shape& shape) {
-  const int64_t ctas = heads_of(shape) * tiles_of(shape);
-  return static_cast<int>(std::clamp<int64_t>(multiprocessors() / ctas, 1, order_of(shape).segments));
-}
-
-// The same of a normaliser's pass before the backward, which has the states of all segments: some for each of two CTAs' places.
-int normalizer_pieces(const Shape& shape) {
-  const int64_t pieces = (6 * multiprocessors() + heads_of(shape) / 2) / heads_of(shape);
-  return static_cast<int>(std::clamp<int64_t>(pieces, 1, order_of(shape).segments));
-}
-
-// The heads that a backward sweeps by a CTA each; and the pieces of the others, which would leave multiprocessors without work.
-struct Split {
-  int whole_heads, pieces;
-
-  Split(const Shape& shape, const MatrixStateForm& form) : whole_heads(static_cast<int>(heads_of(shape))), pieces(1) {
-    const int processors = multiprocessors(), left = whole_heads % processors, segments = order_of(shape).segments;
-    if (blocks_of(shape) > 1 || left == 0) return;
-    if (form.key_gate == MatrixStateForm::Gate::kNone) {  // memory binds, and further pieces bring further rounds
-      pieces = std::clamp(processors / left, 1, segments);
-      if (pieces > 1) whole_heads -= left;
-      return;
-    }
-    // Rounds of CTAs times the segments of one, and for R of a piece's beginning as much as a fraction of a head.
-    constexpr double kCostOfPiece = 0.005;
-    const auto cost = [&](int n) {
-      return (left * n + processors - 1) / processors * ((segments + n - 1) / n) + kCostOfPiece * segments * n;
-    };
-    for (int n = 2; n <= segments; ++n)
-      if (cost(n) < cost(pieces)) pieces = n;
-    if (pieces > 1) whole_heads -= left;
-  }
-  int cut_heads(const Shape& shape) const { return static_cast<int>(heads_of(shape)) - whole_heads; }
-};
+static_assert(ForwardShared<1>::bytes(ForwardShared<1>::kStagesBesideStates) + HeadStatesShared<1>::kBytes + 2 * 1024 <=
+              228 * 1024);
 
 /// The states after the first segments of some heads, of one sweep.
 struct SegmentMemory {
   int heads, segments;
   float *states = nullptr, *decays = nullptr, *vectors = nullptr;
 
-  /// Of the last `head_count` heads: all before the last of so many pieces.
-  SegmentMemory(Workspace& memory, const Shape& shape, bool normalized, int64_t head_count, int pieces)
-      : heads(static_cast<int>(head_count)), segments(Piece(order_of(shape), pieces - 1, pieces).begin) {
+  /// Of the last `head_count` heads.
+  SegmentMemory(Workspace& memory, const Shape& shape, bool normalized, int64_t head_count, int first_segments)
+      : heads(static_cast<int>(head_count)), segments(first_segments) {
     const int64_t handed = head_count * tiles_of(shape) * segments;
     states = memory.take<float>(handed * blocks_of(shape) * kBlockFloats);
     decays = memory.take<float>(handed);
@@ -155,11 +112,20 @@ void prepare_gates_of_chunks(const MatrixStateInput& in, float scale, PreparedGa
 // Whether a kernel starts before the one before it has ended, and whether it waits for that before it reads.
 enum class Overlap { kNone, kWaits, kBeside };
 
-void sum_segments(const MatrixStateInput& in, const Operand& key, const Operand& value, const float* column,
+// Whether all heads' states come by a CTA a head.
+bool by_whole_heads(const MatrixStateInput& in) {
+  return heads_of(in.shape) * tiles_of(in.shape) >= multiprocessors() && !in.form.normalize;
+}
+
+// Whether sums are by a CTA a segment, or, without a normaliser, by a CTA a head, in reverse of two blocks alone: all states or the last.
+enum class By { kSegments, kStates, kOneState };
+
+// Returns whether there is anything to launch.
+bool sum_segments(const MatrixStateInput& in, const Operand& key, const Operand& value, const float* column,
                   float scale, bool reverse, const float* initial, const SegmentMemory& to, Overlap overlap,
-                  cudaStream_t stream) {
+                  cudaStream_t stream, By by = By::kSegments) {
   const int64_t tile_heads = int64_t{1} * to.heads * tiles_of(in.shape);
-  if (tile_heads * to.segments == 0) return;
+  if (tile_heads * to.segments == 0) return false;
   const Maps map{in};
   SegmentArguments p = arguments_of<SegmentArguments>(in);
   p.maps[0] = map(key, in.shape.key_dim);
@@ -178,6 +144,19 @@ void sum_segments(const MatrixStateInput& in, const Operand& key, const Operand&
   p.vectors = to.vectors;
   p.states = to.states;
   p.decays = to.decays;
+  p.only_last = by == By::kOneState;
+  const auto launch_heads = [&](auto element, auto gated, auto blocks, auto gradient) {
+    using Shared = HeadStatesShared<blocks.value>;
+    launch(head_states<decltype(element), gated.value, blocks.value, gradient.value>, tile_heads, Shared::kThreads,
+           Shared::kBytes, overlap != Overlap::kNone, stream, p);
+  };
+  if (by != By::kSegments) {
+    by_type(in, [&](auto element, auto gated, auto blocks) {
+      if (!reverse) return launch_heads(element, gated, blocks, std::false_type{});
+      if constexpr (blocks.value == 2) launch_heads(element, gated, blocks, std::true_type{});
+    });
+    return true;
+  }
   by_type_and_normalizer(in, [&](auto element, auto gated, auto blocks, auto normalized) {
     constexpr int kBlocks = blocks.value;
     constexpr bool kGated = gated.value, kNormalized = normalized.value;
@@ -187,10 +166,12 @@ void sum_segments(const MatrixStateInput& in, const Operand& key, const Operand&
     launch(join_segments<kGated, kBlocks, kNormalized>, tile_heads * kBlocks * (kJoiningCtas + kNormalized),
            kJoiningThreads, 0, true, stream, p);
   });
+  return true;
 }
 
-// A forward of so many pieces of a head from the states before them.
-StateForwardArguments forward_arguments(const MatrixStateInput& in, const SegmentMemory& handed, int pieces) {
+// A forward of all but the first heads in pieces, from the states before those.
+StateForwardArguments forward_arguments(const MatrixStateInput& in, const SegmentMemory& handed, int whole_heads,
+                                        int pieces) {
   const Maps map{in};
   StateForwardArguments p = arguments_of<StateForwardArguments>(in);
   p.maps[0] = map(in.query, in.shape.key_dim);
@@ -202,6 +183,7 @@ StateForwardArguments forward_arguments(const MatrixStateInput& in, const Segmen
   p.scale = static_cast<float>(in.scale);
   p.initial = in.initial_state;
   p.tiles = tiles_of(in.shape);
+  p.whole_heads = whole_heads;
   p.pieces = pieces;
   p.handed = handed.segments;
   p.states = handed.states;
@@ -212,8 +194,11 @@ StateForwardArguments forward_arguments(const MatrixStateInput& in, const Segmen
 template <typename Element, bool kGated, int kBlocks, Normalizer kNormalizer>
 void launch_forward(StateForwardArguments p, bool overlapping, cudaStream_t stream) {
   using Shared = ForwardShared<kBlocks>;
-  const int64_t ctas = int64_t{1} * p.batch * p.heads * p.tiles * p.pieces;
-  p.stages = ctas <= multiprocessors() ? Shared::kMostStages : Shared::kFewestStages;
+  const int64_t cut_heads = int64_t{1} * p.batch * p.heads - p.whole_heads,
+                ctas = p.tiles * (p.whole_heads + cut_heads * p.pieces);
+  p.stages = ctas > multiprocessors() ? Shared::kFewestStages
+             : p.second > 0           ? Shared::kStagesBesideStates
+                                      : Shared::kMostStages;
   launch(sweep_forward<Element, kGated, kBlocks, kNormalizer>, ctas, Shared::kThreads, Shared::bytes(p.stages),
          overlapping, stream, p);
 }
@@ -221,7 +206,7 @@ void launch_forward(StateForwardArguments p, bool overlapping, cudaStream_t stre
 // dO over z·q and the gradient of z·q, by a forward from the states of all segments.
 void divide_gradients(const MatrixStateBackward& a, const SegmentMemory& states, const NormalizerMemory& to) {
   const Maps map{a};
-  StateForwardArguments p = forward_arguments(a, states, normalizer_pieces(a.shape));
+  StateForwardArguments p = forward_arguments(a, states, 0, normalizer_pieces(a.shape));
   p.maps[3] = map.of_result(to.grad_values, a.shape.value_dim);
   p.maps[4] = map(a.grad_values, a.shape.value_dim, kChunk / kWarps);
   p.grad_values = a.grad_values;
@@ -248,26 +233,29 @@ bool backward_by_warpgroups(const Shape& shape, const MatrixStateForm& form) {
 
 size_t warpgroup_forward_workspace_bytes(const Shape& shape, const MatrixStateForm& form) {
   Workspace memory(nullptr);
-  SegmentMemory(memory, shape, form.normalize, heads_of(shape), forward_pieces(shape));
+  const ForwardSplit split(shape, form);
+  SegmentMemory(memory, shape, form.normalize, split.cut_heads(shape), split.handed(shape));
   return memory.bytes();
 }
 
 size_t warpgroup_backward_workspace_bytes(const Shape& shape, const MatrixStateForm& form) {
   Workspace memory(nullptr);
   const Split split(shape, form);
-  SegmentMemory(memory, shape, form.normalize, heads_of(shape), order_of(shape).segments);
-  SegmentMemory(memory, shape, form.normalize, split.cut_heads(shape), split.pieces);
+  SegmentMemory(memory, shape, form.normalize, heads_of(shape), order_of(shape).segments - 1);
+  SegmentMemory(memory, shape, form.normalize, split.cut_heads(shape), split.handed(shape));
   if (form.normalize) NormalizerMemory(memory, shape);
   take_gates(memory, shape, form.key_gate != MatrixStateForm::Gate::kNone);
   return memory.bytes();
 }
 
 void warpgroup_forward(const MatrixStateForward& a) {
-  const int pieces = forward_pieces(a.shape);
+  const ForwardSplit split(a.shape, a.form);
   Workspace memory(a.workspace);
-  const SegmentMemory handed(memory, a.shape, a.form.normalize, heads_of(a.shape), pieces);
-  sum_segments(a, a.key, a.value, nullptr, 1.0f, false, a.initial_state, handed, Overlap::kNone, a.stream);
-  StateForwardArguments p = forward_arguments(a, handed, pieces);
+  const SegmentMemory handed(memory, a.shape, a.form.normalize, split.cut_heads(a.shape), split.handed(a.shape));
+  sum_segments(a, a.key, a.value, nullptr, 1.0f, false, a.initial_state, handed, Overlap::kNone, a.stream,
+               split.second > 0 ? By::kOneState : By::kSegments);
+  StateForwardArguments p = forward_arguments(a, handed, split.whole_heads, split.pieces);
+  p.second = split.second;
   if (!a.float_values) p.maps[3] = Maps{a}.of_result(a.values, a.shape.value_dim);
   p.out = a.values;
   p.float_out = a.float_values;
@@ -284,24 +272,38 @@ void warpgroup_backward(const MatrixStateBackward& a) {
   const int64_t ctas = split.whole_heads + int64_t{1} * split.cut_heads(a.shape) * split.pieces;
   const bool normalized = a.form.normalize;
   Workspace memory(a.workspace);
-  const SegmentMemory states(memory, a.shape, normalized, heads_of(a.shape), order_of(a.shape).segments),
-      grads(memory, a.shape, normalized, split.cut_heads(a.shape), split.pieces);
+  const SegmentMemory states(memory, a.shape, normalized, heads_of(a.shape), order_of(a.shape).segments - 1),
+      grads(memory, a.shape, normalized, split.cut_heads(a.shape), split.handed(a.shape));
   const bool gated = a.key_gate.data != nullptr;
   PreparedGates* const gates = take_gates(memory, a.shape, gated);
   if (gated) prepare_gates_of_chunks(a, scale, gates, a.stream);
-  sum_segments(a, a.key, a.value, nullptr, 1.0f, false, a.initial_state, states,
-               gated ? Overlap::kBeside : Overlap::kNone, a.stream);
   Operand grad_values = a.grad_values;
   const float* grad_normalizer = nullptr;
-  if (normalized) {
-    const NormalizerMemory divided(memory, a.shape);
-    divide_gradients(a, states, divided);
-    const int64_t token = a.shape.heads * a.shape.value_dim;
-    grad_values = {divided.grad_values, a.shape.key_length * token, token, a.shape.value_dim};
-    grad_normalizer = divided.grad_normalizer;
+  Overlap overlap = gated ? Overlap::kBeside : Overlap::kNone;
+  const auto sum_states = [&](By by) {
+    sum_segments(a, a.key, a.value, nullptr, 1.0f, false, a.initial_state, states, overlap, a.stream, by);
+  };
+  const auto sum_grads = [&] {
+    const By by = blocks_of(a.shape) == 1 ? By::kSegments : split.pieces == 2 ? By::kOneState : By::kStates;
+    return sum_segments(a, a.query, grad_values, grad_normalizer, scale, true, a.grad_last_state, grads, overlap,
+                        a.stream, by);
+  };
+  if (by_whole_heads(a)) {  // the others first, whose join runs beside the states
+    if (sum_grads()) overlap = Overlap::kBeside;
+    sum_states(By::kStates);
+  } else {
+    sum_states(By::kSegments);
+    overlap = Overlap::kBeside;
+    if (normalized) {
+      const NormalizerMemory divided(memory, a.shape);
+      divide_gradients(a, states, divided);
+      const int64_t token = a.shape.heads * a.shape.value_dim;
+      grad_values = {divided.grad_values, a.shape.key_length * token, token, a.shape.value_dim};
+      grad_normalizer = divided.grad_normalizer;
+      overlap = Overlap::kWaits;
+    }
+    sum_grads();
   }
-  sum_segments(a, a.query, grad_values, grad_normalizer, scale, true, a.grad_last_state, grads,
-               normalized ? Overlap::kWaits : Overlap::kBeside, a.stream);
   StateGradientArguments p = arguments_of<StateGradientArguments>(a);
   p.whole_heads = split.whole_heads;
   p.pieces = split.pieces;

@@ -1,0 +1,87 @@
+#pragma once
+// How the kernels of wgmma (launch.cu) cut heads into pieces, a CTA each.
+
+#include <algorithm>
+
+#include "optimized/cuda/launch.cuh"
+#include "optimized/cuda/matrix_state/hopper/arguments.cuh"
+
+namespace lethe::matrix_state {
+
+/// Blocks of 64 rows of the state.
+inline int blocks_of(const Shape& shape) { return shape.key_dim <= 64 ? 1 : 2; }
+/// Tiles of 64 columns.
+inline int tiles_of(const Shape& shape) { return static_cast<int>((shape.value_dim + 63) / 64); }
+inline SegmentOrder order_of(const Shape& shape) {
+  return {shape.key_length, false, blocks_of(shape) == 1 ? kChunksOfSegment<1> : kChunksOfSegment<2>};
+}
+
+inline int64_t heads_of(const Shape& shape) { return shape.batch * shape.heads; }
+inline int64_t padded_tokens(const Shape& shape) { return int64_t{kChunk} * order_of(shape).chunks; }
+
+/// Segments before the last of so many pieces.
+inline int segments_before_last(const Shape& shape, int pieces) {
+  return Piece(order_of(shape), pieces - 1, pieces).begin;
+}
+
+/// The heads that a forward sweeps by a CTA each for a tile; and the pieces of the others, which would leave multiprocessors without work.
+struct ForwardSplit {
+  int whole_heads, pieces = 1;
+  int second = 0;  // where the second of two pieces begins, whose state comes by head_states
+
+  ForwardSplit(const Shape& shape, const MatrixStateForm& form) : whole_heads(static_cast<int>(heads_of(shape))) {
+    const int processors = multiprocessors(), tiles = tiles_of(shape), segments = order_of(shape).segments;
+    const int64_t ctas = heads_of(shape) * tiles;
+    const bool few = ctas <= processors;
+    if (!few && blocks_of(shape) == 1) return;  // two CTAs share a multiprocessor
+    const int left = few ? whole_heads : static_cast<int>((ctas % processors + tiles - 1) / tiles);
+    if (left == 0) return;
+    pieces = std::clamp(processors / (left * tiles), 1, segments);
+    if (pieces == 1) return;
+    whole_heads -= left;
+    // Two CTAs begin together, the second one's by so much later as head_states takes; beside whole heads that is in time.
+    if (pieces == 2 && !form.normalize)
+      second = few ? std::clamp((19 * segments + 16) / 32, 1, segments - 1) : segments / 2;
+  }
+  int cut_heads(const Shape& shape) const { return static_cast<int>(heads_of(shape)) - whole_heads; }
+  int handed(const Shape& shape) const { return second > 0 ? second : segments_before_last(shape, pieces); }
+};
+
+/// Pieces of a head of a normaliser's pass before the backward, which has the states of all segments: some for each of two CTAs' places.
+inline int normalizer_pieces(const Shape& shape) {
+  const int64_t pieces = (6 * multiprocessors() + heads_of(shape) / 2) / heads_of(shape);
+  return static_cast<int>(std::clamp<int64_t>(pieces, 1, order_of(shape).segments));
+}
+
+/// The heads that a backward sweeps by a CTA each; and the pieces of the others, which would leave multiprocessors without work.
+struct Split {
+  int whole_heads, pieces;
+
+  Split(const Shape& shape, const MatrixStateForm& form) : whole_heads(static_cast<int>(heads_of(shape))), pieces(1) {
+    const int processors = multiprocessors(), left = whole_heads % processors, segments = order_of(shape).segments;
+    if (left == 0) return;
+    if (blocks_of(shape) > 1) {  // R of a piece's beginning comes by a CTA a head
+      if (form.normalize) return;
+      pieces = std::clamp(processors / left, 1, segments);
+      if (pieces > 1) whole_heads -= left;
+      return;
+    }
+    if (form.key_gate == MatrixStateForm::Gate::kNone) {  // memory binds, and further pieces bring further rounds
+      pieces = std::clamp(processors / left, 1, segments);
+      if (pieces > 1) whole_heads -= left;
+      return;
+    }
+    // Rounds of CTAs times the segments of one, and for R of a piece's beginning as much as a fraction of a head.
+    constexpr double kCostOfPiece = 0.005;
+    const auto cost = [&](int n) {
+      return (left * n + processors - 1) / processors * ((segments + n - 1) / n) + kCostOfPiece * segments * n;
+    };
+    for (int n = 2; n <= segments; ++n)
+      if (cost(n) < cost(pieces)) pieces = n;
+    if (pieces > 1) whole_heads -= left;
+  }
+  int cut_heads(const Shape& shape) const { return static_cast<int>(heads_of(shape)) - whole_heads; }
+  int handed(const Shape& shape) const { return segments_before_last(shape, pieces); }
+};
+
+}  // namespace lethe::matrix_state

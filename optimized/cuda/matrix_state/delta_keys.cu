@@ -1,5 +1,6 @@
 // delta_state with a gate a row, by windows of chunks of 64 tokens: what the state does not enter, of all chunks of a window at once, then a sweep over them.
-// While one window is swept, by a CTA a head (on 8.0 for 64 columns of it), the next one is prepared by the multiprocessors that are left: windows have two places in turn.
+// While one window is swept, by a CTA a head (on 8.0 for 64 columns of it), the next one is prepared by the multiprocessors that are left: windows have two
+// places in turn, or each its own.
 // The backward's window is all chunks: prepared once, swept to the last one and back, and then each chunk's gradients for themselves.
 #include <algorithm>
 #include <type_traits>
@@ -112,14 +113,27 @@ bool sweeps_wide(int columns) {
   return compute_capability(device) >= 90;
 }
 
+// Chunks of a forward's next window, of `left`, where each has a place of its own. While `ctas` sweep it, the multiprocessors that are left prepare the next
+// one, and a chunk of all heads takes a multiprocessor about as long to prepare as to sweep: a window is the share of the one before it that they reach.
+int next_window(int left, int64_t ctas, int64_t heads) {
+  const int64_t all = multiprocessors(), sweeping = std::min(all, ctas);
+  // Fewer chunks aren't worth a launch: half of the CTAs that prepare at once.
+  const int fewest = static_cast<int>(std::max<int64_t>(4, (3 * all / 2 + heads - 1) / heads)),
+            window = std::max(fewest, static_cast<int>((left * sweeping + all - 1) / all));
+  return left - window < fewest ? left : window;
+}
+
 template <typename Element, int kRows, int kWidth>
 void launch_windows(const MatrixStateForward& a, DeltaKeyArguments p) {
   const int chunks = chunks_of(a.shape), window = window_of(a.shape);
-  const int64_t heads = heads_of(a.shape);
-  char* const places[2] = {p.records, p.records + heads * window * DeltaKeyRecord<kRows>::kBytes};
-  for (p.first_chunk = 0; p.first_chunk < chunks; p.first_chunk += window, p.initial = p.last) {
-    p.chunks = std::min(window, chunks - p.first_chunk);
-    p.records = places[p.first_chunk / window % 2];
+  const bool all_placed = places_of(a.shape) == chunks && launches_overlap();
+  const int64_t heads = heads_of(a.shape), bytes = heads * DeltaKeyRecord<kRows>::kBytes,
+                ctas = heads * ((p.columns + kWidth - 1) / kWidth);
+  char* const records = p.records;
+  for (p.first_chunk = 0; p.first_chunk < chunks; p.first_chunk += p.chunks, p.initial = p.last) {
+    const int left = chunks - p.first_chunk;
+    p.chunks = all_placed ? next_window(left, ctas, heads) : std::min(window, left);
+    p.records = records + (all_placed ? p.first_chunk : p.first_chunk / window % 2 * window) * bytes;
     prepare<Element, kRows>(p, heads, p.first_chunk > 0, a.stream);
     sweep_forward<Element, kRows, kWidth, false>(p, heads, a.stream);
   }

@@ -22,13 +22,12 @@ __global__ void __launch_bounds__(kComputing, 3) prepare_delta_keys(const __grid
   const int block = __shfl_sync(kAllLanes, (threadIdx.x / 32 + blockIdx.x) % kWarps, 0), lane = threadIdx.x % 32,
             g = lane / 4, t = lane % 4, i0 = 16 * block + g;
   const unsigned chunks = static_cast<unsigned>(p.chunks), heads = static_cast<unsigned>(p.heads),
-                 head = blockIdx.x / chunks;
-  const int64_t b = head / heads, h = head % heads,
-                first = (p.first_chunk + static_cast<int64_t>(blockIdx.x % chunks)) * kChunk;
+                 head = blockIdx.x / chunks, chunk = blockIdx.x % chunks;
+  const int64_t b = head / heads, h = head % heads, first = (p.first_chunk + static_cast<int64_t>(chunk)) * kChunk;
   let_next_kernel_start();
   const Block call{p, memory, block, lane, b, h, first + 16 * block};
   auto& small = call.small();
-  char* const record = p.records + static_cast<int64_t>(blockIdx.x) * Record::kBytes;
+  char* const record = p.records + (int64_t{1} * head * p.stride + chunk) * Record::kBytes;
   float* const key_units = reinterpret_cast<float*>(record + Record::kKeyUnits);
 
   call.prefetch_gates();

@@ -59,6 +59,7 @@ struct DeltaKeyWarpgroupReverse : DeltaKeyWarpgroups<Element, kRows, false, true
     ptx::wgmma_fence();
     this->template issue_lower_transposed<true>(x, operands, stage + Stage::kInverse);
     ptx::wgmma_commit();
+    this->publish(n);  // while products run: it waits for earlier stores
     ptx::wgmma_wait<0>();
     fence(x, operands.high, operands.low);
     // The gradient of β: of the lane's two columns, tokens 8i + 2t and the next.
@@ -126,6 +127,8 @@ __global__ void __launch_bounds__(256, 1)
     call.copy(n + 1, p.chunks - 2 - n);
     call.reverse(n);
   }
+  __syncthreads();
+  call.publish(p.chunks);
   if (!p.last) return;
   call.each_of_state([&](float& number, bool inside, int64_t at) {
     if (inside) p.last[at] = number;

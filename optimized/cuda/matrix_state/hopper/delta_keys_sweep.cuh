@@ -39,7 +39,7 @@ struct DeltaKeyWarpgroupSweep : DeltaKeyWarpgroups<Element, kRows, kKeeps, false
       this->issue_read(out_last_first, left, stage + Stage::Record::kQuery);
       ptx::wgmma_commit();
     }
-    if constexpr (kKeeps) this->keep(p.arrays.before, p.arrays.before_unit, left, unit, n);
+    if constexpr (kKeeps) this->keep(p.arrays.before, p.arrays.before_unit, left, unit, p.first_chunk + n);
     ptx::wgmma_wait<kKeeps ? 0 : 1>();
     fence(last_first);
     each_token(key_units, [&](int i, int e, float factor) { last_first[7 - i][e] *= -factor * unit; });
@@ -59,7 +59,7 @@ struct DeltaKeyWarpgroupSweep : DeltaKeyWarpgroups<Element, kRows, kKeeps, false
     if constexpr (kKeeps) {
       const WarpUnit of_residual(largest_of(x));
       pack_columns(written[0], x, of_residual.inverse);
-      this->keep(p.arrays.residual, p.arrays.residual_unit, written[0], of_residual.unit, n);
+      this->keep(p.arrays.residual, p.arrays.residual_unit, written[0], of_residual.unit, p.first_chunk + n);
     }
     each_token(beta, [&](int i, int e, float factor) { x[i][e] *= factor; });
     if constexpr (!kKeeps) {
@@ -104,6 +104,7 @@ __global__ void __launch_bounds__(256, 1) sweep_delta_keys_by_warpgroups(const _
   call.begin();
   wait_for_previous_kernel();
   let_next_kernel_start();
+  if constexpr (kKeeps) call.publish(0);
   call.copy(0, 0);
   call.each_of_state(
       [&](float& number, bool inside, int64_t at) { number = p.initial && inside ? p.initial[at] : 0.0f; });

@@ -34,8 +34,8 @@ __device__ __forceinline__ FlatSums& flat(ColumnSums& sums) { return reinterpret
 
 /// kBack: for the sweep back.
 template <typename Element, int kRows, bool kKeeps, bool kBack>
-struct DeltaKeyWarpgroups : DeltaKeySweep<Element, kRows, 128, kKeeps> {
-  using Sweep = DeltaKeySweep<Element, kRows, 128, kKeeps>;
+struct DeltaKeyWarpgroups : DeltaKeySweep<Element, kRows, 128, kKeeps, kBack> {
+  using Sweep = DeltaKeySweep<Element, kRows, 128, kKeeps, kBack>;
   using Stage = DeltaKeyStage<kRows>;
   using Sweep::p, Sweep::memory, Sweep::warp, Sweep::lane, Sweep::head, Sweep::b, Sweep::h, Sweep::column, Sweep::state;
   using typename Sweep::Record;
@@ -63,7 +63,7 @@ struct DeltaKeyWarpgroups : DeltaKeySweep<Element, kRows, 128, kKeeps> {
   __device__ __forceinline__ void copy(int n, int chunk) const {
     if (n < p.chunks) {
       char* const to = stage(n);
-      const char* const from = p.records + (head * p.chunks + chunk) * Record::kBytes;
+      const char* const from = p.records + (head * this->records() + chunk) * Record::kBytes;
       constexpr int kFirst = kKeeps ? Record::kReadKey : Record::kQuery, kNatural = kBack ? kFirst : Record::kWriteKey,
                     kFloats = Record::kBytes - Record::kTotals, kTriangles = kKeeps ? 2 : 4;
       if (threadIdx.x == 0) {

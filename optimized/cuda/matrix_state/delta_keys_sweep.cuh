@@ -94,13 +94,15 @@ __device__ __forceinline__ void pack_columns(uint32_t (&left)[kWarps][4], const 
     }
 }
 
-__device__ __forceinline__ float largest_of(const ColumnSums& sums) {
-  float largest = 0.0f;
+/// In four chains: a maximum waits for the one before it.
+template <int kCount>
+__device__ __forceinline__ float largest_of(const float (&sums)[kCount][4]) {
+  float largest[4] = {};
 #pragma unroll
-  for (int i = 0; i < 8; ++i)
+  for (int i = 0; i < kCount; ++i)
 #pragma unroll
-    for (int e = 0; e < 4; ++e) largest = fmaxf(largest, fabsf(sums[i][e]));
-  return largest;
+    for (int e = 0; e < 4; ++e) largest[e] = fmaxf(largest[e], fabsf(sums[i][e]));
+  return fmaxf(fmaxf(largest[0], largest[1]), fmaxf(largest[2], largest[3]));
 }
 
 /// kBack: from the last token back, always all chunks.
@@ -166,12 +168,7 @@ struct DeltaKeySweep {
 
   /// The state as left operands of float16.
   __device__ __forceinline__ float round_state(uint32_t (&left)[kRows / 16][4]) const {
-    float largest = 0.0f;
-#pragma unroll
-    for (int i = 0; i < kRows / 8; ++i)
-#pragma unroll
-      for (int e = 0; e < 4; ++e) largest = fmaxf(largest, fabsf(state[i][e]));
-    const WarpUnit unit(largest);
+    const WarpUnit unit(largest_of(state));
 #pragma unroll
     for (int k = 0; k < kRows / 16; ++k)
 #pragma unroll

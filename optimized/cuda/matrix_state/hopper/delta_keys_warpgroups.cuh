@@ -182,15 +182,21 @@ struct DeltaKeyWarpgroups : DeltaKeySweep<Element, kRows, 128, kKeeps, kBack> {
               __half{}, flat(added[panel]), left[i][k][0], left[i][k][1], left[i][k][2], left[i][k][3],
               ptx::advance<2048>(ptx::operand_descriptor(tiles[i] + panel * kPanel, kPanel), k), i + k > 0);
   }
-  /// The state times the chunk's gates, plus `unit` times what is added.
-  __device__ __forceinline__ void add(const Added& added, const float* totals, float unit) {
+  /// The state times the chunk's gates, while products of what is added run.
+  __device__ __forceinline__ void decay(const float* totals) {
 #pragma unroll
     for (int i = 0; i < kRows / 8; ++i) {
       const float2 total = *reinterpret_cast<const float2*>(totals + 8 * i + threadIdx.x % 4 * 2);
 #pragma unroll
-      for (int e = 0; e < 4; ++e)
-        state[i][e] = fmaf(added[i / 8][i % 8][e], unit, state[i][e] * (e % 2 ? total.y : total.x));
+      for (int e = 0; e < 4; ++e) state[i][e] *= e % 2 ? total.y : total.x;
     }
+  }
+  /// The state plus `unit` times what is added.
+  __device__ __forceinline__ void add(const Added& added, float unit) {
+#pragma unroll
+    for (int i = 0; i < kRows / 8; ++i)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) state[i][e] = fmaf(added[i / 8][i % 8][e], unit, state[i][e]);
   }
 };
 

@@ -18,8 +18,8 @@
 namespace lethe::matrix_state {
 namespace {
 
-constexpr int64_t kWindowBytes = int64_t{256}
-                                 << 20;  ///< of prepared chunks, at most: unless one chunk of all heads has more
+constexpr int64_t kWindowBytes =
+    int64_t{256} << 20;  ///< of prepared chunks, half of what a forward keeps, unless one of all heads has more
 
 int64_t heads_of(const Shape& shape) { return shape.batch * shape.heads; }
 int64_t record_bytes(int64_t rows) { return rows <= 64 ? DeltaKeyRecord<64>::kBytes : DeltaKeyRecord<128>::kBytes; }

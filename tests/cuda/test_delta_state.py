@@ -217,7 +217,7 @@ class KeyGates(unittest.TestCase):
                 self.assertTrue(torch.equal(run(given, DEVICE)[0][:, :96], run(changed, DEVICE)[0][:, :96]))
 
     def test_a_head_has_the_same_bits_among_many_whatever_its_windows(self):
-        # Eight heads have one window. Of 40 a GPU has room for two sweeps and what is prepared at once: a launch too early would show.
+        # Eight heads have other windows. Of 40 a GPU has room for two sweeps and what is prepared at once: a launch too early would show.
         for rows, columns, heads in ((64, 64, 40), (128, 128, 40), (128, 128, 400)):
             with self.subTest(rows=rows, columns=columns, heads=heads):
                 chunks = 2 * self.WINDOW_BYTES // (heads * self.CHUNK_BYTES[rows]) + 1  # three windows or more
@@ -232,6 +232,29 @@ class KeyGates(unittest.TestCase):
         once, again = gradients(given, DEVICE), gradients(given, DEVICE)
         for name in once:
             self.assertTrue(torch.equal(once[name], again[name]), name)
+
+    def test_a_head_has_the_same_gradients_among_many_whatever_its_windows(self):
+        """Of 48 heads chunks are prepared in several windows, and their gradients begin before the sweep back ends."""
+        for rows, columns in ((64, 64), (128, 128), (128, 72)):
+            with self.subTest(rows=rows, columns=columns):
+                given = self.problem(torch.bfloat16, "slow", length=64 * 40 - 10, heads=48, rows=rows, columns=columns)
+                cut = lambda tensor: tensor[:, 7:8] if tensor.size(1) == 48 else tensor[:, :, 7:8]
+                kept = []
+                many = gradients(given, DEVICE, lambda direction: kept.append(cut(direction)) or direction)
+                alone = gradients({name: cut(tensor) for name, tensor in given.items()}, DEVICE, lambda _: kept.pop(0))
+                for name, tensor in many.items():
+                    self.assertTrue(torch.equal(cut(tensor), alone[name]), name)
+
+    def test_equal_calls_give_equal_gradients_after_others(self):
+        """Chunks' gradients are computed while others are swept, in memory that holds another call's arrays."""
+        for rows, columns in ((64, 64), (128, 128)):
+            with self.subTest(rows=rows, columns=columns):
+                given, other = (self.problem(torch.bfloat16, "slow", seed=seed, length=2048, heads=48, rows=rows, columns=columns) for seed in (6, 7))
+                first = gradients(given, DEVICE)
+                for _ in range(4):
+                    gradients(other, DEVICE)
+                    for name, again in gradients(given, DEVICE).items():
+                        self.assertTrue(torch.equal(first[name], again), name)
 
 
 if __name__ == "__main__":

@@ -41,6 +41,8 @@ struct DeltaKeyArrays {
   uint4 *residual, *written;  ///< Rᵀ and the gradient of vᵀ: [B·H, chunks, warps, 4, 32]
   float *before_unit, *after_unit, *residual_unit, *written_unit;  ///< [B·H, chunks, warps]
   float* strength;  ///< [B·H, chunks, warps, 64]: what 16 columns give to the gradient of β
+  int32_t*
+      swept;  ///< [B·H, CTAs of a head]: chunks that a CTA has swept from the last token back, published; read on 9.0
 };
 
 /// Warps of 16 columns, those that only fill a tile of 64 among them.
@@ -55,7 +57,8 @@ struct DeltaKeyArguments {
   int64_t length;
   int heads, rows, columns;
   int first_chunk, chunks;
-  char* records;         ///< DeltaKeyRecords [B·H, chunks]
+  int stride;            ///< records of a head; backward: all chunks
+  char* records;         ///< DeltaKeyRecords [B·H, stride], from the window's first one on
   const float* initial;  ///< [B, H, rows, columns]: the state before the window; null: zeros. In reverse
                          ///< the gradient of that after it
   float* last;           ///< the same after it; null: not wanted
@@ -69,6 +72,7 @@ struct DeltaKeyGradients {
   float scale;
   int64_t length;
   int heads, rows, columns, chunks;
+  int sweeps;                    ///< CTAs that sweep a head
   void *grad_query, *grad_key;   ///< [B, T, H, rows] contiguous
   float *grad_gate, *grad_beta;  ///< [B, T, H, rows], [B, T, H] contiguous
   DeltaKeyArrays arrays;

@@ -3,6 +3,7 @@
 
 #include <cstring>
 
+#include "optimized/cuda/hopper/ptx/barrier.cuh"
 #include "optimized/cuda/matrix_state/delta_keys_parts.cuh"
 #include "optimized/cuda/matrix_state/vector_chunk.cuh"
 #include "optimized/cuda/ptx/prefetch.cuh"
@@ -22,6 +23,18 @@ struct DeltaKeyGradientMemory {
   static constexpr int kOperands = kPairs + 2 * kPanel, kProducts = kOperands + kWarps * 12 * 512,
                        kSmall = kProducts + kWarps * 4 * 256, kBytes = kSmall + static_cast<int>(sizeof(Small));
 };
+
+/// All threads: until all columns of a head's chunk are swept from the last token back. Below 9.0 the sweep has ended.
+__device__ __forceinline__ void wait_for_sweep(const DeltaKeyGradients& p, unsigned head, unsigned chunk) {
+#if __CUDA_ARCH__ >= 900
+  if (threadIdx.x == 0) {
+    const int wanted = p.chunks - static_cast<int>(chunk);
+    for (int i = 0; i < p.sweeps; ++i)
+      while (ptx::load_acquire(&p.arrays.swept[int64_t{1} * head * p.sweeps + i]) < wanted) __nanosleep(100);
+  }
+  __syncthreads();
+#endif
+}
 
 template <typename Element, int kRows, int kColumns>
 struct DeltaKeyGradientTiles {

@@ -380,14 +380,17 @@ struct DeltaKeyGradient : DeltaKeyGradientTiles<Element, kRows, kColumns> {
 template <typename Element, int kRows, int kColumns>
 __global__ void __launch_bounds__(kComputing, 2) delta_key_gradients(const __grid_constant__ DeltaKeyGradients p) {
   extern __shared__ __align__(1024) char memory[];
-  const unsigned tiles = static_cast<unsigned>(p.rows + 63) / 64, index = blockIdx.x / tiles,
+  // In the order in which chunks are swept from the last token back, all heads' together: the sweep may still run.
+  const unsigned tiles = static_cast<unsigned>(p.rows + 63) / 64, order = blockIdx.x / tiles,
                  chunks = static_cast<unsigned>(p.chunks), heads = static_cast<unsigned>(p.heads),
-                 head = index / chunks;
+                 all_heads = gridDim.x / tiles / chunks, head = order % all_heads,
+                 chunk = chunks - 1 - order / all_heads;
   const DeltaKeyGradient<Element, kRows, kColumns> call{
       {p, memory, static_cast<int>(threadIdx.x / 32), static_cast<int>(threadIdx.x % 32), head / heads, head % heads,
-       index % chunks * kChunk, index, static_cast<int>(blockIdx.x % tiles)}};
-  wait_for_previous_kernel();
+       chunk * kChunk, head * chunks + chunk, static_cast<int>(blockIdx.x % tiles)}};
+  wait_for_sweep(p, head, chunk);
   call.run();
+  if (blockIdx.x + 1 == gridDim.x) wait_for_previous_kernel();  // the next one waits for this one alone
 }
 
 }  // namespace lethe::matrix_state

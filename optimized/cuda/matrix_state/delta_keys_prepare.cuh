@@ -22,13 +22,12 @@ __global__ void __launch_bounds__(kComputing, 3) prepare_delta_keys(const __grid
   const int block = __shfl_sync(kAllLanes, (threadIdx.x / 32 + blockIdx.x) % kWarps, 0), lane = threadIdx.x % 32,
             g = lane / 4, t = lane % 4, i0 = 16 * block + g;
   const unsigned chunks = static_cast<unsigned>(p.chunks), heads = static_cast<unsigned>(p.heads),
-                 head = blockIdx.x / chunks;
-  const int64_t b = head / heads, h = head % heads,
-                first = (p.first_chunk + static_cast<int64_t>(blockIdx.x % chunks)) * kChunk;
+                 head = blockIdx.x / chunks, chunk = blockIdx.x % chunks;
+  const int64_t b = head / heads, h = head % heads, first = (p.first_chunk + static_cast<int64_t>(chunk)) * kChunk;
   let_next_kernel_start();
   const Block call{p, memory, block, lane, b, h, first + 16 * block};
   auto& small = call.small();
-  char* const record = p.records + static_cast<int64_t>(blockIdx.x) * Record::kBytes;
+  char* const record = p.records + (int64_t{1} * head * p.stride + chunk) * Record::kBytes;
   float* const key_units = reinterpret_cast<float*>(record + Record::kKeyUnits);
 
   call.prefetch_gates();
@@ -37,7 +36,7 @@ __global__ void __launch_bounds__(kComputing, 3) prepare_delta_keys(const __grid
   const float beta_inside = load_global(p.beta.log_forget + b * p.beta.batch_stride +
                                         min(beta_token, p.length - 1) * p.beta.token_stride + h * p.beta.head_stride),
               beta = beta_token < p.length ? beta_inside : 0.0f;
-  typename Block::Pairs keys, queries;
+  typename Block::Pairs near_pairs;
   float own[2] = {0.0f, 0.0f}, key_unit[2], query_unit[2];
   call.divide(p.key, Memory::kReadKey, key_unit);
   call.divide(p.query, 0, query_unit);
@@ -47,12 +46,13 @@ __global__ void __launch_bounds__(kComputing, 3) prepare_delta_keys(const __grid
   for (int s = 0; s < Block::kSteps; ++s) {
     float next[2][8];
     if (s + 1 < Block::kSteps) call.load_gates(next, s + 1);
-    call.halve(gates, s, keys, queries, own);
+    call.halve(gates, s, near_pairs, own);
 #pragma unroll
     for (int half = 0; half < 2; ++half)
 #pragma unroll
       for (int c = 0; c < 8; ++c) gates[half][c] = next[half][c];
   }
+  near_pairs.select(g, t);
   own[0] = quad_sum(own[0]);
   own[1] = quad_sum(own[1]);
   if (t < 2) {
@@ -77,15 +77,16 @@ __global__ void __launch_bounds__(kComputing, 3) prepare_delta_keys(const __grid
 #pragma unroll
   for (int c = 0; c < 8; ++c) {
     if (c / 2 != block) continue;
-    const auto place = [&](Sums& to, const typename Block::Pairs& from) {
+    const auto place = [&](Sums& to, int reader) {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        to[c][e] = c % 2 ? 0.0f : from.near[e];
-        to[c][2 + e] = c % 2 ? from.far[e] : from.across[2 + e];
+        const int of = 2 * reader + e;
+        to[c][e] = c % 2 ? 0.0f : near_pairs.near[0][of];
+        to[c][2 + e] = c % 2 ? near_pairs.far[0][of] : near_pairs.across[of];
       }
     };
-    place(sums, keys);
-    place(pairs, queries);
+    place(sums, 0);
+    place(pairs, 1);
     // A query and its own key.
 #pragma unroll
     for (int e = 0; e < 2; ++e)

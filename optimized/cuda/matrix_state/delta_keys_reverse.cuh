@@ -12,8 +12,8 @@
 namespace lethe::matrix_state {
 
 template <typename Element, int kRows, int kWidth>
-struct DeltaKeyReverse : DeltaKeySweep<Element, kRows, kWidth, false> {
-  using Sweep = DeltaKeySweep<Element, kRows, kWidth, false>;
+struct DeltaKeyReverse : DeltaKeySweep<Element, kRows, kWidth, false, true> {
+  using Sweep = DeltaKeySweep<Element, kRows, kWidth, false, true>;
   using Sweep::p, Sweep::memory, Sweep::lane;
   using typename Sweep::Memory, typename Sweep::Record;
 
@@ -93,8 +93,11 @@ __global__ void __launch_bounds__(2 * kWidth, kRows + kWidth == 128 ? 2 : 1)
     ptx::copies_wait<0>();
     __syncthreads();  // this chunk is there, and no warp reads the one before
     call.copy(n + 1, p.chunks - 2 - n);
+    call.publish(n);
     call.reverse(n);
   }
+  __syncthreads();
+  call.publish(p.chunks);
   if (!p.last) return;
   call.each_of_state([&](float& number, bool inside, int64_t at) {
     if (inside) p.last[at] = number;

@@ -8,6 +8,7 @@
 
 #include "optimized/cuda/launch.cuh"
 #include "optimized/cuda/matrix_state/delta_keys_parts.cuh"
+#include "optimized/cuda/ptx/publish.cuh"
 
 namespace lethe::matrix_state {
 
@@ -93,16 +94,19 @@ __device__ __forceinline__ void pack_columns(uint32_t (&left)[kWarps][4], const 
     }
 }
 
-__device__ __forceinline__ float largest_of(const ColumnSums& sums) {
-  float largest = 0.0f;
+/// In four chains: a maximum waits for the one before it.
+template <int kCount>
+__device__ __forceinline__ float largest_of(const float (&sums)[kCount][4]) {
+  float largest[4] = {};
 #pragma unroll
-  for (int i = 0; i < 8; ++i)
+  for (int i = 0; i < kCount; ++i)
 #pragma unroll
-    for (int e = 0; e < 4; ++e) largest = fmaxf(largest, fabsf(sums[i][e]));
-  return largest;
+    for (int e = 0; e < 4; ++e) largest[e] = fmaxf(largest[e], fabsf(sums[i][e]));
+  return fmaxf(fmaxf(largest[0], largest[1]), fmaxf(largest[2], largest[3]));
 }
 
-template <typename Element, int kRows, int kWidth, bool kKeeps>
+/// kBack: from the last token back, always all chunks.
+template <typename Element, int kRows, int kWidth, bool kKeeps, bool kBack = false>
 struct DeltaKeySweep {
   using Record = DeltaKeyRecord<kRows>;
   using Memory = DeltaKeySweepMemory<kRows, kWidth>;
@@ -114,11 +118,13 @@ struct DeltaKeySweep {
   const int column;           ///< the CTA's first
   float state[kRows / 8][4];  ///< column g + 8·(e / 2), row 8n + 2t + e % 2
 
+  __device__ __forceinline__ int records() const { return kBack ? p.chunks : p.stride; }  ///< of a head
+
   /// All threads: begin to bring the window's chunk `chunk` to the n-th stage. Of a record, what a sweep that keeps does not read stays away.
   __device__ __forceinline__ void copy(int n, int chunk) const {
     if (n < p.chunks) {
       const uint32_t to = ptx::shared_address(memory + n % 2 * Memory::kStage);
-      const char* const from = p.records + (head * p.chunks + chunk) * Record::kBytes;
+      const char* const from = p.records + (head * records() + chunk) * Record::kBytes;
       const auto copy_part = [&](int begin, int end) {
 #pragma unroll 4
         for (int i = begin + threadIdx.x * 16; i < end; i += kThreads * 16) ptx::copy_chunk(to + i, from + i);
@@ -140,9 +146,15 @@ struct DeltaKeySweep {
     ptx::copies_commit();
   }
 
-  /// Where arrays have what this warp leaves of a chunk: a number of its place among all warps.
+  /// Where arrays have what this warp leaves of a chunk, of all of its head: a number of its place among all warps.
   __device__ __forceinline__ int64_t kept(int chunk) const {
-    return (head * p.chunks + chunk) * delta_key_warps(p.columns) + column / 16 + warp;
+    return (head * records() + chunk) * delta_key_warps(p.columns) + column / 16 + warp;
+  }
+  /// After all threads have met: that so many chunks are swept from the last token back. On 9.0, where gradients may begin before the sweep ends.
+  __device__ __forceinline__ void publish(int chunks) const {
+#if __CUDA_ARCH__ >= 900
+    ptx::store_release_if(threadIdx.x == 0, &p.arrays.swept[blockIdx.x], chunks);
+#endif
   }
   template <int kCount>
   __device__ __forceinline__ void keep(uint4* to, float* units, const uint32_t (&left)[kCount][4], float unit,
@@ -156,12 +168,7 @@ struct DeltaKeySweep {
 
   /// The state as left operands of float16.
   __device__ __forceinline__ float round_state(uint32_t (&left)[kRows / 16][4]) const {
-    float largest = 0.0f;
-#pragma unroll
-    for (int i = 0; i < kRows / 8; ++i)
-#pragma unroll
-      for (int e = 0; e < 4; ++e) largest = fmaxf(largest, fabsf(state[i][e]));
-    const WarpUnit unit(largest);
+    const WarpUnit unit(largest_of(state));
 #pragma unroll
     for (int k = 0; k < kRows / 16; ++k)
 #pragma unroll
@@ -262,7 +269,7 @@ struct DeltaKeySweep {
       uint32_t left[kRows / 16][4];
       unit = round_state(left);
       read_state(x, left, tiles + Record::kReadKey);
-      if constexpr (kKeeps) keep(p.arrays.before, p.arrays.before_unit, left, unit, n);
+      if constexpr (kKeeps) keep(p.arrays.before, p.arrays.before_unit, left, unit, p.first_chunk + n);
       else read_state(out, left, tiles + Record::kQuery);
     }
     if constexpr (!kKeeps)
@@ -278,7 +285,7 @@ struct DeltaKeySweep {
     if constexpr (kKeeps) {
       const WarpUnit of_residual(largest_of(x));
       pack_columns(left[0], x, of_residual.inverse);
-      keep(p.arrays.residual, p.arrays.residual_unit, left[0], of_residual.unit, n);
+      keep(p.arrays.residual, p.arrays.residual_unit, left[0], of_residual.unit, p.first_chunk + n);
     }
     each_token(beta, [&](int i, int e, float factor) { x[i][e] *= factor; });
     if constexpr (!kKeeps) {
@@ -350,6 +357,7 @@ __global__ void __launch_bounds__(2 * kWidth, kRows + kWidth == 128 ? 2 : 1)
   auto call = delta_key_sweep_of<DeltaKeySweep<Element, kRows, kWidth, kKeeps>>(p, memory, kWidth);
   wait_for_previous_kernel();
   let_next_kernel_start();
+  if constexpr (kKeeps) call.publish(0);
   call.copy(0, 0);
   call.each_of_state(
       [&](float& number, bool inside, int64_t at) { number = p.initial && inside ? p.initial[at] : 0.0f; });

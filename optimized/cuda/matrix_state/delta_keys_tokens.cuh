@@ -112,9 +112,22 @@ struct DeltaKeyBlock {
     }
   }
 
-  // Pairs of rows 16·block + g and 8 below: rows and columns below 8, both above, rows above and columns below.
+  /// Sums of keys' rows, then of queries' rows, by keys: of rows and columns below 8 and of both above, each by a halving of 1, 2 and 4 tokens, of which
+  /// each pair has one; and of rows above and columns below.
   struct Pairs {
-    float near[2] = {}, far[2] = {}, across[4] = {};
+    float near[3][4] = {}, far[3][4] = {}, across[4] = {};
+    /// To near[0] and far[0], of row g and column 2t + e of an eight, the sums of their halving; zeros from the diagonal on.
+    __device__ __forceinline__ void select(int g, int t) {
+      const auto select = [&](float(&sums)[3][4]) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int n = delta_halving(g, 2 * t + i % 2);
+          sums[0][i] = n == 1 ? sums[0][i] : n == 2 ? sums[1][i] : n == 4 ? sums[2][i] : 0.0f;
+        }
+      };
+      select(near);
+      select(far);
+    }
   };
 
   /// Eight channels of two rows times factors, as operands.
@@ -140,12 +153,13 @@ struct DeltaKeyBlock {
         }
       }
     }
-    /// sum += these rows · `other`'s rows g, or g + 8.
-    __device__ __forceinline__ void multiply(float (&sum)[4], const Operands& other, int half) const {
+    /// sum += rows `rows` of these and of `asked` · rows `columns` of these: 0 for g, 1 for g + 8.
+    __device__ __forceinline__ void multiply(float (&sum)[4], const Operands& asked, int rows, int columns) const {
 #pragma unroll
-      for (int k = 0; k < 2; ++k)
-        ptx::multiply_add<__half>(sum, {words[0][2 * k], words[1][2 * k], words[0][2 * k + 1], words[1][2 * k + 1]},
-                                  other.words[half][2 * k], other.words[half][2 * k + 1]);
+      for (int k = 0; k < 4; k += 2)
+        ptx::multiply_add<__half>(sum,
+                                  {words[rows][k], asked.words[rows][k], words[rows][k + 1], asked.words[rows][k + 1]},
+                                  words[columns][k], words[columns][k + 1]);
     }
     __device__ __forceinline__ uint4 row(int half) const {
       return {words[half][0], words[half][1], words[half][2], words[half][3]};
@@ -153,8 +167,7 @@ struct DeltaKeyBlock {
   };
 
   /// Adds to sums what step s's channels give, and leaves in the tiles the rows with the gates of their 16 tokens.
-  __device__ __forceinline__ void halve(const float (&gates)[2][8], int s, Pairs& keys, Pairs& queries,
-                                        float (&own)[2]) const {
+  __device__ __forceinline__ void halve(const float (&gates)[2][8], int s, Pairs& pairs, float (&own)[2]) const {
     const int g = lane / 4, t = lane % 4;
     // Of the run that has the row: the gates from its beginning to the row, and after the row to its end.
     float up[2][8], down[2][8], logs[8];
@@ -190,19 +203,8 @@ struct DeltaKeyBlock {
           other[half][c + 1] = __shfl_xor_sync(kAllLanes, up[half][c + 1] * down[half][c + 1], 4 * n);
         }
       const Operands keyed(key, factor), asked(query, factor);
-      const auto add = [&](const Operands& rows, Pairs& to) {
-        float near[4] = {}, far[4] = {};
-        rows.multiply(near, keyed, 0);
-        rows.multiply(far, keyed, 1);
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          const bool right = delta_halving(g, 2 * t + e) == n;
-          to.near[e] += right ? near[e] : 0.0f;
-          to.far[e] += right ? far[2 + e] : 0.0f;
-        }
-      };
-      add(keyed, keys);
-      add(asked, queries);
+      keyed.multiply(pairs.near[n / 2], asked, 0, 0);
+      keyed.multiply(pairs.far[n / 2], asked, 1, 1);
       const auto extend = [&](float(&run)[2][8]) {
 #pragma unroll
         for (int half = 0; half < 2; ++half)
@@ -220,8 +222,7 @@ struct DeltaKeyBlock {
         factor[1][i] = pack<__half>(up[1][2 * i], up[1][2 * i + 1]);
       }
       const Operands keyed(key, factor), asked(query, factor);
-      keyed.multiply(keys.across, keyed, 0);
-      asked.multiply(queries.across, keyed, 0);
+      keyed.multiply(pairs.across, asked, 1, 0);
     }
     float q[2][8], k[2][8];
     const auto unpack_row = [](float(&to)[8], const uint4& row) {

@@ -8,20 +8,24 @@
 namespace lethe::matrix_state {
 namespace {
 
-template <int kRows>
-void launch(void (*kernel)(DeltaKeyArguments), const DeltaKeyArguments& p, int64_t heads, cudaStream_t stream) {
-  constexpr int kBytes = kDeltaKeyWarpgroupBytes<kRows>;
+void launch(void (*kernel)(DeltaKeyArguments), int bytes, const DeltaKeyArguments& p, int64_t heads,
+            cudaStream_t stream) {
   cuda_check(
-      cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
+      cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
       "delta rule: shared memory");
-  launch_overlapping(kernel, dim3(static_cast<unsigned>(heads * ((p.columns + 127) / 128))), 256, kBytes, stream, p);
+  launch_overlapping(kernel, dim3(static_cast<unsigned>(heads * ((p.columns + 127) / 128))), 256, bytes, stream, p);
 }
 
 template <typename Element, int kRows>
 void sweep(const DeltaKeyArguments& p, bool keeps, int64_t heads, cudaStream_t stream) {
-  launch<kRows>(keeps ? sweep_delta_keys_by_warpgroups<Element, kRows, true>
-                      : sweep_delta_keys_by_warpgroups<Element, kRows, false>,
-                p, heads, stream);
+  launch(keeps ? sweep_delta_keys_by_warpgroups<Element, kRows, true>
+               : sweep_delta_keys_by_warpgroups<Element, kRows, false>,
+         kDeltaKeyWarpgroupBytes<kRows>, p, heads, stream);
+}
+
+template <typename Element, int kRows>
+void reverse(const DeltaKeyArguments& p, int64_t heads, cudaStream_t stream) {
+  launch(reverse_delta_keys_by_warpgroups<Element, kRows>, kDeltaKeyReverseBytes<kRows>, p, heads, stream);
 }
 
 }  // namespace
@@ -35,14 +39,8 @@ void sweep_keys_by_warpgroups(const DeltaKeyArguments& p, Dtype dtype, bool keep
 
 void reverse_keys_by_warpgroups(const DeltaKeyArguments& p, Dtype dtype, int64_t heads, cudaStream_t stream) {
   const bool brain = dtype == Dtype::kBFloat16;
-  if (p.rows <= 64)
-    launch<64>(
-        brain ? reverse_delta_keys_by_warpgroups<__nv_bfloat16, 64> : reverse_delta_keys_by_warpgroups<__half, 64>, p,
-        heads, stream);
-  else
-    launch<128>(
-        brain ? reverse_delta_keys_by_warpgroups<__nv_bfloat16, 128> : reverse_delta_keys_by_warpgroups<__half, 128>, p,
-        heads, stream);
+  if (p.rows <= 64) brain ? reverse<__nv_bfloat16, 64>(p, heads, stream) : reverse<__half, 64>(p, heads, stream);
+  else brain ? reverse<__nv_bfloat16, 128>(p, heads, stream) : reverse<__half, 128>(p, heads, stream);
 }
 
 }  // namespace lethe::matrix_state

@@ -11,6 +11,19 @@ struct DeltaKeyWarpgroupReverse : DeltaKeyWarpgroups<Element, kRows, false, true
   using Base::p, Base::lane, Base::fence, Base::each_token;
   using typename Base::Stage;
 
+  /// A lane's words of the residuals of 16 tokens: no other thread's, so that each waits for its own copies alone.
+  __device__ __forceinline__ uint32_t residual_at(int k) const {
+    return ptx::shared_address(this->memory) + kDeltaKeyWarpgroupBytes<kRows> + (this->warp * kWarps + k) * 512 +
+           lane * 16;
+  }
+  /// Begins to bring them, in a group of copies: in registers from here on, they would be loaded where they are used.
+  __device__ __forceinline__ void fetch_residual(int64_t kept) const {
+#pragma unroll
+    for (int k = 0; k < kWarps; ++k)
+      ptx::copy_chunk(residual_at(k), p.arrays.residual + (kept * kWarps + k) * 32 + lane);
+    ptx::copies_commit();
+  }
+
   __device__ __forceinline__ void reverse(int n) {
     const int chunk = p.chunks - 1 - n;
     const char* const stage = this->stage(n);
@@ -26,6 +39,9 @@ struct DeltaKeyWarpgroupReverse : DeltaKeyWarpgroups<Element, kRows, false, true
     ptx::wgmma_fence();
     this->issue_read(x, left, stage + Stage::Record::kWriteKey);
     ptx::wgmma_commit();
+    // While products run.
+    fetch_residual(kept);
+    this->copy(n + 1, chunk - 1);
     this->keep(p.arrays.after, p.arrays.after_unit, left, unit, chunk);
     // Read twice: there are no registers to keep it.
     const auto read_gradient = [&](ColumnSums& to) {
@@ -46,10 +62,6 @@ struct DeltaKeyWarpgroupReverse : DeltaKeyWarpgroups<Element, kRows, false, true
     if constexpr (kTwoParts) fence(operands.low);
     fence(of_pairs);
     each_token(key_units, [&](int i, int e, float factor) { x[i][e] = fmaf(x[i][e], factor * unit, of_pairs[i][e]); });
-    uint4 residual[kWarps];
-#pragma unroll
-    for (int k = 0; k < kWarps; ++k) residual[k] = p.arrays.residual[(kept * kWarps + k) * 32 + lane];
-    const float residual_unit = p.arrays.residual_unit[kept];
     {
       ColumnSums weighted;
       each_token(beta, [&](int i, int e, float factor) { weighted[i][e] = x[i][e] * factor; });
@@ -59,13 +71,17 @@ struct DeltaKeyWarpgroupReverse : DeltaKeyWarpgroups<Element, kRows, false, true
     ptx::wgmma_fence();
     this->template issue_lower_transposed<true>(x, operands, stage + Stage::kInverse);
     ptx::wgmma_commit();
+    this->publish(n);  // while products run: it waits for earlier stores
     ptx::wgmma_wait<0>();
     fence(x, operands.high, operands.low);
     // The gradient of β: of the lane's two columns, tokens 8i + 2t and the next.
+    const float residual_unit = p.arrays.residual_unit[kept];
+    ptx::copies_wait<1>();
     float2 strength[8];
+    uint4 four;
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      const uint4& four = residual[i / 2];
+      if (i % 2 == 0) four = ptx::load_words(residual_at(i / 2));
       const float2 near = unpack<__half>(i % 2 ? four.z : four.x), far = unpack<__half>(i % 2 ? four.w : four.y);
       strength[i] = {x[i][0] * near.x + x[i][2] * far.x, x[i][1] * near.y + x[i][3] * far.y};
     }
@@ -103,11 +119,16 @@ struct DeltaKeyWarpgroupReverse : DeltaKeyWarpgroups<Element, kRows, false, true
       for (int i = 0; i < 8; ++i)
         *reinterpret_cast<float2*>(p.arrays.strength + kept * kChunk + 8 * i + 2 * lane) = {
             strength[i].x * residual_unit, strength[i].y * residual_unit};
+    this->decay(floats(Stage::kTotals));
     ptx::wgmma_wait<0>();
     for (ColumnSums& sums : added) fence(sums, added_left[0], added_left[1]);
-    this->add(added, floats(Stage::kTotals), added_unit.unit);
+    this->add(added, added_unit.unit);
   }
 };
+
+/// Bytes of its shared memory: the sweep's, and residuals of 128 columns by 64 tokens.
+template <int kRows>
+inline constexpr int kDeltaKeyReverseBytes = kDeltaKeyWarpgroupBytes<kRows> + 2 * kPanel;
 
 /// As reverse_delta_keys of 128 columns.
 template <typename Element, int kRows>
@@ -123,9 +144,10 @@ __global__ void __launch_bounds__(256, 1)
       [&](float& number, bool inside, int64_t at) { number = p.initial && inside ? p.initial[at] : 0.0f; });
   for (int n = 0; n < p.chunks; ++n) {
     call.meet(n);
-    call.copy(n + 1, p.chunks - 2 - n);
     call.reverse(n);
   }
+  __syncthreads();
+  call.publish(p.chunks);
   if (!p.last) return;
   call.each_of_state([&](float& number, bool inside, int64_t at) {
     if (inside) p.last[at] = number;

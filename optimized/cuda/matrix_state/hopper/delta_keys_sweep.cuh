@@ -18,11 +18,23 @@ struct DeltaKeyWarpgroupSweep : DeltaKeyWarpgroups<Element, kRows, kKeeps, false
       for (int e = 0; e < 4; ++e) to[i][e] = from[7 - i][e];
   }
 
+  /// A number each of tokens 8i + 2t and the next, for all of a chunk.
+  using TokenFactors = float2[8];
+  __device__ __forceinline__ void load_factors(TokenFactors& to, const float* factors) const {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) to[i] = *reinterpret_cast<const float2*>(&factors[8 * i + lane % 4 * 2]);
+  }
+  template <typename Use>
+  __device__ __forceinline__ static void each_factor(const TokenFactors& factors, const Use& use) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) use(i, e, e % 2 ? factors[i].y : factors[i].x);
+  }
+
   __device__ __forceinline__ void sweep(int n) {
     const char* const stage = this->stage(n);
     const auto floats = [&](int offset) { return reinterpret_cast<const float*>(stage + offset); };
-    const float* const key_units = floats(Stage::kKeyUnits);
-    const float* const beta = floats(Stage::kBeta);
     ColumnSums last_first, out_last_first;  // of the last tokens first
     uint32_t left[kRows / 16][4];
     const float unit = this->round_state(left);
@@ -39,14 +51,20 @@ struct DeltaKeyWarpgroupSweep : DeltaKeyWarpgroups<Element, kRows, kKeeps, false
       this->issue_read(out_last_first, left, stage + Stage::Record::kQuery);
       ptx::wgmma_commit();
     }
-    if constexpr (kKeeps) this->keep(p.arrays.before, p.arrays.before_unit, left, unit, n);
+    this->copy(n + 1, n + 1);  // while products run
+    if constexpr (kKeeps) this->keep(p.arrays.before, p.arrays.before_unit, left, unit, p.first_chunk + n);
+    // What the products meet is read while they run.
+    TokenFactors key_units, beta;
+    load_factors(key_units, floats(Stage::kKeyUnits));
+    load_factors(beta, floats(Stage::kBeta));
+    ColumnSums x;
+    this->each_value(ptx::shared_address(stage + Stage::kValue), [&](int i, int e, float value) { x[i][e] = value; });
     ptx::wgmma_wait<kKeeps ? 0 : 1>();
     fence(last_first);
-    each_token(key_units, [&](int i, int e, float factor) { last_first[7 - i][e] *= -factor * unit; });
-    this->each_value(ptx::shared_address(stage + Stage::kValue),
-                     [&](int i, int e, float value) { last_first[7 - i][e] += value; });
-    ColumnSums x;
-    each_token(beta, [&](int i, int e, float factor) { x[i][e] = last_first[7 - i][e] * factor; });
+    each_factor(key_units, [&](int i, int e, float factor) {
+      last_first[7 - i][e] = fmaf(last_first[7 - i][e], -factor * unit, x[i][e]);
+    });
+    each_factor(beta, [&](int i, int e, float factor) { x[i][e] = last_first[7 - i][e] * factor; });
     ColumnOperands operands(x);
     fence(last_first, operands.high, operands.low);
     ptx::wgmma_fence();
@@ -59,9 +77,9 @@ struct DeltaKeyWarpgroupSweep : DeltaKeyWarpgroups<Element, kRows, kKeeps, false
     if constexpr (kKeeps) {
       const WarpUnit of_residual(largest_of(x));
       pack_columns(written[0], x, of_residual.inverse);
-      this->keep(p.arrays.residual, p.arrays.residual_unit, written[0], of_residual.unit, n);
+      this->keep(p.arrays.residual, p.arrays.residual_unit, written[0], of_residual.unit, p.first_chunk + n);
     }
-    each_token(beta, [&](int i, int e, float factor) { x[i][e] *= factor; });
+    each_factor(beta, [&](int i, int e, float factor) { x[i][e] *= factor; });
     if constexpr (!kKeeps) {
       fence(out_last_first);
       each_token(floats(Stage::kQueryUnits),
@@ -72,7 +90,7 @@ struct DeltaKeyWarpgroupSweep : DeltaKeyWarpgroups<Element, kRows, kKeeps, false
       this->issue_lower(out_last_first, operands, stage + Stage::kPairs);
       ptx::wgmma_commit();
     }
-    each_token(key_units, [&](int i, int e, float factor) { x[i][e] *= factor; });
+    each_factor(key_units, [&](int i, int e, float factor) { x[i][e] *= factor; });
     const WarpUnit written_unit(largest_of(x));
     pack_columns(written[0], x, written_unit.inverse);
     typename Base::Added added;
@@ -83,6 +101,7 @@ struct DeltaKeyWarpgroupSweep : DeltaKeyWarpgroups<Element, kRows, kKeeps, false
     ptx::wgmma_fence();
     this->template issue_added<1>(added, written, {stage + Stage::Record::kWriteKey});
     ptx::wgmma_commit();
+    this->decay(floats(Stage::kTotals));
     if constexpr (!kKeeps) {
       ptx::wgmma_wait<1>();
       fence(out_last_first, operands.high, operands.low);
@@ -92,7 +111,7 @@ struct DeltaKeyWarpgroupSweep : DeltaKeyWarpgroups<Element, kRows, kKeeps, false
     }
     ptx::wgmma_wait<0>();
     for (ColumnSums& sums : added) fence(sums, written[0]);
-    this->add(added, floats(Stage::kTotals), written_unit.unit);
+    this->add(added, written_unit.unit);
   }
 };
 
@@ -104,12 +123,12 @@ __global__ void __launch_bounds__(256, 1) sweep_delta_keys_by_warpgroups(const _
   call.begin();
   wait_for_previous_kernel();
   let_next_kernel_start();
+  if constexpr (kKeeps) call.publish(0);
   call.copy(0, 0);
   call.each_of_state(
       [&](float& number, bool inside, int64_t at) { number = p.initial && inside ? p.initial[at] : 0.0f; });
   for (int n = 0; n < p.chunks; ++n) {
     call.meet(n);
-    call.copy(n + 1, n + 1);
     call.sweep(n);
   }
   if (!p.last) return;

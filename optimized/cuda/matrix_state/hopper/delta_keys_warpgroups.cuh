@@ -34,8 +34,8 @@ __device__ __forceinline__ FlatSums& flat(ColumnSums& sums) { return reinterpret
 
 /// kBack: for the sweep back.
 template <typename Element, int kRows, bool kKeeps, bool kBack>
-struct DeltaKeyWarpgroups : DeltaKeySweep<Element, kRows, 128, kKeeps> {
-  using Sweep = DeltaKeySweep<Element, kRows, 128, kKeeps>;
+struct DeltaKeyWarpgroups : DeltaKeySweep<Element, kRows, 128, kKeeps, kBack> {
+  using Sweep = DeltaKeySweep<Element, kRows, 128, kKeeps, kBack>;
   using Stage = DeltaKeyStage<kRows>;
   using Sweep::p, Sweep::memory, Sweep::warp, Sweep::lane, Sweep::head, Sweep::b, Sweep::h, Sweep::column, Sweep::state;
   using typename Sweep::Record;
@@ -63,7 +63,7 @@ struct DeltaKeyWarpgroups : DeltaKeySweep<Element, kRows, 128, kKeeps> {
   __device__ __forceinline__ void copy(int n, int chunk) const {
     if (n < p.chunks) {
       char* const to = stage(n);
-      const char* const from = p.records + (head * p.chunks + chunk) * Record::kBytes;
+      const char* const from = p.records + (head * this->records() + chunk) * Record::kBytes;
       constexpr int kFirst = kKeeps ? Record::kReadKey : Record::kQuery, kNatural = kBack ? kFirst : Record::kWriteKey,
                     kFloats = Record::kBytes - Record::kTotals, kTriangles = kKeeps ? 2 : 4;
       if (threadIdx.x == 0) {
@@ -182,15 +182,21 @@ struct DeltaKeyWarpgroups : DeltaKeySweep<Element, kRows, 128, kKeeps> {
               __half{}, flat(added[panel]), left[i][k][0], left[i][k][1], left[i][k][2], left[i][k][3],
               ptx::advance<2048>(ptx::operand_descriptor(tiles[i] + panel * kPanel, kPanel), k), i + k > 0);
   }
-  /// The state times the chunk's gates, plus `unit` times what is added.
-  __device__ __forceinline__ void add(const Added& added, const float* totals, float unit) {
+  /// The state times the chunk's gates, while products of what is added run.
+  __device__ __forceinline__ void decay(const float* totals) {
 #pragma unroll
     for (int i = 0; i < kRows / 8; ++i) {
       const float2 total = *reinterpret_cast<const float2*>(totals + 8 * i + threadIdx.x % 4 * 2);
 #pragma unroll
-      for (int e = 0; e < 4; ++e)
-        state[i][e] = fmaf(added[i / 8][i % 8][e], unit, state[i][e] * (e % 2 ? total.y : total.x));
+      for (int e = 0; e < 4; ++e) state[i][e] *= e % 2 ? total.y : total.x;
     }
+  }
+  /// The state plus `unit` times what is added.
+  __device__ __forceinline__ void add(const Added& added, float unit) {
+#pragma unroll
+    for (int i = 0; i < kRows / 8; ++i)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) state[i][e] = fmaf(added[i / 8][i % 8][e], unit, state[i][e]);
   }
 };
 

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <atomic>
 #include <exception>
-#include <limits>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -196,8 +195,7 @@ void train(const Task& task, const std::filesystem::path& models, Clock& clock) 
       const std::string what = "training " + described(run);
       try {
         // On CPU cores small models train side by side, and a measurement would stand in their way.
-        const double limit =
-            run.training.device == "cpu" ? std::numeric_limits<double>::quiet_NaN() : training_limit(run);
+        const TrainingLimit limit = run.training.device == "cpu" ? TrainingLimit{} : training_limit(run);
         trained(run, task.dataset, models, [&](Progress progress) {
           if (!progress.notice.empty()) return clock.notice(progress);
           progress.limit = limit;

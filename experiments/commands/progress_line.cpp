@@ -50,8 +50,10 @@ std::string speed_of(const Progress& progress) {
   char text[80];
   std::snprintf(text, sizeof text, "%.0f tokens/s", progress.tokens_per_second);
   std::string speed = text;
-  if (!std::isfinite(progress.limit)) return speed;
-  std::snprintf(text, sizeof text, " (%.0f %% of the limit)", 100 * progress.tokens_per_second / progress.limit);
+  const auto& [limit, prunes] = progress.limit;
+  if (!std::isfinite(limit)) return speed;
+  std::snprintf(text, sizeof text, " (%.0f %% of the limit%s)", 100 * progress.tokens_per_second / limit,
+                prunes ? " without pruning" : "");
   return speed + text;
 }
 

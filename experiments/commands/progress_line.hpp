@@ -42,7 +42,7 @@ class ProgressLine {
 /// "step 12 of 256, loss 2.1034, 41000 tokens/s (53 % of the limit), 3 min 20 s left".
 std::string described(const Progress& progress);
 
-/// "41000 tokens/s (53 % of the limit)"; the share where the limit is known.
+/// "41000 tokens/s (53 % of the limit)", of a training that prunes "of the limit without pruning"; the share where the limit is known.
 std::string speed_of(const Progress& progress);
 
 /// "42 s", "3 min 20 s", "5 h 12 min"; "?" for a value that is not finite.

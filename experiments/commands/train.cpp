@@ -1,5 +1,4 @@
 #include <iostream>
-#include <limits>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -79,7 +78,7 @@ void train_and_tell(const TrainOptions& options, const Run& run, const Dataset& 
                     const std::filesystem::path& models, const Start& start, const Place& place, World& world) {
   const auto folder = models / artefact_name(run, dataset);
   bool trained_now = false;
-  double limit = std::numeric_limits<double>::quiet_NaN();
+  TrainingLimit limit;
   const bool is_found = is_finished(run, dataset, models);
   if (!is_found) {
     limit = training_limit(run, world.size());

@@ -63,7 +63,7 @@ double bits_per_byte(double loss, const Dataset& dataset, const std::string& spl
 }
 
 void print_opening(const Run& run, const Dataset& dataset, const fs::path& folder, const fs::path& source,
-                   double limit) {
+                   const TrainingLimit& limit) {
   const TrainingConfig& training = run.training;
   const auto tokens = static_cast<double>(training.total_tokens);
   const auto count = [&](const char* split) { return short_count(static_cast<double>(dataset.tokens(split))); };
@@ -78,7 +78,9 @@ void print_opening(const Run& run, const Dataset& dataset, const fs::path& folde
                  " epochs: " + std::to_string(training.steps()) + " steps of " + std::to_string(training.batch_tokens) +
                  " tokens in sequences of " + std::to_string(training.context_length) + ", on " + training.device +
                  " with " + std::to_string(at::get_num_threads()) + " threads");
-  print_line("limit", short_count(limit) + " tokens/s, were all of its FLOPs one large matrix product on this machine");
+  print_line("limit", short_count(limit.tokens_per_second) +
+                          " tokens/s, were all of its FLOPs one large matrix product on this machine" +
+                          (limit.prunes ? " and no pair pruned" : ""));
   print_line("folder", folder.string());
   print_line("checkpoints", training.checkpoint_tokens > 0
                                 ? "every " + short_count(static_cast<double>(training.checkpoint_tokens)) + " tokens"

@@ -16,7 +16,7 @@ double bits_per_byte(double loss, const Dataset& dataset, const std::string& spl
 ///
 /// reads  folder: of the artefact; source: of a model that starts from another, its folder, else empty; limit: training_limit (training/machine_limit.hpp)
 void print_opening(const Run& run, const Dataset& dataset, const std::filesystem::path& folder,
-                   const std::filesystem::path& source, double limit);
+                   const std::filesystem::path& source, const TrainingLimit& limit);
 
 /// The progress of one training on standard error: a line that is rewritten, and lines that stay: the step of resumption, the estimated time,
 /// and the validation losses.

@@ -7,6 +7,8 @@
 #include <array>
 #include <chrono>
 
+#include "experiments/models/mixers/attention.hpp"
+
 namespace lethe {
 
 double product_flops_per_second(torch::Device device, torch::Dtype dtype) {
@@ -28,9 +30,14 @@ double product_flops_per_second(torch::Device device, torch::Dtype dtype) {
   return 2.0 * static_cast<double>(n * n * n) / seconds[2];
 }
 
-double training_limit(const Run& run, int64_t processes) {
+TrainingLimit training_limit(const Run& run, int64_t processes) {
   const double rate = product_flops_per_second(device_named(run.training.device), dtype_named(run.model.compute_dtype));
-  return static_cast<double>(processes) * rate / training_flops_per_token(run.model, run.training.context_length);
+  const auto prunes = [](const MixerConfig& mixer) {
+    const auto* attention = mixer.if_own<AttentionConfig>();
+    return attention && attention->log_pruning_tolerance;
+  };
+  return {static_cast<double>(processes) * rate / training_flops_per_token(run.model, run.training.context_length),
+          std::ranges::any_of(run.model.mixer.all(), prunes)};
 }
 
 }  // namespace lethe

@@ -14,9 +14,9 @@ namespace lethe {
 /// cost   some 20 ms on a GPU with tensor cores, 0.4 GB there; some 0.2 s on two CPU cores
 double product_flops_per_second(torch::Device device, torch::Dtype dtype);
 
-/// Tokens a second of a training whose FLOPs, all pairs of its attention included, run at that rate on every process's device.
+/// The speed of a training whose FLOPs, all pairs of its attention included, run at that rate on every process's device.
 ///
 /// cost   that of product_flops_per_second
-double training_limit(const Run& run, int64_t processes = 1);
+TrainingLimit training_limit(const Run& run, int64_t processes = 1);
 
 }  // namespace lethe

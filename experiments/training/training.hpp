@@ -114,6 +114,12 @@ struct Artefact {
   Run run;
 };
 
+/// What a machine can give a training: training_limit (machine_limit.hpp).
+struct TrainingLimit {
+  double tokens_per_second = std::numeric_limits<double>::quiet_NaN();  ///< not a number where it was not measured
+  bool prunes = false;  ///< the training skips some of the FLOPs that this counts, so it may be faster
+};
+
 /// The contents of the progress line, one step at a time.
 struct Progress {
   int64_t step = 0, steps = 0;
@@ -122,8 +128,7 @@ struct Progress {
   double validation_loss =
       std::numeric_limits<double>::quiet_NaN();  ///< of this step where it is due, see validation.hpp
   int64_t resumed_at = 0;                        ///< steps of earlier processes
-  /// Tokens a second: training_limit (machine_limit.hpp), where it was measured.
-  double limit = std::numeric_limits<double>::quiet_NaN();
+  TrainingLimit limit = {};
 };
 
 /// Thrown by a progress callback: the training saves a checkpoint after its current step, and ends.

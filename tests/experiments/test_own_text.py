@@ -61,6 +61,11 @@ class OwnText(unittest.TestCase):
 
 
 class Training(OwnText):
+    def test_with_pruning_may_be_faster_than_its_limit_and_says_so(self):
+        told = self.done("train", "input.txt", *SMALL, "--set", "log_pruning_tolerance=-10").stderr
+        self.assertRegex(told, re.compile(r"^limit +\S+ tokens/s, were .* on this machine and no pair pruned$", re.MULTILINE))
+        self.assertRegex(told, r"tokens/s \(\d+ % of the limit without pruning\)")
+
     def test_on_one_file_says_what_it_does_and_what_to_do_next(self):
         told = self.done("train", "input.txt", *SMALL)
         for line in (r"corpus +input \(.*/input\.txt\) as bytes: \S+ tokens to train on, \S+ to validate, \S+ to test", r"model +\S.* parameters",

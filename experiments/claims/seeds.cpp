@@ -9,7 +9,8 @@ namespace lethe {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr size_t kOwnScatter = 3;  // shared seeds from which a difference has a scatter of its own
+constexpr size_t kOwnScatter = 3;    // shared seeds from which a difference has a scatter of its own
+constexpr size_t kMostSeeds = 1000;  // that anybody would train
 
 }  // namespace
 
@@ -39,7 +40,7 @@ std::vector<double> Measurements::by_seed(const std::vector<Term>& terms) const 
   return sums;
 }
 
-double Measurements::pooled_band(double parts) const {
+Measurements::Scatter Measurements::pooled_scatter() const {
   std::vector<std::vector<double>> rows;
   size_t seeds = std::numeric_limits<size_t>::max();
   for (const auto& [_, values] : rows_) {
@@ -49,7 +50,7 @@ double Measurements::pooled_band(double parts) const {
       rows.pop_back();
     else seeds = std::min(seeds, rows.back().size());
   }
-  if (rows.size() < 2) return kInfinity;
+  if (rows.size() < 2) return {kInfinity, 1};
   std::vector<double> of_seed(seeds, 0.0), of_row;
   for (auto& row : rows) {
     row.resize(seeds);
@@ -60,7 +61,7 @@ double Measurements::pooled_band(double parts) const {
   for (size_t r = 0; r < rows.size(); ++r)
     for (size_t s = 0; s < seeds; ++s) squares += std::pow(rows[r][s] - of_row[r] - of_seed[s] + mean(of_row), 2);
   const auto degrees = static_cast<int>((rows.size() - 1) * (seeds - 1));
-  return student_t(degrees, confidence_) * std::sqrt(squares / degrees * parts);
+  return {std::sqrt(squares / degrees), degrees};
 }
 
 double Measurements::text_band(const std::vector<Term>& terms, const std::vector<uint64_t>& seeds) const {
@@ -94,10 +95,38 @@ Comparison Measurements::compare(const std::string& statement, const std::vector
   comparison.measured = mean(values);
   double squares = 0;
   for (const Term& term : terms) squares += term.weight * term.weight;
-  const double of_seeds = values.size() >= kOwnScatter ? band_of_mean(values, confidence_)
-                                                       : pooled_band(squares / static_cast<double>(values.size()));
-  comparison.band = std::hypot(of_seeds, text_band(terms, seeds));
+  Scatter scatter{deviation(values), static_cast<int>(values.size()) - 1};
+  if (values.size() < kOwnScatter) {
+    scatter = pooled_scatter();
+    scatter.deviation *= std::sqrt(squares);
+  }
+  const double of_text = text_band(terms, seeds);
+  comparison.band = std::hypot(
+      student_t(scatter.degrees, confidence_) * scatter.deviation / std::sqrt(static_cast<double>(values.size())),
+      of_text);
+  comparison.would_decide = deciding_seeds(comparison, scatter.deviation, values.size(), of_text);
   return comparison;
+}
+
+std::string Measurements::deciding_seeds(const Comparison& comparison, double deviation, size_t seeds,
+                                         double of_text) const {
+  const auto decides = [&](double band) {
+    return judge(comparison.expectation, comparison.measured, band) != Verdict::kInconclusive;
+  };
+  if (!std::isfinite(comparison.measured) || decides(comparison.band)) return "";
+  if (!std::isfinite(deviation)) return "rows with several seeds";
+  if (!decides(of_text)) return "more text: that noise alone is too wide, whatever the number of seeds";
+  const auto band = [&](size_t n) {
+    return std::hypot(student_t(static_cast<int>(n) - 1, confidence_) * deviation / std::sqrt(static_cast<double>(n)),
+                      of_text);
+  };
+  size_t few = std::max(seeds, kOwnScatter - 1), enough = kMostSeeds;  // from three on the band falls with their number
+  if (!decides(band(enough))) return "more than " + std::to_string(kMostSeeds) + " seeds a row";
+  while (enough - few > 1) {
+    const size_t middle = (few + enough) / 2;
+    (decides(band(middle)) ? enough : few) = middle;
+  }
+  return std::to_string(enough) + " seeds a row, " + std::to_string(seeds) + (seeds == 1 ? " is" : " are") + " here";
 }
 
 }  // namespace lethe

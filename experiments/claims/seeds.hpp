@@ -44,6 +44,9 @@ class Measurements {
   ///   text   the scatter of Σ weight·(value on a sequence, mean over seeds) from sequence to sequence, where all rows have such values
   /// as √(seeds² + text²).
   ///
+  /// Where that band is too wide for a verdict, `would_decide` says how many seeds a row would give one: as many as, with this mean and this scatter,
+  /// √((t·s/√n)² + text²) needs for it; or that no number does, where the text's noise alone is too wide.
+  ///
   /// returns  a comparison that is out of reach where a row is absent
   Comparison compare(const std::string& statement, const std::vector<Term>& terms,
                      const Expectation& expectation) const;
@@ -55,8 +58,15 @@ class Measurements {
   };
   using Seeds = std::map<uint64_t, Value>;
 
+  /// What is left of a row after the means of rows and seeds: its standard deviation.
+  struct Scatter {
+    double deviation;
+    int degrees;  ///< of freedom
+  };
+
   std::vector<uint64_t> shared_seeds(const std::vector<Term>& terms) const;
-  double pooled_band(double parts) const;
+  Scatter pooled_scatter() const;
+  std::string deciding_seeds(const Comparison& comparison, double deviation, size_t seeds, double of_text) const;
   double text_band(const std::vector<Term>& terms, const std::vector<uint64_t>& seeds) const;
 
   double confidence_;

@@ -47,6 +47,12 @@ Verdict Comparison::verdict() const {
   return found;
 }
 
+std::string Comparison::lacks() const {
+  const bool is_measured = out_of_reach.empty() && open.empty() && !would_decide.empty();
+  if (!is_measured || judge(expectation, measured, band) != Verdict::kInconclusive) return "";
+  return "would be decided by " + would_decide;
+}
+
 namespace {
 
 nlohmann::json number_or_null(double value) { return std::isfinite(value) ? nlohmann::json(value) : nlohmann::json(); }
@@ -86,6 +92,7 @@ void to_json(nlohmann::json& json, const Comparison& c) {
   visit_reasons(c, [&](const char* key, const std::string& reason) {
     if (!reason.empty()) json[key] = reason;
   });
+  if (!c.lacks().empty()) json["would_decide"] = c.would_decide;
 }
 
 void from_json(const nlohmann::json& json, Comparison& c) {
@@ -104,6 +111,7 @@ void from_json(const nlohmann::json& json, Comparison& c) {
     c.control = Control{json["control"].at("what"), number(json["control"], "measured", kNaN),
                         number(json["control"], "band", kInfinity)};
   visit_reasons(c, [&](const char* key, std::string& reason) { reason = json.value(key, ""); });
+  c.would_decide = json.value("would_decide", "");
 }
 
 Verdict overall(const std::vector<Comparison>& comparisons) {

@@ -61,13 +61,18 @@ struct Comparison {
   std::string out_of_reach = {};   ///< why nothing here can decide it, e.g. a row that this scale doesn't train
   std::string open = {};           ///< why the measurement says nothing, e.g. runs that don't differ
   std::string no_refutation = {};  ///< why a contradiction doesn't refute, e.g. another precision than the paper's
-  std::string note = {};           ///< for readers, e.g. a rule that was changed after a run
+  std::string would_decide =
+      {};                 ///< what a band that is too wide for a verdict lacks, e.g. "9 seeds a row, 4 are here"
+  std::string note = {};  ///< for readers, e.g. a rule that was changed after a run
 
   /// judge() of the measurement, but
   ///   out of reach   where out_of_reach has a reason
   ///   inconclusive   where `open` has one; where it would be refuted and no_refutation has one; and where the control gets the same
   ///                  verdict or a better one on the paper's side
   Verdict verdict() const;
+
+  /// "would be decided by " and would_decide, where the band alone is why there is no verdict; else empty.
+  std::string lacks() const;
 };
 void to_json(nlohmann::json& json, const Comparison& comparison);
 void from_json(const nlohmann::json& json, Comparison& comparison);  ///< members that are absent have their defaults

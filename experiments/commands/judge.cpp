@@ -50,8 +50,8 @@ void print(const Judged& judged) {
     if (std::isfinite(c.measured)) std::printf(": %.4g ± %.2g %s", c.measured, c.band, c.unit.c_str());
     if (c.control) std::printf(" (%s: %.4g)", c.control->what.c_str(), c.control->measured);
     if (c.verdict() == Verdict::kInconclusive && !c.no_refutation.empty()) std::printf("; %s", c.no_refutation.c_str());
-    for (const std::string* reason : {&c.out_of_reach, &c.open, &c.note})
-      if (!reason->empty()) std::printf("; %s", reason->c_str());
+    for (const std::string& reason : {c.out_of_reach, c.open, c.lacks(), c.note})
+      if (!reason.empty()) std::printf("; %s", reason.c_str());
     std::printf("\n");
   }
 }

@@ -62,7 +62,10 @@ def comparisons_table(claim):
         keys = ["out_of_reach", "open", "no_refutation", "note"]
         if not comparison["verdict"].startswith("inconclusive"):
             keys.remove("no_refutation")
-        return "; ".join(comparison[key] for key in keys if key in comparison)
+        words = [comparison[key] for key in keys if key in comparison]
+        if "would_decide" in comparison:
+            words.append(f"would be decided by {comparison['would_decide']}")
+        return "; ".join(words)
 
     rows = []
     for comparison in claim.comparisons:

@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <limits>
+#include <nlohmann/json.hpp>
 
 #include "experiments/claims/seeds.hpp"
 
@@ -71,6 +72,41 @@ TEST(Measurements, SayNothingWithoutAnyNoiseEstimateOrWithoutALoss) {
   EXPECT_EQ(losses.compare("", {{"b", 1}, {"a", -1}}, kPositive).verdict(), Verdict::kInconclusive);
   for (const uint64_t seed : {1, 2}) losses.add("a", seed, 1), losses.add("b", seed, std::nan(""));
   EXPECT_EQ(losses.compare("", {{"b", 1}, {"a", -1}}, kPositive).verdict(), Verdict::kInconclusive);
+}
+
+TEST(Measurements, SayHowManySeedsWouldDecide) {
+  Measurements losses;
+  for (const uint64_t seed : {0, 1, 2}) {
+    losses.add("a", seed, 0), losses.add("b", seed, 1 + static_cast<double>(seed) - 1.0);  // mean 1, scatter 1
+    losses.add("far", seed, 100 + static_cast<double>(seed));
+  }
+  const Comparison found = losses.compare("", {{"b", 1}, {"a", -1}}, kPositive);
+  size_t enough = 3;
+  while (student_t(static_cast<int>(enough) - 1) / std::sqrt(static_cast<double>(enough)) >= 1) ++enough;
+  EXPECT_EQ(found.would_decide, std::to_string(enough) + " seeds a row, 3 are here");
+  EXPECT_EQ(found.lacks(), "would be decided by " + found.would_decide);
+  EXPECT_EQ(losses.compare("", {{"far", 1}, {"a", -1}}, kPositive).would_decide, "") << "it is decided";
+  EXPECT_EQ(losses.compare("", {{"b", 1}, {"a", -1}}, {.low = 1 - 1e-6, .high = 1 + 1e-6}).would_decide,
+            "more than 1000 seeds a row");
+
+  Comparison closed = found;
+  closed.open = "its runs don't differ";
+  EXPECT_EQ(closed.lacks(), "") << "no seed would decide it";
+  EXPECT_FALSE(nlohmann::json(closed).contains("would_decide"));
+  EXPECT_EQ(nlohmann::json(found).at("would_decide"), found.would_decide);
+}
+
+TEST(Measurements, SayWhereNoNumberOfSeedsWouldDecide) {
+  Measurements losses;
+  for (const uint64_t seed : {0, 1, 2}) {
+    losses.add("a", seed, 0, {0, 0, 0});
+    losses.add("b", seed, 1, {3, -3, 3});
+  }
+  EXPECT_EQ(losses.compare("", {{"b", 1}, {"a", -1}}, kPositive).would_decide,
+            "more text: that noise alone is too wide, whatever the number of seeds");
+  Measurements single;
+  single.add("a", 0, 1), single.add("b", 0, 2);
+  EXPECT_EQ(single.compare("", {{"b", 1}, {"a", -1}}, kPositive).would_decide, "rows with several seeds");
 }
 
 TEST(Measurements, HaveTheConfidenceThatTheyAreGiven) {

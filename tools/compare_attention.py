@@ -26,15 +26,14 @@ import random
 import statistics
 import subprocess
 import sys
-import threading
 import time
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from attention_implementations import LOG_TOLERANCE, implementations, those_at
+from long_work import telling_what_is_long
 from throughput_results import COLUMNS, GATES, case_of, earlier_runs, joined, write
 
 HEADS = {64: 24, 128: 12}
@@ -145,25 +144,6 @@ def check(implementation, inputs, expected):
             share = float(error) / BUDGETS[name]
             worst = share if math.isnan(share) else max(worst, share)
     return worst
-
-
-@contextmanager
-def telling_what_is_long(what, seconds=60):
-    """Prints on stderr, after every `seconds`, what has not ended: so a job that meets its limit has named its place."""
-    ended = threading.Event()
-
-    def tell():
-        while not ended.wait(seconds):
-            print(f"{what}: no end within {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
-
-    begin = time.monotonic()
-    teller = threading.Thread(target=tell, daemon=True)
-    teller.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        teller.join()
 
 
 def time_once(implementation, inputs):

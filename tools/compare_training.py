@@ -7,7 +7,8 @@ usage: tools/compare_training.py [--build build/cuda] [--case 125m:4096:fox-pro 
 
 A row is a process that takes steps on command, so that only one works at a time; the order is random in every round, the figure the median (760m, of which
 two do not fit: one row after another). A step is forward, backward, clipping and AdamW on 32768 tokens in bfloat16 with float32 master weights. A row whose
-loss is not within 0.5 % of the first row's of its model, or whose gradient norm is not within 1 %, has no time.
+loss is not within 0.5 % of the first row's of its model, or whose gradient norm is not within 1 %, has no time. A row or case that fails costs the others
+nothing, and a row that gives no answer for --row-limit seconds is ended; what takes long is named on standard error.
 
   lethe        this suite: lethe bench
   compiled     the same model in PyTorch under torch.compile (examples/fox.py): cuDNN's attention, or our operator where there are gates
@@ -17,12 +18,11 @@ loss is not within 0.5 % of the first row's of its model, or whose gradient norm
   fla-compiled the same under torch.compile
   fla-gla      FLA's Mamba-2 by FLA's own kernels, under torch.compile, where --rows names it
 """
-import one_line_errors  # noqa: F401  (first: an error is one line)
+import one_line_errors  # first: an error is one line
 import argparse
 import json
 import os
 import pathlib
-import random
 import re
 import statistics
 import subprocess
@@ -30,9 +30,11 @@ import sys
 import tempfile
 import time
 
-from fla_models import ARCHITECTURES as RECURRENT, fla_model, fla_step, import_fla, our_state, with_triton
+from fla_models import ARCHITECTURES as RECURRENT, fla_model, fla_step, import_fla, our_state, tell_what_triton_compiles, with_triton
+from long_work import telling_what_is_long
 from official_fox import import_official, official_model
 from report.files import write_whole
+from training_rows import PATIENCE, Row, measure
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 SIZES = {"125m": (12, 768, 12), "360m": (24, 1024, 16), "760m": (24, 1536, 24)}  # layers, width, heads
@@ -157,6 +159,7 @@ def serve_official(case, weights, peer):
 
 def serve_fla(case, weights, row):
     """Steps of FLA on command; the file has the same weights, as the seed draws them, in our shapes."""
+    tell_what_triton_compiles()
     _, tokens, labels = read_weights(weights)
     masters, backward, figures = fla_step(case.model().cuda().train(), own_kernels=row == "fla-gla", compiled=row != "fla")
     serve(masters, lambda: backward(tokens, labels), figures)
@@ -189,84 +192,67 @@ def serve(model, backward, figures=None):
         print(time.perf_counter() - start, flush=True)
 
 
-class Row:
-    def __init__(self, name, command, environment):
-        self.name, self.times, self.error = name, [], None
-        self.log = tempfile.TemporaryFile("w+")
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, text=True, env=environment)
-
-    def wait_until_ready(self):
-        for line in self.process.stdout:
-            if line.startswith("ready "):
-                self.figures = json.loads(line.removeprefix("ready "))
-                return
-        self.log.seek(0)
-        lines = self.log.read().strip().splitlines()
-        self.error = f"ended before its first step: {lines[-1] if lines else 'no message'}"
-
-    def take(self, count):
-        self.process.stdin.write(f"go {count}\n")
-        self.process.stdin.flush()
-        return float(self.process.stdout.readline()) / count
-
-    def measure_alone(self, options):
-        if self.error is None:
-            count = max(1, round(options.slot / self.take(2)))
-            self.times = [self.take(count) for _ in range(options.rounds)]
-            self.end()
-
-    def end(self):
-        if self.process.stdin.closed:
-            return
-        self.process.stdin.close()
-        self.process.wait()
-
-
 def runs(row, case):
     of_fla = case.recurrent and (row != "fla-gla" or case.name == "mamba2")
     return of_fla if row in FLA_ROWS else row == "lethe" or not case.recurrent and (row != "official" or case.forgets)
 
 
-def compare(case, options):
-    with tempfile.TemporaryDirectory(dir=options.scratch) as folder:
-        weights = f"{folder}/weights.safetensors"
+def commands(case, options, weights):
+    """The rows of a case, by name: the processes that take its steps."""
+    lethe = [*bench(case, options), "--serve", "--batch-tokens", str(TOKENS), "--learning-rate", "1e-3", "--weights", weights]
+    place = lethe.index("--batch-tokens") + 1
+    tool = [sys.executable, __file__]
+    known = {"lethe": lethe, "compiled": [*tool, "--serve", case.text, weights, options.library],
+             "official": [*tool, "--serve-official", case.text, weights, options.peer],
+             **{row: [*tool, "--serve-fla", case.text, weights, row, str(case.fla)] for row in FLA_ROWS}}
+    chosen = {name: command for name, command in known.items() if name in options.rows and runs(name, case)}
+    return chosen | {f"{count} GPUs": [*lethe[:place], str(count * TOKENS), *lethe[place + 1:], "--gpus", str(count)] for count in options.gpus}
+
+
+def run_rows(case, options, weights, rows):
+    """Appends the rows of a case to `rows`, each with its times or its error."""
+    with telling_what_is_long(f"{case.text}, the weights", PATIENCE):
         case.write(weights)
-        environment = dict(os.environ)
-        lethe = [*bench(case, options), "--serve", "--batch-tokens", str(TOKENS), "--learning-rate", "1e-3", "--weights", weights]
-        rows = []
-        several = lethe.copy()
-        place = several.index("--batch-tokens") + 1
-        for name, command in (("lethe", lethe), ("compiled", [sys.executable, __file__, "--serve", case.text, weights, options.library]),
-                              ("official", [sys.executable, __file__, "--serve-official", case.text, weights, options.peer]),
-                              *((row, [sys.executable, __file__, "--serve-fla", case.text, weights, row, str(case.fla)]) for row in FLA_ROWS),
-                              *((f"{count} GPUs", [*several[:place], str(count * TOKENS), *several[place + 1:], "--gpus", str(count)]) for count in options.gpus)):
-            if name in options.rows and runs(name, case) or name.endswith(" GPUs"):
-                rows.append(Row(name, command, environment))
-                rows[-1].wait_until_ready()  # one after another: compilation and warm-up overlap no measurement
-                if case.size in LARGE:  # memory for one: the rows run one after another
-                    rows[-1].measure_alone(options)
-        working = [row for row in rows if row.error is None]
-        if case.recurrent and working and working[0].name == "lethe":
-            described = subprocess.run([lethe[0], "describe", *bench(case, options)[2:]], capture_output=True, text=True, check=True).stdout
-            working[0].figures["parameters"] = int(re.search(r"^ *parameters +(\d+)", described, re.MULTILINE)[1])
-        for row in working[1:]:
-            first = working[0].figures
-            for figure, bound in (("loss", 0.005), ("gradient_norm", 0.01), ("parameters", 0.001)):
-                if figure in first.keys() & row.figures.keys() and not abs(row.figures[figure] / first[figure] - 1) < bound:
-                    row.error = f"{figure}: expected {first[figure]:.5g} within {bound:.1%} as {working[0].name}, found {row.figures[figure]:.5g}"
-        for row in rows:
-            if row.error is not None:
-                row.times.clear()
-        working = [row for row in working if row.error is None and case.size not in LARGE]
-        counts = {row.name: max(1, round(options.slot / row.take(2))) for row in working}
-        for _ in range(options.rounds):
-            for row in random.sample(working, len(working)):
-                row.times.append(row.take(counts[row.name]))
-        for row in rows:
-            row.end()
-    return [{"case": case.text, "row": row.name, "error": row.error, **getattr(row, "figures", {}),
-             **({"tokens_per_second": row.figures["tokens"] / statistics.median(row.times), "fastest": row.figures["tokens"] / min(row.times),
-                 "slowest": row.figures["tokens"] / max(row.times)} if row.times else {})} for row in rows]
+    for name, command in commands(case, options, weights).items():
+        rows.append(Row(name, command, case=case.text, limit=options.row_limit))
+        rows[-1].wait_until_ready()  # one after another: compilation and warm-up overlap no measurement
+        if case.size in LARGE:  # memory for one: the rows run one after another
+            measure(rows[-1:], options.rounds, options.slot)
+            rows[-1].end()
+    working = [row for row in rows if row.error is None]
+    if case.recurrent and working and working[0].name == "lethe":
+        described = subprocess.run([bench(case, options)[0], "describe", *bench(case, options)[2:]], capture_output=True, text=True, check=True).stdout
+        working[0].figures["parameters"] = int(re.search(r"^ *parameters +(\d+)", described, re.MULTILINE)[1])
+    for row in working[1:]:
+        first = working[0].figures
+        for figure, bound in (("loss", 0.005), ("gradient_norm", 0.01), ("parameters", 0.001)):
+            if figure in first.keys() & row.figures.keys() and not abs(row.figures[figure] / first[figure] - 1) < bound:
+                row.error = f"{figure}: expected {first[figure]:.5g} within {bound:.1%} as {working[0].name}, found {row.figures[figure]:.5g}"
+    if case.size not in LARGE:
+        measure(working, options.rounds, options.slot)
+
+
+def compare(case, options):
+    """The results of a case, a row each. An error that is not a row's own is that of all its rows: no reason to lose the other cases."""
+    rows = []
+    try:
+        with tempfile.TemporaryDirectory(dir=options.scratch) as folder:
+            try:
+                run_rows(case, options, f"{folder}/weights.safetensors", rows)
+            finally:
+                for row in rows:
+                    row.end()
+    except Exception as error:
+        reason = one_line_errors.words(type(error), error, error.__traceback__)
+        return [{"case": case.text, "row": name, "error": reason} for name in commands(case, options, "")]
+    return [{"case": case.text, "row": row.name, "error": row.error, **row.figures, **speeds(row)} for row in rows]
+
+
+def speeds(row):
+    if row.error is not None or not row.times:
+        return {}
+    tokens = row.figures["tokens"]
+    return {"tokens_per_second": tokens / statistics.median(row.times), "fastest": tokens / min(row.times), "slowest": tokens / max(row.times)}
 
 
 def bench(case, options):
@@ -361,6 +347,7 @@ def main():
     parser.add_argument("--fla", default=None, help="a checkout of FLA, for recurrent models")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--slot", type=float, default=2.0, help="seconds of a row in a round")
+    parser.add_argument("--row-limit", type=float, default=1800.0, metavar="SECONDS", help="for a row's first step, with compilation, and for any later answer")
     parser.add_argument("--scratch", default=None, help="a folder for the weights (default: the system's)")
     parser.add_argument("--output", default=None)
     options = parser.parse_args()

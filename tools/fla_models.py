@@ -9,6 +9,7 @@ by fused_chunk_simple_gla.
 """
 import importlib
 import importlib.util
+import itertools
 import logging
 import re
 import sys
@@ -159,6 +160,20 @@ def fla_step(model, own_kernels, compiled):
     masters, backward = trained_in_bfloat16(model, torch.compile(loss) if compiled else loss)
     triton = importlib.import_module("triton").__version__
     return masters, backward, {"kernels": kernels, "parameters": sum(weight.numel() for weight in masters), "triton": triton}
+
+
+def tell_what_triton_compiles():
+    """From here on, a line on stderr for every kernel that Triton compiles: a first step tunes some hundred configurations unless its cache has them."""
+    knobs = getattr(importlib.import_module("triton"), "knobs", None)
+    if knobs is None:  # Triton before 3.4
+        return
+    counter = itertools.count(1)
+
+    def listener(*, src, cache_hit, **_):
+        if not cache_hit:
+            print(f"kernels that Triton has compiled: {next(counter)}, the last {src.name}", file=sys.stderr, flush=True)
+
+    knobs.compilation.listener = listener
 
 
 def with_triton(results):

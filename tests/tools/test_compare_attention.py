@@ -14,7 +14,8 @@ import unittest.mock
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 from attention_implementations import Implementation, those_at  # noqa: E402
-from compare_attention import ours_that_failed, telling_what_is_long, versions_of  # noqa: E402
+from compare_attention import ours_that_failed, versions_of  # noqa: E402
+from long_work import telling_what_is_long  # noqa: E402
 from report.throughput import of_runs, throughput_page  # noqa: E402
 from throughput_results import COLUMNS, earlier_runs, joined, write  # noqa: E402
 

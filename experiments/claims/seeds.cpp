@@ -113,7 +113,7 @@ std::string Measurements::deciding_seeds(const Comparison& comparison, double de
   const auto decides = [&](double band) {
     return judge(comparison.expectation, comparison.measured, band) != Verdict::kInconclusive;
   };
-  if (!std::isfinite(comparison.measured) || decides(comparison.band)) return "";
+  if (!std::isfinite(comparison.measured) || decides(comparison.band) || !decides(0)) return "";
   if (!std::isfinite(deviation)) return "rows with several seeds";
   if (!decides(of_text)) return "more text: that noise alone is too wide, whatever the number of seeds";
   const auto band = [&](size_t n) {

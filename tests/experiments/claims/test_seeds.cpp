@@ -89,6 +89,8 @@ TEST(Measurements, SayHowManySeedsWouldDecide) {
   EXPECT_EQ(losses.compare("", {{"b", 1}, {"a", -1}}, {.low = 1 - 1e-6, .high = 1 + 1e-6}).would_decide,
             "more than 1000 seeds a row");
 
+  EXPECT_EQ(losses.compare("", {{"a", 1}}, kPositive).would_decide, "") << "its mean is the bound itself";
+
   Comparison closed = found;
   closed.open = "its runs don't differ";
   EXPECT_EQ(closed.lacks(), "") << "no seed would decide it";

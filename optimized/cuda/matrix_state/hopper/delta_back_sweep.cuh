@@ -329,7 +329,7 @@ struct DeltaBackSweep {
       ptx::fence_registers(x);
       ptx::fence_registers(left);
       fence_state();
-      if (Shared::kEarly && lane == 0) ptx::mbarrier_arrive(&small().empty[at.index]);
+      if constexpr (Shared::kEarly) arrive_warp(&small().empty[at.index], lane);
       {
         float weighted[32];
 #pragma unroll

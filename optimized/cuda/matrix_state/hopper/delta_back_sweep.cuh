@@ -356,7 +356,7 @@ struct DeltaBackSweep {
       fence_state();
       measure(n + 1);
       sync();  // all products have ended
-      if (!Shared::kEarly && lane == 0) ptx::mbarrier_arrive(&small().empty[at.index]);
+      if (!Shared::kEarly && arrives(lane)) ptx::mbarrier_arrive(&small().empty[at.index]);
     }
     if (p.last) {
       scale_state(unit);

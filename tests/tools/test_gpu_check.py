@@ -12,7 +12,7 @@ from shell_programs import ShellPrograms
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PROGRAMS = ("test_ptx", "test_cuda_forward", "test_cuda_backward", "test_cuda_forward_racecheck", "test_cuda_backward_racecheck",
-            "test_cuda_cross_entropy", "test_cuda_matrix_state", "test_cuda_linear_cross_entropy", "test_cuda_products", "test_cuda_gated_attention", "lethe", "test_two_gpus", "rank", "benchmark_cuda_kernels", "liblethe_torch.so",
+            "test_cuda_cross_entropy", "test_cuda_matrix_state", "test_cuda_matrix_state_racecheck", "test_cuda_linear_cross_entropy", "test_cuda_products", "test_cuda_gated_attention", "lethe", "test_two_gpus", "rank", "benchmark_cuda_kernels", "liblethe_torch.so",
             "lethe_kernels.so", "lethe_kernels_without_gate.so")
 
 
@@ -48,7 +48,7 @@ class Steps(ShellPrograms):
     def test_each_test_has_a_summary_line_and_output_in_its_labels_log(self):
         status, summary, complaint = self.check()
         self.assertEqual(status, 0, complaint)
-        self.assertEqual(len(summary), (1 + 24 + 32 + 18) + (2 * 15 + 11 + 17) + 6)
+        self.assertEqual(len(summary), (1 + 24 + 32 + 18) + (2 * 15 + 12 + 18) + 6)
         for line in summary:
             self.assertRegex(line, r"(gpu|sanitizer|benchmark)\.\S+ \.+ +Passed +\d+\.\d+ sec$")
             self.assertIn(line, self.log("check.log"))
@@ -63,7 +63,8 @@ class Steps(ShellPrograms):
             + [(tool, program, str(part), str(count)) for tool in ("memcheck", "initcheck", "synccheck")
                for program, count in (("cuda_forward", 3), ("cuda_backward", 6)) for part in range(count)]
             + [(tool, "cuda_matrix_state", str(part), "4") for tool in ("memcheck", "initcheck") for part in range(4)]
-            + [("racecheck", "ptx", "", ""), ("racecheck", "cuda_cross_entropy", "", "")]
+            + [("racecheck", program, "", "") for program in ("ptx", "cuda_cross_entropy", "cuda_matrix_state_racecheck")]
+            + [("synccheck", "cuda_matrix_state", "", "")]
             + [("racecheck", "cuda_forward_racecheck", str(part), "3") for part in range(3)]
             + [("racecheck", "cuda_backward_racecheck", str(part), "12") for part in range(12)]))
         self.assertRegex(self.log("benchmark.log"), r"benchmark ran .*--benchmark_context=commit=abc .*--benchmark_context=gpu=NVIDIA G1 ")

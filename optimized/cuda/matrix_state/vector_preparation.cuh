@@ -1,5 +1,5 @@
 #pragma once
-// How vector_sweep.cuh prepares a chunk: its operands with their gates, and its pairs; its copies and stores.
+// How vector_sweep.cuh prepares a chunk: its operands with their gates, and its pairs; its copies and stores; where its warps meet.
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "optimized/cuda/arithmetic.cuh"
+#include "optimized/cuda/hopper/ptx/barrier.cuh"
 #include "optimized/cuda/matrix_state/vector_parts.cuh"
 
 namespace lethe::matrix_state {
@@ -24,6 +25,14 @@ struct VectorSweepShared {
                        kColumnGateStage = kTokens * kColumnGateStride;
   static constexpr int kBytes = kColumnGates + (kValueGate ? 4 * 2 * kColumnGateStage : 0);
 };
+
+/// The n-th meeting of the half of a CTA that sweeps (0) with the half that prepares (1). Each waits at a barrier of its own, since __syncthreads() is for
+/// threads that meet it in one place. Two alternate, so that a fast half doesn't arrive twice in one phase.
+__device__ __forceinline__ void meet_other_half(int half, int n) {
+  const int first = 1 + 2 * (n % 2);
+  ptx::named_barrier_arrive(first + 1 - half, kVectorThreads);
+  ptx::named_barrier_sync(first + half, kVectorThreads);
+}
 
 /// Block `pw` of every chunk: one warp prepares it, another copies and stores it.
 template <typename Element, int kRows>

@@ -2,7 +2,7 @@
 // A pass of a matrix state with a gate a row over the tokens of one head and 64 columns (VectorSweepArguments), in chunks of four blocks of 16 tokens.
 //
 // Four warps prepare a chunk, a block each, while four sweep over the one before, 16 columns each: their part of Sᵀ stays in float accumulators, which
-// rounded to 16 bits are the left operand of the next product. They have less to do, and so copy and store, too. Between two chunks is one barrier.
+// rounded to 16 bits are the left operand of the next product. They have less to do, and so copy and store, too. Between two chunks both meet.
 //
 //   prepare    E ∘ a and D_B ∘ b over a and b; P_ij = Σ_κ D_ijκ a_iκ b_jκ
 //   sweep      Oᵀ = Sᵀ (E ∘ a)ᵀ + Cᵀ Pᵀ;  Sᵀ = E_B Sᵀ + Cᵀ (D_B ∘ b), of one block after the other
@@ -361,17 +361,17 @@ __global__ void __launch_bounds__(kVectorThreads, kRows <= 32 || (kRows == 64 &&
     };
     load(0);
     ptx::copies_wait<0>();
-    __syncthreads();
+    meet_other_half(0, 0);
     load(1);
     ptx::copies_wait<0>();
-    __syncthreads();
+    meet_other_half(0, 1);
 #pragma unroll 1
     for (int n = 0; n < chunks; ++n) {
       if (n > 0 && !p.float_out) block.store(n - 1);
       load(n + 2);
       columns.sweep(n, chunks);
       ptx::copies_wait<0>();
-      __syncthreads();
+      meet_other_half(0, n);
       if constexpr (VectorSweep<Element, kRows, kValueGate>::kLeavesStates) {
         if (p.marks && threadIdx.x == 0) mark(p.marks + blockIdx.x, n + 1, chunks);
       }
@@ -379,11 +379,11 @@ __global__ void __launch_bounds__(kVectorThreads, kRows <= 32 || (kRows == 64 &&
     if (!p.float_out) block.store(chunks - 1);
     columns.end();
   } else {
-    __syncthreads();
+    meet_other_half(1, 0);
 #pragma unroll 1
     for (int n = 0; n <= chunks; ++n) {
       if (n < chunks) block.prepare(n);
-      __syncthreads();
+      meet_other_half(1, n + 1);
     }
   }
   end_after_previous_kernel();

@@ -329,7 +329,7 @@ struct DeltaBackSweep {
       ptx::fence_registers(x);
       ptx::fence_registers(left);
       fence_state();
-      if (Shared::kEarly && lane == 0) ptx::mbarrier_arrive(&small().empty[at.index]);
+      if constexpr (Shared::kEarly) arrive_warp(&small().empty[at.index], lane);
       {
         float weighted[32];
 #pragma unroll
@@ -356,7 +356,7 @@ struct DeltaBackSweep {
       fence_state();
       measure(n + 1);
       sync();  // all products have ended
-      if (!Shared::kEarly && lane == 0) ptx::mbarrier_arrive(&small().empty[at.index]);
+      if (!Shared::kEarly && arrives(lane)) ptx::mbarrier_arrive(&small().empty[at.index]);
     }
     if (p.last) {
       scale_state(unit);

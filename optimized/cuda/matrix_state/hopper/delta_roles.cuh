@@ -38,13 +38,13 @@ __device__ __forceinline__ void run_roles(const Call& call, int warpgroup) {
   if (threadIdx.x == 0) {
     auto& small = call.small();
     for (int i = 0; i < Shared::kStages; ++i) {
-      ptx::mbarrier_init(&small.full[i], 2);
-      ptx::mbarrier_init(&small.rows[i], 2);
-      ptx::mbarrier_init(&small.weighed[i], 1);
-      ptx::mbarrier_init(&small.prepared[i], kWarps);
-      ptx::mbarrier_init(&small.empty[i], Shared::kStateWarps);
+      ptx::mbarrier_init(&small.full[i], 1 + kArrivalsOfAWarp);
+      ptx::mbarrier_init(&small.rows[i], 2 * kArrivalsOfAWarp);
+      ptx::mbarrier_init(&small.weighed[i], kArrivalsOfAWarp);
+      ptx::mbarrier_init(&small.prepared[i], kWarps * kArrivalsOfAWarp);
+      ptx::mbarrier_init(&small.empty[i], Shared::kStateWarps * kArrivalsOfAWarp);
     }
-    for (int i = 0; i < 2; ++i) ptx::mbarrier_init(&small.measured[i], Shared::kStateWarps);
+    for (uint64_t& measured : small.measured) ptx::mbarrier_init(&measured, Shared::kStateWarps * kArrivalsOfAWarp);
     ptx::mbarrier_init_fence();
   }
   __syncthreads();

@@ -277,7 +277,7 @@ struct DeltaSweep {
       load_blocks(left, chunk.inverse, block, lane);
       ptx::wgmma_wait<0>();
       if constexpr (!kKeeps) ptx::fence_registers(out);
-      if (!kKeeps && n > 0 && lane == 0) {
+      if (!kKeeps && n > 0 && arrives(lane)) {
         ptx::bulk_wait_read<0>();
         ptx::mbarrier_arrive(&small().empty[at.index == 0 ? Shared::kStages - 1 : at.index - 1]);
       }
@@ -334,7 +334,7 @@ struct DeltaSweep {
       ptx::fence_registers(left);
       sync();  // all products have ended
       if constexpr (kKeeps) {
-        if (lane == 0) ptx::mbarrier_arrive(&small().empty[at.index]);
+        if (arrives(lane)) ptx::mbarrier_arrive(&small().empty[at.index]);
       } else {
         scale_rows(out, out_unit(chunk)[i0], out_unit(chunk)[i0 + 8]);
         uint32_t packed[16];

@@ -336,12 +336,12 @@ __global__ void __launch_bounds__(ForwardShared<kBlocks>::kThreads, ForwardShare
   if (threadIdx.x == 0) {
     auto& small = call.small();
     for (int i = 0; i < p.stages; ++i) {
-      ptx::mbarrier_init(&small.full[i], kGated ? 2 : 1);
-      ptx::mbarrier_init(&small.empty[i], Shared::kStateWarps + kWarps);
+      ptx::mbarrier_init(&small.full[i], kGated ? 1 + kArrivalsOfAWarp : 1);
+      ptx::mbarrier_init(&small.empty[i], (Shared::kStateWarps + kWarps) * kArrivalsOfAWarp);
     }
     for (int i = 0; i < 2; ++i) {
-      ptx::mbarrier_init(&small.state_full[i], Shared::kStateWarps);
-      ptx::mbarrier_init(&small.state_empty[i], kWarps);
+      ptx::mbarrier_init(&small.state_full[i], Shared::kStateWarps * kArrivalsOfAWarp);
+      ptx::mbarrier_init(&small.state_empty[i], kWarps * kArrivalsOfAWarp);
     }
     for (uint64_t& barrier : small.grad_full) ptx::mbarrier_init(&barrier, 1);
     ptx::mbarrier_init_fence();

@@ -138,15 +138,16 @@ __global__ void __launch_bounds__(GradientsShared<kBlocks, kNormalized>::kThread
     const auto init = [](auto& barriers, int arrivals) {
       for (uint64_t& barrier : barriers) ptx::mbarrier_init(&barrier, arrivals);
     };
+    constexpr int kArrivals = kWarps * kArrivalsOfAWarp;  // of a warpgroup
     // A copy's bytes, what is computed of the normaliser, and d log f of the stage's chunk before.
-    init(small.full, 1 + kNormalized + kGated);
-    init(small.empty, 3 * kWarps);
+    init(small.full, 1 + (kNormalized + kGated) * kArrivalsOfAWarp);
+    init(small.empty, 3 * kArrivals);
     init(small.rebuild_full, 1);
-    init(small.rebuild_empty, kWarps);
-    init(small.state_full, kWarps);
-    init(small.state_empty, (kGated ? 2 : 1) * kWarps);
+    init(small.rebuild_empty, kArrivals);
+    init(small.state_full, kArrivals);
+    init(small.state_empty, (kGated ? 2 : 1) * kArrivals);
     for (uint64_t* barrier : {&small.grad_state_full, &small.grad_state_empty, &small.pairs_full, &small.pairs_empty})
-      ptx::mbarrier_init(barrier, kWarps);
+      ptx::mbarrier_init(barrier, kArrivals);
     ptx::mbarrier_init_fence();
   }
   if constexpr (kNormalized) {

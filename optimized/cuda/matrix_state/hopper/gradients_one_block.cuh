@@ -84,7 +84,7 @@ __device__ __forceinline__ void sweep_outputs(const Call& call) {
         ptx::wgmma_commit();
       };
       const auto release_last_key = [&] {
-        if (kKeyInState && started && call.lane == 0) {
+        if (kKeyInState && started && arrives(call.lane)) {
           ptx::bulk_wait_read<0>();  // the previous chunk's dk has left
           ptx::mbarrier_arrive(&small.grad_state_empty);
         }

@@ -32,7 +32,7 @@ __device__ __forceinline__ void sweep_pairs_and_keys(const Call& call) {
     {
       float scores[32], grads[32];
       compute_pairs(call, at.index, scores, grads, [&] {
-        if (started && call.lane == 0) {
+        if (started && arrives(call.lane)) {
           ptx::bulk_wait_read<0>();  // the previous chunk's dk has left
           ptx::mbarrier_arrive(&small.grad_state_empty);
         }
@@ -215,7 +215,7 @@ __device__ __forceinline__ void sweep_queries(const Call& call) {
       if (call.lane == 0) ptx::bulk_wait_read<0>();
       __syncwarp();
     }
-    if (call.lane == 0) ptx::mbarrier_arrive(&small.pairs_empty);
+    if (arrives(call.lane)) ptx::mbarrier_arrive(&small.pairs_empty);
     at.advance(Shared::kStages);
     parity ^= 1;
   });

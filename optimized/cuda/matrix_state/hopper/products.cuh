@@ -4,6 +4,7 @@
 
 #include <type_traits>
 
+#include "optimized/cuda/hopper/handover.cuh"
 #include "optimized/cuda/hopper/ptx/copy.cuh"
 #include "optimized/cuda/hopper/ptx/fragment.cuh"
 #include "optimized/cuda/hopper/ptx/wgmma.cuh"
@@ -160,10 +161,14 @@ __device__ __forceinline__ void change_registers() {
   else if constexpr (kTo < kFrom) ptx::registers_shrink<kTo>();
 }
 
+/// A warp's arrivals at an mbarrier, and which lanes arrive: lane 0, but in the build for racecheck all (hopper/handover.cuh).
+using hopper::kArrivalsOfAWarp;
+__device__ __forceinline__ bool arrives(int lane) { return kArrivalsOfAWarp > 1 || lane == 0; }
+
 /// An arrival of a warp, after all its lanes.
 __device__ __forceinline__ void arrive_warp(uint64_t* barrier, int lane) {
   __syncwarp();
-  if (lane == 0) ptx::mbarrier_arrive(barrier);
+  if (arrives(lane)) ptx::mbarrier_arrive(barrier);
 }
 
 }  // namespace lethe::matrix_state

@@ -65,7 +65,8 @@ Findings measure(const Study& study) {
                            .expectation = Expectation::positive(),
                            .measured = mean(falls),
                            .band = 1.96 * mean(errors),
-                           .no_refutation = study.settings.value("short_sight", "")};
+                           .no_refutation = study.settings.value("short_sight", ""),
+                           .would_decide = "more text, whose noise its band is"};
   curves.findings.comparisons = {
       falling,
       stated(at("Its copy and LM curves are one at a segment", kLlamaXl, segment, Expectation::within(0.01)),

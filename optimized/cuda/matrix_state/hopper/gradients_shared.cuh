@@ -14,8 +14,9 @@ struct GradientsShared {
   static constexpr int kQuery = 0, kKey = kState, kValue = 2 * kState, kGradValues = kValue + kPanel,
                        kStage = kGradValues + kPanel, kRebuildStage = kState + kPanel;
   /// Of each thread at the launch, and of those of each warpgroup: five times as many in all.
-  static constexpr int kRegisters = 96, kLoadRegisters = 40, kStateRegisters = kBlocks == 1 ? 88 : 104,
-                       kGradStateRegisters = 112, kPairRegisters = 128, kOutRegisters = kBlocks == 1 ? 112 : 96;
+  static constexpr int kRegisters = 96, kLoadRegisters = kBlocks == 1 ? 40 : 32,
+                       kStateRegisters = kBlocks == 1 ? 88 : 104, kGradStateRegisters = 112, kPairRegisters = 128,
+                       kOutRegisters = kBlocks == 1 ? 112 : 104;
   struct Small {
     uint64_t full[kStages], empty[kStages];                                ///< a chunk's tiles and gates
     uint64_t rebuild_full[kRebuildStages], rebuild_empty[kRebuildStages];  ///< a chunk's key, value and gates, for S

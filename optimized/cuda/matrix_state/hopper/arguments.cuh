@@ -55,6 +55,7 @@ struct SegmentArguments {
   int first_head, head_count;  ///< of B·H: which
   int tiles;                   ///< of 64 columns, a CTA each
   int segments;                ///< the first ones
+  int pieces;                  ///< of a head, before which alone join_segments leaves states; 0: after all segments
   const float* initial;        ///< [B, H, rows, columns] contiguous; null: zeros
   const float* column;  ///< [B·H, chunks · 64], normalised: of the last column, as `value` has the others; null: all 1
   float* vectors;       ///< [tiles, head_count, segments, 64 a block of rows], normalised: the last column

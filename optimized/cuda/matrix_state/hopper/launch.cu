@@ -120,9 +120,9 @@ bool by_whole_heads(const MatrixStateInput& in) {
 // Whether sums are by a CTA a segment, or, without a normaliser, by a CTA a head, in reverse of two blocks alone: all states or the last.
 enum class By { kSegments, kStates, kOneState };
 
-// Returns whether there is anything to launch.
+// `pieces`: before which alone states are wanted, or 0. Returns whether there is anything to launch.
 bool sum_segments(const MatrixStateInput& in, const Operand& key, const Operand& value, const float* column,
-                  float scale, bool reverse, const float* initial, const SegmentMemory& to, Overlap overlap,
+                  float scale, bool reverse, const float* initial, const SegmentMemory& to, int pieces, Overlap overlap,
                   cudaStream_t stream, By by = By::kSegments) {
   const int64_t tile_heads = int64_t{1} * to.heads * tiles_of(in.shape);
   if (tile_heads * to.segments == 0) return false;
@@ -140,6 +140,7 @@ bool sum_segments(const MatrixStateInput& in, const Operand& key, const Operand&
   p.head_count = to.heads;
   p.tiles = tiles_of(in.shape);
   p.segments = to.segments;
+  p.pieces = pieces;
   p.column = column;
   p.vectors = to.vectors;
   p.states = to.states;
@@ -252,7 +253,7 @@ void warpgroup_forward(const MatrixStateForward& a) {
   const ForwardSplit split(a.shape, a.form);
   Workspace memory(a.workspace);
   const SegmentMemory handed(memory, a.shape, a.form.normalize, split.cut_heads(a.shape), split.handed(a.shape));
-  sum_segments(a, a.key, a.value, nullptr, 1.0f, false, a.initial_state, handed, Overlap::kNone, a.stream,
+  sum_segments(a, a.key, a.value, nullptr, 1.0f, false, a.initial_state, handed, split.pieces, Overlap::kNone, a.stream,
                split.second > 0 ? By::kOneState : By::kSegments);
   StateForwardArguments p = forward_arguments(a, handed, split.whole_heads, split.pieces);
   p.second = split.second;
@@ -281,12 +282,12 @@ void warpgroup_backward(const MatrixStateBackward& a) {
   const float* grad_normalizer = nullptr;
   Overlap overlap = gated ? Overlap::kBeside : Overlap::kNone;
   const auto sum_states = [&](By by) {
-    sum_segments(a, a.key, a.value, nullptr, 1.0f, false, a.initial_state, states, overlap, a.stream, by);
+    sum_segments(a, a.key, a.value, nullptr, 1.0f, false, a.initial_state, states, 0, overlap, a.stream, by);
   };
   const auto sum_grads = [&] {
     const By by = blocks_of(a.shape) == 1 ? By::kSegments : split.pieces == 2 ? By::kOneState : By::kStates;
-    return sum_segments(a, a.query, grad_values, grad_normalizer, scale, true, a.grad_last_state, grads, overlap,
-                        a.stream, by);
+    return sum_segments(a, a.query, grad_values, grad_normalizer, scale, true, a.grad_last_state, grads, split.pieces,
+                        overlap, a.stream, by);
   };
   if (by_whole_heads(a)) {  // the others first, whose join runs beside the states
     if (sum_grads()) overlap = Overlap::kBeside;

@@ -204,10 +204,11 @@ __device__ __forceinline__ void join_columns(const SegmentArguments& p, int64_t 
   }
 }
 
-/// A thread: four numbers of a tile of a head's state, after every segment in their order, in the place of the segment's own sum.
+/// A thread: four numbers of a tile of a head's state, after every segment in their order, in the place of the segment's own sum; where pieces alone need
+/// them, of those before a piece.
 template <bool kGated, int kBlocks, bool kNormalized>
 __global__ void __launch_bounds__(kJoiningThreads) join_segments(const __grid_constant__ SegmentArguments p) {
-  constexpr int kAtOnce = 8;  // sums that are on their way
+  constexpr int kAtOnce = 16;  // sums that are on their way
   constexpr int kFloats = kBlocks * kBlockFloats, kCtas = kJoiningCtas + kNormalized;
   let_next_kernel_start();
   wait_for_previous_kernel();
@@ -227,13 +228,17 @@ __global__ void __launch_bounds__(kJoiningThreads) join_segments(const __grid_co
   }
   float* const states = p.states + place * p.segments * kFloats + block * kBlockFloats + piece * 4;
   const float* decays = kGated ? p.decays + place * p.segments : nullptr;
-  for (int64_t first = 0; first < p.segments; first += kAtOnce) {
+  const SegmentOrder order(p.length, p.reverse, kChunksOfSegment<kBlocks>);
+  // The segment with which the next piece begins: that of Piece, step by step.
+  const int pieces = max(p.pieces, 1), step = order.segments / pieces, rest_of_step = order.segments % pieces;
+  int next = step, rest = rest_of_step;
+  for (int first = 0; first < p.segments; first += kAtOnce) {
     float4 sums[kAtOnce];
     float decay[kAtOnce];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       const bool there = first + i < p.segments;
-      sums[i] = there ? load_global4(states + (first + i) * kFloats) : float4{};
+      sums[i] = there ? load_global4(states + int64_t{1} * (first + i) * kFloats) : float4{};
       decay[i] = kGated && there ? load_global(decays + first + i) : 1.0f;
     }
 #pragma unroll
@@ -242,7 +247,10 @@ __global__ void __launch_bounds__(kJoiningThreads) join_segments(const __grid_co
       const float sum[4] = {sums[i].x, sums[i].y, sums[i].z, sums[i].w};
 #pragma unroll
       for (int e = 0; e < 4; ++e) x[e] = State<kGated>::joined(x[e], decay[i], sum[e], p.scale);
-      *reinterpret_cast<float4*>(states + (first + i) * kFloats) = {x[0], x[1], x[2], x[3]};
+      if (p.pieces > 0 && first + i + 1 < next) continue;
+      *reinterpret_cast<float4*>(states + int64_t{1} * (first + i) * kFloats) = {x[0], x[1], x[2], x[3]};
+      next += step + (rest + rest_of_step >= pieces);
+      rest += rest_of_step - (rest + rest_of_step >= pieces ? pieces : 0);
     }
   }
 }

@@ -32,16 +32,18 @@ struct ForwardSplit {
   ForwardSplit(const Shape& shape, const MatrixStateForm& form) : whole_heads(static_cast<int>(heads_of(shape))) {
     const int processors = multiprocessors(), tiles = tiles_of(shape), segments = order_of(shape).segments;
     const int64_t ctas = heads_of(shape) * tiles;
-    const bool few = ctas <= processors;
-    if (!few && blocks_of(shape) == 1) return;  // two CTAs share a multiprocessor
-    const int left = few ? whole_heads : static_cast<int>((ctas % processors + tiles - 1) / tiles);
+    const bool few = ctas <= processors, shared = blocks_of(shape) == 1;  // two CTAs a multiprocessor
+    // There memory binds where nothing is weighted, and pieces read keys and values before them once more.
+    const bool gated = form.key_gate != MatrixStateForm::Gate::kNone, weighted = gated || form.normalize;
+    if (shared && !few && (!weighted || ctas >= 2 * processors)) return;
+    const int left = few ? whole_heads : static_cast<int>((ctas % processors + tiles - 1) / tiles),
+              places = shared && few && weighted ? 2 * processors : processors;
     if (left == 0) return;
-    pieces = std::clamp(processors / (left * tiles), 1, segments);
+    pieces = std::clamp(places / (left * tiles), 1, segments);
     if (pieces == 1) return;
     whole_heads -= left;
     // Two CTAs begin together, the second one's by so much later as head_states takes; beside whole heads that is in time. Few heads with a gate are
     // faster (10 % on an H200) in equal pieces: as many stages as that needs have no room beside head_states.
-    const bool gated = form.key_gate != MatrixStateForm::Gate::kNone;
     if (pieces == 2 && !form.normalize && !(few && gated))
       second = few ? std::clamp((19 * segments + 16) / 32, 1, segments - 1) : segments / 2;
   }

@@ -6,21 +6,23 @@
 
 namespace lethe::matrix_state {
 
-template <int kBlocks>
+template <int kBlocks, bool kNormalized>
 struct HeadStatesShared {
   static constexpr int kStages = kBlocks == 1 ? 5 : 4, kStage = (kBlocks + 1) * kPanel, kThreads = kBlocks * kComputing;
   static constexpr int kGates = kStages * kStage, kEach = kChunksOfSegment<kBlocks>,
-                       kFull = kGates + kEach * static_cast<int>(sizeof(ChunkGates));
+                       kOnes = (kGates + kEach * static_cast<int>(sizeof(ChunkGates)) + 15) / 16 * 16,
+                       kFull = kOnes + (kNormalized ? static_cast<int>(sizeof(SplitVector)) + kBeyondSplitVector : 0);
   static constexpr int kBytes = kFull + kStages * static_cast<int>(sizeof(uint64_t));
   static_assert(kFull % 8 == 0 && 2 * (kBytes + 1024) <= 228 * 1024);
 };
 
-/// A CTA: a tile of columns of a head's states after its first segments, 64 rows a warpgroup; without a normaliser. By time, or, kGradient, in reverse R with
-/// the bits of gradients_states.cuh for two blocks, where it is one sum.
-template <typename Element, bool kGated, int kBlocks, bool kGradient>
-__global__ void __launch_bounds__(HeadStatesShared<kBlocks>::kThreads, 2)
+/// A CTA: a tile of columns of a head's states after its first segments, 64 rows a warpgroup. By time, of a normalised call with z; or, kGradient and not
+/// normalised, in reverse R with the bits of gradients_states.cuh for two blocks, where it is one sum.
+template <typename Element, bool kGated, int kBlocks, bool kGradient, bool kNormalized>
+__global__ void __launch_bounds__(HeadStatesShared<kBlocks, kNormalized>::kThreads, 2)
     head_states(const __grid_constant__ SegmentArguments p) {
-  using Shared = HeadStatesShared<kBlocks>;
+  static_assert(!kGradient || !kNormalized);
+  using Shared = HeadStatesShared<kBlocks, kNormalized>;
   constexpr int kAllWarps = kBlocks * kWarps, kEach = Shared::kEach,
                 kOwnChunks = (kEach + kAllWarps - 1) / kAllWarps;  // of a segment, whose gates a warp prepares
   extern __shared__ __align__(1024) char memory[];
@@ -50,6 +52,11 @@ __global__ void __launch_bounds__(HeadStatesShared<kBlocks>::kThreads, 2)
     for (int i = 0; i < Shared::kStages; ++i) ptx::mbarrier_init(&full[i], 1);
     ptx::mbarrier_init_fence();
   }
+  [[maybe_unused]] SplitVector& ones = *reinterpret_cast<SplitVector*>(memory + Shared::kOnes);
+  if constexpr (kNormalized) {
+    if (threadIdx.x < kChunk) store_parts<Element>(ones, threadIdx.x, 1.0f);
+    ptx::fence_async_shared();
+  }
   __syncthreads();
   if (!p.beside_previous) wait_for_previous_kernel();
   for (int n = 0; n < Shared::kStages - 1; ++n) copy(n);
@@ -68,7 +75,9 @@ __global__ void __launch_bounds__(HeadStatesShared<kBlocks>::kThreads, 2)
   State<kGated> state(p.scale);
   state.clear_sum();
   float(&after)[32] = kGradient ? state.sum : state.before;
-  load_block(after, p.initial, head, block, tile, p.rows, p.columns, p.columns, place);
+  load_block(after, p.initial, head, block, tile, p.rows, p.columns, p.columns + kNormalized, place);
+  [[maybe_unused]] StateColumn last;
+  if constexpr (kNormalized) load_last_column(last.before, p.initial, head, block, p.rows, p.columns, place);
   constexpr Weights kWeights = kGated ? Weights::kGates : kGradient ? Weights::kScale : Weights::kNone;
   for (int s = 0, n = 0; s < p.segments; ++s) {
     const int count = kGradient ? order.count(s) : kEach;
@@ -86,9 +95,20 @@ __global__ void __launch_bounds__(HeadStatesShared<kBlocks>::kThreads, 2)
       if constexpr (kGated) state.forget(all_gates[i].total);
       ptx::mbarrier_wait(&full[n % Shared::kStages], n / Shared::kStages & 1);
       const char* const stage = memory + n % Shared::kStages * Shared::kStage;
-      add_to_state<Element, kWeights>(state.sum, stage + block * kPanel, stage + kBlocks * kPanel, all_gates[i].write,
-                                      p.scale, place);
+      const auto add = [&](auto&& column) {
+        add_to_state<Element, kWeights>(state.sum, stage + block * kPanel, stage + kBlocks * kPanel, all_gates[i].write,
+                                        p.scale, place, column);
+      };
+      if constexpr (kNormalized) {
+        if constexpr (kGated) last.forget(all_gates[i].total);
+        ColumnProduct<Element> product(ones);
+        add(product);
+        last.add(product, 1.0f);
+      } else {
+        add(NoColumn{});
+      }
     }
+    if constexpr (kNormalized) last.join(state);
     if constexpr (!kGradient) state.join();
     if (p.only_last && s + 1 < p.segments) continue;
     const int64_t at = (int64_t{1} * tile * p.head_count + own) * p.segments + s;
@@ -97,6 +117,9 @@ __global__ void __launch_bounds__(HeadStatesShared<kBlocks>::kThreads, 2)
 #pragma unroll
     for (int i = 0; i < 8; ++i)
       to[i * kComputing] = {after[4 * i], after[4 * i + 1], after[4 * i + 2], after[4 * i + 3]};
+    if constexpr (kNormalized)
+      each_of_column(place,
+                     [&](int half, int row) { p.vectors[(at * kBlocks + block) * 64 + row] = last.before[half]; });
   }
   if (p.beside_previous) wait_for_previous_kernel();  // for those after this one
 }

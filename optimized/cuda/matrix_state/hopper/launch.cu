@@ -17,7 +17,8 @@ namespace {
 // Tokens of a head to which the backward with more than 64 rows is faster than that of sweep.cuh. That one has a normaliser among its columns.
 constexpr int64_t kLongestOfTwoBlocks = 8192;
 
-static_assert(ForwardShared<1>::bytes(ForwardShared<1>::kStagesBesideStates) + HeadStatesShared<1>::kBytes + 2 * 1024 <=
+static_assert(ForwardShared<1>::bytes(ForwardShared<1>::kStagesBesideStates) + HeadStatesShared<1, false>::kBytes +
+                  2 * 1024 <=
               228 * 1024);
 
 /// The states after the first segments of some heads, of one sweep.
@@ -113,11 +114,9 @@ void prepare_gates_of_chunks(const MatrixStateInput& in, float scale, PreparedGa
 enum class Overlap { kNone, kWaits, kBeside };
 
 // Whether all heads' states come by a CTA a head.
-bool by_whole_heads(const MatrixStateInput& in) {
-  return heads_of(in.shape) * tiles_of(in.shape) >= multiprocessors() && !in.form.normalize;
-}
+bool by_whole_heads(const MatrixStateInput& in) { return heads_of(in.shape) * tiles_of(in.shape) >= multiprocessors(); }
 
-// Whether sums are by a CTA a segment, or, without a normaliser, by a CTA a head, in reverse of two blocks alone: all states or the last.
+// Whether sums are by a CTA a segment, or by a CTA a head, in reverse of two blocks without a normaliser alone: all states or the last.
 enum class By { kSegments, kStates, kOneState };
 
 // `pieces`: before which alone states are wanted, or 0. Returns whether there is anything to launch.
@@ -146,15 +145,16 @@ bool sum_segments(const MatrixStateInput& in, const Operand& key, const Operand&
   p.states = to.states;
   p.decays = to.decays;
   p.only_last = by == By::kOneState;
-  const auto launch_heads = [&](auto element, auto gated, auto blocks, auto gradient) {
-    using Shared = HeadStatesShared<blocks.value>;
-    launch(head_states<decltype(element), gated.value, blocks.value, gradient.value>, tile_heads, Shared::kThreads,
-           Shared::kBytes, overlap != Overlap::kNone, stream, p);
+  const auto launch_heads = [&](auto element, auto gated, auto blocks, auto gradient, auto normalized) {
+    using Shared = HeadStatesShared<blocks.value, normalized.value>;
+    launch(head_states<decltype(element), gated.value, blocks.value, gradient.value, normalized.value>, tile_heads,
+           Shared::kThreads, Shared::kBytes, overlap != Overlap::kNone, stream, p);
   };
   if (by != By::kSegments) {
-    by_type(in, [&](auto element, auto gated, auto blocks) {
-      if (!reverse) return launch_heads(element, gated, blocks, std::false_type{});
-      if constexpr (blocks.value == 2) launch_heads(element, gated, blocks, std::true_type{});
+    by_type_and_normalizer(in, [&](auto element, auto gated, auto blocks, auto normalized) {
+      if (!reverse) return launch_heads(element, gated, blocks, std::false_type{}, normalized);
+      if constexpr (blocks.value == 2 && !normalized.value)
+        launch_heads(element, gated, blocks, std::true_type{}, normalized);
     });
     return true;
   }
@@ -289,11 +289,11 @@ void warpgroup_backward(const MatrixStateBackward& a) {
     return sum_segments(a, a.query, grad_values, grad_normalizer, scale, true, a.grad_last_state, grads, split.pieces,
                         overlap, a.stream, by);
   };
-  if (by_whole_heads(a)) {  // the others first, whose join runs beside the states
+  if (by_whole_heads(a) && !normalized) {  // the others first, whose join runs beside the states
     if (sum_grads()) overlap = Overlap::kBeside;
     sum_states(By::kStates);
   } else {
-    sum_states(By::kSegments);
+    sum_states(by_whole_heads(a) ? By::kStates : By::kSegments);
     overlap = Overlap::kBeside;
     if (normalized) {
       const NormalizerMemory divided(memory, a.shape);

@@ -34,7 +34,7 @@ struct ForwardSplit {
     const int64_t ctas = heads_of(shape) * tiles;
     const bool few = ctas <= processors, shared = blocks_of(shape) == 1;  // two CTAs a multiprocessor
     // There memory binds where nothing is weighted, and pieces read keys and values before them once more.
-    const bool gated = form.key_gate != MatrixStateForm::Gate::kNone, weighted = gated || form.normalize;
+    const bool weighted = form.key_gate != MatrixStateForm::Gate::kNone || form.normalize;
     if (shared && !few && (!weighted || ctas >= 2 * processors)) return;
     const int left = few ? whole_heads : static_cast<int>((ctas % processors + tiles - 1) / tiles),
               places = shared && few && weighted ? 2 * processors : processors;
@@ -44,7 +44,7 @@ struct ForwardSplit {
     whole_heads -= left;
     // Two CTAs begin together, the second one's by so much later as head_states takes; beside whole heads that is in time. Few heads with a gate are
     // faster (10 % on an H200) in equal pieces: as many stages as that needs have no room beside head_states.
-    if (pieces == 2 && !form.normalize && !(few && gated))
+    if (pieces == 2 && !(few && weighted))
       second = few ? std::clamp((19 * segments + 16) / 32, 1, segments - 1) : segments / 2;
   }
   int cut_heads(const Shape& shape) const { return static_cast<int>(heads_of(shape)) - whole_heads; }

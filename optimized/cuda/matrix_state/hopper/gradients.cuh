@@ -154,7 +154,8 @@ __global__ void __launch_bounds__(GradientsShared<kBlocks, kNormalized>::kThread
     ptx::fence_async_shared();
   }
   __syncthreads();
-  wait_for_previous_kernel();
+  // Without gates and a normaliser tiles depend on no kernel before: copies begin while the last states are summed.
+  if (kGated || kNormalized || group > 0) wait_for_previous_kernel();
   if (group == 0) {
     change_registers<Shared::kRegisters, Shared::kLoadRegisters>();
     if (call.warp == 3) load_chunks(call);

@@ -17,7 +17,7 @@ namespace {
 // Tokens of a head to which the backward with more than 64 rows is faster than that of sweep.cuh. That one has a normaliser among its columns.
 constexpr int64_t kLongestOfTwoBlocks = 8192;
 
-static_assert(ForwardShared<1>::bytes(ForwardShared<1>::kStagesBesideStates) + HeadStatesShared<1, false>::kBytes +
+static_assert(ForwardShared<1>::bytes(ForwardShared<1>::kStagesBesideStates) + HeadStatesShared<false, 1, false>::kBytes +
                   2 * 1024 <=
               228 * 1024);
 
@@ -146,7 +146,7 @@ bool sum_segments(const MatrixStateInput& in, const Operand& key, const Operand&
   p.decays = to.decays;
   p.only_last = by == By::kOneState;
   const auto launch_heads = [&](auto element, auto gated, auto blocks, auto gradient, auto normalized) {
-    using Shared = HeadStatesShared<blocks.value, normalized.value>;
+    using Shared = HeadStatesShared<gated.value, blocks.value, normalized.value>;
     launch(head_states<decltype(element), gated.value, blocks.value, gradient.value, normalized.value>, tile_heads,
            Shared::kThreads, Shared::kBytes, overlap != Overlap::kNone, stream, p);
   };

@@ -75,11 +75,11 @@ __device__ __forceinline__ void sweep_outputs(const Call& call) {
     const auto issue_query_of_pairs = [&] {
       issue_product<Element, Major::kMN, Major::kMN>(out, call.pairs(), key, true);
     };
-    const auto issue_value_of_state = [&](float(&sum)[32]) {
-      issue_product<Element, Major::kK, Major::kMN>(sum, key, call.grad_state(), false);
+    const auto issue_value_of_state = [&] {
+      issue_product<Element, Major::kK, Major::kMN>(out, key, call.grad_state(), false);
     };
-    const auto issue_value_of_pairs = [&](float(&sum)[32]) {
-      issue_product<Element, Major::kK, Major::kMN>(sum, call.scores(), grad_values, true);
+    const auto issue_value_of_pairs = [&] {
+      issue_product<Element, Major::kK, Major::kMN>(out, call.scores(), grad_values, true);
     };
     const auto issue_key_of_state = [&] {
       issue_product<Element, Major::kK, Major::kK>(out_key, value, call.grad_state(), false);
@@ -90,35 +90,37 @@ __device__ __forceinline__ void sweep_outputs(const Call& call) {
     ptx::mbarrier_wait(&small.full[at.index], at.parity);
     ptx::mbarrier_wait(&small.state_full[chunk.slot], chunk.parity);
     if constexpr (!kGated && !kHalf && !kNormalized) {
-      // Nothing is scaled or added between the products with states and with pairs: they are one batch.
+      // Nothing is scaled or added between a product with a state and that with pairs: both are one batch, which runs under the stores of the one before.
       ptx::mbarrier_wait(&small.pairs_full, parity);
       start(out);
       ptx::wgmma_fence();
       issue_query_of_state();
       issue_query_of_pairs();
       ptx::wgmma_commit();
-      ptx::wgmma_wait<0>();
-      arrive_warp(&small.state_empty[chunk.slot], call.lane);
-      ptx::fence_registers(out);
-      store(kNoYounger, out, 1.0f, Shared::kOut, p.maps[4], chunk.first);
       ptx::mbarrier_wait(&small.grad_state_full, parity);
-      float out_value[32];
-      start(out_value);
       start(out_key);
       ptx::wgmma_fence();
-      issue_value_of_state(out_value);
-      issue_value_of_pairs(out_value);
       issue_key_of_state();
       issue_key_of_pairs();
       ptx::wgmma_commit();
-      ptx::wgmma_wait<0>();
-      ptx::fence_registers(out_value);
+      ptx::wgmma_wait<1>();
+      ptx::fence_registers(out);
+      arrive_warp(&small.state_empty[chunk.slot], call.lane);
+      store(kNoYounger, out, 1.0f, Shared::kOut, p.maps[4], chunk.first);
+      start(out);
+      ptx::wgmma_fence();
+      issue_value_of_state();
+      issue_value_of_pairs();
+      ptx::wgmma_commit();
+      ptx::wgmma_wait<1>();
       ptx::fence_registers(out_key);
+      store(kTwoYounger, out_key, 1.0f, Shared::kKeyOut, p.maps[5], chunk.first);
+      ptx::wgmma_wait<0>();
+      ptx::fence_registers(out);
       arrive_warp(&small.grad_state_empty, call.lane);
       arrive_warp(&small.pairs_empty, call.lane);
       arrive_warp(&small.empty[at.index], call.lane);
-      store(kTwoYounger, out_key, 1.0f, Shared::kKeyOut, p.maps[5], chunk.first);
-      store(kOneYounger, out_value, 1.0f, Shared::kOut, p.maps[6], chunk.first);
+      store(kOneYounger, out, 1.0f, Shared::kOut, p.maps[6], chunk.first);
     } else {
       // One product runs while the sums of the one before are scaled and their dot products computed.
       start(out);
@@ -191,7 +193,7 @@ __device__ __forceinline__ void sweep_outputs(const Call& call) {
       store(kNoYounger, out, grad_unit, Shared::kOut, p.maps[4], chunk.first);
       start(out);
       ptx::wgmma_fence();
-      issue_value_of_state(out);
+      issue_value_of_state();
       ptx::wgmma_commit();
       ptx::wgmma_wait<1>();
       ptx::fence_registers(out_key);
@@ -203,7 +205,7 @@ __device__ __forceinline__ void sweep_outputs(const Call& call) {
       scale_rows(out, near * reciprocal_of_power(score_unit), far * reciprocal_of_power(score_unit));
       ptx::fence_registers(out);
       ptx::wgmma_fence();
-      issue_value_of_pairs(out);
+      issue_value_of_pairs();
       ptx::wgmma_commit();
       ptx::wgmma_wait<0>();
       ptx::fence_registers(out);

@@ -81,8 +81,9 @@ struct StateForwardArguments {
   int whole_heads;       ///< the first ones, a CTA each for a tile; of the others
   int pieces, handed;    ///< in order; segments in `states`, at least all before the last piece
   int second;            ///< the segment with which the second of two unlike pieces begins; 0: pieces are alike
-  const float *states, *vectors;  ///< of SegmentArguments
-  int stages;                     ///< of tiles in shared memory
+  const float *states, *vectors;      ///< of SegmentArguments
+  int stages;                         ///< of tiles in shared memory
+  float *kept_states, *kept_vectors;  ///< for gradients, as of SegmentArguments: after all segments but the last
 };
 
 /// A chunk's gates as the gradients read them, by copies of multiples of 16 bytes: in reverse, with the scale in `write`; and by time for S.

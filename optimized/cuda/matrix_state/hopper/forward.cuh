@@ -119,11 +119,22 @@ struct Forward {
       if constexpr (kNormalized) load_column_of_segment(last.before, p.vectors, segment, block, kBlocks, place);
     }
     state.clear_sum();
+    const auto keep_after = [&](int segment_in_order) {
+      if constexpr (kNormalizer == Normalizer::kGradients) {
+        const int64_t of_head = int64_t{1} * head * (order.segments - 1) + segment_in_order;
+        store_block_of_segment(p.kept_states, state.before, of_head, block, kBlocks, place);
+        each_of_column(place, [&](int half, int row) {
+          p.kept_vectors[(of_head * kBlocks + block) * 64 + row] = last.before[half];
+        });
+      }
+    };
+    if (piece.begin > 0) keep_after(piece.begin - 1);
     ptx::RingPosition at, rounded;
     for (int n = 0; n < chunks; ++n, at.advance(p.stages), rounded.advance(2)) {
       if (n > 0 && n % order.each == 0) {
         if constexpr (kNormalized) last.join(state);
         state.join();
+        keep_after(piece.begin + n / order.each - 1);
       }
       ptx::mbarrier_wait(&small().state_empty[rounded.index], rounded.parity ^ 1);
       {

@@ -133,11 +133,7 @@ __global__ void __launch_bounds__(HeadStatesShared<kGated, kBlocks, kNormalized>
     if constexpr (!kGradient) state.join();
     if (p.only_last && s + 1 < p.segments) continue;
     const int64_t at = (int64_t{1} * tile * p.head_count + own) * p.segments + s;
-    float4* const to =
-        reinterpret_cast<float4*>(p.states + (at * kBlocks + block) * kBlockFloats) + threadIdx.x % kComputing;
-#pragma unroll
-    for (int i = 0; i < 8; ++i)
-      to[i * kComputing] = {after[4 * i], after[4 * i + 1], after[4 * i + 2], after[4 * i + 3]};
+    store_block_of_segment(p.states, after, at, block, kBlocks, place);
     if constexpr (kNormalized)
       each_of_column(place,
                      [&](int half, int row) { p.vectors[(at * kBlocks + block) * 64 + row] = last.before[half]; });

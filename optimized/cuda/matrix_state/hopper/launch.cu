@@ -17,8 +17,8 @@ namespace {
 // Tokens of a head to which the backward with more than 64 rows is faster than that of sweep.cuh. That one has a normaliser among its columns.
 constexpr int64_t kLongestOfTwoBlocks = 8192;
 
-static_assert(ForwardShared<1>::bytes(ForwardShared<1>::kStagesBesideStates) + HeadStatesShared<false, 1, false>::kBytes +
-                  2 * 1024 <=
+static_assert(ForwardShared<1>::bytes(ForwardShared<1>::kStagesBesideStates) +
+                  HeadStatesShared<false, 1, false>::kBytes + 2 * 1024 <=
               228 * 1024);
 
 /// The states after the first segments of some heads, of one sweep.
@@ -204,17 +204,20 @@ void launch_forward(StateForwardArguments p, bool overlapping, cudaStream_t stre
          overlapping, stream, p);
 }
 
-// dO over z·q and the gradient of z·q, by a forward from the states of all segments.
-void divide_gradients(const MatrixStateBackward& a, const SegmentMemory& states, const NormalizerMemory& to) {
+// dO over z·q and the gradient of z·q, by a forward that leaves the states after all segments but the last.
+void divide_gradients(const MatrixStateBackward& a, const ForwardSplit& split, const SegmentMemory& handed,
+                      const SegmentMemory& states, const NormalizerMemory& to, bool overlapping) {
   const Maps map{a};
-  StateForwardArguments p = forward_arguments(a, states, 0, normalizer_pieces(a.shape));
+  StateForwardArguments p = forward_arguments(a, handed, split.whole_heads, split.pieces);
+  p.second = split.second;
+  p.kept_states = states.states;
+  p.kept_vectors = states.vectors;
   p.maps[3] = map.of_result(to.grad_values, a.shape.value_dim);
   p.maps[4] = map(a.grad_values, a.shape.value_dim, kChunk / kWarps);
   p.grad_values = a.grad_values;
   p.grad_normalizer = to.grad_normalizer;
   by_type(a, [&](auto element, auto gated, auto blocks) {
-    launch_forward<decltype(element), gated.value, blocks.value, Normalizer::kGradients>(p, states.segments > 0,
-                                                                                         a.stream);
+    launch_forward<decltype(element), gated.value, blocks.value, Normalizer::kGradients>(p, overlapping, a.stream);
   });
 }
 
@@ -244,7 +247,11 @@ size_t warpgroup_backward_workspace_bytes(const Shape& shape, const MatrixStateF
   const Split split(shape, form);
   SegmentMemory(memory, shape, form.normalize, heads_of(shape), order_of(shape).segments - 1);
   SegmentMemory(memory, shape, form.normalize, split.cut_heads(shape), split.handed(shape));
-  if (form.normalize) NormalizerMemory(memory, shape);
+  if (form.normalize) {
+    const ForwardSplit divided(shape, form);
+    SegmentMemory(memory, shape, true, divided.cut_heads(shape), divided.handed(shape));
+    NormalizerMemory(memory, shape);
+  }
   take_gates(memory, shape, form.key_gate != MatrixStateForm::Gate::kNone);
   return memory.bytes();
 }
@@ -289,20 +296,24 @@ void warpgroup_backward(const MatrixStateBackward& a) {
     return sum_segments(a, a.query, grad_values, grad_normalizer, scale, true, a.grad_last_state, grads, split.pieces,
                         overlap, a.stream, by);
   };
-  if (by_whole_heads(a) && !normalized) {  // the others first, whose join runs beside the states
+  if (normalized) {
+    const ForwardSplit forward(a.shape, a.form);
+    const SegmentMemory handed(memory, a.shape, true, forward.cut_heads(a.shape), forward.handed(a.shape));
+    const NormalizerMemory divided(memory, a.shape);
+    const bool summed = sum_segments(a, a.key, a.value, nullptr, 1.0f, false, a.initial_state, handed, forward.pieces,
+                                     overlap, a.stream, forward.second > 0 ? By::kOneState : By::kSegments);
+    divide_gradients(a, forward, handed, states, divided, summed || gated);
+    const int64_t token = a.shape.heads * a.shape.value_dim;
+    grad_values = {divided.grad_values, a.shape.key_length * token, token, a.shape.value_dim};
+    grad_normalizer = divided.grad_normalizer;
+    overlap = Overlap::kWaits;
+    sum_grads();
+  } else if (by_whole_heads(a)) {  // the others first, whose join runs beside the states
     if (sum_grads()) overlap = Overlap::kBeside;
     sum_states(By::kStates);
   } else {
-    sum_states(by_whole_heads(a) ? By::kStates : By::kSegments);
+    sum_states(By::kSegments);
     overlap = Overlap::kBeside;
-    if (normalized) {
-      const NormalizerMemory divided(memory, a.shape);
-      divide_gradients(a, states, divided);
-      const int64_t token = a.shape.heads * a.shape.value_dim;
-      grad_values = {divided.grad_values, a.shape.key_length * token, token, a.shape.value_dim};
-      grad_normalizer = divided.grad_normalizer;
-      overlap = Overlap::kWaits;
-    }
     sum_grads();
   }
   StateGradientArguments p = arguments_of<StateGradientArguments>(a);

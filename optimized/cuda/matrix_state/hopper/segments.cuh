@@ -84,6 +84,16 @@ __device__ __forceinline__ void load_block_of_segment(float (&to)[32], const flo
   }
 }
 
+/// To there.
+__device__ __forceinline__ void store_block_of_segment(float* to, const float (&from)[32], int64_t segment, int block,
+                                                       int blocks, Place at) {
+  float* own = to + (segment * blocks + block) * kBlockFloats + (32 * at.block + at.lane) * 4;
+#pragma unroll
+  for (int n = 0; n < 8; ++n)
+    *reinterpret_cast<float4*>(own + n * kComputing * 4) = {from[4 * n], from[4 * n + 1], from[4 * n + 2],
+                                                            from[4 * n + 3]};
+}
+
 /// value(i) of each number of a block to a head's state [rows, stride] contiguous.
 template <typename Value>
 __device__ __forceinline__ void store_block(float* to, int64_t head, int block, int tile, int rows, int columns,
@@ -178,11 +188,7 @@ __global__ void __launch_bounds__(SumsShared<kBlocks, kNormalized>::kThreads, 4 
     }
   }
   const int64_t at = (int64_t{1} * tile * p.head_count + own) * p.segments + index;
-  float4* const to =
-      reinterpret_cast<float4*>(p.states + (at * kBlocks + block) * kBlockFloats) + threadIdx.x % kComputing;
-#pragma unroll
-  for (int n = 0; n < 8; ++n)
-    to[n * kComputing] = {state.sum[4 * n], state.sum[4 * n + 1], state.sum[4 * n + 2], state.sum[4 * n + 3]};
+  store_block_of_segment(p.states, state.sum, at, block, kBlocks, place);
   if constexpr (kNormalized)
     each_of_column(place, [&](int half, int row) { p.vectors[(at * kBlocks + block) * 64 + row] = last.sum[half]; });
   if (kGated && threadIdx.x == 0) p.decays[at] = state.decay;

@@ -24,7 +24,8 @@ inline int segments_before_last(const Shape& shape, int pieces) {
   return Piece(order_of(shape), pieces - 1, pieces).begin;
 }
 
-/// The heads that a forward sweeps by a CTA each for a tile; and the pieces of the others, which would leave multiprocessors without work.
+/// The heads that a forward, or a normaliser's pass before the backward, sweeps by a CTA each for a tile; and the pieces of the others, which would leave
+/// multiprocessors without work.
 struct ForwardSplit {
   int whole_heads, pieces = 1;
   int second = 0;  // where the second of two pieces begins, whose state comes by head_states
@@ -50,12 +51,6 @@ struct ForwardSplit {
   int cut_heads(const Shape& shape) const { return static_cast<int>(heads_of(shape)) - whole_heads; }
   int handed(const Shape& shape) const { return second > 0 ? second : segments_before_last(shape, pieces); }
 };
-
-/// Pieces of a head of a normaliser's pass before the backward, which has the states of all segments: some for each of two CTAs' places.
-inline int normalizer_pieces(const Shape& shape) {
-  const int64_t pieces = (6 * multiprocessors() + heads_of(shape) / 2) / heads_of(shape);
-  return static_cast<int>(std::clamp<int64_t>(pieces, 1, order_of(shape).segments));
-}
 
 /// The heads that a backward sweeps by a CTA each; and the pieces of the others, which would leave multiprocessors without work.
 struct Split {

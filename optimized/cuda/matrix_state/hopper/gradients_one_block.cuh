@@ -49,18 +49,21 @@ __device__ __forceinline__ void sweep_outputs(const Call& call) {
     ptx::undefined(sum);
     ptx::fence_registers(sum);
   };
-  // A result's rows leave from a place; all stores but so many youngest ones are waited for, those from the same place among them.
-  const auto store = [&](auto youngest, const float(&sum)[32], float unit, int tile, const CUtensorMap& map,
-                         int64_t first) {
+  // The n-th of a chunk's results, dq, dk and dv, leaves from a place in turn, which the store before the last one has left; of a normalised call dk from dP's.
+  const auto store = [&](auto result, uint32_t chunk_parity, const float(&sum)[32], float unit, int64_t first) {
+    constexpr int kResult = decltype(result)::value, kYounger = kKeyInPairs && kResult == 0 ? 0 : 1;
+    const int tile = kKeyInPairs                    ? (kResult == 1 ? Shared::kPairs : Shared::kOut)
+                     : (chunk_parity + kResult) % 2 ? Shared::kKeyOut
+                                                    : Shared::kOut;
     uint32_t packed[16];
     pack_sums<Element>(packed, sum, unit);
-    if (call.lane == 0) ptx::bulk_wait_read<decltype(youngest)::value>();
+    if (call.lane == 0) ptx::bulk_wait_read<kYounger>();
     __syncwarp();
-    store_rows_by_map(call.memory + tile, packed, map, 0, first, call.b, call.h, place);
+    store_rows_by_map(call.memory + tile, packed, p.maps[4 + kResult], 0, first, call.b, call.h, place);
   };
-  constexpr std::integral_constant<int, 0> kNoYounger{};
-  constexpr std::integral_constant<int, 1> kOneYounger{};
-  constexpr std::integral_constant<int, 2> kTwoYounger{};
+  constexpr std::integral_constant<int, 0> kQueries{};
+  constexpr std::integral_constant<int, 1> kKeys{};
+  constexpr std::integral_constant<int, 2> kValues{};
   ptx::RingPosition at;
   uint32_t parity = 0;
   call.each_chunk([&](const auto& chunk) {
@@ -106,7 +109,7 @@ __device__ __forceinline__ void sweep_outputs(const Call& call) {
       ptx::wgmma_wait<1>();
       ptx::fence_registers(out);
       arrive_warp(&small.state_empty[chunk.slot], call.lane);
-      store(kNoYounger, out, 1.0f, Shared::kOut, p.maps[4], chunk.first);
+      store(kQueries, parity, out, 1.0f, chunk.first);
       start(out);
       ptx::wgmma_fence();
       issue_value_of_state();
@@ -114,13 +117,13 @@ __device__ __forceinline__ void sweep_outputs(const Call& call) {
       ptx::wgmma_commit();
       ptx::wgmma_wait<1>();
       ptx::fence_registers(out_key);
-      store(kTwoYounger, out_key, 1.0f, Shared::kKeyOut, p.maps[5], chunk.first);
+      store(kKeys, parity, out_key, 1.0f, chunk.first);
       ptx::wgmma_wait<0>();
       ptx::fence_registers(out);
       arrive_warp(&small.grad_state_empty, call.lane);
       arrive_warp(&small.pairs_empty, call.lane);
       arrive_warp(&small.empty[at.index], call.lane);
-      store(kOneYounger, out, 1.0f, Shared::kOut, p.maps[6], chunk.first);
+      store(kValues, parity, out, 1.0f, chunk.first);
     } else {
       // One product runs while the sums of the one before are scaled and their dot products computed.
       start(out);
@@ -190,7 +193,7 @@ __device__ __forceinline__ void sweep_outputs(const Call& call) {
 
       ptx::wgmma_wait<1>();
       ptx::fence_registers(out);
-      store(kNoYounger, out, grad_unit, Shared::kOut, p.maps[4], chunk.first);
+      store(kQueries, parity, out, grad_unit, chunk.first);
       start(out);
       ptx::wgmma_fence();
       issue_value_of_state();
@@ -198,7 +201,7 @@ __device__ __forceinline__ void sweep_outputs(const Call& call) {
       ptx::wgmma_wait<1>();
       ptx::fence_registers(out_key);
       if constexpr (kKeyInPairs) ptx::named_barrier_sync(3, kComputing);  // all warps have read dP
-      store(kTwoYounger, out_key, grad_unit, Shared::kKeyOut, p.maps[5], chunk.first);
+      store(kKeys, parity, out_key, grad_unit, chunk.first);
       ptx::wgmma_wait<0>();
       ptx::fence_registers(out);
       arrive_warp(&small.grad_state_empty, call.lane);
@@ -211,7 +214,7 @@ __device__ __forceinline__ void sweep_outputs(const Call& call) {
       ptx::fence_registers(out);
       if constexpr (!kKeyInPairs) arrive_warp(&small.pairs_empty, call.lane);
       arrive_warp(&small.empty[at.index], call.lane);
-      store(kOneYounger, out, score_unit, Shared::kOut, p.maps[6], chunk.first);
+      store(kValues, parity, out, score_unit, chunk.first);
     }
     if constexpr (kKeyInPairs) {
       if (call.lane == 0) {

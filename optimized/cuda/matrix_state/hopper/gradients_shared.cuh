@@ -28,7 +28,7 @@ struct GradientsShared {
   };
   static constexpr int kRebuild = kStages * kStage, kStates = kRebuild + kRebuildStages * kRebuildStage;
   static constexpr int kGradState = kStates + kSlots * kState, kPairs = kGradState + kState, kOut = kPairs + kPanel;
-  /// Of one block dq and after it dv leave from kOut, dk from a place of its own; in a normalised call, which has no room for that, from dP's.
+  /// Of one block results leave from kOut and kKeyOut in turn; of a normalised call, which has no room for both, dk from dP's place.
   static constexpr int kScores = kOut + kPanel, kKeyOut = kNormalized ? kPairs : kScores + kPanel;
   static constexpr int kGates = kScores + (kBlocks == 1 ? (kNormalized ? 1 : 2) * kPanel : 0),
                        kRebuildGates = kGates + kStages * sizeof(GatesInReverse);

@@ -39,7 +39,7 @@ SPILLS = [
     (r"sweep_forwardI6__half\w+Li1E\w+10NormalizerE[12]E", 308),
     (r"sweep_forwardI6__half\w+Li2E\w+10NormalizerE[12]E", 44),
     (r"sweep_forwardI13__nv_bfloat16Lb1ELi1E", 16),
-    (r"sweep_forwardI6__half\w+Li1E", 76),
+    (r"sweep_forwardI6__halfLb\dELi1E", 84),
     (r"sweep_gradientsI\w+Li1ELb1E", 72),
     (r"sweep_gradientsI13__nv_bfloat16\w+Li2ELb1E", 204),
     (r"sweep_gradientsI6__half\w+Li2ELb1E", 276),

@@ -17,7 +17,7 @@ namespace {
 // Tokens of a head to which the backward with more than 64 rows is faster than that of sweep.cuh. That one has a normaliser among its columns.
 constexpr int64_t kLongestOfTwoBlocks = 8192;
 
-static_assert(ForwardShared<1>::bytes(ForwardShared<1>::kStagesBesideStates) +
+static_assert(ForwardShared<1, 2>::bytes(ForwardShared<1, 2>::kStagesBesideStates) +
                   HeadStatesShared<false, 1, false>::kBytes + 2 * 1024 <=
               228 * 1024);
 
@@ -194,14 +194,20 @@ StateForwardArguments forward_arguments(const MatrixStateInput& in, const Segmen
 
 template <typename Element, bool kGated, int kBlocks, Normalizer kNormalizer>
 void launch_forward(StateForwardArguments p, bool overlapping, cudaStream_t stream) {
-  using Shared = ForwardShared<kBlocks>;
   const int64_t cut_heads = int64_t{1} * p.batch * p.heads - p.whole_heads,
                 ctas = p.tiles * (p.whole_heads + cut_heads * p.pieces);
-  p.stages = ctas > multiprocessors() ? Shared::kFewestStages
-             : p.second > 0           ? Shared::kStagesBesideStates
-                                      : Shared::kMostStages;
-  launch(sweep_forward<Element, kGated, kBlocks, kNormalizer>, ctas, Shared::kThreads, Shared::bytes(p.stages),
-         overlapping, stream, p);
+  const bool alone = ctas <= multiprocessors();  // on a multiprocessor
+  const auto launch_with = [&](auto readers) {
+    constexpr int kReaders = decltype(readers)::value;
+    using Shared = ForwardShared<kBlocks, kReaders>;
+    p.stages = !alone ? Shared::kFewestStages : p.second > 0 ? Shared::kStagesBesideStates : Shared::kMostStages;
+    launch(sweep_forward<Element, kGated, kBlocks, kNormalizer, kReaders>, ctas, Shared::kThreads,
+           Shared::bytes(p.stages), overlapping, stream, p);
+  };
+  if constexpr (!kGated && kBlocks == 1 && kNormalizer == Normalizer::kNone) {
+    if (alone) return launch_with(std::integral_constant<int, 2>{});
+  }
+  launch_with(std::integral_constant<int, 1>{});
 }
 
 // dO over z·q and the gradient of z·q, by a forward that leaves the states after all segments but the last.

@@ -118,20 +118,27 @@ class Segments(unittest.TestCase):
                 with self.subTest(call, length=length):
                     self.assertTrue(torch.equal(run(length), whole[:, :length]))
 
+    def assert_few_heads_and_many_give_equal_bits(self, dtype, call, rows, columns, length, all_copies):
+        operator, names, options = STATE_CALLS[call]
+        one = state_problem(dtype, length=length, batch=1, heads=2, key_dim=rows, value_dim=columns)
+        direction = torch.linspace(-9, 9, one["value"].numel(), dtype=torch.float64).sin().view(one["value"].shape)
+        for copies in all_copies:
+            given = {name: one[name].repeat(copies, *[1] * (one[name].dim() - 1)).to(DEVICE).requires_grad_() for name in names if name}
+            values, state = getattr(torch.ops.lethe, operator)(*(name and given[name] for name in names), **options)
+            torch.autograd.backward((values, state), (direction.repeat(copies, 1, 1, 1).to(DEVICE, dtype), state.detach().sin()))
+            found = {"values": values.detach(), "state": state.detach(), **{name: tensor.grad for name, tensor in given.items()}}
+            few = found if copies == 1 else few
+            differing = [name for name in found if not all(torch.equal(found[name][i:][:1], few[name]) for i in (0, copies // 2, copies - 1))]
+            self.assertEqual(differing, [], f"{call}, {dtype}, {rows} x {columns}, {length} tokens, {copies} copies")
+
     def test_few_heads_and_many_give_equal_bits(self):  # on some GPUs few heads are swept in pieces, many as wholes
-        calls = ("no gate", "head gate", "normalized", "normalized, no gate")
-        for dtype, call, (rows, columns) in itertools.product((torch.bfloat16, torch.float16), calls, ((64, 64), (128, 64), (128, 128))):
-            operator, names, options = STATE_CALLS[call]
-            one = state_problem(dtype, length=1300, batch=1, heads=2, key_dim=rows, value_dim=columns)
-            direction = torch.linspace(-9, 9, one["value"].numel(), dtype=torch.float64).sin().view(one["value"].shape)
-            for copies in (1, 20, 30, 48, 75, 96):  # of 132 multiprocessors 60 heads have two each, 192 heads leave 60
-                given = {name: one[name].repeat(copies, *[1] * (one[name].dim() - 1)).to(DEVICE).requires_grad_() for name in names if name}
-                values, state = getattr(torch.ops.lethe, operator)(*(name and given[name] for name in names), **options)
-                torch.autograd.backward((values, state), (direction.repeat(copies, 1, 1, 1).to(DEVICE, dtype), state.detach().sin()))
-                found = {"values": values.detach(), "state": state.detach(), **{name: tensor.grad for name, tensor in given.items()}}
-                few = found if copies == 1 else few
-                differing = [name for name in found if not all(torch.equal(found[name][i:][:1], few[name]) for i in (0, copies // 2, copies - 1))]
-                self.assertEqual(differing, [], f"{call}, {dtype}, {rows} x {columns}, {copies} copies")
+        for dtype, call, (rows, columns) in itertools.product((torch.bfloat16, torch.float16), self.CALLS, ((64, 64), (128, 64), (128, 128))):
+            # of 132 multiprocessors 60 heads have two each, 192 heads leave 60
+            self.assert_few_heads_and_many_give_equal_bits(dtype, call, rows, columns, 1300, (1, 20, 30, 48, 75, 96))
+
+    def test_pieces_of_many_segments_give_equal_bits(self):  # some of whose states no piece begins with
+        for call, rows in itertools.product(self.CALLS, (64, 128)):
+            self.assert_few_heads_and_many_give_equal_bits(torch.bfloat16, call, rows, 64, 4500, (1, 13, 20, 75))
 
     def test_equal_calls_and_other_batches_give_equal_bits(self):
         for call, rows in itertools.product(self.CALLS, (64, 128)):

@@ -55,6 +55,7 @@ struct SegmentArguments {
   int first_head, head_count;  ///< of B·H: which
   int tiles;                   ///< of 64 columns, a CTA each
   int segments;                ///< the first ones
+  int pieces;                  ///< of a head, before which alone join_segments leaves states; 0: after all segments
   const float* initial;        ///< [B, H, rows, columns] contiguous; null: zeros
   const float* column;  ///< [B·H, chunks · 64], normalised: of the last column, as `value` has the others; null: all 1
   float* vectors;       ///< [tiles, head_count, segments, 64 a block of rows], normalised: the last column
@@ -80,8 +81,9 @@ struct StateForwardArguments {
   int whole_heads;       ///< the first ones, a CTA each for a tile; of the others
   int pieces, handed;    ///< in order; segments in `states`, at least all before the last piece
   int second;            ///< the segment with which the second of two unlike pieces begins; 0: pieces are alike
-  const float *states, *vectors;  ///< of SegmentArguments
-  int stages;                     ///< of tiles in shared memory
+  const float *states, *vectors;      ///< of SegmentArguments
+  int stages;                         ///< of tiles in shared memory
+  float *kept_states, *kept_vectors;  ///< for gradients, as of SegmentArguments: after all segments but the last
 };
 
 /// A chunk's gates as the gradients read them, by copies of multiples of 16 bytes: in reverse, with the scale in `write`; and by time for S.

@@ -11,45 +11,54 @@
 //
 // float16: the rounded state and each row of P are divided by a power of two, so that neither overflows nor becomes subnormal.
 
+#include "optimized/cuda/matrix_state/hopper/forward_in_turn.cuh"
 #include "optimized/cuda/matrix_state/hopper/forward_output.cuh"
 #include "optimized/cuda/matrix_state/hopper/forward_weights.cuh"
 #include "optimized/cuda/matrix_state/hopper/segments.cuh"
 
 namespace lethe::matrix_state {
 
-/// kBlocks: of 64 rows of the state, a warpgroup each.
-template <int kBlocks>
+/// kBlocks: of 64 rows of the state, a warpgroup each. kReaders: warpgroups that compute O, of two each every other chunk.
+template <int kBlocks, int kReaders = 1>
 struct ForwardShared {
-  static constexpr int kThreads = (2 + kBlocks) * kComputing, kStateWarps = kBlocks * kWarps;
+  static_assert(kReaders == 1 || (kReaders == 2 && kBlocks == 1));
+  static constexpr int kThreads = (1 + kReaders + kBlocks) * kComputing, kStateWarps = kBlocks * kWarps;
+  /// Of __launch_bounds__: of two readers more than there are, for kRegisters.
+  static constexpr int kMostThreads = kReaders > 1 ? 608 : kThreads;
   static constexpr int kKey = kBlocks * kPanel, kValue = 2 * kKey, kStage = kValue + kPanel, kState = kBlocks * kPanel;
   static constexpr int kGateWarps = kWarps - 1;
-  static constexpr int kMostStages = kBlocks == 1 ? 8 : 4;
+  static constexpr int kMostStages = kBlocks > 1 ? 4 : kReaders > 1 ? 7 : 8;
   /// CTAs of a multiprocessor, and the stages of each that allow that.
-  static constexpr int kTogether = kBlocks == 1 ? 2 : 1, kFewestStages = kBlocks == 1 ? 3 : 4;
+  static constexpr int kTogether = kBlocks == 1 && kReaders == 1 ? 2 : 1, kFewestStages = kBlocks == 1 ? 3 : 4;
   /// Of heads in pieces by a CTA a multiprocessor: as many as leave place for a CTA of head_states, beside which heads' beginnings are swept.
   static constexpr int kStagesBesideStates = 4;
-  /// Of each thread at the launch, and of those of each warpgroup.
-  static constexpr int kRegisters = kBlocks == 1 ? 80 : 128, kLoadRegisters = kBlocks == 1 ? 24 : 40,
-                       kStateRegisters = kBlocks == 1 ? 96 : 112, kReadRegisters = kBlocks == 1 ? 120 : 160;
+  /// Of each thread at the launch, and of those of each warpgroup. Of two readers as many as leave those of a CTA of head_states.
+  static constexpr int kRegisters = kBlocks > 1    ? 128
+                                    : kReaders > 1 ? 96
+                                                   : 80,
+                       kLoadRegisters = kBlocks == 1 ? 24 : 40, kStateRegisters = kBlocks == 1 ? 96 : 112,
+                       kReadRegisters = kBlocks > 1    ? 160
+                                        : kReaders > 1 ? 128
+                                                       : 120;
   struct Small {
     SplitVector ones, columns[2][kBlocks];  ///< z, rounded as S is
     uint64_t full[kMostStages], empty[kMostStages], state_full[2], state_empty[2], grad_full[kWarps];
     float largest[2][kStateWarps], units[2][2];  ///< of S and of z
   };
-  static constexpr int kOut = 2 * kState, kSmall = kOut + kPanel, kRing = kSmall + 2048;
+  static constexpr int kOut = 2 * kState, kSmall = kOut + kReaders * kPanel, kRing = kSmall + 2048;
   static_assert(sizeof(Small) <= 2048);
   /// The stages of tiles, and after them those of gates.
   static constexpr int bytes(int stages) { return kRing + stages * (kStage + static_cast<int>(sizeof(ChunkGates))); }
   static_assert(kTogether * (bytes(kFewestStages) + 1024) <= 228 * 1024 && bytes(kMostStages) <= 227 * 1024);
 };
 
-template <typename Element_, bool kGated_, int kBlocks, Normalizer kNormalizer_>
+template <typename Element_, bool kGated_, int kBlocks, Normalizer kNormalizer_, int kReaders = 1>
 struct Forward {
   using Element = Element_;
   static constexpr Normalizer kNormalizer = kNormalizer_;
   static constexpr bool kGated = kGated_, kHalf = std::is_same_v<Element, __half>,
                         kNormalized = kNormalizer != Normalizer::kNone;
-  using Shared = ForwardShared<kBlocks>;
+  using Shared = ForwardShared<kBlocks, kReaders>;
   const StateForwardArguments& p;
   char* const memory;
   const int warp, lane;  ///< of the warpgroup
@@ -58,12 +67,15 @@ struct Forward {
   const SegmentOrder order;
   const Piece piece;
   const int chunks;  ///< of the piece
+  const int reader;  ///< of a warpgroup that computes O: which
 
   __device__ typename Shared::Small& small() const {
     return *reinterpret_cast<typename Shared::Small*>(memory + Shared::kSmall);
   }
   __device__ char* rounded_state(int i) const { return memory + i * Shared::kState; }
   __device__ char* stage(int i) const { return memory + Shared::kRing + i * Shared::kStage; }
+  /// From which a chunk's rows leave.
+  __device__ char* out_tile() const { return memory + Shared::kOut + (kReaders > 1 ? reader * kPanel : 0); }
   __device__ ChunkGates& gates(int i) const {
     return reinterpret_cast<ChunkGates*>(memory + Shared::kRing + p.stages * Shared::kStage)[i];
   }
@@ -119,11 +131,22 @@ struct Forward {
       if constexpr (kNormalized) load_column_of_segment(last.before, p.vectors, segment, block, kBlocks, place);
     }
     state.clear_sum();
+    const auto keep_after = [&](int segment_in_order) {
+      if constexpr (kNormalizer == Normalizer::kGradients) {
+        const int64_t of_head = int64_t{1} * head * (order.segments - 1) + segment_in_order;
+        store_block_of_segment(p.kept_states, state.before, of_head, block, kBlocks, place);
+        each_of_column(place, [&](int half, int row) {
+          p.kept_vectors[(of_head * kBlocks + block) * 64 + row] = last.before[half];
+        });
+      }
+    };
+    if (piece.begin > 0) keep_after(piece.begin - 1);
     ptx::RingPosition at, rounded;
     for (int n = 0; n < chunks; ++n, at.advance(p.stages), rounded.advance(2)) {
       if (n > 0 && n % order.each == 0) {
         if constexpr (kNormalized) last.join(state);
         state.join();
+        keep_after(piece.begin + n / order.each - 1);
       }
       ptx::mbarrier_wait(&small().state_empty[rounded.index], rounded.parity ^ 1);
       {
@@ -308,10 +331,11 @@ struct Forward {
   }
 };
 
-template <typename Element, bool kGated, int kBlocks, Normalizer kNormalizer>
-__global__ void __launch_bounds__(ForwardShared<kBlocks>::kThreads, ForwardShared<kBlocks>::kTogether)
+template <typename Element, bool kGated, int kBlocks, Normalizer kNormalizer, int kReaders>
+__global__ void __launch_bounds__(ForwardShared<kBlocks, kReaders>::kMostThreads,
+                                  ForwardShared<kBlocks, kReaders>::kTogether)
     sweep_forward(const __grid_constant__ StateForwardArguments p) {
-  using Shared = ForwardShared<kBlocks>;
+  using Shared = ForwardShared<kBlocks, kReaders>;
   extern __shared__ __align__(1024) char memory[];
   const int group = threadIdx.x / kComputing;
   const int unit = static_cast<int>(blockIdx.x) / p.tiles, cut_heads = p.batch * p.heads - p.whole_heads,
@@ -320,7 +344,7 @@ __global__ void __launch_bounds__(ForwardShared<kBlocks>::kThreads, ForwardShare
   const Piece piece = cut < 0        ? Piece(order, 0, 1)
                       : p.second > 0 ? Piece::of_two(order, cut / cut_heads, p.second)
                                      : Piece(order, cut / cut_heads, p.pieces);
-  const Forward<Element, kGated, kBlocks, kNormalizer> call{
+  const Forward<Element, kGated, kBlocks, kNormalizer, kReaders> call{
       p,
       memory,
       static_cast<int>(threadIdx.x / 32 % kWarps),
@@ -331,7 +355,8 @@ __global__ void __launch_bounds__(ForwardShared<kBlocks>::kThreads, ForwardShare
       static_cast<int>(blockIdx.x % p.tiles),
       order,
       piece,
-      min(piece.end * order.each, order.chunks) - piece.begin * order.each};
+      min(piece.end * order.each, order.chunks) - piece.begin * order.each,
+      kReaders > 1 ? ptx::in_uniform_register(group - 1) : 0};
   let_next_kernel_start();
   if (threadIdx.x == 0) {
     auto& small = call.small();
@@ -355,12 +380,13 @@ __global__ void __launch_bounds__(ForwardShared<kBlocks>::kThreads, ForwardShare
     change_registers<Shared::kRegisters, Shared::kLoadRegisters>();
     if (threadIdx.x < 32) call.load();
     else if constexpr (kGated) call.prepare_gates_of_chunks(ptx::in_uniform_register(threadIdx.x / 32) - 1);
-  } else if (group == 1) {
+  } else if (group <= kReaders) {
     change_registers<Shared::kRegisters, Shared::kReadRegisters>();
-    call.read();
+    if constexpr (kReaders > 1) read_in_turn(call);
+    else call.read();
   } else {
     change_registers<Shared::kRegisters, Shared::kStateRegisters>();
-    call.update_state(group - 2);
+    call.update_state(group - 1 - kReaders);
   }
 }
 

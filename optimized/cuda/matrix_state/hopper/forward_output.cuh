@@ -27,7 +27,7 @@ __device__ __forceinline__ void write_values(const Call& call, const float (&out
   pack_sums<typename Call::Element>(packed, out, 1.0f);
   if (call.lane == 0) ptx::bulk_wait_read<0>();  // the previous chunk's rows have left
   __syncwarp();
-  store_rows_by_map(call.memory + Call::Shared::kOut, packed, p.maps[3], 64 * call.tile, first, call.b, call.h, place);
+  store_rows_by_map(call.out_tile(), packed, p.maps[3], 64 * call.tile, first, call.b, call.h, place);
 }
 
 /// dO, to where the result leaves from.
@@ -38,7 +38,7 @@ __device__ __forceinline__ void load_grad_values(const Call& call, int64_t first
   uint64_t* const full = &call.small().grad_full[call.warp];
   ptx::bulk_wait_read<0>();  // the previous chunk's rows have left
   ptx::mbarrier_arrive_expect(full, kRows * 128);
-  ptx::load_tile(call.memory + Call::Shared::kOut + kRows * 128 * call.warp, &call.p.maps[4], full, 0,
+  ptx::load_tile(call.out_tile() + kRows * 128 * call.warp, &call.p.maps[4], full, 0,
                  call.p.grad_values.head_stride ? call.h : 0, static_cast<int>(first) + kRows * call.warp, call.b);
 }
 
@@ -49,7 +49,7 @@ __device__ __forceinline__ void write_gradients(const Call& call, const float (&
                                                 const float (&row_unit)[2], int64_t first, int n, Place place) {
   using Element = typename Call::Element;
   const auto& p = call.p;
-  char* const tile = call.memory + Call::Shared::kOut;
+  char* const tile = call.out_tile();
   const float inverse[2] = {1.0f / divisor[0], 1.0f / divisor[1]};
   const float true_inverse[2] = {inverse[0] * reciprocal_of_power(row_unit[0]),
                                  inverse[1] * reciprocal_of_power(row_unit[1])};

@@ -10,7 +10,7 @@
 //   warpgroup 3    P = K Qᵀ, dP = V dOᵀ, weighted
 //   warpgroup 4    dq = dPᵀ K + E dO Sᵀ; dk = dP Q + E V Rᵀ; dv = P dO + E K R
 //
-// Above 64 rows warpgroup 3 computes dk and dv (gradients_two_blocks.cuh).
+// Above 64 rows warpgroup 3 computes dv (gradients_two_blocks.cuh).
 //
 // With a normaliser dO is that over z·q already, and every dP of a query has the gradient of z·q besides; z and its gradient are a column of S and R apart.
 //
@@ -155,7 +155,8 @@ __global__ void __launch_bounds__(GradientsShared<kBlocks, kNormalized>::kThread
     ptx::fence_async_shared();
   }
   __syncthreads();
-  wait_for_previous_kernel();
+  // Without gates and a normaliser tiles depend on no kernel before: copies begin while the last states are summed.
+  if (kGated || kNormalized || group > 0) wait_for_previous_kernel();
   if (group == 0) {
     change_registers<Shared::kRegisters, Shared::kLoadRegisters>();
     if (call.warp == 3) load_chunks(call);
@@ -170,11 +171,11 @@ __global__ void __launch_bounds__(GradientsShared<kBlocks, kNormalized>::kThread
   } else if (group == 3) {
     change_registers<Shared::kRegisters, Shared::kPairRegisters>();
     if constexpr (kBlocks == 1) sweep_pairs(call);
-    else sweep_pairs_and_keys(call);
+    else sweep_pairs_and_values(call);
   } else {
     change_registers<Shared::kRegisters, Shared::kOutRegisters>();
     if constexpr (kBlocks == 1) sweep_outputs(call);
-    else sweep_queries(call);
+    else sweep_queries_and_keys(call);
   }
 }
 

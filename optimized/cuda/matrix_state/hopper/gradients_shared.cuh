@@ -14,22 +14,22 @@ struct GradientsShared {
   static constexpr int kQuery = 0, kKey = kState, kValue = 2 * kState, kGradValues = kValue + kPanel,
                        kStage = kGradValues + kPanel, kRebuildStage = kState + kPanel;
   /// Of each thread at the launch, and of those of each warpgroup: five times as many in all.
-  static constexpr int kRegisters = 96, kLoadRegisters = 40, kStateRegisters = kBlocks == 1 ? 96 : 104,
-                       kGradStateRegisters = 112, kPairRegisters = kBlocks == 1 ? 120 : 128,
-                       kOutRegisters = kBlocks == 1 ? 112 : 96;
+  static constexpr int kRegisters = 96, kLoadRegisters = kBlocks == 1 ? 40 : 32,
+                       kStateRegisters = kBlocks == 1 ? 88 : 104, kGradStateRegisters = 112, kPairRegisters = 128,
+                       kOutRegisters = kBlocks == 1 ? 112 : 104;
   struct Small {
     uint64_t full[kStages], empty[kStages];                                ///< a chunk's tiles and gates
     uint64_t rebuild_full[kRebuildStages], rebuild_empty[kRebuildStages];  ///< a chunk's key, value and gates, for S
     uint64_t state_full[kSlots], state_empty[kSlots];                      ///< S of a chunk
     uint64_t grad_state_full, grad_state_empty;                            ///< R; then dk, where that leaves from there
-    uint64_t pairs_full, pairs_empty;                                      ///< P and dP; of two blocks dP, then dq
+    uint64_t pairs_full, pairs_empty;  ///< P and dP; then dk, where that leaves from there; of two blocks dP, then dq
     float state_units[kSlots][kBlocks * kWarps], largest[kWarps], largest_pairs[2][kWarps];
     float grad_state_unit, score_unit, grad_unit;
   };
   static constexpr int kRebuild = kStages * kStage, kStates = kRebuild + kRebuildStages * kRebuildStage;
   static constexpr int kGradState = kStates + kSlots * kState, kPairs = kGradState + kState, kOut = kPairs + kPanel;
-  /// Of one block dq and after it dv leave from kOut, dk from a place of its own; in a normalised call, which has no room for that, from R's.
-  static constexpr int kScores = kOut + kPanel, kKeyOut = kNormalized ? kGradState : kScores + kPanel;
+  /// Of one block results leave from kOut and kKeyOut in turn; of a normalised call, which has no room for both, dk from dP's place.
+  static constexpr int kScores = kOut + kPanel, kKeyOut = kNormalized ? kPairs : kScores + kPanel;
   static constexpr int kGates = kScores + (kBlocks == 1 ? (kNormalized ? 1 : 2) * kPanel : 0),
                        kRebuildGates = kGates + kStages * sizeof(GatesInReverse);
   static constexpr int kCrossings = kRebuildGates + kRebuildStages * sizeof(GatesByTime);

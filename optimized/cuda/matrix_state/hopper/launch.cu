@@ -17,7 +17,8 @@ namespace {
 // Tokens of a head to which the backward with more than 64 rows is faster than that of sweep.cuh. That one has a normaliser among its columns.
 constexpr int64_t kLongestOfTwoBlocks = 8192;
 
-static_assert(ForwardShared<1>::bytes(ForwardShared<1>::kStagesBesideStates) + HeadStatesShared<1>::kBytes + 2 * 1024 <=
+static_assert(ForwardShared<1, 2>::bytes(ForwardShared<1, 2>::kStagesBesideStates) +
+                  HeadStatesShared<false, 1, false>::kBytes + 2 * 1024 <=
               228 * 1024);
 
 /// The states after the first segments of some heads, of one sweep.
@@ -113,16 +114,14 @@ void prepare_gates_of_chunks(const MatrixStateInput& in, float scale, PreparedGa
 enum class Overlap { kNone, kWaits, kBeside };
 
 // Whether all heads' states come by a CTA a head.
-bool by_whole_heads(const MatrixStateInput& in) {
-  return heads_of(in.shape) * tiles_of(in.shape) >= multiprocessors() && !in.form.normalize;
-}
+bool by_whole_heads(const MatrixStateInput& in) { return heads_of(in.shape) * tiles_of(in.shape) >= multiprocessors(); }
 
-// Whether sums are by a CTA a segment, or, without a normaliser, by a CTA a head, in reverse of two blocks alone: all states or the last.
+// Whether sums are by a CTA a segment, or by a CTA a head, in reverse of two blocks without a normaliser alone: all states or the last.
 enum class By { kSegments, kStates, kOneState };
 
-// Returns whether there is anything to launch.
+// `pieces`: before which alone states are wanted, or 0. Returns whether there is anything to launch.
 bool sum_segments(const MatrixStateInput& in, const Operand& key, const Operand& value, const float* column,
-                  float scale, bool reverse, const float* initial, const SegmentMemory& to, Overlap overlap,
+                  float scale, bool reverse, const float* initial, const SegmentMemory& to, int pieces, Overlap overlap,
                   cudaStream_t stream, By by = By::kSegments) {
   const int64_t tile_heads = int64_t{1} * to.heads * tiles_of(in.shape);
   if (tile_heads * to.segments == 0) return false;
@@ -140,20 +139,22 @@ bool sum_segments(const MatrixStateInput& in, const Operand& key, const Operand&
   p.head_count = to.heads;
   p.tiles = tiles_of(in.shape);
   p.segments = to.segments;
+  p.pieces = pieces;
   p.column = column;
   p.vectors = to.vectors;
   p.states = to.states;
   p.decays = to.decays;
   p.only_last = by == By::kOneState;
-  const auto launch_heads = [&](auto element, auto gated, auto blocks, auto gradient) {
-    using Shared = HeadStatesShared<blocks.value>;
-    launch(head_states<decltype(element), gated.value, blocks.value, gradient.value>, tile_heads, Shared::kThreads,
-           Shared::kBytes, overlap != Overlap::kNone, stream, p);
+  const auto launch_heads = [&](auto element, auto gated, auto blocks, auto gradient, auto normalized) {
+    using Shared = HeadStatesShared<gated.value, blocks.value, normalized.value>;
+    launch(head_states<decltype(element), gated.value, blocks.value, gradient.value, normalized.value>, tile_heads,
+           Shared::kThreads, Shared::kBytes, overlap != Overlap::kNone, stream, p);
   };
   if (by != By::kSegments) {
-    by_type(in, [&](auto element, auto gated, auto blocks) {
-      if (!reverse) return launch_heads(element, gated, blocks, std::false_type{});
-      if constexpr (blocks.value == 2) launch_heads(element, gated, blocks, std::true_type{});
+    by_type_and_normalizer(in, [&](auto element, auto gated, auto blocks, auto normalized) {
+      if (!reverse) return launch_heads(element, gated, blocks, std::false_type{}, normalized);
+      if constexpr (blocks.value == 2 && !normalized.value)
+        launch_heads(element, gated, blocks, std::true_type{}, normalized);
     });
     return true;
   }
@@ -193,27 +194,36 @@ StateForwardArguments forward_arguments(const MatrixStateInput& in, const Segmen
 
 template <typename Element, bool kGated, int kBlocks, Normalizer kNormalizer>
 void launch_forward(StateForwardArguments p, bool overlapping, cudaStream_t stream) {
-  using Shared = ForwardShared<kBlocks>;
   const int64_t cut_heads = int64_t{1} * p.batch * p.heads - p.whole_heads,
                 ctas = p.tiles * (p.whole_heads + cut_heads * p.pieces);
-  p.stages = ctas > multiprocessors() ? Shared::kFewestStages
-             : p.second > 0           ? Shared::kStagesBesideStates
-                                      : Shared::kMostStages;
-  launch(sweep_forward<Element, kGated, kBlocks, kNormalizer>, ctas, Shared::kThreads, Shared::bytes(p.stages),
-         overlapping, stream, p);
+  const bool alone = ctas <= multiprocessors();  // on a multiprocessor
+  const auto launch_with = [&](auto readers) {
+    constexpr int kReaders = decltype(readers)::value;
+    using Shared = ForwardShared<kBlocks, kReaders>;
+    p.stages = !alone ? Shared::kFewestStages : p.second > 0 ? Shared::kStagesBesideStates : Shared::kMostStages;
+    launch(sweep_forward<Element, kGated, kBlocks, kNormalizer, kReaders>, ctas, Shared::kThreads,
+           Shared::bytes(p.stages), overlapping, stream, p);
+  };
+  if constexpr (!kGated && kBlocks == 1 && kNormalizer == Normalizer::kNone) {
+    if (alone) return launch_with(std::integral_constant<int, 2>{});
+  }
+  launch_with(std::integral_constant<int, 1>{});
 }
 
-// dO over z·q and the gradient of z·q, by a forward from the states of all segments.
-void divide_gradients(const MatrixStateBackward& a, const SegmentMemory& states, const NormalizerMemory& to) {
+// dO over z·q and the gradient of z·q, by a forward that leaves the states after all segments but the last.
+void divide_gradients(const MatrixStateBackward& a, const ForwardSplit& split, const SegmentMemory& handed,
+                      const SegmentMemory& states, const NormalizerMemory& to, bool overlapping) {
   const Maps map{a};
-  StateForwardArguments p = forward_arguments(a, states, 0, normalizer_pieces(a.shape));
+  StateForwardArguments p = forward_arguments(a, handed, split.whole_heads, split.pieces);
+  p.second = split.second;
+  p.kept_states = states.states;
+  p.kept_vectors = states.vectors;
   p.maps[3] = map.of_result(to.grad_values, a.shape.value_dim);
   p.maps[4] = map(a.grad_values, a.shape.value_dim, kChunk / kWarps);
   p.grad_values = a.grad_values;
   p.grad_normalizer = to.grad_normalizer;
   by_type(a, [&](auto element, auto gated, auto blocks) {
-    launch_forward<decltype(element), gated.value, blocks.value, Normalizer::kGradients>(p, states.segments > 0,
-                                                                                         a.stream);
+    launch_forward<decltype(element), gated.value, blocks.value, Normalizer::kGradients>(p, overlapping, a.stream);
   });
 }
 
@@ -243,7 +253,11 @@ size_t warpgroup_backward_workspace_bytes(const Shape& shape, const MatrixStateF
   const Split split(shape, form);
   SegmentMemory(memory, shape, form.normalize, heads_of(shape), order_of(shape).segments - 1);
   SegmentMemory(memory, shape, form.normalize, split.cut_heads(shape), split.handed(shape));
-  if (form.normalize) NormalizerMemory(memory, shape);
+  if (form.normalize) {
+    const ForwardSplit divided(shape, form);
+    SegmentMemory(memory, shape, true, divided.cut_heads(shape), divided.handed(shape));
+    NormalizerMemory(memory, shape);
+  }
   take_gates(memory, shape, form.key_gate != MatrixStateForm::Gate::kNone);
   return memory.bytes();
 }
@@ -252,7 +266,7 @@ void warpgroup_forward(const MatrixStateForward& a) {
   const ForwardSplit split(a.shape, a.form);
   Workspace memory(a.workspace);
   const SegmentMemory handed(memory, a.shape, a.form.normalize, split.cut_heads(a.shape), split.handed(a.shape));
-  sum_segments(a, a.key, a.value, nullptr, 1.0f, false, a.initial_state, handed, Overlap::kNone, a.stream,
+  sum_segments(a, a.key, a.value, nullptr, 1.0f, false, a.initial_state, handed, split.pieces, Overlap::kNone, a.stream,
                split.second > 0 ? By::kOneState : By::kSegments);
   StateForwardArguments p = forward_arguments(a, handed, split.whole_heads, split.pieces);
   p.second = split.second;
@@ -281,27 +295,31 @@ void warpgroup_backward(const MatrixStateBackward& a) {
   const float* grad_normalizer = nullptr;
   Overlap overlap = gated ? Overlap::kBeside : Overlap::kNone;
   const auto sum_states = [&](By by) {
-    sum_segments(a, a.key, a.value, nullptr, 1.0f, false, a.initial_state, states, overlap, a.stream, by);
+    sum_segments(a, a.key, a.value, nullptr, 1.0f, false, a.initial_state, states, 0, overlap, a.stream, by);
   };
   const auto sum_grads = [&] {
     const By by = blocks_of(a.shape) == 1 ? By::kSegments : split.pieces == 2 ? By::kOneState : By::kStates;
-    return sum_segments(a, a.query, grad_values, grad_normalizer, scale, true, a.grad_last_state, grads, overlap,
-                        a.stream, by);
+    return sum_segments(a, a.query, grad_values, grad_normalizer, scale, true, a.grad_last_state, grads, split.pieces,
+                        overlap, a.stream, by);
   };
-  if (by_whole_heads(a)) {  // the others first, whose join runs beside the states
+  if (normalized) {
+    const ForwardSplit forward(a.shape, a.form);
+    const SegmentMemory handed(memory, a.shape, true, forward.cut_heads(a.shape), forward.handed(a.shape));
+    const NormalizerMemory divided(memory, a.shape);
+    const bool summed = sum_segments(a, a.key, a.value, nullptr, 1.0f, false, a.initial_state, handed, forward.pieces,
+                                     overlap, a.stream, forward.second > 0 ? By::kOneState : By::kSegments);
+    divide_gradients(a, forward, handed, states, divided, summed || gated);
+    const int64_t token = a.shape.heads * a.shape.value_dim;
+    grad_values = {divided.grad_values, a.shape.key_length * token, token, a.shape.value_dim};
+    grad_normalizer = divided.grad_normalizer;
+    overlap = Overlap::kWaits;
+    sum_grads();
+  } else if (by_whole_heads(a)) {  // the others first, whose join runs beside the states
     if (sum_grads()) overlap = Overlap::kBeside;
     sum_states(By::kStates);
   } else {
     sum_states(By::kSegments);
     overlap = Overlap::kBeside;
-    if (normalized) {
-      const NormalizerMemory divided(memory, a.shape);
-      divide_gradients(a, states, divided);
-      const int64_t token = a.shape.heads * a.shape.value_dim;
-      grad_values = {divided.grad_values, a.shape.key_length * token, token, a.shape.value_dim};
-      grad_normalizer = divided.grad_normalizer;
-      overlap = Overlap::kWaits;
-    }
     sum_grads();
   }
   StateGradientArguments p = arguments_of<StateGradientArguments>(a);

@@ -84,6 +84,16 @@ __device__ __forceinline__ void load_block_of_segment(float (&to)[32], const flo
   }
 }
 
+/// To there.
+__device__ __forceinline__ void store_block_of_segment(float* to, const float (&from)[32], int64_t segment, int block,
+                                                       int blocks, Place at) {
+  float* own = to + (segment * blocks + block) * kBlockFloats + (32 * at.block + at.lane) * 4;
+#pragma unroll
+  for (int n = 0; n < 8; ++n)
+    *reinterpret_cast<float4*>(own + n * kComputing * 4) = {from[4 * n], from[4 * n + 1], from[4 * n + 2],
+                                                            from[4 * n + 3]};
+}
+
 /// value(i) of each number of a block to a head's state [rows, stride] contiguous.
 template <typename Value>
 __device__ __forceinline__ void store_block(float* to, int64_t head, int block, int tile, int rows, int columns,
@@ -178,11 +188,7 @@ __global__ void __launch_bounds__(SumsShared<kBlocks, kNormalized>::kThreads, 4 
     }
   }
   const int64_t at = (int64_t{1} * tile * p.head_count + own) * p.segments + index;
-  float4* const to =
-      reinterpret_cast<float4*>(p.states + (at * kBlocks + block) * kBlockFloats) + threadIdx.x % kComputing;
-#pragma unroll
-  for (int n = 0; n < 8; ++n)
-    to[n * kComputing] = {state.sum[4 * n], state.sum[4 * n + 1], state.sum[4 * n + 2], state.sum[4 * n + 3]};
+  store_block_of_segment(p.states, state.sum, at, block, kBlocks, place);
   if constexpr (kNormalized)
     each_of_column(place, [&](int half, int row) { p.vectors[(at * kBlocks + block) * 64 + row] = last.sum[half]; });
   if (kGated && threadIdx.x == 0) p.decays[at] = state.decay;
@@ -204,10 +210,11 @@ __device__ __forceinline__ void join_columns(const SegmentArguments& p, int64_t 
   }
 }
 
-/// A thread: four numbers of a tile of a head's state, after every segment in their order, in the place of the segment's own sum.
+/// A thread: four numbers of a tile of a head's state, after every segment in their order, in the place of the segment's own sum; where pieces alone need
+/// them, of those before a piece.
 template <bool kGated, int kBlocks, bool kNormalized>
 __global__ void __launch_bounds__(kJoiningThreads) join_segments(const __grid_constant__ SegmentArguments p) {
-  constexpr int kAtOnce = 8;  // sums that are on their way
+  constexpr int kAtOnce = 16;  // sums that are on their way
   constexpr int kFloats = kBlocks * kBlockFloats, kCtas = kJoiningCtas + kNormalized;
   let_next_kernel_start();
   wait_for_previous_kernel();
@@ -227,13 +234,17 @@ __global__ void __launch_bounds__(kJoiningThreads) join_segments(const __grid_co
   }
   float* const states = p.states + place * p.segments * kFloats + block * kBlockFloats + piece * 4;
   const float* decays = kGated ? p.decays + place * p.segments : nullptr;
-  for (int64_t first = 0; first < p.segments; first += kAtOnce) {
+  const SegmentOrder order(p.length, p.reverse, kChunksOfSegment<kBlocks>);
+  // The segment with which the next piece begins: that of Piece, step by step.
+  const int pieces = max(p.pieces, 1), step = order.segments / pieces, rest_of_step = order.segments % pieces;
+  int next = step, rest = rest_of_step;
+  for (int first = 0; first < p.segments; first += kAtOnce) {
     float4 sums[kAtOnce];
     float decay[kAtOnce];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       const bool there = first + i < p.segments;
-      sums[i] = there ? load_global4(states + (first + i) * kFloats) : float4{};
+      sums[i] = there ? load_global4(states + int64_t{1} * (first + i) * kFloats) : float4{};
       decay[i] = kGated && there ? load_global(decays + first + i) : 1.0f;
     }
 #pragma unroll
@@ -242,7 +253,10 @@ __global__ void __launch_bounds__(kJoiningThreads) join_segments(const __grid_co
       const float sum[4] = {sums[i].x, sums[i].y, sums[i].z, sums[i].w};
 #pragma unroll
       for (int e = 0; e < 4; ++e) x[e] = State<kGated>::joined(x[e], decay[i], sum[e], p.scale);
-      *reinterpret_cast<float4*>(states + (first + i) * kFloats) = {x[0], x[1], x[2], x[3]};
+      if (p.pieces > 0 && first + i + 1 < next) continue;
+      *reinterpret_cast<float4*>(states + int64_t{1} * (first + i) * kFloats) = {x[0], x[1], x[2], x[3]};
+      next += step + (rest + rest_of_step >= pieces);
+      rest += rest_of_step - (rest + rest_of_step >= pieces ? pieces : 0);
     }
   }
 }

@@ -24,7 +24,8 @@ inline int segments_before_last(const Shape& shape, int pieces) {
   return Piece(order_of(shape), pieces - 1, pieces).begin;
 }
 
-/// The heads that a forward sweeps by a CTA each for a tile; and the pieces of the others, which would leave multiprocessors without work.
+/// The heads that a forward, or a normaliser's pass before the backward, sweeps by a CTA each for a tile; and the pieces of the others, which would leave
+/// multiprocessors without work.
 struct ForwardSplit {
   int whole_heads, pieces = 1;
   int second = 0;  // where the second of two pieces begins, whose state comes by head_states
@@ -32,28 +33,24 @@ struct ForwardSplit {
   ForwardSplit(const Shape& shape, const MatrixStateForm& form) : whole_heads(static_cast<int>(heads_of(shape))) {
     const int processors = multiprocessors(), tiles = tiles_of(shape), segments = order_of(shape).segments;
     const int64_t ctas = heads_of(shape) * tiles;
-    const bool few = ctas <= processors;
-    if (!few && blocks_of(shape) == 1) return;  // two CTAs share a multiprocessor
-    const int left = few ? whole_heads : static_cast<int>((ctas % processors + tiles - 1) / tiles);
+    const bool few = ctas <= processors, shared = blocks_of(shape) == 1;  // two CTAs a multiprocessor
+    // There memory binds where nothing is weighted, and pieces read keys and values before them once more.
+    const bool weighted = form.key_gate != MatrixStateForm::Gate::kNone || form.normalize;
+    if (shared && !few && (!weighted || ctas >= 2 * processors)) return;
+    const int left = few ? whole_heads : static_cast<int>((ctas % processors + tiles - 1) / tiles),
+              places = shared && few && weighted ? 2 * processors : processors;
     if (left == 0) return;
-    pieces = std::clamp(processors / (left * tiles), 1, segments);
+    pieces = std::clamp(places / (left * tiles), 1, segments);
     if (pieces == 1) return;
     whole_heads -= left;
     // Two CTAs begin together, the second one's by so much later as head_states takes; beside whole heads that is in time. Few heads with a gate are
     // faster (10 % on an H200) in equal pieces: as many stages as that needs have no room beside head_states.
-    const bool gated = form.key_gate != MatrixStateForm::Gate::kNone;
-    if (pieces == 2 && !form.normalize && !(few && gated))
+    if (pieces == 2 && !(few && weighted))
       second = few ? std::clamp((19 * segments + 16) / 32, 1, segments - 1) : segments / 2;
   }
   int cut_heads(const Shape& shape) const { return static_cast<int>(heads_of(shape)) - whole_heads; }
   int handed(const Shape& shape) const { return second > 0 ? second : segments_before_last(shape, pieces); }
 };
-
-/// Pieces of a head of a normaliser's pass before the backward, which has the states of all segments: some for each of two CTAs' places.
-inline int normalizer_pieces(const Shape& shape) {
-  const int64_t pieces = (6 * multiprocessors() + heads_of(shape) / 2) / heads_of(shape);
-  return static_cast<int>(std::clamp<int64_t>(pieces, 1, order_of(shape).segments));
-}
 
 /// The heads that a backward sweeps by a CTA each; and the pieces of the others, which would leave multiprocessors without work.
 struct Split {

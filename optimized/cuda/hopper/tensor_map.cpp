@@ -31,7 +31,7 @@ void bind_context() {
 }  // namespace
 
 CUtensorMap tensor_map(const Operand& operand, Dtype dtype, int64_t batch, int64_t length, int64_t heads, int64_t dim,
-                       int rows) {
+                       int rows, CUtensorMapL2promotion promotion) {
   static const Encode encode = driver_encode();
   bind_context();
   constexpr cuuint64_t kBytes = 2;
@@ -44,7 +44,7 @@ CUtensorMap tensor_map(const Operand& operand, Dtype dtype, int64_t batch, int64
   const CUresult result =
       encode(&map, dtype == Dtype::kBFloat16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 4,
              const_cast<void*>(operand.data), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-             CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+             CU_TENSOR_MAP_SWIZZLE_128B, promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS)
     throw std::runtime_error("tensor map: expected a tensor that the copy engine can address, found driver error " +
                              std::to_string(result));

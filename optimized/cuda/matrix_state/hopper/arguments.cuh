@@ -59,9 +59,10 @@ struct SegmentArguments {
   const float* initial;        ///< [B, H, rows, columns] contiguous; null: zeros
   const float* column;  ///< [B·H, chunks · 64], normalised: of the last column, as `value` has the others; null: all 1
   float* vectors;       ///< [tiles, head_count, segments, 64 a block of rows], normalised: the last column
-  float* states;        ///< [tiles, head_count, segments, 4096 a block of 64 rows] in the fragments' order
-  float* decays;        ///< [tiles, head_count, segments]: the product of a segment's gates
-  bool only_last;       ///< of head_states: the state after the last segment alone is wanted
+  float*
+      states;  ///< [tiles, head_count, segments, 4096 a block of 64 rows] in the fragments' order; between pieces own sums
+  float* decays;   ///< [tiles, head_count, segments]: the product of a segment's gates
+  bool only_last;  ///< of head_states: the state after the last segment alone is wanted
 };
 
 /// A forward, by pieces of heads and tiles of 64 columns of the state.

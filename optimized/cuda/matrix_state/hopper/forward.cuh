@@ -6,6 +6,8 @@
 //   warpgroup 2…   S, rounded to 16 bits, to shared memory; S = E_C S + (k·D_C)ᵀ v     → state_full
 //   warpgroup 1    P = Q Kᵀ of the next chunk; O = E ∘ (Q S) + P V of this one
 //
+// Where O is computed in turn (forward_in_turn.cuh), warpgroups 1 and 2 each do that of every other chunk, and S has warpgroup 3.
+//
 // With a normaliser z is a column of S apart, and Q z and the rows' sums of P are computed beside Q S and P V: O is divided by them. For the gradients dO is
 // divided in place of O, and −O·dO divided twice is the gradient of z·q.
 //

@@ -136,12 +136,6 @@ __device__ __forceinline__ void scale_rows(float (&sum)[32], float near, float f
   for (int i = 0; i < 32; ++i) sum[i] *= i % 4 < 2 ? near : far;
 }
 
-/// The same to other registers.
-__device__ __forceinline__ void scale_rows_to(float (&to)[32], const float (&sum)[32], float near, float far) {
-#pragma unroll
-  for (int i = 0; i < 32; ++i) to[i] = sum[i] * (i % 4 < 2 ? near : far);
-}
-
 __device__ __forceinline__ float largest_of(const float (&x)[32]) {
   float most = 0.0f;
 #pragma unroll

@@ -55,14 +55,13 @@ struct SegmentArguments {
   int first_head, head_count;  ///< of B·H: which
   int tiles;                   ///< of 64 columns, a CTA each
   int segments;                ///< the first ones
-  int pieces;                  ///< of a head, before which alone join_segments leaves states; 0: after all segments
-  const float* initial;        ///< [B, H, rows, columns] contiguous; null: zeros
+  int pieces;            ///< of a head, before which alone join_segments leaves states, else own sums; 0: everywhere
+  const float* initial;  ///< [B, H, rows, columns] contiguous; null: zeros
   const float* column;  ///< [B·H, chunks · 64], normalised: of the last column, as `value` has the others; null: all 1
   float* vectors;       ///< [tiles, head_count, segments, 64 a block of rows], normalised: the last column
-  float*
-      states;  ///< [tiles, head_count, segments, 4096 a block of 64 rows] in the fragments' order; between pieces own sums
-  float* decays;   ///< [tiles, head_count, segments]: the product of a segment's gates
-  bool only_last;  ///< of head_states: the state after the last segment alone is wanted
+  float* states;        ///< [tiles, head_count, segments, 4096 a block of 64 rows] in the fragments' order
+  float* decays;        ///< [tiles, head_count, segments]: the product of a segment's gates
+  bool only_last;       ///< of head_states: the state after the last segment alone is wanted
 };
 
 /// A forward, by pieces of heads and tiles of 64 columns of the state.

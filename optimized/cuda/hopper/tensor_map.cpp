@@ -1,6 +1,7 @@
 #include "optimized/cuda/hopper/tensor_map.hpp"
 
 #include <stdexcept>
+#include <cstdlib>
 #include <string>
 
 #include "optimized/cuda/check.hpp"
@@ -41,10 +42,12 @@ CUtensorMap tensor_map(const Operand& operand, Dtype dtype, int64_t batch, int64
   const cuuint32_t box[] = {64, 1, cuuint32_t(rows), 1};
   const cuuint32_t steps[] = {1, 1, 1, 1};
   CUtensorMap map;
+  const char* trial = std::getenv("LETHE_TRIAL_PROMOTION");  // 0 to 3: none, 64, 128, 256 bytes
+  const auto promotion = static_cast<CUtensorMapL2promotion>(trial ? std::atoi(trial) : 3);
   const CUresult result =
       encode(&map, dtype == Dtype::kBFloat16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 4,
              const_cast<void*>(operand.data), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-             CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+             CU_TENSOR_MAP_SWIZZLE_128B, promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS)
     throw std::runtime_error("tensor map: expected a tensor that the copy engine can address, found driver error " +
                              std::to_string(result));

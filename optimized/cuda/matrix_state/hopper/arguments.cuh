@@ -121,6 +121,7 @@ struct StateGradientArguments {
   int pieces, handed;                       ///< in reverse; segments in `grad_states`, all before the last piece
   const float *states, *vectors;            ///< of SegmentArguments: after all segments but the last
   const float *grad_states, *grad_vectors;  ///< in reverse
+  int delay;                                ///< TRIAL
 };
 
 }  // namespace lethe::matrix_state

@@ -97,7 +97,11 @@ __device__ __forceinline__ void load_rebuild_chunks(const Call& call) {
   const auto& p = call.p;
   auto& small = call.small();
   ptx::RingPosition at;
-  for (int s = call.piece.begin; s < call.piece.end; ++s)
+  for (int s = call.piece.begin; s < call.piece.end; ++s) {
+    if (s > call.piece.begin && p.delay > 0) {
+      const int count = call.order.count(s - 1), slot = call.slot_of(s - 1, count - min(p.delay, count));
+      ptx::mbarrier_wait(&small.state_empty[slot], call.parity_of(s, slot) ^ 1);
+    }
     for (int m = 0; m + 1 < call.order.count(s); ++m, at.advance(Shared::kRebuildStages)) {
       const int64_t first = static_cast<int64_t>(call.order.begin(s) + m) * kChunk;
       ptx::mbarrier_wait(&small.rebuild_empty[at.index], at.parity ^ 1);
@@ -111,6 +115,7 @@ __device__ __forceinline__ void load_rebuild_chunks(const Call& call) {
         load_tile_of<1>(to + Shared::kState, p.maps[2], p.value, full, 0, first, call.b, call.h);
       }
     }
+  }
 }
 
 template <typename Element, bool kGated, int kBlocks, bool kNormalized>

@@ -139,7 +139,7 @@ bool sum_segments(const MatrixStateInput& in, const Operand& key, const Operand&
   p.head_count = to.heads;
   p.tiles = tiles_of(in.shape);
   p.segments = to.segments;
-  p.pieces = pieces;
+  p.pieces = trial("JOIN", 1) ? pieces : 0;
   p.column = column;
   p.vectors = to.vectors;
   p.states = to.states;
@@ -205,7 +205,7 @@ void launch_forward(StateForwardArguments p, bool overlapping, cudaStream_t stre
            Shared::bytes(p.stages), overlapping, stream, p);
   };
   if constexpr (!kGated && kBlocks == 1 && kNormalizer == Normalizer::kNone) {
-    if (alone) return launch_with(std::integral_constant<int, 2>{});
+    if (alone && trial("READERS", 2) == 2) return launch_with(std::integral_constant<int, 2>{});
   }
   launch_with(std::integral_constant<int, 1>{});
 }
@@ -330,6 +330,7 @@ void warpgroup_backward(const MatrixStateBackward& a) {
   p.grad_states = grads.states;
   p.grad_vectors = grads.vectors;
   p.handed = grads.segments;
+  p.delay = trial("DELAY", 0);
   const Maps map{a};
   p.maps[0] = map(a.query, a.shape.key_dim);
   p.maps[1] = map(a.key, a.shape.key_dim);

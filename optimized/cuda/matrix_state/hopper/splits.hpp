@@ -2,11 +2,18 @@
 // How the kernels of wgmma (launch.cu) cut heads into pieces, a CTA each.
 
 #include <algorithm>
+#include <cstdlib>
+#include <string>
 
 #include "optimized/cuda/launch.cuh"
 #include "optimized/cuda/matrix_state/hopper/arguments.cuh"
 
 namespace lethe::matrix_state {
+
+inline int trial(const char* name, int otherwise) {
+  const char* value = std::getenv((std::string("LETHE_TRIAL_") + name).c_str());
+  return value ? std::atoi(value) : otherwise;
+}
 
 /// Blocks of 64 rows of the state.
 inline int blocks_of(const Shape& shape) { return shape.key_dim <= 64 ? 1 : 2; }
@@ -36,17 +43,19 @@ struct ForwardSplit {
     const bool few = ctas <= processors, shared = blocks_of(shape) == 1;  // two CTAs a multiprocessor
     // There memory binds where nothing is weighted, and pieces read keys and values before them once more.
     const bool weighted = form.key_gate != MatrixStateForm::Gate::kNone || form.normalize;
-    if (shared && !few && (!weighted || ctas >= 2 * processors)) return;
+    const int cut = trial("LEFT", 1);  // 0: no heads of many, 1: weighted, 2: all
+    if (shared && !few && (cut == 0 || (!weighted && cut < 2) || ctas >= 2 * processors)) return;
     const int left = few ? whole_heads : static_cast<int>((ctas % processors + tiles - 1) / tiles),
-              places = shared && few && weighted ? 2 * processors : processors;
+              places = shared && few && (weighted || trial("FEW_ALL", 0)) ? trial("FEW", 2) * processors : processors;
     if (left == 0) return;
     pieces = std::clamp(places / (left * tiles), 1, segments);
     if (pieces == 1) return;
     whole_heads -= left;
     // Two CTAs begin together, the second one's by so much later as head_states takes; beside whole heads that is in time. Few heads with a gate are
     // faster (10 % on an H200) in equal pieces: as many stages as that needs have no room beside head_states.
+    if (!few && trial("EQUAL", 0)) return;
     if (pieces == 2 && !(few && weighted))
-      second = few ? std::clamp((19 * segments + 16) / 32, 1, segments - 1) : segments / 2;
+      second = few ? std::clamp((trial("SHARE", 19) * segments + 16) / 32, 1, segments - 1) : segments / 2;
   }
   int cut_heads(const Shape& shape) const { return static_cast<int>(heads_of(shape)) - whole_heads; }
   int handed(const Shape& shape) const { return second > 0 ? second : segments_before_last(shape, pieces); }
@@ -59,6 +68,11 @@ struct Split {
   Split(const Shape& shape, const MatrixStateForm& form) : whole_heads(static_cast<int>(heads_of(shape))), pieces(1) {
     const int processors = multiprocessors(), left = whole_heads % processors, segments = order_of(shape).segments;
     if (left == 0) return;
+    if (const int n = trial("PIECES", 0); n > 0) {
+      pieces = std::min(n, segments);
+      if (pieces > 1) whole_heads -= left;
+      return;
+    }
     if (blocks_of(shape) > 1) {  // R of a piece's beginning comes by a CTA a head
       if (form.normalize) return;
       pieces = std::clamp(processors / left, 1, segments);

@@ -135,7 +135,7 @@ class Units(unittest.TestCase):
                     self.assertLessEqual(worst, 2 * BUDGET[dtype], f"tokens from {begin}")
 
     def test_a_head_has_the_same_gradients_among_many(self):
-        for rows, columns in ((64, 64), (128, 128)):
+        for rows, columns in SIZES:
             with self.subTest(rows=rows, columns=columns):
                 given = delta_problem(torch.bfloat16, length=200, heads=300, rows=rows, columns=columns)
                 cut = lambda tensor: tensor[:, 7:8] if tensor.size(1) == 300 else tensor[:, :, 7:8]
@@ -146,8 +146,8 @@ class Units(unittest.TestCase):
                     self.assertTrue(torch.equal(cut(tensor), alone[name]), name)
 
     def test_equal_calls_give_equal_gradients_after_others(self):
-        """Chunks' gradients are computed while others are swept, in memory that holds another call's arrays."""
-        for rows, columns in ((64, 64), (128, 128)):
+        """States and chunks are swept at once, and gradients computed meanwhile, in memory that holds another call's arrays."""
+        for rows, columns in SIZES:
             with self.subTest(rows=rows, columns=columns):
                 given, other = (delta_problem(torch.bfloat16, length=2048, heads=48, rows=rows, columns=columns, seed=seed) for seed in (6, 7))
                 first = gradients(given, DEVICE)

@@ -13,7 +13,8 @@
 //   warpgroup 1    makes the rows of K float16; Pᵀ = K Qᵀ; weights Pᵀ, Wᵀ and Q by units                 → prepared
 //   warpgroup 2…   R, rounded, to shared memory; the equations                                           → measured, empty
 //
-// All that becomes float16 is divided by the units of delta_back_units.cuh. What dV's rows are multiplied with lies over the rounded R.
+// All that becomes float16 is divided by the units of delta_back_units.cuh. What dV's rows are multiplied with lies over the rounded R, and dV where that has
+// two blocks over the second.
 
 #include "optimized/cuda/launch.cuh"
 #include "optimized/cuda/matrix_state/delta_state.cuh"
@@ -22,30 +23,6 @@
 #include "optimized/cuda/matrix_state/hopper/products.cuh"
 
 namespace lethe::matrix_state {
-
-/// A warp's rows of products of keys with queries, times D: queries from the row's token on, zeros before it. Blocks before the diagonal's are not read.
-__device__ __forceinline__ void weigh_later_pairs(float (&sums)[32], const ChunkGates& gates, bool gated, int block,
-                                                  int lane) {
-  const int j0 = 16 * block + lane / 4, t = lane % 4;
-  const bool cuts = gated && gates.first_seen[kChunk - 1] > 0;
-  const float sum[2] = {gated ? gates.sum[j0] : 0.0f, gated ? gates.sum[j0 + 8] : 0.0f};
-#pragma unroll
-  for (int c = 0; c < 8; ++c) {
-    if (c / 2 < block) continue;
-    const int i = 8 * c + 2 * t;
-    if (gated) {
-      const float2 sum_i = *reinterpret_cast<const float2*>(&gates.sum[i]);
-#pragma unroll
-      for (int e = 0; e < 4; ++e) sums[4 * c + e] *= exp2_approximate((e % 2 ? sum_i.y : sum_i.x) - sum[e / 2]);
-    }
-    if (c / 2 == block || cuts) {
-      const int2 first_seen = cuts ? *reinterpret_cast<const int2*>(&gates.first_seen[i]) : int2{0, 0};
-#pragma unroll
-      for (int e = 0; e < 4; ++e)
-        if (!sees(i + e % 2, j0 + 8 * (e / 2), e % 2 ? first_seen.y : first_seen.x)) sums[4 * c + e] = 0.0f;
-    }
-  }
-}
 
 template <typename Element, int kBlocks, int kGroups>
 struct DeltaBackSweep {
@@ -83,7 +60,7 @@ struct DeltaBackSweep {
       return raw;
     };
     RawChunk next = raw_of(0);
-    wait_for_previous_kernel();
+    // The solve has ended: the sweep between has waited for it before it let this one start, and leaves nothing that is read here.
     let_next_kernel_start();  // the gradients, which wait for each chunk of each head
     ptx::RingPosition at;
     for (int n = 0; n < p.chunks; ++n, at.advance(Shared::kStages)) {
@@ -111,6 +88,7 @@ struct DeltaBackSweep {
       }
       arrive_warp(full, lane);
     }
+    end_after_previous_kernel();
   }
 
   /// A bound of the lengths of R's columns by the largest number after chunk n, of `unit`.
@@ -144,7 +122,7 @@ struct DeltaBackSweep {
   /// A warp: the units.
   __device__ __forceinline__ void weigh() const {
     float unit = 1.0f, unit_before = 1.0f;  // of R after this chunk, and after the one that was swept before it
-    DeltaGrowth growth;
+    DeltaGrowth growth;                     // of the chunk before
     ptx::RingPosition at;
     for (int n = 0; n < p.chunks; ++n, at.advance(Shared::kStages)) {
       DeltaBackTokens& tokens = small().tokens[at.index];
@@ -152,21 +130,22 @@ struct DeltaBackSweep {
       const int earlier = max(n - 1, 0);
       ptx::mbarrier_wait(&small().full[at.index], at.parity);
       ptx::mbarrier_wait(&small().rows[at.index], at.parity);
+      const DeltaBackGrowth own(tokens, small().row_units[at.index], chunk.key_norm, p.scale, kRoot, lane);
       ptx::mbarrier_wait(&small().measured[earlier % 2], earlier / 2 % 2);
-      float before = bound_of(earlier, unit_before);
+      const float before = growth.after(bound_of(earlier, unit_before));
       if (n == 0) {
         unit = delta_unit(before);
         if (lane == 0) small().first_reciprocal = reciprocal_of_power(unit);
-      } else {
-        before = growth.after(before);
       }
-      const auto keep = [&](int token, float row_unit) {
+      const auto keep = [&](int token, float2 units) {
 #pragma unroll
         for (int i = 0; i < kGroups; ++i)
-          if (64 * (tile + i) < p.columns) p.arrays.written_unit[kept_tile(n, i) * kChunk + token] = row_unit;
+          if (64 * (tile + i) < p.columns)
+            *reinterpret_cast<float2*>(p.arrays.written_unit + kept_tile(n, i) * kChunk + token) = units;
       };
       const float next = prepare_back_units(tokens, small().row_units[at.index], small().units[n % 2], chunk.key_unit,
-                                            chunk.key_norm, before, unit, p.scale, kRoot, keep, growth, lane);
+                                            chunk.key_norm, own, before, unit, p.scale, kRoot, keep, lane);
+      growth = own.whole;
       if (lane == 0) {
         small().decay[at.index] = tokens.gates.total * unit * reciprocal_of_power(next);
         small().next[at.index] = next;
@@ -174,9 +153,9 @@ struct DeltaBackSweep {
       unit_before = n == 0 ? 1.0f : unit;
       unit = next;
       arrive_warp(&small().weighed[at.index], lane);
-      if (n > 1) publish(n - 1);  // R after the first n − 1 chunks has been measured
+      if (n > 2) publish(n - 2);  // of which all has been written when R after n − 1 chunks was measured
     }
-    for (int n = p.chunks - 1; n <= p.chunks; ++n) ptx::mbarrier_wait(&small().measured[n % 2], n / 2 % 2);
+    for (int n = p.chunks - 1; n <= p.chunks + 1; ++n) ptx::mbarrier_wait(&small().measured[n % 2], n / 2 % 2);
     publish(p.chunks);
   }
   /// Of arrays that delta_gradients.cuh reads those of so many chunks are written.
@@ -238,8 +217,9 @@ struct DeltaBackSweep {
     const Place place{block, lane};
     const int i0 = 16 * block + lane / 4, column = 64 * (tile + group), columns = min(64, p.columns - column);
     const auto place_of = [&](int row, int c) { return (int64_t{1} * head * p.rows + row) * p.columns + column + c; };
-    char *const rounded = memory + Shared::kState + group * kBlocks * kPanel, *const rows = memory + Shared::kRows +
-                                                                                            group * kPanel;
+    char *const rounded = memory + Shared::kState + group * kBlocks * kPanel,
+                *const rows = memory + Shared::kRows + group * kPanel,
+                *const result = kBlocks == 1 ? memory + Shared::kResult + group * kPanel : rounded + kPanel;
     const auto sync = [&] { ptx::named_barrier_sync(kStateBarrier + group, kComputing); };
 
     DeltaState<64 * kBlocks> state;  // divided by units that prepare() knows
@@ -271,16 +251,19 @@ struct DeltaBackSweep {
       DeltaBackTokens& tokens = small().tokens[at.index];
       char* const query = stage(at.index);
       const char *const key = keys(n), *const gradient = query + Shared::kGradient + group * kPanel;
-      ptx::mbarrier_wait(&small().full[at.index], at.parity);
-      ptx::mbarrier_wait(&small().prepared[at.index], at.parity);
       if (n == 0) {
+        ptx::mbarrier_wait(&small().prepared[0], 0);
         scale_state(small().first_reciprocal);
         unit = reciprocal_of_power(small().first_reciprocal);
       }
+      wait_for_stores(lane);  // dN̄ and dV of the chunk before have left
 #pragma unroll
       for (int m = 0; m < kBlocks; ++m) put(rounded + m * kPanel, sums_of(m));
+      ptx::mbarrier_wait(&small().full[at.index], at.parity);
+      ptx::mbarrier_wait(&small().prepared[at.index], at.parity);
       uint32_t left[16];
       load_blocks<true>(left, pairs(n), block, lane);
+      scale_state(small().decay[at.index]);
       ptx::fence_async_shared();
       sync();
       // K R and Pᵀ dO, and what the queries add to R.
@@ -290,15 +273,13 @@ struct DeltaBackSweep {
       ptx::fence_registers(x);
       ptx::fence_registers(y);
       ptx::fence_registers(left);
+      fence_state();
       ptx::wgmma_fence();
 #pragma unroll
       for (int m = 0; m < kBlocks; ++m)
         issue_product<__half, Major::kK, Major::kMN>(x, key + m * kPanel, rounded + m * kPanel, m > 0);
       issue_product<__half, Major::kMN>(y, left, gradient, false);
       ptx::wgmma_commit();
-      scale_state(small().decay[at.index]);
-      fence_state();
-      ptx::wgmma_fence();
 #pragma unroll
       for (int m = 0; m < kBlocks; ++m)
         issue_product<__half, Major::kMN, Major::kMN>(sums_of(m), query + m * kPanel, gradient, true);
@@ -306,8 +287,6 @@ struct DeltaBackSweep {
       keep_state(n, group, rounded, unit);
       unit = small().next[at.index];
       const float read[2] = {tokens.read_key()[i0], tokens.read_key()[i0 + 8]};
-      if (lane == 0) ptx::bulk_wait_read<0>();  // dV of the chunk before has left `rows`
-      __syncwarp();
       ptx::wgmma_wait<1>();
       ptx::fence_registers(x);
       ptx::fence_registers(y);
@@ -330,6 +309,7 @@ struct DeltaBackSweep {
       ptx::fence_registers(left);
       fence_state();
       if constexpr (Shared::kEarly) arrive_warp(&small().empty[at.index], lane);
+      wait_for_stores(lane);  // the rounded R has left
       {
         float weighted[32];
 #pragma unroll
@@ -345,33 +325,30 @@ struct DeltaBackSweep {
         issue_product<__half, Major::kMN, Major::kMN>(sums_of(m), key + m * kPanel, rounded, true);
       ptx::wgmma_commit();
       put(rows, x);
-      __syncwarp();
-      write_image(p.arrays.written + kept_tile(n, group) * (kPanel / 16), ptx::shared_address(rows), block, lane);
-      __syncwarp();
       scale_rows(x, strength[0], strength[1]);
       uint32_t packed[16];
       pack_sums<Element>(packed, x, 1.0f);
-      store_rows_by_map(rows, packed, p.maps[3], column, first_of(n), b, h, place);
+      store_rows_by_map(result, packed, p.maps[3], column, first_of(n), b, h, place);
+      store_images<1>(p.arrays.written + kept_tile(n, group) * (kPanel / 16), rows, block, lane);
       ptx::wgmma_wait<0>();
       fence_state();
+      if (lane == 0) ptx::bulk_wait<3>();  // what the chunk before has stored is there
       measure(n + 1);
       sync();  // all products have ended
       if (!Shared::kEarly && arrives(lane)) ptx::mbarrier_arrive(&small().empty[at.index]);
     }
+    if (lane == 0) ptx::bulk_wait<0>();
+    arrive_warp(&small().measured[(p.chunks + 1) % 2], lane);
     if (p.last) {
       scale_state(unit);
       state.store(p.last, p.rows, columns, place_of, block, lane);
     }
-    if (lane == 0) ptx::bulk_wait<0>();
   }
 
   /// This warp's rows of R after a chunk, and what it is divided by.
   __device__ __forceinline__ void keep_state(int n, int group, const char* rounded, float unit) const {
     const int64_t to = kept_tile(n, group);
-#pragma unroll
-    for (int m = 0; m < kBlocks; ++m)
-      write_image(p.arrays.after + (to * kBlocks + m) * (kPanel / 16), ptx::shared_address(rounded) + m * kPanel, block,
-                  lane);
+    store_images<kBlocks>(p.arrays.after + to * (kBlocks * kPanel / 16), rounded, block, lane);
     if (threadIdx.x % kComputing == 0) p.arrays.after_unit[to] = unit;
   }
 };

@@ -52,7 +52,7 @@ struct DeltaSweep {
     };
     RawChunk next = raw_of(0);
     wait_for_previous_kernel();
-    if (kKeeps && lane == 0) p.arrays.swept[blockIdx.x] = 0;  // before the sweep back, whose CTAs are the same
+    if constexpr (kKeeps) let_next_kernel_start();  // the sweep back, which reads what the solve has left
     ptx::RingPosition at;
     for (int n = 0; n < p.chunks; ++n, at.advance(Shared::kStages)) {
       ptx::mbarrier_wait(&small().empty[at.index], at.parity ^ 1);
@@ -110,7 +110,7 @@ struct DeltaSweep {
   /// A warp: the units.
   __device__ __forceinline__ void weigh() const {
     float unit = 1.0f, unit_before = 1.0f;  // of the state before this chunk, and the one before it
-    DeltaGrowth growth;
+    DeltaGrowth growth;                     // of the chunk before
     ptx::RingPosition at;
     for (int n = 0; n < p.chunks; ++n, at.advance(Shared::kStages)) {
       DeltaTokens& tokens = small().tokens[at.index];
@@ -118,16 +118,16 @@ struct DeltaSweep {
       const int earlier = max(n - 1, 0);
       ptx::mbarrier_wait(&small().full[at.index], at.parity);
       ptx::mbarrier_wait(&small().rows[at.index], at.parity);
+      const DeltaChunkGrowth own(tokens, small().units[at.index], chunk.key_norm, lane);
       ptx::mbarrier_wait(&small().measured[earlier % 2], earlier / 2 % 2);
-      float before = bound_of(earlier, unit_before);
+      const float before = growth.after(bound_of(earlier, unit_before));
       if (n == 0) {
         unit = delta_unit(before);
         if (lane == 0) small().first_reciprocal = reciprocal_of_power(unit);
-      } else {
-        before = growth.after(before);
       }
       const float next = prepare_units(tokens, small().units[at.index], chunk.key_unit, chunk.key_norm,
-                                       small().of_state[n % 2], out_unit(chunk), before, unit, p.scale, growth, lane);
+                                       small().of_state[n % 2], out_unit(chunk), own, before, unit, p.scale, lane);
+      growth = own.whole;
       if (lane == 0) {
         small().decay[at.index] = tokens.gates.total * unit * reciprocal_of_power(next);
         small().after[at.index] = next;
@@ -135,6 +135,10 @@ struct DeltaSweep {
       unit_before = n == 0 ? 1.0f : unit;
       unit = next;
       arrive_warp(&small().weighed[at.index], lane);
+    }
+    if constexpr (kKeeps) {  // publishes that all states and residuals are written
+      for (int n = p.chunks - 1; n <= p.chunks + 1; ++n) ptx::mbarrier_wait(&small().measured[n % 2], n / 2 % 2);
+      if (lane == 0) ptx::store_release(&p.arrays.stored[blockIdx.x], 1);
     }
   }
 
@@ -202,8 +206,7 @@ struct DeltaSweep {
 #pragma unroll
       for (int m = 0; m < kBlocks; ++m) scale_rows(sums_of(m), factor, factor);
     };
-    // Of the state before chunk n.
-    const auto measure = [&](int n) {
+    const auto measure = [&](int n) {  // the state before chunk n
       const float most = largest_of_sums(reinterpret_cast<const float(&)[kBlocks][32]>(state.x));
       if (lane == 0) small().largest[n % 2][group * kWarps + block] = most;
       arrive_warp(&small().measured[n % 2], lane);
@@ -223,14 +226,15 @@ struct DeltaSweep {
       char* const query = stage(at.index);
       const char* const key = query + Shared::kKey;
       char* const value = query + Shared::kValue + group * kPanel;
-      ptx::mbarrier_wait(&small().full[at.index], at.parity);
-      ptx::mbarrier_wait(&small().prepared[at.index], at.parity);
       if (n == 0) {
+        ptx::mbarrier_wait(&small().prepared[0], 0);
         scale_state(small().first_reciprocal);
         unit = reciprocal_of_power(small().first_reciprocal);
       }
 #pragma unroll
       for (int m = 0; m < kBlocks; ++m) put(rounded + m * kPanel, sums_of(m));
+      ptx::mbarrier_wait(&small().full[at.index], at.parity);
+      ptx::mbarrier_wait(&small().prepared[at.index], at.parity);
       ptx::fence_async_shared();
       sync();
       float x[32];
@@ -296,6 +300,7 @@ struct DeltaSweep {
       ptx::wgmma_wait<0>();
       ptx::fence_registers(x);
       ptx::fence_registers(left);
+      if constexpr (kKeeps) wait_for_stores(lane);  // the rounded state has left
       {
         float weighted[32];
 #pragma unroll
@@ -313,7 +318,7 @@ struct DeltaSweep {
       ptx::wgmma_commit();
       put(value, x);
       if constexpr (kKeeps) {
-        ptx::fence_async_shared();  // the next tile comes here
+        ptx::fence_async_shared();
         keep_residual(n, group, value, reciprocal);
       } else {
         ptx::fence_async_shared();
@@ -334,6 +339,7 @@ struct DeltaSweep {
       ptx::fence_registers(left);
       sync();  // all products have ended
       if constexpr (kKeeps) {
+        wait_for_stores(lane);  // R has left
         if (arrives(lane)) ptx::mbarrier_arrive(&small().empty[at.index]);
       } else {
         scale_rows(out, out_unit(chunk)[i0], out_unit(chunk)[i0 + 8]);
@@ -347,6 +353,7 @@ struct DeltaSweep {
       state.store(p.last, p.rows, columns, place_of, block, lane);
     }
     if (lane == 0) ptx::bulk_wait<0>();
+    if constexpr (kKeeps) arrive_warp(&small().measured[(p.chunks + 1) % 2], lane);
   }
 
   __device__ int64_t kept_tile(int n, int group) const {
@@ -355,11 +362,7 @@ struct DeltaSweep {
   /// This warp's rows of S before a chunk, and what it is divided by.
   __device__ __forceinline__ void keep_state(int n, int group, const char* rounded, float unit) const {
     const int64_t kept = kept_tile(n, group);
-    __syncwarp();
-#pragma unroll
-    for (int m = 0; m < kBlocks; ++m)
-      write_image(p.arrays.before + (kept * kBlocks + m) * (kPanel / 16), ptx::shared_address(rounded) + m * kPanel,
-                  block, lane);
+    store_images<kBlocks>(p.arrays.before + kept * (kBlocks * kPanel / 16), rounded, block, lane);
     if (threadIdx.x % kComputing == 0) p.arrays.before_unit[kept] = unit;
   }
   /// The same of R.
@@ -367,11 +370,10 @@ struct DeltaSweep {
                                                 const float (&reciprocal)[2]) const {
     const int64_t kept = kept_tile(n, group);
     __syncwarp();
-    write_image(p.arrays.residual + kept * (kPanel / 16), ptx::shared_address(value), block, lane);
+    store_images<1>(p.arrays.residual + kept * (kPanel / 16), value, block, lane);
     if (lane % 4 > 0) return;
     float* const units = p.arrays.residual_unit + kept * kChunk + 16 * block + lane / 4;
-    units[0] = reciprocal_of_power(reciprocal[0]);
-    units[8] = reciprocal_of_power(reciprocal[1]);
+    units[0] = reciprocal_of_power(reciprocal[0]), units[8] = reciprocal_of_power(reciprocal[1]);
   }
 };
 

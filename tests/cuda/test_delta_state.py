@@ -216,6 +216,14 @@ class KeyGates(unittest.TestCase):
                 changed["value"][:, 100:] = torch.inf
                 self.assertTrue(torch.equal(run(given, DEVICE)[0][:, :96], run(changed, DEVICE)[0][:, :96]))
 
+    def test_keep_the_budget_at_every_number_of_chunks(self):
+        """One warpgroup of a sweep brings chunks that both read, two of them at once."""
+        for length, (rows, columns) in itertools.product((1, 64, 65, 129, 200, 640), ((64, 128), (128, 128), (128, 72))):
+            with self.subTest(length=length, rows=rows, columns=columns):
+                given = self.problem(torch.float16, length=length, rows=rows, columns=columns)
+                for actual, expected in zip(run(given, DEVICE), run(double(given), "cpu")):
+                    self.assertLessEqual(((actual.double() - expected).norm() / expected.norm()).nan_to_num(nan=torch.inf).item(), BUDGET[torch.float16])
+
     def test_a_head_has_the_same_bits_among_many_whatever_its_windows(self):
         # Eight heads have other windows. Of 40 a GPU has room for two sweeps and what is prepared at once: a launch too early would show.
         for rows, columns, heads, windows in ((64, 64, 40, 2), (64, 64, 40, 3), (128, 128, 40, 2), (128, 128, 40, 3), (128, 128, 400, 3)):

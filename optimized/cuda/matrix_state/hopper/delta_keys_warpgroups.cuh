@@ -48,51 +48,67 @@ struct DeltaKeyWarpgroups : DeltaKeySweep<Element, kRows, 128, kKeeps, kBack> {
     return reinterpret_cast<uint64_t*>(memory + 2 * Stage::kBytes) + n % 2;
   }
 
-  /// All threads, before anything else.
-  __device__ __forceinline__ void begin() const {
+  /// All threads, before anything else. `arrivals`: that end a stage's copies.
+  __device__ __forceinline__ void begin(uint32_t arrivals = 1) const {
     if (threadIdx.x == 0) {
-      ptx::mbarrier_init(full(0), 1);
-      ptx::mbarrier_init(full(1), 1);
+      ptx::mbarrier_init(full(0), arrivals);
+      ptx::mbarrier_init(full(1), arrivals);
       ptx::mbarrier_init_fence();
     }
     __syncthreads();
   }
 
-  /// All threads: begin to bring the window's chunk `chunk` to the n-th stage, its record by runs. Of a record, what a sweep that keeps does not read stays
-  /// away. A warp issues its lanes' runs one after the other, so that each has an eighth of them; one that ends before its bytes are expected ends no phase.
+  /// All threads: begin to bring the window's chunk `chunk` to the n-th stage.
   __device__ __forceinline__ void copy(int n, int chunk) const {
     if (n < p.chunks) {
-      char* const to = stage(n);
-      const char* const from = p.records + (head * this->records() + chunk) * Record::kBytes;
-      constexpr int kFirst = kKeeps ? Record::kReadKey : Record::kQuery, kNatural = kBack ? kFirst : Record::kWriteKey,
-                    kFloats = Record::kBytes - Record::kTotals, kTriangles = kKeeps ? 2 : 4;
-      if (threadIdx.x == 0) {
-        ptx::mbarrier_arrive_expect(full(n), Record::kInverse - kFirst + kFloats + kTriangles * kTriangle);
-        ptx::load_run(to + kNatural, from + kNatural, Record::kInverse - kNatural, full(n));
-        ptx::load_run(to + Stage::kTotals, from + Record::kTotals, kFloats, full(n));
-      }
-      // Tiles whose last rows come first, by 8 rows.
-      if (lane < (kNatural - kFirst) / kPanel)
-        ptx::load_run(to + kFirst + lane * kPanel + (7 - warp) * 1024, from + kFirst + lane * kPanel + warp * 1024,
-                      1024, full(n));
-      if (lane < kTriangles)
-        ptx::load_run(to + Stage::kInverse + lane * kPanel + warp * 1024,
-                      from + Record::kInverse + lane * kTriangle + triangle_matrix(7, warp), (8 - warp / 2 * 2) * 128,
-                      full(n));
-      const int64_t first = (p.first_chunk + static_cast<int64_t>(chunk)) * kChunk;
-      const int piece = threadIdx.x % 16;
-      const bool inside = column + 8 * piece < p.columns;
-      const char* const values = static_cast<const char*>(p.value.data) +
-                                 (b * p.value.batch_stride + h * p.value.head_stride + column + 8 * piece) * 2;
-#pragma unroll
-      for (int row = threadIdx.x / 16; row < kChunk; row += kThreads / 16) {
-        const bool valid = first + row < p.length && inside;
-        ptx::copy_chunk(
-            ptx::shared_address(to) + Stage::kValue + tile_piece(row, piece),
-            valid ? values + (first + row) * p.value.token_stride * 2 : static_cast<const char*>(p.value.data), valid);
-      }
+      copy_record<8>(n, chunk, threadIdx.x, warp);
+      copy_values<kThreads, 16>(n, chunk, threadIdx.x, 0);
     }
     ptx::copies_commit();
+  }
+  /// The chunk's record by runs, by thread `thread` of kCopying warps. What a sweep that keeps does not read stays away. A warp issues its lanes' runs one
+  /// after the other, so that each has its share of them; one that ends before its bytes are expected ends no phase.
+  template <int kCopying>
+  __device__ __forceinline__ void copy_record(int n, int chunk, unsigned thread, int warp) const {
+    char* const to = stage(n);
+    const char* const from = p.records + (head * this->records() + chunk) * Record::kBytes;
+    constexpr int kFirst = kKeeps ? Record::kReadKey : Record::kQuery, kNatural = kBack ? kFirst : Record::kWriteKey,
+                  kFloats = Record::kBytes - Record::kTotals, kTriangles = kKeeps ? 2 : 4;
+    if (thread == 0) {
+      ptx::mbarrier_arrive_expect(full(n), Record::kInverse - kFirst + kFloats + kTriangles * kTriangle);
+      ptx::load_run(to + kNatural, from + kNatural, Record::kInverse - kNatural, full(n));
+      ptx::load_run(to + Stage::kTotals, from + Record::kTotals, kFloats, full(n));
+    }
+#pragma unroll
+    for (int i = 0; i < 8 / kCopying; ++i) {
+      const int eight = warp + kCopying * i;
+      // Tiles whose last rows come first, by 8 rows.
+      if (lane < (kNatural - kFirst) / kPanel)
+        ptx::load_run(to + kFirst + lane * kPanel + (7 - eight) * 1024, from + kFirst + lane * kPanel + eight * 1024,
+                      1024, full(n));
+      if (lane < kTriangles)
+        ptx::load_run(to + Stage::kInverse + lane * kPanel + eight * 1024,
+                      from + Record::kInverse + lane * kTriangle + triangle_matrix(7, eight), (8 - eight / 2 * 2) * 128,
+                      full(n));
+    }
+  }
+  /// The chunk's values of kPieces times eight columns from the CTA's 8·begin on, by thread `thread` of kCopying.
+  template <int kCopying, int kPieces>
+  __device__ __forceinline__ void copy_values(int n, int chunk, unsigned thread, int begin) const {
+    const uint32_t to = ptx::shared_address(stage(n)) + Stage::kValue;
+    const int64_t first = (p.first_chunk + static_cast<int64_t>(chunk)) * kChunk;
+    const int piece = begin + thread % kPieces;
+    const bool inside = column + 8 * piece < p.columns;
+    const char* const values = static_cast<const char*>(p.value.data) +
+                               (b * p.value.batch_stride + h * p.value.head_stride + column + 8 * piece) * 2;
+#pragma unroll
+    for (int i = 0; i < kChunk * kPieces / kCopying; ++i) {
+      const int row = thread / kPieces + kCopying / kPieces * i;
+      const bool valid = first + row < p.length && inside;
+      ptx::copy_chunk(
+          to + tile_piece(row, piece),
+          valid ? values + (first + row) * p.value.token_stride * 2 : static_cast<const char*>(p.value.data), valid);
+    }
   }
 
   /// The n-th stage is there, and no warpgroup reads the one before.

@@ -1,22 +1,14 @@
 #pragma once
 // delta_state's values from prepared chunks, as delta_keys_sweep.cuh, by wgmma: see delta_keys_warpgroups.cuh.
-//
-// The second warpgroup is behind the first one: where a chunk's first products are issued it waits for its turn, so that products of one run under
-// instructions of the other. It brings the records, when both are done with the stage; values each brings for itself.
 
-#include "optimized/cuda/hopper/ptx/copies_arrive.cuh"
 #include "optimized/cuda/matrix_state/hopper/delta_keys_warpgroups.cuh"
 
 namespace lethe::matrix_state {
 
-/// Named barriers: the first warpgroup has its chunk's first products, for the second one; the first one's own; it is done with the one or the other stage,
-/// for the second one.
-enum DeltaKeyTurn { kTurnBarrier = 1, kOwnBarrier, kFreeBarrier };
-
 template <typename Element, int kRows, bool kKeeps>
 struct DeltaKeyWarpgroupSweep : DeltaKeyWarpgroups<Element, kRows, kKeeps, false> {
   using Base = DeltaKeyWarpgroups<Element, kRows, kKeeps, false>;
-  using Base::p, Base::warp, Base::lane, Base::fence, Base::each_token;
+  using Base::p, Base::lane, Base::fence, Base::each_token;
   using typename Base::Stage;
 
   __device__ __forceinline__ static void reverse(ColumnSums& to, const ColumnSums& from) {
@@ -40,14 +32,6 @@ struct DeltaKeyWarpgroupSweep : DeltaKeyWarpgroups<Element, kRows, kKeeps, false
       for (int e = 0; e < 4; ++e) use(i, e, e % 2 ? factors[i].y : factors[i].x);
   }
 
-  /// Begins to bring chunk n.
-  __device__ __forceinline__ void bring(int n, bool second) const {
-    const unsigned thread = threadIdx.x % 128;
-    if (second) this->template copy_record<4>(n, n, thread, warp % 4);
-    this->template copy_values<128, 8>(n, n, thread, second ? 8 : 0);
-    ptx::copies_arrive(this->full(n));
-  }
-
   __device__ __forceinline__ void sweep(int n, bool second) {
     const char* const stage = this->stage(n);
     const auto floats = [&](int offset) { return reinterpret_cast<const float*>(stage + offset); };
@@ -60,7 +44,7 @@ struct DeltaKeyWarpgroupSweep : DeltaKeyWarpgroups<Element, kRows, kKeeps, false
       ptx::undefined(flat(out_last_first));
       fence(out_last_first);
     }
-    if (second) ptx::named_barrier_sync(kTurnBarrier, 256);
+    this->take_turn(second);
     ptx::wgmma_fence();
     this->issue_read(last_first, left, stage + Stage::Record::kReadKey);
     ptx::wgmma_commit();
@@ -68,11 +52,8 @@ struct DeltaKeyWarpgroupSweep : DeltaKeyWarpgroups<Element, kRows, kKeeps, false
       this->issue_read(out_last_first, left, stage + Stage::Record::kQuery);
       ptx::wgmma_commit();
     }
-    if (n + 1 < p.chunks) {  // while products run
-      if (n > 0 && second) ptx::named_barrier_sync(kFreeBarrier + (n + 1) % 2, 256);
-      else if (n > 0) ptx::named_barrier_sync(kOwnBarrier, 128);
-      bring(n + 1, second);
-    }
+    this->wait_for_free(n, second);  // while products run
+    if (n + 1 < p.chunks) this->bring(n + 1, n + 1, second);
     if constexpr (kKeeps) this->keep(p.arrays.before, p.arrays.before_unit, left, unit, p.first_chunk + n);
     // What the products meet is read while they run.
     TokenFactors key_units, beta;
@@ -82,7 +63,7 @@ struct DeltaKeyWarpgroupSweep : DeltaKeyWarpgroups<Element, kRows, kKeeps, false
     this->each_value(ptx::shared_address(stage + Stage::kValue), [&](int i, int e, float value) { x[i][e] = value; });
     ptx::wgmma_wait<kKeeps ? 0 : 1>();
     fence(last_first);
-    if (!second) ptx::named_barrier_arrive(kTurnBarrier, 256);
+    this->give_turn(second);
     each_factor(key_units, [&](int i, int e, float factor) {
       last_first[7 - i][e] = fmaf(last_first[7 - i][e], -factor * unit, x[i][e]);
     });
@@ -133,7 +114,7 @@ struct DeltaKeyWarpgroupSweep : DeltaKeyWarpgroups<Element, kRows, kKeeps, false
     }
     ptx::wgmma_wait<0>();
     for (ColumnSums& sums : added) fence(sums, written[0]);
-    if (!second && n + 2 < p.chunks) ptx::named_barrier_arrive(kFreeBarrier + n % 2, 256);
+    this->leave(n, second);
     this->add(added, written_unit.unit);
   }
 };
@@ -143,16 +124,16 @@ template <typename Element, int kRows, bool kKeeps>
 __global__ void __launch_bounds__(256, 1) sweep_delta_keys_by_warpgroups(const __grid_constant__ DeltaKeyArguments p) {
   extern __shared__ __align__(1024) char memory[];
   auto call = delta_key_sweep_of<DeltaKeyWarpgroupSweep<Element, kRows, kKeeps>>(p, memory, 128);
-  const bool second = ptx::broadcast(static_cast<int>(threadIdx.x) / 128) > 0;
-  call.begin(1 + 256);
+  const bool second = in_second_warpgroup();
+  call.begin();
   wait_for_previous_kernel();
   let_next_kernel_start();
   if constexpr (kKeeps) call.publish(0);
-  call.bring(0, second);
+  call.bring(0, 0, second);
   call.each_of_state(
       [&](float& number, bool inside, int64_t at) { number = p.initial && inside ? p.initial[at] : 0.0f; });
   for (int n = 0; n < p.chunks; ++n) {
-    ptx::mbarrier_wait(call.full(n), n / 2 % 2);
+    call.meet(n);
     call.sweep(n, second);
   }
   if (!p.last) return;

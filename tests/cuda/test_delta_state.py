@@ -216,11 +216,19 @@ class KeyGates(unittest.TestCase):
                 changed["value"][:, 100:] = torch.inf
                 self.assertTrue(torch.equal(run(given, DEVICE)[0][:, :96], run(changed, DEVICE)[0][:, :96]))
 
+    def test_keep_the_budget_at_every_number_of_chunks(self):
+        """One warpgroup of a sweep brings chunks that both read, two of them at once."""
+        for length, (rows, columns) in itertools.product((1, 64, 65, 129, 200, 640), ((64, 128), (128, 128), (128, 72))):
+            with self.subTest(length=length, rows=rows, columns=columns):
+                given = self.problem(torch.float16, length=length, rows=rows, columns=columns)
+                for actual, expected in zip(run(given, DEVICE), run(double(given), "cpu")):
+                    self.assertLessEqual(((actual.double() - expected).norm() / expected.norm()).nan_to_num(nan=torch.inf).item(), BUDGET[torch.float16])
+
     def test_a_head_has_the_same_bits_among_many_whatever_its_windows(self):
         # Eight heads have other windows. Of 40 a GPU has room for two sweeps and what is prepared at once: a launch too early would show.
-        for rows, columns, heads in ((64, 64, 40), (128, 128, 40), (128, 128, 400)):
-            with self.subTest(rows=rows, columns=columns, heads=heads):
-                chunks = 2 * self.WINDOW_BYTES // (heads * self.CHUNK_BYTES[rows]) + 1  # three windows or more
+        for rows, columns, heads, windows in ((64, 64, 40, 2), (64, 64, 40, 3), (128, 128, 40, 2), (128, 128, 40, 3), (128, 128, 400, 3)):
+            with self.subTest(rows=rows, columns=columns, heads=heads, windows=windows):
+                chunks = (windows - 1) * self.WINDOW_BYTES // (heads * self.CHUNK_BYTES[rows]) + 1
                 given = self.problem(torch.bfloat16, "slow", length=64 * chunks - 10, heads=8, rows=rows, columns=columns)
                 copies = {name: torch.cat([tensor.to(DEVICE)] * (heads // 8), 1 if name == "state" else 2) for name, tensor in given.items()}
                 for many, few, dim in zip(run(copies, DEVICE), run(given, DEVICE), (2, 1)):
@@ -233,8 +241,8 @@ class KeyGates(unittest.TestCase):
         for name in once:
             self.assertTrue(torch.equal(once[name], again[name]), name)
 
-    def test_a_head_has_the_same_gradients_among_many_whatever_its_windows(self):
-        """Of 48 heads chunks are prepared in several windows, and their gradients begin before the sweep back ends."""
+    def test_a_head_has_the_same_gradients_among_many(self):
+        """Of 48 heads chunks' gradients begin before the sweep back ends."""
         for rows, columns in ((64, 64), (128, 128), (128, 72)):
             with self.subTest(rows=rows, columns=columns):
                 given = self.problem(torch.bfloat16, "slow", length=64 * 40 - 10, heads=48, rows=rows, columns=columns)

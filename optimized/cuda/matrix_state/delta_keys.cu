@@ -1,7 +1,8 @@
 // delta_state with a gate a row, by windows of chunks of 64 tokens: what the state does not enter, of all chunks of a window at once, then a sweep over them.
 // While one window is swept, by a CTA a head (on 8.0 for 64 columns of it), the next one is prepared by the multiprocessors that are left: windows have two
-// places in turn, or each its own.
-// The backward keeps all chunks: prepared once, swept to the last one and back, and each chunk's gradients for themselves as soon as that sweep has passed it.
+// places in turn.
+// The backward's window is all chunks: prepared once, swept to the last one and back, and each chunk's gradients for themselves as soon as that sweep has
+// passed it.
 #include <algorithm>
 #include <type_traits>
 
@@ -26,7 +27,7 @@ int64_t record_bytes(int64_t rows) { return rows <= 64 ? DeltaKeyRecord<64>::kBy
 
 int chunks_of(const Shape& shape) { return static_cast<int>((shape.key_length + kChunk - 1) / kChunk); }
 
-// Chunks of a window of a forward: windows of equal length.
+// Chunks of a window of a forward: windows of equal length, unless they are two (first_window_of).
 int window_of(const Shape& shape) {
   const int64_t chunks = chunks_of(shape),
                 most = std::max<int64_t>(1, kWindowBytes / (heads_of(shape) * record_bytes(shape.key_dim))),
@@ -54,11 +55,6 @@ DeltaKeyArrays take_arrays(Workspace& memory, const Shape& shape) {
   arrays.strength = memory.take<float>(warps * kChunk);
   arrays.swept = memory.take<int32_t>(heads_of(shape) * ((shape.value_dim + 63) / 64));
   return arrays;
-}
-
-// The state between a backward's windows.
-float* take_state(Workspace& memory, const Shape& shape) {
-  return memory.take<float>(heads_of(shape) * shape.key_dim * shape.value_dim);
 }
 
 void allow_bytes(const void* kernel, int bytes) {
@@ -119,39 +115,36 @@ bool sweeps_wide(int columns) {
   return compute_capability(device) >= 90;
 }
 
-// Chunks of a forward's next window, of `left`, where each has a place of its own. While `ctas` sweep it, the multiprocessors that are left prepare the next
-// one, and a chunk of all heads takes a multiprocessor about as long to prepare as to sweep: a window is the share of the one before it that they reach.
-int next_window(int left, int64_t ctas, int64_t heads) {
-  const int64_t all = multiprocessors(), sweeping = std::min(all, ctas);
-  // Fewer chunks aren't worth a launch: half of the CTAs that prepare at once.
-  const int fewest = static_cast<int>(std::max<int64_t>(4, (3 * all / 2 + heads - 1) / heads)),
-            window = std::max(fewest, static_cast<int>((left * sweeping + all - 1) / all));
-  return left - window < fewest ? left : window;
+// Chunks of a forward's windows but the last. While the CTAs of a sweep run, the multiprocessors that are left prepare the next window, and a chunk takes them
+// about as long as it takes the others: of two windows the second one is the share that they reach meanwhile.
+int first_window_of(const Shape& shape, int64_t ctas) {
+  const int chunks = chunks_of(shape), window = window_of(shape);
+  if (window == chunks || places_of(shape) < chunks || !launches_overlap()) return window;
+  const int64_t all = multiprocessors();
+  return std::max(window, static_cast<int>((chunks * std::min(all, ctas) + all - 1) / all));
 }
 
-// Prepares and sweeps all chunks by windows. `p` has what no window changes, and as `last` a place for the state, which it goes through from one to the next.
-template <typename Element, int kRows, int kWidth, bool kKeeps>
-void launch_windows(const Shape& shape, DeltaKeyArguments p, cudaStream_t stream) {
-  const int chunks = chunks_of(shape), window = window_of(shape);
-  const bool all_placed = p.stride == chunks;
-  const int64_t heads = heads_of(shape), ctas = heads * ((p.columns + kWidth - 1) / kWidth);
+template <typename Element, int kRows, int kWidth>
+void launch(const MatrixStateForward& a, DeltaKeyArguments p) {
+  const int64_t heads = heads_of(a.shape);
+  const int chunks = chunks_of(a.shape), window = first_window_of(a.shape, heads * ((p.columns + kWidth - 1) / kWidth));
   char* const records = p.records;
-  for (p.first_chunk = 0; p.first_chunk < chunks; p.first_chunk += p.chunks, p.initial = p.last) {
-    const int left = chunks - p.first_chunk;
-    p.chunks = !all_placed ? std::min(window, left) : launches_overlap() ? next_window(left, ctas, heads) : left;
-    p.records = records + int64_t{DeltaKeyRecord<kRows>::kBytes} *
-                              (all_placed ? p.first_chunk : p.first_chunk / window % 2 * window);
-    prepare<Element, kRows>(p, heads, p.first_chunk > 0, stream);
-    sweep_forward<Element, kRows, kWidth, kKeeps>(p, heads, stream);
+  for (p.first_chunk = 0; p.first_chunk < chunks; p.first_chunk += window, p.initial = p.last) {
+    p.chunks = std::min(window, chunks - p.first_chunk);
+    const int place = p.stride == chunks ? p.first_chunk : p.first_chunk / window % 2 * window;
+    p.records = records + int64_t{DeltaKeyRecord<kRows>::kBytes} * place;
+    prepare<Element, kRows>(p, heads, p.first_chunk > 0, a.stream);
+    sweep_forward<Element, kRows, kWidth, false>(p, heads, a.stream);
   }
 }
 
 template <typename Element, int kRows, int kWidth>
-void launch_gradients(const MatrixStateBackward& a, const DeltaKeyArguments& p) {
+void launch(const MatrixStateBackward& a, DeltaKeyArguments p) {
   const int64_t heads = heads_of(a.shape);
-  launch_windows<Element, kRows, kWidth, true>(a.shape, p, a.stream);
+  p.chunks = p.stride;
+  prepare<Element, kRows>(p, heads, false, a.stream);
+  sweep_forward<Element, kRows, kWidth, true>(p, heads, a.stream);
   DeltaKeyArguments reverse = p;
-  reverse.chunks = p.stride;
   reverse.value = a.grad_values;
   reverse.out = a.grad_value;
   reverse.initial = a.grad_last_state;
@@ -177,15 +170,6 @@ void launch_gradients(const MatrixStateBackward& a, const DeltaKeyArguments& p) 
   g.arrays = p.arrays;
   p.columns <= 64 ? gradients<Element, kRows, 64>(g, heads, a.stream)
                   : gradients<Element, kRows, 128>(g, heads, a.stream);
-}
-
-template <typename Element, int kRows, int kWidth>
-void launch(const MatrixStateForward& a, const DeltaKeyArguments& p) {
-  launch_windows<Element, kRows, kWidth, false>(a.shape, p, a.stream);
-}
-template <typename Element, int kRows, int kWidth>
-void launch(const MatrixStateBackward& a, const DeltaKeyArguments& p) {
-  launch_gradients<Element, kRows, kWidth>(a, p);
 }
 
 template <typename Element, typename Call>
@@ -222,7 +206,6 @@ size_t delta_key_workspace_bytes(const Shape& shape, const MatrixStateForm&) {
   Workspace memory(nullptr);
   take_records(memory, shape, chunks_of(shape));
   take_arrays(memory, shape);
-  take_state(memory, shape);
   return memory.bytes();
 }
 
@@ -242,7 +225,6 @@ void delta_key_backward(const MatrixStateBackward& a) {
   p.stride = chunks_of(a.shape);
   p.records = take_records(memory, a.shape, p.stride);
   p.arrays = take_arrays(memory, a.shape);
-  p.last = take_state(memory, a.shape);
   a.dtype == Dtype::kBFloat16 ? launch_element<__nv_bfloat16>(a, p) : launch_element<__half>(a, p);
 }
 

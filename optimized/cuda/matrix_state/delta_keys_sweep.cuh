@@ -151,9 +151,10 @@ struct DeltaKeySweep {
     return (head * records() + chunk) * delta_key_warps(p.columns) + column / 16 + warp;
   }
   /// After all threads have met: that so many chunks are swept from the last token back. On 9.0, where gradients may begin before the sweep ends.
-  __device__ __forceinline__ void publish(int chunks) const {
+  /// By thread `thread`.
+  __device__ __forceinline__ void publish(int chunks, unsigned thread = 0) const {
 #if __CUDA_ARCH__ >= 900
-    ptx::store_release_if(threadIdx.x == 0, &p.arrays.swept[blockIdx.x], chunks);
+    ptx::store_release_if(threadIdx.x == thread, &p.arrays.swept[blockIdx.x], chunks);
 #endif
   }
   template <int kCount>

@@ -1,19 +1,21 @@
 #pragma once
-// A warp's 16 tokens of a chunk that delta_keys_prepare.cuh prepares.
+// A warp's 16 tokens of a chunk that delta_keys_prepare.cuh prepares: their rows, and their gates' products.
 
 #include <cstring>
 #include <numbers>
+#include <type_traits>
 
 #include "optimized/cuda/matrix_state/delta_keys_parts.cuh"
-#include "optimized/cuda/ptx/prefetch.cuh"
 
 namespace lethe::matrix_state {
 
 template <int kRows>
 struct DeltaKeyMemory {
   struct Small {
-    float logs[kWarps][kRows], totals[kWarps][kRows];  ///< of 16 tokens' gates: log₂ of the product, and the product
-    alignas(16) float key_unit[kChunk], strength[kChunk];
+    alignas(16) float totals[kWarps][kRows];  ///< products of 16 tokens' gates
+    uint32_t before[kWarps][kRows / 2],
+        after[kWarps][kRows / 2];  ///< in float16, those of the blocks before one, and after it
+    float key_unit[kChunk], query_unit[kChunk], strength[kChunk];
   };
   /// A warp's own rows of the query lie where its blocks of the solution come, and of the read keys where it solves its block: both are read no more
   /// by then, and other warps have never read them.
@@ -22,338 +24,131 @@ struct DeltaKeyMemory {
                        kBytes = kSmall + static_cast<int>(sizeof(Small));
 };
 
-/// Which pairs (row g or g + 8, column c of the same eight) a halving of n tokens is right for: those whose halving it is. 0: none.
-__device__ __forceinline__ int delta_halving(int row, int column) {
-  return column >= row ? 0 : 1 << (31 - __clz(row ^ column));
-}
+/// A lane's two tokens: 2n and 2n + 1 of its warp's 16, n = delta_pair(lane / 4). The two lowest bits change places, so that rows of a tile that lanes meet at
+/// once are in different banks.
+__device__ __forceinline__ int delta_pair(int g) { return (g & 4) | (g & 1) << 1 | (g >> 1 & 1); }
 
-/// A warp's 16 tokens, lane 4g + t: rows g and g + 8, of step s channels 32s + 8t ….
+/// A warp's 16 tokens, lane 4g + t: two of them, of step s channels 32s + 8t ….
 template <typename Element, int kRows>
-struct DeltaKeyBlock {
+struct DeltaKeyRows {
   static constexpr int kSteps = kRows / 32;
   using Memory = DeltaKeyMemory<kRows>;
+  using Record = DeltaKeyRecord<kRows>;
   using Small = typename Memory::Small;
   const DeltaKeyArguments& p;
-  char* const memory;
+  char *const memory, *const record;
   const int block, lane;
   const int64_t b, h, first;  ///< first: the block's first token
+  const int inside;           ///< tokens of the block up to the last one of all; none: 0 or less
 
   __device__ __forceinline__ Small& small() const { return *reinterpret_cast<Small*>(memory + Memory::kSmall); }
   __device__ __forceinline__ uint32_t tile(int offset) const { return ptx::shared_address(memory) + offset; }
-
-  /// A row's eight elements of step s, zeros outside.
-  __device__ __forceinline__ uint4 load_row(const Operand& from, int half, int s) const {
-    const int64_t token = first + lane / 4 + 8 * half;
-    const int channel = 32 * s + 8 * (lane % 4);
-    if (token >= p.length || channel >= p.rows) return {0, 0, 0, 0};
-    return *reinterpret_cast<const uint4*>(
-        static_cast<const char*>(from.data) +
-        (b * from.batch_stride + token * from.token_stride + h * from.head_stride + channel) * 2);
+  /// Of the block: the lane's token `half`, 0 or 1.
+  __device__ __forceinline__ int own(int half) const { return 2 * delta_pair(lane / 4) + half; }
+  /// Where a tile has eight channels of it: the second token's row follows the first one's, and its pieces have changed places by one.
+  __device__ __forceinline__ uint32_t own_piece(int half, int s) const {
+    const uint32_t piece = tile_piece(16 * block + own(0), lane % 4) ^ s % 2 * 64 ^ half * 16;
+    return piece + s / 2 * kPanel + half * 128;
   }
-  /// Begins to bring the gates of the warp's tokens.
-  __device__ __forceinline__ void prefetch_gates() const {
+
+  /// Where an operand, of numbers of kBytes, has a token's channel.
+  template <int kBytes>
+  __device__ __forceinline__ const char* at(const Operand& from, int64_t token, int channel) const {
+    return static_cast<const char*>(from.data) +
+           (b * from.batch_stride + token * from.token_stride + h * from.head_stride + channel) * kBytes;
+  }
+
+  using OwnRows = uint4[2][kSteps];
+  /// Two rows' elements, zeros outside.
+  __device__ __forceinline__ void load_rows(const Operand& from, OwnRows& to) const {
+    const char* row = at<2>(from, first + own(0), 8 * (lane % 4));
 #pragma unroll
-    for (int i = lane; i < 16 * kSteps; i += 32) {
-      const int64_t token = min(first + i / kSteps, p.length - 1);
-      ptx::prefetch(static_cast<const float*>(p.gate.data) + b * p.gate.batch_stride + token * p.gate.token_stride +
-                    h * p.gate.head_stride + min(i % kSteps * 32, p.rows - 1));
+    for (int half = 0; half < 2; ++half, row += from.token_stride * 2) {
+      const int channels = own(half) < inside ? p.rows - 8 * (lane % 4) : 0;
+#pragma unroll
+      for (int s = 0; s < kSteps; ++s)
+        to[half][s] = 32 * s < channels ? *reinterpret_cast<const uint4*>(row + 64 * s) : uint4{0, 0, 0, 0};
     }
   }
-  __device__ __forceinline__ void load_gates(float (&to)[2][8], int s) const {
-    const int channel = 32 * s + 8 * (lane % 4);
+  __device__ __forceinline__ const char* own_gates() const { return at<4>(p.gate, first + own(0), 8 * (lane % 4)); }
+  /// The logarithms of the lane's gates in step s, zeros outside and after the last step. `row`: own_gates().
+  __device__ __forceinline__ void load_gates(float (&to)[2][8], const char* row, int s) const {
+    const int tokens = 32 * s + 8 * (lane % 4) < p.rows ? inside - own(0) : 0;
+    row += 128 * s;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int64_t token = first + lane / 4 + 8 * half;
-      const bool inside = token < p.length && channel < p.rows;
-      const float* from = static_cast<const float*>(p.gate.data) +
-                          (b * p.gate.batch_stride + token * p.gate.token_stride + h * p.gate.head_stride + channel);
+    for (int half = 0; half < 2; ++half, row += p.gate.token_stride * 4)
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const float4 four = inside ? load_global4(from + 4 * i) : float4{0.0f, 0.0f, 0.0f, 0.0f};
+        float4 four = {0.0f, 0.0f, 0.0f, 0.0f};
+        if (half < tokens) four = load_global4(reinterpret_cast<const float*>(row) + 4 * i);
         to[half][4 * i] = four.x, to[half][4 * i + 1] = four.y, to[half][4 * i + 2] = four.z,
                      to[half][4 * i + 3] = four.w;
       }
+  }
+
+  /// The products of the block's gates, of four channels a lane, to other warps.
+  __device__ __forceinline__ void multiply_gates() const {
+    constexpr int kLanes = kRows / 4, kAtOnce = 32 / kLanes;
+    const int channel = 4 * (lane % kLanes);
+    const char* row = at<4>(p.gate, first + lane / kLanes, channel);
+    const int tokens = channel < p.rows ? inside - lane / kLanes : 0;
+    float4 gates[16 / kAtOnce], sum = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+    for (int i = 0; i < 16 / kAtOnce; ++i, row += p.gate.token_stride * (4 * kAtOnce)) {
+      gates[i] = {0.0f, 0.0f, 0.0f, 0.0f};
+      if (kAtOnce * i < tokens) gates[i] = *reinterpret_cast<const float4*>(row);
     }
+#pragma unroll
+    for (const float4& x : gates) sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w;
+    const auto total = [](float logs) {
+      if constexpr (kAtOnce == 2) logs += __shfl_xor_sync(kAllLanes, logs, 16);
+      return exp2_approximate(logs * std::numbers::log2e_v<float>);
+    };
+    *reinterpret_cast<float4*>(&small().totals[block][channel]) = {total(sum.x), total(sum.y), total(sum.z),
+                                                                   total(sum.w)};
+  }
+  /// Of all warps' products: those before and after the block, and all of them to the record.
+  __device__ __forceinline__ void multiply_blocks() const {
+    const int channel = 4 * (lane % (kRows / 4));
+    float total[kWarps][4], before[4] = {1.0f, 1.0f, 1.0f, 1.0f}, after[4] = {1.0f, 1.0f, 1.0f, 1.0f};
+#pragma unroll
+    for (int i = 0; i < kWarps; ++i) {
+      const float4 x = *reinterpret_cast<const float4*>(&small().totals[i][channel]);
+      total[i][0] = x.x, total[i][1] = x.y, total[i][2] = x.z, total[i][3] = x.w;
+#pragma unroll
+      for (int c = 0; c < 4; ++c) {
+        before[c] *= i < block ? total[i][c] : 1.0f;
+        after[c] *= i > block ? total[i][c] : 1.0f;
+      }
+    }
+    if (block == 0)
+      *reinterpret_cast<float4*>(record + Record::kTotals + 4 * channel) = {
+          total[0][0] * after[0], total[0][1] * after[1], total[0][2] * after[2], total[0][3] * after[3]};
+    *reinterpret_cast<uint2*>(&small().before[block][channel / 2]) = {pack<__half>(before[0], before[1]),
+                                                                      pack<__half>(before[2], before[3])};
+    *reinterpret_cast<uint2*>(&small().after[block][channel / 2]) = {pack<__half>(after[0], after[1]),
+                                                                     pack<__half>(after[2], after[3])};
+    __syncwarp();
   }
 
-  __device__ __forceinline__ uint32_t own_row(int offset, int half, int s) const {
-    return tile(offset) + tile_piece(16 * block + lane / 4 + 8 * half, 4 * s + lane % 4);
-  }
-
-  /// A lane's part of two rows, divided by their units, to a tile.
-  __device__ __forceinline__ void divide(const Operand& from, int offset, float (&unit)[2]) const {
-    uint4 rows[2][kSteps];
-#pragma unroll
-    for (int s = 0; s < kSteps; ++s)
-#pragma unroll
-      for (int half = 0; half < 2; ++half) rows[half][s] = load_row(from, half, s);
+  /// The lane's part of its two rows to a tile, and their units.
+  __device__ __forceinline__ void measure(const OwnRows& rows, int offset, float (&unit)[2]) const {
+    using Two = std::conditional_t<std::is_same_v<Element, __nv_bfloat16>, __nv_bfloat162, __half2>;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float largest = 0.0f;
+      Two largest = {};
 #pragma unroll
       for (int s = 0; s < kSteps; ++s) {
         const uint4& x = rows[half][s];
         for (uint32_t word : {x.x, x.y, x.z, x.w}) {
-          const float2 two = unpack<Element>(word);
-          largest = fmaxf(largest, fmaxf(fabsf(two.x), fabsf(two.y)));
+          word &= 0x7fff7fffu;
+          Two two;
+          memcpy(&two, &word, 4);
+          largest = __hmax2(largest, two);
         }
+        ptx::store_words(tile(offset) + own_piece(half, s), x);
       }
-      unit[half] = row_unit(quad_max(largest));
-      const float factor = reciprocal_of_power(unit[half]) * kRowScale;
-      const auto divided = [&](uint32_t word) {
-        const float2 two = unpack<Element>(word);
-        return pack<__half>(two.x * factor, two.y * factor);
-      };
-#pragma unroll
-      for (int s = 0; s < kSteps; ++s) {
-        const uint4& x = rows[half][s];
-        ptx::store_words(own_row(offset, half, s), {divided(x.x), divided(x.y), divided(x.z), divided(x.w)});
-      }
-    }
-  }
-
-  /// Sums of keys' rows, then of queries' rows, by keys: of rows and columns below 8 and of both above, each by a halving of 1, 2 and 4 tokens, of which
-  /// each pair has one; and of rows above and columns below.
-  struct Pairs {
-    float near[3][4] = {}, far[3][4] = {}, across[4] = {};
-    /// To near[0] and far[0], of row g and column 2t + e of an eight, the sums of their halving; zeros from the diagonal on.
-    __device__ __forceinline__ void select(int g, int t) {
-      const auto select = [&](float(&sums)[3][4]) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int n = delta_halving(g, 2 * t + i % 2);
-          sums[0][i] = n == 1 ? sums[0][i] : n == 2 ? sums[1][i] : n == 4 ? sums[2][i] : 0.0f;
-        }
-      };
-      select(near);
-      select(far);
-    }
-  };
-
-  /// Eight channels of two rows times factors, as operands.
-  struct Operands {
-    uint32_t words[2][4];
-    __device__ __forceinline__ Operands(const float (&x)[2][8], const float (&factor)[2][8]) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half)
-#pragma unroll
-        for (int i = 0; i < 4; ++i)
-          words[half][i] =
-              pack<__half>(x[half][2 * i] * factor[half][2 * i], x[half][2 * i + 1] * factor[half][2 * i + 1]);
-    }
-    /// By products of float16: of what the factors make small, 2^-25 of the largest number is lost.
-    __device__ __forceinline__ Operands(const uint4 (&x)[2], const uint32_t (&factor)[2][4]) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const uint32_t of[4] = {x[half].x, x[half].y, x[half].z, x[half].w};
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const __half2 product = __hmul2(halves(of[i]), halves(factor[half][i]));
-          memcpy(&words[half][i], &product, 4);
-        }
-      }
-    }
-    /// sum += rows `rows` of these and of `asked` · rows `columns` of these: 0 for g, 1 for g + 8.
-    __device__ __forceinline__ void multiply(float (&sum)[4], const Operands& asked, int rows, int columns) const {
-#pragma unroll
-      for (int k = 0; k < 4; k += 2)
-        ptx::multiply_add<__half>(sum,
-                                  {words[rows][k], asked.words[rows][k], words[rows][k + 1], asked.words[rows][k + 1]},
-                                  words[columns][k], words[columns][k + 1]);
-    }
-    __device__ __forceinline__ uint4 row(int half) const {
-      return {words[half][0], words[half][1], words[half][2], words[half][3]};
-    }
-  };
-
-  /// Adds to sums what step s's channels give, and leaves in the tiles the rows with the gates of their 16 tokens.
-  __device__ __forceinline__ void halve(const float (&gates)[2][8], int s, Pairs& pairs, float (&own)[2]) const {
-    const int g = lane / 4, t = lane % 4;
-    // Of the run that has the row: the gates from its beginning to the row, and after the row to its end.
-    float up[2][8], down[2][8], logs[8];
-#pragma unroll
-    for (int c = 0; c < 8; ++c) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const float log = gates[half][c] * std::numbers::log2e_v<float>;
-        logs[c] = half ? logs[c] + log : log;
-        up[half][c] = exp2_approximate(log);
-        down[half][c] = 1.0f;
-      }
-    }
-    uint4 query[2], key[2];
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      query[half] = ptx::load_words(own_row(0, half, s));
-      key[half] = ptx::load_words(own_row(Memory::kReadKey, half, s));
-    }
-#pragma unroll
-    for (int n = 1; n < 8; n *= 2) {
-      const bool upper = g & n;
-      uint32_t factor[2][4];
-      float other[2][8];
-#pragma unroll
-      for (int half = 0; half < 2; ++half)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int c = 2 * i;
-          factor[half][i] =
-              pack<__half>(upper ? up[half][c] : down[half][c], upper ? up[half][c + 1] : down[half][c + 1]);
-          other[half][c] = __shfl_xor_sync(kAllLanes, up[half][c] * down[half][c], 4 * n);
-          other[half][c + 1] = __shfl_xor_sync(kAllLanes, up[half][c + 1] * down[half][c + 1], 4 * n);
-        }
-      const Operands keyed(key, factor), asked(query, factor);
-      keyed.multiply(pairs.near[n / 2], asked, 0, 0);
-      keyed.multiply(pairs.far[n / 2], asked, 1, 1);
-      const auto extend = [&](float(&run)[2][8]) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half)
-#pragma unroll
-          for (int c = 0; c < 8; ++c) run[half][c] *= other[half][c];
-      };
-      if (upper) extend(up);
-      else extend(down);
-    }
-    {
-      uint32_t factor[2][4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        factor[0][i] = pack<__half>(down[0][2 * i], down[0][2 * i + 1]);
-        factor[1][i] = pack<__half>(up[1][2 * i], up[1][2 * i + 1]);
-      }
-      const Operands keyed(key, factor), asked(query, factor);
-      keyed.multiply(pairs.across, asked, 1, 0);
-    }
-    float q[2][8], k[2][8];
-    const auto unpack_row = [](float(&to)[8], const uint4& row) {
-      const uint32_t words[4] = {row.x, row.y, row.z, row.w};
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float2 two = unpack<__half>(words[i]);
-        to[2 * i] = two.x, to[2 * i + 1] = two.y;
-      }
-    };
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      unpack_row(q[half], query[half]);
-      unpack_row(k[half], key[half]);
-#pragma unroll
-      for (int c = 0; c < 8; ++c) own[half] = fmaf(q[half][c], k[half][c], own[half]);
-    }
-#pragma unroll
-    for (int c = 0; c < 8; ++c) {
-      const float above = up[0][c] * down[0][c], below = up[1][c] * down[1][c];
-      up[1][c] *= above;
-      down[0][c] *= below;
-    }
-    const auto store = [&](int offset, const Operands& rows) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) ptx::store_words(own_row(offset, half, s), rows.row(half));
-    };
-    store(0, Operands(q, up));
-    store(Memory::kReadKey, Operands(k, up));
-    store(Memory::kWriteKey, Operands(k, down));
-    // log₂ of the 16 tokens' gates: of each lane the sum of one channel.
-#pragma unroll
-    for (int n = 4; n > 0; n /= 2) {
-      const bool upper = g & n;
-#pragma unroll
-      for (int c = 0; c < n; ++c) {
-        const float sent = upper ? logs[c] : logs[c + n], kept = upper ? logs[c + n] : logs[c];
-        logs[c] = kept + __shfl_xor_sync(kAllLanes, sent, 4 * n);
-      }
-    }
-    const int channel = 32 * s + 8 * t + g;
-    small().logs[block][channel] = logs[0];
-    small().totals[block][channel] = exp2f(logs[0]);
-  }
-
-  /// The rows of the tiles with the gates since the chunk's beginning, or until its end, to the record.
-  __device__ __forceinline__ void store_rows(char* record) const {
-    constexpr int kPieces = kRows / 8, kAtOnce = 32 / kPieces;
-    using Record = DeltaKeyRecord<kRows>;
-    const int piece = lane % kPieces;
-    float before[8], after[8];
-#pragma unroll
-    for (int c = 0; c < 8; ++c) {
-      before[c] = after[c] = 1.0f;
-#pragma unroll
-      for (int i = 0; i < kWarps; ++i) {
-        const float total = small().totals[i][8 * piece + c];
-        if (i < block) before[c] *= total;
-        if (i > block) after[c] *= total;
-      }
-    }
-    const auto store = [&](int from, int to, const float(&factor)[8], int i) {
-      const uint32_t at = tile_piece(16 * block + kAtOnce * i + lane / kPieces, piece);
-      const uint4 x = ptx::load_words(tile(from) + at);
-      const auto weighted = [&](uint32_t word, int c) {
-        const float2 two = unpack<__half>(word);
-        return pack<__half>(two.x * factor[c], two.y * factor[c + 1]);
-      };
-      *reinterpret_cast<uint4*>(record + to + at) = {weighted(x.x, 0), weighted(x.y, 2), weighted(x.z, 4),
-                                                     weighted(x.w, 6)};
-    };
-#pragma unroll 2
-    for (int i = 0; i < 16 / kAtOnce; ++i) {
-      store(0, Record::kQuery, before, i);
-      store(Memory::kReadKey, Record::kReadKey, before, i);
-      store(Memory::kWriteKey, Record::kWriteKey, after, i);
-    }
-  }
-
-  /// The pairs of the block's rows with earlier blocks' tokens.
-  __device__ __forceinline__ void multiply_earlier(Sums& keys, Sums& queries) const {
-    const int t = lane % 4;
-    const auto weigh = [&](uint32_t& word, float2 factor) {
-      const float2 two = unpack<__half>(word);
-      word = pack<__half>(two.x * factor.x, two.y * factor.y);
-    };
-#pragma unroll 2
-    for (int k = 0; k < kRows / 16; ++k) {
-      uint32_t asked[4], keyed[4];
-      load_left(asked, tile(0), block, k, lane);
-      load_left(keyed, tile(Memory::kReadKey), block, k, lane);
-      const auto total = [&](int of, int eight) {
-        return *reinterpret_cast<const float2*>(&small().totals[of][16 * k + 8 * eight + 2 * t]);
-      };
-#pragma unroll
-      for (int j = kWarps - 2; j >= 0; --j) {
-        if (j >= block) continue;
-        // Blocks 2 and 3 meet 0 and 1 in the middle of the chunk.
-        if (block == 3 && j == 1)
-#pragma unroll
-          for (int i = 0; i < 4; ++i) weigh(asked[i], total(2, i / 2)), weigh(keyed[i], total(2, i / 2));
-        uint32_t right[4];
-        load_right_columns(right, tile(Memory::kWriteKey), k, j, lane);
-        if (block >= 2 && j == 0)
-#pragma unroll
-          for (int i = 0; i < 4; ++i) weigh(right[i], total(1, i % 2));
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          ptx::multiply_add<__half>(keys[2 * j + i], keyed, right[2 * i], right[2 * i + 1]);
-          ptx::multiply_add<__half>(queries[2 * j + i], asked, right[2 * i], right[2 * i + 1]);
-        }
-      }
-    }
-  }
-
-  /// The sums' blocks up to the diagonal, rows and columns times factors, in two parts each.
-  __device__ __forceinline__ void store_triangle(const Sums& sums, const float (&row)[2], const float* columns,
-                                                 char* to) const {
-#pragma unroll
-    for (int k = 0; k < kWarps; ++k) {
-      if (k > block) continue;
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float(&x)[4] = sums[2 * k + i / 2];
-        const float2 column = *reinterpret_cast<const float2*>(&columns[16 * k + 8 * (i / 2) + lane % 4 * 2]);
-        const BrainParts parts(x[i % 2 * 2] * row[i % 2] * column.x, x[i % 2 * 2 + 1] * row[i % 2] * column.y);
-        uint32_t* const words =
-            reinterpret_cast<uint32_t*>(to + triangle_matrix(2 * block + i % 2, 2 * k + i / 2)) + lane;
-        words[0] = parts.high;
-        words[kTriangle / 4] = parts.low;
-      }
+      unit[half] = row_unit(quad_max(fmaxf(static_cast<float>(largest.x), static_cast<float>(largest.y))));
     }
   }
 };

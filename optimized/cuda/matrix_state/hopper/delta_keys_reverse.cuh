@@ -24,7 +24,7 @@ struct DeltaKeyWarpgroupReverse : DeltaKeyWarpgroups<Element, kRows, false, true
     ptx::copies_commit();
   }
 
-  __device__ __forceinline__ void reverse(int n) {
+  __device__ __forceinline__ void reverse(int n, bool second) {
     const int chunk = p.chunks - 1 - n;
     const char* const stage = this->stage(n);
     const auto floats = [&](int offset) { return reinterpret_cast<const float*>(stage + offset); };
@@ -36,12 +36,15 @@ struct DeltaKeyWarpgroupReverse : DeltaKeyWarpgroups<Element, kRows, false, true
     const float unit = this->round_state(left);
     ptx::undefined(flat(x));
     fence(x, left);
+    this->take_turn(second);
     ptx::wgmma_fence();
     this->issue_read(x, left, stage + Stage::Record::kWriteKey);
     ptx::wgmma_commit();
     // While products run.
     fetch_residual(kept);
-    this->copy(n + 1, chunk - 1);
+    this->wait_for_free(n, second);
+    if (n + 1 < p.chunks) this->bring(n + 1, chunk - 1, second);
+    else ptx::copies_commit();
     this->keep(p.arrays.after, p.arrays.after_unit, left, unit, chunk);
     // Read twice: there are no registers to keep it.
     const auto read_gradient = [&](ColumnSums& to) {
@@ -59,6 +62,7 @@ struct DeltaKeyWarpgroupReverse : DeltaKeyWarpgroups<Element, kRows, false, true
     ptx::wgmma_commit();
     ptx::wgmma_wait<0>();
     fence(x, left, operands.high);
+    this->give_turn(second);
     if constexpr (kTwoParts) fence(operands.low);
     fence(of_pairs);
     each_token(key_units, [&](int i, int e, float factor) { x[i][e] = fmaf(x[i][e], factor * unit, of_pairs[i][e]); });
@@ -71,7 +75,8 @@ struct DeltaKeyWarpgroupReverse : DeltaKeyWarpgroups<Element, kRows, false, true
     ptx::wgmma_fence();
     this->template issue_lower_transposed<true>(x, operands, stage + Stage::kInverse);
     ptx::wgmma_commit();
-    this->publish(n);  // while products run: it waits for earlier stores
+    this->publish(
+        n, 128);  // while products run: it waits for earlier stores. By the warpgroup that has waited for the other one
     ptx::wgmma_wait<0>();
     fence(x, operands.high, operands.low);
     // The gradient of β: of the lane's two columns, tokens 8i + 2t and the next.
@@ -122,6 +127,7 @@ struct DeltaKeyWarpgroupReverse : DeltaKeyWarpgroups<Element, kRows, false, true
     this->decay(floats(Stage::kTotals));
     ptx::wgmma_wait<0>();
     for (ColumnSums& sums : added) fence(sums, added_left[0], added_left[1]);
+    this->leave(n, second);
     this->add(added, added_unit.unit);
   }
 };
@@ -136,15 +142,16 @@ __global__ void __launch_bounds__(256, 1)
     reverse_delta_keys_by_warpgroups(const __grid_constant__ DeltaKeyArguments p) {
   extern __shared__ __align__(1024) char memory[];
   auto call = delta_key_sweep_of<DeltaKeyWarpgroupReverse<Element, kRows>>(p, memory, 128);
+  const bool second = in_second_warpgroup();
   call.begin();
   wait_for_previous_kernel();
   let_next_kernel_start();
-  call.copy(0, p.chunks - 1);
+  call.bring(0, p.chunks - 1, second);
   call.each_of_state(
       [&](float& number, bool inside, int64_t at) { number = p.initial && inside ? p.initial[at] : 0.0f; });
   for (int n = 0; n < p.chunks; ++n) {
     call.meet(n);
-    call.reverse(n);
+    call.reverse(n, second);
   }
   __syncthreads();
   call.publish(p.chunks);

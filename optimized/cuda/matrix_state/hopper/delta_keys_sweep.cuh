@@ -32,7 +32,7 @@ struct DeltaKeyWarpgroupSweep : DeltaKeyWarpgroups<Element, kRows, kKeeps, false
       for (int e = 0; e < 4; ++e) use(i, e, e % 2 ? factors[i].y : factors[i].x);
   }
 
-  __device__ __forceinline__ void sweep(int n) {
+  __device__ __forceinline__ void sweep(int n, bool second) {
     const char* const stage = this->stage(n);
     const auto floats = [&](int offset) { return reinterpret_cast<const float*>(stage + offset); };
     ColumnSums last_first, out_last_first;  // of the last tokens first
@@ -44,6 +44,7 @@ struct DeltaKeyWarpgroupSweep : DeltaKeyWarpgroups<Element, kRows, kKeeps, false
       ptx::undefined(flat(out_last_first));
       fence(out_last_first);
     }
+    this->take_turn(second);
     ptx::wgmma_fence();
     this->issue_read(last_first, left, stage + Stage::Record::kReadKey);
     ptx::wgmma_commit();
@@ -51,7 +52,8 @@ struct DeltaKeyWarpgroupSweep : DeltaKeyWarpgroups<Element, kRows, kKeeps, false
       this->issue_read(out_last_first, left, stage + Stage::Record::kQuery);
       ptx::wgmma_commit();
     }
-    this->copy(n + 1, n + 1);  // while products run
+    this->wait_for_free(n, second);  // while products run
+    if (n + 1 < p.chunks) this->bring(n + 1, n + 1, second);
     if constexpr (kKeeps) this->keep(p.arrays.before, p.arrays.before_unit, left, unit, p.first_chunk + n);
     // What the products meet is read while they run.
     TokenFactors key_units, beta;
@@ -61,6 +63,7 @@ struct DeltaKeyWarpgroupSweep : DeltaKeyWarpgroups<Element, kRows, kKeeps, false
     this->each_value(ptx::shared_address(stage + Stage::kValue), [&](int i, int e, float value) { x[i][e] = value; });
     ptx::wgmma_wait<kKeeps ? 0 : 1>();
     fence(last_first);
+    this->give_turn(second);
     each_factor(key_units, [&](int i, int e, float factor) {
       last_first[7 - i][e] = fmaf(last_first[7 - i][e], -factor * unit, x[i][e]);
     });
@@ -111,6 +114,7 @@ struct DeltaKeyWarpgroupSweep : DeltaKeyWarpgroups<Element, kRows, kKeeps, false
     }
     ptx::wgmma_wait<0>();
     for (ColumnSums& sums : added) fence(sums, written[0]);
+    this->leave(n, second);
     this->add(added, written_unit.unit);
   }
 };
@@ -120,16 +124,17 @@ template <typename Element, int kRows, bool kKeeps>
 __global__ void __launch_bounds__(256, 1) sweep_delta_keys_by_warpgroups(const __grid_constant__ DeltaKeyArguments p) {
   extern __shared__ __align__(1024) char memory[];
   auto call = delta_key_sweep_of<DeltaKeyWarpgroupSweep<Element, kRows, kKeeps>>(p, memory, 128);
+  const bool second = in_second_warpgroup();
   call.begin();
   wait_for_previous_kernel();
   let_next_kernel_start();
   if constexpr (kKeeps) call.publish(0);
-  call.copy(0, 0);
+  call.bring(0, 0, second);
   call.each_of_state(
       [&](float& number, bool inside, int64_t at) { number = p.initial && inside ? p.initial[at] : 0.0f; });
   for (int n = 0; n < p.chunks; ++n) {
     call.meet(n);
-    call.sweep(n);
+    call.sweep(n, second);
   }
   if (!p.last) return;
   call.each_of_state([&](float& number, bool inside, int64_t at) {

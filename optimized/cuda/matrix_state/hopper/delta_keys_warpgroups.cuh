@@ -5,9 +5,13 @@
 // In a stage a triangle is a square of 8 × 8 matrices by columns, the last rows first. Forward, sums have the last tokens first too: then what a block of
 // tokens gives to itself and to later ones are the first of the sums, as in the sweep back what it gives to itself and to earlier ones. Products of
 // further sums, zeros, would pass a later token's infinity on to earlier ones; and sums that begin within others' registers stall the products.
+//
+// The second warpgroup is behind the first one: where a chunk's first products are issued it waits for its turn, so that products of one run under
+// instructions of the other. It brings the records, when both are done with the stage; values each brings for itself.
 
 #include <type_traits>
 
+#include "optimized/cuda/hopper/ptx/copies_arrive.cuh"
 #include "optimized/cuda/hopper/ptx/copy.cuh"
 #include "optimized/cuda/hopper/ptx/wgmma_few_columns.cuh"
 #include "optimized/cuda/matrix_state/delta_keys_sweep.cuh"
@@ -28,6 +32,15 @@ struct DeltaKeyStage {
 /// Bytes of a sweep's shared memory: two stages and their barriers.
 template <int kRows>
 inline constexpr int kDeltaKeyWarpgroupBytes = 2 * DeltaKeyStage<kRows>::kBytes + 16;
+
+/// Named barriers: the first warpgroup has its chunk's first products, for the second one; the first one's own; it is done with the one or the other stage,
+/// for the second one.
+enum DeltaKeyTurn { kTurnBarrier = 1, kOwnBarrier, kFreeBarrier };
+
+/// Whether the thread is of the second warpgroup.
+__device__ __forceinline__ bool in_second_warpgroup() {
+  return ptx::broadcast(static_cast<int>(threadIdx.x) / 128) > 0;
+}
 
 using FlatSums = float[32];
 __device__ __forceinline__ FlatSums& flat(ColumnSums& sums) { return reinterpret_cast<FlatSums&>(sums); }
@@ -51,55 +64,82 @@ struct DeltaKeyWarpgroups : DeltaKeySweep<Element, kRows, 128, kKeeps, kBack> {
   /// All threads, before anything else.
   __device__ __forceinline__ void begin() const {
     if (threadIdx.x == 0) {
-      ptx::mbarrier_init(full(0), 1);
-      ptx::mbarrier_init(full(1), 1);
+      ptx::mbarrier_init(full(0), 1 + kThreads);
+      ptx::mbarrier_init(full(1), 1 + kThreads);
       ptx::mbarrier_init_fence();
     }
     __syncthreads();
   }
 
-  /// All threads: begin to bring the window's chunk `chunk` to the n-th stage, its record by runs. Of a record, what a sweep that keeps does not read stays
-  /// away. A warp issues its lanes' runs one after the other, so that each has an eighth of them; one that ends before its bytes are expected ends no phase.
-  __device__ __forceinline__ void copy(int n, int chunk) const {
-    if (n < p.chunks) {
-      char* const to = stage(n);
-      const char* const from = p.records + (head * this->records() + chunk) * Record::kBytes;
-      constexpr int kFirst = kKeeps ? Record::kReadKey : Record::kQuery, kNatural = kBack ? kFirst : Record::kWriteKey,
-                    kFloats = Record::kBytes - Record::kTotals, kTriangles = kKeeps ? 2 : 4;
-      if (threadIdx.x == 0) {
-        ptx::mbarrier_arrive_expect(full(n), Record::kInverse - kFirst + kFloats + kTriangles * kTriangle);
-        ptx::load_run(to + kNatural, from + kNatural, Record::kInverse - kNatural, full(n));
-        ptx::load_run(to + Stage::kTotals, from + Record::kTotals, kFloats, full(n));
-      }
-      // Tiles whose last rows come first, by 8 rows.
-      if (lane < (kNatural - kFirst) / kPanel)
-        ptx::load_run(to + kFirst + lane * kPanel + (7 - warp) * 1024, from + kFirst + lane * kPanel + warp * 1024,
-                      1024, full(n));
-      if (lane < kTriangles)
-        ptx::load_run(to + Stage::kInverse + lane * kPanel + warp * 1024,
-                      from + Record::kInverse + lane * kTriangle + triangle_matrix(7, warp), (8 - warp / 2 * 2) * 128,
-                      full(n));
-      const int64_t first = (p.first_chunk + static_cast<int64_t>(chunk)) * kChunk;
-      const int piece = threadIdx.x % 16;
-      const bool inside = column + 8 * piece < p.columns;
-      const char* const values = static_cast<const char*>(p.value.data) +
-                                 (b * p.value.batch_stride + h * p.value.head_stride + column + 8 * piece) * 2;
-#pragma unroll
-      for (int row = threadIdx.x / 16; row < kChunk; row += kThreads / 16) {
-        const bool valid = first + row < p.length && inside;
-        ptx::copy_chunk(
-            ptx::shared_address(to) + Stage::kValue + tile_piece(row, piece),
-            valid ? values + (first + row) * p.value.token_stride * 2 : static_cast<const char*>(p.value.data), valid);
-      }
-    }
+  /// A warpgroup: begins to bring the window's chunk `chunk` to the n-th stage.
+  __device__ __forceinline__ void bring(int n, int chunk, bool second) const {
+    if (second) copy_record(n, chunk);
+    copy_values(n, chunk, second ? 8 : 0);
+    ptx::copies_arrive(full(n));
     ptx::copies_commit();
   }
+  /// A warpgroup: the chunk's record by runs. What a sweep that keeps does not read stays away. A warp issues its lanes' runs one after the other, so that
+  /// each has its share of them; one that ends before its bytes are expected ends no phase.
+  __device__ __forceinline__ void copy_record(int n, int chunk) const {
+    char* const to = stage(n);
+    const char* const from = p.records + (head * this->records() + chunk) * Record::kBytes;
+    constexpr int kFirst = kKeeps ? Record::kReadKey : Record::kQuery, kNatural = kBack ? kFirst : Record::kWriteKey,
+                  kFloats = Record::kBytes - Record::kTotals, kTriangles = kKeeps ? 2 : 4;
+    if (threadIdx.x % 128 == 0) {
+      ptx::mbarrier_arrive_expect(full(n), Record::kInverse - kFirst + kFloats + kTriangles * kTriangle);
+      ptx::load_run(to + kNatural, from + kNatural, Record::kInverse - kNatural, full(n));
+      ptx::load_run(to + Stage::kTotals, from + Record::kTotals, kFloats, full(n));
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int eight = warp % 4 + 4 * i;
+      // Tiles whose last rows come first, by 8 rows.
+      if (lane < (kNatural - kFirst) / kPanel)
+        ptx::load_run(to + kFirst + lane * kPanel + (7 - eight) * 1024, from + kFirst + lane * kPanel + eight * 1024,
+                      1024, full(n));
+      if (lane < kTriangles)
+        ptx::load_run(to + Stage::kInverse + lane * kPanel + eight * 1024,
+                      from + Record::kInverse + lane * kTriangle + triangle_matrix(7, eight), (8 - eight / 2 * 2) * 128,
+                      full(n));
+    }
+  }
+  /// A warpgroup: the chunk's values of 64 columns, from the CTA's 8·begin on.
+  __device__ __forceinline__ void copy_values(int n, int chunk, int begin) const {
+    const uint32_t to = ptx::shared_address(stage(n)) + Stage::kValue;
+    const int64_t first = (p.first_chunk + static_cast<int64_t>(chunk)) * kChunk;
+    const int piece = begin + threadIdx.x % 8;
+    const bool inside = column + 8 * piece < p.columns;
+    const char* const values = static_cast<const char*>(p.value.data) +
+                               (b * p.value.batch_stride + h * p.value.head_stride + column + 8 * piece) * 2;
+#pragma unroll
+    for (int i = 0; i < kChunk / 16; ++i) {
+      const int row = threadIdx.x % 128 / 8 + 16 * i;
+      const bool valid = first + row < p.length && inside;
+      ptx::copy_chunk(
+          to + tile_piece(row, piece),
+          valid ? values + (first + row) * p.value.token_stride * 2 : static_cast<const char*>(p.value.data), valid);
+    }
+  }
 
-  /// The n-th stage is there, and no warpgroup reads the one before.
-  __device__ __forceinline__ void meet(int n) const {
-    ptx::copies_wait<0>();
-    ptx::mbarrier_wait(full(n), n / 2 % 2);
-    __syncthreads();
+  /// The n-th stage is there.
+  __device__ __forceinline__ void meet(int n) const { ptx::mbarrier_wait(full(n), n / 2 % 2); }
+
+  /// Before and after a chunk's first products.
+  __device__ __forceinline__ static void take_turn(bool second) {
+    if (second) ptx::named_barrier_sync(kTurnBarrier, kThreads);
+  }
+  __device__ __forceinline__ static void give_turn(bool second) {
+    if (!second) ptx::named_barrier_arrive(kTurnBarrier, kThreads);
+  }
+  /// While the n-th stage is swept: until what is brought to the other one may be overwritten. For the second warpgroup that is when all have swept it.
+  __device__ __forceinline__ static void wait_for_free(int n, bool second) {
+    if (n == 0) return;
+    if (second) ptx::named_barrier_sync(kFreeBarrier + (n + 1) % 2, kThreads);
+    else ptx::named_barrier_sync(kOwnBarrier, kThreads / 2);
+  }
+  /// The n-th stage is swept.
+  __device__ __forceinline__ void leave(int n, bool second) const {
+    if (!second && n + 1 < p.chunks) ptx::named_barrier_arrive(kFreeBarrier + n % 2, kThreads);
   }
 
   template <int kCount>

@@ -25,6 +25,8 @@
 //                 has a sum: a thread adds the two keys of each query, lanes exchange their warp's 16 keys (tile/row_sums.cuh), and the
 //                 warp that adds dQ to global memory adds the eight warps' parts.
 //
+// kEdges: for windows and packed sequences. Where a window is given the warp of dQ sets sums to zero that later key tiles add to (clear_ahead).
+//
 // At head dim 256 two warpgroups share 64 keys (backward_split.cuh): two slices of dQ a step each, sums of floats alone, one stage of dO.
 //
 // Barriers. Roles: consume, two warpgroups of 4 warps each, C0 and C1; load_queries, load_grad_outputs and describe_steps, a thread each;
@@ -104,7 +106,7 @@ __global__ void __launch_bounds__(kBackwardThreads, 1) backward_tiles(const __gr
     if (threadIdx.x == 256) cta.template load_queries<kEdges>();
     if (threadIdx.x / 32 == 9) {
       if constexpr (Shared::kSplit) cta.add_split_slices();
-      else cta.add_slices();
+      else cta.template add_slices<kEdges>();
     }
     if (threadIdx.x == 320) cta.load_grad_outputs();
     if (threadIdx.x == 352) cta.template describe_steps<kEdges>();

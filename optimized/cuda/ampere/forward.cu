@@ -38,6 +38,7 @@ void launch_forward_tiles(const ForwardArguments& arguments, const Plan& plan) {
     p.residual = arguments.residual;
     p.log_normalizer = arguments.log_normalizer;
     p.visited_pairs = arguments.visited_pairs;
+    p.group = int(s.query_heads / s.heads);
     if constexpr (kHasEdges<Element, kDim>)
       if (plan.prefix.window < kLargestWindow) return launch_edges<Element, kDim>(p, arguments.stream);
     launch_forward<Element, Sizes, false>(p, arguments.stream);

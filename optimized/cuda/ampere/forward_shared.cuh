@@ -49,6 +49,7 @@ struct ForwardParameters : tile::ForwardShape {
   float* log_normalizer;
   int64_t* visited_pairs;
   int group;  // query heads of a key head
+  int trial;
 };
 
 template <typename Sizes>

@@ -295,9 +295,9 @@ struct ForwardTile {
     bool masked = near || n * kKeys < first_key(16 * kRowTiles - 1);
     if constexpr (kShort) {
       const bool whole = sees_whole(n);
-      if (by_weights && whole) masked = false;
+      if (by_weights && whole && !(p.trial & 1)) masked = false;
       if (masked && !whole) {
-        if (n * kKeys >= first_key(16 * kRowTiles - 1)) mask<false>(r, n);
+        if (!(p.trial & 2) && n * kKeys >= first_key(16 * kRowTiles - 1)) mask<false>(r, n);
         else mask<true>(r, n);
       }
     } else if (masked && !(kEdges && sees_whole(n))) {
@@ -379,7 +379,8 @@ struct ForwardTile {
 #pragma unroll 1
         for (; by_weights && n >= first; --n) {
           loads.template advance<false>(n, first);
-          if (kShort && n > own_first && n * kKeys >= first_key(16 * kRowTiles - 1)) visit_clean(r, n);
+          if (kShort && !(p.trial & 4) && n > own_first && n * kKeys >= first_key(16 * kRowTiles - 1))
+            visit_clean(r, n);
           else if (own_first <= n) visit_edge(r, n, n > own_first);
         }
       }

@@ -1,6 +1,7 @@
 // The launch of the main backward kernel: tensor maps, parameters, one instance a type, head dimension and kind of sums.
 
 #include <algorithm>
+#include <cstdlib>
 #include <numbers>
 
 #include "optimized/cuda/hopper/backward_launch.cuh"
@@ -55,7 +56,11 @@ void launch(const BackwardArguments& arguments, const BackwardWorkspace& workspa
       .short_tiles = arguments.deterministic || plan.prefix.window >= kLargestWindow
                          ? 0
                          : std::min(key_tiles, (plan.prefix.window + Shared::kKeys - 1) / Shared::kKeys),
-      .cleared_blocks = blocks_cleared_before(arguments, plan)};
+      .cleared_blocks = blocks_cleared_before(arguments, plan),
+      .trial_late = [] {
+        const char* v = std::getenv("LETHE_TRIAL_LATE");
+        return v ? std::atoi(v) : 0;
+      }()};
 
   const auto start = [&]<bool kFloatSums> {
     if constexpr (kHasEdges<kDim, kFloatSums>)
@@ -77,7 +82,11 @@ int blocks_cleared_before(const BackwardArguments& arguments, const Plan& plan) 
       plan.prefix.window >= kLargestWindow || shape.query_length != shape.key_length)
     return blocks;
   // The first tile that adds to a block comes so many tiles of its head after the one that clears it: half of what runs at a time, of eight heads.
-  constexpr int kTilesAhead = 8;
+  const int kTilesAhead = [] {
+    const char* v = std::getenv("LETHE_TRIAL_CLEAR");
+    return v ? std::atoi(v) : 8;
+  }();
+  if (kTilesAhead == 0) return blocks;
   return std::min(blocks, (plan.prefix.window + int(kGateBlock) - 2) / int(kGateBlock) + kTilesAhead);
 }
 

@@ -337,10 +337,10 @@ struct BackwardConsumer : BackwardScores<Element, kDim, kFloatSums, kSumsRows, k
     issue_grad_query(stage ^ 1);
     store_values();
     ptx::wgmma_wait<0>();
-    if constexpr (kEdges) free_keys();
+    if (kEdges && !p.trial_late) free_keys();
     group_part[1] = group_part[0];
     write_slice();
-    if constexpr (kEdges) free_values();
+    if (kEdges && !p.trial_late) free_values();
     // Neither warpgroup then reads K or dS any more.
     arrive_scores_ready(stage);
     wait_scores_ready(stage);
@@ -380,7 +380,7 @@ struct BackwardConsumer : BackwardScores<Element, kDim, kFloatSums, kSumsRows, k
         wait_key_gradient_read();
         store_values();
       }
-      if (!kEdges || !has_steps) {
+      if (!kEdges || !has_steps || p.trial_late) {
         free_keys();
         free_values();
       }

@@ -27,6 +27,7 @@ struct BackwardParameters {
   int key_blocks;      // N; a block may have several key tiles
   int short_tiles;     // key tiles of a head whose queries end before a window does; 0 in the fixed order
   int cleared_blocks;  // blocks of queries whose dQ prepare sets to zero; key tile k does so for block k + cleared_blocks
+  int trial_late;
 };
 
 inline constexpr int kBackwardThreads = 384;

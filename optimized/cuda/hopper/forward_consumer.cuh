@@ -137,7 +137,7 @@ struct ForwardConsumer : ForwardProducts<Element, kDim, kRepeat> {
     constexpr bool kShort = kEdges && !kRepeat;
     OfRows first_bias = block_number(at.index);
     float scale = a.scale_log2;
-    if (!kShort || scale <= 0) {
+    if (!kShort || scale <= 0 || (a.trial & 2)) {
       scale_scores(rows, scale);
       scale = 1;
     }
@@ -149,7 +149,7 @@ struct ForwardConsumer : ForwardProducts<Element, kDim, kRepeat> {
     }
     if constexpr (kShort) {
       constexpr bool kHalves = kDim == 128 || std::is_same_v<Element, __nv_bfloat16>;  // else there are no registers
-      const bool half = kHalves && query + 64 * warpgroup + 63 + offset < last * kKeys + kKeys / 2;
+      const bool half = kHalves && !(a.trial & 1) && query + 64 * warpgroup + 63 + offset < last * kKeys + kKeys / 2;
       if (half) weigh_first<kLogits / 2>(first_bias, scale);
       else weigh_first<kLogits>(first_bias, scale);
     } else {

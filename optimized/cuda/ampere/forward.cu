@@ -1,6 +1,7 @@
 // Launch of the forward kernel: parameters, one instance a type and head dimension.
 #include "optimized/cuda/ampere/forward.hpp"
 
+#include <cstdlib>
 #include <numbers>
 
 #include "optimized/cuda/ampere/dimensions.hpp"
@@ -38,6 +39,11 @@ void launch_forward_tiles(const ForwardArguments& arguments, const Plan& plan) {
     p.residual = arguments.residual;
     p.log_normalizer = arguments.log_normalizer;
     p.visited_pairs = arguments.visited_pairs;
+    p.group = int(s.query_heads / s.heads);
+    p.trial = [] {
+      const char* v = std::getenv("LETHE_TRIAL_EDGES");
+      return v ? std::atoi(v) : 0;
+    }();
     if constexpr (kHasEdges<Element, kDim>)
       if (plan.prefix.window < kLargestWindow) return launch_edges<Element, kDim>(p, arguments.stream);
     launch_forward<Element, Sizes, false>(p, arguments.stream);

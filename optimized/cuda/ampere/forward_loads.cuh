@@ -22,10 +22,12 @@ struct ForwardLoads {
       : ForwardLoads(p, shared, first_position, shared.tile.batch, shared.tile.head / (p.query_heads / p.heads)) {}
   __device__ __forceinline__ ForwardLoads(const ForwardParameters& p, Shared& shared, int first_position, int batch,
                                           int head)
+      : ForwardLoads(p, shared, first_position, batch, head, shared.tile.row) {}
+  __device__ __forceinline__ ForwardLoads(const ForwardParameters& p, Shared& shared, int first_position, int batch,
+                                          int head, int row)
       : p(p), shared(shared), key_address(ptx::shared_address(shared.key)),
         value_address(ptx::shared_address(shared.value)), near_block(first_position / tile::kColumns),
-        row_blocks(int64_t{shared.tile.row} * (p.key_blocks + 1)),
-        row_bias(int64_t{shared.tile.row} * p.key_blocks * (tile::kColumns / 2)),
+        row_blocks(int64_t{row} * (p.key_blocks + 1)), row_bias(int64_t{row} * p.key_blocks * (tile::kColumns / 2)),
         keys(p.key, batch, head, p.key_length, p.key_dim * sizeof(Element) / 2),
         values(p.value, batch, head, p.key_length, p.value_dim * sizeof(Element) / 2) {}
 

@@ -20,6 +20,7 @@ struct ForwardSizes {
   static constexpr int kKeys = kDim <= 32 ? 64 : 32;  // with more, scores leave too few registers
   static constexpr int kKeysAtOnce = 16, kStages = 2;
   static constexpr bool kQueriesInRegisters = kDim <= 64;
+  static constexpr bool kShortTiles = kDim == 64 || kDim == 96;  // of windows, apart: elsewhere registers spill
 };
 
 /// The same of floats.
@@ -31,7 +32,7 @@ struct FloatForwardSizes {
   static constexpr int kRows = 16 * kRowTiles * kWarps;
   static constexpr int kKeys = kDim <= 64 ? 32 : 16;
   static constexpr int kKeysAtOnce = kKeys, kStages = 2;
-  static constexpr bool kQueriesInRegisters = false;
+  static constexpr bool kQueriesInRegisters = false, kShortTiles = false;
 };
 
 template <typename Element, int kDim>
@@ -47,6 +48,8 @@ struct ForwardParameters : tile::ForwardShape {
   void *values, *residual;
   float* log_normalizer;
   int64_t* visited_pairs;
+  int group;  // query heads of a key head
+  int trial;
 };
 
 template <typename Sizes>

@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #include "optimized/cuda/ampere/forward_loads.cuh"
+#include "optimized/cuda/ampere/forward_scores.cuh"
 #include "optimized/cuda/arithmetic.cuh"
 #include "optimized/cuda/tile/softmax.cuh"
 
@@ -19,7 +20,7 @@ template <typename Element, typename TileSizes, bool kEdges>
 struct ForwardTile {
   using Sizes = TileSizes;
   using Shared = ForwardSharedOf<Element, Sizes>;
-  static constexpr bool kFloat = std::is_same_v<Element, float>;
+  static constexpr bool kFloat = std::is_same_v<Element, float>, kShort = kEdges && Sizes::kShortTiles;
   static constexpr int kDim = Sizes::kDim, kPitch = Sizes::kPitch;
   static constexpr int kRowTiles = Sizes::kRowTiles, kKeys = Sizes::kKeys, kKeysAtOnce = Sizes::kKeysAtOnce;
   static constexpr int kScoreTiles = kKeys / 8, kOutputTiles = kDim / 8;
@@ -35,15 +36,24 @@ struct ForwardTile {
   const ForwardParameters& p;
   Shared& shared;
   const tile::Tile<Sizes::kRows>& tile;
-  const int lane, warp_row, first_position, first_block;  // the warp's first row; of the tile's first query
+  // The row of heads where shared.tile is not known, else −1; the warp's first row; of the tile's first query.
+  const int known_row, lane, warp_row, first_position, first_block;
   const ForwardLoads<Element, Sizes> loads;
   const uint32_t query_address, key_address, value_address;
   const LaneOffsets<kPitch> offsets;
 
   __device__ __forceinline__ ForwardTile(const ForwardParameters& p, Shared& shared)
-      : p(p), shared(shared), tile(shared.tile), lane(threadIdx.x % 32), warp_row(threadIdx.x / 32 * 16 * kRowTiles),
-        first_position(tile.query + p.key_length - p.query_length), first_block(first_position / tile::kColumns),
-        loads(p, shared, first_position),
+      : p(p), shared(shared), tile(shared.tile), known_row(-1), lane(threadIdx.x % 32),
+        warp_row(threadIdx.x / 32 * 16 * kRowTiles), first_position(tile.query + p.key_length - p.query_length),
+        first_block(first_position / tile::kColumns), loads(p, shared, first_position),
+        query_address(ptx::shared_address(shared.query) + tile_bytes<kPitch>(warp_row)),
+        key_address(ptx::shared_address(shared.key)), value_address(ptx::shared_address(shared.value)) {}
+  /// The same before shared.tile is known.
+  __device__ __forceinline__ ForwardTile(const ForwardParameters& p, Shared& shared, int row, int query, int batch,
+                                         int key_head)
+      : p(p), shared(shared), tile(shared.tile), known_row(row), lane(threadIdx.x % 32),
+        warp_row(threadIdx.x / 32 * 16 * kRowTiles), first_position(query + p.key_length - p.query_length),
+        first_block(first_position / tile::kColumns), loads(p, shared, first_position, batch, key_head, row),
         query_address(ptx::shared_address(shared.query) + tile_bytes<kPitch>(warp_row)),
         key_address(ptx::shared_address(shared.key)), value_address(ptx::shared_address(shared.value)) {}
 
@@ -74,17 +84,19 @@ struct ForwardTile {
 
   __device__ __forceinline__ int first_key(int row) const { return shared.row_first[warp_row + row]; }
 
+  __device__ __forceinline__ int row_of_heads() const { return known_row < 0 ? tile.row : known_row; }
+
   __device__ __forceinline__ void find_rows() const {
-    const auto visibility = visibility_of_queries(p.prefix, tile.row, p.key_blocks);
-    const double base = p.prefix.base[int64_t{tile.row} * (p.key_blocks + 1) + first_block];
+    const auto visibility = visibility_of_queries(p.prefix, row_of_heads(), p.key_blocks);
+    const double base = p.prefix.base[int64_t{row_of_heads()} * (p.key_blocks + 1) + first_block];
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i)
 #pragma unroll
       for (int h = 0; h < 2; ++h)
         if (lane % 4 == 0) {
           const int position = position_of(i, h);
-          row_decay(i, h) =
-              static_cast<float>((prefix_at(p.prefix, tile.row, p.key_blocks, position) - base) * std::numbers::log2e);
+          row_decay(i, h) = static_cast<float>((prefix_at(p.prefix, row_of_heads(), p.key_blocks, position) - base) *
+                                               std::numbers::log2e);
           shared.row_first[warp_row + 16 * i + 8 * h + lane / 4] = visibility.first_key(position);
         }
     __syncwarp();
@@ -172,23 +184,7 @@ struct ForwardTile {
     }
   }
 
-  /// S += (c_i − c_j) / scale of a near block. `decay` is log₂e (c_i − c at the end of the keys' block).
-  __device__ __forceinline__ void add_decay(Registers& r, int n, const float (&decay)[kRowTiles][2]) const {
-    const float4* bias = shared.near_bias[stage(n)] + lane % 4;
-#pragma unroll
-    for (int c = 0; c < kScoreTiles; ++c) {
-      const float4 of_keys = bias[4 * c];
-#pragma unroll
-      for (int i = 0; i < kRowTiles; ++i)
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          r.score[i][c][2 * h] += decay[i][h] * p.inverse_scale_log2 + of_keys.x;
-          r.score[i][c][2 * h + 1] += decay[i][h] * p.inverse_scale_log2 + of_keys.y;
-        }
-    }
-  }
-
-  /// The same near strong gates, from more than floats.
+  /// add_decay() near strong gates, from more than floats.
   __device__ __forceinline__ void add_strong_decay(Registers& r, int n) const {
 #pragma unroll
     for (int c = 0; c < kScoreTiles; ++c)
@@ -205,6 +201,8 @@ struct ForwardTile {
       }
   }
 
+  /// kFirst: some rows may not see the block's first keys.
+  template <bool kFirst>
   __device__ __forceinline__ void mask(Registers& r, int n) const {
     const float masked = p.scale_log2 > 0 ? -INFINITY : INFINITY;
     const int column = n * kKeys + 2 * (lane % 4);
@@ -213,37 +211,34 @@ struct ForwardTile {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const int last = Visibility<QueryCuts>::last_key(position_of(i, h)) - column,
-                  first = first_key(16 * i + 8 * h + lane / 4) - column;
+                  first = kFirst ? first_key(16 * i + 8 * h + lane / 4) - column : 0;
 #pragma unroll
         for (int c = 0; c < kScoreTiles; ++c)
 #pragma unroll
           for (int e = 0; e < 2; ++e)
-            if (8 * c + e > last || 8 * c + e < first) r.score[i][c][2 * h + e] = masked;
+            if (8 * c + e > last || (kFirst && 8 * c + e < first)) r.score[i][c][2 * h + e] = masked;
       }
-  }
-
-  /// O of the blocks before may be beyond float, and a maximum that moves would hide it from the sum's bound.
-  __device__ __forceinline__ void keep_sums_beyond_their_bound(Registers& r) const {
-#pragma unroll
-    for (int i = 0; i < kRowTiles; ++i)
-#pragma unroll
-      for (int h = 0; h < 2; ++h)
-        if (!(r.sum[i][h] < tile::kLargestSum / 4)) r.sum[i][h] = INFINITY;
   }
 
   /// Moves m where a logit is above it by more than kRescaleAbove, and the sum and O with it.
   /// A row that is masked in the whole block loses the block's bias, which may be NaN.
   __device__ __forceinline__ void follow_maximum(Registers& r, float (&bias)[kRowTiles][2]) const {
-    float shrink[kRowTiles][2];
+    [[maybe_unused]] float shrink[kRowTiles][2], own[kRowTiles][2];
+    if constexpr (kShort) find_largest(r.score, p.scale_log2, own);
     bool moved = false;
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i)
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         float largest = -INFINITY;
+        if constexpr (kShort) {
+          largest = own[i][h];
+        } else {
 #pragma unroll
-        for (int c = 0; c < kScoreTiles; ++c)
-          largest = fmaxf(largest, fmaxf(r.score[i][c][2 * h] * p.scale_log2, r.score[i][c][2 * h + 1] * p.scale_log2));
+          for (int c = 0; c < kScoreTiles; ++c)
+            largest =
+                fmaxf(largest, fmaxf(r.score[i][c][2 * h] * p.scale_log2, r.score[i][c][2 * h + 1] * p.scale_log2));
+        }
         largest = tile::largest_of_four(largest);
         if (largest == -INFINITY) bias[i][h] = 0;
         largest += bias[i][h];
@@ -286,20 +281,29 @@ struct ForwardTile {
            (n + 1) * kKeys <= min(first_position + warp_row + 1, p.key_length);
   }
 
-  /// A special block whose logits are in registers, or the warp's last.
-  __device__ __forceinline__ void visit(Registers& r, int n, bool more, bool follow) const {
+  /// A special block whose logits are in registers, or the warp's last. `by_weights`: after the warp's first, whose m stays where it sees all of this one.
+  __device__ __forceinline__ void visit(Registers& r, int n, bool more, bool follow, bool by_weights) const {
     float offset[kRowTiles][2];
     find_decay(offset, n);
     const bool near = is_near(n);
     if (near) {
       if (kFloat || tile.strong) add_strong_decay(r, n);
-      else add_decay(r, n, offset);
+      else add_decay(r.score, offset, shared.near_bias[stage(n)] + lane % 4, p.inverse_scale_log2);
 #pragma unroll
       for (int i = 0; i < kRowTiles; ++i) offset[i][0] = offset[i][1] = 0;
     }
-    const bool masked = near || n * kKeys < first_key(16 * kRowTiles - 1);
-    if (masked && !(kEdges && sees_whole(n))) mask(r, n);
-    if (masked && !follow) keep_sums_beyond_their_bound(r);
+    bool masked = near || n * kKeys < first_key(16 * kRowTiles - 1);
+    if constexpr (kShort) {
+      const bool whole = sees_whole(n);
+      if (by_weights && whole && !(p.trial & 1)) masked = false;
+      if (masked && !whole) {
+        if (!(p.trial & 2) && n * kKeys >= first_key(16 * kRowTiles - 1)) mask<false>(r, n);
+        else mask<true>(r, n);
+      }
+    } else if (masked && !(kEdges && sees_whole(n))) {
+      mask<true>(r, n);
+    }
+    if (masked && !follow) keep_sums_beyond_their_bound(r.sum);
     if (masked || follow) follow_maximum(r, offset);
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i)
@@ -362,7 +366,7 @@ struct ForwardTile {
 #pragma unroll 1
       for (; by_weights ? n >= first && is_near(n) : n == first || (n > first && is_special(n, follow)); --n) {
         loads.template advance<true>(n, first);
-        if (own_first <= n && n <= own_last) visit(r, n, n > own_first, follow);
+        if (own_first <= n && n <= own_last) visit(r, n, n > own_first, follow, by_weights && n < own_last);
         else if (n - 1 == own_last && n > first) multiply_scores(r, n - 1);
       }
       // Nothing of the special blocks is in the loop of most.
@@ -375,7 +379,9 @@ struct ForwardTile {
 #pragma unroll 1
         for (; by_weights && n >= first; --n) {
           loads.template advance<false>(n, first);
-          if (own_first <= n) visit_edge(r, n, n > own_first);
+          if (kShort && !(p.trial & 4) && n > own_first && n * kKeys >= first_key(16 * kRowTiles - 1))
+            visit_clean(r, n);
+          else if (own_first <= n) visit_edge(r, n, n > own_first);
         }
       }
     }

@@ -1,6 +1,7 @@
 // The launch of the main backward kernel: tensor maps, parameters, one instance a type, head dimension and kind of sums.
 
 #include <algorithm>
+#include <cstdlib>
 #include <numbers>
 
 #include "optimized/cuda/hopper/backward_launch.cuh"
@@ -54,7 +55,12 @@ void launch(const BackwardArguments& arguments, const BackwardWorkspace& workspa
       .key_blocks = key_blocks,
       .short_tiles = arguments.deterministic || plan.prefix.window >= kLargestWindow
                          ? 0
-                         : std::min(key_tiles, (plan.prefix.window + Shared::kKeys - 1) / Shared::kKeys)};
+                         : std::min(key_tiles, (plan.prefix.window + Shared::kKeys - 1) / Shared::kKeys),
+      .cleared_blocks = blocks_cleared_before(arguments, plan),
+      .trial_late = [] {
+        const char* v = std::getenv("LETHE_TRIAL_LATE");
+        return v ? std::atoi(v) : 0;
+      }()};
 
   const auto start = [&]<bool kFloatSums> {
     if constexpr (kHasEdges<kDim, kFloatSums>)
@@ -67,6 +73,22 @@ void launch(const BackwardArguments& arguments, const BackwardWorkspace& workspa
 
 }  // namespace
 }  // namespace hopper::backward_pass
+
+int blocks_cleared_before(const BackwardArguments& arguments, const Plan& plan) {
+  using namespace hopper::backward_pass;
+  const Shape& shape = arguments.shape;
+  const int blocks = int(gate_blocks(shape.query_length));
+  if (!kGate || !arguments.float_sums || hopper::instance_dim(shape) > 128 || arguments.deterministic ||
+      plan.prefix.window >= kLargestWindow || shape.query_length != shape.key_length)
+    return blocks;
+  // The first tile that adds to a block comes so many tiles of its head after the one that clears it: half of what runs at a time, of eight heads.
+  const int kTilesAhead = [] {
+    const char* v = std::getenv("LETHE_TRIAL_CLEAR");
+    return v ? std::atoi(v) : 8;
+  }();
+  if (kTilesAhead == 0) return blocks;
+  return std::min(blocks, (plan.prefix.window + int(kGateBlock) - 2) / int(kGateBlock) + kTilesAhead);
+}
 
 void launch_backward_tiles(const BackwardArguments& arguments, const BackwardWorkspace& workspace, const Plan& plan) {
   using namespace hopper::backward_pass;

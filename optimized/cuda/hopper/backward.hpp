@@ -24,11 +24,17 @@ struct BackwardWorkspace {
   BiasColumn* negative_delta;  ///< [B·Hq, Tp]  −Σ_d dO·O; 0 past Tq
   float* column_sums;          ///< [B·Hq, N·128]  Σ_i dS_ij
   float* row_shares;           ///< by position: r_i / Z_i, then u; numbers of blocks: gate_gradient_floats()
-  int32_t* turns;  ///< [B·Hq, Tp/tile]  key tiles that have added to a query tile; used where the order is fixed
+  int32_t*
+      turns;  ///< [B·Hq, Tp/tile]  key tiles that have added to a query tile, where the order is fixed; else by blocks of 128 queries
+              ///< whether a key tile has set their dQ to zero (blocks_cleared_before())
 };
 
 /// The arrays of a backward's workspace, after those of its plan.
 BackwardWorkspace backward_workspace_in(Workspace& workspace, const Shape& shape);
+
+/// Blocks of 128 queries of each head, from the first on, whose float dQ prepare sets to zero. With a window the main kernel's key tile k does so for
+/// block k + this many, which a key tile after it is the first to add to; in all other calls prepare does for all.
+int blocks_cleared_before(const BackwardArguments& arguments, const Plan& plan);
 
 /// The gradients of a backward whose plan has been launched on the same stream, by the four passes below in their order; each throws
 /// std::runtime_error for a CUDA error.

@@ -337,11 +337,28 @@ struct BackwardConsumer : BackwardScores<Element, kDim, kFloatSums, kSumsRows, k
     issue_grad_query(stage ^ 1);
     store_values();
     ptx::wgmma_wait<0>();
+    if (kEdges && !p.trial_late) free_keys();
     group_part[1] = group_part[0];
     write_slice();
+    if (kEdges && !p.trial_late) free_values();
     // Neither warpgroup then reads K or dS any more.
     arrive_scores_ready(stage);
     wait_scores_ready(stage);
+  }
+
+  /// K is no longer read: by this warp in the instance of short tiles, where the next K is soon waited for, else by either warpgroup.
+  __device__ __forceinline__ void free_keys() const {
+    uint64_t* free = &shared.keys_free[cta.tiles % kTileSlots];
+    if constexpr (kEdges) release(free, lane);
+    else if (thread == 0) ptx::mbarrier_arrive(free);
+  }
+  /// Nor V, where dV leaves from, by this warpgroup.
+  __device__ __forceinline__ void free_values() const {
+    if (thread == 0) {
+      ptx::bulk_wait_read<0>();
+      ptx::mbarrier_arrive(&shared.values_free[cta.tiles % kTileSlots]);
+    }
+    __syncwarp();
   }
 
   __device__ __forceinline__ void store_values() {  // where only this warpgroup reads, and has read
@@ -363,12 +380,10 @@ struct BackwardConsumer : BackwardScores<Element, kDim, kFloatSums, kSumsRows, k
         wait_key_gradient_read();
         store_values();
       }
-      if (thread == 0) {
-        ptx::mbarrier_arrive(&shared.keys_free[cta.tiles % kTileSlots]);
-        ptx::bulk_wait_read<0>();
-        ptx::mbarrier_arrive(&shared.values_free[cta.tiles % kTileSlots]);
+      if (!kEdges || !has_steps || p.trial_late) {
+        free_keys();
+        free_values();
       }
-      __syncwarp();
       cta.store_gradient(p.grad_key, shared.grad_score[0][0], warpgroup, ptx::opaque(thread), p.scale, grad_key);
     }
     if (thread == 0) ptx::bulk_wait_read<0>();

@@ -25,6 +25,9 @@
 //                 has a sum: a thread adds the two keys of each query, lanes exchange their warp's 16 keys (tile/row_sums.cuh), and the
 //                 warp that adds dQ to global memory adds the eight warps' parts.
 //
+// kEdges: for windows and packed sequences. Where a window is given the warp of dQ sets sums to zero that later key tiles add to (clear_ahead), and K
+// and V are handed back as soon as each is read: of short tiles more end at a time.
+//
 // At head dim 256 two warpgroups share 64 keys (backward_split.cuh): two slices of dQ a step each, sums of floats alone, one stage of dO.
 //
 // Barriers. Roles: consume, two warpgroups of 4 warps each, C0 and C1; load_queries, load_grad_outputs and describe_steps, a thread each;
@@ -41,6 +44,7 @@
 //   output_full[2]    load_grad_outputs (and bytes)   1      C0, C1               dO and −Δ_i of a step, with a tile's first step V
 //   output_empty[2]   C0, C1: a warp, after dV        8      load_grad_outputs    the stage of dO and −Δ_i
 //   keys_free[4]      C0, C1: thread 0                2      load_queries         K, after a tile's last dQ
+//                     (kEdges: a warp)                (8)
 //   values_free[4]    C0, C1: thread 0                2      load_grad_outputs    V, after dV, staged there, has been read
 //
 //   named barrier           arrives    waits      count   what a phase hands over
@@ -88,7 +92,7 @@ __global__ void __launch_bounds__(kBackwardThreads, 1) backward_tiles(const __gr
     for (int slot = 0; slot < kTileSlots; ++slot) {
       ptx::mbarrier_init(&shared.tile_full[slot], 1);
       ptx::mbarrier_init(&shared.tile_empty[slot], 9 * kArrivalsOfAWarp + 2);  // all roles but the one that hands out
-      ptx::mbarrier_init(&shared.keys_free[slot], 2);
+      ptx::mbarrier_init(&shared.keys_free[slot], kEdges ? 8 * kArrivalsOfAWarp : 2);
       ptx::mbarrier_init(&shared.values_free[slot], 2);
     }
     ptx::mbarrier_init_fence();
@@ -104,7 +108,7 @@ __global__ void __launch_bounds__(kBackwardThreads, 1) backward_tiles(const __gr
     if (threadIdx.x == 256) cta.template load_queries<kEdges>();
     if (threadIdx.x / 32 == 9) {
       if constexpr (Shared::kSplit) cta.add_split_slices();
-      else cta.add_slices();
+      else cta.template add_slices<kEdges>();
     }
     if (threadIdx.x == 320) cta.load_grad_outputs();
     if (threadIdx.x == 352) cta.template describe_steps<kEdges>();

@@ -182,11 +182,42 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::add_row_sums(float* slic
       ptx::reduce_add_run(slices + slice * kSliceFloats + 64 * 64, sums[0] + 64 * slice, 64 * sizeof(float));
 }
 
+/// Sets dQ to zero of the queries that key tiles after this one are the first to add to, where prepare has not: beside the products, which leave
+/// memory idle. The next key tiles that are taken don't need it yet (blocks_cleared_before()).
+template <typename Element, int kDim, bool kFloatSums>
+__device__ void BackwardCta<Element, kDim, kFloatSums>::clear_ahead(int lane) const {
+  constexpr int kFloat4s = kBlock / 64 * kPanels * kSliceFloats / 4;
+  const int blocks = p.padded_queries / kBlock, block = tile().key_tile + p.cleared_blocks;
+  if (block >= blocks) return;
+#pragma unroll 1
+  for (int in_group = 0; in_group < p.group; ++in_group) {
+    const int64_t place = row_of_heads(in_group) * blocks + block;
+    float4* sums = reinterpret_cast<float4*>(p.workspace.grad_query) + place * kFloat4s;
+#pragma unroll 4
+    for (int i = lane; i < kFloat4s; i += 32) sums[i] = float4{0, 0, 0, 0};
+    __syncwarp();
+    if (lane == 0) ptx::store_release(p.workspace.turns + place, 1);
+    __syncwarp();
+  }
+}
+
+/// Waits for the zeros of the head's queries that see the tile, which earlier tiles write: those are taken before it, and wait for none.
+template <typename Element, int kDim, bool kFloatSums>
+__device__ void BackwardCta<Element, kDim, kFloatSums>::wait_until_cleared(const BackwardWalk& at, int lane) const {
+  const int64_t first = row_of_heads(at.head) * (p.padded_queries / kBlock);
+  for (int block = max(tile().key_tile, p.cleared_blocks) + lane; block * (kBlock / kQueries) < at.end; block += 32)
+    while (ptx::load_acquire(p.workspace.turns + first + block) == 0) {
+    }
+  __syncwarp();
+  ptx::fence_async_global();
+}
+
 /// dQ of a step is in two slices, one a warpgroup. In the fixed order a key tile adds to a query tile after all later key tiles. Those are
 /// taken before it, and a CTA computes its tiles in the order in which it took them: so the first of all unfinished tiles waits for none.
 /// (Where each tile has a CTA they begin in the order of their indices, which this GPU keeps and CUDA does not promise.)
 /// Float sums of separate rows are added while the copy engine reads the slices: in such steps the others wait for this warp.
 template <typename Element, int kDim, bool kFloatSums>
+template <bool kEdges>
 __device__ void BackwardCta<Element, kDim, kFloatSums>::add_slices() {
   const int lane = threadIdx.x % 32;
   const bool leader = lane == 0;
@@ -208,6 +239,7 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::add_slices() {
   hand_back_both();
 #pragma unroll 1
   for (bool any = enter_tile(); any; any = next_tile(lane), head = -1) {
+    if constexpr (kEdges) clear_ahead(lane);
     BackwardWalk at = walk(tile());
     bool more = at.next_head();
     if (more) {  // the slices of the warpgroups' first step are of no step (backward_consumer.cuh)
@@ -226,6 +258,7 @@ __device__ void BackwardCta<Element, kDim, kFloatSums>::add_slices() {
         head = at.head;
         slices = p.workspace.grad_query + query_tile() * 2 * kSliceFloats;
         separate_rows_end = 0;
+        if constexpr (kEdges) wait_until_cleared(at, lane);
       }
       if (kFloatSums && at.tile >= separate_rows_end) {
         const uint8_t* separate = p.plan.prefix.separate_rows + row_of_heads(head) * (p.key_tiles + 1);

@@ -24,8 +24,10 @@ struct BackwardParameters {
   float scale, logit_scale;        // scale, a
   double inverse_scale;            // 1 / scale
   bool deterministic;
-  int key_blocks;   // N; a block may have several key tiles
-  int short_tiles;  // key tiles of a head whose queries end before a window does; 0 in the fixed order
+  int key_blocks;      // N; a block may have several key tiles
+  int short_tiles;     // key tiles of a head whose queries end before a window does; 0 in the fixed order
+  int cleared_blocks;  // blocks of queries whose dQ prepare sets to zero; key tile k does so for block k + cleared_blocks
+  int trial_late;
 };
 
 inline constexpr int kBackwardThreads = 384;
@@ -278,9 +280,12 @@ struct BackwardCta {
   template <bool kEdges>
   __device__ void describe_steps();  // one thread of the producer warpgroup
   template <bool kEdges>
-  __device__ void load_queries();                         // another, and the keys; publishes tiles
-  __device__ void load_grad_outputs();                    // a third, and the values
-  __device__ void add_slices();                           // a warp
+  __device__ void load_queries();       // another, and the keys; publishes tiles
+  __device__ void load_grad_outputs();  // a third, and the values
+  template <bool kEdges>
+  __device__ void add_slices();                 // a warp
+  __device__ void clear_ahead(int lane) const;  // its part of windows
+  __device__ void wait_until_cleared(const BackwardWalk& at, int lane) const;
   __device__ void add_split_slices();                     // the same where a warpgroup has two slices a step
   __device__ void add_row_sums(float* slices, int step);  // its part of float sums of separate rows
   template <int kCount>

@@ -2,6 +2,7 @@
 // what left the range or has strong gates.
 
 #include <algorithm>
+#include <cstdlib>
 #include <numbers>
 
 #include "optimized/cuda/hopper/dimensions.hpp"
@@ -48,6 +49,10 @@ void launch_forward_tiles(const ForwardArguments& arguments, const Plan& plan) {
   p.log_normalizer = arguments.log_normalizer;
   p.keep_residual = arguments.residual != nullptr;
   p.visited_pairs = arguments.visited_pairs;
+  p.trial = [] {
+    const char* v = std::getenv("LETHE_TRIAL_FIRST");
+    return v ? std::atoi(v) : 0;
+  }();
   const int grid = std::min(p.tiles, multiprocessors());
   hopper::for_instance(arguments.dtype, s, [&]<typename Element, int kDim> {
     if constexpr (kHasEdges<kDim>)

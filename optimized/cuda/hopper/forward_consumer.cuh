@@ -75,6 +75,7 @@ struct ForwardConsumer : ForwardProducts<Element, kDim, kRepeat> {
     for (int h = 0; h < 2; ++h) visible[h] = ~columns_below(visibility.first_key(position_of(h)) - block * kKeys);
   }
 
+  template <int kPart = Rows<kDim>::kLogits>
   __device__ __forceinline__ void mask_block(int block, OfRows& bias) {
     if constexpr (kRepeat && kGate) {
       if (is_exact(block)) {
@@ -86,8 +87,8 @@ struct ForwardConsumer : ForwardProducts<Element, kDim, kRepeat> {
         bias = {0, 0};
       }
     }
-    mask(rows, block * kKeys, query + tile_row + offset, block < cut_block,
-         visibility_of(a, tile(), (query + offset) / kColumns), [&](int h) { return position_of(h); });
+    mask<kDim, kPart>(rows, block * kKeys, query + tile_row + offset, block < cut_block,
+                      visibility_of(a, tile(), (query + offset) / kColumns), [&](int h) { return position_of(h); });
   }
 
   // ---- a tile ----
@@ -119,18 +120,42 @@ struct ForwardConsumer : ForwardProducts<Element, kDim, kRepeat> {
     }
   }
 
-  /// The softmax of the tile's first scores. What the tile before left is handed back.
+  /// The softmax of the first kPart of a thread's first scores, which come before a scale of the logits above 0; the others are of no visible key.
+  template <int kPart>
+  __device__ __forceinline__ void weigh_first(OfRows bias, float scale) {
+    mask_block<kPart>(last, bias);
+    follow_maximum<kDim, kPart>(rows, bias, scale);
+    exponentiate<kDim, kPart>(rows, {offset_of(rows, 0, bias), offset_of(rows, 1, bias)}, scale);
+#pragma unroll
+    for (int i = kPart; i < Rows<kDim>::kLogits; ++i) rows.x[i] = 0;
+  }
+
+  /// The softmax of the tile's first scores. What the tile before left is handed back. Short tiles, those of windows, take the scale with the exponent
+  /// and leave out the block's second half where it comes after all rows: nothing runs beside this.
   __device__ __forceinline__ void start_rows() {
+    constexpr int kLogits = Rows<kDim>::kLogits;
+    constexpr bool kShort = kEdges && !kRepeat;
     OfRows first_bias = block_number(at.index);
-    scale_scores(rows, a.scale_log2);
-    mask_block(last, first_bias);
+    float scale = a.scale_log2;
+    if (!kShort || scale <= 0 || (a.trial & 2)) {
+      scale_scores(rows, scale);
+      scale = 1;
+    }
+    if constexpr (!kShort) mask_block(last, first_bias);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       rows.maximum[h] = -INFINITY;
       rows.sum[h] = 0;
     }
-    follow_maximum(rows, first_bias);
-    exponentiate(rows, {offset_of(rows, 0, first_bias), offset_of(rows, 1, first_bias)});
+    if constexpr (kShort) {
+      constexpr bool kHalves = kDim == 128 || std::is_same_v<Element, __nv_bfloat16>;  // else there are no registers
+      const bool half = kHalves && !(a.trial & 1) && query + 64 * warpgroup + 63 + offset < last * kKeys + kKeys / 2;
+      if (half) weigh_first<kLogits / 2>(first_bias, scale);
+      else weigh_first<kLogits>(first_bias, scale);
+    } else {
+      follow_maximum(rows, first_bias);
+      exponentiate(rows, {offset_of(rows, 0, first_bias), offset_of(rows, 1, first_bias)});
+    }
     release(&shared.key_empty[at.index], lane);
     if (query_buffer_holds_residual) {
       if (threadIdx.x % 128 == 0) ptx::bulk_wait_read<0>();

@@ -47,6 +47,7 @@ struct ForwardParameters : ForwardMaps, ForwardShape {
   float* log_normalizer;
   bool keep_residual;
   int64_t* visited_pairs;
+  int trial;
 };
 
 template <int kDim>

@@ -28,6 +28,7 @@ struct PrepareParameters {
   BackwardWorkspace workspace;
   double inverse_scale;
   int dim, query_length, query_offset, query_heads, key_blocks, padded_queries, row_blocks;  // dim: columns of dO
+  int cleared;  // of a head's row_blocks, those whose dQ is set to zero here
 };
 
 // The loads and stores that need nothing of the gate's plan come first and overlap the plan's own kernels. All earlier work has ended: the first of
@@ -47,7 +48,8 @@ __global__ void __launch_bounds__(kPrepareThreads) prepare(const __grid_constant
   const int lane_of_row = threadIdx.x % kLanesARow;
   constexpr int kFloat4s = kSliceFloats * (kDim / 64) / 4;
   float4* slices = reinterpret_cast<float4*>(p.workspace.grad_query) + int64_t{index} * kFloat4s;
-  for (int i = threadIdx.x; i < kFloat4s; i += kPrepareThreads) slices[i] = float4{0, 0, 0, 0};
+  if (index % p.row_blocks < p.cleared)
+    for (int i = threadIdx.x; i < kFloat4s; i += kPrepareThreads) slices[i] = float4{0, 0, 0, 0};
 
   // A row's lanes have kRounds rows, of which each of the first lanes writes one. Its log-normaliser is loaded here, under the others' loads.
   const int query = first + lane_of_row * kRowsAtOnce;
@@ -186,7 +188,8 @@ void launch_backward_prepare(const BackwardArguments& arguments, const BackwardW
                                      int(shape.query_heads),
                                      int(gate_blocks(shape.key_length)),
                                      int(whole_blocks(shape.query_length)),
-                                     int(whole_blocks(shape.query_length) / kRows)};
+                                     int(whole_blocks(shape.query_length) / kRows),
+                                     blocks_cleared_before(arguments, plan) * int(kGateBlock / kRows)};
   hopper::for_instance(arguments.dtype, shape, [&]<typename Element, int kDim> {
     launch_overlapping(prepare<Element, kDim>, parameters.row_blocks * rows, kPrepareThreads, 0, arguments.stream,
                        parameters);

@@ -37,15 +37,19 @@ struct Tile {
 
 /// Longest first: sections of `heads` heads, heads and the tiles of a section as WorkOrder has them, heads innermost.
 template <int kRows>
-__host__ __device__ inline Tile<kRows> tile_at(const ForwardShape& a, int index, int heads) {
+__host__ __device__ inline void place(Tile<kRows>& tile, const ForwardShape& a, int index, int heads) {
   const int per_section = heads * a.query_tiles, rows = a.tiles / a.query_tiles;
   const int section = index / per_section, within = index % per_section;
   const int width = min(heads, rows - section * heads);
-  Tile<kRows> tile;
   tile.row = a.order.head_order[section * heads + within % width];
   tile.query = a.order.tile_order[within / width] * kRows;
   tile.batch = tile.row / a.query_heads;
   tile.head = tile.row % a.query_heads;
+}
+
+/// What else the kernels need of a tile that has its place.
+template <int kRows>
+__host__ __device__ inline void describe(Tile<kRows>& tile, const ForwardShape& a) {
   tile.first = a.boundary.first_key_block[tile.row * a.query_blocks + tile.query / static_cast<int>(kGateBlock)];
   const int first_position = tile.query + a.key_length - a.query_length;
   const int last_position = min(first_position + kRows, a.key_length) - 1;
@@ -74,6 +78,13 @@ __host__ __device__ inline Tile<kRows> tile_at(const ForwardShape& a, int index,
     }
     tile.cut_block = (cut + kColumns - 1) / kColumns;
   }
+}
+
+template <int kRows>
+__host__ __device__ inline Tile<kRows> tile_at(const ForwardShape& a, int index, int heads) {
+  Tile<kRows> tile;
+  place(tile, a, index, heads);
+  describe(tile, a);
   return tile;
 }
 

@@ -61,8 +61,8 @@ __device__ inline uint32_t columns_below(int column) {
 }
 
 /// Row h is at `position` + 8·h among the keys, `at(h)` its position where rows past the last query count as the last. A block that reaches
-/// `across_a_cut` hides keys before a row's first.
-template <int kDim, typename Cuts, typename PositionOf>
+/// `across_a_cut` hides keys before a row's first. kPart: of the step's columns the first ones, which so many logits are of.
+template <int kDim, int kPart = Rows<kDim>::kLogits, typename Cuts, typename PositionOf>
 __device__ inline void mask(Rows<kDim>& rows, int first_column, int position, bool across_a_cut,
                             const Visibility<Cuts>& visibility, PositionOf at) {
 #pragma unroll
@@ -70,7 +70,7 @@ __device__ inline void mask(Rows<kDim>& rows, int first_column, int position, bo
     uint32_t visible = columns_below(visibility.last_key(position + 8 * h) + 1 - first_column);
     if (kGate && across_a_cut) visible &= ~columns_below(visibility.first_key(at(h)) - first_column);
 #pragma unroll
-    for (int e = 0; e < Rows<kDim>::kLogits / 2; ++e)
+    for (int e = 0; e < kPart / 2; ++e)
       if (!(visible >> e & 1)) rows.x[4 * (e / 2) + 2 * h + e % 2] = -INFINITY;
   }
 }
@@ -85,19 +85,20 @@ __device__ inline float sum_of_four(float value) {
   return value + __shfl_xor_sync(~0u, value, 2);
 }
 
-// Moves m where the block's maximum is above it by more than kRescaleAbove, and the sum with it. Returns whether a row of the warp moved.
-template <int kDim>
-__device__ inline bool follow_maximum(Rows<kDim>& rows, const OfRows& block_bias) {
+// Moves m where the block's maximum is above it by more than kRescaleAbove, and the sum with it. Returns whether a row of the warp moved. The first
+// kPart logits are x times a scale above 0.
+template <int kDim, int kPart = Rows<kDim>::kLogits>
+__device__ inline bool follow_maximum(Rows<kDim>& rows, const OfRows& block_bias, float scale = 1) {
   bool moved = false;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     float largest = fmaxf(rows.x[2 * h], rows.x[2 * h + 1]);
 #pragma unroll
-    for (int j = 1; j < Rows<kDim>::kLogits / 4; ++j)
+    for (int j = 1; j < kPart / 4; ++j)
       largest = fmaxf(largest, fmaxf(rows.x[4 * j + 2 * h], rows.x[4 * j + 2 * h + 1]));
     largest = largest_of_four(largest);
     // A NaN gate, which is in the block's number, must reach m, except in a row that is masked in the whole block.
-    if (largest != -INFINITY) largest += block_bias.row[h];
+    if (largest != -INFINITY) largest = largest * scale + block_bias.row[h];
     const float maximum = !(largest <= rows.maximum[h] + kRescaleAbove) ? largest : rows.maximum[h];
     moved |= maximum != rows.maximum[h];
     // a row may see nothing yet
@@ -116,11 +117,12 @@ __device__ inline float offset_of(const Rows<kDim>& rows, int h, const OfRows& b
 
 // x → 2^(scale · x + offset). At head dim 64 one row after the other, above in register order: ptxas then lets most of them read the shared operand
 // from the reuse cache (4 and 2 % faster than the opposite orders).
-template <int kDim>
+template <int kDim, int kPart = Rows<kDim>::kLogits>
 __device__ inline void exponentiate(Rows<kDim>& rows, const float (&offset)[2], float scale = 1) {
+  constexpr int kRow = kPart / 2;
 #pragma unroll
-  for (int i = 0; i < Rows<kDim>::kLogits; ++i) {
-    const int e = kDim == 64 ? i % 32 / 2 * 4 + i / 32 * 2 + i % 2 : i, h = e / 2 % 2;
+  for (int i = 0; i < kPart; ++i) {
+    const int e = kDim == 64 ? i % kRow / 2 * 4 + i / kRow * 2 + i % 2 : i, h = e / 2 % 2;
     rows.x[e] = exp2_approximate(fmaf(rows.x[e], scale, offset[h]));
     rows.sum[h] += rows.x[e];
   }

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cctype>
 #include <exception>
 #include <map>
 #include <memory>
@@ -114,7 +115,7 @@ bool is_measured(const Task& task, const std::filesystem::path& base, const std:
 
 Task make_task(const Experiment& experiment, const Context& context, Datasets& datasets,
                const std::string& fingerprint) {
-  nlohmann::json settings = claim_settings(context.root, experiment, context.scale);
+  nlohmann::json settings = claim_settings(context.root, experiment, context.scale, context.corpus);
   settings.erase("cost");  // text for the reader alone
   const Dataset& dataset = datasets.of(settings);
   Task task{experiment, settings, dataset, {}, experiment.runs(settings, dataset.vocabulary()), {}};
@@ -286,8 +287,17 @@ std::vector<Task> make_tasks(const std::vector<Experiment>& selected, const Cont
 
 }  // namespace
 
-std::filesystem::path results_folder(const std::filesystem::path& results, const std::string& scale) {
-  return results / (scale == "quick" ? machine_name() : machine_name() + "-" + scale);
+std::string suffix_of(const std::string& scale, const std::string& corpus) {
+  std::string suffix = scale == "quick" ? "" : "-" + scale;
+  if (corpus.empty()) return suffix;
+  std::string name = (std::filesystem::path(corpus) / "").parent_path().filename();
+  for (char& c : name) c = std::isalnum(static_cast<unsigned char>(c)) ? static_cast<char>(std::tolower(c)) : '-';
+  return suffix + "-" + name;
+}
+
+std::filesystem::path results_folder(const std::filesystem::path& results, const std::string& scale,
+                                     const std::string& corpus) {
+  return results / (machine_name() + suffix_of(scale, corpus));
 }
 
 std::vector<AskedRun> asked_runs(const std::vector<Experiment>& selected, const Context& context) {

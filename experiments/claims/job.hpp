@@ -21,6 +21,7 @@ struct JobProgress {
 /// The options of a job.
 struct Context {
   std::string scale = "quick";       ///< a table of every claim's config.toml
+  std::string corpus = {};           ///< a text in place of the claims' own, see claim_settings; empty: theirs
   std::filesystem::path root = ".";  ///< the checkout: experiments/papers, and the measurements that claims judge
   std::filesystem::path artefacts;   ///< data and models
   std::filesystem::path results;     ///< the folder of the claims' files, see results_folder
@@ -49,8 +50,12 @@ struct AskedRun {
 /// throws  std::invalid_argument for a word that selects nothing
 std::vector<AskedRun> asked_runs(const std::vector<Experiment>& selected, const Context& context);
 
-/// <results>/<machine> for the scale "quick", <results>/<machine>-<scale> for the others.
-std::filesystem::path results_folder(const std::filesystem::path& results, const std::string& scale);
+/// "" for the scale "quick", "-<scale>" for the others, and "-<name>" of a text that is not the claims' own: what follows the machine in a folder of results.
+std::string suffix_of(const std::string& scale, const std::string& corpus);
+
+/// <results>/<machine><suffix>
+std::filesystem::path results_folder(const std::filesystem::path& results, const std::string& scale,
+                                     const std::string& corpus = "");
 
 /// Trains the models of the experiments (each once; a finished one is read from disk), measures every claim whose inputs
 /// changed since its last result, and writes <results>/<claim>.{csv,json} and, where there are curves, <claim>.points.csv.

@@ -97,7 +97,7 @@ bool keep_open(std::vector<Comparison>& comparisons, const std::vector<Run>& not
 Judged judge_one(const Experiment& experiment, const Context& context, const std::filesystem::path& models,
                  const Texts& texts) {
   Judged judged{experiment, {}, {}, {}};
-  nlohmann::json settings = claim_settings(context.root, experiment, context.scale);
+  nlohmann::json settings = claim_settings(context.root, experiment, context.scale, context.corpus);
   settings.erase("cost");
   const Dataset no_text;
   nlohmann::json dataset;
@@ -136,13 +136,13 @@ Judged judge_one(const Experiment& experiment, const Context& context, const std
 
 }  // namespace
 
-std::string folder_of(const std::filesystem::path& models, const std::string& scale) {
+std::string folder_of(const std::filesystem::path& models, const std::string& scale, const std::string& corpus) {
   const auto folders = folders_below(models);
   if (folders.empty()) throw std::invalid_argument(models.string() + ": expected a model, found none");
   const nlohmann::json machine = read_sealed(folders.front() / "done.json").at("machine");
   std::string name = machine.contains("gpu") ? machine["gpu"].at("name") : machine.at("name");
   for (char& c : name) c = std::isalnum(static_cast<unsigned char>(c)) ? static_cast<char>(std::tolower(c)) : '-';
-  return scale == "quick" ? name : name + "-" + scale;
+  return name + suffix_of(scale, corpus);
 }
 
 std::vector<Judged> judge_experiments(const std::vector<Experiment>& selected, const Context& context,

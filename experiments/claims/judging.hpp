@@ -17,8 +17,8 @@ struct Judged {
   std::vector<std::string> not_run;  ///< its runs that have no model yet: statements on rows without one are open
 };
 
-/// The folder of results of these models: the GPU, or else the machine, that trained the first, and the scale unless that is quick.
-std::string folder_of(const std::filesystem::path& models, const std::string& scale);
+/// The folder of results of these models: the GPU, or else the machine, that trained the first, and suffix_of (job.hpp).
+std::string folder_of(const std::filesystem::path& models, const std::string& scale, const std::string& corpus = "");
 
 /// Judges the claims by the rules of this program, from the artefacts below `models`, and writes the files of those that could be judged, see write_findings.
 /// A claim some of whose runs have no model yet is judged by the others: each statement by the seeds that its rows share.

@@ -100,9 +100,15 @@ std::filesystem::path claim_folder(const std::filesystem::path& root, const Expe
   return root / "experiments" / "papers" / experiment.paper / experiment.claim;
 }
 
-nlohmann::json claim_settings(const std::filesystem::path& root, const Experiment& experiment,
-                              const std::string& scale) {
-  return scale_table(claim_folder(root, experiment) / "config.toml", scale);
+nlohmann::json claim_settings(const std::filesystem::path& root, const Experiment& experiment, const std::string& scale,
+                              const std::string& corpus) {
+  nlohmann::json settings = scale_table(claim_folder(root, experiment) / "config.toml", scale);
+  if (corpus.empty()) return settings;
+  if (!settings.contains("training") || !settings["training"].contains("corpus"))
+    throw std::invalid_argument("--corpus: expected claims that train on a text, found " + experiment.name());
+  settings["training"]["corpus"] = corpus;
+  settings.erase("text");
+  return settings;
 }
 
 std::string claim_title(const std::filesystem::path& root, const Experiment& experiment) {

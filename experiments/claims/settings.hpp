@@ -15,9 +15,10 @@ std::filesystem::path claim_folder(const std::filesystem::path& root, const Expe
 /// The table of `scale` in the claim's config.toml as JSON. With `base = "../other/config.toml"` the members of this table replace
 /// those of the other file's table of the same scale.
 ///
-/// throws  std::invalid_argument naming the file, and the scales that it has
-nlohmann::json claim_settings(const std::filesystem::path& root, const Experiment& experiment,
-                              const std::string& scale);
+/// reads   corpus: a text in place of the claim's own, whose SHA-256 is then not asked for; empty: its own
+/// throws  std::invalid_argument naming the file, and the scales that it has; for a corpus where the claim trains on none
+nlohmann::json claim_settings(const std::filesystem::path& root, const Experiment& experiment, const std::string& scale,
+                              const std::string& corpus = "");
 
 /// The claim's title: `title` in config.toml's table [claim], which also has `order`, its place in the report, and
 /// [claim.words], the names of its metrics in the report.

@@ -26,6 +26,7 @@ struct Place {
 
 /// Adds --scale, of the commands that read config.toml of the claims.
 void add_scale(CLI::App& command, std::string& scale);
+void add_corpus(CLI::App& command, std::string& corpus);
 
 /// Adds the claims that a command works on: paper/claim, paper or claim; none: all.
 void add_claims(CLI::App& command, std::vector<std::string>& claims);

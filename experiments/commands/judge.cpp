@@ -15,7 +15,7 @@ namespace {
 
 struct JudgeOptions {
   std::vector<std::string> experiments, bundles;
-  std::string scale = "quick", results;
+  std::string scale = "quick", corpus, results;
 };
 
 /// results/raw/<scale>-*.tar.xz of the checkout.
@@ -61,9 +61,10 @@ void judge_bundles(const JudgeOptions& options, const Place& place) {
   import_bundles(options.bundles.empty() ? committed_bundles(place, options.scale) : options.bundles, scratch.path());
   Context context;
   context.scale = options.scale;
+  context.corpus = options.corpus;
   context.root = place.suite();
   context.results = (options.results.empty() ? place.results() : std::filesystem::absolute(options.results)) /
-                    folder_of(scratch.path(), options.scale);
+                    folder_of(scratch.path(), options.scale, options.corpus);
   expect_folder_to_write("results", context.results);
   context.threads = place.threads;
   context.command_line = place.command_line;
@@ -82,6 +83,7 @@ void add_judge(CLI::App& app, const Place& place) {
       ->check(existing_file())
       ->default_str("results/raw/SCALE-*.tar.xz");
   add_scale(*command, options->scale);
+  add_corpus(*command, options->corpus);
   command->add_option("--results", options->results, "The folder of results, one folder a machine below it")
       ->default_str("artefacts/results");
   command->footer(

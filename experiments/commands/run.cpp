@@ -27,7 +27,7 @@ namespace {
 
 struct SuiteOptions {
   std::vector<std::string> experiments, only;
-  std::string scale = "quick", results, worker;
+  std::string scale = "quick", corpus, results, worker;
   int gpus = 0, processes = 0;
   Deadline deadline;
 };
@@ -124,16 +124,26 @@ void farm_out(const SuiteOptions& options, const Context& context, const std::fi
     throw Interrupted(Interrupted::kDeadline, "continues: " + listed(harvest.continues) + "; the same call goes on");
 }
 
+/// A path below the checkout's artefacts is named from there, so that other machines name it alike; another one is whole, since the job changes folders.
+std::string named_from(const std::filesystem::path& root, const std::string& corpus) {
+  if (!std::filesystem::exists(corpus)) return corpus;
+  const auto whole = std::filesystem::weakly_canonical(corpus);
+  const auto below = whole.lexically_relative(std::filesystem::weakly_canonical(root));
+  return below.empty() || *below.begin() == ".." ? whole : below;
+}
+
 void run(const SuiteOptions& options, const Place& place) {
   const bool is_worker = !options.worker.empty();
   if (is_worker) prctl(PR_SET_PDEATHSIG, SIGTERM);  // a worker doesn't outlive its farm
   const auto selected = select_experiments(options.experiments);
   Context context;
   context.scale = options.scale;
+  context.corpus = named_from(place.root, options.corpus);
   context.root = place.suite();
   context.artefacts = place.root / "artefacts";
-  context.results = results_folder(
-      options.results.empty() ? place.results() : std::filesystem::absolute(options.results), options.scale);
+  context.results =
+      results_folder(options.results.empty() ? place.results() : std::filesystem::absolute(options.results),
+                     options.scale, options.corpus);
   context.threads = place.threads;
   context.command_line = place.command_line;
   context.only = is_worker ? std::vector{options.worker} : options.only;
@@ -168,6 +178,14 @@ void add_scale(CLI::App& command, std::string& scale) {
       ->capture_default_str();
 }
 
+void add_corpus(CLI::App& command, std::string& corpus) {
+  command
+      .add_option("--corpus", corpus,
+                  "Another text than the claims' own, under their rules: a corpus, a dataset's folder or a text, as "
+                  "lethe train's; results have its name")
+      ->default_str("that of config.toml");
+}
+
 void add_claims(CLI::App& command, std::vector<std::string>& claims) {
   std::vector<std::string> names;
   for (const Experiment& experiment : experiments())
@@ -185,6 +203,7 @@ void add_run(CLI::App& app, const Place& place) {
   auto options = std::make_shared<SuiteOptions>();
   add_claims(*command, options->experiments);
   add_scale(*command, options->scale);
+  add_corpus(*command, options->corpus);
   command->add_option("--results", options->results, "The folder of results, one folder a machine below it")
       ->default_str("artefacts/results, which git ignores");
   auto* gpus = command->add_option("--gpus", options->gpus, "Train on so many GPUs, a run and a process on each")
@@ -203,6 +222,7 @@ void add_run(CLI::App& app, const Place& place) {
       "  lethe run adaptive_computation_pruning\n"
       "  lethe run ablations tolerance\n"
       "  lethe run ablations --scale gpu --gpus 8 --until 3000\n"
+      "  lethe run length_extrapolation --scale gpu --corpus artefacts/data/linux-gpt2\n"
       "  lethe run ablations --scale gpu --gpus 1 --only 3/6     # the third of six machines");
   command->callback([options, &place] { run(*options, place); });
 }

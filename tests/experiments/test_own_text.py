@@ -61,6 +61,18 @@ class OwnText(unittest.TestCase):
 
 
 class Training(OwnText):
+    def test_stands_in_for_a_claims_own_text(self):
+        claim = ("length_extrapolation", "--scale", "smoke", "--corpus", "input.txt")
+        results = Path(self.done("run", *claim).stdout.splitlines()[-1])
+        self.assertTrue(results.name.endswith("-smoke-input-txt"), results)
+        found = json.loads((results / "length_extrapolation.json").read_text())
+        self.assertEqual(found["settings"]["training"]["corpus"], "input.txt")
+        self.done("bundle", "--to", "own.tar.xz")
+        judged = Path(self.done("judge", *claim, "--from", "own.tar.xz", "--results", "judged").stdout.splitlines()[-1])
+        self.assertEqual(judged.name, results.name)
+        self.assertEqual(json.loads((judged / "length_extrapolation.json").read_text())["comparisons"], found["comparisons"])
+        self.refused("--corpus: expected claims that train on a text, found throughput/open_gate", "run", "open_gate", "--scale", "smoke", "--corpus", "input.txt")
+
     def test_with_pruning_may_be_faster_than_its_limit_and_says_so(self):
         told = self.done("train", "input.txt", *SMALL, "--set", "log_pruning_tolerance=-10").stderr
         self.assertRegex(told, re.compile(r"^limit +\S+ tokens/s, were .* on this machine and no pair pruned$", re.MULTILINE))

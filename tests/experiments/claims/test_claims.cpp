@@ -9,6 +9,7 @@
 #include <set>
 #include <string>
 
+#include "experiments/claims/job.hpp"
 #include "experiments/claims/registry.hpp"
 #include "experiments/claims/settings.hpp"
 #include "experiments/papers/forgetting_transformer/rows.hpp"
@@ -97,6 +98,23 @@ TEST(Scales, LayAClaimsOwnSettingsOverThoseOfItsBase) {
   EXPECT_EQ(own.at("evaluation").at("length_factor"), 4);
   EXPECT_NE(own.at("cost"), of_base.at("cost"));
   EXPECT_FALSE(own.contains("base"));
+}
+
+TEST(Scales, TakeAnotherTextUnderTheClaimsRules) {
+  const auto claim = select_experiments({"length_extrapolation"}).front();
+  const auto own = claim_settings(kRoot, claim, "gpu");
+  auto changed = claim_settings(kRoot, claim, "gpu", "artefacts/data/linux-gpt2");
+  EXPECT_EQ(changed.at("training").at("corpus"), "artefacts/data/linux-gpt2");
+  EXPECT_TRUE(own.contains("text"));
+  EXPECT_FALSE(changed.contains("text")) << "the hash is that of the claim's own text";
+  changed["training"]["corpus"] = own.at("training").at("corpus");
+  changed["text"] = own.at("text");
+  EXPECT_EQ(changed, own) << "nothing else may differ";
+  EXPECT_THROW(claim_settings(kRoot, select_experiments({"open_gate"}).front(), "quick", "headers"),
+               std::invalid_argument);
+  EXPECT_EQ(suffix_of("gpu", "artefacts/data/linux-gpt2/"), "-gpu-linux-gpt2");
+  EXPECT_EQ(suffix_of("quick", "My.txt"), "-my-txt");
+  EXPECT_EQ(suffix_of("quick", ""), "");
 }
 
 TEST(Scales, GivePrefixSourcesTargetsOfASplitApartFromItsOthers) {

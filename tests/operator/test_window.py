@@ -12,14 +12,14 @@ BOUNDS = {torch.float64: 1e-11, torch.float32: 3e-5, torch.bfloat16: 3e-2, torch
 QUERIES, KEYS, HEADS, KEY_HEADS = 500, 600, 4, 2
 
 
-def tensors(dtype, gate="initial", dim=64, batch=2, heads=HEADS, key_heads=KEY_HEADS):
+def tensors(dtype, gate="initial", dim=64, batch=2, heads=HEADS, key_heads=KEY_HEADS, keys=KEYS):
     """query, key, value, log f."""
     generator = torch.Generator().manual_seed(5)
     wide = torch.float64 if dtype == torch.float64 else torch.float32
-    shapes = ((QUERIES, heads), (KEYS, key_heads), (KEYS, key_heads))
+    shapes = ((QUERIES, heads), (keys, key_heads), (keys, key_heads))
     inputs = [torch.randn(batch, length, count, dim, generator=generator).to(DEVICE, dtype) for length, count in shapes]
     shift = {"open": 9.0, "initial": 0.0, "cutting": 6.0}[gate]
-    log_forget = torch.nn.functional.logsigmoid(torch.randn(batch, KEYS, heads, generator=generator) + shift)
+    log_forget = torch.nn.functional.logsigmoid(torch.randn(batch, keys, heads, generator=generator) + shift)
     if gate == "cutting":
         log_forget[:, ::97, 1] = -float("inf")
     return [*inputs, log_forget.to(DEVICE, wide)]
@@ -69,6 +69,15 @@ class Window(unittest.TestCase):
             for dim in (16, 32, 80, 96, 128, 256):
                 with self.subTest(dim=dim):
                     self.check(dtype, "initial", 100, dim)
+
+    def test_is_that_of_the_definition_wherever_queries_begin_in_a_block(self):
+        # The first query after 1, 31, 63 and 127 keys: the last of a block of 32, 64 or 128, with others of its warp in the next one.
+        for dtype in DTYPES[-1:]:
+            for before in (1, 31, 63, 127):
+                for dim in (64, 96, 128):
+                    for window in (64, 100, 200):
+                        with self.subTest(dtype=dtype, before=before, dim=dim, window=window):
+                            self.check(dtype, "initial", window, dim, keys=QUERIES + before)
 
     def test_is_that_of_the_definition_over_sections_of_heads(self):
         # On a Hopper GPU what the backward's tiles of keys read fills the cache (gate/sections.hpp) with 16 key heads of 4 query heads each: two sections, of

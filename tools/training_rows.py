@@ -73,7 +73,12 @@ class Row:
         except OSError:  # it has ended: so does its output
             pass
         seconds = self.answer(f"the end of {count} steps")
-        return None if seconds is None else float(seconds) / count
+        try:
+            return None if seconds is None else float(seconds) / count
+        except ValueError:
+            self.error = f"expected the seconds of {count} steps, found {seconds.strip()[:80]}"
+            self.process.kill()
+            return None
 
     def end(self):
         try:

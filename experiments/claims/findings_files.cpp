@@ -32,6 +32,7 @@ void write_findings(const Study& study, Findings findings, const Context& contex
                             {"comparisons", findings.comparisons},
                             {"verdict", to_string(overall(findings.comparisons))},
                             {"key", key}};
+  if (!context.corpus.empty()) details["corpus"] = context.corpus;  // in place of the claim's own
   if (!not_run.empty()) details["not_run"] = not_run;
   write_records(base, findings.records, context.command_line, details);
 }

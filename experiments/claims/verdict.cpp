@@ -50,6 +50,10 @@ Verdict Comparison::verdict() const {
 std::string Comparison::lacks() const {
   const bool is_measured = out_of_reach.empty() && open.empty() && !would_decide.empty();
   if (!is_measured || judge(expectation, measured, band) != Verdict::kInconclusive) return "";
+  Comparison exact = *this;
+  exact.band = 0;
+  if (exact.control) exact.control->band = 0;
+  if (exact.verdict() == Verdict::kInconclusive) return "";  // a reason or a control would stand against it
   return "would be decided by " + would_decide;
 }
 

@@ -71,7 +71,7 @@ struct Comparison {
   ///                  verdict or a better one on the paper's side
   Verdict verdict() const;
 
-  /// "would be decided by " and would_decide, where the band alone is why there is no verdict; else empty.
+  /// "would be decided by " and would_decide, where the band alone is why there is no verdict, and without it there would be one; else empty.
   std::string lacks() const;
 };
 void to_json(nlohmann::json& json, const Comparison& comparison);

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "experiments/claims/claim.hpp"
+
 namespace lethe {
 
 /// Options that all subcommands share.
@@ -27,6 +29,13 @@ struct Place {
 /// Adds --scale, of the commands that read config.toml of the claims.
 void add_scale(CLI::App& command, std::string& scale);
 void add_corpus(CLI::App& command, std::string& corpus);
+
+/// What claims call the corpus that was given, "" for their own: a path below the root by its way from there, whatever folder it was given from, so that
+/// other machines call it alike; another path whole.
+///
+/// throws  std::invalid_argument where one of the claims trains on no text
+std::string corpus_of(const std::string& given, const std::vector<Experiment>& selected, const std::string& scale,
+                      const Place& place);
 
 /// Adds the claims that a command works on: paper/claim, paper or claim; none: all.
 void add_claims(CLI::App& command, std::vector<std::string>& claims);

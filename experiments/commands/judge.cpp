@@ -57,19 +57,20 @@ void print(const Judged& judged) {
 }
 
 void judge_bundles(const JudgeOptions& options, const Place& place) {
+  const auto selected = select_experiments(options.experiments);
+  const std::string corpus = corpus_of(options.corpus, selected, options.scale, place);
   const ScratchFolder scratch;
   import_bundles(options.bundles.empty() ? committed_bundles(place, options.scale) : options.bundles, scratch.path());
   Context context;
   context.scale = options.scale;
-  context.corpus = options.corpus;
+  context.corpus = corpus;
   context.root = place.suite();
   context.results = (options.results.empty() ? place.results() : std::filesystem::absolute(options.results)) /
-                    folder_of(scratch.path(), options.scale, options.corpus);
+                    folder_of(scratch.path(), options.scale, corpus);
   expect_folder_to_write("results", context.results);
   context.threads = place.threads;
   context.command_line = place.command_line;
-  for (const Judged& judged : judge_experiments(select_experiments(options.experiments), context, scratch.path()))
-    print(judged);
+  for (const Judged& judged : judge_experiments(selected, context, scratch.path())) print(judged);
   std::printf("%s\n", context.results.c_str());
 }
 

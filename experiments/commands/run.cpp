@@ -13,6 +13,7 @@
 
 #include "experiments/claims/job.hpp"
 #include "experiments/claims/registry.hpp"
+#include "experiments/claims/settings.hpp"
 #include "experiments/commands/checks.hpp"
 #include "experiments/commands/commands.hpp"
 #include "experiments/commands/deadline.hpp"
@@ -124,21 +125,13 @@ void farm_out(const SuiteOptions& options, const Context& context, const std::fi
     throw Interrupted(Interrupted::kDeadline, "continues: " + listed(harvest.continues) + "; the same call goes on");
 }
 
-/// A path below the checkout's artefacts is named from there, so that other machines name it alike; another one is whole, since the job changes folders.
-std::string named_from(const std::filesystem::path& root, const std::string& corpus) {
-  if (!std::filesystem::exists(corpus)) return corpus;
-  const auto whole = std::filesystem::weakly_canonical(corpus);
-  const auto below = whole.lexically_relative(std::filesystem::weakly_canonical(root));
-  return below.empty() || *below.begin() == ".." ? whole : below;
-}
-
 void run(const SuiteOptions& options, const Place& place) {
   const bool is_worker = !options.worker.empty();
   if (is_worker) prctl(PR_SET_PDEATHSIG, SIGTERM);  // a worker doesn't outlive its farm
   const auto selected = select_experiments(options.experiments);
   Context context;
   context.scale = options.scale;
-  context.corpus = named_from(place.root, options.corpus);
+  context.corpus = corpus_of(options.corpus, selected, options.scale, place);
   context.root = place.suite();
   context.artefacts = place.root / "artefacts";
   context.results =
@@ -184,6 +177,20 @@ void add_corpus(CLI::App& command, std::string& corpus) {
                   "Another text than the claims' own, under their rules: a corpus, a dataset's folder or a text, as "
                   "lethe train's; results have its name")
       ->default_str("that of config.toml");
+}
+
+std::string corpus_of(const std::string& given, const std::vector<Experiment>& selected, const std::string& scale,
+                      const Place& place) {
+  if (given.empty()) return given;
+  for (const Experiment& experiment : selected) claim_settings(place.suite(), experiment, scale, given);
+  namespace fs = std::filesystem;
+  if (given.find('/') == std::string::npos && !fs::exists(given)) return given;  // a name
+  const auto whole_of = [](const fs::path& path) {
+    const fs::path whole = fs::absolute(path).lexically_normal();
+    return whole.has_filename() ? whole : whole.parent_path();
+  };
+  const fs::path whole = whole_of(given), below = whole.lexically_relative(whole_of(place.root));
+  return below.empty() || *below.begin() == ".." ? whole : below;
 }
 
 void add_claims(CLI::App& command, std::vector<std::string>& claims) {

@@ -68,9 +68,11 @@ class Training(OwnText):
         found = json.loads((results / "length_extrapolation.json").read_text())
         self.assertEqual(found["settings"]["training"]["corpus"], "input.txt")
         self.done("bundle", "--to", "own.tar.xz")
-        judged = Path(self.done("judge", *claim, "--from", "own.tar.xz", "--results", "judged").stdout.splitlines()[-1])
+        anyhow = [*claim[:-1], str(self.home / "input.txt")]
+        judged = Path(self.done("judge", *anyhow, "--from", "own.tar.xz", "--results", "judged").stdout.splitlines()[-1])
         self.assertEqual(judged.name, results.name)
         self.assertEqual(json.loads((judged / "length_extrapolation.json").read_text())["comparisons"], found["comparisons"])
+        self.assertEqual(found["corpus"], "input.txt")
         self.refused("--corpus: expected claims that train on a text, found throughput/open_gate", "run", "open_gate", "--scale", "smoke", "--corpus", "input.txt")
 
     def test_with_pruning_may_be_faster_than_its_limit_and_says_so(self):

@@ -34,10 +34,12 @@ def read_items(root):
 
 
 def largest(root, folders, use=lambda claim: None):
-    """The result of each claim at the largest scale, by the claim's name."""
+    """The result of each claim on its own text at the largest scale, by the claim's name."""
     best = {}
     for folder in folders:
         for claim in sound_claims(root, folder, use)[0]:
+            if "corpus" in claim.certificate:
+                continue
             other = best.get(claim.name)
             if other is None or SCALES.index(claim.certificate["scale"]) >= SCALES.index(other.certificate["scale"]):
                 best[claim.name] = claim

@@ -91,6 +91,12 @@ TEST(Measurements, SayHowManySeedsWouldDecide) {
 
   EXPECT_EQ(losses.compare("", {{"a", 1}}, kPositive).would_decide, "") << "its mean is the bound itself";
 
+  Comparison against = found;
+  against.measured = -found.measured;
+  EXPECT_NE(against.lacks(), "");
+  against.no_refutation = "another precision than the paper's";
+  EXPECT_EQ(against.lacks(), "") << "it would stay open";
+
   Comparison closed = found;
   closed.open = "its runs don't differ";
   EXPECT_EQ(closed.lacks(), "") << "no seed would decide it";

@@ -35,6 +35,14 @@ class Items(WithCheckout):
         (larger / "ablations.json").write_text(json.dumps(CERTIFICATE | {"scale": "gpu"}))
         self.assertIn("ablations at gpu:", self.table("FoX,Table 3,components help,measured,ablations,"))
 
+    def test_a_result_on_another_text_is_not_the_claims(self):
+        other = self.checkout.results / "other-linux"
+        other.mkdir()
+        for file in self.checkout.machine.iterdir():
+            (other / file.name).write_bytes(file.read_bytes())
+        (other / "ablations.json").write_text(json.dumps(CERTIFICATE | {"scale": "gpu", "corpus": "linux"}))
+        self.assertIn("ablations at quick:", self.table("FoX,Table 3,components help,measured,ablations,"))
+
     def test_figure_2_is_not_figure_21(self):
         row = {"paper": "FoX", "item": "Fig. 2"}
         self.assertTrue(is_about({"source": "FoX Fig. 2 and Section 4.2"}, row))

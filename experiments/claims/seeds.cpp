@@ -115,7 +115,7 @@ std::string Measurements::deciding_seeds(const Comparison& comparison, double de
   };
   if (!std::isfinite(comparison.measured) || decides(comparison.band) || !decides(0)) return "";
   if (!std::isfinite(deviation)) return "rows with several seeds";
-  if (!decides(of_text)) return "more text: that noise alone is too wide, whatever the number of seeds";
+  if (!decides(of_text)) return "more text: the noise of this one is too wide with the seeds that are here";
   const auto band = [&](size_t n) {
     return std::hypot(student_t(static_cast<int>(n) - 1, confidence_) * deviation / std::sqrt(static_cast<double>(n)),
                       of_text);

@@ -45,7 +45,7 @@ class Measurements {
   /// as √(seeds² + text²).
   ///
   /// Where that band is too wide for a verdict, `would_decide` says how many seeds a row would give one: as many as, with this mean and this scatter,
-  /// √((t·s/√n)² + text²) needs for it; or that no number does, where the text's noise alone is too wide. Empty where the
+  /// √((t·s/√n)² + text²) needs for it; or more text, where that of this one is too wide by itself. Empty where the
   /// mean lies on the bound itself.
   ///
   /// returns  a comparison that is out of reach where a row is absent

@@ -111,7 +111,7 @@ TEST(Measurements, SayWhereNoNumberOfSeedsWouldDecide) {
     losses.add("b", seed, 1, {3, -3, 3});
   }
   EXPECT_EQ(losses.compare("", {{"b", 1}, {"a", -1}}, kPositive).would_decide,
-            "more text: that noise alone is too wide, whatever the number of seeds");
+            "more text: the noise of this one is too wide with the seeds that are here");
   Measurements single;
   single.add("a", 0, 1), single.add("b", 0, 2);
   EXPECT_EQ(single.compare("", {{"b", 1}, {"a", -1}}, kPositive).would_decide, "rows with several seeds");

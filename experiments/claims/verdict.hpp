@@ -61,9 +61,8 @@ struct Comparison {
   std::string out_of_reach = {};   ///< why nothing here can decide it, e.g. a row that this scale doesn't train
   std::string open = {};           ///< why the measurement says nothing, e.g. runs that don't differ
   std::string no_refutation = {};  ///< why a contradiction doesn't refute, e.g. another precision than the paper's
-  std::string would_decide =
-      {};                 ///< what a band that is too wide for a verdict lacks, e.g. "9 seeds a row, 4 are here"
-  std::string note = {};  ///< for readers, e.g. a rule that was changed after a run
+  std::string would_decide = {};   ///< what a band that is too wide lacks, e.g. "9 seeds a row, 4 are here"
+  std::string note = {};           ///< for readers, e.g. a rule that was changed after a run
 
   /// judge() of the measurement, but
   ///   out of reach   where out_of_reach has a reason

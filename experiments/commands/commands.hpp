@@ -28,6 +28,7 @@ struct Place {
 
 /// Adds --scale, of the commands that read config.toml of the claims.
 void add_scale(CLI::App& command, std::string& scale);
+/// Adds --corpus, of the commands that can put claims on another text.
 void add_corpus(CLI::App& command, std::string& corpus);
 
 /// What claims call the corpus that was given, "" for their own: a path below the root by its way from there, whatever folder it was given from, so that

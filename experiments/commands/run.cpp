@@ -136,7 +136,7 @@ void run(const SuiteOptions& options, const Place& place) {
   context.artefacts = place.root / "artefacts";
   context.results =
       results_folder(options.results.empty() ? place.results() : std::filesystem::absolute(options.results),
-                     options.scale, options.corpus);
+                     options.scale, context.corpus);
   context.threads = place.threads;
   context.command_line = place.command_line;
   context.only = is_worker ? std::vector{options.worker} : options.only;

@@ -40,6 +40,25 @@ def gradients(given, device, times=lambda direction: direction):
     return {name: leaf.grad.cpu() for name, leaf in leaves.items()}
 
 
+def assert_same_gradients_alone(test, given, heads):
+    """Those of one of so many heads have the bits that they have alone."""
+    cut = lambda tensor: tensor[:, 7:8] if tensor.size(1) == heads else tensor[:, :, 7:8]
+    kept = []
+    many = gradients(given, DEVICE, lambda direction: kept.append(cut(direction)) or direction)
+    alone = gradients({name: cut(tensor) for name, tensor in given.items()}, DEVICE, lambda _: kept.pop(0))
+    for name, tensor in many.items():
+        test.assertTrue(torch.equal(cut(tensor), alone[name]), name)
+
+
+def assert_same_gradients_after(test, given, other):
+    """Equal calls give equal bits, whatever another call has left in their memory."""
+    first = gradients(given, DEVICE)
+    for _ in range(4):
+        gradients(other, DEVICE)
+        for name, again in gradients(given, DEVICE).items():
+            test.assertTrue(torch.equal(first[name], again), name)
+
+
 def double(given):
     return {name: tensor.double() for name, tensor in given.items()}
 
@@ -138,23 +157,14 @@ class Units(unittest.TestCase):
         for rows, columns in ((64, 64), (128, 128)):
             with self.subTest(rows=rows, columns=columns):
                 given = delta_problem(torch.bfloat16, length=200, heads=300, rows=rows, columns=columns)
-                cut = lambda tensor: tensor[:, 7:8] if tensor.size(1) == 300 else tensor[:, :, 7:8]
-                kept = []
-                many = gradients(given, DEVICE, lambda direction: kept.append(cut(direction)) or direction)
-                alone = gradients({name: cut(tensor) for name, tensor in given.items()}, DEVICE, lambda _: kept.pop(0))
-                for name, tensor in many.items():
-                    self.assertTrue(torch.equal(cut(tensor), alone[name]), name)
+                assert_same_gradients_alone(self, given, heads=300)
 
     def test_equal_calls_give_equal_gradients_after_others(self):
         """Chunks' gradients are computed while others are swept, in memory that holds another call's arrays."""
         for rows, columns in ((64, 64), (128, 128)):
             with self.subTest(rows=rows, columns=columns):
                 given, other = (delta_problem(torch.bfloat16, length=2048, heads=48, rows=rows, columns=columns, seed=seed) for seed in (6, 7))
-                first = gradients(given, DEVICE)
-                for _ in range(4):
-                    gradients(other, DEVICE)
-                    for name, again in gradients(given, DEVICE).items():
-                        self.assertTrue(torch.equal(first[name], again), name)
+                assert_same_gradients_after(self, given, other)
 
     def test_a_head_has_the_same_bits_among_many(self):
         for rows, columns in ((64, 64), (128, 128)):
@@ -233,28 +243,19 @@ class KeyGates(unittest.TestCase):
         for name in once:
             self.assertTrue(torch.equal(once[name], again[name]), name)
 
-    def test_a_head_has_the_same_gradients_among_many_whatever_its_windows(self):
-        """Of 48 heads chunks are prepared in several windows, and their gradients begin before the sweep back ends."""
+    def test_a_head_has_the_same_gradients_among_many(self):
+        """Of 48 heads gradients begin before the sweep back ends."""
         for rows, columns in ((64, 64), (128, 128), (128, 72)):
             with self.subTest(rows=rows, columns=columns):
                 given = self.problem(torch.bfloat16, "slow", length=64 * 40 - 10, heads=48, rows=rows, columns=columns)
-                cut = lambda tensor: tensor[:, 7:8] if tensor.size(1) == 48 else tensor[:, :, 7:8]
-                kept = []
-                many = gradients(given, DEVICE, lambda direction: kept.append(cut(direction)) or direction)
-                alone = gradients({name: cut(tensor) for name, tensor in given.items()}, DEVICE, lambda _: kept.pop(0))
-                for name, tensor in many.items():
-                    self.assertTrue(torch.equal(cut(tensor), alone[name]), name)
+                assert_same_gradients_alone(self, given, heads=48)
 
     def test_equal_calls_give_equal_gradients_after_others(self):
         """Chunks' gradients are computed while others are swept, in memory that holds another call's arrays."""
         for rows, columns in ((64, 64), (128, 128)):
             with self.subTest(rows=rows, columns=columns):
                 given, other = (self.problem(torch.bfloat16, "slow", seed=seed, length=2048, heads=48, rows=rows, columns=columns) for seed in (6, 7))
-                first = gradients(given, DEVICE)
-                for _ in range(4):
-                    gradients(other, DEVICE)
-                    for name, again in gradients(given, DEVICE).items():
-                        self.assertTrue(torch.equal(first[name], again), name)
+                assert_same_gradients_after(self, given, other)
 
 
 if __name__ == "__main__":

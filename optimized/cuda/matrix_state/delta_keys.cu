@@ -1,7 +1,7 @@
 // delta_state with a gate a row, by windows of chunks of 64 tokens: what the state does not enter, of all chunks of a window at once, then a sweep over them.
 // While one window is swept, by a CTA a head (on 8.0 for 64 columns of it), the next one is prepared by the multiprocessors that are left: windows have two
-// places in turn, or each its own.
-// The backward keeps all chunks: prepared once, swept to the last one and back, and each chunk's gradients for themselves as soon as that sweep has passed it.
+// places in turn.
+// The backward keeps all chunks, one window: prepared once, swept to the last one and back, and each chunk's gradients for themselves as soon as that sweep has passed it.
 #include <algorithm>
 #include <type_traits>
 
@@ -54,11 +54,6 @@ DeltaKeyArrays take_arrays(Workspace& memory, const Shape& shape) {
   arrays.strength = memory.take<float>(warps * kChunk);
   arrays.swept = memory.take<int32_t>(heads_of(shape) * ((shape.value_dim + 63) / 64));
   return arrays;
-}
-
-// The state between a backward's windows.
-float* take_state(Workspace& memory, const Shape& shape) {
-  return memory.take<float>(heads_of(shape) * shape.key_dim * shape.value_dim);
 }
 
 void allow_bytes(const void* kernel, int bytes) {
@@ -119,28 +114,16 @@ bool sweeps_wide(int columns) {
   return compute_capability(device) >= 90;
 }
 
-// Chunks of a forward's next window, of `left`, where each has a place of its own. While `ctas` sweep it, the multiprocessors that are left prepare the next
-// one, and a chunk of all heads takes a multiprocessor about as long to prepare as to sweep: a window is the share of the one before it that they reach.
-int next_window(int left, int64_t ctas, int64_t heads) {
-  const int64_t all = multiprocessors(), sweeping = std::min(all, ctas);
-  // Fewer chunks aren't worth a launch: half of the CTAs that prepare at once.
-  const int fewest = static_cast<int>(std::max<int64_t>(4, (3 * all / 2 + heads - 1) / heads)),
-            window = std::max(fewest, static_cast<int>((left * sweeping + all - 1) / all));
-  return left - window < fewest ? left : window;
-}
-
-// Prepares and sweeps all chunks by windows. `p` has what no window changes, and as `last` a place for the state, which it goes through from one to the next.
+// Prepares and sweeps all chunks: to keep them in one window, else in windows of equal length. `p` has what no window changes; the state goes from one to the
+// next through `last`.
 template <typename Element, int kRows, int kWidth, bool kKeeps>
 void launch_windows(const Shape& shape, DeltaKeyArguments p, cudaStream_t stream) {
-  const int chunks = chunks_of(shape), window = window_of(shape);
-  const bool all_placed = p.stride == chunks;
-  const int64_t heads = heads_of(shape), ctas = heads * ((p.columns + kWidth - 1) / kWidth);
+  const int chunks = chunks_of(shape), window = kKeeps ? chunks : window_of(shape);
+  const int64_t heads = heads_of(shape);
   char* const records = p.records;
-  for (p.first_chunk = 0; p.first_chunk < chunks; p.first_chunk += p.chunks, p.initial = p.last) {
-    const int left = chunks - p.first_chunk;
-    p.chunks = !all_placed ? std::min(window, left) : launches_overlap() ? next_window(left, ctas, heads) : left;
-    p.records = records + int64_t{DeltaKeyRecord<kRows>::kBytes} *
-                              (all_placed ? p.first_chunk : p.first_chunk / window % 2 * window);
+  for (p.first_chunk = 0; p.first_chunk < chunks; p.first_chunk += window, p.initial = p.last) {
+    p.chunks = std::min(window, chunks - p.first_chunk);
+    p.records = records + int64_t{DeltaKeyRecord<kRows>::kBytes} * (p.first_chunk / window % 2 * window);
     prepare<Element, kRows>(p, heads, p.first_chunk > 0, stream);
     sweep_forward<Element, kRows, kWidth, kKeeps>(p, heads, stream);
   }
@@ -222,7 +205,6 @@ size_t delta_key_workspace_bytes(const Shape& shape, const MatrixStateForm&) {
   Workspace memory(nullptr);
   take_records(memory, shape, chunks_of(shape));
   take_arrays(memory, shape);
-  take_state(memory, shape);
   return memory.bytes();
 }
 
@@ -242,7 +224,6 @@ void delta_key_backward(const MatrixStateBackward& a) {
   p.stride = chunks_of(a.shape);
   p.records = take_records(memory, a.shape, p.stride);
   p.arrays = take_arrays(memory, a.shape);
-  p.last = take_state(memory, a.shape);
   a.dtype == Dtype::kBFloat16 ? launch_element<__nv_bfloat16>(a, p) : launch_element<__half>(a, p);
 }
 

@@ -37,8 +37,8 @@ class DeviceProblem {
   using Plan = typename Kernels::Plan;
 
   DeviceProblem(const Problem& problem, const PlanOptions& options)
-      : problem_(problem), query_(elements(problem.query)), key_(elements(problem.key)),
-        value_(elements(problem.value)),
+      : shape_(problem.shape), dtype_(problem.dtype), scale_(problem.scale), query_(to_element<Element>(problem.query)),
+        key_(to_element<Element>(problem.key)), value_(to_element<Element>(problem.value)),
         log_forget_(std::vector<float>(problem.log_forget.begin(), problem.log_forget.end())),
         bound_(options.logit_bound.value_or(std::vector<float>{})), plan_memory_(Kernels::plan_bytes(problem.shape)),
         backward_plan_memory_(Kernels::plan_bytes(problem.shape)),
@@ -58,17 +58,17 @@ class DeviceProblem {
   }
 
   Gates gates() const {
-    const Shape& s = problem_.shape;
+    const Shape& s = shape_;
     return {log_forget_.data(), s.key_length * s.query_heads, s.query_heads, 1};
   }
   int32_t* first_key_block() const { return boundary_.data(); }
-  Operand query() const { return operand(query_, problem_.shape.query_length, problem_.shape.query_heads); }
-  Operand key() const { return operand(key_, problem_.shape.key_length, problem_.shape.heads); }
-  Operand value() const { return operand(value_, problem_.shape.key_length, problem_.shape.heads); }
+  Operand query() const { return operand(query_, shape_.query_length, shape_.query_heads); }
+  Operand key() const { return operand(key_, shape_.key_length, shape_.heads); }
+  Operand value() const { return operand(value_, shape_.key_length, shape_.heads); }
   const Plan& plan() const { return plan_; }
 
   ForwardResult forward() const {
-    const Shape& s = problem_.shape;
+    const Shape& s = shape_;
     const int64_t rows = s.batch * s.query_heads;
     const DeviceArray<Element> values(rows * s.query_length * s.value_dim);
     const DeviceArray<float> log_normalizer(rows * s.query_length);
@@ -77,8 +77,9 @@ class DeviceProblem {
     Kernels::launch_forward(forward_arguments(values.data(), nullptr, log_normalizer.data(), visited_pairs.data()),
                             plan_);
     ForwardResult result;
-    for (const Element& element : values.host()) result.values.push_back(static_cast<float>(element));
-    for (const float number : log_normalizer.host()) result.log_normalizer.push_back(number);
+    result.values = to_doubles(values.host());
+    const std::vector<float> normalizers = log_normalizer.host();
+    result.log_normalizer.assign(normalizers.begin(), normalizers.end());
     result.visited_pairs = visited_pairs.host();
     result.first_key_block = boundary_.host();
     result.last_query_block = download(plan_.boundary.last_query_block, rows * gate_blocks(s.key_length));
@@ -89,9 +90,9 @@ class DeviceProblem {
   /// All inputs of a forward but its workspace.
   ForwardArguments forward_arguments(void* values, void* residual, float* log_normalizer,
                                      int64_t* visited_pairs) const {
-    return {.shape = problem_.shape,
-            .dtype = problem_.dtype,
-            .scale = problem_.scale,
+    return {.shape = shape_,
+            .dtype = dtype_,
+            .scale = scale_,
             .query = query(),
             .key = key(),
             .value = value(),
@@ -109,7 +110,7 @@ class DeviceProblem {
 
  private:
   void poison(int64_t tokens) const {
-    const Shape& s = problem_.shape;
+    const Shape& s = shape_;
     require(cudaDeviceSynchronize());
     for (const auto* array : {&key_, &value_})
       for (int64_t batch = 0; batch < s.batch; ++batch) {
@@ -119,12 +120,12 @@ class DeviceProblem {
   }
   Plan plan_in(const DeviceArray<char>& memory) const {
     Workspace workspace(memory.data());
-    return Kernels::plan_in(workspace, problem_.shape, boundary_.data());
+    return Kernels::plan_in(workspace, shape_, boundary_.data());
   }
   GateInputs gate_inputs(double log_pruning_tolerance, bool boundary_given) const {
-    return {.shape = problem_.shape,
-            .dtype = problem_.dtype,
-            .scale = problem_.scale,
+    return {.shape = shape_,
+            .dtype = dtype_,
+            .scale = scale_,
             .query = query(),
             .key = key(),
             .gates = gates(),
@@ -133,15 +134,14 @@ class DeviceProblem {
             .boundary_given = boundary_given,
             .stream = nullptr};
   }
-  static std::vector<Element> elements(const std::vector<double>& values) {
-    return to_element<Element>(std::vector<float>(values.begin(), values.end()));
-  }
   Operand operand(const DeviceArray<Element>& array, int64_t length, int64_t heads) const {
-    const int64_t dim = problem_.shape.key_dim;
+    const int64_t dim = shape_.key_dim;
     return {array.data(), length * heads * dim, heads * dim, dim};
   }
 
-  Problem problem_;
+  Shape shape_;
+  Dtype dtype_;
+  double scale_;
   DeviceArray<Element> query_, key_, value_;
   DeviceArray<float> log_forget_, bound_;
   DeviceArray<char> plan_memory_, backward_plan_memory_;

@@ -12,8 +12,8 @@ namespace lethe::testing {
 /// The gradient of the values: [B, Tq, Hq, V] ~ N(0, 1), rounded to the problem's dtype.
 inline std::vector<double> grad_values_of(const Problem& problem, uint64_t seed) {
   const Shape& s = problem.shape;
-  return random_problem({s.batch, s.query_length, s.query_length, s.query_heads, s.query_heads, s.value_dim, 1},
-                        problem.dtype, Gate::kZero, seed)
+  return random_problem({s.batch, s.query_length, s.query_length, 1, s.query_heads, s.value_dim, 1}, problem.dtype,
+                        Gate::kZero, seed)
       .query;
 }
 
@@ -44,15 +44,14 @@ class GradientColumns {
   /// Its numbers. Fails the test where anything was written between them.
   std::vector<double> host() const {
     const std::vector<Element> all = array_.host();
-    std::vector<double> numbers;
+    std::vector<double> numbers(batch_ * length_ * columns_);
+    auto next = numbers.begin();
     int64_t written = 0;
     for (int64_t row = 0; row < batch_ * (length_ + kTokensBetween); ++row) {
-      const bool own = row % (length_ + kTokensBetween) < length_;
-      for (int64_t column = 0; column < pitch(); ++column) {
-        const Element& element = all[row * pitch() + column];
-        if (own && column < columns_) numbers.push_back(static_cast<float>(element));
-        else written += !all_ones(element);
-      }
+      const auto begin = all.begin() + row * pitch(),
+                 between = begin + (row % (length_ + kTokensBetween) < length_ ? columns_ : 0);
+      next = std::transform(begin, between, next, [](const Element& element) { return to_double(element); });
+      written += std::count_if(between, begin + pitch(), [](const Element& element) { return !all_ones(element); });
     }
     EXPECT_EQ(written, 0) << "elements beside the gradient's";
     return numbers;
@@ -84,7 +83,7 @@ BackwardResult backward(const Problem& problem, const std::vector<double>& grad_
   const DeviceProblem<Element, Kernels> device(problem, options);
   const int64_t rows = s.batch * s.query_heads * s.query_length;
   const DeviceArray<Element> values(rows * s.value_dim), residual(rows * s.value_dim),
-      grad(to_element<Element>({grad_values.begin(), grad_values.end()}));
+      grad(to_element<Element>(grad_values));
   const DeviceArray<float> log_normalizer(rows), grad_log_forget(s.batch * s.key_length * s.query_heads);
   const DeviceArray<int64_t> visited_pairs(s.batch * s.query_heads);
   const GradientColumns<Element> query(s.batch, s.query_length, s.query_heads, s.key_dim),
@@ -126,15 +125,10 @@ BackwardResult backward(const Problem& problem, const std::vector<double>& grad_
   }
   require(cudaStreamSynchronize(nullptr));
   how.after();
-  const auto floats = [](const DeviceArray<Element>& array) {
-    std::vector<double> numbers;
-    for (const Element& element : array.host()) numbers.push_back(static_cast<float>(element));
-    return numbers;
-  };
   const std::vector<float> gate = grad_log_forget.host();
   memory.host();  // checks the canary
   residual.host();
-  return {floats(values), query.host(), key.host(), value.host(), {gate.begin(), gate.end()}};
+  return {to_doubles(values.host()), query.host(), key.host(), value.host(), {gate.begin(), gate.end()}};
 }
 
 inline BackwardResult run_backward(const Problem& problem, const std::vector<double>& grad_values,
@@ -144,11 +138,11 @@ inline BackwardResult run_backward(const Problem& problem, const std::vector<dou
   });
 }
 
-/// Both with sums of dS in 16 bits and in float: they are instances of the kernel, and every property of one must hold of both.
+/// Both with sums of dS in 16 bits and in float, where there are both: they are instances of the kernel, and every property of one must hold of both.
 inline std::vector<BackwardResult> of_both_sums(const Problem& problem, const std::vector<double>& grad_values,
                                                 const PlanOptions& options = {}, bool deterministic = false) {
   std::vector<BackwardResult> results;
-  for (const bool float_sums : {false, true})
+  for (const bool float_sums : kinds_of_sums(problem.shape))
     results.push_back(run_backward(problem, grad_values, {deterministic, float_sums}, options));
   return results;
 }

@@ -98,17 +98,18 @@ class DeviceArray {
   /// The contents, once the device is idle. Fails the test where the canary was overwritten.
   std::vector<T> host() const {
     require(cudaDeviceSynchronize());
-    std::vector<unsigned char> all(bytes() + kCanary);
-    require(cudaMemcpy(all.data(), data_, all.size(), cudaMemcpyDeviceToHost));
-    EXPECT_TRUE(std::all_of(all.begin() + bytes(), all.end(), [](unsigned char byte) { return byte == 0x5a; }))
+    std::vector<T> values(size_ + kCanary / sizeof(T));  // in one copy: beside other processes each waits for its turn
+    require(cudaMemcpy(values.data(), data_, bytes() + kCanary, cudaMemcpyDeviceToHost));
+    const auto* all = reinterpret_cast<const unsigned char*>(values.data());
+    EXPECT_TRUE(std::all_of(all + bytes(), all + bytes() + kCanary, [](unsigned char byte) { return byte == 0x5a; }))
         << "wrote past the end";
-    std::vector<T> values(size_);
-    if (size_ > 0) std::memcpy(static_cast<void*>(values.data()), all.data(), bytes());
+    values.resize(size_);
     return values;
   }
 
  private:
   static constexpr size_t kCanary = 256;
+  static_assert(kCanary % sizeof(T) == 0);
   size_t bytes() const { return size_ * sizeof(T); }
   size_t size_;
   T* data_ = nullptr;
@@ -133,15 +134,29 @@ inline std::vector<float> small_integers(size_t size, uint32_t seed) {
   return values;
 }
 
-template <typename Element>
-std::vector<Element> to_element(const std::vector<float>& values) {
-  std::vector<Element> converted;
-  for (float value : values) {
-    if constexpr (std::is_same_v<Element, __half>) converted.push_back(__float2half(value));
-    else if constexpr (std::is_same_v<Element, float>) converted.push_back(value);
-    else converted.push_back(__float2bfloat16(value));
-  }
+/// Numbers, float or double, rounded to float, then to the element.
+template <typename Element, typename Number = float>
+std::vector<Element> to_element(const std::vector<Number>& values) {
+  std::vector<Element> converted(values.size());
+  std::transform(values.begin(), values.end(), converted.begin(), [](Number number) -> Element {
+    const float value = static_cast<float>(number);
+    if constexpr (std::is_same_v<Element, __half>) return __float2half(value);
+    else if constexpr (std::is_same_v<Element, float>) return value;
+    else return __float2bfloat16(value);
+  });
   return converted;
+}
+
+template <typename Element>
+double to_double(const Element& element) {
+  return static_cast<double>(static_cast<float>(element));
+}
+
+template <typename Element>
+std::vector<double> to_doubles(const std::vector<Element>& elements) {
+  std::vector<double> numbers(elements.size());
+  std::transform(elements.begin(), elements.end(), numbers.begin(), to_double<Element>);
+  return numbers;
 }
 
 }  // namespace lethe::testing

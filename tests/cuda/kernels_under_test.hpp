@@ -2,6 +2,7 @@
 // The parts of each kernel family that tests launch one by one, under the same names.
 
 #include <optional>
+#include <vector>
 
 #include "optimized/cuda/ampere/attention.hpp"
 #include "optimized/cuda/ampere/backward.hpp"
@@ -14,7 +15,7 @@
 
 namespace lethe::testing {
 
-/// The window of the Hopper family's calls: by kLargestWindow, which hides nothing, they run the instances for windows.
+/// The window of the calls: by kLargestWindow, which hides nothing, the Hopper family runs its instances for windows.
 inline int window_under_test = kNoWindow;
 
 struct HopperKernels {
@@ -49,7 +50,7 @@ struct AmpereKernels {
     return workspace.bytes();
   }
   static Plan plan_in(Workspace& workspace, const Shape& shape, int32_t* first_key_block) {
-    return ampere::plan_in(workspace, shape, first_key_block);
+    return ampere::plan_in(workspace, shape, first_key_block, window_under_test);
   }
   static void launch_plan(const GateInputs& inputs, const Plan& plan) { ampere::launch_plan(inputs, plan, nullptr); }
   static void launch_forward(const ForwardArguments& arguments, const Plan& plan) {
@@ -67,6 +68,12 @@ enum class Family { kHopper, kHopperWindows, kAmpere };  // kHopperWindows: kHop
 
 /// The family that run_forward and run_backward run: set for each test of EveryKernel.
 inline Family family_under_test = Family::kHopper;
+
+/// The kinds of sums of dS that differ, by BackwardArguments::float_sums: one family and one instance have them in float alone.
+inline std::vector<bool> kinds_of_sums(const Shape& shape) {
+  const bool both = family_under_test == Family::kHopper && hopper::has_16_bit_sums(hopper::instance_dim(shape));
+  return both ? std::vector{false, true} : std::vector{true};
+}
 
 /// Calls `call.operator()<Kernels, Element>()` of the family under test.
 template <typename Call>

@@ -4,27 +4,31 @@
 
 #include <cmath>
 
+#include "reference/forgetting_attention.hpp"
 #include "reference/head.hpp"
 
 namespace lethe::testing {
+
+using reference::forgetting_attention::Sight;
 
 /// Row i: e^{logit_ij − max_j logit_ij} of the keys it sees, 0 of the others, and their sum. logit_ij = scale·q_i·k_j + Σ_{j < l ≤ i} log f_l.
 struct Exponentials {
   Matrix<double> of_logits;  ///< [Tq, Tk]
   Vector<double> sums;       ///< [Tq]
 
-  explicit Exponentials(const Head& head)
+  explicit Exponentials(const Head& head, const Sight& sight = {})
       : of_logits(head.scale * head.query * head.key.transpose()), sums(head.query.rows()) {
     const Eigen::Index keys = head.key.rows(), offset = keys - head.query.rows();
     for (Eigen::Index i = 0; i < sums.size(); ++i) {
-      const Eigen::Index visible = offset + i + 1;
+      const Eigen::Index first = sight.first_key(offset + i), visible = offset + i + 1;
       double decay = 0;
-      for (Eigen::Index j = visible - 1; j >= 0; --j) {
+      for (Eigen::Index j = visible - 1; j >= first; --j) {
         of_logits(i, j) += decay;
         decay += head.log_forget[j];
       }
-      auto row = of_logits.row(i).head(visible);
+      auto row = of_logits.row(i).segment(first, visible - first);
       row = (row.array() - row.maxCoeff()).exp();
+      of_logits.row(i).head(first).setZero();
       of_logits.row(i).tail(keys - visible).setZero();
       sums[i] = row.sum();
     }
@@ -45,9 +49,10 @@ inline Matrix<double> grad_weights(const Head& head, const Matrix<double>& grad_
   return (grad_values * head.value.transpose()).colwise() - delta;
 }
 
-inline Gradients rounded_gradients(const Head& head, const Matrix<double>& grad_values, Dtype dtype) {
+inline Gradients rounded_gradients(const Head& head, const Matrix<double>& grad_values, Dtype dtype,
+                                   const Sight& sight = {}) {
   const Eigen::Index queries = head.query.rows(), keys = head.key.rows();
-  const Exponentials exponentials(head);
+  const Exponentials exponentials(head, sight);
   const Matrix<double> weights = rounded(exponentials.weights(), dtype);
   const Matrix<double> grad_logits =
       rounded(weights.cwiseProduct(grad_weights(head, grad_values, exponentials, dtype)), dtype);

@@ -31,7 +31,7 @@ GateSums sums_without_delta(const Problem& problem, const std::vector<double>& g
   }();
   const DeviceArray<float> normalizer(log_normalizer);
   const DeviceArray<Element> zeros(testing::to_element<Element>(std::vector<float>(grad_values.size()))),
-      grad(testing::to_element<Element>({grad_values.begin(), grad_values.end()}));
+      grad(testing::to_element<Element>(grad_values));
   const DeviceArray<Element> key(s.batch * s.heads * s.key_length * s.key_dim), value(key.size());
   const DeviceArray<char> memory(testing::HopperKernels::backward_passes_bytes(s));
   const auto like_query = [&](const DeviceArray<Element>& array) {

@@ -131,7 +131,7 @@ TEST_P(BackwardTiles, GivesATileAfterEmptyOnesWhatItHasAlone) {
 TEST_P(BackwardTiles, WaitsInTheFixedOrderForNoCtaThatHasNotStarted) {
   const Problem problem = random_problem(shape(1, 2048, 2048, 12, 12), dtype(), Gate::kOpen, 37);
   const std::vector<double> grad = grad_values_of(problem, 99);
-  for (const bool float_sums : {false, true}) {
+  for (const bool float_sums : testing::kinds_of_sums(problem.shape)) {
     BackwardOptions how{.deterministic = true, .float_sums = float_sums};
     // This also loads the kernels, which waits for all running ones.
     const BackwardResult expected = testing::run_backward(problem, grad, how);
@@ -146,7 +146,7 @@ TEST_P(BackwardTiles, WaitsInTheFixedOrderForNoCtaThatHasNotStarted) {
 TEST_P(BackwardTiles, MayBeginUnderThePlanAndServesItTwice) {
   const Problem problem = random_problem(shape(1, 16384, 16384, 1, 1), dtype(), Gate::kOpen, 38);
   const std::vector<double> grad = grad_values_of(problem, 99);
-  for (const bool float_sums : {false, true}) {
+  for (const bool float_sums : testing::kinds_of_sums(problem.shape)) {
     BackwardOptions how{.deterministic = true, .float_sums = float_sums};
     const BackwardResult expected = testing::run_backward(problem, grad, how);
     how.behind_plan = true;

@@ -31,6 +31,7 @@ struct Call {
   int64_t rows, columns;
   Dtype dtype = Dtype::kBFloat16;
   int64_t length = 130;  // two chunks of 64 tokens and two tokens of a third
+  bool states = true;    // an initial state, a gradient of the last one; without them zeros
 };
 void PrintTo(const Call& call, std::ostream* out) { *out << call.name; }
 Shape shape_of(const Call& call) {
@@ -69,9 +70,20 @@ const Call kCalls[] = {
     {"delta_token_64x64", kDeltas, kTokenDelta, 64, 64},
     {"delta_token_40x24", kDeltas, kTokenDelta, 40, 24},
     {"delta_token_128x128", kDeltas, kTokenDelta, 128, 128},
+    // more chunks than a sweep has stages; one chunk, alone and with a token of the next; no states
+    {"delta_of_many_chunks_128x128", kDeltas, kDelta, 128, 128, Dtype::kFloat16, 450},
+    {"delta_token_of_many_chunks_64x64", kDeltas, kTokenDelta, 64, 64, Dtype::kBFloat16, 640},
+    {"delta_token_of_64_tokens_64x64", kDeltas, kTokenDelta, 64, 64, Dtype::kBFloat16, 64},
+    {"delta_token_of_65_tokens_128x64", kDeltas, kTokenDelta, 128, 64, Dtype::kBFloat16, 65},
+    {"delta_token_without_states_64x64", kDeltas, kTokenDelta, 64, 64, Dtype::kBFloat16, 200, false},
+    {"delta_without_states_128x128", kDeltas, kDelta, 128, 128, Dtype::kBFloat16, 200, false},
     {"delta_key_64x64", kDeltaKeys, kKeyDelta, 64, 64},
     {"delta_key_40x24", kDeltaKeys, kKeyDelta, 40, 24},
     {"delta_key_128x128", kDeltaKeys, kKeyDelta, 128, 128},
+    {"delta_key_of_many_chunks_64x64", kDeltaKeys, kKeyDelta, 64, 64, Dtype::kFloat16, 450},
+    {"delta_key_of_many_chunks_128x128", kDeltaKeys, kKeyDelta, 128, 128, Dtype::kBFloat16, 450},
+    {"delta_key_without_states_64x64", kDeltaKeys, kKeyDelta, 64, 64, Dtype::kBFloat16, 200, false},
+    {"delta_key_without_states_128x128", kDeltaKeys, kKeyDelta, 128, 128, Dtype::kBFloat16, 130, false},
     {"scan_token_64x64", kScans, kToken, 64, 64, Dtype::kFloat32},
     {"scan_key_and_value_128x64", kScans, kBoth, 128, 64, Dtype::kFloat32},
     {"scan_delta_key_64x128", kScans, kKeyDelta, 64, 128, Dtype::kFloat32},
@@ -109,6 +121,8 @@ struct Inputs {
     if (call.form.key_gate != Gate::kNone)
       key_gate = log_gates(tokens * (call.form.key_gate == Gate::kKey ? call.rows : 1), 7);
     if (call.form.value_gate) value_gate = log_gates(tokens * call.columns, 8);
+    if (!call.states)
+      for (Numbers* none : {&state, &grad_state}) none->clear();
     if (call.form.normalize)
       for (Numbers* features : {&query, &key, &state})
         for (double& number : *features) number = std::fabs(number);
@@ -135,6 +149,7 @@ Matrix<double> of_tokens(const Numbers& all, const Call& call, int64_t head, int
 }
 // A head's [K, columns] of [B, H, K, width], from a column on.
 Matrix<double> of_state(const Numbers& all, const Call& call, int64_t head, int64_t from, int64_t columns) {
+  if (all.empty()) return {};
   const int64_t width = call.columns + call.form.normalize;
   Matrix<double> one(call.rows, columns);
   for (int64_t r = 0; r < call.rows; ++r)
@@ -164,8 +179,9 @@ Results expected_of(const Call& call, const Inputs& in) {
     head.log_value_gate = of_tokens(in.value_gate, call, h, call.columns);
     if (!in.beta.empty()) head.write_strength = of_tokens(in.beta, call, h, 1).col(0);
     head.initial_state = of_state(in.state, call, h, 0, call.columns);
-    const Matrix<double> grad_values = of_tokens(in.grad_values, call, h, call.columns),
-                         grad_state = of_state(in.grad_state, call, h, 0, call.columns);
+    const Matrix<double> grad_values = of_tokens(in.grad_values, call, h, call.columns);
+    Matrix<double> grad_state = of_state(in.grad_state, call, h, 0, call.columns);
+    if (!call.states) grad_state.setZero(call.rows, call.columns);
     Output out;
     Gradients gradients;
     if (call.form.delta) {
@@ -195,7 +211,7 @@ Results expected_of(const Call& call, const Inputs& in) {
     append(results, "key gate", per_row ? gradients.log_key_gate : Matrix<double>(gradients.log_forget));
     append(results, "value gate", gradients.log_value_gate);
     append(results, "beta", gradients.write_strength);
-    append(results, "state", gradients.initial_state);
+    if (call.states) append(results, "state", gradients.initial_state);
     append(results, "normalizer", gradients.initial_normalizer);
   }
   return results;
@@ -218,8 +234,8 @@ std::map<std::string, Numbers> run(const MatrixStateFamily& family, const Call& 
       grad_key(in.key.size()), grad_value(in.value.size());
   const DeviceArray<float> key_gate(uploaded(in.key_gate)), value_gate(uploaded(in.value_gate)),
       beta(uploaded(in.beta)), state(uploaded(in.state)), grad_state(uploaded(in.grad_state)),
-      last_state(in.state.size()), grad_key_gate(in.key_gate.size()), grad_value_gate(in.value_gate.size()),
-      grad_beta(in.beta.size()), grad_initial_state(in.state.size());
+      last_state(kAll * call.rows * (call.columns + call.form.normalize)), grad_key_gate(in.key_gate.size()),
+      grad_value_gate(in.value_gate.size()), grad_beta(in.beta.size()), grad_initial_state(in.state.size());
   const auto operand = [&](const void* data, int64_t columns) {
     return Operand{data, call.length * kHeads * columns, kHeads * columns, columns};
   };
@@ -235,7 +251,7 @@ std::map<std::string, Numbers> run(const MatrixStateFamily& family, const Call& 
   input.key_gate = operand(if_any(key_gate), call.form.key_gate == Gate::kKey ? call.rows : 1);
   input.value_gate = operand(if_any(value_gate), call.columns);
   input.beta = {if_any(beta), call.length * kHeads, kHeads, 1};
-  input.initial_state = state.data();
+  input.initial_state = if_any(state);
   const DeviceArray<char> forward_memory(family.forward_workspace_bytes(input.shape, input.form)),
       backward_memory(family.backward_workspace_bytes(input.shape, input.form));
 
@@ -251,14 +267,14 @@ std::map<std::string, Numbers> run(const MatrixStateFamily& family, const Call& 
   MatrixStateBackward backward{};
   static_cast<MatrixStateInput&>(backward) = input;
   backward.grad_values = operand(grad_values.data(), call.columns);
-  backward.grad_last_state = grad_state.data();
+  backward.grad_last_state = if_any(grad_state);
   backward.grad_query = grad_query.data();
   backward.grad_key = grad_key.data();
   backward.grad_value = grad_value.data();
   backward.grad_key_gate = if_any(grad_key_gate);
   backward.grad_value_gate = if_any(grad_value_gate);
   backward.grad_beta = if_any(grad_beta);
-  backward.grad_initial_state = grad_initial_state.data();
+  backward.grad_initial_state = if_any(grad_initial_state);
   backward.workspace = backward_memory.data();
   family.backward(backward);
   return {{"values", numbers(values)},

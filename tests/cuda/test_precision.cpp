@@ -7,6 +7,7 @@
 
 #include "reference/agreement.hpp"
 #include "reference/forgetting_attention.hpp"
+#include "tests/cuda/against_reference.hpp"
 #include "tests/cuda/backward.hpp"
 #include "tests/cuda/double_gradients.hpp"
 #include "tests/cuda/every_kernel.hpp"
@@ -27,7 +28,7 @@ Errors errors(const BackwardResult& actual, const DoubleGradients& expected) {
           compare(actual.log_forget, expected.log_forget, 1).error};
 }
 
-// With sums of dS in 16 bits and in float, from which the gate's gradient is computed.
+// With sums of dS in 16 bits, where there are any, and in float, from which the gate's gradient is computed.
 struct Found {
   Errors errors, of_float_sums;
 };
@@ -37,8 +38,8 @@ struct Found {
 Found expect_budget(const Problem& problem, const std::string& what, double of_gate = 1) {
   const std::vector<double> grad = grad_values_of(problem, 99);
   const DoubleGradients expected = testing::double_gradients(problem, grad);
-  const Found found = {errors(testing::run_backward(problem, grad, {.float_sums = false}), expected),
-                       errors(testing::run_backward(problem, grad, {.float_sums = true}), expected)};
+  const std::vector<BackwardResult> results = testing::of_both_sums(problem, grad);
+  const Found found = {errors(results.front(), expected), errors(results.back(), expected)};
   std::printf("%s D%d T%d %-10s", dtype_name(problem.dtype).c_str(), int(problem.shape.key_dim),
               int(problem.shape.key_length), what.c_str());
   for (size_t i = 0; i < kResultNames.size(); ++i) {
@@ -154,6 +155,40 @@ TEST(PrecisionOracle, EqualsTheReference) {
                                    flat(gradients.value), flat(gradients.log_forget)};
     for (const double error : errors(reference, testing::double_gradients(problem, grad))) EXPECT_LE(error, 1e-10);
   }
+}
+
+// Of all keys, of a window and of packed sequences; with cuts, and fewer queries than keys.
+TEST(PrecisionOracle, ByProductsEqualsTheReference) {
+  using testing::Sight;
+  const auto flat = [](const auto& matrix) {
+    return std::vector<double>(matrix.data(), matrix.data() + matrix.size());
+  };
+  for (const auto& [queries, sight] : {std::pair<int64_t, Sight>{300, {}},
+                                       {170, {}},
+                                       {170, {.window = 70}},
+                                       {300, {.window = 1}},
+                                       {300, {.cu_seqlens = {0, 5, 5, 130, 300}}},
+                                       {300, {.window = 40, .cu_seqlens = {0, 64, 300}}}})
+    for (const Gate gate : {Gate::kOpen, Gate::kInitial, Gate::kStrong, Gate::kCutting}) {
+      SCOPED_TRACE(std::to_string(queries) + " queries, " + gate_name(gate));
+      const Problem problem = random_problem({1, queries, 300, 1, 1, 24, 40}, Dtype::kFloat64, gate, 18);
+      const Head head = head_of(problem, 0, 0);
+      const std::vector<double> grad = grad_values_of(problem, 99);
+      const Matrix<double> grad_matrix = Eigen::Map<const Matrix<double>>(grad.data(), queries, 40);
+      const Output output = reference::forgetting_attention::parallel_within(head, sight),
+                   found = testing::output_by_products(head, sight);
+      const Gradients gradients = reference::forgetting_attention::gradients_within(head, sight, grad_matrix),
+                      by_products = testing::gradients_by_products(head, grad_matrix, sight);
+      const auto expect_equal = [](const std::vector<double>& actual, const std::vector<double>& expected) {
+        EXPECT_LE(compare(actual, expected, 1, 1e-3).error, 1e-12);
+      };
+      expect_equal(flat(found.values), flat(output.values));
+      expect_equal(flat(found.log_normalizer), flat(output.log_normalizer));
+      expect_equal(flat(by_products.query), flat(gradients.query));
+      expect_equal(flat(by_products.key), flat(gradients.key));
+      expect_equal(flat(by_products.value), flat(gradients.value));
+      expect_equal(flat(by_products.log_forget), flat(gradients.log_forget));
+    }
 }
 
 TEST(PrecisionOracle, RefusesAGateThatIsOffByOneToken) {

@@ -35,8 +35,8 @@ class List(unittest.TestCase):
                 texts[file, text, mutant.suite] = mutant.name
         self.assertGreater(len(texts), 0)
 
-    def test_there_are_at_most_150_and_delays_each_with_its_own_name(self):
-        self.assertLessEqual(sum(mutant.breaks for mutant in MUTANTS), 150)
+    def test_there_are_at_most_160_and_delays_each_with_its_own_name(self):
+        self.assertLessEqual(sum(mutant.breaks for mutant in MUTANTS), 160)
         self.assertEqual(len({mutant.name for mutant in MUTANTS}), len(MUTANTS))
         self.assertEqual(PROGRAMS.keys(), FILTERS.keys())
         self.assertEqual(PROGRAMS.keys(), SECONDS.keys())

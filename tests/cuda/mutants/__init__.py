@@ -27,11 +27,11 @@ PROGRAMS = {"ptx": "bin/test_ptx", "forward": "bin/test_cuda_forward", "plan": "
             "operators": "lib/liblethe_torch.so"}
 FILTERS = {
     "ptx": ["*"],
-    "forward": ["*OfAFewTokens*:*SharesKeysAmongAGroup*:*PrunesOnlyBlocks*", "*Forward.*:*ForwardOfShortRows.*", "*ForwardPruning.*", "*ForwardPrecision.*"],
-    "plan": ["*OfAFewTokens*:*SharesKeysAmongAGroup*", "*Prefix.*:*Boundary.*", "*ForwardPruning.*", "*Forward.*"],
+    "forward": ["*OfAFewTokens*:*SharesKeysAmongAGroup*:*PrunesOnlyBlocks*", "*Forward.*:*ForwardOfShortRows.*:*ForwardWindows.*", "*ForwardPruning.*", "*ForwardPrecision.*"],
+    "plan": ["*OfAFewTokens*:*SharesKeysAmongAGroup*", "*Prefix.*:*Boundary.*", "*ForwardPruning.*", "*ForwardWindows.ReadNothing*", "*Forward.*"],
     "backward": ["*OfAFewTokens*:*SumsOverAGroup*:*ComputesTheGatesGradient*:*BackwardSums.*:*ReadsNothing*-*After32*",
                  "*ItHasAlone*:*ServesItTwice*:*After32*", "*BackwardGate.*", "*BackwardGateOfLongHeads.*", "*InTheFixedOrder*",
-                 "*Precision.HoldsTheBudgetForOpenGatesAndAnyNumbers*", "*Backward.*:*BackwardTiles.*:*BackwardOfShortRows.*"],
+                 "*Precision.HoldsTheBudgetForOpenGatesAndAnyNumbers*", "*Backward.*:*BackwardTiles.*:*BackwardOfShortRows.*:*BackwardWindows.*"],
     "operators": [":".join(f"Operators.test_{name}" for name in (
         "runs_on_the_current_stream", "deterministic_algorithms_repeat_bit_by_bit",
         "gate_gradient_uses_float_sums_unless_torch_allows_16_bits", "runs_on_the_device_of_its_inputs",

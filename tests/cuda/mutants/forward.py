@@ -23,6 +23,8 @@ MUTANTS = generated(
     ("forward_half_sum", "sum_of_four", "value += __shfl_xor_sync(~0u, value, 1);", dropped),
     ("forward_repeats_one_a_cta", "schedule::take_next", "kRepeat ? turn", swapped("turn", "tiles")),
     ("forward_strong_last_block", "tile_at", "tile.strong |= base", swapped("|=", "=")),
+    ("window_of_one_key_more", "Visibility::first_key", "first = query - window + 1;", swapped("+ 1", "")),
+    ("forward_window_of_first_row", "own_edges", "(visibility.first_key(last_row) + kKeys - 1) / kKeys", swapped("last_row", "first_row")),
     ("forward_pairs_no_triangle", "count_pairs", "rows * first_visible + rows * (rows - 1) / 2", swapped("+ rows * (rows - 1) / 2", "")),
 ) + generated(
     "backward",

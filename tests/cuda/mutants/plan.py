@@ -22,6 +22,7 @@ MUTANTS = generated(
     ("plan_cut_prunes_one_more", "find_boundary", "visibility_of_queries(a.prefix, row, a.key_blocks).first_key(position) / kBlock;",
      swapped("visibility_of_queries(a.prefix, row, a.key_blocks).first_key(position)",
              "(visibility_of_queries(a.prefix, row, a.key_blocks).first_key(position) + 1)")),
+    ("plan_no_window", "find_boundary", "has_cuts || a.prefix.window <= position", swapped("|| a.prefix.window <= position", "")),
     ("plan_norm_of_key_head_0", "find_boundary", "batch * a.heads + head", swapped("+ head", "")),
     ("plan_norm_half_row", "find_largest_square", "chunks[pass].z, chunks[pass].w}", swapped(", chunks[pass].w", "")),
 ) + generated(

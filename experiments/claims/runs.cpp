@@ -68,6 +68,7 @@ void fill_origins(std::vector<Record>& records, const std::vector<Artefact>& tra
       if (std::ranges::any_of(left, is_it))
         std::erase_if(left, [&](const Artefact* artefact) { return !is_it(artefact); });
     };
+    narrow([&](const Artefact* artefact) { return artefact->folder.filename() == record.artefact; });
     narrow([&](const Artefact* artefact) { return artefact->run.label == record.variant; });
     narrow([&](const Artefact* artefact) { return artefact->run.training.seed == record.seed; });
     narrow([&](const Artefact* artefact) { return artefact->run.training.context_length == record.length; });

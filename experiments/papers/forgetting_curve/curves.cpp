@@ -49,6 +49,7 @@ void Curves::add(const Artefact& model, const std::string& variant, const nlohma
   const auto record = [&](const std::string& metric, const char* unit, int64_t length, double value) {
     Record one = record_of(study_.experiment, model.run, of_model.batch, length, metric, unit, value);
     one.variant = variant;
+    one.artefact = model.folder.filename();
     one.samples = settings.sequences;
     findings.records.push_back(one);
   };

@@ -5,12 +5,21 @@
 #include <set>
 #include <stdexcept>
 
+#include "experiments/json_file.hpp"
+
 namespace lethe {
 namespace {
 
 /// The half width of a median's 95 % interval, as a share of the median.
 double relative_band(const Record& speed) {
   return 1.25 * 1.96 * speed.stddev / (speed.value * std::sqrt(static_cast<double>(speed.samples)));
+}
+
+/// The commit and the GPU that a benchmark's JSON names: ours beside a table, or Google Benchmark's.
+std::pair<std::string, std::string> origin_of(std::filesystem::path data) {
+  const nlohmann::json file = read_json(data.replace_extension(".json"));
+  if (file.contains("context")) return {file["context"].at("commit"), file["context"].at("gpu")};
+  return {file.at("commit"), file.at("machine").at("gpu")};
 }
 
 }  // namespace
@@ -21,7 +30,12 @@ std::string case_name(int64_t length, int64_t dim) {
 
 Findings judge(const Study& study, const std::vector<Measured>& all, Expectation (*expected)(double goal)) {
   Findings findings;
-  for (const Measured& measured : all) findings.records.push_back(measured.record);
+  const auto [commit, machine] = origin_of(study.data);
+  for (const Measured& measured : all) {
+    findings.records.push_back(measured.record);
+    findings.records.back().commit = commit;
+    findings.records.back().machine = machine;
+  }
   for (const auto& [goal, source, _] : study.paper) {
     const auto found = std::ranges::find_if(all, [&goal = goal](const Measured& measured) {
       return measured.record.variant == goal.variant && measured.record.metric == goal.metric;

@@ -72,11 +72,16 @@ Findings measure(const Study& study) {
   for (const char* architecture : {"LLaMA", "Pro"}) {
     const std::string fox = std::string("FoX (") + architecture + ")",
                       transformer = std::string("Transformer (") + architecture + ")";
-    const std::vector<Measurements::Term> gain = {{best(transformer), 1}, {best(fox), -1}};
-    Comparison comparison =
-        losses.compare(fox + " is better than " + transformer + ", each at the best of its rates", gain, positive);
-    comparison.note = gain[0].row + " against " + gain[1].row;
+    Comparison comparison = losses.compare(fox + " is better than " + transformer + ", each at the best of its rates",
+                                           {{best(transformer), 1}, {best(fox), -1}}, positive);
+    comparison.note = best(transformer) + " against " + best(fox);
     if (study.settings.at("learning_rates").empty()) comparison.out_of_reach = "this scale trains at one rate";
+    for (const std::string& row : {transformer, fox})
+      for (const std::string& name : names_of(row, study.settings))
+        if (!losses.has(name)) {
+          comparison.absent_row = name;
+          comparison.out_of_reach = "this scale does not train " + name;
+        }
     add(comparison, "FoX Table 3, whose rows have one rate", true);
   }
   for (const std::string& row : kNoiseRows) {

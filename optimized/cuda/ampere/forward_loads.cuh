@@ -5,6 +5,24 @@
 
 namespace lethe::ampere {
 
+/// As RowCopies::copy() of rows that are all there, from the thread's place in the first of them on; nothing is read unless `valid`.
+template <int kRows, int kDim, int kThreads>
+__device__ __forceinline__ void copy_from(const RowCopies<kDim, kThreads>& copies, uint32_t shared, const char* source,
+                                          bool valid) {
+  using Copies = RowCopies<kDim, kThreads>;
+  constexpr int kLanes = Copies::kLanes, kRowsAtOnce = Copies::kRowsAtOnce;
+  const int row = threadIdx.x / kLanes;
+  shared += ptx::swizzled_chunk<kDim>(row, threadIdx.x % kLanes);
+#pragma unroll
+  for (int begin = 0; begin < kRows; begin += kRowsAtOnce, source += kRowsAtOnce * copies.token_stride * 2) {
+    if (kRows % kRowsAtOnce != 0 && begin + row >= kRows) break;
+#pragma unroll
+    for (int i = 0; i < kDim / 8 / kLanes; ++i)
+      ptx::copy_chunk(shared + tile_bytes<kDim>(begin) + i * kLanes * 16, source + i * kLanes * 16,
+                      valid && i * kLanes < copies.chunks);
+  }
+}
+
 template <typename Element, typename Sizes>
 struct ForwardLoads {
   using Shared = ForwardSharedOf<Element, Sizes>;
@@ -74,6 +92,36 @@ struct ForwardLoads {
     if (n - (kStages - 1) >= first) load_values<kNear>(n - (kStages - 1));
     if (n - kStages >= first) load_keys<kNear>(n - kStages);
     ptx::copies_commit();
+  }
+
+  /// What a thread copies next below the tile's own blocks: of K, of V and of the keys' bias.
+  struct Sources {
+    const char *keys, *values;
+    const float4* bias;
+  };
+
+  /// Before advance() from block n on.
+  __device__ __forceinline__ Sources sources_from(int n) const {
+    const int of_keys = n - kStages, of_values = n - (kStages - 1);
+    return {keys.data + int64_t{of_keys} * p.key_block_bytes, values.data + int64_t{of_values} * p.value_block_bytes,
+            p.scratch.key_bias + row_bias + of_keys * (kKeys / 2) + threadIdx.x};
+  }
+
+  /// As advance<false>(), one block after the other, with fewer instructions: all keys are there.
+  __device__ __forceinline__ void advance(Sources& from, int n, int first) const {
+    ptx::copies_wait<kStages - 2>();
+    __syncthreads();
+    const int of_keys = n - kStages, of_values = n - (kStages - 1);
+    copy_from<kKeys>(values, value_address + stage(of_values) * sizeof(shared.value[0]), from.values,
+                     of_values >= first);
+    copy_from<kKeys>(keys, key_address + stage(of_keys) * sizeof(shared.key[0]), from.keys, of_keys >= first);
+    if (threadIdx.x < kKeys / 2)
+      ptx::copy_chunk(ptx::shared_address(&shared.bias[stage(of_keys)][threadIdx.x]), from.bias, of_keys >= first);
+    if (threadIdx.x == Sizes::kThreads - 1 && of_values >= first)
+      ptx::copy_chunk(ptx::shared_address(&shared.base[stage(of_values)]),
+                      p.scratch.base_log2 + row_blocks + unsigned(of_values) / (tile::kColumns / kKeys) + 1);
+    ptx::copies_commit();
+    from.keys -= p.key_block_bytes, from.values -= p.value_block_bytes, from.bias -= kKeys / 2;
   }
 };
 

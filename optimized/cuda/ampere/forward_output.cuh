@@ -72,13 +72,27 @@ struct ForwardOutput {
   __device__ __forceinline__ void copy_out(void* to) const {
     __syncwarp();
     constexpr int kChunks = kDim / 8;
-    for (int i = lane; i < 16 * kRowTiles * kChunks; i += 32) {
-      const int row = i / kChunks, chunk = i % kChunks, query = tile.query + warp_row + row;
-      if (query >= p.query_length || chunk * 8 >= p.value_dim) continue;
-      Element* out = static_cast<Element*>(to) +
-                     ((int64_t{tile.batch} * p.query_length + query) * p.query_heads + tile.head) * p.value_dim;
-      reinterpret_cast<uint4*>(out)[chunk] = *reinterpret_cast<const uint4*>(shared.query + tile_bytes<kDim>(warp_row) +
-                                                                             ptx::swizzled_chunk<kDim>(row, chunk));
+    if constexpr (kEdges && 32 % kChunks == 0) {
+      constexpr int kRowsAtOnce = 32 / kChunks;
+      const int row = lane / kChunks, chunk = lane % kChunks, query = tile.query + warp_row + row;
+      const int64_t first = (int64_t{tile.batch} * p.query_length + query) * p.query_heads + tile.head,
+                    apart = int64_t{kRowsAtOnce} * p.query_heads * p.value_dim * sizeof(Element);
+      char* out = static_cast<char*>(to) + first * p.value_dim * sizeof(Element) + chunk * 16;
+      const int rows = chunk * 8 < p.value_dim ? p.query_length - query : 0;
+#pragma unroll
+      for (int i = 0; i < 16 * kRowTiles; i += kRowsAtOnce, out += apart)
+        if (i < rows)
+          *reinterpret_cast<uint4*>(out) = *reinterpret_cast<const uint4*>(shared.query + tile_bytes<kDim>(warp_row) +
+                                                                           ptx::swizzled_chunk<kDim>(row + i, chunk));
+    } else {
+      for (int i = lane; i < 16 * kRowTiles * kChunks; i += 32) {
+        const int row = i / kChunks, chunk = i % kChunks, query = tile.query + warp_row + row;
+        if (query >= p.query_length || chunk * 8 >= p.value_dim) continue;
+        Element* out = static_cast<Element*>(to) +
+                       ((int64_t{tile.batch} * p.query_length + query) * p.query_heads + tile.head) * p.value_dim;
+        reinterpret_cast<uint4*>(out)[chunk] = *reinterpret_cast<const uint4*>(
+            shared.query + tile_bytes<kDim>(warp_row) + ptx::swizzled_chunk<kDim>(row, chunk));
+      }
     }
     __syncwarp();
   }

@@ -47,6 +47,7 @@ struct ForwardParameters : tile::ForwardShape {
   void *values, *residual;
   float* log_normalizer;
   int64_t* visited_pairs;
+  int key_block_bytes, value_block_bytes;  // of kKeys rows; for windows alone
 };
 
 template <typename Sizes>

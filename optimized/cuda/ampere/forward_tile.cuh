@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #include "optimized/cuda/ampere/forward_loads.cuh"
+#include "optimized/cuda/ampere/forward_scores.cuh"
 #include "optimized/cuda/arithmetic.cuh"
 #include "optimized/cuda/tile/softmax.cuh"
 
@@ -36,7 +37,8 @@ struct ForwardTile {
   Shared& shared;
   const tile::Tile<Sizes::kRows>& tile;
   const int lane, warp_row, first_position, first_block;  // the warp's first row; of the tile's first query
-  const ForwardLoads<Element, Sizes> loads;
+  using Loads = ForwardLoads<Element, Sizes>;
+  const Loads loads;
   const uint32_t query_address, key_address, value_address;
   const LaneOffsets<kPitch> offsets;
 
@@ -77,16 +79,24 @@ struct ForwardTile {
   __device__ __forceinline__ void find_rows() const {
     const auto visibility = visibility_of_queries(p.prefix, tile.row, p.key_blocks);
     const double base = p.prefix.base[int64_t{tile.row} * (p.key_blocks + 1) + first_block];
+    if constexpr (kEdges) {
+      static_assert(16 * kRowTiles == 32);  // a row a lane
+      const int position = min(first_position + warp_row + lane, p.key_length - 1);
+      shared.row_decay[warp_row + lane] =
+          static_cast<float>((prefix_at(p.prefix, tile.row, p.key_blocks, position) - base) * std::numbers::log2e);
+      shared.row_first[warp_row + lane] = visibility.first_key(position);
+    } else {
 #pragma unroll
-    for (int i = 0; i < kRowTiles; ++i)
+      for (int i = 0; i < kRowTiles; ++i)
 #pragma unroll
-      for (int h = 0; h < 2; ++h)
-        if (lane % 4 == 0) {
-          const int position = position_of(i, h);
-          row_decay(i, h) =
-              static_cast<float>((prefix_at(p.prefix, tile.row, p.key_blocks, position) - base) * std::numbers::log2e);
-          shared.row_first[warp_row + 16 * i + 8 * h + lane / 4] = visibility.first_key(position);
-        }
+        for (int h = 0; h < 2; ++h)
+          if (lane % 4 == 0) {
+            const int position = position_of(i, h);
+            row_decay(i, h) = static_cast<float>((prefix_at(p.prefix, tile.row, p.key_blocks, position) - base) *
+                                                 std::numbers::log2e);
+            shared.row_first[warp_row + 16 * i + 8 * h + lane / 4] = visibility.first_key(position);
+          }
+    }
     __syncwarp();
   }
 
@@ -172,23 +182,7 @@ struct ForwardTile {
     }
   }
 
-  /// S += (c_i − c_j) / scale of a near block. `decay` is log₂e (c_i − c at the end of the keys' block).
-  __device__ __forceinline__ void add_decay(Registers& r, int n, const float (&decay)[kRowTiles][2]) const {
-    const float4* bias = shared.near_bias[stage(n)] + lane % 4;
-#pragma unroll
-    for (int c = 0; c < kScoreTiles; ++c) {
-      const float4 of_keys = bias[4 * c];
-#pragma unroll
-      for (int i = 0; i < kRowTiles; ++i)
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          r.score[i][c][2 * h] += decay[i][h] * p.inverse_scale_log2 + of_keys.x;
-          r.score[i][c][2 * h + 1] += decay[i][h] * p.inverse_scale_log2 + of_keys.y;
-        }
-    }
-  }
-
-  /// The same near strong gates, from more than floats.
+  /// S += (c_i − c_j) / scale of a near block where strong gates are near, from more than floats.
   __device__ __forceinline__ void add_strong_decay(Registers& r, int n) const {
 #pragma unroll
     for (int c = 0; c < kScoreTiles; ++c)
@@ -220,15 +214,6 @@ struct ForwardTile {
           for (int e = 0; e < 2; ++e)
             if (8 * c + e > last || 8 * c + e < first) r.score[i][c][2 * h + e] = masked;
       }
-  }
-
-  /// O of the blocks before may be beyond float, and a maximum that moves would hide it from the sum's bound.
-  __device__ __forceinline__ void keep_sums_beyond_their_bound(Registers& r) const {
-#pragma unroll
-    for (int i = 0; i < kRowTiles; ++i)
-#pragma unroll
-      for (int h = 0; h < 2; ++h)
-        if (!(r.sum[i][h] < tile::kLargestSum / 4)) r.sum[i][h] = INFINITY;
   }
 
   /// Moves m where a logit is above it by more than kRescaleAbove, and the sum and O with it.
@@ -293,13 +278,13 @@ struct ForwardTile {
     const bool near = is_near(n);
     if (near) {
       if (kFloat || tile.strong) add_strong_decay(r, n);
-      else add_decay(r, n, offset);
+      else add_decay(r.score, offset, shared.near_bias[stage(n)] + lane % 4, p.inverse_scale_log2);
 #pragma unroll
       for (int i = 0; i < kRowTiles; ++i) offset[i][0] = offset[i][1] = 0;
     }
     const bool masked = near || n * kKeys < first_key(16 * kRowTiles - 1);
     if (masked && !(kEdges && sees_whole(n))) mask(r, n);
-    if (masked && !follow) keep_sums_beyond_their_bound(r);
+    if (masked && !follow) keep_sums_beyond_their_bound(r.sum);
     if (masked || follow) follow_maximum(r, offset);
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i)
@@ -365,16 +350,19 @@ struct ForwardTile {
         if (own_first <= n && n <= own_last) visit(r, n, n > own_first, follow);
         else if (n - 1 == own_last && n > first) multiply_scores(r, n - 1);
       }
-      // Nothing of the special blocks is in the loop of most.
+      [[maybe_unused]] typename Loads::Sources sources;
+      if constexpr (kEdges) sources = loads.sources_from(n);
+        // Nothing of the special blocks is in the loop of most.
 #pragma unroll 1
       for (; n > first && n * kKeys >= cut; --n) {
-        loads.template advance<false>(n, first);
+        if constexpr (kEdges) loads.advance(sources, n, first);
+        else loads.template advance<false>(n, first);
         visit_clean(r, n);
       }
       if constexpr (kEdges) {
 #pragma unroll 1
         for (; by_weights && n >= first; --n) {
-          loads.template advance<false>(n, first);
+          loads.advance(sources, n, first);
           if (own_first <= n) visit_edge(r, n, n > own_first);
         }
       }

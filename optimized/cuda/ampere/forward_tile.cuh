@@ -199,6 +199,8 @@ struct ForwardTile {
       }
   }
 
+  /// kBegins: of a block that also has keys before the first that some row sees.
+  template <bool kBegins = true>
   __device__ __forceinline__ void mask(Registers& r, int n) const {
     const float masked = p.scale_log2 > 0 ? -INFINITY : INFINITY;
     const int column = n * kKeys + 2 * (lane % 4);
@@ -207,18 +209,18 @@ struct ForwardTile {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const int last = Visibility<QueryCuts>::last_key(position_of(i, h)) - column,
-                  first = first_key(16 * i + 8 * h + lane / 4) - column;
+                  first = kBegins ? first_key(16 * i + 8 * h + lane / 4) - column : 0;
 #pragma unroll
         for (int c = 0; c < kScoreTiles; ++c)
 #pragma unroll
           for (int e = 0; e < 2; ++e)
-            if (8 * c + e > last || 8 * c + e < first) r.score[i][c][2 * h + e] = masked;
+            if (8 * c + e > last || (kBegins && 8 * c + e < first)) r.score[i][c][2 * h + e] = masked;
       }
   }
 
   /// Moves m where a logit is above it by more than kRescaleAbove, and the sum and O with it.
-  /// A row that is masked in the whole block loses the block's bias, which may be NaN.
-  __device__ __forceinline__ void follow_maximum(Registers& r, float (&bias)[kRowTiles][2]) const {
+  /// A row that is masked in the whole block loses the block's bias, which may be NaN. `first`: there is nothing to move yet.
+  __device__ __forceinline__ void follow_maximum(Registers& r, float (&bias)[kRowTiles][2], bool first) const {
     float shrink[kRowTiles][2];
     bool moved = false;
 #pragma unroll
@@ -238,7 +240,7 @@ struct ForwardTile {
         shrink[i][h] = maximum == -INFINITY ? 1 : exp2_approximate(before - maximum);  // a row may see nothing yet
         r.maximum[i][h] = maximum;
       }
-    if (!__any_sync(~0u, moved)) return;
+    if ((kEdges && first) || !__any_sync(~0u, moved)) return;
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i) {
 #pragma unroll
@@ -271,8 +273,8 @@ struct ForwardTile {
            (n + 1) * kKeys <= min(first_position + warp_row + 1, p.key_length);
   }
 
-  /// A special block whose logits are in registers, or the warp's last.
-  __device__ __forceinline__ void visit(Registers& r, int n, bool more, bool follow) const {
+  /// A special block whose logits are in registers, or the warp's last. `first`: the first that it visits.
+  __device__ __forceinline__ void visit(Registers& r, int n, bool first, bool more, bool follow) const {
     float offset[kRowTiles][2];
     find_decay(offset, n);
     const bool near = is_near(n);
@@ -283,9 +285,16 @@ struct ForwardTile {
       for (int i = 0; i < kRowTiles; ++i) offset[i][0] = offset[i][1] = 0;
     }
     const bool masked = near || n * kKeys < first_key(16 * kRowTiles - 1);
-    if (masked && !(kEdges && sees_whole(n))) mask(r, n);
+    if constexpr (kEdges) {
+      if (masked && !sees_whole(n)) {
+        if (n * kKeys < first_key(16 * kRowTiles - 1)) mask(r, n);
+        else mask<false>(r, n);
+      }
+    } else if (masked) {
+      mask(r, n);
+    }
     if (masked && !follow) keep_sums_beyond_their_bound(r.sum);
-    if (masked || follow) follow_maximum(r, offset);
+    if (masked || follow) follow_maximum(r, offset, first);
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i)
 #pragma unroll
@@ -347,7 +356,7 @@ struct ForwardTile {
 #pragma unroll 1
       for (; by_weights ? n >= first && is_near(n) : n == first || (n > first && is_special(n, follow)); --n) {
         loads.template advance<true>(n, first);
-        if (own_first <= n && n <= own_last) visit(r, n, n > own_first, follow);
+        if (own_first <= n && n <= own_last) visit(r, n, n == own_last, n > own_first, follow);
         else if (n - 1 == own_last && n > first) multiply_scores(r, n - 1);
       }
       [[maybe_unused]] typename Loads::Sources sources;

@@ -237,6 +237,29 @@ class KeyGates(unittest.TestCase):
                     for part in many.split(8, dim):
                         self.assertTrue(torch.equal(part, few))
 
+    def test_a_head_has_the_same_bits_while_later_chunks_are_prepared(self):
+        """Of 96 heads some multiprocessors prepare the last chunks beside the sweep, of 8 all chunks; 192 heads leave none for that."""
+        for (rows, columns), length in (((128, 128), 4096), ((64, 128), 1000)):
+            given = self.problem(torch.bfloat16, "slow", length=length, heads=8, rows=rows, columns=columns)
+            few = run(given, DEVICE)
+            for heads in (96, 192):
+                with self.subTest(rows=rows, columns=columns, heads=heads):
+                    copies = {name: torch.cat([tensor.to(DEVICE)] * (heads // 8), 1 if name == "state" else 2) for name, tensor in given.items()}
+                    for many, alone, dim in zip(run(copies, DEVICE), few, (2, 1)):
+                        for part in many.split(8, dim):
+                            self.assertTrue(torch.equal(part, alone))
+
+    def test_equal_calls_give_equal_values_after_others(self):
+        """Chunks are marked as prepared, in memory that holds another call's marks."""
+        for heads in (8, 96):
+            with self.subTest(heads=heads):
+                given, other = (self.problem(torch.bfloat16, "slow", seed=seed, length=2048, heads=heads, rows=128, columns=128) for seed in (6, 7))
+                first = run(given, DEVICE)
+                for _ in range(4):
+                    run(other, DEVICE)
+                    for once, again in zip(first, run(given, DEVICE)):
+                        self.assertTrue(torch.equal(once, again))
+
     def test_equal_calls_give_equal_bits(self):
         given = self.problem(torch.bfloat16, rows=128, columns=128)
         once, again = gradients(given, DEVICE), gradients(given, DEVICE)

@@ -1,6 +1,6 @@
 // delta_state with a gate a row, by windows of chunks of 64 tokens: what the state does not enter, of all chunks of a window at once, then a sweep over them.
 // While one window is swept, by a CTA a head (on 8.0 for 64 columns of it), the next one is prepared by the multiprocessors that are left: windows have two
-// places in turn.
+// places in turn. On 9.0, where all chunks have a place, there is one window: some CTAs that prepare go on beside its sweep, which waits for chunk after chunk.
 // The backward keeps all chunks, one window: prepared once, swept to the last one and back, and each chunk's gradients for themselves as soon as that sweep has passed it.
 #include <algorithm>
 #include <type_traits>
@@ -37,8 +37,10 @@ int window_of(const Shape& shape) {
 // Chunks that the forward has a place for.
 int places_of(const Shape& shape) { return std::min(2 * window_of(shape), chunks_of(shape)); }
 
-char* take_records(Workspace& memory, const Shape& shape, int chunks) {
-  return memory.take<char>(heads_of(shape) * chunks * record_bytes(shape.key_dim));
+void take_records(Workspace& memory, const Shape& shape, DeltaKeyArguments& p) {
+  const int64_t records = heads_of(shape) * p.stride;
+  p.records = memory.take<char>(records * record_bytes(shape.key_dim));
+  p.prepared = memory.take<int32_t>(records);
 }
 
 DeltaKeyArrays take_arrays(Workspace& memory, const Shape& shape) {
@@ -63,7 +65,7 @@ void allow_bytes(const void* kernel, int bytes) {
 
 template <typename Element, int kRows>
 void prepare(const DeltaKeyArguments& p, int64_t heads, bool overlapping, cudaStream_t stream) {
-  const auto kernel = prepare_delta_keys<Element, kRows>;
+  const auto kernel = prepare_delta_keys<Element, kRows, 1>;
   constexpr int kBytes = DeltaKeyMemory<kRows>::kBytes;
   allow_bytes(reinterpret_cast<const void*>(kernel), kBytes);
   const dim3 grid(static_cast<unsigned>(heads * p.chunks));
@@ -114,12 +116,34 @@ bool sweeps_wide(int columns) {
   return compute_capability(device) >= 90;
 }
 
+// Prepares and sweeps all chunks at once, and returns true, where the sweep leaves enough multiprocessors to prepare the last chunks meanwhile.
+template <typename Element, int kRows, int kWidth, bool kKeeps>
+bool launch_at_once(DeltaKeyArguments p, int64_t heads, cudaStream_t stream) {
+  if (kWidth != 128 || !runs_hopper_code()) return false;
+  const int64_t ctas = multiprocessors(), left = ctas - heads * ((p.columns + kWidth - 1) / kWidth);
+  if (left < ctas / 8) return false;
+  // A CTA prepares three chunks while about five of a head are swept. The multiprocessors prepare the first chunks in whole turns, so that they end together.
+  constexpr int kAtOnce = 3, kSweptMeanwhile = 5;
+  const int64_t items = heads * p.chunks, beside = (p.chunks + kSweptMeanwhile - 1) / kSweptMeanwhile,
+                before = std::max<int64_t>(0, items - kAtOnce * left * beside), turn = kAtOnce * ctas;
+  p.items = static_cast<int>(items);
+  p.staying = static_cast<int>(left);
+  p.shared = static_cast<int>(std::min(items, (before + turn - 1) / turn * turn));
+  prepare_keys_in_turn(p, kDtypeOf<Element>, static_cast<int>(ctas), stream);
+  sweep_keys_by_warpgroups(p, kDtypeOf<Element>, kKeeps, heads, stream);
+  return true;
+}
+
 // Prepares and sweeps all chunks: to keep them in one window, else in windows of equal length. `p` has what no window changes; the state goes from one to the
 // next through `last`.
 template <typename Element, int kRows, int kWidth, bool kKeeps>
 void launch_windows(const Shape& shape, DeltaKeyArguments p, cudaStream_t stream) {
   const int chunks = chunks_of(shape), window = kKeeps ? chunks : window_of(shape);
   const int64_t heads = heads_of(shape);
+  p.all_heads = static_cast<int>(heads);
+  p.chunks = chunks;
+  if (p.stride == chunks && launch_at_once<Element, kRows, kWidth, kKeeps>(p, heads, stream)) return;
+  p.prepared = nullptr;
   char* const records = p.records;
   for (p.first_chunk = 0; p.first_chunk < chunks; p.first_chunk += window, p.initial = p.last) {
     p.chunks = std::min(window, chunks - p.first_chunk);
@@ -197,13 +221,17 @@ DeltaKeyArguments arguments_of(const MatrixStateInput& in) {
 
 size_t delta_key_forward_workspace_bytes(const Shape& shape, const MatrixStateForm&) {
   Workspace memory(nullptr);
-  take_records(memory, shape, places_of(shape));
+  DeltaKeyArguments p{};
+  p.stride = places_of(shape);
+  take_records(memory, shape, p);
   return memory.bytes();
 }
 
 size_t delta_key_workspace_bytes(const Shape& shape, const MatrixStateForm&) {
   Workspace memory(nullptr);
-  take_records(memory, shape, chunks_of(shape));
+  DeltaKeyArguments p{};
+  p.stride = chunks_of(shape);
+  take_records(memory, shape, p);
   take_arrays(memory, shape);
   return memory.bytes();
 }
@@ -212,7 +240,7 @@ void delta_key_forward(const MatrixStateForward& a) {
   Workspace memory(a.workspace);
   DeltaKeyArguments p = arguments_of(a);
   p.stride = places_of(a.shape);
-  p.records = take_records(memory, a.shape, p.stride);
+  take_records(memory, a.shape, p);
   p.out = a.values;
   p.last = a.last_state;
   a.dtype == Dtype::kBFloat16 ? launch_element<__nv_bfloat16>(a, p) : launch_element<__half>(a, p);
@@ -222,7 +250,7 @@ void delta_key_backward(const MatrixStateBackward& a) {
   Workspace memory(a.workspace);
   DeltaKeyArguments p = arguments_of(a);
   p.stride = chunks_of(a.shape);
-  p.records = take_records(memory, a.shape, p.stride);
+  take_records(memory, a.shape, p);
   p.arrays = take_arrays(memory, a.shape);
   a.dtype == Dtype::kBFloat16 ? launch_element<__nv_bfloat16>(a, p) : launch_element<__half>(a, p);
 }

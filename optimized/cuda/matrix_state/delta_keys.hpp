@@ -64,6 +64,10 @@ struct DeltaKeyArguments {
   float* last;           ///< the same after it; null: not wanted
   void* out;             ///< [B, T, H, columns] contiguous; in reverse the gradient of the value
   DeltaKeyArrays arrays;
+  int all_heads, items;  ///< B·H; records of the window
+  /// Preparing CTAs have the first `shared` records in turn, of chunk after chunk those of all heads, and the last `staying` of them the others.
+  int shared, staying;
+  int32_t* prepared;  ///< [B·H, stride]: whether a record is there, published; null: the sweep waits for all of them
 };
 
 struct DeltaKeyGradients {

@@ -19,7 +19,8 @@ struct DeltaKeyMemory {
   /// by then, and other warps have never read them.
   static constexpr int kTile = kRows / 64 * kPanel, kReadKey = kTile, kWriteKey = 2 * kTile, kSolution = 0,
                        kScratch = kReadKey, kScratchStride = kPanel / kWarps, kSmall = 3 * kTile,
-                       kBytes = kSmall + static_cast<int>(sizeof(Small));
+                       kBytes = kSmall + static_cast<int>(sizeof(Small)),
+                       kStride = (kBytes + 1023) / 1024 * 1024;  ///< of several chunks'
 };
 
 /// Which pairs (row g or g + 8, column c of the same eight) a halving of n tokens is right for: those whose halving it is. 0: none.
@@ -80,13 +81,16 @@ struct DeltaKeyBlock {
     return tile(offset) + tile_piece(16 * block + lane / 4 + 8 * half, 4 * s + lane % 4);
   }
 
-  /// A lane's part of two rows, divided by their units, to a tile.
-  __device__ __forceinline__ void divide(const Operand& from, int offset, float (&unit)[2]) const {
-    uint4 rows[2][kSteps];
+  /// A lane's part of two rows.
+  using Rows = uint4[2][kSteps];
+  __device__ __forceinline__ void load_rows(Rows& rows, const Operand& from) const {
 #pragma unroll
     for (int s = 0; s < kSteps; ++s)
 #pragma unroll
       for (int half = 0; half < 2; ++half) rows[half][s] = load_row(from, half, s);
+  }
+  /// The rows divided by their units, to a tile.
+  __device__ __forceinline__ void divide(const Rows& rows, int offset, float (&unit)[2]) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float largest = 0.0f;
@@ -304,6 +308,13 @@ struct DeltaKeyBlock {
 
   /// The pairs of the block's rows with earlier blocks' tokens.
   __device__ __forceinline__ void multiply_earlier(Sums& keys, Sums& queries) const {
+    if (block == 1) multiply_earlier_of<1>(keys, queries);
+    if (block == 2) multiply_earlier_of<2>(keys, queries);
+    if (block == 3) multiply_earlier_of<3>(keys, queries);
+  }
+  // In code without branches what a product reads comes while the one before it is computed.
+  template <int kBlock>
+  __device__ __forceinline__ void multiply_earlier_of(Sums& keys, Sums& queries) const {
     const int t = lane % 4;
     const auto weigh = [&](uint32_t& word, float2 factor) {
       const float2 two = unpack<__half>(word);
@@ -312,21 +323,20 @@ struct DeltaKeyBlock {
 #pragma unroll 2
     for (int k = 0; k < kRows / 16; ++k) {
       uint32_t asked[4], keyed[4];
-      load_left(asked, tile(0), block, k, lane);
-      load_left(keyed, tile(Memory::kReadKey), block, k, lane);
+      load_left(asked, tile(0), kBlock, k, lane);
+      load_left(keyed, tile(Memory::kReadKey), kBlock, k, lane);
       const auto total = [&](int of, int eight) {
         return *reinterpret_cast<const float2*>(&small().totals[of][16 * k + 8 * eight + 2 * t]);
       };
 #pragma unroll
-      for (int j = kWarps - 2; j >= 0; --j) {
-        if (j >= block) continue;
+      for (int j = kBlock - 1; j >= 0; --j) {
         // Blocks 2 and 3 meet 0 and 1 in the middle of the chunk.
-        if (block == 3 && j == 1)
+        if (kBlock == 3 && j == 1)
 #pragma unroll
           for (int i = 0; i < 4; ++i) weigh(asked[i], total(2, i / 2)), weigh(keyed[i], total(2, i / 2));
         uint32_t right[4];
         load_right_columns(right, tile(Memory::kWriteKey), k, j, lane);
-        if (block >= 2 && j == 0)
+        if (kBlock >= 2 && j == 0)
 #pragma unroll
           for (int i = 0; i < 4; ++i) weigh(right[i], total(1, i % 2));
 #pragma unroll

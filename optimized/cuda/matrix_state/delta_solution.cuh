@@ -27,9 +27,9 @@ __device__ __forceinline__ void add_halves(float (&sum)[4], const uint32_t (&hig
 
 /// `sums` has G's rows of this warp and returns W's. `solution` gets the blocks (i, j ≤ i) of W as float16, and above the diagonal what that leaves of
 /// those that other rows need: of block (i, j) in block (j, i + 1). Keys that correlate make W of numbers that nearly cancel, which 16 bits would lose.
-/// `scratch`: 16 rows of 20 floats, this warp's.
+/// `scratch`: 16 rows of 20 floats, this warp's. `barriers`: by how much the numbers of its barriers are greater, where a CTA solves several chunks.
 __device__ __forceinline__ void solve_rows(Sums& sums, uint32_t solution, float* scratch, const float* strength,
-                                           const float* key_unit, int block, int lane) {
+                                           const float* key_unit, int block, int lane, int barriers = 0) {
   constexpr int kStride = 20;
   const int g = lane / 4, t = lane % 4;
   const auto column_factor = [&](int column) {
@@ -120,10 +120,10 @@ __device__ __forceinline__ void solve_rows(Sums& sums, uint32_t solution, float*
     }
   };
   if (block == 0) store_blocks();
-  ptx::named_barrier_sync(kPrepareBarrier, kComputing);
+  ptx::named_barrier_sync(kPrepareBarrier + barriers, kComputing);
   if (block == 0) return;
-  if (block >= 2) ptx::named_barrier_sync(kFirstRowBarrier, 3 * 32);
-  if (block == 3) ptx::named_barrier_sync(kSecondRowBarrier, 2 * 32);
+  if (block >= 2) ptx::named_barrier_sync(kFirstRowBarrier + barriers, 3 * 32);
+  if (block == 3) ptx::named_barrier_sync(kSecondRowBarrier + barriers, 2 * 32);
     // W_j = Y_j − Σ_{j ≤ k < block} Y_k β W_kj.
 #pragma unroll
   for (int k = 0; k < kWarps - 1; ++k) {
@@ -152,8 +152,8 @@ __device__ __forceinline__ void solve_rows(Sums& sums, uint32_t solution, float*
   }
   store_blocks();
   __syncwarp();
-  if (block == 1) ptx::named_barrier_arrive(kFirstRowBarrier, 3 * 32);
-  if (block == 2) ptx::named_barrier_arrive(kSecondRowBarrier, 2 * 32);
+  if (block == 1) ptx::named_barrier_arrive(kFirstRowBarrier + barriers, 3 * 32);
+  if (block == 2) ptx::named_barrier_arrive(kSecondRowBarrier + barriers, 2 * 32);
 }
 
 }  // namespace lethe::matrix_state

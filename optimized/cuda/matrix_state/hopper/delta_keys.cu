@@ -1,18 +1,32 @@
-// The launches of the sweeps of the delta rule with a gate a row by wgmma (delta_keys.hpp).
+// The launches of the delta rule with a gate a row that are for compute capability 9.0 (delta_keys.hpp).
 #include "optimized/cuda/matrix_state/hopper/delta_keys.hpp"
 
 #include "optimized/cuda/check.hpp"
+#include "optimized/cuda/matrix_state/delta_keys_prepare.cuh"
 #include "optimized/cuda/matrix_state/hopper/delta_keys_reverse.cuh"
 #include "optimized/cuda/matrix_state/hopper/delta_keys_sweep.cuh"
 
 namespace lethe::matrix_state {
 namespace {
 
-void launch(void (*kernel)(DeltaKeyArguments), int bytes, const DeltaKeyArguments& p, int64_t heads,
-            cudaStream_t stream) {
+void allow_bytes(void (*kernel)(DeltaKeyArguments), int bytes) {
   cuda_check(
       cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
       "delta rule: shared memory");
+}
+
+template <typename Element, int kRows>
+void prepare(const DeltaKeyArguments& p, int ctas, cudaStream_t stream) {
+  const auto kernel = prepare_delta_keys<Element, kRows, 3>;
+  constexpr int kBytes = 3 * DeltaKeyMemory<kRows>::kStride;
+  allow_bytes(kernel, kBytes);
+  kernel<<<static_cast<unsigned>(ctas), 3 * kComputing, kBytes, stream>>>(p);
+  cuda_check(cudaGetLastError(), "delta rule: launch");
+}
+
+void launch(void (*kernel)(DeltaKeyArguments), int bytes, const DeltaKeyArguments& p, int64_t heads,
+            cudaStream_t stream) {
+  allow_bytes(kernel, bytes);
   launch_overlapping(kernel, dim3(static_cast<unsigned>(heads * ((p.columns + 127) / 128))), 256, bytes, stream, p);
 }
 
@@ -29,6 +43,12 @@ void reverse(const DeltaKeyArguments& p, int64_t heads, cudaStream_t stream) {
 }
 
 }  // namespace
+
+void prepare_keys_in_turn(const DeltaKeyArguments& p, Dtype dtype, int ctas, cudaStream_t stream) {
+  const bool brain = dtype == Dtype::kBFloat16;
+  if (p.rows <= 64) brain ? prepare<__nv_bfloat16, 64>(p, ctas, stream) : prepare<__half, 64>(p, ctas, stream);
+  else brain ? prepare<__nv_bfloat16, 128>(p, ctas, stream) : prepare<__half, 128>(p, ctas, stream);
+}
 
 void sweep_keys_by_warpgroups(const DeltaKeyArguments& p, Dtype dtype, bool keeps, int64_t heads, cudaStream_t stream) {
   const bool brain = dtype == Dtype::kBFloat16;

@@ -121,20 +121,24 @@ __global__ void __launch_bounds__(256, 1) sweep_delta_keys_by_warpgroups(const _
   extern __shared__ __align__(1024) char memory[];
   auto call = delta_key_sweep_of<DeltaKeyWarpgroupSweep<Element, kRows, kKeeps>>(p, memory, 128);
   call.begin();
-  wait_for_previous_kernel();
+  if (!p.prepared) wait_for_previous_kernel();
   let_next_kernel_start();
   if constexpr (kKeeps) call.publish(0);
+  int prepared = 0;
+  call.await(prepared, 0);
   call.copy(0, 0);
   call.each_of_state(
       [&](float& number, bool inside, int64_t at) { number = p.initial && inside ? p.initial[at] : 0.0f; });
   for (int n = 0; n < p.chunks; ++n) {
     call.meet(n);
+    call.await(prepared, n + 1);
     call.sweep(n);
   }
-  if (!p.last) return;
-  call.each_of_state([&](float& number, bool inside, int64_t at) {
-    if (inside) p.last[at] = number;
-  });
+  if (p.last)
+    call.each_of_state([&](float& number, bool inside, int64_t at) {
+      if (inside) p.last[at] = number;
+    });
+  if (p.prepared) end_after_previous_kernel();
 }
 
 }  // namespace lethe::matrix_state

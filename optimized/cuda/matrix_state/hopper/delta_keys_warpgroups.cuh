@@ -8,6 +8,7 @@
 
 #include <type_traits>
 
+#include "optimized/cuda/hopper/ptx/barrier.cuh"
 #include "optimized/cuda/hopper/ptx/copy.cuh"
 #include "optimized/cuda/hopper/ptx/wgmma_few_columns.cuh"
 #include "optimized/cuda/matrix_state/delta_keys_sweep.cuh"
@@ -56,6 +57,20 @@ struct DeltaKeyWarpgroups : DeltaKeySweep<Element, kRows, 128, kKeeps, kBack> {
       ptx::mbarrier_init_fence();
     }
     __syncthreads();
+  }
+
+  /// A warp: until the window's chunk `chunk` is prepared, where chunks are published one by one. `prepared`: so many are known to be. Lanes look at 32 of them
+  /// at once, by now most often all there.
+  __device__ __forceinline__ void await(int& prepared, int chunk) const {
+    if (!p.prepared || chunk >= p.chunks || prepared > chunk) return;
+    const int32_t* const from = p.prepared + head * p.stride;
+    const int own = min(chunk + lane, p.chunks - 1);
+    unsigned missing;
+    do missing = ~__ballot_sync(kAllLanes, ptx::load_acquire(from + own) != 0);
+    while (missing & 1);
+    __syncwarp();
+    prepared = missing ? chunk + __ffs(missing) - 1 : chunk + 32;
+    ptx::fence_async_global();
   }
 
   /// All threads: begin to bring the window's chunk `chunk` to the n-th stage, its record by runs. Of a record, what a sweep that keeps does not read stays

@@ -28,7 +28,9 @@ def read_items(root):
             raise BadResult(f"{path}: expected the columns {','.join(COLUMNS)}, found {','.join(reader.fieldnames or [])}")
         rows = list(reader)
     for number, row in enumerate(rows, start=2):
-        if None in row.values() or row["state"] not in STATES:
+        if None in row or None in row.values():  # a surplus column lies under None, an absent one holds it
+            raise BadResult(f"{path}, line {number}: expected {len(COLUMNS)} columns, found {'more' if None in row else 'fewer'}")
+        if row["state"] not in STATES:
             raise BadResult(f"{path}, line {number}: state: expected one of {', '.join(STATES)}, found {row['state']}")
     return rows
 

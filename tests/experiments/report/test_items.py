@@ -53,6 +53,12 @@ class Items(WithCheckout):
         with self.assertRaisesRegex(BadResult, "line 2: state: expected one of exact, measured, open, out of reach, found maybe"):
             self.table("FoX,Table 3,components help,maybe,ablations,")
 
+    def test_a_comma_without_quotes_is_refused(self):
+        with self.assertRaisesRegex(BadResult, "line 2: expected 6 columns, found more"):
+            self.table("FoX,Fig. 7,L(i),measured,ablations,these rows, and those")
+        with self.assertRaisesRegex(BadResult, "line 2: expected 6 columns, found fewer"):
+            self.table("FoX,Fig. 7,L(i),measured,ablations")
+
     def test_every_row_of_the_project_is_whole(self):
         rows = read_items(SOURCE)
         known = {path.parent.name for path in SOURCE.glob("experiments/papers/*/*/paper.csv")}

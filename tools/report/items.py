@@ -35,6 +35,21 @@ def read_items(root):
     return rows
 
 
+def absent_paths(root, row):
+    """Files and folders of the checkout that a row names and that are not there; a name without an ending is that of some file."""
+    for path in re.findall(r"\b(?:tests|tools|reference|results|experiments|optimized|examples)/[\w./-]*\w", row["why"]):
+        if not (root / path).exists() and not any(root.glob(f"{path}.*")):
+            yield path
+
+
+def faults_of_items(root):
+    """A line for each thing that a row names and the checkout hasn't."""
+    path = root / "experiments" / "papers" / "items.csv"
+    for row in read_items(root) if path.exists() else []:
+        for absent in absent_paths(root, row):
+            yield f"{path}: {row['paper']} {row['item']}: expected {absent}, found none"
+
+
 def largest(root, folders, use=lambda claim: None):
     """The result of each claim on its own text at the largest scale, by the claim's name."""
     best = {}

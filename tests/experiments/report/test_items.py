@@ -4,7 +4,7 @@ import json
 import unittest
 
 from checkout import CERTIFICATE, SOURCE, WithCheckout  # first: it finds tools/report
-from report.items import TITLES, is_about, read_items
+from report.items import TITLES, faults_of_items, is_about, read_items
 from report.results import BadResult
 from report.tables import readme_table
 
@@ -14,9 +14,12 @@ class Items(WithCheckout):
 
     HEADER = "paper,item,says,state,claims,why"
 
-    def table(self, *rows):
+    def write(self, *rows):
         path = self.checkout.root / "experiments/papers/items.csv"
         path.write_text("\n".join([self.HEADER, *rows]) + "\n")
+
+    def table(self, *rows):
+        self.write(*rows)
         return readme_table(self.checkout.root, self.checkout.results, "all", "items")
 
     def test_a_row_has_the_verdicts_on_its_statements(self):
@@ -59,6 +62,11 @@ class Items(WithCheckout):
         with self.assertRaisesRegex(BadResult, "line 2: expected 6 columns, found fewer"):
             self.table("FoX,Fig. 7,L(i),measured,ablations")
 
+    def test_a_path_that_is_not_there_is_named(self):
+        self.write("page,Prop. 1,it holds,exact,,\"tests/explainer, experiments/papers/forgetting_transformer/ablations/paper\"", "page,Prop. 2,too,exact,,results/m")
+        self.assertEqual([fault.split(": ", 1)[1] for fault in faults_of_items(self.checkout.root)], ["page Prop. 1: expected tests/explainer, found none"])
+        self.assertIn("page Prop. 1: expected tests/explainer, found none", self.checkout.run("check_results.py").stdout)
+
     def test_every_row_of_the_project_is_whole(self):
         rows = read_items(SOURCE)
         known = {path.parent.name for path in SOURCE.glob("experiments/papers/*/*/paper.csv")}
@@ -69,6 +77,7 @@ class Items(WithCheckout):
             self.assertTrue(row["state"] != "measured" or claims, row)
             self.assertTrue(claims <= known or "to be measured by" in row["why"], row)
             self.assertTrue(row["state"] in ("exact", "measured") or row["why"], row)
+        self.assertEqual(list(faults_of_items(SOURCE)), [])
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@
   from the data now;
 * so is every table between markers in a README file;
 * a claim that judges a file of measurements has judged the file that is there;
-* every file that a row of experiments/papers/items.csv names is there.
+* every file and test that a row of experiments/papers/items.csv names is there.
 
 Prints a line for each fault and exits with 1 where there is one.
 """

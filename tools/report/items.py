@@ -35,18 +35,21 @@ def read_items(root):
     return rows
 
 
-def absent_paths(root, row):
-    """Files and folders of the checkout that a row names and that are not there; a name without an ending is that of some file."""
+def absent_names(root, row):
+    """Files, folders and tests that a row names and the checkout hasn't; a path without an ending is that of some file."""
     for path in re.findall(r"\b(?:tests|tools|reference|results|experiments|optimized|examples)/[\w./-]*\w", row["why"]):
         if not (root / path).exists() and not any(root.glob(f"{path}.*")):
             yield path
+    for suite, test in re.findall(r"\b([A-Z]\w+)\.([A-Z]\w+)", row["why"]):
+        if not any(f"({suite}, {test})" in path.read_text(encoding="utf-8") for path in root.glob("tests/*/*.cpp")):
+            yield f"the test {suite}.{test}"
 
 
 def faults_of_items(root):
     """A line for each thing that a row names and the checkout hasn't."""
     path = root / "experiments" / "papers" / "items.csv"
     for row in read_items(root) if path.exists() else []:
-        for absent in absent_paths(root, row):
+        for absent in absent_names(root, row):
             yield f"{path}: {row['paper']} {row['item']}: expected {absent}, found none"
 
 

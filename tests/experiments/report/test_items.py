@@ -62,9 +62,14 @@ class Items(WithCheckout):
         with self.assertRaisesRegex(BadResult, "line 2: expected 6 columns, found fewer"):
             self.table("FoX,Fig. 7,L(i),measured,ablations")
 
-    def test_a_path_that_is_not_there_is_named(self):
-        self.write("page,Prop. 1,it holds,exact,,\"tests/explainer, experiments/papers/forgetting_transformer/ablations/paper\"", "page,Prop. 2,too,exact,,results/m")
-        self.assertEqual([fault.split(": ", 1)[1] for fault in faults_of_items(self.checkout.root)], ["page Prop. 1: expected tests/explainer, found none"])
+    def test_a_path_or_a_test_that_is_not_there_is_named(self):
+        tests = self.checkout.root / "tests/lesson"
+        tests.mkdir(parents=True)
+        (tests / "test_recency.cpp").write_text("TEST(RecencyBias, IsBounded) {}\n")
+        self.write("page,Prop. 1,it holds,exact,,\"tests/explainer, experiments/papers/forgetting_transformer/ablations/paper, RecencyBias.IsFree\"",
+                   "page,Prop. 2,too,exact,,RecencyBias.IsBounded")
+        found = [fault.split(": ", 1)[1] for fault in faults_of_items(self.checkout.root)]
+        self.assertEqual(found, ["page Prop. 1: expected tests/explainer, found none", "page Prop. 1: expected the test RecencyBias.IsFree, found none"])
         self.assertIn("page Prop. 1: expected tests/explainer, found none", self.checkout.run("check_results.py").stdout)
 
     def test_every_row_of_the_project_is_whole(self):

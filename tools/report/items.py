@@ -65,16 +65,8 @@ def is_about(comparison, row):
     return comparison["source"].startswith(row["paper"]) and re.search(rf"{re.escape(row['item'])}(?!\w|\.\d)", comparison["source"])
 
 
-def beginning_with(begin, comparisons):
-    """The statement of exactly these words, or else all that begin so."""
-    return [c for c in comparisons if c["statement"] == begin] or [c for c in comparisons if c["statement"].startswith(begin)]
-
-
 def own_comparisons(claim, row, begins):
-    if not begins:
-        return [c for c in claim.comparisons if is_about(c, row)]
-    found = [c["statement"] for begin in begins for c in beginning_with(begin, claim.comparisons)]
-    return [c for c in claim.comparisons if c["statement"] in found]
+    return [c for c in claim.comparisons if (c["statement"].startswith(tuple(begins)) if begins else is_about(c, row))]
 
 
 def absent_statements(row, results):
@@ -86,7 +78,7 @@ def absent_statements(row, results):
         if not begins and not own_comparisons(claim, row, begins):
             yield f"a statement of {name} on it"
         for begin in begins:
-            if not beginning_with(begin, claim.comparisons):
+            if not own_comparisons(claim, row, [begin]):
                 yield f"a statement of {name} that begins with '{begin}'"
 
 

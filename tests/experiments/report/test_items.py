@@ -67,7 +67,7 @@ class Items(WithCheckout):
         return [fault.split(": ", 1)[1] for fault in faults_of_items(self.checkout.root, [self.checkout.machine])]
 
     def test_a_row_shows_the_verdicts_of_the_statements_that_it_names(self):
-        self.with_statements("A gate helps", "A gate helps, as scripted", "The control fails")
+        self.with_statements("A gate helps", "A gate hurts", "The control fails")
         for begins, verdicts in (("A gate helps", "1 trend reproduced"), ("A gate | The control", "1 trend reproduced; 1 refuted; 1 reproduced"), ("The", "1 reproduced")):
             self.assertIn(f"| ablations at quick: {verdicts} |", self.table(f"FoX,Fig. 8,gates help,measured,ablations: {begins},"))
             self.assertEqual(self.faults(), [])

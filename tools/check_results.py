@@ -5,7 +5,8 @@
 * every <claim>.md, <operator>_cpu.md, <operator>_cuda.md, portable.md, matrix_state.md, attention_throughput.md and results/README.md is what tools/report.py writes
   from the data now;
 * so is every table between markers in a README file;
-* a claim that judges a file of measurements has judged the file that is there.
+* a claim that judges a file of measurements has judged the file that is there;
+* every file, test and statement that a row of experiments/papers/items.csv names is there.
 
 Prints a line for each fault and exits with 1 where there is one.
 """
@@ -19,6 +20,7 @@ from pathlib import Path
 
 from report.benchmarks import benchmark_files, benchmark_page
 from report.files import BadResult, folder, read_json
+from report.items import all_folders, faults_of_items
 from report.matrix_state import matrix_state_data, matrix_state_page
 from report.portable import portable_data, portable_page
 from report.results import COLUMNS, POINT_COLUMNS, fault, machine_folders, read_table, sound_claims
@@ -91,6 +93,10 @@ def faults(root, results):
                     yield fault(path, error)
     if folders:
         yield from difference(results / "README.md", index(root, results))
+    try:
+        yield from faults_of_items(root, all_folders(root, results), use)
+    except BadResult as error:
+        yield str(error)
     for path in readmes(root):
         try:
             yield from difference(path, with_tables(path.read_text(), root, results))

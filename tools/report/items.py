@@ -11,7 +11,8 @@ from report.results import machine_folders, sound_claims
 COLUMNS = ["paper", "item", "says", "state", "claims", "why"]
 STATES = {
     "exact": "held by tests",
-    "measured": "a claim's, with the verdicts on its statements",
+    "measured": "a claim's, with the verdicts on the item's statements",
+    "drawn": "on the page or in the figure of a claim, and no statement",
     "open": "can be run here; has not been",
     "out of reach": "needs models, data or judges that are not at hand",
 }
@@ -28,9 +29,68 @@ def read_items(root):
             raise BadResult(f"{path}: expected the columns {','.join(COLUMNS)}, found {','.join(reader.fieldnames or [])}")
         rows = list(reader)
     for number, row in enumerate(rows, start=2):
-        if None in row.values() or row["state"] not in STATES:
+        if None in row or None in row.values():  # a surplus column lies under None, an absent one holds it
+            raise BadResult(f"{path}, line {number}: expected {len(COLUMNS)} columns, found {'more' if None in row else 'fewer'}")
+        if row["state"] not in STATES:
             raise BadResult(f"{path}, line {number}: state: expected one of {', '.join(STATES)}, found {row['state']}")
     return rows
+
+
+def tests_of(root):
+    """SUITE.NAME of every GoogleTest."""
+    texts = (path.read_text(encoding="utf-8") for path in root.glob("tests/**/*.cpp"))
+    return {f"{suite}.{name}" for text in texts for suite, name in re.findall(r"^TEST\w*\(\s*(\w+),\s*(\w+)\)", text, re.MULTILINE)}
+
+
+def absent_names(root, row, tests):
+    """Files, folders and tests that a row names and the checkout hasn't; a path without an ending is that of some file."""
+    for path in re.findall(r"\b(?:tests|tools|reference|results|experiments|optimized|examples)/[\w./-]*\w", row["why"]):
+        if not (root / path).exists() and not any(root.glob(f"{path}.*")):
+            yield path
+    for name in re.findall(r"\b[A-Z]\w+\.[A-Z]\w+", row["why"]):
+        if name not in tests:
+            yield f"the test {name}"
+
+
+def claims_of(row):
+    """The claims of a row with the begins of its statements: "one; another: First | Second". Without begins the statements are those whose source names
+    the item."""
+    for part in filter(None, row["claims"].split(";")):
+        name, _, begins = part.partition(":")
+        yield name.strip(), [begin.strip() for begin in begins.split("|") if begin.strip()]
+
+
+def is_about(comparison, row):
+    """Whether a statement's source names the item: "FoX Fig. 2 and Section 4.2" names Fig. 2, and neither Fig. 21 nor Section 4."""
+    return comparison["source"].startswith(row["paper"]) and re.search(rf"{re.escape(row['item'])}(?!\w|\.\d)", comparison["source"])
+
+
+def own_comparisons(claim, row, begins):
+    return [c for c in claim.comparisons if (c["statement"].startswith(tuple(begins)) if begins else is_about(c, row))]
+
+
+def absent_statements(row, results):
+    """What a row asks of claims that have a result, and none of their statements is."""
+    for name, begins in claims_of(row):
+        claim = results.get(name)
+        if claim is None or row["state"] == "drawn":
+            continue
+        if not begins and not own_comparisons(claim, row, begins):
+            yield f"a statement of {name} on it"
+        for begin in begins:
+            if not own_comparisons(claim, row, [begin]):
+                yield f"a statement of {name} that begins with '{begin}'"
+
+
+def faults_of_items(root, folders=(), use=lambda claim: None):
+    """A line for each thing that a row names, and that neither the checkout nor the results of these folders have."""
+    path = root / "experiments" / "papers" / "items.csv"
+    if not path.exists() or not (root / "tests").is_dir():  # rows name parts of a whole checkout
+        return
+    results, tests = largest(root, folders, use), tests_of(root)
+    for row in read_items(root):
+        for absent in [*absent_names(root, row, tests), *absent_statements(row, results)]:
+            yield f"{path}: {row['paper']} {row['item']}: expected {absent}, found none"
 
 
 def largest(root, folders, use=lambda claim: None):
@@ -46,22 +106,18 @@ def largest(root, folders, use=lambda claim: None):
     return best
 
 
-def is_about(comparison, row):
-    """Whether a statement's source names the item: "FoX Fig. 2 and Section 4.2" names Fig. 2, and not Fig. 21."""
-    return comparison["source"].startswith(row["paper"]) and re.search(rf"{re.escape(row['item'])}(?!\w)", comparison["source"])
-
-
 def found(row, results):
     texts = []
-    for name in filter(None, row["claims"].split(";")):
+    for name, begins in claims_of(row):
         claim = results.get(name)
         if claim is None:
             texts.append(f"{name}: no run yet")
-            continue
-        comparisons = [c for c in claim.comparisons if is_about(c, row)] or claim.comparisons
-        counts = Counter(comparison["verdict"] for comparison in comparisons)
-        verdicts = "; ".join(f"{count} {verdict}" for verdict, count in counts.items())
-        texts.append(f"{name} at {claim.certificate['scale']}: {verdicts}")
+        elif row["state"] == "drawn":
+            texts.append(f"{name} at {claim.certificate['scale']}")
+        else:
+            counts = Counter(comparison["verdict"] for comparison in own_comparisons(claim, row, begins))
+            verdicts = "; ".join(f"{count} {verdict}" for verdict, count in counts.items())
+            texts.append(f"{name} at {claim.certificate['scale']}: {verdicts or 'no statement'}")
     return ". ".join(texts)
 
 

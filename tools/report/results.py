@@ -70,7 +70,7 @@ class Claim:
     folder: Path  # results/<machine>
     home: Path  # experiments/papers/<paper>/<claim>
     name: str
-    about: dict  # the table [claim] of config.toml: title, order, caption, words, better, stated_by
+    about: dict  # the table [claim] of config.toml: title, order, caption, words, better, stated_by, withdrawn
     certificate: dict
     records: list
     points: list
@@ -78,7 +78,8 @@ class Claim:
 
     @property
     def comparisons(self):
-        return self.certificate["comparisons"]
+        """Without those that the claim has withdrawn since: results of before keep them in their certificates."""
+        return [c for c in self.certificate["comparisons"] if c["statement"] not in self.about.get("withdrawn", [])]
 
     @property
     def verdict(self):

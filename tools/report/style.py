@@ -24,6 +24,7 @@ FAMILIES = {  # a variant with a look of its own in every figure: places in COLO
     "FoX (Pro)": (0, 0), "FoX (LLaMA)": (4, 1), "Transformer (Pro)": (1, 2), "Transformer (LLaMA)": (5, 3),
     "FoX (Pro) with ACP": (0, 0), "FoX (Pro) without ACP": (1, 1),
 }
+CONTROL = (6, 6)  # of a model that sees a window
 # Behind white text with a contrast of at least 4.5 (WCAG 2.2, 1.4.3).
 VERDICT_COLOURS = {
     "reproduced": "#00684a", "trend reproduced": "#1763a6", "direction reproduced, size contradicted": "#6b4fa0", "refuted": "#a3260b", "inconclusive at this scale": "#59636e",
@@ -41,7 +42,7 @@ plt.rcParams.update({
 
 def look(name, position=0):
     """Colour and dash of a variant's line: its own where it has one in every figure, else the next of the palette."""
-    colour, dash = FAMILIES.get(name, (position % len(COLOURS), position % len(DASHES)))
+    colour, dash = CONTROL if name.startswith("Window of ") else FAMILIES.get(name, (position % len(COLOURS), position % len(DASHES)))
     return {"color": COLOURS[colour], "linestyle": DASHES[dash]}
 
 

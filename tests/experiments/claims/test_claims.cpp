@@ -234,6 +234,16 @@ TEST(Runs, OfEveryTableAreAskedForAtTheLargerScales) {
   }
 }
 
+TEST(Runs, OfClaimsOnGatesHaveAControlThatSeesAWindow) {
+  for (const char* scale : {"smoke", "quick", "gpu", "paper"})
+    for (const Experiment& experiment :
+         select_experiments({"ablations", "forget_gate_types", "length_extrapolation"})) {
+      const auto runs = experiment.runs(claim_settings(kRoot, experiment, scale), kBytes);
+      EXPECT_TRUE(std::ranges::any_of(runs, [](const lethe::Run& run) { return run.label.starts_with("Window of "); }))
+          << experiment.name() << " at " << scale;
+    }
+}
+
 TEST(Runs, OfTable3AreFourteenDifferentModels) {
   std::set<std::string> architectures;
   for (const Row& row : table_3()) architectures.insert(nlohmann::json(row.architecture).dump());

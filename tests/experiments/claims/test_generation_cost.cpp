@@ -74,6 +74,15 @@ TEST(GenerationCost, TakesNoHeadlineFromTheScriptedEdition) {
   EXPECT_THROW(statements(series, Edition::kClean, kCacheBytes, 0.1), std::invalid_argument);
 }
 
+TEST(GenerationCost, SaysNothingOfScriptedRulesThatAreFlatByConstruction) {
+  auto series = as_the_paper_says();
+  for (Series& one : series) one.edition = Edition::kScripted;
+  const auto all = statements(series, Edition::kScripted, kCacheBytes, 0.1);
+  ASSERT_EQ(all.size(), 1u);
+  EXPECT_EQ(all.front().statement,
+            "Attention's step takes more time after a longer context, as the paper's script measures it");
+}
+
 TEST(Slope, IsThatOfALineDespiteOneOutlier) {
   EXPECT_DOUBLE_EQ(slope({0, 1, 2, 3, 4}, {1, 3, 5, 700, 9}), 2);
   EXPECT_THROW(slope({1, 1}, {2, 3}), std::invalid_argument);

@@ -36,6 +36,15 @@ class Tables(WithCheckout):
         table = readme_table(self.checkout.root, self.checkout.results, "m", "ablations")
         self.assertTrue(table.startswith("|  | goal: exp of the loss | exp of the loss ↓ |"), table)
 
+    def test_a_withdrawn_statement_is_no_longer_counted(self):
+        path = self.checkout.root / "experiments/papers/forgetting_transformer/ablations/config.toml"
+        more = CERTIFICATE["comparisons"][0] | {"statement": "A line is flat by construction", "verdict": "reproduced"}
+        (self.checkout.machine / "ablations.json").write_text(json.dumps(CERTIFICATE | {"comparisons": [*CERTIFICATE["comparisons"], more]}))
+        counted = lambda: readme_table(self.checkout.root, self.checkout.results, "m", "papers").splitlines()[2]  # noqa: E731
+        self.assertTrue(counted().endswith("| 1 trend reproduced; 1 reproduced |"), counted())
+        path.write_text(path.read_text().replace("[claim]\n", '[claim]\nwithdrawn = ["A line is flat by construction"]\n'))
+        self.assertTrue(counted().endswith("| 1 trend reproduced |"), counted())
+
     def test_claims_stand_in_the_order_of_their_folders(self):
         first = self.checkout.root / "experiments/papers/forgetting_transformer/another"
         first.mkdir()

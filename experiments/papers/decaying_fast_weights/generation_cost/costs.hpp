@@ -38,7 +38,8 @@ Estimate time_growth(const Series& series);
 std::optional<double> crossing(const std::vector<double>& contexts, const std::vector<double>& a,
                                const std::vector<double>& b);
 
-/// The statements of one edition; the statements of the clean edition are headlines.
+/// The statements of one edition; those of the clean edition are headlines. The scripted edition has none on the recurrent rules, which it makes
+/// flat by construction.
 ///
 /// reads    the edition's series: attention by Torch, and the first existing implementation of decay and of delta; cache_bytes of
 ///          one token; steady_margin: a growth in time below it counts as none

@@ -23,6 +23,12 @@ const std::vector<Architecture>& architectures() {
   return table;
 }
 
+/// The loss of each run, at the training length and beyond it.
+struct Losses {
+  explicit Losses(double confidence) : within(confidence), beyond(confidence) {}
+  Measurements within, beyond;
+};
+
 /// `row` with another kind of gate and initial decay times from settings["decay_time_min"] to settings["decay_time_max"].
 Row with_gate(const std::string& name, Row row, ForgetGate gate, const nlohmann::json& settings) {
   row.name = name;
@@ -44,6 +50,7 @@ std::vector<Run> runs(const nlohmann::json& settings, int64_t vocabulary) {
       std::ranges::copy(runs_of(changed, settings, vocabulary, seeds_of(settings, changed.name, 1)),
                         std::back_inserter(runs));
   }
+  std::ranges::copy(control_runs(settings, vocabulary), std::back_inserter(runs));
   return runs;
 }
 
@@ -52,14 +59,18 @@ Findings measure(const Study& study) {
   const int64_t trained_length = study.settings.at("training").at("context_length");
   const int64_t longest = whole_number(study.settings.at("evaluation"), "length_factor") * trained_length;
   const double confidence = study.settings.value("confidence", kConfidence);
-  Measurements within(confidence), beyond(confidence);
+  const std::string blind = blind_row(study.settings).name;
+  Losses of_gates(confidence), with_control(confidence);  // the control's seeds are no noise of the gates' bands
   study.each([&](const Artefact& model) {
     const Run& run = model.run;
     const Evaluated at_length = evaluate(study, model, trained_length);
     const Evaluated at_longest = evaluate(study, model, longest);
     const std::vector<double> later = losses_of_sequences(at_longest, trained_length, longest);
-    within.add(run, at_length.value("loss"), losses_of_sequences(at_length, 0, trained_length));
-    beyond.add(run, mean(later), later);
+    for (Losses* losses : {&of_gates, &with_control}) {
+      if (losses == &of_gates && run.label == blind) continue;
+      losses->within.add(run, at_length.value("loss"), losses_of_sequences(at_length, 0, trained_length));
+      losses->beyond.add(run, mean(later), later);
+    }
     const auto record = [&](const Evaluated& found, const char* metric, double value) {
       const auto [sequences, length] = std::pair(found.records.front().batch, found.records.front().length);
       findings.records.push_back(record_of(study.experiment, run, sequences, length, metric, "nats", value));
@@ -78,20 +89,30 @@ Findings measure(const Study& study) {
       comparison.headline = headline;
       findings.comparisons.push_back(comparison);
     };
-    add(within.compare(data_dependent + ": a fixed gate is worse than a data-dependent one within the training length",
-                       {{fixed, 1}, {data_dependent, -1}}, positive),
+    add(of_gates.within.compare(
+            data_dependent + ": a fixed gate is worse than a data-dependent one within the training length",
+            {{fixed, 1}, {data_dependent, -1}}, positive),
         true);
-    add(beyond.compare(data_dependent + ": a fixed gate is worse than a data-dependent one beyond the training length",
-                       {{fixed, 1}, {data_dependent, -1}}, positive),
+    add(of_gates.beyond.compare(
+            data_dependent + ": a fixed gate is worse than a data-dependent one beyond the training length",
+            {{fixed, 1}, {data_dependent, -1}}, positive),
         true);
-    add(within.compare(
+    add(of_gates.within.compare(
             data_dependent + ": a data-independent gate comes close to a data-dependent one within the training length",
             {{data_independent, 1}, {data_dependent, -1}}, small),
         false);
-    add(beyond.compare(
+    add(of_gates.beyond.compare(
             data_dependent + ": a data-independent gate is worse than a data-dependent one beyond the training length",
             {{data_independent, 1}, {data_dependent, -1}}, positive),
         true);
+  }
+  for (const auto& [losses, where] : {std::pair(&with_control.within, " within the training length"),
+                                      std::pair(&with_control.beyond, " beyond the training length")}) {
+    const std::string fox = architectures().front().data_dependent;
+    findings.comparisons.push_back(losses->compare(fox + " is better than the control, which sees a window," + where,
+                                                   {{blind, 1}, {fox, -1}}, positive));
+    findings.comparisons.back().source = "control, ours";
+    findings.comparisons.back().note = study.settings.value("control_after_a_run", "");
   }
   return findings;
 }

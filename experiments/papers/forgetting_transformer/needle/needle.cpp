@@ -103,6 +103,13 @@ std::vector<Comparison> comparisons_of(const Study& study, const Means& means) {
   add(means.within.compare("The delta rule finds less than FoX (LLaMA) within the training length",
                            {{"FoX (LLaMA)", 1}, {kDeltaRule, -1}}, positive),
       kFigure, "nats a token", true);
+  for (const auto& row : study.settings.value("recurrent_rows", std::vector<std::string>())) {
+    Comparison comparison = means.within.compare(row + " finds less than FoX (Pro) within the training length",
+                                                 {{"FoX (Pro)", 1}, {row, -1}}, positive);
+    comparison.note = study.settings.value("recurrent_rule_after_a_run", "");
+    const bool in_figure_4 = row == "Mamba-2" || row == "DeltaNet";
+    add(comparison, in_figure_4 ? kFigure : "FoX Fig. 14 and Section 4.3", "nats a token", false);
+  }
   const auto none = Expectation::within(study.settings.at("no_effect_margin"));
   for (const std::string control : {kLocalAttention, kUntrained}) {
     Comparison comparison = means.of_haystacks.compare("Control: " + control + " finds nothing", {{control, 1}}, none);

@@ -30,7 +30,9 @@ struct DeltaArrays {
   uint4 *residual, *written;            ///< r, and the gradient of n
   float *residual_unit, *written_unit;  ///< of each token
   float* gate_share;                    ///< [B, T, H]: what columns from 64 on of the keys share in grad_gate, by wgmma
-  int32_t* swept;  ///< [B·H, CTAs of a head] by wgmma: chunks that a CTA has swept from the last token back, published
+  // [B·H, CTAs of a head], published by the CTAs of the sweeps by wgmma, zeros before these start:
+  int32_t* stored;  ///< 1 when all states and residuals are written
+  int32_t* swept;   ///< chunks that are swept from the last token back; next to `stored`
 };
 
 struct DeltaArguments {

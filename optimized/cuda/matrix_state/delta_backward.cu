@@ -47,7 +47,9 @@ DeltaArrays arrays_of(Workspace& memory, const Shape& shape) {
   arrays.residual_unit = memory.take<float>(tiles * kChunk);
   arrays.written_unit = memory.take<float>(tiles * kChunk);
   arrays.gate_share = memory.take<float>(shape.batch * shape.key_length * shape.heads);
-  arrays.swept = memory.take<int32_t>(shape.batch * shape.heads * ((shape.value_dim + 63) / 64));
+  const int64_t marks = shape.batch * shape.heads * ((shape.value_dim + 63) / 64);
+  arrays.stored = memory.take<int32_t>(2 * marks);
+  arrays.swept = arrays.stored + marks;
   return arrays;
 }
 

@@ -25,7 +25,7 @@ void allow_bytes(const void* kernel, int bytes) {
 }
 
 template <typename Element, int kBlocks>
-void solve(const MatrixStateInput& a, SolvedChunk* solved, uint4* transposed, cudaStream_t stream) {
+void solve(const MatrixStateInput& a, SolvedChunk* solved, const DeltaArrays& arrays, cudaStream_t stream) {
   DeltaSolveArguments p{};
   p.map = Maps{a}(a.key, a.shape.key_dim);
   p.key = a.key;
@@ -35,7 +35,9 @@ void solve(const MatrixStateInput& a, SolvedChunk* solved, uint4* transposed, cu
   p.heads = static_cast<int>(a.shape.heads);
   p.chunks = chunks_of(a.shape);
   p.solved = solved;
-  p.transposed = transposed;
+  p.transposed = arrays.inverse;
+  p.cleared = arrays.stored;
+  p.marks = static_cast<unsigned>(2 * (arrays.swept - arrays.stored));
   const auto kernel = solve_chunks<Element, kBlocks>;
   constexpr int kBytes = SolveShared<kBlocks>::kBytes;
   allow_bytes(reinterpret_cast<const void*>(kernel), kBytes);
@@ -78,10 +80,10 @@ void sweep(const DeltaSweepArguments& p, cudaStream_t stream) {
 template <typename Element, bool kKeeps>
 void launch(const MatrixStateInput& a, SolvedChunk* solved, const DeltaSweepArguments& p, cudaStream_t stream) {
   if (p.rows <= 64) {
-    solve<Element, 1>(a, solved, p.arrays.inverse, stream);
+    solve<Element, 1>(a, solved, p.arrays, stream);
     return sweep<Element, 1, 1, kKeeps>(p, stream);
   }
-  solve<Element, 2>(a, solved, p.arrays.inverse, stream);
+  solve<Element, 2>(a, solved, p.arrays, stream);
   p.columns <= 64 ? sweep<Element, 2, 1, kKeeps>(p, stream) : sweep<Element, 2, 2, kKeeps>(p, stream);
 }
 

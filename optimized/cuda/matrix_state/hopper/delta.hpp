@@ -13,10 +13,10 @@ void delta_forward_by_warpgroups(const MatrixStateForward& arguments);
 void delta_states_by_warpgroups(const MatrixStateInput& in, const DeltaArrays& arrays, void* workspace,
                                 cudaStream_t stream);
 /// The gradients from the last token back, of value and initial state, from what a call for the states has left in `arrays` and `workspace`: a CTA sweeps
-/// as in the forward.
+/// as in the forward. To be called next after that one, whose sweep is not waited for: no state is read.
 void delta_reverse_by_warpgroups(const MatrixStateBackward& arguments, const DeltaArrays& arrays, void* workspace);
-/// The gradients inside all chunks, from arrays that the states and the reverse sweep have written, each chunk's when that has swept it: of query, key, gate
-/// and strength. To be called next after the reverse sweep, which is not waited for.
+/// The gradients inside all chunks, from arrays that the states and the reverse sweep have written, each chunk's when that has swept it and the head's states
+/// are written: of query, key, gate and strength. To be called next after the reverse sweep, which is not waited for.
 void delta_gradients_by_warpgroups(const MatrixStateBackward& arguments, const DeltaArrays& arrays);
 /// Bytes of the workspace of each.
 size_t delta_warpgroup_workspace_bytes(const Shape& shape);

@@ -25,6 +25,8 @@ struct DeltaSolveArguments {
   int heads, chunks;    ///< chunks of a head
   SolvedChunk* solved;  ///< [B·H, chunks]
   uint4* transposed;    ///< Wᵀ as in DeltaArrays; null: not wanted
+  int32_t* cleared;     ///< so many marks of DeltaArrays get 0
+  unsigned marks;
 };
 
 /// A CTA: a head and kGroups times 64 columns. From the last token back, the value is the result's gradient, and its result the value's gradient.

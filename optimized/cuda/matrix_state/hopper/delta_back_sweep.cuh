@@ -83,7 +83,7 @@ struct DeltaBackSweep {
       return raw;
     };
     RawChunk next = raw_of(0);
-    wait_for_previous_kernel();
+    // The solve has ended: the sweep between has waited for it before it let this one start, and leaves nothing that is read here.
     let_next_kernel_start();  // the gradients, which wait for each chunk of each head
     ptx::RingPosition at;
     for (int n = 0; n < p.chunks; ++n, at.advance(Shared::kStages)) {
@@ -111,6 +111,7 @@ struct DeltaBackSweep {
       }
       arrive_warp(full, lane);
     }
+    end_after_previous_kernel();
   }
 
   /// A bound of the lengths of R's columns by the largest number after chunk n, of `unit`.

@@ -31,24 +31,25 @@ struct ChunkGradientProducts {
     load_tile_of<1>(tile(Shared::kKey), p.maps[1], p.key, &full[0], 64 * key_tile, first, b, h);
     load_tile_of<kTiles>(tile(Shared::kGradient), p.maps[2], p.grad_values, &full[0], 0, first, b, h);
     ptx::mbarrier_arrive_expect(&full[1], 4 * kTiles * kPanel);
+    wait_for_sweep(p.arrays.stored, 1);
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) {
       load_run_of(Shared::kResidual, p.arrays.residual, i, &full[1]);
       load_state(Shared::kBefore, p.arrays.before, i, &full[1]);
     }
-    wait_for_sweep();
+    wait_for_sweep(p.arrays.swept, p.chunks - first / kChunk);
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) {
       load_run_of(Shared::kWritten, p.arrays.written, i, &full[1]);
       load_state(Shared::kAfter, p.arrays.after, i, &full[1]);
     }
   }
-  /// One thread: until this chunk is swept from the last token back.
-  __device__ __forceinline__ void wait_for_sweep() const {
+  /// One thread: until all CTAs of a sweep of this head have published `mark`.
+  __device__ __forceinline__ void wait_for_sweep(const int32_t* marks, int mark) const {
     const int ctas = delta_ctas(p.columns, p.rows <= 64 ? 1 : kTiles);
     const int64_t head = index / p.chunks;
     for (int i = 0; i < ctas; ++i)
-      while (ptx::load_acquire(&p.arrays.swept[head * ctas + i]) < p.chunks - first / kChunk) __nanosleep(100);
+      while (ptx::load_acquire(&marks[head * ctas + i]) < mark) __nanosleep(100);
     ptx::fence_async_global();
   }
   __device__ __forceinline__ void load_run_of(int to, const uint4* from, int i, uint64_t* barrier) const {
@@ -60,7 +61,7 @@ struct ChunkGradientProducts {
     ptx::load_run(tile(to, i), from + (kept(i) * padded + key_tile) * (kPanel / 16), kPanel, barrier);
   }
 
-  /// Gates, strengths and units of the residual, before a barrier; then those of what the sweep has left, before another one. By warps that don't load.
+  /// Gates and strengths, before a barrier; then the units of what the sweeps have left, before another one. By warps that don't load.
   __device__ __forceinline__ void load_small() const {
     auto& to = small();
     if (block == 1) {
@@ -69,8 +70,8 @@ struct ChunkGradientProducts {
       *reinterpret_cast<float2*>(&to.beta[2 * lane]) = raw.beta;
       if (gated) prepare_gates(to.gates, raw.gates, 1.0f, 1.0f, false, lane);
     }
-    load_units(to.residual_unit, p.arrays.residual_unit);
     __syncthreads();
+    load_units(to.residual_unit, p.arrays.residual_unit);
     load_units(to.written_unit, p.arrays.written_unit);
   }
   __device__ __forceinline__ void load_units(float (&to)[Shared::kUnits][kChunk], const float* from) const {

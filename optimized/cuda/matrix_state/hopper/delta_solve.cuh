@@ -47,6 +47,7 @@ __global__ void __launch_bounds__(kComputing, 6) solve_chunks(const __grid_const
             i0 = 16 * block + lane / 4, head = static_cast<int>(blockIdx.x) / p.chunks, b = head / p.heads,
             h = head % p.heads, first = static_cast<int>(blockIdx.x) % p.chunks * kChunk;
   let_next_kernel_start();
+  for (unsigned i = blockIdx.x * kComputing + threadIdx.x; i < p.marks; i += gridDim.x * kComputing) p.cleared[i] = 0;
   if (threadIdx.x == 0) {
     ptx::mbarrier_init(&small.full, 1);
     ptx::mbarrier_init_fence();

@@ -52,7 +52,7 @@ struct DeltaSweep {
     };
     RawChunk next = raw_of(0);
     wait_for_previous_kernel();
-    if (kKeeps && lane == 0) p.arrays.swept[blockIdx.x] = 0;  // before the sweep back, whose CTAs are the same
+    if constexpr (kKeeps) let_next_kernel_start();  // the sweep back, which reads what the solve has left
     ptx::RingPosition at;
     for (int n = 0; n < p.chunks; ++n, at.advance(Shared::kStages)) {
       ptx::mbarrier_wait(&small().empty[at.index], at.parity ^ 1);
@@ -135,6 +135,10 @@ struct DeltaSweep {
       unit_before = n == 0 ? 1.0f : unit;
       unit = next;
       arrive_warp(&small().weighed[at.index], lane);
+    }
+    if constexpr (kKeeps) {  // publishes that all states and residuals are written
+      for (int n = p.chunks - 1; n <= p.chunks; ++n) ptx::mbarrier_wait(&small().measured[n % 2], n / 2 % 2);
+      if (lane == 0) ptx::store_release(&p.arrays.stored[blockIdx.x], 1);
     }
   }
 

@@ -32,8 +32,9 @@ struct DeltaBackShared : DeltaSweepRoles<kBlocks, kGroups> {
     uint64_t full[kStages], rows[kStages], weighed[kStages], prepared[kStages], empty[kStages], measured[2];
   };
   static constexpr int kKeys = kStages * kStage, kState = kKeys + kKeyStages * kTile,
-                       kRows = kState + kGroups * kBlocks * kPanel, kPairs = kRows + kGroups * kPanel,
-                       kSolved = kPairs + 2 * kFragments, kSmall = kSolved + kStages * int{sizeof(Solved)};
+                       kRows = kState + kGroups * kBlocks * kPanel, kResult = kRows + kGroups * kPanel,
+                       kPairs = kResult + (kBlocks == 1 ? kGroups * kPanel : 0), kSolved = kPairs + 2 * kFragments,
+                       kSmall = kSolved + kStages * int{sizeof(Solved)};
   static constexpr int kBytes = kSmall + int{sizeof(Small)};
   static_assert(kTogether * (kBytes + 1024) <= 228 * 1024 && kBytes <= 227 * 1024);
 };

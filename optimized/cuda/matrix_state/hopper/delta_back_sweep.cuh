@@ -13,7 +13,8 @@
 //   warpgroup 1    makes the rows of K float16; Pᵀ = K Qᵀ; weights Pᵀ, Wᵀ and Q by units                 → prepared
 //   warpgroup 2…   R, rounded, to shared memory; the equations                                           → measured, empty
 //
-// All that becomes float16 is divided by the units of delta_back_units.cuh. What dV's rows are multiplied with lies over the rounded R.
+// All that becomes float16 is divided by the units of delta_back_units.cuh. What dV's rows are multiplied with lies over the rounded R, and dV where that has
+// two blocks over the second.
 
 #include "optimized/cuda/launch.cuh"
 #include "optimized/cuda/matrix_state/delta_state.cuh"
@@ -22,30 +23,6 @@
 #include "optimized/cuda/matrix_state/hopper/products.cuh"
 
 namespace lethe::matrix_state {
-
-/// A warp's rows of products of keys with queries, times D: queries from the row's token on, zeros before it. Blocks before the diagonal's are not read.
-__device__ __forceinline__ void weigh_later_pairs(float (&sums)[32], const ChunkGates& gates, bool gated, int block,
-                                                  int lane) {
-  const int j0 = 16 * block + lane / 4, t = lane % 4;
-  const bool cuts = gated && gates.first_seen[kChunk - 1] > 0;
-  const float sum[2] = {gated ? gates.sum[j0] : 0.0f, gated ? gates.sum[j0 + 8] : 0.0f};
-#pragma unroll
-  for (int c = 0; c < 8; ++c) {
-    if (c / 2 < block) continue;
-    const int i = 8 * c + 2 * t;
-    if (gated) {
-      const float2 sum_i = *reinterpret_cast<const float2*>(&gates.sum[i]);
-#pragma unroll
-      for (int e = 0; e < 4; ++e) sums[4 * c + e] *= exp2_approximate((e % 2 ? sum_i.y : sum_i.x) - sum[e / 2]);
-    }
-    if (c / 2 == block || cuts) {
-      const int2 first_seen = cuts ? *reinterpret_cast<const int2*>(&gates.first_seen[i]) : int2{0, 0};
-#pragma unroll
-      for (int e = 0; e < 4; ++e)
-        if (!sees(i + e % 2, j0 + 8 * (e / 2), e % 2 ? first_seen.y : first_seen.x)) sums[4 * c + e] = 0.0f;
-    }
-  }
-}
 
 template <typename Element, int kBlocks, int kGroups>
 struct DeltaBackSweep {
@@ -175,9 +152,9 @@ struct DeltaBackSweep {
       unit_before = n == 0 ? 1.0f : unit;
       unit = next;
       arrive_warp(&small().weighed[at.index], lane);
-      if (n > 1) publish(n - 1);  // R after the first n − 1 chunks has been measured
+      if (n > 2) publish(n - 2);  // of which all has been written when R after n − 1 chunks was measured
     }
-    for (int n = p.chunks - 1; n <= p.chunks; ++n) ptx::mbarrier_wait(&small().measured[n % 2], n / 2 % 2);
+    wait_for_last_measured(small().measured, p.chunks);
     publish(p.chunks);
   }
   /// Of arrays that delta_gradients.cuh reads those of so many chunks are written.
@@ -239,8 +216,9 @@ struct DeltaBackSweep {
     const Place place{block, lane};
     const int i0 = 16 * block + lane / 4, column = 64 * (tile + group), columns = min(64, p.columns - column);
     const auto place_of = [&](int row, int c) { return (int64_t{1} * head * p.rows + row) * p.columns + column + c; };
-    char *const rounded = memory + Shared::kState + group * kBlocks * kPanel, *const rows = memory + Shared::kRows +
-                                                                                            group * kPanel;
+    char *const rounded = memory + Shared::kState + group * kBlocks * kPanel,
+                *const rows = memory + Shared::kRows + group * kPanel,
+                *const result = kBlocks == 1 ? memory + Shared::kResult + group * kPanel : rounded + kPanel;
     const auto sync = [&] { ptx::named_barrier_sync(kStateBarrier + group, kComputing); };
 
     DeltaState<64 * kBlocks> state;  // divided by units that prepare() knows
@@ -278,10 +256,12 @@ struct DeltaBackSweep {
         scale_state(small().first_reciprocal);
         unit = reciprocal_of_power(small().first_reciprocal);
       }
+      wait_for_stores(lane);  // dN̄ and dV of the chunk before have left
 #pragma unroll
       for (int m = 0; m < kBlocks; ++m) put(rounded + m * kPanel, sums_of(m));
       uint32_t left[16];
       load_blocks<true>(left, pairs(n), block, lane);
+      scale_state(small().decay[at.index]);
       ptx::fence_async_shared();
       sync();
       // K R and Pᵀ dO, and what the queries add to R.
@@ -291,15 +271,13 @@ struct DeltaBackSweep {
       ptx::fence_registers(x);
       ptx::fence_registers(y);
       ptx::fence_registers(left);
+      fence_state();
       ptx::wgmma_fence();
 #pragma unroll
       for (int m = 0; m < kBlocks; ++m)
         issue_product<__half, Major::kK, Major::kMN>(x, key + m * kPanel, rounded + m * kPanel, m > 0);
       issue_product<__half, Major::kMN>(y, left, gradient, false);
       ptx::wgmma_commit();
-      scale_state(small().decay[at.index]);
-      fence_state();
-      ptx::wgmma_fence();
 #pragma unroll
       for (int m = 0; m < kBlocks; ++m)
         issue_product<__half, Major::kMN, Major::kMN>(sums_of(m), query + m * kPanel, gradient, true);
@@ -307,8 +285,6 @@ struct DeltaBackSweep {
       keep_state(n, group, rounded, unit);
       unit = small().next[at.index];
       const float read[2] = {tokens.read_key()[i0], tokens.read_key()[i0 + 8]};
-      if (lane == 0) ptx::bulk_wait_read<0>();  // dV of the chunk before has left `rows`
-      __syncwarp();
       ptx::wgmma_wait<1>();
       ptx::fence_registers(x);
       ptx::fence_registers(y);
@@ -331,6 +307,7 @@ struct DeltaBackSweep {
       ptx::fence_registers(left);
       fence_state();
       if constexpr (Shared::kEarly) arrive_warp(&small().empty[at.index], lane);
+      wait_for_stores(lane);  // the rounded R has left
       {
         float weighted[32];
 #pragma unroll
@@ -346,33 +323,30 @@ struct DeltaBackSweep {
         issue_product<__half, Major::kMN, Major::kMN>(sums_of(m), key + m * kPanel, rounded, true);
       ptx::wgmma_commit();
       put(rows, x);
-      __syncwarp();
-      write_image(p.arrays.written + kept_tile(n, group) * (kPanel / 16), ptx::shared_address(rows), block, lane);
-      __syncwarp();
       scale_rows(x, strength[0], strength[1]);
       uint32_t packed[16];
       pack_sums<Element>(packed, x, 1.0f);
-      store_rows_by_map(rows, packed, p.maps[3], column, first_of(n), b, h, place);
+      store_rows_by_map(result, packed, p.maps[3], column, first_of(n), b, h, place);
+      store_images<1>(p.arrays.written + kept_tile(n, group) * (kPanel / 16), rows, block, lane);
       ptx::wgmma_wait<0>();
       fence_state();
+      if (lane == 0) ptx::bulk_wait<3>();  // what the chunk before has stored is there
       measure(n + 1);
       sync();  // all products have ended
       if (!Shared::kEarly && arrives(lane)) ptx::mbarrier_arrive(&small().empty[at.index]);
     }
+    if (lane == 0) ptx::bulk_wait<0>();
+    arrive_warp(&small().measured[(p.chunks + 1) % 2], lane);
     if (p.last) {
       scale_state(unit);
       state.store(p.last, p.rows, columns, place_of, block, lane);
     }
-    if (lane == 0) ptx::bulk_wait<0>();
   }
 
   /// This warp's rows of R after a chunk, and what it is divided by.
   __device__ __forceinline__ void keep_state(int n, int group, const char* rounded, float unit) const {
     const int64_t to = kept_tile(n, group);
-#pragma unroll
-    for (int m = 0; m < kBlocks; ++m)
-      write_image(p.arrays.after + (to * kBlocks + m) * (kPanel / 16), ptx::shared_address(rounded) + m * kPanel, block,
-                  lane);
+    store_images<kBlocks>(p.arrays.after + to * (kBlocks * kPanel / 16), rounded, block, lane);
     if (threadIdx.x % kComputing == 0) p.arrays.after_unit[to] = unit;
   }
 };

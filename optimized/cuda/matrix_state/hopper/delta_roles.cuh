@@ -32,6 +32,13 @@ __device__ __forceinline__ float largest_of_sums(const float (&sums)[kCount][32]
   return largest_of_warp(fmaxf(fmaxf(most[0], most[1]), fmaxf(most[2], most[3])));
 }
 
+/// After a loop that at chunk n has waited for number max(n − 1, 0), of which number n is on barrier n % 2: until number chunks and the last one, chunks + 1,
+/// have ended. Number chunks − 1 is not waited for: number chunks + 1 may end on the same barrier before that wait begins, which then never ends. It has
+/// ended with number chunks, so neither of these waits is more than one phase ahead of its barrier.
+__device__ __forceinline__ void wait_for_last_measured(uint64_t (&measured)[2], int chunks) {
+  for (int n = chunks; n <= chunks + 1; ++n) ptx::mbarrier_wait(&measured[n % 2], n / 2 % 2);
+}
+
 /// A CTA: the barriers, then each warp's part of `call`.
 template <typename Shared, typename Call>
 __device__ __forceinline__ void run_roles(const Call& call, int warpgroup) {

@@ -1,6 +1,7 @@
 #pragma once
 // Rows of a chunk's tiles as float16 divided by powers of two, by a warp its 16; and their weighted triangles.
 
+#include "optimized/cuda/hopper/ptx/store_run.cuh"
 #include "optimized/cuda/matrix_state/delta_parts.cuh"
 
 namespace lethe::matrix_state {
@@ -105,6 +106,22 @@ __device__ __forceinline__ void divide_rows_by_largest(uint32_t tile, float* uni
   if (lane < 16) units[part.row] = unit;
 }
 
+/// A warp's 16 rows of kTiles tiles to images of these, by the copy engine, as a bulk group of lane 0: what all lanes have written and fenced.
+template <int kTiles>
+__device__ __forceinline__ void store_images(uint4* images, const char* tiles, int block, int lane) {
+  constexpr int kBytes = kPanel / kWarps;
+  if (lane > 0) return;
+#pragma unroll
+  for (int i = 0; i < kTiles; ++i)
+    ptx::store_run(images + (i * kPanel + block * kBytes) / 16, tiles + i * kPanel + block * kBytes, kBytes);
+  ptx::bulk_commit();
+}
+/// A warp: until lane 0's bulk groups have read shared memory, which may be written again.
+__device__ __forceinline__ void wait_for_stores(int lane) {
+  if (lane == 0) ptx::bulk_wait_read<0>();
+  __syncwarp();
+}
+
 // By warps of few registers, a piece at a time.
 
 /// The largest number of this lane's row.
@@ -126,6 +143,30 @@ __device__ __forceinline__ float measure_and_divide_row(const RowPart<kPanels>& 
     ptx::store_words(address, scaled_to_half<Element>(ptx::load_words(address), factor));
   });
   return most;
+}
+
+/// A warp's rows of products of keys with queries, times D: queries from the row's token on, zeros before it. Blocks before the diagonal's are not read.
+__device__ __forceinline__ void weigh_later_pairs(float (&sums)[32], const ChunkGates& gates, bool gated, int block,
+                                                  int lane) {
+  const int j0 = 16 * block + lane / 4, t = lane % 4;
+  const bool cuts = gated && gates.first_seen[kChunk - 1] > 0;
+  const float sum[2] = {gated ? gates.sum[j0] : 0.0f, gated ? gates.sum[j0 + 8] : 0.0f};
+#pragma unroll
+  for (int c = 0; c < 8; ++c) {
+    if (c / 2 < block) continue;
+    const int i = 8 * c + 2 * t;
+    if (gated) {
+      const float2 sum_i = *reinterpret_cast<const float2*>(&gates.sum[i]);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) sums[4 * c + e] *= exp2_approximate((e % 2 ? sum_i.y : sum_i.x) - sum[e / 2]);
+    }
+    if (c / 2 == block || cuts) {
+      const int2 first_seen = cuts ? *reinterpret_cast<const int2*>(&gates.first_seen[i]) : int2{0, 0};
+#pragma unroll
+      for (int e = 0; e < 4; ++e)
+        if (!sees(i + e % 2, j0 + 8 * (e / 2), e % 2 ? first_seen.y : first_seen.x)) sums[4 * c + e] = 0.0f;
+    }
+  }
 }
 
 // Blocks of a triangle, a left operand's. A warp has a row of a lower one; of an upper one, whose blocks are those of its transpose, a column.

@@ -137,7 +137,7 @@ struct DeltaSweep {
       arrive_warp(&small().weighed[at.index], lane);
     }
     if constexpr (kKeeps) {  // publishes that all states and residuals are written
-      for (int n = p.chunks - 1; n <= p.chunks; ++n) ptx::mbarrier_wait(&small().measured[n % 2], n / 2 % 2);
+      wait_for_last_measured(small().measured, p.chunks);
       if (lane == 0) ptx::store_release(&p.arrays.stored[blockIdx.x], 1);
     }
   }
@@ -300,6 +300,7 @@ struct DeltaSweep {
       ptx::wgmma_wait<0>();
       ptx::fence_registers(x);
       ptx::fence_registers(left);
+      if constexpr (kKeeps) wait_for_stores(lane);  // the rounded state has left
       {
         float weighted[32];
 #pragma unroll
@@ -317,7 +318,7 @@ struct DeltaSweep {
       ptx::wgmma_commit();
       put(value, x);
       if constexpr (kKeeps) {
-        ptx::fence_async_shared();  // the next tile comes here
+        ptx::fence_async_shared();
         keep_residual(n, group, value, reciprocal);
       } else {
         ptx::fence_async_shared();
@@ -338,6 +339,7 @@ struct DeltaSweep {
       ptx::fence_registers(left);
       sync();  // all products have ended
       if constexpr (kKeeps) {
+        wait_for_stores(lane);  // R has left
         if (arrives(lane)) ptx::mbarrier_arrive(&small().empty[at.index]);
       } else {
         scale_rows(out, out_unit(chunk)[i0], out_unit(chunk)[i0 + 8]);
@@ -351,6 +353,7 @@ struct DeltaSweep {
       state.store(p.last, p.rows, columns, place_of, block, lane);
     }
     if (lane == 0) ptx::bulk_wait<0>();
+    if constexpr (kKeeps) arrive_warp(&small().measured[(p.chunks + 1) % 2], lane);
   }
 
   __device__ int64_t kept_tile(int n, int group) const {
@@ -359,11 +362,7 @@ struct DeltaSweep {
   /// This warp's rows of S before a chunk, and what it is divided by.
   __device__ __forceinline__ void keep_state(int n, int group, const char* rounded, float unit) const {
     const int64_t kept = kept_tile(n, group);
-    __syncwarp();
-#pragma unroll
-    for (int m = 0; m < kBlocks; ++m)
-      write_image(p.arrays.before + (kept * kBlocks + m) * (kPanel / 16), ptx::shared_address(rounded) + m * kPanel,
-                  block, lane);
+    store_images<kBlocks>(p.arrays.before + kept * (kBlocks * kPanel / 16), rounded, block, lane);
     if (threadIdx.x % kComputing == 0) p.arrays.before_unit[kept] = unit;
   }
   /// The same of R.
@@ -371,7 +370,7 @@ struct DeltaSweep {
                                                 const float (&reciprocal)[2]) const {
     const int64_t kept = kept_tile(n, group);
     __syncwarp();
-    write_image(p.arrays.residual + kept * (kPanel / 16), ptx::shared_address(value), block, lane);
+    store_images<1>(p.arrays.residual + kept * (kPanel / 16), value, block, lane);
     if (lane % 4 > 0) return;
     float* const units = p.arrays.residual_unit + kept * kChunk + 16 * block + lane / 4;
     units[0] = reciprocal_of_power(reciprocal[0]);

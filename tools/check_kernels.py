@@ -50,7 +50,6 @@ SPILLS = [
     (r"delta_sweepI\w+Li1ELi1ELb", 76),
     (r"delta_back_sweepI\w+Li1ELi1E", 72),
     (r"delta_back_sweepI\w+Li2E", 20),
-    (r"delta_chunk_gradientsI\w+Li1E", 100),
     (r"solve_chunksI\w+Li1E", 8),  # six CTAs a multiprocessor
     (r"solve_chunksI\w+Li2E", 16),
 ]

@@ -111,10 +111,10 @@ void sweep_back(const DeltaSweepArguments& p, cudaStream_t stream) {
 template <typename Element, int kTiles, bool kOneUnit>
 void launch_gradients(const DeltaChunkGradients& p, cudaStream_t stream) {
   const auto kernel = delta_chunk_gradients<Element, kTiles, kOneUnit>;
-  constexpr int kBytes = ChunkGradientsShared<kTiles, kOneUnit>::kBytes;
-  allow_bytes(reinterpret_cast<const void*>(kernel), kBytes);
+  using Shared = ChunkGradientsShared<kTiles, kOneUnit>;
+  allow_bytes(reinterpret_cast<const void*>(kernel), Shared::kBytes);
   const int64_t ctas = p.all_chunks * ((p.rows + 63) / 64);
-  launch_overlapping(kernel, dim3(static_cast<unsigned>(ctas)), kComputing, kBytes, stream, p);
+  launch_overlapping(kernel, dim3(static_cast<unsigned>(ctas)), Shared::kThreads, Shared::kBytes, stream, p);
 }
 
 template <typename Element>

@@ -12,8 +12,8 @@ struct ChunkGradientProducts {
   using Major = ptx::Major;
   const DeltaChunkGradients& p;
   char* const memory;
-  const int block, lane, key_tile;
-  const int64_t index;  ///< of the chunk
+  const int group, block, lane, key_tile;  ///< group: the warpgroup, of M and dQ or of Z and dK
+  const int64_t index;                     ///< of the chunk
   const int b, h, first;
   const bool gated;
 
@@ -47,7 +47,7 @@ struct ChunkGradientProducts {
   /// One thread: until all CTAs of a sweep of this head have published `mark`.
   __device__ __forceinline__ void wait_for_sweep(const int32_t* marks, int mark) const {
     const int ctas = delta_ctas(p.columns, p.rows <= 64 ? 1 : kTiles);
-    const int64_t head = index / p.chunks;
+    const int64_t head = int64_t{1} * b * p.heads + h;
     for (int i = 0; i < ctas; ++i)
       while (ptx::load_acquire(&marks[head * ctas + i]) < mark) __nanosleep(100);
     ptx::fence_async_global();
@@ -64,19 +64,19 @@ struct ChunkGradientProducts {
   /// Gates and strengths, before a barrier; then the units of what the sweeps have left, before another one. By warps that don't load.
   __device__ __forceinline__ void load_small() const {
     auto& to = small();
-    if (block == 1) {
+    if (group == 0 && block == 1) {
       RawChunk raw;
       raw.load(p.gate, p.beta, p.length, b, h, first, lane);
       *reinterpret_cast<float2*>(&to.beta[2 * lane]) = raw.beta;
       if (gated) prepare_gates(to.gates, raw.gates, 1.0f, 1.0f, false, lane);
     }
     __syncthreads();
-    load_units(to.residual_unit, p.arrays.residual_unit);
-    load_units(to.written_unit, p.arrays.written_unit);
+    if (group == 0) return;
+    if (block < kWarps / 2) load_units(to.residual_unit, p.arrays.residual_unit);
+    else load_units(to.written_unit, p.arrays.written_unit);
   }
   __device__ __forceinline__ void load_units(float (&to)[Shared::kUnits][kChunk], const float* from) const {
     const int token = threadIdx.x % kChunk;
-    if (block < kWarps / 2) return;
 #pragma unroll
     for (int i = 0; i < Shared::kUnits; ++i) to[i][token] = from[kept(i) * kChunk + token];
   }
@@ -91,91 +91,70 @@ struct ChunkGradientProducts {
     ptx::undefined(sums);
     ptx::fence_registers(sums);
   }
-  /// Two products with the rows of one tile, or sums of them over tiles [begin, end) of each place, waited for.
-  __device__ __forceinline__ void multiply(float (&x)[32], int x_left, float (&y)[32], int y_left, int right,
-                                           int begin = 0, int end = 1) const {
+  /// The product with the rows of a tile, or the sum of them over tiles [begin, end) of each place, waited for.
+  __device__ __forceinline__ void multiply(float (&x)[32], int left, int right, int begin = 0, int end = 1) const {
     start(x);
-    start(y);
     ptx::wgmma_fence();
 #pragma unroll
-    for (int i = begin; i < end; ++i) {
-      issue_product<__half, Major::kK, Major::kK>(x, tile(x_left, i), tile(right, i), i > begin);
-      issue_product<__half, Major::kK, Major::kK>(y, tile(y_left, i), tile(right, i), i > begin);
-    }
+    for (int i = begin; i < end; ++i)
+      issue_product<__half, Major::kK, Major::kK>(x, tile(left, i), tile(right, i), i > begin);
     ptx::wgmma_commit();
     ptx::wgmma_wait<0>();
     ptx::fence_registers(x);
-    ptx::fence_registers(y);
   }
 
-  /// dO rᵀ and dN̄ rᵀ, of tiles with one unit divided by their units, of others not; and what R shares in dK.
-  __device__ __forceinline__ void multiply_tokens(float (&reads)[32], float (&corrections)[32], float (&grad_key)[32],
-                                                  const float (&gradient_unit)[2], const float (&beta)[2]) const {
-    // Of tiles [begin, end).
-    const auto product = [&](float(&x)[32], float(&y)[32], float(&z)[32], int begin, int end) {
-      start(x);
-      start(y);
-      start(z);
-      ptx::wgmma_fence();
+  /// Products over all tiles: scale(sums, i) gives those of tile i their units, or those of all tiles where they have one.
+  template <typename Scale>
+  __device__ __forceinline__ void sum_tiles(float (&sums)[32], int left, int right, const Scale& scale) const {
+    constexpr int kEach = kOneUnit ? kTiles : 1;
+    multiply(sums, left, right, 0, kEach);
+    scale(sums, 0);
 #pragma unroll
-      for (int i = begin; i < end; ++i) {
-        const char* const residual = tile(Shared::kResidual, i);
-        issue_product<__half, Major::kK, Major::kK>(x, tile(Shared::kGradient, i), residual, i > begin);
-        issue_product<__half, Major::kK, Major::kK>(y, tile(Shared::kWritten, i), residual, i > begin);
-        issue_product<__half, Major::kK, Major::kK>(z, residual, tile(Shared::kAfter, i), i > begin);
-      }
-      ptx::wgmma_commit();
-      const float *const unit = small().residual_unit[begin] + row(), *const write = small().gates.write + row(),
-                         after = p.arrays.after_unit[kept(begin)];
-      ptx::wgmma_wait<0>();
-      ptx::fence_registers(x);
-      ptx::fence_registers(y);
-      ptx::fence_registers(z);
-      scale_rows(z, (gated ? write[0] : 1.0f) * beta[0] * (unit[0] * after),
-                 (gated ? write[8] : 1.0f) * beta[1] * (unit[8] * after));
+    for (int i = kEach; i < kTiles; i += kEach) {
+      float x[32];
+      multiply(x, left, right, i, i + kEach);
+      scale(x, i);
+#pragma unroll
+      for (int e = 0; e < 32; ++e) sums[e] += x[e];
+    }
+  }
+
+  /// What this warpgroup multiplies with the residual and with S: dO or dN̄; and its units, of tile i.
+  __device__ int own_tile() const { return group == 0 ? Shared::kGradient : Shared::kWritten; }
+  __device__ const float* own_unit(int i) const {
+    return (group == 0 ? small().gradient_unit : small().written_unit[i]) + row();
+  }
+
+  /// dO rᵀ or dN̄ rᵀ, of tiles with one unit divided by their units, of others not.
+  __device__ __forceinline__ void multiply_tokens(float (&pairs)[32]) const {
+    sum_tiles(pairs, own_tile(), Shared::kResidual, [&](float(&x)[32], int i) {
       if constexpr (!kOneUnit) {
-        const float* const written = small().written_unit[begin] + row();
-        const float written_unit[2] = {written[0], written[8]};
+        const float unit[2] = {own_unit(i)[0], own_unit(i)[8]};
 #pragma unroll
         for (int e = 0; e < 32; ++e) {
-          const float2 column =
-              *reinterpret_cast<const float2*>(&small().residual_unit[begin][e / 4 * 8 + lane % 4 * 2]);
-          const float factor = e % 2 ? column.y : column.x;
-          x[e] *= factor * gradient_unit[e / 2 % 2];
-          y[e] *= factor * written_unit[e / 2 % 2];
+          const float2 column = *reinterpret_cast<const float2*>(&small().residual_unit[i][e / 4 * 8 + lane % 4 * 2]);
+          x[e] *= (e % 2 ? column.y : column.x) * unit[e / 2 % 2];
         }
       }
-    };
-    if constexpr (kOneUnit) return product(reads, corrections, grad_key, 0, kTiles);
-    product(reads, corrections, grad_key, 0, 1);
-#pragma unroll
-    for (int i = 1; i < kTiles; ++i) {
-      float x[32], y[32], z[32];
-      product(x, y, z, i, i + 1);
-#pragma unroll
-      for (int e = 0; e < 32; ++e) reads[e] += x[e], corrections[e] += y[e], grad_key[e] += z[e];
-    }
+    });
   }
 
-  /// What S shares in dQ and dK.
-  __device__ __forceinline__ void multiply_before(float (&grad_query)[32], float (&grad_key)[32],
-                                                  const float (&gradient_unit)[2], const float (&read)[2],
-                                                  const float (&beta)[2]) const {
-    const auto product = [&](float(&x)[32], float(&y)[32], int begin, int end) {
-      multiply(x, Shared::kGradient, y, Shared::kWritten, Shared::kBefore, begin, end);
-      const float unit = p.arrays.before_unit[kept(begin)], *const written_unit = small().written_unit[begin] + row();
-      scale_rows(x, p.scale * read[0] * (gradient_unit[0] * unit), p.scale * read[1] * (gradient_unit[1] * unit));
-      scale_rows(y, -read[0] * beta[0] * (written_unit[0] * unit), -read[1] * beta[1] * (written_unit[8] * unit));
-    };
-    if constexpr (kOneUnit) return product(grad_query, grad_key, 0, kTiles);
-    product(grad_query, grad_key, 0, 1);
-#pragma unroll
-    for (int i = 1; i < kTiles; ++i) {
-      float x[32], y[32];
-      product(x, y, i, i + 1);
-#pragma unroll
-      for (int e = 0; e < 32; ++e) grad_query[e] += x[e], grad_key[e] += y[e];
-    }
+  /// What R shares in dK.
+  __device__ __forceinline__ void multiply_after(float (&grad_key)[32], const float (&beta)[2]) const {
+    const float* const write = small().gates.write + row();
+    const float factor[2] = {(gated ? write[0] : 1.0f) * beta[0], (gated ? write[8] : 1.0f) * beta[1]};
+    sum_tiles(grad_key, Shared::kResidual, Shared::kAfter, [&](float(&x)[32], int i) {
+      const float *const unit = small().residual_unit[i] + row(), after = p.arrays.after_unit[kept(i)];
+      scale_rows(x, factor[0] * (unit[0] * after), factor[1] * (unit[8] * after));
+    });
+  }
+
+  /// What S shares in dQ or dK, whose factors of rows g and g + 8 are given.
+  __device__ __forceinline__ void multiply_before(float (&sums)[32], const float (&factor)[2]) const {
+    sum_tiles(sums, own_tile(), Shared::kBefore, [&](float(&x)[32], int i) {
+      const float before = p.arrays.before_unit[kept(i)];
+      scale_rows(x, factor[0] * (own_unit(i)[0] * before), factor[1] * (own_unit(i)[8] * before));
+    });
   }
 
   /// ⟨S, R⟩ of this warp's rows.

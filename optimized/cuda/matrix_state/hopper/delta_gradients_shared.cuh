@@ -8,25 +8,25 @@
 namespace lethe::matrix_state {
 
 /// kTiles: of 64 columns of the values. M lies over the residual and Z over R, when these are read; dQ over dO and dK over S. kOneUnit: the tiles of a token
-/// or a state have one.
+/// or a state have one. What the two warpgroups have is by warpgroup.
 template <int kTiles, bool kOneUnit>
 struct ChunkGradientsShared {
-  static constexpr int kUnits = kOneUnit ? 1 : kTiles;
+  static constexpr int kUnits = kOneUnit ? 1 : kTiles, kThreads = 2 * kComputing;
   struct Small {
     ChunkGates gates;
     alignas(16) float beta[kChunk];
     float residual_unit[kUnits][kChunk], written_unit[kUnits][kChunk], gradient_unit[kChunk];
-    float largest[4][kWarps];             ///< of Q, K, M and Z
-    float pairs[kWarps][kChunk];          ///< sums of pairs that a gate separates, by block of 16 rows
-    float rows[kChunk], columns[kChunk];  ///< shares of each token, by what reads S and by what R reads
-    float states[kWarps];                 ///< of ⟨S, R⟩
-    uint64_t full[2];                     ///< of what has Element's type; of the rest
+    float largest[4][kWarps];                ///< of Q, K, M and Z
+    float pairs[2][kWarps][kChunk];          ///< sums of pairs that a gate separates, by block of 16 rows
+    float rows[2][kChunk], columns[kChunk];  ///< shares of each token, by what reads S and by what R reads
+    float states[kWarps];                    ///< of ⟨S, R⟩
+    uint64_t full[2];                        ///< of what has Element's type; of the rest
   };
   static constexpr int kTile = kTiles * kPanel, kGradient = 0, kResidual = kTile, kWritten = 2 * kTile,
                        kBefore = 3 * kTile, kAfter = 4 * kTile, kQuery = 5 * kTile, kKey = kQuery + kPanel,
                        kReads = kResidual, kCorrections = kAfter, kGradQuery = kGradient, kGradKey = kBefore,
                        kSmall = kKey + kPanel;
-  static constexpr int kBytes = kSmall + int{sizeof(Small)}, kTogether = kTiles == 1 ? 3 : 2;
+  static constexpr int kBytes = kSmall + int{sizeof(Small)}, kTogether = kOneUnit ? 2 : 1;
   static_assert(kTogether * (kBytes + 1024) <= 228 * 1024 && (kOneUnit || kTiles > 1));
 };
 
@@ -40,21 +40,21 @@ __device__ __forceinline__ void take_diagonal(float (&diagonal)[2], const float 
     }
 }
 
-/// M and Z before their units, from dO rᵀ and dN̄ rᵀ, whose true numbers are these times `row` and `column`.
+/// M, or Z, before its unit, from dO rᵀ or dN̄ rᵀ, whose true numbers are these times `row` and `column`.
 template <typename Small>
-__device__ __forceinline__ void weigh_tokens(Small& at, bool gated, int block, int lane, float (&reads)[32],
-                                             float (&corrections)[32], const float (&read_factor)[2],
-                                             const float (&correction_factor)[2], const float* column_unit) {
+__device__ __forceinline__ void weigh_tokens(Small& at, bool gated, bool corrects, int block, int lane,
+                                             float (&pairs)[32], const float (&row_factor)[2],
+                                             const float* column_unit) {
   const int i0 = 16 * block + lane / 4, t = lane % 4;
   const int first_seen[2] = {gated ? at.gates.first_seen[i0] : 0, gated ? at.gates.first_seen[i0 + 8] : 0};
   const bool cuts = gated && at.gates.first_seen[kChunk - 1] > 0;
   const float sum[2] = {gated ? at.gates.sum[i0] : 0.0f, gated ? at.gates.sum[i0 + 8] : 0.0f};
-  float largest[2] = {0.0f, 0.0f};
+  float largest = 0.0f;
 #pragma unroll
   for (int c = 0; c < 8; ++c) {
     if (c / 2 > block) {
 #pragma unroll
-      for (int e = 0; e < 4; ++e) reads[4 * c + e] = corrections[4 * c + e] = 0.0f;
+      for (int e = 0; e < 4; ++e) pairs[4 * c + e] = 0.0f;
       continue;
     }
     const int j = 8 * c + 2 * t;
@@ -68,23 +68,16 @@ __device__ __forceinline__ void weigh_tokens(Small& at, bool gated, int block, i
     for (int e = 0; e < 4; ++e) {
       float factor = e % 2 ? beta.y : beta.x;
       if (gated) factor *= exp2_approximate(sum[e / 2] - (e % 2 ? sum_j.y : sum_j.x));
-      reads[4 * c + e] *= factor * read_factor[e / 2];
-      corrections[4 * c + e] *= factor * correction_factor[e / 2];
+      pairs[4 * c + e] *= factor * row_factor[e / 2];
       if (c / 2 == block || cuts) {
         const int i = i0 + 8 * (e / 2), column = j + e % 2;
-        const bool seen = sees(i, column, first_seen[e / 2]);
-        if (!seen) reads[4 * c + e] = 0.0f;
-        if (!seen || column == i) corrections[4 * c + e] = 0.0f;
+        if (!sees(i, column, first_seen[e / 2]) || (corrects && column == i)) pairs[4 * c + e] = 0.0f;
       }
-      largest[0] = fmaxf(largest[0], fabsf(reads[4 * c + e]));
-      largest[1] = fmaxf(largest[1], fabsf(corrections[4 * c + e]));
+      largest = fmaxf(largest, fabsf(pairs[4 * c + e]));
     }
   }
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const float most = largest_of_warp(largest[i]);
-    if (lane == 0) at.largest[2 + i][block] = most;
-  }
+  const float most = largest_of_warp(largest);
+  if (lane == 0) at.largest[corrects ? 3 : 2][block] = most;
 }
 
 /// Of 2 · kCount sums half are this lane's from here on, with what the lane 2 · kCount away has of them.
@@ -129,8 +122,10 @@ __device__ __forceinline__ void sum_pairs_across_gates(const float (&pairs)[32],
 template <typename Small>
 __device__ __forceinline__ float2 sum_gate_shares(const Small& at, int lane) {
   // A lane's two tokens: the rows from each on, and the columns before it.
-  const float2 rows = *reinterpret_cast<const float2*>(&at.rows[2 * lane]),
-               columns = *reinterpret_cast<const float2*>(&at.columns[2 * lane]);
+  const float2 of_query = *reinterpret_cast<const float2*>(&at.rows[0][2 * lane]),
+               of_key = *reinterpret_cast<const float2*>(&at.rows[1][2 * lane]),
+               columns = *reinterpret_cast<const float2*>(&at.columns[2 * lane]),
+               rows{of_query.x + of_key.x, of_query.y + of_key.y};
   float later = rows.x + rows.y, earlier = columns.x + columns.y;
 #pragma unroll
   for (int step = 1; step < 32; step *= 2) {
@@ -146,8 +141,10 @@ __device__ __forceinline__ float2 sum_gate_shares(const Small& at, int lane) {
   const float whole = at.gates.total * ((at.states[0] + at.states[1]) + (at.states[2] + at.states[3]));
   float2 sums{whole + (later + rows.y + rows.x) + earlier, whole + (later + rows.y) + (earlier + columns.x)};
   for (int rows_block = lane / 8; rows_block < kWarps; ++rows_block) {
-    sums.x += at.pairs[rows_block][2 * lane];
-    sums.y += at.pairs[rows_block][2 * lane + 1];
+    const float2 reads = *reinterpret_cast<const float2*>(&at.pairs[0][rows_block][2 * lane]),
+                 corrections = *reinterpret_cast<const float2*>(&at.pairs[1][rows_block][2 * lane]);
+    sums.x += reads.x + corrections.x;
+    sums.y += reads.y + corrections.y;
   }
   return sums;
 }

@@ -122,7 +122,7 @@ struct DeltaBackSweep {
   /// A warp: the units.
   __device__ __forceinline__ void weigh() const {
     float unit = 1.0f, unit_before = 1.0f;  // of R after this chunk, and after the one that was swept before it
-    DeltaGrowth growth;
+    DeltaGrowth growth;                     // of the chunk before
     ptx::RingPosition at;
     for (int n = 0; n < p.chunks; ++n, at.advance(Shared::kStages)) {
       DeltaBackTokens& tokens = small().tokens[at.index];
@@ -130,6 +130,7 @@ struct DeltaBackSweep {
       const int earlier = max(n - 1, 0);
       ptx::mbarrier_wait(&small().full[at.index], at.parity);
       ptx::mbarrier_wait(&small().rows[at.index], at.parity);
+      const DeltaBackGrowth own(tokens, small().row_units[at.index], chunk.key_norm, p.scale, kRoot, lane);
       ptx::mbarrier_wait(&small().measured[earlier % 2], earlier / 2 % 2);
       float before = bound_of(earlier, unit_before);
       if (n == 0) {
@@ -138,13 +139,15 @@ struct DeltaBackSweep {
       } else {
         before = growth.after(before);
       }
-      const auto keep = [&](int token, float row_unit) {
+      const auto keep = [&](int token, float2 units) {
 #pragma unroll
         for (int i = 0; i < kGroups; ++i)
-          if (64 * (tile + i) < p.columns) p.arrays.written_unit[kept_tile(n, i) * kChunk + token] = row_unit;
+          if (64 * (tile + i) < p.columns)
+            *reinterpret_cast<float2*>(p.arrays.written_unit + kept_tile(n, i) * kChunk + token) = units;
       };
       const float next = prepare_back_units(tokens, small().row_units[at.index], small().units[n % 2], chunk.key_unit,
-                                            chunk.key_norm, before, unit, p.scale, kRoot, keep, growth, lane);
+                                            chunk.key_norm, own, before, unit, p.scale, kRoot, keep, lane);
+      growth = own.whole;
       if (lane == 0) {
         small().decay[at.index] = tokens.gates.total * unit * reciprocal_of_power(next);
         small().next[at.index] = next;

@@ -17,11 +17,11 @@ struct DeltaSweepShared : DeltaSweepRoles<kBlocks, kGroups> {
   struct Small {
     DeltaTokens tokens[kStages];
     DeltaTokenUnits units[kStages];
-    uint16_t of_state[2][kChunk];   ///< 1/σ by bits_of_power, in two places as P
-    float largest[2][kStateWarps];  ///< of the state before a chunk, which is held divided by a unit
-    float decay[kStages];           ///< γ_C and the unit of S, over that of the next S
-    float after[kStages];           ///< the unit of the next S
-    float first_reciprocal;         ///< of the first unit
+    alignas(16) uint16_t of_state[2][kChunk];  ///< 1/σ by bits_of_power, in two places as P
+    float largest[2][kStateWarps];             ///< of the state before a chunk, which is held divided by a unit
+    float decay[kStages];                      ///< γ_C and the unit of S, over that of the next S
+    float after[kStages];                      ///< the unit of the next S
+    float first_reciprocal;                    ///< of the first unit
     uint64_t full[kStages], rows[kStages], weighed[kStages], prepared[kStages], empty[kStages], measured[2];
   };
   static constexpr int kState = kStages * kStage, kPairs = kState + kGroups * kBlocks * kPanel,

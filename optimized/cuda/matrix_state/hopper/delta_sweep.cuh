@@ -110,7 +110,7 @@ struct DeltaSweep {
   /// A warp: the units.
   __device__ __forceinline__ void weigh() const {
     float unit = 1.0f, unit_before = 1.0f;  // of the state before this chunk, and the one before it
-    DeltaGrowth growth;
+    DeltaGrowth growth;                     // of the chunk before
     ptx::RingPosition at;
     for (int n = 0; n < p.chunks; ++n, at.advance(Shared::kStages)) {
       DeltaTokens& tokens = small().tokens[at.index];
@@ -118,6 +118,7 @@ struct DeltaSweep {
       const int earlier = max(n - 1, 0);
       ptx::mbarrier_wait(&small().full[at.index], at.parity);
       ptx::mbarrier_wait(&small().rows[at.index], at.parity);
+      const DeltaChunkGrowth own(tokens, small().units[at.index], chunk.key_norm, lane);
       ptx::mbarrier_wait(&small().measured[earlier % 2], earlier / 2 % 2);
       float before = bound_of(earlier, unit_before);
       if (n == 0) {
@@ -127,7 +128,8 @@ struct DeltaSweep {
         before = growth.after(before);
       }
       const float next = prepare_units(tokens, small().units[at.index], chunk.key_unit, chunk.key_norm,
-                                       small().of_state[n % 2], out_unit(chunk), before, unit, p.scale, growth, lane);
+                                       small().of_state[n % 2], out_unit(chunk), own, before, unit, p.scale, lane);
+      growth = own.whole;
       if (lane == 0) {
         small().decay[at.index] = tokens.gates.total * unit * reciprocal_of_power(next);
         small().after[at.index] = next;
@@ -206,8 +208,7 @@ struct DeltaSweep {
 #pragma unroll
       for (int m = 0; m < kBlocks; ++m) scale_rows(sums_of(m), factor, factor);
     };
-    // Of the state before chunk n.
-    const auto measure = [&](int n) {
+    const auto measure = [&](int n) {  // the state before chunk n
       const float most = largest_of_sums(reinterpret_cast<const float(&)[kBlocks][32]>(state.x));
       if (lane == 0) small().largest[n % 2][group * kWarps + block] = most;
       arrive_warp(&small().measured[n % 2], lane);
@@ -373,8 +374,7 @@ struct DeltaSweep {
     store_images<1>(p.arrays.residual + kept * (kPanel / 16), value, block, lane);
     if (lane % 4 > 0) return;
     float* const units = p.arrays.residual_unit + kept * kChunk + 16 * block + lane / 4;
-    units[0] = reciprocal_of_power(reciprocal[0]);
-    units[8] = reciprocal_of_power(reciprocal[1]);
+    units[0] = reciprocal_of_power(reciprocal[0]), units[8] = reciprocal_of_power(reciprocal[1]);
   }
 };
 

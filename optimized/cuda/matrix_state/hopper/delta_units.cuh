@@ -34,7 +34,8 @@ struct DeltaTokens {
 
 /// The same, of what its rows are measured for.
 struct DeltaTokenUnits {
-  float query_unit[kChunk], largest_value[kChunk];
+  alignas(16) float query_unit[kChunk];
+  float largest_value[kChunk];
 
   // As above.
   __device__ float* of_pair() { return query_unit; }        ///< the key's unit, β and u
@@ -76,47 +77,85 @@ __device__ __forceinline__ float delta_unit(float bound) {
   return power_of_two_below(fminf(fmaxf(bound, 0x1p-100f), 0x1p100f));
 }
 
+/// A lane's two tokens of a chunk's array.
+__device__ __forceinline__ float2 own_pair(const float* numbers, int lane) {
+  return *reinterpret_cast<const float2*>(numbers + 2 * lane);
+}
+__device__ __forceinline__ void store_pair(float* numbers, const float (&pair)[2], int lane) {
+  *reinterpret_cast<float2*>(numbers + 2 * lane) = {pair[0], pair[1]};
+}
+
+/// The gates of a lane's two tokens.
+__device__ __forceinline__ float2 forget_of(const ChunkGates& gates, int lane) {
+  const float2 sum = own_pair(gates.sum, lane);
+  const int2 first_seen = *reinterpret_cast<const int2*>(&gates.first_seen[2 * lane]);
+  const float before = lane > 0 ? exp2_approximate(sum.x - gates.sum[2 * lane - 1]) : gates.read[0];
+  return {lane > 0 && first_seen.x == 2 * lane ? 0.0f : before,
+          first_seen.y == 2 * lane + 1 ? 0.0f : exp2_approximate(sum.y - sum.x)};
+}
+
+/// f g of a token.
+__device__ __forceinline__ float growth_by(float forget, float beta, float norm) {
+  return forget * fmaxf(1.0f, fabsf(1.0f - beta * norm * norm));
+}
+
+/// A warp: what a chunk makes of σ, which needs no state. `whole` is the chunk's, `earlier` that of the tokens before the lane's.
+struct DeltaChunkGrowth {
+  float forget[2];  ///< gates of the lane's tokens
+  DeltaGrowth whole, earlier;
+
+  __device__ __forceinline__ DeltaChunkGrowth(const DeltaTokens& tokens, const DeltaTokenUnits& units,
+                                              const float* key_norm, int lane) {
+    const float2 forgets = forget_of(tokens.gates, lane), strength = own_pair(tokens.beta, lane),
+                 norms = own_pair(key_norm, lane), most = own_pair(units.largest_value, lane);
+    const float beta[2] = {strength.x, strength.y}, norm[2] = {norms.x, norms.y}, largest[2] = {most.x, most.y};
+    forget[0] = forgets.x, forget[1] = forgets.y;
+    DeltaGrowth of_token[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+      of_token[i] = {growth_by(forget[i], beta[i], norm[i]), fabsf(beta[i]) * norm[i] * largest[i]};
+    whole = of_token[1].behind(of_token[0]);
+    earlier = growth_before(whole, lane);
+  }
+};
+
 /// A warp: a chunk's numbers from `before`, a bound of the state's columns before it, which are held divided by `unit`. `of_state` gets 1/σ, by
-/// bits_of_power, and `out_unit` the query's unit and σ, times `scale`; it may be key_norm. Returns what the state is divided by after the chunk, and in
-/// `growth` the chunk's.
+/// bits_of_power, and `out_unit` the query's unit and σ, times `scale`; it may be key_norm. Returns what the state is divided by after the chunk.
 __device__ __forceinline__ float prepare_units(DeltaTokens& tokens, DeltaTokenUnits& units, const float* key_unit,
-                                               const float* key_norm, uint16_t* of_state, float* out_unit, float before,
-                                               float unit, float scale, DeltaGrowth& growth, int lane) {
-  const ChunkGates& gates = tokens.gates;
-  float forget[2], beta[2], norm[2], largest[2], gate[2], written[2];
+                                               const float* key_norm, uint16_t* of_state, float* out_unit,
+                                               const DeltaChunkGrowth& growth, float before, float unit, float scale,
+                                               int lane) {
+  const float next = delta_unit(growth.whole.after(before)), next_reciprocal = reciprocal_of_power(next);
+  const float2 strengths = own_pair(tokens.beta, lane), norms = own_pair(key_norm, lane),
+               most = own_pair(units.largest_value, lane), keys = own_pair(key_unit, lane),
+               queries = own_pair(units.query_unit, lane), reads = own_pair(tokens.gates.read, lane),
+               writes = own_pair(tokens.gates.write, lane);
+  const float beta[2] = {strengths.x, strengths.y}, norm[2] = {norms.x, norms.y}, largest[2] = {most.x, most.y},
+              key[2] = {keys.x, keys.y}, query[2] = {queries.x, queries.y}, read[2] = {reads.x * unit, reads.y * unit},
+              write[2] = {writes.x, writes.y};
+  float pair[2], read_key[2], weight[2], reciprocal[2], read_state[2], out[2];
+  uint32_t bits[2];
+  float bound = growth.earlier.after(before);
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    const int token = 2 * lane + i;
-    forget[i] = token == 0                         ? gates.read[0]
-                : gates.first_seen[token] == token ? 0.0f
-                                                   : exp2_approximate(gates.sum[token] - gates.sum[token - 1]);
-    beta[i] = tokens.beta[token];
-    norm[i] = key_norm[token];
-    largest[i] = units.largest_value[token];
-    gate[i] = forget[i] * fmaxf(1.0f, fabsf(1.0f - beta[i] * norm[i] * norm[i]));
-    written[i] = fabsf(beta[i]) * norm[i] * largest[i];
+    const float row = delta_unit(fmaxf(largest[i], norm[i] * (growth.forget[i] * bound)));
+    reciprocal[i] = reciprocal_of_power(row);
+    bound = fmaxf(growth_by(growth.forget[i], beta[i], norm[i]) * bound, fabsf(beta[i]) * norm[i] * largest[i]);
+    const float state = delta_unit(bound), state_reciprocal = reciprocal_of_power(state);
+    pair[i] = key[i] * beta[i] * row;
+    bits[i] = bits_of_power(state_reciprocal);
+    read_key[i] = read[i] * key[i] * reciprocal[i];
+    weight[i] = write[i] * pair[i] * next_reciprocal;
+    read_state[i] = read[i] * state_reciprocal;
+    out[i] = query[i] * state * scale;
   }
-  growth = DeltaGrowth{gate[1], written[1]}.behind({gate[0], written[0]});
-  const DeltaGrowth earlier = growth_before(growth, lane);
-  const float next = delta_unit(growth.after(before)), next_reciprocal = reciprocal_of_power(next);
-  float bound = earlier.after(before);
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const int token = 2 * lane + i;
-    const float row = delta_unit(fmaxf(largest[i], norm[i] * (forget[i] * bound))),
-                reciprocal = reciprocal_of_power(row);
-    bound = fmaxf(gate[i] * bound, written[i]);
-    const float state = delta_unit(bound), state_reciprocal = reciprocal_of_power(state),
-                read = gates.read[token] * unit, key = key_unit[token], query = units.query_unit[token],
-                pair = key * beta[i] * row;
-    units.of_pair()[token] = pair;
-    of_state[token] = bits_of_power(state_reciprocal);
-    tokens.read_key()[token] = read * key * reciprocal;
-    tokens.write()[token] = gates.write[token] * pair * next_reciprocal;
-    tokens.reciprocal()[token] = reciprocal;
-    units.read_state()[token] = read * state_reciprocal;
-    out_unit[token] = query * state * scale;
-  }
+  store_pair(units.of_pair(), pair, lane);
+  *reinterpret_cast<uint32_t*>(of_state + 2 * lane) = bits[0] | bits[1] << 16;
+  store_pair(tokens.read_key(), read_key, lane);
+  store_pair(tokens.write(), weight, lane);
+  store_pair(tokens.reciprocal(), reciprocal, lane);
+  store_pair(units.read_state(), read_state, lane);
+  store_pair(out_unit, out, lane);
   return next;
 }
 

@@ -132,12 +132,10 @@ struct DeltaBackSweep {
       ptx::mbarrier_wait(&small().rows[at.index], at.parity);
       const DeltaBackGrowth own(tokens, small().row_units[at.index], chunk.key_norm, p.scale, kRoot, lane);
       ptx::mbarrier_wait(&small().measured[earlier % 2], earlier / 2 % 2);
-      float before = bound_of(earlier, unit_before);
+      const float before = growth.after(bound_of(earlier, unit_before));
       if (n == 0) {
         unit = delta_unit(before);
         if (lane == 0) small().first_reciprocal = reciprocal_of_power(unit);
-      } else {
-        before = growth.after(before);
       }
       const auto keep = [&](int token, float2 units) {
 #pragma unroll
@@ -253,15 +251,16 @@ struct DeltaBackSweep {
       DeltaBackTokens& tokens = small().tokens[at.index];
       char* const query = stage(at.index);
       const char *const key = keys(n), *const gradient = query + Shared::kGradient + group * kPanel;
-      ptx::mbarrier_wait(&small().full[at.index], at.parity);
-      ptx::mbarrier_wait(&small().prepared[at.index], at.parity);
       if (n == 0) {
+        ptx::mbarrier_wait(&small().prepared[0], 0);
         scale_state(small().first_reciprocal);
         unit = reciprocal_of_power(small().first_reciprocal);
       }
       wait_for_stores(lane);  // dN̄ and dV of the chunk before have left
 #pragma unroll
       for (int m = 0; m < kBlocks; ++m) put(rounded + m * kPanel, sums_of(m));
+      ptx::mbarrier_wait(&small().full[at.index], at.parity);
+      ptx::mbarrier_wait(&small().prepared[at.index], at.parity);
       uint32_t left[16];
       load_blocks<true>(left, pairs(n), block, lane);
       scale_state(small().decay[at.index]);

@@ -120,12 +120,10 @@ struct DeltaSweep {
       ptx::mbarrier_wait(&small().rows[at.index], at.parity);
       const DeltaChunkGrowth own(tokens, small().units[at.index], chunk.key_norm, lane);
       ptx::mbarrier_wait(&small().measured[earlier % 2], earlier / 2 % 2);
-      float before = bound_of(earlier, unit_before);
+      const float before = growth.after(bound_of(earlier, unit_before));
       if (n == 0) {
         unit = delta_unit(before);
         if (lane == 0) small().first_reciprocal = reciprocal_of_power(unit);
-      } else {
-        before = growth.after(before);
       }
       const float next = prepare_units(tokens, small().units[at.index], chunk.key_unit, chunk.key_norm,
                                        small().of_state[n % 2], out_unit(chunk), own, before, unit, p.scale, lane);
@@ -228,14 +226,15 @@ struct DeltaSweep {
       char* const query = stage(at.index);
       const char* const key = query + Shared::kKey;
       char* const value = query + Shared::kValue + group * kPanel;
-      ptx::mbarrier_wait(&small().full[at.index], at.parity);
-      ptx::mbarrier_wait(&small().prepared[at.index], at.parity);
       if (n == 0) {
+        ptx::mbarrier_wait(&small().prepared[0], 0);
         scale_state(small().first_reciprocal);
         unit = reciprocal_of_power(small().first_reciprocal);
       }
 #pragma unroll
       for (int m = 0; m < kBlocks; ++m) put(rounded + m * kPanel, sums_of(m));
+      ptx::mbarrier_wait(&small().full[at.index], at.parity);
+      ptx::mbarrier_wait(&small().prepared[at.index], at.parity);
       ptx::fence_async_shared();
       sync();
       float x[32];

@@ -1,6 +1,7 @@
 #pragma once
 // W = (I + G β)⁻¹ G of every chunk (delta_forward.cuh), a CTA a chunk; the square of a key's length is a float. Warps have their blocks in turn, so that
-// the last block, which has most to do, is not always on the same of a multiprocessor's four schedulers.
+// the last block, which has most to do, is not always on the same of a multiprocessor's four schedulers. delta_solve_beside.cuh has the same chunks
+// solved while others are swept.
 
 #include "optimized/cuda/launch.cuh"
 #include "optimized/cuda/matrix_state/delta_solution.cuh"
@@ -38,14 +39,72 @@ __device__ __forceinline__ void divide_by_units(Sums& sums, const float* units, 
   }
 }
 
+/// A warp's rows of the products of keys; `measured` gets each row and its unit, of one lane.
+template <typename Element, int kBlocks, typename Measured>
+__device__ __forceinline__ void multiply_keys(float (&products)[32], char* keys, int block, int lane,
+                                              const Measured& measured) {
+  const uint32_t key = ptx::shared_address(keys);
+  ptx::undefined(products);
+  ptx::fence_registers(products);
+#pragma unroll
+  for (int i = 0; i < kBlocks; ++i) {
+    uint32_t left[16];  // this warp's rows, which are not those of its place among the four
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      uint32_t four[4];
+      load_left(four, key + i * kPanel, block, k, lane);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) left[4 * k + j] = four[j];
+    }
+    ptx::fence_registers(left);
+    ptx::wgmma_fence();
+    issue_product<Element, ptx::Major::kK>(products, left, keys + i * kPanel, i > 0);
+    ptx::wgmma_commit();
+    if (i == 0) {
+      const RowPart<kBlocks> part(key, block, lane);
+      uint4 pieces[4 * kBlocks];
+      load_row(pieces, part);
+      const float unit = power_of_two_below(largest_of_row<Element>(pieces));
+      if (lane < 16) measured(part.row, unit);
+    }
+    ptx::wgmma_wait<0>();
+    ptx::fence_registers(products);
+    ptx::fence_registers(left);
+  }
+}
+
+/// |k| of a warp's rows: |k|² is on the diagonal, of rows g and g + 8 the lanes have it whose columns those are.
+__device__ __forceinline__ void keep_norms(SolvedChunk& to, const Sums& sums, int block, int lane) {
+  float square[2] = {0.0f, 0.0f};
+#pragma unroll
+  for (int c = 0; c < 8; ++c)
+    if (c / 2 == block) square[c % 2] = lane / 4 % 2 ? sums[c][2 * (c % 2) + 1] : sums[c][2 * (c % 2)];
+  if (lane % 4 != lane / 8) return;
+  const int i0 = 16 * block + lane / 4;
+  to.key_norm[i0] = __fsqrt_rn(square[0]);
+  to.key_norm[i0 + 8] = __fsqrt_rn(square[1]);
+}
+
+/// W's rows of a warp, of which `strength` and `key_unit` are those of the chunk.
+__device__ __forceinline__ void keep_solution(SolvedChunk& to, Sums& sums, const float* strength, const float* key_unit,
+                                              int block, int lane) {
+  scale_columns(sums, strength, lane);
+  float unit[2];
+  store_fragments(sums, unit, 0, block + 1, [&](int k) { return to.inverse + 32 * lower_block(block, k) + lane; });
+  if (lane % 4 > 0) return;
+  const int i0 = 16 * block + lane / 4;
+  to.unit[i0] = key_unit[i0] * unit[0];
+  to.unit[i0 + 8] = key_unit[i0 + 8] * unit[1];
+}
+
 template <typename Element, int kBlocks>
 __global__ void __launch_bounds__(kComputing, 6) solve_chunks(const __grid_constant__ DeltaSolveArguments p) {
   using Shared = SolveShared<kBlocks>;
   extern __shared__ __align__(1024) char memory[];
   auto& small = *reinterpret_cast<typename Shared::Small*>(memory + Shared::kSmall);
   const int block = ptx::in_uniform_register((threadIdx.x / 32 + blockIdx.x) % kWarps), lane = threadIdx.x % 32,
-            i0 = 16 * block + lane / 4, head = static_cast<int>(blockIdx.x) / p.chunks, b = head / p.heads,
-            h = head % p.heads, first = static_cast<int>(blockIdx.x) % p.chunks * kChunk;
+            head = static_cast<int>(blockIdx.x) / p.chunks, b = head / p.heads, h = head % p.heads,
+            first = static_cast<int>(blockIdx.x) % p.chunks * kChunk;
   let_next_kernel_start();
   for (unsigned i = blockIdx.x * kComputing + threadIdx.x; i < p.marks; i += gridDim.x * kComputing) p.cleared[i] = 0;
   if (threadIdx.x == 0) {
@@ -66,51 +125,17 @@ __global__ void __launch_bounds__(kComputing, 6) solve_chunks(const __grid_const
                        p.length, false, lane);
   __syncthreads();
   if (gated && block == 0) prepare_gates(small.gates, gates, 1.0f, 1.0f, false, lane);
-  const uint32_t key = ptx::shared_address(memory), solution = key + Shared::kSolution;
+  const uint32_t solution = ptx::shared_address(memory) + Shared::kSolution;
   SolvedChunk& to = p.solved[blockIdx.x];
   ptx::mbarrier_wait(&small.full, 0);
   float products[32];
-  ptx::undefined(products);
-  ptx::fence_registers(products);
-#pragma unroll
-  for (int i = 0; i < kBlocks; ++i) {
-    uint32_t left[16];  // this warp's rows, which are not those of its place among the four
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      uint32_t four[4];
-      load_left(four, key + i * kPanel, block, k, lane);
-#pragma unroll
-      for (int j = 0; j < 4; ++j) left[4 * k + j] = four[j];
-    }
-    ptx::fence_registers(left);
-    ptx::wgmma_fence();
-    issue_product<Element, ptx::Major::kK>(products, left, memory + i * kPanel, i > 0);
-    ptx::wgmma_commit();
-    if (i == 0) {
-      const RowPart<kBlocks> part(key, block, lane);
-      uint4 pieces[4 * kBlocks];
-      load_row(pieces, part);
-      const float unit = power_of_two_below(largest_of_row<Element>(pieces));
-      if (lane < 16) {
-        small.key_unit[part.row] = unit;
-        small.strength[part.row] = beta * unit;
-        to.key_unit[part.row] = unit;
-      }
-    }
-    ptx::wgmma_wait<0>();
-    ptx::fence_registers(products);
-    ptx::fence_registers(left);
-  }
-  // |k|² is on the diagonal: of rows g and g + 8 the lanes have it whose columns those are.
+  multiply_keys<Element, kBlocks>(products, memory, block, lane, [&](int row, float unit) {
+    small.key_unit[row] = unit;
+    small.strength[row] = beta * unit;
+    to.key_unit[row] = unit;
+  });
   Sums& sums = by_tiles(products);
-  float square[2] = {0.0f, 0.0f};
-#pragma unroll
-  for (int c = 0; c < 8; ++c)
-    if (c / 2 == block) square[c % 2] = lane / 4 % 2 ? sums[c][2 * (c % 2) + 1] : sums[c][2 * (c % 2)];
-  if (lane % 4 == lane / 8) {
-    to.key_norm[i0] = __fsqrt_rn(square[0]);
-    to.key_norm[i0 + 8] = __fsqrt_rn(square[1]);
-  }
+  keep_norms(to, sums, block, lane);
   __syncthreads();
   weigh_pairs(sums, small.gates, gated, 1, block, lane);
   divide_by_units(sums, small.key_unit, block, lane);
@@ -123,13 +148,7 @@ __global__ void __launch_bounds__(kComputing, 6) solve_chunks(const __grid_const
       transposed[32 * lower_block(block, j)] = {words[0], words[1], words[2], words[3]};
     }
   }
-  scale_columns(sums, small.strength, lane);
-  float unit[2];
-  store_fragments(sums, unit, 0, block + 1, [&](int k) { return to.inverse + 32 * lower_block(block, k) + lane; });
-  if (lane % 4 == 0) {
-    to.unit[i0] = small.key_unit[i0] * unit[0];
-    to.unit[i0 + 8] = small.key_unit[i0 + 8] * unit[1];
-  }
+  keep_solution(to, sums, small.strength, small.key_unit, block, lane);
 }
 
 }  // namespace lethe::matrix_state

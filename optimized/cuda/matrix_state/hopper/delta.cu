@@ -3,10 +3,12 @@
 
 #include "optimized/cuda/matrix_state/hopper/delta_back_sweep.cuh"
 #include "optimized/cuda/matrix_state/hopper/delta_gradients.cuh"
-#include "optimized/cuda/matrix_state/hopper/delta_solve.cuh"
+#include "optimized/cuda/matrix_state/hopper/delta_solve_beside.cuh"
 #include "optimized/cuda/matrix_state/hopper/delta_sweep.cuh"
 #include "optimized/cuda/matrix_state/hopper/maps.hpp"
 #include "optimized/cuda/workspace.hpp"
+
+#include <algorithm>
 
 namespace lethe::matrix_state {
 namespace {
@@ -24,8 +26,7 @@ void allow_bytes(const void* kernel, int bytes) {
              "delta rule: shared memory");
 }
 
-template <typename Element, int kBlocks>
-void solve(const MatrixStateInput& a, SolvedChunk* solved, const DeltaArrays& arrays, cudaStream_t stream) {
+DeltaSolveArguments solve_arguments(const MatrixStateInput& a, SolvedChunk* solved, const DeltaArrays& arrays) {
   DeltaSolveArguments p{};
   p.map = Maps{a}(a.key, a.shape.key_dim);
   p.key = a.key;
@@ -33,16 +34,46 @@ void solve(const MatrixStateInput& a, SolvedChunk* solved, const DeltaArrays& ar
   p.beta = a.beta;
   p.length = a.shape.key_length;
   p.heads = static_cast<int>(a.shape.heads);
+  p.all_heads = static_cast<int>(heads_of(a.shape));
   p.chunks = chunks_of(a.shape);
   p.solved = solved;
   p.transposed = arrays.inverse;
   p.cleared = arrays.stored;
   p.marks = static_cast<unsigned>(2 * (arrays.swept - arrays.stored));
+  return p;
+}
+
+template <typename Element, int kBlocks>
+void solve(const DeltaSolveArguments& p, cudaStream_t stream) {
   const auto kernel = solve_chunks<Element, kBlocks>;
   constexpr int kBytes = SolveShared<kBlocks>::kBytes;
   allow_bytes(reinterpret_cast<const void*>(kernel), kBytes);
-  kernel<<<static_cast<unsigned>(heads_of(a.shape) * p.chunks), kComputing, kBytes, stream>>>(p);
+  kernel<<<static_cast<unsigned>(int64_t{1} * p.all_heads * p.chunks), kComputing, kBytes, stream>>>(p);
   cuda_check(cudaGetLastError(), "delta rule: launch");
+}
+
+/// Beside a sweep of so many CTAs, a multiprocessor each. False where that leaves too few to solve beside it, or launches don't overlap: nothing is launched.
+/// How many multiprocessors the device really has free decides the time alone.
+template <typename Element>
+bool solve_beside(DeltaSolveArguments p, int64_t sweeping, int32_t* ready, cudaStream_t stream) {
+  using Shared = SolveBesideShared;
+  constexpr int kSweptMeanwhile = 2;  // chunks of a head, while four warps solve one
+  const int64_t places = multiprocessors(), left = places - sweeping;
+  if (!launches_overlap() || left < std::max<int64_t>(1, places / 8)) return false;
+  const int64_t all = int64_t{1} * p.all_heads * p.chunks,
+                ctas = std::min(places, (all + Shared::kGroups - 1) / Shared::kGroups),
+                staying = std::min(ctas, left),  // one at least: each chunk has a CTA
+      before = all - staying * Shared::kGroups * p.chunks / kSweptMeanwhile, a_round = ctas * Shared::kGroups;
+  p.rounds = static_cast<int>(std::max<int64_t>(1, (before + a_round - 1) / a_round));
+  p.staying = static_cast<int>(staying);
+  p.ready = ready;
+  const auto kernel = solve_chunks_beside<Element>;
+  allow_bytes(reinterpret_cast<const void*>(kernel), Shared::kBytes);
+  cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, 100),
+             "delta rule: shared memory");  // the sweep's, for which it needn't change
+  kernel<<<static_cast<unsigned>(ctas), Shared::kThreads, Shared::kBytes, stream>>>(p);
+  cuda_check(cudaGetLastError(), "delta rule: launch");
+  return true;
 }
 
 DeltaSweepArguments sweep_arguments(const MatrixStateInput& a, const SolvedChunk* solved) {
@@ -78,19 +109,24 @@ void sweep(const DeltaSweepArguments& p, cudaStream_t stream) {
 }
 
 template <typename Element, bool kKeeps>
-void launch(const MatrixStateInput& a, SolvedChunk* solved, const DeltaSweepArguments& p, cudaStream_t stream) {
+void launch(const MatrixStateInput& a, SolvedChunk* solved, int32_t* ready, DeltaSweepArguments p,
+            cudaStream_t stream) {
+  const DeltaSolveArguments to_solve = solve_arguments(a, solved, p.arrays);
   if (p.rows <= 64) {
-    solve<Element, 1>(a, solved, p.arrays, stream);
+    solve<Element, 1>(to_solve, stream);
     return sweep<Element, 1, 1, kKeeps>(p, stream);
   }
-  solve<Element, 2>(a, solved, p.arrays, stream);
+  const int64_t sweeping = int64_t{1} * p.all_heads * delta_ctas(p.columns, p.columns <= 64 ? 1 : 2);
+  if (ready && solve_beside<Element>(to_solve, sweeping, ready, stream)) p.ready = ready;
+  else solve<Element, 2>(to_solve, stream);
   p.columns <= 64 ? sweep<Element, 2, 1, kKeeps>(p, stream) : sweep<Element, 2, 2, kKeeps>(p, stream);
 }
 
 template <bool kKeeps>
-void launch(const MatrixStateInput& a, SolvedChunk* solved, const DeltaSweepArguments& p, cudaStream_t stream) {
-  a.dtype == Dtype::kBFloat16 ? launch<__nv_bfloat16, kKeeps>(a, solved, p, stream)
-                              : launch<__half, kKeeps>(a, solved, p, stream);
+void launch(const MatrixStateInput& a, SolvedChunk* solved, int32_t* ready, const DeltaSweepArguments& p,
+            cudaStream_t stream) {
+  a.dtype == Dtype::kBFloat16 ? launch<__nv_bfloat16, kKeeps>(a, solved, ready, p, stream)
+                              : launch<__half, kKeeps>(a, solved, ready, p, stream);
 }
 
 template <typename Element, int kBlocks, int kGroups>
@@ -127,12 +163,17 @@ void launch_gradients(const DeltaChunkGradients& p, int64_t columns, cudaStream_
 SolvedChunk* take_solved(Workspace& memory, const Shape& shape) {
   return memory.take<SolvedChunk>(heads_of(shape) * chunks_of(shape));
 }
+/// Of the forward, after that.
+int32_t* take_ready(Workspace& memory, const Shape& shape) {
+  return memory.take<int32_t>(heads_of(shape) * chunks_of(shape));
+}
 
 }  // namespace
 
 size_t delta_warpgroup_workspace_bytes(const Shape& shape) {
   Workspace memory(nullptr);
   take_solved(memory, shape);
+  take_ready(memory, shape);
   return memory.bytes();
 }
 
@@ -142,7 +183,7 @@ void delta_forward_by_warpgroups(const MatrixStateForward& a) {
   DeltaSweepArguments p = sweep_arguments(a, solved);
   p.maps[3] = Maps{a}.of_result(a.values, a.shape.value_dim);
   p.last = a.last_state;
-  launch<false>(a, solved, p, a.stream);
+  launch<false>(a, solved, take_ready(memory, a.shape), p, a.stream);
 }
 
 void delta_states_by_warpgroups(const MatrixStateInput& in, const DeltaArrays& arrays, void* workspace,
@@ -151,7 +192,7 @@ void delta_states_by_warpgroups(const MatrixStateInput& in, const DeltaArrays& a
   SolvedChunk* const solved = take_solved(memory, in.shape);
   DeltaSweepArguments p = sweep_arguments(in, solved);
   p.arrays = arrays;
-  launch<true>(in, solved, p, stream);
+  launch<true>(in, solved, nullptr, p, stream);
 }
 
 void delta_reverse_by_warpgroups(const MatrixStateBackward& a, const DeltaArrays& arrays, void* workspace) {

@@ -16,7 +16,8 @@ struct alignas(16) SolvedChunk {
   float key_norm[kChunk];  ///< |k|
 };
 
-/// W of all chunks.
+/// W of all chunks, a CTA each, or beside the sweep (delta_solve_beside.cuh) those of a number of all heads together: all CTAs solve in turn, `rounds` times
+/// each four warps; then the first `staying` ones go on, and leave the places of the others to the sweep.
 struct DeltaSolveArguments {
   CUtensorMap map;  ///< of key
   Operand key;      ///< [B, T, H, rows]
@@ -27,6 +28,9 @@ struct DeltaSolveArguments {
   uint4* transposed;    ///< Wᵀ as in DeltaArrays; null: not wanted
   int32_t* cleared;     ///< so many marks of DeltaArrays get 0
   unsigned marks;
+  // Beside the sweep:
+  int32_t* ready;  ///< [B·H, chunks]: 1 when the chunk is solved
+  int all_heads, rounds, staying;
 };
 
 /// A CTA: a head and kGroups times 64 columns. From the last token back, the value is the result's gradient, and its result the value's gradient.
@@ -41,6 +45,7 @@ struct DeltaSweepArguments {
   const float* initial;  ///< [B, H, rows, columns] contiguous; null: zeros
   float* last;           ///< the same; null: not wanted
   DeltaArrays arrays;    ///< where it keeps S and r for a backward instead of reading with queries; R and dN̄
+  const int32_t* ready;  ///< as in DeltaSolveArguments; null: all is solved before
 };
 
 /// The gradients inside all chunks: a CTA one and 64 columns of the keys.

@@ -39,6 +39,12 @@ __device__ __forceinline__ void wait_for_last_measured(uint64_t (&measured)[2], 
   for (int n = chunks; n <= chunks + 1; ++n) ptx::mbarrier_wait(&measured[n % 2], n / 2 % 2);
 }
 
+/// A warp: until a chunk's W is there, of which a CTA of delta_solve_beside.cuh makes `ready` 1; what copies W may be of the asynchronous proxy.
+__device__ __forceinline__ void wait_for_solution(const int32_t* ready) {
+  while (!__all_sync(~0u, ptx::load_acquire(ready) != 0)) __nanosleep(40);
+  ptx::fence_async_global();
+}
+
 /// A CTA: the barriers, then each warp's part of `call`.
 template <typename Shared, typename Call>
 __device__ __forceinline__ void run_roles(const Call& call, int warpgroup) {

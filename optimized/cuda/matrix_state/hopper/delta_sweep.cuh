@@ -2,7 +2,7 @@
 // delta_state's values for a state of at most 128 rows, from the chunks that delta_solve.cuh solved: a CTA sweeps a head and kGroups times 64 columns of its
 // state in chunks of 64 tokens, by the equations of delta_forward.cuh.
 //
-//   warp 0         tiles of a chunk, its W, its gates and strengths                        → full
+//   warp 0         tiles of a chunk, its W when that is solved, its gates and strengths    → full
 //   warps 2, 3     make the rows of Q float16, measure those of V                          → rows
 //   warp 1         units                                                                   → weighed
 //   warpgroup 1    makes the rows of K float16; P = Q Kᵀ; weights P and W by units         → prepared
@@ -24,6 +24,7 @@ namespace lethe::matrix_state {
 template <typename Element, int kBlocks, int kGroups, bool kKeeps>
 struct DeltaSweep {
   using Shared = DeltaSweepShared<kBlocks, kGroups>;
+  static constexpr bool kBesideSolve = kBlocks > 1 && !kKeeps;  ///< where `ready` is given
   const DeltaSweepArguments& p;
   char* const memory;
   const int block, lane;  ///< the warp of its warpgroup, and the lane
@@ -51,10 +52,11 @@ struct DeltaSweep {
       return raw;
     };
     RawChunk next = raw_of(0);
-    wait_for_previous_kernel();
+    if (!kBesideSolve || !p.ready) wait_for_previous_kernel();
     if constexpr (kKeeps) let_next_kernel_start();  // the sweep back, which reads what the solve has left
     ptx::RingPosition at;
     for (int n = 0; n < p.chunks; ++n, at.advance(Shared::kStages)) {
+      if (kBesideSolve && p.ready) wait_for_solution(&p.ready[int64_t{1} * head * p.chunks + n]);
       ptx::mbarrier_wait(&small().empty[at.index], at.parity ^ 1);
       uint64_t* const full = &small().full[at.index];
       if (lane == 0) {
@@ -76,6 +78,7 @@ struct DeltaSweep {
       }
       arrive_warp(full, lane);
     }
+    if (kBesideSolve && p.ready) end_after_previous_kernel();
   }
 
   /// A bound of the lengths of the state's columns by the largest number of chunk n's, of `unit`.
@@ -384,15 +387,9 @@ __global__ void __launch_bounds__(DeltaSweepShared<kBlocks, kGroups>::kThreads,
   using Shared = DeltaSweepShared<kBlocks, kGroups>;
   extern __shared__ __align__(1024) char memory[];
   const int warp = ptx::in_uniform_register(threadIdx.x / 32), ctas = delta_ctas(p.columns, kGroups),
-            head = static_cast<int>(blockIdx.x) / ctas;
-  const DeltaSweep<Element, kBlocks, kGroups, kKeeps> call{p,
-                                                           memory,
-                                                           warp % kWarps,
-                                                           static_cast<int>(threadIdx.x % 32),
-                                                           head / p.heads,
-                                                           head % p.heads,
-                                                           head,
-                                                           static_cast<int>(blockIdx.x) % ctas * kGroups};
+            head = static_cast<int>(blockIdx.x) / ctas, lane = static_cast<int>(threadIdx.x % 32), b = head / p.heads,
+            h = head % p.heads, tile = static_cast<int>(blockIdx.x) % ctas * kGroups;
+  const DeltaSweep<Element, kBlocks, kGroups, kKeeps> call{p, memory, warp % kWarps, lane, b, h, head, tile};
   run_roles<Shared>(call, warp / kWarps);
 }
 

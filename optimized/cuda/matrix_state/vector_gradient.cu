@@ -1,7 +1,8 @@
 // The gradients of gated_state with a gate a row, and perhaps one a column (vector_gradient.cuh).
 //
 // Rows and columns change places with query and dO, key and v, and the two gates: Σ_{i ≥ j} Σ_κv q_iκ dO_iv D_ijκ D'_ijv k_jκ v_jv. So one kernel gives the
-// gradients of k and f, and those of v and g. With gates of both, each side reads of the other what vector_pairs made of it.
+// gradients of k and f, and those of v and g. With gates of both, each side reads of the other what vector_pairs made of it; or in bfloat16, of up to 96 rows and
+// columns together, one kernel has both (vector_sides.cuh).
 #include "optimized/cuda/matrix_state/vector_gradient.cuh"
 
 #include <algorithm>
@@ -9,6 +10,8 @@
 #include "optimized/cuda/check.hpp"
 #include "optimized/cuda/matrix_state/families.hpp"
 #include "optimized/cuda/matrix_state/vector_pairs.cuh"
+#include "optimized/cuda/matrix_state/vector_side_states.cuh"
+#include "optimized/cuda/matrix_state/vector_sides.cuh"
 #include "optimized/cuda/workspace.hpp"
 
 namespace lethe::matrix_state {
@@ -211,15 +214,88 @@ void launch_sides(const MatrixStateBackward& a, const BothSides& between) {
   launch<Element>(of_rows, Kernel::kGradient, true, a.stream);
 }
 
+// Of up to 96 rows and columns, both in whole panels of 32.
+int panels_of(int64_t channels) { return static_cast<int>((channels + 31) / 32); }
+bool both_in_one(const Shape& shape) { return panels_of(shape.key_dim) + panels_of(shape.value_dim) <= 3; }
+
+// Whether a multiprocessor has place for two CTAs of so much shared memory.
+bool two_fit(int bytes) {
+  int device, all;
+  cuda_check(cudaGetDevice(&device), "matrix state: shared memory");
+  cuda_check(cudaDeviceGetAttribute(&all, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device),
+             "matrix state: shared memory");
+  return 2 * (bytes + 1024) <= all;
+}
+
+struct StatesOfBoth {
+  uint4 *states, *grad_states;
+  float *sums, *totals;
+
+  StatesOfBoth(Workspace& memory, const Shape& shape) {
+    const int64_t panels[] = {panels_of(shape.key_dim), panels_of(shape.value_dim)},
+                  chunks = shape.batch * shape.heads * chunks_of(shape), blocks = chunks * 4 * panels[0] * panels[1];
+    states = memory.take<uint4>(blocks * 32);
+    grad_states = memory.take<uint4>(blocks * 32);
+    sums = memory.take<float>(blocks * 32 * 8);
+    totals = memory.take<float>(chunks * 32 * (panels[0] + panels[1]));
+  }
+};
+
+template <int kRowPanels, int kColumnPanels>
+bool launch_both(const MatrixStateBackward& a, Workspace& memory) {
+  constexpr int kBytes = VectorSidesShared<kRowPanels, kColumnPanels>::kBytes,
+                kThreads = 64 * (kRowPanels + kColumnPanels);
+  if (!two_fit(kBytes)) return false;
+  const StatesOfBoth between(memory, a.shape);
+  VectorSideStatesArguments s{};
+  s.sides[0] = {
+      a.query, a.key, a.key_gate, a.grad_query, a.grad_key, a.grad_key_gate, static_cast<int>(a.shape.key_dim)};
+  s.sides[1] = {a.grad_values,
+                a.value,
+                a.value_gate,
+                nullptr,
+                a.grad_value,
+                a.grad_value_gate,
+                static_cast<int>(a.shape.value_dim)};
+  s.length = a.shape.key_length;
+  s.batch = static_cast<int>(a.shape.batch);
+  s.heads = static_cast<int>(a.shape.heads);
+  s.scale = static_cast<float>(a.scale);
+  s.initial = a.initial_state;
+  s.grad_last = a.grad_last_state;
+  s.grad_initial = a.grad_initial_state;
+  s.states = between.states;
+  s.grad_states = between.grad_states;
+  s.sums = between.sums;
+  s.totals = between.totals;
+  const int64_t heads = a.shape.batch * a.shape.heads;
+  run(vector_side_states<kRowPanels, kColumnPanels>, heads, kThreads,
+      VectorSideStatesShared<kRowPanels, kColumnPanels>::kBytes, s, false, a.stream);
+  const VectorSidesArguments p{{s.sides[0], s.sides[1]}, s.length, s.batch, s.heads, s.scale, s.states, s.grad_states};
+  run(vector_sides<kRowPanels, kColumnPanels>, heads * chunks_of(a.shape), kThreads, kBytes, p, true, a.stream);
+  return true;
+}
+
+// Whether it has been launched.
+bool launch_both(const MatrixStateBackward& a) {
+  if (a.dtype != Dtype::kBFloat16 || !a.form.value_gate || !both_in_one(a.shape)) return false;
+  Workspace memory(a.workspace);
+  if (panels_of(a.shape.key_dim) == 2) return launch_both<2, 1>(a, memory);
+  return panels_of(a.shape.value_dim) == 2 ? launch_both<1, 2>(a, memory) : launch_both<1, 1>(a, memory);
+}
+
 }  // namespace
 
 size_t vector_workspace_bytes(const Shape& shape, const MatrixStateForm& form) {
   Workspace memory(nullptr);
   BothSides(memory, shape, form.value_gate, true);
-  return std::max<size_t>(memory.bytes(), 256);
+  Workspace of_both(nullptr);
+  if (form.value_gate && both_in_one(shape)) StatesOfBoth(of_both, shape);
+  return std::max({memory.bytes(), of_both.bytes(), size_t{256}});
 }
 
 void vector_backward(const MatrixStateBackward& a) {
+  if (launch_both(a)) return;
   Workspace memory(a.workspace);
   const bool half = a.dtype != Dtype::kBFloat16;
   const BothSides between(memory, a.shape, a.form.value_gate, half);

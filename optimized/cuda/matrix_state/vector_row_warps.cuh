@@ -241,9 +241,7 @@ struct VectorRows {
       uint32_t raw_q[4], raw_k[4];
       load_rows(m, raw_q, raw_k);
       VectorBlock<Element> block(t);
-      float(&q)[2][4] = block.q, (&k)[2][4] = block.k, (&dq)[2][4] = block.dq, (&dk)[2][4] = block.dk,
-      (&query_terms)[2][4] = block.query_terms, (&key_terms)[2][4] = block.key_terms, (&query8)[2][4] = block.query8,
-      (&key8)[2][4] = block.key8;
+      float(&q)[2][4] = block.q, (&k)[2][4] = block.k, (&dq)[2][4] = block.dq, (&dk)[2][4] = block.dk;
       EightGates(&run)[2] = block.run;
       float sibling[2], other_half[2];  // products of the block's sibling of 16 and of the other 32 tokens
 #pragma unroll
@@ -282,78 +280,68 @@ struct VectorRows {
           ptx::multiply_add<Element>(dk[1], grad, right[2], right[3]);
         }
       }
-      // q times the gates since the beginning of its run of 8, 16, 32 tokens, k times those up to the end.
-      float query16[2][4], key16[2][4], query32[2][4], key32[2][4];
+      block.multiply();
 #pragma unroll
       for (int i = 0; i < 2; ++i)
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-          const int h = j / 2;
-          query8[i][j] = q[i][j] * run[i].up(j, upper2, upper4);
-          key8[i][j] = k[i][j] * run[i].down(j, upper2, upper4);
-          query16[i][j] = i ? query8[i][j] * block.eights[0][h] : query8[i][j];
-          key16[i][j] = i ? key8[i][j] : key8[i][j] * block.eights[1][h];
-          query32[i][j] = query16[i][j] * (upper16 ? sibling[h] : 1.0f);
-          key32[i][j] = key16[i][j] * (upper16 ? 1.0f : sibling[h]);
           dq[i][j] *= p.scale * state_unit;
-          if constexpr (kHalf || !kColumnGate) dk[i][j] *= grad_factor[h];
-          query_terms[i][j] = dq[i][j] * query32[i][j] * (upper32 ? other_half[h] : 1.0f);
-          key_terms[i][j] = dk[i][j] * key32[i][j] * (upper32 ? 1.0f : other_half[h]);
+          if constexpr (kHalf || !kColumnGate) dk[i][j] *= grad_factor[j / 2];
         }
       const auto unit_of = [&](int r) {
         return r == 0 ? pair_units[0] : r == 1 ? pair_units[1] : r == 2 ? pair_units[2] : pair_units[3];
       };
-      // What the tokens give to the gates of the blocks of the other half of their run of 64 or 32, by lane.
-      float to_half[2], to_sibling[2];
-      const auto row_sums = [](const float(&x)[2][4], float(&to)[2]) {
-#pragma unroll
-        for (int h = 0; h < 2; ++h) to[h] = (x[0][2 * h] + x[0][2 * h + 1]) + (x[1][2 * h] + x[1][2 * h + 1]);
-      };
       // Halves of 32 and 16 tokens: rows of the upper half by the lower one's keys, or keys of the lower one by the upper one's queries.
-      const auto half_of = [&](int slot, int r, int c, auto is_upper, float(&sum)[2][4]) {
-        constexpr bool kUpper = decltype(is_upper)::value;
+      const auto add_half = [&](int slot, int r, int c, bool is_upper, float(&gradient)[2][4],
+                                const float(&factor)[2]) {
         uint32_t left[4], right[4];
         load_operand(slot, left);
-        if constexpr (kUpper) load_pairs(r, c, right);
+        if (is_upper) load_pairs(r, c, right);
         else load_pairs_transposed(r, c, right);
-        ptx::multiply_add<Element>(sum[0], left, right[0], right[1]);
-        ptx::multiply_add<Element>(sum[1], left, right[2], right[3]);
-        VectorBlock<Element>::scale(sum, unit_of(r));
+        const auto unit = [&] { return unit_of(r); };
+        block.add_product(gradient[0], factor, left, right[0], right[1], unit);
+        block.add_product(gradient[1], factor, left, right[2], right[3], unit);
       };
-      const auto halves_of_32 = [&](auto is_upper, float(&gradient)[2][4], float(&terms)[2][4],
-                                    const float(&operand)[2][4]) {
-        row_sums(terms, to_half);
-        float sum[2][4] = {}, more[2][4] = {};
-        half_of(is_upper.value ? 4 : 2, is_upper.value ? m : 2, is_upper.value ? 0 : m, is_upper, sum);
-        half_of(is_upper.value ? 0 : 3, is_upper.value ? m : 3, is_upper.value ? 1 : m, is_upper, more);
+      // What the tokens give to the gates of the blocks of the other half of their run of 64 or 32, by lane.
+      float to_half[2], to_sibling[2];
+      constexpr float kOne[2] = {1.0f, 1.0f};
+      if (upper32) {
+        block.query_sums(to_half);
+        add_half(4, m, 0, true, dq, other_half);
+        add_half(0, m, 1, true, dq, kOne);
+      } else {
+        block.key_sums(to_half);
+        add_half(2, 2, m, false, dk, other_half);
+        add_half(3, 3, m, false, dk, kOne);
+      }
+      if (upper16) {
+        block.query_sums(to_sibling);
+        add_half(m / 2, m, m - 1, true, dq, sibling);
+      } else {
+        block.key_sums(to_sibling);
+        add_half(m / 2, m + 1, m, false, dk, sibling);
+      }
 #pragma unroll
-        for (int i = 0; i < 2; ++i)
+      for (int h = 0; h < 2; ++h) {
+        to_sibling[h] *= sibling[h];
+        to_half[h] *= other_half[h] * (upper16 == upper32 ? sibling[h] : 1.0f);
+      }
+      // k times the gates up to the end of its run of 16 and 32, for the products of the blocks after it.
+      float key[2][4];
 #pragma unroll
-          for (int j = 0; j < 4; ++j) {
-            sum[i][j] += more[i][j];
-            gradient[i][j] = gradient[i][j] * other_half[j / 2] + sum[i][j];
-            terms[i][j] += sum[i][j] * operand[i][j];
-          }
-      };
-      const auto halves_of_16 = [&](auto is_upper, float(&gradient)[2][4], float(&terms)[2][4],
-                                    const float(&operand)[2][4]) {
-        row_sums(terms, to_sibling);
-        float sum[2][4] = {};
-        half_of(m / 2, is_upper.value ? m : m + 1, is_upper.value ? m - 1 : m, is_upper, sum);
+      for (int i = 0; i < 2; ++i)
 #pragma unroll
-        for (int i = 0; i < 2; ++i)
+        for (int j = 0; j < 4; ++j) key[i][j] = i ? block.key8[i][j] : block.key8[i][j] * block.eights[1][j / 2];
+      if (!upper16) keep_operand(m / 2, key);
+      if (!upper32) {
+        if (!upper16) {
 #pragma unroll
-          for (int j = 0; j < 4; ++j) {
-            gradient[i][j] = gradient[i][j] * sibling[j / 2] + sum[i][j];
-            terms[i][j] += sum[i][j] * operand[i][j];
-          }
-      };
-      if (upper32) halves_of_32(std::true_type(), dq, query_terms, query32);
-      else halves_of_32(std::false_type(), dk, key_terms, key32);
-      if (upper16) halves_of_16(std::true_type(), dq, query_terms, query16);
-      else halves_of_16(std::false_type(), dk, key_terms, key16);
-      if (!upper16) keep_operand(m / 2, key16);
-      if (!upper32) keep_operand(upper16 ? 0 : 4, key32);
+          for (int i = 0; i < 2; ++i)
+#pragma unroll
+            for (int j = 0; j < 4; ++j) key[i][j] *= sibling[j / 2];
+        }
+        keep_operand(upper16 ? 0 : 4, key);
+      }
 #pragma unroll
       for (int h = 0; h < 2; ++h)
 #pragma unroll

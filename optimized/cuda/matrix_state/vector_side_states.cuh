@@ -1,0 +1,289 @@
+#pragma once
+// The states before each chunk and their gradients after it, of a gate a row and one a column, in bfloat16: what vector_sides.cuh reads.
+//
+//   S ← E_C ∘ S ∘ E'_C + Σ_j (D_Cj ∘ k_j) (D'_Cj ∘ v_j)ᵀ                 from the first chunk on
+//   R ← E_C ∘ R ∘ E'_C + scale Σ_i (E_i ∘ q_i) (E'_i ∘ dO_i)ᵀ            from the last chunk on
+//
+// A CTA is a head. From the first chunk on it reads each tensor once, makes both sums, S from its own and leaves the other; then it goes back over those, which
+// are still in the L2 cache. A chunk's tensors come while the one before it is multiplied. Channels are in panels of 32 with two warps each, 16 a warp; states in blocks of 16 by 16, spread over the warps.
+
+#include "optimized/cuda/launch.cuh"
+#include "optimized/cuda/matrix_state/vector_side_operands.cuh"
+
+namespace lethe::matrix_state {
+
+struct VectorSideStatesArguments {
+  VectorSide sides[2];  ///< rows, columns; without gradients
+  int64_t length;
+  int batch, heads;
+  float scale;
+  const float *initial, *grad_last;  ///< [B, H, rows, columns]; null: zeros
+  float* grad_initial;               ///< the same; null: not wanted
+  uint4 *states, *grad_states;       ///< in bfloat16, [B·H, chunks, blocks, lane]
+  float *sums, *totals;              ///< of R, [B·H, chunks, blocks, lane, 8]; E_C, [B·H, chunks, channels]
+};
+
+template <int kRowPanels, int kColumnPanels>
+struct VectorSideStatesShared {
+  static constexpr int kPanels = kRowPanels + kColumnPanels, kWarps = 2 * kPanels, kTile = kTokens * 32 * 2;
+  static constexpr int kCtas = kPanels == 2 ? 3 : 2;
+  /// Of two chunks: a and b, tokens by channels, then E ∘ a and D_C ∘ b, channels by tokens; gates. E_C.
+  static constexpr int kRight = kPanels * kTile, kGates = 2 * kRight, kStage = 2 * kGates, kTotals = 2 * kStage,
+                       kBytes = kTotals + kPanels * 32 * 4;
+};
+
+/// A head's states: of block b = row block · column blocks + column block, rows and columns of its fragments as of a product's sums.
+template <int kRowPanels, int kColumnPanels>
+struct SideStates {
+  using Element = __nv_bfloat16;
+  using Shared = VectorSideStatesShared<kRowPanels, kColumnPanels>;
+  static constexpr int kWarps = Shared::kWarps, kColumnBlocks = 2 * kColumnPanels,
+                       kBlocks = 2 * kRowPanels * kColumnBlocks, kEach = (kBlocks + kWarps - 1) / kWarps,
+                       kAhead = 3;  ///< chunks whose sums are on their way
+  const VectorSideStatesArguments& p;
+  uint32_t totals;  ///< E_C in shared memory
+  int warp, lane;
+  int64_t head;
+  int chunks;
+  float state[kEach][2][4];
+
+  /// Calls work with each of a warp's blocks and its place in `state`.
+  template <typename Work>
+  __device__ __forceinline__ void each(int first, Work work) const {
+#pragma unroll
+    for (int i = 0; i < kEach; ++i)
+      if (first + i * kWarps < kBlocks) work(i, first + i * kWarps);
+  }
+  /// Calls work with each entry of a block that is inside the state, and where it is in [rows, columns].
+  template <typename Work>
+  __device__ __forceinline__ void each_entry(int block, float (&x)[2][4], Work work) const {
+    const int rows = p.sides[0].channels, columns = p.sides[1].channels;
+#pragma unroll
+    for (int n = 0; n < 2; ++n)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int row = block / kColumnBlocks * 16 + lane / 4 + 8 * (e / 2),
+                  column = block % kColumnBlocks * 16 + 8 * n + 2 * (lane % 4) + e % 2;
+        if (row < rows && column < columns) work(x[n][e], (head * rows + row) * columns + column);
+      }
+  }
+  __device__ __forceinline__ void begin(int first, const float* from) {
+    each(first, [&](int i, int block) {
+#pragma unroll
+      for (int n = 0; n < 2; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) state[i][n][e] = 0.0f;
+      if (from) each_entry(block, state[i], [&](float& x, int64_t at) { x = from[at]; });
+    });
+  }
+  __device__ __forceinline__ int64_t place(int chunk, int block) const {
+    return ((head * chunks + chunk) * kBlocks + block) * 32 + lane;
+  }
+  __device__ __forceinline__ void store(uint4* to, int chunk, int i, int block) const {
+    const float(&x)[2][4] = state[i];
+    to[place(chunk, block)] = {pack<Element>(x[0][0], x[0][1]), pack<Element>(x[0][2], x[0][3]),
+                               pack<Element>(x[1][0], x[1][1]), pack<Element>(x[1][2], x[1][3])};
+  }
+  /// Calls work with the lane's rows g and g + 8 of a block and its columns 2t, 2t + 1 and those 8 further, as channels of all panels.
+  template <typename Work>
+  __device__ __forceinline__ void each_gate(int block, Work work) const {
+    const int row = block / kColumnBlocks * 16 + lane / 4,
+              column = 32 * kRowPanels + block % kColumnBlocks * 16 + 2 * (lane % 4);
+#pragma unroll
+    for (int n = 0; n < 6; ++n) work(n, n < 2 ? row + 8 * n : column + (n - 2) % 2 + (n - 2) / 2 * 8);
+  }
+  __device__ __forceinline__ void decay(int i, const float (&gates)[6]) {
+#pragma unroll
+    for (int n = 0; n < 2; ++n)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) state[i][n][e] *= gates[e / 2] * gates[2 + 2 * n + e % 2];
+  }
+  /// Adds a block's sum over the chunk's tokens of the scaled operands at `tiles`.
+  __device__ __forceinline__ void add_products(int block, uint32_t tiles, float (&to)[2][4]) const {
+    const uint32_t left_at = tiles + block / kColumnBlocks * (16 * kTokens * 2) +
+                             ptx::swizzled_chunk<kTokens>(lane % 16, lane / 16),
+                   right_at = tiles + kRowPanels * Shared::kTile + block % kColumnBlocks * (16 * kTokens * 2) +
+                              ptx::swizzled_chunk<kTokens>(lane % 8 + lane / 16 * 8, lane / 8 % 2);
+#pragma unroll
+    for (int m = 0; m < 4; ++m) {
+      uint32_t left[4], right[4];
+      ptx::load_matrices(left, steps_right<kTokens>(left_at, m));
+      ptx::load_matrices(right, steps_right<kTokens>(right_at, m));
+      ptx::multiply_add<Element>(to[0], left, right[0], right[1]);
+      ptx::multiply_add<Element>(to[1], left, right[2], right[3]);
+    }
+  }
+
+  /// The chunk's share, of the scaled operands at `tiles`: S before it, then S after it; and the sum for R.
+  __device__ __forceinline__ void forward(int chunk, uint32_t tiles) {
+    each(warp, [&](int i, int block) {
+      store(p.states, chunk, i, block);
+      float gates[6];
+      each_gate(block, [&](int n, int channel) { gates[n] = __uint_as_float(ptx::load_word(totals + channel * 4)); });
+      decay(i, gates);
+      add_products(block, tiles + Shared::kRight, state[i]);
+    });
+    each(kWarps - 1 - warp, [&](int, int block) {
+      float sum[2][4] = {};
+      add_products(block, tiles, sum);
+      float4* const to = reinterpret_cast<float4*>(p.sums) + 2 * place(chunk, block);
+      to[0] = {sum[0][0], sum[0][1], sum[0][2], sum[0][3]};
+      to[1] = {sum[1][0], sum[1][1], sum[1][2], sum[1][3]};
+    });
+    const int channel = 32 * warp + lane;
+    if (channel < 32 * Shared::kPanels)
+      p.totals[(head * chunks + chunk) * (32 * Shared::kPanels) + channel] =
+          __uint_as_float(ptx::load_word(totals + channel * 4));
+  }
+
+  /// R from the last chunk on, from the sums that forward() left: a warp reads its own, and all warps' E_C.
+  __device__ __forceinline__ void back() {
+    const int own = kWarps - 1 - warp;
+    begin(own, p.grad_last);
+    struct Share {
+      float4 sums[2];
+      float gates[6];  // E_C of the lane's two rows and four columns
+    } next[kAhead][kEach];
+    const auto fetch = [&](int chunk, Share(&to)[kEach]) {
+      if (chunk < 0) return;
+      const float* const gates = p.totals + (head * chunks + chunk) * (32 * Shared::kPanels);
+      each(own, [&](int i, int block) {
+        const float* const from = p.sums + 8 * place(chunk, block);
+        to[i].sums[0] = load_global4(from);
+        to[i].sums[1] = load_global4(from + 4);
+        each_gate(block, [&](int n, int channel) { to[i].gates[n] = load_global(gates + channel); });
+      });
+    };
+#pragma unroll
+    for (int n = 0; n < kAhead; ++n) fetch(chunks - 1 - n, next[n]);
+#pragma unroll 1
+    for (int last = chunks - 1; last >= 0; last -= kAhead) {
+#pragma unroll
+      for (int n = 0; n < kAhead; ++n) {
+        const int chunk = last - n;
+        if (chunk < 0) break;
+        each(own, [&](int i, int block) {
+          const Share& share = next[n][i];
+          store(p.grad_states, chunk, i, block);
+          decay(i, share.gates);
+#pragma unroll
+          for (int k = 0; k < 2; ++k) {
+            state[i][k][0] += share.sums[k].x;
+            state[i][k][1] += share.sums[k].y;
+            state[i][k][2] += share.sums[k].z;
+            state[i][k][3] += share.sums[k].w;
+          }
+        });
+        fetch(chunk - kAhead, next[n]);
+      }
+    }
+    if (p.grad_initial)
+      each(own, [&](int i, int block) {
+        each_entry(block, state[i], [&](float& x, int64_t at) { p.grad_initial[at] = x; });
+      });
+  }
+};
+
+/// A warp's 16 channels of a chunk: scale E ∘ a and D_C ∘ b (without the scale for columns) in the places of a and b, and E_C.
+template <int kRowPanels, int kColumnPanels>
+__device__ __forceinline__ void scale_side(uint32_t shared, uint32_t totals, int warp, int lane, float scale) {
+  using Shared = VectorSideStatesShared<kRowPanels, kColumnPanels>;
+  using Element = __nv_bfloat16;
+  const int panel = warp / 2, half = warp % 2, g = lane / 4, t = lane % 4;
+  const bool upper2 = t & 1, upper4 = t & 2;
+  const uint32_t tile = shared + panel * Shared::kTile, gates = shared + Shared::kGates + panel * (2 * Shared::kTile),
+                 from = tile + ptx::swizzled_chunk<32>(lane % 8 + lane / 16 * 8, 2 * half + lane / 8 % 2),
+                 to = tile + ptx::swizzled_chunk<kTokens>(16 * half + g, 0) + 4 * t;
+  const uint32_t gates_at[2] = {gates + side_gate_offset(2 * t, 16 * half + g),
+                                gates + side_gate_offset(2 * t, 16 * half + g + 8)};
+  const auto put = [&](int eight, int h, int further, float x, float y) {
+    ptx::store_word((to ^ eight << 4) + h * (8 * kTokens * 2) + further, pack<Element>(x, y));
+  };
+  uint32_t left[4][4], right[4][4];
+#pragma unroll
+  for (int m = 0; m < 4; ++m) {
+    ptx::load_matrices_transposed(left[m], from + 16 * m * 64);
+    ptx::load_matrices_transposed(right[m], from + Shared::kRight + 16 * m * 64);
+  }
+  __syncthreads();
+  float before[2] = {scale, scale}, after[2] = {1.0f, 1.0f}, down[8][2][2], eights[8][2];
+#pragma unroll
+  for (int m = 0; m < 4; ++m) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int eight = 2 * m + i;
+      EightGates run;
+#pragma unroll
+      for (int j = 0; j < 4; ++j)
+        run.f[j] = exp2_approximate(kLog2e *
+                                    __uint_as_float(ptx::load_word(gates_at[j / 2] + (8 * eight + j % 2) * (32 * 4))));
+      run.multiply();
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const float two = run.other_two[h], four = run.other_four[h], f1 = run.f[2 * h + 1],
+                    up = run.f[2 * h] * before[h] * ((upper2 ? two : 1.0f) * (upper4 ? four : 1.0f));
+        const float2 a = unpack<Element>(left[m][h + 2 * i]);
+        put(eight, h, 0, a.x * up, a.y * (up * f1));
+        before[h] *= run.eight[h];
+        down[eight][h][1] = (upper2 ? 1.0f : two) * (upper4 ? 1.0f : four);
+        down[eight][h][0] = down[eight][h][1] * f1;
+        eights[eight][h] = run.eight[h];
+      }
+    }
+  }
+#pragma unroll
+  for (int m = 3; m >= 0; --m) {
+#pragma unroll
+    for (int i = 1; i >= 0; --i) {
+      const int eight = 2 * m + i;
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const float2 b = unpack<Element>(right[m][h + 2 * i]);
+        put(eight, h, Shared::kRight, b.x * (down[eight][h][0] * after[h]), b.y * (down[eight][h][1] * after[h]));
+        after[h] *= eights[eight][h];
+      }
+    }
+  }
+  if (t < 2) ptx::store_word(totals + (16 * warp + g + 8 * t) * 4, __float_as_uint(t ? after[1] : after[0]));
+}
+
+template <int kRowPanels, int kColumnPanels>
+__global__ void __launch_bounds__(64 * (kRowPanels + kColumnPanels),
+                                  VectorSideStatesShared<kRowPanels, kColumnPanels>::kCtas)
+    vector_side_states(const __grid_constant__ VectorSideStatesArguments p) {
+  using Shared = VectorSideStatesShared<kRowPanels, kColumnPanels>;
+  extern __shared__ __align__(1024) char memory[];
+  let_next_kernel_start();
+  const uint32_t shared = ptx::shared_address(memory);
+  const int warp = __shfl_sync(kEveryLane, threadIdx.x / 32, 0), lane = threadIdx.x % 32, panel = warp / 2,
+            side = panel >= kRowPanels, chunks = static_cast<int>((p.length + kTokens - 1) / kTokens);
+  const unsigned head = blockIdx.x;
+  RowTile place{head, head / static_cast<unsigned>(p.heads),  head % static_cast<unsigned>(p.heads),
+                head, (panel - (side ? kRowPanels : 0)) * 32, chunks,
+                0};
+  const auto stage_of = [&](int chunk) { return shared + chunk % 2 * Shared::kStage; };
+  const auto load = [&](int chunk) {
+    if (chunk < chunks) {
+      place.chunk = chunk;
+      load_side<Shared>(p.sides[side], place, p.length, stage_of(chunk), panel, warp % 2, lane);
+    }
+    ptx::copies_commit();
+  };
+  SideStates<kRowPanels, kColumnPanels> states{p, shared + Shared::kTotals, warp, lane, head, chunks};
+  load(0);
+  states.begin(warp, p.initial);
+#pragma unroll 1
+  for (int chunk = 0; chunk < chunks; ++chunk) {
+    ptx::copies_wait<0>();
+    __syncthreads();
+    load(chunk + 1);
+    scale_side<kRowPanels, kColumnPanels>(stage_of(chunk), shared + Shared::kTotals, warp, lane, side ? 1.0f : p.scale);
+    __syncthreads();
+    states.forward(chunk, stage_of(chunk));
+  }
+  __syncthreads();
+  states.back();
+  end_after_previous_kernel();
+}
+
+}  // namespace lethe::matrix_state

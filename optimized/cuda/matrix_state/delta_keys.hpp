@@ -65,7 +65,7 @@ struct DeltaKeyArguments {
   void* out;             ///< [B, T, H, columns] contiguous; in reverse the gradient of the value
   DeltaKeyArrays arrays;
   int all_heads, items;  ///< B·H; records of the window
-  /// Preparing CTAs have the first `shared` records in turn, of chunk after chunk those of all heads, and the last `staying` of them the others.
+  /// Preparing CTAs have the first `shared` records in turn, of chunk after chunk those of all heads, and the first `staying` of them, which begin first, the others.
   int shared, staying;
   int32_t* prepared;  ///< [B·H, stride]: whether a record is there, published; null: the sweep waits for all of them
 };

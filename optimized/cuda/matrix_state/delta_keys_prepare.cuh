@@ -24,12 +24,11 @@ struct DeltaKeyPreparation {
 
   /// The group's next chunk but `turn`, chunk · heads + head; next ones are those of next CTAs. p.items or more: it has none.
   __device__ __forceinline__ int item_of(int turn) const {
-    const int ctas = static_cast<int>(gridDim.x), cta = static_cast<int>(blockIdx.x), stays = cta - (ctas - p.staying),
-              place = group * ctas + cta,
+    const int ctas = static_cast<int>(gridDim.x), cta = static_cast<int>(blockIdx.x), place = group * ctas + cta,
               shared = place < p.shared ? (p.shared - 1 - place) / (kGroups * ctas) + 1 : 0;  // of the first so many
-    return turn < shared ? place + turn * kGroups * ctas
-           : stays >= 0  ? p.shared + group * p.staying + stays + (turn - shared) * kGroups * p.staying
-                         : p.items;
+    return turn < shared     ? place + turn * kGroups * ctas
+           : cta < p.staying ? p.shared + group * p.staying + cta + (turn - shared) * kGroups * p.staying
+                             : p.items;
   }
 
   __device__ __forceinline__ void meet() const { ptx::named_barrier_sync(kPrepareBarrier + 3 * group, kComputing); }

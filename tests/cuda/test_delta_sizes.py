@@ -1,4 +1,4 @@
-"""delta_state on a GPU at the sizes that its benchmark has: 192 heads of 4096 tokens, of each kind of gates, values and every gradient.
+"""delta_state on a GPU at the sizes that its benchmark has: 192 heads of 64 and 96 of 128 columns, of 4096 tokens, of each kind of gates, values and every gradient.
 
 usage: python3 tests/cuda/test_delta_sizes.py LIBRARY [--device DEVICE] [unittest arguments]
   DEVICE  where they run (default cuda); "--device cpu" tries the tests themselves, at smaller sizes, without a GPU
@@ -11,7 +11,7 @@ import torch
 from test_operators import BUDGET, load_library_or_skip
 
 DEVICE = "cuda"
-BATCH, HEADS, TOKENS = 12, 16, 4096
+BATCHES, HEADS, TOKENS = {64: 12, 128: 6}, 16, 4096
 SECONDS = 100  # that a test may take: kernels that wait for one another without end say so, and where
 NAMES = ("query", "key", "value", "beta", "gate", "state")
 
@@ -25,13 +25,14 @@ class Sizes(unittest.TestCase):
         """By name, with what arrives at values and last state. Keys of norm 1, strengths up to 1."""
         generator = torch.Generator(DEVICE).manual_seed(8)
         normal = lambda *shape: torch.randn(*shape, generator=generator, device=DEVICE)
-        tokens = (BATCH, TOKENS, HEADS)
+        batch = BATCHES[dim]
+        tokens = (batch, TOKENS, HEADS)
         key = torch.nn.functional.normalize(normal(*tokens, dim) + normal(1, 1, HEADS, dim), dim=-1)
         gates = {"none": lambda: None, "token": lambda: torch.nn.functional.logsigmoid(normal(*tokens) + 4),
                  "key": lambda: torch.nn.functional.logsigmoid(normal(*tokens, dim) + 4)}
         given = {"query": normal(*tokens, dim).to(dtype), "key": key.to(dtype), "value": normal(*tokens, dim).to(dtype),
-                 "beta": torch.rand(tokens, generator=generator, device=DEVICE), "gate": gates[gate](), "state": normal(BATCH, HEADS, dim, dim)}
-        return given, (normal(*tokens, dim).to(dtype), normal(BATCH, HEADS, dim, dim))
+                 "beta": torch.rand(tokens, generator=generator, device=DEVICE), "gate": gates[gate](), "state": normal(batch, HEADS, dim, dim)}
+        return given, (normal(*tokens, dim).to(dtype), normal(batch, HEADS, dim, dim))
 
     def results(self, given, arriving, cuts=()):
         """Values, last state and gradients, by name: of one call, or of one for each part between the cuts, through the states."""
@@ -68,7 +69,8 @@ class Sizes(unittest.TestCase):
     def test_are_those_of_a_few_heads_in_float32(self):
         def check(given, arriving):
             whole = self.results(given, arriving)
-            for batch, head in ((0, 0), (BATCH // 2, 3), (BATCH - 1, HEADS - 1)):
+            batches = whole["values"].size(0)
+            for batch, head in ((0, 0), (batches // 2, 3), (batches - 1, HEADS - 1)):
                 cut = lambda x, of_state: x[batch:batch + 1].narrow(1 if of_state else 2, head, 1)
                 few = {name: None if x is None else cut(x, name == "state").float() for name, x in given.items()}
                 expected = self.results(few, [cut(x, i == 1).float() for i, x in enumerate(arriving)])
@@ -89,7 +91,7 @@ if __name__ == "__main__":
         DEVICE = sys.argv.pop(3)
         del sys.argv[2]
         torch.ops.load_library(sys.argv.pop(1))
-        BATCH, HEADS, TOKENS = 2, 4, 640
+        BATCHES, HEADS, TOKENS = {64: 2, 128: 2}, 4, 640
     else:
         load_library_or_skip()
     unittest.main()

@@ -16,6 +16,7 @@
 #include "optimized/cuda/matrix_state/hopper/forward_in_turn.cuh"
 #include "optimized/cuda/matrix_state/hopper/forward_output.cuh"
 #include "optimized/cuda/matrix_state/hopper/forward_weights.cuh"
+#include "optimized/cuda/matrix_state/hopper/kept_states.cuh"
 #include "optimized/cuda/matrix_state/hopper/segments.cuh"
 
 namespace lethe::matrix_state {
@@ -59,7 +60,8 @@ struct Forward {
   using Element = Element_;
   static constexpr Normalizer kNormalizer = kNormalizer_;
   static constexpr bool kGated = kGated_, kHalf = std::is_same_v<Element, __half>,
-                        kNormalized = kNormalizer != Normalizer::kNone;
+                        kNormalized = kNormalizer != Normalizer::kNone,
+                        kLeavesStates = kNormalizer != Normalizer::kGradients;
   using Shared = ForwardShared<kBlocks, kReaders>;
   const StateForwardArguments& p;
   char* const memory;
@@ -134,23 +136,24 @@ struct Forward {
     }
     state.clear_sum();
     const auto keep_after = [&](int segment_in_order) {
-      if constexpr (kNormalizer == Normalizer::kGradients) {
-        const int64_t of_head = int64_t{1} * head * (order.segments - 1) + segment_in_order;
-        store_block_of_segment(p.kept_states, state.before, of_head, block, kBlocks, place);
-        each_of_column(place, [&](int half, int row) {
-          p.kept_vectors[(of_head * kBlocks + block) * 64 + row] = last.before[half];
-        });
-      }
+      if (kNormalizer != Normalizer::kGradients || !p.kept_states) return;
+      const int64_t of_head = int64_t{1} * head * (order.segments - 1) + segment_in_order;
+      store_block_of_segment(p.kept_states, state.before, of_head, block, kBlocks, place);
+      each_of_column(place, [&](int half, int row) {
+        p.kept_vectors[(of_head * kBlocks + block) * 64 + row] = last.before[half];
+      });
     };
     if (piece.begin > 0) keep_after(piece.begin - 1);
-    ptx::RingPosition at, rounded;
-    for (int n = 0; n < chunks; ++n, at.advance(p.stages), rounded.advance(2)) {
+    ptx::RingPosition at;
+    for (int n = 0; n < chunks; ++n, at.advance(p.stages)) {
+      const int buffer = n % 2;  // of the rounded state
       if (n > 0 && n % order.each == 0) {
         if constexpr (kNormalized) last.join(state);
         state.join();
         keep_after(piece.begin + n / order.each - 1);
       }
-      ptx::mbarrier_wait(&small().state_empty[rounded.index], rounded.parity ^ 1);
+      ptx::mbarrier_wait(&small().state_empty[buffer], n / 2 % 2 ^ 1);
+      if constexpr (kLeavesStates) wait_until_state_left(*this);
       {
         float now[32];
 #pragma unroll
@@ -175,19 +178,20 @@ struct Forward {
             for (int i = 1; i < Shared::kStateWarps; ++i) most = fmaxf(most, all[of][i]);
             const float unit = power_of_two_below(most);
             inverse[of] = reciprocal_of_power(unit);
-            if (block == 0 && warp == 0 && lane == 0) small().units[rounded.index][of] = unit;
+            if (block == 0 && warp == 0 && lane == 0) small().units[buffer][of] = unit;
           }
           ptx::named_barrier_sync(1, kBlocks * kComputing);  // before the next largest
         }
         if constexpr (kNormalized)
           each_of_column(place, [&](int half, int of) {
-            store_parts<Element>(small().columns[rounded.index][block], of, row[half] * inverse[1]);
+            store_parts<Element>(small().columns[buffer][block], of, row[half] * inverse[1]);
           });
         uint32_t packed[16];
         pack_sums<Element>(packed, now, inverse[0]);
-        store_packed(ptx::shared_address(rounded_state(rounded.index) + block * kPanel), packed, place);
+        store_packed(ptx::shared_address(rounded_state(buffer) + block * kPanel), packed, place);
         ptx::fence_async_shared();
-        arrive_warp(&small().state_full[rounded.index], lane);
+        arrive_warp(&small().state_full[buffer], lane);
+        if constexpr (kLeavesStates) leave_state(*this, buffer, n, block, inverse[0], row);
       }
       ptx::mbarrier_wait(&small().full[at.index], at.parity);
       if constexpr (kGated) state.forget(gates(at.index).total);
@@ -206,6 +210,7 @@ struct Forward {
       }
       arrive_warp(&small().empty[at.index], lane);
     }
+    if (kLeavesStates && p.kept.wanted && lane == 0) ptx::bulk_wait<0>();
     wait_for_previous_kernel();  // for those after this one: a head's beginning itself depends on none
     if (!p.last || piece.end < order.segments) return;
     store_block(p.last, head, block, tile, p.rows, p.columns, stride, place, [&](int i) { return state.value(i); });

@@ -85,14 +85,15 @@ struct StateForwardArguments {
   int64_t length;
   int batch, heads, rows, columns;
   float scale;
-  const float* initial;  ///< [B, H, rows, columns] contiguous; null: zeros
-  float* last;           ///< the same; null: not wanted
-  int tiles;             ///< of 64 columns
-  int whole_heads;       ///< the first ones, a CTA each for a tile; of the others
-  int pieces, handed;    ///< in order; segments in `states`, at least all before the last piece
-  int second;            ///< the segment with which the second of two unlike pieces begins; 0: pieces are alike
-  const float *states, *vectors;  ///< of SegmentArguments
-  int stages;                     ///< of tiles in shared memory
+  const float* initial;     ///< [B, H, rows, columns] contiguous; null: zeros
+  float* last;              ///< the same; null: not wanted
+  int tiles;                ///< of 64 columns
+  int whole_heads;          ///< the first ones, a CTA each for a tile; of the others
+  int pieces, handed;       ///< in order; segments in `states`, at least all before the last piece
+  int second;               ///< the segment with which the second of two unlike pieces begins; 0: pieces are alike
+  float *states, *vectors;  ///< of SegmentArguments; where the first of two pieces hands its state on, written by that
+  int32_t* marks;           ///< [cut heads · tiles, blocks · warps]: 1 where it has, 0 before; null: they are there
+  int stages;               ///< of tiles in shared memory
   /// For gradients, as of SegmentArguments: after all segments but the last; null: not wanted.
   float *kept_states, *kept_vectors;
   KeptStates kept;  ///< where a backward follows

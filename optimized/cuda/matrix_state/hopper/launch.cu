@@ -16,7 +16,7 @@ namespace {
 // on an H200).
 Maps maps_of(const MatrixStateInput& in) { return {in, CU_TENSOR_MAP_L2_PROMOTION_L2_128B}; }
 
-static_assert(ForwardShared<1, 2>::bytes(ForwardShared<1, 2>::kStagesBesideStates) +
+static_assert(ForwardShared<1, 2>::bytes(ForwardShared<1, 2>::kStagesBesideStates, false) +
                   HeadStatesShared<false, 1, false>::kBytes + 2 * 1024 <=
               228 * 1024);
 
@@ -142,6 +142,18 @@ bool sum_segments(const MatrixStateInput& in, const Operand& key, const Operand&
   return true;
 }
 
+// What a forward's pieces begin with. Returns whether there is anything to launch.
+bool launch_before_pieces(const MatrixStateInput& in, const ForwardSplit& split, const SegmentMemory& handed,
+                          Overlap overlap, cudaStream_t stream) {
+  if (!split.handed_on)
+    return sum_segments(in, in.key, in.value, nullptr, 1.0f, false, in.initial_state, handed, split.pieces, overlap,
+                        stream, split.second > 0 ? By::kOneState : By::kSegments);
+  constexpr int kThreads = 256;
+  clear_marks<<<(handed.mark_count + kThreads - 1) / kThreads, kThreads, 0, stream>>>(handed.marks, handed.mark_count);
+  cuda_check(cudaGetLastError(), "matrix state: marks");
+  return true;
+}
+
 // A forward of all but the first heads in pieces, from the states before those.
 StateForwardArguments forward_arguments(const MatrixStateInput& in, const SegmentMemory& handed, int whole_heads,
                                         int pieces) {
@@ -161,6 +173,7 @@ StateForwardArguments forward_arguments(const MatrixStateInput& in, const Segmen
   p.handed = handed.segments;
   p.states = handed.states;
   p.vectors = handed.vectors;
+  p.marks = handed.marks;
   return p;
 }
 
@@ -174,7 +187,7 @@ void launch_forward(StateForwardArguments p, bool overlapping, cudaStream_t stre
     using Shared = ForwardShared<kBlocks, kReaders>;
     p.stages = !alone ? Shared::kFewestStages : p.second > 0 ? Shared::kStagesBesideStates : Shared::kMostStages;
     launch(sweep_forward<Element, kGated, kBlocks, kNormalizer, kReaders>, ctas, Shared::kThreads,
-           Shared::bytes(p.stages), overlapping, stream, p);
+           Shared::bytes(p.stages, kNormalizer != Normalizer::kNone), overlapping, stream, p);
   };
   if constexpr (!kGated && kBlocks == 1 && kNormalizer == Normalizer::kNone) {
     if (alone) return launch_with(std::integral_constant<int, 2>{});
@@ -218,7 +231,7 @@ bool backward_by_warpgroups(const Shape& shape, const MatrixStateForm& form) {
 size_t warpgroup_forward_workspace_bytes(const Shape& shape, const MatrixStateForm& form) {
   Workspace memory(nullptr);
   const ForwardSplit split(shape, form);
-  SegmentMemory(memory, shape, form.normalize, split.cut_heads(shape), split.handed(shape));
+  SegmentMemory(memory, shape, form.normalize, split);
   return memory.bytes();
 }
 
@@ -229,7 +242,7 @@ size_t warpgroup_backward_workspace_bytes(const Shape& shape, const MatrixStateF
   SegmentMemory(memory, shape, form.normalize, split.cut_heads(shape), split.handed(shape));
   if (form.normalize) {
     const ForwardSplit divided(shape, form);
-    SegmentMemory(memory, shape, true, divided.cut_heads(shape), divided.handed(shape));
+    SegmentMemory(memory, shape, true, divided);
     NormalizerMemory(memory, shape);
   }
   take_gates(memory, shape, form.key_gate != MatrixStateForm::Gate::kNone);
@@ -239,9 +252,8 @@ size_t warpgroup_backward_workspace_bytes(const Shape& shape, const MatrixStateF
 void warpgroup_forward(const MatrixStateForward& a) {
   const ForwardSplit split(a.shape, a.form);
   Workspace memory(a.workspace);
-  const SegmentMemory handed(memory, a.shape, a.form.normalize, split.cut_heads(a.shape), split.handed(a.shape));
-  sum_segments(a, a.key, a.value, nullptr, 1.0f, false, a.initial_state, handed, split.pieces, Overlap::kNone, a.stream,
-               split.second > 0 ? By::kOneState : By::kSegments);
+  const SegmentMemory handed(memory, a.shape, a.form.normalize, split);
+  const bool before = launch_before_pieces(a, split, handed, Overlap::kNone, a.stream);
   StateForwardArguments p = forward_arguments(a, handed, split.whole_heads, split.pieces);
   p.second = split.second;
   if (!a.float_values) p.maps[3] = maps_of(a).of_result(a.values, a.shape.value_dim);
@@ -251,7 +263,7 @@ void warpgroup_forward(const MatrixStateForward& a) {
   if (a.kept_states) p.kept = kept_states_of(a, a.kept_states, kChunk / kWarps);
   by_type_and_normalizer(a, [&](auto element, auto gated, auto blocks, auto normalized) {
     constexpr Normalizer kNormalizer = normalized.value ? Normalizer::kDivides : Normalizer::kNone;
-    launch_forward<decltype(element), gated.value, blocks.value, kNormalizer>(p, handed.segments > 0, a.stream);
+    launch_forward<decltype(element), gated.value, blocks.value, kNormalizer>(p, before, a.stream);
   });
 }
 
@@ -279,11 +291,10 @@ void warpgroup_backward(const MatrixStateBackward& a) {
   };
   if (normalized) {
     const ForwardSplit forward(a.shape, a.form);
-    const SegmentMemory handed(memory, a.shape, true, forward.cut_heads(a.shape), forward.handed(a.shape));
+    const SegmentMemory handed(memory, a.shape, true, forward);
     const NormalizerMemory divided(memory, a.shape);
-    const bool summed = sum_segments(a, a.key, a.value, nullptr, 1.0f, false, a.initial_state, handed, forward.pieces,
-                                     overlap, a.stream, forward.second > 0 ? By::kOneState : By::kSegments);
-    divide_gradients(a, forward, handed, states, divided, summed || gated);
+    const bool before = launch_before_pieces(a, forward, handed, overlap, a.stream);
+    divide_gradients(a, forward, handed, states, divided, before || gated);
     const int64_t token = a.shape.heads * a.shape.value_dim;
     grad_values = {divided.grad_values, a.shape.key_length * token, token, a.shape.value_dim};
     grad_normalizer = divided.grad_normalizer;

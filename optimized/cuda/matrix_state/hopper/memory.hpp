@@ -29,15 +29,24 @@ inline KeptStates kept_states_of(const MatrixStateInput& in, const void* states,
 struct SegmentMemory {
   int heads, segments;
   float *states = nullptr, *decays = nullptr, *vectors = nullptr;
+  int32_t* marks = nullptr;
+  int mark_count = 0;
 
-  /// Of the last `head_count` heads.
-  SegmentMemory(Workspace& memory, const Shape& shape, bool normalized, int64_t head_count, int first_segments)
+  /// Of the last `head_count` heads; with marks, where the kernel that reads states writes them too.
+  SegmentMemory(Workspace& memory, const Shape& shape, bool normalized, int64_t head_count, int first_segments,
+                bool marked = false)
       : heads(static_cast<int>(head_count)), segments(first_segments) {
     const int64_t handed = head_count * tiles_of(shape) * segments;
     states = memory.take<float>(handed * blocks_of(shape) * kBlockFloats);
     decays = memory.take<float>(handed);
     if (normalized) vectors = memory.take<float>(handed * blocks_of(shape) * 64);
+    if (!marked) return;
+    mark_count = static_cast<int>(head_count) * tiles_of(shape) * blocks_of(shape) * kWarps;
+    marks = memory.take<int32_t>(mark_count);
   }
+  /// Of a split of a forward.
+  SegmentMemory(Workspace& memory, const Shape& shape, bool normalized, const ForwardSplit& split)
+      : SegmentMemory(memory, shape, normalized, split.cut_heads(shape), split.handed(shape), split.handed_on) {}
 };
 
 /// What a normaliser's pass writes before the backward: dO over z·q, [B, T, H, V] of 16 bits, and the gradient of z·q.

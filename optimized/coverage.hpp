@@ -31,6 +31,7 @@ struct MatrixStateForm {
   enum class Gate { kNone, kToken, kKey };  ///< of the state's rows: none, one for all of them, one each
   Gate key_gate = Gate::kNone;
   bool value_gate = false, delta = false, normalize = false;
+  bool kept_states = false;  ///< of a backward: whether it is given the states that its forward left
 };
 
 /// Why the kernels that take 64 tokens at a time, without the delta rule, with a gate a row, with the delta rule, and with both, or those that take one

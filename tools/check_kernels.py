@@ -35,11 +35,12 @@ SPILLS = [
     (r"14backward_tilesI\w+Li256E", 202),
     (r"scan_(norms_)?and_bound", 132),  # the search for the boundary by mass
     # the matrix state by wgmma: numbers of a chunk's place, and in float16 units of rows; with a normaliser first
-    (r"sweep_forwardI13__nv_bfloat16\w+10NormalizerE[12]E", 132),
-    (r"sweep_forwardI6__half\w+Li1E\w+10NormalizerE[12]E", 308),
-    (r"sweep_forwardI6__half\w+Li2E\w+10NormalizerE[12]E", 44),
-    (r"sweep_forwardI13__nv_bfloat16Lb1ELi1E", 16),
-    (r"sweep_forwardI6__halfLb\dELi1E", 84),
+    (r"sweep_forwardI13__nv_bfloat16\w+10NormalizerE[12]E", 144),
+    (r"sweep_forwardI6__half\w+Li1E\w+10NormalizerE[12]E", 344),
+    (r"sweep_forwardI6__half\w+Li2E\w+10NormalizerE[12]E", 48),
+    (r"sweep_forwardI13__nv_bfloat16Lb1ELi1E", 32),
+    (r"sweep_forwardI6__halfLb0ELi1E\w+ELi2E", 148),
+    (r"sweep_forwardI6__halfLb\dELi1E", 164),
     (r"sweep_gradientsI\w+Li1ELb1E", 72),
     (r"sweep_gradientsI13__nv_bfloat16\w+Li2ELb1E", 204),
     (r"sweep_gradientsI6__half\w+Li2ELb1E", 276),

@@ -36,6 +36,8 @@ struct MatrixStateForward : MatrixStateInput {
   bool float_values;
   float* last_state;  ///< [B, H, K, V] contiguous
   void* workspace;    ///< device, 256-byte aligned, forward_workspace_bytes long; null where that is 0
+  /// For the backward, where keeps_states_at(scale): device, 256-byte aligned, [B, H, kept_state_bytes]; null: not wanted.
+  void* kept_states;
   cudaStream_t stream;
 };
 
@@ -46,6 +48,7 @@ struct MatrixStateBackward : MatrixStateInput {
   void *grad_query, *grad_key, *grad_value;  ///< of `dtype`
   float *grad_key_gate, *grad_value_gate, *grad_beta;
   float* grad_initial_state;  ///< null: not wanted
+  const void* kept_states;    ///< what the forward left, where form.kept_states; else null
   void* workspace;            ///< device, 256-byte aligned, backward_workspace_bytes long
   cudaStream_t stream;
 };

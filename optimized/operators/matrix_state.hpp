@@ -16,6 +16,8 @@ struct MatrixStateInputs {
   const std::optional<at::Tensor>&log_key_gate, &log_value_gate, &beta, &state;
   double scale;
   bool normalize;
+  bool keep_states = false;     ///< of a forward: whether it leaves states for a backward, of a row that does
+  at::Tensor kept_states = {};  ///< of a backward: what the forward left; undefined or empty: nothing
 
   /// The columns of the state: V, and one for the normaliser.
   c10::SymInt state_columns() const { return value.sym_size(3) + (normalize ? 1 : 0); }
@@ -24,6 +26,8 @@ struct MatrixStateInputs {
 struct MatrixStateOutputs {
   at::Tensor values;  ///< [B,T,H,V], dtype of query
   at::Tensor state;   ///< [B,H,K,state_columns], float32, or float64 for float64: after the last token
+  /// [B,H,bytes] uint8 in an order of the row's own, for its backward; undefined or [0]: none.
+  at::Tensor kept_states = {};
 };
 
 /// The gradients; an absent input has an empty tensor.

@@ -11,7 +11,10 @@
 #include <ATen/ops/ones.h>
 #include <c10/cuda/CUDAGuard.h>
 
+#include <array>
+
 #include "optimized/cuda/matrix_state.hpp"
+#include "optimized/kept_states.hpp"
 #include "optimized/torch/dtype.hpp"
 
 namespace lethe::cuda {
@@ -130,13 +133,21 @@ struct Prepared {
     return at::cat({rows.narrow(3, 0, value_dim), rows.narrow(3, value_dim, kOnes).sum(3, true)}, 3);
   }
 
-  // values [B,T,H,value.size(3)], in float where they are to be divided.
-  std::tuple<Tensor, Tensor> read(const MatrixStateFamily& family) const {
+  // Of the states that a forward leaves for its backward, [B,H,bytes].
+  std::array<int64_t, 3> kept_sizes() const {
+    return {query.size(0), query.size(2),
+            kept_state_bytes<int64_t>(input.shape.key_length, input.shape.key_dim, input.shape.value_dim, input.form,
+                                      input.dtype)};
+  }
+
+  // values [B,T,H,value.size(3)], in float where they are to be divided. kept_states: undefined where not wanted.
+  std::tuple<Tensor, Tensor> read(const MatrixStateFamily& family, const Tensor& kept_states) const {
     const bool in_float = normalize && !apart;
     const Tensor values = at::empty(value.sizes(), in_float ? value.options().dtype(at::kFloat) : value.options()),
                  last = new_state(), workspace = bytes(family.forward_workspace_bytes(input.shape, input.form));
     family.forward({input, values.mutable_data_ptr(), in_float, last.mutable_data_ptr<float>(),
-                    workspace.mutable_data_ptr(), at::cuda::getCurrentCUDAStream()});
+                    workspace.mutable_data_ptr(), kept_states.defined() ? kept_states.mutable_data_ptr() : nullptr,
+                    at::cuda::getCurrentCUDAStream()});
     return {values, last};
   }
 };
@@ -157,19 +168,29 @@ Tensor gradient_before_division(const Tensor& read, const Tensor& grad_values, i
 MatrixStateOutputs matrix_state_forward(const MatrixStateFamily& family, const MatrixStateInputs& in) {
   const c10::cuda::CUDAGuard device(in.query.device());
   const Prepared call(family, in, false);
-  auto [values, last] = call.read(family);
+  const Tensor kept_states =
+      in.keep_states ? at::empty(call.kept_sizes(), call.query.options().dtype(at::kByte)) : Tensor();
+  auto [values, last] = call.read(family, kept_states);
   if (call.normalize && !call.apart)
     values = values.narrow(3, 0, call.value_dim).div(values.narrow(3, call.value_dim, 1)).to(in.query.scalar_type());
-  return {values.narrow(3, 0, call.value_dim).contiguous(), call.state_to_caller(last, true)};
+  return {values.narrow(3, 0, call.value_dim).contiguous(), call.state_to_caller(last, true), kept_states};
 }
 
 MatrixStateGradients matrix_state_backward(const MatrixStateFamily& family, const Tensor& grad_values,
                                            const Tensor& grad_state, const MatrixStateInputs& in) {
   const c10::cuda::CUDAGuard device(in.query.device());
-  const Prepared call(family, in, true);
+  Prepared call(family, in, true);
+  Tensor kept_states;
+  if (in.kept_states.defined() && in.kept_states.numel() > 0) {
+    kept_states = in.kept_states.contiguous();
+    TORCH_CHECK(kept_states.sizes() == call.kept_sizes() && kept_states.scalar_type() == at::kByte &&
+                    kept_states.device() == in.query.device(),
+                "kept_states: expected those of this call's forward, found shape ", kept_states.sizes());
+    call.input.form.kept_states = true;
+  }
   const Tensor d_values =
       readable(call.normalize && !call.apart
-                   ? gradient_before_division(std::get<0>(call.read(family)), grad_values, call.value_dim)
+                   ? gradient_before_division(std::get<0>(call.read(family, {})), grad_values, call.value_dim)
                    : widened(grad_values, call.value.size(3)));
   const Tensor d_last = call.state_of(grad_state, false);
   const auto like = [](const Tensor& tensor) { return at::empty(tensor.sizes(), tensor.options()); };
@@ -191,6 +212,7 @@ MatrixStateGradients matrix_state_backward(const MatrixStateFamily& family, cons
   arguments.grad_value_gate = floats(d_value_gate);
   arguments.grad_beta = floats(d_beta);
   arguments.grad_initial_state = floats(d_initial);
+  arguments.kept_states = kept_states.defined() ? kept_states.const_data_ptr() : nullptr;
   arguments.workspace = workspace.mutable_data_ptr();
   arguments.stream = at::cuda::getCurrentCUDAStream();
   family.backward(arguments);

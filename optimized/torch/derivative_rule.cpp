@@ -188,7 +188,10 @@ class DerivativeRule : public c10::OperatorKernel {
       node = std::shared_ptr<DerivativeNode>(new DerivativeNode(*pair_), torch::autograd::deleteNode);
       node->set_next_edges(torch::autograd::collect_next_edges(inputs));
       save_arguments(*node, arguments);
-      if (pair_->keep_residual) (*stack)[stack->size() - arguments.size() + *pair_->keep_residual] = true;
+      if (pair_->keep_residual) {
+        c10::IValue& keep = (*stack)[stack->size() - arguments.size() + *pair_->keep_residual];
+        if (!keep.isNone()) keep = true;
+      }
     }
     {
       const at::AutoDispatchBelowADInplaceOrView below_autograd;

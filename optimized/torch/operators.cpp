@@ -171,21 +171,26 @@ constexpr const char* kDeltaState =
     "state=None, *, float? scale=None, Tensor? cu_seqlens=None) -> (Tensor values, Tensor state)";
 constexpr const char* kMatrixStateForward =
     "_matrix_state_forward(Tensor query, Tensor key, Tensor value, Tensor? log_key_gate, Tensor? log_value_gate, "
-    "Tensor? beta, Tensor? state, float scale, bool normalize) -> (Tensor values, Tensor last_state)";
+    "Tensor? beta, Tensor? state, float scale, bool normalize, bool? keep_residual=None) -> "
+    "(Tensor values, Tensor last_state, Tensor kept_states)";
 constexpr const char* kMatrixStateBackward =
     "_matrix_state_backward(Tensor grad_values, Tensor grad_last_state, Tensor query, Tensor key, Tensor value, "
-    "Tensor? log_key_gate, Tensor? log_value_gate, Tensor? beta, Tensor? state, float scale, bool normalize) -> "
-    "(Tensor grad_query, Tensor grad_key, Tensor grad_value, Tensor grad_log_key_gate, Tensor "
+    "Tensor? log_key_gate, Tensor? log_value_gate, Tensor? beta, Tensor? state, Tensor kept_states, float scale, "
+    "bool normalize) -> (Tensor grad_query, Tensor grad_key, Tensor grad_value, Tensor grad_log_key_gate, Tensor "
     "grad_log_value_gate, Tensor grad_beta, Tensor grad_state)";
 
 // `run` with the arguments of kMatrixStateForward.
 template <MatrixStateOutputs (*run)(const MatrixStateInputs&)>
-std::tuple<Tensor, Tensor> matrix_state_forward(const Tensor& query, const Tensor& key, const Tensor& value,
-                                                const OptionalTensor& log_key_gate,
-                                                const OptionalTensor& log_value_gate, const OptionalTensor& beta,
-                                                const OptionalTensor& state, double scale, bool normalize) {
-  auto out = run({query, key, value, log_key_gate, log_value_gate, beta, state, scale, normalize});
-  return {out.values, out.state};
+std::tuple<Tensor, Tensor, Tensor> matrix_state_forward(const Tensor& query, const Tensor& key, const Tensor& value,
+                                                        const OptionalTensor& log_key_gate,
+                                                        const OptionalTensor& log_value_gate,
+                                                        const OptionalTensor& beta, const OptionalTensor& state,
+                                                        double scale, bool normalize,
+                                                        std::optional<bool> keep_residual) {
+  auto out = run(
+      {query, key, value, log_key_gate, log_value_gate, beta, state, scale, normalize, keep_residual.value_or(false)});
+  const bool kept = out.kept_states.defined();
+  return {out.values, out.state, kept ? out.kept_states : at::empty({0}, query.options().dtype(at::kByte))};
 }
 
 // `run` with the arguments of kMatrixStateBackward.
@@ -193,9 +198,10 @@ template <MatrixStateGradients (*run)(const Tensor&, const Tensor&, const Matrix
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> matrix_state_backward(
     const Tensor& grad_values, const Tensor& grad_last_state, const Tensor& query, const Tensor& key,
     const Tensor& value, const OptionalTensor& log_key_gate, const OptionalTensor& log_value_gate,
-    const OptionalTensor& beta, const OptionalTensor& state, double scale, bool normalize) {
-  auto gradients = run(grad_values, grad_last_state,
-                       {query, key, value, log_key_gate, log_value_gate, beta, state, scale, normalize});
+    const OptionalTensor& beta, const OptionalTensor& state, const Tensor& kept_states, double scale, bool normalize) {
+  auto gradients =
+      run(grad_values, grad_last_state,
+          {query, key, value, log_key_gate, log_value_gate, beta, state, scale, normalize, false, kept_states});
   return {gradients.query,          gradients.key,  gradients.value, gradients.log_key_gate,
           gradients.log_value_gate, gradients.beta, gradients.state};
 }
@@ -203,9 +209,13 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> matrix_state_
 MatrixStateOutputs matrix_state_shapes(const MatrixStateInputs& in) {
   check_arguments(in);
   const Tensor &query = in.query, &value = in.value;
+  const c10::SymInt batch = query.sym_size(0), heads = query.sym_size(2);
   return {.values = at::empty_symint(value.sym_sizes(), query.options()),
-          .state = at::empty_symint({query.sym_size(0), query.sym_size(2), query.sym_size(3), in.state_columns()},
-                                    query.options().dtype(accumulation_dtype(query.scalar_type())))};
+          .state = at::empty_symint({batch, heads, query.sym_size(3), in.state_columns()},
+                                    query.options().dtype(accumulation_dtype(query.scalar_type()))),
+          .kept_states = in.keep_states
+                             ? at::empty_symint({batch, heads, kept_state_bytes(in)}, query.options().dtype(at::kByte))
+                             : Tensor()};
 }
 
 MatrixStateGradients matrix_state_gradient_shapes(const Tensor& grad_values, const Tensor& grad_state,
@@ -234,6 +244,11 @@ MatrixStateGradients run_matrix_state_backward(const Tensor& grad_values, const 
   return implementation_for(in).backward(grad_values, grad_state, in);
 }
 
+// What the argument keep_residual begins with: absent where the row that will run the call leaves no states.
+std::optional<bool> states_to_keep(const MatrixStateInputs& in) {
+  return leaves_states(in) ? std::optional(false) : std::nullopt;
+}
+
 std::tuple<Tensor, Tensor> call_matrix_state(const Tensor& query, const Tensor& key, const Tensor& value,
                                              const OptionalTensor& log_key_gate, const OptionalTensor& log_value_gate,
                                              const OptionalTensor& beta, const OptionalTensor& state,
@@ -254,8 +269,11 @@ std::tuple<Tensor, Tensor> call_matrix_state(const Tensor& query, const Tensor& 
   static const auto op = c10::Dispatcher::singleton()
                              .findSchemaOrThrow("lethe::_matrix_state_forward", "")
                              .typed<decltype(matrix_state_forward<run_matrix_state>)>();
-  return op.call(query, key, value, log_key_gate, log_value_gate, beta, state, scale ? *scale : default_scale(query),
-                 normalize);
+  const double given_scale = scale ? *scale : default_scale(query);
+  auto [values, last_state, kept_states] =
+      op.call(query, key, value, log_key_gate, log_value_gate, beta, state, given_scale, normalize,
+              states_to_keep({query, key, value, log_key_gate, log_value_gate, beta, state, given_scale, normalize}));
+  return {values, last_state};
 }
 
 }  // namespace

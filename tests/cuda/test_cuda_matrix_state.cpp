@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "optimized/cuda/matrix_state.hpp"
+#include "optimized/kept_states.hpp"
 #include "reference/agreement.hpp"
 #include "reference/decay_fast_weights.hpp"
 #include "reference/gated_delta_fast_weights.hpp"
@@ -55,7 +56,12 @@ const Call kCalls[] = {
     {"none_64x64", kChunks, kNone, 64, 64},
     {"token_64x64", kChunks, kToken, 64, 64},
     {"token_float16_64x64", kChunks, kToken, 64, 64, Dtype::kFloat16},
+    {"none_in_segments_64x64", kChunks, kNone, 64, 64, Dtype::kBFloat16, 1100},
+    {"none_in_segments_128x64", kChunks, kNone, 128, 64, Dtype::kBFloat16, 600},
     {"token_in_segments_64x64", kChunks, kToken, 64, 64, Dtype::kBFloat16, 1100},
+    {"token_in_segments_float16_40x24", kChunks, kToken, 40, 24, Dtype::kFloat16, 600},
+    {"normalized_in_segments_64x64", kChunks, kNormalized, 64, 64, Dtype::kBFloat16, 600},
+    {"token_in_segments_128x64", kChunks, kToken, 128, 64, Dtype::kFloat16, 600},
     {"token_40x24", kChunks, kToken, 40, 24},
     {"token_128x64", kChunks, kToken, 128, 64},
     {"token_128x128", kChunks, kToken, 128, 128},
@@ -224,9 +230,11 @@ Numbers numbers(const DeviceArray<Element>& array) {
   return found;
 }
 
-// What the kernels write, by name, as they lay it out. `poisoned`: shared memory is NaN before them.
+// What the kernels write, by name, as they lay it out. `poisoned`: shared memory is NaN before them. kept_bytes: of the states that the forward leaves for
+// the backward.
 template <typename Element>
-std::map<std::string, Numbers> run(const MatrixStateFamily& family, const Call& call, const Inputs& in, bool poisoned) {
+std::map<std::string, Numbers> run(const MatrixStateFamily& family, const Call& call, const Inputs& in, bool poisoned,
+                                   int64_t kept_bytes) {
   const auto uploaded = [](const Numbers& given) { return std::vector<float>(given.begin(), given.end()); };
   const auto elements = [&](const Numbers& given) { return testing::to_element<Element>(uploaded(given)); };
   const DeviceArray<Element> query(elements(in.query)), key(elements(in.key)), value(elements(in.value)),
@@ -252,8 +260,10 @@ std::map<std::string, Numbers> run(const MatrixStateFamily& family, const Call& 
   input.value_gate = operand(if_any(value_gate), call.columns);
   input.beta = {if_any(beta), call.length * kHeads, kHeads, 1};
   input.initial_state = if_any(state);
+  MatrixStateForm backward_form = input.form;
+  backward_form.kept_states = kept_bytes > 0;
   const DeviceArray<char> forward_memory(family.forward_workspace_bytes(input.shape, input.form)),
-      backward_memory(family.backward_workspace_bytes(input.shape, input.form));
+      backward_memory(family.backward_workspace_bytes(input.shape, backward_form)), kept_states(kept_bytes);
 
   if (poisoned) testing::poison_shared_memory();
   MatrixStateForward forward{};
@@ -261,11 +271,14 @@ std::map<std::string, Numbers> run(const MatrixStateFamily& family, const Call& 
   forward.values = values.data();
   forward.last_state = last_state.data();
   forward.workspace = forward_memory.data();
+  forward.kept_states = kept_bytes > 0 ? kept_states.data() : nullptr;
   family.forward(forward);
 
   if (poisoned) testing::poison_shared_memory();
   MatrixStateBackward backward{};
   static_cast<MatrixStateInput&>(backward) = input;
+  backward.form = backward_form;
+  backward.kept_states = forward.kept_states;
   backward.grad_values = operand(grad_values.data(), call.columns);
   backward.grad_last_state = if_any(grad_state);
   backward.grad_query = grad_query.data();
@@ -288,10 +301,11 @@ std::map<std::string, Numbers> run(const MatrixStateFamily& family, const Call& 
           {"state", numbers(grad_initial_state)}};
 }
 
-std::map<std::string, Numbers> run(const MatrixStateFamily& family, const Call& call, const Inputs& in, bool poisoned) {
-  if (call.dtype == Dtype::kFloat32) return run<float>(family, call, in, poisoned);
-  return call.dtype == Dtype::kFloat16 ? run<__half>(family, call, in, poisoned)
-                                       : run<__nv_bfloat16>(family, call, in, poisoned);
+std::map<std::string, Numbers> run(const MatrixStateFamily& family, const Call& call, const Inputs& in, bool poisoned,
+                                   int64_t kept_bytes = 0) {
+  if (call.dtype == Dtype::kFloat32) return run<float>(family, call, in, poisoned, kept_bytes);
+  return call.dtype == Dtype::kFloat16 ? run<__half>(family, call, in, poisoned, kept_bytes)
+                                       : run<__nv_bfloat16>(family, call, in, poisoned, kept_bytes);
 }
 
 // The same by head; a normaliser is the last column of a state.
@@ -328,20 +342,7 @@ const MatrixStateFamily* family_of(const Call& call) {
   return nullptr;
 }
 
-class MatrixState : public ::testing::TestWithParam<Call> {};
-
-TEST_P(MatrixState, EqualsTheReferenceWithTheSameBitsTwice) {
-  if (!testing::have_gpu(false)) GTEST_SKIP() << "needs a GPU of compute capability 8.0 or more";
-  const Call& call = GetParam();
-  const MatrixStateFamily* family = family_of(call);
-  if (!family) {
-    ASSERT_NE(compute_capability(0), 90) << "expected " << call.family;
-    GTEST_SKIP() << "other kernels run it here";
-  }
-  const Inputs in(call);
-  const std::map<std::string, Numbers> found = run(*family, call, in, true);
-  EXPECT_TRUE(run(*family, call, in, false) == found) << "other bits in the second run";
-  const Results expected = expected_of(call, in), actual = of_heads(call, found);
+void expect_agreement(const Call& call, const Results& expected, const Results& actual) {
   ASSERT_EQ(actual.size(), expected.size());
   const double roundings = 4 * budget(call.dtype);
   for (const auto& [name, heads] : expected) {
@@ -356,6 +357,35 @@ TEST_P(MatrixState, EqualsTheReferenceWithTheSameBitsTwice) {
       EXPECT_TRUE(agreement.passed()) << name << " of head " << h << ": " << agreement.describe();
     }
   }
+}
+
+class MatrixState : public ::testing::TestWithParam<Call> {};
+
+TEST_P(MatrixState, EqualsTheReferenceWithTheSameBitsTwice) {
+  if (!testing::have_gpu(false)) GTEST_SKIP() << "needs a GPU of compute capability 8.0 or more";
+  const Call& call = GetParam();
+  const MatrixStateFamily* family = family_of(call);
+  if (!family) {
+    ASSERT_NE(compute_capability(0), 90) << "expected " << call.family;
+    GTEST_SKIP() << "other kernels run it here";
+  }
+  const Inputs in(call);
+  const std::map<std::string, Numbers> found = run(*family, call, in, true);
+  EXPECT_TRUE(run(*family, call, in, false) == found) << "other bits in the second run";
+  const Results expected = expected_of(call, in);
+  expect_agreement(call, expected, of_heads(call, found));
+
+  // A backward that reads the states that its forward left.
+  const Shape shape = shape_of(call);
+  const int64_t kept =
+      compute_capability(0) != 90
+          ? 0
+          : kAll * kept_state_bytes<int64_t>(shape.key_length, shape.key_dim, shape.value_dim, call.form, call.dtype);
+  EXPECT_EQ(kept > 0, compute_capability(0) == 90 && std::string(call.name).find("in_segments") != std::string::npos);
+  if (kept == 0) return;
+  const std::map<std::string, Numbers> read = run(*family, call, in, true, kept);
+  EXPECT_TRUE(run(*family, call, in, false, kept) == read) << "other bits in the second run with kept states";
+  expect_agreement(call, expected, of_heads(call, read));
 }
 
 INSTANTIATE_TEST_SUITE_P(Calls, MatrixState, ::testing::ValuesIn(kCalls),

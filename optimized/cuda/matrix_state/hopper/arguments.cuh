@@ -64,6 +64,16 @@ struct SegmentArguments {
   bool only_last;       ///< of head_states: the state after the last segment alone is wanted
 };
 
+/// The states before every chunk that a forward leaves for its backward (kept_states.hpp), of one tile: in each head the rounded states, and then their units
+/// and the normaliser's columns.
+struct KeptStates {
+  CUtensorMap states;  ///< [B, chunks · blocks · 64 rows, H, 64]
+  bool wanted;         ///< by a forward
+  float* units;        ///< [chunks, blocks, 4] a head, of float16: those of 16 rows each
+  float* columns;      ///< [chunks, blocks, 64] a head, normalised: z
+  int64_t stride;      ///< floats from a head to the next
+};
+
 /// A forward, by pieces of heads and tiles of 64 columns of the state.
 struct StateForwardArguments {
   CUtensorMap maps[5];  ///< of query, key, value and out in 16 rows; for gradients of dO in 16 rows
@@ -75,15 +85,18 @@ struct StateForwardArguments {
   int64_t length;
   int batch, heads, rows, columns;
   float scale;
-  const float* initial;  ///< [B, H, rows, columns] contiguous; null: zeros
-  float* last;           ///< the same; null: not wanted
-  int tiles;             ///< of 64 columns
-  int whole_heads;       ///< the first ones, a CTA each for a tile; of the others
-  int pieces, handed;    ///< in order; segments in `states`, at least all before the last piece
-  int second;            ///< the segment with which the second of two unlike pieces begins; 0: pieces are alike
-  const float *states, *vectors;      ///< of SegmentArguments
-  int stages;                         ///< of tiles in shared memory
-  float *kept_states, *kept_vectors;  ///< for gradients, as of SegmentArguments: after all segments but the last
+  const float* initial;     ///< [B, H, rows, columns] contiguous; null: zeros
+  float* last;              ///< the same; null: not wanted
+  int tiles;                ///< of 64 columns
+  int whole_heads;          ///< the first ones, a CTA each for a tile; of the others
+  int pieces, handed;       ///< in order; segments in `states`, at least all before the last piece
+  int second;               ///< the segment with which the second of two unlike pieces begins; 0: pieces are alike
+  float *states, *vectors;  ///< of SegmentArguments; where the first of two pieces hands its state on, written by that
+  int32_t* marks;           ///< [cut heads · tiles, blocks · warps]: 1 where it has, 0 before; null: they are there
+  int stages;               ///< of tiles in shared memory
+  /// For gradients, as of SegmentArguments: after all segments but the last; null: not wanted.
+  float *kept_states, *kept_vectors;
+  KeptStates kept;  ///< where a backward follows
 };
 
 /// A chunk's gates as the gradients read them, by copies of multiples of 16 bytes: in reverse, with the scale in `write`; and by time for S.
@@ -101,6 +114,7 @@ struct PreparedGatesArguments {
   int64_t length;
   int batch, heads;
   float scale;
+  bool by_time;       ///< whether those are wanted, too
   PreparedGates* to;  ///< [B·H, chunks]
 };
 
@@ -121,6 +135,7 @@ struct StateGradientArguments {
   int pieces, handed;                       ///< in reverse; segments in `grad_states`, all before the last piece
   const float *states, *vectors;            ///< of SegmentArguments: after all segments but the last
   const float *grad_states, *grad_vectors;  ///< in reverse
+  KeptStates kept;                          ///< in place of `states`, where the forward left them
 };
 
 }  // namespace lethe::matrix_state

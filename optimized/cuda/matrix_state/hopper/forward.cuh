@@ -1,7 +1,7 @@
 #pragma once
 // gated_state's values for a state of at most 128 rows: a CTA sweeps a piece of a head (segments.cuh) and 64 columns of its state in chunks of 64 tokens.
 //
-//   warp 0         tiles of a chunk                                                   → full
+//   warp 0         tiles of a chunk                                                   → full, values_full
 //   warps 1 to 3   gates of every third chunk                                         → full
 //   warpgroup 2…   S, rounded to 16 bits, to shared memory; S = E_C S + (k·D_C)ᵀ v     → state_full
 //   warpgroup 1    P = Q Kᵀ of the next chunk; O = E ∘ (Q S) + P V of this one
@@ -14,22 +14,24 @@
 // float16: the rounded state and each row of P are divided by a power of two, so that neither overflows nor becomes subnormal.
 
 #include "optimized/cuda/matrix_state/hopper/forward_in_turn.cuh"
-#include "optimized/cuda/matrix_state/hopper/forward_output.cuh"
-#include "optimized/cuda/matrix_state/hopper/forward_weights.cuh"
+#include "optimized/cuda/matrix_state/hopper/forward_read.cuh"
+#include "optimized/cuda/matrix_state/hopper/forward_read_weighted.cuh"
+#include "optimized/cuda/matrix_state/hopper/kept_states.cuh"
 #include "optimized/cuda/matrix_state/hopper/segments.cuh"
 
 namespace lethe::matrix_state {
 
 /// kBlocks: of 64 rows of the state, a warpgroup each. kReaders: warpgroups that compute O, of two each every other chunk.
-template <int kBlocks, int kReaders = 1>
+template <int kBlocks_, int kReaders = 1>
 struct ForwardShared {
+  static constexpr int kBlocks = kBlocks_;
   static_assert(kReaders == 1 || (kReaders == 2 && kBlocks == 1));
   static constexpr int kThreads = (1 + kReaders + kBlocks) * kComputing, kStateWarps = kBlocks * kWarps;
   /// Of __launch_bounds__: of two readers more than there are, for kRegisters.
   static constexpr int kMostThreads = kReaders > 1 ? 608 : kThreads;
   static constexpr int kKey = kBlocks * kPanel, kValue = 2 * kKey, kStage = kValue + kPanel, kState = kBlocks * kPanel;
   static constexpr int kGateWarps = kWarps - 1;
-  static constexpr int kMostStages = kBlocks > 1 ? 4 : kReaders > 1 ? 7 : 8;
+  static constexpr int kMostStages = kBlocks > 1 ? 4 : 7;
   /// CTAs of a multiprocessor, and the stages of each that allow that.
   static constexpr int kTogether = kBlocks == 1 && kReaders == 1 ? 2 : 1, kFewestStages = kBlocks == 1 ? 3 : 4;
   /// Of heads in pieces by a CTA a multiprocessor: as many as leave place for a CTA of head_states, beside which heads' beginnings are swept.
@@ -42,16 +44,23 @@ struct ForwardShared {
                        kReadRegisters = kBlocks > 1    ? 160
                                         : kReaders > 1 ? 128
                                                        : 120;
+  /// Of a normalised call of one block: z, rounded as S is, and ones, in panels behind the stages; else in vectors.
+  static constexpr bool kPanels = kBlocks == 1;
   struct Small {
-    SplitVector ones, columns[2][kBlocks];  ///< z, rounded as S is
+    SplitVector ones, columns[2][kBlocks];
     uint64_t full[kMostStages], empty[kMostStages], state_full[2], state_empty[2], grad_full[kWarps];
+    uint64_t values_full[kMostStages], values_empty[kMostStages];
     float largest[2][kStateWarps], units[2][2];  ///< of S and of z
   };
   static constexpr int kOut = 2 * kState, kSmall = kOut + kReaders * kPanel, kRing = kSmall + 2048;
   static_assert(sizeof(Small) <= 2048);
-  /// The stages of tiles, and after them those of gates.
-  static constexpr int bytes(int stages) { return kRing + stages * (kStage + static_cast<int>(sizeof(ChunkGates))); }
-  static_assert(kTogether * (bytes(kFewestStages) + 1024) <= 228 * 1024 && bytes(kMostStages) <= 227 * 1024);
+  /// The stages of tiles, after them the normaliser's panels, and after those the stages of gates.
+  static constexpr int panels(bool normalized) { return kPanels && normalized ? 2 * kColumnPanel : 0; }
+  static constexpr int bytes(int stages, bool normalized) {
+    return kRing + stages * (kStage + static_cast<int>(sizeof(ForwardGates))) + panels(normalized);
+  }
+  static_assert(kTogether * (bytes(kFewestStages, true) + 1024) <= 228 * 1024 &&
+                bytes(kMostStages, true) <= 227 * 1024);
 };
 
 template <typename Element_, bool kGated_, int kBlocks, Normalizer kNormalizer_, int kReaders = 1>
@@ -59,8 +68,13 @@ struct Forward {
   using Element = Element_;
   static constexpr Normalizer kNormalizer = kNormalizer_;
   static constexpr bool kGated = kGated_, kHalf = std::is_same_v<Element, __half>,
-                        kNormalized = kNormalizer != Normalizer::kNone;
+                        kNormalized = kNormalizer != Normalizer::kNone,
+                        kLeavesStates = kNormalizer != Normalizer::kGradients;
+  /// Values come, and are handed back, apart from queries and keys (forward_read_weighted.cuh); and whether the first of two pieces may hand its state on.
+  static constexpr bool kWeighted = kGated || kNormalized, kHandsOn = kWeighted && kBlocks == 1;
   using Shared = ForwardShared<kBlocks, kReaders>;
+  static constexpr bool kPanels = kNormalized && Shared::kPanels;
+  static constexpr int kGates = Shared::panels(kNormalized);  ///< bytes between the stages of tiles and those of gates
   const StateForwardArguments& p;
   char* const memory;
   const int warp, lane;  ///< of the warpgroup
@@ -78,9 +92,14 @@ struct Forward {
   __device__ char* stage(int i) const { return memory + Shared::kRing + i * Shared::kStage; }
   /// From which a chunk's rows leave.
   __device__ char* out_tile() const { return memory + Shared::kOut + (kReaders > 1 ? reader * kPanel : 0); }
-  __device__ ChunkGates& gates(int i) const {
-    return reinterpret_cast<ChunkGates*>(memory + Shared::kRing + p.stages * Shared::kStage)[i];
+  __device__ char* state_panel() const { return stage(p.stages); }
+  __device__ char* ones_panel() const { return state_panel() + kColumnPanel; }
+  __device__ ForwardGates& gates(int i) const { return reinterpret_cast<ForwardGates*>(stage(p.stages) + kGates)[i]; }
+  /// Of the states that pieces begin with: those of this head and tile. Not kept in registers.
+  __device__ int handed_state() const {
+    return ptx::opaque(tile) * (p.batch * p.heads - p.whole_heads) + ptx::opaque(head) - p.whole_heads;
   }
+  __device__ int32_t* mark(int block) const { return p.marks + (handed_state() * kBlocks + block) * kWarps + warp; }
   __device__ int64_t first_of(int n) const { return static_cast<int64_t>(piece.begin * order.each + n) * kChunk; }
 
   /// A warp: tiles of every chunk.
@@ -91,10 +110,20 @@ struct Forward {
       uint64_t* const full = &small().full[at.index];
       if (lane == 0) {
         char* const to = stage(at.index);
-        ptx::mbarrier_arrive_expect(full, Shared::kStage);
+        ptx::mbarrier_arrive_expect(full, kWeighted ? Shared::kValue : Shared::kStage);
         load_tile_of<kBlocks>(to, p.maps[0], p.query, full, 0, first_of(n), b, h);
         load_tile_of<kBlocks>(to + Shared::kKey, p.maps[1], p.key, full, 0, first_of(n), b, h);
-        load_tile_of<1>(to + Shared::kValue, p.maps[2], p.value, full, 64 * tile, first_of(n), b, h);
+        if constexpr (!kWeighted)
+          load_tile_of<1>(to + Shared::kValue, p.maps[2], p.value, full, 64 * tile, first_of(n), b, h);
+      }
+      if constexpr (kWeighted) {
+        ptx::mbarrier_wait(&small().values_empty[at.index], at.parity ^ 1);
+        uint64_t* const values_full = &small().values_full[at.index];
+        if (lane == 0) {
+          ptx::mbarrier_arrive_expect(values_full, kPanel);
+          load_tile_of<1>(stage(at.index) + Shared::kValue, p.maps[2], p.value, values_full, 64 * tile, first_of(n), b,
+                          h);
+        }
       }
     }
   }
@@ -110,6 +139,7 @@ struct Forward {
       const RawGates raw{load(token), load(token + 1), 0.0f};
       ptx::mbarrier_wait(&small().empty[at.index], at.parity ^ 1);
       prepare_gates(gates(at.index), raw, p.scale, 1.0f, false, lane);
+      prepare_borders(gates(at.index), lane);
       arrive_warp(&small().full[at.index], lane);
 #pragma unroll
       for (int i = 0; i < Shared::kGateWarps; ++i) at.advance(p.stages);
@@ -118,7 +148,10 @@ struct Forward {
 
   /// A warpgroup: its block of the state.
   __device__ __forceinline__ void update_state(int block) const {
-    if (piece.begin > 0) wait_for_previous_kernel();
+    if (piece.begin > 0) {
+      wait_for_previous_kernel();
+      while (kHandsOn && p.marks && !ptx::load_acquire(mark(block))) __nanosleep(100);
+    }
     const Place place{warp, lane};
     const int stride = p.columns + kNormalized;
     State<kGated> state(1.0f);
@@ -127,30 +160,30 @@ struct Forward {
       load_block(state.before, p.initial, head, block, tile, p.rows, p.columns, stride, place);
       if constexpr (kNormalized) load_last_column(last.before, p.initial, head, block, p.rows, p.columns, place);
     } else {
-      const int64_t cut_heads = int64_t{1} * p.batch * p.heads - p.whole_heads,
-                    segment = (tile * cut_heads + head - p.whole_heads) * p.handed + piece.begin - 1;
+      const int64_t segment = int64_t{1} * handed_state() * p.handed + piece.begin - 1;
       load_block_of_segment(state.before, p.states, segment, block, kBlocks, place);
       if constexpr (kNormalized) load_column_of_segment(last.before, p.vectors, segment, block, kBlocks, place);
     }
     state.clear_sum();
     const auto keep_after = [&](int segment_in_order) {
-      if constexpr (kNormalizer == Normalizer::kGradients) {
-        const int64_t of_head = int64_t{1} * head * (order.segments - 1) + segment_in_order;
-        store_block_of_segment(p.kept_states, state.before, of_head, block, kBlocks, place);
-        each_of_column(place, [&](int half, int row) {
-          p.kept_vectors[(of_head * kBlocks + block) * 64 + row] = last.before[half];
-        });
-      }
+      if (kNormalizer != Normalizer::kGradients || !p.kept_states) return;
+      const int64_t of_head = int64_t{1} * head * (order.segments - 1) + segment_in_order;
+      store_block_of_segment(p.kept_states, state.before, of_head, block, kBlocks, place);
+      each_of_column(place, [&](int half, int row) {
+        p.kept_vectors[(of_head * kBlocks + block) * 64 + row] = last.before[half];
+      });
     };
     if (piece.begin > 0) keep_after(piece.begin - 1);
-    ptx::RingPosition at, rounded;
-    for (int n = 0; n < chunks; ++n, at.advance(p.stages), rounded.advance(2)) {
+    ptx::RingPosition at;
+    for (int n = 0; n < chunks; ++n, at.advance(p.stages)) {
+      const int buffer = n % 2;  // of the rounded state
       if (n > 0 && n % order.each == 0) {
         if constexpr (kNormalized) last.join(state);
         state.join();
         keep_after(piece.begin + n / order.each - 1);
       }
-      ptx::mbarrier_wait(&small().state_empty[rounded.index], rounded.parity ^ 1);
+      ptx::mbarrier_wait(&small().state_empty[buffer], n / 2 % 2 ^ 1);
+      if constexpr (kLeavesStates) wait_until_state_left(*this);
       {
         float now[32];
 #pragma unroll
@@ -175,22 +208,26 @@ struct Forward {
             for (int i = 1; i < Shared::kStateWarps; ++i) most = fmaxf(most, all[of][i]);
             const float unit = power_of_two_below(most);
             inverse[of] = reciprocal_of_power(unit);
-            if (block == 0 && warp == 0 && lane == 0) small().units[rounded.index][of] = unit;
+            if (block == 0 && warp == 0 && lane == 0) small().units[buffer][of] = unit;
           }
           ptx::named_barrier_sync(1, kBlocks * kComputing);  // before the next largest
         }
         if constexpr (kNormalized)
           each_of_column(place, [&](int half, int of) {
-            store_parts<Element>(small().columns[rounded.index][block], of, row[half] * inverse[1]);
+            const float x = row[half] * inverse[1];
+            if constexpr (kPanels) store_parts<Element>(state_panel(), 4 * buffer, of, x);
+            else store_parts<Element>(small().columns[buffer][block], of, x);
           });
         uint32_t packed[16];
         pack_sums<Element>(packed, now, inverse[0]);
-        store_packed(ptx::shared_address(rounded_state(rounded.index) + block * kPanel), packed, place);
+        store_packed(ptx::shared_address(rounded_state(buffer) + block * kPanel), packed, place);
         ptx::fence_async_shared();
-        arrive_warp(&small().state_full[rounded.index], lane);
+        arrive_warp(&small().state_full[buffer], lane);
+        if constexpr (kLeavesStates) leave_state(*this, buffer, n, block, inverse[0], row);
       }
       ptx::mbarrier_wait(&small().full[at.index], at.parity);
       if constexpr (kGated) state.forget(gates(at.index).total);
+      if constexpr (kWeighted) ptx::mbarrier_wait(&small().values_full[at.index], at.parity);
       const auto add = [&](auto&& column) {
         add_to_state<Element, kGated ? Weights::kGates : Weights::kNone>(
             state.sum, stage(at.index) + Shared::kKey + block * kPanel, stage(at.index) + Shared::kValue,
@@ -206,7 +243,21 @@ struct Forward {
       }
       arrive_warp(&small().empty[at.index], lane);
     }
+    if (kLeavesStates && p.kept.wanted && lane == 0) ptx::bulk_wait<0>();
     wait_for_previous_kernel();  // for those after this one: a head's beginning itself depends on none
+    // For the piece after this one, whose CTA has a higher number and waits.
+    if (kHandsOn && p.marks && piece.end < order.segments) {
+      if constexpr (kNormalized) last.join(state);
+      state.join();
+      const int64_t segment = int64_t{1} * handed_state() * p.handed + piece.end - 1;
+      store_block_of_segment(p.states, state.before, segment, block, kBlocks, place);
+      if constexpr (kNormalized)
+        each_of_column(
+            place, [&](int half, int row) { p.vectors[(segment * kBlocks + block) * 64 + row] = last.before[half]; });
+      __threadfence();
+      __syncwarp();
+      if (lane == 0) ptx::store_release(mark(block), 1);
+    }
     if (!p.last || piece.end < order.segments) return;
     store_block(p.last, head, block, tile, p.rows, p.columns, stride, place, [&](int i) { return state.value(i); });
     if constexpr (kNormalized) {
@@ -227,111 +278,14 @@ struct Forward {
     if constexpr (kGated) weigh_scores(scores, gates(stage), p.scale, {warp, lane});
     else weigh_scores(scores, {warp, lane});
   }
-
-  __device__ __forceinline__ void read() const {
-    using ptx::Major;
-    const Place place{warp, lane};
-    const int i0 = 16 * warp + lane / 4;
-    uint32_t weights[16];
-    float row_unit[2];
-    const auto take_weights = [&](float(&scores)[32]) {
-      row_units<kHalf>(row_unit, scores);
-      if constexpr (kHalf) scale_rows(scores, reciprocal_of_power(row_unit[0]), reciprocal_of_power(row_unit[1]));
-      pack_sums<Element>(weights, scores, 1.0f);
-    };
-    ptx::RingPosition at, rounded;
-    ptx::mbarrier_wait(&small().full[0], 0);
-    {
-      float scores[32];
-      ptx::undefined(scores);
-      ptx::fence_registers(scores);
-      ptx::wgmma_fence();
-      issue_scores(scores, stage(0));
-      ptx::wgmma_commit();
-      ptx::wgmma_wait<0>();
-      ptx::fence_registers(scores);
-      weigh(scores, 0);
-      take_weights(scores);
-    }
-    for (int n = 0; n < chunks; ++n, rounded.advance(2)) {
-      const uint32_t index = at.index;
-      const char* const tiles = stage(index);
-      if (n + 1 < chunks) {
-        at.advance(p.stages);
-        ptx::mbarrier_wait(&small().full[at.index], at.parity);
-      }
-      ptx::mbarrier_wait(&small().state_full[rounded.index], rounded.parity);
-      float out[32], scores[32], divisors[4];
-      ptx::undefined(out);
-      ptx::undefined(scores);
-      ptx::undefined(divisors);
-      ptx::fence_registers(out);
-      ptx::fence_registers(scores);
-      ptx::fence_registers(weights);
-      ptx::wgmma_fence();
-#pragma unroll
-      for (int i = 0; i < kBlocks; ++i)
-        issue_product<Element, Major::kK, Major::kMN>(out, tiles + i * kPanel,
-                                                      rounded_state(rounded.index) + i * kPanel, i > 0);
-      if constexpr (kNormalized) {
-        ptx::fence_registers(divisors);
-#pragma unroll
-        for (int i = 0; i < kBlocks; ++i)
-          issue_column<Element, Major::kK>(divisors, tiles + i * kPanel, small().columns[rounded.index][i], i > 0);
-      }
-      const auto issue_pairs = [&] {
-        issue_product<Element, Major::kMN>(out, weights, tiles + Shared::kValue, true);
-        if constexpr (kNormalized) issue_column<Element>(divisors, weights, small().ones);
-      };
-      if constexpr (!kGated && !kHalf) issue_pairs();
-      ptx::wgmma_commit();
-      // P of the next chunk; after the last one its own once more, so that no product depends on a branch.
-      issue_scores(scores, stage(at.index));
-      ptx::wgmma_commit();
-      if constexpr (kNormalizer == Normalizer::kGradients) load_grad_values(*this, first_of(n));
-      ptx::wgmma_wait<1>();
-      ptx::fence_registers(out);
-      if constexpr (kGated || kHalf) {
-        const ChunkGates& gate = gates(index);
-        // Of S and z in their units, to P in its rows' units.
-        const auto factor = [&](int of, int half) {
-          return (kHalf ? small().units[rounded.index][of] : 1.0f) * (kGated ? gate.read[i0 + 8 * half] : 1.0f) *
-                 reciprocal_of_power(row_unit[half]);
-        };
-        scale_rows(out, factor(0, 0), factor(0, 1));
-        ptx::fence_registers(out);
-        if constexpr (kNormalized) {
-          ptx::fence_registers(divisors);
-#pragma unroll
-          for (int i = 0; i < 4; ++i) divisors[i] *= factor(1, i / 2);
-          ptx::fence_registers(divisors);
-        }
-        ptx::wgmma_fence();
-        issue_pairs();
-        ptx::wgmma_commit();
-        ptx::wgmma_wait<1>();
-        ptx::fence_registers(scores);
-        arrive_warp(&small().state_empty[rounded.index], lane);
-        weigh(scores, at.index);
-        ptx::wgmma_wait<0>();
-        ptx::fence_registers(out);
-        ptx::fence_registers(weights);
-        arrive_warp(&small().empty[index], lane);
-        write_rows(*this, out, divisors, row_unit, n, place);
-      } else {
-        ptx::fence_registers(weights);
-        arrive_warp(&small().state_empty[rounded.index], lane);
-        write_rows(*this, out, divisors, row_unit, n, place);
-        ptx::wgmma_wait<0>();
-        ptx::fence_registers(scores);
-        arrive_warp(&small().empty[index], lane);
-        weigh(scores, at.index);
-      }
-      take_weights(scores);
-    }
-    if (lane == 0) ptx::bulk_wait<0>();
-  }
 };
+
+/// Before the pieces that hand states on.
+__global__ inline void clear_marks(int32_t* marks, int count) {
+  const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+  let_next_kernel_start();
+  if (i < count) marks[i] = 0;
+}
 
 template <typename Element, bool kGated, int kBlocks, Normalizer kNormalizer, int kReaders>
 __global__ void __launch_bounds__(ForwardShared<kBlocks, kReaders>::kMostThreads,
@@ -340,31 +294,38 @@ __global__ void __launch_bounds__(ForwardShared<kBlocks, kReaders>::kMostThreads
   using Shared = ForwardShared<kBlocks, kReaders>;
   extern __shared__ __align__(1024) char memory[];
   const int group = threadIdx.x / kComputing;
-  const int unit = static_cast<int>(blockIdx.x) / p.tiles, cut_heads = p.batch * p.heads - p.whole_heads,
-            cut = unit - p.whole_heads, head = cut < 0 ? unit : p.whole_heads + cut % cut_heads;
+  using Call = Forward<Element, kGated, kBlocks, kNormalizer, kReaders>;
+  const int heads = p.batch * p.heads, cut_heads = heads - p.whole_heads;
+  int unit = static_cast<int>(blockIdx.x) / p.tiles;
+  // Pieces that others wait for come first: of two CTAs of a multiprocessor the earlier one is faster.
+  if (Call::kHandsOn && p.marks && unit < heads) unit += unit < cut_heads ? p.whole_heads : -cut_heads;
+  const int cut = unit - p.whole_heads, head = cut < 0 ? unit : p.whole_heads + cut % cut_heads;
   const SegmentOrder order(p.length, false, kChunksOfSegment<kBlocks>);
   const Piece piece = cut < 0        ? Piece(order, 0, 1)
                       : p.second > 0 ? Piece::of_two(order, cut / cut_heads, p.second)
                                      : Piece(order, cut / cut_heads, p.pieces);
-  const Forward<Element, kGated, kBlocks, kNormalizer, kReaders> call{
-      p,
-      memory,
-      static_cast<int>(threadIdx.x / 32 % kWarps),
-      static_cast<int>(threadIdx.x % 32),
-      head / p.heads,
-      head % p.heads,
-      head,
-      static_cast<int>(blockIdx.x % p.tiles),
-      order,
-      piece,
-      min(piece.end * order.each, order.chunks) - piece.begin * order.each,
-      kReaders > 1 ? ptx::in_uniform_register(group - 1) : 0};
+  const Call call{p,
+                  memory,
+                  static_cast<int>(threadIdx.x / 32 % kWarps),
+                  static_cast<int>(threadIdx.x % 32),
+                  head / p.heads,
+                  head % p.heads,
+                  head,
+                  static_cast<int>(blockIdx.x % p.tiles),
+                  order,
+                  piece,
+                  min(piece.end * order.each, order.chunks) - piece.begin * order.each,
+                  kReaders > 1 ? ptx::in_uniform_register(group - 1) : 0};
   let_next_kernel_start();
   if (threadIdx.x == 0) {
     auto& small = call.small();
     for (int i = 0; i < p.stages; ++i) {
       ptx::mbarrier_init(&small.full[i], kGated ? 1 + kArrivalsOfAWarp : 1);
       ptx::mbarrier_init(&small.empty[i], (Shared::kStateWarps + kWarps) * kArrivalsOfAWarp);
+      if constexpr (Call::kWeighted) {
+        ptx::mbarrier_init(&small.values_full[i], 1);
+        ptx::mbarrier_init(&small.values_empty[i], kWarps * kArrivalsOfAWarp);  // after `empty` of the same stage
+      }
     }
     for (int i = 0; i < 2; ++i) {
       ptx::mbarrier_init(&small.state_full[i], Shared::kStateWarps * kArrivalsOfAWarp);
@@ -375,6 +336,7 @@ __global__ void __launch_bounds__(ForwardShared<kBlocks, kReaders>::kMostThreads
   }
   if constexpr (kNormalizer != Normalizer::kNone) {
     if (threadIdx.x < kChunk) store_parts<Element>(call.small().ones, threadIdx.x, 1.0f);
+    if (Call::kPanels && threadIdx.x < kComputing) store_ones<Element>(call.ones_panel(), threadIdx.x);
     ptx::fence_async_shared();
   }
   __syncthreads();
@@ -385,7 +347,8 @@ __global__ void __launch_bounds__(ForwardShared<kBlocks, kReaders>::kMostThreads
   } else if (group <= kReaders) {
     change_registers<Shared::kRegisters, Shared::kReadRegisters>();
     if constexpr (kReaders > 1) read_in_turn(call);
-    else call.read();
+    else if constexpr (Call::kWeighted) read_weighted(call);
+    else read_plain(call);
   } else {
     change_registers<Shared::kRegisters, Shared::kStateRegisters>();
     call.update_state(group - 1 - kReaders);

@@ -21,7 +21,7 @@ __device__ __forceinline__ void read_in_turn(const Call& call) {
   uint32_t parity = 0;  // of this reader's rounded states
   for (int n = reader; n < call.chunks; n += 2, parity ^= 1) {
     const char* const tiles = call.stage(at.index);
-    float out[32], scores[32], divisors[4], row_unit[2];
+    float out[32], scores[32], row_unit[2];
     uint32_t weights[16];
     ptx::undefined(scores);
     ptx::undefined(out);
@@ -57,7 +57,7 @@ __device__ __forceinline__ void read_in_turn(const Call& call) {
     ptx::fence_registers(out);
     ptx::fence_registers(weights);
     arrive_warp(&small.empty[at.index], lane);
-    write_rows(call, out, divisors, row_unit, n, place);
+    write_rows(call, out, row_unit, n, place);
     at.advance(call.p.stages);
     at.advance(call.p.stages);
   }

@@ -6,28 +6,21 @@
 
 namespace lethe::matrix_state {
 
+/// Values in float, where a call wants those.
 template <typename Call>
-__device__ __forceinline__ void write_values(const Call& call, const float (&out)[32], int64_t first, Place place) {
+__device__ __forceinline__ void write_floats(const Call& call, const float (&out)[32], int64_t first) {
   const auto& p = call.p;
-  if (p.float_out) {
-    const int own = ptx::opaque(call.lane),
-              first_column = 64 * ptx::opaque(call.tile);  // so that addresses occupy no registers elsewhere
+  const int own = ptx::opaque(call.lane),
+            first_column = 64 * ptx::opaque(call.tile);  // so that addresses occupy no registers elsewhere
 #pragma unroll
-    for (int i = 0; i < 16; ++i) {
-      const int64_t token = first + 16 * call.warp + own / 4 + 8 * (i % 2);
-      const int column = first_column + 8 * (i / 2) + own % 4 * 2;
-      if (token < p.length && column < p.columns)
-        *reinterpret_cast<float2*>(static_cast<float*>(p.out) +
-                                   ((call.b * p.length + token) * p.heads + call.h) * p.columns +
-                                   column) = {out[2 * i], out[2 * i + 1]};
-    }
-    return;
+  for (int i = 0; i < 16; ++i) {
+    const int64_t token = first + 16 * call.warp + own / 4 + 8 * (i % 2);
+    const int column = first_column + 8 * (i / 2) + own % 4 * 2;
+    if (token < p.length && column < p.columns)
+      *reinterpret_cast<float2*>(static_cast<float*>(p.out) +
+                                 ((call.b * p.length + token) * p.heads + call.h) * p.columns +
+                                 column) = {out[2 * i], out[2 * i + 1]};
   }
-  uint32_t packed[16];
-  pack_sums<typename Call::Element>(packed, out, 1.0f);
-  if (call.lane == 0) ptx::bulk_wait_read<0>();  // the previous chunk's rows have left
-  __syncwarp();
-  store_rows_by_map(call.out_tile(), packed, p.maps[3], 64 * call.tile, first, call.b, call.h, place);
 }
 
 /// dO, to where the result leaves from.
@@ -45,15 +38,16 @@ __device__ __forceinline__ void load_grad_values(const Call& call, int64_t first
 /// dO / z·q in 16 bits; and what it gives to z·q, of those 16 bits, since pairs add up the difference of both. `divisor` is z·q in out's unit, that of a
 /// row; chunk n of the sweep.
 template <typename Call>
-__device__ __forceinline__ void write_gradients(const Call& call, const float (&out)[32], const float (&divisor)[2],
-                                                const float (&row_unit)[2], int64_t first, int n, Place place) {
+__device__ __forceinline__ void finish_gradients(const Call& call, uint32_t (&packed)[16], const float (&out)[32],
+                                                 const float (&divisor)[2], const float (&row_unit)[2], int n,
+                                                 Place place) {
   using Element = typename Call::Element;
   const auto& p = call.p;
+  const int64_t first = call.first_of(n);
   char* const tile = call.out_tile();
   const float inverse[2] = {1.0f / divisor[0], 1.0f / divisor[1]};
   const float true_inverse[2] = {inverse[0] * reciprocal_of_power(row_unit[0]),
                                  inverse[1] * reciprocal_of_power(row_unit[1])};
-  uint32_t packed[16];
   float dot[2] = {0.0f, 0.0f};
   ptx::mbarrier_wait(&call.small().grad_full[call.warp], n & 1);
 #pragma unroll
@@ -75,26 +69,57 @@ __device__ __forceinline__ void write_gradients(const Call& call, const float (&
     const int row = 16 * call.warp + call.lane / 4 + 8 * half;
     if (call.lane % 4 == 0) to[row] = first + row < p.length ? -sum * inverse[half] : 0.0f;
   }
-  __syncwarp();  // all lanes have read dO
-  store_rows_by_map(tile, packed, p.maps[3], 0, first, call.b, call.h, place);
 }
 
-/// Chunk n's rows, in row_unit where the type is float16: values, which a normaliser divides, or gradients.
+/// Chunk n's rows, from `out` in row_unit where the type is float16, to where they leave from: values, which a normaliser divides, or gradients.
 template <typename Call>
-__device__ __forceinline__ void write_rows(const Call& call, float (&out)[32], float (&divisors)[4],
+__device__ __forceinline__ void place_rows(const Call& call, float (&out)[32], float (&divisors)[4],
                                            const float (&row_unit)[2], int n, Place place) {
-  const int64_t first = call.first_of(n);
+  constexpr bool kGradients = Call::kNormalizer == Normalizer::kGradients;
+  uint32_t packed[16];
   if constexpr (Call::kNormalized) {
     ptx::fence_registers(divisors);
     const float divisor[2] = {row_of_column(divisors, 0, call.lane), row_of_column(divisors, 1, call.lane)};
-    if constexpr (Call::kNormalizer == Normalizer::kGradients)
-      return write_gradients(call, out, divisor, row_unit, first, n, place);
-    scale_rows(out, 1.0f / divisor[0], 1.0f / divisor[1]);  // both are in the same unit
+    if constexpr (kGradients) finish_gradients(call, packed, out, divisor, row_unit, n, place);
+    else scale_rows(out, 1.0f / divisor[0], 1.0f / divisor[1]);  // both are in the same unit
   } else {
-    const float scale = Call::kGated ? 1.0f : call.p.scale;
-    scale_rows(out, row_unit[0] * scale, row_unit[1] * scale);
+    scale_rows(out, row_unit[0], row_unit[1]);
   }
-  write_values(call, out, first, place);
+  if constexpr (!kGradients) {
+    if (call.p.float_out) return write_floats(call, out, call.first_of(n));
+    pack_sums<typename Call::Element>(packed, out, 1.0f);
+    if (call.lane == 0) ptx::bulk_wait_read<0>();  // the previous chunk's rows have left
+  }
+  __syncwarp();  // of gradients, all lanes have read dO
+  store_packed(ptx::shared_address(call.out_tile()), packed, place);
+}
+
+/// These rows leave.
+template <typename Call>
+__device__ __forceinline__ void send_rows(const Call& call, int n) {
+  if (call.p.float_out) return;
+  ptx::fence_async_shared();
+  __syncwarp();
+  if (call.lane > 0) return;
+  constexpr int kRows = kChunk / kWarps;
+  ptx::store_tile(&call.p.maps[3], call.out_tile() + kRows * 128 * call.warp, 64 * call.tile, call.h,
+                  static_cast<int>(call.first_of(n)) + kRows * call.warp, call.b);
+  ptx::bulk_commit();
+}
+
+/// Both, without gates and a normaliser.
+template <typename Call>
+__device__ __forceinline__ void write_rows(const Call& call, float (&out)[32], const float (&row_unit)[2], int n,
+                                           Place place) {
+  const auto& p = call.p;
+  const int64_t first = call.first_of(n);
+  scale_rows(out, row_unit[0] * p.scale, row_unit[1] * p.scale);
+  if (p.float_out) return write_floats(call, out, first);
+  uint32_t packed[16];
+  pack_sums<typename Call::Element>(packed, out, 1.0f);
+  if (call.lane == 0) ptx::bulk_wait_read<0>();  // the previous chunk's rows have left
+  __syncwarp();
+  store_rows_by_map(call.out_tile(), packed, p.maps[3], 64 * call.tile, first, call.b, call.h, place);
 }
 
 }  // namespace lethe::matrix_state

@@ -19,6 +19,7 @@
 #include "optimized/cuda/matrix_state/hopper/gradients_one_block.cuh"
 #include "optimized/cuda/matrix_state/hopper/gradients_states.cuh"
 #include "optimized/cuda/matrix_state/hopper/gradients_two_blocks.cuh"
+#include "optimized/cuda/matrix_state/hopper/kept_states.cuh"
 
 namespace lethe::matrix_state {
 
@@ -113,16 +114,18 @@ __device__ __forceinline__ void load_rebuild_chunks(const Call& call) {
     }
 }
 
-template <typename Element, bool kGated, int kBlocks, bool kNormalized>
-__global__ void __launch_bounds__(GradientsShared<kBlocks, kNormalized>::kThreads, 1)
+template <typename Element, bool kGated, int kBlocks, bool kNormalized, bool kKept>
+__global__ void __launch_bounds__(GradientsShared<kBlocks, kNormalized, kKept>::kThreads, 1)
     sweep_gradients(const __grid_constant__ StateGradientArguments p) {
-  using Shared = GradientsShared<kBlocks, kNormalized>;
+  using Shared = GradientsShared<kBlocks, kNormalized, kKept>;
   extern __shared__ __align__(1024) char memory[];
-  const int group = threadIdx.x / kComputing, warp = threadIdx.x / 32 % kWarps;
+  const int group =
+                threadIdx.x / kComputing + (kKept && threadIdx.x >= kComputing),  // where S is kept, none has group 1
+      warp = threadIdx.x / 32 % kWarps;
   const int cut_heads = p.batch * p.heads - p.whole_heads, cut = static_cast<int>(blockIdx.x) - p.whole_heads,
             head = cut < 0 ? static_cast<int>(blockIdx.x) : p.whole_heads + cut % cut_heads;
   const SegmentOrder order(p.length, true, kChunksOfSegment<kBlocks>);
-  const Gradients<Element, kGated, kBlocks, kNormalized> call{
+  const Gradients<Element, kGated, kBlocks, kNormalized, kKept> call{
       p,
       memory,
       kBlocks == 1 ? ptx::in_uniform_register(warp) : warp,  // there are no registers for it above 64 rows
@@ -144,7 +147,7 @@ __global__ void __launch_bounds__(GradientsShared<kBlocks, kNormalized>::kThread
     init(small.empty, 3 * kArrivals);
     init(small.rebuild_full, 1);
     init(small.rebuild_empty, kArrivals);
-    init(small.state_full, kArrivals);
+    init(small.state_full, kKept ? 1 : kArrivals);
     init(small.state_empty, (kGated ? 2 : 1) * kArrivals);
     for (uint64_t* barrier : {&small.grad_state_full, &small.grad_state_empty, &small.pairs_full, &small.pairs_empty})
       ptx::mbarrier_init(barrier, kArrivals);
@@ -159,12 +162,19 @@ __global__ void __launch_bounds__(GradientsShared<kBlocks, kNormalized>::kThread
   if (kGated || kNormalized || group > 0) wait_for_previous_kernel();
   if (group == 0) {
     change_registers<Shared::kRegisters, Shared::kLoadRegisters>();
-    if (call.warp == 3) load_chunks(call);
-    else if (call.warp == 2) load_rebuild_chunks(call);
-    else if (kGated && call.warp == 1) store_gate_gradients(call);
+    if (call.warp == 3) {
+      load_chunks(call);
+    } else if (call.warp == 2) {
+      if constexpr (kKept) load_kept_states(call);
+      else load_rebuild_chunks(call);
+    } else if (kGated && call.warp == 1) {
+      store_gate_gradients(call);
+    }
   } else if (group == 1) {
-    change_registers<Shared::kRegisters, Shared::kStateRegisters>();
-    rebuild_states(call);
+    if constexpr (!kKept) {
+      change_registers<Shared::kRegisters, Shared::kStateRegisters>();
+      rebuild_states(call);
+    }
   } else if (group == 2) {
     change_registers<Shared::kRegisters, Shared::kGradStateRegisters>();
     sweep_grad_states(call);

@@ -109,7 +109,7 @@ __device__ __forceinline__ void sweep_outputs(const Call& call) {
       ptx::wgmma_wait<1>();
       ptx::fence_registers(out);
       arrive_warp(&small.state_empty[chunk.slot], call.lane);
-      store(kQueries, parity, out, 1.0f, chunk.first);
+      store(kQueries, parity, out, call.result_scale(), chunk.first);
       start(out);
       ptx::wgmma_fence();
       issue_value_of_state();
@@ -117,13 +117,13 @@ __device__ __forceinline__ void sweep_outputs(const Call& call) {
       ptx::wgmma_commit();
       ptx::wgmma_wait<1>();
       ptx::fence_registers(out_key);
-      store(kKeys, parity, out_key, 1.0f, chunk.first);
+      store(kKeys, parity, out_key, call.result_scale(), chunk.first);
       ptx::wgmma_wait<0>();
       ptx::fence_registers(out);
       arrive_warp(&small.grad_state_empty, call.lane);
       arrive_warp(&small.pairs_empty, call.lane);
       arrive_warp(&small.empty[at.index], call.lane);
-      store(kValues, parity, out, 1.0f, chunk.first);
+      store(kValues, parity, out, call.result_scale(), chunk.first);
     } else {
       // One product runs while the sums of the one before are scaled and their dot products computed.
       start(out);
@@ -147,7 +147,7 @@ __device__ __forceinline__ void sweep_outputs(const Call& call) {
       }
       arrive_warp(&small.state_empty[chunk.slot], call.lane);
       // E: the gates after the chunk's first token, which R's update has with the scale, and that one.
-      const auto factor = [&](int row) { return kGated ? gates.write[row] * gates.entry : 1.0f; };
+      const auto factor = [&](int row) { return kGated ? gates.write[row] * gates.entry : call.state_scale(); };
       const float read_state[2] = {factor(i0), factor(i0 + 8)};
       float dot[2] = {0.0f, 0.0f};
       if constexpr (kGated) add_dots<Element>(dot, out, query, place);

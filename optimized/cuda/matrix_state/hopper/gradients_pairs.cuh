@@ -96,7 +96,7 @@ __device__ __forceinline__ void compute_pairs(const Call& call, int index, float
   ptx::fence_registers(scores);
   ptx::fence_registers(grads);
   weigh_pairs<Element, Call::kGated, Call::kNormalized>(scores, grads, call.gates(index), call.grad_normalizer(index),
-                                                        call.p.scale, call.crossings(index).pairs[call.warp],
+                                                        call.pair_scale(), call.crossings(index).pairs[call.warp],
                                                         {call.warp, call.lane});
 }
 

@@ -6,31 +6,36 @@
 
 namespace lethe::matrix_state {
 
-/// kBlocks: of 64 rows of the state.
-template <int kBlocks, bool kNormalized>
+/// kBlocks: of 64 rows of the state. kKept: whether S of every chunk is read as the forward left it.
+template <int kBlocks, bool kNormalized, bool kKept>
 struct GradientsShared {
-  static constexpr int kThreads = 5 * kComputing, kStages = kBlocks == 1 ? 3 : 2, kRebuildStages = 1;
-  static constexpr int kState = kBlocks * kPanel, kSlots = kChunksOfSegment<kBlocks>;
+  static constexpr int kThreads = (kKept ? 4 : 5) * kComputing, kStages = (kBlocks == 1 ? 3 : 2) + kKept,
+                       kRebuildStages = kKept ? 0 : 1;
+  static constexpr int kState = kBlocks * kPanel, kSlots = !kKept ? kChunksOfSegment<kBlocks> : kBlocks == 1 ? 4 : 2;
   static constexpr int kQuery = 0, kKey = kState, kValue = 2 * kState, kGradValues = kValue + kPanel,
                        kStage = kGradValues + kPanel, kRebuildStage = kState + kPanel;
-  /// Of each thread at the launch, and of those of each warpgroup: five times as many in all.
-  static constexpr int kRegisters = 96, kLoadRegisters = kBlocks == 1 ? 40 : 32,
-                       kStateRegisters = kBlocks == 1 ? 88 : 104, kGradStateRegisters = 112, kPairRegisters = 128,
-                       kOutRegisters = kBlocks == 1 ? 112 : 104;
+  /// Of each thread at the launch, and of those of each warpgroup: as many times as many in all as there are.
+  static constexpr int kRegisters = kKept ? 128 : 96, kLoadRegisters = kKept || kBlocks == 1 ? 40 : 32,
+                       kStateRegisters = kBlocks == 1 ? 88 : 104, kGradStateRegisters = kKept ? 144 : 112,
+                       kPairRegisters = kKept ? 168 : 128,
+                       kOutRegisters = kKept          ? 160
+                                       : kBlocks == 1 ? 112
+                                                      : 104;
   struct Small {
-    uint64_t full[kStages], empty[kStages];                                ///< a chunk's tiles and gates
-    uint64_t rebuild_full[kRebuildStages], rebuild_empty[kRebuildStages];  ///< a chunk's key, value and gates, for S
-    uint64_t state_full[kSlots], state_empty[kSlots];                      ///< S of a chunk
-    uint64_t grad_state_full, grad_state_empty;                            ///< R; then dk, where that leaves from there
+    uint64_t full[kStages], empty[kStages];            ///< a chunk's tiles and gates
+    uint64_t rebuild_full[1], rebuild_empty[1];        ///< a chunk's key, value and gates, for S
+    uint64_t state_full[kSlots], state_empty[kSlots];  ///< S of a chunk
+    uint64_t grad_state_full, grad_state_empty;        ///< R; then dk, where that leaves from there
     uint64_t pairs_full, pairs_empty;  ///< P and dP; then dk, where that leaves from there; of two blocks dP, then dq
-    float state_units[kSlots][kBlocks * kWarps], largest[kWarps], largest_pairs[2][kWarps];
+    alignas(kKept ? 16 : 4) float state_units[kSlots][kBlocks * kWarps];
+    float largest[kWarps], largest_pairs[2][kWarps];
     float grad_state_unit, score_unit, grad_unit;
   };
   static constexpr int kRebuild = kStages * kStage, kStates = kRebuild + kRebuildStages * kRebuildStage;
   static constexpr int kGradState = kStates + kSlots * kState, kPairs = kGradState + kState, kOut = kPairs + kPanel;
   /// Of one block results leave from kOut and kKeyOut in turn; of a normalised call, which has no room for both, dk from dP's place.
-  static constexpr int kScores = kOut + kPanel, kKeyOut = kNormalized ? kPairs : kScores + kPanel;
-  static constexpr int kGates = kScores + (kBlocks == 1 ? (kNormalized ? 1 : 2) * kPanel : 0),
+  static constexpr int kScores = kOut + kPanel, kKeyOut = kNormalized && !kKept ? kPairs : kScores + kPanel;
+  static constexpr int kGates = kScores + (kBlocks == 1 ? (kNormalized && !kKept ? 1 : 2) * kPanel : 0),
                        kRebuildGates = kGates + kStages * sizeof(GatesInReverse);
   static constexpr int kCrossings = kRebuildGates + kRebuildStages * sizeof(GatesByTime);
   /// Of a normalised call: what the gradient of z·q is in a chunk; z before each chunk, and its gradient after one.
@@ -41,7 +46,8 @@ struct GradientsShared {
   struct Columns {
     Column grad_normalizer[kStages];
     SplitVector ones;
-    float states[kSlots][64 * kBlocks], grad_state[64 * kBlocks];
+    alignas(kKept ? 16 : 4) float states[kSlots][64 * kBlocks];
+    float grad_state[64 * kBlocks];
   };
   static constexpr int kColumns = (kCrossings + kStages * static_cast<int>(sizeof(FusedCrossings)) + 15) / 16 * 16,
                        kSmall = kColumns + (kNormalized ? static_cast<int>(sizeof(Columns)) : 0),
@@ -50,11 +56,12 @@ struct GradientsShared {
 };
 
 /// The kernel's arguments and a warp's place among them.
-template <typename Element_, bool kGated_, int kBlocks_, bool kNormalized_>
+template <typename Element_, bool kGated_, int kBlocks_, bool kNormalized_, bool kKept_>
 struct Gradients {
   using Element = Element_;
-  using Shared = GradientsShared<kBlocks_, kNormalized_>;
-  static constexpr bool kGated = kGated_, kHalf = std::is_same_v<Element, __half>, kNormalized = kNormalized_;
+  using Shared = GradientsShared<kBlocks_, kNormalized_, kKept_>;
+  static constexpr bool kGated = kGated_, kHalf = std::is_same_v<Element, __half>, kNormalized = kNormalized_,
+                        kKept = kKept_;
   static constexpr int kBlocks = kBlocks_;
   const StateGradientArguments& p;
   char* const memory;
@@ -88,6 +95,14 @@ struct Gradients {
   __device__ char* grad_state() const { return memory + Shared::kGradState; }
   __device__ char* pairs() const { return memory + Shared::kPairs; }
   __device__ char* scores() const { return memory + Shared::kScores; }
+  /// Where S comes without the scale and nothing else is scaled between products, P, dP and R go without it, too, and results get it: as a factor of the
+  /// first two, of R, and of results.
+  static constexpr bool kScalesResults = kKept && !kGated && !kHalf && !kNormalized && kBlocks == 1;
+  __device__ float pair_scale() const { return kScalesResults ? 1.0f : p.scale; }
+  __device__ float grad_state_factor() const { return kScalesResults ? 1.0f / p.scale : 1.0f; }
+  __device__ float result_scale() const { return kScalesResults ? p.scale : 1.0f; }
+  /// What else a product with S is multiplied by, without gates.
+  __device__ float state_scale() const { return kKept && !kScalesResults ? p.scale : 1.0f; }
   /// Of the chunk that begins at a token.
   __device__ const PreparedGates& prepared_gates(int64_t first) const {
     return p.gates[int64_t{1} * head * order.chunks + first / kChunk];
@@ -116,14 +131,21 @@ struct Gradients {
   template <typename Visit>
   __device__ __forceinline__ void each_chunk(Visit&& visit) const {
     const int count_of_first = order.count(piece.begin);
+    [[maybe_unused]] ptx::RingPosition kept;
     for (int s = piece.begin, use = 0; s < piece.end; ++s, ++use) {
       const int count = order.count(s), step = use % 2 ? 1 : -1;
       Chunk chunk{static_cast<int64_t>(order.chunk(s, 0)) * kChunk, slot_of(s, count - 1), 0, use > 0};
       for (int left = count; left > 0; --left) {
-        chunk.parity = (use - (chunk.slot >= count_of_first)) & 1;
+        if constexpr (kKept) {
+          chunk.slot = static_cast<int>(kept.index);
+          chunk.parity = kept.parity;
+          kept.advance(Shared::kSlots);
+        } else {
+          chunk.parity = (use - (chunk.slot >= count_of_first)) & 1;
+        }
         visit(chunk);
         chunk.first -= kChunk;
-        chunk.slot += step;
+        if constexpr (!kKept) chunk.slot += step;
         chunk.begins = false;
       }
     }

@@ -187,7 +187,7 @@ __device__ __forceinline__ void sweep_grad_states(const Call& call) {
       state.join();
     }
     ptx::mbarrier_wait(&small.grad_state_empty, parity ^ 1);
-    float inverse = 1.0f;
+    float inverse = call.grad_state_factor();
     if constexpr (Call::kHalf) {
       float x = 0.0f;
 #pragma unroll

@@ -184,8 +184,8 @@ __device__ __forceinline__ void sweep_queries_and_keys(const Call& call) {
     dot[0] = dot[1] = 0.0f;
     {
       // E: the gates after the chunk's first token, which R's update has with the scale, and that one.
-      const float near = kGated ? gates.write[i0] * gates.entry : 1.0f,
-                  far = kGated ? gates.write[i0 + 8] * gates.entry : 1.0f;
+      const float near = kGated ? gates.write[i0] * gates.entry : call.state_scale(),
+                  far = kGated ? gates.write[i0 + 8] * gates.entry : call.state_scale();
 #pragma unroll
       for (int block = 0; block < kBlocks; ++block) {
         take(block, query, near, far, [&](int of) {

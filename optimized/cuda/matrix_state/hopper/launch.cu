@@ -6,53 +6,19 @@
 #include "optimized/cuda/check.hpp"
 #include "optimized/cuda/matrix_state/hopper/gradients.cuh"
 #include "optimized/cuda/matrix_state/hopper/head_states.cuh"
-#include "optimized/cuda/matrix_state/hopper/maps.hpp"
+#include "optimized/cuda/matrix_state/hopper/memory.hpp"
 #include "optimized/cuda/matrix_state/hopper/prepared_gates.cuh"
-#include "optimized/cuda/matrix_state/hopper/splits.hpp"
-#include "optimized/cuda/workspace.hpp"
 
 namespace lethe::matrix_state {
 namespace {
-
-// Tokens of a head to which the backward with more than 64 rows is faster than that of sweep.cuh. That one has a normaliser among its columns.
-constexpr int64_t kLongestOfTwoBlocks = 8192;
-
-static_assert(ForwardShared<1, 2>::bytes(ForwardShared<1, 2>::kStagesBesideStates) +
-                  HeadStatesShared<false, 1, false>::kBytes + 2 * 1024 <=
-              228 * 1024);
 
 // What a copy asks of memory at a time: a row of a tile, which has 128 bytes. 256 would fetch the neighbouring head's as well (no gate 4 to 7 % slower forward
 // on an H200).
 Maps maps_of(const MatrixStateInput& in) { return {in, CU_TENSOR_MAP_L2_PROMOTION_L2_128B}; }
 
-/// The states after the first segments of some heads, of one sweep.
-struct SegmentMemory {
-  int heads, segments;
-  float *states = nullptr, *decays = nullptr, *vectors = nullptr;
-
-  /// Of the last `head_count` heads.
-  SegmentMemory(Workspace& memory, const Shape& shape, bool normalized, int64_t head_count, int first_segments)
-      : heads(static_cast<int>(head_count)), segments(first_segments) {
-    const int64_t handed = head_count * tiles_of(shape) * segments;
-    states = memory.take<float>(handed * blocks_of(shape) * kBlockFloats);
-    decays = memory.take<float>(handed);
-    if (normalized) vectors = memory.take<float>(handed * blocks_of(shape) * 64);
-  }
-};
-
-/// What a normaliser's pass writes before the backward: dO over z·q, [B, T, H, V] of 16 bits, and the gradient of z·q.
-struct NormalizerMemory {
-  uint16_t* grad_values;
-  float* grad_normalizer;
-
-  NormalizerMemory(Workspace& memory, const Shape& shape)
-      : grad_values(memory.take<uint16_t>(heads_of(shape) * shape.key_length * shape.value_dim)),
-        grad_normalizer(memory.take<float>(heads_of(shape) * padded_tokens(shape))) {}
-};
-
-PreparedGates* take_gates(Workspace& memory, const Shape& shape, bool gated) {
-  return gated ? memory.take<PreparedGates>(heads_of(shape) * order_of(shape).chunks) : nullptr;
-}
+static_assert(ForwardShared<1, 2>::bytes(ForwardShared<1, 2>::kStagesBesideStates, false) +
+                  HeadStatesShared<false, 1, false>::kBytes + 2 * 1024 <=
+              228 * 1024);
 
 template <typename Arguments>
 Arguments arguments_of(const MatrixStateInput& in) {
@@ -101,13 +67,15 @@ void by_type_and_normalizer(const MatrixStateInput& in, Visit&& visit) {
 }
 
 // The gates of all chunks.
-void prepare_gates_of_chunks(const MatrixStateInput& in, float scale, PreparedGates* to, cudaStream_t stream) {
+void prepare_gates_of_chunks(const MatrixStateInput& in, float scale, bool by_time, PreparedGates* to,
+                             cudaStream_t stream) {
   PreparedGatesArguments p{};
   p.gate = arguments_of<SegmentArguments>(in).gate;
   p.length = in.shape.key_length;
   p.batch = static_cast<int>(in.shape.batch);
   p.heads = static_cast<int>(in.shape.heads);
   p.scale = scale;
+  p.by_time = by_time;
   p.to = to;
   const int64_t chunks = heads_of(in.shape) * order_of(in.shape).chunks;
   launch(prepare_all_gates, (chunks + kPreparingWarps - 1) / kPreparingWarps, 32 * kPreparingWarps,
@@ -174,6 +142,18 @@ bool sum_segments(const MatrixStateInput& in, const Operand& key, const Operand&
   return true;
 }
 
+// What a forward's pieces begin with. Returns whether there is anything to launch.
+bool launch_before_pieces(const MatrixStateInput& in, const ForwardSplit& split, const SegmentMemory& handed,
+                          Overlap overlap, cudaStream_t stream) {
+  if (!split.handed_on)
+    return sum_segments(in, in.key, in.value, nullptr, 1.0f, false, in.initial_state, handed, split.pieces, overlap,
+                        stream, split.second > 0 ? By::kOneState : By::kSegments);
+  constexpr int kThreads = 256;
+  clear_marks<<<(handed.mark_count + kThreads - 1) / kThreads, kThreads, 0, stream>>>(handed.marks, handed.mark_count);
+  cuda_check(cudaGetLastError(), "matrix state: marks");
+  return true;
+}
+
 // A forward of all but the first heads in pieces, from the states before those.
 StateForwardArguments forward_arguments(const MatrixStateInput& in, const SegmentMemory& handed, int whole_heads,
                                         int pieces) {
@@ -193,6 +173,7 @@ StateForwardArguments forward_arguments(const MatrixStateInput& in, const Segmen
   p.handed = handed.segments;
   p.states = handed.states;
   p.vectors = handed.vectors;
+  p.marks = handed.marks;
   return p;
 }
 
@@ -206,7 +187,7 @@ void launch_forward(StateForwardArguments p, bool overlapping, cudaStream_t stre
     using Shared = ForwardShared<kBlocks, kReaders>;
     p.stages = !alone ? Shared::kFewestStages : p.second > 0 ? Shared::kStagesBesideStates : Shared::kMostStages;
     launch(sweep_forward<Element, kGated, kBlocks, kNormalizer, kReaders>, ctas, Shared::kThreads,
-           Shared::bytes(p.stages), overlapping, stream, p);
+           Shared::bytes(p.stages, kNormalizer != Normalizer::kNone), overlapping, stream, p);
   };
   if constexpr (!kGated && kBlocks == 1 && kNormalizer == Normalizer::kNone) {
     if (alone) return launch_with(std::integral_constant<int, 2>{});
@@ -220,8 +201,10 @@ void divide_gradients(const MatrixStateBackward& a, const ForwardSplit& split, c
   const Maps map = maps_of(a);
   StateForwardArguments p = forward_arguments(a, handed, split.whole_heads, split.pieces);
   p.second = split.second;
-  p.kept_states = states.states;
-  p.kept_vectors = states.vectors;
+  if (states.segments > 0) {
+    p.kept_states = states.states;
+    p.kept_vectors = states.vectors;
+  }
   p.maps[3] = map.of_result(to.grad_values, a.shape.value_dim);
   p.maps[4] = map(a.grad_values, a.shape.value_dim, kChunk / kWarps);
   p.grad_values = a.grad_values;
@@ -248,18 +231,18 @@ bool backward_by_warpgroups(const Shape& shape, const MatrixStateForm& form) {
 size_t warpgroup_forward_workspace_bytes(const Shape& shape, const MatrixStateForm& form) {
   Workspace memory(nullptr);
   const ForwardSplit split(shape, form);
-  SegmentMemory(memory, shape, form.normalize, split.cut_heads(shape), split.handed(shape));
+  SegmentMemory(memory, shape, form.normalize, split);
   return memory.bytes();
 }
 
 size_t warpgroup_backward_workspace_bytes(const Shape& shape, const MatrixStateForm& form) {
   Workspace memory(nullptr);
   const Split split(shape, form);
-  SegmentMemory(memory, shape, form.normalize, heads_of(shape), order_of(shape).segments - 1);
+  SegmentMemory(memory, shape, form.normalize, heads_of(shape), segments_to_sum(shape, form));
   SegmentMemory(memory, shape, form.normalize, split.cut_heads(shape), split.handed(shape));
   if (form.normalize) {
     const ForwardSplit divided(shape, form);
-    SegmentMemory(memory, shape, true, divided.cut_heads(shape), divided.handed(shape));
+    SegmentMemory(memory, shape, true, divided);
     NormalizerMemory(memory, shape);
   }
   take_gates(memory, shape, form.key_gate != MatrixStateForm::Gate::kNone);
@@ -269,18 +252,18 @@ size_t warpgroup_backward_workspace_bytes(const Shape& shape, const MatrixStateF
 void warpgroup_forward(const MatrixStateForward& a) {
   const ForwardSplit split(a.shape, a.form);
   Workspace memory(a.workspace);
-  const SegmentMemory handed(memory, a.shape, a.form.normalize, split.cut_heads(a.shape), split.handed(a.shape));
-  sum_segments(a, a.key, a.value, nullptr, 1.0f, false, a.initial_state, handed, split.pieces, Overlap::kNone, a.stream,
-               split.second > 0 ? By::kOneState : By::kSegments);
+  const SegmentMemory handed(memory, a.shape, a.form.normalize, split);
+  const bool before = launch_before_pieces(a, split, handed, Overlap::kNone, a.stream);
   StateForwardArguments p = forward_arguments(a, handed, split.whole_heads, split.pieces);
   p.second = split.second;
   if (!a.float_values) p.maps[3] = maps_of(a).of_result(a.values, a.shape.value_dim);
   p.out = a.values;
   p.float_out = a.float_values;
   p.last = a.last_state;
+  if (a.kept_states) p.kept = kept_states_of(a, a.kept_states, kChunk / kWarps);
   by_type_and_normalizer(a, [&](auto element, auto gated, auto blocks, auto normalized) {
     constexpr Normalizer kNormalizer = normalized.value ? Normalizer::kDivides : Normalizer::kNone;
-    launch_forward<decltype(element), gated.value, blocks.value, kNormalizer>(p, handed.segments > 0, a.stream);
+    launch_forward<decltype(element), gated.value, blocks.value, kNormalizer>(p, before, a.stream);
   });
 }
 
@@ -290,11 +273,11 @@ void warpgroup_backward(const MatrixStateBackward& a) {
   const int64_t ctas = split.whole_heads + int64_t{1} * split.cut_heads(a.shape) * split.pieces;
   const bool normalized = a.form.normalize;
   Workspace memory(a.workspace);
-  const SegmentMemory states(memory, a.shape, normalized, heads_of(a.shape), order_of(a.shape).segments - 1),
+  const SegmentMemory states(memory, a.shape, normalized, heads_of(a.shape), segments_to_sum(a.shape, a.form)),
       grads(memory, a.shape, normalized, split.cut_heads(a.shape), split.handed(a.shape));
   const bool gated = a.key_gate.data != nullptr;
   PreparedGates* const gates = take_gates(memory, a.shape, gated);
-  if (gated) prepare_gates_of_chunks(a, scale, gates, a.stream);
+  if (gated) prepare_gates_of_chunks(a, scale, !a.form.kept_states, gates, a.stream);
   Operand grad_values = a.grad_values;
   const float* grad_normalizer = nullptr;
   Overlap overlap = gated ? Overlap::kBeside : Overlap::kNone;
@@ -308,16 +291,17 @@ void warpgroup_backward(const MatrixStateBackward& a) {
   };
   if (normalized) {
     const ForwardSplit forward(a.shape, a.form);
-    const SegmentMemory handed(memory, a.shape, true, forward.cut_heads(a.shape), forward.handed(a.shape));
+    const SegmentMemory handed(memory, a.shape, true, forward);
     const NormalizerMemory divided(memory, a.shape);
-    const bool summed = sum_segments(a, a.key, a.value, nullptr, 1.0f, false, a.initial_state, handed, forward.pieces,
-                                     overlap, a.stream, forward.second > 0 ? By::kOneState : By::kSegments);
-    divide_gradients(a, forward, handed, states, divided, summed || gated);
+    const bool before = launch_before_pieces(a, forward, handed, overlap, a.stream);
+    divide_gradients(a, forward, handed, states, divided, before || gated);
     const int64_t token = a.shape.heads * a.shape.value_dim;
     grad_values = {divided.grad_values, a.shape.key_length * token, token, a.shape.value_dim};
     grad_normalizer = divided.grad_normalizer;
     overlap = Overlap::kWaits;
     sum_grads();
+  } else if (states.segments == 0) {
+    if (sum_grads()) overlap = Overlap::kBeside;
   } else if (by_whole_heads(a)) {  // the others first, whose join runs beside the states
     if (sum_grads()) overlap = Overlap::kBeside;
     sum_states(By::kStates);
@@ -331,6 +315,7 @@ void warpgroup_backward(const MatrixStateBackward& a) {
   p.pieces = split.pieces;
   p.states = states.states;
   p.vectors = states.vectors;
+  if (a.form.kept_states) p.kept = kept_states_of(a, a.kept_states, kChunk);
   p.grad_states = grads.states;
   p.grad_vectors = grads.vectors;
   p.handed = grads.segments;
@@ -355,10 +340,15 @@ void warpgroup_backward(const MatrixStateBackward& a) {
   p.grad_initial = a.grad_initial_state;
   by_type_and_normalizer(a, [&](auto element, auto has_gate, auto blocks, auto normalizes) {
     constexpr int kBlocks = blocks.value;
-    constexpr bool kNormalized = normalizes.value;
-    using Shared = GradientsShared<kBlocks, kNormalized>;
-    launch(sweep_gradients<decltype(element), has_gate.value, kBlocks, kNormalized>, ctas, Shared::kThreads,
-           Shared::kBytes, states.segments > 0 || normalized || gated, a.stream, p);
+    constexpr bool kGated = has_gate.value, kNormalized = normalizes.value;
+    const auto launch_gradients = [&](auto kept) {
+      constexpr bool kKept = decltype(kept)::value;
+      using Shared = GradientsShared<kBlocks, kNormalized, kKept>;
+      launch(sweep_gradients<decltype(element), kGated, kBlocks, kNormalized, kKept>, ctas, Shared::kThreads,
+             Shared::kBytes, states.segments > 0 || overlap != Overlap::kNone, a.stream, p);
+    };
+    if (a.form.kept_states) return launch_gradients(std::true_type{});
+    launch_gradients(std::false_type{});
   });
 }
 

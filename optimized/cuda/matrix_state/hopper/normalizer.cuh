@@ -4,6 +4,7 @@
 // have 16 bits of each number's mantissa at least, of float16 also 24 bits of the largest.
 
 #include "optimized/cuda/hopper/ptx/wgmma_eight_columns.cuh"
+#include "optimized/cuda/hopper/ptx/wgmma_with_sums.cuh"
 #include "optimized/cuda/matrix_state/hopper/products.cuh"
 
 namespace lethe::matrix_state {
@@ -66,6 +67,34 @@ __device__ __forceinline__ void issue_column(float (&sum)[4], const uint32_t (&l
 /// A row's sum of issue_column, in all four lanes that share the row.
 __device__ __forceinline__ float row_of_column(const float (&sum)[4], int half, int lane) {
   return __shfl_sync(kAllLanes, sum[2 * half] + sum[2 * half + 1], lane & ~3);
+}
+
+/// A column beside a tile's 64, of a product with 72: 16 rows of 128 bytes, eight swizzled pieces of 16 bytes each. Of row i of the tile the column's two parts
+/// begin piece `first + i / 16` of row i % 16, of which the product reads six numbers more that are in no sum; or all pieces are alike.
+constexpr int kColumnPanel = 2048;
+
+template <typename Element>
+__device__ __forceinline__ void store_parts(char* panel, int first, int i, float x) {
+  const uint32_t near = pack<Element>(x, 0.0f), rest = pack<Element>(x - unpack<Element>(near).x, 0.0f);
+  const int row = i % 16, piece = first + i / 16;
+  *reinterpret_cast<uint32_t*>(panel + row * 128 + ((piece ^ row % 8) << 4)) = rest << 16 | (near & 0xffffu);
+}
+
+/// A warpgroup: a column of ones.
+template <typename Element>
+__device__ __forceinline__ void store_ones(char* panel, int thread) {
+  static_assert(kColumnPanel == 16 * kComputing);
+  reinterpret_cast<uint4*>(panel)[thread] = {pack<Element>(1.0f, 0.0f), 0, 0, 0};
+}
+
+/// Descriptor of a tile and the column in a panel behind it, of which step k of 16 is in piece k · kPieces after the first.
+__device__ __forceinline__ uint64_t with_column(const char* tile, const char* panel, int first) {
+  return ptx::operand_descriptor(tile, static_cast<uint32_t>(panel - tile) + 16 * first);
+}
+template <int kPieces>
+__device__ __forceinline__ uint64_t advance_with_column(uint64_t descriptor, int k) {
+  constexpr int kStep = kStepBytes<ptx::Major::kMN> / 16;  // of the tile, by which the panel is nearer
+  return ptx::advance<16>(descriptor, static_cast<uint32_t>(k * (kStep + (kPieces - kStep) * 65536)));
 }
 
 /// What add_to_state adds beside the state: the same keys' product with a column.

@@ -32,16 +32,19 @@ __global__ void __launch_bounds__(32 * kPreparingWarps)
   const auto load = [&](bool reverse) {
     return load_gates(gate, p.gate.token_stride, chunk * kChunk, p.length, reverse, lane);
   };
-  const RawGates reverse = load(true), forwards = load(false);
+  const RawGates reverse = load(true), forwards = p.by_time ? load(false) : RawGates{};
   prepare_gates(own.in_reverse, reverse, 1.0f, p.scale, true, lane);
-  prepare_gates(by_time, forwards, 1.0f, 1.0f, false, lane);
+  if (p.by_time) {
+    prepare_gates(by_time, forwards, 1.0f, 1.0f, false, lane);
+    __syncwarp();
+    *reinterpret_cast<float2*>(&own.by_time.write[2 * lane]) =
+        *reinterpret_cast<const float2*>(&by_time.write[2 * lane]);
+    if (lane == 0) own.by_time.total = by_time.total;
+  }
   __syncwarp();
-  *reinterpret_cast<float2*>(&own.by_time.write[2 * lane]) = *reinterpret_cast<const float2*>(&by_time.write[2 * lane]);
-  if (lane == 0) own.by_time.total = by_time.total;
-  __syncwarp();
-  constexpr int kPieces = sizeof(PreparedGates) / sizeof(float4);
+  const int pieces = (p.by_time ? sizeof(PreparedGates) : sizeof(GatesInReverse)) / sizeof(float4);
   float4* const to = reinterpret_cast<float4*>(p.to + (b * p.heads + h) * chunks + chunk);
-  for (int i = lane; i < kPieces; i += 32) to[i] = reinterpret_cast<const float4*>(&own)[i];
+  for (int i = lane; i < pieces; i += 32) to[i] = reinterpret_cast<const float4*>(&own)[i];
 }
 
 }  // namespace lethe::matrix_state

@@ -164,5 +164,12 @@ __device__ __forceinline__ void arrive_warp(uint64_t* barrier, int lane) {
   __syncwarp();
   if (arrives(lane)) ptx::mbarrier_arrive(barrier);
 }
+/// At two barriers.
+__device__ __forceinline__ void arrive_warp(uint64_t* barrier, uint64_t* other, int lane) {
+  __syncwarp();
+  if (!arrives(lane)) return;
+  ptx::mbarrier_arrive(barrier);
+  ptx::mbarrier_arrive(other);
+}
 
 }  // namespace lethe::matrix_state

@@ -28,15 +28,25 @@ inline int segments_before_last(const Shape& shape, int pieces) {
 /// multiprocessors without work.
 struct ForwardSplit {
   int whole_heads, pieces = 1;
-  int second = 0;  // where the second of two pieces begins, whose state comes by head_states
+  int second = 0;          // where the second of two pieces begins, whose state comes by head_states, or from the first
+  bool handed_on = false;  // the latter
 
   ForwardSplit(const Shape& shape, const MatrixStateForm& form) : whole_heads(static_cast<int>(heads_of(shape))) {
     const int processors = multiprocessors(), tiles = tiles_of(shape), segments = order_of(shape).segments;
     const int64_t ctas = heads_of(shape) * tiles;
     const bool few = ctas <= processors, shared = blocks_of(shape) == 1;  // two CTAs a multiprocessor
-    if (shared && !few)
-      return;  // pieces of a last round read keys and values before them once more, and are slower (5 % on an H200)
     const bool weighted = form.key_gate != MatrixStateForm::Gate::kNone || form.normalize;
+    if (shared && !few) {
+      // Pieces of a last round read keys and values before them once more, and are slower (5 % on an H200). Where products bind, most multiprocessors that
+      // have two CTAs take longer: so heads of those end as second CTAs of the others, which wait for the state.
+      const int cut = static_cast<int>(std::min(ctas - processors, 2 * processors - ctas) / tiles);
+      if (!weighted || cut <= 0 || segments < 2) return;
+      whole_heads -= cut;
+      pieces = 2;
+      second = std::clamp((5 * segments + 4) / 8, 1, segments - 1);
+      handed_on = true;
+      return;
+    }
     const int left = few ? whole_heads : static_cast<int>((ctas % processors + tiles - 1) / tiles),
               places = shared && few && weighted ? 2 * processors : processors;
     if (left == 0) return;

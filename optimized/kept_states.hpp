@@ -1,0 +1,31 @@
+#pragma once
+// What a forward of the matrix state leaves for its backward: host code, so that shapes are known without a device.
+
+#include <cmath>
+
+#include "optimized/coverage.hpp"
+
+namespace lethe {
+
+/// Tokens of a head to which the gradients of a state of 65 to 128 rows are faster by the kernels of wgmma than by those of mma.sync, where nothing is normalised.
+inline constexpr int64_t kLongestOfTwoBlocks = 8192;
+
+/// Bytes a head of the states that a forward on compute capability 9.0 leaves for a backward, which else computes them again: those before every 64th token,
+/// of 64 or 128 rows and 64 columns in 16 bits, of float16 with a unit for every 16 rows; and the normaliser's column in float32. 0 where it leaves none.
+/// Int: int64_t, or a symbolic integer.
+template <typename Int>
+Int kept_state_bytes(const Int& length, const Int& key_dim, const Int& value_dim, const MatrixStateForm& form,
+                     Dtype dtype) {
+  if (dtype != Dtype::kBFloat16 && dtype != Dtype::kFloat16) return 0;
+  if (form.key_gate == MatrixStateForm::Gate::kKey || form.value_gate || form.delta) return 0;
+  if (key_dim > 128 || value_dim > 64 || value_dim < 1) return 0;
+  const int blocks = key_dim > 64 ? 2 : 1, each = 512 / blocks;
+  if (length <= each || (blocks > 1 && length > kLongestOfTwoBlocks && !form.normalize)) return 0;
+  const int units = dtype == Dtype::kFloat16 ? 4 : 0, column = form.normalize ? 64 : 0;  // floats of 64 rows
+  return (length + 63) / 64 * (blocks * (64 * 64 * 2 + 4 * (units + column)));
+}
+
+/// Whether a forward leaves them: of a scale by which the backward may divide.
+inline bool keeps_states_at(double scale) { return std::abs(scale) >= 0x1p-32 && std::abs(scale) <= 0x1p32; }
+
+}  // namespace lethe

@@ -29,7 +29,7 @@ struct DeltaBackShared : DeltaSweepRoles<kBlocks, kGroups> {
     float decay[kStages];           ///< γ_C and the unit of R, over that of the R before
     float next[kStages];            ///< the unit of the R before
     float first_reciprocal;         ///< of the first unit
-    uint64_t full[kStages], rows[kStages], weighed[kStages], prepared[kStages], empty[kStages], measured[2];
+    uint64_t full[kStages], rows[kStages], weighed[kStages], prepared[kStages], empty[kStages], measured[2], stored;
   };
   static constexpr int kKeys = kStages * kStage, kState = kKeys + kKeyStages * kTile,
                        kRows = kState + kGroups * kBlocks * kPanel, kResult = kRows + kGroups * kPanel,

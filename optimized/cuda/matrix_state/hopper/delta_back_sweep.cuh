@@ -155,7 +155,7 @@ struct DeltaBackSweep {
       arrive_warp(&small().weighed[at.index], lane);
       if (n > 2) publish(n - 2);  // of which all has been written when R after n − 1 chunks was measured
     }
-    wait_for_last_measured(small().measured, p.chunks);
+    wait_until_stored(small().measured, small().stored, p.chunks);
     publish(p.chunks);
   }
   /// Of arrays that delta_gradients.cuh reads those of so many chunks are written.
@@ -338,7 +338,7 @@ struct DeltaBackSweep {
       if (!Shared::kEarly && arrives(lane)) ptx::mbarrier_arrive(&small().empty[at.index]);
     }
     if (lane == 0) ptx::bulk_wait<0>();
-    arrive_warp(&small().measured[(p.chunks + 1) % 2], lane);
+    arrive_warp(&small().stored, lane);
     if (p.last) {
       scale_state(unit);
       state.store(p.last, p.rows, columns, place_of, block, lane);

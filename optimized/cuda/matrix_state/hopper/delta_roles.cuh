@@ -32,11 +32,11 @@ __device__ __forceinline__ float largest_of_sums(const float (&sums)[kCount][32]
   return largest_of_warp(fmaxf(fmaxf(most[0], most[1]), fmaxf(most[2], most[3])));
 }
 
-/// After a loop that at chunk n has waited for number max(n − 1, 0), of which number n is on barrier n % 2: until number chunks and the last one, chunks + 1,
-/// have ended. Number chunks − 1 is not waited for: number chunks + 1 may end on the same barrier before that wait begins, which then never ends. It has
-/// ended with number chunks, so neither of these waits is more than one phase ahead of its barrier.
-__device__ __forceinline__ void wait_for_last_measured(uint64_t (&measured)[2], int chunks) {
-  for (int n = chunks; n <= chunks + 1; ++n) ptx::mbarrier_wait(&measured[n % 2], n / 2 % 2);
+/// After a loop that at chunk n has waited for number max(n − 1, 0), of which number n is on barrier n % 2: until numbers chunks − 1 and chunks, and `stored`,
+/// have ended. These numbers are the last ones of their barriers, and `stored` has one, so that no phase ends while the one before it is waited for.
+__device__ __forceinline__ void wait_until_stored(uint64_t (&measured)[2], uint64_t& stored, int chunks) {
+  for (int n = chunks - 1; n <= chunks; ++n) ptx::mbarrier_wait(&measured[n % 2], n / 2 % 2);
+  ptx::mbarrier_wait(&stored, 0);
 }
 
 /// A warp: until a chunk's W is there, of which a CTA of delta_solve_beside.cuh makes `ready` 1; what copies W may be of the asynchronous proxy.
@@ -57,7 +57,8 @@ __device__ __forceinline__ void run_roles(const Call& call, int warpgroup) {
       ptx::mbarrier_init(&small.prepared[i], kWarps * kArrivalsOfAWarp);
       ptx::mbarrier_init(&small.empty[i], Shared::kStateWarps * kArrivalsOfAWarp);
     }
-    for (uint64_t& measured : small.measured) ptx::mbarrier_init(&measured, Shared::kStateWarps * kArrivalsOfAWarp);
+    for (uint64_t* barrier : {&small.measured[0], &small.measured[1], &small.stored})
+      ptx::mbarrier_init(barrier, Shared::kStateWarps * kArrivalsOfAWarp);
     ptx::mbarrier_init_fence();
   }
   __syncthreads();

@@ -22,7 +22,7 @@ struct DeltaSweepShared : DeltaSweepRoles<kBlocks, kGroups> {
     float decay[kStages];                      ///< γ_C and the unit of S, over that of the next S
     float after[kStages];                      ///< the unit of the next S
     float first_reciprocal;                    ///< of the first unit
-    uint64_t full[kStages], rows[kStages], weighed[kStages], prepared[kStages], empty[kStages], measured[2];
+    uint64_t full[kStages], rows[kStages], weighed[kStages], prepared[kStages], empty[kStages], measured[2], stored;
   };
   static constexpr int kState = kStages * kStage, kPairs = kState + kGroups * kBlocks * kPanel,
                        kSolved = kPairs + 2 * kFragments, kSmall = kSolved + kStages * int{sizeof(SolvedChunk)};

@@ -140,7 +140,7 @@ struct DeltaSweep {
       arrive_warp(&small().weighed[at.index], lane);
     }
     if constexpr (kKeeps) {  // publishes that all states and residuals are written
-      wait_for_last_measured(small().measured, p.chunks);
+      wait_until_stored(small().measured, small().stored, p.chunks);
       if (lane == 0) ptx::store_release(&p.arrays.stored[blockIdx.x], 1);
     }
   }
@@ -356,7 +356,7 @@ struct DeltaSweep {
       state.store(p.last, p.rows, columns, place_of, block, lane);
     }
     if (lane == 0) ptx::bulk_wait<0>();
-    if constexpr (kKeeps) arrive_warp(&small().measured[(p.chunks + 1) % 2], lane);
+    if constexpr (kKeeps) arrive_warp(&small().stored, lane);
   }
 
   __device__ int64_t kept_tile(int n, int group) const {

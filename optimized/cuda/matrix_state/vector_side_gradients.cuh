@@ -33,7 +33,7 @@ struct SideGradients {
     else ptx::load_matrices(to, from);
   }
 
-  __device__ __forceinline__ void run(Operands operands) const {
+  __device__ __forceinline__ void run(const Operands& operands) const {
     const int lane = at.lane, g = lane / 4, t = lane % 4, other_side = 1 - at.side;
     // Of S and R the block of 16 by 16 of the warp's channels and the first of the other side's, and the bytes to the next one.
     const int own = at.place.row / 16 + at.half, step = (at.side ? 1 : 2 * kRowPanels) * 512,
@@ -43,6 +43,14 @@ struct SideGradients {
                    pairs = at.pairs_of(other_side),
                    other_tile = at.shared + Warp::first_panel(other_side) * Shared::kTile;
 
+    float sixteens[4][2];  // products of the gates of each block
+    {
+      const ChunkProducts runs = operands.products();
+#pragma unroll
+      for (int m = 0; m < 4; ++m)
+#pragma unroll
+        for (int h = 0; h < 2; ++h) sixteens[m][h] = runs.sixteen(m, h);
+    }
     // ⟨S, R⟩ of each channel, times all gates of the chunk: what every gate of a block separates, of other blocks, begins with it. By lane, summed over the
     // lanes of a channel at the end.
     float shared_terms[4][2] = {};
@@ -59,10 +67,9 @@ struct SideGradients {
         shared_terms[0][i % 2] += a.x * (b.x * gates.x) + a.y * (b.y * gates.y);
       }
     });
-    const ChunkProducts products = operands.products();
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      shared_terms[0][h] *= products.half_chunk(0, h) * products.half_chunk(1, h);
+      shared_terms[0][h] *= (sixteens[0][h] * sixteens[1][h]) * (sixteens[2][h] * sixteens[3][h]);
 #pragma unroll
       for (int m = 1; m < 4; ++m) shared_terms[m][h] = shared_terms[0][h];
     }
@@ -81,9 +88,8 @@ struct SideGradients {
     const uint32_t channels_at = at.channels_at(0) + ptx::swizzled_chunk<kTokens>(lane % 16, lane / 16);
     const uint32_t tokens_at = other_tile + ptx::swizzled_chunk<kTokens>(lane % 16, lane / 16);
 
-    // A loop: its code is executed four times by each warp of an SM, and fetched once.
-#pragma unroll 1
-    for (int m = 0; m < 4; ++m, operands.next_block()) {
+#pragma unroll
+    for (int m = 0; m < 4; ++m) {
       const bool upper32 = m / 2, upper16 = m % 2;
       VectorBlock<Element> block(t);
       float(&q)[2][4] = block.q, (&k)[2][4] = block.k, (&dq)[2][4] = block.dq, (&dk)[2][4] = block.dk;
@@ -91,12 +97,11 @@ struct SideGradients {
       float sibling[2], other_half[2];  // products of the block's sibling of 16 and of the other 32 tokens
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const auto of_block = [&](int other) { return ptx::load_floats(at.products_at(m ^ other, h)); };
-        const float2 own = of_block(0), near = of_block(1), far = of_block(2), last = of_block(3);
-        block.eights[0][h] = own.x;
-        block.eights[1][h] = own.y;
-        sibling[h] = near.x * near.y;
-        other_half[h] = (far.x * far.y) * (last.x * last.y);
+        const float2 eights = ptx::load_floats(at.products_at(m, h));
+        block.eights[0][h] = eights.x;
+        block.eights[1][h] = eights.y;
+        sibling[h] = sixteens[m ^ 1][h];
+        other_half[h] = sixteens[m ^ 2][h] * sixteens[m ^ 3][h];
       }
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
@@ -105,8 +110,8 @@ struct SideGradients {
         run[i].multiply();
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-          const float2 a = unpack<Element>(operands.left[0][h + 2 * i]),
-                       b = unpack<Element>(operands.right[0][h + 2 * i]);
+          const float2 a = unpack<Element>(operands.left[m][h + 2 * i]),
+                       b = unpack<Element>(operands.right[m][h + 2 * i]);
           q[i][2 * h] = a.x, q[i][2 * h + 1] = a.y, k[i][2 * h] = b.x, k[i][2 * h + 1] = b.y;
         }
       }

@@ -171,14 +171,6 @@ struct SideOperands {
   }
   __device__ __forceinline__ static uint32_t eights_right(uint32_t address, int eight) { return address ^ eight << 4; }
 
-  /// Puts the next block's a and b in the place of the first one's.
-  __device__ __forceinline__ void next_block() {
-#pragma unroll
-    for (int m = 0; m < 3; ++m)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) left[m][i] = left[m + 1][i], right[m][i] = right[m + 1][i];
-  }
-
   /// The products of the chunk's eights.
   __device__ __forceinline__ ChunkProducts products() const {
     ChunkProducts runs;

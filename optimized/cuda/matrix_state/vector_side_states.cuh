@@ -5,7 +5,7 @@
 //   R ← E_C ∘ R ∘ E'_C + scale Σ_i (E_i ∘ q_i) (E'_i ∘ dO_i)ᵀ            from the last chunk on
 //
 // A CTA is a head. From the first chunk on it reads each tensor once, makes both sums, S from its own and leaves the other; then it goes back over those, which
-// are still in the L2 cache. A chunk's tensors come while the one before it is multiplied. Channels are in panels of 32 with two warps each, 16 a warp; states in blocks of 16 by 16, spread over the warps.
+// are still in the L2 cache. Channels are in panels of 32 with two warps each, 16 a warp; states in blocks of 16 by 16, spread over the warps.
 
 #include "optimized/cuda/launch.cuh"
 #include "optimized/cuda/matrix_state/vector_side_operands.cuh"
@@ -26,10 +26,9 @@ struct VectorSideStatesArguments {
 template <int kRowPanels, int kColumnPanels>
 struct VectorSideStatesShared {
   static constexpr int kPanels = kRowPanels + kColumnPanels, kWarps = 2 * kPanels, kTile = kTokens * 32 * 2;
-  static constexpr int kCtas = kPanels == 2 ? 3 : 2;
-  /// Of two chunks: a and b, tokens by channels, then E ∘ a and D_C ∘ b, channels by tokens; gates. E_C.
-  static constexpr int kRight = kPanels * kTile, kGates = 2 * kRight, kStage = 2 * kGates, kTotals = 2 * kStage,
-                       kBytes = kTotals + kPanels * 32 * 4;
+  /// a and b, tokens by channels; gates; E ∘ a and D_C ∘ b, channels by tokens; E_C.
+  static constexpr int kRight = kPanels * kTile, kGates = 2 * kRight, kScaled = 2 * kGates,
+                       kTotals = kScaled + 2 * kRight, kBytes = kTotals + kPanels * 32 * 4;
 };
 
 /// A head's states: of block b = row block · column blocks + column block, rows and columns of its fragments as of a product's sums.
@@ -38,10 +37,9 @@ struct SideStates {
   using Element = __nv_bfloat16;
   using Shared = VectorSideStatesShared<kRowPanels, kColumnPanels>;
   static constexpr int kWarps = Shared::kWarps, kColumnBlocks = 2 * kColumnPanels,
-                       kBlocks = 2 * kRowPanels * kColumnBlocks, kEach = (kBlocks + kWarps - 1) / kWarps,
-                       kAhead = 3;  ///< chunks whose sums are on their way
+                       kBlocks = 2 * kRowPanels * kColumnBlocks, kEach = (kBlocks + kWarps - 1) / kWarps;
   const VectorSideStatesArguments& p;
-  uint32_t totals;  ///< E_C in shared memory
+  uint32_t shared;
   int warp, lane;
   int64_t head;
   int chunks;
@@ -114,18 +112,20 @@ struct SideStates {
     }
   }
 
-  /// The chunk's share, of the scaled operands at `tiles`: S before it, then S after it; and the sum for R.
-  __device__ __forceinline__ void forward(int chunk, uint32_t tiles) {
+  /// The chunk's share: S before it, then S after it; and the sum for R.
+  __device__ __forceinline__ void forward(int chunk) {
     each(warp, [&](int i, int block) {
       store(p.states, chunk, i, block);
       float gates[6];
-      each_gate(block, [&](int n, int channel) { gates[n] = __uint_as_float(ptx::load_word(totals + channel * 4)); });
+      each_gate(block, [&](int n, int channel) {
+        gates[n] = __uint_as_float(ptx::load_word(shared + Shared::kTotals + channel * 4));
+      });
       decay(i, gates);
-      add_products(block, tiles + Shared::kRight, state[i]);
+      add_products(block, shared + Shared::kScaled + Shared::kRight, state[i]);
     });
     each(kWarps - 1 - warp, [&](int, int block) {
       float sum[2][4] = {};
-      add_products(block, tiles, sum);
+      add_products(block, shared + Shared::kScaled, sum);
       float4* const to = reinterpret_cast<float4*>(p.sums) + 2 * place(chunk, block);
       to[0] = {sum[0][0], sum[0][1], sum[0][2], sum[0][3]};
       to[1] = {sum[1][0], sum[1][1], sum[1][2], sum[1][3]};
@@ -133,7 +133,7 @@ struct SideStates {
     const int channel = 32 * warp + lane;
     if (channel < 32 * Shared::kPanels)
       p.totals[(head * chunks + chunk) * (32 * Shared::kPanels) + channel] =
-          __uint_as_float(ptx::load_word(totals + channel * 4));
+          __uint_as_float(ptx::load_word(shared + Shared::kTotals + channel * 4));
   }
 
   /// R from the last chunk on, from the sums that forward() left: a warp reads its own, and all warps' E_C.
@@ -143,39 +143,35 @@ struct SideStates {
     struct Share {
       float4 sums[2];
       float gates[6];  // E_C of the lane's two rows and four columns
-    } next[kAhead][kEach];
-    const auto fetch = [&](int chunk, Share(&to)[kEach]) {
+    } next[kEach];
+    const auto fetch = [&](int chunk) {
       if (chunk < 0) return;
-      const float* const gates = p.totals + (head * chunks + chunk) * (32 * Shared::kPanels);
+      const float* const totals = p.totals + (head * chunks + chunk) * (32 * Shared::kPanels);
       each(own, [&](int i, int block) {
         const float* const from = p.sums + 8 * place(chunk, block);
-        to[i].sums[0] = load_global4(from);
-        to[i].sums[1] = load_global4(from + 4);
-        each_gate(block, [&](int n, int channel) { to[i].gates[n] = load_global(gates + channel); });
+        next[i].sums[0] = load_global4(from);
+        next[i].sums[1] = load_global4(from + 4);
+        each_gate(block, [&](int n, int channel) { next[i].gates[n] = load_global(totals + channel); });
       });
     };
-#pragma unroll
-    for (int n = 0; n < kAhead; ++n) fetch(chunks - 1 - n, next[n]);
+    fetch(chunks - 1);
 #pragma unroll 1
-    for (int last = chunks - 1; last >= 0; last -= kAhead) {
+    for (int chunk = chunks - 1; chunk >= 0; --chunk) {
+      Share now[kEach];
 #pragma unroll
-      for (int n = 0; n < kAhead; ++n) {
-        const int chunk = last - n;
-        if (chunk < 0) break;
-        each(own, [&](int i, int block) {
-          const Share& share = next[n][i];
-          store(p.grad_states, chunk, i, block);
-          decay(i, share.gates);
+      for (int i = 0; i < kEach; ++i) now[i] = next[i];
+      fetch(chunk - 1);
+      each(own, [&](int i, int block) {
+        store(p.grad_states, chunk, i, block);
+        decay(i, now[i].gates);
 #pragma unroll
-          for (int k = 0; k < 2; ++k) {
-            state[i][k][0] += share.sums[k].x;
-            state[i][k][1] += share.sums[k].y;
-            state[i][k][2] += share.sums[k].z;
-            state[i][k][3] += share.sums[k].w;
-          }
-        });
-        fetch(chunk - kAhead, next[n]);
-      }
+        for (int n = 0; n < 2; ++n) {
+          state[i][n][0] += now[i].sums[n].x;
+          state[i][n][1] += now[i].sums[n].y;
+          state[i][n][2] += now[i].sums[n].z;
+          state[i][n][3] += now[i].sums[n].w;
+        }
+      });
     }
     if (p.grad_initial)
       each(own, [&](int i, int block) {
@@ -184,31 +180,26 @@ struct SideStates {
   }
 };
 
-/// A warp's 16 channels of a chunk: scale E ∘ a and D_C ∘ b (without the scale for columns) in the places of a and b, and E_C.
+/// A warp's 16 channels of a chunk: scale E ∘ a and D_C ∘ b (without the scale for columns), and E_C.
 template <int kRowPanels, int kColumnPanels>
-__device__ __forceinline__ void scale_side(uint32_t shared, uint32_t totals, int warp, int lane, float scale) {
+__device__ __forceinline__ void scale_side(uint32_t shared, int warp, int lane, float scale) {
   using Shared = VectorSideStatesShared<kRowPanels, kColumnPanels>;
   using Element = __nv_bfloat16;
   const int panel = warp / 2, half = warp % 2, g = lane / 4, t = lane % 4;
   const bool upper2 = t & 1, upper4 = t & 2;
   const uint32_t tile = shared + panel * Shared::kTile, gates = shared + Shared::kGates + panel * (2 * Shared::kTile),
                  from = tile + ptx::swizzled_chunk<32>(lane % 8 + lane / 16 * 8, 2 * half + lane / 8 % 2),
-                 to = tile + ptx::swizzled_chunk<kTokens>(16 * half + g, 0) + 4 * t;
+                 to = tile + Shared::kScaled + ptx::swizzled_chunk<kTokens>(16 * half + g, 0) + 4 * t;
   const uint32_t gates_at[2] = {gates + side_gate_offset(2 * t, 16 * half + g),
                                 gates + side_gate_offset(2 * t, 16 * half + g + 8)};
   const auto put = [&](int eight, int h, int further, float x, float y) {
     ptx::store_word((to ^ eight << 4) + h * (8 * kTokens * 2) + further, pack<Element>(x, y));
   };
-  uint32_t left[4][4], right[4][4];
-#pragma unroll
-  for (int m = 0; m < 4; ++m) {
-    ptx::load_matrices_transposed(left[m], from + 16 * m * 64);
-    ptx::load_matrices_transposed(right[m], from + Shared::kRight + 16 * m * 64);
-  }
-  __syncthreads();
   float before[2] = {scale, scale}, after[2] = {1.0f, 1.0f}, down[8][2][2], eights[8][2];
 #pragma unroll
   for (int m = 0; m < 4; ++m) {
+    uint32_t left[4];
+    ptx::load_matrices_transposed(left, from + 16 * m * 64);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int eight = 2 * m + i;
@@ -222,7 +213,7 @@ __device__ __forceinline__ void scale_side(uint32_t shared, uint32_t totals, int
       for (int h = 0; h < 2; ++h) {
         const float two = run.other_two[h], four = run.other_four[h], f1 = run.f[2 * h + 1],
                     up = run.f[2 * h] * before[h] * ((upper2 ? two : 1.0f) * (upper4 ? four : 1.0f));
-        const float2 a = unpack<Element>(left[m][h + 2 * i]);
+        const float2 a = unpack<Element>(left[h + 2 * i]);
         put(eight, h, 0, a.x * up, a.y * (up * f1));
         before[h] *= run.eight[h];
         down[eight][h][1] = (upper2 ? 1.0f : two) * (upper4 ? 1.0f : four);
@@ -233,23 +224,25 @@ __device__ __forceinline__ void scale_side(uint32_t shared, uint32_t totals, int
   }
 #pragma unroll
   for (int m = 3; m >= 0; --m) {
+    uint32_t right[4];
+    ptx::load_matrices_transposed(right, from + Shared::kRight + 16 * m * 64);
 #pragma unroll
     for (int i = 1; i >= 0; --i) {
       const int eight = 2 * m + i;
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const float2 b = unpack<Element>(right[m][h + 2 * i]);
+        const float2 b = unpack<Element>(right[h + 2 * i]);
         put(eight, h, Shared::kRight, b.x * (down[eight][h][0] * after[h]), b.y * (down[eight][h][1] * after[h]));
         after[h] *= eights[eight][h];
       }
     }
   }
-  if (t < 2) ptx::store_word(totals + (16 * warp + g + 8 * t) * 4, __float_as_uint(t ? after[1] : after[0]));
+  if (t < 2)
+    ptx::store_word(shared + Shared::kTotals + (16 * warp + g + 8 * t) * 4, __float_as_uint(t ? after[1] : after[0]));
 }
 
 template <int kRowPanels, int kColumnPanels>
-__global__ void __launch_bounds__(64 * (kRowPanels + kColumnPanels),
-                                  VectorSideStatesShared<kRowPanels, kColumnPanels>::kCtas)
+__global__ void __launch_bounds__(64 * (kRowPanels + kColumnPanels), 3)
     vector_side_states(const __grid_constant__ VectorSideStatesArguments p) {
   using Shared = VectorSideStatesShared<kRowPanels, kColumnPanels>;
   extern __shared__ __align__(1024) char memory[];
@@ -261,25 +254,24 @@ __global__ void __launch_bounds__(64 * (kRowPanels + kColumnPanels),
   RowTile place{head, head / static_cast<unsigned>(p.heads),  head % static_cast<unsigned>(p.heads),
                 head, (panel - (side ? kRowPanels : 0)) * 32, chunks,
                 0};
-  const auto stage_of = [&](int chunk) { return shared + chunk % 2 * Shared::kStage; };
   const auto load = [&](int chunk) {
     if (chunk < chunks) {
       place.chunk = chunk;
-      load_side<Shared>(p.sides[side], place, p.length, stage_of(chunk), panel, warp % 2, lane);
+      load_side<Shared>(p.sides[side], place, p.length, shared, panel, warp % 2, lane);
     }
     ptx::copies_commit();
   };
-  SideStates<kRowPanels, kColumnPanels> states{p, shared + Shared::kTotals, warp, lane, head, chunks};
+  SideStates<kRowPanels, kColumnPanels> states{p, shared, warp, lane, head, chunks};
   load(0);
   states.begin(warp, p.initial);
 #pragma unroll 1
   for (int chunk = 0; chunk < chunks; ++chunk) {
     ptx::copies_wait<0>();
     __syncthreads();
-    load(chunk + 1);
-    scale_side<kRowPanels, kColumnPanels>(stage_of(chunk), shared + Shared::kTotals, warp, lane, side ? 1.0f : p.scale);
+    scale_side<kRowPanels, kColumnPanels>(shared, warp, lane, side ? 1.0f : p.scale);
     __syncthreads();
-    states.forward(chunk, stage_of(chunk));
+    load(chunk + 1);
+    states.forward(chunk);
   }
   __syncthreads();
   states.back();

@@ -144,7 +144,7 @@ c10::SymInt kept_state_bytes(const MatrixStateInputs& in) {
 }
 
 bool leaves_states(const MatrixStateInputs& in) {
-  return capability_of(in.query) == 90 && keeps_states_at(in.normalize ? 1.0 : in.scale) && in.query.sym_numel() > 0 &&
+  return capability_of(in.query) == 90 && keeps_states_at(in.scale) && in.query.sym_numel() > 0 &&
          kept_state_bytes(in) > 0;
 }
 

@@ -9,6 +9,7 @@ namespace lethe::matrix_state {
 /// kBlocks: of 64 rows of the state. kKept: whether S of every chunk is read as the forward left it.
 template <int kBlocks, bool kNormalized, bool kKept>
 struct GradientsShared {
+  static_assert(!(kKept && kNormalized));
   static constexpr int kThreads = (kKept ? 4 : 5) * kComputing, kStages = (kBlocks == 1 ? 3 : 2) + kKept,
                        kRebuildStages = kKept ? 0 : 1;
   static constexpr int kState = kBlocks * kPanel, kSlots = !kKept ? kChunksOfSegment<kBlocks> : kBlocks == 1 ? 4 : 2;
@@ -27,15 +28,14 @@ struct GradientsShared {
     uint64_t state_full[kSlots], state_empty[kSlots];  ///< S of a chunk
     uint64_t grad_state_full, grad_state_empty;        ///< R; then dk, where that leaves from there
     uint64_t pairs_full, pairs_empty;  ///< P and dP; then dk, where that leaves from there; of two blocks dP, then dq
-    alignas(kKept ? 16 : 4) float state_units[kSlots][kBlocks * kWarps];
-    float largest[kWarps], largest_pairs[2][kWarps];
+    float state_units[kSlots][kBlocks * kWarps], largest[kWarps], largest_pairs[2][kWarps];
     float grad_state_unit, score_unit, grad_unit;
   };
   static constexpr int kRebuild = kStages * kStage, kStates = kRebuild + kRebuildStages * kRebuildStage;
   static constexpr int kGradState = kStates + kSlots * kState, kPairs = kGradState + kState, kOut = kPairs + kPanel;
   /// Of one block results leave from kOut and kKeyOut in turn; of a normalised call, which has no room for both, dk from dP's place.
-  static constexpr int kScores = kOut + kPanel, kKeyOut = kNormalized && !kKept ? kPairs : kScores + kPanel;
-  static constexpr int kGates = kScores + (kBlocks == 1 ? (kNormalized && !kKept ? 1 : 2) * kPanel : 0),
+  static constexpr int kScores = kOut + kPanel, kKeyOut = kNormalized ? kPairs : kScores + kPanel;
+  static constexpr int kGates = kScores + (kBlocks == 1 ? (kNormalized ? 1 : 2) * kPanel : 0),
                        kRebuildGates = kGates + kStages * sizeof(GatesInReverse);
   static constexpr int kCrossings = kRebuildGates + kRebuildStages * sizeof(GatesByTime);
   /// Of a normalised call: what the gradient of z·q is in a chunk; z before each chunk, and its gradient after one.
@@ -46,8 +46,7 @@ struct GradientsShared {
   struct Columns {
     Column grad_normalizer[kStages];
     SplitVector ones;
-    alignas(kKept ? 16 : 4) float states[kSlots][64 * kBlocks];
-    float grad_state[64 * kBlocks];
+    float states[kSlots][64 * kBlocks], grad_state[64 * kBlocks];
   };
   static constexpr int kColumns = (kCrossings + kStages * static_cast<int>(sizeof(FusedCrossings)) + 15) / 16 * 16,
                        kSmall = kColumns + (kNormalized ? static_cast<int>(sizeof(Columns)) : 0),
@@ -97,7 +96,7 @@ struct Gradients {
   __device__ char* scores() const { return memory + Shared::kScores; }
   /// Where S comes without the scale and nothing else is scaled between products, P, dP and R go without it, too, and results get it: as a factor of the
   /// first two, of R, and of results.
-  static constexpr bool kScalesResults = kKept && !kGated && !kHalf && !kNormalized && kBlocks == 1;
+  static constexpr bool kScalesResults = kKept && !kGated && kBlocks == 1;
   __device__ float pair_scale() const { return kScalesResults ? 1.0f : p.scale; }
   __device__ float grad_state_factor() const { return kScalesResults ? 1.0f / p.scale : 1.0f; }
   __device__ float result_scale() const { return kScalesResults ? p.scale : 1.0f; }

@@ -35,12 +35,11 @@ SPILLS = [
     (r"14backward_tilesI\w+Li256E", 202),
     (r"scan_(norms_)?and_bound", 132),  # the search for the boundary by mass
     # the matrix state by wgmma: numbers of a chunk's place, and in float16 units of rows; with a normaliser first
-    (r"sweep_forwardI13__nv_bfloat16\w+10NormalizerE[12]E", 144),
-    (r"sweep_forwardI6__half\w+Li1E\w+10NormalizerE[12]E", 344),
+    (r"sweep_forwardI13__nv_bfloat16\w+10NormalizerE[12]E", 64),
+    (r"sweep_forwardI6__half\w+Li1E\w+10NormalizerE[12]E", 312),
     (r"sweep_forwardI6__half\w+Li2E\w+10NormalizerE[12]E", 48),
-    (r"sweep_forwardI13__nv_bfloat16Lb1ELi1E", 32),
-    (r"sweep_forwardI6__halfLb0ELi1E\w+ELi2E", 148),
-    (r"sweep_forwardI6__halfLb\dELi1E", 164),
+    (r"sweep_forwardI13__nv_bfloat16Lb1ELi1E", 24),
+    (r"sweep_forwardI6__halfLb\dELi1E", 120),
     (r"sweep_gradientsI\w+Li1ELb1E", 72),
     (r"sweep_gradientsI13__nv_bfloat16\w+Li2ELb1E", 204),
     (r"sweep_gradientsI6__half\w+Li2ELb1E", 276),
@@ -49,8 +48,8 @@ SPILLS = [
     (r"sweep_gradientsI\w+Lb0ELi2E", 40),
     (r"head_statesI\w+Lb1ELi2ELb0ELb1E", 24),
     (r"delta_sweepI\w+Li1ELi1ELb", 76),
-    (r"delta_back_sweepI\w+Li1ELi1E", 72),
-    (r"delta_back_sweepI\w+Li2E", 20),
+    (r"delta_back_sweepI\w+Li1ELi1E", 68),
+    (r"prepare_delta_keysI\w+Li128ELi3E", 28),  # of three groups of four warps each a third of the registers
     (r"solve_chunksI\w+Li1E", 8),  # six CTAs a multiprocessor
     (r"solve_chunksI\w+Li2E", 16),
 ]

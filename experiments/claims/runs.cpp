@@ -76,6 +76,7 @@ void fill_origins(std::vector<Record>& records, const std::vector<Artefact>& tra
     const nlohmann::json& end = ends.at(left.front()->folder);
     record.artefact = left.front()->folder.filename();
     record.commit = end.value("commit", "unknown");
+    if (record.commit == "unknown") record.commit = end.value("built", "unknown");  // trained away from a checkout
     record.machine = end.at("machine").value("name", "unknown");
   }
 }

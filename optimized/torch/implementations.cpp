@@ -138,7 +138,7 @@ Call call_of(const MatrixStateInputs& in) {
 
 c10::SymInt kept_state_bytes(const MatrixStateInputs& in) {
   const at::ScalarType dtype = in.query.scalar_type();
-  if ((dtype != at::kBFloat16 && dtype != at::kHalf) || in.query.dim() != 4 || in.value.dim() != 4) return 0;
+  if (dtype != at::kBFloat16 || in.query.dim() != 4 || in.value.dim() != 4) return 0;
   return kept_state_bytes<c10::SymInt>(in.query.sym_size(1), in.query.sym_size(3), in.value.sym_size(3), form_of(in),
                                        dtype_of(dtype));
 }

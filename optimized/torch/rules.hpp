@@ -10,7 +10,7 @@ namespace lethe {
 /// Autograd of a forward operator. An argument `X` or `grad_Y` of the backward operator is the forward's argument X, else its output X, or
 /// the gradient of its output Y, absent where that is optional and nothing arrives; a result `grad_X` is the gradient of argument X. Outputs
 /// without such a gradient have no derivative.
-/// A bool argument `keep_residual` is set where a derivative is recorded; one that may be absent, where it isn't.
+/// A bool argument `keep_residual` is set where a derivative is recorded; an optional one only where it is given.
 ///
 /// covers   backward(), torch.func.grad, vjp, jacrev and compiled autograd
 /// throws   c10::NotImplementedError "NAME: expected no tangent …, found one" for forward-mode differentiation

@@ -61,7 +61,8 @@ const Call kCalls[] = {
     {"token_in_segments_64x64", kChunks, kToken, 64, 64, Dtype::kBFloat16, 1100},
     {"token_in_segments_float16_40x24", kChunks, kToken, 40, 24, Dtype::kFloat16, 600},
     {"normalized_in_segments_64x64", kChunks, kNormalized, 64, 64, Dtype::kBFloat16, 600},
-    {"token_in_segments_128x64", kChunks, kToken, 128, 64, Dtype::kFloat16, 600},
+    {"token_in_segments_128x64", kChunks, kToken, 128, 64, Dtype::kBFloat16, 600},
+    {"token_in_segments_float16_128x64", kChunks, kToken, 128, 64, Dtype::kFloat16, 600},
     {"token_40x24", kChunks, kToken, 40, 24},
     {"token_128x64", kChunks, kToken, 128, 64},
     {"token_128x128", kChunks, kToken, 128, 128},
@@ -381,7 +382,8 @@ TEST_P(MatrixState, EqualsTheReferenceWithTheSameBitsTwice) {
       compute_capability(0) != 90
           ? 0
           : kAll * kept_state_bytes<int64_t>(shape.key_length, shape.key_dim, shape.value_dim, call.form, call.dtype);
-  EXPECT_EQ(kept > 0, compute_capability(0) == 90 && std::string(call.name).find("in_segments") != std::string::npos);
+  EXPECT_EQ(kept > 0, compute_capability(0) == 90 && call.dtype == Dtype::kBFloat16 && !call.form.normalize &&
+                          std::string(call.name).find("in_segments") != std::string::npos);
   if (kept == 0) return;
   const std::map<std::string, Numbers> read = run(*family, call, in, true, kept);
   EXPECT_TRUE(run(*family, call, in, false, kept) == read) << "other bits in the second run with kept states";

@@ -173,19 +173,19 @@ class Segments(unittest.TestCase):
     def test_left_states_and_what_is_read_of_them_have_the_same_bits_every_time(self):  # of few heads, in pieces of one segment and of several
         if DEVICE != "cuda" or torch.cuda.get_device_capability() != (9, 0):
             self.skipTest("needs a GPU of compute capability 9.0")
-        for dtype, call, rows, length in itertools.product((torch.bfloat16, torch.float16), self.CALLS, (64, 128), (577, 1300, 8000)):
-            tensors = {name: tensor.to(DEVICE) for name, tensor in state_problem(dtype, **(WIDE | dict(length=length, key_dim=rows))).items()}
+        for call, rows, length in itertools.product(("no gate", "head gate"), (64, 128), (577, 1300, 8000)):
+            tensors = {name: tensor.to(DEVICE) for name, tensor in state_problem(torch.bfloat16, **(WIDE | dict(length=length, key_dim=rows))).items()}
             left = []
             first, _ = self.gradients(call, tensors, True, lambda kept: left.append(kept) or kept)
             again = [self.gradients(call, tensors, True, lambda kept: left.append(kept) or left[0])[0] for _ in range(20)]
-            with self.subTest(call, dtype=dtype, rows=rows, length=length):
+            with self.subTest(call, rows=rows, length=length):
                 self.assertEqual([i for i, kept in enumerate(left) if not torch.equal(kept, left[0])], [], "what the forward left")
                 self.assertEqual([(i, name) for i, found in enumerate(again) for name in found if not torch.equal(found[name], first[name])], [])
 
     def test_states_of_many_heads_and_chunks_are_left_and_read(self):  # of 132 multiprocessors, two rounds of heads of 64 chunks
         generator = torch.Generator(DEVICE).manual_seed(6)
         normal = lambda *shape: torch.randn(8, 4096, 24, *shape, generator=generator, device=DEVICE)
-        for call, rows in itertools.product(self.CALLS, (64, 128)):
+        for call, rows in itertools.product(("no gate", "head gate"), (64, 128)):
             tensors = {"query": normal(rows).abs().bfloat16(), "key": torch.nn.functional.normalize(normal(rows).abs(), dim=-1).bfloat16(),
                        "value": normal(64).bfloat16(), "head_gate": torch.nn.functional.logsigmoid(normal() + 3)}
             state = normal(rows * (64 + ("normalized" in call)))[:, 0].abs().view(8, 24, rows, -1)

@@ -15,11 +15,12 @@ double relative_band(const Record& speed) {
   return 1.25 * 1.96 * speed.stddev / (speed.value * std::sqrt(static_cast<double>(speed.samples)));
 }
 
-/// The commit and the GPU that a benchmark's JSON names: ours beside a table, or Google Benchmark's.
+/// The commit and the GPU, or else the machine, that a benchmark's JSON names: ours beside a table, or Google Benchmark's.
 std::pair<std::string, std::string> origin_of(std::filesystem::path data) {
   const nlohmann::json file = read_json(data.replace_extension(".json"));
   if (file.contains("context")) return {file["context"].at("commit"), file["context"].at("gpu")};
-  return {file.at("commit"), file.at("machine").at("gpu")};
+  const nlohmann::json& machine = file.at("machine");
+  return {file.at("commit"), machine.at(machine.contains("gpu") ? "gpu" : "name")};
 }
 
 }  // namespace

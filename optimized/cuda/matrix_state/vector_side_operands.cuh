@@ -19,7 +19,7 @@ struct VectorSidesArguments {
   int64_t length;
   int batch, heads;
   float scale;
-  const uint4 *states, *grad_states;  ///< of vector_states: S before each chunk and R after it
+  const uint4 *states, *grad_states;  ///< of vector_side_states: S before each chunk and R after it
 };
 
 template <int kRowPanels, int kColumnPanels>
@@ -110,7 +110,7 @@ struct SideWarp {
   }
 };
 
-/// S and R of the chunk: from vector_states' registers to shared memory, 16 rows by 16 columns after the other, a column of such blocks after the other.
+/// S and R of the chunk: from vector_side_states' registers to shared memory, 16 rows by 16 columns after the other, a column of such blocks after the other.
 template <int kRowPanels, int kColumnPanels>
 struct StateCopies {
   using Shared = VectorSidesShared<kRowPanels, kColumnPanels>;

@@ -147,7 +147,7 @@ __device__ __forceinline__ void sweep_outputs(const Call& call) {
       }
       arrive_warp(&small.state_empty[chunk.slot], call.lane);
       // E: the gates after the chunk's first token, which R's update has with the scale, and that one.
-      const auto factor = [&](int row) { return kGated ? gates.write[row] * gates.entry : call.state_scale(); };
+      const auto factor = [&](int row) { return kGated ? gates.write[row] * gates.entry : 1.0f; };
       const float read_state[2] = {factor(i0), factor(i0 + 8)};
       float dot[2] = {0.0f, 0.0f};
       if constexpr (kGated) add_dots<Element>(dot, out, query, place);

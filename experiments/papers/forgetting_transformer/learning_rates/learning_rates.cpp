@@ -92,7 +92,8 @@ Findings measure(const Study& study) {
     if (others.empty()) continue;
     Comparison comparison = losses.compare("Of the rates tried, the ablations' is the best for " + row,
                                            {{best_of(others, losses), 1}, {row, -1}}, positive);
-    leave_open(comparison, row);
+    for (const std::string& name : others)
+      if (losses.has(name)) comparison.note += (comparison.note.empty() ? "tried: " : "; ") + name;
     add(comparison, "control, ours", false);
   }
   return findings;

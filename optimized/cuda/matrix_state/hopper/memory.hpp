@@ -9,7 +9,10 @@
 
 namespace lethe::matrix_state {
 
-/// Where a forward leaves states for its backward, or left them; tokens: rows that a copy takes at a time.
+static_assert(kChunksOfSegment<1> * kChunk == 512 &&
+              kChunksOfSegment<2> * kChunk == 256);  // as kept_state_bytes() has it
+
+/// Where a forward leaves states for its backward, or left them; tokens: rows of S that a copy takes at a time.
 inline KeptStates kept_states_of(const MatrixStateInput& in, const void* states, int tokens) {
   const Shape& s = in.shape;
   const int64_t a_head = kept_state_bytes<int64_t>(s.key_length, s.key_dim, s.value_dim, in.form, in.dtype), row = 64,
@@ -56,7 +59,7 @@ struct NormalizerMemory {
         grad_normalizer(memory.take<float>(heads_of(shape) * padded_tokens(shape))) {}
 };
 
-// Those of all heads whose states a backward computes again.
+// Segments of all heads whose states a backward computes again, but the last of each head.
 inline int segments_to_sum(const Shape& shape, const MatrixStateForm& form) {
   return form.kept_states ? 0 : order_of(shape).segments - 1;
 }

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdio>
 #include <iterator>
+#include <limits>
 
 #include "experiments/claims/measures.hpp"
 #include "experiments/claims/seeds.hpp"
@@ -25,7 +26,7 @@ std::vector<std::string> names_of(const std::string& row, const nlohmann::json& 
   return names;
 }
 
-/// The name of lowest loss among those that have run, by the mean over the seeds that two share; the first where none has.
+/// The name of lowest loss among those that have run, by the mean over the seeds that two share, so never one that has diverged; the first where none has.
 std::string best_of(const std::vector<std::string>& names, const Measurements& losses) {
   std::string best = names.front();
   for (const std::string& name : names)
@@ -55,6 +56,7 @@ Findings measure(const Study& study) {
     const Run& run = artefact.run;
     const int64_t length = run.training.context_length;
     const Evaluated found = evaluate(study, artefact, length);
+    if (found.records.empty()) return losses.add(run, std::numeric_limits<double>::quiet_NaN());  // it has diverged
     losses.add(run, found.value("loss"), losses_of_sequences(found, 0, length));
     for (Record& record : records_of(study, run, found)) findings.records.push_back(std::move(record));
     findings.records.push_back(record_of(study.experiment, run, findings.records.back().batch, length, "learning_rate",

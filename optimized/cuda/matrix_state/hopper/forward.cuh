@@ -44,7 +44,7 @@ struct ForwardShared {
                        kReadRegisters = kBlocks > 1    ? 160
                                         : kReaders > 1 ? 128
                                                        : 120;
-  /// Of a normalised call of one block: z, rounded as S is, and ones, in panels behind the stages; else in vectors.
+  /// Of a normalised call of one block: z, rounded as S is, and ones, in panels that follow the stages; else in vectors.
   static constexpr bool kPanels = kBlocks == 1;
   struct Small {
     SplitVector ones, columns[2][kBlocks];

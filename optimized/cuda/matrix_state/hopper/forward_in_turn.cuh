@@ -38,9 +38,7 @@ __device__ __forceinline__ void read_in_turn(const Call& call) {
     ptx::wgmma_wait<1>();
     ptx::fence_registers(scores);
     call.weigh(scores, at.index);
-    row_units<kHalf>(row_unit, scores);
-    if constexpr (kHalf) scale_rows(scores, reciprocal_of_power(row_unit[0]), reciprocal_of_power(row_unit[1]));
-    pack_sums<Element>(weights, scores, 1.0f);
+    pack_weights<Element>(weights, row_unit, scores);
     ptx::wgmma_wait<0>();
     ptx::fence_registers(out);
     if constexpr (kHalf) {  // of S in its unit, to P in its rows' units

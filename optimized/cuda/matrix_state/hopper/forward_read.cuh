@@ -19,24 +19,12 @@ __device__ __forceinline__ void read_plain(const Call& call) {
   const Place place{call.warp, lane};
   uint32_t weights[16];
   float row_unit[2];
-  const auto take_weights = [&](float(&scores)[32]) {
-    row_units<kHalf>(row_unit, scores);
-    if constexpr (kHalf) scale_rows(scores, reciprocal_of_power(row_unit[0]), reciprocal_of_power(row_unit[1]));
-    pack_sums<Element>(weights, scores, 1.0f);
-  };
   ptx::RingPosition at, rounded;
   ptx::mbarrier_wait(&small.full[0], 0);
   {
     float scores[32];
-    ptx::undefined(scores);
-    ptx::fence_registers(scores);
-    ptx::wgmma_fence();
-    call.issue_scores(scores, call.stage(0));
-    ptx::wgmma_commit();
-    ptx::wgmma_wait<0>();
-    ptx::fence_registers(scores);
-    call.weigh(scores, 0);
-    take_weights(scores);
+    compute_first_weights(call, scores);
+    pack_weights<Element>(weights, row_unit, scores);
   }
   for (int n = 0; n < call.chunks; ++n, rounded.advance(2)) {
     const uint32_t index = at.index;
@@ -92,7 +80,7 @@ __device__ __forceinline__ void read_plain(const Call& call) {
       arrive_warp(&small.empty[index], lane);
       call.weigh(scores, at.index);
     }
-    take_weights(scores);
+    pack_weights<Element>(weights, row_unit, scores);
   }
   if (lane == 0) ptx::bulk_wait<0>();
 }

@@ -81,9 +81,7 @@ struct WeightedReader {
 
   /// P of the chunk in `stage`, weighted, as a left operand in its rows' units.
   __device__ __forceinline__ void take_weights(float (&scores)[32]) {
-    row_units<kHalf>(row_unit, scores);
-    if constexpr (kHalf) scale_rows(scores, reciprocal_of_power(row_unit[0]), reciprocal_of_power(row_unit[1]));
-    pack_sums<Element>(weights, scores, 1.0f);
+    pack_weights<Element>(weights, row_unit, scores);
   }
 };
 
@@ -97,14 +95,7 @@ __device__ __forceinline__ void read_weighted(const Call& call) {
   ptx::mbarrier_wait(&small.full[0], 0);
   {
     float scores[32];
-    ptx::undefined(scores);
-    ptx::fence_registers(scores);
-    ptx::wgmma_fence();
-    call.issue_scores(scores, call.stage(0));
-    ptx::wgmma_commit();
-    ptx::wgmma_wait<0>();
-    ptx::fence_registers(scores);
-    call.weigh(scores, 0);
+    compute_first_weights(call, scores);
     reader.take_weights(scores);
   }
   for (int n = 0; n < call.chunks; ++n, rounded.advance(2)) {

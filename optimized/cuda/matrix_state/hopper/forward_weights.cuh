@@ -129,4 +129,26 @@ __device__ __forceinline__ void row_units(float (&unit)[2], const float (&scores
   }
 }
 
+/// Weighted rows of P as a left operand, in their units.
+template <typename Element>
+__device__ __forceinline__ void pack_weights(uint32_t (&weights)[16], float (&unit)[2], float (&scores)[32]) {
+  constexpr bool kHalf = std::is_same_v<Element, __half>;
+  row_units<kHalf>(unit, scores);
+  if constexpr (kHalf) scale_rows(scores, reciprocal_of_power(unit[0]), reciprocal_of_power(unit[1]));
+  pack_sums<Element>(weights, scores, 1.0f);
+}
+
+/// P of the first chunk, weighted.
+template <typename Call>
+__device__ __forceinline__ void compute_first_weights(const Call& call, float (&scores)[32]) {
+  ptx::undefined(scores);
+  ptx::fence_registers(scores);
+  ptx::wgmma_fence();
+  call.issue_scores(scores, call.stage(0));
+  ptx::wgmma_commit();
+  ptx::wgmma_wait<0>();
+  ptx::fence_registers(scores);
+  call.weigh(scores, 0);
+}
+
 }  // namespace lethe::matrix_state

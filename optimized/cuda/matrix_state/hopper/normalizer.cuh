@@ -87,7 +87,7 @@ __device__ __forceinline__ void store_ones(char* panel, int thread) {
   reinterpret_cast<uint4*>(panel)[thread] = {pack<Element>(1.0f, 0.0f), 0, 0, 0};
 }
 
-/// Descriptor of a tile and the column in a panel behind it, of which step k of 16 is in piece k · kPieces after the first.
+/// Descriptor of a tile and the column in a panel that follows it, of which step k of 16 is in piece k · kPieces after the first.
 __device__ __forceinline__ uint64_t with_column(const char* tile, const char* panel, int first) {
   return ptx::operand_descriptor(tile, static_cast<uint32_t>(panel - tile) + 16 * first);
 }

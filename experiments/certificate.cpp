@@ -1,5 +1,6 @@
 #include "experiments/certificate.hpp"
 
+#include <ATen/Version.h>
 #include <sys/utsname.h>
 #include <torch/version.h>
 #include <unistd.h>
@@ -127,6 +128,7 @@ nlohmann::json birth_certificate(const std::filesystem::path& folder, const std:
                           {{"name", machine_name()},
                            {"processor", processor()},
                            {"cores", std::thread::hardware_concurrency()},
+                           {"instruction_set", at::get_cpu_capability()},
                            {"memory_gib", std::round(memory / (1 << 30))},
                            {"system", std::string(system.sysname) + " " + system.release + " " + system.machine}}},
                          {"versions",

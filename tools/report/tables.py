@@ -14,6 +14,7 @@ from report.profile import PROFILE, profile_data, profile_table
 from report.results import VERDICTS, load_machine, machine_folders, sound_claims
 from report.throughput import ratio_table, short_ratio_table, throughput_data
 from report.training import TRAINING, training_data, training_table
+from report.verdicts import verdicts_section
 
 MARKER = re.compile(r"(<!-- table:(?P<machine>[\w.-]+)/(?P<name>[\w.-]+) -->\n)(?P<body>.*?)(<!-- /table -->)", re.DOTALL)
 UNSEARCHED = {".git", ".venv", "build", "artefacts"}  # folders without a README of ours
@@ -238,7 +239,7 @@ def index(root, results):
         others = sorted(others - {claim.name for claim in claims})
         if others:
             text += "\nMeasurements: " + ", ".join(f"[{name}]({folder.name}/{name}.md)" for name in others) + ".\n"
-    return text
+    return text + verdicts_section(results)
 
 
 def readme_table(root, results, machine, name):

@@ -34,6 +34,11 @@ def verdicts_of(path, scale):
     return found, certificates
 
 
+def commit_of(certificate):
+    """The checkout's commit; away from one, that of the program."""
+    return certificate.get("built", "unknown") if certificate["commit"] == "unknown" else certificate["commit"]
+
+
 def compared(folders, scale):
     """The members of the file that compares folders by name."""
     runs, verdicts = [], []
@@ -41,7 +46,7 @@ def compared(folders, scale):
         found, certificates = verdicts_of(path, scale)
         machine = certificates[0]["machine"]
         runs.append({"name": name, "processor": machine["processor"], "cores": machine["cores"], "instruction_set": machine.get("instruction_set", "not recorded"),
-                     "commits": sorted({certificate["commit"] for certificate in certificates}),
+                     "commits": sorted({commit_of(certificate) for certificate in certificates}),
                      "dates": sorted({certificate["time"][:10] for certificate in certificates})})
         verdicts.append(found)
     keys = dict.fromkeys(key for found in verdicts for key in found)

@@ -56,6 +56,10 @@ class Verdicts(unittest.TestCase):
         self.assertEqual([row["verdicts"] for row in members["statements"]], [["reproduced"] * 2, ["refuted", "reproduced"], ["reproduced", None]])
         self.assertEqual(verdicts_section(self.root), "\n## Verdicts on several machines\n\n" + said)
 
+    def test_of_no_checkout_are_of_the_program(self):
+        for members, commit in (({"commit": "unknown", "built": "b"}, "b"), ({"commit": "unknown"}, "unknown"), ({"commit": "a", "built": "b"}, "a")):
+            self.assertEqual(compare_verdicts.commit_of(members), commit)
+
     def test_that_are_alike_have_none(self):
         self.write("second", certificate("a", {"x": "reproduced", "y": "refuted"}, "DEFAULT"))
         _, said = self.run_tool(f"wide={self.root / 'first'}", f"narrow={self.root / 'second'}", "--output", str(self.root / "verdicts.json"))

@@ -88,7 +88,7 @@ TEST_P(SambaSize, IsThatOfThePublishedModelWithMamba2ForMamba) {
   // An inner head has the head dim of the window's heads.
   const int64_t more = mamba_layer(size.width) - mamba2_layer(size.width, 2 * size.heads);
   EXPECT_EQ(parameters_of("samba", size), size.published - size.layers / 2 * more);
-  EXPECT_LT(static_cast<double>(more * size.layers / 2), 0.005 * static_cast<double>(size.published));
+  EXPECT_LT(static_cast<double>(more * size.layers / 2), 0.006 * static_cast<double>(size.published));
 }
 
 // Ren et al. 2024: 421M and 1.3B.

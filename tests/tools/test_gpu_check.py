@@ -48,7 +48,7 @@ class Steps(ShellPrograms):
     def test_each_test_has_a_summary_line_and_output_in_its_labels_log(self):
         status, summary, complaint = self.check()
         self.assertEqual(status, 0, complaint)
-        self.assertEqual(len(summary), (1 + 24 + 32 + 19) + (2 * 15 + 12 + 18) + 6)
+        self.assertEqual(len(summary), (1 + 24 + 32 + 21) + (2 * 15 + 12 + 18) + 6)
         for line in summary:
             self.assertRegex(line, r"(gpu|sanitizer|benchmark)\.\S+ \.+ +Passed +\d+\.\d+ sec$")
             self.assertIn(line, self.log("check.log"))

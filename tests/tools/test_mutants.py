@@ -35,8 +35,10 @@ class List(unittest.TestCase):
                 texts[file, text, mutant.suite] = mutant.name
         self.assertGreater(len(texts), 0)
 
-    def test_there_are_at_most_160_and_delays_each_with_its_own_name(self):
-        self.assertLessEqual(sum(mutant.breaks for mutant in MUTANTS), 160)
+    def test_there_are_at_most_160_of_attention_and_40_others_each_with_its_own_name(self):
+        others = ("matrix_state", "segments", "layers")
+        for of_others, most in ((False, 160), (True, 40)):
+            self.assertLessEqual(sum(mutant.breaks and (mutant.suite in others) == of_others for mutant in MUTANTS), most)
         self.assertEqual(len({mutant.name for mutant in MUTANTS}), len(MUTANTS))
         self.assertEqual(PROGRAMS.keys(), FILTERS.keys())
         self.assertEqual(PROGRAMS.keys(), SECONDS.keys())
@@ -60,12 +62,13 @@ class List(unittest.TestCase):
     def test_filters_name_tests(self):
         texts = "".join(path.read_text() for path in (ROOT / "tests/cuda").glob("test_*.c*"))
         of_kernels = {".".join(names) for names in re.findall(r"TEST(?:_[PF])?\((\w+), (\w+)\)", texts)}
-        of_operators = {f"Operators.{name}" for name in re.findall(r"def (test_\w+)", (ROOT / "tests/cuda/test_operators.py").read_text())}
+        of_files = {suite: (ROOT / "tests/cuda" / files[0]).read_text() for suite, files in mutants.PYTHON_TESTS.items()}
         for suite, filters in FILTERS.items():
             for pattern in re.split("[:-]", ":".join(filters)):
                 with self.subTest(suite, pattern=pattern):
-                    if suite == "operators":
-                        self.assertIn(pattern, of_operators | {"Operators"})
+                    if suite in of_files:
+                        of_class, _, name = pattern.partition(".")
+                        self.assertRegex(of_files[suite], rf"(?s)class {of_class}\(.*def {name}\(" if name else rf"class {of_class}\(")
                     else:
                         self.assertTrue(any(fnmatch.fnmatchcase(name, pattern) for name in of_kernels))
         self.assertTrue(any(fnmatch.fnmatchcase(name, mutants.LONG) for name in of_kernels))
@@ -73,8 +76,8 @@ class List(unittest.TestCase):
     def test_filters_run_every_test_of_the_kernels(self):
         matches = lambda name, patterns: any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns.split(":"))
         not_run = ("Unsupported.", "PrecisionOracle.", "Precision.")  # of no kernel; too long, but for one
-        lists = re.findall(r"lethe_test\(cuda_(forward|backward) SOURCES ([^)]*?) LIBRARIES", (ROOT / "tests/cuda/CMakeLists.txt").read_text())
-        self.assertEqual([program for program, _ in lists], ["forward", "backward"])
+        lists = re.findall(r"lethe_test\(cuda_(forward|backward|matrix_state) SOURCES ([^)]*?) LIBRARIES", (ROOT / "tests/cuda/CMakeLists.txt").read_text())
+        self.assertEqual([program for program, _ in lists], ["forward", "backward", "matrix_state"])
         for program, files in lists:
             filters = [tests.partition("-") for suite in FILTERS if PROGRAMS[suite] == f"bin/test_cuda_{program}" for tests in FILTERS[suite]]
             texts = "".join((ROOT / "tests/cuda" / file).read_text() for file in files.split())
@@ -260,13 +263,26 @@ exit 1""")
         self.assertEqual(self.TOOL["failing"](["sh", "-c", f"({says}) >&2; exit 1"], 5), ["test_first", "test_second"])
 
     def test_what_includes_a_file_is_compiled_anew(self):
-        objects_of = self.TOOL["objects_of"]
+        link = ["lib/liblethe_cuda.a", "lib/liblethe_cuda_ampere.a", "optimized/torch/CMakeFiles/lethe_torch.dir/autocast_rule.cpp.o"]
+        objects_of = lambda file, link=link: list(self.TOOL["objects_of"](file, link))
         softmax, maps = (next(mutant.file for mutant in MUTANTS if mutant.name == name) for name in ("forward_no_decay", "map_strides"))
         self.assertEqual(objects_of(maps), [f"optimized/cuda/CMakeFiles/lethe_cuda.dir/{maps.removeprefix('cuda/')}.o"])
         self.assertEqual(sorted(target.split("/", 3)[-1] for target in objects_of(softmax)),
                          ["lethe_cuda.dir/hopper/forward.cu.o", "lethe_cuda.dir/hopper/forward_edges.cu.o",
                           "lethe_cuda_ampere.dir/ampere/forward.cu.o", "lethe_cuda_ampere.dir/ampere/forward_edges.cu.o"])
-        self.assertIn("optimized/torch/CMakeFiles/lethe_torch.dir/autocast_rule.cpp.o", objects_of("torch/rules.hpp"))
+        self.assertEqual(objects_of("torch/rules.hpp"), ["optimized/torch/CMakeFiles/lethe_torch.dir/autocast_rule.cpp.o"])
+
+    def test_what_a_program_does_not_link_is_not_compiled(self):
+        release = next(mutant.file for mutant in MUTANTS if mutant.name == "late_forward_release")  # of attention's and the matrix state's kernels
+        targets = lambda *libraries: [target.split("/")[-2] for target in self.TOOL["objects_of"](release, [f"lib/lib{library}.a" for library in libraries])]
+        self.assertEqual({*targets("lethe_cuda")} & {*targets("lethe_cuda_matrix_state_hopper")}, {"hopper"})
+        for library in ("lethe_cuda", "lethe_cuda_matrix_state_hopper"):
+            for target in self.TOOL["objects_of"](release, [f"lib/lib{library}.a"]):
+                self.assertIn(f"/{library}.dir/", target)
+
+    def test_python_tests_run_beside_the_library(self):
+        command = self.TOOL["command_of"](self.folder / "mutant/program", "layers", "Layers.test_one:Layers.test_two", True)
+        self.assertEqual(command[1:], [f"{self.folder}/mutant/test_layers.py", f"{self.folder}/mutant/program", "--failfast", "Layers.test_one", "Layers.test_two"])
 
     def test_a_delay_must_pass_all(self):
         late = next(mutant.name for mutant in MUTANTS if not mutant.breaks and mutant.suite == "backward")

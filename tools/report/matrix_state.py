@@ -1,10 +1,10 @@
 """matrix_state.json of optimized/benchmarks/cuda/matrix_state.py as a table: the linear family's times against the bytes that a call must move.
-matrix_state_rivals.json, of its option --fla: the same beside flash-linear-attention."""
+matrix_state_rivals.json and matrix_state_peers.json, of its options --fla and --peers: the same beside the operators of others."""
 
 from report.files import BadResult, read_json
 from report.markdown import commit_words, number, table
 
-MATRIX_STATE = ("matrix_state", "matrix_state_rivals")
+MATRIX_STATE = ("matrix_state", "matrix_state_rivals", "matrix_state_peers")
 MEMBERS = ("batch", "tokens", "heads", "rows", "columns", "gates", "direction", "microseconds", "floor_microseconds", "share")
 
 
@@ -14,9 +14,9 @@ def matrix_state_data(folder):
 
 
 def matrix_state_table(path):
-    """A row a case, its gates and direction; beside flash-linear-attention where the file has its time."""
-    rows, rivals = [], False
-    for line in read_json(path, ("rows",))["rows"]:
+    """A row a case, its gates and direction; beside the fastest rival where the file has one's time."""
+    rows, rivals, found = [], False, read_json(path, ("rows",))
+    for line in found["rows"]:
         for name in MEMBERS:
             if name not in line:
                 raise BadResult(f"{path}: {line.get('case', 'a row')}: expected {name}, found none")
@@ -24,20 +24,36 @@ def matrix_state_table(path):
         shape = f"{line['batch']} × {line['tokens']} × {line['heads']}, {line['rows']} × {line['columns']}"
         rows.append([line["case"], shape, line["gates"], line["direction"], number(line["microseconds"]), number(line["floor_microseconds"]), f"{line['share']:.2f}",
                      f"≥ {line['must']:.2f}, ≥ {line['aim']:.2f}" if "must" in line else "", line.get("reached", ""),
-                     f"{line['ratio']:.2f}, {line['rival']}" if "ratio" in line else ""])
-    head = ["case", "B × T × H, K × V", "gates", "direction", "µs", "floor, µs", "share", "must, aim", "reached", "× FLA"]
+                     f"{line['ratio']:.2f}, {rival_name(line)}" if "ratio" in line else ""])
+    head = ["case", "B × T × H, K × V", "gates", "direction", "µs", "floor, µs", "share", "must, aim", "reached", "× fastest rival" if "packages" in found else "× FLA"]
     return table(head if rivals else head[:-1], [row if rivals else row[:-1] for row in rows])
 
 
+def rival_name(line):
+    """Of an operator, with its package where it is not FLA's."""
+    return line["rival"] if line.get("rival_package", "fla") == "fla" else f"{line['rival_package']}: {line['rival']}"
+
+
+def rivals_table(found):
+    """A row of each package that has a time, a case and a direction."""
+    rows = [[line["case"], line["gates"], line["direction"], rival_name(rival), f"{number(rival['rival_microseconds'])}, × {rival['ratio']:.2f}",
+             f"{100 * rival['rival_error']:.2f} % of {rival['rival_error_of']}"] for line in found["rows"] for rival in line.get("rivals", ())]
+    return table(["case", "gates", "direction", "rival", "µs, × ours", "largest error"], rows) if rows else ""
+
+
 def rivals_words(found):
-    """What the page says of the column × FLA, and of directions in which no operator of FLA's has a time but some were asked; nothing without --fla."""
-    if "fla" not in found:
-        return ""
-    failed = {f"{line['case']}, {line['gates']} gates, {line['direction']}": line["no_time_of"] for line in found["rows"] if "no_time_of" in line and "ratio" not in line}
+    """What the page says of the column of rivals, and of what has no time; nothing of a file without rivals."""
+    failed = {f"{line['case']}, {line['gates']} gates, {line['direction']}": line["no_time_of"] for line in found["rows"] if "no_time_of" in line and ("packages" in found or "ratio" not in line)}
+    if "packages" not in found:
+        return "" if "fla" not in found else (
+            f"× FLA: the time of the fastest operator of flash-linear-attention {found['fla']} with Triton {found['triton']} that finds the same, over ours, and its name.\n\n"
+            + "".join(f"No time of FLA's, {name}: {'; '.join(reasons)}.\n\n" for name, reasons in failed.items()))
+    versions = ", ".join(f"{package} {version}" for package, version in found["packages"].items())
     return (
-        f"× FLA: the time of the fastest operator of flash-linear-attention {found['fla']} with Triton {found['triton']} that finds the same, over ours, and its name.\n\n"
-        + "".join(f"No time of FLA's, {name}: {'; '.join(reasons)}.\n\n" for name, reasons in failed.items())
-    )
+        f"× fastest rival: the time of the fastest operator that finds the same, over ours, and its name. Rivals: {versions}; Triton {found['triton']}. "
+        f"The fastest of each:\n\n{rivals_table(found)}\n"
+        + "".join(f"No time, {name}: {'; '.join(reasons)}.\n\n" for name, reasons in failed.items())
+        + "".join(f"Not at hand: {package}: {reason}.\n\n" for package, reason in found.get("not_at_hand", {}).items()))
 
 
 def matrix_state_page(path):

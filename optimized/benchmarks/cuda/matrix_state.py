@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Times gated_state and delta_state, forward and backward, against the time in which the card copies as many bytes as a call must read and write.
 
-usage: matrix_state.py LIBRARY [--fla FOLDER] [--gates usual near-one] [--output FILE.json] [--only NAME]… [--rounds N] [--commit HASH]
+usage: matrix_state.py LIBRARY [--fla FOLDER] [--peers FOLDER…] [--gates usual near-one] [--output FILE.json] [--only NAME]… [--rounds N] [--commit HASH]
        matrix_state.py LIBRARY --profile FILE.log [--gates usual near-one] [--only NAME]… [--rounds N] [--commit HASH]
 
 A floor counts every input, gradient and output once, at the speed of a copy of 384 MB in the same process; that of one token is the time of a copy of
@@ -9,14 +9,15 @@ as many bytes, whose launch is no shorter. The L2 cache is filled by reading ano
 array before each call: dirty lines of a write would be written back inside the call. A time is the median between CUDA events on a GPU that is kept
 busy until the call is queued. The backward is that of all inputs, without its forward.
 
-With --fla, a checkout of flash-linear-attention, its operators of the same mechanism get the same tensors and the same clock; a row has the fastest of them.
-One that raises, or whose values or gradients are not within --tolerance of ours (the norm of the difference over ours), has no time of that direction. On
-Hopper FLA's chunked backward with a gate a token asks for Triton 3.7.1 (its issue 640).
+With --fla, a checkout of flash-linear-attention, and with --peers, folders from which packages of others are imported (matrix_state_rivals.py lists them),
+their operators of the same mechanism are timed with the same clock on the same problem; a row has the fastest of each package. One that raises, or whose
+values or gradients are not within --tolerance of ours (the norm of the difference over ours), has no time of that direction. On Hopper FLA's chunked
+backward with a gate a token asks for Triton 3.7.1 (its issue 640).
 
 With --profile, no times but those of each kernel, by torch.profiler: of a forward with the backward of all inputs, the mean of --rounds calls.
 """
 import argparse
-import importlib
+import importlib.metadata
 import json
 import pathlib
 import statistics
@@ -24,6 +25,7 @@ import sys
 
 import torch
 
+from matrix_state_rivals import MODULES, gradients_of, of_rivals, packages_at_hand, rivals_of
 from timing import provenance
 
 SEED = 1
@@ -63,20 +65,6 @@ GOALS = {
 }
 LOGITS = {"usual": 3.0, "near-one": 8.0}  # mean logit of a gate
 
-# FLA's operators of a form: module below fla.ops, function, its names of our gates, its other options. No form with a normaliser has one with gates.
-SCALAR, RECURRENT = {"key_gate": "g"}, {"key_gate": "gk", "value_gate": "gv"}
-FLA = {
-    "": [("linear_attn", "chunk_linear_attn", {}, {"normalize": False}), ("linear_attn", "fused_chunk_linear_attn", {}, {"normalize": False})],
-    "token": [("simple_gla", "chunk_simple_gla", SCALAR, {}), ("simple_gla", "fused_chunk_simple_gla", SCALAR, {})],
-    "key": [("gla", "chunk_gla", SCALAR, {}), ("gla", "chunk_gla", SCALAR, {"state_v_first": True})],
-    "key value": [("gla", "fused_recurrent_gla", RECURRENT, {}), ("gla", "fused_recurrent_gla", RECURRENT, {"state_v_first": True})],
-    "delta": [("delta_rule", "chunk_delta_rule", {}, {})],
-    "delta token": [("gated_delta_rule", "chunk_gated_delta_rule", SCALAR, {}), ("gated_delta_rule", "chunk_gated_delta_rule", SCALAR, {"state_v_first": True})],
-    # The second is right for log gates above −5 alone.
-    "delta key": [("kda", "chunk_kda", SCALAR, options) for options in ({}, {"safe_gate": True}, {"safe_gate": True, "disable_recompute": True})],
-    "token state": [("simple_gla", "fused_recurrent_simple_gla", SCALAR, {})],
-}
-
 
 def inputs_of(batch, length, heads, rows, columns, form, gates="usual"):
     """Arguments by name, None where the form has none."""
@@ -92,65 +80,10 @@ def inputs_of(batch, length, heads, rows, columns, form, gates="usual"):
 
 
 def run(given, form):
-    head = (given["query"], given["key"], given["value"])
+    head, get = (given["query"], given["key"], given["value"]), given.get
     if "delta" in form:
-        return torch.ops.lethe.delta_state(*head, given["beta"], given["key_gate"], given["state"])
-    return torch.ops.lethe.gated_state(*head, given["key_gate"], given["value_gate"], given["state"], normalize="normalized" in form)
-
-
-def run_fla(given, operator):
-    """Values and, where one is given, the last state, by FLA's operator of a row of FLA."""
-    module, function, gates, options = operator
-    named = {"q": given["query"], "k": given["key"], "v": given["value"], "beta": given["beta"], **{theirs: given[ours] for ours, theirs in gates.items()}}
-    state = {} if given["state"] is None else {"initial_state": given["state"], "output_final_state": True}
-    call = getattr(importlib.import_module(f"fla.ops.{module}"), function)
-    return call(**{name: tensor for name, tensor in named.items() if tensor is not None}, **state, **options, scale=given["query"].shape[-1] ** -0.5)
-
-
-def gradients_of(values, given, direction):
-    """By name, of all inputs that there are."""
-    leaves = {name: tensor for name, tensor in given.items() if tensor is not None}
-    return dict(zip(leaves, torch.autograd.grad(values, leaves.values(), direction, retain_graph=True)))
-
-
-def worst_of(found, expected):
-    """The largest error of a tensor by its name, NaN being infinite: (error, name)."""
-    of = lambda name: ((found[name].float() - expected[name].float()).norm() / expected[name].float().norm()).nan_to_num(nan=torch.inf).item()
-    return max((of(name), name) for name in expected)
-
-
-def expected_of(given, form):
-    """What a rival has to find: by direction, ours by name; and the values' gradient for the backward, None where a call has but one token."""
-    values, state = run(given, form)
-    expected = {"forward": {"values": values.detach(), **({} if given["state"] is None else {"last state": state.detach()})}}
-    if values.shape[1] == 1:
-        return expected, None
-    direction = torch.randn_like(values)
-    return expected | {"backward": gradients_of(values, given, direction)}, direction
-
-
-def of_rivals(given, form, expected, direction, tolerance, clock):
-    """What FLA's operators take: by direction the fastest's row members; and by direction why others have no time. The arguments from expected_of."""
-    fastest, reasons = {}, {side: [] for side in expected}
-    for operator, side in ((operator, side) for operator in FLA.get(form, ()) for side in expected):
-        name = " ".join([operator[1], *(option for option, on in operator[3].items() if on)])
-        try:
-            with torch.set_grad_enabled(side == "backward"):
-                results = run_fla(given, operator)
-                if side == "forward":
-                    call, found = lambda: run_fla(given, operator), dict(zip(("values", "last state"), results))
-                else:
-                    call = lambda: gradients_of(results[0], given, direction)
-                    found = call()
-                error, where = worst_of(found, expected[side])
-                if not error <= tolerance:
-                    raise ValueError(f"{where}: expected ours within {tolerance:.1%}, found {error:.2%}")
-                time = clock(call)
-            if time < fastest.get(side, {}).get("rival_microseconds", float("inf")):
-                fastest[side] = {"rival": name, "rival_microseconds": time, "rival_error": error, "rival_error_of": where}
-        except Exception as reason:  # of any kind: a rival's failure is a result
-            reasons[side].append(f"{name}: {type(reason).__name__}: {' '.join(str(reason).split())[:200]}")
-    return fastest, reasons
+        return torch.ops.lethe.delta_state(*head, given["beta"], get("key_gate"), get("state"))
+    return torch.ops.lethe.gated_state(*head, get("key_gate"), get("value_gate"), get("state"), normalize="normalized" in form)
 
 
 def nbytes(tensors):
@@ -187,7 +120,7 @@ def reached(name, side, share):
 
 
 def measured(name, gates, arguments, other, speed):
-    """The case's rows: a direction, its time, its floor and the floor's share of the time; with --fla the rival's time and its ratio to ours."""
+    """The case's rows: a direction, its time, its floor and the floor's share of the time; with rivals the fastest's time and its ratio to ours, and all of them."""
     *sizes, form = CASES[name]
     given = inputs_of(*sizes, form, gates)
     clock = lambda call: microseconds(call, arguments.rounds, other)
@@ -203,14 +136,32 @@ def measured(name, gates, arguments, other, speed):
         backward = clock(lambda: torch.autograd.grad(values, leaves, direction, retain_graph=True))
         rows.append(("backward", backward, read + nbytes(leaves)))
     floors = [copy_of(count, arguments.rounds, other) if sizes[1] == 1 else count / speed for _, _, count in rows]
-    rivals, reasons = of_rivals(given, form, *expected_of(given, form), arguments.tolerance, clock) if arguments.fla else ({}, {})
+    rivals, reasons = of_rivals(given, rivals_of(form, arguments.packages), lambda theirs: run(theirs, form), [side for side, _, _ in rows], arguments.tolerance, clock)
+    for side, time, _ in rows:
+        rivals[side] = [row | {"ratio": row["rival_microseconds"] / time} for row in rivals[side]]
     for side, reason in ((side, reason) for side in reasons for reason in reasons[side]):
         print(f"{name:24} {gates:8} {side:9} no time of {reason}")
     shape = dict(zip(("batch", "tokens", "heads", "rows", "columns"), sizes))
     return [{"case": name, **shape, "gates": gates, "direction": side, "microseconds": time, "floor_microseconds": floor, "share": floor / time,
-             **reached(name, side, floor / time), **rivals.get(side, {}),
-             **({"ratio": rivals[side]["rival_microseconds"] / time} if side in rivals else {}), **({"no_time_of": reasons[side]} if reasons.get(side) else {})}
+             **reached(name, side, floor / time), **({**rivals[side][0], "rivals": rivals[side]} if rivals[side] else {}),
+             **({"no_time_of": reasons[side]} if reasons[side] else {})}
             for (side, time, _), floor in zip(rows, floors)]
+
+
+def rivals_asked_for(arguments, about):
+    """The packages of --fla and --peers that can be imported; their versions, and why others cannot, go into what the file says of itself."""
+    sys.path[:0] = [*([arguments.fla] if arguments.fla else []), *arguments.peers]
+    wanted = [package for package in MODULES if (arguments.fla if package == "fla" else arguments.peers)]
+    versions, missing = packages_at_hand(wanted)
+    if versions:
+        about |= {"triton": importlib.metadata.version("triton"), "packages": versions}
+    if missing:
+        about |= {"not_at_hand": missing}
+    if "fla" in versions:
+        about["fla"] = versions["fla"]
+    for package, reason in missing.items():
+        print(f"not at hand: {package}: {reason}")
+    return list(versions)
 
 
 def kernels_of(name, gates, rounds, other):
@@ -261,6 +212,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("library")
     parser.add_argument("--fla", help="a checkout of flash-linear-attention, timed beside ours; it needs transformers and einops")
+    parser.add_argument("--peers", nargs="+", default=[], help="folders that hold packages of others, timed beside ours: mamba_ssm, flashinfer, flash_qla, flash_kda, t2fw")
     parser.add_argument("--tolerance", type=float, default=0.02, help="of a rival's values and gradients")
     parser.add_argument("--gates", nargs="+", choices=list(LOGITS), default=["usual"], help="near-one: logits of 8 instead of 3, in cases that have gates")
     parser.add_argument("--output", type=pathlib.Path, help="JSON file of all rows")
@@ -272,14 +224,18 @@ def main():
     arguments.rounds = (5 if arguments.profile else 9) if arguments.rounds is None else arguments.rounds
     if arguments.rounds < 1:
         parser.error(f"--rounds: expected at least 1, found {arguments.rounds}")
-    if arguments.profile and (arguments.output or arguments.fla):
-        parser.error(f"--profile: expected neither --output nor --fla beside it, found {'--output' if arguments.output else '--fla'}")
+    for option in ("output", "fla", "peers"):
+        if arguments.profile and getattr(arguments, option):
+            parser.error(f"--profile: expected none of --output, --fla and --peers beside it, found --{option}")
     for option in ("output", "profile"):
         path = getattr(arguments, option)
         if path and not path.absolute().parent.is_dir():
             parser.error(f"--{option}: expected a file in a folder that exists, found {path}")
     if arguments.fla and not (pathlib.Path(arguments.fla) / "fla/ops").is_dir():
         parser.error(f"--fla: expected a checkout of flash-linear-attention, found {arguments.fla}")
+    for folder in arguments.peers:
+        if not pathlib.Path(folder).is_dir():
+            parser.error(f"--peers: expected a folder, found {folder}")
     if not torch.cuda.is_available():
         sys.exit("device: expected a CUDA device, found none")
     torch.ops.load_library(arguments.library)
@@ -292,18 +248,15 @@ def main():
     target = torch.empty_like(source)
     speed = 2 * source.nbytes / microseconds(lambda: target.copy_(source), arguments.rounds, other)  # bytes a microsecond
     about = provenance("cuda", arguments.commit) | {"rounds": arguments.rounds, "seed": SEED, "copy_gigabytes_per_second": speed / 1e3}
-    if arguments.fla:
-        sys.path.insert(0, arguments.fla)
-        about |= {name: importlib.import_module(name).__version__ for name in ("fla", "triton")}
+    arguments.packages = rivals_asked_for(arguments, about)
     print(f"{torch.cuda.get_device_name()}: copies at {speed / 1e3:.0f} GB/s")
-    print(f"{'case':24} {'gates':8} {'direction':9} {'µs':>9} {'floor':>8} {'share':>7}" + f" {'rival µs':>9} {'ratio':>6}" * bool(arguments.fla))
+    print(f"{'case':24} {'gates':8} {'direction':9} {'µs':>9} {'floor':>8} {'share':>7}" + f" {'rival µs':>9} {'ratio':>6}" * bool(arguments.packages))
     rows = []
     for name, gates in cases:
         for row in measured(name, gates, arguments, other, speed):
             rows.append(row)
-            rival = ""
-            if "rival" in row:
-                rival = f" {row['rival_microseconds']:9.1f} {row['ratio']:6.2f} {row['rival']}, {row['rival_error']:.2%} of {row['rival_error_of']}"
+            rival = "".join(f" {found['rival_microseconds']:9.1f} {found['ratio']:6.2f} {found['rival']}, {found['rival_error']:.2%} of {found['rival_error_of']}"
+                            for found in row.get("rivals", ()))
             print(f"{name:24} {gates:8} {row['direction']:9} {row['microseconds']:9.1f} {row['floor_microseconds']:8.1f} {row['share']:7.3f}{rival}", flush=True)
         if arguments.output:  # after each case: a job that runs out of time keeps what it has
             arguments.output.write_text(json.dumps(about | {"rows": rows}, indent=1) + "\n")

@@ -12,19 +12,21 @@ log2_approximate that of exp2_approximate, halves and unpack that of pack, store
 load_matrices_transposed, copy_word that of copy_chunk, copies_commit that of copies_wait, in_uniform_register that of broadcast, mbarrier_init and
 mbarrier_arrive that of mbarrier_arrive_expect, mbarrier_wait and mbarrier_try_wait that of mbarrier_wait_patiently, named_barrier_arrive that of
 named_barrier_sync, store_release that of load_acquire, operand_descriptor and pin_uniform that of unswizzled_descriptor; those of wgmma are of its
-macro. Those of the matrix state's kernels have none of their own, and no suite here runs them: load_global4, load_word, load_words, store_word,
+macro. Those of the matrix state's kernels have none of their own (matrix_state.py has mutants of what calls them): load_global4, load_word, load_words, store_word,
 store_words, load_floats, store_floats, store_run, store_release_if, sync_threads, transposed and transpose_matrix.
 Nor is in the list what leaves the device with random numbers of tiles to walk: a main kernel on a stream that its plan is not on may never end.
 """
 
-from . import backward, delays, forward, launches, plan, wrappers
+from . import backward, delays, forward, launches, matrix_state, plan, wrappers
 from .mutant import Mutant as Mutant
 
 # For each suite its program or library, and its tests: of several filters the first is quick and likely to fail, in all
-# kernels. The longest sequences are left to tools/gpu_check. `operators` are in Python (test_operators.py): a library. The
+# kernels. The longest sequences are left to tools/gpu_check. Of a library the tests are in Python: a file, and those that it imports. The
 # capture of a graph may wait forever for kernels on another stream, and a compiler takes long: those tests come last.
 PROGRAMS = {"ptx": "bin/test_ptx", "forward": "bin/test_cuda_forward", "plan": "bin/test_cuda_forward", "backward": "bin/test_cuda_backward",
-            "operators": "lib/liblethe_torch.so"}
+            "matrix_state": "bin/test_cuda_matrix_state", "segments": "lib/liblethe_torch.so", "layers": "lib/liblethe_torch.so", "operators": "lib/liblethe_torch.so"}
+PYTHON_TESTS = {"operators": ("test_operators.py",), "layers": ("test_layers.py", "test_operators.py"),
+                "segments": ("test_matrix_segments.py", "test_matrix_state.py", "test_operators.py")}
 FILTERS = {
     "ptx": ["*"],
     "forward": ["*OfAFewTokens*:*SharesKeysAmongAGroup*:*PrunesOnlyBlocks*", "*Forward.*:*ForwardOfShortRows.*:*ForwardWindows.*", "*ForwardPruning.*", "*ForwardPrecision.*"],
@@ -32,6 +34,9 @@ FILTERS = {
     "backward": ["*OfAFewTokens*:*SumsOverAGroup*:*ComputesTheGatesGradient*:*BackwardSums.*:*ReadsNothing*-*After32*",
                  "*ItHasAlone*:*ServesItTwice*:*After32*", "*BackwardGate.*", "*BackwardGateOfLongHeads.*", "*InTheFixedOrder*",
                  "*Precision.HoldsTheBudgetForOpenGatesAndAnyNumbers*", "*Backward.*:*BackwardTiles.*:*BackwardOfShortRows.*:*BackwardWindows.*"],
+    "matrix_state": ["*MatrixState.*:*MatrixStateWindows.*"],
+    "segments": ["Segments.test_few_heads_and_many_give_equal_bits"],
+    "layers": ["Layers.test_results_and_gradients_equal_the_cpu"],
     "operators": [":".join(f"Operators.test_{name}" for name in (
         "runs_on_the_current_stream", "deterministic_algorithms_repeat_bit_by_bit",
         "gate_gradient_uses_float_sums_unless_torch_allows_16_bits", "runs_on_the_device_of_its_inputs",
@@ -42,7 +47,7 @@ FILTERS = {
 }
 KERNELS = ("bfloat16_64", "bfloat16_128", "float16_64", "float16_128")  # as tests of each name them
 LONG = "*HoldsTheBudget*AtALengthOf*"  # never run of a mutant
-SECONDS = {"ptx": 60, "forward": 240, "plan": 240, "backward": 120, "operators": 120}  # that tests may take
+SECONDS = {"ptx": 60, "forward": 240, "plan": 240, "backward": 120, "matrix_state": 120, "segments": 120, "layers": 120, "operators": 120}  # that tests may take
 HANGING_SECONDS = 60  # of one that is known to hang, which is run alone
 
-MUTANTS = [mutant for part in (forward, plan, backward, launches, wrappers, delays) for mutant in part.MUTANTS]
+MUTANTS = [mutant for part in (forward, plan, backward, launches, wrappers, matrix_state, delays) for mutant in part.MUTANTS]

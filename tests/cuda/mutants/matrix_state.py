@@ -1,0 +1,50 @@
+"""Of the matrix state's kernels and the short convolution: a gate's factor left out or of another token, a mask, the borders of chunks and segments, a sign.
+
+Without one are what this GPU leaves to kernels of wgmma (fused_states, fused_gradients, and the delta rule's kernels beside those in hopper/), clear_marks,
+whose marks a first call finds at zero now and then, and kernels that differ from one below in sizes alone.
+"""
+
+from .mutant import dropped, generated, inclusive, swapped
+
+MUTANTS = generated(
+    "matrix_state",
+    ("state_forward_mask", "weigh_scores", "if (n % 2 == e / 2) four[e] = seen[e % 2] ? four[e] : 0.0f;", swapped("seen[e % 2] ? four[e] : 0.0f", "four[e]")),
+    ("state_decay_of_chunks", "State::forget", "decay *= total;", dropped),
+    ("state_segment_decay", "join_segments", "joined(x[e], decay[i], sum[e], p.scale)", swapped("decay[i]", "1.0f")),
+    ("state_segment_last_chunk", "segment_sums", "n < count; ++n", swapped("count", "count - 1")),
+    ("state_gates_by_time", "prepare_all_gates", "load(true)", swapped("true", "false")),
+    ("state_gradient_mask", "weigh_pairs", "score = seen ? score * weight : 0.0f;", swapped("seen ? score * weight : 0.0f", "score * weight")),
+    ("state_gate_of_keys", "PairSums::store", "to[16 * at.block + at.lane / 4] -= near;", dropped),
+    ("state_sweep_mask", "sweep", "scores[c][e] = seen ? scores[c][e] * weight : 0.0f;", swapped("seen ? scores[c][e] * weight : 0.0f", "scores[c][e] * weight")),
+    ("state_sweep_partner", "add_shares", "query_shares[at] + key_shares[at]", swapped("+ key_shares[at]", "")),
+    ("vector_sweep_total", "VectorSweep", "s[e] *= e % 2 ? total.y : total.x;", swapped("total.y", "total.x")),
+    ("vector_sweep_value_gate", "VectorSweep", "s[e] *= column_total[e / 2];", dropped),
+    ("vector_pairs_next_token", "vector_pairs", "{b.x, a.y * run.f[j + 1]}", swapped("* run.f[j + 1]", "")),
+    ("vector_states_runs", "vector_states", "others[h] *= gates.eight[h];", dropped),
+    ("vector_gradient_next_chunk", "VectorRows::begin", "grad_factor[h] = kLog2e * gates[row_of(h)];", dropped),
+    ("vector_sides_blocks", "SideGradients", "shared_terms[m][h] = shared_terms[0][h];", dropped),
+    ("vector_side_states_decay", "SideStates::back", "decay(i, now[i].gates);", dropped),
+    ("delta_solve_strength", "solve_chunks", "small.strength[row] = beta * unit;", swapped("beta * unit", "unit")),
+    ("delta_solve_beside_strength", "ChunkSolver", "small().beta[row] * unit", swapped("small().beta[row] * unit", "unit")),
+    ("delta_sweep_decay", "DeltaSweep", "tokens.gates.total * unit * reciprocal_of_power(next)", swapped("tokens.gates.total * unit", "unit")),
+    ("delta_back_sweep_decay", "DeltaBackSweep", "tokens.gates.total * unit * reciprocal_of_power(next)", swapped("tokens.gates.total * unit", "unit")),
+    ("delta_gradient_pair", "ChunkGradients", "x[e + 1] *= m.y * unit;", swapped("m.y", "m.x")),
+    ("delta_gate_one_share", "add_gate_shares", "to[at] += share[at]", swapped("+=", "=")),
+    ("delta_keys_last_block", "DeltaKeyPreparation", "small.logs[2][c] + small.logs[3][c]", swapped("+ small.logs[3][c]", "")),
+    ("delta_keys_sweep_sign", "DeltaKeySweep", "x[i][e] *= -factor * unit;", swapped("-factor", "factor")),
+    ("delta_keys_reverse_sign", "DeltaKeyReverse", "x[i][e] *= -factor;", swapped("-factor", "factor")),
+    ("delta_keys_sweep_decay", "DeltaKeyWarpgroupSweep", "this->decay(floats(Stage::kTotals));", dropped),
+    ("delta_keys_reverse_decay", "DeltaKeyWarpgroupReverse", "this->decay(floats(Stage::kTotals));", dropped),
+    ("delta_keys_gate_of_states", "DeltaKeyGradient", "* unit + of_states[j / 2]", swapped("+ of_states[j / 2]", "")),
+    ("scan_held", "scan", "written[j] -= held[j];", dropped),
+    ("scan_row_terms", "add_row_terms", "sum += terms[at];", swapped("+=", "=")),
+    ("scan_token_terms", "add_token_terms", "sum += sums[t - first];", swapped("+=", "=")),
+    ("step_key_gate", "step", "s[i][j] * factor * value_gate[j]", swapped("* factor", "")),
+) + generated(
+    "segments",
+    ("state_heads_chunk", "head_states", "order.chunks - 1 - n : n", swapped(": n", ": n + 1")),
+) + generated(
+    "layers",
+    ("convolution_token", "short_convolution_kernel", "at.begin - W + i", swapped("W + i", "W + i + 1")),
+    ("convolution_run", "short_convolution_backward_kernel", "t < end;", inclusive),
+)

@@ -155,11 +155,12 @@ std::set<std::string> selected_by(const std::string& word, const std::vector<Ask
     for (size_t r = part - 1; part >= 1 && part <= parts && r < runs.size(); r += parts) names.insert(runs[r].name);
   } else {
     for (const AskedRun& run : runs)
-      if (word == run.name || word == run.run.label) names.insert(run.name);
+      if (word == run.name || word == run.what || word == run.run.label) names.insert(run.name);
   }
   if (names.empty())
-    throw std::invalid_argument("--only: expected K/N with 1 ≤ K ≤ N and at most the " + std::to_string(runs.size()) +
-                                " runs that the claims ask for, or the label or name of one, found " + word);
+    throw std::invalid_argument(
+        "--only: expected K/N with 1 ≤ K ≤ N and at most the " + std::to_string(runs.size()) +
+        " runs that the claims ask for, or one's label, name, or label with context and seed, found " + word);
   return names;
 }
 

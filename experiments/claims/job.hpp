@@ -27,7 +27,7 @@ struct Context {
   std::filesystem::path results;     ///< the folder of the claims' files, see results_folder
   int threads = 0;                   ///< Torch's limit, for the certificate and the timings; 0: Torch's own choice
   std::string command_line;          ///< for the certificate
-  /// The runs that are trained: each word is K/N, a label or an artefact's name, see asked_runs; empty: all. With a part of the runs
+  /// The runs that are trained: each word is K/N, a label, AskedRun::what or an artefact's name, see asked_runs; empty: all. With a part of the runs
   /// no claim is finished.
   std::vector<std::string> only;
   std::function<void(const JobProgress&)> progress;  ///< may be empty

@@ -218,8 +218,10 @@ void add_run(CLI::App& app, const Place& place) {
   command->add_option("--processes", options->processes, "Train so many runs at once on CPU cores, a process each")
       ->check(number_between(1, 1024))
       ->excludes(gpus);
-  command->add_option("--only", options->only,
-                      "Train a part of the runs, and finish no claim: K/N, the K-th of N parts, or labels or names");
+  command->add_option(
+      "--only", options->only,
+      "Train a part of the runs, and finish no claim: K/N, the K-th of N parts, or labels, with context and "
+      "seed or without, or names");
   command->add_option("--worker", options->worker)->group("");  // of a farm: the name of its run
   options->deadline.add_to(*command);
   command->footer(
@@ -229,6 +231,7 @@ void add_run(CLI::App& app, const Place& place) {
       "  lethe run adaptive_computation_pruning\n"
       "  lethe run ablations tolerance\n"
       "  lethe run ablations --scale gpu --gpus 8 --until 3000\n"
+      "  lethe run training_context --scale gpu --only \"Transformer (Pro) at 16384, context 16384, seed 0\"\n"
       "  lethe run length_extrapolation --scale gpu --corpus artefacts/data/linux-gpt2\n"
       "  lethe run ablations --scale gpu --gpus 1 --only 3/6     # the third of six machines");
   command->callback([options, &place] { run(*options, place); });

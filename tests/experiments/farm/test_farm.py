@@ -145,11 +145,20 @@ class Farms(Machines):
             other.call("run", *CLAIM, "--only", part, "--until", "0")
         return other.artefacts("run.json")
 
+    def test_train_the_run_of_a_label_with_its_context_and_seed(self):
+        machine = self.machine("one")
+        for label in ("FoX (Pro) with ACP, context 64, seed 0", "FoX (Pro) with ACP, context 128, seed 0"):
+            machine.done("run", *CLAIM, "--only", label)
+        runs = [json.loads((machine.models / name / "run.json").read_text()) for name in machine.artefacts()]
+        self.assertEqual(sorted((run["label"], run["training"]["context_length"]) for run in runs), [("FoX (Pro) with ACP", 64), ("FoX (Pro) with ACP", 128)])
+        machine.done("run", *CLAIM, "--only", "FoX (Pro) without ACP")
+        self.assertEqual(len(machine.artefacts()), 3)
+
     def test_refuse_gpus_that_are_not_there_and_runs_that_need_none(self):
         machine = self.machine("one")
         self.refused(machine.call("run", *CLAIM, "--gpus", "2"), 2, "--gpus: expected a scale whose runs have the device cuda, found smoke")
         self.refused(machine.call("run", *CLAIM, "--gpus", "2", "--processes", "2"), 2, "excludes")
-        for part in ("0/3", "4/3", "no such label"):
+        for part in ("0/3", "4/3", "no such label", "FoX (Pro) with ACP, context 64, seed 1"):
             self.refused(machine.call("run", *CLAIM, "--only", part), 2, "--only: expected K/N", f"found {part}")
 
 

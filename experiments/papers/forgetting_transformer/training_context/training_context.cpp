@@ -1,0 +1,192 @@
+// Whether FoX's advantage grows with the training context: FoX and Transformer trained at two context lengths, compared by position and by context.
+
+#include <algorithm>
+#include <functional>
+#include <iterator>
+#include <stdexcept>
+
+#include "experiments/claims/measures.hpp"
+#include "experiments/claims/seeds.hpp"
+#include "experiments/json_file.hpp"
+#include "experiments/papers/forgetting_transformer/rows.hpp"
+
+namespace lethe::training_context {
+namespace {
+
+constexpr int64_t kParts = 16;  // of a training context T, whose ends are the bounds of the stretches
+
+std::string at(const std::string& row, int64_t context) { return row + " at " + std::to_string(context); }
+
+std::vector<int64_t> contexts_of(const nlohmann::json& settings) {
+  return settings.at("context_lengths").get<std::vector<int64_t>>();
+}
+
+/// The seeds of a row at a context: settings["row_seeds"] of the row there, else of the row.
+int64_t seeds_at(const nlohmann::json& settings, const std::string& label, const std::string& row, int64_t usual) {
+  const auto seeds = settings.value("row_seeds", nlohmann::json::object());
+  return seeds.contains(label) ? whole_number(seeds, label) : seeds_of(settings, row, usual);
+}
+
+/// The losses of all rows on the same text, nats. A row's stretches are those of its own training context T.
+struct Losses {
+  explicit Losses(double confidence)
+      : whole(confidence), early(confidence), middle(confidence), late(confidence), growth(confidence),
+        fall(confidence) {}
+  Measurements whole;   ///< the mean of 1 … T
+  Measurements early;   ///< of 1 … T/16
+  Measurements middle;  ///< of T/16 + 1 … T/4
+  Measurements late;    ///< of T/2 + 1 … T
+  Measurements growth;  ///< late − early
+  Measurements fall;  ///< the mean of T/16 + 1 … T/8 less late: App. C's slope, positive where the last half is read
+};
+
+/// The means of `group` neighbours each, of the first `count` groups: a piece of the longest context is so many of a shorter one.
+std::vector<double> joined(const std::vector<double>& values, int64_t group, int64_t count) {
+  if (std::ssize(values) < group * count)
+    throw std::invalid_argument("evaluation: expected the text of " + std::to_string(group * count) +
+                                " pieces of the shorter context, found " + std::to_string(values.size()));
+  std::vector<double> means;
+  for (int64_t n = 0; n < count; ++n)
+    means.push_back(mean({values.begin() + n * group, values.begin() + (n + 1) * group}));
+  return means;
+}
+
+std::vector<double> difference(std::vector<double> a, const std::vector<double>& b) {
+  std::ranges::transform(a, b, a.begin(), std::minus());
+  return a;
+}
+
+/// Adds a run's losses on the text of `sequences` pieces of the longest context.
+void add(Losses& losses, const Run& run, const Evaluated& found, int64_t longest, int64_t sequences) {
+  const int64_t context = run.training.context_length, part = context / kParts;
+  const auto stretch = [&](int64_t first, int64_t last) {
+    return joined(losses_of_sequences(found, first, last), longest / context, sequences);
+  };
+  const auto early = stretch(0, part), late = stretch(context / 2, context);
+  for (const auto& [measurements, values] :
+       {std::pair(&losses.whole, stretch(0, context)), std::pair(&losses.early, early),
+        std::pair(&losses.middle, stretch(part, 4 * part)), std::pair(&losses.late, late),
+        std::pair(&losses.growth, difference(late, early)),
+        std::pair(&losses.fall, difference(stretch(part, 2 * part), late))})
+    measurements->add(run, mean(values), values);
+}
+
+using Terms = std::vector<Measurements::Term>;
+
+/// A statement beside the same number of the window, which is blind beyond its reach; open until the window has run.
+Comparison with_control(const Measurements& losses, const std::string& statement, const std::string& blind,
+                        const std::function<Terms(const std::string& row)>& terms, const std::string& fox) {
+  Comparison comparison = losses.compare(statement, terms(fox), Expectation::positive());
+  const Comparison control = losses.compare("", terms(blind), Expectation::positive());
+  if (control.absent_row.empty()) {
+    comparison.control = Control{blind, control.measured, control.band};
+  } else if (comparison.absent_row.empty()) {
+    comparison.absent_row = control.absent_row;
+    comparison.out_of_reach = control.out_of_reach;
+  }
+  return comparison;
+}
+
+std::vector<Comparison> statements(const Losses& losses, const nlohmann::json& settings) {
+  const auto contexts = contexts_of(settings);
+  const int64_t shortest = contexts.front(), longest = contexts.back(), part = longest / kParts;
+  const std::string blind = blind_row(settings).name, first = std::to_string(part),
+                    last_half = " in the last half of a context of " + std::to_string(longest),
+                    of_context = " of a context of " + std::to_string(longest);
+  const auto positive = Expectation::positive();
+  std::vector<Comparison> all;
+  const auto state = [&](Comparison comparison, const char* source, bool headline = false) {
+    comparison.source = source;
+    comparison.headline = headline;
+    all.push_back(std::move(comparison));
+  };
+  for (const char* architecture : {"LLaMA", "Pro"}) {
+    const std::string fox = std::string("FoX (") + architecture + ")",
+                      transformer = std::string("Transformer (") + architecture + ")";
+    const auto better = [&](const Measurements& of, const std::string& where) {
+      return of.compare(fox + " is better than " + transformer + where,
+                        {{at(transformer, longest), 1}, {at(fox, longest), -1}}, positive);
+    };
+    const auto at_longest = [&](const std::string& row) -> Terms {
+      return {{at(transformer, longest), 1}, {at(row, longest), -1}};
+    };
+    const auto more_at_longest = [&](const std::string& row) -> Terms {
+      return {{at(transformer, longest), 1},
+              {at(row, longest), -1},
+              {at(transformer, shortest), -1},
+              {at(row, shortest), 1}};
+    };
+    state(better(losses.late, last_half), "FoX Fig. 2 and Section 4.2", true);
+    state(better(losses.early, " in the first " + first + " tokens" + of_context), "FoX Fig. 2");
+    state(better(losses.middle,
+                 " in the tokens " + std::to_string(part + 1) + " to " + std::to_string(4 * part) + of_context),
+          "FoX Fig. 2");
+    // growth is late − early, so Transformer's less FoX's is the advantage late less the advantage early.
+    state(with_control(losses.growth,
+                       "The advantage of " + fox + " is larger" + last_half + " than in its first " + first + " tokens",
+                       blind, at_longest, fox),
+          "ours, on FoX Fig. 2");
+    Comparison by_context = with_control(losses.whole,
+                                         "The advantage of " + fox + " is larger with a training context of " +
+                                             std::to_string(longest) + " than of " + std::to_string(shortest),
+                                         blind, more_at_longest, fox);
+    if (contexts.size() < 2) by_context.out_of_reach = "this scale has one training context";
+    state(by_context, "FoX App. E.3, which has none at 2048", true);
+  }
+  for (const std::string& row : kNoiseRows) {
+    const std::string falls = "L(i) of " + row + " falls from " + first + " … " + std::to_string(2 * part) +
+                              " to the last half of " + std::to_string(longest) + " tokens";
+    state(losses.fall.compare(falls, {{at(row, longest), 1}}, positive), "FoX App. C");
+    state(losses.fall.compare(falls + " by more than that of " + blind,
+                              {{at(row, longest), 1}, {at(blind, longest), -1}}, positive),
+          "FoX App. C and Fig. 2", row.starts_with("FoX"));
+  }
+  for (const char* row : {"FoX (LLaMA)", "Transformer (LLaMA)"})
+    state(losses.late.compare(std::string(row) + " is better than " + blind + last_half,
+                              {{at(blind, longest), 1}, {at(row, longest), -1}}, positive),
+          "FoX App. E.5 and Fig. 13");
+  if (const std::string reason = settings.value("contexts_out_of_reach", ""); !reason.empty())
+    for (Comparison& comparison : all) comparison.out_of_reach = reason;
+  return all;
+}
+
+}  // namespace
+
+std::vector<Run> runs(const nlohmann::json& settings, int64_t vocabulary) {
+  std::vector<Run> runs;
+  const auto add = [&](Row row, const nlohmann::json& sized, const std::string& seeds_as, int64_t usual) {
+    row.name = at(row.name, sized.at("training").at("context_length"));
+    std::ranges::copy(runs_of(row, sized, vocabulary, seeds_at(settings, row.name, seeds_as, usual)),
+                      std::back_inserter(runs));
+  };
+  for (const int64_t context : contexts_of(settings)) {
+    nlohmann::json sized = settings;
+    sized["training"]["context_length"] = context;
+    for (const std::string& name : kNoiseRows) add(table_3_row(name), sized, name, whole_number(settings, "seeds"));
+    add(blind_row(settings), sized, "control", 1);
+  }
+  return runs;
+}
+
+Findings measure(const Study& study) {
+  Findings findings;
+  const int64_t longest = contexts_of(study.settings).back(),
+                sequences = whole_number(study.settings.at("evaluation"), "sequences");
+  Losses losses(study.settings.value("confidence", kConfidence));
+  study.each([&](const Artefact& model) {
+    const Run& run = model.run;
+    const int64_t context = run.training.context_length;
+    const Evaluated found =
+        context == longest ? evaluate(study, model, context, sequences) : evaluate(study, model, context);
+    add(losses, run, found, longest, sequences);
+    for (const auto& [metric, of] : {std::pair("loss", &losses.whole), std::pair("early_loss", &losses.early),
+                                     std::pair("middle_loss", &losses.middle), std::pair("late_loss", &losses.late),
+                                     std::pair("fall", &losses.fall)})
+      findings.records.push_back(record_of(study.experiment, run, 1, context, metric, "nats", of->value_of(run)));
+    std::ranges::copy(loss_curve(run, found), std::back_inserter(findings.points));
+  });
+  findings.comparisons = statements(losses, study.settings);
+  return findings;
+}
+
+}  // namespace lethe::training_context

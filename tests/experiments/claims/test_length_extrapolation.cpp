@@ -1,0 +1,79 @@
+// The statements of length_extrapolation on a short context: FoX Appendix E.3.
+
+#include <gtest/gtest.h>
+
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "experiments/claims/measures.hpp"
+#include "experiments/claims/registry.hpp"
+#include "experiments/claims/settings.hpp"
+#include "tests/experiments/claims/statements.hpp"
+#include "tests/experiments/tiny.hpp"
+
+namespace lethe {
+namespace {
+
+/// The claim at the scale smoke, with a short context of half the training length.
+class ShortContext : public TinyDatasetTest {
+ protected:
+  ShortContext() {
+    settings["short_context"] = kShort;
+    for (const lethe::Run& run : experiment.runs(settings, dataset.vocabulary()))
+      study.trained.push_back(trained(run, dataset, models));
+  }
+
+  /// The mean of L(i) over first + 1 … last and over the seeds of a row, from the curves of its models.
+  double loss_of(const std::string& row, int64_t first, int64_t last) const {
+    double sum = 0;
+    const auto models = study.labelled(row);
+    for (const Artefact& model : models) {
+      const auto curve = evaluate(study, model, 4 * kTrained).curve("loss_at_position");
+      sum += std::accumulate(curve.begin() + first, curve.begin() + last, 0.0) / static_cast<double>(last - first);
+    }
+    return sum / static_cast<double>(models.size());
+  }
+
+  static constexpr int64_t kTrained = 64, kShort = 32;
+  Experiment experiment = select_experiments({"length_extrapolation"}).front();
+  nlohmann::json settings = claim_settings(LETHE_SOURCE, experiment, "smoke");
+  Study study{.experiment = experiment,
+              .settings = settings,
+              .dataset = dataset,
+              .data = {},
+              .paper = {},
+              .trained = {},
+              .progress = [](double) {}};
+};
+
+TEST_F(ShortContext, ComparesItsPositionsAndThoseAfterThem) {
+  const std::vector<Comparison> found = experiment.measure(study).comparisons;
+  for (const std::string trunk : {"(LLaMA)", "(Pro)"}) {
+    const auto advantage = [&](int64_t first, int64_t last) {
+      return loss_of("Transformer " + trunk, first, last) - loss_of("FoX " + trunk, first, last);
+    };
+    const Comparison& within = one_of(found, "FoX " + trunk + " has no advantage over Transformer " + trunk);
+    EXPECT_NEAR(within.measured, advantage(0, kShort), 1e-9);
+    const Comparison& after = one_of(found, "The advantage of FoX " + trunk);
+    EXPECT_NEAR(after.measured, advantage(kTrained / 2, kTrained) - advantage(0, kShort), 1e-9);
+    EXPECT_TRUE(after.no_refutation.empty());
+  }
+}
+
+TEST_F(ShortContext, IsNotRefutedByModelsOfALongerOne) {
+  Comparison within = one_of(experiment.measure(study).comparisons, "FoX (Pro) has no advantage");
+  within.measured = 0.2, within.band = 0.01;
+  EXPECT_EQ(within.verdict(), Verdict::kInconclusive);
+  within.measured = 0.002, within.band = 0.001;
+  EXPECT_EQ(within.verdict(), Verdict::kReproduced);
+}
+
+TEST_F(ShortContext, IsAskedOnlyWhereAScaleHasOne) {
+  settings.erase("short_context");
+  for (const Comparison& comparison : experiment.measure(study).comparisons)
+    EXPECT_FALSE(comparison.source.starts_with("FoX Fig. 10")) << comparison.statement;
+}
+
+}  // namespace
+}  // namespace lethe

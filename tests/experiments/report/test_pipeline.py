@@ -15,7 +15,7 @@ import unittest
 from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parents[3]
-JUDGED = ("attention_throughput.csv", "attention_throughput.json", "forgetting_attention_cuda.json")  # files of results/h200 that claims judge
+JUDGED = ("attention_throughput.csv", "attention_throughput.json", "forgetting_attention_cuda.json", "training_grid.json")  # files of results/h200 that claims judge
 VERDICTS = {"reproduced", "trend reproduced", "direction reproduced, size contradicted", "refuted", "inconclusive at this scale", "out of reach here"}
 
 

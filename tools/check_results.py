@@ -2,7 +2,7 @@
 """Checks that results/ is whole and that every table agrees with the data.
 
 * every CSV has the columns of its kind and the certificate of its claim beside it, with commit, machine and versions;
-* every <claim>.md, <operator>_cpu.md, <operator>_cuda.md, portable.md, matrix_state.md, attention_throughput.md and results/README.md is what tools/report.py writes
+* every <claim>.md, <operator>_cpu.md, <operator>_cuda.md, portable.md, matrix_state.md, attention_throughput.md, training_grid.md and results/README.md is what tools/report.py writes
   from the data now;
 * so is every table between markers in a README file;
 * a claim that judges a file of measurements has judged the file that is there;
@@ -26,6 +26,7 @@ from report.portable import portable_data, portable_page
 from report.results import COLUMNS, POINT_COLUMNS, fault, machine_folders, read_table, sound_claims
 from report.tables import UnknownTable, claim_page, index, readmes, use, with_tables
 from report.throughput import throughput_data, throughput_page
+from report.training_grid import training_grid_data, training_grid_page
 
 ROOT = Path(__file__).resolve().parent.parent
 CERTIFIED = ("commit", "dirty", "command_line", "time", "machine", "versions")
@@ -85,7 +86,7 @@ def faults(root, results):
             yield from difference(folder / f"{claim.name}.md", claim_page(claim))
             yield from stale_data(root, claim)
         for files, page in ((benchmark_files(folder), benchmark_page), (portable_data(folder), portable_page), (matrix_state_data(folder), matrix_state_page),
-                            (throughput_data(folder), throughput_page)):
+                            (throughput_data(folder), throughput_page), (training_grid_data(folder), training_grid_page)):
             for path in files:
                 try:
                     yield from difference(path.with_suffix(".md"), page(path))

@@ -65,14 +65,18 @@ class Row:
         if figures is not None:
             self.figures = json.loads(figures)
 
-    def take(self, count):
-        """Seconds a step, as the mean of `count` steps; None if the row fails."""
+    def ask(self, line, what):
+        """Its answer to a line; None if the row fails."""
         try:
-            self.process.stdin.write(f"go {count}\n")
+            self.process.stdin.write(f"{line}\n")
             self.process.stdin.flush()
         except OSError:  # it has ended: so does its output
             pass
-        seconds = self.answer(f"the end of {count} steps")
+        return self.answer(what)
+
+    def take(self, count):
+        """Seconds a step, as the mean of `count` steps; None if the row fails."""
+        seconds = self.ask(f"go {count}", f"the end of {count} steps")
         try:
             return None if seconds is None else float(seconds) / count
         except ValueError:

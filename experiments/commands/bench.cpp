@@ -1,13 +1,11 @@
 #include <c10/core/CachingDeviceAllocator.h>
 #include <torch/csrc/autograd/profiler_kineto.h>
-#include <torch/cuda.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <functional>
-#include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -16,6 +14,7 @@
 #include <vector>
 
 #include "experiments/commands/bench_model.hpp"
+#include "experiments/commands/bench_step.hpp"
 #include "experiments/commands/checks.hpp"
 #include "experiments/commands/commands.hpp"
 #include "experiments/commands/folders.hpp"
@@ -26,139 +25,28 @@
 #include "experiments/files.hpp"
 #include "experiments/models/safetensors.hpp"
 #include "experiments/training/machine_limit.hpp"
-#include "experiments/training/trainer.hpp"
 #include "optimized/torch/products.hpp"
 
 namespace lethe {
 namespace {
 
 using torch::Tensor;
-using Clock = std::chrono::steady_clock;
 
 struct BenchOptions {
   RunOptions run;
   RankOptions ranks;
+  StepOptions step;
   double seconds = 10;
-  std::string weights, gates = "initial", json, trace;
-  bool serve = false, without_optimizer = false, profile = false, prompt = false;
+  std::string json, trace;
+  bool serve = false, profile = false, prompt = false;
 };
-
-double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
-
-constexpr const char* kText =
-    "text";  // [n·B,T+1] int64, in the file of the weights: n batches, which the steps take in turn
-
-// The training step on random tokens, the same in every step and on every rank.
-class Step {
- public:
-  Step(const Run& run, const BenchOptions& options, World& world)
-      : run_(run), world_(world), with_optimizer_(!options.without_optimizer),
-        model_(run.model, device_named(run.training.device), run.training.seed),
-        exchange_(prepared(options), world, run.training.zero), optimizer_(model_->flat(), run.training, &exchange_) {
-    const TrainingConfig& training = run.training;
-    const BatchShare share{world.rank(), world.size()};
-    const int64_t sequences = share.micro_sequences(training), length = training.context_length + 1;
-    micro_batches_ = share.sequences(training) / sequences;
-    torch::manual_seed(training.seed);
-    const auto given = file_.tensors.find(kText);
-    const Tensor text = given != file_.tensors.end()
-                            ? given->second
-                            : torch::randint(run.model.vocabulary, {sequences, length}, torch::kInt64);
-    if (text.dim() != 2 || text.size(0) < 1 || text.size(0) % sequences != 0 || text.size(1) != length ||
-        text.scalar_type() != torch::kInt64)
-      throw std::invalid_argument(options.weights + ": expected text [n·" + std::to_string(sequences) + "," +
-                                  std::to_string(length) + "] int64, found another shape or type");
-    for (const Tensor& one : text.to(model_->device()).split(sequences))
-      batches_.push_back({one.narrow(1, 0, training.context_length).contiguous(),
-                          one.narrow(1, 1, training.context_length).contiguous()});
-  }
-
-  // Takes `count` steps and waits for the device.
-  void take(int64_t count) {
-    for (int64_t i = 0; i < count; ++i) {
-      const Dataset::Batch batch = batch_of_next_step();
-      ++taken_;
-      if (with_optimizer_) {
-        figures_ = take_step(
-            model_, optimizer_, run_.training.learning_rate, micro_batches_, [&](int64_t) { return batch; },
-            &exchange_);
-      } else {
-        for (int64_t micro = 0; micro < micro_batches_; ++micro)
-          losses_ = model_->accumulate_gradients(batch.tokens, batch.labels, 1.0 / static_cast<double>(tokens()));
-      }
-    }
-    wait();
-  }
-  void wait() const {
-    if (model_->device().is_cuda()) torch::cuda::synchronize();
-  }
-  // Waits for all ranks: their clocks start together.
-  void meet() {
-    world_.sum(torch::zeros(1, torch::TensorOptions(model_->device()))).wait();
-    wait();
-  }
-  World& world() { return world_; }
-  int64_t tokens() const { return run_.training.batch_tokens; }
-  // Loss and gradient norm of the next step, with the weights as they are.
-  std::pair<double, double> figures() {
-    model_->flat().gradient.zero_();
-    exchange_.begin();
-    const Dataset::Batch& batch = batch_of_next_step();
-    const auto answered = static_cast<double>(batch.tokens.numel() * world_.size());
-    const Tensor losses = model_->accumulate_gradients(batch.tokens, batch.labels, 1 / answered);
-    exchange_.finish();
-    return {losses.mean().item<double>(), optimizer_.gradient_norm().item<double>()};
-  }
-  // Of the last step.
-  double loss() const { return figures_.loss.item<double>(); }
-  LanguageModel& model() { return model_; }
-
- private:
-  FlatParameters& prepared(const BenchOptions& options) {
-    if (!options.weights.empty()) read_weights(model_, file_ = read_safetensors(options.weights), options.weights);
-    set_gates(model_, options.gates);
-    model_->set_recompute(recompute_named(run_.training.recompute));
-    measure_products(run_.training.gemms == "measured");
-    return model_->flatten(true, world_.size());
-  }
-  const Dataset::Batch& batch_of_next_step() const { return batches_[taken_ % batches_.size()]; }
-
-  Run run_;
-  World& world_;
-  bool with_optimizer_;
-  Safetensors file_;
-  LanguageModel model_;
-  GradientExchange exchange_;
-  AdamW optimizer_;
-  int64_t micro_batches_ = 1;
-  std::vector<Dataset::Batch> batches_;
-  size_t taken_ = 0;  // steps
-  StepFigures figures_;
-  Tensor losses_;
-};
-
-// Bytes that the allocator has given out on a GPU: now, or at most since resetPeakStats.
-int64_t allocated_bytes(const torch::Device& device, bool peak) {
-  constexpr size_t kAggregate = 0;
-  const auto of_device = c10::getDeviceAllocator(device.type())->getDeviceStats(device.index());
-  const auto& stats = of_device.allocated_bytes[kAggregate];
-  return peak ? stats.peak : stats.current;
-}
-
-// Seconds of `count` steps that all ranks take.
-double timed(Step& step, int64_t count) {
-  step.meet();
-  const auto start = Clock::now();
-  step.take(count);
-  return seconds_since(start);
-}
 
 nlohmann::json measured(Step& step, double seconds) {
   constexpr int64_t kTrial = 2;
   step.take(3);
-  const double trial = timed(step, kTrial) / kTrial;
+  const double trial = step.timed(kTrial) / kTrial;
   const int64_t steps = step.world().from_first(std::max<int64_t>(1, std::llround(seconds / trial)));
-  const double elapsed = timed(step, steps), tokens = static_cast<double>(step.tokens() * steps);
+  const double elapsed = step.timed(steps), tokens = static_cast<double>(step.tokens() * steps);
   return {{"steps", steps},
           {"tokens_per_second", tokens / elapsed},
           {"microseconds_per_token", elapsed / tokens * 1e6},
@@ -247,39 +135,11 @@ void write_trace(Step& step, const OutputFile& file) {
   file.commit({read_whole(draft)});
 }
 
-// On standard input "go N" takes N steps and prints their seconds, "losses N" prints the loss of each; the end of the input ends the program.
-void serve(Step& step) {
-  const auto [loss, norm] = step.figures();  // of the weights as they were read
-  step.take(3);
-  if (!step.world().is_first()) {
-    while (const int64_t count = step.world().from_first()) timed(step, count);
-    return;
-  }
-  nlohmann::json ready = {{"loss", loss}, {"gradient_norm", norm}, {"tokens", step.tokens()}};
-  if (const torch::Device device = step.model()->device(); device.is_cuda())
-    ready["peak_bytes"] = allocated_bytes(device, true);
-  std::cout << "ready " << ready.dump() << std::endl;
-  std::string word;
-  for (int64_t count; std::cin >> word >> count && (word == "go" || word == "losses") && count > 0;) {
-    if (word == "go") {
-      std::cout << timed(step, step.world().from_first(count)) << std::endl;
-      continue;
-    }
-    nlohmann::json losses = nlohmann::json::array();
-    for (; count > 0; --count) {
-      timed(step, step.world().from_first(1));
-      losses.push_back(step.loss());
-    }
-    std::cout << losses.dump() << std::endl;
-  }
-  step.world().from_first(0);
-}
-
 // Reading one prompt of `context` random tokens as an evaluation does: loss and hit of each. On a GPU its memory too.
 nlohmann::json measured_prompt(const Run& run, const BenchOptions& options) {
   LanguageModel model(run.model, device_named(run.training.device), run.training.seed);
-  if (!options.weights.empty()) read_weights(model, read_safetensors(options.weights), options.weights);
-  set_gates(model, options.gates);
+  if (!options.step.weights.empty()) read_weights(model, read_safetensors(options.step.weights), options.step.weights);
+  set_gates(model, options.step.gates);
   const InEvaluation in_evaluation(model);
   const Tensor text = torch::randint(run.model.vocabulary, {1, run.training.context_length + 1}, torch::kInt64);
   const Predictor read = predictor_of(model);
@@ -294,10 +154,11 @@ nlohmann::json measured_prompt(const Run& run, const BenchOptions& options) {
     result["bytes_beyond_the_weights"] = allocated_bytes(device, true) - weights;
   }
   int64_t count = 0;
-  const auto start = Clock::now();
-  for (; count == 0 || seconds_since(start) < options.seconds; ++count) once();  // each ends on the CPU
+  const auto start = std::chrono::steady_clock::now();
+  const auto seconds = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(); };
+  for (; count == 0 || seconds() < options.seconds; ++count) once();  // each ends on the CPU
   result["prompts"] = count;
-  result["milliseconds"] = seconds_since(start) / static_cast<double>(count) * 1e3;
+  result["milliseconds"] = seconds() / static_cast<double>(count) * 1e3;
   return result;
 }
 
@@ -318,7 +179,7 @@ void bench(const BenchOptions& options, const Run& run, World& world) {
     if (json) json->commit({result.dump(1), "\n"});
     return;
   }
-  Step step(run, options, world);
+  Step step(run, options.step, world);
   if (options.serve) return serve(step);
   nlohmann::json result = measured(step, options.seconds);
   if (const torch::Device device = step.model()->device(); device.is_cuda())
@@ -338,7 +199,7 @@ void bench(const BenchOptions& options, const Run& run, World& world) {
 void bench(const BenchOptions& options) {
   Run run = options.run.run();
   options.ranks.run(run.training.device, [&](World& world) {
-    if (world.size() > 1 && (options.without_optimizer || options.profile || !options.trace.empty()))
+    if (world.size() > 1 && (options.step.without_optimizer || options.profile || !options.trace.empty()))
       throw std::invalid_argument("processes: expected one for --without-optimizer, --profile and --trace, found " +
                                   std::to_string(world.size()));
     bench(options, run, world);
@@ -355,21 +216,21 @@ void add_bench(CLI::App& app, const Place&) {
   command->add_option("--seconds", options->seconds, "Time to measure")
       ->check(number_between(0))
       ->capture_default_str();
-  command->add_option("--weights", options->weights, "safetensors to start from; none: drawn from the seed");
+  command->add_option("--weights", options->step.weights, "safetensors to start from; none: drawn from the seed");
   command
-      ->add_option("--gates", options->gates,
+      ->add_option("--gates", options->step.gates,
                    "Forget gates: initial, open or bimodal (seven heads of ten forget within tens of tokens)")
       ->check(one_of({"initial", "open", "bimodal"}))
       ->capture_default_str();
   command->add_option("--json", options->json, "A file for the figures");
   auto* without_optimizer =
-      command->add_flag("--without-optimizer", options->without_optimizer, "Forward and backward alone");
+      command->add_flag("--without-optimizer", options->step.without_optimizer, "Forward and backward alone");
   auto* profile = command->add_flag("--profile", options->profile, "Print microseconds a token by operator");
   auto* trace = command->add_option("--trace", options->trace,
                                     "A file for a trace of four steps, for chrome://tracing or Perfetto");
   auto* serve = command->add_flag("--serve", options->serve,
                                   "Take steps on command: a line \"go N\" on standard input takes N and prints their "
-                                  "seconds, \"losses N\" the loss of each");
+                                  "seconds, \"losses N\" the loss of each, \"context N\" goes on with sequences of N");
   command
       ->add_flag("--prompt", options->prompt,
                  "In place of a step: one prompt of --context tokens, read as evaluations read it; on a GPU its memory")

@@ -14,12 +14,12 @@ TINY = ("--layers 1 --width 16 --heads 2 --context 32 --batch-tokens 128 --warmu
         "--set mlp_multiple=16 --set checkpoint_tokens=256").split()  # fmt: skip
 
 
-def lethe(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess:
+def lethe(*arguments: str, cwd: Path | None = None, input: str | None = None) -> subprocess.CompletedProcess:
     environment = {k: v for k, v in os.environ.items() if k != "LETHE_GPT2_FILES"}
     # Runs in a separate folder: with --root, no result may depend on the working directory.
     with tempfile.TemporaryDirectory() as elsewhere:
         threads = () if "--threads" in arguments else ("--threads", "1")
-        return subprocess.run([BINARY, *threads, *arguments], capture_output=True, text=True, cwd=cwd or elsewhere,
+        return subprocess.run([BINARY, *threads, *arguments], capture_output=True, text=True, input=input, cwd=cwd or elsewhere,
                               env=environment, timeout=300)  # fmt: skip
 
 

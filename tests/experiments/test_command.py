@@ -200,6 +200,21 @@ class Benchmarks(CommandTest):
         self.refused(2, "excludes", *self.call, "--prompt", "--serve")
         self.refused(2, "excludes", *self.call, "--prompt", "--processes", "2")
 
+    def test_take_steps_on_command_at_one_context_after_the_other(self):
+        served = lethe(*self.call, "--serve", input="go 2\ncontext 16\nlosses 2\ncontext 64\ngo 1\nstop 1\ngo 1\n")
+        self.assertEqual(served.returncode, 0, served.stderr)
+        ready, seconds, short, losses, long, last = served.stdout.splitlines()
+        self.assertTrue(ready.startswith("ready "))
+        self.assertGreater(float(seconds), 0)
+        self.assertGreater(float(last), 0)
+        self.assertEqual(len(json.loads(losses)), 2)
+        short, long = json.loads(short), json.loads(long)
+        self.assertEqual((short["context"], long["context"], short["tokens"], long["tokens"]), (16, 64, 128, 128))
+        self.assertGreater(long["flops_per_token"], short["flops_per_token"])
+        self.assertGreater(short["product_flops_per_second"], 0)
+        refused = lethe(*self.call, "--serve", input="context 48\n")  # no part of a step's tokens
+        self.assertEqual((refused.returncode, refused.stderr.count("\n")), (2, 1), refused.stderr)
+
     def test_refuse_files_that_can_not_be_written_before_the_work(self):
         for option in ("--json", "--trace"):
             self.refused(1, "cannot be opened", *self.call, option, f"{self.folder}/absent/file")

@@ -14,6 +14,7 @@ from report.profile import PROFILE, profile_data, profile_table
 from report.results import VERDICTS, load_machine, machine_folders, sound_claims
 from report.throughput import ratio_table, short_ratio_table, throughput_data
 from report.training import TRAINING, training_data, training_table
+from report.training_grid import training_grid_data, training_grid_table
 from report.verdicts import verdicts_section
 
 MARKER = re.compile(r"(<!-- table:(?P<machine>[\w.-]+)/(?P<name>[\w.-]+) -->\n)(?P<body>.*?)(<!-- /table -->)", re.DOTALL)
@@ -235,7 +236,7 @@ def index(root, results):
         text += f"\n## {folder.name}\n"
         if claims:
             text += f"\n{verdicts_table(claims, folder.name + '/')}"
-        others = {path.stem for path in folder.glob("*.md")} | {path.stem for path in [*benchmark_files(folder), *portable_data(folder), *matrix_state_data(folder)]}
+        others = {path.stem for path in folder.glob("*.md")} | {path.stem for path in [*benchmark_files(folder), *portable_data(folder), *matrix_state_data(folder), *training_grid_data(folder)]}
         others = sorted(others - {claim.name for claim in claims})
         if others:
             text += "\nMeasurements: " + ", ".join(f"[{name}]({folder.name}/{name}.md)" for name in others) + ".\n"
@@ -244,7 +245,7 @@ def index(root, results):
 
 def readme_table(root, results, machine, name):
     """The table that a marker <!-- table:MACHINE/NAME --> asks for: "verdicts", "papers", a claim's "CLAIM" or "CLAIM.statements", a benchmark's,
-    "portable", "matrix_state", "training", "precision" or "backward_profile"; all/items is the table of the papers' items."""
+    "portable", "matrix_state", "training", "training_grid", "precision" or "backward_profile"; all/items is the table of the papers' items."""
     if (machine, name) == ("all", "items"):
         return items_text(root, all_folders(root, results), use)
     if (benchmark := results / machine / f"{name}.json") in benchmark_files(results / machine):
@@ -255,6 +256,9 @@ def readme_table(root, results, machine, name):
     for data in matrix_state_data(results / machine):
         if name == data.stem:
             return matrix_state_table(data)
+    for data in training_grid_data(results / machine):
+        if name == data.stem:
+            return training_grid_table(data)
     if name == TRAINING and training_data(results / machine):
         return training_table(results / machine)
     for data in throughput_data(results / machine):

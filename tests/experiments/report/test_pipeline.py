@@ -16,6 +16,9 @@ from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parents[3]
 JUDGED = ("attention_throughput.csv", "attention_throughput.json", "forgetting_attention_cuda.json")  # files of results/h200 that claims judge
+GRID = {"gpu": "a GPU", "driver": "580", "torch": "2.11.0", "commit": "c" * 40, "date": "2026-01-02", "tokens_a_step": 32768, "rounds": 2, "slot_seconds": 0.4, "cells": [
+    {"size": "760m", "model": model, "context": 16384, "error": None, "tokens": 32768, "seconds_a_step": [seconds, 1.01 * seconds], "flops_per_token": 8e9,
+     "product_flops_per_second": 7e14} for model, seconds in (("fox-pro", 0.5), ("fox-pro+acp", 0.4))]}
 VERDICTS = {"reproduced", "trend reproduced", "direction reproduced, size contradicted", "refuted", "inconclusive at this scale", "out of reach here"}
 
 
@@ -31,6 +34,7 @@ class Pipeline(unittest.TestCase):
         measured.mkdir(parents=True)
         for name in JUDGED:
             shutil.copy(SOURCE / "results" / "h200" / name, measured)
+        (measured / "training_grid.json").write_text(json.dumps(GRID))
         cls.claims = set(re.findall(r"^  \w+/(\w+)$", cls.lethe("list", "--scale", "smoke").stdout, re.MULTILINE))
         cls.log = cls.lethe("run", "--scale", "smoke").stderr
         (cls.machine,) = set((cls.root / "results").iterdir()) - {measured}

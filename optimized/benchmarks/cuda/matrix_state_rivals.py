@@ -117,7 +117,8 @@ def fla(module, function, gates, options):
 def mamba_leaves(given):
     step = -given["key_gate"]
     minus_one = torch.full(step.shape[2:], -1.0, device=step.device)
-    return {"x": (given["value"] / step[..., None]).to(given["value"].dtype), "step": step, "A": minus_one, "B": given["key"], "C": given["query"] * scale_of(given["query"])}
+    x = (given["value"] / step[..., None]).to(given["value"].dtype)
+    return {"x": x, "step": step, "A": minus_one, "B": given["key"], "C": given["query"] * scale_of(given["query"])}
 
 
 def mamba_ours(leaves):

@@ -102,7 +102,8 @@ class LongStates:
                 for name, tensor in expected.items():
                     error, kind = worst_heads(found[name], tensor, floor if "gate" in name else 0.0)
                     worst[f"{name}, {kind}"] = error / (GATE_BUDGET if "gate" in name else budget)
-                print(f"{call}, {dtype}: the largest share of its budget is " + "{} of {}".format(*max((f"{share:.2f}", name) for name, share in worst.items())), flush=True)
+                share, name = max((share, name) for name, share in worst.items())
+                print(f"{call}, {dtype}: the largest share of its budget is {share:.2f} of {name}", flush=True)
                 with self.subTest(call, dtype=dtype):
                     self.assertEqual(beyond(worst, 1.0), {})
 

@@ -60,7 +60,8 @@ class Rivals(unittest.TestCase):
         self.given = {"query": torch.ones(1, 4, 1, 2), "key": None, "value": torch.ones(1, 4, 1, 2)}
 
     def rivals(self, *names, times=None, sides=("forward", "backward"), **members):
-        rivals = [name if isinstance(name, Rival) else Rival(name.partition("_")[0], name, self.CALLS[name], lambda given: {"query": given["query"]}, **members) for name in names]
+        of = lambda name: Rival(name.partition("_")[0], name, self.CALLS[name], lambda given: {"query": given["query"]}, **members)
+        rivals = [name if isinstance(name, Rival) else of(name) for name in names]
         times = iter(times or [5.0] * 8)
 
         def clock(call):

@@ -280,6 +280,12 @@ exit 1""")
             for target in self.TOOL["objects_of"](release, [f"lib/lib{library}.a"]):
                 self.assertIn(f"/{library}.dir/", target)
 
+    def test_what_other_gpus_run_is_not_compiled(self):
+        of = lambda number: f"--generate-code=arch=compute_{number},code=[sm_{number}]"
+        self.assertEqual(self.TOOL["for_hopper"](["nvcc", of(80), of(90), "-c"]), ["nvcc", of(90), "-c"])
+        for command in (["nvcc", of(80)], ["c++", "-c"], ["nvcc", "-gencode", "arch=compute_90a,code=sm_90a"]):
+            self.assertEqual(self.TOOL["for_hopper"](command), command)
+
     def test_python_tests_run_beside_the_library(self):
         command = self.TOOL["command_of"](self.folder / "mutant/program", "layers", "Layers.test_one:Layers.test_two", True)
         self.assertEqual(command[1:], [f"{self.folder}/mutant/test_layers.py", f"{self.folder}/mutant/program", "--failfast", "Layers.test_one", "Layers.test_two"])

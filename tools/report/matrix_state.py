@@ -25,7 +25,8 @@ def matrix_state_table(path):
         rows.append([line["case"], shape, line["gates"], line["direction"], number(line["microseconds"]), number(line["floor_microseconds"]), f"{line['share']:.2f}",
                      f"≥ {line['must']:.2f}, ≥ {line['aim']:.2f}" if "must" in line else "", line.get("reached", ""),
                      f"{line['ratio']:.2f}, {rival_name(line)}" if "ratio" in line else ""])
-    head = ["case", "B × T × H, K × V", "gates", "direction", "µs", "floor, µs", "share", "must, aim", "reached", "× fastest rival" if "packages" in found else "× FLA"]
+    head = ["case", "B × T × H, K × V", "gates", "direction", "µs", "floor, µs", "share", "must, aim", "reached"]
+    head.append("× fastest rival" if "packages" in found else "× FLA")
     return table(head if rivals else head[:-1], [row if rivals else row[:-1] for row in rows])
 
 
@@ -43,10 +44,13 @@ def rivals_table(found):
 
 def rivals_words(found):
     """What the page says of the column of rivals, and of what has no time; nothing of a file without rivals."""
-    failed = {f"{line['case']}, {line['gates']} gates, {line['direction']}": line["no_time_of"] for line in found["rows"] if "no_time_of" in line and ("packages" in found or "ratio" not in line)}
-    if "packages" not in found:
+    several = "packages" in found
+    failed = {f"{line['case']}, {line['gates']} gates, {line['direction']}": line["no_time_of"]
+              for line in found["rows"] if "no_time_of" in line and (several or "ratio" not in line)}
+    if not several:
         return "" if "fla" not in found else (
-            f"× FLA: the time of the fastest operator of flash-linear-attention {found['fla']} with Triton {found['triton']} that finds the same, over ours, and its name.\n\n"
+            f"× FLA: the time of the fastest operator of flash-linear-attention {found['fla']} with Triton {found['triton']} that finds the same, "
+            "over ours, and its name.\n\n"
             + "".join(f"No time of FLA's, {name}: {'; '.join(reasons)}.\n\n" for name, reasons in failed.items()))
     versions = ", ".join(f"{package} {version}" for package, version in found["packages"].items())
     return (

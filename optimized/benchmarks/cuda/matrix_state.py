@@ -212,7 +212,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("library")
     parser.add_argument("--fla", help="a checkout of flash-linear-attention, timed beside ours; it needs transformers and einops")
-    parser.add_argument("--peers", nargs="+", default=[], help="folders that hold packages of others, timed beside ours: mamba_ssm, flashinfer, flash_qla, flash_kda, t2fw")
+    parser.add_argument("--peers", nargs="+", default=[],
+                        help="folders that hold packages of others, timed beside ours: mamba_ssm, flashinfer, flash_qla, flash_kda, t2fw")
     parser.add_argument("--tolerance", type=float, default=0.02, help="of a rival's values and gradients")
     parser.add_argument("--gates", nargs="+", choices=list(LOGITS), default=["usual"], help="near-one: logits of 8 instead of 3, in cases that have gates")
     parser.add_argument("--output", type=pathlib.Path, help="JSON file of all rows")

@@ -19,7 +19,7 @@ from typing import Callable
 import torch
 from torch.nn.functional import normalize
 
-GATE_BOUND = -5.0  # of FlashKDA
+GATE_BOUND = -5.0  # of FlashKDA's log gates, at most
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,8 @@ def fla(module, function, gates, options):
 def mamba_leaves(given):
     step = -given["key_gate"]
     minus_one = torch.full(step.shape[2:], -1.0, device=step.device)
-    return {"x": (given["value"] / step[..., None]).to(given["value"].dtype), "step": step, "A": minus_one, "B": given["key"], "C": given["query"] * scale_of(given["query"])}
+    x = (given["value"] / step[..., None]).to(given["value"].dtype)
+    return {"x": x, "step": step, "A": minus_one, "B": given["key"], "C": given["query"] * scale_of(given["query"])}
 
 
 def mamba_ours(leaves):
@@ -175,22 +176,23 @@ def flash_qla():
     return Rival("flash_qla", "chunk_gated_delta_rule", call)
 
 
-# ---- FlashKDA: logits for gates and β, directions of queries and keys, all inside its kernels.
+# ---- FlashKDA: logits for gates and β, directions of queries and keys, all inside its kernels. Its sigmoid is approximate: the bound is as near as gates allow.
 
 def flash_kda():
     def leaves(given):
         logits = lambda share: torch.logit(share, 1e-6).to(given["query"].dtype)
         zeros = given["query"].new_zeros(given["query"].shape[2:], dtype=torch.float32)
-        return {"query": given["query"], "key": given["key"], "value": given["value"], "gate": logits(given["key_gate"] / GATE_BOUND), "beta": logits(given["beta"]),
-                "log_rate": zeros[:, 0].contiguous(), "bias": zeros}
+        bound = (1.01 * given["key_gate"].min().cpu()).clamp(min=GATE_BOUND)
+        return {"query": given["query"], "key": given["key"], "value": given["value"], "gate": logits(given["key_gate"] / bound.item()),
+                "beta": logits(given["beta"]), "log_rate": zeros[:, 0].contiguous(), "bias": zeros, "bound": bound}
 
     ours = lambda leaves: {"query": normalize(leaves["query"], dim=-1), "key": normalize(leaves["key"], dim=-1), "value": leaves["value"],
-                           "key_gate": GATE_BOUND * leaves["gate"].float().sigmoid(), "beta": leaves["beta"].float().sigmoid()}
+                           "key_gate": leaves["bound"].item() * leaves["gate"].float().sigmoid(), "beta": leaves["beta"].float().sigmoid()}
 
     def call(leaves):
         values = torch.empty_like(leaves["value"])
         taken = (leaves[name] for name in ("query", "key", "value", "gate", "beta"))
-        importlib.import_module("flash_kda").fwd(*taken, scale_of(leaves["query"]), values, leaves["log_rate"], leaves["bias"], GATE_BOUND)
+        importlib.import_module("flash_kda").fwd(*taken, scale_of(leaves["query"]), values, leaves["log_rate"], leaves["bias"], leaves["bound"].item())
         return values, None
 
     return Rival("flash_kda", "fwd", call, leaves, ours, backward=False)

@@ -78,11 +78,12 @@ class SpeedTables(WithCheckout):
         for words in ("# matrix_state_rivals", "flash-linear-attention 0.5.2 with Triton 3.7.1", "No time of FLA's, delta, usual gates, backward: chunk_kda: ValueError: wrong.\n"):
             self.assertIn(words, page)
         self.assertNotIn("× FLA:", matrix_state_page(path))
-        of = lambda package, name, time: {"rival": name, "rival_package": package, "rival_microseconds": time, "rival_error": 0.0031, "rival_error_of": "values", "ratio": time / 200}
+        of = lambda package, name, time: {"rival": name, "rival_package": package, "rival_microseconds": time, "ratio": time / 200,
+                                          "rival_error": 0.0031, "rival_error_of": "values"}
         both = [of("flashinfer", "chunk_gated_delta_rule", 150.0), of("fla", "chunk_delta_rule", 500.0)]
         failed = other | {"no_time_of": ["mamba: ValueError: wrong"]} | of("fla", "chunk_delta_rule", 500.0)
-        rivals.write_text(json.dumps(found | {"triton": "3.7.1", "packages": {"fla": "0.5.2", "flashinfer": "0.6.9"}, "not_at_hand": {"flash_qla": "ModuleNotFoundError: no"},
-                                              "rows": [line | both[0] | {"rivals": both}, failed]}))
+        packages = {"triton": "3.7.1", "packages": {"fla": "0.5.2", "flashinfer": "0.6.9"}, "not_at_hand": {"flash_qla": "ModuleNotFoundError: no"}}
+        rivals.write_text(json.dumps(found | packages | {"rows": [line | both[0] | {"rivals": both}, failed]}))
         page = matrix_state_page(rivals)
         for words in ("| × fastest rival |", "| 0.75, flashinfer: chunk_gated_delta_rule |", "Rivals: fla 0.5.2, flashinfer 0.6.9; Triton 3.7.1.",
                       "| delta | usual | forward | flashinfer: chunk_gated_delta_rule | 150.0, × 0.75 | 0.31 % of values |", "| chunk_delta_rule | 500.0, × 2.50 |",

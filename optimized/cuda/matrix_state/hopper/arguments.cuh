@@ -64,10 +64,14 @@ struct SegmentArguments {
   bool only_last;       ///< of head_states: the state after the last segment alone is wanted
 };
 
-/// The states before every chunk that a forward leaves for its backward (kept_states.hpp), of one tile.
+/// The states before every chunk that a forward leaves for its backward (kept_states.hpp), of one tile: in each head the rounded states, and then their units
+/// and the normaliser's columns.
 struct KeptStates {
   CUtensorMap states;  ///< [B, chunks · blocks · 64 rows, H, 64]
   bool wanted;         ///< by a forward
+  float* units;        ///< [chunks, blocks, 4] a head, of float16: those of 16 rows each
+  float* columns;      ///< [chunks, blocks, 64] a head, normalised: z
+  int64_t stride;      ///< floats from a head to the next
 };
 
 /// A forward, by pieces of heads and tiles of 64 columns of the state.

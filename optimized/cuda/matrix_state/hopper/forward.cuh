@@ -69,7 +69,7 @@ struct Forward {
   static constexpr Normalizer kNormalizer = kNormalizer_;
   static constexpr bool kGated = kGated_, kHalf = std::is_same_v<Element, __half>,
                         kNormalized = kNormalizer != Normalizer::kNone,
-                        kLeavesStates = kNormalizer == Normalizer::kNone && !kHalf;
+                        kLeavesStates = kNormalizer != Normalizer::kGradients;
   /// Values come, and are handed back, apart from queries and keys (forward_read_weighted.cuh); and whether the first of two pieces may hand its state on.
   static constexpr bool kWeighted = kGated || kNormalized, kHandsOn = kWeighted && kBlocks == 1;
   using Shared = ForwardShared<kBlocks, kReaders>;
@@ -223,7 +223,7 @@ struct Forward {
         store_packed(ptx::shared_address(rounded_state(buffer) + block * kPanel), packed, place);
         ptx::fence_async_shared();
         arrive_warp(&small().state_full[buffer], lane);
-        if constexpr (kLeavesStates) leave_state(*this, buffer, n, block);
+        if constexpr (kLeavesStates) leave_state(*this, buffer, n, block, inverse[0], row);
       }
       ptx::mbarrier_wait(&small().full[at.index], at.parity);
       if constexpr (kGated) state.forget(gates(at.index).total);

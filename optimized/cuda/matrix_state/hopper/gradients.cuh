@@ -148,7 +148,8 @@ __global__ void __launch_bounds__(GradientsShared<kBlocks, kNormalized, kKept>::
     init(small.empty, 3 * kArrivals);
     init(small.rebuild_full, 1);
     init(small.rebuild_empty, kArrivals);
-    init(small.state_full, kKept ? 1 : kArrivals);
+    // Where S was left, its copy, and units and z.
+    init(small.state_full, kKept ? 1 + (call.kHalf || kNormalized) * kArrivalsOfAWarp : kArrivals);
     init(small.state_empty, (kGated ? 2 : 1) * kArrivals);
     for (uint64_t* barrier : {&small.grad_state_full, &small.grad_state_empty, &small.pairs_full, &small.pairs_empty})
       ptx::mbarrier_init(barrier, kArrivals);

@@ -347,8 +347,7 @@ void warpgroup_backward(const MatrixStateBackward& a) {
       launch(sweep_gradients<decltype(element), kGated, kBlocks, kNormalized, kKept>, ctas, Shared::kThreads,
              Shared::kBytes, states.segments > 0 || overlap != Overlap::kNone, a.stream, p);
     };
-    if constexpr (std::is_same_v<decltype(element), __nv_bfloat16> && !kNormalized)
-      if (a.form.kept_states) return launch_gradients(std::true_type{});
+    if (a.form.kept_states) return launch_gradients(std::true_type{});
     launch_gradients(std::false_type{});
   });
 }

@@ -236,6 +236,26 @@ class Segments(unittest.TestCase):
                     for alone, all_heads in zip(run(slice(b, b + 1)), together):
                         self.assertTrue(torch.equal(alone, all_heads[b : b + 1]), f"{dtype}, {gates is not None}, {normalize}, {b}")
 
+    def test_gradients_of_many_heads_and_chunks_have_the_same_bits_alone(self):  # of 192 heads on 132 multiprocessors 60 are handed from CTA to CTA
+        generator = torch.Generator(DEVICE).manual_seed(8)
+        normal = lambda *shape: torch.randn(8, 4096, 24, *shape, generator=generator, device=DEVICE)
+        for dtype, rows in itertools.product((torch.bfloat16, torch.float16), (64, 128)):
+            query, key = (torch.nn.functional.normalize(normal(rows).abs(), dim=-1).to(dtype) for _ in range(2))
+            value, direction, gate = normal(64).to(dtype), normal(64).to(dtype), torch.nn.functional.logsigmoid(normal() + 3)
+            for gates, normalize in itertools.product((gate, None), (False, True)):
+                def run(of):
+                    given = [tensor[of].detach().requires_grad_() for tensor in (query, key, value, *(() if gates is None else (gates,)))]
+                    values, state = torch.ops.lethe.gated_state(*given[:3], given[3] if given[3:] else None, None, normalize=normalize)
+                    return torch.autograd.grad((values, state), given, (direction[of], state.detach().sin()))
+
+                together = run(slice(None))
+                for again in range(3):
+                    for first, second in zip(run(slice(None)), together):
+                        self.assertTrue(torch.equal(first, second), f"{dtype}, {rows}, {gates is not None}, {normalize}")
+                for b in (0, 5, 7):
+                    for alone, all_heads in zip(run(slice(b, b + 1)), together):
+                        self.assertTrue(torch.equal(alone, all_heads[b : b + 1]), f"{dtype}, {rows}, {gates is not None}, {normalize}, {b}")
+
     def test_equal_calls_and_other_batches_give_equal_bits(self):
         for call, rows in itertools.product(self.CALLS, (64, 128)):
             tensors = state_problem(torch.bfloat16, length=1300, batch=3, heads=5, key_dim=rows, value_dim=64)

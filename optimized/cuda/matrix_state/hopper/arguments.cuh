@@ -116,6 +116,8 @@ struct PreparedGatesArguments {
   float scale;
   bool by_time;       ///< whether those are wanted, too
   PreparedGates* to;  ///< [B·H, chunks]
+  int32_t* marks;     ///< [mark_count], of the gradients' kernel: cleared; null: there are none
+  int mark_count;
 };
 
 /// All gradients, by heads and by pieces of heads, of a state of one tile of columns.
@@ -129,13 +131,14 @@ struct StateGradientArguments {
   int batch, heads, rows, columns;
   float scale;
   const float* grad_normalizer;  ///< [B·H, chunks · 64], normalised: dO is that over z·q, and this the gradient of z·q
-  const float *initial, *grad_last;         ///< [B, H, rows, columns] contiguous; null: zeros
-  float* grad_initial;                      ///< the same; null: not wanted
-  int whole_heads;                          ///< the first ones, a CTA each; of the others
-  int pieces, handed;                       ///< in reverse; segments in `grad_states`, all before the last piece
-  const float *states, *vectors;            ///< of SegmentArguments: after all segments but the last
-  const float *grad_states, *grad_vectors;  ///< in reverse
-  KeptStates kept;                          ///< in place of `states`, where the forward left them
+  const float *initial, *grad_last;   ///< [B, H, rows, columns] contiguous; null: zeros
+  float* grad_initial;                ///< the same; null: not wanted
+  int whole_heads;                    ///< the first ones, a CTA each; of the others
+  int pieces, handed;                 ///< in reverse; segments in `grad_states`, all before the last piece
+  const float *states, *vectors;      ///< of SegmentArguments: after all segments but the last
+  float *grad_states, *grad_vectors;  ///< in reverse; written where the first of two pieces hands R on
+  KeptStates kept;                    ///< in place of `states`, where the forward left them
+  int32_t* marks;  ///< [cut heads, warps]: 1 where R has been handed on, 0 before; null: all are there
 };
 
 }  // namespace lethe::matrix_state

@@ -123,8 +123,11 @@ __global__ void __launch_bounds__(GradientsShared<kBlocks, kNormalized, kKept>::
   const int group =
                 threadIdx.x / kComputing + (kKept && threadIdx.x >= kComputing),  // where S is kept, none has group 1
       warp = threadIdx.x / 32 % kWarps;
-  const int cut_heads = p.batch * p.heads - p.whole_heads, cut = static_cast<int>(blockIdx.x) - p.whole_heads,
-            head = cut < 0 ? static_cast<int>(blockIdx.x) : p.whole_heads + cut % cut_heads;
+  const int heads = p.batch * p.heads, cut_heads = heads - p.whole_heads;
+  int unit = static_cast<int>(blockIdx.x);
+  // Pieces that others wait for come first, then whole heads, by the end of whose first round those have ended.
+  if (kKept && p.marks && unit < heads) unit += unit < cut_heads ? p.whole_heads : -cut_heads;
+  const int cut = unit - p.whole_heads, head = cut < 0 ? unit : p.whole_heads + cut % cut_heads;
   const SegmentOrder order(p.length, true, kChunksOfSegment<kBlocks>);
   const Gradients<Element, kGated, kBlocks, kNormalized, kKept> call{
       p,

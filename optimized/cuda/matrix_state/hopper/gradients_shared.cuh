@@ -60,6 +60,8 @@ struct Gradients {
   using Shared = GradientsShared<kBlocks_, kNormalized_, kKept_>;
   static constexpr bool kGated = kGated_, kHalf = std::is_same_v<Element, __half>, kNormalized = kNormalized_,
                         kKept = kKept_;
+  /// Whether the first of two pieces may hand R on.
+  static constexpr bool kHandsOn = kKept;
   static constexpr int kBlocks = kBlocks_;
   const StateGradientArguments& p;
   char* const memory;
@@ -108,6 +110,8 @@ struct Gradients {
   __device__ const PreparedGates& prepared_gates(int64_t first) const {
     return p.gates[int64_t{1} * head * order.chunks + first / kChunk];
   }
+  /// Of a warp of R.
+  __device__ int32_t* mark() const { return p.marks + (head - p.whole_heads) * kWarps + warp; }
   __device__ const float* gate() const {
     return kGated ? p.gate.log_forget + b * p.gate.batch_stride + h * p.gate.head_stride : nullptr;
   }

@@ -20,6 +20,8 @@ __global__ void __launch_bounds__(32 * kPreparingWarps)
   auto& shared = *reinterpret_cast<PreparingShared*>(memory);
   let_next_kernel_start();
   wait_for_previous_kernel();
+  const int64_t mark = int64_t{1} * blockIdx.x * blockDim.x + threadIdx.x;
+  if (mark < p.mark_count) p.marks[mark] = 0;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32,
             chunks = static_cast<int>((p.length + kChunk - 1) / kChunk);
   // Heads side by side, whose gates are.

@@ -118,6 +118,7 @@ struct PreparedGatesArguments {
   PreparedGates* to;  ///< [B·H, chunks]
   int32_t* marks;     ///< [mark_count], of the gradients' kernel: cleared; null: there are none
   int mark_count;
+  bool beside_previous;  ///< nothing is read that the kernel before writes
 };
 
 /// All gradients, by heads and by pieces of heads, of a state of one tile of columns.

@@ -66,9 +66,9 @@ void by_type_and_normalizer(const MatrixStateInput& in, Visit&& visit) {
   });
 }
 
-// The gates of all chunks.
+// The gates of all chunks; marks of the gradients' kernel are cleared.
 void prepare_gates_of_chunks(const MatrixStateInput& in, float scale, bool by_time, PreparedGates* to,
-                             const SegmentMemory& grads, cudaStream_t stream) {
+                             const SegmentMemory& grads, bool beside_previous, cudaStream_t stream) {
   PreparedGatesArguments p{};
   p.gate = arguments_of<SegmentArguments>(in).gate;
   p.length = in.shape.key_length;
@@ -79,9 +79,10 @@ void prepare_gates_of_chunks(const MatrixStateInput& in, float scale, bool by_ti
   p.to = to;
   p.marks = grads.marks;
   p.mark_count = grads.mark_count;
+  p.beside_previous = beside_previous;
   const int64_t chunks = heads_of(in.shape) * order_of(in.shape).chunks;
   launch(prepare_all_gates, (chunks + kPreparingWarps - 1) / kPreparingWarps, 32 * kPreparingWarps,
-         sizeof(PreparingShared), false, stream, p);
+         sizeof(PreparingShared), beside_previous, stream, p);
 }
 
 // Whether a kernel starts before the one before it has ended, and whether it waits for that before it reads.
@@ -283,11 +284,15 @@ void warpgroup_backward(const MatrixStateBackward& a) {
       grads(memory, a.shape, normalized, split.cut_heads(a.shape), split.handed(a.shape), split.handed_on);
   const bool gated = a.key_gate.data != nullptr;
   PreparedGates* const gates = take_gates(memory, a.shape, gated);
-  if (gated) prepare_gates_of_chunks(a, scale, !a.form.kept_states, gates, grads, a.stream);
-  else if (grads.marks) clear(grads, a.stream);
+  // With a normaliser beside its pass, on multiprocessors that have no work there.
+  const auto prepare = [&] {
+    prepare_gates_of_chunks(a, scale, !a.form.kept_states, gates, grads, normalized, a.stream);
+  };
+  if (gated && !normalized) prepare();
+  else if (!gated && grads.marks) clear(grads, a.stream);
   Operand grad_values = a.grad_values;
   const float* grad_normalizer = nullptr;
-  Overlap overlap = gated || grads.marks ? Overlap::kBeside : Overlap::kNone;
+  Overlap overlap = (gated ? !normalized : grads.marks != nullptr) ? Overlap::kBeside : Overlap::kNone;
   const auto sum_states = [&](By by) {
     sum_segments(a, a.key, a.value, nullptr, 1.0f, false, a.initial_state, states, 0, overlap, a.stream, by);
   };
@@ -306,6 +311,7 @@ void warpgroup_backward(const MatrixStateBackward& a) {
     const int64_t token = a.shape.heads * a.shape.value_dim;
     grad_values = {divided.grad_values, a.shape.key_length * token, token, a.shape.value_dim};
     grad_normalizer = divided.grad_normalizer;
+    if (gated) prepare();
     overlap = Overlap::kWaits;
     sum_grads();
   } else if (states.segments == 0) {

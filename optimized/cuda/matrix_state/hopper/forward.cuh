@@ -223,7 +223,8 @@ struct Forward {
         store_packed(ptx::shared_address(rounded_state(buffer) + block * kPanel), packed, place);
         ptx::fence_async_shared();
         arrive_warp(&small().state_full[buffer], lane);
-        if constexpr (kLeavesStates) leave_state(*this, buffer, n, block, inverse[0], row);
+        if constexpr (kLeavesStates)
+          leave_state(*this, buffer, n, block, inverse[0], [&](int half) { return last.value(state, half); });
       }
       ptx::mbarrier_wait(&small().full[at.index], at.parity);
       if constexpr (kGated) state.forget(gates(at.index).total);

@@ -6,18 +6,19 @@
 
 namespace lethe::matrix_state {
 
-/// A warp of the forward, whose 16 rows of chunk n's S are in shared memory: they leave from there. z: a lane's rows of the normaliser's column.
-template <typename Call>
+/// A warp of the forward, whose 16 rows of chunk n's S are in shared memory: they leave from there. z(half): a lane's rows of the normaliser's column.
+template <typename Call, typename Column>
 __device__ __forceinline__ void leave_state(const Call& call, int buffer, int n, int block, float inverse_unit,
-                                            const float (&z)[2]) {
+                                            Column&& z) {
   constexpr int kBlocks = Call::Shared::kStateWarps / kWarps;
   const KeptStates& to = call.p.kept;
-  if (!to.wanted) return;
-  const int of_head = (call.piece.begin * call.order.each + n) * kBlocks + block, rows = of_head * kWarps + call.warp;
-  if constexpr (Call::kNormalized)
-    each_of_column({call.warp, call.lane},
-                   [&](int half, int row) { to.columns[call.head * to.stride + of_head * 64 + row] = z[half]; });
-  if (call.lane > 0) return;
+  if (!to.wanted || (!Call::kNormalized && call.lane > 0)) return;
+  const int rows = ((call.piece.begin * call.order.each + n) * kBlocks + block) * kWarps + call.warp;
+  if constexpr (Call::kNormalized) {
+    float* const column = to.columns + call.head * to.stride + 16 * rows;
+    if (call.lane % 4 == 0) column[call.lane / 4] = z(0), column[call.lane / 4 + 8] = z(1);
+    if (call.lane > 0) return;
+  }
   ptx::store_tile(&to.states, call.rounded_state(buffer) + block * kPanel + call.warp * (kPanel / kWarps), 0, call.h,
                   16 * rows, call.b);
   ptx::bulk_commit();

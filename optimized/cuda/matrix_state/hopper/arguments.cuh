@@ -31,8 +31,8 @@ struct Piece {
   int begin, end;
 
   __host__ __device__ Piece(const SegmentOrder& order, int n, int pieces)
-      : begin(static_cast<int>(int64_t{1} * order.segments * n / pieces)),
-        end(static_cast<int>(int64_t{1} * order.segments * (n + 1) / pieces)) {}
+      : begin(static_cast<int>(static_cast<unsigned>(order.segments) * n / pieces)),
+        end(static_cast<int>(static_cast<unsigned>(order.segments) * (n + 1) / pieces)) {}
 
   /// The n-th of two, the second of which begins at `second`.
   static __device__ Piece of_two(const SegmentOrder& order, int n, int second) {

@@ -150,7 +150,8 @@ struct Forward {
   __device__ __forceinline__ void update_state(int block) const {
     if (piece.begin > 0) {
       wait_for_previous_kernel();
-      while (kHandsOn && p.marks && !ptx::load_acquire(mark(block))) __nanosleep(100);
+      // By a vote: behind a loop that lanes leave apart no address would be in uniform registers.
+      while (kHandsOn && p.marks && !__all_sync(kAllLanes, ptx::load_acquire(mark(block)))) __nanosleep(100);
     }
     const Place place{warp, lane};
     const int stride = p.columns + kNormalized;

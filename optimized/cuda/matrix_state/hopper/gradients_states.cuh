@@ -168,7 +168,7 @@ __device__ __forceinline__ void sweep_grad_states(const Call& call) {
   State state(p.scale);
   [[maybe_unused]] StateColumn last[kBlocks];
   if constexpr (Call::kHandsOn) {
-    while (p.marks && call.piece.begin > 0 && !ptx::load_acquire(call.mark())) __nanosleep(100);
+    while (p.marks && call.piece.begin > 0 && !__all_sync(kAllLanes, ptx::load_acquire(call.mark()))) __nanosleep(100);
   }
   state.load([&](float(&to)[32], int block) {
     float(&column)[2] = State::loaded(last[block]);

@@ -25,8 +25,10 @@ __global__ void __launch_bounds__(32 * kPreparingWarps)
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32,
             chunks = static_cast<int>((p.length + kChunk - 1) / kChunk);
   // Heads side by side, whose gates are.
-  const int64_t index = int64_t{1} * blockIdx.x * kPreparingWarps + warp;
-  const int64_t h = index % p.heads, chunk = index / p.heads % chunks, b = index / p.heads / chunks;
+  const unsigned index = blockIdx.x * kPreparingWarps + warp,
+                 of_heads = index / p.heads;  // their gates would be terabytes from 2³² on
+  const int64_t h = index - of_heads * p.heads, b = of_heads / chunks,
+                chunk = of_heads - static_cast<unsigned>(b) * chunks;
   if (b >= p.batch) return;  // not of the last CTA's warp 0
   const float* gate = p.gate.log_forget + b * p.gate.batch_stride + h * p.gate.head_stride;
   PreparedGates& own = shared.all[warp];

@@ -18,6 +18,7 @@
 #include "optimized/cuda/matrix_state/hopper/forward_read_weighted.cuh"
 #include "optimized/cuda/matrix_state/hopper/kept_states.cuh"
 #include "optimized/cuda/matrix_state/hopper/segments.cuh"
+#include "optimized/cuda/ptx/publish.cuh"
 
 namespace lethe::matrix_state {
 
@@ -258,7 +259,7 @@ struct Forward {
             place, [&](int half, int row) { p.vectors[(segment * kBlocks + block) * 64 + row] = last.before[half]; });
       __threadfence();
       __syncwarp();
-      if (lane == 0) ptx::store_release(mark(block), 1);
+      ptx::store_release_if(lane == 0, mark(block), 1);
     }
     if (!p.last || piece.end < order.segments) return;
     store_block(p.last, head, block, tile, p.rows, p.columns, stride, place, [&](int i) { return state.value(i); });

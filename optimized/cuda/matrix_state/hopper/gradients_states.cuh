@@ -2,6 +2,7 @@
 // The gradients' states: S of each chunk, computed again from the one before its segment, and R, the gradient of the state after the chunk.
 
 #include "optimized/cuda/matrix_state/hopper/gradients_shared.cuh"
+#include "optimized/cuda/ptx/publish.cuh"
 
 namespace lethe::matrix_state {
 
@@ -286,7 +287,7 @@ __device__ __forceinline__ void sweep_grad_states(const Call& call) {
     }
     __threadfence();
     __syncwarp();
-    if (call.lane == 0) ptx::store_release(call.mark(), 1);
+    ptx::store_release_if(call.lane == 0, call.mark(), 1);
   }
   if (!p.grad_initial || call.piece.end < call.order.segments) return;
   const float factor = !kGated ? 1.0f : call.gate()[0] < -104.0f ? 0.0f : expf(call.gate()[0]);
